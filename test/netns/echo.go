@@ -1,0 +1,206 @@
+package netns
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Echo is a server that answers with its own name, so that what a test
+// asserts reads like a routing table.
+type Echo struct {
+	// Name is the host's name and the port: "b1:8080".
+	Name string
+
+	mu     sync.Mutex
+	peers  []netip.AddrPort // who connected, in order; guarded by mu
+	conns  map[net.Conn]struct{}
+	closed bool
+	close  func()
+}
+
+// EchoTCP listens on the port on all of the host's addresses of both families.
+// To each client it writes its name and a newline, then echoes what it reads
+// and passes a half-close back. It ends with the test.
+func (h *Host) EchoTCP(t testing.TB, port uint16) *Echo {
+	t.Helper()
+	return h.EchoTCPAt(t, fmt.Sprintf(":%d", port))
+}
+
+// EchoTCPAt is EchoTCP on one address.
+func (h *Host) EchoTCPAt(t testing.TB, address string) *Echo {
+	t.Helper()
+	l, err := h.Listen("tcp", address)
+	if err != nil {
+		t.Fatalf("%s: %v", h.Name(), err)
+	}
+	e := &Echo{Name: fmt.Sprintf("%s:%d", h.Name(), l.Addr().(*net.TCPAddr).Port), conns: map[net.Conn]struct{}{}}
+	var served sync.WaitGroup
+	served.Add(1)
+	go func() {
+		defer served.Done()
+		e.serveTCP(l, &served)
+	}()
+	e.close = sync.OnceFunc(func() {
+		_ = l.Close()
+		e.mu.Lock()
+		e.closed = true
+		for c := range e.conns {
+			_ = c.Close()
+		}
+		e.mu.Unlock()
+		served.Wait()
+	})
+	t.Cleanup(e.close)
+	return e
+}
+
+// Close stops the server before the test ends: the port is closed, and so are
+// its connections.
+func (e *Echo) Close() { e.close() }
+
+// Peers gives the addresses that clients had, in the order they came.
+func (e *Echo) Peers() []netip.AddrPort {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return append([]netip.AddrPort(nil), e.peers...)
+}
+
+func (e *Echo) serveTCP(l net.Listener, served *sync.WaitGroup) {
+	for {
+		c, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			continue // the client went away before it was accepted
+		}
+		if !e.enter(c) {
+			_ = c.Close()
+			return
+		}
+		served.Add(1)
+		go func() {
+			defer served.Done()
+			defer e.leave(c)
+			e.echo(c.(*net.TCPConn))
+		}()
+	}
+}
+
+func (e *Echo) enter(c net.Conn) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return false
+	}
+	e.peers = append(e.peers, unmap(c.RemoteAddr()))
+	e.conns[c] = struct{}{}
+	return true
+}
+
+func (e *Echo) leave(c net.Conn) {
+	_ = c.Close()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.conns, c)
+}
+
+func (e *Echo) echo(c *net.TCPConn) {
+	if _, err := io.WriteString(c, e.Name+"\n"); err != nil {
+		return
+	}
+	if _, err := io.Copy(c, c); err == nil {
+		_ = c.CloseWrite()
+	}
+}
+
+// EchoUDP answers each datagram on the port with its name, a newline, and the
+// datagram. It ends with the test.
+func (h *Host) EchoUDP(t testing.TB, port uint16) *Echo {
+	t.Helper()
+	pc, err := h.ListenPacket("udp", fmt.Sprintf(":%d", port))
+	if err != nil {
+		t.Fatalf("%s: %v", h.Name(), err)
+	}
+	e := &Echo{Name: fmt.Sprintf("%s:%d", h.Name(), port)}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		e.serveUDP(pc)
+	}()
+	e.close = sync.OnceFunc(func() {
+		_ = pc.Close()
+		<-done
+	})
+	t.Cleanup(e.close)
+	return e
+}
+
+func (e *Echo) serveUDP(pc net.PacketConn) {
+	buf := make([]byte, 65536)
+	for {
+		n, from, err := pc.ReadFrom(buf)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			continue // an ICMP error that an earlier answer brought back
+		}
+		e.mu.Lock()
+		e.peers = append(e.peers, unmap(from))
+		e.mu.Unlock()
+		_, _ = pc.WriteTo(append([]byte(e.Name+"\n"), buf[:n]...), from)
+	}
+}
+
+func unmap(a net.Addr) netip.AddrPort {
+	ap, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}
+
+// Ask connects from the host, reads the name that an echo server says, sends
+// a line, waits for it to come back, and closes. It gives the server's name.
+func (h *Host) Ask(network, address string) (string, error) {
+	c, err := h.Dial(network, address)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	return AskOn(c)
+}
+
+// AskOn is Ask on a connection that was just made; it stays open.
+func AskOn(c net.Conn) (string, error) {
+	if err := c.SetDeadline(time.Now().Add(dialTimeout)); err != nil {
+		return "", err
+	}
+	defer func() { _ = c.SetDeadline(time.Time{}) }()
+	r := bufio.NewReaderSize(c, 64)
+	name, err := r.ReadString('\n')
+	if err != nil {
+		return "", fmt.Errorf("name: %w", err)
+	}
+	const line = "knock knock\n"
+	if _, err := io.WriteString(c, line); err != nil {
+		return "", err
+	}
+	back, err := r.ReadString('\n')
+	if err != nil {
+		return "", fmt.Errorf("echo: %w", err)
+	}
+	if back != line {
+		return "", fmt.Errorf("echo: got %q, want %q", back, line)
+	}
+	return strings.TrimSuffix(name, "\n"), nil
+}

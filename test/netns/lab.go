@@ -1,0 +1,155 @@
+package netns
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Host is a namespace that is a host of a lab, with the address of each family
+// that others reach it by.
+type Host struct {
+	*Namespace
+	IPv4, IPv6 netip.Addr
+}
+
+// Lab is a small network: a client host, a node, and backend hosts, each
+// joined to the node by a wire of its own.
+//
+//	client  10.1.0.2   fd00:1::2   --- 10.1.0.1  fd00:1::1   node
+//	b1      10.2.1.2   fd00:2:1::2 --- 10.2.1.1  fd00:2:1::1 node
+//	b2      10.2.2.2   fd00:2:2::2 --- 10.2.2.1  fd00:2:2::1 node
+//
+// The node forwards; the others have a default route to it. The node has no
+// default route. The node's interfaces carry the names of the hosts that they
+// lead to; each other host's interface is eth0.
+type Lab struct {
+	Client, Node *Host
+	Backends     []*Host
+}
+
+// NewLab builds a lab that is released when the test ends. At most 250
+// backends.
+func NewLab(t testing.TB, backends int) *Lab {
+	t.Helper()
+	lab := &Lab{
+		Client: &Host{New(t, "client"), netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("fd00:1::2")},
+		Node:   &Host{New(t, "node"), netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00:1::1")},
+	}
+	for _, key := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		if err := lab.Node.SetSysctl(key, "1"); err != nil {
+			t.Fatalf("node: %s: %v", key, err)
+		}
+	}
+	lab.attach(t, lab.Client, lab.Node.IPv4, lab.Node.IPv6)
+	for range backends {
+		lab.AddBackend(t)
+	}
+	return lab
+}
+
+// AddBackend joins one more backend host to the node.
+func (lab *Lab) AddBackend(t testing.TB) *Host {
+	t.Helper()
+	i := len(lab.Backends) + 1
+	b := &Host{
+		Namespace: New(t, fmt.Sprintf("b%d", i)),
+		IPv4:      netip.AddrFrom4([4]byte{10, 2, byte(i), 2}),
+		IPv6:      netip.MustParseAddr(fmt.Sprintf("fd00:2:%x::2", i)),
+	}
+	lab.attach(t, b, netip.AddrFrom4([4]byte{10, 2, byte(i), 1}), netip.MustParseAddr(fmt.Sprintf("fd00:2:%x::1", i)))
+	lab.Backends = append(lab.Backends, b)
+	return b
+}
+
+// attach joins a host to the node and gives it its default routes.
+func (lab *Lab) attach(t testing.TB, h *Host, gw4, gw6 netip.Addr) {
+	t.Helper()
+	Wire(t, lab.Node.Namespace, h.Name(), []netip.Prefix{netip.PrefixFrom(gw4, 24), netip.PrefixFrom(gw6, 64)},
+		h.Namespace, "eth0", []netip.Prefix{netip.PrefixFrom(h.IPv4, 24), netip.PrefixFrom(h.IPv6, 64)})
+	for _, gw := range []netip.Addr{gw4, gw6} {
+		if err := h.AddRoute(netip.PrefixFrom(zero(gw), 0), gw); err != nil {
+			t.Fatalf("%s: default route via %s: %v", h.Name(), gw, err)
+		}
+	}
+}
+
+func zero(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+// AddRoute adds a route to dst through a neighbour.
+func (n *Namespace) AddRoute(dst netip.Prefix, via netip.Addr) error {
+	return n.nl.RouteAdd(&netlink.Route{Dst: ipNet(dst), Gw: via.AsSlice()})
+}
+
+// Wire joins two namespaces by a pair of veth interfaces, both up, with the
+// addresses given, usable at once.
+func Wire(t testing.TB, a *Namespace, ifA string, addrsA []netip.Prefix, b *Namespace, ifB string, addrsB []netip.Prefix) {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = ifA
+	veth := netlink.NewVeth(attrs)
+	veth.PeerName = ifB
+	veth.PeerNamespace = netlink.NsFd(b.FD())
+	err := a.nl.LinkAdd(veth)
+	if err == nil {
+		err = a.configure(ifA, addrsA)
+	}
+	if err == nil {
+		err = b.configure(ifB, addrsB)
+	}
+	if err != nil {
+		t.Fatalf("wire %s/%s to %s/%s: %v", a.name, ifA, b.name, ifB, err)
+	}
+}
+
+// configure sets addresses and brings an interface up.
+func (n *Namespace) configure(ifname string, addrs []netip.Prefix) error {
+	link, err := n.nl.LinkByName(ifname)
+	if err != nil {
+		return fmt.Errorf("%s: %w", ifname, err)
+	}
+	if err := n.nl.LinkSetUp(link); err != nil {
+		return fmt.Errorf("%s up: %w", ifname, err)
+	}
+	for _, a := range addrs {
+		if err := n.addAddr(link, a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// AddAddr gives an interface one more address.
+func (n *Namespace) AddAddr(ifname string, a netip.Prefix) error {
+	link, err := n.nl.LinkByName(ifname)
+	if err != nil {
+		return fmt.Errorf("%s: %w", ifname, err)
+	}
+	return n.addAddr(link, a)
+}
+
+func (n *Namespace) addAddr(link netlink.Link, a netip.Prefix) error {
+	addr := &netlink.Addr{IPNet: ipNet(a)}
+	if a.Addr().Is6() {
+		addr.Flags = ifaFNoDAD
+	}
+	if err := n.nl.AddrAdd(link, addr); err != nil {
+		return fmt.Errorf("%s: address %s: %w", link.Attrs().Name, a, err)
+	}
+	return nil
+}
+
+// ifaFNoDAD is IFA_F_NODAD: the address is usable at once.
+const ifaFNoDAD = 0x02
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

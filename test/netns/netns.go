@@ -1,0 +1,166 @@
+// Package netns gives tests network namespaces of their own.
+//
+// Namespaces are anonymous: they live as long as a descriptor or a process
+// refers to them, so that a test that fails, panics or is killed leaves
+// nothing behind. Nothing is sent outside of them, and no program such as ip
+// or nft is needed.
+//
+//	func TestSomething(t *testing.T) {
+//		lab := netns.NewLab(t, 2)
+//		lab.Backends[0].EchoTCP(t, 8080)
+//		err := lab.Node.Do(func() error { ... })       // runs inside the node
+//		conn, err := lab.Client.Dial("tcp", "10.2.1.2:8080")
+//	}
+//
+// A package whose tests need namespaces can call [Main] from its TestMain, so
+// that they also run without root where unprivileged user namespaces are
+// allowed.
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// Namespace is one network namespace. Its methods may be called from any
+// number of goroutines until the test that made it ends.
+type Namespace struct {
+	name   string
+	handle netns.NsHandle
+	nl     *netlink.Handle
+}
+
+// New makes an empty namespace with lo up, no route, and IPv6 without
+// duplicate address detection. It is released when the test ends. The name
+// only appears in errors.
+func New(t testing.TB, name string) *Namespace {
+	t.Helper()
+	Require(t)
+	n := &Namespace{name: name, handle: netns.None()}
+	t.Cleanup(n.close)
+	err := onOwnThread(func() (err error) {
+		n.handle, err = netns.New()
+		return err
+	})
+	if err == nil {
+		n.nl, err = netlink.NewHandleAt(n.handle)
+	}
+	if err == nil {
+		err = n.prepare()
+	}
+	if err != nil {
+		t.Fatalf("network namespace %s: %v", name, err)
+	}
+	return n
+}
+
+func (n *Namespace) close() {
+	if n.nl != nil {
+		n.nl.Close()
+	}
+	if n.handle.IsOpen() {
+		_ = n.handle.Close()
+	}
+}
+
+// prepare makes the namespace behave the same whatever the machine's settings
+// are, some of which a new namespace inherits.
+func (n *Namespace) prepare() error {
+	for _, s := range [][2]string{
+		{"net/ipv4/conf/all/rp_filter", "0"},
+		{"net/ipv4/conf/default/rp_filter", "0"},
+		{"net/ipv4/conf/all/src_valid_mark", "0"},
+		{"net/ipv4/icmp_ratemask", "0"}, // each refused datagram is answered
+		{"net/ipv6/conf/all/disable_ipv6", "0"},
+		{"net/ipv6/conf/default/disable_ipv6", "0"},
+		{"net/ipv6/conf/all/accept_dad", "0"},
+		{"net/ipv6/conf/default/accept_dad", "0"},
+		{"net/ipv6/conf/default/accept_ra", "0"},
+	} {
+		if err := n.SetSysctl(s[0], s[1]); err != nil {
+			return err
+		}
+	}
+	lo, err := n.nl.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("lo: %w", err)
+	}
+	return n.nl.LinkSetUp(lo)
+}
+
+// Name gives the name that New was called with.
+func (n *Namespace) Name() string { return n.name }
+
+// FD gives the descriptor of the namespace, which stays open until the test
+// ends.
+func (n *Namespace) FD() int { return int(n.handle) }
+
+// Netlink gives a route netlink handle whose sockets are inside the namespace.
+func (n *Namespace) Netlink() *netlink.Handle { return n.nl }
+
+// Do runs f inside the namespace, on a thread that runs nothing else, and
+// gives its error. Sockets that f makes belong to the namespace for ever.
+// Goroutines that f starts are outside of it. f must not end its goroutine
+// (no t.Fatal).
+func (n *Namespace) Do(f func() error) error {
+	err := onOwnThread(func() error {
+		if err := netns.Set(n.handle); err != nil {
+			return fmt.Errorf("enter network namespace %s: %w", n.name, err)
+		}
+		return f()
+	})
+	return err
+}
+
+// SetSysctl writes one of the namespace's settings, for example
+// "net/ipv4/ip_forward", "1".
+func (n *Namespace) SetSysctl(key, value string) error {
+	return n.Do(func() error {
+		return os.WriteFile(filepath.Join("/proc/sys", key), []byte(value), 0)
+	})
+}
+
+// Sysctl reads one of the namespace's settings.
+func (n *Namespace) Sysctl(key string) (string, error) {
+	var value string
+	err := n.Do(func() error {
+		b, err := os.ReadFile(filepath.Join("/proc/sys", key))
+		value = strings.TrimSpace(string(b))
+		return err
+	})
+	return value, err
+}
+
+// onOwnThread runs f on a thread that is locked to a goroutine of its own and
+// takes the thread back to the namespace that it came from. A thread that
+// cannot be taken back stays locked, so that the runtime ends it together with
+// its goroutine instead of running others on it.
+func onOwnThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		err := errors.New("the function ended its goroutine")
+		defer func() { done <- err }()
+		runtime.LockOSThread()
+		home, homeErr := netns.Get()
+		if homeErr != nil {
+			err = fmt.Errorf("own network namespace: %w", homeErr)
+			return
+		}
+		defer home.Close()
+		defer func() {
+			if netns.Set(home) == nil {
+				runtime.UnlockOSThread()
+			}
+		}()
+		err = f()
+	}()
+	return <-done
+}

@@ -1,0 +1,127 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+func TestMain(m *testing.M) { os.Exit(Main(m)) }
+
+func TestLabHostsReachEachOther(t *testing.T) {
+	lab := NewLab(t, 2)
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+	}
+	for _, from := range []*Host{lab.Client, lab.Node, lab.Backends[0]} {
+		for _, b := range lab.Backends {
+			for _, ip := range []netip.Addr{b.IPv4, b.IPv6} {
+				got, err := from.Ask("tcp", netip.AddrPortFrom(ip, 8080).String())
+				if want := b.Name() + ":8080"; err != nil || got != want {
+					t.Errorf("%s to %s: got %q, %v, want %q", from.Name(), ip, got, err, want)
+				}
+			}
+		}
+	}
+}
+
+func TestEchoSaysWhoConnected(t *testing.T) {
+	lab := NewLab(t, 1)
+	echo := lab.Backends[0].EchoTCP(t, 8080)
+	for _, to := range []netip.Addr{lab.Backends[0].IPv4, lab.Backends[0].IPv6} {
+		if _, err := lab.Client.Ask("tcp", netip.AddrPortFrom(to, 8080).String()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	peers := echo.Peers()
+	if len(peers) != 2 || peers[0].Addr() != lab.Client.IPv4 || peers[1].Addr() != lab.Client.IPv6 {
+		t.Errorf("got %v, want %v and %v", peers, lab.Client.IPv4, lab.Client.IPv6)
+	}
+	echo.Close()
+	_, err := lab.Client.Dial("tcp", netip.AddrPortFrom(lab.Backends[0].IPv4, 8080).String())
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("after Close: got %v, want a refusal", err)
+	}
+}
+
+func TestEchoUDP(t *testing.T) {
+	lab := NewLab(t, 1)
+	lab.Backends[0].EchoUDP(t, 53)
+	for _, ip := range []netip.Addr{lab.Backends[0].IPv4, lab.Backends[0].IPv6} {
+		c, err := lab.Client.Dial("udp", netip.AddrPortFrom(ip, 53).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if got := exchange(t, c, "hello"); got != "b1:53\nhello" {
+			t.Errorf("%s: got %q", ip, got)
+		}
+	}
+}
+
+func exchange(t *testing.T, c net.Conn, text string) string {
+	t.Helper()
+	if _, err := c.Write([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 64)
+	n, err := c.Read(buf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(buf[:n])
+}
+
+func TestCommandRunsInside(t *testing.T) {
+	ns := New(t, "alone")
+	out, err := ns.Command(t, "/bin/cat", "/proc/net/dev").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := string(out); strings.Count(text, ":") != 1 || !strings.Contains(text, "lo:") {
+		t.Errorf("want lo alone, got:\n%s", text)
+	}
+	cmd := ns.Command(t, "/bin/sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	link, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own, _ := os.Readlink("/proc/self/ns/net"); own == link {
+		t.Errorf("the child is in the test's namespace %s", own)
+	}
+}
+
+func TestDoGivesTheThreadBack(t *testing.T) {
+	own, err := os.Readlink("/proc/thread-self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := New(t, "inner")
+	for range 50 {
+		inside := ""
+		if err := ns.Do(func() (err error) {
+			inside, err = os.Readlink("/proc/thread-self/ns/net")
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if inside == own {
+			t.Fatal("Do ran outside of the namespace")
+		}
+		if now, _ := os.Readlink("/proc/thread-self/ns/net"); now != own {
+			t.Fatalf("the test's own goroutine is in %s, was in %s", now, own)
+		}
+	}
+	want := errors.New("as it is")
+	if err := ns.Do(func() error { return want }); err != want {
+		t.Errorf("got %v, want the function's own error", err)
+	}
+}

@@ -1,0 +1,101 @@
+package netns
+
+import (
+	"context"
+	"net"
+	"os/exec"
+	"testing"
+	"time"
+)
+
+// Listen is net.Listen inside the namespace. The address must be literal. The
+// listener speaks plain TCP, never MPTCP.
+func (n *Namespace) Listen(network, address string) (net.Listener, error) {
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false)
+	return n.ListenConfig(&lc, network, address)
+}
+
+// ListenConfig listens inside the namespace with options of the caller's.
+func (n *Namespace) ListenConfig(lc *net.ListenConfig, network, address string) (net.Listener, error) {
+	var l net.Listener
+	err := n.Do(func() (err error) {
+		l, err = lc.Listen(context.Background(), network, address)
+		return err
+	})
+	return l, err
+}
+
+// ListenPacket is net.ListenPacket inside the namespace.
+func (n *Namespace) ListenPacket(network, address string) (net.PacketConn, error) {
+	var pc net.PacketConn
+	err := n.Do(func() (err error) {
+		pc, err = net.ListenPacket(network, address)
+		return err
+	})
+	return pc, err
+}
+
+// dialTimeout bounds Dial: what answers in a lab answers within milliseconds.
+const dialTimeout = 5 * time.Second
+
+// Dial connects from inside the namespace within five seconds. The address
+// must be literal.
+func (n *Namespace) Dial(network, address string) (net.Conn, error) {
+	return n.Dialer(&net.Dialer{Timeout: dialTimeout}, network, address)
+}
+
+// Dialer connects from inside the namespace with options of the caller's.
+func (n *Namespace) Dialer(d *net.Dialer, network, address string) (net.Conn, error) {
+	var conn net.Conn
+	err := n.Do(func() (err error) {
+		conn, err = d.Dial(network, address)
+		return err
+	})
+	return conn, err
+}
+
+// Cmd is an exec.Cmd that starts inside a namespace. Only the methods that
+// this package gives it start it there.
+type Cmd struct {
+	*exec.Cmd
+	ns *Namespace
+}
+
+// Command prepares a program that will run inside the namespace. A program
+// that still runs when the test ends is killed and waited for.
+func (n *Namespace) Command(t testing.TB, name string, args ...string) *Cmd {
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &Cmd{Cmd: exec.CommandContext(ctx, name, args...), ns: n}
+	t.Cleanup(func() {
+		cancel()
+		if c.Process != nil && c.ProcessState == nil {
+			_ = c.Wait()
+		}
+	})
+	return c
+}
+
+// Start is exec.Cmd.Start inside the namespace.
+func (c *Cmd) Start() error { return c.ns.Do(c.Cmd.Start) }
+
+// Run is exec.Cmd.Run inside the namespace.
+func (c *Cmd) Run() error { return c.ns.Do(c.Cmd.Run) }
+
+// Output is exec.Cmd.Output inside the namespace.
+func (c *Cmd) Output() (out []byte, err error) {
+	err = c.ns.Do(func() error {
+		out, err = c.Cmd.Output()
+		return err
+	})
+	return out, err
+}
+
+// CombinedOutput is exec.Cmd.CombinedOutput inside the namespace.
+func (c *Cmd) CombinedOutput() (out []byte, err error) {
+	err = c.ns.Do(func() error {
+		out, err = c.Cmd.CombinedOutput()
+		return err
+	})
+	return out, err
+}
