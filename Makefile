@@ -1,0 +1,84 @@
+# Run `make help` for the list of targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := build
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+GOLANGCI_LINT_VERSION := v2.15.0
+GOLANGCI_LINT := .cache/golangci-lint-$(GOLANGCI_LINT_VERSION)/golangci-lint
+FUZZTIME ?= 5s
+BENCHTIME ?= 1x
+TESTFLAGS ?=
+SOURCES := $(shell find . -path ./.cache -prune -o -name '*.go' -print) go.mod go.sum
+# Root can make network namespaces, so no test has a reason to skip itself.
+REQUIRE_ROOT := $(if $(filter 0,$(shell id -u)),SLUICE_REQUIRE_ROOT=1)
+
+.PHONY: help
+help: ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: bin/sluice ## Build the static binary bin/sluice
+
+bin/sluice: $(SOURCES)
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/sluice
+
+.PHONY: demo
+demo: build ## Build and play the demo: no cluster needed, nothing on this machine changes
+	bin/sluice demo --once
+
+.PHONY: test
+test: deps ## Run every test with the race detector (root: end-to-end tests too)
+	$(REQUIRE_ROOT) go test -race $(TESTFLAGS) $$(go list ./... | grep -v /test/e2e)
+	$(REQUIRE_ROOT) go test -race -count=1 $(TESTFLAGS) ./test/e2e
+
+.PHONY: test-full
+test-full: deps ## As test, with the end-to-end tests at their full size (10,000 connections of 1 MiB)
+	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 30m -v ./test/e2e
+
+.PHONY: deps
+deps: ## Install, or name, the Debian packages that the tests need
+	@test/install-deps.sh
+
+.PHONY: lint
+lint: $(GOLANGCI_LINT) ## Run the linters, at the version pinned here
+	go mod verify >/dev/null
+	go mod tidy -diff
+	$(GOLANGCI_LINT) config verify
+	$(GOLANGCI_LINT) run ./...
+
+$(GOLANGCI_LINT):
+	GOBIN=$(CURDIR)/$(@D) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)
+
+.PHONY: fuzz
+fuzz: ## Run each fuzz target for FUZZTIME (5s)
+	@grep -rnE --include='*_test.go' '^func Fuzz' . | sed -E 's|^\./(.*)/[^/]*_test.go:[0-9]+:func (Fuzz[A-Za-z0-9_]*).*|\1 \2|' | sort | \
+	while read -r package target; do \
+	  echo "== $$package $$target"; \
+	  go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "./$$package"; \
+	done
+
+.PHONY: bench-go
+bench-go: ## Run each Go benchmark for BENCHTIME (once)
+	$(REQUIRE_ROOT) go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) ./...
+
+.PHONY: bench
+bench: build ## Compare with HAProxy, nginx, kernel DNAT and others; writes docs/benchmarks.md
+	test/install-deps.sh bench
+	go run ./test/bench
+
+.PHONY: bench-quick
+bench-quick: build ## As bench, under a minute, writes nothing
+	test/install-deps.sh bench
+	go run ./test/bench --quick
+
+.PHONY: cover
+cover: deps ## Run the tests and show how much of each package they cover
+	@mkdir -p .cache
+	$(REQUIRE_ROOT) go test -coverpkg=./... -coverprofile=.cache/cover.out ./...
+	go tool cover -func=.cache/cover.out | tail -n 1
+	@echo 'go tool cover -html=.cache/cover.out shows the lines.'
+
+.PHONY: clean
+clean: ## Remove what the other targets made
+	rm -rf bin .cache

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Installs the Debian packages that the tests need, if any of them is missing.
+#   test/install-deps.sh          what `make test` needs
+#   test/install-deps.sh bench    what `make bench` needs as well
+# Root installs them; everybody else is told which ones to install. Nothing is
+# touched when everything is there.
+set -euo pipefail
+
+# What to look for, and the package that brings it.
+needs=(
+  "gcc gcc"             # the race detector links with it
+  "make make"
+  "nft nftables"        # the tests compare its dumps; sluice itself needs no nft
+  "ip iproute2"         # likewise
+)
+files=(
+  "/usr/include/stdlib.h libc6-dev" # the race detector
+)
+if [ "${1:-}" = bench ]; then
+  needs+=("haproxy haproxy" "nginx nginx-light" "wrk wrk" "iperf3 iperf3")
+  files+=("/usr/lib/nginx/modules/ngx_stream_module.so libnginx-mod-stream")
+fi
+
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+packages=()
+for need in "${needs[@]}"; do
+  command -v "${need%% *}" >/dev/null || packages+=("${need##* }")
+done
+for file in "${files[@]}"; do
+  [ -e "${file%% *}" ] || packages+=("${file##* }")
+done
+[ ${#packages[@]} -gt 0 ] || exit 0
+
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+  echo "install-deps: please install: ${packages[*]}" >&2
+  exit 1
+fi
+echo "install-deps: installing ${packages[*]}"
+export DEBIAN_FRONTEND=noninteractive
+# No service of these packages shall start, not even for a moment.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+  printf '#!/bin/sh\nexit 101\n' >"$policy"
+  chmod 755 "$policy"
+  trap 'rm -f "$policy"' EXIT
+fi
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
