@@ -1,0 +1,100 @@
+// Package e2e runs the real binary in network namespaces: a client host, a
+// node with the proxy, and backend hosts.
+//
+// The binary is built once, with the race detector if the tests have it. The
+// tests run with a fraction of the load that the promises are made for;
+// SLUICE_TEST_FULL=1 (`make test-full`) asks for all of it.
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+func TestMain(m *testing.M) {
+	status := netns.Main(m)
+	if program.dir != "" {
+		_ = os.RemoveAll(program.dir)
+	}
+	os.Exit(status)
+}
+
+// program is the binary under test, built by the first test that asks for it.
+var program struct {
+	once sync.Once
+	dir  string
+	path string
+	err  error
+}
+
+// built gives the path of the binary under test.
+func built(t *testing.T) string {
+	t.Helper()
+	program.once.Do(func() { program.err = build() })
+	if program.err != nil {
+		t.Fatal(program.err)
+	}
+	return program.path
+}
+
+func build() error {
+	dir, err := os.MkdirTemp("", "sluice-e2e-")
+	if err != nil {
+		return err
+	}
+	program.dir, program.path = dir, filepath.Join(dir, "sluice")
+	args := []string{"build", "-buildvcs=false", "-o", program.path}
+	if raceEnabled {
+		args = append(args, "-race")
+	}
+	cmd := exec.Command("go", append(args, "github.com/sluice-proxy/sluice/cmd/sluice")...)
+	if !raceEnabled {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// full tells whether the tests run at the size that the promises are made for.
+func full() bool { return os.Getenv("SLUICE_TEST_FULL") == "1" }
+
+// errNotYet is what a condition gives while it only has to be waited for.
+var errNotYet = errors.New("not yet")
+
+// await waits until the condition gives nil and fails the test with its last
+// error when it does not in time.
+func await(t testing.TB, what string, within time.Duration, condition func() error) {
+	t.Helper()
+	if err := poll(within, condition); err != nil {
+		t.Fatalf("%s: not within %v: %v", what, within, err)
+	}
+}
+
+// poll is await for helpers that may not end the test.
+func poll(within time.Duration, condition func() error) error {
+	deadline := time.NewTimer(within)
+	defer deadline.Stop()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := condition()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-deadline.C:
+			return err
+		case <-tick.C:
+		}
+	}
+}

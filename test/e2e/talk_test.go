@@ -1,0 +1,293 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// ending is how a talk goes and who ends it.
+type ending uint8
+
+const (
+	endTogether    ending = iota // both send at once, each ends its half when it has sent all
+	endClientFirst               // the server sends when it has seen the client's half end
+	endServerFirst               // the client sends when it has seen the server's half end
+	endClientReset               // the client resets after a part, while both send
+	endServerReset               // the server resets after a part, while both send
+	endings
+)
+
+// talk is the script of one connection. Both sides derive it from its number,
+// so that each knows every byte that it has to receive.
+type talk struct {
+	id       uint32
+	ending   ending
+	up, down []byte // what client and server send after the greeting
+	cut      int    // how many bytes a side sends before it resets
+}
+
+// greeting: the client sends the talk's number, the server answers with one
+// byte. A reset can then never overtake the number.
+const (
+	greetingUp   = 4
+	greetingDown = 1
+)
+
+// noise is what talks are cut from.
+var noise = sync.OnceValue(func() []byte {
+	b := make([]byte, 4<<20)
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := 0; i+8 <= len(b); i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], r.Uint64())
+	}
+	return b
+})
+
+// newTalk gives the script with that number, of size bytes each way.
+func newTalk(id uint32, size int) talk {
+	r := rand.New(rand.NewPCG(uint64(id), 3))
+	piece := func() []byte {
+		at := r.IntN(len(noise()) - size)
+		return noise()[at : at+size]
+	}
+	return talk{id: id, ending: ending(r.IntN(int(endings))), up: piece(), down: piece(), cut: r.IntN(size + 1)}
+}
+
+// outcome is what one side of a talk saw.
+type outcome struct {
+	got int   // bytes that arrived, all of them right
+	err error // nil if the other side's half ended in order
+}
+
+var errWrongBytes = errors.New("wrong bytes")
+
+// talkTimeout bounds a whole talk.
+const talkTimeout = 60 * time.Second
+
+// receive reads until the other side's half ends.
+func receive(c *net.TCPConn, want []byte, buf []byte) outcome {
+	got := 0
+	for {
+		n, err := c.Read(buf)
+		if n > 0 {
+			if got+n > len(want) || !bytes.Equal(buf[:n], want[got:got+n]) {
+				return outcome{got, fmt.Errorf("%w after %d", errWrongBytes, got)}
+			}
+			got += n
+		}
+		if err == io.EOF {
+			return outcome{got, nil}
+		}
+		if err != nil {
+			return outcome{got, err}
+		}
+	}
+}
+
+// send writes in pieces of all sizes and ends this half.
+func send(c *net.TCPConn, data []byte, r *rand.Rand) error {
+	for len(data) > 0 {
+		n := min(len(data), 1+r.IntN(1<<(r.IntN(12)+6)))
+		if _, err := c.Write(data[:n]); err != nil {
+			return err
+		}
+		data = data[n:]
+	}
+	return c.CloseWrite()
+}
+
+// sendPart writes a part and resets.
+func sendPart(c *net.TCPConn, data []byte) error {
+	if _, err := c.Write(data); err != nil {
+		return err
+	}
+	if err := c.SetLinger(0); err != nil {
+		return err
+	}
+	return c.Close()
+}
+
+func isReset(err error) bool {
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
+
+var readBuffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
+
+// side plays one side of a talk that has been greeted: it sends mine, wants
+// theirs, and follows the script as the side that begins when first is set,
+// waits when last is set, and resets when resets is set.
+func (k *talk) side(c *net.TCPConn, mine, theirs []byte, waits, resets bool) outcome {
+	buf := readBuffers.Get().(*[]byte)
+	defer readBuffers.Put(buf)
+	r := rand.New(rand.NewPCG(uint64(k.id), 5))
+	if waits {
+		o := receive(c, theirs, *buf)
+		if o.err != nil {
+			return o
+		}
+		o.err = send(c, mine, r)
+		return o
+	}
+	sent := make(chan error, 1)
+	go func() {
+		if resets {
+			sent <- sendPart(c, mine[:k.cut])
+			return
+		}
+		sent <- send(c, mine, r)
+	}()
+	o := receive(c, theirs, *buf)
+	err := <-sent
+	// A reset is told once: to the read or to the write.
+	if o.err == nil || isReset(err) {
+		o.err = errors.Join(o.err, err)
+	}
+	return o
+}
+
+// talkServer plays the servers' side on any number of backends.
+type talkServer struct {
+	size     int
+	mu       sync.Mutex
+	outcomes map[uint32]chan outcome // guarded by mu
+}
+
+func newTalkServer(size int) *talkServer {
+	return &talkServer{size: size, outcomes: map[uint32]chan outcome{}}
+}
+
+// outcome gives the channel that the server's side of a talk is told on.
+func (s *talkServer) outcome(id uint32) chan outcome {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ch := s.outcomes[id]
+	if ch == nil {
+		ch = make(chan outcome, 1)
+		s.outcomes[id] = ch
+	}
+	return ch
+}
+
+// listen serves talks on a port of the host until the test ends.
+func (s *talkServer) listen(t *testing.T, h *netns.Host, port uint16) {
+	t.Helper()
+	l, err := h.Listen("tcp", fmt.Sprintf(":%d", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				go s.serve(c.(*net.TCPConn))
+			}
+		}
+	}()
+}
+
+func (s *talkServer) serve(c *net.TCPConn) {
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(talkTimeout))
+	var number [greetingUp]byte
+	if _, err := io.ReadFull(c, number[:]); err != nil {
+		return // nobody can tell whose talk it was; its client will
+	}
+	k := newTalk(binary.BigEndian.Uint32(number[:]), s.size)
+	if _, err := c.Write(make([]byte, greetingDown)); err != nil {
+		s.outcome(k.id) <- outcome{err: err}
+		return
+	}
+	s.outcome(k.id) <- k.side(c, k.down, k.up, k.ending == endClientFirst, k.ending == endServerReset)
+}
+
+// play runs a whole talk from the client's side and judges both sides. It
+// gives the client's address, by which the record is found.
+func (s *talkServer) play(from *netns.Host, address string, id uint32) (netip.AddrPort, error) {
+	k := newTalk(id, s.size)
+	conn, err := from.Dial("tcp", address)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("talk %d: %w", id, err)
+	}
+	c := conn.(*net.TCPConn)
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(talkTimeout))
+	local := netip.MustParseAddrPort(c.LocalAddr().String())
+
+	if _, err := c.Write(binary.BigEndian.AppendUint32(nil, id)); err != nil {
+		return local, fmt.Errorf("talk %d: greeting: %w", id, err)
+	}
+	var ack [greetingDown]byte
+	if _, err := io.ReadFull(c, ack[:]); err != nil {
+		return local, fmt.Errorf("talk %d: greeting: %w", id, err)
+	}
+	client := k.side(c, k.up, k.down, k.ending == endServerFirst, k.ending == endClientReset)
+	if k.ending != endClientReset {
+		_ = c.Close()
+	}
+	var server outcome
+	select {
+	case server = <-s.outcome(id):
+	case <-time.After(talkTimeout):
+		return local, fmt.Errorf("talk %d (ending %d): the server's side never ended", id, k.ending)
+	}
+	if err := k.judge(client, server); err != nil {
+		return local, fmt.Errorf("talk %d (ending %d, cut %d): %w", id, k.ending, k.cut, err)
+	}
+	return local, nil
+}
+
+// judge says what is wrong with what the two sides saw.
+func (k *talk) judge(client, server outcome) error {
+	if errors.Is(client.err, errWrongBytes) || errors.Is(server.err, errWrongBytes) {
+		return fmt.Errorf("client: %w, server: %w", client.err, server.err)
+	}
+	switch k.ending {
+	case endClientReset:
+		if !isReset(server.err) {
+			return fmt.Errorf("the client reset, the server saw %v after %d bytes", server.err, server.got)
+		}
+		return nil
+	case endServerReset:
+		if !isReset(client.err) {
+			return fmt.Errorf("the server reset, the client saw %v after %d bytes", client.err, client.got)
+		}
+		return nil
+	}
+	if client.err != nil || server.err != nil {
+		return fmt.Errorf("client: %v, server: %v", client.err, server.err)
+	}
+	if client.got != len(k.down) || server.got != len(k.up) {
+		return fmt.Errorf("the client got %d of %d bytes, the server %d of %d", client.got, len(k.down), server.got, len(k.up))
+	}
+	return nil
+}
+
+// TestTalkWithoutProxy holds the test's own client and server against each
+// other, so that what they find later is the proxy's.
+func TestTalkWithoutProxy(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	s := newTalkServer(64 << 10)
+	s.listen(t, lab.Backends[0], 8080)
+	address := netip.AddrPortFrom(lab.Backends[0].IPv4, 8080).String()
+	for id := range uint32(100) {
+		if _, err := s.play(lab.Client, address, id); err != nil {
+			t.Error(err)
+		}
+	}
+}
