@@ -21,7 +21,7 @@ help: ## List the targets
 build: bin/sluice ## Build the static binary bin/sluice
 
 bin/sluice: $(SOURCES)
-	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/sluice
+	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/sluice
 
 .PHONY: demo
 demo: build ## Build and play the demo: no cluster needed, nothing on this machine changes
@@ -64,12 +64,12 @@ bench-go: ## Run each Go benchmark for BENCHTIME (once)
 
 .PHONY: bench
 bench: build ## Compare with HAProxy, nginx, kernel DNAT and others; writes docs/benchmarks.md
-	test/install-deps.sh bench
+	@test/bench/install-deps.sh
 	go run ./test/bench
 
 .PHONY: bench-quick
 bench-quick: build ## As bench, under a minute, writes nothing
-	test/install-deps.sh bench
+	@test/bench/install-deps.sh
 	go run ./test/bench --quick
 
 .PHONY: cover

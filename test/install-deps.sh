@@ -1,7 +1,5 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that the tests need, if any of them is missing.
-#   test/install-deps.sh          what `make test` needs
-#   test/install-deps.sh bench    what `make bench` needs as well
 # Root installs them; everybody else is told which ones to install. Nothing is
 # touched when everything is there.
 set -euo pipefail
@@ -16,10 +14,6 @@ needs=(
 files=(
   "/usr/include/stdlib.h libc6-dev" # the race detector
 )
-if [ "${1:-}" = bench ]; then
-  needs+=("haproxy haproxy" "nginx nginx-light" "wrk wrk" "iperf3 iperf3")
-  files+=("/usr/lib/nginx/modules/ngx_stream_module.so libnginx-mod-stream")
-fi
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 packages=()
@@ -37,12 +31,5 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 fi
 echo "install-deps: installing ${packages[*]}"
 export DEBIAN_FRONTEND=noninteractive
-# No service of these packages shall start, not even for a moment.
-policy=/usr/sbin/policy-rc.d
-if [ ! -e "$policy" ]; then
-  printf '#!/bin/sh\nexit 101\n' >"$policy"
-  chmod 755 "$policy"
-  trap 'rm -f "$policy"' EXIT
-fi
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
