@@ -1,0 +1,64 @@
+package balancer
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Algorithm is a way to choose one of several endpoints.
+type Algorithm uint8
+
+// The algorithms.
+const (
+	// RoundRobin takes the candidates in turn, from a random one on. It is
+	// the default.
+	RoundRobin Algorithm = iota
+	// Random takes each candidate with the same probability.
+	Random
+)
+
+// algorithmNames are the names that the annotation sluice.dev/balancer takes;
+// the first one of each algorithm is its own.
+var algorithmNames = []struct {
+	name      string
+	algorithm Algorithm
+}{
+	{"round-robin", RoundRobin},
+	{"rr", RoundRobin}, // as IPVS calls it
+	{"random", Random},
+}
+
+// plannedNames are names that users of IPVS or readers of the documentation
+// may try. They get an answer that tells them from a misspelling.
+var plannedNames = []string{
+	"least-conn", "lc", "p2c", "source-hash", "sh", "dest-hash", "dh",
+	"shortest-expected-delay", "sed", "never-queue", "nq", "maglev", "mh",
+}
+
+// String gives the name that Parse takes.
+func (a Algorithm) String() string {
+	for _, n := range algorithmNames {
+		if n.algorithm == a {
+			return n.name
+		}
+	}
+	return "unknown"
+}
+
+// Parse gives the algorithm of a name as the annotation sluice.dev/balancer
+// has it. The error lists the names that are available.
+func Parse(name string) (Algorithm, error) {
+	available := make([]string, 0, len(algorithmNames))
+	for _, n := range algorithmNames {
+		if n.name == name {
+			return n.algorithm, nil
+		}
+		available = append(available, n.name)
+	}
+	problem := "unknown"
+	if slices.Contains(plannedNames, name) {
+		problem = "not available in this version"
+	}
+	return RoundRobin, fmt.Errorf("balancer %q: %s (available: %s)", name, problem, strings.Join(available, ", "))
+}

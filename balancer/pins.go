@@ -1,0 +1,264 @@
+package balancer
+
+import (
+	"hash/maphash"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// DefaultMaxPins is how many clients of one service port are remembered for
+// session affinity. A full table takes about 6 MiB.
+const DefaultMaxPins = 65536
+
+// Tables of up to minPinsPerShard*2 clients have one shard.
+const (
+	maxPinShards    = 16
+	minPinsPerShard = 1024
+)
+
+// pinTable remembers which endpoint each client of a service port is pinned to
+// (A5.1: by the client's address alone).
+//
+// The window slides with each connection and is the same for all, so the pin
+// that was not used for longest is the one that expires first. Each shard keeps
+// its pins in that order and takes room from that end: pins that expired, a few
+// with each new one, and, when the shard is full, the oldest one though it has
+// not expired (an eviction). Nothing else has to look for expired pins.
+type pinTable struct {
+	seed   maphash.Seed
+	shards []pinShard // a power of two
+}
+
+// pinCounters outlive the table that counts in them.
+type pinCounters struct {
+	live    atomic.Int64
+	evicted atomic.Uint64
+	expired atomic.Uint64
+}
+
+// none ends a list of pins.
+const none = int32(-1)
+
+type clientKey [16]byte
+
+// pin is one client's pin. It holds no pointers, so that the collector passes
+// over the table.
+type pin struct {
+	client     clientKey
+	addr       [16]byte
+	port       uint16
+	hint       uint16 // index among the candidates at last use
+	prev, next int32  // towards more and less recent use; next also links free pins
+	used       int64  // monotonic ns
+}
+
+func (p *pin) is(ep netip.AddrPort) bool {
+	return ep.Port() == p.port && ep.Addr().As16() == p.addr
+}
+
+type pinShard struct {
+	mu       sync.Mutex
+	counters *pinCounters
+	limit    int
+	index    map[clientKey]int32 // guarded by mu, as is all that follows
+	pins     []pin
+	newest   int32
+	oldest   int32
+	free     int32
+	dropped  bool // the table is out of use
+	_        [32]byte
+}
+
+func newPinTable(maxPins int, counters *pinCounters) *pinTable {
+	n := 1
+	for n < maxPinShards && maxPins/(n*2) >= minPinsPerShard {
+		n *= 2
+	}
+	t := &pinTable{seed: maphash.MakeSeed(), shards: make([]pinShard, n)}
+	for i := range t.shards {
+		s := &t.shards[i]
+		s.counters = counters
+		s.limit = max(maxPins/n, 1)
+		s.newest, s.oldest, s.free = none, none, none
+	}
+	return t
+}
+
+func (t *pinTable) shard(client clientKey) *pinShard {
+	if len(t.shards) == 1 {
+		return &t.shards[0]
+	}
+	return &t.shards[maphash.Bytes(t.seed, client[:])&uint64(len(t.shards)-1)]
+}
+
+// choose gives the candidate that the client is pinned to, if it was not tried
+// in this round, else it picks one and pins the client to it (A5.3). The pin is
+// written before the endpoint has answered, so that connections which the
+// client opens at the same time follow it.
+func (t *pinTable) choose(b *Balancer, c *config, d *Dial, candidates []service.Endpoint, client netip.Addr, now int64) (int, Affinity) {
+	key := clientKey(client.As16())
+	s := t.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found := AffinityNew
+	if at, p := s.lookupLocked(key, now, c.window); p != nil {
+		if i := p.among(candidates); i >= 0 && !d.wasTried(endpointKey(candidates[i].Addr)) {
+			s.useLocked(at, now)
+			return i, AffinityHit
+		}
+		found = AffinityMoved
+	}
+	i := b.pick(c, d, candidates)
+	if i >= 0 {
+		s.setLocked(key, candidates[i].Addr, now, c.window)
+	}
+	return i, found
+}
+
+// among gives the index of the pinned endpoint among the candidates, or -1.
+func (p *pin) among(candidates []service.Endpoint) int {
+	if int(p.hint) < len(candidates) && p.is(candidates[p.hint].Addr) {
+		return int(p.hint)
+	}
+	for i := range candidates {
+		if p.is(candidates[i].Addr) {
+			p.hint = uint16(min(i, 1<<16-1))
+			return i
+		}
+	}
+	return -1
+}
+
+// set pins the client to the endpoint.
+func (t *pinTable) set(client netip.Addr, ep netip.AddrPort, now, window int64) {
+	key := clientKey(client.As16())
+	s := t.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.setLocked(key, ep, now, window)
+}
+
+// drop1 removes the client's pin if it is to the endpoint.
+func (t *pinTable) drop1(client netip.Addr, ep netip.AddrPort) {
+	key := clientKey(client.As16())
+	s := t.shard(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at, ok := s.index[key]; ok && s.pins[at].is(ep) {
+		s.removeLocked(at)
+	}
+}
+
+// drop empties the table for good.
+func (t *pinTable) drop() {
+	for i := range t.shards {
+		s := &t.shards[i]
+		s.mu.Lock()
+		s.counters.live.Add(-int64(len(s.index)))
+		s.index, s.pins, s.dropped = nil, nil, true
+		s.newest, s.oldest, s.free = none, none, none
+		s.mu.Unlock()
+	}
+}
+
+// lookupLocked gives the client's pin unless it has expired.
+func (s *pinShard) lookupLocked(key clientKey, now, window int64) (int32, *pin) {
+	at, ok := s.index[key]
+	if !ok {
+		return none, nil
+	}
+	p := &s.pins[at]
+	if now-p.used >= window {
+		s.removeLocked(at)
+		s.counters.expired.Add(1)
+		return none, nil
+	}
+	return at, p
+}
+
+func (s *pinShard) setLocked(key clientKey, ep netip.AddrPort, now, window int64) {
+	at, ok := s.index[key]
+	if !ok {
+		if s.dropped {
+			return // a connection that still holds the old configuration
+		}
+		at = s.makeRoomLocked(now, window)
+		s.index[key] = at
+		s.counters.live.Add(1)
+		s.pins[at] = pin{client: key, prev: none, next: none}
+		s.pushLocked(at)
+	}
+	p := &s.pins[at]
+	p.addr, p.port = ep.Addr().As16(), ep.Port()
+	s.useLocked(at, now)
+}
+
+// makeRoomLocked gives a free place for a pin.
+func (s *pinShard) makeRoomLocked(now, window int64) int32 {
+	// Two for each new one: the expired ones dwindle even while new ones come.
+	for range 2 {
+		if s.oldest == none || now-s.pins[s.oldest].used < window {
+			break
+		}
+		s.removeLocked(s.oldest)
+		s.counters.expired.Add(1)
+	}
+	if len(s.index) >= s.limit {
+		s.removeLocked(s.oldest)
+		s.counters.evicted.Add(1)
+	}
+	if s.index == nil {
+		s.index = make(map[clientKey]int32)
+	}
+	if at := s.free; at != none {
+		s.free = s.pins[at].next
+		return at
+	}
+	s.pins = append(s.pins, pin{})
+	return int32(len(s.pins) - 1)
+}
+
+// useLocked makes the pin the one used most recently.
+func (s *pinShard) useLocked(at int32, now int64) {
+	s.pins[at].used = now
+	if s.newest != at {
+		s.unlinkLocked(at)
+		s.pushLocked(at)
+	}
+}
+
+func (s *pinShard) removeLocked(at int32) {
+	s.unlinkLocked(at)
+	delete(s.index, s.pins[at].client)
+	s.counters.live.Add(-1)
+	s.pins[at].next = s.free
+	s.free = at
+}
+
+func (s *pinShard) pushLocked(at int32) {
+	p := &s.pins[at]
+	p.prev, p.next = none, s.newest
+	if s.newest != none {
+		s.pins[s.newest].prev = at
+	} else {
+		s.oldest = at
+	}
+	s.newest = at
+}
+
+func (s *pinShard) unlinkLocked(at int32) {
+	p := &s.pins[at]
+	if p.prev != none {
+		s.pins[p.prev].next = p.next
+	} else {
+		s.newest = p.next
+	}
+	if p.next != none {
+		s.pins[p.next].prev = p.prev
+	} else {
+		s.oldest = p.prev
+	}
+}
