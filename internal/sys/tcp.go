@@ -1,0 +1,253 @@
+package sys
+
+import (
+	"fmt"
+	"net/netip"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Liveness is how a silent peer is found out. The kernel counts the first three
+// in whole seconds; 0 leaves a value as the kernel has it.
+type Liveness struct {
+	Idle        time.Duration // silence before the first keepalive probe
+	Interval    time.Duration // between probes
+	Count       int           // unanswered probes until the connection is given up
+	UserTimeout time.Duration // how long data may stay unacknowledged (TCP_USER_TIMEOUT); milliseconds
+}
+
+// IsZero reports whether there is nothing to set.
+func (l Liveness) IsZero() bool { return l == Liveness{} }
+
+// SetLiveness switches keepalive probes and the user timeout on: up to five
+// system calls. Accepted sockets inherit all of it from their listener; for a
+// socket that connects it can wait until the connection has lived a while.
+func SetLiveness(fd int, l Liveness) Errno {
+	if l.Idle > 0 || l.Interval > 0 || l.Count > 0 {
+		if e := setInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1); e != 0 {
+			return e
+		}
+	}
+	if l.Idle > 0 {
+		if e := setInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, wholeSeconds(l.Idle)); e != 0 {
+			return e
+		}
+	}
+	if l.Interval > 0 {
+		if e := setInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, wholeSeconds(l.Interval)); e != 0 {
+			return e
+		}
+	}
+	if l.Count > 0 {
+		if e := setInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPCNT, l.Count); e != 0 {
+			return e
+		}
+	}
+	if l.UserTimeout > 0 {
+		return setInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(l.UserTimeout/time.Millisecond))
+	}
+	return 0
+}
+
+func wholeSeconds(d time.Duration) int {
+	return max(1, int((d+time.Second-1)/time.Second))
+}
+
+// ListenOptions are what a listening socket, and with it every socket that it
+// accepts, is set to. TCP_NODELAY is always on.
+type ListenOptions struct {
+	Transparent bool     // IP_TRANSPARENT: accept connections to addresses that are not this host's (TPROXY); needs CAP_NET_ADMIN
+	FreeBind    bool     // IP_FREEBIND: bind to an address that no interface has yet
+	ReusePort   bool     // SO_REUSEPORT: several listeners share the port
+	Backlog     int      // connections not yet accepted; 0 means 4096, and net.core.somaxconn caps it
+	Liveness    Liveness // inherited by accepted sockets
+}
+
+// ListenTCP makes a listening socket on addr (port 0: the kernel picks one,
+// see LocalAddr). It is a plain TCP socket, not a Multipath TCP one as Go's
+// own are, so that BPF maps take it; an IPv6 one takes IPv6 alone.
+func ListenTCP(addr netip.AddrPort, o ListenOptions) (fd int, err error) {
+	fam := family(addr.Addr())
+	fd, e := socket(fam, unix.SOCK_STREAM, unix.IPPROTO_TCP)
+	if e != 0 {
+		return -1, fmt.Errorf("listen %s: socket: %w", addr, e)
+	}
+	what, e := prepareListener(fd, fam, o)
+	if e == 0 {
+		what, e = "bind", bind(fd, addr)
+	}
+	if e == 0 {
+		backlog := o.Backlog
+		if backlog <= 0 {
+			backlog = 4096
+		}
+		_, _, e = syscall.RawSyscall(unix.SYS_LISTEN, uintptr(fd), uintptr(backlog), 0)
+		what = "listen"
+	}
+	if e != 0 {
+		Close(fd)
+		return -1, fmt.Errorf("listen %s: %s: %w", addr, what, e)
+	}
+	return fd, nil
+}
+
+func prepareListener(fd int, fam uintptr, o ListenOptions) (what string, e Errno) {
+	v6 := fam == unix.AF_INET6
+	if e = setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); e != 0 {
+		return "SO_REUSEADDR", e
+	}
+	if v6 {
+		if e = setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); e != 0 {
+			return "IPV6_V6ONLY", e
+		}
+	}
+	if o.ReusePort {
+		if e = setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); e != 0 {
+			return "SO_REUSEPORT", e
+		}
+	}
+	if o.Transparent {
+		if e = setTransparent(fd, v6); e != 0 {
+			return "IP_TRANSPARENT", e
+		}
+	}
+	if o.FreeBind {
+		if e = setFreeBind(fd, v6); e != 0 {
+			return "IP_FREEBIND", e
+		}
+	}
+	if e = setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); e != 0 {
+		return "TCP_NODELAY", e
+	}
+	if e = SetLiveness(fd, o.Liveness); e != 0 {
+		return "keepalive", e
+	}
+	return "", 0
+}
+
+func setTransparent(fd int, v6 bool) Errno {
+	if v6 {
+		return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT, 1)
+	}
+	return setInt(fd, unix.IPPROTO_IP, unix.IP_TRANSPARENT, 1)
+}
+
+func setFreeBind(fd int, v6 bool) Errno {
+	if v6 {
+		return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1)
+	}
+	return setInt(fd, unix.IPPROTO_IP, unix.IP_FREEBIND, 1)
+}
+
+// ConnectOptions are for one connecting socket.
+type ConnectOptions struct {
+	Transparent bool // the local address is not this host's (the client's own is kept)
+}
+
+// ConnectTCP begins to connect to remote and does not wait. It returns a
+// descriptor with 0 (connected already) or EINPROGRESS (it becomes writable, or
+// fails, later), else -1 and why: EADDRNOTAVAIL means that no local port is
+// free for this remote address, which is our own trouble, never the remote
+// side's (see Ports).
+//
+// local may be the zero AddrPort (the kernel picks both), an address with port
+// 0 (the kernel picks the port when it knows the remote address, so that one
+// port serves many remote addresses), or both; the address may be 0.0.0.0 or ::
+// with a port. A port that is given may still be in TIME_WAIT from an earlier
+// connection to the same remote address: the kernel takes it over, if both
+// sides use timestamps.
+//
+// The socket has TCP_NODELAY. Keepalive and the user timeout are left for later
+// (SetLiveness), as they cost five system calls that short connections can save.
+func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
+	fam := family(remote.Addr())
+	fd, e := socket(fam, unix.SOCK_STREAM, unix.IPPROTO_TCP)
+	if e != 0 {
+		return -1, e
+	}
+	e = setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	if e == 0 && local.Addr().IsValid() {
+		e = bindSource(fd, fam, local, o)
+	}
+	if e == 0 {
+		e = connect(fd, remote)
+	}
+	if e != 0 && e != EINPROGRESS {
+		Close(fd)
+		return -1, e
+	}
+	return fd, e
+}
+
+func bindSource(fd int, fam uintptr, local netip.AddrPort, o ConnectOptions) Errno {
+	if o.Transparent {
+		if e := setTransparent(fd, fam == unix.AF_INET6); e != 0 {
+			return e
+		}
+	}
+	if local.Port() == 0 {
+		// Without it bind would reserve a port of its own for each connection.
+		if e := setInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); e != 0 {
+			return e
+		}
+	}
+	// Lets bind share the port with connections in TIME_WAIT and with others
+	// of ours.
+	if e := setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); e != 0 {
+		return e
+	}
+	return bind(fd, local)
+}
+
+// ConnectResult says how a connect that was in progress came out: 0 connected,
+// EAGAIN still in progress, else why it failed.
+func ConnectResult(fd int) Errno {
+	_, e := Send(fd, nil, false)
+	return e
+}
+
+// SocketError returns and clears a socket's pending error.
+func SocketError(fd int) Errno {
+	v, e := getInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if e != 0 {
+		return e
+	}
+	return Errno(v)
+}
+
+// SetLingerReset makes the next Close throw away what was not delivered and
+// send RST, not FIN.
+func SetLingerReset(fd int) Errno {
+	l := unix.Linger{Onoff: 1, Linger: 0}
+	_, _, e := syscall.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_LINGER, uintptr(unsafe.Pointer(&l)), unsafe.Sizeof(l), 0)
+	return e
+}
+
+// SetUrgentInline keeps urgent bytes in the stream, where Recv finds them;
+// otherwise the kernel takes them out.
+func SetUrgentInline(fd int) Errno {
+	return setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1)
+}
+
+// OutQueue returns how many written bytes the peer has not acknowledged yet
+// (SIOCOUTQ).
+func OutQueue(fd int) (int, Errno) {
+	var v int32
+	_, _, e := syscall.RawSyscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCOUTQ, uintptr(unsafe.Pointer(&v)))
+	return int(v), e
+}
+
+// SetSendBuffer and SetRecvBuffer fix a socket's buffers, which stops the
+// kernel's own tuning; the kernel doubles the value and enforces a minimum.
+func SetSendBuffer(fd, bytes int) Errno {
+	return setInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, bytes)
+}
+
+// SetRecvBuffer is SetSendBuffer for the receiving side. On a listener it is
+// inherited.
+func SetRecvBuffer(fd, bytes int) Errno {
+	return setInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, bytes)
+}
