@@ -107,9 +107,12 @@ type Port struct {
 }
 
 // FamilyView is a service port as one address family sees it (A1.5, A1.19).
-// The port exists in that family if ClusterIP is valid.
+// An address that another service claims with better right is not in it.
 type FamilyView struct {
-	ClusterIP       netip.Addr
+	// Exists is set if the service has a cluster IP of the family. Without
+	// it there are no addresses either, and no node port in that family.
+	Exists          bool
+	ClusterIP       netip.Addr     // not valid if it is another service's
 	ExternalIPs     []netip.Addr   // A1.7
 	LoadBalancerIPs []netip.Addr   // of ipMode VIP only (A1.9)
 	SourceRanges    []netip.Prefix // of load balancer IPs (A3.10); empty means that all may

@@ -1,0 +1,134 @@
+package policy
+
+import (
+	"slices"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// lists are the endpoints that a service port uses in one family, by traffic
+// policy. A list that no policy of the port uses is nil.
+type lists struct {
+	cluster []service.Endpoint
+	local   []service.Endpoint
+	// any tells whether some endpoint anywhere could serve (A2.6).
+	any bool
+}
+
+// mode is the topology mode that the hints allow (A2.8 to A2.10). Only hints
+// count, never the Service's own wish (A2.11).
+type mode uint8
+
+const (
+	anywhere mode = iota
+	sameNode
+	sameZone
+)
+
+// externallyAccessible is A2.1, for one family.
+func externallyAccessible(p *service.Port, v *service.FamilyView) bool {
+	return p.NodePort != 0 || len(v.LoadBalancerIPs) > 0 || len(v.ExternalIPs) > 0
+}
+
+// categorize sorts a port's endpoints into lists (A2.3 to A2.10).
+func categorize(p *service.Port, v *service.FamilyView, n *node) lists {
+	var out lists
+	external := externallyAccessible(p, v)
+	if !p.InternalLocal || external { // A2.3
+		out.cluster = clusterEndpoints(v.Endpoints, n)
+	}
+	if p.InternalLocal || p.ExternalLocal && external { // A2.3
+		out.local = localEndpoints(v.Endpoints)
+	}
+	out.any = slices.ContainsFunc(v.Endpoints, func(e service.Endpoint) bool {
+		return e.Ready || draining(&e) // A2.6
+	})
+	return out
+}
+
+// clusterEndpoints are those that are ready and fit the topology; if there are
+// none, all that still serve while they terminate (A2.4).
+func clusterEndpoints(all []service.Endpoint, n *node) []service.Endpoint {
+	m := topologyMode(all, n)
+	usable := filter(all, func(e *service.Endpoint) bool { return e.Ready && fits(e, m, n) })
+	if len(usable) > 0 {
+		return usable
+	}
+	return filter(all, draining)
+}
+
+// localEndpoints are those on this node that are ready; if there are none,
+// those on this node that still serve while they terminate (A2.5).
+func localEndpoints(all []service.Endpoint) []service.Endpoint {
+	usable := filter(all, func(e *service.Endpoint) bool { return e.Local && e.Ready })
+	if len(usable) > 0 {
+		return usable
+	}
+	return filter(all, func(e *service.Endpoint) bool { return e.Local && draining(e) })
+}
+
+// draining is Serving and Terminating. An endpoint that is neither ready nor
+// that is never used (A2.7).
+func draining(e *service.Endpoint) bool { return e.Serving && e.Terminating }
+
+// topologyMode says how narrow the hints let us choose. One ready endpoint
+// without a hint switches that kind of hint off (A2.10).
+func topologyMode(all []service.Endpoint, n *node) mode {
+	nodeHints, zoneHints := true, true
+	thisNode, thisZone := false, false
+	for i := range all {
+		e := &all[i]
+		if !e.Ready {
+			continue
+		}
+		nodeHints = nodeHints && len(e.NodeHints) > 0
+		zoneHints = zoneHints && len(e.ZoneHints) > 0
+		thisNode = thisNode || hints(e.NodeHints, n.name)
+		thisZone = thisZone || hints(e.ZoneHints, n.zone)
+	}
+	switch {
+	case nodeHints && thisNode:
+		return sameNode // A2.8
+	case zoneHints && thisZone:
+		return sameZone // A2.9
+	}
+	return anywhere // A2.10
+}
+
+func fits(e *service.Endpoint, m mode, n *node) bool {
+	switch m {
+	case sameNode:
+		return hints(e.NodeHints, n.name)
+	case sameZone:
+		return hints(e.ZoneHints, n.zone)
+	}
+	return true
+}
+
+// hints tells whether a list of hints names what we are. What we do not know
+// of ourselves is never named (A2.10).
+func hints(list []string, us string) bool { return us != "" && slices.Contains(list, us) }
+
+// filter gives the endpoints that keep says, in order. If that is all of them,
+// it gives the list itself.
+func filter(all []service.Endpoint, keep func(*service.Endpoint) bool) []service.Endpoint {
+	count := 0
+	for i := range all {
+		if keep(&all[i]) {
+			count++
+		}
+	}
+	if count == len(all) {
+		return all
+	}
+	if count == 0 {
+		return nil
+	}
+	out := make([]service.Endpoint, 0, count)
+	for i := range all {
+		if keep(&all[i]) {
+			out = append(out, all[i])
+		}
+	}
+	return out
+}

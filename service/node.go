@@ -1,0 +1,67 @@
+package service
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+)
+
+// parseNode gives a node and what is wrong with its object.
+func parseNode(n *corev1.Node) (Node, []string) {
+	out := Node{Name: n.Name, Labels: n.Labels, Found: true}
+	var problems []string
+	for _, a := range n.Status.Addresses {
+		if a.Type != corev1.NodeInternalIP {
+			continue
+		}
+		if ip, ok := parseAddr(a.Address); ok {
+			out.Addresses = addUnique(out.Addresses, ip)
+		} else {
+			problems = append(problems, fmt.Sprintf("InternalIP %q is not an IP address: left out (A1.7)", a.Address))
+		}
+	}
+	texts := n.Spec.PodCIDRs
+	if len(texts) == 0 && n.Spec.PodCIDR != "" {
+		texts = []string{n.Spec.PodCIDR}
+	}
+	for _, text := range texts {
+		if p, ok := parsePrefix(text); ok {
+			out.PodCIDRs = addUnique(out.PodCIDRs, p)
+		} else {
+			problems = append(problems, fmt.Sprintf("podCIDR %q is not a CIDR: left out (A1.7)", text))
+		}
+	}
+	return out, problems
+}
+
+func (n *Node) equal(o *Node) bool {
+	return n.Name == o.Name && n.Found == o.Found && maps.Equal(n.Labels, o.Labels) &&
+		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.PodCIDRs, o.PodCIDRs)
+}
+
+func parseServiceCIDR(c *networkingv1.ServiceCIDR) ([]netip.Prefix, []string) {
+	var out []netip.Prefix
+	var problems []string
+	for _, text := range c.Spec.CIDRs {
+		if p, ok := parsePrefix(text); ok {
+			out = addUnique(out, p)
+		} else {
+			problems = append(problems, fmt.Sprintf("CIDR %q is not valid: left out (A1.7)", text))
+		}
+	}
+	return out, problems
+}
+
+// joinServiceCIDRs gives all ranges, sorted and without duplicates.
+func joinServiceCIDRs(byName map[string][]netip.Prefix) []netip.Prefix {
+	var all []netip.Prefix
+	for _, list := range byName {
+		all = append(all, list...)
+	}
+	slices.SortFunc(all, comparePrefixes)
+	return slices.Compact(all)
+}

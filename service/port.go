@@ -1,0 +1,108 @@
+package service
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+)
+
+// fill writes into a port what follows from the spec of its service: all but
+// the endpoints. Addresses that another service has are left out and told in
+// the problems.
+func (s *Store) fill(p *Port, st *state, i int, problems []string) []string {
+	sp, ps := st.spec, st.spec.ports[i]
+	*p = Port{
+		ID:                  st.ids[i],
+		Name:                PortName{Name: st.name, Port: ps.name, Protocol: ps.protocol},
+		Type:                sp.kind,
+		Port:                ps.port,
+		InternalLocal:       sp.internalLocal,
+		ExternalLocal:       sp.externalLocal,
+		AffinityTimeout:     sp.affinityTimeout,
+		HealthCheckNodePort: sp.healthCheckNodePort,
+		Annotations:         sp.annotations,
+	}
+	problems = slices.Clip(problems) // the spec keeps its own
+	has := func(k key, what AddressKind) bool {
+		w, _ := s.claims.winner(k)
+		if w.svc == st && w.port == i {
+			return true
+		}
+		problems = append(problems, fmt.Sprintf("%s %s belongs to Service %s: left out", what, k,
+			PortName{Name: w.svc.name, Port: w.svc.spec.ports[w.port].name}))
+		return false
+	}
+	hasAddr := func(a netip.Addr, what AddressKind) bool {
+		return has(addrKey(Destination{a, ps.port, ps.protocol}), what)
+	}
+	if ps.nodePort != 0 && has(nodePortKey(ps.protocol, ps.nodePort), NodePort) {
+		p.NodePort = ps.nodePort
+	}
+	for f := range sp.families {
+		from, v := &sp.families[f], &p.Families[f]
+		if !from.clusterIP.IsValid() {
+			continue
+		}
+		v.Exists = true
+		if hasAddr(from.clusterIP, ClusterIP) {
+			v.ClusterIP = from.clusterIP
+		}
+		for _, a := range from.externalIPs {
+			if hasAddr(a, ExternalIP) {
+				v.ExternalIPs = append(v.ExternalIPs, a)
+			}
+		}
+		for _, a := range from.loadBalancerIPs {
+			if hasAddr(a, LoadBalancer) {
+				v.LoadBalancerIPs = append(v.LoadBalancerIPs, a)
+			}
+		}
+		v.SourceRanges = from.sourceRanges
+	}
+	return problems
+}
+
+// equal tells whether nothing that anybody reads of a port has changed.
+func (p *Port) equal(o *Port) bool {
+	return p.ID == o.ID && p.Name == o.Name && p.Type == o.Type && p.Port == o.Port &&
+		p.NodePort == o.NodePort && p.InternalLocal == o.InternalLocal &&
+		p.ExternalLocal == o.ExternalLocal && p.AffinityTimeout == o.AffinityTimeout &&
+		p.HealthCheckNodePort == o.HealthCheckNodePort &&
+		maps.Equal(p.Annotations, o.Annotations) &&
+		p.Families[IPv4].equal(&o.Families[IPv4]) && p.Families[IPv6].equal(&o.Families[IPv6])
+}
+
+func (v *FamilyView) equal(o *FamilyView) bool {
+	return v.Exists == o.Exists && v.ClusterIP == o.ClusterIP &&
+		slices.Equal(v.ExternalIPs, o.ExternalIPs) &&
+		slices.Equal(v.LoadBalancerIPs, o.LoadBalancerIPs) &&
+		slices.Equal(v.SourceRanges, o.SourceRanges) &&
+		endpointsEqual(v.Endpoints, o.Endpoints)
+}
+
+// Destinations calls yield for each address and port that leads to the service
+// port, with the kind that Lookup gives for it: all but the node port. It can
+// be used with range.
+func (p *Port) Destinations(yield func(Destination, AddressKind) bool) {
+	for f := range p.Families {
+		v := &p.Families[f]
+		if v.ClusterIP.IsValid() && !yield(p.at(v.ClusterIP), ClusterIP) {
+			return
+		}
+		for _, a := range v.LoadBalancerIPs {
+			if a != v.ClusterIP && !yield(p.at(a), LoadBalancer) {
+				return
+			}
+		}
+		for _, a := range v.ExternalIPs {
+			if a != v.ClusterIP && !slices.Contains(v.LoadBalancerIPs, a) && !yield(p.at(a), ExternalIP) {
+				return
+			}
+		}
+	}
+}
+
+func (p *Port) at(a netip.Addr) Destination {
+	return Destination{Addr: a, Port: p.Port, Protocol: p.Name.Protocol}
+}

@@ -1,0 +1,237 @@
+package service
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// slice is what an EndpointSlice comes down to.
+type slice struct {
+	owner     Name // the service
+	family    Family
+	ports     []slicePort
+	endpoints []Endpoint // without a port number in Addr
+	problems  []string
+}
+
+type slicePort struct {
+	name     string
+	protocol Protocol
+	port     uint16
+}
+
+func (s *slice) problemf(format string, args ...any) {
+	s.problems = append(s.problems, fmt.Sprintf(format, args...))
+}
+
+func (s *slice) equal(o *slice) bool {
+	return s.owner == o.owner && s.family == o.family && slices.Equal(s.ports, o.ports) &&
+		endpointsEqual(s.endpoints, o.endpoints) && slices.Equal(s.problems, o.problems)
+}
+
+func endpointsEqual(a, b []Endpoint) bool {
+	return slices.EqualFunc(a, b, func(x, y Endpoint) bool { return endpointEqual(&x, &y) })
+}
+
+func endpointEqual(a, b *Endpoint) bool {
+	return a.Addr == b.Addr && a.Ready == b.Ready && a.Serving == b.Serving &&
+		a.Terminating == b.Terminating && a.Local == b.Local &&
+		a.Node == b.Node && a.Zone == b.Zone && a.Pod == b.Pod && a.PodUID == b.PodUID &&
+		slices.Equal(a.ZoneHints, b.ZoneHints) && slices.Equal(a.NodeHints, b.NodeHints)
+}
+
+// parseSlice applies the rules of intake to one EndpointSlice; nil if it is
+// none of ours. A problem of one endpoint or port leaves out no other.
+func parseSlice(es *discoveryv1.EndpointSlice, node string) *slice {
+	owner := es.Labels[discoveryv1.LabelServiceName]
+	if _, headless := es.Labels[corev1.IsHeadlessService]; headless || owner == "" {
+		return nil // A1.3, A1.10
+	}
+	s := &slice{owner: Name{Namespace: es.Namespace, Name: owner}}
+	switch es.AddressType {
+	case discoveryv1.AddressTypeIPv4:
+		s.family = IPv4
+	case discoveryv1.AddressTypeIPv6:
+		s.family = IPv6
+	default:
+		return nil // A1.10
+	}
+	for i := range es.Ports {
+		s.addPort(&es.Ports[i])
+	}
+	s.endpoints = make([]Endpoint, 0, len(es.Endpoints))
+	for i := range es.Endpoints {
+		s.addEndpoint(&es.Endpoints[i], node)
+	}
+	return s
+}
+
+// addPort takes a port of the slice. A name or protocol that is missing is
+// what the API server would have filled in: "" and TCP.
+func (s *slice) addPort(p *discoveryv1.EndpointPort) {
+	out := slicePort{protocol: TCP}
+	if p.Name != nil {
+		out.name = *p.Name
+	}
+	if p.Protocol != nil {
+		var ok bool
+		if out.protocol, ok = parseProtocol(*p.Protocol); !ok {
+			s.problemf("port %q has the unknown protocol %q: left out", out.name, *p.Protocol)
+			return
+		}
+	}
+	if p.Port == nil || *p.Port == 0 {
+		return // A1.11
+	}
+	if *p.Port < 0 || *p.Port > 65535 {
+		s.problemf("port %q has the number %d, which is not of 1 to 65535: left out", out.name, *p.Port)
+		return
+	}
+	out.port = uint16(*p.Port)
+	s.ports = append(s.ports, out)
+}
+
+func (s *slice) addEndpoint(e *discoveryv1.Endpoint, node string) {
+	if len(e.Addresses) == 0 {
+		return // A1.11
+	}
+	a, ok := parseAddr(e.Addresses[0])
+	switch {
+	case !ok:
+		s.problemf("address %q is not an IP address: left out (A1.7)", e.Addresses[0])
+		return
+	case FamilyOf(a) != s.family:
+		s.problemf("address %s is not of the slice's addressType %s: left out (A1.10)", a, familyName(s.family))
+		return
+	}
+	out := Endpoint{
+		Addr:        netip.AddrPortFrom(a, 0),
+		Ready:       isTrue(e.Conditions.Ready, true), // A1.12
+		Serving:     isTrue(e.Conditions.Serving, true),
+		Terminating: isTrue(e.Conditions.Terminating, false),
+	}
+	if e.NodeName != nil {
+		out.Node = *e.NodeName
+		out.Local = node != "" && out.Node == node
+	}
+	if e.Zone != nil {
+		out.Zone = *e.Zone
+	}
+	if r := e.TargetRef; r != nil {
+		out.PodUID = string(r.UID)
+		if r.Kind == "Pod" {
+			out.Pod = Name{Namespace: cmp.Or(r.Namespace, s.owner.Namespace), Name: r.Name}
+		}
+	}
+	if h := e.Hints; h != nil {
+		for _, z := range h.ForZones {
+			out.ZoneHints = append(out.ZoneHints, z.Name)
+		}
+		for _, n := range h.ForNodes {
+			out.NodeHints = append(out.NodeHints, n.Name)
+		}
+	}
+	s.endpoints = append(s.endpoints, out)
+}
+
+func isTrue(p *bool, otherwise bool) bool {
+	if p == nil {
+		return otherwise
+	}
+	return *p
+}
+
+// merger gathers the endpoints of one service port from several slices. Its
+// buffers serve again and again.
+type merger struct {
+	seen  map[netip.AddrPort]int // place in found
+	found []Endpoint
+	texts []byte
+	order []sortKey
+}
+
+type sortKey struct{ from, to, index int }
+
+// merge gives the endpoints of a service port in one family (A1.15): of the
+// slices, which come in the order of their names, sorted by "ip:port" as text
+// and without duplicates (A1.14). If old holds the same, old is what it gives.
+func (m *merger) merge(all []*slice, family Family, name string, proto Protocol, old []Endpoint) []Endpoint {
+	clear(m.seen)
+	m.found = m.found[:0]
+	for _, s := range all {
+		if s.family != family {
+			continue
+		}
+		for _, p := range s.ports {
+			if p.name != name || p.protocol != proto {
+				continue
+			}
+			for i := range s.endpoints {
+				m.add(&s.endpoints[i], p.port)
+			}
+		}
+	}
+	m.sort()
+	if m.same(old) {
+		return old
+	}
+	if len(m.found) == 0 {
+		return nil
+	}
+	out := make([]Endpoint, len(m.order))
+	for i, k := range m.order {
+		out[i] = m.found[k.index]
+	}
+	return out
+}
+
+// add takes one endpoint. Of two with one address and port, one that is not
+// terminating wins; otherwise the later (A1.13).
+func (m *merger) add(e *Endpoint, port uint16) {
+	at := netip.AddrPortFrom(e.Addr.Addr(), port)
+	i, ok := m.seen[at]
+	if !ok {
+		if m.seen == nil {
+			m.seen = make(map[netip.AddrPort]int)
+		}
+		i = len(m.found)
+		m.seen[at] = i
+		m.found = append(m.found, Endpoint{})
+	} else if e.Terminating && !m.found[i].Terminating {
+		return
+	}
+	m.found[i] = *e
+	m.found[i].Addr = at
+}
+
+// sort leaves in order the places of found sorted by text. The text of each is
+// made once.
+func (m *merger) sort() {
+	m.texts, m.order = m.texts[:0], m.order[:0]
+	for i := range m.found {
+		from := len(m.texts)
+		m.texts = m.found[i].Addr.AppendTo(m.texts)
+		m.order = append(m.order, sortKey{from, len(m.texts), i})
+	}
+	slices.SortFunc(m.order, func(a, b sortKey) int {
+		return bytes.Compare(m.texts[a.from:a.to], m.texts[b.from:b.to])
+	})
+}
+
+func (m *merger) same(old []Endpoint) bool {
+	if len(old) != len(m.order) {
+		return false
+	}
+	for i, k := range m.order {
+		if !endpointEqual(&old[i], &m.found[k.index]) {
+			return false
+		}
+	}
+	return true
+}

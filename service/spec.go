@@ -1,0 +1,262 @@
+package service
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+const (
+	proxyNameLabel   = "service.kubernetes.io/service-proxy-name"
+	annotationPrefix = "sluice.dev/"
+
+	defaultAffinity = 3 * time.Hour // A5.2
+	maximumAffinity = 24 * time.Hour
+)
+
+// spec is what a Service object comes down to. Services that are not ours, or
+// that no proxy handles, have a spec without ports.
+type spec struct {
+	created             int64 // Unix seconds; 0 for an object that was never stored
+	kind                Type
+	internalLocal       bool
+	externalLocal       bool
+	affinityTimeout     time.Duration
+	healthCheckNodePort uint16
+	annotations         map[string]string
+	ports               []portSpec
+	families            [2]familySpec
+	problems            []string
+}
+
+type portSpec struct {
+	name     string
+	protocol Protocol
+	port     uint16
+	nodePort uint16
+}
+
+// familySpec is the part of a spec that belongs to one address family. There
+// is nothing in it if clusterIP is not valid (A1.5).
+type familySpec struct {
+	clusterIP       netip.Addr
+	externalIPs     []netip.Addr
+	loadBalancerIPs []netip.Addr
+	sourceRanges    []netip.Prefix
+}
+
+func (s *spec) problemf(format string, args ...any) {
+	s.problems = append(s.problems, fmt.Sprintf(format, args...))
+}
+
+// parseService applies the rules of intake to one Service. proxyName is the
+// value of the label service-proxy-name that is ours; with "", services that
+// carry the label belong to somebody else.
+func parseService(svc *corev1.Service, proxyName string) *spec {
+	s := &spec{}
+	if t := svc.CreationTimestamp.Time; !t.IsZero() {
+		s.created = t.Unix()
+	}
+	value, labelled := svc.Labels[proxyNameLabel]
+	if labelled != (proxyName != "") || value != proxyName {
+		return s // A1.1, A1.2
+	}
+	if svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.ClusterIP == corev1.ClusterIPNone {
+		return s // A1.4
+	}
+	if svc.Spec.ClusterIP == "" {
+		s.problemf("has no clusterIP: not served (A1.4)")
+		return s
+	}
+	s.parseClusterIPs(svc)
+	if !s.families[IPv4].clusterIP.IsValid() && !s.families[IPv6].clusterIP.IsValid() {
+		return s
+	}
+	s.parsePorts(svc)
+	s.parsePolicy(svc)
+	s.parseExternal(svc)
+	return s
+}
+
+// parseClusterIPs finds the cluster IP of each family (A1.5). Without
+// ipFamilies each address stands for its own family; without clusterIPs there
+// is clusterIP alone. That is what the API server would have filled in.
+func (s *spec) parseClusterIPs(svc *corev1.Service) {
+	texts := svc.Spec.ClusterIPs
+	if len(texts) == 0 {
+		texts = []string{svc.Spec.ClusterIP}
+	}
+	for i, text := range texts {
+		a, ok := parseAddr(text)
+		if !ok {
+			s.problemf("clusterIP %q is not an IP address: left out (A1.7)", text)
+			continue
+		}
+		f := FamilyOf(a)
+		if families := svc.Spec.IPFamilies; len(families) > 0 {
+			if i >= len(families) {
+				continue
+			}
+			if familyName(f) != families[i] {
+				s.problemf("clusterIP %s is not of the family %s that ipFamilies names: left out (A1.5)", a, families[i])
+				continue
+			}
+		}
+		if !s.families[f].clusterIP.IsValid() {
+			s.families[f].clusterIP = a
+		}
+	}
+}
+
+func familyName(f Family) corev1.IPFamily {
+	if f == IPv4 {
+		return corev1.IPv4Protocol
+	}
+	return corev1.IPv6Protocol
+}
+
+func (s *spec) parsePorts(svc *corev1.Service) {
+	s.ports = make([]portSpec, 0, len(svc.Spec.Ports))
+	for _, p := range svc.Spec.Ports {
+		proto, ok := parseProtocol(p.Protocol)
+		switch {
+		case !ok:
+			s.problemf("port %q has the unknown protocol %q: left out", p.Name, p.Protocol)
+			continue
+		case p.Port < 1 || p.Port > 65535:
+			s.problemf("port %q has the number %d, which is not of 1 to 65535: left out", p.Name, p.Port)
+			continue
+		case s.hasPort(p.Name, proto):
+			s.problemf("port %q with protocol %s is there twice: the second is left out (A1.6)", p.Name, proto)
+			continue
+		}
+		ps := portSpec{name: p.Name, protocol: proto, port: uint16(p.Port)}
+		if p.NodePort < 0 || p.NodePort > 65535 {
+			s.problemf("port %q has the nodePort %d, which is not of 1 to 65535: left out", p.Name, p.NodePort)
+		} else {
+			ps.nodePort = uint16(p.NodePort)
+		}
+		s.ports = append(s.ports, ps)
+	}
+}
+
+func (s *spec) hasPort(name string, proto Protocol) bool {
+	for _, p := range s.ports {
+		if p.name == name && p.protocol == proto {
+			return true
+		}
+	}
+	return false
+}
+
+// parseProtocol reads a protocol; none means TCP.
+func parseProtocol(p corev1.Protocol) (Protocol, bool) {
+	switch p {
+	case "", corev1.ProtocolTCP:
+		return TCP, true
+	case corev1.ProtocolUDP:
+		return UDP, true
+	case corev1.ProtocolSCTP:
+		return SCTP, true
+	}
+	return 0, false
+}
+
+func (s *spec) parsePolicy(svc *corev1.Service) {
+	switch svc.Spec.Type {
+	case corev1.ServiceTypeNodePort:
+		s.kind = TypeNodePort
+	case corev1.ServiceTypeLoadBalancer:
+		s.kind = TypeLoadBalancer
+	}
+	// A2.2
+	if p := svc.Spec.InternalTrafficPolicy; p != nil {
+		s.internalLocal = *p == corev1.ServiceInternalTrafficPolicyLocal
+	}
+	s.externalLocal = svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal &&
+		(s.kind != TypeClusterIP || len(svc.Spec.ExternalIPs) > 0)
+
+	if s.kind == TypeLoadBalancer && s.externalLocal { // A6.1
+		if p := svc.Spec.HealthCheckNodePort; p > 0 && p <= 65535 {
+			s.healthCheckNodePort = uint16(p)
+		} else {
+			s.problemf("has no usable healthCheckNodePort (%d): no health check server (A6.1)", p)
+		}
+	}
+	if svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP { // A5.2
+		s.affinityTimeout = defaultAffinity
+		if c := svc.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+			t := time.Duration(*c.ClientIP.TimeoutSeconds) * time.Second
+			if t <= 0 || t > maximumAffinity {
+				s.problemf("sessionAffinity timeoutSeconds %d is not of 1 to 86400: %s is used (A5.2)",
+					*c.ClientIP.TimeoutSeconds, defaultAffinity)
+				t = defaultAffinity
+			}
+			s.affinityTimeout = t
+		}
+	}
+	for k, v := range svc.Annotations {
+		if name, ok := strings.CutPrefix(k, annotationPrefix); ok {
+			if s.annotations == nil {
+				s.annotations = make(map[string]string)
+			}
+			s.annotations[name] = v
+		}
+	}
+}
+
+// parseExternal reads the addresses that lead in from outside. What is not
+// valid is left out (A1.7); what is of a family without a cluster IP too
+// (A1.5).
+func (s *spec) parseExternal(svc *corev1.Service) {
+	for _, text := range svc.Spec.ExternalIPs {
+		a, ok := parseAddr(text)
+		if !ok {
+			s.problemf("externalIP %q is not an IP address: left out (A1.7)", text)
+		} else if a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() {
+			s.problemf("externalIP %s is a special address, which Kubernetes does not allow: left out (A1.7)", a)
+		} else if f := s.familyOf(a); f != nil {
+			f.externalIPs = addUnique(f.externalIPs, a)
+		}
+	}
+	for _, in := range svc.Status.LoadBalancer.Ingress {
+		if in.IP == "" || in.IPMode != nil && *in.IPMode != corev1.LoadBalancerIPModeVIP {
+			continue // A1.9
+		}
+		a, ok := parseAddr(in.IP)
+		if !ok {
+			s.problemf("load balancer IP %q is not an IP address: left out (A1.7)", in.IP)
+		} else if f := s.familyOf(a); f != nil {
+			f.loadBalancerIPs = addUnique(f.loadBalancerIPs, a)
+		}
+	}
+	var open [2]bool
+	for _, text := range svc.Spec.LoadBalancerSourceRanges {
+		p, ok := parsePrefix(strings.TrimSpace(text)) // A3.10
+		if !ok {
+			s.problemf("loadBalancerSourceRange %q is not a CIDR: left out (A1.7)", text)
+			continue
+		}
+		if p.Bits() == 0 {
+			open[FamilyOf(p.Addr())] = true // A3.10: everybody may
+		}
+		if f := s.familyOf(p.Addr()); f != nil {
+			f.sourceRanges = addUnique(f.sourceRanges, p)
+		}
+	}
+	for i := range s.families {
+		if open[i] {
+			s.families[i].sourceRanges = nil
+		}
+	}
+}
+
+func (s *spec) familyOf(a netip.Addr) *familySpec {
+	if f := &s.families[FamilyOf(a)]; f.clusterIP.IsValid() {
+		return f
+	}
+	return nil
+}

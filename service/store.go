@@ -1,0 +1,426 @@
+package service
+
+import (
+	"container/heap"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+)
+
+// StoreOptions says whose Store it is. The zero value is a proxy on no
+// particular node.
+type StoreOptions struct {
+	// NodeName is the node that endpoints are local to. Without it none is
+	// (A1.12).
+	NodeName string
+	// ServiceProxyName is the value of the label
+	// service.kubernetes.io/service-proxy-name that services for this proxy
+	// carry (A1.2). With "", it serves those without the label (A1.1).
+	ServiceProxyName string
+}
+
+// Store gathers API objects and builds Snapshots. One goroutine owns it: no
+// method may run beside another. What it gives out may be read by all.
+type Store struct {
+	options  StoreOptions
+	services map[Name]*state
+	owners   map[Name]Name // of each EndpointSlice, its service
+	cidrs    map[string][]netip.Prefix
+	problems map[ObjectKey][]Problem
+	claims   claims
+	ids      idPool
+	ports    []*Port // by PortID
+	merger   merger
+	last     *Snapshot
+}
+
+// state is what the Store knows of one service: its object, its slices, and
+// the ports that follow from them.
+type state struct {
+	name   Name
+	spec   *spec // nil while there are only slices
+	slices map[string]*slice
+	ports  []*Port // as spec.ports; nil until built
+	ids    []PortID
+}
+
+// NewStore gives a Store that knows nothing yet.
+func NewStore(options StoreOptions) *Store {
+	return &Store{
+		options:  options,
+		services: make(map[Name]*state),
+		owners:   make(map[Name]Name),
+		cidrs:    make(map[string][]netip.Prefix),
+		problems: make(map[ObjectKey][]Problem),
+		claims:   newClaims(),
+		last:     &Snapshot{Node: Node{Name: options.NodeName}, index: &index{}},
+	}
+}
+
+// Snapshot gives what the last Apply gave.
+func (s *Store) Snapshot() *Snapshot { return s.last }
+
+// update is one Apply under way.
+type update struct {
+	respec    map[*state]*spec // services whose spec changes, with the new one
+	endpoints map[*state]struct{}
+	rebuild   map[*state]struct{} // services whose addresses may have changed
+	node      *Node               // nil if it did not change
+	cidrs     bool
+	problems  bool
+	ports     bool
+	index     indexEdit
+}
+
+// Apply takes a change and gives the Snapshot that follows, which is the same
+// pointer when nothing changed that matters (A1.17). What is deleted goes
+// first: an object that is in the change as well is there afterwards. Objects
+// that cannot be used become Problems of the Snapshot and never errors.
+func (s *Store) Apply(c Change) *Snapshot {
+	u := &update{
+		respec:    make(map[*state]*spec),
+		endpoints: make(map[*state]struct{}),
+		rebuild:   make(map[*state]struct{}),
+	}
+	u.index.base = s.last.index
+	s.take(c, u)
+	s.respec(u)
+	s.build(u)
+	return s.publish(u)
+}
+
+// take reads the objects of a change into the update.
+func (s *Store) take(c Change, u *update) {
+	for _, k := range c.Deleted {
+		s.remove(k, u)
+	}
+	for _, svc := range c.Services {
+		name := Name{Namespace: svc.Namespace, Name: svc.Name}
+		u.respec[s.state(name)] = parseService(svc, s.options.ServiceProxyName)
+	}
+	for _, es := range c.EndpointSlices {
+		name := Name{Namespace: es.Namespace, Name: es.Name}
+		s.setSlice(name, parseSlice(es, s.options.NodeName), u)
+	}
+	for _, n := range c.Nodes {
+		if n.Name != s.options.NodeName || n.Name == "" {
+			continue
+		}
+		node, problems := parseNode(n)
+		u.node = &node
+		s.setProblems(ObjectKey{KindNode, Name{Name: n.Name}}, problems, u)
+	}
+	for _, sc := range c.ServiceCIDRs {
+		list, problems := parseServiceCIDR(sc)
+		s.setProblems(ObjectKey{KindServiceCIDR, Name{Name: sc.Name}}, problems, u)
+		if old, ok := s.cidrs[sc.Name]; !ok || !slices.Equal(old, list) {
+			s.cidrs[sc.Name] = list
+			u.cidrs = true
+		}
+	}
+}
+
+func (s *Store) remove(k ObjectKey, u *update) {
+	if k.Kind != KindService { // those of services are found when it is built
+		s.setProblems(k, nil, u)
+	}
+	switch k.Kind {
+	case KindService:
+		if st, ok := s.services[k.Name]; ok {
+			u.respec[st] = nil
+		}
+	case KindEndpointSlice:
+		s.setSlice(k.Name, nil, u)
+	case KindNode:
+		if k.Name.Name == s.options.NodeName {
+			u.node = &Node{Name: s.options.NodeName}
+		}
+	case KindServiceCIDR:
+		if _, ok := s.cidrs[k.Name.Name]; ok {
+			delete(s.cidrs, k.Name.Name)
+			u.cidrs = true
+		}
+	}
+}
+
+// state finds the state of a service, or begins one.
+func (s *Store) state(name Name) *state {
+	st, ok := s.services[name]
+	if !ok {
+		st = &state{name: name, slices: make(map[string]*slice)}
+		s.services[name] = st
+	}
+	return st
+}
+
+// setSlice puts a slice in the place of the one of that name; nil removes it.
+func (s *Store) setSlice(name Name, sl *slice, u *update) {
+	owner, had := s.owners[name]
+	if had {
+		st := s.services[owner]
+		old := st.slices[name.Name]
+		if sl != nil && sl.equal(old) {
+			return
+		}
+		delete(st.slices, name.Name)
+		u.endpoints[st] = struct{}{}
+		delete(s.owners, name)
+	}
+	var problems []string
+	if sl != nil {
+		st := s.state(sl.owner)
+		st.slices[name.Name] = sl
+		s.owners[name] = sl.owner
+		u.endpoints[st] = struct{}{}
+		problems = sl.problems
+	}
+	s.setProblems(ObjectKey{KindEndpointSlice, name}, problems, u)
+}
+
+func (s *Store) setProblems(k ObjectKey, texts []string, u *update) {
+	old := s.problems[k]
+	if slices.EqualFunc(old, texts, func(p Problem, t string) bool { return p.Text == t }) {
+		return
+	}
+	u.problems = true
+	if len(texts) == 0 {
+		delete(s.problems, k)
+		return
+	}
+	list := make([]Problem, len(texts))
+	for i, t := range texts {
+		list[i] = Problem{Object: k.String(), Text: t}
+	}
+	s.problems[k] = list
+}
+
+// respec puts the new specs in force: who has which address, and which port
+// has which ID.
+func (s *Store) respec(u *update) {
+	changed := make([]*state, 0, len(u.respec))
+	for st, sp := range u.respec {
+		if !reflect.DeepEqual(st.spec, sp) {
+			changed = append(changed, st)
+		}
+	}
+	slices.SortFunc(changed, func(a, b *state) int { return compareNames(a.name, b.name) })
+
+	touched := make(map[key]struct{})
+	for _, st := range changed {
+		s.claims.withdraw(st, touched)
+	}
+	for _, st := range changed {
+		s.dropPorts(st, u.respec[st], u)
+	}
+	for _, st := range changed {
+		s.takeSpec(st, u.respec[st])
+		s.claims.enter(st, touched)
+		u.rebuild[st] = struct{}{}
+	}
+	for k := range touched {
+		s.settle(k, u)
+	}
+}
+
+// dropPorts frees the IDs of the ports that the next spec has no more.
+func (s *Store) dropPorts(st *state, next *spec, u *update) {
+	if st.spec == nil {
+		return
+	}
+	for i, p := range st.spec.ports {
+		if next == nil || !next.hasPort(p.name, p.protocol) {
+			s.ids.put(st.ids[i])
+			s.ports[st.ids[i]] = nil
+			u.ports = true
+		}
+	}
+}
+
+// takeSpec puts a spec in the place of the last one. Ports that stay keep
+// their ID and what was built for them.
+func (s *Store) takeSpec(st *state, next *spec) {
+	var ports []*Port
+	var ids []PortID
+	if next != nil {
+		for _, p := range next.ports {
+			id, port, ok := st.find(p)
+			if !ok {
+				id = s.ids.get()
+				for int(id) >= len(s.ports) {
+					s.ports = append(s.ports, nil)
+				}
+			}
+			ids = append(ids, id)
+			ports = append(ports, port)
+		}
+	}
+	st.spec, st.ports, st.ids = next, ports, ids
+}
+
+func (st *state) find(p portSpec) (PortID, *Port, bool) {
+	if st.spec == nil {
+		return 0, nil, false
+	}
+	for i, o := range st.spec.ports {
+		if o.name == p.name && o.protocol == p.protocol {
+			return st.ids[i], st.ports[i], true
+		}
+	}
+	return 0, nil, false
+}
+
+// settle writes a key's owner into the index. Whoever else claims it is built
+// again, as it may have lost or got the address.
+func (s *Store) settle(k key, u *update) {
+	if k.class == byClusterIP {
+		if s.claims.clusterIPs[k] > 0 {
+			u.index.put(k, place{kind: ClusterIP})
+		} else {
+			u.index.remove(k)
+		}
+		return
+	}
+	for _, c := range s.claims.byKey[k] {
+		u.rebuild[c.svc] = struct{}{}
+	}
+	if c, ok := s.claims.winner(k); ok {
+		u.index.put(k, place{id: c.svc.ids[c.port], kind: c.rank.kind()})
+	} else {
+		u.index.remove(k)
+	}
+}
+
+// build makes the ports of all services that the update touches.
+func (s *Store) build(u *update) {
+	for st := range u.rebuild {
+		s.buildService(st, true, u)
+	}
+	for st := range u.endpoints {
+		if _, done := u.rebuild[st]; !done {
+			s.buildService(st, false, u)
+		}
+	}
+}
+
+// buildService makes the ports of one service; with addresses, also what
+// follows from its spec. A port that comes out as it was keeps its pointer.
+func (s *Store) buildService(st *state, addresses bool, u *update) {
+	if st.spec == nil {
+		s.setProblems(ObjectKey{KindService, st.name}, nil, u)
+		if len(st.slices) == 0 {
+			delete(s.services, st.name)
+		}
+		return
+	}
+	inOrder := st.sortedSlices()
+	problems := st.spec.problems
+	for i := range st.spec.ports {
+		old := st.ports[i]
+		next := &Port{}
+		if addresses || old == nil {
+			problems = s.fill(next, st, i, problems)
+		} else {
+			*next = *old
+		}
+		for f := range next.Families {
+			v := &next.Families[f]
+			if !v.Exists {
+				continue
+			}
+			var before []Endpoint
+			if old != nil {
+				before = old.Families[f].Endpoints
+			}
+			v.Endpoints = s.merger.merge(inOrder, Family(f), next.Name.Port, next.Name.Protocol, before)
+		}
+		if old != nil && old.equal(next) {
+			continue
+		}
+		st.ports[i] = next
+		s.ports[next.ID] = next
+		u.ports = true
+	}
+	if addresses {
+		s.setProblems(ObjectKey{KindService, st.name}, problems, u)
+	}
+}
+
+func (st *state) sortedSlices() []*slice {
+	out := make([]*slice, 0, len(st.slices))
+	for _, name := range slices.Sorted(maps.Keys(st.slices)) {
+		out = append(out, st.slices[name])
+	}
+	return out
+}
+
+// publish makes the Snapshot of what the update left behind.
+func (s *Store) publish(u *update) *Snapshot {
+	if u.node != nil && u.node.equal(&s.last.Node) {
+		u.node = nil
+	}
+	if !u.ports && !u.problems && !u.cidrs && u.node == nil && u.index.next == nil {
+		return s.last
+	}
+	next := *s.last
+	if u.node != nil {
+		next.Node = *u.node
+	}
+	if u.ports {
+		next.Ports = slices.Clone(s.ports)
+	}
+	if u.cidrs {
+		next.ServiceCIDRs = joinServiceCIDRs(s.cidrs)
+	}
+	if u.problems {
+		next.Problems = s.sortedProblems()
+	}
+	if u.index.next != nil {
+		next.index = u.index.next
+	}
+	s.last = &next
+	return s.last
+}
+
+func (s *Store) sortedProblems() []Problem {
+	keys := slices.SortedFunc(maps.Keys(s.problems), func(a, b ObjectKey) int {
+		if a.Kind != b.Kind {
+			return int(a.Kind) - int(b.Kind)
+		}
+		return compareNames(a.Name, b.Name)
+	})
+	var out []Problem
+	for _, k := range keys {
+		out = append(out, s.problems[k]...)
+	}
+	return out
+}
+
+// idPool gives out the lowest number that is free.
+type idPool struct {
+	free idHeap
+	next PortID
+}
+
+func (p *idPool) get() PortID {
+	if len(p.free) > 0 {
+		return heap.Pop(&p.free).(PortID)
+	}
+	p.next++
+	return p.next - 1
+}
+
+func (p *idPool) put(id PortID) { heap.Push(&p.free, id) }
+
+type idHeap []PortID
+
+func (h idHeap) Len() int           { return len(h) }
+func (h idHeap) Less(i, j int) bool { return h[i] < h[j] }
+func (h idHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *idHeap) Push(x any)        { *h = append(*h, x.(PortID)) }
+func (h *idHeap) Pop() any {
+	last := len(*h) - 1
+	x := (*h)[last]
+	*h = (*h)[:last]
+	return x
+}
