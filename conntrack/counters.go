@@ -1,0 +1,185 @@
+package conntrack
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// ConnectBuckets and FirstByteBuckets are the upper bounds of the histograms'
+// buckets; a last bucket takes what is longer. The steps of the retry plan
+// (250 ms, 500 ms, 1 s, 2 s, 3.75 s) fall between bounds of their own.
+var (
+	ConnectBuckets = [...]time.Duration{
+		100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
+		time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,
+		100 * time.Millisecond, 300 * time.Millisecond, 800 * time.Millisecond, 2 * time.Second, 5 * time.Second,
+	}
+	FirstByteBuckets = [...]time.Duration{
+		500 * time.Microsecond, time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond,
+		10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond,
+		time.Second, 2500 * time.Millisecond, 10 * time.Second, time.Minute,
+	}
+)
+
+const bucketCount = len(ConnectBuckets)
+
+// The two histograms share a type.
+var _ = [1]struct{}{}[len(ConnectBuckets)-len(FirstByteBuckets)]
+
+// Counters count the connections of one service port. A connection resolves
+// them once, when it is accepted. Any goroutine may count and read.
+type Counters struct {
+	name service.PortName
+
+	// What each connection touches at its beginning has a cache line of its
+	// own, apart from what is touched at its end.
+	opened   atomic.Uint64
+	active   atomic.Int64
+	attempts atomic.Uint64
+	retried  atomic.Uint64
+	_        [32]byte
+
+	bytesFromClient   atomic.Uint64
+	bytesFromEndpoint atomic.Uint64
+	ended             [endCount]atomic.Uint64
+	failed            [dialErrorCount]atomic.Uint64
+	connect           histogram
+	firstByte         histogram
+
+	forgotten bool // guarded by Registry's lock
+}
+
+// Totals are the values of Counters at about one moment.
+type Totals struct {
+	Opened  uint64
+	Active  int64
+	Retried uint64 // connections that took more than one attempt
+	// Attempts counts those begun; Failed those that failed, by DialError.
+	Attempts uint64
+	Failed   [dialErrorCount]uint64
+	// Ended counts connections by End.
+	Ended             [endCount]uint64
+	BytesFromClient   uint64
+	BytesFromEndpoint uint64
+	// Connect is over ConnectBuckets, FirstByte over FirstByteBuckets.
+	Connect   Histogram
+	FirstByte Histogram
+}
+
+// Histogram counts durations by bucket. Buckets are not cumulative.
+type Histogram struct {
+	Buckets [bucketCount + 1]uint64
+	Sum     time.Duration
+}
+
+// Count gives the number of observations.
+func (h *Histogram) Count() uint64 {
+	var n uint64
+	for _, b := range h.Buckets {
+		n += b
+	}
+	return n
+}
+
+func (h *Histogram) add(o *Histogram) {
+	for i, b := range o.Buckets {
+		h.Buckets[i] += b
+	}
+	h.Sum += o.Sum
+}
+
+// Name gives the service port that is counted.
+func (c *Counters) Name() service.PortName { return c.name }
+
+// Totals reads the counters.
+func (c *Counters) Totals() Totals {
+	t := Totals{
+		Opened:            c.opened.Load(),
+		Active:            c.active.Load(),
+		Retried:           c.retried.Load(),
+		Attempts:          c.attempts.Load(),
+		BytesFromClient:   c.bytesFromClient.Load(),
+		BytesFromEndpoint: c.bytesFromEndpoint.Load(),
+		Connect:           c.connect.read(),
+		FirstByte:         c.firstByte.read(),
+	}
+	for i := range c.ended {
+		t.Ended[i] = c.ended[i].Load()
+	}
+	for i := range c.failed {
+		t.Failed[i] = c.failed[i].Load()
+	}
+	return t
+}
+
+// Add adds what another service port counted.
+func (t *Totals) Add(o *Totals) {
+	t.Opened += o.Opened
+	t.Active += o.Active
+	t.Retried += o.Retried
+	t.Attempts += o.Attempts
+	t.BytesFromClient += o.BytesFromClient
+	t.BytesFromEndpoint += o.BytesFromEndpoint
+	for i, n := range o.Ended {
+		t.Ended[i] += n
+	}
+	for i, n := range o.Failed {
+		t.Failed[i] += n
+	}
+	t.Connect.add(&o.Connect)
+	t.FirstByte.add(&o.FirstByte)
+}
+
+// FailedAttempts gives the number of attempts that failed, for any reason.
+func (t *Totals) FailedAttempts() uint64 {
+	var n uint64
+	for _, f := range t.Failed {
+		n += f
+	}
+	return n
+}
+
+func (c *Counters) recordOpened() {
+	c.opened.Add(1)
+	c.active.Add(1)
+}
+
+func (c *Counters) recordClosed(r *Record) {
+	c.active.Add(-1)
+	r.countBytes()
+	if int(r.End) < endCount {
+		c.ended[r.End].Add(1)
+	}
+	if r.FirstByte > 0 {
+		c.firstByte.observeIn(r.FirstByte, &FirstByteBuckets)
+	}
+}
+
+// histogram counts durations in ns.
+type histogram struct {
+	buckets [bucketCount + 1]atomic.Uint64
+	sum     atomic.Int64
+}
+
+// observe counts over ConnectBuckets.
+func (h *histogram) observe(ns int64) { h.observeIn(ns, &ConnectBuckets) }
+
+func (h *histogram) observeIn(ns int64, bounds *[bucketCount]time.Duration) {
+	i := 0
+	for i < len(bounds) && ns > int64(bounds[i]) {
+		i++
+	}
+	h.buckets[i].Add(1)
+	h.sum.Add(ns)
+}
+
+func (h *histogram) read() Histogram {
+	var out Histogram
+	for i := range h.buckets {
+		out.Buckets[i] = h.buckets[i].Load()
+	}
+	out.Sum = time.Duration(h.sum.Load())
+	return out
+}

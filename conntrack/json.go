@@ -1,0 +1,124 @@
+package conntrack
+
+import (
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// jsonTime is RFC 3339 with microseconds.
+const jsonTime = "2006-01-02T15:04:05.000000Z07:00"
+
+// jsonEncoder writes records as JSON objects, one for each line. The fields and
+// their order are those of docs/connection-log.md. It is not safe for concurrent
+// use.
+type jsonEncoder struct {
+	log     zerolog.Logger
+	scratch []byte
+}
+
+func newJSONEncoder(w io.Writer) *jsonEncoder {
+	return &jsonEncoder{log: zerolog.New(w), scratch: make([]byte, 0, 1024)}
+}
+
+func (j *jsonEncoder) encode(r *Record) {
+	b := j.scratch
+	e := j.log.Log()
+	b = time.Unix(0, r.Wall).UTC().AppendFormat(b[:0], jsonTime)
+	e.Bytes("time", b)
+	e.Uint64("id", r.ID)
+	e.Str("protocol", r.Protocol.String())
+	b = r.Client.AppendTo(b[:0])
+	e.Bytes("client", b)
+	b = r.VIP.AppendTo(b[:0])
+	e.Bytes("vip", b)
+	e.Str("vip_kind", r.Kind.String())
+	if r.Port != nil {
+		b = appendPortName(b[:0], &r.Port.Name)
+		e.Bytes("service", b)
+	}
+	if ep := r.Endpoint; ep != nil {
+		b = ep.Addr.AppendTo(b[:0])
+		e.Bytes("endpoint", b)
+		if ep.Pod.Name != "" {
+			b = appendName(b[:0], &ep.Pod)
+			e.Bytes("pod", b)
+		}
+		if ep.Node != "" {
+			e.Str("node", ep.Node)
+		}
+		if ep.Zone != "" {
+			e.Str("zone", ep.Zone)
+		}
+		e.Str("source", r.Source.String())
+	}
+	e.Str("affinity", r.Affinity.String())
+	e.Uint16("attempts", r.Attempts)
+	if len(r.Failed) > 0 {
+		b = appendFailedJSON(b[:0], r.Failed)
+		e.RawJSON("failed_attempts", b)
+	}
+	if r.Connected {
+		e.Int64("connect_us", r.ConnectTime/int64(time.Microsecond))
+	}
+	if r.FirstByte > 0 {
+		e.Int64("first_byte_us", r.FirstByte/int64(time.Microsecond))
+	}
+	e.Int64("duration_us", r.Duration/int64(time.Microsecond))
+	e.Uint64("bytes_from_client", r.BytesFromClient)
+	e.Uint64("bytes_from_endpoint", r.BytesFromEndpoint)
+	e.Str("end", r.End.String())
+	e.Send()
+	j.scratch = b
+}
+
+// appendFailedJSON writes a JSON array. Nothing in it needs to be escaped except
+// names, which Kubernetes restricts to characters that do not; they are quoted
+// all the same.
+func appendFailedJSON(b []byte, failed []Attempt) []byte {
+	b = append(b, '[')
+	for i := range failed {
+		a := &failed[i]
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, '{')
+		if a.Endpoint != nil {
+			b = append(b, `"endpoint":"`...)
+			b = a.Endpoint.Addr.AppendTo(b)
+			b = append(b, `",`...)
+			if a.Endpoint.Pod.Name != "" {
+				b = append(b, `"pod":`...)
+				b = strconv.AppendQuote(b, a.Endpoint.Pod.String())
+				b = append(b, ',')
+			}
+		}
+		b = append(b, `"error":"`...)
+		b = append(b, a.Error.String()...)
+		b = append(b, `","us":`...)
+		b = strconv.AppendInt(b, a.Duration/int64(time.Microsecond), 10)
+		b = append(b, '}')
+	}
+	return append(b, ']')
+}
+
+// appendPortName writes what n.String() gives.
+func appendPortName(b []byte, n *service.PortName) []byte {
+	b = appendName(b, &n.Name)
+	if n.Port != "" {
+		b = append(b, ':')
+		b = append(b, n.Port...)
+	}
+	return b
+}
+
+// appendName writes what n.String() gives.
+func appendName(b []byte, n *service.Name) []byte {
+	b = append(b, n.Namespace...)
+	b = append(b, '/')
+	return append(b, n.Name...)
+}
