@@ -1,0 +1,134 @@
+package redirect
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Changes is what has to be done to get from one Plan to another. Each list is
+// sorted, so that the same two plans always give the same Changes.
+type Changes struct {
+	Steer       []Steering            // destinations that are new, or have another target
+	Unsteer     []service.Destination // destinations that no listener accepts for any more
+	Refuse      []service.Destination
+	Unrefuse    []service.Destination
+	AddCluster  []netip.Addr
+	DropCluster []netip.Addr
+	AddLocal    []netip.Prefix // differences of the two covers (see Cover)
+	DropLocal   []netip.Prefix
+}
+
+// Steering is one destination with its target.
+type Steering struct {
+	Destination service.Destination
+	Target      Target
+	Replaces    bool // the destination was steered before, to another target
+}
+
+// Empty tells whether nothing has to be done.
+func (c *Changes) Empty() bool { return c.Size() == 0 }
+
+// Size is the number of elements that change.
+func (c *Changes) Size() int {
+	return len(c.Steer) + len(c.Unsteer) + len(c.Refuse) + len(c.Unrefuse) +
+		len(c.AddCluster) + len(c.DropCluster) + len(c.AddLocal) + len(c.DropLocal)
+}
+
+// Diff gives the changes that lead from one plan to another.
+func Diff(from, to *Plan) Changes {
+	var c Changes
+	for d, t := range to.Steer {
+		if old, was := from.Steer[d]; !was || old != t {
+			c.Steer = append(c.Steer, Steering{Destination: d, Target: t, Replaces: was})
+		}
+	}
+	for d := range from.Steer {
+		if _, still := to.Steer[d]; !still {
+			c.Unsteer = append(c.Unsteer, d)
+		}
+	}
+	c.Refuse, c.Unrefuse = diffKeys(from.Refuse, to.Refuse)
+	c.AddCluster, c.DropCluster = diffKeys(from.ClusterIPs, to.ClusterIPs)
+	c.AddLocal, c.DropLocal = diffLocal(Cover(from.Local), Cover(to.Local))
+
+	slices.SortFunc(c.Steer, func(a, b Steering) int { return CompareDestinations(a.Destination, b.Destination) })
+	slices.SortFunc(c.Unsteer, CompareDestinations)
+	slices.SortFunc(c.Refuse, CompareDestinations)
+	slices.SortFunc(c.Unrefuse, CompareDestinations)
+	slices.SortFunc(c.AddCluster, netip.Addr.Compare)
+	slices.SortFunc(c.DropCluster, netip.Addr.Compare)
+	return c
+}
+
+func diffKeys[K comparable](from, to map[K]struct{}) (add, drop []K) {
+	for k := range to {
+		if _, was := from[k]; !was {
+			add = append(add, k)
+		}
+	}
+	for k := range from {
+		if _, still := to[k]; !still {
+			drop = append(drop, k)
+		}
+	}
+	return add, drop
+}
+
+// diffLocal walks two sorted lists side by side.
+func diffLocal(from, to []netip.Prefix) (add, drop []netip.Prefix) {
+	for len(from) > 0 || len(to) > 0 {
+		switch {
+		case len(from) == 0:
+			return append(add, to...), drop
+		case len(to) == 0:
+			return add, append(drop, from...)
+		case from[0] == to[0]:
+			from, to = from[1:], to[1:]
+		case comparePrefixes(from[0], to[0]) < 0:
+			drop, from = append(drop, from[0]), from[1:]
+		default:
+			add, to = append(add, to[0]), to[1:]
+		}
+	}
+	return add, drop
+}
+
+// Cover gives the fewest of the prefixes that cover the same addresses: masked,
+// sorted, without those that lie within others. The argument stays as it is.
+func Cover(prefixes []netip.Prefix) []netip.Prefix {
+	sorted := make([]netip.Prefix, len(prefixes))
+	for i, p := range prefixes {
+		sorted[i] = p.Masked()
+	}
+	slices.SortFunc(sorted, comparePrefixes)
+	cover := sorted[:0]
+	for _, p := range sorted {
+		// A prefix sorts after every prefix that it lies within.
+		if n := len(cover); n > 0 && cover[n-1].Overlaps(p) {
+			continue
+		}
+		cover = append(cover, p)
+	}
+	return cover
+}
+
+func comparePrefixes(a, b netip.Prefix) int {
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return cmp.Compare(a.Bits(), b.Bits())
+}
+
+// CompareDestinations orders destinations by address, port and protocol.
+func CompareDestinations(a, b service.Destination) int {
+	if c := a.Addr.Compare(b.Addr); c != 0 {
+		return c
+	}
+	if c := cmp.Compare(a.Port, b.Port); c != 0 {
+		return c
+	}
+	return cmp.Compare(a.Protocol, b.Protocol)
+}

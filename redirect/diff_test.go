@@ -1,0 +1,156 @@
+package redirect
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+func tcp(s string) service.Destination {
+	ap := netip.MustParseAddrPort(s)
+	return service.Destination{Addr: ap.Addr(), Port: ap.Port(), Protocol: service.TCP}
+}
+
+func prefixes(s string) []netip.Prefix {
+	var ps []netip.Prefix
+	for _, f := range strings.Fields(s) {
+		ps = append(ps, netip.MustParsePrefix(f))
+	}
+	return ps
+}
+
+func TestDiff(t *testing.T) {
+	from := &Plan{
+		Steer:      map[service.Destination]Target{tcp("10.96.0.1:80"): {1}, tcp("10.96.0.2:80"): {2}, tcp("[fd01::1]:80"): {3}},
+		Refuse:     map[service.Destination]struct{}{tcp("10.96.0.3:80"): {}},
+		Local:      prefixes("10.96.0.0/16"),
+		ClusterIPs: map[netip.Addr]struct{}{netip.MustParseAddr("10.96.0.1"): {}},
+	}
+	to := &Plan{
+		Steer:      map[service.Destination]Target{tcp("10.96.0.1:80"): {9}, tcp("10.96.0.3:80"): {4}, tcp("[fd01::1]:80"): {3}},
+		Refuse:     map[service.Destination]struct{}{tcp("10.96.0.2:80"): {}},
+		Local:      prefixes("10.96.0.0/16 fd01::1/128"),
+		ClusterIPs: map[netip.Addr]struct{}{netip.MustParseAddr("fd01::1"): {}},
+	}
+	want := Changes{
+		Steer:       []Steering{{tcp("10.96.0.1:80"), Target{9}, true}, {tcp("10.96.0.3:80"), Target{4}, false}},
+		Unsteer:     []service.Destination{tcp("10.96.0.2:80")},
+		Refuse:      []service.Destination{tcp("10.96.0.2:80")},
+		Unrefuse:    []service.Destination{tcp("10.96.0.3:80")},
+		AddCluster:  []netip.Addr{netip.MustParseAddr("fd01::1")},
+		DropCluster: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+		AddLocal:    prefixes("fd01::1/128"),
+	}
+	if got := Diff(from, to); !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	if same := Diff(to, to); !same.Empty() {
+		t.Errorf("a plan differs from itself: %+v", same)
+	}
+}
+
+// A diff that is carried out by hand on the old plan must give the new one.
+func TestDiffLeadsToTheOtherPlan(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	plan := func() *Plan {
+		p := &Plan{Steer: map[service.Destination]Target{}, Refuse: map[service.Destination]struct{}{}, ClusterIPs: map[netip.Addr]struct{}{}}
+		for i := range byte(20) {
+			d := service.Destination{Addr: netip.AddrFrom4([4]byte{10, 96, 0, i}), Port: 80, Protocol: service.TCP}
+			switch rnd.IntN(3) {
+			case 0:
+				p.Steer[d] = Target{uint16(1 + rnd.IntN(2))}
+			case 1:
+				p.Refuse[d] = struct{}{}
+			}
+			if rnd.IntN(2) == 0 {
+				p.ClusterIPs[d.Addr] = struct{}{}
+			}
+			if rnd.IntN(3) == 0 {
+				p.Local = append(p.Local, netip.PrefixFrom(d.Addr, 27+rnd.IntN(6)))
+			}
+		}
+		return p
+	}
+	for range 500 {
+		from, to := plan(), plan()
+		c := Diff(from, to)
+		for _, d := range c.Unsteer {
+			delete(from.Steer, d)
+		}
+		for _, s := range c.Steer {
+			if _, was := from.Steer[s.Destination]; was != s.Replaces {
+				t.Fatalf("%v: Replaces %v, was there: %v", s.Destination, s.Replaces, was)
+			}
+			from.Steer[s.Destination] = s.Target
+		}
+		for _, d := range c.Unrefuse {
+			delete(from.Refuse, d)
+		}
+		for _, d := range c.Refuse {
+			from.Refuse[d] = struct{}{}
+		}
+		for _, a := range c.DropCluster {
+			delete(from.ClusterIPs, a)
+		}
+		for _, a := range c.AddCluster {
+			from.ClusterIPs[a] = struct{}{}
+		}
+		local := slices.DeleteFunc(Cover(from.Local), func(p netip.Prefix) bool { return slices.Contains(c.DropLocal, p) })
+		local = append(local, c.AddLocal...)
+		slices.SortFunc(local, comparePrefixes)
+		if !reflect.DeepEqual(from.Steer, to.Steer) || !reflect.DeepEqual(from.Refuse, to.Refuse) ||
+			!reflect.DeepEqual(from.ClusterIPs, to.ClusterIPs) || !slices.Equal(local, Cover(to.Local)) {
+			t.Fatalf("changes %+v do not lead to %+v", c, to)
+		}
+	}
+}
+
+func TestCover(t *testing.T) {
+	for _, c := range []struct{ in, want string }{
+		{"", ""},
+		{"10.96.0.7/12", "10.96.0.0/12"},
+		{"10.96.0.1/32 10.96.0.0/12 10.111.0.0/16", "10.96.0.0/12"},
+		{"10.96.0.1/32 10.96.0.2/32 10.96.0.1/32", "10.96.0.1/32 10.96.0.2/32"},
+		{"fd01::/64 10.0.0.0/8 fd01::5/128", "10.0.0.0/8 fd01::/64"},
+	} {
+		in := prefixes(c.in)
+		before := slices.Clone(in)
+		if got := Cover(in); !slices.Equal(got, prefixes(c.want)) {
+			t.Errorf("%s: got %v, want %s", c.in, got, c.want)
+		}
+		if !slices.Equal(in, before) {
+			t.Errorf("%s: the argument became %v", c.in, in)
+		}
+	}
+}
+
+func TestValidate(t *testing.T) {
+	good := tcp("10.96.0.1:80")
+	for _, c := range []struct {
+		plan Plan
+		want string
+	}{
+		{Plan{}, ""},
+		{Plan{Steer: map[service.Destination]Target{good: {1}}, Local: prefixes("10.96.0.0/12 fd00::/108")}, ""},
+		{Plan{Steer: map[service.Destination]Target{good: {}}}, "listener port 0"},
+		{Plan{Steer: map[service.Destination]Target{good: {1}}, Refuse: map[service.Destination]struct{}{good: {}}}, "steered and refused"},
+		{Plan{Refuse: map[service.Destination]struct{}{{Addr: good.Addr, Port: 80}: {}}}, "protocol 0"},
+		{Plan{Refuse: map[service.Destination]struct{}{tcp("10.96.0.1:0"): {}}}, "port 0"},
+		{Plan{Refuse: map[service.Destination]struct{}{tcp("[::ffff:10.96.0.1]:1"): {}}}, "plain"},
+		{Plan{ClusterIPs: map[netip.Addr]struct{}{netip.MustParseAddr("127.0.0.1"): {}}}, "not an address of a service"},
+		{Plan{Local: prefixes("0.0.0.0/0")}, "every address"},
+		{Plan{Local: prefixes("126.0.0.0/7")}, "127.0.0.0/8"},
+		{Plan{Local: prefixes("fe80::/64")}, "fe80::/10"},
+		{Plan{Local: make([]netip.Prefix, 1)}, "not an IPv4 or IPv6 range"},
+	} {
+		err := c.plan.Validate()
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: got %v, want %q", c.plan, err, c.want)
+		}
+	}
+}

@@ -1,0 +1,157 @@
+// Package redirect steers packets that are sent to Services into this
+// process's listening sockets.
+//
+// What is to be steered is a [Plan]: plain data, whole, made anew whenever the
+// Services changed. A [Redirector] puts it in force and keeps it there; there
+// is one for each way of steering that kernels offer (redirect/tproxy), and
+// none of them knows more of a service than its addresses and listener ports.
+//
+//	lock, err := redirect.AcquireLock("sluice")   // one proxy in a network namespace
+//	r, err := tproxy.New(tproxy.Options{})
+//	err = r.Apply(plan)                           // again for each new plan: sends what changed
+//	repaired, err := r.Verify()                   // every 30 s
+//	err = r.Close()                               // undoes everything
+//
+// A connection that was accepted goes on whatever later plans say of its
+// destination (A8.1, A8.7), as long as its address is in Plan.Local.
+//
+// The package leaves alone: listening, choosing endpoints, addresses of
+// interfaces, and everything in the kernel that does not carry its names and
+// numbers.
+package redirect
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// ListenIPv4 and ListenIPv6 are the addresses that listeners bind to for
+// destinations of their family. They are loopback addresses, so that no port
+// opens to the outside: what a listener accepts was steered to it, or comes
+// from this node and names the address itself. The listeners need
+// IP_TRANSPARENT.
+var (
+	ListenIPv4 = netip.AddrFrom4([4]byte{127, 83, 76, 1})
+	ListenIPv6 = netip.IPv6Loopback()
+)
+
+// Target says where connections to a destination go: to the listener on this
+// port of ListenIPv4 or ListenIPv6, by the destination's family.
+type Target struct {
+	Port uint16
+}
+
+// Plan is everything that is to be steered. A Plan that was handed to a
+// Redirector belongs to it; nobody changes it afterwards.
+type Plan struct {
+	// Steer are the destinations that listeners accept for.
+	Steer map[service.Destination]Target
+	// Refuse are the destinations that refuse (A3.4): TCP with a reset, UDP
+	// and SCTP with ICMP port unreachable.
+	Refuse map[service.Destination]struct{}
+	// Local are the ranges that this node delivers to itself (F2): service
+	// CIDRs, cluster IPs outside of them, and addresses that left the model
+	// but still carry connections. Destinations to steer or refuse lie within.
+	// TCP, UDP and SCTP to an address of Local that nothing else in the Plan
+	// says something about is dropped (A3.12, unallocated addresses).
+	Local []netip.Prefix
+	// ClusterIPs are the addresses whose other ports refuse (A3.12), so that
+	// the host's own wildcard servers are not reachable on them (F4).
+	ClusterIPs map[netip.Addr]struct{}
+}
+
+// Redirector puts plans in force. Its methods are safe for concurrent use.
+type Redirector interface {
+	// Apply puts the plan in force in place of the one before, sending only
+	// what changed. When it returns nil, new connections go by the plan. At no
+	// moment in between is a destination that is in both plans delivered to
+	// anything but its listener, and none that is in Local leaks out. On an
+	// error nothing of the plan, or all of it but routes, is in force; calling
+	// it again is safe.
+	Apply(Plan) error
+	// Verify checks that what was applied is still in the kernel and puts back
+	// what is missing. It tells whether there was anything to put back.
+	Verify() (repaired bool, err error)
+	// Close takes everything out of the kernel that Apply put there.
+	Close() error
+}
+
+// Validate tells what is wrong with a plan, or nil.
+func (p *Plan) Validate() error {
+	for d, t := range p.Steer {
+		if err := validDestination(d); err != nil {
+			return fmt.Errorf("steer %s: %w", Format(d), err)
+		}
+		if t.Port == 0 {
+			return fmt.Errorf("steer %s: listener port 0", Format(d))
+		}
+		if _, both := p.Refuse[d]; both {
+			return fmt.Errorf("%s is to be steered and refused", Format(d))
+		}
+	}
+	for d := range p.Refuse {
+		if err := validDestination(d); err != nil {
+			return fmt.Errorf("refuse %s: %w", Format(d), err)
+		}
+	}
+	for a := range p.ClusterIPs {
+		if err := validAddr(a); err != nil {
+			return fmt.Errorf("cluster IP %s: %w", a, err)
+		}
+	}
+	for _, l := range p.Local {
+		if err := validPrefix(l); err != nil {
+			return fmt.Errorf("local %s: %w", l, err)
+		}
+	}
+	return nil
+}
+
+func validDestination(d service.Destination) error {
+	if d.Port == 0 {
+		return fmt.Errorf("port 0")
+	}
+	if d.Protocol < service.TCP || d.Protocol > service.SCTP {
+		return fmt.Errorf("protocol %d", d.Protocol)
+	}
+	return validAddr(d.Addr)
+}
+
+func validAddr(a netip.Addr) error {
+	switch {
+	case !a.IsValid() || a.Is4In6() || a.Zone() != "":
+		return fmt.Errorf("not a plain IPv4 or IPv6 address")
+	case a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast():
+		return fmt.Errorf("not an address of a service")
+	}
+	return nil
+}
+
+func validPrefix(p netip.Prefix) error {
+	if !p.IsValid() || p.Addr().Is4In6() {
+		return fmt.Errorf("not an IPv4 or IPv6 range")
+	}
+	if p.Bits() == 0 {
+		return fmt.Errorf("would take in every address")
+	}
+	for _, reserved := range reservedRanges {
+		if p.Overlaps(reserved) {
+			return fmt.Errorf("overlaps %s, which is not for services", reserved)
+		}
+	}
+	return nil
+}
+
+// reservedRanges must not be delivered locally by any mistake in a flag.
+var reservedRanges = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"),
+	netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("224.0.0.0/3"),
+	netip.MustParsePrefix("::/96"), netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
+}
+
+// Format gives a destination as dumps and errors show it: "TCP 10.96.0.1:443".
+func Format(d service.Destination) string {
+	return d.Protocol.String() + " " + netip.AddrPortFrom(d.Addr, d.Port).String()
+}
