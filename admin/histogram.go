@@ -1,0 +1,20 @@
+package admin
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+)
+
+// sendHistogram sends a histogram in Prometheus's form: seconds, cumulative.
+func sendHistogram(ch chan<- prometheus.Metric, d *prometheus.Desc, h *conntrack.Histogram, bounds []time.Duration, labels []string) {
+	buckets := make(map[float64]uint64, len(bounds))
+	var cumulative uint64
+	for i, bound := range bounds {
+		cumulative += h.Buckets[i]
+		buckets[bound.Seconds()] = cumulative
+	}
+	ch <- prometheus.MustNewConstHistogram(d, cumulative+h.Buckets[len(bounds)], h.Sum.Seconds(), buckets, labels...)
+}

@@ -1,0 +1,210 @@
+// Package admin shows what the proxy does: metrics for Prometheus.
+package admin
+
+import (
+	"runtime"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Value names a metric whose value another room of the proxy has.
+type Value uint8
+
+// The values. Those that end in Total only grow.
+const (
+	ServicePorts Value = iota
+	ServiceEndpoints
+	ConfigProblems
+	ConfigAppliedTime // Unix time in seconds
+	ConfigFailuresTotal
+	SteeringRepairsTotal
+	Listeners
+	AcceptPausesTotal
+	ConnectionsDialing
+	AffinityPins
+	AffinityEvictedTotal
+	AffinityExpiredTotal
+	RelayPipes
+	RelaySystemCallsTotal
+	valueCount = iota
+)
+
+// values describes the metric of each Value.
+var values = [valueCount]struct {
+	kind prometheus.ValueType
+	name string
+	help string
+}{
+	ServicePorts:          {prometheus.GaugeValue, "sluice_service_ports", "Service ports in the configuration in force."},
+	ServiceEndpoints:      {prometheus.GaugeValue, "sluice_service_endpoints", "Endpoints of all service ports in the configuration in force."},
+	ConfigProblems:        {prometheus.GaugeValue, "sluice_config_problems", "Objects, or parts of them, that could not be used."},
+	ConfigAppliedTime:     {prometheus.GaugeValue, "sluice_config_applied_timestamp_seconds", "When the configuration in force was applied."},
+	ConfigFailuresTotal:   {prometheus.CounterValue, "sluice_config_failures_total", "Configurations that could not be applied."},
+	SteeringRepairsTotal:  {prometheus.CounterValue, "sluice_steering_repairs_total", "Times that kernel state of ours had been changed by others and was restored."},
+	Listeners:             {prometheus.GaugeValue, "sluice_listeners", "Listening sockets of services."},
+	AcceptPausesTotal:     {prometheus.CounterValue, "sluice_accept_pauses_total", "Pauses in accepting because of a limit of the process or a lack of descriptors or memory."},
+	ConnectionsDialing:    {prometheus.GaugeValue, "sluice_connections_dialing", "Connections that wait for an endpoint to answer."},
+	AffinityPins:          {prometheus.GaugeValue, "sluice_affinity_pins", "Clients that are remembered for session affinity."},
+	AffinityEvictedTotal:  {prometheus.CounterValue, "sluice_affinity_evicted_total", "Clients that were forgotten before their time because a service port had too many."},
+	AffinityExpiredTotal:  {prometheus.CounterValue, "sluice_affinity_expired_total", "Clients that were forgotten because their affinity timeout was over."},
+	RelayPipes:            {prometheus.GaugeValue, "sluice_relay_pipes", "Pipes that the relay has open."},
+	RelaySystemCallsTotal: {prometheus.CounterValue, "sluice_relay_system_calls_total", "System calls that the relay made to move bytes."},
+}
+
+// Sources are where the metrics come from.
+type Sources struct {
+	// Version is the program's.
+	Version string
+	// Table has the counters of all service ports. It must be set.
+	Table *conntrack.Table
+	// Log is the access log, nil if there is none.
+	Log *conntrack.Log
+	// Values are called at each scrape, from any goroutine. A metric whose
+	// value is missing is left out.
+	Values map[Value]func() float64
+}
+
+// NewRegistry gives a registry with Sluice's own metrics and those of the Go
+// runtime and of the process.
+func NewRegistry(s Sources) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(
+		newCollector(s),
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	return r
+}
+
+// collector reads all values at each scrape. It keeps nothing.
+type collector struct {
+	sources Sources
+
+	build        *prometheus.Desc
+	opened       *prometheus.Desc
+	active       *prometheus.Desc
+	closed       *prometheus.Desc
+	retried      *prometheus.Desc
+	attempts     *prometheus.Desc
+	failures     *prometheus.Desc
+	bytes        *prometheus.Desc
+	connect      *prometheus.Desc
+	firstByte    *prometheus.Desc
+	dropped      *prometheus.Desc
+	misused      *prometheus.Desc
+	logLines     *prometheus.Desc
+	logLost      *prometheus.Desc
+	logErrors    *prometheus.Desc
+	values       [valueCount]*prometheus.Desc
+	ends         []conntrack.End
+	dialFailures []conntrack.DialError
+}
+
+var _ prometheus.Collector = (*collector)(nil)
+
+func newCollector(s Sources) *collector {
+	plain := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, labels, nil)
+	}
+	perPort := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, append([]string{"namespace", "service", "port", "protocol"}, labels...), nil)
+	}
+	c := &collector{
+		sources:   s,
+		build:     plain("sluice_build_info", "The program; the value is 1.", "version", "go_version"),
+		opened:    perPort("sluice_connections_opened_total", "Connections accepted from clients."),
+		active:    perPort("sluice_connections_active", "Connections that are open."),
+		closed:    perPort("sluice_connections_closed_total", "Connections that ended, by who ended them and how.", "end"),
+		retried:   perPort("sluice_connections_retried_total", "Connections that took more than one attempt to reach an endpoint."),
+		attempts:  perPort("sluice_dial_attempts_total", "Attempts to connect to an endpoint."),
+		failures:  perPort("sluice_dial_failures_total", "Attempts to connect to an endpoint that failed, by reason.", "reason"),
+		bytes:     perPort("sluice_relayed_bytes_total", "Bytes passed on, by where they came from.", "from"),
+		connect:   perPort("sluice_connect_duration_seconds", "Time from accepting a connection until an endpoint answered, all attempts included."),
+		firstByte: perPort("sluice_first_byte_duration_seconds", "Time from accepting a connection until the endpoint's first byte."),
+		dropped:   plain("sluice_records_dropped_total", "Connection records that were lost because the access log was too slow."),
+		misused:   plain("sluice_records_misused_total", "Connection records that were opened or closed twice. Anything but 0 is a bug."),
+		logLines:  plain("sluice_access_log_lines_total", "Lines written to the access log."),
+		logLost:   plain("sluice_access_log_lines_lost_total", "Lines that could not be written to the access log."),
+		logErrors: plain("sluice_access_log_write_errors_total", "Writes to the access log that failed."),
+		ends:      conntrack.Ends(), dialFailures: conntrack.DialErrors(),
+	}
+	for i, v := range values {
+		c.values[i] = plain(v.name, v.help)
+	}
+	return c
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		c.build, c.opened, c.active, c.closed, c.retried, c.attempts, c.failures, c.bytes, c.connect, c.firstByte,
+		c.dropped, c.misused, c.logLines, c.logLost, c.logErrors,
+	} {
+		ch <- d
+	}
+	for _, d := range c.values {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, kind, value, labels...)
+	}
+	send(c.build, prometheus.GaugeValue, 1, c.sources.Version, runtime.Version())
+	ports, _ := c.sources.Table.Totals()
+	for i := range ports {
+		c.collectPort(ch, &ports[i])
+	}
+	stats := c.sources.Table.Stats()
+	send(c.dropped, prometheus.CounterValue, float64(stats.Dropped))
+	send(c.misused, prometheus.CounterValue, float64(stats.Misuse))
+	if c.sources.Log != nil {
+		stats := c.sources.Log.Stats()
+		send(c.logLines, prometheus.CounterValue, float64(stats.Written))
+		send(c.logLost, prometheus.CounterValue, float64(stats.Lost))
+		send(c.logErrors, prometheus.CounterValue, float64(stats.Errors))
+	}
+	for i, v := range values {
+		if f := c.sources.Values[Value(i)]; f != nil {
+			send(c.values[i], v.kind, f())
+		}
+	}
+}
+
+// collectPort sends what a service port counted: only two values as long as it
+// has had no connection.
+func (c *collector) collectPort(ch chan<- prometheus.Metric, p *conntrack.PortTotals) {
+	labels := portLabels(p.Name)
+	send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, extra ...string) {
+		ch <- prometheus.MustNewConstMetric(d, kind, value, append(labels, extra...)...)
+	}
+	t := &p.Totals
+	send(c.opened, prometheus.CounterValue, float64(t.Opened))
+	send(c.active, prometheus.GaugeValue, float64(t.Active))
+	if t.Opened == 0 {
+		return
+	}
+	for _, end := range c.ends {
+		send(c.closed, prometheus.CounterValue, float64(t.Ended[end]), end.String())
+	}
+	send(c.retried, prometheus.CounterValue, float64(t.Retried))
+	send(c.attempts, prometheus.CounterValue, float64(t.Attempts))
+	for _, reason := range c.dialFailures {
+		send(c.failures, prometheus.CounterValue, float64(t.Failed[reason]), reason.String())
+	}
+	send(c.bytes, prometheus.CounterValue, float64(t.BytesFromClient), "client")
+	send(c.bytes, prometheus.CounterValue, float64(t.BytesFromEndpoint), "endpoint")
+	sendHistogram(ch, c.connect, &t.Connect, conntrack.ConnectBuckets[:], labels)
+	sendHistogram(ch, c.firstByte, &t.FirstByte, conntrack.FirstByteBuckets[:], labels)
+}
+
+func portLabels(n service.PortName) []string {
+	labels := make([]string, 0, 5) // room for one more
+	return append(labels, n.Namespace, n.Name.Name, n.Port, n.Protocol.String())
+}
