@@ -1,0 +1,86 @@
+package e2e
+
+import (
+	"testing"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// TestAffinityHoldsAndMoves takes the pinned endpoint away in both ways: it
+// leaves the manifests (A5.4), and it dies while the manifests still name it
+// (A5.7).
+func TestAffinityHoldsAndMoves(t *testing.T) {
+	for _, way := range []string{"leaves", "dies"} {
+		t.Run(way, func(t *testing.T) {
+			lab := netns.NewLab(t, 3)
+			echoes := map[string]*netns.Echo{}
+			for _, b := range lab.Backends {
+				e := b.EchoTCP(t, 8080)
+				echoes[e.Name] = e
+			}
+			web := webOn(lab)
+			web.affinity = 100
+			p := startProxy(t, lab, []webService{web})
+			target := addresses(80, vip4)[0]
+
+			// A5.8: fifteen in a row.
+			first := sameFifteenTimes(t, lab.Client, target)
+			if way == "dies" {
+				echoes[first].Close()
+			} else {
+				left := web
+				left.endpoints = nil
+				for _, b := range lab.Backends {
+					if b.Name()+":8080" != first {
+						left.endpoints = append(left.endpoints, on(8080, b)...)
+					}
+				}
+				p.apply(left)
+			}
+			var second string
+			await(t, "another endpoint answers", startTimeout, func() (err error) {
+				if second, err = lab.Client.Ask("tcp", target); err == nil && second == first {
+					return errNotYet
+				}
+				return err
+			})
+			if again := sameFifteenTimes(t, lab.Client, target); again != second {
+				t.Errorf("it moved to %s and then to %s", second, again)
+			}
+			// Another client has a pin of its own; the other family is
+			// another address of the same client, and another key (A5.1).
+			if _, err := lab.Node.Ask("tcp", target); err != nil {
+				t.Error(err)
+			}
+			p.stop()
+
+			seen := map[string]int{}
+			for _, r := range p.records() {
+				if r.Client.Addr() == lab.Client.IPv4 {
+					seen[r.Affinity]++
+				}
+			}
+			if seen["new"] != 1 || seen["moved"] != 1 || seen["none"] != 0 || seen["hit"] < 28 {
+				t.Errorf("the records say %v, want one new, one moved, and hits", seen)
+			}
+		})
+	}
+}
+
+func sameFifteenTimes(t *testing.T, from *netns.Host, address string) string {
+	t.Helper()
+	first := ""
+	for i := range 15 {
+		name, err := from.Ask("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first == "" {
+			first = name
+		}
+		if name != first {
+			t.Fatalf("connection %d went to %s, the first to %s", i+1, name, first)
+		}
+	}
+	return first
+}

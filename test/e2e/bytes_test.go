@@ -1,0 +1,318 @@
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// talks is how many connections the byte-exactness tests make: with 1 MiB each
+// way, 10,000 take minutes.
+func talks() int {
+	switch {
+	case full():
+		return 10000
+	case testing.Short():
+		return 200
+	}
+	return 1000
+}
+
+// TestPromise3_BytesArriveCompleteAndInOrder plays scripts with half-closes
+// and resets at random places, of which both sides know every byte, and wants
+// nothing to be left afterwards.
+func TestPromise3_BytesArriveCompleteAndInOrder(t *testing.T) {
+	for _, splice := range []string{"auto", "off"} {
+		t.Run("splice="+splice, func(t *testing.T) { playTalks(t, "--splice="+splice) })
+	}
+}
+
+func playTalks(t *testing.T, flags ...string) {
+	const size, clients, warmUp = 1 << 20, 64, 64
+	lab := netns.NewLab(t, 3)
+	s := newTalkServer(size)
+	for _, b := range lab.Backends {
+		s.listen(t, b, 8080)
+	}
+	p := startProxy(t, lab, []webService{webOn(lab)}, flags...)
+	targets := addresses(80, vip4, vip6)
+	count := talks()
+	play := func(first, n int) []visit {
+		return crowd(n, clients, func(i int) visit {
+			client, err := s.play(lab.Client, targets[i%2], uint32(first+i))
+			return visit{client: client, err: err}
+		})
+	}
+	failures := 0
+	report := func(visits []visit) {
+		for _, v := range visits {
+			if v.err != nil {
+				if failures++; failures <= 10 {
+					t.Error(v.err)
+				}
+			}
+		}
+	}
+	// Whatever is made once and kept is made by the first connections.
+	report(play(0, warmUp))
+	before := p.settle(nil)
+	start := time.Now()
+	visits := play(warmUp, count)
+	report(visits)
+	took := time.Since(start)
+	t.Logf("%d connections of %d bytes each way in %v, %d wrong", count, size, took, failures)
+	after := p.settle(&before)
+	t.Logf("before: %v, after: %v", before, after)
+	p.stop()
+
+	// The records tell of each talk what its script says.
+	records := p.records()
+	if len(records) != warmUp+count {
+		t.Errorf("%d records of %d connections", len(records), warmUp+count)
+	}
+	// Ports are used again, so that some talks share their client's address.
+	byClient := map[netip.AddrPort][]record{}
+	for _, r := range records {
+		byClient[r.Client] = append(byClient[r.Client], r)
+	}
+	compared := 0
+	for i, v := range visits {
+		if of := byClient[v.client]; len(of) == 1 && v.err == nil {
+			compared++
+			k := newTalk(uint32(warmUp+i), size)
+			if err := k.compare(of[0]); err != nil {
+				t.Errorf("talk %d (ending %d): %v", k.id, k.ending, err)
+			}
+		}
+	}
+	if compared < count/2 {
+		t.Errorf("only %d of %d talks could be compared with their records", compared, count)
+	}
+}
+
+// compare says what the record should say otherwise.
+func (k *talk) compare(r record) error {
+	ends := map[ending][]string{
+		endTogether:    {"client_fin", "endpoint_fin"},
+		endClientFirst: {"client_fin"},
+		endServerFirst: {"endpoint_fin"},
+		endClientReset: {"client_reset"},
+		endServerReset: {"endpoint_reset"},
+	}[k.ending]
+	known := false
+	for _, e := range ends {
+		known = known || r.End == e
+	}
+	if !known {
+		return fmt.Errorf("end is %s, want one of %v", r.End, ends)
+	}
+	if k.ending == endClientReset || k.ending == endServerReset {
+		return nil // what had not arrived when it was reset did not count
+	}
+	if up, down := greetingUp+len(k.up), greetingDown+len(k.down); r.BytesUp != uint64(up) || r.BytesDown != uint64(down) {
+		return fmt.Errorf("%d bytes up and %d down, want %d and %d", r.BytesUp, r.BytesDown, up, down)
+	}
+	return nil
+}
+
+// pipe is a connection through the proxy with both of its ends in hand.
+type pipe struct {
+	client, server *net.TCPConn
+}
+
+// joiner gives connections through the proxy with both ends in hand.
+type joiner struct {
+	lab      *netns.Lab
+	accepted chan *net.TCPConn
+}
+
+// newJoiner takes the place of the server on the backend's port.
+func newJoiner(t *testing.T, lab *netns.Lab, b *netns.Host, port uint16) *joiner {
+	t.Helper()
+	l, err := b.Listen("tcp", fmt.Sprintf(":%d", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := &joiner{lab: lab, accepted: make(chan *net.TCPConn)}
+	done := make(chan struct{})
+	t.Cleanup(func() { close(done); _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil {
+				continue
+			}
+			select {
+			case j.accepted <- c.(*net.TCPConn):
+			case <-done:
+				c.Close()
+				return
+			}
+		}
+	}()
+	return j
+}
+
+// join connects. Both ends close with the test.
+func (j *joiner) join(t *testing.T, from *netns.Host, address string) pipe {
+	t.Helper()
+	c, err := from.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	select {
+	case s := <-j.accepted:
+		t.Cleanup(func() { _ = s.Close() })
+		for _, end := range []net.Conn{c, s} {
+			_ = end.SetDeadline(time.Now().Add(talkTimeout))
+		}
+		return pipe{c.(*net.TCPConn), s}
+	case <-time.After(startTimeout):
+		t.Fatalf("%s: connected, and nobody came to the endpoint", address)
+	}
+	return pipe{}
+}
+
+func transfer(t *testing.T, from, to net.Conn, text string) {
+	t.Helper()
+	if _, err := io.WriteString(from, text); err != nil {
+		t.Fatalf("write %q: %v", text, err)
+	}
+	got := make([]byte, len(text))
+	if _, err := io.ReadFull(to, got); err != nil || string(got) != text {
+		t.Fatalf("got %q, %v, want %q", got, err, text)
+	}
+}
+
+func wantEnd(t *testing.T, c net.Conn) {
+	t.Helper()
+	if n, err := c.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Fatalf("got %d bytes and %v, want the end of this half", n, err)
+	}
+}
+
+// TestPromise3_HalfCloseStaysAHalfClose ends one half in each direction and
+// goes on in the other.
+func TestPromise3_HalfCloseStaysAHalfClose(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	j := newJoiner(t, lab, lab.Backends[0], 8080)
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	for _, address := range addresses(80, vip4, vip6) {
+		for _, first := range []string{"client", "server"} {
+			c := j.join(t, lab.Client, address)
+			a, b := c.client, c.server
+			if first == "server" {
+				a, b = b, a
+			}
+			transfer(t, a, b, "before")
+			transfer(t, b, a, "before")
+			if err := a.CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			wantEnd(t, b)
+			transfer(t, b, a, "after the other half ended")
+			if err := b.CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			wantEnd(t, a)
+		}
+	}
+	p.stop()
+	want := []string{"client_fin", "endpoint_fin", "client_fin", "endpoint_fin"}
+	p.wantEnds(t, want...)
+}
+
+// TestPromise3_ResetStaysAReset resets each side: at rest, with bytes on the
+// way, and after the other half has ended.
+func TestPromise3_ResetStaysAReset(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	j := newJoiner(t, lab, lab.Backends[0], 8080)
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	var want []string
+	for _, address := range addresses(80, vip4, vip6) {
+		for _, when := range []string{"at rest", "with bytes on the way", "half-closed"} {
+			for _, who := range []string{"client_reset", "endpoint_reset"} {
+				c := j.join(t, lab.Client, address)
+				a, b := c.client, c.server
+				if who == "endpoint_reset" {
+					a, b = b, a
+				}
+				transfer(t, b, a, "before")
+				switch when {
+				case "with bytes on the way":
+					if _, err := a.Write(bytes.Repeat([]byte("x"), 1<<16)); err != nil {
+						t.Fatal(err)
+					}
+				case "half-closed":
+					if err := b.CloseWrite(); err != nil {
+						t.Fatal(err)
+					}
+					wantEnd(t, a)
+				}
+				_ = a.SetLinger(0)
+				_ = a.Close()
+				if _, err := io.Copy(io.Discard, b); !isReset(err) {
+					t.Errorf("%s, %s, %s: the other side saw %v, want a reset", address, who, when, err)
+				}
+				want = append(want, who)
+			}
+		}
+	}
+	p.stop()
+	p.wantEnds(t, want...)
+}
+
+// TestPromise3_NothingIsLostBehindASlowReader fills every buffer on the way.
+func TestPromise3_NothingIsLostBehindASlowReader(t *testing.T) {
+	const size = 64 << 20
+	lab := netns.NewLab(t, 1)
+	j := newJoiner(t, lab, lab.Backends[0], 8080)
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	c := j.join(t, lab.Client, addresses(80, vip4)[0])
+	_ = c.client.SetReadBuffer(4096)
+
+	data := make([]byte, 0, size)
+	for len(data) < size {
+		data = append(data, noise()[:min(len(noise()), size-len(data))]...)
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		if _, err := c.server.Write(data); err != nil {
+			t.Errorf("write: %v", err)
+		}
+		_ = c.server.CloseWrite()
+	})
+	got := 0
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := c.client.Read(buf[:1+got%len(buf)])
+		if !bytes.Equal(buf[:n], data[got:got+n]) {
+			t.Fatalf("wrong bytes after %d", got)
+		}
+		got += n
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got != size {
+		t.Errorf("got %d bytes, want %d", got, size)
+	}
+	_ = c.client.Close()
+	p.stop()
+}

@@ -1,0 +1,167 @@
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// swallow makes a port of the host a black hole: connection attempts are
+// neither answered nor refused (F5).
+func swallow(t *testing.T, h *netns.Host, port uint16) {
+	t.Helper()
+	nothing := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
+	filter := unix.SockFprog{Len: 1, Filter: &nothing[0]}
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		if e := c.Control(func(fd uintptr) {
+			err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &filter)
+		}); e != nil {
+			return e
+		}
+		return err
+	}}
+	lc.SetMultipathTCP(false)
+	l, err := h.ListenConfig(&lc, "tcp", fmt.Sprintf(":%d", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+}
+
+// visit is what a client saw of one connection.
+type visit struct {
+	client  netip.AddrPort
+	name    string // of the endpoint
+	elapsed time.Duration
+	err     error
+}
+
+// ask connects once, talks to the endpoint and closes.
+func ask(from *netns.Host, address string) visit {
+	start := time.Now()
+	c, err := from.Dial("tcp", address)
+	if err != nil {
+		return visit{err: err, elapsed: time.Since(start)}
+	}
+	defer c.Close()
+	v := visit{client: netip.MustParseAddrPort(c.LocalAddr().String())}
+	v.name, v.err = netns.AskOn(c)
+	v.elapsed = time.Since(start)
+	return v
+}
+
+// crowd makes n connections from so many clients at once, to the addresses in
+// turn.
+func crowd(n, clients int, one func(i int) visit) []visit {
+	visits := make([]visit, n)
+	next := make(chan int)
+	var wg sync.WaitGroup
+	for range clients {
+		wg.Go(func() {
+			for i := range next {
+				visits[i] = one(i)
+			}
+		})
+	}
+	for i := range n {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	return visits
+}
+
+// firstTimeout is how long the first dial waits for an answer.
+const firstTimeout = 250 * time.Millisecond
+
+// TestPromise1_DeadEndpointCostsAMomentNeverTheConnection has one of three
+// endpoints dead, in each of the two ways.
+func TestPromise1_DeadEndpointCostsAMomentNeverTheConnection(t *testing.T) {
+	const connections, clients = 1000, 16
+	for _, way := range []string{"closed port", "black hole"} {
+		t.Run(way, func(t *testing.T) {
+			lab := netns.NewLab(t, 3)
+			lab.Backends[0].EchoTCP(t, 8080)
+			lab.Backends[1].EchoTCP(t, 8080)
+			if way == "black hole" {
+				swallow(t, lab.Backends[2], 8080)
+			}
+			p := startProxy(t, lab, []webService{webOn(lab)})
+			targets := addresses(80, vip4, vip6)
+			visits := crowd(connections, clients, func(i int) visit { return ask(lab.Client, targets[i%2]) })
+			p.stop()
+
+			records := p.records()
+			if len(records) != connections {
+				t.Errorf("%d records of %d connections", len(records), connections)
+			}
+			var undelayed, retried []time.Duration
+			byClient := index(t, records)
+			for _, v := range visits {
+				if v.err != nil {
+					t.Errorf("%s: %v", v.client, v.err)
+					continue
+				}
+				r, ok := byClient[v.client]
+				if !ok {
+					t.Errorf("%s has no record", v.client)
+					continue
+				}
+				if len(r.Failed) == 0 {
+					undelayed = append(undelayed, v.elapsed)
+					continue
+				}
+				retried = append(retried, v.elapsed)
+				r.wantDeadEndpoint(t, lab.Backends[2], way == "black hole")
+			}
+			if t.Failed() {
+				return
+			}
+			slices.Sort(undelayed)
+			slices.Sort(retried)
+			if len(undelayed) < connections/2 || len(retried) < connections/10 {
+				t.Fatalf("%d connections met the dead endpoint, %d did not: one of three was dead", len(retried), len(undelayed))
+			}
+			t.Logf("%d did not meet it: median %v, 99%% %v, slowest %v", len(undelayed),
+				undelayed[len(undelayed)/2], undelayed[len(undelayed)*99/100], undelayed[len(undelayed)-1])
+			t.Logf("%d met it: median %v, slowest %v", len(retried), retried[len(retried)/2], retried[len(retried)-1])
+			if slowest := retried[len(retried)-1]; slowest > 3750*time.Millisecond {
+				t.Errorf("the slowest took %v, more than the four attempts together", slowest)
+			}
+			if late := undelayed[len(undelayed)*99/100]; late >= firstTimeout {
+				t.Errorf("connections that never met the dead endpoint took up to %v", late)
+			}
+		})
+	}
+}
+
+// TestPromise1_OneLiveEndpointOfManyIsFound has every endpoint dead but one,
+// so that clients meet several dead ones in a row.
+func TestPromise1_OneLiveEndpointOfManyIsFound(t *testing.T) {
+	lab := netns.NewLab(t, 6)
+	lab.Backends[3].EchoTCP(t, 8080)
+	swallow(t, lab.Backends[0], 8080)
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	target := addresses(80, vip4)[0]
+	for _, v := range crowd(30, 6, func(int) visit { return ask(lab.Client, target) }) {
+		if v.err != nil || v.name != "b4:8080" {
+			t.Errorf("%s: got %q, %v", v.client, v.name, v.err)
+		}
+	}
+	p.stop()
+}
+
+// errorText makes an error of what a comparison found.
+type errorText string
+
+func (e errorText) Error() string { return string(e) }

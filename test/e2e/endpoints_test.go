@@ -1,0 +1,203 @@
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// changeBound is how soon a change of a manifest is in force.
+const changeBound = 100 * time.Millisecond
+
+// rounds is how often a bound is tried; the median counts, so that the test
+// machine's own hiccups do not.
+const rounds = 5
+
+// measured wants the median of what was measured to be within the bound.
+func measured(t *testing.T, what string, took []time.Duration, bound time.Duration) {
+	t.Helper()
+	slices.Sort(took)
+	t.Logf("%s: %v", what, took)
+	if median := took[len(took)/2]; median > bound {
+		t.Errorf("%s: took %v, want at most %v", what, median, bound)
+	}
+}
+
+// TestEveryFamilyFromEverywhere connects from another host, from the node
+// itself and from a host that is an endpoint too, over IPv4 and IPv6.
+func TestEveryFamilyFromEverywhere(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+	}
+	startProxy(t, lab, []webService{webOn(lab)})
+	for _, from := range []*netns.Host{lab.Client, lab.Node, lab.Backends[0]} {
+		for _, address := range addresses(80, vip4, vip6) {
+			seen := map[string]int{}
+			for range 4 {
+				name, err := from.Ask("tcp", address)
+				if err != nil {
+					t.Errorf("%s to %s: %v", from.Name(), address, err)
+				}
+				seen[name]++
+			}
+			if seen["b1:8080"] != 2 || seen["b2:8080"] != 2 {
+				t.Errorf("%s to %s: got %v, want each endpoint twice in turn", from.Name(), address, seen)
+			}
+		}
+	}
+}
+
+// TestEndpointGoneKeepsItsConnections takes an endpoint out of the manifests
+// and puts it back while connections to it are open.
+func TestEndpointGoneKeepsItsConnections(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+	}
+	all := webOn(lab)
+	p := startProxy(t, lab, []webService{all})
+	fewer := all
+	fewer.endpoints = on(8080, lab.Backends[0])
+	target := addresses(80, vip4)[0]
+
+	var avoided []time.Duration
+	for range rounds {
+		// Connections to both endpoints that live through the change.
+		for range 2 {
+			c, err := lab.Client.Dial("tcp", target)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			name, err := netns.AskOn(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if _, err := io.WriteString(c, "x"); err != nil {
+					t.Errorf("a connection to %s was cut: %v", name, err)
+				}
+				if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+					t.Errorf("a connection to %s was cut: %v", name, err)
+				}
+			}()
+		}
+		changed := time.Now()
+		p.apply(fewer)
+		await(t, "new connections avoid the endpoint that is gone", startTimeout, func() error {
+			return onlyOn(lab.Client, target, "b1:8080")
+		})
+		avoided = append(avoided, time.Since(changed))
+		p.apply(all)
+		await(t, "the endpoint that is back is used", startTimeout, func() error {
+			for range 2 {
+				if name, err := lab.Client.Ask("tcp", target); err != nil || name == "b2:8080" {
+					return err
+				}
+			}
+			return errNotYet
+		})
+	}
+	measured(t, "from the manifest's change until new connections avoid the endpoint", avoided, changeBound)
+}
+
+// onlyOn makes as many connections as show that the other endpoint's turn does
+// not come any more.
+func onlyOn(from *netns.Host, address, want string) error {
+	for range 3 {
+		name, err := from.Ask("tcp", address)
+		if err != nil {
+			return err
+		}
+		if name != want {
+			return fmt.Errorf("got %s, want %s", name, want)
+		}
+	}
+	return nil
+}
+
+// TestPromise4_PortWithNoEndpointsRefuses also has a server of the node's own
+// listen on the same port of every address: it must never answer for a VIP.
+func TestPromise4_PortWithNoEndpointsRefuses(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	lab.Node.EchoTCP(t, 80)
+	full := webOn(lab)
+	empty := full
+	empty.endpoints = nil
+	p := startProxy(t, lab, []webService{full})
+	everywhere := []*netns.Host{lab.Client, lab.Node}
+
+	var refusing, answering []time.Duration
+	for range rounds {
+		for _, address := range addresses(80, vip4, vip6) {
+			for _, from := range everywhere {
+				if name, err := from.Ask("tcp", address); err != nil || name != "b1:8080" {
+					t.Errorf("%s to %s: got %q, %v", from.Name(), address, name, err)
+				}
+			}
+		}
+		changed := time.Now()
+		p.apply(empty)
+		for _, address := range addresses(80, vip4, vip6) {
+			for _, from := range everywhere {
+				await(t, from.Name()+" is refused by "+address, startTimeout, func() error { return refused(from, address) })
+			}
+		}
+		refusing = append(refusing, time.Since(changed))
+		changed = time.Now()
+		p.apply(full)
+		await(t, "it answers again", startTimeout, func() error {
+			_, err := lab.Client.Ask("tcp", addresses(80, vip4)[0])
+			return err
+		})
+		answering = append(answering, time.Since(changed))
+	}
+	measured(t, "from the last endpoint's end until connect is refused", refusing, changeBound)
+	measured(t, "from the first endpoint until it answers", answering, changeBound)
+
+	p.remove(full.name)
+	for _, address := range addresses(80, vip4, vip6) {
+		await(t, address+" of the deleted service is the node's server's no more than before", startTimeout, func() error {
+			if name, err := lab.Client.Ask("tcp", address); err == nil && name == "b1:8080" {
+				return errNotYet
+			}
+			return nil
+		})
+	}
+}
+
+// TestHostsOwnServersStayBehindTheirAddresses has servers of the node's own
+// listen on every address.
+func TestHostsOwnServersStayBehindTheirAddresses(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	lab.Node.EchoTCP(t, 80)   // the service's port
+	lab.Node.EchoTCP(t, 2222) // a port without a service
+	startProxy(t, lab, []webService{webOn(lab)})
+	for _, from := range []*netns.Host{lab.Client, lab.Node} {
+		for _, a := range []string{vip4, vip6} {
+			if name, err := from.Ask("tcp", addresses(80, a)[0]); err != nil || name != "b1:8080" {
+				t.Errorf("%s to the service at %s: got %q, %v", from.Name(), a, name, err)
+			}
+			// A3.12
+			if err := refused(from, addresses(2222, a)[0]); err != nil {
+				t.Errorf("%s to a port without a service at %s: %v", from.Name(), a, err)
+			}
+		}
+		for _, a := range []netip.Addr{lab.Node.IPv4, lab.Node.IPv6} {
+			for _, port := range []uint16{80, 2222} {
+				want := fmt.Sprintf("node:%d", port)
+				if name, err := from.Ask("tcp", netip.AddrPortFrom(a, port).String()); err != nil || name != want {
+					t.Errorf("%s to the node's own %s: got %q, %v", from.Name(), want, name, err)
+				}
+			}
+		}
+	}
+}

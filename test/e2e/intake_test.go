@@ -1,0 +1,140 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// TestManifestsEditedWhileClientsConnect changes everything that can change
+// about one service, and adds and removes others, while clients connect: every
+// connection is answered, by an endpoint of the service it was made to.
+func TestManifestsEditedWhileClientsConnect(t *testing.T) {
+	const edits = 60
+	lab := netns.NewLab(t, 3)
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+		b.EchoTCP(t, 9090)
+	}
+	web := webOn(lab)
+	// It keeps one endpoint of each family whatever else happens.
+	anchor := on(8080, lab.Backends[0])
+	web.endpoints = anchor
+	p := startProxy(t, lab, []webService{web})
+
+	var stop atomic.Bool
+	visits := make(chan []visit, 4)
+	targets := addresses(80, vip4, vip6)
+	for range cap(visits) {
+		go func() {
+			var list []visit
+			for i := 0; !stop.Load(); i++ {
+				list = append(list, ask(lab.Client, targets[i%2]))
+			}
+			visits <- list
+		}()
+	}
+	for i := range edits {
+		edited := web
+		edited.affinity = []int{0, 100}[i/2%2]
+		edited.endpoints = append(append([]netip.AddrPort{}, anchor...), on(8080, lab.Backends[1:1+i%3]...)...)
+		p.apply(edited)
+		extra := webService{name: fmt.Sprintf("extra-%d", i), vips: []string{fmt.Sprintf("10.96.1.%d", i+1)}, port: 90, endpoints: on(9090, lab.Backends[2])[:1]}
+		p.apply(extra)
+		await(t, extra.name+" is served", startTimeout, func() error {
+			name, err := lab.Client.Ask("tcp", addresses(90, extra.vips...)[0])
+			if err == nil && name != "b3:9090" {
+				t.Errorf("%s was answered by %s", extra.name, name)
+			}
+			return err
+		})
+		if i%2 == 1 {
+			p.remove(extra.name)
+		}
+	}
+	stop.Store(true)
+	total := 0
+	for range cap(visits) {
+		for _, v := range <-visits {
+			total++
+			if v.err != nil || !strings.HasSuffix(v.name, ":8080") {
+				t.Errorf("%s: got %q, %v", v.client, v.name, v.err)
+			}
+		}
+	}
+	t.Logf("%d connections during %d edits", total, edits)
+	p.stop()
+}
+
+// TestBrokenManifestsAreNamedAndTheRestServed runs on every broken manifest of
+// test/manifests/broken and on a good one.
+func TestBrokenManifestsAreNamedAndTheRestServed(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := prepareProxy(t, lab, []webService{webOn(lab)})
+	files, err := filepath.Glob("../manifests/broken/*")
+	if err != nil || len(files) < 6 {
+		t.Fatalf("%d broken manifests, %v", len(files), err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.write(filepath.Base(file), string(text))
+	}
+	p.start()
+	for _, address := range addresses(80, vip4, vip6) {
+		if _, err := lab.Client.Ask("tcp", address); err != nil {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+	said := p.stderr.String()
+	for _, file := range files {
+		if strings.Count(said, filepath.Base(file)) == 0 {
+			t.Errorf("no line names %s", filepath.Base(file))
+		}
+	}
+	p.stop()
+}
+
+// TestLastGoodContentStaysInForce breaks a file, mends it, and deletes it.
+func TestLastGoodContentStaysInForce(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+	}
+	web := webOn(lab)
+	web.endpoints = on(8080, lab.Backends[0])
+	p := startProxy(t, lab, []webService{web})
+	target := addresses(80, vip4)[0]
+
+	p.write("web.yaml", "kind: Service\n  apiVersion: v1\n")
+	await(t, "the log names the file", startTimeout, func() error {
+		if !p.stderr.contains("web.yaml") {
+			return errNotYet
+		}
+		return nil
+	})
+	if err := onlyOn(lab.Client, target, "b1:8080"); err != nil {
+		t.Errorf("while the file is broken: %v", err)
+	}
+	web.endpoints = on(8080, lab.Backends[1])
+	p.apply(web)
+	await(t, "the mended file is in force", startTimeout, func() error { return onlyOn(lab.Client, target, "b2:8080") })
+	p.remove("web")
+	await(t, "the deleted file's service is gone", startTimeout, func() error {
+		if c, err := lab.Client.Dial("tcp", target); err == nil {
+			c.Close()
+			return errNotYet
+		}
+		return nil
+	})
+	p.stop()
+}

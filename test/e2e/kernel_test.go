@@ -1,0 +1,240 @@
+package e2e
+
+import (
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// kernelState is everything that steering could leave in the node's kernel:
+// the ruleset, the policy rules and all routes.
+func kernelState(t *testing.T, lab *netns.Lab) string {
+	t.Helper()
+	var b strings.Builder
+	for _, command := range [][]string{
+		{"nft", "list", "ruleset"},
+		{"ip", "-4", "rule"},
+		{"ip", "-6", "rule"},
+		{"ip", "-4", "route", "show", "table", "all"},
+		{"ip", "-6", "route", "show", "table", "all"},
+	} {
+		out, err := lab.Node.Command(t, administration(t, command[0]), command[1:]...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
+		}
+		b.WriteString("# " + strings.Join(command, " ") + "\n")
+		b.Write(out)
+	}
+	return b.String()
+}
+
+// administration finds a program that may not be on everybody's path.
+func administration(t *testing.T, name string) string {
+	t.Helper()
+	if path, err := exec.LookPath(name); err == nil {
+		return path
+	}
+	path := filepath.Join("/usr/sbin", name)
+	if _, err := os.Stat(path); err != nil {
+		if os.Getenv("SLUICE_REQUIRE_ROOT") == "1" {
+			t.Fatalf("the program %s is missing", name)
+		}
+		t.Skipf("SKIP-NEEDS: the program %s (test/install-deps.sh installs it)", name)
+	}
+	return path
+}
+
+// change is one line that the second state has more or less than the first.
+func changes(before, after string) string {
+	count := map[string]int{}
+	for line := range strings.Lines(before) {
+		count[line]--
+	}
+	for line := range strings.Lines(after) {
+		count[line]++
+	}
+	var b strings.Builder
+	for line, n := range count {
+		for ; n > 0; n-- {
+			b.WriteString("+ " + line)
+		}
+		for ; n < 0; n++ {
+			b.WriteString("- " + line)
+		}
+	}
+	return b.String()
+}
+
+// foreign is somebody else's state, which looks a little like ours.
+func foreign(t *testing.T, lab *netns.Lab) {
+	t.Helper()
+	for _, command := range [][]string{
+		{"nft", "add table ip6 others; add chain ip6 others pre { type filter hook prerouting priority mangle; policy accept; }; add rule ip6 others pre meta mark set 0x4"},
+		{"nft", "add table inet others; add set inet others seen { type ipv4_addr; }; add element inet others seen { 192.0.2.1 }"},
+		{"ip", "-4", "rule", "add", "priority", "999", "fwmark", "0x999/0xfff", "lookup", "999"},
+		{"ip", "-6", "rule", "add", "priority", "999", "fwmark", "0x999/0xfff", "lookup", "999"},
+		{"ip", "-4", "route", "add", "local", "198.51.100.0/24", "dev", "lo", "table", "999"},
+		{"ip", "-4", "route", "add", "local", "203.0.113.0/24", "dev", "lo", "table", "local"},
+	} {
+		if out, err := lab.Node.Command(t, administration(t, command[0]), command[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
+		}
+	}
+}
+
+func webOn(lab *netns.Lab) webService {
+	hosts := make([]netip.AddrPort, 0, 2*len(lab.Backends))
+	for _, b := range lab.Backends {
+		hosts = append(hosts, on(8080, b)...)
+	}
+	return webService{name: "web", vips: []string{vip4, vip6}, port: 80, endpoints: hosts}
+}
+
+// TestPromise6_StopAndCleanupLeaveNothing compares everything that the kernel
+// holds before and after, with somebody else's state beside ours.
+func TestPromise6_StopAndCleanupLeaveNothing(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	foreign(t, lab)
+	before := kernelState(t, lab)
+	p := prepareProxy(t, lab, []webService{webOn(lab)})
+
+	for _, end := range []string{"stop", "kill -9 and cleanup"} {
+		p.start()
+		if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
+			t.Fatal(err)
+		}
+		if kernelState(t, lab) == before {
+			t.Fatal("nothing in the kernel changed while it ran: the comparison would prove nothing")
+		}
+		if end == "stop" {
+			p.stop()
+		} else {
+			p.kill()
+			if out, err := sluice(t, lab, "cleanup"); err != nil {
+				t.Fatalf("cleanup: %v\n%s", err, out)
+			}
+		}
+		if diff := changes(before, kernelState(t, lab)); diff != "" {
+			t.Errorf("%s left:\n%s", end, diff)
+		}
+	}
+	if out, err := sluice(t, lab, "cleanup"); err != nil {
+		t.Errorf("cleanup with nothing to clean: %v\n%s", err, out)
+	}
+}
+
+// TestPromise6_KilledProxyIsTakenOver kills the proxy while clients connect
+// and starts another one over what the first left in the kernel.
+func TestPromise6_KilledProxyIsTakenOver(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+	}
+	before := kernelState(t, lab)
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	held, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	if _, err := netns.AskOn(held); err != nil {
+		t.Fatal(err)
+	}
+	p.kill()
+	if err := ended(held); err == nil {
+		t.Error("the killed proxy's connection ended with a FIN: a truncated stream would look complete")
+	}
+	// The service changed while nobody was there.
+	changed := webOn(lab)
+	changed.port = 81
+	p.apply(changed)
+	p.start()
+	for _, address := range addresses(81, vip4, vip6) {
+		if _, err := lab.Client.Ask("tcp", address); err != nil {
+			t.Errorf("%s after the restart: %v", address, err)
+		}
+	}
+	for _, address := range addresses(80, vip4, vip6) {
+		if err := refused(lab.Client, address); err != nil {
+			t.Errorf("%s, which the killed proxy served: %v", address, err)
+		}
+	}
+	p.stop()
+	if diff := changes(before, kernelState(t, lab)); diff != "" {
+		t.Errorf("left:\n%s", diff)
+	}
+}
+
+// TestSecondRunSaysSoAndStops also wants the first one to be none the worse.
+func TestSecondRunSaysSoAndStops(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	first := startProxy(t, lab, []webService{webOn(lab)})
+	during := kernelState(t, lab)
+
+	for _, round := range []string{"while the first runs", "while one runs over the leftovers of a killed one"} {
+		second := prepareProxy(t, lab, []webService{webOn(lab)})
+		second.launch()
+		second.waitExit()
+		if code := second.cmd.ProcessState.ExitCode(); code != 1 {
+			t.Errorf("%s: the second ended with %v, want exit status 1", round, second.cmd.ProcessState)
+		}
+		if !second.stderr.contains("already") {
+			t.Errorf("%s: it did not say why:\n%s", round, second.stderr)
+		}
+		if out, err := sluice(t, lab, "cleanup"); err == nil {
+			t.Errorf("%s: cleanup took the running proxy's state away:\n%s", round, out)
+		}
+		if diff := changes(during, kernelState(t, lab)); diff != "" {
+			t.Errorf("%s: the kernel's state changed:\n%s", round, diff)
+		}
+		if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
+			t.Errorf("%s: %v", round, err)
+		}
+		if round == "while the first runs" {
+			first.kill()
+			first.start()
+			during = kernelState(t, lab)
+		}
+	}
+	first.stop()
+}
+
+// TestPromise6_RemovedStateIsRepaired takes each part of our state away behind
+// the proxy's back.
+func TestPromise6_RemovedStateIsRepaired(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	before := kernelState(t, lab)
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	during := kernelState(t, lab)
+	for _, command := range [][]string{
+		{"nft", "flush", "ruleset"},
+		{"ip", "-4", "route", "flush", "table", "all", "type", "local", "10.96.0.0/16"},
+	} {
+		out, err := lab.Node.Command(t, administration(t, command[0]), command[1:]...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
+		}
+		await(t, "repair after "+strings.Join(command, " "), 45*time.Second, func() error {
+			if diff := changes(during, kernelState(t, lab)); diff != "" {
+				return errorText(diff)
+			}
+			return nil
+		})
+		if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
+			t.Error(err)
+		}
+	}
+	p.stop()
+	if diff := changes(before, kernelState(t, lab)); diff != "" {
+		t.Errorf("left:\n%s", diff)
+	}
+}

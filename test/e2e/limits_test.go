@@ -1,0 +1,281 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// hold makes n connections that have an endpoint and keeps them open until
+// the test ends.
+func hold(t *testing.T, from *netns.Host, address string, n int) []net.Conn {
+	t.Helper()
+	var list []net.Conn
+	for range n {
+		c, err := from.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		if _, err := netns.AskOn(c); err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, c)
+	}
+	return list
+}
+
+// alive wants each connection to echo.
+func alive(t *testing.T, list []net.Conn) {
+	t.Helper()
+	for _, c := range list {
+		_ = c.SetDeadline(time.Now().Add(startTimeout))
+		if _, err := io.WriteString(c, "x"); err != nil {
+			t.Errorf("%s: %v", c.LocalAddr(), err)
+			continue
+		}
+		if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+			t.Errorf("%s: %v", c.LocalAddr(), err)
+		}
+	}
+}
+
+// TestConnectionLimitOfAService fills one service, which is nobody else's
+// concern.
+func TestConnectionLimitOfAService(t *testing.T) {
+	const limit = 8
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	web := webOn(lab)
+	other := web
+	other.name, other.vips = "other", []string{"10.96.0.11", "fd00:96::11"}
+	p := startProxy(t, lab, []webService{web, other}, "--max-connections-per-service", strconv.Itoa(limit))
+
+	target := addresses(80, vip4)[0]
+	held := hold(t, lab.Client, target, limit)
+	c, err := lab.Client.Dial("tcp", target)
+	if err == nil {
+		err = ended(c)
+		c.Close()
+	}
+	if !isReset(err) {
+		t.Errorf("one connection more than the limit ended with %v, want a reset", err)
+	}
+	if _, err := lab.Client.Ask("tcp", addresses(80, other.vips...)[0]); err != nil {
+		t.Errorf("another service: %v", err)
+	}
+	alive(t, held)
+	held[0].Close()
+	await(t, "the place of one that ended is free", startTimeout, func() error {
+		_, err := lab.Client.Ask("tcp", target)
+		return err
+	})
+	alive(t, held[1:])
+	p.stop()
+	limited := 0
+	for _, r := range p.records() {
+		if r.End == "limit" {
+			limited++
+		}
+	}
+	if limited == 0 {
+		t.Error("no record ends with limit")
+	}
+}
+
+// TestPromise8_DeadServiceSlowsNoOther floods a service whose endpoints answer
+// nothing, so that as many connections as it may have wait for them, and wants
+// another service to answer all its clients meanwhile. Counts decide, not
+// times: every one of the others is through before the first of the flood is.
+func TestPromise8_DeadServiceSlowsNoOther(t *testing.T) {
+	const flood, others = 300, 500
+	lab := netns.NewLab(t, 2)
+	swallow(t, lab.Backends[0], 8080)
+	lab.Backends[1].EchoTCP(t, 8080)
+	dead := webService{name: "dead", vips: []string{vip4, vip6}, port: 80, endpoints: on(8080, lab.Backends[0])}
+	live := webService{name: "live", vips: []string{"10.96.0.11", "fd00:96::11"}, port: 80, endpoints: on(8080, lab.Backends[1])}
+	p := startProxy(t, lab, []webService{dead, live}, "--max-dialing-per-service", "64", "--dial-timeouts", "30s,30s")
+
+	over := make(chan error, flood)
+	var waiting []net.Conn
+	for range flood {
+		c, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		waiting = append(waiting, c)
+		go func() {
+			_, err := io.Copy(io.Discard, c)
+			over <- err
+		}()
+	}
+	targets := addresses(80, live.vips...)
+	for _, v := range crowd(others, 16, func(i int) visit { return ask(lab.Client, targets[i%2]) }) {
+		if v.err != nil {
+			t.Errorf("%s: %v", v.client, v.err)
+		}
+	}
+	if len(over) > 0 {
+		t.Fatalf("%d connections of the flood ended before the others were through: it proves nothing", len(over))
+	}
+	for _, c := range waiting {
+		c.Close()
+	}
+	p.stop()
+	for _, r := range p.records() {
+		if r.Service == "default/live:http" && r.Attempts != 1 {
+			t.Errorf("%s: %d attempts", r.Client, r.Attempts)
+		}
+	}
+}
+
+// TestPromise8_FloodOfOneServiceSlowsNoOther keeps one service as busy as
+// clients can, with short connections and with bulk, beside another one.
+func TestPromise8_FloodOfOneServiceSlowsNoOther(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	lab.Backends[0].EchoTCP(t, 8080)
+	lab.Backends[1].EchoTCP(t, 8080)
+	busy := webService{name: "busy", vips: []string{vip4, vip6}, port: 80, endpoints: on(8080, lab.Backends[0])}
+	calm := webService{name: "calm", vips: []string{"10.96.0.11", "fd00:96::11"}, port: 80, endpoints: on(8080, lab.Backends[1])}
+	p := startProxy(t, lab, []webService{busy, calm})
+
+	stop := make(chan struct{})
+	flooded := make(chan int, 16)
+	for range cap(flooded) {
+		go func() {
+			n := 0
+			for ; ; n++ {
+				select {
+				case <-stop:
+					flooded <- n
+					return
+				default:
+					_ = ask(lab.Client, addresses(80, vip4)[0])
+				}
+			}
+		}()
+	}
+	targets := addresses(80, calm.vips...)
+	for _, v := range crowd(200, 4, func(i int) visit { return ask(lab.Client, targets[i%2]) }) {
+		if v.err != nil {
+			t.Errorf("%s: %v", v.client, v.err)
+		}
+	}
+	close(stop)
+	total := 0
+	for range cap(flooded) {
+		total += <-flooded
+	}
+	p.stop()
+	t.Logf("%d connections of the flood beside 200 of the other service", total)
+	for _, r := range p.records() {
+		if r.Service == "default/calm:http" && (r.Attempts != 1 || r.End == "limit") {
+			t.Errorf("%s: %d attempts, %s", r.Client, r.Attempts, r.End)
+		}
+	}
+}
+
+// TestDescriptorsRunOut takes the proxy's descriptors away while connections
+// are open: those go on, new ones wait, nothing spins, and when descriptors
+// come back, so does the service.
+func TestDescriptorsRunOut(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	target := addresses(80, vip4)[0]
+	held := hold(t, lab.Client, target, 8)
+
+	var was unix.Rlimit
+	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &was); err != nil {
+		t.Fatal(err)
+	}
+	set := func(soft uint64) {
+		t.Helper()
+		if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: soft, Max: was.Max}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(uint64(p.descriptors()))
+	const waiting = 20
+	answers := make(chan error, waiting)
+	for range waiting {
+		c, err := lab.Client.Dial("tcp", target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		go func() {
+			_ = c.SetDeadline(time.Now().Add(startTimeout))
+			_, err := netns.AskOn(c)
+			answers <- err
+		}()
+	}
+	// It has noticed when its log says so; then it must not spin.
+	await(t, "the log tells of missing descriptors", startTimeout, func() error {
+		if !p.stderr.contains("descriptor") && !p.stderr.contains("too many open files") {
+			return errNotYet
+		}
+		return nil
+	})
+	alive(t, held)
+	spent := p.cpu()
+	window := time.Now()
+	alive(t, held)
+	await(t, "a second passes", 3*time.Second, func() error {
+		if time.Since(window) < time.Second {
+			return errNotYet
+		}
+		return nil
+	})
+	if used, took := p.cpu()-spent, time.Since(window); used > took/4 {
+		t.Errorf("used %v of CPU in %v while it could accept nothing", used, took)
+	}
+	alive(t, held)
+
+	set(was.Cur)
+	failed := 0
+	for range waiting {
+		if err := <-answers; err != nil {
+			failed++
+			t.Logf("a connection that had to wait: %v", err)
+		}
+	}
+	// Those that were accepted and could not be dialled may have been reset.
+	if failed > 2 {
+		t.Errorf("%d of %d connections that had to wait failed", failed, waiting)
+	}
+	await(t, "it serves again", startTimeout, func() error {
+		_, err := lab.Client.Ask("tcp", target)
+		return err
+	})
+	alive(t, held)
+	p.stop()
+}
+
+// cpu gives the processor time that the proxy has used.
+func (p *proxy) cpu() time.Duration {
+	p.t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	// The command's name is in parentheses and may hold spaces.
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	const utime, stime, ticksPerSecond = 14 - 3, 15 - 3, 100
+	user, err1 := strconv.Atoi(fields[utime])
+	system, err2 := strconv.Atoi(fields[stime])
+	if err := errors.Join(err1, err2); err != nil {
+		p.t.Fatal(err)
+	}
+	return time.Duration(user+system) * time.Second / ticksPerSecond
+}

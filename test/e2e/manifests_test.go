@@ -1,0 +1,73 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// webService is a Service with its EndpointSlices, as the tests write them.
+type webService struct {
+	name      string
+	vips      []string // cluster IPs, IPv4 first
+	port      uint16
+	endpoints []netip.AddrPort // all of one family have one port
+	// affinity is the time-out in seconds, 0 for none.
+	affinity int
+}
+
+// yaml writes the Service and a slice for each family.
+func (s webService) yaml() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata:\n  name: %s\n  namespace: default\nspec:\n", s.name)
+	fmt.Fprintf(&b, "  type: ClusterIP\n  clusterIP: %q\n  clusterIPs: [%s]\n", s.vips[0], quoted(s.vips))
+	var families []string
+	for _, vip := range s.vips {
+		families = append(families, family(netip.MustParseAddr(vip)))
+	}
+	fmt.Fprintf(&b, "  ipFamilies: [%s]\n", strings.Join(families, ", "))
+	if s.affinity > 0 {
+		fmt.Fprintf(&b, "  sessionAffinity: ClientIP\n  sessionAffinityConfig: {clientIP: {timeoutSeconds: %d}}\n", s.affinity)
+	}
+	fmt.Fprintf(&b, "  ports:\n  - {name: http, port: %d, protocol: TCP}\n", s.port)
+	for _, f := range families {
+		s.slice(&b, f)
+	}
+	return b.String()
+}
+
+func (s webService) slice(b *strings.Builder, f string) {
+	var port uint16
+	var list strings.Builder
+	for i, e := range s.endpoints {
+		if family(e.Addr()) != f {
+			continue
+		}
+		port = e.Port()
+		fmt.Fprintf(&list, "- addresses: [%q]\n  conditions: {ready: true}\n  nodeName: backend\n  zone: zone-a\n", e.Addr())
+		fmt.Fprintf(&list, "  targetRef: {kind: Pod, namespace: default, name: %s-%d}\n", s.name, i+1)
+	}
+	fmt.Fprintf(b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: %s-%s\n  namespace: default\n",
+		s.name, strings.ToLower(f))
+	fmt.Fprintf(b, "  labels: {kubernetes.io/service-name: %s}\naddressType: %s\n", s.name, f)
+	if list.Len() == 0 {
+		b.WriteString("ports: []\nendpoints: []\n")
+		return
+	}
+	fmt.Fprintf(b, "ports: [{name: http, port: %d, protocol: TCP}]\nendpoints:\n%s", port, list.String())
+}
+
+func family(a netip.Addr) string {
+	if a.Is4() {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+func quoted(texts []string) string {
+	var q []string
+	for _, t := range texts {
+		q = append(q, fmt.Sprintf("%q", t))
+	}
+	return strings.Join(q, ", ")
+}

@@ -1,0 +1,181 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// TestPromise5_OneRecordForEachConnectionAlsoWhenStopped stops the proxy while
+// connections are open: some have an endpoint, some wait for one.
+func TestPromise5_OneRecordForEachConnectionAlsoWhenStopped(t *testing.T) {
+	const over, live, dialling = 5, 10, 3
+	lab := netns.NewLab(t, 2)
+	lab.Backends[0].EchoTCP(t, 8080)
+	swallow(t, lab.Backends[1], 8080)
+	web := webOn(lab)
+	web.endpoints = on(8080, lab.Backends[0])
+	hole := webService{name: "hole", vips: []string{"10.96.0.11"}, port: 80, endpoints: on(8080, lab.Backends[1])[:1]}
+	p := startProxy(t, lab, []webService{web, hole})
+
+	for range over {
+		if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.awaitRecords(over)
+	held := hold(t, lab.Client, addresses(80, vip6)[0], live)
+	for range dialling {
+		c, err := lab.Client.Dial("tcp", addresses(80, hole.vips...)[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	await(t, "they wait for an endpoint", startTimeout, func() error {
+		m, err := p.metrics()
+		if err != nil {
+			return err
+		}
+		if open := m[metricOpen]; open != live+dialling {
+			return fmt.Errorf("%v are open, want %d", open, live+dialling)
+		}
+		return nil
+	})
+	p.stop()
+	for _, c := range held {
+		if err := ended(c); !isReset(err) {
+			t.Errorf("a connection that was cut by the stop ended with %v, want a reset: a FIN would make a truncated stream look complete", err)
+		}
+	}
+	records := p.records()
+	ends := map[string]int{}
+	for _, r := range records {
+		ends[r.End]++
+	}
+	if len(records) != over+live+dialling || ends["client_fin"] != over || ends["shutdown"] != live+dialling {
+		t.Errorf("the records end with %v, want %d client_fin and %d shutdown", ends, over, live+dialling)
+	}
+	index(t, records)
+}
+
+// TestRecordTellsEverything compares a record with what the test knows of the
+// connection.
+func TestRecordTellsEverything(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	before := time.Now()
+	v := ask(lab.Client, addresses(80, vip4)[0])
+	if v.err != nil {
+		t.Fatal(v.err)
+	}
+	r := p.awaitRecords(1)[0]
+	if r.Time.Before(before.Add(-time.Millisecond)) || r.Time.After(time.Now()) {
+		t.Errorf("time is %v, it was %v", r.Time, before)
+	}
+	got := fmt.Sprint(r.Protocol, r.Client, r.VIP, r.VIPKind, r.Service, r.Endpoint, r.Pod, r.Node, r.Zone, r.Affinity, r.Attempts, len(r.Failed), r.BytesUp, r.BytesDown, r.End)
+	want := fmt.Sprint("TCP", v.client, vip4+":80", "ClusterIP", "default/web:http", netip.AddrPortFrom(lab.Backends[0].IPv4, 8080),
+		"default/web-1", "backend", "zone-a", "none", 1, 0, uint64(len("knock knock\n")), uint64(len("b1:8080\nknock knock\n")), "client_fin")
+	if got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if r.ConnectUS == nil || r.FirstByteUS == nil || *r.ConnectUS <= 0 || *r.FirstByteUS < *r.ConnectUS || r.DurationUS < *r.FirstByteUS {
+		t.Errorf("times do not follow each other: connect %v, first byte %v, duration %v", r.ConnectUS, r.FirstByteUS, r.DurationUS)
+	}
+	if total := v.elapsed.Microseconds(); r.DurationUS > total+time.Second.Microseconds() {
+		t.Errorf("it lasted %d us, the client saw %d", r.DurationUS, total)
+	}
+}
+
+// TestHangupReopensTheLog rotates the access log while clients connect: no
+// record is lost and none is written twice.
+func TestHangupReopensTheLog(t *testing.T) {
+	const each = 50
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	visits := func() {
+		for _, v := range crowd(each, 4, func(int) visit { return ask(lab.Client, addresses(80, vip4)[0]) }) {
+			if v.err != nil {
+				t.Error(v.err)
+			}
+		}
+	}
+	visits()
+	rotated := p.accessLog + ".1"
+	if err := os.Rename(p.accessLog, rotated); err != nil {
+		t.Fatal(err)
+	}
+	p.signal(syscall.SIGHUP)
+	await(t, "the log is there again", stopTimeout, func() error {
+		_, err := os.Stat(p.accessLog)
+		return err
+	})
+	visits()
+	p.stop()
+	old, err := readRecords(rotated)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := append(old, p.records()...)
+	if len(all) != 2*each || len(old) == 0 || len(old) == len(all) {
+		t.Errorf("%d records in the old file, %d in all, want %d", len(old), len(all), 2*each)
+	}
+	index(t, all)
+}
+
+// TestDemo plays the demo as `make demo` does, from a namespace of its own, and
+// wants nothing to be different afterwards.
+func TestDemo(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	before := kernelState(t, lab)
+	cmd := lab.Node.Command(t, built(t), "demo", "--once")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	last := regexp.MustCompile(`^demo: (\d+) connections, (\d+) answered, (\d+) retried, 0 failed$`)
+	if m := last.FindStringSubmatch(lines[len(lines)-1]); m == nil || m[1] == "0" || m[2] == "0" || m[3] == "0" {
+		t.Errorf("the last line is %q", lines[len(lines)-1])
+	}
+	if diff := changes(before, kernelState(t, lab)); diff != "" {
+		t.Errorf("left:\n%s", diff)
+	}
+}
+
+// TestWrongFlagsSayWhatWouldBeRight also wants nothing to have been started.
+func TestWrongFlagsSayWhatWouldBeRight(t *testing.T) {
+	for _, row := range []struct{ args, want string }{
+		{"run --manifest x", "--manifests"},
+		{"run --manifests /nowhere/at/all", "/nowhere/at/all"},
+		{"run --manifests . --redirect magic", "tproxy"},
+		{"run --manifests . --access-log-format xml", "json"},
+		{"run --manifests . --service-cidr 10.96.0.0", "10.96.0.0"},
+		{"run --manifests . --max-connections-per-service -1", "-1"},
+		{"run", "--manifests"},
+		{"rum", "run"},
+	} {
+		lab := netns.NewLab(t, 0)
+		cmd := exec.Command(built(t), strings.Fields(row.args)...)
+		err := lab.Node.Do(func() error {
+			out, err := cmd.CombinedOutput()
+			if !strings.Contains(string(out), row.want) || strings.Count(string(out), "\n") > 3 {
+				t.Errorf("sluice %s said %q, want a line with %q", row.args, out, row.want)
+			}
+			return err
+		})
+		if err == nil {
+			t.Errorf("sluice %s ended with exit status 0", row.args)
+		}
+	}
+}

@@ -1,0 +1,289 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// The service ranges of every test.
+const (
+	serviceCIDRs = "10.96.0.0/16,fd00:96::/112"
+	vip4         = "10.96.0.10"
+	vip6         = "fd00:96::10"
+)
+
+// Generous bounds for what is not itself under test.
+const (
+	startTimeout = 20 * time.Second
+	stopTimeout  = 20 * time.Second
+)
+
+// proxy is a running `sluice run` on a lab's node.
+type proxy struct {
+	t         *testing.T
+	lab       *netns.Lab
+	manifests string // directory
+	accessLog string // file
+	cmd       *exec.Cmd
+	stderr    *output
+	exited    chan struct{} // closed when the process has ended and was waited for
+}
+
+// startProxy writes the services and runs the proxy on them until the test
+// ends. It returns when the first configuration is in force.
+func startProxy(t *testing.T, lab *netns.Lab, services []webService, flags ...string) *proxy {
+	t.Helper()
+	p := prepareProxy(t, lab, services)
+	p.start(flags...)
+	return p
+}
+
+// prepareProxy writes the services and starts nothing yet.
+func prepareProxy(t *testing.T, lab *netns.Lab, services []webService) *proxy {
+	t.Helper()
+	dir := t.TempDir()
+	p := &proxy{t: t, lab: lab, manifests: filepath.Join(dir, "manifests"), accessLog: filepath.Join(dir, "access.log")}
+	if err := os.Mkdir(p.manifests, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range services {
+		p.apply(s)
+	}
+	return p
+}
+
+// start runs the proxy and waits until it is ready.
+func (p *proxy) start(flags ...string) {
+	p.t.Helper()
+	p.launch(flags...)
+	await(p.t, "sluice is ready", startTimeout, func() error {
+		select {
+		case <-p.exited:
+			return fmt.Errorf("it ended: %v", p.cmd.ProcessState)
+		default:
+		}
+		if !p.stderr.contains(`"message":"ready"`) {
+			return errNotYet
+		}
+		return nil
+	})
+}
+
+// launch runs the proxy and waits for nothing. A proxy that still runs when
+// the test ends is killed; so is one whose test is killed.
+func (p *proxy) launch(flags ...string) {
+	p.t.Helper()
+	args := append([]string{"run", "--manifests", p.manifests, "--hostname-override", "node",
+		"--service-cidr", serviceCIDRs, "--access-log", p.accessLog, "--access-log-format", "json"}, flags...)
+	p.cmd, p.stderr, p.exited = exec.Command(built(p.t), args...), &output{}, make(chan struct{})
+	cmd, stderr, exited := p.cmd, p.stderr, p.exited
+	cmd.Stdout, cmd.Stderr = stderr, stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.lab.Node.Do(cmd.Start); err != nil {
+		p.t.Fatal(err)
+	}
+	go func() {
+		_ = cmd.Wait()
+		close(exited)
+	}()
+	p.t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-exited
+		text := stderr.String()
+		if strings.Contains(text, "DATA RACE") || strings.Contains(text, "panic:") {
+			p.t.Error("sluice panicked or raced")
+		}
+		if p.t.Failed() {
+			p.t.Logf("sluice %s said:\n%s", strings.Join(args, " "), text)
+		}
+	})
+}
+
+// stop ends the proxy in order and wants exit status 0.
+func (p *proxy) stop() {
+	p.t.Helper()
+	p.signal(syscall.SIGTERM)
+	p.waitExit()
+	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+		p.t.Errorf("sluice run: %v, want exit status 0", p.cmd.ProcessState)
+	}
+}
+
+// kill ends the proxy as a crash would.
+func (p *proxy) kill() {
+	p.t.Helper()
+	p.signal(syscall.SIGKILL)
+	p.waitExit()
+}
+
+func (p *proxy) signal(s syscall.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *proxy) waitExit() {
+	p.t.Helper()
+	select {
+	case <-p.exited:
+	case <-time.After(stopTimeout):
+		p.t.Fatalf("sluice did not end within %v", stopTimeout)
+	}
+}
+
+// apply writes a service's manifest.
+func (p *proxy) apply(s webService) {
+	p.t.Helper()
+	p.write(s.name+".yaml", s.yaml())
+}
+
+// write puts a manifest in place the way editors do: a new file, renamed.
+func (p *proxy) write(name, text string) {
+	p.t.Helper()
+	temporary := filepath.Join(p.manifests, "."+name+".new")
+	if err := os.WriteFile(temporary, []byte(text), 0o644); err != nil {
+		p.t.Fatal(err)
+	}
+	if err := os.Rename(temporary, filepath.Join(p.manifests, name)); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// remove deletes a service's manifest.
+func (p *proxy) remove(name string) {
+	p.t.Helper()
+	if err := os.Remove(filepath.Join(p.manifests, name+".yaml")); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// metrics gives the sum of each metric over its labels, and each series by
+// its name with labels.
+func (p *proxy) metrics() (map[string]float64, error) {
+	client := &http.Client{
+		Timeout: 5 * time.Second,
+		Transport: &http.Transport{
+			DisableKeepAlives: true,
+			DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
+				return p.lab.Node.Dial(network, address)
+			},
+		},
+	}
+	response, err := client.Get("http://127.0.0.1:10249/metrics")
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	values := map[string]float64{}
+	lines := bufio.NewScanner(response.Body)
+	for lines.Scan() {
+		line := lines.Text()
+		cut := strings.LastIndexByte(line, ' ')
+		if cut < 0 || strings.HasPrefix(line, "#") {
+			continue
+		}
+		value, err := strconv.ParseFloat(line[cut+1:], 64)
+		if err != nil {
+			return nil, fmt.Errorf("metrics: %q: %w", line, err)
+		}
+		name, _, labelled := strings.Cut(line[:cut], "{")
+		values[name] += value
+		if labelled {
+			values[line[:cut]] += value
+		}
+	}
+	return values, lines.Err()
+}
+
+// descriptors counts the proxy's open files.
+func (p *proxy) descriptors() int {
+	p.t.Helper()
+	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return len(list)
+}
+
+// output collects what a process writes.
+type output struct {
+	mu   sync.Mutex
+	text strings.Builder // guarded by mu
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+func (o *output) contains(s string) bool { return strings.Contains(o.String(), s) }
+
+// sluice runs another subcommand on the node and gives what it printed.
+func sluice(t *testing.T, lab *netns.Lab, args ...string) (string, error) {
+	t.Helper()
+	out, err := lab.Node.Command(t, built(t), args...).CombinedOutput()
+	return string(out), err
+}
+
+// addresses gives host:port for each of the addresses.
+func addresses(port uint16, addrs ...string) []string {
+	var list []string
+	for _, a := range addrs {
+		list = append(list, netip.AddrPortFrom(netip.MustParseAddr(a), port).String())
+	}
+	return list
+}
+
+// on gives the port on both addresses of each host.
+func on(port uint16, hosts ...*netns.Host) []netip.AddrPort {
+	var list []netip.AddrPort
+	for _, h := range hosts {
+		list = append(list, netip.AddrPortFrom(h.IPv4, port), netip.AddrPortFrom(h.IPv6, port))
+	}
+	return list
+}
+
+// refused wants connect itself to be refused.
+func refused(from *netns.Host, address string) error {
+	c, err := from.Dial("tcp", address)
+	if err == nil {
+		c.Close()
+		return errors.New("connected")
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("%w, want ECONNREFUSED", err)
+	}
+	return nil
+}
+
+// ended reads until the connection ends and gives how: nil for a FIN.
+func ended(c net.Conn) error {
+	_ = c.SetReadDeadline(time.Now().Add(stopTimeout))
+	_, err := io.Copy(io.Discard, c)
+	return err
+}

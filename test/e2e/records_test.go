@@ -1,0 +1,143 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// record is a line of the access log, as docs/connection-log.md describes it.
+type record struct {
+	Time     time.Time      `json:"time"`
+	Protocol string         `json:"protocol"`
+	Client   netip.AddrPort `json:"client"`
+	VIP      netip.AddrPort `json:"vip"`
+	VIPKind  string         `json:"vip_kind"`
+	Service  string         `json:"service"`
+	Endpoint netip.AddrPort `json:"endpoint"`
+	Pod      string         `json:"pod"`
+	Node     string         `json:"node"`
+	Zone     string         `json:"zone"`
+	Source   string         `json:"source"`
+	Affinity string         `json:"affinity"`
+	Attempts int            `json:"attempts"`
+	Failed   []struct {
+		Endpoint netip.AddrPort `json:"endpoint"`
+		Pod      string         `json:"pod"`
+		Error    string         `json:"error"`
+		US       int64          `json:"us"`
+	} `json:"failed_attempts"`
+	ConnectUS   *int64 `json:"connect_us"`
+	FirstByteUS *int64 `json:"first_byte_us"`
+	DurationUS  int64  `json:"duration_us"`
+	BytesUp     uint64 `json:"bytes_from_client"`
+	BytesDown   uint64 `json:"bytes_from_endpoint"`
+	End         string `json:"end"`
+}
+
+// wantDeadEndpoint wants the attempts to name the dead endpoint, and another
+// one to have answered.
+func (r record) wantDeadEndpoint(t *testing.T, dead *netns.Host, blackHole bool) {
+	t.Helper()
+	want := "refused"
+	if blackHole {
+		want = "timeout"
+	}
+	if r.Attempts != len(r.Failed)+1 {
+		t.Errorf("%s: %d attempts, %d of them failed", r.Client, r.Attempts, len(r.Failed))
+	}
+	for _, a := range r.Failed {
+		at := a.Endpoint.Addr()
+		if a.Error != want || (at != dead.IPv4 && at != dead.IPv6) {
+			t.Errorf("%s: attempt at %s: %s, want %s at %s", r.Client, a.Endpoint, a.Error, want, dead.Name())
+		}
+		if blackHole && a.US < firstTimeout.Microseconds() {
+			t.Errorf("%s: the attempt was given up after %d us", r.Client, a.US)
+		}
+	}
+	if at := r.Endpoint.Addr(); at == dead.IPv4 || at == dead.IPv6 {
+		t.Errorf("%s: %s answered, which is dead", r.Client, r.Endpoint)
+	}
+}
+
+// records reads the access log.
+func (p *proxy) records() []record {
+	p.t.Helper()
+	list, err := readRecords(p.accessLog)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return list
+}
+
+// awaitRecords waits until the access log holds n records.
+func (p *proxy) awaitRecords(n int) []record {
+	p.t.Helper()
+	var list []record
+	await(p.t, fmt.Sprintf("%d records", n), stopTimeout, func() (err error) {
+		list, err = readRecords(p.accessLog)
+		if err == nil && len(list) < n {
+			err = fmt.Errorf("%d so far", len(list))
+		}
+		return err
+	})
+	if len(list) != n {
+		p.t.Errorf("%d records, want %d", len(list), n)
+	}
+	return list
+}
+
+// wantEnds wants the records to end like that, in any order.
+func (p *proxy) wantEnds(t *testing.T, want ...string) []record {
+	t.Helper()
+	list := p.records()
+	var got []string
+	for _, r := range list {
+		got = append(got, r.End)
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("the records end with %v, want %v", got, want)
+	}
+	return list
+}
+
+func readRecords(file string) ([]record, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var list []record
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var r record
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			return nil, fmt.Errorf("%s: %w in %q", file, err, lines.Text())
+		}
+		list = append(list, r)
+	}
+	return list, lines.Err()
+}
+
+// index finds records by client.
+func index(t *testing.T, records []record) map[netip.AddrPort]record {
+	t.Helper()
+	m := make(map[netip.AddrPort]record, len(records))
+	for _, r := range records {
+		if _, twice := m[r.Client]; twice {
+			t.Errorf("%s has two records", r.Client)
+		}
+		m[r.Client] = r
+	}
+	return m
+}

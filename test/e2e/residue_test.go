@@ -1,0 +1,68 @@
+package e2e
+
+import (
+	"fmt"
+	"time"
+)
+
+// The metrics that the tests read.
+const (
+	metricOpen     = "sluice_connections_active"
+	metricDialing  = "sluice_connections_dialing"
+	metricPipes    = "sluice_relay_pipes"
+	metricMisused  = "sluice_records_misused_total"
+	metricDropped  = "sluice_records_dropped_total"
+	metricRoutines = "go_goroutines"
+)
+
+// residue is what connections could leave behind in the proxy.
+type residue struct {
+	open, dialing int // table entries
+	goroutines    int
+	descriptors   int // pooled pipes, two each, not counted
+	pipes         int // kept for later
+}
+
+func (r residue) String() string {
+	return fmt.Sprintf("%d open, %d dialling, %d goroutines, %d descriptors and %d pooled pipes",
+		r.open, r.dialing, r.goroutines, r.descriptors, r.pipes)
+}
+
+// residue reads what there is.
+func (p *proxy) residue() (residue, error) {
+	m, err := p.metrics()
+	if err != nil {
+		return residue{}, err
+	}
+	for _, name := range []string{metricMisused, metricDropped} {
+		if m[name] != 0 {
+			p.t.Errorf("%s is %v", name, m[name])
+		}
+	}
+	pipes := int(m[metricPipes])
+	return residue{
+		open: int(m[metricOpen]), dialing: int(m[metricDialing]), goroutines: int(m[metricRoutines]),
+		descriptors: p.descriptors() - 2*pipes, pipes: pipes,
+	}, nil
+}
+
+// settle waits until no connection is open any more and gives what is left
+// then. With limit it also waits until there is no more than that, apart from
+// pooled pipes.
+func (p *proxy) settle(limit *residue) residue {
+	p.t.Helper()
+	var now residue
+	await(p.t, "all connections are gone without a trace", 20*time.Second, func() (err error) {
+		if now, err = p.residue(); err != nil {
+			return err
+		}
+		if now.open != 0 || now.dialing != 0 {
+			return fmt.Errorf("there is %v", now)
+		}
+		if limit != nil && (now.goroutines > limit.goroutines || now.descriptors > limit.descriptors) {
+			return fmt.Errorf("there was %v, now there is %v", *limit, now)
+		}
+		return nil
+	})
+	return now
+}
