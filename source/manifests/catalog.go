@@ -1,0 +1,234 @@
+package manifests
+
+import (
+	"cmp"
+	"fmt"
+	"reflect"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// catalog puts the contents of all files together: which object of a name is in
+// force, which slices come from Endpoints, and what differs from the time
+// before. It belongs to one goroutine.
+type catalog struct {
+	files  map[string][]object // by file
+	claims map[objectKey][]claim
+	// inForce holds what the receiver of changes knows.
+	inForce map[objectKey]metav1.Object
+	// slices counts the slices in the manifests by service; a service that
+	// has one is not mirrored.
+	slices map[service.Name]int
+	// mirrored holds the slices made from Endpoints, by the Endpoints' name.
+	mirrored map[service.Name]map[objectKey]metav1.Object
+	count    map[kind]int // objects in force, as the manifests have them
+
+	dirty   map[objectKey]bool // whose claims changed since the last commit
+	told    map[objectKey][]string
+	tooMany map[service.Name]int
+}
+
+// claim is an object of a file that wants to be the one of its name.
+type claim struct {
+	file string
+	object
+}
+
+func newCatalog() *catalog {
+	return &catalog{
+		files:    make(map[string][]object),
+		claims:   make(map[objectKey][]claim),
+		inForce:  make(map[objectKey]metav1.Object),
+		slices:   make(map[service.Name]int),
+		mirrored: make(map[service.Name]map[objectKey]metav1.Object),
+		count:    make(map[kind]int),
+		dirty:    make(map[objectKey]bool),
+		told:     make(map[objectKey][]string),
+		tooMany:  make(map[service.Name]int),
+	}
+}
+
+// set replaces the objects of a file; none takes them away.
+func (c *catalog) set(file string, objects []object) {
+	for _, o := range c.files[file] {
+		c.claims[o.key] = slices.DeleteFunc(c.claims[o.key], func(cl claim) bool { return cl.file == file })
+		c.dirty[o.key] = true
+	}
+	for _, o := range objects {
+		c.claims[o.key] = append(c.claims[o.key], claim{file, o})
+		c.dirty[o.key] = true
+	}
+	if len(objects) == 0 {
+		delete(c.files, file)
+	} else {
+		c.files[file] = objects
+	}
+}
+
+// commit gives what changed since the last one, and what there is to tell: of
+// several objects with one name the first in the order of paths is in force,
+// the others are findings, once.
+func (c *catalog) commit() (service.Change, []finding) {
+	var change service.Change
+	var findings []finding
+	keys := make([]objectKey, 0, len(c.dirty))
+	for k := range c.dirty {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, compareKeys)
+	remirror := make(map[service.Name]bool)
+	for _, k := range keys {
+		claims := c.claims[k]
+		slices.SortStableFunc(claims, func(a, b claim) int {
+			return cmp.Or(cmp.Compare(a.file, b.file), cmp.Compare(a.line, b.line))
+		})
+		findings = append(findings, c.losers(k, claims)...)
+		var value metav1.Object
+		if len(claims) > 0 {
+			value = claims[0].value
+		} else {
+			delete(c.claims, k)
+		}
+		c.put(&change, k, value, remirror)
+	}
+	clear(c.dirty)
+	names := make([]service.Name, 0, len(remirror))
+	for name := range remirror {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, compareNames)
+	for _, name := range names {
+		findings = append(findings, c.mirror(&change, name)...)
+	}
+	return change, findings
+}
+
+// put makes value, nil for none, the object of a name.
+func (c *catalog) put(change *service.Change, k objectKey, value metav1.Object, remirror map[service.Name]bool) {
+	old := c.inForce[k]
+	if old == nil && value == nil || old != nil && value != nil && (old == value || reflect.DeepEqual(old, value)) {
+		return
+	}
+	for i, v := range []metav1.Object{old, value} {
+		if v == nil {
+			continue
+		}
+		step := 2*i - 1 // the old one goes, the new one comes
+		c.count[k.kind] += step
+		switch k.kind {
+		case kindEndpointSlice:
+			name := service.Name{Namespace: k.Namespace, Name: v.GetLabels()[discoveryv1.LabelServiceName]}
+			if c.slices[name] += step; c.slices[name] == 0 {
+				delete(c.slices, name)
+			}
+			remirror[name] = true
+		case kindEndpoints:
+			remirror[k.Name] = true
+		}
+	}
+	if value == nil {
+		delete(c.inForce, k)
+	} else {
+		c.inForce[k] = value
+	}
+	record(change, k, value)
+}
+
+// mirror brings the slices made from Endpoints up to date.
+func (c *catalog) mirror(change *service.Change, name service.Name) []finding {
+	var want []*discoveryv1.EndpointSlice
+	var findings []finding
+	left := 0
+	key := objectKey{kindEndpoints, name}
+	if e, ok := c.inForce[key].(*corev1.Endpoints); ok && c.slices[name] == 0 {
+		want, left = mirror(e)
+	}
+	if left > 0 && left != c.tooMany[name] {
+		cl := c.claims[key][0]
+		findings = append(findings, finding{file: cl.file, line: cl.line, object: key.String(), warning: true,
+			text: fmt.Sprintf("subsets: %d addresses are left out: %d in one subset is the limit", left, maxEndpoints)})
+	}
+	if left == 0 {
+		delete(c.tooMany, name)
+	} else {
+		c.tooMany[name] = left
+	}
+	had := c.mirrored[name]
+	has := make(map[objectKey]metav1.Object, len(want))
+	for _, s := range want {
+		k := objectKey{kindEndpointSlice, service.Name{Namespace: s.Namespace, Name: s.Name}}
+		if old, ok := had[k]; ok && reflect.DeepEqual(old, s) {
+			has[k] = old
+			continue
+		}
+		has[k] = s
+		record(change, k, s)
+	}
+	for k := range had {
+		if _, ok := has[k]; !ok && c.inForce[k] == nil {
+			record(change, k, nil)
+		}
+	}
+	if len(has) == 0 {
+		delete(c.mirrored, name)
+	} else {
+		c.mirrored[name] = has
+	}
+	return findings
+}
+
+// record puts an object, nil for one that is gone, into a change. Endpoints are
+// not part of the model.
+func record(change *service.Change, k objectKey, value metav1.Object) {
+	if k.kind == kindEndpoints {
+		return
+	}
+	switch o := value.(type) {
+	case nil:
+		change.Deleted = append(change.Deleted, service.ObjectKey{Kind: kinds[k.kind].model, Name: k.Name})
+	case *corev1.Service:
+		change.Services = append(change.Services, o)
+	case *discoveryv1.EndpointSlice:
+		change.EndpointSlices = append(change.EndpointSlices, o)
+	case *corev1.Node:
+		change.Nodes = append(change.Nodes, o)
+	case *networkingv1.ServiceCIDR:
+		change.ServiceCIDRs = append(change.ServiceCIDRs, o)
+	}
+}
+
+// losers gives the findings about the claims that are not in force, those that
+// were not there at the last commit.
+func (c *catalog) losers(k objectKey, claims []claim) []finding {
+	if len(claims) < 2 {
+		delete(c.told, k)
+		return nil
+	}
+	var findings []finding
+	var texts []string
+	for _, cl := range claims[1:] {
+		f := finding{file: cl.file, line: cl.line, object: k.String(),
+			text: fmt.Sprintf("is already in %s:%d, which is used; this one is left out: take one away", claims[0].file, claims[0].line)}
+		text := f.String()
+		texts = append(texts, text)
+		if !slices.Contains(c.told[k], text) {
+			findings = append(findings, f)
+		}
+	}
+	c.told[k] = texts
+	return findings
+}
+
+func compareKeys(a, b objectKey) int {
+	return cmp.Or(cmp.Compare(a.kind, b.kind), compareNames(a.Name, b.Name))
+}
+
+func compareNames(a, b service.Name) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}

@@ -1,0 +1,216 @@
+package manifests
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	netutils "k8s.io/utils/net"
+)
+
+// checker gives an object the API server's defaults and finds what the API
+// server would not take, as far as a service proxy could stumble over it. It is
+// as lenient as the API server with what clusters have held for long: addresses
+// with leading zeros (A1.7). It is more lenient in one point: endpoints may be
+// loopback addresses, which is what a manifest without a cluster needs.
+type checker struct {
+	d    *decoder
+	node *yaml.Node // the object's
+}
+
+// place is where a field is; it makes the text only when there is an error.
+type place struct {
+	format string
+	args   []any
+}
+
+func at(format string, args ...any) place { return place{format, args} }
+
+func (p place) String() string { return fmt.Sprintf(p.format, p.args...) }
+
+func (c *checker) errorf(p place, format string, args ...any) {
+	path := p.String()
+	c.d.errorf(c.line(path), "%s: %s", path, fmt.Sprintf(format, args...))
+}
+
+func (c *checker) warnf(p place, format string, args ...any) {
+	path := p.String()
+	c.d.warnf(c.line(path), "%s: %s", path, fmt.Sprintf(format, args...))
+}
+
+// line gives the line of a field "spec.ports[0].port", or of the nearest that
+// holds it when it is not there.
+func (c *checker) line(path string) int {
+	n := follow(c.node)
+	line := n.Line
+	for part := range strings.FieldsFuncSeq(path, func(r rune) bool { return r == '.' || r == '[' || r == ']' }) {
+		var next *yaml.Node
+		if i, err := strconv.Atoi(part); err == nil && n.Kind == yaml.SequenceNode {
+			if i < len(n.Content) {
+				next = n.Content[i]
+				line = next.Line
+			}
+		} else if n.Kind == yaml.MappingNode {
+			for i := 0; i+1 < len(n.Content); i += 2 {
+				if n.Content[i].Value == part {
+					line, next = n.Content[i].Line, n.Content[i+1]
+				}
+			}
+		}
+		if next == nil {
+			break
+		}
+		n = follow(next)
+	}
+	return line
+}
+
+// check completes and judges an object.
+func (c *checker) check(v metav1.Object, namespaced bool) {
+	c.meta(v, namespaced)
+	switch o := v.(type) {
+	case *corev1.Service:
+		defaultService(o)
+		c.service(o)
+	case *discoveryv1.EndpointSlice:
+		defaultEndpointSlice(o)
+		c.endpointSlice(o)
+	case *corev1.Endpoints:
+		defaultEndpoints(o)
+		c.endpoints(o)
+	case *corev1.Node:
+		for i, cidr := range o.Spec.PodCIDRs {
+			c.cidr(at("spec.podCIDRs[%d]", i), cidr)
+		}
+	case *networkingv1.ServiceCIDR:
+		c.serviceCIDR(o)
+	}
+}
+
+func (c *checker) meta(v metav1.Object, namespaced bool) {
+	name := v.GetName()
+	_, isService := v.(*corev1.Service)
+	switch {
+	case name == "":
+		c.errorf(at("metadata.name"), "is missing")
+	case isService:
+		// A DNS label since Kubernetes 1.34; before, one that begins with a letter.
+		c.label(at("metadata.name"), name)
+	case len(validation.IsDNS1123Subdomain(name)) > 0:
+		c.errorf(at("metadata.name"), `%s is not a valid name: use lower-case letters, digits, "-" and ".", with a letter or digit first and last, at most 253 characters`, quotedText(name))
+	}
+	switch {
+	case namespaced:
+		c.label(at("metadata.namespace"), v.GetNamespace())
+	case v.GetNamespace() != "":
+		c.errorf(at("metadata.namespace"), "this kind of object has no namespace: leave it out")
+	}
+	for key, value := range v.GetLabels() {
+		if len(validation.IsQualifiedName(key)) > 0 {
+			c.errorf(at("metadata.labels"), "%s is not a valid label name", quotedText(key))
+		}
+		if len(validation.IsValidLabelValue(value)) > 0 {
+			c.errorf(at("metadata.labels"), `%s: %s is not a valid label value: use letters, digits, "-", "_" and ".", with a letter or digit first and last, at most 63 characters`, key, quotedText(value))
+		}
+	}
+}
+
+func (c *checker) serviceCIDR(o *networkingv1.ServiceCIDR) {
+	cidrs := o.Spec.CIDRs
+	if len(cidrs) < 1 || len(cidrs) > 2 {
+		c.errorf(at("spec.cidrs"), "has %d ranges: give one, or one of each IP family", len(cidrs))
+		return
+	}
+	ok := true
+	for i, cidr := range cidrs {
+		ok = c.cidr(at("spec.cidrs[%d]", i), cidr) && ok
+	}
+	if ok && len(cidrs) == 2 && netutils.IsIPv6CIDRString(cidrs[0]) == netutils.IsIPv6CIDRString(cidrs[1]) {
+		c.errorf(at("spec.cidrs"), "has two ranges of the same IP family: give one, or one of each")
+	}
+}
+
+func (c *checker) label(p place, name string) {
+	if len(validation.IsDNS1123Label(name)) > 0 {
+		c.errorf(p, `%s is not a valid name: use lower-case letters, digits and "-", with a letter or digit first and last, at most 63 characters`, quotedText(name))
+	}
+}
+
+func (c *checker) port(p place, port int32) {
+	if len(validation.IsValidPortNum(int(port))) > 0 {
+		c.errorf(p, "%d is not in 1..65535", port)
+	}
+}
+
+func (c *checker) protocol(p place, proto corev1.Protocol) {
+	switch proto {
+	case corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP:
+		return
+	}
+	c.errorf(p, "%s is not a protocol: write TCP, UDP or SCTP", quotedText(string(proto)))
+}
+
+// oneOf checks a field with a few possible values; "" is for the caller.
+func oneOf[T ~string](c *checker, p place, value T, allowed ...T) bool {
+	for _, a := range allowed {
+		if value == a {
+			return true
+		}
+	}
+	texts := make([]string, len(allowed))
+	for i, a := range allowed {
+		texts[i] = string(a)
+	}
+	last := len(texts) - 1
+	c.errorf(p, "%s is not known: write %s or %s", quotedText(string(value)), strings.Join(texts[:last], ", "), texts[last])
+	return false
+}
+
+// cidr checks a range of addresses.
+func (c *checker) cidr(p place, cidr string) bool {
+	if _, _, err := netutils.ParseCIDRSloppy(strings.TrimSpace(cidr)); err != nil {
+		c.errorf(p, `%s is not a range of addresses such as "10.0.0.0/8" or "fd00::/48"`, quotedText(cidr))
+		return false
+	}
+	return true
+}
+
+// ip checks an address that others send to or that answers: nil if it is none.
+func (c *checker) ip(p place, address string) net.IP {
+	ip := netutils.ParseIPSloppy(address)
+	if ip == nil {
+		what := "is not an IP address"
+		if _, err := netip.ParseAddrPort(address); err == nil {
+			what = "is an address with a port: leave the port out"
+		} else if _, _, err := netutils.ParseCIDRSloppy(address); err == nil {
+			what = "is a range, not one address"
+		} else if len(validation.IsDNS1123Subdomain(strings.ToLower(address))) == 0 && strings.ContainsFunc(address, isLetter) {
+			what = "is a name, not an IP address: names are not looked up"
+		}
+		c.errorf(p, "%s %s", quotedText(address), what)
+		return nil
+	}
+	switch {
+	case ip.IsUnspecified():
+		c.errorf(p, "%s cannot be used: it stands for no address", address)
+	case ip.IsMulticast():
+		c.errorf(p, "%s cannot be used: it is a multicast address", address)
+	case ip.IsLinkLocalUnicast():
+		c.errorf(p, "%s cannot be used: it is a link-local address", address)
+	default:
+		return ip
+	}
+	return nil
+}
+
+func isLetter(r rune) bool { return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' }
+
+func quotedText(s string) string { return shorten(strconv.Quote(s)) }

@@ -1,0 +1,324 @@
+package manifests
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// kind is a kind of API object that is read from manifests, as the API spells
+// it. It is one more than the model has: Endpoints become EndpointSlices.
+type kind string
+
+const (
+	kindService       kind = "Service"
+	kindEndpointSlice kind = "EndpointSlice"
+	kindEndpoints     kind = "Endpoints"
+	kindNode          kind = "Node"
+	kindServiceCIDR   kind = "ServiceCIDR"
+)
+
+// kinds says in which API version each kind is read, and makes an empty one.
+var kinds = map[kind]struct {
+	apiVersion string
+	namespaced bool
+	model      service.ObjectKind
+	make       func() metav1.Object
+}{
+	kindService:       {"v1", true, service.KindService, func() metav1.Object { return new(corev1.Service) }},
+	kindEndpointSlice: {"discovery.k8s.io/v1", true, service.KindEndpointSlice, func() metav1.Object { return new(discoveryv1.EndpointSlice) }},
+	kindEndpoints:     {"v1", true, 0, func() metav1.Object { return new(corev1.Endpoints) }},
+	kindNode:          {"v1", false, service.KindNode, func() metav1.Object { return new(corev1.Node) }},
+	kindServiceCIDR:   {"networking.k8s.io/v1", false, service.KindServiceCIDR, func() metav1.Object { return new(networkingv1.ServiceCIDR) }},
+}
+
+// objectKey names an object of the manifests.
+type objectKey struct {
+	kind kind
+	service.Name
+}
+
+// String gives "Service default/web", "Node a".
+func (k objectKey) String() string {
+	if k.Namespace == "" {
+		return string(k.kind) + " " + k.Name.Name
+	}
+	return string(k.kind) + " " + k.Name.String()
+}
+
+// object is one object of a file.
+type object struct {
+	key   objectKey
+	line  int
+	value metav1.Object
+}
+
+// content is what a file holds.
+type content struct {
+	objects    []object
+	passedOver map[string]int // other kinds, counted by kind
+}
+
+// maxFindings is how many errors of a file, and how many warnings, are told;
+// what follows is counted.
+const maxFindings = 10
+
+// decoder reads one file.
+type decoder struct {
+	file     string
+	content  content
+	findings []finding
+	// warned holds the places of warnings without their indices, so that a
+	// field that each of a thousand objects has is told once.
+	warned map[string]int
+	fill   filler
+	object string // the one being read
+	at     string // where it is in a list, "items[3]"
+}
+
+// decode reads a file's data; name decides between YAML and JSON and is put
+// into the findings. If one of the findings is an error the content is not fit
+// to be used. The content's objects have the API server's defaults.
+func decode(name string, data []byte) (content, []finding) {
+	d := decoder{file: name, warned: make(map[string]int)}
+	d.content.passedOver = make(map[string]int)
+	d.fill.report = d.reportField
+	// Without aliases a file has fewer nodes than bytes.
+	d.fill.budget = len(data) + 100_000
+	parse := parseYAML
+	if path.Ext(name) == ".json" {
+		parse = parseJSON
+	}
+	if err := parse(data, func(n *yaml.Node) { d.document(n, "", 0) }); err != nil {
+		f := finding{file: name, text: err.Error()}
+		var se *syntaxError
+		if errors.As(err, &se) {
+			f.line = se.line
+		}
+		d.findings = append(d.findings, f)
+	}
+	return d.content, d.told()
+}
+
+func (d *decoder) errorf(line int, format string, args ...any) {
+	d.findings = append(d.findings, finding{file: d.file, line: line, object: d.object, text: fmt.Sprintf(format, args...)})
+}
+
+func (d *decoder) warnf(line int, format string, args ...any) {
+	d.findings = append(d.findings, finding{file: d.file, line: line, object: d.object, text: fmt.Sprintf(format, args...), warning: true})
+}
+
+// reportField is the filler's way to tell about a field.
+func (d *decoder) reportField(line int, path, text string, warning bool) {
+	if path != "" {
+		text = path + ": " + text
+	}
+	if !warning {
+		d.errorf(line, "%s", text)
+		return
+	}
+	place := d.object[:max(0, strings.IndexByte(d.object, ' '))] + withoutIndices(text)
+	if d.warned[place]++; d.warned[place] == 1 {
+		d.warnf(line, "%s", text)
+	}
+}
+
+// withoutIndices gives "spec.ports[].name" for "spec.ports[3].name".
+func withoutIndices(path string) string {
+	var b strings.Builder
+	inside := false
+	for _, r := range path {
+		switch {
+		case r == '[':
+			inside = true
+		case r == ']':
+			inside = false
+		case inside:
+			continue
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+// told gives the findings in the order of the file, not too many of them.
+func (d *decoder) told() []finding {
+	slices.SortStableFunc(d.findings, func(a, b finding) int { return a.line - b.line })
+	var out []finding
+	wrong, warnings := 0, 0
+	for _, f := range d.findings {
+		if f.warning {
+			if warnings++; warnings > maxFindings {
+				continue
+			}
+		} else if wrong++; wrong > maxFindings {
+			continue
+		}
+		out = append(out, f)
+	}
+	if n := wrong - maxFindings; n > 0 {
+		out = append(out, finding{file: d.file, text: fmt.Sprintf("%d more errors", n)})
+	}
+	if n := warnings - maxFindings; n > 0 {
+		out = append(out, finding{file: d.file, text: fmt.Sprintf("%d more warnings", n), warning: true})
+	}
+	return out
+}
+
+// document reads an object or a list of objects. The items of a ServiceList may
+// leave their kind out; itemKind is theirs then.
+func (d *decoder) document(n *yaml.Node, itemKind string, depth int) {
+	d.object = d.at
+	if n = d.fill.enter(n); n == nil {
+		return
+	}
+	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
+		return // nothing between two "---"
+	}
+	if n.Kind != yaml.MappingNode {
+		d.errorf(n.Line, "is %s where a Kubernetes object is wanted", describe(n))
+		return
+	}
+	kindName, apiVersion := scalar(n, "kind"), scalar(n, "apiVersion")
+	if kindName == "" && itemKind != "" {
+		kindName, apiVersion = itemKind, kinds[kind(itemKind)].apiVersion
+	}
+	switch {
+	case kindName == "":
+		d.errorf(n.Line, "kind is missing: what is not a Kubernetes object does not belong here")
+		return
+	case apiVersion == "":
+		d.errorf(n.Line, "apiVersion is missing%s", wantedVersion(kindName))
+		return
+	}
+	if items := field(n, "items"); items != nil && strings.HasSuffix(kindName, "List") {
+		d.list(n, items, strings.TrimSuffix(kindName, "List"), depth)
+		return
+	}
+	k, ok := kinds[kind(kindName)]
+	if !ok {
+		d.content.passedOver[kindName]++
+		return
+	}
+	if apiVersion != k.apiVersion {
+		d.content.passedOver[kindName]++
+		if group(apiVersion) == group(k.apiVersion) {
+			d.warnf(n.Line, "%s of apiVersion %s is passed over%s", kindName, quotedText(apiVersion), wantedVersion(kindName))
+		}
+		return
+	}
+	d.one(n, kind(kindName))
+}
+
+// list reads the items of a List.
+func (d *decoder) list(n, items *yaml.Node, itemKind string, depth int) {
+	if items = d.fill.enter(items); items == nil {
+		return
+	}
+	if items.Kind == yaml.ScalarNode && items.Tag == "!!null" {
+		return
+	}
+	if items.Kind != yaml.SequenceNode || depth > 2 {
+		d.errorf(items.Line, "items is not a list of objects")
+		return
+	}
+	if _, ok := kinds[kind(itemKind)]; !ok {
+		if itemKind != "" {
+			d.content.passedOver[itemKind] += len(items.Content)
+			return
+		}
+	}
+	outer := d.at
+	for i, item := range items.Content {
+		d.at = fmt.Sprintf("items[%d]", i)
+		d.document(item, itemKind, depth+1)
+	}
+	d.at = outer
+}
+
+// one reads an object of a kind that is known.
+func (d *decoder) one(n *yaml.Node, k kind) {
+	info := kinds[k]
+	key := objectKey{kind: k}
+	if meta := field(n, "metadata"); meta != nil {
+		key.Name.Name, key.Namespace = scalar(meta, "name"), scalar(meta, "namespace")
+	}
+	if info.namespaced && key.Namespace == "" {
+		key.Namespace = metav1.NamespaceDefault
+	}
+	if key.Name.Name == "" {
+		d.object = string(k) + " without a name"
+	} else {
+		d.object = key.String()
+	}
+	before := len(d.findings)
+	v := info.make()
+	d.fill.object(n, v)
+	if hasErrors(d.findings[before:]) {
+		return // what was not read cannot be judged
+	}
+	if info.namespaced && v.GetNamespace() == "" {
+		v.SetNamespace(metav1.NamespaceDefault)
+	}
+	key.Name = service.Name{Namespace: v.GetNamespace(), Name: v.GetName()}
+	c := checker{d: d, node: n}
+	c.check(v, info.namespaced)
+	d.content.objects = append(d.content.objects, object{key: key, line: n.Line, value: v})
+}
+
+// field gives the value of a mapping's key, nil if there is none. Aliases are
+// followed.
+func field(n *yaml.Node, name string) *yaml.Node {
+	n = follow(n)
+	if n.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == name {
+			return follow(n.Content[i+1])
+		}
+	}
+	return nil
+}
+
+// follow gives the node that an alias stands for.
+func follow(n *yaml.Node) *yaml.Node {
+	for n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	return n
+}
+
+// scalar gives the text of a mapping's key, "" if there is none.
+func scalar(n *yaml.Node, name string) string {
+	if v := field(n, name); v != nil && v.Kind == yaml.ScalarNode && v.Tag != "!!null" {
+		return v.Value
+	}
+	return ""
+}
+
+// group gives the API group of an apiVersion.
+func group(apiVersion string) string {
+	if g, _, ok := strings.Cut(apiVersion, "/"); ok {
+		return g
+	}
+	return ""
+}
+
+// wantedVersion gives ": write apiVersion: v1", or "" for an unknown kind.
+func wantedVersion(kindName string) string {
+	if k, ok := kinds[kind(kindName)]; ok {
+		return ": write apiVersion: " + k.apiVersion
+	}
+	return ""
+}

@@ -1,0 +1,210 @@
+package manifests
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+// maxTreeDepth is how deeply directories may be nested below the watched one.
+const maxTreeDepth = 32
+
+// foundFile is a file of the tree that has a manifest's name.
+type foundFile struct {
+	path   string      // relative to the root, with slashes
+	info   fs.FileInfo // of the file itself, behind symlinks; nil if err is set
+	target string      // the file behind a symlink, else ""
+	err    error       // why it cannot be read
+}
+
+// tree is what a walk finds.
+type tree struct {
+	files []foundFile
+	dirs  []string // the directories that were walked, as paths that can be opened
+	// kept are directories, relative, that could not be read: what is known
+	// of the files below them stays.
+	kept     []string
+	findings []finding
+}
+
+// walker walks a directory tree. Names that begin with a dot are left out:
+// editors' and version control's files, and the ..data directories of mounted
+// ConfigMaps, whose files are found through their symlinks.
+type walker struct {
+	root string
+	// enter is called for each directory before it is read, so that whatever
+	// changes afterwards is seen by a watch that enter sets.
+	enter func(dir string)
+
+	tree   tree
+	walked []fs.FileInfo // the directories that were walked
+	later  []symlinkedDir
+}
+
+// symlinkedDir is a symlink to a directory. They are walked last and only if
+// their target was not, so that no file is read twice and no loop is endless.
+type symlinkedDir struct {
+	rel       string
+	info      fs.FileInfo
+	ancestors []fs.FileInfo
+}
+
+// walk finds the manifests below root. The error is that of the root itself.
+func walk(root string, enter func(dir string)) (tree, error) {
+	w := walker{root: root, enter: enter}
+	info, err := os.Stat(root)
+	if err == nil && !info.IsDir() {
+		err = &fs.PathError{Op: "read", Path: root, Err: errors.New("not a directory")}
+	}
+	if err != nil {
+		return tree{}, err
+	}
+	if err := w.dir(".", info, nil); err != nil {
+		return tree{}, err
+	}
+	for len(w.later) > 0 {
+		l := w.later[0]
+		w.later = w.later[1:]
+		if containsFile(l.ancestors, l.info) {
+			w.problem(l.rel, "is a symlink to a directory that it is in itself: it is passed over")
+			continue
+		}
+		if !containsFile(w.walked, l.info) {
+			w.subdir(l.rel, l.info, l.ancestors)
+		}
+	}
+	return w.tree, nil
+}
+
+func containsFile(infos []fs.FileInfo, info fs.FileInfo) bool {
+	for _, i := range infos {
+		if os.SameFile(i, info) {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *walker) problem(rel, format string, args ...any) {
+	w.tree.findings = append(w.tree.findings, finding{file: rel, text: fmt.Sprintf(format, args...)})
+}
+
+// dir walks one directory. The error says that it could not be read at all.
+func (w *walker) dir(rel string, info fs.FileInfo, ancestors []fs.FileInfo) error {
+	full := filepath.Join(w.root, filepath.FromSlash(rel))
+	w.walked = append(w.walked, info)
+	w.tree.dirs = append(w.tree.dirs, full)
+	w.enter(full)
+	entries, err := os.ReadDir(full)
+	if err != nil {
+		return err
+	}
+	ancestors = append(ancestors[:len(ancestors):len(ancestors)], info)
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") {
+			w.entry(path.Join(rel, e.Name()), e, ancestors)
+		}
+	}
+	return nil
+}
+
+// subdir walks a directory below the root.
+func (w *walker) subdir(rel string, info fs.FileInfo, ancestors []fs.FileInfo) {
+	if len(ancestors) > maxTreeDepth {
+		w.problem(rel, "directories are nested too deeply: it is passed over")
+		return
+	}
+	if err := w.dir(rel, info, ancestors); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		w.tree.kept = append(w.tree.kept, rel)
+		w.problem(rel, "%s", ioText(err))
+	}
+}
+
+func (w *walker) entry(rel string, e fs.DirEntry, ancestors []fs.FileInfo) {
+	full := filepath.Join(w.root, filepath.FromSlash(rel))
+	f := foundFile{path: rel}
+	if e.Type()&fs.ModeSymlink != 0 {
+		f.info, f.err = os.Stat(full)
+		f.target, _ = filepath.EvalSymlinks(full)
+	} else {
+		f.info, f.err = e.Info()
+		if errors.Is(f.err, fs.ErrNotExist) {
+			return // gone since the directory was read
+		}
+	}
+	switch {
+	case f.err == nil && f.info.IsDir() && e.Type()&fs.ModeSymlink != 0:
+		w.later = append(w.later, symlinkedDir{rel, f.info, ancestors})
+	case f.err == nil && f.info.IsDir():
+		w.subdir(rel, f.info, ancestors)
+	case isManifest(rel):
+		if f.err == nil && !f.info.Mode().IsRegular() {
+			f.err = errors.New("is not a file that can be read")
+		}
+		w.tree.files = append(w.tree.files, f)
+	}
+}
+
+// isManifest tells whether a file's name is that of a manifest.
+func isManifest(name string) bool {
+	base := path.Base(name)
+	if strings.HasPrefix(base, ".") {
+		return false
+	}
+	switch path.Ext(base) {
+	case ".yaml", ".yml", ".json":
+		return true
+	}
+	return false
+}
+
+// readFile reads a file of at most limit bytes.
+func readFile(name string, limit int64) ([]byte, fs.FileInfo, error) {
+	// A pipe that took the file's place must not be waited for.
+	f, err := sys.OpenRead(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, nil, errors.New("is not a file that can be read")
+	}
+	if info.Size() > limit {
+		return nil, info, tooLargeError{info.Size(), limit}
+	}
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		err = tooLargeError{int64(len(data)), limit}
+	}
+	return data, info, err
+}
+
+// tooLargeError says that a file is larger than --max-manifest-size.
+type tooLargeError struct{ size, limit int64 }
+
+func (e tooLargeError) Error() string {
+	return fmt.Sprintf("has %d bytes, more than the %d that --max-manifest-size allows: make several files of it", e.size, e.limit)
+}
+
+// ioText gives what a person needs of an error about a file whose name is known.
+func ioText(err error) string {
+	var pe *fs.PathError
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "cannot be read: it is a symlink to a file that does not exist"
+	case errors.As(err, &pe):
+		return "cannot be read: " + pe.Err.Error()
+	}
+	return err.Error()
+}

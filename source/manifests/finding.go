@@ -1,0 +1,40 @@
+package manifests
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// finding is something to tell a person about a file: an error, which keeps
+// the file's new content from taking effect, or a warning, which does not.
+type finding struct {
+	file    string // relative to the watched directory, with slashes
+	line    int    // 1 is the first; 0 when no line is to blame
+	object  string // "Service default/web", or "" when the file itself is meant
+	text    string // what is wrong and what would be right
+	warning bool
+}
+
+// String gives one line: "web.yaml:12: Service default/web: spec.ports[0].port:
+// 0 is not in 1..65535".
+func (f finding) String() string {
+	var b strings.Builder
+	b.WriteString(f.file)
+	if f.line > 0 {
+		b.WriteByte(':')
+		b.WriteString(strconv.Itoa(f.line))
+	}
+	b.WriteString(": ")
+	if f.object != "" {
+		b.WriteString(f.object)
+		b.WriteString(": ")
+	}
+	b.WriteString(f.text)
+	return b.String()
+}
+
+// hasErrors tells whether one of the findings is more than a warning.
+func hasErrors(fs []finding) bool {
+	return slices.ContainsFunc(fs, func(f finding) bool { return !f.warning })
+}

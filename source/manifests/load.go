@@ -1,0 +1,272 @@
+package manifests
+
+import (
+	"crypto/sha256"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+const (
+	// emptyGrace is how long a file that was emptied keeps its content: who
+	// writes "kubectl get … > file" empties it first.
+	emptyGrace = 2 * time.Second
+	// settleTime is how old a file's time stamp must be to be trusted: a file
+	// that is written twice within a tick of the clock has one stamp for both.
+	settleTime = time.Second
+)
+
+// fileState is what is known of a file.
+type fileState struct {
+	info    fs.FileInfo
+	readAt  time.Time
+	sum     [sha256.Size]byte // of the data that was decoded last
+	decoded bool              // sum is set
+	bad     bool              // that data has errors
+	trouble string            // why the file cannot be read; "" if it can
+	good    content           // what is in force
+	// emptySince is when the file was first seen empty after it had content.
+	emptySince time.Time
+}
+
+func (st *fileState) inError() bool { return st.bad || st.trouble != "" }
+
+// look walks the tree, reads what changed and gives the difference on. It tells
+// whether another look must follow at once. The error is that of the directory
+// itself; nothing changes then.
+func (w *Watcher) look(now time.Time, first bool, apply func(service.Change)) (again bool, err error) {
+	touched := w.watches.take()
+	w.watches.begin(now)
+	t, err := walk(w.dir, w.watches.add)
+	if err != nil {
+		w.watches.end(tree{}) // the parent is watched for its return
+		if text := ioText(err); !first && text != w.rootErr {
+			w.rootErr = text
+			w.log.Error().Str("directory", w.dir).Msgf("manifests: %s; what was last read stays in force", text)
+		}
+		return false, err
+	}
+	if w.rootErr != "" {
+		w.rootErr = ""
+		w.log.Info().Str("directory", w.dir).Msg("manifests: the directory is back")
+	}
+	again = w.watches.end(t)
+	w.tellOnce(t.findings)
+	w.forget(t)
+	for i, r := range w.read(now, t.files, touched) {
+		w.take(now, &t.files[i], r)
+	}
+	change, findings := w.catalog.commit()
+	for _, f := range findings {
+		w.log.Warn().Msg(f.String())
+	}
+	if first || !change.Empty() {
+		apply(change)
+		w.publish(time.Now())
+	} else {
+		w.publish(w.stats.Load().LastChange)
+	}
+	return again, nil
+}
+
+// tellOnce logs what is wrong with the tree itself, until it is mended.
+func (w *Watcher) tellOnce(findings []finding) {
+	told := make(map[string]bool, len(findings))
+	for _, f := range findings {
+		text := f.String()
+		if told[text] = true; !w.told[text] {
+			w.log.Error().Msg(text)
+		}
+	}
+	w.told = told
+}
+
+// forget takes away the files that are no longer there, unless they lie in a
+// directory that cannot be read.
+func (w *Watcher) forget(t tree) {
+	there := make(map[string]bool, len(t.files))
+	for i := range t.files {
+		there[t.files[i].path] = true
+	}
+	for name := range w.files {
+		if !there[name] && !below(name, t.kept) {
+			delete(w.files, name)
+			w.catalog.set(name, nil)
+		}
+	}
+}
+
+// below tells whether a file is in one of the directories, however deep.
+func below(name string, dirs []string) bool {
+	for _, dir := range dirs {
+		if strings.HasPrefix(name, dir+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// reading is what came of reading a file.
+type reading struct {
+	unread   bool // there was no need to
+	info     fs.FileInfo
+	readAt   time.Time
+	err      error
+	empty    bool
+	sum      [sha256.Size]byte
+	same     bool // as what was decoded last
+	content  content
+	findings []finding
+}
+
+// read reads and decodes the files that may have changed, several at once.
+func (w *Watcher) read(now time.Time, files []foundFile, touched func(string) bool) []reading {
+	readings := make([]reading, len(files))
+	work := make(chan int)
+	var workers sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(files)) {
+		workers.Go(func() {
+			for i := range work {
+				readings[i] = w.readOne(&files[i], w.files[files[i].path])
+			}
+		})
+	}
+	for i := range files {
+		if w.mustRead(now, &files[i], touched) {
+			work <- i
+		} else {
+			readings[i].unread = true
+		}
+	}
+	close(work)
+	workers.Wait()
+	return readings
+}
+
+// mustRead tells whether a file may differ from what is known of it.
+func (w *Watcher) mustRead(now time.Time, f *foundFile, touched func(string) bool) bool {
+	st := w.files[f.path]
+	if st == nil || f.err != nil || st.info == nil || st.trouble != "" || !st.emptySince.IsZero() {
+		return true
+	}
+	return touched(filepath.Join(w.dir, filepath.FromSlash(f.path))) || f.target != "" && touched(f.target) ||
+		!os.SameFile(f.info, st.info) || f.info.Size() != st.info.Size() || !f.info.ModTime().Equal(st.info.ModTime()) ||
+		st.readAt.Sub(st.info.ModTime()) < settleTime
+}
+
+// readOne is called by several goroutines; it changes nothing of the watcher's.
+func (w *Watcher) readOne(f *foundFile, st *fileState) reading {
+	r := reading{readAt: time.Now(), err: f.err}
+	if r.err != nil {
+		return r
+	}
+	var data []byte
+	data, r.info, r.err = readFile(filepath.Join(w.dir, filepath.FromSlash(f.path)), w.maxFileSize)
+	if r.err != nil {
+		return r
+	}
+	r.empty = len(data) == 0
+	r.sum = sha256.Sum256(data)
+	if r.same = st != nil && st.decoded && st.sum == r.sum; !r.same {
+		r.content, r.findings = decode(f.path, data)
+	}
+	return r
+}
+
+// take makes a reading known.
+func (w *Watcher) take(now time.Time, f *foundFile, r reading) {
+	if r.unread {
+		return
+	}
+	st := w.files[f.path]
+	if st == nil {
+		st = &fileState{}
+		w.files[f.path] = st
+	}
+	wasInError := st.inError()
+	st.info, st.readAt = r.info, r.readAt
+	if r.err != nil {
+		w.unreadable(f.path, st, r.err)
+		return
+	}
+	st.trouble = ""
+	if r.empty && len(st.good.objects) > 0 && !st.bad {
+		if st.emptySince.IsZero() {
+			st.emptySince = now
+		}
+		if now.Sub(st.emptySince) < emptyGrace {
+			return
+		}
+	}
+	st.emptySince = time.Time{}
+	if !r.same {
+		st.sum, st.decoded, st.bad = r.sum, true, hasErrors(r.findings)
+		w.tell(r.findings, st)
+		if !st.bad {
+			st.good = r.content
+			w.catalog.set(f.path, r.content.objects)
+		}
+	}
+	if wasInError && !st.inError() {
+		w.log.Info().Msgf("%s: is in order again", f.path)
+	}
+}
+
+// unreadable notes that a file cannot be read; its last good content stays.
+func (w *Watcher) unreadable(path string, st *fileState, err error) {
+	text := ioText(err)
+	kind := text
+	if errors.As(err, new(tooLargeError)) {
+		kind = "too large" // a file that still grows is told once
+	}
+	if st.trouble == kind {
+		return
+	}
+	st.trouble = kind
+	w.tell([]finding{{file: path, text: text}}, st)
+}
+
+// tell logs what is wrong with a file, and what is in force in its place.
+func (w *Watcher) tell(findings []finding, st *fileState) {
+	instead := "nothing"
+	if len(st.good.objects) > 0 {
+		instead = "last good content"
+	}
+	for _, f := range findings {
+		if f.warning {
+			w.log.Warn().Msg(f.String())
+		} else {
+			w.log.Error().Str("in_force", instead).Msg(f.String())
+		}
+	}
+}
+
+// publish brings Stats up to date.
+func (w *Watcher) publish(lastChange time.Time) {
+	s := &Stats{
+		Files:      len(w.files),
+		Objects:    make(map[string]int, len(kinds)),
+		PassedOver: make(map[string]int),
+		LastChange: lastChange,
+		Polling:    w.watches.failed != nil,
+	}
+	for _, st := range w.files {
+		if st.inError() {
+			s.FilesInError++
+		}
+		for k, n := range st.good.passedOver {
+			s.PassedOver[k] += n
+		}
+	}
+	for k, n := range w.catalog.count {
+		s.Objects[string(k)] = n
+	}
+	w.stats.Store(s)
+}

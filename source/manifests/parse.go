@@ -1,0 +1,220 @@
+package manifests
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// maxDepth is how deeply a document may be nested. API objects stay below 20;
+// the limit keeps a hostile file from exhausting the stack.
+const maxDepth = 64
+
+// syntaxError says where a file stops being YAML or JSON.
+type syntaxError struct {
+	line int // 0 when the parser does not know
+	text string
+}
+
+func (e *syntaxError) Error() string { return e.text }
+
+// parseYAML calls each for each document of a stream. The nodes' lines count
+// from the beginning of the stream, not of the document.
+func parseYAML(data []byte, each func(*yaml.Node)) error {
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	for {
+		var doc yaml.Node
+		err := dec.Decode(&doc)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return yamlSyntaxError(data, err)
+		}
+		if len(doc.Content) == 1 {
+			each(doc.Content[0])
+		}
+	}
+}
+
+var yamlErrorText = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)$`)
+
+// yamlSyntaxError turns the parser's error into one with the line that a person
+// has to look at.
+func yamlSyntaxError(data []byte, err error) *syntaxError {
+	e := &syntaxError{text: strings.TrimPrefix(err.Error(), "yaml: ")}
+	if m := yamlErrorText.FindStringSubmatch(err.Error()); m != nil {
+		e.line, _ = strconv.Atoi(m[1])
+		e.text = m[2]
+	}
+	if line := firstBadLine(data, e.text); line > 0 {
+		e.line = line
+	}
+	if tabAt := tabIndented(data, e.line); tabAt {
+		e.text += " (the line is indented with a tab; YAML wants spaces)"
+	}
+	e.text = "not valid YAML: " + e.text
+	return e
+}
+
+// maxLineSearch is the size up to which firstBadLine is worth its time.
+const maxLineSearch = 256 << 10
+
+// firstBadLine finds the line that breaks the document. The parser names the
+// line where the broken mapping or list begins, or the line before the broken
+// one, which may be a long way off: so look for the shortest beginning of the
+// data that gives the same error. It gives 0 when it does not know better.
+func firstBadLine(data []byte, text string) int {
+	if len(data) > maxLineSearch {
+		return 0
+	}
+	ends := lineEnds(data)
+	fails := func(lines int) bool {
+		dec := yaml.NewDecoder(bytes.NewReader(data[:ends[lines-1]]))
+		for {
+			var doc yaml.Node
+			err := dec.Decode(&doc)
+			if err == nil {
+				continue
+			}
+			return strings.HasSuffix(err.Error(), text)
+		}
+	}
+	lo, hi := 1, len(ends) // the answer is in lo..hi: all lines fail
+	if hi == 0 {
+		return 0
+	}
+	for lo < hi {
+		mid := (lo + hi) / 2
+		if fails(mid) {
+			hi = mid
+		} else {
+			lo = mid + 1
+		}
+	}
+	return lo
+}
+
+// lineEnds gives the offset behind each line.
+func lineEnds(data []byte) []int {
+	var ends []int
+	for i, c := range data {
+		if c == '\n' {
+			ends = append(ends, i+1)
+		}
+	}
+	if n := len(data); n > 0 && data[n-1] != '\n' {
+		ends = append(ends, n)
+	}
+	return ends
+}
+
+// tabIndented tells whether the line has a tab in its indentation.
+func tabIndented(data []byte, line int) bool {
+	lines := bytes.SplitN(data, []byte("\n"), line+1)
+	if line < 1 || len(lines) < line {
+		return false
+	}
+	text := lines[line-1]
+	return bytes.ContainsRune(text[:len(text)-len(bytes.TrimLeft(text, " \t"))], '\t')
+}
+
+// parseJSON calls each for each document of a file; several may follow each
+// other. It makes the same nodes as parseYAML, because JSON is not quite a
+// subset of what the YAML parser reads.
+func parseJSON(data []byte, each func(*yaml.Node)) error {
+	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
+	p := jsonParser{data: data, dec: json.NewDecoder(bytes.NewReader(data)), line: 1}
+	p.dec.UseNumber()
+	for {
+		n, err := p.value(0)
+		if errors.Is(err, io.EOF) && n == nil {
+			return nil
+		}
+		if err != nil {
+			return p.syntaxError(err)
+		}
+		each(n)
+	}
+}
+
+type jsonParser struct {
+	data   []byte
+	dec    *json.Decoder
+	line   int // of offset
+	offset int
+}
+
+var errTooDeep = errors.New("nested too deeply")
+
+// value reads one value. It gives nil and io.EOF when there is none.
+func (p *jsonParser) value(depth int) (*yaml.Node, error) {
+	tok, err := p.dec.Token()
+	if err != nil {
+		return nil, err
+	}
+	if depth > maxDepth {
+		return nil, errTooDeep
+	}
+	p.advance(int(p.dec.InputOffset()))
+	n := &yaml.Node{Kind: yaml.ScalarNode, Line: p.line}
+	switch t := tok.(type) {
+	case string:
+		n.Tag, n.Value = "!!str", t
+	case json.Number:
+		n.Tag, n.Value = "!!int", t.String()
+		if strings.ContainsAny(n.Value, ".eE") {
+			n.Tag = "!!float"
+		}
+	case bool:
+		n.Tag, n.Value = "!!bool", strconv.FormatBool(t)
+	case nil:
+		n.Tag, n.Value = "!!null", "null"
+	case json.Delim:
+		n.Kind, n.Tag = yaml.SequenceNode, "!!seq"
+		if t == '{' {
+			n.Kind, n.Tag = yaml.MappingNode, "!!map"
+		}
+		for p.dec.More() {
+			c, err := p.value(depth + 1)
+			if err != nil {
+				return n, err
+			}
+			n.Content = append(n.Content, c)
+		}
+		if _, err := p.dec.Token(); err != nil { // the closing bracket
+			return n, err
+		}
+		p.advance(int(p.dec.InputOffset()))
+	}
+	return n, nil
+}
+
+// advance moves to an offset, counting lines.
+func (p *jsonParser) advance(offset int) {
+	p.line += bytes.Count(p.data[p.offset:offset], []byte("\n"))
+	p.offset = offset
+}
+
+func (p *jsonParser) syntaxError(err error) error {
+	var se *json.SyntaxError
+	at := int(p.dec.InputOffset())
+	switch {
+	case errors.As(err, &se):
+		at = int(se.Offset)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		at, err = len(p.data), errors.New("the file ends in the middle of a value")
+	}
+	at = min(max(at, 0), len(p.data))
+	return &syntaxError{
+		line: 1 + bytes.Count(bytes.TrimRight(p.data[:at], "\n"), []byte("\n")),
+		text: fmt.Sprintf("not valid JSON: %v", err),
+	}
+}

@@ -1,0 +1,169 @@
+package manifests
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/rs/zerolog"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// DefaultMaxFileSize is the size in bytes up to which a file is read.
+const DefaultMaxFileSize = 4 << 20
+
+const (
+	// quietTime is how long there must be no event before the tree is looked
+	// at, maxDelay how long a storm of events can put that off.
+	quietTime = 15 * time.Millisecond
+	maxDelay  = 50 * time.Millisecond
+	// rescanTime is how often the tree is looked at without any event:
+	// file systems that give none, events that were lost.
+	rescanTime = 10 * time.Second
+	// pollTime is how often it is when there are no events to be had, or no
+	// directory. A look takes at most a tenth of the time.
+	pollTime  = 50 * time.Millisecond
+	pollShare = 10
+)
+
+// Options are the choices of a Watcher. The zero value is ready.
+type Options struct {
+	// Logger takes errors in files, once for each content, and warnings.
+	Logger zerolog.Logger
+	// MaxFileSize is the size in bytes above which a file is not read
+	// (--max-manifest-size). 0 means DefaultMaxFileSize.
+	MaxFileSize int64
+}
+
+// Watcher reads and watches a directory of manifests. Its Run may be called
+// once; Stats may be called at any time by any goroutine.
+type Watcher struct {
+	dir         string
+	log         zerolog.Logger
+	maxFileSize int64
+	rescanTime  time.Duration
+	newNotifier func() (notifier, error)
+
+	// What follows belongs to Run's goroutine.
+	watches *watches
+	files   map[string]*fileState
+	catalog *catalog
+	told    map[string]bool // trouble with the tree that was told
+	rootErr string          // trouble with the directory itself that was told
+
+	stats atomic.Pointer[Stats]
+}
+
+// New makes a Watcher of the manifests below dir.
+func New(dir string, opts Options) *Watcher {
+	if opts.MaxFileSize <= 0 {
+		opts.MaxFileSize = DefaultMaxFileSize
+	}
+	// The watches' names must not depend on the working directory.
+	if a, err := filepath.Abs(dir); err == nil {
+		dir = a
+	}
+	w := &Watcher{
+		dir:         dir,
+		log:         opts.Logger,
+		maxFileSize: opts.MaxFileSize,
+		rescanTime:  rescanTime,
+		newNotifier: newNotifier,
+		files:       make(map[string]*fileState),
+		catalog:     newCatalog(),
+		told:        make(map[string]bool),
+	}
+	w.stats.Store(&Stats{})
+	return w
+}
+
+// Run reads the directory and calls apply with everything that it holds, also
+// if that is nothing; from then on it watches, and calls apply with each
+// difference. It returns nil when ctx ends, and an error when the directory
+// cannot be read at the start. Apply is called by Run's own goroutine; no two
+// calls overlap.
+//
+// When the directory disappears later, what it held last stays in force until
+// it is back.
+func (w *Watcher) Run(ctx context.Context, apply func(service.Change)) error {
+	w.watches = newWatches(w.dir, w.newNotifier)
+	defer func() { w.watches.close() }()
+
+	first := true
+	var timer *time.Timer
+	var pending time.Time // when the first event came that was not looked at
+	for {
+		start := time.Now()
+		again, err := w.look(start, first, apply)
+		if err != nil && first {
+			return err
+		}
+		first, pending = false, time.Time{}
+		w.watchTrouble()
+		wait := w.nextLook(err != nil, time.Since(start))
+		if again {
+			wait = 0
+		}
+		if timer == nil {
+			timer = time.NewTimer(wait)
+			defer timer.Stop()
+		} else {
+			timer.Reset(wait)
+		}
+	events:
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-timer.C:
+				break events
+			case ev := <-w.watches.events():
+				if !w.watches.relevant(ev) {
+					continue
+				}
+				w.watches.touch(ev.Name)
+			case err := <-w.watches.errors():
+				if !errors.Is(err, fsnotify.ErrEventOverflow) {
+					w.log.Warn().Err(err).Str("directory", w.dir).Msg("watching manifests")
+				}
+				w.watches.touchAll() // events were lost
+			}
+			now := time.Now()
+			if pending.IsZero() {
+				pending = now
+			}
+			timer.Reset(min(quietTime, pending.Add(maxDelay).Sub(now)))
+		}
+	}
+}
+
+// nextLook says when the tree is to be looked at again if there is no event.
+func (w *Watcher) nextLook(noDirectory bool, took time.Duration) time.Duration {
+	wait := w.rescanTime
+	if noDirectory || w.watches.failed != nil {
+		wait = min(wait, max(pollTime, pollShare*took))
+	}
+	for _, st := range w.files {
+		if !st.emptySince.IsZero() {
+			wait = min(wait, max(time.Until(st.emptySince.Add(emptyGrace)), 0))
+		}
+	}
+	return wait
+}
+
+// watchTrouble tells when the system stops and begins to give events.
+func (w *Watcher) watchTrouble() {
+	switch failed := w.watches.failed; {
+	case failed != nil && !w.watches.toldFailed:
+		w.watches.toldFailed = true
+		w.log.Warn().Err(failed).Str("directory", w.dir).
+			Msg("the system gives no events for all manifests: looking at them every so often (see fs.inotify.max_user_watches and max_user_instances)")
+	case failed == nil && w.watches.toldFailed:
+		w.watches.toldFailed = false
+		w.log.Info().Str("directory", w.dir).Msg("the system gives events for manifests again")
+	}
+}
