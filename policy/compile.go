@@ -29,16 +29,17 @@ type compiled struct {
 // prev may be nil.
 func Compile(prev *Table, snap *service.Snapshot, cfg Config) *Table {
 	t := &Table{snap: snap, node: newNode(snap, &cfg), ports: make([]*compiled, len(snap.Ports))}
-	var old []*compiled
+	var old []*service.Port
 	if prev != nil && prev.node.equal(t.node) {
 		t.node = prev.node
-		old = prev.ports
+		old = prev.snap.Ports
+		copy(t.ports, prev.ports)
 	}
 	for i, p := range snap.Ports {
 		switch {
+		case i < len(old) && old[i] == p:
 		case p == nil:
-		case i < len(old) && old[i] != nil && old[i].port == p:
-			t.ports[i] = old[i]
+			t.ports[i] = nil
 		default:
 			t.ports[i] = compilePort(p, t.node)
 		}

@@ -29,7 +29,11 @@ func (s *Store) fill(p *Port, st *state, i int, problems []string) []string {
 		if w.svc == st && w.port == i {
 			return true
 		}
-		problems = append(problems, fmt.Sprintf("%s %s belongs to Service %s: left out", what, k,
+		subject := k.String()
+		if what != NodePort {
+			subject = what.String() + " " + subject
+		}
+		problems = append(problems, fmt.Sprintf("%s belongs to Service %s: left out", subject,
 			PortName{Name: w.svc.name, Port: w.svc.spec.ports[w.port].name}))
 		return false
 	}

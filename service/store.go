@@ -354,31 +354,32 @@ func (st *state) sortedSlices() []*slice {
 	return out
 }
 
-// publish makes the Snapshot of what the update left behind.
+// publish makes the Snapshot of what the update left behind. What came and went
+// within the update has not changed (A1.18).
 func (s *Store) publish(u *update) *Snapshot {
-	if u.node != nil && u.node.equal(&s.last.Node) {
-		u.node = nil
-	}
-	if !u.ports && !u.problems && !u.cidrs && u.node == nil && u.index.next == nil {
-		return s.last
-	}
-	next := *s.last
-	if u.node != nil {
-		next.Node = *u.node
-	}
+	next, changed := *s.last, u.ports
 	if u.ports {
 		next.Ports = slices.Clone(s.ports)
 	}
+	if u.index.next != nil {
+		next.index, changed = u.index.next, true
+	}
+	if u.node != nil && !u.node.equal(&next.Node) {
+		next.Node, changed = *u.node, true
+	}
 	if u.cidrs {
-		next.ServiceCIDRs = joinServiceCIDRs(s.cidrs)
+		if list := joinServiceCIDRs(s.cidrs); !slices.Equal(list, next.ServiceCIDRs) {
+			next.ServiceCIDRs, changed = list, true
+		}
 	}
 	if u.problems {
-		next.Problems = s.sortedProblems()
+		if list := s.sortedProblems(); !slices.Equal(list, next.Problems) {
+			next.Problems, changed = list, true
+		}
 	}
-	if u.index.next != nil {
-		next.index = u.index.next
+	if changed {
+		s.last = &next
 	}
-	s.last = &next
 	return s.last
 }
 

@@ -1,0 +1,381 @@
+package service
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// world holds the objects that exist, as an API server would.
+type world struct {
+	services map[string]*corev1.Service
+	slices   map[string]*discoveryv1.EndpointSlice
+}
+
+const worldNode = "n0"
+
+func pick[T any](r *rand.Rand, list ...T) T { return list[r.IntN(len(list))] }
+
+// randomService is one of few services with few addresses, so that they meet
+// and conflict often.
+func randomService(r *rand.Rand) *corev1.Service {
+	svc := newService(fmt.Sprintf("s%d", r.IntN(6)), fmt.Sprintf("10.96.0.%d", r.IntN(5)))
+	if r.IntN(3) == 0 {
+		svc.Spec.ClusterIPs = []string{svc.Spec.ClusterIP, fmt.Sprintf("fd00::%d", r.IntN(4))}
+	}
+	if r.IntN(12) == 0 {
+		svc.Spec.ClusterIP = pick(r, "", "None", "bad")
+		svc.Spec.ClusterIPs = nil
+	}
+	if r.IntN(15) == 0 {
+		svc.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "x"}
+	}
+	if r.IntN(15) == 0 {
+		svc.Spec.Type = corev1.ServiceTypeExternalName
+	}
+	withCreated(int64(1 + r.IntN(3)))(svc)
+	svc.Spec.Ports = nil
+	for _, name := range []string{"", "a", "b"} {
+		if r.IntN(2) == 0 {
+			continue
+		}
+		svc.Spec.Ports = append(svc.Spec.Ports, servicePort(name, pick[corev1.Protocol](r, "TCP", "UDP", ""),
+			int32(80+r.IntN(3)), pick[int32](r, 0, 0, 30000, 30001)))
+	}
+	for range r.IntN(3) {
+		svc.Spec.ExternalIPs = append(svc.Spec.ExternalIPs, pick(r, "192.0.2.1", "192.0.2.2", "fd01::1", "10.96.0.1", "bad"))
+	}
+	for range r.IntN(3) {
+		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress,
+			corev1.LoadBalancerIngress{IP: pick(r, "192.0.2.1", "192.0.2.3", "fd01::1")})
+	}
+	if r.IntN(4) == 0 {
+		svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	}
+	return svc
+}
+
+func randomSlice(r *rand.Rand) *discoveryv1.EndpointSlice {
+	es := newSlice(fmt.Sprintf("e%d", r.IntN(8)), fmt.Sprintf("s%d", r.IntN(6)), 8080)
+	v6 := r.IntN(4) == 0
+	if v6 {
+		es.AddressType = discoveryv1.AddressTypeIPv6
+	}
+	es.Ports = nil
+	for range r.IntN(3) {
+		es.Ports = append(es.Ports, endpointPort(pick(r, "", "a", "b"), pick[corev1.Protocol](r, "TCP", "UDP"), pick[int32](r, 8080, 8081, 0)))
+	}
+	for range r.IntN(5) {
+		e := discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.0.0.%d", r.IntN(12))}}
+		if v6 || r.IntN(10) == 0 {
+			e.Addresses[0] = fmt.Sprintf("fd02::%d", r.IntN(12))
+		}
+		if r.IntN(2) == 0 {
+			e.Conditions.Terminating = ptr(r.IntN(2) == 0)
+		}
+		if r.IntN(2) == 0 {
+			e.Conditions.Ready = ptr(r.IntN(2) == 0)
+		}
+		e.NodeName = pick(r, nil, ptr(worldNode), ptr("n1"))
+		es.Endpoints = append(es.Endpoints, e)
+	}
+	return es
+}
+
+// randomChange changes the world and tells how.
+func (w *world) randomChange(r *rand.Rand) Change {
+	var c Change
+	for range 1 + r.IntN(3) {
+		switch r.IntN(6) {
+		case 0, 1:
+			svc := randomService(r)
+			w.services[svc.Name] = svc
+			c.Services = append(c.Services, svc)
+		case 2, 3:
+			es := randomSlice(r)
+			w.slices[es.Name] = es
+			c.EndpointSlices = append(c.EndpointSlices, es)
+		case 4: // never an object that is in the change as well
+			name := fmt.Sprintf("s%d", r.IntN(6))
+			if !slices.ContainsFunc(c.Services, func(o *corev1.Service) bool { return o.Name == name }) {
+				delete(w.services, name)
+				c.Deleted = append(c.Deleted, deleted(KindService, name).Deleted...)
+			}
+		case 5:
+			name := fmt.Sprintf("e%d", r.IntN(8))
+			if !slices.ContainsFunc(c.EndpointSlices, func(o *discoveryv1.EndpointSlice) bool { return o.Name == name }) {
+				delete(w.slices, name)
+				c.Deleted = append(c.Deleted, deleted(KindEndpointSlice, name).Deleted...)
+			}
+		}
+	}
+	return c
+}
+
+// handled are the services that a proxy serves, older ones first, so that the
+// first that claims something has it.
+func (w *world) handled() []*corev1.Service {
+	var out []*corev1.Service
+	for _, svc := range w.services {
+		_, labelled := svc.Labels["service.kubernetes.io/service-proxy-name"]
+		_, err := netip.ParseAddr(svc.Spec.ClusterIP)
+		if !labelled && err == nil && svc.Spec.Type != corev1.ServiceTypeExternalName {
+			out = append(out, svc)
+		}
+	}
+	slices.SortFunc(out, func(a, b *corev1.Service) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	return out
+}
+
+func clusterIPsOf(svc *corev1.Service) []netip.Addr {
+	if len(svc.Spec.ClusterIPs) == 0 {
+		return []netip.Addr{netip.MustParseAddr(svc.Spec.ClusterIP)}
+	}
+	var out []netip.Addr
+	for _, text := range svc.Spec.ClusterIPs {
+		out = append(out, netip.MustParseAddr(text))
+	}
+	return out
+}
+
+func hasFamily(svc *corev1.Service, a netip.Addr) bool {
+	return slices.ContainsFunc(clusterIPsOf(svc), func(c netip.Addr) bool { return c.Is4() == a.Is4() })
+}
+
+func protocolOf(p corev1.Protocol) Protocol {
+	if p == corev1.ProtocolUDP {
+		return UDP
+	}
+	return TCP
+}
+
+// lookup is Lookup, slow and obvious.
+func (w *world) lookup(d Destination) string {
+	text := d.Addr.String()
+	for _, kind := range []AddressKind{ClusterIP, LoadBalancer} { // LoadBalancer stands for both kinds from outside
+		for _, svc := range w.handled() {
+			balanced := slices.ContainsFunc(svc.Status.LoadBalancer.Ingress, func(in corev1.LoadBalancerIngress) bool { return in.IP == text })
+			external := slices.Contains(svc.Spec.ExternalIPs, text)
+			for _, p := range svc.Spec.Ports {
+				if protocolOf(p.Protocol) != d.Protocol || p.Port != int32(d.Port) {
+					continue
+				}
+				name := PortName{Name: Name{svc.Namespace, svc.Name}, Port: p.Name}.String()
+				switch {
+				case kind == ClusterIP && slices.Contains(clusterIPsOf(svc), d.Addr):
+					return "ClusterIP " + name
+				case kind == LoadBalancer && balanced && hasFamily(svc, d.Addr):
+					return "LoadBalancer " + name
+				case kind == LoadBalancer && external && hasFamily(svc, d.Addr):
+					return "ExternalIP " + name
+				}
+			}
+		}
+	}
+	return ""
+}
+
+func (w *world) nodePort(proto Protocol, port uint16) string {
+	for _, svc := range w.handled() {
+		for _, p := range svc.Spec.Ports {
+			if protocolOf(p.Protocol) == proto && p.NodePort == int32(port) {
+				return PortName{Name: Name{svc.Namespace, svc.Name}, Port: p.Name}.String()
+			}
+		}
+	}
+	return ""
+}
+
+// endpoints gives the endpoints of a port in a family as text, sorted.
+func (w *world) endpoints(name PortName, f Family) []string {
+	type found struct{ terminating, ready, local bool }
+	byAddr := map[string]found{}
+	for _, sliceName := range slices.Sorted(maps.Keys(w.slices)) {
+		es := w.slices[sliceName]
+		if es.Labels[discoveryv1.LabelServiceName] != name.Name.Name || (es.AddressType == discoveryv1.AddressTypeIPv4) != (f == IPv4) {
+			continue
+		}
+		for _, p := range es.Ports {
+			if *p.Name != name.Port || protocolOf(*p.Protocol) != name.Protocol || *p.Port == 0 {
+				continue
+			}
+			for _, e := range es.Endpoints {
+				a := netip.MustParseAddr(e.Addresses[0])
+				if a.Is4() != (f == IPv4) {
+					continue
+				}
+				at := netip.AddrPortFrom(a, uint16(*p.Port)).String()
+				is := found{ready: e.Conditions.Ready == nil || *e.Conditions.Ready,
+					terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
+					local:       e.NodeName != nil && *e.NodeName == worldNode}
+				if old, ok := byAddr[at]; ok && is.terminating && !old.terminating {
+					continue
+				}
+				byAddr[at] = is
+			}
+		}
+	}
+	var out []string
+	for _, at := range slices.Sorted(maps.Keys(byAddr)) {
+		out = append(out, fmt.Sprintf("%s %+v", at, byAddr[at]))
+	}
+	return out
+}
+
+// dump is all that a snapshot says, without the IDs, which depend on history.
+func dump(s *Snapshot) string {
+	var lines []string
+	for _, p := range s.Ports {
+		if p != nil {
+			q := *p
+			q.ID = 0
+			lines = append(lines, fmt.Sprintf("%+v", q))
+		}
+	}
+	for i := range s.index.shards {
+		for k, at := range s.index.shards[i] {
+			line := fmt.Sprintf("%d %s %s", k.class, k, at.kind)
+			if k.class != byClusterIP {
+				line += " " + s.Ports[at.id].Name.String()
+			}
+			lines = append(lines, line)
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(append(lines, problemTexts(s)...), "\n")
+}
+
+// TestStoreAgainstModel lets a world change at random. After each change the
+// Store must say what the model says, and the same as a Store that begins with
+// the world as it is.
+func TestStoreAgainstModel(t *testing.T) {
+	const worlds, changes = 40, 100
+	for seed := range uint64(worlds) {
+		r := rand.New(rand.NewPCG(1, seed))
+		w := &world{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}}
+		s := NewStore(StoreOptions{NodeName: worldNode})
+		for i := range changes {
+			before := s.Snapshot()
+			was := dump(before)
+			snap := s.Apply(w.randomChange(r))
+			if dump(before) != was {
+				t.Fatalf("seed %d, change %d: the last snapshot changed", seed, i)
+			}
+			checkModel(t, w, snap)
+			checkKept(t, before, snap)
+			fresh := NewStore(StoreOptions{NodeName: worldNode}).Apply(Change{
+				Services: slices.Collect(maps.Values(w.services)), EndpointSlices: slices.Collect(maps.Values(w.slices)),
+			})
+			if got, want := dump(snap), dump(fresh); got != want {
+				t.Fatalf("seed %d, change %d: got\n%s\nfrom scratch\n%s", seed, i, got, want)
+			}
+			if (snap == before) != (was == dump(snap) && maps.EqualFunc(idsOf(before), idsOf(snap), func(a, b PortID) bool { return a == b })) {
+				t.Fatalf("seed %d, change %d: same pointer is %t", seed, i, snap == before)
+			}
+			if t.Failed() {
+				t.Fatalf("seed %d, change %d", seed, i)
+			}
+		}
+	}
+}
+
+func idsOf(s *Snapshot) map[PortName]PortID {
+	out := map[PortName]PortID{}
+	for _, p := range s.Ports {
+		if p != nil {
+			out[p.Name] = p.ID
+		}
+	}
+	return out
+}
+
+// checkKept: a port that did not change keeps its pointer, and its ID anyway.
+func checkKept(t *testing.T, before, after *Snapshot) {
+	t.Helper()
+	old := idsOf(before)
+	for name, id := range idsOf(after) {
+		was, ok := old[name]
+		if !ok {
+			continue
+		}
+		if was != id {
+			t.Errorf("%s: the ID changed from %d to %d", name, was, id)
+			continue
+		}
+		p, q := before.Ports[id], after.Ports[id]
+		if p != q && fmt.Sprintf("%+v", *p) == fmt.Sprintf("%+v", *q) {
+			t.Errorf("%s: unchanged, but another pointer", name)
+		}
+	}
+}
+
+func checkModel(t *testing.T, w *world, s *Snapshot) {
+	t.Helper()
+	var all []netip.Addr
+	for i := range 5 {
+		all = append(all, netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), netip.MustParseAddr(fmt.Sprintf("fd00::%d", i)),
+			netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}))
+	}
+	all = append(all, netip.MustParseAddr("fd01::1"))
+	for _, a := range all {
+		for _, proto := range []Protocol{TCP, UDP} {
+			for port := uint16(80); port < 84; port++ {
+				d := Destination{a, port, proto}
+				if got, want := lookup(s, netip.AddrPortFrom(a, port).String(), proto), w.lookup(d); got != want {
+					t.Errorf("Lookup(%s): got %q, want %q", dest2text(d), got, want)
+				}
+			}
+		}
+		want := slices.ContainsFunc(w.handled(), func(svc *corev1.Service) bool { return slices.Contains(clusterIPsOf(svc), a) })
+		if got := s.HasClusterIP(a); got != want {
+			t.Errorf("HasClusterIP(%s): got %t", a, got)
+		}
+	}
+	for _, proto := range []Protocol{TCP, UDP} {
+		for port := uint16(30000); port < 30003; port++ {
+			got := ""
+			if p, ok := s.LookupNodePort(proto, port); ok {
+				got = p.Name.String()
+			}
+			if want := w.nodePort(proto, port); got != want {
+				t.Errorf("node port %d/%s: got %q, want %q", port, proto, got, want)
+			}
+		}
+	}
+	count := 0
+	for _, svc := range w.handled() {
+		count += len(svc.Spec.Ports)
+	}
+	for _, p := range s.Ports {
+		if p == nil {
+			continue
+		}
+		count--
+		for f, v := range p.Families {
+			if !v.Exists {
+				continue
+			}
+			var got []string
+			for _, e := range v.Endpoints {
+				got = append(got, fmt.Sprintf("%s {terminating:%t ready:%t local:%t}", e.Addr, e.Terminating, e.Ready, e.Local))
+			}
+			if want := w.endpoints(p.Name, Family(f)); !slices.Equal(got, want) {
+				t.Errorf("%s: got %q, want %q", p.Name, got, want)
+			}
+		}
+	}
+	if count != 0 {
+		t.Errorf("%d ports too few", count)
+	}
+	destinations(t, s)
+}

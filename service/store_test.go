@@ -1,0 +1,274 @@
+package service
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+func TestStoreBeforeAnything(t *testing.T) {
+	s := NewStore(StoreOptions{NodeName: "a"})
+	snap := s.Snapshot()
+	if snap.Node.Name != "a" || snap.Node.Found {
+		t.Errorf("node: %+v", snap.Node)
+	}
+	if got := lookup(snap, "10.96.0.1:80", TCP); got != "" {
+		t.Errorf("lookup: %q", got)
+	}
+	if _, ok := snap.LookupNodePort(TCP, 30000); ok {
+		t.Error("a node port was found")
+	}
+	if s.Apply(Change{}) != snap {
+		t.Error("an empty change gave another snapshot")
+	}
+}
+
+// TestStoreOrder: a slice may come before its Service, stay after it, and move
+// to another.
+func TestStoreOrder(t *testing.T) {
+	s := NewStore(StoreOptions{})
+	s.Apply(endpointSlices(newSlice("a", "web", 8080, withAddresses("10.0.0.1"))))
+	first := s.Apply(services(newService("web", "10.96.0.1")))
+	if got := addrs(only(t, first).Families[IPv4].Endpoints); !slices.Equal(got, []string{"10.0.0.1:8080"}) {
+		t.Fatalf("slice first: %q", got)
+	}
+	gone := s.Apply(deleted(KindService, "web"))
+	if lookup(gone, "10.96.0.1:80", TCP) != "" || gone.HasClusterIP(dest("10.96.0.1:80", TCP).Addr) {
+		t.Error("a deleted service is found")
+	}
+	if lookup(first, "10.96.0.1:80", TCP) == "" {
+		t.Error("an old snapshot lost a service")
+	}
+	back := s.Apply(services(newService("web", "10.96.0.1"), newService("other", "10.96.0.2")))
+	port, _, _ := back.Lookup(dest("10.96.0.1:80", TCP))
+	if len(port.Families[IPv4].Endpoints) != 1 {
+		t.Error("the slice did not outlive its service")
+	}
+	moved := s.Apply(endpointSlices(newSlice("a", "other", 8080, withAddresses("10.0.0.1"))))
+	port, _, _ = moved.Lookup(dest("10.96.0.1:80", TCP))
+	other, _, _ := moved.Lookup(dest("10.96.0.2:80", TCP))
+	if len(port.Families[IPv4].Endpoints) != 0 || len(other.Families[IPv4].Endpoints) != 1 {
+		t.Error("the slice did not move")
+	}
+}
+
+func TestStoreKeepsWhatDidNotChange(t *testing.T) {
+	s := NewStore(StoreOptions{NodeName: "a"})
+	web := func() *corev1.Service { return newService("web", "10.96.0.1", withExternalIPs("192.0.2.5")) }
+	slice := func() *discoveryv1.EndpointSlice { return newSlice("a", "web", 8080, withAddresses("10.0.0.1")) }
+	c := services(web(), newService("other", "10.96.0.2"))
+	c.EndpointSlices = append(c.EndpointSlices, slice())
+	c.Nodes = append(c.Nodes, newNode("a", "172.16.0.1"))
+	c.ServiceCIDRs = append(c.ServiceCIDRs, newServiceCIDR("kubernetes", "10.96.0.0/12"))
+	before := s.Apply(c)
+	if s.Apply(c) != before {
+		t.Error("A1.17 the same objects gave another snapshot")
+	}
+	same := web()
+	same.ResourceVersion, same.Labels = "2", map[string]string{"a": "b"}
+	same.Spec.Selector = map[string]string{"app": "web"}
+	if s.Apply(services(same)) != before {
+		t.Error("A1.17 a service that differs in what does not matter gave another snapshot")
+	}
+	other := newNode("b", "172.16.0.2")
+	if s.Apply(Change{Nodes: []*corev1.Node{other}}) != before {
+		t.Error("another node gave another snapshot")
+	}
+	fresh := services(newService("new", "10.96.0.3"))
+	fresh.Deleted = deleted(KindService, "web").Deleted
+	fresh.Services = append(fresh.Services, web())
+	after := s.Apply(fresh)
+	for _, d := range []string{"10.96.0.1:80", "192.0.2.5:80", "10.96.0.2:80"} {
+		p, _, _ := before.Lookup(dest(d, TCP))
+		q, _, ok := after.Lookup(dest(d, TCP))
+		if !ok || p != q {
+			t.Errorf("%s: the port is not the same any more", d)
+		}
+	}
+	next := s.Apply(endpointSlices(newSlice("a", "web", 8080, withAddresses("10.0.0.1", "10.0.0.2"))))
+	if next.index != after.index {
+		t.Error("a changed slice copied the address index")
+	}
+	p, _, _ := after.Lookup(dest("10.96.0.1:80", TCP))
+	q, _, _ := next.Lookup(dest("10.96.0.1:80", TCP))
+	if p == q || len(p.Families[IPv4].Endpoints) != 1 || len(q.Families[IPv4].Endpoints) != 2 {
+		t.Error("a changed slice must give another port and leave the old one alone")
+	}
+	if p.ID != q.ID {
+		t.Errorf("the ID changed from %d to %d", p.ID, q.ID)
+	}
+}
+
+// TestStoreAddAndDelete: what comes and goes within one change leaves no trace
+// (A1.18).
+func TestStoreAddAndDelete(t *testing.T) {
+	s := NewStore(StoreOptions{NodeName: "a"})
+	before := s.Apply(services(newService("web", "10.96.0.1")))
+	s.Apply(services(newService("x", "10.96.0.9", withExternalIPs("192.0.2.9"), withPorts(servicePort("", "TCP", 80, 30000)))))
+	s.Apply(endpointSlices(newSlice("x", "x", 80, withAddresses("10.0.0.1", "bad"))))
+	s.Apply(Change{Nodes: []*corev1.Node{newNode("a", "172.16.0.1", "bad")}})
+	s.Apply(deleted(KindEndpointSlice, "x"))
+	s.Apply(deleted(KindNode, "a"))
+	after := s.Apply(deleted(KindService, "x"))
+	if got, want := destinations(t, after), destinations(t, before); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if len(after.Problems) != 0 || after.Node.Found {
+		t.Errorf("A1.18 left over: %q, %+v", problemTexts(after), after.Node)
+	}
+	if len(s.services) != 1 || len(s.owners) != 0 || len(s.claims.byKey) != 1 || len(s.problems) != 0 {
+		t.Errorf("A1.18 left over: %d services, %d slices, %d claims", len(s.services), len(s.owners), len(s.claims.byKey))
+	}
+	if _, ok := after.LookupNodePort(TCP, 30000); ok {
+		t.Error("A1.18 a node port is left over")
+	}
+}
+
+func TestPortIDs(t *testing.T) {
+	s := NewStore(StoreOptions{})
+	ids := func(snap *Snapshot) string {
+		var out []string
+		for i, p := range snap.Ports {
+			switch {
+			case p == nil:
+				out = append(out, "-")
+			case p.ID != PortID(i):
+				t.Errorf("%s at %d has the ID %d", p.Name, i, p.ID)
+			default:
+				out = append(out, strings.TrimPrefix(p.Name.String(), "default/"))
+			}
+		}
+		return strings.Join(out, " ")
+	}
+	two := withPorts(servicePort("a", "TCP", 1, 0), servicePort("b", "TCP", 2, 0))
+	steps := []struct {
+		change Change
+		want   string
+	}{
+		{services(newService("x", "10.96.0.1", two), newService("y", "10.96.0.2"), newService("z", "10.96.0.3")), "x:a x:b y z"},
+		{deleted(KindService, "y"), "x:a x:b - z"},
+		{services(newService("x", "10.96.0.1", withPorts(servicePort("b", "TCP", 2, 0)))), "- x:b - z"},
+		{services(newService("w", "10.96.0.4")), "w x:b - z"},
+		{services(newService("x", "10.96.0.1", withPorts(servicePort("c", "TCP", 3, 0), servicePort("b", "TCP", 9, 0)))), "w x:b x:c z"},
+		{services(newService("y", "10.96.0.2")), "w x:b x:c z y"},
+		{services(newService("x", "None")), "w - - z y"},
+	}
+	for i, st := range steps {
+		if got := ids(s.Apply(st.change)); got != st.want {
+			t.Errorf("step %d: got %q, want %q", i, got, st.want)
+		}
+	}
+}
+
+func TestConflicts(t *testing.T) {
+	nodePort := func(n int32) func(*corev1.Service) { return withPorts(servicePort("", "TCP", 80, n)) }
+	tests := []struct {
+		name    string
+		list    []*corev1.Service
+		at      string
+		want    string
+		problem string
+	}{
+		{"the older has the cluster IP", []*corev1.Service{newService("a", "10.96.0.1", withCreated(2)), newService("b", "10.96.0.1", withCreated(1))},
+			"10.96.0.1:80", "ClusterIP default/b", "Service default/a: ClusterIP 10.96.0.1:80/TCP belongs to Service default/b: left out"},
+		{"then the lower name", []*corev1.Service{newService("b", "10.96.0.1"), newService("a", "10.96.0.1")},
+			"10.96.0.1:80", "ClusterIP default/a", "Service default/b: ClusterIP 10.96.0.1:80/TCP belongs to Service default/a: left out"},
+		{"another port is no conflict", []*corev1.Service{newService("a", "10.96.0.1"), newService("b", "10.96.0.1", withPorts(servicePort("", "TCP", 81, 0)))},
+			"10.96.0.1:81", "ClusterIP default/b", ""},
+		{"another protocol is no conflict", []*corev1.Service{newService("a", "10.96.0.1"), newService("b", "10.96.0.1", withPorts(servicePort("", "UDP", 80, 0)))},
+			"10.96.0.1:80", "ClusterIP default/a", ""},
+		{"the older has the external IP", []*corev1.Service{newService("a", "10.96.0.1", withExternalIPs("192.0.2.1"), withCreated(2)),
+			newService("b", "10.96.0.2", withIngress("192.0.2.1"), withCreated(1))},
+			"192.0.2.1:80", "LoadBalancer default/b", "Service default/a: ExternalIP 192.0.2.1:80/TCP belongs to Service default/b: left out"},
+		{"an older external IP takes no cluster IP", []*corev1.Service{newService("a", "10.96.0.1", withCreated(2)),
+			newService("b", "10.96.0.2", withExternalIPs("10.96.0.1"), withCreated(1))},
+			"10.96.0.1:80", "ClusterIP default/a", "Service default/b: ExternalIP 10.96.0.1:80/TCP belongs to Service default/a: left out"},
+		{"the older has the node port", []*corev1.Service{newService("a", "10.96.0.1", nodePort(30000), withCreated(2)),
+			newService("b", "10.96.0.2", nodePort(30000), withCreated(1))},
+			"node:30000", "default/b", "Service default/a: node port 30000/TCP belongs to Service default/b: left out"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			check := func(snap *Snapshot) {
+				t.Helper()
+				var got string
+				if tt.at == "node:30000" {
+					p, _ := snap.LookupNodePort(TCP, 30000)
+					got = p.Name.String()
+				} else {
+					got = lookup(snap, tt.at, TCP)
+				}
+				if got != tt.want {
+					t.Errorf("got %q, want %q", got, tt.want)
+				}
+				if got := strings.Join(problemTexts(snap), "; "); got != tt.problem {
+					t.Errorf("problems: got %q, want %q", got, tt.problem)
+				}
+				destinations(t, snap)
+			}
+			s := NewStore(StoreOptions{})
+			check(s.Apply(services(tt.list...)))
+			s = NewStore(StoreOptions{})
+			for _, svc := range tt.list {
+				s.Apply(services(svc))
+			}
+			check(s.Snapshot())
+			if s.Apply(services(tt.list...)) != s.Snapshot() {
+				t.Error("the same services again gave another snapshot")
+			}
+			check(s.Snapshot())
+			for _, svc := range tt.list[:len(tt.list)-1] { // whoever is left has it all
+				s.Apply(deleted(KindService, svc.Name))
+			}
+			if got := problemTexts(s.Snapshot()); got != nil {
+				t.Errorf("problems of the one that is left: %q", got)
+			}
+			destinations(t, s.Snapshot())
+		})
+	}
+}
+
+// TestConflictLoserKeepsTheRest: only the address is lost.
+func TestConflictLoserKeepsTheRest(t *testing.T) {
+	s := NewStore(StoreOptions{})
+	snap := s.Apply(services(newService("a", "10.96.0.1"), newService("b", "10.96.0.1",
+		withExternalIPs("192.0.2.5"), withPorts(servicePort("", "TCP", 80, 30000)))))
+	if got := lookup(snap, "192.0.2.5:80", TCP); got != "ExternalIP default/b" {
+		t.Errorf("external IP: %q", got)
+	}
+	p, ok := snap.LookupNodePort(TCP, 30000)
+	if !ok || !p.Families[IPv4].Exists || p.Families[IPv4].ClusterIP.IsValid() {
+		t.Errorf("node port: %+v", p)
+	}
+}
+
+func TestNodeAndServiceCIDRs(t *testing.T) {
+	s := NewStore(StoreOptions{NodeName: "a"})
+	n := newNode("a", "172.16.0.1", "bad", "fd01::1")
+	n.Labels = map[string]string{"topology.kubernetes.io/zone": "z"}
+	n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: "192.0.2.1"})
+	n.Spec.PodCIDRs = []string{"10.244.1.0/24", "bad"}
+	snap := s.Apply(Change{Nodes: []*corev1.Node{n, newNode("b", "172.16.0.2")}})
+	if !snap.Node.Found || snap.Node.Zone() != "z" || len(snap.Node.Addresses) != 2 || len(snap.Node.PodCIDRs) != 1 {
+		t.Errorf("A2.13 node: %+v", snap.Node)
+	}
+	if got := problemTexts(snap); len(got) != 2 || !strings.HasPrefix(got[0], "Node a: ") {
+		t.Errorf("problems: %q", got)
+	}
+	c := Change{}
+	c.ServiceCIDRs = append(c.ServiceCIDRs, newServiceCIDR("x", "10.97.0.0/16", "fd00::/108"), newServiceCIDR("kubernetes", "10.96.0.0/16", "bad"))
+	snap = s.Apply(c)
+	if got := len(snap.ServiceCIDRs); got != 3 || snap.ServiceCIDRs[0].String() != "10.96.0.0/16" {
+		t.Errorf("service CIDRs: %v", snap.ServiceCIDRs)
+	}
+	if len(snap.Problems) != 3 || !snap.Node.Found {
+		t.Errorf("problems: %q", problemTexts(snap))
+	}
+	snap = s.Apply(deleted(KindServiceCIDR, "x"))
+	if len(snap.ServiceCIDRs) != 1 {
+		t.Errorf("service CIDRs after deletion: %v", snap.ServiceCIDRs)
+	}
+}
