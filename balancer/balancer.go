@@ -65,7 +65,7 @@ type Balancer struct {
 	mu     sync.Mutex // of Configure
 
 	random  atomic.Uint64
-	cursors [8]atomic.Uint64
+	cursors [8]atomic.Uint64 // 0 = unused
 
 	pinCounters pinCounters
 }
@@ -210,13 +210,26 @@ func (b *Balancer) turn(candidates []service.Endpoint) int {
 		return 0
 	}
 	list := mix(endpointKey(candidates[0].Addr)+uint64(n), endpointKey(candidates[n-1].Addr)^hashKeys[0])
-	cursor := &b.cursors[list%uint64(len(b.cursors))]
-	const count = 1<<32 - 1
-	v := cursor.Add(1)
-	if v&^count != list&^count {
-		v = list&^count | b.next()&(count>>1)
-		cursor.Store(v)
+	const count = 1<<32 - 1 // a cursor is the list's tag and a count
+	list = list&^count | 1<<63
+	place := -1
+	for i := range b.cursors {
+		switch v := b.cursors[i].Load(); {
+		case v&^count == list:
+			// Add's result is looked at again: another goroutine may have
+			// given the cursor to another list.
+			if v = b.cursors[i].Add(1); v&^count == list {
+				return int(uint32(v) % uint32(n))
+			}
+		case v == 0 && place < 0:
+			place = i
+		}
 	}
+	if place < 0 {
+		place = b.below(len(b.cursors))
+	}
+	v := list | b.next()&(count>>1)
+	b.cursors[place].Store(v)
 	return int(uint32(v) % uint32(n))
 }
 

@@ -1,0 +1,276 @@
+package balancer
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// behaviour is what an endpoint of the simulated world does with a connection:
+// it answers after a time, refuses after a time, or says nothing.
+type behaviour struct {
+	accepts time.Duration // -1 = never
+	refuses time.Duration // -1 = never
+}
+
+var (
+	accepts   = behaviour{0, -1}
+	refuses   = behaviour{-1, 0}
+	blackHole = behaviour{-1, -1}
+)
+
+func slow(d time.Duration) behaviour { return behaviour{d, -1} }
+
+// attempt is one line of what happened.
+type attempt struct {
+	endpoint int
+	at       time.Duration // since the connection's acceptance
+	timeout  time.Duration
+}
+
+// dialOne plays one connection: the endpoint that answered, or -1, what was
+// tried, and how long it took.
+func dialOne(b *Balancer, list []service.Endpoint, world func(endpoint int) behaviour) (int, []attempt, time.Duration) {
+	var d Dial
+	var tried []attempt
+	var now time.Duration
+	for {
+		i, timeout, ok := b.Next(&d, list, someone, int64(now))
+		if !ok {
+			return -1, tried, now
+		}
+		tried = append(tried, attempt{i, now, timeout})
+		if d.Attempts() != len(tried) {
+			panic(fmt.Sprintf("%d attempts counted, %d made", d.Attempts(), len(tried)))
+		}
+		w := world(i)
+		switch {
+		case w.accepts >= 0 && w.accepts <= timeout:
+			now += w.accepts
+			b.Connected(&d, list[i].Addr, someone, int64(now))
+			return i, tried, now
+		case w.refuses >= 0 && w.refuses < timeout:
+			now += w.refuses
+		default:
+			now += timeout
+		}
+		b.Failed(&d, list[i].Addr, someone)
+	}
+}
+
+func worldOf(behaviours ...behaviour) func(int) behaviour {
+	return func(i int) behaviour { return behaviours[i] }
+}
+
+func timeouts(tried []attempt) []int64 {
+	var list []int64
+	for _, a := range tried {
+		list = append(list, int64(a.timeout)/ms)
+	}
+	return list
+}
+
+// The plan of the retries: patience by timeouts only, at least four attempts.
+func TestRetryPlan(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		world    []behaviour
+		timeouts []int64 // ms
+		total    time.Duration
+	}{
+		{"one that is silent", []behaviour{blackHole}, []int64{250, 500, 1000, 2000}, 3750 * time.Millisecond},
+		{"one that refuses", []behaviour{refuses}, []int64{250, 250, 250, 250}, 0},
+		{"two that refuse", []behaviour{refuses, refuses}, []int64{250, 250, 250, 250}, 0},
+		{"two that are silent", []behaviour{blackHole, blackHole}, []int64{250, 500, 1000, 2000}, 3750 * time.Millisecond},
+		{"six that refuse", []behaviour{refuses, refuses, refuses, refuses, refuses, refuses}, []int64{250, 250, 250, 250, 250, 250}, 0},
+		{"six that are silent", []behaviour{blackHole, blackHole, blackHole, blackHole, blackHole, blackHole}, []int64{250, 500, 1000, 2000, 250, 250}, 4250 * time.Millisecond},
+	} {
+		got, tried, took := dialOne(New(Options{}), endpoints(len(tt.world)), worldOf(tt.world...))
+		if got != -1 || !slices.Equal(timeouts(tried), tt.timeouts) || took != tt.total {
+			t.Errorf("%s: answered %d after %v, timeouts %v; want %v, %v", tt.name, got, took, timeouts(tried), tt.total, tt.timeouts)
+		}
+	}
+}
+
+// A refusal at the last moment counts as one, not as running out of time,
+// within half of the patience.
+func TestLateRefusals(t *testing.T) {
+	for _, tt := range []struct {
+		after time.Duration
+		want  []int64
+	}{
+		{100 * time.Millisecond, []int64{250, 250, 250, 250}},
+		{200 * time.Millisecond, []int64{250, 500, 500, 500}},
+		{400 * time.Millisecond, []int64{250, 500, 1000, 1000}},
+	} {
+		b := New(Options{})
+		list := endpoints(4)
+		_, tried, _ := dialOne(b, list, func(int) behaviour { return behaviour{-1, tt.after} })
+		if got := timeouts(tried); !slices.Equal(got[:4], tt.want) {
+			t.Errorf("refusals after %v: timeouts %v, want %v at first", tt.after, got, tt.want)
+		}
+	}
+}
+
+// Promise 1: as long as one candidate accepts, the connection succeeds. All
+// others refuse, which costs no time, or are silent, as many as fit into the
+// plan's total.
+func TestPromise1OneCandidateAccepts(t *testing.T) {
+	plan := DefaultPlan()
+	mostSilent := len(plan.Timeouts) + int((plan.Total-3750*time.Millisecond)/plan.After) - 1
+	r := rand.New(rand.NewPCG(1, 1))
+	for _, algorithm := range []Algorithm{RoundRobin, Random} {
+		for _, affinity := range []time.Duration{0, time.Hour} {
+			for range 300 {
+				n := 1 + r.IntN(120)
+				silent := r.IntN(min(n, mostSilent+1))
+				world := make([]behaviour, n)
+				for i := range world {
+					if world[i] = refuses; i < silent {
+						world[i] = blackHole
+					}
+				}
+				world[n-1] = accepts
+				r.Shuffle(n, func(i, j int) { world[i], world[j] = world[j], world[i] })
+				b := New(Options{Algorithm: algorithm, AffinityTimeout: affinity, Seed: r.Uint64() | 1})
+				got, tried, took := dialOne(b, endpoints(n), worldOf(world...))
+				if got < 0 || world[got] != accepts {
+					t.Fatalf("%v, affinity %v: %d candidates, %d silent: answered by %d after %d attempts and %v", algorithm, affinity, n, silent, got, len(tried), took)
+				}
+				if silent <= 4 && took > 3750*time.Millisecond {
+					t.Fatalf("%d silent ones cost %v", silent, took)
+				}
+			}
+		}
+	}
+}
+
+// Promise 1 for endpoints that are slow to answer: one that answers within the
+// longest timeout is not lost because its turn came while patience was short
+// and all others refused.
+func TestPromise1SlowCandidate(t *testing.T) {
+	for n := 1; n <= 8; n++ {
+		for seed := range uint64(40) {
+			for _, answersAfter := range []time.Duration{200 * time.Millisecond, 400 * time.Millisecond, 900 * time.Millisecond, 1900 * time.Millisecond} {
+				world := make([]behaviour, n)
+				for i := range world {
+					world[i] = refuses
+				}
+				world[int(seed)%n] = slow(answersAfter)
+				b := New(Options{Seed: seed + 1})
+				got, tried, took := dialOne(b, endpoints(n), worldOf(world...))
+				if got != int(seed)%n || took > 3750*time.Millisecond {
+					t.Fatalf("one of %d answers after %v: answered %d after %v, %v", n, answersAfter, got, took, tried)
+				}
+			}
+		}
+	}
+}
+
+// Every untried candidate is tried before any is tried twice, and no attempt is
+// made after the total.
+func TestEveryCandidateOnceBeforeAnyTwice(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 5))
+	all := []behaviour{refuses, blackHole, {-1, 60 * time.Millisecond}, {-1, 200 * time.Millisecond}, slow(700 * time.Millisecond)}
+	for range 2000 {
+		n := 1 + r.IntN(70)
+		world := make([]behaviour, n)
+		for i := range world {
+			world[i] = all[r.IntN(len(all))]
+		}
+		b := New(Options{Algorithm: Algorithm(r.IntN(2)), AffinityTimeout: time.Duration(r.IntN(2)) * time.Hour, Seed: r.Uint64() | 1})
+		got, tried, took := dialOne(b, endpoints(n), worldOf(world...))
+		seen := make(map[int]bool)
+		for k, a := range tried {
+			if seen[a.endpoint] && len(seen) < n {
+				t.Fatalf("attempt %d of %v repeats %d with %d of %d tried", k, tried, a.endpoint, len(seen), n)
+			}
+			seen[a.endpoint] = true
+			if a.at >= 15*time.Second || a.at+a.timeout > 15*time.Second {
+				t.Fatalf("attempt %d at %v with %v", k, a.at, a.timeout)
+			}
+		}
+		if got < 0 && len(tried) < 4 && took < 15*time.Second {
+			t.Fatalf("gave up after %d attempts and %v", len(tried), took)
+		}
+		if got < 0 && len(seen) < n && took < 15*time.Second {
+			t.Fatalf("gave up after %v with %d of %d tried", took, len(seen), n)
+		}
+	}
+}
+
+// With several candidates none is tried twice in a row.
+func TestRoundsAlternate(t *testing.T) {
+	for _, world := range []behaviour{refuses, blackHole} {
+		for n := 2; n <= 3; n++ {
+			_, tried, _ := dialOne(New(Options{}), endpoints(n), func(int) behaviour { return world })
+			for k := 1; k < len(tried); k++ {
+				if tried[k].endpoint == tried[k-1].endpoint {
+					t.Errorf("%d candidates: %v", n, tried)
+				}
+			}
+		}
+	}
+}
+
+// The candidates are another list at each attempt: endpoints are told apart by
+// their addresses, not by their places.
+func TestCandidatesChangeBetweenAttempts(t *testing.T) {
+	b := New(Options{})
+	all := endpoints(12)
+	r := rand.New(rand.NewPCG(8, 8))
+	for range 500 {
+		var d Dial
+		seen := make(map[string]bool)
+		for k := range 12 {
+			list := append([]service.Endpoint(nil), all...)
+			r.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+			if k < 8 { // some are missing for a while
+				list = list[:8]
+				fresh := slices.ContainsFunc(list, func(ep service.Endpoint) bool { return !seen[ep.Addr.String()] })
+				if !fresh {
+					continue
+				}
+			}
+			i, _, ok := b.Next(&d, list, someone, 0)
+			if !ok {
+				break
+			}
+			name := list[i].Addr.String()
+			if seen[name] && len(seen) < 12 {
+				t.Fatalf("%s again with %d of 12 tried", name, len(seen))
+			}
+			seen[name] = true
+		}
+	}
+
+	// The only candidate goes and another comes.
+	var d Dial
+	if i, _, ok := b.Next(&d, all[:1], someone, 0); !ok || i != 0 {
+		t.Fatal("the first was not proposed")
+	}
+	if i, _, ok := b.Next(&d, all[1:2], someone, 0); !ok || i != 0 {
+		t.Fatal("the second was not proposed")
+	}
+	if _, _, ok := b.Next(&d, nil, someone, 0); ok {
+		t.Fatal("something was proposed of nothing")
+	}
+}
+
+// An own plan is used as it is, and filled up where it is zero.
+func TestOwnPlan(t *testing.T) {
+	b := New(Options{Plan: Plan{Timeouts: []time.Duration{time.Second, time.Second}, Total: 2500 * time.Millisecond}})
+	_, tried, took := dialOne(b, endpoints(5), func(int) behaviour { return blackHole })
+	if want := []int64{1000, 1000, 250, 250}; !slices.Equal(timeouts(tried), want) || took != 2500*time.Millisecond {
+		t.Errorf("timeouts %v in %v, want %v in 2.5s", timeouts(tried), took, want)
+	}
+	b.Configure(Options{Plan: Plan{Total: 300 * time.Millisecond}})
+	_, tried, took = dialOne(b, endpoints(5), func(int) behaviour { return blackHole })
+	if want := []int64{250, 50}; !slices.Equal(timeouts(tried), want) || took != 300*time.Millisecond {
+		t.Errorf("timeouts %v in %v, want %v in 300ms", timeouts(tried), took, want)
+	}
+}
