@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -186,8 +187,8 @@ func TestSecondRunSaysSoAndStops(t *testing.T) {
 		if code := second.cmd.ProcessState.ExitCode(); code != 1 {
 			t.Errorf("%s: the second ended with %v, want exit status 1", round, second.cmd.ProcessState)
 		}
-		if !second.stderr.contains("already") {
-			t.Errorf("%s: it did not say why:\n%s", round, second.stderr)
+		if holder := fmt.Sprintf("process %d ", first.cmd.Process.Pid); !second.stderr.contains(holder) {
+			t.Errorf("%s: it did not say that %s is in its way:\n%s", round, holder, second.stderr)
 		}
 		if out, err := sluice(t, lab, "cleanup"); err == nil {
 			t.Errorf("%s: cleanup took the running proxy's state away:\n%s", round, out)

@@ -29,6 +29,9 @@ const (
 	vip6         = "fd00:96::10"
 )
 
+// metricsAddress is on the node.
+const metricsAddress = "127.0.0.1:10249"
+
 // Generous bounds for what is not itself under test.
 const (
 	startTimeout = 20 * time.Second
@@ -91,7 +94,8 @@ func (p *proxy) start(flags ...string) {
 func (p *proxy) launch(flags ...string) {
 	p.t.Helper()
 	args := append([]string{"run", "--manifests", p.manifests, "--hostname-override", "node",
-		"--service-cidr", serviceCIDRs, "--access-log", p.accessLog, "--access-log-format", "json"}, flags...)
+		"--service-cidr", serviceCIDRs, "--access-log", p.accessLog, "--access-log-format", "json",
+		"--logging-format", "json", "--metrics-bind-address", metricsAddress}, flags...)
 	p.cmd, p.stderr, p.exited = exec.Command(built(p.t), args...), &output{}, make(chan struct{})
 	cmd, stderr, exited := p.cmd, p.stderr, p.exited
 	cmd.Stdout, cmd.Stderr = stderr, stderr
@@ -178,16 +182,24 @@ func (p *proxy) remove(name string) {
 // metrics gives the sum of each metric over its labels, and each series by
 // its name with labels.
 func (p *proxy) metrics() (map[string]float64, error) {
-	client := &http.Client{
+	client := p.scraper()
+	defer client.CloseIdleConnections()
+	return scrape(client)
+}
+
+// scraper keeps its connection to the proxy's metrics open, so that they can
+// still be read when the proxy has no descriptor left.
+func (p *proxy) scraper() *http.Client {
+	return &http.Client{
 		Timeout: 5 * time.Second,
-		Transport: &http.Transport{
-			DisableKeepAlives: true,
-			DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
-				return p.lab.Node.Dial(network, address)
-			},
-		},
+		Transport: &http.Transport{DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
+			return p.lab.Node.Dial(network, address)
+		}},
 	}
-	response, err := client.Get("http://127.0.0.1:10249/metrics")
+}
+
+func scrape(client *http.Client) (map[string]float64, error) {
+	response, err := client.Get("http://" + metricsAddress + "/metrics")
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ const (
 	metricPipes    = "sluice_relay_pipes"
 	metricMisused  = "sluice_records_misused_total"
 	metricDropped  = "sluice_records_dropped_total"
+	metricPauses   = "sluice_accept_pauses_total"
 	metricRoutines = "go_goroutines"
 )
 

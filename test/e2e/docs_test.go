@@ -1,0 +1,95 @@
+package e2e
+
+import (
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestConfigurationIsDocumented compares the flags that `sluice run --help`
+// lists, and their defaults, with the table of docs/configuration.md.
+func TestConfigurationIsDocumented(t *testing.T) {
+	help, err := exec.Command(built(t), "run", "--help").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, help)
+	}
+	flags := map[string]string{}
+	line := regexp.MustCompile(`(?m)^ +(?:-\w, )?--([a-z0-9-]+)(?: .*)?$`)
+	byDefault := regexp.MustCompile(`\(default:? "?([^")]*)"?\)$`)
+	for _, m := range line.FindAllStringSubmatch(string(help), -1) {
+		flags[m[1]] = ""
+		if d := byDefault.FindStringSubmatch(m[0]); d != nil {
+			flags[m[1]] = d[1]
+		}
+	}
+	delete(flags, "help")
+
+	text, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]string{}
+	row := regexp.MustCompile("(?m)^\\| `--([a-z0-9-]+)` \\| ([^|]*) \\|")
+	for _, m := range row.FindAllStringSubmatch(string(text), -1) {
+		documented[m[1]] = strings.Trim(strings.TrimSpace(m[2]), "`")
+	}
+	if len(flags) == 0 || len(documented) == 0 {
+		t.Fatalf("found %d flags and %d rows", len(flags), len(documented))
+	}
+	for _, name := range slices.Sorted(maps.Keys(flags)) {
+		got, ok := documented[name]
+		switch {
+		case !ok:
+			t.Errorf("--%s (default %q) has no row", name, flags[name])
+		case got != flags[name]:
+			t.Errorf("--%s: the default is %q, the row says %q", name, flags[name], got)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(documented)) {
+		if _, ok := flags[name]; !ok {
+			t.Errorf("--%s has a row, and there is no such flag", name)
+		}
+	}
+}
+
+// TestPromisesNameTheirTests wants each test that the README and the
+// architecture name to exist.
+func TestPromisesNameTheirTests(t *testing.T) {
+	existing := map[string]bool{}
+	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`)
+	err := fs.WalkDir(os.DirFS("../.."), ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile("../../" + path)
+		for _, m := range declared.FindAllStringSubmatch(string(text), -1) {
+			existing[m[1]] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w+`)
+	for _, file := range []string{"../../README.md", "../../docs/architecture.md"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range named.FindAllString(string(text), -1) {
+			if !existing[name] {
+				t.Errorf("%s names %s, which does not exist", file, name)
+			}
+		}
+		for i := '1'; i <= '8'; i++ {
+			if promise := "TestPromise" + string(i) + "_"; file == "../../README.md" && i != '2' && i != '7' && !strings.Contains(string(text), promise) {
+				t.Errorf("%s names no test of promise %c", file, i)
+			}
+		}
+	}
+}
