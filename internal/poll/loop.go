@@ -81,6 +81,7 @@ type Loop struct {
 	slots  slots
 	wheel  wheel
 	ticks  []func()
+	rests  []func()
 	noWait bool
 	buffer []sys.EpollEvent
 
@@ -189,6 +190,9 @@ func (l *Loop) collect() (int, error) {
 		l.waits.Add(1)
 		n, e := sys.EpollPoll(l.epfd, l.buffer)
 		if e == 0 && n == 0 && !again {
+			for _, rest := range l.rests {
+				rest()
+			}
 			l.waits.Add(1)
 			n, e = sys.EpollWait(l.epfd, l.buffer, l.timeout())
 		}
@@ -289,6 +293,10 @@ func (l *Loop) Len() int { return l.slots.used }
 
 // AtTick has f run at the end of each round, in the order of the calls.
 func (l *Loop) AtTick(f func()) { l.ticks = append(l.ticks, f) }
+
+// AtWait has f run each time before the loop waits for events, because there
+// is nothing left to do. f may not schedule timers or post.
+func (l *Loop) AtWait(f func()) { l.rests = append(l.rests, f) }
 
 // NoWait makes the next round begin without waiting for events: somebody has
 // more to do than one round's share.

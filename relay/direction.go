@@ -1,0 +1,323 @@
+package relay
+
+import (
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+// side is one socket of a link and the direction that begins there.
+type side struct {
+	held   *chunk // read and not yet written; nil: nothing
+	pipe   *pipe  // borrowed for a turn, or holding inPipe bytes
+	bytes  uint64 // written to the other side
+	reg    poll.Registration
+	fd     int32
+	inPipe int32
+	state  state
+	streak uint8 // copying: full reads in a row; moving: turns in a row that moved little
+}
+
+// state is what a side and its direction remember.
+type state uint16
+
+const (
+	readable   state = 1 << iota // there may be something to read
+	finKnown                     // the FIN has arrived, behind what there is to read
+	ending                       // everything was read, up to the FIN
+	done                         // the FIN was passed on
+	blocked                      // the destination takes no more, and will say when it does
+	moving                       // the mode: moving, not copying
+	queued                       // waits for its turn
+	urgent                       // urgent data came: reads stop short at it, and splice would never pass it
+	copyOnly                     // splice does not work on this socket
+	watchesOut                   // the socket's registration asks for Writable
+	probed                       // Probe has tried to read
+	failed                       // Probe found the client reset
+)
+
+const (
+	// promoteAfter is how many full reads in a row make a direction busy.
+	promoteAfter = 2
+	// demoteBelow is how much a turn moves at least in a busy direction. A
+	// splice costs as much as copying some 16 KiB.
+	demoteBelow = 32 << 10
+	// demoteAfter is how many turns in a row below that make it quiet.
+	demoteAfter = 2
+	// pinch is how much is read at once when the worker holds Config.MaxHeld.
+	pinch = 2 << 10
+)
+
+// run does what there is to do in direction i: at once if it copies, by a turn
+// if it is busy.
+func (l *Link) run(i int) {
+	s := &l.sides[i]
+	switch {
+	case s.state&blocked != 0:
+	case s.state&moving != 0:
+		l.worker.turns.add(l, i)
+	default:
+		for l.copy(i) {
+			if s.streak >= promoteAfter {
+				s.state |= moving
+				s.streak = 0
+				l.worker.stats.Promoted++
+				l.worker.turns.add(l, i)
+				return
+			}
+		}
+	}
+}
+
+// copy moves at most one bufferful. It reports whether there may be more to do
+// at once; if not, the direction waits for an event, or is done, or the link is
+// over.
+func (l *Link) copy(i int) (more bool) {
+	w, s := l.worker, &l.sides[i]
+	if s.held != nil && !l.flush(i) {
+		return false
+	}
+	if s.state&ending != 0 {
+		l.pass(i)
+		return false
+	}
+	if s.state&readable == 0 {
+		return false
+	}
+	room := w.buffer
+	if w.stats.Held >= uint64(w.config.MaxHeld) {
+		room = room[:pinch]
+	}
+	w.stats.Reads++
+	n, e := w.kernel.recv(int(s.fd), room)
+	switch {
+	case e == sys.EAGAIN:
+		w.stats.Wasted++
+		s.state &^= readable
+		return false
+	case e != 0:
+		l.lost(i, e)
+		return false
+	case n == 0:
+		l.end(i)
+		l.pass(i)
+		return false
+	}
+	full := n == len(room)
+	if !full {
+		l.emptied(i)
+	}
+	if s.state&moving == 0 {
+		if s.streak++; !full {
+			s.streak = 0
+		}
+	}
+	return l.write(i, room[:n])
+}
+
+// emptied notes that a read took everything that had arrived: the next event
+// tells of more. If the FIN was there before the read, it is next, and need not
+// be read. Urgent data ends reads early, so that nothing follows from them.
+func (l *Link) emptied(i int) {
+	s := &l.sides[i]
+	switch {
+	case s.state&urgent != 0:
+	case s.state&finKnown != 0:
+		l.end(i)
+	default:
+		s.state &^= readable
+	}
+}
+
+// write delivers what was just read in direction i, or holds what the other side
+// does not take. It reports whether the direction may go on.
+func (l *Link) write(i int, p []byte) bool {
+	w, s := l.worker, &l.sides[i]
+	w.stats.Writes++
+	// A FIN that follows at once travels in the same segment.
+	n, e := w.kernel.send(int(l.sides[1-i].fd), p, s.state&ending != 0)
+	if e == sys.EAGAIN {
+		w.stats.Wasted++
+		n = 0
+	} else if e != 0 {
+		l.broken(1-i, e)
+		return false
+	}
+	if i == endpoint && l.FirstByte == 0 {
+		l.FirstByte = w.loop.Now()
+	}
+	w.count(s, n)
+	if n < len(p) {
+		w.hold(s, p[n:])
+		return l.block(i)
+	}
+	return true
+}
+
+// flush delivers what direction i holds in a chunk. It reports whether that is
+// all gone.
+func (l *Link) flush(i int) bool {
+	w, s := l.worker, &l.sides[i]
+	p := s.held.bytes()
+	w.stats.Writes++
+	n, e := w.kernel.send(int(l.sides[1-i].fd), p, s.state&ending != 0)
+	if e == sys.EAGAIN {
+		w.stats.Wasted++
+		return l.block(i)
+	}
+	if e != 0 {
+		l.broken(1-i, e)
+		return false
+	}
+	if i == endpoint && l.FirstByte == 0 {
+		l.FirstByte = w.loop.Now()
+	}
+	w.delivered(s, n)
+	return s.held == nil || l.block(i)
+}
+
+// block stops direction i until the other side is writable. A socket that took
+// less than it was offered will say when it has room again.
+func (l *Link) block(i int) bool {
+	l.sides[i].state |= blocked
+	l.await(1 - i)
+	return false
+}
+
+// end notes that side i has sent everything.
+func (l *Link) end(i int) {
+	l.sides[i].state |= ending
+	if i == endpoint && l.sides[client].state&ending == 0 {
+		l.facts |= endpointFirst
+	}
+}
+
+// pass passes the FIN of side i on, after everything is delivered. If the other
+// direction is done too, closing does it.
+func (l *Link) pass(i int) {
+	w, s, other := l.worker, &l.sides[i], &l.sides[1-i]
+	if s.state&done != 0 {
+		return
+	}
+	s.state |= done
+	s.state &^= moving
+	if other.state&done != 0 {
+		if l.facts&endpointFirst != 0 {
+			l.finish(EndpointFin, resetNone)
+		} else {
+			l.finish(ClientFin, resetNone)
+		}
+		return
+	}
+	if i == client && other.state&(finKnown|ending) == 0 {
+		w.stats.Active++
+	}
+	w.stats.Shuts++
+	// If this fails, the socket was reset, which its next event says.
+	w.kernel.shutdownWrite(int(other.fd))
+	l.facts |= halfClosed
+	l.setTimer()
+}
+
+// drain delivers what side i sent before it was lost, as far as the other side
+// takes it at once, and returns the error at the end of it, 0 if that did not
+// come.
+func (l *Link) drain(i int) sys.Errno {
+	w, s := l.worker, &l.sides[i]
+	other := int(l.sides[1-i].fd)
+	if s.state&(blocked|ending) != 0 {
+		return 0
+	}
+	if s.inPipe > 0 {
+		w.stats.Splices++
+		n, e := w.kernel.splice(s.pipe.r, other, int(s.inPipe))
+		if e != 0 {
+			return 0
+		}
+		w.count(s, n)
+		s.inPipe -= int32(n)
+		if s.inPipe > 0 {
+			return 0
+		}
+	}
+	for {
+		p := w.buffer
+		if s.held != nil {
+			p = s.held.bytes()
+		} else {
+			w.stats.Reads++
+			n, e := w.kernel.recv(int(s.fd), p)
+			if e == sys.EAGAIN {
+				return 0
+			}
+			if e != 0 || n == 0 {
+				return e
+			}
+			p = p[:n]
+		}
+		w.stats.Writes++
+		n, e := w.kernel.send(other, p, false)
+		if e != 0 {
+			return 0
+		}
+		if s.held != nil {
+			w.delivered(s, n)
+		} else {
+			w.count(s, n)
+		}
+		if n < len(p) {
+			return 0
+		}
+	}
+}
+
+// urge handles urgent data: it stays in the stream, as one more byte. (Its
+// urgency is not passed on.) Reads stop at it, so that from now on only an empty
+// read says that all was read.
+func (l *Link) urge(i int) {
+	w, s := l.worker, &l.sides[i]
+	if s.state&urgent == 0 {
+		s.state |= urgent
+		w.stats.Others++
+		w.kernel.setUrgentInline(int(s.fd))
+	}
+}
+
+// hold keeps p for a direction that holds nothing.
+func (w *Worker) hold(s *side, p []byte) {
+	s.held = w.chunks.take(p)
+	w.stats.Held += uint64(len(p))
+}
+
+// delivered notes that n of the bytes that s holds were written.
+func (w *Worker) delivered(s *side, n int) {
+	w.count(s, n)
+	w.stats.Held -= uint64(n)
+	s.held.from += int32(n)
+	if s.held.from == s.held.to {
+		w.chunks.put(s.held)
+		s.held = nil
+	}
+}
+
+func (w *Worker) count(s *side, n int) {
+	s.bytes += uint64(n)
+	w.stats.Bytes += uint64(n)
+}
+
+// giveUp returns what a direction holds or has borrowed. A pipe that is not empty
+// is closed.
+func (w *Worker) giveUp(s *side) {
+	if s.held != nil {
+		w.stats.Held -= uint64(s.held.to - s.held.from)
+		w.chunks.put(s.held)
+		s.held = nil
+	}
+	if s.pipe != nil {
+		if s.inPipe > 0 {
+			s.pipe.destroy(w)
+		} else {
+			w.pipes.put(w, s.pipe)
+		}
+		s.pipe, s.inPipe = nil, 0
+	}
+}
