@@ -155,7 +155,7 @@ func (b *Balancer) Connected(_ *Dial, ep netip.AddrPort, client netip.Addr, now 
 // fault, such as running out of ports or descriptors.
 func (b *Balancer) Failed(_ *Dial, ep netip.AddrPort, client netip.Addr) {
 	if c := b.config.Load(); c.pins != nil {
-		c.pins.drop1(client, ep)
+		c.pins.unpin(client, ep)
 	}
 }
 

@@ -185,7 +185,7 @@ func (d *Dial) newRound(p *Plan, candidates []service.Endpoint) bool {
 // forget makes the candidates whose state matches eligible again, the one that
 // was tried last only if it is the only one. It tells whether there is any.
 func (d *Dial) forget(match func(state uint64) bool, candidates []service.Endpoint) bool {
-	latest, any := false, false
+	latest, found := false, false
 	for i := range candidates {
 		key := endpointKey(candidates[i].Addr)
 		state, ok := d.find(key)
@@ -195,14 +195,14 @@ func (d *Dial) forget(match func(state uint64) bool, candidates []service.Endpoi
 			latest = true
 		default:
 			d.put(key, stateForgotten)
-			any = true
+			found = true
 		}
 	}
-	if !any && latest {
+	if !found && latest {
 		d.put(d.latest, stateForgotten)
-		any = true
+		found = true
 	}
-	return any
+	return found
 }
 
 // begin notes that an attempt on the endpoint begins.

@@ -141,8 +141,8 @@ func (t *pinTable) set(client netip.Addr, ep netip.AddrPort, now, window int64) 
 	s.setLocked(key, ep, now, window)
 }
 
-// drop1 removes the client's pin if it is to the endpoint.
-func (t *pinTable) drop1(client netip.Addr, ep netip.AddrPort) {
+// unpin removes the client's pin if it is to the endpoint.
+func (t *pinTable) unpin(client netip.Addr, ep netip.AddrPort) {
 	key := clientKey(client.As16())
 	s := t.shard(key)
 	s.mu.Lock()

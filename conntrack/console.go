@@ -32,18 +32,20 @@ func (c *consoleEncoder) encode(r *Record) {
 	b = r.VIP.AppendTo(b)
 	if r.Port != nil {
 		b = append(b, ' ')
+		from := len(b)
 		b = appendPortName(b, &r.Port.Name)
+		plain(b[from:])
 	}
 	if r.Endpoint != nil && (r.Connected || len(r.Failed) < int(r.Attempts)) {
 		b = append(b, " -> "...)
 		b = r.Endpoint.Addr.AppendTo(b)
 		if r.Endpoint.Pod.Name != "" {
 			b = append(b, ' ')
-			b = append(b, r.Endpoint.Pod.Name...)
+			b = appendPlain(b, r.Endpoint.Pod.Name)
 		}
 		if r.Endpoint.Node != "" {
 			b = append(b, " on "...)
-			b = append(b, r.Endpoint.Node...)
+			b = appendPlain(b, r.Endpoint.Node)
 		}
 	}
 	if len(r.Failed) > 0 {
@@ -59,7 +61,7 @@ func (c *consoleEncoder) encode(r *Record) {
 				b = a.Endpoint.Addr.AppendTo(b)
 				b = append(b, ' ')
 				if a.Endpoint.Pod.Name != "" {
-					b = append(b, a.Endpoint.Pod.Name...)
+					b = appendPlain(b, a.Endpoint.Pod.Name)
 					b = append(b, ' ')
 				}
 			}
@@ -94,6 +96,24 @@ func (c *consoleEncoder) encode(r *Record) {
 	b = append(b, '\n')
 	c.scratch = b
 	c.out.Write(b)
+}
+
+// appendPlain writes a name of the API. Names that nobody has validated may hold
+// control characters, which must neither begin a line nor reach a terminal.
+func appendPlain(b []byte, name string) []byte {
+	from := len(b)
+	b = append(b, name...)
+	plain(b[from:])
+	return b
+}
+
+// plain replaces control characters.
+func plain(b []byte) {
+	for i, c := range b {
+		if c < ' ' || c == 0x7f {
+			b[i] = '?'
+		}
+	}
 }
 
 // appendDuration writes a duration in ns with at most three digits that count:

@@ -2,7 +2,6 @@ package conntrack
 
 import (
 	"io"
-	"strconv"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -59,8 +58,9 @@ func (j *jsonEncoder) encode(r *Record) {
 	e.Str("affinity", r.Affinity.String())
 	e.Uint16("attempts", r.Attempts)
 	if len(r.Failed) > 0 {
-		b = appendFailedJSON(b[:0], r.Failed)
-		e.RawJSON("failed_attempts", b)
+		j.scratch = b
+		e.Array("failed_attempts", j.failed(r.Failed))
+		b = j.scratch
 	}
 	if r.Connected {
 		e.Int64("connect_us", r.ConnectTime/int64(time.Microsecond))
@@ -76,34 +76,25 @@ func (j *jsonEncoder) encode(r *Record) {
 	j.scratch = b
 }
 
-// appendFailedJSON writes a JSON array. Nothing in it needs to be escaped except
-// names, which Kubernetes restricts to characters that do not; they are quoted
-// all the same.
-func appendFailedJSON(b []byte, failed []Attempt) []byte {
-	b = append(b, '[')
-	for i := range failed {
-		a := &failed[i]
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = append(b, '{')
+// failed gives the attempts that failed as an array.
+func (j *jsonEncoder) failed(list []Attempt) *zerolog.Array {
+	array := zerolog.Arr()
+	for i := range list {
+		a := &list[i]
+		e := zerolog.Dict()
 		if a.Endpoint != nil {
-			b = append(b, `"endpoint":"`...)
-			b = a.Endpoint.Addr.AppendTo(b)
-			b = append(b, `",`...)
+			j.scratch = a.Endpoint.Addr.AppendTo(j.scratch[:0])
+			e.Bytes("endpoint", j.scratch)
 			if a.Endpoint.Pod.Name != "" {
-				b = append(b, `"pod":`...)
-				b = strconv.AppendQuote(b, a.Endpoint.Pod.String())
-				b = append(b, ',')
+				j.scratch = appendName(j.scratch[:0], &a.Endpoint.Pod)
+				e.Bytes("pod", j.scratch)
 			}
 		}
-		b = append(b, `"error":"`...)
-		b = append(b, a.Error.String()...)
-		b = append(b, `","us":`...)
-		b = strconv.AppendInt(b, a.Duration/int64(time.Microsecond), 10)
-		b = append(b, '}')
+		e.Str("error", a.Error.String())
+		e.Int64("us", a.Duration/int64(time.Microsecond))
+		array.Dict(e)
 	}
-	return append(b, ']')
+	return array
 }
 
 // appendPortName writes what n.String() gives.

@@ -79,15 +79,15 @@ type Log struct {
 	lost    atomic.Uint64
 	errors  atomic.Uint64
 
-	mu      sync.Mutex // guards what follows
-	file    *os.File   // what Reopen replaces and Close closes, or nil
-	out     io.Writer
-	buf     bytes.Buffer
-	encode  func(*Record)
-	torn    bool // the last write ended within a line
-	failing bool
-	report  time.Time // when write errors were last reported
-	unsaid  uint64    // lines lost since then
+	mu     sync.Mutex // guards what follows
+	file   *os.File   // what Reopen replaces and Close closes, or nil
+	out    io.Writer
+	buf    bytes.Buffer
+	encode func(*Record)
+	torn   bool      // the last write ended within a line
+	told   bool      // the program's log was told of an error and not yet of its end
+	report time.Time // when it was last told of an error
+	unsaid uint64    // lines lost since then
 }
 
 var _ Sink = (*Log)(nil)
@@ -224,15 +224,13 @@ func (l *Log) flushLocked() {
 		if n > 0 {
 			l.torn = lines[n-1] != '\n'
 		}
-		l.failing = true
 		if now := l.now(); l.report.IsZero() || now.Sub(l.report) >= reportEvery {
 			l.logger.Error().Err(err).Uint64("lines_lost", l.unsaid).Msg("access log cannot be written")
-			l.report, l.unsaid = now, 0
+			l.told, l.report, l.unsaid = true, now, 0
 		}
-	} else if l.failing {
-		l.failing = false
-		l.logger.Info().Uint64("lines_lost", l.lost.Load()).Msg("access log can be written again")
-		l.unsaid = 0
+	} else if l.told {
+		l.logger.Info().Uint64("lines_lost", l.unsaid).Msg("access log can be written again")
+		l.told, l.unsaid = false, 0
 	}
 	l.buf.Reset()
 }

@@ -33,6 +33,10 @@ type Record struct {
 	Endpoint *service.Endpoint
 	// Counters are the service port's; nil if there are none.
 	Counters *Counters
+	// Owner is the connection that the record belongs to, for those who find
+	// it in the table; copies that are handed on do not have it. It may be a
+	// Refresher.
+	Owner any
 
 	// Failed lists the attempts that failed, in order; nil while none has. It
 	// is bounded: after the first 15 only the last one is kept.
@@ -65,6 +69,19 @@ type Record struct {
 	End       End
 	Connected bool // an endpoint answered
 	state     recordState
+}
+
+// Refresher is an Owner that can bring the record of its connection up to date
+// while it is open, such as by Progress. It is called on the connection's event
+// loop.
+type Refresher interface {
+	Refresh(*Record)
+}
+
+func (r *Record) refresh() {
+	if owner, ok := r.Owner.(Refresher); ok {
+		owner.Refresh(r)
+	}
 }
 
 type recordState uint8

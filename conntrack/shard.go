@@ -97,6 +97,12 @@ func (s *Shard) Flush() {
 // Len gives the number of open connections.
 func (s *Shard) Len() int { return s.count }
 
+// Refresh brings all open records up to date, so that counters show the bytes of
+// connections that live long. The owner calls it now and then.
+func (s *Shard) Refresh() {
+	s.Each((*Record).refresh)
+}
+
 // Each calls f for each open connection, in the order of their opening. f may
 // close the connection that it is given.
 func (s *Shard) Each(f func(*Record)) {

@@ -117,8 +117,9 @@ func (t *Table) Stats() Stats {
 	return s
 }
 
-// Close waits until the sink has taken all that was flushed, or until ctx ends.
-// Records that are flushed afterwards are dropped.
+// Close waits until the sink has taken all that was flushed, or until ctx ends;
+// then the sink is still in use and must not be closed. Records that are flushed
+// afterwards are dropped.
 func (t *Table) Close(ctx context.Context) error {
 	if t.queue == nil {
 		return nil
