@@ -1,0 +1,188 @@
+package listener
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+const (
+	// acceptShare is how many connections are accepted from one lane before
+	// other work of the loop has its turn.
+	acceptShare = 16
+	// Pauses of accepting, when something has run out.
+	shortestPause = 5 * time.Millisecond
+	longestPause  = time.Second
+)
+
+// acceptor is one worker's part in one listening socket. All workers wait for
+// the same queue, and the kernel wakes one of them: connections spread over the
+// loops by who is free, which keeps the slowest ones fast.
+type acceptor struct {
+	worker *worker
+	fd     int
+	reg    poll.Registration
+}
+
+// HandleEvents accepts what is waiting.
+func (a *acceptor) HandleEvents(uint8, poll.Events) {
+	w := a.worker
+	for range acceptShare {
+		if w.manager.open.Load() >= int64(w.manager.config.MaxConnections) {
+			w.manager.stats.atLimit.Add(1)
+			w.pause(a)
+			return
+		}
+		fd, client, errno := sys.Accept(a.fd)
+		switch errno {
+		case 0:
+		case sys.EAGAIN:
+			return // another worker was faster
+		case sys.EMFILE, sys.ENFILE, sys.ENOBUFS, sys.ENOMEM:
+			w.manager.stats.exhausted.Add(1)
+			w.pause(a)
+			return
+		default:
+			// The client gave up before its turn, or the network reports
+			// an error of that connection (accept(2)): it concerns no other.
+			continue
+		}
+		w.backoff = 0
+		vip, errno := sys.LocalAddr(fd)
+		if errno != 0 {
+			sys.Close(fd)
+			continue
+		}
+		if !w.admit(fd, unmap(client), unmap(vip)) {
+			w.pause(a)
+			return
+		}
+	}
+}
+
+// unmap gives the IPv4 form of an IPv4 address mapped into IPv6.
+func unmap(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}
+
+// admit decides about an accepted connection and begins to dial. It is false
+// when its service has enough connections that are being dialled, so that no
+// more should be accepted for it for the moment.
+func (w *worker) admit(fd int, client, vip netip.AddrPort) bool {
+	st := w.manager.state.Load()
+	verdict := st.table.Resolve(service.TCP, client.Addr(), vip)
+	if verdict.Port == nil {
+		// Not a service's address: somebody found the lane's own address, or
+		// the service went away while the connection waited in the queue.
+		w.manager.stats.strays.Add(1)
+		reset(fd)
+		return true
+	}
+	p := st.pools[verdict.Port.ID]
+	c := w.newConn()
+	c.pool = p
+	c.client = fd
+	c.record = conntrack.Record{
+		Start:    w.loop.Now(),
+		Client:   client,
+		VIP:      vip,
+		Port:     verdict.Port,
+		Protocol: service.TCP,
+		Kind:     verdict.Kind,
+		Source:   conntrack.SourceNode,
+		Counters: p.counters,
+		Owner:    c,
+	}
+	w.manager.open.Add(1)
+	w.shard.Open(&c.record)
+	open := p.open.Add(1)
+	if verdict.Action != policy.Accept {
+		// Steering refuses what has no endpoints; this one was in the queue
+		// when the last endpoint went.
+		c.fail(conntrack.NoEndpoints)
+		return true
+	}
+	if open > int64(w.manager.config.MaxServiceConnections) {
+		c.fail(conntrack.LimitReached)
+		return true
+	}
+	dialing := p.dialing.Add(1)
+	c.dialing = true
+	c.dial(&verdict)
+	return dialing < int64(w.manager.config.MaxServiceDialing)
+}
+
+// reset closes a connection with RST, so that nobody takes it for complete.
+func reset(fd int) {
+	sys.SetLingerReset(fd)
+	sys.Close(fd)
+}
+
+// join begins to accept from a listening socket.
+func (w *worker) join(fd int) {
+	a := &acceptor{worker: w, fd: fd}
+	w.acceptors[fd] = a
+	w.listen(a)
+}
+
+// leave ends accepting from a listening socket.
+func (w *worker) leave(fd int) {
+	a := w.acceptors[fd]
+	if a == nil {
+		return
+	}
+	delete(w.acceptors, fd)
+	if i := slices.Index(w.paused, a); i >= 0 {
+		w.paused = slices.Delete(w.paused, i, i+1)
+		return
+	}
+	w.loop.Remove(a.reg)
+}
+
+func (w *worker) listen(a *acceptor) {
+	reg, err := w.loop.Add(a.fd, 0, poll.Readable|poll.Exclusive, a)
+	if err != nil {
+		// Out of kernel memory: the next pause's end tries again.
+		w.manager.stats.exhausted.Add(1)
+		w.sleep(a)
+		return
+	}
+	a.reg = reg
+}
+
+// pause stops accepting from one socket for a while; its clients wait in its
+// queue. The pause doubles while nothing can be accepted.
+func (w *worker) pause(a *acceptor) {
+	w.loop.Remove(a.reg)
+	w.sleep(a)
+}
+
+func (w *worker) sleep(a *acceptor) {
+	w.paused = append(w.paused, a)
+	if !w.pauseTimer.Scheduled() {
+		w.backoff = min(max(2*w.backoff, shortestPause), longestPause)
+		w.loop.Schedule(&w.pauseTimer, w.loop.Now()+int64(w.backoff), (*resumer)(w))
+	}
+}
+
+// resumer is a worker as the handler of its pause timer.
+type resumer worker
+
+// HandleTimer ends the pause.
+func (r *resumer) HandleTimer(*poll.Timer) { (*worker)(r).resume() }
+
+// resume goes back to accepting wherever it was paused.
+func (w *worker) resume() {
+	w.loop.Cancel(&w.pauseTimer)
+	paused := w.paused
+	w.paused = nil
+	for _, a := range paused {
+		w.listen(a)
+	}
+}

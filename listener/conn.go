@@ -1,0 +1,220 @@
+package listener
+
+import (
+	"time"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/relay"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// conn is one connection from its acceptance to its end. Its worker's loop owns
+// it. Until an endpoint has answered it is the handler of the socket that is
+// connecting; then the relay has both sockets, and the conn is told the end.
+type conn struct {
+	link   relay.Link
+	record conntrack.Record
+	plan   balancer.Dial
+	worker *worker
+	pool   *pool
+
+	timer    poll.Timer // of the attempt under way, or of the pause before the next
+	endpoint poll.Registration
+	client   int // the client's socket
+	upstream int // the socket that is connecting
+	dialing  bool
+}
+
+// ownTroublePause is how long a dial waits when the node itself, not an
+// endpoint, stands in its way (no descriptor, no local port): times the number of
+// attempts made.
+const ownTroublePause = 25 * time.Millisecond
+
+// dial begins the next attempt, on the endpoint that the balancer proposes. It
+// goes on to the one after that if the attempt fails at once.
+func (c *conn) dial(v *policy.Verdict) {
+	w := c.worker
+	client := c.record.Client.Addr()
+	for {
+		now := w.loop.Now()
+		i, patience, ok := c.pool.balancer.Next(&c.plan, v.Candidates, client, now)
+		if !ok {
+			c.fail(conntrack.ConnectFailed)
+			return
+		}
+		ep := &v.Candidates[i]
+		c.record.BeginAttempt(ep, now)
+		fd, errno := w.connect(ep.Addr)
+		if errno == 0 || errno == sys.EINPROGRESS {
+			// The handshake with an endpoint on this node is over by now.
+			errno = w.relay.Probe(&c.link, c.client, fd)
+			if errno == 0 {
+				c.connected(relay.Socket{FD: fd})
+				return
+			}
+			if errno == sys.EAGAIN {
+				var err error
+				if c.endpoint, err = w.loop.Add(fd, 0, endpointEvents, c); err == nil {
+					c.upstream = fd
+					w.loop.Schedule(&c.timer, now+int64(patience), c)
+					return
+				}
+				errno = sys.ENOMEM
+			}
+			sys.Close(fd)
+		}
+		if c.attemptFailed(errno) {
+			return
+		}
+	}
+}
+
+// attemptFailed takes note of a failed attempt. It is true when the next one
+// has to wait, because the trouble is our own.
+func (c *conn) attemptFailed(errno sys.Errno) (waits bool) {
+	w := c.worker
+	reason := conntrack.DialErrorOf(errno)
+	c.record.AttemptFailed(reason, w.loop.Now())
+	if !reason.Own() {
+		c.pool.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr())
+		return false
+	}
+	w.manager.stats.ownTrouble.Add(1)
+	w.loop.Schedule(&c.timer, w.loop.Now()+int64(ownTroublePause)*int64(c.plan.Attempts()), c)
+	return true
+}
+
+// HandleEvents is told how the attempt under way came out.
+func (c *conn) HandleEvents(_ uint8, ev poll.Events) {
+	switch errno := c.worker.relay.Probe(&c.link, c.client, c.upstream); errno {
+	case 0:
+		c.worker.loop.Cancel(&c.timer)
+		c.connected(relay.Socket{FD: c.upstream, Reg: c.endpoint, Ready: ev})
+	case sys.EAGAIN:
+	default:
+		c.worker.loop.Cancel(&c.timer)
+		c.abandonAttempt(errno)
+	}
+}
+
+// HandleTimer is told that the attempt under way ran out of time, or that the
+// pause before the next is over.
+func (c *conn) HandleTimer(*poll.Timer) {
+	if c.upstream >= 0 {
+		c.abandonAttempt(sys.ETIMEDOUT)
+		return
+	}
+	c.retry()
+}
+
+// abandonAttempt gives the socket that was connecting up and goes on.
+func (c *conn) abandonAttempt(errno sys.Errno) {
+	c.worker.loop.Forget(c.endpoint)
+	sys.Close(c.upstream)
+	c.upstream = -1
+	if !c.attemptFailed(errno) {
+		c.retry()
+	}
+}
+
+// retry makes the next attempt by the configuration that is in force now: an
+// endpoint that has gone meanwhile is not tried, one that has come is.
+func (c *conn) retry() {
+	st := c.worker.manager.state.Load()
+	v := st.table.Resolve(service.TCP, c.record.Client.Addr(), c.record.VIP)
+	if v.Action != policy.Accept {
+		c.fail(conntrack.ConnectFailed)
+		return
+	}
+	c.dial(&v)
+}
+
+// connected hands the connection to the relay.
+func (c *conn) connected(endpoint relay.Socket) {
+	w := c.worker
+	now := poll.Nanotime()
+	c.upstream = -1
+	c.pool.balancer.Connected(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr(), now)
+	c.record.Affinity = conntrack.Affinity(c.plan.Affinity())
+	c.record.AttemptSucceeded(now)
+	c.endDialing()
+	w.relay.Start(&c.link, relay.Socket{FD: c.client}, endpoint, c)
+}
+
+// LinkEnded takes the connection over from the relay, which has closed both
+// sockets.
+func (c *conn) LinkEnded(_ *relay.Link, end relay.End) {
+	c.finish(ends[end])
+}
+
+// ends gives the record's word for the relay's.
+var ends = [...]conntrack.End{
+	relay.ClientFin:     conntrack.ClientFin,
+	relay.ClientReset:   conntrack.ClientReset,
+	relay.EndpointFin:   conntrack.EndpointFin,
+	relay.EndpointReset: conntrack.EndpointReset,
+	relay.Idle:          conntrack.Idle,
+	relay.Shutdown:      conntrack.Shutdown,
+	relay.Limit:         conntrack.LimitReached,
+}
+
+// fail ends a connection that has no endpoint: the client is reset.
+func (c *conn) fail(end conntrack.End) {
+	c.worker.loop.Cancel(&c.timer)
+	if c.upstream >= 0 {
+		c.worker.loop.Forget(c.endpoint)
+		sys.Close(c.upstream)
+		c.upstream = -1
+	}
+	c.worker.relay.Drop(&c.link)
+	c.record.Affinity = conntrack.Affinity(c.plan.Affinity())
+	c.endDialing()
+	reset(c.client)
+	c.finish(end)
+}
+
+func (c *conn) endDialing() {
+	if c.dialing {
+		c.dialing = false
+		c.pool.dialing.Add(-1)
+	}
+}
+
+// abort ends the connection wherever it is.
+func (c *conn) abort() {
+	if c.record.Connected {
+		c.worker.relay.Abort(&c.link, relay.Shutdown)
+		return
+	}
+	c.fail(conntrack.Shutdown)
+}
+
+// Refresh brings the record up to date while the connection is open.
+func (c *conn) Refresh(r *conntrack.Record) {
+	r.Progress(c.link.BytesUp(), c.link.BytesDown())
+}
+
+// finish writes the record and gives the conn back.
+func (c *conn) finish(end conntrack.End) {
+	w := c.worker
+	r := &c.record
+	r.End = end
+	r.Duration = poll.Nanotime() - r.Start
+	r.BytesFromClient = c.link.BytesUp()
+	r.BytesFromEndpoint = c.link.BytesDown()
+	if first := c.link.FirstByte; first != 0 {
+		// The relay's clock stands still within a round of the loop.
+		r.FirstByte = max(first-r.Start, r.ConnectTime, 1)
+	}
+	w.shard.Close(r)
+	c.pool.open.Add(-1)
+	w.manager.open.Add(-1)
+	w.freeConn(c)
+	if len(w.paused) > 0 && w.manager.open.Load() < w.manager.resumeBelow {
+		w.resume()
+	}
+}

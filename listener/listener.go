@@ -1,0 +1,95 @@
+// Package listener accepts the connections that clients make to Services,
+// finds an endpoint that answers, and hands both sockets to the relay.
+//
+// # How a connection travels
+//
+// Steering delivers a packet for a service's address to the service's lane: a
+// listening socket on a loopback address. Each event loop has a [worker] that
+// accepts from all lanes. It asks policy for the verdict on the original
+// destination (the accepted socket's own address), asks the service's balancer
+// for an endpoint, and connects without blocking; a refusal or a timeout goes
+// back to the balancer for another one. So a dead endpoint occupies a timer
+// and a descriptor, and delays nobody. Once an endpoint has answered, the
+// relay owns both sockets until the connection ends, and the worker writes the
+// record. All of that happens on one loop: a connection takes no lock and
+// changes no thread.
+//
+// # Configuration
+//
+// [Manager.Apply] puts a compiled policy in force: it opens the lanes that are
+// missing, publishes the policy and the services' pools through one atomic
+// pointer, switches steering in one transaction, and then closes lanes that
+// nothing is steered to any more. Established connections are never touched
+// (A8.7).
+//
+// # Limits
+//
+// Each service port has a pool with limits of its own. At its limit of
+// connections that are being dialled, the worker stops accepting from that
+// lane, and clients wait in the lane's queue; at its limit of open connections
+// new ones are reset and recorded with end=limit. At the limit of all
+// connections, or when the kernel has no descriptor or memory to give, a
+// worker stops accepting from all lanes and tries again after a pause that
+// grows from 5 ms to 1 s. Established connections do not suffer.
+package listener
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Config holds the limits and times of listening and dialling. Zero values
+// are not defaults: cmd gives all of them.
+type Config struct {
+	// Backlog is the length of each lane's queue of connections that the
+	// kernel has completed and nobody has accepted.
+	Backlog int
+	// MaxLanes bounds the listening sockets of each family. With more service
+	// ports than that, some share a lane; their other limits stay their own.
+	MaxLanes int
+
+	// MaxConnections bounds the connections open at once, in all.
+	MaxConnections int
+	// MaxServiceConnections bounds those of one service port.
+	MaxServiceConnections int
+	// MaxServiceDialing bounds the connections of one service port that wait
+	// for an endpoint to answer.
+	MaxServiceDialing int
+
+	// KeepAlive is how long a connection is quiet before either side is asked
+	// whether it still lives; 0 switches that off.
+	KeepAlive time.Duration
+
+	// Algorithm is the balancer of services that do not name one in the
+	// annotation sluice.dev/balancer.
+	Algorithm balancer.Algorithm
+	// Plan is the retry plan.
+	Plan balancer.Plan
+	// MaxPins bounds the clients that one service port's affinity remembers.
+	MaxPins int
+}
+
+// state is one configuration in force. It never changes; workers read it
+// through one atomic pointer.
+type state struct {
+	table *policy.Table
+	pools []*pool // by service.PortID; nil where there is no port
+}
+
+// pool is what one service port needs while it serves: its balancer, its
+// counters and its limits. It lives as long as the port has its name,
+// whatever else of it changes. Safe for concurrent use.
+type pool struct {
+	port     *service.Port // as of the last Apply; the manager's
+	lane     *lane         // the manager's
+	balancer *balancer.Balancer
+	counters *conntrack.Counters
+
+	open    atomic.Int64 // connections, from accept to end
+	dialing atomic.Int64 // those of them that have no endpoint yet
+}

@@ -1,0 +1,51 @@
+package listener
+
+import (
+	"fmt"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// balancerAnnotation names the balancer of a service, without the prefix
+// sluice.dev/.
+const balancerAnnotation = "balancer"
+
+// newPool makes the pool of a service port. problem is what could not be
+// taken over from its annotations, or nil.
+func newPool(p *service.Port, cfg *Config, counters *conntrack.Counters) (created *pool, problem error) {
+	opts, problem := balancerOptions(p, cfg)
+	return &pool{
+		port:     p,
+		balancer: balancer.New(opts),
+		counters: counters,
+	}, problem
+}
+
+// configure takes a changed port over.
+func (p *pool) configure(port *service.Port, cfg *Config) (problem error) {
+	opts, problem := balancerOptions(port, cfg)
+	p.port = port
+	p.balancer.Configure(opts)
+	return problem
+}
+
+// balancerOptions gives what the balancer of a port is made with. A balancer
+// that is not known is a problem of the service and leaves it with the default.
+func balancerOptions(p *service.Port, cfg *Config) (opts balancer.Options, problem error) {
+	opts = balancer.Options{
+		Algorithm:       cfg.Algorithm,
+		AffinityTimeout: p.AffinityTimeout,
+		MaxPins:         cfg.MaxPins,
+		Plan:            cfg.Plan,
+	}
+	if name, ok := p.Annotations[balancerAnnotation]; ok {
+		algorithm, err := balancer.Parse(name)
+		if err != nil {
+			return opts, fmt.Errorf("annotation sluice.dev/%s: %w; it gets %s", balancerAnnotation, err, opts.Algorithm)
+		}
+		opts.Algorithm = algorithm
+	}
+	return opts, nil
+}

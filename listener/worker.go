@@ -1,0 +1,110 @@
+package listener
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/relay"
+)
+
+const (
+	// flushDelay is how long a record waits for others to be written with.
+	flushDelay = 10 * time.Millisecond
+	// refreshInterval is how often the counters are brought up to date with
+	// connections that are open.
+	refreshInterval = 15 * time.Second
+	// spareConns bounds the memory that is kept for connections to come.
+	spareConns = 1024
+	// endpointEvents are what a connection to an endpoint is watched for, from
+	// the dial to its end.
+	endpointEvents = poll.Readable | poll.Writable | poll.PeerDone | poll.Edge
+)
+
+// worker is the listener's share of one event loop. Everything in it belongs to
+// that loop; other goroutines reach it by post only.
+type worker struct {
+	manager   *Manager
+	loop      *poll.Loop
+	relay     *relay.Worker
+	shard     *conntrack.Shard
+	acceptors map[int]*acceptor // by descriptor
+
+	paused     []*acceptor
+	pauseTimer poll.Timer
+	backoff    time.Duration
+
+	flushTimer   poll.Timer
+	refreshTimer poll.Timer
+	spare        []*conn
+}
+
+func newWorker(m *Manager, loop *poll.Loop, r *relay.Worker, shard *conntrack.Shard) *worker {
+	w := &worker{manager: m, loop: loop, relay: r, shard: shard, acceptors: make(map[int]*acceptor)}
+	shard.OnPending(func() {
+		loop.Schedule(&w.flushTimer, loop.Now()+int64(flushDelay), (*flusher)(w))
+	})
+	w.post(func() { (*refresher)(w).HandleTimer(nil) })
+	return w
+}
+
+// post runs f on the worker's loop.
+func (w *worker) post(f func()) bool { return w.loop.Post(f) }
+
+// connect begins to connect to an endpoint.
+func (w *worker) connect(endpoint netip.AddrPort) (int, sys.Errno) {
+	return sys.ConnectTCP(endpoint, netip.AddrPort{}, sys.ConnectOptions{})
+}
+
+// newConn gives a fresh connection.
+func (w *worker) newConn() *conn {
+	var c *conn
+	if n := len(w.spare); n > 0 {
+		c = w.spare[n-1]
+		w.spare[n-1] = nil
+		w.spare = w.spare[:n-1]
+	} else {
+		c = new(conn)
+	}
+	c.worker = w
+	c.upstream = -1
+	return c
+}
+
+// freeConn takes a connection that has ended. Nothing refers to it any more:
+// its registrations are gone and its timer is cancelled.
+func (w *worker) freeConn(c *conn) {
+	*c = conn{}
+	if len(w.spare) < spareConns {
+		w.spare = append(w.spare, c)
+	}
+}
+
+// flusher is a worker as the handler of its flush timer.
+type flusher worker
+
+// HandleTimer hands the records on that have ended since the last time.
+func (f *flusher) HandleTimer(*poll.Timer) { f.shard.Flush() }
+
+// refresher is a worker as the handler of its refresh timer.
+type refresher worker
+
+// HandleTimer has the counters see the bytes of connections that live long.
+func (r *refresher) HandleTimer(*poll.Timer) {
+	r.shard.Refresh()
+	r.loop.Schedule(&r.refreshTimer, r.loop.Now()+int64(refreshInterval), r)
+}
+
+// stop ends accepting and all connections, and writes their records.
+func (w *worker) stop() {
+	w.loop.Cancel(&w.pauseTimer)
+	for fd := range w.acceptors {
+		w.leave(fd)
+	}
+	w.shard.Each(func(r *conntrack.Record) { r.Owner.(*conn).abort() })
+	w.loop.Cancel(&w.refreshTimer)
+	w.loop.Cancel(&w.flushTimer)
+	w.shard.Flush()
+}
