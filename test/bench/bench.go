@@ -1,0 +1,274 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/bench/peer"
+	"github.com/sluice-proxy/sluice/test/bench/procstat"
+	"github.com/sluice-proxy/sluice/test/bench/report"
+)
+
+// bench is one run of the program.
+type bench struct {
+	opts     options
+	program  string // this program's file
+	dir      string // for files that vanish
+	maxFiles int    // descriptors that a process may have
+	iperf3   bool   // a column needs its server
+	now      string // what is being measured, for notes
+	data     report.Data
+	removed  sync.Once
+}
+
+func newBench(opts options) (*bench, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return nil, fmt.Errorf("limit of descriptors: %w", err)
+	}
+	dir, err := os.MkdirTemp("", "sluice-bench-")
+	if err != nil {
+		return nil, err
+	}
+	// nginx's workers look into it under another user's name.
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return nil, err
+	}
+	return &bench{opts: opts, program: program, dir: dir, maxFiles: int(min(limit.Max, 65536))}, nil
+}
+
+// close removes the run's files. Safe to call more than once.
+func (b *bench) close() {
+	b.removed.Do(func() {
+		if b.opts.keepLogs {
+			fmt.Fprintln(os.Stderr, "kept:", b.dir)
+			return
+		}
+		_ = os.RemoveAll(b.dir)
+	})
+}
+
+// note keeps something that a reader of the figures should know.
+func (b *bench) note(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if b.now != "" {
+		text = b.now + ": " + text
+	}
+	b.data.Notes = append(b.data.Notes, text)
+	fmt.Fprintln(os.Stderr, "  note:", text)
+}
+
+// compare measures all peers in all columns, round by round, and writes the
+// report. Within a column the peers take turns, and another one begins each
+// time, so that what changes on the machine in the meantime meets them all.
+func (b *bench) compare() error {
+	peers, columns := b.prepare()
+	if len(peers) == 0 || len(columns) == 0 {
+		return errors.New("nothing is left to measure")
+	}
+	begin, before, err := b.start()
+	if err != nil {
+		return err
+	}
+	for round := range b.opts.rounds {
+		if err := b.round(round, peers, columns); err != nil {
+			return err
+		}
+	}
+	if err := b.finish(begin, before); err != nil {
+		return err
+	}
+	fmt.Print(b.data.Markdown())
+	if b.opts.out == "" {
+		return nil
+	}
+	return b.write()
+}
+
+// prepare leaves out who and what cannot run here, and says so.
+func (b *bench) prepare() ([]peer.Peer, []column) {
+	peers := slices.DeleteFunc(slices.Clone(b.opts.peers), func(p peer.Peer) bool {
+		about := report.Peer{Name: p.Name, About: p.About, Version: p.Version(b.opts.sluice)}
+		err := p.Find(b.opts.sluice)
+		if err != nil {
+			about.Missing = err.Error()
+			fmt.Fprintln(os.Stderr, "left out:", err)
+		}
+		b.data.Peers = append(b.data.Peers, about)
+		return err != nil
+	})
+	columns := slices.DeleteFunc(slices.Clone(b.opts.columns), func(c column) bool {
+		missing := c.missingTool()
+		if missing != "" {
+			b.note("%s", missing)
+		}
+		return missing != ""
+	})
+	b.iperf3 = slices.ContainsFunc(columns, func(c column) bool { return c.tool == "iperf3" })
+	return peers, columns
+}
+
+func (b *bench) start() (time.Time, procstat.Machine, error) {
+	machine, err := procstat.ReadMachine()
+	b.data.Rounds, b.data.Seconds = b.opts.rounds, b.opts.measure.Seconds()
+	return time.Now(), machine, err
+}
+
+func (b *bench) finish(begin time.Time, before procstat.Machine) error {
+	machine, err := procstat.ReadMachine()
+	if err != nil {
+		return err
+	}
+	total := time.Since(begin).Seconds() * float64(runtime.NumCPU())
+	b.data.Environment = environment(b.opts.ipv6)
+	b.data.Environment.Date = begin
+	b.data.Environment.StealPercent = 100 * machine.Sub(before).Steal.Seconds() / total
+	return nil
+}
+
+// round measures every column for every peer once.
+func (b *bench) round(round int, peers []peer.Peer, columns []column) error {
+	stages := map[string]*stage{}
+	defer func() {
+		for _, s := range stages {
+			s.close()
+		}
+	}()
+	for i, c := range columns {
+		if c.once && round != b.opts.rounds-1 {
+			continue
+		}
+		for j := range peers {
+			p := peers[(j+i+round)%len(peers)]
+			if len(c.only) > 0 && !slices.Contains(c.only, p.Name) {
+				continue
+			}
+			b.now = fmt.Sprintf("round %d, %s, %s", round+1, c.id, p.Name)
+			b.measure(round, c, p, stages)
+		}
+	}
+	b.now = ""
+	return nil
+}
+
+// measure runs one column for one peer. A failure is a note, and the rest goes
+// on: on a new stage, since this one may be broken.
+func (b *bench) measure(round int, c column, p peer.Peer, stages map[string]*stage) {
+	drop := func() {
+		if s := stages[p.Name]; s != nil {
+			s.close()
+			delete(stages, p.Name)
+		}
+	}
+	if s := stages[p.Name]; s != nil && (s.spent || c.fresh && s.used) {
+		drop()
+	}
+	s := stages[p.Name]
+	if s == nil {
+		var err error
+		if s, err = b.openStage(p); err != nil {
+			b.note("%v", err)
+			return
+		}
+		stages[p.Name] = s
+	}
+	s.used = true
+	got, err := c.run(s)
+	s.spent = c.fresh
+	if err != nil {
+		b.note("%v", err)
+		drop()
+	}
+	for metric, value := range got {
+		b.data.Add(round, p.Name, metric, value)
+	}
+	b.progress(got)
+}
+
+func (b *bench) progress(got figures) {
+	var words []string
+	for _, m := range report.Metrics {
+		if v, ok := got[m.ID]; ok && !math.IsNaN(v) {
+			_, name, _ := strings.Cut(m.ID, ".")
+			words = append(words, fmt.Sprintf("%s %s %s", name, report.Number(v), m.Unit))
+		}
+	}
+	fmt.Fprintf(os.Stderr, "%s: %s\n", b.now, strings.Join(words, ", "))
+}
+
+// write puts the tables into the page, between its two lines, and the chart and
+// the figures beside it.
+func (b *bench) write() error {
+	if err := os.MkdirAll(b.opts.out, 0o755); err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(&b.data, "", "\t")
+	if err != nil {
+		return err
+	}
+	files := map[string]string{
+		"benchmarks.json": string(text) + "\n",
+		"benchmarks.svg":  b.data.Chart(),
+	}
+	page, err := os.ReadFile(filepath.Join(b.opts.out, "benchmarks.md"))
+	if errors.Is(err, os.ErrNotExist) {
+		page, err = []byte("# Benchmarks\n\n![chart](benchmarks.svg)\n\n"+report.Begin+"\n"+report.End+"\n"), nil
+	}
+	if err != nil {
+		return err
+	}
+	if files["benchmarks.md"], err = report.Insert(string(page), b.data.Markdown()); err != nil {
+		return fmt.Errorf("benchmarks.md: %w", err)
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(b.opts.out, name), []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(os.Stderr, "written: benchmarks.md, benchmarks.json and benchmarks.svg in", b.opts.out)
+	return nil
+}
+
+// environment describes the machine.
+func environment(ipv6 bool) report.Environment {
+	e := report.Environment{
+		Kernel: "unknown", Architecture: runtime.GOARCH, CPU: "unknown processor",
+		CPUs: runtime.NumCPU(), Go: runtime.Version(), IPVersion: 4,
+	}
+	if ipv6 {
+		e.IPVersion = 6
+	}
+	var name unix.Utsname
+	if err := unix.Uname(&name); err == nil {
+		e.Kernel = unix.ByteSliceToString(name.Release[:])
+	}
+	if info, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		for line := range strings.Lines(string(info)) {
+			key, value, ok := strings.Cut(line, ":")
+			if ok && strings.TrimSpace(key) == "model name" {
+				e.CPU = strings.TrimSpace(value)
+				break
+			}
+		}
+	}
+	if out, err := exec.Command("git", "describe", "--always", "--dirty").Output(); err == nil {
+		e.Commit = strings.TrimSpace(string(out))
+	}
+	return e
+}

@@ -1,0 +1,326 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/netip"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/bench/load"
+	"github.com/sluice-proxy/sluice/test/bench/procstat"
+	"github.com/sluice-proxy/sluice/test/bench/world"
+)
+
+// column is one thing that is measured for every peer.
+type column struct {
+	id    string
+	about string
+	extra bool     // only when it is asked for by name
+	quick bool     // part of a quick run
+	fresh bool     // needs a stage that nothing has run on, and uses it up
+	only  []string // the peers that it is for; none for all
+	once  bool     // in the last round only
+	tool  string   // the program that it needs
+	run   func(*stage) (figures, error)
+}
+
+// figures are a column's results by the identifiers of report.Metrics.
+type figures map[string]float64
+
+// The sizes that the columns' titles name.
+const (
+	idleConns    = 3000
+	besideConns  = 100
+	clientCloses = 15000 // connections: well below the node's 28,232 ports
+	steadyFactor = 20    // times a measurement's length: 60 s
+)
+
+// allColumns lists the columns in the order in which they run. Memory comes
+// first: a relay that has been busy has free memory that hides what it takes.
+func allColumns() []column {
+	return []column{
+		{id: "idle", about: "memory and descriptors for each of 3,000 idle connections", quick: true, fresh: true, run: idle},
+		{id: "bulk1", about: "download, 1 stream", quick: true, run: bulk("bulk1", load.Download, 1)},
+		{id: "bulk16", about: "download, 16 streams", quick: true, run: bulk("bulk16", load.Download, 16)},
+		{id: "up1", about: "upload, 1 stream", extra: true, run: bulk("up1", load.Upload, 1)},
+		{id: "up16", about: "upload, 16 streams", extra: true, run: bulk("up16", load.Upload, 16)},
+		{id: "rr1", about: "128 bytes there and back, 1 client", quick: true, run: requests("rr1", 1)},
+		{id: "rr64", about: "the same, 64 clients", quick: true, run: requests("rr64", 64)},
+		{id: "crc", about: "connect, 128 bytes there and back, close; 32 clients, the server closes first", quick: true, run: churn("crc", load.ServerCloses)},
+		{id: "mixed", about: "100 request-response clients beside 100 bulk streams", quick: true, run: mixed},
+		{id: "wrk", about: "cross-check by wrk, connections kept", tool: "wrk", run: wrk("wrk.rate")},
+		{id: "wrk-close", about: "cross-check by wrk, a connection for each request", tool: "wrk", run: wrk("wrk-close.rate", "-H", "Connection: close")},
+		{id: "iperf3", about: "cross-check by iperf3, download, 1 stream", tool: "iperf3", run: iperf3},
+		{id: "crc-client", about: "as crc, the client closes first; 15,000 connections at most", fresh: true, run: churn("crc-client", load.ClientCloses)},
+		{id: "crc-reset", about: "as crc, the client resets", extra: true, run: churn("crc-reset", load.ClientResets)},
+		{id: "steady", about: "crc-client for twenty times as long and with no bound, once", fresh: true, once: true, only: []string{"direct", "haproxy", "sluice"}, run: steady},
+	}
+}
+
+// perGB and per100k turn processor time into the units of the table; without
+// a relay there is none to give.
+func perGB(t time.Duration, bytes uint64) float64 {
+	if t == 0 || bytes == 0 {
+		return math.NaN()
+	}
+	return t.Seconds() / (float64(bytes) / 1e9)
+}
+
+func per100k(t time.Duration, count uint64) float64 {
+	if t == 0 || count == 0 {
+		return math.NaN()
+	}
+	return t.Seconds() / (float64(count) / 1e5)
+}
+
+func microseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
+
+func gbit(bytesPerSecond float64) float64 { return bytesPerSecond * 8 / 1e9 }
+
+func bulk(id string, kind load.Kind, streams int) func(*stage) (figures, error) {
+	return func(s *stage) (figures, error) {
+		r, err := s.load(load.Spec{Kind: kind, Clients: streams})
+		if err != nil {
+			return nil, err
+		}
+		return figures{
+			id + ".rate":    gbit(r.ByteRate),
+			id + ".cpu":     perGB(r.Relay, r.Bytes),
+			id + ".machine": perGB(r.Machine.Busy, r.Bytes),
+		}, s.clean(r)
+	}
+}
+
+func requests(id string, clients int) func(*stage) (figures, error) {
+	return func(s *stage) (figures, error) {
+		r, err := s.load(load.Spec{Kind: load.Echo, Clients: clients})
+		if err != nil {
+			return nil, err
+		}
+		return figures{
+			id + ".rate":    r.Rate,
+			id + ".p50":     microseconds(r.P50),
+			id + ".p99":     microseconds(r.P99),
+			id + ".cpu":     per100k(r.Relay, r.Count),
+			id + ".machine": per100k(r.Machine.Busy, r.Count),
+		}, s.clean(r)
+	}
+}
+
+func churn(id string, closes load.Close) func(*stage) (figures, error) {
+	return func(s *stage) (figures, error) {
+		spec := load.Spec{Kind: load.Churn, Clients: 32, Close: closes}
+		if closes == load.ClientCloses {
+			spec.Sources, spec.MaxConns = s.world.Clients, clientCloses
+		}
+		r, err := s.load(spec)
+		if err != nil {
+			return nil, err
+		}
+		return figures{
+			id + ".rate": r.Rate,
+			id + ".p99":  microseconds(r.P99),
+			id + ".cpu":  per100k(r.Relay, r.Count),
+		}, s.clean(r)
+	}
+}
+
+// steady is where a relay shows that it runs out of ports: each connection
+// that it closes first leaves one in TIME_WAIT for a minute.
+func steady(s *stage) (figures, error) {
+	length := steadyFactor * s.b.opts.measure
+	r, err := s.load(load.Spec{
+		Kind: load.Churn, Clients: 32, Close: load.ClientCloses, Sources: s.world.Clients,
+		Measure: length, Slice: length / 12,
+	})
+	if err != nil {
+		return nil, err
+	}
+	failed := 0.0
+	for _, n := range r.Errors {
+		failed += float64(n)
+	}
+	return figures{
+		"steady.rate":   r.Rate,
+		"steady.last":   lastAgainstFirst(r.Slices),
+		"steady.failed": failed,
+	}, s.clean(r)
+}
+
+// lastAgainstFirst is the sum of the last third divided by that of the first.
+func lastAgainstFirst(slices []float64) float64 {
+	third := len(slices) / 3
+	first, last := 0.0, 0.0
+	for i := range third {
+		first += slices[i]
+		last += slices[len(slices)-1-i]
+	}
+	return last / first
+}
+
+func mixed(s *stage) (figures, error) {
+	r, err := s.load(load.Spec{Kind: load.Mixed, Clients: besideConns, Beside: besideConns})
+	if err != nil {
+		return nil, err
+	}
+	return figures{
+		"mixed.p50":  microseconds(r.P50),
+		"mixed.p99":  microseconds(r.P99),
+		"mixed.bulk": gbit(r.ByteRate),
+	}, s.clean(r)
+}
+
+// clean makes a note of connections that failed.
+func (s *stage) clean(r *load.Result) error {
+	for cause, n := range r.Errors {
+		s.b.note("%d connections failed: %s", n, cause)
+	}
+	if r.Count == 0 && r.Bytes == 0 {
+		return fmt.Errorf("nothing came through")
+	}
+	return nil
+}
+
+// idle opens connections, uses each once, and compares what the relay holds
+// before and after. The few before see to it that its first growth, which has
+// nothing to do with their number, does not count.
+func idle(s *stage) (figures, error) {
+	if len(s.relay.PIDs) == 0 {
+		return nil, nil
+	}
+	h, err := s.hold()
+	if err != nil {
+		return nil, err
+	}
+	defer h.close()
+	if _, err := h.do(load.HoldCommand{Op: "open", N: 100}); err != nil {
+		return nil, err
+	}
+	before, err := s.holdings()
+	if err != nil {
+		return nil, err
+	}
+	reply, err := h.do(load.HoldCommand{Op: "open", N: idleConns})
+	if err != nil {
+		return nil, err
+	}
+	for cause, n := range reply.Errors {
+		s.b.note("%d connections failed: %s", n, cause)
+	}
+	after, err := s.holdings()
+	if err != nil {
+		return nil, err
+	}
+	n := float64(reply.Good)
+	f := figures{
+		"idle.pss": float64(after.memory.PSS-before.memory.PSS) / n,
+		"idle.rss": float64(after.memory.RSS-before.memory.RSS) / n,
+		"idle.fds": math.Round(float64(after.descriptors-before.descriptors)/n*100) / 100,
+	}
+	if after.heap > 0 {
+		f["idle.heap"] = float64(after.heap-before.heap) / n
+	}
+	return f, nil
+}
+
+// holdings is what a relay holds at a moment.
+type holdings struct {
+	memory      procstat.Memory
+	descriptors int
+	threads     int
+	heap        int64 // bytes of Go's heap in use; 0 when it does not say
+	goroutines  int   // 0 when it does not say
+}
+
+// holdings gives the relay a moment to come to rest first.
+func (s *stage) holdings() (h holdings, err error) {
+	time.Sleep(300 * time.Millisecond)
+	if h.memory, err = procstat.ReadMemory(s.relay.PIDs); err != nil {
+		return h, err
+	}
+	if h.descriptors, err = procstat.Descriptors(s.relay.PIDs); err != nil {
+		return h, err
+	}
+	if h.threads, err = procstat.Threads(s.relay.PIDs); err != nil {
+		return h, err
+	}
+	metrics := s.metrics()
+	h.heap = int64(metrics["go_memstats_heap_inuse_bytes"])
+	h.goroutines = int(metrics["go_goroutines"])
+	return h, nil
+}
+
+var wrkRate = regexp.MustCompile(`Requests/sec:\s+([0-9.]+)`)
+
+func wrk(id string, args ...string) func(*stage) (figures, error) {
+	return func(s *stage) (figures, error) {
+		length := max(int(s.b.opts.measure.Seconds()), 1)
+		url := "http://" + netip.AddrPortFrom(s.relay.Targets[0], load.PortHTTP).String() + "/"
+		all := append([]string{"-t1", "-c64", fmt.Sprintf("-d%ds", length)}, append(args, url)...)
+		out, err := s.world.Client.Run(world.Command{Path: "wrk", Args: all}, time.Duration(length)*time.Second+20*time.Second)
+		if err != nil {
+			return nil, err
+		}
+		rate, err := parseWrk(out)
+		return figures{id: rate}, err
+	}
+}
+
+func parseWrk(out []byte) (float64, error) {
+	m := wrkRate.FindSubmatch(out)
+	if m == nil {
+		return 0, fmt.Errorf("wrk says no rate: %s", out)
+	}
+	return strconv.ParseFloat(string(m[1]), 64)
+}
+
+func iperf3(s *stage) (figures, error) {
+	if s.b.opts.endpoints > 1 {
+		// Its two connections would go to two servers.
+		return nil, nil
+	}
+	length := max(int(s.b.opts.measure.Seconds()), 1)
+	out, err := s.world.Client.Run(world.Command{Path: "iperf3", Args: []string{
+		"-c", s.relay.Targets[0].String(), "-p", strconv.Itoa(load.PortIperf), "-R", "-J", "-t", strconv.Itoa(length),
+	}}, time.Duration(length)*time.Second+20*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	rate, err := parseIperf(out)
+	return figures{"iperf3.rate": rate / 1e9}, err
+}
+
+// parseIperf gives bits a second, as received.
+func parseIperf(out []byte) (float64, error) {
+	var doc struct {
+		Error string
+		End   struct {
+			Received struct {
+				Bits float64 `json:"bits_per_second"`
+			} `json:"sum_received"`
+		}
+	}
+	if err := json.Unmarshal(out, &doc); err != nil {
+		return 0, fmt.Errorf("iperf3: %w", err)
+	}
+	if doc.Error != "" || doc.End.Received.Bits == 0 {
+		return 0, fmt.Errorf("iperf3 says no rate: %s", doc.Error)
+	}
+	return doc.End.Received.Bits, nil
+}
+
+// missingTool tells what to install for a column; empty when all is there.
+func (c column) missingTool() string {
+	if c.tool == "" {
+		return ""
+	}
+	if _, err := exec.LookPath(c.tool); err != nil {
+		return fmt.Sprintf("%s: %s is not installed: apt-get install %s, or test/bench/install-deps.sh", c.id, c.tool, c.tool)
+	}
+	return ""
+}
+

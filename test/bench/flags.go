@@ -1,0 +1,165 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/bench/peer"
+)
+
+// options is what the command line asks for.
+type options struct {
+	peers     []peer.Peer
+	columns   []column
+	rounds    int
+	measure   time.Duration // of one measurement
+	warmup    time.Duration // before it
+	threads   int           // of the relay, where it can be told
+	endpoints int
+	ipv6      bool
+	out       string // directory of the page, the chart and the JSON; empty for none
+	sluice    string
+	keepLogs  bool
+	mode      func(*bench) error
+}
+
+// parseFlags gives nil options when the help was asked for.
+func parseFlags(args []string) (*options, error) {
+	o := &options{mode: (*bench).compare}
+	f := flag.NewFlagSet("bench", flag.ContinueOnError)
+	f.Usage = func() { usage(f) }
+	peers := f.String("peers", "", "who is compared, separated by commas (default: all but those marked)")
+	columns := f.String("columns", "", "what is measured, separated by commas (default: all but those marked)")
+	quick := f.Bool("quick", false, "one short round of the main columns, under a minute; for a first look, not for figures")
+	f.IntVar(&o.rounds, "rounds", 3, "how many times everything is measured")
+	seconds := f.Float64("seconds", 3, "length of each measurement")
+	f.IntVar(&o.threads, "threads", runtime.NumCPU(), "threads or workers of HAProxy and nginx")
+	f.IntVar(&o.endpoints, "endpoints", 1, "addresses of the server, over which the relays spread")
+	f.BoolVar(&o.ipv6, "6", false, "IPv6 in place of IPv4")
+	f.StringVar(&o.out, "o", "", "directory for benchmarks.md, .json and .svg (default: docs for a whole run, else none)")
+	f.StringVar(&o.sluice, "sluice", "bin/sluice", "the product's binary")
+	f.BoolVar(&o.keepLogs, "keep", false, "keep the directory with configurations and logs, and print its name")
+	soak := f.Uint64("soak", 0, "`N`: open and close N connections (1000000 or more says something) and watch what the relay holds; first of -peers, or sluice")
+	slow := f.Duration("slow-reader", 0, "`time`: fast writers and slow readers for so long, and watch the relay's memory; first of -peers, or sluice")
+	open := f.Int("open", 0, "`N`: hold N connections open at once, go on to the limit of descriptors, and come back; first of -peers, or sluice")
+	if err := f.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	if f.NArg() > 0 {
+		return nil, fmt.Errorf("unknown argument %q", f.Arg(0))
+	}
+	given := map[string]bool{}
+	f.Visit(func(fl *flag.Flag) { given[fl.Name] = true })
+
+	if *seconds <= 0 || o.rounds < 1 || o.threads < 1 || o.endpoints < 1 || o.endpoints > 64 {
+		return nil, errors.New("-seconds, -rounds, -threads and -endpoints must be above zero, -endpoints at most 64")
+	}
+	o.measure = time.Duration(*seconds * float64(time.Second))
+	o.warmup = min(o.measure/5, 500*time.Millisecond)
+	if *quick {
+		if !given["rounds"] {
+			o.rounds = 1
+		}
+		if !given["seconds"] {
+			o.measure, o.warmup = 700*time.Millisecond, 200*time.Millisecond
+		}
+	}
+	var err error
+	if o.peers, err = pickPeers(*peers, *quick); err != nil {
+		return nil, err
+	}
+	if o.columns, err = pickColumns(*columns, *quick); err != nil {
+		return nil, err
+	}
+	modes := 0
+	watch := func(on bool, mode func(*bench) error) {
+		if !on {
+			return
+		}
+		modes++
+		o.mode = mode
+		if *peers == "" {
+			o.peers = slices.DeleteFunc(peer.All(), func(p peer.Peer) bool { return p.Name != "sluice" })
+		}
+	}
+	watch(*soak > 0, func(b *bench) error { return b.soak(*soak) })
+	watch(*slow > 0, func(b *bench) error { return b.slowReader(*slow) })
+	watch(*open > 0, func(b *bench) error { return b.openMany(*open) })
+	if modes > 1 {
+		return nil, errors.New("-soak, -slow-reader and -open are runs of their own: one at a time")
+	}
+	if modes == 0 && !given["o"] && !*quick && *peers == "" && *columns == "" {
+		o.out = "docs"
+	}
+	return o, nil
+}
+
+func usage(f *flag.FlagSet) {
+	w := os.Stderr
+	fmt.Fprint(w, "Usage: bench [flags]\n\nMeasures Sluice beside other ways to a service; see docs/benchmarks.md.\n\n")
+	f.SetOutput(w)
+	f.PrintDefaults()
+	fmt.Fprint(w, "\nPeers:\n")
+	for _, p := range peer.All() {
+		fmt.Fprintf(w, "  %-16s %s%s\n", p.Name, p.About, marked(p.Extra))
+	}
+	fmt.Fprint(w, "\nColumns:\n")
+	for _, c := range allColumns() {
+		fmt.Fprintf(w, "  %-16s %s%s\n", c.id, c.about, marked(c.extra))
+	}
+}
+
+func marked(extra bool) string {
+	if extra {
+		return " (only when named)"
+	}
+	return ""
+}
+
+// pickPeers finds peers by their names, in the table's order; all usual ones
+// when there are no names.
+func pickPeers(names string, quick bool) ([]peer.Peer, error) {
+	all := peer.All()
+	return pick(names, all, func(p peer.Peer) (string, bool) {
+		return p.Name, !p.Extra && !(quick && p.Name == "sluice-nolog")
+	}, "peer")
+}
+
+func pickColumns(names string, quick bool) ([]column, error) {
+	return pick(names, allColumns(), func(c column) (string, bool) {
+		return c.id, !c.extra && (!quick || c.quick)
+	}, "column")
+}
+
+func pick[T any](names string, all []T, about func(T) (name string, usual bool), what string) ([]T, error) {
+	wanted := map[string]bool{}
+	for name := range strings.SplitSeq(names, ",") {
+		if name = strings.TrimSpace(name); name != "" {
+			wanted[name] = true
+		}
+	}
+	everyUsual := len(wanted) == 0
+	var picked []T
+	var known []string
+	for _, item := range all {
+		name, usual := about(item)
+		known = append(known, name)
+		if wanted[name] || everyUsual && usual {
+			picked = append(picked, item)
+		}
+		delete(wanted, name)
+	}
+	for name := range wanted {
+		return nil, fmt.Errorf("unknown %s %q: there are %s", what, name, strings.Join(known, ", "))
+	}
+	return picked, nil
+}

@@ -1,0 +1,72 @@
+package load
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+)
+
+// The holder talks to whatever echoes; the port is the service's, so the test
+// goes through the holder's parts.
+func TestHolder(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var accepted []net.Conn
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			accepted = append(accepted, conn)
+			go io.Copy(conn, conn)
+		}
+	}()
+
+	h := holder{target: l.Addr().String()}
+	if r := h.open(50); r.Good != 50 || len(h.conns) != 50 || r.P50 <= 0 || r.Max < r.P99 {
+		t.Errorf("open 50: %+v", r)
+	}
+	if r := h.ping(); r.Good != 50 {
+		t.Errorf("ping: %+v", r)
+	}
+	if r := h.close(20); r.Good != 20 || len(h.conns) != 30 {
+		t.Errorf("close 20: %+v, %d open", r, len(h.conns))
+	}
+	l.Close()
+	<-done
+	if r := h.open(3); r.Good != 0 || r.Errors["connection refused"] != 3 {
+		t.Errorf("open against nobody: %+v", r)
+	}
+	for _, conn := range accepted {
+		conn.Close()
+	}
+	if r := h.ping(); r.Good != 0 || len(h.conns) != 0 {
+		t.Errorf("ping when the other side has gone: %+v", r)
+	}
+}
+
+func TestHoldCommands(t *testing.T) {
+	var out bytes.Buffer
+	in := bytes.NewBufferString(`{"Op":"ping"}{"Op":"close","N":5}`)
+	if err := Hold(netip.IPv6Loopback(), in, &out); err != nil {
+		t.Fatal(err)
+	}
+	replies := json.NewDecoder(&out)
+	for i := range 2 {
+		var r HoldReply
+		if err := replies.Decode(&r); err != nil || r.Good != 0 || r.Open != 0 {
+			t.Errorf("reply %d: %+v, %v", i, r, err)
+		}
+	}
+	if err := Hold(netip.IPv6Loopback(), bytes.NewBufferString(`{"Op":"jump"}`), &out); err == nil {
+		t.Error("an unknown command is no error")
+	}
+}

@@ -1,0 +1,310 @@
+// Package peer knows what the benchmark compares: how to find each program,
+// how to set it up on the node of a world, and where a client reaches it.
+package peer
+
+import (
+	"bytes"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"text/template"
+
+	"github.com/sluice-proxy/sluice/test/bench/load"
+	"github.com/sluice-proxy/sluice/test/bench/procstat"
+	"github.com/sluice-proxy/sluice/test/bench/world"
+)
+
+//go:embed haproxy.cfg nginx.conf
+var configs embed.FS
+
+// Peer is one way from the client to the server.
+type Peer struct {
+	Name    string
+	About   string // for the reader of the table
+	Extra   bool   // runs only when it is asked for by name
+	Package string // the Debian package that has the program
+	program string // empty when none is needed
+	version []string
+	start   func(*Site) (*Running, error)
+}
+
+// Site is where a peer is started.
+type Site struct {
+	World    *world.World
+	Dir      string // for its files; empty at first
+	Self     string // this program
+	Sluice   string // the product's binary
+	Threads  int    // for the relay
+	MaxFiles int    // descriptors that a process may have
+}
+
+// Running is a peer at work.
+type Running struct {
+	Targets []netip.Addr // where a client finds the service's ports
+	PIDs    []int        // the relay's processes; none for the kernel's own ways
+	Metrics string       // address on the node that serves Prometheus metrics; empty for none
+	process *world.Process
+}
+
+// All lists the peers in the order of the table.
+func All() []Peer {
+	return []Peer{
+		{Name: "direct", About: "routed, no proxy: the client uses the server's own address", start: startDirect},
+		{Name: "dnat", About: "kernel DNAT by nftables, what kube-proxy does", start: startDNAT},
+		{Name: "haproxy", About: "Debian's, TPROXY, splice-auto", Package: "haproxy", program: "haproxy", version: []string{"-v"}, start: startHAProxy},
+		{Name: "nginx", About: "Debian's stream module, bound to the service's address", Package: "nginx and libnginx-mod-stream", program: "nginx", version: []string{"-v"}, start: startNginx},
+		{Name: "goproxy", About: "plain Go: two goroutines for each connection, io.Copy (which splices)", start: startGoProxy},
+		sluice("sluice", false, "the whole product, access log on"),
+		sluice("sluice-nolog", false, "the same with --access-log=off", "--access-log=off"),
+		sluice("sluice-nosplice", true, "the same with --splice=off", "--splice=off"),
+	}
+}
+
+// Find tells whether the peer can run here. The error says what to install.
+func (p Peer) Find(sluice string) error {
+	if p.program == "" {
+		return nil
+	}
+	if _, err := p.path(sluice); err != nil {
+		if p.Package == "" {
+			return fmt.Errorf("%s: %w (make build)", p.Name, err)
+		}
+		return fmt.Errorf("%s: %s is not installed: apt-get install %s, or test/bench/install-deps.sh",
+			p.Name, p.program, strings.ReplaceAll(p.Package, " and", ""))
+	}
+	if p.program == "nginx" {
+		if _, err := nginxModules(); err != nil {
+			return fmt.Errorf("nginx: %w: apt-get install libnginx-mod-stream, or test/bench/install-deps.sh", err)
+		}
+	}
+	return nil
+}
+
+// Version is the first line that the program says of itself; empty when there
+// is no program.
+func (p Peer) Version(sluice string) string {
+	if p.program == "" {
+		return ""
+	}
+	path, err := p.path(sluice)
+	if err != nil {
+		return ""
+	}
+	out, err := exec.Command(path, p.version...).CombinedOutput()
+	if err != nil {
+		return "unknown"
+	}
+	line, _, _ := strings.Cut(string(out), "\n")
+	return strings.TrimSpace(line)
+}
+
+func (p Peer) path(sluice string) (string, error) {
+	if p.program == "sluice" {
+		info, err := os.Stat(sluice)
+		if err == nil && info.IsDir() {
+			err = fmt.Errorf("%s is a directory", sluice)
+		}
+		return sluice, err
+	}
+	return lookPath(p.program)
+}
+
+// lookPath also looks where root's programs are: a plain user's PATH may lack
+// them.
+func lookPath(program string) (string, error) {
+	path, err := exec.LookPath(program)
+	if err == nil {
+		return path, nil
+	}
+	return exec.LookPath(filepath.Join("/usr/sbin", program))
+}
+
+// Start starts the peer on the site. It may not answer yet.
+func (p Peer) Start(s *Site) (*Running, error) {
+	r, err := p.start(s)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", p.Name, err)
+	}
+	return r, nil
+}
+
+// Settle learns the relay's processes, once it answers.
+func (r *Running) Settle() error {
+	if r.process == nil {
+		return nil
+	}
+	pids, err := procstat.Tree(r.process.PID())
+	if err != nil {
+		return fmt.Errorf("processes: %w", err)
+	}
+	r.PIDs = pids
+	return nil
+}
+
+// Failed tells that the relay has ended, and its last words.
+func (r *Running) Failed() error {
+	if r.process == nil {
+		return nil
+	}
+	select {
+	case <-r.process.Done():
+		return fmt.Errorf("it has ended: %s", r.process.Log())
+	default:
+		return nil
+	}
+}
+
+// Log is the end of what the relay said; empty when there is no relay.
+func (r *Running) Log() string {
+	if r.process == nil {
+		return ""
+	}
+	return r.process.Log()
+}
+
+// Stop ends the relay.
+func (r *Running) Stop() {
+	if r.process != nil {
+		r.process.Stop()
+	}
+}
+
+func startDirect(s *Site) (*Running, error) {
+	return &Running{Targets: s.World.Endpoints}, nil
+}
+
+func startDNAT(s *Site) (*Running, error) {
+	if err := s.World.DNAT(); err != nil {
+		return nil, err
+	}
+	return s.running(nil), nil
+}
+
+func startHAProxy(s *Site) (*Running, error) {
+	if err := s.steer(); err != nil {
+		return nil, err
+	}
+	// Descriptors: two for each connection and each pipe, and a few dozen.
+	maxConn := (s.MaxFiles - 500) * 2 / 5
+	config, err := s.config("haproxy.cfg", map[string]any{
+		"Threads": s.Threads, "MaxConn": maxConn, "MaxPipes": maxConn / 4,
+		"Bind": bracket(s.World.Loopback()),
+	})
+	if err != nil {
+		return nil, err
+	}
+	path, err := lookPath("haproxy")
+	if err != nil {
+		return nil, err
+	}
+	return s.launch(world.Command{Path: path, Args: []string{"-db", "-f", config}})
+}
+
+func startNginx(s *Site) (*Running, error) {
+	if err := s.World.AnyIP(); err != nil {
+		return nil, err
+	}
+	modules, err := nginxModules()
+	if err != nil {
+		return nil, err
+	}
+	config, err := s.config("nginx.conf", map[string]any{
+		"Threads": s.Threads, "MaxFiles": s.MaxFiles, "Modules": modules,
+		"Dir": s.Dir, "Bind": bracket(s.World.VIP),
+	})
+	if err != nil {
+		return nil, err
+	}
+	path, err := lookPath("nginx")
+	if err != nil {
+		return nil, err
+	}
+	// Its workers outlive a master that is killed, unless they share a PID
+	// namespace with it.
+	return s.launch(world.Command{Path: path, Args: []string{"-p", s.Dir, "-c", config}, OwnPIDs: true})
+}
+
+func nginxModules() (string, error) {
+	for _, dir := range []string{"/usr/lib/nginx/modules", "/usr/lib64/nginx/modules"} {
+		if _, err := os.Stat(filepath.Join(dir, "ngx_stream_module.so")); err == nil {
+			return dir, nil
+		}
+	}
+	return "", errors.New("its stream module is not installed")
+}
+
+func startGoProxy(s *Site) (*Running, error) {
+	if err := s.steer(); err != nil {
+		return nil, err
+	}
+	spec, err := json.Marshal(GoProxySpec{Listen: s.World.Loopback(), Ports: load.Ports, Endpoints: s.World.Endpoints})
+	if err != nil {
+		return nil, err
+	}
+	return s.launch(world.Command{Path: s.Self, Args: []string{GoProxyRole}, Stdin: spec})
+}
+
+// steer leads the service's address to the same ports of the loopback address.
+func (s *Site) steer() error {
+	if err := s.World.AnyIP(); err != nil {
+		return err
+	}
+	return s.World.TPROXY()
+}
+
+func (s *Site) launch(c world.Command) (*Running, error) {
+	process, err := s.World.Node.Start(c)
+	if err != nil {
+		return nil, err
+	}
+	return s.running(process), nil
+}
+
+func (s *Site) running(p *world.Process) *Running {
+	return &Running{Targets: []netip.Addr{s.World.VIP}, process: p}
+}
+
+// config renders one of the configurations into the site's directory.
+func (s *Site) config(name string, values map[string]any) (string, error) {
+	values["Ports"] = load.Ports
+	var endpoints []string
+	for _, e := range s.World.Endpoints {
+		endpoints = append(endpoints, bracket(e))
+	}
+	values["Endpoints"] = endpoints
+	text, err := render(name, values)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(s.Dir, name)
+	if err := os.WriteFile(path, text, 0o644); err != nil {
+		return "", err
+	}
+	return path, nil
+}
+
+func render(name string, values map[string]any) ([]byte, error) {
+	t, err := template.New(name).Option("missingkey=error").ParseFS(configs, name)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	if err := t.Execute(&b, values); err != nil {
+		return nil, err
+	}
+	return b.Bytes(), nil
+}
+
+// bracket writes an address as it stands before a port.
+func bracket(a netip.Addr) string {
+	if a.Is6() {
+		return "[" + a.String() + "]"
+	}
+	return a.String()
+}

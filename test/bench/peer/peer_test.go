@@ -1,0 +1,81 @@
+package peer
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-proxy/sluice/test/bench/load"
+	"github.com/sluice-proxy/sluice/test/bench/world"
+)
+
+func TestManifestsParse(t *testing.T) {
+	for _, w := range []*world.World{
+		{VIP: netip.MustParseAddr("10.96.0.10"), NodeAddr: netip.MustParseAddr("10.1.0.1"), Endpoints: []netip.Addr{netip.MustParseAddr("10.2.0.2"), netip.MustParseAddr("10.2.0.3")}},
+		{IPv6: true, VIP: netip.MustParseAddr("fd00::10"), NodeAddr: netip.MustParseAddr("fd01::1"), Endpoints: []netip.Addr{netip.MustParseAddr("fd02::2")}},
+	} {
+		documents := strings.Split(Manifests(w), "---\n")
+		if len(documents) != 3 {
+			t.Fatalf("%d documents", len(documents))
+		}
+		var node corev1.Node
+		var svc corev1.Service
+		var slice discoveryv1.EndpointSlice
+		for i, into := range []any{&node, &svc, &slice} {
+			if err := yaml.UnmarshalStrict([]byte(documents[i]), into); err != nil {
+				t.Fatalf("document %d: %v\n%s", i, err, documents[i])
+			}
+		}
+		if node.Status.Addresses[0].Address != w.NodeAddr.String() {
+			t.Errorf("node has %v", node.Status.Addresses)
+		}
+		if svc.Spec.ClusterIP != w.VIP.String() || len(svc.Spec.Ports) != len(load.Ports) {
+			t.Errorf("service has %s and %d ports", svc.Spec.ClusterIP, len(svc.Spec.Ports))
+		}
+		if len(slice.Endpoints) != len(w.Endpoints) || slice.Endpoints[0].Addresses[0] != w.Endpoints[0].String() {
+			t.Errorf("slice has %v", slice.Endpoints)
+		}
+	}
+}
+
+func TestConfigs(t *testing.T) {
+	values := map[string]any{
+		"Threads": 2, "MaxConn": 7800, "MaxPipes": 1950, "MaxFiles": 20000,
+		"Bind": "[::1]", "Dir": "/d", "Modules": "/m",
+		"Ports": []uint16{80, 81}, "Endpoints": []string{"[fd02::2]", "[fd02::3]"},
+	}
+	for name, lines := range map[string][]string{
+		"haproxy.cfg": {"nbthread 2", "bind [::1]:81 transparent", "server endpoint1 [fd02::3]:80", "option splice-auto"},
+		"nginx.conf":  {"worker_processes 2;", "listen [::1]:80 reuseport backlog=4096;", "server [fd02::3]:81;", "load_module /m/ngx_stream_module.so;"},
+	} {
+		text, err := render(name, values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range lines {
+			if !strings.Contains(string(text), line) {
+				t.Errorf("%s lacks %q:\n%s", name, line, text)
+			}
+		}
+	}
+}
+
+func TestFindNamesThePackage(t *testing.T) {
+	p := Peer{Name: "nginx", Package: "nginx and libnginx-mod-stream", program: "no-such-program"}
+	err := p.Find("")
+	if err == nil || !strings.Contains(err.Error(), "apt-get install nginx libnginx-mod-stream") {
+		t.Errorf("a missing program says %v", err)
+	}
+	for _, p := range All() {
+		if p.program == "sluice" && p.Find("/no/such/sluice") == nil {
+			t.Errorf("%s is found where it is not", p.Name)
+		}
+		if p.program == "" && p.Find("") != nil {
+			t.Errorf("%s needs no program", p.Name)
+		}
+	}
+}

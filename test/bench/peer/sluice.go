@@ -1,0 +1,87 @@
+package peer
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/sluice-proxy/sluice/test/bench/load"
+	"github.com/sluice-proxy/sluice/test/bench/world"
+)
+
+// MetricsPort is where sluice serves its metrics on the node.
+const MetricsPort = 10249
+
+// sluice is the product with some flags of its own.
+func sluice(name string, extra bool, about string, flags ...string) Peer {
+	return Peer{
+		Name: name, About: about, Extra: extra, program: "sluice", version: []string{"version"},
+		start: func(s *Site) (*Running, error) { return startSluice(s, flags) },
+	}
+}
+
+func startSluice(s *Site, flags []string) (*Running, error) {
+	dir := filepath.Join(s.Dir, "manifests")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "bench.yaml"), []byte(Manifests(s.World)), 0o644); err != nil {
+		return nil, err
+	}
+	args := []string{
+		"run", "--manifests", dir,
+		"--hostname-override", "node",
+		"--service-cidr", s.World.ServiceCIDR.String(),
+		"--access-log", filepath.Join(s.Dir, "access.log"),
+	}
+	r, err := s.launch(world.Command{Path: s.Sluice, Args: append(args, flags...)})
+	if err != nil {
+		return nil, err
+	}
+	r.Metrics = netip.AddrPortFrom(s.World.Loopback(), MetricsPort).String()
+	return r, nil
+}
+
+// Manifests gives the objects that describe the world's service.
+func Manifests(w *world.World) string {
+	family := "IPv4"
+	if w.IPv6 {
+		family = "IPv6"
+	}
+	var ports, slicePorts, endpoints strings.Builder
+	for _, port := range load.Ports {
+		fmt.Fprintf(&ports, "  - {name: p%d, protocol: TCP, port: %d, targetPort: %d}\n", port, port, port)
+		fmt.Fprintf(&slicePorts, "- {name: p%d, protocol: TCP, port: %d}\n", port, port)
+	}
+	for i, e := range w.Endpoints {
+		fmt.Fprintf(&endpoints, "- addresses: [\"%s\"]\n  conditions: {ready: true}\n  nodeName: server\n  targetRef: {kind: Pod, namespace: bench, name: server-%d}\n", e, i)
+	}
+	return fmt.Sprintf(`apiVersion: v1
+kind: Node
+metadata: {name: node}
+status:
+  addresses:
+  - {type: InternalIP, address: "%[1]s"}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: server, namespace: bench}
+spec:
+  clusterIP: "%[2]s"
+  clusterIPs: ["%[2]s"]
+  ipFamilies: [%[3]s]
+  ports:
+%[4]s---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: server-1
+  namespace: bench
+  labels: {kubernetes.io/service-name: server}
+addressType: %[3]s
+ports:
+%[5]sendpoints:
+%[6]s`, w.NodeAddr, w.VIP, family, ports.String(), slicePorts.String(), endpoints.String())
+}

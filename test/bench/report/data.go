@@ -1,0 +1,121 @@
+// Package report turns the benchmark's figures into what people read: medians
+// and ratios, a Markdown page, JSON, and a chart. It is pure: no file, no
+// clock, no network.
+package report
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// Data is everything that one run of the benchmark found out. It is also the
+// JSON document.
+type Data struct {
+	Environment Environment `json:"environment"`
+	Peers       []Peer      `json:"peers"`
+	Rounds      int         `json:"rounds"`
+	Seconds     float64     `json:"seconds_per_measurement"`
+	Notes       []string    `json:"notes,omitempty"` // what went wrong or is to be known
+	Samples     []Sample    `json:"samples"`
+}
+
+// Environment is where the benchmark ran.
+type Environment struct {
+	Date         time.Time `json:"date"`
+	Kernel       string    `json:"kernel"`
+	Architecture string    `json:"architecture"`
+	CPU          string    `json:"cpu"`
+	CPUs         int       `json:"cpus"`
+	Go           string    `json:"go"`
+	Commit       string    `json:"commit,omitempty"`
+	IPVersion    int       `json:"ip_version"`
+	StealPercent float64   `json:"steal_percent"` // of the time of all cores, over the whole run
+}
+
+// Peer is one of those compared.
+type Peer struct {
+	Name    string `json:"name"`
+	About   string `json:"about"`
+	Version string `json:"version,omitempty"`
+	Missing string `json:"missing,omitempty"` // why it did not run
+}
+
+// Sample is one figure of one round.
+type Sample struct {
+	Round  int     `json:"round"`
+	Peer   string  `json:"peer"`
+	Metric string  `json:"metric"`
+	Value  float64 `json:"value"`
+}
+
+// Add keeps a figure; one that is not a number is left out.
+func (d *Data) Add(round int, peer, metric string, value float64) {
+	if math.IsNaN(value) || math.IsInf(value, 0) {
+		return
+	}
+	d.Samples = append(d.Samples, Sample{round, peer, metric, value})
+}
+
+// Series gives a metric's figures of one peer, by round; NaN where a round has
+// none.
+func (d *Data) Series(peer, metric string) []float64 {
+	var series []float64
+	for _, s := range d.Samples {
+		if s.Peer != peer || s.Metric != metric {
+			continue
+		}
+		for len(series) <= s.Round {
+			series = append(series, math.NaN())
+		}
+		series[s.Round] = s.Value
+	}
+	return series
+}
+
+// Spread is the median and the bounds of a metric's figures over the rounds.
+type Spread struct{ Median, Min, Max float64 }
+
+// Spread summarises a series; ok is false when there is no figure.
+func (d *Data) Spread(peer, metric string) (s Spread, ok bool) {
+	return spread(d.Series(peer, metric))
+}
+
+// Ratio is the median, over the rounds, of a peer's figure divided by another
+// peer's of the same round. What disturbs the machine for a while disturbs
+// both, so this is steadier than the quotient of two medians.
+func (d *Data) Ratio(peer, base, metric string) (ratio float64, ok bool) {
+	a, b := d.Series(peer, metric), d.Series(base, metric)
+	var quotients []float64
+	for i := range min(len(a), len(b)) {
+		if q := a[i] / b[i]; !math.IsNaN(q) && !math.IsInf(q, 0) {
+			quotients = append(quotients, q)
+		}
+	}
+	if len(quotients) == 0 {
+		return 0, false
+	}
+	return Median(quotients), true
+}
+
+func spread(series []float64) (Spread, bool) {
+	values := slices.DeleteFunc(slices.Clone(series), math.IsNaN)
+	if len(values) == 0 {
+		return Spread{}, false
+	}
+	return Spread{Median(values), slices.Min(values), slices.Max(values)}, true
+}
+
+// Median is the middle one of the values, or the mean of the middle two. No
+// value gives NaN.
+func Median(values []float64) float64 {
+	if len(values) == 0 {
+		return math.NaN()
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	half := len(sorted) / 2
+	if len(sorted)%2 == 1 {
+		return sorted[half]
+	}
+	return (sorted[half-1] + sorted[half]) / 2
+}

@@ -1,0 +1,91 @@
+package report
+
+import (
+	"math"
+	"strconv"
+)
+
+// Metric is a row of the table.
+type Metric struct {
+	ID     string
+	Title  string
+	Unit   string
+	Lower  bool // less is better
+	Ratios bool // ratios of it to direct and to HAProxy say something
+	Chart  bool // it has a panel in the chart
+}
+
+// Metrics lists every row, in the table's order.
+var Metrics = []Metric{
+	{ID: "bulk1.rate", Title: "bulk, 1 stream", Unit: "Gbit/s", Ratios: true, Chart: true},
+	{ID: "bulk16.rate", Title: "bulk, 16 streams", Unit: "Gbit/s", Ratios: true, Chart: true},
+	{ID: "up1.rate", Title: "bulk upload, 1 stream", Unit: "Gbit/s", Ratios: true},
+	{ID: "up16.rate", Title: "bulk upload, 16 streams", Unit: "Gbit/s", Ratios: true},
+	{ID: "crc.rate", Title: "connect-request-close, 32 clients, server closes first", Unit: "/s", Ratios: true, Chart: true},
+	{ID: "crc.p99", Title: "… p99 of a whole connection", Unit: "us", Lower: true},
+	{ID: "crc-client.rate", Title: "connect-request-close, 32 clients, client closes first", Unit: "/s", Ratios: true},
+	{ID: "crc-reset.rate", Title: "connect-request-close, 32 clients, client resets", Unit: "/s", Ratios: true},
+	{ID: "rr64.rate", Title: "request-response, 64 clients", Unit: "/s", Ratios: true, Chart: true},
+	{ID: "rr64.p50", Title: "… p50", Unit: "us", Lower: true, Ratios: true},
+	{ID: "rr64.p99", Title: "… p99", Unit: "us", Lower: true, Ratios: true},
+	{ID: "rr1.p50", Title: "request-response, 1 client, p50", Unit: "us", Lower: true, Ratios: true, Chart: true},
+	{ID: "rr1.p99", Title: "… p99", Unit: "us", Lower: true, Ratios: true},
+	{ID: "rr1.rate", Title: "… rate", Unit: "/s", Ratios: true},
+	{ID: "mixed.p99", Title: "100 request-response clients beside 100 bulk streams, p99", Unit: "us", Lower: true, Ratios: true, Chart: true},
+	{ID: "mixed.p50", Title: "… p50", Unit: "us", Lower: true, Ratios: true},
+	{ID: "mixed.bulk", Title: "… the bulk streams together", Unit: "Gbit/s", Ratios: true},
+	{ID: "bulk1.cpu", Title: "relay's CPU for each GB, 1 stream", Unit: "s", Lower: true, Ratios: true},
+	{ID: "bulk16.cpu", Title: "relay's CPU for each GB, 16 streams", Unit: "s", Lower: true, Ratios: true, Chart: true},
+	{ID: "bulk16.machine", Title: "whole machine's CPU for each GB, 16 streams", Unit: "s", Lower: true, Ratios: true},
+	{ID: "rr64.cpu", Title: "relay's CPU for each 100,000 requests, 64 clients", Unit: "s", Lower: true, Ratios: true},
+	{ID: "rr64.machine", Title: "whole machine's CPU for each 100,000 requests, 64 clients", Unit: "s", Lower: true, Ratios: true},
+	{ID: "crc.cpu", Title: "relay's CPU for each 100,000 connections", Unit: "s", Lower: true, Ratios: true},
+	{ID: "idle.pss", Title: "memory for each idle connection (PSS)", Unit: "B", Lower: true, Ratios: true, Chart: true},
+	{ID: "idle.rss", Title: "… RSS", Unit: "B", Lower: true},
+	{ID: "idle.heap", Title: "… Go heap", Unit: "B", Lower: true},
+	{ID: "idle.fds", Title: "descriptors for each idle connection", Lower: true},
+	{ID: "steady.rate", Title: "connect-request-close for 60 s, client closes first", Unit: "/s", Ratios: true},
+	{ID: "steady.last", Title: "… the last third against the first", Unit: "x"},
+	{ID: "steady.failed", Title: "… connections that failed", Lower: true},
+	{ID: "wrk.rate", Title: "cross-check: wrk, 64 connections kept", Unit: "/s", Ratios: true},
+	{ID: "wrk-close.rate", Title: "cross-check: wrk, a connection for each request", Unit: "/s", Ratios: true},
+	{ID: "iperf3.rate", Title: "cross-check: iperf3, 1 stream", Unit: "Gbit/s", Ratios: true},
+}
+
+// Name is the title with its unit.
+func (m Metric) Name() string {
+	if m.Unit == "" {
+		return m.Title
+	}
+	return m.Title + " [" + m.Unit + "]"
+}
+
+// Number writes a figure with three significant digits, thousands separated.
+func Number(v float64) string {
+	if math.IsNaN(v) {
+		return "–"
+	}
+	magnitude := math.Abs(v)
+	switch {
+	case magnitude >= 100 || v == math.Trunc(v):
+		return thousands(int64(math.Round(v)))
+	case magnitude >= 10:
+		return strconv.FormatFloat(v, 'f', 1, 64)
+	case magnitude >= 1:
+		return strconv.FormatFloat(v, 'f', 2, 64)
+	default:
+		return strconv.FormatFloat(v, 'f', 3, 64)
+	}
+}
+
+func thousands(v int64) string {
+	sign := ""
+	if v < 0 {
+		sign, v = "-", -v
+	}
+	s := strconv.FormatInt(v, 10)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return sign + s
+}

@@ -1,0 +1,199 @@
+package report
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"io"
+	"math"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestMedian(t *testing.T) {
+	for _, c := range []struct {
+		values []float64
+		want   float64
+	}{
+		{[]float64{3}, 3},
+		{[]float64{3, 1, 2}, 2},
+		{[]float64{4, 1, 3, 2}, 2.5},
+		{[]float64{5, 5, 1, 100, 5}, 5},
+	} {
+		if got := Median(c.values); got != c.want {
+			t.Errorf("Median(%v) = %v, want %v", c.values, got, c.want)
+		}
+	}
+	if !math.IsNaN(Median(nil)) {
+		t.Error("no values have a median")
+	}
+}
+
+func TestNumber(t *testing.T) {
+	for _, c := range []struct {
+		v    float64
+		want string
+	}{
+		{0, "0"}, {2, "2"}, {0.1234, "0.123"}, {1.234, "1.23"}, {45.678, "45.7"},
+		{999.6, "1,000"}, {1234567, "1,234,567"}, {-1234, "-1,234"}, {100.4, "100"}, {math.NaN(), "–"},
+	} {
+		if got := Number(c.v); got != c.want {
+			t.Errorf("Number(%v) = %q, want %q", c.v, got, c.want)
+		}
+	}
+}
+
+func example() *Data {
+	d := &Data{
+		Environment: Environment{Date: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Kernel: "6.18", Architecture: "amd64", CPU: "a <fast> one", CPUs: 2, Go: "go1.26", IPVersion: 4},
+		Rounds:      3, Seconds: 3,
+		Peers: []Peer{{Name: "direct"}, {Name: "haproxy", Version: "2.6"}, {Name: "nginx", Missing: "not installed | at all"}, {Name: "sluice"}, {Name: "sluice-nolog"}},
+	}
+	for round, v := range []float64{10, 20, 30} {
+		d.Add(round, "direct", "bulk1.rate", 2*v)
+		d.Add(round, "haproxy", "bulk1.rate", v)
+		d.Add(round, "sluice", "bulk1.rate", 1.6*v)
+		d.Add(round, "haproxy", "rr1.p50", 50)
+		d.Add(round, "sluice", "rr1.p50", 60)
+		d.Add(round, "sluice", "idle.fds", 2)
+	}
+	d.Add(1, "sluice-nolog", "crc.rate", 900)
+	d.Add(2, "sluice", "crc.rate", 900)
+	d.Add(0, "sluice", "crc.rate", math.NaN())
+	return d
+}
+
+func TestSeriesAndRatio(t *testing.T) {
+	d := example()
+	if s, ok := d.Spread("sluice", "bulk1.rate"); !ok || s != (Spread{32, 16, 48}) {
+		t.Errorf("spread %+v, %v", s, ok)
+	}
+	if r, ok := d.Ratio("sluice", "haproxy", "bulk1.rate"); !ok || math.Abs(r-1.6) > 1e-9 {
+		t.Errorf("ratio %v, %v", r, ok)
+	}
+	if _, ok := d.Ratio("sluice", "sluice-nolog", "crc.rate"); ok {
+		t.Error("figures of different rounds have a ratio")
+	}
+	if _, ok := d.Spread("nginx", "bulk1.rate"); ok {
+		t.Error("a peer that did not run has figures")
+	}
+}
+
+func TestJudge(t *testing.T) {
+	found := map[string]string{}
+	for _, o := range example().Judge() {
+		found[o.Goal.Title+", "+o.Goal.Wanted()] = o.Found()
+	}
+	for goal, want := range map[string]string{
+		"bulk, 1 stream, at least 1.50 x haproxy":                              "1.60 x, met",
+		"bulk, 1 stream, at least 0.75 x direct":                               "0.80 x, met",
+		"request-response, 1 client, p50, at most 1.00 x haproxy":              "**1.20 x, missed**",
+		"descriptors for each idle connection, at most 2":                      "2, met",
+		"memory for each idle connection, bytes, at most 1,024":                "not measured",
+		"… with the access log, against without, at least 0.95 x sluice-nolog": "not measured",
+	} {
+		if found[goal] != want {
+			t.Errorf("%s: %q, want %q", goal, found[goal], want)
+		}
+	}
+}
+
+// Every goal speaks of a metric and of peers that exist.
+func TestGoalsNameMetrics(t *testing.T) {
+	known := map[string]bool{}
+	for _, m := range Metrics {
+		if known[m.ID] {
+			t.Errorf("metric %s is there twice", m.ID)
+		}
+		known[m.ID] = true
+	}
+	for _, g := range Goals {
+		if !known[g.Metric] {
+			t.Errorf("goal %q speaks of %s", g.Title, g.Metric)
+		}
+	}
+}
+
+func TestMarkdown(t *testing.T) {
+	text := example().Markdown()
+	for _, line := range []string{
+		"| bulk, 1 stream [Gbit/s] | more | 40 (20 – 60) | 20 (10 – 30) | 32 (16 – 48) |  |",
+		"| bulk, 1 stream [Gbit/s] | more | 2.00 | 1.00 | 1.60 |  |",
+		"| request-response, 1 client, p50 [us] | less |  | 50 | 60 |  |",
+		"| nginx |  | did not run: not installed \\| at all |",
+		"Measured 2026-01-02 03:04 UTC on Linux 6.18, amd64, 2 x a <fast> one, IPv4",
+		"| bulk, 1 stream | at least 1.50 x haproxy | 1.60 x, met |",
+	} {
+		if !strings.Contains(text, line+"\n") && !strings.Contains(text, line) {
+			t.Errorf("the page lacks\n%s\nin\n%s", line, text)
+		}
+	}
+	columns := -1
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, "|") {
+			columns = -1
+			continue
+		}
+		n := strings.Count(strings.ReplaceAll(line, "\\|", ""), "|")
+		if columns >= 0 && n != columns {
+			t.Errorf("a table's row has %d bars, the one above %d: %s", n, columns, line)
+		}
+		columns = n
+	}
+}
+
+func TestInsert(t *testing.T) {
+	page := "before\n" + Begin + "\nold\n" + End + "\nafter\n"
+	got, err := Insert(page, "new\n")
+	want := "before\n" + Begin + "\n\nnew\n\n" + End + "\nafter\n"
+	if err != nil || got != want {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if again, err := Insert(got, "new"); err != nil || again != want {
+		t.Errorf("inserting the same again gives %q, %v", again, err)
+	}
+	if _, err := Insert("no lines", "new"); err == nil {
+		t.Error("a page without the lines is no error")
+	}
+	if _, err := Insert("only "+Begin, "new"); err == nil {
+		t.Error("a page without the last line is no error")
+	}
+}
+
+func TestChart(t *testing.T) {
+	d := example()
+	chart := d.Chart()
+	decoder := xml.NewDecoder(strings.NewReader(chart))
+	bars := 0
+	for {
+		token, err := decoder.Token()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatalf("the chart is not XML: %v\n%s", err, chart)
+		}
+		if start, ok := token.(xml.StartElement); ok && start.Name.Local == "rect" {
+			bars++
+		}
+	}
+	// bulk1 has three peers, rr1.p50 two, crc.rate two; and the background.
+	if bars != 8 {
+		t.Errorf("%d rectangles, want 8", bars)
+	}
+	if (&Data{}).Chart() != "" {
+		t.Error("no figures have a chart")
+	}
+}
+
+func TestDataIsJSON(t *testing.T) {
+	d := example()
+	text, err := json.Marshal(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back Data
+	if err := json.Unmarshal(text, &back); err != nil || len(back.Samples) != len(d.Samples) {
+		t.Errorf("%d samples of %d came back, %v", len(back.Samples), len(d.Samples), err)
+	}
+}

@@ -1,0 +1,168 @@
+package world
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// World is one client, one node and one server, joined client - node - server.
+// The node forwards, so that the client reaches the server's own addresses too.
+type World struct {
+	Client, Node, Server *Namespace
+
+	IPv6        bool
+	Clients     []netip.Addr // the client's addresses
+	Endpoints   []netip.Addr // the server's addresses
+	NodeAddr    netip.Addr   // the node's address on the client's side
+	VIP         netip.Addr   // the service's address, inside ServiceCIDR
+	ServiceCIDR netip.Prefix
+}
+
+// Options says how large a World is.
+type Options struct {
+	IPv6      bool
+	Clients   int // addresses of the client, at least 1
+	Endpoints int // addresses of the server, at least 1
+}
+
+// New builds a World. The caller closes it.
+func New(opts Options) (_ *World, err error) {
+	w := &World{IPv6: opts.IPv6}
+	defer func() {
+		if err != nil {
+			w.Close()
+		}
+	}()
+	for _, ns := range []**Namespace{&w.Client, &w.Node, &w.Server} {
+		if *ns, err = NewNamespace(); err != nil {
+			return nil, err
+		}
+	}
+
+	clientNet, serverNet := netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("10.2.0.0/16")
+	w.ServiceCIDR, w.VIP = netip.MustParsePrefix("10.96.0.0/16"), netip.MustParseAddr("10.96.0.10")
+	if opts.IPv6 {
+		clientNet, serverNet = netip.MustParsePrefix("fd01::/64"), netip.MustParsePrefix("fd02::/64")
+		w.ServiceCIDR, w.VIP = netip.MustParsePrefix("fd00:10:96::/112"), netip.MustParseAddr("fd00:10:96::10")
+	}
+	w.NodeAddr = clientNet.Addr().Next()
+	nodeToServer := serverNet.Addr().Next()
+	w.Clients = addresses(w.NodeAddr.Next(), opts.Clients)
+	w.Endpoints = addresses(nodeToServer.Next(), opts.Endpoints)
+
+	if err := w.Node.Do(forwarding); err != nil {
+		return nil, err
+	}
+	if err := w.Client.Do(manyPorts); err != nil {
+		return nil, err
+	}
+	if err := join(w.Node, "client", w.NodeAddr, w.Client, w.Clients, clientNet.Bits()); err != nil {
+		return nil, err
+	}
+	if err := join(w.Node, "server", nodeToServer, w.Server, w.Endpoints, serverNet.Bits()); err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// Close takes the World down. Processes in it are killed.
+func (w *World) Close() {
+	for _, ns := range []*Namespace{w.Client, w.Node, w.Server} {
+		if ns != nil {
+			ns.Close()
+		}
+	}
+}
+
+func addresses(first netip.Addr, n int) []netip.Addr {
+	list := []netip.Addr{first}
+	for len(list) < n {
+		list = append(list, list[len(list)-1].Next())
+	}
+	return list
+}
+
+// join lays a veth pair from the node to a host and makes the node the host's
+// default route.
+func join(node *Namespace, name string, nodeAddr netip.Addr, host *Namespace, hostAddrs []netip.Addr, bits int) error {
+	atNode, err := netlink.NewHandleAt(node.handle)
+	if err != nil {
+		return fmt.Errorf("netlink: %w", err)
+	}
+	defer atNode.Close()
+	atHost, err := netlink.NewHandleAt(host.handle)
+	if err != nil {
+		return fmt.Errorf("netlink: %w", err)
+	}
+	defer atHost.Close()
+
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "node", PeerNamespace: netlink.NsFd(host.FD())}
+	if err := atNode.LinkAdd(veth); err != nil {
+		return fmt.Errorf("veth %s: %w", name, err)
+	}
+	if _, err := raise(atNode, name, []netip.Addr{nodeAddr}, bits); err != nil {
+		return err
+	}
+	link, err := raise(atHost, "node", hostAddrs, bits)
+	if err != nil {
+		return err
+	}
+	route := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: nodeAddr.AsSlice()}
+	if err := atHost.RouteAdd(route); err != nil {
+		return fmt.Errorf("default route of %s: %w", name, err)
+	}
+	return nil
+}
+
+func raise(h *netlink.Handle, name string, addrs []netip.Addr, bits int) (netlink.Link, error) {
+	link, err := h.LinkByName(name)
+	if err != nil {
+		return nil, fmt.Errorf("link %s: %w", name, err)
+	}
+	for _, a := range addrs {
+		addr := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(a, bits)), Flags: unix.IFA_F_NODAD}
+		if err := h.AddrAdd(link, addr); err != nil {
+			return nil, fmt.Errorf("address %s on %s: %w", a, name, err)
+		}
+	}
+	if err := h.LinkSetUp(link); err != nil {
+		return nil, fmt.Errorf("link %s up: %w", name, err)
+	}
+	return link, nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func forwarding() error {
+	if err := sysctl("ipv4/ip_forward", "1"); err != nil {
+		return err
+	}
+	return sysctl("ipv6/conf/all/forwarding", "1")
+}
+
+// manyPorts lets the load generator open tens of thousands of connections a
+// second without running out of ports, which would measure the generator. The
+// node keeps the kernel's defaults: its ports are the relay's own concern.
+func manyPorts() error {
+	if err := sysctl("ipv4/ip_local_port_range", "1024 65535"); err != nil {
+		return err
+	}
+	return sysctl("ipv4/tcp_tw_reuse", "1")
+}
+
+// sysctl writes a setting of the calling thread's network namespace.
+func sysctl(name, value string) error {
+	if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0); err != nil {
+		return fmt.Errorf("sysctl net/%s=%s: %w", name, value, err)
+	}
+	return nil
+}
