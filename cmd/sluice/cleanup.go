@@ -1,0 +1,45 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/tproxy"
+)
+
+func newCleanupCommand() *cobra.Command {
+	var o tproxy.Options
+	cmd := &cobra.Command{
+		Use:   "cleanup",
+		Short: "Remove what a proxy that was killed left in the kernel",
+		Long: `Cleanup removes the nftables table, the routes and the policy-routing rules that
+a proxy left in this network namespace when it was killed. It touches nothing
+else, and does nothing while a proxy runs. The flags are those that the proxy
+was given.`,
+		Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			lock, err := redirect.AcquireLock(o.Table)
+			if err != nil {
+				var locked *redirect.LockedError
+				if errors.As(err, &locked) {
+					return fmt.Errorf("a proxy is running: %w; stop it, and it cleans up by itself", err)
+				}
+				return err
+			}
+			defer lock.Release()
+			removed, err := tproxy.Cleanup(o)
+			for _, what := range removed {
+				fmt.Fprintln(cmd.OutOrStdout(), "removed", what)
+			}
+			if err == nil && len(removed) == 0 {
+				fmt.Fprintln(cmd.OutOrStdout(), "nothing to remove")
+			}
+			return err
+		},
+	}
+	registerSteering(cmd.Flags(), &o)
+	return cmd
+}

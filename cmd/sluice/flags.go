@@ -1,0 +1,179 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// noArguments refuses arguments and says what was probably meant: a forgotten
+// flag name is the usual cause.
+func noArguments(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if cmd.HasSubCommands() {
+		text := fmt.Sprintf("unknown command %q", args[0])
+		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+			text += fmt.Sprintf("; did you mean %q?", near[0])
+		}
+		return fmt.Errorf("%s (%s --help lists them)", text, cmd.CommandPath())
+	}
+	return fmt.Errorf("%s takes no arguments, only flags: %q is one too many (%s --help lists the flags)", cmd.CommandPath(), args[0], cmd.CommandPath())
+}
+
+// explainFlagError adds what would be right to what pflag says is wrong.
+func explainFlagError(cmd *cobra.Command, err error) error {
+	text := err.Error()
+	name, unknown := strings.CutPrefix(text, "unknown flag: --")
+	if !unknown {
+		return fmt.Errorf("%s (%s --help explains the flags)", text, cmd.CommandPath())
+	}
+	if near := nearestFlag(cmd.Flags(), name); near != "" {
+		return fmt.Errorf("%s; did you mean --%s?", text, near)
+	}
+	return fmt.Errorf("%s (%s --help lists the flags)", text, cmd.CommandPath())
+}
+
+// nearestFlag gives the flag whose name is the fewest edits away, or "" when
+// none is close enough to have been meant.
+func nearestFlag(flags *pflag.FlagSet, name string) string {
+	best, distance := "", len(name)/3+2
+	flags.VisitAll(func(f *pflag.Flag) {
+		if d := editDistance(name, f.Name); d < distance {
+			best, distance = f.Name, d
+		}
+	})
+	return best
+}
+
+// editDistance counts the insertions, deletions and replacements of one
+// character that turn a into b.
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			diagonal, row[j+1] = row[j+1], min(row[j]+1, row[j+1]+1, diagonal+cost)
+		}
+	}
+	return row[len(b)]
+}
+
+// choice is a flag that takes one of a few words.
+type choice struct {
+	value   string
+	allowed []string
+}
+
+func (c *choice) String() string { return c.value }
+func (c *choice) Type() string   { return strings.Join(c.allowed, "|") }
+
+func (c *choice) Set(s string) error {
+	if !slices.Contains(c.allowed, s) {
+		return fmt.Errorf("%q is not one of %s", s, strings.Join(c.allowed, ", "))
+	}
+	c.value = s
+	return nil
+}
+
+// prefixes is a flag that takes CIDRs, separated by commas or repeated.
+type prefixes []netip.Prefix
+
+func (p *prefixes) Type() string { return "CIDR,..." }
+
+func (p *prefixes) String() string {
+	var text []string
+	for _, prefix := range *p {
+		text = append(text, prefix.String())
+	}
+	return strings.Join(text, ",")
+}
+
+func (p *prefixes) Set(s string) error {
+	for _, part := range strings.Split(s, ",") {
+		prefix, err := parsePrefix(strings.TrimSpace(part))
+		if err != nil {
+			return err
+		}
+		*p = append(*p, prefix)
+	}
+	return nil
+}
+
+func parsePrefix(s string) (netip.Prefix, error) {
+	prefix, err := netip.ParsePrefix(s)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("%q is not a CIDR such as 10.96.0.0/12 or fd00:10:96::/112", s)
+	}
+	if prefix.Addr().Is4In6() {
+		return netip.Prefix{}, fmt.Errorf("%q is an IPv4 range written as IPv6: write %s/%d", s, prefix.Addr().Unmap(), max(prefix.Bits()-96, 0))
+	}
+	if prefix != prefix.Masked() {
+		return netip.Prefix{}, fmt.Errorf("%q has bits set behind its length: write %s", s, prefix.Masked())
+	}
+	return prefix, nil
+}
+
+// addresses is a flag that takes IP addresses, separated by commas or repeated.
+type addresses []netip.Addr
+
+func (a *addresses) Type() string { return "IP,..." }
+
+func (a *addresses) String() string {
+	var text []string
+	for _, addr := range *a {
+		text = append(text, addr.String())
+	}
+	return strings.Join(text, ",")
+}
+
+func (a *addresses) Set(s string) error {
+	for _, part := range strings.Split(s, ",") {
+		addr, err := netip.ParseAddr(strings.TrimSpace(part))
+		if err != nil || addr.Zone() != "" {
+			return fmt.Errorf("%q is not an IP address such as 192.0.2.1 or 2001:db8::1", part)
+		}
+		*a = append(*a, addr.Unmap())
+	}
+	return nil
+}
+
+// durations is a flag that takes durations separated by commas.
+type durations []time.Duration
+
+func (d *durations) Type() string { return "duration,..." }
+
+func (d *durations) String() string {
+	var text []string
+	for _, v := range *d {
+		text = append(text, v.String())
+	}
+	return strings.Join(text, ",")
+}
+
+func (d *durations) Set(s string) error {
+	var list []time.Duration
+	for _, part := range strings.Split(s, ",") {
+		v, err := time.ParseDuration(strings.TrimSpace(part))
+		if err != nil || v <= 0 {
+			return fmt.Errorf("%q is not a list of durations such as 250ms,500ms,1s,2s", s)
+		}
+		list = append(list, v)
+	}
+	*d = list
+	return nil
+}

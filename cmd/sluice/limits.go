@@ -1,0 +1,61 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+// limits are the bounds that follow from the limit of open files.
+type limits struct {
+	connections        int // in all; two descriptors each
+	serviceConnections int // of one service port
+	listeners          int // listening sockets
+}
+
+const (
+	// ownFiles are the descriptors that the process needs beside connections,
+	// listeners and pipes: event loops, netlink, inotify, logs, manifests that are read.
+	ownFiles = 128
+	// mostListeners bounds the default of --max-listeners.
+	mostListeners = 8192
+	// leastConnections is how many connections must be possible at least.
+	leastConnections = 16
+)
+
+// limits shares the descriptors out that this process may open, so that
+// connections can never take those that the proxy itself needs, and one service
+// can never take all.
+func (o *runOptions) limits() (limits, error) {
+	files, err := sys.RaiseFileLimit()
+	if err != nil {
+		return limits{}, err
+	}
+	return o.shareOut(int(min(files, 1<<30)))
+}
+
+// shareOut is limits for a number of descriptors.
+func (o *runOptions) shareOut(files int) (limits, error) {
+	l := limits{
+		connections:        o.maxConnections,
+		serviceConnections: o.maxServiceConnections,
+		listeners:          o.maxListeners,
+	}
+	if l.listeners == 0 {
+		l.listeners = min(max(files/32, 2), mostListeners)
+	}
+	possible := (files - ownFiles - 2*o.maxPipes - l.listeners) / 2
+	if possible < leastConnections {
+		return limits{}, fmt.Errorf("this process may open %d files, which leaves room for %d connections: raise the limit of open files (ulimit -n), or lower --max-pipes and --max-listeners", files, max(possible, 0))
+	}
+	if l.connections == 0 {
+		l.connections = possible
+	}
+	if l.connections > possible {
+		return limits{}, fmt.Errorf("--max-connections %d: this process may open %d files, enough for %d; raise the limit of open files (ulimit -n)", l.connections, files, possible)
+	}
+	if l.serviceConnections == 0 {
+		l.serviceConnections = l.connections - l.connections/32
+	}
+	return l, nil
+}

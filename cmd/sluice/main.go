@@ -1,0 +1,55 @@
+// Command sluice is a service proxy for Kubernetes that needs no NAT.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+// errReported ends the program with status 1 without another line: whoever
+// returns it has said everything already.
+var errReported = errors.New("reported")
+
+func main() {
+	if err := newRootCommand().Execute(); err != nil {
+		var code exitCode
+		if errors.As(err, &code) {
+			os.Exit(int(code))
+		}
+		if !errors.Is(err, errReported) {
+			fmt.Fprintln(os.Stderr, "sluice: "+err.Error())
+		}
+		os.Exit(1)
+	}
+}
+
+// exitCode is an error that carries the exit status of a program that sluice
+// ran for the user.
+type exitCode int
+
+func (c exitCode) Error() string { return fmt.Sprintf("exit status %d", int(c)) }
+
+func newRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "sluice",
+		Short: "A service proxy for Kubernetes that needs no NAT",
+		Long: `Sluice accepts the connections that clients make to Kubernetes Services, picks
+an endpoint, tries another when that one fails, splices the bytes without
+copying, and leaves one record of each connection.
+
+To see it work, on any Linux machine and without a cluster:  sluice demo`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          noArguments,
+	}
+	root.SetFlagErrorFunc(explainFlagError)
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.AddCommand(newRunCommand(), newCleanupCommand(), newVersionCommand())
+	return root
+}

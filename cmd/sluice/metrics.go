@@ -1,0 +1,56 @@
+package main
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-proxy/sluice/admin"
+	"github.com/sluice-proxy/sluice/listener"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// registry gives the metrics of the whole proxy.
+func (p *proxy) registry() *prometheus.Registry {
+	stats := func(pick func(listener.Stats) float64) func() float64 {
+		return func() float64 { return pick(p.manager.Stats()) }
+	}
+	return admin.NewRegistry(admin.Sources{
+		Version: version,
+		Table:   p.conntrack,
+		Log:     p.accessLog,
+		Values: map[admin.Value]func() float64{
+			admin.ServicePorts:          func() float64 { return float64(servicePorts(p.manager.Snapshot())) },
+			admin.ServiceEndpoints:      func() float64 { return float64(endpoints(p.manager.Snapshot())) },
+			admin.ConfigProblems:        func() float64 { return float64(len(p.manager.Snapshot().Problems)) },
+			admin.ConfigAppliedTime:     func() float64 { return float64(p.applied.Load()) / 1e9 },
+			admin.ConfigFailuresTotal:   func() float64 { return float64(p.failures.Load()) },
+			admin.SteeringRepairsTotal:  func() float64 { return float64(p.repairs.Load()) },
+			admin.Listeners:             stats(func(s listener.Stats) float64 { return float64(s.Listeners) }),
+			admin.AcceptPausesTotal:     stats(func(s listener.Stats) float64 { return float64(s.AtLimit + s.Exhausted) }),
+			admin.ConnectionsDialing:    stats(func(s listener.Stats) float64 { return float64(s.Dialing) }),
+			admin.AffinityPins:          stats(func(s listener.Stats) float64 { return float64(s.Pins.Pins) }),
+			admin.AffinityEvictedTotal:  stats(func(s listener.Stats) float64 { return float64(s.Pins.Evicted) }),
+			admin.AffinityExpiredTotal:  stats(func(s listener.Stats) float64 { return float64(s.Pins.Expired) }),
+			admin.RelayPipes:            func() float64 { return float64(p.relay.Pipes()) },
+			admin.RelaySystemCallsTotal: func() float64 { return float64(p.systemCalls()) },
+		},
+	})
+}
+
+func (p *proxy) systemCalls() uint64 {
+	var sum uint64
+	for _, l := range p.loops {
+		s := l.Relay.Stats()
+		sum += s.SystemCalls() + l.Poll.Waits()
+	}
+	return sum
+}
+
+func endpoints(s *service.Snapshot) int {
+	n := 0
+	for _, port := range s.Ports {
+		if port != nil {
+			n += len(port.Families[service.IPv4].Endpoints) + len(port.Families[service.IPv6].Endpoints)
+		}
+	}
+	return n
+}

@@ -1,0 +1,389 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/signal"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/sluice-proxy/sluice/admin"
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/listener"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/tproxy"
+	"github.com/sluice-proxy/sluice/relay"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/source/manifests"
+)
+
+// stopPatience bounds how long a stop waits for the loops and for the access
+// log to take the last records.
+const stopPatience = 5 * time.Second
+
+// proxy is the whole of sluice run, wired together. Its rooms, in the order in
+// which a change travels: source, store, policy, listeners, steering.
+type proxy struct {
+	options *runOptions
+	log     zerolog.Logger
+
+	source  *manifests.Watcher
+	store   *service.Store
+	policy  policy.Config
+	table   *policy.Table // the last one compiled; run's goroutine's
+	manager *listener.Manager
+	steer   redirect.Redirector
+	lock    *redirect.Lock
+
+	loops     []listener.Loop
+	relay     *relay.Relay
+	conntrack *conntrack.Table
+	accessLog *conntrack.Log // nil when it is off
+	metrics   *admin.Server  // nil without an address
+
+	applied  atomic.Int64  // Unix time in ns of the last configuration that is wholly in force
+	failures atomic.Uint64 // configurations that could not be applied wholly
+	repairs  atomic.Uint64 // times that kernel state was restored
+	reported map[service.Problem]bool
+}
+
+// newProxy makes everything that can fail before anything in the kernel is
+// touched. What it opened is closed again when it fails.
+func newProxy(o *runOptions) (*proxy, error) {
+	p := &proxy{
+		options:  o,
+		log:      newLogger(o),
+		store:    service.NewStore(service.StoreOptions{NodeName: o.hostname}),
+		policy:   o.policyConfig(),
+		reported: make(map[service.Problem]bool),
+	}
+	p.source = manifests.New(o.manifests, manifests.Options{Logger: p.log, MaxFileSize: o.maxManifestSize})
+	if err := p.open(); err != nil {
+		p.close()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *proxy) open() error {
+	o := p.options
+	limits, err := o.limits()
+	if err != nil {
+		return err
+	}
+	if p.lock, err = redirect.AcquireLock(o.steering.Table); err != nil {
+		var locked *redirect.LockedError
+		if errors.As(err, &locked) {
+			return fmt.Errorf("another sluice serves this node: %w; stop it first, or give this one a network namespace of its own", err)
+		}
+		return err
+	}
+	steering := o.steering
+	steering.NodeIPs = o.nodeIPs
+	steer, err := tproxy.New(steering)
+	if err != nil {
+		return err
+	}
+	p.steer = steer
+	if err := p.openAccessLog(); err != nil {
+		return err
+	}
+	if err := p.makeLoops(limits); err != nil {
+		return err
+	}
+	if o.metricsAddress != "" {
+		if p.metrics, err = admin.Listen(o.metricsAddress, p.registry()); err != nil {
+			return err
+		}
+	}
+	p.log.Debug().
+		Int("workers", len(p.loops)).
+		Int("max_connections", limits.connections).
+		Int("max_connections_per_service", limits.serviceConnections).
+		Int("max_listeners", limits.listeners).
+		Msg("limits")
+	return nil
+}
+
+func (p *proxy) openAccessLog() (err error) {
+	o := p.options
+	if o.accessLog == "off" {
+		return nil
+	}
+	format, err := conntrack.ParseFormat(o.accessLogFormat.value)
+	if err != nil {
+		return err
+	}
+	p.accessLog, err = conntrack.OpenLog(conntrack.LogOptions{Path: o.accessLog, Format: format, Logger: p.log})
+	return err
+}
+
+// makeLoops makes the event loops and what shares them out: relay, table of
+// connections, listeners.
+func (p *proxy) makeLoops(limits limits) error {
+	o := p.options
+	// A nil *Log would be a Sink that is not nil.
+	var sink conntrack.Sink
+	if p.accessLog != nil {
+		sink = p.accessLog
+	}
+	p.conntrack = conntrack.NewTable(conntrack.Options{Shards: o.workers, Sink: sink})
+	p.relay = relay.New(relay.Config{
+		Splice:            o.splice.value == "auto",
+		IdleTimeout:       o.idleTimeout,
+		HalfClosedTimeout: o.halfClosedTimeout,
+		MaxPipes:          o.maxPipes,
+		EndpointLiveness:  listener.Liveness(o.keepAlive),
+	})
+	for range o.workers {
+		loop, err := poll.New()
+		if err != nil {
+			return err
+		}
+		p.loops = append(p.loops, listener.Loop{Poll: loop, Relay: p.relay.NewWorker(loop)})
+	}
+	algorithm, err := balancer.Parse(o.balancer.value)
+	if err != nil {
+		return fmt.Errorf("--balancer: %w", err)
+	}
+	plan := balancer.DefaultPlan()
+	plan.Timeouts = o.dialTimeouts
+	p.manager = listener.New(listener.Options{
+		Config: listener.Config{
+			Backlog:               o.listenBacklog,
+			MaxLanes:              max(limits.listeners/2, 1),
+			MaxConnections:        limits.connections,
+			MaxServiceConnections: limits.serviceConnections,
+			MaxServiceDialing:     o.maxServiceDialing,
+			KeepAlive:             o.keepAlive,
+			Algorithm:             algorithm,
+			Plan:                  plan,
+			MaxPins:               o.maxAffinityClients,
+		},
+		ServiceCIDRs: o.serviceCIDRs,
+		Loops:        p.loops,
+		Table:        p.conntrack,
+		Redirector:   p.steer,
+		Logger:       p.log,
+	})
+	return nil
+}
+
+// run serves until ctx ends. It returns nil after an orderly stop.
+func (p *proxy) run(ctx context.Context) error {
+	defer p.close()
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+
+	failed := make(chan error, len(p.loops)+2)
+	start := func(f func() error) {
+		running.Add(1)
+		go func() {
+			defer running.Done()
+			if err := f(); err != nil {
+				failed <- err
+			}
+		}()
+	}
+	for _, l := range p.loops {
+		go func() {
+			if err := l.Poll.Run(); err != nil {
+				failed <- err
+			}
+		}()
+	}
+	if p.metrics != nil {
+		start(func() error { return p.metrics.Serve(ctx) })
+	}
+	changes := make(chan service.Change)
+	start(func() error {
+		return p.source.Run(ctx, func(c service.Change) {
+			select {
+			case changes <- c:
+			case <-ctx.Done():
+			}
+		})
+	})
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
+
+	defer p.stop()
+	maintenance := time.NewTimer(p.manager.NextMaintenance())
+	defer maintenance.Stop()
+	ready := false
+	for {
+		select {
+		case c := <-changes:
+			p.apply(c)
+			if !ready {
+				ready = true
+				p.log.Info().Str("version", version).Str("node", p.options.hostname).Str("redirect", "tproxy").
+					Int("service_ports", servicePorts(p.table.Snapshot())).Msg("ready")
+			}
+			maintenance.Reset(p.manager.NextMaintenance())
+		case <-maintenance.C:
+			p.maintain()
+			maintenance.Reset(p.manager.NextMaintenance())
+		case <-hangups:
+			p.reopenAccessLog()
+		case err := <-failed:
+			return err
+		case <-ctx.Done():
+			p.log.Info().Int64("connections", p.manager.Stats().Open).Msg("stopping")
+			return nil
+		}
+	}
+}
+
+// apply puts a change of the configuration in force.
+func (p *proxy) apply(c service.Change) {
+	begin := time.Now()
+	prev := p.table
+	snap := p.store.Apply(c)
+	if prev != nil && prev.Snapshot() == snap {
+		return // nothing that matters (A1.17)
+	}
+	p.table = policy.Compile(prev, snap, p.policy)
+	p.reportProblems(snap)
+	if err := p.manager.Apply(p.table); err != nil {
+		p.failures.Add(1)
+		p.log.Error().Err(err).Msg("a part of the configuration is not in force; trying again every second")
+		return
+	}
+	p.applied.Store(time.Now().UnixNano())
+	p.log.Debug().Dur("took", time.Since(begin)).Int("service_ports", servicePorts(snap)).Msg("configuration in force")
+}
+
+// reportProblems logs each problem of a snapshot once, and again when it comes
+// back.
+func (p *proxy) reportProblems(snap *service.Snapshot) {
+	current := make(map[service.Problem]bool, len(snap.Problems))
+	for _, problem := range snap.Problems {
+		current[problem] = true
+		if !p.reported[problem] {
+			p.log.Warn().Str("object", problem.Object).Msg(problem.Text)
+		}
+	}
+	p.reported = current
+}
+
+func (p *proxy) maintain() {
+	repaired, err := p.manager.Maintain()
+	if err != nil {
+		p.failures.Add(1)
+		p.log.Error().Err(err).Msg("steering is not as it should be; trying again")
+		return
+	}
+	if repaired {
+		p.repairs.Add(1)
+		p.log.Warn().Msg("somebody had changed our part of the kernel's tables; it is restored")
+	}
+}
+
+func (p *proxy) reopenAccessLog() {
+	if p.accessLog == nil {
+		return
+	}
+	if err := p.accessLog.Reopen(); err != nil {
+		p.log.Error().Err(err).Msg("the access log goes on where it was")
+	}
+}
+
+// stop ends what run has started, in an order that leaves no client waiting:
+// first the kernel stops steering, then connections end, then the records are
+// written.
+func (p *proxy) stop() {
+	ctx, cancel := context.WithTimeout(context.Background(), stopPatience)
+	defer cancel()
+	if err := p.steer.Close(); err != nil {
+		p.log.Error().Err(err).Msg("steering is not undone; sluice cleanup does it")
+	}
+	if err := p.manager.Stop(ctx); err != nil {
+		p.log.Error().Err(err).Msg("connections are cut without a record")
+	}
+	if err := p.conntrack.Close(ctx); err != nil {
+		p.log.Error().Err(err).Msg("records are lost")
+	}
+}
+
+// close releases what newProxy made.
+func (p *proxy) close() {
+	for _, l := range p.loops {
+		l.Poll.Stop()
+		l.Relay.Close()
+	}
+	if p.accessLog != nil {
+		if err := p.accessLog.Close(); err != nil {
+			p.log.Error().Err(err).Msg("access log")
+		}
+	}
+	if p.lock != nil {
+		_ = p.lock.Release() // the process ends, and the lock with it
+	}
+}
+
+// policyConfig gives what decisions depend on beside the manifests.
+func (o *runOptions) policyConfig() policy.Config {
+	c := policy.Config{
+		NodeName:           o.hostname,
+		ClusterCIDRs:       o.clusterCIDRs,
+		ServiceCIDRs:       o.serviceCIDRs,
+		MasqueradeAll:      o.masqueradeAll,
+		NodeAddresses:      interfaceAddresses(),
+		NodeIPs:            o.nodeIPs,
+		LocalhostNodePorts: true,
+	}
+	for _, v := range o.nodePortAddresses {
+		switch v {
+		case "primary":
+			c.NodePortPrimary = true
+		case "localhost":
+			c.NodePortAddresses = append(c.NodePortAddresses, netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"))
+		case "all":
+			c.NodePortAddresses = append(c.NodePortAddresses, netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0"))
+		default:
+			c.NodePortAddresses = append(c.NodePortAddresses, netip.MustParsePrefix(v))
+		}
+	}
+	return c
+}
+
+// interfaceAddresses gives the addresses of this node's interfaces, as far as
+// they can be seen.
+func interfaceAddresses() []netip.Addr {
+	found, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil
+	}
+	var addrs []netip.Addr
+	for _, a := range found {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			addrs = append(addrs, prefix.Addr().Unmap())
+		}
+	}
+	return addrs
+}
+
+func servicePorts(s *service.Snapshot) int {
+	n := 0
+	for _, port := range s.Ports {
+		if port != nil {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/redirect/tproxy"
+	"github.com/sluice-proxy/sluice/source/manifests"
+)
+
+// runOptions are the flags of sluice run. Names are kube-proxy's where it has
+// the same thing.
+type runOptions struct {
+	manifests       string
+	maxManifestSize int64
+
+	hostname          string
+	nodeIPs           addresses
+	clusterCIDRs      prefixes
+	serviceCIDRs      prefixes
+	nodePortAddresses []string
+	masqueradeAll     bool
+
+	redirect      choice
+	steering      tproxy.Options
+	maxListeners  int
+	listenBacklog int
+
+	workers               int
+	maxConnections        int
+	maxServiceConnections int
+	maxServiceDialing     int
+	maxAffinityClients    int
+
+	balancer          choice
+	dialTimeouts      durations
+	keepAlive         time.Duration
+	idleTimeout       time.Duration
+	halfClosedTimeout time.Duration
+	splice            choice
+	maxPipes          int
+
+	accessLog       string
+	accessLogFormat choice
+	logFormat       choice
+	verbosity       int
+	metricsAddress  string
+}
+
+func newRunCommand() *cobra.Command {
+	o := &runOptions{
+		redirect:        choice{value: "auto", allowed: []string{"auto", "tproxy"}},
+		balancer:        choice{value: "round-robin", allowed: []string{"round-robin", "random"}},
+		splice:          choice{value: "auto", allowed: []string{"auto", "off"}},
+		accessLogFormat: choice{value: "json", allowed: []string{"json", "console"}},
+		logFormat:       choice{value: "text", allowed: []string{"text", "json"}},
+		dialTimeouts:    slices.Clone(balancer.DefaultPlan().Timeouts),
+	}
+	cmd := &cobra.Command{
+		Use:   "run --manifests DIR",
+		Short: "Serve the Services of this node",
+		Long: `Run accepts the connections that clients make to Services and relays them to
+their endpoints, until it gets SIGINT or SIGTERM. It needs CAP_NET_ADMIN in the
+network namespace that it serves; everything that it makes in the kernel is
+taken back when it stops (after a crash: sluice cleanup, or the next start).
+
+SIGHUP reopens the access log.`,
+		Example: `  sluice run --manifests /etc/sluice/manifests --hostname-override node-1
+  kubectl get services,endpointslices,nodes -A -o yaml > all/cluster.yaml; sluice run --manifests all`,
+		Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.validate(); err != nil {
+				return err
+			}
+			p, err := newProxy(o)
+			if err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			return p.run(ctx)
+		},
+	}
+	o.register(cmd)
+	return cmd
+}
+
+func (o *runOptions) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&o.manifests, "manifests", "", "directory of Kubernetes manifests (*.yaml, *.yml, *.json, also in folders below) to serve; changes take effect at once")
+	f.Int64Var(&o.maxManifestSize, "max-manifest-size", manifests.DefaultMaxFileSize, "largest manifest file that is read, in bytes")
+	f.StringVar(&o.hostname, "hostname-override", "", "name of this node (default: the host's name in lower case)")
+	f.Var(&o.nodeIPs, "node-ip", "this node's own addresses, at most one of each family: connections from this node to Services come from them (default: the first global address)")
+	f.Var(&o.serviceCIDRs, "service-cidr", "ranges of cluster IPs, beside those of ServiceCIDR objects; without any, each cluster IP is steered by itself")
+	f.Var(&o.clusterCIDRs, "cluster-cidr", "ranges of pod addresses; clients in them count as pods")
+	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "node addresses that have node ports: CIDRs, or primary, or all (default: all)")
+	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "never show endpoints a client's address on cluster IPs")
+	f.Var(&o.redirect, "redirect", "how packets are steered in")
+	registerSteering(f, &o.steering)
+	f.IntVar(&o.maxListeners, "max-listeners", 0, "listening sockets; each service port has one for each family, and with more than that some share them (default: 1/32 of the limit of open files, at most 8192)")
+	f.IntVar(&o.listenBacklog, "listen-backlog", 4096, "connections that wait for each service port to be accepted (net.core.somaxconn caps it)")
+	f.IntVar(&o.workers, "workers", 0, "event loops (default: one for each CPU)")
+	f.IntVar(&o.maxConnections, "max-connections", 0, "connections open at once; more wait to be accepted (default: what the limit of open files allows)")
+	f.IntVar(&o.maxServiceConnections, "max-connections-per-service", 0, "connections open at once of one service port; more are reset (default: 31/32 of --max-connections)")
+	f.IntVar(&o.maxServiceDialing, "max-dialing-per-service", 1024, "connections of one service port that wait for an endpoint to answer; more wait to be accepted")
+	f.IntVar(&o.maxAffinityClients, "max-affinity-clients", balancer.DefaultMaxPins, "clients that session affinity remembers for each service port; the oldest go first")
+	f.Var(&o.balancer, "balancer", "how endpoints are chosen for services that do not say so in the annotation sluice.dev/balancer")
+	f.Var(&o.dialTimeouts, "dial-timeouts", "patience with the first, second, … endpoint that does not answer")
+	f.DurationVar(&o.keepAlive, "keepalive", 30*time.Second, "silence after which either side is probed; it is given up after twice the time; 0 switches that off")
+	f.DurationVar(&o.idleTimeout, "idle-timeout", 24*time.Hour, "a connection without a byte for so long is ended; 0 means never")
+	f.DurationVar(&o.halfClosedTimeout, "half-closed-timeout", time.Hour, "the same for a connection that one side has closed")
+	f.Var(&o.splice, "splice", "move bulk through pipes without copying")
+	f.IntVar(&o.maxPipes, "max-pipes", 128, "pipes for that, in all; beyond it bytes are copied")
+	f.StringVar(&o.accessLog, "access-log", "-", "where the record of each connection goes: a file, - for standard output, or off")
+	f.Var(&o.accessLogFormat, "access-log-format", "form of the records")
+	f.StringVar(&o.metricsAddress, "metrics-bind-address", "", "address and port for Prometheus metrics (default: none)")
+	f.Var(&o.logFormat, "logging-format", "form of the log on standard error")
+	f.IntVarP(&o.verbosity, "v", "v", 0, "verbosity of the log; 4 and more shows what is of use in debugging")
+}
+
+// registerSteering adds the flags that name what steering makes in the kernel.
+func registerSteering(f *pflag.FlagSet, o *tproxy.Options) {
+	f.StringVar(&o.Table, "nft-table", tproxy.DefaultTable, "name of the nftables table that is made, and of the lock that keeps a second proxy out")
+	f.IntVar(&o.RouteTable, "route-table", tproxy.DefaultRouteTable, "number of the routing table that is made")
+	f.IntVar(&o.RulePriority, "rule-priority", tproxy.DefaultRulePriority, "priority of the policy-routing rules that are made")
+}
+
+// validate completes the flags and tells what is wrong with them.
+func (o *runOptions) validate() error {
+	if o.manifests == "" {
+		return errors.New("there is nothing to serve: give --manifests DIR, a directory of Kubernetes manifests (sluice demo shows what it does, without any)")
+	}
+	if info, err := os.Stat(o.manifests); err != nil {
+		return fmt.Errorf("--manifests: %w", err)
+	} else if !info.IsDir() {
+		return fmt.Errorf("--manifests: %s is not a directory; put the file into one", o.manifests)
+	}
+	if o.hostname == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("this node's name: %w; give --hostname-override", err)
+		}
+		o.hostname = name
+	}
+	o.hostname = strings.ToLower(strings.TrimSpace(o.hostname))
+	if o.workers == 0 {
+		o.workers = runtime.GOMAXPROCS(0)
+	}
+	if err := validNodePortAddresses(o.nodePortAddresses); err != nil {
+		return err
+	}
+	for _, check := range []struct {
+		flag       string
+		value      int64
+		least, top int64
+	}{
+		{"max-manifest-size", o.maxManifestSize, 1, 1 << 30},
+		{"max-listeners", int64(o.maxListeners), 0, 60000},
+		{"listen-backlog", int64(o.listenBacklog), 1, 1 << 20},
+		{"workers", int64(o.workers), 1, 1024},
+		{"max-connections", int64(o.maxConnections), 0, 1 << 30},
+		{"max-connections-per-service", int64(o.maxServiceConnections), 0, 1 << 30},
+		{"max-dialing-per-service", int64(o.maxServiceDialing), 1, 1 << 30},
+		{"max-affinity-clients", int64(o.maxAffinityClients), 1, 1 << 24},
+		{"max-pipes", int64(o.maxPipes), 1, 1 << 20},
+		{"v", int64(o.verbosity), 0, 10},
+	} {
+		if check.value < check.least || check.value > check.top {
+			return fmt.Errorf("--%s: %d is not between %d and %d", check.flag, check.value, check.least, check.top)
+		}
+	}
+	for _, check := range []struct {
+		flag  string
+		value time.Duration
+	}{
+		{"keepalive", o.keepAlive},
+		{"idle-timeout", o.idleTimeout},
+		{"half-closed-timeout", o.halfClosedTimeout},
+	} {
+		if check.value < 0 || check.value > 0 && check.value < time.Second {
+			return fmt.Errorf("--%s: %s is shorter than a second; 0 switches it off", check.flag, check.value)
+		}
+	}
+	if o.metricsAddress != "" {
+		if err := validListenAddress(o.metricsAddress); err != nil {
+			return fmt.Errorf("--metrics-bind-address: %w", err)
+		}
+	}
+	return nil
+}
+
+// validNodePortAddresses checks what --nodeport-addresses may hold: CIDRs and
+// the words primary, localhost and all, no word twice (A4.1).
+func validNodePortAddresses(values []string) error {
+	seen := make(map[string]bool)
+	for _, v := range values {
+		switch v {
+		case "primary", "localhost", "all":
+			if seen[v] {
+				return fmt.Errorf("--nodeport-addresses: %s is given twice", v)
+			}
+			seen[v] = true
+		default:
+			if _, err := parsePrefix(v); err != nil {
+				return fmt.Errorf("--nodeport-addresses: %w; the words primary, localhost and all are possible too", err)
+			}
+		}
+	}
+	return nil
+}
+
+func validListenAddress(s string) error {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return fmt.Errorf("%q is not an address and a port such as 127.0.0.1:10249 or [::1]:10249", s)
+	}
+	if host != "" {
+		if _, err := netip.ParseAddr(host); err != nil {
+			return fmt.Errorf("%q: %s is not an IP address", s, host)
+		}
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("%q: port %s is not between 1 and 65535", s, port)
+	}
+	return nil
+}
