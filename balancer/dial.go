@@ -37,14 +37,15 @@ type Dial struct {
 	start int64 // monotonic ns of the first attempt
 	last  int64 // monotonic ns of the latest attempt
 
-	// latest is the key of the endpoint tried last. first and more hold the
+	// latest is the key of the endpoint tried last, 0 if that was taken back. first and more hold the
 	// keys of all that were tried, each with its state in the low two bits.
 	latest uint64
 	first  [inlineTried]uint64
 	more   map[uint64]uint64
 
 	attempts    uint16
-	step        uint8 // of the plan's timeouts
+	takenBack   uint16 // of the attempts
+	step        uint8  // of the plan's timeouts
 	affinity    Affinity
 	pinnedFirst bool // the first endpoint tried was the pinned one
 }
@@ -59,6 +60,19 @@ const (
 
 // Attempts gives the number of attempts that Next has proposed.
 func (d *Dial) Attempts() int { return int(d.attempts) }
+
+// TakeBack undoes the latest attempt after it failed for a reason that is not
+// the endpoint's, such as a lack of ports or descriptors: the endpoint counts as
+// untried, and neither the attempt nor the time it took use up the plan, except
+// for its total.
+func (d *Dial) TakeBack() {
+	if d.latest == 0 {
+		return
+	}
+	d.put(d.latest, stateForgotten)
+	d.latest = 0
+	d.takenBack++
+}
 
 // Affinity gives the outcome of session affinity for the endpoint that was
 // proposed last.
@@ -154,7 +168,7 @@ func (d *Dial) advance(p *Plan, now int64) (time.Duration, bool) {
 	}
 	// Half of the patience, so that neither a timer's coarseness nor a clock
 	// that is read once for each wake-up makes a difference.
-	if spent := time.Duration(now - d.last); spent >= p.patience(d.step)/2 {
+	if spent := time.Duration(now - d.last); d.latest != 0 && spent >= p.patience(d.step)/2 {
 		d.put(d.latest, stateTimedOut)
 		if int(d.step) < len(p.Timeouts) {
 			d.step++
@@ -172,7 +186,7 @@ func (d *Dial) advance(p *Plan, now int64) (time.Duration, bool) {
 // until the timeouts are used up if a candidate ran out of time, because a
 // slow one may yet answer within a longer one (promise 1).
 func (d *Dial) newRound(p *Plan, candidates []service.Endpoint) bool {
-	fewAttempts := int(d.attempts) < len(p.Timeouts)
+	fewAttempts := int(d.attempts-d.takenBack) < len(p.Timeouts)
 	if !fewAttempts && int(d.step) >= len(p.Timeouts) {
 		return false
 	}

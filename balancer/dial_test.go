@@ -274,3 +274,52 @@ func TestOwnPlan(t *testing.T) {
 		t.Errorf("timeouts %v in %v, want %v in 300ms", timeouts(tried), took, want)
 	}
 }
+
+// An attempt that failed for a reason of our own is not held against the
+// endpoint, nor against the plan's steps.
+func TestTakeBack(t *testing.T) {
+	b := New(Options{AffinityTimeout: time.Hour})
+	list := endpoints(1)
+	var d Dial
+	now := time.Duration(0)
+	for ; now < 14*time.Second; now += 400 * time.Millisecond {
+		_, timeout, ok := b.Next(&d, list, someone, int64(now))
+		if !ok || timeout != 250*time.Millisecond || d.Affinity() != AffinityNew {
+			t.Fatalf("at %v: timeout %v, affinity %d, ok %v", now, timeout, d.Affinity(), ok)
+		}
+		d.TakeBack()
+		d.TakeBack() // undoes no other one
+	}
+	for i, want := range []time.Duration{250 * time.Millisecond, 500 * time.Millisecond} {
+		_, timeout, ok := b.Next(&d, list, someone, int64(now))
+		if !ok || timeout != min(want, 15*time.Second-now) {
+			t.Errorf("attempt %d of the endpoint's own: timeout %v, ok %v", i, timeout, ok)
+		}
+		now += timeout
+	}
+	if _, _, ok := b.Next(&d, list, someone, int64(15*time.Second)); ok {
+		t.Error("an attempt after the plan's total")
+	}
+
+	// Of two candidates the one that was taken back is tried before the other
+	// is tried twice, and four attempts of their own are made.
+	d = Dial{}
+	list = endpoints(2)
+	first, _, _ := b.Next(&d, list, someone, 0)
+	d.TakeBack()
+	tries := [2]int{}
+	for {
+		i, _, ok := b.Next(&d, list, someone, 0)
+		if !ok {
+			break
+		}
+		b.Failed(&d, list[i].Addr, someone)
+		tries[i]++
+		if tries[1-first] == 2 && tries[first] == 0 {
+			t.Error("the one that was taken back is not tried")
+		}
+	}
+	if tries != [2]int{2, 2} || d.Attempts() != 5 {
+		t.Errorf("tries %v, %d attempts", tries, d.Attempts())
+	}
+}
