@@ -48,6 +48,7 @@ func (s *Shard) Close(r *Record) {
 		return
 	}
 	r.state = recordClosed
+	r.Owner = nil
 	r.unlink()
 	s.count--
 	if r.Counters != nil {
