@@ -19,6 +19,7 @@
 package poll
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -145,17 +146,22 @@ func New() (*Loop, error) {
 }
 
 // Run serves the loop on the calling goroutine, which keeps its thread until
-// Stop. It may be called once. Before it returns it runs what was posted until
+// Stop. After Stop it returns at once. Before it returns it runs what was posted until
 // then, and releases the loop's descriptors (those that are registered are
 // their owners' to close). The error is one of epoll itself.
 func (l *Loop) Run() error {
 	l.mu.Lock()
-	if l.state != idle {
-		l.mu.Unlock()
-		return fmt.Errorf("event loop: run already")
+	before := l.state
+	if before == idle {
+		l.state = running
 	}
-	l.state = running
 	l.mu.Unlock()
+	switch before {
+	case closed:
+		return nil // stopped before it began
+	case running, stopping:
+		return errors.New("event loop: it runs already")
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	defer l.release()
@@ -250,7 +256,7 @@ func (l *Loop) Add(fd int, tag uint8, ev Events, h Handler) (Registration, error
 func (l *Loop) Modify(r Registration, ev Events) error {
 	s := l.slots.find(r)
 	if s == nil {
-		return fmt.Errorf("watch descriptor: not registered")
+		return errors.New("watch descriptor: not registered")
 	}
 	if e := sys.EpollControl(l.epfd, sys.EpollModify, int(s.fd), uint32(ev), r.slot, r.gen); e != 0 {
 		return fmt.Errorf("watch descriptor %d: %w", s.fd, e)

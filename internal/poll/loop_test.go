@@ -1,0 +1,401 @@
+package poll
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+// runLoop runs a loop until the test ends.
+func runLoop(t *testing.T) *Loop {
+	t.Helper()
+	l, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- l.Run() }()
+	t.Cleanup(func() {
+		l.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// on runs f on the loop and waits for it.
+func on(t *testing.T, l *Loop, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	if !l.Post(func() { f(); close(done) }) {
+		t.Fatal("the loop is closed")
+	}
+	wait(t, done)
+}
+
+func wait[T any](t *testing.T, c <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(10 * time.Second):
+		t.Fatal("nothing happened")
+	}
+	return v
+}
+
+// pair makes two connected sockets.
+func pair(t *testing.T) (a, b int) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fds[0]); unix.Close(fds[1]) })
+	return fds[0], fds[1]
+}
+
+func write(t *testing.T, fd int) {
+	t.Helper()
+	if _, err := unix.Write(fd, []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+type handlerFunc func(tag uint8, ev Events)
+
+func (f handlerFunc) HandleEvents(tag uint8, ev Events) { f(tag, ev) }
+
+type timerFunc func(*Timer)
+
+func (f timerFunc) HandleTimer(t *Timer) { f(t) }
+
+func TestPostKeepsOrder(t *testing.T) {
+	l := runLoop(t)
+	const posters, each = 4, 1000
+	var got [posters][]int
+	var wg sync.WaitGroup
+	for p := range posters {
+		wg.Go(func() {
+			for i := range each {
+				l.Post(func() { got[p] = append(got[p], i) })
+			}
+		})
+	}
+	wg.Wait()
+	on(t, l, func() {})
+	for p := range got {
+		if len(got[p]) != each || !slices.IsSorted(got[p]) {
+			t.Fatalf("poster %d: %d functions ran, in order: %v", p, len(got[p]), slices.IsSorted(got[p]))
+		}
+	}
+}
+
+func TestPostFromTheLoop(t *testing.T) {
+	l := runLoop(t)
+	done := make(chan struct{})
+	l.Post(func() { l.Post(func() { close(done) }) })
+	wait(t, done)
+}
+
+func TestStopRunsWhatIsPosted(t *testing.T) {
+	l, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := 0
+	for range 3 {
+		l.Post(func() { ran++ })
+	}
+	done := make(chan error)
+	go func() { done <- l.Run() }()
+	l.Stop()
+	if err := wait(t, done); err != nil || ran != 3 {
+		t.Fatalf("error %v, %d of 3 functions ran", err, ran)
+	}
+	l.Stop()
+	if l.Post(func() {}) {
+		t.Fatal("a loop that has ended takes a function")
+	}
+	if err := l.Run(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestStopWithoutRun(t *testing.T) {
+	l, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := false
+	l.Post(func() { ran = true })
+	l.Stop()
+	l.Stop()
+	if !ran || l.Post(func() {}) {
+		t.Fatalf("ran %v", ran)
+	}
+}
+
+func TestEdgeTriggeredEvents(t *testing.T) {
+	l := runLoop(t)
+	a, b := pair(t)
+	seen := make(chan Events, 10)
+	var reg Registration
+	on(t, l, func() {
+		var err error
+		reg, err = l.Add(a, 3, Readable|PeerDone|Edge, handlerFunc(func(tag uint8, ev Events) {
+			if tag != 3 {
+				t.Errorf("tag %d", tag)
+			}
+			seen <- ev
+		}))
+		if err != nil || l.Len() != 1 {
+			t.Errorf("%v, %d registered", err, l.Len())
+		}
+	})
+	write(t, b)
+	if ev := wait(t, seen); ev != Readable {
+		t.Fatalf("events %x", ev)
+	}
+	// What was not read is not reported again, but after Modify it is.
+	on(t, l, func() {
+		if err := l.Modify(reg, Readable|Writable|PeerDone|Edge); err != nil {
+			t.Error(err)
+		}
+	})
+	if ev := wait(t, seen); ev != Readable|Writable {
+		t.Fatalf("events %x", ev)
+	}
+	on(t, l, func() {
+		if !l.Hand(reg, 5, handlerFunc(func(tag uint8, ev Events) { seen <- ev | Events(tag)<<16 })) {
+			t.Error("the registration is not known")
+		}
+	})
+	unix.Shutdown(b, unix.SHUT_WR)
+	if ev := wait(t, seen); ev != Readable|Writable|PeerDone|5<<16 {
+		t.Fatalf("events %x", ev)
+	}
+	on(t, l, func() {
+		l.Remove(reg)
+		l.Remove(reg)
+		l.Forget(reg)
+		if l.Hand(reg, 0, handlerFunc(nil)) || l.Modify(reg, Readable) == nil || l.Len() != 0 {
+			t.Error("a removed registration still works")
+		}
+	})
+	write(t, b2(t, l, a)) // the descriptor can be registered anew
+	if len(seen) != 0 {
+		t.Fatal("an event of a removed registration")
+	}
+}
+
+// b2 registers fd for one event and waits for it; it returns a socket that can
+// be written to.
+func b2(t *testing.T, l *Loop, fd int) int {
+	t.Helper()
+	seen := make(chan Events, 1)
+	on(t, l, func() {
+		if _, err := l.Add(fd, 0, Readable|Edge, handlerFunc(func(_ uint8, ev Events) { seen <- ev })); err != nil {
+			t.Error(err)
+		}
+	})
+	wait(t, seen)
+	a, _ := pair(t)
+	return a
+}
+
+// TestStaleEventIsDropped: of two descriptors that are ready in one batch, the
+// handler of the first closes the other, whose number a new one takes over.
+func TestStaleEventIsDropped(t *testing.T) {
+	l := runLoop(t)
+	var fds, peers [2]int
+	for i := range fds {
+		fds[i], peers[i] = pair(t)
+	}
+	var regs [2]Registration
+	calls := make(chan uint8, 4)
+	replaced := make(chan uint8, 4)
+	h := handlerFunc(func(tag uint8, _ Events) {
+		other := 1 - tag
+		l.Forget(regs[other])
+		unix.Dup3(peers[tag], fds[other], unix.O_CLOEXEC) // closes it, and takes its number
+		if _, err := l.Add(fds[other], other, Readable|Edge, handlerFunc(func(tag uint8, _ Events) { replaced <- tag })); err != nil {
+			t.Error(err)
+		}
+		calls <- tag
+	})
+	on(t, l, func() {
+		for i := range fds {
+			var err error
+			if regs[i], err = l.Add(fds[i], uint8(i), Readable|Edge, h); err != nil {
+				t.Error(err)
+			}
+		}
+		// Still in one round: both become ready.
+		unix.Write(peers[0], []byte("x"))
+		unix.Write(peers[1], []byte("x"))
+	})
+	wait(t, calls)
+	on(t, l, func() {})
+	if len(calls) != 0 || len(replaced) != 0 {
+		t.Fatal("an event of a forgotten registration was delivered")
+	}
+}
+
+func TestTimerFiresInTime(t *testing.T) {
+	l := runLoop(t)
+	fired := make(chan int64, 1)
+	var timer, cancelled Timer
+	var due int64
+	on(t, l, func() {
+		due = l.Now() + int64(30*time.Millisecond)
+		l.Schedule(&timer, due, timerFunc(func(*Timer) { fired <- Nanotime() }))
+		l.Schedule(&cancelled, due-1e7, timerFunc(func(*Timer) { t.Error("a cancelled timer fired") }))
+		l.Cancel(&cancelled)
+		l.Cancel(&cancelled)
+	})
+	if at := wait(t, fired); at < due {
+		t.Fatalf("fired %v early", time.Duration(due-at))
+	}
+}
+
+// TestRounds: functions at the end of a round, more rounds without waiting, and
+// the word before the loop waits.
+func TestRounds(t *testing.T) {
+	l, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log []string
+	left := 0
+	idle := make(chan struct{}, 100)
+	l.AtTick(func() {
+		if left > 0 {
+			left--
+			log = append(log, "tick")
+			l.NoWait()
+		}
+	})
+	l.AtWait(func() {
+		if len(log) > 0 && left == 0 {
+			log = append(log, "wait")
+			idle <- struct{}{}
+		}
+	})
+	go l.Run()
+	defer l.Stop()
+	l.Post(func() { left, log = 3, append(log, "post") })
+	wait(t, idle)
+	on(t, l, func() {
+		if !slices.Equal(log[:5], []string{"post", "tick", "tick", "tick", "wait"}) {
+			t.Errorf("%v", log)
+		}
+	})
+}
+
+// TestInterrupted: a signal to the loop's thread does not end it.
+func TestInterrupted(t *testing.T) {
+	l := runLoop(t)
+	var tid int
+	on(t, l, func() { tid = unix.Gettid() })
+	for range 100 {
+		// The Go runtime uses SIGURG and takes others' as a sign to look.
+		unix.Tgkill(unix.Getpid(), tid, unix.SIGURG)
+		on(t, l, func() {})
+	}
+}
+
+// TestExclusiveListener: two loops share a listening socket; each connection is
+// accepted once.
+func TestExclusiveListener(t *testing.T) {
+	fd, err := sys.ListenTCP(loopback, sys.ListenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sys.Close(fd)
+	addr, _ := sys.LocalAddr(fd)
+	const conns = 200
+	accepted := make(chan int, conns)
+	for range 2 {
+		l := runLoop(t)
+		on(t, l, func() {
+			if _, err := l.Add(fd, 0, Readable|Exclusive, handlerFunc(func(uint8, Events) {
+				if c, _, e := sys.Accept(fd); e == 0 {
+					accepted <- c
+				}
+			})); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	var fds []int
+	for range conns {
+		c, e := sys.ConnectTCP(addr, noAddr, sys.ConnectOptions{})
+		if c < 0 {
+			t.Fatal(e)
+		}
+		fds = append(fds, c)
+	}
+	for range conns {
+		sys.Close(wait(t, accepted))
+	}
+	for _, c := range fds {
+		sys.Close(c)
+	}
+}
+
+func TestHandlingAnEventAllocatesNothing(t *testing.T) {
+	l, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Stop()
+	a, b := pair(t)
+	h := handlerFunc(func(uint8, Events) {})
+	if n := testing.AllocsPerRun(100, func() {
+		reg, err := l.Add(a, 0, Readable|Edge, h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sys.Send(b, one, false)
+		n, _ := l.collect()
+		for _, ev := range l.buffer[:n] {
+			l.dispatch(uint32(ev.Fd), uint32(ev.Pad), Events(ev.Events))
+		}
+		l.Remove(reg)
+	}); n > 0 {
+		t.Fatalf("%v allocations", n)
+	}
+}
+
+var one = []byte("x")
+
+// BenchmarkPost measures how long it takes to have a function run on an idle
+// loop and to hear of it.
+func BenchmarkPost(b *testing.B) {
+	l, err := New()
+	if err != nil {
+		b.Fatal(err)
+	}
+	go l.Run()
+	defer l.Stop()
+	var ran atomic.Int64
+	done := make(chan struct{})
+	f := func() { ran.Add(1); done <- struct{}{} }
+	for b.Loop() {
+		l.Post(f)
+		<-done
+	}
+}
+
+var (
+	loopback = netip.MustParseAddrPort("127.0.0.1:0")
+	noAddr   netip.AddrPort
+)

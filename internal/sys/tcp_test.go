@@ -1,0 +1,339 @@
+package sys
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// listen makes a listening socket on a free port and returns its address.
+func listen(t testing.TB, on string, o ListenOptions) (int, netip.AddrPort) {
+	t.Helper()
+	fd, err := ListenTCP(netip.AddrPortFrom(netip.MustParseAddr(on), 0), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { Close(fd) })
+	addr, e := LocalAddr(fd)
+	if e != 0 {
+		t.Fatal(e)
+	}
+	return fd, addr
+}
+
+// until waits for events on a descriptor.
+func until(t testing.TB, fd int, events int16) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for time.Now().Before(deadline) {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: events}}
+		if n, err := unix.Poll(fds, 1000); n == 1 {
+			return
+		} else if err != nil && !errors.Is(err, unix.EINTR) {
+			t.Fatal(err)
+		}
+	}
+	t.Fatalf("descriptor %d: nothing happened", fd)
+}
+
+// connected makes a connection: the socket that connected and the accepted one.
+func connected(t testing.TB, listener int, addr netip.AddrPort) (a, b int) {
+	t.Helper()
+	a, e := ConnectTCP(addr, netip.AddrPort{}, ConnectOptions{})
+	if a < 0 {
+		t.Fatal(e)
+	}
+	t.Cleanup(func() { Close(a) })
+	until(t, a, unix.POLLOUT)
+	until(t, listener, unix.POLLIN)
+	b, from, e := Accept(listener)
+	if e != 0 {
+		t.Fatal(e)
+	}
+	t.Cleanup(func() { Close(b) })
+	if own, e := LocalAddr(a); e != 0 || own != from {
+		t.Fatalf("accepted from %v, connected from %v, %v", from, own, e)
+	}
+	return a, b
+}
+
+func option(t testing.TB, fd, level, name int) int {
+	t.Helper()
+	v, e := getInt(fd, level, name)
+	if e != 0 {
+		t.Fatal(e)
+	}
+	return v
+}
+
+func TestConnection(t *testing.T) {
+	for _, on := range []string{"127.0.0.1", "::1"} {
+		t.Run(on, func(t *testing.T) {
+			l, addr := listen(t, on, ListenOptions{})
+			if addr.Addr().String() != on || addr.Port() == 0 {
+				t.Fatalf("listens at %v", addr)
+			}
+			a, b := connected(t, l, addr)
+			if e := ConnectResult(a); e != 0 {
+				t.Fatal(e)
+			}
+			if peer, e := RemoteAddr(a); e != 0 || peer != addr {
+				t.Fatalf("connected to %v, %v", peer, e)
+			}
+			buf := make([]byte, 10)
+			if _, e := Recv(b, buf); e != EAGAIN {
+				t.Fatalf("an empty socket: %v", e)
+			}
+			if n, e := Send(a, []byte("hello"), false); n != 5 || e != 0 {
+				t.Fatal(n, e)
+			}
+			until(t, b, unix.POLLIN)
+			if n, e := Recv(b, buf); n != 5 || e != 0 || string(buf[:n]) != "hello" {
+				t.Fatal(n, e)
+			}
+			if e := ShutdownWrite(a); e != 0 {
+				t.Fatal(e)
+			}
+			until(t, b, unix.POLLRDHUP)
+			if n, e := Recv(b, buf); n != 0 || e != 0 {
+				t.Fatal(n, e)
+			}
+			// The reset of one side is an error at the other, once.
+			if e := SetLingerReset(b); e != 0 {
+				t.Fatal(e)
+			}
+			Close(b)
+			until(t, a, unix.POLLERR)
+			if e := SocketError(a); e != ECONNRESET {
+				t.Fatal(e)
+			}
+			if e := SocketError(a); e != 0 {
+				t.Fatal(e)
+			}
+			if n, e := Send(a, []byte("x"), false); n != -1 || e != EPIPE {
+				t.Fatal(n, e)
+			}
+		})
+	}
+}
+
+func TestRefused(t *testing.T) {
+	l, addr := listen(t, "127.0.0.1", ListenOptions{})
+	Close(l)
+	fd, e := ConnectTCP(addr, netip.AddrPort{}, ConnectOptions{})
+	if e == EINPROGRESS {
+		until(t, fd, unix.POLLOUT)
+		e = ConnectResult(fd)
+		Close(fd)
+	}
+	if e != ECONNREFUSED {
+		t.Fatal(e)
+	}
+}
+
+// TestInProgress: a connect that nobody answers is neither done nor failed.
+func TestInProgress(t *testing.T) {
+	l, addr := listen(t, "127.0.0.1", ListenOptions{Backlog: 1})
+	var last int
+	for range 3 { // the queue of two is full
+		fd, e := ConnectTCP(addr, netip.AddrPort{}, ConnectOptions{})
+		if fd < 0 {
+			t.Fatal(e)
+		}
+		defer Close(fd)
+		last = fd
+	}
+	if e := ConnectResult(last); e != EAGAIN {
+		t.Fatal(e)
+	}
+	if _, e := Send(last, []byte("x"), false); e != EAGAIN {
+		t.Fatal(e)
+	}
+	if _, e := RemoteAddr(last); e != ENOTCONN {
+		t.Fatal(e)
+	}
+	_ = l
+}
+
+// TestInherited: what an accepted socket needs is set on the listener.
+func TestInherited(t *testing.T) {
+	live := Liveness{Idle: 61 * time.Second, Interval: 1500 * time.Millisecond, Count: 4, UserTimeout: 91 * time.Second}
+	l, addr := listen(t, "127.0.0.1", ListenOptions{Liveness: live, ReusePort: true, FreeBind: true})
+	a, b := connected(t, l, addr)
+	check := func(fd int) {
+		t.Helper()
+		for _, o := range []struct{ level, name, want int }{
+			{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
+			{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
+			{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 61},
+			{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 2}, // rounded up
+			{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 4},
+			{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 91000},
+		} {
+			if got := option(t, fd, o.level, o.name); got != o.want {
+				t.Errorf("option %d/%d is %d, want %d", o.level, o.name, got, o.want)
+			}
+		}
+		if flags, _ := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); flags&unix.O_NONBLOCK == 0 {
+			t.Error("it blocks")
+		}
+		if flags, _ := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); flags&unix.FD_CLOEXEC == 0 {
+			t.Error("it is not close-on-exec")
+		}
+	}
+	check(b)
+	if option(t, a, unix.SOL_SOCKET, unix.SO_KEEPALIVE) != 0 || option(t, a, unix.IPPROTO_TCP, unix.TCP_NODELAY) != 1 {
+		t.Error("the connecting side should have TCP_NODELAY and no keepalive yet")
+	}
+	if e := SetLiveness(a, live); e != 0 {
+		t.Fatal(e)
+	}
+	check(a)
+	if got := option(t, l, unix.SOL_SOCKET, unix.SO_PROTOCOL); got != unix.IPPROTO_TCP {
+		t.Errorf("protocol %d: not plain TCP", got)
+	}
+}
+
+func TestListenSaysWhatIsWrong(t *testing.T) {
+	_, addr := listen(t, "127.0.0.1", ListenOptions{})
+	_, err := ListenTCP(addr, ListenOptions{})
+	if !errors.Is(err, EADDRINUSE) || err.Error() != "listen "+addr.String()+": bind: address already in use" {
+		t.Fatal(err)
+	}
+	if _, err := ListenTCP(netip.MustParseAddrPort("192.0.2.1:80"), ListenOptions{}); !errors.Is(err, EADDRNOTAVAIL) {
+		t.Fatal(err)
+	}
+	fd, err := ListenTCP(netip.MustParseAddrPort("192.0.2.1:80"), ListenOptions{FreeBind: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	Close(fd)
+}
+
+func TestTransparent(t *testing.T) {
+	for _, on := range []string{"192.0.2.1:80", "[2001:db8::1]:80"} {
+		fd, err := ListenTCP(netip.MustParseAddrPort(on), ListenOptions{Transparent: true})
+		if errors.Is(err, EPERM) {
+			t.Skip("needs CAP_NET_ADMIN")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		Close(fd)
+	}
+	l, addr := listen(t, "127.0.0.1", ListenOptions{})
+	// A local address that is no interface's, with any port.
+	fd, e := ConnectTCP(addr, netip.MustParseAddrPort("127.3.2.1:0"), ConnectOptions{Transparent: true})
+	if fd < 0 {
+		t.Fatal(e)
+	}
+	defer Close(fd)
+	until(t, l, unix.POLLIN)
+	b, from, e := Accept(l)
+	if e != 0 || from.Addr() != netip.MustParseAddr("127.3.2.1") {
+		t.Fatal(from, e)
+	}
+	Close(b)
+}
+
+func TestUrgentByteStaysInTheStream(t *testing.T) {
+	l, addr := listen(t, "127.0.0.1", ListenOptions{})
+	a, b := connected(t, l, addr)
+	if err := unix.Sendto(a, []byte("one!"), unix.MSG_OOB, nil); err != nil {
+		t.Fatal(err)
+	}
+	until(t, b, unix.POLLPRI)
+	if e := SetUrgentInline(b); e != 0 {
+		t.Fatal(e)
+	}
+	var got []byte
+	buf := make([]byte, 10)
+	for {
+		n, e := Recv(b, buf)
+		if e != 0 {
+			break
+		}
+		got = append(got, buf[:n]...)
+	}
+	if string(got) != "one!" {
+		t.Fatalf("%q", got)
+	}
+}
+
+func TestPipe(t *testing.T) {
+	l, addr := listen(t, "127.0.0.1", ListenOptions{})
+	a, b := connected(t, l, addr)
+	r, w, e := Pipe()
+	if e != 0 {
+		t.Fatal(e)
+	}
+	defer Close(r)
+	defer Close(w)
+	size, e := SetPipeSize(w, 100<<10)
+	if e != 0 || size != 128<<10 {
+		t.Fatal(size, e)
+	}
+	if got, e := PipeSize(r); e != 0 || got != size {
+		t.Fatal(got, e)
+	}
+	if _, e := Splice(b, w, size); e != EAGAIN {
+		t.Fatal(e)
+	}
+	Send(a, []byte("through the pipe"), false)
+	until(t, b, unix.POLLIN)
+	if n, e := Splice(b, w, size); n != 16 || e != 0 {
+		t.Fatal(n, e)
+	}
+	if n, e := Splice(r, b, 16); n != 16 || e != 0 {
+		t.Fatal(n, e)
+	}
+	until(t, a, unix.POLLIN)
+	buf := make([]byte, 20)
+	if n, e := Recv(a, buf); e != 0 || string(buf[:n]) != "through the pipe" {
+		t.Fatal(n, e)
+	}
+	if n, e := OutQueue(b); n != 0 || e != 0 {
+		t.Fatal(n, e)
+	}
+	ShutdownWrite(a)
+	until(t, b, unix.POLLRDHUP)
+	if n, e := Splice(b, w, size); n != 0 || e != 0 {
+		t.Fatal(n, e)
+	}
+}
+
+func TestFileLimit(t *testing.T) {
+	now, most, err := FileLimit()
+	if err != nil || now == 0 || now > most {
+		t.Fatal(now, most, err)
+	}
+	if got, err := RaiseFileLimit(); err != nil || got != most {
+		t.Fatal(got, err)
+	}
+}
+
+func TestNoAllocation(t *testing.T) {
+	l, addr := listen(t, "::1", ListenOptions{})
+	buf := make([]byte, 10)
+	out := []byte("hello")
+	if n := testing.AllocsPerRun(100, func() {
+		a, _ := ConnectTCP(addr, netip.AddrPort{}, ConnectOptions{})
+		ConnectResult(a)
+		b, _, e := Accept(l)
+		if e != 0 {
+			t.Fatal(e)
+		}
+		LocalAddr(b)
+		RemoteAddr(b)
+		Send(a, out, false)
+		Recv(b, buf)
+		SetLingerReset(a)
+		Close(a)
+		Close(b)
+	}); n != 0 {
+		t.Fatalf("%v allocations", n)
+	}
+}
