@@ -52,7 +52,7 @@ func Diff(from, to *Plan) Changes {
 	}
 	c.Refuse, c.Unrefuse = diffKeys(from.Refuse, to.Refuse)
 	c.AddCluster, c.DropCluster = diffKeys(from.ClusterIPs, to.ClusterIPs)
-	c.AddLocal, c.DropLocal = diffLocal(Cover(from.Local), Cover(to.Local))
+	c.AddLocal, c.DropLocal = DiffLocal(Cover(from.Local), Cover(to.Local))
 
 	slices.SortFunc(c.Steer, func(a, b Steering) int { return CompareDestinations(a.Destination, b.Destination) })
 	slices.SortFunc(c.Unsteer, CompareDestinations)
@@ -77,8 +77,8 @@ func diffKeys[K comparable](from, to map[K]struct{}) (add, drop []K) {
 	return add, drop
 }
 
-// diffLocal walks two sorted lists side by side.
-func diffLocal(from, to []netip.Prefix) (add, drop []netip.Prefix) {
+// DiffLocal gives what one cover has that another has not.
+func DiffLocal(from, to []netip.Prefix) (add, drop []netip.Prefix) {
 	for len(from) > 0 || len(to) > 0 {
 		switch {
 		case len(from) == 0:

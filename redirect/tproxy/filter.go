@@ -1,0 +1,522 @@
+package tproxy
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	mdnetlink "github.com/mdlayher/netlink"
+
+	"github.com/sluice-proxy/sluice/redirect"
+)
+
+// filter keeps the nftables table.
+type filter struct {
+	table *nftables.Table
+	netns int
+
+	conn   *nftables.Conn // transactions; nil after an error, until the next one
+	reader *reader
+
+	// limit is the most that one transaction may hold, in bytes of its
+	// messages. The kernel takes a whole transaction as one message, which must
+	// fit into the socket's send buffer; without privileges in the first user
+	// namespace that is what net.core.wmem_max allows.
+	limit int
+
+	synced     bool // the table is what the last plan says, as far as is known
+	generation int  // of the sets in use
+
+	// seen is the generation number of all nftables tables after the last look
+	// or transaction that left the table as it should be; 0 if there was none.
+	seen uint32
+	// frame is the table without elements, as the kernel told it after the
+	// last fill; nil before.
+	frame []byte
+}
+
+const (
+	sendBuffer = 4 << 20
+	// roomy is the receive buffer: each message of a transaction is
+	// acknowledged by one of its own before the first can be read.
+	receiveBuffer = 1 << 20
+	// elementsPerMessage keeps a message's list of elements below the 64 KiB
+	// that a netlink attribute can hold.
+	elementsPerMessage = 1000
+)
+
+func openFilter(opts Options) (*filter, error) {
+	f := &filter{
+		table: &nftables.Table{Name: opts.Table, Family: nftables.TableFamilyINet},
+		netns: opts.NetNS,
+		limit: sendBuffer,
+	}
+	var err error
+	if f.reader, err = openReader(opts.NetNS); err != nil {
+		return nil, err
+	}
+	if _, err := f.reader.generation(); err != nil {
+		f.reader.close()
+		return nil, explain(err, FeatureNFTables)
+	}
+	return f, nil
+}
+
+func (f *filter) close() {
+	f.reset()
+	f.reader.close()
+}
+
+// connect gives the connection for transactions.
+func (f *filter) connect() (*nftables.Conn, error) {
+	if f.conn != nil {
+		return f.conn, nil
+	}
+	conn, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(f.netns),
+		nftables.WithSockOptions(func(c *mdnetlink.Conn) error {
+			return errors.Join(c.SetWriteBuffer(sendBuffer), c.SetReadBuffer(receiveBuffer))
+		}))
+	if err != nil {
+		return nil, explain(err, FeatureNFTables)
+	}
+	f.conn = conn
+	return conn, nil
+}
+
+// reset forgets the connection: after an error it may hold answers that
+// nobody read.
+func (f *filter) reset() {
+	if f.conn != nil {
+		_ = f.conn.CloseLasting()
+		f.conn = nil
+	}
+}
+
+// batch is a transaction in the making.
+type batch struct {
+	*nftables.Conn
+	size int // estimate of its bytes
+}
+
+const (
+	sizeOfMessage = 400 // more than any rule, chain or set of ours takes
+	sizeOfElement = 52  // an IPv6 destination with its target takes 48
+)
+
+func (f *filter) begin() (*batch, error) {
+	conn, err := f.connect()
+	if err != nil {
+		return nil, err
+	}
+	return &batch{Conn: conn}, nil
+}
+
+func (b *batch) table(t *nftables.Table)     { b.size += sizeOfMessage; b.AddTable(t) }
+func (b *batch) chain(c *nftables.Chain)     { b.size += sizeOfMessage; b.AddChain(c) }
+func (b *batch) dropSet(s *nftables.Set)     { b.size += sizeOfMessage; b.DelSet(s) }
+func (b *batch) dropChain(c *nftables.Chain) { b.size += sizeOfMessage; b.DelChain(c) }
+
+func (b *batch) set(s *nftables.Set) error {
+	b.size += sizeOfMessage
+	return b.AddSet(s, nil)
+}
+
+func (b *batch) rule(t *nftables.Table, r rule) {
+	b.size += sizeOfMessage * 2
+	b.AddRule(&nftables.Rule{Table: t, Chain: &nftables.Chain{Name: r.chain}, Exprs: r.exprs})
+}
+
+func (b *batch) elements(change func(*nftables.Set, []nftables.SetElement) error, s *nftables.Set, list []nftables.SetElement) error {
+	for len(list) > 0 {
+		n := min(len(list), elementsPerMessage)
+		if err := change(s, list[:n]); err != nil {
+			return err
+		}
+		b.size += sizeOfMessage + n*sizeOfElement
+		list = list[n:]
+	}
+	return nil
+}
+
+// commit carries the transaction out, whole or not at all. The number of all
+// tables' generation is followed, so that verify can tell whether anybody else
+// changed anything.
+func (f *filter) commit(b *batch) error {
+	before, err := f.reader.generation()
+	if err != nil {
+		return err
+	}
+	if err := b.Flush(); err != nil {
+		f.reset()
+		f.seen = 0
+		return fmt.Errorf("table inet %s: %w", f.table.Name, err)
+	}
+	after, err := f.reader.generation()
+	if err != nil {
+		return err
+	}
+	if after != before+1 || f.seen != before {
+		after = 0 // somebody else's change came in between
+	}
+	f.seen = after
+	return nil
+}
+
+// apply puts a plan in force whose difference to the one before is given.
+func (f *filter) apply(c *redirect.Changes, p *redirect.Plan) error {
+	if f.synced && c.Empty() {
+		return nil
+	}
+	if f.synced && c.Size()*2*sizeOfElement < f.limit/2 {
+		err := f.update(c, p)
+		if err == nil {
+			return nil
+		}
+		f.synced = false
+		if !retriable(err) {
+			return explain(err, FeatureNFTables)
+		}
+	}
+	return f.fill(p)
+}
+
+// retriable tells errors after which filling the table anew can help: it was
+// changed by somebody else, was too much for one message, or the answers got
+// lost.
+func retriable(err error) bool {
+	for _, e := range []error{syscall.ENOENT, syscall.EEXIST, syscall.EBUSY, syscall.EMSGSIZE, syscall.ENOBUFS, syscall.EINTR} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// update changes elements in one transaction.
+func (f *filter) update(c *redirect.Changes, p *redirect.Plan) error {
+	var drop, add elements
+	for _, d := range c.Unsteer {
+		drop.destination(steer, d)
+	}
+	for _, s := range c.Steer {
+		if s.Replaces {
+			drop.destination(steer, s.Destination)
+		}
+		add.steer(s.Destination, s.Target)
+	}
+	for _, d := range c.Unrefuse {
+		drop.destination(refuse, d)
+	}
+	for _, d := range c.Refuse {
+		add.destination(refuse, d)
+	}
+	for _, a := range c.DropCluster {
+		drop.cluster(a)
+	}
+	for _, a := range c.AddCluster {
+		add.cluster(a)
+	}
+	b, err := f.begin()
+	if err != nil {
+		return err
+	}
+	if len(c.AddLocal) > 0 && len(c.DropLocal) > 0 {
+		// New ranges may overlap old ones: start from nothing.
+		for v := range versions {
+			b.FlushSet(makeSet(f.table, local, v, f.generation))
+			b.size += sizeOfMessage
+		}
+		for _, l := range p.Local {
+			add.local(l)
+		}
+	} else {
+		for _, l := range c.DropLocal {
+			drop.local(l)
+		}
+		for _, l := range c.AddLocal {
+			add.local(l)
+		}
+	}
+	for k := range kinds {
+		for v := range versions {
+			s := makeSet(f.table, k, v, f.generation)
+			if err := b.elements(b.SetDeleteElements, s, drop[k][v]); err != nil {
+				return err
+			}
+			if err := b.elements(b.SetAddElements, s, add[k][v]); err != nil {
+				return err
+			}
+		}
+	}
+	return f.commit(b)
+}
+
+// fill makes the table anew, whatever it holds: the sets of a new generation
+// are filled beside what is there, in as many transactions as it takes, and
+// the last transaction switches the rules over to them and removes the rest.
+func (f *filter) fill(p *redirect.Plan) error {
+	e := planElements(p)
+	for {
+		err := f.fillWithin(e)
+		switch {
+		case err == nil:
+			f.synced = true
+			return nil
+		case errors.Is(err, syscall.EMSGSIZE) && f.limit > 64<<10:
+			f.limit /= 2 // the send buffer is smaller than was asked for
+		default:
+			f.synced = false
+			return explain(err, FeatureNFTables)
+		}
+	}
+}
+
+func (f *filter) fillWithin(e *elements) (err error) {
+	if f.seen, err = f.reader.generation(); err != nil {
+		return err
+	}
+	f.frame = nil
+	old, err := f.reader.contents(f.table.Name)
+	if err != nil {
+		return err
+	}
+	generation := old.lastGeneration() + 1
+	b, err := f.begin()
+	if err != nil {
+		return err
+	}
+	staged := false
+	defer func() {
+		if err != nil && staged {
+			f.unstage(generation, old.exists)
+		}
+	}()
+	flushAt := f.limit - 40*sizeOfMessage - elementsPerMessage*sizeOfElement
+
+	b.table(f.table)
+	for k := range kinds {
+		for v := range versions {
+			s := makeSet(f.table, k, v, generation)
+			if err := b.set(s); err != nil {
+				return err
+			}
+			list := e[k][v]
+			for len(list) > 0 {
+				n := min(len(list), elementsPerMessage)
+				if err := b.elements(b.SetAddElements, s, list[:n]); err != nil {
+					return err
+				}
+				list = list[n:]
+				if b.size > flushAt {
+					if err := f.commit(b); err != nil {
+						return err
+					}
+					staged = true
+					b.size = 0
+				}
+			}
+		}
+	}
+	f.switchTo(b, generation, old)
+	if err := f.commit(b); err != nil {
+		return err
+	}
+	f.generation = generation
+	return f.remember()
+}
+
+// remember reads the frame of the table that was just filled. When somebody
+// else has been at it already, there is none, and verify fills it again.
+func (f *filter) remember() error {
+	now, err := f.reader.contents(f.table.Name)
+	if err != nil {
+		return err
+	}
+	frame, err := f.reader.frame(f.table.Name)
+	if err != nil {
+		return err
+	}
+	if len(now.chains) == len(makeChains(f.table)) && now.rules == len(makeRules(f.generation)) {
+		f.frame = frame
+	}
+	return nil
+}
+
+// switchTo adds to the transaction what makes the rules look into the sets of
+// a generation and removes everything else from the table. Chains that are
+// hooked as they should be stay hooked, so that no packet passes unseen.
+func (f *filter) switchTo(b *batch, generation int, old *contents) {
+	if old.exists {
+		b.FlushTable(f.table) // its rules
+	}
+	for _, name := range old.sets {
+		b.dropSet(&nftables.Set{Table: f.table, Name: name})
+	}
+	chains := makeChains(f.table)
+	for _, c := range old.chains {
+		if !sameHook(c, chains) {
+			b.dropChain(&nftables.Chain{Table: f.table, Name: c.Name})
+		}
+	}
+	for _, c := range chains {
+		b.chain(c)
+	}
+	for _, r := range makeRules(generation) {
+		b.rule(f.table, r)
+	}
+}
+
+func sameHook(c *nftables.Chain, ours []*nftables.Chain) bool {
+	for _, o := range ours {
+		if o.Name == c.Name {
+			return describe(o) == describe(c)
+		}
+	}
+	return false
+}
+
+// unstage removes the sets of a generation that did not come into use.
+func (f *filter) unstage(generation int, tableWasThere bool) {
+	b, err := f.begin()
+	if err != nil {
+		return
+	}
+	if !tableWasThere {
+		b.DelTable(f.table)
+		_ = f.commit(b)
+		return
+	}
+	now, err := f.reader.contents(f.table.Name)
+	if err != nil {
+		return
+	}
+	for _, name := range now.sets {
+		if _, _, g, ok := parseSetName(name); ok && g == generation {
+			b.dropSet(&nftables.Set{Table: f.table, Name: name})
+		}
+	}
+	_ = f.commit(b)
+}
+
+// verify compares the table with the plan and fills it anew when they differ.
+func (f *filter) verify(p *redirect.Plan) (repaired bool, err error) {
+	now, err := f.reader.generation()
+	if err != nil {
+		return false, err
+	}
+	if f.synced && f.seen == now {
+		return false, nil
+	}
+	if f.synced && f.frame != nil {
+		same, err := f.matches(p)
+		if err != nil {
+			return false, err
+		}
+		if same {
+			f.seen = now
+			return false, nil
+		}
+	}
+	return true, f.fill(p)
+}
+
+// matches reads the whole table.
+func (f *filter) matches(p *redirect.Plan) (bool, error) {
+	frame, err := f.reader.frame(f.table.Name)
+	if err != nil || string(frame) != string(f.frame) {
+		return false, err
+	}
+	want := planElements(p)
+	for k := range kinds {
+		for v := range versions {
+			have, err := f.reader.elements(f.table.Name, setName(k, v, f.generation))
+			if err != nil {
+				return false, err
+			}
+			if !sameElements(have, want[k][v]) {
+				return false, nil
+			}
+		}
+	}
+	return true, nil
+}
+
+// sameElements compares regardless of order.
+func sameElements(have []element, want []nftables.SetElement) bool {
+	if len(have) != len(want) {
+		return false
+	}
+	keys := make(map[element]struct{}, len(have))
+	for _, e := range have {
+		keys[e] = struct{}{}
+	}
+	for _, w := range want {
+		if _, ok := keys[element{key: string(w.Key), value: string(w.Val), end: w.IntervalEnd}]; !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// remove takes the table away. It tells whether there was one.
+func (f *filter) remove() (bool, error) {
+	c, err := f.reader.contents(f.table.Name)
+	if err != nil || !c.exists {
+		return false, err
+	}
+	b, err := f.begin()
+	if err != nil {
+		return false, err
+	}
+	b.DelTable(f.table)
+	if err := f.commit(b); err != nil && !errors.Is(err, syscall.ENOENT) {
+		return false, explain(err, FeatureNFTables)
+	}
+	return true, nil
+}
+
+// probe tries in a table that never comes to be whether the kernel has
+// everything that the rules are made of, and names what it has not.
+func (f *filter) probe() error {
+	port := []expr.Any{&expr.Immediate{Register: regTarget, Data: []byte{0, 1}}}
+	everything := []struct {
+		feature Feature
+		exprs   []expr.Any
+	}{
+		{FeatureNFTables, nil},
+		{FeatureTProxy, slices.Concat(port, toListener(v4))},
+		{FeatureTProxy, slices.Concat(port, toListener(v6))},
+		{FeatureNoTrack, []expr.Any{&expr.Notrack{}}},
+		{FeatureSocket, []expr.Any{&expr.Socket{Key: expr.SocketKeyTransparent, Register: regKey}}},
+		{FeatureReject, []expr.Any{rejectOther}},
+	}
+	for _, t := range everything {
+		if err := f.try(t.exprs); err != nil {
+			return explain(err, t.feature)
+		}
+	}
+	return nil
+}
+
+// try adds a rule to a table that the same transaction removes.
+func (f *filter) try(exprs []expr.Any) error {
+	b, err := f.begin()
+	if err != nil {
+		return err
+	}
+	scratch := &nftables.Table{Name: f.table.Name + "-probe", Family: nftables.TableFamilyINet}
+	b.AddTable(scratch)
+	chain := b.AddChain(&nftables.Chain{Name: "probe", Table: scratch})
+	if exprs != nil {
+		b.AddRule(&nftables.Rule{Table: scratch, Chain: chain, Exprs: exprs})
+	}
+	b.DelTable(scratch)
+	if err := b.Flush(); err != nil {
+		f.reset()
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,277 @@
+package tproxy
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+
+	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
+)
+
+// reader reads nftables as the kernel tells them. The library that writes them
+// reads every rule into expressions, which fails for tproxy, and has no
+// generation number.
+type reader struct {
+	conn *netlink.Conn
+}
+
+// From linux/netfilter/nfnetlink.h and nf_tables.h.
+const (
+	subsysNFTables = 10
+
+	msgGetTable   = 1
+	msgGetChain   = 4
+	msgGetRule    = 7
+	msgGetSet     = 10
+	msgGetElement = 13
+	msgGetGen     = 16
+
+	attrTableName    = 1
+	attrChainTable   = 1
+	attrChainName    = 3
+	attrChainHook    = 4
+	attrChainType    = 7
+	attrHookNum      = 1
+	attrHookPriority = 2
+	attrRuleTable    = 1
+	attrSetTable     = 1
+	attrSetName      = 2
+	attrElemListSet  = 2
+	attrElemList     = 3
+	attrElemKey      = 1
+	attrElemData     = 2
+	attrElemFlags    = 3
+	attrDataValue    = 1
+	attrGenID        = 1
+
+	elemIntervalEnd = 1
+
+	flagDumpInterrupted = 0x10
+)
+
+func openReader(netns int) (*reader, error) {
+	conn, err := netlink.Dial(syscall.NETLINK_NETFILTER, &netlink.Config{NetNS: netns})
+	if err != nil {
+		return nil, explain(fmt.Errorf("netfilter netlink: %w", err), FeatureNFTables)
+	}
+	return &reader{conn: conn}, nil
+}
+
+func (r *reader) close() { _ = r.conn.Close() }
+
+// get sends a request for the inet family and gives the answers. A dump that a
+// change interrupted is read again.
+func (r *reader) get(kind uint16, flags netlink.HeaderFlags, attrs ...netlink.Attribute) ([]netlink.Message, error) {
+	data, err := netlink.MarshalAttributes(attrs)
+	if err != nil {
+		return nil, err
+	}
+	header := []byte{byte(nftables.TableFamilyINet), 0, 0, 0}
+	for range 10 {
+		answers, err := r.conn.Execute(netlink.Message{
+			Header: netlink.Header{Type: netlink.HeaderType(subsysNFTables<<8 | kind), Flags: netlink.Request | flags},
+			Data:   slices.Concat(header, data),
+		})
+		if err != nil {
+			if errors.Is(err, syscall.EINTR) {
+				continue
+			}
+			return nil, err
+		}
+		if !slices.ContainsFunc(answers, func(m netlink.Message) bool { return m.Header.Flags&flagDumpInterrupted != 0 }) {
+			return answers, nil
+		}
+	}
+	return nil, fmt.Errorf("nftables change too fast to be read: %w", syscall.EINTR)
+}
+
+// generation gives the number of the generation of all nftables tables of the
+// namespace: each transaction of anybody's makes it one more.
+func (r *reader) generation() (uint32, error) {
+	answers, err := r.get(msgGetGen, 0)
+	if err != nil {
+		return 0, fmt.Errorf("nftables generation: %w", err)
+	}
+	for _, m := range answers {
+		if b := attribute(body(m), attrGenID); len(b) == 4 {
+			return binary.BigEndian.Uint32(b), nil
+		}
+	}
+	return 0, fmt.Errorf("nftables generation: no answer: %w", syscall.EOPNOTSUPP)
+}
+
+// contents names what is in a table.
+type contents struct {
+	exists bool
+	sets   []string
+	chains []*nftables.Chain // with name, type, hook and priority
+	rules  int
+}
+
+// lastGeneration gives the highest generation of the sets, 0 if there are none.
+func (c *contents) lastGeneration() int {
+	last := 0
+	for _, name := range c.sets {
+		if _, _, g, ok := parseSetName(name); ok {
+			last = max(last, g)
+		}
+	}
+	return last
+}
+
+func (r *reader) contents(table string) (*contents, error) {
+	c := &contents{}
+	_, err := r.get(msgGetTable, 0, text(attrTableName, table))
+	if errors.Is(err, syscall.ENOENT) {
+		return c, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("table inet %s: %w", table, err)
+	}
+	c.exists = true
+	sets, err := r.get(msgGetSet, netlink.Dump, text(attrSetTable, table))
+	if err != nil {
+		return nil, fmt.Errorf("sets of table inet %s: %w", table, err)
+	}
+	for _, m := range sets {
+		c.sets = append(c.sets, cString(attribute(body(m), attrSetName)))
+	}
+	chains, err := r.chains(table)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range chains {
+		c.chains = append(c.chains, parseChain(body(m)))
+	}
+	rules, err := r.rules(table)
+	c.rules = len(rules)
+	return c, err
+}
+
+// chains gives the chains of a table; the kernel cannot be asked for them
+// alone.
+func (r *reader) chains(table string) ([]netlink.Message, error) {
+	all, err := r.get(msgGetChain, netlink.Dump)
+	if err != nil {
+		return nil, fmt.Errorf("chains: %w", err)
+	}
+	return slices.DeleteFunc(all, func(m netlink.Message) bool {
+		return cString(attribute(body(m), attrChainTable)) != table
+	}), nil
+}
+
+// rules gives the rules of a table, also of kernels that answer with those of
+// others.
+func (r *reader) rules(table string) ([]netlink.Message, error) {
+	all, err := r.get(msgGetRule, netlink.Dump, text(attrRuleTable, table))
+	if err != nil {
+		return nil, fmt.Errorf("rules of table inet %s: %w", table, err)
+	}
+	return slices.DeleteFunc(all, func(m netlink.Message) bool {
+		return cString(attribute(body(m), attrRuleTable)) != table
+	}), nil
+}
+
+func parseChain(b []byte) *nftables.Chain {
+	c := &nftables.Chain{Name: cString(attribute(b, attrChainName)), Type: nftables.ChainType(cString(attribute(b, attrChainType)))}
+	hook := attribute(b, attrChainHook)
+	number, priority := attribute(hook, attrHookNum), attribute(hook, attrHookPriority)
+	if len(number) == 4 && len(priority) == 4 {
+		n := nftables.ChainHook(binary.BigEndian.Uint32(number))
+		p := nftables.ChainPriority(int32(binary.BigEndian.Uint32(priority)))
+		c.Hooknum, c.Priority = &n, &p
+	}
+	return c
+}
+
+// frame gives a table's chains and rules as the kernel tells them, with their
+// handles: whatever happens to one of them shows.
+func (r *reader) frame(table string) ([]byte, error) {
+	chains, err := r.chains(table)
+	if err != nil {
+		return nil, err
+	}
+	rules, err := r.rules(table)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	for _, m := range slices.Concat(chains, rules) {
+		b.Write(m.Data)
+	}
+	return b.Bytes(), nil
+}
+
+// element is one element of a set or map.
+type element struct {
+	key, value string
+	end        bool // the end of an interval
+}
+
+// elements reads a set; one that does not exist has none.
+func (r *reader) elements(table, set string) ([]element, error) {
+	answers, err := r.get(msgGetElement, netlink.Dump, text(attrSetTable, table), text(attrElemListSet, set))
+	if errors.Is(err, syscall.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("set %s of table inet %s: %w", set, table, err)
+	}
+	var list []element
+	for _, m := range answers {
+		eachAttribute(attribute(body(m), attrElemList), func(_ uint16, b []byte) {
+			e := element{
+				key:   string(attribute(attribute(b, attrElemKey), attrDataValue)),
+				value: string(attribute(attribute(b, attrElemData), attrDataValue)),
+			}
+			if flags := attribute(b, attrElemFlags); len(flags) == 4 {
+				e.end = binary.BigEndian.Uint32(flags)&elemIntervalEnd != 0
+			}
+			list = append(list, e)
+		})
+	}
+	return list, nil
+}
+
+// body gives what comes after a message's netfilter header.
+func body(m netlink.Message) []byte {
+	if len(m.Data) < 4 {
+		return nil
+	}
+	return m.Data[4:]
+}
+
+// attribute gives the value of the first attribute of a type, or nil.
+func attribute(b []byte, kind uint16) []byte {
+	var found []byte
+	eachAttribute(b, func(k uint16, value []byte) {
+		if k == kind && found == nil {
+			found = value
+		}
+	})
+	return found
+}
+
+// eachAttribute walks netlink attributes; it stops at one that does not hold
+// together.
+func eachAttribute(b []byte, f func(kind uint16, value []byte)) {
+	const header, nested = 4, 0x3fff
+	for len(b) >= header {
+		n := int(binary.NativeEndian.Uint16(b))
+		if n < header || n > len(b) {
+			return
+		}
+		f(binary.NativeEndian.Uint16(b[2:])&nested, b[header:n])
+		b = b[min((n+3)&^3, len(b)):]
+	}
+}
+
+func text(kind uint16, s string) netlink.Attribute {
+	return netlink.Attribute{Type: kind, Data: append([]byte(s), 0)}
+}
+
+func cString(b []byte) string { return string(bytes.TrimRight(b, "\x00")) }

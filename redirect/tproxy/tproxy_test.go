@@ -1,0 +1,72 @@
+package tproxy
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// silence is how long no answer must come for us to call it silence; answers
+// come within a millisecond here.
+const silence = 200 * time.Millisecond
+
+// Facts F2, F3, F8: steered from another host and from the node itself, over
+// IPv4 and IPv6, with the original destination kept and the node's address as
+// the source of what the node itself sends.
+func TestSteersFromAnotherHostAndFromTheNode(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	f := newFront(t, lab.Node, "front")
+	web4, web6 := tcp("10.96.0.10:80"), tcp("[fd01::10]:80")
+	r := newRedirector(t, lab.Node, Options{})
+	apply(t, r, planOf(steerTo(f, web4, web6)))
+	for _, from := range []*netns.Host{lab.Client, lab.Node, lab.Backends[0]} {
+		for _, d := range []service.Destination{web4, web6} {
+			if got := reach(from, d); got != f.says(d) {
+				t.Errorf("from %s: got %q, want %q", from.Name(), got, f.says(d))
+			}
+		}
+	}
+}
+
+// Rules A3.4, A3.12, facts F4, F6: what is refused gives ECONNREFUSED to
+// connect, a host's wildcard server is not reachable by a service's address,
+// and an address that no service has is silent.
+func TestRefusesAndKeepsSilent(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Node.EchoTCP(t, 8080) // a wildcard server of the host
+	f := newFront(t, lab.Node, "front")
+	r := newRedirector(t, lab.Node, Options{})
+	apply(t, r, planOf(
+		steerTo(f, tcp("10.96.0.10:80"), tcp("[fd01::10]:80")),
+		refusing(tcp("10.96.0.11:80"), tcp("[fd01::11]:80"), udp("10.96.0.11:53"), udp("[fd01::11]:53"), sctp("10.96.0.11:9")),
+	))
+	for _, from := range []*netns.Host{lab.Client, lab.Node} {
+		for _, c := range []struct{ to, want string }{
+			{"10.96.0.10:80", "front for 10.96.0.10:80"},
+			{"[fd01::10]:80", "front for [fd01::10]:80"},
+			{"10.96.0.11:80", "refused"},
+			{"[fd01::11]:80", "refused"},
+			{"10.96.0.10:8080", "refused"},
+			{"[fd01::10]:8080", "refused"},
+			{"10.96.0.11:8080", "refused"},
+			{"10.1.0.1:8080", "node:8080"},
+			{"[fd00:1::1]:8080", "node:8080"},
+		} {
+			if got := reach(from, tcp(c.to)); got != c.want {
+				t.Errorf("from %s to TCP %s: got %q, want %q", from.Name(), c.to, got, c.want)
+			}
+		}
+		for _, to := range []string{"10.96.0.99:80", "[fd01::99]:80", "10.96.0.99:8080", "[fd01::99]:8080"} {
+			if !silent(t, from, tcp(to)) {
+				t.Errorf("from %s to TCP %s: an answer, want silence", from.Name(), to)
+			}
+		}
+		for _, to := range []string{"10.96.0.11:53", "[fd01::11]:53", "10.96.0.10:53", "[fd01::10]:53"} {
+			if got := askUDP(t, from, to); got != "refused" {
+				t.Errorf("from %s to UDP %s: got %q, want a refusal", from.Name(), to, got)
+			}
+		}
+	}
+}
