@@ -2,8 +2,10 @@ package manifests
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -51,26 +53,48 @@ func (c *checker) warnf(p place, format string, args ...any) {
 func (c *checker) line(path string) int {
 	n := follow(c.node)
 	line := n.Line
-	for part := range strings.FieldsFuncSeq(path, func(r rune) bool { return r == '.' || r == '[' || r == ']' }) {
-		var next *yaml.Node
-		if i, err := strconv.Atoi(part); err == nil && n.Kind == yaml.SequenceNode {
-			if i < len(n.Content) {
-				next = n.Content[i]
-				line = next.Line
+	for part := range pathParts(path) {
+		var key, next *yaml.Node
+		if n.Kind == yaml.SequenceNode {
+			if i, err := strconv.Atoi(part); err == nil && i < len(n.Content) {
+				key, next = n.Content[i], n.Content[i]
 			}
 		} else if n.Kind == yaml.MappingNode {
 			for i := 0; i+1 < len(n.Content); i += 2 {
 				if n.Content[i].Value == part {
-					line, next = n.Content[i].Line, n.Content[i+1]
+					key, next = n.Content[i], n.Content[i+1]
 				}
 			}
 		}
 		if next == nil {
 			break
 		}
-		n = follow(next)
+		line, n = key.Line, follow(next)
 	}
 	return line
+}
+
+// pathParts goes through the names and indices of "spec.ports[0].port"; what is
+// between brackets may hold dots.
+func pathParts(path string) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for path != "" {
+			var part string
+			if path[0] == '[' {
+				part, path, _ = strings.Cut(path[1:], "]")
+			} else {
+				end := len(path)
+				if i := strings.IndexAny(path, ".["); i >= 0 {
+					end = i
+				}
+				part, path = path[:end], path[end:]
+			}
+			path = strings.TrimPrefix(path, ".")
+			if !yield(part) {
+				return
+			}
+		}
+	}
 }
 
 // check completes and judges an object.
@@ -113,12 +137,14 @@ func (c *checker) meta(v metav1.Object, namespaced bool) {
 	case v.GetNamespace() != "":
 		c.errorf(at("metadata.namespace"), "this kind of object has no namespace: leave it out")
 	}
-	for key, value := range v.GetLabels() {
+	labels := v.GetLabels()
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		value := labels[key]
 		if len(validation.IsQualifiedName(key)) > 0 {
-			c.errorf(at("metadata.labels"), "%s is not a valid label name", quotedText(key))
+			c.errorf(at("metadata.labels[%s]", key), `%s is not a valid label name: use letters, digits, "-", "_" and ".", with a domain and "/" before it or not`, quotedText(key))
 		}
 		if len(validation.IsValidLabelValue(value)) > 0 {
-			c.errorf(at("metadata.labels"), `%s: %s is not a valid label value: use letters, digits, "-", "_" and ".", with a letter or digit first and last, at most 63 characters`, key, quotedText(value))
+			c.errorf(at("metadata.labels[%s]", key), `%s is not a valid label value: use letters, digits, "-", "_" and ".", with a letter or digit first and last, at most 63 characters`, quotedText(value))
 		}
 	}
 }

@@ -111,7 +111,9 @@ func (c *checker) servicePorts(spec *corev1.ServiceSpec) {
 		} else {
 			numbers[n] = i
 		}
-		c.targetPort(i, p.TargetPort)
+		if p.TargetPort != intstr.FromInt32(p.Port) {
+			c.targetPort(i, p.TargetPort)
+		}
 		if p.NodePort == 0 {
 			continue
 		}

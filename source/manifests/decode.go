@@ -80,17 +80,23 @@ type decoder struct {
 	findings []finding
 	// warned holds the places of warnings without their indices, so that a
 	// field that each of a thousand objects has is told once.
-	warned map[string]int
+	warned map[string]*repeated
 	fill   filler
 	object string // the one being read
 	at     string // where it is in a list, "items[3]"
+}
+
+// repeated is a warning that a file deserves at many places.
+type repeated struct {
+	index int // of the first, in findings
+	more  int
 }
 
 // decode reads a file's data; name decides between YAML and JSON and is put
 // into the findings. If one of the findings is an error the content is not fit
 // to be used. The content's objects have the API server's defaults.
 func decode(name string, data []byte) (content, []finding) {
-	d := decoder{file: name, warned: make(map[string]int)}
+	d := decoder{file: name, warned: make(map[string]*repeated)}
 	d.content.passedOver = make(map[string]int)
 	d.fill.report = d.reportField
 	// Without aliases a file has fewer nodes than bytes.
@@ -128,9 +134,12 @@ func (d *decoder) reportField(line int, path, text string, warning bool) {
 		return
 	}
 	place := d.object[:max(0, strings.IndexByte(d.object, ' '))] + withoutIndices(text)
-	if d.warned[place]++; d.warned[place] == 1 {
-		d.warnf(line, "%s", text)
+	if r, ok := d.warned[place]; ok {
+		r.more++
+		return
 	}
+	d.warned[place] = &repeated{index: len(d.findings)}
+	d.warnf(line, "%s", text)
 }
 
 // withoutIndices gives "spec.ports[].name" for "spec.ports[3].name".
@@ -153,6 +162,11 @@ func withoutIndices(path string) string {
 
 // told gives the findings in the order of the file, not too many of them.
 func (d *decoder) told() []finding {
+	for _, r := range d.warned {
+		if r.more > 0 {
+			d.findings[r.index].text += fmt.Sprintf(" (and %d more like it)", r.more)
+		}
+	}
 	slices.SortStableFunc(d.findings, func(a, b finding) int { return a.line - b.line })
 	var out []finding
 	wrong, warnings := 0, 0
@@ -206,15 +220,16 @@ func (d *decoder) document(n *yaml.Node, itemKind string, depth int) {
 		return
 	}
 	k, ok := kinds[kind(kindName)]
-	if !ok {
+	switch {
+	case !ok:
 		d.content.passedOver[kindName]++
 		return
-	}
-	if apiVersion != k.apiVersion {
+	case group(apiVersion) != group(k.apiVersion):
+		d.content.passedOver[kindName+"."+group(apiVersion)]++ // somebody else's kind of that name
+		return
+	case apiVersion != k.apiVersion:
 		d.content.passedOver[kindName]++
-		if group(apiVersion) == group(k.apiVersion) {
-			d.warnf(n.Line, "%s of apiVersion %s is passed over%s", kindName, quotedText(apiVersion), wantedVersion(kindName))
-		}
+		d.warnf(n.Line, "%s of apiVersion %s is passed over%s", kindName, quotedText(apiVersion), wantedVersion(kindName))
 		return
 	}
 	d.one(n, kind(kindName))
@@ -251,7 +266,10 @@ func (d *decoder) one(n *yaml.Node, k kind) {
 	info := kinds[k]
 	key := objectKey{kind: k}
 	if meta := field(n, "metadata"); meta != nil {
-		key.Name.Name, key.Namespace = scalar(meta, "name"), scalar(meta, "namespace")
+		key.Name.Name = scalar(meta, "name")
+		if info.namespaced {
+			key.Namespace = scalar(meta, "namespace")
+		}
 	}
 	if info.namespaced && key.Namespace == "" {
 		key.Namespace = metav1.NamespaceDefault

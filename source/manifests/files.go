@@ -56,16 +56,43 @@ type symlinkedDir struct {
 	ancestors []fs.FileInfo
 }
 
-// walk finds the manifests below root. The error is that of the root itself.
+// errReplaced says that the root was another directory after the walk.
+var errReplaced = errors.New("another directory keeps taking its place")
+
+// walk finds the manifests below root. The error is that of the root itself. A
+// root that is moved away meanwhile must not look like one that lost its files,
+// so it has to be the same directory before and after.
 func walk(root string, enter func(dir string)) (tree, error) {
-	w := walker{root: root, enter: enter}
-	info, err := os.Stat(root)
+	for range 5 {
+		before, err := statDir(root)
+		if err != nil {
+			return tree{}, err
+		}
+		t, err := walkOnce(root, before, enter)
+		if err != nil {
+			return tree{}, err
+		}
+		after, err := statDir(root)
+		if err != nil {
+			return tree{}, err
+		}
+		if os.SameFile(before, after) {
+			return t, nil
+		}
+	}
+	return tree{}, &fs.PathError{Op: "read", Path: root, Err: errReplaced}
+}
+
+func statDir(name string) (fs.FileInfo, error) {
+	info, err := os.Stat(name)
 	if err == nil && !info.IsDir() {
-		err = &fs.PathError{Op: "read", Path: root, Err: errors.New("not a directory")}
+		err = &fs.PathError{Op: "read", Path: name, Err: errors.New("not a directory")}
 	}
-	if err != nil {
-		return tree{}, err
-	}
+	return info, err
+}
+
+func walkOnce(root string, info fs.FileInfo, enter func(dir string)) (tree, error) {
+	w := walker{root: root, enter: enter}
 	if err := w.dir(".", info, nil); err != nil {
 		return tree{}, err
 	}

@@ -27,9 +27,11 @@ type filler struct {
 	budget int // how many more nodes may be looked at; aliases make it matter
 }
 
-// step is one part of a path: a field's name, or an index where name is "".
+// step is one part of a path: a field's name, a map's key, or an index where
+// name is "".
 type step struct {
 	name  string
+	key   bool
 	index int
 }
 
@@ -38,6 +40,10 @@ func (f *filler) pathString() string {
 	for _, s := range f.path {
 		if s.name == "" {
 			b.WriteString("[" + strconv.Itoa(s.index) + "]")
+			continue
+		}
+		if s.key {
+			b.WriteString("[" + shorten(s.name) + "]")
 			continue
 		}
 		if b.Len() > 0 {
@@ -180,7 +186,7 @@ func (f *filler) mapping(n *yaml.Node, v reflect.Value) {
 	t := v.Type()
 	m := reflect.MakeMapWithSize(t, len(n.Content)/2)
 	for key, val := range f.pairs(n) {
-		f.path = append(f.path, step{name: key.Value})
+		f.path = append(f.path, step{name: key.Value, key: true})
 		e := reflect.New(t.Elem()).Elem()
 		f.value(val, e)
 		m.SetMapIndex(reflect.ValueOf(key.Value).Convert(t.Key()), e)
@@ -195,7 +201,7 @@ func (f *filler) text(n *yaml.Node) (string, bool) {
 		case "!!str", "!!timestamp":
 			return n.Value, true
 		case "!!int", "!!float", "!!bool":
-			f.errorf(n, "%s is %s where text is wanted: put it in quotes", n.Value, describe(n))
+			f.errorf(n, "%s is %s, but text is wanted: put it in quotes", n.Value, describe(n))
 			return "", false
 		}
 	}
@@ -213,6 +219,10 @@ func (f *filler) boolean(n *yaml.Node, v reflect.Value) {
 }
 
 func (f *filler) integer(n *yaml.Node, v reflect.Value) {
+	if n.Kind == yaml.ScalarNode && n.Tag == "!!str" && len(n.Value) > 0 && strings.Trim(n.Value, "0123456789") == "" {
+		f.errorf(n, "%s is text, but a number is wanted: take the quotes off", quoted(n))
+		return
+	}
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" {
 		f.errorf(n, "%s is not a whole number", quoted(n))
 		return
@@ -303,7 +313,7 @@ func describe(n *yaml.Node) string {
 	case "!!int", "!!float":
 		return "a number"
 	case "!!bool":
-		return "true or false"
+		return "a truth value"
 	case "!!null":
 		return "nothing"
 	case "!!str":

@@ -47,9 +47,9 @@ func (w *Watcher) look(now time.Time, first bool, apply func(service.Change)) (a
 	t, err := walk(w.dir, w.watches.add)
 	if err != nil {
 		w.watches.end(tree{}) // the parent is watched for its return
-		if text := ioText(err); !first && text != w.rootErr {
+		if text := err.Error(); !first && text != w.rootErr {
 			w.rootErr = text
-			w.log.Error().Str("directory", w.dir).Msgf("manifests: %s; what was last read stays in force", text)
+			w.log.Error().Msgf("manifests: %s: what was read last stays in force", text)
 		}
 		return false, err
 	}
@@ -68,8 +68,8 @@ func (w *Watcher) look(now time.Time, first bool, apply func(service.Change)) (a
 		w.log.Warn().Msg(f.String())
 	}
 	if first || !change.Empty() {
-		apply(change)
 		w.publish(time.Now())
+		apply(change)
 	} else {
 		w.publish(w.stats.Load().LastChange)
 	}
@@ -170,6 +170,8 @@ func (w *Watcher) readOne(f *foundFile, st *fileState) reading {
 	var data []byte
 	data, r.info, r.err = readFile(filepath.Join(w.dir, filepath.FromSlash(f.path)), w.maxFileSize)
 	if r.err != nil {
+		// Gone since the walk: the next look settles it, its event is on the way.
+		r.unread = errors.Is(r.err, fs.ErrNotExist) && f.target == ""
 		return r
 	}
 	r.empty = len(data) == 0
@@ -201,7 +203,7 @@ func (w *Watcher) take(now time.Time, f *foundFile, r reading) {
 		if st.emptySince.IsZero() {
 			st.emptySince = now
 		}
-		if now.Sub(st.emptySince) < emptyGrace {
+		if now.Sub(st.emptySince) < w.emptyGrace {
 			return
 		}
 	}

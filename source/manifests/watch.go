@@ -46,6 +46,7 @@ type Watcher struct {
 	log         zerolog.Logger
 	maxFileSize int64
 	rescanTime  time.Duration
+	emptyGrace  time.Duration
 	newNotifier func() (notifier, error)
 
 	// What follows belongs to Run's goroutine.
@@ -72,6 +73,7 @@ func New(dir string, opts Options) *Watcher {
 		log:         opts.Logger,
 		maxFileSize: opts.MaxFileSize,
 		rescanTime:  rescanTime,
+		emptyGrace:  emptyGrace,
 		newNotifier: newNotifier,
 		files:       make(map[string]*fileState),
 		catalog:     newCatalog(),
@@ -149,7 +151,7 @@ func (w *Watcher) nextLook(noDirectory bool, took time.Duration) time.Duration {
 	}
 	for _, st := range w.files {
 		if !st.emptySince.IsZero() {
-			wait = min(wait, max(time.Until(st.emptySince.Add(emptyGrace)), 0))
+			wait = min(wait, max(time.Until(st.emptySince.Add(w.emptyGrace)), 0))
 		}
 	}
 	return wait

@@ -1,0 +1,71 @@
+package manifests
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// golden compares text with a file, or writes it.
+func golden(t *testing.T, file, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), got); d != "" {
+		t.Errorf("%s differs (-want +got); -update writes it anew:\n%s", file, d)
+	}
+}
+
+const samples = "../../test/manifests"
+
+// What is said about each kind of broken manifest is in the golden file, for
+// people to read: the file, the line, the object, what is wrong.
+func TestBrokenManifests(t *testing.T) {
+	dir := filepath.Join(samples, "broken")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	for _, e := range entries {
+		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, findings := decode(e.Name(), data)
+		for _, f := range findings {
+			if f.warning {
+				out.WriteString("warning ")
+			} else {
+				out.WriteString("error   ")
+			}
+			out.WriteString(f.String() + "\n")
+		}
+		if len(findings) == 0 {
+			out.WriteString("fine    " + e.Name() + ":")
+			for _, o := range c.objects {
+				out.WriteString(" " + o.key.String())
+			}
+			out.WriteString("\n")
+		}
+		lines := strings.Count(string(data), "\n") + 1
+		if i := slices.IndexFunc(findings, func(f finding) bool { return f.file != e.Name() || f.line > lines }); i >= 0 {
+			t.Errorf("%s has no such line: %s", e.Name(), findings[i])
+		}
+	}
+	golden(t, filepath.Join("testdata", "broken.golden"), out.String())
+}
