@@ -323,4 +323,3 @@ func (c column) missingTool() string {
 	}
 	return ""
 }
-

@@ -2,6 +2,7 @@ package load
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,8 +20,9 @@ import (
 
 // HoldCommand is one line of the holder's input, in JSON.
 type HoldCommand struct {
-	Op string // "open", "ping" or "close"
-	N  int    // how many to open or close
+	Op     string // "open", "ping" or "close"
+	N      int    // how many to open or close
+	AtOnce int    // how many take their step at a time; 0 for 32
 }
 
 // HoldReply is one line of its output.
@@ -34,9 +36,6 @@ type HoldReply struct {
 // holdTimeout bounds each connection's step.
 const holdTimeout = 10 * time.Second
 
-// holdAtOnce is how many connections take their step at a time.
-const holdAtOnce = 32
-
 // Hold runs the holder until its input ends.
 func Hold(target netip.Addr, in io.Reader, out io.Writer) error {
 	h := holder{target: netip.AddrPortFrom(target, PortEcho).String()}
@@ -49,6 +48,7 @@ func Hold(target netip.Addr, in io.Reader, out io.Writer) error {
 		} else if err != nil {
 			return fmt.Errorf("hold: %w", err)
 		}
+		h.atOnce = cmp.Or(c.AtOnce, 32)
 		var reply HoldReply
 		switch c.Op {
 		case "open":
@@ -69,6 +69,7 @@ func Hold(target netip.Addr, in io.Reader, out io.Writer) error {
 
 type holder struct {
 	target string
+	atOnce int
 	conns  []net.Conn
 }
 
@@ -130,7 +131,7 @@ func (h *holder) each(list []net.Conn, step func(int) (net.Conn, error)) HoldRep
 		work    = make(chan int)
 		wg      sync.WaitGroup
 	)
-	for range holdAtOnce {
+	for range h.atOnce {
 		wg.Go(func() {
 			for i := range work {
 				begin := now()

@@ -30,7 +30,7 @@ func TestHolder(t *testing.T) {
 		}
 	}()
 
-	h := holder{target: l.Addr().String()}
+	h := holder{target: l.Addr().String(), atOnce: 8}
 	if r := h.open(50); r.Good != 50 || len(h.conns) != 50 || r.P50 <= 0 || r.Max < r.P99 {
 		t.Errorf("open 50: %+v", r)
 	}

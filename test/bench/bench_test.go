@@ -1,0 +1,128 @@
+package main
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/test/bench/procstat"
+	"github.com/sluice-proxy/sluice/test/bench/report"
+)
+
+func TestFlags(t *testing.T) {
+	for _, c := range []struct {
+		args  string
+		wrong string // part of the error; empty for none
+		check func(*options) bool
+	}{
+		{"", "", func(o *options) bool { return o.out == "docs" && o.rounds == 3 && len(o.peers) == len(names(o)) }},
+		{"-quick", "", func(o *options) bool { return o.out == "" && o.rounds == 1 }},
+		{"-quick -rounds 2 -o here", "", func(o *options) bool { return o.out == "here" && o.rounds == 2 }},
+		{"-peers sluice-nosplice,direct", "", func(o *options) bool { return strings.Join(names(o), " ") == "direct sluice-nosplice" && o.out == "" }},
+		{"-columns rr1", "", func(o *options) bool { return len(o.columns) == 1 && o.columns[0].id == "rr1" }},
+		{"-open 9000", "", func(o *options) bool { return strings.Join(names(o), " ") == "sluice" && o.out == "" }},
+		{"-soak 1000 -peers haproxy", "", func(o *options) bool { return strings.Join(names(o), " ") == "haproxy" }},
+		{"-peers envoy", `unknown peer "envoy": there are direct,`, nil},
+		{"-columns rr2", `unknown column "rr2"`, nil},
+		{"-rounds 0", "above zero", nil},
+		{"-soak 5 -open 5", "one at a time", nil},
+		{"more", `unknown argument "more"`, nil},
+	} {
+		o, err := parseFlags(strings.Fields(c.args))
+		if c.wrong != "" {
+			if err == nil || !strings.Contains(err.Error(), c.wrong) {
+				t.Errorf("%s: error %v, want one with %q", c.args, err, c.wrong)
+			}
+			continue
+		}
+		if err != nil || !c.check(o) {
+			t.Errorf("%s: %v, %+v", c.args, err, o)
+		}
+	}
+}
+
+func names(o *options) []string {
+	var list []string
+	for _, p := range o.peers {
+		list = append(list, p.Name)
+	}
+	return list
+}
+
+func TestParseWrk(t *testing.T) {
+	rate, err := parseWrk([]byte("  8 requests in 1.00s\nRequests/sec:  61234.56\nTransfer/sec: 1MB\n"))
+	if err != nil || rate != 61234.56 {
+		t.Errorf("%v, %v", rate, err)
+	}
+	if _, err := parseWrk([]byte("unable to connect")); err == nil {
+		t.Error("no rate is no error")
+	}
+}
+
+func TestParseIperf(t *testing.T) {
+	bits, err := parseIperf([]byte(`{"end":{"sum_received":{"bits_per_second":1.5e10}}}`))
+	if err != nil || bits != 1.5e10 {
+		t.Errorf("%v, %v", bits, err)
+	}
+	for _, text := range []string{`{"error":"unable to connect"}`, `{}`, `nothing`} {
+		if _, err := parseIperf([]byte(text)); err == nil {
+			t.Errorf("%s is no error", text)
+		}
+	}
+}
+
+func TestParseMetrics(t *testing.T) {
+	m := parseMetrics("# HELP go_goroutines x\ngo_goroutines 12\nsluice_x{a=\"b\"} 3\ngo_memstats_heap_inuse_bytes 2.5e+06\n")
+	if m["go_goroutines"] != 12 || m["go_memstats_heap_inuse_bytes"] != 2.5e6 || len(m) != 2 {
+		t.Errorf("%v", m)
+	}
+}
+
+func TestLastAgainstFirst(t *testing.T) {
+	if got := lastAgainstFirst([]float64{10, 10, 7, 7, 5, 4}); got != 0.45 {
+		t.Errorf("%v, want 0.45", got)
+	}
+	if !math.IsNaN(lastAgainstFirst([]float64{1, 2})) {
+		t.Error("two slices have thirds")
+	}
+}
+
+func TestFlat(t *testing.T) {
+	samples := func(step int) []holdings {
+		var list []holdings
+		for i := range 12 {
+			list = append(list, holdings{memory: procstat.Memory{RSS: 30 << 20}, descriptors: 20 + i*step, threads: 8, goroutines: 15})
+		}
+		return list
+	}
+	if err := flat(samples(0)); err != nil {
+		t.Error(err)
+	}
+	if err := flat(samples(5)); err == nil || !strings.Contains(err.Error(), "descriptors") {
+		t.Errorf("a leak of descriptors: %v", err)
+	}
+	growing := samples(0)
+	for i := range growing {
+		growing[i].memory.RSS += int64(i) << 21
+	}
+	if err := flat(growing); err == nil || !strings.Contains(err.Error(), "RSS") {
+		t.Errorf("a leak of memory: %v", err)
+	}
+	if flat(samples(0)[:2]) == nil {
+		t.Error("two samples tell nothing")
+	}
+}
+
+// A column's figures have rows in the table.
+func TestColumnsHaveMetrics(t *testing.T) {
+	columns := map[string]bool{}
+	for _, m := range report.Metrics {
+		id, _, _ := strings.Cut(m.ID, ".")
+		columns[id] = true
+	}
+	for _, c := range allColumns() {
+		if !columns[c.id] {
+			t.Errorf("column %s has no row", c.id)
+		}
+	}
+}
