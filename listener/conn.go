@@ -40,7 +40,7 @@ func (c *conn) dial(v *policy.Verdict) {
 	w := c.worker
 	client := c.record.Client.Addr()
 	for {
-		now := w.loop.Now()
+		now := poll.Nanotime()
 		i, patience, ok := c.pool.balancer.Next(&c.plan, v.Candidates, client, now)
 		if !ok {
 			c.fail(conntrack.ConnectFailed)
@@ -78,13 +78,13 @@ func (c *conn) dial(v *policy.Verdict) {
 func (c *conn) attemptFailed(errno sys.Errno) (waits bool) {
 	w := c.worker
 	reason := conntrack.DialErrorOf(errno)
-	c.record.AttemptFailed(reason, w.loop.Now())
+	c.record.AttemptFailed(reason, poll.Nanotime())
 	if !reason.Own() {
 		c.pool.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr())
 		return false
 	}
 	w.manager.stats.ownTrouble.Add(1)
-	w.loop.Schedule(&c.timer, w.loop.Now()+int64(ownTroublePause)*int64(c.plan.Attempts()), c)
+	w.loop.Schedule(&c.timer, poll.Nanotime()+int64(ownTroublePause)*int64(c.plan.Attempts()), c)
 	return true
 }
 

@@ -15,10 +15,9 @@ func newCleanupCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove what a proxy that was killed left in the kernel",
-		Long: `Cleanup removes the nftables table, the routes and the policy-routing rules that
-a proxy left in this network namespace when it was killed. It touches nothing
-else, and does nothing while a proxy runs. The flags are those that the proxy
-was given.`,
+		Long: `Cleanup removes the nftables table and the routes that a proxy left in this
+network namespace when it was killed. It touches nothing else, and does nothing
+while a proxy runs. The flags are those that the proxy was given.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			lock, err := redirect.AcquireLock(o.Table)

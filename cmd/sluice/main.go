@@ -50,6 +50,6 @@ To see it work, on any Linux machine and without a cluster:  sluice demo`,
 	}
 	root.SetFlagErrorFunc(explainFlagError)
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(newRunCommand(), newCleanupCommand(), newVersionCommand())
+	root.AddCommand(newRunCommand(), newDemoCommand(), newCleanupCommand(), newVersionCommand())
 	return root
 }

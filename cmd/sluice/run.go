@@ -136,8 +136,6 @@ func (o *runOptions) register(cmd *cobra.Command) {
 // registerSteering adds the flags that name what steering makes in the kernel.
 func registerSteering(f *pflag.FlagSet, o *tproxy.Options) {
 	f.StringVar(&o.Table, "nft-table", tproxy.DefaultTable, "name of the nftables table that is made, and of the lock that keeps a second proxy out")
-	f.IntVar(&o.RouteTable, "route-table", tproxy.DefaultRouteTable, "number of the routing table that is made")
-	f.IntVar(&o.RulePriority, "rule-priority", tproxy.DefaultRulePriority, "priority of the policy-routing rules that are made")
 }
 
 // validate completes the flags and tells what is wrong with them.
