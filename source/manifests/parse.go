@@ -57,7 +57,7 @@ func yamlSyntaxError(data []byte, err error) *syntaxError {
 	if line := firstBadLine(data, e.text); line > 0 {
 		e.line = line
 	}
-	if tabAt := tabIndented(data, e.line); tabAt {
+	if strings.Contains(e.text, "cannot start any token") && tabIndented(data, e.line) {
 		e.text += " (the line is indented with a tab; YAML wants spaces)"
 	}
 	e.text = "not valid YAML: " + e.text

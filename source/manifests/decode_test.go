@@ -1,0 +1,354 @@
+package manifests
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	sigsyaml "sigs.k8s.io/yaml"
+)
+
+// one decodes a file of one object that must be in order.
+func one[T any](t *testing.T, name, text string) T {
+	t.Helper()
+	c, findings := decode(name, []byte(text))
+	if len(findings) > 0 || len(c.objects) != 1 {
+		t.Fatalf("%d objects, %v", len(c.objects), findings)
+	}
+	return c.objects[0].value.(T)
+}
+
+func TestServiceDefaults(t *testing.T) {
+	s := one[*corev1.Service](t, "a.yaml", `
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  clusterIPs: [10.96.0.1, "fd00::1"]
+  sessionAffinity: ClientIP
+  ports:
+  - port: 80
+    name: a
+  - {port: 81, name: b, targetPort: http, protocol: UDP}
+`)
+	got := fmt.Sprintf("%s %s %s %v %d %s", s.Namespace, s.Spec.Type, s.Spec.ClusterIP, s.Spec.ClusterIPs,
+		*s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds, *s.Spec.InternalTrafficPolicy)
+	for _, p := range s.Spec.Ports {
+		got += fmt.Sprintf(" %s:%d/%s->%s", p.Name, p.Port, p.Protocol, p.TargetPort.String())
+	}
+	const want = "default ClusterIP 10.96.0.1 [10.96.0.1 fd00::1] 10800 Cluster a:80/TCP->80 b:81/UDP->http"
+	if got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func TestEndpointSliceDefaults(t *testing.T) {
+	s := one[*discoveryv1.EndpointSlice](t, "a.yaml", slc("web", "web-1", "10.1.0.1"))
+	if p := s.Ports[0]; *p.Name != "" || *p.Protocol != corev1.ProtocolTCP {
+		t.Errorf("%v", p)
+	}
+	if c := s.Endpoints[0].Conditions; c.Ready != nil || c.Serving != nil || c.Terminating != nil {
+		t.Errorf("the conditions' defaults are the model's affair (A1.12): %v", c)
+	}
+}
+
+// What the API server takes although it looks odd.
+func TestLeniency(t *testing.T) {
+	for name, text := range map[string]string{
+		"leading zeros (A1.7)":        strings.Replace(svc("a", "10.96.000.010"), "ports", "externalIPs: [010.0.0.1]\n  ports", 1),
+		"no ports, headless":          "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {clusterIP: None}",
+		"external name":               "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {type: ExternalName, externalName: example.com}",
+		"a name that begins with 1":   svc("1a", "10.96.0.1"),
+		"one number, two protocols":   "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {clusterIP: 10.96.0.1, ports: [{name: a, port: 53}, {name: b, port: 53, protocol: UDP}]}",
+		"a slice without ports":       "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: IPv6\nendpoints: []\nports: null",
+		"a slice of names":            strings.Replace(slc("a", "a-1", "backend.example.com"), "IPv4", "FQDN", 1),
+		"a loopback endpoint":         slc("a", "a-1", "127.0.0.1"),
+		"nulls":                       "apiVersion: v1\nkind: Service\nmetadata: {name: a, creationTimestamp: null, labels: null}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80, targetPort: null}], selector: ~}\nstatus: {loadBalancer: {}}",
+		"yes and no":                  strings.Replace(slc("a", "a-1", "10.1.0.1"), "]\n", "]\n  conditions: {ready: yes, serving: No, terminating: off}\n", 1),
+		"a time without quotes":       strings.Replace(svc("a", "10.96.0.1"), "  name: a\n", "  name: a\n  creationTimestamp: 2026-01-02T03:04:05Z\n", 1),
+		"anchors and merged mappings": "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  clusterIP: 10.96.0.1\n  ports:\n  - &p {port: 80, name: a, protocol: TCP}\n  - {<<: *p, name: b, port: 81}",
+		"windows line ends":           strings.ReplaceAll(svc("a", "10.96.0.1"), "\n", "\r\n"),
+		"a byte order mark":           "\ufeff" + svc("a", "10.96.0.1"),
+		"a document end":              svc("a", "10.96.0.1") + "...\n---\n",
+	} {
+		if c, findings := decode("a.yaml", []byte(text)); len(findings) > 0 || len(c.objects) != 1 {
+			t.Errorf("%s: %d objects, %v", name, len(c.objects), findings)
+		}
+	}
+}
+
+func TestLists(t *testing.T) {
+	service := `{"metadata": {"name": "%s"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}}`
+	for text, want := range map[string]string{
+		// A ServiceList as the API gives it: the items have no kind.
+		`{"apiVersion": "v1", "kind": "ServiceList", "items": [` + fmt.Sprintf(service, "a") + "," + fmt.Sprintf(service, "b") + `]}`: "[Service default/a Service default/b] map[]",
+		`{"apiVersion": "v1", "kind": "List", "items": null}`:                                                                         "[] map[]",
+		`{"apiVersion": "v1", "kind": "List", "items": []} {"apiVersion": "v1", "kind": "PodList", "items": [{}, {}, {}]}`:            "[] map[Pod:3]",
+		`{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", "kind": "Pod"},
+			{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}}]}]}`: "[Node n] map[Pod:1]",
+	} {
+		c, findings := decode("a.json", []byte(text))
+		var keys []string
+		for _, o := range c.objects {
+			keys = append(keys, o.key.String())
+		}
+		if got := fmt.Sprint(keys, c.passedOver); got != want || len(findings) > 0 {
+			t.Errorf("%s: %s, %v", text, got, findings)
+		}
+	}
+}
+
+// The API server's limits on numbers of things.
+func TestLimits(t *testing.T) {
+	many := func(n int, item string) string { return strings.TrimSuffix(strings.Repeat(item+", ", n), ", ") }
+	slice := "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: IPv4\n"
+	ports := func(n int) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, "- {name: p%d, port: %d}\n", i, i+1)
+		}
+		return b.String()
+	}
+	for _, tt := range []struct{ text, want string }{
+		{slice + "endpoints: [" + many(1000, "{addresses: [10.1.0.1]}") + "]", ""},
+		{slice + "endpoints: [" + many(1001, "{addresses: [10.1.0.1]}") + "]", "a.yaml:5: EndpointSlice default/a: endpoints: has 1001 endpoints: 1000 is the limit, make several slices of it"},
+		{slice + "endpoints: [{addresses: [" + many(101, "10.1.0.1") + "]}]", "a.yaml:5: EndpointSlice default/a: endpoints[0].addresses: has 101 addresses: 100 is the limit"},
+		{slice + "ports:\n" + ports(100), ""},
+		{slice + "ports:\n" + ports(101), "a.yaml:5: EndpointSlice default/a: ports: has 101 ports: 100 is the limit"},
+		{strings.Replace(svc("a", "10.96.0.1"), "  - port: 80\n", "  "+strings.ReplaceAll(ports(101), "\n", "\n  "), 1), "a.yaml:7: Service default/a: spec.ports: has 101 ports: 100 is the limit"},
+	} {
+		_, findings := decode("a.yaml", []byte(tt.text))
+		got := ""
+		if len(findings) > 0 {
+			got = findings[0].String()
+		}
+		if got != tt.want {
+			t.Errorf("got  %s\nwant %s", got, tt.want)
+		}
+	}
+}
+
+// Not all of a thousand errors are told.
+func TestManyErrors(t *testing.T) {
+	var b strings.Builder
+	for i := range 1000 {
+		b.WriteString("---\n" + strings.Replace(svc(fmt.Sprintf("a%d", i), "10.96.0.1"), "port: 80", "port: 0\n    new: 1", 1))
+	}
+	_, findings := decode("a.yaml", []byte(b.String()))
+	if len(findings) != 12 || findings[11].String() != "a.yaml: 990 more errors" || !strings.Contains(fmt.Sprint(findings), "(and 999 more like it)") {
+		t.Errorf("%d: %v", len(findings), findings)
+	}
+}
+
+// Aliases that stand for billions of values are refused in no time.
+func TestAliasBomb(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("apiVersion: v1\nkind: Service\nmetadata:\n  name: a\n  labels: &a0 {x: y}\n  finalizers: [a]\nspec:\n  ports:\n")
+	fmt.Fprintf(&b, "  - &p0 {port: 80}\n")
+	b.WriteString("x0: &x0 [a, a, a, a, a, a, a, a, a, a]\n")
+	for i := range 12 {
+		fmt.Fprintf(&b, "x%d: &x%d [%s*x%d]\n", i+1, i+1, strings.Repeat(fmt.Sprintf("*x%d, ", i), 9), i)
+	}
+	text := "apiVersion: v1\nkind: List\nitems: &i\n- *i\n- *i\n---\n" +
+		"apiVersion: v1\nkind: Endpoints\nmetadata: {name: a}\nsubsets: &s\n- addresses: &a [" + strings.Repeat("{ip: 10.1.0.1}, ", 900) + "]\n" +
+		strings.Repeat("- {addresses: *a}\n", 900) + "---\n" + b.String()
+	from := time.Now()
+	_, findings := decode("a.yaml", []byte(text))
+	if took := time.Since(from); took > 5*time.Second {
+		t.Errorf("took %v", took)
+	}
+	if !strings.Contains(fmt.Sprint(findings), "aliases stand for too many values") {
+		t.Errorf("%v", findings)
+	}
+}
+
+// The sample manifests that are in order give what is said here.
+func TestSamples(t *testing.T) {
+	for dir, want := range map[string]string{
+		"hand": "map[EndpointSlice:2 Endpoints:1 Node:1 Service:3 ServiceCIDR:1] map[]",
+		"dev":  "map[EndpointSlice:9 Node:3 Service:7] map[]",
+	} {
+		objects, passedOver := map[kind]int{}, map[string]int{}
+		files, err := filepath.Glob(filepath.Join(samples, dir, "*"))
+		if err != nil || len(files) == 0 {
+			t.Fatal(err, files)
+		}
+		for _, f := range files {
+			data, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, findings := decode(filepath.Base(f), data)
+			for _, f := range findings {
+				t.Error(f)
+			}
+			for _, o := range c.objects {
+				objects[o.key.kind]++
+			}
+			for k, n := range c.passedOver {
+				passedOver[k] += n
+			}
+		}
+		if got := fmt.Sprint(objects, passedOver); got != want {
+			t.Errorf("%s: %s", dir, got)
+		}
+	}
+}
+
+// Filling objects from nodes gives what the usual way over JSON gives.
+func TestFillAgreesWithJSON(t *testing.T) {
+	for _, dir := range []string{"hand", "dev", "broken"} {
+		files, _ := filepath.Glob(filepath.Join(samples, dir, "*.yaml"))
+		for _, f := range files {
+			data, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			compareWithJSON(t, data)
+		}
+	}
+}
+
+// compareWithJSON compares each object of a file, as filled from nodes, with
+// what encoding/json makes of it.
+func compareWithJSON(t *testing.T, data []byte) {
+	t.Helper()
+	compare := func(n *yaml.Node) {
+		k, ok := kinds[kind(scalar(n, "kind"))]
+		if !ok {
+			return
+		}
+		text, err := yaml.Marshal(n)
+		if err != nil {
+			return
+		}
+		got, want := k.make(), k.make()
+		wrong := false
+		f := filler{budget: 1 << 20, report: func(int, string, string, bool) { wrong = true }}
+		f.object(n, got)
+		if wrong {
+			return // JSON is more lenient
+		}
+		asJSON, err := sigsyaml.YAMLToJSON(text)
+		if err != nil {
+			return
+		}
+		if err := json.Unmarshal(asJSON, want); err != nil {
+			t.Errorf("JSON refuses what is taken: %v\n%s", err, text)
+			return
+		}
+		want.SetManagedFields(nil)
+		if node, ok := want.(*corev1.Node); ok {
+			node.Status.Images = nil
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%s\n%s", text, cmp.Diff(want, got))
+		}
+	}
+	_ = parseYAML(data, func(n *yaml.Node) {
+		if items := field(n, "items"); items != nil && items.Kind == yaml.SequenceNode {
+			for _, item := range items.Content {
+				compare(item)
+			}
+			return
+		}
+		compare(n)
+	})
+}
+
+// The YAML parser knows neither "\/" nor surrogate pairs.
+func TestJSONEscapes(t *testing.T) {
+	s := one[*corev1.Service](t, "a.json", `{"apiVersion": "v1", "kind": "Service",
+		"metadata": {"name": "a", "annotations": {"a": "\ud83d\ude80 \/"}},
+		"spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}}`)
+	if got := s.Annotations["a"]; got != "🚀 /" {
+		t.Error(got)
+	}
+}
+
+// JSON gives the same nodes, lines included, by either parser.
+func TestJSONParserAgreesWithYAML(t *testing.T) {
+	text := `{
+	"a": [1, -2.5e3, true, null, "x\u00e9\n", {}],
+	"b": {
+		"c": [], "d": "2026-01-01"
+	}
+}`
+	var a, b []string
+	collect := func(out *[]string) func(*yaml.Node) {
+		var visit func(n *yaml.Node)
+		visit = func(n *yaml.Node) {
+			*out = append(*out, fmt.Sprintf("%d %d %s %q", n.Line, n.Kind, n.ShortTag(), n.Value))
+			for _, c := range n.Content {
+				visit(c)
+			}
+		}
+		return visit
+	}
+	if err := parseJSON([]byte(text), collect(&a)); err != nil {
+		t.Fatal(err)
+	}
+	if err := parseYAML([]byte(text), collect(&b)); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(b, a); d != "" {
+		t.Error(d)
+	}
+}
+
+// FuzzDecode: whatever is in a file, reading it ends, names lines that exist,
+// and gives objects that have names of their own.
+func FuzzDecode(f *testing.F) {
+	for _, dir := range []string{"broken", "hand"} {
+		files, _ := filepath.Glob(filepath.Join(samples, dir, "*"))
+		for _, name := range files {
+			data, err := os.ReadFile(name)
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(data, filepath.Ext(name) == ".json")
+		}
+	}
+	f.Fuzz(func(t *testing.T, data []byte, asJSON bool) {
+		name := "a.yaml"
+		if asJSON {
+			name = "a.json"
+		}
+		c, findings := decode(name, data)
+		lines := strings.Count(string(data), "\n") + strings.Count(string(data), "\r") + strings.Count(string(data), "\u0085") +
+			strings.Count(string(data), "\u2028") + strings.Count(string(data), "\u2029") + 1
+		for _, f := range findings {
+			if f.file != name || f.line < 0 || f.line > lines || f.text == "" {
+				t.Errorf("%q of %d lines", f, lines)
+			}
+		}
+		if hasErrors(findings) {
+			return
+		}
+		for _, o := range c.objects {
+			if o.key.Name.Name == "" || o.value == nil || o.line < 1 {
+				t.Errorf("object %+v", o)
+			}
+			if e, ok := o.value.(*corev1.Endpoints); ok {
+				slices, _ := mirror(e)
+				for _, s := range slices {
+					if len(s.Endpoints) == 0 {
+						t.Errorf("an empty slice of %s", o.key)
+					}
+				}
+			}
+		}
+		if !asJSON && len(data) < 4096 {
+			compareWithJSON(t, data)
+		}
+	})
+}
