@@ -210,6 +210,7 @@ func (l *Link) pass(i int) {
 	}
 	if i == client && other.state&(finKnown|ending) == 0 {
 		w.stats.Active++
+		w.ports.rest(w.loop.Now())
 	}
 	w.stats.Shuts++
 	// If this fails, the socket was reset, which its next event says.

@@ -1,12 +1,17 @@
 package relay
 
-import "github.com/sluice-proxy/sluice/internal/sys"
+import (
+	"net/netip"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
 
 // kernel is the part of the operating system that moves a link's bytes. Tests
 // put a scripted one in its place. The price of the indirect call is about two
 // nanoseconds, beside a system call's few hundred: too little to be measured in
 // any benchmark here.
 type kernel interface {
+	connect(remote, local netip.AddrPort, o sys.ConnectOptions) (int, sys.Errno)
 	recv(fd int, p []byte) (int, sys.Errno)
 	send(fd int, p []byte, more bool) (int, sys.Errno)
 	splice(from, to, n int) (int, sys.Errno)
@@ -24,6 +29,10 @@ type kernel interface {
 type linux struct{}
 
 var _ kernel = linux{}
+
+func (linux) connect(remote, local netip.AddrPort, o sys.ConnectOptions) (int, sys.Errno) {
+	return sys.ConnectTCP(remote, local, o)
+}
 
 func (linux) recv(fd int, p []byte) (int, sys.Errno) { return sys.Recv(fd, p) }
 

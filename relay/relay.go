@@ -120,6 +120,9 @@ type Config struct {
 	// LivenessAfter (0 means 10 s); the client's has it from its listener.
 	EndpointLiveness sys.Liveness
 	LivenessAfter    time.Duration
+
+	Workers int   // how many NewWorker is called for at most; 0 means 1
+	Ports   Ports // local ports of Worker.Connect; zero means SparePorts
 }
 
 func (c Config) withDefaults() Config {
@@ -138,15 +141,22 @@ func (c Config) withDefaults() Config {
 	if c.LivenessAfter == 0 {
 		c.LivenessAfter = 10 * time.Second
 	}
+	if c.Workers == 0 {
+		c.Workers = 1
+	}
+	if c.Ports.Last == 0 {
+		c.Ports = SparePorts()
+	}
 	return c
 }
 
 // Relay is what the workers of a process share: the configuration and the bound
 // on pipes.
 type Relay struct {
-	config Config
-	kernel kernel
-	pipes  atomic.Int64
+	config  Config
+	kernel  kernel
+	pipes   atomic.Int64
+	workers atomic.Int64
 }
 
 // New makes a relay.
@@ -171,6 +181,7 @@ type Worker struct {
 	chunks chunkPool
 	pipes  pipePool
 	turns  turnQueue
+	ports  localPorts
 	stats  Stats
 	public publicStats
 	rounds uint
@@ -203,6 +214,7 @@ func (r *Relay) newWorker(l loop) *Worker {
 		kernel: r.kernel,
 		loop:   l,
 		buffer: make([]byte, bufferSize),
+		ports:  newLocalPorts(r.config.Ports, int(r.workers.Add(1)-1)%r.config.Workers, r.config.Workers),
 	}
 	l.AtTick(w.tick)
 	l.AtWait(w.publish)

@@ -151,7 +151,7 @@ type ConnectOptions struct {
 // descriptor with 0 (connected already) or EINPROGRESS (it becomes writable, or
 // fails, later), else -1 and why: EADDRNOTAVAIL means that no local port is
 // free for this remote address, which is our own trouble, never the remote
-// side's (see Ports).
+// side's.
 //
 // local may be the zero AddrPort (the kernel picks both), an address with port
 // 0 (the kernel picks the port when it knows the remote address, so that one

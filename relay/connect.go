@@ -1,0 +1,168 @@
+package relay
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+// Ports is a range of local ports, first to last.
+type Ports struct {
+	First, Last uint16
+	// Always takes every port from the range. Otherwise the kernel chooses
+	// until many ports are in TIME_WAIT.
+	Always bool
+}
+
+// SparePorts returns the range that workers use unless told otherwise: the
+// ports above those that the kernel gives away by itself, so that none of those
+// is lost to other programs; if there are too few, the upper eighth of them.
+func SparePorts() Ports {
+	first, last, err := sys.LocalPortRange()
+	if err != nil {
+		first, last = 32768, 60999
+	}
+	const enough = 2048
+	if last <= 65534-enough {
+		return Ports{First: last + 1, Last: 65534}
+	}
+	return Ports{First: last - (last-first)/8, Last: last}
+}
+
+const (
+	// timeWait is how long the kernel keeps a port in TIME_WAIT.
+	timeWait = int64(60 * time.Second)
+	// restBound is how many ports may rest in TIME_WAIT on account of one worker
+	// before it chooses ports itself.
+	restBound = 1024
+	// portTries is how many ports are tried that are still in use by the
+	// same endpoint, before the kernel is asked.
+	portTries = 8
+)
+
+// localPorts chooses the local ports of a worker's connections to endpoints.
+//
+// When a client closes first and its FIN is passed on, the endpoint's side
+// closes second, and the port towards it rests in TIME_WAIT for a minute. The
+// kernel does not give such a port to the same endpoint again, and looks through
+// ever more of them: at some thousand connections a second its search takes most
+// of the time, then none is left. But it lets a socket that is bound to a port of
+// its own take over a connection in TIME_WAIT, if both hosts use TCP timestamps
+// (RFC 6191), whatever net.ipv4.tcp_tw_reuse says. So once many ports rest,
+// the worker goes through a small range of its own, again and again; with it the
+// number of resting ports is bounded too.
+type localPorts struct {
+	ports  Ports
+	step   int // the workers share the range: each takes every step-th port
+	next   int
+	began  int64  // of the current minute
+	now    uint64 // ports that went to rest in the current minute
+	before uint64 // in the minute before
+}
+
+func newLocalPorts(p Ports, worker, workers int) localPorts {
+	lp := localPorts{ports: p, step: max(workers, 1), next: worker}
+	if n := lp.count(); n > 0 {
+		lp.next += lp.step * rand.IntN(n)
+	}
+	return lp
+}
+
+// count is how many ports this worker has.
+func (lp *localPorts) count() int {
+	return (int(lp.ports.Last) - int(lp.ports.First) + 1) / lp.step
+}
+
+// rest notes that a port went into TIME_WAIT.
+func (lp *localPorts) rest(now int64) {
+	lp.turn(now)
+	lp.now++
+}
+
+// crowded reports whether to choose ports rather than to let the kernel.
+func (lp *localPorts) crowded(now int64) bool {
+	if lp.ports.Always || lp.now+lp.before < restBound {
+		return lp.ports.Always
+	}
+	lp.turn(now)
+	left := uint64(timeWait - (now - lp.began))
+	return lp.now+lp.before*left/uint64(timeWait) >= restBound
+}
+
+func (lp *localPorts) turn(now int64) {
+	switch age := now - lp.began; {
+	case age < timeWait:
+	case age < 2*timeWait:
+		lp.began, lp.now, lp.before = lp.began+timeWait, 0, lp.now
+	default:
+		lp.began, lp.now, lp.before = now, 0, 0
+	}
+}
+
+func (lp *localPorts) choose() uint16 {
+	lp.next += lp.step
+	if size := int(lp.ports.Last) - int(lp.ports.First) + 1; lp.next >= size {
+		lp.next %= lp.step
+	}
+	return lp.ports.First + uint16(lp.next)
+}
+
+// Connect begins to connect to an endpoint, as sys.ConnectTCP does, for a link
+// of this worker. If local has no port, it finds one, also when thousands rest
+// in TIME_WAIT. EADDRNOTAVAIL means that there is none left for this endpoint
+// and local address: our own trouble, never the endpoint's.
+func (w *Worker) Connect(endpoint, local netip.AddrPort, o sys.ConnectOptions) (int, sys.Errno) {
+	if local.Port() != 0 {
+		return w.connect(endpoint, local, o)
+	}
+	if w.ports.crowded(w.loop.Now()) {
+		if fd, e := w.connectFrom(endpoint, local.Addr(), o, portTries); e != sys.EADDRNOTAVAIL || w.ports.ports.Always {
+			return fd, e
+		}
+	}
+	fd, e := w.connect(endpoint, local, o)
+	if e == sys.EADDRNOTAVAIL {
+		return w.connectFrom(endpoint, local.Addr(), o, 4*portTries)
+	}
+	return fd, e
+}
+
+// connectFrom tries ports of the worker's own.
+func (w *Worker) connectFrom(endpoint netip.AddrPort, local netip.Addr, o sys.ConnectOptions, tries int) (fd int, e sys.Errno) {
+	if !local.IsValid() {
+		local = netip.IPv4Unspecified()
+		if !endpoint.Addr().Unmap().Is4() {
+			local = netip.IPv6Unspecified()
+		}
+	}
+	for range min(tries, w.ports.count()) {
+		fd, e = w.connect(endpoint, netip.AddrPortFrom(local, w.ports.choose()), o)
+		// The port has a connection to this endpoint, or belongs to somebody
+		// who does not share it.
+		if e != sys.EADDRNOTAVAIL && e != sys.EADDRINUSE {
+			w.stats.Chosen++
+			return fd, e
+		}
+		w.stats.Taken++
+	}
+	return -1, sys.EADDRNOTAVAIL
+}
+
+func (w *Worker) connect(endpoint, local netip.AddrPort, o sys.ConnectOptions) (int, sys.Errno) {
+	// Socket, TCP_NODELAY, connect; for a local address SO_REUSEADDR and bind;
+	// IP_TRANSPARENT; IP_BIND_ADDRESS_NO_PORT.
+	calls := uint64(3)
+	if local.Addr().IsValid() {
+		calls += 2
+		if o.Transparent {
+			calls++
+		}
+		if local.Port() == 0 {
+			calls++
+		}
+	}
+	w.stats.Dials += calls
+	return w.kernel.connect(endpoint, local, o)
+}
