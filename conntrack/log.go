@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -62,9 +61,14 @@ const (
 	// writeSize is the size at which encoded lines are written without waiting
 	// for the queue to run empty.
 	writeSize = 64 << 10
-	// reportEvery is the least time between two reports of write errors.
+	// reportEvery is the least time between two reports of one kind of trouble.
 	reportEvery = time.Minute
+	// hangPatience is how long Reopen and Close wait for a write that hangs.
+	hangPatience = time.Second
 )
+
+// errHangs is what Reopen and Close give when nobody reads what the log writes.
+var errHangs = errors.New("access log: a write hangs")
 
 // Log is the access log: a Sink that writes one line for each record. A write
 // error never stops it: the lines that could not be written are counted, the
@@ -79,22 +83,43 @@ type Log struct {
 	lost    atomic.Uint64
 	errors  atomic.Uint64
 
-	mu     sync.Mutex // guards what follows
-	file   *os.File   // what Reopen replaces and Close closes, or nil
+	lock   chan struct{} // full while it is held; guards what follows
+	file   *os.File      // what Reopen replaces and Close closes, or nil
 	out    io.Writer
 	buf    bytes.Buffer
 	encode func(*Record)
-	torn   bool      // the last write ended within a line
-	told   bool      // the program's log was told of an error and not yet of its end
-	report time.Time // when it was last told of an error
-	unsaid uint64    // lines lost since then
+	torn   bool   // the last write ended within a line
+	told   bool   // the program's log was told of an error and not yet of its end
+	failed report // writes
+	slow   report // records that were dropped
 }
 
-var _ Sink = (*Log)(nil)
+var (
+	_ Sink         = (*Log)(nil)
+	_ LossReporter = (*Log)(nil)
+)
+
+// report is a kind of trouble that the program's log is told of.
+type report struct {
+	last   time.Time // when it was last told
+	unsaid uint64    // what was lost since then
+}
+
+// due tells whether the program's log is to be told, and of how much. n was lost
+// now.
+func (r *report) due(now time.Time, n uint64) (lost uint64, ok bool) {
+	r.unsaid += n
+	if !r.last.IsZero() && now.Sub(r.last) < reportEvery {
+		return 0, false
+	}
+	lost = r.unsaid
+	r.last, r.unsaid = now, 0
+	return lost, true
+}
 
 // OpenLog opens the access log. It fails if the file cannot be opened.
 func OpenLog(opts LogOptions) (*Log, error) {
-	l := &Log{logger: opts.Logger, now: time.Now, out: opts.Writer}
+	l := &Log{logger: opts.Logger, now: time.Now, out: opts.Writer, lock: make(chan struct{}, 1)}
 	switch {
 	case opts.Writer != nil:
 	case opts.Path == "-":
@@ -127,10 +152,23 @@ func openFile(path string) (*os.File, error) {
 	return f, nil
 }
 
+func (l *Log) acquire() { l.lock <- struct{}{} }
+func (l *Log) release() { <-l.lock }
+
+// acquireSoon is acquire for those who must not wait for ever.
+func (l *Log) acquireSoon() error {
+	select {
+	case l.lock <- struct{}{}:
+		return nil
+	case <-time.After(hangPatience):
+		return errHangs
+	}
+}
+
 // Write implements Sink.
 func (l *Log) Write(batch []Record) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.acquire()
+	defer l.release()
 	for i := range batch {
 		l.encode(&batch[i])
 		if l.buf.Len() >= writeSize {
@@ -141,9 +179,22 @@ func (l *Log) Write(batch []Record) {
 
 // Flush implements Sink: it writes what has been encoded.
 func (l *Log) Flush() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.acquire()
+	defer l.release()
 	l.flushLocked()
+}
+
+// RecordsLost implements LossReporter.
+func (l *Log) RecordsLost(n uint64) {
+	l.acquire()
+	defer l.release()
+	if lost, ok := l.slow.due(l.now(), n); ok {
+		l.tellSlow(lost)
+	}
+}
+
+func (l *Log) tellSlow(lost uint64) {
+	l.logger.Warn().Uint64("records_lost", lost).Msg("access log is too slow; records were dropped")
 }
 
 // Reopen closes the file and opens it anew by its name, after a log rotation has
@@ -157,8 +208,10 @@ func (l *Log) Reopen() error {
 	if err != nil {
 		return err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	if err := l.acquireSoon(); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	defer l.release()
 	if l.file == nil { // closed in the meantime
 		return f.Close()
 	}
@@ -171,12 +224,21 @@ func (l *Log) Reopen() error {
 	return nil
 }
 
-// Close writes what has been encoded and closes the file. The log must not be
-// written to afterwards.
+// Close writes what has been encoded and closes the file. It does not wait longer
+// than a second for a write that hangs. The log must not be written to afterwards.
 func (l *Log) Close() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	if err := l.acquireSoon(); err != nil {
+		return err
+	}
+	defer l.release()
 	l.flushLocked()
+	if l.slow.unsaid > 0 {
+		l.tellSlow(l.slow.unsaid)
+	}
+	if l.failed.unsaid > 0 {
+		l.logger.Error().Uint64("lines_lost", l.failed.unsaid).Msg("access log could not be written")
+	}
+	l.slow.unsaid, l.failed.unsaid = 0, 0
 	if l.file == nil {
 		return nil
 	}
@@ -220,17 +282,16 @@ func (l *Log) flushLocked() {
 		lost := uint64(bytes.Count(lines[n:], []byte{'\n'}))
 		l.lost.Add(lost)
 		l.errors.Add(1)
-		l.unsaid += lost
 		if n > 0 {
 			l.torn = lines[n-1] != '\n'
 		}
-		if now := l.now(); l.report.IsZero() || now.Sub(l.report) >= reportEvery {
-			l.logger.Error().Err(err).Uint64("lines_lost", l.unsaid).Msg("access log cannot be written")
-			l.told, l.report, l.unsaid = true, now, 0
+		if lost, ok := l.failed.due(l.now(), lost); ok {
+			l.logger.Error().Err(err).Uint64("lines_lost", lost).Msg("access log cannot be written")
+			l.told = true
 		}
 	} else if l.told {
-		l.logger.Info().Uint64("lines_lost", l.unsaid).Msg("access log can be written again")
-		l.told, l.unsaid = false, 0
+		l.logger.Info().Uint64("lines_lost", l.failed.unsaid).Msg("access log can be written again")
+		l.told, l.failed.unsaid = false, 0
 	}
 	l.buf.Reset()
 }

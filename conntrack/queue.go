@@ -24,8 +24,9 @@ type queue struct {
 	stopOnce sync.Once
 	done     chan struct{}
 
-	queued  atomic.Uint64
-	dropped atomic.Uint64
+	queued   atomic.Uint64
+	dropped  atomic.Uint64
+	reported uint64 // of dropped; deliver's
 }
 
 func newQueue(sink Sink, depth int) *queue {
@@ -101,6 +102,12 @@ func (q *queue) deliver() {
 func (q *queue) write(b *batch) {
 	q.sink.Write(b.records)
 	q.recycle(b)
+	if r, ok := q.sink.(LossReporter); ok {
+		if dropped := q.dropped.Load(); dropped != q.reported {
+			r.RecordsLost(dropped - q.reported)
+			q.reported = dropped
+		}
+	}
 	if len(q.full) == 0 {
 		q.sink.Flush()
 	}

@@ -59,6 +59,13 @@ type Sink interface {
 	Flush()
 }
 
+// LossReporter is a Sink that wants to know of records that were dropped because
+// it was too slow.
+type LossReporter interface {
+	// RecordsLost is called between two Writes, on the same goroutine.
+	RecordsLost(n uint64)
+}
+
 // Table is the table of live connections, in shards.
 type Table struct {
 	shards   []Shard
@@ -118,8 +125,8 @@ func (t *Table) Stats() Stats {
 }
 
 // Close waits until the sink has taken all that was flushed, or until ctx ends;
-// then the sink is still in use and must not be closed. Records that are flushed
-// afterwards are dropped.
+// then the sink may still be in use. Records that are flushed afterwards are
+// dropped.
 func (t *Table) Close(ctx context.Context) error {
 	if t.queue == nil {
 		return nil

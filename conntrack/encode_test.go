@@ -1,0 +1,357 @@
+package conntrack
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// examples are the records that docs/connection-log.md shows.
+func examples() []Record {
+	wall := time.Date(2026, 6, 1, 12, 0, 0, 250123456, time.UTC).UnixNano()
+	ms := int64(time.Millisecond)
+	dead := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.4:8080"), Node: "node-a", Zone: "z1", Pod: service.Name{Namespace: "default", Name: "web-1"}}
+	live := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Node: "node-b", Zone: "z2", Pod: service.Name{Namespace: "default", Name: "web-2"}}
+	bare := &service.Endpoint{Addr: netip.MustParseAddrPort("[fd00:1::7]:5432")}
+	db := &service.Port{Name: service.PortName{Name: service.Name{Namespace: "shop", Name: "db"}, Protocol: service.TCP}}
+	return []Record{
+		{
+			ID: 1, Wall: wall, Protocol: service.TCP,
+			Client: netip.MustParseAddrPort("10.0.0.7:41822"), VIP: netip.MustParseAddrPort("10.96.0.10:80"), Kind: service.ClusterIP,
+			Port: portHTTP, Endpoint: live, Attempts: 1, Connected: true,
+			ConnectTime: ms / 5, FirstByte: ms * 3 / 2, Duration: 12 * ms, BytesFromClient: 78, BytesFromEndpoint: 1290, End: ClientFin,
+		},
+		{
+			ID: 2, Wall: wall + 17*ms, Protocol: service.TCP,
+			Client: netip.MustParseAddrPort("10.0.0.7:41830"), VIP: netip.MustParseAddrPort("192.0.2.1:80"), Kind: service.LoadBalancer,
+			Port: portHTTP, Endpoint: live, Source: SourceClient, Affinity: AffinityMoved, Attempts: 2, Connected: true,
+			Failed:      []Attempt{{dead, 250 * ms, DialTimeout}},
+			ConnectTime: 251 * ms, FirstByte: 253 * ms, Duration: 3725 * 1000 * ms, BytesFromClient: 5 << 20, BytesFromEndpoint: 3 << 29, End: EndpointReset,
+		},
+		{
+			ID: 3, Wall: wall + 40*ms, Protocol: service.TCP,
+			Client: netip.MustParseAddrPort("[fd00::9]:50000"), VIP: netip.MustParseAddrPort("[fd00:96::5]:5432"), Kind: service.ClusterIP,
+			Port: db, Endpoint: bare, Affinity: AffinityNew, Attempts: 4,
+			Failed:   []Attempt{{bare, 85000, DialRefused}, {bare, 61000, DialRefused}, {bare, 60000, DialRefused}, {bare, 59000, DialRefused}},
+			Duration: 310000, End: ConnectFailed,
+		},
+		{
+			ID: 4, Wall: wall + 51*ms, Protocol: service.TCP,
+			Client: netip.MustParseAddrPort("10.0.0.8:40000"), VIP: netip.MustParseAddrPort("10.96.0.10:80"), Kind: service.ClusterIP,
+			Port: portHTTP, Duration: 20000, End: NoEndpoints,
+		},
+	}
+}
+
+func encodeAll(t *testing.T, format Format, records []Record) string {
+	t.Helper()
+	var out bytes.Buffer
+	l, err := OpenLog(LogOptions{Writer: &out, Format: format, Zone: time.UTC})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Write(records)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+const docPath = "../docs/connection-log.md"
+
+func doc(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile(docPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// The examples in the documentation are what the code writes.
+func TestDocumentedExamples(t *testing.T) {
+	text := doc(t)
+	for _, format := range []Format{JSON, Console} {
+		for line := range strings.Lines(encodeAll(t, format, examples())) {
+			if !strings.Contains(text, line) {
+				t.Errorf("%s does not show\n%s", docPath, line)
+			}
+		}
+	}
+}
+
+// documentedRow is a row of a table in the documentation.
+var documentedRow = regexp.MustCompile("(?m)^\\| `([a-z_.\\[\\]]+)` \\|")
+
+// documentedIn gives the first column of the table below a heading.
+func documentedIn(t *testing.T, heading string) []string {
+	t.Helper()
+	_, text, ok := strings.Cut(doc(t), "\n"+heading+"\n")
+	if !ok {
+		t.Fatalf("%s has no heading %q", docPath, heading)
+	}
+	text, _, _ = strings.Cut(text, "\n##")
+	var rows []string
+	for _, m := range documentedRow.FindAllStringSubmatch(text, -1) {
+		rows = append(rows, m[1])
+	}
+	return rows
+}
+
+// The documentation lists the fields that the code writes, in its order, and no
+// others.
+func TestDocumentedFields(t *testing.T) {
+	documented := documentedIn(t, "## Fields of the JSON form")
+	// The second example has all of them.
+	var written []string
+	d := json.NewDecoder(strings.NewReader(encodeAll(t, JSON, examples()[1:2])))
+	path := ""
+	for depth, key := 0, true; d.More() || depth > 0; {
+		token, err := d.Token()
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch token {
+		case json.Delim('{'):
+			depth++
+			key = true
+			continue
+		case json.Delim('['):
+			path = written[len(written)-1] + "[]."
+			continue
+		case json.Delim('}'):
+			depth--
+			key = true
+			continue
+		case json.Delim(']'):
+			path, key = "", true
+			continue
+		}
+		if key {
+			written = append(written, path+token.(string))
+		}
+		key = !key
+	}
+	if !slices.Equal(documented, written) {
+		t.Errorf("%s lists\n%v, the code writes\n%v", docPath, documented, written)
+	}
+}
+
+// The documentation explains every value of the fields that have a fixed set,
+// and no others.
+func TestDocumentedValues(t *testing.T) {
+	var ends, dialErrors []string
+	for _, e := range Ends() {
+		ends = append(ends, e.String())
+	}
+	for _, e := range DialErrors() {
+		dialErrors = append(dialErrors, e.String())
+	}
+	for heading, want := range map[string][]string{
+		"### `end`":                     ends,
+		"### `affinity`":                affinityNames[:],
+		"### `failed_attempts[].error`": dialErrors,
+	} {
+		got := documentedIn(t, heading)
+		slices.Sort(got)
+		if !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+			t.Errorf("%s lists %v below %s, the code writes %v", docPath, got, heading, want)
+		}
+	}
+	var inText []string
+	inText = append(inText, sourceNames[:]...)
+	for _, k := range []service.AddressKind{service.ClusterIP, service.ExternalIP, service.LoadBalancer, service.NodePort} {
+		inText = append(inText, k.String())
+	}
+	for _, v := range inText {
+		if !strings.Contains(doc(t), "`"+v+"`") {
+			t.Errorf("%s does not explain `%s`", docPath, v)
+		}
+	}
+}
+
+// Every line is one JSON object whose fields have the types that programs expect.
+func TestJSONTypes(t *testing.T) {
+	text := encodeAll(t, JSON, examples())
+	if strings.Count(text, "\n") != len(examples()) {
+		t.Fatalf("%d lines for %d records", strings.Count(text, "\n"), len(examples()))
+	}
+	for line := range strings.Lines(text) {
+		var r struct {
+			Time              time.Time `json:"time"`
+			ID                uint64    `json:"id"`
+			Attempts          int       `json:"attempts"`
+			Client, VIP       netip.AddrPort
+			Endpoint          *netip.AddrPort
+			ConnectUS         *int64 `json:"connect_us"`
+			FirstByteUS       *int64 `json:"first_byte_us"`
+			DurationUS        int64  `json:"duration_us"`
+			BytesFromClient   uint64 `json:"bytes_from_client"`
+			BytesFromEndpoint uint64 `json:"bytes_from_endpoint"`
+			End               string
+			FailedAttempts    []struct {
+				Endpoint netip.AddrPort
+				Pod      string
+				Error    string
+				US       int64
+			} `json:"failed_attempts"`
+		}
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			t.Errorf("%s: %v", line, err)
+		}
+		want := examples()[r.ID-1]
+		if r.Time.UnixNano() != want.Wall/1000*1000 || r.Client != want.Client || r.End != want.End.String() ||
+			r.Attempts != int(want.Attempts) || len(r.FailedAttempts) != len(want.Failed) ||
+			(r.ConnectUS != nil) != want.Connected || r.BytesFromEndpoint != want.BytesFromEndpoint ||
+			r.DurationUS != want.Duration/1000 || (r.Endpoint != nil) != (want.Endpoint != nil) {
+			t.Errorf("%s is not %+v", line, want)
+		}
+		for i, a := range r.FailedAttempts {
+			if a.Endpoint != want.Failed[i].Endpoint.Addr || a.Error != want.Failed[i].Error.String() || a.US != want.Failed[i].Duration/1000 {
+				t.Errorf("attempt %d of %s", i, line)
+			}
+		}
+	}
+}
+
+// Names that nobody validated neither break a line nor reach a terminal.
+func TestHostileNames(t *testing.T) {
+	evil := "a\n\x1b[2J\"b\x7f"
+	r := examples()[1]
+	ep := *r.Endpoint
+	ep.Pod.Name, ep.Node, ep.Zone = evil, evil, evil
+	r.Endpoint = &ep
+	r.Failed = []Attempt{{&ep, 1, DialRefused}}
+	r.Port = &service.Port{Name: service.PortName{Name: service.Name{Namespace: evil, Name: evil}, Port: evil}}
+	for _, format := range []Format{JSON, Console} {
+		text := encodeAll(t, format, []Record{r})
+		if strings.Count(text, "\n") != 1 || strings.ContainsAny(text[:len(text)-1], "\n\x1b\x7f") && format == Console {
+			t.Errorf("%v: %q", format, text)
+		}
+		if format == JSON {
+			var v map[string]any
+			if err := json.Unmarshal([]byte(text), &v); err != nil || v["node"] != evil || v["pod"] != "default/"+evil {
+				t.Errorf("%v: %s", err, text)
+			}
+		}
+	}
+}
+
+func TestEmptyRecord(t *testing.T) {
+	for _, format := range []Format{JSON, Console} {
+		if text := encodeAll(t, format, make([]Record, 1)); strings.Count(text, "\n") != 1 {
+			t.Errorf("%v: %q", format, text)
+		}
+	}
+}
+
+func TestAppendDuration(t *testing.T) {
+	for _, tt := range []struct {
+		d    time.Duration
+		want string
+	}{
+		{-1, "0us"}, {0, "0us"}, {999, "0us"}, {85 * time.Microsecond, "85us"}, {999999, "999us"},
+		{time.Millisecond, "1ms"}, {1240 * time.Microsecond, "1.24ms"}, {1200 * time.Microsecond, "1.2ms"}, {1009999, "1ms"},
+		{12345 * time.Microsecond, "12.3ms"}, {310*time.Millisecond + 999999, "310ms"}, {999999999, "999ms"},
+		{time.Second, "1s"}, {12300 * time.Millisecond, "12.3s"}, {59999 * time.Millisecond, "59.9s"},
+		{time.Minute, "1m0s"}, {250 * time.Second, "4m10s"}, {time.Hour - 1, "59m59s"},
+		{time.Hour, "1h0m"}, {185 * time.Minute, "3h5m"}, {1000 * time.Hour, "1000h0m"},
+	} {
+		if got := string(appendDuration(nil, int64(tt.d))); got != tt.want {
+			t.Errorf("%d ns: %s, want %s", tt.d, got, tt.want)
+		}
+	}
+}
+
+func TestAppendBytes(t *testing.T) {
+	for _, tt := range []struct {
+		n    uint64
+		want string
+	}{
+		{0, "0 B"}, {1023, "1023 B"}, {1024, "1 KiB"}, {1290, "1.25 KiB"}, {10 << 10, "10 KiB"}, {1<<20 - 1, "1023 KiB"},
+		{1 << 20, "1 MiB"}, {3 << 29, "1.5 GiB"}, {1 << 40, "1 TiB"}, {1 << 50, "1 PiB"}, {1 << 60, "1 EiB"}, {1<<64 - 1, "15.9 EiB"},
+	} {
+		if got := string(appendBytes(nil, tt.n)); got != tt.want {
+			t.Errorf("%d: %s, want %s", tt.n, got, tt.want)
+		}
+	}
+}
+
+func BenchmarkEncode(b *testing.B) {
+	for _, format := range []Format{JSON, Console} {
+		for i, name := range []string{"plain", "retried"} {
+			b.Run(format.String()+"/"+name, func(b *testing.B) {
+				l, err := OpenLog(LogOptions{Writer: discard{}, Format: format})
+				if err != nil {
+					b.Fatal(err)
+				}
+				batch := slices.Repeat(examples()[i:i+1], batchSize)
+				b.ReportAllocs()
+				for n := 0; n < b.N; n += batchSize {
+					l.Write(batch)
+				}
+			})
+		}
+	}
+}
+
+// discard is io.Discard without its shortcuts.
+type discard struct{}
+
+func (discard) Write(p []byte) (int, error) { return len(p), nil }
+
+// A connection's whole cost for its record, the log on its own goroutine.
+func BenchmarkOpenClose(b *testing.B) {
+	run := func(b *testing.B, sink Sink) {
+		table := NewTable(Options{Sink: sink})
+		s := table.Shard(0)
+		c := table.Counters(portHTTP.Name)
+		records := make([]Record, 1024)
+		b.ReportAllocs()
+		b.ResetTimer()
+		for n := range b.N {
+			r := &records[n%len(records)]
+			*r = examples1
+			r.Counters = c
+			s.Open(r)
+			r.BeginAttempt(r.Endpoint, 5)
+			r.AttemptSucceeded(10)
+			r.End, r.FirstByte, r.Duration = ClientFin, 20, 30
+			s.Close(r)
+		}
+		b.StopTimer()
+		s.Flush()
+		if err := table.Close(b.Context()); err != nil {
+			b.Error(err)
+		}
+		b.ReportMetric(float64(table.Stats().Dropped)/float64(b.N), "dropped/op")
+	}
+	b.Run("no-log", func(b *testing.B) { run(b, nil) })
+	b.Run("sink", func(b *testing.B) { run(b, &ignore{}) })
+	b.Run("json", func(b *testing.B) {
+		l, err := OpenLog(LogOptions{Writer: discard{}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		run(b, l)
+	})
+}
+
+// ignore is a Sink that does nothing.
+type ignore struct{}
+
+func (*ignore) Write([]Record) {}
+func (*ignore) Flush()         {}
+
+var examples1 = Record{
+	Client: netip.MustParseAddrPort("10.0.0.7:41822"), VIP: netip.MustParseAddrPort("10.96.0.10:80"),
+	Port: portHTTP, Endpoint: endpoint, Protocol: service.TCP, Kind: service.ClusterIP,
+}

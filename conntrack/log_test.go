@@ -1,0 +1,384 @@
+package conntrack
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+func open(t *testing.T, opts LogOptions) *Log {
+	t.Helper()
+	l, err := OpenLog(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// numbered gives records whose IDs tell them apart.
+func numbered(from, to int) []Record {
+	var list []Record
+	for id := from; id < to; id++ {
+		list = append(list, Record{ID: uint64(id), End: ClientFin})
+	}
+	return list
+}
+
+func ids(t *testing.T, text string) []uint64 {
+	t.Helper()
+	var list []uint64
+	for line := range strings.Lines(text) {
+		var r struct{ ID uint64 }
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			t.Errorf("%q: %v", line, err)
+		}
+		list = append(list, r.ID)
+	}
+	return list
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestParseFormat(t *testing.T) {
+	for _, f := range []Format{JSON, Console} {
+		if got, err := ParseFormat(f.String()); got != f || err != nil {
+			t.Errorf("ParseFormat(%q) = %v, %v", f, got, err)
+		}
+	}
+	if _, err := ParseFormat("xml"); err == nil || err.Error() != `access log format "xml": unknown (available: json, console)` {
+		t.Errorf("ParseFormat(xml): %v", err)
+	}
+}
+
+func TestLogFile(t *testing.T) {
+	old := syscall.Umask(0)
+	defer syscall.Umask(old)
+	path := filepath.Join(t.TempDir(), "access.log")
+	for i := range 2 { // the second time it is appended to
+		l := open(t, LogOptions{Path: path})
+		l.Write(numbered(i*10, i*10+10))
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if got := l.Stats(); got != (LogStats{Written: 10}) {
+			t.Errorf("stats %+v", got)
+		}
+	}
+	if got := ids(t, read(t, path)); len(got) != 20 || got[19] != 19 {
+		t.Errorf("ids %v", got)
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode() != 0o640 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	for _, bad := range []string{t.TempDir(), filepath.Join(path, "below"), filepath.Join(t.TempDir(), "none", "access.log")} {
+		if _, err := OpenLog(LogOptions{Path: bad}); err == nil || !strings.Contains(err.Error(), bad) {
+			t.Errorf("OpenLog(%s): %v", bad, err)
+		}
+	}
+}
+
+// What has been encoded is in the file after Flush, for those who follow it.
+func TestFlushWrites(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "access.log")
+	l := open(t, LogOptions{Path: path, Format: Console})
+	defer l.Close()
+	l.Write(numbered(1, 4))
+	if text := read(t, path); text != "" {
+		t.Errorf("before Flush: %q", text)
+	}
+	l.Flush()
+	if text := read(t, path); strings.Count(text, "\n") != 3 {
+		t.Errorf("after Flush: %q", text)
+	}
+	l.Write(numbered(0, 2000)) // more than the buffer
+	if n := len(read(t, path)); n < writeSize {
+		t.Errorf("%d bytes written of a full buffer", n)
+	}
+}
+
+func TestReopen(t *testing.T) {
+	dir := t.TempDir()
+	path, rotated := filepath.Join(dir, "access.log"), filepath.Join(dir, "access.log.1")
+	l := open(t, LogOptions{Path: path})
+	l.Write(numbered(1, 3))
+	if err := os.Rename(path, rotated); err != nil {
+		t.Fatal(err)
+	}
+	l.Write(numbered(3, 5)) // still to the old file
+	if err := l.Reopen(); err != nil {
+		t.Fatal(err)
+	}
+	l.Write(numbered(5, 7))
+	l.Flush()
+	if before, after := ids(t, read(t, rotated)), ids(t, read(t, path)); len(before) != 4 || len(after) != 2 || after[0] != 5 {
+		t.Errorf("rotated %v, new %v", before, after)
+	}
+
+	// The directory is gone: the open file stays in use.
+	moved := dir + "-moved"
+	if err := os.Rename(dir, moved); err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(moved)
+	if err := l.Reopen(); err == nil {
+		t.Error("Reopen without the directory")
+	}
+	l.Write(numbered(7, 8))
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := ids(t, read(t, filepath.Join(moved, "access.log"))); len(got) != 3 {
+		t.Errorf("ids %v", got)
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Reopen(); err != nil {
+		t.Errorf("Reopen after Close: %v", err)
+	}
+	if err := open(t, LogOptions{Path: "-"}).Reopen(); err != nil {
+		t.Errorf("Reopen of standard output: %v", err)
+	}
+}
+
+// SIGHUP may come at any moment: no line is lost, doubled or torn.
+func TestReopenWhileWriting(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "access.log")
+	l := open(t, LogOptions{Path: path})
+	table := NewTable(Options{Sink: l, Queue: 1 << 12})
+	const total = 20000
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		s := table.Shard(0)
+		for range total {
+			r := &Record{End: Idle}
+			s.Open(r)
+			s.Close(r)
+		}
+		s.Flush()
+	})
+	for i := range 20 {
+		if err := os.Rename(path, fmt.Sprintf("%s.%d", path, i)); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Reopen(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wg.Wait()
+	closeTable(t, table)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(path + "*")
+	if err != nil || len(files) != 21 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	seen := make(map[uint64]bool)
+	for _, f := range files {
+		for _, id := range ids(t, read(t, f)) {
+			if seen[id] {
+				t.Fatalf("record %d is written twice", id)
+			}
+			seen[id] = true
+		}
+	}
+	if stats := table.Stats(); len(seen) != total || stats.Dropped != 0 {
+		t.Errorf("%d of %d records, %+v", len(seen), total, stats)
+	}
+}
+
+// A device that is always full (Linux has one).
+func TestDiskFull(t *testing.T) {
+	l := open(t, LogOptions{Path: "/dev/full", Logger: zerolog.Nop()})
+	for range 3 {
+		l.Write(numbered(0, 5))
+		l.Flush()
+	}
+	if got := l.Stats(); got != (LogStats{Lost: 15, Errors: 3}) {
+		t.Errorf("stats %+v", got)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// limitedDisk takes so many bytes; then it is full.
+type limitedDisk struct {
+	bytes.Buffer
+	room int
+}
+
+func (d *limitedDisk) Write(p []byte) (int, error) {
+	n := min(len(p), d.room)
+	d.room -= n
+	d.Buffer.Write(p[:n])
+	if n < len(p) {
+		return n, syscall.ENOSPC
+	}
+	return n, nil
+}
+
+// The disk fills up in the middle of a line, and is emptied later: all lines
+// but the torn one are whole, the lost ones are counted, and the program's log is
+// told once a minute.
+func TestDiskFillsUpAndRecovers(t *testing.T) {
+	var told bytes.Buffer
+	disk := &limitedDisk{}
+	l := open(t, LogOptions{Writer: disk, Logger: zerolog.New(&told)})
+	now := time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
+	l.now = func() time.Time { return now }
+	write := func(from, to int) {
+		l.Write(numbered(from, to))
+		l.Flush()
+	}
+	disk.room = 1 << 20
+	write(1, 4)
+	line := disk.Len() / 3
+	disk.room = line + line/2 // a line and a half
+	write(4, 8)
+	write(8, 10)
+	if got := l.Stats(); got != (LogStats{Written: 4, Lost: 5, Errors: 2}) {
+		t.Errorf("while it is full: %+v", got)
+	}
+	now = now.Add(59 * time.Second)
+	write(10, 12)
+	if n := strings.Count(told.String(), "\n"); n != 1 {
+		t.Errorf("told %d times within a minute:\n%s", n, told.String())
+	}
+	now = now.Add(time.Second)
+	write(12, 13)
+	disk.room = 1 << 20
+	write(13, 15)
+	write(15, 16)
+
+	want := `{"level":"error","error":"no space left on device","lines_lost":3,"message":"access log cannot be written"}
+{"level":"error","error":"no space left on device","lines_lost":5,"message":"access log cannot be written"}
+{"level":"info","lines_lost":0,"message":"access log can be written again"}
+`
+	if told.String() != want {
+		t.Errorf("told\n%s, want\n%s", told.String(), want)
+	}
+	if got := l.Stats(); got != (LogStats{Written: 7, Lost: 8, Errors: 4}) {
+		t.Errorf("afterwards: %+v", got)
+	}
+	lines := strings.Split(strings.TrimSuffix(disk.String(), "\n"), "\n")
+	var whole []string
+	torn := 0
+	for _, l := range lines {
+		if json.Valid([]byte(l)) {
+			whole = append(whole, l)
+		} else {
+			torn++
+		}
+	}
+	if got := ids(t, strings.Join(whole, "\n")); torn != 1 || fmt.Sprint(got) != "[1 2 3 4 13 14 15]" {
+		t.Errorf("%d torn, ids %v", torn, got)
+	}
+}
+
+// A disk that fails now and then does not fill the program's log either.
+func TestErrorsThatComeAndGo(t *testing.T) {
+	var told bytes.Buffer
+	disk := &limitedDisk{}
+	l := open(t, LogOptions{Writer: disk, Logger: zerolog.New(&told)})
+	now := time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
+	l.now = func() time.Time { return now }
+	for i := range 100 {
+		disk.room = i % 2 << 20
+		l.Write(numbered(i, i+1))
+		l.Flush()
+		now = now.Add(time.Second)
+	}
+	if n := strings.Count(told.String(), "\n"); n > 4 {
+		t.Errorf("told %d times in 100 seconds:\n%s", n, told.String())
+	}
+}
+
+// A reader that stops reading costs records, never the loops' time, and the
+// program's end is not held up longer than its patience.
+func TestStuckWriter(t *testing.T) {
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	var told bytes.Buffer
+	l := open(t, LogOptions{Writer: writer, Logger: zerolog.New(&told)})
+	table := NewTable(Options{Sink: l, Queue: 2})
+	s := table.Shard(0)
+	const total = 50 * batchSize // far more than a pipe and the queue hold
+	for range total {
+		r := &Record{End: Idle}
+		s.Open(r)
+		s.Close(r)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+	defer cancel()
+	if err := table.Close(ctx); err == nil {
+		t.Error("the table is closed with nobody reading")
+	}
+	if err := l.Close(); !errors.Is(err, errHangs) {
+		t.Errorf("Close with nobody reading: %v", err)
+	}
+	if stats := table.Stats(); stats.Dropped == 0 || stats.Queued+stats.Dropped != total {
+		t.Errorf("stats %+v", stats)
+	}
+	// The reader goes away: the writes that hang fail, and all ends.
+	reader.Close()
+	closeTable(t, table)
+	if got := l.Stats(); got.Lost == 0 || got.Written+got.Lost != table.Stats().Queued {
+		t.Errorf("log %+v, table %+v", got, table.Stats())
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	lost := uint64(0)
+	for line := range strings.Lines(told.String()) {
+		var said struct {
+			RecordsLost uint64 `json:"records_lost"`
+		}
+		if err := json.Unmarshal([]byte(line), &said); err != nil {
+			t.Fatal(err)
+		}
+		lost += said.RecordsLost
+	}
+	if lost != table.Stats().Dropped {
+		t.Errorf("told of %d of %d lost records:\n%s", lost, table.Stats().Dropped, told.String())
+	}
+}
+
+func TestWriteAfterClose(t *testing.T) {
+	l := open(t, LogOptions{Path: filepath.Join(t.TempDir(), "access.log")})
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l.Write(numbered(0, 3))
+	l.Flush()
+	if got := l.Stats(); got != (LogStats{Lost: 3, Errors: 1}) {
+		t.Errorf("stats %+v", got)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+}
