@@ -1,0 +1,262 @@
+package admin
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+var (
+	web  = service.PortName{Name: service.Name{Namespace: "default", Name: "web"}, Port: "http", Protocol: service.TCP}
+	idle = service.PortName{Name: service.Name{Namespace: "default", Name: "idle"}, Protocol: service.TCP}
+)
+
+// sources gives everything that there can be, with one connection open and one
+// ended.
+func sources(t *testing.T) Sources {
+	t.Helper()
+	accessLog, err := conntrack.OpenLog(conntrack.LogOptions{Writer: new(strings.Builder)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := conntrack.NewTable(conntrack.Options{Sink: accessLog})
+	s := table.Shard(0)
+	counters := table.Counters(web)
+	table.Counters(idle)
+	ep := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.4:80")}
+	ms := int64(time.Millisecond)
+
+	r := &conntrack.Record{Counters: counters}
+	s.Open(r)
+	r.BeginAttempt(ep, 0)
+	r.AttemptFailed(conntrack.DialTimeout, 250*ms)
+	r.BeginAttempt(ep, 250*ms)
+	r.AttemptSucceeded(251 * ms)
+	r.End, r.BytesFromClient, r.BytesFromEndpoint, r.FirstByte = conntrack.EndpointFin, 100, 2000, 260*ms
+	s.Close(r)
+	s.Flush()
+
+	r = &conntrack.Record{Counters: counters}
+	s.Open(r)
+	r.BeginAttempt(ep, 0)
+	r.AttemptSucceeded(ms)
+	r.Progress(11, 22)
+	if err := table.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	values := make(map[Value]func() float64)
+	for v := range Value(valueCount) {
+		values[v] = func() float64 { return float64(v) + 1 }
+	}
+	return Sources{Version: "v1.2.3", Table: table, Log: accessLog, Values: values}
+}
+
+func TestMetricsOfAServicePort(t *testing.T) {
+	want := `
+# HELP sluice_connections_opened_total Connections accepted from clients.
+# TYPE sluice_connections_opened_total counter
+sluice_connections_opened_total{namespace="default",port="",protocol="TCP",service="idle"} 0
+sluice_connections_opened_total{namespace="default",port="http",protocol="TCP",service="web"} 2
+# HELP sluice_connections_active Connections that are open.
+# TYPE sluice_connections_active gauge
+sluice_connections_active{namespace="default",port="",protocol="TCP",service="idle"} 0
+sluice_connections_active{namespace="default",port="http",protocol="TCP",service="web"} 1
+# HELP sluice_connections_retried_total Connections that took more than one attempt to reach an endpoint.
+# TYPE sluice_connections_retried_total counter
+sluice_connections_retried_total{namespace="default",port="http",protocol="TCP",service="web"} 1
+# HELP sluice_dial_attempts_total Attempts to connect to an endpoint.
+# TYPE sluice_dial_attempts_total counter
+sluice_dial_attempts_total{namespace="default",port="http",protocol="TCP",service="web"} 3
+# HELP sluice_relayed_bytes_total Bytes passed on, by where they came from.
+# TYPE sluice_relayed_bytes_total counter
+sluice_relayed_bytes_total{from="client",namespace="default",port="http",protocol="TCP",service="web"} 111
+sluice_relayed_bytes_total{from="endpoint",namespace="default",port="http",protocol="TCP",service="web"} 2022
+# HELP sluice_connect_duration_seconds Time from accepting a connection until an endpoint answered, all attempts included.
+# TYPE sluice_connect_duration_seconds histogram
+`
+	cumulative := map[time.Duration]int{300 * time.Millisecond: 2, 800 * time.Millisecond: 2, 2 * time.Second: 2, 5 * time.Second: 2}
+	for _, bound := range conntrack.ConnectBuckets {
+		n, ok := cumulative[bound]
+		if !ok && bound >= time.Millisecond {
+			n = 1
+		}
+		want += fmt.Sprintf("sluice_connect_duration_seconds_bucket{namespace=\"default\",port=\"http\",protocol=\"TCP\",service=\"web\",le=\"%v\"} %d\n", bound.Seconds(), n)
+	}
+	want += `sluice_connect_duration_seconds_bucket{namespace="default",port="http",protocol="TCP",service="web",le="+Inf"} 2
+sluice_connect_duration_seconds_sum{namespace="default",port="http",protocol="TCP",service="web"} 0.252
+sluice_connect_duration_seconds_count{namespace="default",port="http",protocol="TCP",service="web"} 2
+`
+	err := testutil.GatherAndCompare(NewRegistry(sources(t)), strings.NewReader(want),
+		"sluice_connections_opened_total", "sluice_connections_active", "sluice_connections_retried_total",
+		"sluice_dial_attempts_total", "sluice_relayed_bytes_total", "sluice_connect_duration_seconds")
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// A service port has the same series whatever happens to it, from its first
+// connection on, and their number does not depend on clients or endpoints.
+func TestSeriesOfAServicePort(t *testing.T) {
+	families, err := NewRegistry(sources(t)).Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	series := map[string]int{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "service" {
+					series[l.GetValue()]++
+				}
+			}
+		}
+	}
+	want := 2 + len(conntrack.Ends()) + len(conntrack.DialErrors()) + 1 + 1 + 2 + 2
+	if series["web"] != want || series["idle"] != 2 {
+		t.Errorf("series %v, want %d for web and 2 for idle", series, want)
+	}
+}
+
+func TestValues(t *testing.T) {
+	s := sources(t)
+	families, err := NewRegistry(s).Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		m := f.GetMetric()[0]
+		got[f.GetName()] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+	}
+	for i, v := range values {
+		if v.name == "" || v.help == "" || got[v.name] != float64(i+1) {
+			t.Errorf("value %d, %q: %v", i, v.name, got[v.name])
+		}
+		if counts := strings.HasSuffix(v.name, "_total"); counts != (v.kind == prometheus.CounterValue) {
+			t.Errorf("%s is of kind %d", v.name, v.kind)
+		}
+	}
+	for name, want := range map[string]float64{
+		"sluice_build_info": 1, "sluice_records_dropped_total": 0, "sluice_records_misused_total": 0,
+		"sluice_access_log_lines_total": 1, "sluice_access_log_lines_lost_total": 0, "sluice_access_log_write_errors_total": 0,
+	} {
+		if v, ok := got[name]; !ok || v != want {
+			t.Errorf("%s is %v, %v", name, v, ok)
+		}
+	}
+}
+
+// Without a log and without values, what is left still works.
+func TestFewSources(t *testing.T) {
+	families, err := NewRegistry(Sources{Table: conntrack.NewTable(conntrack.Options{})}).Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var own []string
+	for _, f := range families {
+		if strings.HasPrefix(f.GetName(), "sluice_") {
+			own = append(own, f.GetName())
+		}
+	}
+	if want := []string{"sluice_build_info", "sluice_records_dropped_total", "sluice_records_misused_total"}; !slices.Equal(own, want) {
+		t.Errorf("metrics %v, want %v", own, want)
+	}
+}
+
+func TestLint(t *testing.T) {
+	problems, err := testutil.GatherAndLint(NewRegistry(sources(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+// documentedMetric is a row of the tables in the documentation.
+var documentedMetric = regexp.MustCompile("(?m)^\\| `(sluice_[a-z_]+)` \\| ([a-z]+) \\| ([^|]*) \\|")
+
+// The documentation lists the metrics that there are, with kind and labels, and
+// no others.
+func TestDocumentedMetrics(t *testing.T) {
+	const path = "../docs/metrics.md"
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]string{}
+	for _, m := range documentedMetric.FindAllStringSubmatch(string(text), -1) {
+		documented[m[1]] = m[2] + " " + strings.TrimSpace(m[3])
+	}
+	families, err := NewRegistry(sources(t)).Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		name := f.GetName()
+		if !strings.HasPrefix(name, "sluice_") {
+			continue
+		}
+		var labels []string
+		for _, l := range f.GetMetric()[0].GetLabel() {
+			if !slices.Contains([]string{"namespace", "service", "port", "protocol"}, l.GetName()) {
+				labels = append(labels, "`"+l.GetName()+"`")
+			}
+		}
+		want := strings.ToLower(f.GetType().String()) + " " + strings.Join(labels, ", ")
+		if got, ok := documented[name]; !ok || got != strings.TrimSpace(want) && got != want {
+			t.Errorf("%s says %q of %s, the code %q", path, got, name, want)
+		}
+		if !strings.Contains(string(text), f.GetHelp()) {
+			t.Errorf("%s does not explain %s as the code does: %s", path, name, f.GetHelp())
+		}
+		delete(documented, name)
+	}
+	for name := range documented {
+		t.Errorf("%s lists %s, the code does not have it", path, name)
+	}
+	for _, e := range conntrack.DialErrors() {
+		if !strings.Contains(string(text), "`"+e.String()+"`") {
+			t.Errorf("%s does not name the reason %s", path, e)
+		}
+	}
+	for _, e := range conntrack.Ends() {
+		if !strings.Contains(string(text), "`"+e.String()+"`") {
+			t.Errorf("%s does not name the end %s", path, e)
+		}
+	}
+}
+
+// A scrape of a cluster's worth of services.
+func BenchmarkGather(b *testing.B) {
+	for _, n := range []int{100, 1000} {
+		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
+			table := conntrack.NewTable(conntrack.Options{})
+			for i := range n {
+				name := web
+				name.Name.Name = fmt.Sprint("web-", i)
+				r := &conntrack.Record{Counters: table.Counters(name), End: conntrack.ClientFin}
+				table.Shard(0).Open(r)
+				table.Shard(0).Close(r)
+			}
+			registry := NewRegistry(Sources{Table: table})
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := registry.Gather(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,93 @@
+package admin
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+func get(t *testing.T, method, url string) (int, string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), method, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(body)
+}
+
+func TestServer(t *testing.T) {
+	s, err := Listen("127.0.0.1:0", NewRegistry(sources(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(ctx) }()
+	url := "http://" + s.Addr().String()
+
+	if code, body := get(t, http.MethodGet, url+"/metrics"); code != http.StatusOK ||
+		!strings.Contains(body, `sluice_connections_active{namespace="default",port="http",protocol="TCP",service="web"} 1`) ||
+		!strings.Contains(body, "go_goroutines") || !strings.Contains(body, "process_open_fds") {
+		t.Errorf("/metrics: %d\n%s", code, body)
+	}
+	if code, body := get(t, http.MethodGet, url+"/healthz"); code != http.StatusOK || body != "ok" {
+		t.Errorf("/healthz: %d %q", code, body)
+	}
+	if code, _ := get(t, http.MethodGet, url+"/"); code != http.StatusNotFound {
+		t.Errorf("/: %d", code)
+	}
+	if code, _ := get(t, http.MethodPost, url+"/metrics"); code != http.StatusMethodNotAllowed {
+		t.Errorf("POST /metrics: %d", code)
+	}
+
+	// A second one on that address says so, with the address.
+	if _, err := Listen(s.Addr().String(), nil); err == nil || !strings.Contains(err.Error(), "metrics address "+s.Addr().String()) {
+		t.Errorf("second Listen: %v", err)
+	}
+	if _, err := Listen("nonsense", nil); err == nil {
+		t.Error("Listen on nonsense")
+	}
+
+	cancel()
+	if err := <-served; err != nil {
+		t.Errorf("Serve: %v", err)
+	}
+	again, err := Listen(s.Addr().String(), NewRegistry(sources(t)))
+	if err != nil {
+		t.Fatalf("the address is not free afterwards: %v", err)
+	}
+
+	// The listener breaks: that is an error, not an end.
+	go func() { served <- again.Serve(context.Background()) }()
+	again.listener.Close()
+	if err := <-served; err == nil {
+		t.Error("Serve without a listener")
+	}
+}
+
+// Serve with a context that has ended before leaves nothing behind.
+func TestServeAfterTheEnd(t *testing.T) {
+	s, err := Listen("127.0.0.1:0", NewRegistry(sources(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := s.Serve(ctx); err != nil {
+		t.Errorf("Serve: %v", err)
+	}
+	if _, err := Listen(s.Addr().String(), NewRegistry(sources(t))); err != nil {
+		t.Errorf("the address is not free afterwards: %v", err)
+	}
+}
