@@ -86,6 +86,9 @@ SIGHUP reopens the access log.`,
 			if err := o.validate(); err != nil {
 				return err
 			}
+			// Whoever reads the access log from standard output may go: that is
+			// a write error, and no reason to end without cleaning up.
+			signal.Ignore(syscall.SIGPIPE)
 			p, err := newProxy(o)
 			if err != nil {
 				return err
