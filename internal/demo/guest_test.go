@@ -1,0 +1,253 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+func TestMain(m *testing.M) {
+	status := netns.Main(m)
+	if program.dir != "" {
+		os.RemoveAll(program.dir)
+	}
+	os.Exit(status)
+}
+
+// hotel is a demo that consists of the door and of one namespace.
+type hotel struct {
+	t      *testing.T
+	dirs   []string
+	here   *namespace
+	stop   context.CancelFunc
+	closed chan struct{}
+}
+
+func openHotel(t *testing.T) *hotel {
+	netns.Require(t)
+	here, err := newNamespace("inside")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(here.close)
+	h := &hotel{t: t, dirs: []string{filepath.Join(t.TempDir(), "door")}, here: here, closed: make(chan struct{})}
+	l, err := openDoor(h.dirs, os.Geteuid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ctx context.Context
+	ctx, h.stop = context.WithCancel(context.Background())
+	g := &guests{door: l, place: func(from string) (*namespace, error) {
+		if from != FromNode {
+			return nil, errors.New("no such place")
+		}
+		return here, nil
+	}}
+	go func() {
+		defer close(h.closed)
+		g.serve(ctx)
+	}()
+	t.Cleanup(func() {
+		h.stop()
+		<-h.closed
+	})
+	return h
+}
+
+// guest is a command that runs in the hotel.
+type guest struct {
+	conn   *net.UnixConn
+	in     *os.File // its standard input
+	out    *os.File // its standard output and error
+	result chan error
+	status int
+}
+
+func (h *hotel) enter(r *request) *guest {
+	h.t.Helper()
+	c, err := knock(h.dirs, os.Geteuid())
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	inR, inW, err := os.Pipe()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	outR, outW, err := os.Pipe()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() {
+		for _, f := range []io.Closer{c, inR, inW, outR, outW} {
+			f.Close()
+		}
+	})
+	if err := outR.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		h.t.Fatal(err)
+	}
+	g := &guest{conn: c, in: inW, out: outR, result: make(chan error, 1)}
+	go func() {
+		var err error
+		g.status, err = visitDemo(c, r, inR, outW, outW)
+		outW.Close()
+		inR.Close()
+		g.result <- err
+	}()
+	return g
+}
+
+func (g *guest) wait(t *testing.T, status int) {
+	t.Helper()
+	select {
+	case err := <-g.result:
+		if err != nil || g.status != status {
+			t.Errorf("status %d, %v; want %d", g.status, err, status)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the command does not end")
+	}
+}
+
+// awaitText reads until the text comes.
+func (g *guest) awaitText(t *testing.T, text string) {
+	t.Helper()
+	var got []byte
+	b := make([]byte, 256)
+	for !strings.Contains(string(got), text) {
+		n, err := g.out.Read(b)
+		if err != nil {
+			t.Fatalf("read %q, then %v, want %q", got, err, text)
+		}
+		got = append(got, b[:n]...)
+	}
+}
+
+func shell(t *testing.T, script string) *request {
+	t.Helper()
+	path, err := exec.LookPath("sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &request{Path: path, Args: []string{"sh", "-c", script}, Env: append(os.Environ(), "GREETING=good morning"), Dir: "/", From: FromNode}
+}
+
+func TestGuest(t *testing.T) {
+	h := openHotel(t)
+	var want string
+	if err := h.here.do(func() (err error) {
+		want, err = os.Readlink("/proc/thread-self/ns/net")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+
+	g := h.enter(shell(t, `echo "$GREETING"; pwd; readlink /proc/self/ns/net; cat; echo oops >&2; exit 42`))
+	if _, err := g.in.WriteString("from outside\n"); err != nil {
+		t.Fatal(err)
+	}
+	g.in.Close()
+	g.wait(t, 42)
+	got, err := io.ReadAll(g.out)
+	if want := "good morning\n/\n" + want + "\nfrom outside\noops\n"; err != nil || string(got) != want {
+		t.Errorf("got %q, %v; want %q", got, err, want)
+	}
+}
+
+func TestGuestSignals(t *testing.T) {
+	h := openHotel(t)
+
+	g := h.enter(shell(t, `trap 'echo caught; exit 3' INT; echo waiting; while :; do sleep 0.01; done`))
+	g.awaitText(t, "waiting\n")
+	// The whole group gets it: the shell and its sleep.
+	if _, err := io.WriteString(g.conn, `{"signal":2}`); err != nil {
+		t.Fatal(err)
+	}
+	g.awaitText(t, "caught\n")
+	g.wait(t, 3)
+
+	g = h.enter(shell(t, `echo waiting; kill -KILL $$`))
+	g.wait(t, 128+int(syscall.SIGKILL))
+}
+
+func TestGuestErrors(t *testing.T) {
+	h := openHotel(t)
+	missing := shell(t, "true")
+	missing.Path = "/no/such/program"
+	elsewhere := shell(t, "true")
+	elsewhere.From = "moon"
+	nowhere := shell(t, "true")
+	nowhere.Dir = "/no/such/directory"
+	for r, want := range map[*request]string{missing: "no such file", elsewhere: "no such place", nowhere: "no such file"} {
+		g := h.enter(r)
+		if err := <-g.result; err == nil || !strings.Contains(err.Error(), want) || g.status != statusNotStarted {
+			t.Errorf("%s from %s: status %d, %v; want %q", r.Path, r.From, g.status, err, want)
+		}
+	}
+}
+
+// A command goes when its visitor goes, and when the demo does.
+func TestGuestIsSeenOff(t *testing.T) {
+	for _, who := range []string{"visitor", "demo"} {
+		h := openHotel(t)
+		g := h.enter(shell(t, `trap '' INT; echo waiting; while :; do sleep 0.01; done`))
+		g.awaitText(t, "waiting\n")
+		if who == "visitor" {
+			g.conn.Close()
+		} else {
+			h.stop()
+		}
+		select {
+		case <-g.result:
+		case <-time.After(20 * time.Second):
+			t.Fatalf("the %s has gone, the command runs on", who)
+		}
+		h.stop()
+		<-h.closed // serve waits for its commands
+		if err := g.in.SetWriteDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		// Nobody reads the pipe any more: the shell has ended.
+		if _, err := g.in.WriteString("x"); !errors.Is(err, syscall.EPIPE) {
+			t.Errorf("the %s has gone: write to the command: %v, want EPIPE", who, err)
+		}
+	}
+}
+
+// Whoever only looks whether the demo is there, or talks nonsense, does no harm.
+func TestGuestNonsense(t *testing.T) {
+	h := openHotel(t)
+	for _, text := range []string{"", "x", "1{}"} {
+		c, err := knock(h.dirs, os.Geteuid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(c, text); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := io.ReadAll(c)
+		if err != nil && !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%q: %v", text, err)
+		}
+		if text != "" && err == nil && !strings.Contains(string(answer), "error") {
+			t.Errorf("%q: answer %q, want an error", text, answer)
+		}
+		c.Close()
+	}
+	h.enter(shell(t, "exit 5")).wait(t, 5)
+}

@@ -1,0 +1,120 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+)
+
+func lineOf(k key, retried bool) string {
+	failed := ""
+	if retried {
+		failed = `"failed_attempts":[{"error":"refused"}],`
+	}
+	return fmt.Sprintf(`{"client":%q,"vip":%q,%s"end":"client_fin"}`+"\n", k.client, k.vip, failed)
+}
+
+func keyNumber(i int) key {
+	return key{netip.AddrPortFrom(host(podsA4, 11), uint16(40000+i)), netip.MustParseAddrPort("10.96.0.10:80")}
+}
+
+func TestJournal(t *testing.T) {
+	one, two, three := keyNumber(1), keyNumber(2), keyNumber(3)
+	for _, c := range []struct {
+		name, log string
+		keys      []key
+		wrong     string // what the audit says, "" for nothing
+	}{
+		{"each once", lineOf(one, false) + lineOf(two, true), []key{one, two}, ""},
+		{"nothing", "", nil, ""},
+		{"one missing", lineOf(one, false), []key{one, two}, "0 records of the connection 10.244.0.11:40002"},
+		{"one twice", lineOf(one, false) + lineOf(one, false), []key{one}, "2 records of the connection 10.244.0.11:40001"},
+		{"a stranger", lineOf(one, false) + lineOf(three, false), []key{one}, "nobody made: 10.244.0.11:40003"},
+		{"not JSON", lineOf(one, false) + "hello\n", []key{one}, `line "hello"`},
+	} {
+		j := newJournal()
+		j.read(strings.NewReader(c.log))
+		err := j.audit(c.keys)
+		if c.wrong == "" && err != nil || c.wrong != "" && (err == nil || !strings.Contains(err.Error(), c.wrong)) {
+			t.Errorf("%s: audit says %v, want %q", c.name, err, c.wrong)
+		}
+		found, err := j.recordsOf(t.Context(), c.keys, time.Hour)
+		if ok := c.name != "one missing" && c.name != "one twice"; ok != (err == nil) {
+			t.Errorf("%s: records of the connections: %v", c.name, err)
+		} else if ok {
+			for i, r := range found {
+				if r.key() != c.keys[i] {
+					t.Errorf("%s: record %d is %v", c.name, i, r.key())
+				}
+			}
+		}
+	}
+}
+
+func TestJournalWaits(t *testing.T) {
+	j := newJournal()
+	got := make(chan error, 1)
+	go func() {
+		_, err := j.recordsOf(context.Background(), []key{keyNumber(1)}, time.Hour)
+		got <- err
+	}()
+	j.add(parseRecord([]byte(lineOf(keyNumber(2), false))))
+	j.add(parseRecord([]byte(lineOf(keyNumber(1), true))))
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+	if !j.retried(keyNumber(1)) || j.retried(keyNumber(2)) || j.retried(keyNumber(3)) {
+		t.Error("retried: want the first connection alone")
+	}
+
+	if _, err := j.recordsOf(t.Context(), []key{keyNumber(3)}, time.Millisecond); err == nil || !strings.Contains(err.Error(), "no record of the connection 10.244.0.11:40003 to 10.96.0.10:80") {
+		t.Errorf("a record that does not come: %v", err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("enough"))
+	if _, err := j.recordsOf(ctx, []key{keyNumber(3)}, time.Hour); err == nil || !strings.Contains(err.Error(), "enough") {
+		t.Errorf("a wait that is given up: %v", err)
+	}
+}
+
+func TestTally(t *testing.T) {
+	l := &ledger{refused: 3}
+	for i := range 5 {
+		k := keyNumber(i)
+		l.add(&visit{from: k.client, vip: k.vip, answer: "ash"})
+	}
+	l.visits[4].err = errors.New("reset")
+	l.add(&visit{vip: keyNumber(9).vip, err: errRefused}) // refused where it should not be
+	got := l.tally(func(k key) bool { return k == keyNumber(0) || k == keyNumber(4) })
+	if want := (tally{connections: 6, answered: 4, retried: 1, failed: 2, refused: 3}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if n := len(l.keys()); n != 5 {
+		t.Errorf("%d connections that the log should know, want 5", n)
+	}
+}
+
+func TestTranscript(t *testing.T) {
+	s := newTranscript()
+	var b strings.Builder
+	b.WriteString("not JSON: \"message\":\"ready\"\n" + `{"level":"info","message":"almost ready"}` + "\n")
+	s.read(strings.NewReader(b.String()))
+	select {
+	case <-s.ready:
+		t.Fatal("ready too early")
+	default:
+	}
+	s.read(strings.NewReader(`{"level":"info","message":"ready"}` + "\n" + `{"message":"ready"}`))
+	<-s.ready
+	if got := s.text(); len(got) != 4 || got[3] != `{"message":"ready"}` {
+		t.Errorf("kept %q", got)
+	}
+	s.read(strings.NewReader(strings.Repeat("line\n", 10*transcriptLines)))
+	if n := len(s.text()); n != transcriptLines {
+		t.Errorf("%d lines kept, want %d", n, transcriptLines)
+	}
+}

@@ -1,0 +1,180 @@
+package demo
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// namespace is one network namespace. It lives as long as a descriptor or a
+// process refers to it, so that a demo that is killed leaves none behind. Its
+// methods may be called from any goroutine.
+type namespace struct {
+	name   string
+	handle netns.NsHandle
+	nl     *netlink.Handle
+}
+
+// ownNamespace gives the namespace that the process runs in, with lo up.
+func ownNamespace(name string) (*namespace, error) { return openNamespace(name, netns.Get) }
+
+// newNamespace makes an empty namespace, with lo up.
+func newNamespace(name string) (*namespace, error) { return openNamespace(name, netns.New) }
+
+func openNamespace(name string, open func() (netns.NsHandle, error)) (*namespace, error) {
+	n := &namespace{name: name, handle: netns.None()}
+	err := onOwnThread(func() (err error) {
+		n.handle, err = open()
+		return err
+	})
+	if err == nil {
+		n.nl, err = netlink.NewHandleAt(n.handle)
+	}
+	if err == nil {
+		err = n.up("lo")
+	}
+	if err != nil {
+		n.close()
+		return nil, fmt.Errorf("network namespace %s: %w", name, err)
+	}
+	return n, nil
+}
+
+func (n *namespace) close() {
+	if n.nl != nil {
+		n.nl.Close()
+	}
+	if n.handle.IsOpen() {
+		_ = n.handle.Close()
+	}
+}
+
+// do runs f inside the namespace, on a thread that runs nothing else. Sockets
+// and processes that f makes belong to the namespace for ever; goroutines that
+// f starts are outside of it.
+func (n *namespace) do(f func() error) error {
+	return onOwnThread(func() error {
+		if err := netns.Set(n.handle); err != nil {
+			return fmt.Errorf("enter network namespace %s: %w", n.name, err)
+		}
+		return f()
+	})
+}
+
+// onOwnThread runs f on a thread that is locked to a goroutine of its own and
+// takes the thread back to the namespace that it came from. A thread that
+// cannot be taken back stays locked, so that the runtime ends it together with
+// its goroutine instead of running others on it.
+func onOwnThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		err := errors.New("the function ended its goroutine")
+		defer func() { done <- err }()
+		runtime.LockOSThread()
+		home, homeErr := netns.Get()
+		if homeErr != nil {
+			err = fmt.Errorf("own network namespace: %w", homeErr)
+			return
+		}
+		defer home.Close()
+		defer func() {
+			if netns.Set(home) == nil {
+				runtime.UnlockOSThread()
+			}
+		}()
+		err = f()
+	}()
+	return <-done
+}
+
+func (n *namespace) up(ifname string) error {
+	link, err := n.nl.LinkByName(ifname)
+	if err == nil {
+		err = n.nl.LinkSetUp(link)
+	}
+	if err != nil {
+		return fmt.Errorf("bring up %s: %w", ifname, err)
+	}
+	return nil
+}
+
+// addAddresses gives an interface addresses that are usable at once.
+func (n *namespace) addAddresses(ifname string, addrs ...netip.Prefix) error {
+	link, err := n.nl.LinkByName(ifname)
+	if err != nil {
+		return fmt.Errorf("%s: %w", ifname, err)
+	}
+	for _, a := range addrs {
+		addr := &netlink.Addr{IPNet: ipNet(a)}
+		if a.Addr().Is6() {
+			addr.Flags = ifaFNoDAD
+		}
+		if err := n.nl.AddrAdd(link, addr); err != nil {
+			return fmt.Errorf("address %s on %s: %w", a, ifname, err)
+		}
+	}
+	return nil
+}
+
+// ifaFNoDAD is IFA_F_NODAD: nobody is asked whether the address is taken.
+const ifaFNoDAD = 0x02
+
+// withoutDAD keeps interfaces that are made from now on from looking for their
+// addresses elsewhere, which takes seconds and finds nothing on a veth pair. It
+// is of no importance where it cannot be switched off (/proc is read-only in
+// some containers): settled tells when it is over.
+func (n *namespace) withoutDAD() {
+	_ = n.do(func() error {
+		var all error
+		for _, of := range []string{"all", "default"} {
+			all = errors.Join(all, os.WriteFile("/proc/sys/net/ipv6/conf/"+of+"/accept_dad", []byte("0"), 0))
+		}
+		return all
+	})
+}
+
+// settled tells whether each IPv6 address can be used.
+func (n *namespace) settled() (bool, error) {
+	addrs, err := n.nl.AddrList(nil, netlink.FAMILY_V6)
+	if err != nil {
+		return false, fmt.Errorf("addresses: %w", err)
+	}
+	return !slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.Flags&ifaFTentative != 0 }), nil
+}
+
+// ifaFTentative is IFA_F_TENTATIVE: nobody knows yet whether it is taken.
+const ifaFTentative = 0x40
+
+func (n *namespace) addRoute(dst netip.Prefix, via netip.Addr) error {
+	if err := n.nl.RouteAdd(&netlink.Route{Dst: ipNet(dst), Gw: via.AsSlice()}); err != nil {
+		return fmt.Errorf("route to %s via %s: %w", dst, via, err)
+	}
+	return nil
+}
+
+// wire joins the namespace to another by a pair of veth interfaces, both up.
+func (n *namespace) wire(ifname string, peer *namespace, peerIf string) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = ifname
+	veth := netlink.NewVeth(attrs)
+	veth.PeerName = peerIf
+	veth.PeerNamespace = netlink.NsFd(peer.handle)
+	if err := n.nl.LinkAdd(veth); err != nil {
+		return fmt.Errorf("veth pair %s and %s: %w", ifname, peerIf, err)
+	}
+	if err := n.up(ifname); err != nil {
+		return err
+	}
+	return peer.up(peerIf)
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

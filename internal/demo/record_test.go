@@ -1,0 +1,93 @@
+package demo
+
+import (
+	"bytes"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+func written(t *testing.T, f conntrack.Format, r conntrack.Record) string {
+	t.Helper()
+	var text bytes.Buffer
+	log, err := conntrack.OpenLog(conntrack.LogOptions{Writer: &text, Format: f})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log.Write([]conntrack.Record{r})
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSuffix(text.String(), "\n")
+}
+
+func exampleRecord() conntrack.Record {
+	endpoint := func(addr, pod string) *service.Endpoint {
+		return &service.Endpoint{Addr: netip.MustParseAddrPort(addr), Pod: service.Name{Namespace: "shop", Name: pod}, Node: "node-b", Zone: "zone-b"}
+	}
+	return conntrack.Record{
+		ID: 7, Wall: time.Date(2026, 6, 1, 12, 0, 0, 250e6, time.UTC).UnixNano(), Protocol: service.TCP, Kind: service.ClusterIP,
+		Client: netip.MustParseAddrPort("10.244.0.11:41822"), VIP: netip.MustParseAddrPort("10.96.0.30:80"),
+		Port:     &service.Port{Name: service.PortName{Name: service.Name{Namespace: "shop", Name: "search"}, Port: "http", Protocol: service.TCP}},
+		Endpoint: endpoint("10.244.1.15:8080", "elm"), Attempts: 2, Connected: true, Affinity: conntrack.AffinityMoved,
+		Failed:      []conntrack.Attempt{{Endpoint: endpoint("10.244.1.14:8080", "dogwood"), Duration: 213_000, Error: conntrack.DialRefused}},
+		ConnectTime: 400_000, FirstByte: 1_500_000, Duration: 12_000_000, BytesFromClient: 78, BytesFromEndpoint: 1234, End: conntrack.ClientFin,
+	}
+}
+
+// A record that was read from the log looks the same as if the proxy had
+// written the console form itself.
+func TestRecordConsole(t *testing.T) {
+	whole := exampleRecord()
+	plain := whole
+	plain.Failed, plain.Attempts, plain.Affinity = nil, 1, conntrack.AffinityNone
+	failed := whole
+	failed.Connected, failed.ConnectTime, failed.FirstByte, failed.Attempts = false, 0, 0, 1
+	failed.Endpoint, failed.End = failed.Failed[0].Endpoint, conntrack.ConnectFailed
+	none := conntrack.Record{Wall: whole.Wall, Client: whole.Client, VIP: netip.MustParseAddrPort("[fd00:10:96::30]:80"), Port: whole.Port, Duration: 5000, End: conntrack.NoEndpoints}
+	for _, r := range []conntrack.Record{whole, plain, failed, none} {
+		want := written(t, conntrack.Console, r)
+		read, err := parseRecord([]byte(written(t, conntrack.JSON, r)))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if got, err := read.console(); err != nil || got != want {
+			t.Errorf("got %q, %v\nwant %q", got, err, want)
+		}
+	}
+}
+
+func TestParseRecord(t *testing.T) {
+	r, err := parseRecord([]byte(written(t, conntrack.JSON, exampleRecord())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Service != "shop/search:http" || r.Pod != "shop/elm" || r.Affinity != "moved" || r.Attempts != 2 || r.End != "client_fin" ||
+		r.BytesFromClient != 78 || r.BytesFromEndpoint != 1234 || !r.retried() || r.FailedAttempts[0].Pod != "shop/dogwood" || r.FailedAttempts[0].Error != "refused" {
+		t.Errorf("got %+v", r)
+	}
+	for _, line := range []string{"", "{", "{}", `{"client":"10.0.0.1:5"}`, `{"client":"nobody","vip":"10.0.0.1:5","end":"idle"}`, "2026 text"} {
+		if _, err := parseRecord([]byte(line)); err == nil {
+			t.Errorf("%q: no error", line)
+		}
+	}
+}
+
+func FuzzParseRecord(f *testing.F) {
+	f.Add([]byte(`{"client":"10.0.0.1:5","vip":"10.96.0.1:80","service":"a/b:c","endpoint":"[::1]:8","pod":"a/b","affinity":"hit","attempts":2,` +
+		`"failed_attempts":[{"endpoint":"10.1.0.4:8080","pod":"a/c","error":"refused","us":-5}],"connect_us":9,"duration_us":9e3,"end":"idle"}`))
+	f.Fuzz(func(t *testing.T, line []byte) {
+		r, err := parseRecord(line)
+		if err != nil {
+			return
+		}
+		if text, err := r.console(); err != nil || text == "" {
+			t.Errorf("console form of %q: %q, %v", line, text, err)
+		}
+	})
+}

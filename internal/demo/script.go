@@ -1,0 +1,264 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// shopServices are the Services of the story, in its order.
+func shopServices() []*shopService {
+	return []*shopService{
+		{name: "web", number: 10, pods: []string{"ash", "birch", "cedar"},
+			purpose: "Three pods serve web. The story takes one out and puts another in."},
+		{name: "cart", number: 20, pods: []string{"ash", "birch", "cedar"}, affinity: true,
+			purpose: "cart keeps each client on one pod."},
+		{name: "search", number: 30, pods: []string{"ash", "dogwood", "elm"},
+			purpose: "dogwood is dead, but nobody has noticed yet: it is listed as ready."},
+		{name: "soon", number: 40,
+			purpose: "No pod serves soon yet."},
+	}
+}
+
+// changePatience bounds the time from a change of a manifest to its effect,
+// which is promised within 100 ms.
+const changePatience = 3 * time.Second
+
+// The clients of the story.
+const theNode = -1
+
+// story gives the steps. They run in order: the later ones change manifests.
+func (s *show) story() []step {
+	web, cart, search, soon := s.services[0], s.services[1], s.services[2], s.services[3]
+	return []step{
+		{
+			title:  fmt.Sprintf("Connections are spread over the endpoints (%s)", web),
+			do:     fmt.Sprintf("6 connections from a client pod to %s, 3 to %s, 3 from the node itself", s.vip(web, false), s.vip(web, true)),
+			expect: "ash, birch and cedar answer 4 times each; one record for each connection",
+			play:   func(ctx context.Context, o *outcome) { s.playSpread(ctx, o, web) },
+		},
+		{
+			title:  fmt.Sprintf("A client stays with its endpoint (%s, sessionAffinity: ClientIP)", cart),
+			do:     fmt.Sprintf("3 connections from each of %d client pods to %s, the last pod's to %s", clientCount, s.vip(cart, false), s.vip(cart, true)),
+			expect: "each pod always has the same answer, not all pods the same; affinity is new, then hit",
+			play:   func(ctx context.Context, o *outcome) { s.playAffinity(ctx, o, cart) },
+		},
+		{
+			title:  fmt.Sprintf("A dead endpoint that no client notices (%s)", search),
+			do:     fmt.Sprintf("12 connections from client pods to %s, which ash, dogwood and elm serve; dogwood's port is closed", s.vip(search, false)),
+			expect: "ash and elm answer all of them; the log shows who met dogwood and was sent on",
+			play:   func(ctx context.Context, o *outcome) { s.playDead(ctx, o, search) },
+		},
+		{
+			title:  fmt.Sprintf("Endpoints come and go while connections run (%s)", web),
+			do:     fmt.Sprintf("3 connections are held open to ash, birch and cedar; then %s takes birch out and puts elm in; then 6 new connections", web.file()),
+			expect: "the new ones reach ash, cedar and elm, never birch; the held ones live on, birch's too",
+			play:   func(ctx context.Context, o *outcome) { s.playChange(ctx, o, web) },
+		},
+		{
+			title:  fmt.Sprintf("A port with no endpoints refuses, until it has one (%s)", soon),
+			do:     fmt.Sprintf("connects to %s and %s, from a client pod and from the node; then %s gets its first endpoint, elm", s.vip(soon, false), s.vip(soon, true), soon.file()),
+			expect: "connection refused at once, and no record, for no connection was made; then elm answers",
+			play:   func(ctx context.Context, o *outcome) { s.playRefuse(ctx, o, soon) },
+		},
+	}
+}
+
+// vip gives a service's address for people, IPv4 if there is no IPv6.
+func (s *show) vip(svc *shopService, ipv6 bool) string {
+	v4, v6 := svc.vips()
+	if ipv6 && s.world.ipv6 {
+		return v6.String()
+	}
+	return v4.String()
+}
+
+func (s *show) playSpread(ctx context.Context, o *outcome, svc *shopService) {
+	visits := s.visits(ctx, 6, 0, svc, false)
+	visits = append(visits, s.visits(ctx, 3, 0, svc, s.world.ipv6)...)
+	visits = append(visits, s.visits(ctx, 3, theNode, svc, false)...)
+	records := s.compare(ctx, o, visits)
+	o.sawf("%s", counts(visits))
+	o.sawf("%d records", len(records))
+	if got, want := counts(visits), "ash 4, birch 4, cedar 4"; got != want {
+		o.wrongf("answers: %s, want %s", got, want)
+	}
+	for _, r := range records {
+		if r.Attempts != 1 || r.Affinity != "none" {
+			o.wrongf("record of %s: attempts %d, affinity %s, want 1, none", r.Client, r.Attempts, r.Affinity)
+		}
+	}
+	if len(records) == len(visits) {
+		o.log = []*record{records[0], records[6], records[9]}
+	}
+}
+
+func (s *show) playAffinity(ctx context.Context, o *outcome, svc *shopService) {
+	answers := map[string]bool{}
+	for i := range clientCount {
+		visits := s.visits(ctx, 3, i, svc, s.world.ipv6 && i == clientCount-1)
+		records := s.compare(ctx, o, visits)
+		o.sawf("%s: %s", caller(i), counts(visits))
+		for j, v := range visits {
+			answers[v.answer] = true
+			if v.answer != visits[0].answer {
+				o.wrongf("%s: %s answered after %s", caller(i), v.answer, visits[0].answer)
+			}
+			want := "hit"
+			if j == 0 {
+				want = "new"
+			}
+			if j < len(records) && records[j].Affinity != want {
+				o.wrongf("record %d of %s: affinity %s, want %s", j+1, caller(i), records[j].Affinity, want)
+			}
+		}
+		if i == 0 || i == clientCount-1 {
+			o.log = append(o.log, records[:min(2, len(records))]...)
+		}
+	}
+	if len(answers) < 2 {
+		o.wrongf("all client pods have the same answer")
+	}
+}
+
+func (s *show) playDead(ctx context.Context, o *outcome, svc *shopService) {
+	var visits []*visit
+	for i := range 12 {
+		visits = append(visits, s.visit(ctx, i%clientCount, svc, false))
+	}
+	records := s.compare(ctx, o, visits)
+	retried := 0
+	for _, r := range records {
+		if !r.retried() {
+			continue
+		}
+		if retried++; retried <= 2 {
+			o.log = append(o.log, r)
+		}
+		for _, f := range r.FailedAttempts {
+			if f.Pod != manifestNamespace+"/"+deadBackend || f.Error != "refused" {
+				o.wrongf("record of %s: attempt at %s failed with %q, want %s, refused", r.Client, f.Pod, f.Error, deadBackend)
+			}
+		}
+	}
+	o.sawf("%s", counts(visits))
+	o.sawf("%d of %d met %s and were sent on", retried, len(visits), deadBackend)
+	o.sawf("the slowest answer took %v", slowest(visits).Round(100*time.Microsecond))
+	if retried == 0 {
+		o.wrongf("no record has an attempt at %s", deadBackend)
+	}
+	if most := slowest(visits); most > time.Second {
+		o.wrongf("an answer took %v; a closed port refuses at once", most)
+	}
+}
+
+func (s *show) playChange(ctx context.Context, o *outcome, svc *shopService) {
+	var held []*call
+	var all []*visit
+	for i := range 3 {
+		c := s.call(ctx, i, svc, s.world.ipv6 && i == 2)
+		defer c.hangUp()
+		_, _ = c.ask() // the visit has the error
+		held, all = append(held, c), append(all, c.visit)
+	}
+
+	svc.pods = []string{"ash", "cedar", "elm"}
+	changed := time.Now()
+	if err := s.shelf.put(svc); err != nil {
+		o.check(err)
+		return
+	}
+	var last *visit
+	err := until(ctx, changePatience, func() (bool, error) {
+		last = s.visit(ctx, 3, svc, false)
+		all = append(all, last)
+		return last.answer == "elm", last.err
+	})
+	if err != nil {
+		o.wrongf("elm, which is new, answers: %w", err)
+	}
+	effect := time.Since(changed)
+
+	fresh := s.visits(ctx, 6, 3, svc, false)
+	all = append(all, fresh...)
+	o.sawf("new: %s, %v after the change", counts(fresh), effect.Round(time.Millisecond))
+	if got, want := counts(fresh), "ash 2, cedar 2, elm 2"; got != want {
+		o.wrongf("new connections: %s, want %s", got, want)
+	}
+
+	alive := 0
+	for _, c := range held {
+		before := c.visit.answer
+		if now, err := c.ask(); err == nil && now == before {
+			alive++
+		} else if err == nil {
+			o.wrongf("the held connection to %s was answered by %s", before, now)
+		}
+		c.hangUp()
+	}
+	o.sawf("held: %d of %d go on", alive, len(held))
+	if !slices.ContainsFunc(held, func(c *call) bool { return c.visit.answer == "birch" }) {
+		o.wrongf("no held connection had reached birch")
+	}
+	if records := s.compare(ctx, o, all); len(records) == len(all) {
+		for i, v := range all {
+			if i < len(held) && v.answer == "birch" || v == last {
+				o.log = append(o.log, records[i])
+			}
+		}
+	}
+}
+
+func (s *show) playRefuse(ctx context.Context, o *outcome, svc *shopService) {
+	var most time.Duration
+	refused := 0
+	for _, who := range []struct {
+		client int
+		ipv6   bool
+	}{{0, false}, {1, s.world.ipv6}, {theNode, false}} {
+		began := time.Now()
+		c, err := s.dial(ctx, who.client, svc, who.ipv6)
+		switch {
+		case errors.Is(err, errRefused):
+			s.ledger.refused++
+			refused++
+			most = max(most, time.Since(began))
+			continue
+		case err == nil:
+			c.visit.err = errors.New("connected, although the port has no endpoints")
+			c.hangUp()
+		}
+		o.wrongf("%s to %s: %w", caller(who.client), c.visit.vip, c.visit.err)
+	}
+	o.sawf("%d of 3 refused, within %v", refused, most.Round(100*time.Microsecond))
+
+	svc.pods = []string{"elm"}
+	changed := time.Now()
+	if err := s.shelf.put(svc); err != nil {
+		o.check(err)
+		return
+	}
+	var all []*visit
+	err := until(ctx, changePatience, func() (bool, error) {
+		c, err := s.dial(ctx, 2, svc, false)
+		if errors.Is(err, errRefused) {
+			s.ledger.refused++
+			return false, nil
+		}
+		defer c.hangUp()
+		all = append(all, c.visit)
+		_, err = c.ask()
+		return true, err
+	})
+	if err != nil {
+		o.wrongf("elm, which is new, answers: %w", err)
+	}
+	effect := time.Since(changed)
+	o.log = s.compare(ctx, o, all)
+	o.sawf("%s, %v after the change", counts(all), effect.Round(time.Millisecond))
+	if got, want := counts(all), "elm 1"; got != want {
+		o.wrongf("answers: %s, want %s", got, want)
+	}
+}

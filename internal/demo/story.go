@@ -1,0 +1,232 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// step is one scene of the story.
+type step struct {
+	title  string
+	do     string // what is done
+	expect string
+	play   func(ctx context.Context, o *outcome)
+}
+
+// outcome is what came of a step. It held if nothing is wrong.
+type outcome struct {
+	seen  []string
+	wrong []error
+	log   []*record // those worth showing
+	total int       // records of the step
+}
+
+func (o *outcome) sawf(format string, args ...any) {
+	o.seen = append(o.seen, fmt.Sprintf(format, args...))
+}
+
+func (o *outcome) wrongf(format string, args ...any) {
+	o.wrong = append(o.wrong, fmt.Errorf(format, args...))
+}
+
+func (o *outcome) check(err error) {
+	if err != nil {
+		o.wrong = append(o.wrong, err)
+	}
+}
+
+// play tells the story and tells whether each step held. Its last line is the
+// tally. With Once the proxy is stopped before that, so that the log is whole.
+func (s *show) play(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeoutCause(ctx, storyPatience, fmt.Errorf("the whole story took more than %v", storyPatience))
+	defer cancel()
+	held := true
+	for i, st := range s.story() {
+		s.out.line("")
+		s.out.line("%s", s.out.in(bold, fmt.Sprintf("%d. %s", i+1, st.title)))
+		s.out.labelled("do", plain, st.do)
+		s.out.labelled("expect", plain, st.expect)
+		var o outcome
+		st.play(ctx, &o)
+		if errors.Is(context.Cause(ctx), context.Canceled) {
+			s.fail(context.Canceled)
+			return false
+		}
+		held = s.report(&o) && held
+		if s.proxyGone() {
+			o.check(s.proxy.ended())
+			held = false
+			break
+		}
+	}
+	return s.end(held)
+}
+
+func (s *show) proxyGone() bool {
+	select {
+	case <-s.proxy.exited:
+		return true
+	default:
+		return false
+	}
+}
+
+// report shows what came of a step.
+func (s *show) report(o *outcome) bool {
+	mark := s.out.in(green, "✓")
+	if len(o.wrong) > 0 {
+		mark = s.out.in(red, "✗")
+	}
+	s.out.labelled("seen", plain, strings.Join(o.seen, "; ")+" "+mark)
+	for _, err := range o.wrong {
+		for line := range strings.Lines(err.Error()) {
+			s.out.labelled("wrong", red, strings.TrimSpace(line))
+		}
+	}
+	label := "log"
+	for _, r := range o.log {
+		text, err := r.console()
+		if err != nil {
+			text = err.Error()
+		}
+		s.out.record(label, text)
+		label = ""
+	}
+	if more := o.total - len(o.log); more > 0 && len(o.log) > 0 {
+		s.out.record("", fmt.Sprintf("… and %d more like these", more))
+	}
+	return len(o.wrong) == 0
+}
+
+// end checks the log as a whole and adds up.
+func (s *show) end(held bool) bool {
+	s.out.line("")
+	var all []error
+	if s.options.Once {
+		all = append(all, s.proxy.stop())
+	}
+	all = append(all, s.proxy.journal.audit(s.ledger.keys()))
+	t := s.ledger.tally(s.proxy.journal.retried)
+	if err := errors.Join(all...); err != nil {
+		held = false
+		s.out.line("%s %s", s.out.in(red, "✗"), "the connection log does not agree with what the clients did:")
+		s.out.line("%s", s.out.in(red, err.Error()))
+	} else {
+		s.out.line("%s the log has exactly one record of each of the %d connections; the %d connects that were refused,",
+			s.out.in(green, "✓"), t.connections, t.refused)
+		s.out.line("  as they should be, made no connection and left none")
+	}
+	if !held {
+		s.proxySaid()
+	}
+	s.out.line("demo: %d connections, %d answered, %d retried, %d failed", t.connections, t.answered, t.retried, t.failed)
+	return held
+}
+
+// compare checks that each of the connections was answered and has exactly one
+// record, which says what its client saw, and gives the records. The records
+// of connections that failed are left out.
+func (s *show) compare(ctx context.Context, o *outcome, visits []*visit) []*record {
+	for _, v := range visits {
+		if v.err != nil {
+			o.wrongf("%s to %s: %w", caller(v.client), v.vip, v.err)
+		}
+	}
+	connected := slices.DeleteFunc(slices.Clone(visits), func(v *visit) bool { return !v.connected() })
+	records, err := s.proxy.journal.recordsOf(ctx, keysOf(connected), recordPatience)
+	if err != nil {
+		o.check(err)
+		return nil
+	}
+	for i, v := range connected {
+		o.check(agree(v, records[i]))
+	}
+	o.total += len(records)
+	return records
+}
+
+// recordPatience bounds the time from a connection's end to its record.
+const recordPatience = 3 * time.Second
+
+// agree gives an error if the record does not say what the client saw.
+func agree(v *visit, r *record) error {
+	if v.err != nil {
+		return nil // nothing to compare with; that it failed is said already
+	}
+	for _, c := range []struct {
+		field     string
+		got, want any
+	}{
+		{"service", r.Service, v.service.String() + ":http"},
+		{"pod", r.Pod, manifestNamespace + "/" + v.answer},
+		{"bytes_from_client", r.BytesFromClient, v.sent},
+		{"bytes_from_endpoint", r.BytesFromEndpoint, v.received},
+		{"end", r.End, "client_fin"},
+	} {
+		if c.got != c.want {
+			return fmt.Errorf("record of %s to %s: %s is %v, the client saw %v", v.from, v.vip, c.field, c.got, c.want)
+		}
+	}
+	return nil
+}
+
+// counts says how often each backend answered: "ash 4, birch 4".
+func counts(visits []*visit) string {
+	n := map[string]int{}
+	for _, v := range visits {
+		if v.err == nil {
+			n[v.answer]++
+		}
+	}
+	var list []string
+	for _, name := range backendNames {
+		if n[name] > 0 {
+			list = append(list, fmt.Sprintf("%s %d", name, n[name]))
+		}
+	}
+	if len(list) == 0 {
+		return "no answer"
+	}
+	return strings.Join(list, ", ")
+}
+
+// caller names a client.
+func caller(i int) string {
+	if i < 0 {
+		return "the node"
+	}
+	return fmt.Sprintf("client %d", i+1)
+}
+
+// slowest gives the longest time that a client waited for its answer.
+func slowest(visits []*visit) time.Duration {
+	var most time.Duration
+	for _, v := range visits {
+		most = max(most, v.took)
+	}
+	return most
+}
+
+// until tries, every few milliseconds, until the trial gives true or an error.
+func until(ctx context.Context, within time.Duration, trial func() (bool, error)) error {
+	deadline := time.NewTimer(within)
+	defer deadline.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if done, err := trial(); done || err != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			return fmt.Errorf("not within %v", within)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
