@@ -137,6 +137,25 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// The line of a syntax error is right however long the file is before and
+// behind it.
+func TestLineOfSyntaxErrorInLongFile(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("apiVersion: v1\nkind: List\nitems:\n")
+	item := "- " + strings.TrimSuffix(strings.ReplaceAll(svc("a", "10.96.0.1"), "\n", "\n  "), "  ")
+	for i := range 4000 {
+		if i == 2500 {
+			b.WriteString("- kind: Service\n   apiVersion: v1\n")
+		}
+		b.WriteString(item)
+	}
+	_, findings := decode("a.yaml", []byte(b.String()))
+	want := fmt.Sprintf("a.yaml:%d: not valid YAML: mapping values are not allowed in this context", 3+2500*8+2)
+	if len(findings) != 1 || findings[0].String() != want {
+		t.Errorf("%v, want %s", findings, want)
+	}
+}
+
 // Not all of a thousand errors are told.
 func TestManyErrors(t *testing.T) {
 	var b strings.Builder

@@ -360,17 +360,27 @@ func structInfoOf(t reflect.Type) *structInfo {
 		return i.(*structInfo)
 	}
 	info := &structInfo{fields: make(map[string]fieldInfo)}
-	for _, f := range reflect.VisibleFields(t) {
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if name == "" || name == "-" {
-			continue // an inlined struct; its fields come by themselves
-		}
-		info.fields[name] = fieldInfo{index: f.Index, skip: unwanted(t, name)}
-		info.names = append(info.names, name)
-	}
+	info.add(t, nil)
 	slices.Sort(info.names)
 	i, _ := structInfos.LoadOrStore(t, info)
 	return i.(*structInfo)
+}
+
+// add takes in a struct's fields, and those of the structs that are inlined. A
+// struct that is embedded but has a JSON name ("metadata") is a field.
+func (i *structInfo) add(t reflect.Type, index []int) {
+	for f := range t.Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		at := append(slices.Clone(index), f.Index...)
+		switch {
+		case name == "-" || !f.IsExported():
+		case name == "" && f.Anonymous:
+			i.add(f.Type, at)
+		case name != "":
+			i.fields[name] = fieldInfo{index: at, skip: unwanted(t, name)}
+			i.names = append(i.names, name)
+		}
+	}
 }
 
 // unwanted names the fields that are large and of no use to a proxy.

@@ -54,7 +54,7 @@ func yamlSyntaxError(data []byte, err error) *syntaxError {
 		e.line, _ = strconv.Atoi(m[1])
 		e.text = m[2]
 	}
-	if line := firstBadLine(data, e.text); line > 0 {
+	if line := firstBadLine(data, e.line, e.text); line > 0 {
 		e.line = line
 	}
 	if strings.Contains(e.text, "cannot start any token") && tabIndented(data, e.line) {
@@ -65,31 +65,33 @@ func yamlSyntaxError(data []byte, err error) *syntaxError {
 }
 
 // maxLineSearch is the size up to which firstBadLine is worth its time.
-const maxLineSearch = 256 << 10
+const maxLineSearch = 1 << 20
 
 // firstBadLine finds the line that breaks the document. The parser names the
 // line where the broken mapping or list begins, or the line before the broken
 // one, which may be a long way off: so look for the shortest beginning of the
-// data that gives the same error. It gives 0 when it does not know better.
-func firstBadLine(data []byte, text string) int {
-	if len(data) > maxLineSearch {
+// data, of at least from lines, that gives the same error. It gives 0 when it
+// does not know better.
+func firstBadLine(data []byte, from int, text string) int {
+	ends := lineEnds(data)
+	if len(data) > maxLineSearch || len(ends) == 0 {
 		return 0
 	}
-	ends := lineEnds(data)
 	fails := func(lines int) bool {
 		dec := yaml.NewDecoder(bytes.NewReader(data[:ends[lines-1]]))
 		for {
 			var doc yaml.Node
-			err := dec.Decode(&doc)
-			if err == nil {
-				continue
+			if err := dec.Decode(&doc); err != nil {
+				return strings.HasSuffix(err.Error(), text)
 			}
-			return strings.HasSuffix(err.Error(), text)
 		}
 	}
-	lo, hi := 1, len(ends) // the answer is in lo..hi: all lines fail
-	if hi == 0 {
-		return 0
+	// It is near, as a rule: take longer and longer steps to a beginning that
+	// fails, and halve the last one.
+	lo := min(max(from, 1), len(ends))
+	hi := lo
+	for step := 1; hi < len(ends) && !fails(hi); step *= 2 {
+		lo, hi = hi+1, min(hi+step, len(ends))
 	}
 	for lo < hi {
 		mid := (lo + hi) / 2
