@@ -13,7 +13,7 @@
 //		// dial candidates[i].Addr for at most timeout
 //		// answered: b.Connected(&d, candidates[i].Addr, client, now)
 //		// did not:  b.Failed(&d, candidates[i].Addr, client)
-//		// not its fault: d.TakeBack()
+//		// not its fault: d.Excuse()
 //	}
 //
 // The candidates may be other ones at each call. Every candidate is tried

@@ -37,17 +37,18 @@ type Dial struct {
 	start int64 // monotonic ns of the first attempt
 	last  int64 // monotonic ns of the latest attempt
 
-	// latest is the key of the endpoint tried last, 0 if that was taken back. first and more hold the
+	// latest is the key of the endpoint tried last. first and more hold the
 	// keys of all that were tried, each with its state in the low two bits.
 	latest uint64
 	first  [inlineTried]uint64
 	more   map[uint64]uint64
 
 	attempts    uint16
-	takenBack   uint16 // of the attempts
+	excuses     uint16 // attempts that do not count
 	step        uint8  // of the plan's timeouts
 	affinity    Affinity
 	pinnedFirst bool // the first endpoint tried was the pinned one
+	excused     bool // the latest attempt does not count
 }
 
 // States of an endpoint that was tried, in the low bits of its key.
@@ -55,23 +56,25 @@ const (
 	stateAnswered  = 0 // refused, or still being tried
 	stateTimedOut  = 1
 	stateForgotten = 2 // may be tried again
+	stateExcused   = 3 // failed, but not by its fault
 	stateMask      = 3
 )
 
 // Attempts gives the number of attempts that Next has proposed.
 func (d *Dial) Attempts() int { return int(d.attempts) }
 
-// TakeBack undoes the latest attempt after it failed for a reason that is not
-// the endpoint's, such as a lack of ports or descriptors: the endpoint counts as
-// untried, and neither the attempt nor the time it took use up the plan, except
-// for its total.
-func (d *Dial) TakeBack() {
-	if d.latest == 0 {
+// Excuse tells that the latest attempt failed for a reason that is not the
+// endpoint's, such as a lack of local ports or descriptors. Neither the attempt
+// nor the time it took use up the plan, except for its total, and the endpoint is
+// tried again once all others have been. The caller makes a pause before Next, or
+// it would try in a tight loop.
+func (d *Dial) Excuse() {
+	if d.attempts == 0 || d.excused {
 		return
 	}
-	d.put(d.latest, stateForgotten)
-	d.latest = 0
-	d.takenBack++
+	d.put(d.latest, stateExcused)
+	d.excused = true
+	d.excuses++
 }
 
 // Affinity gives the outcome of session affinity for the endpoint that was
@@ -168,7 +171,7 @@ func (d *Dial) advance(p *Plan, now int64) (time.Duration, bool) {
 	}
 	// Half of the patience, so that neither a timer's coarseness nor a clock
 	// that is read once for each wake-up makes a difference.
-	if spent := time.Duration(now - d.last); d.latest != 0 && spent >= p.patience(d.step)/2 {
+	if spent := time.Duration(now - d.last); !d.excused && spent >= p.patience(d.step)/2 {
 		d.put(d.latest, stateTimedOut)
 		if int(d.step) < len(p.Timeouts) {
 			d.step++
@@ -182,18 +185,20 @@ func (d *Dial) advance(p *Plan, now int64) (time.Duration, bool) {
 }
 
 // newRound makes candidates that were all tried eligible again, if the plan
-// allows: until as many attempts have been made as there are timeouts, and
-// until the timeouts are used up if a candidate ran out of time, because a
-// slow one may yet answer within a longer one (promise 1).
+// allows: those that were excused, as long as there are any; those that ran out
+// of time, until the timeouts are used up, because a slow one may yet answer
+// within a longer one (promise 1); and all, until as many attempts have been made
+// as there are timeouts.
 func (d *Dial) newRound(p *Plan, candidates []service.Endpoint) bool {
-	fewAttempts := int(d.attempts-d.takenBack) < len(p.Timeouts)
-	if !fewAttempts && int(d.step) >= len(p.Timeouts) {
-		return false
+	patient := int(d.step) < len(p.Timeouts)
+	again := func(state uint64) bool {
+		return state == stateExcused || patient && state == stateTimedOut
 	}
-	if d.forget(func(state uint64) bool { return state == stateTimedOut }, candidates) {
+	if d.forget(again, candidates) {
 		return true
 	}
-	return fewAttempts && d.forget(func(uint64) bool { return true }, candidates)
+	few := int(d.attempts-d.excuses) < len(p.Timeouts)
+	return few && d.forget(func(uint64) bool { return true }, candidates)
 }
 
 // forget makes the candidates whose state matches eligible again, the one that
@@ -223,6 +228,7 @@ func (d *Dial) forget(match func(state uint64) bool, candidates []service.Endpoi
 func (d *Dial) begin(key uint64, now int64) {
 	d.put(key, stateAnswered)
 	d.latest = key
+	d.excused = false
 	d.last = now
 	if d.attempts < ^uint16(0) {
 		d.attempts++

@@ -277,18 +277,19 @@ func TestOwnPlan(t *testing.T) {
 
 // An attempt that failed for a reason of our own is not held against the
 // endpoint, nor against the plan's steps.
-func TestTakeBack(t *testing.T) {
+func TestExcuse(t *testing.T) {
 	b := New(Options{AffinityTimeout: time.Hour})
 	list := endpoints(1)
 	var d Dial
+	d.Excuse() // nothing yet
 	now := time.Duration(0)
 	for ; now < 14*time.Second; now += 400 * time.Millisecond {
 		_, timeout, ok := b.Next(&d, list, someone, int64(now))
 		if !ok || timeout != 250*time.Millisecond || d.Affinity() != AffinityNew {
 			t.Fatalf("at %v: timeout %v, affinity %d, ok %v", now, timeout, d.Affinity(), ok)
 		}
-		d.TakeBack()
-		d.TakeBack() // undoes no other one
+		d.Excuse()
+		d.Excuse() // of the same attempt
 	}
 	for i, want := range []time.Duration{250 * time.Millisecond, 500 * time.Millisecond} {
 		_, timeout, ok := b.Next(&d, list, someone, int64(now))
@@ -300,26 +301,35 @@ func TestTakeBack(t *testing.T) {
 	if _, _, ok := b.Next(&d, list, someone, int64(15*time.Second)); ok {
 		t.Error("an attempt after the plan's total")
 	}
+}
 
-	// Of two candidates the one that was taken back is tried before the other
-	// is tried twice, and four attempts of their own are made.
-	d = Dial{}
-	list = endpoints(2)
-	first, _, _ := b.Next(&d, list, someone, 0)
-	d.TakeBack()
-	tries := [2]int{}
-	for {
+// A lack of local ports may concern one endpoint alone: the others have their
+// turn first, also if the client is pinned to it, and then it is tried again.
+func TestExcusedEndpointDoesNotStandInTheWay(t *testing.T) {
+	b := New(Options{AffinityTimeout: time.Hour})
+	list := endpoints(3)
+	b.Connected(&Dial{}, list[1].Addr, someone, 0)
+	var d Dial
+	tries := [3]int{}
+	for k := range 9 {
 		i, _, ok := b.Next(&d, list, someone, 0)
 		if !ok {
-			break
+			t.Fatalf("gave up after %d attempts, %v", k, tries)
 		}
-		b.Failed(&d, list[i].Addr, someone)
+		if k == 0 != (i == 1) && k < 3 {
+			t.Errorf("attempt %d is on %d", k, i)
+		}
 		tries[i]++
-		if tries[1-first] == 2 && tries[first] == 0 {
-			t.Error("the one that was taken back is not tried")
+		if i == 1 {
+			d.Excuse()
+		} else {
+			b.Failed(&d, list[i].Addr, someone)
 		}
 	}
-	if tries != [2]int{2, 2} || d.Attempts() != 5 {
-		t.Errorf("tries %v, %d attempts", tries, d.Attempts())
+	if tries[0] == 0 || tries[2] == 0 || tries[1] < 3 {
+		t.Errorf("tries %v", tries)
+	}
+	if d.Attempts() != 9 {
+		t.Errorf("%d attempts", d.Attempts())
 	}
 }

@@ -84,6 +84,7 @@ func (c *conn) attemptFailed(errno sys.Errno) (waits bool) {
 		return false
 	}
 	w.manager.stats.ownTrouble.Add(1)
+	c.plan.Excuse()
 	w.loop.Schedule(&c.timer, poll.Nanotime()+int64(ownTroublePause)*int64(c.plan.Attempts()), c)
 	return true
 }
