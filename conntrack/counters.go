@@ -48,7 +48,7 @@ type Counters struct {
 	connect           histogram
 	firstByte         histogram
 
-	forgotten bool // guarded by Registry's lock
+	forgotten bool // guarded by the registry's lock
 }
 
 // Totals are the values of Counters at about one moment.
