@@ -10,57 +10,107 @@ import (
 // Table is a Snapshot made ready for decisions. It never changes and may be
 // read from any goroutine.
 type Table struct {
-	snap  *service.Snapshot
-	node  *node
-	ports []*compiled // by service.PortID
+	snap *service.Snapshot
+	node *node
+	// chunks hold the service ports by service.PortID. In chunks, the list of
+	// them stays in the processor's cache, and the next Table copies only
+	// those that changed.
+	chunks []*chunk
 }
 
-// compiled is one service port with its lists by family.
+const chunkSize = 64
+
+type chunk [chunkSize]compiled
+
+// compiled is what a decision reads of one service port. That of a big cluster
+// is seldom in the processor's cache, so it is two cache lines long, and the
+// first holds all that IPv4 needs.
 type compiled struct {
-	port  *service.Port
-	lists [2]lists
-	// fromNode says, by family, that the source ranges let the node's own
-	// connections in (A3.11).
-	fromNode [2]bool
+	port          *service.Port // nil where the Snapshot has none
+	internalLocal bool
+	externalLocal bool
+	exists        [2]bool // by service.Family, as are the next two
+	usable        [2]bool // some endpoint anywhere could serve (A2.6)
+	families      [2]family
+}
+
+type family struct {
+	cluster  []service.Endpoint
+	local    []service.Endpoint
+	firewall *firewall // nil if everybody may come in
+}
+
+// firewall is what loadBalancerSourceRanges say.
+type firewall struct {
+	ranges      []netip.Prefix
+	balancerIPs []netip.Addr
+	// fromNode says that the ranges let the node's own connections in (A3.11).
+	fromNode bool
 }
 
 // Compile makes the Table of a Snapshot. What prev holds of the ports that did
 // not change is used again, as long as the node and cfg did not change either;
 // prev may be nil.
 func Compile(prev *Table, snap *service.Snapshot, cfg Config) *Table {
-	t := &Table{snap: snap, node: newNode(snap, &cfg), ports: make([]*compiled, len(snap.Ports))}
+	t := &Table{snap: snap, node: newNode(snap, &cfg)}
+	t.chunks = make([]*chunk, (len(snap.Ports)+chunkSize-1)/chunkSize)
 	var old []*service.Port
 	if prev != nil && prev.node.equal(t.node) {
 		t.node = prev.node
 		old = prev.snap.Ports
-		copy(t.ports, prev.ports)
+		copy(t.chunks, prev.chunks)
 	}
-	for i, p := range snap.Ports {
-		switch {
-		case i < len(old) && old[i] == p:
-		case p == nil:
-			t.ports[i] = nil
-		default:
-			t.ports[i] = compilePort(p, t.node)
+	for i := range t.chunks {
+		from, to := i*chunkSize, min((i+1)*chunkSize, len(snap.Ports))
+		ports := snap.Ports[from:to]
+		if to > len(old) || !slices.Equal(ports, old[from:to]) {
+			t.chunks[i] = compileChunk(t.chunks[i], ports, t.node)
 		}
 	}
 	return t
 }
 
-func compilePort(p *service.Port, n *node) *compiled {
-	c := &compiled{port: p}
+// compileChunk makes a chunk of the one before, which may be nil.
+func compileChunk(prev *chunk, ports []*service.Port, n *node) *chunk {
+	next := &chunk{}
+	for i, p := range ports {
+		switch {
+		case p == nil:
+		case prev != nil && prev[i].port == p:
+			next[i] = prev[i]
+		default:
+			next[i] = compilePort(p, n)
+		}
+	}
+	return next
+}
+
+func compilePort(p *service.Port, n *node) compiled {
+	c := compiled{port: p, internalLocal: p.InternalLocal, externalLocal: p.ExternalLocal}
 	for f := range p.Families {
 		v := &p.Families[f]
 		if !v.Exists {
 			continue
 		}
-		c.lists[f] = categorize(p, v, n)
-		c.fromNode[f] = slices.ContainsFunc(n.primary, func(a netip.Addr) bool {
-			return contains(v.SourceRanges, a)
-		})
+		l := categorize(p, v, n)
+		c.exists[f], c.usable[f] = true, l.any
+		c.families[f] = family{cluster: l.cluster, local: l.local}
+		if len(v.SourceRanges) == 0 {
+			continue
+		}
+		c.families[f].firewall = &firewall{
+			ranges:      v.SourceRanges,
+			balancerIPs: v.LoadBalancerIPs,
+			fromNode:    slices.ContainsFunc(n.primary, func(a netip.Addr) bool { return contains(v.SourceRanges, a) }),
+		}
 	}
 	return c
 }
 
 // Snapshot gives what the Table was made of.
 func (t *Table) Snapshot() *service.Snapshot { return t.snap }
+
+// port gives what was compiled of a service port that the Snapshot has.
+func (t *Table) port(id service.PortID) *compiled {
+	return &t.chunks[id/chunkSize][id%chunkSize]
+}

@@ -11,30 +11,30 @@ import (
 // into IPv6 are for the caller to unmap. It takes no lock and allocates
 // nothing.
 func (t *Table) Resolve(p service.Protocol, client netip.Addr, dst netip.AddrPort) Verdict {
-	port, kind := t.find(service.Destination{Addr: dst.Addr(), Port: dst.Port(), Protocol: p})
-	if port == nil {
+	c, kind := t.find(service.Destination{Addr: dst.Addr(), Port: dst.Port(), Protocol: p})
+	if c == nil {
 		return t.unclaimed(dst.Addr())
 	}
-	f := service.FamilyOf(dst.Addr())
-	c := t.ports[port.ID]
-	l := &c.lists[f]
-	v := Verdict{Port: port, Kind: kind}
-	if !l.any {
+	fam := service.FamilyOf(dst.Addr())
+	f := &c.families[fam]
+	v := Verdict{Port: c.port, Kind: kind}
+	if !c.usable[fam] {
 		v.Action, v.Rule = Refuse, RuleNoEndpoints
 		return v
 	}
-	if kind == service.LoadBalancer && !t.mayEnter(c, f, client) {
+	if kind == service.LoadBalancer && !f.firewall.admits(client, t.node) {
 		v.Action, v.Rule = Drop, RuleSourceRanges
 		return v
 	}
 	if kind == service.ClusterIP {
-		t.internal(&v, l, client, dst.Addr())
+		t.internal(&v, c, f, client, dst.Addr())
 	} else {
-		t.external(&v, l, client)
+		t.external(&v, c, f, client)
 	}
 	switch {
 	case len(v.Candidates) == 0:
-		v.Action, v.Rule, v.SourceRule = Drop, RuleNoLocalEndpoints, 0
+		v.Action, v.Rule = Drop, RuleNoLocalEndpoints
+		v.Source, v.SourceRule = 0, 0
 	case len(v.Candidates) == 1 && v.Candidates[0].Addr.Addr() == client:
 		v.Action, v.Source, v.SourceRule = Accept, SourceNode, RuleMasquerade
 	default:
@@ -45,13 +45,14 @@ func (t *Table) Resolve(p service.Protocol, client netip.Addr, dst netip.AddrPor
 
 // find gives the service port that a destination belongs to (A3.1). An address
 // with the very port of a service goes before a node port.
-func (t *Table) find(d service.Destination) (*service.Port, service.AddressKind) {
-	if port, kind, ok := t.snap.Lookup(d); ok {
-		return port, kind
+func (t *Table) find(d service.Destination) (*compiled, service.AddressKind) {
+	if id, kind, ok := t.snap.Find(d); ok {
+		return t.port(id), kind
 	}
-	if port, ok := t.snap.LookupNodePort(d.Protocol, d.Port); ok &&
-		port.Families[service.FamilyOf(d.Addr)].Exists && t.node.hasNodePorts(d.Addr) {
-		return port, service.NodePort
+	if id, ok := t.snap.FindNodePort(d.Protocol, d.Port); ok && t.node.hasNodePorts(d.Addr) {
+		if c := t.port(id); c.exists[service.FamilyOf(d.Addr)] {
+			return c, service.NodePort
+		}
 	}
 	return nil, 0
 }
@@ -67,23 +68,23 @@ func (t *Table) unclaimed(dst netip.Addr) Verdict {
 	return Verdict{Rule: RuleNotOurs}
 }
 
-// mayEnter tells whether the source ranges of load balancer IPs let a client
-// in. Local pods are not exempt (A3.10); the node's own connections are, if
-// its primary address is in the ranges (A3.11).
-func (t *Table) mayEnter(c *compiled, f service.Family, client netip.Addr) bool {
-	view := &c.port.Families[f]
-	return len(view.SourceRanges) == 0 || contains(view.SourceRanges, client) ||
-		c.fromNode[f] && (t.node.isLocal(client) || slices.Contains(view.LoadBalancerIPs, client))
+// admits tells whether the source ranges let a client in to a load balancer
+// IP. Local pods are not exempt (A3.10); the node's own connections are, if its
+// primary address is in the ranges. Where the IP is assigned to the node, they
+// may come from that very IP (A3.11).
+func (w *firewall) admits(client netip.Addr, n *node) bool {
+	return w == nil || contains(w.ranges, client) ||
+		w.fromNode && (n.isLocal(client) || slices.Contains(w.balancerIPs, client))
 }
 
 // internal chooses for a cluster IP (A3.2) and says what the endpoint sees: a
 // local pod, or the node for all others (A3.8). Where pods cannot be told from
 // others, it is the client (A3.7).
-func (t *Table) internal(v *Verdict, l *lists, client, dst netip.Addr) {
+func (t *Table) internal(v *Verdict, c *compiled, f *family, client, dst netip.Addr) {
 	v.Rule = RuleInternalPolicy
-	v.Candidates = l.cluster
-	if v.Port.InternalLocal {
-		v.Candidates = l.local
+	v.Candidates = f.cluster
+	if c.internalLocal {
+		v.Candidates = f.local
 	}
 	known := t.node.pods[service.FamilyOf(client)].IsValid()
 	switch {
@@ -99,11 +100,11 @@ func (t *Table) internal(v *Verdict, l *lists, client, dst netip.Addr) {
 
 // external chooses for all other addresses (A3.3, A3.6). Under policy Cluster
 // the endpoint sees the node (A3.8).
-func (t *Table) external(v *Verdict, l *lists, client netip.Addr) {
+func (t *Table) external(v *Verdict, c *compiled, f *family, client netip.Addr) {
 	v.Rule = RuleExternalPolicy
-	v.Candidates = l.cluster
+	v.Candidates = f.cluster
 	v.Source, v.SourceRule = SourceNode, RuleMasquerade
-	if !v.Port.ExternalLocal {
+	if !c.externalLocal {
 		return
 	}
 	switch {
@@ -113,7 +114,7 @@ func (t *Table) external(v *Verdict, l *lists, client netip.Addr) {
 	case t.node.isLocal(client):
 		v.Rule = RuleShortCircuit
 	default:
-		v.Candidates = l.local
+		v.Candidates = f.local
 		v.Source, v.SourceRule = SourceClient, RulePreserve
 	}
 }
@@ -122,15 +123,15 @@ func (t *Table) external(v *Verdict, l *lists, client netip.Addr) {
 // a client that is accepted, Refuse or Drop if it would be that for every
 // client, None if it is not ours.
 func (t *Table) Steering(d service.Destination) Action {
-	port, kind := t.find(d)
-	if port == nil {
+	c, kind := t.find(d)
+	if c == nil {
 		return t.unclaimed(d.Addr).Action
 	}
-	l := &t.ports[port.ID].lists[service.FamilyOf(d.Addr)]
+	fam := service.FamilyOf(d.Addr)
 	switch {
-	case !l.any:
+	case !c.usable[fam]:
 		return Refuse
-	case kind == service.ClusterIP && port.InternalLocal && len(l.local) == 0:
+	case kind == service.ClusterIP && c.internalLocal && len(c.families[fam].local) == 0:
 		return Drop
 	}
 	return Accept

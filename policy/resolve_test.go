@@ -308,28 +308,41 @@ func TestZoneChange(t *testing.T) {
 	}
 }
 
-// TestCompileKeepsWhatDidNotChange: by the lists' own memory.
+// TestCompileKeepsWhatDidNotChange: by the lists' own memory, and by chunks.
 func TestCompileKeepsWhatDidNotChange(t *testing.T) {
 	st := newStore()
-	a := svc{name: "a", clusterIPs: "10.96.0.1", endpoints: []string{"10.1.0.1", "10.1.0.2 unready"}}
-	b := svc{name: "b", clusterIPs: "10.96.0.2", endpoints: []string{"10.1.0.1", "10.1.0.2 unready"}}
-	first := Compile(nil, st.Apply(change(t, a, b)), Config{})
-	b.endpoints = b.endpoints[:1]
-	second := Compile(first, st.Apply(change(t, b)), Config{})
-	third := Compile(second, second.Snapshot(), Config{MasqueradeAll: true})
-	if first.ports[0] != second.ports[0] {
+	var list []svc
+	for i := range 2*chunkSize + 1 { // three chunks
+		list = append(list, svc{name: fmt.Sprintf("s%03d", i), clusterIPs: fmt.Sprintf("10.96.0.%d", i), endpoints: []string{"10.1.0.1", "10.1.0.2 unready"}})
+	}
+	listOf := func(table *Table, i int) *service.Endpoint {
+		return &table.Resolve(service.TCP, clients["pod"], netip.MustParseAddrPort(list[i].clusterIPs+":80")).Candidates[0]
+	}
+	first := Compile(nil, st.Apply(change(t, list...)), Config{})
+	list[1].endpoints = list[1].endpoints[:1]
+	second := Compile(first, st.Apply(change(t, list[1])), Config{})
+	if listOf(first, 0) != listOf(second, 0) || first.chunks[1] != second.chunks[1] || first.chunks[2] != second.chunks[2] {
 		t.Error("an unchanged port was compiled again")
 	}
-	if first.ports[1] == second.ports[1] {
+	if listOf(first, 1) == listOf(second, 1) {
 		t.Error("a changed port was not compiled again")
 	}
-	if second.ports[0] == third.ports[0] {
+	third := Compile(second, second.Snapshot(), Config{MasqueradeAll: true})
+	if listOf(third, 0) == listOf(second, 0) {
 		t.Error("another configuration did not compile all again")
 	}
-	gone := Compile(third, st.Apply(service.Change{Deleted: []service.ObjectKey{
-		{Kind: service.KindService, Name: service.Name{Namespace: "default", Name: "a"}}}}), Config{MasqueradeAll: true})
-	if gone.ports[0] != nil {
+	last := len(list) - 1
+	deleted := service.ObjectKey{Kind: service.KindService, Name: service.Name{Namespace: "default", Name: list[last].name}}
+	gone := Compile(third, st.Apply(service.Change{Deleted: []service.ObjectKey{deleted}}), Config{MasqueradeAll: true})
+	if gone.port(service.PortID(last)).port != nil || gone.chunks[0] != third.chunks[0] {
 		t.Error("a deleted port is still there")
+	}
+	added := svc{name: "t", clusterIPs: "10.97.0.1", endpoints: []string{"10.1.0.1"}}
+	more := Compile(gone, st.Apply(change(t, list[last], added)), Config{MasqueradeAll: true})
+	for _, dst := range []string{list[last].clusterIPs + ":80", "10.97.0.1:80", "10.96.0.0:80"} {
+		if got := more.Resolve(service.TCP, clients["pod"], netip.MustParseAddrPort(dst)); got.Action != Accept {
+			t.Errorf("%s: %s", dst, say(got))
+		}
 	}
 }
 

@@ -9,10 +9,10 @@ import (
 // lists are the endpoints that a service port uses in one family, by traffic
 // policy. A list that no policy of the port uses is nil.
 type lists struct {
+	// any tells whether some endpoint anywhere could serve (A2.6).
+	any     bool
 	cluster []service.Endpoint
 	local   []service.Endpoint
-	// any tells whether some endpoint anywhere could serve (A2.6).
-	any bool
 }
 
 // mode is the topology mode that the hints allow (A2.8 to A2.10). Only hints

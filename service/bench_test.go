@@ -118,7 +118,7 @@ func TestLookupAllocatesNothing(t *testing.T) {
 	allocs := testing.AllocsPerRun(100, func() {
 		snap.Lookup(known)
 		snap.Lookup(unknown)
-		snap.LookupNodePort(TCP, 30000)
+		snap.FindNodePort(TCP, 30000)
 		snap.HasClusterIP(known.Addr)
 	})
 	if allocs != 0 {

@@ -242,13 +242,19 @@ func dump(s *Snapshot) string {
 			lines = append(lines, fmt.Sprintf("%+v", q))
 		}
 	}
-	for i := range s.index.shards {
-		for k, at := range s.index.shards[i] {
-			line := fmt.Sprintf("%d %s %s", k.class, k, at.kind)
-			if k.class != byClusterIP {
-				line += " " + s.Ports[at.id].Name.String()
-			}
-			lines = append(lines, line)
+	line := func(key string, c keyClass, at place) {
+		text := fmt.Sprintf("%d %s %s", c, key, at.kind)
+		if c != byClusterIP {
+			text += " " + s.Ports[at.id].Name.String()
+		}
+		lines = append(lines, text)
+	}
+	for i := range s.index.words {
+		for w, at := range s.index.words[i] {
+			line(fmt.Sprintf("%x", w), keyClass(w), at)
+		}
+		for k, at := range s.index.keys[i] {
+			line(k.String(), k.class, at)
 		}
 	}
 	slices.Sort(lines)
@@ -344,8 +350,8 @@ func checkModel(t *testing.T, w *world, s *Snapshot) {
 	for _, proto := range []Protocol{TCP, UDP} {
 		for port := uint16(30000); port < 30003; port++ {
 			got := ""
-			if p, ok := s.LookupNodePort(proto, port); ok {
-				got = p.Name.String()
+			if id, ok := s.FindNodePort(proto, port); ok {
+				got = s.Ports[id].Name.String()
 			}
 			if want := w.nodePort(proto, port); got != want {
 				t.Errorf("node port %d/%s: got %q, want %q", port, proto, got, want)

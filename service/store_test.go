@@ -18,7 +18,7 @@ func TestStoreBeforeAnything(t *testing.T) {
 	if got := lookup(snap, "10.96.0.1:80", TCP); got != "" {
 		t.Errorf("lookup: %q", got)
 	}
-	if _, ok := snap.LookupNodePort(TCP, 30000); ok {
+	if _, ok := snap.FindNodePort(TCP, 30000); ok {
 		t.Error("a node port was found")
 	}
 	if s.Apply(Change{}) != snap {
@@ -122,7 +122,7 @@ func TestStoreAddAndDelete(t *testing.T) {
 	if len(s.services) != 1 || len(s.owners) != 0 || len(s.claims.byKey) != 1 || len(s.problems) != 0 {
 		t.Errorf("A1.18 left over: %d services, %d slices, %d claims", len(s.services), len(s.owners), len(s.claims.byKey))
 	}
-	if _, ok := after.LookupNodePort(TCP, 30000); ok {
+	if _, ok := after.FindNodePort(TCP, 30000); ok {
 		t.Error("A1.18 a node port is left over")
 	}
 }
@@ -196,8 +196,8 @@ func TestConflicts(t *testing.T) {
 				t.Helper()
 				var got string
 				if tt.at == "node:30000" {
-					p, _ := snap.LookupNodePort(TCP, 30000)
-					got = p.Name.String()
+					id, _ := snap.FindNodePort(TCP, 30000)
+					got = snap.Ports[id].Name.String()
 				} else {
 					got = lookup(snap, tt.at, TCP)
 				}
@@ -239,7 +239,8 @@ func TestConflictLoserKeepsTheRest(t *testing.T) {
 	if got := lookup(snap, "192.0.2.5:80", TCP); got != "ExternalIP default/b" {
 		t.Errorf("external IP: %q", got)
 	}
-	p, ok := snap.LookupNodePort(TCP, 30000)
+	id, ok := snap.FindNodePort(TCP, 30000)
+	p := snap.Ports[id]
 	if !ok || !p.Families[IPv4].Exists || p.Families[IPv4].ClusterIP.IsValid() {
 		t.Errorf("node port: %+v", p)
 	}
