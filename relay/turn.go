@@ -149,12 +149,15 @@ func (l *Link) splice(i int) (more bool) {
 		l.pass(i)
 		return false
 	}
+	l.came(i)
 	s.inPipe = int32(n)
 	return l.empty(i)
 }
 
-// empty writes what is in the pipe to the other side. It reports whether the
-// pipe is empty.
+// empty writes what is in the pipe to the other side. It reports whether to go
+// on. Only EAGAIN says that the other side is full and will tell when it is not:
+// a splice that moved less than the pipe holds may have stopped for another
+// reason, after which no event comes.
 func (l *Link) empty(i int) bool {
 	w, s := l.worker, &l.sides[i]
 	w.stats.Splices++
@@ -167,11 +170,8 @@ func (l *Link) empty(i int) bool {
 		l.broken(1-i, e)
 		return false
 	}
-	if i == endpoint && l.FirstByte == 0 {
-		l.FirstByte = w.loop.Now()
-	}
 	w.count(s, n)
 	w.stats.Spliced += uint64(n)
 	s.inPipe -= int32(n)
-	return s.inPipe == 0 || l.block(i)
+	return true
 }
