@@ -2,13 +2,9 @@ package tproxy
 
 import (
 	"errors"
-	"fmt"
-	"slices"
 	"syscall"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
-	mdnetlink "github.com/mdlayher/netlink"
 
 	"github.com/sluice-proxy/sluice/redirect"
 )
@@ -38,16 +34,6 @@ type filter struct {
 	frame []byte
 }
 
-const (
-	sendBuffer = 4 << 20
-	// roomy is the receive buffer: each message of a transaction is
-	// acknowledged by one of its own before the first can be read.
-	receiveBuffer = 1 << 20
-	// elementsPerMessage keeps a message's list of elements below the 64 KiB
-	// that a netlink attribute can hold.
-	elementsPerMessage = 1000
-)
-
 func openFilter(opts Options) (*filter, error) {
 	f := &filter{
 		table: &nftables.Table{Name: opts.Table, Family: nftables.TableFamilyINet},
@@ -68,101 +54,6 @@ func openFilter(opts Options) (*filter, error) {
 func (f *filter) close() {
 	f.reset()
 	f.reader.close()
-}
-
-// connect gives the connection for transactions.
-func (f *filter) connect() (*nftables.Conn, error) {
-	if f.conn != nil {
-		return f.conn, nil
-	}
-	conn, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(f.netns),
-		nftables.WithSockOptions(func(c *mdnetlink.Conn) error {
-			return errors.Join(c.SetWriteBuffer(sendBuffer), c.SetReadBuffer(receiveBuffer))
-		}))
-	if err != nil {
-		return nil, explain(err, FeatureNFTables)
-	}
-	f.conn = conn
-	return conn, nil
-}
-
-// reset forgets the connection: after an error it may hold answers that
-// nobody read.
-func (f *filter) reset() {
-	if f.conn != nil {
-		_ = f.conn.CloseLasting()
-		f.conn = nil
-	}
-}
-
-// batch is a transaction in the making.
-type batch struct {
-	*nftables.Conn
-	size int // estimate of its bytes
-}
-
-const (
-	sizeOfMessage = 400 // more than any rule, chain or set of ours takes
-	sizeOfElement = 52  // an IPv6 destination with its target takes 48
-)
-
-func (f *filter) begin() (*batch, error) {
-	conn, err := f.connect()
-	if err != nil {
-		return nil, err
-	}
-	return &batch{Conn: conn}, nil
-}
-
-func (b *batch) table(t *nftables.Table)     { b.size += sizeOfMessage; b.AddTable(t) }
-func (b *batch) chain(c *nftables.Chain)     { b.size += sizeOfMessage; b.AddChain(c) }
-func (b *batch) dropSet(s *nftables.Set)     { b.size += sizeOfMessage; b.DelSet(s) }
-func (b *batch) dropChain(c *nftables.Chain) { b.size += sizeOfMessage; b.DelChain(c) }
-
-func (b *batch) set(s *nftables.Set) error {
-	b.size += sizeOfMessage
-	return b.AddSet(s, nil)
-}
-
-func (b *batch) rule(t *nftables.Table, r rule) {
-	b.size += sizeOfMessage * 2
-	b.AddRule(&nftables.Rule{Table: t, Chain: &nftables.Chain{Name: r.chain}, Exprs: r.exprs})
-}
-
-func (b *batch) elements(change func(*nftables.Set, []nftables.SetElement) error, s *nftables.Set, list []nftables.SetElement) error {
-	for len(list) > 0 {
-		n := min(len(list), elementsPerMessage)
-		if err := change(s, list[:n]); err != nil {
-			return err
-		}
-		b.size += sizeOfMessage + n*sizeOfElement
-		list = list[n:]
-	}
-	return nil
-}
-
-// commit carries the transaction out, whole or not at all. The number of all
-// tables' generation is followed, so that verify can tell whether anybody else
-// changed anything.
-func (f *filter) commit(b *batch) error {
-	before, err := f.reader.generation()
-	if err != nil {
-		return err
-	}
-	if err := b.Flush(); err != nil {
-		f.reset()
-		f.seen = 0
-		return fmt.Errorf("table inet %s: %w", f.table.Name, err)
-	}
-	after, err := f.reader.generation()
-	if err != nil {
-		return err
-	}
-	if after != before+1 || f.seen != before {
-		after = 0 // somebody else's change came in between
-	}
-	f.seen = after
-	return nil
 }
 
 // apply puts a plan in force whose difference to the one before is given.
@@ -476,47 +367,4 @@ func (f *filter) remove() (bool, error) {
 		return false, explain(err, FeatureNFTables)
 	}
 	return true, nil
-}
-
-// probe tries in a table that never comes to be whether the kernel has
-// everything that the rules are made of, and names what it has not.
-func (f *filter) probe() error {
-	port := []expr.Any{&expr.Immediate{Register: regTarget, Data: []byte{0, 1}}}
-	everything := []struct {
-		feature Feature
-		exprs   []expr.Any
-	}{
-		{FeatureNFTables, nil},
-		{FeatureTProxy, slices.Concat(port, toListener(v4))},
-		{FeatureTProxy, slices.Concat(port, toListener(v6))},
-		{FeatureNoTrack, []expr.Any{&expr.Notrack{}}},
-		{FeatureSocket, []expr.Any{&expr.Socket{Key: expr.SocketKeyTransparent, Register: regKey}}},
-		{FeatureReject, []expr.Any{rejectOther}},
-	}
-	for _, t := range everything {
-		if err := f.try(t.exprs); err != nil {
-			return explain(err, t.feature)
-		}
-	}
-	return nil
-}
-
-// try adds a rule to a table that the same transaction removes.
-func (f *filter) try(exprs []expr.Any) error {
-	b, err := f.begin()
-	if err != nil {
-		return err
-	}
-	scratch := &nftables.Table{Name: f.table.Name + "-probe", Family: nftables.TableFamilyINet}
-	b.AddTable(scratch)
-	chain := b.AddChain(&nftables.Chain{Name: "probe", Table: scratch})
-	if exprs != nil {
-		b.AddRule(&nftables.Rule{Table: scratch, Chain: chain, Exprs: exprs})
-	}
-	b.DelTable(scratch)
-	if err := b.Flush(); err != nil {
-		f.reset()
-		return err
-	}
-	return nil
 }

@@ -16,7 +16,8 @@ import (
 // reads every rule into expressions, which fails for tproxy, and has no
 // generation number.
 type reader struct {
-	conn *netlink.Conn
+	netns int
+	conn  *netlink.Conn // nil after an error, until the next request
 }
 
 // From linux/netfilter/nfnetlink.h and nf_tables.h.
@@ -54,14 +55,25 @@ const (
 )
 
 func openReader(netns int) (*reader, error) {
-	conn, err := netlink.Dial(syscall.NETLINK_NETFILTER, &netlink.Config{NetNS: netns})
-	if err != nil {
-		return nil, explain(fmt.Errorf("netfilter netlink: %w", err), FeatureNFTables)
-	}
-	return &reader{conn: conn}, nil
+	r := &reader{netns: netns}
+	return r, r.connect()
 }
 
-func (r *reader) close() { _ = r.conn.Close() }
+func (r *reader) connect() error {
+	conn, err := netlink.Dial(syscall.NETLINK_NETFILTER, &netlink.Config{NetNS: r.netns})
+	if err != nil {
+		return explain(fmt.Errorf("netfilter netlink: %w", err), FeatureNFTables)
+	}
+	r.conn = conn
+	return nil
+}
+
+func (r *reader) close() {
+	if r.conn != nil {
+		_ = r.conn.Close()
+		r.conn = nil
+	}
+}
 
 // get sends a request for the inet family and gives the answers. A dump that a
 // change interrupted is read again.
@@ -70,23 +82,35 @@ func (r *reader) get(kind uint16, flags netlink.HeaderFlags, attrs ...netlink.At
 	if err != nil {
 		return nil, err
 	}
-	header := []byte{byte(nftables.TableFamilyINet), 0, 0, 0}
+	request := netlink.Message{
+		Header: netlink.Header{Type: netlink.HeaderType(subsysNFTables<<8 | kind), Flags: netlink.Request | flags},
+		Data:   slices.Concat([]byte{byte(nftables.TableFamilyINet), 0, 0, 0}, data),
+	}
 	for range 10 {
-		answers, err := r.conn.Execute(netlink.Message{
-			Header: netlink.Header{Type: netlink.HeaderType(subsysNFTables<<8 | kind), Flags: netlink.Request | flags},
-			Data:   slices.Concat(header, data),
-		})
-		if err != nil {
-			if errors.Is(err, syscall.EINTR) {
-				continue
-			}
-			return nil, err
+		answers, err := r.ask(request)
+		if errors.Is(err, syscall.EINTR) {
+			continue
 		}
-		if !slices.ContainsFunc(answers, func(m netlink.Message) bool { return m.Header.Flags&flagDumpInterrupted != 0 }) {
-			return answers, nil
+		if err != nil || !slices.ContainsFunc(answers, interrupted) {
+			return answers, err
 		}
 	}
 	return nil, fmt.Errorf("nftables change too fast to be read: %w", syscall.EINTR)
+}
+
+func interrupted(m netlink.Message) bool { return m.Header.Flags&flagDumpInterrupted != 0 }
+
+func (r *reader) ask(request netlink.Message) ([]netlink.Message, error) {
+	if r.conn == nil {
+		if err := r.connect(); err != nil {
+			return nil, err
+		}
+	}
+	answers, err := r.conn.Execute(request)
+	if err != nil && !errors.Is(err, syscall.ENOENT) {
+		r.close() // it may hold answers that nobody read
+	}
+	return answers, err
 }
 
 // generation gives the number of the generation of all nftables tables of the
@@ -201,7 +225,7 @@ func (r *reader) frame(table string) ([]byte, error) {
 	}
 	var b bytes.Buffer
 	for _, m := range slices.Concat(chains, rules) {
-		b.Write(m.Data)
+		b.Write(body(m)) // the header has the generation
 	}
 	return b.Bytes(), nil
 }

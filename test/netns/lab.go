@@ -1,10 +1,12 @@
 package netns
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 )
@@ -49,6 +51,18 @@ func NewLab(t testing.TB, backends int) *Lab {
 		lab.AddBackend(t)
 	}
 	return lab
+}
+
+// Settle waits until the kernel has taken note that all wires are plugged in,
+// which can take it a second: until then packets pass all the same, but routes
+// change by themselves, which a test would see that compares dumps.
+func (lab *Lab) Settle(t testing.TB) {
+	t.Helper()
+	for _, h := range append([]*Host{lab.Client}, lab.Backends...) {
+		if err := errors.Join(h.awaitUp("eth0"), lab.Node.awaitUp(h.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // AddBackend joins one more backend host to the node.
@@ -107,6 +121,27 @@ func Wire(t testing.TB, a *Namespace, ifA string, addrsA []netip.Prefix, b *Name
 	}
 	if err != nil {
 		t.Fatalf("wire %s/%s to %s/%s: %v", a.name, ifA, b.name, ifB, err)
+	}
+}
+
+// awaitUp waits until an interface works.
+func (n *Namespace) awaitUp(ifname string) error {
+	updates, done := make(chan netlink.LinkUpdate, 16), make(chan struct{})
+	defer close(done)
+	err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{Namespace: &n.handle, ListExisting: true})
+	if err != nil {
+		return fmt.Errorf("%s: %w", ifname, err)
+	}
+	timeout := time.After(10 * time.Second)
+	for {
+		select {
+		case u := <-updates:
+			if a := u.Attrs(); a.Name == ifname && a.OperState == netlink.OperUp {
+				return nil
+			}
+		case <-timeout:
+			return fmt.Errorf("%s: did not come up", ifname)
+		}
 	}
 }
 

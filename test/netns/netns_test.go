@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 func TestMain(m *testing.M) { os.Exit(Main(m)) }
@@ -69,6 +70,7 @@ func exchange(t *testing.T, c net.Conn, text string) string {
 	if _, err := c.Write([]byte(text)); err != nil {
 		t.Fatal(err)
 	}
+	_ = c.SetReadDeadline(time.Now().Add(dialTimeout))
 	buf := make([]byte, 64)
 	n, err := c.Read(buf)
 	if err != nil {
@@ -123,5 +125,26 @@ func TestDoGivesTheThreadBack(t *testing.T) {
 	want := errors.New("as it is")
 	if err := ns.Do(func() error { return want }); err != want {
 		t.Errorf("got %v, want the function's own error", err)
+	}
+}
+
+func TestDumpIsTheSameWhenNothingChanged(t *testing.T) {
+	lab := NewLab(t, 1)
+	lab.Settle(t)
+	before := lab.Node.Dump(t)
+	if !strings.Contains(before, "route ") || !strings.Contains(before, "rule ") {
+		t.Errorf("dump:\n%s", before)
+	}
+	if _, err := lab.Node.Ask("tcp", "10.2.1.2:1"); err == nil {
+		t.Error("an answer where nobody listens")
+	}
+	if after := lab.Node.Dump(t); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+	if err := lab.Node.AddRoute(netip.MustParsePrefix("192.0.2.0/24"), lab.Client.IPv4); err != nil {
+		t.Fatal(err)
+	}
+	if after := lab.Node.Dump(t); after == before {
+		t.Error("a new route does not show")
 	}
 }

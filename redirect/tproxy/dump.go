@@ -1,0 +1,170 @@
+package tproxy
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-proxy/sluice/redirect"
+)
+
+// Dump tells what is in force, as the kernel has it, for people and tests: a
+// line for each thing, in an order that is always the same. It is empty when
+// there is nothing.
+//
+//	table inet sluice: 6 chains, 24 rules
+//	  steer TCP 10.96.0.10:80 to 127.83.76.1:40001
+//	  refuse TCP 10.96.0.11:80
+//	  cluster 10.96.0.10
+//	  local 10.96.0.0/16
+//	route local 10.96.0.0/16 dev lo proto 83 src 10.1.0.1
+func Dump(opts Options) (string, error) {
+	opts = opts.withDefaults()
+	if err := opts.validate(); err != nil {
+		return "", err
+	}
+	rd, err := openReader(opts.NetNS)
+	if err != nil {
+		return "", err
+	}
+	defer rd.close()
+	rt, err := openRouter(opts)
+	if err != nil {
+		return "", err
+	}
+	defer rt.close()
+	var b strings.Builder
+	err = errors.Join(dumpTable(&b, rd, opts.Table), dumpRoutes(&b, rt))
+	return b.String(), err
+}
+
+func dumpTable(b *strings.Builder, rd *reader, table string) error {
+	c, err := rd.contents(table)
+	if err != nil || !c.exists {
+		return err
+	}
+	fmt.Fprintf(b, "table inet %s: %d chains, %d rules\n", table, len(c.chains), c.rules)
+	inUse := c.firstGeneration()
+	for k := range kinds {
+		for v := range versions {
+			list, err := rd.elements(table, setName(k, v, inUse))
+			if err != nil {
+				return err
+			}
+			for _, line := range describeElements(k, v, list) {
+				fmt.Fprintf(b, "  %s %s\n", kindNames[k], line)
+			}
+		}
+	}
+	return nil
+}
+
+// firstGeneration is the lowest generation of the sets: one that is being
+// filled has a higher number than the one in use.
+func (c *contents) firstGeneration() int {
+	first := 0
+	for _, name := range c.sets {
+		if _, _, g, ok := parseSetName(name); ok && (first == 0 || g < first) {
+			first = g
+		}
+	}
+	return first
+}
+
+func describeElements(k kind, v version, list []element) []string {
+	if k == local {
+		return describeRanges(list)
+	}
+	slices.SortFunc(list, func(a, b element) int { return strings.Compare(a.sortKey(k), b.sortKey(k)) })
+	lines := make([]string, 0, len(list))
+	for _, e := range list {
+		lines = append(lines, e.describe(k, v))
+	}
+	return lines
+}
+
+// sortKey orders destinations by address, port and protocol.
+func (e element) sortKey(k kind) string {
+	n := len(e.key) - 8
+	if k == cluster || n < 0 {
+		return e.key
+	}
+	return e.key[:n] + e.key[n+4:] + e.key[n:n+4]
+}
+
+func (e element) describe(k kind, v version) string {
+	if k == cluster {
+		a, _ := netip.AddrFromSlice([]byte(e.key))
+		return a.String()
+	}
+	d, ok := parseDestinationKey([]byte(e.key))
+	if !ok {
+		return fmt.Sprintf("key %x", e.key)
+	}
+	if k == refuse || len(e.value) != 2 {
+		return redirect.Format(d)
+	}
+	listen, _ := netip.AddrFromSlice(families[v].listen)
+	return redirect.Format(d) + " to " + netip.AddrPortFrom(listen, uint16(e.value[0])<<8|uint16(e.value[1])).String()
+}
+
+// describeRanges puts the ends of intervals together again.
+func describeRanges(list []element) []string {
+	var starts, ends []netip.Addr
+	for _, e := range list {
+		a, ok := netip.AddrFromSlice([]byte(e.key))
+		switch {
+		case !ok:
+		case e.end:
+			ends = append(ends, a)
+		default:
+			starts = append(starts, a)
+		}
+	}
+	slices.SortFunc(starts, netip.Addr.Compare)
+	slices.SortFunc(ends, netip.Addr.Compare)
+	var lines []string
+	for _, start := range starts {
+		for len(ends) > 0 && ends[0].Compare(start) <= 0 {
+			ends = ends[1:]
+		}
+		if len(ends) == 0 {
+			lines = append(lines, start.String()+" and all after it")
+			continue
+		}
+		lines = append(lines, describeRange(start, ends[0].Prev()))
+	}
+	return lines
+}
+
+// describeRange gives a prefix where one fits.
+func describeRange(first, last netip.Addr) string {
+	for bits := 0; bits <= first.BitLen(); bits++ {
+		if p := netip.PrefixFrom(first, bits); p.Masked().Addr() == first && lastAddr(p) == last {
+			return p.String()
+		}
+	}
+	return first.String() + "-" + last.String()
+}
+
+func dumpRoutes(b *strings.Builder, rt *router) error {
+	for v := range versions {
+		routes, err := rt.routes(v)
+		if err != nil {
+			return err
+		}
+		var lines []string
+		for _, r := range routes {
+			if rt.isOurs(&r) {
+				lines = append(lines, routeText(&r))
+			}
+		}
+		slices.Sort(lines)
+		for _, l := range lines {
+			fmt.Fprintln(b, l)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,297 @@
+package tproxy
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// open is a connection that a client made and keeps.
+type open struct {
+	net.Conn
+	from string
+	to   service.Destination
+}
+
+func connect(t testing.TB, from *netns.Host, d service.Destination) open {
+	t.Helper()
+	c, err := from.Dial("tcp", netip.AddrPortFrom(d.Addr, d.Port).String())
+	if err != nil {
+		t.Fatalf("from %s: %v", from.Name(), err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	o := open{c, from.Name(), d}
+	if _, err := netns.AskOn(c); err != nil {
+		t.Fatalf("from %s to %v: %v", from.Name(), d, err)
+	}
+	return o
+}
+
+// works tells whether bytes still go both ways.
+func (o open) works(t testing.TB, when string) {
+	t.Helper()
+	sent, got := bytes.Repeat([]byte("all well? "), 100), make([]byte, 1000)
+	_ = o.SetDeadline(time.Now().Add(5 * time.Second))
+	_, err := o.Write(sent)
+	for n := 0; err == nil && n < len(got); {
+		var m int
+		m, err = o.Read(got[n:])
+		n += m
+	}
+	if err != nil || !bytes.Equal(sent, got) {
+		t.Errorf("%s: the connection from %s to %s: %v", when, o.from, redirect.Format(o.to), err)
+	}
+}
+
+// Rules A8.1, A8.7: whatever becomes of a destination, its connections live on,
+// and new ones go by the new plan at once.
+func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	first, second := newFront(t, lab.Node, "first"), newFront(t, lab.Node, "second")
+	web4, web6 := tcp("10.96.0.10:80"), tcp("[fd01::10]:80")
+	r := newRedirector(t, lab.Node, Options{})
+	apply(t, r, planOf(steerTo(first, web4, web6)))
+	var conns []open
+	hosts := []*netns.Host{lab.Client, lab.Node}
+	for _, from := range hosts {
+		conns = append(conns, connect(t, from, web4), connect(t, from, web6))
+	}
+	bystander := planOf(steerTo(second, tcp("10.96.0.20:80")))
+	for _, step := range []struct {
+		name string
+		plan redirect.Plan
+		want func(service.Destination) string
+	}{
+		{"another listener", planOf(steerTo(second, web4, web6)), second.says},
+		{"no endpoints", planOf(refusing(web4, web6)), func(service.Destination) string { return "refused" }},
+		{"another port only", planOf(refusing(tcp("10.96.0.10:81"), tcp("[fd01::10]:81"))), func(service.Destination) string { return "refused" }},
+		{"service gone", bystander, nil},
+		{"back again", planOf(steerTo(second, web4, web6)), second.says},
+	} {
+		apply(t, r, step.plan)
+		for _, c := range conns {
+			c.works(t, step.name)
+		}
+		for _, from := range hosts {
+			for _, d := range []service.Destination{web4, web6} {
+				if step.want == nil {
+					if !silent(t, from, d) {
+						t.Errorf("%s: from %s to %s: an answer, want silence", step.name, from.Name(), redirect.Format(d))
+					}
+					continue
+				}
+				if got := reach(from, d); got != step.want(d) {
+					t.Errorf("%s: from %s: got %q, want %q", step.name, from.Name(), got, step.want(d))
+				}
+			}
+		}
+	}
+	apply(t, r, bystander)
+	for _, c := range conns { // the ends of connections pass too
+		_ = c.Conn.(*net.TCPConn).CloseWrite()
+		_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, syscall.ETIMEDOUT) {
+			t.Errorf("close of the connection from %s: %d bytes, %v", c.from, n, err)
+		}
+	}
+}
+
+// A new process takes over what a killed one left: to a client that connects
+// all the time, nothing happens.
+func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Node.EchoTCP(t, 80) // nobody may ever reach this one by a service's address
+	first, second := newFront(t, lab.Node, "first"), newFront(t, lab.Node, "second")
+	web := tcp("10.96.0.10:80")
+	opts := Options{NetNS: lab.Node.FD()}
+
+	killed, err := New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := planOf(steerTo(first, web, tcp("10.97.0.1:80")), refusing(tcp("10.96.0.99:1")))
+	plan.Local = append(plan.Local, netip.MustParsePrefix("10.97.0.0/16"))
+	apply(t, killed, plan)
+	old := connect(t, lab.Client, web)
+	killed.router.close()
+	killed.filter.close()
+
+	answers := map[string]int{}
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				answers[reach(lab.Client, web)]++
+			}
+		}
+	}()
+	r := newRedirector(t, lab.Node, Options{})
+	for range 20 { // each fills the table anew
+		apply(t, r, planOf(steerTo(second, web)))
+		r.filter.synced = false
+	}
+	close(stop)
+	<-done
+	for a, n := range answers {
+		if a != first.says(web) && a != second.says(web) {
+			t.Errorf("%d clients got %q", n, a)
+		}
+	}
+	old.works(t, "after the change of process")
+
+	got, err := Dump(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fresh := netns.NewLab(t, 0)
+	again := newRedirector(t, fresh.Node, Options{})
+	apply(t, again, planOf(steerTo(second, web)))
+	want, err := Dump(Options{NetNS: fresh.Node.FD()})
+	if err != nil || got != want {
+		t.Errorf("%v: taken over:\n%s\nmade from nothing:\n%s", err, got, want)
+	}
+}
+
+// somebodyElses puts things of others into a namespace: a table with a chain, a
+// rule, a map; routes, also in the table local; a policy routing rule.
+func somebodyElses(t *testing.T, n *netns.Namespace) {
+	t.Helper()
+	conn, err := nftables.New(nftables.WithNetNSFd(n.FD()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := conn.AddTable(&nftables.Table{Name: "theirs", Family: nftables.TableFamilyINet})
+	set := &nftables.Set{Table: table, Name: "steer4-1", KeyType: nftables.TypeIPAddr}
+	if err := conn.AddSet(set, []nftables.SetElement{{Key: []byte{10, 96, 0, 10}}}); err != nil {
+		t.Fatal(err)
+	}
+	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "prerouting", Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw})
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	nl := n.Netlink()
+	lo, err := nl.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, local, _ := net.ParseCIDR("10.200.0.0/16")
+	_, main, _ := net.ParseCIDR("10.201.0.0/16")
+	rule := netlink.NewRule()
+	rule.Priority, rule.Table = 83, 83
+	for _, err := range []error{
+		nl.RouteAdd(&netlink.Route{Table: syscall.RT_TABLE_LOCAL, Type: syscall.RTN_LOCAL, Scope: netlink.SCOPE_HOST, LinkIndex: lo.Attrs().Index, Dst: local}),
+		nl.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: main, Protocol: RouteProtocol}),
+		nl.RuleAdd(rule),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func bigPlan(f front, services int) redirect.Plan {
+	p := planOf()
+	p.Local = append(p.Local, netip.MustParsePrefix("10.97.0.0/16"), netip.MustParsePrefix("10.98.7.7/32"))
+	a4, a6 := netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd01::10")
+	for i := range services {
+		for _, a := range []netip.Addr{a4, a6} {
+			steerTo(f, service.Destination{Addr: a, Port: 80, Protocol: service.TCP})(&p)
+			refusing(service.Destination{Addr: a, Port: 81, Protocol: service.TCP})(&p)
+		}
+		if i%2 == 0 {
+			a6 = a6.Next()
+		} else {
+			a4 = a4.Next()
+		}
+	}
+	return p
+}
+
+func TestCloseLeavesTheNamespaceAsItWas(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	lab.Settle(t)
+	somebodyElses(t, lab.Node.Namespace)
+	before := lab.Node.Dump(t)
+	r := newRedirector(t, lab.Node, Options{})
+	apply(t, r, bigPlan(front{port4: 1, port6: 2}, 100))
+	apply(t, r, planOf(refusing(tcp("10.96.0.10:80"))))
+	if lab.Node.Dump(t) == before {
+		t.Fatal("the dump shows nothing")
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	compare(t, before, lab.Node.Dump(t))
+	if err := r.Apply(planOf()); !errors.Is(err, ErrClosed) {
+		t.Errorf("apply after close: %v", err)
+	}
+	if _, err := r.Verify(); !errors.Is(err, ErrClosed) {
+		t.Errorf("verify after close: %v", err)
+	}
+}
+
+func TestCleanupRemovesWhatIsOursAndNothingElse(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	lab.Settle(t)
+	somebodyElses(t, lab.Node.Namespace)
+	opts := Options{NetNS: lab.Node.FD()}
+	before := lab.Node.Dump(t)
+	if removed, err := Cleanup(opts); err != nil || len(removed) != 0 {
+		t.Errorf("nothing to remove: got %v, %v", removed, err)
+	}
+	r, err := New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	apply(t, r, planOf(refusing(tcp("10.96.0.10:80"))))
+	r.router.close() // killed
+	r.filter.close()
+	removed, err := Cleanup(opts)
+	want := []string{
+		"route local 10.96.0.0/16 dev lo proto 83 src 10.1.0.1",
+		"route local fd01::/112 dev lo proto 83 src fd00:1::1",
+		"table inet sluice",
+	}
+	if err != nil || !slices.Equal(removed, want) {
+		t.Errorf("got %q, %v, want %q", removed, err, want)
+	}
+	compare(t, before, lab.Node.Dump(t))
+}
+
+func compare(t *testing.T, before, after string) {
+	t.Helper()
+	if before == after {
+		return
+	}
+	was, is := strings.Split(before, "\n"), strings.Split(after, "\n")
+	for _, l := range was {
+		if !slices.Contains(is, l) {
+			t.Errorf("gone: %s", l)
+		}
+	}
+	for _, l := range is {
+		if !slices.Contains(was, l) {
+			t.Errorf("left: %s", l)
+		}
+	}
+}

@@ -1,0 +1,51 @@
+package tproxy
+
+import (
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+)
+
+// probe tries in a table that never comes to be whether the kernel has
+// everything that the rules are made of, and names what it has not.
+func (f *filter) probe() error {
+	port := []expr.Any{&expr.Immediate{Register: regTarget, Data: []byte{0, 1}}}
+	everything := []struct {
+		feature Feature
+		exprs   []expr.Any
+	}{
+		{FeatureNFTables, nil},
+		{FeatureTProxy, slices.Concat(port, toListener(v4))},
+		{FeatureTProxy, slices.Concat(port, toListener(v6))},
+		{FeatureNoTrack, []expr.Any{&expr.Notrack{}}},
+		{FeatureSocket, []expr.Any{&expr.Socket{Key: expr.SocketKeyTransparent, Register: regKey}}},
+		{FeatureReject, []expr.Any{rejectOther}},
+	}
+	for _, t := range everything {
+		if err := f.try(t.exprs); err != nil {
+			return explain(err, t.feature)
+		}
+	}
+	return nil
+}
+
+// try adds a rule to a table that the same transaction removes.
+func (f *filter) try(exprs []expr.Any) error {
+	b, err := f.begin()
+	if err != nil {
+		return err
+	}
+	scratch := &nftables.Table{Name: f.table.Name + "-probe", Family: nftables.TableFamilyINet}
+	b.AddTable(scratch)
+	chain := b.AddChain(&nftables.Chain{Name: "probe", Table: scratch})
+	if exprs != nil {
+		b.AddRule(&nftables.Rule{Table: scratch, Chain: chain, Exprs: exprs})
+	}
+	b.DelTable(scratch)
+	if err := b.Flush(); err != nil {
+		f.reset()
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,153 @@
+package netns
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+)
+
+// Dump gives everything in the namespace that steering may touch, as the
+// kernel tells it: nftables of all families with rules and elements, policy
+// routing rules, and the routes of all tables. Two dumps are equal when nothing
+// has changed, down to the handles of others' rules. A lab whose dumps are
+// compared is settled first.
+func (n *Namespace) Dump(t testing.TB) string {
+	t.Helper()
+	var b strings.Builder
+	if err := n.dump(&b); err != nil {
+		t.Fatalf("dump of %s: %v", n.name, err)
+	}
+	return b.String()
+}
+
+// Numbers of netlink, from linux/netlink.h, rtnetlink.h and nf_tables.h.
+const (
+	familyRoute     = 0
+	familyNetfilter = 12
+	subsysNFTables  = 10 << 8
+
+	getRoute   = 26
+	getRule    = 34
+	getTable   = subsysNFTables | 1
+	getChain   = subsysNFTables | 4
+	getNFTRule = subsysNFTables | 7
+	getSet     = subsysNFTables | 10
+	getElement = subsysNFTables | 13
+
+	attrCacheInfo = 12 // RTA_CACHEINFO: ages and use counts
+)
+
+func (n *Namespace) dump(b *strings.Builder) error {
+	route, err := netlink.Dial(familyRoute, &netlink.Config{NetNS: n.FD()})
+	if err != nil {
+		return err
+	}
+	defer route.Close()
+	for _, what := range []struct {
+		name string
+		kind netlink.HeaderType
+	}{{"route", getRoute}, {"rule", getRule}} {
+		answers, err := dumpAll(route, what.kind, make([]byte, 12))
+		if err != nil {
+			return fmt.Errorf("%ss: %w", what.name, err)
+		}
+		for _, m := range answers {
+			fmt.Fprintf(b, "%s %x\n", what.name, withoutAge(m.Data))
+		}
+	}
+	filter, err := netlink.Dial(familyNetfilter, &netlink.Config{NetNS: n.FD()})
+	if err != nil {
+		return err
+	}
+	defer filter.Close()
+	return dumpNFTables(b, filter)
+}
+
+// dumpNFTables leaves out what a message's header has: its family is told by
+// a number, and the generation is not part of the state.
+func dumpNFTables(b *strings.Builder, conn *netlink.Conn) error {
+	var sets []netlink.Message
+	for _, what := range []struct {
+		name string
+		kind netlink.HeaderType
+	}{{"table", getTable}, {"chain", getChain}, {"nft rule", getNFTRule}, {"set", getSet}} {
+		answers, err := dumpAll(conn, what.kind, make([]byte, 4))
+		if err != nil {
+			return fmt.Errorf("%ss: %w", what.name, err)
+		}
+		for _, m := range answers {
+			fmt.Fprintf(b, "%s %d %q\n", what.name, m.Data[0], m.Data[4:])
+		}
+		if what.kind == getSet {
+			sets = answers
+		}
+	}
+	for _, s := range sets {
+		elements, err := dumpElements(conn, s)
+		if err != nil {
+			return err
+		}
+		for _, m := range elements {
+			fmt.Fprintf(b, "elements %q\n", m.Data[4:])
+		}
+	}
+	return nil
+}
+
+// dumpElements asks for the elements of a set by its table and name, the first
+// two attributes of its own description.
+func dumpElements(conn *netlink.Conn, set netlink.Message) ([]netlink.Message, error) {
+	attrs, err := netlink.UnmarshalAttributes(set.Data[4:])
+	if err != nil {
+		return nil, err
+	}
+	var which []netlink.Attribute
+	for _, a := range attrs {
+		if a.Type == 1 || a.Type == 2 {
+			which = append(which, a)
+		}
+	}
+	data, err := netlink.MarshalAttributes(which)
+	if err != nil {
+		return nil, err
+	}
+	return dumpAll(conn, getElement, append([]byte{set.Data[0], 0, 0, 0}, data...))
+}
+
+func dumpAll(conn *netlink.Conn, kind netlink.HeaderType, data []byte) ([]netlink.Message, error) {
+	answers, err := conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: kind, Flags: netlink.Request | netlink.Dump},
+		Data:   data,
+	})
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(answers, func(a, b netlink.Message) int {
+		return cmp.Or(cmp.Compare(a.Header.Type, b.Header.Type), slices.Compare(a.Data, b.Data))
+	})
+	return answers, nil
+}
+
+// withoutAge blanks the attribute of a route that changes by itself.
+func withoutAge(data []byte) []byte {
+	const header = 12
+	if len(data) < header {
+		return data
+	}
+	for rest := data[header:]; len(rest) >= 4; {
+		size := int(binary.NativeEndian.Uint16(rest))
+		if size < 4 || size > len(rest) {
+			break
+		}
+		if binary.NativeEndian.Uint16(rest[2:]) == attrCacheInfo {
+			clear(rest[4:size])
+		}
+		rest = rest[min((size+3)&^3, len(rest)):]
+	}
+	return data
+}
