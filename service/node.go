@@ -43,6 +43,33 @@ func (n *Node) equal(o *Node) bool {
 		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.PodCIDRs, o.PodCIDRs)
 }
 
+// nextNodes gives the nodes after some changed; the same pointer if they came
+// out as they were.
+func nextNodes(last *Nodes, changed map[string]*Node) *Nodes {
+	var next map[string]*Node
+	for name, n := range changed {
+		old := last.Get(name)
+		if n == old || n != nil && old != nil && n.equal(old) {
+			continue
+		}
+		if next == nil {
+			next = make(map[string]*Node)
+			if last != nil {
+				maps.Copy(next, last.byName)
+			}
+		}
+		if n == nil {
+			delete(next, name)
+		} else {
+			next[name] = n
+		}
+	}
+	if next == nil {
+		return last
+	}
+	return &Nodes{byName: next}
+}
+
 func parseServiceCIDR(c *networkingv1.ServiceCIDR) ([]netip.Prefix, []string) {
 	var out []netip.Prefix
 	var problems []string

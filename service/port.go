@@ -21,6 +21,7 @@ func (s *Store) fill(p *Port, st *state, i int, problems []string) []string {
 		ExternalLocal:       sp.externalLocal,
 		AffinityTimeout:     sp.affinityTimeout,
 		HealthCheckNodePort: sp.healthCheckNodePort,
+		TopologyKeys:        sp.topologyKeys,
 		Annotations:         sp.annotations,
 	}
 	problems = slices.Clip(problems) // the spec keeps its own
@@ -73,7 +74,7 @@ func (p *Port) equal(o *Port) bool {
 		p.NodePort == o.NodePort && p.InternalLocal == o.InternalLocal &&
 		p.ExternalLocal == o.ExternalLocal && p.AffinityTimeout == o.AffinityTimeout &&
 		p.HealthCheckNodePort == o.HealthCheckNodePort &&
-		maps.Equal(p.Annotations, o.Annotations) &&
+		slices.Equal(p.TopologyKeys, o.TopologyKeys) && maps.Equal(p.Annotations, o.Annotations) &&
 		p.Families[IPv4].equal(&o.Families[IPv4]) && p.Families[IPv6].equal(&o.Families[IPv6])
 }
 

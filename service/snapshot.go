@@ -43,6 +43,9 @@ const (
 type Snapshot struct {
 	// Node is this node as its Node object describes it.
 	Node Node
+	// Nodes are all nodes that have an object. It keeps its pointer as long as
+	// none of them changes.
+	Nodes *Nodes
 	// Ports holds each service port at its PortID; unused places are nil.
 	Ports []*Port
 	// ServiceCIDRs are the ranges that cluster IPs are taken from, from
@@ -76,6 +79,19 @@ type Node struct {
 // Zone gives the node's topology zone, or "" (A2.13).
 func (n *Node) Zone() string { return n.Labels["topology.kubernetes.io/zone"] }
 
+// Nodes are the nodes of a cluster by name.
+type Nodes struct {
+	byName map[string]*Node
+}
+
+// Get gives the node of a name, or nil. It may be called on nil.
+func (n *Nodes) Get(name string) *Node {
+	if n == nil {
+		return nil
+	}
+	return n.byName[name]
+}
+
 // Port is one port of a Service (A1.6), with the addresses and endpoints of
 // both families.
 type Port struct {
@@ -96,6 +112,12 @@ type Port struct {
 
 	// HealthCheckNodePort is 0 if none (A6.1).
 	HealthCheckNodePort uint16
+
+	// TopologyKeys are the node label keys of the annotation
+	// sluice.dev/topology-keys, in order; "*" stands for any endpoint. Empty
+	// means that there is no choice by label, also where the external policy
+	// is Local, which excludes it.
+	TopologyKeys []string
 
 	// Annotations are those of the Service that begin with "sluice.dev/",
 	// without that prefix; nil if there are none.

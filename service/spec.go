@@ -7,11 +7,17 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 const (
 	proxyNameLabel   = "service.kubernetes.io/service-proxy-name"
 	annotationPrefix = "sluice.dev/"
+
+	// topologyKeys is the annotation that holds topology keys, and anyTopology
+	// the key that every endpoint matches.
+	topologyKeys = "topology-keys"
+	anyTopology  = "*"
 
 	defaultAffinity = 3 * time.Hour // A5.2
 	maximumAffinity = 24 * time.Hour
@@ -26,6 +32,7 @@ type spec struct {
 	externalLocal       bool
 	affinityTimeout     time.Duration
 	healthCheckNodePort uint16
+	topologyKeys        []string
 	annotations         map[string]string
 	ports               []portSpec
 	families            [2]familySpec
@@ -206,6 +213,35 @@ func (s *spec) parsePolicy(svc *corev1.Service) {
 			s.annotations[name] = v
 		}
 	}
+	s.parseTopologyKeys()
+}
+
+// parseTopologyKeys reads the ordered list of node label keys, separated by
+// commas or blanks. A key that no node can have stays in the list: it is a
+// wish for endpoints that do not exist, and dropping it would widen the choice.
+func (s *spec) parseTopologyKeys() {
+	keys := strings.FieldsFunc(s.annotations[topologyKeys], func(r rune) bool {
+		return r == ',' || r == ' ' || r == '\t' || r == '\n'
+	})
+	if len(keys) == 0 {
+		return
+	}
+	if s.externalLocal {
+		s.problemf("annotation %s%s and externalTrafficPolicy Local exclude each other: the policy is used",
+			annotationPrefix, topologyKeys)
+		return
+	}
+	for i, k := range keys {
+		if k == anyTopology {
+			if i < len(keys)-1 {
+				s.problemf("annotation %s%s has keys after %q: they are never used", annotationPrefix, topologyKeys, anyTopology)
+			}
+		} else if wrong := validation.IsQualifiedName(k); len(wrong) > 0 {
+			s.problemf("annotation %s%s has the key %q, which no node label can have: it matches nothing",
+				annotationPrefix, topologyKeys, k)
+		}
+	}
+	s.topologyKeys = keys
 }
 
 // parseExternal reads the addresses that lead in from outside. What is not

@@ -251,3 +251,35 @@ func TestAnnotations(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 }
+
+func TestTopologyKeys(t *testing.T) {
+	tests := []struct {
+		name     string
+		value    string
+		external corev1.ServiceExternalTrafficPolicy
+		want     []string
+		problems []string
+	}{
+		{"none", "", "", nil, nil},
+		{"one", "kubernetes.io/hostname", "", []string{"kubernetes.io/hostname"}, nil},
+		{"several and any", "kubernetes.io/hostname, rack,*", "", []string{"kubernetes.io/hostname", "rack", "*"}, nil},
+		{"any before another", "*,rack", "", []string{"*", "rack"}, []string{"has keys after"}},
+		{"no label", "a/b/c,rack", "", []string{"a/b/c", "rack"}, []string{`the key "a/b/c"`}},
+		{"policy Local wins", "rack", "Local", nil, []string{"exclude each other"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			snap := NewStore(StoreOptions{}).Apply(services(newService("web", "10.96.0.1", func(s *corev1.Service) {
+				s.Annotations = map[string]string{"sluice.dev/topology-keys": tt.value}
+				s.Spec.Type, s.Spec.ExternalTrafficPolicy = corev1.ServiceTypeNodePort, tt.external
+			})))
+			if got := only(t, snap).TopologyKeys; !slices.Equal(got, tt.want) {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+			got := problemTexts(snap)
+			if len(got) != len(tt.problems) || len(got) > 0 && !strings.Contains(got[0], tt.problems[0]) {
+				t.Errorf("problems: got %q, want %q", got, tt.problems)
+			}
+		})
+	}
+}

@@ -66,7 +66,7 @@ type update struct {
 	respec    map[*state]*spec // services whose spec changes, with the new one
 	endpoints map[*state]struct{}
 	rebuild   map[*state]struct{} // services whose addresses may have changed
-	node      *Node               // nil if it did not change
+	nodes     map[string]*Node    // nil for one that is gone
 	cidrs     bool
 	problems  bool
 	ports     bool
@@ -82,6 +82,7 @@ func (s *Store) Apply(c Change) *Snapshot {
 		respec:    make(map[*state]*spec),
 		endpoints: make(map[*state]struct{}),
 		rebuild:   make(map[*state]struct{}),
+		nodes:     make(map[string]*Node),
 	}
 	u.index.base = s.last.index
 	s.take(c, u)
@@ -104,12 +105,11 @@ func (s *Store) take(c Change, u *update) {
 		s.setSlice(name, parseSlice(es, s.options.NodeName), u)
 	}
 	for _, n := range c.Nodes {
-		if n.Name != s.options.NodeName || n.Name == "" {
-			continue
-		}
 		node, problems := parseNode(n)
-		u.node = &node
-		s.setProblems(ObjectKey{KindNode, Name{Name: n.Name}}, problems, u)
+		u.nodes[n.Name] = &node
+		if s.isOwn(n.Name) { // the addresses of others are nothing to us
+			s.setProblems(ObjectKey{KindNode, Name{Name: n.Name}}, problems, u)
+		}
 	}
 	for _, sc := range c.ServiceCIDRs {
 		list, problems := parseServiceCIDR(sc)
@@ -133,9 +133,7 @@ func (s *Store) remove(k ObjectKey, u *update) {
 	case KindEndpointSlice:
 		s.setSlice(k.Name, nil, u)
 	case KindNode:
-		if k.Name.Name == s.options.NodeName {
-			u.node = &Node{Name: s.options.NodeName}
-		}
+		u.nodes[k.Name.Name] = nil
 	case KindServiceCIDR:
 		if _, ok := s.cidrs[k.Name.Name]; ok {
 			delete(s.cidrs, k.Name.Name)
@@ -364,8 +362,9 @@ func (s *Store) publish(u *update) *Snapshot {
 	if u.index.next != nil {
 		next.index, changed = u.index.next, true
 	}
-	if u.node != nil && !u.node.equal(&next.Node) {
-		next.Node, changed = *u.node, true
+	if nodes := nextNodes(next.Nodes, u.nodes); nodes != next.Nodes {
+		next.Nodes, changed = nodes, true
+		next.Node = s.ownNode(nodes)
 	}
 	if u.cidrs {
 		if list := joinServiceCIDRs(s.cidrs); !slices.Equal(list, next.ServiceCIDRs) {
@@ -381,6 +380,16 @@ func (s *Store) publish(u *update) *Snapshot {
 		s.last = &next
 	}
 	return s.last
+}
+
+func (s *Store) isOwn(node string) bool { return node != "" && node == s.options.NodeName }
+
+// ownNode gives this node, which has its name before it has an object.
+func (s *Store) ownNode(nodes *Nodes) Node {
+	if n := nodes.Get(s.options.NodeName); n != nil {
+		return *n
+	}
+	return Node{Name: s.options.NodeName}
 }
 
 func (s *Store) sortedProblems() []Problem {

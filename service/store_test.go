@@ -73,9 +73,10 @@ func TestStoreKeepsWhatDidNotChange(t *testing.T) {
 	if s.Apply(services(same)) != before {
 		t.Error("A1.17 a service that differs in what does not matter gave another snapshot")
 	}
-	other := newNode("b", "172.16.0.2")
-	if s.Apply(Change{Nodes: []*corev1.Node{other}}) != before {
-		t.Error("another node gave another snapshot")
+	heartbeat := newNode("a", "172.16.0.1")
+	heartbeat.ResourceVersion, heartbeat.Status.Phase = "3", corev1.NodeRunning
+	if s.Apply(Change{Nodes: []*corev1.Node{heartbeat}}) != before {
+		t.Error("A1.17 a node that differs in what does not matter gave another snapshot")
 	}
 	fresh := services(newService("new", "10.96.0.3"))
 	fresh.Deleted = deleted(KindService, "web").Deleted
@@ -258,6 +259,13 @@ func TestNodeAndServiceCIDRs(t *testing.T) {
 	}
 	if got := problemTexts(snap); len(got) != 2 || !strings.HasPrefix(got[0], "Node a: ") {
 		t.Errorf("problems: %q", got)
+	}
+	nodes := snap.Nodes
+	if b := nodes.Get("b"); b == nil || b.Addresses[0].String() != "172.16.0.2" || nodes.Get("c") != nil {
+		t.Errorf("node b: %+v", b)
+	}
+	if got := s.Apply(deleted(KindNode, "b")).Nodes; got.Get("b") != nil || nodes.Get("b") == nil || got.Get("a") != nodes.Get("a") {
+		t.Error("a deleted node must go from the next snapshot only")
 	}
 	c := Change{}
 	c.ServiceCIDRs = append(c.ServiceCIDRs, newServiceCIDR("x", "10.97.0.0/16", "fd00::/108"), newServiceCIDR("kubernetes", "10.96.0.0/16", "bad"))
