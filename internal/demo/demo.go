@@ -22,6 +22,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -79,19 +80,10 @@ func Run(o Options, args ...string) error {
 func RunInside(o Options, dir string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	// Run removes it too, but Run may have been killed.
-	defer os.RemoveAll(dir)
-	s, err := newShow(ctx, o, dir)
+	s := &show{options: o, out: newPrinter(os.Stdout), ledger: &ledger{}, services: shopServices()}
 	defer s.close()
-	if err != nil {
+	if err := s.run(ctx, dir); err != nil {
 		s.fail(err)
-		return ErrFailed
-	}
-	held := s.play(ctx)
-	if held && !o.Once && ctx.Err() == nil {
-		held = s.stay(ctx)
-	}
-	if !held {
 		return ErrFailed
 	}
 	return nil
@@ -108,32 +100,63 @@ type show struct {
 	proxy    *proxy
 	ledger   *ledger
 	services []*shopService
+	door     *net.UnixListener // nil with Once
 }
 
-// newShow builds everything and starts the proxy. What it gives has to be
-// closed also after an error.
-func newShow(ctx context.Context, o Options, dir string) (*show, error) {
-	s := &show{options: o, out: newPrinter(os.Stdout), ledger: &ledger{}, services: shopServices()}
+// run plays the whole demo. Steps that do not hold have been shown when it gives
+// ErrFailed.
+func (s *show) run(ctx context.Context, dir string) error {
+	if !s.options.Once {
+		if err := s.takeDoor(); err != nil {
+			return err
+		}
+	}
+	if err := s.build(ctx, dir); err != nil {
+		return err
+	}
+	if err := s.play(ctx); err != nil || s.options.Once {
+		return err
+	}
+	return s.stay(ctx)
+}
+
+// takeDoor takes the listening socket that Run opened.
+func (s *show) takeDoor() error {
+	f := os.NewFile(doorDescriptor, "door")
+	l, err := net.FileListener(f)
+	if err != nil {
+		return fmt.Errorf("the socket for sluice demo --exec: %w", err)
+	}
+	_ = f.Close() // l has a descriptor of its own
+	door, ok := l.(*net.UnixListener)
+	if !ok {
+		return fmt.Errorf("the socket for sluice demo --exec is a %T", l)
+	}
+	s.door = door
+	return nil
+}
+
+// build lays out the network, starts the backends, writes the manifests and
+// starts the proxy.
+func (s *show) build(ctx context.Context, dir string) error {
 	var err error
 	if s.world, err = buildWorld(ctx); err != nil {
-		return s, explain(err, readSettings(!rootless()))
+		return explain(err, readSettings(!rootless()))
 	}
 	if s.backends, err = startBackends(ctx, s.world); err != nil {
-		return s, err
+		return err
 	}
 	s.shelf = &shelf{dir: filepath.Join(dir, "manifests"), ipv6: s.world.ipv6}
 	if err := s.shelf.fill(s.services); err != nil {
-		return s, err
+		return err
 	}
 	s.introduce()
 	s.proxy, err = startProxy(ctx, s.shelf.dir)
-	if err != nil {
-		return s, err
-	}
-	return s, nil
+	return err
 }
 
-// close ends everything that is still there.
+// close ends everything that is still there, and removes the files: Run does
+// that too, but it may have been killed.
 func (s *show) close() {
 	if s.proxy != nil {
 		_ = s.proxy.stop()
@@ -143,6 +166,13 @@ func (s *show) close() {
 	}
 	if s.world != nil {
 		s.world.close()
+	}
+	if s.shelf != nil {
+		_ = os.RemoveAll(s.shelf.dir)
+		_ = os.Remove(filepath.Dir(s.shelf.dir))
+	}
+	if s.door != nil {
+		closeDoor(s.door)
 	}
 }
 
@@ -164,12 +194,14 @@ func (s *show) introduce() {
 
 // fail tells what went wrong, with what the proxy said about it.
 func (s *show) fail(err error) {
-	if errors.Is(err, context.Canceled) {
+	switch {
+	case errors.Is(err, ErrFailed): // has been shown
+	case errors.Is(err, context.Canceled):
 		s.out.line("%s", s.out.in(yellow, "interrupted"))
-		return
+	default:
+		fmt.Fprintf(os.Stderr, "sluice demo: %v\n", err)
+		s.proxySaid()
 	}
-	fmt.Fprintf(os.Stderr, "sluice demo: %v\n", err)
-	s.proxySaid()
 }
 
 // proxySaid shows the proxy's own log.
@@ -185,19 +217,13 @@ func (s *show) proxySaid() {
 }
 
 // stay keeps the proxy running until the context ends, shows each record, and
-// lets commands in by the door. It gives false if the proxy ended before.
-func (s *show) stay(ctx context.Context) bool {
-	l, err := net.FileListener(os.NewFile(doorDescriptor, "door"))
-	door, ok := l.(*net.UnixListener)
-	if err != nil || !ok {
-		s.fail(fmt.Errorf("the socket for sluice demo --exec: %w", err))
-		return false
-	}
+// lets commands in by the door.
+func (s *show) stay(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var serving sync.WaitGroup
 	defer serving.Wait()
 	defer cancel()
-	g := &guests{door: door, place: s.place}
+	g := &guests{door: s.door, place: s.place}
 	serving.Go(func() { g.serve(ctx) })
 
 	s.invite()
@@ -206,10 +232,9 @@ func (s *show) stay(ctx context.Context) bool {
 	case <-ctx.Done():
 		s.out.line("")
 		s.out.line("ending; nothing is left behind")
-		return true
+		return nil
 	case <-s.proxy.exited:
-		s.fail(s.proxy.ended())
-		return false
+		return fmt.Errorf("the proxy: %w", s.proxy.ended())
 	}
 }
 
@@ -236,22 +261,35 @@ func (s *show) showRecord(r *record) {
 // invite tells what can be tried.
 func (s *show) invite() {
 	p := s.out
-	web, cart, search := s.services[0], s.services[1], s.services[2]
-	try := func(command, what string) {
-		p.line("  %s  %s", pad(s.options.Command+" demo --exec "+command, 62), p.in(dim, what))
+	url := func(i int, ipv6 bool) string {
+		v4, v6 := s.services[i].vips()
+		if ipv6 {
+			return "'http://[" + v6.Addr().String() + "]/'"
+		}
+		return "http://" + v4.Addr().String() + "/"
+	}
+	lines := [][2]string{
+		{"curl -s " + url(0, false), "ash, cedar and elm in turn"},
+		{"curl -gs " + url(0, true), "the same over IPv6"},
+		{"curl -s " + url(1, false), "always the same"},
+		{"curl -s " + url(2, false), "never dogwood, which is dead"},
+		{"--from node curl -s " + url(0, false), "from the node itself"},
+		{"--from node nft list ruleset", "what steers, if there is nft"},
+		{"bash", "a shell where the client pods are"},
+	}
+	if !s.world.ipv6 {
+		lines = slices.Delete(lines, 1, 2)
+	}
+	width := 0
+	for _, l := range lines {
+		width = max(width, len(l[0]))
 	}
 	p.line("")
 	p.line("%s", p.in(bold, "The proxy goes on. In another terminal:"))
-	try("curl -s http://"+s.vip(web, false)+"/", "ash, cedar and elm in turn")
-	if s.world.ipv6 {
-		try("curl -gs 'http://"+s.vip(web, true)+"/'", "the same over IPv6")
+	for _, l := range lines {
+		p.line("  %s demo --exec %s  %s", s.options.Command, pad(l[0], width), p.in(dim, "# "+l[1]))
 	}
-	try("curl -s http://"+s.vip(cart, false)+"/", "always the same")
-	try("curl -s http://"+s.vip(search, false)+"/", "never dogwood")
-	try("--from node curl -s http://"+s.vip(web, false)+"/", "from the node itself")
-	try("--from node nft list ruleset", "what steers, if you have nft")
-	try("bash", "a shell on a client pod")
-	p.line("Edit the manifests in %s: a change takes effect at once.", s.shelf.dir)
+	p.line("Edit the manifests in %s and see it follow.", s.shelf.dir)
 	p.line("Each connection's record appears here when it ends. Ctrl-C ends everything.")
 	p.line("")
 }

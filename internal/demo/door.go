@@ -94,8 +94,10 @@ func openDoorIn(dir string, uid int) (*net.UnixListener, error) {
 
 // closeDoor removes the socket, and its directory if nothing else is in it.
 func closeDoor(l *net.UnixListener) {
+	path := l.Addr().String()
 	_ = l.Close()
-	_ = os.Remove(filepath.Dir(l.Addr().String()))
+	_ = os.Remove(path) // a listener made from a descriptor does not do it
+	_ = os.Remove(filepath.Dir(path))
 }
 
 // errNobody tells that no demo runs.
@@ -111,9 +113,13 @@ func knock(dirs []string, uid int) (*net.UnixConn, error) {
 			return nil, err
 		}
 		c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: filepath.Join(dir, doorName), Net: "unix"})
-		if err == nil {
+		switch {
+		case err == nil:
 			return c, nil
+		case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
+			continue // left by a demo that was killed
 		}
+		return nil, err
 	}
 	return nil, errNobody
 }

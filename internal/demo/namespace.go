@@ -94,6 +94,21 @@ func onOwnThread(f func() error) error {
 	return <-done
 }
 
+// untouched gives an error if the namespace has any interface but lo: then it
+// is not one that was made for the demo.
+func (n *namespace) untouched() error {
+	links, err := n.nl.LinkList()
+	if err != nil {
+		return fmt.Errorf("interfaces of %s: %w", n.name, err)
+	}
+	for _, l := range links {
+		if name := l.Attrs().Name; name != "lo" && l.Attrs().Flags&net.FlagUp != 0 {
+			return fmt.Errorf("the network namespace of %s is in use: it has the interface %s", n.name, name)
+		}
+	}
+	return nil
+}
+
 func (n *namespace) up(ifname string) error {
 	link, err := n.nl.LinkByName(ifname)
 	if err == nil {

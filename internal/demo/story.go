@@ -39,9 +39,10 @@ func (o *outcome) check(err error) {
 	}
 }
 
-// play tells the story and tells whether each step held. Its last line is the
-// tally. With Once the proxy is stopped before that, so that the log is whole.
-func (s *show) play(ctx context.Context) bool {
+// play tells the story and gives ErrFailed unless each step held. Its last line
+// is the tally. With Once the proxy is stopped before that, so that the log is
+// whole.
+func (s *show) play(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, storyPatience, fmt.Errorf("the whole story took more than %v", storyPatience))
 	defer cancel()
 	held := true
@@ -53,13 +54,14 @@ func (s *show) play(ctx context.Context) bool {
 		var o outcome
 		st.play(ctx, &o)
 		if errors.Is(context.Cause(ctx), context.Canceled) {
-			s.fail(context.Canceled)
-			return false
+			return context.Canceled
+		}
+		gone := s.proxyGone()
+		if gone {
+			o.wrongf("the proxy: %w", s.proxy.ended())
 		}
 		held = s.report(&o) && held
-		if s.proxyGone() {
-			o.check(s.proxy.ended())
-			held = false
+		if gone {
 			break
 		}
 	}
@@ -102,8 +104,9 @@ func (s *show) report(o *outcome) bool {
 	return len(o.wrong) == 0
 }
 
-// end checks the log as a whole and adds up.
-func (s *show) end(held bool) bool {
+// end checks the log as a whole and adds up. It gives ErrFailed unless
+// everything held.
+func (s *show) end(held bool) error {
 	s.out.line("")
 	var all []error
 	if s.options.Once {
@@ -124,7 +127,10 @@ func (s *show) end(held bool) bool {
 		s.proxySaid()
 	}
 	s.out.line("demo: %d connections, %d answered, %d retried, %d failed", t.connections, t.answered, t.retried, t.failed)
-	return held
+	if !held {
+		return ErrFailed
+	}
+	return nil
 }
 
 // compare checks that each of the connections was answered and has exactly one

@@ -63,7 +63,8 @@ func client(i int) (v4, v6 netip.Addr) {
 }
 
 // buildWorld lays the network out. The process must be in an empty network
-// namespace and may change it. An error is fs.ErrPermission if it may not.
+// namespace; any other is left alone. An error is fs.ErrPermission if the
+// process may not change it.
 func buildWorld(ctx context.Context) (_ *world, err error) {
 	w := &world{ipv6: hasIPv6()}
 	defer func() {
@@ -83,6 +84,9 @@ func buildWorld(ctx context.Context) (_ *world, err error) {
 		if *n.to, err = n.enter(n.name); err != nil {
 			return nil, err
 		}
+	}
+	if err = w.nodeA.untouched(); err != nil {
+		return nil, err
 	}
 	for _, n := range w.namespaces() {
 		n.withoutDAD()
