@@ -47,6 +47,8 @@ To see it work, on any Linux machine and without a cluster:  sluice demo`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          noArguments,
+		// Without it a command that does not exist would be no error.
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(explainFlagError)
 	root.CompletionOptions.HiddenDefaultCmd = true
