@@ -55,28 +55,32 @@ func Compile(prev *Table, snap *service.Snapshot, cfg Config) *Table {
 	t := &Table{snap: snap, node: newNode(snap, &cfg)}
 	t.chunks = make([]*chunk, (len(snap.Ports)+chunkSize-1)/chunkSize)
 	var old []*service.Port
+	keys := false // what topology keys depend on changed
 	if prev != nil && prev.node.equal(t.node) {
-		t.node = prev.node
 		old = prev.snap.Ports
 		copy(t.chunks, prev.chunks)
+		keys = prev.node.others != t.node.others
 	}
 	for i := range t.chunks {
 		from, to := i*chunkSize, min((i+1)*chunkSize, len(snap.Ports))
 		ports := snap.Ports[from:to]
-		if to > len(old) || !slices.Equal(ports, old[from:to]) {
-			t.chunks[i] = compileChunk(t.chunks[i], ports, t.node)
+		if to > len(old) || !slices.Equal(ports, old[from:to]) || keys && slices.ContainsFunc(ports, hasKeys) {
+			t.chunks[i] = compileChunk(t.chunks[i], ports, t.node, keys)
 		}
 	}
 	return t
 }
 
-// compileChunk makes a chunk of the one before, which may be nil.
-func compileChunk(prev *chunk, ports []*service.Port, n *node) *chunk {
+func hasKeys(p *service.Port) bool { return p != nil && len(p.TopologyKeys) > 0 }
+
+// compileChunk makes a chunk of the one before, which may be nil. With keys,
+// ports that have topology keys are compiled again.
+func compileChunk(prev *chunk, ports []*service.Port, n *node, keys bool) *chunk {
 	next := &chunk{}
 	for i, p := range ports {
 		switch {
 		case p == nil:
-		case prev != nil && prev[i].port == p:
+		case prev != nil && prev[i].port == p && !(keys && hasKeys(p)):
 			next[i] = prev[i]
 		default:
 			next[i] = compilePort(p, n)

@@ -21,6 +21,8 @@ type model struct {
 	cfg       Config
 	zone      string
 	nodeAddrs []netip.Addr // the Node object's, then the configured
+	labels    map[string]string
+	others    map[string]string // the labels of n1
 }
 
 func (m *model) resolve(p service.Protocol, client netip.Addr, dst netip.AddrPort) string {
@@ -47,7 +49,12 @@ func (m *model) resolve(p service.Protocol, client netip.Addr, dst netip.AddrPor
 	slices.SortFunc(eps, func(a, b service.Endpoint) int {
 		return strings.Compare(a.Addr.Addr().String()+":8080", b.Addr.Addr().String()+":8080")
 	})
-	if !m.anyUsable(eps) {
+	clusterList := m.clusterList(eps)
+	if keys := s.annotations["sluice.dev/topology-keys"]; keys != "" && s.external != "Local" {
+		clusterList = m.keyedList(eps, strings.Split(keys, ","))
+	}
+	usesLocal := kind == "ClusterIP" && s.internal == "Local" || kind != "ClusterIP" && s.external == "Local"
+	if !m.anyUsable(eps) || len(clusterList) == 0 && !usesLocal {
 		return "refuse A3.4"
 	}
 	if kind == "LoadBalancer" && !m.admitted(s, client) {
@@ -55,7 +62,7 @@ func (m *model) resolve(p service.Protocol, client netip.Addr, dst netip.AddrPor
 	}
 	isPod, podsKnown := m.isPod(client)
 	isNode := client.IsLoopback() || slices.Contains(m.nodeAddrs, client)
-	rule, list, source := "A3.3", m.clusterList(eps), "node A3.8"
+	rule, list, source := "A3.3", clusterList, "node A3.8"
 	switch {
 	case kind == "ClusterIP":
 		rule = "A3.2"
@@ -189,6 +196,25 @@ func (m *model) clusterList(eps []service.Endpoint) []service.Endpoint {
 	return ready
 }
 
+// keyedList knows that the node n0 has the labels of m.labels and n1 those of
+// m.others.
+func (m *model) keyedList(eps []service.Endpoint, keys []string) []service.Endpoint {
+	usable := keep(eps, func(e service.Endpoint) bool { return e.Ready })
+	if len(usable) == 0 {
+		usable = keep(eps, func(e service.Endpoint) bool { return e.Serving && e.Terminating })
+	}
+	for _, k := range keys {
+		near := keep(usable, func(e service.Endpoint) bool {
+			its := map[string]map[string]string{ownNode: m.labels, "n1": m.others}[e.Node]
+			return k == "*" || m.labels[k] != "" && m.labels[k] == its[k]
+		})
+		if len(near) > 0 {
+			return near
+		}
+	}
+	return nil
+}
+
 func (m *model) localList(eps []service.Endpoint) []service.Endpoint {
 	if ready := keep(eps, func(e service.Endpoint) bool { return e.Local && e.Ready }); len(ready) > 0 {
 		return ready
@@ -214,6 +240,9 @@ func randomSvc(r *rand.Rand, i int) svc {
 	}
 	if r.IntN(2) == 0 {
 		s.nodePort = int32(30000 + i)
+	}
+	if r.IntN(4) == 0 && s.external != "Local" {
+		s.annotations = map[string]string{"sluice.dev/topology-keys": pick("rack", "rack,*", "row", "row,rack", "*", "topology.kubernetes.io/zone,row")}
 	}
 	hinted := r.IntN(3)
 	for j := range r.IntN(6) {
@@ -267,8 +296,16 @@ func TestResolveAgainstModel(t *testing.T) {
 		if r.IntN(2) == 0 {
 			m.cfg.NodePortAddresses = prefixes("172.16.0.0/12")
 		}
+		random := func() map[string]string {
+			return map[string]string{"rack": fmt.Sprint(r.IntN(2)), "row": fmt.Sprint(r.IntN(2))}
+		}
+		m.labels, m.others = random(), random()
+		m.others["topology.kubernetes.io/zone"] = "a"
+		if m.zone != "" {
+			m.labels["topology.kubernetes.io/zone"] = m.zone
+		}
 		c := change(t, m.svcs...)
-		c.Nodes = append(c.Nodes, nodeObject(ownNode, map[string]string{"topology.kubernetes.io/zone": m.zone}, "172.16.0.1", "fd01::1"))
+		c.Nodes = append(c.Nodes, nodeObject(ownNode, m.labels, "172.16.0.1", "fd01::1"), nodeObject("n1", m.others))
 		snap := newStore().Apply(c)
 		if len(snap.Problems) > 0 {
 			t.Fatalf("seed %d: %v", seed, snap.Problems)

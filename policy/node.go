@@ -12,6 +12,9 @@ import (
 type node struct {
 	name string
 	zone string // A2.13
+	// labels are those of the node, and others all nodes, for topology keys.
+	labels map[string]string
+	others *service.Nodes
 	// pods are the ranges of local pods by family; not valid where local pods
 	// cannot be told (A3.7).
 	pods [2]netip.Prefix
@@ -38,13 +41,19 @@ func newNode(snap *service.Snapshot, cfg *Config) *node {
 	n := &node{
 		name:          cfg.NodeName,
 		zone:          snap.Node.Zone(),
+		labels:        snap.Node.Labels,
+		others:        snap.Nodes,
 		local:         make(map[netip.Addr]struct{}),
 		primary:       cfg.NodeIPs,
 		portAddrs:     make(map[netip.Addr]struct{}),
 		serviceCIDRs:  slices.Concat(cfg.ServiceCIDRs, snap.ServiceCIDRs),
 		masqueradeAll: cfg.MasqueradeAll,
 	}
-	for _, p := range cfg.ClusterCIDRs {
+	pods := cfg.ClusterCIDRs
+	if cfg.DetectLocal == DetectNodeCIDR {
+		pods = snap.Node.PodCIDRs
+	}
+	for _, p := range pods {
 		if f := service.FamilyOf(p.Addr()); !n.pods[f].IsValid() {
 			n.pods[f] = p
 		}
@@ -101,6 +110,8 @@ func (n *node) selectPortAddrs(cfg *Config) {
 	}
 }
 
+// equal tells whether all that decisions depend on is the same, but for what
+// only topology keys look at.
 func (n *node) equal(o *node) bool {
 	return n.name == o.name && n.zone == o.zone && n.pods == o.pods &&
 		maps.Equal(n.local, o.local) && slices.Equal(n.primary, o.primary) &&

@@ -87,15 +87,27 @@ func (v *Verdict) SourceFor(client, endpoint netip.Addr) Source {
 	return v.Source
 }
 
+// DetectLocal is a way to tell local pods by their address (A4.6).
+type DetectLocal uint8
+
+// The ways.
+const (
+	DetectClusterCIDR DetectLocal = iota // by Config.ClusterCIDRs
+	DetectNodeCIDR                       // by the pod CIDRs of this node's object
+)
+
 // Config is what decisions depend on beside the Snapshot. The zero value is a
 // node that knows neither its name, its addresses nor its pods. The slices are
 // read-only once given.
 type Config struct {
 	// NodeName is this node, for topology hints (A2.8).
 	NodeName string
+	// DetectLocal says how clients that are local pods are told from others
+	// (A4.6). Where there is no range of a family, no client of that family
+	// is taken for one (A3.7).
+	DetectLocal DetectLocal
 	// ClusterCIDRs are the ranges that pods have their addresses from; the
-	// first of each family counts (A4.6). Without one, no client of that
-	// family is taken for a local pod (A3.7).
+	// first of each family counts.
 	ClusterCIDRs []netip.Prefix
 	// ServiceCIDRs are ranges of cluster IPs beside those of the Snapshot.
 	// Their addresses that no service has are dropped (A3.12).

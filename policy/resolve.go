@@ -18,29 +18,29 @@ func (t *Table) Resolve(p service.Protocol, client netip.Addr, dst netip.AddrPor
 	fam := service.FamilyOf(dst.Addr())
 	f := &c.families[fam]
 	v := Verdict{Port: c.port, Kind: kind}
-	if !c.usable[fam] {
-		v.Action, v.Rule = Refuse, RuleNoEndpoints
-		return v
-	}
-	if kind == service.LoadBalancer && !f.firewall.admits(client, t.node) {
-		v.Action, v.Rule = Drop, RuleSourceRanges
-		return v
-	}
+	var local bool
 	if kind == service.ClusterIP {
-		t.internal(&v, c, f, client, dst.Addr())
+		local = t.internal(&v, c, f, client, dst.Addr())
 	} else {
-		t.external(&v, c, f, client)
+		local = t.external(&v, c, f, client)
 	}
 	switch {
+	case !c.usable[fam], len(v.Candidates) == 0 && !local:
+		return deny(v, Refuse, RuleNoEndpoints)
+	case kind == service.LoadBalancer && !f.firewall.admits(client, t.node):
+		return deny(v, Drop, RuleSourceRanges)
 	case len(v.Candidates) == 0:
-		v.Action, v.Rule = Drop, RuleNoLocalEndpoints
-		v.Source, v.SourceRule = 0, 0
+		return deny(v, Drop, RuleNoLocalEndpoints)
 	case len(v.Candidates) == 1 && v.Candidates[0].Addr.Addr() == client:
-		v.Action, v.Source, v.SourceRule = Accept, SourceNode, RuleMasquerade
-	default:
-		v.Action = Accept
+		v.Source, v.SourceRule = SourceNode, RuleMasquerade
 	}
+	v.Action = Accept
 	return v
+}
+
+// deny makes a verdict that has no candidates.
+func deny(v Verdict, a Action, r Rule) Verdict {
+	return Verdict{Action: a, Port: v.Port, Kind: v.Kind, Rule: r}
 }
 
 // find gives the service port that a destination belongs to (A3.1). An address
@@ -79,8 +79,8 @@ func (w *firewall) admits(client netip.Addr, n *node) bool {
 
 // internal chooses for a cluster IP (A3.2) and says what the endpoint sees: a
 // local pod, or the node for all others (A3.8). Where pods cannot be told from
-// others, it is the client (A3.7).
-func (t *Table) internal(v *Verdict, c *compiled, f *family, client, dst netip.Addr) {
+// others, it is the client (A3.7). It tells whether policy Local chose.
+func (t *Table) internal(v *Verdict, c *compiled, f *family, client, dst netip.Addr) (local bool) {
 	v.Rule = RuleInternalPolicy
 	v.Candidates = f.cluster
 	if c.internalLocal {
@@ -96,27 +96,30 @@ func (t *Table) internal(v *Verdict, c *compiled, f *family, client, dst netip.A
 	default:
 		v.Source, v.SourceRule = SourceClient, RulePreserve
 	}
+	return c.internalLocal
 }
 
 // external chooses for all other addresses (A3.3, A3.6). Under policy Cluster
-// the endpoint sees the node (A3.8).
-func (t *Table) external(v *Verdict, c *compiled, f *family, client netip.Addr) {
+// the endpoint sees the node (A3.8). It tells whether policy Local chose.
+func (t *Table) external(v *Verdict, c *compiled, f *family, client netip.Addr) (local bool) {
 	v.Rule = RuleExternalPolicy
 	v.Candidates = f.cluster
 	v.Source, v.SourceRule = SourceNode, RuleMasquerade
 	if !c.externalLocal {
-		return
+		return false
 	}
 	switch {
 	case t.node.isPod(client):
 		v.Rule = RuleShortCircuit
 		v.Source, v.SourceRule = SourceClient, RulePreserve
+		return false
 	case t.node.isLocal(client):
 		v.Rule = RuleShortCircuit
-	default:
-		v.Candidates = f.local
-		v.Source, v.SourceRule = SourceClient, RulePreserve
+		return false
 	}
+	v.Candidates = f.local
+	v.Source, v.SourceRule = SourceClient, RulePreserve
+	return true
 }
 
 // Steering tells what becomes of a destination as such: Accept if there may be
@@ -128,10 +131,11 @@ func (t *Table) Steering(d service.Destination) Action {
 		return t.unclaimed(d.Addr).Action
 	}
 	fam := service.FamilyOf(d.Addr)
-	switch {
-	case !c.usable[fam]:
+	f := &c.families[fam]
+	switch local := kind == service.ClusterIP && c.internalLocal; {
+	case !c.usable[fam], !local && len(f.cluster) == 0:
 		return Refuse
-	case kind == service.ClusterIP && c.internalLocal && len(c.families[fam].local) == 0:
+	case local && len(f.local) == 0:
 		return Drop
 	}
 	return Accept

@@ -291,6 +291,19 @@ func TestNodeWithoutObject(t *testing.T) {
 	}
 }
 
+func TestDetectNodeCIDR(t *testing.T) {
+	c := change(t, svc{name: "web", clusterIPs: "10.96.0.1", endpoints: []string{"10.1.0.1"}})
+	n := nodeObject(ownNode, nil, "172.16.0.1")
+	n.Spec.PodCIDRs = []string{"10.244.0.0/24"}
+	c.Nodes = append(c.Nodes, n)
+	table := Compile(nil, newStore().Apply(c), Config{NodeName: ownNode, DetectLocal: DetectNodeCIDR, ClusterCIDRs: prefixes("10.0.0.0/8")})
+	for client, want := range map[string]Source{"10.244.0.5": SourceClient, "10.244.1.5": SourceNode} {
+		if got := table.Resolve(service.TCP, netip.MustParseAddr(client), netip.MustParseAddrPort("10.96.0.1:80")).Source; got != want {
+			t.Errorf("A4.6 %s: %s", client, got)
+		}
+	}
+}
+
 // TestZoneChange: another zone label of the node decides all services anew.
 func TestZoneChange(t *testing.T) {
 	st := newStore()

@@ -35,7 +35,11 @@ func categorize(p *service.Port, v *service.FamilyView, n *node) lists {
 	var out lists
 	external := externallyAccessible(p, v)
 	if !p.InternalLocal || external { // A2.3
-		out.cluster = clusterEndpoints(v.Endpoints, n)
+		if len(p.TopologyKeys) > 0 {
+			out.cluster = keyedEndpoints(v.Endpoints, p.TopologyKeys, n)
+		} else {
+			out.cluster = clusterEndpoints(v.Endpoints, n)
+		}
 	}
 	if p.InternalLocal || p.ExternalLocal && external { // A2.3
 		out.local = localEndpoints(v.Endpoints)
@@ -55,6 +59,41 @@ func clusterEndpoints(all []service.Endpoint, n *node) []service.Endpoint {
 		return usable
 	}
 	return filter(all, draining)
+}
+
+// anyTopology is the topology key that every endpoint matches.
+const anyTopology = "*"
+
+// keyedEndpoints are those whose node has the same value as this node for the
+// first of the keys that finds some. If none does there are none: a list of
+// keys without "*" is a limit, not a wish. It takes the place of hints, and
+// holds for endpoints that terminate as well (A2.4).
+func keyedEndpoints(all []service.Endpoint, keys []string, n *node) []service.Endpoint {
+	usable := filter(all, func(e *service.Endpoint) bool { return e.Ready })
+	if len(usable) == 0 {
+		usable = filter(all, draining)
+	}
+	for _, key := range keys {
+		if key == anyTopology {
+			return usable
+		}
+		ours, ok := n.labels[key]
+		if !ok {
+			continue
+		}
+		near := filter(usable, func(e *service.Endpoint) bool {
+			its := n.others.Get(e.Node)
+			if its == nil {
+				return false
+			}
+			value, ok := its.Labels[key]
+			return ok && value == ours
+		})
+		if len(near) > 0 {
+			return near
+		}
+	}
+	return nil
 }
 
 // localEndpoints are those on this node that are ready; if there are none,

@@ -1,7 +1,10 @@
 package policy
 
 import (
+	"net/netip"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -126,4 +129,132 @@ func TestExternallyAccessible(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTopologyKeys is the table of the proposal that topology keys come from:
+// no keys, one, "*" alone, several, several and "*", each over endpoints that
+// are near, further away and far. The nodes are n0 (this one), n1 in its rack,
+// n2 in its zone, n3 in another zone, and n4, which has no labels.
+func TestTopologyKeys(t *testing.T) {
+	const host, rack, zone = "kubernetes.io/hostname", "rack", "topology.kubernetes.io/zone"
+	labels := func(h, r, z string) map[string]string { return map[string]string{host: h, rack: r, zone: z} }
+	nodes := []*corev1.Node{
+		nodeObject(ownNode, labels(ownNode, "r0", "z0"), "172.16.0.1"), nodeObject("n1", labels("n1", "r0", "z0")),
+		nodeObject("n2", labels("n2", "r1", "z0")), nodeObject("n3", labels("n3", "r2", "z1")), nodeObject("n4", nil),
+	}
+	const (
+		here, inRack, inZone, far = "10.1.0.1 node=n0 local", "10.1.0.2 node=n1", "10.1.0.3 node=n2", "10.1.0.4 node=n3"
+		bare, unknown, nowhere    = "10.1.0.5 node=n4", "10.1.0.6 node=n9", "10.1.0.7"
+	)
+	everywhere := []string{here, inRack, inZone, far, bare, unknown, nowhere}
+	const all = "10.1.0.1 10.1.0.2 10.1.0.3 10.1.0.4 10.1.0.5 10.1.0.6 10.1.0.7"
+	tests := []struct {
+		name      string
+		keys      string
+		endpoints []string
+		want      string
+	}{
+		{"no keys", "", everywhere, all},
+		{"no keys, far", "", []string{far}, "10.1.0.4"},
+
+		{"one key, here", host, everywhere, "10.1.0.1"},
+		{"one key, not here", host, []string{inRack, inZone, far, bare, unknown, nowhere}, ""},
+		{"one key, zone", zone, everywhere, "10.1.0.1 10.1.0.2 10.1.0.3"},
+		{"one key, not in the zone", zone, []string{far, bare}, ""},
+		{"one key that this node does not have", "region", everywhere, ""},
+
+		{"any", "*", everywhere, all},
+		{"any, far", "*", []string{far, nowhere}, "10.1.0.4 10.1.0.7"},
+
+		{"several keys, here", host + "," + rack + "," + zone, everywhere, "10.1.0.1"},
+		{"several keys, in the rack", host + "," + rack + "," + zone, []string{inRack, inZone, far}, "10.1.0.2"},
+		{"several keys, in the zone", host + "," + rack + "," + zone, []string{inZone, far}, "10.1.0.3"},
+		{"several keys, far", host + "," + rack + "," + zone, []string{far, bare, unknown, nowhere}, ""},
+		{"several keys, one that nobody has", "region," + zone, everywhere, "10.1.0.1 10.1.0.2 10.1.0.3"},
+
+		{"several and any, here", host + "," + zone + ",*", everywhere, "10.1.0.1"},
+		{"several and any, in the zone", host + "," + zone + ",*", []string{inRack, inZone, far}, "10.1.0.2 10.1.0.3"},
+		{"several and any, far", host + "," + zone + ",*", []string{far, unknown}, "10.1.0.4 10.1.0.6"},
+		{"keys after any are not used", "*," + host, everywhere, all},
+
+		{"only ready ones", host + "," + zone, []string{here + " unready", inZone}, "10.1.0.3"},
+		{"A2.4 draining ones as the last resort", zone, []string{inRack + " draining", far + " draining"}, "10.1.0.2"},
+		{"A2.4 draining ones do not stand in for ready ones far away", zone, []string{inRack + " draining", far}, ""},
+		{"keys take the place of hints", "*", []string{inRack + " nodehint=n1", here + " nodehint=n0"}, "10.1.0.1 10.1.0.2"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			web := svc{name: "web", clusterIPs: "10.96.0.1", nodePort: 30000, annotations: map[string]string{"sluice.dev/topology-keys": tt.keys}, endpoints: tt.endpoints}
+			c := change(t, web)
+			c.Nodes = nodes
+			table := Compile(nil, newStore().Apply(c), Config{NodeName: ownNode})
+			for _, dst := range []string{"10.96.0.1:80", "172.16.0.1:30000"} {
+				ap := netip.MustParseAddrPort(dst)
+				v := table.Resolve(service.TCP, clients["outside"], ap)
+				if got := names(v.Candidates); got != tt.want {
+					t.Errorf("%s: got %q, want %q", dst, got, tt.want)
+				}
+				want := Accept
+				if tt.want == "" {
+					want = Refuse // as if the service had no endpoints
+				}
+				if steering := table.Steering(service.Destination{Addr: ap.Addr(), Port: ap.Port(), Protocol: service.TCP}); v.Action != want || steering != want {
+					t.Errorf("%s: %s, steering %s", dst, v.Action, steering)
+				}
+			}
+		})
+	}
+}
+
+// TestTopologyKeysAndPolicies: internal Local has its own list, external Local
+// excludes keys.
+func TestTopologyKeysAndPolicies(t *testing.T) {
+	web := svc{name: "web", clusterIPs: "10.96.0.1", nodePort: 30000, annotations: map[string]string{"sluice.dev/topology-keys": "rack"},
+		endpoints: []string{"10.1.0.1 local", "10.1.0.2"}}
+	ask := func(dst string) string {
+		return say(compile(t, Config{}, web).Resolve(service.TCP, clients["outside"], netip.MustParseAddrPort(dst)))
+	}
+	web.internal = "Local"
+	if got, want := ask("10.96.0.1:80"), "accept A3.2 client A3.9: 10.1.0.1"; got != want {
+		t.Errorf("internal Local, cluster IP: got %q, want %q", got, want)
+	}
+	if got, want := ask("172.16.0.1:30000"), "refuse A3.4"; got != want {
+		t.Errorf("internal Local, node port: got %q, want %q", got, want)
+	}
+	web.internal, web.external = "", "Local"
+	if got, want := ask("172.16.0.1:30000"), "accept A3.3 client A3.9: 10.1.0.1"; got != want {
+		t.Errorf("external Local, node port: got %q, want %q", got, want)
+	}
+	if got, want := ask("10.96.0.1:80"), "accept A3.2 client A3.9: 10.1.0.1 10.1.0.2"; got != want {
+		t.Errorf("external Local, cluster IP: got %q, want %q", got, want)
+	}
+}
+
+// TestTopologyKeysFollowLabels: another node's labels change, and this one's.
+func TestTopologyKeysFollowLabels(t *testing.T) {
+	st := newStore()
+	c := change(t, svc{name: "keyed", clusterIPs: "10.96.0.1", annotations: map[string]string{"sluice.dev/topology-keys": "rack"},
+		endpoints: []string{"10.1.0.1 node=n1", "10.1.0.2 node=n2"}}, svc{name: "plain", clusterIPs: "10.96.0.2", endpoints: []string{"10.1.0.3", "10.1.0.4 unready"}})
+	var table *Table
+	var plain *service.Endpoint
+	step := func(what, want string, nodes ...*corev1.Node) {
+		t.Helper()
+		c.Nodes = nodes
+		table = Compile(table, st.Apply(c), Config{NodeName: ownNode})
+		c = service.Change{}
+		got := table.Resolve(service.TCP, clients["pod"], netip.MustParseAddrPort("10.96.0.1:80"))
+		if names(got.Candidates) != want {
+			t.Errorf("%s: got %q, want %q", what, names(got.Candidates), want)
+		}
+		other := &table.Resolve(service.TCP, clients["pod"], netip.MustParseAddrPort("10.96.0.2:80")).Candidates[0]
+		if plain != nil && other != plain {
+			t.Errorf("%s: a service without keys was compiled again", what)
+		}
+		plain = other
+	}
+	rack := func(name, r string) *corev1.Node { return nodeObject(name, map[string]string{"rack": r}) }
+	step("two racks", "10.1.0.1", rack(ownNode, "a"), rack("n1", "a"), rack("n2", "b"))
+	step("another node moves", "10.1.0.1 10.1.0.2", rack("n2", "a"))
+	step("another node goes out of it", "10.1.0.2", rack("n1", "b"))
+	step("this node moves", "10.1.0.1", rack(ownNode, "b"))
 }
