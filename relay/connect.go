@@ -151,9 +151,9 @@ func (w *Worker) connectFrom(endpoint netip.AddrPort, local netip.Addr, o sys.Co
 }
 
 func (w *Worker) connect(endpoint, local netip.AddrPort, o sys.ConnectOptions) (int, sys.Errno) {
-	// Socket, TCP_NODELAY, connect; for a local address SO_REUSEADDR and bind;
+	// Socket, TCP_NODELAY, SO_OOBINLINE, connect; for a local address SO_REUSEADDR and bind;
 	// IP_TRANSPARENT; IP_BIND_ADDRESS_NO_PORT.
-	calls := uint64(3)
+	calls := uint64(4)
 	if local.Addr().IsValid() {
 		calls += 2
 		if o.Transparent {

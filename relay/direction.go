@@ -102,6 +102,7 @@ func (l *Link) copy(i int) (more bool) {
 		l.pass(i)
 		return false
 	}
+	l.came(i)
 	full := n == len(room)
 	if !full {
 		l.emptied(i)
@@ -112,6 +113,13 @@ func (l *Link) copy(i int) (more bool) {
 		}
 	}
 	return l.write(i, room[:n])
+}
+
+// came notes that bytes were read from side i.
+func (l *Link) came(i int) {
+	if i == endpoint && l.FirstByte == 0 {
+		l.FirstByte = l.worker.loop.Now()
+	}
 }
 
 // emptied notes that a read took everything that had arrived: the next event
@@ -142,9 +150,6 @@ func (l *Link) write(i int, p []byte) bool {
 		l.broken(1-i, e)
 		return false
 	}
-	if i == endpoint && l.FirstByte == 0 {
-		l.FirstByte = w.loop.Now()
-	}
 	w.count(s, n)
 	if n < len(p) {
 		w.hold(s, p[n:])
@@ -168,9 +173,6 @@ func (l *Link) flush(i int) bool {
 		l.broken(1-i, e)
 		return false
 	}
-	if i == endpoint && l.FirstByte == 0 {
-		l.FirstByte = w.loop.Now()
-	}
 	w.delivered(s, n)
 	return s.held == nil || l.block(i)
 }
@@ -186,9 +188,7 @@ func (l *Link) block(i int) bool {
 // end notes that side i has sent everything.
 func (l *Link) end(i int) {
 	l.sides[i].state |= ending
-	if i == endpoint && l.sides[client].state&ending == 0 {
-		l.facts |= endpointFirst
-	}
+	l.closed(i)
 }
 
 // pass passes the FIN of side i on, after everything is delivered. If the other
@@ -225,7 +225,7 @@ func (l *Link) pass(i int) {
 func (l *Link) drain(i int) sys.Errno {
 	w, s := l.worker, &l.sides[i]
 	other := int(l.sides[1-i].fd)
-	if s.state&(blocked|ending) != 0 {
+	if s.state&done != 0 {
 		return 0
 	}
 	if s.inPipe > 0 {
@@ -253,6 +253,7 @@ func (l *Link) drain(i int) sys.Errno {
 			if e != 0 || n == 0 {
 				return e
 			}
+			l.came(i)
 			p = p[:n]
 		}
 		w.stats.Writes++
@@ -268,18 +269,6 @@ func (l *Link) drain(i int) sys.Errno {
 		if n < len(p) {
 			return 0
 		}
-	}
-}
-
-// urge handles urgent data: it stays in the stream, as one more byte. (Its
-// urgency is not passed on.) Reads stop at it, so that from now on only an empty
-// read says that all was read.
-func (l *Link) urge(i int) {
-	w, s := l.worker, &l.sides[i]
-	if s.state&urgent == 0 {
-		s.state |= urgent
-		w.stats.Others++
-		w.kernel.setUrgentInline(int(s.fd))
 	}
 }
 

@@ -17,7 +17,6 @@ type kernel interface {
 	splice(from, to, n int) (int, sys.Errno)
 	shutdownWrite(fd int) sys.Errno
 	setLingerReset(fd int) sys.Errno
-	setUrgentInline(fd int) sys.Errno
 	setLiveness(fd int, l sys.Liveness) sys.Errno
 	socketError(fd int) sys.Errno
 	close(fd int)
@@ -43,8 +42,6 @@ func (linux) splice(from, to, n int) (int, sys.Errno) { return sys.Splice(from, 
 func (linux) shutdownWrite(fd int) sys.Errno { return sys.ShutdownWrite(fd) }
 
 func (linux) setLingerReset(fd int) sys.Errno { return sys.SetLingerReset(fd) }
-
-func (linux) setUrgentInline(fd int) sys.Errno { return sys.SetUrgentInline(fd) }
 
 func (linux) setLiveness(fd int, l sys.Liveness) sys.Errno { return sys.SetLiveness(fd, l) }
 

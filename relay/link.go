@@ -60,14 +60,16 @@ type fact uint8
 
 const (
 	running       fact = 1 << iota // between Start and LinkEnded
-	endpointFirst                  // the endpoint closed first
+	closing                        // a FIN has come
+	endpointFirst                  // it was the endpoint's
 	halfClosed                     // one direction is done
 	timedOut
 	matured // the endpoint's liveness options are set
 )
 
 // Start hands two connected, non-blocking sockets over to the link, which closes
-// them when it ends.
+// them when it ends. They are such as sys.ListenTCP and sys.ConnectTCP make: urgent
+// bytes stay in the stream, as ordinary bytes.
 func (w *Worker) Start(l *Link, clientSocket, endpointSocket Socket, owner Owner) {
 	w.stats.Links++
 	w.stats.Open++
@@ -79,9 +81,9 @@ func (w *Worker) Start(l *Link, clientSocket, endpointSocket Socket, owner Owner
 	if c.state&probed == 0 {
 		*c = side{}
 	}
-	c.begin(clientSocket)
 	*e = side{}
-	e.begin(endpointSocket)
+	l.take(client, clientSocket)
+	l.take(endpoint, endpointSocket)
 	if c.state&probed == 0 && !clientSocket.Reg.Valid() {
 		// The client has mostly sent its request by now.
 		c.state |= readable
@@ -106,20 +108,39 @@ func (w *Worker) Start(l *Link, clientSocket, endpointSocket Socket, owner Owner
 	}
 }
 
-func (s *side) begin(from Socket) {
+func (l *Link) take(i int, from Socket) {
+	s := &l.sides[i]
 	s.fd, s.reg = int32(from.FD), from.Reg
 	if from.Reg.Valid() {
 		s.state |= watchesOut
 	}
-	s.note(from.Ready)
+	if s.state&ending != 0 {
+		l.closed(i) // Probe found that
+	}
+	l.note(i, from.Ready)
 }
 
-// note remembers what an event said about reading.
-func (s *side) note(ev poll.Events) {
-	if ev&(poll.Readable|poll.PeerDone|poll.Failed|poll.HungUp) != 0 {
+// note remembers what an event said about reading from side i.
+func (l *Link) note(i int, ev poll.Events) {
+	if ev&(poll.Readable|poll.Urgent|poll.PeerDone|poll.Failed|poll.HungUp) != 0 {
+		s := &l.sides[i]
 		s.state |= readable
 		if ev&poll.PeerDone != 0 {
 			s.state |= finKnown
+			l.closed(i)
+		}
+		if ev&poll.Urgent != 0 {
+			s.state |= urgent
+		}
+	}
+}
+
+// closed notes that side i has sent its FIN.
+func (l *Link) closed(i int) {
+	if l.facts&closing == 0 {
+		l.facts |= closing
+		if i == endpoint {
+			l.facts |= endpointFirst
 		}
 	}
 }
@@ -172,13 +193,10 @@ func (l *Link) HandleEvents(tag uint8, ev poll.Events) {
 	i := int(tag)
 	s := &l.sides[i]
 	l.moved = l.worker.loop.Now()
-	s.note(ev)
+	l.note(i, ev)
 	if ev&poll.Failed != 0 {
 		l.broken(i, 0)
 		return
-	}
-	if ev&poll.Urgent != 0 {
-		l.urge(i)
 	}
 	if s.state&readable != 0 {
 		l.run(i)

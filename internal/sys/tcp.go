@@ -57,7 +57,7 @@ func wholeSeconds(d time.Duration) int {
 }
 
 // ListenOptions are what a listening socket, and with it every socket that it
-// accepts, is set to. TCP_NODELAY is always on.
+// accepts, is set to. TCP_NODELAY and SO_OOBINLINE are always on.
 type ListenOptions struct {
 	Transparent bool     // IP_TRANSPARENT: accept connections to addresses that are not this host's (TPROXY); needs CAP_NET_ADMIN
 	FreeBind    bool     // IP_FREEBIND: bind to an address that no interface has yet
@@ -119,8 +119,8 @@ func prepareListener(fd int, fam uintptr, o ListenOptions) (what string, e Errno
 			return "IP_FREEBIND", e
 		}
 	}
-	if e = setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); e != 0 {
-		return "TCP_NODELAY", e
+	if e = prepare(fd); e != 0 {
+		return "TCP_NODELAY, SO_OOBINLINE", e
 	}
 	if e = SetLiveness(fd, o.Liveness); e != 0 {
 		return "keepalive", e
@@ -160,7 +160,7 @@ type ConnectOptions struct {
 // connection to the same remote address: the kernel takes it over, if both
 // sides use timestamps.
 //
-// The socket has TCP_NODELAY. Keepalive and the user timeout are left for later
+// The socket has TCP_NODELAY and SO_OOBINLINE. Keepalive and the user timeout are left for later
 // (SetLiveness), as they cost five system calls that short connections can save.
 func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 	fam := family(remote.Addr())
@@ -168,7 +168,7 @@ func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 	if e != 0 {
 		return -1, e
 	}
-	e = setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	e = prepare(fd)
 	if e == 0 && local.Addr().IsValid() {
 		e = bindSource(fd, fam, local, o)
 	}
@@ -226,9 +226,13 @@ func SetLingerReset(fd int) Errno {
 	return e
 }
 
-// SetUrgentInline keeps urgent bytes in the stream, where Recv finds them;
-// otherwise the kernel takes them out.
-func SetUrgentInline(fd int) Errno {
+// prepare sets what every socket of the data path has: no delay for small
+// writes, and urgent bytes that stay in the stream, where Recv finds them (the
+// kernel would take them out).
+func prepare(fd int) Errno {
+	if e := setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); e != 0 {
+		return e
+	}
 	return setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1)
 }
 

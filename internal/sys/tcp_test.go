@@ -242,13 +242,16 @@ func TestTransparent(t *testing.T) {
 func TestUrgentByteStaysInTheStream(t *testing.T) {
 	l, addr := listen(t, "127.0.0.1", ListenOptions{})
 	a, b := connected(t, l, addr)
+	testUrgent(t, a, b)
+	testUrgent(t, b, a)
+}
+
+func testUrgent(t *testing.T, a, b int) {
+	t.Helper()
 	if err := unix.Sendto(a, []byte("one!"), unix.MSG_OOB, nil); err != nil {
 		t.Fatal(err)
 	}
 	until(t, b, unix.POLLPRI)
-	if e := SetUrgentInline(b); e != 0 {
-		t.Fatal(e)
-	}
 	var got []byte
 	buf := make([]byte, 10)
 	for {

@@ -1,0 +1,609 @@
+package relay
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"sort"
+
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+// fake is a kernel and an event loop with two sockets in them, driven by a
+// script. It is as mean as Linux may be: edges are reported only when something
+// changed, room only after somebody was refused, a pipe holds few pieces, and
+// between any two system calls the peers may do something.
+type fake struct {
+	choose  func(n int) int // 0 to n-1: the script
+	meddle  func()          // called after each system call
+	socks   [2]*fakeSock
+	pipes   map[int]*fakePipe // by both descriptors
+	nextFD  int
+	noPipes bool
+	now     int64
+	timers  map[*poll.Timer]fakeTimer
+	ticks   []func()
+	noWait  bool
+	calls   int
+	fault   string // what the code under test did wrong
+}
+
+type fakeTimer struct {
+	at int64
+	h  poll.TimerHandler
+}
+
+// fakeSock is a socket of the relay's and the peer behind it. Bytes have no
+// storage: the byte at an offset of a stream is known.
+type fakeSock struct {
+	side int
+	fd   int
+
+	// From the peer.
+	sent  int  // bytes that have arrived
+	read  int  // of those: read by the relay
+	fin   bool // FIN has arrived
+	reset bool // RST has arrived, or the connection timed out
+	err   sys.Errno
+	mark  int // offset of the last urgent byte, if it was not read yet; else less than read
+
+	// To the peer.
+	room     int // what the send buffer takes now
+	capacity int
+	got      int  // bytes that were written
+	refused  bool // a write was cut short: the kernel will say when there is room
+	cut      bool // the last write was cut short
+	shut     bool
+	deaf     bool // the peer has closed: it answers bytes with RST
+
+	closed  bool
+	linger  bool
+	live    bool // liveness options are set
+	handler poll.Handler
+	tag     uint8
+	mask    poll.Events
+	gen     int
+	edge    bool
+}
+
+// fakePipe holds pieces of one stream.
+type fakePipe struct {
+	r, w   int
+	size   int
+	slots  int
+	pieces []int // lengths
+	from   int   // offset of the first byte
+	side   int   // the stream
+}
+
+func (p *fakePipe) bytes() (n int) {
+	for _, piece := range p.pieces {
+		n += piece
+	}
+	return n
+}
+
+const pageSize = 4096
+
+func newFake(choose func(int) int) *fake {
+	f := &fake{choose: choose, meddle: func() {}, pipes: map[int]*fakePipe{}, nextFD: 10, now: 1e9, timers: map[*poll.Timer]fakeTimer{}}
+	for i := range f.socks {
+		f.socks[i] = &fakeSock{side: i, fd: i + 1, mark: -1, room: 1 << 20, capacity: 1 << 20}
+	}
+	return f
+}
+
+// streams are what each side sends, over and over; their length is a prime, so
+// that no power of two fits in.
+var streams = func() (s [2][]byte) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range s {
+		s[i] = make([]byte, 1<<20-3)
+		for j := range s[i] {
+			s[i][j] = byte(rng.Uint32())
+		}
+	}
+	return s
+}()
+
+// streamAt fills p with what a side sends from an offset on.
+func streamAt(p []byte, side, offset int) {
+	for len(p) > 0 {
+		n := copy(p, streams[side][offset%len(streams[side]):])
+		p = p[n:]
+		offset += n
+	}
+}
+
+// isStreamAt reports whether p is what a side sends from an offset on.
+func isStreamAt(p []byte, side, offset int) bool {
+	for len(p) > 0 {
+		want := streams[side][offset%len(streams[side]):]
+		n := min(len(p), len(want))
+		if !bytes.Equal(p[:n], want[:n]) {
+			return false
+		}
+		p = p[n:]
+		offset += n
+	}
+	return true
+}
+
+func (f *fake) failf(format string, args ...any) {
+	if f.fault == "" {
+		f.fault = fmt.Sprintf(format, args...)
+	}
+}
+
+func (f *fake) sock(fd int) *fakeSock {
+	f.calls++
+	for _, s := range f.socks {
+		if s.fd == fd {
+			if s.closed {
+				f.failf("system call on a closed descriptor (side %d)", s.side)
+			}
+			return s
+		}
+	}
+	f.failf("system call on descriptor %d", fd)
+	return &fakeSock{}
+}
+
+// What the peers do.
+
+func (f *fake) peerSends(i, n int) {
+	s := f.socks[i]
+	if s.fin || s.reset || n == 0 {
+		return
+	}
+	s.sent += n
+	s.edge = true
+}
+
+func (f *fake) peerSendsUrgent(i int) {
+	s := f.socks[i]
+	if s.fin || s.reset {
+		return
+	}
+	s.mark = s.sent
+	s.sent++
+	s.edge = true
+}
+
+func (f *fake) peerCloses(i int, deaf bool) {
+	s := f.socks[i]
+	if s.reset {
+		return
+	}
+	s.fin, s.edge = true, true
+	s.deaf = s.deaf || deaf
+}
+
+func (f *fake) peerResets(i int, why sys.Errno) {
+	s := f.socks[i]
+	if s.reset {
+		return
+	}
+	s.reset, s.edge = true, true
+	s.err = why
+	if s.fin && why == sys.ECONNRESET {
+		s.err = sys.EPIPE // Linux, after a FIN
+	}
+}
+
+// peerReads makes room for n more bytes.
+func (f *fake) peerReads(i, n int) {
+	s := f.socks[i]
+	s.room = min(s.room+n, s.capacity)
+	if s.refused && s.room >= (s.capacity+2)/3 {
+		s.refused = false
+		s.edge = true
+	}
+}
+
+// The system calls.
+
+var _ kernel = (*fake)(nil)
+
+func (f *fake) connect(netip.AddrPort, netip.AddrPort, sys.ConnectOptions) (int, sys.Errno) {
+	return -1, sys.EADDRNOTAVAIL
+}
+
+// readable is how much one read takes: up to an urgent mark, and the byte at the
+// mark only at the beginning of a read.
+func (s *fakeSock) readable() int {
+	if s.mark > s.read {
+		return s.mark - s.read
+	}
+	return s.sent - s.read
+}
+
+func (f *fake) recv(fd int, p []byte) (int, sys.Errno) {
+	defer f.meddle()
+	s := f.sock(fd)
+	if n := min(s.readable(), len(p)); n > 0 {
+		streamAt(p[:n], s.side, s.read)
+		s.read += n
+		return n, 0
+	}
+	return s.atEnd()
+}
+
+func (s *fakeSock) atEnd() (int, sys.Errno) {
+	switch {
+	case s.fin:
+		return 0, 0
+	case s.err != 0:
+		e := s.err
+		s.err = 0
+		return -1, e
+	case s.reset:
+		return 0, 0
+	}
+	return -1, sys.EAGAIN
+}
+
+// writable is what a write of n bytes comes to.
+func (f *fake) writable(s *fakeSock, n int) (int, sys.Errno) {
+	if s.shut {
+		f.failf("write to side %d after its FIN", s.side)
+	}
+	if s.deaf && n > 0 && !s.reset {
+		// The bytes are taken, and answered with RST.
+		f.peerResets(s.side, sys.ECONNRESET)
+		return n, 0
+	}
+	if s.err != 0 {
+		e := s.err
+		s.err = 0
+		return -1, e
+	}
+	if s.reset {
+		return -1, sys.EPIPE
+	}
+	k := min(n, s.room)
+	s.cut = k < n
+	if s.cut {
+		s.refused = true
+	}
+	if k == 0 && n > 0 {
+		return -1, sys.EAGAIN
+	}
+	return k, 0
+}
+
+func (f *fake) send(fd int, p []byte, more bool) (int, sys.Errno) {
+	defer f.meddle()
+	s := f.sock(fd)
+	n, e := f.writable(s, len(p))
+	if e != 0 {
+		return -1, e
+	}
+	if !isStreamAt(p[:n], 1-s.side, s.got) {
+		f.failf("side %d: wrong bytes from %d on", s.side, s.got)
+	}
+	f.wrote(s, n)
+	if more && n == len(p) {
+		src := f.socks[1-s.side]
+		if !src.fin || src.read != src.sent {
+			f.failf("side %d: bytes are held back and no FIN follows", s.side)
+		}
+	}
+	return n, 0
+}
+
+func (f *fake) wrote(s *fakeSock, n int) {
+	if !s.reset {
+		s.room -= n
+	}
+	s.got += n
+	if s.got > f.socks[1-s.side].sent {
+		f.failf("side %d: %d bytes written, %d sent", s.side, s.got, f.socks[1-s.side].sent)
+	}
+}
+
+func (f *fake) splice(from, to, n int) (int, sys.Errno) {
+	defer f.meddle()
+	if p := f.pipes[to]; p != nil {
+		return f.fill(p, f.sock(from), n)
+	}
+	p := f.pipes[from]
+	if p == nil {
+		f.failf("splice from %d to %d", from, to)
+		return -1, sys.EINVAL
+	}
+	s := f.sock(to)
+	if len(p.pieces) == 0 {
+		f.failf("splice from an empty pipe")
+		return -1, sys.EAGAIN
+	}
+	if n != p.bytes() {
+		f.failf("splice of %d bytes from a pipe that holds %d: the last segment could be held back", n, p.bytes())
+	}
+	if p.side != 1-s.side || p.from != s.got {
+		f.failf("side %d: the pipe's bytes begin at %d, written were %d", s.side, p.from, s.got)
+	}
+	k, e := f.writable(s, n)
+	if e != 0 {
+		return -1, e
+	}
+	f.wrote(s, k)
+	p.from += k
+	for left := k; left > 0; {
+		if p.pieces[0] > left {
+			p.pieces[0] -= left
+			break
+		}
+		left -= p.pieces[0]
+		p.pieces = p.pieces[1:]
+	}
+	return k, 0
+}
+
+// fill splices from a socket into a pipe, in pieces of any size up to a page.
+func (f *fake) fill(p *fakePipe, s *fakeSock, n int) (int, sys.Errno) {
+	avail := s.readable()
+	if s.mark == s.read {
+		return -1, sys.EAGAIN // splice never passes the urgent byte
+	}
+	if avail == 0 {
+		return s.atEnd()
+	}
+	if len(p.pieces) == 0 {
+		p.side, p.from = s.side, s.read
+	}
+	if p.side != s.side || p.from+p.bytes() != s.read {
+		f.failf("a pipe with bytes of another stream is filled")
+	}
+	total := 0
+	for avail > 0 && n > 0 && len(p.pieces) < p.slots {
+		piece := min(avail, n, pageSize)
+		if f.choose(3) == 0 {
+			piece = 1 + f.choose(piece)
+		}
+		p.pieces = append(p.pieces, piece)
+		avail -= piece
+		n -= piece
+		total += piece
+	}
+	if total == 0 {
+		return -1, sys.EAGAIN // the pipe is full
+	}
+	s.read += total
+	return total, 0
+}
+
+func (f *fake) shutdownWrite(fd int) sys.Errno {
+	defer f.meddle()
+	s := f.sock(fd)
+	if s.shut {
+		f.failf("side %d: FIN twice", s.side)
+	}
+	s.shut = true
+	if s.reset {
+		return sys.ENOTCONN
+	}
+	return 0
+}
+
+func (f *fake) setLingerReset(fd int) sys.Errno {
+	f.sock(fd).linger = true
+	return 0
+}
+
+func (f *fake) setLiveness(fd int, _ sys.Liveness) sys.Errno {
+	f.sock(fd).live = true
+	return 0
+}
+
+func (f *fake) socketError(fd int) sys.Errno {
+	s := f.sock(fd)
+	e := s.err
+	s.err = 0
+	return e
+}
+
+func (f *fake) close(fd int) {
+	if p := f.pipes[fd]; p != nil {
+		delete(f.pipes, fd)
+		return
+	}
+	s := f.sock(fd)
+	s.closed = true
+	if s.handler != nil {
+		f.failf("side %d is closed and still registered", s.side)
+	}
+}
+
+func (f *fake) pipe() (r, w int, e sys.Errno) {
+	if f.noPipes || f.choose(20) == 0 {
+		return -1, -1, sys.EMFILE
+	}
+	p := &fakePipe{r: f.nextFD, w: f.nextFD + 1, size: 2 * pageSize, slots: 2}
+	f.nextFD += 2
+	f.pipes[p.r], f.pipes[p.w] = p, p
+	return p.r, p.w, 0
+}
+
+func (f *fake) setPipeSize(fd, bytes int) (int, sys.Errno) {
+	if f.choose(10) == 0 {
+		return -1, sys.EPERM
+	}
+	p := f.pipes[fd]
+	p.slots = bytes / pageSize
+	p.size = bytes
+	return bytes, 0
+}
+
+// The event loop.
+
+var _ loop = (*fake)(nil)
+
+func (f *fake) Now() int64 { return f.now }
+
+// The generation of a fake's registration cannot be written into a
+// poll.Registration from here: each side has one at a time, by its tag.
+func (f *fake) Add(fd int, tag uint8, ev poll.Events, h poll.Handler) (poll.Registration, error) {
+	s := f.sock(fd)
+	if s.handler != nil {
+		f.failf("side %d is registered twice", s.side)
+	}
+	s.handler, s.tag, s.mask, s.edge = h, tag, ev, true
+	return registrations[s.side], nil
+}
+
+func (f *fake) registered(r poll.Registration) *fakeSock {
+	for i, s := range f.socks {
+		if registrations[i] == r && s.handler != nil {
+			return s
+		}
+	}
+	f.failf("no such registration")
+	return f.socks[0]
+}
+
+func (f *fake) Modify(r poll.Registration, ev poll.Events) error {
+	s := f.registered(r)
+	s.mask, s.edge = ev, true
+	return nil
+}
+
+func (f *fake) Hand(r poll.Registration, tag uint8, h poll.Handler) bool {
+	s := f.registered(r)
+	s.handler, s.tag = h, tag
+	return true
+}
+
+func (f *fake) Forget(r poll.Registration) {
+	s := f.registered(r)
+	s.handler = nil
+	s.gen++
+}
+
+func (f *fake) Schedule(t *poll.Timer, at int64, h poll.TimerHandler) { f.timers[t] = fakeTimer{at, h} }
+func (f *fake) Cancel(t *poll.Timer)                                  { delete(f.timers, t) }
+func (f *fake) AtTick(tick func())                                    { f.ticks = append(f.ticks, tick) }
+func (f *fake) AtWait(func())                                         {}
+func (f *fake) NoWait()                                               { f.noWait = true }
+
+// registrations are two that differ, made by a real loop.
+var registrations = func() (r [2]poll.Registration) {
+	l, err := poll.New()
+	if err != nil {
+		panic(err)
+	}
+	defer l.Stop()
+	for i := range r {
+		a, _, e := sys.Pipe()
+		if e != 0 {
+			panic(e)
+		}
+		if r[i], err = l.Add(a, 0, poll.Readable, nil); err != nil {
+			panic(err)
+		}
+	}
+	return r
+}()
+
+// state is what epoll says about a socket.
+func (s *fakeSock) state() (ev poll.Events) {
+	if s.sent > s.read || s.fin || s.reset {
+		ev |= poll.Readable
+	}
+	if s.fin || s.reset {
+		ev |= poll.PeerDone
+	}
+	if s.mark >= s.read {
+		ev |= poll.Urgent
+	}
+	if s.room > 0 && !s.refused || s.shut || s.reset {
+		ev |= poll.Writable
+	}
+	ev &= s.mask
+	if s.reset {
+		ev |= poll.HungUp
+		if s.err != 0 {
+			ev |= poll.Failed
+		}
+	}
+	if s.fin && s.shut {
+		ev |= poll.HungUp
+	}
+	return ev
+}
+
+// round runs one round of the loop. It reports whether anything happened.
+func (f *fake) round() bool {
+	type event struct {
+		s   *fakeSock
+		gen int
+		ev  poll.Events
+	}
+	var batch []event
+	for _, s := range f.socks {
+		if s.handler != nil && s.edge {
+			if f.choose(4) == 0 && !f.noWait {
+				continue // its turn comes in a later batch
+			}
+			s.edge = false
+			if ev := s.state(); ev != 0 {
+				batch = append(batch, event{s, s.gen, ev})
+			}
+		}
+	}
+	if len(batch) == 2 && f.choose(2) == 0 {
+		batch[0], batch[1] = batch[1], batch[0]
+	}
+	happened := len(batch) > 0 || f.noWait
+	f.noWait = false
+	for _, e := range batch {
+		if e.s.handler != nil && e.s.gen == e.gen {
+			e.s.handler.HandleEvents(e.s.tag, e.ev)
+		}
+	}
+	for _, tick := range f.ticks {
+		tick()
+	}
+	return happened
+}
+
+// settle runs the loop until nothing happens any more.
+func (f *fake) settle() {
+	for quiet := 0; quiet < 20 && f.fault == ""; {
+		if f.round() {
+			quiet = 0
+		} else {
+			quiet++
+		}
+		for _, s := range f.socks {
+			if s.handler != nil && s.edge && s.state() != 0 {
+				quiet = 0
+			}
+		}
+	}
+}
+
+// elapse lets time pass and fires the timers that are due.
+func (f *fake) elapse(ns int64) {
+	end := f.now + ns
+	for f.fault == "" {
+		var due []*poll.Timer
+		for t, ft := range f.timers {
+			if ft.at <= end {
+				due = append(due, t)
+			}
+		}
+		if len(due) == 0 {
+			break
+		}
+		sort.Slice(due, func(i, j int) bool { return f.timers[due[i]].at < f.timers[due[j]].at })
+		ft := f.timers[due[0]]
+		delete(f.timers, due[0])
+		f.now = max(f.now, ft.at)
+		ft.h.HandleTimer(due[0])
+		f.settle()
+	}
+	f.now = end
+}
