@@ -52,6 +52,7 @@ To see it work, on any Linux machine and without a cluster:  sluice demo`,
 	}
 	root.SetFlagErrorFunc(explainFlagError)
 	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SuggestionsMinimumDistance = 2
 	root.AddCommand(newRunCommand(), newDemoCommand(), newCleanupCommand(), newVersionCommand())
 	return root
 }
