@@ -41,6 +41,7 @@ counted.`,
   sluice demo --exec curl -s http://10.96.0.10/     # while it runs, from a client pod
   sluice demo --exec --from node ip rule            # from the node
   sluice demo --exec bash`,
+		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case execute && len(args) == 0:

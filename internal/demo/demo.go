@@ -182,13 +182,13 @@ func (s *show) introduce() {
 	p.line("%s", p.in(bold, "Sluice demo: the real proxy, five small web servers and four client pods"))
 	p.line("in network namespaces of their own. Nothing on this machine changes.")
 	p.line("")
-	p.line("  client pods               node-a            node-b: pods")
-	p.line("  10.244.0.11 to .14   ---  sluice run   ---  ash birch cedar elm    10.244.1.11 .12 .13 .15")
-	p.line("                            10.96.0.0/16      dogwood (port closed)  10.244.1.14")
+	p.line("  client pods               node-a               pods on node-b")
+	p.line("  10.244.0.11 to .14  ----  sluice run  -------  ash, birch, cedar, elm")
+	p.line("                            10.96.0.0/16         dogwood, whose port is closed")
 	p.line("")
-	p.labelled("proxy", plain, proxyCommand(s.shelf.dir))
+	p.labelled("proxy", plain, proxyCommand(s.shelf.dir), " --")
 	if !s.world.ipv6 {
-		p.labelled("note", yellow, "this machine has no IPv6; the demo goes without")
+		p.labelled("note", yellow, "this machine has no IPv6; the demo goes without", " ")
 	}
 }
 

@@ -98,10 +98,10 @@ type player struct {
 }
 
 // playDemo starts the demo.
-func playDemo(t *testing.T, rootless bool, args ...string) *player {
+func playDemo(t *testing.T, asNobody bool, args ...string) *player {
 	t.Helper()
 	netns.Require(t)
-	if rootless && os.Getuid() != 0 {
+	if asNobody && (os.Getuid() != 0 || rootless()) {
 		t.Skip("SKIP-NEEDS: root, to become another user; without it the other tests are rootless")
 	}
 	tmp, err := os.MkdirTemp("", "sdt")
@@ -109,8 +109,8 @@ func playDemo(t *testing.T, rootless bool, args ...string) *player {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(tmp) })
-	p := &player{t: t, tmp: tmp, rootless: rootless, stdout: newScreen(), stderr: newScreen(), exited: make(chan struct{})}
-	if rootless {
+	p := &player{t: t, tmp: tmp, rootless: asNobody, stdout: newScreen(), stderr: newScreen(), exited: make(chan struct{})}
+	if asNobody {
 		if err := os.Chown(tmp, nobody, nobody); err != nil {
 			t.Fatal(err)
 		}

@@ -134,6 +134,17 @@ func (j *journal) retried(k key) bool {
 	return false
 }
 
+// size gives the number of records that have come.
+func (j *journal) size() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	n := 0
+	for _, list := range j.records {
+		n += len(list)
+	}
+	return n
+}
+
 // audit compares what has come with the connections that there were: exactly
 // one record for each, none of anything else, each readable.
 func (j *journal) audit(keys []key) error {

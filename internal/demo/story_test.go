@@ -98,7 +98,7 @@ func TestCompare(t *testing.T) {
 		t.Error("the step held")
 	}
 	for _, want := range []string{
-		"this; that ✗",
+		"✗ this; that",
 		"the node to 10.96.0.10:80: connection refused",
 		"service is , the client saw shop/web:http",
 		"no record of the connection 10.244.0.11:40003 to 10.96.0.10:80: the log has ended",

@@ -69,28 +69,37 @@ func (p *printer) line(format string, args ...any) {
 // labelWidth is the width of what stands before each line of a step.
 const labelWidth = 10
 
-// labelled writes a text behind a label, folded.
-func (p *printer) labelled(label string, s style, text string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for i, part := range fold(text, p.width-labelWidth, " ") {
-		if i > 0 {
-			label = ""
-		}
-		fmt.Fprintf(p.out, "  %s%s\n", p.in(cyan, pad(label, labelWidth-2)), p.in(s, part))
+// labelled writes a text behind a label, folded at the separators.
+func (p *printer) labelled(label string, s style, text string, separators ...string) {
+	p.folded(label, s, "", fold(text, p.width-labelWidth, separators...))
+}
+
+// checked writes a text behind a label and a check mark or a cross.
+func (p *printer) checked(label string, held bool, text string) {
+	mark, s := "✓ ", green
+	if !held {
+		mark, s = "✗ ", red
 	}
+	parts := fold(text, p.width-labelWidth-2, " ")
+	parts[0] = p.in(s, mark) + parts[0]
+	p.folded(label, plain, "  ", parts)
 }
 
 // record writes a line of the access log, folded where its parts begin.
 func (p *printer) record(label, text string) {
+	p.folded(label, dim, "  ", fold(text, p.width-labelWidth-2, " -> ", " | "))
+}
+
+// folded writes the parts of a text behind a label, all but the first with the
+// indent.
+func (p *printer) folded(label string, s style, indent string, parts []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i, part := range fold(text, p.width-labelWidth-2, " -> ", " | ") {
-		indent := ""
+	for i, part := range parts {
 		if i > 0 {
-			label, indent = "", "  "
+			label, part = "", indent+part
 		}
-		fmt.Fprintf(p.out, "  %s%s\n", p.in(cyan, pad(label, labelWidth-2)), p.in(dim, indent+part))
+		fmt.Fprintf(p.out, "  %s%s\n", p.in(cyan, pad(label, labelWidth-2)), p.in(s, part))
 	}
 }
 

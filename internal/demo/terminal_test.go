@@ -62,7 +62,8 @@ func TestPrinterPlain(t *testing.T) {
 	defer out.Close()
 	p := newPrinter(out)
 	p.line("%s", p.in(red, "red"))
-	p.labelled("do", bold, strings.Repeat("word ", 30))
+	p.labelled("do", bold, strings.Repeat("word ", 30), " ")
+	p.checked("seen", false, strings.Repeat("word ", 30))
 	p.record("log", strings.Repeat("10.244.0.11:4182", 5)+" -> x | y")
 	text, err := os.ReadFile(out.Name())
 	if err != nil {
