@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -260,15 +261,14 @@ func randomSvc(r *rand.Rand, i int) svc {
 	return s
 }
 
+var worlds = flag.Uint64("worlds", 250, "how many clusters TestResolveAgainstModel goes through")
+
 // TestResolveAgainstModel asks both about random clusters, clients and
 // destinations.
 func TestResolveAgainstModel(t *testing.T) {
-	worlds, questions := 500, 400
-	if testing.Short() {
-		worlds = 40
-	}
+	const questions = 400
 	seen := map[string]int{}
-	for seed := range uint64(worlds) {
+	for seed := range *worlds {
 		r := rand.New(rand.NewPCG(2, seed))
 		m := &model{eps: map[string][]service.Endpoint{}, zone: []string{"", "a", "b"}[r.IntN(3)]}
 		m.nodeAddrs = addresses("172.16.0.1", "fd01::1")

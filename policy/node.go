@@ -97,18 +97,19 @@ func (n *node) selectPortAddrs(cfg *Config) {
 				n.portAddrs[a] = struct{}{}
 			}
 		}
-		switch {
-		case !all:
-			for _, p := range mine {
-				if p.Overlaps(loopbackPrefix[f]) {
-					n.portLoopback = append(n.portLoopback, p)
-				}
+		if all && f == service.IPv4 && cfg.LocalhostNodePorts {
+			mine = append(mine, loopbackPrefix[f])
+		}
+		for _, p := range mine { // on all, loopback must be asked for (A4.5)
+			if within(p, loopbackPrefix[f]) || !all && p.Overlaps(loopbackPrefix[f]) {
+				n.portLoopback = append(n.portLoopback, p)
 			}
-		case f == service.IPv4 && cfg.LocalhostNodePorts:
-			n.portLoopback = append(n.portLoopback, loopbackPrefix[f])
 		}
 	}
 }
+
+// within tells whether all of p is in q.
+func within(p, q netip.Prefix) bool { return q.Contains(p.Addr()) && p.Bits() >= q.Bits() }
 
 // equal tells whether all that decisions depend on is the same, but for what
 // only topology keys look at.

@@ -124,7 +124,8 @@ type Config struct {
 	NodeIPs []netip.Addr
 	// NodePortAddresses are the ranges whose node addresses have node ports.
 	// A family without a range, and one with a zero range, has them on all
-	// (A4.3), loopback excepted (A4.5).
+	// (A4.3), but on loopback addresses only if there is a range for those
+	// (A4.5).
 	NodePortAddresses []netip.Prefix
 	// NodePortPrimary adds the node's primary addresses to
 	// NodePortAddresses (A4.2).

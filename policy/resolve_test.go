@@ -241,7 +241,9 @@ func TestNodePortAddresses(t *testing.T) {
 	}{
 		{"A4.3 no ranges, all but loopback", Config{}, "abde"},
 		{"A4.3 ranges of one family, the other has all", Config{NodePortAddresses: prefixes("172.16.0.0/12")}, "ade"},
-		{"A4.3 a zero range makes the others idle", Config{NodePortAddresses: prefixes("172.16.0.0/12", "0.0.0.0/0", "127.0.0.0/8")}, "abde"},
+		{"A4.3 a zero range makes the others idle", Config{NodePortAddresses: prefixes("172.16.0.0/12", "0.0.0.0/0")}, "abde"},
+		{"A4.5 all, and loopback", Config{NodePortAddresses: prefixes("0.0.0.0/0", "127.0.0.0/8", "::/0", "::1/128")}, "abcdef"},
+		{"A4.4 a range that holds loopback", Config{NodePortAddresses: prefixes("0.0.0.0/1", "fd01::/16")}, "cd"},
 		{"A4.4 addresses within the ranges", Config{NodePortAddresses: prefixes("192.168.7.0/24", "fd07::/16")}, "be"},
 		{"A4.2 primary", Config{NodePortPrimary: true}, "ad"},
 		{"A4.1 primary and a range", Config{NodePortPrimary: true, NodePortAddresses: prefixes("192.168.7.1/32")}, "abd"},

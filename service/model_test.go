@@ -265,7 +265,7 @@ func dump(s *Snapshot) string {
 // Store must say what the model says, and the same as a Store that begins with
 // the world as it is.
 func TestStoreAgainstModel(t *testing.T) {
-	const worlds, changes = 40, 100
+	const worlds, changes = 25, 80
 	for seed := range uint64(worlds) {
 		r := rand.New(rand.NewPCG(1, seed))
 		w := &world{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}}

@@ -1,6 +1,8 @@
 package service
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -245,6 +247,32 @@ func TestConflictLoserKeepsTheRest(t *testing.T) {
 	if !ok || !p.Families[IPv4].Exists || p.Families[IPv4].ClusterIP.IsValid() {
 		t.Errorf("node port: %+v", p)
 	}
+}
+
+// TestSnapshotsWhileApplying reads snapshots while the next ones are made. It
+// is for the race detector.
+func TestSnapshotsWhileApplying(t *testing.T) {
+	s := NewStore(StoreOptions{NodeName: worldNode})
+	latest := make(chan *Snapshot, 1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for snap := range latest {
+			dump(snap)
+			lookup(snap, "10.96.0.1:80", TCP)
+			lookup(snap, "[fd00::1]:80", TCP)
+			snap.Nodes.Get(worldNode)
+		}
+	}()
+	r := rand.New(rand.NewPCG(3, 0))
+	w := &world{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}}
+	for i := range 300 {
+		c := w.randomChange(r)
+		c.Nodes = []*corev1.Node{newNode(fmt.Sprintf("n%d", i%3), fmt.Sprintf("172.16.0.%d", i%200))}
+		latest <- s.Apply(c)
+	}
+	close(latest)
+	<-done
 }
 
 func TestNodeAndServiceCIDRs(t *testing.T) {
