@@ -88,10 +88,10 @@ func TestLastAgainstFirst(t *testing.T) {
 }
 
 func TestFlat(t *testing.T) {
-	samples := func(step int) []holdings {
-		var list []holdings
+	samples := func(step int) []sample {
+		var list []sample
 		for i := range 12 {
-			list = append(list, holdings{memory: procstat.Memory{RSS: 30 << 20}, descriptors: 20 + i*step, threads: 8, goroutines: 15})
+			list = append(list, sample{holdings{procstat.Memory{RSS: 30 << 20}, 20 + i*step, 8}, 15})
 		}
 		return list
 	}

@@ -57,7 +57,8 @@ func allColumns() []column {
 		{id: "iperf3", about: "cross-check by iperf3, download, 1 stream", tool: "iperf3", run: iperf3},
 		{id: "crc-client", about: "as crc, the client closes first; 15,000 connections at most", fresh: true, run: churn("crc-client", load.ClientCloses)},
 		{id: "crc-reset", about: "as crc, the client resets", extra: true, run: churn("crc-reset", load.ClientResets)},
-		{id: "steady", about: "crc-client for twenty times as long and with no bound, once", fresh: true, once: true, only: []string{"direct", "haproxy", "sluice"}, run: steady},
+		{id: "steady", about: "crc for twenty times as long, once", fresh: true, once: true, only: []string{"haproxy", "sluice"}, run: steady("steady", load.ServerCloses)},
+		{id: "steady-client", about: "crc-client for twenty times as long and with no bound, once", fresh: true, once: true, only: []string{"direct", "haproxy", "sluice"}, run: steady("steady-client", load.ClientCloses)},
 	}
 }
 
@@ -130,25 +131,28 @@ func churn(id string, closes load.Close) func(*stage) (figures, error) {
 }
 
 // steady is where a relay shows that it runs out of ports: each connection
-// that it closes first leaves one in TIME_WAIT for a minute.
-func steady(s *stage) (figures, error) {
-	length := steadyFactor * s.b.opts.measure
-	r, err := s.load(load.Spec{
-		Kind: load.Churn, Clients: 32, Close: load.ClientCloses, Sources: s.world.Clients,
-		Measure: length, Slice: length / 12,
-	})
-	if err != nil {
-		return nil, err
+// that it closes first towards the server leaves one in TIME_WAIT for a minute.
+func steady(id string, closes load.Close) func(*stage) (figures, error) {
+	return func(s *stage) (figures, error) {
+		length := steadyFactor * s.b.opts.measure
+		spec := load.Spec{Kind: load.Churn, Clients: 32, Close: closes, Measure: length, Slice: length / 12}
+		if closes == load.ClientCloses {
+			spec.Sources = s.world.Clients
+		}
+		r, err := s.load(spec)
+		if err != nil {
+			return nil, err
+		}
+		failed := 0.0
+		for _, n := range r.Errors {
+			failed += float64(n)
+		}
+		return figures{
+			id + ".rate":   r.Rate,
+			id + ".last":   lastAgainstFirst(r.Slices),
+			id + ".failed": failed,
+		}, s.clean(r)
 	}
-	failed := 0.0
-	for _, n := range r.Errors {
-		failed += float64(n)
-	}
-	return figures{
-		"steady.rate":   r.Rate,
-		"steady.last":   lastAgainstFirst(r.Slices),
-		"steady.failed": failed,
-	}, s.clean(r)
 }
 
 // lastAgainstFirst is the sum of the last third divided by that of the first.
@@ -200,6 +204,8 @@ func idle(s *stage) (figures, error) {
 	if _, err := h.do(load.HoldCommand{Op: "open", N: 100}); err != nil {
 		return nil, err
 	}
+	// Reading the metrics takes memory too: not between the two readings.
+	heapBefore := s.metrics()[heapMetric]
 	before, err := s.holdings()
 	if err != nil {
 		return nil, err
@@ -221,8 +227,8 @@ func idle(s *stage) (figures, error) {
 		"idle.rss": float64(after.memory.RSS-before.memory.RSS) / n,
 		"idle.fds": math.Round(float64(after.descriptors-before.descriptors)/n*100) / 100,
 	}
-	if after.heap > 0 {
-		f["idle.heap"] = float64(after.heap-before.heap) / n
+	if heapBefore > 0 {
+		f["idle.heap"] = (s.metrics()[heapMetric] - heapBefore) / n
 	}
 	return f, nil
 }
@@ -232,9 +238,10 @@ type holdings struct {
 	memory      procstat.Memory
 	descriptors int
 	threads     int
-	heap        int64 // bytes of Go's heap in use; 0 when it does not say
-	goroutines  int   // 0 when it does not say
 }
+
+// heapMetric is the bytes of Go's heap that are in use.
+const heapMetric = "go_memstats_heap_inuse_bytes"
 
 // holdings gives the relay a moment to come to rest first.
 func (s *stage) holdings() (h holdings, err error) {
@@ -245,13 +252,8 @@ func (s *stage) holdings() (h holdings, err error) {
 	if h.descriptors, err = procstat.Descriptors(s.relay.PIDs); err != nil {
 		return h, err
 	}
-	if h.threads, err = procstat.Threads(s.relay.PIDs); err != nil {
-		return h, err
-	}
-	metrics := s.metrics()
-	h.heap = int64(metrics["go_memstats_heap_inuse_bytes"])
-	h.goroutines = int(metrics["go_goroutines"])
-	return h, nil
+	h.threads, err = procstat.Threads(s.relay.PIDs)
+	return h, err
 }
 
 var wrkRate = regexp.MustCompile(`Requests/sec:\s+([0-9.]+)`)

@@ -34,7 +34,7 @@ func (b *bench) soak(n uint64) error {
 	fmt.Printf("%12s %10s %8s %12s %12s %11s %9s %10s\n", "connections", "a second", "failed", "RSS KiB", "Go heap KiB", "descriptors", "threads", "goroutines")
 
 	var total, failed uint64
-	var samples []holdings
+	var samples []sample
 	for burst := 0; total < n; burst++ {
 		if burst > 4*soakBursts {
 			return fmt.Errorf("soak: only %d connections after %d bursts", total, burst)
@@ -59,9 +59,11 @@ func (b *bench) soak(n uint64) error {
 		if err != nil {
 			return err
 		}
-		samples = append(samples, h)
+		metrics := s.metrics()
+		got := sample{h, int(metrics["go_goroutines"])}
+		samples = append(samples, got)
 		fmt.Printf("%12d %10.0f %8d %12d %12d %11d %9d %10d\n",
-			total, r.Rate, failed, h.memory.RSS>>10, h.heap>>10, h.descriptors, h.threads, h.goroutines)
+			total, r.Rate, failed, h.memory.RSS>>10, int(metrics[heapMetric])>>10, h.descriptors, h.threads, got.goroutines)
 	}
 	fmt.Println()
 	verdict := flat(samples)
@@ -83,10 +85,16 @@ func (b *bench) openFirst() (*stage, error) {
 	return b.openStage(peers[0])
 }
 
+// sample is what a relay held between two bursts.
+type sample struct {
+	holdings
+	goroutines int // 0 when it does not say
+}
+
 // flat compares the last third of the samples with the second one: by then a
 // relay has taken what it needs for its work. Memory may waver by a tenth and
 // 2 MiB, since Go frees it at its leisure; the rest by a handful.
-func flat(samples []holdings) error {
+func flat(samples []sample) error {
 	third := len(samples) / 3
 	if third == 0 {
 		return errors.New("too few samples to tell")
@@ -95,13 +103,13 @@ func flat(samples []holdings) error {
 	var errs []error
 	for _, c := range []struct {
 		what  string
-		value func(holdings) int64
+		value func(sample) int64
 		slack func(int64) int64
 	}{
-		{"descriptors", func(h holdings) int64 { return int64(h.descriptors) }, func(int64) int64 { return 8 }},
-		{"threads", func(h holdings) int64 { return int64(h.threads) }, func(int64) int64 { return 4 }},
-		{"goroutines", func(h holdings) int64 { return int64(h.goroutines) }, func(int64) int64 { return 8 }},
-		{"bytes of RSS", func(h holdings) int64 { return h.memory.RSS }, func(v int64) int64 { return v/10 + 2<<20 }},
+		{"descriptors", func(h sample) int64 { return int64(h.descriptors) }, func(int64) int64 { return 8 }},
+		{"threads", func(h sample) int64 { return int64(h.threads) }, func(int64) int64 { return 4 }},
+		{"goroutines", func(h sample) int64 { return int64(h.goroutines) }, func(int64) int64 { return 8 }},
+		{"bytes of RSS", func(h sample) int64 { return h.memory.RSS }, func(v int64) int64 { return v/10 + 2<<20 }},
 	} {
 		before, after := middle(early, c.value), middle(late, c.value)
 		if after > before+c.slack(before) {
@@ -111,7 +119,7 @@ func flat(samples []holdings) error {
 	return errors.Join(errs...)
 }
 
-func middle(samples []holdings, value func(holdings) int64) int64 {
+func middle(samples []sample, value func(sample) int64) int64 {
 	var values []int64
 	for _, h := range samples {
 		values = append(values, value(h))

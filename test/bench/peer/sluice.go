@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/bench/world"
 )
 
-// MetricsPort is where sluice serves its metrics on the node.
-const MetricsPort = 10249
+// metricsPort is where sluice serves its metrics on the node.
+const metricsPort = 10249
 
 // sluice is the product with some flags of its own.
 func sluice(name string, extra bool, about string, flags ...string) Peer {
@@ -30,17 +30,19 @@ func startSluice(s *Site, flags []string) (*Running, error) {
 	if err := os.WriteFile(filepath.Join(dir, "bench.yaml"), []byte(Manifests(s.World)), 0o644); err != nil {
 		return nil, err
 	}
+	metrics := netip.AddrPortFrom(s.World.Loopback(), metricsPort).String()
 	args := []string{
 		"run", "--manifests", dir,
 		"--hostname-override", "node",
 		"--service-cidr", s.World.ServiceCIDR.String(),
 		"--access-log", filepath.Join(s.Dir, "access.log"),
+		"--metrics-bind-address", metrics,
 	}
 	r, err := s.launch(world.Command{Path: s.Sluice, Args: append(args, flags...)})
 	if err != nil {
 		return nil, err
 	}
-	r.Metrics = netip.AddrPortFrom(s.World.Loopback(), MetricsPort).String()
+	r.Metrics = metrics
 	return r, nil
 }
 

@@ -21,6 +21,8 @@ var Goals = []Goal{
 	{"connect-request-close, 32 clients", "sluice", "crc.rate", "direct", true, 0.75},
 	{"… for 60 s: the last third against the first", "sluice", "steady.last", "", true, 0.9},
 	{"… connections that failed in the 60 s", "sluice", "steady.failed", "", false, 0},
+	{"… the same when the client closes first", "sluice", "steady-client.last", "", true, 0.9},
+	{"… connections that failed in these 60 s", "sluice", "steady-client.failed", "", false, 0},
 	{"… with the access log, against without", "sluice", "crc.rate", "sluice-nolog", true, 0.95},
 	{"request-response, 64 clients", "sluice", "rr64.rate", "haproxy", true, 1.1},
 	{"request-response, 64 clients, p99", "sluice", "rr64.p99", "haproxy", false, 1},

@@ -12,7 +12,8 @@ import (
 )
 
 // AnyIP delivers the whole service CIDR to the node itself, so that a relay
-// can bind to the service's address or be steered to (fact F2).
+// can bind to the service's address or be steered to (fact F2). IPv6 wants to
+// be told that binding to such an address is meant.
 func (w *World) AnyIP() error {
 	h, err := netlink.NewHandleAt(w.Node.handle)
 	if err != nil {
@@ -32,6 +33,9 @@ func (w *World) AnyIP() error {
 	}
 	if err := h.RouteAdd(route); err != nil {
 		return fmt.Errorf("route local %s: %w", w.ServiceCIDR, err)
+	}
+	if w.IPv6 {
+		return w.Node.Do(func() error { return sysctl("ipv6/ip_nonlocal_bind", "1") })
 	}
 	return nil
 }
