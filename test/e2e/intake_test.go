@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -73,22 +74,32 @@ func TestManifestsEditedWhileClientsConnect(t *testing.T) {
 }
 
 // TestBrokenManifestsAreNamedAndTheRestServed runs on every broken manifest of
-// test/manifests/broken and on a good one.
+// test/manifests/broken, on one that is too large, and on a good one. What
+// exactly is said about each is compared in source/manifests.
 func TestBrokenManifestsAreNamedAndTheRestServed(t *testing.T) {
+	// Nothing is wrong with these, or only with both of them together.
+	fine := []string{"good.yaml", "comments-only.yaml", "empty.yaml", "other-kinds.yaml", "same-address-1.yaml", "same-address-2.yaml"}
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	p := prepareProxy(t, lab, []webService{webOn(lab)})
 	files, err := filepath.Glob("../manifests/broken/*")
-	if err != nil || len(files) < 6 {
+	if err != nil || len(files) < 20 {
 		t.Fatalf("%d broken manifests, %v", len(files), err)
 	}
+	var broken []string
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.write(filepath.Base(file), string(text))
+		name := filepath.Base(file)
+		p.write(name, string(text))
+		if !slices.Contains(fine, name) {
+			broken = append(broken, name)
+		}
 	}
+	const large = 5 << 20
+	p.write("large.yaml", strings.Repeat("# "+strings.Repeat("x", 61)+"\n", large/64))
 	p.start()
 	for _, address := range addresses(80, vip4, vip6) {
 		if _, err := lab.Client.Ask("tcp", address); err != nil {
@@ -96,9 +107,14 @@ func TestBrokenManifestsAreNamedAndTheRestServed(t *testing.T) {
 		}
 	}
 	said := p.stderr.String()
-	for _, file := range files {
-		if strings.Count(said, filepath.Base(file)) == 0 {
-			t.Errorf("no line names %s", filepath.Base(file))
+	for _, name := range append(broken, "large.yaml", "Service default/same-address-2") {
+		if !strings.Contains(said, name) {
+			t.Errorf("no line names %s", name)
+		}
+	}
+	for _, name := range fine {
+		if strings.Contains(said, name) {
+			t.Errorf("a line names %s", name)
 		}
 	}
 	p.stop()

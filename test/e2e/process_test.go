@@ -82,11 +82,11 @@ func TestRecordTellsEverything(t *testing.T) {
 	if r.Time.Before(before.Add(-time.Millisecond)) || r.Time.After(time.Now()) {
 		t.Errorf("time is %v, it was %v", r.Time, before)
 	}
-	got := fmt.Sprint(r.Protocol, r.Client, r.VIP, r.VIPKind, r.Service, r.Endpoint, r.Pod, r.Node, r.Zone, r.Affinity, r.Attempts, len(r.Failed), r.BytesUp, r.BytesDown, r.End)
-	want := fmt.Sprint("TCP", v.client, vip4+":80", "ClusterIP", "default/web:http", netip.AddrPortFrom(lab.Backends[0].IPv4, 8080),
+	got := fmt.Sprintln(r.Protocol, r.Client, r.VIP, r.VIPKind, r.Service, r.Endpoint, r.Pod, r.Node, r.Zone, r.Affinity, r.Attempts, len(r.Failed), r.BytesUp, r.BytesDown, r.End)
+	want := fmt.Sprintln("TCP", v.client, vip4+":80", "ClusterIP", "default/web:http", netip.AddrPortFrom(lab.Backends[0].IPv4, 8080),
 		"default/web-1", "backend", "zone-a", "none", 1, 0, uint64(len("knock knock\n")), uint64(len("b1:8080\nknock knock\n")), "client_fin")
 	if got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
+		t.Errorf("got  %swant %s", got, want)
 	}
 	if r.ConnectUS == nil || r.FirstByteUS == nil || *r.ConnectUS <= 0 || *r.FirstByteUS < *r.ConnectUS || r.DurationUS < *r.FirstByteUS {
 		t.Errorf("times do not follow each other: connect %v, first byte %v, duration %v", r.ConnectUS, r.FirstByteUS, r.DurationUS)
@@ -137,7 +137,7 @@ func TestHangupReopensTheLog(t *testing.T) {
 // wants nothing to be different afterwards.
 func TestDemo(t *testing.T) {
 	lab := netns.NewLab(t, 0)
-	before := kernelState(t, lab)
+	before := settledState(t, lab)
 	cmd := lab.Node.Command(t, built(t), "demo", "--once")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
