@@ -65,7 +65,7 @@ func newProxy(o *runOptions) (*proxy, error) {
 		options:  o,
 		log:      newLogger(o),
 		store:    service.NewStore(service.StoreOptions{NodeName: o.hostname}),
-		policy:   o.policyConfig(),
+		policy:   o.config(interfaceAddresses()),
 		reported: make(map[service.Problem]bool),
 	}
 	p.source = manifests.New(o.manifests, manifests.Options{Logger: p.log, MaxFileSize: o.maxManifestSize})
@@ -334,32 +334,6 @@ func (p *proxy) close() {
 	if p.lock != nil {
 		_ = p.lock.Release() // the process ends, and the lock with it
 	}
-}
-
-// policyConfig gives what decisions depend on beside the manifests.
-func (o *runOptions) policyConfig() policy.Config {
-	c := policy.Config{
-		NodeName:           o.hostname,
-		ClusterCIDRs:       o.clusterCIDRs,
-		ServiceCIDRs:       o.serviceCIDRs,
-		MasqueradeAll:      o.masqueradeAll,
-		NodeAddresses:      interfaceAddresses(),
-		NodeIPs:            o.nodeIPs,
-		LocalhostNodePorts: true,
-	}
-	for _, v := range o.nodePortAddresses {
-		switch v {
-		case "primary":
-			c.NodePortPrimary = true
-		case "localhost":
-			c.NodePortAddresses = append(c.NodePortAddresses, netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"))
-		case "all":
-			c.NodePortAddresses = append(c.NodePortAddresses, netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0"))
-		default:
-			c.NodePortAddresses = append(c.NodePortAddresses, netip.MustParsePrefix(v))
-		}
-	}
-	return c
 }
 
 // interfaceAddresses gives the addresses of this node's interfaces, as far as

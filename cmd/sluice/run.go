@@ -5,12 +5,10 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"os/signal"
 	"runtime"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -19,21 +17,12 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
-	"github.com/sluice-proxy/sluice/source/manifests"
 )
 
 // runOptions are the flags of sluice run. Names are kube-proxy's where it has
 // the same thing.
 type runOptions struct {
-	manifests       string
-	maxManifestSize int64
-
-	hostname          string
-	nodeIPs           addresses
-	clusterCIDRs      prefixes
-	serviceCIDRs      prefixes
-	nodePortAddresses []string
-	masqueradeAll     bool
+	decisionOptions
 
 	redirect      choice
 	steering      tproxy.Options
@@ -105,14 +94,7 @@ SIGHUP reopens the access log.`,
 func (o *runOptions) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVar(&o.manifests, "manifests", "", "directory of Kubernetes manifests (*.yaml, *.yml, *.json, also in folders below) to serve; changes take effect at once")
-	f.Int64Var(&o.maxManifestSize, "max-manifest-size", manifests.DefaultMaxFileSize, "largest manifest file that is read, in bytes")
-	f.StringVar(&o.hostname, "hostname-override", "", "name of this node (default: the host's name in lower case)")
-	f.Var(&o.nodeIPs, "node-ip", "this node's own addresses, at most one of each family: connections from this node to Services come from them (default: the first global address)")
-	f.Var(&o.serviceCIDRs, "service-cidr", "ranges of cluster IPs, beside those of ServiceCIDR objects; without any, each cluster IP is steered by itself")
-	f.Var(&o.clusterCIDRs, "cluster-cidr", "ranges of pod addresses; clients in them count as pods")
-	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "node addresses that have node ports: CIDRs, or primary, or all (default: all)")
-	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "never show endpoints a client's address on cluster IPs")
+	o.decisionOptions.register(f, "this node's own addresses, at most one of each family: connections from this node to Services come from them (default: the first global address)")
 	f.Var(&o.redirect, "redirect", "how packets are steered in")
 	registerSteering(f, &o.steering)
 	f.IntVar(&o.maxListeners, "max-listeners", 0, "listening sockets; each service port has one for each family, and with more than that some share them (default: 1/32 of the limit of open files, at most 8192)")
@@ -146,31 +128,17 @@ func (o *runOptions) validate() error {
 	if o.manifests == "" {
 		return errors.New("there is nothing to serve: give --manifests DIR, a directory of Kubernetes manifests (sluice demo shows what it does, without any)")
 	}
-	if info, err := os.Stat(o.manifests); err != nil {
-		return fmt.Errorf("--manifests: %w", err)
-	} else if !info.IsDir() {
-		return fmt.Errorf("--manifests: %s is not a directory; put the file into one", o.manifests)
+	if err := o.decisionOptions.validate(); err != nil {
+		return err
 	}
-	if o.hostname == "" {
-		name, err := os.Hostname()
-		if err != nil {
-			return fmt.Errorf("this node's name: %w; give --hostname-override", err)
-		}
-		o.hostname = name
-	}
-	o.hostname = strings.ToLower(strings.TrimSpace(o.hostname))
 	if o.workers == 0 {
 		o.workers = runtime.GOMAXPROCS(0)
-	}
-	if err := validNodePortAddresses(o.nodePortAddresses); err != nil {
-		return err
 	}
 	for _, check := range []struct {
 		flag       string
 		value      int64
 		least, top int64
 	}{
-		{"max-manifest-size", o.maxManifestSize, 1, 1 << 30},
 		{"max-listeners", int64(o.maxListeners), 0, 60000},
 		{"listen-backlog", int64(o.listenBacklog), 1, 1 << 20},
 		{"workers", int64(o.workers), 1, 1024},
@@ -200,26 +168,6 @@ func (o *runOptions) validate() error {
 	if o.metricsAddress != "" {
 		if err := validListenAddress(o.metricsAddress); err != nil {
 			return fmt.Errorf("--metrics-bind-address: %w", err)
-		}
-	}
-	return nil
-}
-
-// validNodePortAddresses checks what --nodeport-addresses may hold: CIDRs and
-// the words primary, localhost and all, no word twice (A4.1).
-func validNodePortAddresses(values []string) error {
-	seen := make(map[string]bool)
-	for _, v := range values {
-		switch v {
-		case "primary", "localhost", "all":
-			if seen[v] {
-				return fmt.Errorf("--nodeport-addresses: %s is given twice", v)
-			}
-			seen[v] = true
-		default:
-			if _, err := parsePrefix(v); err != nil {
-				return fmt.Errorf("--nodeport-addresses: %w; the words primary, localhost and all are possible too", err)
-			}
 		}
 	}
 	return nil
