@@ -1,0 +1,170 @@
+package relay
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+// quiet is a play whose peers do only what the test says.
+func quiet(config Config) *play {
+	p := newPlay(rand.New(rand.NewPCG(1, 1)).IntN, config)
+	p.worker.Start(p.link, Socket{FD: p.socks[client].fd}, Socket{FD: p.socks[endpoint].fd}, p)
+	p.settle()
+	return p
+}
+
+func (p *play) wantEnds(t *testing.T, want ...End) {
+	t.Helper()
+	if p.fault != "" {
+		t.Fatal(p.fault)
+	}
+	if len(p.ends) != len(want) || len(want) == 1 && p.ends[0] != want[0] {
+		t.Fatalf("ended %v, want %v", p.ends, want)
+	}
+}
+
+const second = int64(time.Second)
+
+func TestIdleTimeout(t *testing.T) {
+	p := quiet(Config{IdleTimeout: 100 * time.Second})
+	for range 10 {
+		p.elapse(90 * second)
+		p.peerSends(endpoint, 10)
+		p.settle()
+	}
+	// The timer was left alone all the time.
+	p.wantEnds(t)
+	p.elapse(99 * second)
+	p.wantEnds(t)
+	p.elapse(second)
+	p.wantEnds(t, Idle)
+	if !p.socks[client].linger || !p.socks[endpoint].linger {
+		t.Fatal("an idle link should be reset on both sides")
+	}
+}
+
+// TestHalfClosedTimeout: once one side has closed, the other has less patience
+// to count on, from then on.
+func TestHalfClosedTimeout(t *testing.T) {
+	p := quiet(Config{IdleTimeout: 1000 * time.Second, HalfClosedTimeout: 10 * time.Second})
+	p.elapse(500 * second)
+	p.peerCloses(client, false)
+	p.settle()
+	for range 5 {
+		p.elapse(9 * second)
+		p.peerSends(endpoint, 1)
+		p.settle()
+	}
+	p.wantEnds(t)
+	p.elapse(10 * second)
+	p.wantEnds(t, Idle)
+}
+
+func TestNoTimeout(t *testing.T) {
+	p := quiet(Config{})
+	p.peerCloses(client, false)
+	p.settle()
+	p.elapse(1e6 * second)
+	p.wantEnds(t)
+	if len(p.timers) != 0 {
+		t.Fatal("a timer runs for nothing")
+	}
+}
+
+// TestLiveness: the endpoint's socket gets its options once the link has lived a
+// while, not before.
+func TestLiveness(t *testing.T) {
+	for _, idle := range []time.Duration{0, time.Hour} {
+		p := quiet(Config{IdleTimeout: idle, EndpointLiveness: sys.Liveness{Count: 1}, LivenessAfter: 5 * time.Second})
+		p.elapse(5*second - 1)
+		if p.socks[endpoint].live {
+			t.Fatal("options too early")
+		}
+		p.elapse(1)
+		if !p.socks[endpoint].live || p.socks[client].live {
+			t.Fatal("no options")
+		}
+		p.elapse(idle.Nanoseconds())
+		p.wantEnds(t, []End{Idle}[:min(1, int(idle))]...)
+	}
+}
+
+func TestAbort(t *testing.T) {
+	p := quiet(Config{Splice: true})
+	p.peerSends(client, 100)
+	p.settle()
+	p.worker.Abort(p.link, Shutdown)
+	p.worker.Abort(p.link, Shutdown)
+	p.wantEnds(t, Shutdown)
+	if !p.socks[client].linger || !p.socks[endpoint].linger || p.link.BytesUp() != 100 {
+		t.Fatal("not reset on both sides")
+	}
+}
+
+// TestAbortInTheLine: a link that waits for its turn, with bytes in a pipe, is
+// taken out of the line; others keep their places.
+func TestAbortInTheLine(t *testing.T) {
+	p := quiet(Config{Splice: true})
+	p.socks[endpoint].room, p.socks[endpoint].capacity = 100<<10, 100<<10
+	p.peerSends(client, 1<<20)
+	for p.link.sides[client].inPipe == 0 {
+		if !p.round() {
+			p.peerReads(endpoint, 100<<10)
+		}
+	}
+	p.worker.turns.add(p.link, client)
+	p.worker.Abort(p.link, Shutdown)
+	p.wantEnds(t, Shutdown)
+	if !p.worker.turns.empty() || p.relay.Pipes() != p.worker.pipes.count {
+		t.Fatal("something is left")
+	}
+}
+
+func TestTimedOut(t *testing.T) {
+	for _, side := range []int{client, endpoint} {
+		p := quiet(Config{})
+		p.peerResets(side, sys.ETIMEDOUT)
+		p.settle()
+		p.wantEnds(t, []End{ClientReset, EndpointReset}[side])
+		if !p.link.TimedOut() {
+			t.Fatal("the link does not say that its peer stopped answering")
+		}
+		p = quiet(Config{})
+		p.peerResets(side, sys.ECONNRESET)
+		p.settle()
+		if p.link.TimedOut() {
+			t.Fatal("a reset is not a timeout")
+		}
+	}
+}
+
+// full is a loop whose epoll has no room for more.
+type full struct{ *fake }
+
+func (full) Add(int, uint8, poll.Events, poll.Handler) (poll.Registration, error) {
+	return poll.Registration{}, sys.ENOMEM
+}
+
+func TestNoRoomInEpoll(t *testing.T) {
+	p := quiet(Config{})
+	f := newFake(p.choose)
+	p.relay.kernel = f
+	w := p.relay.newWorker(full{f})
+	w.Start(new(Link), Socket{FD: f.socks[client].fd}, Socket{FD: f.socks[endpoint].fd}, p)
+	p.wantEnds(t, Limit)
+	if !f.socks[client].linger || !f.socks[endpoint].closed {
+		t.Fatal("the sockets are left open")
+	}
+}
+
+func TestNames(t *testing.T) {
+	for end, name := range map[End]string{EndNone: "none", ClientFin: "client_fin", EndpointReset: "endpoint_reset", Limit: "limit", 99: "unknown"} {
+		if end.String() != name {
+			t.Errorf("%d is called %q", end, end)
+		}
+	}
+}

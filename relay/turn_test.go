@@ -1,0 +1,46 @@
+package relay
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// TestTurnQueueAgainstModel runs the line beside a slice that is searched.
+func TestTurnQueueAgainstModel(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	var q turnQueue
+	var model []turnEntry
+	links := make([]Link, 20)
+	for range 20_000 {
+		l, i := &links[rng.IntN(len(links))], rng.IntN(2)
+		switch rng.IntN(5) {
+		case 0, 1:
+			q.add(l, i)
+			if e := (turnEntry{l, uint8(i)}); !slices.Contains(model, e) {
+				model = append(model, e)
+			}
+		case 2, 3:
+			if q.empty() {
+				break
+			}
+			l, i := q.next()
+			if e := (turnEntry{l, uint8(i)}); e != model[0] {
+				t.Fatalf("next is %v, want %v", e, model[0])
+			}
+			model = model[1:]
+		default:
+			if rng.IntN(4) == 0 {
+				q.remove(l)
+				l.sides[client].state, l.sides[endpoint].state = 0, 0
+				model = slices.DeleteFunc(model, func(e turnEntry) bool { return e.link == l })
+			}
+		}
+		if !slices.Equal(q.line[q.head:], model) || q.empty() != (len(model) == 0) {
+			t.Fatalf("the line is %v, want %v", q.line[q.head:], model)
+		}
+	}
+	if cap(q.line) > 4*2*len(links) {
+		t.Fatalf("room for %d in the line of %d at most", cap(q.line), 2*len(links))
+	}
+}
