@@ -150,7 +150,7 @@ func TestLineOfSyntaxErrorInLongFile(t *testing.T) {
 		b.WriteString(item)
 	}
 	_, findings := decode("a.yaml", []byte(b.String()))
-	want := fmt.Sprintf("a.yaml:%d: not valid YAML: mapping values are not allowed in this context", 3+2500*8+2)
+	want := fmt.Sprintf("a.yaml:%d: not valid YAML: mapping values are not allowed in this context (text with \": \" in it needs quotes; or the line is indented wrongly)", 3+2500*8+2)
 	if len(findings) != 1 || findings[0].String() != want {
 		t.Errorf("%v, want %s", findings, want)
 	}

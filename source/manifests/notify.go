@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -36,19 +37,111 @@ func newNotifier() (notifier, error) {
 	return fsNotifier{w}, nil
 }
 
-// maxTouched is how many names of changed files are remembered between two
-// looks; with more, all files are read.
+// maxTouched is how many names with events are remembered between two looks;
+// with more, all files are read.
 const maxTouched = 4096
+
+// inbox takes a notifier's events in, always at once: fsnotify may hold its lock
+// while it waits for somebody to take an error, and adding a directory waits
+// for that lock. What comes in is merged, so there is an end to it.
+type inbox struct {
+	n    notifier
+	wake chan struct{} // has something in it while there is news
+	done chan struct{}
+	gone chan struct{}
+
+	mu   sync.Mutex
+	news news
+}
+
+// news is what the notifier had to say.
+type news struct {
+	ops  map[string]fsnotify.Op // by name
+	lost bool                   // events were lost: anything may have changed
+	errs []error
+}
+
+func newInbox(n notifier) *inbox {
+	in := &inbox{n: n, wake: make(chan struct{}, 1), done: make(chan struct{}), gone: make(chan struct{})}
+	go in.run()
+	return in
+}
+
+func (in *inbox) run() {
+	defer close(in.gone)
+	events, errs := in.n.events(), in.n.errors()
+	for {
+		select {
+		case <-in.done:
+			return
+		case ev, ok := <-events:
+			if !ok {
+				events = nil
+				continue
+			}
+			in.event(ev)
+		case err, ok := <-errs:
+			if !ok {
+				errs = nil
+				continue
+			}
+			in.err(err)
+		}
+		select {
+		case in.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (in *inbox) event(ev fsnotify.Event) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.news.ops == nil {
+		in.news.ops = make(map[string]fsnotify.Op)
+	}
+	if _, ok := in.news.ops[ev.Name]; !ok && len(in.news.ops) >= maxTouched {
+		in.news.lost = true
+		return
+	}
+	in.news.ops[ev.Name] |= ev.Op
+}
+
+func (in *inbox) err(err error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.news.lost = true
+	if !errors.Is(err, fsnotify.ErrEventOverflow) && len(in.news.errs) < maxFindings {
+		in.news.errs = append(in.news.errs, err)
+	}
+}
+
+// take gives what came in since the last time.
+func (in *inbox) take() news {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	n := in.news
+	in.news = news{}
+	return n
+}
+
+func (in *inbox) close() {
+	_ = in.n.Close() // nothing depends on it any more
+	close(in.done)
+	<-in.gone
+}
 
 // watches keeps the directories watched that matter: those of the tree, and
 // others in which a symlink or its target can be replaced. An event is only a
-// hint to look at the tree; what changed is found there.
+// hint to look at the tree; what changed is found there. It belongs to Run's
+// goroutine.
 type watches struct {
 	root string
 	make func() (notifier, error)
-	n    notifier // nil when the system has none to give
+	in   *inbox // nil when the system has no notifier to give
 	// tried is when making a notifier was tried last.
 	tried      time.Time
+	lastMake   error // what came of that
 	failed     error // why there may be changes without events; nil if all is well
 	toldFailed bool
 
@@ -64,53 +157,52 @@ func newWatches(root string, newNotifier func() (notifier, error)) *watches {
 }
 
 func (w *watches) close() {
-	if w.n != nil {
-		_ = w.n.Close() // nothing depends on it any more
+	if w.in != nil {
+		w.in.close()
 	}
 }
 
-// events gives nil, on which a receive waits for ever, when there are none.
-func (w *watches) events() <-chan fsnotify.Event {
-	if w.n == nil {
+// wake gives nil, on which a receive waits for ever, when there is no notifier.
+func (w *watches) wake() <-chan struct{} {
+	if w.in == nil {
 		return nil
 	}
-	return w.n.events()
+	return w.in.wake
 }
 
-func (w *watches) errors() <-chan error {
-	if w.n == nil {
-		return nil
+// news takes in what the notifier had to say and tells whether it is a reason
+// to look at the tree.
+func (w *watches) news() (look bool, errs []error) {
+	n := w.in.take()
+	for name, op := range n.ops {
+		if w.relevant(name, op) {
+			w.touched[name] = true
+			look = true
+		}
 	}
-	return w.n.errors()
+	if n.lost || len(w.touched) > maxTouched {
+		w.all, look = true, true
+		clear(w.touched)
+	}
+	return look, n.errs
 }
 
 // relevant tells whether an event can mean that manifests changed.
-func (w *watches) relevant(ev fsnotify.Event) bool {
-	if ev.Name == "" {
+func (w *watches) relevant(name string, op fsnotify.Op) bool {
+	if name == "" {
 		return false
 	}
-	base := filepath.Base(ev.Name)
+	dir, base := filepath.Dir(name), filepath.Base(name)
 	if isManifest(base) {
 		return true
 	}
-	if names, ok := w.foreign[filepath.Dir(ev.Name)]; ok && !w.tree[filepath.Dir(ev.Name)] {
+	if names, ok := w.foreign[dir]; ok && !w.tree[dir] {
 		return names[base]
 	}
 	// Whatever else is written to cannot matter, but directories and symlinks
 	// of any name that come and go can.
-	return ev.Has(fsnotify.Create) || ev.Has(fsnotify.Remove) || ev.Has(fsnotify.Rename)
+	return op.Has(fsnotify.Create) || op.Has(fsnotify.Remove) || op.Has(fsnotify.Rename)
 }
-
-// touch remembers that a file had an event.
-func (w *watches) touch(name string) {
-	if len(w.touched) >= maxTouched {
-		w.touchAll()
-		return
-	}
-	w.touched[name] = true
-}
-
-func (w *watches) touchAll() { w.all = true }
 
 // take gives a function that tells whether a file had an event since the last
 // take.
@@ -123,21 +215,27 @@ func (w *watches) take() func(name string) bool {
 // begin starts a look at the tree.
 func (w *watches) begin(now time.Time) {
 	w.failed = nil
-	if w.n == nil && (w.tried.IsZero() || now.Sub(w.tried) >= rescanTime) {
-		w.tried = now
-		w.n, w.failed = w.make()
-	} else if w.n == nil {
-		w.failed = errors.New("inotify is not to be had")
+	if w.in != nil {
+		return
 	}
+	if w.tried.IsZero() || now.Sub(w.tried) >= rescanTime {
+		w.tried = now
+		n, err := w.make()
+		if err == nil {
+			w.in = newInbox(n)
+		}
+		w.lastMake = err
+	}
+	w.failed = w.lastMake
 }
 
 // add watches a directory. A directory that is gone is not a failure: its
 // parent's event is on its way.
 func (w *watches) add(dir string) {
-	if w.n == nil {
+	if w.in == nil {
 		return
 	}
-	if err := w.n.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+	if err := w.in.n.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 		w.failed = err
 	}
 }
@@ -169,8 +267,8 @@ func (w *watches) end(t tree) bool {
 		delete(was, dir)
 	}
 	for dir := range was {
-		if w.n != nil {
-			_ = w.n.Remove(dir) // gone with the directory, as a rule
+		if w.in != nil {
+			_ = w.in.n.Remove(dir) // gone with the directory, as a rule
 		}
 		again = true
 	}

@@ -57,8 +57,15 @@ func yamlSyntaxError(data []byte, err error) *syntaxError {
 	if line := firstBadLine(data, e.line, e.text); line > 0 {
 		e.line = line
 	}
-	if strings.Contains(e.text, "cannot start any token") && tabIndented(data, e.line) {
+	switch {
+	case strings.Contains(e.text, "cannot start any token") && tabIndented(data, e.line):
 		e.text += " (the line is indented with a tab; YAML wants spaces)"
+	case strings.Contains(e.text, "did not find expected key"):
+		e.text += " (is the line indented like its neighbours?)"
+	case strings.Contains(e.text, "mapping values are not allowed"):
+		e.text += ` (text with ": " in it needs quotes; or the line is indented wrongly)`
+	case strings.Contains(e.text, "unexpected end of stream"):
+		e.text += " (what begins here with a quote or a bracket is not closed)"
 	}
 	e.text = "not valid YAML: " + e.text
 	return e

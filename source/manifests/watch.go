@@ -2,12 +2,10 @@ package manifests
 
 import (
 	"context"
-	"errors"
 	"path/filepath"
 	"sync/atomic"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/service"
@@ -123,16 +121,14 @@ func (w *Watcher) Run(ctx context.Context, apply func(service.Change)) error {
 				return nil
 			case <-timer.C:
 				break events
-			case ev := <-w.watches.events():
-				if !w.watches.relevant(ev) {
+			case <-w.watches.wake():
+				look, errs := w.watches.news()
+				for _, err := range errs {
+					w.log.Debug().Err(err).Str("directory", w.dir).Msg("watching manifests")
+				}
+				if !look {
 					continue
 				}
-				w.watches.touch(ev.Name)
-			case err := <-w.watches.errors():
-				if !errors.Is(err, fsnotify.ErrEventOverflow) {
-					w.log.Warn().Err(err).Str("directory", w.dir).Msg("watching manifests")
-				}
-				w.watches.touchAll() // events were lost
 			}
 			now := time.Now()
 			if pending.IsZero() {

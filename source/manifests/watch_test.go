@@ -645,6 +645,23 @@ func TestLostEventsAreMadeUpFor(t *testing.T) {
 	b.has("Service default/a", "10.96.0.1")
 }
 
+// A notifier may wait for somebody to take its error before a directory is
+// added: fsnotify does so when a watch's end and a new one cross.
+func TestErrorsAreTakenWhileDirectoriesAreAdded(t *testing.T) {
+	n := &fakeNotifier{ev: make(chan fsnotify.Event), err: make(chan error)}
+	n.add = func(dir string) error {
+		select {
+		case n.err <- errors.New("invalid argument"):
+		case <-time.After(patience):
+			t.Error("nobody takes the error")
+		}
+		return nil
+	}
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), svc("a", "10.96.0.1"))
+	start(t, dir, with(n)).has("Service default/a", "10.96.0.1")
+}
+
 func TestRescan(t *testing.T) {
 	dir := t.TempDir()
 	b := start(t, dir, with(&fakeNotifier{}), func(w *Watcher) { w.rescanTime = 20 * time.Millisecond })
