@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -188,6 +189,7 @@ func (p *proxy) run(ctx context.Context) error {
 	defer running.Wait()
 	defer cancel()
 
+	runtime.GOMAXPROCS(poll.Procs(len(p.loops)))
 	failed := make(chan error, len(p.loops)+2)
 	start := func(f func() error) {
 		running.Add(1)

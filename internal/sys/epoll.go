@@ -48,9 +48,11 @@ func EpollControl(epfd int, op EpollOp, fd int, events, low, high uint32) Errno 
 	return e
 }
 
-// EpollPoll collects the events that are ready and does not wait.
-func EpollPoll(epfd int, events []EpollEvent) (int, Errno) {
-	r, _, e := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
+// EpollPoll collects the events that are ready, or waits for some for at most
+// timeout milliseconds, which must be few: the Go scheduler does not know that
+// the thread waits, so its P does no other work meanwhile.
+func EpollPoll(epfd int, events []EpollEvent, timeout int) (int, Errno) {
+	r, _, e := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(timeout), 0, 0)
 	return result(r, e)
 }
 
