@@ -179,17 +179,14 @@ func (b *Balancer) Pins() PinStats {
 // pick chooses a candidate that was not tried, or begins a new round. It gives
 // -1 when there is nothing to choose.
 func (b *Balancer) pick(c *config, d *Dial, candidates []service.Endpoint) int {
-	n := len(candidates)
-	if c.algorithm == RoundRobin {
-		// The turn is also taken for a retry, so that the endpoints that
-		// stand in for a dead one do so in turn.
-		i := b.turn(candidates)
-		if d.attempts == 0 || !d.wasTried(endpointKey(candidates[i].Addr)) {
-			return i
+	if d.attempts == 0 {
+		if c.algorithm == RoundRobin {
+			return b.turn(candidates)
 		}
-	} else if d.attempts == 0 {
-		return b.below(n)
+		return b.below(len(candidates))
 	}
+	// A retry takes no turn: if it did, the endpoint after a dead one would be
+	// passed over by the next connection, and more of them would meet the dead one.
 	left := d.untried(candidates)
 	if left == 0 {
 		if !d.newRound(&c.plan, candidates) {
