@@ -31,7 +31,7 @@ type decisionOptions struct {
 // register adds the flags. The meaning of --node-ip is what the two commands
 // do not have in common.
 func (o *decisionOptions) register(f *pflag.FlagSet, nodeIPMeaning string) {
-	f.StringVar(&o.manifests, "manifests", "", "directory of Kubernetes manifests (*.yaml, *.yml, *.json, also in folders below) to serve; changes take effect at once")
+	f.StringVar(&o.manifests, "manifests", "", "directory of Kubernetes manifests (*.yaml, *.yml, *.json, also in folders below)")
 	f.Int64Var(&o.maxManifestSize, "max-manifest-size", manifests.DefaultMaxFileSize, "largest manifest file that is read, in bytes")
 	f.StringVar(&o.hostname, "hostname-override", "", "name of this node (default: the host's name in lower case)")
 	f.Var(&o.nodeIPs, "node-ip", nodeIPMeaning)

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/rs/zerolog"
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-proxy/sluice/internal/explain"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/source/manifests"
+)
+
+// explainOptions are the flags of sluice explain.
+type explainOptions struct {
+	decisionOptions
+	protocol choice
+	from     string
+	to       string
+	file     string
+	output   choice
+}
+
+func newExplainCommand() *cobra.Command {
+	o := &explainOptions{
+		protocol: choice{value: "tcp", allowed: []string{"tcp", "udp", "sctp"}},
+		output:   choice{value: "text", allowed: []string{"text", "json"}},
+	}
+	cmd := &cobra.Command{
+		Use:   "explain --manifests DIR {--from IP --to IP:PORT | -f FILE}",
+		Short: "Say what becomes of a connection, and why",
+		Long: `Explain decides about a connection as sluice run does, with the same code, and
+says why: what matched, which rules decided, and for each endpoint why it is a
+candidate or is none. It sends no packet, needs no rights and no running proxy.
+
+Its flags are those of sluice run that change decisions. It never looks at the
+addresses of the machine that it runs on: the node's own are those of its Node
+object and of --node-ip. So its answers are the same everywhere.
+
+With -f, each line of FILE (- for standard input) is a question, and each line of
+output the answer:
+  {"protocol":"tcp","from":"10.244.0.5","to":"10.96.0.10:80"}
+  {"verdict":"accept","service":"shop/web:http","address":"ClusterIP",...}
+A line that is no question is answered with {"error":"..."}, and the exit status
+is 1 in the end. docs/explain.md describes the fields.`,
+		Example: `  sluice explain --manifests DIR --hostname-override node-1 --from 10.244.0.5 --to 10.96.0.10:80
+  sluice explain --manifests DIR --hostname-override node-1 --from 203.0.113.9 --to 172.16.0.1:30080 --node-ip 172.16.0.1 -o json
+  sluice explain --manifests DIR --hostname-override node-1 -f questions.jsonl | jq -r .verdict | sort | uniq -c`,
+		DisableFlagsInUseLine: true,
+		Args:                  noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.validate(cmd); err != nil {
+				return err
+			}
+			return o.explain(cmd)
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&o.from, "from", "", "address of the client")
+	f.StringVar(&o.to, "to", "", "address and port that it connects to")
+	f.Var(&o.protocol, "protocol", "what it speaks")
+	f.StringVarP(&o.file, "file", "f", "", "file of questions as lines of JSON, - for standard input; answers are lines of JSON")
+	f.VarP(&o.output, "output", "o", "form of the answer")
+	o.register(f, "this node's own addresses, beside those of its Node object")
+	return cmd
+}
+
+// validate completes the flags and tells what is wrong with them.
+func (o *explainOptions) validate(cmd *cobra.Command) error {
+	single := o.from != "" || o.to != "" || cmd.Flags().Changed("protocol")
+	switch {
+	case o.manifests == "":
+		return errors.New("there is nothing to decide by: give --manifests DIR, a directory of Kubernetes manifests")
+	case o.file != "" && single:
+		return errors.New("-f and --from, --to, --protocol exclude each other: the questions are in the file")
+	case o.file != "" && cmd.Flags().Changed("output") && o.output.value != "json":
+		return errors.New("-f answers in JSON only")
+	case o.file == "" && (o.from == "" || o.to == ""):
+		return errors.New("which connection? give --from IP and --to IP:PORT, or -f FILE")
+	}
+	return o.decisionOptions.validate()
+}
+
+func (o *explainOptions) explain(cmd *cobra.Command) error {
+	var q explain.Question
+	var in io.Reader
+	switch o.file {
+	case "":
+		var err error
+		if q, err = explain.ParseQuestion(o.protocol.value, o.from, o.to); err != nil {
+			return errors.New("--" + err.Error())
+		}
+	case "-":
+		in = cmd.InOrStdin()
+	default:
+		f, err := os.Open(o.file)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		in = f
+	}
+	table, err := o.load(cmd)
+	if err != nil {
+		return err
+	}
+	switch {
+	case in != nil:
+		return answerAll(cmd, table, in)
+	case o.output.value == "json":
+		return explain.WriteJSON(cmd.OutOrStdout(), table, q)
+	}
+	return explain.WriteText(cmd.OutOrStdout(), table, q)
+}
+
+func answerAll(cmd *cobra.Command, table *policy.Table, in io.Reader) error {
+	s, err := explain.Batch(table, in, cmd.OutOrStdout())
+	if err != nil {
+		return err
+	}
+	if s.Failed > 0 {
+		return fmt.Errorf("%d of %d lines are no questions; the first: %w", s.Failed, s.Failed+s.Answered, s.First)
+	}
+	return nil
+}
+
+// load reads the manifests once. What is wrong with them is said on standard
+// error, as run says it.
+func (o *explainOptions) load(cmd *cobra.Command) (*policy.Table, error) {
+	log := zerolog.New(zerolog.ConsoleWriter{Out: cmd.ErrOrStderr(), NoColor: true, PartsExclude: []string{zerolog.TimestampFieldName}}).Level(zerolog.WarnLevel)
+	ctx, stop := context.WithCancel(cmd.Context())
+	defer stop()
+	var snap *service.Snapshot
+	store := service.NewStore(service.StoreOptions{NodeName: o.hostname})
+	source := manifests.New(o.manifests, manifests.Options{Logger: log, MaxFileSize: o.maxManifestSize})
+	err := source.Run(ctx, func(c service.Change) {
+		if snap == nil {
+			snap = store.Apply(c)
+		}
+		stop()
+	})
+	if err != nil {
+		return nil, err
+	}
+	if snap == nil {
+		return nil, ctx.Err() // interrupted
+	}
+	for _, p := range snap.Problems {
+		log.Warn().Str("object", p.Object).Msg(p.Text)
+	}
+	return policy.Compile(nil, snap, o.config(nil)), nil
+}

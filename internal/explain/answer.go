@@ -1,0 +1,190 @@
+package explain
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Answer is a decision in the form that docs/explain.md describes: all fields
+// are always there, and those that do not apply are empty.
+type Answer struct {
+	// Verdict is "accept", "refuse", "drop" or "none".
+	Verdict string `json:"verdict"`
+	// Service is "namespace/name:port", without the colon if the port has no
+	// name. It is empty if no service has the address and port.
+	Service string `json:"service"`
+	// Address is "ClusterIP", "ExternalIP", "LoadBalancer" or "NodePort".
+	Address string `json:"address"`
+	// Policy is the service's traffic policy for that kind of address,
+	// "Cluster" or "Local".
+	Policy string `json:"policy"`
+	// Candidates are sorted as text. There are some if and only if the verdict
+	// is "accept".
+	Candidates []string `json:"candidates"`
+	// Source is whose address the endpoint sees, "client" or "node"; empty
+	// unless the verdict is "accept".
+	Source string `json:"source"`
+	// Affinity is "ClientIP" or "None".
+	Affinity string   `json:"affinity"`
+	Reason   string   `json:"reason"`
+	Rules    []string `json:"rules"`
+}
+
+// Ask answers a question.
+func Ask(t *policy.Table, q Question) Answer {
+	e := t.Explain(q.Protocol, q.From, q.To)
+	return answer(&e)
+}
+
+func answer(e *policy.Explanation) Answer {
+	v := &e.Verdict
+	a := Answer{
+		Verdict:    v.Action.String(),
+		Candidates: make([]string, len(v.Candidates)),
+		Reason:     e.Reason,
+		Rules:      e.Rules,
+	}
+	for i := range v.Candidates {
+		a.Candidates[i] = v.Candidates[i].Addr.String()
+	}
+	if v.Kind != 0 {
+		a.Address = v.Kind.String()
+	}
+	if v.Action == policy.Accept {
+		a.Source = v.Source.String()
+	}
+	if v.Port == nil {
+		return a
+	}
+	a.Service = v.Port.Name.String()
+	a.Policy = "Cluster"
+	if e.Local {
+		a.Policy = "Local"
+	}
+	a.Affinity = "None"
+	if v.Port.AffinityTimeout > 0 {
+		a.Affinity = "ClientIP"
+	}
+	return a
+}
+
+// WriteJSON writes the answer to a question as one line of JSON.
+func WriteJSON(w io.Writer, t *policy.Table, q Question) error {
+	return newEncoder(w).Encode(Ask(t, q))
+}
+
+// newEncoder gives an encoder of lines that leaves "<" and "&" as they are.
+func newEncoder(w io.Writer) *json.Encoder {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	return e
+}
+
+// WriteText writes the answer to a question for people: what matched, which
+// rules decided, and what is with each endpoint.
+func WriteText(w io.Writer, t *policy.Table, q Question) error {
+	e := t.Explain(q.Protocol, q.From, q.To)
+	a := answer(&e)
+	var b []byte
+	row := func(name, format string, args ...any) {
+		b = fmt.Appendf(b, "%-11s", name)
+		b = fmt.Appendf(b, format+"\n", args...)
+	}
+	node := t.Snapshot().Node
+	b = fmt.Appendf(b, "%s from %s to %s: %s\n", q.Protocol, q.From, q.To, a.Verdict)
+	if a.Verdict == policy.None.String() {
+		b = append(b, "Sluice leaves this packet alone.\n"...)
+	}
+	b = append(b, '\n')
+	row("because", "%s", a.Reason)
+	for i, r := range a.Rules {
+		name := ""
+		if i == 0 {
+			name = "rules"
+		}
+		row(name, "%-6s %s", r, ruleTexts[r])
+	}
+	if a.Service != "" {
+		row("service", "%s, %s %s", a.Service, a.Address, q.To)
+		row("policy", "%s", a.Policy)
+	}
+	row("client", "%s is %s", q.From, e.Client())
+	found := ""
+	if !node.Found {
+		found = ", which has no Node object"
+	}
+	row("node", "%s%s", node.Name, found)
+	if a.Source != "" {
+		row("source", "%s: the endpoint sees the address of the %s", a.Source, a.Source)
+	}
+	if a.Affinity != "" {
+		row("affinity", "%s%s", a.Affinity, window(e.Verdict.Port))
+	}
+	if e.Verdict.Port != nil {
+		b = appendEndpoints(b, &e)
+	}
+	_, err := w.Write(b)
+	return err
+}
+
+func window(p *service.Port) string {
+	if p.AffinityTimeout == 0 {
+		return ""
+	}
+	return ", for " + p.AffinityTimeout.String() + " after a client's last connection"
+}
+
+func appendEndpoints(b []byte, e *policy.Explanation) []byte {
+	list := e.Endpoints()
+	b = fmt.Appendf(b, "\nendpoints: %d of %d are candidates\n", len(e.Verdict.Candidates), len(list))
+	wide := 0
+	for i := range list {
+		wide = max(wide, len(list[i].Endpoint.Addr.String()))
+	}
+	for i := range list {
+		g := &list[i]
+		sign := '-'
+		if g.Candidate {
+			sign = '+'
+		}
+		b = fmt.Appendf(b, "  %c %-*s  %s", sign, wide, g.Endpoint.Addr, g.Reason)
+		if g.Rule != "" {
+			b = fmt.Appendf(b, " (%s)", g.Rule)
+		}
+		if g.Endpoint.Node != "" {
+			b = fmt.Appendf(b, "; node %s", g.Endpoint.Node)
+		}
+		if g.Endpoint.Zone != "" {
+			b = fmt.Appendf(b, ", zone %s", g.Endpoint.Zone)
+		}
+		if g.Endpoint.Pod.Name != "" {
+			b = fmt.Appendf(b, ", pod %s", g.Endpoint.Pod)
+		}
+		b = append(b, '\n')
+	}
+	return b
+}
+
+// ruleTexts say what the rules are that Rules of an Answer may name.
+var ruleTexts = map[string]string{
+	"A2.4":  "endpoints that are ready; if there are none, those that serve while they terminate",
+	"A2.5":  "the same, among the endpoints on this node",
+	"A2.8":  "all ready endpoints have node hints, and one names this node",
+	"A2.9":  "all ready endpoints have zone hints, and one names this node's zone",
+	"A3.2":  "cluster IPs go by the internal traffic policy",
+	"A3.3":  "all other addresses go by the external traffic policy",
+	"A3.4":  "no endpoints anywhere: refuse",
+	"A3.5":  "endpoints, but none on this node under policy Local: drop",
+	"A3.6":  "pods and the node itself pass external policy Local by",
+	"A3.7":  "without pod ranges, clients of cluster IPs keep their address",
+	"A3.8":  "the endpoint sees the node",
+	"A3.9":  "the endpoint sees the client",
+	"A3.10": "loadBalancerSourceRanges keep clients out of load balancer IPs: drop",
+	"A3.11": "source ranges with the node's address let the node's own connections in",
+	"A3.12": "a cluster IP has no such port: refuse; no service has the cluster IP: drop",
+	"A3.13": "addresses and ports of no service are not touched",
+}

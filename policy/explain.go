@@ -1,0 +1,284 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Explanation is what Resolve says of a connection, with its grounds. It may
+// be read from any goroutine.
+type Explanation struct {
+	Verdict Verdict
+	// Local says that the traffic policy of the service for this kind of
+	// address is Local (A2.2).
+	Local bool
+	// Rules are the numbers of the rules that decided: first on the action,
+	// then on the choice of endpoints, last on the source.
+	Rules []string
+	// Reason says the same in one sentence without a full stop.
+	Reason string
+
+	table  *Table
+	client netip.Addr
+	dst    netip.AddrPort
+	from   *choice // nil without a service port
+}
+
+// choice is the list that candidates are taken from, and what it took them by.
+type choice struct {
+	all   []service.Endpoint
+	local bool // those of policy Local
+	// ready counts the endpoints of the list that are ready. If there are none,
+	// those that terminate stand in for them (A2.4, A2.5).
+	ready, draining int
+	mode            mode
+	keys            []string
+	key             string // the topology key that found some; "" if none did
+}
+
+// EndpointGrounds says why an endpoint is a candidate or is none.
+type EndpointGrounds struct {
+	Endpoint  *service.Endpoint
+	Candidate bool
+	Reason    string
+	Rule      string // the rule that decided about it; may be empty
+}
+
+// Explain asks Resolve and gives the grounds.
+func (t *Table) Explain(p service.Protocol, client netip.Addr, dst netip.AddrPort) Explanation {
+	e := Explanation{Verdict: t.Resolve(p, client, dst), table: t, client: client, dst: dst}
+	v := &e.Verdict
+	if v.Port == nil {
+		e.Rules = []string{v.Rule.String()}
+		e.Reason = e.unclaimed(p)
+		return e
+	}
+	e.Local = v.Port.ExternalLocal
+	if v.Kind == service.ClusterIP {
+		e.Local = v.Port.InternalLocal
+	}
+	view := &v.Port.Families[service.FamilyOf(dst.Addr())]
+	e.from = e.choose(view)
+	e.Rules = append(e.Rules, v.Rule.String())
+	if v.Action != Accept {
+		e.Reason = e.denied(view)
+		return e
+	}
+	e.accepted()
+	return e
+}
+
+// unclaimed is the reason where no service has the destination.
+func (e *Explanation) unclaimed(p service.Protocol) string {
+	at := e.dst.Addr()
+	switch {
+	case e.Verdict.Action == None:
+		return "no service has this address and port"
+	case e.table.snap.HasClusterIP(at):
+		return fmt.Sprintf("%s is a cluster IP, but its service has no %s port %d", at, p, e.dst.Port())
+	}
+	return fmt.Sprintf("%s is in a range of cluster IPs, but no service has it", at)
+}
+
+// bypassed tells whether the client passes policy Local by (A3.6).
+func (e *Explanation) bypassed() bool {
+	return e.Verdict.Kind != service.ClusterIP && e.Local &&
+		(e.table.node.isPod(e.client) || e.table.node.isLocal(e.client))
+}
+
+// choose finds out how the list came about that Resolve took.
+func (e *Explanation) choose(view *service.FamilyView) *choice {
+	c := &choice{all: view.Endpoints, local: e.Local && !e.bypassed()}
+	for i := range c.all {
+		switch ep := &c.all[i]; {
+		case c.local && !ep.Local:
+		case ep.Ready:
+			c.ready++
+		case draining(ep):
+			c.draining++
+		}
+	}
+	switch n := e.table.node; {
+	case c.local:
+	case len(e.Verdict.Port.TopologyKeys) > 0:
+		c.keys = e.Verdict.Port.TopologyKeys
+		for i, key := range c.keys {
+			if len(keyedEndpoints(c.all, c.keys[i:i+1], n)) > 0 {
+				c.key = key
+				break
+			}
+		}
+	default:
+		c.mode = topologyMode(c.all, n)
+	}
+	return c
+}
+
+// denied is the reason of a refusal or a drop by a service port.
+func (e *Explanation) denied(view *service.FamilyView) string {
+	total := len(view.Endpoints)
+	switch {
+	case e.Verdict.Rule == RuleSourceRanges:
+		return fmt.Sprintf("%s is in none of the loadBalancerSourceRanges", e.client)
+	case e.Verdict.Rule == RuleNoLocalEndpoints:
+		return fmt.Sprintf("the %s traffic policy is Local, and no endpoint on this node can serve", e.traffic())
+	case total == 0:
+		return "the service has no endpoints"
+	case e.from.ready+e.from.draining > 0:
+		return "no endpoint's node has this node's value for any of the topology keys " + strings.Join(e.from.keys, ", ")
+	}
+	return fmt.Sprintf("the service has %s, but none that can serve", count(total, "endpoint"))
+}
+
+// accepted fills in rules and reason of a connection that is accepted.
+func (e *Explanation) accepted() {
+	v, c := &e.Verdict, e.from
+	var b strings.Builder
+	switch {
+	case v.Rule != RuleShortCircuit:
+		fmt.Fprintf(&b, "%s traffic policy %s", e.traffic(), policyName(e.Local))
+	case e.table.node.isPod(e.client):
+		b.WriteString("a pod passes external traffic policy Local by")
+	default:
+		b.WriteString("this node itself passes external traffic policy Local by")
+	}
+	fmt.Fprintf(&b, ": %d of %s", len(v.Candidates), count(len(c.all), "endpoint"))
+	switch {
+	case c.local && c.ready == 0:
+		e.because(&b, "A2.5", ", terminating on this node, as none there is ready")
+	case c.local:
+		e.because(&b, "A2.5", ", ready on this node")
+	case c.ready == 0:
+		e.because(&b, "A2.4", ", terminating, as none is ready")
+	case c.mode == sameNode:
+		e.because(&b, "A2.8", ", those with a hint for this node")
+	case c.mode == sameZone:
+		e.because(&b, "A2.9", ", those with a hint for this zone")
+	}
+	if c.key != "" && c.key != anyTopology {
+		fmt.Fprintf(&b, ", those whose node has the same %s as this node", c.key)
+	}
+	if e.admittedAsNode() {
+		e.because(&b, "A3.11", "; the source ranges let the node itself in")
+	}
+	switch {
+	case v.Source == SourceNode:
+		b.WriteString("; the endpoint sees the node")
+	case v.Kind == service.ClusterIP && !e.podsKnown():
+		e.because(&b, "A3.7", "; the endpoint sees the client, as pods cannot be told from others")
+	default:
+		b.WriteString("; the endpoint sees the client")
+	}
+	if v.Source == SourceClient && slices.ContainsFunc(v.Candidates, func(ep service.Endpoint) bool { return ep.Addr.Addr() == e.client }) {
+		b.WriteString(", but the client itself would see the node")
+	}
+	e.Rules = append(e.Rules, v.SourceRule.String())
+	e.Reason = b.String()
+}
+
+func (e *Explanation) because(b *strings.Builder, rule, text string) {
+	e.Rules = append(e.Rules, rule)
+	b.WriteString(text)
+}
+
+func (e *Explanation) podsKnown() bool {
+	return e.table.node.pods[service.FamilyOf(e.client)].IsValid()
+}
+
+// admittedAsNode tells whether only A3.11 let the client in.
+func (e *Explanation) admittedAsNode() bool {
+	if e.Verdict.Kind != service.LoadBalancer {
+		return false
+	}
+	ranges := e.Verdict.Port.Families[service.FamilyOf(e.dst.Addr())].SourceRanges
+	return len(ranges) > 0 && !contains(ranges, e.client)
+}
+
+func (e *Explanation) traffic() string {
+	if e.Verdict.Kind == service.ClusterIP {
+		return "internal"
+	}
+	return "external"
+}
+
+// Client says in words what the client is to this node.
+func (e *Explanation) Client() string {
+	n := e.table.node
+	switch {
+	case n.isPod(e.client): // first, as Resolve has it
+		return "a pod, in " + n.pods[service.FamilyOf(e.client)].String()
+	case n.isLocal(e.client):
+		return "this node"
+	case e.podsKnown():
+		return "neither a pod nor this node"
+	}
+	return "not this node; pods cannot be told from others without their ranges"
+}
+
+// Endpoints says of each endpoint of the service port and family why it is a
+// candidate or is none, in the order of the service's endpoints.
+func (e *Explanation) Endpoints() []EndpointGrounds {
+	if e.from == nil {
+		return nil
+	}
+	out := make([]EndpointGrounds, len(e.from.all))
+	for i := range out {
+		ep := &e.from.all[i]
+		g := &out[i]
+		g.Endpoint = ep
+		g.Candidate = slices.ContainsFunc(e.Verdict.Candidates, func(c service.Endpoint) bool { return c.Addr == ep.Addr })
+		g.Reason, g.Rule = e.from.judge(ep, g.Candidate)
+		if !g.Candidate && e.Verdict.Rule == RuleSourceRanges {
+			g.Reason, g.Rule = "the client is not let in", RuleSourceRanges.String()
+		}
+	}
+	return out
+}
+
+// judge says why an endpoint is in the list or is not.
+func (c *choice) judge(ep *service.Endpoint, candidate bool) (reason, rule string) {
+	listRule := "A2.4"
+	if c.local {
+		listRule = "A2.5"
+	}
+	switch {
+	case candidate && ep.Ready && ep.Local:
+		return "ready, on this node", listRule
+	case candidate && ep.Ready:
+		return "ready", listRule
+	case candidate:
+		return "terminating, but it serves and no other is ready", listRule
+	case !ep.Ready && !draining(ep):
+		return "not ready", "A2.7"
+	case c.local && !ep.Local:
+		return "not on this node", "A2.5"
+	case !ep.Ready && c.ready > 0:
+		return "terminating, and others are ready", listRule
+	case len(c.keys) > 0 && c.key == "":
+		return "its node shares no topology key's value with this node", ""
+	case len(c.keys) > 0:
+		return fmt.Sprintf("its node does not have the same %s as this node", c.key), ""
+	case c.mode == sameNode:
+		return "no hint for this node", "A2.8"
+	}
+	return "no hint for this zone", "A2.9"
+}
+
+func policyName(local bool) string {
+	if local {
+		return "Local"
+	}
+	return "Cluster"
+}
+
+// count gives "1 endpoint", "2 endpoints".
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
