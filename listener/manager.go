@@ -185,6 +185,7 @@ func (m *Manager) plan(table *policy.Table, st *state) (redirect.Plan, error) {
 		ClusterIPs: make(map[netip.Addr]struct{}),
 	}
 	var failed []error
+	notServed := 0
 	for id, port := range table.Snapshot().Ports {
 		if port == nil {
 			continue
@@ -197,6 +198,7 @@ func (m *Manager) plan(table *policy.Table, st *state) (redirect.Plan, error) {
 			plan.ClusterIPs[view.ClusterIP] = struct{}{}
 			p := st.pools[id]
 			if p == nil {
+				notServed++
 				continue
 			}
 			dst := service.Destination{Addr: view.ClusterIP, Port: port.Port, Protocol: port.Name.Protocol}
@@ -212,6 +214,9 @@ func (m *Manager) plan(table *policy.Table, st *state) (redirect.Plan, error) {
 				plan.Refuse[dst] = struct{}{}
 			}
 		}
+	}
+	if notServed > 0 {
+		m.once("Services", fmt.Errorf("%d cluster IP ports of UDP and SCTP refuse: this version serves TCP", notServed))
 	}
 	plan.Local = m.local(table.Snapshot(), plan.ClusterIPs)
 	return plan, errors.Join(failed...)
