@@ -70,7 +70,7 @@ func parseFlags(args []string) (*options, error) {
 			o.rounds = 1
 		}
 		if !given["seconds"] {
-			o.measure, o.warmup = 700*time.Millisecond, 200*time.Millisecond
+			o.measure, o.warmup = 600*time.Millisecond, 200*time.Millisecond
 		}
 	}
 	var err error

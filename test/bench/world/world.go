@@ -42,6 +42,13 @@ func New(opts Options) (_ *World, err error) {
 		if *ns, err = NewNamespace(); err != nil {
 			return nil, err
 		}
+		if !opts.IPv6 {
+			continue
+		}
+		// No waiting until an address has proved to be nobody else's.
+		if err = (*ns).Do(func() error { return sysctl("ipv6/conf/default/accept_dad", "0") }); err != nil {
+			return nil, err
+		}
 	}
 
 	clientNet, serverNet := netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("10.2.0.0/16")
@@ -55,7 +62,7 @@ func New(opts Options) (_ *World, err error) {
 	w.Clients = addresses(w.NodeAddr.Next(), opts.Clients)
 	w.Endpoints = addresses(nodeToServer.Next(), opts.Endpoints)
 
-	if err := w.Node.Do(forwarding); err != nil {
+	if err := w.Node.Do(w.forwarding); err != nil {
 		return nil, err
 	}
 	if err := w.Client.Do(manyPorts); err != nil {
@@ -142,11 +149,11 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-func forwarding() error {
-	if err := sysctl("ipv4/ip_forward", "1"); err != nil {
-		return err
+func (w *World) forwarding() error {
+	if w.IPv6 {
+		return sysctl("ipv6/conf/all/forwarding", "1")
 	}
-	return sysctl("ipv6/conf/all/forwarding", "1")
+	return sysctl("ipv4/ip_forward", "1")
 }
 
 // manyPorts lets the load generator open tens of thousands of connections a
