@@ -3,6 +3,7 @@ package redirect
 import (
 	"cmp"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	"github.com/sluice-proxy/sluice/service"
@@ -40,16 +41,7 @@ func (c *Changes) Size() int {
 // Diff gives the changes that lead from one plan to another.
 func Diff(from, to *Plan) Changes {
 	var c Changes
-	for d, t := range to.Steer {
-		if old, was := from.Steer[d]; !was || old != t {
-			c.Steer = append(c.Steer, Steering{Destination: d, Target: t, Replaces: was})
-		}
-	}
-	for d := range from.Steer {
-		if _, still := to.Steer[d]; !still {
-			c.Unsteer = append(c.Unsteer, d)
-		}
-	}
+	c.Steer, c.Unsteer = diffSteer(from.Steer, to.Steer)
 	c.Refuse, c.Unrefuse = diffKeys(from.Refuse, to.Refuse)
 	c.AddCluster, c.DropCluster = diffKeys(from.ClusterIPs, to.ClusterIPs)
 	c.AddLocal, c.DropLocal = DiffLocal(Cover(from.Local), Cover(to.Local))
@@ -63,18 +55,55 @@ func Diff(from, to *Plan) Changes {
 	return c
 }
 
+func diffSteer(from, to map[service.Destination]Target) (add []Steering, drop []service.Destination) {
+	if sameMap(from, to) {
+		return nil, nil
+	}
+	kept := 0
+	for d, t := range to {
+		old, was := from[d]
+		if was {
+			kept++
+		}
+		if !was || old != t {
+			add = append(add, Steering{Destination: d, Target: t, Replaces: was})
+		}
+	}
+	return add, missing(from, to, kept)
+}
+
 func diffKeys[K comparable](from, to map[K]struct{}) (add, drop []K) {
+	if sameMap(from, to) {
+		return nil, nil
+	}
+	kept := 0
 	for k := range to {
-		if _, was := from[k]; !was {
+		if _, was := from[k]; was {
+			kept++
+		} else {
 			add = append(add, k)
 		}
 	}
+	return add, missing(from, to, kept)
+}
+
+// missing gives the keys of from that to does not have; kept is how many it
+// has.
+func missing[K comparable, V any](from, to map[K]V, kept int) (keys []K) {
+	if kept == len(from) {
+		return nil
+	}
 	for k := range from {
 		if _, still := to[k]; !still {
-			drop = append(drop, k)
+			keys = append(keys, k)
 		}
 	}
-	return add, drop
+	return keys
+}
+
+// sameMap tells whether two variables are one map.
+func sameMap[K comparable, V any](a, b map[K]V) bool {
+	return reflect.ValueOf(a).Pointer() == reflect.ValueOf(b).Pointer()
 }
 
 // DiffLocal gives what one cover has that another has not.

@@ -44,7 +44,8 @@ type Target struct {
 }
 
 // Plan is everything that is to be steered. A Plan that was handed to a
-// Redirector belongs to it; nobody changes it afterwards.
+// Redirector belongs to it; nobody changes it afterwards. Two plans may share a
+// map that is the same in both, which saves comparing it.
 type Plan struct {
 	// Steer are the destinations that listeners accept for.
 	Steer map[service.Destination]Target
@@ -80,28 +81,38 @@ type Redirector interface {
 
 // Validate tells what is wrong with a plan, or nil.
 func (p *Plan) Validate() error {
-	for d, t := range p.Steer {
-		if err := validDestination(d); err != nil {
-			return fmt.Errorf("steer %s: %w", Format(d), err)
+	c := Diff(&Plan{}, p)
+	return c.Validate(p)
+}
+
+// Validate tells what is wrong with a plan whose difference to a valid one is
+// given, or nil. It looks at the difference only.
+func (c *Changes) Validate(to *Plan) error {
+	for _, s := range c.Steer {
+		if err := validDestination(s.Destination); err != nil {
+			return fmt.Errorf("steer %s: %w", Format(s.Destination), err)
 		}
-		if t.Port == 0 {
-			return fmt.Errorf("steer %s: listener port 0", Format(d))
+		if s.Target.Port == 0 {
+			return fmt.Errorf("steer %s: listener port 0", Format(s.Destination))
 		}
-		if _, both := p.Refuse[d]; both {
-			return fmt.Errorf("%s is to be steered and refused", Format(d))
+		if _, both := to.Refuse[s.Destination]; both {
+			return fmt.Errorf("%s is to be steered and refused", Format(s.Destination))
 		}
 	}
-	for d := range p.Refuse {
+	for _, d := range c.Refuse {
 		if err := validDestination(d); err != nil {
 			return fmt.Errorf("refuse %s: %w", Format(d), err)
 		}
+		if _, both := to.Steer[d]; both {
+			return fmt.Errorf("%s is to be steered and refused", Format(d))
+		}
 	}
-	for a := range p.ClusterIPs {
+	for _, a := range c.AddCluster {
 		if err := validAddr(a); err != nil {
 			return fmt.Errorf("cluster IP %s: %w", a, err)
 		}
 	}
-	for _, l := range p.Local {
+	for _, l := range c.AddLocal {
 		if err := validPrefix(l); err != nil {
 			return fmt.Errorf("local %s: %w", l, err)
 		}

@@ -1,10 +1,12 @@
 package tproxy
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/sluice-proxy/sluice/redirect"
@@ -46,14 +48,18 @@ func dumpTable(b *strings.Builder, rd *reader, table string) error {
 		return err
 	}
 	fmt.Fprintf(b, "table inet %s: %d chains, %d rules\n", table, len(c.chains), c.rules)
-	inUse := c.firstGeneration()
+	frame, err := rd.frame(table)
+	if err != nil {
+		return err
+	}
+	inUse := generationInUse(frame)
 	for k := range kinds {
 		for v := range versions {
-			list, err := rd.elements(table, setName(k, v, inUse))
+			lines, err := dumpSet(rd, table, k, v, inUse)
 			if err != nil {
 				return err
 			}
-			for _, line := range describeElements(k, v, list) {
+			for _, line := range lines {
 				fmt.Fprintf(b, "  %s %s\n", kindNames[k], line)
 			}
 		}
@@ -61,16 +67,35 @@ func dumpTable(b *strings.Builder, rd *reader, table string) error {
 	return nil
 }
 
-// firstGeneration is the lowest generation of the sets: one that is being
-// filled has a higher number than the one in use.
-func (c *contents) firstGeneration() int {
-	first := 0
-	for _, name := range c.sets {
-		if _, _, g, ok := parseSetName(name); ok && (first == 0 || g < first) {
-			first = g
+// dumpSet reads a set until it is told twice in the same way; see setMatches.
+func dumpSet(rd *reader, table string, k kind, v version, generation int) (lines []string, err error) {
+	for i := range readsOfSet {
+		list, err := rd.elements(table, setName(k, v, generation))
+		if err != nil {
+			return nil, err
 		}
+		again := describeElements(k, v, list)
+		if i > 0 && slices.Equal(lines, again) {
+			break
+		}
+		lines = again
 	}
-	return first
+	return lines, nil
+}
+
+// generationInUse gives the generation of the sets that the rules name; 0 if
+// there are no rules.
+func generationInUse(frame []byte) int {
+	_, rest, found := bytes.Cut(frame, []byte(kindNames[steer]+families[v4].digit+"-"))
+	if !found {
+		return 0
+	}
+	digits, _, _ := bytes.Cut(rest, []byte{0})
+	generation, err := strconv.Atoi(string(digits))
+	if err != nil {
+		return 0
+	}
+	return generation
 }
 
 func describeElements(k kind, v version, list []element) []string {

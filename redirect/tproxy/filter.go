@@ -1,6 +1,7 @@
 package tproxy
 
 import (
+	"bytes"
 	"errors"
 	"syscall"
 
@@ -15,12 +16,16 @@ type filter struct {
 	netns int
 
 	conn   *nftables.Conn // transactions; nil after an error, until the next one
+	open   bool           // conn holds a transaction that was not committed
 	reader *reader
 
-	// limit is the most that one transaction may hold, in bytes of its
-	// messages. The kernel takes a whole transaction as one message, which must
-	// fit into the socket's send buffer; without privileges in the first user
-	// namespace that is what net.core.wmem_max allows.
+	// sendBuffer is what to ask for, in bytes. The kernel takes a whole
+	// transaction as one message, which must fit into it, and gives no more
+	// than net.core.wmem_max allows to a process that has no privileges in the
+	// first user namespace.
+	sendBuffer int
+	// limit is the most that one transaction may hold, in bytes. It shrinks
+	// when that turns out to be more than the buffer holds.
 	limit int
 
 	synced     bool // the table is what the last plan says, as far as is known
@@ -38,7 +43,9 @@ func openFilter(opts Options) (*filter, error) {
 	f := &filter{
 		table: &nftables.Table{Name: opts.Table, Family: nftables.TableFamilyINet},
 		netns: opts.NetNS,
-		limit: sendBuffer,
+
+		sendBuffer: sendBuffer,
+		limit:      sendBuffer,
 	}
 	var err error
 	if f.reader, err = openReader(opts.NetNS); err != nil {
@@ -146,8 +153,9 @@ func (f *filter) update(c *redirect.Changes, p *redirect.Plan) error {
 }
 
 // fill makes the table anew, whatever it holds: the sets of a new generation
-// are filled beside what is there, in as many transactions as it takes, and
-// the last transaction switches the rules over to them and removes the rest.
+// are filled beside what is there, in as many transactions as it takes; the
+// last of these switches the rules over to them. Only then the old sets go: a
+// packet that is with the old rules at that moment still finds its element.
 func (f *filter) fill(p *redirect.Plan) error {
 	e := planElements(p)
 	for {
@@ -206,7 +214,9 @@ func (f *filter) fillWithin(e *elements) (err error) {
 						return err
 					}
 					staged = true
-					b.size = 0
+					if b, err = f.begin(); err != nil {
+						return err
+					}
 				}
 			}
 		}
@@ -215,7 +225,18 @@ func (f *filter) fillWithin(e *elements) (err error) {
 	if err := f.commit(b); err != nil {
 		return err
 	}
-	f.generation = generation
+	f.generation, staged = generation, false
+	if len(old.sets) > 0 {
+		if b, err = f.begin(); err != nil {
+			return err
+		}
+		for _, name := range old.sets {
+			b.dropSet(&nftables.Set{Table: f.table, Name: name})
+		}
+		if err := f.commit(b); err != nil {
+			return err
+		}
+	}
 	return f.remember()
 }
 
@@ -237,14 +258,12 @@ func (f *filter) remember() error {
 }
 
 // switchTo adds to the transaction what makes the rules look into the sets of
-// a generation and removes everything else from the table. Chains that are
-// hooked as they should be stay hooked, so that no packet passes unseen.
+// a generation and removes all other rules and chains from the table. Chains
+// that are hooked as they should be stay hooked, so that no packet passes
+// unseen.
 func (f *filter) switchTo(b *batch, generation int, old *contents) {
 	if old.exists {
 		b.FlushTable(f.table) // its rules
-	}
-	for _, name := range old.sets {
-		b.dropSet(&nftables.Set{Table: f.table, Name: name})
 	}
 	chains := makeChains(f.table)
 	for _, c := range old.chains {
@@ -317,23 +336,38 @@ func (f *filter) verify(p *redirect.Plan) (repaired bool, err error) {
 // matches reads the whole table.
 func (f *filter) matches(p *redirect.Plan) (bool, error) {
 	frame, err := f.reader.frame(f.table.Name)
-	if err != nil || string(frame) != string(f.frame) {
+	if err != nil || !bytes.Equal(frame, f.frame) {
 		return false, err
 	}
 	want := planElements(p)
 	for k := range kinds {
 		for v := range versions {
-			have, err := f.reader.elements(f.table.Name, setName(k, v, f.generation))
-			if err != nil {
+			if same, err := f.setMatches(setName(k, v, f.generation), want[k][v]); !same {
 				return false, err
-			}
-			if !sameElements(have, want[k][v]) {
-				return false, nil
 			}
 		}
 	}
 	return true, nil
 }
+
+// setMatches compares a set. One that seems different is read again: while the
+// kernel enlarges a set's hash table, which it does by and by, some elements
+// are told twice and others not at all.
+func (f *filter) setMatches(set string, want []nftables.SetElement) (bool, error) {
+	for range readsOfSet {
+		have, err := f.reader.elements(f.table.Name, set)
+		if err != nil {
+			return false, err
+		}
+		if sameElements(have, want) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// readsOfSet is how often a set is read before it is taken to be different.
+const readsOfSet = 4
 
 // sameElements compares regardless of order.
 func sameElements(have []element, want []nftables.SetElement) bool {

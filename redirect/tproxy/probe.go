@@ -15,12 +15,19 @@ func (f *filter) probe() error {
 		feature Feature
 		exprs   []expr.Any
 	}{
-		{FeatureNFTables, nil},
+		{FeatureNFTables, []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}},
 		{FeatureTProxy, slices.Concat(port, toListener(v4))},
 		{FeatureTProxy, slices.Concat(port, toListener(v6))},
 		{FeatureNoTrack, []expr.Any{&expr.Notrack{}}},
 		{FeatureSocket, []expr.Any{&expr.Socket{Key: expr.SocketKeyTransparent, Register: regKey}}},
 		{FeatureReject, []expr.Any{rejectOther}},
+	}
+	rules := make([][]expr.Any, 0, len(everything))
+	for _, t := range everything {
+		rules = append(rules, t.exprs)
+	}
+	if f.try(rules...) == nil {
+		return nil
 	}
 	for _, t := range everything {
 		if err := f.try(t.exprs); err != nil {
@@ -30,8 +37,8 @@ func (f *filter) probe() error {
 	return nil
 }
 
-// try adds a rule to a table that the same transaction removes.
-func (f *filter) try(exprs []expr.Any) error {
+// try adds rules to a table that the same transaction removes.
+func (f *filter) try(rules ...[]expr.Any) error {
 	b, err := f.begin()
 	if err != nil {
 		return err
@@ -39,13 +46,9 @@ func (f *filter) try(exprs []expr.Any) error {
 	scratch := &nftables.Table{Name: f.table.Name + "-probe", Family: nftables.TableFamilyINet}
 	b.AddTable(scratch)
 	chain := b.AddChain(&nftables.Chain{Name: "probe", Table: scratch})
-	if exprs != nil {
+	for _, exprs := range rules {
 		b.AddRule(&nftables.Rule{Table: scratch, Chain: chain, Exprs: exprs})
 	}
 	b.DelTable(scratch)
-	if err := b.Flush(); err != nil {
-		f.reset()
-		return err
-	}
-	return nil
+	return f.commit(b)
 }

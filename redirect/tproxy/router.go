@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -111,42 +112,24 @@ func (rt *router) prefixes() ([]netip.Prefix, error) {
 // it would cut the node off. Addresses of dummy interfaces do not count, as
 // kube-proxy's IPVS mode leaves service addresses on one.
 func (rt *router) ownAddresses(prefixes []netip.Prefix) error {
-	return rt.eachAddress(netlink.FAMILY_ALL, func(l netlink.Link, a netip.Addr, _ *netlink.Addr) error {
-		for _, p := range prefixes {
-			if l.Type() != dummy && p.Contains(a) {
-				return fmt.Errorf("local %s: takes in this node's own address %s on %s", p, a, l.Attrs().Name)
-			}
-		}
-		return nil
-	})
-}
-
-// dummy is the type of interfaces that lead nowhere.
-const dummy = "dummy"
-
-// eachAddress calls f for each address of each interface, until an error.
-func (rt *router) eachAddress(family int, f func(netlink.Link, netip.Addr, *netlink.Addr) error) error {
-	links, err := rt.nl.LinkList()
+	addrs, err := rt.nl.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
-		return fmt.Errorf("interfaces: %w", err)
+		return fmt.Errorf("addresses of the node: %w", err)
 	}
-	for _, l := range links {
-		addrs, err := rt.nl.AddrList(l, family)
-		if noSuchFamily(err) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("addresses of %s: %w", l.Attrs().Name, err)
-		}
-		for _, a := range addrs {
-			if addr, ok := netip.AddrFromSlice(a.IP); ok {
-				if err := f(l, addr.Unmap(), &a); err != nil {
-					return err
-				}
-			}
+	for _, a := range addrs {
+		addr := addrOf(a.IP)
+		i := slices.IndexFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
+		if i >= 0 && !rt.isDummy(a.LinkIndex) {
+			return fmt.Errorf("local %s: takes in this node's own address %s", prefixes[i], addr)
 		}
 	}
 	return nil
+}
+
+// isDummy tells whether an interface leads nowhere.
+func (rt *router) isDummy(index int) bool {
+	l, err := rt.nl.LinkByIndex(index)
+	return err == nil && l.Type() == "dummy"
 }
 
 // apply makes the routes those of the prefixes, a cover, and tells whether
@@ -259,23 +242,24 @@ func (rt *router) source(v version) (netip.Addr, error) {
 			return a, nil
 		}
 	}
-	var first, last netip.Addr
-	err := rt.eachAddress(netlinkFamilies[v], func(l netlink.Link, addr netip.Addr, a *netlink.Addr) error {
+	addrs, err := rt.nl.AddrList(nil, netlinkFamilies[v])
+	if noSuchFamily(err) {
+		return netip.Addr{}, nil
+	}
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("addresses of the node: %w", err)
+	}
+	var last netip.Addr
+	for _, a := range addrs {
 		switch {
 		case a.Scope != syscall.RT_SCOPE_UNIVERSE || a.Flags&unusable != 0:
-		case l.Attrs().Index != rt.lo && l.Type() != dummy:
-			if !first.IsValid() {
-				first = addr
-			}
+		case a.LinkIndex != rt.lo && !rt.isDummy(a.LinkIndex):
+			return addrOf(a.IP), nil
 		case !last.IsValid():
-			last = addr
+			last = addrOf(a.IP)
 		}
-		return nil
-	})
-	if first.IsValid() {
-		return first, err
 	}
-	return last, err
+	return last, nil
 }
 
 // unusable are the flags of an address that is no source to rely on:
@@ -283,16 +267,17 @@ func (rt *router) source(v version) (netip.Addr, error) {
 // IFA_F_DEPRECATED, IFA_F_TENTATIVE.
 const unusable = 0x01 | 0x08 | 0x20 | 0x40
 
-func prefixOf(n *net.IPNet) netip.Prefix {
-	a, _ := netip.AddrFromSlice(n.IP)
-	bits, _ := n.Mask.Size()
-	return netip.PrefixFrom(a.Unmap(), bits)
-}
-
-func sourceOf(r *netlink.Route) netip.Addr {
-	a, _ := netip.AddrFromSlice(r.Src)
+func addrOf(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
 	return a.Unmap()
 }
+
+func prefixOf(n *net.IPNet) netip.Prefix {
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(addrOf(n.IP), bits)
+}
+
+func sourceOf(r *netlink.Route) netip.Addr { return addrOf(r.Src) }
 
 // routeError says what usually is behind the kernel's short answers.
 func routeError(verb string, p netip.Prefix, err error) error {

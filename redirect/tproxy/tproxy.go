@@ -87,8 +87,9 @@ type Redirector struct {
 	closed bool
 
 	plan    redirect.Plan // in force; empty before the first Apply
-	applied bool          // Apply was called and got as far as the kernel
-	routed  bool          // the routes are those of the plan
+	touched bool          // there may be something of ours in the kernel
+	applied bool          // the table is that of the plan
+	routed  bool          // the routes are, too
 }
 
 var _ redirect.Redirector = (*Redirector)(nil)
@@ -129,31 +130,32 @@ func New(opts Options) (*Redirector, error) {
 // first learns what is new and keeps the ranges of both plans; then routes are
 // added, then removed; then the table forgets the ranges that are gone.
 func (r *Redirector) Apply(p redirect.Plan) error {
-	if err := validate(&p); err != nil {
-		return err
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return ErrClosed
 	}
-	return r.applyLocked(p)
+	changes := redirect.Diff(&r.plan, &p)
+	if err := validate(&changes, &p); err != nil {
+		return err
+	}
+	return r.applyLocked(p, changes)
 }
 
 // validate adds the limits of this mode to those of any plan.
-func validate(p *redirect.Plan) error {
-	if err := p.Validate(); err != nil {
+func validate(c *redirect.Changes, p *redirect.Plan) error {
+	if err := c.Validate(p); err != nil {
 		return err
 	}
-	for d := range p.Steer {
-		if d.Protocol == service.SCTP {
-			return fmt.Errorf("steer %s: the kernel's tproxy carries TCP and UDP only", redirect.Format(d))
+	for _, s := range c.Steer {
+		if s.Destination.Protocol == service.SCTP {
+			return fmt.Errorf("steer %s: the kernel's tproxy carries TCP and UDP only", redirect.Format(s.Destination))
 		}
 	}
 	return nil
 }
 
-func (r *Redirector) applyLocked(p redirect.Plan) error {
+func (r *Redirector) applyLocked(p redirect.Plan, changes redirect.Changes) error {
 	before, after := redirect.Cover(r.plan.Local), redirect.Cover(p.Local)
 	if !r.applied {
 		// What a killed process left routed is not to leak before its route goes.
@@ -169,14 +171,13 @@ func (r *Redirector) applyLocked(p redirect.Plan) error {
 		r.routed = false
 	}
 	both := redirect.Cover(slices.Concat(before, after))
-	changes := redirect.Diff(&r.plan, &p)
 	changes.AddLocal, changes.DropLocal = redirect.DiffLocal(before, both)
 	p.Local = both
-	r.applied = true
+	r.touched = true
 	if err := r.filter.apply(&changes, &p); err != nil {
 		return err
 	}
-	r.plan = p
+	r.plan, r.applied = p, true
 	if r.routed {
 		return nil
 	}
@@ -223,7 +224,7 @@ func (r *Redirector) Close() error {
 	}
 	r.closed = true
 	var errs []error
-	if r.applied {
+	if r.touched {
 		_, err := r.router.remove()
 		errs = append(errs, err)
 		_, err = r.filter.remove()

@@ -10,7 +10,7 @@ import (
 
 // silence is how long no answer must come for us to call it silence; answers
 // come within a millisecond here.
-const silence = 200 * time.Millisecond
+const silence = 100 * time.Millisecond
 
 // Facts F2, F3, F8: steered from another host and from the node itself, over
 // IPv4 and IPv6, with the original destination kept and the node's address as
@@ -67,6 +67,31 @@ func TestRefusesAndKeepsSilent(t *testing.T) {
 			if got := askUDP(t, from, to); got != "refused" {
 				t.Errorf("from %s to UDP %s: got %q, want a refusal", from.Name(), to, got)
 			}
+		}
+	}
+}
+
+// Fact F10: strict checks of source addresses, which drop redirected packets
+// where marks are used, change nothing.
+func TestStrictSourceChecks(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	for _, key := range []string{"rp_filter", "src_valid_mark"} {
+		for _, name := range []string{"all", "default", "client", "lo"} {
+			if err := lab.Node.SetSysctl("net/ipv4/conf/"+name+"/"+key, "1"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	f := newFront(t, lab.Node, "front")
+	web := tcp("10.96.0.10:80")
+	r := newRedirector(t, lab.Node, Options{})
+	apply(t, r, planOf(steerTo(f, web), refusing(tcp("10.96.0.11:80"))))
+	for _, from := range []*netns.Host{lab.Client, lab.Node} {
+		if got := reach(from, web); got != f.says(web) {
+			t.Errorf("from %s: got %q", from.Name(), got)
+		}
+		if got := reach(from, tcp("10.96.0.11:80")); got != "refused" {
+			t.Errorf("from %s: got %q, want a refusal", from.Name(), got)
 		}
 	}
 }

@@ -26,7 +26,7 @@ func (f *filter) connect() (*nftables.Conn, error) {
 	}
 	conn, err := nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(f.netns),
 		nftables.WithSockOptions(func(c *mdnetlink.Conn) error {
-			return errors.Join(c.SetWriteBuffer(sendBuffer), c.SetReadBuffer(receiveBuffer))
+			return errors.Join(c.SetWriteBuffer(f.sendBuffer), c.SetReadBuffer(receiveBuffer))
 		}))
 	if err != nil {
 		return nil, explain(err, FeatureNFTables)
@@ -42,6 +42,7 @@ func (f *filter) reset() {
 		_ = f.conn.CloseLasting()
 		f.conn = nil
 	}
+	f.open = false
 }
 
 // batch is a transaction in the making.
@@ -55,11 +56,17 @@ const (
 	sizeOfElement = 52  // an IPv6 destination with its target takes 48
 )
 
+// begin gives an empty transaction. What was added to one that was never
+// committed is forgotten.
 func (f *filter) begin() (*batch, error) {
+	if f.open {
+		f.reset()
+	}
 	conn, err := f.connect()
 	if err != nil {
 		return nil, err
 	}
+	f.open = true
 	return &batch{Conn: conn}, nil
 }
 
@@ -98,6 +105,7 @@ func (f *filter) commit(b *batch) error {
 	if err != nil {
 		return err
 	}
+	f.open = false
 	if err := b.Flush(); err != nil {
 		f.reset()
 		f.seen = 0

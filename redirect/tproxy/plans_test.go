@@ -1,0 +1,317 @@
+package tproxy
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// describePlan is what Dump must say when a plan is in force: an obvious way
+// to the same text that does not go by the kernel.
+func describePlan(p redirect.Plan, source map[bool]string) string {
+	lines := map[string][]string{}
+	add := func(what string, v6 bool, order, text string) {
+		key := what + "4"
+		if v6 {
+			key = what + "6"
+		}
+		lines[key] = append(lines[key], order+"|  "+what+" "+text)
+	}
+	order := func(d service.Destination) string {
+		return fmt.Sprintf("%x %05d %d", d.Addr.As16(), d.Port, d.Protocol)
+	}
+	for d, t := range p.Steer {
+		listen := redirect.ListenIPv4
+		if d.Addr.Is6() {
+			listen = redirect.ListenIPv6
+		}
+		add("steer", d.Addr.Is6(), order(d), redirect.Format(d)+" to "+netip.AddrPortFrom(listen, t.Port).String())
+	}
+	for d := range p.Refuse {
+		add("refuse", d.Addr.Is6(), order(d), redirect.Format(d))
+	}
+	for a := range p.ClusterIPs {
+		add("cluster", a.Is6(), fmt.Sprintf("%x", a.As16()), a.String())
+	}
+	var routes4, routes6 []string
+	for _, l := range redirect.Cover(p.Local) {
+		v6 := l.Addr().Is6()
+		add("local", v6, fmt.Sprintf("%x", l.Addr().As16()), l.String())
+		route := "route local " + l.String() + " dev lo proto 83 src " + source[v6]
+		if v6 {
+			routes6 = append(routes6, route)
+		} else {
+			routes4 = append(routes4, route)
+		}
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "table inet sluice: %d chains, %d rules\n", len(makeChains(nil)), len(makeRules(0)))
+	for _, what := range kindNames {
+		for _, digit := range []string{"4", "6"} {
+			list := lines[what+digit]
+			slices.Sort(list)
+			for _, l := range list {
+				_, l, _ = strings.Cut(l, "|")
+				fmt.Fprintln(&text, l)
+			}
+		}
+	}
+	slices.Sort(routes4)
+	slices.Sort(routes6)
+	for _, l := range slices.Concat(routes4, routes6) {
+		fmt.Fprintln(&text, l)
+	}
+	return text.String()
+}
+
+// randomPlan has few addresses, so that plans overlap, and ranges that lie
+// next to each other and within each other.
+func randomPlan(rnd *rand.Rand) redirect.Plan {
+	p := planOf()
+	p.Local = nil
+	for i := range byte(24) {
+		a := netip.AddrFrom4([4]byte{10, 96, 0, i})
+		if i >= 12 {
+			a = netip.MustParseAddr(fmt.Sprintf("fd01::%x", i))
+		}
+		for port := range uint16(2) {
+			for _, protocol := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
+				d := service.Destination{Addr: a, Port: 80 + port*256, Protocol: protocol}
+				switch n := rnd.IntN(6); {
+				case n == 0 && protocol != service.SCTP:
+					p.Steer[d] = redirect.Target{Port: 1000 + uint16(rnd.IntN(2))}
+				case n == 1:
+					p.Refuse[d] = struct{}{}
+				}
+			}
+		}
+		if rnd.IntN(2) == 0 {
+			p.ClusterIPs[a] = struct{}{}
+		}
+		if rnd.IntN(3) == 0 {
+			p.Local = append(p.Local, netip.PrefixFrom(a, a.BitLen()-rnd.IntN(4)).Masked())
+		}
+	}
+	return p
+}
+
+// The kernel's tables are always those of the last plan, whichever way led
+// there: changes, or a new fill in one transaction or in several.
+func TestAnyPlanAfterAnyOther(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	r := newRedirector(t, lab.Node, Options{})
+	source := map[bool]string{false: lab.Node.IPv4.String(), true: lab.Node.IPv6.String()}
+	rnd := rand.New(rand.NewPCG(3, 5))
+	for i := range 150 {
+		p := randomPlan(rnd)
+		if rnd.IntN(10) == 0 {
+			r.filter.synced = false
+		}
+		apply(t, r, p)
+		got, err := Dump(r.opts)
+		if want := describePlan(p, source); err != nil || got != want {
+			t.Fatalf("plan %d, %v: in force:\n%s\nwant:\n%s", i, err, got, want)
+		}
+		if repaired, err := r.Verify(); repaired || err != nil {
+			t.Fatalf("plan %d: verify: %v, %v", i, repaired, err)
+		}
+	}
+}
+
+func TestLargePlanInSeveralTransactions(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	r := newRedirector(t, lab.Node, Options{})
+	source := map[bool]string{false: lab.Node.IPv4.String(), true: lab.Node.IPv6.String()}
+	r.filter.limit = 100 << 10
+	for _, services := range []int{9000, 12000, 10} {
+		p := bigPlan(front{port4: 4444, port6: 6666}, services)
+		apply(t, r, p)
+		got, err := Dump(r.opts)
+		if want := describePlan(p, source); err != nil || got != want {
+			compare(t, want, got)
+			t.Fatalf("%d services: %v", services, err)
+		}
+	}
+	if c, err := r.filter.reader.contents(DefaultTable); err != nil || len(c.sets) != int(kinds)*int(versions) {
+		t.Errorf("sets left: %v, %v", c.sets, err)
+	}
+}
+
+// A transaction that the socket's buffer has no room for is made again as
+// several: what happens where the buffer may not be made larger.
+func TestSendBufferSmallerThanThePlan(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	r := newRedirector(t, lab.Node, Options{})
+	r.filter.reset()
+	r.filter.sendBuffer = 100 << 10
+	p := bigPlan(front{port4: 4444, port6: 6666}, 5000)
+	apply(t, r, p)
+	if r.filter.limit >= sendBuffer {
+		t.Errorf("limit is still %d", r.filter.limit)
+	}
+	if repaired, err := r.Verify(); repaired || err != nil {
+		t.Errorf("verify: %v, %v", repaired, err)
+	}
+}
+
+// While plans change and the table is filled anew, a client that connects all
+// the time to a service that is in all of them reaches its listener each time:
+// never the host's own server on that port, never what the default route leads
+// to.
+func TestNoGapBetweenPlans(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Node.EchoTCP(t, 80)
+	outside := lab.Backends[0]
+	outside.EchoTCP(t, 80)
+	if err := lab.Node.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), outside.IPv4); err != nil {
+		t.Fatal(err)
+	}
+	elsewhere := newRedirector(t, outside, Options{}) // for its routes: it has all of them
+	apply(t, elsewhere, planOf())
+	if _, err := elsewhere.filter.remove(); err != nil {
+		t.Fatal(err)
+	}
+
+	f := newFront(t, lab.Node, "front")
+	web := tcp("10.96.0.10:80")
+	r := newRedirector(t, lab.Node, Options{})
+	apply(t, r, planOf(steerTo(f, web)))
+	type answer struct{ from, got string }
+	answers := map[answer]int{}
+	stop, done := make(chan struct{}), make(chan map[answer]int)
+	for _, from := range []*netns.Host{lab.Client, lab.Node} {
+		go func() {
+			got := map[answer]int{}
+			for {
+				select {
+				case <-stop:
+					done <- got
+					return
+				default:
+					got[answer{from.Name(), reach(from, web)}]++
+				}
+			}
+		}()
+	}
+	rnd := rand.New(rand.NewPCG(7, 11))
+	for i := range 300 {
+		p := randomPlan(rnd)
+		steerTo(f, web)(&p)
+		delete(p.Refuse, web)
+		switch rnd.IntN(3) {
+		case 0:
+			p.Local = append(p.Local, netip.MustParsePrefix("10.96.0.0/16"))
+		case 1:
+			p.Local = append(p.Local, netip.MustParsePrefix("10.96.0.10/32"))
+		default:
+			p.Local = append(p.Local, netip.MustParsePrefix("10.96.0.0/12"))
+		}
+		if i%10 == 0 {
+			r.filter.synced = false
+		}
+		apply(t, r, p)
+	}
+	close(stop)
+	for range 2 {
+		for a, n := range <-done {
+			answers[a] += n
+		}
+	}
+	for a, n := range answers {
+		if a.got != f.says(web) {
+			t.Errorf("from %s: %d times %q", a.from, n, a.got)
+		}
+	}
+	t.Logf("%v", answers)
+}
+
+// A port without endpoints refuses as soon as the plan is applied, which takes
+// milliseconds; the promise is 100 ms.
+func TestRefusesAtOnce(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	f := newFront(t, lab.Node, "front")
+	r := newRedirector(t, lab.Node, Options{})
+	web := tcp("10.96.0.10:80")
+	with, without := bigPlan(f, 5000), bigPlan(f, 5000)
+	delete(without.Steer, web)
+	without.Refuse[web] = struct{}{}
+	apply(t, r, with)
+	var took []time.Duration
+	for range 20 {
+		if got := reach(lab.Client, web); got != f.says(web) {
+			t.Fatalf("got %q", got)
+		}
+		start := time.Now()
+		apply(t, r, without)
+		took = append(took, time.Since(start))
+		if got := reach(lab.Client, web); got != "refused" {
+			t.Fatalf("got %q, want a refusal", got)
+		}
+		apply(t, r, with)
+	}
+	slices.Sort(took)
+	t.Logf("one change among 5000 services: median %v, slowest %v", took[len(took)/2], took[len(took)-1])
+	if median := took[len(took)/2]; median > 100*time.Millisecond {
+		t.Errorf("a change took %v", median)
+	}
+}
+
+func TestPlansThatCannotBe(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	r := newRedirector(t, lab.Node, Options{})
+	f := front{port4: 1, port6: 1}
+	for _, c := range []struct {
+		plan redirect.Plan
+		want string
+	}{
+		{planOf(steerTo(f, sctp("10.96.0.10:80"))), "SCTP 10.96.0.10:80: the kernel's tproxy carries TCP and UDP only"},
+		{redirect.Plan{Local: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}, "this node's own address 10.1.0.1"},
+		{redirect.Plan{Local: []netip.Prefix{netip.MustParsePrefix("fd00::/16")}}, "this node's own address fd00:1::1"},
+		{redirect.Plan{Local: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}, "every address"},
+	} {
+		if err := r.Apply(c.plan); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("got %v, want %q", err, c.want)
+		}
+	}
+	if text, err := Dump(r.opts); err != nil || text != "" {
+		t.Errorf("%v: left in the kernel:\n%s", err, text)
+	}
+}
+
+func TestOptionsThatCannotBe(t *testing.T) {
+	for _, o := range []Options{
+		{Table: "two words"},
+		{Table: strings.Repeat("x", 300)},
+		{NodeIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}},
+		{NodeIPs: make([]netip.Addr, 1)},
+	} {
+		if r, err := New(o); err == nil {
+			_ = r.Close()
+			t.Errorf("%+v: no error", o)
+		}
+	}
+}
+
+// A range that somebody else has a route for in another way is not taken.
+func TestRouteOfSomebodyElse(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	somebodyElses(t, lab.Node.Namespace)
+	r := newRedirector(t, lab.Node, Options{})
+	p := planOf()
+	p.Local = append(p.Local, netip.MustParsePrefix("10.200.0.0/16")) // local already
+	apply(t, r, p)
+	p.Local = []netip.Prefix{netip.MustParsePrefix("10.1.0.255/32")} // the broadcast address of an interface
+	var clash *ClashError
+	if err := r.Apply(p); !errors.As(err, &clash) {
+		t.Errorf("got %v, want a clash", err)
+	}
+}

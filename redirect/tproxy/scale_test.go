@@ -1,0 +1,98 @@
+package tproxy
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+var sizes = []int{100, 1000, 10000, 30000}
+
+// clusterPlan has services as clusters have them: each with one steered port
+// on one address, one in fifty refusing.
+func clusterPlan(services int) redirect.Plan {
+	p := planOf()
+	p.Local = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}
+	a := netip.MustParseAddr("10.96.0.1")
+	for i := range services {
+		d := service.Destination{Addr: a, Port: 80, Protocol: service.TCP}
+		if i%50 == 49 {
+			p.Refuse[d] = struct{}{}
+		} else {
+			p.Steer[d] = redirect.Target{Port: uint16(1024 + i)}
+		}
+		p.ClusterIPs[a] = struct{}{}
+		a = a.Next()
+	}
+	return p
+}
+
+// BenchmarkFirstSync is the time from a plan to its being in force, in a
+// namespace with nothing in it.
+func BenchmarkFirstSync(b *testing.B) {
+	for _, n := range sizes {
+		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
+			lab := netns.NewLab(b, 0)
+			p := clusterPlan(n)
+			for b.Loop() {
+				r, err := New(Options{NetNS: lab.Node.FD()})
+				if err != nil {
+					b.Fatal(err)
+				}
+				apply(b, r, p)
+				b.StopTimer()
+				if err := r.Close(); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+		})
+	}
+}
+
+// BenchmarkOneChange is the time until one service's change from steered to
+// refused, or back, is in force.
+func BenchmarkOneChange(b *testing.B) {
+	for _, n := range sizes {
+		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
+			lab := netns.NewLab(b, 0)
+			r := newRedirector(b, lab.Node, Options{})
+			plans := [2]redirect.Plan{clusterPlan(n), clusterPlan(n)}
+			for d := range plans[1].Steer {
+				delete(plans[1].Steer, d)
+				plans[1].Refuse[d] = struct{}{}
+				break
+			}
+			apply(b, r, plans[0])
+			for i := 1; b.Loop(); i++ {
+				apply(b, r, plans[i%2])
+			}
+		})
+	}
+}
+
+// BenchmarkVerify is the time of a look when nobody changed nftables
+// (quiet=true), and when somebody changed a table of his own.
+func BenchmarkVerify(b *testing.B) {
+	for _, n := range sizes {
+		for _, quiet := range []bool{true, false} {
+			b.Run(fmt.Sprintf("services=%d/quiet=%v", n, quiet), func(b *testing.B) {
+				lab := netns.NewLab(b, 0)
+				r := newRedirector(b, lab.Node, Options{})
+				apply(b, r, clusterPlan(n))
+				for b.Loop() {
+					if !quiet {
+						r.filter.seen = 0
+					}
+					if repaired, err := r.Verify(); repaired || err != nil {
+						b.Fatal(repaired, err)
+					}
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,309 @@
+package tproxy
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"syscall"
+	"testing"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// Promise 6: what somebody else removes or changes is put back, established
+// connections live through it, and what others change of theirs is nothing to
+// us.
+func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	f := newFront(t, lab.Node, "front")
+	web4, web6 := tcp("10.96.0.10:80"), tcp("[fd01::10]:80")
+	r := newRedirector(t, lab.Node, Options{})
+	if repaired, err := r.Verify(); repaired || err != nil {
+		t.Errorf("before the first plan: %v, %v", repaired, err)
+	}
+	apply(t, r, planOf(steerTo(f, web4, web6), refusing(tcp("10.96.0.11:80"))))
+	want, err := Dump(r.opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conns := []open{connect(t, lab.Client, web4), connect(t, lab.Client, web6), connect(t, lab.Node, web4), connect(t, lab.Node, web6)}
+
+	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := &nftables.Table{Name: DefaultTable, Family: nftables.TableFamilyINet}
+	routes := func() []netlink.Route {
+		list, err := r.router.routes(v4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list
+	}
+	const routeRemoved = "a route removed"
+	for _, c := range []struct {
+		name    string
+		damages bool
+		do      func() error
+	}{
+		{"nothing", false, func() error { return nil }},
+		{"nft flush ruleset", true, func() error { conn.FlushRuleset(); return conn.Flush() }},
+		{"nft delete table", true, func() error { conn.DelTable(table); return conn.Flush() }},
+		{"nft flush table", true, func() error { conn.FlushTable(table); return conn.Flush() }},
+		{"an element removed", true, func() error {
+			e := &elements{}
+			e.destination(steer, web4)
+			if err := conn.SetDeleteElements(makeSet(table, steer, v4, r.filter.generation), e[steer][v4]); err != nil {
+				return err
+			}
+			return conn.Flush()
+		}},
+		{"an element added", true, func() error {
+			e := &elements{}
+			e.cluster(netip.MustParseAddr("10.1.0.2"))
+			if err := conn.SetAddElements(makeSet(table, cluster, v4, r.filter.generation), e[cluster][v4]); err != nil {
+				return err
+			}
+			return conn.Flush()
+		}},
+		{"a rule added", true, func() error {
+			conn.AddRule(&nftables.Rule{Table: table, Chain: &nftables.Chain{Name: chainPrerouting}, Exprs: []expr.Any{drop}})
+			return conn.Flush()
+		}},
+		{"the table replaced by one of the same name", true, func() error {
+			conn.DelTable(table)
+			conn.AddTable(table)
+			conn.AddChain(&nftables.Chain{Table: table, Name: chainPrerouting, Type: nftables.ChainTypeFilter,
+				Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw})
+			return conn.Flush()
+		}},
+		{"somebody else's table", false, func() error {
+			conn.AddTable(&nftables.Table{Name: "theirs", Family: nftables.TableFamilyINet})
+			return conn.Flush()
+		}},
+		{routeRemoved, true, func() error {
+			for _, route := range routes() {
+				if r.router.isOurs(&route) {
+					return lab.Node.Netlink().RouteDel(&route)
+				}
+			}
+			return errors.New("no route of ours")
+		}},
+		{"somebody else's route", false, func() error {
+			_, n, _ := net.ParseCIDR("10.210.0.0/16")
+			return lab.Node.Netlink().RouteAdd(&netlink.Route{Table: syscall.RT_TABLE_LOCAL, Type: syscall.RTN_LOCAL,
+				Scope: netlink.SCOPE_HOST, LinkIndex: r.router.lo, Dst: n})
+		}},
+	} {
+		if err := c.do(); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		if c.name != routeRemoved { // without its route, no packet arrives
+			for _, o := range conns {
+				o.works(t, c.name+", before the repair")
+			}
+		}
+		if repaired, err := r.Verify(); repaired != c.damages || err != nil {
+			t.Errorf("%s: repaired %v, %v, want %v", c.name, repaired, err, c.damages)
+		}
+		if got, err := Dump(r.opts); err != nil || got != want {
+			t.Errorf("%s: %v: after the repair:\n%s\nwant:\n%s", c.name, err, got, want)
+		}
+		if repaired, err := r.Verify(); repaired || err != nil {
+			t.Errorf("%s: repaired again: %v, %v", c.name, repaired, err)
+		}
+		for _, o := range conns {
+			o.works(t, c.name)
+		}
+		if got := reach(lab.Client, web4); got != f.says(web4) {
+			t.Errorf("%s: got %q", c.name, got)
+		}
+	}
+}
+
+// An update of a table that is no longer there is made good by filling it.
+func TestApplyAfterSomebodyFlushedEverything(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	f := newFront(t, lab.Node, "front")
+	r := newRedirector(t, lab.Node, Options{})
+	apply(t, r, planOf(steerTo(f, tcp("10.96.0.10:80"))))
+	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.FlushRuleset()
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	apply(t, r, planOf(steerTo(f, tcp("10.96.0.10:80"), tcp("10.96.0.11:80"))))
+	for _, d := range []string{"10.96.0.10:80", "10.96.0.11:80"} {
+		if got := reach(lab.Client, tcp(d)); got != f.says(tcp(d)) {
+			t.Errorf("got %q", got)
+		}
+	}
+}
+
+// Fact F8: the source of the node's own connections is the address that was
+// asked for, or the first global one, and follows when that changes.
+func TestSourceOfTheNodesOwnConnections(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	web := tcp("10.96.0.10:80")
+	f := newFront(t, lab.Node, "front")
+	source := func() string {
+		c := connect(t, lab.Node, web)
+		return netip.MustParseAddrPort(c.LocalAddr().String()).Addr().String()
+	}
+	r := newRedirector(t, lab.Node, Options{})
+	apply(t, r, planOf(steerTo(f, web)))
+	if got := source(); got != "10.1.0.1" {
+		t.Errorf("source %s, want the first global address", got)
+	}
+	if err := lab.Node.AddAddr("client", netip.MustParsePrefix("10.5.0.1/24")); err != nil {
+		t.Fatal(err)
+	}
+	link, err := lab.Node.Netlink().LinkByName("client")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr, err := netlink.ParseAddr("10.1.0.1/24")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lab.Node.Netlink().AddrDel(link, addr); err != nil {
+		t.Fatal(err)
+	}
+	if repaired, err := r.Verify(); !repaired || err != nil {
+		t.Errorf("the address is gone: repaired %v, %v", repaired, err)
+	}
+	if got := source(); got != "10.5.0.1" {
+		t.Errorf("source %s, want the address that is left", got)
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := lab.Node.AddAddr("lo", netip.MustParsePrefix("10.0.0.1/32")); err != nil {
+		t.Fatal(err)
+	}
+	asked := newRedirector(t, lab.Node, Options{NodeIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}})
+	apply(t, asked, planOf(steerTo(f, web)))
+	if got := source(); got != "10.0.0.1" {
+		t.Errorf("source %s, want the one that was asked for", got)
+	}
+	wrong := Options{NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Table: "wrong"}
+	if err := newRedirector(t, lab.Node, wrong).Apply(planOf()); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("an address that the node does not have: %v", err)
+	}
+}
+
+// Connection tracking sees nothing of what is steered, refused or dropped,
+// from another host and from the node itself, while it sees the rest.
+func TestConntrackSeesNothing(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	tracked := func() (list []string) {
+		for _, family := range []netlink.InetFamily{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+			flows, err := lab.Node.Netlink().ConntrackTableList(netlink.ConntrackTable, family)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, flow := range flows {
+				if flow.Forward.Protocol == unix.IPPROTO_TCP || flow.Forward.Protocol == unix.IPPROTO_UDP {
+					list = append(list, flow.String())
+				}
+			}
+		}
+		return list
+	}
+	trackConnections(t, lab.Node.Namespace)
+	f := newFront(t, lab.Node, "front")
+	r := newRedirector(t, lab.Node, Options{})
+	with := planOf(steerTo(f, tcp("10.96.0.10:80"), tcp("[fd01::10]:80")), refusing(tcp("10.96.0.11:80"), udp("10.96.0.11:53")))
+	apply(t, r, with)
+	for _, from := range []*netns.Host{lab.Client, lab.Node} {
+		for _, d := range []string{"10.96.0.10:80", "[fd01::10]:80", "10.96.0.11:80", "10.96.0.10:81"} {
+			reach(from, tcp(d))
+		}
+		askUDP(t, from, "10.96.0.11:53")
+		silent(t, from, tcp("10.96.0.99:80"))
+		outlives := connect(t, from, tcp("10.96.0.10:80"))
+		apply(t, r, planOf())
+		outlives.works(t, "service gone")
+		apply(t, r, with)
+	}
+	if list := tracked(); len(list) != 0 {
+		t.Errorf("tracked: %q", list)
+	}
+	if got := reach(lab.Client, tcp("10.2.1.2:8080")); got != "b1:8080" {
+		t.Errorf("straight to the backend: %q", got)
+	}
+	if list := tracked(); len(list) != 1 {
+		t.Errorf("a connection that is not ours: tracked %q, want one", list)
+	}
+}
+
+// trackConnections switches connection tracking on, as any rule does that asks
+// for a connection's state.
+func trackConnections(t *testing.T, n *netns.Namespace) {
+	t.Helper()
+	conn, err := nftables.New(nftables.WithNetNSFd(n.FD()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := conn.AddTable(&nftables.Table{Name: "track", Family: nftables.TableFamilyINet})
+	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "input", Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter})
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
+		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: []byte{0xff, 0xff, 0xff, 0xff}},
+	}})
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Without CAP_NET_ADMIN the error says so.
+func TestWithoutCapability(t *testing.T) {
+	ns := netns.New(t, "node")
+	var missing *MissingError
+	err := withoutNetAdmin(ns, func() error {
+		r, err := New(Options{})
+		if err == nil {
+			_ = r.Close()
+		}
+		return err
+	})
+	if !errors.As(err, &missing) || missing.Feature != FeatureNetAdmin {
+		t.Errorf("New: got %v, want the capability named", err)
+	}
+	err = withoutNetAdmin(ns, func() error {
+		_, err := Cleanup(Options{})
+		return err
+	})
+	if err != nil && (!errors.As(err, &missing) || missing.Feature != FeatureNetAdmin) {
+		t.Errorf("Cleanup: got %v, want the capability named", err)
+	}
+}
+
+// withoutNetAdmin runs f in the namespace on a thread that has every
+// capability but CAP_NET_ADMIN.
+func withoutNetAdmin(ns *netns.Namespace, f func() error) error {
+	return ns.Do(func() error {
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var all, fewer [2]unix.CapUserData
+		if err := unix.Capget(&header, &all[0]); err != nil {
+			return err
+		}
+		fewer = all
+		fewer[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+		if err := unix.Capset(&header, &fewer[0]); err != nil {
+			return err
+		}
+		err := f()
+		return errors.Join(err, unix.Capset(&header, &all[0]))
+	})
+}
