@@ -130,7 +130,7 @@ func marked(extra bool) string {
 func pickPeers(names string, quick bool) ([]peer.Peer, error) {
 	all := peer.All()
 	return pick(names, all, func(p peer.Peer) (string, bool) {
-		return p.Name, !p.Extra && !(quick && p.Name == "sluice-nolog")
+		return p.Name, !p.Extra && (!quick || p.Name != "sluice-nolog")
 	}, "peer")
 }
 

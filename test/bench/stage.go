@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"runtime"
 	"time"
 
@@ -184,6 +183,3 @@ func (b *bench) self(role string, in []byte, args ...string) world.Command {
 	// The loops keep their threads to themselves: nothing is to be preempted.
 	return world.Command{Path: b.program, Args: append([]string{role}, args...), Env: []string{"GODEBUG=asyncpreemptoff=1"}, Stdin: in}
 }
-
-// accessLog is where Sluice writes its access log.
-func (s *stage) accessLog() string { return filepath.Join(s.dir, "access.log") }

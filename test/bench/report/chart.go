@@ -28,7 +28,6 @@ const sluiceColour = "#d1495b"
 // the chart. It is an SVG document; empty when there is nothing to draw.
 func (d *Data) Chart() string {
 	var panels []string
-	height := 0
 	peers := d.present()
 	for _, m := range Metrics {
 		if !m.Chart {
@@ -43,7 +42,7 @@ func (d *Data) Chart() string {
 	}
 	panelHeight := panelHead + len(peers)*(barHeight+barGap)
 	rows := (len(panels) + 1) / 2
-	height = 2*margin + rows*(panelHeight+panelGap) - panelGap
+	height := 2*margin + rows*(panelHeight+panelGap) - panelGap
 	width := 2*margin + 2*panelWidth + panelGap
 
 	var b strings.Builder
