@@ -146,7 +146,7 @@ func (c *catalog) mirror(change *service.Change, name service.Name) []finding {
 	var findings []finding
 	left := 0
 	key := objectKey{kindEndpoints, name}
-	if e, ok := c.inForce[key].(*corev1.Endpoints); ok && c.slices[name] == 0 {
+	if e, ok := c.inForce[key].(*endpoints); ok && c.slices[name] == 0 {
 		want, left = mirror(e)
 	}
 	if left > 0 && left != c.tooMany[name] {

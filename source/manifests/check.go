@@ -55,11 +55,12 @@ func (c *checker) line(path string) int {
 	line := n.Line
 	for part := range pathParts(path) {
 		var key, next *yaml.Node
-		if n.Kind == yaml.SequenceNode {
+		switch n.Kind {
+		case yaml.SequenceNode:
 			if i, err := strconv.Atoi(part); err == nil && i < len(n.Content) {
 				key, next = n.Content[i], n.Content[i]
 			}
-		} else if n.Kind == yaml.MappingNode {
+		case yaml.MappingNode:
 			for i := 0; i+1 < len(n.Content); i += 2 {
 				if n.Content[i].Value == part {
 					key, next = n.Content[i], n.Content[i+1]
@@ -107,7 +108,7 @@ func (c *checker) check(v metav1.Object, namespaced bool) {
 	case *discoveryv1.EndpointSlice:
 		defaultEndpointSlice(o)
 		c.endpointSlice(o)
-	case *corev1.Endpoints:
+	case *endpoints:
 		defaultEndpoints(o)
 		c.endpoints(o)
 	case *corev1.Node:

@@ -28,7 +28,7 @@ func defaultEndpointSlice(s *discoveryv1.EndpointSlice) {
 }
 
 // defaultEndpoints fills in what the API server would.
-func defaultEndpoints(e *corev1.Endpoints) {
+func defaultEndpoints(e *endpoints) {
 	for i := range e.Subsets {
 		for j := range e.Subsets[i].Ports {
 			if p := &e.Subsets[i].Ports[j]; p.Protocol == "" {
@@ -110,7 +110,7 @@ func (c *checker) nodeName(p place, name string) {
 	}
 }
 
-func (c *checker) endpoints(e *corev1.Endpoints) {
+func (c *checker) endpoints(e *endpoints) {
 	for i := range e.Subsets {
 		s := &e.Subsets[i]
 		if len(s.Ports) > maxPorts {
@@ -136,7 +136,7 @@ func (c *checker) endpoints(e *corev1.Endpoints) {
 	}
 }
 
-func (c *checker) endpointAddress(p place, a *corev1.EndpointAddress) {
+func (c *checker) endpointAddress(p place, a *endpointAddress) {
 	c.ip(at("%s.ip", p), a.IP)
 	if a.NodeName != nil {
 		c.nodeName(at("%s.nodeName", p), *a.NodeName)

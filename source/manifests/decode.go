@@ -37,7 +37,7 @@ var kinds = map[kind]struct {
 }{
 	kindService:       {"v1", true, service.KindService, func() metav1.Object { return new(corev1.Service) }},
 	kindEndpointSlice: {"discovery.k8s.io/v1", true, service.KindEndpointSlice, func() metav1.Object { return new(discoveryv1.EndpointSlice) }},
-	kindEndpoints:     {"v1", true, 0, func() metav1.Object { return new(corev1.Endpoints) }},
+	kindEndpoints:     {"v1", true, 0, func() metav1.Object { return new(endpoints) }},
 	kindNode:          {"v1", false, service.KindNode, func() metav1.Object { return new(corev1.Node) }},
 	kindServiceCIDR:   {"networking.k8s.io/v1", false, service.KindServiceCIDR, func() metav1.Object { return new(networkingv1.ServiceCIDR) }},
 }
@@ -216,7 +216,7 @@ func (d *decoder) document(n *yaml.Node, itemKind string, depth int) {
 		return
 	}
 	if items := field(n, "items"); items != nil && strings.HasSuffix(kindName, "List") {
-		d.list(n, items, strings.TrimSuffix(kindName, "List"), depth)
+		d.list(items, strings.TrimSuffix(kindName, "List"), depth)
 		return
 	}
 	k, ok := kinds[kind(kindName)]
@@ -236,7 +236,7 @@ func (d *decoder) document(n *yaml.Node, itemKind string, depth int) {
 }
 
 // list reads the items of a List.
-func (d *decoder) list(n, items *yaml.Node, itemKind string, depth int) {
+func (d *decoder) list(items *yaml.Node, itemKind string, depth int) {
 	if items = d.fill.enter(items); items == nil {
 		return
 	}

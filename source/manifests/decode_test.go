@@ -357,7 +357,7 @@ func FuzzDecode(f *testing.F) {
 			if o.key.Name.Name == "" || o.value == nil || o.line < 1 {
 				t.Errorf("object %+v", o)
 			}
-			if e, ok := o.value.(*corev1.Endpoints); ok {
+			if e, ok := o.value.(*endpoints); ok {
 				slices, _ := mirror(e)
 				for _, s := range slices {
 					if len(s.Endpoints) == 0 {

@@ -45,6 +45,11 @@ func (w *Watcher) look(now time.Time, first bool, apply func(service.Change)) (a
 	touched := w.watches.take()
 	w.watches.begin(now)
 	t, err := walk(w.dir, w.watches.add)
+	if err == nil && len(w.missing(t)) > 0 {
+		// A file that is moved while the tree is walked may be seen at neither
+		// place. It must not look deleted, so look twice.
+		t, err = walk(w.dir, w.watches.add)
+	}
 	if err != nil {
 		w.watches.end(tree{}) // the parent is watched for its return
 		if text := err.Error(); !first && text != w.rootErr {
@@ -60,7 +65,7 @@ func (w *Watcher) look(now time.Time, first bool, apply func(service.Change)) (a
 	again = w.watches.end(t)
 	w.tellOnce(t.findings)
 	w.forget(t)
-	for i, r := range w.read(now, t.files, touched) {
+	for i, r := range w.read(t.files, touched) {
 		w.take(now, &t.files[i], r)
 	}
 	change, findings := w.catalog.commit()
@@ -88,19 +93,28 @@ func (w *Watcher) tellOnce(findings []finding) {
 	w.told = told
 }
 
-// forget takes away the files that are no longer there, unless they lie in a
-// directory that cannot be read.
+// forget takes away the files that are no longer there.
 func (w *Watcher) forget(t tree) {
+	for _, name := range w.missing(t) {
+		delete(w.files, name)
+		w.catalog.set(name, nil)
+	}
+}
+
+// missing gives the files that are known and not in the tree, but for those in
+// directories that cannot be read.
+func (w *Watcher) missing(t tree) []string {
 	there := make(map[string]bool, len(t.files))
 	for i := range t.files {
 		there[t.files[i].path] = true
 	}
+	var names []string
 	for name := range w.files {
 		if !there[name] && !below(name, t.kept) {
-			delete(w.files, name)
-			w.catalog.set(name, nil)
+			names = append(names, name)
 		}
 	}
+	return names
 }
 
 // below tells whether a file is in one of the directories, however deep.
@@ -127,7 +141,7 @@ type reading struct {
 }
 
 // read reads and decodes the files that may have changed, several at once.
-func (w *Watcher) read(now time.Time, files []foundFile, touched func(string) bool) []reading {
+func (w *Watcher) read(files []foundFile, touched func(string) bool) []reading {
 	readings := make([]reading, len(files))
 	work := make(chan int)
 	var workers sync.WaitGroup
@@ -139,7 +153,7 @@ func (w *Watcher) read(now time.Time, files []foundFile, touched func(string) bo
 		})
 	}
 	for i := range files {
-		if w.mustRead(now, &files[i], touched) {
+		if w.mustRead(&files[i], touched) {
 			work <- i
 		} else {
 			readings[i].unread = true
@@ -151,7 +165,7 @@ func (w *Watcher) read(now time.Time, files []foundFile, touched func(string) bo
 }
 
 // mustRead tells whether a file may differ from what is known of it.
-func (w *Watcher) mustRead(now time.Time, f *foundFile, touched func(string) bool) bool {
+func (w *Watcher) mustRead(f *foundFile, touched func(string) bool) bool {
 	st := w.files[f.path]
 	if st == nil || f.err != nil || st.info == nil || st.trouble != "" || !st.emptySince.IsZero() {
 		return true

@@ -15,6 +15,14 @@ import (
 	"k8s.io/utils/ptr"
 )
 
+// The API calls Endpoints deprecated. That is good advice for those who write
+// them; here they are read as long as clusters have them.
+type (
+	endpoints       = corev1.Endpoints       //nolint:staticcheck // see above
+	endpointSubset  = corev1.EndpointSubset  //nolint:staticcheck // see above
+	endpointAddress = corev1.EndpointAddress //nolint:staticcheck // see above
+)
+
 // mirrorManager is the value of the label endpointslice.kubernetes.io/managed-by
 // that Kubernetes' own mirroring controller gives to its slices.
 const mirrorManager = "endpointslicemirroring-controller.k8s.io"
@@ -32,7 +40,7 @@ const leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"
 // The controller leaves out services that have a selector, because another
 // controller makes slices for these; here the slices in the manifests speak for
 // themselves, and who lists Services and Endpoints alone gets what they say.
-func mirror(e *corev1.Endpoints) (mirrored []*discoveryv1.EndpointSlice, left int) {
+func mirror(e *endpoints) (mirrored []*discoveryv1.EndpointSlice, left int) {
 	if e.Labels[discoveryv1.LabelSkipMirror] == "true" || e.DeletionTimestamp != nil {
 		return nil, 0
 	}
@@ -50,7 +58,7 @@ func mirror(e *corev1.Endpoints) (mirrored []*discoveryv1.EndpointSlice, left in
 }
 
 type mirroring struct {
-	endpoints *corev1.Endpoints
+	endpoints *endpoints
 	slices    map[string]*mirroredSlice // by name
 }
 
@@ -60,10 +68,10 @@ type mirroredSlice struct {
 }
 
 // subset adds a subset's addresses and gives how many were too many.
-func (m *mirroring) subset(s *corev1.EndpointSubset) int {
+func (m *mirroring) subset(s *endpointSubset) int {
 	ports := mirrorPorts(s.Ports)
 	taken := 0
-	add := func(addresses []corev1.EndpointAddress, ready bool) {
+	add := func(addresses []endpointAddress, ready bool) {
 		for i := range addresses {
 			if taken < maxEndpoints {
 				m.address(&addresses[i], ready, ports)
@@ -76,7 +84,7 @@ func (m *mirroring) subset(s *corev1.EndpointSubset) int {
 	return len(s.Addresses) + len(s.NotReadyAddresses) - taken
 }
 
-func (m *mirroring) address(a *corev1.EndpointAddress, ready bool, ports []discoveryv1.EndpointPort) {
+func (m *mirroring) address(a *endpointAddress, ready bool, ports []discoveryv1.EndpointPort) {
 	ip := netutils.ParseIPSloppy(a.IP)
 	if ip == nil {
 		return // checked before

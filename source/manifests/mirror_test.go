@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
@@ -107,13 +106,13 @@ default/web-mirror-ipv4-bb0a24f6 IPv4 service=web :80/TCP
 }
 
 // endpointsOf reads the Endpoints default/web from all but their head.
-func endpointsOf(t *testing.T, rest string) *corev1.Endpoints {
+func endpointsOf(t *testing.T, rest string) *endpoints {
 	t.Helper()
 	c, findings := decode("e.yaml", []byte("apiVersion: v1\nkind: Endpoints\n"+withName(rest)))
 	if len(findings) > 0 || len(c.objects) != 1 {
 		t.Fatal(findings)
 	}
-	return c.objects[0].value.(*corev1.Endpoints)
+	return c.objects[0].value.(*endpoints)
 }
 
 func withName(rest string) string {

@@ -294,8 +294,8 @@ func (w *watches) outside(t tree) map[string]map[string]bool {
 			add(p)
 		}
 	}
-	if real, err := filepath.EvalSymlinks(w.root); err == nil {
-		add(real)
+	if resolved, err := filepath.EvalSymlinks(w.root); err == nil {
+		add(resolved)
 	}
 	for i := range t.files {
 		if target := t.files[i].target; target != "" && !strings.HasPrefix(target, "/proc/") {
