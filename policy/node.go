@@ -24,6 +24,8 @@ type node struct {
 	primary []netip.Addr
 	// portAddrs are the addresses that have node ports, without loopback.
 	portAddrs map[netip.Addr]struct{}
+	// portAll says that all of the node's addresses of a family have them.
+	portAll [2]bool
 	// portLoopback are the loopback ranges that have node ports.
 	portLoopback []netip.Prefix
 	// serviceCIDRs are the ranges of cluster IPs (A3.12).
@@ -92,6 +94,7 @@ func (n *node) selectPortAddrs(cfg *Config) {
 			}
 		}
 		all = all || slices.ContainsFunc(mine, func(p netip.Prefix) bool { return p.Bits() == 0 })
+		n.portAll[f] = all
 		for a := range n.local {
 			if service.FamilyOf(a) == f && (all || contains(mine, a)) {
 				n.portAddrs[a] = struct{}{}

@@ -12,7 +12,7 @@ import (
 
 // parseNode gives a node and what is wrong with its object.
 func parseNode(n *corev1.Node) (Node, []string) {
-	out := Node{Name: n.Name, Labels: n.Labels, Found: true}
+	out := Node{Name: n.Name, Labels: n.Labels, Found: true, Leaving: isLeaving(n)}
 	var problems []string
 	for _, a := range n.Status.Addresses {
 		if a.Type != corev1.NodeInternalIP {
@@ -38,8 +38,17 @@ func parseNode(n *corev1.Node) (Node, []string) {
 	return out, problems
 }
 
+// deletionTaint is what the cluster autoscaler puts on a node before it
+// deletes it.
+const deletionTaint = "ToBeDeletedByClusterAutoscaler"
+
+// isLeaving is A7.3.
+func isLeaving(n *corev1.Node) bool {
+	return n.DeletionTimestamp != nil || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == deletionTaint })
+}
+
 func (n *Node) equal(o *Node) bool {
-	return n.Name == o.Name && n.Found == o.Found && maps.Equal(n.Labels, o.Labels) &&
+	return n.Name == o.Name && n.Found == o.Found && n.Leaving == o.Leaving && maps.Equal(n.Labels, o.Labels) &&
 		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.PodCIDRs, o.PodCIDRs)
 }
 

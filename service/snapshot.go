@@ -74,6 +74,8 @@ type Node struct {
 	PodCIDRs []netip.Prefix
 	// Found is false while no Node object of that name is known.
 	Found bool
+	// Leaving is set while the node is being deleted, or is about to be (A7.3).
+	Leaving bool
 }
 
 // Zone gives the node's topology zone, or "" (A2.13).
