@@ -190,22 +190,31 @@ func rulesTo(v version, generation int) []rule {
 	// A rule ends where tproxy finds neither an established socket nor a
 	// listener: then the address's own rules refuse.
 	steering := rule{chain: chainTo(v)}
+	steering.add(isFamily(v)...)
 	steering.add(key...)
 	steering.add(&expr.Lookup{SourceRegister: regKey, DestRegister: regTarget, IsDestRegSet: true, SetName: setName(steer, v, generation)})
 	steering.add(toListener(v)...)
 	steering.add(&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept})
+
 	refusing := rule{chain: chainTo(v)}
+	refusing.add(isFamily(v)...)
 	refusing.add(key...)
 	refusing.add(
 		&expr.Lookup{SourceRegister: regKey, SetName: setName(refuse, v, generation)},
 		&expr.Verdict{Kind: expr.VerdictGoto, Chain: chainRefuse},
 	)
-	return []rule{
-		steering,
-		refusing,
-		{chainTo(v), append(inSet(f.dest, f.addrLen, setName(cluster, v, generation)), &expr.Verdict{Kind: expr.VerdictGoto, Chain: chainRefuse})},
-		{chainTo(v), append(inSet(f.dest, f.addrLen, setName(local, v, generation)), &expr.Verdict{Kind: expr.VerdictGoto, Chain: chainSilence})},
+	rules := []rule{steering, refusing}
+	for _, rest := range []struct {
+		set  kind
+		goTo string
+	}{{cluster, chainRefuse}, {local, chainSilence}} {
+		r := rule{chain: chainTo(v)}
+		r.add(isFamily(v)...)
+		r.add(inSet(f.dest, f.addrLen, setName(rest.set, v, generation))...)
+		r.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: rest.goTo})
+		rules = append(rules, r)
 	}
+	return rules
 }
 
 // toListener hands a packet to the listener whose port is in a register.
@@ -281,6 +290,8 @@ var (
 	drop        = &expr.Verdict{Kind: expr.VerdictDrop}
 )
 
+// isFamily comes first in each rule that looks at addresses, also where the
+// chain has seen to it already: without it, nft shows offsets instead of names.
 func isFamily(v version) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: regKey},
