@@ -164,12 +164,9 @@ func TestPromise4_PortWithNoEndpointsRefuses(t *testing.T) {
 
 	p.remove(full.name)
 	for _, address := range addresses(80, vip4, vip6) {
-		await(t, address+" of the deleted service is the node's server's no more than before", startTimeout, func() error {
-			if name, err := lab.Client.Ask("tcp", address); err == nil && name == "b1:8080" {
-				return errNotYet
-			}
-			return nil
-		})
+		for _, from := range everywhere {
+			await(t, "nobody answers "+from.Name()+" for the deleted service", startTimeout, func() error { return unanswered(from, address) })
+		}
 	}
 }
 

@@ -222,34 +222,48 @@ func TestSecondRunSaysSoAndStops(t *testing.T) {
 	first.stop()
 }
 
-// TestPromise6_RemovedStateIsRepaired takes each part of our state away behind
-// the proxy's back.
+// TestPromise6_RemovedStateIsRepaired takes everything of ours away behind the
+// proxy's back, as a firewall that is reloaded does.
 func TestPromise6_RemovedStateIsRepaired(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	before := settledState(t, lab)
 	p := startProxy(t, lab, []webService{webOn(lab)})
 	during := kernelState(t, lab)
+	held := hold(t, lab.Client, addresses(80, vip4)[0], 1)
 	for _, command := range [][]string{
 		{"nft", "flush", "ruleset"},
-		{"ip", "-4", "route", "flush", "table", "all", "type", "local", "10.96.0.0/16"},
+		{"ip", "-4", "route", "flush", "table", "all", "root", "10.96.0.0/16"},
+		{"ip", "-6", "route", "flush", "table", "all", "root", "fd00:96::/112"},
 	} {
 		out, err := lab.Node.Command(t, administration(t, command[0]), command[1:]...).CombinedOutput()
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
 		}
-		await(t, "repair after "+strings.Join(command, " "), 45*time.Second, func() error {
-			if diff := changes(during, kernelState(t, lab)); diff != "" {
-				return errorText(diff)
+	}
+	if gone := changes(during, kernelState(t, lab)); strings.Contains(gone, "+ ") || !strings.Contains(gone, "10.96.0.0") || !strings.Contains(gone, "fd00:96::") {
+		t.Fatalf("what was taken away is not what was meant:\n%s", gone)
+	}
+	await(t, "everything is there again", repairTimeout, func() error {
+		if diff := changes(during, kernelState(t, lab)); diff != "" {
+			return errorText(diff)
+		}
+		return nil
+	})
+	for _, from := range []*netns.Host{lab.Client, lab.Node} {
+		for _, address := range addresses(80, vip4, vip6) {
+			if _, err := from.Ask("tcp", address); err != nil {
+				t.Errorf("%s to %s: %v", from.Name(), address, err)
 			}
-			return nil
-		})
-		if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
-			t.Error(err)
 		}
 	}
+	alive(t, held)
 	p.stop()
 	if diff := changes(before, kernelState(t, lab)); diff != "" {
 		t.Errorf("left:\n%s", diff)
 	}
 }
+
+// repairTimeout is how long the proxy may take to look at its kernel state
+// again.
+const repairTimeout = 45 * time.Second

@@ -280,6 +280,20 @@ func on(port uint16, hosts ...*netns.Host) []netip.AddrPort {
 	return list
 }
 
+// unanswered wants nobody to answer: neither to accept nor to refuse (A3.12: an
+// address of a service range that no service has).
+func unanswered(from *netns.Host, address string) error {
+	c, err := from.Dialer(&net.Dialer{Timeout: 50 * time.Millisecond}, "tcp", address)
+	if err == nil {
+		c.Close()
+		return errors.New("connected")
+	}
+	if timeout := net.Error(nil); !errors.As(err, &timeout) || !timeout.Timeout() {
+		return fmt.Errorf("%w, want silence", err)
+	}
+	return nil
+}
+
 // refused wants connect itself to be refused.
 func refused(from *netns.Host, address string) error {
 	c, err := from.Dial("tcp", address)

@@ -7,6 +7,7 @@ import (
 
 // The metrics that the tests read.
 const (
+	metricPorts    = "sluice_service_ports"
 	metricOpen     = "sluice_connections_active"
 	metricDialing  = "sluice_connections_dialing"
 	metricPipes    = "sluice_relay_pipes"
