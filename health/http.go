@@ -1,0 +1,87 @@
+package health
+
+import (
+	"errors"
+	"io"
+	"log"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// newHTTP gives a server that a slow or silent client cannot hold up for long.
+func newHTTP(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      10 * time.Second,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          log.New(io.Discard, "", 0), // about clients that break off
+	}
+}
+
+// opener keeps the server of /healthz and /livez at its address, trying again
+// for as long as that takes (A7.7).
+type opener struct {
+	server *Server
+	http   *http.Server
+
+	mu     sync.Mutex
+	timer  *time.Timer // guarded by mu
+	told   string      // the error that was logged last
+	closed bool
+}
+
+// open opens the address, now or later.
+func (o *opener) open() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed {
+		return
+	}
+	options := &o.server.options
+	l, err := options.Listen("tcp", options.Address)
+	if err != nil {
+		o.laterLocked(err)
+		return
+	}
+	if o.told != "" {
+		o.told = ""
+		options.Logger.Info().Str("address", options.Address).Msg("/healthz is served at last")
+	}
+	go func() {
+		if err := o.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			o.laterLocked(err)
+		}
+	}()
+}
+
+func (o *opener) laterLocked(err error) {
+	options := &o.server.options
+	if text := err.Error(); text != o.told {
+		o.told = text
+		options.Logger.Error().Err(err).Str("event", "FailedToStartProxierHealthcheck").Msg("/healthz and /livez are not served; trying again")
+	}
+	if o.closed {
+		return
+	}
+	wait := healthzRetry
+	if options.Retry > 0 {
+		wait = options.Retry
+	}
+	o.timer = time.AfterFunc(wait, o.open)
+}
+
+func (o *opener) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed = true
+	if o.timer != nil {
+		o.timer.Stop()
+	}
+	_ = o.http.Close() // closing a listening socket loses nothing
+}
