@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -63,10 +64,18 @@ type Sources struct {
 	Table *conntrack.Table
 	// Log is the access log, nil if there is none.
 	Log *conntrack.Log
+	// Health has the counts of health checks, nil if there are none. It is called
+	// at each scrape, from any goroutine, as is NoLocal, which may give nil.
+	Health  func() health.Stats
+	NoLocal func() *NoLocalEndpoints
 	// Values are called at each scrape, from any goroutine. A metric whose
 	// value is missing is left out.
 	Values map[Value]func() float64
 }
+
+// NoLocalEndpoints counts, by service.Family, the service ports of a traffic
+// policy that is Local that have endpoints, but none on this node (A3.16).
+type NoLocalEndpoints [2]struct{ Internal, External int }
 
 // NewRegistry gives a registry with Sluice's own metrics and those of the Go
 // runtime and of the process.
@@ -99,6 +108,11 @@ type collector struct {
 	logLines     *prometheus.Desc
 	logLost      *prometheus.Desc
 	logErrors    *prometheus.Desc
+	healthz      *prometheus.Desc
+	livez        *prometheus.Desc
+	checkPorts   *prometheus.Desc
+	checkFailed  *prometheus.Desc
+	noLocal      *prometheus.Desc
 	values       [valueCount]*prometheus.Desc
 	ends         []conntrack.End
 	dialFailures []conntrack.DialError
@@ -143,6 +157,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		c.build, c.opened, c.active, c.closed, c.retried, c.attempts, c.failures, c.bytes, c.connect, c.firstByte,
 		c.dropped, c.misused, c.logLines, c.logLost, c.logErrors,
+		c.healthz, c.livez, c.checkPorts, c.checkFailed, c.noLocal,
 	} {
 		ch <- d
 	}
@@ -170,10 +185,35 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		send(c.logLost, prometheus.CounterValue, float64(stats.Lost))
 		send(c.logErrors, prometheus.CounterValue, float64(stats.Errors))
 	}
+	c.collectHealth(send)
 	for i, v := range values {
 		if f := c.sources.Values[Value(i)]; f != nil {
 			send(c.values[i], v.kind, f())
 		}
+	}
+}
+
+// collectHealth sends what health checks and their like counted.
+func (c *collector) collectHealth(send func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string)) {
+	if c.sources.Health != nil {
+		h := c.sources.Health()
+		send(c.healthz, prometheus.CounterValue, float64(h.HealthzOK), "200")
+		send(c.healthz, prometheus.CounterValue, float64(h.HealthzUnavailable), "503")
+		send(c.livez, prometheus.CounterValue, float64(h.LivezOK), "200")
+		send(c.livez, prometheus.CounterValue, float64(h.LivezUnavailable), "503")
+		send(c.checkPorts, prometheus.GaugeValue, float64(h.Ports))
+		send(c.checkFailed, prometheus.CounterValue, float64(h.PortFailures))
+	}
+	if c.sources.NoLocal == nil {
+		return
+	}
+	n := c.sources.NoLocal()
+	if n == nil {
+		return // nothing is known yet
+	}
+	for f, name := range [2]string{service.IPv4: "IPv4", service.IPv6: "IPv6"} {
+		send(c.noLocal, prometheus.GaugeValue, float64(n[f].Internal), "internal", name)
+		send(c.noLocal, prometheus.GaugeValue, float64(n[f].External), "external", name)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -59,7 +60,17 @@ func sources(t *testing.T) Sources {
 	for v := range Value(valueCount) {
 		values[v] = func() float64 { return float64(v) + 1 }
 	}
-	return Sources{Version: "v1.2.3", Table: table, Log: accessLog, Values: values}
+	return Sources{
+		Version: "v1.2.3", Table: table, Log: accessLog, Values: values,
+		Health: func() health.Stats {
+			return health.Stats{HealthzOK: 3, HealthzUnavailable: 4, LivezOK: 5, LivezUnavailable: 6, Ports: 7, PortFailures: 8}
+		},
+		NoLocal: func() *NoLocalEndpoints {
+			n := new(NoLocalEndpoints)
+			n[service.IPv4].Internal, n[service.IPv6].External = 9, 10
+			return n
+		},
+	}
 }
 
 func TestMetricsOfAServicePort(t *testing.T) {
@@ -180,12 +191,46 @@ func TestLint(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range problems {
-		t.Errorf("%s: %s", p.Metric, p.Text)
+		// The name is kube-proxy's, and so is what is wrong with it.
+		if p.Metric != "kubeproxy_sync_proxy_rules_no_local_endpoints_total" {
+			t.Errorf("%s: %s", p.Metric, p.Text)
+		}
+	}
+}
+
+// TestHealthMetrics shows A3.16 and A7.5.
+func TestHealthMetrics(t *testing.T) {
+	const want = `
+# HELP kubeproxy_proxy_healthz_total Answers of /healthz, by HTTP status.
+# TYPE kubeproxy_proxy_healthz_total counter
+kubeproxy_proxy_healthz_total{code="200"} 3
+kubeproxy_proxy_healthz_total{code="503"} 4
+# HELP kubeproxy_proxy_livez_total Answers of /livez, by HTTP status.
+# TYPE kubeproxy_proxy_livez_total counter
+kubeproxy_proxy_livez_total{code="200"} 5
+kubeproxy_proxy_livez_total{code="503"} 6
+# HELP kubeproxy_sync_proxy_rules_no_local_endpoints_total Service ports whose traffic policy is Local and that have endpoints, but none on this node.
+# TYPE kubeproxy_sync_proxy_rules_no_local_endpoints_total gauge
+kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="external"} 0
+kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="internal"} 9
+kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv6",traffic_policy="external"} 10
+kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv6",traffic_policy="internal"} 0
+# HELP sluice_health_check_port_failures_total Times that a health check port of a Service could not be opened.
+# TYPE sluice_health_check_port_failures_total counter
+sluice_health_check_port_failures_total 8
+# HELP sluice_health_check_ports Health check ports of Services that are open, of both address families.
+# TYPE sluice_health_check_ports gauge
+sluice_health_check_ports 7
+`
+	if err := testutil.GatherAndCompare(NewRegistry(sources(t)), strings.NewReader(want),
+		"kubeproxy_proxy_healthz_total", "kubeproxy_proxy_livez_total", "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+		"sluice_health_check_ports", "sluice_health_check_port_failures_total"); err != nil {
+		t.Error(err)
 	}
 }
 
 // documentedMetric is a row of the tables in the documentation.
-var documentedMetric = regexp.MustCompile("(?m)^\\| `(sluice_[a-z_]+)` \\| ([a-z]+) \\| ([^|]*) \\|")
+var documentedMetric = regexp.MustCompile("(?m)^\\| `((?:sluice|kubeproxy)_[a-z_]+)` \\| ([a-z]+) \\| ([^|]*) \\|")
 
 // The documentation lists the metrics that there are, with kind and labels, and
 // no others.
@@ -205,7 +250,7 @@ func TestDocumentedMetrics(t *testing.T) {
 	}
 	for _, f := range families {
 		name := f.GetName()
-		if !strings.HasPrefix(name, "sluice_") {
+		if !strings.HasPrefix(name, "sluice_") && !strings.HasPrefix(name, "kubeproxy_") {
 			continue
 		}
 		var labels []string

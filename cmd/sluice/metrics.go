@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-proxy/sluice/admin"
+	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/listener"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -17,6 +18,8 @@ func (p *proxy) registry() *prometheus.Registry {
 		Version: version,
 		Table:   p.conntrack,
 		Log:     p.accessLog,
+		Health:  func() health.Stats { return p.health.Stats() },
+		NoLocal: p.noLocal.Load,
 		Values: map[admin.Value]func() float64{
 			admin.ServicePorts:          func() float64 { return float64(servicePorts(p.manager.Snapshot())) },
 			admin.ServiceEndpoints:      func() float64 { return float64(endpoints(p.manager.Snapshot())) },

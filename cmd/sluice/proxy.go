@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-proxy/sluice/admin"
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/listener"
 	"github.com/sluice-proxy/sluice/policy"
@@ -52,10 +53,12 @@ type proxy struct {
 	conntrack *conntrack.Table
 	accessLog *conntrack.Log // nil when it is off
 	metrics   *admin.Server  // nil without an address
+	health    *health.Server
 
 	applied  atomic.Int64  // Unix time in ns of the last configuration that is wholly in force
 	failures atomic.Uint64 // configurations that could not be applied wholly
 	repairs  atomic.Uint64 // times that kernel state was restored
+	noLocal  atomic.Pointer[admin.NoLocalEndpoints]
 	reported map[service.Problem]bool
 }
 
@@ -108,6 +111,7 @@ func (p *proxy) open() error {
 			return err
 		}
 	}
+	p.health = health.New(health.Options{Address: o.healthzAddress, Logger: p.log})
 	p.log.Debug().
 		Int("workers", len(p.loops)).
 		Int("max_connections", limits.connections).
@@ -261,13 +265,27 @@ func (p *proxy) apply(c service.Change) {
 	}
 	p.table = policy.Compile(prev, snap, p.policy)
 	p.reportProblems(snap)
-	if err := p.manager.Apply(p.table); err != nil {
+	p.health.Queued()
+	err := p.manager.Apply(p.table)
+	p.health.Update(p.table)
+	p.countNoLocal()
+	if err != nil {
 		p.failures.Add(1)
 		p.log.Error().Err(err).Msg("a part of the configuration is not in force; trying again every second")
 		return
 	}
+	p.health.Applied()
 	p.applied.Store(time.Now().UnixNano())
 	p.log.Debug().Dur("took", time.Since(begin)).Int("service_ports", servicePorts(snap)).Msg("configuration in force")
+}
+
+// countNoLocal counts the service ports that are dropped on this node (A3.16).
+func (p *proxy) countNoLocal() {
+	var n admin.NoLocalEndpoints
+	for f := range n {
+		n[f].Internal, n[f].External = p.table.NoLocalEndpoints(service.Family(f))
+	}
+	p.noLocal.Store(&n)
 }
 
 // reportProblems logs each problem of a snapshot once, and again when it comes
@@ -290,6 +308,7 @@ func (p *proxy) maintain() {
 		p.log.Error().Err(err).Msg("steering is not as it should be; trying again")
 		return
 	}
+	p.health.Applied()
 	if repaired {
 		p.repairs.Add(1)
 		p.log.Warn().Msg("somebody had changed our part of the kernel's tables; it is restored")
@@ -324,6 +343,9 @@ func (p *proxy) stop() {
 
 // close releases what newProxy made.
 func (p *proxy) close() {
+	if p.health != nil {
+		p.health.Close()
+	}
 	for _, l := range p.loops {
 		l.Poll.Stop()
 		l.Relay.Close()

@@ -48,6 +48,7 @@ type runOptions struct {
 	logFormat       choice
 	verbosity       int
 	metricsAddress  string
+	healthzAddress  string
 }
 
 func newRunCommand() *cobra.Command {
@@ -114,6 +115,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.StringVar(&o.accessLog, "access-log", "-", "where the record of each connection goes: a file, - for standard output, or off")
 	f.Var(&o.accessLogFormat, "access-log-format", "form of the records")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", "", "address and port for Prometheus metrics (default: none)")
+	f.StringVar(&o.healthzAddress, "healthz-bind-address", "", "address and port for the health of the proxy, /healthz and /livez (default: none)")
 	f.Var(&o.logFormat, "logging-format", "form of the log on standard error")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "verbosity of the log; 4 and more shows what is of use in debugging")
 }
@@ -165,9 +167,15 @@ func (o *runOptions) validate() error {
 			return fmt.Errorf("--%s: %s is shorter than a second; 0 switches it off", check.flag, check.value)
 		}
 	}
-	if o.metricsAddress != "" {
-		if err := validListenAddress(o.metricsAddress); err != nil {
-			return fmt.Errorf("--metrics-bind-address: %w", err)
+	for _, check := range []struct{ flag, value string }{
+		{"metrics-bind-address", o.metricsAddress},
+		{"healthz-bind-address", o.healthzAddress},
+	} {
+		if check.value == "" {
+			continue
+		}
+		if err := validListenAddress(check.value); err != nil {
+			return fmt.Errorf("--%s: %w", check.flag, err)
 		}
 	}
 	return nil
