@@ -21,7 +21,7 @@ import (
 
 // patience is how long a test waits for what must come. It is long: the
 // machine may be busy with other things.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // bench runs a Watcher and keeps what it says.
 type bench struct {

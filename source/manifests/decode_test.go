@@ -261,7 +261,11 @@ func compareWithJSON(t *testing.T, data []byte) {
 		if err != nil {
 			return
 		}
-		if err := json.Unmarshal(asJSON, want); err != nil {
+		err = json.Unmarshal(asJSON, want)
+		if err != nil && strings.Contains(err.Error(), "cannot unmarshal bool") {
+			return // "y" and "off" are truth values in YAML 1.1 and text in 1.2
+		}
+		if err != nil {
 			t.Errorf("JSON refuses what is taken: %v\n%s", err, text)
 			return
 		}
