@@ -470,3 +470,45 @@ func TestStraysAreReset(t *testing.T) {
 		t.Errorf("%d strays, want 1", got)
 	}
 }
+
+// A cluster IP, or a range of them, that meets an address of the node spoils
+// nothing else.
+func TestNodesOwnAddressesAreNotTaken(t *testing.T) {
+	netns.Require(t)
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, func(o *Options) {
+		o.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+		o.HostAddresses = func() []netip.Addr { return []netip.Addr{lab.Node.IPv4, lab.Node.IPv6} }
+	})
+	ep := n.echo(0, 8080)
+	n.apply(web("wrong", lab.Node.IPv4.String(), ep))
+	n.apply(web("right", "10.1.7.7", ep))
+	if got := name(t, n.dial("10.1.7.7:80")); got != "b1:8080" {
+		t.Error(got)
+	}
+	if got := n.steer.plan.Local; !slices.Equal(got, []netip.Prefix{netip.MustParsePrefix("10.1.7.7/32")}) {
+		t.Errorf("local %v", got)
+	}
+}
+
+// Rule A3.5: a port whose policy leaves no endpoint on this node is silent.
+func TestA35_LocalPolicyWithoutLocalEndpointsIsSilent(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), nil)
+	change := web("web", "10.96.0.1", n.echo(0, 8080))
+	local := corev1.ServiceInternalTrafficPolicyLocal
+	change.Services[0].Spec.InternalTrafficPolicy = &local
+	n.apply(change)
+	dst := service.Destination{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: service.TCP}
+	if _, is := n.steer.plan.Silent[dst]; !is {
+		t.Errorf("steer %v, refuse %v, silent %v", n.steer.plan.Steer, n.steer.plan.Refuse, n.steer.plan.Silent)
+	}
+	c, err := n.lab.Client.Dialer(&net.Dialer{Timeout: 300 * time.Millisecond}, "tcp", "10.96.0.1:80")
+	if err == nil {
+		_ = c.Close()
+	}
+	var timeout net.Error
+	if !errors.As(err, &timeout) || !timeout.Timeout() {
+		t.Errorf("connect got %v, want no answer", err)
+	}
+}

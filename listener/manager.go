@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,8 +43,10 @@ type Manager struct {
 
 	// What follows is the configuring goroutine's.
 	serviceCIDRs []netip.Prefix
+	hostAddrs    func() []netip.Addr
 	pools        map[service.PortName]*pool
 	lanes        []*lane
+	clusterIPs   map[netip.Addr]struct{} // of the last plan
 	lingering    map[netip.Addr]struct{} // addresses that left but carry connections
 	said         map[string]struct{}     // warnings that were given already
 	incomplete   bool                    // the last Apply did not succeed wholly
@@ -76,10 +79,13 @@ type Options struct {
 	// ServiceCIDRs are ranges of cluster IPs beside those that the snapshot
 	// names: every address in them is delivered to this node.
 	ServiceCIDRs []netip.Prefix
-	Loops        []Loop
-	Table        *conntrack.Table // one shard for each loop
-	Redirector   redirect.Redirector
-	Logger       zerolog.Logger
+	// HostAddresses gives the addresses that this node's interfaces have
+	// now. They are never taken for services; nil means none.
+	HostAddresses func() []netip.Addr
+	Loops         []Loop
+	Table         *conntrack.Table // one shard for each loop
+	Redirector    redirect.Redirector
+	Logger        zerolog.Logger
 }
 
 // New gives a Manager that serves nothing yet. The loops may run already.
@@ -90,6 +96,7 @@ func New(o Options) *Manager {
 		redirector:   o.Redirector,
 		table:        o.Table,
 		serviceCIDRs: o.ServiceCIDRs,
+		hostAddrs:    o.HostAddresses,
 		// Some room before accepting goes on, so that it does not stop and go
 		// with every connection.
 		resumeBelow: int64(o.MaxConnections - o.MaxConnections/64),
@@ -182,10 +189,15 @@ func (m *Manager) plan(table *policy.Table, st *state) (redirect.Plan, error) {
 	plan := redirect.Plan{
 		Steer:      make(map[service.Destination]redirect.Target),
 		Refuse:     make(map[service.Destination]struct{}),
+		Silent:     make(map[service.Destination]struct{}),
 		ClusterIPs: make(map[netip.Addr]struct{}),
 	}
 	var failed []error
 	notServed := 0
+	var host []netip.Addr
+	if m.hostAddrs != nil {
+		host = m.hostAddrs()
+	}
 	for id, port := range table.Snapshot().Ports {
 		if port == nil {
 			continue
@@ -193,6 +205,10 @@ func (m *Manager) plan(table *policy.Table, st *state) (redirect.Plan, error) {
 		for f := range port.Families {
 			view := &port.Families[f]
 			if !view.ClusterIP.IsValid() {
+				continue
+			}
+			if slices.Contains(host, view.ClusterIP) {
+				m.warn(port, fmt.Errorf("its cluster IP %s is an address of this node: not served", view.ClusterIP))
 				continue
 			}
 			plan.ClusterIPs[view.ClusterIP] = struct{}{}
@@ -212,22 +228,30 @@ func (m *Manager) plan(table *policy.Table, st *state) (redirect.Plan, error) {
 				plan.Steer[dst] = redirect.Target{Port: laneSocket}
 			case policy.Refuse:
 				plan.Refuse[dst] = struct{}{}
+			case policy.Drop:
+				plan.Silent[dst] = struct{}{}
 			}
 		}
 	}
 	if notServed > 0 {
 		m.once("Services", fmt.Errorf("%d cluster IP ports of UDP and SCTP refuse: this version serves TCP", notServed))
 	}
-	plan.Local = m.local(table.Snapshot(), plan.ClusterIPs)
+	plan.Local = m.local(table.Snapshot(), plan.ClusterIPs, host)
 	return plan, errors.Join(failed...)
 }
 
 // local says what this node delivers to itself: the ranges of cluster IPs, the
 // cluster IPs outside of them, and those that no service has any more but that
 // established connections still use (A8.7).
-func (m *Manager) local(snap *service.Snapshot, clusterIPs map[netip.Addr]struct{}) []netip.Prefix {
-	ranges := make([]netip.Prefix, 0, len(m.serviceCIDRs)+len(snap.ServiceCIDRs))
-	ranges = append(append(ranges, m.serviceCIDRs...), snap.ServiceCIDRs...)
+func (m *Manager) local(snap *service.Snapshot, clusterIPs map[netip.Addr]struct{}, host []netip.Addr) []netip.Prefix {
+	var ranges []netip.Prefix
+	for _, r := range slices.Concat(m.serviceCIDRs, snap.ServiceCIDRs) {
+		if i := slices.IndexFunc(host, r.Contains); i >= 0 {
+			m.once("service range "+r.String(), fmt.Errorf("holds %s, an address of this node: only the cluster IPs in use are taken from it", host[i]))
+			continue
+		}
+		ranges = append(ranges, r)
+	}
 	cidrs := len(ranges)
 	covered := func(a netip.Addr) bool {
 		for _, r := range ranges[:cidrs] {
@@ -242,19 +266,12 @@ func (m *Manager) local(snap *service.Snapshot, clusterIPs map[netip.Addr]struct
 			delete(m.lingering, a)
 		}
 	}
-	if prev := m.state.Load(); prev != nil {
-		for _, port := range prev.table.Snapshot().Ports {
-			if port == nil {
-				continue
-			}
-			for f := range port.Families {
-				a := port.Families[f].ClusterIP
-				if _, still := clusterIPs[a]; a.IsValid() && !still && !covered(a) {
-					m.lingering[a] = struct{}{}
-				}
-			}
+	for a := range m.clusterIPs {
+		if _, still := clusterIPs[a]; !still && !covered(a) {
+			m.lingering[a] = struct{}{}
 		}
 	}
+	m.clusterIPs = clusterIPs
 	for _, addrs := range []map[netip.Addr]struct{}{clusterIPs, m.lingering} {
 		for a := range addrs {
 			if !covered(a) {

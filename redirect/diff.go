@@ -16,6 +16,8 @@ type Changes struct {
 	Unsteer     []service.Destination // destinations that no listener accepts for any more
 	Refuse      []service.Destination
 	Unrefuse    []service.Destination
+	Silence     []service.Destination
+	Unsilence   []service.Destination
 	AddCluster  []netip.Addr
 	DropCluster []netip.Addr
 	AddLocal    []netip.Prefix // differences of the two covers (see Cover)
@@ -35,6 +37,7 @@ func (c *Changes) Empty() bool { return c.Size() == 0 }
 // Size is the number of elements that change.
 func (c *Changes) Size() int {
 	return len(c.Steer) + len(c.Unsteer) + len(c.Refuse) + len(c.Unrefuse) +
+		len(c.Silence) + len(c.Unsilence) +
 		len(c.AddCluster) + len(c.DropCluster) + len(c.AddLocal) + len(c.DropLocal)
 }
 
@@ -43,6 +46,7 @@ func Diff(from, to *Plan) Changes {
 	var c Changes
 	c.Steer, c.Unsteer = diffSteer(from.Steer, to.Steer)
 	c.Refuse, c.Unrefuse = diffKeys(from.Refuse, to.Refuse)
+	c.Silence, c.Unsilence = diffKeys(from.Silent, to.Silent)
 	c.AddCluster, c.DropCluster = diffKeys(from.ClusterIPs, to.ClusterIPs)
 	c.AddLocal, c.DropLocal = DiffLocal(Cover(from.Local), Cover(to.Local))
 
@@ -50,6 +54,8 @@ func Diff(from, to *Plan) Changes {
 	slices.SortFunc(c.Unsteer, CompareDestinations)
 	slices.SortFunc(c.Refuse, CompareDestinations)
 	slices.SortFunc(c.Unrefuse, CompareDestinations)
+	slices.SortFunc(c.Silence, CompareDestinations)
+	slices.SortFunc(c.Unsilence, CompareDestinations)
 	slices.SortFunc(c.AddCluster, netip.Addr.Compare)
 	slices.SortFunc(c.DropCluster, netip.Addr.Compare)
 	return c

@@ -58,14 +58,16 @@ func TestDiff(t *testing.T) {
 func TestDiffLeadsToTheOtherPlan(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	plan := func() *Plan {
-		p := &Plan{Steer: map[service.Destination]Target{}, Refuse: map[service.Destination]struct{}{}, ClusterIPs: map[netip.Addr]struct{}{}}
+		p := &Plan{Steer: map[service.Destination]Target{}, Refuse: map[service.Destination]struct{}{}, Silent: map[service.Destination]struct{}{}, ClusterIPs: map[netip.Addr]struct{}{}}
 		for i := range byte(20) {
 			d := service.Destination{Addr: netip.AddrFrom4([4]byte{10, 96, 0, i}), Port: 80, Protocol: service.TCP}
-			switch rnd.IntN(3) {
+			switch rnd.IntN(4) {
 			case 0:
 				p.Steer[d] = Target{uint16(1 + rnd.IntN(2))}
 			case 1:
 				p.Refuse[d] = struct{}{}
+			case 2:
+				p.Silent[d] = struct{}{}
 			}
 			if rnd.IntN(2) == 0 {
 				p.ClusterIPs[d.Addr] = struct{}{}
@@ -94,6 +96,12 @@ func TestDiffLeadsToTheOtherPlan(t *testing.T) {
 		for _, d := range c.Refuse {
 			from.Refuse[d] = struct{}{}
 		}
+		for _, d := range c.Unsilence {
+			delete(from.Silent, d)
+		}
+		for _, d := range c.Silence {
+			from.Silent[d] = struct{}{}
+		}
 		for _, a := range c.DropCluster {
 			delete(from.ClusterIPs, a)
 		}
@@ -104,6 +112,7 @@ func TestDiffLeadsToTheOtherPlan(t *testing.T) {
 		local = append(local, c.AddLocal...)
 		slices.SortFunc(local, comparePrefixes)
 		if !reflect.DeepEqual(from.Steer, to.Steer) || !reflect.DeepEqual(from.Refuse, to.Refuse) ||
+			!reflect.DeepEqual(from.Silent, to.Silent) ||
 			!reflect.DeepEqual(from.ClusterIPs, to.ClusterIPs) || !slices.Equal(local, Cover(to.Local)) {
 			t.Fatalf("changes %+v do not lead to %+v", c, to)
 		}
@@ -139,6 +148,8 @@ func TestValidate(t *testing.T) {
 		{Plan{Steer: map[service.Destination]Target{good: {1}}, Local: prefixes("10.96.0.0/12 fd00::/108")}, ""},
 		{Plan{Steer: map[service.Destination]Target{good: {}}}, "listener port 0"},
 		{Plan{Steer: map[service.Destination]Target{good: {1}}, Refuse: map[service.Destination]struct{}{good: {}}}, "steered and refused"},
+		{Plan{Steer: map[service.Destination]Target{good: {1}}, Silent: map[service.Destination]struct{}{good: {}}}, "steered and silent"},
+		{Plan{Refuse: map[service.Destination]struct{}{good: {}}, Silent: map[service.Destination]struct{}{good: {}}}, "refused and silent"},
 		{Plan{Refuse: map[service.Destination]struct{}{{Addr: good.Addr, Port: 80}: {}}}, "protocol 0"},
 		{Plan{Refuse: map[service.Destination]struct{}{tcp("10.96.0.1:0"): {}}}, "port 0"},
 		{Plan{Refuse: map[service.Destination]struct{}{tcp("[::ffff:10.96.0.1]:1"): {}}}, "plain"},

@@ -52,6 +52,8 @@ type Plan struct {
 	// Refuse are the destinations that refuse (A3.4): TCP with a reset, UDP
 	// and SCTP with ICMP port unreachable.
 	Refuse map[service.Destination]struct{}
+	// Silent are the destinations that do not answer (A3.5).
+	Silent map[service.Destination]struct{}
 	// Local are the ranges that this node delivers to itself (F2): service
 	// CIDRs, cluster IPs outside of them, and addresses that left the model
 	// but still carry connections. Destinations to steer or refuse lie within.
@@ -98,6 +100,9 @@ func (c *Changes) Validate(to *Plan) error {
 		if _, both := to.Refuse[s.Destination]; both {
 			return fmt.Errorf("%s is to be steered and refused", Format(s.Destination))
 		}
+		if _, both := to.Silent[s.Destination]; both {
+			return fmt.Errorf("%s is to be steered and silent", Format(s.Destination))
+		}
 	}
 	for _, d := range c.Refuse {
 		if err := validDestination(d); err != nil {
@@ -105,6 +110,20 @@ func (c *Changes) Validate(to *Plan) error {
 		}
 		if _, both := to.Steer[d]; both {
 			return fmt.Errorf("%s is to be steered and refused", Format(d))
+		}
+		if _, both := to.Silent[d]; both {
+			return fmt.Errorf("%s is to be refused and silent", Format(d))
+		}
+	}
+	for _, d := range c.Silence {
+		if err := validDestination(d); err != nil {
+			return fmt.Errorf("silence %s: %w", Format(d), err)
+		}
+		if _, both := to.Steer[d]; both {
+			return fmt.Errorf("%s is to be steered and silent", Format(d))
+		}
+		if _, both := to.Refuse[d]; both {
+			return fmt.Errorf("%s is to be refused and silent", Format(d))
 		}
 	}
 	for _, a := range c.AddCluster {

@@ -176,11 +176,12 @@ func (p *proxy) makeLoops(limits limits) error {
 			Plan:                  plan,
 			MaxPins:               o.maxAffinityClients,
 		},
-		ServiceCIDRs: o.serviceCIDRs,
-		Loops:        p.loops,
-		Table:        p.conntrack,
-		Redirector:   p.steer,
-		Logger:       p.log,
+		ServiceCIDRs:  o.serviceCIDRs,
+		HostAddresses: interfaceAddresses,
+		Loops:         p.loops,
+		Table:         p.conntrack,
+		Redirector:    p.steer,
+		Logger:        p.log,
 	})
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 // line for each thing, in an order that is always the same. It is empty when
 // there is nothing.
 //
-//	table inet sluice: 6 chains, 24 rules
+//	table inet sluice: 6 chains, 26 rules
 //	  steer TCP 10.96.0.10:80 to 127.83.76.1:40001
 //	  refuse TCP 10.96.0.11:80
 //	  cluster 10.96.0.10
@@ -128,7 +128,7 @@ func (e element) describe(k kind, v version) string {
 	if !ok {
 		return fmt.Sprintf("key %x", e.key)
 	}
-	if k == refuse || len(e.value) != 2 {
+	if k == refuse || k == silent || len(e.value) != 2 {
 		return redirect.Format(d)
 	}
 	listen, _ := netip.AddrFromSlice(families[v].listen)

@@ -67,6 +67,9 @@ func planElements(p *redirect.Plan) *elements {
 	for d := range p.Refuse {
 		e.destination(refuse, d)
 	}
+	for d := range p.Silent {
+		e.destination(silent, d)
+	}
 	for a := range p.ClusterIPs {
 		e.cluster(a)
 	}

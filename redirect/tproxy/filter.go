@@ -111,6 +111,12 @@ func (f *filter) update(c *redirect.Changes, p *redirect.Plan) error {
 	for _, d := range c.Refuse {
 		add.destination(refuse, d)
 	}
+	for _, d := range c.Unsilence {
+		drop.destination(silent, d)
+	}
+	for _, d := range c.Silence {
+		add.destination(silent, d)
+	}
 	for _, a := range c.DropCluster {
 		drop.cluster(a)
 	}

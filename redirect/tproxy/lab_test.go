@@ -35,6 +35,7 @@ func planOf(parts ...any) redirect.Plan {
 	p := redirect.Plan{
 		Steer:      map[service.Destination]redirect.Target{},
 		Refuse:     map[service.Destination]struct{}{},
+		Silent:     map[service.Destination]struct{}{},
 		ClusterIPs: map[netip.Addr]struct{}{},
 		Local:      []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd01::/112")},
 	}
@@ -58,6 +59,15 @@ func refusing(ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
 			p.Refuse[d] = struct{}{}
+			p.ClusterIPs[d.Addr] = struct{}{}
+		}
+	}
+}
+
+func silencing(ds ...service.Destination) func(*redirect.Plan) {
+	return func(p *redirect.Plan) {
+		for _, d := range ds {
+			p.Silent[d] = struct{}{}
 			p.ClusterIPs[d.Addr] = struct{}{}
 		}
 	}
@@ -192,8 +202,8 @@ func reach(from *netns.Host, d service.Destination) string {
 	}
 }
 
-// silent tells whether connecting gets no answer for a while.
-func silent(t testing.TB, from *netns.Host, d service.Destination) bool {
+// isSilent tells whether connecting gets no answer for a while.
+func isSilent(t testing.TB, from *netns.Host, d service.Destination) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), silence)
 	defer cancel()

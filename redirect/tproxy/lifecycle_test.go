@@ -89,7 +89,7 @@ func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
 		for _, from := range hosts {
 			for _, d := range []service.Destination{web4, web6} {
 				if step.want == nil {
-					if !silent(t, from, d) {
+					if !isSilent(t, from, d) {
 						t.Errorf("%s: from %s to %s: an answer, want silence", step.name, from.Name(), redirect.Format(d))
 					}
 					continue

@@ -39,6 +39,9 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 	for d := range p.Refuse {
 		add("refuse", d.Addr.Is6(), order(d), redirect.Format(d))
 	}
+	for d := range p.Silent {
+		add("silent", d.Addr.Is6(), order(d), redirect.Format(d))
+	}
 	for a := range p.ClusterIPs {
 		add("cluster", a.Is6(), fmt.Sprintf("%x", a.As16()), a.String())
 	}
@@ -91,6 +94,8 @@ func randomPlan(rnd *rand.Rand) redirect.Plan {
 					p.Steer[d] = redirect.Target{Port: 1000 + uint16(rnd.IntN(2))}
 				case n == 1:
 					p.Refuse[d] = struct{}{}
+				case n == 2:
+					p.Silent[d] = struct{}{}
 				}
 			}
 		}
@@ -207,6 +212,7 @@ func TestNoGapBetweenPlans(t *testing.T) {
 		p := randomPlan(rnd)
 		steerTo(f, web)(&p)
 		delete(p.Refuse, web)
+		delete(p.Silent, web)
 		switch rnd.IntN(3) {
 		case 0:
 			p.Local = append(p.Local, netip.MustParsePrefix("10.96.0.0/16"))

@@ -20,12 +20,13 @@ type kind uint8
 const (
 	steer   kind = iota // map VIP . protocol . port to listener port
 	refuse              // set of VIP . protocol . port
+	silent              // likewise
 	cluster             // set of cluster IPs
 	local               // set of ranges
 	kinds
 )
 
-var kindNames = [kinds]string{"steer", "refuse", "cluster", "local"}
+var kindNames = [kinds]string{"steer", "refuse", "silent", "cluster", "local"}
 
 // version is the Internet Protocol's; it indexes families.
 type version uint8
@@ -111,7 +112,7 @@ func makeSet(table *nftables.Table, k kind, v version, generation int) *nftables
 		KeyByteOrder: binaryutil.BigEndian,
 	}
 	switch k {
-	case steer, refuse:
+	case steer, refuse, silent:
 		s.KeyType = nftables.MustConcatSetType(families[v].addrType, nftables.TypeInetProto, nftables.TypeInetService)
 		if k == steer {
 			s.IsMap = true
@@ -155,6 +156,7 @@ func (r *rule) add(exprs ...expr.Any) { r.exprs = append(r.exprs, exprs...) }
 //	                  meta nfproto ipv6 goto to6
 //	chain to4:        tproxy ip to 127.83.76.1:ip daddr . meta l4proto . th dport map @steer4 notrack accept
 //	                  ip daddr . meta l4proto . th dport @refuse4 goto refuse
+//	                  ip daddr . meta l4proto . th dport @silent4 goto silence
 //	                  ip daddr @cluster4 goto refuse
 //	                  ip daddr @local4 goto silence
 //	chain refuse:     meta l4proto tcp tcp flags & (syn | ack) == syn reject with tcp reset
@@ -196,21 +198,19 @@ func rulesTo(v version, generation int) []rule {
 	steering.add(toListener(v)...)
 	steering.add(&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept})
 
-	refusing := rule{chain: chainTo(v)}
-	refusing.add(isFamily(v)...)
-	refusing.add(key...)
-	refusing.add(
-		&expr.Lookup{SourceRegister: regKey, SetName: setName(refuse, v, generation)},
-		&expr.Verdict{Kind: expr.VerdictGoto, Chain: chainRefuse},
-	)
-	rules := []rule{steering, refusing}
+	rules := []rule{steering}
 	for _, rest := range []struct {
 		set  kind
 		goTo string
-	}{{cluster, chainRefuse}, {local, chainSilence}} {
+	}{{refuse, chainRefuse}, {silent, chainSilence}, {cluster, chainRefuse}, {local, chainSilence}} {
 		r := rule{chain: chainTo(v)}
 		r.add(isFamily(v)...)
-		r.add(inSet(f.dest, f.addrLen, setName(rest.set, v, generation))...)
+		if rest.set == refuse || rest.set == silent {
+			r.add(key...)
+			r.add(&expr.Lookup{SourceRegister: regKey, SetName: setName(rest.set, v, generation)})
+		} else {
+			r.add(inSet(f.dest, f.addrLen, setName(rest.set, v, generation))...)
+		}
 		r.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: rest.goTo})
 		rules = append(rules, r)
 	}

@@ -30,8 +30,8 @@ func TestSteersFromAnotherHostAndFromTheNode(t *testing.T) {
 	}
 }
 
-// Rules A3.4, A3.12, facts F4, F6: what is refused gives ECONNREFUSED to
-// connect, a host's wildcard server is not reachable by a service's address,
+// Rules A3.4, A3.5, A3.12, facts F4, F6: what is refused gives ECONNREFUSED to
+// connect, what is silent gives nothing, a host's wildcard server is not reachable by a service's address,
 // and an address that no service has is silent.
 func TestRefusesAndKeepsSilent(t *testing.T) {
 	lab := netns.NewLab(t, 1)
@@ -41,6 +41,7 @@ func TestRefusesAndKeepsSilent(t *testing.T) {
 	apply(t, r, planOf(
 		steerTo(f, tcp("10.96.0.10:80"), tcp("[fd01::10]:80")),
 		refusing(tcp("10.96.0.11:80"), tcp("[fd01::11]:80"), udp("10.96.0.11:53"), udp("[fd01::11]:53"), sctp("10.96.0.11:9")),
+		silencing(tcp("10.96.0.12:80"), tcp("[fd01::12]:80")),
 	))
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, c := range []struct{ to, want string }{
@@ -51,6 +52,7 @@ func TestRefusesAndKeepsSilent(t *testing.T) {
 			{"10.96.0.10:8080", "refused"},
 			{"[fd01::10]:8080", "refused"},
 			{"10.96.0.11:8080", "refused"},
+			{"10.96.0.12:8080", "refused"},
 			{"10.1.0.1:8080", "node:8080"},
 			{"[fd00:1::1]:8080", "node:8080"},
 		} {
@@ -58,8 +60,8 @@ func TestRefusesAndKeepsSilent(t *testing.T) {
 				t.Errorf("from %s to TCP %s: got %q, want %q", from.Name(), c.to, got, c.want)
 			}
 		}
-		for _, to := range []string{"10.96.0.99:80", "[fd01::99]:80", "10.96.0.99:8080", "[fd01::99]:8080"} {
-			if !silent(t, from, tcp(to)) {
+		for _, to := range []string{"10.96.0.12:80", "[fd01::12]:80", "10.96.0.99:80", "[fd01::99]:80", "10.96.0.99:8080", "[fd01::99]:8080"} {
+			if !isSilent(t, from, tcp(to)) {
 				t.Errorf("from %s to TCP %s: an answer, want silence", from.Name(), to)
 			}
 		}

@@ -229,7 +229,7 @@ func TestConntrackSeesNothing(t *testing.T) {
 			reach(from, tcp(d))
 		}
 		askUDP(t, from, "10.96.0.11:53")
-		silent(t, from, tcp("10.96.0.99:80"))
+		isSilent(t, from, tcp("10.96.0.99:80"))
 		outlives := connect(t, from, tcp("10.96.0.10:80"))
 		apply(t, r, planOf())
 		outlives.works(t, "service gone")
