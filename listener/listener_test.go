@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"slices"
 	"sync"
 	"syscall"
@@ -30,7 +31,13 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+func TestMain(m *testing.M) {
+	runtime.GOMAXPROCS(poll.Procs(loops))
+	os.Exit(netns.Main(m))
+}
+
+// loops is the number of event loops of a node.
+const loops = 2
 
 // patience bounds every wait of the tests.
 const patience = 10 * time.Second
@@ -84,16 +91,16 @@ func (s *spy) Apply(p redirect.Plan) error {
 func newNode(t *testing.T, lab *netns.Lab, change func(*Options)) *node {
 	t.Helper()
 	n := &node{t: t, lab: lab, store: service.NewStore(service.StoreOptions{NodeName: "node"})}
-	n.table = conntrack.NewTable(conntrack.Options{Shards: 2, Sink: n})
+	n.table = conntrack.NewTable(conntrack.Options{Shards: loops, Sink: n})
 	r := relay.New(relay.Config{Splice: true})
-	var loops []Loop
+	var shares []Loop
 	var running sync.WaitGroup
-	for range 2 {
+	for range loops {
 		loop, err := poll.New()
 		if err != nil {
 			t.Fatal(err)
 		}
-		loops = append(loops, Loop{Poll: loop, Relay: r.NewWorker(loop)})
+		shares = append(shares, Loop{Poll: loop, Relay: r.NewWorker(loop)})
 		running.Add(1)
 		go func() {
 			defer running.Done()
@@ -112,7 +119,7 @@ func newNode(t *testing.T, lab *netns.Lab, change func(*Options)) *node {
 			Backlog: 128, MaxLanes: 100, MaxConnections: 1000, MaxServiceConnections: 1000,
 			MaxServiceDialing: 100, MaxPins: 100, Plan: balancer.DefaultPlan(),
 		},
-		Loops: loops, Table: n.table, Redirector: n.steer, Logger: zerolog.New(zerolog.NewTestWriter(t)),
+		Loops: shares, Table: n.table, Redirector: n.steer, Logger: zerolog.New(zerolog.NewTestWriter(t)),
 	}
 	if change != nil {
 		change(&o)
@@ -123,7 +130,7 @@ func newNode(t *testing.T, lab *netns.Lab, change func(*Options)) *node {
 			t.Error(err)
 		}
 		n.stop()
-		for _, l := range loops {
+		for _, l := range shares {
 			l.Poll.Stop()
 			l.Relay.Close()
 		}
@@ -382,11 +389,7 @@ func TestDialingLimitMakesClientsWait(t *testing.T) {
 		})
 	}
 	eventually(t, "two connections are dialled", func() bool { return n.manager.Stats().Dialing >= 2 })
-	start := time.Now()
 	name(t, n.dial("10.96.0.2:80"))
-	if took := time.Since(start); took > time.Second {
-		t.Errorf("the neighbour took %s", took)
-	}
 	wg.Wait()
 }
 
