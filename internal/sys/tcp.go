@@ -64,6 +64,7 @@ type ListenOptions struct {
 	ReusePort   bool     // SO_REUSEPORT: several listeners share the port
 	Backlog     int      // connections not yet accepted; 0 means 4096, and net.core.somaxconn caps it
 	Liveness    Liveness // inherited by accepted sockets
+	Congestion  string   // TCP congestion control of accepted sockets; empty: the system's
 }
 
 // ListenTCP makes a listening socket on addr (port 0: the kernel picks one,
@@ -125,6 +126,11 @@ func prepareListener(fd int, fam uintptr, o ListenOptions) (what string, e Errno
 	if e = SetLiveness(fd, o.Liveness); e != 0 {
 		return "keepalive", e
 	}
+	if o.Congestion != "" {
+		if e = setCongestion(fd, o.Congestion); e != 0 {
+			return "congestion control " + o.Congestion, e
+		}
+	}
 	return "", 0
 }
 
@@ -144,7 +150,8 @@ func setFreeBind(fd int, v6 bool) Errno {
 
 // ConnectOptions are for one connecting socket.
 type ConnectOptions struct {
-	Transparent bool // the local address is not this host's (the client's own is kept)
+	Transparent bool   // the local address is not this host's (the client's own is kept)
+	Congestion  string // TCP congestion control; empty: the system's
 }
 
 // ConnectTCP begins to connect to remote and does not wait. It returns a
@@ -169,6 +176,9 @@ func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 		return -1, e
 	}
 	e = prepare(fd)
+	if e == 0 && o.Congestion != "" {
+		e = setCongestion(fd, o.Congestion)
+	}
 	if e == 0 && local.Addr().IsValid() {
 		e = bindSource(fd, fam, local, o)
 	}
@@ -216,6 +226,13 @@ func SocketError(fd int) Errno {
 		return e
 	}
 	return Errno(v)
+}
+
+// setCongestion chooses the TCP congestion control by its name. It must come
+// before the connection is made: BBR leaves its pacing timers behind.
+func setCongestion(fd int, name string) Errno {
+	_, _, e := syscall.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, uintptr(unsafe.Pointer(unsafe.StringData(name))), uintptr(len(name)), 0)
+	return e
 }
 
 // SetLingerReset makes the next Close throw away what was not delivered and
