@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -82,6 +81,8 @@ func (b *bench) compare() error {
 	if len(peers) == 0 || len(columns) == 0 {
 		return errors.New("nothing is left to measure")
 	}
+	fmt.Fprintf(os.Stderr, "%d peers, %d columns, %d rounds: about %v\n",
+		len(peers), len(columns), b.opts.rounds, b.estimate(peers, columns).Round(time.Minute/2))
 	begin, before, err := b.start()
 	if err != nil {
 		return err
@@ -101,11 +102,28 @@ func (b *bench) compare() error {
 	return b.write()
 }
 
+// estimate is how long a comparison takes, roughly.
+func (b *bench) estimate(peers []peer.Peer, columns []column) time.Duration {
+	const around = 500 * time.Millisecond // of a measurement: starting programs and the like
+	var sum time.Duration
+	for _, c := range columns {
+		who, times, length := len(peers), b.opts.rounds, b.opts.measure
+		if c.only != nil {
+			who = min(who, len(c.only))
+		}
+		if c.once {
+			times, length = 1, steadyFactor*b.opts.measure
+		}
+		sum += time.Duration(who*times) * (b.opts.warmup + length + around)
+	}
+	return sum
+}
+
 // prepare leaves out who and what cannot run here, and says so.
 func (b *bench) prepare() ([]peer.Peer, []column) {
 	peers := slices.DeleteFunc(slices.Clone(b.opts.peers), func(p peer.Peer) bool {
-		about := report.Peer{Name: p.Name, About: p.About, Version: p.Version(b.opts.sluice)}
-		err := p.Find(b.opts.sluice)
+		about := report.Peer{Name: p.Name, About: p.About, Version: p.Version()}
+		err := p.Find()
 		if err != nil {
 			about.Missing = err.Error()
 			fmt.Fprintln(os.Stderr, "left out:", err)
@@ -124,10 +142,27 @@ func (b *bench) prepare() ([]peer.Peer, []column) {
 	return peers, columns
 }
 
+// busyAlready is the share of the processors' time above which a reader should
+// know that the machine had other work.
+const busyAlready = 0.05
+
+// start looks for a moment whether the machine is idle, and begins.
 func (b *bench) start() (time.Time, procstat.Machine, error) {
+	const look = time.Second
+	before, err := procstat.ReadMachine()
+	if err != nil {
+		return time.Time{}, before, err
+	}
+	time.Sleep(look)
 	machine, err := procstat.ReadMachine()
+	if err != nil {
+		return time.Time{}, before, err
+	}
+	if busy := machine.Sub(before).Busy.Seconds() / look.Seconds() / float64(runtime.NumCPU()); busy > busyAlready {
+		b.note("the machine was %.0f %% busy with something else when this run began", 100*busy)
+	}
 	b.data.Rounds, b.data.Seconds = b.opts.rounds, b.opts.measure.Seconds()
-	return time.Now(), machine, err
+	return time.Now(), machine, nil
 }
 
 func (b *bench) finish(begin time.Time, before procstat.Machine) error {
@@ -218,12 +253,12 @@ func (b *bench) write() error {
 	if err := os.MkdirAll(b.opts.out, 0o755); err != nil {
 		return err
 	}
-	text, err := json.MarshalIndent(&b.data, "", "\t")
+	text, err := b.data.JSON()
 	if err != nil {
 		return err
 	}
 	files := map[string]string{
-		"benchmarks.json": string(text) + "\n",
+		"benchmarks.json": string(text),
 		"benchmarks.svg":  b.data.Chart(),
 	}
 	page, err := os.ReadFile(filepath.Join(b.opts.out, "benchmarks.md"))

@@ -24,7 +24,7 @@ type options struct {
 	endpoints int
 	ipv6      bool
 	out       string // directory of the page, the chart and the JSON; empty for none
-	sluice    string
+	builds    peer.Builds
 	keepLogs  bool
 	mode      func(*bench) error
 }
@@ -43,7 +43,8 @@ func parseFlags(args []string) (*options, error) {
 	f.IntVar(&o.endpoints, "endpoints", 1, "addresses of the server, over which the relays spread")
 	f.BoolVar(&o.ipv6, "6", false, "IPv6 in place of IPv4")
 	f.StringVar(&o.out, "o", "", "directory for benchmarks.md, .json and .svg (default: docs for a whole run, else none)")
-	f.StringVar(&o.sluice, "sluice", "bin/sluice", "the product's binary")
+	f.StringVar(&o.builds.Sluice, "sluice", "bin/sluice", "the product's binary")
+	f.StringVar(&o.builds.Base, "base", "", "another build of it, to compare with as sluice-base")
 	f.BoolVar(&o.keepLogs, "keep", false, "keep the directory with configurations and logs, and print its name")
 	soak := f.Uint64("soak", 0, "`N`: open and close N connections (1000000 or more says something) and watch what the relay holds; first of -peers, or sluice")
 	slow := f.Duration("slow-reader", 0, "`time`: fast writers and slow readers for so long, and watch the relay's memory; first of -peers, or sluice")
@@ -74,7 +75,7 @@ func parseFlags(args []string) (*options, error) {
 		}
 	}
 	var err error
-	if o.peers, err = pickPeers(*peers, *quick); err != nil {
+	if o.peers, err = o.pickPeers(*peers, *quick); err != nil {
 		return nil, err
 	}
 	if o.columns, err = pickColumns(*columns, *quick); err != nil {
@@ -88,7 +89,7 @@ func parseFlags(args []string) (*options, error) {
 		modes++
 		o.mode = mode
 		if *peers == "" {
-			o.peers = slices.DeleteFunc(peer.All(), func(p peer.Peer) bool { return p.Name != "sluice" })
+			o.peers = slices.DeleteFunc(peer.All(o.builds), func(p peer.Peer) bool { return p.Name != "sluice" })
 		}
 	}
 	watch(*soak > 0, func(b *bench) error { return b.soak(*soak) })
@@ -109,7 +110,7 @@ func usage(f *flag.FlagSet) {
 	f.SetOutput(w)
 	f.PrintDefaults()
 	fmt.Fprint(w, "\nPeers:\n")
-	for _, p := range peer.All() {
+	for _, p := range peer.All(peer.Builds{Sluice: "bin/sluice", Base: "sluice"}) {
 		fmt.Fprintf(w, "  %-16s %s%s\n", p.Name, p.About, marked(p.Extra))
 	}
 	fmt.Fprint(w, "\nColumns:\n")
@@ -125,12 +126,14 @@ func marked(extra bool) string {
 	return ""
 }
 
+// notQuick are the peers that a quick run has no time for.
+var notQuick = []string{"haproxy-splice", "sluice-nolog"}
+
 // pickPeers finds peers by their names, in the table's order; all usual ones
 // when there are no names.
-func pickPeers(names string, quick bool) ([]peer.Peer, error) {
-	all := peer.All()
-	return pick(names, all, func(p peer.Peer) (string, bool) {
-		return p.Name, !p.Extra && (!quick || p.Name != "sluice-nolog")
+func (o *options) pickPeers(names string, quick bool) ([]peer.Peer, error) {
+	return pick(names, peer.All(o.builds), func(p peer.Peer) (string, bool) {
+		return p.Name, !p.Extra && (!quick || !slices.Contains(notQuick, p.Name))
 	}, "peer")
 }
 

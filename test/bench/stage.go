@@ -63,7 +63,7 @@ func (b *bench) openStage(p peer.Peer) (_ *stage, err error) {
 		}
 	}
 	s.relay, err = p.Start(&peer.Site{
-		World: s.world, Dir: s.dir, Self: b.program, Sluice: b.opts.sluice,
+		World: s.world, Dir: s.dir, Self: b.program,
 		Threads: b.opts.threads, MaxFiles: b.maxFiles,
 	})
 	if err != nil {

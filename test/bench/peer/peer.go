@@ -29,9 +29,15 @@ type Peer struct {
 	About   string // for the reader of the table
 	Extra   bool   // runs only when it is asked for by name
 	Package string // the Debian package that has the program
-	program string // empty when none is needed
+	program string // its name or file; empty when none is needed
 	version []string
 	start   func(*Site) (*Running, error)
+}
+
+// Builds are the files of the product.
+type Builds struct {
+	Sluice string
+	Base   string // an older build, to see what a change brings; may be empty
 }
 
 // Site is where a peer is started.
@@ -39,7 +45,6 @@ type Site struct {
 	World    *world.World
 	Dir      string // for its files; empty at first
 	Self     string // this program
-	Sluice   string // the product's binary
 	Threads  int    // for the relay
 	MaxFiles int    // descriptors that a process may have
 }
@@ -53,25 +58,31 @@ type Running struct {
 }
 
 // All lists the peers in the order of the table.
-func All() []Peer {
-	return []Peer{
+func All(builds Builds) []Peer {
+	peers := []Peer{
 		{Name: "direct", About: "routed, no proxy: the client uses the server's own address", start: startDirect},
 		{Name: "dnat", About: "kernel DNAT by nftables, what kube-proxy does", start: startDNAT},
-		{Name: "haproxy", About: "Debian's, TPROXY, splice-auto", Package: "haproxy", program: "haproxy", version: []string{"-v"}, start: startHAProxy},
+		haproxy("haproxy", "Debian's, TPROXY, splice-auto", "auto"),
+		haproxy("haproxy-splice", "the same, made to splice everything", "request", "response"),
 		{Name: "nginx", About: "Debian's stream module, bound to the service's address", Package: "nginx and libnginx-mod-stream", program: "nginx", version: []string{"-v"}, start: startNginx},
 		{Name: "goproxy", About: "plain Go: two goroutines for each connection, io.Copy (which splices)", start: startGoProxy},
-		sluice("sluice", false, "the whole product, access log on"),
-		sluice("sluice-nolog", false, "the same with --access-log=off", "--access-log=off"),
-		sluice("sluice-nosplice", true, "the same with --splice=off", "--splice=off"),
+		sluice(builds.Sluice, "sluice", "the whole product, access log on"),
+		sluice(builds.Sluice, "sluice-nolog", "the same with --access-log=off", "--access-log=off"),
+		sluice(builds.Sluice, "sluice-nosplice", "the same with --splice=off", "--splice=off"),
 	}
+	peers[len(peers)-1].Extra = true
+	if builds.Base != "" {
+		peers = append(peers, sluice(builds.Base, "sluice-base", "another build"))
+	}
+	return peers
 }
 
 // Find tells whether the peer can run here. The error says what to install.
-func (p Peer) Find(sluice string) error {
+func (p Peer) Find() error {
 	if p.program == "" {
 		return nil
 	}
-	if _, err := p.path(sluice); err != nil {
+	if _, err := lookPath(p.program); err != nil {
 		if p.Package == "" {
 			return fmt.Errorf("%s: %w (make build)", p.Name, err)
 		}
@@ -88,11 +99,11 @@ func (p Peer) Find(sluice string) error {
 
 // Version is the first line that the program says of itself; empty when there
 // is no program.
-func (p Peer) Version(sluice string) string {
+func (p Peer) Version() string {
 	if p.program == "" {
 		return ""
 	}
-	path, err := p.path(sluice)
+	path, err := lookPath(p.program)
 	if err != nil {
 		return ""
 	}
@@ -104,23 +115,12 @@ func (p Peer) Version(sluice string) string {
 	return strings.TrimSpace(line)
 }
 
-func (p Peer) path(sluice string) (string, error) {
-	if p.program == "sluice" {
-		info, err := os.Stat(sluice)
-		if err == nil && info.IsDir() {
-			err = fmt.Errorf("%s is a directory", sluice)
-		}
-		return sluice, err
-	}
-	return lookPath(p.program)
-}
-
 // lookPath also looks where root's programs are: a plain user's PATH may lack
 // them.
 func lookPath(program string) (string, error) {
 	path, err := exec.LookPath(program)
-	if err == nil {
-		return path, nil
+	if err == nil || strings.Contains(program, "/") {
+		return path, err
 	}
 	return exec.LookPath(filepath.Join("/usr/sbin", program))
 }
@@ -186,7 +186,15 @@ func startDNAT(s *Site) (*Running, error) {
 	return s.running(nil), nil
 }
 
-func startHAProxy(s *Site) (*Running, error) {
+// haproxy is HAProxy with one of its options splice-….
+func haproxy(name, about string, splice ...string) Peer {
+	return Peer{
+		Name: name, About: about, Package: "haproxy", program: "haproxy", version: []string{"-v"},
+		start: func(s *Site) (*Running, error) { return startHAProxy(s, splice) },
+	}
+}
+
+func startHAProxy(s *Site, splice []string) (*Running, error) {
 	if err := s.steer(); err != nil {
 		return nil, err
 	}
@@ -194,7 +202,7 @@ func startHAProxy(s *Site) (*Running, error) {
 	maxConn := (s.MaxFiles - 500) * 2 / 5
 	config, err := s.config("haproxy.cfg", map[string]any{
 		"Threads": s.Threads, "MaxConn": maxConn, "MaxPipes": maxConn / 4,
-		"Bind": bracket(s.World.Loopback()),
+		"Bind": bracket(s.World.Loopback()), "Splice": splice,
 	})
 	if err != nil {
 		return nil, err

@@ -45,12 +45,12 @@ func TestManifestsParse(t *testing.T) {
 func TestConfigs(t *testing.T) {
 	values := map[string]any{
 		"Threads": 2, "MaxConn": 7800, "MaxPipes": 1950, "MaxFiles": 20000,
-		"Bind": "[::1]", "Dir": "/d", "Modules": "/m",
+		"Bind": "[::1]", "Splice": []string{"auto"}, "Dir": "/d", "Modules": "/m",
 		"Ports": []uint16{80, 81}, "Endpoints": []string{"[fd02::2]", "[fd02::3]"},
 	}
 	for name, lines := range map[string][]string{
 		"haproxy.cfg": {"nbthread 2", "bind [::1]:81 transparent", "server endpoint1 [fd02::3]:80", "option splice-auto"},
-		"nginx.conf":  {"worker_processes 2;", "listen [::1]:80 reuseport backlog=4096;", "server [fd02::3]:81;", "load_module /m/ngx_stream_module.so;"},
+		"nginx.conf":  {"worker_processes 2;", "listen [::1]:80 backlog=4096;", "server [fd02::3]:81;", "load_module /m/ngx_stream_module.so;"},
 	} {
 		text, err := render(name, values)
 		if err != nil {
@@ -66,15 +66,17 @@ func TestConfigs(t *testing.T) {
 
 func TestFindNamesThePackage(t *testing.T) {
 	p := Peer{Name: "nginx", Package: "nginx and libnginx-mod-stream", program: "no-such-program"}
-	err := p.Find("")
+	err := p.Find()
 	if err == nil || !strings.Contains(err.Error(), "apt-get install nginx libnginx-mod-stream") {
 		t.Errorf("a missing program says %v", err)
 	}
-	for _, p := range All() {
-		if p.program == "sluice" && p.Find("/no/such/sluice") == nil {
-			t.Errorf("%s is found where it is not", p.Name)
+	for _, p := range All(Builds{Sluice: "no/such/sluice", Base: "sluice-base-that-is-not-there"}) {
+		if strings.HasPrefix(p.Name, "sluice") {
+			if err := p.Find(); err == nil || !strings.Contains(err.Error(), "make build") {
+				t.Errorf("%s is found where it is not: %v", p.Name, err)
+			}
 		}
-		if p.program == "" && p.Find("") != nil {
+		if p.program == "" && p.Find() != nil {
 			t.Errorf("%s needs no program", p.Name)
 		}
 	}

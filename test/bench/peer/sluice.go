@@ -14,15 +14,19 @@ import (
 // metricsPort is where sluice serves its metrics on the node.
 const metricsPort = 10249
 
-// sluice is the product with some flags of its own.
-func sluice(name string, extra bool, about string, flags ...string) Peer {
+// sluice is a build of the product with some flags of its own.
+func sluice(build, name, about string, flags ...string) Peer {
+	// A name without a slash would be looked for in PATH.
+	if !strings.Contains(build, "/") {
+		build = "./" + build
+	}
 	return Peer{
-		Name: name, About: about, Extra: extra, program: "sluice", version: []string{"version"},
-		start: func(s *Site) (*Running, error) { return startSluice(s, flags) },
+		Name: name, About: about, program: build, version: []string{"version"},
+		start: func(s *Site) (*Running, error) { return startSluice(s, build, flags) },
 	}
 }
 
-func startSluice(s *Site, flags []string) (*Running, error) {
+func startSluice(s *Site, build string, flags []string) (*Running, error) {
 	dir := filepath.Join(s.Dir, "manifests")
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil, err
@@ -38,7 +42,7 @@ func startSluice(s *Site, flags []string) (*Running, error) {
 		"--access-log", filepath.Join(s.Dir, "access.log"),
 		"--metrics-bind-address", metrics,
 	}
-	r, err := s.launch(world.Command{Path: s.Sluice, Args: append(args, flags...)})
+	r, err := s.launch(world.Command{Path: build, Args: append(args, flags...)})
 	if err != nil {
 		return nil, err
 	}

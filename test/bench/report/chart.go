@@ -19,10 +19,12 @@ const (
 )
 
 var colours = map[string]string{
-	"direct": "#9aa5b1", "dnat": "#c3cbd4", "haproxy": "#4f7cac", "nginx": "#5b9f8f", "goproxy": "#c9a24b",
+	"direct": "#9aa5b1", "dnat": "#c3cbd4", "haproxy": "#4f7cac", "haproxy-splice": "#7ba3cc", "nginx": "#5b9f8f", "goproxy": "#c9a24b",
+	"sluice": "#d1495b",
 }
 
-const sluiceColour = "#d1495b"
+// variantColour is for Sluice with other flags, or another build of it.
+const variantColour = "#e59aa4"
 
 // Chart draws a panel of bars for each metric that has figures and a place in
 // the chart. It is an SVG document; empty when there is nothing to draw.
@@ -100,7 +102,7 @@ func colour(peer string) string {
 	if c, ok := colours[peer]; ok {
 		return c
 	}
-	return sluiceColour
+	return variantColour
 }
 
 func escape(s string) string {

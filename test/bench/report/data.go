@@ -9,15 +9,14 @@ import (
 	"time"
 )
 
-// Data is everything that one run of the benchmark found out. It is also the
-// JSON document.
+// Data is everything that one run of the benchmark found out.
 type Data struct {
-	Environment Environment `json:"environment"`
-	Peers       []Peer      `json:"peers"`
-	Rounds      int         `json:"rounds"`
-	Seconds     float64     `json:"seconds_per_measurement"`
-	Notes       []string    `json:"notes,omitempty"` // what went wrong or is to be known
-	Samples     []Sample    `json:"samples"`
+	Environment Environment
+	Peers       []Peer
+	Rounds      int
+	Seconds     float64  // length of one measurement
+	Notes       []string // what went wrong or is to be known
+	Samples     []Sample
 }
 
 // Environment is where the benchmark ran.
@@ -43,10 +42,10 @@ type Peer struct {
 
 // Sample is one figure of one round.
 type Sample struct {
-	Round  int     `json:"round"`
-	Peer   string  `json:"peer"`
-	Metric string  `json:"metric"`
-	Value  float64 `json:"value"`
+	Round  int // from 0
+	Peer   string
+	Metric string
+	Value  float64
 }
 
 // Add keeps a figure; one that is not a number is left out.

@@ -186,14 +186,41 @@ func TestChart(t *testing.T) {
 	}
 }
 
-func TestDataIsJSON(t *testing.T) {
+func TestJSON(t *testing.T) {
 	d := example()
-	text, err := json.Marshal(d)
+	text, err := d.JSON()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var back Data
-	if err := json.Unmarshal(text, &back); err != nil || len(back.Samples) != len(d.Samples) {
-		t.Errorf("%d samples of %d came back, %v", len(back.Samples), len(d.Samples), err)
+	var doc struct {
+		Environment Environment
+		Peers       []Peer
+		Rounds      int
+		Notes       []string
+		Results     map[string]map[string][]*float64
+	}
+	if err := json.Unmarshal(text, &doc); err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+	if doc.Rounds != 3 || doc.Environment.Kernel != "6.18" || len(doc.Peers) != 5 || doc.Notes == nil {
+		t.Errorf("%+v", doc)
+	}
+	if got := doc.Results["bulk1.rate"]["sluice"]; len(got) != 3 || *got[2] != 48 {
+		t.Errorf("bulk1.rate of sluice: %v", got)
+	}
+	// Figures of the third round only.
+	if got := doc.Results["crc.rate"]["sluice"]; len(got) != 3 || got[0] != nil || *got[2] != 900 {
+		t.Errorf("crc.rate of sluice: %v", got)
+	}
+	if _, ok := doc.Results["bulk1.rate"]["nginx"]; ok {
+		t.Error("a peer that did not run has figures")
+	}
+}
+
+func TestRoundTo4(t *testing.T) {
+	for _, c := range [][2]float64{{0, 0}, {123456, 123500}, {0.00123456, 0.001235}, {-98765, -98770}, {1, 1}} {
+		if got := roundTo4(c[0]); math.Abs(got-c[1]) > 1e-12 {
+			t.Errorf("roundTo4(%v) = %v, want %v", c[0], got, c[1])
+		}
 	}
 }
