@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,20 +30,16 @@ func talks() int {
 // TestPromise3_BytesArriveCompleteAndInOrder plays scripts with half-closes
 // and resets at random places, of which both sides know every byte, and wants
 // nothing to be left afterwards.
-func TestPromise3_BytesArriveCompleteAndInOrder(t *testing.T) {
-	for _, splice := range []string{"auto", "off"} {
-		t.Run("splice="+splice, func(t *testing.T) { playTalks(t, "--splice="+splice) })
-	}
-}
+func TestPromise3_BytesArriveCompleteAndInOrder(t *testing.T) { bothWays(t, playTalks) }
 
-func playTalks(t *testing.T, flags ...string) {
+func playTalks(t *testing.T, splice string) {
 	const size, clients, warmUp = 1 << 20, 64, 64
 	lab := netns.NewLab(t, 3)
 	s := newTalkServer(size)
 	for _, b := range lab.Backends {
 		s.listen(t, b, 8080)
 	}
-	p := startProxy(t, lab, []webService{webOn(lab)}, flags...)
+	p := startProxy(t, lab, []webService{webOn(lab)}, splice)
 	targets := addresses(80, vip4, vip6)
 	count := talks()
 	play := func(first, n int) []visit {
@@ -203,12 +200,21 @@ func wantEnd(t *testing.T, c net.Conn) {
 	}
 }
 
+// bothWays runs a test on a proxy that splices and on one that does not.
+func bothWays(t *testing.T, test func(t *testing.T, splice string)) {
+	for _, splice := range []string{"--splice=auto", "--splice=off"} {
+		t.Run(splice[2:], func(t *testing.T) { test(t, splice) })
+	}
+}
+
 // TestPromise3_HalfCloseStaysAHalfClose ends one half in each direction and
 // goes on in the other.
-func TestPromise3_HalfCloseStaysAHalfClose(t *testing.T) {
+func TestPromise3_HalfCloseStaysAHalfClose(t *testing.T) { bothWays(t, halfCloses) }
+
+func halfCloses(t *testing.T, splice string) {
 	lab := netns.NewLab(t, 1)
 	j := newJoiner(t, lab, lab.Backends[0], 8080)
-	p := startProxy(t, lab, []webService{webOn(lab)})
+	p := startProxy(t, lab, []webService{webOn(lab)}, splice)
 	for _, address := range addresses(80, vip4, vip6) {
 		for _, first := range []string{"client", "server"} {
 			c := j.join(t, lab.Client, address)
@@ -236,10 +242,12 @@ func TestPromise3_HalfCloseStaysAHalfClose(t *testing.T) {
 
 // TestPromise3_ResetStaysAReset resets each side: at rest, with bytes on the
 // way, and after the other half has ended.
-func TestPromise3_ResetStaysAReset(t *testing.T) {
+func TestPromise3_ResetStaysAReset(t *testing.T) { bothWays(t, resets) }
+
+func resets(t *testing.T, splice string) {
 	lab := netns.NewLab(t, 1)
 	j := newJoiner(t, lab, lab.Backends[0], 8080)
-	p := startProxy(t, lab, []webService{webOn(lab)})
+	p := startProxy(t, lab, []webService{webOn(lab)}, splice)
 	var want []string
 	for _, address := range addresses(80, vip4, vip6) {
 		for _, when := range []string{"at rest", "with bytes on the way", "half-closed"} {
@@ -274,32 +282,50 @@ func TestPromise3_ResetStaysAReset(t *testing.T) {
 	p.wantEnds(t, want...)
 }
 
-// TestPromise3_NothingIsLostBehindASlowReader fills every buffer on the way.
-func TestPromise3_NothingIsLostBehindASlowReader(t *testing.T) {
-	const size = 64 << 20
+// TestPromise3_NothingIsLostBehindASlowReader fills every buffer on the way,
+// and wants the proxy to stop reading rather than to keep what it read.
+func TestPromise3_NothingIsLostBehindASlowReader(t *testing.T) { bothWays(t, readSlowly) }
+
+func readSlowly(t *testing.T, splice string) {
+	const size, piece, keeps = 64 << 20, 64 << 10, 24 << 20
 	lab := netns.NewLab(t, 1)
 	j := newJoiner(t, lab, lab.Backends[0], 8080)
-	p := startProxy(t, lab, []webService{webOn(lab)})
+	p := startProxy(t, lab, []webService{webOn(lab)}, splice)
 	c := j.join(t, lab.Client, addresses(80, vip4)[0])
-	_ = c.client.SetReadBuffer(4096)
+	before := p.memory()
 
-	data := make([]byte, 0, size)
-	for len(data) < size {
-		data = append(data, noise()[:min(len(noise()), size-len(data))]...)
-	}
+	at := func(i int) []byte { return noise()[i%len(noise()):][:piece] }
+	var written atomic.Int64
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
-		if _, err := c.server.Write(data); err != nil {
-			t.Errorf("write: %v", err)
+		for i := 0; i < size; i += piece {
+			if _, err := c.server.Write(at(i)); err != nil {
+				t.Errorf("write: %v", err)
+				return
+			}
+			written.Store(int64(i + piece))
 		}
 		_ = c.server.CloseWrite()
 	})
+	last, since := int64(-1), time.Now()
+	await(t, "the writer has to wait", talkTimeout, func() error {
+		if now := written.Load(); now != last {
+			last, since = now, time.Now()
+		}
+		if time.Since(since) < 300*time.Millisecond {
+			return errNotYet
+		}
+		return nil
+	})
+	if grown := p.memory() - before; grown > keeps || last == size {
+		t.Errorf("with %d bytes on their way to a reader that does not read, the proxy has grown by %d bytes", last, grown)
+	}
 	got := 0
-	buf := make([]byte, 64<<10)
+	buf := make([]byte, piece)
 	for {
-		n, err := c.client.Read(buf[:1+got%len(buf)])
-		if !bytes.Equal(buf[:n], data[got:got+n]) {
+		n, err := c.client.Read(buf[:min(1+got%(3*piece), piece-got%piece)])
+		if !bytes.Equal(buf[:n], at(got - got%piece)[got%piece:][:n]) {
 			t.Fatalf("wrong bytes after %d", got)
 		}
 		got += n

@@ -94,6 +94,114 @@ func TestConnectionLimitOfAService(t *testing.T) {
 	}
 }
 
+// leanEcho serves as netns.Host.EchoTCP does with one descriptor for each
+// connection, where io.Copy holds three.
+func leanEcho(t *testing.T, h *netns.Host, port uint16) {
+	t.Helper()
+	l, err := h.Listen("tcp", fmt.Sprintf(":%d", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil {
+				continue
+			}
+			go func() {
+				defer c.Close()
+				answer := []byte(h.Name() + "\n")
+				for {
+					if _, err := c.Write(answer); err != nil {
+						return
+					}
+					answer = make([]byte, 64)
+					n, err := c.Read(answer)
+					if err != nil {
+						return
+					}
+					answer = answer[:n]
+				}
+			}()
+		}
+	}()
+}
+
+// TestConnectionLimitOfAll fills the whole proxy: those that are open go on,
+// more of them wait, and get their turn.
+func TestConnectionLimitOfAll(t *testing.T) {
+	limit := 200
+	if full() {
+		limit = 9000
+	}
+	lab := netns.NewLab(t, 2)
+	for _, b := range lab.Backends {
+		leanEcho(t, b, 8080)
+	}
+	p := startProxy(t, lab, []webService{webOn(lab)}, "--max-connections", strconv.Itoa(limit), "--max-connections-per-service", strconv.Itoa(limit))
+	before := p.settle(nil)
+	targets := addresses(80, vip4, vip6)
+	held := make([]net.Conn, limit)
+	for _, v := range crowd(limit, 16, func(i int) (v visit) {
+		if held[i], v.err = lab.Client.Dial("tcp", targets[i%2]); v.err == nil {
+			v.name, v.err = netns.AskOn(held[i])
+		}
+		return v
+	}) {
+		if v.err != nil {
+			t.Fatal(v.err)
+		}
+	}
+	defer func() {
+		for _, c := range held {
+			c.Close()
+		}
+	}()
+	answers := make(chan error, 10)
+	for range cap(answers) {
+		c, err := lab.Client.Dial("tcp", targets[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(talkTimeout))
+			_, err := netns.AskOn(c)
+			answers <- err
+		}()
+	}
+	await(t, "it pauses at the limit", startTimeout, func() error {
+		m, err := p.metrics()
+		if err == nil && (m[metricPauses] == 0 || m[metricOpen] != float64(limit)) {
+			err = fmt.Errorf("%v pauses with %v connections", m[metricPauses], m[metricOpen])
+		}
+		return err
+	})
+	alive(t, held)
+	if len(answers) > 0 {
+		t.Fatal("more connections than the limit were served")
+	}
+	const leave = 16 // room for a sixteenth more is not needed before it goes on
+	for _, c := range held[:limit/leave] {
+		c.Close()
+	}
+	for range cap(answers) {
+		if err := <-answers; err != nil {
+			t.Errorf("a connection that had to wait: %v", err)
+		}
+	}
+	alive(t, held[limit/leave:])
+	for _, c := range held {
+		c.Close()
+	}
+	t.Logf("%d connections: %v", limit, p.settle(&before))
+	p.stop()
+}
+
 // TestPromise8_DeadServiceSlowsNoOther floods a service whose endpoints answer
 // nothing, so that as many connections as it may have wait for them, and wants
 // another service to answer all its clients meanwhile. Counts decide, not

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -131,6 +132,36 @@ func TestHangupReopensTheLog(t *testing.T) {
 		t.Errorf("%d records in the old file, %d in all, want %d", len(old), len(all), 2*each)
 	}
 	index(t, all)
+}
+
+// TestNeedsNoMoreThanNetAdmin runs the proxy as nobody with that one
+// capability.
+func TestNeedsNoMoreThanNetAdmin(t *testing.T) {
+	const nobody = 65534
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := prepareProxy(t, lab, []webService{webOn(lab)})
+	for _, dir := range []string{filepath.Dir(built(t)), filepath.Dir(filepath.Dir(p.manifests)), filepath.Dir(p.manifests)} {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chown(filepath.Dir(p.accessLog), nobody, nobody); err != nil {
+		if os.Getenv("SLUICE_REQUIRE_ROOT") == "1" {
+			t.Fatal(err)
+		}
+		t.Skipf("SKIP-NEEDS: more than one user: %v", err) // one's own user namespace has one
+	}
+	p.credential = &syscall.Credential{Uid: nobody, Gid: nobody}
+	p.start()
+	for _, from := range []*netns.Host{lab.Client, lab.Node} {
+		for _, address := range addresses(80, vip4, vip6) {
+			if _, err := from.Ask("tcp", address); err != nil {
+				t.Errorf("%s to %s: %v", from.Name(), address, err)
+			}
+		}
+	}
+	p.stop()
 }
 
 // TestDemo plays the demo as `make demo` does, from a namespace of its own, and

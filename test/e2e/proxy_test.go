@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -44,9 +46,12 @@ type proxy struct {
 	lab       *netns.Lab
 	manifests string // directory
 	accessLog string // file
-	cmd       *exec.Cmd
-	stderr    *output
-	exited    chan struct{} // closed when the process has ended and was waited for
+	// credential is whom it runs as, with CAP_NET_ADMIN alone; nil: as the
+	// tests do.
+	credential *syscall.Credential
+	cmd        *exec.Cmd
+	stderr     *output
+	exited     chan struct{} // closed when the process has ended and was waited for
 }
 
 // startProxy writes the services and runs the proxy on them until the test
@@ -100,6 +105,10 @@ func (p *proxy) launch(flags ...string) {
 	cmd, stderr, exited := p.cmd, p.stderr, p.exited
 	cmd.Stdout, cmd.Stderr = stderr, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if p.credential != nil {
+		cmd.SysProcAttr.Credential = p.credential
+		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_NET_ADMIN}
+	}
 	if err := p.lab.Node.Do(cmd.Start); err != nil {
 		p.t.Fatal(err)
 	}
@@ -233,6 +242,20 @@ func (p *proxy) descriptors() int {
 		p.t.Fatal(err)
 	}
 	return len(list)
+}
+
+// memory gives the proxy's resident memory in bytes.
+func (p *proxy) memory() int {
+	p.t.Helper()
+	statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", p.cmd.Process.Pid))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var total, resident int
+	if _, err := fmt.Sscan(string(statm), &total, &resident); err != nil {
+		p.t.Fatal(err)
+	}
+	return resident * os.Getpagesize()
 }
 
 // output collects what a process writes.
