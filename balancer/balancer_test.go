@@ -164,6 +164,7 @@ func TestChiSquareBoundCanFail(t *testing.T) {
 	uniform(t, "a fair die", fair)
 }
 
+// TestRandomIsUniform shows A3.14.
 func TestRandomIsUniform(t *testing.T) {
 	for _, n := range []int{2, 3, 5, 64} {
 		b := New(Options{Algorithm: Random, Seed: uint64(n)})

@@ -67,9 +67,7 @@ func carries(source, id string) bool {
 		strings.Contains(source, "Test"+strings.Replace(id, ".", "_", 1))
 }
 
-// testSources gives the text of each test by "package.Name", its comment
-// included, and with the comments of the functions in its file: they may name a
-// rule that they check for it.
+// testSources gives the text of each test by "folder.Name", its comment included.
 func testSources(t *testing.T) map[string]string {
 	out := map[string]string{}
 	root := os.DirFS("../..")
