@@ -1,0 +1,147 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// checkedService is a Service with a health check port, and one endpoint on
+// the node.
+func checkedService(port int, ready bool) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Service
+metadata: {name: checked, namespace: shop}
+spec:
+  type: LoadBalancer
+  clusterIP: %s
+  clusterIPs: [%s, "%s"]
+  externalTrafficPolicy: Local
+  healthCheckNodePort: %d
+  ports: [{port: 80}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: checked-4, namespace: shop, labels: {kubernetes.io/service-name: checked}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints:
+- {addresses: [10.2.1.2], nodeName: node, conditions: {ready: %v, serving: true, terminating: %v}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: checked-6, namespace: shop, labels: {kubernetes.io/service-name: checked}}
+addressType: IPv6
+ports: [{port: 8080}]
+endpoints:
+- {addresses: ["fd00:2:1::2"], nodeName: node}
+- {addresses: ["fd00:2:1::3"], nodeName: node}
+`, vip4, vip4, vip6, port, ready, !ready)
+}
+
+const nodeManifest = `apiVersion: v1
+kind: Node
+metadata: {name: node}
+`
+
+// checkHealth asks a health check of the node from the client's host.
+func checkHealth(lab *netns.Lab, address, path string) (status int, weight, body string, err error) {
+	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(_ context.Context, network, _ string) (net.Conn, error) {
+			return lab.Client.Dial(network, address)
+		},
+	}}
+	resp, err := client.Get("http://node" + path)
+	if err != nil {
+		return 0, "", "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, resp.Header.Get("X-Load-Balancing-Endpoint-Weight"), string(text), err
+}
+
+// TestHealthCheckPort shows A6.1 to A6.7 on the real program, from another host:
+// the answers follow the endpoints of each family, the port moves with the
+// Service, and one that another program holds is reported, counted and opened
+// when it is free.
+func TestHealthCheckPort(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	taken, err := lab.Node.Listen("tcp4", "0.0.0.0:32000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := prepareProxy(t, lab, nil)
+	p.write("checked.yaml", checkedService(32000, true))
+	p.start()
+	want := func(what, address string, status int, weight string) {
+		t.Helper()
+		await(t, what, startTimeout, func() error {
+			gotStatus, gotWeight, body, err := checkHealth(lab, address, "/any")
+			if err != nil {
+				return err
+			}
+			if gotStatus != status || gotWeight != weight || !strings.Contains(body, "\"localEndpoints\": "+weight+",\n") {
+				return fmt.Errorf("%d, weight %s, %s", gotStatus, gotWeight, body)
+			}
+			return nil
+		})
+	}
+	want("A6.3 the family whose port is free", "[fd00:1::1]:32000", 200, "2")
+	if !p.stderr.contains("FailedToStartServiceHealthcheck") {
+		t.Error("A6.6: the log does not tell that the port is taken")
+	}
+	if m, err := p.metrics(); err != nil || m["sluice_health_check_port_failures_total"] < 1 || m["sluice_health_check_ports"] != 1 {
+		t.Errorf("A6.6: metrics %v %v, %v", m["sluice_health_check_port_failures_total"], m["sluice_health_check_ports"], err)
+	}
+	if err := taken.Close(); err != nil {
+		t.Fatal(err)
+	}
+	want("A6.6 the port is free at last", "10.1.0.1:32000", 200, "1")
+	p.write("checked.yaml", checkedService(32000, false))
+	want("A6.3 only a terminating endpoint", "10.1.0.1:32000", 503, "0")
+	want("the other family", "[fd00:1::1]:32000", 200, "2")
+	p.write("checked.yaml", checkedService(32001, true))
+	want("A6.7 another port", "10.1.0.1:32001", 200, "1")
+	if err := refused(lab.Client, "10.1.0.1:32000"); err != nil {
+		t.Errorf("A6.7 the old port: %v", err)
+	}
+	p.remove("checked")
+	await(t, "A6.1 no port without the Service", startTimeout, func() error { return refused(lab.Client, "10.1.0.1:32001") })
+	p.stop()
+}
+
+// TestHealthz shows A7.2 and A7.3 on the real program.
+func TestHealthz(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	p := startProxy(t, lab, []webService{webOn(lab)}, "--healthz-bind-address", "0.0.0.0:10256")
+	want := func(what, path string, status int, part string) {
+		t.Helper()
+		await(t, what, startTimeout, func() error {
+			got, _, body, err := checkHealth(lab, "10.1.0.1:10256", path)
+			if err == nil && (got != status || !strings.Contains(body, part)) {
+				err = errors.New(body)
+			}
+			return err
+		})
+	}
+	want("A7.2 alive", "/livez", 200, `"healthy":true`)
+	want("A7.3 the node is not known", "/healthz", 503, `"nodeEligible":false`)
+	p.write("node.yaml", nodeManifest)
+	want("A7.3 the node is known", "/healthz", 200, `"nodeEligible":true`)
+	p.write("node.yaml", nodeManifest+"spec: {taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]}\n")
+	want("A7.3 the node is to be deleted", "/healthz", 503, `"nodeEligible":false`)
+	want("A7.2 it is alive all the same", "/livez", 200, `"healthy":true`)
+	if m, err := p.metrics(); err != nil || m[`kubeproxy_proxy_healthz_total{code="200"}`] < 1 || m[`kubeproxy_proxy_livez_total{code="200"}`] < 2 {
+		t.Errorf("A7.5: %v %v, %v", m[`kubeproxy_proxy_healthz_total{code="200"}`], m[`kubeproxy_proxy_livez_total{code="200"}`], err)
+	}
+	p.stop()
+}
