@@ -31,6 +31,9 @@ const (
 	AffinityExpiredTotal
 	RelayPipes
 	RelaySystemCallsTotal
+	ManifestFiles
+	ManifestFilesInError
+	ManifestObjectsPassedOver
 	valueCount = iota
 )
 
@@ -40,20 +43,23 @@ var values = [valueCount]struct {
 	name string
 	help string
 }{
-	ServicePorts:          {prometheus.GaugeValue, "sluice_service_ports", "Service ports in the configuration in force."},
-	ServiceEndpoints:      {prometheus.GaugeValue, "sluice_service_endpoints", "Endpoints of all service ports in the configuration in force."},
-	ConfigProblems:        {prometheus.GaugeValue, "sluice_config_problems", "Objects, or parts of them, that could not be used."},
-	ConfigAppliedTime:     {prometheus.GaugeValue, "sluice_config_applied_timestamp_seconds", "When the configuration in force was applied."},
-	ConfigFailuresTotal:   {prometheus.CounterValue, "sluice_config_failures_total", "Configurations that could not be applied."},
-	SteeringRepairsTotal:  {prometheus.CounterValue, "sluice_steering_repairs_total", "Times that kernel state of ours had been changed by others and was restored."},
-	Listeners:             {prometheus.GaugeValue, "sluice_listeners", "Listening sockets of services."},
-	AcceptPausesTotal:     {prometheus.CounterValue, "sluice_accept_pauses_total", "Pauses in accepting because of a limit of the process or a lack of descriptors or memory."},
-	ConnectionsDialing:    {prometheus.GaugeValue, "sluice_connections_dialing", "Connections that wait for an endpoint to answer."},
-	AffinityPins:          {prometheus.GaugeValue, "sluice_affinity_pins", "Clients that are remembered for session affinity."},
-	AffinityEvictedTotal:  {prometheus.CounterValue, "sluice_affinity_evicted_total", "Clients that were forgotten before their time because a service port had too many."},
-	AffinityExpiredTotal:  {prometheus.CounterValue, "sluice_affinity_expired_total", "Clients that were forgotten because their affinity timeout was over."},
-	RelayPipes:            {prometheus.GaugeValue, "sluice_relay_pipes", "Pipes that the relay has open."},
-	RelaySystemCallsTotal: {prometheus.CounterValue, "sluice_relay_system_calls_total", "System calls that the relay made to move bytes."},
+	ServicePorts:              {prometheus.GaugeValue, "sluice_service_ports", "Service ports in the configuration in force."},
+	ServiceEndpoints:          {prometheus.GaugeValue, "sluice_service_endpoints", "Endpoints of all service ports in the configuration in force."},
+	ConfigProblems:            {prometheus.GaugeValue, "sluice_config_problems", "Objects, or parts of them, that could not be used."},
+	ConfigAppliedTime:         {prometheus.GaugeValue, "sluice_config_applied_timestamp_seconds", "When the configuration in force was applied."},
+	ConfigFailuresTotal:       {prometheus.CounterValue, "sluice_config_failures_total", "Configurations that could not be applied."},
+	SteeringRepairsTotal:      {prometheus.CounterValue, "sluice_steering_repairs_total", "Times that kernel state of ours had been changed by others and was restored."},
+	Listeners:                 {prometheus.GaugeValue, "sluice_listeners", "Listening sockets of services."},
+	AcceptPausesTotal:         {prometheus.CounterValue, "sluice_accept_pauses_total", "Pauses in accepting because of a limit of the process or a lack of descriptors or memory."},
+	ConnectionsDialing:        {prometheus.GaugeValue, "sluice_connections_dialing", "Connections that wait for an endpoint to answer."},
+	AffinityPins:              {prometheus.GaugeValue, "sluice_affinity_pins", "Clients that are remembered for session affinity."},
+	AffinityEvictedTotal:      {prometheus.CounterValue, "sluice_affinity_evicted_total", "Clients that were forgotten before their time because a service port had too many."},
+	AffinityExpiredTotal:      {prometheus.CounterValue, "sluice_affinity_expired_total", "Clients that were forgotten because their affinity timeout was over."},
+	RelayPipes:                {prometheus.GaugeValue, "sluice_relay_pipes", "Pipes that the relay has open."},
+	RelaySystemCallsTotal:     {prometheus.CounterValue, "sluice_relay_system_calls_total", "System calls that the relay made to move bytes."},
+	ManifestFiles:             {prometheus.GaugeValue, "sluice_manifest_files", "Files with a manifest's name in the directory."},
+	ManifestFilesInError:      {prometheus.GaugeValue, "sluice_manifest_files_in_error", "Files among them that could not be read or are not valid."},
+	ManifestObjectsPassedOver: {prometheus.GaugeValue, "sluice_manifest_objects_passed_over", "Objects of kinds that are not of interest."},
 }
 
 // Sources are where the metrics come from.

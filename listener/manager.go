@@ -442,6 +442,9 @@ func (m *Manager) Stats() Stats {
 // Snapshot gives what the configuration in force was made of.
 func (m *Manager) Snapshot() *service.Snapshot { return m.state.Load().table.Snapshot() }
 
+// Complete tells whether the last configuration is wholly in force.
+func (m *Manager) Complete() bool { return !m.incomplete }
+
 // retryInterval is how often Maintain should be called while Apply is
 // incomplete.
 const retryInterval = time.Second

@@ -21,22 +21,33 @@ func (p *proxy) registry() *prometheus.Registry {
 		Health:  func() health.Stats { return p.health.Stats() },
 		NoLocal: p.noLocal.Load,
 		Values: map[admin.Value]func() float64{
-			admin.ServicePorts:          func() float64 { return float64(servicePorts(p.manager.Snapshot())) },
-			admin.ServiceEndpoints:      func() float64 { return float64(endpoints(p.manager.Snapshot())) },
-			admin.ConfigProblems:        func() float64 { return float64(len(p.manager.Snapshot().Problems)) },
-			admin.ConfigAppliedTime:     func() float64 { return float64(p.applied.Load()) / 1e9 },
-			admin.ConfigFailuresTotal:   func() float64 { return float64(p.failures.Load()) },
-			admin.SteeringRepairsTotal:  func() float64 { return float64(p.repairs.Load()) },
-			admin.Listeners:             stats(func(s listener.Stats) float64 { return float64(s.Listeners) }),
-			admin.AcceptPausesTotal:     stats(func(s listener.Stats) float64 { return float64(s.AtLimit + s.Exhausted) }),
-			admin.ConnectionsDialing:    stats(func(s listener.Stats) float64 { return float64(s.Dialing) }),
-			admin.AffinityPins:          stats(func(s listener.Stats) float64 { return float64(s.Pins.Pins) }),
-			admin.AffinityEvictedTotal:  stats(func(s listener.Stats) float64 { return float64(s.Pins.Evicted) }),
-			admin.AffinityExpiredTotal:  stats(func(s listener.Stats) float64 { return float64(s.Pins.Expired) }),
-			admin.RelayPipes:            func() float64 { return float64(p.relay.Pipes()) },
-			admin.RelaySystemCallsTotal: func() float64 { return float64(p.systemCalls()) },
+			admin.ServicePorts:              func() float64 { return float64(servicePorts(p.manager.Snapshot())) },
+			admin.ServiceEndpoints:          func() float64 { return float64(endpoints(p.manager.Snapshot())) },
+			admin.ConfigProblems:            func() float64 { return float64(len(p.manager.Snapshot().Problems)) },
+			admin.ConfigAppliedTime:         func() float64 { return float64(p.applied.Load()) / 1e9 },
+			admin.ConfigFailuresTotal:       func() float64 { return float64(p.failures.Load()) },
+			admin.SteeringRepairsTotal:      func() float64 { return float64(p.repairs.Load()) },
+			admin.Listeners:                 stats(func(s listener.Stats) float64 { return float64(s.Listeners) }),
+			admin.AcceptPausesTotal:         stats(func(s listener.Stats) float64 { return float64(s.AtLimit + s.Exhausted) }),
+			admin.ConnectionsDialing:        stats(func(s listener.Stats) float64 { return float64(s.Dialing) }),
+			admin.AffinityPins:              stats(func(s listener.Stats) float64 { return float64(s.Pins.Pins) }),
+			admin.AffinityEvictedTotal:      stats(func(s listener.Stats) float64 { return float64(s.Pins.Evicted) }),
+			admin.AffinityExpiredTotal:      stats(func(s listener.Stats) float64 { return float64(s.Pins.Expired) }),
+			admin.RelayPipes:                func() float64 { return float64(p.relay.Pipes()) },
+			admin.RelaySystemCallsTotal:     func() float64 { return float64(p.systemCalls()) },
+			admin.ManifestFiles:             func() float64 { return float64(p.source.Stats().Files) },
+			admin.ManifestFilesInError:      func() float64 { return float64(p.source.Stats().FilesInError) },
+			admin.ManifestObjectsPassedOver: func() float64 { return float64(sum(p.source.Stats().PassedOver)) },
 		},
 	})
+}
+
+func sum(counts map[string]int) int {
+	n := 0
+	for _, c := range counts {
+		n += c
+	}
+	return n
 }
 
 func (p *proxy) systemCalls() uint64 {

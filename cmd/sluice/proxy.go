@@ -60,6 +60,7 @@ type proxy struct {
 	repairs  atomic.Uint64 // times that kernel state was restored
 	noLocal  atomic.Pointer[admin.NoLocalEndpoints]
 	reported map[service.Problem]bool
+	trouble  string // the last thing that notInForce said, until it is over
 }
 
 // newProxy makes everything that can fail before anything in the kernel is
@@ -231,16 +232,10 @@ func (p *proxy) run(ctx context.Context) error {
 	defer p.stop()
 	maintenance := time.NewTimer(p.manager.NextMaintenance())
 	defer maintenance.Stop()
-	ready := false
 	for {
 		select {
 		case c := <-changes:
 			p.apply(c)
-			if !ready {
-				ready = true
-				p.log.Info().Str("version", version).Str("node", p.options.hostname).Str("redirect", "tproxy").
-					Int("service_ports", servicePorts(p.table.Snapshot())).Msg("ready")
-			}
 			maintenance.Reset(p.manager.NextMaintenance())
 		case <-maintenance.C:
 			p.maintain()
@@ -271,13 +266,35 @@ func (p *proxy) apply(c service.Change) {
 	p.health.Update(p.table)
 	p.countNoLocal()
 	if err != nil {
-		p.failures.Add(1)
-		p.log.Error().Err(err).Msg("a part of the configuration is not in force; trying again every second")
+		p.notInForce(err)
 		return
 	}
-	p.health.Applied()
-	p.applied.Store(time.Now().UnixNano())
+	p.inForce()
 	p.log.Debug().Dur("took", time.Since(begin)).Int("service_ports", servicePorts(snap)).Msg("configuration in force")
+}
+
+// inForce takes note that all of the last configuration is in force.
+func (p *proxy) inForce() {
+	p.health.Applied()
+	p.trouble = ""
+	if p.applied.Swap(time.Now().UnixNano()) != 0 {
+		return
+	}
+	found := p.source.Stats()
+	p.log.Info().Str("version", version).Str("node", p.options.hostname).Str("redirect", "tproxy").
+		Int("files", found.Files).Int("objects_passed_over", sum(found.PassedOver)).
+		Int("service_ports", servicePorts(p.table.Snapshot())).Msg("ready")
+}
+
+// notInForce takes note that some of it is not. It says so once: the attempts
+// that follow would fill the log.
+func (p *proxy) notInForce(err error) {
+	p.failures.Add(1)
+	if p.trouble == err.Error() {
+		return
+	}
+	p.trouble = err.Error()
+	p.log.Error().Err(err).Msg("the kernel's tables are not as they should be; trying again")
 }
 
 // countNoLocal counts the service ports that are dropped on this node (A3.16).
@@ -303,13 +320,15 @@ func (p *proxy) reportProblems(snap *service.Snapshot) {
 }
 
 func (p *proxy) maintain() {
+	complete := p.manager.Complete()
 	repaired, err := p.manager.Maintain()
 	if err != nil {
-		p.failures.Add(1)
-		p.log.Error().Err(err).Msg("steering is not as it should be; trying again")
+		p.notInForce(err)
 		return
 	}
-	p.health.Applied()
+	if !complete {
+		p.inForce()
+	}
 	if repaired {
 		p.repairs.Add(1)
 		p.log.Warn().Msg("somebody had changed our part of the kernel's tables; it is restored")
