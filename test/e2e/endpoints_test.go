@@ -170,6 +170,38 @@ func TestPromise4_PortWithNoEndpointsRefuses(t *testing.T) {
 	}
 }
 
+// TestPromise4_PortWhosePolicyLeavesNoneHereIsSilent has endpoints on another
+// node only, for a service whose traffic is to stay on its node (A3.5).
+func TestPromise4_PortWhosePolicyLeavesNoneHereIsSilent(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	lab.Node.EchoTCP(t, 80)
+	elsewhere := webOn(lab)
+	elsewhere.local = true
+	here := elsewhere
+	here.node = "node"
+	nowhere := elsewhere
+	nowhere.endpoints = nil
+	p := startProxy(t, lab, []webService{elsewhere})
+	for _, step := range []struct {
+		service webService
+		want    func(*netns.Host, string) error
+	}{
+		{elsewhere, unanswered},
+		{here, func(from *netns.Host, address string) error { return onlyOn(from, address, "b1:8080") }},
+		{elsewhere, unanswered},
+		{nowhere, refused},
+	} {
+		p.apply(step.service)
+		for _, from := range []*netns.Host{lab.Client, lab.Node} {
+			for _, address := range addresses(80, vip4, vip6) {
+				await(t, fmt.Sprintf("%s to %s", from.Name(), address), startTimeout, func() error { return step.want(from, address) })
+			}
+		}
+	}
+	p.stop()
+}
+
 // TestHostsOwnServersStayBehindTheirAddresses has servers of the node's own
 // listen on every address.
 func TestHostsOwnServersStayBehindTheirAddresses(t *testing.T) {

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -14,6 +15,10 @@ type webService struct {
 	endpoints []netip.AddrPort // all of one family have one port
 	// affinity is the time-out in seconds, 0 for none.
 	affinity int
+	// local says that the internal traffic policy is Local.
+	local bool
+	// node is where the endpoints are; "" for another node than the proxy's.
+	node string
 }
 
 // yaml writes the Service and a slice for each family.
@@ -28,6 +33,9 @@ func (s webService) yaml() string {
 	fmt.Fprintf(&b, "  ipFamilies: [%s]\n", strings.Join(families, ", "))
 	if s.affinity > 0 {
 		fmt.Fprintf(&b, "  sessionAffinity: ClientIP\n  sessionAffinityConfig: {clientIP: {timeoutSeconds: %d}}\n", s.affinity)
+	}
+	if s.local {
+		b.WriteString("  internalTrafficPolicy: Local\n")
 	}
 	fmt.Fprintf(&b, "  ports:\n  - {name: http, port: %d, protocol: TCP}\n", s.port)
 	for _, f := range families {
@@ -44,7 +52,7 @@ func (s webService) slice(b *strings.Builder, f string) {
 			continue
 		}
 		port = e.Port()
-		fmt.Fprintf(&list, "- addresses: [%q]\n  conditions: {ready: true}\n  nodeName: backend\n  zone: zone-a\n", e.Addr())
+		fmt.Fprintf(&list, "- addresses: [%q]\n  conditions: {ready: true}\n  nodeName: %s\n  zone: zone-a\n", e.Addr(), cmp.Or(s.node, "backend"))
 		fmt.Fprintf(&list, "  targetRef: {kind: Pod, namespace: default, name: %s-%d}\n", s.name, i+1)
 	}
 	fmt.Fprintf(b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: %s-%s\n  namespace: default\n",
