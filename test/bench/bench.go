@@ -171,7 +171,7 @@ func (b *bench) finish(begin time.Time, before procstat.Machine) error {
 		return err
 	}
 	total := time.Since(begin).Seconds() * float64(runtime.NumCPU())
-	b.data.Environment = environment(b.opts.ipv6)
+	b.data.Environment = environment(b.opts)
 	b.data.Environment.Date = begin
 	b.data.Environment.StealPercent = 100 * machine.Sub(before).Steal.Seconds() / total
 	return nil
@@ -281,12 +281,12 @@ func (b *bench) write() error {
 }
 
 // environment describes the machine.
-func environment(ipv6 bool) report.Environment {
+func environment(opts options) report.Environment {
 	e := report.Environment{
 		Kernel: "unknown", Architecture: runtime.GOARCH, CPU: "unknown processor",
 		CPUs: runtime.NumCPU(), Go: runtime.Version(), IPVersion: 4,
 	}
-	if ipv6 {
+	if opts.ipv6 {
 		e.IPVersion = 6
 	}
 	var name unix.Utsname
@@ -301,6 +301,10 @@ func environment(ipv6 bool) report.Environment {
 				break
 			}
 		}
+	}
+	e.Congestion = opts.control
+	if name, err := os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control"); err == nil && e.Congestion == "" {
+		e.Congestion = strings.TrimSpace(string(name))
 	}
 	if out, err := exec.Command("git", "describe", "--always", "--dirty").Output(); err == nil {
 		e.Commit = strings.TrimSpace(string(out))

@@ -23,6 +23,7 @@ type options struct {
 	threads   int           // of the relay, where it can be told
 	endpoints int
 	ipv6      bool
+	control   string // TCP congestion control; empty for the system's
 	out       string // directory of the page, the chart and the JSON; empty for none
 	builds    peer.Builds
 	keepLogs  bool
@@ -42,6 +43,7 @@ func parseFlags(args []string) (*options, error) {
 	f.IntVar(&o.threads, "threads", runtime.NumCPU(), "threads or workers of HAProxy and nginx")
 	f.IntVar(&o.endpoints, "endpoints", 1, "addresses of the server, over which the relays spread")
 	f.BoolVar(&o.ipv6, "6", false, "IPv6 in place of IPv4")
+	f.StringVar(&o.control, "congestion", "reno", "`name` of the TCP congestion control that all use, or system for the machine's own")
 	f.StringVar(&o.out, "o", "", "directory for benchmarks.md, .json and .svg (default: docs for a whole run, else none)")
 	f.StringVar(&o.builds.Sluice, "sluice", "bin/sluice", "the product's binary")
 	f.StringVar(&o.builds.Base, "base", "", "another build of it, to compare with as sluice-base")
@@ -63,6 +65,9 @@ func parseFlags(args []string) (*options, error) {
 
 	if *seconds <= 0 || o.rounds < 1 || o.threads < 1 || o.endpoints < 1 || o.endpoints > 64 {
 		return nil, errors.New("-seconds, -rounds, -threads and -endpoints must be above zero, -endpoints at most 64")
+	}
+	if o.control == "system" {
+		o.control = ""
 	}
 	o.measure = time.Duration(*seconds * float64(time.Second))
 	o.warmup = min(o.measure/5, 500*time.Millisecond)

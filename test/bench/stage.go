@@ -42,7 +42,9 @@ func (b *bench) openStage(p peer.Peer) (_ *stage, err error) {
 	if s.dir, err = os.MkdirTemp(b.dir, p.Name+"-"); err != nil {
 		return nil, err
 	}
-	s.world, err = world.New(world.Options{IPv6: b.opts.ipv6, Clients: 4, Endpoints: b.opts.endpoints})
+	s.world, err = world.New(world.Options{
+		IPv6: b.opts.ipv6, Clients: 4, Endpoints: b.opts.endpoints, Congestion: b.opts.control,
+	})
 	if err != nil {
 		return nil, err
 	}

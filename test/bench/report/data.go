@@ -27,6 +27,7 @@ type Environment struct {
 	CPU          string    `json:"cpu"`
 	CPUs         int       `json:"cpus"`
 	Go           string    `json:"go"`
+	Congestion   string    `json:"congestion_control"` // of TCP
 	Commit       string    `json:"commit,omitempty"`
 	IPVersion    int       `json:"ip_version"`
 	StealPercent float64   `json:"steal_percent"` // of the time of all cores, over the whole run

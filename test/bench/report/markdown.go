@@ -29,8 +29,8 @@ func (d *Data) Markdown() string {
 
 func (d *Data) writeEnvironment(b *strings.Builder) {
 	e := d.Environment
-	fmt.Fprintf(b, "Measured %s on Linux %s, %s, %d x %s, IPv%d; %s; %d rounds, %s s for each measurement.",
-		e.Date.UTC().Format("2006-01-02 15:04 MST"), e.Kernel, e.Architecture, e.CPUs, e.CPU, e.IPVersion, e.Go, d.Rounds, Number(d.Seconds))
+	fmt.Fprintf(b, "Measured %s on Linux %s, %s, %d x %s, IPv%d, TCP %s; %s; %d rounds, %s s for each measurement.",
+		e.Date.UTC().Format("2006-01-02 15:04 MST"), e.Kernel, e.Architecture, e.CPUs, e.CPU, e.IPVersion, e.Congestion, e.Go, d.Rounds, Number(d.Seconds))
 	if e.Commit != "" {
 		fmt.Fprintf(b, " Commit %s.", e.Commit)
 	}

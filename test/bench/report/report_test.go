@@ -45,7 +45,7 @@ func TestNumber(t *testing.T) {
 
 func example() *Data {
 	d := &Data{
-		Environment: Environment{Date: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Kernel: "6.18", Architecture: "amd64", CPU: "a <fast> one", CPUs: 2, Go: "go1.26", IPVersion: 4},
+		Environment: Environment{Date: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Kernel: "6.18", Architecture: "amd64", CPU: "a <fast> one", CPUs: 2, Go: "go1.26", IPVersion: 4, Congestion: "cubic"},
 		Rounds:      3, Seconds: 3,
 		Peers: []Peer{{Name: "direct"}, {Name: "haproxy", Version: "2.6"}, {Name: "nginx", Missing: "not installed | at all"}, {Name: "sluice"}, {Name: "sluice-nolog"}},
 	}
@@ -121,7 +121,7 @@ func TestMarkdown(t *testing.T) {
 		"| bulk, 1 stream [Gbit/s] | more | 2.00 | 1.00 | 1.60 |  |",
 		"| request-response, 1 client, p50 [us] | less |  | 50 | 60 |  |",
 		"| nginx |  | did not run: not installed \\| at all |",
-		"Measured 2026-01-02 03:04 UTC on Linux 6.18, amd64, 2 x a <fast> one, IPv4",
+		"Measured 2026-01-02 03:04 UTC on Linux 6.18, amd64, 2 x a <fast> one, IPv4, TCP cubic",
 		"| bulk, 1 stream | at least 1.50 x haproxy | 1.60 x, met |",
 	} {
 		if !strings.Contains(text, line+"\n") && !strings.Contains(text, line) {

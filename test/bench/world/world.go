@@ -28,6 +28,9 @@ type Options struct {
 	IPv6      bool
 	Clients   int // addresses of the client, at least 1
 	Endpoints int // addresses of the server, at least 1
+	// Congestion is the TCP congestion control of all three; empty for the
+	// system's.
+	Congestion string
 }
 
 // New builds a World. The caller closes it.
@@ -42,11 +45,7 @@ func New(opts Options) (_ *World, err error) {
 		if *ns, err = NewNamespace(); err != nil {
 			return nil, err
 		}
-		if !opts.IPv6 {
-			continue
-		}
-		// No waiting until an address has proved to be nobody else's.
-		if err = (*ns).Do(func() error { return sysctl("ipv6/conf/default/accept_dad", "0") }); err != nil {
+		if err = (*ns).Do(opts.settings); err != nil {
 			return nil, err
 		}
 	}
@@ -147,6 +146,21 @@ func raise(h *netlink.Handle, name string, addrs []netip.Addr, bits int) (netlin
 
 func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// settings are those that every namespace has.
+func (o Options) settings() error {
+	if o.Congestion != "" {
+		// Also for what cannot choose for itself, as HAProxy.
+		if err := sysctl("ipv4/tcp_congestion_control", o.Congestion); err != nil {
+			return err
+		}
+	}
+	if o.IPv6 {
+		// No waiting until an address has proved to be nobody else's.
+		return sysctl("ipv6/conf/default/accept_dad", "0")
+	}
+	return nil
 }
 
 func (w *World) forwarding() error {
