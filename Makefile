@@ -30,6 +30,7 @@ demo: build ## Build and play the demo: no cluster needed, nothing on this machi
 .PHONY: test
 test: deps ## Run every test with the race detector (root: end-to-end tests too)
 	$(REQUIRE_ROOT) go test -race $(TESTFLAGS) $$(go list ./... | grep -v /test/e2e)
+	go test $(TESTFLAGS) ./internal/explain
 	$(REQUIRE_ROOT) go test -race -count=1 $(TESTFLAGS) ./test/e2e
 
 .PHONY: test-full

@@ -62,7 +62,7 @@ func line(a slowpolicy.Answer) string {
 func TestAgreesWithSlowPolicy(t *testing.T) {
 	const perCluster = 2000
 	total := *questions
-	if testing.Short() {
+	if testing.Short() || raceEnabled { // make test runs it without the detector too
 		total /= 20
 	}
 	seen := map[string]int{}
