@@ -217,7 +217,7 @@ func TestTransparent(t *testing.T) {
 	for _, on := range []string{"192.0.2.1:80", "[2001:db8::1]:80"} {
 		fd, err := ListenTCP(netip.MustParseAddrPort(on), ListenOptions{Transparent: true})
 		if errors.Is(err, EPERM) {
-			t.Skip("needs CAP_NET_ADMIN")
+			t.Skip("SKIP-NEEDS: CAP_NET_ADMIN")
 		}
 		if err != nil {
 			t.Fatal(err)

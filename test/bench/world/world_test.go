@@ -24,7 +24,7 @@ func newTestWorld(t *testing.T, opts Options) *World {
 		if os.Getenv("SLUICE_REQUIRE_ROOT") != "" {
 			t.Fatal("root is needed")
 		}
-		t.Skip("root is needed")
+		t.Skip("SKIP-NEEDS: root")
 	}
 	w, err := New(opts)
 	if err != nil {
