@@ -37,6 +37,10 @@ test: deps ## Run every test with the race detector (root: end-to-end tests too)
 test-full: deps ## As test, with the end-to-end tests at their full size (10,000 connections of 1 MiB)
 	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 30m -v ./test/e2e
 
+.PHONY: test-copy
+test-copy: deps ## The end-to-end tests on a relay that only copies (--splice=off)
+	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--splice=off go test -count=1 $(TESTFLAGS) ./test/e2e
+
 .PHONY: deps
 deps: ## Install, or name, the Debian packages that the tests need
 	@test/install-deps.sh

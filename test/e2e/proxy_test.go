@@ -94,13 +94,15 @@ func (p *proxy) start(flags ...string) {
 	})
 }
 
-// launch runs the proxy and waits for nothing. A proxy that still runs when
+// launch runs the proxy and waits for nothing. The flags in SLUICE_TEST_FLAGS
+// come first, so that the whole suite can be run in another mode. A proxy that still runs when
 // the test ends is killed; so is one whose test is killed.
 func (p *proxy) launch(flags ...string) {
 	p.t.Helper()
 	args := append([]string{"run", "--manifests", p.manifests, "--hostname-override", "node",
 		"--service-cidr", serviceCIDRs, "--access-log", p.accessLog, "--access-log-format", "json",
-		"--logging-format", "json", "--metrics-bind-address", metricsAddress}, flags...)
+		"--logging-format", "json", "--metrics-bind-address", metricsAddress}, strings.Fields(os.Getenv("SLUICE_TEST_FLAGS"))...)
+	args = append(args, flags...)
 	p.cmd, p.stderr, p.exited = exec.Command(built(p.t), args...), &output{}, make(chan struct{})
 	cmd, stderr, exited := p.cmd, p.stderr, p.exited
 	cmd.Stdout, cmd.Stderr = stderr, stderr
