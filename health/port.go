@@ -37,7 +37,7 @@ type port struct {
 	endpoints atomic.Int64
 	http      *http.Server // nil while it is not open
 	listeners []net.Listener
-	told      string       // the error that was logged last
+	told      string // the error that was logged last
 }
 
 var wildcard = [2]netip.Addr{service.IPv4: netip.IPv4Unspecified(), service.IPv6: netip.IPv6Unspecified()}

@@ -58,7 +58,7 @@ func (c *conn) dial(v *policy.Verdict) {
 			}
 			if errno == sys.EAGAIN {
 				var err error
-				if c.endpoint, err = w.loop.Add(fd, 0, endpointEvents, c); err == nil {
+				if c.endpoint, err = w.loop.Add(fd, 0, relay.Watch, c); err == nil {
 					c.upstream = fd
 					w.loop.Schedule(&c.timer, now+int64(patience), c)
 					return

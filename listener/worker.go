@@ -18,9 +18,6 @@ const (
 	refreshInterval = 15 * time.Second
 	// spareConns bounds the memory that is kept for connections to come.
 	spareConns = 1024
-	// endpointEvents are what a connection to an endpoint is watched for, from
-	// the dial to its end.
-	endpointEvents = poll.Readable | poll.Writable | poll.PeerDone | poll.Edge
 )
 
 // worker is the listener's share of one event loop. Everything in it belongs to
@@ -55,7 +52,7 @@ func (w *worker) post(f func()) bool { return w.loop.Post(f) }
 
 // connect begins to connect to an endpoint.
 func (w *worker) connect(endpoint netip.AddrPort) (int, sys.Errno) {
-	return sys.ConnectTCP(endpoint, netip.AddrPort{}, sys.ConnectOptions{})
+	return w.relay.Connect(endpoint, netip.AddrPort{}, sys.ConnectOptions{})
 }
 
 // newConn gives a fresh connection.

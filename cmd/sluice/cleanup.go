@@ -28,7 +28,7 @@ while a proxy runs. The flags are those that the proxy was given.`,
 				}
 				return err
 			}
-			defer lock.Release()
+			defer func() { _ = lock.Release() }() // the process ends, and the lock with it
 			removed, err := tproxy.Cleanup(o)
 			for _, what := range removed {
 				fmt.Fprintln(cmd.OutOrStdout(), "removed", what)

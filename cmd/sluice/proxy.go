@@ -150,6 +150,7 @@ func (p *proxy) makeLoops(limits limits) error {
 		IdleTimeout:       o.idleTimeout,
 		HalfClosedTimeout: o.halfClosedTimeout,
 		MaxPipes:          o.maxPipes,
+		Workers:           o.workers,
 		EndpointLiveness:  listener.Liveness(o.keepAlive),
 	})
 	for range o.workers {

@@ -46,17 +46,6 @@ func (e *elements) local(p netip.Prefix) {
 	}
 }
 
-// size is the number of elements in all lists.
-func (e *elements) size() int {
-	n := 0
-	for k := range kinds {
-		for v := range versions {
-			n += len(e[k][v])
-		}
-	}
-	return n
-}
-
 // planElements gives everything that a plan puts into the sets. Plan.Local is
 // a cover.
 func planElements(p *redirect.Plan) *elements {

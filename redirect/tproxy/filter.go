@@ -310,7 +310,7 @@ func (f *filter) unstage(generation int, tableWasThere bool) {
 		return
 	}
 	for _, name := range now.sets {
-		if _, _, g, ok := parseSetName(name); ok && g == generation {
+		if g, ok := generationOf(name); ok && g == generation {
 			b.dropSet(&nftables.Set{Table: f.table, Name: name})
 		}
 	}

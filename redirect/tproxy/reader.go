@@ -140,7 +140,7 @@ type contents struct {
 func (c *contents) lastGeneration() int {
 	last := 0
 	for _, name := range c.sets {
-		if _, _, g, ok := parseSetName(name); ok {
+		if g, ok := generationOf(name); ok {
 			last = max(last, g)
 		}
 	}

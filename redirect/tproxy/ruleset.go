@@ -83,24 +83,24 @@ func setName(k kind, v version, generation int) string {
 	return kindNames[k] + families[v].digit + "-" + strconv.Itoa(generation)
 }
 
-// parseSetName is setName backwards.
-func parseSetName(name string) (k kind, v version, generation int, ok bool) {
+// generationOf gives the generation that a set's name says.
+func generationOf(name string) (generation int, ok bool) {
 	base, number, ok := strings.Cut(name, "-")
 	if !ok {
-		return 0, 0, 0, false
+		return 0, false
 	}
 	generation, err := strconv.Atoi(number)
 	if err != nil || generation < 0 {
-		return 0, 0, 0, false
+		return 0, false
 	}
-	for k = range kinds {
-		for v = range versions {
+	for k := range kinds {
+		for v := range versions {
 			if base == kindNames[k]+families[v].digit {
-				return k, v, generation, true
+				return generation, true
 			}
 		}
 	}
-	return 0, 0, 0, false
+	return 0, false
 }
 
 // makeSet describes a set, for creating it or its elements.
