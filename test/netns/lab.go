@@ -151,6 +151,13 @@ func (n *Namespace) configure(ifname string, addrs []netip.Prefix) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", ifname, err)
 	}
+	// An interface may lose its first packet, a question for a neighbour,
+	// while it comes up: ask again soon, not after a second.
+	for _, version := range []string{"ipv4", "ipv6"} {
+		if err := n.SetSysctl("net/"+version+"/neigh/"+ifname+"/retrans_time_ms", "20"); err != nil {
+			return err
+		}
+	}
 	if err := n.nl.LinkSetUp(link); err != nil {
 		return fmt.Errorf("%s up: %w", ifname, err)
 	}
