@@ -27,3 +27,8 @@ func (*nowhere) Forget(poll.Registration)                      {}
 func (*nowhere) Add(int, uint8, poll.Events, poll.Handler) (poll.Registration, error) {
 	return registrations[0], nil
 }
+
+// chatter is nowhere with 128 bytes to read each time.
+type chatter struct{ *nowhere }
+
+func (*chatter) recv(int, []byte) (int, sys.Errno) { return 128, 0 }

@@ -113,7 +113,7 @@ type Config struct {
 	IdleTimeout       time.Duration // end a link that moved nothing for so long; 0: never
 	HalfClosedTimeout time.Duration // the same once one side has closed; 0: IdleTimeout
 	MaxPipes          int           // pipes at the same time in all workers; 0 means 128. Two descriptors each; beyond it directions copy
-	PipeSize          int           // bytes; 0 means 1 MiB; a kernel that gives less is taken at its word
+	PipeSize          int           // bytes; 0 means 512 KiB; a kernel that gives less is taken at its word
 	MaxHeld           int           // bytes that one worker holds for blocked directions before it reads in small pieces; 0 means 32 MiB
 
 	// EndpointLiveness is set on the endpoint's socket once a link has lived
@@ -133,7 +133,7 @@ func (c Config) withDefaults() Config {
 		c.MaxPipes = 128
 	}
 	if c.PipeSize == 0 {
-		c.PipeSize = 1 << 20
+		c.PipeSize = 512 << 10
 	}
 	if c.MaxHeld == 0 {
 		c.MaxHeld = 32 << 20

@@ -81,8 +81,8 @@ func (w *Worker) giveTurns() {
 // it has more to do. It returns how much it moved.
 func (l *Link) turn(i int) (moved int) {
 	w, s := l.worker, &l.sides[i]
-	before := s.bytes
-	for more := true; more && moved < turnShare; moved = int(s.bytes - before) {
+	before := w.stats.Bytes // the link may be its owner's again after its end
+	for more := true; more && moved < turnShare; moved = int(w.stats.Bytes - before) {
 		switch {
 		case s.inPipe > 0:
 			more = l.empty(i)
@@ -92,7 +92,7 @@ func (l *Link) turn(i int) (moved int) {
 			more = l.splice(i)
 		}
 		if !more && l.facts&running == 0 {
-			return int(s.bytes - before)
+			return int(w.stats.Bytes - before)
 		}
 	}
 	if s.pipe != nil && s.inPipe == 0 {
