@@ -117,7 +117,7 @@ func (ln *lane) HandleEvents(uint8, poll.Events) {
 			return
 		}
 		c := &conn{lane: ln, client: fd}
-		c.endpoint, e = ln.worker.Connect(ln.p.endpoint, netip.AddrPort{}, sys.ConnectOptions{})
+		c.endpoint, _ = ln.worker.Connect(ln.p.endpoint, netip.AddrPort{}, sys.ConnectOptions{})
 		if c.endpoint < 0 {
 			ln.p.refused.Add(1)
 			sys.SetLingerReset(fd)
