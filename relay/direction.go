@@ -33,6 +33,7 @@ const (
 	watchesOut                   // the socket's registration asks for Writable
 	probed                       // Probe has tried to read
 	failed                       // Probe found the client reset
+	slow                         // the destination took less than it was offered, last time
 )
 
 const (
@@ -43,8 +44,9 @@ const (
 	demoteBelow = 32 << 10
 	// demoteAfter is how many turns in a row below that make it quiet.
 	demoteAfter = 2
-	// pinch is how much is read at once when the worker holds Config.MaxHeld.
-	pinch = 2 << 10
+	// slowRead is how much is read at once for a slow destination: what it does
+	// not take has to be held.
+	slowRead = 16 << 10
 )
 
 // run does what there is to do in direction i: at once if it copies, by a turn
@@ -84,8 +86,8 @@ func (l *Link) copy(i int) (more bool) {
 		return false
 	}
 	room := w.buffer
-	if w.stats.Held >= uint64(w.config.MaxHeld) {
-		room = room[:pinch]
+	if s.state&slow != 0 {
+		room = room[:slowRead]
 	}
 	w.stats.Reads++
 	n, e := w.kernel.recv(int(s.fd), room)
@@ -155,6 +157,7 @@ func (l *Link) write(i int, p []byte) bool {
 		w.hold(s, p[n:])
 		return l.block(i)
 	}
+	s.state &^= slow
 	return true
 }
 
@@ -180,7 +183,7 @@ func (l *Link) flush(i int) bool {
 // block stops direction i until the other side is writable. A socket that took
 // less than it was offered will say when it has room again.
 func (l *Link) block(i int) bool {
-	l.sides[i].state |= blocked
+	l.sides[i].state |= blocked | slow
 	l.await(1 - i)
 	return false
 }

@@ -35,7 +35,9 @@
 //
 //	copying   through the worker's one buffer. A read that comes back short has
 //	          emptied the socket, so that no second one is made to find that out.
-//	          Work is done in the event itself.
+//	          Work is done in the event itself. What the destination does not
+//	          take is held in a chunk: 64 KiB at most, and 16 KiB from then on
+//	          until it takes everything again.
 //	moving    through a pipe, by splice, without copying. Work is done in turns
 //	          (see below). A pipe is borrowed for a turn and kept beyond it only
 //	          while it holds bytes; without one, the turn copies.
@@ -114,7 +116,6 @@ type Config struct {
 	HalfClosedTimeout time.Duration // the same once one side has closed; 0: IdleTimeout
 	MaxPipes          int           // pipes at the same time in all workers; 0 means 128. Two descriptors each; beyond it directions copy
 	PipeSize          int           // bytes; 0 means 512 KiB; a kernel that gives less is taken at its word
-	MaxHeld           int           // bytes that one worker holds for blocked directions before it reads in small pieces; 0 means 32 MiB
 
 	// EndpointLiveness is set on the endpoint's socket once a link has lived
 	// LivenessAfter (0 means 10 s); the client's has it from its listener.
@@ -134,9 +135,6 @@ func (c Config) withDefaults() Config {
 	}
 	if c.PipeSize == 0 {
 		c.PipeSize = 512 << 10
-	}
-	if c.MaxHeld == 0 {
-		c.MaxHeld = 32 << 20
 	}
 	if c.LivenessAfter == 0 {
 		c.LivenessAfter = 10 * time.Second
