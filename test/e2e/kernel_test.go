@@ -192,7 +192,7 @@ func TestSecondRunSaysSoAndStops(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	first := startProxy(t, lab, []webService{webOn(lab)})
-	during := kernelState(t, lab)
+	during := settledState(t, lab)
 
 	for _, round := range []string{"while the first runs", "while one runs over the leftovers of a killed one"} {
 		second := prepareProxy(t, lab, []webService{webOn(lab)})
@@ -229,7 +229,7 @@ func TestPromise6_RemovedStateIsRepaired(t *testing.T) {
 	lab.Backends[0].EchoTCP(t, 8080)
 	before := settledState(t, lab)
 	p := startProxy(t, lab, []webService{webOn(lab)})
-	during := kernelState(t, lab)
+	during := settledState(t, lab)
 	held := hold(t, lab.Client, addresses(80, vip4)[0], 1)
 	for _, command := range [][]string{
 		{"nft", "flush", "ruleset"},
