@@ -231,7 +231,8 @@ func (l *Link) drain(i int) sys.Errno {
 	if s.state&done != 0 {
 		return 0
 	}
-	if s.inPipe > 0 {
+	for s.inPipe > 0 {
+		// It may stop short for a signal: only EAGAIN means that there is no room.
 		w.stats.Splices++
 		n, e := w.kernel.splice(s.pipe.r, other, int(s.inPipe))
 		if e != 0 {
@@ -239,9 +240,6 @@ func (l *Link) drain(i int) sys.Errno {
 		}
 		w.count(s, n)
 		s.inPipe -= int32(n)
-		if s.inPipe > 0 {
-			return 0
-		}
 	}
 	for {
 		p := w.buffer
