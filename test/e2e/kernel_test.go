@@ -166,6 +166,13 @@ func TestPromise6_KilledProxyIsTakenOver(t *testing.T) {
 	}
 	p.kill()
 	_ = ended(held) // a killed process has no say in how
+	for _, from := range []*netns.Host{lab.Client, lab.Node} {
+		for _, address := range addresses(80, vip4, vip6) {
+			if err := refused(from, address); err != nil {
+				t.Errorf("%s to %s, which nobody serves for the moment: %v", from.Name(), address, err)
+			}
+		}
+	}
 	// The service changed while nobody was there.
 	changed := webOn(lab)
 	changed.port = 81
