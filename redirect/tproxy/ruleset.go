@@ -75,7 +75,9 @@ const (
 	chainSilence    = "silence"
 )
 
-func chainTo(v version) string { return "to" + families[v].digit }
+func chainTo(v version) string   { return "to" + families[v].digit }
+func chainRest(v version) string { return "rest" + families[v].digit }
+func chainFrom(v version) string { return "from" + families[v].digit }
 
 // setName is a kind's name of a generation: "steer4-7". A new generation is
 // filled beside the one in use when it is too large for one transaction.
@@ -130,7 +132,8 @@ func makeChains(table *nftables.Table) []*nftables.Chain {
 	chains := []*nftables.Chain{
 		{Name: chainPrerouting, Hooknum: nftables.ChainHookPrerouting},
 		{Name: chainOutput, Hooknum: nftables.ChainHookOutput},
-		{Name: chainTo(v4)}, {Name: chainTo(v6)}, {Name: chainRefuse}, {Name: chainSilence},
+		{Name: chainTo(v4)}, {Name: chainTo(v6)}, {Name: chainRest(v4)}, {Name: chainRest(v6)},
+		{Name: chainFrom(v4)}, {Name: chainFrom(v6)}, {Name: chainRefuse}, {Name: chainSilence},
 	}
 	for _, c := range chains {
 		c.Table = table
@@ -150,29 +153,39 @@ type rule struct {
 func (r *rule) add(exprs ...expr.Any) { r.exprs = append(r.exprs, exprs...) }
 
 // makeRules gives the rules that look into the sets of a generation. Their
-// number does not depend on anything.
+// number does not depend on anything. Every packet of the node passes them, so
+// that what is not for a service meets as few as possible: two look-ups on its
+// way in, two on its way out.
 //
 //	chain prerouting: meta nfproto ipv4 goto to4
 //	                  meta nfproto ipv6 goto to6
 //	chain to4:        tproxy ip to 127.83.76.1:ip daddr . meta l4proto . th dport map @steer4 notrack accept
-//	                  ip daddr . meta l4proto . th dport @refuse4 goto refuse
+//	                  ip daddr @local4 goto rest4
+//	chain rest4:      ip daddr . meta l4proto . th dport @refuse4 goto refuse
 //	                  ip daddr . meta l4proto . th dport @silent4 goto silence
 //	                  ip daddr @cluster4 goto refuse
-//	                  ip daddr @local4 goto silence
+//	                  goto silence
 //	chain refuse:     meta l4proto tcp tcp flags & (syn | ack) == syn reject with tcp reset
 //	                  socket transparent 1 notrack accept
 //	                  meta l4proto tcp reject with tcp reset
 //	                  meta l4proto udp reject with icmpx port-unreachable      (sctp too)
 //	chain silence:    as refuse, with drop
-//	chain output:     ip saddr @local4 notrack accept
-//	                  ip daddr @local4 notrack accept                          (ip6 too)
+//	chain output:     meta nfproto ipv4 goto from4
+//	                  meta nfproto ipv6 goto from6
+//	chain from4:      ip saddr @local4 notrack accept
+//	                  ip daddr @local4 notrack accept
 func makeRules(generation int) []rule {
 	var rules []rule
-	for v := range versions {
-		r := rule{chain: chainPrerouting}
-		r.add(isFamily(v)...)
-		r.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: chainTo(v)})
-		rules = append(rules, r)
+	for _, hook := range []struct {
+		chain string
+		goTo  func(version) string
+	}{{chainPrerouting, chainTo}, {chainOutput, chainFrom}} {
+		for v := range versions {
+			r := rule{chain: hook.chain}
+			r.add(isFamily(v)...)
+			r.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: hook.goTo(v)})
+			rules = append(rules, r)
+		}
 	}
 	for v := range versions {
 		rules = append(rules, rulesTo(v, generation)...)
@@ -198,23 +211,32 @@ func rulesTo(v version, generation int) []rule {
 	steering.add(toListener(v)...)
 	steering.add(&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept})
 
-	rules := []rule{steering}
+	ours := rule{chain: chainTo(v)}
+	ours.add(isFamily(v)...)
+	ours.add(inSet(f.dest, f.addrLen, setName(local, v, generation))...)
+	ours.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: chainRest(v)})
+
+	rules := []rule{steering, ours}
 	for _, rest := range []struct {
 		set  kind
 		goTo string
-	}{{refuse, chainRefuse}, {silent, chainSilence}, {cluster, chainRefuse}, {local, chainSilence}} {
-		r := rule{chain: chainTo(v)}
+	}{{refuse, chainRefuse}, {silent, chainSilence}} {
+		r := rule{chain: chainRest(v)}
 		r.add(isFamily(v)...)
-		if rest.set == refuse || rest.set == silent {
-			r.add(key...)
-			r.add(&expr.Lookup{SourceRegister: regKey, SetName: setName(rest.set, v, generation)})
-		} else {
-			r.add(inSet(f.dest, f.addrLen, setName(rest.set, v, generation))...)
-		}
-		r.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: rest.goTo})
+		r.add(key...)
+		r.add(
+			&expr.Lookup{SourceRegister: regKey, SetName: setName(rest.set, v, generation)},
+			&expr.Verdict{Kind: expr.VerdictGoto, Chain: rest.goTo},
+		)
 		rules = append(rules, r)
 	}
-	return rules
+	other := rule{chain: chainRest(v)}
+	other.add(isFamily(v)...)
+	other.add(inSet(f.dest, f.addrLen, setName(cluster, v, generation))...)
+	other.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: chainRefuse})
+	unallocated := rule{chain: chainRest(v)}
+	unallocated.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: chainSilence})
+	return append(rules, other, unallocated)
 }
 
 // toListener hands a packet to the listener whose port is in a register.
@@ -263,7 +285,7 @@ func rulesOutput(generation int) []rule {
 	for v := range versions {
 		f := families[v]
 		for _, offset := range []uint32{f.source, f.dest} {
-			r := rule{chain: chainOutput}
+			r := rule{chain: chainFrom(v)}
 			r.add(isFamily(v)...)
 			r.add(inSet(offset, f.addrLen, setName(local, v, generation))...)
 			r.add(&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept})
