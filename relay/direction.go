@@ -89,8 +89,7 @@ func (l *Link) copy(i int) (more bool) {
 	if s.state&slow != 0 {
 		room = room[:slowRead]
 	}
-	w.stats.Reads++
-	n, e := w.kernel.recv(int(s.fd), room)
+	n, e := w.recv(s, room)
 	switch {
 	case e == sys.EAGAIN:
 		w.stats.Wasted++
@@ -115,6 +114,19 @@ func (l *Link) copy(i int) (more bool) {
 		}
 	}
 	return l.write(i, room[:n])
+}
+
+// recv reads from a side. EAGAIN means that it is empty.
+func (w *Worker) recv(s *side, p []byte) (int, sys.Errno) {
+	w.stats.Reads++
+	n, e := w.kernel.recv(int(s.fd), p)
+	if e == sys.EAGAIN && s.state&urgent != 0 {
+		// At an urgent byte a signal, such as the Go scheduler's, is enough
+		// for that.
+		w.stats.Reads++
+		n, e = w.kernel.recv(int(s.fd), p)
+	}
+	return n, e
 }
 
 // came notes that bytes were read from side i.
@@ -231,6 +243,7 @@ func (l *Link) drain(i int) sys.Errno {
 	if s.state&done != 0 {
 		return 0
 	}
+	s.state |= urgent // perhaps, and no event will tell any more
 	for s.inPipe > 0 {
 		// It may stop short for a signal: only EAGAIN means that there is no room.
 		w.stats.Splices++
@@ -246,8 +259,7 @@ func (l *Link) drain(i int) sys.Errno {
 		if s.held != nil {
 			p = s.held.bytes()
 		} else {
-			w.stats.Reads++
-			n, e := w.kernel.recv(int(s.fd), p)
+			n, e := w.recv(s, p)
 			if e == sys.EAGAIN {
 				return 0
 			}

@@ -49,6 +49,8 @@ type fakeSock struct {
 	err   sys.Errno
 	mark  int // offset of the last urgent byte, if it was not read yet; else less than read
 
+	signalled bool // a read was cut short by a signal: the next is not
+
 	// To the peer.
 	room     int // what the send buffer takes now
 	capacity int
@@ -89,10 +91,16 @@ const pageSize = 4096
 
 func newFake(choose func(int) int) *fake {
 	f := &fake{choose: choose, meddle: func() {}, pipes: map[int]*fakePipe{}, nextFD: 10, now: 1e9, timers: map[*poll.Timer]fakeTimer{}}
-	for i := range f.socks {
-		f.socks[i] = &fakeSock{side: i, fd: i + 1, mark: -1, room: 1 << 20, capacity: 1 << 20}
-	}
+	f.newSocks()
 	return f
+}
+
+// newSocks makes two fresh sockets.
+func (f *fake) newSocks() {
+	for i := range f.socks {
+		f.socks[i] = &fakeSock{side: i, fd: f.nextFD, mark: -1, room: 1 << 20, capacity: 1 << 20}
+		f.nextFD++
+	}
 }
 
 // streams are what each side sends, over and over; their length is a prime, so
@@ -223,6 +231,11 @@ func (s *fakeSock) readable() int {
 func (f *fake) recv(fd int, p []byte) (int, sys.Errno) {
 	defer f.meddle()
 	s := f.sock(fd)
+	if s.mark == s.read && !s.signalled && f.choose(4) == 0 {
+		s.signalled = true
+		return -1, sys.EAGAIN // a signal came in at the urgent byte
+	}
+	s.signalled = false
 	if n := min(s.readable(), len(p)); n > 0 {
 		streamAt(p[:n], s.side, s.read)
 		s.read += n
@@ -324,6 +337,9 @@ func (f *fake) splice(from, to, n int) (int, sys.Errno) {
 	}
 	if p.side != 1-s.side || p.from != s.got {
 		f.failf("side %d: the pipe's bytes begin at %d, written were %d", s.side, p.from, s.got)
+	}
+	if n > 1 && f.choose(8) == 0 {
+		n = 1 + f.choose(n-1) // it stops for a signal: that is no want of room
 	}
 	k, e := f.writable(s, n)
 	if e != 0 {
@@ -556,7 +572,9 @@ func (f *fake) round() bool {
 	if len(batch) == 2 && f.choose(2) == 0 {
 		batch[0], batch[1] = batch[1], batch[0]
 	}
-	happened := len(batch) > 0 || f.noWait
+	if len(batch) == 0 && !f.noWait {
+		return false // it would wait
+	}
 	f.noWait = false
 	for _, e := range batch {
 		if e.s.handler != nil && e.s.gen == e.gen {
@@ -566,7 +584,7 @@ func (f *fake) round() bool {
 	for _, tick := range f.ticks {
 		tick()
 	}
-	return happened
+	return true
 }
 
 // settle runs the loop until nothing happens any more.

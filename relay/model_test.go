@@ -55,7 +55,8 @@ func (p *play) step() {
 		p.peerSends(i, 1+p.choose(300))
 	case what < 45:
 		// Not so much that it takes the other side for ever to read it.
-		p.peerSends(i, min(p.choose(200<<10), 50*p.socks[1-i].capacity))
+		most := []int{200 << 10, 2 << 20}[p.choose(2)]
+		p.peerSends(i, min(p.choose(most), 50*p.socks[1-i].capacity))
 	case what < 75:
 		p.peerReads(i, p.choose(p.socks[i].capacity+1))
 	case what < 87:
@@ -74,8 +75,23 @@ func (p *play) step() {
 	}
 }
 
-// run plays a script to its end.
+// run plays a script to its end: some links, one after the other.
 func (p *play) run(t *testing.T) {
+	for range 1 + p.choose(3) {
+		p.newSocks()
+		p.ends, p.first = nil, -1
+		p.runLink(t)
+	}
+	if p.relay.Pipes()*2 != len(p.pipes) {
+		t.Fatalf("%d pipes counted, %d descriptors of pipes open", p.relay.Pipes(), len(p.pipes))
+	}
+	p.worker.Close()
+	if len(p.pipes) != 0 || p.relay.Pipes() != 0 {
+		t.Fatalf("%d descriptors of pipes left", len(p.pipes))
+	}
+}
+
+func (p *play) runLink(t *testing.T) {
 	small := []int{1, 100, 5000, 30 << 10, 200 << 10, 1 << 20}
 	for _, s := range p.socks {
 		s.capacity = small[p.choose(len(small))]
@@ -113,13 +129,6 @@ func (p *play) run(t *testing.T) {
 			t.Fatal("the link does not end")
 		}
 	}
-	if p.relay.Pipes()*2 != len(p.pipes) {
-		t.Fatalf("%d pipes counted, %d descriptors of pipes open", p.relay.Pipes(), len(p.pipes))
-	}
-	p.worker.Close()
-	if len(p.pipes) != 0 || p.relay.Pipes() != 0 {
-		t.Fatalf("%d descriptors of pipes left", len(p.pipes))
-	}
 }
 
 // open starts the link in one of the ways in which an owner may, if it would.
@@ -144,6 +153,7 @@ func (p *play) open() bool {
 		}
 	}
 	p.worker.Start(p.link, c, e, p)
+	p.noWait = true // this was in the middle of a round
 	return true
 }
 

@@ -50,9 +50,6 @@ func (w *Worker) prefetch(d *side, fd int) {
 		d.state |= ending
 	default:
 		w.hold(d, w.buffer[:n])
-		if n == len(w.buffer) {
-			d.state |= readable
-		}
 	}
 	d.state |= probed
 }
