@@ -307,9 +307,15 @@ func TestSlowReader(t *testing.T) {
 // other, whose clients close first, so that each port rests in TIME_WAIT
 // afterwards. When all ten are open, it is our own error.
 func TestPortsInTimeWait(t *testing.T) {
+	for _, on := range []string{"127.0.0.1:0", "[::1]:0"} {
+		t.Run(on, func(t *testing.T) { testPortsInTimeWait(t, on) })
+	}
+}
+
+func testPortsInTimeWait(t *testing.T, on string) {
 	noLeak(t)
 	last := SparePorts().Last
-	p := newProxy(t, 1, backend(t, echo), Config{Ports: Ports{First: last - 9, Last: last, Always: true}})
+	p := newProxy(t, 1, backendOn(t, on, echo), Config{Ports: Ports{First: last - 9, Last: last, Always: true}})
 	for range 100 {
 		c := p.dial()
 		c.Write([]byte("hello"))

@@ -249,7 +249,12 @@ func (p *proxy) end() ended {
 // backend listens for the proxy's connections and serves each with f.
 func backend(t testing.TB, f func(*net.TCPConn)) netip.AddrPort {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	return backendOn(t, "127.0.0.1:0", f)
+}
+
+func backendOn(t testing.TB, addr string, f func(*net.TCPConn)) netip.AddrPort {
+	t.Helper()
+	ln, err := net.Listen("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}

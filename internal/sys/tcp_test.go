@@ -120,6 +120,54 @@ func TestConnection(t *testing.T) {
 	}
 }
 
+// TestLocalAddress: an address alone shares its ports among remote addresses; an
+// address with a port is taken as it is.
+func TestLocalAddress(t *testing.T) {
+	for _, on := range []string{"127.0.0.1", "::1"} {
+		_, addr := listen(t, on, ListenOptions{})
+		a, e := ConnectTCP(addr, netip.AddrPortFrom(addr.Addr(), 0), ConnectOptions{})
+		if a < 0 {
+			t.Fatal(e)
+		}
+		defer Close(a)
+		own, _ := LocalAddr(a)
+		if option(t, a, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT) != 1 || own.Port() == 0 {
+			t.Fatalf("connected from %v", own)
+		}
+		if b, e := ConnectTCP(addr, own, ConnectOptions{}); e != EADDRNOTAVAIL && e != EADDRINUSE {
+			t.Fatalf("two connections from %v to %v: %d, %v", own, addr, b, e)
+		}
+		_, other := listen(t, on, ListenOptions{})
+		anyAddr := netip.IPv4Unspecified()
+		if addr.Addr().Is6() {
+			anyAddr = netip.IPv6Unspecified()
+		}
+		port := sparePort(t)
+		for _, to := range []netip.AddrPort{addr, other} {
+			fd, e := ConnectTCP(to, netip.AddrPortFrom(anyAddr, port), ConnectOptions{})
+			if fd < 0 {
+				t.Fatal(e)
+			}
+			defer Close(fd)
+			if own, _ := LocalAddr(fd); own.Port() != port {
+				t.Fatalf("connected from %v", own)
+			}
+		}
+	}
+}
+
+// sparePort returns a port that the kernel does not give away by itself.
+func sparePort(t *testing.T) uint16 {
+	_, last, err := LocalPortRange()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last > 65000 {
+		t.Skip("no port is outside of the kernel's range")
+	}
+	return last + 77
+}
+
 func TestRefused(t *testing.T) {
 	l, addr := listen(t, "127.0.0.1", ListenOptions{})
 	Close(l)
