@@ -154,6 +154,9 @@ func (w *Worker) connect(endpoint, local netip.AddrPort, o sys.ConnectOptions) (
 	// Socket, TCP_NODELAY, SO_OOBINLINE, connect; for a local address SO_REUSEADDR and bind;
 	// IP_TRANSPARENT; IP_BIND_ADDRESS_NO_PORT.
 	calls := uint64(4)
+	if o.Congestion != "" {
+		calls++
+	}
 	if local.Addr().IsValid() {
 		calls += 2
 		if o.Transparent {

@@ -7,8 +7,9 @@
 // A Relay holds what the workers of a process share. NewWorker ties a worker to
 // an event loop; then, on that loop's goroutine, Start hands two sockets over
 // and the owner's LinkEnded is called exactly once, when both are closed.
-// Probe, before Start, may carry the client's first bytes over while the
-// endpoint's socket is still connecting. Everything but Relay.Pipes and
+// Connect, before that, dials without running out of local ports, and Probe may
+// carry the client's first bytes over while the endpoint's socket is still
+// connecting. Everything but Relay.Pipes and
 // Worker.Stats belongs to the loop's goroutine.
 //
 // # A direction
