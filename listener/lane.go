@@ -41,6 +41,7 @@ func (l *lane) open(f service.Family, cfg *Config) error {
 		Transparent: true,
 		Backlog:     cfg.Backlog,
 		Liveness:    Liveness(cfg.KeepAlive),
+		Congestion:  cfg.Congestion,
 	})
 	if err != nil {
 		return err

@@ -65,6 +65,10 @@ type Config struct {
 	// whether it still lives; 0 switches that off.
 	KeepAlive time.Duration
 
+	// Congestion is the TCP congestion control of both sides' sockets; empty
+	// means the system's.
+	Congestion string
+
 	// Algorithm is the balancer of services that do not name one in the
 	// annotation sluice.dev/balancer.
 	Algorithm balancer.Algorithm

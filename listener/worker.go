@@ -52,7 +52,7 @@ func (w *worker) post(f func()) bool { return w.loop.Post(f) }
 
 // connect begins to connect to an endpoint.
 func (w *worker) connect(endpoint netip.AddrPort) (int, sys.Errno) {
-	return w.relay.Connect(endpoint, netip.AddrPort{}, sys.ConnectOptions{})
+	return w.relay.Connect(endpoint, netip.AddrPort{}, sys.ConnectOptions{Congestion: w.manager.config.Congestion})
 }
 
 // newConn gives a fresh connection.

@@ -9,7 +9,7 @@
 //	lock, err := redirect.AcquireLock("sluice")   // one proxy in a network namespace
 //	r, err := tproxy.New(tproxy.Options{})
 //	err = r.Apply(plan)                           // again for each new plan: sends what changed
-//	repaired, err := r.Verify()                   // every 30 s
+//	repaired, err := r.Verify()                   // every few seconds
 //	err = r.Close()                               // undoes everything
 //
 // A connection that was accepted goes on whatever later plans say of its

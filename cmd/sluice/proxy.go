@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/listener"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
@@ -86,6 +87,9 @@ func (p *proxy) open() error {
 	limits, err := o.limits()
 	if err != nil {
 		return err
+	}
+	if err := sys.CheckCongestion(o.congestion); err != nil {
+		return fmt.Errorf("--congestion-control %s: %w; sysctl net.ipv4.tcp_available_congestion_control lists what the kernel has", o.congestion, err)
 	}
 	if p.lock, err = redirect.AcquireLock(o.steering.Table); err != nil {
 		var locked *redirect.LockedError
@@ -174,6 +178,7 @@ func (p *proxy) makeLoops(limits limits) error {
 			MaxServiceConnections: limits.serviceConnections,
 			MaxServiceDialing:     o.maxServiceDialing,
 			KeepAlive:             o.keepAlive,
+			Congestion:            o.congestion,
 			Algorithm:             algorithm,
 			Plan:                  plan,
 			MaxPins:               o.maxAffinityClients,

@@ -40,6 +40,7 @@ type runOptions struct {
 	keepAlive         time.Duration
 	idleTimeout       time.Duration
 	halfClosedTimeout time.Duration
+	congestion        string
 	splice            choice
 	maxPipes          int
 
@@ -110,6 +111,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.DurationVar(&o.keepAlive, "keepalive", 30*time.Second, "silence after which either side is probed; it is given up after twice the time; 0 switches that off")
 	f.DurationVar(&o.idleTimeout, "idle-timeout", 24*time.Hour, "a connection without a byte for so long is ended; 0 means never")
 	f.DurationVar(&o.halfClosedTimeout, "half-closed-timeout", time.Hour, "the same for a connection that one side has closed")
+	f.StringVar(&o.congestion, "congestion-control", "", "TCP congestion control towards clients and endpoints, such as cubic (default: the system's)")
 	f.Var(&o.splice, "splice", "move bulk through pipes without copying")
 	f.IntVar(&o.maxPipes, "max-pipes", 128, "pipes for that, in all; beyond it bytes are copied")
 	f.StringVar(&o.accessLog, "access-log", "-", "where the record of each connection goes: a file, - for standard output, or off")

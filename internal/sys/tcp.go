@@ -235,6 +235,23 @@ func setCongestion(fd int, name string) Errno {
 	return e
 }
 
+// CheckCongestion tells why a TCP congestion control cannot be used here; nil
+// if it can. Empty stands for the system's.
+func CheckCongestion(name string) error {
+	if name == "" {
+		return nil
+	}
+	fd, e := socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_TCP)
+	if e == 0 {
+		e = setCongestion(fd, name)
+		Close(fd)
+	}
+	if e != 0 {
+		return e
+	}
+	return nil
+}
+
 // SetLingerReset makes the next Close throw away what was not delivered and
 // send RST, not FIN.
 func SetLingerReset(fd int) Errno {
