@@ -77,7 +77,6 @@ const (
 
 func chainTo(v version) string   { return "to" + families[v].digit }
 func chainRest(v version) string { return "rest" + families[v].digit }
-func chainFrom(v version) string { return "from" + families[v].digit }
 
 // setName is a kind's name of a generation: "steer4-7". A new generation is
 // filled beside the one in use when it is too large for one transaction.
@@ -133,7 +132,7 @@ func makeChains(table *nftables.Table) []*nftables.Chain {
 		{Name: chainPrerouting, Hooknum: nftables.ChainHookPrerouting},
 		{Name: chainOutput, Hooknum: nftables.ChainHookOutput},
 		{Name: chainTo(v4)}, {Name: chainTo(v6)}, {Name: chainRest(v4)}, {Name: chainRest(v6)},
-		{Name: chainFrom(v4)}, {Name: chainFrom(v6)}, {Name: chainRefuse}, {Name: chainSilence},
+		{Name: chainRefuse}, {Name: chainSilence},
 	}
 	for _, c := range chains {
 		c.Table = table
@@ -155,7 +154,7 @@ func (r *rule) add(exprs ...expr.Any) { r.exprs = append(r.exprs, exprs...) }
 // makeRules gives the rules that look into the sets of a generation. Their
 // number does not depend on anything. Every packet of the node passes them, so
 // that what is not for a service meets as few as possible: two look-ups on its
-// way in, two on its way out.
+// way in and none on its way out.
 //
 //	chain prerouting: meta nfproto ipv4 goto to4
 //	                  meta nfproto ipv6 goto to6
@@ -170,22 +169,15 @@ func (r *rule) add(exprs ...expr.Any) { r.exprs = append(r.exprs, exprs...) }
 //	                  meta l4proto tcp reject with tcp reset
 //	                  meta l4proto udp reject with icmpx port-unreachable      (sctp too)
 //	chain silence:    as refuse, with drop
-//	chain output:     meta nfproto ipv4 goto from4
-//	                  meta nfproto ipv6 goto from6
-//	chain from4:      ip saddr @local4 notrack accept
-//	                  ip daddr @local4 notrack accept
+//	chain output:     socket transparent 1 ip saddr @local4 notrack accept     (ip6 too)
+//	                  meta oif lo ip daddr @local4 notrack accept              (ip6 too)
 func makeRules(generation int) []rule {
 	var rules []rule
-	for _, hook := range []struct {
-		chain string
-		goTo  func(version) string
-	}{{chainPrerouting, chainTo}, {chainOutput, chainFrom}} {
-		for v := range versions {
-			r := rule{chain: hook.chain}
-			r.add(isFamily(v)...)
-			r.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: hook.goTo(v)})
-			rules = append(rules, r)
-		}
+	for v := range versions {
+		r := rule{chain: chainPrerouting}
+		r.add(isFamily(v)...)
+		r.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: chainTo(v)})
+		rules = append(rules, r)
 	}
 	for v := range versions {
 		rules = append(rules, rulesTo(v, generation)...)
@@ -263,12 +255,8 @@ func rulesForRest(chain string, turnTCP, turnOther expr.Any) []rule {
 		turnTCP,
 	)
 	established := rule{chain: chain}
-	established.add(
-		&expr.Socket{Key: expr.SocketKeyTransparent, Register: regKey},
-		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: []byte{1}},
-		&expr.Notrack{},
-		&expr.Verdict{Kind: expr.VerdictAccept},
-	)
+	established.add(isTransparent()...)
+	established.add(&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept})
 	return []rule{
 		opening,
 		established,
@@ -278,16 +266,27 @@ func rulesForRest(chain string, turnTCP, turnOther expr.Any) []rule {
 	}
 }
 
-// rulesOutput keeps packets of this node to and from the services' addresses
+// rulesOutput keeps packets of this node from and to the services' addresses
 // out of connection tracking: it would otherwise see half of each connection.
+// The proxy's own to clients come from transparent sockets, which is known
+// without a look-up, and those of this node's clients leave by lo: packets to
+// endpoints on other hosts pass with two comparisons.
 func rulesOutput(generation int) []rule {
 	var rules []rule
 	for v := range versions {
 		f := families[v]
-		for _, offset := range []uint32{f.source, f.dest} {
-			r := rule{chain: chainFrom(v)}
+		toLoopback := []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyOIF, Register: regKey},
+			&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: binaryutil.NativeEndian.PutUint32(loopbackIndex)},
+		}
+		for _, one := range []struct {
+			first  []expr.Any
+			offset uint32
+		}{{isTransparent(), f.source}, {toLoopback, f.dest}} {
+			r := rule{chain: chainOutput}
 			r.add(isFamily(v)...)
-			r.add(inSet(offset, f.addrLen, setName(local, v, generation))...)
+			r.add(one.first...)
+			r.add(inSet(one.offset, f.addrLen, setName(local, v, generation))...)
 			r.add(&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept})
 			rules = append(rules, r)
 		}
@@ -295,10 +294,21 @@ func rulesOutput(generation int) []rule {
 	return rules
 }
 
+// isTransparent matches packets of sockets that are set to IP_TRANSPARENT.
+func isTransparent() []expr.Any {
+	return []expr.Any{
+		&expr.Socket{Key: expr.SocketKeyTransparent, Register: regKey},
+		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: []byte{1}},
+	}
+}
+
 const (
 	protoSCTP = 132
 	tcpSYN    = 0x02
 	tcpACK    = 0x10
+
+	// loopbackIndex is lo's in every network namespace.
+	loopbackIndex = 1
 
 	// From linux/netfilter/nf_tables.h.
 	rejectWithReset      = 1 // NFT_REJECT_TCP_RST
