@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
 )
 
 func open(t *testing.T, opts LogOptions) *Log {
@@ -323,6 +324,17 @@ func TestStuckWriter(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer reader.Close()
+	// Smaller than one batch, so that the first write hangs.
+	raw, err := writer.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := raw.Control(func(fd uintptr) { _, err = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, 4096) }); err != nil {
+		t.Fatal(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	var told bytes.Buffer
 	l := open(t, LogOptions{Writer: writer, Logger: zerolog.New(&told)})
 	table := NewTable(Options{Sink: l, Queue: 2})
