@@ -26,19 +26,19 @@ func prefixes(s string) []netip.Prefix {
 
 func TestDiff(t *testing.T) {
 	from := &Plan{
-		Steer:      map[service.Destination]Target{tcp("10.96.0.1:80"): {1}, tcp("10.96.0.2:80"): {2}, tcp("[fd01::1]:80"): {3}},
+		Steer:      map[service.Destination]Target{tcp("10.96.0.1:80"): {Port: 1}, tcp("10.96.0.2:80"): {Port: 2}, tcp("[fd01::1]:80"): {Port: 3}},
 		Refuse:     map[service.Destination]struct{}{tcp("10.96.0.3:80"): {}},
 		Local:      prefixes("10.96.0.0/16"),
 		ClusterIPs: map[netip.Addr]struct{}{netip.MustParseAddr("10.96.0.1"): {}},
 	}
 	to := &Plan{
-		Steer:      map[service.Destination]Target{tcp("10.96.0.1:80"): {9}, tcp("10.96.0.3:80"): {4}, tcp("[fd01::1]:80"): {3}},
+		Steer:      map[service.Destination]Target{tcp("10.96.0.1:80"): {Port: 9}, tcp("10.96.0.3:80"): {Port: 4}, tcp("[fd01::1]:80"): {Port: 3}},
 		Refuse:     map[service.Destination]struct{}{tcp("10.96.0.2:80"): {}},
 		Local:      prefixes("10.96.0.0/16 fd01::1/128"),
 		ClusterIPs: map[netip.Addr]struct{}{netip.MustParseAddr("fd01::1"): {}},
 	}
 	want := Changes{
-		Steer:       []Steering{{tcp("10.96.0.1:80"), Target{9}, true}, {tcp("10.96.0.3:80"), Target{4}, false}},
+		Steer:       []Steering{{tcp("10.96.0.1:80"), Target{Port: 9}, true}, {tcp("10.96.0.3:80"), Target{Port: 4}, false}},
 		Unsteer:     []service.Destination{tcp("10.96.0.2:80")},
 		Refuse:      []service.Destination{tcp("10.96.0.2:80")},
 		Unrefuse:    []service.Destination{tcp("10.96.0.3:80")},
@@ -145,10 +145,10 @@ func TestValidate(t *testing.T) {
 		want string
 	}{
 		{Plan{}, ""},
-		{Plan{Steer: map[service.Destination]Target{good: {1}}, Local: prefixes("10.96.0.0/12 fd00::/108")}, ""},
+		{Plan{Steer: map[service.Destination]Target{good: {Port: 1}}, Local: prefixes("10.96.0.0/12 fd00::/108")}, ""},
 		{Plan{Steer: map[service.Destination]Target{good: {}}}, "listener port 0"},
-		{Plan{Steer: map[service.Destination]Target{good: {1}}, Refuse: map[service.Destination]struct{}{good: {}}}, "steered and refused"},
-		{Plan{Steer: map[service.Destination]Target{good: {1}}, Silent: map[service.Destination]struct{}{good: {}}}, "steered and silent"},
+		{Plan{Steer: map[service.Destination]Target{good: {Port: 1}}, Refuse: map[service.Destination]struct{}{good: {}}}, "steered and refused"},
+		{Plan{Steer: map[service.Destination]Target{good: {Port: 1}}, Silent: map[service.Destination]struct{}{good: {}}}, "steered and silent"},
 		{Plan{Refuse: map[service.Destination]struct{}{good: {}}, Silent: map[service.Destination]struct{}{good: {}}}, "refused and silent"},
 		{Plan{Refuse: map[service.Destination]struct{}{{Addr: good.Addr, Port: 80}: {}}}, "protocol 0"},
 		{Plan{Refuse: map[service.Destination]struct{}{tcp("10.96.0.1:0"): {}}}, "port 0"},

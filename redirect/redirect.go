@@ -41,6 +41,34 @@ var (
 // port of ListenIPv4 or ListenIPv6, by the destination's family.
 type Target struct {
 	Port uint16
+	// FD is the listening socket itself, for ways of steering that hand it to
+	// the kernel; 0 where the plan's maker has none to give. It stays open for
+	// as long as a plan that names it is in force.
+	FD int
+}
+
+// Traits are what a way of steering asks of listeners and gives to dials.
+type Traits struct {
+	// Name is what the log says, such as "tproxy/nftables".
+	Name string
+	// BindEach asks for a listening socket bound to each destination of
+	// Plan.Steer (with IP_FREEBIND and IP_TRANSPARENT): steering only makes the
+	// addresses local, and Targets mean nothing. A destination in Plan.Silent
+	// then needs a listening socket that filters everything (F5).
+	BindEach bool
+	// Replies says that an answer to a client's own address comes back to the
+	// transparent socket that is connected from there (F7, F11).
+	Replies Replies
+}
+
+// Replies says how sockets may be bound to clients' addresses.
+type Replies struct {
+	// Diverted is false where answers would go past us to the client; then
+	// endpoints see the node's address.
+	Diverted bool
+	// FirstPort and LastPort are the range that the sockets' own ports have to
+	// be from; 0 means any.
+	FirstPort, LastPort uint16
 }
 
 // Plan is everything that is to be steered. A Plan that was handed to a
@@ -63,10 +91,25 @@ type Plan struct {
 	// ClusterIPs are the addresses whose other ports refuse (A3.12), so that
 	// the host's own wildcard servers are not reachable on them (F4).
 	ClusterIPs map[netip.Addr]struct{}
+	// Foreign are addresses that are not this node's to own: external and load
+	// balancer IPs. Destinations to steer, refuse or silence may be on them;
+	// everything else that is sent to them, and ping, goes on as if there were
+	// no Redirector (A3.13). None lies in Local or is an address of this node.
+	Foreign map[netip.Addr]struct{}
+	// Lingering are destinations on Foreign addresses that are no longer served
+	// but still carry established connections (A8.7): those go on, and new
+	// ones go past us.
+	Lingering map[service.Destination]struct{}
+	// Own are destinations on this node's own addresses, node ports for
+	// example, where listening sockets of ours are bound (A3.15). They need no
+	// steering, and are only kept from connection tracking.
+	Own map[service.Destination]struct{}
 }
 
 // Redirector puts plans in force. Its methods are safe for concurrent use.
 type Redirector interface {
+	// Traits tell how it works; they never change.
+	Traits() Traits
 	// Apply puts the plan in force in place of the one before, sending only
 	// what changed. When it returns nil, new connections go by the plan. At no
 	// moment in between is a destination that is in both plans delivered to

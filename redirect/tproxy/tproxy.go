@@ -121,6 +121,9 @@ func New(opts Options) (*Redirector, error) {
 	return &Redirector{opts: opts, filter: f, router: rt}, nil
 }
 
+// Traits tell that one listener serves many destinations.
+func (r *Redirector) Traits() redirect.Traits { return redirect.Traits{Name: "tproxy/nftables"} }
+
 // Apply puts the plan in force; see [redirect.Redirector]. An SCTP destination
 // in Plan.Steer is an error (F1), as is a range in Plan.Local that takes in an
 // address of this node; then nothing is changed. A *ClashError says that
