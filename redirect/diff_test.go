@@ -63,7 +63,7 @@ func TestDiffLeadsToTheOtherPlan(t *testing.T) {
 			d := service.Destination{Addr: netip.AddrFrom4([4]byte{10, 96, 0, i}), Port: 80, Protocol: service.TCP}
 			switch rnd.IntN(4) {
 			case 0:
-				p.Steer[d] = Target{uint16(1 + rnd.IntN(2))}
+				p.Steer[d] = Target{Port: uint16(1 + rnd.IntN(2))}
 			case 1:
 				p.Refuse[d] = struct{}{}
 			case 2:
