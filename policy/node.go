@@ -28,6 +28,12 @@ type node struct {
 	portAll [2]bool
 	// portLoopback are the loopback ranges that have node ports.
 	portLoopback []netip.Prefix
+	// portList holds portAddrs by family, sorted, and then the loopback address
+	// if it has node ports.
+	portList [2][]netip.Addr
+	// self are the ranges of the node's addresses, and bypass those of all that
+	// pass policy Local by (A3.6): the same and local pods. Both are tidy.
+	self, bypass [2][]netip.Prefix
 	// serviceCIDRs are the ranges of cluster IPs (A3.12).
 	serviceCIDRs []netip.Prefix
 
@@ -37,6 +43,11 @@ type node struct {
 var loopbackPrefix = [2]netip.Prefix{
 	service.IPv4: netip.MustParsePrefix("127.0.0.0/8"),
 	service.IPv6: netip.MustParsePrefix("::1/128"),
+}
+
+var loopbackAddr = [2]netip.Addr{
+	service.IPv4: netip.MustParseAddr("127.0.0.1"),
+	service.IPv6: netip.IPv6Loopback(),
 }
 
 func newNode(snap *service.Snapshot, cfg *Config) *node {
@@ -71,6 +82,8 @@ func newNode(snap *service.Snapshot, cfg *Config) *node {
 		}
 	}
 	n.selectPortAddrs(cfg)
+	n.listPortAddrs()
+	n.selves()
 	return n
 }
 
@@ -96,7 +109,7 @@ func (n *node) selectPortAddrs(cfg *Config) {
 		all = all || slices.ContainsFunc(mine, func(p netip.Prefix) bool { return p.Bits() == 0 })
 		n.portAll[f] = all
 		for a := range n.local {
-			if service.FamilyOf(a) == f && (all || contains(mine, a)) {
+			if service.FamilyOf(a) == f && !needsInterface(a) && (all || contains(mine, a)) {
 				n.portAddrs[a] = struct{}{}
 			}
 		}
@@ -107,6 +120,23 @@ func (n *node) selectPortAddrs(cfg *Config) {
 			if within(p, loopbackPrefix[f]) || !all && p.Overlaps(loopbackPrefix[f]) {
 				n.portLoopback = append(n.portLoopback, p)
 			}
+		}
+	}
+}
+
+// needsInterface tells whether an address means something together with an
+// interface only. No destination can name it then.
+func needsInterface(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
+
+func (n *node) listPortAddrs() {
+	for a := range n.portAddrs {
+		f := service.FamilyOf(a)
+		n.portList[f] = append(n.portList[f], a)
+	}
+	for f, loopback := range loopbackAddr {
+		slices.SortFunc(n.portList[f], netip.Addr.Compare)
+		if contains(n.portLoopback, loopback) {
+			n.portList[f] = append(n.portList[f], loopback)
 		}
 	}
 }

@@ -1,8 +1,8 @@
 package policy
 
 import (
+	"iter"
 	"net/netip"
-	"slices"
 
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -11,13 +11,46 @@ import (
 // ports, sorted and without loopback, and whether they are all that it has
 // (A4.3, A4.4).
 func (t *Table) NodePortAddresses(f service.Family) (addrs []netip.Addr, all bool) {
-	for a := range t.node.portAddrs {
-		if service.FamilyOf(a) == f {
+	for _, a := range t.node.portList[f] {
+		if !a.IsLoopback() {
 			addrs = append(addrs, a)
 		}
 	}
-	slices.SortFunc(addrs, netip.Addr.Compare)
 	return addrs, t.node.portAll[f]
+}
+
+// Destinations gives every destination that leads to a service port of the
+// Table's Snapshot (A3.1), each once and with the kind that decides about it:
+// what [service.Port.Destinations] gives, and the node port on each address of
+// this node that has node ports (A4.4).
+//
+// Of loopback ranges (A4.5), 127.0.0.1 and ::1 stand for the whole: Resolve
+// knows the node port on 127.0.0.2 too, but nobody could list all of them.
+// Link-local IPv6 addresses have no node ports, as they mean something together
+// with an interface only.
+func (t *Table) Destinations(p *service.Port) iter.Seq2[service.Destination, service.AddressKind] {
+	return func(yield func(service.Destination, service.AddressKind) bool) {
+		for d, kind := range p.Destinations {
+			if !yield(d, kind) {
+				return
+			}
+		}
+		if p.NodePort == 0 {
+			return
+		}
+		for f := range p.Families {
+			if !p.Families[f].Exists {
+				continue
+			}
+			for _, a := range t.node.portList[f] {
+				d := service.Destination{Addr: a, Port: p.NodePort, Protocol: p.Name.Protocol}
+				// The very address and port of a service goes before.
+				if _, _, taken := t.snap.Find(d); !taken && !yield(d, service.NodePort) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // NoLocalEndpoints counts the service ports of a family whose internal, and

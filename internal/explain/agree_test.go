@@ -6,41 +6,13 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/slowpolicy"
-	"github.com/sluice-proxy/sluice/policy"
-	"github.com/sluice-proxy/sluice/service"
 )
 
 var questions = flag.Int("questions", 1_000_000, "how many connections TestAgreesWithSlowPolicy asks about")
-
-// compile makes of a cluster what the proxy would.
-func compile(c *slowpolicy.Cluster) *policy.Table {
-	cfg := policy.Config{
-		NodeName: c.NodeName, NodeIPs: c.NodeIPs, ClusterCIDRs: c.ClusterCIDRs, ServiceCIDRs: c.ServiceCIDRs,
-		MasqueradeAll: c.MasqueradeAll, LocalhostNodePorts: true,
-	}
-	if c.NodeCIDR {
-		cfg.DetectLocal = policy.DetectNodeCIDR
-	}
-	for _, v := range c.NodePortAddresses {
-		switch v {
-		case "primary":
-			cfg.NodePortPrimary = true
-		case "localhost":
-			cfg.NodePortAddresses = append(cfg.NodePortAddresses, netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"))
-		case "all":
-			cfg.NodePortAddresses = append(cfg.NodePortAddresses, netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0"))
-		default:
-			cfg.NodePortAddresses = append(cfg.NodePortAddresses, netip.MustParsePrefix(v))
-		}
-	}
-	store := service.NewStore(service.StoreOptions{NodeName: c.NodeName})
-	return policy.Compile(nil, store.Apply(service.Change{Services: c.Services, EndpointSlices: c.Slices, Nodes: c.Nodes}), cfg)
-}
 
 // line writes what a slow answer looks like up to the reason, as JSON.
 func line(a slowpolicy.Answer) string {
@@ -69,7 +41,7 @@ func TestAgreesWithSlowPolicy(t *testing.T) {
 	for seed := range uint64(total / perCluster) {
 		r := rand.New(rand.NewPCG(4, seed))
 		c := slowpolicy.Random(r)
-		table := compile(c)
+		table := c.Table()
 		var in, out bytes.Buffer
 		want := make([]slowpolicy.Answer, perCluster)
 		for i := range want {

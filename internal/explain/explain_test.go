@@ -121,7 +121,7 @@ func TestEndpointsFollowTheVerdict(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(5, seed))
 		c := slowpolicy.Random(r)
-		table := compile(c)
+		table := c.Table()
 		for range 100 {
 			name, client, to := c.Question(r)
 			q, err := ParseQuestion(name, client.String(), to.String())
@@ -165,7 +165,7 @@ func TestEndpointsFollowTheVerdict(t *testing.T) {
 func BenchmarkBatch(b *testing.B) {
 	r := rand.New(rand.NewPCG(4, 1))
 	c := slowpolicy.Random(r)
-	table := compile(c)
+	table := c.Table()
 	var in bytes.Buffer
 	const lines = 10000
 	for range lines {

@@ -35,6 +35,12 @@ func Random(r *rand.Rand) *Cluster {
 	if chance(r, 2) {
 		c.NodeIPs = append(c.NodeIPs, netip.MustParseAddr("192.168.7.1"), netip.MustParseAddr("fd02::1"))
 	}
+	c.LocalhostNodePorts = !chance(r, 4)
+	if chance(r, 3) { // 10.244.0.1 as a bridge has it, in the pods' range
+		for _, a := range strings.Fields("10.244.0.1 172.16.0.9 127.0.0.1 fd44::1 fe80::1") {
+			c.NodeAddresses = append(c.NodeAddresses, netip.MustParseAddr(a))
+		}
+	}
 	for _, v := range []string{"primary", "localhost", "all", "172.16.0.0/12", "192.168.0.0/16", "fd01::/16"} {
 		if chance(r, 5) {
 			c.NodePortAddresses = append(c.NodePortAddresses, v)
@@ -152,7 +158,7 @@ func (c *Cluster) addSlice(r *rand.Rand, s *corev1.Service, k int) {
 var (
 	clients4 = strings.Fields("10.244.0.1 10.244.0.4 10.244.0.5 10.244.9.1 10.245.0.1 172.16.0.1 172.16.0.9 192.168.7.1 127.0.0.1 203.0.113.9 198.51.100.7 192.0.2.1 192.0.2.21 10.96.0.1")
 	clients6 = strings.Fields("fd44::1 fd44::5 fd44:1::1 fd01::1 fd02::1 ::1 2001:db8::1 2001:db8:9::1 2001:db8:1::2 fd96::1")
-	nodes    = strings.Fields("172.16.0.1 192.168.7.1 127.0.0.1 127.1.2.3 fd01::1 fd02::1 ::1 172.16.0.9")
+	nodes    = strings.Fields("172.16.0.1 192.168.7.1 127.0.0.1 127.1.2.3 fd01::1 fd02::1 ::1 172.16.0.9 10.244.0.1 fe80::1")
 )
 
 // Question makes a connection that somebody in or near the cluster might make.

@@ -23,11 +23,14 @@ type Cluster struct {
 
 	NodeName          string // of one of Nodes
 	NodeIPs           []netip.Addr
+	NodeAddresses     []netip.Addr // of its interfaces
 	ClusterCIDRs      []netip.Prefix
 	NodeCIDR          bool // A4.6
 	ServiceCIDRs      []netip.Prefix
 	NodePortAddresses []string // as the flag has them: CIDRs and words
-	MasqueradeAll     bool
+	// LocalhostNodePorts is A4.5.
+	LocalhostNodePorts bool
+	MasqueradeAll      bool
 }
 
 // Answer is a decision, in the words of sluice explain.
@@ -343,7 +346,7 @@ func (c *Cluster) primary() []netip.Addr {
 }
 
 func (c *Cluster) isLocal(a netip.Addr) bool {
-	return a.IsLoopback() || slices.Contains(c.NodeIPs, a) || slices.Contains(c.primary(), a)
+	return a.IsLoopback() || slices.Contains(c.NodeAddresses, a) || slices.Contains(c.NodeIPs, a) || slices.Contains(c.primary(), a)
 }
 
 // isPod is A4.6 and A3.7: the first range of the family counts.
@@ -396,9 +399,10 @@ func (c *Cluster) hasNodePorts(a netip.Addr) bool {
 		named = named || p.Bits() > 0 && p.Contains(a)
 	}
 	if a.IsLoopback() {
-		return named || all && a.Is4()
+		return named || all && a.Is4() && c.LocalhostNodePorts
 	}
-	return c.isLocal(a) && (all || named)
+	linkLocal := a.Is6() && a.IsLinkLocalUnicast()
+	return c.isLocal(a) && !linkLocal && (all || named)
 }
 
 // admitted is A3.10 and A3.11.
