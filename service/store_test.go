@@ -107,6 +107,38 @@ func TestStoreKeepsWhatDidNotChange(t *testing.T) {
 
 // TestStoreAddAndDelete: what comes and goes within one change leaves no trace
 // (A1.18).
+// TestProxyNameToggled: the label that gives a service to another proxy takes it
+// away as a deletion does, and gives it back as a creation does (A1.1, A1.2).
+func TestProxyNameToggled(t *testing.T) {
+	const label = "service.kubernetes.io/service-proxy-name"
+	edit := func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"nonsense"} } // a problem
+	plain, theirs, ours := newService("web", "10.96.0.1", edit), newService("web", "10.96.0.1", edit, withLabel(label, "other")), newService("web", "10.96.0.1", edit, withLabel(label, "ours"))
+	for _, tt := range []struct {
+		rule, proxy string
+		served, not *corev1.Service
+	}{
+		{"A1.1", "", plain, theirs},
+		{"A1.2", "ours", ours, theirs},
+		{"A1.2", "ours", ours, plain},
+	} {
+		s := NewStore(StoreOptions{ServiceProxyName: tt.proxy})
+		s.Apply(endpointSlices(newSlice("a", "web", 8080, withAddresses("10.0.0.1"))))
+		created := s.Apply(services(tt.served))
+		toggled := s.Apply(services(tt.not))
+		dst := dest("10.96.0.1:80", TCP)
+		if _, _, ok := toggled.Lookup(dst); ok || toggled.HasClusterIP(dst.Addr) || len(toggled.Problems) > 0 || slices.ContainsFunc(toggled.Ports, func(p *Port) bool { return p != nil }) {
+			t.Errorf("%s: something of the service is left: %+v", tt.rule, toggled)
+		}
+		if s.Apply(deleted(KindService, "web")) != toggled {
+			t.Errorf("%s: deletion changes what the label left", tt.rule)
+		}
+		back := s.Apply(services(tt.served))
+		if p := only(t, back); !p.equal(only(t, created)) || len(p.Families[IPv4].Endpoints) != 1 || len(back.Problems) != 1 {
+			t.Errorf("%s: came back as %+v", tt.rule, p)
+		}
+	}
+}
+
 func TestStoreAddAndDelete(t *testing.T) {
 	s := NewStore(StoreOptions{NodeName: "a"})
 	before := s.Apply(services(newService("web", "10.96.0.1")))

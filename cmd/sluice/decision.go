@@ -8,8 +8,10 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/manifests"
 )
 
@@ -20,6 +22,7 @@ type decisionOptions struct {
 	maxManifestSize int64
 
 	hostname          string
+	serviceProxyName  string
 	nodeIPs           addresses
 	clusterCIDRs      prefixes
 	serviceCIDRs      prefixes
@@ -34,6 +37,7 @@ func (o *decisionOptions) register(f *pflag.FlagSet, nodeIPMeaning string) {
 	f.StringVar(&o.manifests, "manifests", "", "directory of Kubernetes manifests (*.yaml, *.yml, *.json, also in folders below)")
 	f.Int64Var(&o.maxManifestSize, "max-manifest-size", manifests.DefaultMaxFileSize, "largest manifest file that is read, in bytes")
 	f.StringVar(&o.hostname, "hostname-override", "", "name of this node (default: the host's name in lower case)")
+	f.StringVar(&o.serviceProxyName, "service-proxy-name", "", "serve only Services whose label "+proxyNameLabel+" has this value (default: those without the label)")
 	f.Var(&o.nodeIPs, "node-ip", nodeIPMeaning)
 	f.Var(&o.serviceCIDRs, "service-cidr", "ranges of cluster IPs, beside those of ServiceCIDR objects; without any, each cluster IP is steered by itself")
 	f.Var(&o.clusterCIDRs, "cluster-cidr", "ranges of pod addresses; clients in them count as pods")
@@ -60,7 +64,18 @@ func (o *decisionOptions) validate() error {
 		o.hostname = name
 	}
 	o.hostname = strings.ToLower(strings.TrimSpace(o.hostname))
+	if wrong := validation.IsValidLabelValue(o.serviceProxyName); len(wrong) > 0 {
+		return fmt.Errorf("--service-proxy-name: %q cannot be the value of a label: %s", o.serviceProxyName, wrong[0])
+	}
 	return validNodePortAddresses(o.nodePortAddresses)
+}
+
+// proxyNameLabel gives a Service to a proxy by its name (A1.1, A1.2).
+const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
+
+// store says whose services are taken in.
+func (o *decisionOptions) store() service.StoreOptions {
+	return service.StoreOptions{NodeName: o.hostname, ServiceProxyName: o.serviceProxyName}
 }
 
 // config gives what decisions depend on beside the manifests. local are the

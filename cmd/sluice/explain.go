@@ -137,7 +137,7 @@ func (o *explainOptions) load(cmd *cobra.Command) (*policy.Table, error) {
 	ctx, stop := context.WithCancel(cmd.Context())
 	defer stop()
 	var snap *service.Snapshot
-	store := service.NewStore(service.StoreOptions{NodeName: o.hostname})
+	store := service.NewStore(o.store())
 	source := manifests.New(o.manifests, manifests.Options{Logger: log, MaxFileSize: o.maxManifestSize})
 	err := source.Run(ctx, func(c service.Change) {
 		if snap == nil {

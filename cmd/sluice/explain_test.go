@@ -96,6 +96,15 @@ func TestExplainJSON(t *testing.T) {
 	}
 }
 
+// TestExplainServiceProxyName: with a name, Services without the label are
+// another's (A1.2).
+func TestExplainServiceProxyName(t *testing.T) {
+	got, _, err := runCommand("", explainArgs("--from", "203.0.113.9", "--to", "192.0.2.10:80", "--service-proxy-name", "sluice", "-o", "json")...)
+	if err != nil || !strings.HasPrefix(got, `{"verdict":"none"`) {
+		t.Errorf("A1.2: %v %s", err, got)
+	}
+}
+
 // TestExplainIsReproducible wants the addresses of this machine to play no
 // part: only --node-ip and Node objects say what the node's own are.
 func TestExplainIsReproducible(t *testing.T) {
@@ -130,6 +139,7 @@ func TestExplainErrors(t *testing.T) {
 		"explain --manifests " + cluster + " -f - --nodeport-addresses eth0":                     "the words primary, localhost and all are possible too", // A4.1
 		"explain --manifests " + cluster + " -f - --detect-local-mode BridgeInterface":           "not available in this version",                         // A4.6
 		"explain --manifests " + cluster + " -f - --detect-local-mode None":                      "is not one of ClusterCIDR, NodeCIDR",
+		"explain --manifests " + cluster + " -f - --service-proxy-name a/b":                      "cannot be the value of a label",
 		"explain --manifests " + cluster + " -f - --cluster-cdir 10.0.0.0/8":                     "did you mean --cluster-cidr?",
 	} {
 		_, _, err := runCommand("", strings.Fields(args)...)

@@ -70,7 +70,7 @@ func newProxy(o *runOptions) (*proxy, error) {
 	p := &proxy{
 		options:  o,
 		log:      newLogger(o),
-		store:    service.NewStore(service.StoreOptions{NodeName: o.hostname}),
+		store:    service.NewStore(o.store()),
 		policy:   o.config(interfaceAddresses()),
 		reported: make(map[service.Problem]bool),
 	}

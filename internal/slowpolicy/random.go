@@ -23,6 +23,9 @@ func chance(r *rand.Rand, n int) bool { return r.IntN(n) == 0 }
 // Random makes a small cluster of everything that the rules speak of.
 func Random(r *rand.Rand) *Cluster {
 	c := &Cluster{NodeName: ownNode, MasqueradeAll: chance(r, 6), NodeCIDR: chance(r, 4)}
+	if chance(r, 8) {
+		c.ProxyName = "ours"
+	}
 	if !chance(r, 4) {
 		c.ClusterCIDRs = append(c.ClusterCIDRs, netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.245.0.0/16"))
 	}
@@ -90,6 +93,11 @@ func (c *Cluster) addService(r *rand.Rand, i int) {
 		s.Spec.Type = corev1.ServiceTypeExternalName // A1.4
 	case 1:
 		s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "other"} // A1.1
+	case 2: // without the label
+	default:
+		if c.ProxyName != "" {
+			s.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": c.ProxyName} // A1.2
+		}
 	}
 	s.Spec.InternalTrafficPolicy = pick(r, nil, ptr.To(corev1.ServiceInternalTrafficPolicyCluster), ptr.To(corev1.ServiceInternalTrafficPolicyLocal))
 	s.Spec.ExternalTrafficPolicy = pick(r, corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal, "")

@@ -22,6 +22,7 @@ type Cluster struct {
 	Nodes    []*corev1.Node
 
 	NodeName          string // of one of Nodes
+	ProxyName         string // A1.2
 	NodeIPs           []netip.Addr
 	NodeAddresses     []netip.Addr // of its interfaces
 	ClusterCIDRs      []netip.Prefix
@@ -122,7 +123,7 @@ func (c *Cluster) Resolve(protocol string, client netip.Addr, to netip.AddrPort)
 
 func (c *Cluster) unclaimed(dst netip.Addr) Answer {
 	for _, svc := range c.Services {
-		if handled(svc) && slices.Contains(svc.Spec.ClusterIPs, dst.String()) {
+		if c.handled(svc) && slices.Contains(svc.Spec.ClusterIPs, dst.String()) {
 			return Answer{Verdict: "refuse", Address: "ClusterIP", Rule: "A3.12"}
 		}
 	}
@@ -134,10 +135,14 @@ func (c *Cluster) unclaimed(dst netip.Addr) Answer {
 	return Answer{Verdict: "none", Rule: "A3.13"}
 }
 
-// handled is A1.1 and A1.4.
-func handled(svc *corev1.Service) bool {
-	_, other := svc.Labels["service.kubernetes.io/service-proxy-name"]
-	return !other && svc.Spec.ClusterIP != "" && svc.Spec.ClusterIP != "None" && svc.Spec.Type != corev1.ServiceTypeExternalName
+// handled is A1.1, A1.2 and A1.4.
+func (c *Cluster) handled(svc *corev1.Service) bool {
+	name, labelled := svc.Labels["service.kubernetes.io/service-proxy-name"]
+	ours := !labelled
+	if c.ProxyName != "" {
+		ours = name == c.ProxyName
+	}
+	return ours && svc.Spec.ClusterIP != "" && svc.Spec.ClusterIP != "None" && svc.Spec.Type != corev1.ServiceTypeExternalName
 }
 
 // find goes by A3.1; the very address and port of a service goes before a node
@@ -147,7 +152,7 @@ func (c *Cluster) find(protocol string, to netip.AddrPort) (*corev1.Service, *co
 	var nodePortOf *corev1.Service
 	var nodePort *corev1.ServicePort
 	for _, svc := range c.Services {
-		if !handled(svc) || !hasFamily(svc, to.Addr()) {
+		if !c.handled(svc) || !hasFamily(svc, to.Addr()) {
 			continue
 		}
 		for i := range svc.Spec.Ports {

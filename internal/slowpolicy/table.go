@@ -10,7 +10,7 @@ import (
 // Table makes of the cluster what the proxy would decide by. It is the one
 // place where this package touches those that serve.
 func (c *Cluster) Table() *policy.Table {
-	store := service.NewStore(service.StoreOptions{NodeName: c.NodeName})
+	store := service.NewStore(service.StoreOptions{NodeName: c.NodeName, ServiceProxyName: c.ProxyName})
 	snap := store.Apply(service.Change{Services: c.Services, EndpointSlices: c.Slices, Nodes: c.Nodes})
 	return policy.Compile(nil, snap, c.Config())
 }
