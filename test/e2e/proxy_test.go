@@ -40,10 +40,10 @@ const (
 	stopTimeout  = 20 * time.Second
 )
 
-// proxy is a running `sluice run` on a lab's node.
+// proxy is a running `sluice run` on a node.
 type proxy struct {
 	t         *testing.T
-	lab       *netns.Lab
+	node      *netns.Host
 	manifests string // directory
 	accessLog string // file
 	// credential is whom it runs as, with CAP_NET_ADMIN alone; nil: as the
@@ -66,13 +66,20 @@ func startProxy(t *testing.T, lab *netns.Lab, services []webService, flags ...st
 // prepareProxy writes the services and starts nothing yet.
 func prepareProxy(t *testing.T, lab *netns.Lab, services []webService) *proxy {
 	t.Helper()
-	dir := t.TempDir()
-	p := &proxy{t: t, lab: lab, manifests: filepath.Join(dir, "manifests"), accessLog: filepath.Join(dir, "access.log")}
-	if err := os.Mkdir(p.manifests, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	p := newProxy(t, lab.Node)
 	for _, s := range services {
 		p.apply(s)
+	}
+	return p
+}
+
+// newProxy prepares a proxy without any manifest.
+func newProxy(t *testing.T, node *netns.Host) *proxy {
+	t.Helper()
+	dir := t.TempDir()
+	p := &proxy{t: t, node: node, manifests: filepath.Join(dir, "manifests"), accessLog: filepath.Join(dir, "access.log")}
+	if err := os.Mkdir(p.manifests, 0o755); err != nil {
+		t.Fatal(err)
 	}
 	return p
 }
@@ -111,7 +118,7 @@ func (p *proxy) launch(flags ...string) {
 		cmd.SysProcAttr.Credential = p.credential
 		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_NET_ADMIN}
 	}
-	if err := p.lab.Node.Do(cmd.Start); err != nil {
+	if err := p.node.Do(cmd.Start); err != nil {
 		p.t.Fatal(err)
 	}
 	go func() {
@@ -204,7 +211,7 @@ func (p *proxy) scraper() *http.Client {
 	return &http.Client{
 		Timeout: 5 * time.Second,
 		Transport: &http.Transport{DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
-			return p.lab.Node.Dial(network, address)
+			return p.node.Dial(network, address)
 		}},
 	}
 }

@@ -19,6 +19,8 @@ type Echo struct {
 	// Name is the host's name and the port: "b1:8080".
 	Name string
 
+	witness bool // says the peer's address after the name
+
 	mu     sync.Mutex
 	peers  []netip.AddrPort // who connected, in order; guarded by mu
 	conns  map[net.Conn]struct{}
@@ -37,11 +39,30 @@ func (h *Host) EchoTCP(t testing.TB, port uint16) *Echo {
 // EchoTCPAt is EchoTCP on one address.
 func (h *Host) EchoTCPAt(t testing.TB, address string) *Echo {
 	t.Helper()
+	return h.serve(t, address, false)
+}
+
+// WitnessTCP is EchoTCP whose servers also say the address that they see, after
+// their name and a blank: "pod-1:8080 10.1.0.2:43210".
+func (h *Host) WitnessTCP(t testing.TB, port uint16) *Echo {
+	t.Helper()
+	return h.serve(t, fmt.Sprintf(":%d", port), true)
+}
+
+// WitnessTCPAt is WitnessTCP on one address.
+func (h *Host) WitnessTCPAt(t testing.TB, address string) *Echo {
+	t.Helper()
+	return h.serve(t, address, true)
+}
+
+func (h *Host) serve(t testing.TB, address string, witness bool) *Echo {
+	t.Helper()
 	l, err := h.Listen("tcp", address)
 	if err != nil {
 		t.Fatalf("%s: %v", h.Name(), err)
 	}
-	e := &Echo{Name: fmt.Sprintf("%s:%d", h.Name(), l.Addr().(*net.TCPAddr).Port), conns: map[net.Conn]struct{}{}}
+	name := fmt.Sprintf("%s:%d", h.Name(), l.Addr().(*net.TCPAddr).Port)
+	e := &Echo{Name: name, witness: witness, conns: map[net.Conn]struct{}{}}
 	var served sync.WaitGroup
 	served.Add(1)
 	go func() {
@@ -114,7 +135,7 @@ func (e *Echo) leave(c net.Conn) {
 }
 
 func (e *Echo) echo(c *net.TCPConn) {
-	if _, err := io.WriteString(c, e.Name+"\n"); err != nil {
+	if _, err := io.WriteString(c, e.says(c.RemoteAddr())+"\n"); err != nil {
 		return
 	}
 	if _, err := io.Copy(c, c); err == nil {
@@ -122,15 +143,41 @@ func (e *Echo) echo(c *net.TCPConn) {
 	}
 }
 
+// says is what the server greets a client with.
+func (e *Echo) says(to net.Addr) string {
+	if e.witness {
+		return e.Name + " " + unmap(to).String()
+	}
+	return e.Name
+}
+
 // EchoUDP answers each datagram on the port with its name, a newline, and the
 // datagram. It ends with the test.
 func (h *Host) EchoUDP(t testing.TB, port uint16) *Echo {
 	t.Helper()
-	pc, err := h.ListenPacket("udp", fmt.Sprintf(":%d", port))
+	return h.serveDatagrams(t, fmt.Sprintf(":%d", port), false)
+}
+
+// WitnessUDP is EchoUDP whose servers also say the address that they see, after
+// their name and a blank.
+func (h *Host) WitnessUDP(t testing.TB, port uint16) *Echo {
+	t.Helper()
+	return h.serveDatagrams(t, fmt.Sprintf(":%d", port), true)
+}
+
+// WitnessUDPAt is WitnessUDP on one address.
+func (h *Host) WitnessUDPAt(t testing.TB, address string) *Echo {
+	t.Helper()
+	return h.serveDatagrams(t, address, true)
+}
+
+func (h *Host) serveDatagrams(t testing.TB, address string, witness bool) *Echo {
+	t.Helper()
+	pc, err := h.ListenPacket("udp", address)
 	if err != nil {
 		t.Fatalf("%s: %v", h.Name(), err)
 	}
-	e := &Echo{Name: fmt.Sprintf("%s:%d", h.Name(), port)}
+	e := &Echo{Name: fmt.Sprintf("%s:%d", h.Name(), pc.LocalAddr().(*net.UDPAddr).Port), witness: witness}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -157,7 +204,7 @@ func (e *Echo) serveUDP(pc net.PacketConn) {
 		e.mu.Lock()
 		e.peers = append(e.peers, unmap(from))
 		e.mu.Unlock()
-		_, _ = pc.WriteTo(append([]byte(e.Name+"\n"), buf[:n]...), from)
+		_, _ = pc.WriteTo(append([]byte(e.says(from)+"\n"), buf[:n]...), from)
 	}
 }
 

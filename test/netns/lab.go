@@ -41,12 +41,8 @@ func NewLab(t testing.TB, backends int) *Lab {
 		Client: &Host{New(t, "client"), netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("fd00:1::2")},
 		Node:   &Host{New(t, "node"), netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00:1::1")},
 	}
-	for _, key := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-		if err := lab.Node.SetSysctl(key, "1"); err != nil {
-			t.Fatalf("node: %s: %v", key, err)
-		}
-	}
-	lab.attach(t, lab.Client, lab.Node.IPv4, lab.Node.IPv6)
+	lab.Node.forward(t)
+	attach(t, lab.Node, lab.Client, lab.Node.IPv4, lab.Node.IPv6)
 	for range backends {
 		lab.AddBackend(t)
 	}
@@ -74,15 +70,25 @@ func (lab *Lab) AddBackend(t testing.TB) *Host {
 		IPv4:      netip.AddrFrom4([4]byte{10, 2, byte(i), 2}),
 		IPv6:      netip.MustParseAddr(fmt.Sprintf("fd00:2:%x::2", i)),
 	}
-	lab.attach(t, b, netip.AddrFrom4([4]byte{10, 2, byte(i), 1}), netip.MustParseAddr(fmt.Sprintf("fd00:2:%x::1", i)))
+	attach(t, lab.Node, b, netip.AddrFrom4([4]byte{10, 2, byte(i), 1}), netip.MustParseAddr(fmt.Sprintf("fd00:2:%x::1", i)))
 	lab.Backends = append(lab.Backends, b)
 	return b
 }
 
-// attach joins a host to the node and gives it its default routes.
-func (lab *Lab) attach(t testing.TB, h *Host, gw4, gw6 netip.Addr) {
+// forward makes a host a router.
+func (h *Host) forward(t testing.TB) {
 	t.Helper()
-	Wire(t, lab.Node.Namespace, h.Name(), []netip.Prefix{netip.PrefixFrom(gw4, 24), netip.PrefixFrom(gw6, 64)},
+	for _, key := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		if err := h.SetSysctl(key, "1"); err != nil {
+			t.Fatalf("%s: %s: %v", h.Name(), key, err)
+		}
+	}
+}
+
+// attach joins a host to the node and gives it its default routes.
+func attach(t testing.TB, node, h *Host, gw4, gw6 netip.Addr) {
+	t.Helper()
+	Wire(t, node.Namespace, h.Name(), []netip.Prefix{netip.PrefixFrom(gw4, 24), netip.PrefixFrom(gw6, 64)},
 		h.Namespace, "eth0", []netip.Prefix{netip.PrefixFrom(h.IPv4, 24), netip.PrefixFrom(h.IPv6, 64)})
 	for _, gw := range []netip.Addr{gw4, gw6} {
 		if err := h.AddRoute(netip.PrefixFrom(zero(gw), 0), gw); err != nil {

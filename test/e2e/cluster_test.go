@@ -1,0 +1,159 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// silence is how long a client waits that is to get no answer: it repeats its
+// SYN once in that time.
+const silence = 1200 * time.Millisecond
+
+// decisionFlags are the flags of every cluster that decisions depend on.
+func decisionFlags(extra ...string) []string {
+	return append([]string{"--cluster-cidr", "10.244.0.0/16,fd00:244::/32"}, extra...)
+}
+
+// newClusterProxy prepares a proxy on a cluster's node, with the nodes' objects.
+func newClusterProxy(t *testing.T, c *netns.Cluster) *proxy {
+	t.Helper()
+	p := newProxy(t, c.Node)
+	p.write("nodes.yaml", nodeYAML("node", []netip.Addr{c.Node.IPv4, c.Node.IPv6}, netns.NodePods)+
+		"---\n"+nodeYAML("node2", []netip.Addr{c.Node2.IPv4, c.Node2.IPv6}, netns.Node2Pods))
+	return p
+}
+
+// put writes the manifests of a Service.
+func (p *proxy) put(o *object) {
+	p.t.Helper()
+	p.write(o.name+".yaml", o.yaml())
+}
+
+// client is where connections come from.
+type client struct {
+	name string
+	*netns.Host
+	bind []netip.Addr // an address for each family, where it is not the host's usual one
+}
+
+// dial connects and says who answered and which address it saw: "client",
+// "node", or what it was. Where nobody did it gives "refused", "silent", or what
+// went wrong. patience is how long it waits for an answer to its SYN.
+func (c client) dial(to netip.AddrPort, node []netip.Addr, patience time.Duration) string {
+	d := net.Dialer{Timeout: patience}
+	if c.bind != nil {
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(netns.Pick(c.bind, to.Addr()), 0))
+	}
+	conn, err := c.Dialer(&d, "tcp", to.String())
+	var timeout net.Error
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "refused"
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return "silent"
+	case err != nil:
+		return err.Error()
+	}
+	defer conn.Close()
+	said, err := netns.AskOn(conn)
+	if err != nil {
+		return err.Error()
+	}
+	name, seen, _ := strings.Cut(said, " ")
+	return name + " " + c.whose(seen, conn.LocalAddr().String(), node)
+}
+
+// whose says whose address an endpoint saw.
+func (c client) whose(seen, own string, node []netip.Addr) string {
+	s, err1 := netip.ParseAddrPort(seen)
+	o, err2 := netip.ParseAddrPort(own)
+	switch {
+	case err1 != nil || err2 != nil:
+		return fmt.Sprintf("%q for %q", seen, own)
+	case slices.Contains(node, s.Addr()) || s.Addr().IsLoopback():
+		return "node"
+	case s.Addr() == o.Addr():
+		return "client"
+	}
+	return s.Addr().String()
+}
+
+// from gives the address that a connection to a destination comes from.
+func (c client) from(t *testing.T, to netip.AddrPort) netip.Addr {
+	t.Helper()
+	if c.bind != nil {
+		return netns.Pick(c.bind, to.Addr())
+	}
+	conn, err := c.Dial("udp", to.String()) // sends nothing
+	if err != nil {
+		t.Fatalf("%s has no route to %s: %v", c.name, to, err)
+	}
+	defer conn.Close()
+	return netip.MustParseAddrPort(conn.LocalAddr().String()).Addr()
+}
+
+// question is one that explain answers.
+type question struct {
+	Protocol string `json:"protocol"`
+	From     string `json:"from"`
+	To       string `json:"to"`
+}
+
+// answer is what explain says.
+type answer struct {
+	Verdict    string   `json:"verdict"`
+	Service    string   `json:"service"`
+	Address    string   `json:"address"`
+	Policy     string   `json:"policy"`
+	Candidates []string `json:"candidates"`
+	Source     string   `json:"source"`
+	Rules      []string `json:"rules"`
+	Error      string   `json:"error"`
+}
+
+// explain asks `sluice explain` with the flags that the proxy has. It is told
+// all addresses of the node.
+func (p *proxy) explain(t *testing.T, node []netip.Addr, questions []question, flags ...string) []answer {
+	t.Helper()
+	var in bytes.Buffer
+	for _, q := range questions {
+		if err := json.NewEncoder(&in).Encode(q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	args := append([]string{"explain", "--manifests", p.manifests, "--hostname-override", "node", "--service-cidr", serviceCIDRs, "-f", "-"}, flags...)
+	for _, a := range node {
+		args = append(args, "--node-ip", a.String())
+	}
+	cmd := p.node.Command(t, built(t), args...)
+	var complaints bytes.Buffer
+	cmd.Stdin, cmd.Stderr = &in, &complaints
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("sluice %s: %v\n%s", strings.Join(args, " "), err, complaints.String())
+	}
+	var answers []answer
+	for lines := bufio.NewScanner(bytes.NewReader(out)); lines.Scan(); {
+		var a answer
+		if err := json.Unmarshal(lines.Bytes(), &a); err != nil {
+			t.Fatalf("explain said %q: %v", lines.Text(), err)
+		}
+		answers = append(answers, a)
+	}
+	if len(answers) != len(questions) {
+		t.Fatalf("explain gave %d answers to %d questions", len(answers), len(questions))
+	}
+	return answers
+}

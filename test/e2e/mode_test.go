@@ -1,0 +1,31 @@
+package e2e
+
+import "slices"
+
+// What a way of steering may lack: kinds of destinations, and more.
+const (
+	clusterIP         = "cluster IP"
+	foreignExternalIP = "foreign external IP"
+	ownExternalIP     = "own external IP"
+	loadBalancerIP    = "load balancer IP"
+	proxiedIP         = "proxied load balancer IP"
+	nodePort          = "node port"
+	otherNodePort     = "node port on another address"
+	loopbackPort      = "node port on loopback"
+	clientAddresses   = "client addresses"
+)
+
+// mode is a way of steering that the tests are run over.
+type mode struct {
+	name   string
+	flags  []string
+	cannot []string // what it lacks; docs/operations.md names it too
+}
+
+func (m mode) lacks(what string) bool { return slices.Contains(m.cannot, what) }
+
+// modes are all of them, the default first.
+var modes = []mode{
+	{name: "tproxy/nftables", flags: []string{"--redirect", "tproxy"},
+		cannot: []string{foreignExternalIP, ownExternalIP, loadBalancerIP, nodePort, otherNodePort, loopbackPort, clientAddresses}},
+}
