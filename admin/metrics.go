@@ -107,6 +107,7 @@ type collector struct {
 	attempts     *prometheus.Desc
 	failures     *prometheus.Desc
 	bytes        *prometheus.Desc
+	datagrams    *prometheus.Desc
 	connect      *prometheus.Desc
 	firstByte    *prometheus.Desc
 	dropped      *prometheus.Desc
@@ -143,6 +144,7 @@ func newCollector(s Sources) *collector {
 		attempts:    perPort("sluice_dial_attempts_total", "Attempts to connect to an endpoint."),
 		failures:    perPort("sluice_dial_failures_total", "Attempts to connect to an endpoint that failed, by reason.", "reason"),
 		bytes:       perPort("sluice_relayed_bytes_total", "Bytes passed on, by where they came from.", "from"),
+		datagrams:   perPort("sluice_relayed_datagrams_total", "UDP datagrams passed on, by where they came from.", "from"),
 		connect:     perPort("sluice_connect_duration_seconds", "Time from accepting a connection until an endpoint answered, all attempts included."),
 		firstByte:   perPort("sluice_first_byte_duration_seconds", "Time from accepting a connection until the endpoint's first byte."),
 		dropped:     plain("sluice_records_dropped_total", "Connection records that were lost because the access log was too slow."),
@@ -166,7 +168,7 @@ func newCollector(s Sources) *collector {
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		c.build, c.opened, c.active, c.closed, c.retried, c.attempts, c.failures, c.bytes, c.connect, c.firstByte,
+		c.build, c.opened, c.active, c.closed, c.retried, c.attempts, c.failures, c.bytes, c.datagrams, c.connect, c.firstByte,
 		c.dropped, c.misused, c.logLines, c.logLost, c.logErrors,
 		c.healthz, c.livez, c.checkPorts, c.checkFailed, c.noLocal,
 	} {
@@ -251,6 +253,10 @@ func (c *collector) collectPort(ch chan<- prometheus.Metric, p *conntrack.PortTo
 	}
 	send(c.bytes, prometheus.CounterValue, float64(t.BytesFromClient), "client")
 	send(c.bytes, prometheus.CounterValue, float64(t.BytesFromEndpoint), "endpoint")
+	if p.Name.Protocol == service.UDP {
+		send(c.datagrams, prometheus.CounterValue, float64(t.DatagramsFromClient), "client")
+		send(c.datagrams, prometheus.CounterValue, float64(t.DatagramsFromEndpoint), "endpoint")
+	}
 	sendHistogram(ch, c.connect, &t.Connect, conntrack.ConnectBuckets[:], labels)
 	sendHistogram(ch, c.firstByte, &t.FirstByte, conntrack.FirstByteBuckets[:], labels)
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"strconv"
 	"time"
+
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // consoleTime is short: the day, and milliseconds.
@@ -30,6 +32,9 @@ func (c *consoleEncoder) encode(r *Record) {
 	b = r.Client.AppendTo(b)
 	b = append(b, " -> "...)
 	b = r.VIP.AppendTo(b)
+	if r.Protocol == service.UDP {
+		b = append(b, " UDP"...)
+	}
 	if r.Port != nil {
 		b = append(b, ' ')
 		from := len(b)
@@ -88,14 +93,24 @@ func (c *consoleEncoder) encode(r *Record) {
 	b = append(b, "total "...)
 	b = appendDuration(b, r.Duration)
 	b = append(b, " | "...)
-	b = appendBytes(b, r.BytesFromClient)
+	b = appendAmount(b, r, r.BytesFromClient, r.DatagramsFromClient)
 	b = append(b, " up, "...)
-	b = appendBytes(b, r.BytesFromEndpoint)
+	b = appendAmount(b, r, r.BytesFromEndpoint, r.DatagramsFromEndpoint)
 	b = append(b, " down | "...)
 	b = append(b, r.End.String()...)
 	b = append(b, '\n')
 	c.scratch = b
 	c.out.Write(b)
+}
+
+// appendAmount writes how much went one way: 78 B, or 78 B in 2.
+func appendAmount(b []byte, r *Record, bytes, datagrams uint64) []byte {
+	b = appendBytes(b, bytes)
+	if r.Protocol == service.UDP {
+		b = append(b, " in "...)
+		b = strconv.AppendUint(b, datagrams, 10)
+	}
+	return b
 }
 
 // appendPlain writes a name of the API. Names that nobody has validated may hold

@@ -43,6 +43,7 @@ type Counters struct {
 
 	bytesFromClient   atomic.Uint64
 	bytesFromEndpoint atomic.Uint64
+	datagrams         [2]atomic.Uint64 // from clients, from endpoints
 	ended             [endCount]atomic.Uint64
 	failed            [dialErrorCount]atomic.Uint64
 	connect           histogram
@@ -63,6 +64,9 @@ type Totals struct {
 	Ended             [endCount]uint64
 	BytesFromClient   uint64
 	BytesFromEndpoint uint64
+	// Datagrams are those passed on from clients and from endpoints.
+	DatagramsFromClient   uint64
+	DatagramsFromEndpoint uint64
 	// Connect is over ConnectBuckets, FirstByte over FirstByteBuckets.
 	Connect   Histogram
 	FirstByte Histogram
@@ -96,14 +100,16 @@ func (c *Counters) Name() service.PortName { return c.name }
 // Totals reads the counters.
 func (c *Counters) Totals() Totals {
 	t := Totals{
-		Opened:            c.opened.Load(),
-		Active:            c.active.Load(),
-		Retried:           c.retried.Load(),
-		Attempts:          c.attempts.Load(),
-		BytesFromClient:   c.bytesFromClient.Load(),
-		BytesFromEndpoint: c.bytesFromEndpoint.Load(),
-		Connect:           c.connect.read(),
-		FirstByte:         c.firstByte.read(),
+		Opened:                c.opened.Load(),
+		Active:                c.active.Load(),
+		Retried:               c.retried.Load(),
+		Attempts:              c.attempts.Load(),
+		BytesFromClient:       c.bytesFromClient.Load(),
+		BytesFromEndpoint:     c.bytesFromEndpoint.Load(),
+		DatagramsFromClient:   c.datagrams[0].Load(),
+		DatagramsFromEndpoint: c.datagrams[1].Load(),
+		Connect:               c.connect.read(),
+		FirstByte:             c.firstByte.read(),
 	}
 	for i := range c.ended {
 		t.Ended[i] = c.ended[i].Load()
@@ -122,6 +128,8 @@ func (t *Totals) Add(o *Totals) {
 	t.Attempts += o.Attempts
 	t.BytesFromClient += o.BytesFromClient
 	t.BytesFromEndpoint += o.BytesFromEndpoint
+	t.DatagramsFromClient += o.DatagramsFromClient
+	t.DatagramsFromEndpoint += o.DatagramsFromEndpoint
 	for i, n := range o.Ended {
 		t.Ended[i] += n
 	}
@@ -139,6 +147,16 @@ func (t *Totals) FailedAttempts() uint64 {
 		n += f
 	}
 	return n
+}
+
+// countDatagrams counts those that a record has and that were not counted yet.
+func (c *Counters) countDatagrams(r *Record) {
+	for i, n := range [...]uint64{r.DatagramsFromClient, r.DatagramsFromEndpoint} {
+		if more := uint32(n) - r.countedDatagrams[i]; more != 0 {
+			c.datagrams[i].Add(uint64(more))
+			r.countedDatagrams[i] = uint32(n)
+		}
+	}
 }
 
 func (c *Counters) recordOpened() {

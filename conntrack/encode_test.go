@@ -20,8 +20,10 @@ func examples() []Record {
 	ms := int64(time.Millisecond)
 	dead := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.4:8080"), Node: "node-a", Zone: "z1", Pod: service.Name{Namespace: "default", Name: "web-1"}}
 	live := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Node: "node-b", Zone: "z2", Pod: service.Name{Namespace: "default", Name: "web-2"}}
+	named := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.9:53"), Node: "node-a", Pod: service.Name{Namespace: "kube-system", Name: "dns-1"}}
 	bare := &service.Endpoint{Addr: netip.MustParseAddrPort("[fd00:1::7]:5432")}
 	db := &service.Port{Name: service.PortName{Name: service.Name{Namespace: "shop", Name: "db"}, Protocol: service.TCP}}
+	dns := &service.Port{Name: service.PortName{Name: service.Name{Namespace: "kube-system", Name: "dns"}, Protocol: service.UDP}}
 	return []Record{
 		{
 			ID: 1, Wall: wall, Protocol: service.TCP,
@@ -47,6 +49,12 @@ func examples() []Record {
 			ID: 4, Wall: wall + 51*ms, Protocol: service.TCP,
 			Client: netip.MustParseAddrPort("10.0.0.8:40000"), VIP: netip.MustParseAddrPort("10.96.0.10:80"), Kind: service.ClusterIP,
 			Port: portHTTP, Duration: 20000, End: NoEndpoints,
+		},
+		{
+			ID: 5, Wall: wall + 60*ms, Protocol: service.UDP,
+			Client: netip.MustParseAddrPort("10.0.0.8:40001"), VIP: netip.MustParseAddrPort("10.96.0.2:53"), Kind: service.ClusterIP,
+			Port: dns, Endpoint: named, Attempts: 1, FirstByte: ms, Duration: 2 * ms, End: Responses,
+			BytesFromClient: 31, BytesFromEndpoint: 47, DatagramsFromClient: 1, DatagramsFromEndpoint: 1,
 		},
 	}
 }
@@ -110,9 +118,11 @@ func documentedIn(t *testing.T, heading string) []string {
 // others.
 func TestDocumentedFields(t *testing.T) {
 	documented := documentedIn(t, "## Fields of the JSON form")
-	// The second example has all of them.
+	// The second example has all of them, if it is UDP's.
 	var written []string
-	d := json.NewDecoder(strings.NewReader(encodeAll(t, JSON, examples()[1:2])))
+	all := examples()[1:2]
+	all[0].Protocol = service.UDP
+	d := json.NewDecoder(strings.NewReader(encodeAll(t, JSON, all)))
 	path := ""
 	for depth, key := 0, true; d.More() || depth > 0; {
 		token, err := d.Token()

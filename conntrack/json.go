@@ -71,6 +71,10 @@ func (j *jsonEncoder) encode(r *Record) {
 	e.Int64("duration_us", r.Duration/int64(time.Microsecond))
 	e.Uint64("bytes_from_client", r.BytesFromClient)
 	e.Uint64("bytes_from_endpoint", r.BytesFromEndpoint)
+	if r.Protocol == service.UDP {
+		e.Uint64("datagrams_from_client", r.DatagramsFromClient)
+		e.Uint64("datagrams_from_endpoint", r.DatagramsFromEndpoint)
+	}
 	e.Str("end", r.End.String())
 	e.Send()
 	j.scratch = b

@@ -20,6 +20,9 @@ const (
 	ConnectFailed     // no candidate answered within the retry plan
 	NoEndpoints       // there was no candidate left when the connection was accepted
 	LimitReached      // a limit of the service or of the process
+	Responses         // UDP: as many answers came as the service said
+	EndpointGone      // UDP: the endpoint serves no more (A8.2)
+	Evicted           // UDP: the session made room for a new one
 	endCount      = iota
 )
 
@@ -34,6 +37,9 @@ var endNames = [endCount]string{
 	ConnectFailed: "connect_failed",
 	NoEndpoints:   "no_endpoints",
 	LimitReached:  "limit",
+	Responses:     "responses",
+	EndpointGone:  "endpoint_gone",
+	Evicted:       "evicted",
 }
 
 // String gives the name that the access log and the metrics use.

@@ -53,11 +53,17 @@ type Record struct {
 
 	BytesFromClient   uint64 // that were passed on to the endpoint
 	BytesFromEndpoint uint64 // that were passed on to the client
+	// The same in datagrams; 0 unless the protocol has such.
+	DatagramsFromClient   uint64
+	DatagramsFromEndpoint uint64
 
 	// attemptStart is when the attempt under way began.
 	attemptStart int64
 	// counted are the bytes that Counters know of.
 	countedFromClient, countedFromEndpoint uint64
+	// countedDatagrams are those, from client and endpoint, that Counters know
+	// of; differences do not mind that the number begins anew.
+	countedDatagrams [2]uint32
 
 	prev, next *Record // in the shard's list
 
@@ -68,7 +74,10 @@ type Record struct {
 	Affinity  Affinity
 	End       End
 	Connected bool // an endpoint answered
-	state     recordState
+	// Quiet keeps the record from being handed on at its end; it is counted
+	// all the same.
+	Quiet bool
+	state recordState
 }
 
 // Refresher is an Owner that can bring the record of its connection up to date
@@ -156,5 +165,8 @@ func (r *Record) countBytes() {
 	if n := r.BytesFromEndpoint - r.countedFromEndpoint; n != 0 {
 		r.Counters.bytesFromEndpoint.Add(n)
 		r.countedFromEndpoint = r.BytesFromEndpoint
+	}
+	if r.Protocol == service.UDP {
+		r.Counters.countDatagrams(r)
 	}
 }

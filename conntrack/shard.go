@@ -55,7 +55,7 @@ func (s *Shard) Close(r *Record) {
 		r.Counters.recordClosed(r)
 	}
 	q := s.table.queue
-	if q == nil {
+	if q == nil || r.Quiet {
 		return
 	}
 	if s.batch == nil {

@@ -28,6 +28,7 @@ type Errno = syscall.Errno
 const (
 	EAGAIN        = unix.EAGAIN
 	EINTR         = unix.EINTR
+	EIO           = unix.EIO
 	EINVAL        = unix.EINVAL
 	EINPROGRESS   = unix.EINPROGRESS
 	EADDRINUSE    = unix.EADDRINUSE
@@ -36,6 +37,7 @@ const (
 	ECONNREFUSED  = unix.ECONNREFUSED
 	ECONNRESET    = unix.ECONNRESET
 	EMFILE        = unix.EMFILE
+	EMSGSIZE      = unix.EMSGSIZE
 	ENFILE        = unix.ENFILE
 	ENOBUFS       = unix.ENOBUFS
 	ENOMEM        = unix.ENOMEM

@@ -1,0 +1,380 @@
+package sys
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// mmsghdr is struct mmsghdr.
+type mmsghdr struct {
+	unix.Msghdr
+	length uint32
+	_      [4]byte
+}
+
+const (
+	// slotSize is room for the largest datagram, and for the largest train that
+	// UDP_GRO makes.
+	slotSize = 1 << 16
+	// slotStride is not a power of two: the beginnings of all slots would share
+	// a few lines of the processor's cache.
+	slotStride = slotSize + 5*64
+	// controlSize is room for the control messages of a datagram that is
+	// received: its destination and the size of a train's datagrams.
+	controlSize = 96
+)
+
+// Inbox is memory that datagrams are received into: slots of one datagram, or
+// one train of datagrams (UDP_GRO), each. It belongs to one goroutine.
+type Inbox struct {
+	data     []byte
+	headers  []mmsghdr
+	vectors  []unix.Iovec
+	names    []sockaddr
+	controls [][controlSize]byte
+}
+
+// NewInbox makes an Inbox. Its slots take 64 KiB each of address space, and as
+// much memory as the datagrams that arrive.
+func NewInbox(slots int) *Inbox {
+	b := &Inbox{
+		data:     make([]byte, slots*slotStride),
+		headers:  make([]mmsghdr, slots),
+		vectors:  make([]unix.Iovec, slots),
+		names:    make([]sockaddr, slots),
+		controls: make([][controlSize]byte, slots),
+	}
+	for i := range slots {
+		v := &b.vectors[i]
+		v.Base = &b.data[i*slotStride]
+		v.SetLen(slotSize)
+		h := &b.headers[i]
+		h.Iov = v
+		h.SetIovlen(1)
+		h.Name = &b.names[i][0]
+		h.Control = &b.controls[i][0]
+	}
+	return b
+}
+
+// Slots gives the number of slots.
+func (b *Inbox) Slots() int { return len(b.headers) }
+
+// Receive takes up to n datagrams from a socket into the slots from first on,
+// and gives their number. It does not wait.
+func (b *Inbox) Receive(fd, first, n int) (int, Errno) {
+	h := b.headers[first : first+n]
+	for i := range h {
+		h[i].Namelen = uint32(len(b.names[0]))
+		h[i].SetControllen(controlSize)
+	}
+	r, _, e := syscall.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&h[0])), uintptr(n), 0, 0, 0)
+	return result(r, e)
+}
+
+// Data gives what a slot received. It is valid until the slot is received into
+// again.
+func (b *Inbox) Data(i int) []byte {
+	from := i * slotStride
+	return b.data[from : from+int(b.headers[i].length)]
+}
+
+// Cut tells whether the datagram was longer than a slot, which no UDP datagram
+// is.
+func (b *Inbox) Cut(i int) bool { return b.headers[i].Flags&unix.MSG_TRUNC != 0 }
+
+// From gives the address that a slot's datagram came from.
+func (b *Inbox) From(i int) netip.AddrPort { return b.names[i].get() }
+
+// Details gives what the control messages say: the destination that the
+// datagram was sent to, if the socket has UDPOptions.Destination, and the size of
+// each datagram of a train but the last, which may be shorter; 0 if it is no
+// train.
+func (b *Inbox) Details(i int) (to netip.AddrPort, segment int) {
+	c := b.controls[i][:b.headers[i].Controllen]
+	for len(c) >= unix.SizeofCmsghdr {
+		h := (*unix.Cmsghdr)(unsafe.Pointer(&c[0]))
+		size := int(h.Len)
+		if size < unix.SizeofCmsghdr || size > len(c) {
+			break
+		}
+		body := c[unix.SizeofCmsghdr:size]
+		switch {
+		case h.Level == unix.IPPROTO_UDP && h.Type == unix.UDP_GRO && len(body) >= 4:
+			segment = int(binary.NativeEndian.Uint32(body))
+		case h.Level == unix.IPPROTO_IP && h.Type == unix.IP_ORIGDSTADDR,
+			h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_ORIGDSTADDR:
+			var s sockaddr
+			copy(s[:], body)
+			to = s.get()
+		}
+		c = c[min(unix.CmsgSpace(size-unix.SizeofCmsghdr), len(c)):]
+	}
+	return to, segment
+}
+
+const (
+	// maxTrain is how many datagrams travel in one message at most: the least
+	// of what kernels allow.
+	maxTrain = 64
+	// maxTrainBytes is how many bytes they may have together: an IPv4 packet's.
+	maxTrainBytes = 65507
+	// udpHeader is the length of a UDP header.
+	udpHeader = 8
+)
+
+// outgoing is one message of an Outbox.
+type outgoing struct {
+	name    sockaddr
+	control [24]byte // of CMSG_SPACE(2)
+	header  [udpHeader]byte
+	bytes   int
+	segment int // size of the datagrams of a train; 0 if it is one datagram
+	closed  bool
+}
+
+// Outbox collects datagrams and sends them with as few system calls, and as few
+// passes through the kernel, as can be: consecutive ones of one size to one
+// destination travel as a train (UDP_SEGMENT). It refers to the memory of the
+// datagrams until they are sent. It belongs to one goroutine.
+type Outbox struct {
+	headers []mmsghdr
+	vectors []unix.Iovec
+	out     []outgoing
+	sent    int // messages before this one are done
+	n       int
+	used    int // vectors
+}
+
+// NewOutbox makes an Outbox with room for so many datagrams.
+func NewOutbox(datagrams int) *Outbox {
+	return &Outbox{
+		headers: make([]mmsghdr, datagrams),
+		vectors: make([]unix.Iovec, 2*datagrams),
+		out:     make([]outgoing, datagrams),
+	}
+}
+
+// Empty tells whether there is nothing to send.
+func (o *Outbox) Empty() bool { return o.sent == o.n }
+
+// Full tells whether there is no room for another datagram.
+func (o *Outbox) Full() bool { return o.n == len(o.headers) || o.used+2 > len(o.vectors) }
+
+// Append adds a datagram, or a train of datagrams whose size is segment. to is
+// where it goes, not valid for a connected socket. With join it may become part
+// of a train together with the one before, if that goes to the same place. The
+// Outbox must not be full.
+func (o *Outbox) Append(to netip.AddrPort, p []byte, segment int, join bool) {
+	if segment >= len(p) {
+		segment = 0
+	}
+	var name sockaddr
+	var nameLen uintptr
+	if to.IsValid() {
+		nameLen = name.put(to)
+	}
+	if join && segment == 0 && o.join(&name, p) {
+		return
+	}
+	v := &o.vectors[o.used]
+	v.Base = (*byte)(base(p))
+	v.SetLen(len(p))
+	m := o.begin(name, nameLen, v, 1)
+	m.bytes, m.segment, m.closed = len(p), segment, segment != 0
+	o.used++
+	if segment != 0 {
+		o.setSegment(o.n-1, segment)
+	}
+}
+
+// AppendRaw adds one datagram with its UDP header, for a socket of RawUDP.
+func (o *Outbox) AppendRaw(from, to netip.AddrPort, p []byte) {
+	var name sockaddr
+	// The port of a raw socket's destination is a protocol, or must be 0.
+	nameLen := name.put(netip.AddrPortFrom(to.Addr(), 0))
+	v := &o.vectors[o.used]
+	m := o.begin(name, nameLen, v, 2)
+	binary.BigEndian.PutUint16(m.header[0:], from.Port())
+	binary.BigEndian.PutUint16(m.header[2:], to.Port())
+	binary.BigEndian.PutUint16(m.header[4:], uint16(udpHeader+len(p)))
+	binary.BigEndian.PutUint16(m.header[6:], 0)
+	binary.BigEndian.PutUint16(m.header[6:], udpChecksum(from.Addr(), to.Addr(), m.header[:], p))
+	m.bytes, m.closed = len(p), true
+	v.Base = &m.header[0]
+	v.SetLen(udpHeader)
+	second := &o.vectors[o.used+1]
+	second.Base = (*byte)(base(p))
+	second.SetLen(len(p))
+	o.used += 2
+}
+
+// begin adds a message.
+func (o *Outbox) begin(name sockaddr, nameLen uintptr, v *unix.Iovec, vectors int) *outgoing {
+	m := &o.out[o.n]
+	*m = outgoing{name: name}
+	h := &o.headers[o.n]
+	*h = mmsghdr{}
+	if nameLen != 0 {
+		h.Name, h.Namelen = &m.name[0], uint32(nameLen)
+	}
+	h.Iov = v
+	h.SetIovlen(vectors)
+	o.n++
+	return m
+}
+
+// join adds a datagram to the message before, if that may be.
+func (o *Outbox) join(name *sockaddr, p []byte) bool {
+	if o.n == o.sent {
+		return false
+	}
+	m, h := &o.out[o.n-1], &o.headers[o.n-1]
+	size := m.segment
+	if size == 0 {
+		size = m.bytes
+	}
+	// A train's datagrams have one size; a shorter one may be the last.
+	if m.closed || len(p) == 0 || size == 0 || len(p) > size || m.bytes+len(p) > maxTrainBytes ||
+		int(h.Iovlen) >= maxTrain || m.name != *name {
+		return false
+	}
+	v := &o.vectors[o.used]
+	v.Base = &p[0]
+	v.SetLen(len(p))
+	o.used++
+	h.Iovlen++
+	m.bytes += len(p)
+	m.closed = len(p) < size
+	if m.segment == 0 {
+		m.segment = size
+		o.setSegment(o.n-1, size)
+	}
+	return true
+}
+
+// setSegment asks for a message to be sent as a train.
+func (o *Outbox) setSegment(i, segment int) {
+	m, h := &o.out[i], &o.headers[i]
+	c := (*unix.Cmsghdr)(unsafe.Pointer(&m.control[0]))
+	c.Level, c.Type = unix.IPPROTO_UDP, unix.UDP_SEGMENT
+	c.SetLen(unix.CmsgLen(2))
+	binary.NativeEndian.PutUint16(m.control[unix.SizeofCmsghdr:], uint16(segment))
+	h.Control = &m.control[0]
+	h.SetControllen(unix.CmsgSpace(2))
+}
+
+// Send sends what is there. An error is that of the first message that was not
+// sent, which stays the first: Skip it, Split it, or Send again. 0 means that
+// all was sent and the Outbox is empty.
+func (o *Outbox) Send(fd int) Errno {
+	for o.sent < o.n {
+		var r uintptr
+		var e Errno
+		if o.n-o.sent == 1 {
+			h := &o.headers[o.sent].Msghdr
+			_, _, e = syscall.RawSyscall6(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(h)), unix.MSG_NOSIGNAL, 0, 0, 0)
+			r = 1
+		} else {
+			r, _, e = syscall.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&o.headers[o.sent])), uintptr(o.n-o.sent), unix.MSG_NOSIGNAL, 0, 0)
+		}
+		if e == EINTR {
+			continue
+		}
+		if e != 0 {
+			return e
+		}
+		o.sent += int(r)
+	}
+	o.Reset()
+	return 0
+}
+
+// Train tells whether the first message is a train.
+func (o *Outbox) Train() bool { return o.sent < o.n && o.out[o.sent].segment != 0 }
+
+// Skip gives the first message up, and gives the number of its datagrams.
+func (o *Outbox) Skip() (datagrams int) {
+	m := &o.out[o.sent]
+	datagrams = 1
+	if m.segment != 0 {
+		datagrams = (m.bytes + m.segment - 1) / m.segment
+	}
+	o.sent++
+	if o.sent == o.n {
+		o.Reset()
+	}
+	return datagrams
+}
+
+// Split sends the first message, a train, datagram by datagram, and gives the
+// number of those that could not be sent, and why the last of them could not.
+func (o *Outbox) Split(fd int) (lost int, e Errno) {
+	m, h := &o.out[o.sent], o.headers[o.sent].Msghdr
+	segment := m.segment
+	h.Control = nil
+	h.SetControllen(0)
+	vectors := unsafe.Slice(h.Iov, int(h.Iovlen))
+	var one unix.Iovec
+	h.Iov = &one
+	h.SetIovlen(1)
+	for _, v := range vectors {
+		rest := unsafe.Slice(v.Base, int(v.Len))
+		for len(rest) > 0 {
+			n := min(segment, len(rest))
+			one.Base = &rest[0]
+			one.SetLen(n)
+			rest = rest[n:]
+			if _, _, err := syscall.RawSyscall6(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&h)), unix.MSG_NOSIGNAL, 0, 0, 0); err != 0 {
+				lost++
+				e = err
+			}
+		}
+	}
+	o.sent++
+	if o.sent == o.n {
+		o.Reset()
+	}
+	return lost, e
+}
+
+// Reset forgets what is there.
+func (o *Outbox) Reset() { o.sent, o.n, o.used = 0, 0, 0 }
+
+// udpChecksum gives the checksum of a datagram: of its pseudo-header, its header
+// with a checksum of 0, and its data.
+func udpChecksum(from, to netip.Addr, header, p []byte) uint16 {
+	var sum uint64
+	add := func(b []byte) {
+		for len(b) >= 2 {
+			sum += uint64(binary.BigEndian.Uint16(b))
+			b = b[2:]
+		}
+		if len(b) == 1 {
+			sum += uint64(b[0]) << 8
+		}
+	}
+	for _, a := range [2]netip.Addr{from, to} {
+		if a.Is4() {
+			b := a.As4()
+			add(b[:])
+		} else {
+			b := a.As16()
+			add(b[:])
+		}
+	}
+	sum += unix.IPPROTO_UDP + uint64(len(header)+len(p))
+	add(header)
+	add(p)
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	if sum == 0xffff {
+		return 0xffff // 0 would say that there is no checksum
+	}
+	return ^uint16(sum)
+}

@@ -1,0 +1,197 @@
+package sys
+
+import (
+	"fmt"
+	"net/netip"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// UDPOptions are what a bound UDP socket is set to.
+type UDPOptions struct {
+	Transparent bool // IP_TRANSPARENT: datagrams to addresses that are not this host's, and replies from them; needs CAP_NET_ADMIN
+	FreeBind    bool // IP_FREEBIND: bind to an address that no interface has yet
+	// ReusePort lets several sockets of this user share the address; the kernel
+	// gives each client to one of them.
+	ReusePort bool
+	// Destination has Inbox know the destination that each datagram was sent to.
+	Destination bool
+	// Coalesce lets the kernel hand a train of equal datagrams over in one piece
+	// (UDP_GRO).
+	Coalesce bool
+	// Deaf makes the socket receive nothing: it is for sending only.
+	Deaf bool
+	// ReceiveBuffer is in bytes; 0 leaves it as the kernel has it. It may exceed
+	// net.core.rmem_max with CAP_NET_ADMIN.
+	ReceiveBuffer int
+}
+
+// BindUDP makes a UDP socket on addr (port 0: the kernel picks one, see
+// LocalAddr). An IPv6 one takes IPv6 alone.
+func BindUDP(addr netip.AddrPort, o UDPOptions) (fd int, err error) {
+	fam := family(addr.Addr())
+	fd, e := socket(fam, unix.SOCK_DGRAM, unix.IPPROTO_UDP)
+	if e != 0 {
+		return -1, fmt.Errorf("bind UDP %s: socket: %w", addr, e)
+	}
+	what, e := prepareUDP(fd, fam == unix.AF_INET6, &o)
+	if e == 0 {
+		what, e = "bind", bind(fd, addr)
+	}
+	if e != 0 {
+		Close(fd)
+		return -1, fmt.Errorf("bind UDP %s: %s: %w", addr, what, e)
+	}
+	return fd, nil
+}
+
+func prepareUDP(fd int, v6 bool, o *UDPOptions) (what string, e Errno) {
+	for _, step := range [...]struct {
+		wanted bool
+		what   string
+		set    func() Errno
+	}{
+		{v6, "IPV6_V6ONLY", func() Errno { return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) }},
+		{o.ReusePort, "SO_REUSEPORT", func() Errno { return setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }},
+		{o.Transparent, "IP_TRANSPARENT", func() Errno { return setTransparent(fd, v6) }},
+		{o.FreeBind, "IP_FREEBIND", func() Errno { return setFreeBind(fd, v6) }},
+		{o.Destination, "IP_RECVORIGDSTADDR", func() Errno { return setDestination(fd, v6) }},
+		{o.Deaf, "SO_ATTACH_FILTER", func() Errno { return setDeaf(fd) }},
+		{o.ReceiveBuffer > 0, "SO_RCVBUF", func() Errno { return SetReceiveBuffer(fd, o.ReceiveBuffer) }},
+	} {
+		if step.wanted {
+			if e := step.set(); e != 0 {
+				return step.what, e
+			}
+		}
+	}
+	if o.Coalesce {
+		SetCoalesce(fd) // a kernel without it hands datagrams over one by one
+	}
+	return "", 0
+}
+
+func setDestination(fd int, v6 bool) Errno {
+	if v6 {
+		return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVORIGDSTADDR, 1)
+	}
+	return setInt(fd, unix.IPPROTO_IP, unix.IP_RECVORIGDSTADDR, 1)
+}
+
+// setDeaf drops all that the socket would receive (F5), and keeps little room
+// for it.
+func setDeaf(fd int) Errno {
+	program := [1]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
+	f := unix.SockFprog{Len: 1, Filter: &program[0]}
+	_, _, e := syscall.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, uintptr(unsafe.Pointer(&f)), unsafe.Sizeof(f), 0)
+	if e != 0 {
+		return e
+	}
+	return SetRecvBuffer(fd, 0)
+}
+
+// SetCoalesce lets the kernel hand trains of equal datagrams over in one piece
+// (UDP_GRO, Linux 5.0).
+func SetCoalesce(fd int) Errno { return setInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 1) }
+
+// SetReceiveBuffer is SetRecvBuffer over the system's limit where the process
+// has the right to that.
+func SetReceiveBuffer(fd, bytes int) Errno {
+	if e := setInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bytes); e != unix.EPERM {
+		return e
+	}
+	return SetRecvBuffer(fd, bytes)
+}
+
+// UDPSocket makes a UDP socket that is bound to nothing, for ConnectUDP.
+func UDPSocket(v6 bool) (int, Errno) {
+	fam := uintptr(unix.AF_INET)
+	if v6 {
+		fam = unix.AF_INET6
+	}
+	return socket(fam, unix.SOCK_DGRAM, unix.IPPROTO_UDP)
+}
+
+// UDPSource says from where a UDP socket sends. The zero value leaves that to
+// the kernel.
+type UDPSource struct {
+	// Addr need not be an address of this host; that needs CAP_NET_ADMIN.
+	Addr netip.Addr
+	// FirstPort and LastPort are what the socket's own port is chosen from; 0
+	// means any that the system gives by itself.
+	FirstPort, LastPort uint16
+}
+
+// ConnectUDP connects a UDP socket that is not connected. Afterwards it
+// receives from remote only, and is told when nobody listens there
+// (ECONNREFUSED, by the next call on the socket). EADDRNOTAVAIL means that no
+// local port is free.
+func ConnectUDP(fd int, remote netip.AddrPort, from UDPSource) Errno {
+	if from.Addr.IsValid() {
+		if e := bindUDPSource(fd, from); e != 0 {
+			return e
+		}
+	}
+	e := connect(fd, remote)
+	if e == EAGAIN { // what the kernel says when it finds no port
+		return EADDRNOTAVAIL
+	}
+	return e
+}
+
+func bindUDPSource(fd int, from UDPSource) Errno {
+	if e := setTransparent(fd, from.Addr.Is6()); e != 0 {
+		return e
+	}
+	if from.FirstPort != 0 {
+		v := int(uint32(from.LastPort)<<16 | uint32(from.FirstPort))
+		if e := setInt(fd, unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE, v); e != 0 {
+			return e
+		}
+	}
+	return bind(fd, netip.AddrPortFrom(from.Addr, 0))
+}
+
+// DisconnectUDP takes a socket's peer, and the port that the kernel chose for
+// it, away. Nothing reaches it any more; what it received before is still
+// there (see Drain).
+func DisconnectUDP(fd int) Errno {
+	var s sockaddr // AF_UNSPEC
+	_, _, e := syscall.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&s)), unix.SizeofSockaddrInet6)
+	return e
+}
+
+// Drain throws away what a socket has received and its pending error.
+func Drain(fd int) {
+	var b [1]byte
+	for {
+		if _, e := Recv(fd, b[:]); e == EAGAIN {
+			return
+		}
+	}
+}
+
+// RawUDP makes a socket that sends UDP datagrams of which it is given the
+// header too (see Outbox.AppendRaw), from an address without being bound to a port of it. It
+// needs CAP_NET_RAW.
+func RawUDP(from netip.Addr) (fd int, err error) {
+	fam := family(from)
+	fd, e := socket(fam, unix.SOCK_RAW, unix.IPPROTO_UDP)
+	if e != 0 {
+		return -1, fmt.Errorf("raw UDP from %s: socket: %w", from, e)
+	}
+	what, e := "SO_ATTACH_FILTER", setDeaf(fd)
+	if e == 0 {
+		what, e = "IP_TRANSPARENT", setTransparent(fd, fam == unix.AF_INET6)
+	}
+	if e == 0 {
+		what, e = "bind", bind(fd, netip.AddrPortFrom(from, 0))
+	}
+	if e != 0 {
+		Close(fd)
+		return -1, fmt.Errorf("raw UDP from %s: %s: %w", from, what, e)
+	}
+	return fd, nil
+}
