@@ -65,6 +65,9 @@ type ListenOptions struct {
 	Backlog     int      // connections not yet accepted; 0 means 4096, and net.core.somaxconn caps it
 	Liveness    Liveness // inherited by accepted sockets
 	Congestion  string   // TCP congestion control of accepted sockets; empty: the system's
+	// Filter is attached before the first client can come; empty for none. See
+	// AttachFilter.
+	Filter []FilterOp
 }
 
 // ListenTCP makes a listening socket on addr (port 0: the kernel picks one,
@@ -80,19 +83,48 @@ func ListenTCP(addr netip.AddrPort, o ListenOptions) (fd int, err error) {
 	if e == 0 {
 		what, e = "bind", bind(fd, addr)
 	}
+	if e == 0 && len(o.Filter) > 0 {
+		what, e = "filter", AttachFilter(fd, o.Filter)
+	}
 	if e == 0 {
-		backlog := o.Backlog
-		if backlog <= 0 {
-			backlog = 4096
-		}
-		_, _, e = syscall.RawSyscall(unix.SYS_LISTEN, uintptr(fd), uintptr(backlog), 0)
-		what = "listen"
+		what, e = "listen", startListening(fd, o.Backlog)
 	}
 	if e != 0 {
 		Close(fd)
 		return -1, fmt.Errorf("listen %s: %s: %w", addr, what, e)
 	}
 	return fd, nil
+}
+
+func startListening(fd, backlog int) Errno {
+	if backlog <= 0 {
+		backlog = 4096
+	}
+	_, _, e := syscall.RawSyscall(unix.SYS_LISTEN, uintptr(fd), uintptr(backlog), 0)
+	return e
+}
+
+// StopListening makes the kernel refuse connections to a listening socket's
+// address and port, and reset those that nobody has accepted, while the socket
+// goes on to hold both, so that no other program can listen there. What was
+// accepted goes on. ListenAgain undoes it.
+func StopListening(fd int) Errno {
+	// Sockets that all share their address may be bound beside each other as
+	// long as none of them listens.
+	if e := setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 0); e != 0 {
+		return e
+	}
+	_, _, e := syscall.RawSyscall(unix.SYS_SHUTDOWN, uintptr(fd), unix.SHUT_RD, 0)
+	return e
+}
+
+// ListenAgain undoes StopListening. backlog is as in ListenOptions.
+func ListenAgain(fd, backlog int) Errno {
+	// Connections that were accepted have the same address and port.
+	if e := setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); e != 0 {
+		return e
+	}
+	return startListening(fd, backlog)
 }
 
 func prepareListener(fd int, fam uintptr, o ListenOptions) (what string, e Errno) {
@@ -198,15 +230,14 @@ func bindSource(fd int, fam uintptr, local netip.AddrPort, o ConnectOptions) Err
 			return e
 		}
 	}
-	if local.Port() == 0 {
-		// Without it bind would reserve a port of its own for each connection.
-		if e := setInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); e != 0 {
-			return e
-		}
+	// Without the one, bind would reserve a port for each connection alone. The
+	// other lets bind share the port with connections in TIME_WAIT and with
+	// others of ours.
+	level, option := unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT
+	if local.Port() != 0 {
+		level, option = unix.SOL_SOCKET, unix.SO_REUSEADDR
 	}
-	// Lets bind share the port with connections in TIME_WAIT and with others
-	// of ours.
-	if e := setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); e != 0 {
+	if e := setInt(fd, level, option, 1); e != 0 {
 		return e
 	}
 	return bind(fd, local)

@@ -1,0 +1,182 @@
+package sys_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+
+// nothing drops every packet.
+var nothing = []sys.FilterOp{{Code: sys.FilterReturn}}
+
+// outcome tells what a client's connect comes to: accept, refuse or silence.
+func outcome(t *testing.T, ns *netns.Namespace, addr netip.AddrPort) string {
+	t.Helper()
+	c, err := ns.Dialer(&net.Dialer{Timeout: 300 * time.Millisecond}, "tcp", addr.String())
+	var timeout net.Error
+	switch {
+	case err == nil:
+		_ = c.Close()
+		return "accept"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "refuse"
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return "silence"
+	}
+	return err.Error()
+}
+
+// listenIn is sys.ListenTCP in a namespace; the socket is closed with the test.
+func listenIn(t *testing.T, ns *netns.Namespace, addr netip.AddrPort, o sys.ListenOptions) int {
+	t.Helper()
+	var fd int
+	err := ns.Do(func() (err error) {
+		fd, err = sys.ListenTCP(addr, o)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { sys.Close(fd) })
+	return fd
+}
+
+// TestF5_FilterSilencesTheHandshake and, replaced or detached, lets it be
+// answered again.
+func TestF5_FilterSilencesTheHandshake(t *testing.T) {
+	for _, text := range []string{"127.0.0.1:8080", "[::1]:8080"} {
+		ns := netns.New(t, "node")
+		addr := netip.MustParseAddrPort(text)
+		fd := listenIn(t, ns, addr, sys.ListenOptions{Filter: nothing})
+		want := func(want string) {
+			t.Helper()
+			if got := outcome(t, ns, addr); got != want {
+				t.Errorf("%s: %s, want %s", addr, got, want)
+			}
+		}
+		want("silence")
+		// Only connections to 8080 from that very address, by the IP header.
+		load := sys.FilterOp{Code: sys.FilterLoadWord, K: sys.FilterNetwork + 12}
+		self := uint32(0x7f000001)
+		if addr.Addr().Is6() {
+			load.K, self = sys.FilterNetwork+8+12, 1
+		}
+		only := func(port uint32) []sys.FilterOp {
+			return []sys.FilterOp{
+				load,
+				{Code: sys.FilterIfEqual, Jf: 3, K: self},
+				{Code: sys.FilterLoadHalf, K: 2},
+				{Code: sys.FilterIfEqual, Jf: 1, K: port},
+				{Code: sys.FilterReturn, K: 0xffffffff},
+				{Code: sys.FilterReturn},
+			}
+		}
+		if e := sys.AttachFilter(fd, only(8080)); e != 0 {
+			t.Fatal(e)
+		}
+		want("accept")
+		if e := sys.AttachFilter(fd, only(8081)); e != 0 {
+			t.Fatal(e)
+		}
+		want("silence")
+		if e := sys.DetachFilter(fd); e != 0 {
+			t.Fatal(e)
+		}
+		want("accept")
+		if e := sys.DetachFilter(fd); e != syscall.ENOENT {
+			t.Errorf("a second detach: %v", e)
+		}
+	}
+}
+
+// TestAcceptedSocketsInheritTheFilter, which is why it is detached from them.
+func TestAcceptedSocketsInheritTheFilter(t *testing.T) {
+	ns := netns.New(t, "node")
+	addr := netip.MustParseAddrPort("127.0.0.1:8080")
+	all := []sys.FilterOp{{Code: sys.FilterReturn, K: 0xffffffff}}
+	listener := listenIn(t, ns, addr, sys.ListenOptions{Filter: all})
+	c, err := ns.Dial("tcp", addr.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	fd, _, e := sys.Accept(listener)
+	if e != 0 {
+		t.Fatal(e)
+	}
+	defer sys.Close(fd)
+	if e := sys.DetachFilter(fd); e != 0 {
+		t.Errorf("detach from an accepted socket: %v", e)
+	}
+	if e := sys.AttachFilter(listener, nil); e != sys.EINVAL {
+		t.Errorf("an empty program: %v", e)
+	}
+	if e := sys.AttachFilter(listener, make([]sys.FilterOp, sys.MaxFilterOps+1)); e != sys.EINVAL {
+		t.Errorf("a program that is too long: %v", e)
+	}
+}
+
+// TestStopListeningHoldsThePort: refused, and nobody else's; connections go on.
+func TestStopListeningHoldsThePort(t *testing.T) {
+	for _, host := range []string{"127.0.0.1", "::1"} {
+		ns := netns.New(t, "node")
+		addr := netip.AddrPortFrom(netip.MustParseAddr(host), 8080)
+		fd := listenIn(t, ns, addr, sys.ListenOptions{FreeBind: true})
+		client, err := ns.Dial("tcp", addr.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		conn, _, e := sys.Accept(fd)
+		if e != 0 {
+			t.Fatal(e)
+		}
+		defer sys.Close(conn)
+		for range 3 {
+			if e := sys.StopListening(fd); e != 0 {
+				t.Fatal(e)
+			}
+			if got := outcome(t, ns, addr); got != "refuse" {
+				t.Errorf("%s: %s, want refuse", addr, got)
+			}
+			// net.Listen sets SO_REUSEADDR, as most servers do.
+			for _, other := range []string{addr.String(), fmt.Sprintf(":%d", addr.Port())} {
+				l, err := ns.Listen("tcp", other)
+				if !errors.Is(err, syscall.EADDRINUSE) {
+					t.Errorf("%s: another program listens on %s: %v", addr, other, err)
+				}
+				if err == nil {
+					_ = l.Close()
+				}
+			}
+			if e := sys.ListenAgain(fd, 16); e != 0 {
+				t.Fatal(e)
+			}
+			if got := outcome(t, ns, addr); got != "accept" {
+				t.Errorf("%s: %s, want accept", addr, got)
+			}
+		}
+		if _, err := client.Write([]byte("x")); err != nil {
+			t.Error(err)
+		}
+		buf := make([]byte, 1)
+		deadline := time.Now().Add(5 * time.Second)
+		n, e := sys.Recv(conn, buf)
+		for e == sys.EAGAIN && time.Now().Before(deadline) {
+			n, e = sys.Recv(conn, buf)
+		}
+		if n != 1 || e != 0 {
+			t.Errorf("the connection from before: %d, %v", n, e)
+		}
+	}
+}
