@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
 )
 
 // Dump tells what is in force, as the kernel has it, for people and tests: a
@@ -32,14 +33,18 @@ func Dump(opts Options) (string, error) {
 		return "", err
 	}
 	defer rd.close()
-	rt, err := openRouter(opts)
+	rt, err := route.Open(opts.routing())
 	if err != nil {
 		return "", err
 	}
-	defer rt.close()
+	defer rt.Close()
 	var b strings.Builder
-	err = errors.Join(dumpTable(&b, rd, opts.Table), dumpRoutes(&b, rt))
-	return b.String(), err
+	err = dumpTable(&b, rd, opts.Table)
+	lines, routeErr := rt.Dump()
+	for _, l := range lines {
+		fmt.Fprintln(&b, l)
+	}
+	return b.String(), errors.Join(err, routeErr)
 }
 
 func dumpTable(b *strings.Builder, rd *reader, table string) error {
@@ -172,24 +177,4 @@ func describeRange(first, last netip.Addr) string {
 		}
 	}
 	return first.String() + "-" + last.String()
-}
-
-func dumpRoutes(b *strings.Builder, rt *router) error {
-	for v := range versions {
-		routes, err := rt.routes(v)
-		if err != nil {
-			return err
-		}
-		var lines []string
-		for _, r := range routes {
-			if rt.isOurs(&r) {
-				lines = append(lines, routeText(&r))
-			}
-		}
-		slices.Sort(lines)
-		for _, l := range lines {
-			fmt.Fprintln(b, l)
-		}
-	}
-	return nil
 }

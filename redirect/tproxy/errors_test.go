@@ -6,16 +6,18 @@ import (
 	"os"
 	"syscall"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/redirect"
 )
 
 func TestExplain(t *testing.T) {
 	other := errors.New("something else")
 	for _, c := range []struct {
 		err  error
-		want Feature
+		want redirect.Feature
 		text string
 	}{
-		{os.NewSyscallError("sendmsg", syscall.EPERM), FeatureNetAdmin,
+		{os.NewSyscallError("sendmsg", syscall.EPERM), redirect.FeatureNetAdmin,
 			"steering by nftables: CAP_NET_ADMIN is missing (sendmsg: operation not permitted): run as root, or grant CAP_NET_ADMIN in the user namespace that owns the network namespace"},
 		{fmt.Errorf("rule: %w", syscall.ENOENT), FeatureTProxy,
 			"steering by nftables: nft_tproxy is missing (rule: no such file or directory): load the module nft_tproxy (CONFIG_NFT_TPROXY), or choose another way of steering"},
@@ -23,7 +25,7 @@ func TestExplain(t *testing.T) {
 		{other, "", ""},
 	} {
 		err := explain(c.err, FeatureTProxy)
-		var missing *MissingError
+		var missing *redirect.MissingError
 		switch {
 		case c.want == "":
 			if err != c.err {

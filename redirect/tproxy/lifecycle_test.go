@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -127,7 +128,7 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 	plan.Local = append(plan.Local, netip.MustParsePrefix("10.97.0.0/16"))
 	apply(t, killed, plan)
 	old := connect(t, lab.Client, web)
-	killed.router.close()
+	killed.router.Close()
 	killed.filter.close()
 
 	answers := map[string]int{}
@@ -200,7 +201,7 @@ func somebodyElses(t *testing.T, n *netns.Namespace) {
 	rule.Priority, rule.Table = 83, 83
 	for _, err := range []error{
 		nl.RouteAdd(&netlink.Route{Table: syscall.RT_TABLE_LOCAL, Type: syscall.RTN_LOCAL, Scope: netlink.SCOPE_HOST, LinkIndex: lo.Attrs().Index, Dst: local}),
-		nl.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: main, Protocol: RouteProtocol}),
+		nl.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: main, Protocol: route.Protocol}),
 		nl.RuleAdd(rule),
 	} {
 		if err != nil {
@@ -264,7 +265,7 @@ func TestCleanupRemovesWhatIsOursAndNothingElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	apply(t, r, planOf(refusing(tcp("10.96.0.10:80"))))
-	r.router.close() // killed
+	r.router.Close() // killed
 	r.filter.close()
 	removed, err := Cleanup(opts)
 	want := []string{

@@ -316,7 +316,7 @@ func TestRouteOfSomebodyElse(t *testing.T) {
 	p.Local = append(p.Local, netip.MustParsePrefix("10.200.0.0/16")) // local already
 	apply(t, r, p)
 	p.Local = []netip.Prefix{netip.MustParsePrefix("10.1.0.255/32")} // the broadcast address of an interface
-	var clash *ClashError
+	var clash *redirect.ClashError
 	if err := r.Apply(p); !errors.As(err, &clash) {
 		t.Errorf("got %v, want a clash", err)
 	}

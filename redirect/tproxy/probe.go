@@ -5,6 +5,8 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+
+	"github.com/sluice-proxy/sluice/redirect"
 )
 
 // probe tries in a table that never comes to be whether the kernel has
@@ -12,7 +14,7 @@ import (
 func (f *filter) probe() error {
 	port := []expr.Any{&expr.Immediate{Register: regTarget, Data: []byte{0, 1}}}
 	everything := []struct {
-		feature Feature
+		feature redirect.Feature
 		exprs   []expr.Any
 	}{
 		{FeatureNFTables, []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}},

@@ -31,6 +31,7 @@ import (
 	"sync"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -40,9 +41,7 @@ type Options struct {
 	// Table is the name of the nftables table; "sluice" if empty.
 	Table string
 	// NodeIPs are the addresses that connections from this node to services
-	// get as their source (F8), at most one for each family, each assigned to
-	// an interface. For a family without one it is the first global address of
-	// the namespace, and without any the destination's own.
+	// get as their source (F8); see [route.Options].
 	NodeIPs []netip.Addr
 	// NetNS is a descriptor of the network namespace to work in; 0 is the one
 	// that New is called in. It must stay open until Close.
@@ -51,10 +50,6 @@ type Options struct {
 
 // DefaultTable is the table's name if Options has none.
 const DefaultTable = "sluice"
-
-// RouteProtocol is the protocol number of our routes (`proto 83` in ip's
-// output), by which they are told from those of others. 83 is an S.
-const RouteProtocol = 83
 
 func (o Options) withDefaults() Options {
 	if o.Table == "" {
@@ -67,15 +62,12 @@ func (o Options) validate() error {
 	if strings.ContainsAny(o.Table, " \t\n\"") || len(o.Table) > 100 {
 		return fmt.Errorf("nftables table name %q", o.Table)
 	}
-	seen := map[service.Family]bool{}
-	for _, a := range o.NodeIPs {
-		f := service.FamilyOf(a)
-		if !a.IsValid() || a.Is4In6() || seen[f] {
-			return fmt.Errorf("node addresses %v: want at most one of each family", o.NodeIPs)
-		}
-		seen[f] = true
-	}
-	return nil
+	return o.routing().Validate()
+}
+
+// routing are the options of the routes.
+func (o Options) routing() route.Options {
+	return route.Options{NodeIPs: o.NodeIPs, NetNS: o.NetNS}.WithDefaults()
 }
 
 // Redirector steers by nftables. Its methods are safe for concurrent use.
@@ -83,7 +75,7 @@ type Redirector struct {
 	mu     sync.Mutex // guards everything below
 	opts   Options
 	filter *filter
-	router *router
+	router *route.Router
 	closed bool
 
 	plan    redirect.Plan // in force; empty before the first Apply
@@ -98,7 +90,7 @@ var _ redirect.Redirector = (*Redirector)(nil)
 var ErrClosed = errors.New("tproxy: closed")
 
 // New gets ready to steer and changes nothing in the kernel. It tells what the
-// kernel or the process lacks by a *MissingError. What an earlier process left
+// kernel or the process lacks by a *redirect.MissingError. What an earlier process left
 // behind is taken over by the first Apply.
 func New(opts Options) (*Redirector, error) {
 	opts = opts.withDefaults()
@@ -113,7 +105,7 @@ func New(opts Options) (*Redirector, error) {
 		f.close()
 		return nil, err
 	}
-	rt, err := openRouter(opts)
+	rt, err := route.Open(opts.routing())
 	if err != nil {
 		f.close()
 		return nil, err
@@ -126,7 +118,7 @@ func (r *Redirector) Traits() redirect.Traits { return redirect.Traits{Name: "tp
 
 // Apply puts the plan in force; see [redirect.Redirector]. An SCTP destination
 // in Plan.Steer is an error (F1), as is a range in Plan.Local that takes in an
-// address of this node; then nothing is changed. A *ClashError says that
+// address of this node; then nothing is changed. A *redirect.ClashError says that
 // somebody else has a route for the same range.
 //
 // The order of the steps keeps every destination in good hands: the table
@@ -163,12 +155,12 @@ func (r *Redirector) applyLocked(p redirect.Plan, changes redirect.Changes) erro
 	if !r.applied {
 		// What a killed process left routed is not to leak before its route goes.
 		var err error
-		if before, err = r.router.prefixes(); err != nil {
+		if before, err = r.router.LocalRoutes(); err != nil {
 			return err
 		}
 	}
 	if !slices.Equal(before, after) {
-		if err := r.router.ownAddresses(after); err != nil {
+		if err := r.router.CheckLocal(after); err != nil {
 			return err
 		}
 		r.routed = false
@@ -184,7 +176,7 @@ func (r *Redirector) applyLocked(p redirect.Plan, changes redirect.Changes) erro
 	if r.routed {
 		return nil
 	}
-	if _, err := r.router.apply(after); err != nil {
+	if _, err := r.router.Apply(route.State{Local: after}); err != nil {
 		return err
 	}
 	p.Local = after
@@ -213,7 +205,7 @@ func (r *Redirector) Verify() (repaired bool, err error) {
 	if err != nil {
 		return refilled, err
 	}
-	rerouted, err := r.router.apply(r.plan.Local)
+	rerouted, err := r.router.Apply(route.State{Local: r.plan.Local})
 	return refilled || rerouted, err
 }
 
@@ -228,12 +220,12 @@ func (r *Redirector) Close() error {
 	r.closed = true
 	var errs []error
 	if r.touched {
-		_, err := r.router.remove()
+		_, err := r.router.Remove()
 		errs = append(errs, err)
 		_, err = r.filter.remove()
 		errs = append(errs, err)
 	}
-	r.router.close()
+	r.router.Close()
 	r.filter.close()
 	return errors.Join(errs...)
 }
@@ -247,19 +239,19 @@ func Cleanup(opts Options) (removed []string, err error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
-	rt, err := openRouter(opts)
+	rt, err := route.Open(opts.routing())
 	if err != nil {
 		return nil, err
 	}
-	defer rt.close()
-	removed, err = rt.remove()
+	defer rt.Close()
+	removed, err = rt.Remove()
 	if err != nil {
 		return removed, err
 	}
 	f, err := openFilter(opts)
 	if err != nil {
 		// Where there is no nf_tables, there is no table of ours.
-		if missing := new(MissingError); errors.As(err, &missing) && missing.Feature == FeatureNFTables {
+		if missing := new(redirect.MissingError); errors.As(err, &missing) && missing.Feature == FeatureNFTables {
 			return removed, nil
 		}
 		return removed, err

@@ -12,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -38,13 +40,7 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	table := &nftables.Table{Name: DefaultTable, Family: nftables.TableFamilyINet}
-	routes := func() []netlink.Route {
-		list, err := r.router.routes(v4)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return list
-	}
+	nl := lab.Node.Netlink()
 	const routeRemoved = "a route removed"
 	for _, c := range []struct {
 		name    string
@@ -87,17 +83,12 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 			return conn.Flush()
 		}},
 		{routeRemoved, true, func() error {
-			for _, route := range routes() {
-				if r.router.isOurs(&route) {
-					return lab.Node.Netlink().RouteDel(&route)
-				}
-			}
-			return errors.New("no route of ours")
+			return removeOne(nl, netlink.Route{Table: syscall.RT_TABLE_LOCAL, Protocol: route.Protocol})
 		}},
 		{"somebody else's route", false, func() error {
 			_, n, _ := net.ParseCIDR("10.210.0.0/16")
 			return lab.Node.Netlink().RouteAdd(&netlink.Route{Table: syscall.RT_TABLE_LOCAL, Type: syscall.RTN_LOCAL,
-				Scope: netlink.SCOPE_HOST, LinkIndex: r.router.lo, Dst: n})
+				Scope: netlink.SCOPE_HOST, LinkIndex: loopbackIndex, Dst: n})
 		}},
 	} {
 		if err := c.do(); err != nil {
@@ -124,6 +115,15 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 			t.Errorf("%s: got %q", c.name, got)
 		}
 	}
+}
+
+// removeOne removes the first route of a table and protocol.
+func removeOne(nl *netlink.Handle, like netlink.Route) error {
+	list, err := nl.RouteListFiltered(netlink.FAMILY_V4, &like, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	if err != nil || len(list) == 0 {
+		return errors.Join(err, errors.New("no such route"))
+	}
+	return nl.RouteDel(&list[0])
 }
 
 // An update of a table that is no longer there is made good by filling it.
@@ -269,7 +269,7 @@ func trackConnections(t *testing.T, n *netns.Namespace) {
 // Without CAP_NET_ADMIN the error says so.
 func TestWithoutCapability(t *testing.T) {
 	ns := netns.New(t, "node")
-	var missing *MissingError
+	var missing *redirect.MissingError
 	err := withoutNetAdmin(ns, func() error {
 		r, err := New(Options{})
 		if err == nil {
@@ -277,14 +277,14 @@ func TestWithoutCapability(t *testing.T) {
 		}
 		return err
 	})
-	if !errors.As(err, &missing) || missing.Feature != FeatureNetAdmin {
+	if !errors.As(err, &missing) || missing.Feature != redirect.FeatureNetAdmin {
 		t.Errorf("New: got %v, want the capability named", err)
 	}
 	err = withoutNetAdmin(ns, func() error {
 		_, err := Cleanup(Options{})
 		return err
 	})
-	if err != nil && (!errors.As(err, &missing) || missing.Feature != FeatureNetAdmin) {
+	if err != nil && (!errors.As(err, &missing) || missing.Feature != redirect.FeatureNetAdmin) {
 		t.Errorf("Cleanup: got %v, want the capability named", err)
 	}
 }

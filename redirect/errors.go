@@ -1,0 +1,45 @@
+package redirect
+
+import "fmt"
+
+// Feature is something of the kernel's or a right of the process's that a way
+// of steering needs. Each way names its own.
+type Feature string
+
+// FeatureNetAdmin is what every way of steering needs.
+const FeatureNetAdmin Feature = "CAP_NET_ADMIN"
+
+// RemedyNetAdmin says how to come by FeatureNetAdmin.
+const RemedyNetAdmin = "run as root, or grant CAP_NET_ADMIN in the user namespace that owns the network namespace"
+
+// MissingError says what the kernel or the process lacks for a way of
+// steering, and what can be done about it.
+type MissingError struct {
+	Mode    string // what lacks it: "steering by nftables"
+	Feature Feature
+	Remedy  string // what to do
+	Err     error  // what the kernel answered
+}
+
+// Error names the feature and the remedy.
+func (e *MissingError) Error() string {
+	return fmt.Sprintf("%s: %s is missing (%v): %s", e.Mode, e.Feature, e.Err, e.Remedy)
+}
+
+// Unwrap gives the kernel's answer.
+func (e *MissingError) Unwrap() error { return e.Err }
+
+// ClashError says that somebody else has what only one can have.
+type ClashError struct {
+	What   string // what is there
+	Remedy string // what to do; may be empty
+}
+
+// Error names what is there, and what to do.
+func (e *ClashError) Error() string {
+	text := e.What + " is there and not ours"
+	if e.Remedy != "" {
+		text += ": " + e.Remedy
+	}
+	return text
+}

@@ -1,0 +1,408 @@
+// Package route keeps the routes and the policy routing rules that steering
+// rests on, the same for every way of steering.
+//
+// What there has to be is a [State], whole; a [Router] makes the kernel's
+// tables so, adding what is new before it removes what is old.
+//
+//	r, err := route.Open(route.Options{NodeIPs: nodeIPs})
+//	changed, err := r.Apply(route.State{Local: prefixes, MarkReplies: true})
+//	removed, err := r.Remove()
+//	r.Close()
+//
+// All that it ever touches, in one network namespace:
+//
+//   - routes `local P dev lo proto 83 src NODE` in the kernel's table local:
+//     ranges that this node delivers to itself (F2). They are in that table,
+//     because the kernel sends nothing from an IPv4 address that is not in it:
+//     with a table of our own, ICMP port unreachable would not reach clients on
+//     this node.
+//   - routes `local A dev lo proto 83 src NODE` in the steer table, one for each
+//     address that is not ours to own (A3.13), and rules with proto 83 that
+//     look there for packets with a mark, or to single ports.
+//   - the route `local default dev lo proto 83` in the reply table, and rules
+//     with proto 83 that look there for answers to the clients' own addresses
+//     (F7, F11).
+//
+// The local routes of the steer table are single addresses, so that a source
+// check that takes the mark into account (src_valid_mark, F10) finds nothing
+// there; for the reply table see [SourceChecks].
+//
+// Routes and rules of others stay as they are. Where one of them is in the way,
+// what it clashes with is left out, everything else is put in force, and the
+// error is a *redirect.ClashError.
+package route
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Protocol is the protocol number of our routes and rules (`proto 83` in ip's
+// output), by which they are told from those of others. 83 is an S.
+const Protocol = 83
+
+// The defaults of Options.
+const (
+	DefaultSteerMark    = 0x1000
+	DefaultReplyMark    = 0x2000
+	DefaultSteerTable   = 8376
+	DefaultReplyTable   = 8377
+	DefaultRulePriority = 83
+)
+
+// Options are the numbers of what is made in the kernel. The zero value has the
+// defaults.
+type Options struct {
+	// NodeIPs are the addresses that connections from this node to services
+	// get as their source (F8), at most one for each family, each assigned to
+	// an interface. For a family without one it is the first global address of
+	// the namespace, and without any the destination's own.
+	NodeIPs []netip.Addr
+	// NetNS is a descriptor of the network namespace to work in; 0 is the one
+	// that Open is called in. It must stay open until Close.
+	NetNS int
+	// SteerMark and ReplyMark are single bits of packets' marks; the other bits
+	// are others'.
+	SteerMark, ReplyMark uint32
+	// SteerTable and ReplyTable are numbers of routing tables of our own.
+	SteerTable, ReplyTable int
+	// RulePriority is that of our policy routing rules: after that of the table
+	// local (0), before that of the table main (32766).
+	RulePriority int
+}
+
+// WithDefaults fills in what is zero.
+func (o Options) WithDefaults() Options {
+	o.SteerMark = cmp.Or(o.SteerMark, DefaultSteerMark)
+	o.ReplyMark = cmp.Or(o.ReplyMark, DefaultReplyMark)
+	o.SteerTable = cmp.Or(o.SteerTable, DefaultSteerTable)
+	o.ReplyTable = cmp.Or(o.ReplyTable, DefaultReplyTable)
+	o.RulePriority = cmp.Or(o.RulePriority, DefaultRulePriority)
+	return o
+}
+
+// Validate tells what is wrong with options that have their defaults.
+func (o Options) Validate() error {
+	seen := map[service.Family]bool{}
+	for _, a := range o.NodeIPs {
+		f := service.FamilyOf(a)
+		if !a.IsValid() || a.Is4In6() || seen[f] {
+			return fmt.Errorf("node addresses %v: want at most one of each family", o.NodeIPs)
+		}
+		seen[f] = true
+	}
+	for _, mark := range []uint32{o.SteerMark, o.ReplyMark} {
+		if mark&(mark-1) != 0 {
+			return fmt.Errorf("mark %#x: want a single bit; the others belong to other programs", mark)
+		}
+	}
+	if o.SteerMark == o.ReplyMark {
+		return fmt.Errorf("mark %#x is to steer and to bring replies back: want two different ones", o.SteerMark)
+	}
+	if o.SteerTable == o.ReplyTable {
+		return fmt.Errorf("routing table %d is to steer and to bring replies back: want two different ones", o.SteerTable)
+	}
+	for _, table := range []int{o.SteerTable, o.ReplyTable} {
+		if table <= 0 || table >= syscall.RT_TABLE_DEFAULT && table <= syscall.RT_TABLE_LOCAL {
+			return fmt.Errorf("routing table %d: want a number of our own, not 0 and not 253 to 255", table)
+		}
+	}
+	if o.RulePriority <= 0 || o.RulePriority >= 32766 {
+		return fmt.Errorf("priority %d of policy routing rules: want 1 to 32765", o.RulePriority)
+	}
+	return nil
+}
+
+// State is everything that there has to be. A State that was handed to a Router
+// is not changed afterwards.
+type State struct {
+	// Local are the ranges that this node delivers to itself, whoever asks.
+	// What another of them covers is left out.
+	Local []netip.Prefix
+	// Foreign are the addresses that the steer table makes local.
+	Foreign []netip.Addr
+	// MarkSteers sends packets with the steer mark to the steer table.
+	MarkSteers bool
+	// PortRules send packets for these destinations to the steer table, where
+	// nobody can mark them. The kernel goes through them one by one.
+	PortRules []service.Destination
+	// MarkReplies sends packets with the reply mark to the reply table.
+	MarkReplies bool
+	// ReplyPorts, first and last, send TCP and UDP packets to these ports to
+	// the reply table (F11); zero sends none. Together with MarkReplies, only
+	// those that carry the mark too.
+	ReplyPorts [2]uint16
+}
+
+// Router makes the kernel's tables what a State says. Its methods are safe for
+// concurrent use.
+type Router struct {
+	opts Options
+
+	mu sync.Mutex // guards the sockets below
+	nl *netlink.Handle
+	// lister asks strictly: the kernel then sends the routes of one table
+	// instead of all. Kernels before 4.20 send all.
+	lister *netlink.Handle
+	lo     int // interface number
+}
+
+// Open gets ready, and changes nothing in the kernel.
+func Open(opts Options) (*Router, error) {
+	opts = opts.WithDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	r := &Router{opts: opts}
+	var err error
+	if r.nl, err = openNetlink(opts.NetNS); err != nil {
+		return nil, err
+	}
+	if r.lister, err = openNetlink(opts.NetNS); err != nil {
+		r.nl.Close()
+		return nil, err
+	}
+	_ = r.lister.SetStrictCheck(true)
+	lo, err := r.nl.LinkByName("lo")
+	if err != nil {
+		r.Close()
+		return nil, fmt.Errorf("interface lo: %w", err)
+	}
+	r.lo = lo.Attrs().Index
+	return r, nil
+}
+
+func openNetlink(namespace int) (nl *netlink.Handle, err error) {
+	if namespace != 0 {
+		nl, err = netlink.NewHandleAt(netns.NsHandle(namespace), syscall.NETLINK_ROUTE)
+	} else {
+		nl, err = netlink.NewHandle(syscall.NETLINK_ROUTE)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("route netlink: %w", err)
+	}
+	return nl, nil
+}
+
+// Close gives the sockets back and leaves the kernel as it is.
+func (r *Router) Close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.nl.Close()
+	r.lister.Close()
+}
+
+// families are those that the kernel routes.
+var families = [...]service.Family{service.IPv4, service.IPv6}
+
+// Apply makes the kernel's tables what the state says and tells whether
+// anything had to be changed. Routes come before the rules that lead to them,
+// and go after them. On an error the rest is in force all the same; calling it
+// again is safe.
+//
+// It reads the tables each time, so that it also puts back what somebody else
+// removed.
+func (r *Router) Apply(s State) (changed bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var errs []error
+	note := func(c bool, err error) {
+		changed = changed || c
+		errs = append(errs, err)
+	}
+	for _, f := range families {
+		w, err := r.wanted(f, &s)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		var tables [3]routeChanges
+		for i, table := range r.tables() {
+			var err error
+			tables[i], err = r.diffRoutes(f, table, w.routes[i], w.source)
+			errs = append(errs, err)
+			if err != nil {
+				// Whatever is in that table, no packet is to be sent there anew.
+				w.noMoreRules = append(w.noMoreRules, table)
+			}
+		}
+		rules, err := r.diffRules(f, &w)
+		errs = append(errs, err)
+		for i := range tables {
+			note(r.addRoutes(&tables[i]))
+		}
+		note(r.addRules(&rules))
+		note(r.removeRules(&rules))
+		for i := range tables {
+			note(r.removeRoutes(&tables[i]))
+		}
+	}
+	return changed, errors.Join(errs...)
+}
+
+// tables are those that hold routes of ours, in the order of wants.routes.
+func (r *Router) tables() [3]int {
+	return [3]int{syscall.RT_TABLE_LOCAL, r.opts.SteerTable, r.opts.ReplyTable}
+}
+
+// wants is what a state asks for in one family.
+type wants struct {
+	source netip.Addr // of the node's own connections to services; may be none
+	routes [3][]netip.Prefix
+	rules  []rule
+	// noMoreRules are the tables that no rule is to be added for.
+	noMoreRules []int
+}
+
+func (r *Router) wanted(f service.Family, s *State) (w wants, err error) {
+	for _, p := range redirect.Cover(s.Local) {
+		if service.FamilyOf(p.Addr()) == f {
+			w.routes[0] = append(w.routes[0], p)
+		}
+	}
+	for _, a := range s.Foreign {
+		if service.FamilyOf(a) == f {
+			w.routes[1] = append(w.routes[1], netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	if len(w.routes[0])+len(w.routes[1]) > 0 {
+		if w.source, err = r.source(f); err != nil {
+			return w, err
+		}
+	}
+	for _, d := range s.PortRules {
+		if service.FamilyOf(d.Addr) == f {
+			w.rules = append(w.rules, r.portRule(d))
+		}
+	}
+	if !r.hasFamily(f) {
+		return w, nil
+	}
+	if s.MarkSteers {
+		w.rules = append(w.rules, r.steerRule(f))
+	}
+	if replies := r.replyRules(f, s); len(replies) > 0 {
+		w.routes[2] = []netip.Prefix{defaultRoute(f)}
+		w.rules = append(w.rules, replies...)
+	}
+	return w, nil
+}
+
+// hasFamily tells whether this namespace routes an address family: IPv6 can be
+// missing in the kernel or be switched off, which is no error as long as nobody
+// asks for an address of it.
+func (r *Router) hasFamily(f service.Family) bool {
+	if f == service.IPv4 {
+		return true
+	}
+	lo, err := r.nl.LinkByIndex(r.lo)
+	if err != nil {
+		return false
+	}
+	addrs, err := r.nl.AddrList(lo, netlinkFamily(f))
+	return err == nil && slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.IsLoopback() })
+}
+
+// Remove takes everything of ours away, the rules first, and gives a line for
+// each thing.
+func (r *Router) Remove() (removed []string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, f := range families {
+		rules, err := r.rules(f)
+		if err != nil {
+			return removed, err
+		}
+		for _, k := range rules {
+			if !r.isOurRule(&k) {
+				continue
+			}
+			if err := r.removeRule(&k); err != nil {
+				return removed, err
+			}
+			removed = append(removed, ruleText(&k))
+		}
+	}
+	for _, table := range r.tables() {
+		for _, f := range families {
+			routes, err := r.routes(f, table)
+			if err != nil {
+				return removed, err
+			}
+			for _, k := range routes {
+				if !r.isOurRoute(&k) {
+					continue
+				}
+				if err := r.removeRoute(&k); err != nil {
+					return removed, err
+				}
+				removed = append(removed, routeText(&k))
+			}
+		}
+	}
+	return removed, nil
+}
+
+// Dump gives a line for each rule and route of ours that is in the kernel,
+// always in the same order.
+func (r *Router) Dump() (lines []string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, table := range r.tables() {
+		for _, f := range families {
+			routes, err := r.routes(f, table)
+			if err != nil {
+				return nil, err
+			}
+			first := len(lines)
+			for _, k := range routes {
+				if r.isOurRoute(&k) {
+					lines = append(lines, routeText(&k))
+				}
+			}
+			slices.Sort(lines[first:])
+		}
+	}
+	for _, f := range families {
+		rules, err := r.rules(f)
+		if err != nil {
+			return nil, err
+		}
+		first := len(lines)
+		for _, k := range rules {
+			if r.isOurRule(&k) {
+				lines = append(lines, ruleText(&k))
+			}
+		}
+		slices.Sort(lines[first:])
+	}
+	return lines, nil
+}
+
+func netlinkFamily(f service.Family) int {
+	if f == service.IPv6 {
+		return netlink.FAMILY_V6
+	}
+	return netlink.FAMILY_V4
+}
+
+// noSuchFamily tells the answers of a kernel that does not have an address
+// family, or nothing in a routing table.
+func noSuchFamily(err error) bool {
+	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EAFNOSUPPORT) || errors.Is(err, syscall.EOPNOTSUPP)
+}
+
+func missingRight(err error) error {
+	return &redirect.MissingError{Mode: "routes", Feature: redirect.FeatureNetAdmin, Remedy: redirect.RemedyNetAdmin, Err: err}
+}

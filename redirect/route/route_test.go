@@ -1,0 +1,371 @@
+package route
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+
+func prefixes(s string) (ps []netip.Prefix) {
+	for _, f := range strings.Fields(s) {
+		ps = append(ps, netip.MustParsePrefix(f))
+	}
+	return ps
+}
+
+func addrs(s string) (as []netip.Addr) {
+	for _, f := range strings.Fields(s) {
+		as = append(as, netip.MustParseAddr(f))
+	}
+	return as
+}
+
+func destination(s string, p service.Protocol) service.Destination {
+	ap := netip.MustParseAddrPort(s)
+	return service.Destination{Addr: ap.Addr(), Port: ap.Port(), Protocol: p}
+}
+
+// whole is a state that has some of everything.
+func whole() State {
+	return State{
+		Local:       prefixes("10.96.0.0/16 10.96.3.0/24 fd01::/112"),
+		Foreign:     addrs("192.0.2.7 2001:db8::7"),
+		MarkSteers:  true,
+		PortRules:   []service.Destination{destination("192.0.2.7:80", service.TCP), destination("[2001:db8::7]:53", service.UDP)},
+		MarkReplies: true,
+	}
+}
+
+const wholeText = `route local 10.96.0.0/16 dev lo proto 83 src 10.1.0.1
+route local fd01::/112 dev lo proto 83 src fd00:1::1
+route local 192.0.2.7/32 dev lo table 8376 proto 83 src 10.1.0.1
+route local 2001:db8::7/128 dev lo table 8376 proto 83 src fd00:1::1
+route local default dev lo table 8377 proto 83
+route local default dev lo table 8377 proto 83
+rule fwmark 0x1000/0x1000 lookup 8376 proto 83 priority 83
+rule fwmark 0x2000/0x2000 lookup 8377 proto 83 priority 83
+rule to 192.0.2.7 ipproto TCP dport 80 lookup 8376 proto 83 priority 83
+rule -6 fwmark 0x1000/0x1000 lookup 8376 proto 83 priority 83
+rule -6 fwmark 0x2000/0x2000 lookup 8377 proto 83 priority 83
+rule -6 to 2001:db8::7 ipproto UDP dport 53 lookup 8376 proto 83 priority 83`
+
+func open(t *testing.T, n *netns.Host, o Options) *Router {
+	t.Helper()
+	o.NetNS = n.FD()
+	r, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	return r
+}
+
+func apply(t *testing.T, r *Router, s State, wantChange bool) {
+	t.Helper()
+	if changed, err := r.Apply(s); err != nil || changed != wantChange {
+		t.Fatalf("apply: changed %v, %v, want a change: %v", changed, err, wantChange)
+	}
+}
+
+func dump(t *testing.T, r *Router) string {
+	t.Helper()
+	lines, err := r.Dump()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// somebodyElses puts routes and rules of others next to ours.
+func somebodyElses(t *testing.T, n *netns.Host) {
+	t.Helper()
+	nl := n.Netlink()
+	lo, err := nl.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, local, _ := net.ParseCIDR("10.200.0.0/16")
+	_, main, _ := net.ParseCIDR("10.201.0.0/16")
+	same := netlink.NewRule() // ours in number only
+	same.Priority, same.Table = DefaultRulePriority, 83
+	marked := netlink.NewRule()
+	mask := uint32(0xf00)
+	marked.Priority, marked.Table, marked.Mark, marked.Mask, marked.Protocol = 9, 2004, 0x200, &mask, Protocol
+	for _, err := range []error{
+		nl.RouteAdd(&netlink.Route{Table: syscall.RT_TABLE_LOCAL, Type: syscall.RTN_LOCAL, Scope: netlink.SCOPE_HOST, LinkIndex: lo.Attrs().Index, Dst: local}),
+		nl.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: main, Protocol: Protocol}),
+		nl.RuleAdd(same),
+		nl.RuleAdd(marked),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestRemoveLeavesTheNamespaceAsItWas(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	lab.Settle(t)
+	somebodyElses(t, lab.Node)
+	before := lab.Node.Dump(t)
+	r := open(t, lab.Node, Options{})
+	if removed, err := r.Remove(); err != nil || len(removed) != 0 {
+		t.Errorf("nothing to remove: %q, %v", removed, err)
+	}
+	apply(t, r, whole(), true)
+	apply(t, r, whole(), false)
+	if got := dump(t, r); got != wholeText {
+		t.Errorf("in force:\n%s\nwant:\n%s", got, wholeText)
+	}
+	removed, err := r.Remove()
+	if slices.Sort(removed); err != nil || !slices.Equal(removed, sorted(wholeText)) {
+		t.Errorf("%v: removed:\n%s\nwant:\n%s", err, strings.Join(removed, "\n"), wholeText)
+	}
+	if after := lab.Node.Dump(t); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
+func sorted(text string) []string {
+	lines := strings.Split(text, "\n")
+	slices.Sort(lines)
+	return lines
+}
+
+// Whatever state comes after whatever other, and whatever somebody removed in
+// between, the tables are those of the last state, as made from nothing.
+func TestAnyStateAfterAnyOther(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	r := open(t, lab.Node, Options{})
+	rnd := rand.New(rand.NewPCG(2, 3))
+	state := func() (s State) {
+		for _, p := range prefixes("10.96.0.0/16 10.96.0.0/24 10.96.1.0/24 10.97.0.1/32 fd01::/112 fd01::5/128") {
+			if rnd.IntN(2) == 0 {
+				s.Local = append(s.Local, p)
+			}
+		}
+		for _, a := range addrs("192.0.2.1 192.0.2.2 2001:db8::1") {
+			if rnd.IntN(2) == 0 {
+				s.Foreign = append(s.Foreign, a)
+				s.PortRules = append(s.PortRules, service.Destination{Addr: a, Port: uint16(80 + rnd.IntN(2)), Protocol: service.Protocol(1 + rnd.IntN(3))})
+			}
+		}
+		s.MarkSteers, s.MarkReplies = rnd.IntN(2) == 0, rnd.IntN(2) == 0
+		if rnd.IntN(2) == 0 {
+			s.ReplyPorts = [2]uint16{61000, 65534}
+		}
+		return s
+	}
+	for i := range 60 {
+		s := state()
+		if _, err := r.Apply(s); err != nil {
+			t.Fatalf("state %d: %v", i, err)
+		}
+		got := dump(t, r)
+		if changed, err := r.Apply(s); err != nil || changed {
+			t.Fatalf("state %d: again: changed %v, %v", i, changed, err)
+		}
+		if _, err := r.Remove(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Apply(s); err != nil {
+			t.Fatal(err)
+		}
+		if fresh := dump(t, r); got != fresh {
+			t.Fatalf("state %d: in force:\n%s\nmade from nothing:\n%s", i, got, fresh)
+		}
+	}
+}
+
+// A range that grows or shrinks is routed at every moment: what is new comes
+// before what is old goes.
+func TestAddsBeforeItRemoves(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	r := open(t, lab.Node, Options{})
+	apply(t, r, State{Local: prefixes("10.96.0.0/24"), Foreign: addrs("192.0.2.1"), MarkSteers: true}, true)
+
+	updates, done := make(chan netlink.RouteUpdate, 100), make(chan struct{})
+	defer close(done)
+	handle := vnetns.NsHandle(lab.Node.FD())
+	if err := netlink.RouteSubscribeWithOptions(updates, done, netlink.RouteSubscribeOptions{Namespace: &handle}); err != nil {
+		t.Fatal(err)
+	}
+	apply(t, r, State{Local: prefixes("10.96.0.0/23"), Foreign: addrs("192.0.2.2"), MarkSteers: true}, true)
+	var order []string
+	for len(order) < 4 {
+		u := <-updates
+		verb := "add "
+		if u.Type == syscall.RTM_DELROUTE {
+			verb = "del "
+		}
+		order = append(order, verb+u.Dst.String())
+	}
+	if want := []string{"add 10.96.0.0/23", "add 192.0.2.2/32", "del 10.96.0.0/24", "del 192.0.2.1/32"}; !slices.Equal(order, want) {
+		t.Errorf("got %q, want %q", order, want)
+	}
+}
+
+func TestClashes(t *testing.T) {
+	mask := uint32(0xffffffff)
+	for _, c := range []struct {
+		name  string
+		rule  netlink.Rule
+		route string // in the table 8376
+		want  string // what the error says; empty for none
+		left  string // what is not in force then
+	}{
+		{"mark that has our bit", netlink.Rule{Mark: 0x1200, Table: 100}, "", "rule fwmark 0x1200/0xffffffff lookup 100 priority 50 is there", "fwmark 0x1000"},
+		{"mark that does not", netlink.Rule{Mark: 0xca6c, Table: 51820}, "", "", ""},
+		{"our table", netlink.Rule{Mark: 0x4, Mask: &mask, Table: 8377}, "", "lookup 8377 priority 50 is there", "lookup 8377"},
+		{"route in our table", netlink.Rule{}, "10.201.0.0/16", "route 10.201.0.0/16 (type 1, proto 4) of the table 8376 is there", "lookup 8376"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			lab := netns.NewLab(t, 0)
+			lab.Settle(t)
+			nl := lab.Node.Netlink()
+			if c.rule.Table != 0 {
+				rule := netlink.NewRule()
+				rule.Mark, rule.Mask, rule.Table, rule.Priority = c.rule.Mark, c.rule.Mask, c.rule.Table, 50
+				if err := nl.RuleAdd(rule); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if c.route != "" {
+				_, dst, _ := net.ParseCIDR(c.route)
+				if err := nl.RouteAdd(&netlink.Route{LinkIndex: 1, Dst: dst, Table: DefaultSteerTable, Protocol: 4}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			before := lab.Node.Dump(t)
+			r := open(t, lab.Node, Options{})
+			_, err := r.Apply(State{Local: prefixes("10.96.0.0/16"), Foreign: addrs("192.0.2.1"), MarkSteers: true, MarkReplies: true})
+			var clash *redirect.ClashError
+			if c.want == "" && err != nil || c.want != "" && (!errors.As(err, &clash) || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+			got := dump(t, r)
+			if !strings.Contains(got, "10.96.0.0/16") {
+				t.Errorf("the rest is not in force:\n%s", got)
+			}
+			for _, k := range strings.Split(got, "\n") {
+				if c.left != "" && strings.HasPrefix(k, "rule fwmark") && strings.Contains(k, c.left) {
+					t.Errorf("in force in spite of the clash: %s", k)
+				}
+			}
+			if _, err := r.Remove(); err != nil {
+				t.Fatal(err)
+			}
+			if after := lab.Node.Dump(t); after != before {
+				t.Errorf("before:\n%s\nafter:\n%s", before, after)
+			}
+		})
+	}
+}
+
+// A route for the very range in the table local is a clash, unless it makes the
+// range local too.
+func TestRouteForTheSameRange(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	somebodyElses(t, lab.Node)
+	r := open(t, lab.Node, Options{})
+	apply(t, r, State{Local: prefixes("10.96.0.0/16 10.200.0.0/16")}, true)
+	if got := dump(t, r); strings.Contains(got, "10.200") {
+		t.Errorf("taken over:\n%s", got)
+	}
+	var clash *redirect.ClashError
+	if _, err := r.Apply(State{Local: prefixes("10.1.0.255/32")}); !errors.As(err, &clash) {
+		t.Errorf("the broadcast address of an interface: got %v, want a clash", err)
+	}
+}
+
+// Where IPv6 is switched off, the rest works, and only an IPv6 address is an
+// error.
+func TestWithoutIPv6(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	if err := lab.Node.SetSysctl("net/ipv6/conf/all/disable_ipv6", "1"); err != nil {
+		t.Fatal(err)
+	}
+	r := open(t, lab.Node, Options{})
+	s := State{Local: prefixes("10.96.0.0/16"), Foreign: addrs("192.0.2.1"), MarkSteers: true, MarkReplies: true, ReplyPorts: [2]uint16{61000, 65534}}
+	apply(t, r, s, true)
+	apply(t, r, s, false)
+	if got := dump(t, r); strings.Contains(got, "rule -6") || strings.Contains(got, ":") {
+		t.Errorf("in force:\n%s", got)
+	}
+	if err := r.CheckRules(); err != nil {
+		t.Error(err)
+	}
+	s.Local = prefixes("10.96.0.0/16 fd01::/112")
+	if _, err := r.Apply(s); err == nil || !strings.Contains(err.Error(), "IPv6 switched off") {
+		t.Errorf("got %v, want an error that says so", err)
+	}
+}
+
+func TestCheckLocal(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	r := open(t, lab.Node, Options{})
+	for _, c := range []struct{ ranges, want string }{
+		{"10.96.0.0/16 fd01::/112", ""},
+		{"10.96.0.0/16 10.1.0.0/16", "local 10.1.0.0/16: takes in this node's own address 10.1.0.1"},
+		{"fd00::/16", "own address fd00:1::1"},
+	} {
+		if err := r.CheckLocal(prefixes(c.ranges)); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want %q", c.ranges, err, c.want)
+		}
+	}
+}
+
+func TestSourceChecks(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	check := func(want ...string) {
+		t.Helper()
+		if got, err := SourceChecks(lab.Node.FD()); err != nil || !slices.Equal(got, want) {
+			t.Errorf("got %q, %v, want %q", got, err, want)
+		}
+	}
+	check()
+	if err := lab.Node.SetSysctl("net/ipv4/conf/client/src_valid_mark", "1"); err != nil {
+		t.Fatal(err)
+	}
+	check("client")
+	if err := lab.Node.SetSysctl("net/ipv4/conf/all/src_valid_mark", "1"); err != nil {
+		t.Fatal(err)
+	}
+	check("all", "client")
+}
+
+func TestOptionsThatCannotBe(t *testing.T) {
+	for _, c := range []struct {
+		opts Options
+		want string
+	}{
+		{Options{}, ""},
+		{Options{SteerMark: 3}, "single bit"},
+		{Options{SteerMark: 4, ReplyMark: 4}, "two different"},
+		{Options{SteerTable: 9, ReplyTable: 9}, "two different"},
+		{Options{SteerTable: 254}, "a number of our own"},
+		{Options{RulePriority: 32766}, "priority"},
+		{Options{NodeIPs: addrs("10.0.0.1 10.0.0.2")}, "one of each family"},
+		{Options{NodeIPs: make([]netip.Addr, 1)}, "one of each family"},
+	} {
+		err := c.opts.WithDefaults().Validate()
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: got %v, want %q", c.opts, err, c.want)
+		}
+	}
+}

@@ -1,0 +1,307 @@
+package route
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// rule is a policy routing rule of ours: everything that tells two of them
+// apart.
+type rule struct {
+	family      service.Family
+	mark        uint32     // and mask; 0 matches any
+	to          netip.Addr // matches this address alone, if valid
+	protocol    int        // 0 matches any
+	first, last uint16     // destination ports; 0 matches any
+	table       int
+	priority    int
+}
+
+// ruleChanges is what has to be done to the rules of one family.
+type ruleChanges struct {
+	add    []rule
+	remove []netlink.Rule
+}
+
+func (r *Router) steerRule(f service.Family) rule {
+	return rule{family: f, mark: r.opts.SteerMark, table: r.opts.SteerTable, priority: r.opts.RulePriority}
+}
+
+func (r *Router) portRule(d service.Destination) rule {
+	return rule{family: service.FamilyOf(d.Addr), to: d.Addr, protocol: protocolNumber(d.Protocol), first: d.Port, last: d.Port,
+		table: r.opts.SteerTable, priority: r.opts.RulePriority}
+}
+
+func (r *Router) replyRules(f service.Family, s *State) []rule {
+	all := rule{family: f, table: r.opts.ReplyTable, priority: r.opts.RulePriority}
+	if s.MarkReplies {
+		all.mark = r.opts.ReplyMark
+	}
+	if s.ReplyPorts == [2]uint16{} {
+		if s.MarkReplies {
+			return []rule{all}
+		}
+		return nil
+	}
+	var rules []rule
+	for _, p := range []service.Protocol{service.TCP, service.UDP} {
+		k := all
+		k.protocol, k.first, k.last = protocolNumber(p), s.ReplyPorts[0], s.ReplyPorts[1]
+		rules = append(rules, k)
+	}
+	return rules
+}
+
+// diffRules compares the rules of ours with those wanted. The error names each
+// rule of somebody else's that takes packets of ours, or whose packets ours
+// would take; what it clashes with is left out.
+func (r *Router) diffRules(f service.Family, w *wants) (c ruleChanges, err error) {
+	want := w.rules
+	have, err := r.rules(f)
+	if err != nil {
+		if len(want) == 0 {
+			return c, nil
+		}
+		return c, err
+	}
+	missing := make(map[rule]bool, len(want))
+	for _, k := range want {
+		missing[k] = true
+	}
+	var clashes []error
+	for _, k := range have {
+		if !r.isOurRule(&k) {
+			if clash := r.clash(&k, missing); clash != nil {
+				clashes = append(clashes, clash)
+			}
+			continue
+		}
+		if own, ok := parseRule(&k); ok && missing[own] {
+			delete(missing, own)
+		} else {
+			c.remove = append(c.remove, k)
+		}
+	}
+	for _, k := range want {
+		if missing[k] && !r.clashes(k, have) && !slices.Contains(w.noMoreRules, k.table) {
+			c.add = append(c.add, k)
+			delete(missing, k)
+		}
+	}
+	return c, errors.Join(clashes...)
+}
+
+// clash says what a rule of somebody else's has to do with ours, or nil.
+func (r *Router) clash(theirs *netlink.Rule, wanted map[rule]bool) error {
+	for k := range wanted {
+		switch {
+		case theirs.Table == k.table:
+			return &redirect.ClashError{What: ruleText(theirs), Remedy: "give the proxy the number of a table that nobody uses"}
+		case usesMark(theirs, k.mark):
+			return &redirect.ClashError{What: ruleText(theirs), Remedy: "give the proxy a mark that nobody uses"}
+		}
+	}
+	return nil
+}
+
+// clashes tells whether a rule of ours cannot be because of one that is there.
+func (r *Router) clashes(k rule, have []netlink.Rule) bool {
+	return slices.ContainsFunc(have, func(theirs netlink.Rule) bool {
+		return !r.isOurRule(&theirs) && (theirs.Table == k.table || usesMark(&theirs, k.mark))
+	})
+}
+
+// usesMark tells whether a rule is for packets that have a bit of the mark set.
+func usesMark(k *netlink.Rule, mark uint32) bool {
+	mask := ^uint32(0)
+	if k.Mask != nil {
+		mask = *k.Mask
+	}
+	return k.Mark&mask&mark != 0
+}
+
+func (r *Router) addRules(c *ruleChanges) (changed bool, err error) {
+	var errs []error
+	for _, k := range c.add {
+		changed = true
+		nl := k.netlink()
+		if err := r.nl.RuleAdd(nl); err != nil {
+			errs = append(errs, ruleError("add", nl, err))
+		}
+	}
+	return changed, errors.Join(errs...)
+}
+
+func (r *Router) removeRules(c *ruleChanges) (changed bool, err error) {
+	var errs []error
+	for _, k := range c.remove {
+		changed = true
+		errs = append(errs, r.removeRule(&k))
+	}
+	return changed, errors.Join(errs...)
+}
+
+// removeRule is content with a rule that is gone already.
+func (r *Router) removeRule(k *netlink.Rule) error {
+	if err := r.nl.RuleDel(k); err != nil && !errors.Is(err, syscall.ENOENT) {
+		return ruleError("remove", k, err)
+	}
+	return nil
+}
+
+// rules gives all policy routing rules of a family. A kernel that does not have
+// them is a *redirect.MissingError.
+func (r *Router) rules(f service.Family) ([]netlink.Rule, error) {
+	var rules []netlink.Rule
+	var err error
+	for range readsOfRules {
+		rules, err = r.nl.RuleList(netlinkFamily(f))
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	switch {
+	case noSuchFamily(err) && f == service.IPv6 && !r.hasFamily(f):
+		return nil, nil
+	case noSuchFamily(err):
+		return nil, &redirect.MissingError{Mode: "routes", Feature: FeaturePolicyRouting, Remedy: remedyPolicyRouting, Err: err}
+	case err != nil:
+		return nil, fmt.Errorf("policy routing rules: %w", err)
+	}
+	return rules, nil
+}
+
+// readsOfRules is how often rules are read that others keep changing.
+const readsOfRules = 10
+
+// FeaturePolicyRouting is what addresses of others and clients' own addresses
+// need; the rest goes without.
+const FeaturePolicyRouting redirect.Feature = "policy routing"
+
+const remedyPolicyRouting = "a kernel with CONFIG_IP_MULTIPLE_TABLES and CONFIG_IPV6_MULTIPLE_TABLES; without it, only addresses of this node's own are served, and endpoints see the node's address"
+
+// CheckRules gives a *redirect.MissingError where the kernel has no policy
+// routing rules for a family that it routes.
+func (r *Router) CheckRules() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, f := range families {
+		if !r.hasFamily(f) {
+			continue
+		}
+		if _, err := r.rules(f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// isOurRule tells a rule of ours from others.
+func (r *Router) isOurRule(k *netlink.Rule) bool {
+	return k.Protocol == Protocol && (k.Table == r.opts.SteerTable || k.Table == r.opts.ReplyTable)
+}
+
+func (k rule) netlink() *netlink.Rule {
+	nl := netlink.NewRule()
+	nl.Family, nl.Table, nl.Priority, nl.Protocol = netlinkFamily(k.family), k.table, k.priority, Protocol
+	if k.mark != 0 {
+		nl.Mark, nl.Mask = k.mark, &k.mark
+	}
+	if k.to.IsValid() {
+		nl.Dst = ipNet(netip.PrefixFrom(k.to, k.to.BitLen()))
+	}
+	nl.IPProto = k.protocol
+	if k.first != 0 {
+		nl.Dport = netlink.NewRulePortRange(k.first, k.last)
+	}
+	return nl
+}
+
+// parseRule is netlink backwards. It refuses what a rule of ours never has.
+func parseRule(nl *netlink.Rule) (k rule, ok bool) {
+	if nl.Invert || nl.Tos != 0 || nl.TunID != 0 || nl.Src != nil || nl.IifName != "" || nl.OifName != "" ||
+		nl.Sport != nil || nl.UIDRange != nil || nl.Goto > 0 || nl.Mask != nil && *nl.Mask != nl.Mark {
+		return k, false
+	}
+	k = rule{mark: nl.Mark, protocol: nl.IPProto, table: nl.Table, priority: nl.Priority, family: service.IPv4}
+	if nl.Family == netlink.FAMILY_V6 {
+		k.family = service.IPv6
+	}
+	if nl.Dst != nil {
+		p := prefixOf(nl.Dst, k.family)
+		if p.Bits() != p.Addr().BitLen() {
+			return k, false
+		}
+		k.to = p.Addr()
+	}
+	if nl.Dport != nil {
+		k.first, k.last = nl.Dport.Start, nl.Dport.End
+	}
+	return k, true
+}
+
+// ruleText says a rule as `ip rule` takes it.
+func ruleText(k *netlink.Rule) string {
+	text := "rule"
+	if k.Family == netlink.FAMILY_V6 {
+		text += " -6"
+	}
+	if k.Dst != nil {
+		text += " to " + k.Dst.IP.String()
+		if bits, all := k.Dst.Mask.Size(); bits != all {
+			text += "/" + strconv.Itoa(bits)
+		}
+	}
+	if k.Mark != 0 || k.Mask != nil {
+		text += fmt.Sprintf(" fwmark %#x", k.Mark)
+		if k.Mask != nil {
+			text += fmt.Sprintf("/%#x", *k.Mask)
+		}
+	}
+	if k.IPProto != 0 {
+		text += " ipproto " + protocolName(k.IPProto)
+	}
+	if k.Dport != nil {
+		text += " dport " + strconv.Itoa(int(k.Dport.Start))
+		if k.Dport.End != k.Dport.Start {
+			text += "-" + strconv.Itoa(int(k.Dport.End))
+		}
+	}
+	text += " lookup " + strconv.Itoa(k.Table)
+	if k.Protocol != 0 {
+		text += " proto " + strconv.Itoa(int(k.Protocol))
+	}
+	return text + " priority " + strconv.Itoa(k.Priority)
+}
+
+func ruleError(verb string, k *netlink.Rule, err error) error {
+	switch {
+	case errors.Is(err, syscall.EPERM):
+		return missingRight(err)
+	case errors.Is(err, syscall.EEXIST):
+		return &redirect.ClashError{What: "the same as " + ruleText(k), Remedy: "give the proxy another mark, table or priority"}
+	}
+	return fmt.Errorf("%s %s: %w", verb, ruleText(k), err)
+}
+
+var protocolNumbers = map[service.Protocol]int{service.TCP: syscall.IPPROTO_TCP, service.UDP: syscall.IPPROTO_UDP, service.SCTP: 132}
+
+func protocolNumber(p service.Protocol) int { return protocolNumbers[p] }
+
+func protocolName(number int) string {
+	for p, n := range protocolNumbers {
+		if n == number {
+			return p.String()
+		}
+	}
+	return strconv.Itoa(number)
+}

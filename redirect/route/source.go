@@ -1,0 +1,72 @@
+package route
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// CheckLocal gives an error when a range takes in an address of this node: it
+// would cut the node off. Addresses of dummy interfaces do not count, as
+// kube-proxy's IPVS mode leaves service addresses on one.
+func (r *Router) CheckLocal(prefixes []netip.Prefix) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	addrs, err := r.nl.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("addresses of the node: %w", err)
+	}
+	for _, a := range addrs {
+		addr := addrOf(a.IP)
+		i := slices.IndexFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
+		if i >= 0 && !r.isDummy(a.LinkIndex) {
+			return fmt.Errorf("local %s: takes in this node's own address %s", prefixes[i], addr)
+		}
+	}
+	return nil
+}
+
+// isDummy tells whether an interface leads nowhere.
+func (r *Router) isDummy(index int) bool {
+	l, err := r.nl.LinkByIndex(index)
+	return err == nil && l.Type() == "dummy"
+}
+
+// source gives the address that connections from this node to services come
+// from (F8): the one that was asked for, else the first global one, those of lo
+// and of dummy interfaces last, else none.
+func (r *Router) source(f service.Family) (netip.Addr, error) {
+	for _, a := range r.opts.NodeIPs {
+		if service.FamilyOf(a) == f {
+			return a, nil
+		}
+	}
+	addrs, err := r.nl.AddrList(nil, netlinkFamily(f))
+	if noSuchFamily(err) {
+		return netip.Addr{}, nil
+	}
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("addresses of the node: %w", err)
+	}
+	var last netip.Addr
+	for _, a := range addrs {
+		switch {
+		case a.Scope != syscall.RT_SCOPE_UNIVERSE || a.Flags&unusable != 0:
+		case a.LinkIndex != r.lo && !r.isDummy(a.LinkIndex):
+			return addrOf(a.IP), nil
+		case !last.IsValid():
+			last = addrOf(a.IP)
+		}
+	}
+	return last, nil
+}
+
+// unusable are the flags of an address that is no source to rely on:
+// IFA_F_TEMPORARY (of IPv4 the same bit means secondary), IFA_F_DADFAILED,
+// IFA_F_DEPRECATED, IFA_F_TENTATIVE.
+const unusable = 0x01 | 0x08 | 0x20 | 0x40

@@ -1,0 +1,71 @@
+package route
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/vishvananda/netns"
+)
+
+// SourceChecks gives the interfaces whose sysctl
+// net.ipv4.conf.NAME.src_valid_mark is 1, as VPN tools set it; "all" stands for
+// all of them. There the kernel looks up a packet's source with the packet's
+// mark (F10): in the reply table, where every address is local, so that it
+// takes answers from endpoints for forged ones and drops them uncounted, unless
+// the rule that leads there asks for more than the mark (State.ReplyPorts). The
+// steer table has no endpoint's address.
+//
+// netNS is a descriptor of the network namespace to look into; 0 is the one
+// that it is called in.
+func SourceChecks(netNS int) (interfaces []string, err error) {
+	err = within(netNS, func() error {
+		files, err := filepath.Glob("/proc/sys/net/ipv4/conf/*/src_valid_mark")
+		if err != nil {
+			return err
+		}
+		for _, file := range files {
+			value, err := os.ReadFile(file)
+			switch {
+			case errors.Is(err, os.ErrNotExist): // the interface is gone
+			case err != nil:
+				return fmt.Errorf("source checks: %w", err)
+			case strings.TrimSpace(string(value)) == "1":
+				interfaces = append(interfaces, filepath.Base(filepath.Dir(file)))
+			}
+		}
+		return nil
+	})
+	return interfaces, err
+}
+
+// within runs f in a network namespace. A thread that cannot be brought back
+// stays locked to its goroutine, so that the runtime ends it with that.
+func within(netNS int, f func() error) error {
+	if netNS == 0 {
+		return f()
+	}
+	done := make(chan error, 1)
+	go func() { done <- withinThread(netNS, f) }()
+	return <-done
+}
+
+func withinThread(netNS int, f func() error) error {
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		return fmt.Errorf("own network namespace: %w", err)
+	}
+	defer home.Close()
+	if err := netns.Set(netns.NsHandle(netNS)); err != nil {
+		return fmt.Errorf("enter network namespace: %w", err)
+	}
+	err = f()
+	if netns.Set(home) == nil {
+		runtime.UnlockOSThread()
+	}
+	return err
+}

@@ -1,0 +1,219 @@
+package route
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// routeChanges is what has to be done to one table in one family.
+type routeChanges struct {
+	add    []*netlink.Route
+	remove []netlink.Route
+}
+
+// diffRoutes compares the routes of ours in a table with those wanted, a cover.
+// The error names each route of somebody else's that is in the way; those are
+// left out.
+func (r *Router) diffRoutes(f service.Family, table int, want []netip.Prefix, source netip.Addr) (c routeChanges, err error) {
+	have, err := r.routes(f, table)
+	if err != nil {
+		return c, err
+	}
+	ours := map[netip.Prefix]netlink.Route{}
+	others := map[netip.Prefix]netlink.Route{}
+	var clashes []error
+	for _, k := range have {
+		switch p := prefixOf(k.Dst, f); {
+		case r.isOurRoute(&k):
+			ours[p] = k
+		case table == syscall.RT_TABLE_LOCAL:
+			others[p] = k
+		case len(want) > 0:
+			clashes = append(clashes, &redirect.ClashError{
+				What:   fmt.Sprintf("route %s (type %d, proto %d) of the table %d", p, k.Type, k.Protocol, table),
+				Remedy: "give the proxy the number of a table that nobody uses",
+			})
+		}
+	}
+	if table == r.opts.ReplyTable {
+		source = netip.Addr{} // nobody connects by that one
+	}
+	for _, p := range want {
+		own, isOurs := ours[p]
+		delete(ours, p)
+		if isOurs && addrOf(own.Src) == source {
+			continue
+		}
+		if other, taken := others[p]; taken && !isOurs {
+			if other.Type != syscall.RTN_LOCAL { // else the address is assigned to an interface
+				clashes = append(clashes, &redirect.ClashError{
+					What: fmt.Sprintf("route %s (type %d, proto %d) of the table local", p, other.Type, other.Protocol),
+				})
+			}
+			continue
+		}
+		c.add = append(c.add, r.route(table, p, source))
+	}
+	for _, k := range ours {
+		c.remove = append(c.remove, k)
+	}
+	return c, errors.Join(clashes...)
+}
+
+// addRoutes adds what is new, and gives routes of ours their new source.
+func (r *Router) addRoutes(c *routeChanges) (changed bool, err error) {
+	var errs []error
+	for _, k := range c.add {
+		changed = true
+		if err := r.nl.RouteReplace(k); err != nil {
+			errs = append(errs, routeError("add", k, err))
+		}
+	}
+	return changed, errors.Join(errs...)
+}
+
+func (r *Router) removeRoutes(c *routeChanges) (changed bool, err error) {
+	var errs []error
+	for _, k := range c.remove {
+		changed = true
+		errs = append(errs, r.removeRoute(&k))
+	}
+	return changed, errors.Join(errs...)
+}
+
+// removeRoute is content with a route that is gone already.
+func (r *Router) removeRoute(k *netlink.Route) error {
+	if err := r.nl.RouteDel(k); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return routeError("remove", k, err)
+	}
+	return nil
+}
+
+// routes gives everything in a table.
+func (r *Router) routes(f service.Family, table int) ([]netlink.Route, error) {
+	routes, err := r.lister.RouteListFiltered(netlinkFamily(f), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+	if noSuchFamily(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("routes of the table %s: %w", tableName(table), err)
+	}
+	return routes, nil
+}
+
+// isOurRoute tells a route of ours from others in the same table.
+func (r *Router) isOurRoute(k *netlink.Route) bool {
+	return k.Protocol == Protocol && k.Type == syscall.RTN_LOCAL && k.LinkIndex == r.lo
+}
+
+func (r *Router) route(table int, p netip.Prefix, source netip.Addr) *netlink.Route {
+	k := &netlink.Route{
+		Table:     table,
+		Type:      syscall.RTN_LOCAL,
+		Scope:     netlink.SCOPE_HOST,
+		Protocol:  Protocol,
+		LinkIndex: r.lo,
+		Dst:       ipNet(p),
+	}
+	if source.IsValid() {
+		k.Src = source.AsSlice()
+	}
+	return k
+}
+
+// LocalRoutes gives the ranges that routes of ours in the table local make
+// local now, as a cover; a process that was killed may have left some.
+func (r *Router) LocalRoutes() ([]netip.Prefix, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var prefixes []netip.Prefix
+	for _, f := range families {
+		routes, err := r.routes(f, syscall.RT_TABLE_LOCAL)
+		if err != nil {
+			return nil, err
+		}
+		for _, k := range routes {
+			if r.isOurRoute(&k) {
+				prefixes = append(prefixes, prefixOf(k.Dst, f))
+			}
+		}
+	}
+	return redirect.Cover(prefixes), nil
+}
+
+// routeError says what usually is behind the kernel's short answers.
+func routeError(verb string, k *netlink.Route, err error) error {
+	hint := ""
+	switch {
+	case errors.Is(err, syscall.EPERM):
+		return missingRight(err)
+	case errors.Is(err, syscall.ENETDOWN):
+		hint = " (is the interface lo up?)"
+	case errors.Is(err, syscall.EINVAL):
+		hint = " (is the node's address assigned to an interface?)"
+	case errors.Is(err, syscall.EACCES):
+		hint = " (is IPv6 switched off on lo?)"
+	}
+	return fmt.Errorf("%s %s: %w%s", verb, routeText(k), err, hint)
+}
+
+// routeText says a route as `ip route` takes it.
+func routeText(k *netlink.Route) string {
+	text := "route local "
+	if bits, _ := k.Dst.Mask.Size(); bits == 0 {
+		text += "default"
+	} else {
+		text += prefixOf(k.Dst, service.FamilyOf(addrOf(k.Dst.IP))).String()
+	}
+	text += " dev lo"
+	if k.Table != syscall.RT_TABLE_LOCAL {
+		text += " table " + strconv.Itoa(k.Table)
+	}
+	text += " proto " + strconv.Itoa(Protocol)
+	if a := addrOf(k.Src); a.IsValid() {
+		text += " src " + a.String()
+	}
+	return text
+}
+
+func tableName(table int) string {
+	if table == syscall.RT_TABLE_LOCAL {
+		return "local"
+	}
+	return strconv.Itoa(table)
+}
+
+// defaultRoute is the range of all addresses of a family.
+func defaultRoute(f service.Family) netip.Prefix {
+	if f == service.IPv6 {
+		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// prefixOf reads a route's destination; the default route may have none.
+func prefixOf(n *net.IPNet, f service.Family) netip.Prefix {
+	if n == nil || n.IP == nil {
+		return defaultRoute(f)
+	}
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(addrOf(n.IP), bits)
+}
+
+func addrOf(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
+}
