@@ -1,0 +1,123 @@
+package hostnet
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+)
+
+// attempts bounds how often a list is asked for that changed while the kernel
+// gave it.
+const attempts = 5
+
+// Read gives the State of this moment.
+func (w *Watcher) Read() (State, error) {
+	var s State
+	var err error
+	for range attempts {
+		if s, err = w.read(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	if err == nil {
+		w.last = s
+	}
+	return s, err
+}
+
+func (w *Watcher) read() (State, error) {
+	var s State
+	addrs, err := w.nl.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return s, fmt.Errorf("addresses of interfaces: %w", err)
+	}
+	for _, a := range addrs {
+		if a.IPNet == nil {
+			continue
+		}
+		if ip, ok := netip.AddrFromSlice(a.IP); ok {
+			s.Addresses = append(s.Addresses, ip.Unmap())
+		}
+	}
+	slices.SortFunc(s.Addresses, netip.Addr.Compare)
+	s.Addresses = slices.Compact(s.Addresses)
+	if w.opts.Pods == nil {
+		return s, nil
+	}
+	routes, err := w.routes()
+	if err != nil {
+		return s, err
+	}
+	for _, a := range s.Addresses { // the table local, which goes before
+		routes = append(routes, route{dst: netip.PrefixFrom(a, a.BitLen()), metric: -1})
+	}
+	s.PodRanges = podRanges(routes)
+	return s, nil
+}
+
+// routes gives those of the main table, as far as they matter.
+func (w *Watcher) routes() ([]route, error) {
+	links, err := w.nl.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("interfaces: %w", err)
+	}
+	pods := make(map[int]bool)
+	for _, l := range links {
+		if w.opts.Pods(l.Attrs().Name) {
+			pods[l.Attrs().Index] = true
+		}
+	}
+	if len(pods) == 0 {
+		return nil, nil
+	}
+	var out []route
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		main := &netlink.Route{Table: syscall.RT_TABLE_MAIN}
+		list, err := w.nl.RouteListFiltered(family, main, netlink.RT_FILTER_TABLE)
+		if err != nil {
+			return nil, fmt.Errorf("routes: %w", err)
+		}
+		for i := range list {
+			if r, ok := newRoute(&list[i], pods); ok {
+				out = append(out, r)
+			}
+		}
+	}
+	return out, nil
+}
+
+// newRoute gives what counts of a route. The default route and those of
+// link-local and multicast addresses say nothing about pods: they lead to
+// everybody, and to whoever shares the link. A route of type throw is none.
+func newRoute(r *netlink.Route, pods map[int]bool) (route, bool) {
+	dst, ok := prefixOf(r.Dst)
+	if !ok || dst.Bits() == 0 || dst.Addr().IsMulticast() || dst.Addr().Is6() && dst.Addr().IsLinkLocalUnicast() ||
+		r.Tos != 0 || r.Type == syscall.RTN_THROW || r.Flags&syscall.RTNH_F_DEAD != 0 {
+		return route{}, false
+	}
+	out := route{dst: dst, metric: r.Priority}
+	if r.Type == syscall.RTN_UNICAST {
+		out.pods = pods[r.LinkIndex] || slices.ContainsFunc(r.MultiPath, func(n *netlink.NexthopInfo) bool { return pods[n.LinkIndex] })
+	}
+	return out, true
+}
+
+func prefixOf(n *net.IPNet) (netip.Prefix, bool) {
+	if n == nil {
+		return netip.Prefix{}, false
+	}
+	a, ok := netip.AddrFromSlice(n.IP)
+	ones, bits := n.Mask.Size()
+	if !ok || bits == 0 {
+		return netip.Prefix{}, false
+	}
+	if bits == net.IPv4len*8 {
+		a = a.Unmap()
+	}
+	return netip.PrefixFrom(a, ones).Masked(), true
+}
