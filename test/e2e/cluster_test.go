@@ -52,6 +52,12 @@ type client struct {
 // "node", or what it was. Where nobody did it gives "refused", "silent", or what
 // went wrong. patience is how long it waits for an answer to its SYN.
 func (c client) dial(to netip.AddrPort, node []netip.Addr, patience time.Duration) string {
+	_, said := c.visit(to, node, patience)
+	return said
+}
+
+// visit is dial that also gives the client's own address.
+func (c client) visit(to netip.AddrPort, node []netip.Addr, patience time.Duration) (own netip.AddrPort, said string) {
 	d := net.Dialer{Timeout: patience}
 	if c.bind != nil {
 		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(netns.Pick(c.bind, to.Addr()), 0))
@@ -60,31 +66,30 @@ func (c client) dial(to netip.AddrPort, node []netip.Addr, patience time.Duratio
 	var timeout net.Error
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return "refused"
+		return own, "refused"
 	case errors.As(err, &timeout) && timeout.Timeout():
-		return "silent"
+		return own, "silent"
 	case err != nil:
-		return err.Error()
+		return own, err.Error()
 	}
 	defer conn.Close()
-	said, err := netns.AskOn(conn)
-	if err != nil {
-		return err.Error()
+	own = netip.MustParseAddrPort(conn.LocalAddr().String())
+	if said, err = netns.AskOn(conn); err != nil {
+		return own, err.Error()
 	}
 	name, seen, _ := strings.Cut(said, " ")
-	return name + " " + c.whose(seen, conn.LocalAddr().String(), node)
+	return own, name + " " + c.whose(seen, own, node)
 }
 
 // whose says whose address an endpoint saw.
-func (c client) whose(seen, own string, node []netip.Addr) string {
-	s, err1 := netip.ParseAddrPort(seen)
-	o, err2 := netip.ParseAddrPort(own)
+func (c client) whose(seen string, own netip.AddrPort, node []netip.Addr) string {
+	s, err := netip.ParseAddrPort(seen)
 	switch {
-	case err1 != nil || err2 != nil:
-		return fmt.Sprintf("%q for %q", seen, own)
+	case err != nil:
+		return fmt.Sprintf("%q", seen)
 	case slices.Contains(node, s.Addr()) || s.Addr().IsLoopback():
 		return "node"
-	case s.Addr() == o.Addr():
+	case s.Addr() == own.Addr():
 		return "client"
 	}
 	return s.Addr().String()

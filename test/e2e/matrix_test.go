@@ -68,8 +68,8 @@ type world struct {
 	services  []*object
 }
 
-// newWorld builds the cluster, its servers and the Services of all rows.
-func newWorld(t *testing.T) *world {
+// newWorld builds the cluster, its servers and a Service of each row.
+func newWorld(t *testing.T, rows []row) *world {
 	t.Helper()
 	c := netns.NewCluster(t)
 	w := &world{Cluster: c, nodeAddrs: c.NodeAddrs(t)}
@@ -79,7 +79,7 @@ func newWorld(t *testing.T) *world {
 		{name: "outside", Host: c.Outside, bind: []netip.Addr{c.Outside.IPv4, c.Outside.IPv6}},
 		{name: "stranger", Host: c.Outside, bind: netns.Strangers},
 	}
-	for i, r := range matrix {
+	for i, r := range rows {
 		w.services = append(w.services, w.service(i, r))
 		for _, h := range []*netns.Host{c.Pods[0], c.Remote[0]} {
 			h.WitnessTCP(t, w.services[i].target)
@@ -141,40 +141,60 @@ func (w *world) crossings(t *testing.T, selected func(netip.Addr) bool) []*cross
 		if r.atLoadBalancer == "" {
 			r.atLoadBalancer = r.atOthers
 		}
-		for _, d := range []struct {
-			kind  string
-			addrs []string
-			port  uint16
-			want  string
-		}{
-			{clusterIP, o.vips, o.port, r.atClusterIP},
-			{foreignExternalIP, foreignIPs, o.port, r.atOthers},
-			{ownExternalIP, ownIPs, o.port, r.atOthers},
-			{loadBalancerIP, lbIPs, o.port, r.atLoadBalancer},
-			{proxiedIP, proxiedIPs, o.port, ""},
-			{nodePort, []string{"10.1.0.1", "fd00:1::1"}, o.nodePort, r.atOthers},
-			{otherNodePort, []string{"10.1.1.1", "fd00:1:1::1"}, o.nodePort, r.atOthers},
-			{loopbackPort, []string{"127.0.0.1", "::1"}, o.nodePort, r.atOthers},
-		} {
-			for _, a := range d.addrs {
-				to := netip.AddrPortFrom(netip.MustParseAddr(a), d.port)
+		for _, kind := range kinds {
+			want := r.atOthers
+			switch kind {
+			case clusterIP:
+				want = r.atClusterIP
+			case loadBalancerIP:
+				want = r.atLoadBalancer
+			case proxiedIP:
+				want = ""
+			}
+			for _, to := range o.at(kind) {
 				for n, c := range w.clients {
-					x := &crossing{service: o, client: c, kind: d.kind, to: to}
+					x := &crossing{service: o, client: c, kind: kind, to: to}
 					switch {
 					case to.Addr().IsLoopback() && c.name != "node":
 						continue
-					case d.port == o.nodePort && !selected(to.Addr()), d.want == "":
+					case to.Port() == o.nodePort && !selected(to.Addr()), want == "":
 						x.want = []string{w.realName(to) + " client"}
 						if c.name == "node" {
 							x.want = []string{w.realName(to) + " node"}
 						}
 					default:
-						x.want = w.named(strings.Split(d.want, ", ")[n], o)
+						x.want = w.named(strings.Split(want, ", ")[n], o)
 					}
 					list = append(list, x)
 				}
 			}
 		}
+	}
+	return list
+}
+
+// at gives a Service's destinations of a kind, of both families.
+func (o *object) at(kind string) []netip.AddrPort {
+	addrs, port := o.vips, o.port
+	switch kind {
+	case foreignExternalIP:
+		addrs = foreignIPs
+	case ownExternalIP:
+		addrs = ownIPs
+	case loadBalancerIP:
+		addrs = lbIPs
+	case proxiedIP:
+		addrs = proxiedIPs
+	case nodePort:
+		addrs, port = []string{"10.1.0.1", "fd00:1::1"}, o.nodePort
+	case otherNodePort:
+		addrs, port = []string{"10.1.1.1", "fd00:1:1::1"}, o.nodePort
+	case loopbackPort:
+		addrs, port = []string{"127.0.0.1", "::1"}, o.nodePort
+	}
+	var list []netip.AddrPort
+	for _, a := range addrs {
+		list = append(list, netip.AddrPortFrom(netip.MustParseAddr(a), port))
 	}
 	return list
 }
@@ -253,7 +273,7 @@ func TestMatrix(t *testing.T) {
 			}},
 	} {
 		t.Run(variant.name, func(t *testing.T) {
-			newWorld(t).play(t, modes[0], variant.selected, decisionFlags(variant.flags...))
+			newWorld(t, matrix).play(t, modes[0], variant.selected, decisionFlags(variant.flags...))
 		})
 	}
 }
@@ -261,10 +281,7 @@ func TestMatrix(t *testing.T) {
 // play runs the proxy on the world and makes all connections of the matrix
 // that the mode can serve.
 func (w *world) play(t *testing.T, m mode, selected func(netip.Addr) bool, flags []string) {
-	p := newClusterProxy(t, w.Cluster)
-	for _, o := range w.services {
-		p.put(o)
-	}
+	p := w.proxy(t)
 	list := w.crossings(t, selected)
 	w.explain(t, p, list, flags)
 	w.serveTheRest(t, list)
@@ -291,6 +308,16 @@ func (w *world) play(t *testing.T, m mode, selected func(netip.Addr) bool, flags
 	}
 	t.Logf("%d connections: %v", len(list), outcomes)
 	p.stop()
+}
+
+// proxy prepares a proxy for the world's Services.
+func (w *world) proxy(t *testing.T) *proxy {
+	t.Helper()
+	p := newClusterProxy(t, w.Cluster)
+	for _, o := range w.services {
+		p.put(o)
+	}
+	return p
 }
 
 // explain asks about all connections and compares with the table.

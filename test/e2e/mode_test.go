@@ -15,6 +15,9 @@ const (
 	clientAddresses   = "client addresses"
 )
 
+// kinds are all kinds of destinations.
+var kinds = []string{clusterIP, foreignExternalIP, ownExternalIP, loadBalancerIP, proxiedIP, nodePort, otherNodePort, loopbackPort}
+
 // mode is a way of steering that the tests are run over.
 type mode struct {
 	name   string
