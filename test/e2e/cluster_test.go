@@ -41,6 +41,21 @@ func (p *proxy) put(o *object) {
 	p.write(o.name+".yaml", o.yaml())
 }
 
+// settled makes a change that is not without effect, and waits until all of the
+// configuration is in force.
+func (p *proxy) settled(change func()) {
+	p.t.Helper()
+	began := time.Now()
+	change()
+	await(p.t, "the change is in force", startTimeout, func() error {
+		m, err := p.metrics()
+		if err == nil && m["sluice_config_applied_timestamp_seconds"] < float64(began.UnixNano())/1e9 {
+			err = errNotYet
+		}
+		return err
+	})
+}
+
 // client is where connections come from.
 type client struct {
 	name string

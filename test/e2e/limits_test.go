@@ -40,15 +40,20 @@ func hold(t *testing.T, from *netns.Host, address string, n int) []net.Conn {
 func alive(t *testing.T, list []net.Conn) {
 	t.Helper()
 	for _, c := range list {
-		_ = c.SetDeadline(time.Now().Add(startTimeout))
-		if _, err := io.WriteString(c, "x"); err != nil {
-			t.Errorf("%s: %v", c.LocalAddr(), err)
-			continue
-		}
-		if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+		if err := echoes(c); err != nil {
 			t.Errorf("%s: %v", c.LocalAddr(), err)
 		}
 	}
+}
+
+// echoes wants a connection to bring back what is sent.
+func echoes(c net.Conn) error {
+	_ = c.SetDeadline(time.Now().Add(startTimeout))
+	if _, err := io.WriteString(c, "x"); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(c, make([]byte, 1))
+	return err
 }
 
 // TestConnectionLimitOfAService fills one service, which is nobody else's

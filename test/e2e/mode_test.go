@@ -1,6 +1,9 @@
 package e2e
 
-import "slices"
+import (
+	"slices"
+	"testing"
+)
 
 // What a way of steering may lack: kinds of destinations, and more.
 const (
@@ -31,4 +34,11 @@ func (m mode) lacks(what string) bool { return slices.Contains(m.cannot, what) }
 var modes = []mode{
 	{name: "tproxy/nftables", flags: []string{"--redirect", "tproxy"},
 		cannot: []string{foreignExternalIP, ownExternalIP, loadBalancerIP, nodePort, otherNodePort, loopbackPort, clientAddresses}},
+}
+
+// forModes runs a test over all modes.
+func forModes(t *testing.T, test func(*testing.T, mode)) {
+	for _, m := range modes {
+		t.Run(m.name, func(t *testing.T) { test(t, m) })
+	}
 }

@@ -69,9 +69,7 @@ var sightings = []struct {
 // say of who connected with the table, with explain, and with the access log,
 // while others connect to the same servers without any Service.
 func TestPromise2_EndpointSeesTheClientsAddressWhereItMust(t *testing.T) {
-	for _, m := range modes {
-		t.Run(m.name, func(t *testing.T) { playSightings(t, m) })
-	}
+	forModes(t, playSightings)
 }
 
 func playSightings(t *testing.T, m mode) {

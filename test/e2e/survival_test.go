@@ -1,0 +1,102 @@
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// held are connections to all kinds of destinations of a Service.
+type held struct {
+	conns []net.Conn
+	names []string
+}
+
+// holdAll connects each client to each destination of a Service that the mode
+// serves, and keeps the connections open.
+func (w *world) holdAll(t *testing.T, m mode, o *object) *held {
+	t.Helper()
+	h := &held{}
+	for _, kind := range kinds {
+		if m.lacks(kind) || kind == proxiedIP {
+			continue
+		}
+		for _, to := range o.at(kind) {
+			for _, c := range w.clients {
+				if to.Addr() == netip.IPv6Loopback() || to.Addr().IsLoopback() && c.name != "node" {
+					continue
+				}
+				d := net.Dialer{Timeout: startTimeout}
+				if c.bind != nil {
+					d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(netns.Pick(c.bind, to.Addr()), 0))
+				}
+				conn, err := c.Dialer(&d, "tcp", to.String())
+				if err != nil {
+					t.Fatalf("%s to %s %s: %v", c.name, kind, to, err)
+				}
+				t.Cleanup(func() { _ = conn.Close() })
+				said, err := netns.AskOn(conn)
+				if err != nil || !strings.HasPrefix(said, "pod-") {
+					t.Fatalf("%s to %s %s: %q, %v", c.name, kind, to, said, err)
+				}
+				h.conns, h.names = append(h.conns, conn), append(h.names, fmt.Sprintf("%s to %s %s, by %s", c.name, kind, to, said))
+			}
+		}
+	}
+	return h
+}
+
+// alive wants each of them to go on.
+func (h *held) alive(t *testing.T, when string) {
+	t.Helper()
+	for i, c := range h.conns {
+		if err := echoes(c); err != nil {
+			t.Errorf("%s: %s: %v", when, h.names[i], err)
+		}
+	}
+}
+
+// TestConnectionsOutliveTheirService takes away what connections were made
+// through: the endpoint, the policy, the destinations, the Service (A8.1, A8.7).
+func TestConnectionsOutliveTheirService(t *testing.T) {
+	forModes(t, func(t *testing.T, m mode) {
+		w := newWorld(t, []row{{name: "web", endpoints: "here there"}})
+		o := w.services[0]
+		p := w.proxy(t)
+		p.start(slices.Concat(m.flags, decisionFlags())...)
+		h := w.holdAll(t, m, o)
+		changed := *o
+		for _, step := range []struct {
+			name   string
+			change func()
+		}{
+			{"one endpoint is gone", func() { changed.endpoints = o.endpoints[:1] }},
+			{"the other one is gone", func() { changed.endpoints = o.endpoints[1:] }},
+			{"policy Local leaves none here", func() { changed.internal, changed.external = "Local", "Local" }},
+			{"source ranges let nobody in", func() { changed.ranges = []string{"192.0.2.1/32", "2001:db8::1/128"} }},
+			{"no endpoint is left", func() { changed.endpoints = nil }},
+			{"another node port", func() { changed.endpoints, changed.nodePort = o.endpoints, o.nodePort+100 }},
+			{"cluster IPs only", func() {
+				changed.kind, changed.nodePort, changed.externalIPs, changed.lbIPs, changed.lbProxied, changed.ranges, changed.external = "ClusterIP", 0, nil, nil, nil, nil, ""
+			}},
+			{"other cluster IPs", func() { changed.vips = []string{"10.96.9.9", "fd00:96::99"} }},
+			{"ExternalName", func() { changed.kind = "ExternalName" }},
+		} {
+			step.change()
+			p.settled(func() { p.put(&changed) })
+			h.alive(t, step.name)
+		}
+		p.remove("web") // which changes nothing any more (A1.4)
+		// It comes back, and new connections are served beside the old ones.
+		p.settled(func() { p.put(o) })
+		h.alive(t, "the Service is back")
+		w.holdAll(t, m, o).alive(t, "new connections")
+		h.alive(t, "beside new connections")
+		t.Logf("%d connections lived on", len(h.conns))
+	})
+}
