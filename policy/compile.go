@@ -42,21 +42,22 @@ type family struct {
 
 // firewall is what loadBalancerSourceRanges say.
 type firewall struct {
-	ranges      []netip.Prefix
+	guests      ranges
 	balancerIPs []netip.Addr
 	// fromNode says that the ranges let the node's own connections in (A3.11).
 	fromNode bool
 }
 
 // Compile makes the Table of a Snapshot. What prev holds of the ports that did
-// not change is used again, as long as the node and cfg did not change either;
-// prev may be nil.
+// not change is used again, as long as the node's name, zone and primary
+// addresses did not change either; prev may be nil. Which addresses pods and the
+// node have may change at any time without compiling a port again.
 func Compile(prev *Table, snap *service.Snapshot, cfg Config) *Table {
 	t := &Table{snap: snap, node: newNode(snap, &cfg)}
 	t.chunks = make([]*chunk, (len(snap.Ports)+chunkSize-1)/chunkSize)
 	var old []*service.Port
 	keys := false // what topology keys depend on changed
-	if prev != nil && prev.node.equal(t.node) {
+	if prev != nil && prev.node.compilesAs(t.node) {
 		old = prev.snap.Ports
 		copy(t.chunks, prev.chunks)
 		keys = prev.node.others != t.node.others
@@ -103,7 +104,7 @@ func compilePort(p *service.Port, n *node) compiled {
 			continue
 		}
 		c.families[f].firewall = &firewall{
-			ranges:      v.SourceRanges,
+			guests:      newRanges(slices.Clone(v.SourceRanges)),
 			balancerIPs: v.LoadBalancerIPs,
 			fromNode:    slices.ContainsFunc(n.primary, func(a netip.Addr) bool { return contains(v.SourceRanges, a) }),
 		}

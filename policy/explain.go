@@ -186,7 +186,7 @@ func (e *Explanation) because(b *strings.Builder, rule, text string) {
 }
 
 func (e *Explanation) podsKnown() bool {
-	return e.table.node.pods[service.FamilyOf(e.client)].IsValid()
+	return e.table.node.podsKnown[service.FamilyOf(e.client)]
 }
 
 // admittedAsNode tells whether only A3.11 let the client in.
@@ -210,7 +210,8 @@ func (e *Explanation) Client() string {
 	n := e.table.node
 	switch {
 	case n.isPod(e.client): // first, as Resolve has it
-		return "a pod, in " + n.pods[service.FamilyOf(e.client)].String()
+		in, _ := n.pods[service.FamilyOf(e.client)].rangeOf(e.client)
+		return "a pod, in " + in.String()
 	case n.isLocal(e.client):
 		return "this node"
 	case e.podsKnown():

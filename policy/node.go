@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -9,31 +8,32 @@ import (
 )
 
 // node is what decisions need to know of this node, from Config and Snapshot.
+// Lists of two go by service.Family.
 type node struct {
 	name string
 	zone string // A2.13
 	// labels are those of the node, and others all nodes, for topology keys.
 	labels map[string]string
 	others *service.Nodes
-	// pods are the ranges of local pods by family; not valid where local pods
-	// cannot be told (A3.7).
-	pods [2]netip.Prefix
-	// local holds the node's addresses, without loopback.
-	local map[netip.Addr]struct{}
 	// primary are the node's own addresses (A3.11, A4.2).
 	primary []netip.Addr
-	// portAddrs are the addresses that have node ports, without loopback.
-	portAddrs map[netip.Addr]struct{}
-	// portAll says that all of the node's addresses of a family have them.
+
+	// pods are the addresses of local pods, and podsKnown says whether they can
+	// be told from others at all (A3.7).
+	pods      [2]ranges
+	podsKnown [2]bool
+	// self are the node's addresses, with loopback.
+	self [2]ranges
+	// bypass are the ranges of all that pass policy Local by (A3.6): of pods
+	// and of self. They are tidy.
+	bypass [2][]netip.Prefix
+	// ports are the addresses that have node ports, and portAll says that all
+	// of the node's do.
+	ports   [2]ranges
 	portAll [2]bool
-	// portLoopback are the loopback ranges that have node ports.
-	portLoopback []netip.Prefix
-	// portList holds portAddrs by family, sorted, and then the loopback address
-	// if it has node ports.
+	// portList has them one by one, sorted, and then the loopback address that
+	// stands for its range.
 	portList [2][]netip.Addr
-	// self are the ranges of the node's addresses, and bypass those of all that
-	// pass policy Local by (A3.6): the same and local pods. Both are tidy.
-	self, bypass [2][]netip.Prefix
 	// serviceCIDRs are the ranges of cluster IPs (A3.12).
 	serviceCIDRs []netip.Prefix
 
@@ -56,71 +56,97 @@ func newNode(snap *service.Snapshot, cfg *Config) *node {
 		zone:          snap.Node.Zone(),
 		labels:        snap.Node.Labels,
 		others:        snap.Nodes,
-		local:         make(map[netip.Addr]struct{}),
 		primary:       cfg.NodeIPs,
-		portAddrs:     make(map[netip.Addr]struct{}),
 		serviceCIDRs:  slices.Concat(cfg.ServiceCIDRs, snap.ServiceCIDRs),
 		masqueradeAll: cfg.MasqueradeAll,
-	}
-	pods := cfg.ClusterCIDRs
-	if cfg.DetectLocal == DetectNodeCIDR {
-		pods = snap.Node.PodCIDRs
-	}
-	for _, p := range pods {
-		if f := service.FamilyOf(p.Addr()); !n.pods[f].IsValid() {
-			n.pods[f] = p
-		}
 	}
 	if len(snap.Node.Addresses) > 0 {
 		n.primary = snap.Node.Addresses
 	}
-	for _, list := range [][]netip.Addr{cfg.NodeAddresses, cfg.NodeIPs, snap.Node.Addresses} {
-		for _, a := range list {
-			if !a.IsLoopback() {
-				n.local[a] = struct{}{}
+	pods := podRanges(snap, cfg)
+	local := slices.Concat(cfg.NodeAddresses, cfg.NodeIPs, snap.Node.Addresses)
+	for _, f := range []service.Family{service.IPv4, service.IPv6} {
+		n.pods[f] = newRanges(ofFamily(pods, f))
+		n.podsKnown[f] = len(n.pods[f].list) > 0 || cfg.DetectLocal == DetectInterface
+		self := []netip.Prefix{loopbackPrefix[f]}
+		for _, a := range local {
+			if service.FamilyOf(a) == f {
+				self = append(self, whole(a))
 			}
 		}
+		n.self[f] = newRanges(self)
+		n.bypass[f] = tidy(slices.Concat(n.self[f].list, n.pods[f].list))
+		n.selectPorts(f, cfg)
 	}
-	n.selectPortAddrs(cfg)
-	n.listPortAddrs()
-	n.selves()
 	return n
 }
 
-// selectPortAddrs finds the addresses with node ports (A4.2 to A4.5).
-func (n *node) selectPortAddrs(cfg *Config) {
-	ranges := slices.Clone(cfg.NodePortAddresses)
+// podRanges gives the ranges of local pods (A4.6). Of those that are configured
+// or that the node's object names, the first of each family counts.
+func podRanges(snap *service.Snapshot, cfg *Config) []netip.Prefix {
+	list := cfg.ClusterCIDRs
+	switch cfg.DetectLocal {
+	case DetectInterface:
+		return cfg.PodRanges
+	case DetectNodeCIDR:
+		list = snap.Node.PodCIDRs
+	}
+	var first []netip.Prefix
+	for _, p := range list {
+		if len(ofFamily(first, service.FamilyOf(p.Addr()))) == 0 {
+			first = append(first, p)
+		}
+	}
+	return first
+}
+
+// ofFamily gives the ranges of one family, in a list of its own.
+func ofFamily(list []netip.Prefix, f service.Family) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range list {
+		if service.FamilyOf(p.Addr()) == f {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
+}
+
+// selectPorts finds the addresses of a family that have node ports (A4.2 to
+// A4.5).
+func (n *node) selectPorts(f service.Family, cfg *Config) {
+	selected := ofFamily(cfg.NodePortAddresses, f)
 	if cfg.NodePortPrimary {
 		for _, a := range n.primary {
-			if !a.IsLoopback() {
-				ranges = append(ranges, netip.PrefixFrom(a, a.BitLen()))
+			if service.FamilyOf(a) == f && !a.IsLoopback() {
+				selected = append(selected, whole(a))
 			}
 		}
 	}
-	for _, f := range []service.Family{service.IPv4, service.IPv6} {
-		var mine []netip.Prefix
-		all := true
-		for _, p := range ranges {
-			if service.FamilyOf(p.Addr()) == f {
-				mine = append(mine, p)
-				all = false
-			}
+	all := len(selected) == 0 || slices.ContainsFunc(selected, func(p netip.Prefix) bool { return p.Bits() == 0 })
+	n.portAll[f] = all
+	var have []netip.Prefix
+	for _, p := range n.self[f].list {
+		a := p.Addr()
+		if a.IsLoopback() || needsInterface(a) || !all && !contains(selected, a) {
+			continue
 		}
-		all = all || slices.ContainsFunc(mine, func(p netip.Prefix) bool { return p.Bits() == 0 })
-		n.portAll[f] = all
-		for a := range n.local {
-			if service.FamilyOf(a) == f && !needsInterface(a) && (all || contains(mine, a)) {
-				n.portAddrs[a] = struct{}{}
-			}
+		n.portList[f] = append(n.portList[f], a)
+		have = append(have, p)
+	}
+	if all && f == service.IPv4 && cfg.LocalhostNodePorts {
+		selected = append(selected, loopbackPrefix[f])
+	}
+	for _, p := range selected { // on all, loopback must be asked for (A4.5)
+		switch loopback := loopbackPrefix[f]; {
+		case within(p, loopback):
+			have = append(have, p)
+		case !all && p.Overlaps(loopback):
+			have = append(have, loopback)
 		}
-		if all && f == service.IPv4 && cfg.LocalhostNodePorts {
-			mine = append(mine, loopbackPrefix[f])
-		}
-		for _, p := range mine { // on all, loopback must be asked for (A4.5)
-			if within(p, loopbackPrefix[f]) || !all && p.Overlaps(loopbackPrefix[f]) {
-				n.portLoopback = append(n.portLoopback, p)
-			}
-		}
+	}
+	n.ports[f] = newRanges(have)
+	if n.ports[f].holds(loopbackAddr[f]) {
+		n.portList[f] = append(n.portList[f], loopbackAddr[f])
 	}
 }
 
@@ -128,58 +154,19 @@ func (n *node) selectPortAddrs(cfg *Config) {
 // interface only. No destination can name it then.
 func needsInterface(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 
-func (n *node) listPortAddrs() {
-	for a := range n.portAddrs {
-		f := service.FamilyOf(a)
-		n.portList[f] = append(n.portList[f], a)
-	}
-	for f, loopback := range loopbackAddr {
-		slices.SortFunc(n.portList[f], netip.Addr.Compare)
-		if contains(n.portLoopback, loopback) {
-			n.portList[f] = append(n.portList[f], loopback)
-		}
-	}
-}
-
-// within tells whether all of p is in q.
-func within(p, q netip.Prefix) bool { return q.Contains(p.Addr()) && p.Bits() >= q.Bits() }
-
-// equal tells whether all that decisions depend on is the same, but for what
-// only topology keys look at.
-func (n *node) equal(o *node) bool {
-	return n.name == o.name && n.zone == o.zone && n.pods == o.pods &&
-		maps.Equal(n.local, o.local) && slices.Equal(n.primary, o.primary) &&
-		maps.Equal(n.portAddrs, o.portAddrs) && slices.Equal(n.portLoopback, o.portLoopback) &&
-		slices.Equal(n.serviceCIDRs, o.serviceCIDRs) && n.masqueradeAll == o.masqueradeAll
+// compilesAs tells whether ports come out the same with both: of the node,
+// compilePort reads these, and for topology keys labels and others, which have
+// one pointer for as long as no node changes.
+func (n *node) compilesAs(o *node) bool {
+	return n.name == o.name && n.zone == o.zone && slices.Equal(n.primary, o.primary)
 }
 
 // isLocal tells whether an address is one of the node's.
-func (n *node) isLocal(a netip.Addr) bool {
-	if a.IsLoopback() {
-		return true
-	}
-	_, ok := n.local[a]
-	return ok
-}
+func (n *node) isLocal(a netip.Addr) bool { return n.self[service.FamilyOf(a)].holds(a) }
 
 // isPod tells whether a client is a local pod, as far as that can be told
 // (A3.7, A4.6).
-func (n *node) isPod(a netip.Addr) bool { return n.pods[service.FamilyOf(a)].Contains(a) }
+func (n *node) isPod(a netip.Addr) bool { return n.pods[service.FamilyOf(a)].holds(a) }
 
 // hasNodePorts tells whether an address has node ports (A4.4).
-func (n *node) hasNodePorts(a netip.Addr) bool {
-	if a.IsLoopback() {
-		return contains(n.portLoopback, a)
-	}
-	_, ok := n.portAddrs[a]
-	return ok
-}
-
-func contains(list []netip.Prefix, a netip.Addr) bool {
-	for _, p := range list {
-		if p.Contains(a) {
-			return true
-		}
-	}
-	return false
-}
+func (n *node) hasNodePorts(a netip.Addr) bool { return n.ports[service.FamilyOf(a)].holds(a) }

@@ -94,6 +94,7 @@ type DetectLocal uint8
 const (
 	DetectClusterCIDR DetectLocal = iota // by Config.ClusterCIDRs
 	DetectNodeCIDR                       // by the pod CIDRs of this node's object
+	DetectInterface                      // by Config.PodRanges
 )
 
 // Config is what decisions depend on beside the Snapshot. The zero value is a
@@ -104,11 +105,16 @@ type Config struct {
 	NodeName string
 	// DetectLocal says how clients that are local pods are told from others
 	// (A4.6). Where there is no range of a family, no client of that family
-	// is taken for one (A3.7).
+	// is taken for one, and, other than with DetectInterface, pods cannot be
+	// told from others at all (A3.7).
 	DetectLocal DetectLocal
 	// ClusterCIDRs are the ranges that pods have their addresses from; the
 	// first of each family counts.
 	ClusterCIDRs []netip.Prefix
+	// PodRanges are the addresses that this node routes to its pods'
+	// interfaces, for DetectInterface. There may be none while there are no
+	// pods.
+	PodRanges []netip.Prefix
 	// ServiceCIDRs are ranges of cluster IPs beside those of the Snapshot.
 	// Their addresses that no service has are dropped (A3.12).
 	ServiceCIDRs []netip.Prefix

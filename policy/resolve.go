@@ -73,7 +73,7 @@ func (t *Table) unclaimed(dst netip.Addr) Verdict {
 // primary address is in the ranges. Where the IP is assigned to the node, they
 // may come from that very IP (A3.11).
 func (w *firewall) admits(client netip.Addr, n *node) bool {
-	return w == nil || contains(w.ranges, client) ||
+	return w == nil || w.guests.holds(client) ||
 		w.fromNode && (n.isLocal(client) || slices.Contains(w.balancerIPs, client))
 }
 
@@ -86,7 +86,7 @@ func (t *Table) internal(v *Verdict, c *compiled, f *family, client, dst netip.A
 	if c.internalLocal {
 		v.Candidates = f.local
 	}
-	known := t.node.pods[service.FamilyOf(client)].IsValid()
+	known := t.node.podsKnown[service.FamilyOf(client)]
 	switch {
 	case t.node.masqueradeAll, known && !t.node.isPod(client),
 		// A connection of the node itself may have an address that leads back

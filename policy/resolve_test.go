@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -342,9 +343,18 @@ func TestCompileKeepsWhatDidNotChange(t *testing.T) {
 	if listOf(first, 1) == listOf(second, 1) {
 		t.Error("a changed port was not compiled again")
 	}
-	third := Compile(second, second.Snapshot(), Config{MasqueradeAll: true})
-	if listOf(third, 0) == listOf(second, 0) {
-		t.Error("another configuration did not compile all again")
+	moved := Config{MasqueradeAll: true, DetectLocal: DetectInterface, PodRanges: prefixes("10.244.0.0/24"), NodeAddresses: addresses("172.16.0.9")}
+	third := Compile(second, second.Snapshot(), moved)
+	if !slices.Equal(third.chunks, second.chunks) {
+		t.Error("other addresses of pods and of the node compiled ports again")
+	}
+	if got := third.Resolve(service.TCP, clients["pod"], netip.MustParseAddrPort("10.96.0.0:80")); got.Source != SourceNode {
+		t.Errorf("and did not count: %s", say(got))
+	}
+	for _, cfg := range []Config{{NodeName: "other"}, {NodeIPs: addresses("172.16.0.1")}} {
+		if again := Compile(third, second.Snapshot(), cfg); listOf(again, 0) == listOf(third, 0) {
+			t.Errorf("%+v did not compile all again", cfg)
+		}
 	}
 	last := len(list) - 1
 	deleted := service.ObjectKey{Kind: service.KindService, Name: service.Name{Namespace: "default", Name: list[last].name}}

@@ -129,7 +129,7 @@ func (w *Watcher) Run(ctx context.Context, deliver func(State)) error {
 		select {
 		case <-ctx.Done():
 			w.Close()
-			<-heard
+			_ = <-heard // that it is closed
 			return nil
 		case err := <-heard:
 			w.Close()

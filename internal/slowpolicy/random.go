@@ -22,7 +22,12 @@ func chance(r *rand.Rand, n int) bool { return r.IntN(n) == 0 }
 
 // Random makes a small cluster of everything that the rules speak of.
 func Random(r *rand.Rand) *Cluster {
-	c := &Cluster{NodeName: ownNode, MasqueradeAll: chance(r, 6), NodeCIDR: chance(r, 4)}
+	c := &Cluster{NodeName: ownNode, MasqueradeAll: chance(r, 6)}
+	c.DetectLocal = pick(r, "ClusterCIDR", "ClusterCIDR", "NodeCIDR", "Interface")
+	for range r.IntN(8) { // also ranges within ranges, and twice the same
+		p := pick(r, "10.244.0.1/32", "10.244.0.4/32", "10.244.0.5/32", "10.244.0.4/31", "10.244.0.0/24", "10.245.0.0/16", "172.16.0.1/32", "fd44::1/128", "fd44::4/127", "fd44:1::/32")
+		c.PodRanges = append(c.PodRanges, netip.MustParsePrefix(p))
+	}
 	if chance(r, 8) {
 		c.ProxyName = "ours"
 	}

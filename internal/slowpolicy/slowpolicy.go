@@ -26,7 +26,8 @@ type Cluster struct {
 	NodeIPs           []netip.Addr
 	NodeAddresses     []netip.Addr // of its interfaces
 	ClusterCIDRs      []netip.Prefix
-	NodeCIDR          bool // A4.6
+	DetectLocal       string         // A4.6: "ClusterCIDR", "NodeCIDR" or "Interface"
+	PodRanges         []netip.Prefix // for "Interface"
 	ServiceCIDRs      []netip.Prefix
 	NodePortAddresses []string // as the flag has them: CIDRs and words
 	// LocalhostNodePorts is A4.5.
@@ -354,10 +355,14 @@ func (c *Cluster) isLocal(a netip.Addr) bool {
 	return a.IsLoopback() || slices.Contains(c.NodeAddresses, a) || slices.Contains(c.NodeIPs, a) || slices.Contains(c.primary(), a)
 }
 
-// isPod is A4.6 and A3.7: the first range of the family counts.
+// isPod is A4.6 and A3.7: the first range of the family counts, or what leads
+// to the pods' interfaces.
 func (c *Cluster) isPod(a netip.Addr) (pod, known bool) {
 	ranges := c.ClusterCIDRs
-	if c.NodeCIDR {
+	switch c.DetectLocal {
+	case "Interface":
+		return slices.ContainsFunc(c.PodRanges, func(p netip.Prefix) bool { return p.Contains(a) }), true
+	case "NodeCIDR":
 		ranges = nil
 		if n := c.node(c.NodeName); n != nil {
 			for _, text := range n.Spec.PodCIDRs {

@@ -22,8 +22,11 @@ func (c *Cluster) Config() policy.Config {
 		ClusterCIDRs: c.ClusterCIDRs, ServiceCIDRs: c.ServiceCIDRs,
 		MasqueradeAll: c.MasqueradeAll, LocalhostNodePorts: c.LocalhostNodePorts,
 	}
-	if c.NodeCIDR {
+	switch c.DetectLocal {
+	case "NodeCIDR":
 		cfg.DetectLocal = policy.DetectNodeCIDR
+	case "Interface":
+		cfg.DetectLocal, cfg.PodRanges = policy.DetectInterface, c.PodRanges
 	}
 	for _, v := range c.NodePortAddresses {
 		switch v {
