@@ -28,3 +28,19 @@ func RaiseFileLimit() (uint64, error) {
 	}
 	return l.Cur, nil
 }
+
+// LockedMemoryLimit returns how many bytes of memory this process may lock,
+// now and at most; before Linux 5.11 that bounds its BPF maps.
+func LockedMemoryLimit() (now, most uint64, err error) {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l); err != nil {
+		return 0, 0, err
+	}
+	return l.Cur, l.Max, nil
+}
+
+// LiftLockedMemoryLimit takes that limit away. It needs CAP_SYS_RESOURCE where
+// the limit may not be as high.
+func LiftLockedMemoryLimit() error {
+	return unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
+}

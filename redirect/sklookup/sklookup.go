@@ -1,0 +1,362 @@
+// Package sklookup steers by a BPF program that the kernel asks when it looks
+// for the socket of a packet that is delivered locally (sk_lookup, Linux 5.9;
+// fact F9), and by routes that make the services' addresses local (F2). No
+// netfilter is passed, and nothing but BPF and routes is needed of the kernel.
+//
+// What it makes in the network namespace, and all that it ever touches:
+//
+//   - a program of the type sk_lookup, attached by a link. Link, program and
+//     maps are held by descriptors alone: they end with the process.
+//   - routes and policy routing rules; see package route. There is no rule
+//     unless a plan has addresses that are not ours to own, or replies to
+//     clients' addresses are to come back (Options.ReplyPorts).
+//   - at most four sockets on the listeners' loopback addresses that drop
+//     everything: what is to be silent is given to them.
+//
+// The program answers by one look into a map from address, protocol and port
+// to a listening socket, or to a refusal. Other ports of cluster IPs refuse,
+// other addresses of the service ranges are silent (A3.12), and everything
+// else is the host's. Established connections are found by the kernel before
+// the program is asked, so they live on whatever plans say (A8.1, A8.7).
+//
+// What it cannot do, because there is no netfilter: see docs/operations.md. An
+// address that is not ours to own has policy routing rules for its ports, which
+// the kernel tries one by one. There, an IPv4 destination that is to refuse is
+// silent: the kernel sends no reset from an address that is not local. And a
+// destination that only established connections still use (Plan.Lingering)
+// does not go past us, but refuses, until the last of them has ended.
+package sklookup
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Name is what Traits say.
+const Name = "sklookup"
+
+// Options are the numbers of what is made in the kernel. The zero value has the
+// defaults.
+type Options struct {
+	// Routes are those of package route. Routes.NetNS is the network namespace
+	// that everything is made in.
+	Routes route.Options
+	// ReplyPorts, first and last, are the ports of sockets that are bound to
+	// clients' addresses (F11): answers to them are brought back by a policy
+	// routing rule. Zero: answers are not brought back.
+	ReplyPorts [2]uint16
+	// MaxDestinations bounds the destinations, and the ranges and cluster IPs,
+	// of each family; 262,144 if 0. Each costs 16 bytes whether it is used or
+	// not.
+	MaxDestinations int
+	// MaxSockets bounds the listening sockets; 131,072 if 0.
+	MaxSockets int
+}
+
+func (o Options) withDefaults() Options {
+	if o.MaxDestinations == 0 {
+		o.MaxDestinations = 1 << 18
+	}
+	if o.MaxSockets == 0 {
+		o.MaxSockets = 1 << 17
+	}
+	return o
+}
+
+// Redirector steers by sk_lookup. Its methods are safe for concurrent use.
+type Redirector struct {
+	mu     sync.Mutex // guards everything below
+	opts   Options
+	router *route.Router
+	silent *silence
+	link   *link.NetNsLink // nil before the first Apply
+	tables *tables         // that the attached program looks into
+	closed bool
+
+	plan    redirect.Plan // in force; empty before the first Apply
+	whole   bool          // the tables are those of the plan
+	state   route.State
+	routed  bool // the routes are those of state
+	touched bool // there may be routes of ours in the kernel
+}
+
+var _ redirect.Redirector = (*Redirector)(nil)
+
+// ErrClosed is the error of using a Redirector after Close.
+var ErrClosed = errors.New("sklookup: closed")
+
+// New gets ready to steer and changes nothing in the network namespace but for
+// sockets. It tells what the kernel or the process lacks by a
+// *redirect.MissingError. What an earlier process left behind is taken over by
+// the first Apply.
+func New(opts Options) (*Redirector, error) {
+	opts = opts.withDefaults()
+	if err := probe(); err != nil {
+		return nil, err
+	}
+	rt, err := route.Open(opts.Routes)
+	if err != nil {
+		return nil, err
+	}
+	silent, err := openSilence(opts.Routes.NetNS)
+	if err != nil {
+		rt.Close()
+		return nil, err
+	}
+	return &Redirector{opts: opts, router: rt, silent: silent}, nil
+}
+
+// probe has the kernel judge the program, with maps of the smallest size.
+func probe() error {
+	t, err := newTables(1, int(firstSlot))
+	if err != nil {
+		return err
+	}
+	t.close()
+	return nil
+}
+
+// Traits tell that one listener serves many destinations, and whether replies
+// to clients' addresses come back.
+func (r *Redirector) Traits() redirect.Traits {
+	t := redirect.Traits{Name: Name}
+	if ports := r.opts.ReplyPorts; ports != [2]uint16{} {
+		t.Replies = redirect.Replies{Diverted: true, FirstPort: ports[0], LastPort: ports[1]}
+	}
+	return t
+}
+
+// Apply puts the plan in force; see [redirect.Redirector]. An SCTP destination
+// in Plan.Steer is an error, as is a target without a descriptor, and a range
+// in Plan.Local that takes in an address of this node; then nothing is
+// changed. A *redirect.ClashError says that somebody else has a route or a rule
+// that is in the way; the rest is in force then.
+//
+// The order of the steps keeps every destination in good hands: sockets come
+// before the verdicts that lead to them, and verdicts before the routes that
+// lead to those; things go the other way round.
+func (r *Redirector) Apply(p redirect.Plan) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return ErrClosed
+	}
+	changes := redirect.Diff(&r.plan, &p)
+	if err := validate(&changes, &p); err != nil {
+		return err
+	}
+	state := routesOf(&p, r.opts.ReplyPorts)
+	if !r.routed || !slices.Equal(state.Local, r.state.Local) {
+		if err := r.router.CheckLocal(state.Local); err != nil {
+			return err
+		}
+	}
+	old, kept := r.plan, r.whole
+	if err := r.fillLocked(&p, &changes); err != nil {
+		return err
+	}
+	routes := r.routeLocked(state)
+	if kept {
+		if err := r.tables.remove(&old, &p, &changes); err != nil {
+			r.whole = false
+			return errors.Join(routes, err)
+		}
+	}
+	return routes
+}
+
+// validate adds the limits of this mode to those of any plan.
+func validate(c *redirect.Changes, p *redirect.Plan) error {
+	if err := c.Validate(p); err != nil {
+		return err
+	}
+	for _, s := range c.Steer {
+		if s.Destination.Protocol == service.SCTP {
+			return fmt.Errorf("steer %s: sk_lookup carries TCP and UDP only", redirect.Format(s.Destination))
+		}
+		if s.Target.FD == 0 {
+			return fmt.Errorf("steer %s: no descriptor of the listening socket", redirect.Format(s.Destination))
+		}
+	}
+	return nil
+}
+
+// fillLocked makes the tables those of the plan; what no longer counts stays in
+// them if they were whole.
+func (r *Redirector) fillLocked(p *redirect.Plan, c *redirect.Changes) error {
+	if !r.whole {
+		return r.refillLocked(p)
+	}
+	if err := r.tables.add(p, c); err != nil {
+		r.whole = false
+		return err
+	}
+	r.plan = *p
+	return nil
+}
+
+// refillLocked fills new tables and has a new program look into them, in one
+// step, in place of those that there are.
+func (r *Redirector) refillLocked(p *redirect.Plan) error {
+	t, err := newTables(r.opts.MaxDestinations, r.opts.MaxSockets)
+	if err != nil {
+		return err
+	}
+	if err = t.fill(p, r.silent); err == nil {
+		err = r.attachLocked(t.program)
+	}
+	if err != nil {
+		t.close()
+		return err
+	}
+	if r.tables != nil {
+		r.tables.close()
+	}
+	r.tables, r.plan, r.whole = t, *p, true
+	return nil
+}
+
+// attachLocked puts a program in the place of the one that is attached.
+func (r *Redirector) attachLocked(program *ebpf.Program) error {
+	if r.link != nil {
+		if attached(r.link) {
+			if err := r.link.Update(program); err != nil {
+				return fmt.Errorf("exchange the sk_lookup program: %w", err)
+			}
+			return nil
+		}
+		_ = r.link.Close()
+		r.link = nil
+	}
+	namespace := r.opts.Routes.NetNS
+	if namespace == 0 {
+		own, err := sys.OwnNetNS()
+		if err != nil {
+			return fmt.Errorf("own network namespace: %w", err)
+		}
+		defer own.Close()
+		namespace = int(own.Fd())
+	}
+	l, err := link.AttachNetNs(namespace, program)
+	if err != nil {
+		return explain(fmt.Errorf("attach the sk_lookup program: %w", err), FeatureSkLookup)
+	}
+	r.link = l
+	return nil
+}
+
+// attached tells whether a link is still one: it can be cut from outside, and
+// says so by the network namespace 0.
+func attached(l *link.NetNsLink) bool {
+	info, err := l.Info()
+	return err == nil && info.NetNs().NetnsInode != 0
+}
+
+// routeLocked makes the routes those of the state, unless they are.
+func (r *Redirector) routeLocked(s route.State) error {
+	if r.routed && sameState(s, r.state) {
+		return nil
+	}
+	r.touched = true
+	_, err := r.router.Apply(s)
+	r.state, r.routed = s, err == nil
+	return err
+}
+
+// routesOf gives the routes and rules of a plan. Every destination on an
+// address that is not ours needs a rule, also one that refuses: connections to
+// it may be established.
+func routesOf(p *redirect.Plan, replies [2]uint16) route.State {
+	s := route.State{Local: redirect.Cover(p.Local), ReplyPorts: replies}
+	if len(p.Foreign) == 0 {
+		return s
+	}
+	for a := range p.Foreign {
+		s.Foreign = append(s.Foreign, a)
+	}
+	slices.SortFunc(s.Foreign, netip.Addr.Compare)
+	s.PortRules = redirect.OnForeign(p)
+	return s
+}
+
+func sameState(a, b route.State) bool {
+	return a.ReplyPorts == b.ReplyPorts && slices.Equal(a.Local, b.Local) &&
+		slices.Equal(a.Foreign, b.Foreign) && slices.Equal(a.PortRules, b.PortRules)
+}
+
+// Verify checks that the program is attached, that the tables hold what they
+// should and that the routes are there, and puts back what is missing;
+// established connections live through it. It reads everything, which takes
+// about a millisecond for 10,000 destinations.
+func (r *Redirector) Verify() (repaired bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return false, ErrClosed
+	}
+	if !r.whole {
+		return false, nil // the next Apply does everything anew
+	}
+	matching, err := r.tables.match(&r.plan)
+	if err != nil {
+		return false, err
+	}
+	if !matching || !attached(r.link) {
+		repaired = true
+		if err := r.refillLocked(&r.plan); err != nil {
+			return repaired, err
+		}
+	}
+	restored, err := r.tables.restore(r.silent)
+	rerouted, routeErr := r.router.Apply(r.state)
+	r.routed = routeErr == nil
+	return repaired || restored || rerouted, errors.Join(err, routeErr)
+}
+
+// Close takes everything of ours out of the kernel, the routes first, and
+// gives the sockets back. Closing twice is the same as once.
+func (r *Redirector) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil
+	}
+	r.closed = true
+	var err error
+	if r.touched {
+		_, err = r.router.Remove()
+	}
+	if r.link != nil {
+		err = errors.Join(err, r.link.Close())
+	}
+	if r.tables != nil {
+		r.tables.close()
+	}
+	r.silent.close()
+	r.router.Close()
+	return err
+}
+
+// Cleanup removes what a process that was killed left behind: its routes and
+// rules; everything else ended with it. It gives a line for each thing that it
+// removed. A running proxy's lock must be asked for first
+// ([redirect.AcquireLock]): Cleanup does not look for one.
+func Cleanup(opts Options) (removed []string, err error) {
+	rt, err := route.Open(opts.Routes)
+	if err != nil {
+		return nil, err
+	}
+	defer rt.Close()
+	return rt.Remove()
+}

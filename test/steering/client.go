@@ -1,0 +1,162 @@
+package steering
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// The answers of Reach other than what a server says.
+const (
+	Refused = "refused"
+	Silence = "silence"
+)
+
+// silence is how long an answer is waited for where none should come, and
+// patience how long where one should.
+const (
+	silence  = 300 * time.Millisecond
+	patience = 5 * time.Second
+)
+
+// Reach is what a client gets who connects, or sends a datagram, to a
+// destination: a greeting, Refused, Silence, or an error's text. Where silence
+// is wanted it waits for less.
+func Reach(t testing.TB, from *netns.Host, d service.Destination, want string) string {
+	t.Helper()
+	wait := patience
+	if want == Silence {
+		wait = silence
+	}
+	network, to := "tcp", netip.AddrPortFrom(d.Addr, d.Port).String()
+	if d.Protocol == service.UDP {
+		network = "udp"
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	defer cancel()
+	var c net.Conn
+	err := from.Do(func() (err error) {
+		c, err = new(net.Dialer).DialContext(ctx, network, to)
+		return err
+	})
+	if err != nil {
+		return describe(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(wait))
+	if network == "udp" {
+		if _, err := c.Write([]byte("hello")); err != nil {
+			return describe(err)
+		}
+	}
+	buf := make([]byte, 256)
+	n, err := c.Read(buf)
+	if err != nil {
+		return describe(err)
+	}
+	name, _, _ := bytes.Cut(buf[:n], []byte{'\n'})
+	return string(name)
+}
+
+func describe(err error) string {
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return Refused
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return Silence
+	}
+	return err.Error()
+}
+
+// Held is a connection that a client keeps.
+type Held struct {
+	net.Conn
+	from string
+	to   service.Destination
+}
+
+// Hold connects and hears the greeting.
+func Hold(t testing.TB, from *netns.Host, d service.Destination) *Held {
+	t.Helper()
+	c, err := from.Dial("tcp", netip.AddrPortFrom(d.Addr, d.Port).String())
+	if err != nil {
+		t.Fatalf("from %s: %v", from.Name(), err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	if _, err := netns.AskOn(c); err != nil {
+		t.Fatalf("from %s to %v: %v", from.Name(), d, err)
+	}
+	return &Held{c, from.Name(), d}
+}
+
+// Works tells whether bytes still go both ways.
+func (h *Held) Works(t testing.TB, when string) {
+	t.Helper()
+	sent, got := bytes.Repeat([]byte("all well? "), 100), make([]byte, 1000)
+	_ = h.SetDeadline(time.Now().Add(patience))
+	_, err := h.Write(sent)
+	for n := 0; err == nil && n < len(got); {
+		var m int
+		m, err = h.Read(got[n:])
+		n += m
+	}
+	if err != nil || !bytes.Equal(sent, got) {
+		t.Errorf("%s: the connection from %s to %v: %v", when, h.from, h.to, err)
+	}
+}
+
+// ipv4Header is the length of one without options.
+const ipv4Header = 20
+
+// Ping tells whether an address answers an ICMP echo.
+func Ping(from *netns.Host, to netip.Addr) error {
+	network, request, reply := "ip4:icmp", byte(8), byte(0)
+	if to.Is6() {
+		network, request, reply = "ip6:ipv6-icmp", 128, 129
+	}
+	c, err := from.Dial(network, to.String())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	echo := []byte{request, 0, 0, 0, 'S', 'L', 0, 1}
+	var sum uint32
+	for i := 0; i < len(echo); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(echo[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	binary.BigEndian.PutUint16(echo[2:], ^uint16(sum)) // of IPv6 the kernel makes its own
+	if _, err := c.Write(echo); err != nil {
+		return err
+	}
+	_ = c.SetReadDeadline(time.Now().Add(patience))
+	buf := make([]byte, 512)
+	for {
+		n, err := c.Read(buf)
+		if err != nil {
+			return err
+		}
+		if to.Is4() && n > ipv4Header { // the kernel leaves it before the message
+			n = copy(buf, buf[ipv4Header:n])
+		}
+		if n >= 8 && buf[0] == reply && bytes.Equal(buf[4:8], echo[4:]) {
+			return nil
+		}
+		if n >= 1 && buf[0] != reply && buf[0] != request {
+			return fmt.Errorf("ICMP type %d", buf[0])
+		}
+	}
+}

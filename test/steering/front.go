@@ -1,0 +1,244 @@
+package steering
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// Front is what a proxy listens with: transparent TCP and UDP sockets on the
+// loopback addresses, or, in a mode that binds each destination, one for each.
+// A TCP connection is told the front's name and the destination that it was
+// made to, and echoed. A datagram is answered with the same, from where it was
+// sent to.
+type Front struct {
+	t    testing.TB
+	node *netns.Host
+	name string
+	lane [2][2]redirect.Target // by family, then TCP or UDP
+
+	mu     sync.Mutex
+	closed bool
+	open   []interface{ Close() error }
+	bound  map[service.Destination]func()
+	served sync.WaitGroup
+}
+
+// NewFront makes one on a node; it ends with the test.
+func NewFront(t testing.TB, node *netns.Host, name string) *Front {
+	t.Helper()
+	f := &Front{t: t, node: node, name: name, bound: map[service.Destination]func(){}}
+	t.Cleanup(f.close)
+	for family, addr := range []netip.Addr{redirect.ListenIPv4, redirect.ListenIPv6} {
+		for i, p := range []service.Protocol{service.TCP, service.UDP} {
+			target, _, err := f.listen(service.Destination{Addr: addr, Protocol: p}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.lane[family][i] = target
+		}
+	}
+	return f
+}
+
+// Target gives the lane of a destination.
+func (f *Front) Target(d service.Destination) redirect.Target {
+	i := 0
+	if d.Protocol == service.UDP {
+		i = 1
+	}
+	return f.lane[service.FamilyOf(d.Addr)][i]
+}
+
+// Says is what clients hear who asked for a destination.
+func (f *Front) Says(d service.Destination) string {
+	return f.name + " for " + netip.AddrPortFrom(d.Addr, d.Port).String()
+}
+
+// Bind does what a mode with Traits.BindEach leaves to the listener: it listens
+// at each destination to steer, and has a socket that filters everything at
+// each that is silent (F5).
+func (f *Front) Bind(p redirect.Plan) {
+	f.t.Helper()
+	for d, done := range f.bound {
+		_, steered := p.Steer[d]
+		_, silent := p.Silent[d]
+		if !steered && !silent {
+			done()
+			delete(f.bound, d)
+		}
+	}
+	open := func(d service.Destination, filter []unix.SockFilter) {
+		if f.bound[d] != nil {
+			return
+		}
+		_, done, err := f.listen(d, filter)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		f.bound[d] = done
+	}
+	for d := range p.Steer {
+		open(d, nil)
+	}
+	for d := range p.Silent {
+		open(d, []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K}})
+	}
+}
+
+// listen opens a socket on an address and serves it.
+func (f *Front) listen(d service.Destination, filter []unix.SockFilter) (t redirect.Target, done func(), err error) {
+	at := netip.AddrPortFrom(d.Addr, d.Port).String()
+	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+		var err error
+		return errors.Join(raw.Control(func(fd uintptr) {
+			t.FD = int(fd)
+			err = prepare(t.FD, d, filter)
+		}), err)
+	}}
+	lc.SetMultipathTCP(false)
+	if d.Protocol == service.UDP {
+		var pc net.PacketConn
+		if err := f.node.Do(func() (err error) {
+			pc, err = lc.ListenPacket(f.t.Context(), "udp", at)
+			return err
+		}); err != nil {
+			return t, nil, err
+		}
+		t.Port = netip.MustParseAddrPort(pc.LocalAddr().String()).Port()
+		f.serve(pc, func() { f.answerDatagrams(pc.(*net.UDPConn)) })
+		return t, func() { _ = pc.Close() }, nil
+	}
+	l, err := f.node.ListenConfig(&lc, "tcp", at)
+	if err != nil {
+		return t, nil, err
+	}
+	t.Port = netip.MustParseAddrPort(l.Addr().String()).Port()
+	f.serve(l, func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			f.serve(c, func() { f.greetAndEcho(c) })
+		}
+	})
+	return t, func() { _ = l.Close() }, nil
+}
+
+// prepare makes a socket transparent, and one of UDP tell where a datagram was
+// sent to.
+func prepare(fd int, d service.Destination, filter []unix.SockFilter) error {
+	level, transparent, recvDst := unix.SOL_IP, unix.IP_TRANSPARENT, unix.IP_RECVORIGDSTADDR
+	if d.Addr.Is6() {
+		level, transparent, recvDst = unix.SOL_IPV6, unix.IPV6_TRANSPARENT, unix.IPV6_RECVORIGDSTADDR
+	}
+	err := unix.SetsockoptInt(fd, level, transparent, 1)
+	if err == nil && d.Protocol == service.UDP {
+		err = errors.Join(unix.SetsockoptInt(fd, level, recvDst, 1), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
+	}
+	if err == nil && len(filter) > 0 {
+		err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
+	}
+	return err
+}
+
+func (f *Front) serve(what interface{ Close() error }, serve func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		_ = what.Close()
+		return
+	}
+	f.open = append(f.open, what)
+	f.served.Add(1)
+	go func() {
+		defer f.served.Done()
+		serve()
+	}()
+}
+
+func (f *Front) close() {
+	f.mu.Lock()
+	f.closed = true
+	for _, o := range f.open {
+		_ = o.Close()
+	}
+	f.mu.Unlock()
+	f.served.Wait()
+}
+
+func (f *Front) greetAndEcho(c net.Conn) {
+	defer c.Close()
+	if _, err := fmt.Fprintf(c, "%s for %s\n", f.name, c.LocalAddr()); err != nil {
+		return
+	}
+	buf := make([]byte, 4096)
+	for {
+		n, err := c.Read(buf)
+		if err != nil {
+			return
+		}
+		if _, err := c.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+func (f *Front) answerDatagrams(pc *net.UDPConn) {
+	buf, oob := make([]byte, 65536), make([]byte, 256)
+	for {
+		_, n, _, from, err := pc.ReadMsgUDPAddrPort(buf, oob)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		to, ok := sentTo(oob[:n])
+		if err != nil || !ok {
+			continue
+		}
+		from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
+		d := service.Destination{Addr: to.Addr(), Port: to.Port(), Protocol: service.UDP}
+		dialer := net.Dialer{
+			LocalAddr: net.UDPAddrFromAddrPort(to),
+			Control: func(_, _ string, raw syscall.RawConn) error {
+				var err error
+				return errors.Join(raw.Control(func(fd uintptr) { err = prepare(int(fd), d, nil) }), err)
+			},
+		}
+		if c, err := f.node.Dialer(&dialer, "udp", from.String()); err == nil {
+			_, _ = c.Write([]byte(f.Says(d)))
+			_ = c.Close()
+		}
+	}
+}
+
+// sentTo reads the original destination out of control messages.
+func sentTo(oob []byte) (netip.AddrPort, bool) {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return netip.AddrPort{}, false
+	}
+	for i := range messages {
+		to, err := unix.ParseOrigDstAddr(&messages[i])
+		if err != nil {
+			continue
+		}
+		switch to := to.(type) {
+		case *unix.SockaddrInet4:
+			return netip.AddrPortFrom(netip.AddrFrom4(to.Addr), uint16(to.Port)), true
+		case *unix.SockaddrInet6:
+			return netip.AddrPortFrom(netip.AddrFrom16(to.Addr), uint16(to.Port)), true
+		}
+	}
+	return netip.AddrPort{}, false
+}

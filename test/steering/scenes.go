@@ -1,0 +1,296 @@
+package steering
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// whoReachesWhat: destinations that are served, refuse and are silent; ports
+// and addresses that nothing names; and the host's own servers.
+func whoReachesWhat(t *testing.T, m Mode) {
+	s := newStage(t, m, 0)
+	hostPort := uint16(80)
+	if m.Unshielded {
+		hostPort = 9999 // its server would keep the service from the port
+	}
+	s.Node.EchoTCP(t, hostPort)
+	s.Node.EchoUDP(t, 53)
+	web, dns := both(service.TCP, "10.96.0.10", "fd01::10", 80), both(service.UDP, "10.96.0.10", "fd01::10", 5353)
+	none, quiet := all("10.96.0.11", "fd01::11", 80), all("10.96.0.12", "fd01::12", 80)
+	s.apply(t, Plan(Steer(s.front, web...), Steer(s.front, dns...), Refuse(none...), Silent(quiet...)))
+
+	s.fromEverywhere(t, "served", served, web...)
+	s.fromEverywhere(t, "served", served, dns...)
+	s.fromEverywhere(t, "no endpoints (A3.4)", Refused, none...)
+	s.fromEverywhere(t, "none on this node (A3.5)", Silence, quiet...)
+	s.fromEverywhere(t, "a port that is not in service (A3.12)", Refused, all("10.96.0.10", "fd01::10", 81)...)
+	unallocated := Silence
+	if m.UnallocatedRefuses {
+		unallocated = Refused
+	}
+	s.fromEverywhere(t, "an address that no service has (A3.12)", unallocated, all("10.96.77.77", "fd01::7777", 80)...)
+	if !m.Unshielded {
+		s.fromEverywhere(t, "a port of the host's, at a service (F4)", Refused, both(service.UDP, "10.96.0.10", "fd01::10", 53)...)
+		s.fromEverywhere(t, "a port of the host's, where nobody is (F4)", Silence, both(service.UDP, "10.96.77.77", "fd01::7777", 53)...)
+		s.fromEverywhere(t, "the host's port, refused (F4)", Refused, both(service.TCP, "10.96.0.11", "fd01::11", 80)...)
+	}
+	host := service.Destination{Addr: s.Node.IPv4, Port: hostPort, Protocol: service.TCP}
+	for _, a := range []netip.Addr{s.Node.IPv4, s.Node.IPv6} {
+		host.Addr = a
+		if got := Reach(t, s.Client, host, "node"); !strings.HasPrefix(got, "node:") {
+			t.Errorf("the host's own server at %s: %q", a, got)
+		}
+	}
+}
+
+// foreign: of an address that is not ours, only the ports that are named are
+// taken; the others, and ping, go where they always went (A3.13).
+func foreign(t *testing.T, m Mode) {
+	s := newStage(t, m, 1)
+	behind := s.Backends[0]
+	for i, a := range []string{"192.0.2.10", "2001:db8::10"} {
+		addr := netip.MustParseAddr(a)
+		if err := behind.AddAddr("lo", netip.PrefixFrom(addr, addr.BitLen())); err != nil {
+			t.Fatal(err)
+		}
+		via := []netip.Addr{behind.IPv4, behind.IPv6}[i]
+		if err := s.Node.AddRoute(netip.PrefixFrom(addr, addr.BitLen()), via); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, port := range []uint16{80, 81, 82, 83, 84} {
+		behind.EchoTCP(t, port)
+	}
+	for _, a := range []string{"192.0.2.10:54", "[2001:db8::10]:54"} {
+		answerUDP(t, behind, a)
+	}
+	taken, refused := all("192.0.2.10", "2001:db8::10", 80), both(service.TCP, "192.0.2.10", "2001:db8::10", 82)
+	quiet, lingering := both(service.TCP, "192.0.2.10", "2001:db8::10", 83), both(service.TCP, "192.0.2.10", "2001:db8::10", 84)
+	base := []func(*redirect.Plan){Steer(s.front, taken...), Refuse(refused...), Silent(quiet...)}
+	s.apply(t, Plan(append(base, Steer(s.front, lingering...))...))
+	var held []*Held
+	for _, from := range []*netns.Host{s.Client, s.Node} {
+		for _, d := range lingering {
+			held = append(held, Hold(t, from, d))
+		}
+	}
+	s.apply(t, Plan(append(base, Linger(lingering...))...))
+
+	s.fromEverywhere(t, "taken", served, taken...)
+	s.fromEverywhere(t, "another port", "b1:81", both(service.TCP, "192.0.2.10", "2001:db8::10", 81)...)
+	s.fromEverywhere(t, "another port", "b1:54", both(service.UDP, "192.0.2.10", "2001:db8::10", 54)...)
+	s.fromEverywhere(t, "silent", Silence, quiet...)
+	refusal4, gone4, gone6 := Refused, "b1:84", "b1:84"
+	if m.ForeignSilent {
+		refusal4 = Silence
+	}
+	if m.LingeringStays {
+		gone4, gone6 = refusal4, Refused
+	}
+	s.fromEverywhere(t, "refused", refusal4, refused[0])
+	s.fromEverywhere(t, "refused", Refused, refused[1])
+	s.fromEverywhere(t, "lingering", gone4, lingering[0])
+	s.fromEverywhere(t, "lingering", gone6, lingering[1])
+	for _, h := range held {
+		h.Works(t, "lingering")
+	}
+	for _, from := range []*netns.Host{s.Client, s.Node} {
+		for _, d := range taken[:2] {
+			if err := Ping(from, d.Addr); err != nil {
+				t.Errorf("ping %s from %s: %v", d.Addr, from.Name(), err)
+			}
+		}
+	}
+	s.apply(t, Plan())
+	s.fromEverywhere(t, "given back", "b1:80", taken[:2]...)
+}
+
+// answerUDP answers datagrams at one address with the echo servers' name.
+func answerUDP(t *testing.T, at *netns.Host, address string) {
+	t.Helper()
+	pc, err := at.ListenPacket("udp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	t.Cleanup(func() { _ = pc.Close(); <-done })
+	_, port, _ := net.SplitHostPort(address)
+	go func() {
+		defer close(done)
+		buf := make([]byte, 100)
+		for {
+			_, from, err := pc.ReadFrom(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				_, _ = pc.WriteTo([]byte(at.Name()+":"+port), from)
+			}
+		}
+	}()
+}
+
+// changes: whatever becomes of a destination, its connections live on, and new
+// ones go by the new plan at once (A8.1, A8.7).
+func changes(t *testing.T, m Mode) {
+	s := newStage(t, m, 0)
+	web := both(service.TCP, "10.96.0.10", "fd01::10", 80)
+	outside := both(service.TCP, "10.98.0.10", "fd02::10", 80) // beside the service ranges
+	beside := func(p *redirect.Plan) {
+		for _, d := range outside {
+			p.Local = append(p.Local, netip.PrefixFrom(d.Addr, d.Addr.BitLen()))
+		}
+	}
+	every := append(web, outside...)
+	s.apply(t, Plan(beside, Steer(s.front, every...)))
+	var held []*Held
+	for _, from := range []*netns.Host{s.Client, s.Node} {
+		for _, d := range every {
+			held = append(held, Hold(t, from, d))
+		}
+	}
+	unnamed := Silence
+	if m.UnallocatedRefuses {
+		unnamed = Refused
+	}
+	for _, step := range []struct {
+		name string
+		plan redirect.Plan
+		want string
+	}{
+		{"no endpoints", Plan(beside, Refuse(every...)), Refused},
+		{"silent", Plan(beside, Silent(every...)), Silence},
+		{"another port only", Plan(beside, Refuse(both(service.TCP, "10.96.0.10", "fd01::10", 81)...), Refuse(both(service.TCP, "10.98.0.10", "fd02::10", 81)...)), Refused},
+		{"service gone", Plan(beside), unnamed},
+		{"back again", Plan(beside, Steer(s.front, every...)), served},
+	} {
+		s.apply(t, step.plan)
+		for _, h := range held {
+			h.Works(t, step.name)
+		}
+		s.fromEverywhere(t, step.name, step.want, every...)
+	}
+	for _, h := range held { // the ends of connections pass too
+		_ = h.Conn.(*net.TCPConn).CloseWrite()
+		_ = h.SetReadDeadline(time.Now().Add(patience))
+		if n, err := h.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("close of the connection from %s: %d bytes, %v", h.from, n, err)
+		}
+	}
+}
+
+// richPlan has something of everything.
+func richPlan(f *Front) redirect.Plan {
+	return Plan(
+		Steer(f, all("10.96.0.10", "fd01::10", 80)...), Refuse(all("10.96.0.11", "fd01::11", 80)...),
+		Silent(all("10.96.0.12", "fd01::12", 80)...), Steer(f, all("192.0.2.10", "2001:db8::10", 80)...),
+		Linger(both(service.TCP, "192.0.2.10", "2001:db8::10", 84)...),
+	)
+}
+
+// nothingStays: what somebody else removes comes back, and after Close the
+// namespace is as it was.
+func nothingStays(t *testing.T, m Mode) {
+	s := newStage(t, m, 0)
+	s.Settle(t)
+	before := s.Node.Dump(t)
+	plan := richPlan(s.front)
+	s.apply(t, plan)
+	during := s.Node.Dump(t)
+	if during == before {
+		t.Error("the plan does not show in the kernel")
+	}
+	if repaired, err := s.steer.Verify(); repaired || err != nil {
+		t.Errorf("verify of what is whole: %v, %v", repaired, err)
+	}
+	if err := flushRules(s.Node); err != nil {
+		t.Fatal(err)
+	}
+	if repaired, err := s.steer.Verify(); !repaired || err != nil {
+		t.Errorf("verify of what was flushed: %v, %v", repaired, err)
+	}
+	if now := s.Node.Dump(t); now != during {
+		t.Errorf("repaired:\n%s\nwant:\n%s", now, during)
+	}
+	s.fromEverywhere(t, "repaired", served, both(service.TCP, "10.96.0.10", "fd01::10", 80)...)
+	if err := s.steer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if after := s.Node.Dump(t); after != before {
+		t.Errorf("after Close:\n%s\nbefore:\n%s", after, before)
+	}
+}
+
+// flushRules does what `ip rule flush` and `ip route flush` do to ours.
+func flushRules(node *netns.Host) error {
+	nl := node.Netlink()
+	for _, family := range []int{syscall.AF_INET, syscall.AF_INET6} {
+		rules, err := nl.RuleList(family)
+		if err != nil {
+			return err
+		}
+		for _, r := range rules {
+			if r.Protocol == ourProtocol {
+				if err := nl.RuleDel(&r); err != nil {
+					return err
+				}
+			}
+		}
+		routes, err := nl.RouteListFiltered(family, everyTable, filterTable)
+		if err != nil {
+			return err
+		}
+		for _, r := range routes {
+			if r.Protocol == ourProtocol {
+				if err := nl.RouteDel(&r); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// killed: what a killed process leaves is taken over by the next, and removed
+// by Cleanup.
+func killed(t *testing.T, m Mode) {
+	s := newStage(t, m, 0)
+	s.Settle(t)
+	before := s.Node.Dump(t)
+	plan := richPlan(s.front)
+	s.apply(t, plan)
+	during := s.Node.Dump(t)
+	web := both(service.TCP, "10.96.0.10", "fd01::10", 80)
+	held := Hold(t, s.Client, web[0])
+
+	m.Kill(t, s.steer)
+	s.start(t)
+	s.apply(t, plan)
+	s.fromEverywhere(t, "taken over", served, web...)
+	held.Works(t, "taken over")
+	if now := s.Node.Dump(t); now != during {
+		t.Errorf("taken over:\n%s\nwant:\n%s", now, during)
+	}
+
+	m.Kill(t, s.steer)
+	removed, err := m.Cleanup(s.Node)
+	if err != nil || len(removed) == 0 {
+		t.Errorf("cleanup: %q, %v", removed, err)
+	}
+	if after := s.Node.Dump(t); after != before {
+		t.Errorf("after Cleanup:\n%s\nbefore:\n%s", after, before)
+	}
+	if again, err := m.Cleanup(s.Node); err != nil || len(again) != 0 {
+		t.Errorf("cleanup once more: %q, %v", again, err)
+	}
+}

@@ -1,0 +1,196 @@
+// Package steering plays the same scenes with every way of steering, in
+// namespaces of their own: who reaches what, from another host and from the
+// node itself, by IPv4 and IPv6, TCP and UDP.
+//
+//	func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+//	func TestSteering(t *testing.T) { steering.Run(t, steering.Mode{...}) }
+package steering
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// Mode is a way of steering, and what it cannot do.
+type Mode struct {
+	// New makes a Redirector in a node, as if in a process of its own.
+	New func(t testing.TB, node *netns.Host) redirect.Redirector
+	// Kill does what the end of the Redirector's process does to the kernel's
+	// state: descriptors are closed, and nothing is taken back.
+	Kill func(t testing.TB, r redirect.Redirector)
+	// Cleanup is that of the mode's package.
+	Cleanup func(node *netns.Host) (removed []string, err error)
+
+	// UnallocatedRefuses: an address of a service range that nothing names
+	// refuses, where it should be silent (A3.12).
+	UnallocatedRefuses bool
+	// Unshielded: a wildcard server of the host is reachable on services'
+	// addresses, and keeps a service from its port (F4).
+	Unshielded bool
+	// ForeignSilent: an IPv4 destination to refuse, on an address that is not
+	// ours, is silent.
+	ForeignSilent bool
+	// LingeringStays: a destination that only established connections use is
+	// still ours for new ones: refused, or silent with ForeignSilent.
+	LingeringStays bool
+}
+
+// Run plays all scenes.
+func Run(t *testing.T, m Mode) {
+	t.Run("who reaches what", func(t *testing.T) { whoReachesWhat(t, m) })
+	t.Run("addresses that are not ours", func(t *testing.T) { foreign(t, m) })
+	t.Run("changes leave connections alone", func(t *testing.T) { changes(t, m) })
+	t.Run("nothing stays", func(t *testing.T) { nothingStays(t, m) })
+	t.Run("killed", func(t *testing.T) { killed(t, m) })
+}
+
+// stage is a lab with a Redirector and a front.
+type stage struct {
+	*netns.Lab
+	mode  Mode
+	steer redirect.Redirector
+	front *Front
+}
+
+func newStage(t *testing.T, m Mode, backends int) *stage {
+	t.Helper()
+	s := &stage{Lab: netns.NewLab(t, backends), mode: m}
+	s.front = NewFront(t, s.Node, "front")
+	s.start(t)
+	return s
+}
+
+func (s *stage) start(t *testing.T) {
+	t.Helper()
+	r := s.mode.New(t, s.Node)
+	s.steer = r
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+}
+
+func (s *stage) apply(t *testing.T, p redirect.Plan) {
+	t.Helper()
+	if s.steer.Traits().BindEach {
+		s.front.Bind(p)
+	}
+	if err := s.steer.Apply(p); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fromEverywhere checks what clients on another host and on the node get.
+func (s *stage) fromEverywhere(t *testing.T, when string, want string, ds ...service.Destination) {
+	t.Helper()
+	type answer struct {
+		from      *netns.Host
+		to        service.Destination
+		got, want string
+	}
+	answers := make(chan answer)
+	for _, d := range ds {
+		expect := want
+		if want == served {
+			expect = s.front.Says(d)
+		}
+		for _, from := range []*netns.Host{s.Client, s.Node} {
+			go func() { answers <- answer{from, d, Reach(t, from, d, expect), expect} }()
+		}
+	}
+	for range 2 * len(ds) {
+		if a := <-answers; a.got != a.want {
+			t.Errorf("%s: %s to %s: %q, want %q", when, a.from.Name(), redirect.Format(a.to), a.got, a.want)
+		}
+	}
+}
+
+// served stands for the front's greeting.
+const served = "served"
+
+// Plan makes one with the usual service ranges.
+func Plan(parts ...func(*redirect.Plan)) redirect.Plan {
+	p := redirect.Plan{
+		Steer:      map[service.Destination]redirect.Target{},
+		Refuse:     map[service.Destination]struct{}{},
+		Silent:     map[service.Destination]struct{}{},
+		Lingering:  map[service.Destination]struct{}{},
+		ClusterIPs: map[netip.Addr]struct{}{},
+		Foreign:    map[netip.Addr]struct{}{},
+		Local:      []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd01::/112")},
+	}
+	for _, part := range parts {
+		part(&p)
+	}
+	return p
+}
+
+// foreignRange is where the addresses of the scenes are that are not ours.
+var foreignRange = [2]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}
+
+func own(p *redirect.Plan, d service.Destination) {
+	for _, r := range foreignRange {
+		if r.Contains(d.Addr) {
+			p.Foreign[d.Addr] = struct{}{}
+			return
+		}
+	}
+	p.ClusterIPs[d.Addr] = struct{}{}
+}
+
+// Steer has a front serve destinations.
+func Steer(f *Front, ds ...service.Destination) func(*redirect.Plan) {
+	return func(p *redirect.Plan) {
+		for _, d := range ds {
+			p.Steer[d] = f.Target(d)
+			own(p, d)
+		}
+	}
+}
+
+// Refuse has destinations refuse.
+func Refuse(ds ...service.Destination) func(*redirect.Plan) {
+	return func(p *redirect.Plan) {
+		for _, d := range ds {
+			p.Refuse[d] = struct{}{}
+			own(p, d)
+		}
+	}
+}
+
+// Silent has destinations answer nothing.
+func Silent(ds ...service.Destination) func(*redirect.Plan) {
+	return func(p *redirect.Plan) {
+		for _, d := range ds {
+			p.Silent[d] = struct{}{}
+			own(p, d)
+		}
+	}
+}
+
+// Linger has destinations be only for connections that there are.
+func Linger(ds ...service.Destination) func(*redirect.Plan) {
+	return func(p *redirect.Plan) {
+		for _, d := range ds {
+			p.Lingering[d] = struct{}{}
+			own(p, d)
+		}
+	}
+}
+
+// all gives a destination by TCP and UDP at both addresses.
+func all(v4, v6 string, port uint16) []service.Destination {
+	return append(both(service.TCP, v4, v6, port), both(service.UDP, v4, v6, port)...)
+}
+
+func both(p service.Protocol, v4, v6 string, port uint16) []service.Destination {
+	return []service.Destination{
+		{Addr: netip.MustParseAddr(v4), Port: port, Protocol: p},
+		{Addr: netip.MustParseAddr(v6), Port: port, Protocol: p},
+	}
+}
