@@ -30,7 +30,6 @@ package sklookup
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"sync"
 
@@ -156,7 +155,7 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 	if err := validate(&changes, &p); err != nil {
 		return err
 	}
-	state := routesOf(&p, r.opts.ReplyPorts)
+	state := route.WithoutMarks(&p, r.opts.ReplyPorts)
 	if !r.routed || !slices.Equal(state.Local, r.state.Local) {
 		if err := r.router.CheckLocal(state.Local); err != nil {
 			return err
@@ -265,34 +264,13 @@ func attached(l *link.NetNsLink) bool {
 
 // routeLocked makes the routes those of the state, unless they are.
 func (r *Redirector) routeLocked(s route.State) error {
-	if r.routed && sameState(s, r.state) {
+	if r.routed && s.Equal(&r.state) {
 		return nil
 	}
 	r.touched = true
 	_, err := r.router.Apply(s)
 	r.state, r.routed = s, err == nil
 	return err
-}
-
-// routesOf gives the routes and rules of a plan. Every destination on an
-// address that is not ours needs a rule, also one that refuses: connections to
-// it may be established.
-func routesOf(p *redirect.Plan, replies [2]uint16) route.State {
-	s := route.State{Local: redirect.Cover(p.Local), ReplyPorts: replies}
-	if len(p.Foreign) == 0 {
-		return s
-	}
-	for a := range p.Foreign {
-		s.Foreign = append(s.Foreign, a)
-	}
-	slices.SortFunc(s.Foreign, netip.Addr.Compare)
-	s.PortRules = redirect.OnForeign(p)
-	return s
-}
-
-func sameState(a, b route.State) bool {
-	return a.ReplyPorts == b.ReplyPorts && slices.Equal(a.Local, b.Local) &&
-		slices.Equal(a.Foreign, b.Foreign) && slices.Equal(a.PortRules, b.PortRules)
 }
 
 // Verify checks that the program is attached, that the tables hold what they

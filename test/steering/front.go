@@ -30,14 +30,14 @@ type Front struct {
 	mu     sync.Mutex
 	closed bool
 	open   []interface{ Close() error }
-	bound  map[service.Destination]func()
+	bound  map[service.Destination]binding
 	served sync.WaitGroup
 }
 
 // NewFront makes one on a node; it ends with the test.
 func NewFront(t testing.TB, node *netns.Host, name string) *Front {
 	t.Helper()
-	f := &Front{t: t, node: node, name: name, bound: map[service.Destination]func(){}}
+	f := &Front{t: t, node: node, name: name, bound: map[service.Destination]binding{}}
 	t.Cleanup(f.close)
 	for family, addr := range []netip.Addr{redirect.ListenIPv4, redirect.ListenIPv6} {
 		for i, p := range []service.Protocol{service.TCP, service.UDP} {
@@ -70,23 +70,23 @@ func (f *Front) Says(d service.Destination) string {
 // each that is silent (F5).
 func (f *Front) Bind(p redirect.Plan) {
 	f.t.Helper()
-	for d, done := range f.bound {
+	for d, b := range f.bound {
 		_, steered := p.Steer[d]
 		_, silent := p.Silent[d]
-		if !steered && !silent {
-			done()
+		if !steered && !silent || silent != b.silent {
+			b.close()
 			delete(f.bound, d)
 		}
 	}
 	open := func(d service.Destination, filter []unix.SockFilter) {
-		if f.bound[d] != nil {
+		if f.bound[d].close != nil {
 			return
 		}
 		_, done, err := f.listen(d, filter)
 		if err != nil {
 			f.t.Fatal(err)
 		}
-		f.bound[d] = done
+		f.bound[d] = binding{done, len(filter) > 0}
 	}
 	for d := range p.Steer {
 		open(d, nil)
@@ -94,6 +94,12 @@ func (f *Front) Bind(p redirect.Plan) {
 	for d := range p.Silent {
 		open(d, []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K}})
 	}
+}
+
+// binding is a socket at a destination.
+type binding struct {
+	close  func()
+	silent bool
 }
 
 // listen opens a socket on an address and serves it.

@@ -1,0 +1,69 @@
+package bind
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/steering"
+)
+
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+
+func optionsOf(node *netns.Host) Options {
+	return Options{Routes: route.Options{NetNS: node.FD()}, ReplyPorts: [2]uint16{61000, 65534}}
+}
+
+func TestSteering(t *testing.T) {
+	steering.Run(t, steering.Mode{
+		New: func(t testing.TB, node *netns.Host) redirect.Redirector {
+			r, err := New(optionsOf(node))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r
+		},
+		Kill: func(_ testing.TB, r redirect.Redirector) {
+			r.(*Redirector).touched = false
+			_ = r.Close()
+		},
+		Cleanup:            func(node *netns.Host) ([]string, error) { return Cleanup(optionsOf(node)) },
+		UnallocatedRefuses: true,
+		Unshielded:         true,
+		ForeignSilent:      true,
+		LingeringStays:     true,
+	})
+}
+
+func TestPlansThatCannotBe(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	r, err := New(optionsOf(lab.Node))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lab.Settle(t)
+	before := lab.Node.Dump(t)
+	for _, c := range []struct{ local, want string }{
+		{"10.0.0.0/8", "this node's own address 10.1.0.1"},
+		{"0.0.0.0/0", "every address"},
+	} {
+		err := r.Apply(redirect.Plan{Local: []netip.Prefix{netip.MustParsePrefix(c.local)}})
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("got %v, want %q", err, c.want)
+		}
+	}
+	if after := lab.Node.Dump(t); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := r.Apply(redirect.Plan{}); !errors.Is(err, ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
