@@ -1,6 +1,8 @@
 package service
 
 import (
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -55,6 +57,10 @@ type Change struct {
 	Nodes          []*corev1.Node
 	ServiceCIDRs   []*networkingv1.ServiceCIDR
 	Deleted        []ObjectKey
+
+	// Triggers are when the changes of Pods and Services happened that the
+	// EndpointSlices tell of, as far as they say so. The Store does not read them.
+	Triggers []time.Time
 }
 
 // Empty tells whether the change holds nothing.

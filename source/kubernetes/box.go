@@ -1,0 +1,127 @@
+package kubernetes
+
+import (
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// box is where the watch of one kind puts its objects: it passes on what is new
+// and keeps no object, only names and resource versions, so that a new list can
+// be compared with what was passed on. One reflector at a time uses it, from one
+// goroutine.
+type box[T any, P interface {
+	*T
+	metav1.Object
+}] struct {
+	trim func(P) P
+	// put passes on an object; nil means that it is gone.
+	put func(service.Name, P)
+	// listed is called after each list.
+	listed func()
+
+	known map[service.Name]string // resource version
+
+}
+
+func newBox[T any, P interface {
+	*T
+	metav1.Object
+}](trim func(P) P, put func(service.Name, P), listed func()) *box[T, P] {
+	return &box[T, P]{trim: trim, put: put, listed: listed, known: make(map[service.Name]string)}
+}
+
+// Transformer implements cache.TransformingStore: objects are trimmed one by
+// one as they are decoded, so that a list is never there in full.
+func (b *box[T, P]) Transformer() cache.TransformFunc {
+	return func(object any) (any, error) {
+		if p, ok := object.(P); ok {
+			return b.trim(p), nil
+		}
+		return object, nil
+	}
+}
+
+// nameOf gives the name of what a reflector brings.
+func nameOf(o metav1.Object) service.Name {
+	return service.Name{Namespace: o.GetNamespace(), Name: o.GetName()}
+}
+
+func (b *box[T, P]) object(object any) (P, error) {
+	p, ok := object.(P)
+	if !ok {
+		return nil, fmt.Errorf("a %T came where %T was expected", object, p)
+	}
+	return p, nil
+}
+
+// set passes an object on unless it was passed on already.
+func (b *box[T, P]) set(p P) {
+	name, version := nameOf(p), p.GetResourceVersion()
+	if known, ok := b.known[name]; ok && known == version && version != "" {
+		return
+	}
+	b.known[name] = version
+	b.put(name, p)
+}
+
+// Add implements cache.ReflectorStore.
+func (b *box[T, P]) Add(object any) error {
+	p, err := b.object(object)
+	if err == nil {
+		b.set(b.trim(p))
+	}
+	return err
+}
+
+// Update implements cache.ReflectorStore.
+func (b *box[T, P]) Update(object any) error { return b.Add(object) }
+
+// Delete implements cache.ReflectorStore.
+func (b *box[T, P]) Delete(object any) error {
+	p, err := b.object(object)
+	if err == nil {
+		b.forget(nameOf(p))
+	}
+	return err
+}
+
+func (b *box[T, P]) forget(name service.Name) {
+	if _, ok := b.known[name]; ok {
+		delete(b.known, name)
+		b.put(name, nil)
+	}
+}
+
+// Replace implements cache.ReflectorStore: what is not in the list is gone.
+func (b *box[T, P]) Replace(objects []any, _ string) error {
+	there := make(map[service.Name]struct{}, len(objects))
+	for _, object := range objects {
+		p, err := b.object(object)
+		if err != nil {
+			return err
+		}
+		there[nameOf(p)] = struct{}{}
+		b.set(b.trim(p))
+	}
+	for name := range b.known {
+		if _, ok := there[name]; !ok {
+			b.forget(name)
+		}
+	}
+	b.listed()
+	return nil
+}
+
+// clear says that everything is gone.
+func (b *box[T, P]) clear() {
+	for name := range b.known {
+		b.forget(name)
+	}
+}
+
+// Resync implements cache.ReflectorStore. Nothing is ever passed on again.
+func (b *box[T, P]) Resync() error { return nil }

@@ -1,0 +1,155 @@
+package kubernetes
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/flowcontrol"
+)
+
+// The defaults of a Connection are kube-proxy's.
+const (
+	defaultContentType = runtime.ContentTypeProtobuf
+	defaultQPS         = 5
+	defaultBurst       = 10
+)
+
+// ErrNoCluster is what Connect's error wraps when nothing says where the API
+// server is: no kubeconfig, no master, and not in a pod.
+var ErrNoCluster = errors.New("no API server is known")
+
+// Connection says how to reach the API server. The zero value is a pod's own
+// service account.
+type Connection struct {
+	// Kubeconfig is a file with address and credentials, Master an address that
+	// goes before that of the file.
+	Kubeconfig, Master string
+	// ContentType is the media type that is asked for and sent, AcceptContentTypes
+	// a list that goes before it in asking. Protobuf if empty.
+	ContentType, AcceptContentTypes string
+	// QPS is how many requests a second are made at most, after the first Burst
+	// ones. 0 means 5 and 10. A watch counts when it begins.
+	QPS   float32
+	Burst int
+	// UserAgent says who asks.
+	UserAgent string
+}
+
+// Client reaches the few parts of the API that a service proxy needs. It is
+// safe for concurrent use.
+type Client struct {
+	core, discovery, networking, events rest.Interface
+	metadata                            metadata.Interface
+	host                                string
+}
+
+// Host gives the API server's address, for logs.
+func (c *Client) Host() string { return c.host }
+
+// scheme knows the kinds that are read and written, and no others: the scheme
+// of the whole API would make the program half as large again.
+var scheme = newScheme()
+
+func newScheme() *runtime.Scheme {
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{
+		corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, eventsv1.AddToScheme,
+	} {
+		if err := add(s); err != nil {
+			panic(err) // two kinds of one name: cannot happen with these
+		}
+	}
+	metav1.AddToGroupVersion(s, schema.GroupVersion{Version: "v1"})
+	return s
+}
+
+// Connect makes a Client. It reads files, but asks the API server nothing.
+func Connect(c Connection) (*Client, error) {
+	config, err := c.config()
+	if err != nil {
+		return nil, err
+	}
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig: %w", err)
+	}
+	out := &Client{host: config.Host}
+	for _, group := range []struct {
+		client *rest.Interface
+		path   string
+		gv     schema.GroupVersion
+	}{
+		{&out.core, "/api", corev1.SchemeGroupVersion},
+		{&out.discovery, "/apis", discoveryv1.SchemeGroupVersion},
+		{&out.networking, "/apis", networkingv1.SchemeGroupVersion},
+		{&out.events, "/apis", eventsv1.SchemeGroupVersion},
+	} {
+		if *group.client, err = clientFor(config, client, group.path, group.gv); err != nil {
+			return nil, err
+		}
+	}
+	if out.metadata, err = metadata.NewForConfigAndClient(metadata.ConfigFor(config), client); err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// config finds where the API server is, the way kube-proxy does.
+func (c Connection) config() (*rest.Config, error) {
+	var config *rest.Config
+	var err error
+	if c.Kubeconfig == "" && c.Master == "" {
+		config, err = rest.InClusterConfig()
+		if errors.Is(err, rest.ErrNotInCluster) {
+			return nil, ErrNoCluster
+		}
+		if err != nil {
+			return nil, fmt.Errorf("service account of this pod: %w", err)
+		}
+	} else {
+		config, err = clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+			&clientcmd.ClientConfigLoadingRules{ExplicitPath: c.Kubeconfig},
+			&clientcmd.ConfigOverrides{ClusterInfo: clientcmdapi.Cluster{Server: c.Master}},
+		).ClientConfig()
+		if err != nil {
+			return nil, fmt.Errorf("kubeconfig %s: %w", c.Kubeconfig, err)
+		}
+	}
+	config.ContentType, config.AcceptContentTypes = c.ContentType, c.AcceptContentTypes
+	if config.ContentType == "" {
+		config.ContentType = defaultContentType
+	}
+	if config.AcceptContentTypes == "" && config.ContentType != runtime.ContentTypeJSON {
+		config.AcceptContentTypes = config.ContentType + "," + runtime.ContentTypeJSON
+	}
+	config.UserAgent = c.UserAgent
+	qps, burst := c.QPS, c.Burst
+	if qps == 0 {
+		qps = defaultQPS
+	}
+	if burst == 0 {
+		burst = defaultBurst
+	}
+	config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(qps, burst)
+	return config, nil
+}
+
+func clientFor(config *rest.Config, client *http.Client, path string, gv schema.GroupVersion) (rest.Interface, error) {
+	own := *config
+	own.APIPath, own.GroupVersion = path, &gv
+	own.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	return rest.RESTClientForConfigAndClient(&own, client)
+}

@@ -1,0 +1,229 @@
+package kubernetes
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/fields"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+const (
+	// nodePatience is how long the first change waits for this node's object
+	// and the ServiceCIDRs once all else is there.
+	nodePatience = 5 * time.Second
+	// calm bounds how long a change waits because the one before it kept the
+	// receiver busy.
+	calm = 100 * time.Millisecond
+)
+
+// Options are the choices of a Source.
+type Options struct {
+	// NodeName is this node, whose object is watched.
+	NodeName string
+	// ServiceProxyName is the value of the label service-proxy-name of the
+	// Services that are ours (A1.2); "" stands for those without it (A1.1).
+	ServiceProxyName string
+	// MinSyncPeriod is the least time between two changes. 0 gives a lone
+	// change on at once.
+	MinSyncPeriod time.Duration
+	// Logger takes what happens with the API server.
+	Logger zerolog.Logger
+}
+
+// Stats is what a Source has to say about its work, at one moment.
+type Stats struct {
+	// Synced is set from the first change on.
+	Synced bool
+	// Connected is set while the API server answers all our requests.
+	Connected bool
+	// Errors counts the requests that failed.
+	Errors uint64
+	// ServiceChanges and EndpointChanges count the objects that were new,
+	// different or gone; the pending ones were not given on yet.
+	ServiceChanges, EndpointChanges               uint64
+	PendingServiceChanges, PendingEndpointChanges int
+	// Received is when the last of them came, as Unix time in nanoseconds; 0
+	// before the first.
+	Received int64
+}
+
+// Source follows an API server. Its Run may be called once; Stats may be called
+// at any time by any goroutine.
+type Source struct {
+	client  *Client
+	options Options
+	log     zerolog.Logger
+	feed    *feed
+	link    *link
+
+	topology *topology
+	watchers []*watcher
+	// required must be listed before anything is given on (A1.16), wanted may
+	// keep it waiting for nodePatience.
+	required, wanted []<-chan struct{}
+
+	synced                       atomic.Bool
+	serviceChanges, sliceChanges atomic.Uint64
+	received                     atomic.Int64
+	started                      time.Time
+}
+
+// New makes a Source that has not asked for anything yet.
+func New(client *Client, options Options) *Source {
+	s := &Source{client: client, options: options, log: options.Logger, feed: newFeed()}
+	s.link = newLink(options.Logger, client.host)
+	s.topology = newTopology(s)
+	s.required = []<-chan struct{}{s.addServices(), s.addSlices()}
+	s.wanted = []<-chan struct{}{s.addServiceCIDRs()}
+	if options.NodeName != "" {
+		s.wanted = append(s.wanted, s.addNode())
+	}
+	return s
+}
+
+func (s *Source) addServices() <-chan struct{} {
+	w := &watcher{kind: "services", object: &corev1.Service{}, from: resource(s.client.core, "services"), settled: make(chan struct{})}
+	w.selector = selector{labels: "!" + proxyNameLabel, fields: "spec.clusterIP!=None"} // A1.1
+	if name := s.options.ServiceProxyName; name != "" {
+		w.selector.labels = proxyNameLabel + "=" + name // A1.2
+	}
+	w.into = newBox(trimService, func(name service.Name, svc *corev1.Service) {
+		s.count(&s.serviceChanges)
+		s.topology.note(name, svc)
+		put(s.feed, &s.feed.services, name, svc)
+	}, w.settle)
+	return s.add(w)
+}
+
+func (s *Source) addSlices() <-chan struct{} {
+	w := &watcher{kind: "endpointslices", object: &discoveryv1.EndpointSlice{}, from: resource(s.client.discovery, "endpointslices"), settled: make(chan struct{})}
+	w.selector.labels = "!" + corev1.IsHeadlessService // A1.3
+	triggers := newTriggers()
+	w.into = newBox(trimSlice, func(name service.Name, slice *discoveryv1.EndpointSlice) {
+		s.count(&s.sliceChanges)
+		at, ok := triggers.next(name, slice)
+		put(s.feed, &s.feed.slices, name, slice)
+		if ok && at.After(s.started) {
+			s.feed.edit(func() { s.feed.triggers = append(s.feed.triggers, at) })
+		}
+	}, w.settle)
+	return s.add(w)
+}
+
+func (s *Source) addNode() <-chan struct{} {
+	w := &watcher{kind: "nodes", optional: true, object: &corev1.Node{}, from: resource(s.client.core, "nodes"), settled: make(chan struct{})}
+	w.selector.fields = fields.OneTermEqualSelector("metadata.name", s.options.NodeName).String()
+	w.into = newBox(trimNode, func(name service.Name, node *corev1.Node) {
+		put(s.feed, &s.feed.nodes, name, node)
+	}, w.settle)
+	return s.add(w)
+}
+
+func (s *Source) addServiceCIDRs() <-chan struct{} {
+	w := &watcher{kind: "servicecidrs", optional: true, object: &networkingv1.ServiceCIDR{}, from: resource(s.client.networking, "servicecidrs"), settled: make(chan struct{})}
+	w.into = newBox(trimServiceCIDR, func(name service.Name, cidr *networkingv1.ServiceCIDR) {
+		put(s.feed, &s.feed.cidrs, name, cidr)
+	}, w.settle)
+	return s.add(w)
+}
+
+func (s *Source) add(w *watcher) <-chan struct{} {
+	s.watchers = append(s.watchers, w)
+	return w.settled
+}
+
+func (s *Source) count(n *atomic.Uint64) {
+	n.Add(1)
+	s.received.Store(time.Now().UnixNano())
+}
+
+// Run watches, and calls apply with everything once it is known, and with each
+// change from then on. It returns nil when ctx ends; whatever the API server
+// does, it goes on trying.
+func (s *Source) Run(ctx context.Context, apply func(service.Change)) error {
+	// Whoever waits between two attempts looks at ctx only afterwards, so that
+	// nobody waits for these goroutines: they have nothing to lose.
+	s.started = time.Now()
+	for _, w := range s.watchers {
+		go w.run(ctx, s.link)
+	}
+	go s.topology.run(ctx)
+	if !s.await(ctx) {
+		return nil
+	}
+	for {
+		change := s.feed.take()
+		if !s.synced.Load() || !change.Empty() {
+			begin := time.Now()
+			apply(change)
+			s.synced.Store(true)
+			if !s.rest(ctx, begin) {
+				return nil
+			}
+		}
+		select {
+		case <-s.feed.wake:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// await waits until everything is known that the first change must hold, and
+// tells whether it is.
+func (s *Source) await(ctx context.Context) bool {
+	for _, ready := range s.required {
+		select {
+		case <-ready:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	patience := time.NewTimer(nodePatience)
+	defer patience.Stop()
+	for _, ready := range s.wanted {
+		select {
+		case <-ready:
+		case <-patience.C:
+			s.log.Warn().Msg("the API server is slow to give this node and the ServiceCIDRs; going on without")
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// rest lets the minimum period pass since begin. Without one, it rests as long
+// as the receiver took, so that a storm takes half of its time at most.
+func (s *Source) rest(ctx context.Context, begin time.Time) bool {
+	took := time.Since(begin)
+	wait := max(s.options.MinSyncPeriod-took, min(took, calm))
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Stats tells how it stands. Safe for concurrent use.
+func (s *Source) Stats() Stats {
+	connected, errors := s.link.state()
+	services, slices := s.feed.waiting()
+	return Stats{
+		Synced: s.synced.Load(), Connected: connected, Errors: errors,
+		ServiceChanges: s.serviceChanges.Load(), EndpointChanges: s.sliceChanges.Load(),
+		PendingServiceChanges: services, PendingEndpointChanges: slices,
+		Received: s.received.Load(),
+	}
+}

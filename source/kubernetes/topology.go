@@ -1,0 +1,124 @@
+package kubernetes
+
+import (
+	"context"
+	"maps"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// topology watches the labels of all nodes, for as long as a Service chooses
+// its endpoints by them. In a large cluster that is most of what there is to
+// watch, so it is done for those who need it only.
+type topology struct {
+	source *Source
+	wanted chan bool // holds what is wanted until it is seen to
+
+	// What follows belongs to the goroutine that watches Services.
+	services map[service.Name]struct{} // those with topology keys
+}
+
+func newTopology(s *Source) *topology {
+	return &topology{source: s, wanted: make(chan bool, 1), services: make(map[service.Name]struct{})}
+}
+
+// note looks whether a Service has topology keys; nil stands for one that is gone.
+func (t *topology) note(name service.Name, svc *corev1.Service) {
+	before := len(t.services) > 0
+	if svc != nil && svc.Annotations[topologyAnnotation] != "" {
+		t.services[name] = struct{}{}
+	} else {
+		delete(t.services, name)
+	}
+	if now := len(t.services) > 0; now != before {
+		select {
+		case <-t.wanted: // nobody has seen to it yet, and now it does not count
+		default:
+		}
+		t.wanted <- now
+	}
+}
+
+// run begins and ends watching all nodes as it is wanted.
+func (t *topology) run(ctx context.Context) {
+	nodes := t.nodes()
+	for {
+		select {
+		case wanted := <-t.wanted:
+			if !wanted {
+				continue
+			}
+		case <-ctx.Done():
+			return
+		}
+		watching, stop := context.WithCancel(ctx)
+		stopped := make(chan struct{})
+		go func() {
+			defer close(stopped)
+			nodes.watcher.run(watching, t.source.link)
+		}()
+		for wanted := true; wanted; {
+			select {
+			case wanted = <-t.wanted:
+			case <-ctx.Done():
+				wanted = false
+			}
+		}
+		stop()
+		<-stopped
+		nodes.box.clear()
+		t.source.link.forget(nodes.watcher.kind)
+	}
+}
+
+type allNodes struct {
+	watcher *watcher
+	box     *box[metav1.PartialObjectMetadata, *metav1.PartialObjectMetadata]
+}
+
+// nodes prepares to watch the labels of all nodes but our own, whose object is
+// watched already.
+func (t *topology) nodes() allNodes {
+	labels := make(map[string]map[string]string)
+	b := newBox(trimMetadata, func(name service.Name, m *metav1.PartialObjectMetadata) {
+		if name.Name == t.source.options.NodeName {
+			return
+		}
+		if m == nil {
+			delete(labels, name.Name)
+			put[corev1.Node](t.source.feed, &t.source.feed.nodes, name, nil)
+			return
+		}
+		if last, ok := labels[name.Name]; ok && maps.Equal(last, m.Labels) {
+			return // something else of it changed, as it does all the time
+		}
+		labels[name.Name] = m.Labels
+		put(t.source.feed, &t.source.feed.nodes, name, &corev1.Node{ObjectMeta: m.ObjectMeta})
+	}, func() {})
+	w := &watcher{
+		kind: "labels of all nodes", object: &metav1.PartialObjectMetadata{}, into: b, settled: make(chan struct{}),
+		from: &cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				return t.source.client.metadata.Resource(nodesResource).List(ctx, o)
+			},
+			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+				return t.source.client.metadata.Resource(nodesResource).Watch(ctx, o)
+			},
+		},
+	}
+	return allNodes{watcher: w, box: b}
+}
+
+var nodesResource = corev1.SchemeGroupVersion.WithResource("nodes")
+
+func trimMetadata(in *metav1.PartialObjectMetadata) *metav1.PartialObjectMetadata {
+	out := &metav1.PartialObjectMetadata{ObjectMeta: trimMeta(&in.ObjectMeta)}
+	out.Labels = in.Labels
+	return out
+}

@@ -1,0 +1,90 @@
+package kubernetes
+
+import (
+	"context"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+)
+
+// backoff is how long is waited between attempts to reach the API server: each
+// pause is up to twice as long as the last one, at random, so that the nodes of
+// a cluster do not all come at once when it is back.
+var backoff = wait.Backoff{Duration: 250 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 1 << 20, Cap: 8 * time.Second}
+
+// watcher follows the objects of one kind.
+type watcher struct {
+	// kind is what messages call the objects: "services".
+	kind string
+	// object is an example of what comes.
+	object runtime.Object
+	// from lists and watches, and into takes the objects.
+	from cache.ListerWatcherWithContext
+	into cache.TransformingStore
+	// selector narrows requests.
+	selector selector
+	// settled is closed once the objects are listed; those that are optional
+	// also when the server does not give them.
+	settled  chan struct{}
+	optional bool
+}
+
+// selector narrows a list or watch to some objects.
+type selector struct{ labels, fields string }
+
+// resource gives a way to list and watch a resource by its plural name.
+func resource(c rest.Interface, plural string) cache.ListerWatcherWithContext {
+	return cache.NewFilteredListWatchFromClient(c, plural, metav1.NamespaceAll, func(*metav1.ListOptions) {})
+}
+
+// run lists and watches until ctx ends, through all errors.
+func (w *watcher) run(ctx context.Context, link *link) {
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			w.selector.apply(&o)
+			list, err := w.from.ListWithContext(ctx, o)
+			link.answered(ctx, w.kind, err)
+			w.settleAfter(err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			w.selector.apply(&o)
+			watched, err := w.from.WatchWithContext(ctx, o)
+			link.answered(ctx, w.kind, err)
+			w.settleAfter(err)
+			return watched, err
+		},
+	}
+	own := backoff
+	cache.NewReflectorWithOptions(lw, w.object, w.into, cache.ReflectorOptions{
+		Name: "sluice", TypeDescription: w.kind, Backoff: &own,
+	}).RunWithContext(ctx)
+}
+
+func (s selector) apply(o *metav1.ListOptions) { o.LabelSelector, o.FieldSelector = s.labels, s.fields }
+
+// settleAfter gives up waiting for an optional kind that the server does not
+// have or does not show us: what else there is need not wait for it.
+func (w *watcher) settleAfter(err error) {
+	if !w.optional {
+		return
+	}
+	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+		w.settle()
+	}
+}
+
+// settle is called from the watcher's goroutine only.
+func (w *watcher) settle() {
+	select {
+	case <-w.settled:
+	default:
+		close(w.settled)
+	}
+}
