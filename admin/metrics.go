@@ -23,6 +23,8 @@ const (
 	ConfigAppliedTime // Unix time in seconds
 	ConfigFailuresTotal
 	SteeringRepairsTotal
+	NodeAddresses
+	PodRanges
 	Listeners
 	AcceptPausesTotal
 	ConnectionsDialing
@@ -49,6 +51,8 @@ var values = [valueCount]struct {
 	ConfigAppliedTime:         {prometheus.GaugeValue, "sluice_config_applied_timestamp_seconds", "When the configuration in force was applied."},
 	ConfigFailuresTotal:       {prometheus.CounterValue, "sluice_config_failures_total", "Configurations that could not be applied."},
 	SteeringRepairsTotal:      {prometheus.CounterValue, "sluice_steering_repairs_total", "Times that kernel state of ours had been changed by others and was restored."},
+	NodeAddresses:             {prometheus.GaugeValue, "sluice_node_addresses", "Addresses of this node's interfaces."},
+	PodRanges:                 {prometheus.GaugeValue, "sluice_pod_ranges", "Ranges of addresses that this node routes to interfaces of pods; 0 where pods are not told by interfaces."},
 	Listeners:                 {prometheus.GaugeValue, "sluice_listeners", "Listening sockets of services."},
 	AcceptPausesTotal:         {prometheus.CounterValue, "sluice_accept_pauses_total", "Pauses in accepting because of a limit of the process or a lack of descriptors or memory."},
 	ConnectionsDialing:        {prometheus.GaugeValue, "sluice_connections_dialing", "Connections that wait for an endpoint to answer."},

@@ -307,6 +307,24 @@ func TestDetectNodeCIDR(t *testing.T) {
 	}
 }
 
+// TestDetectInterface: what the node routes to its pods' interfaces is a pod, and
+// where there is none yet, no client is (A4.6, A3.7).
+func TestDetectInterface(t *testing.T) {
+	web := svc{name: "web", clusterIPs: "10.96.0.1 fd00::1", external: "Local", nodePort: 30000, endpoints: []string{"10.1.0.1", "fd10::1"}}
+	cfg := Config{DetectLocal: DetectInterface, ClusterCIDRs: prefixes("10.0.0.0/8"), PodRanges: prefixes("10.244.0.9/32", "10.244.0.5/32", "10.245.0.0/24", "10.245.0.0/24")}
+	const pod, other = "accept A3.6 client A3.9: 10.1.0.1", "drop A3.5"
+	for client, want := range map[string]string{"10.244.0.5": pod, "10.244.0.9": pod, "10.245.0.77": pod, "10.244.0.6": other, "10.244.0.1": other, "10.246.0.1": other} {
+		if got := say(compile(t, cfg, web).Resolve(service.TCP, netip.MustParseAddr(client), netip.MustParseAddrPort("172.16.0.1:30000"))); got != want {
+			t.Errorf("A4.6 %s: got %q, want %q", client, got, want)
+		}
+	}
+	for client, dst := range map[string]string{"10.244.0.6": "10.96.0.1:80", "fd44::5": "[fd00::1]:80"} {
+		if got := compile(t, cfg, web).Resolve(service.TCP, netip.MustParseAddr(client), netip.MustParseAddrPort(dst)).Source; got != SourceNode {
+			t.Errorf("A3.8 %s, which is no pod, to a cluster IP: %s", client, got)
+		}
+	}
+}
+
 // TestZoneChange: another zone label of the node decides all services anew.
 func TestZoneChange(t *testing.T) {
 	st := newStore()

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -10,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/manifests"
@@ -28,7 +28,9 @@ type decisionOptions struct {
 	serviceCIDRs      prefixes
 	nodePortAddresses []string
 	masqueradeAll     bool
-	detectLocal       detectLocalMode
+	detectLocal       choice
+	podBridge         string
+	podPrefix         string
 }
 
 // register adds the flags. The meaning of --node-ip is what the two commands
@@ -41,7 +43,10 @@ func (o *decisionOptions) register(f *pflag.FlagSet, nodeIPMeaning string) {
 	f.Var(&o.nodeIPs, "node-ip", nodeIPMeaning)
 	f.Var(&o.serviceCIDRs, "service-cidr", "ranges of cluster IPs, beside those of ServiceCIDR objects; without any, each cluster IP is steered by itself")
 	f.Var(&o.clusterCIDRs, "cluster-cidr", "ranges of pod addresses; clients in them count as pods")
-	f.Var(&o.detectLocal, "detect-local-mode", "how clients that are pods are told from others: by --cluster-cidr, or by the podCIDRs of this node's object (default: ClusterCIDR)")
+	o.detectLocal = choice{value: detectClusterCIDR, allowed: []string{detectClusterCIDR, detectNodeCIDR, detectBridge, detectPrefix}}
+	f.Var(&o.detectLocal, "detect-local-mode", "how clients that are pods of this node are told from others: by --cluster-cidr, by the podCIDRs of this node's object, or by the interface that their addresses are routed to")
+	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "the interface of pods, for --detect-local-mode BridgeInterface")
+	f.StringVar(&o.podPrefix, "pod-interface-name-prefix", "", "how the names of pods' interfaces begin, for --detect-local-mode InterfaceNamePrefix")
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "node addresses that have node ports: CIDRs, or primary, or localhost, or all (default: all)")
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "never show endpoints a client's address on cluster IPs")
 }
@@ -67,7 +72,52 @@ func (o *decisionOptions) validate() error {
 	if wrong := validation.IsValidLabelValue(o.serviceProxyName); len(wrong) > 0 {
 		return fmt.Errorf("--service-proxy-name: %q cannot be the value of a label: %s", o.serviceProxyName, wrong[0])
 	}
+	if err := o.validDetectLocal(); err != nil {
+		return err
+	}
 	return validNodePortAddresses(o.nodePortAddresses)
+}
+
+// The values of --detect-local-mode (A4.6).
+const (
+	detectClusterCIDR = "ClusterCIDR"
+	detectNodeCIDR    = "NodeCIDR"
+	detectBridge      = "BridgeInterface"
+	detectPrefix      = "InterfaceNamePrefix"
+)
+
+// validDetectLocal checks that the flags of the interfaces of pods and the mode
+// belong together (A4.6).
+func (o *decisionOptions) validDetectLocal() error {
+	for _, f := range []struct{ mode, flag, value string }{
+		{detectBridge, "--pod-bridge-interface", o.podBridge},
+		{detectPrefix, "--pod-interface-name-prefix", o.podPrefix},
+	} {
+		switch used := o.detectLocal.value == f.mode; {
+		case used && f.value == "":
+			return fmt.Errorf("--detect-local-mode %s needs %s", f.mode, f.flag)
+		case !used && f.value != "":
+			return fmt.Errorf("%s %s counts only with --detect-local-mode %s", f.flag, f.value, f.mode)
+		case len(f.value) > maxInterfaceName:
+			return fmt.Errorf("%s: %q is longer than the name of an interface can be, %d bytes", f.flag, f.value, maxInterfaceName)
+		}
+	}
+	return nil
+}
+
+// maxInterfaceName is the kernel's IFNAMSIZ without the zero at the end.
+const maxInterfaceName = 15
+
+// podInterfaces tells the interfaces of pods by their names; nil if pods are not
+// told by interfaces.
+func (o *decisionOptions) podInterfaces() func(name string) bool {
+	switch o.detectLocal.value {
+	case detectBridge:
+		return hostnet.Named(o.podBridge)
+	case detectPrefix:
+		return hostnet.Prefixed(o.podPrefix)
+	}
+	return nil
 }
 
 // proxyNameLabel gives a Service to a proxy by its name (A1.1, A1.2).
@@ -78,18 +128,24 @@ func (o *decisionOptions) store() service.StoreOptions {
 	return service.StoreOptions{NodeName: o.hostname, ServiceProxyName: o.serviceProxyName}
 }
 
-// config gives what decisions depend on beside the manifests. local are the
-// addresses of this node's interfaces, as far as they are known.
-func (o *decisionOptions) config(local []netip.Addr) policy.Config {
+// config gives what decisions depend on beside the manifests. host is what is
+// known of this node's network stack.
+func (o *decisionOptions) config(host hostnet.State) policy.Config {
 	c := policy.Config{
 		NodeName:           o.hostname,
-		DetectLocal:        o.detectLocal.value,
 		ClusterCIDRs:       o.clusterCIDRs,
+		PodRanges:          host.PodRanges,
 		ServiceCIDRs:       o.serviceCIDRs,
 		MasqueradeAll:      o.masqueradeAll,
-		NodeAddresses:      local,
+		NodeAddresses:      host.Addresses,
 		NodeIPs:            o.nodeIPs,
 		LocalhostNodePorts: true,
+	}
+	switch o.detectLocal.value {
+	case detectNodeCIDR:
+		c.DetectLocal = policy.DetectNodeCIDR
+	case detectBridge, detectPrefix:
+		c.DetectLocal = policy.DetectInterface
 	}
 	for _, v := range o.nodePortAddresses {
 		switch v {
@@ -122,37 +178,6 @@ func validNodePortAddresses(values []string) error {
 				return fmt.Errorf("--nodeport-addresses: %w; the words primary, localhost and all are possible too", err)
 			}
 		}
-	}
-	return nil
-}
-
-// noInterfaceModes says why two of kube-proxy's modes are missing: a proxy in
-// user space sees a client's address, not the interface that its packets came
-// in by (A4.6).
-const noInterfaceModes = "telling pods by the interface that they come in by is not available in this version; use --detect-local-mode ClusterCIDR or NodeCIDR"
-
-// detectLocalMode is the flag --detect-local-mode (A4.6).
-type detectLocalMode struct{ value policy.DetectLocal }
-
-func (m *detectLocalMode) Type() string { return "ClusterCIDR|NodeCIDR" }
-
-func (m *detectLocalMode) String() string {
-	if m.value == policy.DetectNodeCIDR {
-		return "NodeCIDR"
-	}
-	return ""
-}
-
-func (m *detectLocalMode) Set(s string) error {
-	switch s {
-	case "ClusterCIDR":
-		m.value = policy.DetectClusterCIDR
-	case "NodeCIDR":
-		m.value = policy.DetectNodeCIDR
-	case "BridgeInterface", "InterfaceNamePrefix":
-		return errors.New(noInterfaceModes)
-	default:
-		return fmt.Errorf("%q is not one of ClusterCIDR, NodeCIDR", s)
 	}
 	return nil
 }

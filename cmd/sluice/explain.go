@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-proxy/sluice/internal/explain"
+	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/manifests"
@@ -24,6 +25,8 @@ type explainOptions struct {
 	to       string
 	file     string
 	output   choice
+	// podCIDRs stand for what run finds out about the interfaces of pods.
+	podCIDRs prefixes
 }
 
 func newExplainCommand() *cobra.Command {
@@ -39,8 +42,9 @@ says why: what matched, which rules decided, and for each endpoint why it is a
 candidate or is none. It sends no packet, needs no rights and no running proxy.
 
 Its flags are those of sluice run that change decisions. It never looks at the
-addresses of the machine that it runs on: the node's own are those of its Node
-object and of --node-ip. So its answers are the same everywhere.
+addresses and routes of the machine that it runs on: the node's own addresses are
+those of its Node object and of --node-ip, and what leads to interfaces of pods is
+given with --pod-cidr. So its answers are the same everywhere.
 
 With -f, each line of FILE (- for standard input) is a question, and each line of
 output the answer:
@@ -68,6 +72,7 @@ is 1 in the end. docs/explain.md describes the fields.`,
 	f.StringVarP(&o.file, "file", "f", "", "file of questions as lines of JSON, - for standard input; answers are lines of JSON")
 	f.VarP(&o.output, "output", "o", "form of the answer")
 	o.register(f, "this node's own addresses, beside those of its Node object")
+	f.Var(&o.podCIDRs, "pod-cidr", "ranges of addresses that this node routes to its pods' interfaces, for --detect-local-mode BridgeInterface and InterfaceNamePrefix")
 	return cmd
 }
 
@@ -83,6 +88,8 @@ func (o *explainOptions) validate(cmd *cobra.Command) error {
 		return errors.New("-f answers in JSON only")
 	case o.file == "" && (o.from == "" || o.to == ""):
 		return errors.New("which connection? give --from IP and --to IP:PORT, or -f FILE")
+	case len(o.podCIDRs) > 0 && o.podInterfaces() == nil:
+		return fmt.Errorf("--pod-cidr counts only with --detect-local-mode %s and %s", detectBridge, detectPrefix)
 	}
 	return o.decisionOptions.validate()
 }
@@ -154,5 +161,5 @@ func (o *explainOptions) load(cmd *cobra.Command) (*policy.Table, error) {
 	for _, p := range snap.Problems {
 		log.Warn().Str("object", p.Object).Msg(p.Text)
 	}
-	return policy.Compile(nil, snap, o.config(nil)), nil
+	return policy.Compile(nil, snap, o.config(hostnet.State{PodRanges: o.podCIDRs})), nil
 }

@@ -27,6 +27,8 @@ func (p *proxy) registry() *prometheus.Registry {
 			admin.ConfigAppliedTime:         func() float64 { return float64(p.applied.Load()) / 1e9 },
 			admin.ConfigFailuresTotal:       func() float64 { return float64(p.failures.Load()) },
 			admin.SteeringRepairsTotal:      func() float64 { return float64(p.repairs.Load()) },
+			admin.NodeAddresses:             func() float64 { return float64(len(p.host.Load().Addresses)) },
+			admin.PodRanges:                 func() float64 { return float64(len(p.host.Load().PodRanges)) },
 			admin.Listeners:                 stats(func(s listener.Stats) float64 { return float64(s.Listeners) }),
 			admin.AcceptPausesTotal:         stats(func(s listener.Stats) float64 { return float64(s.AtLimit + s.Exhausted) }),
 			admin.ConnectionsDialing:        stats(func(s listener.Stats) float64 { return float64(s.Dialing) }),

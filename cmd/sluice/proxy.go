@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -20,6 +19,7 @@ import (
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/health"
+	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/listener"
@@ -49,6 +49,9 @@ type proxy struct {
 	steer   redirect.Redirector
 	lock    *redirect.Lock
 
+	hostWatcher *hostnet.Watcher
+	host        atomic.Pointer[hostnet.State] // what policy says of this node's addresses and pods
+
 	loops     []listener.Loop
 	relay     *relay.Relay
 	conntrack *conntrack.Table
@@ -71,7 +74,6 @@ func newProxy(o *runOptions) (*proxy, error) {
 		options:  o,
 		log:      newLogger(o),
 		store:    service.NewStore(o.store()),
-		policy:   o.config(interfaceAddresses()),
 		reported: make(map[service.Problem]bool),
 	}
 	p.source = manifests.New(o.manifests, manifests.Options{Logger: p.log, MaxFileSize: o.maxManifestSize})
@@ -96,6 +98,9 @@ func (p *proxy) open() error {
 		if errors.As(err, &locked) {
 			return fmt.Errorf("another sluice serves this node: %w; stop it first, or give this one a network namespace of its own", err)
 		}
+		return err
+	}
+	if err := p.openHost(); err != nil {
 		return err
 	}
 	steering := o.steering
@@ -184,7 +189,7 @@ func (p *proxy) makeLoops(limits limits) error {
 			MaxPins:               o.maxAffinityClients,
 		},
 		ServiceCIDRs:  o.serviceCIDRs,
-		HostAddresses: interfaceAddresses,
+		HostAddresses: func() []netip.Addr { return p.host.Load().Addresses },
 		Loops:         p.loops,
 		Table:         p.conntrack,
 		Redirector:    p.steer,
@@ -202,7 +207,7 @@ func (p *proxy) run(ctx context.Context) error {
 	defer cancel()
 
 	runtime.GOMAXPROCS(poll.Procs(len(p.loops)))
-	failed := make(chan error, len(p.loops)+2)
+	failed := make(chan error, len(p.loops)+3)
 	start := func(f func() error) {
 		running.Add(1)
 		go func() {
@@ -231,6 +236,15 @@ func (p *proxy) run(ctx context.Context) error {
 			}
 		})
 	})
+	hosts := make(chan hostnet.State)
+	start(func() error {
+		return p.hostWatcher.Run(ctx, func(s hostnet.State) {
+			select {
+			case hosts <- s:
+			case <-ctx.Done():
+			}
+		})
+	})
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
@@ -242,6 +256,9 @@ func (p *proxy) run(ctx context.Context) error {
 		select {
 		case c := <-changes:
 			p.apply(c)
+			maintenance.Reset(p.manager.NextMaintenance())
+		case s := <-hosts:
+			p.hostChanged(s)
 			maintenance.Reset(p.manager.NextMaintenance())
 		case <-maintenance.C:
 			p.maintain()
@@ -259,14 +276,18 @@ func (p *proxy) run(ctx context.Context) error {
 
 // apply puts a change of the configuration in force.
 func (p *proxy) apply(c service.Change) {
-	begin := time.Now()
-	prev := p.table
 	snap := p.store.Apply(c)
-	if prev != nil && prev.Snapshot() == snap {
+	if p.table != nil && p.table.Snapshot() == snap {
 		return // nothing that matters (A1.17)
 	}
-	p.table = policy.Compile(prev, snap, p.policy)
 	p.reportProblems(snap)
+	p.enforce(snap)
+}
+
+// enforce puts a snapshot in force, on the node as it is now.
+func (p *proxy) enforce(snap *service.Snapshot) {
+	begin := time.Now()
+	p.table = policy.Compile(p.table, snap, p.policy)
 	p.health.Queued()
 	err := p.manager.Apply(p.table)
 	p.health.Update(p.table)
@@ -372,6 +393,9 @@ func (p *proxy) close() {
 	if p.health != nil {
 		p.health.Close()
 	}
+	if p.hostWatcher != nil {
+		p.hostWatcher.Close()
+	}
 	for _, l := range p.loops {
 		l.Poll.Stop()
 		l.Relay.Close()
@@ -384,22 +408,6 @@ func (p *proxy) close() {
 	if p.lock != nil {
 		_ = p.lock.Release() // the process ends, and the lock with it
 	}
-}
-
-// interfaceAddresses gives the addresses of this node's interfaces, as far as
-// they can be seen.
-func interfaceAddresses() []netip.Addr {
-	found, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil
-	}
-	var addrs []netip.Addr
-	for _, a := range found {
-		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
-			addrs = append(addrs, prefix.Addr().Unmap())
-		}
-	}
-	return addrs
 }
 
 func servicePorts(s *service.Snapshot) int {

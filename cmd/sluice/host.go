@@ -1,0 +1,39 @@
+package main
+
+import (
+	"github.com/sluice-proxy/sluice/internal/hostnet"
+)
+
+// openHost begins to follow this node's network stack, and reads it once.
+func (p *proxy) openHost() error {
+	watcher, err := hostnet.Open(hostnet.Options{Pods: p.options.podInterfaces(), Logger: p.log})
+	if err != nil {
+		return err
+	}
+	p.hostWatcher = watcher
+	state, err := watcher.Read()
+	if err != nil {
+		return err
+	}
+	p.setHost(state)
+	if p.options.podInterfaces() != nil && len(state.PodRanges) == 0 {
+		p.log.Warn().Str("detect_local_mode", p.options.detectLocal.value).
+			Msg("no address is routed to an interface of pods yet: until one is, no client counts as a pod of this node")
+	}
+	return nil
+}
+
+// setHost takes note of this node's addresses and pods.
+func (p *proxy) setHost(s hostnet.State) {
+	p.host.Store(&s)
+	p.policy = p.options.config(s)
+}
+
+// hostChanged puts this node's addresses and pods in force (A4.4, A4.6).
+func (p *proxy) hostChanged(s hostnet.State) {
+	p.setHost(s)
+	p.log.Debug().Int("addresses", len(s.Addresses)).Int("pod_ranges", len(s.PodRanges)).Msg("this node's addresses or pods have changed")
+	if p.table != nil { // else the first configuration takes them
+		p.enforce(p.table.Snapshot())
+	}
+}
