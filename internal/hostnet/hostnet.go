@@ -121,19 +121,23 @@ func (w *Watcher) Close() {
 // Watcher. What cannot be read is logged and read again; the error is that of
 // following changes.
 func (w *Watcher) Run(ctx context.Context, deliver func(State)) error {
-	heard := make(chan error, 1)
-	go func() { heard <- w.listen() }()
+	var lost error
+	deaf := make(chan struct{})
+	go func() {
+		defer close(deaf)
+		lost = w.listen()
+	}()
 	again := time.NewTimer(0) // Read may not have been called
 	defer again.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			w.Close()
-			_ = <-heard // that it is closed
+			<-deaf
 			return nil
-		case err := <-heard:
+		case <-deaf:
 			w.Close()
-			return fmt.Errorf("changes of addresses and routes: %w", err)
+			return fmt.Errorf("changes of addresses and routes: %w", lost)
 		case <-w.dirty:
 			w.settle(ctx)
 		case <-again.C:
