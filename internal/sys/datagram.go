@@ -121,6 +121,9 @@ const (
 	// maxTrain is how many datagrams travel in one message at most: the least
 	// of what kernels allow.
 	maxTrain = 64
+	// maxJoin is the size of the largest datagrams that are joined to a train:
+	// those of a train must fit in packets of the way.
+	maxJoin = 1472
 	// maxTrainBytes is how many bytes they may have together: an IPv4 packet's.
 	maxTrainBytes = 65507
 	// udpHeader is the length of a UDP header.
@@ -239,7 +242,7 @@ func (o *Outbox) join(name *sockaddr, p []byte) bool {
 		size = m.bytes
 	}
 	// A train's datagrams have one size; a shorter one may be the last.
-	if m.closed || len(p) == 0 || size == 0 || len(p) > size || m.bytes+len(p) > maxTrainBytes ||
+	if m.closed || len(p) == 0 || size == 0 || size > maxJoin || len(p) > size || m.bytes+len(p) > maxTrainBytes ||
 		int(h.Iovlen) >= maxTrain || m.name != *name {
 		return false
 	}

@@ -1,0 +1,145 @@
+// Package datagram serves UDP: it takes the datagrams that clients send to
+// Services, keeps a session for each client socket and destination, and passes
+// datagrams on, both ways.
+//
+// # How a datagram travels
+//
+// Steering delivers a client's datagrams to the service's lane: one socket for
+// each event loop, on one port of a loopback address (SO_REUSEPORT), so that a
+// client's datagrams always come to the same loop. The original destination comes with
+// each datagram. The loop's [worker] looks the session up. For a new one policy
+// and balancer choose an endpoint, to which a socket of the session's own is
+// connected: so the kernel tells when nobody listens there, the endpoint may see
+// the client's own address, and an answer needs no look-up. Answers leave from an
+// outlet: a socket that is bound to the very destination that the client sent to.
+//
+// Datagrams are received and sent in batches; consecutive ones of one size
+// travel as a train through the kernel (UDP_GRO, UDP_SEGMENT). Order within a session
+// is kept, and no datagram is cut.
+//
+// # The life of a session
+//
+// A session that was never answered ends after Config.Timeout without a
+// datagram, one that was too; once it has been used both ways for two seconds, it is a
+// stream and ends after Config.StreamTimeout, as in the kernel's connection
+// tracking (A8.8). The same client socket stays on its endpoint meanwhile (A8.9). A
+// session is cut as soon as its endpoint serves no more, and the client's next
+// datagram goes to another (A8.2 to A8.6).
+//
+// As long as an endpoint has not answered, the session keeps a copy of what was
+// sent to it, for a second and within bounds. If the endpoint turns out to be
+// closed, another one gets them: a dead endpoint costs a client no datagram.
+//
+// # Limits
+//
+// The number of sessions is bounded, in all and for each service port. At the
+// bound of all a new session takes the place of the oldest answered one, else
+// of the oldest, of a service that has more than its share; so a flood to one
+// service drives out its own sessions.
+//
+// # Who may call what
+//
+// [Server]'s methods belong to one goroutine, but Stats. Everything else lives
+// on the loops.
+package datagram
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/redirect"
+)
+
+// Config holds the limits and times. Zero values are not defaults: cmd gives
+// all of them.
+type Config struct {
+	// MaxSessions bounds the sessions in all. Each has a descriptor, and an
+	// eighth as many are kept to be used again.
+	MaxSessions int
+	// MaxServiceSessions bounds those of one service port.
+	MaxServiceSessions int
+	// MaxLanes bounds the lanes of each family. Services beyond share one.
+	MaxLanes int
+
+	// Timeout ends a session without a datagram, StreamTimeout one that was
+	// used both ways for a while. The annotation sluice.dev/udp-timeout goes
+	// before both.
+	Timeout       time.Duration
+	StreamTimeout time.Duration
+
+	// Algorithm is the balancer of services that do not name one.
+	Algorithm balancer.Algorithm
+	// Plan is the retry plan.
+	Plan balancer.Plan
+	// MaxPins bounds the clients that one service port's affinity remembers.
+	MaxPins int
+
+	// Log says which sessions' records are handed on.
+	Log Logging
+}
+
+// Logging says which sessions leave a record in the access log.
+type Logging uint8
+
+// The choices.
+const (
+	LogAll Logging = iota
+	// LogSampled is one session in sampleEvery, and each that met a failed
+	// endpoint or ended otherwise than by itself.
+	LogSampled
+	LogOff
+)
+
+// sampleEvery is how many ordinary sessions LogSampled takes one of.
+const sampleEvery = 100
+
+// ParseLogging reads all, sampled or off.
+func ParseLogging(s string) (Logging, error) {
+	switch s {
+	case "all":
+		return LogAll, nil
+	case "sampled":
+		return LogSampled, nil
+	case "off":
+		return LogOff, nil
+	}
+	return LogAll, fmt.Errorf("%q: not one of all, sampled, off", s)
+}
+
+// wants tells whether a session's record is to be handed on.
+func (l Logging) wants(r *conntrack.Record) bool {
+	switch l {
+	case LogAll:
+		return true
+	case LogOff:
+		return false
+	}
+	switch r.End {
+	case conntrack.Idle, conntrack.Responses, conntrack.Evicted:
+		return len(r.Failed) > 0 || r.ID%sampleEvery == 0
+	}
+	return true
+}
+
+// Options are what a Server works with, beside its Config.
+type Options struct {
+	Config
+	// Loops are the event loops; they may run already.
+	Loops []*poll.Loop
+	// Table has one shard for each loop. Somebody else has the shards flushed
+	// (conntrack.Shard.OnPending) and refreshed.
+	Table *conntrack.Table
+	// Replies says whether endpoints may see clients' addresses.
+	Replies redirect.Replies
+	// OwnAddress tells whether an address is one of this node's. Endpoints
+	// there see the node's address: their answers would not come back to a
+	// socket of ours. It is called on the loops; nil means that none is.
+	OwnAddress func(netip.Addr) bool
+	Logger     zerolog.Logger
+}

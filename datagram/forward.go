@@ -1,0 +1,175 @@
+package datagram
+
+import (
+	"net/netip"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+// deliver passes the first n datagrams that were received from clients on.
+func (w *worker) deliver(l *shard, n int) {
+	var (
+		at  key
+		cur *session
+		now = w.loop.Now()
+	)
+	for i := range n {
+		if w.upIn.Cut(i) {
+			w.server.stats.lost.Add(1)
+			continue
+		}
+		to, segment := w.upIn.Details(i)
+		if l.outlet != nil {
+			to = l.outlet.address
+		}
+		if k := (key{w.upIn.From(i), to}); k != at {
+			w.flushUp(cur)
+			at, cur = k, w.find(l, k)
+		}
+		if cur == nil {
+			continue
+		}
+		p := w.upIn.Data(i)
+		if w.up.Empty() {
+			w.upKept = true
+		}
+		if cur.class == unanswered {
+			w.upKept = w.held.keep(cur, p, segment) && w.upKept
+		}
+		w.up.Append(netip.AddrPort{}, p, segment, !cur.upstream.noTrain)
+		cur.record.BytesFromClient += uint64(len(p))
+		cur.record.DatagramsFromClient += datagramsOf(len(p), segment)
+		cur.share.touch(cur, now, false)
+	}
+	w.flushUp(cur)
+}
+
+// datagramsOf gives the number of datagrams in a train.
+func datagramsOf(bytes, segment int) uint64 {
+	if segment <= 0 || bytes <= segment {
+		return 1
+	}
+	return uint64((bytes + segment - 1) / segment)
+}
+
+// flushUp sends what there is of a session to its endpoint. The session may
+// end.
+func (w *worker) flushUp(c *session) {
+	refusals := 0
+	for !w.up.Empty() {
+		errno := w.up.Send(int(c.upstream.fd))
+		switch {
+		case errno == 0:
+		case errno == sys.ECONNREFUSED && c.class == unanswered:
+			// It is an earlier datagram that was refused (this one was not
+			// sent), and all of them are to go to another endpoint.
+			if alive := c.refused(); w.upKept || !alive {
+				w.up.Reset()
+			}
+		case errno == sys.ECONNREFUSED && refusals < 2:
+			refusals++ // sending again sends
+		default:
+			w.sendFailed(w.up, int(c.upstream.fd), errno, &c.upstream.noTrain)
+		}
+	}
+}
+
+// sendFailed deals with an error for the first of some datagrams: it is sent
+// otherwise, or lost.
+func (w *worker) sendFailed(out *sys.Outbox, fd int, errno sys.Errno, noTrain *bool) {
+	lost := 0
+	switch {
+	case out.Train() && (errno == sys.EIO || errno == sys.EINVAL || errno == sys.EMSGSIZE):
+		// The device cannot send trains, or the datagrams do not fit its
+		// packets.
+		*noTrain = *noTrain || errno == sys.EIO
+		lost, _ = out.Split(fd)
+	default:
+		lost = out.Skip()
+	}
+	if lost > 0 {
+		w.server.stats.lost.Add(uint64(lost))
+	}
+}
+
+// receive takes what a session's endpoint sent.
+func (c *session) receive() {
+	w := c.share.worker
+	n := int(c.batch)
+	if w.downOutlet != c.outlet || w.downUsed+n > w.downIn.Slots() {
+		w.flushDown()
+		w.downOutlet = c.outlet
+	}
+	first := w.downUsed
+	got, errno := w.downIn.Receive(int(c.upstream.fd), first, n)
+	if errno != 0 {
+		if errno == sys.ECONNREFUSED && c.class == unanswered {
+			c.refused()
+		}
+		return
+	}
+	c.batch = uint8(nextBatch(n, got, w.downIn.Slots()))
+	w.downUsed += got
+	if c.class == unanswered {
+		c.record.FirstByte = max(poll.Nanotime()-c.record.Start, 1)
+		w.held.drop(c)
+	}
+	c.share.touch(c, w.loop.Now(), true)
+	limit := uint64(c.share.service.terms.Load().responses)
+	for i := first; i < first+got; i++ {
+		if w.downIn.Cut(i) {
+			w.server.stats.lost.Add(1)
+			continue
+		}
+		_, segment := w.downIn.Details(i)
+		p := w.downIn.Data(i)
+		w.answer(c, p, segment)
+		c.record.BytesFromEndpoint += uint64(len(p))
+		c.record.DatagramsFromEndpoint += datagramsOf(len(p), segment)
+		if limit != 0 && c.record.DatagramsFromEndpoint >= limit {
+			c.end(conntrack.Responses)
+			return
+		}
+	}
+}
+
+// answer puts an endpoint's datagram, or train, on its way to the client.
+func (w *worker) answer(c *session, p []byte, segment int) {
+	o := c.outlet
+	if !o.raw {
+		w.down.Append(c.record.Client, p, segment, !o.noTrain)
+		return
+	}
+	if segment == 0 {
+		segment = max(len(p), 1)
+	}
+	for {
+		if w.down.Full() {
+			w.sendDown()
+		}
+		n := min(segment, len(p))
+		w.down.AppendRaw(o.address, c.record.Client, p[:n])
+		if p = p[n:]; len(p) == 0 {
+			return
+		}
+	}
+}
+
+// flushDown sends the answers that are on their way, at the end of each round of
+// the loop at the latest.
+func (w *worker) flushDown() {
+	w.sendDown()
+	w.downUsed = 0
+}
+
+// sendDown sends them, while what they were received into stays in use.
+func (w *worker) sendDown() {
+	o := w.downOutlet
+	for !w.down.Empty() {
+		if errno := w.down.Send(o.fd); errno != 0 {
+			w.sendFailed(w.down, o.fd, errno, &o.noTrain)
+		}
+	}
+}

@@ -1,0 +1,130 @@
+package datagram
+
+import (
+	"net/netip"
+
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// receiveBuffer is what the kernel may hold for a lane while its loop is busy,
+// in bytes, of which small datagrams take 2 KiB and more each.
+const receiveBuffer = 2 << 20
+
+// place says what a lane is for: a service port and family; or, when it has no
+// name, all that share one; or a destination that it is bound to.
+type place struct {
+	name   service.PortName
+	family service.Family
+	bound  service.Destination
+}
+
+func (p *place) isBound() bool { return p.bound.Addr.IsValid() }
+
+// lane is where the kernel puts the datagrams of clients: a socket for each
+// loop, all on one address. The kernel gives all datagrams between two addresses and
+// ports to one of them.
+type lane struct {
+	address netip.AddrPort
+	shards  []*shard
+	round   uint64 // of the last Apply that needed it
+}
+
+// openLane makes the sockets of a lane, on an address of which the port may be
+// 0. bound says that it is the destination that clients send to.
+func openLane(addr netip.AddrPort, bound bool, workers []*worker) (*lane, error) {
+	l := &lane{address: addr}
+	for _, w := range workers {
+		fd, err := sys.BindUDP(l.address, sys.UDPOptions{
+			Transparent:   true,
+			FreeBind:      bound,
+			ReusePort:     true,
+			Destination:   !bound,
+			Coalesce:      true,
+			ReceiveBuffer: receiveBuffer,
+		})
+		if err == nil {
+			sh := &shard{worker: w, fd: fd, batch: 1}
+			if bound {
+				sh.outlet = &outlet{fd: fd, address: addr, lane: true}
+			}
+			l.shards = append(l.shards, sh)
+			if l.address.Port() == 0 {
+				l.address, err = localAddr(fd)
+			}
+		}
+		if err != nil {
+			for _, sh := range l.shards {
+				sys.Close(sh.fd)
+			}
+			return nil, err
+		}
+	}
+	for _, sh := range l.shards {
+		sh.worker.loop.Post(sh.listen)
+	}
+	return l, nil
+}
+
+func localAddr(fd int) (netip.AddrPort, error) {
+	addr, errno := sys.LocalAddr(fd)
+	if errno != 0 {
+		return addr, errno
+	}
+	return addr, nil
+}
+
+// shard is one loop's socket of a lane.
+type shard struct {
+	worker *worker
+	fd     int
+	reg    poll.Registration
+	outlet *outlet // where answers leave; nil if the destination is the datagram's
+	batch  int     // datagrams to receive at once
+}
+
+// listen begins to receive.
+func (l *shard) listen() {
+	reg, err := l.worker.loop.Add(l.fd, 0, poll.Readable, l)
+	if err != nil {
+		// Out of kernel memory. The sockets of the other loops go on.
+		l.worker.server.stats.trouble.Add(1)
+		return
+	}
+	l.reg = reg
+}
+
+// close ends receiving. Sessions whose answers leave by this socket were cut.
+func (l *shard) close() {
+	w := l.worker
+	w.flushDown()
+	if l.outlet != nil {
+		w.endOf(l.outlet)
+	}
+	w.loop.Forget(l.reg)
+	sys.Close(l.fd)
+}
+
+// HandleEvents receives what is there, up to a batch. Under light traffic a
+// batch is one or two datagrams; it doubles as long as it is full.
+func (l *shard) HandleEvents(uint8, poll.Events) {
+	w := l.worker
+	n, errno := w.upIn.Receive(l.fd, 0, l.batch)
+	if errno != 0 {
+		return
+	}
+	w.deliver(l, n)
+	l.batch = nextBatch(l.batch, n, w.upIn.Slots())
+}
+
+// nextBatch gives how many datagrams to receive at once after n of batch came.
+func nextBatch(batch, n, most int) int {
+	switch {
+	case n >= batch:
+		return min(2*batch, most)
+	case n <= batch/2:
+		return max(batch/2, 1)
+	}
+	return batch
+}

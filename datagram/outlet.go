@@ -1,0 +1,90 @@
+package datagram
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+const (
+	// outletRest is how long an outlet stays open that no session uses.
+	outletRest = 10 * time.Second
+	// outletRetry is how long nothing is tried after an outlet could not be made.
+	outletRetry = time.Second
+)
+
+// outlet is where answers leave from: a socket that is bound to the destination
+// that clients sent to. It receives nothing.
+type outlet struct {
+	worker  *worker
+	address netip.AddrPort
+	fd      int // -1: it could not be made, until the timer fires
+	users   int // sessions
+	timer   poll.Timer
+	lane    bool // the socket is a lane's, that has it closed
+	raw     bool // a raw socket, as another program has the port on all addresses
+	noTrain bool // the kernel does not send trains from it
+}
+
+// outletFor gives the outlet of a destination, for one more session; nil if it
+// cannot be made.
+func (w *worker) outletFor(address netip.AddrPort) *outlet {
+	o := w.outlets[address]
+	if o == nil {
+		o = &outlet{worker: w, address: address}
+		w.outlets[address] = o
+		if !o.open() {
+			o.fd = -1
+			w.loop.Schedule(&o.timer, w.loop.Now()+int64(outletRetry), o)
+		}
+	}
+	if o.fd < 0 {
+		return nil
+	}
+	w.loop.Cancel(&o.timer)
+	return o
+}
+
+// open makes the socket. A server of the host's that is bound to the port on all
+// addresses stands in the way of that (F4): then a raw socket does, from which
+// datagrams leave just the same.
+func (o *outlet) open() bool {
+	s := o.worker.server
+	fd, err := sys.BindUDP(o.address, sys.UDPOptions{Transparent: true, FreeBind: true, ReusePort: true, Deaf: true})
+	if err != nil && InUse(err) {
+		s.stats.conflicts.Add(1)
+		s.log.Warn().Stringer("destination", o.address).Msg("another program on this node has this UDP port on all addresses: answers leave by a raw socket, which is slower")
+		o.raw = true
+		fd, err = sys.RawUDP(o.address.Addr())
+	}
+	if err != nil {
+		s.stats.trouble.Add(1)
+		s.log.Warn().Err(err).Stringer("destination", o.address).Msg("UDP answers cannot be sent from this destination: its clients are not served; tried again in a second")
+		return false
+	}
+	o.fd = fd
+	return true
+}
+
+// release takes a session off.
+func (o *outlet) release() {
+	if o.users--; o.users == 0 && !o.lane {
+		o.worker.loop.Schedule(&o.timer, o.worker.loop.Now()+int64(outletRest), o)
+	}
+}
+
+// HandleTimer closes an outlet that nobody has used for a while.
+func (o *outlet) HandleTimer(*poll.Timer) { o.close() }
+
+func (o *outlet) close() {
+	w := o.worker
+	if w.downOutlet == o {
+		w.flushDown()
+	}
+	delete(w.outlets, o.address)
+	if o.fd >= 0 {
+		sys.Close(o.fd)
+	}
+}

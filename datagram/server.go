@@ -1,0 +1,258 @@
+package datagram
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"github.com/rs/zerolog"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Server serves UDP. Apply, Lane, Bind, Prune and Stop are called from one
+// goroutine; Stats may be called from any.
+type Server struct {
+	options Options
+	log     zerolog.Logger
+	workers []*worker
+
+	state atomic.Pointer[state]
+	stats stats
+
+	// What follows is the configuring goroutine's.
+	services map[service.PortName]*portService
+	lanes    map[place]*lane
+	round    uint64 // of Apply
+	said     map[string]struct{}
+}
+
+// state is one configuration in force. It never changes.
+type state struct {
+	table    *policy.Table
+	services []*portService // by service.PortID; nil where there is none of UDP
+}
+
+// New gives a Server that serves nothing yet.
+func New(o Options) *Server {
+	if o.OwnAddress == nil {
+		o.OwnAddress = func(netip.Addr) bool { return false }
+	}
+	s := &Server{
+		options:  o,
+		log:      o.Logger,
+		services: make(map[service.PortName]*portService),
+		lanes:    make(map[place]*lane),
+		said:     make(map[string]struct{}),
+	}
+	s.state.Store(&state{table: policy.Compile(nil, &service.Snapshot{}, policy.Config{})})
+	for i, loop := range o.Loops {
+		s.workers = append(s.workers, newWorker(s, i, loop, o.Table.Shard(i)))
+	}
+	return s
+}
+
+// Apply puts a policy in force for new sessions, and cuts those whose endpoint
+// serves no more or whose service went. Sockets are another matter: Lane and Bind
+// name those that are needed from now on, and then Prune closes the others.
+func (s *Server) Apply(table *policy.Table) {
+	snap := table.Snapshot()
+	next := &state{table: table, services: make([]*portService, len(snap.Ports))}
+	s.round++
+	var cuts []*cut
+	for id, port := range snap.Ports {
+		if port == nil || port.Name.Protocol != service.UDP {
+			continue
+		}
+		p := s.services[port.Name]
+		if p == nil {
+			p = s.addService(port)
+		} else if p.port != port {
+			if c := changesOf(p, port); c != nil {
+				cuts = append(cuts, c)
+			}
+			s.warn(port, p.configure(port, &s.options.Config))
+			s.onLoops(func(w *worker) { w.retime(p) })
+		}
+		p.round = s.round
+		next.services[id] = p
+	}
+	for name, p := range s.services {
+		if p.round != s.round {
+			delete(s.services, name)
+			s.options.Table.Forget(name)
+			cuts = append(cuts, &cut{service: p, all: true})
+		}
+	}
+	s.state.Store(next)
+	// A session that a loop makes by the state before is made before this runs.
+	if len(cuts) > 0 {
+		s.onLoops(func(w *worker) {
+			for _, c := range cuts {
+				w.cut(c)
+			}
+		})
+	}
+}
+
+func (s *Server) addService(port *service.Port) *portService {
+	p, problem := newPortService(port, &s.options.Config, s.options.Table.Counters(port.Name), s.workers)
+	s.warn(port, problem)
+	s.services[port.Name] = p
+	return p
+}
+
+// onLoops has f run on each loop.
+func (s *Server) onLoops(f func(*worker)) {
+	for _, w := range s.workers {
+		w.loop.Post(func() { f(w) })
+	}
+}
+
+// warn logs a service's problem once.
+func (s *Server) warn(port *service.Port, problem error) {
+	if problem != nil {
+		s.once("Service "+port.Name.Name.String(), problem.Error())
+	}
+}
+
+// once logs a problem of an object, unless it was logged before.
+func (s *Server) once(object, problem string) {
+	key := object + ": " + problem
+	if _, was := s.said[key]; was {
+		return
+	}
+	s.said[key] = struct{}{}
+	s.log.Warn().Str("object", object).Msg(problem)
+}
+
+// Lane gives what the datagrams to a service port are to be steered to.
+func (s *Server) Lane(port *service.Port, f service.Family) (redirect.Target, error) {
+	at := place{name: port.Name, family: f}
+	if s.lanes[at] == nil && len(s.lanes) >= 2*s.options.MaxLanes {
+		s.once("UDP lanes", fmt.Sprintf("more than %d UDP service ports: the others share a socket, and with it its queue", s.options.MaxLanes))
+		at = place{family: f}
+	}
+	addr := redirect.ListenIPv4
+	if f == service.IPv6 {
+		addr = redirect.ListenIPv6
+	}
+	l, err := s.open(at, netip.AddrPortFrom(addr, 0))
+	if err != nil {
+		return redirect.Target{}, fmt.Errorf("UDP lane of %s: %w", port.Name, err)
+	}
+	return redirect.Target{Port: l.address.Port(), FD: l.shards[0].fd}, nil
+}
+
+// Bind has datagrams received that are sent to a destination, by sockets bound
+// to it: a node port, or any destination where steering binds each. The error
+// wraps EADDRINUSE if another program has the port.
+func (s *Server) Bind(d service.Destination) error {
+	_, err := s.open(place{bound: d}, netip.AddrPortFrom(d.Addr, d.Port))
+	return err
+}
+
+// open gives the lane at a place.
+func (s *Server) open(at place, addr netip.AddrPort) (*lane, error) {
+	l := s.lanes[at]
+	if l == nil {
+		var err error
+		if l, err = openLane(addr, at.isBound(), s.workers); err != nil {
+			return nil, err
+		}
+		s.lanes[at] = l
+		s.stats.sockets.Add(int64(len(l.shards)))
+	}
+	l.round = s.round
+	return l, nil
+}
+
+// Prune closes the sockets that neither Lane nor Bind named since the last
+// Apply. Steering should not lead to them any more.
+func (s *Server) Prune() {
+	for at, l := range s.lanes {
+		if l.round != s.round {
+			s.closeLane(at, l)
+		}
+	}
+}
+
+func (s *Server) closeLane(at place, l *lane) {
+	delete(s.lanes, at)
+	s.stats.sockets.Add(-int64(len(l.shards)))
+	for _, sh := range l.shards {
+		if !sh.worker.loop.Post(sh.close) {
+			sys.Close(sh.fd)
+		}
+	}
+}
+
+// Stop ends all sessions and closes all sockets. Steering should have been taken
+// back before. The loops go on.
+func (s *Server) Stop(ctx context.Context) error {
+	for at, l := range s.lanes {
+		s.closeLane(at, l)
+	}
+	var pending sync.WaitGroup
+	for _, w := range s.workers {
+		pending.Add(1)
+		if !w.loop.Post(func() { defer pending.Done(); w.stop() }) {
+			pending.Done()
+		}
+	}
+	done := make(chan struct{})
+	go func() { pending.Wait(); close(done) }()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("ending %d UDP sessions: %w", s.stats.sessions.Load(), ctx.Err())
+	}
+}
+
+// stats counts what concerns no single session.
+type stats struct {
+	sessions  atomic.Int64
+	sockets   atomic.Int64
+	evicted   atomic.Uint64
+	unserved  atomic.Uint64
+	lost      atomic.Uint64
+	resent    atomic.Uint64
+	trouble   atomic.Uint64
+	conflicts atomic.Uint64
+}
+
+// Stats is what a Server has counted.
+type Stats struct {
+	Sessions   int64  // now
+	Sockets    int64  // that clients' datagrams are received on
+	Evicted    uint64 // sessions that made room for others
+	Unserved   uint64 // datagrams that policy dropped, or that were for no service
+	Lost       uint64 // datagrams that could not be sent on: no room in the kernel, too large for the way
+	Resent     uint64 // datagrams that were sent again because an endpoint was closed
+	OwnTrouble uint64 // sessions that failed for want of a port, a descriptor or a right
+	Conflicts  uint64 // destinations whose port another program has on all addresses
+}
+
+// Stats gives what was counted.
+func (s *Server) Stats() Stats {
+	return Stats{
+		Sessions:   s.stats.sessions.Load(),
+		Sockets:    s.stats.sockets.Load(),
+		Evicted:    s.stats.evicted.Load(),
+		Unserved:   s.stats.unserved.Load(),
+		Lost:       s.stats.lost.Load(),
+		Resent:     s.stats.resent.Load(),
+		OwnTrouble: s.stats.trouble.Load(),
+		Conflicts:  s.stats.conflicts.Load(),
+	}
+}
+
+// InUse tells whether an error of Bind says that another program has the port.
+func InUse(err error) bool { return errors.Is(err, sys.EADDRINUSE) }

@@ -1,0 +1,187 @@
+package datagram
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// The annotations that concern UDP, without the prefix sluice.dev/.
+const (
+	balancerAnnotation  = "balancer"
+	timeoutAnnotation   = "udp-timeout"
+	responsesAnnotation = "udp-responses"
+)
+
+// portService is what one service port of UDP needs while it serves. It lives
+// as long as the port has its name, whatever else of it changes.
+type portService struct {
+	balancer *balancer.Balancer
+	counters *conntrack.Counters
+	terms    atomic.Pointer[terms]
+	shares   []share // by worker; each is its loop's
+
+	port  *service.Port // as of the last Apply; the Server's, as is round
+	round uint64
+}
+
+// terms are what ends a service port's sessions. They never change.
+type terms struct {
+	timeouts  [classes]int64 // ns
+	responses uint32         // 0: any number
+}
+
+func newPortService(port *service.Port, cfg *Config, counters *conntrack.Counters, workers []*worker) (*portService, error) {
+	p := &portService{counters: counters, shares: make([]share, len(workers))}
+	for i := range p.shares {
+		p.shares[i] = share{service: p, worker: workers[i]}
+	}
+	opts, problem := balancerOptions(port, cfg)
+	p.balancer = balancer.New(opts)
+	return p, errors.Join(problem, p.setTerms(port, cfg))
+}
+
+// configure takes a changed port over.
+func (p *portService) configure(port *service.Port, cfg *Config) error {
+	opts, problem := balancerOptions(port, cfg)
+	p.balancer.Configure(opts)
+	return errors.Join(problem, p.setTerms(port, cfg))
+}
+
+// setTerms reads what the port's annotations say. What they say wrongly is in
+// the error, and is as if it were not there.
+func (p *portService) setTerms(port *service.Port, cfg *Config) error {
+	p.port = port
+	t := &terms{timeouts: [classes]int64{
+		unanswered: int64(cfg.Timeout),
+		answered:   int64(cfg.Timeout),
+		stream:     int64(cfg.StreamTimeout),
+	}}
+	var problems []error
+	if text, ok := port.Annotations[timeoutAnnotation]; ok {
+		if d, err := time.ParseDuration(text); err == nil && d >= time.Millisecond && d <= 24*time.Hour {
+			t.timeouts = [classes]int64{int64(d), int64(d), int64(d)}
+		} else {
+			problems = append(problems, fmt.Errorf("annotation sluice.dev/%s: %q is not a duration such as 30s, of 1ms to 24h; it gets the default", timeoutAnnotation, text))
+		}
+	}
+	if text, ok := port.Annotations[responsesAnnotation]; ok {
+		if n, err := strconv.ParseUint(text, 10, 31); err == nil {
+			t.responses = uint32(n)
+		} else {
+			problems = append(problems, fmt.Errorf("annotation sluice.dev/%s: %q is not a number; sessions end by their timeout", responsesAnnotation, text))
+		}
+	}
+	p.terms.Store(t)
+	return errors.Join(problems...)
+}
+
+// balancerOptions gives what the balancer of a port is made with. A balancer
+// that is not known is a problem of the service and leaves it with the default.
+func balancerOptions(port *service.Port, cfg *Config) (opts balancer.Options, problem error) {
+	opts = balancer.Options{
+		Algorithm:       cfg.Algorithm,
+		AffinityTimeout: port.AffinityTimeout,
+		MaxPins:         cfg.MaxPins,
+		Plan:            cfg.Plan,
+	}
+	if name, ok := port.Annotations[balancerAnnotation]; ok {
+		algorithm, err := balancer.Parse(name)
+		if err != nil {
+			return opts, fmt.Errorf("annotation sluice.dev/%s: %w; it gets %s", balancerAnnotation, err, opts.Algorithm)
+		}
+		opts.Algorithm = algorithm
+	}
+	return opts, nil
+}
+
+// cut says which sessions of a service port end at once (A8.2).
+type cut struct {
+	service *portService
+	all     bool // the service went
+	// endpoints are those that served and serve no more; a changed port is
+	// another endpoint (A8.5).
+	endpoints map[netip.AddrPort]struct{}
+	// vips are destinations that are not the port's any more: they may be
+	// another's.
+	vips     map[netip.AddrPort]struct{}
+	nodePort uint16 // the same for a node port; 0 if it stays
+}
+
+// hits tells whether a session is to end.
+func (c *cut) hits(r *conntrack.Record) bool {
+	if c.all || c.nodePort != 0 && r.Kind == service.NodePort && r.VIP.Port() == c.nodePort {
+		return true
+	}
+	if _, gone := c.vips[r.VIP]; gone {
+		return true
+	}
+	_, gone := c.endpoints[r.Endpoint.Addr]
+	return gone
+}
+
+// changesOf gives what a port's change ends, or nil. Readiness, topology and
+// policies end nothing (A8.3).
+func changesOf(p *portService, to *service.Port) *cut {
+	from := p.port
+	c := &cut{service: p}
+	if from.NodePort != to.NodePort {
+		c.nodePort = from.NodePort
+	}
+	for f := range from.Families {
+		c.endpoints = missing(c.endpoints, serving(&from.Families[f]), serving(&to.Families[f]))
+	}
+	c.vips = missing(c.vips, destinations(from), destinations(to))
+	if c.nodePort == 0 && len(c.endpoints) == 0 && len(c.vips) == 0 {
+		return nil
+	}
+	return c
+}
+
+// serving gives the endpoints that keep their sessions. One that is ready
+// although it does not serve (publishNotReadyAddresses) has sessions too.
+func serving(v *service.FamilyView) []netip.AddrPort {
+	list := make([]netip.AddrPort, 0, len(v.Endpoints))
+	for i := range v.Endpoints {
+		if e := &v.Endpoints[i]; e.Serving || e.Ready {
+			list = append(list, e.Addr)
+		}
+	}
+	return list
+}
+
+func destinations(p *service.Port) (list []netip.AddrPort) {
+	for d := range p.Destinations {
+		list = append(list, netip.AddrPortFrom(d.Addr, d.Port))
+	}
+	return list
+}
+
+// missing adds what is in one list and not in the other to a set.
+func missing(set map[netip.AddrPort]struct{}, from, to []netip.AddrPort) map[netip.AddrPort]struct{} {
+	if slices.Equal(from, to) {
+		return set
+	}
+	still := make(map[netip.AddrPort]struct{}, len(to))
+	for _, a := range to {
+		still[a] = struct{}{}
+	}
+	for _, a := range from {
+		if _, is := still[a]; is {
+			continue
+		}
+		if set == nil {
+			set = make(map[netip.AddrPort]struct{})
+		}
+		set[a] = struct{}{}
+	}
+	return set
+}

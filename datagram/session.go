@@ -1,0 +1,214 @@
+package datagram
+
+import (
+	"net/netip"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// key is what a session is found by.
+type key struct {
+	client, vip netip.AddrPort
+}
+
+// session is what one client socket and one destination of a service have
+// between them. Its worker's loop owns it.
+type session struct {
+	record     conntrack.Record
+	plan       balancer.Dial
+	share      *share
+	outlet     *outlet
+	upstream   *upstream // nil until an endpoint was chosen
+	held       *held     // nil if nothing is kept
+	prev, next *session  // in the share's list
+	last       int64     // when the last datagram came, either way
+	dialed     int64     // when the endpoint was chosen
+	class      class
+	batch      uint8 // answers to receive at once
+}
+
+// open makes the session of a client that has none, by the policy that is in
+// force. It is nil if there is to be none: the datagram is not for a service, its
+// client is dropped (A3.5, A3.10), or something has run out. (What refuses does not get
+// here, or only in the moment in which a service's last endpoint goes.)
+func (w *worker) open(l *shard, k key) *session {
+	s := w.server
+	st := s.state.Load()
+	v := st.table.Resolve(service.UDP, k.client.Addr(), k.vip)
+	if v.Action != policy.Accept {
+		s.stats.unserved.Add(1)
+		return nil
+	}
+	p := st.services[v.Port.ID]
+	h := &p.shares[w.index]
+	w.makeRoom(h)
+	o := l.outlet
+	if o == nil {
+		if o = w.outletFor(k.vip); o == nil {
+			s.stats.lost.Add(1)
+			return nil
+		}
+	}
+	c := w.newSession()
+	c.share, c.outlet, c.batch = h, o, 1
+	o.users++
+	c.record = conntrack.Record{
+		Start:    w.loop.Now(),
+		Client:   k.client,
+		VIP:      k.vip,
+		Port:     v.Port,
+		Protocol: service.UDP,
+		Kind:     v.Kind,
+		Counters: p.counters,
+		Owner:    c,
+	}
+	w.shard.Open(&c.record)
+	w.sessions[k] = c
+	h.enter(c, c.record.Start)
+	w.count++
+	s.stats.sessions.Add(1)
+	if !c.dial(&v) {
+		return nil
+	}
+	return c
+}
+
+// makeRoom ends sessions until there may be one more of a service.
+func (w *worker) makeRoom(h *share) {
+	for h.count >= w.maxService {
+		h.oldest().evict()
+	}
+	for w.count >= w.maxSessions {
+		w.victim(h).oldest().evict()
+	}
+}
+
+// victim gives the share that has to make room for a session of h: h itself if
+// it has its part of what there is, else the largest.
+func (w *worker) victim(h *share) *share {
+	if h.count > 0 && h.count*len(w.active) >= w.maxSessions {
+		return h
+	}
+	largest := w.active[0]
+	for _, o := range w.active[1:] {
+		if o.count > largest.count {
+			largest = o
+		}
+	}
+	return largest
+}
+
+// dial connects the session to the endpoint that the balancer proposes, or to
+// the next one if that cannot be reached. If none can, the session ends.
+func (c *session) dial(v *policy.Verdict) bool {
+	w := c.share.worker
+	b := c.share.service.balancer
+	client := c.record.Client.Addr()
+	for {
+		now := poll.Nanotime()
+		i, _, ok := b.Next(&c.plan, v.Candidates, client, now)
+		if !ok {
+			c.end(conntrack.ConnectFailed)
+			return false
+		}
+		ep := &v.Candidates[i]
+		c.record.BeginAttempt(ep, now)
+		source := w.sourceFor(v, client, ep.Addr.Addr())
+		c.record.Source = conntrack.Source(source)
+		u, errno := w.connectTo(ep.Addr, client, source)
+		if errno == sys.EMFILE || errno == sys.ENFILE {
+			// Others of this process have taken what was left.
+			if o := w.victim(c.share).oldest(); o != nil && o != c {
+				o.evict()
+				u, errno = w.connectTo(ep.Addr, client, source)
+			}
+		}
+		if errno == 0 {
+			c.upstream, u.session, c.dialed = u, c, now
+			// A pin is for whom it is sent to: many never answer.
+			b.Connected(&c.plan, ep.Addr, client, now)
+			c.record.Affinity = conntrack.Affinity(c.plan.Affinity())
+			return true
+		}
+		reason := conntrack.DialErrorOf(errno)
+		c.record.AttemptFailed(reason, now)
+		if reason.Own() {
+			w.server.stats.trouble.Add(1)
+			c.end(conntrack.LimitReached)
+			return false
+		}
+		b.Failed(&c.plan, ep.Addr, client)
+	}
+}
+
+// refused moves the session to another endpoint, as the one that it has is
+// closed and never answered, and sends again what was kept. It is false if the
+// session ended.
+func (c *session) refused() bool {
+	w := c.share.worker
+	p := c.share.service
+	if poll.Nanotime()-c.dialed > int64(heldTime) {
+		c.plan = balancer.Dial{} // it served for a while: this is a new trouble
+	}
+	for {
+		ep := c.record.Endpoint.Addr
+		c.record.AttemptFailed(conntrack.DialRefused, poll.Nanotime())
+		p.balancer.Failed(&c.plan, ep, c.record.Client.Addr())
+		w.giveUpstream(c.upstream)
+		c.upstream = nil
+		st := w.server.state.Load()
+		v := st.table.Resolve(service.UDP, c.record.Client.Addr(), c.record.VIP)
+		if v.Action != policy.Accept || st.services[v.Port.ID] != p {
+			c.end(conntrack.ConnectFailed)
+			return false
+		}
+		if !c.dial(&v) {
+			return false
+		}
+		if w.resend(c) {
+			return true
+		}
+	}
+}
+
+// Refresh brings the record up to date while the session is open: it is always.
+func (c *session) Refresh(r *conntrack.Record) {
+	r.Progress(r.BytesFromClient, r.BytesFromEndpoint)
+}
+
+func (c *session) endIdle() {
+	c.end(conntrack.Idle)
+}
+
+func (c *session) evict() {
+	c.share.worker.server.stats.evicted.Add(1)
+	c.end(conntrack.Evicted)
+}
+
+// end ends the session and writes its record. It must not be used afterwards.
+func (c *session) end(end conntrack.End) {
+	w := c.share.worker
+	r := &c.record
+	delete(w.sessions, key{r.Client, r.VIP})
+	if w.recent == c {
+		w.recent = nil
+	}
+	c.share.leave(c)
+	w.held.drop(c)
+	if c.upstream != nil {
+		w.giveUpstream(c.upstream)
+	}
+	c.outlet.release()
+	r.End = end
+	r.Duration = poll.Nanotime() - r.Start
+	r.Quiet = !w.server.options.Log.wants(r)
+	w.shard.Close(r)
+	w.count--
+	w.server.stats.sessions.Add(-1)
+	w.freeSession(c)
+}

@@ -1,0 +1,164 @@
+package datagram
+
+import (
+	"time"
+
+	"github.com/sluice-proxy/sluice/internal/poll"
+)
+
+// class is how far a session has come. It decides on its timeout, and on who
+// goes first when room is needed.
+type class uint8
+
+const (
+	unanswered class = iota
+	answered
+	stream // used both ways for longer than streamAge
+	classes
+)
+
+// streamAge is when a session that was answered and is still used counts as a
+// stream, as in the kernel's connection tracking.
+const streamAge = int64(2 * time.Second)
+
+// share is a service port's part in one loop: its sessions there. As all
+// sessions of a class have one timeout, the order of their last datagrams is also the
+// order in which they end, and one timer serves all.
+type share struct {
+	service *portService
+	worker  *worker
+	lists   [classes]list
+	count   int
+	place   int // in worker.active while count > 0
+	timer   poll.Timer
+}
+
+// enter adds a new session.
+func (h *share) enter(s *session, now int64) {
+	s.class, s.last = unanswered, now
+	h.lists[unanswered].push(s)
+	if h.count++; h.count == 1 {
+		h.place = len(h.worker.active)
+		h.worker.active = append(h.worker.active, h)
+	}
+	if !h.timer.Scheduled() {
+		h.schedule()
+	}
+}
+
+// leave takes a session out.
+func (h *share) leave(s *session) {
+	h.lists[s.class].remove(s)
+	h.count--
+	if h.count > 0 {
+		return
+	}
+	w := h.worker
+	last := len(w.active) - 1
+	w.active[h.place] = w.active[last]
+	w.active[h.place].place = h.place
+	w.active[last] = nil
+	w.active = w.active[:last]
+	w.loop.Cancel(&h.timer)
+}
+
+// touch notes a datagram of a session; answer says that it was an endpoint's.
+func (h *share) touch(s *session, now int64, answer bool) {
+	s.last = now
+	to := s.class
+	switch {
+	case to == unanswered && answer:
+		to = answered
+	case to == answered && now-s.record.Start >= streamAge:
+		to = stream
+	}
+	if to == s.class && h.lists[to].tail == s {
+		return
+	}
+	h.lists[s.class].remove(s)
+	s.class = to
+	h.lists[to].push(s)
+}
+
+// oldest gives the session that goes first when room is needed: of those that
+// were answered the one that has been quiet longest, else of the others. There
+// is one if count > 0.
+func (h *share) oldest() *session {
+	a, b := h.lists[answered].head, h.lists[stream].head
+	switch {
+	case a != nil && (b == nil || a.last <= b.last):
+		return a
+	case b != nil:
+		return b
+	}
+	return h.lists[unanswered].head
+}
+
+// schedule sets the timer for the end of the session that ends first. It fires
+// too early if that one is used until then, and is set again.
+func (h *share) schedule() {
+	t := h.service.terms.Load()
+	at, any := int64(0), false
+	for c := range h.lists {
+		if s := h.lists[c].head; s != nil {
+			if end := s.last + t.timeouts[c]; !any || end < at {
+				at, any = end, true
+			}
+		}
+	}
+	if any {
+		h.worker.loop.Schedule(&h.timer, at, h)
+	}
+}
+
+// expireShare is how many sessions end in one go; then others have their turn.
+const expireShare = 256
+
+// HandleTimer ends the sessions whose timeout is over.
+func (h *share) HandleTimer(*poll.Timer) {
+	now := h.worker.loop.Now()
+	t := h.service.terms.Load()
+	left := expireShare
+	for c := range h.lists {
+		for left > 0 {
+			s := h.lists[c].head
+			if s == nil || s.last+t.timeouts[c] > now {
+				break
+			}
+			s.endIdle()
+			left--
+		}
+	}
+	h.schedule()
+}
+
+// list is a list of sessions.
+type list struct {
+	head, tail *session
+}
+
+// push adds a session at the end.
+func (l *list) push(s *session) {
+	s.prev, s.next = l.tail, nil
+	if l.tail != nil {
+		l.tail.next = s
+	} else {
+		l.head = s
+	}
+	l.tail = s
+}
+
+// remove takes a session of the list out.
+func (l *list) remove(s *session) {
+	if s.prev != nil {
+		s.prev.next = s.next
+	} else {
+		l.head = s.next
+	}
+	if s.next != nil {
+		s.next.prev = s.prev
+	} else {
+		l.tail = s.prev
+	}
+	s.prev, s.next = nil, nil
+}

@@ -1,0 +1,144 @@
+package datagram
+
+import (
+	"net/netip"
+
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// upstream is a socket to endpoints, registered with its loop for good.
+type upstream struct {
+	session *session // nil while it is spare, and connected to nothing
+	reg     poll.Registration
+	fd      int32
+	family  service.Family
+	// transparent sockets were bound to a client's address once.
+	transparent bool
+	noTrain     bool // the kernel does not send trains from it
+}
+
+// HandleEvents is told that an endpoint sent something, or that it is closed.
+func (u *upstream) HandleEvents(uint8, poll.Events) {
+	if u.session == nil {
+		sys.Drain(int(u.fd)) // it was on its way when the session ended
+		return
+	}
+	u.session.receive()
+}
+
+// leastSpare is how many sockets rest before one is used again, as long as new
+// ones can be had: what was on its way to a socket when it was disconnected has
+// arrived by then, and is thrown away.
+const leastSpare = 16
+
+// spares are sockets that can be used again, the one that rested longest first.
+type spares struct {
+	list []*upstream
+	head int
+}
+
+func (p *spares) len() int { return len(p.list) - p.head }
+
+func (p *spares) push(u *upstream) {
+	if p.head > 0 && len(p.list) == cap(p.list) {
+		n := copy(p.list, p.list[p.head:])
+		clear(p.list[n:])
+		p.list, p.head = p.list[:n], 0
+	}
+	p.list = append(p.list, u)
+}
+
+func (p *spares) pop() *upstream {
+	u := p.list[p.head]
+	p.list[p.head] = nil
+	p.head++
+	return u
+}
+
+// takeUpstream gives a socket that is connected to nothing.
+func (w *worker) takeUpstream(f service.Family, transparent bool) (*upstream, sys.Errno) {
+	pool := w.sparesOf(f, transparent)
+	if pool.len() > leastSpare {
+		return w.reuse(pool), 0
+	}
+	fd, errno := sys.UDPSocket(f == service.IPv6)
+	if errno != 0 {
+		if pool.len() > 0 {
+			return w.reuse(pool), 0
+		}
+		return nil, errno
+	}
+	// Neither is vital.
+	sys.SetCoalesce(fd)
+	sys.SetReceiveBuffer(fd, upstreamBuffer)
+	u := &upstream{fd: int32(fd), family: f, transparent: transparent}
+	var err error
+	if u.reg, err = w.loop.Add(fd, 0, poll.Readable, u); err != nil {
+		sys.Close(fd)
+		return nil, sys.ENOMEM
+	}
+	return u, 0
+}
+
+// upstreamBuffer is what the kernel may hold of one endpoint's answers, in
+// bytes.
+const upstreamBuffer = 1 << 20
+
+func (w *worker) reuse(pool *spares) *upstream {
+	u := pool.pop()
+	sys.Drain(int(u.fd))
+	return u
+}
+
+func (w *worker) sparesOf(f service.Family, transparent bool) *spares {
+	if transparent {
+		return &w.spares[f][1]
+	}
+	return &w.spares[f][0]
+}
+
+// giveUpstream takes a socket back.
+func (w *worker) giveUpstream(u *upstream) {
+	u.session = nil
+	pool := w.sparesOf(u.family, u.transparent)
+	if pool.len() >= w.maxSpare || sys.DisconnectUDP(int(u.fd)) != 0 {
+		w.closeUpstream(u)
+		return
+	}
+	pool.push(u)
+}
+
+func (w *worker) closeUpstream(u *upstream) {
+	w.loop.Forget(u.reg)
+	sys.Close(int(u.fd))
+}
+
+// sourceFor gives whose address an endpoint sees.
+func (w *worker) sourceFor(v *policy.Verdict, client, endpoint netip.Addr) policy.Source {
+	o := &w.server.options
+	if !o.Replies.Diverted || o.OwnAddress(endpoint) {
+		return policy.SourceNode
+	}
+	return v.SourceFor(client, endpoint)
+}
+
+// connectTo gives a socket that is connected to an endpoint.
+func (w *worker) connectTo(endpoint netip.AddrPort, client netip.Addr, source policy.Source) (*upstream, sys.Errno) {
+	var from sys.UDPSource
+	if source == policy.SourceClient {
+		r := &w.server.options.Replies
+		from = sys.UDPSource{Addr: client, FirstPort: r.FirstPort, LastPort: r.LastPort}
+	}
+	u, errno := w.takeUpstream(service.FamilyOf(endpoint.Addr()), source == policy.SourceClient)
+	if errno != 0 {
+		return nil, errno
+	}
+	if errno := sys.ConnectUDP(int(u.fd), endpoint, from); errno != 0 {
+		w.closeUpstream(u)
+		return nil, errno
+	}
+	return u, 0
+}

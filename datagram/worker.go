@@ -1,0 +1,151 @@
+package datagram
+
+import (
+	"net/netip"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+const (
+	// batchSlots is how many datagrams, or trains, are received at once.
+	batchSlots = 32
+	// spareSessions bounds the memory that is kept for sessions to come.
+	spareSessions = 1024
+)
+
+// worker is the Server's share of one event loop. Everything in it belongs to
+// that loop; other goroutines reach it by post only.
+type worker struct {
+	server *Server
+	index  int
+	loop   *poll.Loop
+	shard  *conntrack.Shard
+
+	maxSessions, maxService, maxSpare int
+
+	sessions map[key]*session
+	recent   *session // the one that was found last
+	count    int
+	active   []*share // those with sessions
+	outlets  map[netip.AddrPort]*outlet
+	spares   [2][2]spares // by service.Family; transparent
+	held     holder
+	spare    []*session
+
+	// upIn is where clients' datagrams are received; up are those of one
+	// session, on their way to its endpoint.
+	upIn *sys.Inbox
+	up   *sys.Outbox
+	// upKept says that all of up is held as well.
+	upKept bool
+	// downIn is where endpoints' datagrams are received; its first downUsed
+	// slots are on their way, in down, to clients, out of one outlet.
+	downIn     *sys.Inbox
+	downUsed   int
+	down       *sys.Outbox
+	downOutlet *outlet
+}
+
+func newWorker(s *Server, index int, loop *poll.Loop, shard *conntrack.Shard) *worker {
+	o := &s.options
+	n := len(o.Loops)
+	part := func(all int) int { return max((all+n-1)/n, 1) }
+	w := &worker{
+		server:      s,
+		index:       index,
+		loop:        loop,
+		shard:       shard,
+		maxSessions: part(o.MaxSessions),
+		maxService:  part(o.MaxServiceSessions),
+		maxSpare:    max(part(o.MaxSessions)/8, 2*leastSpare),
+		sessions:    make(map[key]*session),
+		outlets:     make(map[netip.AddrPort]*outlet),
+		held:        holder{loop: loop},
+		upIn:        sys.NewInbox(batchSlots),
+		up:          sys.NewOutbox(batchSlots),
+		downIn:      sys.NewInbox(batchSlots),
+		down:        sys.NewOutbox(batchSlots),
+	}
+	loop.Post(func() { loop.AtTick(w.flushDown) })
+	return w
+}
+
+// find gives the session of a client, or makes it; nil if there is to be none.
+func (w *worker) find(l *shard, k key) *session {
+	if c := w.recent; c != nil && c.record.Client == k.client && c.record.VIP == k.vip {
+		return c
+	}
+	c := w.sessions[k]
+	if c == nil {
+		c = w.open(l, k)
+	}
+	w.recent = c
+	return c
+}
+
+func (w *worker) newSession() *session {
+	if n := len(w.spare); n > 0 {
+		c := w.spare[n-1]
+		w.spare[n-1] = nil
+		w.spare = w.spare[:n-1]
+		return c
+	}
+	return new(session)
+}
+
+func (w *worker) freeSession(c *session) {
+	*c = session{}
+	if len(w.spare) < spareSessions {
+		w.spare = append(w.spare, c)
+	}
+}
+
+// retime sets a service port's timer anew after its timeouts changed.
+func (w *worker) retime(p *portService) { p.shares[w.index].schedule() }
+
+// cut ends the sessions that a change of the configuration ends (A8.2).
+func (w *worker) cut(c *cut) {
+	h := &c.service.shares[w.index]
+	for i := range h.lists {
+		for s := h.lists[i].head; s != nil; {
+			next := s.next
+			if c.hits(&s.record) {
+				s.end(conntrack.EndpointGone)
+			}
+			s = next
+		}
+	}
+}
+
+// endOf ends the sessions whose answers leave by an outlet that is closed.
+func (w *worker) endOf(o *outlet) {
+	for _, c := range w.sessions {
+		if c.outlet == o {
+			c.end(conntrack.EndpointGone)
+		}
+	}
+}
+
+// stop ends all sessions and closes all sockets.
+func (w *worker) stop() {
+	w.flushDown()
+	for _, c := range w.sessions {
+		c.end(conntrack.Shutdown)
+	}
+	for _, o := range w.outlets {
+		w.loop.Cancel(&o.timer)
+		o.close()
+	}
+	for f := range w.spares {
+		for t := range w.spares[f] {
+			p := &w.spares[f][t]
+			for p.len() > 0 {
+				w.closeUpstream(p.pop())
+			}
+		}
+	}
+	w.loop.Cancel(&w.held.timer)
+	w.shard.Flush()
+}
