@@ -79,7 +79,7 @@ func (w *worker) flushUp(c *session) {
 // sendFailed deals with an error for the first of some datagrams: it is sent
 // otherwise, or lost.
 func (w *worker) sendFailed(out *sys.Outbox, fd int, errno sys.Errno, noTrain *bool) {
-	lost := 0
+	var lost int
 	switch {
 	case out.Train() && (errno == sys.EIO || errno == sys.EINVAL || errno == sys.EMSGSIZE):
 		// The device cannot send trains, or the datagrams do not fit its

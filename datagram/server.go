@@ -91,13 +91,29 @@ func (s *Server) Apply(table *policy.Table) {
 		}
 	}
 	s.state.Store(next)
-	// A session that a loop makes by the state before is made before this runs.
 	if len(cuts) > 0 {
-		s.onLoops(func(w *worker) {
+		s.cut(cuts)
+	}
+}
+
+// cut ends sessions, and waits for that, so that what a client sends after Apply
+// goes to the endpoints that there are. (A session that a loop makes by the state
+// before is made before the loop gets to this.)
+func (s *Server) cut(cuts []*cut) {
+	var pending sync.WaitGroup
+	for _, w := range s.workers {
+		pending.Add(1)
+		if !w.loop.Post(func() {
+			defer pending.Done()
 			for _, c := range cuts {
 				w.cut(c)
 			}
-		})
+		}) {
+			pending.Done()
+		}
+	}
+	if s.stats.sessions.Load() > 0 { // else the loops may not even run
+		pending.Wait()
 	}
 }
 

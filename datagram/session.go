@@ -181,9 +181,7 @@ func (c *session) Refresh(r *conntrack.Record) {
 	r.Progress(r.BytesFromClient, r.BytesFromEndpoint)
 }
 
-func (c *session) endIdle() {
-	c.end(conntrack.Idle)
-}
+func (c *session) endIdle() { c.end(conntrack.Idle) }
 
 func (c *session) evict() {
 	c.share.worker.server.stats.evicted.Add(1)

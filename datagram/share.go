@@ -98,15 +98,15 @@ func (h *share) oldest() *session {
 // too early if that one is used until then, and is set again.
 func (h *share) schedule() {
 	t := h.service.terms.Load()
-	at, any := int64(0), false
+	at, found := int64(0), false
 	for c := range h.lists {
 		if s := h.lists[c].head; s != nil {
-			if end := s.last + t.timeouts[c]; !any || end < at {
-				at, any = end, true
+			if end := s.last + t.timeouts[c]; !found || end < at {
+				at, found = end, true
 			}
 		}
 	}
-	if any {
+	if found {
 		h.worker.loop.Schedule(&h.timer, at, h)
 	}
 }

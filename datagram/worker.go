@@ -117,6 +117,14 @@ func (w *worker) cut(c *cut) {
 			s = next
 		}
 	}
+	// A socket that is bound to a destination can keep the kernel from refusing
+	// what is sent there.
+	for _, o := range w.outlets {
+		if o.users == 0 && o.fd >= 0 {
+			w.loop.Cancel(&o.timer)
+			o.close()
+		}
+	}
 }
 
 // endOf ends the sessions whose answers leave by an outlet that is closed.

@@ -1,0 +1,257 @@
+package datagram
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/tproxy"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+func TestMain(m *testing.M) {
+	runtime.GOMAXPROCS(poll.Procs(loops))
+	os.Exit(netns.Main(m))
+}
+
+// loops is the number of event loops of a node.
+const loops = 2
+
+// patience bounds every wait of the tests.
+const patience = 10 * time.Second
+
+// node is a Server with steering, in a lab's node.
+type node struct {
+	t      testing.TB
+	lab    *netns.Lab
+	store  *service.Store
+	steer  redirect.Redirector
+	table  *conntrack.Table
+	loops  []*poll.Loop
+	server *Server
+
+	mu      sync.Mutex
+	records []conntrack.Record // guarded by mu
+}
+
+// Write and Flush make the node the sink of its own records.
+func (n *node) Write(batch []conntrack.Record) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.records = append(n.records, batch...)
+}
+
+func (n *node) Flush() {}
+
+// ends gives how many records there are of each end.
+func (n *node) ends() map[conntrack.End]int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	ends := make(map[conntrack.End]int)
+	for _, r := range n.records {
+		ends[r.End]++
+	}
+	return ends
+}
+
+// newNode starts a node. change may alter the options that tests use.
+func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
+	t.Helper()
+	n := &node{t: t, lab: lab, store: service.NewStore(service.StoreOptions{NodeName: "node"})}
+	n.table = conntrack.NewTable(conntrack.Options{Shards: loops, Sink: n})
+	var running sync.WaitGroup
+	for i := range loops {
+		loop, err := poll.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.loops = append(n.loops, loop)
+		shard := n.table.Shard(i)
+		shard.OnPending(func() { loop.Post(shard.Flush) })
+		running.Add(1)
+		go func() {
+			defer running.Done()
+			if err := lab.Node.Do(loop.Run); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	steer, err := tproxy.New(tproxy.Options{NetNS: lab.Node.FD()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.steer = steer
+	o := Options{
+		Config: Config{
+			MaxSessions: 1000, MaxServiceSessions: 1000, MaxLanes: 100, MaxPins: 100,
+			Timeout: 30 * time.Second, StreamTimeout: 2 * time.Minute, Plan: balancer.DefaultPlan(),
+		},
+		Loops: n.loops, Table: n.table, Logger: zerolog.New(zerolog.NewTestWriter(t)),
+	}
+	if change != nil {
+		change(&o)
+	}
+	n.server = New(o)
+	t.Cleanup(func() {
+		if err := steer.Close(); err != nil {
+			t.Error(err)
+		}
+		n.stop()
+		for _, l := range n.loops {
+			l.Stop()
+		}
+		running.Wait()
+	})
+	return n
+}
+
+// stop ends all sessions and waits for their records.
+func (n *node) stop() {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := errors.Join(n.server.Stop(ctx), n.table.Close(ctx)); err != nil {
+		n.t.Error(err)
+	}
+	if got := n.server.Stats().Sessions; got != 0 {
+		n.t.Errorf("%d sessions open after the stop", got)
+	}
+	if got := n.table.Stats().Misuse; got != 0 {
+		n.t.Errorf("%d records were opened or closed twice", got)
+	}
+}
+
+// apply puts a change in force, as the listeners' manager does.
+func (n *node) apply(c service.Change) {
+	n.t.Helper()
+	err := n.lab.Node.Do(func() error {
+		table := policy.Compile(nil, n.store.Apply(c), policy.Config{
+			NodeName: "node", NodeAddresses: []netip.Addr{n.lab.Node.IPv4, n.lab.Node.IPv6},
+		})
+		n.server.Apply(table)
+		plan := redirect.Plan{
+			Steer:      make(map[service.Destination]redirect.Target),
+			Refuse:     make(map[service.Destination]struct{}),
+			ClusterIPs: make(map[netip.Addr]struct{}),
+		}
+		for _, port := range table.Snapshot().Ports {
+			if port == nil {
+				continue
+			}
+			for d := range port.Destinations {
+				plan.ClusterIPs[d.Addr] = struct{}{}
+				plan.Local = append(plan.Local, netip.PrefixFrom(d.Addr, d.Addr.BitLen()))
+				if table.Steering(d) != policy.Accept {
+					plan.Refuse[d] = struct{}{}
+					continue
+				}
+				target, err := n.server.Lane(port, service.FamilyOf(d.Addr))
+				if err != nil {
+					return err
+				}
+				plan.Steer[d] = target
+			}
+		}
+		defer n.server.Prune()
+		return n.steer.Apply(plan)
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// svc gives a UDP Service on port 53 and its endpoints. Annotations are
+// without their prefix.
+func svc(name, clusterIP string, annotations map[string]string, endpoints ...netip.AddrPort) service.Change {
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: name, Annotations: map[string]string{}},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: clusterIP,
+			Ports:     []corev1.ServicePort{{Port: 53, Protocol: corev1.ProtocolUDP}},
+		},
+	}
+	for k, v := range annotations {
+		s.Annotations["sluice.dev/"+k] = v
+	}
+	change := service.Change{Services: []*corev1.Service{s}}
+	change.EndpointSlices = endpointSlices(name, clusterIP, endpoints...)
+	return change
+}
+
+// endpointSlices gives the endpoint slice of a service, with each endpoint in a slice of
+// its own; places that are not given any more are empty.
+func endpointSlices(name, clusterIP string, endpoints ...netip.AddrPort) (list []*discoveryv1.EndpointSlice) {
+	family := discoveryv1.AddressTypeIPv4
+	if netip.MustParseAddr(clusterIP).Is6() {
+		family = discoveryv1.AddressTypeIPv6
+	}
+	udp := corev1.ProtocolUDP
+	for i := range 3 {
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "test", Name: fmt.Sprintf("%s-%d", name, i), Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			AddressType: family,
+		}
+		if i < len(endpoints) {
+			port := int32(endpoints[i].Port())
+			slice.Ports = []discoveryv1.EndpointPort{{Port: &port, Protocol: &udp}}
+			slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{endpoints[i].Addr().String()}}}
+		}
+		list = append(list, slice)
+	}
+	return list
+}
+
+// at gives an endpoint.
+func at(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
+
+// client gives a socket of the client host that is connected to an address.
+func client(t testing.TB, h *netns.Host, to string) net.Conn {
+	t.Helper()
+	c, err := h.Dial("udp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// ask sends a datagram and gives the answer.
+func ask(c net.Conn, question string, wait time.Duration) (string, error) {
+	if _, err := c.Write([]byte(question)); err != nil {
+		return "", err
+	}
+	if err := c.SetReadDeadline(time.Now().Add(wait)); err != nil {
+		return "", err
+	}
+	buf := make([]byte, 1<<16)
+	n, err := c.Read(buf)
+	return string(buf[:n]), err
+}
+
+// eventually waits for a condition.
+func eventually(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %v", what, patience)
+		}
+	}
+}

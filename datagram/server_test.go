@@ -1,0 +1,442 @@
+package datagram
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+const (
+	vip4 = "10.96.0.10"
+	vip6 = "fd00:96::10"
+)
+
+func TestServesFromNearAndFar(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	n := newNode(t, lab, nil)
+	lab.Backends[0].EchoUDP(t, 5300)
+	lab.Backends[1].EchoUDP(t, 5300)
+	n.apply(svc("four", vip4, nil, at(lab.Backends[0].IPv4, 5300), at(lab.Backends[1].IPv4, 5300)))
+	n.apply(svc("six", vip6, nil, at(lab.Backends[0].IPv6, 5300)))
+	for _, from := range []*netns.Host{lab.Client, lab.Node} {
+		for _, vip := range []string{vip4 + ":53", "[" + vip6 + "]:53"} {
+			// A connected socket takes answers from where it sent to, and
+			// from nowhere else.
+			got, err := ask(client(t, from, vip), "hello", patience)
+			if err != nil || !strings.HasSuffix(got, "\nhello") {
+				t.Errorf("%s asks %s: %q, %v", from.Name(), vip, got, err)
+			}
+		}
+	}
+	n.stop()
+	if ends := n.ends(); ends[conntrack.Shutdown] != 4 || len(ends) != 1 {
+		t.Errorf("records end %v, want shutdown 4 times", ends)
+	}
+	for _, r := range n.records {
+		if r.DatagramsFromClient != 1 || r.DatagramsFromEndpoint != 1 || r.BytesFromClient != 5 || r.FirstByte == 0 || r.Attempts != 1 || r.Endpoint == nil {
+			t.Errorf("record %+v", r)
+		}
+	}
+}
+
+// Datagrams of every size keep their boundaries.
+func TestSizes(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, nil)
+	lab.Backends[0].EchoUDP(t, 5300)
+	n.apply(svc("four", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
+	n.apply(svc("six", vip6, nil, at(lab.Backends[0].IPv6, 5300)))
+	name := "b1:5300\n"
+	for _, vip := range []string{vip4 + ":53", "[" + vip6 + "]:53"} {
+		c := client(t, lab.Client, vip)
+		for _, size := range []int{0, 1, 1472, 9000, 65507 - len(name)} {
+			p := bytes.Repeat([]byte{'x'}, size)
+			got, err := ask(c, string(p), patience)
+			if err != nil || got != name+string(p) {
+				t.Errorf("%d bytes to %s: %d bytes back, %v", size, vip, len(got), err)
+			}
+		}
+	}
+}
+
+// The largest datagram passes too, as one.
+func TestLargestDatagram(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, nil)
+	server, err := lab.Backends[0].ListenPacket("udp", ":5300")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	n.apply(svc("four", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
+	c := client(t, lab.Client, vip4+":53")
+	p := bytes.Repeat([]byte{'x'}, 65507)
+	if _, err := c.Write(p); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 1<<16)
+	size, from, err := server.ReadFrom(buf)
+	if err != nil || !bytes.Equal(buf[:size], p) {
+		t.Fatalf("%d bytes, %v", size, err)
+	}
+	if _, err := server.WriteTo(p, from); err != nil {
+		t.Fatal(err)
+	}
+	if size, err = c.Read(buf); err != nil || !bytes.Equal(buf[:size], p) {
+		t.Fatalf("%d bytes, %v", size, err)
+	}
+}
+
+// What a client sends arrives in its order, also when it comes faster than it
+// is read, in batches and in trains.
+func TestOrder(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, nil)
+	server, err := lab.Backends[0].ListenPacket("udp", ":5300")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	n.apply(svc("four", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
+	c := client(t, lab.Client, vip4+":53")
+	const rounds, burst = 50, 40
+	buf := make([]byte, 2048)
+	if err := server.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	for i := range rounds {
+		for j := range burst {
+			size := []int{1000, 1000, 1000, 17, 1400}[j%5]
+			if _, err := fmt.Fprintf(c, "%0*d", size, i*burst+j); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for j := range burst {
+			size, from, err := server.ReadFrom(buf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := fmt.Sprintf("%0*d", []int{1000, 1000, 1000, 17, 1400}[j%5], i*burst+j)
+			if string(buf[:size]) != want {
+				t.Fatalf("got %d bytes ...%s, want %d bytes ...%s", size, buf[max(0, size-8):size], len(want), want[len(want)-8:])
+			}
+			if _, err := server.WriteTo(buf[:size], from); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for j := range burst {
+			size, err := c.Read(buf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := fmt.Sprintf("%0*d", []int{1000, 1000, 1000, 17, 1400}[j%5], i*burst+j)
+			if string(buf[:size]) != want {
+				t.Fatalf("back: got %d bytes ...%s, want %d", size, buf[max(0, size-8):size], len(want))
+			}
+		}
+	}
+	if got := n.server.Stats().Sessions; got != 1 {
+		t.Errorf("%d sessions, want 1 (A8.9)", got)
+	}
+}
+
+// A dead endpoint costs a client no datagram: those that were sent to it go to
+// another.
+func TestPromise1_ClosedEndpointCostsNoDatagram(t *testing.T) {
+	lab := netns.NewLab(t, 3)
+	n := newNode(t, lab, nil)
+	server, err := lab.Backends[2].ListenPacket("udp", ":5300")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	n.apply(svc("dns", vip4, nil, at(lab.Backends[0].IPv4, 5300), at(lab.Backends[1].IPv4, 5300), at(lab.Backends[2].IPv4, 5300)))
+	buf := make([]byte, 2048)
+	for i := range 12 {
+		c := client(t, lab.Client, vip4+":53")
+		for j := range 5 {
+			if _, err := fmt.Fprintf(c, "%d/%d", i, j); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := server.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		for j := range 5 {
+			size, _, err := server.ReadFrom(buf)
+			if want := fmt.Sprintf("%d/%d", i, j); err != nil || string(buf[:size]) != want {
+				t.Fatalf("got %q, %v, want %q", buf[:size], err, want)
+			}
+		}
+	}
+	if s := n.server.Stats(); s.Resent == 0 || s.Lost != 0 {
+		t.Errorf("stats %+v: want some resent and none lost", s)
+	}
+	n.stop()
+	failed := 0
+	for _, r := range n.records {
+		failed += len(r.Failed)
+		for _, a := range r.Failed {
+			if a.Error != conntrack.DialRefused {
+				t.Errorf("attempt failed: %v", a.Error)
+			}
+		}
+	}
+	if failed == 0 {
+		t.Error("no record has a failed attempt")
+	}
+}
+
+// The client's own socket is served by the new endpoint within 100 ms of the
+// change (A8.2, A8.5, A8.6).
+func TestEndpointCycles(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	n := newNode(t, lab, nil)
+	one, two := lab.Backends[0], lab.Backends[1]
+	one.EchoUDP(t, 5300)
+	one.EchoUDP(t, 5301)
+	two.EchoUDP(t, 5300)
+	n.apply(svc("dns", vip4, nil, at(one.IPv4, 5300)))
+	c := client(t, lab.Client, vip4+":53")
+	served := func(want string) {
+		t.Helper()
+		start := time.Now()
+		got, err := ask(c, "q", patience)
+		if err != nil || got != want+"\nq" {
+			t.Fatalf("%q, %v; want an answer of %s", got, err, want)
+		}
+		if took := time.Since(start); took > 100*time.Millisecond {
+			t.Logf("%s answered after %v", want, took)
+		}
+	}
+	served("b1:5300")
+	served("b1:5300")
+	n.apply(service.Change{EndpointSlices: endpointSlices("dns", vip4, at(two.IPv4, 5300))})
+	served("b2:5300")
+	n.apply(service.Change{EndpointSlices: endpointSlices("dns", vip4, at(one.IPv4, 5301))})
+	served("b1:5301")
+	// The same address on another port is another endpoint (A8.5).
+	n.apply(service.Change{EndpointSlices: endpointSlices("dns", vip4, at(one.IPv4, 5300))})
+	served("b1:5300")
+	// None, then one (A8.6).
+	n.apply(service.Change{EndpointSlices: endpointSlices("dns", vip4)})
+	if _, err := ask(c, "q", patience); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("no endpoint: %v, want a refusal", err)
+	}
+	n.apply(service.Change{EndpointSlices: endpointSlices("dns", vip4, at(two.IPv4, 5300))})
+	served("b2:5300")
+	// More endpoints do not move it (A8.9).
+	n.apply(service.Change{EndpointSlices: endpointSlices("dns", vip4, at(one.IPv4, 5300), at(two.IPv4, 5300), at(one.IPv4, 5301))})
+	for range 5 {
+		served("b2:5300")
+	}
+	n.stop()
+	if ends := n.ends(); ends[conntrack.EndpointGone] != 4 || ends[conntrack.Shutdown] != 1 {
+		t.Errorf("records end %v, want endpoint_gone 4 times, shutdown once", ends)
+	}
+}
+
+// An endpoint that terminates and still serves keeps its sessions (A8.3); one
+// that serves no more loses them.
+func TestTerminatingKeepsSessions(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	n := newNode(t, lab, nil)
+	one, two := lab.Backends[0], lab.Backends[1]
+	one.EchoUDP(t, 5300)
+	two.EchoUDP(t, 5300)
+	n.apply(svc("dns", vip4, nil, at(one.IPv4, 5300)))
+	c := client(t, lab.Client, vip4+":53")
+	served := func(c net.Conn, want string) {
+		t.Helper()
+		if got, err := ask(c, "q", patience); err != nil || got != want+"\nq" {
+			t.Fatalf("%q, %v; want an answer of %s", got, err, want)
+		}
+	}
+	served(c, "b1:5300")
+	condition := func(ready, serving, terminating bool) {
+		list := endpointSlices("dns", vip4, at(one.IPv4, 5300), at(two.IPv4, 5300))
+		e := &list[0].Endpoints[0].Conditions
+		e.Ready, e.Serving, e.Terminating = &ready, &serving, &terminating
+		n.apply(service.Change{EndpointSlices: list})
+	}
+	condition(false, true, true)
+	served(c, "b1:5300")
+	served(client(t, lab.Client, vip4+":53"), "b2:5300")
+	condition(false, false, true)
+	served(c, "b2:5300")
+}
+
+func TestResponsesEndASession(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, nil)
+	lab.Backends[0].EchoUDP(t, 5300)
+	n.apply(svc("dns", vip4, map[string]string{"udp-responses": "1"}, at(lab.Backends[0].IPv4, 5300)))
+	c := client(t, lab.Client, vip4+":53")
+	for range 100 {
+		if _, err := ask(c, "q", patience); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "no session", func() bool { return n.server.Stats().Sessions == 0 })
+	n.stop()
+	if ends := n.ends(); ends[conntrack.Responses] != 100 {
+		t.Errorf("records end %v", ends)
+	}
+}
+
+func TestIdleSessionsEnd(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, nil)
+	lab.Backends[0].EchoUDP(t, 5300)
+	n.apply(svc("dns", vip4, map[string]string{"udp-timeout": "50ms"}, at(lab.Backends[0].IPv4, 5300)))
+	for range 20 {
+		if _, err := ask(client(t, lab.Client, vip4+":53"), "q", patience); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "no session", func() bool { return n.server.Stats().Sessions == 0 })
+	n.stop()
+	if ends := n.ends(); ends[conntrack.Idle] != 20 {
+		t.Errorf("records end %v", ends)
+	}
+}
+
+// A flood of clients drives out its own service's sessions, and no other's.
+func TestPromise8_FloodDrivesOutItsOwnSessions(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	n := newNode(t, lab, func(o *Options) { o.MaxSessions = 200 })
+	lab.Backends[0].EchoUDP(t, 5300)
+	lab.Backends[1].EchoUDP(t, 5300)
+	n.apply(svc("flooded", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
+	n.apply(svc("quiet", "10.96.0.11", nil, at(lab.Backends[1].IPv4, 5300)))
+	var quiet []net.Conn
+	for range 20 {
+		c := client(t, lab.Client, "10.96.0.11:53")
+		quiet = append(quiet, c)
+		if _, err := ask(c, "q", patience); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pc, err := lab.Client.ListenPacket("udp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pc.Close()
+	for range 1000 {
+		c, err := lab.Client.Dial("udp", vip4+":53")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = ask(c, "q", patience)
+		_ = c.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := n.server.Stats()
+	if s.Sessions > 200 || s.Evicted < 700 || s.Lost != 0 {
+		t.Errorf("stats %+v", s)
+	}
+	for _, c := range quiet {
+		if _, err := ask(c, "q", patience); err != nil {
+			t.Error(err)
+		}
+	}
+	n.stop()
+	for _, r := range n.records {
+		if r.End == conntrack.Evicted && r.Port.Name.Name.Name != "flooded" {
+			t.Errorf("a session of %s was evicted", r.Port.Name)
+		}
+	}
+}
+
+// A server of the host's on the service's port, on all addresses, neither gets
+// the clients' datagrams nor keeps answers from leaving (F4).
+func TestHostsWildcardServerStandsInNobodysWay(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, nil)
+	var hosts []net.PacketConn
+	for _, address := range []string{"0.0.0.0:53", "[::]:53"} {
+		network := map[bool]string{true: "udp6", false: "udp4"}[address[0] == '[']
+		pc, err := lab.Node.ListenPacket(network, address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pc.Close()
+		hosts = append(hosts, pc)
+	}
+	lab.Backends[0].EchoUDP(t, 5300)
+	n.apply(svc("four", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
+	n.apply(svc("six", vip6, nil, at(lab.Backends[0].IPv6, 5300)))
+	for _, from := range []*netns.Host{lab.Client, lab.Node} {
+		for _, vip := range []string{vip4 + ":53", "[" + vip6 + "]:53"} {
+			c := client(t, from, vip)
+			for _, size := range []int{0, 5, 1001, 9000, 60000} {
+				p := strings.Repeat("y", size)
+				if got, err := ask(c, p, patience); err != nil || got != "b1:5300\n"+p {
+					t.Errorf("%s asks %s with %d bytes: %d bytes, %v", from.Name(), vip, size, len(got), err)
+				}
+			}
+		}
+	}
+	if got := n.server.Stats().Conflicts; got == 0 {
+		t.Error("no conflict was found: the test does not test it")
+	}
+	for _, pc := range hosts {
+		if err := pc.SetReadDeadline(time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		if size, from, err := pc.ReadFrom(make([]byte, 10)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("the host's server got %d bytes from %v, %v", size, from, err)
+		}
+	}
+}
+
+// A destination that is bound to, as node ports are.
+func TestBoundDestination(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, nil)
+	lab.Backends[0].EchoUDP(t, 5300)
+	change := svc("np", vip4, nil, at(lab.Backends[0].IPv4, 5300))
+	change.Services[0].Spec.Type = "NodePort"
+	change.Services[0].Spec.Ports[0].NodePort = 30053
+	n.apply(change)
+	d := service.Destination{Addr: lab.Node.IPv4, Port: 30053, Protocol: service.UDP}
+	if err := lab.Node.Do(func() error { return n.server.Bind(d) }); err != nil {
+		t.Fatal(err)
+	}
+	to := netip.AddrPortFrom(d.Addr, d.Port).String()
+	for _, from := range []*netns.Host{lab.Client, lab.Node} {
+		if got, err := ask(client(t, from, to), "q", patience); err != nil || got != "b1:5300\nq" {
+			t.Errorf("%s: %q, %v", from.Name(), got, err)
+		}
+	}
+	// Another program's port is not taken.
+	taken := service.Destination{Addr: lab.Node.IPv4, Port: 30054, Protocol: service.UDP}
+	pc, err := lab.Node.ListenPacket("udp4", ":30054")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pc.Close()
+	if err := lab.Node.Do(func() error { return n.server.Bind(taken) }); !InUse(err) {
+		t.Errorf("bind to a port in use: %v", err)
+	}
+	// A destination that is not named again is closed, and refuses.
+	n.apply(service.Change{})
+	c := client(t, lab.Client, to)
+	eventually(t, "a refusal", func() bool {
+		_, err := ask(c, "q", 100*time.Millisecond)
+		return errors.Is(err, syscall.ECONNREFUSED)
+	})
+}
