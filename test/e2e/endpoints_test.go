@@ -30,12 +30,14 @@ func measured(t *testing.T, what string, took []time.Duration, bound time.Durati
 
 // TestEveryFamilyFromEverywhere connects from another host, from the node
 // itself and from a host that is an endpoint too, over IPv4 and IPv6.
-func TestEveryFamilyFromEverywhere(t *testing.T) {
+func TestEveryFamilyFromEverywhere(t *testing.T) { forModes(t, playEveryFamily) }
+
+func playEveryFamily(t *testing.T, m mode) {
 	lab := netns.NewLab(t, 2)
 	for _, b := range lab.Backends {
 		b.EchoTCP(t, 8080)
 	}
-	startProxy(t, lab, []webService{webOn(lab)})
+	startProxy(t, lab, []webService{webOn(lab)}, m.flags...)
 	for _, from := range []*netns.Host{lab.Client, lab.Node, lab.Backends[0]} {
 		for _, address := range addresses(80, vip4, vip6) {
 			seen := map[string]int{}
@@ -172,17 +174,21 @@ func TestPromise4_PortWithNoEndpointsRefuses(t *testing.T) {
 
 // TestPromise4_PortWhosePolicyLeavesNoneHereIsSilent has endpoints on another
 // node only, for a service whose traffic is to stay on its node (A3.5).
-func TestPromise4_PortWhosePolicyLeavesNoneHereIsSilent(t *testing.T) {
+func TestPromise4_PortWhosePolicyLeavesNoneHereIsSilent(t *testing.T) { forModes(t, playSilentPort) }
+
+func playSilentPort(t *testing.T, m mode) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
-	lab.Node.EchoTCP(t, 80)
+	if !m.lacks(takenPorts) {
+		lab.Node.EchoTCP(t, 80)
+	}
 	elsewhere := webOn(lab)
 	elsewhere.local = true
 	here := elsewhere
 	here.node = "node"
 	nowhere := elsewhere
 	nowhere.endpoints = nil
-	p := startProxy(t, lab, []webService{elsewhere})
+	p := startProxy(t, lab, []webService{elsewhere}, m.flags...)
 	for _, step := range []struct {
 		service webService
 		want    func(*netns.Host, string) error
@@ -204,12 +210,17 @@ func TestPromise4_PortWhosePolicyLeavesNoneHereIsSilent(t *testing.T) {
 
 // TestHostsOwnServersStayBehindTheirAddresses has servers of the node's own
 // listen on every address.
-func TestHostsOwnServersStayBehindTheirAddresses(t *testing.T) {
+func TestHostsOwnServersStayBehindTheirAddresses(t *testing.T) { forModes(t, playHostsServers) }
+
+func playHostsServers(t *testing.T, m mode) {
+	if m.lacks(takenPorts) {
+		return
+	}
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	lab.Node.EchoTCP(t, 80)   // the service's port
 	lab.Node.EchoTCP(t, 2222) // a port without a service
-	startProxy(t, lab, []webService{webOn(lab)})
+	startProxy(t, lab, []webService{webOn(lab)}, m.flags...)
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, a := range []string{vip4, vip6} {
 			if name, err := from.Ask("tcp", addresses(80, a)[0]); err != nil || name != "b1:8080" {

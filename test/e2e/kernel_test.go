@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -14,26 +15,54 @@ import (
 )
 
 // kernelState is everything that steering could leave in the node's kernel:
-// the ruleset, the policy rules and all routes.
+// rulesets and sets of all kinds of netfilter, the policy rules, all routes,
+// and settings.
 func kernelState(t *testing.T, lab *netns.Lab) string {
+	t.Helper()
+	return stateOf(t, lab.Node)
+}
+
+func stateOf(t *testing.T, node *netns.Host) string {
 	t.Helper()
 	var b strings.Builder
 	for _, command := range [][]string{
 		{"nft", "list", "ruleset"},
+		{"iptables-legacy-save"},
+		{"ip6tables-legacy-save"},
+		{"ipset", "save"},
 		{"ip", "-4", "rule"},
 		{"ip", "-6", "rule"},
 		{"ip", "-4", "route", "show", "table", "all"},
 		{"ip", "-6", "route", "show", "table", "all"},
+		{"ip", "address", "show"},
 	} {
-		out, err := lab.Node.Command(t, administration(t, command[0]), command[1:]...).CombinedOutput()
+		out, err := node.Command(t, administration(t, command[0]), command[1:]...).CombinedOutput()
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
 		}
 		b.WriteString("# " + strings.Join(command, " ") + "\n")
-		b.Write(out)
+		for line := range strings.Lines(string(out)) {
+			if !strings.HasPrefix(line, "# ") { // dates
+				b.WriteString(counters.ReplaceAllString(line, "[0:0]"))
+			}
+		}
+	}
+	for _, key := range []string{
+		"net/ipv4/conf/all/rp_filter", "net/ipv4/conf/lo/rp_filter", "net/ipv4/conf/all/route_localnet",
+		"net/ipv4/conf/all/src_valid_mark", "net/ipv4/ip_nonlocal_bind", "net/ipv4/ip_local_reserved_ports",
+		"net/ipv4/ip_local_port_range", "net/ipv6/conf/all/forwarding", "net/ipv4/ip_forward",
+	} {
+		value, err := node.Sysctl(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.WriteString(key + " = " + value + "\n")
 	}
 	return b.String()
 }
+
+// counters of packets and bytes are no part of the state.
+var counters = regexp.MustCompile(`\[\d+:\d+\]`)
 
 // settledState is kernelState once all interfaces are wholly up, which a new
 // lab's are some milliseconds later.
@@ -115,7 +144,9 @@ func webOn(lab *netns.Lab) webService {
 
 // TestPromise6_StopAndCleanupLeaveNothing compares everything that the kernel
 // holds before and after, with somebody else's state beside ours.
-func TestPromise6_StopAndCleanupLeaveNothing(t *testing.T) {
+func TestPromise6_StopAndCleanupLeaveNothing(t *testing.T) { forModes(t, playCleanup) }
+
+func playCleanup(t *testing.T, m mode) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	foreign(t, lab)
@@ -123,7 +154,7 @@ func TestPromise6_StopAndCleanupLeaveNothing(t *testing.T) {
 	p := prepareProxy(t, lab, []webService{webOn(lab)})
 
 	for _, end := range []string{"stop", "kill -9 and cleanup"} {
-		p.start()
+		p.start(m.flags...)
 		if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
 			t.Fatal(err)
 		}
@@ -149,13 +180,15 @@ func TestPromise6_StopAndCleanupLeaveNothing(t *testing.T) {
 
 // TestPromise6_KilledProxyIsTakenOver kills the proxy while clients connect
 // and starts another one over what the first left in the kernel.
-func TestPromise6_KilledProxyIsTakenOver(t *testing.T) {
+func TestPromise6_KilledProxyIsTakenOver(t *testing.T) { forModes(t, playTakeOver) }
+
+func playTakeOver(t *testing.T, m mode) {
 	lab := netns.NewLab(t, 2)
 	for _, b := range lab.Backends {
 		b.EchoTCP(t, 8080)
 	}
 	before := settledState(t, lab)
-	p := startProxy(t, lab, []webService{webOn(lab)})
+	p := startProxy(t, lab, []webService{webOn(lab)}, m.flags...)
 	held, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
 	if err != nil {
 		t.Fatal(err)
@@ -177,7 +210,7 @@ func TestPromise6_KilledProxyIsTakenOver(t *testing.T) {
 	changed := webOn(lab)
 	changed.port = 81
 	p.apply(changed)
-	p.start()
+	p.start(m.flags...)
 	for _, address := range addresses(81, vip4, vip6) {
 		if _, err := lab.Client.Ask("tcp", address); err != nil {
 			t.Errorf("%s after the restart: %v", address, err)
@@ -231,11 +264,13 @@ func TestSecondRunSaysSoAndStops(t *testing.T) {
 
 // TestPromise6_RemovedStateIsRepaired takes everything of ours away behind the
 // proxy's back, as a firewall that is reloaded does.
-func TestPromise6_RemovedStateIsRepaired(t *testing.T) {
+func TestPromise6_RemovedStateIsRepaired(t *testing.T) { forModes(t, playRepair) }
+
+func playRepair(t *testing.T, m mode) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	before := settledState(t, lab)
-	p := startProxy(t, lab, []webService{webOn(lab)})
+	p := startProxy(t, lab, []webService{webOn(lab)}, m.flags...)
 	during := settledState(t, lab)
 	held := hold(t, lab.Client, addresses(80, vip4)[0], 1)
 	for _, command := range [][]string{

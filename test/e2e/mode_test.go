@@ -16,6 +16,8 @@ const (
 	otherNodePort     = "node port on another address"
 	loopbackPort      = "node port on loopback"
 	clientAddresses   = "client addresses"
+	takenPorts        = "cluster IP ports that a program of the node listens to on all addresses" // F4
+	pastTracking      = "connections past connection tracking"
 )
 
 // kinds are all kinds of destinations.
@@ -25,15 +27,29 @@ var kinds = []string{clusterIP, foreignExternalIP, ownExternalIP, loadBalancerIP
 type mode struct {
 	name   string
 	flags  []string
-	cannot []string // what it lacks; docs/operations.md names it too
+	cannot []string   // what it lacks; docs/operations.md names it too
+	flush  [][]string // what somebody could run that takes something of ours away
 }
 
 func (m mode) lacks(what string) bool { return slices.Contains(m.cannot, what) }
 
+// flushRoutes take away routes and policy rules of ours.
+var flushRoutes = [][]string{
+	{"ip", "-4", "route", "flush", "table", "local", "proto", "83"},
+	{"ip", "-6", "route", "flush", "table", "local", "proto", "83"},
+	{"ip", "-4", "route", "flush", "table", "8376"},
+	{"ip", "-6", "route", "flush", "table", "8376"},
+	{"ip", "-4", "route", "flush", "table", "8377"},
+	{"ip", "-6", "route", "flush", "table", "8377"},
+	{"ip", "-4", "rule", "flush", "protocol", "83"},
+	{"ip", "-6", "rule", "flush", "protocol", "83"},
+}
+
 // modes are all of them, the default first.
 var modes = []mode{
 	{name: "tproxy/nftables", flags: []string{"--redirect", "tproxy"},
-		cannot: []string{foreignExternalIP, ownExternalIP, loadBalancerIP, nodePort, otherNodePort, loopbackPort, clientAddresses}},
+		cannot: []string{foreignExternalIP, ownExternalIP, loadBalancerIP, nodePort, otherNodePort, loopbackPort, clientAddresses, pastTracking},
+		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}}, flushRoutes)},
 }
 
 // forModes runs a test over all modes.

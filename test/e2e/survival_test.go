@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -98,5 +99,59 @@ func TestConnectionsOutliveTheirService(t *testing.T) {
 		w.holdAll(t, m, o).alive(t, "new connections")
 		h.alive(t, "beside new connections")
 		t.Logf("%d connections lived on", len(h.conns))
+	})
+}
+
+// TestConnectionsOutliveAFlush runs what a firewall that reloads, or a person
+// in a hurry, runs: what was taken away is there again, the log says so once, and
+// no established connection is lost.
+func TestConnectionsOutliveAFlush(t *testing.T) {
+	forModes(t, func(t *testing.T, m mode) {
+		w := newWorld(t, []row{{name: "web", endpoints: "here there"}, {name: "local", endpoints: "here", external: "Local"}})
+		w.Settle(t)
+		p := w.proxy(t)
+		p.start(slices.Concat(m.flags, decisionFlags())...)
+		during := stateOf(t, w.Node)
+		h := w.holdAll(t, m, w.services[0])
+		g := w.holdAll(t, m, w.services[1])
+		repairs := 0
+		for _, command := range m.flush {
+			name := strings.Join(command, " ")
+			out, err := w.Node.Command(t, administration(t, command[0]), command[1:]...).CombinedOutput()
+			if strings.Contains(string(out), "FIB table does not exist") {
+				continue // there is nothing of ours in it
+			}
+			if err != nil {
+				t.Fatalf("%s: %v\n%s", name, err, out)
+			}
+			flushed := time.Now()
+			await(t, name+": everything is there again", repairTimeout, func() error {
+				if diff := changes(during, stateOf(t, w.Node)); diff != "" {
+					return errorText(diff)
+				}
+				return nil
+			})
+			took := time.Since(flushed)
+			values, err := p.metrics()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if found := int(values["sluice_steering_repairs_total"]); found > repairs+1 {
+				t.Errorf("%s: repaired %d times", name, found-repairs)
+			} else {
+				t.Logf("%s: %d repair, there again after %v", name, found-repairs, took.Round(time.Millisecond))
+				repairs = found
+			}
+			h.alive(t, name)
+			g.alive(t, name)
+		}
+		if repairs < 2 {
+			t.Errorf("only %d repairs of %d flushes: it proves nothing", repairs, len(m.flush))
+		}
+		if said := strings.Count(p.stderr.String(), "it is restored"); said != repairs {
+			t.Errorf("the log says %d times that something was restored, want %d", said, repairs)
+		}
+		w.holdAll(t, m, w.services[0]).alive(t, "new connections")
+		p.stop()
 	})
 }

@@ -1,0 +1,120 @@
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// metricConflicts counts the destinations that another program holds.
+const metricConflicts = "sluice_port_conflicts"
+
+// TestPortThatAnotherProgramHoldsIsNotTaken has programs of the node's own hold
+// one Service's node port, and another one's own external IP and port, before
+// the proxy comes (A3.15). They go on, it is said once and shown as a metric,
+// all else is served, and so are the ports once they are free.
+func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
+	m := modes[0]
+	if m.lacks(nodePort) {
+		return
+	}
+	w := newWorld(t, []row{{name: "web", endpoints: "here there"}, {name: "api", endpoints: "here there"}})
+	web, api := w.services[0], w.services[1]
+	everywhere := w.Node.WitnessTCP(t, web.nodePort)
+	var one []*netns.Echo
+	for _, to := range api.at(ownExternalIP) {
+		one = append(one, w.Node.WitnessTCPAt(t, to.String()))
+	}
+	p := w.proxy(t)
+	p.start(slices.Concat(m.flags, decisionFlags("--healthz-bind-address", "127.0.0.1:10256"))...)
+
+	held := map[netip.AddrPort]bool{}
+	for _, to := range slices.Concat(web.at(nodePort), web.at(otherNodePort), api.at(ownExternalIP)) {
+		held[to] = true
+	}
+	check := func(held map[netip.AddrPort]bool) error {
+		for _, o := range w.services {
+			for _, kind := range kinds {
+				for _, to := range o.at(kind) {
+					if kind == proxiedIP || to.Addr().IsLoopback() {
+						continue
+					}
+					for _, c := range w.clients {
+						got, want := c.dial(to, w.nodeAddrs, startTimeout), "pod-"
+						if held[to] {
+							want = fmt.Sprintf("node:%d ", to.Port())
+						}
+						if !strings.HasPrefix(got, want) {
+							return fmt.Errorf("%s to %s of %s, %s: %s, want %s", c.name, kind, o.name, to, got, want)
+						}
+					}
+				}
+			}
+		}
+		return nil
+	}
+	if err := check(held); err != nil {
+		t.Error(err)
+	}
+	if values, err := p.metrics(); err != nil || values[metricConflicts] < float64(len(held)) {
+		t.Errorf("%s is %v, %v, want at least %d", metricConflicts, values[metricConflicts], err, len(held))
+	}
+	for _, port := range []uint16{web.nodePort, api.port} {
+		if !p.stderr.contains(fmt.Sprintf("%d/TCP", port)) {
+			t.Errorf("the log does not name port %d", port)
+		}
+	}
+	p.healthy(t)
+	// A change of the Service does not wait for its port.
+	web.endpoints = web.endpoints[:1]
+	p.settled(func() { p.put(web) })
+	if err := check(held); err != nil {
+		t.Errorf("after a change: %v", err)
+	}
+
+	everywhere.Close()
+	for _, e := range one {
+		e.Close()
+	}
+	await(t, "the ports are served once they are free", startTimeout, func() error { return check(nil) })
+	await(t, "the metric says so", startTimeout, func() error {
+		values, err := p.metrics()
+		if err == nil && values[metricConflicts] != 0 {
+			err = fmt.Errorf("%v", values[metricConflicts])
+		}
+		return err
+	})
+	p.healthy(t)
+	if said := strings.Count(p.stderr.String(), "is not served"); said != 2 {
+		t.Errorf("the log says %d times that something is not served, want once for each port", said)
+	}
+	// A port that is ours is nobody else's.
+	if l, err := w.Node.Listen("tcp", web.at(nodePort)[0].String()); err == nil {
+		l.Close()
+		t.Error("another program could take a node port that is served")
+	}
+	p.stop()
+}
+
+// healthy wants /healthz and /livez to answer 200.
+func (p *proxy) healthy(t *testing.T) {
+	t.Helper()
+	client := p.scraper()
+	defer client.CloseIdleConnections()
+	for _, path := range []string{"/healthz", "/livez"} {
+		r, err := client.Get("http://127.0.0.1:10256" + path)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		r.Body.Close()
+		if r.StatusCode != http.StatusOK {
+			t.Errorf("%s answers %s", path, r.Status)
+		}
+	}
+}

@@ -1,0 +1,118 @@
+package netns
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+)
+
+// Numbers from linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_common.h.
+const (
+	newConntrack = 1<<8 | 0 // NFNL_SUBSYS_CTNETLINK, IPCTNL_MSG_CT_NEW
+
+	tupleOrig, tupleReply, ctStatus, ctTimeout = 1, 2, 3, 7
+	tupleIP, tupleProto                        = 1, 2
+	ipv4Src, ipv4Dst                           = 1, 2
+	protoNum, protoSrcPort, protoDstPort       = 1, 2, 3
+
+	// The entry has seen an answer, must not be evicted, and is in the table.
+	seenReplyAssuredConfirmed = 2 | 4 | 8
+)
+
+// Tracked gives the number of connections that the namespace's connection
+// tracking knows of.
+func (n *Namespace) Tracked(t testing.TB) int {
+	t.Helper()
+	return n.number(t, "net/netfilter/nf_conntrack_count")
+}
+
+func (n *Namespace) number(t testing.TB, key string) int {
+	t.Helper()
+	text, err := n.Sysctl(key)
+	if err != nil {
+		t.Fatalf("%s: %v", n.name, err)
+	}
+	value, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("%s: %s: %v", n.name, key, err)
+	}
+	return value
+}
+
+// FillConntrack fills the namespace's connection tracking table with entries
+// that are not evicted, so that no connection that is tracked can begin any
+// more. The table's size is one for all namespaces and cannot be lowered in
+// one, so that it takes as many entries as the machine allows.
+func (n *Namespace) FillConntrack(t testing.TB) {
+	t.Helper()
+	conn, err := netlink.Dial(familyNetfilter, &netlink.Config{NetNS: n.FD()})
+	if err != nil {
+		t.Fatalf("%s: %v", n.name, err)
+	}
+	defer conn.Close()
+	size := n.number(t, "net/netfilter/nf_conntrack_max")
+	const batch = 256
+	list := make([]netlink.Message, 0, batch)
+	for i := 0; n.Tracked(t) < size; {
+		if i > 2*size {
+			t.Fatalf("%s: conntrack has %d of %d entries and takes no more", n.name, n.Tracked(t), size)
+		}
+		for range min(size, 1<<16) / batch {
+			list = list[:0]
+			for range batch {
+				m, err := conntrackEntry(i)
+				if err != nil {
+					t.Fatal(err)
+				}
+				list = append(list, m)
+				i++
+			}
+			// Entries that find no room are told of one by one, which
+			// nobody reads.
+			if _, err := conn.SendMessages(list); err != nil {
+				t.Fatalf("%s: conntrack entries: %v", n.name, err)
+			}
+		}
+	}
+}
+
+// conntrackEntry makes the creation of an entry that no other has: a UDP
+// session between two addresses that nobody uses.
+func conntrackEntry(i int) (netlink.Message, error) {
+	tuple := func(e *netlink.AttributeEncoder, kind uint16, src, dst netip.Addr, from, to uint16) {
+		e.Nested(kind, func(e *netlink.AttributeEncoder) error {
+			e.Nested(tupleIP, func(e *netlink.AttributeEncoder) error {
+				e.Bytes(ipv4Src, src.AsSlice())
+				e.Bytes(ipv4Dst, dst.AsSlice())
+				return nil
+			})
+			e.Nested(tupleProto, func(e *netlink.AttributeEncoder) error {
+				e.Uint8(protoNum, 17)
+				e.Uint16(protoSrcPort, from)
+				e.Uint16(protoDstPort, to)
+				return nil
+			})
+			return nil
+		})
+	}
+	e := netlink.NewAttributeEncoder()
+	e.ByteOrder = binary.BigEndian
+	src, dst := netip.AddrFrom4([4]byte{192, 0, 2, byte(i >> 16)}), netip.MustParseAddr("192.0.2.255")
+	port := uint16(i)
+	tuple(e, tupleOrig, src, dst, port, 9)
+	tuple(e, tupleReply, dst, src, 9, port)
+	e.Uint32(ctStatus, seenReplyAssuredConfirmed)
+	e.Uint32(ctTimeout, 3600)
+	attrs, err := e.Encode()
+	if err != nil {
+		return netlink.Message{}, fmt.Errorf("conntrack entry: %w", err)
+	}
+	return netlink.Message{
+		Header: netlink.Header{Type: newConntrack, Flags: netlink.Request | netlink.Create},
+		Data:   append([]byte{2, 0, 0, 0}, attrs...), // AF_INET
+	}, nil
+}
