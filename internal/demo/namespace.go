@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -35,7 +36,7 @@ func openNamespace(name string, open func() (netns.NsHandle, error)) (*namespace
 		return err
 	})
 	if err == nil {
-		n.nl, err = netlink.NewHandleAt(n.handle)
+		n.nl, err = netlink.NewHandleAt(n.handle, syscall.NETLINK_ROUTE)
 	}
 	if err == nil {
 		err = n.up("lo")

@@ -24,6 +24,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -52,6 +53,9 @@ func New(t testing.TB, name string) *Namespace {
 	})
 	if err == nil {
 		n.nl, err = netlink.NewHandleAt(n.handle)
+		if errors.Is(err, syscall.EPROTONOSUPPORT) { // a kernel without netfilter, for one
+			n.nl, err = netlink.NewHandleAt(n.handle, syscall.NETLINK_ROUTE)
+		}
 	}
 	if err == nil {
 		err = n.prepare()
