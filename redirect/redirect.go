@@ -56,6 +56,9 @@ type Traits struct {
 	// addresses local, and Targets mean nothing. A destination in Plan.Silent
 	// then needs a listening socket that filters everything (F5).
 	BindEach bool
+	// MaxLanes is how many listening sockets of each protocol and family there
+	// should be at most, as each makes steering slower; 0 means any number.
+	MaxLanes int
 	// Replies says that an answer to a client's own address comes back to the
 	// transparent socket that is connected from there (F7, F11).
 	Replies Replies

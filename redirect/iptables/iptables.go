@@ -1,0 +1,374 @@
+// Package iptables steers by iptables: TPROXY rules that look into ipsets, and
+// routes that make the services' addresses local (facts F1, F2, F3). It is for
+// kernels without nf_tables, and for nodes whose every rule has to be in
+// iptables. It works with the legacy programs and with those that speak to
+// nf_tables (iptables-nft), for IPv4 and IPv6.
+//
+// What it makes in the network namespace, and all that it ever touches:
+//
+//   - chains SLUICE-… (Options.Name) in the tables raw, mangle and filter, and
+//     one rule at the head of each built-in chain that leads there.
+//   - ipsets sluice-…, where the kernel and the node have ipset.
+//   - routes and policy rules, by package redirect/route.
+//
+// Rules are written as one text for each family and given to one
+// iptables-restore. With ipset, their number depends on nothing but the number
+// of listeners ([maxLanes] at most), and a change of the plan is one ipset
+// restore. Without ipset there is a rule for each destination: packets to
+// services' addresses then pass them one after the other, and each change
+// writes all of them anew, so that some hundred services are its limit.
+//
+// The programs are called as programs: libraries for iptables, such as
+// coreos/go-iptables, call the same programs, once for each rule.
+//
+// A packet to a steered destination is kept from connection tracking in the
+// table raw, handed to its listener in the table mangle, and passes the table
+// filter, where what is addressed to services but nobody's is refused or
+// dropped: iptables rejects nowhere earlier.
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Options are the names and numbers of what is made in the kernel. The zero
+// value has the defaults.
+type Options struct {
+	// Name begins the names of all chains (in capitals) and ipsets; "sluice"
+	// if empty, at most 12 letters, digits and underscores.
+	Name string
+	// Route are the addresses, marks and tables of routing, and the network
+	// namespace to work in.
+	Route route.Options
+	// Variant is the kind of iptables programs to use; if empty, the first of
+	// those that the node has that works, the default of the node first.
+	Variant Variant
+	// NoSets does without ipset, as if the node had none.
+	NoSets bool
+}
+
+// DefaultName is the name if Options has none.
+const DefaultName = "sluice"
+
+// maxLanes is what Traits ask for: with ipset, every packet that opens a
+// connection to a service meets one look-up for each listener and protocol.
+const maxLanes = 16
+
+func (o Options) withDefaults() Options {
+	if o.Name == "" {
+		o.Name = DefaultName
+	}
+	return o
+}
+
+func (o Options) validate() error {
+	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"
+	if len(o.Name) > 12 || strings.Trim(o.Name, letters) != "" {
+		return fmt.Errorf("name of chains and ipsets %q: at most 12 letters, digits and underscores are possible", o.Name)
+	}
+	if !slices.Contains([]Variant{"", NFT, Legacy}, o.Variant) {
+		return fmt.Errorf("iptables variant %q: there are %s and %s", o.Variant, NFT, Legacy)
+	}
+	return nil
+}
+
+// Redirector steers by iptables. Its methods are safe for concurrent use.
+type Redirector struct {
+	mu     sync.Mutex // guards everything below
+	opts   Options
+	tools  *tools
+	tables [versions]*tables // nil for a family that the kernel does not have
+	sets   *sets             // nil without ipset
+	router *route.Router
+	closed bool
+
+	plan    redirect.Plan // in force
+	touched bool          // there may be something of ours in the kernel
+	applied bool          // a plan was applied
+}
+
+var _ redirect.Redirector = (*Redirector)(nil)
+
+// ErrClosed is the error of using a Redirector after Close.
+var ErrClosed = errors.New("iptables: closed")
+
+// New gets ready to steer and changes nothing in the kernel but in a scratch
+// network namespace, where it tries what it needs. What is missing is told by a
+// *MissingError. What an earlier process left behind is taken over by the first
+// Apply.
+func New(opts Options) (*Redirector, error) {
+	opts = opts.withDefaults()
+	if err := opts.validate(); err != nil {
+		return nil, err
+	}
+	opts.Route = opts.Route.WithDefaults()
+	ns, err := openNamespace(opts.Route.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	t, err := choose(ns, opts)
+	if err != nil {
+		ns.close()
+		return nil, err
+	}
+	opts.Variant = t.variant
+	opts.Route.NetNS = ns.fd()
+	router, err := route.Open(opts.Route)
+	if err != nil {
+		ns.close()
+		return nil, err
+	}
+	return newRedirector(opts, t, router), nil
+}
+
+func newRedirector(opts Options, t *tools, router *route.Router) *Redirector {
+	r := &Redirector{opts: opts, tools: t, router: router}
+	for v := range versions {
+		if t.ns.hasFamily(v) {
+			r.tables[v] = &tables{tools: t, v: v, name: opts.Name, marks: opts.Route}
+		}
+	}
+	if t.ipset != "" {
+		r.sets = &sets{tools: t, name: opts.Name}
+	}
+	return r
+}
+
+// Traits tell that one listener serves many destinations, how many listeners
+// there may be, and that answers to clients' own addresses come back.
+func (r *Redirector) Traits() redirect.Traits {
+	t := redirect.Traits{
+		Name:    "tproxy/iptables-" + string(r.opts.Variant),
+		Replies: redirect.Replies{Diverted: true},
+	}
+	if r.sets != nil {
+		t.MaxLanes = maxLanes
+	}
+	return t
+}
+
+// Apply puts the plan in force; see [redirect.Redirector]. An SCTP destination
+// in Plan.Steer is an error (F1); then nothing is changed.
+//
+// The order of the steps keeps every destination in good hands: sets and rules
+// first learn what is new and keep the ranges of both plans; then routes
+// change; then what is gone is forgotten. A destination that is in two sets for
+// a moment is refused or silent at once, and steered only when it is neither.
+func (r *Redirector) Apply(p redirect.Plan) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return ErrClosed
+	}
+	changes := redirect.Diff(&redirect.Plan{}, &p)
+	if r.applied {
+		changes = redirect.Diff(&r.plan, &p)
+	}
+	if err := validate(&changes, &p); err != nil {
+		return err
+	}
+	r.touched = true
+	return r.applyLocked(&p)
+}
+
+// validate adds the limits of this mode to those of any plan.
+func validate(c *redirect.Changes, p *redirect.Plan) error {
+	if err := c.Validate(p); err != nil {
+		return err
+	}
+	for _, s := range c.Steer {
+		if s.Destination.Protocol == service.SCTP {
+			return fmt.Errorf("steer %s: the kernel's TPROXY carries TCP and UDP only", redirect.Format(s.Destination))
+		}
+	}
+	return nil
+}
+
+// applyLocked puts first the ranges of both plans in force, and those that a
+// process left that was killed: they are guarded for as long as they are routed.
+func (r *Redirector) applyLocked(p *redirect.Plan) error {
+	before := r.plan.Local
+	if !r.applied {
+		var err error
+		if before, err = r.router.LocalRoutes(); err != nil {
+			return err
+		}
+	}
+	if !slices.Equal(redirect.Cover(before), redirect.Cover(p.Local)) {
+		if err := r.router.CheckLocal(redirect.Cover(p.Local)); err != nil {
+			return err
+		}
+	}
+	both := *p
+	both.Local = redirect.Cover(slices.Concat(p.Local, before))
+	if err := r.put(contentsOf(&both), false); err != nil {
+		return err
+	}
+	r.plan, r.applied = both, true
+	if _, err := r.router.Apply(routing(p)); err != nil {
+		return err
+	}
+	r.plan = *p
+	return r.put(contentsOf(p), true)
+}
+
+// put makes sets and rules what they have to be. What sets hold in excess is
+// only removed in the end.
+func (r *Redirector) put(want *contents, end bool) error {
+	if r.sets != nil {
+		if err := r.sets.add(want); err != nil {
+			return err
+		}
+	}
+	if err := r.eachTables(func(t *tables) error { return t.apply(want, r.sets != nil) }); err != nil {
+		return err
+	}
+	if r.sets == nil || !end {
+		return nil
+	}
+	return r.sets.forget(want)
+}
+
+// eachTables calls f for the tables of each family that the kernel has.
+func (r *Redirector) eachTables(f func(*tables) error) error {
+	for _, t := range r.tables {
+		if t == nil {
+			continue
+		}
+		if err := f(t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// routing says what a plan asks of routes and policy rules.
+func routing(p *redirect.Plan) route.State {
+	s := route.State{Local: redirect.Cover(p.Local), MarkReplies: true, MarkSteers: len(p.Foreign) > 0}
+	for a := range p.Foreign {
+		s.Foreign = append(s.Foreign, a)
+	}
+	slices.SortFunc(s.Foreign, netip.Addr.Compare)
+	return s
+}
+
+// Verify checks chains, sets and routes, and puts back what is missing;
+// established connections live through it. It calls one program for each
+// family and one for the sets: about ten milliseconds.
+func (r *Redirector) Verify() (repaired bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return false, ErrClosed
+	}
+	if !r.applied {
+		return false, nil
+	}
+	want := contentsOf(&r.plan)
+	if r.sets != nil {
+		if repaired, err = r.sets.verify(want); err != nil {
+			return repaired, err
+		}
+	}
+	err = r.eachTables(func(t *tables) error {
+		again, err := t.verify(want, r.sets != nil)
+		repaired = repaired || again
+		return err
+	})
+	if err != nil {
+		return repaired, err
+	}
+	rerouted, err := r.router.Apply(routing(&r.plan))
+	return repaired || rerouted, err
+}
+
+// Close takes everything of ours out of the kernel, the routes first. Closing
+// twice is the same as once.
+func (r *Redirector) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil
+	}
+	r.closed = true
+	var err error
+	if r.touched {
+		err = r.removeLocked()
+	}
+	r.router.Close()
+	r.tools.ns.close()
+	return err
+}
+
+// removeLocked goes on after an error.
+func (r *Redirector) removeLocked() error {
+	_, routes := r.router.Remove()
+	_, rules := r.removeTables()
+	var elements error
+	if r.sets != nil {
+		_, elements = r.sets.remove()
+	}
+	return errors.Join(routes, rules, elements)
+}
+
+func (r *Redirector) removeTables() (removed []string, err error) {
+	var errs []error
+	_ = r.eachTables(func(t *tables) error {
+		lines, err := t.remove()
+		removed = append(removed, lines...)
+		errs = append(errs, err)
+		return nil
+	})
+	return removed, errors.Join(errs...)
+}
+
+// Cleanup removes what a process that was killed left behind, whichever kind of
+// iptables it used: everything that carries the names and numbers of opts. It
+// gives a line for each thing that it removed; where there are no iptables
+// programs there is nothing to remove but routes. A running proxy's lock must
+// be asked for first ([redirect.AcquireLock]): Cleanup does not look for one.
+func Cleanup(opts Options) (removed []string, err error) {
+	opts = opts.withDefaults()
+	if err := opts.validate(); err != nil {
+		return nil, err
+	}
+	ns, err := openNamespace(opts.Route.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.close()
+	opts.Route.NetNS = ns.fd()
+	router, err := route.Open(opts.Route)
+	if err != nil {
+		return nil, err
+	}
+	defer router.Close()
+	removed, err = router.Remove()
+	if err != nil {
+		return removed, err
+	}
+	// The sets go last, when no rule of either variant names them.
+	var all *Redirector
+	for _, t := range installed(ns) {
+		all = newRedirector(opts, t, router)
+		lines, err := all.removeTables()
+		removed = append(removed, lines...)
+		if err != nil {
+			return removed, err
+		}
+	}
+	if all != nil && all.sets != nil {
+		lines, err := all.sets.remove()
+		return append(removed, lines...), err
+	}
+	return removed, nil
+}

@@ -1,0 +1,256 @@
+package iptables
+
+import (
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// newLab has a backend that the node's default routes lead to: what is not
+// taken goes there.
+func newLab(t *testing.T) *netns.Lab {
+	lab := netns.NewLab(t, 1)
+	outside := lab.Backends[0]
+	for _, r := range []struct{ to, via string }{{"0.0.0.0/0", "10.2.1.2"}, {"::/0", "fd00:2:1::2"}} {
+		if err := lab.Node.AddRoute(netip.MustParsePrefix(r.to), netip.MustParseAddr(r.via)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, a := range []string{"192.0.2.1/32", "2001:db8::1/128"} {
+		if err := outside.AddAddr("lo", netip.MustParsePrefix(a)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	outside.EchoTCP(t, 80)
+	outside.EchoTCP(t, 81)
+	return lab
+}
+
+// What a client gets for each kind of destination, on addresses of ours and on
+// those of others, from another host and from the node itself.
+func TestWhatClientsGet(t *testing.T) {
+	modes(t, func(t *testing.T, opts Options) {
+		lab := newLab(t)
+		lab.Node.EchoTCP(t, 80) // the host's own servers: nobody may get these by a service's address (F4)
+		lab.Node.EchoUDP(t, 55)
+		f, other := newFront(t, lab.Node, "front"), newFront(t, lab.Node, "other")
+		r := newOne(t, lab.Node, opts)
+		p := planOf(
+			steerTo(f, tcp("10.96.0.10:80"), udp("10.96.0.10:53"), tcp("[fd01::10]:80"), udp("[fd01::10]:53")),
+			steerTo(other, tcp("10.96.0.20:80"), tcp("[fd01::20]:80")),
+			refusing(tcp("10.96.0.11:80"), udp("10.96.0.11:53"), tcp("[fd01::11]:80"), udp("[fd01::11]:53")),
+			silencing(tcp("10.96.0.12:80"), udp("10.96.0.12:53"), tcp("[fd01::12]:80"), udp("[fd01::12]:53")),
+			steerTo(f, tcp("192.0.2.1:80"), udp("192.0.2.1:54"), tcp("[2001:db8::1]:80"), udp("[2001:db8::1]:54")),
+			refusing(tcp("192.0.2.1:82"), udp("192.0.2.1:82"), tcp("[2001:db8::1]:82"), udp("[2001:db8::1]:82")),
+			silencing(tcp("192.0.2.1:83"), udp("192.0.2.1:83"), tcp("[2001:db8::1]:83"), udp("[2001:db8::1]:83")),
+		)
+		apply(t, r, p)
+		for _, c := range []struct{ v4, v6, network, want string }{
+			{"10.96.0.10:80", "[fd01::10]:80", "tcp", "front for %"},
+			{"10.96.0.10:53", "[fd01::10]:53", "udp", "front for %"},
+			{"10.96.0.20:80", "[fd01::20]:80", "tcp", "other for %"},
+			{"10.96.0.10:81", "[fd01::10]:81", "tcp", "refused"}, // A3.12
+			{"10.96.0.20:55", "[fd01::20]:55", "udp", "refused"},
+			{"10.96.0.11:80", "[fd01::11]:80", "tcp", "refused"},
+			{"10.96.0.11:53", "[fd01::11]:53", "udp", "refused"},
+			{"10.96.0.12:80", "[fd01::12]:80", "tcp", "silent"},
+			{"10.96.0.12:53", "[fd01::12]:53", "udp", "silent"},
+			{"10.96.0.99:80", "[fd01::99]:80", "tcp", "silent"},
+			{"10.96.0.99:55", "[fd01::99]:55", "udp", "silent"},
+			{"192.0.2.1:80", "[2001:db8::1]:80", "tcp", "front for %"},
+			{"192.0.2.1:54", "[2001:db8::1]:54", "udp", "front for %"},
+			{"192.0.2.1:81", "[2001:db8::1]:81", "tcp", "b1:81"}, // A3.13: untouched
+			{"192.0.2.1:82", "[2001:db8::1]:82", "tcp", "refused"},
+			{"192.0.2.1:82", "[2001:db8::1]:82", "udp", "refused"},
+			{"192.0.2.1:83", "[2001:db8::1]:83", "tcp", "silent"},
+			{"192.0.2.1:83", "[2001:db8::1]:83", "udp", "silent"},
+			{"10.1.0.1:55", "[fd00:1::1]:55", "udp", "node:55"},
+			{"10.1.0.1:80", "[fd00:1::1]:80", "tcp", "node:80"},
+			{"10.2.1.2:80", "[fd00:2:1::2]:80", "tcp", "b1:80"},
+		} {
+			for _, to := range []string{c.v4, c.v6} {
+				protocol := service.TCP
+				if c.network == "udp" {
+					protocol = service.UDP
+				}
+				want := strings.Replace(c.want, "%", to, 1)
+				for _, from := range []*netns.Host{lab.Client, lab.Node} {
+					if got := reachWithin(from, destinationAt(to, protocol), patienceFor(want)); got != want {
+						t.Errorf("%s from %s to %s: got %q, want %q", c.network, from.Name(), to, got, want)
+					}
+				}
+			}
+		}
+	})
+}
+
+// Rules A8.1, A8.7: whatever becomes of a destination, its connections live on,
+// and new ones go by the new plan at once.
+func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
+	modes(t, func(t *testing.T, opts Options) {
+		lab := newLab(t)
+		first, second := newFront(t, lab.Node, "first"), newFront(t, lab.Node, "second")
+		web := []service.Destination{tcp("10.96.0.10:80"), tcp("[fd01::10]:80")}
+		external := []service.Destination{tcp("192.0.2.1:80"), tcp("[2001:db8::1]:80")}
+		all := append(append([]service.Destination{}, web...), external...)
+		r := newOne(t, lab.Node, opts)
+		apply(t, r, planOf(steerTo(first, all...)))
+		var conns []open
+		hosts := []*netns.Host{lab.Client, lab.Node}
+		for _, from := range hosts {
+			for _, d := range all {
+				conns = append(conns, connect(t, from, d))
+			}
+		}
+		for _, step := range []struct {
+			name          string
+			plan          redirect.Plan
+			ours, foreign string
+		}{
+			{"another listener", planOf(steerTo(second, all...)), "second for %", "second for %"},
+			{"no endpoints", planOf(refusing(all...)), "refused", "refused"},
+			{"none on this node", planOf(silencing(all...)), "silent", "silent"},
+			{"gone", planOf(lingering(external...)), "silent", "b1:80"},
+			{"back again", planOf(steerTo(first, all...)), "first for %", "first for %"},
+		} {
+			apply(t, r, step.plan)
+			for _, c := range conns {
+				c.works(t, step.name)
+			}
+			for _, from := range hosts {
+				for _, d := range all {
+					want := step.ours
+					if _, foreign := step.plan.Foreign[d.Addr]; foreign {
+						want = step.foreign
+						if step.name == "gone" && from == lab.Node {
+							continue // see mangle: it is told from an established one by nothing
+						}
+					}
+					want = strings.Replace(want, "%", netip.AddrPortFrom(d.Addr, d.Port).String(), 1)
+					if got := reachWithin(from, d, patienceFor(want)); got != want {
+						t.Errorf("%s: from %s to %s: got %q, want %q", step.name, from.Name(), redirect.Format(d), got, want)
+					}
+				}
+			}
+		}
+	})
+}
+
+// Fact F7: an endpoint sees the client's own address, its answers come back to
+// the proxy's socket, and what the client sends to it directly goes on.
+func TestAnswersToClientsAddresses(t *testing.T) {
+	modes(t, func(t *testing.T, opts Options) {
+		lab := newLab(t)
+		echo := lab.Backends[0].EchoTCP(t, 8080)
+		lab.Backends[0].EchoUDP(t, 8080)
+		r := newOne(t, lab.Node, opts)
+		if replies := r.Traits().Replies; replies != (redirect.Replies{Diverted: true}) {
+			t.Errorf("traits say %+v", replies)
+		}
+		apply(t, r, planOf())
+		trackConnections(t, lab.Node, opts)
+		for _, pair := range []struct{ client, endpoint netip.Addr }{
+			{lab.Client.IPv4, lab.Backends[0].IPv4}, {lab.Client.IPv6, lab.Backends[0].IPv6},
+		} {
+			to := netip.AddrPortFrom(pair.endpoint, 8080).String()
+			tcpDialer := &net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(pair.client, 0)), Control: transparent}
+			c, err := lab.Node.Dialer(tcpDialer, "tcp", to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if name, err := netns.AskOn(c); err != nil || name != "b1:8080" {
+				t.Errorf("tcp as %s: got %q, %v", pair.client, name, err)
+			}
+			peers := echo.Peers()
+			if got := peers[len(peers)-1].Addr(); got != pair.client {
+				t.Errorf("the endpoint saw %s, want %s", got, pair.client)
+			}
+			udpDialer := &net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(pair.client, 0)), Control: transparent}
+			u, err := lab.Node.Dialer(udpDialer, "udp", to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer u.Close()
+			_, _ = u.Write([]byte("hello"))
+			buf := make([]byte, 100)
+			_ = u.SetReadDeadline(time.Now().Add(25 * silence))
+			if n, err := u.Read(buf); err != nil || !strings.HasPrefix(string(buf[:n]), "b1:8080") {
+				t.Errorf("udp as %s: got %q, %v", pair.client, buf[:n], err)
+			}
+			if list := tracked(t, lab.Node.Namespace); len(list) != 0 {
+				t.Errorf("tracked: %q", list)
+			}
+		}
+		for _, endpoint := range []netip.Addr{lab.Backends[0].IPv4, lab.Backends[0].IPv6} {
+			if got := reach(lab.Client, service.Destination{Addr: endpoint, Port: 8080, Protocol: service.TCP}); got != "b1:8080" {
+				t.Errorf("from the client itself to %s: got %q", endpoint, got)
+			}
+		}
+	})
+}
+
+// Connection tracking sees nothing of what is steered, refused or dropped.
+func TestConntrackSeesNothing(t *testing.T) {
+	modes(t, func(t *testing.T, opts Options) {
+		lab := newLab(t)
+		f := newFront(t, lab.Node, "front")
+		trackConnections(t, lab.Node, opts)
+		r := newOne(t, lab.Node, opts)
+		own := tcp("10.1.0.1:30080")
+		lab.Node.EchoTCP(t, own.Port)
+		p := planOf(steerTo(f, tcp("10.96.0.10:80"), udp("10.96.0.10:53"), tcp("[fd01::10]:80"), tcp("192.0.2.1:80"), udp("192.0.2.1:54")),
+			refusing(tcp("10.96.0.11:80"), udp("10.96.0.11:53")))
+		p.Own[own] = struct{}{}
+		apply(t, r, p)
+		for _, from := range []*netns.Host{lab.Client, lab.Node} {
+			for _, d := range []service.Destination{tcp("10.96.0.10:80"), udp("10.96.0.10:53"), tcp("[fd01::10]:80"), tcp("192.0.2.1:80"),
+				udp("192.0.2.1:54"), tcp("10.96.0.11:80"), udp("10.96.0.11:53"), own} {
+				got := reach(from, d)
+				if list := tracked(t, lab.Node.Namespace); len(list) != 0 {
+					t.Fatalf("from %s to %s (%s): tracked %q", from.Name(), redirect.Format(d), got, list)
+				}
+			}
+		}
+		if got := reach(lab.Client, tcp("10.2.1.2:80")); got != "b1:80" {
+			t.Errorf("straight to the backend: %q", got)
+		}
+		if list := tracked(t, lab.Node.Namespace); len(list) != 1 {
+			t.Errorf("a connection that is not ours: tracked %q, want one", list)
+		}
+	})
+}
+
+// trackConnections switches connection tracking on, as any rule does that asks
+// for a connection's state.
+func trackConnections(t *testing.T, n *netns.Host, opts Options) {
+	t.Helper()
+	for _, family := range []string{"iptables", "ip6tables"} {
+		program(t, n.Namespace, family+"-"+string(opts.Variant), "-A", "INPUT", "-m", "conntrack", "--ctstate", "INVALID", "-j", "RETURN")
+	}
+}
+
+func tracked(t *testing.T, n *netns.Namespace) (list []string) {
+	t.Helper()
+	for _, family := range []netlink.InetFamily{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		flows, err := n.Netlink().ConntrackTableList(netlink.ConntrackTable, family)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, flow := range flows {
+			if flow.Forward.Protocol == unix.IPPROTO_TCP || flow.Forward.Protocol == unix.IPPROTO_UDP {
+				list = append(list, flow.String())
+			}
+		}
+	}
+	return list
+}

@@ -1,0 +1,264 @@
+package iptables
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// somebodyElses puts rules and a set of others into a namespace, rules at the
+// heads of chains among them.
+func somebodyElses(t *testing.T, n *netns.Namespace, variant Variant) {
+	t.Helper()
+	program(t, n, "ipset", "create", "theirs", "hash:ip")
+	program(t, n, "ipset", "add", "theirs", "192.0.2.7")
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, args := range []string{
+			"-t mangle -N SLUICE", // not one of ours
+			"-t mangle -A SLUICE -j RETURN",
+			"-t mangle -A PREROUTING -p sctp -j SLUICE", // nothing that counts packets here
+			"-t filter -A INPUT -p sctp -j ACCEPT",
+			"-t filter -A FORWARD -p sctp -m comment --comment SLUICE-REST -j ACCEPT",
+		} {
+			program(t, n, family+"-"+string(variant), strings.Fields(args)...)
+		}
+	}
+}
+
+// Promise 6: what somebody else removes or changes is put back, established
+// connections live through it, and what others change of theirs is nothing to
+// us.
+func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
+	modes(t, func(t *testing.T, opts Options) {
+		lab := netns.NewLab(t, 0)
+		node := lab.Node.Namespace
+		somebodyElses(t, node, opts.Variant)
+		f := newFront(t, lab.Node, "front")
+		web := []service.Destination{tcp("10.96.0.10:80"), tcp("[fd01::10]:80")}
+		r := newOne(t, lab.Node, opts)
+		if repaired, err := r.Verify(); repaired || err != nil {
+			t.Errorf("before the first plan: %v, %v", repaired, err)
+		}
+		apply(t, r, planOf(steerTo(f, web...), refusing(tcp("10.96.0.11:80"))))
+		var conns []open
+		for _, d := range web {
+			conns = append(conns, connect(t, lab.Client, d), connect(t, lab.Node, d))
+		}
+		ipt := "iptables-" + string(opts.Variant)
+		lane := setName(DefaultName, lane{service.TCP, f.tcp[v4]}.list(), v4)
+		for _, c := range []struct {
+			name    string
+			damages bool
+			sets    bool // is possible with sets only
+			do      []string
+		}{
+			{"nothing", false, false, nil},
+			{"iptables -F", true, false, []string{ipt + " -F"}},
+			{"iptables -t mangle -F", true, false, []string{ipt + " -t mangle -F"}},
+			{"ip6tables -t raw -F", true, false, []string{"ip6" + ipt[2:] + " -t raw -F"}},
+			{"a chain of ours flushed", true, false, []string{ipt + " -t mangle -F SLUICE-LANES"}},
+			{"a rule in a chain of ours", true, false, []string{ipt + " -I SLUICE-REST -j ACCEPT"}},
+			{"our rule at the head removed", true, false, []string{ipt + " -t raw -D PREROUTING 1"}},
+			{"everything of ours removed", true, false, []string{ipt + " -t mangle -F", ipt + " -t mangle -X"}},
+			{"somebody before us", true, false, []string{ipt + " -t mangle -I PREROUTING -p icmp -j ACCEPT"}},
+			{"somebody after us", false, false, []string{ipt + " -t mangle -A PREROUTING -p icmp -j ACCEPT"}},
+			{"a set flushed", true, true, []string{"ipset flush " + lane}},
+			{"an element removed", true, true, []string{"ipset del sluice-local-6 fd01::/112"}},
+			{"an element added", true, true, []string{"ipset add sluice-cluster-4 10.96.0.77"}},
+			{"somebody else's set", false, true, []string{"ipset add theirs 192.0.2.8"}},
+		} {
+			if c.sets && opts.NoSets {
+				continue
+			}
+			for _, line := range c.do {
+				words := strings.Fields(line)
+				program(t, node, words[0], words[1:]...)
+			}
+			for _, o := range conns {
+				o.works(t, c.name+", before the repair")
+			}
+			if repaired, err := r.Verify(); repaired != c.damages || err != nil {
+				t.Errorf("%s: repaired %v, %v, want %v", c.name, repaired, err, c.damages)
+			}
+			if repaired, err := r.Verify(); repaired || err != nil {
+				t.Errorf("%s: repaired again: %v, %v", c.name, repaired, err)
+			}
+			for _, o := range conns {
+				o.works(t, c.name)
+			}
+			for _, d := range web {
+				if got := reach(lab.Client, d); got != f.says(d) {
+					t.Errorf("%s: got %q", c.name, got)
+				}
+			}
+			if got := reach(lab.Client, tcp("10.96.0.11:80")); got != "refused" {
+				t.Errorf("%s: got %q, want a refusal", c.name, got)
+			}
+		}
+	})
+}
+
+// Somebody who insists on the head of a chain is not fought with.
+func TestHeadOfAChainIsNotFoughtFor(t *testing.T) {
+	modes(t, func(t *testing.T, opts Options) {
+		lab := netns.NewLab(t, 0)
+		r := newOne(t, lab.Node, opts)
+		apply(t, r, planOf())
+		for i, want := range []bool{true, false, false} {
+			program(t, lab.Node.Namespace, "iptables-"+string(opts.Variant), "-I", "INPUT", "-p", "icmp", "-j", "ACCEPT")
+			if repaired, err := r.Verify(); repaired != want || err != nil {
+				t.Errorf("time %d: repaired %v, %v, want %v", i, repaired, err, want)
+			}
+		}
+	})
+}
+
+// An update of what is no longer there is made good at once.
+func TestApplyAfterSomebodyFlushedEverything(t *testing.T) {
+	modes(t, func(t *testing.T, opts Options) {
+		lab := netns.NewLab(t, 0)
+		f := newFront(t, lab.Node, "front")
+		r := newOne(t, lab.Node, opts)
+		web := tcp("10.96.0.10:80")
+		apply(t, r, planOf(steerTo(f, web)))
+		for _, table := range tableNames {
+			program(t, lab.Node.Namespace, "iptables-"+string(opts.Variant), "-t", table, "-F")
+			program(t, lab.Node.Namespace, "iptables-"+string(opts.Variant), "-t", table, "-X")
+		}
+		if !opts.NoSets {
+			for set := range r.sets.have {
+				if strings.HasSuffix(set, "-4") {
+					program(t, lab.Node.Namespace, "ipset", "destroy", set)
+				}
+			}
+		}
+		again := planOf(steerTo(f, web, tcp("10.96.0.11:80")), refusing(tcp("10.96.0.12:80")))
+		if err := r.Apply(again); err != nil {
+			t.Logf("the first try: %v", err)
+			apply(t, r, again)
+		}
+		if _, err := r.Verify(); err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range []string{"10.96.0.10:80", "10.96.0.11:80"} {
+			if got := reach(lab.Client, tcp(d)); got != f.says(tcp(d)) {
+				t.Errorf("got %q", got)
+			}
+		}
+	})
+}
+
+func TestCloseLeavesTheNamespaceAsItWas(t *testing.T) {
+	modes(t, func(t *testing.T, opts Options) {
+		for _, name := range []string{"empty", "in use"} {
+			t.Run(name, func(t *testing.T) {
+				lab := netns.NewLab(t, 0)
+				lab.Settle(t)
+				if name == "in use" {
+					somebodyElses(t, lab.Node.Namespace, opts.Variant)
+				}
+				before := dump(t, lab.Node.Namespace)
+				r := newOne(t, lab.Node, opts)
+				if after := dump(t, lab.Node.Namespace); after != before {
+					t.Error("New changed something")
+				}
+				f := front{tcp: [versions]uint16{1, 2}, udp: [versions]uint16{3, 4}}
+				apply(t, r, planOf(steerTo(f, tcp("10.96.0.10:80"), udp("[fd01::10]:53"), tcp("192.0.2.1:80")), refusing(udp("192.0.2.1:80"))))
+				apply(t, r, planOf(refusing(tcp("10.96.0.10:80")), lingering(tcp("192.0.2.1:80"))))
+				if dump(t, lab.Node.Namespace) == before {
+					t.Fatal("the dump shows nothing")
+				}
+				if err := r.Close(); err != nil {
+					t.Fatal(err)
+				}
+				compare(t, before, dump(t, lab.Node.Namespace))
+				if err := r.Apply(planOf()); !errors.Is(err, ErrClosed) {
+					t.Errorf("apply after close: %v", err)
+				}
+				if _, err := r.Verify(); !errors.Is(err, ErrClosed) {
+					t.Errorf("verify after close: %v", err)
+				}
+			})
+		}
+	})
+}
+
+// What a killed process left is taken over, or cleaned up, whichever.
+func TestAfterAKilledProcess(t *testing.T) {
+	modes(t, func(t *testing.T, opts Options) {
+		lab := netns.NewLab(t, 0)
+		lab.Settle(t)
+		node := lab.Node.Namespace
+		somebodyElses(t, node, opts.Variant)
+		opts.Route.NetNS = lab.Node.FD()
+		before := dump(t, node)
+		if removed, err := Cleanup(opts); err != nil || len(removed) != 0 {
+			t.Errorf("nothing to remove: got %v, %v", removed, err)
+		}
+		first, second := newFront(t, lab.Node, "first"), newFront(t, lab.Node, "second")
+		web := tcp("10.96.0.10:80")
+		plan := planOf(steerTo(first, web, tcp("192.0.2.1:80")), refusing(tcp("10.96.0.99:1")))
+		plan.Local = append(plan.Local, netip.MustParsePrefix("10.97.0.0/16"))
+		for _, end := range []string{"taken over", "cleaned up"} {
+			killed, err := New(opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			apply(t, killed, plan)
+			old := connect(t, lab.Client, web)
+			killed.router.Close()
+			if end == "cleaned up" {
+				removed, err := Cleanup(opts)
+				if err != nil || !slices.ContainsFunc(removed, func(l string) bool { return strings.Contains(l, "SLUICE-LANES") }) {
+					t.Errorf("removed %q, %v", removed, err)
+				}
+				compare(t, before, dump(t, node))
+				continue
+			}
+			r := newOne(t, lab.Node, opts)
+			apply(t, r, planOf(steerTo(second, web)))
+			old.works(t, end)
+			if got := reach(lab.Client, web); got != second.says(web) {
+				t.Errorf("got %q", got)
+			}
+			fresh := netns.NewLab(t, 0)
+			somebodyElses(t, fresh.Node.Namespace, opts.Variant)
+			apply(t, newOne(t, fresh.Node, Options{Variant: opts.Variant, NoSets: opts.NoSets}), planOf(steerTo(second, web)))
+			for _, p := range []string{"iptables-" + string(opts.Variant) + "-save", "ip6tables-" + string(opts.Variant) + "-save"} {
+				compare(t, withoutCounters(program(t, fresh.Node.Namespace, p)), withoutCounters(program(t, node, p)))
+			}
+			if err := r.Close(); err != nil {
+				t.Fatal(err)
+			}
+			compare(t, before, dump(t, node))
+		}
+	})
+}
+
+func TestPlansAndOptionsThatCannotBe(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	r := newOne(t, lab.Node, Options{})
+	for _, c := range []struct {
+		plan redirect.Plan
+		want string
+	}{
+		{planOf(steerTo(front{tcp: [versions]uint16{1, 1}}, destinationAt("10.96.0.10:80", service.SCTP))), "TPROXY carries TCP and UDP only"},
+		{redirect.Plan{Local: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}, "this node's own address 10.1.0.1"},
+		{redirect.Plan{Local: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}, "every address"},
+	} {
+		if err := r.Apply(c.plan); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("got %v, want %q", err, c.want)
+		}
+	}
+	for _, o := range []Options{{Name: "two words"}, {Name: strings.Repeat("x", 13)}, {Variant: "ebtables"}} {
+		if _, err := New(o); err == nil {
+			t.Errorf("%+v: no error", o)
+		}
+	}
+}

@@ -1,0 +1,230 @@
+package iptables
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/sluice-proxy/sluice/redirect/route"
+)
+
+// direction says which end of a packet an element is compared with.
+type direction string
+
+const (
+	dst direction = "dst"
+	src direction = "src"
+)
+
+// The tables in which we have chains, and the built-in chains that lead there.
+var tableNames = []string{"raw", "mangle", "filter"}
+
+// writer writes the rules of one family.
+type writer struct {
+	strings.Builder
+	v         version
+	name      string // of sets
+	chains    string // prefix of chains: "SLUICE-"
+	want      *contents
+	sets      bool
+	steer     string // mark and mask
+	reply     string
+	transport []string
+}
+
+func newWriter(v version, name string, marks route.Options, want *contents, sets bool) *writer {
+	return &writer{
+		v: v, name: name, chains: chainPrefix(name), want: want, sets: sets,
+		steer:     fmt.Sprintf("%#x/%#x", marks.SteerMark, marks.SteerMark),
+		reply:     fmt.Sprintf("%#x/%#x", marks.ReplyMark, marks.ReplyMark),
+		transport: []string{"tcp", "udp", "sctp"},
+	}
+}
+
+func chainPrefix(name string) string { return strings.ToUpper(name) + "-" }
+
+// setName gives a list's name in the kernel: "sluice-refuse-4".
+func setName(name string, l list, v version) string {
+	return name + "-" + string(l) + "-" + families[v].digit
+}
+
+// rule adds a rule. Words with a % in front are chains of ours.
+func (w *writer) rule(chain string, words ...string) {
+	line := "-A %" + chain + " " + strings.Join(words, " ")
+	w.WriteString(strings.ReplaceAll(line, "%", w.chains) + "\n")
+}
+
+// each adds a rule for what is in a list: one with ipset, else one for each of
+// its elements. Where the list is empty there is none: a packet need not pass
+// it.
+func (w *writer) each(chain string, l list, d direction, words ...string) {
+	members := w.want.lists[w.v][l]
+	if !w.sets {
+		for _, e := range members.sorted() {
+			w.rule(chain, append([]string{e.match(d)}, words...)...)
+		}
+		return
+	}
+	dims := string(d)
+	switch l {
+	case listLocal, listCluster:
+	case listRefuse, listSilent: // empty and full again all the time: the rules stay
+		dims += "," + dims
+	default:
+		if len(members) == 0 {
+			return
+		}
+		dims += "," + dims
+	}
+	w.rule(chain, append([]string{"-m set --match-set", setName(w.name, l, w.v), dims}, words...)...)
+}
+
+// foreign tells whether there are rules for addresses that are not ours.
+func (w *writer) foreign() bool { return len(w.want.lists[w.v][listForeign]) > 0 }
+
+const (
+	// isTransparent matches packets of sockets that are set to IP_TRANSPARENT,
+	// but for wildcard sockets, which are not ours: established connections,
+	// and packets that TPROXY gave to a listener.
+	isTransparent = "-m socket --transparent"
+	isUnderWay    = "-p tcp ! --syn"
+)
+
+// chainsOf gives our chains of a table and for each the built-in chain that
+// leads there, if any.
+var chainsOf = map[string][][2]string{
+	"raw":    {{"PREROUTING", "PREROUTING"}, {"OUTPUT", "OUTPUT"}, {"NOTRACK", ""}, {"REPLY", ""}},
+	"mangle": {{"PREROUTING", "PREROUTING"}, {"OUTPUT", "OUTPUT"}, {"LOCAL", ""}, {"FOREIGN", ""}, {"MARK", ""}, {"LANES", ""}},
+	"filter": {{"INPUT", "INPUT"}, {"FORWARD", "FORWARD"}, {"OUTPUT", "OUTPUT"}, {"REST", ""}, {"REFUSE", ""}, {"SILENCE", ""}},
+}
+
+// rulesOf gives the rules of our chains of a table, a line for each.
+func (w *writer) rulesOf(table string) string {
+	w.Reset()
+	switch table {
+	case "raw":
+		w.raw()
+	case "mangle":
+		w.mangle()
+	case "filter":
+		w.filter()
+	}
+	return w.String()
+}
+
+// raw keeps what we carry out of connection tracking, and marks answers to
+// clients' addresses that our sockets are bound to (F7).
+//
+// On the way out, xt_socket cannot be asked. Packets that leave from an address
+// that is not this node's come from a transparent socket: those of ours to
+// endpoints.
+func (w *writer) raw() {
+	w.each("PREROUTING", listLocal, dst, "-g %NOTRACK")
+	w.each("PREROUTING", listOwn, dst, "-g %NOTRACK")
+	w.each("PREROUTING", listForeign, dst, "-g %NOTRACK")
+	w.each("PREROUTING", listLinger, dst, isTransparent, "-g %NOTRACK")
+	for _, p := range []string{"tcp", "udp"} {
+		w.rule("PREROUTING", "-p", p, isTransparent, "-g %REPLY")
+	}
+	w.each("OUTPUT", listLocal, src, "-g %NOTRACK")
+	w.each("OUTPUT", listLocal, dst, "-o lo -g %NOTRACK")
+	for _, l := range []list{listOwn, listForeign, listLinger} {
+		w.each("OUTPUT", l, src, "-g %NOTRACK")
+	}
+	w.each("OUTPUT", listOwn, dst, "-o lo -g %NOTRACK")
+	for _, l := range []list{listForeign, listLinger} {
+		w.each("OUTPUT", l, dst, "-g %NOTRACK")
+	}
+	for _, p := range []string{"tcp", "udp"} {
+		w.rule("OUTPUT", "-p", p, "-m addrtype ! --src-type LOCAL -g %NOTRACK")
+	}
+	w.rule("NOTRACK", "-j CT --notrack")
+	w.rule("REPLY", "-j CT --notrack")
+	w.rule("REPLY", "-j MARK --set-xmark", w.reply)
+}
+
+// mangle hands packets to listeners. A packet that opens a connection meets a
+// look-up for each lane; those of established connections need none of them.
+// One that opens a connection must not be taken for one of an established
+// socket, which may be waiting for its end: TPROXY knows what to do then.
+//
+// What is sent to addresses that are not ours is marked, so that routing
+// delivers it here; this node's own packets to them are marked on their way
+// out and come back by lo.
+func (w *writer) mangle() {
+	w.each("PREROUTING", listLocal, dst, "-g %LOCAL")
+	w.each("PREROUTING", listForeign, dst, "-g %FOREIGN")
+	w.each("PREROUTING", listLinger, dst, isTransparent, "-g %MARK")
+	if w.foreign() {
+		// A refused datagram is not marked: the answer comes from the filter's
+		// OUTPUT.
+		for _, p := range []string{"udp", "sctp"} {
+			w.eachOf("OUTPUT", listRefuse, p, "-j RETURN")
+		}
+	}
+	w.each("OUTPUT", listForeign, dst, "-g %MARK")
+	w.each("OUTPUT", listLinger, dst, "-g %MARK")
+
+	w.rule("LOCAL", isUnderWay, isTransparent, "-j RETURN")
+	w.rule("LOCAL", "-g %LANES")
+
+	if w.foreign() {
+		w.rule("FOREIGN", isUnderWay, isTransparent, "-g %MARK")
+		w.eachOf("FOREIGN", listRefuse, "tcp", "-g %MARK")
+		w.each("FOREIGN", listRefuse, dst, "-j RETURN")
+		w.each("FOREIGN", listSilent, dst, "-j DROP")
+		w.rule("FOREIGN", "-j MARK --set-xmark", w.steer)
+		w.rule("FOREIGN", "-g %LANES")
+	}
+	w.rule("MARK", "-j MARK --set-xmark", w.steer)
+	for _, l := range w.want.lanes[w.v] {
+		w.eachOf("LANES", l.list(), protocolName(l.protocol), "-j TPROXY",
+			"--on-ip", families[w.v].listen.String(), "--on-port", fmt.Sprint(l.port))
+	}
+}
+
+// eachOf is each for destinations of one protocol.
+func (w *writer) eachOf(chain string, l list, protocol string, words ...string) {
+	if w.sets {
+		w.each(chain, l, dst, append([]string{"-p", protocol}, words...)...)
+		return
+	}
+	for _, e := range w.want.lists[w.v][l].sorted() {
+		if protocolName(e.protocol) == protocol {
+			w.rule(chain, append([]string{e.match(dst)}, words...)...)
+		}
+	}
+}
+
+// filter refuses or drops what is for services' addresses and that nobody took:
+// the host's own wildcard servers stay unreachable there (F4, A3.12).
+// Established connections go on whatever the lists say (A8.1, A8.7).
+//
+// Datagrams to a refused destination that is not on an address of ours are on
+// their way through or out: an ICMP answer can only be sent from an address
+// that the kernel takes for its own.
+func (w *writer) filter() {
+	w.each("INPUT", listLocal, dst, "-g %REST")
+	w.each("INPUT", listForeign, dst, "-g %REST")
+	if w.foreign() {
+		for _, p := range []string{"udp", "sctp"} {
+			w.eachOf("FORWARD", listRefuse, p, "-g %REFUSE")
+			w.eachOf("OUTPUT", listRefuse, p, "-g %REFUSE")
+		}
+	}
+	// One that opens a connection is turned away even if a socket of an earlier
+	// connection between the same ports is waiting for its end.
+	w.eachOf("REST", listRefuse, "tcp", "--syn -g %REFUSE")
+	w.eachOf("REST", listSilent, "tcp", "--syn -g %SILENCE")
+	w.rule("REST", isTransparent, "-j RETURN")
+	w.each("REST", listRefuse, dst, "-g %REFUSE")
+	w.each("REST", listSilent, dst, "-g %SILENCE")
+	w.each("REST", listCluster, dst, "-g %REFUSE")
+	w.rule("REST", "-g %SILENCE")
+	w.rule("REFUSE", "-p tcp -j REJECT --reject-with tcp-reset")
+	for _, p := range w.transport[1:] {
+		w.rule("REFUSE", "-p", p, "-j REJECT")
+	}
+	for _, p := range w.transport {
+		w.rule("SILENCE", "-p", p, "-j DROP")
+	}
+}

@@ -1,0 +1,264 @@
+package iptables
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-proxy/sluice/redirect/route"
+)
+
+// tables keeps our chains of one family.
+type tables struct {
+	tools *tools
+	v     version
+	name  string
+	marks route.Options
+	// detached leaves out the rules that lead to our chains, to try them.
+	detached bool
+
+	text  string // the rules as they were written last; "" if that is not known
+	frame string // our part of the tables as they were read after that
+	moved time.Time
+}
+
+// comment is what the rules at the heads of built-in chains say.
+const comment = "sluice: packets for services"
+
+// waitForLock is how many seconds a program waits for another that changes
+// rules at the same time.
+const waitForLock = "10"
+
+// movePeriod bounds how often our rules go back to the head of a chain when
+// others put theirs before them: somebody who insists on the head as well is
+// not to be fought with.
+const movePeriod = 30 * time.Second
+
+func (t *tables) program(suffix string) string { return t.tools.programs[families[t.v].program+suffix] }
+
+// restore gives a text to iptables-restore, which leaves everything that the
+// text does not name as it is, and each table as it is or as it is to be.
+func (t *tables) restore(text string) (string, error) {
+	return t.tools.ns.run(text, t.program("-restore"), "--noflush", "-w", waitForLock)
+}
+
+// apply writes the rules if they are not what they have to be.
+func (t *tables) apply(want *contents, sets bool) error {
+	text := t.rules(want, sets)
+	if t.text == text {
+		return nil
+	}
+	now, err := t.read()
+	if err != nil {
+		return err
+	}
+	return t.write(text, now)
+}
+
+// rules gives a text in which each table starts at "*".
+func (t *tables) rules(want *contents, sets bool) string {
+	w := newWriter(t.v, t.name, t.marks, want, sets)
+	var b strings.Builder
+	for _, table := range tableNames {
+		b.WriteString("*" + table + "\n" + w.rulesOf(table))
+	}
+	return b.String()
+}
+
+// write puts a text of rules in force, and our rules at the heads of the
+// built-in chains.
+func (t *tables) write(text string, now *present) error {
+	t.text, t.frame = "", ""
+	prefix := chainPrefix(t.name)
+	var b strings.Builder
+	for part := range strings.SplitSeq(text[1:], "\n*") {
+		table, rules, _ := strings.Cut(part, "\n")
+		b.WriteString("*" + table + "\n")
+		for _, c := range chainsOf[table] {
+			b.WriteString(":" + prefix + c[0] + " - [0:0]\n")
+		}
+		marks, err := t.marksOfMaking(table, now)
+		if err != nil {
+			return err
+		}
+		for _, chain := range marks {
+			b.WriteString(":" + chain + " - [0:0]\n")
+		}
+		b.WriteString(rules)
+		if !strings.HasSuffix(rules, "\n") {
+			b.WriteString("\n")
+		}
+		if !t.detached {
+			for _, jump := range now.jumps[table] {
+				b.WriteString("-D" + strings.TrimPrefix(jump, "-A") + "\n")
+			}
+			for _, c := range chainsOf[table] {
+				if c[1] != "" {
+					fmt.Fprintf(&b, "-I %s 1 -m comment --comment %q -j %s\n", c[1], comment, prefix+c[0])
+				}
+			}
+		}
+		b.WriteString("COMMIT\n")
+	}
+	if _, err := t.restore(b.String()); err != nil {
+		return err
+	}
+	after, err := t.read()
+	if err != nil {
+		return err
+	}
+	t.text = text
+	if after.atHead == t.heads() {
+		t.frame = after.frame
+	}
+	return nil
+}
+
+// heads is how many rules of ours there are at the heads of built-in chains.
+func (t *tables) heads() int {
+	n := 0
+	for _, chains := range chainsOf {
+		for _, c := range chains {
+			if c[1] != "" && !t.detached {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// verify compares what there is with what was written, and writes it again if
+// they differ.
+func (t *tables) verify(want *contents, sets bool) (repaired bool, err error) {
+	text := t.rules(want, sets)
+	now, err := t.read()
+	if err != nil {
+		return false, err
+	}
+	if t.text == text && t.frame == now.frame {
+		if now.atHead == t.heads() || time.Since(t.moved) < movePeriod {
+			return false, nil
+		}
+		t.moved = time.Now()
+	}
+	return true, t.write(text, now)
+}
+
+// present is our part of the tables, as iptables-save tells it.
+type present struct {
+	frame  string              // our chains and rules, and those that lead there
+	chains map[string][]string // names of our chains by table
+	jumps  map[string][]string // rules of others' chains that lead to ours: "-A PREROUTING …"
+	atHead int                 // how many of those are the first of their chain, one for each
+}
+
+// read asks iptables-save. Where there is no table yet, it makes none.
+func (t *tables) read() (*present, error) {
+	out, err := t.tools.ns.run("", t.program("-save"))
+	if err != nil {
+		return nil, err
+	}
+	return parseSave(out, chainPrefix(t.name)), nil
+}
+
+// parseSave picks what is ours out of the tables in the form of iptables-save.
+func parseSave(text, prefix string) *present {
+	p := &present{chains: map[string][]string{}, jumps: map[string][]string{}}
+	var frame strings.Builder
+	table := ""
+	seen := map[string]bool{}
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		switch {
+		case strings.HasPrefix(line, "*"):
+			table, seen = line[1:], map[string]bool{}
+			frame.WriteString(line + "\n")
+		case strings.HasPrefix(line, ":"+prefix):
+			name, _, _ := strings.Cut(line[1:], " ")
+			p.chains[table] = append(p.chains[table], name)
+			frame.WriteString(":" + name + "\n")
+		case strings.HasPrefix(line, "-A "+prefix):
+			frame.WriteString(line + "\n")
+		case strings.HasPrefix(line, "-A "):
+			chain, _, _ := strings.Cut(line[3:], " ")
+			if leadsTo(line, prefix) {
+				p.jumps[table] = append(p.jumps[table], line)
+				frame.WriteString(line + "\n")
+				if !seen[chain] {
+					p.atHead++
+				}
+			}
+			seen[chain] = true
+		}
+	}
+	p.frame = withoutEmpty(frame.String())
+	return p
+}
+
+// leadsTo tells whether a rule jumps to a chain of ours.
+func leadsTo(rule, prefix string) bool {
+	i := max(strings.LastIndex(rule, " -j "+prefix), strings.LastIndex(rule, " -g "+prefix))
+	return i >= 0 && !strings.ContainsAny(rule[i+4:], " \"")
+}
+
+// withoutEmpty leaves out tables with nothing of ours: which of these are shown
+// is others' business.
+func withoutEmpty(frame string) string {
+	var b strings.Builder
+	for part := range strings.SplitAfterSeq(frame, "\n") {
+		if strings.HasPrefix(part, "*") && (strings.HasSuffix(frame, part) || strings.Contains(frame, part+"*")) {
+			continue
+		}
+		b.WriteString(part)
+	}
+	return b.String()
+}
+
+// remove takes our chains away and every rule that leads there, and gives a
+// line for each chain.
+func (t *tables) remove() (removed []string, err error) {
+	t.text, t.frame = "", ""
+	if t.program("-save") == "" {
+		return nil, nil
+	}
+	now, err := t.read()
+	if err != nil {
+		if t.tools.variant == Legacy && !denied(err) {
+			return nil, nil // a kernel without ip_tables has nothing of ours there
+		}
+		return nil, err
+	}
+	var b strings.Builder
+	made := map[string][]string{}
+	for _, table := range tableNames {
+		chains := now.chains[table]
+		if len(chains)+len(now.jumps[table]) == 0 {
+			continue
+		}
+		b.WriteString("*" + table + "\n")
+		for _, jump := range now.jumps[table] {
+			b.WriteString("-D" + strings.TrimPrefix(jump, "-A") + "\n")
+		}
+		slices.Sort(chains)
+		for _, c := range chains {
+			b.WriteString("-F " + c + "\n")
+		}
+		for _, c := range chains {
+			b.WriteString("-X " + c + "\n")
+			if what, ok := strings.CutPrefix(c, chainPrefix(t.name)+madePrefix); ok {
+				made[table] = append(made[table], what)
+				continue
+			}
+			removed = append(removed, fmt.Sprintf("%s -t %s chain %s", families[t.v].program, table, c))
+		}
+		b.WriteString("COMMIT\n")
+	}
+	if b.Len() == 0 {
+		return nil, nil
+	}
+	if _, err := t.restore(b.String()); err != nil {
+		return nil, err
+	}
+	return removed, t.unmake(made)
+}

@@ -1,0 +1,255 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Variant is a kind of iptables programs. The two kinds do not see each
+// other's rules.
+type Variant string
+
+// The variants.
+const (
+	NFT    Variant = "nft"    // iptables programs that speak to nf_tables
+	Legacy Variant = "legacy" // those that speak to ip_tables
+)
+
+// The features whose absence is told apart.
+const (
+	FeatureProgram  redirect.Feature = "iptables-restore"
+	FeatureTables   redirect.Feature = "ip_tables"
+	FeatureTProxy   redirect.Feature = "xt_TPROXY"
+	FeatureSocket   redirect.Feature = "xt_socket"
+	FeatureCT       redirect.Feature = "xt_CT"
+	FeatureMark     redirect.Feature = "xt_mark"
+	FeatureReject   redirect.Feature = "ipt_REJECT"
+	FeatureAddrType redirect.Feature = "xt_addrtype"
+	FeatureComment  redirect.Feature = "xt_comment"
+)
+
+// Mode is how errors name this way of steering.
+const Mode = "steering by iptables"
+
+// tools are the programs of one variant, and ipset if it can be used.
+type tools struct {
+	ns      *namespace
+	variant Variant
+	// programs are paths by their names without the variant, such as
+	// "ip6tables-save".
+	programs map[string]string
+	ipset    string // "" without
+}
+
+// installed gives the variants that the node has programs for, its default
+// first, with ipset if there is one. Nothing is tried.
+func installed(ns *namespace) []*tools {
+	var all []*tools
+	for _, infix := range []string{"", "-nft", "-legacy"} {
+		t := &tools{ns: ns, programs: map[string]string{}}
+		for v := range versions {
+			for _, suffix := range []string{"-restore", "-save"} {
+				if path := find(families[v].program + infix + suffix); path != "" {
+					t.programs[families[v].program+suffix] = path
+				}
+			}
+		}
+		if t.programs["iptables-restore"] == "" || t.programs["iptables-save"] == "" {
+			continue
+		}
+		t.variant = variantOf(ns, t.programs["iptables-save"])
+		if slices.ContainsFunc(all, func(o *tools) bool { return o.variant == t.variant }) {
+			continue
+		}
+		t.ipset = find("ipset")
+		all = append(all, t)
+	}
+	return all
+}
+
+// find gives the path of a program, or "". Those for root are found even if
+// PATH does not lead there.
+func find(name string) string {
+	if path, err := exec.LookPath(name); err == nil {
+		return path
+	}
+	for _, dir := range []string{"/usr/sbin", "/sbin", "/usr/local/sbin"} {
+		path := filepath.Join(dir, name)
+		if info, err := os.Stat(path); err == nil && info.Mode()&0o111 != 0 {
+			return path
+		}
+	}
+	return ""
+}
+
+// variantOf asks a program, which says "iptables-save v1.8.9 (nf_tables)".
+// Before 1.8 there was one variant, and it said nothing.
+func variantOf(ns *namespace, program string) Variant {
+	out, err := ns.run("", program, "-V")
+	if err == nil && strings.Contains(out, "nf_tables") {
+		return NFT
+	}
+	return Legacy
+}
+
+// Probe tells whether packets can be steered by iptables, by trying everything
+// in a scratch network namespace: nil, or a *redirect.MissingError that says
+// what is missing.
+func Probe(opts Options) error {
+	opts = opts.withDefaults()
+	if err := opts.validate(); err != nil {
+		return err
+	}
+	opts.Route = opts.Route.WithDefaults()
+	ns, err := openNamespace(opts.Route.NetNS)
+	if err != nil {
+		return err
+	}
+	defer ns.close()
+	_, err = choose(ns, opts)
+	return err
+}
+
+// choose gives the programs to use: the first variant that works, or the one
+// that was asked for.
+func choose(ns *namespace, opts Options) (*tools, error) {
+	var firstErr error
+	for _, t := range installed(ns) {
+		if opts.Variant != "" && t.variant != opts.Variant {
+			continue
+		}
+		err := t.probe(opts)
+		if err == nil {
+			return t, nil
+		}
+		if firstErr == nil {
+			firstErr = err
+		}
+	}
+	if firstErr != nil {
+		return nil, firstErr
+	}
+	what := "iptables-restore"
+	if opts.Variant != "" {
+		what = "iptables-" + string(opts.Variant) + "-restore"
+	}
+	return nil, &redirect.MissingError{Mode: Mode, Feature: FeatureProgram, Err: fmt.Errorf("no program %s", what),
+		Remedy: "install the package iptables"}
+}
+
+// probe tries a plan that needs everything in a scratch namespace, and where
+// none may be made, in the namespace itself, with no rule that leads there. Sets
+// are left out if they do not work.
+func (t *tools) probe(opts Options) error {
+	scratch, err := scratchNamespace()
+	if err != nil {
+		scratch = &namespace{handle: t.ns.handle}
+	}
+	defer scratch.close()
+	try := *t
+	try.ns = scratch
+	opts.Name = "sluice_probe"
+	if opts.NoSets || t.ipset == "" || try.probeSets(opts) != nil {
+		t.ipset, try.ipset = "", ""
+	}
+	for v := range versions {
+		if !t.ns.hasFamily(v) {
+			continue
+		}
+		if t.programs[families[v].program+"-restore"] == "" {
+			return &redirect.MissingError{Mode: Mode, Feature: FeatureProgram,
+				Err: fmt.Errorf("no program %s-restore", families[v].program), Remedy: "install the package iptables"}
+		}
+		p := &tables{tools: &try, v: v, name: opts.Name, marks: opts.Route, detached: true}
+		err := p.apply(contentsOf(samplePlan()), false)
+		_, _ = p.remove()
+		if err != nil {
+			return explain(err, p)
+		}
+	}
+	return nil
+}
+
+// probeSets tries whether rules can look into sets.
+func (t *tools) probeSets(opts Options) error {
+	s := &sets{tools: t, name: opts.Name}
+	want := contentsOf(samplePlan())
+	err := s.add(want)
+	for v := range versions {
+		if err == nil && t.ns.hasFamily(v) {
+			p := &tables{tools: t, v: v, name: opts.Name, marks: route.Options{}.WithDefaults(), detached: true}
+			err = p.apply(want, true)
+			_, _ = p.remove()
+		}
+	}
+	_, _ = s.remove()
+	return err
+}
+
+// samplePlan needs each kind of rule.
+func samplePlan() *redirect.Plan {
+	p := &redirect.Plan{
+		Steer: map[service.Destination]redirect.Target{}, Refuse: map[service.Destination]struct{}{}, Silent: map[service.Destination]struct{}{},
+		ClusterIPs: map[netip.Addr]struct{}{}, Foreign: map[netip.Addr]struct{}{}, Own: map[service.Destination]struct{}{},
+	}
+	for _, a := range []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")} {
+		for port, protocol := range []service.Protocol{service.TCP, service.UDP} {
+			p.Steer[service.Destination{Addr: a, Port: 80, Protocol: protocol}] = redirect.Target{Port: 1 + uint16(port)}
+			p.Refuse[service.Destination{Addr: a, Port: 81, Protocol: protocol}] = struct{}{}
+		}
+		p.Silent[service.Destination{Addr: a, Port: 82, Protocol: service.SCTP}] = struct{}{}
+		p.Own[service.Destination{Addr: a, Port: 83, Protocol: service.TCP}] = struct{}{}
+		p.Foreign[a] = struct{}{}
+		p.ClusterIPs[a.Next()] = struct{}{}
+		p.Local = append(p.Local, netip.PrefixFrom(a.Next(), a.BitLen()))
+	}
+	return p
+}
+
+// explain finds out what is missing by trying one thing after the other.
+func explain(err error, p *tables) error {
+	if denied(err) {
+		return &redirect.MissingError{Mode: Mode, Feature: redirect.FeatureNetAdmin, Err: err, Remedy: redirect.RemedyNetAdmin + "; the programs need CAP_NET_RAW too"}
+	}
+	for _, one := range []struct {
+		feature     redirect.Feature
+		table, rule string
+	}{
+		{FeatureTables, "filter", "-j RETURN"},
+		{FeatureTables, "mangle", "-j RETURN"},
+		{FeatureTables, "raw", "-j RETURN"},
+		{FeatureMark, "mangle", "-j MARK --set-xmark 0x1/0x1"},
+		{FeatureTProxy, "mangle", "-p tcp -j TPROXY --on-port 1"},
+		{FeatureSocket, "mangle", "-p tcp " + isTransparent + " -j RETURN"},
+		{FeatureCT, "raw", "-j CT --notrack"},
+		{FeatureAddrType, "raw", "-m addrtype ! --src-type LOCAL -j RETURN"},
+		{FeatureReject, "filter", "-p tcp -j REJECT --reject-with tcp-reset"},
+		{FeatureComment, "filter", "-m comment --comment probe -j RETURN"},
+	} {
+		chain := chainPrefix(p.name) + "TRY"
+		_, tryErr := p.restore(fmt.Sprintf("*%s\n:%s - [0:0]\n-A %s %s\nCOMMIT\n", one.table, chain, chain, one.rule))
+		_, _ = p.remove()
+		if tryErr != nil {
+			name := strings.Replace(string(one.feature), "ip", families[p.v].program[:len(families[p.v].program)-len("tables")], 1)
+			if one.feature != FeatureTables && one.feature != FeatureReject {
+				name = string(one.feature)
+			}
+			return &redirect.MissingError{Mode: Mode + "-" + string(p.tools.variant), Feature: redirect.Feature(name), Err: tryErr,
+				Remedy: fmt.Sprintf("load the module %s, or choose another way of steering", name)}
+		}
+	}
+	if errors.Is(err, exec.ErrNotFound) {
+		return &redirect.MissingError{Mode: Mode, Feature: FeatureProgram, Err: err, Remedy: "install the package iptables"}
+	}
+	return err
+}
