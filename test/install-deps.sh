@@ -10,6 +10,9 @@ needs=(
   "make make"
   "nft nftables"        # the tests compare its dumps; sluice itself needs no nft
   "ip iproute2"         # likewise
+  "iptables iptables"   # redirect/iptables steers by it, in both variants
+  "ipset ipset"         # likewise
+  "linux.uml user-mode-linux" # test/vm: a kernel without netfilter
 )
 files=(
   "/usr/include/stdlib.h libc6-dev" # the race detector
