@@ -20,6 +20,7 @@ const (
 	ConnectFailed     // no candidate answered within the retry plan
 	NoEndpoints       // there was no candidate left when the connection was accepted
 	LimitReached      // a limit of the service or of the process
+	NotAdmitted       // the client may not come in, and the kernel let it
 	Responses         // UDP: as many answers came as the service said
 	EndpointGone      // UDP: the endpoint serves no more (A8.2)
 	Evicted           // UDP: the session made room for a new one
@@ -37,6 +38,7 @@ var endNames = [endCount]string{
 	ConnectFailed: "connect_failed",
 	NoEndpoints:   "no_endpoints",
 	LimitReached:  "limit",
+	NotAdmitted:   "not_admitted",
 	Responses:     "responses",
 	EndpointGone:  "endpoint_gone",
 	Evicted:       "evicted",

@@ -26,7 +26,7 @@ const (
 // loops by who is free, which keeps the slowest ones fast.
 type acceptor struct {
 	worker *worker
-	fd     int
+	socket *socket
 	reg    poll.Registration
 }
 
@@ -34,16 +34,16 @@ type acceptor struct {
 func (a *acceptor) HandleEvents(uint8, poll.Events) {
 	w := a.worker
 	for range acceptShare {
-		if w.manager.open.Load() >= int64(w.manager.config.MaxConnections) {
+		if w.manager.open.Load() >= w.manager.limit.Load() {
 			w.manager.stats.atLimit.Add(1)
 			w.pause(a)
 			return
 		}
-		fd, client, errno := sys.Accept(a.fd)
+		fd, client, errno := sys.Accept(a.socket.fd)
 		switch errno {
 		case 0:
-		case sys.EAGAIN:
-			return // another worker was faster
+		case sys.EAGAIN, sys.EINVAL:
+			return // another worker was faster, or it listens no more
 		case sys.EMFILE, sys.ENFILE, sys.ENOBUFS, sys.ENOMEM:
 			w.manager.stats.exhausted.Add(1)
 			w.pause(a)
@@ -54,6 +54,11 @@ func (a *acceptor) HandleEvents(uint8, poll.Events) {
 			continue
 		}
 		w.backoff = 0
+		if a.socket.filtered.Load() {
+			// The program is for first packets; of the others it would cost
+			// time, and break the connection when it changes.
+			sys.DetachFilter(fd)
+		}
 		vip, errno := sys.LocalAddr(fd)
 		if errno != 0 {
 			sys.Close(fd)
@@ -102,7 +107,15 @@ func (w *worker) admit(fd int, client, vip netip.AddrPort) bool {
 	w.manager.open.Add(1)
 	w.shard.Open(&c.record)
 	open := p.open.Add(1)
-	if verdict.Action != policy.Accept {
+	switch verdict.Action {
+	case policy.Accept:
+	case policy.Drop:
+		// The socket's filter drops who may not come in; this one came before
+		// the filter changed, or the filter has no room for all the ranges.
+		w.manager.stats.notAdmitted.Add(1)
+		c.fail(conntrack.NotAdmitted)
+		return true
+	default:
 		// Steering refuses what has no endpoints; this one was in the queue
 		// when the last endpoint went.
 		c.fail(conntrack.NoEndpoints)
@@ -125,19 +138,19 @@ func reset(fd int) {
 }
 
 // join begins to accept from a listening socket.
-func (w *worker) join(fd int) {
-	a := &acceptor{worker: w, fd: fd}
-	w.acceptors[fd] = a
+func (w *worker) join(s *socket) {
+	a := &acceptor{worker: w, socket: s}
+	w.acceptors[s] = a
 	w.listen(a)
 }
 
 // leave ends accepting from a listening socket.
-func (w *worker) leave(fd int) {
-	a := w.acceptors[fd]
+func (w *worker) leave(s *socket) {
+	a := w.acceptors[s]
 	if a == nil {
 		return
 	}
-	delete(w.acceptors, fd)
+	delete(w.acceptors, s)
 	if i := slices.Index(w.paused, a); i >= 0 {
 		w.paused = slices.Delete(w.paused, i, i+1)
 		return
@@ -146,7 +159,7 @@ func (w *worker) leave(fd int) {
 }
 
 func (w *worker) listen(a *acceptor) {
-	reg, err := w.loop.Add(a.fd, 0, poll.Readable|poll.Exclusive, a)
+	reg, err := w.loop.Add(a.socket.fd, 0, poll.Readable|poll.Exclusive, a)
 	if err != nil {
 		// Out of kernel memory: the next pause's end tries again.
 		w.manager.stats.exhausted.Add(1)

@@ -215,7 +215,7 @@ func (c *conn) finish(end conntrack.End) {
 	c.pool.open.Add(-1)
 	w.manager.open.Add(-1)
 	w.freeConn(c)
-	if len(w.paused) > 0 && w.manager.open.Load() < w.manager.resumeBelow {
+	if len(w.paused) > 0 && w.manager.open.Load() < w.manager.resumeBelow() {
 		w.resume()
 	}
 }

@@ -2,9 +2,9 @@ package listener
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
-	"sync/atomic"
-	"time"
+	"slices"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
@@ -17,14 +17,16 @@ import (
 // to anybody; only steering leads to it. The manager owns it; workers accept
 // from its sockets.
 type lane struct {
-	sockets [2]socket // by service.Family
-	ports   int       // service ports that use it
+	sides [2]side // by service.Family
+	ports int     // service ports that use it
 }
 
-// socket is one listening socket of a lane.
-type socket struct {
-	fd   int
-	port uint16 // 0 while there is no socket
+// side is a lane's part in one family.
+type side struct {
+	socket *socket // nil while it is not needed
+	port   uint16
+	guards map[service.Destination]*guard
+	stale  bool // the filter does not say what guards do
 }
 
 // laneAddress gives the address that lanes of a family are bound to.
@@ -37,66 +39,106 @@ func laneAddress(f service.Family) netip.Addr {
 
 // open makes the socket of a family.
 func (l *lane) open(f service.Family, cfg *Config) error {
-	fd, err := sys.ListenTCP(netip.AddrPortFrom(laneAddress(f), 0), sys.ListenOptions{
-		Transparent: true,
-		Backlog:     cfg.Backlog,
-		Liveness:    Liveness(cfg.KeepAlive),
-		Congestion:  cfg.Congestion,
-	})
+	o := cfg.listenOptions()
+	o.Transparent = true
+	s, err := listen(netip.AddrPortFrom(laneAddress(f), 0), o)
 	if err != nil {
 		return err
 	}
-	addr, errno := sys.LocalAddr(fd)
+	addr, errno := sys.LocalAddr(s.fd)
 	if errno != 0 {
-		sys.Close(fd)
+		sys.Close(s.fd)
 		return fmt.Errorf("listener's own address: %w", errno)
 	}
-	l.sockets[f] = socket{fd: fd, port: addr.Port()}
+	l.sides[f] = side{socket: s, port: addr.Port()}
 	return nil
 }
 
-// keepAliveProbes is how many probes stay unanswered before a connection is
-// given up, a third of the idle time apart.
-const keepAliveProbes = 3
-
-// Liveness gives the options that find out a peer that is gone, on both sides
-// of a connection: it is probed when it was quiet for keepAlive and given up
-// after twice the time, whether it is silent or leaves data unacknowledged
-// (TCP_USER_TIMEOUT is idle + count x interval).
-func Liveness(keepAlive time.Duration) sys.Liveness {
-	if keepAlive <= 0 {
-		return sys.Liveness{}
+// setGuard says whom a destination of the lane answers, nil for everybody.
+func (l *lane) setGuard(dst service.Destination, g *guard) {
+	s := &l.sides[service.FamilyOf(dst.Addr)]
+	switch {
+	case g != nil:
+		if s.guards == nil {
+			s.guards = make(map[service.Destination]*guard)
+		}
+		s.guards[dst] = g
+	case s.guards[dst] == nil:
+		return
+	default:
+		delete(s.guards, dst)
 	}
-	return sys.Liveness{
-		Idle:        keepAlive,
-		Interval:    keepAlive / keepAliveProbes,
-		Count:       keepAliveProbes,
-		UserTimeout: 2 * keepAlive,
+	s.stale = true
+}
+
+// guardLane brings a lane's filters up to date.
+func (m *Manager) guardLane(l *lane) {
+	for f := range l.sides {
+		if s := &l.sides[f]; s.stale && s.socket != nil {
+			s.stale = false
+			m.protect(s.socket, slices.Collect(maps.Values(s.guards)))
+		}
 	}
 }
 
-// close closes what open made, as soon as every worker has let go of it. What
-// still waits in the queues is reset by the kernel. It gives the number of
-// sockets.
-func (l *lane) close(workers []*worker) (closed int) {
-	for f := range l.sockets {
-		s := &l.sockets[f]
-		if s.port == 0 {
-			continue
-		}
-		closed++
-		fd := s.fd
-		*s = socket{}
-		var holders atomic.Int32
-		holders.Store(int32(len(workers)))
-		for _, w := range workers {
-			w.post(func() {
-				w.leave(fd)
-				if holders.Add(-1) == 0 {
-					sys.Close(fd)
-				}
-			})
+// laneFor gives the lane of a pool, with a socket of a family.
+func (m *Manager) laneFor(p *pool, f service.Family) (*lane, error) {
+	if p.lane == nil {
+		p.lane = m.assignLane()
+		p.lane.ports++
+	}
+	s := &p.lane.sides[f]
+	if s.socket != nil {
+		return p.lane, nil
+	}
+	if err := p.lane.open(f, &m.config); err != nil {
+		return nil, err
+	}
+	m.join(s.socket)
+	return p.lane, nil
+}
+
+// assignLane gives a lane of its own as long as the bound allows, else the one
+// with the fewest service ports.
+func (m *Manager) assignLane() *lane {
+	if len(m.lanes) < m.config.MaxLanes {
+		l := new(lane)
+		m.lanes = append(m.lanes, l)
+		return l
+	}
+	m.once("listening sockets", fmt.Errorf("more than %d service ports: some share a listening socket, and with it its queue", m.config.MaxLanes))
+	least := m.lanes[0]
+	for _, l := range m.lanes[1:] {
+		if l.ports < least.ports {
+			least = l
 		}
 	}
-	return closed
+	return least
+}
+
+// release lets go of a pool whose service port is gone. Its connections go on.
+func (m *Manager) release(p *pool) {
+	m.table.Forget(p.port.Name)
+	l := p.lane
+	if l == nil {
+		return
+	}
+	p.lane = nil
+	if l.ports--; l.ports > 0 {
+		return
+	}
+	if i := slices.Index(m.lanes, l); i >= 0 {
+		m.lanes[i] = m.lanes[len(m.lanes)-1]
+		m.lanes = m.lanes[:len(m.lanes)-1]
+	}
+	m.closeLane(l)
+}
+
+func (m *Manager) closeLane(l *lane) {
+	for f := range l.sides {
+		if s := &l.sides[f]; s.socket != nil {
+			m.discard(s.socket)
+			*s = side{}
+		}
+	}
 }

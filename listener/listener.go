@@ -53,6 +53,13 @@ type Config struct {
 	// ports than that, some share a lane; their other limits stay their own.
 	MaxLanes int
 
+	// MaxClaims bounds the sockets that are bound to node ports and to Services'
+	// own addresses. What is held stays held; the rest waits until there is room.
+	MaxClaims int
+	// Descriptors is what claims and connections share; 0 if that is enough
+	// for both.
+	Descriptors int
+
 	// MaxConnections bounds the connections open at once, in all.
 	MaxConnections int
 	// MaxServiceConnections bounds those of one service port.
@@ -82,7 +89,8 @@ type Config struct {
 // through one atomic pointer.
 type state struct {
 	table *policy.Table
-	pools []*pool // by service.PortID; nil where there is no port
+	pools []*pool       // by service.PortID; nil where there is no port
+	host  hostAddresses // of this node
 }
 
 // pool is what one service port needs while it serves: its balancer, its

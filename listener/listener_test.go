@@ -45,6 +45,7 @@ const patience = 10 * time.Second
 // node is a Manager with everything around it, in a lab's node.
 type node struct {
 	t       *testing.T
+	policy  policy.Config
 	lab     *netns.Lab
 	store   *service.Store
 	steer   *spy
@@ -78,7 +79,15 @@ func (n *node) ends() map[conntrack.End]int {
 // spy is a Redirector that remembers the plan.
 type spy struct {
 	redirect.Redirector
-	plan redirect.Plan
+	plan   redirect.Plan
+	traits *redirect.Traits // in place of the Redirector's
+}
+
+func (s *spy) Traits() redirect.Traits {
+	if s.traits != nil {
+		return *s.traits
+	}
+	return s.Redirector.Traits()
 }
 
 func (s *spy) Apply(p redirect.Plan) error {
@@ -90,7 +99,7 @@ func (s *spy) Apply(p redirect.Plan) error {
 // configuration that tests use.
 func newNode(t *testing.T, lab *netns.Lab, change func(*Options)) *node {
 	t.Helper()
-	n := &node{t: t, lab: lab, store: service.NewStore(service.StoreOptions{NodeName: "node"})}
+	n := &node{t: t, lab: lab, policy: policy.Config{NodeName: "node"}, store: service.NewStore(service.StoreOptions{NodeName: "node"})}
 	n.table = conntrack.NewTable(conntrack.Options{Shards: loops, Sink: n})
 	r := relay.New(relay.Config{Splice: true})
 	var shares []Loop
@@ -117,12 +126,15 @@ func newNode(t *testing.T, lab *netns.Lab, change func(*Options)) *node {
 	o := Options{
 		Config: Config{
 			Backlog: 128, MaxLanes: 100, MaxConnections: 1000, MaxServiceConnections: 1000,
-			MaxServiceDialing: 100, MaxPins: 100, Plan: balancer.DefaultPlan(),
+			MaxServiceDialing: 100, MaxPins: 100, MaxClaims: 100, Plan: balancer.DefaultPlan(),
 		},
 		Loops: shares, Table: n.table, Redirector: n.steer, Logger: zerolog.New(zerolog.NewTestWriter(t)),
 	}
 	if change != nil {
 		change(&o)
+	}
+	if o.HostAddresses != nil {
+		n.policy.NodeAddresses = o.HostAddresses()
 	}
 	n.manager = New(o)
 	t.Cleanup(func() {
@@ -159,7 +171,7 @@ func (n *node) stop() {
 func (n *node) apply(c service.Change) {
 	n.t.Helper()
 	err := n.lab.Node.Do(func() error {
-		return n.manager.Apply(policy.Compile(nil, n.store.Apply(c), policy.Config{NodeName: "node"}))
+		return n.manager.Apply(policy.Compile(n.manager.state.Load().table, n.store.Apply(c), n.policy))
 	})
 	if err != nil {
 		n.t.Fatal(err)

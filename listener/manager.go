@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -12,7 +13,6 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/policy"
@@ -30,47 +30,29 @@ type Loop struct {
 // Manager puts configurations in force. Apply, Maintain and Stop are called
 // from one goroutine; Stats may be called from any.
 type Manager struct {
-	config      Config
-	log         zerolog.Logger
-	redirector  redirect.Redirector
-	table       *conntrack.Table
-	workers     []*worker
-	resumeBelow int64
+	config     Config
+	log        zerolog.Logger
+	redirector redirect.Redirector
+	bindEach   bool // Traits().BindEach
+	table      *conntrack.Table
+	workers    []*worker
 
 	state atomic.Pointer[state]
 	open  atomic.Int64 // connections, from accept to end
+	limit atomic.Int64 // of them
 	stats stats
 
 	// What follows is the configuring goroutine's.
-	serviceCIDRs []netip.Prefix
-	hostAddrs    func() []netip.Addr
-	pools        map[service.PortName]*pool
-	lanes        []*lane
-	clusterIPs   map[netip.Addr]struct{} // of the last plan
-	lingering    map[netip.Addr]struct{} // addresses that left but carry connections
-	said         map[string]struct{}     // warnings that were given already
-	incomplete   bool                    // the last Apply did not succeed wholly
-}
-
-// stats counts what concerns no single connection.
-type stats struct {
-	strays     atomic.Uint64
-	atLimit    atomic.Uint64
-	exhausted  atomic.Uint64
-	ownTrouble atomic.Uint64
-	listeners  atomic.Int64
-}
-
-// Stats is what a Manager has counted.
-type Stats struct {
-	Open       int64             // connections now
-	Dialing    int64             // those of them that wait for an endpoint to answer
-	Listeners  int64             // listening sockets
-	Pins       balancer.PinStats // of all service ports
-	Strays     uint64            // accepted connections that were sent to no service
-	AtLimit    uint64            // pauses of accepting at the limit of all connections
-	Exhausted  uint64            // pauses of accepting because the kernel had no descriptor or memory
-	OwnTrouble uint64            // attempts that failed for want of a local port, a descriptor or a right
+	serviceCIDRs  []netip.Prefix
+	hostAddresses func() []netip.Addr
+	pools         map[service.PortName]*pool
+	lanes         []*lane
+	outletsOf     [][]*outlet // by service.PortID
+	notServed     int         // service ports among them that nobody accepts for
+	claims        claims
+	planner       planner
+	said          map[string]struct{} // warnings that were given already
+	incomplete    bool                // the last Apply did not succeed wholly
 }
 
 // Options are what a Manager works with, beside its Config.
@@ -80,7 +62,9 @@ type Options struct {
 	// names: every address in them is delivered to this node.
 	ServiceCIDRs []netip.Prefix
 	// HostAddresses gives the addresses that this node's interfaces have
-	// now. They are never taken for services; nil means none.
+	// now. They are never taken for services; Services' own addresses among
+	// them are served by sockets that are bound to them (A3.15). Nil means that
+	// nobody knows.
 	HostAddresses func() []netip.Addr
 	Loops         []Loop
 	Table         *conntrack.Table // one shard for each loop
@@ -91,19 +75,19 @@ type Options struct {
 // New gives a Manager that serves nothing yet. The loops may run already.
 func New(o Options) *Manager {
 	m := &Manager{
-		config:       o.Config,
-		log:          o.Logger,
-		redirector:   o.Redirector,
-		table:        o.Table,
-		serviceCIDRs: o.ServiceCIDRs,
-		hostAddrs:    o.HostAddresses,
-		// Some room before accepting goes on, so that it does not stop and go
-		// with every connection.
-		resumeBelow: int64(o.MaxConnections - o.MaxConnections/64),
-		pools:       make(map[service.PortName]*pool),
-		lingering:   make(map[netip.Addr]struct{}),
-		said:        make(map[string]struct{}),
+		config:        o.Config,
+		log:           o.Logger,
+		redirector:    o.Redirector,
+		bindEach:      o.Redirector.Traits().BindEach,
+		table:         o.Table,
+		serviceCIDRs:  o.ServiceCIDRs,
+		hostAddresses: o.HostAddresses,
+		pools:         make(map[service.PortName]*pool),
+		claims:        newClaims(),
+		planner:       newPlanner(),
+		said:          make(map[string]struct{}),
 	}
+	m.setLimit()
 	m.state.Store(&state{table: policy.Compile(nil, &service.Snapshot{}, policy.Config{})})
 	for i, l := range o.Loops {
 		m.workers = append(m.workers, newWorker(m, l.Poll, l.Relay, o.Table.Shard(i)))
@@ -113,57 +97,186 @@ func New(o Options) *Manager {
 
 // Apply puts a policy in force: new connections go by it when Apply returns.
 // What cannot be served is in the error, and everything else is in force; Maintain
-// tries again.
+// tries again. A port that another program holds is no error: the log and the
+// Stats tell of it.
 func (m *Manager) Apply(table *policy.Table) error {
-	snap := table.Snapshot()
-	next := &state{table: table, pools: make([]*pool, len(snap.Ports))}
-	gone := m.syncPools(snap, next)
-	plan, err := m.plan(table, next)
+	prev := m.state.Load()
+	next := &state{table: table, host: m.host(prev.host)}
+	ids := m.changed(prev, next)
+	gone := m.syncPools(ids, prev, next)
+	changes := m.syncOutlets(ids, next)
+	failed := m.openLanes(changes)
 
-	m.state.Store(next)
+	m.tightenClaims(changes)
 	// Connections are decided by the new policy from here on, also those that
 	// the old steering still lets in.
-	if steerErr := m.redirector.Apply(plan); steerErr != nil {
-		err = errors.Join(err, fmt.Errorf("steering: %w", steerErr))
+	m.state.Store(next)
+	m.guardLanes(changes)
+	m.settleClaims(changes)
+	for _, ch := range changes {
+		m.planner.replace(ch.old, ch.new, ch.new != nil && m.holds(ch.new.dst))
+	}
+	m.planner.setRanges(m.serviceRanges(next))
+	if err := m.redirector.Apply(m.planner.finish(next.host)); err != nil {
+		failed = append(failed, fmt.Errorf("steering: %w", err))
 	}
 	for _, p := range gone {
 		m.release(p)
 	}
+	err := errors.Join(failed...)
 	m.incomplete = err != nil
 	return err
 }
 
-// syncPools gives each service port its pool, and gives back those that have no
-// port any more.
-func (m *Manager) syncPools(snap *service.Snapshot, next *state) (gone []*pool) {
-	seen := 0
-	for id, port := range snap.Ports {
-		if port == nil || port.Name.Protocol != service.TCP {
-			continue
-		}
-		seen++
-		p := m.pools[port.Name]
-		switch {
-		case p == nil:
-			var problem error
-			p, problem = newPool(port, &m.config, m.table.Counters(port.Name))
-			m.warn(port, problem)
-			m.pools[port.Name] = p
-		case p.port != port:
-			m.warn(port, p.configure(port, &m.config))
-		}
-		next.pools[id] = p
-	}
-	if seen == len(m.pools) {
+// host gives the node's addresses; prev if they are the same.
+func (m *Manager) host(prev hostAddresses) hostAddresses {
+	if m.hostAddresses == nil {
 		return nil
 	}
-	for name, p := range m.pools {
-		if id := p.port.ID; int(id) >= len(next.pools) || next.pools[id] != p {
-			delete(m.pools, name)
-			gone = append(gone, p)
+	now := make(hostAddresses)
+	for _, a := range m.hostAddresses() {
+		now[a] = struct{}{}
+	}
+	if prev != nil && maps.Equal(prev, now) {
+		return prev
+	}
+	return now
+}
+
+// changed gives the service ports that have to be looked at: those whose
+// decisions may have changed, or all.
+func (m *Manager) changed(prev, next *state) []service.PortID {
+	ids := slices.Collect(next.table.Changed(prev.table))
+	if !m.incomplete && maps.Equal(prev.host, next.host) && !m.rivals(ids, prev, next) {
+		return ids
+	}
+	ids = ids[:0]
+	for id := range max(len(prev.pools), len(next.table.Snapshot().Ports)) {
+		ids = append(ids, service.PortID(id))
+	}
+	return ids
+}
+
+// rivals tells whether one of the service ports has, or had, an address of this
+// node as its own, at a number that is another one's node port. Then that one
+// loses or wins a destination, though nothing of it has changed.
+func (m *Manager) rivals(ids []service.PortID, prev, next *state) bool {
+	for _, s := range []*state{prev, next} {
+		snap := s.table.Snapshot()
+		for _, id := range ids {
+			if int(id) >= len(snap.Ports) || snap.Ports[id] == nil {
+				continue
+			}
+			for dst := range snap.Ports[id].Destinations {
+				if _, is := next.table.Snapshot().FindNodePort(dst.Protocol, dst.Port); is && next.host.has(dst.Addr) {
+					return true
+				}
+			}
 		}
 	}
-	return gone
+	return false
+}
+
+// syncOutlets finds what becomes of the destinations of service ports, and what
+// that changes.
+func (m *Manager) syncOutlets(ids []service.PortID, next *state) []change {
+	ports := next.table.Snapshot().Ports
+	for len(m.outletsOf) < len(ports) {
+		m.outletsOf = append(m.outletsOf, nil)
+	}
+	old, new := make([][]*outlet, len(ids)), make([][]*outlet, len(ids))
+	for i, id := range ids {
+		if int(id) >= len(m.outletsOf) {
+			continue
+		}
+		old[i] = m.outletsOf[id]
+		if int(id) < len(ports) && ports[id] != nil {
+			new[i] = m.outlets(next.table, ports[id], next.host)
+		}
+		m.outletsOf[id] = new[i]
+	}
+	changes := compare(old, new)
+	for _, ch := range changes {
+		if ch.old != nil && !serves(ch.old.dst.Protocol) {
+			m.notServed--
+		}
+		if ch.new != nil && !serves(ch.new.dst.Protocol) {
+			m.notServed++
+		}
+	}
+	if m.notServed > 0 {
+		m.once("Services", fmt.Errorf("%d cluster IP ports of UDP and SCTP refuse: this version serves TCP", m.notServed))
+	}
+	return changes
+}
+
+// openLanes gives lanes to the destinations that need them.
+func (m *Manager) openLanes(changes []change) (failed []error) {
+	for _, ch := range changes {
+		o := ch.new
+		if o == nil || !o.needsLane() {
+			continue
+		}
+		var err error
+		if o.lane, err = m.laneFor(m.pools[o.name], service.FamilyOf(o.dst.Addr)); err != nil {
+			failed = append(failed, fmt.Errorf("service %s: %w", o.name, err))
+		}
+	}
+	return failed
+}
+
+// guardLanes has the lanes' sockets answer whom they should.
+func (m *Manager) guardLanes(changes []change) {
+	touched := make(map[*lane]struct{})
+	for _, ch := range changes {
+		if o := ch.old; o != nil && o.lane != nil {
+			o.lane.setGuard(o.dst, nil)
+			touched[o.lane] = struct{}{}
+		}
+		if o := ch.new; o != nil && o.lane != nil {
+			o.lane.setGuard(o.dst, o.guard)
+			touched[o.lane] = struct{}{}
+		}
+	}
+	for l := range touched {
+		m.guardLane(l)
+	}
+}
+
+// serviceRanges gives the ranges of cluster IPs that this node delivers to
+// itself.
+func (m *Manager) serviceRanges(s *state) (ranges []netip.Prefix) {
+	for _, r := range slices.Concat(m.serviceCIDRs, s.table.Snapshot().ServiceCIDRs) {
+		if a, is := s.host.within(r); is {
+			m.once("service range "+r.String(), fmt.Errorf("holds %s, an address of this node: only the cluster IPs in use are taken from it", a))
+			continue
+		}
+		ranges = append(ranges, r)
+	}
+	return ranges
+}
+
+// holds tells whether a destination is claimed and has its socket.
+func (m *Manager) holds(dst service.Destination) bool {
+	c := m.claims.all[dst]
+	return c != nil && c.socket != nil
+}
+
+// setLimit says how many connections may be open: two descriptors each, of
+// those that claims leave.
+func (m *Manager) setLimit() {
+	limit := int64(m.config.MaxConnections)
+	if m.config.Descriptors > 0 {
+		limit = min(limit, max((int64(m.config.Descriptors)-m.stats.claims.Load())/2, 1))
+	}
+	m.limit.Store(limit)
+}
+
+// resumeBelow gives some room before accepting goes on, so that it does not
+// stop and go with every connection.
+func (m *Manager) resumeBelow() int64 {
+	limit := m.limit.Load()
+	return limit - limit/64
 }
 
 // warn logs a service's problem once.
@@ -184,217 +297,38 @@ func (m *Manager) once(object string, problem error) {
 	m.log.Warn().Str("object", object).Msg(problem.Error())
 }
 
-// plan says what has to be steered for a state, and opens the lanes for it.
-func (m *Manager) plan(table *policy.Table, st *state) (redirect.Plan, error) {
-	plan := redirect.Plan{
-		Steer:      make(map[service.Destination]redirect.Target),
-		Refuse:     make(map[service.Destination]struct{}),
-		Silent:     make(map[service.Destination]struct{}),
-		ClusterIPs: make(map[netip.Addr]struct{}),
-	}
-	var failed []error
-	notServed := 0
-	var host []netip.Addr
-	if m.hostAddrs != nil {
-		host = m.hostAddrs()
-	}
-	for id, port := range table.Snapshot().Ports {
-		if port == nil {
-			continue
-		}
-		for f := range port.Families {
-			view := &port.Families[f]
-			if !view.ClusterIP.IsValid() {
-				continue
-			}
-			if slices.Contains(host, view.ClusterIP) {
-				m.warn(port, fmt.Errorf("its cluster IP %s is an address of this node: not served", view.ClusterIP))
-				continue
-			}
-			plan.ClusterIPs[view.ClusterIP] = struct{}{}
-			p := st.pools[id]
-			if p == nil {
-				notServed++
-				continue
-			}
-			dst := service.Destination{Addr: view.ClusterIP, Port: port.Port, Protocol: port.Name.Protocol}
-			switch table.Steering(dst) {
-			case policy.Accept:
-				laneSocket, err := m.laneFor(p, service.Family(f))
-				if err != nil {
-					failed = append(failed, fmt.Errorf("service %s: %w", port.Name, err))
-					continue
-				}
-				plan.Steer[dst] = redirect.Target{Port: laneSocket}
-			case policy.Refuse:
-				plan.Refuse[dst] = struct{}{}
-			case policy.Drop:
-				plan.Silent[dst] = struct{}{}
-			}
-		}
-	}
-	if notServed > 0 {
-		m.once("Services", fmt.Errorf("%d cluster IP ports of UDP and SCTP refuse: this version serves TCP", notServed))
-	}
-	plan.Local = m.local(table.Snapshot(), plan.ClusterIPs, host)
-	return plan, errors.Join(failed...)
-}
-
-// local says what this node delivers to itself: the ranges of cluster IPs, the
-// cluster IPs outside of them, and those that no service has any more but that
-// established connections still use (A8.7).
-func (m *Manager) local(snap *service.Snapshot, clusterIPs map[netip.Addr]struct{}, host []netip.Addr) []netip.Prefix {
-	var ranges []netip.Prefix
-	for _, r := range slices.Concat(m.serviceCIDRs, snap.ServiceCIDRs) {
-		if i := slices.IndexFunc(host, r.Contains); i >= 0 {
-			m.once("service range "+r.String(), fmt.Errorf("holds %s, an address of this node: only the cluster IPs in use are taken from it", host[i]))
-			continue
-		}
-		ranges = append(ranges, r)
-	}
-	cidrs := len(ranges)
-	covered := func(a netip.Addr) bool {
-		for _, r := range ranges[:cidrs] {
-			if r.Contains(a) {
-				return true
-			}
-		}
-		return false
-	}
-	for a := range m.lingering {
-		if _, back := clusterIPs[a]; back || covered(a) {
-			delete(m.lingering, a)
-		}
-	}
-	for a := range m.clusterIPs {
-		if _, still := clusterIPs[a]; !still && !covered(a) {
-			m.lingering[a] = struct{}{}
-		}
-	}
-	m.clusterIPs = clusterIPs
-	for _, addrs := range []map[netip.Addr]struct{}{clusterIPs, m.lingering} {
-		for a := range addrs {
-			if !covered(a) {
-				ranges = append(ranges, netip.PrefixFrom(a, a.BitLen()))
-			}
-		}
-	}
-	return ranges
-}
-
-// laneFor gives the listener port of a pool's lane, opening what is missing.
-func (m *Manager) laneFor(p *pool, f service.Family) (uint16, error) {
-	if p.lane == nil {
-		p.lane = m.assignLane()
-		p.lane.ports++
-	}
-	s := &p.lane.sockets[f]
-	if s.port != 0 {
-		return s.port, nil
-	}
-	if err := p.lane.open(f, &m.config); err != nil {
-		return 0, err
-	}
-	m.stats.listeners.Add(1)
-	fd := s.fd
-	for _, w := range m.workers {
-		w.post(func() { w.join(fd) })
-	}
-	return s.port, nil
-}
-
-// assignLane gives a lane of its own as long as the bound allows, else the one
-// with the fewest service ports.
-func (m *Manager) assignLane() *lane {
-	if len(m.lanes) < m.config.MaxLanes {
-		l := new(lane)
-		m.lanes = append(m.lanes, l)
-		return l
-	}
-	m.once("listening sockets", fmt.Errorf("more than %d service ports: some share a listening socket, and with it its queue", m.config.MaxLanes))
-	least := m.lanes[0]
-	for _, l := range m.lanes[1:] {
-		if l.ports < least.ports {
-			least = l
-		}
-	}
-	return least
-}
-
-// release lets go of a pool whose service port is gone. Its connections go on.
-func (m *Manager) release(p *pool) {
-	m.table.Forget(p.port.Name)
-	l := p.lane
-	if l == nil {
-		return
-	}
-	p.lane = nil
-	if l.ports--; l.ports > 0 {
-		return
-	}
-	for i := range m.lanes {
-		if m.lanes[i] == l {
-			m.lanes[i] = m.lanes[len(m.lanes)-1]
-			m.lanes = m.lanes[:len(m.lanes)-1]
-			break
-		}
-	}
-	m.closeLane(l)
-}
-
-func (m *Manager) closeLane(l *lane) {
-	m.stats.listeners.Add(-int64(l.close(m.workers)))
-}
-
-// Maintain does what has to be done from time to time: it lets go of addresses
-// that carry no connection any more, tries again what Apply could not do, and has
-// the steering verified. NextMaintenance says when it is due.
+// Maintain does what has to be done from time to time: it follows the node's
+// addresses, lets go of destinations that carry no connection any more, tries
+// again what Apply could not do and ports that other programs held, and has the
+// steering verified. NextMaintenance says when it is due.
 func (m *Manager) Maintain() (repaired bool, err error) {
-	if m.incomplete || m.dropIdle() {
-		return false, m.Apply(m.state.Load().table)
+	s := m.state.Load()
+	if m.incomplete || !maps.Equal(s.host, m.host(s.host)) {
+		return false, m.Apply(s.table)
+	}
+	won := m.retryClaims()
+	for _, o := range won {
+		m.planner.place(o, true)
+	}
+	if m.dropIdle() || len(won) > 0 {
+		if err := m.redirector.Apply(m.planner.finish(s.host)); err != nil {
+			m.incomplete = true
+			return false, fmt.Errorf("steering: %w", err)
+		}
 	}
 	return m.redirector.Verify()
-}
-
-// dropIdle forgets the lingering addresses that no connection uses. It tells
-// whether there were any.
-func (m *Manager) dropIdle() bool {
-	if len(m.lingering) == 0 {
-		return false
-	}
-	used := make(map[netip.Addr]struct{})
-	for _, w := range m.workers {
-		var seen map[netip.Addr]struct{}
-		done := make(chan struct{})
-		if !w.post(func() {
-			defer close(done)
-			seen = make(map[netip.Addr]struct{})
-			w.shard.Each(func(r *conntrack.Record) {
-				if _, is := m.lingering[r.VIP.Addr()]; is {
-					seen[r.VIP.Addr()] = struct{}{}
-				}
-			})
-		}) {
-			return false
-		}
-		<-done
-		for a := range seen {
-			used[a] = struct{}{}
-		}
-	}
-	before := len(m.lingering)
-	for a := range m.lingering {
-		if _, is := used[a]; !is {
-			delete(m.lingering, a)
-		}
-	}
-	return len(m.lingering) < before
 }
 
 // Stop ends accepting and all connections, and hands their records on. Steering
 // should have been taken back before, so that clients are refused and not left
 // to wait. The loops go on.
 func (m *Manager) Stop(ctx context.Context) error {
+	for _, c := range m.claims.all {
+		if c.socket != nil {
+			m.unclaim(c)
+		}
+	}
+	m.claims = newClaims()
 	var pending sync.WaitGroup
 	for _, w := range m.workers {
 		pending.Add(1)
@@ -416,29 +350,6 @@ func (m *Manager) Stop(ctx context.Context) error {
 	return nil
 }
 
-// Stats gives what was counted.
-func (m *Manager) Stats() Stats {
-	s := Stats{
-		Open:       m.open.Load(),
-		Listeners:  m.stats.listeners.Load(),
-		Strays:     m.stats.strays.Load(),
-		AtLimit:    m.stats.atLimit.Load(),
-		Exhausted:  m.stats.exhausted.Load(),
-		OwnTrouble: m.stats.ownTrouble.Load(),
-	}
-	for _, p := range m.state.Load().pools {
-		if p == nil {
-			continue
-		}
-		s.Dialing += p.dialing.Load()
-		pins := p.balancer.Pins()
-		s.Pins.Pins += pins.Pins
-		s.Pins.Evicted += pins.Evicted
-		s.Pins.Expired += pins.Expired
-	}
-	return s
-}
-
 // Snapshot gives what the configuration in force was made of.
 func (m *Manager) Snapshot() *service.Snapshot { return m.state.Load().table.Snapshot() }
 
@@ -449,13 +360,13 @@ func (m *Manager) Complete() bool { return !m.incomplete }
 // finds nothing changed costs a fraction of a millisecond.
 const verifyInterval = 5 * time.Second
 
-// retryInterval is how often Maintain should be called while Apply is
-// incomplete.
+// retryInterval is how often Maintain should be called while there is something
+// to try again or to wait for.
 const retryInterval = time.Second
 
 // NextMaintenance gives the time until Maintain should be called.
 func (m *Manager) NextMaintenance() time.Duration {
-	if m.incomplete || len(m.lingering) > 0 {
+	if m.incomplete || m.lingers() || len(m.claims.missing) > 0 {
 		return retryInterval
 	}
 	return verifyInterval

@@ -49,3 +49,43 @@ func balancerOptions(p *service.Port, cfg *Config) (opts balancer.Options, probl
 	}
 	return opts, nil
 }
+
+// syncPools gives service ports their pools, and gives back those that have no
+// port any more.
+func (m *Manager) syncPools(ids []service.PortID, prev, next *state) (gone []*pool) {
+	ports := next.table.Snapshot().Ports
+	next.pools = make([]*pool, len(ports))
+	copy(next.pools, prev.pools)
+	for _, id := range ids {
+		if int(id) >= len(ports) {
+			continue
+		}
+		next.pools[id] = nil
+		port := ports[id]
+		if port == nil || !serves(port.Name.Protocol) {
+			continue
+		}
+		p := m.pools[port.Name]
+		switch {
+		case p == nil:
+			var problem error
+			p, problem = newPool(port, &m.config, m.table.Counters(port.Name))
+			m.warn(port, problem)
+			m.pools[port.Name] = p
+		case p.port != port:
+			m.warn(port, p.configure(port, &m.config))
+		}
+		next.pools[id] = p
+	}
+	for _, id := range ids {
+		if int(id) >= len(prev.pools) || prev.pools[id] == nil {
+			continue
+		}
+		p := prev.pools[id]
+		if now := p.port.ID; int(now) >= len(next.pools) || next.pools[now] != p {
+			delete(m.pools, p.port.Name)
+			gone = append(gone, p)
+		}
+	}
+	return gone
+}

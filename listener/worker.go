@@ -27,7 +27,7 @@ type worker struct {
 	loop      *poll.Loop
 	relay     *relay.Worker
 	shard     *conntrack.Shard
-	acceptors map[int]*acceptor // by descriptor
+	acceptors map[*socket]*acceptor
 
 	paused     []*acceptor
 	pauseTimer poll.Timer
@@ -39,7 +39,7 @@ type worker struct {
 }
 
 func newWorker(m *Manager, loop *poll.Loop, r *relay.Worker, shard *conntrack.Shard) *worker {
-	w := &worker{manager: m, loop: loop, relay: r, shard: shard, acceptors: make(map[int]*acceptor)}
+	w := &worker{manager: m, loop: loop, relay: r, shard: shard, acceptors: make(map[*socket]*acceptor)}
 	shard.OnPending(func() {
 		loop.Schedule(&w.flushTimer, loop.Now()+int64(flushDelay), (*flusher)(w))
 	})
@@ -97,8 +97,8 @@ func (r *refresher) HandleTimer(*poll.Timer) {
 // stop ends accepting and all connections, and writes their records.
 func (w *worker) stop() {
 	w.loop.Cancel(&w.pauseTimer)
-	for fd := range w.acceptors {
-		w.leave(fd)
+	for s := range w.acceptors {
+		w.leave(s)
 	}
 	w.shard.Each(func(r *conntrack.Record) { r.Owner.(*conn).abort() })
 	w.loop.Cancel(&w.refreshTimer)

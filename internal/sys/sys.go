@@ -26,6 +26,7 @@ type Errno = syscall.Errno
 
 // The error numbers that the data path tells apart.
 const (
+	EACCES        = unix.EACCES
 	EAGAIN        = unix.EAGAIN
 	EINTR         = unix.EINTR
 	EIO           = unix.EIO

@@ -1,0 +1,131 @@
+package listener
+
+import (
+	"errors"
+	"net/netip"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/policy"
+)
+
+// claim is a socket of ours that is bound to a destination itself: to a node
+// port, and to a Service's address that is one of this node's (A3.15); where
+// steering only makes addresses local, to every destination. A port that
+// another program holds is not taken from it: the claim has no socket then, and
+// is tried again.
+//
+// The socket stays the same whatever becomes of the destination, so that nobody
+// else gets the port in between:
+//
+//	Accept  it listens, with a filter if not everybody may come in
+//	Drop    it listens with a filter that drops everything (F5)
+//	Refuse  it is bound and does not listen, so that the kernel refuses
+type claim struct {
+	outlet  *outlet
+	socket  *socket       // nil while there is none
+	does    policy.Action // what the socket does
+	fault   fault         // why there is none
+	problem error         // the same in the kernel's words
+	told    fault         // the fault that is in the log
+}
+
+// fault is why a destination cannot be claimed.
+type fault uint8
+
+const (
+	noFault     fault = iota
+	portTaken         // another program holds it
+	noRoom            // the limit of claims is reached, or descriptors or memory ran out
+	noPrivilege       // a port below net.ipv4.ip_unprivileged_port_start
+	otherFault        // the kernel knows why
+)
+
+// faultOf gives what an error of claim.open means.
+func faultOf(err error) fault {
+	var errno sys.Errno
+	if !errors.As(err, &errno) {
+		return otherFault
+	}
+	switch errno {
+	case sys.EADDRINUSE:
+		return portTaken
+	case sys.EMFILE, sys.ENFILE, sys.ENOBUFS, sys.ENOMEM:
+		return noRoom
+	case sys.EACCES, sys.EPERM:
+		return noPrivilege
+	}
+	return otherFault
+}
+
+// claim makes the socket of a claim, and has it do at once what it is for.
+func (m *Manager) claim(c *claim) error {
+	o := m.config.listenOptions()
+	// The address may be in the making (IPv6 looks whether it is anybody
+	// else's first), or go and come back.
+	o.FreeBind = true
+	o.Transparent = m.bindEach && !c.outlet.own
+	if c.outlet.guard != nil || c.outlet.action != policy.Accept {
+		o.Filter = nobody
+	}
+	s, err := listen(netip.AddrPortFrom(c.outlet.dst.Addr, c.outlet.dst.Port), o)
+	if err != nil {
+		return err
+	}
+	if c.outlet.action == policy.Refuse {
+		if errno := sys.StopListening(s.fd); errno != 0 {
+			sys.Close(s.fd)
+			return errno
+		}
+	} else {
+		if c.outlet.action == policy.Accept {
+			m.protect(s, c.outlet.guards())
+		}
+		m.join(s)
+	}
+	c.socket, c.does, c.fault, c.problem = s, c.outlet.action, noFault, nil
+	m.stats.claims.Add(1)
+	return nil
+}
+
+// become has a claim's socket do what its outlet says.
+func (m *Manager) become(c *claim) error {
+	s, was, is := c.socket, c.does, c.outlet.action
+	switch is {
+	case policy.Refuse:
+		if was == policy.Refuse {
+			return nil
+		}
+		if errno := sys.StopListening(s.fd); errno != 0 {
+			return errno
+		}
+		m.leave(s, nil)
+	case policy.Drop:
+		if errno := s.filter(nobody); errno != 0 {
+			return errno
+		}
+		m.leftOpen(s, 0)
+	case policy.Accept:
+		m.protect(s, c.outlet.guards())
+	}
+	if was == policy.Refuse {
+		if errno := sys.ListenAgain(s.fd, m.config.Backlog); errno != 0 {
+			return errno
+		}
+		m.join(s)
+	}
+	c.does = is
+	return nil
+}
+
+// unclaim closes a claim's socket. Established connections go on (A8.7).
+func (m *Manager) unclaim(c *claim) {
+	s := c.socket
+	c.socket = nil
+	m.stats.claims.Add(-1)
+	if c.does == policy.Refuse {
+		m.stats.listeners.Add(1) // nobody accepts from it, but they may not have left it yet
+	} else {
+		sys.StopListening(s.fd) // it refuses from now on, not when all workers have left
+	}
+	m.discard(s)
+}
