@@ -26,6 +26,11 @@ const (
 	NodeAddresses
 	PodRanges
 	Listeners
+	PortClaims
+	PortConflicts
+	PortConflictsTotal
+	PortsUnclaimed
+	UnguardedDestinations
 	AcceptPausesTotal
 	ConnectionsDialing
 	AffinityPins
@@ -54,6 +59,11 @@ var values = [valueCount]struct {
 	NodeAddresses:             {prometheus.GaugeValue, "sluice_node_addresses", "Addresses of this node's interfaces."},
 	PodRanges:                 {prometheus.GaugeValue, "sluice_pod_ranges", "Ranges of addresses that this node routes to interfaces of pods; 0 where pods are not told by interfaces."},
 	Listeners:                 {prometheus.GaugeValue, "sluice_listeners", "Listening sockets of services."},
+	PortClaims:                {prometheus.GaugeValue, "sluice_port_claims", "Node ports and other addresses of this node that are held by sockets of their own, one for each address."},
+	PortConflicts:             {prometheus.GaugeValue, "sluice_port_conflicts", "Those that another program holds, so that they are not served."},
+	PortConflictsTotal:        {prometheus.CounterValue, "sluice_port_conflicts_total", "Times that one was found to be held by another program."},
+	PortsUnclaimed:            {prometheus.GaugeValue, "sluice_ports_unclaimed", "Those that are not served because a limit is reached or a right is missing."},
+	UnguardedDestinations:     {prometheus.GaugeValue, "sluice_unguarded_destinations", "Addresses and ports with more source ranges than the kernel takes: clients that may not come in are reset, not met with silence."},
 	AcceptPausesTotal:         {prometheus.CounterValue, "sluice_accept_pauses_total", "Pauses in accepting because of a limit of the process or a lack of descriptors or memory."},
 	ConnectionsDialing:        {prometheus.GaugeValue, "sluice_connections_dialing", "Connections that wait for an endpoint to answer."},
 	AffinityPins:              {prometheus.GaugeValue, "sluice_affinity_pins", "Clients that are remembered for session affinity."},

@@ -2,42 +2,52 @@ package policy
 
 import (
 	"iter"
+	"slices"
 
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Changed gives the numbers of the service ports whose decisions may differ
-// from those of an earlier Table, those that are gone included. Where the two
-// share what they were compiled to, as they do after a Compile with the one as
-// the other's predecessor, it takes a moment however many there are.
+// Changed gives the numbers of the service ports whose Destinations, Steering
+// or Admission may differ from those of an earlier Table, those that are gone
+// included. Where the two share what they were compiled to, as they do after a
+// Compile with the one as the other's predecessor, it takes a moment however
+// many there are.
 func (t *Table) Changed(prev *Table) iter.Seq[service.PortID] {
+	same := prev.node.compilesAs(t.node)
+	bypass := true // the same clients pass policy Local by
+	for f := range t.node.self {
+		was, is := prev.node, t.node
+		same = same && slices.Equal(was.portList[f], is.portList[f]) && slices.Equal(was.self[f].list, is.self[f].list)
+		bypass = bypass && slices.Equal(was.bypass[f], is.bypass[f])
+	}
+	unchanged := func(p *service.Port) bool {
+		return same && !hasKeys(p) && (bypass || !p.ExternalLocal)
+	}
 	return func(yield func(service.PortID) bool) {
-		same := prev.node.equal(t.node)
 		for i := range max(len(t.chunks), len(prev.chunks)) {
-			var old, now *chunk
-			if i < len(prev.chunks) {
-				old = prev.chunks[i]
-			}
-			if i < len(t.chunks) {
-				now = t.chunks[i]
-			}
-			if same && old == now {
+			old, now := prev.chunk(i), t.chunk(i)
+			if same && bypass && old == now {
 				continue
 			}
 			for j := range chunkSize {
-				var was, is *service.Port
-				if old != nil {
-					was = old[j].port
+				was, is := old[j].port, now[j].port
+				if was == is && (is == nil || unchanged(is)) {
+					continue
 				}
-				if now != nil {
-					is = now[j].port
-				}
-				switch {
-				case was == nil && is == nil, same && was == is && !hasKeys(is):
-				case !yield(service.PortID(i*chunkSize + j)):
+				if !yield(service.PortID(i*chunkSize + j)) {
 					return
 				}
 			}
 		}
 	}
 }
+
+// chunk gives the i-th chunk, an empty one where there is none.
+func (t *Table) chunk(i int) *chunk {
+	if i < len(t.chunks) && t.chunks[i] != nil {
+		return t.chunks[i]
+	}
+	return &noPorts
+}
+
+var noPorts chunk

@@ -10,7 +10,9 @@ import (
 type limits struct {
 	connections        int // in all; two descriptors each
 	serviceConnections int // of one service port
-	listeners          int // listening sockets
+	listeners          int // listening sockets of lanes
+	claims             int // listening sockets that are bound to addresses of Services and nodes
+	descriptors        int // that connections and claims share
 }
 
 const (
@@ -40,13 +42,18 @@ func (o *runOptions) shareOut(files int) (limits, error) {
 		connections:        o.maxConnections,
 		serviceConnections: o.maxServiceConnections,
 		listeners:          o.maxListeners,
+		claims:             o.maxClaims,
 	}
 	if l.listeners == 0 {
 		l.listeners = min(max(files/32, 2), mostListeners)
 	}
-	possible := (files - ownFiles - 2*o.maxPipes - l.listeners) / 2
+	l.descriptors = files - ownFiles - 2*o.maxPipes - l.listeners
+	possible := l.descriptors / 2
 	if possible < leastConnections {
 		return limits{}, fmt.Errorf("this process may open %d files, which leaves room for %d connections: raise the limit of open files (ulimit -n), or lower --max-pipes and --max-listeners", files, max(possible, 0))
+	}
+	if l.claims == 0 {
+		l.claims = l.descriptors / 2
 	}
 	if l.connections == 0 {
 		l.connections = possible

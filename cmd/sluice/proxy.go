@@ -127,6 +127,7 @@ func (p *proxy) open() error {
 		Int("max_connections", limits.connections).
 		Int("max_connections_per_service", limits.serviceConnections).
 		Int("max_listeners", limits.listeners).
+		Int("max_claims", limits.claims).
 		Msg("limits")
 	return nil
 }
@@ -179,6 +180,8 @@ func (p *proxy) makeLoops(limits limits) error {
 		Config: listener.Config{
 			Backlog:               o.listenBacklog,
 			MaxLanes:              max(limits.listeners/2, 1),
+			MaxClaims:             limits.claims,
+			Descriptors:           limits.descriptors,
 			MaxConnections:        limits.connections,
 			MaxServiceConnections: limits.serviceConnections,
 			MaxServiceDialing:     o.maxServiceDialing,

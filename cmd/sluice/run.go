@@ -27,6 +27,7 @@ type runOptions struct {
 	redirect      choice
 	steering      tproxy.Options
 	maxListeners  int
+	maxClaims     int
 	listenBacklog int
 
 	workers               int
@@ -100,6 +101,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.Var(&o.redirect, "redirect", "how packets are steered in")
 	registerSteering(f, &o.steering)
 	f.IntVar(&o.maxListeners, "max-listeners", 0, "listening sockets; each service port has one for each family, and with more than that some share them (default: 1/32 of the limit of open files, at most 8192)")
+	f.IntVar(&o.maxClaims, "max-claims", 0, "node ports, one for each address, and addresses of Services on this node, that are held by sockets of their own; each takes the descriptor of half a connection (default: half of what connections may have)")
 	f.IntVar(&o.listenBacklog, "listen-backlog", 4096, "connections that wait for each service port to be accepted (net.core.somaxconn caps it)")
 	f.IntVar(&o.workers, "workers", 0, "event loops (default: one for each CPU)")
 	f.IntVar(&o.maxConnections, "max-connections", 0, "connections open at once; more wait to be accepted (default: what the limit of open files allows)")
@@ -144,6 +146,7 @@ func (o *runOptions) validate() error {
 		least, top int64
 	}{
 		{"max-listeners", int64(o.maxListeners), 0, 60000},
+		{"max-claims", int64(o.maxClaims), 0, 1 << 30},
 		{"listen-backlog", int64(o.listenBacklog), 1, 1 << 20},
 		{"workers", int64(o.workers), 1, 1024},
 		{"max-connections", int64(o.maxConnections), 0, 1 << 30},
