@@ -22,6 +22,12 @@ type Changes struct {
 	DropCluster []netip.Addr
 	AddLocal    []netip.Prefix // differences of the two covers (see Cover)
 	DropLocal   []netip.Prefix
+	AddForeign  []netip.Addr
+	DropForeign []netip.Addr
+	Linger      []service.Destination
+	Unlinger    []service.Destination
+	AddOwn      []service.Destination
+	DropOwn     []service.Destination
 }
 
 // Steering is one destination with its target.
@@ -38,7 +44,9 @@ func (c *Changes) Empty() bool { return c.Size() == 0 }
 func (c *Changes) Size() int {
 	return len(c.Steer) + len(c.Unsteer) + len(c.Refuse) + len(c.Unrefuse) +
 		len(c.Silence) + len(c.Unsilence) +
-		len(c.AddCluster) + len(c.DropCluster) + len(c.AddLocal) + len(c.DropLocal)
+		len(c.AddCluster) + len(c.DropCluster) + len(c.AddLocal) + len(c.DropLocal) +
+		len(c.AddForeign) + len(c.DropForeign) + len(c.Linger) + len(c.Unlinger) +
+		len(c.AddOwn) + len(c.DropOwn)
 }
 
 // Diff gives the changes that lead from one plan to another.
@@ -49,15 +57,19 @@ func Diff(from, to *Plan) Changes {
 	c.Silence, c.Unsilence = diffKeys(from.Silent, to.Silent)
 	c.AddCluster, c.DropCluster = diffKeys(from.ClusterIPs, to.ClusterIPs)
 	c.AddLocal, c.DropLocal = DiffLocal(Cover(from.Local), Cover(to.Local))
+	c.AddForeign, c.DropForeign = diffKeys(from.Foreign, to.Foreign)
+	c.Linger, c.Unlinger = diffKeys(from.Lingering, to.Lingering)
+	c.AddOwn, c.DropOwn = diffKeys(from.Own, to.Own)
 
 	slices.SortFunc(c.Steer, func(a, b Steering) int { return CompareDestinations(a.Destination, b.Destination) })
-	slices.SortFunc(c.Unsteer, CompareDestinations)
-	slices.SortFunc(c.Refuse, CompareDestinations)
-	slices.SortFunc(c.Unrefuse, CompareDestinations)
-	slices.SortFunc(c.Silence, CompareDestinations)
-	slices.SortFunc(c.Unsilence, CompareDestinations)
-	slices.SortFunc(c.AddCluster, netip.Addr.Compare)
-	slices.SortFunc(c.DropCluster, netip.Addr.Compare)
+	for _, list := range [][]service.Destination{
+		c.Unsteer, c.Refuse, c.Unrefuse, c.Silence, c.Unsilence, c.Linger, c.Unlinger, c.AddOwn, c.DropOwn,
+	} {
+		slices.SortFunc(list, CompareDestinations)
+	}
+	for _, list := range [][]netip.Addr{c.AddCluster, c.DropCluster, c.AddForeign, c.DropForeign} {
+		slices.SortFunc(list, netip.Addr.Compare)
+	}
 	return c
 }
 
@@ -148,6 +160,17 @@ func Cover(prefixes []netip.Prefix) []netip.Prefix {
 		cover = append(cover, p)
 	}
 	return cover
+}
+
+// Covers tells whether an address lies within one of the prefixes of a cover.
+func Covers(cover []netip.Prefix, a netip.Addr) bool {
+	after, _ := slices.BinarySearchFunc(cover, a, func(p netip.Prefix, a netip.Addr) int {
+		if p.Addr().Compare(a) <= 0 {
+			return -1
+		}
+		return 1
+	})
+	return after > 0 && cover[after-1].Contains(a)
 }
 
 func comparePrefixes(a, b netip.Prefix) int {

@@ -24,6 +24,10 @@ func prefixes(s string) []netip.Prefix {
 	return ps
 }
 
+func addrSet(s string) map[netip.Addr]struct{} {
+	return map[netip.Addr]struct{}{netip.MustParseAddr(s): {}}
+}
+
 func TestDiff(t *testing.T) {
 	from := &Plan{
 		Steer:      map[service.Destination]Target{tcp("10.96.0.1:80"): {Port: 1}, tcp("10.96.0.2:80"): {Port: 2}, tcp("[fd01::1]:80"): {Port: 3}},
@@ -58,7 +62,11 @@ func TestDiff(t *testing.T) {
 func TestDiffLeadsToTheOtherPlan(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	plan := func() *Plan {
-		p := &Plan{Steer: map[service.Destination]Target{}, Refuse: map[service.Destination]struct{}{}, Silent: map[service.Destination]struct{}{}, ClusterIPs: map[netip.Addr]struct{}{}}
+		p := &Plan{
+			Steer: map[service.Destination]Target{}, Refuse: map[service.Destination]struct{}{}, Silent: map[service.Destination]struct{}{},
+			ClusterIPs: map[netip.Addr]struct{}{}, Foreign: map[netip.Addr]struct{}{},
+			Lingering: map[service.Destination]struct{}{}, Own: map[service.Destination]struct{}{},
+		}
 		for i := range byte(20) {
 			d := service.Destination{Addr: netip.AddrFrom4([4]byte{10, 96, 0, i}), Port: 80, Protocol: service.TCP}
 			switch rnd.IntN(4) {
@@ -71,6 +79,15 @@ func TestDiffLeadsToTheOtherPlan(t *testing.T) {
 			}
 			if rnd.IntN(2) == 0 {
 				p.ClusterIPs[d.Addr] = struct{}{}
+			}
+			if rnd.IntN(3) == 0 {
+				p.Foreign[d.Addr] = struct{}{}
+			}
+			if rnd.IntN(3) == 0 {
+				p.Lingering[d] = struct{}{}
+			}
+			if rnd.IntN(3) == 0 {
+				p.Own[d] = struct{}{}
 			}
 			if rnd.IntN(3) == 0 {
 				p.Local = append(p.Local, netip.PrefixFrom(d.Addr, 27+rnd.IntN(6)))
@@ -108,14 +125,42 @@ func TestDiffLeadsToTheOtherPlan(t *testing.T) {
 		for _, a := range c.AddCluster {
 			from.ClusterIPs[a] = struct{}{}
 		}
+		carryOut(from.Foreign, c.AddForeign, c.DropForeign)
+		carryOut(from.Lingering, c.Linger, c.Unlinger)
+		carryOut(from.Own, c.AddOwn, c.DropOwn)
 		local := slices.DeleteFunc(Cover(from.Local), func(p netip.Prefix) bool { return slices.Contains(c.DropLocal, p) })
 		local = append(local, c.AddLocal...)
 		slices.SortFunc(local, comparePrefixes)
 		if !reflect.DeepEqual(from.Steer, to.Steer) || !reflect.DeepEqual(from.Refuse, to.Refuse) ||
-			!reflect.DeepEqual(from.Silent, to.Silent) ||
+			!reflect.DeepEqual(from.Silent, to.Silent) || !reflect.DeepEqual(from.Foreign, to.Foreign) ||
+			!reflect.DeepEqual(from.Lingering, to.Lingering) || !reflect.DeepEqual(from.Own, to.Own) ||
 			!reflect.DeepEqual(from.ClusterIPs, to.ClusterIPs) || !slices.Equal(local, Cover(to.Local)) {
 			t.Fatalf("changes %+v do not lead to %+v", c, to)
 		}
+	}
+}
+
+func carryOut[K comparable](set map[K]struct{}, add, drop []K) {
+	for _, k := range drop {
+		delete(set, k)
+	}
+	for _, k := range add {
+		set[k] = struct{}{}
+	}
+}
+
+func TestCovers(t *testing.T) {
+	cover := Cover(prefixes("10.96.0.0/16 10.98.0.1/32 fd01::/112"))
+	for addr, want := range map[string]bool{
+		"10.95.255.255": false, "10.96.0.0": true, "10.96.255.255": true, "10.97.0.0": false, "10.98.0.1": true,
+		"10.98.0.2": false, "fd00::1": false, "fd01::ffff": true, "fd01::1:0": false,
+	} {
+		if got := Covers(cover, netip.MustParseAddr(addr)); got != want {
+			t.Errorf("%s: got %v", addr, got)
+		}
+	}
+	if Covers(nil, netip.MustParseAddr("10.0.0.1")) {
+		t.Error("nothing covers something")
 	}
 }
 
@@ -157,6 +202,13 @@ func TestValidate(t *testing.T) {
 		{Plan{Local: prefixes("0.0.0.0/0")}, "every address"},
 		{Plan{Local: prefixes("126.0.0.0/7")}, "127.0.0.0/8"},
 		{Plan{Local: prefixes("fe80::/64")}, "fe80::/10"},
+		{Plan{Foreign: addrSet("192.0.2.1"), Local: prefixes("10.96.0.0/12")}, ""},
+		{Plan{Foreign: addrSet("10.96.0.1"), Local: prefixes("10.96.0.0/12")}, "lies in a range that is local"},
+		{Plan{Foreign: addrSet("127.0.0.1")}, "not an address of a service"},
+		{Plan{Foreign: addrSet("10.96.0.1"), Lingering: map[service.Destination]struct{}{good: {}}}, ""},
+		{Plan{Lingering: map[service.Destination]struct{}{good: {}}}, "not on a foreign address"},
+		{Plan{Own: map[service.Destination]struct{}{tcp("127.0.0.1:30000"): {}}}, ""},
+		{Plan{Own: map[service.Destination]struct{}{tcp("224.0.0.1:30000"): {}}}, "not an address of a service"},
 		{Plan{Local: make([]netip.Prefix, 1)}, "not an IPv4 or IPv6 range"},
 	} {
 		err := c.plan.Validate()

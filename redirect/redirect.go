@@ -69,6 +69,9 @@ type Replies struct {
 	// Diverted is false where answers would go past us to the client; then
 	// endpoints see the node's address.
 	Diverted bool
+	// Why says for the log why they are not; empty where the way of steering
+	// never does it.
+	Why string
 	// FirstPort and LastPort are the range that the sockets' own ports have to
 	// be from; 0 means any.
 	FirstPort, LastPort uint16
@@ -182,17 +185,64 @@ func (c *Changes) Validate(to *Plan) error {
 			return fmt.Errorf("local %s: %w", l, err)
 		}
 	}
+	return c.validateOthers(to)
+}
+
+// validateOthers looks at what is on addresses that are not of services.
+func (c *Changes) validateOthers(to *Plan) error {
+	if len(c.AddForeign) > 0 {
+		local := Cover(to.Local)
+		for _, a := range c.AddForeign {
+			if err := validAddr(a); err != nil {
+				return fmt.Errorf("foreign %s: %w", a, err)
+			}
+			if Covers(local, a) {
+				return fmt.Errorf("foreign %s: lies in a range that is local", a)
+			}
+		}
+	}
+	if len(c.AddLocal) > 0 {
+		for a := range to.Foreign {
+			if Covers(c.AddLocal, a) {
+				return fmt.Errorf("local range: takes in the foreign address %s", a)
+			}
+		}
+	}
+	for _, d := range c.Linger {
+		if err := validDestination(d); err != nil {
+			return fmt.Errorf("lingering %s: %w", Format(d), err)
+		}
+		if _, ok := to.Foreign[d.Addr]; !ok {
+			return fmt.Errorf("lingering %s: not on a foreign address", Format(d))
+		}
+	}
+	for _, d := range c.AddOwn {
+		err := validPort(d)
+		if err == nil && !d.Addr.IsLoopback() { // node ports may be there (A4.5)
+			err = validAddr(d.Addr)
+		}
+		if err != nil {
+			return fmt.Errorf("own %s: %w", Format(d), err)
+		}
+	}
 	return nil
 }
 
 func validDestination(d service.Destination) error {
+	if err := validPort(d); err != nil {
+		return err
+	}
+	return validAddr(d.Addr)
+}
+
+func validPort(d service.Destination) error {
 	if d.Port == 0 {
 		return fmt.Errorf("port 0")
 	}
 	if d.Protocol < service.TCP || d.Protocol > service.SCTP {
 		return fmt.Errorf("protocol %d", d.Protocol)
 	}
-	return validAddr(d.Addr)
+	return nil
 }
 
 func validAddr(a netip.Addr) error {

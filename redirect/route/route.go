@@ -140,8 +140,9 @@ type State struct {
 	// MarkReplies sends packets with the reply mark to the reply table.
 	MarkReplies bool
 	// ReplyPorts, first and last, send TCP and UDP packets to these ports to
-	// the reply table (F11); zero sends none. Together with MarkReplies, only
-	// those that carry the mark too.
+	// the reply table (F11); zero sends none. Together with MarkReplies, of
+	// IPv4 only those that carry the mark too, which is for where sources are
+	// checked with marks (see SourceChecks), and nothing changes for IPv6.
 	ReplyPorts [2]uint16
 }
 
@@ -222,22 +223,7 @@ func (r *Router) Apply(s State) (changed bool, err error) {
 		errs = append(errs, err)
 	}
 	for _, f := range families {
-		w, err := r.wanted(f, &s)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		var tables [3]routeChanges
-		for i, table := range r.tables() {
-			var err error
-			tables[i], err = r.diffRoutes(f, table, w.routes[i], w.source)
-			errs = append(errs, err)
-			if err != nil {
-				// Whatever is in that table, no packet is to be sent there anew.
-				w.noMoreRules = append(w.noMoreRules, table)
-			}
-		}
-		rules, err := r.diffRules(f, &w)
+		tables, rules, err := r.diff(f, &s)
 		errs = append(errs, err)
 		for i := range tables {
 			note(r.addRoutes(&tables[i]))
@@ -249,6 +235,40 @@ func (r *Router) Apply(s State) (changed bool, err error) {
 		}
 	}
 	return changed, errors.Join(errs...)
+}
+
+// Check gives the error that Apply would give for what is in the kernel now,
+// and changes nothing.
+func (r *Router) Check(s State) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var errs []error
+	for _, f := range families {
+		_, _, err := r.diff(f, &s)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// diff compares the kernel's tables of a family with a state. The error names
+// what is left out, and why.
+func (r *Router) diff(f service.Family, s *State) (tables [3]routeChanges, rules ruleChanges, err error) {
+	w, err := r.wanted(f, s)
+	if err != nil {
+		return tables, rules, err
+	}
+	var errs []error
+	for i, table := range r.tables() {
+		var err error
+		tables[i], err = r.diffRoutes(f, table, w.routes[i], w.source)
+		errs = append(errs, err)
+		if err != nil {
+			// Whatever is in that table, no packet is to be sent there anew.
+			w.noMoreRules = append(w.noMoreRules, table)
+		}
+	}
+	rules, err = r.diffRules(f, &w)
+	return tables, rules, errors.Join(append(errs, err)...)
 }
 
 // tables are those that hold routes of ours, in the order of wants.routes.
@@ -276,6 +296,7 @@ func (r *Router) wanted(f service.Family, s *State) (w wants, err error) {
 			w.routes[1] = append(w.routes[1], netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
+	w.routes[1] = redirect.Cover(w.routes[1]) // each once
 	if len(w.routes[0])+len(w.routes[1]) > 0 {
 		if w.source, err = r.source(f); err != nil {
 			return w, err

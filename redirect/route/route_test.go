@@ -124,6 +124,9 @@ func TestRemoveLeavesTheNamespaceAsItWas(t *testing.T) {
 	somebodyElses(t, lab.Node)
 	before := lab.Node.Dump(t)
 	r := open(t, lab.Node, Options{})
+	if err := r.Check(whole()); err != nil {
+		t.Errorf("check: %v", err)
+	}
 	if removed, err := r.Remove(); err != nil || len(removed) != 0 {
 		t.Errorf("nothing to remove: %q, %v", removed, err)
 	}
@@ -253,7 +256,11 @@ func TestClashes(t *testing.T) {
 			}
 			before := lab.Node.Dump(t)
 			r := open(t, lab.Node, Options{})
-			_, err := r.Apply(State{Local: prefixes("10.96.0.0/16"), Foreign: addrs("192.0.2.1"), MarkSteers: true, MarkReplies: true})
+			s := State{Local: prefixes("10.96.0.0/16"), Foreign: addrs("192.0.2.1"), MarkSteers: true, MarkReplies: true}
+			if err := r.Check(s); (err == nil) != (c.want == "") {
+				t.Errorf("check: %v", err)
+			}
+			_, err := r.Apply(s)
 			var clash *redirect.ClashError
 			if c.want == "" && err != nil || c.want != "" && (!errors.As(err, &clash) || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("got %v, want %q", err, c.want)
@@ -306,9 +313,6 @@ func TestWithoutIPv6(t *testing.T) {
 	apply(t, r, s, false)
 	if got := dump(t, r); strings.Contains(got, "rule -6") || strings.Contains(got, ":") {
 		t.Errorf("in force:\n%s", got)
-	}
-	if err := r.CheckRules(); err != nil {
-		t.Error(err)
 	}
 	s.Local = prefixes("10.96.0.0/16 fd01::/112")
 	if _, err := r.Apply(s); err == nil || !strings.Contains(err.Error(), "IPv6 switched off") {

@@ -46,7 +46,7 @@ func (r *Router) replyRules(f service.Family, s *State) []rule {
 	if s.MarkReplies {
 		all.mark = r.opts.ReplyMark
 	}
-	if s.ReplyPorts == [2]uint16{} {
+	if s.ReplyPorts == [2]uint16{} || s.MarkReplies && f == service.IPv6 {
 		if s.MarkReplies {
 			return []rule{all}
 		}
@@ -188,22 +188,6 @@ const readsOfRules = 10
 const FeaturePolicyRouting redirect.Feature = "policy routing"
 
 const remedyPolicyRouting = "a kernel with CONFIG_IP_MULTIPLE_TABLES and CONFIG_IPV6_MULTIPLE_TABLES; without it, only addresses of this node's own are served, and endpoints see the node's address"
-
-// CheckRules gives a *redirect.MissingError where the kernel has no policy
-// routing rules for a family that it routes.
-func (r *Router) CheckRules() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, f := range families {
-		if !r.hasFamily(f) {
-			continue
-		}
-		if _, err := r.rules(f); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // isOurRule tells a rule of ours from others.
 func (r *Router) isOurRule(k *netlink.Rule) bool {

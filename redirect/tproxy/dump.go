@@ -104,8 +104,11 @@ func generationInUse(frame []byte) int {
 }
 
 func describeElements(k kind, v version, list []element) []string {
-	if k == local {
+	switch k {
+	case local:
 		return describeRanges(list)
+	case ownPort:
+		return nil // says nothing that own does not
 	}
 	slices.SortFunc(list, func(a, b element) int { return strings.Compare(a.sortKey(k), b.sortKey(k)) })
 	lines := make([]string, 0, len(list))
@@ -118,22 +121,26 @@ func describeElements(k kind, v version, list []element) []string {
 // sortKey orders destinations by address, port and protocol.
 func (e element) sortKey(k kind) string {
 	n := len(e.key) - 8
-	if k == cluster || n < 0 {
+	if k == cluster || k == foreign || k == linger || n < 0 {
 		return e.key
 	}
 	return e.key[:n] + e.key[n+4:] + e.key[n:n+4]
 }
 
 func (e element) describe(k kind, v version) string {
-	if k == cluster {
+	if k == cluster || k == foreign {
 		a, _ := netip.AddrFromSlice([]byte(e.key))
 		return a.String()
+	}
+	if k == linger {
+		flow, _ := parseFlowKey([]byte(e.key))
+		return redirect.Format(tcpDestination(flow.here)) + " from " + flow.client.String()
 	}
 	d, ok := parseDestinationKey([]byte(e.key))
 	if !ok {
 		return fmt.Sprintf("key %x", e.key)
 	}
-	if k == refuse || k == silent || len(e.value) != 2 {
+	if k != steer && k != take || len(e.value) != 2 {
 		return redirect.Format(d)
 	}
 	listen, _ := netip.AddrFromSlice(families[v].listen)

@@ -3,6 +3,7 @@ package tproxy
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 
@@ -20,10 +21,28 @@ func versionOf(a netip.Addr) version {
 	return v6
 }
 
-func (e *elements) steer(d service.Destination, t redirect.Target) {
+func (e *elements) steer(k kind, d service.Destination, t redirect.Target) {
 	port := binary.BigEndian.AppendUint16(nil, t.Port)
 	v := versionOf(d.Addr)
-	e[steer][v] = append(e[steer][v], nftables.SetElement{Key: destinationKey(d), Val: port})
+	e[k][v] = append(e[k][v], nftables.SetElement{Key: destinationKey(d), Val: port})
+}
+
+// steerKind gives the map that holds a plan's destination.
+func steerKind(p *redirect.Plan, d service.Destination) kind {
+	if _, ok := p.Foreign[d.Addr]; ok {
+		return take
+	}
+	return steer
+}
+
+// moves tells whether a destination changes from one map to the other.
+func moves(c *redirect.Changes, from, to *redirect.Plan) bool {
+	if len(c.AddForeign)+len(c.DropForeign) == 0 {
+		return false
+	}
+	before, after := redirect.Cover(from.Local), redirect.Cover(to.Local)
+	return slices.ContainsFunc(c.AddForeign, func(a netip.Addr) bool { return redirect.Covers(before, a) }) ||
+		slices.ContainsFunc(c.DropForeign, func(a netip.Addr) bool { return redirect.Covers(after, a) })
 }
 
 func (e *elements) destination(k kind, d service.Destination) {
@@ -31,9 +50,13 @@ func (e *elements) destination(k kind, d service.Destination) {
 	e[k][v] = append(e[k][v], nftables.SetElement{Key: destinationKey(d)})
 }
 
-func (e *elements) cluster(a netip.Addr) {
+func (e *elements) address(k kind, a netip.Addr) {
 	v := versionOf(a)
-	e[cluster][v] = append(e[cluster][v], nftables.SetElement{Key: a.AsSlice()})
+	e[k][v] = append(e[k][v], nftables.SetElement{Key: a.AsSlice()})
+}
+
+func (e *elements) ownPort(v version, port uint16) {
+	e[ownPort][v] = append(e[ownPort][v], nftables.SetElement{Key: binary.BigEndian.AppendUint16(nil, port)})
 }
 
 // local adds a range: its first address, and the one after its last as an
@@ -46,12 +69,15 @@ func (e *elements) local(p netip.Prefix) {
 	}
 }
 
-// planElements gives everything that a plan puts into the sets. Plan.Local is
-// a cover.
-func planElements(p *redirect.Plan) *elements {
+// planElements gives everything that a plan and the flows that it leaves alone
+// put into the sets. Plan.Local is a cover.
+func planElements(p *redirect.Plan, flows map[flow]struct{}) *elements {
 	e := &elements{}
+	for k := range flows {
+		e.flow(k)
+	}
 	for d, t := range p.Steer {
-		e.steer(d, t)
+		e.steer(steerKind(p, d), d, t)
 	}
 	for d := range p.Refuse {
 		e.destination(refuse, d)
@@ -60,12 +86,66 @@ func planElements(p *redirect.Plan) *elements {
 		e.destination(silent, d)
 	}
 	for a := range p.ClusterIPs {
-		e.cluster(a)
+		e.address(cluster, a)
 	}
 	for _, l := range p.Local {
 		e.local(l)
 	}
+	for a := range p.Foreign {
+		e.address(foreign, a)
+	}
+	for d := range p.Own {
+		e.destination(own, d)
+	}
+	for v, ports := range countPorts(p.Own) {
+		for port := range ports {
+			e.ownPort(version(v), port)
+		}
+	}
 	return e
+}
+
+// portCounts tell how many destinations have a port.
+type portCounts [versions]map[uint16]int
+
+func countPorts(destinations map[service.Destination]struct{}) portCounts {
+	c := portCounts{{}, {}}
+	for d := range destinations {
+		c[versionOf(d.Addr)][d.Port]++
+	}
+	return c
+}
+
+// change gives the ports that come to be, or are no longer, those of any
+// destination.
+func (c portCounts) change(add, drop []service.Destination) (added, dropped elements) {
+	before := portCounts{{}, {}}
+	touch := func(d service.Destination, n int) {
+		v := versionOf(d.Addr)
+		if _, seen := before[v][d.Port]; !seen {
+			before[v][d.Port] = c[v][d.Port]
+		}
+		if c[v][d.Port] += n; c[v][d.Port] == 0 {
+			delete(c[v], d.Port)
+		}
+	}
+	for _, d := range drop {
+		touch(d, -1)
+	}
+	for _, d := range add {
+		touch(d, 1)
+	}
+	for v := range versions {
+		for port, was := range before[v] {
+			switch now := c[v][port]; {
+			case was == 0 && now > 0:
+				added.ownPort(v, port)
+			case was > 0 && now == 0:
+				dropped.ownPort(v, port)
+			}
+		}
+	}
+	return added, dropped
 }
 
 // destinationKey joins address, protocol and port, each padded to four bytes.

@@ -3,17 +3,20 @@ package tproxy
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"syscall"
 
 	"github.com/google/nftables"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // filter keeps the nftables table.
 type filter struct {
-	table *nftables.Table
-	netns int
+	table   *nftables.Table
+	netns   int
+	numbers numbers
 
 	conn   *nftables.Conn // transactions; nil after an error, until the next one
 	open   bool           // conn holds a transaction that was not committed
@@ -30,6 +33,8 @@ type filter struct {
 
 	synced     bool // the table is what the last plan says, as far as is known
 	generation int  // of the sets in use
+	ownPorts   portCounts
+	flows      map[flow]struct{} // in the sets
 
 	// seen is the generation number of all nftables tables after the last look
 	// or transaction that left the table as it should be; 0 if there was none.
@@ -43,6 +48,10 @@ func openFilter(opts Options) (*filter, error) {
 	f := &filter{
 		table: &nftables.Table{Name: opts.Table, Family: nftables.TableFamilyINet},
 		netns: opts.NetNS,
+		numbers: numbers{
+			steerMark: opts.SteerMark, replyMark: opts.ReplyMark,
+			firstReply: opts.ReplyPorts[0], lastReply: opts.ReplyPorts[1],
+		},
 
 		sendBuffer: sendBuffer,
 		limit:      sendBuffer,
@@ -64,12 +73,12 @@ func (f *filter) close() {
 }
 
 // apply puts a plan in force whose difference to the one before is given.
-func (f *filter) apply(c *redirect.Changes, p *redirect.Plan) error {
+func (f *filter) apply(c *redirect.Changes, from, p *redirect.Plan) error {
 	if f.synced && c.Empty() {
 		return nil
 	}
-	if f.synced && c.Size()*2*sizeOfElement < f.limit/2 {
-		err := f.update(c, p)
+	if f.synced && c.Size()*2*sizeOfElement < f.limit/2 && !moves(c, from, p) {
+		err := f.update(c, from, p)
 		if err == nil {
 			return nil
 		}
@@ -94,16 +103,16 @@ func retriable(err error) bool {
 }
 
 // update changes elements in one transaction.
-func (f *filter) update(c *redirect.Changes, p *redirect.Plan) error {
+func (f *filter) update(c *redirect.Changes, from, p *redirect.Plan) error {
 	var drop, add elements
 	for _, d := range c.Unsteer {
-		drop.destination(steer, d)
+		drop.destination(steerKind(from, d), d)
 	}
 	for _, s := range c.Steer {
 		if s.Replaces {
-			drop.destination(steer, s.Destination)
+			drop.destination(steerKind(from, s.Destination), s.Destination)
 		}
-		add.steer(s.Destination, s.Target)
+		add.steer(steerKind(p, s.Destination), s.Destination, s.Target)
 	}
 	for _, d := range c.Unrefuse {
 		drop.destination(refuse, d)
@@ -118,11 +127,28 @@ func (f *filter) update(c *redirect.Changes, p *redirect.Plan) error {
 		add.destination(silent, d)
 	}
 	for _, a := range c.DropCluster {
-		drop.cluster(a)
+		drop.address(cluster, a)
 	}
 	for _, a := range c.AddCluster {
-		add.cluster(a)
+		add.address(cluster, a)
 	}
+	for _, a := range c.DropForeign {
+		drop.address(foreign, a)
+	}
+	for _, a := range c.AddForeign {
+		add.address(foreign, a)
+	}
+	if err := f.changeFlows(c, &add, &drop); err != nil {
+		return err
+	}
+	for _, d := range c.DropOwn {
+		drop.destination(own, d)
+	}
+	for _, d := range c.AddOwn {
+		add.destination(own, d)
+	}
+	addPorts, dropPorts := f.ownPorts.change(c.AddOwn, c.DropOwn)
+	add[ownPort], drop[ownPort] = addPorts[ownPort], dropPorts[ownPort]
 	b, err := f.begin()
 	if err != nil {
 		return err
@@ -158,14 +184,49 @@ func (f *filter) update(c *redirect.Changes, p *redirect.Plan) error {
 	return f.commit(b)
 }
 
+// changeFlows follows what lingers.
+func (f *filter) changeFlows(c *redirect.Changes, add, drop *elements) error {
+	if len(c.Linger)+len(c.Unlinger) == 0 {
+		return nil
+	}
+	for k := range f.flows {
+		if _, gone := slices.BinarySearchFunc(c.Unlinger, tcpDestination(k.here), redirect.CompareDestinations); gone {
+			drop.flow(k)
+			delete(f.flows, k)
+		}
+	}
+	destinations := make(map[service.Destination]struct{}, len(c.Linger))
+	for _, d := range c.Linger {
+		destinations[d] = struct{}{}
+	}
+	found, err := findFlows(f.netns, destinations)
+	if err != nil {
+		return err
+	}
+	if f.flows == nil {
+		f.flows = make(map[flow]struct{}, len(found))
+	}
+	for k := range found {
+		add.flow(k)
+		f.flows[k] = struct{}{}
+	}
+	return nil
+}
+
 // fill makes the table anew, whatever it holds: the sets of a new generation
 // are filled beside what is there, in as many transactions as it takes; the
 // last of these switches the rules over to them. Only then the old sets go: a
 // packet that is with the old rules at that moment still finds its element.
 func (f *filter) fill(p *redirect.Plan) error {
-	e := planElements(p)
+	flows, err := findFlows(f.netns, p.Lingering)
+	if err != nil {
+		return err
+	}
+	f.flows = flows
+	e := planElements(p, flows)
+	f.ownPorts = countPorts(p.Own)
 	for {
-		err := f.fillWithin(e)
+		err = f.fillWithin(e)
 		switch {
 		case err == nil:
 			f.synced = true
@@ -199,7 +260,7 @@ func (f *filter) fillWithin(e *elements) (err error) {
 			f.unstage(generation, old.exists)
 		}
 	}()
-	flushAt := f.limit - 40*sizeOfMessage - elementsPerMessage*sizeOfElement
+	flushAt := f.limit - sizeOfFrame - elementsPerMessage*sizeOfElement
 
 	b.table(f.table)
 	for k := range kinds {
@@ -257,7 +318,7 @@ func (f *filter) remember() error {
 	if err != nil {
 		return err
 	}
-	if len(now.chains) == len(makeChains(f.table)) && now.rules == len(makeRules(f.generation)) {
+	if len(now.chains) == len(makeChains(f.table)) && now.rules == len(makeRules(f.generation, f.numbers)) {
 		f.frame = frame
 	}
 	return nil
@@ -280,7 +341,7 @@ func (f *filter) switchTo(b *batch, generation int, old *contents) {
 	for _, c := range chains {
 		b.chain(c)
 	}
-	for _, r := range makeRules(generation) {
+	for _, r := range makeRules(generation, f.numbers) {
 		b.rule(f.table, r)
 	}
 }
@@ -345,7 +406,7 @@ func (f *filter) matches(p *redirect.Plan) (bool, error) {
 	if err != nil || !bytes.Equal(frame, f.frame) {
 		return false, err
 	}
-	want := planElements(p)
+	want := planElements(p, f.flows)
 	for k := range kinds {
 		for v := range versions {
 			if same, err := f.setMatches(setName(k, v, f.generation), want[k][v]); !same {

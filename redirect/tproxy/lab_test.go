@@ -37,6 +37,9 @@ func planOf(parts ...any) redirect.Plan {
 		Refuse:     map[service.Destination]struct{}{},
 		Silent:     map[service.Destination]struct{}{},
 		ClusterIPs: map[netip.Addr]struct{}{},
+		Foreign:    map[netip.Addr]struct{}{},
+		Lingering:  map[service.Destination]struct{}{},
+		Own:        map[service.Destination]struct{}{},
 		Local:      []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd01::/112")},
 	}
 	for _, part := range parts {

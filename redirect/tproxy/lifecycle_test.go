@@ -269,8 +269,12 @@ func TestCleanupRemovesWhatIsOursAndNothingElse(t *testing.T) {
 	r.filter.close()
 	removed, err := Cleanup(opts)
 	want := []string{
+		"rule fwmark 0x2000/0x2000 lookup 8377 proto 83 priority 83",
+		"rule -6 fwmark 0x2000/0x2000 lookup 8377 proto 83 priority 83",
 		"route local 10.96.0.0/16 dev lo proto 83 src 10.1.0.1",
 		"route local fd01::/112 dev lo proto 83 src fd00:1::1",
+		"route local default dev lo table 8377 proto 83",
+		"route local default dev lo table 8377 proto 83",
 		"table inet sluice",
 	}
 	if err != nil || !slices.Equal(removed, want) {

@@ -34,7 +34,11 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 		if d.Addr.Is6() {
 			listen = redirect.ListenIPv6
 		}
-		add("steer", d.Addr.Is6(), order(d), redirect.Format(d)+" to "+netip.AddrPortFrom(listen, t.Port).String())
+		what := "steer"
+		if _, ok := p.Foreign[d.Addr]; ok {
+			what = "take"
+		}
+		add(what, d.Addr.Is6(), order(d), redirect.Format(d)+" to "+netip.AddrPortFrom(listen, t.Port).String())
 	}
 	for d := range p.Refuse {
 		add("refuse", d.Addr.Is6(), order(d), redirect.Format(d))
@@ -45,7 +49,13 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 	for a := range p.ClusterIPs {
 		add("cluster", a.Is6(), fmt.Sprintf("%x", a.As16()), a.String())
 	}
-	var routes4, routes6 []string
+	for a := range p.Foreign {
+		add("foreign", a.Is6(), fmt.Sprintf("%x", a.As16()), a.String())
+	}
+	for d := range p.Own {
+		add("own", d.Addr.Is6(), order(d), redirect.Format(d))
+	}
+	var routes4, routes6, steer4, steer6 []string
 	for _, l := range redirect.Cover(p.Local) {
 		v6 := l.Addr().Is6()
 		add("local", v6, fmt.Sprintf("%x", l.Addr().As16()), l.String())
@@ -57,7 +67,7 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 		}
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, "table inet sluice: %d chains, %d rules\n", len(makeChains(nil)), len(makeRules(0)))
+	fmt.Fprintf(&text, "table inet sluice: %d chains, %d rules\n", len(makeChains(nil)), len(makeRules(0, numbers{})))
 	for _, what := range kindNames {
 		for _, digit := range []string{"4", "6"} {
 			list := lines[what+digit]
@@ -70,8 +80,25 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 	}
 	slices.Sort(routes4)
 	slices.Sort(routes6)
-	for _, l := range slices.Concat(routes4, routes6) {
+	for a := range p.Foreign {
+		route := "route local " + netip.PrefixFrom(a, a.BitLen()).String() + " dev lo table 8376 proto 83 src " + source[a.Is6()]
+		if a.Is6() {
+			steer6 = append(steer6, route)
+		} else {
+			steer4 = append(steer4, route)
+		}
+	}
+	slices.Sort(steer4)
+	slices.Sort(steer6)
+	replies := "route local default dev lo table 8377 proto 83"
+	for _, l := range slices.Concat(routes4, routes6, steer4, steer6, []string{replies, replies}) {
 		fmt.Fprintln(&text, l)
+	}
+	for _, rule := range []string{"rule", "rule -6"} {
+		if len(p.Foreign) > 0 {
+			fmt.Fprintln(&text, rule, "fwmark 0x1000/0x1000 lookup 8376 proto 83 priority 83")
+		}
+		fmt.Fprintln(&text, rule, "fwmark 0x2000/0x2000 lookup 8377 proto 83 priority 83")
 	}
 	return text.String()
 }
@@ -102,8 +129,27 @@ func randomPlan(rnd *rand.Rand) redirect.Plan {
 		if rnd.IntN(2) == 0 {
 			p.ClusterIPs[a] = struct{}{}
 		}
+		for port := range uint16(3) {
+			if rnd.IntN(4) == 0 {
+				p.Own[service.Destination{Addr: a, Port: 30000 + port, Protocol: service.Protocol(1 + rnd.IntN(3))}] = struct{}{}
+			}
+		}
 		if rnd.IntN(3) == 0 {
 			p.Local = append(p.Local, netip.PrefixFrom(a, a.BitLen()-rnd.IntN(4)).Masked())
+		}
+	}
+	cover := redirect.Cover(p.Local)
+	for i := range byte(24) {
+		a := netip.AddrFrom4([4]byte{10, 96, 0, i})
+		if i >= 12 {
+			a = netip.MustParseAddr(fmt.Sprintf("fd01::%x", i))
+		}
+		if redirect.Covers(cover, a) || rnd.IntN(2) == 0 {
+			continue
+		}
+		p.Foreign[a] = struct{}{}
+		if rnd.IntN(2) == 0 {
+			p.Lingering[service.Destination{Addr: a, Port: 85, Protocol: service.TCP}] = struct{}{}
 		}
 	}
 	return p
@@ -221,6 +267,7 @@ func TestNoGapBetweenPlans(t *testing.T) {
 		default:
 			p.Local = append(p.Local, netip.MustParsePrefix("10.96.0.0/12"))
 		}
+		p.Foreign, p.Lingering = nil, nil
 		if i%10 == 0 {
 			r.filter.synced = false
 		}

@@ -2,13 +2,13 @@ package tproxy
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
-	"github.com/google/nftables/expr"
 
 	"github.com/sluice-proxy/sluice/redirect"
 )
@@ -19,14 +19,19 @@ type kind uint8
 
 const (
 	steer   kind = iota // map VIP . protocol . port to listener port
+	take                // the same for addresses that are not ours
 	refuse              // set of VIP . protocol . port
 	silent              // likewise
 	cluster             // set of cluster IPs
 	local               // set of ranges
+	foreign             // set of addresses that are not ours
+	linger              // set of client . port . address . port of flows to those
+	own                 // set of address . protocol . port of sockets of ours
+	ownPort             // set of the ports of these, which the kernel keeps as bits
 	kinds
 )
 
-var kindNames = [kinds]string{"steer", "refuse", "silent", "cluster", "local"}
+var kindNames = [kinds]string{"steer", "take", "refuse", "silent", "cluster", "local", "foreign", "linger", "own", "ownport"}
 
 // version is the Internet Protocol's; it indexes families.
 type version uint8
@@ -46,11 +51,13 @@ var families = [versions]struct {
 	source, dest uint32 // offsets in the network header
 	regProtocol  uint32 // the registers after the address
 	regPort      uint32
+	regFlow      [3]uint32 // those after the first address of a flow
+	icmp         byte
 	addrType     nftables.SetDatatype
 	listen       []byte
 }{
-	{"ip", "4", syscall.AF_INET, 4, 12, 16, 9, 10, nftables.TypeIPAddr, redirect.ListenIPv4.AsSlice()},
-	{"ip6", "6", syscall.AF_INET6, 16, 8, 24, 12, 13, nftables.TypeIP6Addr, redirect.ListenIPv6.AsSlice()},
+	{"ip", "4", syscall.AF_INET, 4, 12, 16, 9, 10, [3]uint32{9, 10, 11}, syscall.IPPROTO_ICMP, nftables.TypeIPAddr, redirect.ListenIPv4.AsSlice()},
+	{"ip6", "6", syscall.AF_INET6, 16, 8, 24, 12, 13, [3]uint32{12, 13, 17}, syscall.IPPROTO_ICMPV6, nftables.TypeIP6Addr, redirect.ListenIPv6.AsSlice()},
 }
 
 // Registers: 1 holds the key (an IPv4 address fills the first quarter of it, so
@@ -68,15 +75,36 @@ const (
 // each packet has its ports.
 var hookPriority nftables.ChainPriority = -310
 
+// The chains; those of a family have its digit added.
 const (
 	chainPrerouting = "prerouting"
 	chainOutput     = "output"
-	chainRefuse     = "refuse"
-	chainSilence    = "silence"
+
+	// Of a family:
+	chainTo      = "to"      // what comes in
+	chainRest    = "rest"    // what comes in for a range of ours
+	chainForeign = "foreign" // what comes in for an address that is not ours
+	chainFrom    = "from"    // what this node sends
+	chainProxy   = "proxy"   // what its transparent sockets send
+	chainInside  = "inside"  // what it sends to itself
+	chainOut     = "out"     // what it sends to addresses that are not ours
+
+	// Of both:
+	chainRefuse  = "refuse"
+	chainSilence = "silence"
+	chainReplies = "replies" // what may be an answer to a client's address
+	chainDivert  = "divert"  // what is for a transparent socket, by the reply table
+	chainKeep    = "keep"    // the same, by the steer table
+	chainAside   = "aside"   // what this node sends is to come back by lo
+	chainTurn    = "turn"    // the same, but refuse what opens a connection
 )
 
-func chainTo(v version) string   { return "to" + families[v].digit }
-func chainRest(v version) string { return "rest" + families[v].digit }
+var (
+	familyChains = []string{chainTo, chainRest, chainForeign, chainFrom, chainProxy, chainInside, chainOut}
+	sharedChains = []string{chainRefuse, chainSilence, chainReplies, chainDivert, chainKeep, chainAside, chainTurn}
+)
+
+func (v version) chain(name string) string { return name + families[v].digit }
 
 // setName is a kind's name of a generation: "steer4-7". A new generation is
 // filled beside the one in use when it is too large for one transaction.
@@ -113,14 +141,20 @@ func makeSet(table *nftables.Table, k kind, v version, generation int) *nftables
 		KeyByteOrder: binaryutil.BigEndian,
 	}
 	switch k {
-	case steer, refuse, silent:
+	case steer, take, refuse, silent, own:
 		s.KeyType = nftables.MustConcatSetType(families[v].addrType, nftables.TypeInetProto, nftables.TypeInetService)
-		if k == steer {
+		if k == steer || k == take {
 			s.IsMap = true
 			s.DataType = nftables.TypeInetService
 		}
+	case linger:
+		end := []nftables.SetDatatype{families[v].addrType, nftables.TypeInetService}
+		s.KeyType = nftables.MustConcatSetType(slices.Concat(end, end)...)
 	case local:
 		s.Interval = true
+	case ownPort:
+		s.KeyType = nftables.TypeInetService
+	case cluster, foreign:
 	}
 	return s
 }
@@ -129,220 +163,25 @@ func makeSet(table *nftables.Table, k kind, v version, generation int) *nftables
 func makeChains(table *nftables.Table) []*nftables.Chain {
 	accept := nftables.ChainPolicyAccept
 	chains := []*nftables.Chain{
-		{Name: chainPrerouting, Hooknum: nftables.ChainHookPrerouting},
-		{Name: chainOutput, Hooknum: nftables.ChainHookOutput},
-		{Name: chainTo(v4)}, {Name: chainTo(v6)}, {Name: chainRest(v4)}, {Name: chainRest(v6)},
-		{Name: chainRefuse}, {Name: chainSilence},
+		{Name: chainPrerouting, Hooknum: nftables.ChainHookPrerouting, Type: nftables.ChainTypeFilter},
+		// A mark that is set in a chain of this type changes the route.
+		{Name: chainOutput, Hooknum: nftables.ChainHookOutput, Type: nftables.ChainTypeRoute},
+	}
+	for _, name := range familyChains {
+		for v := range versions {
+			chains = append(chains, &nftables.Chain{Name: v.chain(name)})
+		}
+	}
+	for _, name := range sharedChains {
+		chains = append(chains, &nftables.Chain{Name: name})
 	}
 	for _, c := range chains {
 		c.Table = table
 		if c.Hooknum != nil {
-			c.Type, c.Priority, c.Policy = nftables.ChainTypeFilter, &hookPriority, &accept
+			c.Priority, c.Policy = &hookPriority, &accept
 		}
 	}
 	return chains
-}
-
-// rule is one rule before it is added.
-type rule struct {
-	chain string
-	exprs []expr.Any
-}
-
-func (r *rule) add(exprs ...expr.Any) { r.exprs = append(r.exprs, exprs...) }
-
-// makeRules gives the rules that look into the sets of a generation. Their
-// number does not depend on anything. Every packet of the node passes them, so
-// that what is not for a service meets as few as possible: two look-ups on its
-// way in and none on its way out.
-//
-//	chain prerouting: meta nfproto ipv4 goto to4
-//	                  meta nfproto ipv6 goto to6
-//	chain to4:        tproxy ip to 127.83.76.1:ip daddr . meta l4proto . th dport map @steer4 notrack accept
-//	                  ip daddr @local4 goto rest4
-//	chain rest4:      ip daddr . meta l4proto . th dport @refuse4 goto refuse
-//	                  ip daddr . meta l4proto . th dport @silent4 goto silence
-//	                  ip daddr @cluster4 goto refuse
-//	                  goto silence
-//	chain refuse:     meta l4proto tcp tcp flags & (syn | ack) == syn reject with tcp reset
-//	                  socket transparent 1 notrack accept
-//	                  meta l4proto tcp reject with tcp reset
-//	                  meta l4proto udp reject with icmpx port-unreachable      (sctp too)
-//	chain silence:    as refuse, with drop
-//	chain output:     socket transparent 1 ip saddr @local4 notrack accept     (ip6 too)
-//	                  meta oif lo ip daddr @local4 notrack accept              (ip6 too)
-func makeRules(generation int) []rule {
-	var rules []rule
-	for v := range versions {
-		r := rule{chain: chainPrerouting}
-		r.add(isFamily(v)...)
-		r.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: chainTo(v)})
-		rules = append(rules, r)
-	}
-	for v := range versions {
-		rules = append(rules, rulesTo(v, generation)...)
-	}
-	rules = append(rules, rulesForRest(chainRefuse, rejectTCP, rejectOther)...)
-	rules = append(rules, rulesForRest(chainSilence, drop, drop)...)
-	return append(rules, rulesOutput(generation)...)
-}
-
-func rulesTo(v version, generation int) []rule {
-	f := families[v]
-	key := []expr.Any{
-		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: f.dest, Len: f.addrLen},
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.regProtocol},
-		&expr.Payload{DestRegister: f.regPort, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-	}
-	// A rule ends where tproxy finds neither an established socket nor a
-	// listener: then the address's own rules refuse.
-	steering := rule{chain: chainTo(v)}
-	steering.add(isFamily(v)...)
-	steering.add(key...)
-	steering.add(&expr.Lookup{SourceRegister: regKey, DestRegister: regTarget, IsDestRegSet: true, SetName: setName(steer, v, generation)})
-	steering.add(toListener(v)...)
-	steering.add(&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept})
-
-	ours := rule{chain: chainTo(v)}
-	ours.add(isFamily(v)...)
-	ours.add(inSet(f.dest, f.addrLen, setName(local, v, generation))...)
-	ours.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: chainRest(v)})
-
-	rules := []rule{steering, ours}
-	for _, rest := range []struct {
-		set  kind
-		goTo string
-	}{{refuse, chainRefuse}, {silent, chainSilence}} {
-		r := rule{chain: chainRest(v)}
-		r.add(isFamily(v)...)
-		r.add(key...)
-		r.add(
-			&expr.Lookup{SourceRegister: regKey, SetName: setName(rest.set, v, generation)},
-			&expr.Verdict{Kind: expr.VerdictGoto, Chain: rest.goTo},
-		)
-		rules = append(rules, r)
-	}
-	other := rule{chain: chainRest(v)}
-	other.add(isFamily(v)...)
-	other.add(inSet(f.dest, f.addrLen, setName(cluster, v, generation))...)
-	other.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: chainRefuse})
-	unallocated := rule{chain: chainRest(v)}
-	unallocated.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: chainSilence})
-	return append(rules, other, unallocated)
-}
-
-// toListener hands a packet to the listener whose port is in a register.
-func toListener(v version) []expr.Any {
-	f := families[v]
-	return []expr.Any{
-		&expr.Immediate{Register: regListen, Data: f.listen},
-		&expr.TProxy{Family: f.nfproto, TableFamily: byte(nftables.TableFamilyINet), RegAddr: regListen, RegPort: regTarget},
-	}
-}
-
-// rulesForRest is what happens to packets for addresses of ours that are not
-// steered. A TCP packet that opens a connection is turned away at once, so that
-// a transparent wildcard listener of somebody else's cannot have it; what
-// belongs to an established transparent socket passes (A8.1, A8.7); the rest is
-// turned away. Other protocols, ICMP above all, pass.
-func rulesForRest(chain string, turnTCP, turnOther expr.Any) []rule {
-	opening := rule{chain: chain}
-	opening.add(isProtocol(syscall.IPPROTO_TCP)...)
-	opening.add(
-		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
-		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 1, Mask: []byte{tcpSYN | tcpACK}, Xor: []byte{0}},
-		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: []byte{tcpSYN}},
-		turnTCP,
-	)
-	established := rule{chain: chain}
-	established.add(isTransparent()...)
-	established.add(&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept})
-	return []rule{
-		opening,
-		established,
-		{chain, append(isProtocol(syscall.IPPROTO_TCP), turnTCP)},
-		{chain, append(isProtocol(syscall.IPPROTO_UDP), turnOther)},
-		{chain, append(isProtocol(protoSCTP), turnOther)},
-	}
-}
-
-// rulesOutput keeps packets of this node from and to the services' addresses
-// out of connection tracking: it would otherwise see half of each connection.
-// The proxy's own to clients come from transparent sockets, which is known
-// without a look-up, and those of this node's clients leave by lo: packets to
-// endpoints on other hosts pass with two comparisons.
-func rulesOutput(generation int) []rule {
-	var rules []rule
-	for v := range versions {
-		f := families[v]
-		toLoopback := []expr.Any{
-			&expr.Meta{Key: expr.MetaKeyOIF, Register: regKey},
-			&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: binaryutil.NativeEndian.PutUint32(loopbackIndex)},
-		}
-		for _, one := range []struct {
-			first  []expr.Any
-			offset uint32
-		}{{isTransparent(), f.source}, {toLoopback, f.dest}} {
-			r := rule{chain: chainOutput}
-			r.add(isFamily(v)...)
-			r.add(one.first...)
-			r.add(inSet(one.offset, f.addrLen, setName(local, v, generation))...)
-			r.add(&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept})
-			rules = append(rules, r)
-		}
-	}
-	return rules
-}
-
-// isTransparent matches packets of sockets that are set to IP_TRANSPARENT.
-func isTransparent() []expr.Any {
-	return []expr.Any{
-		&expr.Socket{Key: expr.SocketKeyTransparent, Register: regKey},
-		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: []byte{1}},
-	}
-}
-
-const (
-	protoSCTP = 132
-	tcpSYN    = 0x02
-	tcpACK    = 0x10
-
-	// loopbackIndex is lo's in every network namespace.
-	loopbackIndex = 1
-
-	// From linux/netfilter/nf_tables.h.
-	rejectWithReset      = 1 // NFT_REJECT_TCP_RST
-	rejectWithICMPX      = 2 // NFT_REJECT_ICMPX_UNREACH
-	icmpxPortUnreachable = 1 // NFT_REJECT_ICMPX_PORT_UNREACH
-)
-
-var (
-	rejectTCP   = &expr.Reject{Type: rejectWithReset}
-	rejectOther = &expr.Reject{Type: rejectWithICMPX, Code: icmpxPortUnreachable}
-	drop        = &expr.Verdict{Kind: expr.VerdictDrop}
-)
-
-// isFamily comes first in each rule that looks at addresses, also where the
-// chain has seen to it already: without it, nft shows offsets instead of names.
-func isFamily(v version) []expr.Any {
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: regKey},
-		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: []byte{families[v].nfproto}},
-	}
-}
-
-func isProtocol(p byte) []expr.Any {
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: regKey},
-		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: []byte{p}},
-	}
-}
-
-func inSet(offset, length uint32, set string) []expr.Any {
-	return []expr.Any{
-		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
-		&expr.Lookup{SourceRegister: regKey, SetName: set},
-	}
 }
 
 // describe says a chain's hook as nft does.

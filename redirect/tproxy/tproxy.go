@@ -6,11 +6,10 @@
 //
 //   - the table `inet sluice` (Options.Table). The number of its chains and
 //     rules is constant; services are elements of its sets and map.
-//   - routes `local RANGE dev lo proto 83 src NODE` in the kernel's routing
-//     table local, one for each prefix of Plan.Local.
-//
-// No mark and no policy routing rule is used, so src_valid_mark does not
-// matter (F10).
+//   - the routes and rules of package route: a route in the kernel's table
+//     local for each prefix of Plan.Local, one in the steer table for each
+//     address of Plan.Foreign, and the default route of the reply table.
+//   - two bits of packets' marks.
 //
 // A packet to a steered destination is handed to the listener before
 // connection tracking sees it, or to the established socket if there is one
@@ -19,12 +18,24 @@
 // packet to another destination in Plan.Local belongs to an established
 // connection that outlived its service port (A8.7), or is refused or dropped.
 //
+// Addresses of Plan.Foreign stay routed as they are (A3.13). A packet for one
+// of their destinations, or of a connection of ours there, gets the steer mark,
+// which gives it a local route; those of this node get it on their way out,
+// which turns them round. All others pass. What a client that is not on this
+// node had open there before, goes on too.
+//
+// Sockets that are bound to clients' own addresses get their answers by the
+// reply mark (F7): a packet to a port of Options.ReplyPorts that belongs to a
+// connected transparent socket. Whatever is sent between pods, or between the
+// host and pods, directly, belongs to none.
+//
 // TCP and UDP can be steered; SCTP can only be refused (F1).
 package tproxy
 
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -46,7 +57,21 @@ type Options struct {
 	// NetNS is a descriptor of the network namespace to work in; 0 is the one
 	// that New is called in. It must stay open until Close.
 	NetNS int
+	// SteerMark, ReplyMark, SteerTable and ReplyTable are those of
+	// [route.Options].
+	SteerMark, ReplyMark   uint32
+	SteerTable, ReplyTable int
+	// ReplyPorts, first and last, are the local ports of sockets that are bound
+	// to clients' own addresses; [DefaultReplyPorts] if zero.
+	ReplyPorts [2]uint16
 }
+
+// DefaultReplyPorts are ports that clients do not take by themselves: Linux
+// gives them 32768 to 60999, node ports are 30000 to 32767. If one of our
+// sockets had the port of a connection that the client made to the same
+// endpoint directly, we would get that connection's packets. Only packets to
+// these ports are looked up among the sockets.
+var DefaultReplyPorts = [2]uint16{10000, 29999}
 
 // DefaultTable is the table's name if Options has none.
 const DefaultTable = "sluice"
@@ -55,6 +80,11 @@ func (o Options) withDefaults() Options {
 	if o.Table == "" {
 		o.Table = DefaultTable
 	}
+	r := o.routing()
+	o.SteerMark, o.ReplyMark, o.SteerTable, o.ReplyTable = r.SteerMark, r.ReplyMark, r.SteerTable, r.ReplyTable
+	if o.ReplyPorts == [2]uint16{} {
+		o.ReplyPorts = DefaultReplyPorts
+	}
 	return o
 }
 
@@ -62,12 +92,19 @@ func (o Options) validate() error {
 	if strings.ContainsAny(o.Table, " \t\n\"") || len(o.Table) > 100 {
 		return fmt.Errorf("nftables table name %q", o.Table)
 	}
+	if o.ReplyPorts[0] == 0 || o.ReplyPorts[0] > o.ReplyPorts[1] || o.ReplyPorts[1] == 65535 {
+		return fmt.Errorf("ports %d to %d for sockets with clients' addresses: want a range within 1 to 65534", o.ReplyPorts[0], o.ReplyPorts[1])
+	}
 	return o.routing().Validate()
 }
 
 // routing are the options of the routes.
 func (o Options) routing() route.Options {
-	return route.Options{NodeIPs: o.NodeIPs, NetNS: o.NetNS}.WithDefaults()
+	return route.Options{
+		NodeIPs: o.NodeIPs, NetNS: o.NetNS,
+		SteerMark: o.SteerMark, ReplyMark: o.ReplyMark,
+		SteerTable: o.SteerTable, ReplyTable: o.ReplyTable,
+	}.WithDefaults()
 }
 
 // Redirector steers by nftables. Its methods are safe for concurrent use.
@@ -76,6 +113,8 @@ type Redirector struct {
 	opts   Options
 	filter *filter
 	router *route.Router
+	traits redirect.Traits // never changes
+	strict bool            // sources are looked up with marks; see route.SourceChecks
 	closed bool
 
 	plan    redirect.Plan // in force; empty before the first Apply
@@ -110,20 +149,36 @@ func New(opts Options) (*Redirector, error) {
 		f.close()
 		return nil, err
 	}
-	return &Redirector{opts: opts, filter: f, router: rt}, nil
+	checks, err := route.SourceChecks(opts.NetNS)
+	if err != nil {
+		rt.Close()
+		f.close()
+		return nil, err
+	}
+	r := &Redirector{opts: opts, filter: f, router: rt, strict: len(checks) > 0}
+	r.traits = redirect.Traits{Name: "tproxy/nftables"}
+	if err := rt.Check(route.State{MarkReplies: true}); err != nil {
+		r.traits.Replies.Why = err.Error()
+	} else {
+		r.traits.Replies = redirect.Replies{Diverted: true, FirstPort: opts.ReplyPorts[0], LastPort: opts.ReplyPorts[1]}
+	}
+	return r, nil
 }
 
-// Traits tell that one listener serves many destinations.
-func (r *Redirector) Traits() redirect.Traits { return redirect.Traits{Name: "tproxy/nftables"} }
+// Traits tell that one listener serves many destinations, and that answers to
+// clients' own addresses come back.
+func (r *Redirector) Traits() redirect.Traits { return r.traits }
 
 // Apply puts the plan in force; see [redirect.Redirector]. An SCTP destination
 // in Plan.Steer is an error (F1), as is a range in Plan.Local that takes in an
 // address of this node; then nothing is changed. A *redirect.ClashError says that
-// somebody else has a route for the same range.
+// somebody else has a route for the same range, or uses a mark or table of
+// ours; what that is needed for is left alone, and the rest is in force.
 //
-// The order of the steps keeps every destination in good hands: the table
-// first learns what is new and keeps the ranges of both plans; then routes are
-// added, then removed; then the table forgets the ranges that are gone.
+// The order of the steps keeps every destination in good hands: foreign
+// addresses get their routes, which nothing uses before it is marked; the table
+// learns what is new and keeps the ranges of both plans; then routes are added,
+// then removed; then the table forgets the ranges that are gone.
 func (r *Redirector) Apply(p redirect.Plan) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -165,28 +220,63 @@ func (r *Redirector) applyLocked(p redirect.Plan, changes redirect.Changes) erro
 		}
 		r.routed = false
 	}
+	if len(changes.AddForeign)+len(changes.DropForeign) > 0 {
+		r.routed = false
+	}
+	r.touched = true
+	if len(changes.AddForeign) > 0 {
+		// A packet must not be taken before it has somewhere to go.
+		if _, err := r.router.Apply(r.routes(before, r.plan.Foreign, p.Foreign)); err != nil {
+			// It has not: leave those addresses alone, and do the rest.
+			p = withoutForeign(p)
+			return errors.Join(err, r.applyLocked(p, redirect.Diff(&r.plan, &p)))
+		}
+	}
 	both := redirect.Cover(slices.Concat(before, after))
 	changes.AddLocal, changes.DropLocal = redirect.DiffLocal(before, both)
 	p.Local = both
-	r.touched = true
-	if err := r.filter.apply(&changes, &p); err != nil {
+	if err := r.filter.apply(&changes, &r.plan, &p); err != nil {
 		return err
 	}
 	r.plan, r.applied = p, true
 	if r.routed {
 		return nil
 	}
-	if _, err := r.router.Apply(route.State{Local: after}); err != nil {
+	if _, err := r.router.Apply(r.routes(after, p.Foreign)); err != nil {
 		return err
 	}
 	p.Local = after
 	changes = redirect.Changes{}
 	changes.AddLocal, changes.DropLocal = redirect.DiffLocal(both, after)
-	if err := r.filter.apply(&changes, &p); err != nil {
+	if err := r.filter.apply(&changes, &r.plan, &p); err != nil {
 		return err
 	}
 	r.plan, r.routed = p, true
 	return nil
+}
+
+// withoutForeign leaves out what is on addresses that are not ours.
+func withoutForeign(p redirect.Plan) redirect.Plan {
+	p.Steer = maps.Clone(p.Steer)
+	maps.DeleteFunc(p.Steer, func(d service.Destination, _ redirect.Target) bool {
+		_, is := p.Foreign[d.Addr]
+		return is
+	})
+	p.Foreign, p.Lingering = nil, nil
+	return p
+}
+
+// routes are what the table of nftables rests on.
+func (r *Redirector) routes(local []netip.Prefix, foreign ...map[netip.Addr]struct{}) route.State {
+	s := route.State{Local: local, MarkReplies: r.traits.Replies.Diverted}
+	for _, set := range foreign {
+		s.Foreign = slices.AppendSeq(s.Foreign, maps.Keys(set))
+	}
+	s.MarkSteers = len(s.Foreign) > 0
+	if r.strict {
+		s.ReplyPorts = r.opts.ReplyPorts
+	}
+	return s
 }
 
 // Verify checks the table and the routes, and puts back what is
@@ -205,7 +295,12 @@ func (r *Redirector) Verify() (repaired bool, err error) {
 	if err != nil {
 		return refilled, err
 	}
-	rerouted, err := r.router.Apply(route.State{Local: r.plan.Local})
+	if !r.strict {
+		if r.strict, err = route.AllSourcesChecked(r.opts.NetNS); err != nil {
+			return refilled, err
+		}
+	}
+	rerouted, err := r.router.Apply(r.routes(r.plan.Local, r.plan.Foreign))
 	return refilled || rerouted, err
 }
 

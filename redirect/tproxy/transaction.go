@@ -54,6 +54,9 @@ type batch struct {
 const (
 	sizeOfMessage = 400 // more than any rule, chain or set of ours takes
 	sizeOfElement = 52  // an IPv6 destination with its target takes 48
+	// sizeOfFrame is more than all rules and chains take, and all sets of an
+	// old generation that go.
+	sizeOfFrame = 100 * sizeOfMessage
 )
 
 // begin gives an empty transaction. What was added to one that was never

@@ -61,7 +61,7 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 		}},
 		{"an element added", true, func() error {
 			e := &elements{}
-			e.cluster(netip.MustParseAddr("10.1.0.2"))
+			e.address(cluster, netip.MustParseAddr("10.1.0.2"))
 			if err := conn.SetAddElements(makeSet(table, cluster, v4, r.filter.generation), e[cluster][v4]); err != nil {
 				return err
 			}

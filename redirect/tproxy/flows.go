@@ -1,0 +1,106 @@
+package tproxy
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// flow is a connection of a client on this node to an address that is not ours,
+// which we accepted. When its destination is no longer served, its packets have
+// to be told from those of connections that the node's processes make past us,
+// and only their ports tell.
+type flow struct {
+	client, here netip.AddrPort
+}
+
+// findFlows looks for the connections to some destinations both of whose ends
+// are in the namespace. A kernel that does not tell its sockets has none.
+func findFlows(netNS int, destinations map[service.Destination]struct{}) (map[flow]struct{}, error) {
+	if len(destinations) == 0 {
+		return nil, nil
+	}
+	nl, err := openSockets(netNS)
+	if err != nil {
+		return nil, err
+	}
+	defer nl.Close()
+	accepted, connected := map[flow]struct{}{}, map[flow]struct{}{}
+	for _, family := range []uint8{syscall.AF_INET, syscall.AF_INET6} {
+		sockets, err := nl.SocketDiagTCP(family)
+		if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EOPNOTSUPP) {
+			continue
+		}
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return nil, fmt.Errorf("sockets of this node: %w", err)
+		}
+		for _, s := range sockets {
+			local, remote := endOf(s.ID.Source, s.ID.SourcePort), endOf(s.ID.Destination, s.ID.DestinationPort)
+			if _, ok := destinations[tcpDestination(local)]; ok {
+				accepted[flow{client: remote, here: local}] = struct{}{}
+			}
+			if _, ok := destinations[tcpDestination(remote)]; ok {
+				connected[flow{client: local, here: remote}] = struct{}{}
+			}
+		}
+	}
+	for k := range accepted {
+		if _, ok := connected[k]; !ok {
+			delete(accepted, k)
+		}
+	}
+	return accepted, nil
+}
+
+func openSockets(netNS int) (nl *netlink.Handle, err error) {
+	if netNS != 0 {
+		nl, err = netlink.NewHandleAt(netns.NsHandle(netNS), syscall.NETLINK_INET_DIAG)
+	} else {
+		nl, err = netlink.NewHandle(syscall.NETLINK_INET_DIAG)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("socket netlink: %w", err)
+	}
+	return nl, nil
+}
+
+func endOf(ip []byte, port uint16) netip.AddrPort {
+	a, _ := netip.AddrFromSlice(ip)
+	return netip.AddrPortFrom(a.Unmap(), port)
+}
+
+func tcpDestination(a netip.AddrPort) service.Destination {
+	return service.Destination{Addr: a.Addr(), Port: a.Port(), Protocol: service.TCP}
+}
+
+func (e *elements) flow(k flow) {
+	v := versionOf(k.here.Addr())
+	e[linger][v] = append(e[linger][v], nftables.SetElement{Key: k.key()})
+}
+
+// key joins client, port, address and port, each padded to four bytes.
+func (k flow) key() []byte {
+	var key []byte
+	for _, end := range []netip.AddrPort{k.client, k.here} {
+		key = append(key, end.Addr().AsSlice()...)
+		key = append(key, byte(end.Port()>>8), byte(end.Port()), 0, 0)
+	}
+	return key
+}
+
+// parseFlowKey is key backwards.
+func parseFlowKey(key []byte) (k flow, ok bool) {
+	n := len(key)/2 - 4
+	if n != 4 && n != 16 {
+		return k, false
+	}
+	end := func(b []byte) netip.AddrPort { return endOf(b[:n], uint16(b[n])<<8|uint16(b[n+1])) }
+	return flow{client: end(key[:n+4]), here: end(key[n+4:])}, true
+}

@@ -1,0 +1,338 @@
+package tproxy
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// elsewhere gives a backend addresses that are routed by the node like any
+// others: they stand for load balancers' addresses.
+func elsewhere(t *testing.T, lab *netns.Lab, addrs ...string) {
+	t.Helper()
+	b := lab.Backends[0]
+	for _, a := range addrs {
+		ip := netip.MustParseAddr(a)
+		via := b.IPv4
+		if ip.Is6() {
+			via = b.IPv6
+		}
+		p := netip.PrefixFrom(ip, ip.BitLen())
+		if err := errors.Join(b.AddAddr("lo", p), lab.Node.AddRoute(p, via)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// onForeign makes the addresses of destinations foreign.
+func onForeign(ds ...service.Destination) func(*redirect.Plan) {
+	return func(p *redirect.Plan) {
+		for _, d := range ds {
+			p.Foreign[d.Addr] = struct{}{}
+			delete(p.ClusterIPs, d.Addr)
+		}
+	}
+}
+
+func lingering(ds ...service.Destination) func(*redirect.Plan) {
+	return func(p *redirect.Plan) {
+		for _, d := range ds {
+			p.Foreign[d.Addr] = struct{}{}
+			p.Lingering[d] = struct{}{}
+		}
+	}
+}
+
+// Rule A3.13: of an address that is not ours, the listed ports are taken, from
+// other hosts and from the node itself, and everything else goes on as if we
+// were not there.
+func TestTakesOnlyTheListedPortsOfForeignAddresses(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	elsewhere(t, lab, "192.0.2.10", "2001:db8::10")
+	for _, port := range []uint16{80, 81, 82, 83} {
+		lab.Backends[0].EchoTCP(t, port)
+	}
+	for _, a := range []string{"192.0.2.10:53", "[2001:db8::10]:53"} {
+		echoUDPAt(t, lab.Backends[0], a)
+	}
+	f := newFront(t, lab.Node, "front")
+	lab.Node.EchoTCP(t, 83) // a wildcard server of the host
+	r := newRedirector(t, lab.Node, Options{})
+	var conns []open
+	var parts []any
+	for _, a := range []string{"192.0.2.10", "[2001:db8::10]"} {
+		conns = append(conns, connect(t, lab.Client, tcp(a+":80"))) // a connection past us
+		parts = append(parts,
+			steerTo(f, tcp(a+":80")),
+			refusing(tcp(a+":81"), udp(a+":54")),
+			silencing(tcp(a+":82")),
+			onForeign(tcp(a+":80")),
+		)
+	}
+	plan := planOf(parts...)
+	apply(t, r, plan)
+	for _, from := range []*netns.Host{lab.Client, lab.Node} {
+		for _, a := range []string{"192.0.2.10", "[2001:db8::10]"} {
+			for _, c := range []struct{ port, want string }{
+				{":80", f.says(tcp(a + ":80"))},
+				{":81", "refused"},
+				{":83", "b1:83"},
+			} {
+				if got := reach(from, tcp(a+c.port)); got != c.want {
+					t.Errorf("from %s to %s: got %q, want %q", from.Name(), a+c.port, got, c.want)
+				}
+			}
+			if !isSilent(t, from, tcp(a+":82")) {
+				t.Errorf("from %s to %s:82: an answer, want silence", from.Name(), a)
+			}
+			if got := askUDP(t, from, a+":53"); got != "an answer" {
+				t.Errorf("from %s to UDP %s:53: got %q", from.Name(), a, got)
+			}
+			if got := askUDP(t, from, a+":54"); got != "refused" && (from != lab.Node || !strings.HasSuffix(got, "operation not permitted")) {
+				t.Errorf("from %s to UDP %s:54: got %q, want a refusal", from.Name(), a, got)
+			}
+			ours := connect(t, from, tcp(a+":80"))
+			ours.works(t, "taken")
+			conns = append(conns, ours)
+		}
+	}
+	for _, step := range []struct {
+		name string
+		plan redirect.Plan
+	}{
+		{"no endpoints", planOf(refusing(tcp("192.0.2.10:80"), tcp("[2001:db8::10]:80")), onForeign(tcp("192.0.2.10:80"), tcp("[2001:db8::10]:80")))},
+		{"service gone", planOf(lingering(tcp("192.0.2.10:80"), tcp("[2001:db8::10]:80")))},
+		{"back again", plan},
+	} {
+		apply(t, r, step.plan)
+		for _, o := range conns {
+			o.works(t, step.name)
+		}
+		if step.name == "service gone" {
+			for _, from := range []*netns.Host{lab.Client, lab.Node} {
+				for _, d := range []string{"192.0.2.10:80", "[2001:db8::10]:80"} {
+					if got := reach(from, tcp(d)); got != "b1:80" {
+						t.Errorf("%s: from %s: got %q, want to pass", step.name, from.Name(), got)
+					}
+				}
+			}
+		}
+	}
+}
+
+func echoUDPAt(t *testing.T, h *netns.Host, address string) {
+	t.Helper()
+	pc, err := h.ListenPacket("udp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	t.Cleanup(func() {
+		_ = pc.Close()
+		<-done
+	})
+	go func() {
+		defer close(done)
+		buf := make([]byte, 100)
+		for {
+			n, from, err := pc.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = pc.WriteTo(buf[:n], from)
+		}
+	}()
+}
+
+// dialAs connects from the node with a client's address.
+func dialAs(node *netns.Host, network string, client netip.AddrPort, to string) (net.Conn, error) {
+	var local net.Addr = net.TCPAddrFromAddrPort(client)
+	if network == "udp" {
+		local = net.UDPAddrFromAddrPort(client)
+	}
+	return node.Dialer(&net.Dialer{Timeout: time.Second, LocalAddr: local, Control: transparent}, network, to)
+}
+
+// Fact F7: an endpoint sees the client's own address and its answers come back
+// to our socket, TCP, UDP and ICMP errors, IPv4 and IPv6; whatever others send
+// directly between the two passes, also where a transparent wildcard listener
+// of somebody else's has the port.
+func TestAnswersToClientsAddresses(t *testing.T) {
+	for _, strict := range []string{"", "before", "after"} {
+		t.Run("src_valid_mark="+strict, func(t *testing.T) {
+			lab := netns.NewLab(t, 1)
+			b := lab.Backends[0]
+			echo := b.EchoTCP(t, 8080)
+			b.EchoUDP(t, 53)
+			lab.Client.EchoTCP(t, 15001)
+			check := func() {
+				if err := lab.Node.SetSysctl("net/ipv4/conf/all/src_valid_mark", "1"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if strict == "before" {
+				check()
+			}
+			r := newRedirector(t, lab.Node, Options{})
+			apply(t, r, planOf())
+			if strict == "after" {
+				check()
+				if repaired, err := r.Verify(); !repaired || err != nil {
+					t.Errorf("verify: %v, %v", repaired, err)
+				}
+			}
+			replies := r.Traits().Replies
+			if !replies.Diverted || replies.FirstPort != DefaultReplyPorts[0] || replies.LastPort != DefaultReplyPorts[1] {
+				t.Fatalf("replies: %+v", replies)
+			}
+			lc := net.ListenConfig{Control: transparent}
+			lc.SetMultipathTCP(false)
+			wildcard, err := lab.Node.ListenConfig(&lc, "tcp4", "0.0.0.0:15001")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = wildcard.Close() })
+			for _, ip := range [][2]netip.Addr{{lab.Client.IPv4, b.IPv4}, {lab.Client.IPv6, b.IPv6}} {
+				for _, port := range []uint16{replies.FirstPort, replies.LastPort} {
+					local := netip.AddrPortFrom(ip[0], port)
+					c, err := dialAs(lab.Node, "tcp", local, netip.AddrPortFrom(ip[1], 8080).String())
+					if err != nil {
+						t.Errorf("as %s: %v", local, err)
+						continue
+					}
+					open{c, local.String(), tcp(netip.AddrPortFrom(ip[1], 8080).String())}.greeted(t)
+					if peers := echo.Peers(); peers[len(peers)-1] != local {
+						t.Errorf("the endpoint saw %v, want %s", peers, local)
+					}
+					_ = c.Close()
+				}
+				c, err := dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 12000), netip.AddrPortFrom(ip[1], 53).String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := exchangeUDP(c); got != "an answer" {
+					t.Errorf("UDP as %s: %s", ip[0], got)
+				}
+				_ = c.Close()
+				c, err = dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 12001), netip.AddrPortFrom(ip[1], 54).String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				// The check of sources does not let errors through.
+				if got := exchangeUDP(c); got != "refused" && (strict == "" || ip[0].Is6()) {
+					t.Errorf("UDP as %s to a closed port: %s", ip[0], got)
+				}
+				_ = c.Close()
+				// Directly, from and to ports of ours.
+				if got, err := b.Ask("tcp", netip.AddrPortFrom(ip[0], 15001).String()); got != "client:15001" {
+					t.Errorf("directly to %s: %q, %v", ip[0], got, err)
+				}
+				d := &net.Dialer{Timeout: time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(ip[0], 20000))}
+				direct, err := lab.Client.Dialer(d, "tcp", netip.AddrPortFrom(ip[1], 8080).String())
+				if err != nil {
+					t.Errorf("directly from %s: %v", ip[0], err)
+					continue
+				}
+				_ = direct.Close()
+			}
+		})
+	}
+}
+
+// greeted takes an echo's greeting and exchanges some bytes.
+func (o open) greeted(t *testing.T) {
+	t.Helper()
+	if _, err := netns.AskOn(o.Conn); err != nil {
+		t.Errorf("from %s: %v", o.from, err)
+		return
+	}
+	o.works(t, "connected")
+}
+
+// exchangeUDP sends a datagram on a connected socket and tells what comes.
+func exchangeUDP(c net.Conn) string {
+	if _, err := c.Write([]byte("hello")); err != nil {
+		return err.Error()
+	}
+	_ = c.SetReadDeadline(time.Now().Add(time.Second))
+	_, err := c.Read(make([]byte, 100))
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "refused"
+	case err != nil:
+		return err.Error()
+	}
+	return "an answer"
+}
+
+// A mark that somebody else uses is left to him: the addresses that are not
+// ours stay alone, everything else is in force, and the error says why.
+func TestMarkOfSomebodyElse(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	elsewhere(t, lab, "192.0.2.10")
+	lab.Backends[0].EchoTCP(t, 80)
+	rule := netlink.NewRule()
+	rule.Mark, rule.Table, rule.Priority = 0x1000, 100, 50
+	if err := lab.Node.Netlink().RuleAdd(rule); err != nil {
+		t.Fatal(err)
+	}
+	f := newFront(t, lab.Node, "front")
+	r := newRedirector(t, lab.Node, Options{})
+	plan := planOf(steerTo(f, tcp("192.0.2.10:80"), tcp("10.96.0.10:80")), onForeign(tcp("192.0.2.10:80")))
+	var clash *redirect.ClashError
+	if err := r.Apply(plan); !errors.As(err, &clash) {
+		t.Errorf("got %v, want a clash", err)
+	}
+	for to, want := range map[string]string{"192.0.2.10:80": "b1:80", "10.96.0.10:80": "front for 10.96.0.10:80"} {
+		if got := reach(lab.Client, tcp(to)); got != want {
+			t.Errorf("to %s: got %q, want %q", to, got, want)
+		}
+	}
+	if err := lab.Node.Netlink().RuleDel(rule); err != nil {
+		t.Fatal(err)
+	}
+	apply(t, r, plan)
+	if got := reach(lab.Client, tcp("192.0.2.10:80")); got != "front for 192.0.2.10:80" {
+		t.Errorf("after the clash: got %q", got)
+	}
+}
+
+// An address that turns from a cluster IP to a foreign one, and back.
+func TestAddressThatChangesSides(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	elsewhere(t, lab, "10.97.0.10")
+	lab.Backends[0].EchoTCP(t, 81)
+	f := newFront(t, lab.Node, "front")
+	web, other := tcp("10.97.0.10:80"), tcp("10.97.0.10:81")
+	inside := planOf(steerTo(f, web))
+	inside.Local = append(inside.Local, netip.MustParsePrefix("10.97.0.10/32"))
+	outside := planOf(steerTo(f, web), onForeign(web))
+	r := newRedirector(t, lab.Node, Options{})
+	for _, step := range []struct {
+		plan  redirect.Plan
+		other string
+	}{{inside, "refused"}, {outside, "b1:81"}, {inside, "refused"}} {
+		apply(t, r, step.plan)
+		for _, from := range []*netns.Host{lab.Client, lab.Node} {
+			if got := reach(from, web); got != f.says(web) {
+				t.Errorf("from %s: got %q", from.Name(), got)
+			}
+			if got := reach(from, other); got != step.other {
+				t.Errorf("from %s to the other port: got %q, want %q", from.Name(), got, step.other)
+			}
+		}
+		if repaired, err := r.Verify(); repaired || err != nil {
+			t.Errorf("verify: %v, %v", repaired, err)
+		}
+	}
+}

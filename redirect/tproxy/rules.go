@@ -1,0 +1,343 @@
+package tproxy
+
+import (
+	"slices"
+	"syscall"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+)
+
+// numbers are what options can change in the rules.
+type numbers struct {
+	steerMark, replyMark uint32
+	// firstReply and lastReply are the ports that answers to clients' own
+	// addresses come to.
+	firstReply, lastReply uint16
+}
+
+// rule is one rule before it is added.
+type rule struct {
+	chain string
+	exprs []expr.Any
+}
+
+func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices.Concat(parts...)} }
+
+// makeRules gives the rules that look into the sets of a generation. Their
+// number does not depend on anything. Every packet of the node passes them, so
+// that what is not for a service meets as little as possible: on its way in the
+// comparison of its port with a range, a look for its destination, one into
+// the ranges of addresses, one into the foreign addresses, and the bit of its
+// port; on its way out the last two. (ip6 as ip.)
+//
+//	chain prerouting: meta nfproto ipv4 goto to4
+//	chain to4:        th dport 10000-29999 jump replies
+//	                  tproxy ip to 127.83.76.1:ip daddr . meta l4proto . th dport map @steer4 notrack accept
+//	                  ip daddr @local4 goto rest4
+//	                  ip daddr @foreign4 goto foreign4
+//	                  th dport @ownport4 ip daddr . meta l4proto . th dport @own4 notrack accept
+//	                  meta l4proto icmp jump replies
+//	chain rest4:      ip daddr . meta l4proto . th dport @refuse4 goto refuse
+//	                  ip daddr . meta l4proto . th dport @silent4 goto silence
+//	                  ip daddr @cluster4 goto refuse
+//	                  goto silence
+//	chain foreign4:   meta l4proto tcp tcp flags & (syn | ack) != syn socket transparent 1 goto keep
+//	                  meta l4proto tcp tcp flags & (syn | ack) != syn accept
+//	                  ip daddr . meta l4proto . th dport @refuse4 goto refuse
+//	                  ip daddr . meta l4proto . th dport @silent4 goto silence
+//	                  as the second of to4, with @take4 and meta mark set meta mark | 0x1000
+//	chain refuse:     meta l4proto tcp tcp flags & (syn | ack) == syn reject with tcp reset
+//	                  socket transparent 1 notrack accept
+//	                  meta l4proto tcp reject with tcp reset
+//	                  meta l4proto udp reject with icmpx port-unreachable      (sctp too)
+//	chain silence:    as refuse, with drop
+//	chain replies:    meta l4proto tcp tcp flags & (syn | ack) == syn return
+//	                  socket transparent 1 goto divert
+//	chain divert:     socket wildcard 1 return
+//	                  meta mark set meta mark | 0x2000 notrack accept
+//	chain keep:       as divert, with 0x1000
+//	chain output:     meta nfproto ipv4 goto from4
+//	chain from4:      socket transparent 1 jump proxy4
+//	                  meta oif lo jump inside4
+//	                  ip daddr @foreign4 goto out4
+//	                  th sport @ownport4 ip saddr . meta l4proto . th sport @own4 notrack accept
+//	chain proxy4:     th sport 10000-29999 notrack accept
+//	                  ip saddr @local4 notrack accept
+//	                  ip saddr @foreign4 notrack accept
+//	chain inside4:    ip daddr @local4 notrack accept
+//	                  th dport @ownport4 ip daddr . meta l4proto . th dport @own4 notrack accept
+//	chain out4:       ip daddr . meta l4proto . th dport @refuse4 goto turn
+//	                  ip daddr . meta l4proto . th dport map @take4 goto aside
+//	                  ip daddr . meta l4proto . th dport @silent4 goto aside
+//	                  tcp flags & (syn | ack) != syn ip saddr . th sport . ip daddr . th dport @linger4 goto aside
+//	chain aside:      meta mark set meta mark | 0x1000 notrack accept
+//	chain turn:       as refuse, with goto aside for TCP that opens nothing
+func makeRules(generation int, n numbers) []rule {
+	var rules []rule
+	for v := range versions {
+		rules = append(rules,
+			newRule(chainPrerouting, isFamily(v), goTo(v.chain(chainTo))),
+			newRule(chainOutput, isFamily(v), goTo(v.chain(chainFrom))),
+		)
+		rules = append(rules, v.rulesIn(generation, n)...)
+		rules = append(rules, v.rulesOut(generation, n)...)
+	}
+	rules = append(rules, rulesForRest(chainRefuse, rejectTCP, rejectOther)...)
+	rules = append(rules, rulesForRest(chainSilence, drop, drop)...)
+	return append(rules,
+		newRule(chainReplies, isOpeningTCP(), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}),
+		newRule(chainReplies, isTransparent(), goTo(chainDivert)),
+		// A wildcard listener of somebody else's is no connection of ours (F7).
+		newRule(chainDivert, isWildcard(), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}),
+		newRule(chainDivert, setMark(n.replyMark), untracked),
+		newRule(chainKeep, isWildcard(), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}),
+		newRule(chainKeep, setMark(n.steerMark), untracked),
+		newRule(chainAside, setMark(n.steerMark), untracked),
+		newRule(chainTurn, isOpeningTCP(), []expr.Any{rejectTCP}),
+		newRule(chainTurn, isProtocol(syscall.IPPROTO_TCP), goTo(chainAside)),
+		newRule(chainTurn, isProtocol(syscall.IPPROTO_UDP), []expr.Any{rejectOther}),
+		newRule(chainTurn, isProtocol(protoSCTP), []expr.Any{rejectOther}),
+	)
+}
+
+// rulesIn are those for what comes in, also by lo from this node.
+func (v version) rulesIn(generation int, n numbers) []rule {
+	f := families[v]
+	set := func(k kind) string { return setName(k, v, generation) }
+	to, rest, others := v.chain(chainTo), v.chain(chainRest), v.chain(chainForeign)
+	toDestination := v.key(f.dest, portDestination)
+	return []rule{
+		newRule(to, isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies)),
+		// A rule ends where tproxy finds neither an established socket nor a
+		// listener: then the address's own rules refuse. This one comes before
+		// the look into the ranges: while those change, the kernel can miss one.
+		newRule(to, isFamily(v), toDestination, target(set(steer)), toListener(v), untracked),
+		newRule(to, isFamily(v), inSet(f.dest, f.addrLen, set(local)), goTo(rest)),
+		newRule(to, isFamily(v), inSet(f.dest, f.addrLen, set(foreign)), goTo(others)),
+		newRule(to, v.isOwn(f.dest, portDestination, generation), untracked),
+		// Errors about packets that were sent from a client's address.
+		newRule(to, isProtocol(f.icmp), jump(chainReplies)),
+
+		newRule(rest, isFamily(v), toDestination, found(set(refuse)), goTo(chainRefuse)),
+		newRule(rest, isFamily(v), toDestination, found(set(silent)), goTo(chainSilence)),
+		newRule(rest, isFamily(v), inSet(f.dest, f.addrLen, set(cluster)), goTo(chainRefuse)),
+		newRule(rest, goTo(chainSilence)),
+
+		// Connections to somebody else's address go on, ours to us and the
+		// others past us. (A SYN cookie's answer has no socket yet, and goes
+		// past us too.)
+		newRule(others, isOtherTCP(), isTransparent(), goTo(chainKeep)),
+		newRule(others, isOtherTCP(), []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}),
+		newRule(others, isFamily(v), toDestination, found(set(refuse)), goTo(chainRefuse)),
+		newRule(others, isFamily(v), toDestination, found(set(silent)), goTo(chainSilence)),
+		newRule(others, isFamily(v), toDestination, target(set(take)), setMark(n.steerMark), toListener(v), untracked),
+	}
+}
+
+// rulesOut are those for what this node sends. They keep packets from and to
+// the services' addresses out of connection tracking: it would otherwise see
+// half of each connection. The proxy's own come from transparent sockets, which
+// is known without a look-up, and those of this node's clients leave by lo:
+// packets to endpoints on other hosts pass with two comparisons. What is for an
+// address of somebody else's is turned round: its mark gives it a route by lo.
+func (v version) rulesOut(generation int, n numbers) []rule {
+	f := families[v]
+	set := func(k kind) string { return setName(k, v, generation) }
+	from, proxy, inside, out := v.chain(chainFrom), v.chain(chainProxy), v.chain(chainInside), v.chain(chainOut)
+	toDestination := v.key(f.dest, portDestination)
+	return []rule{
+		newRule(from, isTransparent(), jump(proxy)),
+		newRule(from, isLoopback(), jump(inside)),
+		newRule(from, isFamily(v), inSet(f.dest, f.addrLen, set(foreign)), goTo(out)),
+		newRule(from, v.isOwn(f.source, portSource, generation), untracked),
+
+		newRule(proxy, isPort(portSource, n.firstReply, n.lastReply), untracked),
+		newRule(proxy, isFamily(v), inSet(f.source, f.addrLen, set(local)), untracked),
+		newRule(proxy, isFamily(v), inSet(f.source, f.addrLen, set(foreign)), untracked),
+
+		newRule(inside, isFamily(v), inSet(f.dest, f.addrLen, set(local)), untracked),
+		newRule(inside, v.isOwn(f.dest, portDestination, generation), untracked),
+
+		newRule(out, isFamily(v), toDestination, found(set(refuse)), goTo(chainTurn)),
+		newRule(out, isFamily(v), toDestination, target(set(take)), goTo(chainAside)),
+		newRule(out, isFamily(v), toDestination, found(set(silent)), goTo(chainAside)),
+		newRule(out, isOtherTCP(), isFamily(v), v.flowKey(), found(set(linger)), goTo(chainAside)),
+	}
+}
+
+// toListener hands a packet to the listener whose port is in a register.
+func toListener(v version) []expr.Any {
+	f := families[v]
+	return []expr.Any{
+		&expr.Immediate{Register: regListen, Data: f.listen},
+		&expr.TProxy{Family: f.nfproto, TableFamily: byte(nftables.TableFamilyINet), RegAddr: regListen, RegPort: regTarget},
+	}
+}
+
+// rulesForRest is what happens to packets for addresses of ours that are not
+// steered. A TCP packet that opens a connection is turned away at once, so that
+// a transparent wildcard listener of somebody else's cannot have it; what
+// belongs to an established transparent socket passes (A8.1, A8.7); the rest is
+// turned away. Other protocols, ICMP above all, pass.
+func rulesForRest(chain string, turnTCP, turnOther expr.Any) []rule {
+	return []rule{
+		newRule(chain, isOpeningTCP(), []expr.Any{turnTCP}),
+		newRule(chain, isTransparent(), untracked),
+		newRule(chain, isProtocol(syscall.IPPROTO_TCP), []expr.Any{turnTCP}),
+		newRule(chain, isProtocol(syscall.IPPROTO_UDP), []expr.Any{turnOther}),
+		newRule(chain, isProtocol(protoSCTP), []expr.Any{turnOther}),
+	}
+}
+
+const (
+	protoSCTP = 132
+	tcpSYN    = 0x02
+	tcpACK    = 0x10
+
+	// Offsets in the headers of TCP, UDP and SCTP.
+	portSource      = 0
+	portDestination = 2
+
+	// loopbackIndex is lo's in every network namespace.
+	loopbackIndex = 1
+
+	// From linux/netfilter/nf_tables.h.
+	rejectWithReset      = 1 // NFT_REJECT_TCP_RST
+	rejectWithICMPX      = 2 // NFT_REJECT_ICMPX_UNREACH
+	icmpxPortUnreachable = 1 // NFT_REJECT_ICMPX_PORT_UNREACH
+)
+
+var (
+	rejectTCP   = &expr.Reject{Type: rejectWithReset}
+	rejectOther = &expr.Reject{Type: rejectWithICMPX, Code: icmpxPortUnreachable}
+	drop        = &expr.Verdict{Kind: expr.VerdictDrop}
+	untracked   = []expr.Any{&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept}}
+)
+
+func goTo(chain string) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
+}
+
+func jump(chain string) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}
+}
+
+// key puts address, protocol and port into the register where sets are looked
+// into.
+func (v version) key(address, port uint32) []expr.Any {
+	f := families[v]
+	return []expr.Any{
+		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: address, Len: f.addrLen},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.regProtocol},
+		&expr.Payload{DestRegister: f.regPort, Base: expr.PayloadBaseTransportHeader, Offset: port, Len: 2},
+	}
+}
+
+// flowKey puts both addresses and ports there.
+func (v version) flowKey() []expr.Any {
+	f := families[v]
+	return []expr.Any{
+		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: f.source, Len: f.addrLen},
+		&expr.Payload{DestRegister: f.regFlow[0], Base: expr.PayloadBaseTransportHeader, Offset: portSource, Len: 2},
+		&expr.Payload{DestRegister: f.regFlow[1], Base: expr.PayloadBaseNetworkHeader, Offset: f.dest, Len: f.addrLen},
+		&expr.Payload{DestRegister: f.regFlow[2], Base: expr.PayloadBaseTransportHeader, Offset: portDestination, Len: 2},
+	}
+}
+
+func found(set string) []expr.Any {
+	return []expr.Any{&expr.Lookup{SourceRegister: regKey, SetName: set}}
+}
+
+// target finds the port of the listener.
+func target(set string) []expr.Any {
+	return []expr.Any{&expr.Lookup{SourceRegister: regKey, DestRegister: regTarget, IsDestRegSet: true, SetName: set}}
+}
+
+// isOwn matches packets of sockets of ours on the node's own addresses: the bit
+// of the port first, which costs less than the look-up.
+func (v version) isOwn(address, port uint32, generation int) []expr.Any {
+	return slices.Concat(
+		[]expr.Any{
+			&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseTransportHeader, Offset: port, Len: 2},
+			&expr.Lookup{SourceRegister: regKey, SetName: setName(ownPort, v, generation)},
+		},
+		isFamily(v), v.key(address, port), found(setName(own, v, generation)),
+	)
+}
+
+// isTransparent matches packets of sockets that are set to IP_TRANSPARENT.
+func isTransparent() []expr.Any { return isSocket(expr.SocketKeyTransparent) }
+
+// isWildcard matches packets of sockets that are bound to no address.
+func isWildcard() []expr.Any { return isSocket(expr.SocketKeyWildcard) }
+
+func isSocket(key expr.SocketKey) []expr.Any {
+	return []expr.Any{
+		&expr.Socket{Key: key, Register: regKey},
+		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: []byte{1}},
+	}
+}
+
+func isLoopback() []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyOIF, Register: regKey},
+		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: binaryutil.NativeEndian.PutUint32(loopbackIndex)},
+	}
+}
+
+// isFamily comes first in each rule that looks at addresses, also where the
+// chain has seen to it already: without it, nft shows offsets instead of names.
+func isFamily(v version) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: regKey},
+		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: []byte{families[v].nfproto}},
+	}
+}
+
+func isProtocol(p byte) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: regKey},
+		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: []byte{p}},
+	}
+}
+
+// isOpeningTCP matches the first packet of a connection.
+func isOpeningTCP() []expr.Any { return tcpFlags(expr.CmpOpEq) }
+
+// isOtherTCP matches all others.
+func isOtherTCP() []expr.Any { return tcpFlags(expr.CmpOpNeq) }
+
+func tcpFlags(op expr.CmpOp) []expr.Any {
+	return slices.Concat(isProtocol(syscall.IPPROTO_TCP), []expr.Any{
+		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
+		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 1, Mask: []byte{tcpSYN | tcpACK}, Xor: []byte{0}},
+		&expr.Cmp{Register: regKey, Op: op, Data: []byte{tcpSYN}},
+	})
+}
+
+func isPort(port uint32, first, last uint16) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseTransportHeader, Offset: port, Len: 2},
+		&expr.Range{Op: expr.CmpOpEq, Register: regKey,
+			FromData: binaryutil.BigEndian.PutUint16(first), ToData: binaryutil.BigEndian.PutUint16(last)},
+	}
+}
+
+// setMark sets one bit of the packet's mark and leaves the others.
+func setMark(bit uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: regKey},
+		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 4,
+			Mask: binaryutil.NativeEndian.PutUint32(^bit), Xor: binaryutil.NativeEndian.PutUint32(bit)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: regKey, SourceRegister: true},
+	}
+}
+
+func inSet(offset, length uint32, set string) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
+		&expr.Lookup{SourceRegister: regKey, SetName: set},
+	}
+}
