@@ -99,8 +99,15 @@ func (h *holder) grow(s *session, bytes int) *held {
 	for heldSizes[size] < bytes {
 		size++
 	}
-	for h.total+heldSizes[size] > heldTotal && h.head != nil && h.head.session != s {
-		h.drop(h.head.session)
+	for h.total+heldSizes[size] > heldTotal {
+		first := h.head
+		if first != nil && first.session == s {
+			first = first.next
+		}
+		if first == nil {
+			break
+		}
+		h.drop(first.session)
 	}
 	k := h.get(size)
 	k.session, k.since = s, h.loop.Now()

@@ -54,27 +54,32 @@ func (w *worker) open(l *shard, k key) *session {
 			return nil
 		}
 	}
+	c := w.enter(h, o, k, w.loop.Now())
+	c.record.Port, c.record.Kind = v.Port, v.Kind
+	if !c.dial(&v) {
+		return nil
+	}
+	return c
+}
+
+// enter puts a session in the table that has no endpoint yet. There must be room.
+func (w *worker) enter(h *share, o *outlet, k key, now int64) *session {
 	c := w.newSession()
 	c.share, c.outlet, c.batch = h, o, 1
 	o.users++
 	c.record = conntrack.Record{
-		Start:    w.loop.Now(),
+		Start:    now,
 		Client:   k.client,
 		VIP:      k.vip,
-		Port:     v.Port,
 		Protocol: service.UDP,
-		Kind:     v.Kind,
-		Counters: p.counters,
+		Counters: h.service.counters,
 		Owner:    c,
 	}
 	w.shard.Open(&c.record)
 	w.sessions[k] = c
-	h.enter(c, c.record.Start)
+	h.enter(c, now)
 	w.count++
-	s.stats.sessions.Add(1)
-	if !c.dial(&v) {
-		return nil
-	}
+	w.server.stats.sessions.Add(1)
 	return c
 }
 

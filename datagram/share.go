@@ -116,7 +116,12 @@ const expireShare = 256
 
 // HandleTimer ends the sessions whose timeout is over.
 func (h *share) HandleTimer(*poll.Timer) {
-	now := h.worker.loop.Now()
+	h.expire(h.worker.loop.Now())
+	h.schedule()
+}
+
+// expire ends the sessions whose timeout is over, up to expireShare of them.
+func (h *share) expire(now int64) {
 	t := h.service.terms.Load()
 	left := expireShare
 	for c := range h.lists {
@@ -129,7 +134,6 @@ func (h *share) HandleTimer(*poll.Timer) {
 			left--
 		}
 	}
-	h.schedule()
 }
 
 // list is a list of sessions.

@@ -1,0 +1,354 @@
+package datagram
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// The table of sessions with its bounds, classes and timeouts is compared with
+// a list that is searched from end to end.
+
+const (
+	modelServices = 3
+	modelClients  = 40
+	modelMost     = 24 // sessions in all
+	modelEach     = 16 // of one service
+	modelTimeout  = 30 * int64(time.Second)
+	modelStream   = 120 * int64(time.Second)
+)
+
+// modelled is a session as the model has it.
+type modelled struct {
+	key         key
+	service     int
+	endpoint    netip.AddrPort
+	start, last int64
+	turn        int // of its last datagram
+	class       class
+}
+
+func (m *modelled) timeout() int64 {
+	if m.class == stream {
+		return modelStream
+	}
+	return modelTimeout
+}
+
+// game plays both.
+type game struct {
+	t        *testing.T
+	worker   *worker
+	services [modelServices]*portService
+	outlet   *outlet
+	ends     map[key]conntrack.End // of what ended in this step
+	model    []modelled
+	now      int64
+	turn     int
+}
+
+func newGame(t *testing.T) *game {
+	g := &game{t: t, ends: make(map[key]conntrack.End)}
+	loop, err := poll.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(loop.Stop)
+	table := conntrack.NewTable(conntrack.Options{})
+	s := New(Options{
+		Config: Config{MaxSessions: modelMost, MaxServiceSessions: modelEach, Timeout: time.Duration(modelTimeout), StreamTimeout: time.Duration(modelStream)},
+		Loops:  []*poll.Loop{loop}, Table: table,
+	})
+	g.worker = s.workers[0]
+	g.outlet = &outlet{worker: g.worker, lane: true}
+	for i := range g.services {
+		name := service.PortName{Name: service.Name{Name: fmt.Sprint(i)}, Protocol: service.UDP}
+		p, err := newPortService(&service.Port{Name: name}, &s.options.Config, table.Counters(name), s.workers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.services[i] = p
+	}
+	return g
+}
+
+func modelKey(service, client int) key {
+	return key{
+		client: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(client)}), 1000),
+		vip:    netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(service)}), 53),
+	}
+}
+
+func modelEndpoint(i int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, 0, byte(i)}), 53)
+}
+
+// step plays one operation; what and which choose it.
+func (g *game) step(what, which byte) {
+	g.turn++
+	svc := int(which) % modelServices
+	k := modelKey(svc, int(which)/modelServices%modelClients)
+	switch what % 8 {
+	case 0, 1, 2, 3: // a client's datagram
+		g.datagram(svc, k, int(what/8))
+	case 4, 5: // an answer
+		if c := g.worker.sessions[k]; c != nil {
+			c.share.touch(c, g.now, true)
+		}
+		if m := g.find(k); m != nil {
+			g.used(m, true)
+		}
+	case 6: // time
+		g.now += int64(which) * int64(time.Second) / 4
+		for i := range g.services {
+			g.services[i].shares[0].expire(g.now)
+		}
+		g.model = slices.DeleteFunc(g.model, func(m modelled) bool { return m.last+m.timeout() <= g.now })
+	case 7: // an endpoint of a service goes
+		gone := modelEndpoint(int(what/8) % 3)
+		g.worker.cut(&cut{service: g.services[svc], endpoints: map[netip.AddrPort]struct{}{gone: {}}})
+		g.model = slices.DeleteFunc(g.model, func(m modelled) bool { return m.service == svc && m.endpoint == gone })
+	}
+	g.compare()
+}
+
+func (g *game) find(k key) *modelled {
+	for i := range g.model {
+		if g.model[i].key == k {
+			return &g.model[i]
+		}
+	}
+	return nil
+}
+
+func (g *game) used(m *modelled, answer bool) {
+	m.last, m.turn = g.now, g.turn
+	switch {
+	case m.class == unanswered && answer:
+		m.class = answered
+	case m.class == answered && g.now-m.start >= streamAge:
+		m.class = stream
+	}
+}
+
+func (g *game) datagram(svc int, k key, endpoint int) {
+	w, h := g.worker, &g.services[svc].shares[0]
+	if c := w.sessions[k]; c != nil {
+		c.share.touch(c, g.now, false)
+		g.used(g.find(k), false)
+		return
+	}
+	w.makeRoom(h)
+	g.makeRoom(svc)
+	c := w.enter(h, g.outlet, k, g.now)
+	c.record.Endpoint = &service.Endpoint{Addr: modelEndpoint(endpoint % 3)}
+	g.model = append(g.model, modelled{key: k, service: svc, endpoint: c.record.Endpoint.Addr, start: g.now, last: g.now, turn: g.turn})
+}
+
+// makeRoom says what may have made room: the oldest answered session, else the
+// oldest, of the service itself where it has its part, else of one that has most.
+func (g *game) makeRoom(svc int) {
+	count := func(svc int) (n int) {
+		for _, m := range g.model {
+			if m.service == svc {
+				n++
+			}
+		}
+		return n
+	}
+	for count(svc) >= modelEach {
+		g.evict(svc)
+	}
+	for len(g.model) >= modelMost {
+		active, most := 0, 0
+		for i := range modelServices {
+			if n := count(i); n > 0 {
+				active++
+				most = max(most, n)
+			}
+		}
+		if n := count(svc); n > 0 && n*active >= modelMost {
+			g.evict(svc)
+			continue
+		}
+		// Of several that have most, it is the one that lost a session.
+		for i := range modelServices {
+			if count(i) == most && g.services[i].shares[0].count < most {
+				g.evict(i)
+				break
+			}
+		}
+		if len(g.model) >= modelMost {
+			g.t.Fatalf("no service with most sessions made room for one of service %d", svc)
+		}
+	}
+}
+
+func (g *game) evict(svc int) {
+	var of []modelled
+	for _, m := range g.model {
+		if m.service == svc {
+			of = append(of, m)
+		}
+	}
+	oldest := slices.MinFunc(of, func(a, b modelled) int {
+		first := func(m modelled) int {
+			if m.class == unanswered {
+				return 1
+			}
+			return 0
+		}
+		return cmp.Or(cmp.Compare(first(a), first(b)), cmp.Compare(a.last, b.last), cmp.Compare(a.class, b.class), cmp.Compare(a.turn, b.turn))
+	})
+	g.model = slices.DeleteFunc(g.model, func(m modelled) bool { return m.key == oldest.key })
+}
+
+// compare looks whether both have the same sessions, and whether the table's
+// numbers and lists agree with each other.
+func (g *game) compare() {
+	g.t.Helper()
+	w := g.worker
+	if len(w.sessions) != len(g.model) || w.count != len(g.model) {
+		g.t.Fatalf("step %d: %d sessions, counted %d, want %d", g.turn, len(w.sessions), w.count, len(g.model))
+	}
+	for i := range g.model {
+		m := &g.model[i]
+		c := w.sessions[m.key]
+		if c == nil {
+			g.t.Fatalf("step %d: no session %v", g.turn, m.key)
+		}
+		if c.class != m.class || c.last != m.last || c.record.Endpoint.Addr != m.endpoint {
+			g.t.Fatalf("step %d: session %v is of class %d, last %d; want %d, %d", g.turn, m.key, c.class, c.last, m.class, m.last)
+		}
+	}
+	active := 0
+	for i := range g.services {
+		h := &g.services[i].shares[0]
+		n := 0
+		for class := range h.lists {
+			var before *session
+			for c := h.lists[class].head; c != nil; before, c = c, c.next {
+				n++
+				if c.prev != before || before != nil && before.last > c.last || int(c.class) != class {
+					g.t.Fatalf("step %d: list %d of service %d is out of order", g.turn, class, i)
+				}
+			}
+			if h.lists[class].tail != before {
+				g.t.Fatalf("step %d: the tail of list %d of service %d is lost", g.turn, class, i)
+			}
+		}
+		if n != h.count {
+			g.t.Fatalf("step %d: service %d counts %d sessions and lists %d", g.turn, i, h.count, n)
+		}
+		if n > 0 {
+			active++
+			if w.active[h.place] != h {
+				g.t.Fatalf("step %d: service %d is not at its place", g.turn, i)
+			}
+		}
+	}
+	if active != len(w.active) || g.outlet.users != w.count {
+		g.t.Fatalf("step %d: %d services are active, listed %d; the outlet has %d users of %d", g.turn, active, len(w.active), g.outlet.users, w.count)
+	}
+}
+
+func TestSessionsAgainstAModel(t *testing.T) {
+	for seed := range uint64(20) {
+		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
+			g := newGame(t)
+			random := rand.New(rand.NewPCG(seed, 6))
+			for range 3000 {
+				what, which := byte(random.UintN(256)), byte(random.UintN(256))
+				if what%8 == 6 && seed%2 == 0 {
+					which %= 4 // time passes slowly
+				}
+				g.step(what, which)
+			}
+		})
+	}
+}
+
+func FuzzSessions(f *testing.F) {
+	f.Add([]byte("a client, its answer, some time"))
+	f.Add([]byte{0, 1, 4, 1, 6, 200, 0, 1, 4, 1, 7, 1})
+	f.Fuzz(func(t *testing.T, ops []byte) {
+		g := newGame(t)
+		for i := 0; i+1 < min(len(ops), 4000); i += 2 {
+			g.step(ops[i], ops[i+1])
+		}
+	})
+}
+
+// What is kept for a closed endpoint stays within its bounds, and is what was
+// sent.
+func TestHeldStaysWithinBounds(t *testing.T) {
+	g := newGame(t)
+	h := &g.worker.held
+	random := rand.New(rand.NewPCG(6, 6))
+	var sessions [300]session
+	want := make(map[*session][][]byte)
+	for range 20000 {
+		s := &sessions[random.IntN(len(sessions))]
+		switch random.IntN(4) {
+		case 0:
+			h.drop(s)
+		default:
+			p := make([]byte, []int{0, 40, 1200, 9000, 65507}[random.IntN(5)])
+			for i := range p {
+				p[i] = byte(random.Uint32())
+			}
+			all := h.keep(s, p, 0)
+			used := 0
+			for _, d := range want[s] {
+				used += len(d)
+			}
+			if fits := len(want[s]) < heldDatagrams && used+len(p) <= heldBytes; s.held != nil && all && !fits {
+				t.Fatalf("kept %d bytes after %d datagrams of %d", len(p), len(want[s]), used)
+			}
+			if all {
+				want[s] = append(want[s], p)
+			}
+		}
+		total := 0
+		for i := range sessions {
+			s := &sessions[i]
+			if s.held == nil {
+				delete(want, s)
+				continue
+			}
+			total += len(s.held.data)
+		}
+		if total != h.total || total > heldTotal {
+			t.Fatalf("%d bytes are held, counted %d, at most %d", total, h.total, heldTotal)
+		}
+	}
+	for s, list := range want {
+		if s.held.n != len(list) {
+			t.Fatalf("%d datagrams are held of %d", s.held.n, len(list))
+		}
+		for i, p := range list {
+			if string(s.held.datagram(i)) != string(p) {
+				t.Fatalf("datagram %d differs", i)
+			}
+		}
+	}
+}
+
+func TestSessionIsSmall(t *testing.T) {
+	const most = 640 // the promise is 1 KiB, with the event loop's part, the socket's and the table's
+	if got := sessionSize; got > most {
+		t.Errorf("a session takes %d bytes, want at most %d", got, most)
+	}
+	t.Logf("%d bytes", sessionSize)
+}
+
+const sessionSize = unsafe.Sizeof(session{})

@@ -1,0 +1,201 @@
+package sys
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// bound gives a UDP socket on a loopback address, and its address.
+func bound(t *testing.T, ip string, o UDPOptions) (int, netip.AddrPort) {
+	t.Helper()
+	fd, err := BindUDP(netip.AddrPortFrom(netip.MustParseAddr(ip), 0), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { Close(fd) })
+	addr, e := LocalAddr(fd)
+	if e != 0 {
+		t.Fatal(e)
+	}
+	return fd, addr
+}
+
+// receiveAll receives until so many bytes are there, and gives the datagrams
+// with the size of their trains.
+func receiveAll(t *testing.T, fd, datagrams int) (got [][]byte, segments []int, to []netip.AddrPort) {
+	t.Helper()
+	in := NewInbox(4)
+	for len(got) < datagrams {
+		n, e := in.Receive(fd, 0, in.Slots())
+		if e != 0 {
+			t.Fatalf("after %d datagrams: %v", len(got), e)
+		}
+		for i := range n {
+			if in.Cut(i) {
+				t.Fatal("a datagram was cut")
+			}
+			d, segment := in.Details(i)
+			p := in.Data(i)
+			segments, to = append(segments, segment), append(to, d)
+			for segment > 0 && len(p) > segment {
+				got = append(got, bytes.Clone(p[:segment]))
+				p = p[segment:]
+			}
+			got = append(got, bytes.Clone(p))
+		}
+	}
+	return got, segments, to
+}
+
+// Datagrams of all sizes travel in trains where they can, and come out as they
+// went in, whatever the receiver understands.
+func TestTrainsKeepDatagrams(t *testing.T) {
+	sizes := []int{100, 100, 100, 100, 30, 100, 0, 1, 1, 1400, 1400, 1401, 1400, 9000, 9000, 1472, 1472, 5}
+	for _, ip := range []string{"127.0.0.1", "::1"} {
+		for _, coalesce := range []bool{false, true} {
+			t.Run(fmt.Sprint(ip, " coalesce=", coalesce), func(t *testing.T) {
+				to, addr := bound(t, ip, UDPOptions{Destination: true, Coalesce: coalesce, ReceiveBuffer: 1 << 20})
+				from, _ := bound(t, ip, UDPOptions{})
+				out := NewOutbox(32)
+				var want [][]byte
+				for i, size := range sizes {
+					p := bytes.Repeat([]byte{byte(i)}, size)
+					want = append(want, p)
+					out.Append(addr, p, 0, true)
+				}
+				if out.n >= len(sizes) {
+					t.Errorf("%d messages for %d datagrams: nothing was joined", out.n, len(sizes))
+				}
+				if e := out.Send(from); e != 0 || !out.Empty() {
+					t.Fatalf("%v, empty %v", e, out.Empty())
+				}
+				got, segments, dst := receiveAll(t, to, len(want))
+				if len(got) != len(want) {
+					t.Fatalf("%d datagrams, want %d", len(got), len(want))
+				}
+				for i := range want {
+					if !bytes.Equal(got[i], want[i]) {
+						t.Errorf("datagram %d: %d bytes, want %d", i, len(got[i]), len(want[i]))
+					}
+				}
+				for _, d := range dst {
+					if d != addr {
+						t.Errorf("destination %v, want %v", d, addr)
+					}
+				}
+				if trains := segments[0] != 0; trains != coalesce {
+					t.Errorf("segments %v", segments)
+				}
+			})
+		}
+	}
+}
+
+// A train that the kernel does not take is sent datagram by datagram.
+func TestSplit(t *testing.T) {
+	to, addr := bound(t, "127.0.0.1", UDPOptions{})
+	from, _ := bound(t, "127.0.0.1", UDPOptions{})
+	out := NewOutbox(4)
+	train := append(bytes.Repeat([]byte{1}, 700), bytes.Repeat([]byte{2}, 200)...)
+	out.Append(addr, train, 300, true)
+	out.Append(addr, []byte("next"), 0, true)
+	if !out.Train() {
+		t.Fatal("no train")
+	}
+	if lost, e := out.Split(from); lost != 0 || e != 0 {
+		t.Fatal(lost, e)
+	}
+	if e := out.Send(from); e != 0 {
+		t.Fatal(e)
+	}
+	got, _, _ := receiveAll(t, to, 4)
+	if len(got[0]) != 300 || len(got[1]) != 300 || len(got[2]) != 300 || string(got[3]) != "next" {
+		t.Errorf("%q", got)
+	}
+	out.Append(addr, train, 300, false)
+	if n := out.Skip(); n != 3 || !out.Empty() {
+		t.Errorf("skipped %d datagrams, empty %v", n, out.Empty())
+	}
+}
+
+// A socket hears of a closed port once, and can be used again for another.
+func TestConnectedSocketIsUsedAgain(t *testing.T) {
+	to, addr := bound(t, "127.0.0.1", UDPOptions{})
+	closed, closedAddr := bound(t, "127.0.0.1", UDPOptions{})
+	if e := DisconnectUDP(closed); e != 0 {
+		t.Fatal(e)
+	}
+	Close(closed)
+	fd, e := UDPSocket(false)
+	if e != 0 {
+		t.Fatal(e)
+	}
+	defer Close(fd)
+	if e := ConnectUDP(fd, closedAddr, UDPSource{}); e != 0 {
+		t.Fatal(e)
+	}
+	if _, e := Send(fd, []byte("x"), false); e != 0 {
+		t.Fatal(e)
+	}
+	var b [10]byte
+	if _, e := Recv(fd, b[:]); e != ECONNREFUSED {
+		t.Fatalf("%v, want a refusal", e)
+	}
+	before, _ := LocalAddr(fd)
+	if e := DisconnectUDP(fd); e != 0 {
+		t.Fatal(e)
+	}
+	Drain(fd)
+	if e := ConnectUDP(fd, addr, UDPSource{}); e != 0 {
+		t.Fatal(e)
+	}
+	if after, _ := LocalAddr(fd); after == before {
+		t.Errorf("the socket kept its port %v", before)
+	}
+	if _, e := Send(fd, []byte("x"), false); e != 0 {
+		t.Fatal(e)
+	}
+	if n, e := Recv(to, b[:]); n != 1 || e != 0 {
+		t.Fatal(n, e)
+	}
+}
+
+// Whatever control messages say, they are read within their bounds.
+func FuzzDetails(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(append(unix.UnixRights(1), 1, 2, 3))
+	f.Fuzz(func(t *testing.T, control []byte) {
+		in := NewInbox(1)
+		in.headers[0].SetControllen(copy(in.controls[0][:], control))
+		in.Details(0)
+	})
+}
+
+// Receiving and sending allocates nothing.
+func TestDatagramsAllocateNothing(t *testing.T) {
+	to, addr := bound(t, "127.0.0.1", UDPOptions{Destination: true})
+	from, _ := bound(t, "127.0.0.1", UDPOptions{})
+	in, out := NewInbox(4), NewOutbox(4)
+	p := make([]byte, 100)
+	if n := testing.AllocsPerRun(100, func() {
+		out.Append(addr, p, 0, true)
+		out.Append(addr, p, 0, true)
+		if e := out.Send(from); e != 0 {
+			t.Fatal(e)
+		}
+		n, e := in.Receive(to, 0, 4)
+		if e != 0 {
+			t.Fatal(e)
+		}
+		for i := range n {
+			in.From(i)
+			in.Details(i)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
