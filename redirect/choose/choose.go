@@ -1,0 +1,204 @@
+// Package choose picks the way of steering that fits this kernel: the best of
+// those that work when they are tried, whatever the kernel's version says.
+//
+//	choice, err := choose.Open(choose.Options{Mode: choose.Auto})
+//	log.Info().Msg(choice.String())
+//	choice.Redirector.Apply(plan)
+//
+// A trial is the real thing on a small scale: in a network namespace that is
+// made for it and thrown away, a plan is put in force, a connection is made
+// through it to a listening socket, and one is refused. Where no namespace can
+// be made, the ways of steering look for themselves what they lack, which
+// changes nothing.
+package choose
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/bind"
+	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/redirect/sklookup"
+	"github.com/sluice-proxy/sluice/redirect/tproxy"
+)
+
+// The modes and the backends of TProxy.
+const (
+	Auto     = "auto"
+	TProxy   = "tproxy"
+	SkLookup = "sklookup"
+	Bind     = "bind"
+
+	NFTables = "nftables"
+)
+
+// Modes and Backends are what Options may say.
+var (
+	Modes    = []string{Auto, TProxy, SkLookup, Bind}
+	Backends = []string{Auto, NFTables}
+)
+
+// Options say what to choose from, and what the ways of steering are to make.
+type Options struct {
+	// Mode is one of Modes; empty means Auto.
+	Mode string
+	// Backend is one of Backends, for the mode TProxy; empty means Auto.
+	Backend string
+	// Table is the name of the nftables table.
+	Table string
+	// Routes are the numbers of routes and rules. Routes.NetNS is where to
+	// steer.
+	Routes route.Options
+	// ReplyPorts, first and last, are for modes without netfilter (F11); zero:
+	// they do not bring answers to clients' addresses back.
+	ReplyPorts [2]uint16
+}
+
+// way is one way of steering.
+type way struct {
+	name          string
+	mode, backend string
+	open          func(Options) (redirect.Redirector, error)
+}
+
+// ways are all of them, the best first.
+var ways = []way{
+	{"tproxy/nftables", TProxy, NFTables, func(o Options) (redirect.Redirector, error) {
+		return opened(tproxy.New(tproxy.Options{Table: o.Table, NodeIPs: o.Routes.NodeIPs, NetNS: o.Routes.NetNS}))
+	}},
+	{sklookup.Name, SkLookup, "", func(o Options) (redirect.Redirector, error) {
+		return opened(sklookup.New(sklookup.Options{Routes: o.Routes, ReplyPorts: o.ReplyPorts}))
+	}},
+	{bind.Name, Bind, "", func(o Options) (redirect.Redirector, error) {
+		return opened(bind.New(bind.Options{Routes: o.Routes, ReplyPorts: o.ReplyPorts}))
+	}},
+}
+
+// opened keeps a nil pointer from becoming an interface that is not nil.
+func opened[R redirect.Redirector](r R, err error) (redirect.Redirector, error) {
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// Names gives the names of all ways of steering, the best first.
+func Names() []string {
+	var names []string
+	for _, w := range ways {
+		names = append(names, w.name)
+	}
+	return names
+}
+
+// Choice is the way of steering that was chosen.
+type Choice struct {
+	Redirector redirect.Redirector
+	Name       string
+	// Asked is whether it was the only one that the options left.
+	Asked bool
+	// PassedOver are the better ones that do not work here.
+	PassedOver []Failure
+	// Took is how long the choice took.
+	Took time.Duration
+}
+
+// Failure says why a way of steering does not work.
+type Failure struct {
+	Name string
+	Err  error
+}
+
+// String says what was chosen, and why not the others.
+func (c *Choice) String() string {
+	text := "steering by " + c.Name
+	if c.Asked {
+		return text + ", as asked for"
+	}
+	for i, f := range c.PassedOver {
+		text += [...]string{"; not ", ", not "}[min(i, 1)] + f.Name + " (" + Brief(f.Err) + ")"
+	}
+	return text
+}
+
+// Brief says in a few words what is missing.
+func Brief(err error) string {
+	var missing *redirect.MissingError
+	if errors.As(err, &missing) {
+		return string(missing.Feature) + " is missing"
+	}
+	return err.Error()
+}
+
+// Open chooses and opens; nothing is steered yet. Where the options leave one
+// way only, it is opened without a trial, and its own error says what it lacks.
+func Open(o Options) (*Choice, error) { return open(o, ways, try) }
+
+func open(o Options, from []way, try func(way, Options) error) (*Choice, error) {
+	begin := time.Now()
+	candidates, err := o.candidates(from)
+	if err != nil {
+		return nil, err
+	}
+	c := &Choice{Asked: len(candidates) == 1}
+	var errs []error
+	for _, w := range candidates {
+		var err error
+		if !c.Asked {
+			err = try(w, o)
+		}
+		if err == nil {
+			if c.Redirector, err = w.open(o); err == nil {
+				c.Name, c.Took = w.name, time.Since(begin)
+				return c, nil
+			}
+		}
+		if c.Asked {
+			return nil, err
+		}
+		c.PassedOver = append(c.PassedOver, Failure{w.name, err})
+		errs = append(errs, fmt.Errorf("%s: %w", w.name, err))
+	}
+	return nil, fmt.Errorf("no way of steering works here; sluice doctor says what each needs:\n%w", errors.Join(errs...))
+}
+
+// candidates are the ways that the options leave.
+func (o Options) candidates(from []way) ([]way, error) {
+	var left []way
+	for _, w := range from {
+		if o.Mode != "" && o.Mode != Auto && o.Mode != w.mode {
+			continue
+		}
+		if w.mode == TProxy && o.Backend != "" && o.Backend != Auto && o.Backend != w.backend {
+			continue
+		}
+		left = append(left, w)
+	}
+	if len(left) == 0 {
+		return nil, fmt.Errorf("no way of steering is called %q with the backend %q; modes are %s, backends of tproxy %s",
+			o.Mode, o.Backend, strings.Join(Modes, ", "), strings.Join(Backends, ", "))
+	}
+	return left, nil
+}
+
+// Cleanup removes what any way of steering left behind in Options.Routes.NetNS,
+// whatever mode the options name. It gives a line for each thing that it
+// removed.
+func Cleanup(o Options) (removed []string, err error) {
+	// What bind and sklookup leave are routes and rules, the same as tproxy's.
+	removed, err = tproxy.Cleanup(tproxy.Options{Table: o.Table, NodeIPs: o.Routes.NodeIPs, NetNS: o.Routes.NetNS})
+	if routes, routeErr := bind.Cleanup(bind.Options{Routes: o.Routes}); routeErr == nil {
+		removed = append(removed, routes...)
+		// Without nf_tables there is no table either.
+		var missing *redirect.MissingError
+		if errors.As(err, &missing) && missing.Feature != redirect.FeatureNetAdmin {
+			err = nil
+		}
+	} else {
+		err = errors.Join(err, routeErr)
+	}
+	return removed, err
+}

@@ -1,0 +1,108 @@
+package choose
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+
+// fake is a Redirector that does nothing.
+type fake struct{ redirect.Redirector }
+
+func (fake) Close() error { return nil }
+
+// The best of what works is chosen, and what was passed over is named with the
+// reason.
+func TestBestThatWorksIsChosen(t *testing.T) {
+	missing := &redirect.MissingError{Mode: "steering by nftables", Feature: "nf_tables", Remedy: "load it", Err: syscall.EOPNOTSUPP}
+	noBPF := &redirect.MissingError{Mode: "steering by sk_lookup", Feature: "CAP_BPF", Remedy: "grant it", Err: syscall.EPERM}
+	for _, c := range []struct {
+		name, mode, backend string
+		fails               map[string]error
+		want                string
+	}{
+		{"all work", "", "", nil, "steering by tproxy/nftables"},
+		{"no netfilter", Auto, Auto, map[string]error{"tproxy/nftables": missing}, "steering by sklookup; not tproxy/nftables (nf_tables is missing)"},
+		{"no netfilter, no BPF", Auto, Auto, map[string]error{"tproxy/nftables": missing, "sklookup": noBPF},
+			"steering by bind; not tproxy/nftables (nf_tables is missing), not sklookup (CAP_BPF is missing)"},
+		{"asked for", Bind, "", map[string]error{"bind": errors.New("never asked")}, "steering by bind, as asked for"},
+		{"nothing works", Auto, "", map[string]error{"tproxy/nftables": missing, "sklookup": noBPF, "bind": syscall.EPERM}, "no way of steering works here"},
+		{"no such mode", "telepathy", "", nil, `no way of steering is called "telepathy"`},
+		{"no such backend", TProxy, "telepathy", nil, `with the backend "telepathy"`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var from []way
+			for _, w := range ways {
+				w.open = func(Options) (redirect.Redirector, error) { return fake{}, nil }
+				from = append(from, w)
+			}
+			got := ""
+			choice, err := open(Options{Mode: c.mode, Backend: c.backend}, from, func(w way, _ Options) error { return c.fails[w.name] })
+			if err != nil {
+				got = err.Error()
+			} else {
+				got = choice.String()
+			}
+			if err == nil && got != c.want || !strings.Contains(got, c.want) {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// Every way of steering that this kernel should have works in a trial, and a
+// trial leaves the namespace alone that steering is for.
+func TestTrials(t *testing.T) {
+	netns.Require(t)
+	lab := netns.NewLab(t, 0)
+	lab.Settle(t)
+	before := lab.Node.Dump(t)
+	o := Options{Routes: route.Options{NetNS: lab.Node.FD()}, ReplyPorts: [2]uint16{61000, 65534}}
+	for _, w := range ways {
+		var missing *redirect.MissingError
+		switch err := try(w, o); {
+		case errors.As(err, &missing):
+			t.Errorf("SKIP-NEEDS: %s: %v", w.name, err)
+		case err != nil:
+			t.Errorf("%s: %v", w.name, err)
+		}
+		if err := look(w, o); err != nil {
+			t.Errorf("%s, in place: %v", w.name, err)
+		}
+	}
+	if after := lab.Node.Dump(t); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+	choice, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s, in %v", choice, choice.Took)
+	if err := choice.Redirector.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// What the kernel lacks for a trial is told from what the way of steering
+// lacks: a plan that leads nowhere is found out.
+func TestTrialFindsOutWhatDoesNotSteer(t *testing.T) {
+	netns.Require(t)
+	broken := way{name: "broken", open: func(Options) (redirect.Redirector, error) { return idle{}, nil }}
+	if err := try(broken, Options{}); err == nil || !strings.Contains(err.Error(), "a connection to TCP ") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// idle accepts every plan and does nothing for it.
+type idle struct{ fake }
+
+func (idle) Traits() redirect.Traits   { return redirect.Traits{} }
+func (idle) Apply(redirect.Plan) error { return nil }

@@ -1,0 +1,269 @@
+package choose
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// trialPatience bounds each attempt to connect in a trial. On lo an answer takes
+// microseconds, but an interface that has just come up may lose its first
+// packet, and a busy machine is to get the same choice as an idle one.
+var trialPatience = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, time.Second}
+
+// trialAddresses are the services' in a trial, and sourceAddresses the node's.
+// They are for documentation (RFC 5737, RFC 3849): if a trial went wrong, nobody
+// would be harmed.
+var (
+	trialAddresses  = []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
+	sourceAddresses = []netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("2001:db8:1::1")}
+)
+
+// Try tells whether the way of steering with this name works here, by a trial;
+// nil if it does.
+func Try(name string, o Options) error {
+	for _, w := range ways {
+		if w.name == name {
+			return try(w, o)
+		}
+	}
+	return fmt.Errorf("no way of steering is called %q", name)
+}
+
+// try plays a trial in a namespace of its own, or, where none can be made, has
+// the way of steering look for itself what it lacks.
+func try(w way, o Options) error {
+	scratch, err := newScratch()
+	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOSPC) {
+		return look(w, o)
+	}
+	if err != nil {
+		return err
+	}
+	defer scratch.Close()
+	// Nothing in it can clash, and no address of the node's is there.
+	o.Routes = route.Options{NetNS: int(scratch.Fd())}
+	return play(w, o)
+}
+
+// Scratch tells whether trials can have a namespace of their own.
+func Scratch() error {
+	f, err := newScratch()
+	if err == nil {
+		_ = f.Close()
+	}
+	return err
+}
+
+// newScratch makes a network namespace whose interface lo is up and has the
+// addresses that connections come from.
+func newScratch() (*os.File, error) {
+	f, err := sys.NewNetNS()
+	if err != nil {
+		return nil, err
+	}
+	if err := furnish(f); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("lo in a network namespace of its own: %w", err)
+	}
+	return f, nil
+}
+
+func furnish(namespace *os.File) error {
+	nl, err := netlink.NewHandleAt(netns.NsHandle(namespace.Fd()), syscall.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer nl.Close()
+	lo, err := nl.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	if err := nl.LinkSetUp(lo); err != nil {
+		return err
+	}
+	for _, a := range sourceAddresses {
+		addr := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}
+		if a.Is6() {
+			addr.Flags = noDAD
+		}
+		if err := nl.AddrAdd(lo, addr); err != nil && a.Is4() {
+			return err
+		}
+	}
+	return nil
+}
+
+// noDAD is IFA_F_NODAD: the address is usable at once.
+const noDAD = 0x02
+
+// look opens a way of steering and closes it again, which changes nothing in
+// the namespace, and makes a transparent socket, as every way needs.
+func look(w way, o Options) error {
+	r, err := w.open(o)
+	if err != nil {
+		return err
+	}
+	if err := r.Close(); err != nil {
+		return err
+	}
+	return sys.InNetNS(o.Routes.NetNS, func() error {
+		fd, err := listen(netip.AddrPortFrom(redirect.ListenIPv4, 0))
+		if err == nil {
+			sys.Close(fd)
+		}
+		return err
+	})
+}
+
+// play puts a plan in force and connects through it.
+func play(w way, o Options) (err error) {
+	r, err := w.open(o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	return sys.InNetNS(o.Routes.NetNS, func() error {
+		s := &stage{each: r.Traits().BindEach, sockets: map[service.Destination]int{}}
+		defer s.close()
+		plan, err := s.plan()
+		if err == nil {
+			err = r.Apply(plan)
+		}
+		if err != nil {
+			return err
+		}
+		for d, fd := range s.sockets {
+			if err := reaches(d, fd); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// stage is the listening sockets of a trial, one for each family that the
+// kernel has.
+type stage struct {
+	each    bool // one is bound to each destination itself
+	sockets map[service.Destination]int
+}
+
+// plan makes the sockets, and the plan that leads to them: port 80 is served,
+// port 81 refuses.
+func (s *stage) plan() (redirect.Plan, error) {
+	p := redirect.Plan{
+		Steer:      map[service.Destination]redirect.Target{},
+		Refuse:     map[service.Destination]struct{}{},
+		ClusterIPs: map[netip.Addr]struct{}{},
+	}
+	for _, a := range trialAddresses {
+		if a.Is6() && !hasIPv6() {
+			continue
+		}
+		d := service.Destination{Addr: a, Port: 80, Protocol: service.TCP}
+		at := netip.AddrPortFrom(a, d.Port)
+		if !s.each {
+			at = netip.AddrPortFrom(redirect.ListenIPv4, 0)
+			if a.Is6() {
+				at = netip.AddrPortFrom(redirect.ListenIPv6, 0)
+			}
+		}
+		fd, err := listen(at)
+		if err != nil {
+			return p, err
+		}
+		s.sockets[d] = fd
+		own, e := sys.LocalAddr(fd)
+		if e != 0 {
+			return p, fmt.Errorf("own address of a listening socket: %w", e)
+		}
+		p.Steer[d] = redirect.Target{Port: own.Port(), FD: fd}
+		p.Refuse[service.Destination{Addr: a, Port: d.Port + 1, Protocol: service.TCP}] = struct{}{}
+		p.ClusterIPs[a] = struct{}{}
+		p.Local = append(p.Local, netip.PrefixFrom(a, a.BitLen()-8).Masked())
+	}
+	return p, nil
+}
+
+func (s *stage) close() {
+	for _, fd := range s.sockets {
+		sys.Close(fd)
+	}
+}
+
+// listen makes a transparent socket, which tells who may not.
+func listen(at netip.AddrPort) (int, error) {
+	fd, err := sys.ListenTCP(at, sys.ListenOptions{Transparent: true, FreeBind: true})
+	if errors.Is(err, syscall.EPERM) {
+		err = &redirect.MissingError{Mode: "listening", Feature: redirect.FeatureNetAdmin, Remedy: redirect.RemedyNetAdmin, Err: err}
+	}
+	return fd, err
+}
+
+// hasIPv6 tells whether the calling thread's namespace has IPv6.
+func hasIPv6() bool {
+	fd, err := sys.ListenTCP(netip.AddrPortFrom(redirect.ListenIPv6, 0), sys.ListenOptions{})
+	if err != nil {
+		return false
+	}
+	sys.Close(fd)
+	return true
+}
+
+// reaches connects to a destination, and to the port after it, which is to
+// refuse.
+func reaches(d service.Destination, listener int) error {
+	c, err := dial(d)
+	if err != nil {
+		return fmt.Errorf("a connection to %s: %w", redirect.Format(d), err)
+	}
+	defer c.Close()
+	fd, _, e := sys.Accept(listener)
+	if e != 0 {
+		return fmt.Errorf("a connection to %s came to another socket: %w", redirect.Format(d), e)
+	}
+	defer sys.Close(fd)
+	if to, e := sys.LocalAddr(fd); e != 0 || to != netip.AddrPortFrom(d.Addr, d.Port) {
+		return fmt.Errorf("a connection to %s: its destination is not kept: %s", redirect.Format(d), to)
+	}
+	d.Port++
+	none, err := dial(d)
+	if err == nil {
+		_ = none.Close()
+	}
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return nil
+	case err == nil:
+		return fmt.Errorf("a connection to %s was not refused", redirect.Format(d))
+	}
+	return fmt.Errorf("a connection to %s was not refused: %w", redirect.Format(d), err)
+}
+
+// dial connects from the calling thread's namespace, in which it stays: Go makes
+// the socket before it waits.
+func dial(d service.Destination) (c net.Conn, err error) {
+	for _, patience := range trialPatience {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		c, err = new(net.Dialer).DialContext(ctx, "tcp", netip.AddrPortFrom(d.Addr, d.Port).String())
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) {
+			return c, err
+		}
+	}
+	return nil, err
+}
