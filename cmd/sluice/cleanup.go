@@ -7,20 +7,20 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/redirect/tproxy"
+	"github.com/sluice-proxy/sluice/redirect/choose"
 )
 
 func newCleanupCommand() *cobra.Command {
-	var o tproxy.Options
+	o := newSteeringOptions()
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove what a proxy that was killed left in the kernel",
-		Long: `Cleanup removes the nftables table and the routes that a proxy left in this
-network namespace when it was killed. It touches nothing else, and does nothing
+		Long: `Cleanup removes the tables, routes and rules that a proxy left in this network
+namespace when it was killed, however it steered. It touches nothing else, and does nothing
 while a proxy runs. The flags are those that the proxy was given.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			lock, err := redirect.AcquireLock(o.Table)
+			lock, err := redirect.AcquireLock(o.table)
 			if err != nil {
 				var locked *redirect.LockedError
 				if errors.As(err, &locked) {
@@ -29,7 +29,7 @@ while a proxy runs. The flags are those that the proxy was given.`,
 				return err
 			}
 			defer func() { _ = lock.Release() }() // the process ends, and the lock with it
-			removed, err := tproxy.Cleanup(o)
+			removed, err := choose.Cleanup(o.choose(nil))
 			for _, what := range removed {
 				fmt.Fprintln(cmd.OutOrStdout(), "removed", what)
 			}
@@ -39,6 +39,6 @@ while a proxy runs. The flags are those that the proxy was given.`,
 			return err
 		},
 	}
-	registerSteering(cmd.Flags(), &o)
+	o.registerNames(cmd.Flags())
 	return cmd
 }

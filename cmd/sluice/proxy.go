@@ -25,7 +25,7 @@ import (
 	"github.com/sluice-proxy/sluice/listener"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/redirect/tproxy"
+	"github.com/sluice-proxy/sluice/redirect/choose"
 	"github.com/sluice-proxy/sluice/relay"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/manifests"
@@ -93,7 +93,7 @@ func (p *proxy) open() error {
 	if err := sys.CheckCongestion(o.congestion); err != nil {
 		return fmt.Errorf("--congestion-control %s: %w; sysctl net.ipv4.tcp_available_congestion_control lists what the kernel has", o.congestion, err)
 	}
-	if p.lock, err = redirect.AcquireLock(o.steering.Table); err != nil {
+	if p.lock, err = redirect.AcquireLock(o.steering.table); err != nil {
 		var locked *redirect.LockedError
 		if errors.As(err, &locked) {
 			return fmt.Errorf("another sluice serves this node: %w; stop it first, or give this one a network namespace of its own", err)
@@ -103,13 +103,12 @@ func (p *proxy) open() error {
 	if err := p.openHost(); err != nil {
 		return err
 	}
-	steering := o.steering
-	steering.NodeIPs = o.nodeIPs
-	steer, err := tproxy.New(steering)
+	choice, err := choose.Open(o.steering.choose(o.nodeIPs))
 	if err != nil {
 		return err
 	}
-	p.steer = steer
+	p.steer = choice.Redirector
+	p.log.Info().Dur("took", choice.Took).Msg(choice.String())
 	if err := p.openAccessLog(); err != nil {
 		return err
 	}
@@ -311,7 +310,7 @@ func (p *proxy) inForce() {
 		return
 	}
 	found := p.source.Stats()
-	p.log.Info().Str("version", version).Str("node", p.options.hostname).Str("redirect", "tproxy").
+	p.log.Info().Str("version", version).Str("node", p.options.hostname).Str("redirect", p.steer.Traits().Name).
 		Int("files", found.Files).Int("objects_passed_over", sum(found.PassedOver)).
 		Int("service_ports", servicePorts(p.table.Snapshot())).Msg("ready")
 }

@@ -13,10 +13,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/sluice-proxy/sluice/balancer"
-	"github.com/sluice-proxy/sluice/redirect/tproxy"
 )
 
 // runOptions are the flags of sluice run. Names are kube-proxy's where it has
@@ -24,8 +22,7 @@ import (
 type runOptions struct {
 	decisionOptions
 
-	redirect      choice
-	steering      tproxy.Options
+	steering      steeringOptions
 	maxListeners  int
 	maxClaims     int
 	listenBacklog int
@@ -55,7 +52,7 @@ type runOptions struct {
 
 func newRunCommand() *cobra.Command {
 	o := &runOptions{
-		redirect:        choice{value: "auto", allowed: []string{"auto", "tproxy"}},
+		steering:        newSteeringOptions(),
 		balancer:        choice{value: "round-robin", allowed: []string{"round-robin", "random"}},
 		splice:          choice{value: "auto", allowed: []string{"auto", "off"}},
 		accessLogFormat: choice{value: "json", allowed: []string{"json", "console"}},
@@ -98,8 +95,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.SortFlags = false
 	o.decisionOptions.register(f, "this node's own addresses, at most one of each family: connections from this node to Services come from them (default: the first global address)")
-	f.Var(&o.redirect, "redirect", "how packets are steered in")
-	registerSteering(f, &o.steering)
+	o.steering.register(f)
 	f.IntVar(&o.maxListeners, "max-listeners", 0, "listening sockets; each service port has one for each family, and with more than that some share them (default: 1/32 of the limit of open files, at most 8192)")
 	f.IntVar(&o.maxClaims, "max-claims", 0, "node ports, one for each address, and addresses of Services on this node, that are held by sockets of their own; each takes the descriptor of half a connection (default: half of what connections may have)")
 	f.IntVar(&o.listenBacklog, "listen-backlog", 4096, "connections that wait for each service port to be accepted (net.core.somaxconn caps it)")
@@ -124,17 +120,15 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.IntVarP(&o.verbosity, "v", "v", 0, "verbosity of the log; 4 and more shows what is of use in debugging")
 }
 
-// registerSteering adds the flags that name what steering makes in the kernel.
-func registerSteering(f *pflag.FlagSet, o *tproxy.Options) {
-	f.StringVar(&o.Table, "nft-table", tproxy.DefaultTable, "name of the nftables table that is made, and of the lock that keeps a second proxy out")
-}
-
 // validate completes the flags and tells what is wrong with them.
 func (o *runOptions) validate() error {
 	if o.manifests == "" {
 		return errors.New("there is nothing to serve: give --manifests DIR, a directory of Kubernetes manifests (sluice demo shows what it does, without any)")
 	}
 	if err := o.decisionOptions.validate(); err != nil {
+		return err
+	}
+	if err := o.steering.validate(); err != nil {
 		return err
 	}
 	if o.workers == 0 {

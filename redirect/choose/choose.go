@@ -52,9 +52,26 @@ type Options struct {
 	// Routes are the numbers of routes and rules. Routes.NetNS is where to
 	// steer.
 	Routes route.Options
-	// ReplyPorts, first and last, are for modes without netfilter (F11); zero:
-	// they do not bring answers to clients' addresses back.
+	// ReplyPorts, first and last, are the local ports of sockets that are bound
+	// to clients' addresses; zero means the mode's own default.
 	ReplyPorts [2]uint16
+	// NoReplies leaves clients' addresses alone: no socket is bound to them.
+	NoReplies bool
+}
+
+// DefaultReplyPorts are those of modes without netfilter (F11): Linux clients
+// use 32768 to 60999 by themselves.
+var DefaultReplyPorts = [2]uint16{61000, 65534}
+
+// unmarkedPorts gives the ports of modes that mark no packets.
+func (o *Options) unmarkedPorts() [2]uint16 {
+	switch {
+	case o.NoReplies:
+		return [2]uint16{}
+	case o.ReplyPorts == [2]uint16{}:
+		return DefaultReplyPorts
+	}
+	return o.ReplyPorts
 }
 
 // way is one way of steering.
@@ -70,10 +87,10 @@ var ways = []way{
 		return opened(tproxy.New(tproxy.Options{Table: o.Table, NodeIPs: o.Routes.NodeIPs, NetNS: o.Routes.NetNS}))
 	}},
 	{sklookup.Name, SkLookup, "", func(o Options) (redirect.Redirector, error) {
-		return opened(sklookup.New(sklookup.Options{Routes: o.Routes, ReplyPorts: o.ReplyPorts}))
+		return opened(sklookup.New(sklookup.Options{Routes: o.Routes, ReplyPorts: o.unmarkedPorts()}))
 	}},
 	{bind.Name, Bind, "", func(o Options) (redirect.Redirector, error) {
-		return opened(bind.New(bind.Options{Routes: o.Routes, ReplyPorts: o.ReplyPorts}))
+		return opened(bind.New(bind.Options{Routes: o.Routes, ReplyPorts: o.unmarkedPorts()}))
 	}},
 }
 

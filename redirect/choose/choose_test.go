@@ -44,7 +44,7 @@ func TestBestThatWorksIsChosen(t *testing.T) {
 				w.open = func(Options) (redirect.Redirector, error) { return fake{}, nil }
 				from = append(from, w)
 			}
-			got := ""
+			var got string
 			choice, err := open(Options{Mode: c.mode, Backend: c.backend}, from, func(w way, _ Options) error { return c.fails[w.name] })
 			if err != nil {
 				got = err.Error()

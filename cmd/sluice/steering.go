@@ -1,0 +1,130 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-proxy/sluice/redirect/choose"
+	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/redirect/tproxy"
+)
+
+// steeringOptions are the flags that say how packets are steered in, and what
+// is made in the kernel for that.
+type steeringOptions struct {
+	mode       choice
+	backend    choice
+	table      string
+	steerMark  mark
+	replyMark  mark
+	steerTable int
+	replyTable int
+	replyPorts portRange
+}
+
+func newSteeringOptions() steeringOptions {
+	return steeringOptions{
+		mode:      choice{value: choose.Auto, allowed: choose.Modes},
+		backend:   choice{value: choose.Auto, allowed: choose.Backends},
+		steerMark: route.DefaultSteerMark,
+		replyMark: route.DefaultReplyMark,
+	}
+}
+
+// register adds the flags that choose, and those that name.
+func (o *steeringOptions) register(f *pflag.FlagSet) {
+	f.Var(&o.mode, "redirect", "how packets are steered in; auto takes the first of them that works here")
+	f.Var(&o.backend, "tproxy-backend", "what tproxy is made of; auto takes the first that works here")
+	f.Var(&o.replyPorts, "reply-ports", "local ports of connections to endpoints that keep the client's address; off never keeps it (default: "+defaultReplyPorts+")")
+	o.registerNames(f)
+}
+
+// defaultReplyPorts says what no range means.
+var defaultReplyPorts = fmt.Sprintf("%d-%d without netfilter", choose.DefaultReplyPorts[0], choose.DefaultReplyPorts[1])
+
+// registerNames adds the flags that name what steering makes in the kernel.
+func (o *steeringOptions) registerNames(f *pflag.FlagSet) {
+	f.StringVar(&o.table, "nft-table", tproxy.DefaultTable, "name of the nftables table that is made, and of the lock that keeps a second proxy out")
+	f.Var(&o.steerMark, "steer-mark", "bit of packets' marks that says: this one is ours")
+	f.Var(&o.replyMark, "reply-mark", "bit of packets' marks that says: this one is the answer to a client's own address")
+	f.IntVar(&o.steerTable, "route-table-steer", route.DefaultSteerTable, "number of the routing table for addresses that are not this node's to own")
+	f.IntVar(&o.replyTable, "route-table-replies", route.DefaultReplyTable, "number of the routing table for answers to clients' own addresses")
+}
+
+// choose gives what the choice of a mode is made from.
+func (o *steeringOptions) choose(nodeIPs addresses) choose.Options {
+	return choose.Options{
+		Mode:    o.mode.value,
+		Backend: o.backend.value,
+		Table:   o.table,
+		Routes: route.Options{
+			NodeIPs:    nodeIPs,
+			SteerMark:  uint32(o.steerMark),
+			ReplyMark:  uint32(o.replyMark),
+			SteerTable: o.steerTable,
+			ReplyTable: o.replyTable,
+		},
+		ReplyPorts: o.replyPorts.ports,
+		NoReplies:  o.replyPorts.off,
+	}
+}
+
+// validate tells what is wrong with the flags.
+func (o *steeringOptions) validate() error {
+	return o.choose(nil).Routes.WithDefaults().Validate()
+}
+
+// mark is a flag that takes one bit of packets' marks.
+type mark uint32
+
+func (m *mark) Type() string   { return "mark" }
+func (m *mark) String() string { return fmt.Sprintf("%#x", uint32(*m)) }
+
+func (m *mark) Set(s string) error {
+	n, err := strconv.ParseUint(s, 0, 32)
+	if err != nil || n == 0 || n&(n-1) != 0 {
+		return fmt.Errorf("%q is not a single bit of 32, such as %#x", s, route.DefaultSteerMark)
+	}
+	*m = mark(n)
+	return nil
+}
+
+// portRange is a flag that takes the first and the last of a range of ports, or
+// "off".
+type portRange struct {
+	ports [2]uint16
+	off   bool
+}
+
+func (r *portRange) Type() string { return "FIRST-LAST|off" }
+
+func (r *portRange) String() string {
+	switch {
+	case r.off:
+		return "off"
+	case r.ports == [2]uint16{}:
+		return ""
+	}
+	return fmt.Sprintf("%d-%d", r.ports[0], r.ports[1])
+}
+
+func (r *portRange) Set(s string) error {
+	if s == "off" {
+		*r = portRange{off: true}
+		return nil
+	}
+	first, last, ok := strings.Cut(s, "-")
+	from, err1 := strconv.ParseUint(first, 10, 16)
+	to, err2 := strconv.ParseUint(last, 10, 16)
+	if !ok || err1 != nil || err2 != nil || from == 0 || from > to {
+		return fmt.Errorf("%q is not a range of ports such as 61000-65534, nor off", s)
+	}
+	if to == 65535 {
+		return fmt.Errorf("%q: the kernel takes no policy routing rule for a range that ends with 65535; write %d-65534", s, from)
+	}
+	*r = portRange{ports: [2]uint16{uint16(from), uint16(to)}}
+	return nil
+}
