@@ -35,21 +35,21 @@ func (t *Table) Admission(d service.Destination) (allowed []netip.Prefix, limite
 	if kind != service.LoadBalancer || f.firewall == nil || !c.externalLocal && len(f.cluster) == 0 {
 		return allowed, limited
 	}
-	guests := f.firewall.allowed(t.node.self[fam].list)
+	guests := t.admitted(c, fam)
 	if !limited {
 		return guests, true
 	}
 	return intersect(allowed, guests), true
 }
 
-// allowed gives the ranges that admits tells of. self are the node's own
-// addresses.
-func (w *firewall) allowed(self []netip.Prefix) []netip.Prefix {
+// admitted gives the ranges that admits tells of, where there is a firewall.
+func (t *Table) admitted(c *compiled, fam service.Family) []netip.Prefix {
+	w := c.families[fam].firewall
 	if !w.fromNode {
 		return w.guests.list
 	}
-	list := slices.Concat(w.guests.list, self)
-	for _, a := range w.balancerIPs {
+	list := slices.Concat(w.guests.list, t.node.self[fam].list)
+	for _, a := range c.port.Families[fam].LoadBalancerIPs {
 		list = append(list, whole(a))
 	}
 	return tidy(list)

@@ -36,16 +36,27 @@ type compiled struct {
 
 type family struct {
 	cluster  []service.Endpoint
-	local    []service.Endpoint
 	firewall *firewall // nil if everybody may come in
+	local    []service.Endpoint
 }
 
-// firewall is what loadBalancerSourceRanges say.
+// firewall is what loadBalancerSourceRanges say. As it is seldom in the
+// processor's cache either, it holds a few ranges itself: with them, the first
+// of its two cache lines lets guests in.
 type firewall struct {
-	guests      ranges
-	balancerIPs []netip.Addr
+	room   [6]span4
+	guests ranges
 	// fromNode says that the ranges let the node's own connections in (A3.11).
 	fromNode bool
+}
+
+func newFirewall(sourceRanges []netip.Prefix, primary []netip.Addr) *firewall {
+	if len(sourceRanges) == 0 {
+		return nil
+	}
+	w := &firewall{fromNode: slices.ContainsFunc(primary, func(a netip.Addr) bool { return contains(sourceRanges, a) })}
+	w.guests = rangesIn(w.room[:], slices.Clone(sourceRanges))
+	return w
 }
 
 // Compile makes the Table of a Snapshot. What prev holds of the ports that did
@@ -99,15 +110,7 @@ func compilePort(p *service.Port, n *node) compiled {
 		}
 		l := categorize(p, v, n)
 		c.exists[f], c.usable[f] = true, l.any
-		c.families[f] = family{cluster: l.cluster, local: l.local}
-		if len(v.SourceRanges) == 0 {
-			continue
-		}
-		c.families[f].firewall = &firewall{
-			guests:      newRanges(slices.Clone(v.SourceRanges)),
-			balancerIPs: v.LoadBalancerIPs,
-			fromNode:    slices.ContainsFunc(n.primary, func(a netip.Addr) bool { return contains(v.SourceRanges, a) }),
-		}
+		c.families[f] = family{cluster: l.cluster, local: l.local, firewall: newFirewall(v.SourceRanges, n.primary)}
 	}
 	return c
 }

@@ -11,14 +11,24 @@ import (
 // as a node may have a route, and thus a range, for each of its pods. The zero
 // value is empty.
 type ranges struct {
-	list  []netip.Prefix // tidy
-	spans []span         // of list
+	four []span4 // of list, which is of one family
+	six  []span6
+	list []netip.Prefix // tidy
 }
 
-// span is a range as its first and last address.
-type span struct{ first, last point }
+// A span is a range as its first and last address. Eight of IPv4 are in one
+// line of the processor's cache.
+type (
+	span4 struct{ first, last uint32 }
+	span6 struct{ first, last point }
+)
 
-// point is an address as a number. Those of IPv4 are mapped into IPv6.
+func number(a netip.Addr) uint32 {
+	b := a.As4()
+	return binary.BigEndian.Uint32(b[:])
+}
+
+// point is an IPv6 address as a number.
 type point struct{ high, low uint64 }
 
 func pointOf(a netip.Addr) point {
@@ -28,45 +38,66 @@ func pointOf(a netip.Addr) point {
 
 func (p point) less(q point) bool { return p.high < q.high || p.high == q.high && p.low < q.low }
 
-// newRanges takes over a list of ranges in any order.
-func newRanges(list []netip.Prefix) ranges {
-	r := ranges{list: tidy(list)}
-	r.spans = make([]span, len(r.list))
-	for i, p := range r.list {
+// newRanges takes over a list of ranges of one family in any order.
+func newRanges(list []netip.Prefix) ranges { return rangesIn(nil, list) }
+
+// rangesIn is newRanges, with the spans of IPv4 in room if it is large enough.
+func rangesIn(room []span4, list []netip.Prefix) ranges {
+	r := ranges{list: tidy(list), four: room[:0]}
+	for _, p := range r.list {
+		rest := p.Addr().BitLen() - p.Bits()
+		if p.Addr().Is4() {
+			first := number(p.Masked().Addr())
+			r.four = append(r.four, span4{first, first | uint32(1<<rest-1)})
+			continue
+		}
 		first := pointOf(p.Masked().Addr())
-		r.spans[i] = span{first, first.fill(p.Addr().BitLen() - p.Bits())}
+		last := point{first.high | (1<<max(rest-64, 0) - 1), first.low | (1<<min(rest, 64) - 1)}
+		r.six = append(r.six, span6{first, last})
 	}
 	return r
-}
-
-// fill sets the last bits of a point.
-func (p point) fill(bits int) point {
-	p.low |= 1<<min(bits, 64) - 1 // of 64 bits, all
-	p.high |= 1<<max(bits-64, 0) - 1
-	return p
 }
 
 // holds tells whether an address is in the set.
 func (r *ranges) holds(a netip.Addr) bool { return r.find(a) >= 0 }
 
-// find gives the place in list of the range that an address is in, or -1.
+// find gives the place in list of the range that an address is in, or -1: the
+// last that does not begin behind it, if it does not end before it.
 func (r *ranges) find(a netip.Addr) int {
-	if len(r.spans) == 0 {
-		return -1
+	if a.Is4() {
+		return r.find4(number(a))
 	}
-	p := pointOf(a)
-	from, n := 0, len(r.spans)
-	for n > 1 { // the last that does not begin behind p
-		half := n / 2
-		if !p.less(r.spans[from+half].first) {
-			from += half
+	return r.find6(pointOf(a))
+}
+
+func (r *ranges) find4(n uint32) int {
+	from, to := 0, len(r.four)
+	for from < to {
+		if half := int(uint(from+to) / 2); n < r.four[half].first {
+			to = half
+		} else {
+			from = half + 1
 		}
-		n -= half
 	}
-	if s := &r.spans[from]; p.less(s.first) || s.last.less(p) {
+	if from == 0 || r.four[from-1].last < n {
 		return -1
 	}
-	return from
+	return from - 1
+}
+
+func (r *ranges) find6(p point) int {
+	from, to := 0, len(r.six)
+	for from < to {
+		if half := int(uint(from+to) / 2); p.less(r.six[half].first) {
+			to = half
+		} else {
+			from = half + 1
+		}
+	}
+	if from == 0 || r.six[from-1].last.less(p) {
+		return -1
+	}
+	return from - 1
 }
 
 // rangeOf gives the range that an address is in.

@@ -27,7 +27,7 @@ func (t *Table) Resolve(p service.Protocol, client netip.Addr, dst netip.AddrPor
 	switch {
 	case !c.usable[fam], len(v.Candidates) == 0 && !local:
 		return deny(v, Refuse, RuleNoEndpoints)
-	case kind == service.LoadBalancer && !f.firewall.admits(client, t.node):
+	case kind == service.LoadBalancer && !t.admits(c, fam, client):
 		return deny(v, Drop, RuleSourceRanges)
 	case len(v.Candidates) == 0:
 		return deny(v, Drop, RuleNoLocalEndpoints)
@@ -72,9 +72,10 @@ func (t *Table) unclaimed(dst netip.Addr) Verdict {
 // IP. Local pods are not exempt (A3.10); the node's own connections are, if its
 // primary address is in the ranges. Where the IP is assigned to the node, they
 // may come from that very IP (A3.11).
-func (w *firewall) admits(client netip.Addr, n *node) bool {
+func (t *Table) admits(c *compiled, fam service.Family, client netip.Addr) bool {
+	w := c.families[fam].firewall
 	return w == nil || w.guests.holds(client) ||
-		w.fromNode && (n.isLocal(client) || slices.Contains(w.balancerIPs, client))
+		w.fromNode && (t.node.isLocal(client) || slices.Contains(c.port.Families[fam].LoadBalancerIPs, client))
 }
 
 // internal chooses for a cluster IP (A3.2) and says what the endpoint sees: a

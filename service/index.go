@@ -3,7 +3,7 @@ package service
 import (
 	"encoding/binary"
 	"fmt"
-	"maps"
+	"math/rand/v2"
 	"net/netip"
 )
 
@@ -61,14 +61,21 @@ func packed(addr uint32, port uint16, p Protocol, c keyClass) uint64 {
 	return uint64(addr)<<32 | uint64(port)<<16 | uint64(p)<<8 | uint64(c)
 }
 
-// place is what the index knows of a key.
+// wideKey is the form of a key that holds an IPv6 address.
+type wideKey struct{ high, low, rest uint64 }
+
+func wide(addr [16]byte, port uint16, p Protocol, c keyClass) wideKey {
+	return wideKey{binary.BigEndian.Uint64(addr[:8]), binary.BigEndian.Uint64(addr[8:]), packed(0, port, p, c)}
+}
+
+// place is what the index knows of a key. Its kind is never 0.
 type place struct {
 	id   PortID
 	kind AddressKind
 }
 
 const (
-	shardsEach = 256 // for each class of keys, so that the busy ones lie close together
+	shardsEach = 64 // for each class of keys, so that the busy ones lie close together
 	shardCount = 3 * shardsEach
 )
 
@@ -76,42 +83,58 @@ const (
 // the next one is made by an indexEdit, which copies only the shards that it
 // changes.
 type index struct {
-	words [shardCount]map[uint64]place // IPv4 and node ports
-	keys  [shardCount]map[key]place    // IPv6
+	words [shardCount]flat[uint64]  // IPv4 and node ports
+	keys  [shardCount]flat[wideKey] // IPv6
 }
 
-func shardOf(hash uint64, c keyClass) int {
-	return int(c)*shardsEach + int(hash*0x9e3779b97f4a7c15>>56)
+// seed is another one in each process, so that nobody can choose external IPs
+// that all fall on one slot.
+var seed = rand.Uint64()
+
+// hashWord and hashKey spread keys over 64 bits. The first ones choose the
+// shard, the last ones the slot in it.
+func hashWord(w uint64) uint64 {
+	w = (w ^ seed) * 0x9e3779b97f4a7c15
+	return w ^ w>>32
 }
 
-func (k *key) shard() int {
-	h := binary.LittleEndian.Uint64(k.addr[:8]) * 0xd6e8feb86659fd93
-	h ^= binary.LittleEndian.Uint64(k.addr[8:]) ^ h>>32
-	h ^= uint64(k.port)<<8 ^ uint64(k.proto)
+func hashKey(k wideKey) uint64 {
+	h := (k.high ^ seed) * 0xd6e8feb86659fd93
+	h ^= k.low ^ h>>32
+	h *= 0x9e3779b97f4a7c15
+	h ^= k.rest ^ h>>32
 	h *= 0xd6e8feb86659fd93
-	return shardOf(h^h>>32, k.class)
+	return h ^ h>>32
 }
 
-func (x *index) getWord(w uint64, c keyClass) (place, bool) {
-	p, ok := x.words[shardOf(w, c)][w]
-	return p, ok
+func shardOf(hash uint64, class uint64) int {
+	return int(class&0xff)*shardsEach + int(hash>>(64-6))
+}
+
+func (x *index) getWord(w uint64) (place, bool) {
+	h := hashWord(w)
+	return x.words[shardOf(h, w)].get(h, w)
+}
+
+func (x *index) getWide(k wideKey) (place, bool) {
+	h := hashKey(k)
+	return x.keys[shardOf(h, k.rest)].get(h, k)
 }
 
 func (x *index) get(k key) (place, bool) {
 	if w, ok := k.pack(); ok {
-		return x.getWord(w, k.class)
+		return x.getWord(w)
 	}
-	p, ok := x.keys[k.shard()][k]
-	return p, ok
+	return x.getWide(wide(k.addr, k.port, k.proto, k.class))
 }
 
 // getAddr is get for what has an address, without making a key for IPv4.
 func (x *index) getAddr(a netip.Addr, port uint16, p Protocol, c keyClass) (place, bool) {
 	if a.Is4() {
 		b := a.As4()
-		return x.getWord(packed(binary.BigEndian.Uint32(b[:]), port, p, c), c)
+		return x.getWord(packed(binary.BigEndian.Uint32(b[:]), port, p, c))
 	}
-	return x.get(key{addr: a.As16(), port: port, proto: p, class: c})
+	return x.getWide(wide(a.As16(), port, p, c))
 }
 
 // indexEdit makes the next index from the last one.
@@ -127,9 +150,10 @@ func (e *indexEdit) put(k key, p place) {
 		return
 	}
 	if w, ok := k.pack(); ok {
-		e.words(w, k.class)[w] = p
+		e.words(w).put(w, p, hashWord)
 	} else {
-		e.keys(k)[k] = p
+		k := wide(k.addr, k.port, k.proto, k.class)
+		e.keys(k).put(k, p, hashKey)
 	}
 }
 
@@ -138,9 +162,10 @@ func (e *indexEdit) remove(k key) {
 		return
 	}
 	if w, ok := k.pack(); ok {
-		delete(e.words(w, k.class), w)
+		e.words(w).remove(w, hashWord)
 	} else {
-		delete(e.keys(k), k)
+		k := wide(k.addr, k.port, k.proto, k.class)
+		e.keys(k).remove(k, hashKey)
 	}
 }
 
@@ -151,13 +176,13 @@ func (e *indexEdit) current() *index {
 	return e.base
 }
 
-func (e *indexEdit) words(w uint64, c keyClass) map[uint64]place {
-	i := shardOf(w, c)
+func (e *indexEdit) words(w uint64) *flat[uint64] {
+	i := shardOf(hashWord(w), w)
 	return writable(&e.edited().words[i], &e.ownWords[i])
 }
 
-func (e *indexEdit) keys(k key) map[key]place {
-	i := k.shard()
+func (e *indexEdit) keys(k wideKey) *flat[wideKey] {
+	i := shardOf(hashKey(k), k.rest)
 	return writable(&e.edited().keys[i], &e.ownKeys[i])
 }
 
@@ -170,14 +195,12 @@ func (e *indexEdit) edited() *index {
 }
 
 // writable gives a shard for writing, a copy when it is still shared.
-func writable[K comparable](shard *map[K]place, own *bool) map[K]place {
+func writable[K comparable](shard *flat[K], own *bool) *flat[K] {
 	if !*own {
 		*own = true
-		if *shard = maps.Clone(*shard); *shard == nil {
-			*shard = make(map[K]place)
-		}
+		*shard = shard.clone()
 	}
-	return *shard
+	return shard
 }
 
 // Lookup finds the service port that a destination belongs to by its address:
@@ -209,7 +232,7 @@ func (s *Snapshot) FindNodePort(p Protocol, port uint16) (PortID, bool) {
 	if port == 0 || s.index == nil {
 		return 0, false
 	}
-	at, ok := s.index.getWord(packed(0, port, p, byNodePort), byNodePort)
+	at, ok := s.index.getWord(packed(0, port, p, byNodePort))
 	return at.id, ok
 }
 

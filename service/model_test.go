@@ -250,11 +250,11 @@ func dump(s *Snapshot) string {
 		lines = append(lines, text)
 	}
 	for i := range s.index.words {
-		for w, at := range s.index.words[i] {
+		for w, at := range s.index.words[i].each {
 			line(fmt.Sprintf("%x", w), keyClass(w), at)
 		}
-		for k, at := range s.index.keys[i] {
-			line(k.String(), k.class, at)
+		for k, at := range s.index.keys[i].each {
+			line(fmt.Sprintf("%x", k), keyClass(k.rest), at)
 		}
 	}
 	slices.Sort(lines)

@@ -1,0 +1,109 @@
+package service
+
+import "slices"
+
+// flat is a hash table from keys to places with open addressing: what a key
+// leads to lies where its hash points to, or in the next slots. A look-up in a
+// big cluster waits for memory more than for anything else, and in this form
+// for one cache line of it, where Go's map needs three or four. The zero value
+// is empty.
+type flat[K comparable] struct {
+	slots []slot[K] // a power of two of them, at most half of them taken; or none
+	taken int
+}
+
+type slot[K comparable] struct {
+	key K
+	place
+}
+
+// free tells whether nothing is in a slot. Each place has a kind.
+func (s *slot[K]) free() bool { return s.kind == 0 }
+
+const leastSlots = 4
+
+// get finds a key by its hash.
+func (f *flat[K]) get(hash uint64, k K) (place, bool) {
+	if len(f.slots) == 0 {
+		return place{}, false
+	}
+	for i := hash; ; i++ {
+		s := &f.slots[i&uint64(len(f.slots)-1)]
+		if s.free() {
+			return place{}, false
+		}
+		if s.key == k {
+			return s.place, true
+		}
+	}
+}
+
+// clone gives a table of its own for writing.
+func (f *flat[K]) clone() flat[K] { return flat[K]{slices.Clone(f.slots), f.taken} }
+
+// put enters a key, or gives it another place.
+func (f *flat[K]) put(k K, p place, hash func(K) uint64) {
+	if 2*(f.taken+1) > len(f.slots) {
+		f.resize(max(2*len(f.slots), leastSlots), hash)
+	}
+	s := f.find(k, hash)
+	if s.free() {
+		f.taken++
+	}
+	*s = slot[K]{k, p}
+}
+
+// find gives the slot that a key is in, or else the free one for it.
+func (f *flat[K]) find(k K, hash func(K) uint64) *slot[K] {
+	for i := hash(k); ; i++ {
+		if s := &f.slots[i&uint64(len(f.slots)-1)]; s.free() || s.key == k {
+			return s
+		}
+	}
+}
+
+func (f *flat[K]) resize(to int, hash func(K) uint64) {
+	old := f.slots
+	f.slots = make([]slot[K], to)
+	for i := range old {
+		if s := &old[i]; !s.free() {
+			*f.find(s.key, hash) = *s
+		}
+	}
+}
+
+// remove takes a key out, and closes the gap: those behind it move up as long
+// as that brings them nearer to where their hash points to.
+func (f *flat[K]) remove(k K, hash func(K) uint64) {
+	if len(f.slots) == 0 {
+		return
+	}
+	if s := f.find(k, hash); s.free() {
+		return
+	}
+	mask := uint64(len(f.slots) - 1)
+	gap := hash(k) & mask
+	for f.slots[gap].key != k {
+		gap = (gap + 1) & mask
+	}
+	for i := (gap + 1) & mask; !f.slots[i].free(); i = (i + 1) & mask {
+		if home := hash(f.slots[i].key) & mask; (i-home)&mask >= (i-gap)&mask {
+			f.slots[gap] = f.slots[i]
+			gap = i
+		}
+	}
+	f.slots[gap] = slot[K]{}
+	f.taken--
+	if len(f.slots) > leastSlots && 8*f.taken < len(f.slots) {
+		f.resize(len(f.slots)/2, hash)
+	}
+}
+
+// each calls f for all keys, in no order.
+func (f *flat[K]) each(yield func(K, place) bool) {
+	for i := range f.slots {
+		if s := &f.slots[i]; !s.free() && !yield(s.key, s.place) {
+			return
+		}
+	}
+}
