@@ -33,11 +33,12 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 // port; on its way out the last two. (ip6 as ip.)
 //
 //	chain prerouting: meta nfproto ipv4 goto to4
-//	chain to4:        th dport 10000-29999 jump replies
+//	chain to4:        meta l4proto tcp th dport 10000-29999 jump replies
 //	                  tproxy ip to 127.83.76.1:ip daddr . meta l4proto . th dport map @steer4 notrack accept
 //	                  ip daddr @local4 goto rest4
 //	                  ip daddr @foreign4 goto foreign4
 //	                  th dport @ownport4 ip daddr . meta l4proto . th dport @own4 notrack accept
+//	                  meta l4proto udp th dport 10000-29999 jump replies
 //	                  meta l4proto icmp jump replies
 //	chain rest4:      ip daddr . meta l4proto . th dport @refuse4 goto refuse
 //	                  ip daddr . meta l4proto . th dport @silent4 goto silence
@@ -49,9 +50,10 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 //	                  ip daddr . meta l4proto . th dport @silent4 goto silence
 //	                  as the second of to4, with @take4 and meta mark set meta mark | 0x1000
 //	chain refuse:     meta l4proto tcp tcp flags & (syn | ack) == syn reject with tcp reset
+//	                  meta l4proto udp reject with icmpx port-unreachable
 //	                  socket transparent 1 notrack accept
 //	                  meta l4proto tcp reject with tcp reset
-//	                  meta l4proto udp reject with icmpx port-unreachable      (sctp too)
+//	                  meta l4proto sctp reject with icmpx port-unreachable
 //	chain silence:    as refuse, with drop
 //	chain replies:    meta l4proto tcp tcp flags & (syn | ack) == syn return
 //	                  socket transparent 1 goto divert
@@ -109,7 +111,7 @@ func (v version) rulesIn(generation int, n numbers) []rule {
 	to, rest, others := v.chain(chainTo), v.chain(chainRest), v.chain(chainForeign)
 	toDestination := v.key(f.dest, portDestination)
 	return []rule{
-		newRule(to, isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies)),
+		newRule(to, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies)),
 		// A rule ends where tproxy finds neither an established socket nor a
 		// listener: then the address's own rules refuse. This one comes before
 		// the look into the ranges: while those change, the kernel can miss one.
@@ -117,6 +119,9 @@ func (v version) rulesIn(generation int, n numbers) []rule {
 		newRule(to, isFamily(v), inSet(f.dest, f.addrLen, set(local)), goTo(rest)),
 		newRule(to, isFamily(v), inSet(f.dest, f.addrLen, set(foreign)), goTo(others)),
 		newRule(to, v.isOwn(f.dest, portDestination, generation), untracked),
+		// For UDP not before the services' addresses: a socket that answers
+		// from one of them is transparent, and would be taken for the receiver.
+		newRule(to, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies)),
 		// Errors about packets that were sent from a client's address.
 		newRule(to, isProtocol(f.icmp), jump(chainReplies)),
 
@@ -177,16 +182,18 @@ func toListener(v version) []expr.Any {
 }
 
 // rulesForRest is what happens to packets for addresses of ours that are not
-// steered. A TCP packet that opens a connection is turned away at once, so that
+// steered. UDP is turned away: its sessions are known here, and were cut, while
+// a socket that answers from the address may still be there. A TCP packet that
+// opens a connection is turned away at once, so that
 // a transparent wildcard listener of somebody else's cannot have it; what
 // belongs to an established transparent socket passes (A8.1, A8.7); the rest is
 // turned away. Other protocols, ICMP above all, pass.
 func rulesForRest(chain string, turnTCP, turnOther expr.Any) []rule {
 	return []rule{
 		newRule(chain, isOpeningTCP(), []expr.Any{turnTCP}),
+		newRule(chain, isProtocol(syscall.IPPROTO_UDP), []expr.Any{turnOther}),
 		newRule(chain, isTransparent(), untracked),
 		newRule(chain, isProtocol(syscall.IPPROTO_TCP), []expr.Any{turnTCP}),
-		newRule(chain, isProtocol(syscall.IPPROTO_UDP), []expr.Any{turnOther}),
 		newRule(chain, isProtocol(protoSCTP), []expr.Any{turnOther}),
 	}
 }
