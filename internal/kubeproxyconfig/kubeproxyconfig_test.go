@@ -1,0 +1,144 @@
+package kubeproxyconfig
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The files that kubeadm and kind put into a cluster, as they are.
+func TestFilesOfClusters(t *testing.T) {
+	for _, test := range []struct {
+		file    string
+		ignored string
+	}{
+		{"kubeadm.yaml", ""},
+		{"kind.yaml", ""},
+	} {
+		f, err := Load(filepath.Join("testdata", test.file))
+		if err != nil {
+			t.Errorf("%s: %v", test.file, err)
+			continue
+		}
+		if len(f.Warnings) > 0 {
+			t.Errorf("%s: warnings %q", test.file, f.Warnings)
+		}
+		if got := strings.Join(f.Ignored(), " "); got != test.ignored {
+			t.Errorf("%s: ignored %q, want %q", test.file, got, test.ignored)
+		}
+		c := f.Config
+		if c.HealthzBindAddress != "0.0.0.0:10256" || c.MetricsBindAddress != "127.0.0.1:10249" || c.ClusterCIDR != "10.244.0.0/16" ||
+			c.ClientConnection.Kubeconfig != "/var/lib/kube-proxy/kubeconfig.conf" || c.ClientConnection.QPS != 5 || *c.OOMScoreAdj != -999 {
+			t.Errorf("%s: %+v", test.file, c)
+		}
+	}
+}
+
+const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+func TestDefaults(t *testing.T) {
+	for _, test := range []struct{ text, healthz, metrics string }{
+		{"", "0.0.0.0:10256", "127.0.0.1:10249"},
+		{"bindAddress: '::'", "[::]:10256", "[::1]:10249"},
+		{"healthzBindAddress: 127.0.0.1\nmetricsBindAddress: '::1'", "127.0.0.1:10256", "[::1]:10249"},
+		{"healthzBindAddress: 127.0.0.1:1\nmetricsBindAddress: '[::1]:2'", "127.0.0.1:1", "[::1]:2"},
+	} {
+		f, err := Parse([]byte(head + test.text))
+		if err != nil {
+			t.Errorf("%q: %v", test.text, err)
+			continue
+		}
+		if f.Config.HealthzBindAddress != test.healthz || f.Config.MetricsBindAddress != test.metrics {
+			t.Errorf("%q: %s and %s", test.text, f.Config.HealthzBindAddress, f.Config.MetricsBindAddress)
+		}
+	}
+}
+
+func TestErrors(t *testing.T) {
+	for _, test := range []struct{ text, want string }{
+		{"{}", "apiVersion and kind are missing"},
+		{"apiVersion: v1\nkind: ConfigMap", "it holds a ConfigMap of v1"},
+		{head + "mode: kernelspace", "mode: \"kernelspace\" is not one of"},
+		{head + "mode: userspace", "not one of iptables, ipvs, nftables"},
+		{head + "bindAddress: here", "bindAddress"},
+		{head + "healthzBindAddress: 1.2.3.4:0", "port 0 is not between 1 and 65535"},
+		{head + "metricsBindAddress: nowhere:1", "nowhere is not an IP address"},
+		{head + "oomScoreAdj: 1001", "oomScoreAdj: 1001"},
+		{head + "clientConnection: {burst: -1}", "clientConnection.burst: -1"},
+		{head + "configSyncPeriod: -1s", "configSyncPeriod: -1s"},
+		{head + "iptables: {syncPeriod: 1s, minSyncPeriod: 2s}", "iptables.minSyncPeriod: 2s is greater than syncPeriod, 1s"},
+		{head + "nftables: {masqueradeBit: 32}", "nftables.masqueradeBit: 32"},
+		{head + "detectLocalMode: Guess", "detectLocalMode: \"Guess\""},
+		{head + "detectLocalMode: BridgeInterface", "detectLocal.bridgeInterface"},
+		{head + "clusterCIDR: 10.0.0.0/8,10.1.0.0/16", "more than one range of a family"},
+		{head + "clusterCIDR: pods", "\"pods\" is not a CIDR"},
+		{head + "nodePortAddresses: [primary, primary]", "primary is there twice"},
+		{head + "nodePortAddresses: [home]", "\"home\" is neither"},
+		{head + "bindAddress: [a", "yaml"},
+	} {
+		if _, err := Parse([]byte(test.text)); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%q: error %v, want %q in it", test.text, err, test.want)
+		}
+	}
+}
+
+// What does not exist is a warning; the rest is used (A.9).
+func TestLenientSecondAttempt(t *testing.T) {
+	f, err := Parse([]byte(head + "resourceContainer: /kube-proxy\nhostnameOverride: a\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(f.Warnings) != 1 || !strings.Contains(f.Warnings[0], "resourceContainer") || f.Config.HostnameOverride != "a" {
+		t.Errorf("warnings %q, config %+v", f.Warnings, f.Config)
+	}
+}
+
+func TestIgnored(t *testing.T) {
+	f, err := Parse([]byte(head + `
+mode: ipvs
+ipvs: {scheduler: lc, strictARP: true}
+iptables: {masqueradeBit: 14, masqueradeAll: true, syncPeriod: 10s}
+conntrack: {maxPerCore: 0, min: 100}
+featureGates: {Some: true}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"conntrack.min", "featureGates.Some", "iptables.syncPeriod", "ipvs.scheduler", "ipvs.strictARP"}
+	if got := f.Ignored(); !slices.Equal(got, want) {
+		t.Errorf("ignored %q, want %q", got, want)
+	}
+}
+
+// What --write-config-to writes can be read, and means the same.
+func TestWriteAndLoad(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := Write(path, Default()); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(f.Warnings) > 0 || len(f.Ignored()) > 0 || f.Config.IPTables.SyncPeriod.Duration != 30*time.Second {
+		t.Errorf("%q, %q, %+v", f.Warnings, f.Ignored(), f.Config)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, name := range []string{"kubeadm.yaml", "kind.yaml"} {
+		text, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Fuzz(func(_ *testing.T, text []byte) {
+		if file, err := Parse(text); err == nil {
+			file.Ignored()
+		}
+	})
+}

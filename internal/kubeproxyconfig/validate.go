@@ -1,0 +1,125 @@
+package kubeproxyconfig
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Validate tells everything that is wrong with a configuration that has its
+// defaults; the rules are kube-proxy's, but for those of modes that are not
+// ours: what has no meaning here cannot be wrong either.
+func Validate(c *Config) error {
+	v := &validation{}
+	v.check(slices.Contains([]string{"", "iptables", "ipvs", "nftables"}, string(c.Mode)), "mode",
+		"%q is not one of iptables, ipvs, nftables; all of them mean the same here, as no rules are made for services (--redirect says how packets are steered)", c.Mode)
+	v.positive("configSyncPeriod", c.ConfigSyncPeriod.Duration)
+	if _, err := netip.ParseAddr(c.BindAddress); err != nil {
+		v.add("bindAddress", "%q is not an IP address", c.BindAddress)
+	}
+	v.hostPort("healthzBindAddress", c.HealthzBindAddress)
+	v.hostPort("metricsBindAddress", c.MetricsBindAddress)
+	if o := c.OOMScoreAdj; o != nil {
+		v.check(*o >= -1000 && *o <= 1000, "oomScoreAdj", "%d is not between -1000 and 1000", *o)
+	}
+	v.check(c.ClientConnection.Burst >= 0, "clientConnection.burst", "%d is negative", c.ClientConnection.Burst)
+	v.periods("iptables", c.IPTables.SyncPeriod.Duration, c.IPTables.MinSyncPeriod.Duration)
+	v.periods("nftables", c.NFTables.SyncPeriod.Duration, c.NFTables.MinSyncPeriod.Duration)
+	if c.Mode == "ipvs" {
+		v.periods("ipvs", c.IPVS.SyncPeriod.Duration, c.IPVS.MinSyncPeriod.Duration)
+	}
+	v.bit("iptables.masqueradeBit", c.IPTables.MasqueradeBit)
+	v.bit("nftables.masqueradeBit", c.NFTables.MasqueradeBit)
+	v.detectLocal(c)
+	v.nodePortAddresses(c.NodePortAddresses)
+	return errors.Join(v.errors...)
+}
+
+type validation struct{ errors []error }
+
+func (v *validation) add(field, format string, args ...any) {
+	v.errors = append(v.errors, fmt.Errorf("%s: %s", field, fmt.Sprintf(format, args...)))
+}
+
+func (v *validation) check(ok bool, field, format string, args ...any) {
+	if !ok {
+		v.add(field, format, args...)
+	}
+}
+
+func (v *validation) positive(field string, d time.Duration) {
+	v.check(d > 0, field, "%s is not greater than 0", d)
+}
+
+func (v *validation) periods(mode string, sync, least time.Duration) {
+	v.positive(mode+".syncPeriod", sync)
+	v.check(least >= 0, mode+".minSyncPeriod", "%s is negative", least)
+	v.check(least <= sync, mode+".minSyncPeriod", "%s is greater than syncPeriod, %s", least, sync)
+}
+
+func (v *validation) bit(field string, bit *int32) {
+	if bit != nil {
+		v.check(*bit >= 0 && *bit <= 31, field, "%d is not between 0 and 31", *bit)
+	}
+}
+
+func (v *validation) hostPort(field, s string) {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		v.add(field, "%q is not an address and a port such as 0.0.0.0:10256", s)
+		return
+	}
+	if _, err := netip.ParseAddr(host); err != nil {
+		v.add(field, "%q: %s is not an IP address", s, host)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		v.add(field, "%q: port %s is not between 1 and 65535", s, port)
+	}
+}
+
+// detectLocal checks how local pods are told, and the ranges of pods: one, or
+// one of each family.
+func (v *validation) detectLocal(c *Config) {
+	switch c.DetectLocalMode {
+	case "", "ClusterCIDR", "NodeCIDR":
+	case "BridgeInterface":
+		v.check(c.DetectLocal.BridgeInterface != "", "detectLocal.bridgeInterface", "it is empty, and detectLocalMode BridgeInterface needs it")
+	case "InterfaceNamePrefix":
+		v.check(c.DetectLocal.InterfaceNamePrefix != "", "detectLocal.interfaceNamePrefix", "it is empty, and detectLocalMode InterfaceNamePrefix needs it")
+	default:
+		v.add("detectLocalMode", "%q is not one of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix", c.DetectLocalMode)
+	}
+	if c.ClusterCIDR == "" {
+		return
+	}
+	families := map[bool]int{}
+	for _, text := range strings.Split(c.ClusterCIDR, ",") {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			v.add("clusterCIDR", "%q is not a CIDR such as 10.244.0.0/16", text)
+			return
+		}
+		families[p.Addr().Is4()]++
+	}
+	v.check(families[true] <= 1 && families[false] <= 1, "clusterCIDR", "%q holds more than one range of a family", c.ClusterCIDR)
+}
+
+func (v *validation) nodePortAddresses(list []string) {
+	seen := map[string]bool{}
+	for _, text := range list {
+		switch text {
+		case "primary", "localhost", "all":
+			v.check(!seen[text], "nodePortAddresses", "%s is there twice", text)
+			seen[text] = true
+		default:
+			if _, err := netip.ParsePrefix(text); err != nil {
+				v.add("nodePortAddresses", "%q is neither a CIDR nor one of primary, localhost, all", text)
+			}
+		}
+	}
+}
