@@ -41,6 +41,8 @@ const (
 	ManifestFiles
 	ManifestFilesInError
 	ManifestObjectsPassedOver
+	KubernetesConnected
+	KubernetesErrorsTotal
 	valueCount = iota
 )
 
@@ -74,6 +76,8 @@ var values = [valueCount]struct {
 	ManifestFiles:             {prometheus.GaugeValue, "sluice_manifest_files", "Files with a manifest's name in the directory."},
 	ManifestFilesInError:      {prometheus.GaugeValue, "sluice_manifest_files_in_error", "Files among them that could not be read or are not valid."},
 	ManifestObjectsPassedOver: {prometheus.GaugeValue, "sluice_manifest_objects_passed_over", "Objects of kinds that are not of interest."},
+	KubernetesConnected:       {prometheus.GaugeValue, "sluice_kubernetes_connected", "1 while the API server answers all requests, 0 otherwise."},
+	KubernetesErrorsTotal:     {prometheus.CounterValue, "sluice_kubernetes_errors_total", "Requests to the API server that failed."},
 }
 
 // Sources are where the metrics come from.
@@ -88,6 +92,10 @@ type Sources struct {
 	// at each scrape, from any goroutine, as is NoLocal, which may give nil.
 	Health  func() health.Stats
 	NoLocal func() *NoLocalEndpoints
+	// Sync has what became of changes, nil if nobody keeps that. Changes counts
+	// what came from an API server; nil if there is none.
+	Sync    *Sync
+	Changes func() Changes
 	// Values are called at each scrape, from any goroutine. A metric whose
 	// value is missing is left out.
 	Values map[Value]func() float64
@@ -106,6 +114,12 @@ func NewRegistry(s Sources) *prometheus.Registry {
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
+	if s.Sync != nil {
+		r.MustRegister(s.Sync)
+	}
+	if s.Changes != nil {
+		r.MustRegister(newChangesCollector(s.Changes))
+	}
 	return r
 }
 

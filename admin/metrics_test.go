@@ -60,11 +60,16 @@ func sources(t *testing.T) Sources {
 	for v := range Value(valueCount) {
 		values[v] = func() float64 { return float64(v) + 1 }
 	}
+	sync := NewSync()
+	sync.Queued(time.Unix(1000, 0))
+	sync.Applied(time.Unix(1000, 0), time.Unix(1001, 0), []time.Time{time.Unix(991, 0)})
 	return Sources{
 		Version: "v1.2.3", Table: table, Log: accessLog, Values: values,
 		Health: func() health.Stats {
 			return health.Stats{HealthzOK: 3, HealthzUnavailable: 4, LivezOK: 5, LivezUnavailable: 6, Ports: 7, PortFailures: 8}
 		},
+		Sync:    sync,
+		Changes: func() Changes { return Changes{Services: 1, Endpoints: 2, PendingServices: 3, PendingEndpoints: 4} },
 		NoLocal: func() *NoLocalEndpoints {
 			n := new(NoLocalEndpoints)
 			n[service.IPv4].Internal, n[service.IPv6].External = 9, 10

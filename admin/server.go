@@ -2,25 +2,41 @@ package admin
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Server serves /metrics and /healthz over HTTP, off the data path.
+// Server serves /metrics, /healthz, /proxyMode and /configz over HTTP, as
+// kube-proxy does on its port 10249, off the data path.
 type Server struct {
 	listener net.Listener
 	server   *http.Server
 }
 
+// Pages are what a Server shows.
+type Pages struct {
+	// Metrics are at /metrics.
+	Metrics prometheus.Gatherer
+	// Mode is the text at /proxyMode.
+	Mode string
+	// Config is what /configz shows as JSON, under the name of kube-proxy's API
+	// group. Nothing if it is nil.
+	Config any
+	// Profiling adds /debug/pprof, which can slow the program down.
+	Profiling bool
+}
+
 // Listen opens the address, such as "127.0.0.1:10249". The server answers once
 // Serve runs.
-func Listen(address string, metrics prometheus.Gatherer) (*Server, error) {
+func Listen(address string, pages Pages) (*Server, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("metrics address %s: %w", address, err)
@@ -28,27 +44,52 @@ func Listen(address string, metrics prometheus.Gatherer) (*Server, error) {
 	mux := http.NewServeMux()
 	// One scrape that breaks (a value that cannot be had) must not hide all
 	// others.
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
+	mux.Handle("GET /metrics", promhttp.HandlerFor(pages.Metrics, promhttp.HandlerOpts{
 		ErrorHandling:       promhttp.ContinueOnError,
 		MaxRequestsInFlight: 4,
 		Timeout:             10 * time.Second,
 	}))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		w.Header().Set("X-Content-Type-Options", "nosniff")
-		_, _ = w.Write([]byte("ok")) // the client may have gone; nobody to tell
-	})
+	mux.HandleFunc("GET /healthz", text("ok"))
+	mux.HandleFunc("GET /proxyMode", text(pages.Mode))
+	if pages.Config != nil {
+		mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) {
+			body, err := json.Marshal(map[string]any{"kubeproxy.config.k8s.io": pages.Config})
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("X-Content-Type-Options", "nosniff")
+			_, _ = w.Write(body) // the client may have gone; nobody to tell
+		})
+	}
+	if pages.Profiling {
+		mux.HandleFunc("/debug/pprof/", pprof.Index)
+		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	}
 	return &Server{
 		listener: l,
 		server: &http.Server{
 			Handler:           mux,
 			ReadHeaderTimeout: 5 * time.Second,
 			ReadTimeout:       10 * time.Second,
-			WriteTimeout:      20 * time.Second,
+			WriteTimeout:      2 * time.Minute, // a profile takes 30 s
 			IdleTimeout:       2 * time.Minute,
 			MaxHeaderBytes:    16 << 10,
 		},
 	}, nil
+}
+
+// text answers with a text.
+func text(body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		_, _ = w.Write([]byte(body)) // the client may have gone; nobody to tell
+	}
 }
 
 // Addr gives the address that the server listens on.

@@ -27,7 +27,7 @@ func get(t *testing.T, method, url string) (int, string) {
 }
 
 func TestServer(t *testing.T) {
-	s, err := Listen("127.0.0.1:0", NewRegistry(sources(t)))
+	s, err := Listen("127.0.0.1:0", Pages{Metrics: NewRegistry(sources(t)), Mode: "iptables", Config: map[string]string{"mode": ""}, Profiling: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,6 +44,15 @@ func TestServer(t *testing.T) {
 	if code, body := get(t, http.MethodGet, url+"/healthz"); code != http.StatusOK || body != "ok" {
 		t.Errorf("/healthz: %d %q", code, body)
 	}
+	if code, body := get(t, http.MethodGet, url+"/proxyMode"); code != http.StatusOK || body != "iptables" {
+		t.Errorf("/proxyMode: %d %q", code, body)
+	}
+	if code, body := get(t, http.MethodGet, url+"/configz"); code != http.StatusOK || body != `{"kubeproxy.config.k8s.io":{"mode":""}}` {
+		t.Errorf("/configz: %d %q", code, body)
+	}
+	if code, body := get(t, http.MethodGet, url+"/debug/pprof/"); code != http.StatusOK || !strings.Contains(body, "goroutine") {
+		t.Errorf("/debug/pprof/: %d %q", code, body)
+	}
 	if code, _ := get(t, http.MethodGet, url+"/"); code != http.StatusNotFound {
 		t.Errorf("/: %d", code)
 	}
@@ -52,10 +61,10 @@ func TestServer(t *testing.T) {
 	}
 
 	// A second one on that address says so, with the address.
-	if _, err := Listen(s.Addr().String(), nil); err == nil || !strings.Contains(err.Error(), "metrics address "+s.Addr().String()) {
+	if _, err := Listen(s.Addr().String(), Pages{}); err == nil || !strings.Contains(err.Error(), "metrics address "+s.Addr().String()) {
 		t.Errorf("second Listen: %v", err)
 	}
-	if _, err := Listen("nonsense", nil); err == nil {
+	if _, err := Listen("nonsense", Pages{}); err == nil {
 		t.Error("Listen on nonsense")
 	}
 
@@ -63,13 +72,20 @@ func TestServer(t *testing.T) {
 	if err := <-served; err != nil {
 		t.Errorf("Serve: %v", err)
 	}
-	again, err := Listen(s.Addr().String(), NewRegistry(sources(t)))
+	again, err := Listen(s.Addr().String(), Pages{Metrics: NewRegistry(sources(t))})
 	if err != nil {
 		t.Fatalf("the address is not free afterwards: %v", err)
 	}
 
-	// The listener breaks: that is an error, not an end.
+	// Nothing is shown that was not asked for.
 	go func() { served <- again.Serve(context.Background()) }()
+	for _, path := range []string{"/configz", "/debug/pprof/"} {
+		if code, _ := get(t, http.MethodGet, url+path); code != http.StatusNotFound {
+			t.Errorf("%s without asking for it: %d", path, code)
+		}
+	}
+
+	// The listener breaks: that is an error, not an end.
 	again.listener.Close()
 	if err := <-served; err == nil {
 		t.Error("Serve without a listener")
@@ -78,7 +94,7 @@ func TestServer(t *testing.T) {
 
 // Serve with a context that has ended before leaves nothing behind.
 func TestServeAfterTheEnd(t *testing.T) {
-	s, err := Listen("127.0.0.1:0", NewRegistry(sources(t)))
+	s, err := Listen("127.0.0.1:0", Pages{Metrics: NewRegistry(sources(t))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +103,7 @@ func TestServeAfterTheEnd(t *testing.T) {
 	if err := s.Serve(ctx); err != nil {
 		t.Errorf("Serve: %v", err)
 	}
-	if _, err := Listen(s.Addr().String(), NewRegistry(sources(t))); err != nil {
+	if _, err := Listen(s.Addr().String(), Pages{Metrics: NewRegistry(sources(t))}); err != nil {
 		t.Errorf("the address is not free afterwards: %v", err)
 	}
 }

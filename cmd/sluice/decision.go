@@ -28,9 +28,12 @@ type decisionOptions struct {
 	serviceCIDRs      prefixes
 	nodePortAddresses []string
 	masqueradeAll     bool
-	detectLocal       choice
-	podBridge         string
-	podPrefix         string
+	// noLocalhostNodePorts keeps node ports off 127.0.0.0/8 unless they are asked
+	// for there (A4.5).
+	noLocalhostNodePorts bool
+	detectLocal          choice
+	podBridge            string
+	podPrefix            string
 }
 
 // register adds the flags. The meaning of --node-ip is what the two commands
@@ -53,10 +56,12 @@ func (o *decisionOptions) register(f *pflag.FlagSet, nodeIPMeaning string) {
 
 // validate completes the flags and tells what is wrong with them.
 func (o *decisionOptions) validate() error {
-	if info, err := os.Stat(o.manifests); err != nil {
-		return fmt.Errorf("--manifests: %w", err)
-	} else if !info.IsDir() {
-		return fmt.Errorf("--manifests: %s is not a directory; put the file into one", o.manifests)
+	if o.manifests != "" {
+		if info, err := os.Stat(o.manifests); err != nil {
+			return fmt.Errorf("--manifests: %w", err)
+		} else if !info.IsDir() {
+			return fmt.Errorf("--manifests: %s is not a directory; put the file into one", o.manifests)
+		}
 	}
 	if o.maxManifestSize < 1 || o.maxManifestSize > 1<<30 {
 		return fmt.Errorf("--max-manifest-size: %d is not between 1 and %d", o.maxManifestSize, 1<<30)
@@ -139,7 +144,7 @@ func (o *decisionOptions) config(host hostnet.State) policy.Config {
 		MasqueradeAll:      o.masqueradeAll,
 		NodeAddresses:      host.Addresses,
 		NodeIPs:            o.nodeIPs,
-		LocalhostNodePorts: true,
+		LocalhostNodePorts: !o.noLocalhostNodePorts,
 	}
 	switch o.detectLocal.value {
 	case detectNodeCIDR:

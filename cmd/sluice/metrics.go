@@ -14,39 +14,64 @@ func (p *proxy) registry() *prometheus.Registry {
 	stats := func(pick func(listener.Stats) float64) func() float64 {
 		return func() float64 { return pick(p.manager.Stats()) }
 	}
-	return admin.NewRegistry(admin.Sources{
+	sources := admin.Sources{
+		Sync:    p.sync,
 		Version: version,
 		Table:   p.conntrack,
 		Log:     p.accessLog,
 		Health:  func() health.Stats { return p.health.Stats() },
 		NoLocal: p.noLocal.Load,
 		Values: map[admin.Value]func() float64{
-			admin.ServicePorts:              func() float64 { return float64(servicePorts(p.manager.Snapshot())) },
-			admin.ServiceEndpoints:          func() float64 { return float64(endpoints(p.manager.Snapshot())) },
-			admin.ConfigProblems:            func() float64 { return float64(len(p.manager.Snapshot().Problems)) },
-			admin.ConfigAppliedTime:         func() float64 { return float64(p.applied.Load()) / 1e9 },
-			admin.ConfigFailuresTotal:       func() float64 { return float64(p.failures.Load()) },
-			admin.SteeringRepairsTotal:      func() float64 { return float64(p.repairs.Load()) },
-			admin.NodeAddresses:             func() float64 { return float64(len(p.host.Load().Addresses)) },
-			admin.PodRanges:                 func() float64 { return float64(len(p.host.Load().PodRanges)) },
-			admin.Listeners:                 stats(func(s listener.Stats) float64 { return float64(s.Listeners) }),
-			admin.PortClaims:                stats(func(s listener.Stats) float64 { return float64(s.Claims) }),
-			admin.PortConflicts:             stats(func(s listener.Stats) float64 { return float64(s.Conflicts) }),
-			admin.PortConflictsTotal:        stats(func(s listener.Stats) float64 { return float64(s.ConflictsTotal) }),
-			admin.PortsUnclaimed:            stats(func(s listener.Stats) float64 { return float64(s.Unclaimed) }),
-			admin.UnguardedDestinations:     stats(func(s listener.Stats) float64 { return float64(s.Unguarded) }),
-			admin.AcceptPausesTotal:         stats(func(s listener.Stats) float64 { return float64(s.AtLimit + s.Exhausted) }),
-			admin.ConnectionsDialing:        stats(func(s listener.Stats) float64 { return float64(s.Dialing) }),
-			admin.AffinityPins:              stats(func(s listener.Stats) float64 { return float64(s.Pins.Pins) }),
-			admin.AffinityEvictedTotal:      stats(func(s listener.Stats) float64 { return float64(s.Pins.Evicted) }),
-			admin.AffinityExpiredTotal:      stats(func(s listener.Stats) float64 { return float64(s.Pins.Expired) }),
-			admin.RelayPipes:                func() float64 { return float64(p.relay.Pipes()) },
-			admin.RelaySystemCallsTotal:     func() float64 { return float64(p.systemCalls()) },
-			admin.ManifestFiles:             func() float64 { return float64(p.source.Stats().Files) },
-			admin.ManifestFilesInError:      func() float64 { return float64(p.source.Stats().FilesInError) },
-			admin.ManifestObjectsPassedOver: func() float64 { return float64(sum(p.source.Stats().PassedOver)) },
+			admin.ServicePorts:          func() float64 { return float64(servicePorts(p.manager.Snapshot())) },
+			admin.ServiceEndpoints:      func() float64 { return float64(endpoints(p.manager.Snapshot())) },
+			admin.ConfigProblems:        func() float64 { return float64(len(p.manager.Snapshot().Problems)) },
+			admin.ConfigAppliedTime:     func() float64 { return float64(p.applied.Load()) / 1e9 },
+			admin.ConfigFailuresTotal:   func() float64 { return float64(p.failures.Load()) },
+			admin.SteeringRepairsTotal:  func() float64 { return float64(p.repairs.Load()) },
+			admin.NodeAddresses:         func() float64 { return float64(len(p.host.Load().Addresses)) },
+			admin.PodRanges:             func() float64 { return float64(len(p.host.Load().PodRanges)) },
+			admin.Listeners:             stats(func(s listener.Stats) float64 { return float64(s.Listeners) }),
+			admin.PortClaims:            stats(func(s listener.Stats) float64 { return float64(s.Claims) }),
+			admin.PortConflicts:         stats(func(s listener.Stats) float64 { return float64(s.Conflicts) }),
+			admin.PortConflictsTotal:    stats(func(s listener.Stats) float64 { return float64(s.ConflictsTotal) }),
+			admin.PortsUnclaimed:        stats(func(s listener.Stats) float64 { return float64(s.Unclaimed) }),
+			admin.UnguardedDestinations: stats(func(s listener.Stats) float64 { return float64(s.Unguarded) }),
+			admin.AcceptPausesTotal:     stats(func(s listener.Stats) float64 { return float64(s.AtLimit + s.Exhausted) }),
+			admin.ConnectionsDialing:    stats(func(s listener.Stats) float64 { return float64(s.Dialing) }),
+			admin.AffinityPins:          stats(func(s listener.Stats) float64 { return float64(s.Pins.Pins) }),
+			admin.AffinityEvictedTotal:  stats(func(s listener.Stats) float64 { return float64(s.Pins.Evicted) }),
+			admin.AffinityExpiredTotal:  stats(func(s listener.Stats) float64 { return float64(s.Pins.Expired) }),
+			admin.RelayPipes:            func() float64 { return float64(p.relay.Pipes()) },
+			admin.RelaySystemCallsTotal: func() float64 { return float64(p.systemCalls()) },
 		},
-	})
+	}
+	p.sourceMetrics(&sources)
+	return admin.NewRegistry(sources)
+}
+
+// sourceMetrics adds the metrics of the source that there is.
+func (p *proxy) sourceMetrics(s *admin.Sources) {
+	if m := p.manifests; m != nil {
+		s.Values[admin.ManifestFiles] = func() float64 { return float64(m.Stats().Files) }
+		s.Values[admin.ManifestFilesInError] = func() float64 { return float64(m.Stats().FilesInError) }
+		s.Values[admin.ManifestObjectsPassedOver] = func() float64 { return float64(sum(m.Stats().PassedOver)) }
+	}
+	if c := p.cluster; c != nil {
+		s.Values[admin.KubernetesConnected] = func() float64 {
+			if c.Stats().Connected {
+				return 1
+			}
+			return 0
+		}
+		s.Values[admin.KubernetesErrorsTotal] = func() float64 { return float64(c.Stats().Errors) }
+		s.Changes = func() admin.Changes {
+			n := c.Stats()
+			return admin.Changes{
+				Services: n.ServiceChanges, PendingServices: n.PendingServiceChanges,
+				Endpoints: n.EndpointChanges, PendingEndpoints: n.PendingEndpointChanges,
+			}
+		}
+	}
 }
 
 func sum(counts map[string]int) int {

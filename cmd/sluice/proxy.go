@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/choose"
 	"github.com/sluice-proxy/sluice/relay"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/source/kubernetes"
 	"github.com/sluice-proxy/sluice/source/manifests"
 )
 
@@ -41,13 +42,16 @@ type proxy struct {
 	options *runOptions
 	log     zerolog.Logger
 
-	source  *manifests.Watcher
-	store   *service.Store
-	policy  policy.Config
-	table   *policy.Table // the last one compiled; run's goroutine's
-	manager *listener.Manager
-	steer   redirect.Redirector
-	lock    *redirect.Lock
+	source    source
+	manifests *manifests.Watcher // the source, if it is a directory
+	cluster   *kubernetes.Source // the source, if it is a cluster
+	events    *kubernetes.Events // nil without a cluster
+	store     *service.Store
+	policy    policy.Config
+	table     *policy.Table // the last one compiled; run's goroutine's
+	manager   *listener.Manager
+	steer     redirect.Redirector
+	lock      *redirect.Lock
 
 	hostWatcher *hostnet.Watcher
 	host        atomic.Pointer[hostnet.State] // what policy says of this node's addresses and pods
@@ -57,6 +61,7 @@ type proxy struct {
 	conntrack *conntrack.Table
 	accessLog *conntrack.Log // nil when it is off
 	metrics   *admin.Server  // nil without an address
+	sync      *admin.Sync    // the same
 	health    *health.Server
 
 	applied  atomic.Int64  // Unix time in ns of the last configuration that is wholly in force
@@ -76,7 +81,11 @@ func newProxy(o *runOptions) (*proxy, error) {
 		store:    service.NewStore(o.store()),
 		reported: make(map[service.Problem]bool),
 	}
-	p.source = manifests.New(o.manifests, manifests.Options{Logger: p.log, MaxFileSize: o.maxManifestSize})
+	o.logIgnored(p.log)
+	o.adjustOOMScore(p.log)
+	if err := p.openSource(); err != nil {
+		return nil, err
+	}
 	if err := p.open(); err != nil {
 		p.close()
 		return nil, err
@@ -116,7 +125,12 @@ func (p *proxy) open() error {
 		return err
 	}
 	if o.metricsAddress != "" {
-		if p.metrics, err = admin.Listen(o.metricsAddress, p.registry()); err != nil {
+		p.sync = admin.NewSync()
+		pages := admin.Pages{Metrics: p.registry(), Mode: o.proxyModeText(), Profiling: o.profiling}
+		if o.kubeProxy != nil {
+			pages.Config = o.kubeProxy
+		}
+		if p.metrics, err = admin.Listen(o.metricsAddress, pages); err != nil {
 			return err
 		}
 	}
@@ -232,6 +246,7 @@ func (p *proxy) run(ctx context.Context) error {
 	changes := make(chan service.Change)
 	start(func() error {
 		return p.source.Run(ctx, func(c service.Change) {
+			p.sync.Queued(time.Now())
 			select {
 			case changes <- c:
 			case <-ctx.Done():
@@ -247,6 +262,10 @@ func (p *proxy) run(ctx context.Context) error {
 			}
 		})
 	})
+	go p.events.Run(ctx)
+	if p.options.configFile != "" {
+		start(func() error { return watchConfig(ctx, p.options.configFile) })
+	}
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
@@ -283,11 +302,12 @@ func (p *proxy) apply(c service.Change) {
 		return // nothing that matters (A1.17)
 	}
 	p.reportProblems(snap)
-	p.enforce(snap)
+	p.enforce(snap, c.Triggers...)
 }
 
-// enforce puts a snapshot in force, on the node as it is now.
-func (p *proxy) enforce(snap *service.Snapshot) {
+// enforce puts a snapshot in force, on the node as it is now. triggers are when
+// what is new in it happened, as far as that is known.
+func (p *proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
 	begin := time.Now()
 	p.table = policy.Compile(p.table, snap, p.policy)
 	p.health.Queued()
@@ -299,6 +319,7 @@ func (p *proxy) enforce(snap *service.Snapshot) {
 		return
 	}
 	p.inForce()
+	p.sync.Applied(begin, time.Now(), triggers)
 	p.log.Debug().Dur("took", time.Since(begin)).Int("service_ports", servicePorts(snap)).Msg("configuration in force")
 }
 
@@ -309,10 +330,13 @@ func (p *proxy) inForce() {
 	if p.applied.Swap(time.Now().UnixNano()) != 0 {
 		return
 	}
-	found := p.source.Stats()
-	p.log.Info().Str("version", version).Str("node", p.options.hostname).Str("redirect", p.steer.Traits().Name).
-		Int("files", found.Files).Int("objects_passed_over", sum(found.PassedOver)).
-		Int("service_ports", servicePorts(p.table.Snapshot())).Msg("ready")
+	event := p.log.Info().Str("version", version).Str("node", p.options.hostname).Str("redirect", p.steer.Traits().Name)
+	if p.manifests != nil {
+		found := p.manifests.Stats()
+		event = event.Int("files", found.Files).Int("objects_passed_over", sum(found.PassedOver))
+	}
+	event.Int("service_ports", servicePorts(p.table.Snapshot())).Msg("ready")
+	p.events.Send(kubernetes.Event{Reason: "Starting", Action: "StartKubeProxy", Note: "sluice " + version + " serves the Services of this node"})
 }
 
 // notInForce takes note that some of it is not. It says so once: the attempts
@@ -343,6 +367,7 @@ func (p *proxy) reportProblems(snap *service.Snapshot) {
 		current[problem] = true
 		if !p.reported[problem] {
 			p.log.Warn().Str("object", problem.Object).Msg(problem.Text)
+			p.sendProblem(problem)
 		}
 	}
 	p.reported = current

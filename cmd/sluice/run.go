@@ -15,12 +15,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/internal/kubeproxyconfig"
 )
 
 // runOptions are the flags of sluice run. Names are kube-proxy's where it has
 // the same thing.
 type runOptions struct {
 	decisionOptions
+	kubeProxyOptions
+	cluster clusterOptions
 
 	steering      steeringOptions
 	maxListeners  int
@@ -60,18 +63,33 @@ func newRunCommand() *cobra.Command {
 		dialTimeouts:    slices.Clone(balancer.DefaultPlan().Timeouts),
 	}
 	cmd := &cobra.Command{
-		Use:   "run --manifests DIR",
+		Use:   "run [--manifests DIR | --kubeconfig FILE | --config FILE]",
 		Short: "Serve the Services of this node",
 		Long: `Run accepts the connections that clients make to Services and relays them to
 their endpoints, until it gets SIGINT or SIGTERM. It needs CAP_NET_ADMIN in the
 network namespace that it serves; everything that it makes in the kernel is
 taken back when it stops (after a crash: sluice cleanup, or the next start).
 
+Services come from a directory of manifests, or from the API server of a
+cluster; in a pod, its service account is enough. kube-proxy's flags and its
+configuration file are understood, so that it can be put in kube-proxy's place.
+
 SIGHUP reopens the access log.`,
 		Example: `  sluice run --manifests /etc/sluice/manifests --hostname-override node-1
   kubectl get services,endpointslices,nodes -A -o yaml > all/cluster.yaml; sluice run --manifests all`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case o.writeConfigTo != "":
+				return kubeproxyconfig.Write(o.writeConfigTo, kubeproxyconfig.Default())
+			case o.cleanup:
+				return cleanUp(cmd, &o.steering)
+			case o.initOnly:
+				return nil
+			}
+			if err := o.readConfig(cmd.Flags()); err != nil {
+				return err
+			}
 			if err := o.validate(); err != nil {
 				return err
 			}
@@ -95,6 +113,8 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.SortFlags = false
 	o.decisionOptions.register(f, "this node's own addresses, at most one of each family: connections from this node to Services come from them (default: the first global address)")
+	o.cluster.register(f)
+	o.kubeProxyOptions.register(f)
 	o.steering.register(f)
 	f.IntVar(&o.maxListeners, "max-listeners", 0, "listening sockets; each service port has one for each family, and with more than that some share them (default: 1/32 of the limit of open files, at most 8192)")
 	f.IntVar(&o.maxClaims, "max-claims", 0, "node ports, one for each address, and addresses of Services on this node, that are held by sockets of their own; each takes the descriptor of half a connection (default: half of what connections may have)")
@@ -114,16 +134,22 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.IntVar(&o.maxPipes, "max-pipes", 128, "pipes for that, in all; beyond it bytes are copied")
 	f.StringVar(&o.accessLog, "access-log", "-", "where the record of each connection goes: a file, - for standard output, or off")
 	f.Var(&o.accessLogFormat, "access-log-format", "form of the records")
-	f.StringVar(&o.metricsAddress, "metrics-bind-address", "", "address and port for Prometheus metrics (default: none)")
-	f.StringVar(&o.healthzAddress, "healthz-bind-address", "", "address and port for the health of the proxy, /healthz and /livez (default: none)")
+	f.StringVar(&o.metricsAddress, "metrics-bind-address", "", "address and port for Prometheus metrics (default: 127.0.0.1:10249 in a cluster, none with --manifests)")
+	f.StringVar(&o.healthzAddress, "healthz-bind-address", "", "address and port for the health of the proxy, /healthz and /livez (default: 0.0.0.0:10256 in a cluster, none with --manifests)")
 	f.Var(&o.logFormat, "logging-format", "form of the log on standard error")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "verbosity of the log; 4 and more shows what is of use in debugging")
 }
 
 // validate completes the flags and tells what is wrong with them.
 func (o *runOptions) validate() error {
-	if o.manifests == "" {
-		return errors.New("there is nothing to serve: give --manifests DIR, a directory of Kubernetes manifests (sluice demo shows what it does, without any)")
+	if o.manifests != "" && o.cluster.given() {
+		return errors.New("--manifests and a cluster (--kubeconfig, --master, or a --config that names a kubeconfig) exclude each other: give one of them")
+	}
+	if err := o.completeKubeProxy(); err != nil {
+		return err
+	}
+	if err := o.cluster.validate(); err != nil {
+		return err
 	}
 	if err := o.decisionOptions.validate(); err != nil {
 		return err

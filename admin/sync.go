@@ -1,0 +1,130 @@
+package admin
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// familyLabels are the values of kube-proxy's label ip_family. One change of
+// ours is a sync of both families, so each of its metrics is there for both.
+var familyLabels = []string{"IPv4", "IPv6"}
+
+// Sync keeps kube-proxy's metrics of how changes come into force, under its
+// names and with its buckets. Safe for concurrent use; its methods may be called
+// on nil, which keeps nothing.
+type Sync struct {
+	duration, programming *prometheus.HistogramVec
+	last, queued          *prometheus.GaugeVec
+}
+
+var _ prometheus.Collector = (*Sync)(nil)
+
+// NewSync gives a Sync that has seen no change.
+func NewSync() *Sync {
+	return &Sync{
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "kubeproxy_sync_proxy_rules_duration_seconds", Help: "Time to put a change in force.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
+		}, []string{"ip_family"}),
+		programming: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "kubeproxy_network_programming_duration_seconds",
+			Help: "Time from the change of a Pod or Service until it is in force here, as far as EndpointSlices tell of it.",
+			Buckets: append(prometheus.ExponentialBuckets(0.015625, 2, 7), // 15 ms to 1 s: kube-proxy has one bucket there
+				2, 3, 4, 5, 10, 20, 30, 40, 50, 60, 120, 180, 240, 300),
+		}, []string{"ip_family"}),
+		last: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "kubeproxy_sync_proxy_rules_last_timestamp_seconds", Help: "When a change was put in force last.",
+		}, []string{"ip_family"}),
+		queued: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", Help: "When a change came last.",
+		}, []string{"ip_family"}),
+	}
+}
+
+// Queued says that a change has come.
+func (s *Sync) Queued(at time.Time) {
+	if s == nil {
+		return
+	}
+	for _, f := range familyLabels {
+		s.queued.WithLabelValues(f).Set(seconds(at))
+	}
+}
+
+// Applied says that all changes are in force since now; the last was begun with
+// at begin, and triggers are when what it tells of had happened.
+func (s *Sync) Applied(begin, now time.Time, triggers []time.Time) {
+	if s == nil {
+		return
+	}
+	for _, f := range familyLabels {
+		s.duration.WithLabelValues(f).Observe(now.Sub(begin).Seconds())
+		s.last.WithLabelValues(f).Set(seconds(now))
+		for _, t := range triggers {
+			s.programming.WithLabelValues(f).Observe(max(now.Sub(t), 0).Seconds())
+		}
+	}
+}
+
+func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
+
+func (s *Sync) each(f func(prometheus.Collector)) {
+	for _, c := range []prometheus.Collector{s.duration, s.programming, s.last, s.queued} {
+		f(c)
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (s *Sync) Describe(ch chan<- *prometheus.Desc) {
+	s.each(func(c prometheus.Collector) { c.Describe(ch) })
+}
+
+// Collect implements prometheus.Collector.
+func (s *Sync) Collect(ch chan<- prometheus.Metric) {
+	s.each(func(c prometheus.Collector) { c.Collect(ch) })
+}
+
+// Changes counts the objects that came from the API server, as kube-proxy does.
+type Changes struct {
+	// Services and Endpoints are all that were new, different or gone; the
+	// pending ones are not in force yet.
+	Services, Endpoints               uint64
+	PendingServices, PendingEndpoints int
+}
+
+// changesCollector gives Changes at each scrape.
+type changesCollector struct {
+	read  func() Changes
+	descs [4]*prometheus.Desc
+}
+
+func newChangesCollector(read func() Changes) *changesCollector {
+	desc := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc("kubeproxy_sync_proxy_rules_"+name, help, []string{"ip_family"}, nil)
+	}
+	return &changesCollector{read: read, descs: [4]*prometheus.Desc{
+		desc("service_changes_total", "Services that were new, different or gone."),
+		desc("service_changes_pending", "Services among them that are not in force yet."),
+		desc("endpoint_changes_total", "EndpointSlices that were new, different or gone."),
+		desc("endpoint_changes_pending", "EndpointSlices among them that are not in force yet."),
+	}}
+}
+
+// Describe implements prometheus.Collector.
+func (c *changesCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range c.descs {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *changesCollector) Collect(ch chan<- prometheus.Metric) {
+	n := c.read()
+	for _, f := range familyLabels {
+		ch <- prometheus.MustNewConstMetric(c.descs[0], prometheus.CounterValue, float64(n.Services), f)
+		ch <- prometheus.MustNewConstMetric(c.descs[1], prometheus.GaugeValue, float64(n.PendingServices), f)
+		ch <- prometheus.MustNewConstMetric(c.descs[2], prometheus.CounterValue, float64(n.Endpoints), f)
+		ch <- prometheus.MustNewConstMetric(c.descs[3], prometheus.GaugeValue, float64(n.PendingEndpoints), f)
+	}
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/go-logr/logr"
+	"github.com/rs/zerolog"
+	"k8s.io/klog/v2"
+)
+
+// quietKlog has the Kubernetes libraries log where we do, at the level for
+// debugging: what matters of it is told by package kubernetes in one line, while
+// they would repeat it with each attempt.
+func quietKlog(log zerolog.Logger) {
+	klog.SetLogger(logr.New(klogSink{log: log.With().Str("library", "client-go").Logger()}))
+}
+
+// klogSink is a logr.LogSink that writes to our log.
+type klogSink struct{ log zerolog.Logger }
+
+var _ logr.LogSink = klogSink{}
+
+func (klogSink) Init(logr.RuntimeInfo) {}
+
+// Enabled lets through what libraries say at their ordinary levels.
+func (s klogSink) Enabled(level int) bool {
+	return level <= 2 && s.log.GetLevel() <= zerolog.DebugLevel
+}
+
+func (s klogSink) Info(_ int, msg string, pairs ...any) {
+	withPairs(s.log.Debug(), pairs).Msg(msg)
+}
+
+func (s klogSink) Error(err error, msg string, pairs ...any) {
+	withPairs(s.log.Debug().Err(err), pairs).Msg(msg)
+}
+
+func (s klogSink) WithValues(pairs ...any) logr.LogSink {
+	c := s.log.With()
+	for i := 0; i+1 < len(pairs); i += 2 {
+		c = c.Str(fmt.Sprint(pairs[i]), fmt.Sprint(pairs[i+1]))
+	}
+	return klogSink{log: c.Logger()}
+}
+
+func (s klogSink) WithName(string) logr.LogSink { return s }
+
+func withPairs(e *zerolog.Event, pairs []any) *zerolog.Event {
+	for i := 0; i+1 < len(pairs); i += 2 {
+		e = e.Str(fmt.Sprint(pairs[i]), fmt.Sprint(pairs[i+1]))
+	}
+	return e
+}

@@ -1,0 +1,289 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/rs/zerolog"
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-proxy/sluice/internal/kubeproxyconfig"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/source/kubernetes"
+)
+
+// kubeProxyOptions are kube-proxy's flags, as far as they are no others'.
+type kubeProxyOptions struct {
+	configFile         string
+	writeConfigTo      string
+	cleanup, initOnly  bool
+	bindAddress        string
+	hardFail           bool
+	profiling          bool
+	proxyMode          choice
+	localhostNodePorts bool
+	oomScoreAdj        int
+	healthzPort        int
+	metricsPort        int
+	ignored            []*ignoredFlag
+
+	kubeProxy *kubeproxyconfig.Config // what /configz shows; nil without --config
+	notes     []string                // for the log, once there is one
+}
+
+func (o *kubeProxyOptions) register(f *pflag.FlagSet) {
+	f.StringVar(&o.configFile, "config", "", "kube-proxy's configuration file; what it says goes before the flags of the same meaning, but for --hostname-override and those of the log")
+	f.StringVar(&o.writeConfigTo, "write-config-to", "", "write kube-proxy's default configuration to this file, and end")
+	f.BoolVar(&o.cleanup, "cleanup", false, "do what sluice cleanup does, and end")
+	f.BoolVar(&o.initOnly, "init-only", false, "end at once: nothing has to be prepared with more rights")
+	f.StringVar(&o.bindAddress, "bind-address", "", "this node's own address, as --node-ip; an IPv6 address moves the default ports of /healthz and /metrics to IPv6")
+	f.BoolVar(&o.hardFail, "bind-address-hard-fail", false, "end when the port of /healthz or of /metrics is taken")
+	f.BoolVar(&o.profiling, "profiling", false, "serve /debug/pprof beside the metrics")
+	o.proxyMode = choice{allowed: []string{"", "iptables", "ipvs", "nftables"}}
+	f.Var(&o.proxyMode, "proxy-mode", "kube-proxy's mode, whose defaults for node ports are taken; --redirect says how packets are steered")
+	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "have node ports on 127.0.0.0/8 where all addresses have them")
+	f.IntVar(&o.oomScoreAdj, "oom-score-adj", 0, "how readily the kernel ends this process when memory is short, of -1000 to 1000 (default: -999 with --config, else as it is)")
+	f.IntVar(&o.healthzPort, "healthz-port", kubeproxyconfig.HealthzPort, "port of /healthz if it has no address; 0 for none")
+	f.IntVar(&o.metricsPort, "metrics-port", kubeproxyconfig.MetricsPort, "port of the metrics if they have no address; 0 for none")
+	for _, name := range []string{"healthz-port", "metrics-port"} {
+		_ = f.MarkHidden(name) // kube-proxy calls them deprecated
+	}
+	for name, toggles := range meaningless {
+		flag := &ignoredFlag{name: name}
+		o.ignored = append(o.ignored, flag)
+		added := f.VarPF(flag, name, "", "kube-proxy's; of no meaning here")
+		added.Hidden = true
+		if toggles {
+			added.NoOptDefVal = "true"
+		}
+	}
+	slices.SortFunc(o.ignored, func(a, b *ignoredFlag) int { return cmp.Compare(a.name, b.name) })
+}
+
+// meaningless are the flags of kube-proxy that it can be given and that mean
+// nothing here, with whether they are switches.
+var meaningless = map[string]bool{
+	"config-sync-period": false, "feature-gates": false, "show-hidden-metrics-for-version": false,
+	"iptables-masquerade-bit": false, "iptables-sync-period": false,
+	"conntrack-max-per-core": false, "conntrack-min": false, "conntrack-tcp-timeout-established": false,
+	"conntrack-tcp-timeout-close-wait": false, "conntrack-tcp-be-liberal": true, "conntrack-udp-timeout": false, "conntrack-udp-timeout-stream": false,
+	"ipvs-sync-period": false, "ipvs-min-sync-period": false, "ipvs-scheduler": false, "ipvs-exclude-cidrs": false, "ipvs-strict-arp": true,
+	"ipvs-tcp-timeout": false, "ipvs-tcpfin-timeout": false, "ipvs-udp-timeout": false,
+	"log-flush-frequency": false, "log-text-split-stream": true, "log-text-info-buffer-size": false,
+	"log-json-split-stream": true, "log-json-info-buffer-size": false, "vmodule": false,
+}
+
+// ignoredFlag takes any value and remembers that it was given.
+type ignoredFlag struct {
+	name  string
+	given bool
+}
+
+func (f *ignoredFlag) String() string   { return "" }
+func (f *ignoredFlag) Type() string     { return "value" }
+func (f *ignoredFlag) Set(string) error { f.given = true; return nil }
+
+// logIgnored names, once, what was accepted and means nothing.
+func (o *kubeProxyOptions) logIgnored(log zerolog.Logger) {
+	for _, note := range o.notes {
+		log.Warn().Str("file", o.configFile).Msg(note)
+	}
+	var names []string
+	for _, f := range o.ignored {
+		if f.given {
+			names = append(names, "--"+f.name)
+		}
+	}
+	if len(names) > 0 {
+		log.Info().Strs("flags", names).Msg("flags of kube-proxy that mean nothing here")
+	}
+}
+
+// readConfig reads --config, if there is one, into the options. flags tells
+// which of them were given.
+func (o *runOptions) readConfig(flags *pflag.FlagSet) error {
+	if o.configFile == "" {
+		return nil
+	}
+	f, err := kubeproxyconfig.Load(o.configFile)
+	if err != nil {
+		return fmt.Errorf("--config: %w", err)
+	}
+	for _, w := range f.Warnings {
+		o.notes = append(o.notes, "passed over in the configuration: "+w)
+	}
+	if names := f.Ignored(); len(names) > 0 {
+		o.notes = append(o.notes, "fields of the configuration that mean nothing here: "+strings.Join(names, ", "))
+	}
+	o.kubeProxy = f.Config
+	return o.take(f, flags)
+}
+
+// take puts a configuration file in the place of the flags that mean the same.
+func (o *runOptions) take(f *kubeproxyconfig.File, flags *pflag.FlagSet) error {
+	c := f.Config
+	if !flags.Changed("hostname-override") {
+		o.hostname = c.HostnameOverride
+	}
+	o.bindAddress, o.hardFail, o.profiling = c.BindAddress, c.BindAddressHardFail, c.EnableProfiling
+	o.healthzAddress, o.metricsAddress = c.HealthzBindAddress, c.MetricsBindAddress
+	connection := &o.cluster.connection
+	connection.Kubeconfig = c.ClientConnection.Kubeconfig
+	connection.ContentType, connection.AcceptContentTypes = c.ClientConnection.ContentType, c.ClientConnection.AcceptContentTypes
+	connection.QPS, connection.Burst = c.ClientConnection.QPS, int(c.ClientConnection.Burst)
+	o.clusterCIDRs = nil
+	if c.ClusterCIDR != "" {
+		if err := o.clusterCIDRs.Set(c.ClusterCIDR); err != nil {
+			return fmt.Errorf("--config: %s: clusterCIDR: %w", o.configFile, err)
+		}
+	}
+	o.detectLocal.value = cmp.Or(string(c.DetectLocalMode), detectClusterCIDR)
+	o.podBridge, o.podPrefix = "", ""
+	switch o.detectLocal.value { // the other one means nothing, and is no error
+	case detectBridge:
+		o.podBridge = c.DetectLocal.BridgeInterface
+	case detectPrefix:
+		o.podPrefix = c.DetectLocal.InterfaceNamePrefix
+	}
+	o.nodePortAddresses = c.NodePortAddresses
+	o.proxyMode.value = string(c.Mode)
+	o.localhostNodePorts = *c.IPTables.LocalhostNodePorts
+	// kube-proxy takes 0 for 1 s, because its rules take long to load. Here 0 is
+	// what it says, and only a period that somebody has written counts.
+	switch o.proxyMode.value {
+	case "nftables":
+		o.masqueradeAll, o.cluster.minSyncPeriod = c.NFTables.MasqueradeAll, f.Given.NFTables.MinSyncPeriod.Duration
+	case "ipvs":
+		o.masqueradeAll, o.cluster.minSyncPeriod = c.IPTables.MasqueradeAll, f.Given.IPVS.MinSyncPeriod.Duration
+	default:
+		o.masqueradeAll, o.cluster.minSyncPeriod = c.IPTables.MasqueradeAll, f.Given.IPTables.MinSyncPeriod.Duration
+	}
+	o.oomScoreAdj = int(*c.OOMScoreAdj)
+	if !flags.Changed("v") {
+		o.verbosity = int(min(c.Logging.Verbosity, 10))
+	}
+	if !flags.Changed("logging-format") && c.Logging.Format == "json" {
+		o.logFormat.value = "json"
+	}
+	return nil
+}
+
+// completeKubeProxy fills in what follows from kube-proxy's flags and from
+// there being a cluster.
+func (o *runOptions) completeKubeProxy() error {
+	family6 := false
+	if o.bindAddress != "" {
+		a, err := netip.ParseAddr(o.bindAddress)
+		if err != nil {
+			return fmt.Errorf("--bind-address: %q is not an IP address", o.bindAddress)
+		}
+		a = a.Unmap()
+		family6 = a.Is6()
+		if !a.IsUnspecified() && len(o.nodeIPs) == 0 {
+			o.nodeIPs = addresses{a}
+		}
+	}
+	if o.oomScoreAdj < -1000 || o.oomScoreAdj > 1000 {
+		return fmt.Errorf("--oom-score-adj: %d is not between -1000 and 1000", o.oomScoreAdj)
+	}
+	// kube-proxy's nftables mode has node ports on fewer addresses (A4.4, A4.5).
+	o.noLocalhostNodePorts = !o.localhostNodePorts
+	if o.proxyMode.value == "nftables" {
+		o.noLocalhostNodePorts = true
+		if len(o.nodePortAddresses) == 0 {
+			o.nodePortAddresses = []string{"primary"}
+		}
+	}
+	if o.manifests != "" {
+		return nil // no port that was not asked for
+	}
+	anywhere, loopback := "0.0.0.0", "127.0.0.1"
+	if family6 {
+		anywhere, loopback = "::", "::1"
+	}
+	complete := func(address *string, host string, port int) {
+		if *address == "" && port != 0 {
+			*address = net.JoinHostPort(host, strconv.Itoa(port))
+		} else if _, err := netip.ParseAddr(*address); err == nil {
+			*address = net.JoinHostPort(*address, strconv.Itoa(port))
+		}
+	}
+	complete(&o.healthzAddress, anywhere, o.healthzPort)
+	complete(&o.metricsAddress, loopback, o.metricsPort)
+	return nil
+}
+
+// adjustOOMScore does what --oom-score-adj asks for, as far as we may.
+func (o *runOptions) adjustOOMScore(log zerolog.Logger) {
+	if o.oomScoreAdj == 0 {
+		return
+	}
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(o.oomScoreAdj)), 0); err != nil { //nolint:gosec // the file exists
+		log.Debug().Err(err).Int("score", o.oomScoreAdj).Msg("--oom-score-adj has no effect")
+	}
+}
+
+// proxyModeText is what /proxyMode answers: the mode that the configuration
+// names, for the sake of tools that know those of kube-proxy only.
+func (o *runOptions) proxyModeText() string { return cmp.Or(o.proxyMode.value, "iptables") }
+
+// watchConfig gives an error when the configuration file changes: the program
+// ends then and is started again by whoever looks after it, as kube-proxy is.
+func watchConfig(ctx context.Context, path string) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watching %s: %w", path, err)
+	}
+	defer func() { _ = watcher.Close() }()
+	// A ConfigMap's files are symlinks through a folder that is exchanged as a
+	// whole, so the folder is watched, and the content compared.
+	before, err := os.ReadFile(path) //nolint:gosec // the file that the flag names
+	if err != nil {
+		return fmt.Errorf("--config: %w", err)
+	}
+	if err := watcher.Add(filepath.Dir(path)); err != nil {
+		return fmt.Errorf("watching %s: %w", path, err)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-watcher.Errors:
+			return fmt.Errorf("watching %s: %w", path, err)
+		case <-watcher.Events:
+			now, err := os.ReadFile(path) //nolint:gosec // as above
+			if err != nil && !errors.Is(err, os.ErrNotExist) || err == nil && !slices.Equal(now, before) {
+				return fmt.Errorf("%s has changed; start again to use it", path)
+			}
+		}
+	}
+}
+
+// source tells of Services and what belongs to them; Run gives everything
+// first, then each change, until ctx ends.
+type source interface {
+	Run(ctx context.Context, apply func(service.Change)) error
+}
+
+// sendProblem tells whoever looks after a Service what is wrong with it.
+func (p *proxy) sendProblem(problem service.Problem) {
+	name, ok := strings.CutPrefix(problem.Object, service.KindService.String()+" ")
+	if !ok {
+		return
+	}
+	namespace, name, _ := strings.Cut(name, "/")
+	p.events.Send(kubernetes.Event{
+		Service: service.Name{Namespace: namespace, Name: name}, Warning: true,
+		Reason: "ServiceNotServedInFull", Action: "Intake", Note: problem.Text,
+	})
+}

@@ -1,0 +1,143 @@
+package kubernetes
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/rs/zerolog"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/flowcontrol"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+const (
+	// eventQueue is how many events wait to be sent; more are lost.
+	eventQueue = 64
+	// eventBurst is how many are sent at once, and eventRate how many a second
+	// after that: one in ten seconds.
+	eventBurst = 25
+	eventRate  = 0.1
+	// eventRepeat is how long the same event is not sent again.
+	eventRepeat = 10 * time.Minute
+	// eventTimeout bounds one attempt to send.
+	eventTimeout = 10 * time.Second
+	// longestNote is what the API allows for an event's text, in bytes.
+	longestNote = 1024
+
+	controller = "sluice"
+)
+
+// Event is something that whoever looks after the cluster should know.
+type Event struct {
+	// Service is what it is about; this node if it is empty.
+	Service service.Name
+	// UID is the object's, for events of a Service; may be empty.
+	UID string
+	// Warning is set when something is wrong.
+	Warning bool
+	// Reason and Action are words for programs: "Starting", "StartKubeProxy".
+	Reason, Action string
+	// Note is for people.
+	Note string
+}
+
+// Events sends events to the API server, few at a time: the same one at most
+// every ten minutes, 25 at first and one in ten seconds after. What is more is
+// lost, as is what cannot be sent; the log has all of it.
+//
+// Its methods may be called on nil, which sends nothing.
+type Events struct {
+	client *Client
+	node   string
+	log    zerolog.Logger
+	queue  chan Event
+}
+
+// NewEvents gives Events about a node and the Services on it.
+func NewEvents(client *Client, node string, log zerolog.Logger) *Events {
+	return &Events{client: client, node: node, log: log, queue: make(chan Event, eventQueue)}
+}
+
+// Send queues an event. It never waits. Safe for concurrent use.
+func (e *Events) Send(event Event) {
+	if e == nil {
+		return
+	}
+	select {
+	case e.queue <- event:
+	default:
+		e.log.Debug().Str("reason", event.Reason).Msg("too many events wait to be sent: one is lost")
+	}
+}
+
+// Run sends what is queued until ctx ends.
+func (e *Events) Run(ctx context.Context) {
+	if e == nil {
+		return
+	}
+	limit := flowcontrol.NewTokenBucketRateLimiter(eventRate, eventBurst)
+	sent := make(map[Event]time.Time)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case event := <-e.queue:
+			now := time.Now()
+			for old, at := range sent {
+				if now.Sub(at) >= eventRepeat {
+					delete(sent, old)
+				}
+			}
+			if _, again := sent[event]; again || !limit.TryAccept() {
+				continue
+			}
+			sent[event] = now
+			if err := e.send(ctx, event, now); err != nil {
+				e.log.Debug().Err(err).Str("reason", event.Reason).Msg("an event could not be sent")
+			}
+		}
+	}
+}
+
+func (e *Events) send(ctx context.Context, event Event, now time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, eventTimeout)
+	defer cancel()
+	object := e.object(event, now)
+	return e.client.events.Post().Namespace(object.Namespace).Resource("events").Body(object).Do(ctx).Error()
+}
+
+// object gives the event as the API has it. Events about nodes live in the
+// namespace default.
+func (e *Events) object(event Event, now time.Time) *eventsv1.Event {
+	regarding := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.node}
+	namespace := metav1.NamespaceDefault
+	if event.Service != (service.Name{}) {
+		namespace = event.Service.Namespace
+		regarding = corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: event.Service.Name}
+		regarding.UID = types.UID(event.UID)
+	}
+	kind := corev1.EventTypeNormal
+	if event.Warning {
+		kind = corev1.EventTypeWarning
+	}
+	note := event.Note
+	if len(note) > longestNote {
+		note = note[:longestNote-3] + "..."
+	}
+	instance := controller + "-" + e.node
+	if name, err := os.Hostname(); err == nil {
+		instance = controller + "-" + name
+	}
+	return &eventsv1.Event{
+		ObjectMeta:          metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%.200s.%x", regarding.Name, now.UnixNano())},
+		EventTime:           metav1.NewMicroTime(now),
+		ReportingController: controller, ReportingInstance: instance[:min(len(instance), 128)],
+		Action: event.Action, Reason: event.Reason, Type: kind, Note: note, Regarding: regarding,
+	}
+}
