@@ -87,6 +87,9 @@ func New(o Options) *Manager {
 		planner:       newPlanner(),
 		said:          make(map[string]struct{}),
 	}
+	if most := o.Redirector.Traits().MaxLanes; most > 0 {
+		m.config.MaxLanes = min(m.config.MaxLanes, most)
+	}
 	m.setLimit()
 	m.state.Store(&state{table: policy.Compile(nil, &service.Snapshot{}, policy.Config{})})
 	for i, l := range o.Loops {
