@@ -52,9 +52,15 @@ type Options struct {
 	// Variant is the kind of iptables programs to use; if empty, the first of
 	// those that the node has that works, the default of the node first.
 	Variant Variant
+	// NoReplies leaves out what brings answers to clients' own addresses back:
+	// no socket is bound to them.
+	NoReplies bool
 	// NoSets does without ipset, as if the node had none.
 	NoSets bool
 }
+
+// Name is this way of steering's; the log says the variant too.
+const Name = "tproxy/iptables"
 
 // DefaultName is the name if Options has none.
 const DefaultName = "sluice"
@@ -134,7 +140,7 @@ func newRedirector(opts Options, t *tools, router *route.Router) *Redirector {
 	r := &Redirector{opts: opts, tools: t, router: router}
 	for v := range versions {
 		if t.ns.hasFamily(v) {
-			r.tables[v] = &tables{tools: t, v: v, name: opts.Name, marks: opts.Route}
+			r.tables[v] = &tables{tools: t, v: v, name: opts.Name, opts: opts}
 		}
 	}
 	if t.ipset != "" {
@@ -147,8 +153,8 @@ func newRedirector(opts Options, t *tools, router *route.Router) *Redirector {
 // there may be, and that answers to clients' own addresses come back.
 func (r *Redirector) Traits() redirect.Traits {
 	t := redirect.Traits{
-		Name:    "tproxy/iptables-" + string(r.opts.Variant),
-		Replies: redirect.Replies{Diverted: true},
+		Name:    Name + "-" + string(r.opts.Variant),
+		Replies: redirect.Replies{Diverted: !r.opts.NoReplies},
 	}
 	if r.sets != nil {
 		t.MaxLanes = maxLanes
@@ -214,7 +220,7 @@ func (r *Redirector) applyLocked(p *redirect.Plan) error {
 		return err
 	}
 	r.plan, r.applied = both, true
-	if _, err := r.router.Apply(routing(p)); err != nil {
+	if _, err := r.router.Apply(r.routing(p)); err != nil {
 		return err
 	}
 	r.plan = *p
@@ -252,8 +258,8 @@ func (r *Redirector) eachTables(f func(*tables) error) error {
 }
 
 // routing says what a plan asks of routes and policy rules.
-func routing(p *redirect.Plan) route.State {
-	s := route.State{Local: redirect.Cover(p.Local), MarkReplies: true, MarkSteers: len(p.Foreign) > 0}
+func (r *Redirector) routing(p *redirect.Plan) route.State {
+	s := route.State{Local: redirect.Cover(p.Local), MarkReplies: !r.opts.NoReplies, MarkSteers: len(p.Foreign) > 0}
 	for a := range p.Foreign {
 		s.Foreign = append(s.Foreign, a)
 	}
@@ -287,7 +293,7 @@ func (r *Redirector) Verify() (repaired bool, err error) {
 	if err != nil {
 		return repaired, err
 	}
-	rerouted, err := r.router.Apply(routing(&r.plan))
+	rerouted, err := r.router.Apply(r.routing(&r.plan))
 	return repaired || rerouted, err
 }
 

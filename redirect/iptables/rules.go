@@ -3,8 +3,6 @@ package iptables
 import (
 	"fmt"
 	"strings"
-
-	"github.com/sluice-proxy/sluice/redirect/route"
 )
 
 // direction says which end of a packet an element is compared with.
@@ -27,17 +25,20 @@ type writer struct {
 	want      *contents
 	sets      bool
 	steer     string // mark and mask
-	reply     string
+	reply     string // likewise; "" if replies are not brought back
 	transport []string
 }
 
-func newWriter(v version, name string, marks route.Options, want *contents, sets bool) *writer {
-	return &writer{
+func newWriter(v version, name string, opts Options, want *contents, sets bool) *writer {
+	w := &writer{
 		v: v, name: name, chains: chainPrefix(name), want: want, sets: sets,
-		steer:     fmt.Sprintf("%#x/%#x", marks.SteerMark, marks.SteerMark),
-		reply:     fmt.Sprintf("%#x/%#x", marks.ReplyMark, marks.ReplyMark),
+		steer:     fmt.Sprintf("%#x/%#x", opts.Route.SteerMark, opts.Route.SteerMark),
 		transport: []string{"tcp", "udp", "sctp"},
 	}
+	if !opts.NoReplies {
+		w.reply = fmt.Sprintf("%#x/%#x", opts.Route.ReplyMark, opts.Route.ReplyMark)
+	}
+	return w
 }
 
 func chainPrefix(name string) string { return strings.ToUpper(name) + "-" }
@@ -122,8 +123,12 @@ func (w *writer) raw() {
 	w.each("PREROUTING", listOwn, dst, "-g %NOTRACK")
 	w.each("PREROUTING", listForeign, dst, "-g %NOTRACK")
 	w.each("PREROUTING", listLinger, dst, isTransparent, "-g %NOTRACK")
-	for _, p := range []string{"tcp", "udp"} {
-		w.rule("PREROUTING", "-p", p, isTransparent, "-g %REPLY")
+	if w.reply != "" {
+		for _, p := range []string{"tcp", "udp"} {
+			w.rule("PREROUTING", "-p", p, isTransparent, "-g %REPLY")
+		}
+		w.rule("REPLY", "-j CT --notrack")
+		w.rule("REPLY", "-j MARK --set-xmark", w.reply)
 	}
 	w.each("OUTPUT", listLocal, src, "-g %NOTRACK")
 	w.each("OUTPUT", listLocal, dst, "-o lo -g %NOTRACK")
@@ -138,8 +143,6 @@ func (w *writer) raw() {
 		w.rule("OUTPUT", "-p", p, "-m addrtype ! --src-type LOCAL -g %NOTRACK")
 	}
 	w.rule("NOTRACK", "-j CT --notrack")
-	w.rule("REPLY", "-j CT --notrack")
-	w.rule("REPLY", "-j MARK --set-xmark", w.reply)
 }
 
 // mangle hands packets to listeners. A packet that opens a connection meets a

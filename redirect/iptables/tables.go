@@ -5,16 +5,14 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/sluice-proxy/sluice/redirect/route"
 )
 
 // tables keeps our chains of one family.
 type tables struct {
 	tools *tools
 	v     version
-	name  string
-	marks route.Options
+	name  string // may be another than that of opts, to try something
+	opts  Options
 	// detached leaves out the rules that lead to our chains, to try them.
 	detached bool
 
@@ -58,7 +56,7 @@ func (t *tables) apply(want *contents, sets bool) error {
 
 // rules gives a text in which each table starts at "*".
 func (t *tables) rules(want *contents, sets bool) string {
-	w := newWriter(t.v, t.name, t.marks, want, sets)
+	w := newWriter(t.v, t.name, t.opts, want, sets)
 	var b strings.Builder
 	for _, table := range tableNames {
 		b.WriteString("*" + table + "\n" + w.rulesOf(table))

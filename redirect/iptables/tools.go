@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -151,49 +150,58 @@ func choose(ns *namespace, opts Options) (*tools, error) {
 // none may be made, in the namespace itself, with no rule that leads there. Sets
 // are left out if they do not work.
 func (t *tools) probe(opts Options) error {
-	scratch, err := scratchNamespace()
-	if err != nil {
-		scratch = &namespace{handle: t.ns.handle}
-	}
-	defer scratch.close()
 	try := *t
-	try.ns = scratch
-	opts.Name = "sluice_probe"
-	if opts.NoSets || t.ipset == "" || try.probeSets(opts) != nil {
-		t.ipset, try.ipset = "", ""
+	var err error
+	if try.ns, err = scratchNamespace(); err != nil {
+		try.ns = &namespace{handle: t.ns.handle}
+		defer try.removeProbe(opts)
+	}
+	defer try.ns.close()
+	opts.Name = probeName
+	if t.ipset != "" && !opts.NoSets && try.probeFamilies(opts, true) == nil {
+		return nil
+	}
+	t.ipset = ""
+	return try.probeFamilies(opts, false)
+}
+
+const probeName = "sluice_probe"
+
+func (t *tools) probeFamilies(opts Options, withSets bool) error {
+	want := contentsOf(samplePlan())
+	if withSets {
+		if err := (&sets{tools: t, name: opts.Name}).add(want); err != nil {
+			return err
+		}
 	}
 	for v := range versions {
 		if !t.ns.hasFamily(v) {
 			continue
 		}
-		if t.programs[families[v].program+"-restore"] == "" {
-			return &redirect.MissingError{Mode: Mode, Feature: FeatureProgram,
-				Err: fmt.Errorf("no program %s-restore", families[v].program), Remedy: "install the package iptables"}
+		if name := families[v].program + "-restore"; t.programs[name] == "" {
+			return &redirect.MissingError{Mode: Mode, Feature: FeatureProgram, Err: fmt.Errorf("no program %s", name), Remedy: "install the package iptables"}
 		}
-		p := &tables{tools: &try, v: v, name: opts.Name, marks: opts.Route, detached: true}
-		err := p.apply(contentsOf(samplePlan()), false)
-		_, _ = p.remove()
-		if err != nil {
+		p := &tables{tools: t, v: v, name: opts.Name, opts: opts, detached: true}
+		if err := p.apply(want, withSets); err != nil {
+			if withSets {
+				return err
+			}
 			return explain(err, p)
 		}
 	}
 	return nil
 }
 
-// probeSets tries whether rules can look into sets.
-func (t *tools) probeSets(opts Options) error {
-	s := &sets{tools: t, name: opts.Name}
-	want := contentsOf(samplePlan())
-	err := s.add(want)
+// removeProbe takes away what was tried in a namespace that is used.
+func (t *tools) removeProbe(opts Options) {
 	for v := range versions {
-		if err == nil && t.ns.hasFamily(v) {
-			p := &tables{tools: t, v: v, name: opts.Name, marks: route.Options{}.WithDefaults(), detached: true}
-			err = p.apply(want, true)
-			_, _ = p.remove()
+		if t.ns.hasFamily(v) {
+			_, _ = (&tables{tools: t, v: v, name: probeName, opts: opts}).remove()
 		}
 	}
-	_, _ = s.remove()
-	return err
+	if t.ipset != "" {
+		_, _ = (&sets{tools: t, name: probeName}).remove()
+	}
 }
 
 // samplePlan needs each kind of rule.
@@ -240,16 +248,26 @@ func explain(err error, p *tables) error {
 		_, tryErr := p.restore(fmt.Sprintf("*%s\n:%s - [0:0]\n-A %s %s\nCOMMIT\n", one.table, chain, chain, one.rule))
 		_, _ = p.remove()
 		if tryErr != nil {
-			name := strings.Replace(string(one.feature), "ip", families[p.v].program[:len(families[p.v].program)-len("tables")], 1)
-			if one.feature != FeatureTables && one.feature != FeatureReject {
-				name = string(one.feature)
-			}
-			return &redirect.MissingError{Mode: Mode + "-" + string(p.tools.variant), Feature: redirect.Feature(name), Err: tryErr,
-				Remedy: fmt.Sprintf("load the module %s, or choose another way of steering", name)}
+			module := p.module(one.feature)
+			return &redirect.MissingError{Mode: Mode + "-" + string(p.tools.variant), Feature: redirect.Feature(module), Err: tryErr,
+				Remedy: fmt.Sprintf("load the module %s, or choose another way of steering", module)}
 		}
 	}
 	if errors.Is(err, exec.ErrNotFound) {
 		return &redirect.MissingError{Mode: Mode, Feature: FeatureProgram, Err: err, Remedy: "install the package iptables"}
 	}
 	return err
+}
+
+// module gives the module that brings a feature to this family and variant.
+func (t *tables) module(f redirect.Feature) string {
+	switch {
+	case f == FeatureTables && t.tools.variant == NFT:
+		return "nf_tables"
+	case f == FeatureTables && t.v == v6:
+		return "ip6_tables"
+	case f == FeatureReject && t.v == v6:
+		return "ip6t_REJECT"
+	}
+	return string(f)
 }

@@ -3,9 +3,11 @@ package netns
 import (
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/mdlayher/netlink"
@@ -61,6 +63,9 @@ func (n *Namespace) dump(b *strings.Builder) error {
 		}
 	}
 	filter, err := netlink.Dial(familyNetfilter, &netlink.Config{NetNS: n.FD()})
+	if errors.Is(err, syscall.EPROTONOSUPPORT) {
+		return nil // a kernel without netfilter
+	}
 	if err != nil {
 		return err
 	}
@@ -77,6 +82,9 @@ func dumpNFTables(b *strings.Builder, conn *netlink.Conn) error {
 		kind netlink.HeaderType
 	}{{"table", getTable}, {"chain", getChain}, {"nft rule", getNFTRule}, {"set", getSet}} {
 		answers, err := dumpAll(conn, what.kind, make([]byte, 4))
+		if what.kind == getTable && errors.Is(err, syscall.EINVAL) {
+			return nil // a kernel without nf_tables
+		}
 		if err != nil {
 			return fmt.Errorf("%ss: %w", what.name, err)
 		}

@@ -143,10 +143,29 @@ func (n *Namespace) awaitUp(ifname string) error {
 		select {
 		case u := <-updates:
 			if a := u.Attrs(); a.Name == ifname && a.OperState == netlink.OperUp {
-				return nil
+				return n.awaitLinkLocal(u.Link)
 			}
 		case <-timeout:
 			return fmt.Errorf("%s: did not come up", ifname)
+		}
+	}
+}
+
+// awaitLinkLocal waits for the address that the kernel gives to an interface
+// once it works, and with it its routes.
+func (n *Namespace) awaitLinkLocal(link netlink.Link) error {
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		addrs, err := n.nl.AddrList(link, netlink.FAMILY_V6)
+		if err != nil {
+			return fmt.Errorf("%s: addresses: %w", link.Attrs().Name, err)
+		}
+		for _, a := range addrs {
+			if a.IP.IsLinkLocalUnicast() {
+				return nil
+			}
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: got no link-local address", link.Attrs().Name)
 		}
 	}
 }
