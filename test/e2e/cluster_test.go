@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"slices"
@@ -67,33 +68,69 @@ type client struct {
 // "node", or what it was. Where nobody did it gives "refused", "silent", or what
 // went wrong. patience is how long it waits for an answer to its SYN.
 func (c client) dial(to netip.AddrPort, node []netip.Addr, patience time.Duration) string {
-	_, said := c.visit(to, node, patience)
+	_, said := c.visit("tcp", to, node, patience)
 	return said
 }
 
-// visit is dial that also gives the client's own address.
-func (c client) visit(to netip.AddrPort, node []netip.Addr, patience time.Duration) (own netip.AddrPort, said string) {
-	d := net.Dialer{Timeout: patience}
-	if c.bind != nil {
-		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(netns.Pick(c.bind, to.Addr()), 0))
-	}
-	conn, err := c.Dialer(&d, "tcp", to.String())
-	var timeout net.Error
-	switch {
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return own, "refused"
-	case errors.As(err, &timeout) && timeout.Timeout():
-		return own, "silent"
-	case err != nil:
-		return own, err.Error()
+// visit is dial by "tcp" or by "udp", where it sends one datagram. It also gives
+// the client's own address.
+func (c client) visit(network string, to netip.AddrPort, node []netip.Addr, patience time.Duration) (own netip.AddrPort, said string) {
+	conn, err := c.Dialer(c.dialer(network, to, patience), network, to.String())
+	if err != nil {
+		return own, trouble(err)
 	}
 	defer conn.Close()
 	own = netip.MustParseAddrPort(conn.LocalAddr().String())
-	if said, err = netns.AskOn(conn); err != nil {
-		return own, err.Error()
+	if network == "udp" {
+		said, err = exchange(conn, "hello", patience)
+		said, _, _ = strings.Cut(said, "\n")
+	} else {
+		said, err = netns.AskOn(conn)
+	}
+	if err != nil {
+		return own, trouble(err)
 	}
 	name, seen, _ := strings.Cut(said, " ")
 	return own, name + " " + c.whose(seen, own, node)
+}
+
+// dialer is bound to the client's address, if it has one.
+func (c client) dialer(network string, to netip.AddrPort, patience time.Duration) *net.Dialer {
+	d := &net.Dialer{Timeout: patience}
+	if c.bind == nil {
+		return d
+	}
+	own := netip.AddrPortFrom(netns.Pick(c.bind, to.Addr()), 0)
+	d.LocalAddr = net.TCPAddrFromAddrPort(own)
+	if network == "udp" {
+		d.LocalAddr = net.UDPAddrFromAddrPort(own)
+	}
+	return d
+}
+
+// trouble says in a word what an error means to a client.
+func trouble(err error) string {
+	var timeout net.Error
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "refused"
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return "silent"
+	}
+	return err.Error()
+}
+
+// exchange sends a datagram and gives the answer to it.
+func exchange(conn net.Conn, text string, patience time.Duration) (string, error) {
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return "", err
+	}
+	if _, err := io.WriteString(conn, text); err != nil {
+		return "", err
+	}
+	buf := make([]byte, 65536)
+	n, err := conn.Read(buf)
+	return string(buf[:n]), err
 }
 
 // whose says whose address an endpoint saw.

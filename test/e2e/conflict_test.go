@@ -23,7 +23,7 @@ func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
 	if m.lacks(nodePort) {
 		return
 	}
-	w := newWorld(t, []row{{name: "web", endpoints: "here there"}, {name: "api", endpoints: "here there"}})
+	w := newWorld(t, "tcp", []row{{name: "web", endpoints: "here there"}, {name: "api", endpoints: "here there"}})
 	web, api := w.services[0], w.services[1]
 	everywhere := w.Node.WitnessTCP(t, web.nodePort)
 	var one []*netns.Echo

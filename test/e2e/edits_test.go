@@ -85,7 +85,7 @@ func (s *stages) during(from, to time.Time) []edit {
 // while clients connect to all that it has, had and will have: no connection
 // goes where it should not, and none fails that should succeed.
 func TestServiceEditedWhileClientsConnect(t *testing.T) {
-	w := newWorld(t, []row{{name: "web", endpoints: "here there"}, {name: "api", endpoints: "here there"}})
+	w := newWorld(t, "tcp", []row{{name: "web", endpoints: "here there"}, {name: "api", endpoints: "here there"}})
 	m := modes[0]
 	o := *w.services[0]
 	o.kind, o.nodePort, o.externalIPs, o.lbIPs, o.lbProxied = corev1.ServiceTypeClusterIP, 0, nil, nil, nil

@@ -2,15 +2,10 @@ package e2e
 
 import (
 	"fmt"
-	"io"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/sluice-proxy/sluice/test/netns"
 )
 
 // TestOtherPortsOfForeignAddressesAreLeftAlone has a Service on addresses of a
@@ -21,7 +16,7 @@ func TestOtherPortsOfForeignAddressesAreLeftAlone(t *testing.T) {
 		if m.lacks(foreignExternalIP) {
 			return
 		}
-		w := newWorld(t, []row{{name: "web", endpoints: "here there"}, {name: "none"}, {name: "elsewhere", endpoints: "there", external: "Local"}})
+		w := newWorld(t, "tcp", []row{{name: "web", endpoints: "here there"}, {name: "none"}, {name: "elsewhere", endpoints: "there", external: "Local"}})
 		o := w.services[0]
 		w.World.WitnessTCP(t, o.port)
 		w.World.WitnessTCP(t, 2222)
@@ -43,8 +38,8 @@ func TestOtherPortsOfForeignAddressesAreLeftAlone(t *testing.T) {
 				if got := c.dial(netip.AddrPortFrom(a.Addr(), 3333), w.nodeAddrs, startTimeout); got != "refused" {
 					t.Errorf("%s to a port of %s where nobody listens: %s", c.name, a.Addr(), got)
 				}
-				if err := datagram(c, a, fmt.Sprintf("world:%d", o.port)); err != nil {
-					t.Errorf("%s by UDP to the Service's TCP port at %s: %v", c.name, a, err)
+				if _, got := c.visit("udp", a, w.nodeAddrs, startTimeout); !strings.HasPrefix(got, fmt.Sprintf("world:%d ", o.port)) {
+					t.Errorf("%s by UDP to the Service's TCP port at %s: %s", c.name, a, got)
 				}
 				if err := c.Ping(a.Addr()); err != nil {
 					t.Errorf("%s: %v", c.name, err)
@@ -77,35 +72,4 @@ func (w *world) wantWorld(t *testing.T, c client, a netip.AddrPort) {
 	if got := c.dial(a, w.nodeAddrs, startTimeout); got != want {
 		t.Errorf("%s to %s: %s, want %s", c.name, a, got, want)
 	}
-}
-
-// datagram sends one and wants its answer to come from a server.
-func datagram(c client, to netip.AddrPort, server string) error {
-	got, err := c.exchange(to, "hello", startTimeout)
-	if err == nil && !strings.HasPrefix(got, server+" ") {
-		err = fmt.Errorf("got %q, want %s", got, server)
-	}
-	return err
-}
-
-// exchange sends a datagram and gives the answer to it.
-func (c client) exchange(to netip.AddrPort, text string, patience time.Duration) (string, error) {
-	var d net.Dialer
-	if c.bind != nil {
-		d.LocalAddr = net.UDPAddrFromAddrPort(netip.AddrPortFrom(netns.Pick(c.bind, to.Addr()), 0))
-	}
-	conn, err := c.Dialer(&d, "udp", to.String())
-	if err != nil {
-		return "", err
-	}
-	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
-		return "", err
-	}
-	if _, err := io.WriteString(conn, text); err != nil {
-		return "", err
-	}
-	buf := make([]byte, 65536)
-	n, err := conn.Read(buf)
-	return string(buf[:n]), err
 }

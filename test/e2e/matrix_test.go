@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -63,16 +65,17 @@ var matrix = []row{
 // world is the cluster of a matrix, and where everything is in it.
 type world struct {
 	*netns.Cluster
+	network   string // "tcp" or "udp", of all Services
 	nodeAddrs []netip.Addr
 	clients   []client
 	services  []*object
 }
 
 // newWorld builds the cluster, its servers and a Service of each row.
-func newWorld(t *testing.T, rows []row) *world {
+func newWorld(t *testing.T, network string, rows []row) *world {
 	t.Helper()
 	c := netns.NewCluster(t)
-	w := &world{Cluster: c, nodeAddrs: c.NodeAddrs(t)}
+	w := &world{Cluster: c, network: network, nodeAddrs: c.NodeAddrs(t)}
 	w.clients = []client{
 		{name: "pod", Host: c.Pods[1]},
 		{name: "node", Host: c.Node},
@@ -82,10 +85,20 @@ func newWorld(t *testing.T, rows []row) *world {
 	for i, r := range rows {
 		w.services = append(w.services, w.service(i, r))
 		for _, h := range []*netns.Host{c.Pods[0], c.Remote[0]} {
-			h.WitnessTCP(t, w.services[i].target)
+			w.serve(t, h, fmt.Sprintf(":%d", w.services[i].target))
 		}
 	}
 	return w
+}
+
+// serve has a server of the world's network.
+func (w *world) serve(t *testing.T, h *netns.Host, address string) {
+	t.Helper()
+	if w.network == "udp" {
+		h.WitnessUDPAt(t, address)
+		return
+	}
+	h.WitnessTCPAt(t, address)
 }
 
 func (w *world) service(i int, r row) *object {
@@ -93,7 +106,7 @@ func (w *world) service(i int, r row) *object {
 		name: r.name, vips: []string{fmt.Sprintf("10.96.0.%d", 10+i), fmt.Sprintf("fd00:96::%x", 10+i)},
 		port: uint16(1000 + i), nodePort: uint16(30000 + i), target: uint16(8000 + i),
 		externalIPs: slices.Concat(foreignIPs, ownIPs), lbIPs: lbIPs, lbProxied: proxiedIPs,
-		internal: r.internal, external: r.external,
+		internal: r.internal, external: r.external, protocol: corev1.Protocol(strings.ToUpper(w.network)),
 	}
 	for _, text := range strings.Fields(r.ranges) {
 		o.ranges = append(o.ranges, map[string][]string{
@@ -272,9 +285,16 @@ func TestMatrix(t *testing.T) {
 				return a.IsLoopback() || a == netip.MustParseAddr("10.1.0.1") || a == netip.MustParseAddr("fd00:1::1")
 			}},
 	} {
-		t.Run(variant.name, func(t *testing.T) {
-			newWorld(t, matrix).play(t, modes[0], variant.selected, decisionFlags(variant.flags...))
-		})
+		for i, m := range modes {
+			if i > 0 && variant.flags != nil {
+				continue // decided, and listened to, in the same way by all of them
+			}
+			for _, network := range m.networks() {
+				t.Run(m.name+"/"+network+"/"+variant.name, func(t *testing.T) {
+					newWorld(t, network, matrix).play(t, m, variant.selected, decisionFlags(variant.flags...))
+				})
+			}
+		}
 	}
 }
 
@@ -292,7 +312,8 @@ func (w *world) play(t *testing.T, m mode, selected func(netip.Addr) bool, flags
 		if x.answer.Verdict == "drop" {
 			patience = silence
 		}
-		return visit{name: x.client.dial(x.to, w.nodeAddrs, patience)}
+		_, said := x.client.visit(w.network, x.to, w.nodeAddrs, patience)
+		return visit{name: said}
 	})
 	outcomes := map[string]int{}
 	for i, x := range list {
@@ -325,7 +346,7 @@ func (w *world) explain(t *testing.T, p *proxy, list []*crossing, flags []string
 	t.Helper()
 	questions := make([]question, len(list))
 	for i, x := range list {
-		questions[i] = question{Protocol: "tcp", From: x.client.from(t, x.to).String(), To: x.to.String()}
+		questions[i] = question{Protocol: w.network, From: x.client.from(t, x.to).String(), To: x.to.String()}
 	}
 	for i, a := range p.explain(t, w.nodeAddrs, questions, flags...) {
 		x := list[i]
@@ -349,6 +370,6 @@ func (w *world) serveTheRest(t *testing.T, list []*crossing) {
 		if slices.Contains(netns.ForeignIPs, x.to.Addr()) {
 			host = w.World
 		}
-		host.WitnessTCPAt(t, x.to.String())
+		w.serve(t, host, x.to.String())
 	}
 }

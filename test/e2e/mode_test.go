@@ -17,8 +17,17 @@ const (
 	loopbackPort      = "node port on loopback"
 	clientAddresses   = "client addresses"
 	takenPorts        = "cluster IP ports that a program of the node listens to on all addresses" // F4
+	datagrams         = "UDP"
 	pastTracking      = "connections past connection tracking"
 )
+
+// networks are what a mode steers.
+func (m mode) networks() []string {
+	if m.lacks(datagrams) {
+		return []string{"tcp"}
+	}
+	return []string{"tcp", "udp"}
+}
 
 // kinds are all kinds of destinations.
 var kinds = []string{clusterIP, foreignExternalIP, ownExternalIP, loadBalancerIP, proxiedIP, nodePort, otherNodePort, loopbackPort}
@@ -48,7 +57,7 @@ var flushRoutes = [][]string{
 // modes are all of them, the default first.
 var modes = []mode{
 	{name: "tproxy/nftables", flags: []string{"--redirect", "tproxy"},
-		cannot: []string{foreignExternalIP, ownExternalIP, loadBalancerIP, nodePort, otherNodePort, loopbackPort, clientAddresses, pastTracking},
+		cannot: []string{foreignExternalIP, ownExternalIP, loadBalancerIP, nodePort, otherNodePort, loopbackPort, clientAddresses, datagrams, pastTracking},
 		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}}, flushRoutes)},
 }
 

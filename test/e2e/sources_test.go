@@ -73,8 +73,13 @@ func TestPromise2_EndpointSeesTheClientsAddressWhereItMust(t *testing.T) {
 }
 
 func playSightings(t *testing.T, m mode) {
+	for _, network := range m.networks() {
+		t.Run(network, func(t *testing.T) { newWorld(t, network, sourceRows).sight(t, m) })
+	}
+}
+
+func (w *world) sight(t *testing.T, m mode) {
 	const rounds = 6 // of each connection, so that each endpoint has its turn
-	w := newWorld(t, sourceRows)
 	w.clients = append(w.clients, client{name: "endpoint", Host: w.Pods[0]})
 	p := w.proxy(t)
 	var list []*crossing
@@ -106,7 +111,7 @@ func playSightings(t *testing.T, m mode) {
 	met := make([]meeting, rounds*len(list))
 	crowd(len(met), 8, func(i int) visit {
 		x := list[i%len(list)]
-		met[i].own, met[i].said = x.client.visit(x.to, w.nodeAddrs, startTimeout)
+		met[i].own, met[i].said = x.client.visit(w.network, x.to, w.nodeAddrs, startTimeout)
 		return visit{}
 	})
 	direct()

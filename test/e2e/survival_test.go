@@ -32,11 +32,7 @@ func (w *world) holdAll(t *testing.T, m mode, o *object) *held {
 				if to.Addr() == netip.IPv6Loopback() || to.Addr().IsLoopback() && c.name != "node" {
 					continue
 				}
-				d := net.Dialer{Timeout: startTimeout}
-				if c.bind != nil {
-					d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(netns.Pick(c.bind, to.Addr()), 0))
-				}
-				conn, err := c.Dialer(&d, "tcp", to.String())
+				conn, err := c.Dialer(c.dialer("tcp", to, startTimeout), "tcp", to.String())
 				if err != nil {
 					t.Fatalf("%s to %s %s: %v", c.name, kind, to, err)
 				}
@@ -66,7 +62,7 @@ func (h *held) alive(t *testing.T, when string) {
 // through: the endpoint, the policy, the destinations, the Service (A8.1, A8.7).
 func TestConnectionsOutliveTheirService(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
-		w := newWorld(t, []row{{name: "web", endpoints: "here there"}})
+		w := newWorld(t, "tcp", []row{{name: "web", endpoints: "here there"}})
 		o := w.services[0]
 		p := w.proxy(t)
 		p.start(slices.Concat(m.flags, decisionFlags())...)
@@ -107,7 +103,7 @@ func TestConnectionsOutliveTheirService(t *testing.T) {
 // no established connection is lost.
 func TestConnectionsOutliveAFlush(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
-		w := newWorld(t, []row{{name: "web", endpoints: "here there"}, {name: "local", endpoints: "here", external: "Local"}})
+		w := newWorld(t, "tcp", []row{{name: "web", endpoints: "here there"}, {name: "local", endpoints: "here", external: "Local"}})
 		w.Settle(t)
 		p := w.proxy(t)
 		p.start(slices.Concat(m.flags, decisionFlags())...)

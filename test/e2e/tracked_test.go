@@ -15,7 +15,7 @@ func TestFullConntrackTableIsNoMatter(t *testing.T) {
 	if m.lacks(pastTracking) {
 		return
 	}
-	w := newWorld(t, sourceRows)
+	w := newWorld(t, "tcp", sourceRows)
 	nft := administration(t, "nft")
 	const others = "add table inet others; add chain inet others in { type filter hook prerouting priority filter; }; add rule inet others in ct state invalid counter"
 	if out, err := w.Node.Command(t, nft, others).CombinedOutput(); err != nil {
