@@ -1,0 +1,247 @@
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// largestDatagram is the most that UDP over IPv4 carries.
+const largestDatagram = 65507
+
+// reflector sends each datagram back as it is, until the test ends.
+func reflector(t *testing.T, h *netns.Host, port uint16) {
+	t.Helper()
+	pc, err := h.ListenPacket("udp", fmt.Sprintf(":%d", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	t.Cleanup(func() {
+		_ = pc.Close()
+		<-done
+	})
+	go func() {
+		defer close(done)
+		buf := make([]byte, 65536)
+		for {
+			n, from, err := pc.ReadFrom(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				_, _ = pc.WriteTo(buf[:n], from)
+			}
+		}
+	}()
+}
+
+// TestPromise3_DatagramsKeepTheirBoundariesAndSizes sends datagrams of all
+// sizes, empty ones and the largest among them, to each kind of destination:
+// each comes back as it was sent, and alone.
+func TestPromise3_DatagramsKeepTheirBoundariesAndSizes(t *testing.T) {
+	forModes(t, func(t *testing.T, m mode) {
+		if m.lacks(datagrams) {
+			return
+		}
+		w := newWorld(t, "udp", []row{{name: "web", endpoints: "here there"}})
+		o := w.services[0]
+		o.target = 9000
+		for _, h := range []*netns.Host{w.Pods[0], w.Remote[0]} {
+			reflector(t, h, o.target)
+		}
+		p := w.proxy(t)
+		p.start(slices.Concat(m.flags, decisionFlags())...)
+		sizes := []int{0, 1, 2, 1471, 1472, 1473, 4096, 8192, 9001, 32768, 65000, largestDatagram}
+		r := rand.New(rand.NewPCG(8, 3))
+		for range 20 {
+			sizes = append(sizes, r.IntN(largestDatagram+1))
+		}
+		sessions := 0
+		for _, kind := range kinds {
+			if m.lacks(kind) || kind == proxiedIP {
+				continue
+			}
+			for _, to := range o.at(kind) {
+				for _, c := range w.clients {
+					if to.Addr() == netip.IPv6Loopback() || to.Addr().IsLoopback() && c.name != "node" {
+						continue
+					}
+					sessions++
+					if err := w.reflected(c, to, sizes); err != nil {
+						t.Errorf("%s to %s %s: %v", c.name, kind, to, err)
+					}
+				}
+			}
+		}
+		p.stop()
+		records := p.records()
+		if len(records) != sessions {
+			t.Errorf("%d records of %d sessions", len(records), sessions)
+		}
+		index(t, records)
+	})
+}
+
+// reflected sends datagrams, one after the other, and wants each of them back.
+func (w *world) reflected(c client, to netip.AddrPort, sizes []int) error {
+	conn, err := c.Dialer(c.dialer("udp", to, startTimeout), "udp", to.String())
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	buf := make([]byte, 65536)
+	for i, size := range sizes {
+		sent := bytes.Repeat([]byte{byte(i + 1)}, size)
+		if _, err := conn.Write(sent); err != nil {
+			return fmt.Errorf("%d bytes: %w", size, err)
+		}
+		_ = conn.SetReadDeadline(time.Now().Add(startTimeout))
+		n, err := conn.Read(buf)
+		if err != nil {
+			return fmt.Errorf("%d bytes: %w", size, err)
+		}
+		if !bytes.Equal(buf[:n], sent) {
+			return fmt.Errorf("%d bytes came back as %d, or others", size, n)
+		}
+	}
+	return nil
+}
+
+// TestSessionsFollowTheirEndpoints takes endpoints away from one client's UDP
+// socket, which goes on as if nothing had happened.
+func TestSessionsFollowTheirEndpoints(t *testing.T) {
+	m := modes[0]
+	if m.lacks(datagrams) {
+		return
+	}
+	w := newWorld(t, "udp", []row{{name: "web", endpoints: "here there"}})
+	o := w.services[0]
+	p := w.proxy(t)
+	p.start(slices.Concat(m.flags, decisionFlags())...)
+	for _, kind := range []string{clusterIP, nodePort, loadBalancerIP} {
+		if m.lacks(kind) {
+			continue
+		}
+		for _, to := range o.at(kind) {
+			t.Run(kind+" "+to.String(), func(t *testing.T) { w.follow(t, p, o, to) })
+		}
+	}
+	p.stop()
+}
+
+func (w *world) follow(t *testing.T, p *proxy, o *object, to netip.AddrPort) {
+	c := w.clients[2]
+	conn, err := c.Dialer(c.dialer("udp", to, startTimeout), "udp", to.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ask := func() (string, error) {
+		said, err := exchange(conn, "hello", silence)
+		server, _, _ := strings.Cut(said, " ")
+		return server, err
+	}
+	here, there := o.endpoints[0], o.endpoints[1]
+	name := func(e endpoint) string { return fmt.Sprintf("%s:%d", e.host.Name(), o.target) }
+	changed := *o
+	put := func(list ...endpoint) {
+		t.Helper()
+		changed.endpoints = list
+		p.settled(func() { p.put(&changed) })
+	}
+	want := func(when string, e endpoint) {
+		t.Helper()
+		for range 4 { // all of them by the same one (A8.9)
+			if got, err := ask(); err != nil || got != name(e) {
+				t.Errorf("%s: got %q, %v, want %s", when, got, err, name(e))
+			}
+		}
+	}
+	first, err := ask()
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, other := here, there
+	if first != name(here) {
+		one, other = there, here
+	}
+	want("at first", one)
+	// What still serves keeps its sessions (A8.3).
+	leaving := one
+	leaving.state = terminating
+	put(leaving, other)
+	want("while its endpoint terminates", one)
+	// The session of one that has gone is cut, and the next datagram goes to
+	// another (A8.2).
+	put(other)
+	want("after its endpoint has gone", other)
+	put()
+	await(t, "it is refused", startTimeout, func() error {
+		if got, err := ask(); err == nil {
+			return errorText(got)
+		} else if trouble(err) != "refused" {
+			return err
+		}
+		return nil
+	})
+	// The first endpoint after none gets the very same client (A8.6).
+	put(one)
+	await(t, "it is served again", startTimeout, func() error {
+		got, err := ask()
+		if err == nil && got != name(one) {
+			err = errorText(got)
+		}
+		return err
+	})
+	want("after there was none", one)
+	put(here, there)
+}
+
+// TestTCPAndUDPOnOnePort has a Service of each protocol on the same addresses
+// and ports, as DNS has.
+func TestTCPAndUDPOnOnePort(t *testing.T) {
+	m := modes[0]
+	if m.lacks(datagrams) {
+		return
+	}
+	w := newWorld(t, "tcp", []row{{name: "web", endpoints: "here there"}})
+	o := w.services[0]
+	udp := *o
+	udp.name, udp.protocol = "web-udp", corev1.ProtocolUDP
+	udp.vips = []string{"10.96.0.99", "fd00:96::99"}
+	udp.target = 9000
+	for _, h := range []*netns.Host{w.Pods[0], w.Remote[0]} {
+		h.WitnessUDP(t, udp.target)
+	}
+	p := w.proxy(t)
+	p.put(&udp)
+	p.start(slices.Concat(m.flags, decisionFlags())...)
+	for _, kind := range kinds {
+		if m.lacks(kind) || kind == proxiedIP || kind == loopbackPort || kind == clusterIP {
+			continue
+		}
+		for _, to := range o.at(kind) {
+			for _, c := range w.clients {
+				for network, port := range map[string]uint16{"tcp": o.target, "udp": udp.target} {
+					_, got := c.visit(network, to, w.nodeAddrs, startTimeout)
+					if server, _, _ := strings.Cut(got, " "); !strings.HasPrefix(server, "pod-") || !strings.HasSuffix(server, fmt.Sprintf(":%d", port)) {
+						t.Errorf("%s to %s %s by %s: %s, want port %d", c.name, kind, to, network, got, port)
+					}
+				}
+			}
+		}
+	}
+	p.stop()
+}
