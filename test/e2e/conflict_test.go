@@ -41,7 +41,7 @@ func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
 		for _, o := range w.services {
 			for _, kind := range kinds {
 				for _, to := range o.at(kind) {
-					if kind == proxiedIP || to.Addr().IsLoopback() {
+					if m.lacks(kind) || kind == proxiedIP || to.Addr().IsLoopback() {
 						continue
 					}
 					for _, c := range w.clients {

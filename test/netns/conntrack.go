@@ -12,7 +12,7 @@ import (
 
 // Numbers from linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_common.h.
 const (
-	newConntrack = 1<<8 | 0 // NFNL_SUBSYS_CTNETLINK, IPCTNL_MSG_CT_NEW
+	newConntrack = 1 << 8 // NFNL_SUBSYS_CTNETLINK, and IPCTNL_MSG_CT_NEW, which is 0
 
 	tupleOrig, tupleReply, ctStatus, ctTimeout = 1, 2, 3, 7
 	tupleIP, tupleProto                        = 1, 2
