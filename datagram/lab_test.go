@@ -163,7 +163,7 @@ func (n *node) apply(c service.Change) {
 					plan.Refuse[d] = struct{}{}
 					continue
 				}
-				target, err := n.server.Lane(port, service.FamilyOf(d.Addr))
+				target, err := n.server.Lane(port.Name, service.FamilyOf(d.Addr))
 				if err != nil {
 					return err
 				}

@@ -28,7 +28,6 @@ func (p *place) isBound() bool { return p.bound.Addr.IsValid() }
 type lane struct {
 	address netip.AddrPort
 	shards  []*shard
-	round   uint64 // of the last Apply that needed it
 }
 
 // openLane makes the sockets of a lane, on an address of which the port may be

@@ -16,7 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Server serves UDP. Apply, Lane, Bind, Prune and Stop are called from one
+// Server serves UDP. Apply, Lane, Bind, Unbind, Prune and Stop are called from one
 // goroutine; Stats may be called from any.
 type Server struct {
 	options Options
@@ -29,6 +29,7 @@ type Server struct {
 	// What follows is the configuring goroutine's.
 	services map[service.PortName]*portService
 	lanes    map[place]*lane
+	lanesOf  [2]int // those that are not bound to a destination, by service.Family
 	round    uint64 // of Apply
 	said     map[string]struct{}
 }
@@ -59,8 +60,8 @@ func New(o Options) *Server {
 }
 
 // Apply puts a policy in force for new sessions, and cuts those whose endpoint
-// serves no more or whose service went. Sockets are another matter: Lane and Bind
-// name those that are needed from now on, and then Prune closes the others.
+// serves no more or whose service went. Lanes of services that went stay open
+// until Prune.
 func (s *Server) Apply(table *policy.Table) {
 	snap := table.Snapshot()
 	next := &state{table: table, services: make([]*portService, len(snap.Ports))}
@@ -149,9 +150,9 @@ func (s *Server) once(object, problem string) {
 }
 
 // Lane gives what the datagrams to a service port are to be steered to.
-func (s *Server) Lane(port *service.Port, f service.Family) (redirect.Target, error) {
-	at := place{name: port.Name, family: f}
-	if s.lanes[at] == nil && len(s.lanes) >= 2*s.options.MaxLanes {
+func (s *Server) Lane(name service.PortName, f service.Family) (redirect.Target, error) {
+	at := place{name: name, family: f}
+	if s.lanes[at] == nil && s.lanesOf[f] >= s.options.MaxLanes {
 		s.once("UDP lanes", fmt.Sprintf("more than %d UDP service ports: the others share a socket, and with it its queue", s.options.MaxLanes))
 		at = place{family: f}
 	}
@@ -159,41 +160,56 @@ func (s *Server) Lane(port *service.Port, f service.Family) (redirect.Target, er
 	if f == service.IPv6 {
 		addr = redirect.ListenIPv6
 	}
-	l, err := s.open(at, netip.AddrPortFrom(addr, 0))
-	if err != nil {
-		return redirect.Target{}, fmt.Errorf("UDP lane of %s: %w", port.Name, err)
+	l := s.lanes[at]
+	if l == nil {
+		var err error
+		if l, err = openLane(netip.AddrPortFrom(addr, 0), false, s.workers); err != nil {
+			return redirect.Target{}, fmt.Errorf("UDP lane: %w", err)
+		}
+		s.add(at, l)
 	}
 	return redirect.Target{Port: l.address.Port(), FD: l.shards[0].fd}, nil
 }
 
 // Bind has datagrams received that are sent to a destination, by sockets bound
-// to it: a node port, or any destination where steering binds each. The error
-// wraps EADDRINUSE if another program has the port.
+// to it: a node port, or any destination where steering binds each. It does nothing
+// if it is bound already. The error wraps EADDRINUSE if another program has the
+// port.
 func (s *Server) Bind(d service.Destination) error {
-	_, err := s.open(place{bound: d}, netip.AddrPortFrom(d.Addr, d.Port))
-	return err
-}
-
-// open gives the lane at a place.
-func (s *Server) open(at place, addr netip.AddrPort) (*lane, error) {
-	l := s.lanes[at]
-	if l == nil {
-		var err error
-		if l, err = openLane(addr, at.isBound(), s.workers); err != nil {
-			return nil, err
-		}
-		s.lanes[at] = l
-		s.stats.sockets.Add(int64(len(l.shards)))
+	at := place{bound: d}
+	if s.lanes[at] != nil {
+		return nil
 	}
-	l.round = s.round
-	return l, nil
+	l, err := openLane(netip.AddrPortFrom(d.Addr, d.Port), true, s.workers)
+	if err != nil {
+		return err
+	}
+	s.add(at, l)
+	return nil
 }
 
-// Prune closes the sockets that neither Lane nor Bind named since the last
-// Apply. Steering should not lead to them any more.
+// Unbind undoes Bind. Sessions whose answers left from there end.
+func (s *Server) Unbind(d service.Destination) {
+	at := place{bound: d}
+	if l := s.lanes[at]; l != nil {
+		s.closeLane(at, l)
+	}
+}
+
+// add takes note of a lane that was opened.
+func (s *Server) add(at place, l *lane) {
+	s.lanes[at] = l
+	if !at.isBound() {
+		s.lanesOf[at.family]++
+	}
+	s.stats.sockets.Add(int64(len(l.shards)))
+}
+
+// Prune closes the lanes of services that went. Steering should not lead to
+// them any more.
 func (s *Server) Prune() {
 	for at, l := range s.lanes {
-		if l.round != s.round {
+		if at.name != (service.PortName{}) && s.services[at.name] == nil {
 			s.closeLane(at, l)
 		}
 	}
@@ -201,6 +217,9 @@ func (s *Server) Prune() {
 
 func (s *Server) closeLane(at place, l *lane) {
 	delete(s.lanes, at)
+	if !at.isBound() {
+		s.lanesOf[at.family]--
+	}
 	s.stats.sockets.Add(-int64(len(l.shards)))
 	for _, sh := range l.shards {
 		if !sh.worker.loop.Post(sh.close) {

@@ -432,8 +432,7 @@ func TestBoundDestination(t *testing.T) {
 	if err := lab.Node.Do(func() error { return n.server.Bind(taken) }); !InUse(err) {
 		t.Errorf("bind to a port in use: %v", err)
 	}
-	// A destination that is not named again is closed, and refuses.
-	n.apply(service.Change{})
+	n.server.Unbind(d)
 	c := client(t, lab.Client, to)
 	eventually(t, "a refusal", func() bool {
 		_, err := ask(c, "q", 100*time.Millisecond)

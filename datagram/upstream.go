@@ -1,6 +1,7 @@
 package datagram
 
 import (
+	"math/rand/v2"
 	"net/netip"
 
 	"github.com/sluice-proxy/sluice/internal/poll"
@@ -15,9 +16,8 @@ type upstream struct {
 	reg     poll.Registration
 	fd      int32
 	family  service.Family
-	// transparent sockets were bound to a client's address once.
-	transparent bool
-	noTrain     bool // the kernel does not send trains from it
+	bound   bool // to a client's address: it cannot be used again
+	noTrain bool // the kernel does not send trains from it
 }
 
 // HandleEvents is told that an endpoint sent something, or that it is closed.
@@ -58,23 +58,24 @@ func (p *spares) pop() *upstream {
 	return u
 }
 
-// takeUpstream gives a socket that is connected to nothing.
-func (w *worker) takeUpstream(f service.Family, transparent bool) (*upstream, sys.Errno) {
-	pool := w.sparesOf(f, transparent)
-	if pool.len() > leastSpare {
+// takeUpstream gives a socket that is connected to nothing. fresh says that it
+// must not have been used before.
+func (w *worker) takeUpstream(f service.Family, fresh bool) (*upstream, sys.Errno) {
+	pool := &w.spares[f]
+	if !fresh && pool.len() > leastSpare {
 		return w.reuse(pool), 0
 	}
 	fd, errno := sys.UDPSocket(f == service.IPv6)
 	if errno != 0 {
-		if pool.len() > 0 {
-			return w.reuse(pool), 0
+		if pool.len() == 0 || fresh {
+			return nil, errno
 		}
-		return nil, errno
+		return w.reuse(pool), 0
 	}
 	// Neither is vital.
 	sys.SetCoalesce(fd)
 	sys.SetReceiveBuffer(fd, upstreamBuffer)
-	u := &upstream{fd: int32(fd), family: f, transparent: transparent}
+	u := &upstream{fd: int32(fd), family: f, bound: fresh}
 	var err error
 	if u.reg, err = w.loop.Add(fd, 0, poll.Readable, u); err != nil {
 		sys.Close(fd)
@@ -93,18 +94,11 @@ func (w *worker) reuse(pool *spares) *upstream {
 	return u
 }
 
-func (w *worker) sparesOf(f service.Family, transparent bool) *spares {
-	if transparent {
-		return &w.spares[f][1]
-	}
-	return &w.spares[f][0]
-}
-
 // giveUpstream takes a socket back.
 func (w *worker) giveUpstream(u *upstream) {
 	u.session = nil
-	pool := w.sparesOf(u.family, u.transparent)
-	if pool.len() >= w.maxSpare || sys.DisconnectUDP(int(u.fd)) != 0 {
+	pool := &w.spares[u.family]
+	if u.bound || pool.len() >= w.maxSpare || sys.DisconnectUDP(int(u.fd)) != 0 {
 		w.closeUpstream(u)
 		return
 	}
@@ -127,18 +121,39 @@ func (w *worker) sourceFor(v *policy.Verdict, client, endpoint netip.Addr) polic
 
 // connectTo gives a socket that is connected to an endpoint.
 func (w *worker) connectTo(endpoint netip.AddrPort, client netip.Addr, source policy.Source) (*upstream, sys.Errno) {
-	var from sys.UDPSource
-	if source == policy.SourceClient {
-		r := &w.server.options.Replies
-		from = sys.UDPSource{Addr: client, FirstPort: r.FirstPort, LastPort: r.LastPort}
-	}
 	u, errno := w.takeUpstream(service.FamilyOf(endpoint.Addr()), source == policy.SourceClient)
 	if errno != 0 {
 		return nil, errno
 	}
-	if errno := sys.ConnectUDP(int(u.fd), endpoint, from); errno != 0 {
+	if source == policy.SourceClient {
+		errno = w.connectAs(u, endpoint, client)
+	} else {
+		errno = sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPort{})
+	}
+	if errno != 0 {
 		w.closeUpstream(u)
 		return nil, errno
 	}
 	return u, 0
+}
+
+// portTries is how many ports are tried that may be taken.
+const portTries = 64
+
+// connectAs connects a socket from a client's address. Where answers come back
+// to certain ports only, the port is chosen here: of those that the kernel gives
+// by itself they are none.
+func (w *worker) connectAs(u *upstream, endpoint netip.AddrPort, client netip.Addr) sys.Errno {
+	first, last := w.server.options.Replies.FirstPort, w.server.options.Replies.LastPort
+	if first == 0 {
+		return sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPortFrom(client, 0))
+	}
+	for range portTries {
+		port := first + uint16(rand.UintN(uint(last-first)+1))
+		errno := sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPortFrom(client, port))
+		if errno != sys.EADDRINUSE {
+			return errno
+		}
+	}
+	return sys.EADDRNOTAVAIL
 }

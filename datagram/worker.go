@@ -30,7 +30,7 @@ type worker struct {
 	count    int
 	active   []*share // those with sessions
 	outlets  map[netip.AddrPort]*outlet
-	spares   [2][2]spares // by service.Family; transparent
+	spares   [2]spares // by service.Family
 	held     holder
 	spare    []*session
 
@@ -147,11 +147,8 @@ func (w *worker) stop() {
 		o.close()
 	}
 	for f := range w.spares {
-		for t := range w.spares[f] {
-			p := &w.spares[f][t]
-			for p.len() > 0 {
-				w.closeUpstream(p.pop())
-			}
+		for w.spares[f].len() > 0 {
+			w.closeUpstream(w.spares[f].pop())
 		}
 	}
 	w.loop.Cancel(&w.held.timer)

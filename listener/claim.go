@@ -6,6 +6,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // claim is a socket of ours that is bound to a destination itself: to a node
@@ -59,6 +60,9 @@ func faultOf(err error) fault {
 
 // claim makes the socket of a claim, and has it do at once what it is for.
 func (m *Manager) claim(c *claim) error {
+	if c.outlet.dst.Protocol == service.UDP {
+		return m.claimDatagrams(c)
+	}
 	o := m.config.listenOptions()
 	// The address may be in the making (IPv6 looks whether it is anybody
 	// else's first), or go and come back.
@@ -89,6 +93,9 @@ func (m *Manager) claim(c *claim) error {
 
 // become has a claim's socket do what its outlet says.
 func (m *Manager) become(c *claim) error {
+	if c.outlet.dst.Protocol == service.UDP {
+		return m.becomeDatagrams(c)
+	}
 	s, was, is := c.socket, c.does, c.outlet.action
 	switch is {
 	case policy.Refuse:
@@ -119,6 +126,10 @@ func (m *Manager) become(c *claim) error {
 
 // unclaim closes a claim's socket. Established connections go on (A8.7).
 func (m *Manager) unclaim(c *claim) {
+	if c.outlet.dst.Protocol == service.UDP {
+		m.unclaimDatagrams(c)
+		return
+	}
 	s := c.socket
 	c.socket = nil
 	m.stats.claims.Add(-1)

@@ -14,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/datagram"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
@@ -36,6 +37,7 @@ type Manager struct {
 	bindEach   bool // Traits().BindEach
 	table      *conntrack.Table
 	workers    []*worker
+	datagrams  *datagram.Server
 
 	state atomic.Pointer[state]
 	open  atomic.Int64 // connections, from accept to end
@@ -58,6 +60,9 @@ type Manager struct {
 // Options are what a Manager works with, beside its Config.
 type Options struct {
 	Config
+	// UDP are the limits and times of UDP; what Config says too is taken from
+	// there.
+	UDP datagram.Config
 	// ServiceCIDRs are ranges of cluster IPs beside those that the snapshot
 	// names: every address in them is delivered to this node.
 	ServiceCIDRs []netip.Prefix
@@ -92,6 +97,7 @@ func New(o Options) *Manager {
 	}
 	m.setLimit()
 	m.state.Store(&state{table: policy.Compile(nil, &service.Snapshot{}, policy.Config{})})
+	m.datagrams = newDatagrams(m, &o)
 	for i, l := range o.Loops {
 		m.workers = append(m.workers, newWorker(m, l.Poll, l.Relay, o.Table.Shard(i)))
 	}
@@ -114,6 +120,7 @@ func (m *Manager) Apply(table *policy.Table) error {
 	// Connections are decided by the new policy from here on, also those that
 	// the old steering still lets in.
 	m.state.Store(next)
+	m.datagrams.Apply(table)
 	m.guardLanes(changes)
 	m.settleClaims(changes)
 	for _, ch := range changes {
@@ -126,6 +133,7 @@ func (m *Manager) Apply(table *policy.Table) error {
 	for _, p := range gone {
 		m.release(p)
 	}
+	m.datagrams.Prune()
 	err := errors.Join(failed...)
 	m.incomplete = err != nil
 	return err
@@ -208,7 +216,7 @@ func (m *Manager) syncOutlets(ids []service.PortID, next *state) []change {
 		}
 	}
 	if m.notServed > 0 {
-		m.once("Services", fmt.Errorf("%d cluster IP ports of UDP and SCTP refuse: this version serves TCP", m.notServed))
+		m.once("Services", fmt.Errorf("%d cluster IP ports of SCTP refuse: this version serves TCP and UDP", m.notServed))
 	}
 	return changes
 }
@@ -221,6 +229,12 @@ func (m *Manager) openLanes(changes []change) (failed []error) {
 			continue
 		}
 		var err error
+		if o.dst.Protocol == service.UDP {
+			if err = m.openDatagramLane(o); err != nil {
+				failed = append(failed, err)
+			}
+			continue
+		}
 		if o.lane, err = m.laneFor(m.pools[o.name], service.FamilyOf(o.dst.Addr)); err != nil {
 			failed = append(failed, fmt.Errorf("service %s: %w", o.name, err))
 		}
@@ -332,6 +346,9 @@ func (m *Manager) Stop(ctx context.Context) error {
 		}
 	}
 	m.claims = newClaims()
+	if err := m.datagrams.Stop(ctx); err != nil {
+		return err
+	}
 	var pending sync.WaitGroup
 	for _, w := range m.workers {
 		pending.Add(1)

@@ -20,9 +20,10 @@ type outlet struct {
 	// claimed says that a socket of ours is bound to the destination.
 	// Otherwise a lane's socket accepts for it.
 	claimed bool
-	own     bool   // the address is one of this node's
-	guard   *guard // nil: it answers everybody
-	lane    *lane  // nil if it has none
+	own     bool            // the address is one of this node's
+	guard   *guard          // nil: it answers everybody
+	lane    *lane           // nil if it has none
+	target  redirect.Target // the same for UDP
 }
 
 // guards gives the outlet's guard as a list.
@@ -39,7 +40,7 @@ func (o *outlet) needsLane() bool { return o.action == policy.Accept && !o.claim
 // equal tells whether nothing is to be done to get from one outlet, that is in
 // force, to another.
 func (o *outlet) equal(p *outlet) bool {
-	return o.needsLane() == (o.lane != nil) && o.dst == p.dst && o.name == p.name && o.kind == p.kind && o.action == p.action &&
+	return o.needsLane() == (o.lane != nil || o.target.Port != 0) && o.dst == p.dst && o.name == p.name && o.kind == p.kind && o.action == p.action &&
 		o.claimed == p.claimed && o.own == p.own && (o.guard == nil) == (p.guard == nil) &&
 		(o.guard == nil || slices.Equal(o.guard.allowed, p.guard.allowed))
 }
@@ -69,7 +70,7 @@ func (m *Manager) outlets(table *policy.Table, port *service.Port, host hostAddr
 			continue
 		}
 		o.action = table.Steering(dst)
-		if o.action == policy.Accept {
+		if o.action == policy.Accept && dst.Protocol == service.TCP {
 			if allowed, limited := table.Admission(dst); limited {
 				o.guard = &guard{dst: dst, name: port.Name, allowed: allowed}
 			}
@@ -81,8 +82,8 @@ func (m *Manager) outlets(table *policy.Table, port *service.Port, host hostAddr
 	return list
 }
 
-// serves tells whether connections of a protocol are accepted.
-func serves(p service.Protocol) bool { return p == service.TCP }
+// serves tells whether a protocol is served.
+func serves(p service.Protocol) bool { return p == service.TCP || p == service.UDP }
 
 // change is a destination that is new, gone, or served in another way.
 type change struct {

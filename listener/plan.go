@@ -70,6 +70,8 @@ func (p *planner) place(o *outlet, held bool) {
 	case o.claimed && !held:
 		action = policy.None
 	case o.claimed || action != policy.Accept:
+	case o.target.Port != 0:
+		target = o.target
 	case o.lane == nil:
 		action = policy.None
 	default:
@@ -154,7 +156,7 @@ func (p *planner) settle(host hostAddresses) {
 		a := o.dst.Addr
 		_, cluster := p.clusterUses[a]
 		switch {
-		case o.own || host.has(a) || cluster || p.covers(a) || !serves(o.dst.Protocol):
+		case o.own || host.has(a) || cluster || p.covers(a) || o.dst.Protocol != service.TCP:
 		case o.kind == service.ClusterIP:
 			p.lingeringIPs[a] = struct{}{}
 			p.moved = true

@@ -62,7 +62,7 @@ func (m *Manager) syncPools(ids []service.PortID, prev, next *state) (gone []*po
 		}
 		next.pools[id] = nil
 		port := ports[id]
-		if port == nil || !serves(port.Name.Protocol) {
+		if port == nil || port.Name.Protocol != service.TCP {
 			continue
 		}
 		p := m.pools[port.Name]

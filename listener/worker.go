@@ -100,7 +100,11 @@ func (w *worker) stop() {
 	for s := range w.acceptors {
 		w.leave(s)
 	}
-	w.shard.Each(func(r *conntrack.Record) { r.Owner.(*conn).abort() })
+	w.shard.Each(func(r *conntrack.Record) {
+		if c, is := r.Owner.(*conn); is {
+			c.abort()
+		}
+	})
 	w.loop.Cancel(&w.refreshTimer)
 	w.loop.Cancel(&w.flushTimer)
 	w.shard.Flush()

@@ -114,23 +114,22 @@ func UDPSocket(v6 bool) (int, Errno) {
 	return socket(fam, unix.SOCK_DGRAM, unix.IPPROTO_UDP)
 }
 
-// UDPSource says from where a UDP socket sends. The zero value leaves that to
-// the kernel.
-type UDPSource struct {
-	// Addr need not be an address of this host; that needs CAP_NET_ADMIN.
-	Addr netip.Addr
-	// FirstPort and LastPort are what the socket's own port is chosen from; 0
-	// means any that the system gives by itself.
-	FirstPort, LastPort uint16
-}
-
 // ConnectUDP connects a UDP socket that is not connected. Afterwards it
 // receives from remote only, and is told when nobody listens there
 // (ECONNREFUSED, by the next call on the socket). EADDRNOTAVAIL means that no
 // local port is free.
-func ConnectUDP(fd int, remote netip.AddrPort, from UDPSource) Errno {
-	if from.Addr.IsValid() {
-		if e := bindUDPSource(fd, from); e != 0 {
+//
+// local is where it sends from; the zero value leaves that to the kernel. It need
+// not be an address of this host, which needs CAP_NET_ADMIN; with port 0 the
+// kernel picks one. EADDRINUSE means that the port is another socket's. A socket
+// that was given a local address cannot be connected again.
+func ConnectUDP(fd int, remote, local netip.AddrPort) Errno {
+	if local.Addr().IsValid() {
+		e := setTransparent(fd, local.Addr().Is6())
+		if e == 0 {
+			e = bind(fd, local)
+		}
+		if e != 0 {
 			return e
 		}
 	}
@@ -139,19 +138,6 @@ func ConnectUDP(fd int, remote netip.AddrPort, from UDPSource) Errno {
 		return EADDRNOTAVAIL
 	}
 	return e
-}
-
-func bindUDPSource(fd int, from UDPSource) Errno {
-	if e := setTransparent(fd, from.Addr.Is6()); e != 0 {
-		return e
-	}
-	if from.FirstPort != 0 {
-		v := int(uint32(from.LastPort)<<16 | uint32(from.FirstPort))
-		if e := setInt(fd, unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE, v); e != 0 {
-			return e
-		}
-	}
-	return bind(fd, netip.AddrPortFrom(from.Addr, 0))
 }
 
 // DisconnectUDP takes a socket's peer, and the port that the kernel chose for

@@ -135,7 +135,7 @@ func TestConnectedSocketIsUsedAgain(t *testing.T) {
 		t.Fatal(e)
 	}
 	defer Close(fd)
-	if e := ConnectUDP(fd, closedAddr, UDPSource{}); e != 0 {
+	if e := ConnectUDP(fd, closedAddr, netip.AddrPort{}); e != 0 {
 		t.Fatal(e)
 	}
 	if _, e := Send(fd, []byte("x"), false); e != 0 {
@@ -150,7 +150,7 @@ func TestConnectedSocketIsUsedAgain(t *testing.T) {
 		t.Fatal(e)
 	}
 	Drain(fd)
-	if e := ConnectUDP(fd, addr, UDPSource{}); e != 0 {
+	if e := ConnectUDP(fd, addr, netip.AddrPort{}); e != 0 {
 		t.Fatal(e)
 	}
 	if after, _ := LocalAddr(fd); after == before {
