@@ -53,6 +53,6 @@ To see it work, on any Linux machine and without a cluster:  sluice demo`,
 	root.SetFlagErrorFunc(explainFlagError)
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SuggestionsMinimumDistance = 2
-	root.AddCommand(newRunCommand(), newDemoCommand(), newExplainCommand(), newCleanupCommand(), newVersionCommand())
+	root.AddCommand(newRunCommand(), newDemoCommand(), newExplainCommand(), newDoctorCommand(), newCleanupCommand(), newVersionCommand())
 	return root
 }

@@ -1,0 +1,306 @@
+// Package doctor looks at a machine and says what of it Sluice could use, what
+// is in its way, and what to do about it. It tries things where that changes
+// nothing, and asks the kernel otherwise; it never goes by version numbers.
+//
+//	report := doctor.Examine(doctor.Host(options))
+//	report.WriteText(os.Stdout)
+//	if !report.Works() { ... }
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/choose"
+)
+
+// State is the short answer about a feature.
+type State string
+
+// The states of a feature. What is missing may be no loss; Finding.NeededBy says
+// for what it would be one.
+const (
+	Fine    State = "ok"
+	Missing State = "missing"
+	Warning State = "warning" // there, and not as it should be
+	Unknown State = "unknown" // could not be looked at
+)
+
+// Finding is a row of the report.
+type Finding struct {
+	Feature  string `json:"feature"`
+	State    State  `json:"state"`
+	Found    string `json:"found"`            // in words
+	Probed   string `json:"probed"`           // how it was found out
+	NeededBy string `json:"neededBy"`         // what would want it
+	Remedy   string `json:"remedy,omitempty"` // what to do; empty when it is fine
+}
+
+// Report is everything that was found, in an order that is always the same.
+type Report struct {
+	// Chosen is the way of steering that `--redirect auto` takes; empty if none
+	// works.
+	Chosen   string    `json:"chosen"`
+	Findings []Finding `json:"findings"`
+}
+
+// Works tells whether any way of steering works.
+func (r *Report) Works() bool { return r.Chosen != "" }
+
+// Prober is what an examination asks. Host gives the real one.
+type Prober interface {
+	// Ways are the names of the ways of steering, the best first, and Try tells
+	// what one of them lacks.
+	Ways() []string
+	Try(way string) error
+	// Scratch tells whether network namespaces can be made for trials.
+	Scratch() error
+	// Capabilities are those in effect, a bit for each.
+	Capabilities() (uint64, error)
+	// Transparent, IPv6 and SCTP tell why there are no such sockets.
+	Transparent() error
+	IPv6() error
+	SCTP() error
+	// Sysctl reads one by its path under /proc/sys; os.ErrNotExist if the
+	// kernel does not have it.
+	Sysctl(path string) (string, error)
+	// SourceChecks are the interfaces whose src_valid_mark is set (F10).
+	SourceChecks() ([]string, error)
+	// Files and LockedMemory are limits, now and at most.
+	Files() (now, most uint64, err error)
+	LockedMemory() (now, most uint64, err error)
+	// Leftovers are things of kube-proxy's that are in the kernel.
+	Leftovers() ([]string, error)
+	// Running gives the process that steers here; ok is false if there is none.
+	Running() (pid int, ok bool, err error)
+}
+
+// Examine looks at everything. It takes less than a second.
+func Examine(p Prober) Report {
+	var r Report
+	for _, name := range p.Ways() {
+		f := way(p, name)
+		if f.State == Fine && r.Chosen == "" {
+			r.Chosen = name
+		}
+		r.Findings = append(r.Findings, f)
+	}
+	for _, check := range []func(Prober) []Finding{
+		sockets, capabilities, limits, settings, trials, others,
+	} {
+		r.Findings = append(r.Findings, check(p)...)
+	}
+	return r
+}
+
+// purposes say what each way of steering is good for.
+var purposes = map[string]string{
+	"tproxy/nftables": "--redirect tproxy",
+	"tproxy/iptables": "--redirect tproxy, where there is no nf_tables",
+	"sklookup":        "--redirect sklookup: no netfilter needed",
+	"bind":            "--redirect bind: neither netfilter nor BPF needed",
+}
+
+func way(p Prober, name string) Finding {
+	f := Finding{Feature: name, NeededBy: purposes[name], Probed: "a connection through it, in a network namespace made for that"}
+	if p.Scratch() != nil {
+		f.Probed = "what it is made of, without putting it in force"
+	}
+	return f.judge(p.Try(name))
+}
+
+// judge fills in what an error means for a feature.
+func (f Finding) judge(err error) Finding {
+	if err == nil {
+		f.State, f.Found = Fine, "works"
+		return f
+	}
+	f.State, f.Found = Missing, choose.Brief(err)
+	var missing *redirect.MissingError
+	if errors.As(err, &missing) {
+		f.Remedy = missing.Remedy
+	}
+	return f
+}
+
+func sockets(p Prober) []Finding {
+	transparent := Finding{Feature: "IP_TRANSPARENT", Probed: "made a listening socket with it", NeededBy: "every way of steering"}.
+		judge(p.Transparent())
+	ipv6 := Finding{Feature: "IPv6", Probed: "made a listening socket on ::1", NeededBy: "Services with an IPv6 address"}.
+		judge(p.IPv6())
+	if ipv6.State == Missing {
+		ipv6.Remedy = "nothing, if no Service has an IPv6 address; else sysctl net.ipv6.conf.all.disable_ipv6=0 and lo.disable_ipv6=0"
+	}
+	sctp := Finding{Feature: "SCTP", Probed: "made a socket", NeededBy: "Services of the protocol SCTP"}.judge(p.SCTP())
+	if sctp.State == Missing {
+		sctp.Remedy = "nothing, if no Service uses SCTP; else load the module sctp (CONFIG_IP_SCTP)"
+	}
+	return []Finding{transparent, ipv6, sctp}
+}
+
+// Numbers of capabilities (linux/capability.h).
+const (
+	capNetBindService = 10
+	capNetAdmin       = 12
+	capSysAdmin       = 21
+	capSysResource    = 24
+	capBPF            = 39
+)
+
+func capabilities(p Prober) []Finding {
+	set, err := p.Capabilities()
+	var list []Finding
+	for _, c := range []struct {
+		number       uint
+		name         string
+		need, remedy string
+	}{
+		{capNetAdmin, "CAP_NET_ADMIN", "every way of steering", redirect.RemedyNetAdmin},
+		{capNetBindService, "CAP_NET_BIND_SERVICE", "bind, and addresses of this node, for ports under net.ipv4.ip_unprivileged_port_start", "grant it, or lower that sysctl"},
+		{capBPF, "CAP_BPF", "sklookup", "grant it in the first user namespace, or steer in another way"},
+		{capSysAdmin, "CAP_SYS_ADMIN", "trying ways of steering in a namespace of their own, before one is chosen", "nothing: without it they are looked at in place"},
+		{capSysResource, "CAP_SYS_RESOURCE", "more than 64 pipes of 1 MiB for busy streams, and BPF maps before Linux 5.11", "nothing, or raise fs.pipe-user-pages-soft"},
+	} {
+		f := Finding{Feature: c.name, Probed: "CapEff in /proc/thread-self/status", NeededBy: c.need}
+		has := set&(1<<c.number) != 0
+		if c.number == capBPF {
+			has = has || set&(1<<capSysAdmin) != 0 // it used to be a part of that
+		}
+		switch {
+		case err != nil:
+			f.State, f.Found = Unknown, err.Error()
+		case has:
+			f.State, f.Found = Fine, "yes"
+		default:
+			f.State, f.Found, f.Remedy = Missing, "no", c.remedy
+		}
+		list = append(list, f)
+	}
+	return list
+}
+
+// fewFiles is the limit of open files under which a node is short of them: a
+// connection takes two.
+const fewFiles = 20000
+
+func limits(p Prober) []Finding {
+	files := Finding{Feature: "open files", Probed: "getrlimit", NeededBy: "two for each connection, up to two for each service port"}
+	now, most, err := p.Files()
+	switch {
+	case err != nil:
+		files.State, files.Found = Unknown, err.Error()
+	case most < fewFiles:
+		files.State, files.Found = Warning, fmt.Sprintf("%d, at most %d", now, most)
+		files.Remedy = "raise it if there are many connections: ulimit -Hn, LimitNOFILE= of systemd"
+	default:
+		files.State, files.Found = Fine, fmt.Sprintf("%d, at most %d", now, most)
+	}
+	memory := Finding{Feature: "locked memory", Probed: "getrlimit", NeededBy: "sklookup before Linux 5.11"}
+	now, most, err = p.LockedMemory()
+	if err != nil {
+		memory.State, memory.Found = Unknown, err.Error()
+	} else {
+		memory.State, memory.Found = Fine, bytesText(now)+", at most "+bytesText(most)
+	}
+	return []Finding{files, memory}
+}
+
+func bytesText(n uint64) string {
+	const unlimited = ^uint64(0)
+	switch {
+	case n == unlimited:
+		return "unlimited"
+	case n >= 1<<20:
+		return fmt.Sprintf("%d MiB", n>>20)
+	}
+	return fmt.Sprintf("%d KiB", n>>10)
+}
+
+// setting is a sysctl with what its values mean.
+type setting struct {
+	path, feature, need string
+	// bad are values with which something does not work, and what to do.
+	bad map[string]string
+	// absent says what it means that the kernel does not have it.
+	absent string
+}
+
+var theSettings = []setting{
+	{"net/ipv4/ip_forward", "net.ipv4.ip_forward", "pods of this node that reach others",
+		map[string]string{"0": "set it to 1 if this node has pods; Sluice itself does not need it"}, ""},
+	{"net/ipv6/conf/all/forwarding", "net.ipv6.conf.all.forwarding", "the same, for IPv6",
+		map[string]string{"0": "set it to 1 if this node has pods with IPv6; Sluice itself does not need it"}, "no IPv6"},
+	{"net/ipv4/conf/all/rp_filter", "net.ipv4.conf.all.rp_filter", "clients whose way here is not the way back",
+		map[string]string{"1": "set it to 2 if the way back to clients leads by another interface than their packets come in by"}, ""},
+	{"net/bridge/bridge-nf-call-iptables", "net.bridge.bridge-nf-call-iptables", "pods that share a bridge: netfilter sees what they send each other",
+		map[string]string{"0": "nothing for most networks; with pods on one bridge, an endpoint's answer to a client's own address may go past this node: set --reply-ports off there"},
+		"no br_netfilter"},
+	{"net/ipv4/ip_local_port_range", "net.ipv4.ip_local_port_range", "connections to endpoints; --reply-ports lies outside of it", nil, ""},
+}
+
+func settings(p Prober) []Finding {
+	var list []Finding
+	for _, s := range theSettings {
+		f := Finding{Feature: s.feature, State: Fine, Probed: "read", NeededBy: s.need}
+		value, err := p.Sysctl(s.path)
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+			f.Found = "is not there"
+			if s.absent != "" {
+				f.Found += ": " + s.absent
+			}
+		case err != nil:
+			f.State, f.Found = Unknown, err.Error()
+		default:
+			f.Found = strings.Join(strings.Fields(value), " ")
+			if remedy, bad := s.bad[f.Found]; bad {
+				f.State, f.Remedy = Warning, remedy
+			}
+		}
+		list = append(list, f)
+	}
+	marked := Finding{Feature: "net.ipv4.conf.*.src_valid_mark", State: Fine, Found: "0", Probed: "read",
+		NeededBy: "tproxy: it makes the kernel take answers to clients' own addresses for forged ones"}
+	switch interfaces, err := p.SourceChecks(); {
+	case err != nil:
+		marked.State, marked.Found = Unknown, err.Error()
+	case len(interfaces) > 0:
+		marked.State, marked.Found = Warning, "1 on "+strings.Join(interfaces, ", ")
+		marked.Remedy = "nothing: Sluice then narrows its rule to --reply-ports; VPN tools such as wg-quick set it"
+	}
+	return append(list, marked)
+}
+
+func trials(p Prober) []Finding {
+	f := Finding{Feature: "network namespaces for trials", Probed: "made one", NeededBy: "trying a way of steering before it is chosen"}.
+		judge(p.Scratch())
+	if f.State == Missing {
+		f.Remedy = "nothing: ways of steering are looked at in place; CAP_SYS_ADMIN would allow it"
+	}
+	return []Finding{f}
+}
+
+func others(p Prober) []Finding {
+	left := Finding{Feature: "leftovers of kube-proxy", State: Fine, Found: "none", Probed: "nftables, iptables and interfaces listed",
+		NeededBy: "nobody: they take packets before Sluice gets them"}
+	switch found, err := p.Leftovers(); {
+	case len(found) > 0:
+		left.State, left.Found = Warning, strings.Join(found, ", ")
+		left.Remedy = "stop kube-proxy, then sluice cleanup --kube-proxy"
+	case err != nil:
+		left.State, left.Found = Unknown, err.Error()
+	}
+	running := Finding{Feature: "running sluice", State: Fine, Found: "none", Probed: "asked for its lock", NeededBy: "at most one in a network namespace"}
+	switch pid, ok, err := p.Running(); {
+	case err != nil:
+		running.State, running.Found = Unknown, err.Error()
+	case ok && pid != 0:
+		running.Found = fmt.Sprintf("process %d", pid)
+	case ok:
+		running.Found = "in another PID namespace"
+	}
+	return []Finding{left, running}
+}

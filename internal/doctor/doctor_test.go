@@ -1,0 +1,191 @@
+package doctor
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+
+// fake is a machine that a test describes: everything that it does not mention
+// is fine.
+type fake struct {
+	ways                 map[string]error
+	scratch, transparent error
+	ipv6, sctp           error
+	capabilities         uint64
+	sysctls              map[string]string
+	checks               []string
+	files                uint64
+	leftovers            []string
+	pid                  int
+	running              bool
+	unreadable           error
+}
+
+func healthy() *fake {
+	return &fake{
+		capabilities: ^uint64(0), files: 1 << 20,
+		sysctls: map[string]string{
+			"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1", "net/ipv4/conf/all/rp_filter": "0",
+			"net/ipv4/ip_local_port_range": "32768\t60999", "net/bridge/bridge-nf-call-iptables": "1",
+		},
+	}
+}
+
+func (f *fake) Ways() []string                { return []string{"tproxy/nftables", "sklookup", "bind"} }
+func (f *fake) Try(way string) error          { return f.ways[way] }
+func (f *fake) Scratch() error                { return f.scratch }
+func (f *fake) Capabilities() (uint64, error) { return f.capabilities, f.unreadable }
+func (f *fake) Transparent() error            { return f.transparent }
+func (f *fake) IPv6() error                   { return f.ipv6 }
+func (f *fake) SCTP() error                   { return f.sctp }
+func (f *fake) SourceChecks() ([]string, error) {
+	return f.checks, f.unreadable
+}
+func (f *fake) Files() (uint64, uint64, error)        { return f.files, f.files, f.unreadable }
+func (f *fake) LockedMemory() (uint64, uint64, error) { return 8 << 20, ^uint64(0), f.unreadable }
+func (f *fake) Leftovers() ([]string, error)          { return f.leftovers, f.unreadable }
+func (f *fake) Running() (int, bool, error)           { return f.pid, f.running, f.unreadable }
+func (f *fake) Sysctl(path string) (string, error) {
+	if f.unreadable != nil {
+		return "", f.unreadable
+	}
+	value, ok := f.sysctls[path]
+	if !ok {
+		return "", fs.ErrNotExist
+	}
+	return value, nil
+}
+
+// Each thing that can be wrong is told in its row, with what to do.
+func TestWhatIsWrongIsTold(t *testing.T) {
+	noTables := &redirect.MissingError{Mode: "steering by nftables", Feature: "nf_tables", Remedy: "load it", Err: syscall.EOPNOTSUPP}
+	for _, c := range []struct {
+		name    string
+		change  func(*fake)
+		feature string
+		state   State
+		found   string
+		remedy  string
+		chosen  string
+	}{
+		{"nothing", func(*fake) {}, "tproxy/nftables", Fine, "works", "", "tproxy/nftables"},
+		{"no nf_tables", func(f *fake) { f.ways = map[string]error{"tproxy/nftables": noTables} }, "tproxy/nftables", Missing, "nf_tables is missing", "load it", "sklookup"},
+		{"no way", func(f *fake) {
+			f.ways = map[string]error{"tproxy/nftables": noTables, "sklookup": syscall.EPERM, "bind": syscall.EPERM}
+		}, "bind", Missing, "operation not permitted", "", ""},
+		{"no namespaces", func(f *fake) { f.scratch = syscall.EPERM }, "network namespaces for trials", Missing, "operation not permitted", "in place", "tproxy/nftables"},
+		{"no IPv6", func(f *fake) { f.ipv6 = syscall.EAFNOSUPPORT }, "IPv6", Missing, "address family", "disable_ipv6", "tproxy/nftables"},
+		{"no SCTP", func(f *fake) { f.sctp = syscall.EPROTONOSUPPORT }, "SCTP", Missing, "protocol not supported", "module sctp", "tproxy/nftables"},
+		{"no CAP_BPF", func(f *fake) { f.capabilities &^= 1<<capBPF | 1<<capSysAdmin }, "CAP_BPF", Missing, "no", "grant it", "tproxy/nftables"},
+		{"CAP_SYS_ADMIN stands for CAP_BPF", func(f *fake) { f.capabilities &^= 1 << capBPF }, "CAP_BPF", Fine, "yes", "", "tproxy/nftables"},
+		{"no CAP_NET_BIND_SERVICE", func(f *fake) { f.capabilities &^= 1 << capNetBindService }, "CAP_NET_BIND_SERVICE", Missing, "no", "lower that sysctl", "tproxy/nftables"},
+		{"few files", func(f *fake) { f.files = 1024 }, "open files", Warning, "1024, at most 1024", "ulimit", "tproxy/nftables"},
+		{"no forwarding", func(f *fake) { f.sysctls["net/ipv4/ip_forward"] = "0" }, "net.ipv4.ip_forward", Warning, "0", "set it to 1", "tproxy/nftables"},
+		{"strict source check", func(f *fake) { f.sysctls["net/ipv4/conf/all/rp_filter"] = "1" }, "net.ipv4.conf.all.rp_filter", Warning, "1", "set it to 2", "tproxy/nftables"},
+		{"no br_netfilter", func(f *fake) { delete(f.sysctls, "net/bridge/bridge-nf-call-iptables") }, "net.bridge.bridge-nf-call-iptables", Fine, "is not there: no br_netfilter", "", "tproxy/nftables"},
+		{"bridges past netfilter", func(f *fake) { f.sysctls["net/bridge/bridge-nf-call-iptables"] = "0" }, "net.bridge.bridge-nf-call-iptables", Warning, "0", "--reply-ports off", "tproxy/nftables"},
+		{"VPN", func(f *fake) { f.checks = []string{"all", "wg0"} }, "net.ipv4.conf.*.src_valid_mark", Warning, "1 on all, wg0", "narrows", "tproxy/nftables"},
+		{"port range", func(*fake) {}, "net.ipv4.ip_local_port_range", Fine, "32768 60999", "", "tproxy/nftables"},
+		{"kube-proxy was here", func(f *fake) { f.leftovers = []string{"the interface kube-ipvs0"} }, "leftovers of kube-proxy", Warning, "kube-ipvs0", "cleanup --kube-proxy", "tproxy/nftables"},
+		{"a proxy runs", func(f *fake) { f.pid, f.running = 83, true }, "running sluice", Fine, "process 83", "", "tproxy/nftables"},
+		{"unreadable", func(f *fake) { f.unreadable = errors.New("no proc") }, "open files", Unknown, "no proc", "", "tproxy/nftables"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := healthy()
+			c.change(f)
+			r := Examine(f)
+			if r.Chosen != c.chosen || r.Works() != (c.chosen != "") {
+				t.Errorf("chosen: %q, want %q", r.Chosen, c.chosen)
+			}
+			i := slices.IndexFunc(r.Findings, func(f Finding) bool { return f.Feature == c.feature })
+			if i < 0 {
+				t.Fatalf("no row %q", c.feature)
+			}
+			got := r.Findings[i]
+			if got.State != c.state || !strings.Contains(got.Found, c.found) || (got.Remedy == "") != (c.remedy == "") || !strings.Contains(got.Remedy, c.remedy) {
+				t.Errorf("got %+v", got)
+			}
+			if got.Probed == "" || got.NeededBy == "" {
+				t.Errorf("row without a reason: %+v", got)
+			}
+		})
+	}
+}
+
+// Whatever is wrong, each feature has one row, and a healthy machine has
+// nothing to do.
+func TestRowsAreAlwaysTheSame(t *testing.T) {
+	features := func(f *fake) (names []string) {
+		for _, row := range Examine(f).Findings {
+			names = append(names, row.Feature)
+		}
+		return names
+	}
+	well := features(healthy())
+	if n := len(slices.Compact(slices.Sorted(slices.Values(well)))); n != len(well) {
+		t.Errorf("%d rows about %d features", len(well), n)
+	}
+	ill := features(&fake{unreadable: syscall.EPERM, scratch: syscall.EPERM, transparent: syscall.EPERM})
+	if !slices.Equal(well, ill) {
+		t.Errorf("rows of an ill machine: %q\nof a healthy one: %q", ill, well)
+	}
+	r := Examine(healthy())
+	for _, f := range r.Findings {
+		if f.State != Fine || f.Remedy != "" {
+			t.Errorf("a healthy machine: %+v", f)
+		}
+	}
+}
+
+func TestForms(t *testing.T) {
+	f := healthy()
+	f.sctp = syscall.EPROTONOSUPPORT
+	r := Examine(f)
+	var text strings.Builder
+	if err := r.WriteText(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"STATE ", "ok       tproxy/nftables ", "missing  SCTP ", "\nWhat to do:\n  SCTP: ", "\nsluice run steers by tproxy/nftables here.\n"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("no %q in:\n%s", want, text.String())
+		}
+	}
+	var encoded strings.Builder
+	if err := r.WriteJSON(&encoded); err != nil {
+		t.Fatal(err)
+	}
+	var back Report
+	if err := json.Unmarshal([]byte(encoded.String()), &back); err != nil || back.Chosen != r.Chosen || !slices.Equal(back.Findings, r.Findings) {
+		t.Errorf("%v: %+v, want %+v", err, back, r)
+	}
+	if strings.Contains(text.String(), "\t") {
+		t.Error("tabs in the text")
+	}
+}
+
+func TestParseCapabilities(t *testing.T) {
+	for _, c := range []struct {
+		status string
+		want   uint64
+		fails  bool
+	}{
+		{"Name:\tx\nCapEff:\t0000000000001400\nCapBnd:\tffff\n", 1<<capNetAdmin | 1<<capNetBindService, false},
+		{"Name:\tx\n", 0, true},
+		{"CapEff:\tnonsense\n", 0, true},
+	} {
+		if got, err := parseCapabilities(c.status); got != c.want || (err != nil) != c.fails {
+			t.Errorf("%q: %#x, %v", c.status, got, err)
+		}
+	}
+}

@@ -1,0 +1,91 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/choose"
+	"github.com/sluice-proxy/sluice/redirect/route"
+)
+
+// host asks the machine, in the network namespace that the process is in.
+type host struct {
+	options choose.Options
+	scratch error
+}
+
+// Host gives a Prober of the machine, for a proxy with these options, whatever
+// mode they name.
+func Host(o choose.Options) Prober { return &host{options: o, scratch: choose.Scratch()} }
+
+func (h *host) Ways() []string       { return choose.Names() }
+func (h *host) Try(way string) error { return choose.Try(way, h.options) }
+func (h *host) Scratch() error       { return h.scratch }
+
+func (h *host) Capabilities() (uint64, error) {
+	status, err := os.ReadFile("/proc/thread-self/status")
+	if err != nil {
+		return 0, err
+	}
+	return parseCapabilities(string(status))
+}
+
+func parseCapabilities(status string) (uint64, error) {
+	for line := range strings.Lines(status) {
+		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			return strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
+		}
+	}
+	return 0, errors.New("no CapEff in /proc/thread-self/status")
+}
+
+func (h *host) Transparent() error {
+	err := listen(redirect.ListenIPv4, sys.ListenOptions{Transparent: true})
+	if errors.Is(err, os.ErrPermission) {
+		return &redirect.MissingError{Mode: "listening", Feature: redirect.FeatureNetAdmin, Remedy: redirect.RemedyNetAdmin, Err: err}
+	}
+	return err
+}
+
+func (h *host) IPv6() error { return listen(redirect.ListenIPv6, sys.ListenOptions{}) }
+func (h *host) SCTP() error { return sys.TrySCTP() }
+
+func listen(at netip.Addr, o sys.ListenOptions) error {
+	fd, err := sys.ListenTCP(netip.AddrPortFrom(at, 0), o)
+	if err == nil {
+		sys.Close(fd)
+	}
+	return err
+}
+
+func (h *host) Sysctl(path string) (string, error) {
+	value, err := os.ReadFile(filepath.Join("/proc/sys", path))
+	return strings.TrimSpace(string(value)), err
+}
+
+func (h *host) SourceChecks() ([]string, error)       { return route.SourceChecks(0) }
+func (h *host) Files() (uint64, uint64, error)        { return sys.FileLimit() }
+func (h *host) LockedMemory() (uint64, uint64, error) { return sys.LockedMemoryLimit() }
+func (h *host) Leftovers() ([]string, error)          { return leftovers() }
+
+func (h *host) Running() (pid int, ok bool, err error) {
+	lock, err := redirect.AcquireLock(h.options.Table)
+	var locked *redirect.LockedError
+	switch {
+	case errors.As(err, &locked):
+		return locked.PID, true, nil
+	case err != nil:
+		return 0, false, err
+	}
+	if err := lock.Release(); err != nil {
+		return 0, false, fmt.Errorf("release the lock: %w", err)
+	}
+	return 0, false, nil
+}

@@ -1,0 +1,109 @@
+package doctor
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/nftables"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/choose"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// On the machine of the tests every way of steering works, and looking changes
+// nothing.
+func TestHost(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	lab.Settle(t)
+	before := lab.Node.Dump(t)
+	var r Report
+	if err := lab.Node.Do(func() error {
+		r = Examine(Host(choose.Options{Table: "sluice"}))
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if r.Chosen == "" {
+		t.Error("no way of steering works")
+	}
+	for _, f := range r.Findings {
+		t.Logf("%+v", f)
+		if f.State == Unknown {
+			t.Errorf("%s: %s", f.Feature, f.Found)
+		}
+	}
+	if after := lab.Node.Dump(t); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+}
+
+// What kube-proxy leaves is found, and what the kubelet makes is not taken for
+// it.
+func TestLeftoversAreFound(t *testing.T) {
+	node := netns.New(t, "node")
+	look := func() (found []string) {
+		t.Helper()
+		if err := node.Do(func() (err error) {
+			found, err = leftovers()
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	conn, err := nftables.New(nftables.WithNetNSFd(node.FD()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	chains := func(family nftables.TableFamily, table string, names ...string) {
+		t.Helper()
+		made := conn.AddTable(&nftables.Table{Name: table, Family: family})
+		for _, name := range names {
+			conn.AddChain(&nftables.Chain{Table: made, Name: name})
+		}
+		if err := conn.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	chains(nftables.TableFamilyIPv4, "nat", "DOCKER", "KUBE-KUBELET-CANARY")
+	if found := look(); len(found) != 0 {
+		t.Errorf("found %q where nothing is", found)
+	}
+	chains(nftables.TableFamilyIPv4, "nat", "KUBE-SERVICES", "KUBE-SVC-ERIFXISQEP7F7OF4")
+	chains(nftables.TableFamilyIPv6, "kube-proxy", "services", "firewall")
+	netns.Wire(t, node, kubeProxyDummy, nil, netns.New(t, "peer"), "eth0", nil)
+	want := []string{"the nftables table kube-proxy", "2 iptables-nft chains KUBE-…", "the interface kube-ipvs0"}
+	if found := look(); !slices.Equal(found, want) {
+		t.Errorf("found %q, want %q", found, want)
+	}
+}
+
+func TestCountChains(t *testing.T) {
+	rules := "*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n:KUBE-FIREWALL - [0:0]\n:KUBE-POSTROUTING - [0:0]\n-A PREROUTING -j KUBE-SERVICES\nCOMMIT\n"
+	if n := countChains(rules); n != 2 {
+		t.Errorf("%d chains, want 2", n)
+	}
+}
+
+// A proxy that runs is seen by its lock.
+func TestRunning(t *testing.T) {
+	node := netns.New(t, "node")
+	if err := node.Do(func() error {
+		h := &host{options: choose.Options{Table: "doctor-test"}}
+		if pid, ok, err := h.Running(); ok || err != nil {
+			t.Errorf("nobody runs: %d, %v, %v", pid, ok, err)
+		}
+		lock, err := redirect.AcquireLock("doctor-test")
+		if err != nil {
+			return err
+		}
+		defer lock.Release()
+		if pid, ok, err := h.Running(); pid == 0 || !ok || err != nil {
+			t.Errorf("one runs: %d, %v, %v", pid, ok, err)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}

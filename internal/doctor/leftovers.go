@@ -1,0 +1,129 @@
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+)
+
+// What kube-proxy makes.
+const (
+	kubeProxyTable  = "kube-proxy" // of its nftables mode, in the families ip and ip6
+	kubeProxyChains = "KUBE-"      // of its iptables and IPVS modes
+	kubeProxyDummy  = "kube-ipvs0" // the interface of its IPVS mode
+)
+
+// kubeletChains are the kubelet's own, on every node.
+var kubeletChains = []string{"KUBE-KUBELET-CANARY", "KUBE-FIREWALL", "KUBE-MARK-DROP"}
+
+// leftovers names what is there of kube-proxy's. What could not be looked at is
+// in the error.
+func leftovers() ([]string, error) {
+	var found []string
+	var errs []error
+	for _, look := range []func() ([]string, error){inNFTables, inLegacyIPTables, inInterfaces} {
+		some, err := look()
+		found = append(found, some...)
+		errs = append(errs, err)
+	}
+	return found, errors.Join(errs...)
+}
+
+// inNFTables looks at all tables; those of iptables-nft are among them.
+func inNFTables() ([]string, error) {
+	conn, err := nftables.New()
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	chains, err := conn.ListChains()
+	switch {
+	case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.EPROTONOSUPPORT), errors.Is(err, syscall.EINVAL):
+		return nil, nil // no nf_tables, and so nothing in them
+	case err != nil:
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	var found []string
+	count := 0
+	for _, c := range chains {
+		switch {
+		case c.Table.Name == kubeProxyTable:
+			found = append(found, "the nftables table "+kubeProxyTable)
+		case isKubeProxyChain(c.Name):
+			count++
+		}
+	}
+	found = slices.Compact(found)
+	if count > 0 {
+		found = append(found, fmt.Sprintf("%d iptables-nft chains %s…", count, kubeProxyChains))
+	}
+	return found, nil
+}
+
+func isKubeProxyChain(name string) bool {
+	return strings.HasPrefix(name, kubeProxyChains) && !slices.Contains(kubeletChains, name)
+}
+
+// legacyPatience bounds a call of iptables-legacy-save, which waits for others.
+const legacyPatience = 2 * time.Second
+
+// inLegacyIPTables looks at the tables of iptables-legacy, if there are any: the
+// kernel lists their names, and the program what is in them.
+func inLegacyIPTables() ([]string, error) {
+	var found []string
+	var errs []error
+	for _, f := range []struct{ names, program string }{
+		{"/proc/net/ip_tables_names", "iptables-legacy-save"},
+		{"/proc/net/ip6_tables_names", "ip6tables-legacy-save"},
+	} {
+		names, err := os.ReadFile(f.names)
+		if err != nil || len(bytes.TrimSpace(names)) == 0 {
+			continue // no such module, or no table
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), legacyPatience)
+		rules, err := exec.CommandContext(ctx, f.program).Output()
+		cancel()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", f.program, err))
+			continue
+		}
+		if n := countChains(string(rules)); n > 0 {
+			found = append(found, fmt.Sprintf("%d chains %s… of %s", n, kubeProxyChains, strings.TrimSuffix(f.program, "-save")))
+		}
+	}
+	return found, errors.Join(errs...)
+}
+
+// countChains counts kube-proxy's in the output of iptables-save, where a chain
+// is a line such as ":KUBE-SERVICES - [0:0]".
+func countChains(rules string) (n int) {
+	for line := range strings.Lines(rules) {
+		name, isChain := strings.CutPrefix(line, ":")
+		name, _, _ = strings.Cut(name, " ")
+		if isChain && isKubeProxyChain(name) {
+			n++
+		}
+	}
+	return n
+}
+
+func inInterfaces() ([]string, error) {
+	_, err := netlink.LinkByName(kubeProxyDummy)
+	var none netlink.LinkNotFoundError
+	switch {
+	case errors.As(err, &none):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("interface %s: %w", kubeProxyDummy, err)
+	}
+	return []string{"the interface " + kubeProxyDummy}, nil
+}

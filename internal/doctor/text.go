@@ -1,0 +1,47 @@
+package doctor
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+)
+
+// WriteText writes the report for people: a row for each feature, and under it
+// what to do if something is not as it should be.
+func (r *Report) WriteText(w io.Writer) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "STATE\tFEATURE\tFOUND\tPROBED BY\tNEEDED BY")
+	for _, f := range r.Findings {
+		fmt.Fprintln(table, strings.Join([]string{string(f.State), f.Feature, f.Found, f.Probed, f.NeededBy}, "\t"))
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	first := true
+	for _, f := range r.Findings {
+		if f.Remedy == "" {
+			continue
+		}
+		if first {
+			fmt.Fprintln(w, "\nWhat to do:")
+			first = false
+		}
+		fmt.Fprintf(w, "  %s: %s\n", f.Feature, f.Remedy)
+	}
+	verdict := "\nNo way of steering works here."
+	if r.Works() {
+		verdict = "\nsluice run steers by " + r.Chosen + " here."
+	}
+	_, err := fmt.Fprintln(w, verdict)
+	return err
+}
+
+// WriteJSON writes the report for programs.
+func (r *Report) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(r)
+}
