@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/bind"
+	"github.com/sluice-proxy/sluice/redirect/iptables"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/redirect/sklookup"
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
@@ -33,12 +34,13 @@ const (
 	Bind     = "bind"
 
 	NFTables = "nftables"
+	IPTables = "iptables"
 )
 
 // Modes and Backends are what Options may say.
 var (
 	Modes    = []string{Auto, TProxy, SkLookup, Bind}
-	Backends = []string{Auto, NFTables}
+	Backends = []string{Auto, NFTables, IPTables}
 )
 
 // Options say what to choose from, and what the ways of steering are to make.
@@ -74,6 +76,10 @@ func (o *Options) unmarkedPorts() [2]uint16 {
 	return o.ReplyPorts
 }
 
+func (o *Options) iptables() iptables.Options {
+	return iptables.Options{Name: o.Table, Route: o.Routes, ReplyPorts: o.ReplyPorts, NoReplies: o.NoReplies}
+}
+
 // way is one way of steering.
 type way struct {
 	name          string
@@ -85,6 +91,9 @@ type way struct {
 var ways = []way{
 	{"tproxy/nftables", TProxy, NFTables, func(o Options) (redirect.Redirector, error) {
 		return opened(tproxy.New(tproxy.Options{Table: o.Table, NodeIPs: o.Routes.NodeIPs, NetNS: o.Routes.NetNS}))
+	}},
+	{iptables.Name, TProxy, IPTables, func(o Options) (redirect.Redirector, error) {
+		return opened(iptables.New(o.iptables()))
 	}},
 	{sklookup.Name, SkLookup, "", func(o Options) (redirect.Redirector, error) {
 		return opened(sklookup.New(sklookup.Options{Routes: o.Routes, ReplyPorts: o.unmarkedPorts()}))
@@ -217,5 +226,6 @@ func Cleanup(o Options) (removed []string, err error) {
 	} else {
 		err = errors.Join(err, routeErr)
 	}
-	return removed, err
+	rules, rulesErr := iptables.Cleanup(o.iptables())
+	return append(removed, rules...), errors.Join(err, rulesErr)
 }

@@ -23,6 +23,7 @@ func (fake) Close() error { return nil }
 // reason.
 func TestBestThatWorksIsChosen(t *testing.T) {
 	missing := &redirect.MissingError{Mode: "steering by nftables", Feature: "nf_tables", Remedy: "load it", Err: syscall.EOPNOTSUPP}
+	noIPTables := &redirect.MissingError{Mode: "steering by iptables", Feature: "ip_tables", Remedy: "load it", Err: syscall.EPROTONOSUPPORT}
 	noBPF := &redirect.MissingError{Mode: "steering by sk_lookup", Feature: "CAP_BPF", Remedy: "grant it", Err: syscall.EPERM}
 	for _, c := range []struct {
 		name, mode, backend string
@@ -30,11 +31,13 @@ func TestBestThatWorksIsChosen(t *testing.T) {
 		want                string
 	}{
 		{"all work", "", "", nil, "steering by tproxy/nftables"},
-		{"no netfilter", Auto, Auto, map[string]error{"tproxy/nftables": missing}, "steering by sklookup; not tproxy/nftables (nf_tables is missing)"},
-		{"no netfilter, no BPF", Auto, Auto, map[string]error{"tproxy/nftables": missing, "sklookup": noBPF},
-			"steering by bind; not tproxy/nftables (nf_tables is missing), not sklookup (CAP_BPF is missing)"},
+		{"no nf_tables", Auto, Auto, map[string]error{"tproxy/nftables": missing}, "steering by tproxy/iptables; not tproxy/nftables (nf_tables is missing)"},
+		{"no netfilter", Auto, Auto, map[string]error{"tproxy/nftables": missing, "tproxy/iptables": noIPTables},
+			"steering by sklookup; not tproxy/nftables (nf_tables is missing), not tproxy/iptables (ip_tables is missing)"},
+		{"no netfilter, no BPF", Auto, Auto, map[string]error{"tproxy/nftables": missing, "tproxy/iptables": noIPTables, "sklookup": noBPF},
+			"steering by bind; not tproxy/nftables (nf_tables is missing), not tproxy/iptables (ip_tables is missing), not sklookup (CAP_BPF is missing)"},
 		{"asked for", Bind, "", map[string]error{"bind": errors.New("never asked")}, "steering by bind, as asked for"},
-		{"nothing works", Auto, "", map[string]error{"tproxy/nftables": missing, "sklookup": noBPF, "bind": syscall.EPERM}, "no way of steering works here"},
+		{"nothing works", Auto, "", map[string]error{"tproxy/nftables": missing, "tproxy/iptables": noIPTables, "sklookup": noBPF, "bind": syscall.EPERM}, "no way of steering works here"},
 		{"no such mode", "telepathy", "", nil, `no way of steering is called "telepathy"`},
 		{"no such backend", TProxy, "telepathy", nil, `with the backend "telepathy"`},
 	} {

@@ -44,7 +44,8 @@ import (
 // value has the defaults.
 type Options struct {
 	// Name begins the names of all chains (in capitals) and ipsets; "sluice"
-	// if empty, at most 12 letters, digits and underscores.
+	// if empty, at most 12 letters, digits and underscores. A hyphen counts as
+	// an underscore: it separates names from what follows.
 	Name string
 	// Route are the addresses, marks and tables of routing, and the network
 	// namespace to work in.
@@ -52,6 +53,9 @@ type Options struct {
 	// Variant is the kind of iptables programs to use; if empty, the first of
 	// those that the node has that works, the default of the node first.
 	Variant Variant
+	// ReplyPorts, first and last, are the local ports of sockets that are bound
+	// to clients' addresses; zero means any.
+	ReplyPorts [2]uint16
 	// NoReplies leaves out what brings answers to clients' own addresses back:
 	// no socket is bound to them.
 	NoReplies bool
@@ -73,6 +77,7 @@ func (o Options) withDefaults() Options {
 	if o.Name == "" {
 		o.Name = DefaultName
 	}
+	o.Name = strings.ReplaceAll(o.Name, "-", "_")
 	return o
 }
 
@@ -154,7 +159,7 @@ func newRedirector(opts Options, t *tools, router *route.Router) *Redirector {
 func (r *Redirector) Traits() redirect.Traits {
 	t := redirect.Traits{
 		Name:    Name + "-" + string(r.opts.Variant),
-		Replies: redirect.Replies{Diverted: !r.opts.NoReplies},
+		Replies: redirect.Replies{Diverted: !r.opts.NoReplies, FirstPort: r.opts.ReplyPorts[0], LastPort: r.opts.ReplyPorts[1]},
 	}
 	if r.sets != nil {
 		t.MaxLanes = maxLanes
