@@ -100,7 +100,6 @@ func (w *worker) admit(fd int, client, vip netip.AddrPort) bool {
 		Port:     verdict.Port,
 		Protocol: service.TCP,
 		Kind:     verdict.Kind,
-		Source:   conntrack.SourceNode,
 		Counters: p.counters,
 		Owner:    c,
 	}
@@ -127,7 +126,7 @@ func (w *worker) admit(fd int, client, vip netip.AddrPort) bool {
 	}
 	dialing := p.dialing.Add(1)
 	c.dialing = true
-	c.dial(&verdict)
+	c.dial(st, &verdict)
 	return dialing < int64(w.manager.config.MaxServiceDialing)
 }
 

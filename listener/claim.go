@@ -67,7 +67,7 @@ func (m *Manager) claim(c *claim) error {
 	// The address may be in the making (IPv6 looks whether it is anybody
 	// else's first), or go and come back.
 	o.FreeBind = true
-	o.Transparent = m.bindEach && !c.outlet.own
+	o.Transparent = m.traits.BindEach && !c.outlet.own
 	if c.outlet.guard != nil || c.outlet.action != policy.Accept {
 		o.Filter = nobody
 	}

@@ -36,7 +36,7 @@ const ownTroublePause = 25 * time.Millisecond
 
 // dial begins the next attempt, on the endpoint that the balancer proposes. It
 // goes on to the one after that if the attempt fails at once.
-func (c *conn) dial(v *policy.Verdict) {
+func (c *conn) dial(st *state, v *policy.Verdict) {
 	w := c.worker
 	client := c.record.Client.Addr()
 	for {
@@ -48,7 +48,7 @@ func (c *conn) dial(v *policy.Verdict) {
 		}
 		ep := &v.Candidates[i]
 		c.record.BeginAttempt(ep, now)
-		fd, errno := w.connect(ep.Addr)
+		fd, errno := c.connect(st, v, ep.Addr)
 		if errno == 0 || errno == sys.EINPROGRESS {
 			// The handshake with an endpoint on this node is over by now.
 			errno = w.relay.Probe(&c.link, c.client, fd)
@@ -131,7 +131,7 @@ func (c *conn) retry() {
 		c.fail(conntrack.ConnectFailed)
 		return
 	}
-	c.dial(&v)
+	c.dial(st, &v)
 }
 
 // connected hands the connection to the relay.

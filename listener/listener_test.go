@@ -79,15 +79,17 @@ func (n *node) ends() map[conntrack.End]int {
 // spy is a Redirector that remembers the plan.
 type spy struct {
 	redirect.Redirector
-	plan   redirect.Plan
-	traits *redirect.Traits // in place of the Redirector's
+	plan redirect.Plan
+	// mute has no answers come back to clients' addresses.
+	mute bool
 }
 
 func (s *spy) Traits() redirect.Traits {
-	if s.traits != nil {
-		return *s.traits
+	t := s.Redirector.Traits()
+	if s.mute {
+		t.Replies = redirect.Replies{}
 	}
-	return s.Redirector.Traits()
+	return t
 }
 
 func (s *spy) Apply(p redirect.Plan) error {

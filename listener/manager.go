@@ -34,7 +34,7 @@ type Manager struct {
 	config     Config
 	log        zerolog.Logger
 	redirector redirect.Redirector
-	bindEach   bool // Traits().BindEach
+	traits     redirect.Traits
 	table      *conntrack.Table
 	workers    []*worker
 	datagrams  *datagram.Server
@@ -83,7 +83,7 @@ func New(o Options) *Manager {
 		config:        o.Config,
 		log:           o.Logger,
 		redirector:    o.Redirector,
-		bindEach:      o.Redirector.Traits().BindEach,
+		traits:        o.Redirector.Traits(),
 		table:         o.Table,
 		serviceCIDRs:  o.ServiceCIDRs,
 		hostAddresses: o.HostAddresses,
@@ -92,7 +92,7 @@ func New(o Options) *Manager {
 		planner:       newPlanner(),
 		said:          make(map[string]struct{}),
 	}
-	if most := o.Redirector.Traits().MaxLanes; most > 0 {
+	if most := m.traits.MaxLanes; most > 0 {
 		m.config.MaxLanes = min(m.config.MaxLanes, most)
 	}
 	m.setLimit()
@@ -109,6 +109,7 @@ func New(o Options) *Manager {
 // tries again. A port that another program holds is no error: the log and the
 // Stats tell of it.
 func (m *Manager) Apply(table *policy.Table) error {
+	m.tellSources()
 	prev := m.state.Load()
 	next := &state{table: table, host: m.host(prev.host)}
 	ids := m.changed(prev, next)

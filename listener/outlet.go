@@ -62,7 +62,7 @@ func (m *Manager) outlets(table *policy.Table, port *service.Port, host hostAddr
 			m.warn(port, fmt.Errorf("%s %s: %w: not served", kind, dst.Addr, redirect.CheckAddr(dst.Addr)))
 			continue
 		}
-		o.claimed = o.own || m.bindEach
+		o.claimed = o.own || m.traits.BindEach
 		if !serves(dst.Protocol) {
 			if kind == service.ClusterIP {
 				list = append(list, o) // the address is ours all the same

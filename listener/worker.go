@@ -1,12 +1,10 @@
 package listener
 
 import (
-	"net/netip"
 	"time"
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
-	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/relay"
 )
 
@@ -43,17 +41,18 @@ func newWorker(m *Manager, loop *poll.Loop, r *relay.Worker, shard *conntrack.Sh
 	shard.OnPending(func() {
 		loop.Schedule(&w.flushTimer, loop.Now()+int64(flushDelay), (*flusher)(w))
 	})
-	w.post(func() { (*refresher)(w).HandleTimer(nil) })
+	replies := m.traits.Replies
+	w.post(func() {
+		if replies.LastPort != 0 {
+			r.UseReplyPorts(replies.FirstPort, replies.LastPort)
+		}
+		(*refresher)(w).HandleTimer(nil)
+	})
 	return w
 }
 
 // post runs f on the worker's loop.
 func (w *worker) post(f func()) bool { return w.loop.Post(f) }
-
-// connect begins to connect to an endpoint.
-func (w *worker) connect(endpoint netip.AddrPort) (int, sys.Errno) {
-	return w.relay.Connect(endpoint, netip.AddrPort{}, sys.ConnectOptions{Congestion: w.manager.config.Congestion})
-}
 
 // newConn gives a fresh connection.
 func (w *worker) newConn() *conn {

@@ -118,27 +118,43 @@ func (w *Worker) Connect(endpoint, local netip.AddrPort, o sys.ConnectOptions) (
 		return w.connect(endpoint, local, o)
 	}
 	if w.ports.crowded(w.loop.Now()) {
-		if fd, e := w.connectFrom(endpoint, local.Addr(), o, portTries); e != sys.EADDRNOTAVAIL || w.ports.ports.Always {
+		if fd, e := w.connectFrom(&w.ports, endpoint, local.Addr(), o, portTries); e != sys.EADDRNOTAVAIL || w.ports.ports.Always {
 			return fd, e
 		}
 	}
 	fd, e := w.connect(endpoint, local, o)
 	if e == sys.EADDRNOTAVAIL {
-		return w.connectFrom(endpoint, local.Addr(), o, 4*portTries)
+		return w.connectFrom(&w.ports, endpoint, local.Addr(), o, 4*portTries)
 	}
 	return fd, e
 }
 
-// connectFrom tries ports of the worker's own.
-func (w *Worker) connectFrom(endpoint netip.AddrPort, local netip.Addr, o sys.ConnectOptions, tries int) (fd int, e sys.Errno) {
+// UseReplyPorts says which local ports ConnectAs may use, first to last, where
+// not every port will do (F11). It is called before the loop runs or on its
+// goroutine.
+func (w *Worker) UseReplyPorts(first, last uint16) {
+	w.replyPorts = newLocalPorts(Ports{First: first, Last: last, Always: true}, w.number, w.config.Workers)
+}
+
+// ConnectAs is Connect from a client's own address (F7).
+func (w *Worker) ConnectAs(endpoint netip.AddrPort, client netip.Addr, o sys.ConnectOptions) (int, sys.Errno) {
+	o.Transparent = true
+	if w.replyPorts.ports.Last == 0 {
+		return w.Connect(endpoint, netip.AddrPortFrom(client, 0), o)
+	}
+	return w.connectFrom(&w.replyPorts, endpoint, client, o, 4*portTries)
+}
+
+// connectFrom tries ports that are chosen here, not by the kernel.
+func (w *Worker) connectFrom(ports *localPorts, endpoint netip.AddrPort, local netip.Addr, o sys.ConnectOptions, tries int) (fd int, e sys.Errno) {
 	if !local.IsValid() {
 		local = netip.IPv4Unspecified()
 		if !endpoint.Addr().Unmap().Is4() {
 			local = netip.IPv6Unspecified()
 		}
 	}
-	for range min(tries, w.ports.count()) {
-		fd, e = w.connect(endpoint, netip.AddrPortFrom(local, w.ports.choose()), o)
+	for range min(tries, ports.count()) {
+		fd, e = w.connect(endpoint, netip.AddrPortFrom(local, ports.choose()), o)
 		// The port has a connection to this endpoint, or belongs to somebody
 		// who does not share it.
 		if e != sys.EADDRNOTAVAIL && e != sys.EADDRINUSE {
@@ -151,8 +167,8 @@ func (w *Worker) connectFrom(endpoint netip.AddrPort, local netip.Addr, o sys.Co
 }
 
 func (w *Worker) connect(endpoint, local netip.AddrPort, o sys.ConnectOptions) (int, sys.Errno) {
-	// Socket, TCP_NODELAY, SO_OOBINLINE, connect; for a local address SO_REUSEADDR and bind;
-	// IP_TRANSPARENT; IP_BIND_ADDRESS_NO_PORT.
+	// Socket, TCP_NODELAY, SO_OOBINLINE, connect; for a local address bind, and
+	// SO_REUSEADDR or IP_BIND_ADDRESS_NO_PORT; IP_TRANSPARENT.
 	calls := uint64(4)
 	if o.Congestion != "" {
 		calls++
@@ -160,9 +176,6 @@ func (w *Worker) connect(endpoint, local netip.AddrPort, o sys.ConnectOptions) (
 	if local.Addr().IsValid() {
 		calls += 2
 		if o.Transparent {
-			calls++
-		}
-		if local.Port() == 0 {
 			calls++
 		}
 	}

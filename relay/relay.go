@@ -181,9 +181,12 @@ type Worker struct {
 	pipes  pipePool
 	turns  turnQueue
 	ports  localPorts
-	stats  Stats
-	public publicStats
-	rounds uint
+	number int // among the workers, from 0
+	// replyPorts are for clients' addresses, where not every port will do.
+	replyPorts localPorts
+	stats      Stats
+	public     publicStats
+	rounds     uint
 }
 
 // loop is what a worker needs of a poll.Loop.
@@ -213,8 +216,9 @@ func (r *Relay) newWorker(l loop) *Worker {
 		kernel: r.kernel,
 		loop:   l,
 		buffer: make([]byte, bufferSize),
-		ports:  newLocalPorts(r.config.Ports, int(r.workers.Add(1)-1)%r.config.Workers, r.config.Workers),
+		number: int(r.workers.Add(1)-1) % r.config.Workers,
 	}
+	w.ports = newLocalPorts(r.config.Ports, w.number, r.config.Workers)
 	l.AtTick(w.tick)
 	l.AtWait(w.publish)
 	return w

@@ -1,0 +1,49 @@
+package listener
+
+import (
+	"errors"
+	"net/netip"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/policy"
+)
+
+// connect begins to connect to an endpoint, from the client's own address where
+// the verdict wants it (A3.8, A3.9) and the answers come back (F7, F11). The
+// record says which it is.
+//
+// An attempt that finds no port free at the client's address fails as our own
+// trouble and is repeated; it does not fall back to the node's address: who
+// may come in at the endpoint, and what it writes down, hangs on the address.
+func (c *conn) connect(st *state, v *policy.Verdict, endpoint netip.AddrPort) (int, sys.Errno) {
+	w := c.worker
+	o := sys.ConnectOptions{Congestion: w.manager.config.Congestion}
+	client := c.record.Client.Addr()
+	if v.SourceFor(client, endpoint.Addr()) != policy.SourceClient || !w.manager.keeps(st, client, endpoint.Addr()) {
+		c.record.Source = conntrack.SourceNode
+		return w.relay.Connect(endpoint, netip.AddrPort{}, o)
+	}
+	c.record.Source = conntrack.SourceClient
+	if st.host.has(client) {
+		// Its answers come to this node by themselves.
+		return w.relay.Connect(endpoint, netip.AddrPortFrom(client, 0), o)
+	}
+	return w.relay.ConnectAs(endpoint, client, o)
+}
+
+// keeps tells whether an endpoint can be shown a client's address. The answers
+// of one that has an address of this node would go past us, as they come from no
+// interface; a link-local address says nothing without its interface.
+func (m *Manager) keeps(st *state, client, endpoint netip.Addr) bool {
+	return m.traits.Replies.Diverted && !st.host.has(endpoint) && !client.IsLinkLocalUnicast()
+}
+
+// tellSources says once that endpoints will not see clients' addresses.
+func (m *Manager) tellSources() {
+	if m.traits.Replies.Diverted {
+		return
+	}
+	m.once("clients' addresses", errors.New("this way of steering ("+m.traits.Name+
+		") brings no answers back to clients' addresses: endpoints see the node's, also where Kubernetes lets them see the client's (source=node in the access log)"))
+}
