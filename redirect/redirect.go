@@ -130,6 +130,14 @@ type Redirector interface {
 	Close() error
 }
 
+// Notifier is a Redirector that notices by itself when somebody changes what
+// it put into the kernel.
+type Notifier interface {
+	// Changed gives a value when Verify should be called at once: some times a
+	// second at most, also for changes of our own.
+	Changed() <-chan struct{}
+}
+
 // Validate tells what is wrong with a plan, or nil.
 func (p *Plan) Validate() error {
 	c := Diff(&Plan{}, p)

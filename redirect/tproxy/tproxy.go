@@ -43,6 +43,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/redirect/watch"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -113,6 +114,7 @@ type Redirector struct {
 	opts   Options
 	filter *filter
 	router *route.Router
+	watch  *watch.Watcher  // has a guard of its own
 	traits redirect.Traits // never changes
 	strict bool            // sources are looked up with marks; see route.SourceChecks
 	closed bool
@@ -123,7 +125,10 @@ type Redirector struct {
 	routed  bool          // the routes are, too
 }
 
-var _ redirect.Redirector = (*Redirector)(nil)
+var (
+	_ redirect.Redirector = (*Redirector)(nil)
+	_ redirect.Notifier   = (*Redirector)(nil)
+)
 
 // ErrClosed is the error of using a Redirector after Close.
 var ErrClosed = errors.New("tproxy: closed")
@@ -144,26 +149,50 @@ func New(opts Options) (*Redirector, error) {
 		f.close()
 		return nil, err
 	}
-	rt, err := route.Open(opts.routing())
-	if err != nil {
-		f.close()
+	r := &Redirector{opts: opts, filter: f}
+	if err := r.open(); err != nil {
+		r.release()
 		return nil, err
+	}
+	return r, nil
+}
+
+// open opens what is beside the table.
+func (r *Redirector) open() (err error) {
+	opts := r.opts
+	if r.router, err = route.Open(opts.routing()); err != nil {
+		return err
 	}
 	checks, err := route.SourceChecks(opts.NetNS)
 	if err != nil {
-		rt.Close()
-		f.close()
-		return nil, err
+		return err
 	}
-	r := &Redirector{opts: opts, filter: f, router: rt, strict: len(checks) > 0}
+	r.strict = len(checks) > 0
+	if r.watch, err = watch.Open(watch.Options{Tables: []string{opts.Table}, NetNS: opts.NetNS}); err != nil {
+		return err
+	}
 	r.traits = redirect.Traits{Name: "tproxy/nftables"}
-	if err := rt.Check(route.State{MarkReplies: true}); err != nil {
+	if err := r.router.Check(route.State{MarkReplies: true}); err != nil {
 		r.traits.Replies.Why = err.Error()
 	} else {
 		r.traits.Replies = redirect.Replies{Diverted: true, FirstPort: opts.ReplyPorts[0], LastPort: opts.ReplyPorts[1]}
 	}
-	return r, nil
+	return nil
 }
+
+// release gives the sockets back.
+func (r *Redirector) release() {
+	if r.watch != nil {
+		r.watch.Close()
+	}
+	if r.router != nil {
+		r.router.Close()
+	}
+	r.filter.close()
+}
+
+// Changed tells when Verify should be called; see [redirect.Notifier].
+func (r *Redirector) Changed() <-chan struct{} { return r.watch.Changed() }
 
 // Traits tell that one listener serves many destinations, and that answers to
 // clients' own addresses come back.
@@ -320,8 +349,7 @@ func (r *Redirector) Close() error {
 		_, err = r.filter.remove()
 		errs = append(errs, err)
 	}
-	r.router.Close()
-	r.filter.close()
+	r.release()
 	return errors.Join(errs...)
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -306,4 +307,108 @@ func withoutNetAdmin(ns *netns.Namespace, f func() error) error {
 		err := f()
 		return errors.Join(err, unix.Capset(&header, &all[0]))
 	})
+}
+
+// Promise 6: whatever of ours somebody flushes is noticed and back within a
+// second, once, and established connections live through it: to cluster IPs, to
+// addresses that are not ours, and with a client's own address. (A packet that
+// one of this node's clients sends in that moment to an address that is not ours
+// leaves the node; whether its owner answers with a reset is up to him.)
+func TestFlushIsNoticed(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	elsewhere(t, lab, "192.0.2.10")
+	lab.Backends[0].EchoTCP(t, 8080)
+	f := newFront(t, lab.Node, "front")
+	web, out := tcp("10.96.0.10:80"), tcp("192.0.2.10:80")
+	r := newRedirector(t, lab.Node, Options{})
+	apply(t, r, planOf(steerTo(f, web, out), onForeign(out)))
+	want, err := Dump(r.opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	upstream, err := dialAs(lab.Node, "tcp", netip.AddrPortFrom(lab.Client.IPv4, 10001), "10.2.1.2:8080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := open{upstream, "client", tcp("10.2.1.2:8080")}
+	kept.greeted(t)
+	conns := []open{kept, connect(t, lab.Client, web), connect(t, lab.Node, web), connect(t, lab.Client, out)}
+	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nl := lab.Node.Netlink()
+	flushTable := func(table int) func() error {
+		return func() error {
+			for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+				list, err := nl.RouteListFiltered(family, &netlink.Route{Table: table, Protocol: route.Protocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+				if err != nil && !errors.Is(err, syscall.ENOENT) {
+					return err
+				}
+				for _, k := range list {
+					if err := nl.RouteDel(&k); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		}
+	}
+	for _, c := range []struct {
+		name string
+		do   func() error
+	}{
+		{"nft flush ruleset", func() error { conn.FlushRuleset(); return conn.Flush() }},
+		{"ip rule flush", func() error {
+			for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+				rules, err := nl.RuleList(family)
+				if err != nil {
+					return err
+				}
+				for _, k := range rules {
+					if k.Priority != 0 && k.Priority < 32766 { // ip leaves those, too
+						if err := nl.RuleDel(&k); err != nil {
+							return err
+						}
+					}
+				}
+			}
+			return nil
+		}},
+		{"ip route flush table 8376", flushTable(8376)},
+		{"ip route flush table 8377", flushTable(8377)},
+		{"ip route flush table local proto 83", flushTable(syscall.RT_TABLE_LOCAL)},
+	} {
+		for len(r.Changed()) > 0 {
+			<-r.Changed()
+		}
+		if err := c.do(); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		repairs, begin := 0, time.Now()
+		for repairs == 0 {
+			select {
+			case <-r.Changed():
+			case <-time.After(5 * time.Second):
+				t.Fatalf("%s: not noticed", c.name)
+			}
+			repaired, err := r.Verify()
+			if err != nil {
+				t.Fatalf("%s: %v", c.name, err)
+			}
+			if repaired {
+				repairs++
+			}
+		}
+		t.Logf("%s: repaired after %v", c.name, time.Since(begin))
+		if repaired, err := r.Verify(); repaired || err != nil {
+			t.Errorf("%s: repaired again: %v, %v", c.name, repaired, err)
+		}
+		if got, err := Dump(r.opts); err != nil || got != want {
+			t.Errorf("%s: %v: after the repair:\n%s\nwant:\n%s", c.name, err, got, want)
+		}
+		for _, o := range conns {
+			o.works(t, c.name)
+		}
+	}
 }

@@ -1,0 +1,254 @@
+// Package watch notices when somebody takes away or changes what steering made
+// in the kernel, by the kernel's own notifications, so that it can be put back
+// at once.
+//
+//	w, err := watch.Open(watch.Options{Tables: []string{"sluice"}})
+//	for range w.Changed() { redirector.Verify() }
+//	w.Close()
+//
+// It looks at nftables tables by name, at routes and policy routing rules with
+// our protocol number, and at the node's addresses, which routes name as their
+// source. What others do to theirs is passed over here; our own changes are
+// not, as a look after one of them costs next to nothing. What the kernel does
+// not tell (iptables-legacy, routes that go with an interface) is for the look
+// that is taken every few seconds anyway.
+package watch
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/mdlayher/netlink"
+
+	"github.com/sluice-proxy/sluice/redirect/route"
+)
+
+// Options say what to watch. The zero value is routes and rules alone.
+type Options struct {
+	// Tables are the names of nftables tables, of whatever family. Without any,
+	// nftables are not watched, and the kernel need not have them.
+	Tables []string
+	// NetNS is a descriptor of the network namespace to watch; 0 is the one
+	// that Open is called in.
+	NetNS int
+}
+
+// Watcher tells of changes. Its methods are safe for concurrent use.
+type Watcher struct {
+	tables  []string
+	conns   []*netlink.Conn
+	noticed chan time.Duration // what to wait before the next is told
+	changed chan struct{}
+	closed  chan struct{}
+	running sync.WaitGroup
+	close   sync.Once
+}
+
+const (
+	// settle is how long a change is given to be followed by others: a flush of
+	// many routes is many changes.
+	settle = 20 * time.Millisecond
+	// pause bounds how often changes are told in the long run, and with it what
+	// somebody can cost who changes our tables all the time; burst is how many
+	// are told without a pause.
+	pause = 250 * time.Millisecond
+	burst = 4
+	// pauseAfterLoss is the same when notifications were lost, of which there
+	// are only so many where somebody changes a lot of his own.
+	pauseAfterLoss = 5 * time.Second
+
+	receiveBuffer = 1 << 20
+)
+
+// Open begins to watch.
+func Open(o Options) (*Watcher, error) {
+	w := &Watcher{
+		tables:  o.Tables,
+		noticed: make(chan time.Duration, 1),
+		changed: make(chan struct{}, 1),
+		closed:  make(chan struct{}),
+	}
+	err := w.listen(o.NetNS, syscall.NETLINK_ROUTE, routeGroups, routeChanged)
+	if err == nil && len(o.Tables) > 0 {
+		err = w.listen(o.NetNS, syscall.NETLINK_NETFILTER, []uint32{groupNFTables}, w.tableChanged)
+	}
+	if err != nil {
+		w.Close()
+		return nil, err
+	}
+	w.running.Add(1)
+	go w.pace()
+	return w, nil
+}
+
+// Changed gives a value when something of ours may not be as it was. It never
+// blocks whoever made the change, and is never closed.
+func (w *Watcher) Changed() <-chan struct{} { return w.changed }
+
+// Close ends watching. Closing twice is the same as once.
+func (w *Watcher) Close() {
+	w.close.Do(func() {
+		close(w.closed)
+		for _, c := range w.conns {
+			_ = c.Close()
+		}
+	})
+	w.running.Wait()
+}
+
+// listen reads the notifications of some groups.
+func (w *Watcher) listen(netNS, family int, groups []uint32, ours func(netlink.Message) bool) error {
+	conn, err := netlink.Dial(family, &netlink.Config{NetNS: netNS})
+	if err != nil {
+		return fmt.Errorf("watch netlink: %w", err)
+	}
+	w.conns = append(w.conns, conn)
+	_ = conn.SetReadBuffer(receiveBuffer) // with less, more is lost, which shows
+	for _, g := range groups {
+		if err := conn.JoinGroup(g); err != nil {
+			return fmt.Errorf("watch netlink: group %d: %w", g, err)
+		}
+	}
+	w.running.Add(1)
+	go w.receive(conn, ours)
+	return nil
+}
+
+func (w *Watcher) receive(conn *netlink.Conn, ours func(netlink.Message) bool) {
+	defer w.running.Done()
+	for {
+		messages, err := conn.Receive()
+		switch {
+		case errors.Is(err, syscall.ENOBUFS):
+			w.notice(pauseAfterLoss)
+		case err != nil:
+			return // closed
+		case slices.ContainsFunc(messages, ours):
+			w.notice(pause)
+		}
+	}
+}
+
+// notice remembers that there is something to tell.
+func (w *Watcher) notice(then time.Duration) {
+	select {
+	case w.noticed <- then:
+	default: // there is already
+	}
+}
+
+// pace tells of changes, not too often.
+func (w *Watcher) pace() {
+	defer w.running.Done()
+	credit, last := time.Duration(burst)*pause, time.Now()
+	for {
+		var then time.Duration
+		select {
+		case then = <-w.noticed:
+		case <-w.closed:
+			return
+		}
+		if !w.wait(settle) {
+			return
+		}
+		select {
+		case w.changed <- struct{}{}:
+		default:
+		}
+		now := time.Now()
+		credit = min(credit+now.Sub(last), burst*pause) - then
+		last = now
+		if credit < 0 && !w.wait(-credit) {
+			return
+		}
+	}
+}
+
+// wait tells whether to go on after a time.
+func (w *Watcher) wait(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-w.closed:
+		return false
+	}
+}
+
+// Numbers of netlink, from linux/rtnetlink.h, fib_rules.h, nfnetlink.h and
+// nf_tables.h.
+const (
+	newAddr  = 20
+	delAddr  = 21
+	newRoute = 24
+	delRoute = 25
+	delRule  = 33
+
+	replaced = 0x100 // NLM_F_REPLACE: of a route, that it took another's place
+
+	scopeAt    = 3  // in ifaddrmsg
+	protocolAt = 5  // in rtmsg
+	ruleHeader = 12 // size of fib_rule_hdr
+
+	attrRuleProtocol = 21 // FRA_PROTOCOL
+	attrTable        = 1  // NFTA_*_TABLE, the same in each message but one
+
+	groupNFTables  = 7 // NFNLGRP_NFTABLES
+	subsysNFTables = 10
+	newGeneration  = 15 // NFT_MSG_NEWGEN
+)
+
+// routeGroups are RTNLGRP_IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR,
+// IPV6_ROUTE and IPV6_RULE.
+var routeGroups = []uint32{5, 7, 8, 9, 11, 19}
+
+// routeChanged tells whether a route or a rule of ours went, or an address came
+// or went that can be a source.
+func routeChanged(m netlink.Message) bool {
+	switch m.Header.Type {
+	case delRoute:
+		return len(m.Data) > protocolAt && m.Data[protocolAt] == route.Protocol
+	case newRoute:
+		return m.Header.Flags&replaced != 0
+	case delRule:
+		if len(m.Data) < ruleHeader {
+			return false
+		}
+		protocol := attribute(m.Data[ruleHeader:], attrRuleProtocol)
+		return len(protocol) > 0 && protocol[0] == route.Protocol
+	case newAddr, delAddr:
+		return len(m.Data) > scopeAt && m.Data[scopeAt] == syscall.RT_SCOPE_UNIVERSE
+	}
+	return false
+}
+
+// tableChanged tells whether anything was done to a table that is watched.
+func (w *Watcher) tableChanged(m netlink.Message) bool {
+	if m.Header.Type>>8 != subsysNFTables || m.Header.Type&0xff == newGeneration || len(m.Data) < 4 {
+		return false
+	}
+	name := attribute(m.Data[4:], attrTable)
+	return len(name) > 0 && slices.Contains(w.tables, string(name[:len(name)-1]))
+}
+
+// attribute gives the value of the first netlink attribute of a type, or nil.
+func attribute(b []byte, kind uint16) []byte {
+	const header, nested = 4, 0x3fff
+	for len(b) >= header {
+		n := int(binary.NativeEndian.Uint16(b))
+		if n < header || n > len(b) {
+			return nil
+		}
+		if binary.NativeEndian.Uint16(b[2:])&nested == kind {
+			return b[header:n]
+		}
+		b = b[min((n+3)&^3, len(b)):]
+	}
+	return nil
+}
