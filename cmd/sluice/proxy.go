@@ -273,6 +273,10 @@ func (p *proxy) run(ctx context.Context) error {
 	defer p.stop()
 	maintenance := time.NewTimer(p.manager.NextMaintenance())
 	defer maintenance.Stop()
+	var changed <-chan struct{} // never, where nobody tells
+	if n, ok := p.steer.(redirect.Notifier); ok {
+		changed = n.Changed()
+	}
 	for {
 		select {
 		case c := <-changes:
@@ -283,7 +287,10 @@ func (p *proxy) run(ctx context.Context) error {
 			maintenance.Reset(p.manager.NextMaintenance())
 		case <-maintenance.C:
 			p.maintain()
-			maintenance.Reset(p.manager.NextMaintenance())
+			maintenance.Reset(p.nextMaintenance())
+		case <-changed:
+			p.maintain()
+			maintenance.Reset(p.nextMaintenance())
 		case <-hangups:
 			p.reopenAccessLog()
 		case err := <-failed:
@@ -380,7 +387,7 @@ func (p *proxy) maintain() {
 		p.notInForce(err)
 		return
 	}
-	if !complete {
+	if !complete || p.trouble != "" {
 		p.inForce()
 	}
 	if repaired {
@@ -388,6 +395,17 @@ func (p *proxy) maintain() {
 		p.log.Warn().Msg("somebody had changed our part of the kernel's tables; it is restored")
 	}
 }
+
+// nextMaintenance is sooner while something is not in force.
+func (p *proxy) nextMaintenance() time.Duration {
+	if p.trouble != "" {
+		return min(retryTrouble, p.manager.NextMaintenance())
+	}
+	return p.manager.NextMaintenance()
+}
+
+// retryTrouble is how soon a repair that did not succeed is tried again.
+const retryTrouble = 500 * time.Millisecond
 
 func (p *proxy) reopenAccessLog() {
 	if p.accessLog == nil {
