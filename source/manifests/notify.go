@@ -2,6 +2,7 @@ package manifests
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -26,6 +27,19 @@ type fsNotifier struct{ *fsnotify.Watcher }
 
 func (n fsNotifier) events() <-chan fsnotify.Event { return n.Events }
 func (n fsNotifier) errors() <-chan error          { return n.Errors }
+
+// Remove takes the watch of a directory away. fsnotify panics where another
+// watched directory was renamed to the one's name and added under it: its maps
+// then name a watch that it has not any more (1.10.1). It has forgotten the
+// directory by then and let go of its lock, so that there is nothing left to do.
+func (n fsNotifier) Remove(dir string) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("watch of %s: %v", dir, r)
+		}
+	}()
+	return n.Watcher.Remove(dir)
+}
 
 // newNotifier makes a notifier of the system's. The buffer is for bursts; the
 // kernel's own queue is much longer.

@@ -541,3 +541,39 @@ func TestStats(t *testing.T) {
 		t.Error(d)
 	}
 }
+
+// TestRenamedOntoAnother: a directory that takes the name of another while both
+// are watched does not end the program when the name goes. Nobody reads events,
+// so that fsnotify learns of nothing in between.
+func TestRenamedOntoAnother(t *testing.T) {
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := fsNotifier{w}
+	defer n.Close()
+	dir := t.TempDir()
+	one, other := filepath.Join(dir, "one"), filepath.Join(dir, "other")
+	for _, d := range []string{one, other} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Add(d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, do := range []func() error{
+		func() error { return os.WriteFile(filepath.Join(one, "file"), nil, 0o644) }, // an event that waits
+		func() error { return os.Rename(one, filepath.Join(dir, "away")) },
+		func() error { return os.Rename(other, one) },
+		func() error { return n.Add(one) },
+	} {
+		if err := do(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Log(n.Remove(one))
+	if err := n.Add(one); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+}
