@@ -24,7 +24,7 @@ type chunk [chunkSize]compiled
 
 // compiled is what a decision reads of one service port. That of a big cluster
 // is seldom in the processor's cache, so it is two cache lines long, and the
-// first holds all that IPv4 needs.
+// first holds what IPv4 needs.
 type compiled struct {
 	port          *service.Port // nil where the Snapshot has none
 	internalLocal bool

@@ -270,12 +270,14 @@ func (s *spec) parseExternal(svc *corev1.Service) {
 		}
 	}
 	var open [2]bool
+	valid := 0
 	for _, text := range svc.Spec.LoadBalancerSourceRanges {
 		p, ok := parsePrefix(strings.TrimSpace(text)) // A3.10
 		if !ok {
 			s.problemf("loadBalancerSourceRange %q is not a CIDR: left out (A1.7)", text)
 			continue
 		}
+		valid++
 		if p.Bits() == 0 {
 			open[FamilyOf(p.Addr())] = true // A3.10: everybody may
 		}
@@ -287,6 +289,9 @@ func (s *spec) parseExternal(svc *corev1.Service) {
 		if open[i] {
 			s.families[i].sourceRanges = nil
 		}
+	}
+	if valid == 0 && len(svc.Spec.LoadBalancerSourceRanges) > 0 {
+		s.problemf("none of the loadBalancerSourceRanges is a CIDR: everybody may come in (A1.7, A3.10)")
 	}
 }
 

@@ -113,7 +113,7 @@ func (c *checker) check(v metav1.Object, namespaced bool) {
 		c.endpoints(o)
 	case *corev1.Node:
 		for i, cidr := range o.Spec.PodCIDRs {
-			c.cidr(at("spec.podCIDRs[%d]", i), cidr)
+			c.optionalCIDR(at("spec.podCIDRs[%d]", i), cidr)
 		}
 	case *networkingv1.ServiceCIDR:
 		c.serviceCIDR(o)
@@ -201,18 +201,51 @@ func oneOf[T ~string](c *checker, p place, value T, allowed ...T) bool {
 	return false
 }
 
-// cidr checks a range of addresses.
+// cidr checks a range of addresses that the object cannot do without.
 func (c *checker) cidr(p place, cidr string) bool {
-	if _, _, err := netutils.ParseCIDRSloppy(strings.TrimSpace(cidr)); err != nil {
-		c.errorf(p, `%s is not a range of addresses such as "10.0.0.0/8" or "fd00::/48"`, quotedText(cidr))
-		return false
+	wrong := cidrFault(cidr)
+	if wrong != "" {
+		c.errorf(p, "%s", wrong)
 	}
-	return true
+	return wrong == ""
+}
+
+// optionalCIDR checks one range of several: it is left out if it is none, and
+// the others count (A1.7).
+func (c *checker) optionalCIDR(p place, cidr string) {
+	if wrong := cidrFault(cidr); wrong != "" {
+		c.warnf(p, "%s: left out", wrong)
+	}
+}
+
+// cidrFault tells what is wrong with a range of addresses, or "".
+func cidrFault(cidr string) string {
+	if _, _, err := netutils.ParseCIDRSloppy(strings.TrimSpace(cidr)); err != nil {
+		return quotedText(cidr) + ` is not a range of addresses such as "10.0.0.0/8" or "fd00::/48"`
+	}
+	return ""
 }
 
 // ip checks an address that others send to or that answers: nil if it is none.
 func (c *checker) ip(p place, address string) net.IP {
-	ip := netutils.ParseIPSloppy(address)
+	ip, wrong := parseIP(address)
+	if wrong != "" {
+		c.errorf(p, "%s", wrong)
+	}
+	return ip
+}
+
+// optionalIP checks one address of several: it is left out if it is none, and
+// the others count (A1.7).
+func (c *checker) optionalIP(p place, address string) {
+	if _, wrong := parseIP(address); wrong != "" {
+		c.warnf(p, "%s: left out", wrong)
+	}
+}
+
+// parseIP gives an address, or tells what is wrong with it.
+func parseIP(address string) (ip net.IP, wrong string) {
+	ip = netutils.ParseIPSloppy(address)
 	if ip == nil {
 		what := "is not an IP address"
 		if _, err := netip.ParseAddrPort(address); err == nil {
@@ -222,20 +255,17 @@ func (c *checker) ip(p place, address string) net.IP {
 		} else if len(validation.IsDNS1123Subdomain(strings.ToLower(address))) == 0 && strings.ContainsFunc(address, isLetter) {
 			what = "is a name, not an IP address: names are not looked up"
 		}
-		c.errorf(p, "%s %s", quotedText(address), what)
-		return nil
+		return nil, quotedText(address) + " " + what
 	}
 	switch {
 	case ip.IsUnspecified():
-		c.errorf(p, "%s cannot be used: it stands for no address", address)
+		return nil, address + " cannot be used: it stands for no address"
 	case ip.IsMulticast():
-		c.errorf(p, "%s cannot be used: it is a multicast address", address)
+		return nil, address + " cannot be used: it is a multicast address"
 	case ip.IsLinkLocalUnicast():
-		c.errorf(p, "%s cannot be used: it is a link-local address", address)
-	default:
-		return ip
+		return nil, address + " cannot be used: it is a link-local address"
 	}
-	return nil
+	return ip, ""
 }
 
 func isLetter(r rune) bool { return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' }

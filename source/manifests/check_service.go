@@ -80,10 +80,10 @@ func (c *checker) service(s *corev1.Service) {
 	c.servicePorts(spec)
 	c.clusterIPs(spec)
 	for i, a := range spec.ExternalIPs {
-		c.ip(at("spec.externalIPs[%d]", i), a)
+		c.optionalIP(at("spec.externalIPs[%d]", i), a)
 	}
 	for i, r := range spec.LoadBalancerSourceRanges {
-		c.cidr(at("spec.loadBalancerSourceRanges[%d]", i), r)
+		c.optionalCIDR(at("spec.loadBalancerSourceRanges[%d]", i), r)
 	}
 }
 

@@ -86,6 +86,24 @@ func TestLeniency(t *testing.T) {
 	}
 }
 
+// One address of several that is none costs itself alone, and a warning (A1.7).
+func TestBadEntriesAreLeftOut(t *testing.T) {
+	with := func(fields string) string {
+		return strings.Replace(svc("a", "10.96.0.1"), "ports", fields+"\n  ports", 1)
+	}
+	for text, want := range map[string]string{
+		with("externalIPs: [192.0.2.1, 192.0.2.300]"):                            `a.yaml:7: Service default/a: spec.externalIPs[1]: "192.0.2.300" is not an IP address: left out`,
+		with("externalIPs: [web.example.com]"):                                   `a.yaml:7: Service default/a: spec.externalIPs[0]: "web.example.com" is a name, not an IP address: names are not looked up: left out`,
+		with("loadBalancerSourceRanges: [10.0.0.0/33, 10.0.0.0/8]"):              `a.yaml:7: Service default/a: spec.loadBalancerSourceRanges[0]: "10.0.0.0/33" is not a range of addresses such as "10.0.0.0/8" or "fd00::/48": left out`,
+		"apiVersion: v1\nkind: Node\nmetadata: {name: n}\nspec: {podCIDRs: [x]}": `a.yaml:4: Node n: spec.podCIDRs[0]: "x" is not a range of addresses such as "10.0.0.0/8" or "fd00::/48": left out`,
+	} {
+		c, findings := decode("a.yaml", []byte(text))
+		if len(findings) != 1 || !findings[0].warning || findings[0].String() != want || len(c.objects) != 1 {
+			t.Errorf("A1.7: %d objects, got %v\nwant %s", len(c.objects), findings, want)
+		}
+	}
+}
+
 func TestLists(t *testing.T) {
 	service := `{"metadata": {"name": "%s"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}}`
 	for text, want := range map[string]string{
