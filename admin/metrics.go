@@ -36,6 +36,11 @@ const (
 	AffinityPins
 	AffinityEvictedTotal
 	AffinityExpiredTotal
+	UDPSessions
+	UDPUnservedTotal
+	UDPLostTotal
+	UDPResentTotal
+	UDPConflictsTotal
 	RelayPipes
 	RelaySystemCallsTotal
 	ManifestFiles
@@ -71,6 +76,11 @@ var values = [valueCount]struct {
 	AffinityPins:              {prometheus.GaugeValue, "sluice_affinity_pins", "Clients that are remembered for session affinity."},
 	AffinityEvictedTotal:      {prometheus.CounterValue, "sluice_affinity_evicted_total", "Clients that were forgotten before their time because a service port had too many."},
 	AffinityExpiredTotal:      {prometheus.CounterValue, "sluice_affinity_expired_total", "Clients that were forgotten because their affinity timeout was over."},
+	UDPSessions:               {prometheus.GaugeValue, "sluice_udp_sessions", "UDP sessions that are open."},
+	UDPUnservedTotal:          {prometheus.CounterValue, "sluice_udp_datagrams_unserved_total", "UDP datagrams whose client may not come in, or that were sent to no service."},
+	UDPLostTotal:              {prometheus.CounterValue, "sluice_udp_datagrams_lost_total", "UDP datagrams that could not be passed on: no room in the kernel, too large for the way, no socket for the answers."},
+	UDPResentTotal:            {prometheus.CounterValue, "sluice_udp_datagrams_resent_total", "UDP datagrams that were sent again to another endpoint because the first was closed."},
+	UDPConflictsTotal:         {prometheus.CounterValue, "sluice_udp_reply_conflicts_total", "Times that another program had a service's UDP port on all addresses, so that answers leave by a raw socket."},
 	RelayPipes:                {prometheus.GaugeValue, "sluice_relay_pipes", "Pipes that the relay has open."},
 	RelaySystemCallsTotal:     {prometheus.CounterValue, "sluice_relay_system_calls_total", "System calls that the relay made to move bytes."},
 	ManifestFiles:             {prometheus.GaugeValue, "sluice_manifest_files", "Files with a manifest's name in the directory."},

@@ -113,7 +113,7 @@ func (w *worker) closeUpstream(u *upstream) {
 // sourceFor gives whose address an endpoint sees.
 func (w *worker) sourceFor(v *policy.Verdict, client, endpoint netip.Addr) policy.Source {
 	o := &w.server.options
-	if !o.Replies.Diverted || o.OwnAddress(endpoint) {
+	if !o.Replies.Diverted || client.IsLinkLocalUnicast() || o.OwnAddress(endpoint) {
 		return policy.SourceNode
 	}
 	return v.SourceFor(client, endpoint)
@@ -145,7 +145,7 @@ const portTries = 64
 // by itself they are none.
 func (w *worker) connectAs(u *upstream, endpoint netip.AddrPort, client netip.Addr) sys.Errno {
 	first, last := w.server.options.Replies.FirstPort, w.server.options.Replies.LastPort
-	if first == 0 {
+	if first == 0 || w.server.options.OwnAddress(client) {
 		return sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPortFrom(client, 0))
 	}
 	for range portTries {

@@ -13,6 +13,8 @@ type limits struct {
 	listeners          int // listening sockets of lanes
 	claims             int // listening sockets that are bound to addresses of Services and nodes
 	descriptors        int // that connections and claims share
+	sessions           int // of UDP, in all; a descriptor each, and what sessionFiles says
+	serviceSessions    int // of one service port
 }
 
 const (
@@ -24,6 +26,10 @@ const (
 	// leastConnections is how many connections must be possible at least.
 	leastConnections = 16
 )
+
+// sessionFiles gives the descriptors that UDP needs for so many sessions: a
+// quarter more, for sockets that rest, lanes, and those that answers leave from.
+func sessionFiles(sessions int) int { return sessions + sessions/4 }
 
 // limits shares the descriptors out that this process may open, so that
 // connections can never take those that the proxy itself needs, and one service
@@ -43,14 +49,22 @@ func (o *runOptions) shareOut(files int) (limits, error) {
 		serviceConnections: o.maxServiceConnections,
 		listeners:          o.maxListeners,
 		claims:             o.maxClaims,
+		sessions:           o.maxSessions,
+		serviceSessions:    o.maxServiceSessions,
+	}
+	if l.sessions == 0 {
+		l.sessions = files / 5
+	}
+	if l.serviceSessions == 0 {
+		l.serviceSessions = l.sessions
 	}
 	if l.listeners == 0 {
 		l.listeners = min(max(files/32, 2), mostListeners)
 	}
-	l.descriptors = files - ownFiles - 2*o.maxPipes - l.listeners
+	l.descriptors = files - ownFiles - 2*o.maxPipes - l.listeners - sessionFiles(l.sessions)
 	possible := l.descriptors / 2
 	if possible < leastConnections {
-		return limits{}, fmt.Errorf("this process may open %d files, which leaves room for %d connections: raise the limit of open files (ulimit -n), or lower --max-pipes and --max-listeners", files, max(possible, 0))
+		return limits{}, fmt.Errorf("this process may open %d files, which leaves room for %d connections: raise the limit of open files (ulimit -n), or lower --max-pipes, --max-listeners and --max-udp-sessions", files, max(possible, 0))
 	}
 	if l.claims == 0 {
 		l.claims = l.descriptors / 2

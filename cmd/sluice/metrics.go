@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-proxy/sluice/admin"
+	"github.com/sluice-proxy/sluice/datagram"
 	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/listener"
 	"github.com/sluice-proxy/sluice/service"
@@ -13,6 +14,9 @@ import (
 func (p *proxy) registry() *prometheus.Registry {
 	stats := func(pick func(listener.Stats) float64) func() float64 {
 		return func() float64 { return pick(p.manager.Stats()) }
+	}
+	datagrams := func(pick func(datagram.Stats) float64) func() float64 {
+		return func() float64 { return pick(p.manager.Datagrams()) }
 	}
 	sources := admin.Sources{
 		Sync:    p.sync,
@@ -41,6 +45,11 @@ func (p *proxy) registry() *prometheus.Registry {
 			admin.AffinityPins:          stats(func(s listener.Stats) float64 { return float64(s.Pins.Pins) }),
 			admin.AffinityEvictedTotal:  stats(func(s listener.Stats) float64 { return float64(s.Pins.Evicted) }),
 			admin.AffinityExpiredTotal:  stats(func(s listener.Stats) float64 { return float64(s.Pins.Expired) }),
+			admin.UDPSessions:           datagrams(func(s datagram.Stats) float64 { return float64(s.Sessions) }),
+			admin.UDPUnservedTotal:      datagrams(func(s datagram.Stats) float64 { return float64(s.Unserved) }),
+			admin.UDPLostTotal:          datagrams(func(s datagram.Stats) float64 { return float64(s.Lost) }),
+			admin.UDPResentTotal:        datagrams(func(s datagram.Stats) float64 { return float64(s.Resent) }),
+			admin.UDPConflictsTotal:     datagrams(func(s datagram.Stats) float64 { return float64(s.Conflicts) }),
 			admin.RelayPipes:            func() float64 { return float64(p.relay.Pipes()) },
 			admin.RelaySystemCallsTotal: func() float64 { return float64(p.systemCalls()) },
 		},

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-proxy/sluice/admin"
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/datagram"
 	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/internal/poll"
@@ -141,6 +142,7 @@ func (p *proxy) open() error {
 		Int("max_connections_per_service", limits.serviceConnections).
 		Int("max_listeners", limits.listeners).
 		Int("max_claims", limits.claims).
+		Int("max_udp_sessions", limits.sessions).
 		Msg("limits")
 	return nil
 }
@@ -187,6 +189,10 @@ func (p *proxy) makeLoops(limits limits) error {
 	if err != nil {
 		return fmt.Errorf("--balancer: %w", err)
 	}
+	logging, err := datagram.ParseLogging(o.accessLogUDP.value)
+	if err != nil {
+		return fmt.Errorf("--access-log-udp: %w", err)
+	}
 	plan := balancer.DefaultPlan()
 	plan.Timeouts = o.dialTimeouts
 	p.manager = listener.New(listener.Options{
@@ -203,6 +209,13 @@ func (p *proxy) makeLoops(limits limits) error {
 			Algorithm:             algorithm,
 			Plan:                  plan,
 			MaxPins:               o.maxAffinityClients,
+		},
+		UDP: datagram.Config{
+			MaxSessions:        limits.sessions,
+			MaxServiceSessions: limits.serviceSessions,
+			Timeout:            o.udpTimeout,
+			StreamTimeout:      o.udpStreamTimeout,
+			Log:                logging,
 		},
 		ServiceCIDRs:  o.serviceCIDRs,
 		HostAddresses: func() []netip.Addr { return p.host.Load().Addresses },

@@ -36,6 +36,11 @@ type runOptions struct {
 	maxServiceDialing     int
 	maxAffinityClients    int
 
+	maxSessions        int
+	maxServiceSessions int
+	udpTimeout         time.Duration
+	udpStreamTimeout   time.Duration
+
 	balancer          choice
 	dialTimeouts      durations
 	keepAlive         time.Duration
@@ -47,6 +52,7 @@ type runOptions struct {
 
 	accessLog       string
 	accessLogFormat choice
+	accessLogUDP    choice
 	logFormat       choice
 	verbosity       int
 	metricsAddress  string
@@ -59,6 +65,7 @@ func newRunCommand() *cobra.Command {
 		balancer:        choice{value: "round-robin", allowed: []string{"round-robin", "random"}},
 		splice:          choice{value: "auto", allowed: []string{"auto", "off"}},
 		accessLogFormat: choice{value: "json", allowed: []string{"json", "console"}},
+		accessLogUDP:    choice{value: "all", allowed: []string{"all", "sampled", "off"}},
 		logFormat:       choice{value: "text", allowed: []string{"text", "json"}},
 		dialTimeouts:    slices.Clone(balancer.DefaultPlan().Timeouts),
 	}
@@ -124,6 +131,10 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.IntVar(&o.maxServiceConnections, "max-connections-per-service", 0, "connections open at once of one service port; more are reset (default: 31/32 of --max-connections)")
 	f.IntVar(&o.maxServiceDialing, "max-dialing-per-service", 1024, "connections of one service port that wait for an endpoint to answer; more wait to be accepted")
 	f.IntVar(&o.maxAffinityClients, "max-affinity-clients", balancer.DefaultMaxPins, "clients that session affinity remembers for each service port; the oldest go first")
+	f.IntVar(&o.maxSessions, "max-udp-sessions", 0, "UDP sessions at once; a new one takes the place of the oldest that was answered, of the services with most (default: 1/5 of the limit of open files)")
+	f.IntVar(&o.maxServiceSessions, "max-udp-sessions-per-service", 0, "UDP sessions at once of one service port (default: --max-udp-sessions)")
+	f.DurationVar(&o.udpTimeout, "udp-timeout", 30*time.Second, "a UDP session without a datagram for so long is ended")
+	f.DurationVar(&o.udpStreamTimeout, "udp-stream-timeout", 2*time.Minute, "the same for a session that has been used both ways for two seconds")
 	f.Var(&o.balancer, "balancer", "how endpoints are chosen for services that do not say so in the annotation sluice.dev/balancer")
 	f.Var(&o.dialTimeouts, "dial-timeouts", "patience with the first, second, … endpoint that does not answer")
 	f.DurationVar(&o.keepAlive, "keepalive", 30*time.Second, "silence after which either side is probed; it is given up after twice the time; 0 switches that off")
@@ -134,6 +145,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.IntVar(&o.maxPipes, "max-pipes", 128, "pipes for that, in all; beyond it bytes are copied")
 	f.StringVar(&o.accessLog, "access-log", "-", "where the record of each connection goes: a file, - for standard output, or off")
 	f.Var(&o.accessLogFormat, "access-log-format", "form of the records")
+	f.Var(&o.accessLogUDP, "access-log-udp", "which UDP sessions leave a record: all, off, or sampled: one in a hundred, and all that met a failed endpoint or were cut")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", "", "address and port for Prometheus metrics (default: 127.0.0.1:10249 in a cluster, none with --manifests)")
 	f.StringVar(&o.healthzAddress, "healthz-bind-address", "", "address and port for the health of the proxy, /healthz and /livez (default: 0.0.0.0:10256 in a cluster, none with --manifests)")
 	f.Var(&o.logFormat, "logging-format", "form of the log on standard error")
@@ -173,6 +185,8 @@ func (o *runOptions) validate() error {
 		{"max-connections-per-service", int64(o.maxServiceConnections), 0, 1 << 30},
 		{"max-dialing-per-service", int64(o.maxServiceDialing), 1, 1 << 30},
 		{"max-affinity-clients", int64(o.maxAffinityClients), 1, 1 << 24},
+		{"max-udp-sessions", int64(o.maxSessions), 0, 1 << 30},
+		{"max-udp-sessions-per-service", int64(o.maxServiceSessions), 0, 1 << 30},
 		{"max-pipes", int64(o.maxPipes), 1, 1 << 20},
 		{"v", int64(o.verbosity), 0, 10},
 	} {
@@ -190,6 +204,17 @@ func (o *runOptions) validate() error {
 	} {
 		if check.value < 0 || check.value > 0 && check.value < time.Second {
 			return fmt.Errorf("--%s: %s is shorter than a second; 0 switches it off", check.flag, check.value)
+		}
+	}
+	for _, check := range []struct {
+		flag  string
+		value time.Duration
+	}{
+		{"udp-timeout", o.udpTimeout},
+		{"udp-stream-timeout", o.udpStreamTimeout},
+	} {
+		if check.value < time.Millisecond || check.value > 24*time.Hour {
+			return fmt.Errorf("--%s: %s is not between 1ms and 24h", check.flag, check.value)
 		}
 	}
 	for _, check := range []struct{ flag, value string }{
