@@ -135,8 +135,9 @@ func (m *Manager) unclaim(c *claim) {
 	m.stats.claims.Add(-1)
 	if c.does == policy.Refuse {
 		m.stats.listeners.Add(1) // nobody accepts from it, but they may not have left it yet
-	} else {
-		sys.StopListening(s.fd) // it refuses from now on, not when all workers have left
 	}
+	// It refuses from now on, and can be claimed anew, not when all workers have
+	// left.
+	sys.LetGo(s.fd)
 	m.discard(s)
 }

@@ -336,9 +336,12 @@ func TestA87_ForeignDestinationLingers(t *testing.T) {
 }
 
 // nowhere is a Redirector that steers nothing.
-type nowhere struct{}
+type nowhere struct{ bindEach bool }
 
-func (nowhere) Traits() redirect.Traits   { return redirect.Traits{Name: "nowhere"} }
+func (n nowhere) Traits() redirect.Traits {
+	return redirect.Traits{Name: "nowhere", BindEach: n.bindEach}
+}
+
 func (nowhere) Apply(redirect.Plan) error { return nil }
 func (nowhere) Verify() (bool, error)     { return false, nil }
 func (nowhere) Close() error              { return nil }

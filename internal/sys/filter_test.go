@@ -180,3 +180,27 @@ func TestStopListeningHoldsThePort(t *testing.T) {
 		}
 	}
 }
+
+// TestLetGoLeavesThePort to who wants it, from either state.
+func TestLetGoLeavesThePort(t *testing.T) {
+	for _, stopped := range []bool{false, true} {
+		ns := netns.New(t, "node")
+		addr := netip.MustParseAddrPort("127.0.0.1:8080")
+		fd := listenIn(t, ns, addr, sys.ListenOptions{FreeBind: true})
+		if stopped {
+			if e := sys.StopListening(fd); e != 0 {
+				t.Fatal(e)
+			}
+		}
+		if e := sys.LetGo(fd); e != 0 {
+			t.Fatal(e)
+		}
+		if got := outcome(t, ns, addr); got != "refuse" {
+			t.Errorf("stopped %t: %s, want refuse", stopped, got)
+		}
+		listenIn(t, ns, addr, sys.ListenOptions{FreeBind: true})
+		if got := outcome(t, ns, addr); got != "accept" {
+			t.Errorf("stopped %t: %s by the next listener, want accept", stopped, got)
+		}
+	}
+}

@@ -118,6 +118,14 @@ func StopListening(fd int) Errno {
 	return e
 }
 
+// LetGo is StopListening for a socket that cannot be closed just yet: other
+// sockets can listen on its address and port at once, if they have SO_REUSEADDR
+// (ListenTCP's have). It may follow StopListening.
+func LetGo(fd int) Errno {
+	syscall.RawSyscall(unix.SYS_SHUTDOWN, uintptr(fd), unix.SHUT_RD, 0) // ENOTCONN: it listens no more
+	return setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+}
+
 // ListenAgain undoes StopListening. backlog is as in ListenOptions.
 func ListenAgain(fd, backlog int) Errno {
 	// Connections that were accepted have the same address and port.
