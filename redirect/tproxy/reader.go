@@ -60,7 +60,13 @@ func openReader(netns int) (*reader, error) {
 }
 
 func (r *reader) connect() error {
-	conn, err := netlink.Dial(syscall.NETLINK_NETFILTER, &netlink.Config{NetNS: r.netns})
+	// In another namespace, the library forgets the error of making a socket. A
+	// kernel that has no netfilter has none in any.
+	conn, err := netlink.Dial(syscall.NETLINK_NETFILTER, nil)
+	if err == nil && r.netns != 0 {
+		_ = conn.Close()
+		conn, err = netlink.Dial(syscall.NETLINK_NETFILTER, &netlink.Config{NetNS: r.netns})
+	}
 	if err != nil {
 		return explain(fmt.Errorf("netfilter netlink: %w", err), FeatureNFTables)
 	}

@@ -62,9 +62,14 @@ func (n *Namespace) dump(b *strings.Builder) error {
 			fmt.Fprintf(b, "%s %x\n", what.name, withoutAge(m.Data))
 		}
 	}
-	filter, err := netlink.Dial(familyNetfilter, &netlink.Config{NetNS: n.FD()})
+	// In another namespace, the library forgets the error of making a socket.
+	filter, err := netlink.Dial(familyNetfilter, nil)
 	if errors.Is(err, syscall.EPROTONOSUPPORT) {
 		return nil // a kernel without netfilter
+	}
+	if err == nil {
+		_ = filter.Close()
+		filter, err = netlink.Dial(familyNetfilter, &netlink.Config{NetNS: n.FD()})
 	}
 	if err != nil {
 		return err
