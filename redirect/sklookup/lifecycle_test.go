@@ -1,0 +1,197 @@
+package sklookup
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/steering"
+)
+
+var (
+	web4 = service.Destination{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Protocol: service.TCP}
+	web6 = service.Destination{Addr: netip.MustParseAddr("fd01::10"), Port: 80, Protocol: service.TCP}
+)
+
+// bigPlan has so many services with an address of each family, web4 and web6
+// among them.
+func bigPlan(f *steering.Front, services int) redirect.Plan {
+	p := steering.Plan(steering.Steer(f, web4, web6))
+	for i := range services - 1 {
+		n := i + 256
+		for _, a := range []netip.Addr{
+			netip.AddrFrom4([4]byte{10, 96, byte(n >> 8), byte(n)}),
+			netip.MustParseAddr(fmt.Sprintf("fd01::%x", n)),
+		} {
+			steering.Steer(f, service.Destination{Addr: a, Port: 80, Protocol: service.TCP})(&p)
+		}
+	}
+	p.Local = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd01::/108")}
+	return p
+}
+
+// Whatever somebody does to the program, its maps or its sockets is repaired,
+// and connections live through it.
+func TestVerifyRepairs(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	front := steering.NewFront(t, lab.Node, "front")
+	r := newRedirector(t, lab.Node)
+	defer r.Close()
+	plan := steering.Plan(steering.Steer(front, web4, web6), steering.Silent(service.Destination{Addr: web4.Addr, Port: 81, Protocol: service.TCP}))
+	if err := r.Apply(plan); err != nil {
+		t.Fatal(err)
+	}
+	held := []*steering.Held{steering.Hold(t, lab.Client, web4), steering.Hold(t, lab.Node, web6)}
+	for _, c := range []struct {
+		name string
+		do   func() error
+	}{
+		{"detached", func() error { return r.link.Detach() }},
+		{"a destination removed", func() error { return r.tables.deleteDestination(web4) }},
+		{"a destination with another socket", func() error { return r.tables.setDestination(web6, silentTCP6) }},
+		{"a destination added", func() error {
+			return r.tables.setDestination(service.Destination{Addr: lab.Node.IPv4, Port: 22, Protocol: service.TCP}, refused)
+		}},
+		{"a cluster IP removed", func() error { return r.tables.deleteRange(single(web4.Addr)) }},
+		{"a range added", func() error { return r.tables.setRange(netip.MustParsePrefix("10.1.0.0/24"), refused) }},
+		{"a listening socket removed", func() error { return r.tables.deleteSocket(firstSlot) }},
+		{"the silent socket removed", func() error { return r.tables.deleteSocket(silentTCP4) }},
+	} {
+		if err := c.do(); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		r.unread = 0
+		if repaired, err := r.Verify(); !repaired || err != nil {
+			t.Errorf("%s: verify: %v, %v", c.name, repaired, err)
+		}
+		r.unread = 0
+		if repaired, err := r.Verify(); repaired || err != nil {
+			t.Errorf("%s: verify once more: %v, %v", c.name, repaired, err)
+		}
+		for _, d := range []service.Destination{web4, web6} {
+			if got := steering.Reach(t, lab.Client, d, ""); got != front.Says(d) {
+				t.Errorf("%s: %s: %q", c.name, redirect.Format(d), got)
+			}
+		}
+		for _, h := range held {
+			h.Works(t, c.name)
+		}
+	}
+}
+
+// A plan that cannot be is an error that says why, and changes nothing.
+func TestPlansThatCannotBe(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	front := steering.NewFront(t, lab.Node, "front")
+	r := newRedirector(t, lab.Node)
+	defer r.Close()
+	lab.Settle(t)
+	before := lab.Node.Dump(t)
+	sctp := web4
+	sctp.Protocol = service.SCTP
+	for _, c := range []struct {
+		plan redirect.Plan
+		want string
+	}{
+		{steering.Plan(steering.Steer(front, sctp)), "SCTP 10.96.0.10:80: sk_lookup carries TCP and UDP only"},
+		{redirect.Plan{Steer: map[service.Destination]redirect.Target{web4: {Port: 1}}}, "no descriptor"},
+		{redirect.Plan{Local: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}, "this node's own address 10.1.0.1"},
+		{redirect.Plan{Local: []netip.Prefix{netip.MustParsePrefix("::/0")}}, "every address"},
+	} {
+		if err := r.Apply(c.plan); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("got %v, want %q", err, c.want)
+		}
+	}
+	if after := lab.Node.Dump(t); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := r.Apply(redirect.Plan{}); !errors.Is(err, ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+	if _, err := r.Verify(); !errors.Is(err, ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+// A plan that is too large is an error that says so, and the next one that fits
+// is put in force.
+func TestMapsThatAreFull(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	front := steering.NewFront(t, lab.Node, "front")
+	opts := optionsOf(lab.Node)
+	opts.MaxDestinations = 16
+	r, err := New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	for range 2 {
+		if err := r.Apply(bigPlan(front, 8)); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Apply(bigPlan(front, 100)); err == nil || !strings.Contains(err.Error(), "have room for 16 destinations of each family") {
+			t.Errorf("too many: %v", err)
+		}
+	}
+	if err := r.Apply(bigPlan(front, 4)); err != nil {
+		t.Fatal(err)
+	}
+	if got := steering.Reach(t, lab.Client, web4, ""); got != front.Says(web4) {
+		t.Errorf("got %q", got)
+	}
+}
+
+// The first fill and single changes with 10,000 services: the goals are 1.5 s
+// and 10 ms, and a plan of one change takes a part of that.
+func TestManyServices(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	front, other := steering.NewFront(t, lab.Node, "front"), steering.NewFront(t, lab.Node, "other")
+	r := newRedirector(t, lab.Node)
+	defer r.Close()
+	with, without := bigPlan(front, 10000), bigPlan(front, 10000)
+	delete(without.Steer, web4)
+	without.Refuse[web4] = struct{}{}
+	moved := bigPlan(other, 10000)
+	start := time.Now()
+	if err := r.Apply(with); err != nil {
+		t.Fatal(err)
+	}
+	first := time.Since(start)
+	var took []time.Duration
+	for range 10 {
+		for _, p := range []redirect.Plan{without, with} {
+			start = time.Now()
+			if err := r.Apply(p); err != nil {
+				t.Fatal(err)
+			}
+			took = append(took, time.Since(start))
+		}
+	}
+	r.unread = 0
+	start = time.Now()
+	if repaired, err := r.Verify(); repaired || err != nil {
+		t.Errorf("verify: %v, %v", repaired, err)
+	}
+	verify := time.Since(start)
+	start = time.Now()
+	if err := r.Apply(moved); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(took)
+	t.Logf("10,000 services of two families: first %v, one change %v (median), verify %v, all to other sockets %v", first, took[len(took)/2], verify, time.Since(start))
+	for d, f := range map[service.Destination]*steering.Front{web4: other, web6: other} {
+		if got := steering.Reach(t, lab.Client, d, ""); got != f.Says(d) {
+			t.Errorf("%s: %q", redirect.Format(d), got)
+		}
+	}
+}
