@@ -1,0 +1,89 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// TestNodeIsFollowedWhileItChanges has a proxy that tells pods by their
+// interfaces (A4.6), on a node whose pod has an interface of another name at
+// first. Under policy Local with no endpoint here, the pod gets no answer as long
+// as it is not known for one, and reaches the endpoint elsewhere, with its own
+// address, from then on (A3.6). An address that the node gets meanwhile has node
+// ports (A4.4).
+func TestNodeIsFollowedWhileItChanges(t *testing.T) {
+	m := modes[0]
+	const patience = 300 * time.Millisecond
+	w := newWorld(t, "tcp", []row{{name: "there", endpoints: "there", external: "Local"}, {name: "both", endpoints: "here there"}})
+	local, both := w.services[0], w.services[1]
+	pod := w.clients[slices.IndexFunc(w.clients, func(c client) bool { return c.name == "pod" })]
+	outside := client{name: "outside", Host: w.Outside}
+	p := w.proxy(t)
+	p.start(slices.Concat(m.flags, []string{"--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "late-"})...)
+	for _, to := range local.at(nodePort) {
+		if got := pod.dial(to, w.nodeAddrs, patience); got != "silent" {
+			t.Errorf("A3.5 a client that is not known for a pod, to %s: %s", to, got)
+		}
+	}
+
+	nl := w.Node.Netlink()
+	link, err := nl.LinkByName(pod.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const late = "late-0"
+	for _, do := range []func() error{
+		func() error { return nl.LinkSetDown(link) },
+		func() error { return nl.LinkSetName(link, late) },
+		func() error { return nl.LinkSetUp(link) },
+		func() error { return w.Node.AddAddr(late, whole(netns.NodePods[1].Addr().Next())) }, // IPv6's go with the link
+		func() error { return w.Node.AddLinkRoute(whole(pod.IPv4), late) },
+		func() error { return w.Node.AddLinkRoute(whole(pod.IPv6), late) },
+	} {
+		if err := do(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := w.named("there client", local)[0]
+	for _, to := range local.at(nodePort) {
+		awaitAnswer(t, "A3.6 a pod, by its interface", want, func() string { return pod.dial(to, w.nodeAddrs, patience) })
+		if got := outside.dial(to, w.nodeAddrs, patience); got != "silent" {
+			t.Errorf("A3.5 %s to %s: %s", outside.name, to, got)
+		}
+	}
+	for _, to := range local.at(clusterIP) {
+		if got := pod.dial(to, w.nodeAddrs, startTimeout); got != want {
+			t.Errorf("A3.9 a pod to %s: %s, want %s", to, got, want)
+		}
+	}
+
+	more := netip.MustParseAddr("10.1.0.60")
+	if err := w.Node.AddAddr(w.Outside.Name(), whole(more)); err != nil {
+		t.Fatal(err)
+	}
+	to := netip.AddrPortFrom(more, both.nodePort)
+	await(t, "A4.4 a node port at a new address", startTimeout, func() error {
+		if got := outside.dial(to, w.nodeAddrs, patience); !slices.Contains(w.named("any node", both), got) {
+			return fmt.Errorf("%s", got)
+		}
+		return nil
+	})
+	p.stop()
+}
+
+func awaitAnswer(t *testing.T, what, want string, ask func() string) {
+	t.Helper()
+	await(t, what, startTimeout, func() error {
+		if got := ask(); got != want {
+			return fmt.Errorf("%s, want %s", got, want)
+		}
+		return nil
+	})
+}
+
+func whole(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
