@@ -8,21 +8,49 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
+	"github.com/sluice-proxy/sluice/redirect/kubeproxy"
 )
 
 func newCleanupCommand() *cobra.Command {
 	o := newSteeringOptions()
+	var kubeProxy bool
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove what a proxy that was killed left in the kernel",
 		Long: `Cleanup removes the tables, routes and rules that a proxy left in this network
-namespace when it was killed, however it steered. It touches nothing else, and does nothing
-while a proxy runs. The flags are those that the proxy was given.`,
+namespace when it was killed, however it steered. It touches nothing else, and
+leaves a proxy that runs alone. The flags are those that the proxy was given.
+
+With --kube-proxy it also removes what kube-proxy left, whether a proxy of ours
+runs or not: the tables of its nftables mode, the chains of its iptables mode,
+and the tracked UDP flows to Services, which would stay with their endpoints.`,
 		Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cleanUp(cmd, &o) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !kubeProxy {
+				return cleanUp(cmd, &o)
+			}
+			removed, err := kubeproxy.Remove(0)
+			report(cmd, removed)
+			if err != nil {
+				return err
+			}
+			err = cleanUp(cmd, &o)
+			var locked *redirect.LockedError
+			if errors.As(err, &locked) {
+				return nil // what it made is in use
+			}
+			return err
+		},
 	}
 	o.registerNames(cmd.Flags())
+	cmd.Flags().BoolVar(&kubeProxy, "kube-proxy", false, "also remove what kube-proxy left")
 	return cmd
+}
+
+func report(cmd *cobra.Command, removed []string) {
+	for _, what := range removed {
+		fmt.Fprintln(cmd.OutOrStdout(), "removed", what)
+	}
 }
 
 // cleanUp removes what a proxy has left, and prints what that was.
@@ -37,9 +65,7 @@ func cleanUp(cmd *cobra.Command, o *steeringOptions) error {
 	}
 	defer func() { _ = lock.Release() }() // the process ends, and the lock with it
 	removed, err := choose.Cleanup(o.choose(nil))
-	for _, what := range removed {
-		fmt.Fprintln(cmd.OutOrStdout(), "removed", what)
-	}
+	report(cmd, removed)
 	if err == nil && len(removed) == 0 {
 		fmt.Fprintln(cmd.OutOrStdout(), "nothing to remove")
 	}
