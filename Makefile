@@ -6,6 +6,9 @@ SHELL := /bin/bash
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 GOLANGCI_LINT_VERSION := v2.15.0
 GOLANGCI_LINT := .cache/golangci-lint-$(GOLANGCI_LINT_VERSION)/golangci-lint
+CLUSTER := .cache/cluster
+CLUSTER_VERSION := k8s.io/component-base/version
+CLUSTER_LDFLAGS := -s -w -X $(CLUSTER_VERSION).gitVersion=v1.37.1 -X $(CLUSTER_VERSION).gitMajor=1 -X $(CLUSTER_VERSION).gitMinor=37
 FUZZTIME ?= 5s
 BENCHTIME ?= 1x
 TESTFLAGS ?=
@@ -40,6 +43,20 @@ test-full: deps ## As test, with the end-to-end tests at their full size (10,000
 .PHONY: test-copy
 test-copy: deps ## The end-to-end tests on a relay that only copies (--splice=off)
 	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--splice=off go test -count=1 $(TESTFLAGS) ./test/e2e
+
+.PHONY: test-cluster
+test-cluster: deps build $(CLUSTER)/.built ## The tests against a real control plane, and the same against kube-proxy
+	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) \
+	go test -tags cluster -count=1 -timeout 10m $(TESTFLAGS) ./test/cluster
+
+# The programs of the control plane. They take some minutes to build, once.
+$(CLUSTER)/.built: test/cluster/controlplane/go.mod test/cluster/controlplane/go.sum
+	@mkdir -p $(@D)
+	for package in $$(cd test/cluster/controlplane && go list tool); do \
+	  name=$${package##*/}; [ "$$name" = v3 ] && name=etcd; \
+	  (cd test/cluster/controlplane && CGO_ENABLED=0 go build -trimpath -ldflags '$(CLUSTER_LDFLAGS)' -o $(CURDIR)/$(@D)/$$name $$package); \
+	done
+	touch $@
 
 .PHONY: deps
 deps: ## Install, or name, the Debian packages that the tests need

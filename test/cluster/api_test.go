@@ -1,0 +1,135 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/rest"
+)
+
+// api creates, reads and changes objects as one user. The typed clients of
+// client-go would do the same with a hundred packages more.
+type api struct {
+	t       *testing.T
+	clients map[schema.GroupVersion]rest.Interface
+	scheme  *runtime.Scheme
+}
+
+// plurals are the resources of the kinds that the tests use.
+var plurals = map[string]string{
+	"Service": "services", "EndpointSlice": "endpointslices", "Node": "nodes", "Namespace": "namespaces", "Pod": "pods",
+	"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings",
+}
+
+func newAPI(t *testing.T, config *rest.Config) *api {
+	t.Helper()
+	a := &api{t: t, clients: make(map[schema.GroupVersion]rest.Interface), scheme: runtime.NewScheme()}
+	metav1.AddToGroupVersion(a.scheme, schema.GroupVersion{Version: "v1"})
+	for _, group := range []struct {
+		gv  schema.GroupVersion
+		add func(*runtime.Scheme) error
+	}{
+		{corev1.SchemeGroupVersion, corev1.AddToScheme},
+		{discoveryv1.SchemeGroupVersion, discoveryv1.AddToScheme},
+		{rbacv1.SchemeGroupVersion, rbacv1.AddToScheme},
+	} {
+		if err := group.add(a.scheme); err != nil {
+			t.Fatal(err)
+		}
+		own := *config
+		own.GroupVersion, own.APIPath = &group.gv, "/apis"
+		if group.gv.Group == "" {
+			own.APIPath = "/api"
+		}
+		own.NegotiatedSerializer = serializer.NewCodecFactory(a.scheme).WithoutConversion()
+		client, err := rest.RESTClientFor(&own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.clients[group.gv] = client
+	}
+	return a
+}
+
+type object interface {
+	runtime.Object
+	metav1.Object
+}
+
+// request begins a request about an object.
+func (a *api) request(verb string, o object) *rest.Request {
+	gvks, _, err := a.scheme.ObjectKinds(o)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	r := a.clients[gvks[0].GroupVersion()].Verb(verb).Resource(plurals[gvks[0].Kind])
+	if o.GetNamespace() != "" {
+		r = r.Namespace(o.GetNamespace())
+	}
+	if verb != "POST" {
+		r = r.Name(o.GetName())
+	}
+	return r
+}
+
+// create makes an object; it is what the API server made of it afterwards.
+func (a *api) create(o object) {
+	a.t.Helper()
+	if err := a.request("POST", o).Body(o).Do(ctx).Into(o); err != nil {
+		a.t.Fatalf("creating %s: %v", o.GetName(), err)
+	}
+}
+
+// update changes an object, or its status.
+func (a *api) update(o object, sub ...string) {
+	a.t.Helper()
+	if err := a.request("PUT", o).SubResource(sub...).Body(o).Do(ctx).Into(o); err != nil {
+		a.t.Fatalf("updating %s: %v", o.GetName(), err)
+	}
+}
+
+// tryUpdate is update for an object that may not be there.
+func (a *api) tryUpdate(o object) error { return a.request("PUT", o).Body(o).Do(ctx).Error() }
+
+// read fills in the object of that name.
+func (a *api) read(o object) {
+	a.t.Helper()
+	if err := a.request("GET", o).Do(ctx).Into(o); err != nil {
+		a.t.Fatalf("reading %s: %v", o.GetName(), err)
+	}
+}
+
+// delete removes an object.
+func (a *api) delete(o object) {
+	a.t.Helper()
+	if err := a.request("DELETE", o).Do(ctx).Error(); err != nil {
+		a.t.Fatalf("deleting %s: %v", o.GetName(), err)
+	}
+}
+
+// ready tells whether the API server serves.
+func (a *api) ready() error {
+	return a.clients[corev1.SchemeGroupVersion].Get().AbsPath("/readyz").Do(ctx).Error()
+}
+
+// deleteServices removes all Services of a namespace, so that what they claim
+// is free for the next case.
+func (a *api) deleteServices(namespace string) {
+	a.t.Helper()
+	list := &corev1.ServiceList{}
+	client := a.clients[corev1.SchemeGroupVersion]
+	if err := client.Get().Namespace(namespace).Resource("services").Do(ctx).Into(list); err != nil {
+		a.t.Fatal(err)
+	}
+	for i := range list.Items {
+		a.delete(&list.Items[i])
+	}
+}

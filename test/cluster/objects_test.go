@@ -1,0 +1,121 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// world is what a case works with: a cluster of hosts, its control plane, and
+// a namespace of its own in the API.
+type world struct {
+	*controlPlane
+	hosts     *netns.Cluster
+	namespace string
+}
+
+var ctx = context.Background()
+
+// endpoint is an endpoint of a slice; the zero conditions mean ready.
+type endpoint struct {
+	host                 *netns.Host
+	node                 string
+	notReady, notServing bool
+	terminating          bool
+	zones                []string
+}
+
+// service creates a Service; edit changes it before.
+func (w *world) service(name string, edit func(*corev1.Service)) *corev1.Service {
+	w.t.Helper()
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.ServiceSpec{
+		Ports: []corev1.ServicePort{{Name: "p", Port: 80, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolTCP}},
+	}}
+	if edit != nil {
+		edit(svc)
+	}
+	svc.Namespace = w.namespace
+	ingress := svc.Status.LoadBalancer.Ingress
+	w.admin.create(svc)
+	if len(ingress) > 0 {
+		svc.Status.LoadBalancer.Ingress = ingress
+		w.admin.update(svc, "status")
+	}
+	return svc
+}
+
+// change edits a Service that is there.
+func (w *world) change(name string, edit func(*corev1.Service)) *corev1.Service {
+	w.t.Helper()
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name}}
+	w.admin.read(svc)
+	edit(svc)
+	w.admin.update(svc)
+	return svc
+}
+
+// slice creates or replaces the IPv4 (or IPv6) EndpointSlice of a Service, with
+// the port named p.
+func (w *world) slice(service string, endpoints ...endpoint) {
+	w.sliceOf(service, service+"-4", false, 8080, endpoints...)
+}
+
+func (w *world) sliceOf(service, name string, ipv6 bool, port int32, endpoints ...endpoint) {
+	w.t.Helper()
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: w.namespace, Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+	}
+	for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
+		suffix := ""
+		if protocol == corev1.ProtocolUDP {
+			suffix = "-udp"
+		}
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: ptr.To("p" + suffix), Port: ptr.To(port), Protocol: ptr.To(protocol)})
+	}
+	if ipv6 {
+		s.AddressType = discoveryv1.AddressTypeIPv6
+	}
+	for _, e := range endpoints {
+		address := e.host.IPv4
+		if ipv6 {
+			address = e.host.IPv6
+		}
+		out := discoveryv1.Endpoint{
+			Addresses: []string{address.String()}, NodeName: ptr.To(e.node),
+			Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(!e.notReady && !e.terminating), Serving: ptr.To(!e.notServing), Terminating: ptr.To(e.terminating)},
+		}
+		for _, z := range e.zones {
+			if out.Hints == nil {
+				out.Hints = &discoveryv1.EndpointHints{}
+			}
+			out.Hints.ForZones = append(out.Hints.ForZones, discoveryv1.ForZone{Name: z})
+		}
+		s.Endpoints = append(s.Endpoints, out)
+	}
+	if w.admin.tryUpdate(s.DeepCopy()) != nil {
+		w.admin.create(s)
+	}
+}
+
+// dropSlice removes an EndpointSlice.
+func (w *world) dropSlice(name string) {
+	w.t.Helper()
+	w.admin.delete(&discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name}})
+}
+
+// The endpoints of the cluster: two on the node, one on the other.
+func (w *world) pod1() endpoint { return endpoint{host: w.hosts.Pods[0], node: "node"} }
+func (w *world) pod2() endpoint { return endpoint{host: w.hosts.Pods[1], node: "node"} }
+func (w *world) pod3() endpoint { return endpoint{host: w.hosts.Remote[0], node: "node2"} }
+
+// cluster is all of them.
+func (w *world) all() []endpoint { return []endpoint{w.pod1(), w.pod2(), w.pod3()} }
