@@ -107,9 +107,11 @@ func (b *bench) estimate(peers []peer.Peer, columns []column) time.Duration {
 	const around = 500 * time.Millisecond // of a measurement: starting programs and the like
 	var sum time.Duration
 	for _, c := range columns {
-		who, times, length := len(peers), b.opts.rounds, b.opts.measure
-		if c.only != nil {
-			who = min(who, len(c.only))
+		who, times, length := 0, b.opts.rounds, b.opts.measure
+		for _, p := range peers {
+			if concerns(c, p) {
+				who++
+			}
 		}
 		if c.once {
 			times, length = 1, steadyFactor*b.opts.measure
@@ -122,7 +124,7 @@ func (b *bench) estimate(peers []peer.Peer, columns []column) time.Duration {
 // prepare leaves out who and what cannot run here, and says so.
 func (b *bench) prepare() ([]peer.Peer, []column) {
 	peers := slices.DeleteFunc(slices.Clone(b.opts.peers), func(p peer.Peer) bool {
-		about := report.Peer{Name: p.Name, About: p.About, Version: p.Version()}
+		about := report.Peer{Name: p.Name, About: p.About, Version: p.Version(), Variant: len(p.Columns) > 0}
 		err := p.Find()
 		if err != nil {
 			about.Missing = err.Error()
@@ -177,6 +179,12 @@ func (b *bench) finish(begin time.Time, before procstat.Machine) error {
 	return nil
 }
 
+// concerns tells whether a column is for a peer.
+func concerns(c column, p peer.Peer) bool {
+	return (len(c.only) == 0 || slices.Contains(c.only, p.Name)) &&
+		(len(p.Columns) == 0 || slices.Contains(p.Columns, c.id))
+}
+
 // round measures every column for every peer once.
 func (b *bench) round(round int, peers []peer.Peer, columns []column) error {
 	stages := map[string]*stage{}
@@ -191,7 +199,7 @@ func (b *bench) round(round int, peers []peer.Peer, columns []column) error {
 		}
 		for j := range peers {
 			p := peers[(j+i+round)%len(peers)]
-			if len(c.only) > 0 && !slices.Contains(c.only, p.Name) {
+			if !concerns(c, p) {
 				continue
 			}
 			b.now = fmt.Sprintf("round %d, %s, %s", round+1, c.id, p.Name)

@@ -138,7 +138,7 @@ var notQuick = []string{"haproxy-splice", "sluice-nolog"}
 // when there are no names.
 func (o *options) pickPeers(names string, quick bool) ([]peer.Peer, error) {
 	return pick(names, peer.All(o.builds), func(p peer.Peer) (string, bool) {
-		return p.Name, !p.Extra && (!quick || !slices.Contains(notQuick, p.Name))
+		return p.Name, !p.Extra && (!quick || len(p.Columns) == 0 && !slices.Contains(notQuick, p.Name))
 	}, "peer")
 }
 

@@ -26,10 +26,11 @@ var configs embed.FS
 // Peer is one way from the client to the server.
 type Peer struct {
 	Name    string
-	About   string // for the reader of the table
-	Extra   bool   // runs only when it is asked for by name
-	Package string // the Debian package that has the program
-	program string // its name or file; empty when none is needed
+	About   string   // for the reader of the table
+	Extra   bool     // runs only when it is asked for by name
+	Columns []string // the columns that it is for; none for all
+	Package string   // the Debian package that has the program
+	program string   // its name or file; empty when none is needed
 	version []string
 	start   func(*Site) (*Running, error)
 }
@@ -66,13 +67,34 @@ func All(builds Builds) []Peer {
 		haproxy("haproxy-splice", "the same, made to splice everything", "request", "response"),
 		{Name: "nginx", About: "Debian's stream module, bound to the service's address", Package: "nginx and libnginx-mod-stream", program: "nginx", version: []string{"-v"}, start: startNginx},
 		{Name: "goproxy", About: "plain Go: two goroutines for each connection, io.Copy (which splices)", start: startGoProxy},
-		sluice(builds.Sluice, "sluice", "the whole product, access log on"),
-		sluice(builds.Sluice, "sluice-nolog", "the same with --access-log=off", "--access-log=off"),
-		sluice(builds.Sluice, "sluice-nosplice", "the same with --splice=off", "--splice=off"),
+		sluice(builds.Sluice, "sluice", "the whole product, access log on", fromNode),
+		sluice(builds.Sluice, "sluice-nolog", "the same with --access-log=off", fromNode, "--access-log=off"),
+		sluice(builds.Sluice, "sluice-nosplice", "the same with --splice=off", fromNode, "--splice=off"),
 	}
 	peers[len(peers)-1].Extra = true
+	peers = append(peers, modes(builds.Sluice)...)
 	if builds.Base != "" {
-		peers = append(peers, sluice(builds.Base, "sluice-base", "another build"))
+		peers = append(peers, sluice(builds.Base, "sluice-base", "another build", fromNode))
+	}
+	return peers
+}
+
+// fromNode has sluice connect to the server from the node's address, as all
+// the other relays do.
+const fromNode = "--masquerade-all"
+
+// modes are the ways in which sluice can be steered to, and one that keeps the
+// client's address. They are compared where steering shows.
+func modes(build string) []Peer {
+	peers := []Peer{
+		sluice(build, "sluice-client", "the whole product; the server sees the client's address"),
+		sluice(build, "sluice-nftables", "steered to by nftables", fromNode, "--redirect=tproxy", "--tproxy-backend=nftables"),
+		sluice(build, "sluice-iptables", "steered to by iptables", fromNode, "--redirect=tproxy", "--tproxy-backend=iptables"),
+		sluice(build, "sluice-sklookup", "steered to by BPF", fromNode, "--redirect=sklookup"),
+		sluice(build, "sluice-bind", "a listener for each service, no steering but routes", fromNode, "--redirect=bind"),
+	}
+	for i := range peers {
+		peers[i].Columns = []string{"rr1", "rr64", "crc"}
 	}
 	return peers
 }

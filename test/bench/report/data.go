@@ -39,6 +39,9 @@ type Peer struct {
 	About   string `json:"about"`
 	Version string `json:"version,omitempty"`
 	Missing string `json:"missing,omitempty"` // why it did not run
+	// Variant marks another way of running Sluice: it has a table of its own
+	// and no bars in the chart.
+	Variant bool `json:"variant,omitempty"`
 }
 
 // Sample is one figure of one round.

@@ -24,6 +24,7 @@ var Goals = []Goal{
 	{"… long run, client closes first: last third against first", "sluice", "steady-client.last", "", true, 0.9},
 	{"… long run, client closes first: connections that failed", "sluice", "steady-client.failed", "", false, 0},
 	{"… with the access log, against without", "sluice", "crc.rate", "sluice-nolog", true, 0.95},
+	{"… with the client's address kept, against the node's", "sluice-client", "crc.rate", "sluice", true, 0.9},
 	{"request-response, 64 clients", "sluice", "rr64.rate", "haproxy", true, 1.1},
 	{"request-response, 64 clients, p99", "sluice", "rr64.p99", "haproxy", false, 1},
 	{"request-response, 1 client, p50", "sluice", "rr1.p50", "haproxy", false, 1},

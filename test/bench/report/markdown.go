@@ -18,6 +18,7 @@ func (d *Data) Markdown() string {
 	for _, base := range []string{"direct", "haproxy"} {
 		d.writeRatios(&b, base)
 	}
+	d.writeVariants(&b)
 	if len(d.Notes) > 0 {
 		b.WriteString("\nNotes of this run:\n\n")
 		for _, n := range d.Notes {
@@ -83,6 +84,31 @@ func (d *Data) writeRatios(b *strings.Builder, base string) {
 	})
 }
 
+// writeVariants compares the ways of running Sluice with the usual one.
+func (d *Data) writeVariants(b *strings.Builder) {
+	const base = "sluice"
+	variants := d.variants()
+	if len(variants) == 0 || !d.measured(base) {
+		return
+	}
+	fmt.Fprintf(b, "\n### Ways of steering: median, and ratio to %s\n\n", base)
+	among := func(m Metric) bool {
+		_, ok := d.Spread(variants[0], m.ID)
+		return ok && m.Ratios
+	}
+	d.writeTable(b, append([]string{base}, variants...), func(m Metric, peer string) string {
+		s, ok := d.Spread(peer, m.ID)
+		ratio, known := d.Ratio(peer, base, m.ID)
+		switch {
+		case !ok:
+			return ""
+		case peer == base || !known:
+			return Number(s.Median)
+		}
+		return fmt.Sprintf("%s, %.2f x", Number(s.Median), ratio)
+	}, among)
+}
+
 // writeTable writes a row for each metric that has a figure.
 func (d *Data) writeTable(b *strings.Builder, peers []string, figure func(Metric, string) string, wanted func(Metric) bool) {
 	fmt.Fprintf(b, "| | better | %s |\n|---|---|%s\n", strings.Join(peers, " | "), strings.Repeat("---:|", len(peers)))
@@ -108,11 +134,16 @@ func (d *Data) writeTable(b *strings.Builder, peers []string, figure func(Metric
 	}
 }
 
-// present lists the peers that have figures, in order.
-func (d *Data) present() []string {
+// present lists the peers that have figures, in order, without variants.
+func (d *Data) present() []string { return d.having(false) }
+
+// variants lists those.
+func (d *Data) variants() []string { return d.having(true) }
+
+func (d *Data) having(variant bool) []string {
 	var names []string
 	for _, p := range d.Peers {
-		if d.measured(p.Name) {
+		if p.Variant == variant && d.measured(p.Name) {
 			names = append(names, p.Name)
 		}
 	}

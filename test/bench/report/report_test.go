@@ -224,3 +224,20 @@ func TestRoundTo4(t *testing.T) {
 		}
 	}
 }
+
+// Ways of running Sluice stand in a table of their own.
+func TestVariants(t *testing.T) {
+	d := example()
+	d.Peers = append(d.Peers, Peer{Name: "sluice-bind", Variant: true})
+	d.Add(0, "sluice", "rr64.rate", 1000)
+	d.Add(0, "sluice-bind", "rr64.rate", 950)
+	text := d.Markdown()
+	for _, want := range []string{"| | better | direct | haproxy | sluice | sluice-nolog |", "| | better | sluice | sluice-bind |", "950, 0.95 x"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page lacks %q:\n%s", want, text)
+		}
+	}
+	if strings.Contains(d.Chart(), "sluice-bind") {
+		t.Error("a variant has bars in the chart")
+	}
+}
