@@ -128,7 +128,7 @@ func (m *Manager) Apply(table *policy.Table) error {
 		m.planner.replace(ch.old, ch.new, ch.new != nil && m.holds(ch.new.dst))
 	}
 	m.planner.setRanges(m.serviceRanges(next))
-	if err := m.redirector.Apply(m.planner.finish(next.host)); err != nil {
+	if err := m.redirector.Apply(m.planner.finish(next)); err != nil {
 		failed = append(failed, fmt.Errorf("steering: %w", err))
 	}
 	for _, p := range gone {
@@ -329,7 +329,7 @@ func (m *Manager) Maintain() (repaired bool, err error) {
 		m.planner.place(o, true)
 	}
 	if m.dropIdle() || len(won) > 0 {
-		if err := m.redirector.Apply(m.planner.finish(s.host)); err != nil {
+		if err := m.redirector.Apply(m.planner.finish(s)); err != nil {
 			m.incomplete = true
 			return false, fmt.Errorf("steering: %w", err)
 		}

@@ -122,8 +122,8 @@ func (p *planner) use(o *outlet, by int) {
 }
 
 // finish gives the plan.
-func (p *planner) finish(host hostAddresses) redirect.Plan {
-	p.settle(host)
+func (p *planner) finish(s *state) redirect.Plan {
+	p.settle(s.host)
 	if p.moved {
 		p.moved = false
 		p.local = p.makeLocal()
@@ -140,6 +140,8 @@ func (p *planner) finish(host hostAddresses) redirect.Plan {
 		Foreign:    p.foreign,
 		Lingering:  p.lingering.share(),
 		Own:        p.own.share(),
+
+		NodeSourceOnly: !s.table.KeepsClients(),
 	}
 }
 

@@ -73,3 +73,26 @@ func (t *Table) NoLocalEndpoints(f service.Family) (internal, external int) {
 	}
 	return internal, external
 }
+
+// KeepsClients tells whether there is a connection whose endpoint must see the
+// client's own address (A3.9). With MasqueradeAll, only external policy Local
+// leaves any.
+func (t *Table) KeepsClients() bool {
+	if !t.node.masqueradeAll {
+		return true
+	}
+	for _, ch := range t.chunks {
+		for i := range ch {
+			c := &ch[i]
+			if c.port == nil || !c.externalLocal {
+				continue
+			}
+			for f := range c.port.Families {
+				if externallyAccessible(c.port, &c.port.Families[f]) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}

@@ -88,6 +88,28 @@ func TestNoLocalEndpoints(t *testing.T) {
 	}
 }
 
+// TestKeepsClients shows A3.9 for a whole table.
+func TestKeepsClients(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		svc  svc
+		all  bool // MasqueradeAll
+		want bool
+	}{
+		{"a cluster IP", svc{}, false, true},
+		{"a cluster IP, all masqueraded", svc{}, true, false},
+		{"a node port", svc{nodePort: 30000}, true, false},
+		{"a node port, policy Local", svc{nodePort: 30000, external: "Local"}, true, true},
+		{"policy Local for nothing", svc{external: "Local"}, true, false},
+	} {
+		tt.svc.name, tt.svc.clusterIPs, tt.svc.endpoints = "web", "10.96.0.1", []string{"10.1.0.1"}
+		table := Compile(nil, newStore().Apply(change(t, tt.svc)), Config{NodeName: ownNode, MasqueradeAll: tt.all})
+		if got := table.KeepsClients(); got != tt.want {
+			t.Errorf("A3.9 %s: %v", tt.name, got)
+		}
+	}
+}
+
 // TestPodCIDRsComeAndChange shows what A4.8 becomes here: nothing waits for a
 // node's podCIDRs, and they count from when they are known.
 func TestPodCIDRsComeAndChange(t *testing.T) {

@@ -74,7 +74,7 @@ func Diff(from, to *Plan) Changes {
 }
 
 func diffSteer(from, to map[service.Destination]Target) (add []Steering, drop []service.Destination) {
-	if sameMap(from, to) {
+	if SameMap(from, to) {
 		return nil, nil
 	}
 	kept := 0
@@ -91,7 +91,7 @@ func diffSteer(from, to map[service.Destination]Target) (add []Steering, drop []
 }
 
 func diffKeys[K comparable](from, to map[K]struct{}) (add, drop []K) {
-	if sameMap(from, to) {
+	if SameMap(from, to) {
 		return nil, nil
 	}
 	kept := 0
@@ -119,8 +119,8 @@ func missing[K comparable, V any](from, to map[K]V, kept int) (keys []K) {
 	return keys
 }
 
-// sameMap tells whether two variables are one map.
-func sameMap[K comparable, V any](a, b map[K]V) bool {
+// SameMap tells whether two variables are one map.
+func SameMap[K comparable, V any](a, b map[K]V) bool {
 	return reflect.ValueOf(a).Pointer() == reflect.ValueOf(b).Pointer()
 }
 

@@ -19,7 +19,8 @@
 // else is the host's. Established connections are found by the kernel before
 // the program is asked, so they live on whatever plans say (A8.1, A8.7).
 //
-// What it cannot do, because there is no netfilter: see docs/operations.md. An
+// Where there is netfilter, something may stand beside the program that does the
+// rest (Options.Beside). What it cannot do without: see docs/operations.md. An
 // address that is not ours to own has policy routing rules for its ports, which
 // the kernel tries one by one. There, an IPv4 destination that is to refuse is
 // silent: the kernel sends no reset from an address that is not local. And a
@@ -55,6 +56,13 @@ type Options struct {
 	// clients' addresses (F11): answers to them are brought back by a policy
 	// routing rule. Zero: answers are not brought back.
 	ReplyPorts [2]uint16
+	// Beside, if not nil, does what a look-up of sockets cannot: it makes the
+	// routes, takes what is sent to addresses that are not ours to own, brings
+	// answers back and keeps everything out of connection tracking. It is given
+	// each plan without the destinations that are found here, and is closed
+	// with the Redirector; Routes.NetNS is all that counts of Routes then, and
+	// ReplyPorts nothing.
+	Beside redirect.Redirector
 	// MaxDestinations bounds the destinations, and the ranges and cluster IPs,
 	// of each family; 262,144 if 0. Each costs 16 bytes whether it is used or
 	// not.
@@ -77,7 +85,8 @@ func (o Options) withDefaults() Options {
 type Redirector struct {
 	mu     sync.Mutex // guards everything below
 	opts   Options
-	router *route.Router
+	router *route.Router // nil if there is somebody beside us
+	beside *beside       // nil otherwise
 	silent *silence
 	link   *link.NetNsLink // nil before the first Apply
 	tables *tables         // that the attached program looks into
@@ -88,6 +97,7 @@ type Redirector struct {
 	unread  int           // calls of Verify until the maps are read
 	state   route.State
 	routed  bool // the routes are those of state
+	replies bool // some plan had answers to clients' addresses
 	touched bool // there may be routes of ours in the kernel
 }
 
@@ -105,16 +115,20 @@ func New(opts Options) (*Redirector, error) {
 	if err := probe(); err != nil {
 		return nil, err
 	}
-	rt, err := route.Open(opts.Routes)
-	if err != nil {
+	r := &Redirector{opts: opts}
+	var err error
+	if opts.Beside != nil {
+		r.beside = &beside{Redirector: opts.Beside}
+	} else if r.router, err = route.Open(opts.Routes); err != nil {
 		return nil, err
 	}
-	silent, err := openSilence(opts.Routes.NetNS)
-	if err != nil {
-		rt.Close()
+	if r.silent, err = openSilence(opts.Routes.NetNS); err != nil {
+		if r.router != nil {
+			r.router.Close()
+		}
 		return nil, err
 	}
-	return &Redirector{opts: opts, router: rt, silent: silent}, nil
+	return r, nil
 }
 
 // probe has the kernel judge the program, with maps of the smallest size.
@@ -130,6 +144,9 @@ func probe() error {
 // Traits tell that one listener serves many destinations, and whether replies
 // to clients' addresses come back.
 func (r *Redirector) Traits() redirect.Traits {
+	if r.beside != nil {
+		return r.beside.traits()
+	}
 	t := redirect.Traits{Name: Name}
 	if ports := r.opts.ReplyPorts; ports != [2]uint16{} {
 		t.Replies = redirect.Replies{Diverted: true, FirstPort: ports[0], LastPort: ports[1]}
@@ -156,8 +173,9 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 	if err := validate(&changes, &p); err != nil {
 		return err
 	}
-	state := route.WithoutMarks(&p, r.opts.ReplyPorts)
-	if !r.routed || !slices.Equal(state.Local, r.state.Local) {
+	r.replies = r.replies || !p.NodeSourceOnly
+	state := route.WithoutMarks(&p, r.replyPorts())
+	if r.beside == nil && (!r.routed || !slices.Equal(state.Local, r.state.Local)) {
 		if err := r.router.CheckLocal(state.Local); err != nil {
 			return err
 		}
@@ -166,7 +184,12 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 	if err := r.fillLocked(&p, &changes); err != nil {
 		return err
 	}
-	routes := r.routeLocked(state)
+	var routes error
+	if r.beside != nil {
+		routes = r.beside.apply(p)
+	} else {
+		routes = r.routeLocked(state)
+	}
 	if kept {
 		if err := r.tables.remove(&old, &p, &changes); err != nil {
 			r.whole = false
@@ -174,6 +197,14 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 		}
 	}
 	return routes
+}
+
+// replyPorts are the ports whose packets have to be brought back.
+func (r *Redirector) replyPorts() [2]uint16 {
+	if !r.replies {
+		return [2]uint16{}
+	}
+	return r.opts.ReplyPorts
 }
 
 // validate adds the limits of this mode to those of any plan.
@@ -306,6 +337,10 @@ func (r *Redirector) Verify() (repaired bool, err error) {
 			return repaired, err
 		}
 	}
+	if r.beside != nil {
+		mended, err := r.beside.Verify()
+		return repaired || mended, err
+	}
 	rerouted, err := r.router.Apply(r.state)
 	r.routed = err == nil
 	return repaired || rerouted, err
@@ -325,7 +360,10 @@ func (r *Redirector) Close() error {
 	}
 	r.closed = true
 	var err error
-	if r.touched {
+	switch {
+	case r.beside != nil:
+		err = r.beside.Close()
+	case r.touched:
 		_, err = r.router.Remove()
 	}
 	if r.link != nil {
@@ -335,7 +373,9 @@ func (r *Redirector) Close() error {
 		r.tables.close()
 	}
 	r.silent.close()
-	r.router.Close()
+	if r.router != nil {
+		r.router.Close()
+	}
 	return err
 }
 

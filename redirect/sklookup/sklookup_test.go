@@ -1,11 +1,14 @@
 package sklookup
 
 import (
+	"net/netip"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/redirect/tproxy"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 )
@@ -37,4 +40,83 @@ func TestSteering(t *testing.T) {
 		ForeignSilent:  true,
 		LingeringStays: true,
 	})
+}
+
+// besideOptions are those of nftables that stands beside the program.
+func besideOptions(node *netns.Host) tproxy.Options {
+	return tproxy.Options{NetNS: node.FD(), Lookup: true}
+}
+
+// newBeside makes both inside the node; the test closes them.
+func newBeside(t testing.TB, node *netns.Host) *Redirector {
+	t.Helper()
+	side, err := tproxy.New(besideOptions(node))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := New(Options{Routes: route.Options{NetNS: node.FD()}, Beside: side})
+	if err != nil {
+		_ = side.Close()
+		t.Fatal(err)
+	}
+	return r
+}
+
+// With nftables beside it, the program has none of the limits that the lack of
+// netfilter sets.
+func TestSteeringBesideNFTables(t *testing.T) {
+	steering.Run(t, steering.Mode{
+		New: func(t testing.TB, node *netns.Host) redirect.Redirector { return newBeside(t, node) },
+		Kill: func(_ testing.TB, r redirect.Redirector) {
+			// What the kernel keeps of a killed process is the table and the routes.
+			of := r.(*Redirector)
+			_ = of.link.Close()
+			of.link = nil
+			of.tables.close()
+			of.silent.close()
+		},
+		Cleanup:   func(node *netns.Host) ([]string, error) { return tproxy.Cleanup(besideOptions(node)) },
+		Renumbers: true, // generations of sets
+	})
+}
+
+// A plan that leaves the table nothing to do has none, and no rule that each
+// look-up of a route would have to pass; it comes with the first plan that
+// needs it.
+func TestNoTableWhereNoneIsNeeded(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Settle(t)
+	before := lab.Node.Dump(t)
+	r := newBeside(t, lab.Node)
+	t.Cleanup(func() { _ = r.Close() })
+	local := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
+	apply := func(p redirect.Plan) string {
+		t.Helper()
+		p.Local = local
+		if err := r.Apply(p); err != nil {
+			t.Fatal(err)
+		}
+		if repaired, err := r.Verify(); repaired || err != nil {
+			t.Fatalf("verify: %v, %v", repaired, err)
+		}
+		return lab.Node.Dump(t)
+	}
+	// As the kernel tells them: a table of nftables, and a rule's RTA_TABLE 8377.
+	const table, rule = "\ntable ", "08000f00b9200000"
+	lean := apply(redirect.Plan{NodeSourceOnly: true})
+	if strings.Contains(lean, table) || strings.Contains(lean, rule) {
+		t.Errorf("made for nothing:\n%s", lean)
+	}
+	if whole := apply(redirect.Plan{}); !strings.Contains(whole, table) || !strings.Contains(whole, rule) {
+		t.Errorf("missing:\n%s", whole)
+	}
+	if later := apply(redirect.Plan{NodeSourceOnly: true}); !strings.Contains(later, rule) {
+		t.Errorf("sockets may still be bound to clients' addresses:\n%s", later)
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if after := lab.Node.Dump(t); after != before {
+		t.Errorf("left behind:\n%s", after)
+	}
 }

@@ -32,6 +32,7 @@ type filter struct {
 	limit int
 
 	synced     bool // the table is what the last plan says, as far as is known
+	absent     bool // there is none, because the last plan needs none
 	generation int  // of the sets in use
 	ownPorts   portCounts
 	flows      map[flow]struct{} // in the sets
@@ -51,6 +52,7 @@ func openFilter(opts Options) (*filter, error) {
 		numbers: numbers{
 			steerMark: opts.SteerMark, replyMark: opts.ReplyMark,
 			firstReply: opts.ReplyPorts[0], lastReply: opts.ReplyPorts[1],
+			lookup: opts.Lookup,
 		},
 
 		sendBuffer: sendBuffer,
@@ -74,6 +76,9 @@ func (f *filter) close() {
 
 // apply puts a plan in force whose difference to the one before is given.
 func (f *filter) apply(c *redirect.Changes, from, p *redirect.Plan) error {
+	if f.numbers.lookup && needsNoTable(p) {
+		return f.clear()
+	}
 	if f.synced && c.Empty() {
 		return nil
 	}
@@ -88,6 +93,22 @@ func (f *filter) apply(c *redirect.Changes, from, p *redirect.Plan) error {
 		}
 	}
 	return f.fill(p)
+}
+
+// needsNoTable tells whether a plan has nothing for the table to do, when
+// somebody else finds the sockets. (What lingers does so on foreign addresses.)
+func needsNoTable(p *redirect.Plan) bool {
+	return p.NodeSourceOnly && len(p.Foreign) == 0 && len(p.Own) == 0
+}
+
+// clear removes the table until a plan needs it.
+func (f *filter) clear() error {
+	if f.absent {
+		return nil
+	}
+	_, err := f.remove()
+	f.synced, f.absent, f.frame = false, err == nil, nil
+	return err
 }
 
 // retriable tells errors after which filling the table anew can help: it was
@@ -229,7 +250,7 @@ func (f *filter) fill(p *redirect.Plan) error {
 		err = f.fillWithin(e)
 		switch {
 		case err == nil:
-			f.synced = true
+			f.synced, f.absent = true, false
 			return nil
 		case errors.Is(err, syscall.EMSGSIZE) && f.limit > 64<<10:
 			f.limit /= 2 // the send buffer is smaller than was asked for
@@ -380,6 +401,9 @@ func (f *filter) unstage(generation int, tableWasThere bool) {
 
 // verify compares the table with the plan and fills it anew when they differ.
 func (f *filter) verify(p *redirect.Plan) (repaired bool, err error) {
+	if f.absent {
+		return false, nil
+	}
 	now, err := f.reader.generation()
 	if err != nil {
 		return false, err

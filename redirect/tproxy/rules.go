@@ -15,6 +15,8 @@ type numbers struct {
 	// firstReply and lastReply are the ports that answers to clients' own
 	// addresses come to.
 	firstReply, lastReply uint16
+	// lookup says that somebody else finds the sockets for ranges of ours.
+	lookup bool
 }
 
 // rule is one rule before it is added.
@@ -76,6 +78,10 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 //	                  tcp flags & (syn | ack) != syn ip saddr . th sport . ip daddr . th dport @linger4 goto aside
 //	chain aside:      meta mark set meta mark | 0x1000 notrack accept
 //	chain turn:       as refuse, with goto aside for TCP that opens nothing
+//
+// With Options.Lookup, to4 has no tproxy of its own, and rest4 is nothing but
+//
+//	chain rest4:      notrack accept
 func makeRules(generation int, n numbers) []rule {
 	var rules []rule
 	for v := range versions {
@@ -110,12 +116,14 @@ func (v version) rulesIn(generation int, n numbers) []rule {
 	set := func(k kind) string { return setName(k, v, generation) }
 	to, rest, others := v.chain(chainTo), v.chain(chainRest), v.chain(chainForeign)
 	toDestination := v.key(f.dest, portDestination)
-	return []rule{
-		newRule(to, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies)),
+	rules := []rule{newRule(to, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies))}
+	if !n.lookup {
 		// A rule ends where tproxy finds neither an established socket nor a
 		// listener: then the address's own rules refuse. This one comes before
 		// the look into the ranges: while those change, the kernel can miss one.
-		newRule(to, isFamily(v), toDestination, target(set(steer)), toListener(v), untracked),
+		rules = append(rules, newRule(to, isFamily(v), toDestination, target(set(steer)), toListener(v), untracked))
+	}
+	rules = append(rules,
 		newRule(to, isFamily(v), inSet(f.dest, f.addrLen, set(local)), goTo(rest)),
 		newRule(to, isFamily(v), inSet(f.dest, f.addrLen, set(foreign)), goTo(others)),
 		newRule(to, v.isOwn(f.dest, portDestination, generation), untracked),
@@ -124,12 +132,18 @@ func (v version) rulesIn(generation int, n numbers) []rule {
 		newRule(to, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies)),
 		// Errors about packets that were sent from a client's address.
 		newRule(to, isProtocol(f.icmp), jump(chainReplies)),
-
-		newRule(rest, isFamily(v), toDestination, found(set(refuse)), goTo(chainRefuse)),
-		newRule(rest, isFamily(v), toDestination, found(set(silent)), goTo(chainSilence)),
-		newRule(rest, isFamily(v), inSet(f.dest, f.addrLen, set(cluster)), goTo(chainRefuse)),
-		newRule(rest, goTo(chainSilence)),
-
+	)
+	if n.lookup {
+		rules = append(rules, newRule(rest, untracked))
+	} else {
+		rules = append(rules,
+			newRule(rest, isFamily(v), toDestination, found(set(refuse)), goTo(chainRefuse)),
+			newRule(rest, isFamily(v), toDestination, found(set(silent)), goTo(chainSilence)),
+			newRule(rest, isFamily(v), inSet(f.dest, f.addrLen, set(cluster)), goTo(chainRefuse)),
+			newRule(rest, goTo(chainSilence)),
+		)
+	}
+	return append(rules,
 		// Connections to somebody else's address go on, ours to us and the
 		// others past us. (A SYN cookie's answer has no socket yet, and goes
 		// past us too.)
@@ -138,7 +152,7 @@ func (v version) rulesIn(generation int, n numbers) []rule {
 		newRule(others, isFamily(v), toDestination, found(set(refuse)), goTo(chainRefuse)),
 		newRule(others, isFamily(v), toDestination, found(set(silent)), goTo(chainSilence)),
 		newRule(others, isFamily(v), toDestination, target(set(take)), setMark(n.steerMark), toListener(v), untracked),
-	}
+	)
 }
 
 // rulesOut are those for what this node sends. They keep packets from and to

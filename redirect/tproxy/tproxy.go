@@ -62,6 +62,11 @@ type Options struct {
 	// [route.Options].
 	SteerMark, ReplyMark   uint32
 	SteerTable, ReplyTable int
+	// Lookup says that somebody else finds the sockets for what is in
+	// Plan.Local, as a BPF program does (redirect/sklookup). The table then
+	// only keeps that out of connection tracking, and there is none at all for
+	// plans that have nothing else for it to do.
+	Lookup bool
 	// ReplyPorts, first and last, are the local ports of sockets that are bound
 	// to clients' own addresses; [DefaultReplyPorts] if zero.
 	ReplyPorts [2]uint16
@@ -120,6 +125,7 @@ type Redirector struct {
 	closed bool
 
 	plan    redirect.Plan // in force; empty before the first Apply
+	replies bool          // some plan had answers to clients' addresses
 	touched bool          // there may be something of ours in the kernel
 	applied bool          // the table is that of the plan
 	routed  bool          // the routes are, too
@@ -252,6 +258,9 @@ func (r *Redirector) applyLocked(p redirect.Plan, changes redirect.Changes) erro
 	if len(changes.AddForeign)+len(changes.DropForeign) > 0 {
 		r.routed = false
 	}
+	if !p.NodeSourceOnly && !r.replies {
+		r.replies, r.routed = true, false
+	}
 	r.touched = true
 	if len(changes.AddForeign) > 0 {
 		// A packet must not be taken before it has somewhere to go.
@@ -297,12 +306,12 @@ func withoutForeign(p redirect.Plan) redirect.Plan {
 
 // routes are what the table of nftables rests on.
 func (r *Redirector) routes(local []netip.Prefix, foreign ...map[netip.Addr]struct{}) route.State {
-	s := route.State{Local: local, MarkReplies: r.traits.Replies.Diverted}
+	s := route.State{Local: local, MarkReplies: r.replies && r.traits.Replies.Diverted}
 	for _, set := range foreign {
 		s.Foreign = slices.AppendSeq(s.Foreign, maps.Keys(set))
 	}
 	s.MarkSteers = len(s.Foreign) > 0
-	if r.strict {
+	if r.strict && s.MarkReplies {
 		s.ReplyPorts = r.opts.ReplyPorts
 	}
 	return s

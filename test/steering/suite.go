@@ -37,6 +37,9 @@ type Mode struct {
 	// LingeringStays: a destination that only established connections use is
 	// still ours for new ones: refused, or silent with ForeignSilent.
 	LingeringStays bool
+	// Renumbers: who takes over from a killed process makes things anew, which
+	// gives them other numbers in the kernel.
+	Renumbers bool
 }
 
 // Run plays all scenes.
