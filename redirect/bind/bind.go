@@ -28,6 +28,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/redirect/watch"
 )
 
 // Name is what Traits say.
@@ -49,15 +50,20 @@ type Redirector struct {
 	mu     sync.Mutex // guards everything below
 	opts   Options
 	router *route.Router
+	watch  *watch.Watcher
 	closed bool
 
 	plan    redirect.Plan // in force; empty before the first Apply
 	state   route.State
 	routed  bool // the routes are those of state
+	replies bool // some plan had answers to clients' addresses
 	touched bool // there may be something of ours in the kernel
 }
 
-var _ redirect.Redirector = (*Redirector)(nil)
+var (
+	_ redirect.Redirector = (*Redirector)(nil)
+	_ redirect.Notifier   = (*Redirector)(nil)
+)
 
 // ErrClosed is the error of using a Redirector after Close.
 var ErrClosed = errors.New("bind: closed")
@@ -69,8 +75,16 @@ func New(opts Options) (*Redirector, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Redirector{opts: opts, router: rt}, nil
+	w, err := watch.Open(watch.Options{NetNS: opts.Routes.NetNS})
+	if err != nil {
+		rt.Close()
+		return nil, err
+	}
+	return &Redirector{opts: opts, router: rt, watch: w}, nil
 }
+
+// Changed tells when Verify should be called; see [redirect.Notifier].
+func (r *Redirector) Changed() <-chan struct{} { return r.watch.Changed() }
 
 // Traits ask for a socket at each destination, and tell whether replies to
 // clients' addresses come back.
@@ -96,7 +110,8 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 	if err := changes.Validate(&p); err != nil {
 		return err
 	}
-	state := route.WithoutMarks(&p, r.opts.ReplyPorts)
+	r.replies = r.replies || !p.NodeSourceOnly
+	state := route.WithoutMarks(&p, r.replyPorts())
 	if !r.routed || !slices.Equal(state.Local, r.state.Local) {
 		if err := r.router.CheckLocal(state.Local); err != nil {
 			return err
@@ -110,6 +125,14 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 	_, err := r.router.Apply(state)
 	r.state, r.routed = state, err == nil
 	return err
+}
+
+// replyPorts are the ports whose packets have to be brought back.
+func (r *Redirector) replyPorts() [2]uint16 {
+	if !r.replies {
+		return [2]uint16{}
+	}
+	return r.opts.ReplyPorts
 }
 
 // Verify checks the routes and rules, and puts back what is missing.
@@ -140,6 +163,7 @@ func (r *Redirector) Close() error {
 	if r.touched {
 		_, err = r.router.Remove()
 	}
+	r.watch.Close()
 	r.router.Close()
 	return err
 }

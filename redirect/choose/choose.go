@@ -31,6 +31,7 @@ const (
 	Auto     = "auto"
 	TProxy   = "tproxy"
 	SkLookup = "sklookup"
+	Both     = "sklookup+nftables"
 	Bind     = "bind"
 
 	NFTables = "nftables"
@@ -39,7 +40,7 @@ const (
 
 // Modes and Backends are what Options may say.
 var (
-	Modes    = []string{Auto, TProxy, SkLookup, Bind}
+	Modes    = []string{Auto, Both, TProxy, SkLookup, Bind}
 	Backends = []string{Auto, NFTables, IPTables}
 )
 
@@ -80,6 +81,30 @@ func (o *Options) iptables() iptables.Options {
 	return iptables.Options{Name: o.Table, Route: o.Routes, ReplyPorts: o.ReplyPorts, NoReplies: o.NoReplies}
 }
 
+func (o *Options) nftables() tproxy.Options {
+	return tproxy.Options{
+		Table: o.Table, NodeIPs: o.Routes.NodeIPs, NetNS: o.Routes.NetNS,
+		SteerMark: o.Routes.SteerMark, ReplyMark: o.Routes.ReplyMark,
+		SteerTable: o.Routes.SteerTable, ReplyTable: o.Routes.ReplyTable,
+		ReplyPorts: o.ReplyPorts, NoReplies: o.NoReplies,
+	}
+}
+
+// openBoth has a BPF program find the sockets, and nftables do what it cannot.
+func openBoth(o Options) (redirect.Redirector, error) {
+	table := o.nftables()
+	table.Lookup = true
+	beside, err := tproxy.New(table)
+	if err != nil {
+		return nil, err
+	}
+	r, err := sklookup.New(sklookup.Options{Routes: o.Routes, Beside: beside})
+	if err != nil {
+		return nil, errors.Join(err, beside.Close())
+	}
+	return r, nil
+}
+
 // way is one way of steering.
 type way struct {
 	name          string
@@ -87,10 +112,12 @@ type way struct {
 	open          func(Options) (redirect.Redirector, error)
 }
 
-// ways are all of them, the best first.
+// ways are all of them, the best first: those that can do everything, the
+// fastest of them first (docs/benchmarks.md), then those that cannot.
 var ways = []way{
+	{"sklookup/nftables", Both, "", openBoth},
 	{"tproxy/nftables", TProxy, NFTables, func(o Options) (redirect.Redirector, error) {
-		return opened(tproxy.New(tproxy.Options{Table: o.Table, NodeIPs: o.Routes.NodeIPs, NetNS: o.Routes.NetNS}))
+		return opened(tproxy.New(o.nftables()))
 	}},
 	{iptables.Name, TProxy, IPTables, func(o Options) (redirect.Redirector, error) {
 		return opened(iptables.New(o.iptables()))
@@ -215,7 +242,7 @@ func (o Options) candidates(from []way) ([]way, error) {
 // removed.
 func Cleanup(o Options) (removed []string, err error) {
 	// What bind and sklookup leave are routes and rules, the same as tproxy's.
-	removed, err = tproxy.Cleanup(tproxy.Options{Table: o.Table, NodeIPs: o.Routes.NodeIPs, NetNS: o.Routes.NetNS})
+	removed, err = tproxy.Cleanup(o.nftables())
 	if routes, routeErr := bind.Cleanup(bind.Options{Routes: o.Routes}); routeErr == nil {
 		removed = append(removed, routes...)
 		// Without nf_tables there is no table either.

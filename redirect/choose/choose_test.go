@@ -30,14 +30,15 @@ func TestBestThatWorksIsChosen(t *testing.T) {
 		fails               map[string]error
 		want                string
 	}{
-		{"all work", "", "", nil, "steering by tproxy/nftables"},
-		{"no nf_tables", Auto, Auto, map[string]error{"tproxy/nftables": missing}, "steering by tproxy/iptables; not tproxy/nftables (nf_tables is missing)"},
-		{"no netfilter", Auto, Auto, map[string]error{"tproxy/nftables": missing, "tproxy/iptables": noIPTables},
-			"steering by sklookup; not tproxy/nftables (nf_tables is missing), not tproxy/iptables (ip_tables is missing)"},
-		{"no netfilter, no BPF", Auto, Auto, map[string]error{"tproxy/nftables": missing, "tproxy/iptables": noIPTables, "sklookup": noBPF},
-			"steering by bind; not tproxy/nftables (nf_tables is missing), not tproxy/iptables (ip_tables is missing), not sklookup (CAP_BPF is missing)"},
+		{"all work", "", "", nil, "steering by sklookup/nftables"},
+		{"no BPF", Auto, Auto, map[string]error{"sklookup/nftables": noBPF, "sklookup": noBPF}, "steering by tproxy/nftables; not sklookup/nftables (CAP_BPF is missing)"},
+		{"no nf_tables", Auto, Auto, map[string]error{"sklookup/nftables": missing, "tproxy/nftables": missing}, "steering by tproxy/iptables; not sklookup/nftables (nf_tables is missing), not tproxy/nftables (nf_tables is missing)"},
+		{"no netfilter", Auto, Auto, map[string]error{"sklookup/nftables": missing, "tproxy/nftables": missing, "tproxy/iptables": noIPTables},
+			"steering by sklookup; not sklookup/nftables (nf_tables is missing), not tproxy/nftables (nf_tables is missing), not tproxy/iptables (ip_tables is missing)"},
+		{"no netfilter, no BPF", Auto, Auto, map[string]error{"sklookup/nftables": missing, "tproxy/nftables": missing, "tproxy/iptables": noIPTables, "sklookup": noBPF},
+			"steering by bind; not sklookup/nftables (nf_tables is missing), not tproxy/nftables (nf_tables is missing), not tproxy/iptables (ip_tables is missing), not sklookup (CAP_BPF is missing)"},
 		{"asked for", Bind, "", map[string]error{"bind": errors.New("never asked")}, "steering by bind, as asked for"},
-		{"nothing works", Auto, "", map[string]error{"tproxy/nftables": missing, "tproxy/iptables": noIPTables, "sklookup": noBPF, "bind": syscall.EPERM}, "no way of steering works here"},
+		{"nothing works", Auto, "", map[string]error{"sklookup/nftables": missing, "tproxy/nftables": missing, "tproxy/iptables": noIPTables, "sklookup": noBPF, "bind": syscall.EPERM}, "no way of steering works here"},
 		{"no such mode", "telepathy", "", nil, `no way of steering is called "telepathy"`},
 		{"no such backend", TProxy, "telepathy", nil, `with the backend "telepathy"`},
 	} {

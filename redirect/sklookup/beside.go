@@ -23,6 +23,14 @@ func (b *beside) traits() redirect.Traits {
 	return t
 }
 
+// changed tells when it should verify, if it notices.
+func (b *beside) changed() <-chan struct{} {
+	if n, ok := b.Redirector.(redirect.Notifier); ok {
+		return n.Changed()
+	}
+	return nil
+}
+
 // apply puts in force what a plan has beside the destinations that the program
 // knows.
 func (b *beside) apply(p redirect.Plan) error {

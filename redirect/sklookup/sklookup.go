@@ -40,6 +40,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/redirect/watch"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -85,8 +86,9 @@ func (o Options) withDefaults() Options {
 type Redirector struct {
 	mu     sync.Mutex // guards everything below
 	opts   Options
-	router *route.Router // nil if there is somebody beside us
-	beside *beside       // nil otherwise
+	router *route.Router  // nil if there is somebody beside us
+	watch  *watch.Watcher // likewise
+	beside *beside        // nil otherwise
 	silent *silence
 	link   *link.NetNsLink // nil before the first Apply
 	tables *tables         // that the attached program looks into
@@ -101,7 +103,10 @@ type Redirector struct {
 	touched bool // there may be routes of ours in the kernel
 }
 
-var _ redirect.Redirector = (*Redirector)(nil)
+var (
+	_ redirect.Redirector = (*Redirector)(nil)
+	_ redirect.Notifier   = (*Redirector)(nil)
+)
 
 // ErrClosed is the error of using a Redirector after Close.
 var ErrClosed = errors.New("sklookup: closed")
@@ -119,16 +124,38 @@ func New(opts Options) (*Redirector, error) {
 	var err error
 	if opts.Beside != nil {
 		r.beside = &beside{Redirector: opts.Beside}
-	} else if r.router, err = route.Open(opts.Routes); err != nil {
-		return nil, err
+	} else if r.router, err = route.Open(opts.Routes); err == nil {
+		r.watch, err = watch.Open(watch.Options{NetNS: opts.Routes.NetNS})
 	}
-	if r.silent, err = openSilence(opts.Routes.NetNS); err != nil {
-		if r.router != nil {
-			r.router.Close()
-		}
+	if err == nil {
+		r.silent, err = openSilence(opts.Routes.NetNS)
+	}
+	if err != nil {
+		r.release()
 		return nil, err
 	}
 	return r, nil
+}
+
+// release gives back what New opened.
+func (r *Redirector) release() {
+	if r.silent != nil {
+		r.silent.close()
+	}
+	if r.watch != nil {
+		r.watch.Close()
+	}
+	if r.router != nil {
+		r.router.Close()
+	}
+}
+
+// Changed tells when Verify should be called; see [redirect.Notifier].
+func (r *Redirector) Changed() <-chan struct{} {
+	if r.beside != nil {
+		return r.beside.changed()
+	}
+	return r.watch.Changed()
 }
 
 // probe has the kernel judge the program, with maps of the smallest size.
@@ -372,10 +399,7 @@ func (r *Redirector) Close() error {
 	if r.tables != nil {
 		r.tables.close()
 	}
-	r.silent.close()
-	if r.router != nil {
-		r.router.Close()
-	}
+	r.release()
 	return err
 }
 

@@ -70,6 +70,9 @@ type Options struct {
 	// ReplyPorts, first and last, are the local ports of sockets that are bound
 	// to clients' own addresses; [DefaultReplyPorts] if zero.
 	ReplyPorts [2]uint16
+	// NoReplies leaves clients' addresses alone: no answers to them are brought
+	// back.
+	NoReplies bool
 }
 
 // DefaultReplyPorts are ports that clients do not take by themselves: Linux
@@ -178,6 +181,9 @@ func (r *Redirector) open() (err error) {
 		return err
 	}
 	r.traits = redirect.Traits{Name: "tproxy/nftables"}
+	if opts.NoReplies {
+		return nil
+	}
 	if err := r.router.Check(route.State{MarkReplies: true}); err != nil {
 		r.traits.Replies.Why = err.Error()
 	} else {
@@ -220,6 +226,7 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 	if r.closed {
 		return ErrClosed
 	}
+	p.NodeSourceOnly = p.NodeSourceOnly || r.opts.NoReplies
 	changes := redirect.Diff(&r.plan, &p)
 	if err := validate(&changes, &p); err != nil {
 		return err
