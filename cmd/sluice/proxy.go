@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-proxy/sluice/listener"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/watch"
 	"github.com/sluice-proxy/sluice/redirect/choose"
 	"github.com/sluice-proxy/sluice/relay"
 	"github.com/sluice-proxy/sluice/service"
@@ -286,10 +287,8 @@ func (p *proxy) run(ctx context.Context) error {
 	defer p.stop()
 	maintenance := time.NewTimer(p.manager.NextMaintenance())
 	defer maintenance.Stop()
-	var changed <-chan struct{} // never, where nobody tells
-	if n, ok := p.steer.(redirect.Notifier); ok {
-		changed = n.Changed()
-	}
+	changed, stopWatching := p.watch()
+	defer stopWatching()
 	for {
 		select {
 		case c := <-changes:
@@ -407,6 +406,20 @@ func (p *proxy) maintain() {
 		p.repairs.Add(1)
 		p.log.Warn().Msg("somebody had changed our part of the kernel's tables; it is restored")
 	}
+}
+
+// watch gives what tells of changes to the kernel's tables: the way of steering
+// itself, or else a watcher of the routes that each of them rests on.
+func (p *proxy) watch() (changed <-chan struct{}, stop func()) {
+	if n, ok := p.steer.(redirect.Notifier); ok {
+		return n.Changed(), func() {}
+	}
+	w, err := watch.Open(watch.Options{})
+	if err != nil {
+		p.log.Warn().Err(err).Msg("changes to routes are noticed late, within seconds")
+		return nil, func() {}
+	}
+	return w.Changed(), w.Close
 }
 
 // nextMaintenance is sooner while something is not in force.
