@@ -44,7 +44,7 @@ const patience = 10 * time.Second
 
 // node is a Manager with everything around it, in a lab's node.
 type node struct {
-	t       *testing.T
+	t       testing.TB
 	policy  policy.Config
 	lab     *netns.Lab
 	store   *service.Store
@@ -99,7 +99,7 @@ func (s *spy) Apply(p redirect.Plan) error {
 
 // newNode starts a node with two event loops. change may alter the
 // configuration that tests use.
-func newNode(t *testing.T, lab *netns.Lab, change func(*Options)) *node {
+func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	t.Helper()
 	n := &node{t: t, lab: lab, policy: policy.Config{NodeName: "node"}, store: service.NewStore(service.StoreOptions{NodeName: "node"})}
 	n.table = conntrack.NewTable(conntrack.Options{Shards: loops, Sink: n})

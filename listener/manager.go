@@ -196,18 +196,18 @@ func (m *Manager) syncOutlets(ids []service.PortID, next *state) []change {
 	for len(m.outletsOf) < len(ports) {
 		m.outletsOf = append(m.outletsOf, nil)
 	}
-	old, new := make([][]*outlet, len(ids)), make([][]*outlet, len(ids))
+	was, is := make([][]*outlet, len(ids)), make([][]*outlet, len(ids))
 	for i, id := range ids {
 		if int(id) >= len(m.outletsOf) {
 			continue
 		}
-		old[i] = m.outletsOf[id]
+		was[i] = m.outletsOf[id]
 		if int(id) < len(ports) && ports[id] != nil {
-			new[i] = m.outlets(next.table, ports[id], next.host)
+			is[i] = m.outlets(next.table, ports[id], next.host)
 		}
-		m.outletsOf[id] = new[i]
+		m.outletsOf[id] = is[i]
 	}
-	changes := compare(old, new)
+	changes := compare(was, is)
 	for _, ch := range changes {
 		if ch.old != nil && !serves(ch.old.dst.Protocol) {
 			m.notServed--

@@ -93,14 +93,14 @@ type change struct {
 // compare gives what has to be done for service ports to get from what they had
 // to what they are to have. Where nothing changes, the old outlet is put in the
 // new one's place.
-func compare(old, new [][]*outlet) (changes []change) {
+func compare(from, to [][]*outlet) (changes []change) {
 	was := make(map[service.Destination]*outlet)
-	for _, list := range old {
+	for _, list := range from {
 		for _, o := range list {
 			was[o.dst] = o
 		}
 	}
-	for _, list := range new {
+	for _, list := range to {
 		for i, o := range list {
 			before := was[o.dst]
 			delete(was, o.dst)

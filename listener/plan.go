@@ -27,7 +27,8 @@ type planner struct {
 
 	clusterUses map[netip.Addr]int // outlets on a cluster IP
 	foreignUses map[netip.Addr]int // outlets on other addresses that are not this node's
-	left        []*outlet          // that lost their place since the last plan
+	touched     []netip.Addr       // cluster IPs that came or went since the last plan
+	left        []*outlet          // outlets that lost their place since then
 
 	ranges  []netip.Prefix // of cluster IPs, that no address of this node lies in
 	local   []netip.Prefix
@@ -46,21 +47,21 @@ func newPlanner() planner {
 
 // replace puts an outlet in the place of another one for the same destination;
 // either may be nil. held says that a claimed one has its socket.
-func (p *planner) replace(old, new *outlet, held bool) {
-	if new != nil {
-		p.use(new, 1)
+func (p *planner) replace(was, is *outlet, held bool) {
+	if is != nil {
+		p.use(is, 1)
 	}
-	if old != nil {
-		p.use(old, -1)
-		if new == nil || new.own != old.own {
-			p.left = append(p.left, old)
+	if was != nil {
+		p.use(was, -1)
+		if is == nil || is.own != was.own {
+			p.left = append(p.left, was)
 		}
 	}
-	if new == nil {
-		p.put(old.dst, policy.None, false, redirect.Target{})
+	if is == nil {
+		p.put(was.dst, policy.None, false, redirect.Target{})
 		return
 	}
-	p.place(new, held)
+	p.place(is, held)
 }
 
 // place puts an outlet where it belongs.
@@ -111,13 +112,16 @@ func (p *planner) use(o *outlet, by int) {
 		uses = p.clusterUses
 	}
 	before := uses[o.dst.Addr]
-	switch after := before + by; {
-	case after == 0:
+	after := before + by
+	if uses[o.dst.Addr] = after; after == 0 {
 		delete(uses, o.dst.Addr)
-		p.moved = true
-	default:
-		uses[o.dst.Addr] = after
-		p.moved = p.moved || before == 0
+	}
+	if before != 0 && after != 0 {
+		return
+	}
+	p.moved = true
+	if o.kind == service.ClusterIP {
+		p.touched = append(p.touched, o.dst.Addr)
 	}
 }
 
@@ -181,17 +185,14 @@ func (p *planner) settle(host hostAddresses) {
 			p.moved = true
 		}
 	}
-	if !p.moved {
-		return
-	}
-	for a := range p.clusterIPs.m {
-		if _, still := p.clusterUses[a]; !still {
+	for _, a := range p.touched {
+		if _, is := p.clusterUses[a]; is {
+			p.clusterIPs.set(a, struct{}{})
+		} else {
 			p.clusterIPs.remove(a)
 		}
 	}
-	for a := range p.clusterUses {
-		p.clusterIPs.set(a, struct{}{})
-	}
+	p.touched = nil
 }
 
 // planned tells whether a destination is in the plan.

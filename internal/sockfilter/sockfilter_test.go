@@ -222,11 +222,11 @@ func random(r *rand.Rand) (rules []Rule, packets []packet) {
 	seen := make(map[netip.AddrPort]bool)
 	for range r.IntN(12) {
 		rule := Rule{Addr: addr(), Port: uint16(r.IntN(3) + 1)}
-		if at := netip.AddrPortFrom(rule.Addr, rule.Port); seen[at] {
+		at := netip.AddrPortFrom(rule.Addr, rule.Port)
+		if seen[at] {
 			continue
-		} else {
-			seen[at] = true
 		}
+		seen[at] = true
 		for range r.IntN(1 << r.IntN(9)) {
 			a := addr()
 			rule.Allowed = append(rule.Allowed, netip.PrefixFrom(a, a.BitLen()-min(r.IntN(a.BitLen()+1), r.IntN(a.BitLen()+1))))
