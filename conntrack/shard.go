@@ -7,6 +7,7 @@ type Shard struct {
 	nextID uint64
 	count  int
 	list   Record // a ring of open records and markers, in the order of opening
+	place  Record // a marker: how far Refresh came
 	batch  *batch // records that have ended, nil if there are none
 	wake   func()
 	_      [64]byte
@@ -98,10 +99,27 @@ func (s *Shard) Flush() {
 // Len gives the number of open connections.
 func (s *Shard) Len() int { return s.count }
 
-// Refresh brings all open records up to date, so that counters show the bytes of
-// connections that live long. The owner calls it now and then.
-func (s *Shard) Refresh() {
-	s.Each((*Record).refresh)
+// Refresh brings open records up to date, so that counters show the bytes of
+// connections that live long: at most n of them, from where the last call
+// stopped. It tells whether there are more, so that the owner goes on soon; the
+// call after the last one begins anew.
+func (s *Shard) Refresh(n int) (more bool) {
+	r := s.list.next
+	if s.place.next != nil {
+		r = s.place.next
+		s.place.unlink()
+	}
+	for ; r != &s.list && n > 0; r = r.next {
+		if r.state == recordOpen {
+			r.refresh()
+			n--
+		}
+	}
+	if r == &s.list {
+		return false
+	}
+	s.place.insertBefore(r)
+	return true
 }
 
 // Each calls f for each open connection, in the order of their opening. f may

@@ -95,7 +95,7 @@ func NewTable(opts Options) *Table {
 		s.table = t
 		s.nextID = uint64(i) + 1
 		s.list.prev, s.list.next = &s.list, &s.list
-		s.list.state = recordMarker
+		s.list.state, s.place.state = recordMarker, recordMarker
 	}
 	return t
 }

@@ -14,6 +14,10 @@ const (
 	// refreshInterval is how often the counters are brought up to date with
 	// connections that are open.
 	refreshInterval = 15 * time.Second
+	// refreshShare is how many connections are looked at before other work of
+	// the loop has its turn, and refreshPause when the next are.
+	refreshShare = 256
+	refreshPause = 2 * time.Millisecond
 	// spareConns bounds the memory that is kept for connections to come.
 	spareConns = 1024
 )
@@ -89,8 +93,11 @@ type refresher worker
 
 // HandleTimer has the counters see the bytes of connections that live long.
 func (r *refresher) HandleTimer(*poll.Timer) {
-	r.shard.Refresh()
-	r.loop.Schedule(&r.refreshTimer, r.loop.Now()+int64(refreshInterval), r)
+	next := refreshInterval
+	if r.shard.Refresh(refreshShare) {
+		next = refreshPause
+	}
+	r.loop.Schedule(&r.refreshTimer, r.loop.Now()+int64(next), r)
 }
 
 // stop ends accepting and all connections, and writes their records.
