@@ -75,6 +75,16 @@ func (n *node) ends() map[conntrack.End]int {
 // newNode starts a node. change may alter the options that tests use.
 func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	t.Helper()
+	steer, err := tproxy.New(tproxy.Options{NetNS: lab.Node.FD()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newNodeBy(t, lab, steer, change)
+}
+
+// newNodeBy is newNode with a way of steering.
+func newNodeBy(t testing.TB, lab *netns.Lab, steer redirect.Redirector, change func(*Options)) *node {
+	t.Helper()
 	n := &node{t: t, lab: lab, store: service.NewStore(service.StoreOptions{NodeName: "node"})}
 	n.table = conntrack.NewTable(conntrack.Options{Shards: loops, Sink: n})
 	var running sync.WaitGroup
@@ -94,17 +104,13 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 			}
 		}()
 	}
-	steer, err := tproxy.New(tproxy.Options{NetNS: lab.Node.FD()})
-	if err != nil {
-		t.Fatal(err)
-	}
 	n.steer = steer
 	o := Options{
 		Config: Config{
 			MaxSessions: 1000, MaxServiceSessions: 1000, MaxLanes: 100, MaxPins: 100,
 			Timeout: 30 * time.Second, StreamTimeout: 2 * time.Minute, Plan: balancer.DefaultPlan(),
 		},
-		Loops: n.loops, Table: n.table, Logger: zerolog.New(zerolog.NewTestWriter(t)),
+		Loops: n.loops, Table: n.table, Replies: steer.Traits().Replies, Logger: zerolog.New(zerolog.NewTestWriter(t)),
 	}
 	if change != nil {
 		change(&o)
@@ -142,6 +148,7 @@ func (n *node) stop() {
 // apply puts a change in force, as the listeners' manager does.
 func (n *node) apply(c service.Change) {
 	n.t.Helper()
+	var bound error
 	err := n.lab.Node.Do(func() error {
 		table := policy.Compile(nil, n.store.Apply(c), policy.Config{
 			NodeName: "node", NodeAddresses: []netip.Addr{n.lab.Node.IPv4, n.lab.Node.IPv6},
@@ -163,6 +170,11 @@ func (n *node) apply(c service.Change) {
 					plan.Refuse[d] = struct{}{}
 					continue
 				}
+				if n.steer.Traits().BindEach {
+					plan.Steer[d] = redirect.Target{Port: d.Port}
+					defer func() { bound = errors.Join(bound, n.server.Bind(d)) }()
+					continue
+				}
 				target, err := n.server.Lane(port.Name, service.FamilyOf(d.Addr))
 				if err != nil {
 					return err
@@ -173,7 +185,7 @@ func (n *node) apply(c service.Change) {
 		defer n.server.Prune()
 		return n.steer.Apply(plan)
 	})
-	if err != nil {
+	if err = errors.Join(err, bound); err != nil {
 		n.t.Fatal(err)
 	}
 }
