@@ -77,8 +77,9 @@ type Options struct {
 	SteerMark, ReplyMark uint32
 	// SteerTable and ReplyTable are numbers of routing tables of our own.
 	SteerTable, ReplyTable int
-	// RulePriority is that of our policy routing rules: after that of the table
-	// local (0), before that of the table main (32766).
+	// RulePriority is that of our policy routing rules, and the three after it
+	// are, too: after that of the table local (0), before that of the table main
+	// (32766).
 	RulePriority int
 }
 
@@ -118,8 +119,8 @@ func (o Options) Validate() error {
 			return fmt.Errorf("routing table %d: want a number of our own, not 0 and not 253 to 255", table)
 		}
 	}
-	if o.RulePriority <= 0 || o.RulePriority >= 32766 {
-		return fmt.Errorf("priority %d of policy routing rules: want 1 to 32765", o.RulePriority)
+	if o.RulePriority <= 0 || o.RulePriority > maxPriority {
+		return fmt.Errorf("priority %d of policy routing rules: want 1 to %d", o.RulePriority, maxPriority)
 	}
 	return nil
 }
@@ -139,8 +140,8 @@ type State struct {
 	PortRules []service.Destination
 	// MarkReplies sends packets with the reply mark to the reply table.
 	MarkReplies bool
-	// ReplyPorts, first and last, send TCP and UDP packets to these ports to
-	// the reply table (F11); zero sends none. Together with MarkReplies, of
+	// ReplyPorts, first and last, send TCP and UDP packets to these ports, but
+	// none that this node sends itself, to the reply table (F11); zero sends none. Together with MarkReplies, of
 	// IPv4 only those that carry the mark too, which is for where sources are
 	// checked with marks (see SourceChecks), and nothing changes for IPv6.
 	ReplyPorts [2]uint16

@@ -22,7 +22,9 @@ type rule struct {
 	to          netip.Addr // matches this address alone, if valid
 	protocol    int        // 0 matches any
 	first, last uint16     // destination ports; 0 matches any
-	table       int
+	fromHost    bool       // matches what this node sends itself
+	table       int        // to look into; 0 for a rule that does nothing or jumps
+	jump        int        // the priority of the rule to go on with; 0 for none
 	priority    int
 }
 
@@ -41,6 +43,16 @@ func (r *Router) portRule(d service.Destination) rule {
 		table: r.opts.SteerTable, priority: r.opts.RulePriority}
 }
 
+// replyRules bring answers to clients' own addresses back. Without marks they
+// go by ports alone (F11), and then must not take what this node sends itself:
+// no answer comes from it, and its own servers, and our listeners, do answer
+// clients that use ports of the range, as those do that are not Linux. What
+// comes in from elsewhere cannot be asked for, so what does not is sent past:
+//
+//	84: iif lo goto 86
+//	85: ipproto tcp dport 61000-65534 lookup 8377
+//	85: ipproto udp dport 61000-65534 lookup 8377
+//	86: nop
 func (r *Router) replyRules(f service.Family, s *State) []rule {
 	all := rule{family: f, table: r.opts.ReplyTable, priority: r.opts.RulePriority}
 	if s.MarkReplies {
@@ -53,6 +65,11 @@ func (r *Router) replyRules(f service.Family, s *State) []rule {
 		return nil
 	}
 	var rules []rule
+	if !s.MarkReplies {
+		past, end := r.opts.RulePriority+1, r.opts.RulePriority+3
+		rules = append(rules, rule{family: f, priority: end}, rule{family: f, fromHost: true, jump: end, priority: past})
+		all.priority = r.opts.RulePriority + 2
+	}
 	for _, p := range []service.Protocol{service.TCP, service.UDP} {
 		k := all
 		k.protocol, k.first, k.last = protocolNumber(p), s.ReplyPorts[0], s.ReplyPorts[1]
@@ -60,6 +77,9 @@ func (r *Router) replyRules(f service.Family, s *State) []rule {
 	}
 	return rules
 }
+
+// maxPriority leaves room for those rules before that of the table main.
+const maxPriority = 32765 - 3 // 32766 is the table main's
 
 // diffRules compares the rules of ours with those wanted. The error names each
 // rule of somebody else's that takes packets of ours, or whose packets ours
@@ -104,7 +124,7 @@ func (r *Router) diffRules(f service.Family, w *wants) (c ruleChanges, err error
 func (r *Router) clash(theirs *netlink.Rule, wanted map[rule]bool) error {
 	for k := range wanted {
 		switch {
-		case theirs.Table == k.table:
+		case k.table != 0 && theirs.Table == k.table:
 			return &redirect.ClashError{What: ruleText(theirs), Remedy: "give the proxy the number of a table that nobody uses"}
 		case usesMark(theirs, k.mark):
 			return &redirect.ClashError{What: ruleText(theirs), Remedy: "give the proxy a mark that nobody uses"}
@@ -116,7 +136,7 @@ func (r *Router) clash(theirs *netlink.Rule, wanted map[rule]bool) error {
 // clashes tells whether a rule of ours cannot be because of one that is there.
 func (r *Router) clashes(k rule, have []netlink.Rule) bool {
 	return slices.ContainsFunc(have, func(theirs netlink.Rule) bool {
-		return !r.isOurRule(&theirs) && (theirs.Table == k.table || usesMark(&theirs, k.mark))
+		return !r.isOurRule(&theirs) && (k.table != 0 && theirs.Table == k.table || usesMark(&theirs, k.mark))
 	})
 }
 
@@ -191,7 +211,11 @@ const remedyPolicyRouting = "a kernel with CONFIG_IP_MULTIPLE_TABLES and CONFIG_
 
 // isOurRule tells a rule of ours from others.
 func (r *Router) isOurRule(k *netlink.Rule) bool {
-	return k.Protocol == Protocol && (k.Table == r.opts.SteerTable || k.Table == r.opts.ReplyTable)
+	if k.Protocol != Protocol {
+		return false
+	}
+	after := k.Priority - r.opts.RulePriority
+	return k.Table == r.opts.SteerTable || k.Table == r.opts.ReplyTable || k.Table == 0 && after > 0 && after <= 3
 }
 
 func (k rule) netlink() *netlink.Rule {
@@ -207,16 +231,32 @@ func (k rule) netlink() *netlink.Rule {
 	if k.first != 0 {
 		nl.Dport = netlink.NewRulePortRange(k.first, k.last)
 	}
+	if k.fromHost {
+		nl.IifName = loopback
+	}
+	switch {
+	case k.jump != 0:
+		nl.Goto = k.jump
+	case k.table == 0:
+		nl.Type = actionNothing
+	}
 	return nl
 }
 
+// loopback is where the kernel says that what this node sends comes in.
+const loopback = "lo"
+
+// actionNothing is FR_ACT_NOP: a rule that does nothing and can be jumped to.
+const actionNothing = 3
+
 // parseRule is netlink backwards. It refuses what a rule of ours never has.
 func parseRule(nl *netlink.Rule) (k rule, ok bool) {
-	if nl.Invert || nl.Tos != 0 || nl.TunID != 0 || nl.Src != nil || nl.IifName != "" || nl.OifName != "" ||
-		nl.Sport != nil || nl.UIDRange != nil || nl.Goto > 0 || nl.Mask != nil && *nl.Mask != nl.Mark {
+	if nl.Invert || nl.Tos != 0 || nl.TunID != 0 || nl.Src != nil || nl.OifName != "" ||
+		nl.IifName != "" && nl.IifName != loopback || nl.Sport != nil || nl.UIDRange != nil || nl.Mask != nil && *nl.Mask != nl.Mark {
 		return k, false
 	}
-	k = rule{mark: nl.Mark, protocol: nl.IPProto, table: nl.Table, priority: nl.Priority, family: service.IPv4}
+	k = rule{mark: nl.Mark, protocol: nl.IPProto, fromHost: nl.IifName != "", table: nl.Table, jump: max(nl.Goto, 0),
+		priority: nl.Priority, family: service.IPv4}
 	if nl.Family == netlink.FAMILY_V6 {
 		k.family = service.IPv6
 	}
@@ -260,7 +300,17 @@ func ruleText(k *netlink.Rule) string {
 			text += "-" + strconv.Itoa(int(k.Dport.End))
 		}
 	}
-	text += " lookup " + strconv.Itoa(k.Table)
+	if k.IifName != "" {
+		text += " iif " + k.IifName
+	}
+	switch {
+	case k.Goto > 0:
+		text += " goto " + strconv.Itoa(k.Goto)
+	case k.Table == 0:
+		text += " nop"
+	default:
+		text += " lookup " + strconv.Itoa(k.Table)
+	}
 	if k.Protocol != 0 {
 		text += " proto " + strconv.Itoa(int(k.Protocol))
 	}

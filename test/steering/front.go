@@ -214,17 +214,27 @@ func (f *Front) answerDatagrams(pc *net.UDPConn) {
 		}
 		from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 		d := service.Destination{Addr: to.Addr(), Port: to.Port(), Protocol: service.UDP}
-		dialer := net.Dialer{
-			LocalAddr: net.UDPAddrFromAddrPort(to),
-			Control: func(_, _ string, raw syscall.RawConn) error {
-				var err error
-				return errors.Join(raw.Control(func(fd uintptr) { err = prepare(int(fd), d, nil) }), err)
-			},
-		}
-		if c, err := f.node.Dialer(&dialer, "udp", from.String()); err == nil {
+		if c, err := f.node.Dialer(f.dialer("udp", to), "udp", from.String()); err == nil {
 			_, _ = c.Write([]byte(f.Says(d)))
 			_ = c.Close()
 		}
+	}
+}
+
+// dialer connects from an address that need not be the node's.
+func (f *Front) dialer(network string, as netip.AddrPort) *net.Dialer {
+	d := service.Destination{Addr: as.Addr(), Port: as.Port(), Protocol: service.TCP}
+	var local net.Addr = net.TCPAddrFromAddrPort(as)
+	if network == "udp" {
+		d.Protocol, local = service.UDP, net.UDPAddrFromAddrPort(as)
+	}
+	return &net.Dialer{
+		Timeout:   patience,
+		LocalAddr: local,
+		Control: func(_, _ string, raw syscall.RawConn) error {
+			var err error
+			return errors.Join(raw.Control(func(fd uintptr) { err = prepare(int(fd), d, nil) }), err)
+		},
 	}
 }
 

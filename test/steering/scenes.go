@@ -140,6 +140,56 @@ func answerUDP(t *testing.T, at *netns.Host, address string) {
 	}()
 }
 
+// clientAddresses: an endpoint sees the client's own address, its answer comes
+// back to our socket, and whoever uses ports of the same range is not harmed, be
+// it a client of a service, of the host, or of an endpoint itself (F7, F11).
+func clientAddresses(t *testing.T, m Mode) {
+	s := newStage(t, m, 1)
+	server := s.Backends[0]
+	echo := server.EchoTCP(t, 8080)
+	s.Node.EchoTCP(t, 2222)
+	web := both(service.TCP, "10.96.0.10", "fd01::10", 80)
+	s.apply(t, Plan(Steer(s.front, web...), Steer(s.front, both(service.UDP, "10.96.0.10", "fd01::10", 80)...)))
+	replies := s.steer.Traits().Replies
+	if !replies.Diverted {
+		t.Fatalf("no answer comes back: %q", replies.Why)
+	}
+	port := replies.FirstPort + 1000
+	for i, v := range []struct{ client, server netip.Addr }{{s.Client.IPv4, server.IPv4}, {s.Client.IPv6, server.IPv6}} {
+		as := netip.AddrPortFrom(v.client, port)
+		c, err := s.Node.Dialer(s.front.dialer("tcp", as), "tcp", netip.AddrPortFrom(v.server, 8080).String())
+		if err != nil {
+			t.Fatalf("as %s to %s: %v", as, v.server, err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		if _, err := netns.AskOn(c); err != nil {
+			t.Errorf("as %s: %v", as, err)
+		}
+		if peers := echo.Peers(); len(peers) != i+1 || peers[i] != as {
+			t.Errorf("the endpoint sees %v, want %s", peers, as)
+		}
+	}
+	for _, v := range []struct{ client, server netip.Addr }{{s.Client.IPv4, s.Node.IPv4}, {s.Client.IPv6, s.Node.IPv6}} {
+		family := service.FamilyOf(v.client)
+		for _, c := range []struct{ name, to, want string }{
+			{"a service", netip.AddrPortFrom(web[family].Addr, 80).String(), s.front.Says(web[family])},
+			{"the host's own server", netip.AddrPortFrom(v.server, 2222).String(), "node:2222"},
+		} {
+			port++
+			d := &net.Dialer{Timeout: patience, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(v.client, port))}
+			conn, err := s.Client.Dialer(d, "tcp", c.to)
+			if err != nil {
+				t.Errorf("%s, from port %d: %v", c.name, port, err)
+				continue
+			}
+			if got, err := netns.AskOn(conn); got != c.want || err != nil {
+				t.Errorf("%s, from port %d: %q, %v", c.name, port, got, err)
+			}
+			_ = conn.Close()
+		}
+	}
+}
+
 // changes: whatever becomes of a destination, its connections live on, and new
 // ones go by the new plan at once (A8.1, A8.7).
 func changes(t *testing.T, m Mode) {

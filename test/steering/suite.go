@@ -46,6 +46,7 @@ type Mode struct {
 func Run(t *testing.T, m Mode) {
 	t.Run("who reaches what", func(t *testing.T) { whoReachesWhat(t, m) })
 	t.Run("addresses that are not ours", func(t *testing.T) { foreign(t, m) })
+	t.Run("clients' own addresses", func(t *testing.T) { clientAddresses(t, m) })
 	t.Run("changes leave connections alone", func(t *testing.T) { changes(t, m) })
 	t.Run("nothing stays", func(t *testing.T) { nothingStays(t, m) })
 	t.Run("killed", func(t *testing.T) { killed(t, m) })
