@@ -5,6 +5,7 @@ package cluster
 import (
 	"testing"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -27,6 +28,7 @@ type api struct {
 var plurals = map[string]string{
 	"Service": "services", "EndpointSlice": "endpointslices", "Node": "nodes", "Namespace": "namespaces", "Pod": "pods",
 	"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings",
+	"SubjectAccessReview": "subjectaccessreviews",
 }
 
 func newAPI(t *testing.T, config *rest.Config) *api {
@@ -40,6 +42,7 @@ func newAPI(t *testing.T, config *rest.Config) *api {
 		{corev1.SchemeGroupVersion, corev1.AddToScheme},
 		{discoveryv1.SchemeGroupVersion, discoveryv1.AddToScheme},
 		{rbacv1.SchemeGroupVersion, rbacv1.AddToScheme},
+		{authorizationv1.SchemeGroupVersion, authorizationv1.AddToScheme},
 	} {
 		if err := group.add(a.scheme); err != nil {
 			t.Fatal(err)

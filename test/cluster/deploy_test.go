@@ -1,0 +1,169 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+const deploy = "../../deploy"
+
+// deployedRole is the ClusterRole that deploy/ gives to the program.
+func deployedRole(t *testing.T) *rbacv1.ClusterRole {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(deploy, "kustomize/base/rbac.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, _, _ := strings.Cut(string(text), "\n---\n")
+	role := &rbacv1.ClusterRole{}
+	if err := yaml.UnmarshalStrict([]byte(first), role); err != nil {
+		t.Fatal(err)
+	}
+	return role
+}
+
+// TestDeploy applies the manifests of deploy/ to the real API server, without
+// effect, and runs the program with exactly the rights that they give.
+func TestDeploy(t *testing.T) {
+	w := setUp(t)
+	w.admin.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
+	w.namespace = "n"
+	for _, folder := range []string{"base", "replace-kube-proxy", "beside"} {
+		t.Run("dry run of "+folder, func(t *testing.T) {
+			out, err := w.hosts.Node.Command(t, program(t, "kubectl"), "--kubeconfig", w.kubeconfig("admin"),
+				"apply", "--dry-run=server", "--validate=strict", "-k", filepath.Join(deploy, "kustomize", folder)).CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "daemonset.apps/sluice created (server dry run)") {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+	t.Run("rights", func(t *testing.T) { testRights(t, w) })
+}
+
+// right is one verb on one resource.
+type right struct{ group, resource, verb string }
+
+func rights(role *rbacv1.ClusterRole) []right {
+	var all []right
+	for _, rule := range role.Rules {
+		for _, resource := range rule.Resources {
+			for _, verb := range rule.Verbs {
+				all = append(all, right{rule.APIGroups[0], resource, verb})
+			}
+		}
+	}
+	return all
+}
+
+// grant puts a role with these rights in force for the user sluice.
+func (w *world) grant(all []right) {
+	w.t.Helper()
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "sluice"}}
+	for _, r := range all {
+		role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{r.group}, Resources: []string{r.resource}, Verbs: []string{r.verb}})
+	}
+	if w.admin.tryUpdate(role.DeepCopy()) == nil {
+		return
+	}
+	w.admin.create(role)
+	w.admin.create(&rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "sluice"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "sluice"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "sluice"}},
+	})
+}
+
+// testRights wants nothing to be forbidden with the deployed role, and something
+// with each right of it taken away. Lists come by watching nowadays, so the right
+// to list is looked at with a program that lists the old way, as it does with an
+// older API server.
+func testRights(t *testing.T, w *world) {
+	w.t, w.admin.t = t, t
+	all := rights(deployedRole(t))
+	w.service("keyed", func(s *corev1.Service) {
+		s.Annotations = map[string]string{"sluice.dev/topology-keys": "kubernetes.io/hostname,*"}
+	})
+	try := func(name string, granted []right, oldWay bool) string {
+		w.grant(granted)
+		for _, r := range all { // the authorizer reads roles from its own cache
+			w.until("the rights are in force", func() error {
+				review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: "sluice",
+					ResourceAttributes: &authorizationv1.ResourceAttributes{Group: r.group, Resource: r.resource, Verb: r.verb}}}
+				w.admin.create(review)
+				if review.Status.Allowed != slices.Contains(granted, r) {
+					return errNotYet
+				}
+				return nil
+			})
+		}
+		program := "sluice-" + name
+		cmd := w.startWith(program, oldWay, "run", "--kubeconfig", w.kubeconfig("sluice"), "--hostname-override", "node", "--access-log", "off",
+			"--healthz-port=0", "--metrics-port=0", "-v", "4")
+		defer func() {
+			_ = cmd.Process.Signal(os.Interrupt)
+			_ = cmd.Wait()
+		}()
+		w.until("it is ready, or something is forbidden", func() error {
+			said := w.said(program)
+			if strings.Contains(said, "forbidden") || strings.Contains(said, " ready ") && w.hasEvent() {
+				return nil
+			}
+			return errNotYet
+		})
+		return w.said(program)
+	}
+	if said := try("all", all, false); strings.Contains(said, "forbidden") {
+		t.Errorf("with the deployed role:\n%s", said)
+	}
+	for i, taken := range all {
+		name := strings.Join([]string{"no", taken.verb, taken.resource}, "-")
+		if said := try(name, slices.Delete(slices.Clone(all), i, i+1), taken.verb == "list"); !strings.Contains(said, "forbidden") {
+			t.Errorf("nothing is forbidden without the right to %s %s", taken.verb, taken.resource)
+		}
+	}
+}
+
+type notYet struct{}
+
+func (notYet) Error() string { return "not yet" }
+
+var errNotYet = notYet{}
+
+// startWith starts sluice on the node; oldWay has it list the old way.
+func (w *world) startWith(name string, oldWay bool, args ...string) *netns.Cmd {
+	w.t.Helper()
+	bin := os.Getenv("SLUICE_BIN")
+	if oldWay {
+		env, err := exec.LookPath("env")
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		return w.start(name, env, append([]string{"KUBE_FEATURE_WatchListClient=false", bin}, args...)...)
+	}
+	return w.start(name, bin, args...)
+}
+
+// hasEvent tells whether the API has the event of a start on the node.
+func (w *world) hasEvent() bool {
+	list := &corev1.EventList{}
+	if err := w.admin.clients[corev1.SchemeGroupVersion].Get().Namespace("default").Resource("events").Do(ctx).Into(list); err != nil {
+		w.t.Fatal(err)
+	}
+	return slices.ContainsFunc(list.Items, func(e corev1.Event) bool {
+		return e.Reason == "Starting" && e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == "node"
+	})
+}
