@@ -67,6 +67,7 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 //	                  meta oif lo jump inside4
 //	                  ip daddr @foreign4 goto out4
 //	                  th sport @ownport4 ip saddr . meta l4proto . th sport @own4 notrack accept
+//	                  tcp flags & rst == rst ip saddr @local4 notrack accept    (@foreign4 too)
 //	chain proxy4:     th sport 10000-29999 notrack accept
 //	                  ip saddr @local4 notrack accept
 //	                  ip saddr @foreign4 notrack accept
@@ -171,6 +172,10 @@ func (v version) rulesOut(generation int, n numbers) []rule {
 		newRule(from, isLoopback(), jump(inside)),
 		newRule(from, isFamily(v), inSet(f.dest, f.addrLen, set(foreign)), goTo(out)),
 		newRule(from, v.isOwn(f.source, portSource, generation), untracked),
+		// The kernel's own resets belong to no socket. They must not wait for
+		// room in the table of connection tracking either.
+		newRule(from, isReset(), isFamily(v), inSet(f.source, f.addrLen, set(local)), untracked),
+		newRule(from, isReset(), isFamily(v), inSet(f.source, f.addrLen, set(foreign)), untracked),
 
 		newRule(proxy, isPort(portSource, n.firstReply, n.lastReply), untracked),
 		newRule(proxy, isFamily(v), inSet(f.source, f.addrLen, set(local)), untracked),
@@ -215,6 +220,7 @@ func rulesForRest(chain string, turnTCP, turnOther expr.Any) []rule {
 const (
 	protoSCTP = 132
 	tcpSYN    = 0x02
+	tcpRST    = 0x04
 	tcpACK    = 0x10
 
 	// Offsets in the headers of TCP, UDP and SCTP.
@@ -325,16 +331,20 @@ func isProtocol(p byte) []expr.Any {
 }
 
 // isOpeningTCP matches the first packet of a connection.
-func isOpeningTCP() []expr.Any { return tcpFlags(expr.CmpOpEq) }
+func isOpeningTCP() []expr.Any { return tcpFlags(tcpSYN|tcpACK, expr.CmpOpEq, tcpSYN) }
 
 // isOtherTCP matches all others.
-func isOtherTCP() []expr.Any { return tcpFlags(expr.CmpOpNeq) }
+func isOtherTCP() []expr.Any { return tcpFlags(tcpSYN|tcpACK, expr.CmpOpNeq, tcpSYN) }
 
-func tcpFlags(op expr.CmpOp) []expr.Any {
+// isReset matches what tells that there is no connection.
+func isReset() []expr.Any { return tcpFlags(tcpRST, expr.CmpOpEq, tcpRST) }
+
+// tcpFlags compares those flags that are in the mask.
+func tcpFlags(mask byte, op expr.CmpOp, want byte) []expr.Any {
 	return slices.Concat(isProtocol(syscall.IPPROTO_TCP), []expr.Any{
 		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
-		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 1, Mask: []byte{tcpSYN | tcpACK}, Xor: []byte{0}},
-		&expr.Cmp{Register: regKey, Op: op, Data: []byte{tcpSYN}},
+		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 1, Mask: []byte{mask}, Xor: []byte{0}},
+		&expr.Cmp{Register: regKey, Op: op, Data: []byte{want}},
 	})
 }
 
