@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
@@ -119,9 +120,41 @@ func Probe(opts Options) error {
 	return err
 }
 
+// known are the programs that worked when they were tried, by what was asked
+// for: a kernel does not forget what it can do, and each trial is some twenty
+// calls of programs.
+var known struct {
+	mu    sync.Mutex
+	tools map[wish]tools // guarded by mu
+}
+
+type wish struct {
+	variant Variant
+	noSets  bool
+}
+
 // choose gives the programs to use: the first variant that works, or the one
 // that was asked for.
 func choose(ns *namespace, opts Options) (*tools, error) {
+	known.mu.Lock()
+	defer known.mu.Unlock()
+	asked := wish{opts.Variant, opts.NoSets}
+	if t, ok := known.tools[asked]; ok {
+		t.ns = ns
+		return &t, nil
+	}
+	t, err := try(ns, opts)
+	if err != nil {
+		return nil, err
+	}
+	if known.tools == nil {
+		known.tools = map[wish]tools{}
+	}
+	known.tools[asked] = *t
+	return t, nil
+}
+
+func try(ns *namespace, opts Options) (*tools, error) {
 	var firstErr error
 	for _, t := range installed(ns) {
 		if opts.Variant != "" && t.variant != opts.Variant {

@@ -48,15 +48,15 @@ type Config struct {
 	// Modules are loaded before it runs, with what they need. After that no
 	// module can be loaded.
 	Modules []string
-	// Writable are host folders that it may write to. It can read everything.
+	// Visible are host folders that it can see below /tmp and /root, where
+	// everything else is hidden, besides that of the command and Dir.
+	Visible []string
+	// Writable are host folders that it may write to.
 	Writable []string
 	// Memory is the guest's, "1G" by default.
 	Memory string `json:"-"`
 	// Output gets what the command writes to its standard output and error.
 	Output io.Writer `json:"-"`
-
-	visible []string // folders that are put back
-	Visible []string // the same, for the guest
 }
 
 // The names by which host and guest find each other.
@@ -162,7 +162,7 @@ func (c *Config) prepare(job string) error {
 	if c.Output == nil {
 		c.Output = io.Discard
 	}
-	c.Visible = append([]string{filepath.Dir(c.Command[0]), c.Dir}, c.visible...)
+	c.Visible = append([]string{filepath.Dir(c.Command[0]), c.Dir}, c.Visible...)
 	text, err := json.Marshal(c)
 	if err != nil {
 		return err

@@ -3,40 +3,81 @@ package vm_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
-	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/vm"
 )
 
-func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+// programs are built once, linked statically.
+var programs struct {
+	once  sync.Once
+	dir   string
+	init  string // the guests' first process
+	proxy string
+	tests string // package inside
+	err   error
+}
 
-// build builds a program of this module, linked statically.
-func build(t *testing.T, pkg string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), filepath.Base(pkg))
-	cmd := exec.Command("go", "build", "-buildvcs=false", "-o", path, "github.com/sluice-proxy/sluice/"+pkg)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+func TestMain(m *testing.M) {
+	status := m.Run()
+	if programs.dir != "" {
+		_ = os.RemoveAll(programs.dir)
 	}
-	return path
+	os.Exit(status)
+}
+
+// need builds the programs, and skips the test where no guest can run.
+func need(t *testing.T) {
+	t.Helper()
+	if err := vm.Available(); err != nil {
+		t.Skipf("SKIP-NEEDS: %v", err)
+	}
+	programs.once.Do(func() { programs.err = build() })
+	if programs.err != nil {
+		t.Fatal(programs.err)
+	}
+}
+
+func build() (err error) {
+	if programs.dir, err = os.MkdirTemp("", "sluice-vm-test-"); err != nil {
+		return err
+	}
+	const module = "github.com/sluice-proxy/sluice/"
+	for _, p := range []struct {
+		path *string
+		args []string
+	}{
+		{&programs.init, []string{"build", "-buildvcs=false", "-o", "init", module + "test/vm/run"}},
+		{&programs.proxy, []string{"build", "-buildvcs=false", "-o", "sluice", module + "cmd/sluice"}},
+		{&programs.tests, []string{"test", "-c", "-o", "inside.test", module + "test/vm/inside"}},
+	} {
+		out := slices.Index(p.args, "-o") + 1
+		*p.path = filepath.Join(programs.dir, p.args[out])
+		p.args[out] = *p.path
+		cmd := exec.Command("go", p.args...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("go %s: %w\n%s", strings.Join(p.args, " "), err, out)
+		}
+	}
+	return nil
 }
 
 // guest runs a command in a guest and gives its exit status and what it wrote.
 func guest(t *testing.T, c vm.Config) (int, string) {
 	t.Helper()
-	if err := vm.Available(); err != nil {
-		t.Skipf("SKIP-NEEDS: %v", err)
-	}
+	need(t)
 	var out bytes.Buffer
-	c.Init, c.Output = build(t, "test/vm/run"), &out
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	c.Init, c.Output = programs.init, &out
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
 	status, err := vm.Run(ctx, c)
 	if err != nil {
@@ -75,10 +116,7 @@ func TestCommandRunsInAGuest(t *testing.T) {
 }
 
 func TestGuestThatFailsSaysWhy(t *testing.T) {
-	if err := vm.Available(); err != nil {
-		t.Skipf("SKIP-NEEDS: %v", err)
-	}
-	init := build(t, "test/vm/run")
+	need(t)
 	for _, c := range []struct {
 		config vm.Config
 		want   string
@@ -87,14 +125,56 @@ func TestGuestThatFailsSaysWhy(t *testing.T) {
 		{vm.Config{Command: []string{"/nonesuch"}}, "no such file"},
 		{vm.Config{Command: []string{"true"}}, "absolute path"},
 	} {
-		c.config.Init = init
+		c.config.Init = programs.init
 		if _, err := vm.Run(t.Context(), c.config); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q: got %v, want %q", c.config.Command, err, c.want)
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	if _, err := vm.Run(ctx, vm.Config{Init: init, Command: []string{"/bin/sleep", "1000"}}); err == nil || !strings.Contains(err.Error(), "deadline") {
+	if _, err := vm.Run(ctx, vm.Config{Init: programs.init, Command: []string{"/bin/sleep", "1000"}}); err == nil || !strings.Contains(err.Error(), "deadline") {
 		t.Errorf("a command that does not end: %v", err)
+	}
+}
+
+// What the guest's kernel has is a matter of modules: without any it has
+// neither netfilter nor ipset, but BPF.
+var (
+	network  = []string{"veth", "ipv6"}
+	iptables = []string{
+		"iptable_raw", "iptable_mangle", "iptable_filter", "ip6table_raw", "ip6table_mangle", "ip6table_filter",
+		"xt_TPROXY", "xt_socket", "xt_CT", "xt_mark", "xt_comment", "xt_addrtype", "xt_tcpudp", "xt_sctp", "ipt_REJECT", "ip6t_REJECT",
+	}
+	ipset = []string{"xt_set", "ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_net"}
+)
+
+// In a kernel without nf_tables, without netfilter, and without CAP_BPF, auto
+// chooses what works, and that serves and keeps clients' addresses.
+func TestKernelsWithLess(t *testing.T) {
+	need(t)
+	// CAP_SYS_ADMIN brings CAP_BPF's rights with it.
+	const withoutBPF = "-bpf,-sys_admin"
+	for _, c := range []struct {
+		name    string
+		modules []string
+		caps    string
+		want    string
+	}{
+		{"no netfilter", network, "", "sklookup; not tproxy/nftables"},
+		{"no netfilter, no CAP_BPF", network, withoutBPF, "bind; not tproxy/nftables"},
+		{"iptables-legacy with ipset", slices.Concat(network, iptables, ipset), "", "tproxy/iptables; not tproxy/nftables"},
+		{"iptables-legacy alone", slices.Concat(network, iptables), "", "tproxy/iptables; not tproxy/nftables"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			status, out := guest(t, vm.Config{
+				Command: []string{programs.tests, "-test.v", "-test.failfast"},
+				Env:     []string{"SLUICE_VM_PROGRAM=" + programs.proxy, "SLUICE_VM_WANT=" + c.want, "SLUICE_VM_CAPS=" + c.caps, "SLUICE_REQUIRE_ROOT=1"},
+				Modules: c.modules,
+			})
+			if status != 0 || !strings.Contains(out, "--- PASS: TestServes") {
+				t.Errorf("exit status %d:\n%s", status, out)
+			}
+		})
 	}
 }

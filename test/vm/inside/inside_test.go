@@ -1,0 +1,192 @@
+// Package inside is what tests of package vm run in guests: the real binary,
+// in network namespaces of the guest. Elsewhere it does nothing.
+package inside
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// The environment of the tests in a guest.
+const (
+	programEnv = "SLUICE_VM_PROGRAM" // the binary
+	wantEnv    = "SLUICE_VM_WANT"    // the way of steering that it has to choose
+	capsEnv    = "SLUICE_VM_CAPS"    // the capabilities that it gets, for setpriv; "" for all
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(programEnv) == "" {
+		return // not in a guest
+	}
+	os.Exit(m.Run())
+}
+
+// output is what a program wrote until now.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer // guarded by mu
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+const manifests = `
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec:
+  clusterIP: 10.96.0.10
+  clusterIPs: ["10.96.0.10", "fd00:96::10"]
+  ipFamilies: [IPv4, IPv6]
+  externalIPs: ["203.0.113.10"]
+  ports: [{name: http, port: 80, protocol: TCP}, {name: dns, port: 5300, protocol: UDP}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: empty, namespace: default}
+spec:
+  clusterIP: 10.96.0.11
+  ports: [{name: http, port: 80, protocol: TCP}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-4, namespace: default, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}, {name: dns, port: 5353, protocol: UDP}]
+endpoints: [{addresses: ["10.244.2.2"], nodeName: node2, conditions: {ready: true}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-6, namespace: default, labels: {kubernetes.io/service-name: web}}
+addressType: IPv6
+ports: [{name: http, port: 8080, protocol: TCP}, {name: dns, port: 5353, protocol: UDP}]
+endpoints: [{addresses: ["fd00:244:2::2"], nodeName: node2, conditions: {ready: true}}]
+`
+
+// The way of steering that is chosen here serves TCP and UDP over both
+// families, refuses where there are no endpoints, keeps clients' addresses, and
+// leaves nothing behind.
+func TestServes(t *testing.T) {
+	c := netns.NewCluster(t)
+	for _, r := range c.Remote {
+		r.WitnessTCP(t, 8080)
+		r.WitnessUDP(t, 5353)
+	}
+	before := c.Node.Dump(t)
+	stop := start(t, c.Node)
+	for _, q := range []struct {
+		from     *netns.Host
+		to, want string // what the endpoint sees
+	}{
+		{c.Pods[0], "tcp 10.96.0.10:80", "10.244.1.2"}, // A3.8
+		{c.Pods[0], "tcp [fd00:96::10]:80", "fd00:244:1::2"},
+		{c.Pods[0], "udp 10.96.0.10:5300", "10.244.1.2"},
+		{c.Pods[0], "udp [fd00:96::10]:5300", "fd00:244:1::2"},
+		{c.Node, "tcp 10.96.0.10:80", "10.1.0.1"},
+		{c.Outside, "tcp 203.0.113.10:80", "10.1.1.1"}, // A3.9, A3.13
+		{c.Pods[0], "tcp 10.96.0.11:80", "refused"},    // A3.4
+		{c.Outside, "tcp 10.96.0.11:80", "refused"},
+		{c.Pods[0], "tcp 10.244.2.2:8080", "10.244.1.2"}, // past us
+	} {
+		if got := ask(q.from, q.to); got != q.want {
+			t.Errorf("from %s to %s: the endpoint saw %q, want %q", q.from.Name(), q.to, got, q.want)
+		}
+	}
+	stop()
+	if after := c.Node.Dump(t); after != before {
+		t.Errorf("left behind: the dump was\n%s\nand is\n%s", before, after)
+	}
+}
+
+// start runs the proxy until the function that it gives is called.
+func start(t *testing.T, node *netns.Host) (stop func()) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(manifests), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{os.Getenv(programEnv), "run", "--manifests", dir, "--hostname-override", "node",
+		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--logging-format", "json", "--access-log", "off"}
+	if caps := os.Getenv(capsEnv); caps != "" {
+		args = append([]string{"/usr/bin/setpriv", "--bounding-set=" + caps}, args...)
+	}
+	var said output
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stdout, cmd.Stderr = &said, &said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := node.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	for deadline := time.Now().Add(2 * time.Minute); !strings.Contains(said.String(), `"message":"ready"`); time.Sleep(5 * time.Millisecond) {
+		select {
+		case err := <-exited:
+			t.Fatalf("sluice ended: %v\n%s", err, said.String())
+		default:
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("sluice is not ready:\n%s", said.String())
+		}
+	}
+	if want := `"steering by ` + os.Getenv(wantEnv); !strings.Contains(said.String(), want) {
+		t.Errorf("want %s in:\n%s", want, said.String())
+	}
+	return func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		if err := <-exited; err != nil {
+			t.Errorf("sluice ended: %v", err)
+		}
+		if t.Failed() {
+			t.Logf("sluice said:\n%s", said.String())
+		}
+	}
+}
+
+// ask gives the address that a witness sees, or "refused", or another error.
+func ask(from *netns.Host, to string) string {
+	network, address, _ := strings.Cut(to, " ")
+	c, err := from.Dial(network, address)
+	if err == nil {
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_, _ = c.Write([]byte("hello\n"))
+		buf := make([]byte, 200)
+		var n int
+		if n, err = c.Read(buf); err == nil {
+			line, _, _ := strings.Cut(string(buf[:n]), "\n")
+			_, saw, _ := strings.Cut(line, " ")
+			a, err := netip.ParseAddrPort(saw)
+			if err != nil {
+				return fmt.Sprintf("answer %q", buf[:n])
+			}
+			return a.Addr().String()
+		}
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return "refused"
+	}
+	return err.Error()
+}
