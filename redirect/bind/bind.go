@@ -47,11 +47,12 @@ type Options struct {
 
 // Redirector steers by routes. Its methods are safe for concurrent use.
 type Redirector struct {
-	mu     sync.Mutex // guards everything below
-	opts   Options
-	router *route.Router
-	watch  *watch.Watcher
-	closed bool
+	mu      sync.Mutex // guards everything below
+	opts    Options
+	router  *route.Router
+	watch   *watch.Watcher
+	answers redirect.Replies // never changes
+	closed  bool
 
 	plan    redirect.Plan // in force; empty before the first Apply
 	state   route.State
@@ -80,7 +81,11 @@ func New(opts Options) (*Redirector, error) {
 		rt.Close()
 		return nil, err
 	}
-	return &Redirector{opts: opts, router: rt, watch: w}, nil
+	r := &Redirector{opts: opts, router: rt, watch: w, answers: rt.RepliesByPort(opts.ReplyPorts)}
+	if !r.answers.Diverted {
+		r.opts.ReplyPorts = [2]uint16{}
+	}
+	return r, nil
 }
 
 // Changed tells when Verify should be called; see [redirect.Notifier].
@@ -89,11 +94,7 @@ func (r *Redirector) Changed() <-chan struct{} { return r.watch.Changed() }
 // Traits ask for a socket at each destination, and tell whether replies to
 // clients' addresses come back.
 func (r *Redirector) Traits() redirect.Traits {
-	t := redirect.Traits{Name: Name, BindEach: true}
-	if ports := r.opts.ReplyPorts; ports != [2]uint16{} {
-		t.Replies = redirect.Replies{Diverted: true, FirstPort: ports[0], LastPort: ports[1]}
-	}
-	return t
+	return redirect.Traits{Name: Name, BindEach: true, Replies: r.answers}
 }
 
 // Apply puts the plan's routes in force; see [redirect.Redirector]. A range in

@@ -40,6 +40,37 @@ func TestSteering(t *testing.T) {
 	})
 }
 
+// Ports that the node's own connections may have are not taken from them, and it
+// is said why.
+func TestReplyPortsThatAreInUse(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	for _, c := range []struct {
+		own  string // net.ipv4.ip_local_port_range
+		want bool
+	}{{"32768 60999", true}, {"32768 61000", false}, {"1024 65535", false}} {
+		if err := lab.Node.SetSysctl("net/ipv4/ip_local_port_range", c.own); err != nil {
+			t.Fatal(err)
+		}
+		r, err := New(optionsOf(lab.Node))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := r.Traits().Replies
+		if got.Diverted != c.want || (got.Why == "") != c.want {
+			t.Errorf("local ports %s: %+v", c.own, got)
+		}
+		if err := r.Apply(steering.Plan()); err != nil {
+			t.Error(err)
+		}
+		if ports := r.state.ReplyPorts; (ports != [2]uint16{}) != c.want {
+			t.Errorf("local ports %s: a rule for %v", c.own, ports)
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestPlansThatCannotBe(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	r, err := New(optionsOf(lab.Node))

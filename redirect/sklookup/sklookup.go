@@ -84,15 +84,16 @@ func (o Options) withDefaults() Options {
 
 // Redirector steers by sk_lookup. Its methods are safe for concurrent use.
 type Redirector struct {
-	mu     sync.Mutex // guards everything below
-	opts   Options
-	router *route.Router  // nil if there is somebody beside us
-	watch  *watch.Watcher // likewise
-	beside *beside        // nil otherwise
-	silent *silence
-	link   *link.NetNsLink // nil before the first Apply
-	tables *tables         // that the attached program looks into
-	closed bool
+	mu      sync.Mutex // guards everything below
+	opts    Options
+	router  *route.Router    // nil if there is somebody beside us
+	watch   *watch.Watcher   // likewise
+	beside  *beside          // nil otherwise
+	answers redirect.Replies // never changes
+	silent  *silence
+	link    *link.NetNsLink // nil before the first Apply
+	tables  *tables         // that the attached program looks into
+	closed  bool
 
 	plan    redirect.Plan // in force; empty before the first Apply
 	whole   bool          // the tables are those of the plan
@@ -125,6 +126,9 @@ func New(opts Options) (*Redirector, error) {
 	if opts.Beside != nil {
 		r.beside = &beside{Redirector: opts.Beside}
 	} else if r.router, err = route.Open(opts.Routes); err == nil {
+		if r.answers = r.router.RepliesByPort(opts.ReplyPorts); !r.answers.Diverted {
+			r.opts.ReplyPorts = [2]uint16{}
+		}
 		r.watch, err = watch.Open(watch.Options{NetNS: opts.Routes.NetNS})
 	}
 	if err == nil {
@@ -174,11 +178,7 @@ func (r *Redirector) Traits() redirect.Traits {
 	if r.beside != nil {
 		return r.beside.traits()
 	}
-	t := redirect.Traits{Name: Name}
-	if ports := r.opts.ReplyPorts; ports != [2]uint16{} {
-		t.Replies = redirect.Replies{Diverted: true, FirstPort: ports[0], LastPort: ports[1]}
-	}
-	return t
+	return redirect.Traits{Name: Name, Replies: r.answers}
 }
 
 // Apply puts the plan in force; see [redirect.Redirector]. An SCTP destination
