@@ -52,6 +52,11 @@ func allColumns() []column {
 		{id: "rr64", about: "the same, 64 clients", quick: true, run: requests("rr64", 64)},
 		{id: "crc", about: "connect, 128 bytes there and back, close; 32 clients, the server closes first", quick: true, run: churn("crc", load.ServerCloses)},
 		{id: "mixed", about: "100 request-response clients beside 100 bulk streams", quick: true, run: mixed},
+		{id: "udp-rr1", about: "UDP: 128 bytes there and back, 1 client", quick: true, only: udpPeers, run: datagrams("udp-rr1", load.Spec{Kind: load.UDPEcho, Clients: 1})},
+		{id: "udp-rr64", about: "UDP: the same, 64 clients", quick: true, only: udpPeers, run: datagrams("udp-rr64", load.Spec{Kind: load.UDPEcho, Clients: 64})},
+		{id: "udp-bulk", about: "UDP: datagrams of 1,200 bytes one way, 1 client, one by one", quick: true, only: udpPeers, run: pour("udp-bulk", false)},
+		{id: "udp-gso", about: "UDP: the same, in trains (UDP_SEGMENT)", only: udpPeers, run: pour("udp-gso", true)},
+		{id: "udp-new", about: "UDP: a new socket for each request, 32 clients, for twenty times as long", fresh: true, once: true, only: udpPeers, run: freshSockets("udp-new")},
 		{id: "wrk", about: "cross-check by wrk, connections kept", tool: "wrk", run: wrk("wrk.rate")},
 		{id: "wrk-close", about: "cross-check by wrk, a connection for each request", tool: "wrk", run: wrk("wrk-close.rate", "-H", "Connection: close")},
 		{id: "iperf3", about: "cross-check by iperf3, download, 1 stream", tool: "iperf3", run: iperf3},
@@ -176,6 +181,54 @@ func mixed(s *stage) (figures, error) {
 		"mixed.p99":  microseconds(r.P99),
 		"mixed.bulk": gbit(r.ByteRate),
 	}, s.clean(r)
+}
+
+// udpPeers are those that know UDP.
+var udpPeers = []string{"direct", "dnat", "nginx", "sluice"}
+
+func datagrams(id string, spec load.Spec) func(*stage) (figures, error) {
+	return func(s *stage) (figures, error) {
+		r, err := s.load(spec)
+		if err != nil {
+			return nil, err
+		}
+		return figures{
+			id + ".rate": r.Rate,
+			id + ".p50":  microseconds(r.P50),
+			id + ".p99":  microseconds(r.P99),
+			id + ".cpu":  per100k(r.Relay, r.Count),
+		}, s.clean(r)
+	}
+}
+
+// pour sends more than any relay can take: what counts is what comes through.
+func pour(id string, train bool) func(*stage) (figures, error) {
+	return func(s *stage) (figures, error) {
+		r, err := s.load(load.Spec{Kind: load.UDPPour, Clients: 1, Train: train})
+		if err != nil {
+			return nil, err
+		}
+		return figures{
+			id + ".rate": r.Rate,
+			id + ".loss": 100 * (1 - float64(r.Count)/float64(max(r.Sent, 1))),
+		}, s.clean(r)
+	}
+}
+
+// freshSockets is what resolvers do. It goes on until tables and descriptors
+// are used up.
+func freshSockets(id string) func(*stage) (figures, error) {
+	return func(s *stage) (figures, error) {
+		r, err := s.load(load.Spec{Kind: load.UDPFresh, Clients: 32, Measure: steadyFactor * s.b.opts.measure})
+		if err != nil {
+			return nil, err
+		}
+		lost := 0.0
+		for _, n := range r.Errors {
+			lost += float64(n)
+		}
+		return figures{id + ".rate": r.Rate, id + ".p99": microseconds(r.P99), id + ".lost": lost}, s.clean(r)
+	}
 }
 
 // clean makes a note of connections that failed.

@@ -28,6 +28,9 @@ const (
 	Echo     Kind = "echo"     // request and response on open connections
 	Churn    Kind = "churn"    // connect, request, response, close
 	Mixed    Kind = "mixed"    // Echo beside Beside streams of Download
+	UDPEcho  Kind = "udp-echo" // request and response on open sockets
+	UDPFresh Kind = "udp-new"  // the same, with a new socket for each request
+	UDPPour  Kind = "udp-bulk" // datagrams one way, from one socket
 )
 
 // Close says who ends a connection of Churn first.
@@ -49,6 +52,7 @@ type Spec struct {
 	Beside  int          // Mixed: streams
 	Close   Close        // Churn
 	Threads int          // at most; at least 1
+	Train   bool         // UDPPour: datagrams leave in trains (UDP_SEGMENT)
 
 	Warmup, Measure time.Duration
 	MaxConns        uint64        // Churn: the measurement ends after so many; 0 for no bound
@@ -62,7 +66,8 @@ type Spec struct {
 type Result struct {
 	Seconds float64 // the measured time
 	Bytes   uint64  // payload received (Upload: sent)
-	Count   uint64  // responses (Echo, Mixed) or whole connections (Churn)
+	Count   uint64  // responses (Echo, Mixed), whole connections (Churn), datagrams received (UDPPour)
+	Sent    uint64  // UDPPour: datagrams sent
 
 	ByteRate, Rate        float64       // for each second
 	P50, P90, P99, P999   time.Duration // of requests, or of whole connections
@@ -158,6 +163,10 @@ func newWorkers(spec Spec) ([]worker, error) {
 			err = add(newEchoer(spec.targets(PortEcho), n))
 		case Churn:
 			err = add(newChurner(spec, n))
+		case UDPEcho, UDPFresh:
+			err = add(newAsker(spec, n, spec.Kind == UDPFresh))
+		case UDPPour:
+			err = add(newPourer(spec))
 		case Mixed:
 			err = add(newEchoer(spec.targets(PortAside), n))
 		default:
@@ -229,6 +238,7 @@ type meter struct {
 	stop    int64 // the first reading after it
 	bytes   uint64
 	count   uint64
+	sent    uint64
 	latency Histogram
 	slices  []uint64
 	errors  map[string]uint64
@@ -277,6 +287,7 @@ func (m *meter) addTo(r *Result, latency *Histogram) {
 	r.Seconds = max(r.Seconds, seconds)
 	r.Bytes += m.bytes
 	r.Count += m.count
+	r.Sent += m.sent
 	r.ByteRate += float64(m.bytes) / seconds
 	r.Rate += float64(m.count) / seconds
 	latency.Merge(&m.latency)

@@ -41,7 +41,7 @@ type ServerSpec struct {
 // for itself: the garbage collector is off and each loop has a thread.
 func Serve(spec ServerSpec) error {
 	debug.SetGCPercent(-1)
-	runtime.GOMAXPROCS(2*spec.Threads + 4)
+	runtime.GOMAXPROCS(2*spec.Threads + 4 + len(UDPPorts))
 	groups := [][]uint16{{PortAside}}
 	for range spec.Threads {
 		groups = append(groups, []uint16{PortEcho, PortOnce, PortHTTP}, []uint16{PortSource, PortSink})
@@ -52,6 +52,11 @@ func Serve(spec ServerSpec) error {
 			return err
 		}
 		go s.run()
+	}
+	for _, port := range UDPPorts {
+		if err := serveUDP(netip.AddrPortFrom(spec.Address, port)); err != nil {
+			return err
+		}
 	}
 	return servePattern(netip.AddrPortFrom(spec.Address, PortPattern))
 }

@@ -302,7 +302,7 @@ func (s *Site) running(p *world.Process) *Running {
 
 // config renders one of the configurations into the site's directory.
 func (s *Site) config(name string, values map[string]any) (string, error) {
-	values["Ports"] = load.Ports
+	values["Ports"], values["UDPPorts"] = load.Ports, load.UDPPorts
 	var endpoints []string
 	for _, e := range s.World.Endpoints {
 		endpoints = append(endpoints, bracket(e))

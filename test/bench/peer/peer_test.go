@@ -33,7 +33,7 @@ func TestManifestsParse(t *testing.T) {
 		if node.Status.Addresses[0].Address != w.NodeAddr.String() {
 			t.Errorf("node has %v", node.Status.Addresses)
 		}
-		if svc.Spec.ClusterIP != w.VIP.String() || len(svc.Spec.Ports) != len(load.Ports) {
+		if svc.Spec.ClusterIP != w.VIP.String() || len(svc.Spec.Ports) != len(load.Ports)+len(load.UDPPorts) {
 			t.Errorf("service has %s and %d ports", svc.Spec.ClusterIP, len(svc.Spec.Ports))
 		}
 		if len(slice.Endpoints) != len(w.Endpoints) || slice.Endpoints[0].Addresses[0] != w.Endpoints[0].String() {
@@ -46,11 +46,11 @@ func TestConfigs(t *testing.T) {
 	values := map[string]any{
 		"Threads": 2, "MaxConn": 7800, "MaxPipes": 1950, "MaxFiles": 20000,
 		"Bind": "[::1]", "Splice": []string{"auto"}, "Dir": "/d", "Modules": "/m",
-		"Ports": []uint16{80, 81}, "Endpoints": []string{"[fd02::2]", "[fd02::3]"},
+		"Ports": []uint16{80, 81}, "UDPPorts": []uint16{53}, "Endpoints": []string{"[fd02::2]", "[fd02::3]"},
 	}
 	for name, lines := range map[string][]string{
 		"haproxy.cfg": {"nbthread 2", "bind [::1]:81 transparent", "server endpoint1 [fd02::3]:80", "option splice-auto"},
-		"nginx.conf":  {"worker_processes 2;", "listen [::1]:80 backlog=4096;", "server [fd02::3]:81;", "load_module /m/ngx_stream_module.so;"},
+		"nginx.conf":  {"worker_processes 2;", "listen [::1]:80 backlog=4096;", "listen [::1]:53 udp reuseport;", "server [fd02::3]:81;", "load_module /m/ngx_stream_module.so;"},
 	} {
 		text, err := render(name, values)
 		if err != nil {

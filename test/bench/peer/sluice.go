@@ -61,6 +61,10 @@ func Manifests(w *world.World) string {
 		fmt.Fprintf(&ports, "  - {name: p%d, protocol: TCP, port: %d, targetPort: %d}\n", port, port, port)
 		fmt.Fprintf(&slicePorts, "- {name: p%d, protocol: TCP, port: %d}\n", port, port)
 	}
+	for _, port := range load.UDPPorts {
+		fmt.Fprintf(&ports, "  - {name: u%d, protocol: UDP, port: %d, targetPort: %d}\n", port, port, port)
+		fmt.Fprintf(&slicePorts, "- {name: u%d, protocol: UDP, port: %d}\n", port, port)
+	}
 	for i, e := range w.Endpoints {
 		fmt.Fprintf(&endpoints, "- addresses: [\"%s\"]\n  conditions: {ready: true}\n  nodeName: server\n  targetRef: {kind: Pod, namespace: bench, name: server-%d}\n", e, i)
 	}

@@ -60,7 +60,7 @@ func (w *World) TPROXY() error {
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityMangle,
 	})
 	family := byte(table.Family)
-	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(w.matchVIP(),
+	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(w.matchVIP(unix.IPPROTO_TCP),
 		&expr.Immediate{Register: unix.NFT_REG_1, Data: w.Loopback().AsSlice()},
 		&expr.Payload{DestRegister: unix.NFT_REG_2, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
 		&expr.TProxy{Family: family, TableFamily: family, RegAddr: unix.NFT_REG_1, RegPort: unix.NFT_REG_2},
@@ -84,7 +84,7 @@ func (w *World) DNAT() error {
 		Name: "prerouting", Table: table, Type: nftables.ChainTypeNAT,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest,
 	})
-	exprs := w.matchVIP()
+	var exprs []expr.Any
 	if len(w.Endpoints) == 1 {
 		exprs = append(exprs, &expr.Immediate{Register: unix.NFT_REG_1, Data: w.Endpoints[0].AsSlice()})
 	} else {
@@ -94,9 +94,12 @@ func (w *World) DNAT() error {
 		}
 		exprs = append(exprs, pick...)
 	}
-	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(exprs,
-		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(table.Family), RegAddrMin: unix.NFT_REG_1},
-	)})
+	for _, protocol := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+		rule := append(w.matchVIP(protocol), exprs...)
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(rule,
+			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(table.Family), RegAddrMin: unix.NFT_REG_1},
+		)})
+	}
 	if err := c.Flush(); err != nil {
 		return fmt.Errorf("nftables dnat: %w", err)
 	}
@@ -143,15 +146,15 @@ func (w *World) nft(name string) (*nftables.Conn, *nftables.Table, error) {
 	return c, c.AddTable(table), nil
 }
 
-// matchVIP lets TCP packets to the service's address through.
-func (w *World) matchVIP() []expr.Any {
+// matchVIP lets a protocol's packets to the service's address through.
+func (w *World) matchVIP(protocol byte) []expr.Any {
 	daddr := &expr.Payload{DestRegister: unix.NFT_REG_1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}
 	if w.IPv6 {
 		daddr.Offset, daddr.Len = 24, 16
 	}
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: unix.NFT_REG_1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: unix.NFT_REG_1, Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: unix.NFT_REG_1, Data: []byte{protocol}},
 		daddr,
 		&expr.Cmp{Op: expr.CmpOpEq, Register: unix.NFT_REG_1, Data: w.VIP.AsSlice()},
 	}

@@ -1,0 +1,281 @@
+package load
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+// The server's UDP ports.
+const (
+	PortUDPEcho = 7101 // sends back what it gets
+	PortUDPSink = 7102 // counts datagrams, and tells their number when asked by one of 8 bytes
+)
+
+// UDPPorts lists them.
+var UDPPorts = []uint16{PortUDPEcho, PortUDPSink}
+
+const (
+	// udpPatience is how long a request waits for its response; then it is lost.
+	udpPatience = 1e9 // ns
+	// DatagramSize is the size of bulk datagrams, in bytes.
+	DatagramSize = 1200
+)
+
+// serveUDP answers on a UDP port, on a thread of its own.
+func serveUDP(at netip.AddrPort) error {
+	fd, err := sys.BindUDP(at, sys.UDPOptions{ReusePort: true, ReceiveBuffer: 8 << 20})
+	if err != nil {
+		return err
+	}
+	p, err := newPoller()
+	if err != nil {
+		return err
+	}
+	if errno := p.add(fd, unix.EPOLLIN, 0); errno != 0 {
+		return fmt.Errorf("epoll: %w", errno)
+	}
+	go func() {
+		runtime.LockOSThread()
+		in, out := sys.NewInbox(64), sys.NewOutbox(64)
+		counts := make(map[netip.AddrPort]uint64)
+		answer := make([]byte, 8)
+		for {
+			p.wait(1000)
+			n, errno := in.Receive(fd, 0, in.Slots())
+			if errno != 0 {
+				continue
+			}
+			for i := range n {
+				from, data := in.From(i), in.Data(i)
+				switch {
+				case at.Port() == PortUDPEcho:
+					out.Append(from, data, 0, false)
+				case len(data) == 8:
+					binary.BigEndian.PutUint64(answer, counts[from])
+					out.Append(from, answer, 0, false)
+				default:
+					counts[from]++
+				}
+			}
+			for !out.Empty() && out.Send(fd) != 0 {
+				out.Skip()
+			}
+		}
+	}()
+	return nil
+}
+
+// dialUDP gives a connected socket.
+func dialUDP(target netip.AddrPort) (int, sys.Errno) {
+	fd, errno := sys.UDPSocket(target.Addr().Is6())
+	if errno != 0 {
+		return -1, errno
+	}
+	if errno := sys.ConnectUDP(fd, target, netip.AddrPort{}); errno != 0 {
+		sys.Close(fd)
+		return -1, errno
+	}
+	return fd, 0
+}
+
+// asker sends requests over UDP: the next one of each client as soon as the
+// response is there, or is given up. fresh has a new socket for each.
+type asker struct {
+	m       meter
+	poll    *poller
+	targets []netip.AddrPort
+	clients []question
+	fresh   bool
+	turn    int
+	swept   int64
+	buf     [2 * MessageSize]byte
+}
+
+// question is a request that waits for its response.
+type question struct {
+	fd     int
+	number uint64
+	sent   int64
+}
+
+func newAsker(spec Spec, clients int, fresh bool) (*asker, error) {
+	p, err := newPoller()
+	if err != nil {
+		return nil, err
+	}
+	a := &asker{poll: p, clients: make([]question, clients), fresh: fresh}
+	for _, t := range spec.Targets {
+		a.targets = append(a.targets, netip.AddrPortFrom(t, PortUDPEcho))
+	}
+	for i := range a.clients {
+		a.clients[i] = question{fd: -1, number: uint64(i) << 40}
+		if err := a.dial(i); err != nil {
+			return nil, err
+		}
+	}
+	return a, nil
+}
+
+func (a *asker) meter() *meter { return &a.m }
+
+func (a *asker) dial(i int) error {
+	c := &a.clients[i]
+	if c.fd >= 0 {
+		closeFD(c.fd)
+	}
+	a.turn++
+	fd, errno := dialUDP(a.targets[a.turn%len(a.targets)])
+	if errno != 0 {
+		c.fd = -1
+		return errno
+	}
+	c.fd = fd
+	if errno := a.poll.add(fd, unix.EPOLLIN, int32(i)); errno != 0 {
+		return fmt.Errorf("epoll: %w", errno)
+	}
+	return nil
+}
+
+func (a *asker) run(w window) {
+	a.m.open(w)
+	for i := range a.clients {
+		a.ask(i, now())
+	}
+	for t := now(); a.m.tick(t); t = now() {
+		if t-a.swept > udpPatience/10 {
+			a.swept = t
+			for i := range a.clients {
+				if t-a.clients[i].sent > udpPatience {
+					a.m.failed("no response")
+					a.next(i, t)
+				}
+			}
+		}
+		for _, ev := range a.poll.wait(20) {
+			a.receive(int(ev.Fd))
+		}
+	}
+}
+
+func (a *asker) next(i int, t int64) {
+	if a.fresh {
+		if err := a.dial(i); err != nil {
+			a.m.failed(err.Error())
+			a.clients[i].sent = t
+			return
+		}
+	}
+	a.ask(i, t)
+}
+
+func (a *asker) ask(i int, t int64) {
+	c := &a.clients[i]
+	c.number++
+	c.sent = t
+	binary.NativeEndian.PutUint64(a.buf[:], c.number)
+	if _, errno := write(c.fd, a.buf[:MessageSize]); errno != 0 {
+		a.m.failed(errno.Error())
+	}
+}
+
+func (a *asker) receive(i int) {
+	c := &a.clients[i]
+	if c.fd < 0 {
+		return
+	}
+	n, errno := read(c.fd, a.buf[:])
+	switch {
+	case errno == unix.EAGAIN:
+	case errno != 0:
+		a.m.failed(errno.Error())
+		a.next(i, now())
+	case n == MessageSize && binary.NativeEndian.Uint64(a.buf[:]) == c.number:
+		t := now()
+		a.m.done(t, c.sent)
+		a.next(i, t)
+	}
+}
+
+// pourer sends datagrams as fast as it can, and asks the server in the end how
+// many came.
+type pourer struct {
+	m     meter
+	fd    int
+	train bool
+}
+
+func newPourer(spec Spec) (*pourer, error) {
+	fd, errno := dialUDP(netip.AddrPortFrom(spec.Targets[0], PortUDPSink))
+	if errno != 0 {
+		return nil, errno
+	}
+	return &pourer{fd: fd, train: spec.Train}, nil
+}
+
+func (p *pourer) meter() *meter { return &p.m }
+
+func (p *pourer) run(w window) {
+	p.m.open(w)
+	out := sys.NewOutbox(32)
+	data := make([]byte, DatagramSize)
+	begun, sent := uint64(0), uint64(0)
+	for t := now(); ; t = now() {
+		counting := p.m.start == 0
+		if !p.m.tick(t) {
+			break
+		}
+		if counting && p.m.start != 0 {
+			var err error
+			if begun, err = p.arrived(); err != nil {
+				p.m.failed(err.Error())
+			}
+			sent = 0
+		}
+		for range 32 {
+			out.Append(netip.AddrPort{}, data, 0, p.train)
+		}
+		sent += 32
+		for !out.Empty() {
+			if errno := out.Send(p.fd); errno != 0 {
+				sent -= uint64(out.Skip())
+			}
+		}
+	}
+	ended, err := p.arrived()
+	if err != nil {
+		p.m.failed(err.Error())
+		return
+	}
+	p.m.count = ended - begun
+	p.m.bytes = p.m.count * DatagramSize
+	p.m.sent = sent
+}
+
+// arrived asks the server how many datagrams have come.
+func (p *pourer) arrived() (uint64, error) {
+	question, answer := make([]byte, 8), make([]byte, 8)
+	for range 50 {
+		if _, errno := write(p.fd, question); errno != 0 && errno != unix.ECONNREFUSED {
+			continue
+		}
+		ready := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}
+		if n, err := unix.Poll(ready, 200); err != nil || n == 0 {
+			continue
+		}
+		if n, errno := read(p.fd, answer); errno == 0 && n == 8 {
+			for { // answers to questions that were asked again
+				if _, errno := read(p.fd, question); errno != 0 {
+					return binary.BigEndian.Uint64(answer), nil
+				}
+			}
+		}
+	}
+	return 0, errors.New("the server does not say how many datagrams came")
+}
