@@ -94,13 +94,14 @@ func (o Options) validate() error {
 
 // Redirector steers by iptables. Its methods are safe for concurrent use.
 type Redirector struct {
-	mu     sync.Mutex // guards everything below
-	opts   Options
-	tools  *tools
-	tables [versions]*tables // nil for a family that the kernel does not have
-	sets   *sets             // nil without ipset
-	router *route.Router
-	closed bool
+	mu      sync.Mutex // guards everything below
+	opts    Options
+	tools   *tools
+	tables  [versions]*tables // nil for a family that the kernel does not have
+	sets    *sets             // nil without ipset
+	router  *route.Router
+	watcher *watcher // nil where nothing is steered, but cleaned up
+	closed  bool
 
 	plan    redirect.Plan // in force
 	touched bool          // there may be something of ours in the kernel
@@ -138,7 +139,13 @@ func New(opts Options) (*Redirector, error) {
 		ns.close()
 		return nil, err
 	}
-	return newRedirector(opts, t, router), nil
+	r := newRedirector(opts, t, router)
+	if r.watcher, err = openWatcher(t); err != nil {
+		router.Close()
+		ns.close()
+		return nil, err
+	}
+	return r, nil
 }
 
 func newRedirector(opts Options, t *tools, router *route.Router) *Redirector {
@@ -315,6 +322,7 @@ func (r *Redirector) Close() error {
 	if r.touched {
 		err = r.removeLocked()
 	}
+	r.watcher.close()
 	r.router.Close()
 	r.tools.ns.close()
 	return err

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
@@ -99,6 +100,52 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 			}
 			if got := reach(lab.Client, tcp("10.96.0.11:80")); got != "refused" {
 				t.Errorf("%s: got %q, want a refusal", c.name, got)
+			}
+		}
+	})
+}
+
+// What somebody flushes is noticed within a second; what he changes of his own
+// in tables that are not ours is not.
+func TestNoticesAtOnce(t *testing.T) {
+	modes(t, func(t *testing.T, opts Options) {
+		lab := netns.NewLab(t, 0)
+		lab.Settle(t)
+		r := newOne(t, lab.Node, opts)
+		apply(t, r, planOf())
+		quiet := func() {
+			for {
+				select {
+				case <-r.Changed():
+				case <-time.After(2 * pollPeriod):
+					return
+				}
+			}
+		}
+		ipt := "iptables-" + string(opts.Variant)
+		for _, c := range []struct {
+			notices bool
+			do      []string
+		}{
+			{true, []string{ipt, "-F"}},
+			{true, []string{"ip6" + ipt[2:], "-t", "mangle", "-F"}},
+			{true, []string{"ip", "rule", "flush", "protocol", "83"}},
+			{true, []string{"ip", "route", "flush", "table", "local", "proto", "83"}},
+			{false, []string{ipt, "-t", "nat", "-N", "THEIRS"}},
+		} {
+			quiet()
+			program(t, lab.Node.Namespace, c.do[0], c.do[1:]...)
+			noticed := false
+			select {
+			case <-r.Changed():
+				noticed = true
+			case <-time.After(3 * pollPeriod):
+			}
+			if noticed != c.notices {
+				t.Errorf("%s: noticed %v, want %v", strings.Join(c.do, " "), noticed, c.notices)
+			}
+			if repaired, err := r.Verify(); repaired != c.notices || err != nil {
+				t.Errorf("%s: repaired %v, %v, want %v", strings.Join(c.do, " "), repaired, err, c.notices)
 			}
 		}
 	})

@@ -8,82 +8,46 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netns"
+	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
 // namespace is the network namespace that programs run in.
 type namespace struct {
-	handle netns.NsHandle
-	ours   bool // the handle is to be closed
+	number int      // its descriptor
+	file   *os.File // to be closed; nil if it is somebody else's
 }
 
 // openNamespace takes a descriptor, or the namespace that it is called in.
 func openNamespace(fd int) (*namespace, error) {
 	if fd != 0 {
-		return &namespace{handle: netns.NsHandle(fd)}, nil
+		return &namespace{number: fd}, nil
 	}
-	h, err := netns.Get()
-	if err != nil {
-		return nil, fmt.Errorf("own network namespace: %w", err)
-	}
-	return &namespace{handle: h, ours: true}, nil
+	return openedNamespace(sys.OwnNetNS())
 }
 
 // scratchNamespace makes an empty one.
-func scratchNamespace() (*namespace, error) {
-	n := &namespace{ours: true}
-	err := onOwnThread(func() (err error) {
-		n.handle, err = netns.New()
-		return err
-	})
+func scratchNamespace() (*namespace, error) { return openedNamespace(sys.NewNetNS()) }
+
+func openedNamespace(f *os.File, err error) (*namespace, error) {
 	if err != nil {
-		return nil, fmt.Errorf("scratch network namespace: %w", err)
+		return nil, err
 	}
-	return n, nil
+	return &namespace{number: int(f.Fd()), file: f}, nil
 }
 
-func (n *namespace) fd() int { return int(n.handle) }
+func (n *namespace) fd() int { return n.number }
 
 func (n *namespace) close() {
-	if n.ours && n.handle.IsOpen() {
-		_ = n.handle.Close()
+	if n.file != nil {
+		_ = n.file.Close()
 	}
 }
 
 // do runs f in the namespace, on a thread of its own.
-func (n *namespace) do(f func() error) error {
-	return onOwnThread(func() error {
-		if err := netns.Set(n.handle); err != nil {
-			return fmt.Errorf("enter network namespace: %w", err)
-		}
-		return f()
-	})
-}
-
-// onOwnThread runs f on a thread that is locked to a goroutine of its own and
-// ends with it unless it can be taken back to where it came from.
-func onOwnThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		home, err := netns.Get()
-		if err != nil {
-			done <- fmt.Errorf("own network namespace: %w", err)
-			return
-		}
-		defer home.Close()
-		err = f()
-		if netns.Set(home) == nil {
-			runtime.UnlockOSThread()
-		}
-		done <- err
-	}()
-	return <-done
-}
+func (n *namespace) do(f func() error) error { return sys.InNetNS(n.number, f) }
 
 // hasFamily tells whether the kernel speaks a version of IP there. Where it
 // does not, no packet has to be steered.

@@ -186,7 +186,7 @@ func (t *tools) probe(opts Options) error {
 	try := *t
 	var err error
 	if try.ns, err = scratchNamespace(); err != nil {
-		try.ns = &namespace{handle: t.ns.handle}
+		try.ns = &namespace{number: t.ns.number}
 		defer try.removeProbe(opts)
 	}
 	defer try.ns.close()
