@@ -48,6 +48,7 @@ test-copy: deps ## The end-to-end tests on a relay that only copies (--splice=of
 test-cluster: deps build $(CLUSTER)/.built ## The tests against a real control plane, and the same against kube-proxy
 	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) \
 	go test -tags cluster -count=1 -timeout 10m $(TESTFLAGS) ./test/cluster
+	cd test/helm && go test $(TESTFLAGS) .
 
 # The programs of the control plane. They take some minutes to build, once.
 $(CLUSTER)/.built: test/cluster/controlplane/go.mod test/cluster/controlplane/go.sum

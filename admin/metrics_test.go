@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
@@ -313,5 +314,55 @@ func BenchmarkGather(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// The dashboard asks for metrics that there are, with labels that they have.
+func TestDashboardAsksForMetricsThatExist(t *testing.T) {
+	text, err := os.ReadFile("../deploy/grafana/sluice.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dashboard struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	if err := json.Unmarshal(text, &dashboard); err != nil {
+		t.Fatal(err)
+	}
+	families, err := NewRegistry(sources(t)).Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	labels := map[string][]string{}
+	for _, f := range families {
+		labels[f.GetName()] = nil
+		for _, l := range f.GetMetric()[0].GetLabel() {
+			labels[f.GetName()] = append(labels[f.GetName()], l.GetName())
+		}
+	}
+	metric := regexp.MustCompile(`\b((?:sluice|kubeproxy|process)_[a-z_]+?)(?:_bucket)?(?:\{([^}]*)\}|[^a-z_]|$)`)
+	label := regexp.MustCompile(`([a-z_]+)=`)
+	found := 0
+	for _, p := range dashboard.Panels {
+		for _, target := range p.Targets {
+			for _, m := range metric.FindAllStringSubmatch(target.Expr, -1) {
+				found++
+				have, ok := labels[m[1]]
+				if !ok {
+					t.Errorf("%s: there is no metric %s", p.Title, m[1])
+				}
+				for _, l := range label.FindAllStringSubmatch(m[2], -1) {
+					if !slices.Contains(have, l[1]) {
+						t.Errorf("%s: %s has no label %s", p.Title, m[1], l[1])
+					}
+				}
+			}
+		}
+	}
+	if found < 20 {
+		t.Errorf("found %d metrics only", found)
 	}
 }

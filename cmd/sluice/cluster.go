@@ -26,6 +26,8 @@ func (o *clusterOptions) register(f *pflag.FlagSet) {
 	f.Float32Var(&c.QPS, "kube-api-qps", 5, "requests a second to the API server, beyond the first --kube-api-burst ones")
 	f.IntVar(&c.Burst, "kube-api-burst", 10, "requests to the API server that may be made at once")
 	f.DurationVar(&o.minSyncPeriod, "min-sync-period", 0, "least time between two changes that are put in force; 0 puts a lone one in force at once")
+	f.DurationVar(&o.minSyncPeriod, "iptables-min-sync-period", 0, "kube-proxy's name of --min-sync-period")
+	_ = f.MarkHidden("iptables-min-sync-period") // it exists
 }
 
 // given tells whether the flags name an API server.

@@ -49,7 +49,7 @@ func (o *kubeProxyOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.bindAddress, "bind-address", "", "this node's own address, as --node-ip; an IPv6 address moves the default ports of /healthz and /metrics to IPv6")
 	f.BoolVar(&o.hardFail, "bind-address-hard-fail", false, "end when the port of /healthz or of /metrics is taken")
 	f.BoolVar(&o.profiling, "profiling", false, "serve /debug/pprof beside the metrics")
-	o.proxyMode = choice{allowed: []string{"", "iptables", "ipvs", "nftables"}}
+	o.proxyMode = choice{allowed: []string{"iptables", "ipvs", "nftables"}}
 	f.Var(&o.proxyMode, "proxy-mode", "kube-proxy's mode, whose defaults for node ports are taken; --redirect says how packets are steered")
 	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "have node ports on 127.0.0.0/8 where all addresses have them")
 	f.IntVar(&o.oomScoreAdj, "oom-score-adj", 0, "how readily the kernel ends this process when memory is short, of -1000 to 1000 (default: -999 with --config, else as it is)")

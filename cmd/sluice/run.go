@@ -59,8 +59,9 @@ type runOptions struct {
 	healthzAddress  string
 }
 
-func newRunCommand() *cobra.Command {
-	o := &runOptions{
+// newRunOptions gives the options without any flag.
+func newRunOptions() *runOptions {
+	return &runOptions{
 		steering:        newSteeringOptions(),
 		balancer:        choice{value: "round-robin", allowed: []string{"round-robin", "random"}},
 		splice:          choice{value: "auto", allowed: []string{"auto", "off"}},
@@ -69,6 +70,10 @@ func newRunCommand() *cobra.Command {
 		logFormat:       choice{value: "text", allowed: []string{"text", "json"}},
 		dialTimeouts:    slices.Clone(balancer.DefaultPlan().Timeouts),
 	}
+}
+
+func newRunCommand() *cobra.Command {
+	o := newRunOptions()
 	cmd := &cobra.Command{
 		Use:   "run [--manifests DIR | --kubeconfig FILE | --config FILE]",
 		Short: "Serve the Services of this node",

@@ -61,8 +61,8 @@ func TestOutage(t *testing.T) {
 }
 
 // TestLatency measures how long after the change of a slice the first connection
-// reaches the new endpoint, with Sluice and with kube-proxy at its defaults. It
-// prints, and fails on nothing but wrong answers.
+// reaches the new endpoint, with Sluice and with kube-proxy, whose minSyncPeriod is 100 ms here
+// and 1 s by default. It prints, and fails on nothing but wrong answers.
 func TestLatency(t *testing.T) {
 	services, rounds := 200, 11
 	if os.Getenv("SLUICE_TEST_FULL") == "1" {

@@ -1,0 +1,211 @@
+package main
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// runFlags gives the options that sluice run has with these arguments, complete
+// and checked.
+func runFlags(t *testing.T, args ...string) (*runOptions, error) {
+	t.Helper()
+	o := newRunOptions()
+	cmd := &cobra.Command{Use: "run"}
+	o.register(cmd)
+	if err := cmd.ParseFlags(args); err != nil {
+		return o, err
+	}
+	if err := o.readConfig(cmd.Flags()); err != nil {
+		return o, err
+	}
+	return o, o.validate()
+}
+
+// kube-proxy's flags, as its help lists them in v1.37.
+var kubeProxyFlags = strings.Fields(`--bind-address=0.0.0.0 --bind-address-hard-fail --cleanup --cluster-cidr=10.0.0.0/8
+	--config-sync-period=15m --conntrack-max-per-core=0 --conntrack-min=1 --conntrack-tcp-be-liberal --conntrack-tcp-timeout-close-wait=1h
+	--conntrack-tcp-timeout-established=24h --conntrack-udp-timeout=0s --conntrack-udp-timeout-stream=0s --detect-local-mode=ClusterCIDR
+	--feature-gates=A=true --healthz-bind-address=0.0.0.0:10256 --healthz-port=1 --hostname-override=n --init-only --iptables-localhost-nodeports
+	--iptables-masquerade-bit=14 --iptables-min-sync-period=1s --iptables-sync-period=30s --ipvs-exclude-cidrs=10.0.0.0/8 --ipvs-min-sync-period=0s
+	--ipvs-scheduler=rr --ipvs-strict-arp --ipvs-sync-period=30s --ipvs-tcp-timeout=0s --ipvs-tcpfin-timeout=0s --ipvs-udp-timeout=0s
+	--kube-api-burst=10 --kube-api-content-type=application/json --kube-api-qps=5 --kubeconfig=/f --log-flush-frequency=5s --log-json-info-buffer-size=0
+	--log-json-split-stream --log-text-info-buffer-size=0 --log-text-split-stream --logging-format=text --masquerade-all --master=https://h --metrics-bind-address=127.0.0.1:10249
+	--metrics-port=1 --nodeport-addresses=primary --oom-score-adj=-999 --profiling --proxy-mode=iptables
+	--show-hidden-metrics-for-version=1.36 --v=2 --vmodule=a=1 --write-config-to=/f`)
+
+func TestKubeProxyFlagsAreAccepted(t *testing.T) {
+	o, err := runFlags(t, kubeProxyFlags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := 0
+	for _, f := range o.ignored {
+		if f.given {
+			given++
+		}
+	}
+	if given != len(meaningless) {
+		t.Errorf("%d flags without a meaning were given, of %d", given, len(meaningless))
+	}
+	if o.cluster.minSyncPeriod != time.Second || o.oomScoreAdj != -999 || !o.profiling || !o.masqueradeAll {
+		t.Errorf("%+v", o)
+	}
+	for _, interfaces := range [][]string{
+		{"--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cbr0"},
+		{"--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=veth"},
+	} {
+		if _, err := runFlags(t, interfaces...); err != nil {
+			t.Errorf("%q: %v", interfaces, err)
+		}
+	}
+}
+
+// A run with manifests opens no port that was not asked for; in a cluster they
+// are where kube-proxy has them.
+func TestDefaultPorts(t *testing.T) {
+	dir := t.TempDir()
+	for _, test := range []struct{ args, healthz, metrics string }{
+		{"--manifests " + dir, "", ""},
+		{"--manifests " + dir + " --healthz-bind-address 127.0.0.1:1", "127.0.0.1:1", ""},
+		{"--kubeconfig /f", "0.0.0.0:10256", "127.0.0.1:10249"},
+		{"--kubeconfig /f --bind-address ::", "[::]:10256", "[::1]:10249"},
+		{"--kubeconfig /f --healthz-port 0 --metrics-port 0", "", ""},
+		{"--kubeconfig /f --healthz-bind-address 127.0.0.1", "127.0.0.1:10256", "127.0.0.1:10249"},
+	} {
+		o, err := runFlags(t, strings.Fields(test.args)...)
+		if err != nil || o.healthzAddress != test.healthz || o.metricsAddress != test.metrics {
+			t.Errorf("%s: %q and %q, %v; want %q and %q", test.args, o.healthzAddress, o.metricsAddress, err, test.healthz, test.metrics)
+		}
+	}
+}
+
+func TestOneSourceOnly(t *testing.T) {
+	if _, err := runFlags(t, "--manifests", t.TempDir(), "--kubeconfig", "/f"); err == nil || !strings.Contains(err.Error(), "exclude each other") {
+		t.Errorf("two sources: %v", err)
+	}
+}
+
+// The files of kubeadm and kind start the program as they are; --hostname-override
+// goes before the file.
+func TestConfigFilesOfClusters(t *testing.T) {
+	for _, test := range []struct {
+		file   string
+		period time.Duration
+	}{{"kubeadm.yaml", 0}, {"kind.yaml", time.Second}} {
+		o, err := runFlags(t, "--config", "../../internal/kubeproxyconfig/testdata/"+test.file, "--hostname-override", "Node-1", "--cluster-cidr", "10.9.0.0/16")
+		if err != nil {
+			t.Errorf("%s: %v", test.file, err)
+			continue
+		}
+		if o.hostname != "node-1" || o.cluster.connection.Kubeconfig != "/var/lib/kube-proxy/kubeconfig.conf" || o.cluster.minSyncPeriod != test.period ||
+			!slices.Equal(o.clusterCIDRs, prefixes{netip.MustParsePrefix("10.244.0.0/16")}) || o.healthzAddress != "0.0.0.0:10256" || len(o.notes) != 0 {
+			t.Errorf("%s: %+v", test.file, o)
+		}
+	}
+}
+
+func TestModesOfKubeProxy(t *testing.T) {
+	for _, test := range []struct {
+		mode      string
+		addresses []string
+		loopback  bool
+		text      string
+	}{
+		{"", nil, true, "iptables"},
+		{"iptables", nil, true, "iptables"},
+		{"ipvs", nil, true, "ipvs"},
+		{"nftables", []string{"primary"}, false, "nftables"},
+	} {
+		args := []string{"--kubeconfig=/f"}
+		if test.mode != "" {
+			args = append(args, "--proxy-mode="+test.mode)
+		}
+		o, err := runFlags(t, args...)
+		if err != nil || !slices.Equal(o.nodePortAddresses, test.addresses) || o.noLocalhostNodePorts == test.loopback || o.proxyModeText() != test.text {
+			t.Errorf("%q: %v %v %q, %v", test.mode, o.nodePortAddresses, o.noLocalhostNodePorts, o.proxyModeText(), err)
+		}
+	}
+	if _, err := runFlags(t, "--kubeconfig=/f", "--proxy-mode=userspace"); err == nil || !strings.Contains(err.Error(), "iptables, ipvs, nftables") {
+		t.Errorf("an unknown mode: %v", err)
+	}
+}
+
+// A ConfigMap's files change by exchanging a folder behind a symlink.
+func TestWatchConfig(t *testing.T) {
+	dir := t.TempDir()
+	put := func(folder, text string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(dir, folder), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, folder, "config.conf"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(folder, filepath.Join(dir, "..next")); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(filepath.Join(dir, "..next"), filepath.Join(dir, "..data")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("..1", "a")
+	path := filepath.Join(dir, "config.conf")
+	if err := os.Symlink("..data/config.conf", path); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	begun, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		close(begun)
+		ended <- watchConfig(ctx, path)
+	}()
+	<-begun
+	put("..2", "a") // the same again is no change
+	for i := 0; ; i++ {
+		select {
+		case err := <-ended:
+			if err == nil || !strings.Contains(err.Error(), "has changed") {
+				t.Errorf("it ended with %v", err)
+			}
+			return
+		case <-time.After(10 * time.Millisecond):
+			put("..x"+strings.Repeat("x", i%50), strings.Repeat("b", i+1)) // until the watch has begun
+		}
+	}
+}
+
+// TestDependenciesAreDocumented compares docs/dependencies.md with go.mod.
+func TestDependenciesAreDocumented(t *testing.T) {
+	mod, err := os.ReadFile("../../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("../../docs/dependencies.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var direct, documented []string
+	for _, m := range regexp.MustCompile(`(?m)^\t(\S+) v\S+$`).FindAllStringSubmatch(string(mod), -1) {
+		direct = append(direct, m[1])
+	}
+	for _, row := range regexp.MustCompile("(?m)^\\| (`[^|]*`) \\|").FindAllStringSubmatch(string(text), -1) {
+		for _, name := range strings.Split(row[1], ", ") {
+			documented = append(documented, strings.Trim(name, "`"))
+		}
+	}
+	slices.Sort(direct)
+	slices.Sort(documented)
+	if !slices.Equal(direct, documented) {
+		t.Errorf("go.mod has\n%s\nand docs/dependencies.md\n%s", strings.Join(direct, "\n"), strings.Join(documented, "\n"))
+	}
+}
