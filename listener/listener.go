@@ -4,10 +4,14 @@
 // # How a connection travels
 //
 // Steering delivers a packet for a service's address to the service's lane: a
-// listening socket on a loopback address. Each event loop has a [worker] that
-// accepts from all lanes. It asks policy for the verdict on the original
+// listening socket on a loopback address. Node ports, and services' addresses
+// that are this node's own, have listening sockets that are bound to them, called
+// claims (A3.15); where steering only makes addresses local, every destination has.
+// Who may not come in is dropped by a filter on the socket, called a guard. Each
+// event loop has a [worker] that accepts from all sockets. It asks policy for the verdict on the original
 // destination (the accepted socket's own address), asks the service's balancer
-// for an endpoint, and connects without blocking; a refusal or a timeout goes
+// for an endpoint, and connects without blocking, from the client's own address
+// where policy wants it and the answers come back; a refusal or a timeout goes
 // back to the balancer for another one. So a dead endpoint occupies a timer
 // and a descriptor, and delays nobody. Once an endpoint has answered, the
 // relay owns both sockets until the connection ends, and the worker writes the
@@ -16,11 +20,17 @@
 //
 // # Configuration
 //
-// [Manager.Apply] puts a compiled policy in force: it opens the lanes that are
-// missing, publishes the policy and the services' pools through one atomic
-// pointer, switches steering in one transaction, and then closes lanes that
-// nothing is steered to any more. Established connections are never touched
-// (A8.7).
+// [Manager.Apply] puts a compiled policy in force. It looks at the service ports
+// that changed, and finds the destinations ([outlet]) that are new, gone or
+// different. It opens the lanes that are missing, publishes the policy and the
+// services' pools through one atomic pointer, has claims and guards follow,
+// switches steering in one transaction, and then closes lanes that nothing is
+// steered to any more. What lets fewer clients in comes before the policy is
+// published, what lets more in after it, so that nobody gets an answer of neither
+// policy. Established connections are never touched (A8.7).
+//
+// A port that another program holds is not taken from it: the log says so,
+// everything else is in force, and [Manager.Maintain] tries again.
 //
 // # Limits
 //

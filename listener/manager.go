@@ -305,11 +305,17 @@ func (m *Manager) warn(port *service.Port, problem error) {
 	m.once("Service "+port.Name.Name.String(), problem)
 }
 
+// mostSaid bounds the memory of what was logged.
+const mostSaid = 4096
+
 // once logs a problem of an object, unless it was logged before.
 func (m *Manager) once(object string, problem error) {
 	key := object + ": " + problem.Error()
 	if _, was := m.said[key]; was {
 		return
+	}
+	if len(m.said) == mostSaid {
+		clear(m.said) // rather some of it twice than to grow for ever
 	}
 	m.said[key] = struct{}{}
 	m.log.Warn().Str("object", object).Msg(problem.Error())
