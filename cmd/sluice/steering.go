@@ -43,7 +43,8 @@ func (o *steeringOptions) register(f *pflag.FlagSet) {
 }
 
 // defaultReplyPorts says what no range means.
-var defaultReplyPorts = fmt.Sprintf("%d-%d without netfilter", choose.DefaultReplyPorts[0], choose.DefaultReplyPorts[1])
+var defaultReplyPorts = fmt.Sprintf("%d-%d, without netfilter %d-%d",
+	tproxy.DefaultReplyPorts[0], tproxy.DefaultReplyPorts[1], choose.DefaultReplyPorts[0], choose.DefaultReplyPorts[1])
 
 // registerNames adds the flags that name what steering makes in the kernel.
 func (o *steeringOptions) registerNames(f *pflag.FlagSet) {

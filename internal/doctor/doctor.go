@@ -98,10 +98,11 @@ func Examine(p Prober) Report {
 
 // purposes say what each way of steering is good for.
 var purposes = map[string]string{
-	"tproxy/nftables": "--redirect tproxy",
-	"tproxy/iptables": "--redirect tproxy, where there is no nf_tables",
-	"sklookup":        "--redirect sklookup: no netfilter needed",
-	"bind":            "--redirect bind: neither netfilter nor BPF needed",
+	"sklookup/nftables": "--redirect sklookup+nftables",
+	"tproxy/nftables":   "--redirect tproxy: no BPF needed",
+	"tproxy/iptables":   "--redirect tproxy: no nf_tables needed",
+	"sklookup":          "--redirect sklookup: no netfilter needed",
+	"bind":              "--redirect bind: neither netfilter nor BPF needed",
 }
 
 func way(p Prober, name string) Finding {

@@ -29,6 +29,9 @@ func TestHost(t *testing.T) {
 	}
 	for _, f := range r.Findings {
 		t.Logf("%+v", f)
+		if f.NeededBy == "" {
+			t.Errorf("%s: needed by nobody", f.Feature)
+		}
 		if f.State == Unknown {
 			t.Errorf("%s: %s", f.Feature, f.Found)
 		}
