@@ -218,6 +218,9 @@ func (w *writer) filter() {
 	// connection between the same ports is waiting for its end.
 	w.eachOf("REST", listRefuse, "tcp", "--syn -g %REFUSE")
 	w.eachOf("REST", listSilent, "tcp", "--syn -g %SILENCE")
+	// A socket that answers over UDP from the address takes nothing there.
+	w.eachOf("REST", listRefuse, "udp", "-g %REFUSE")
+	w.eachOf("REST", listSilent, "udp", "-g %SILENCE")
 	w.rule("REST", isTransparent, "-j RETURN")
 	w.each("REST", listRefuse, dst, "-g %REFUSE")
 	w.each("REST", listSilent, dst, "-g %SILENCE")
