@@ -233,7 +233,17 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 					t.Errorf("UDP as %s to a closed port: %s", ip[0], got)
 				}
 				_ = c.Close()
-				// Directly, from and to ports of ours.
+				// Directly: by ports that the kernel gives, which never are ours,
+				// and from and to ports of ours.
+				c, err = lab.Client.Dial("tcp", netip.AddrPortFrom(ip[1], 8080).String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if port := netip.MustParseAddrPort(c.LocalAddr().String()).Port(); port >= replies.FirstPort && port <= replies.LastPort {
+					t.Errorf("the kernel gave a client port %d, which is of our range", port)
+				}
+				open{c, "client", tcp(netip.AddrPortFrom(ip[1], 8080).String())}.greeted(t)
+				_ = c.Close()
 				if got, err := b.Ask("tcp", netip.AddrPortFrom(ip[0], 15001).String()); got != "client:15001" {
 					t.Errorf("directly to %s: %q, %v", ip[0], got, err)
 				}
