@@ -93,18 +93,16 @@ var seed = rand.Uint64()
 
 // hashWord and hashKey spread keys over 64 bits. The first ones choose the
 // shard, the last ones the slot in it.
-func hashWord(w uint64) uint64 {
-	w = (w ^ seed) * 0x9e3779b97f4a7c15
-	return w ^ w>>32
-}
+func hashWord(w uint64) uint64 { return mix(w ^ seed) }
 
-func hashKey(k wideKey) uint64 {
-	h := (k.high ^ seed) * 0xd6e8feb86659fd93
-	h ^= k.low ^ h>>32
-	h *= 0x9e3779b97f4a7c15
-	h ^= k.rest ^ h>>32
-	h *= 0xd6e8feb86659fd93
-	return h ^ h>>32
+func hashKey(k wideKey) uint64 { return mix(mix(mix(k.high^seed)^k.low) ^ k.rest) }
+
+// mix has each bit depend on all, also where keys follow each other as the
+// addresses of a cluster do (the finalizer of SplitMix64).
+func mix(h uint64) uint64 {
+	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
+	h = (h ^ h>>27) * 0x94d049bb133111eb
+	return h ^ h>>31
 }
 
 func shardOf(hash uint64, class uint64) int {
