@@ -152,7 +152,10 @@ func (w *writer) raw() {
 //
 // What is sent to addresses that are not ours is marked, so that routing
 // delivers it here; this node's own packets to them are marked on their way
-// out and come back by lo.
+// out and come back by lo. On its way out, a packet to a destination that is no
+// longer served cannot be told to belong to an established connection: all are
+// marked, and this node's new connections there are refused until the last of
+// the old ones has ended.
 func (w *writer) mangle() {
 	w.each("PREROUTING", listLocal, dst, "-g %LOCAL")
 	w.each("PREROUTING", listForeign, dst, "-g %FOREIGN")
@@ -208,6 +211,8 @@ func (w *writer) eachOf(chain string, l list, protocol string, words ...string) 
 func (w *writer) filter() {
 	w.each("INPUT", listLocal, dst, "-g %REST")
 	w.each("INPUT", listForeign, dst, "-g %REST")
+	w.each("INPUT", listLinger, dst, isTransparent, "-j RETURN")
+	w.each("INPUT", listLinger, dst, "-g %REFUSE") // the node's own; see mangle
 	if w.foreign() {
 		for _, p := range []string{"udp", "sctp"} {
 			w.eachOf("FORWARD", listRefuse, p, "-g %REFUSE")

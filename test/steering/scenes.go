@@ -99,8 +99,17 @@ func foreign(t *testing.T, m Mode) {
 	}
 	s.fromEverywhere(t, "refused", refusal4, refused[0])
 	s.fromEverywhere(t, "refused", Refused, refused[1])
-	s.fromEverywhere(t, "lingering", gone4, lingering[0])
-	s.fromEverywhere(t, "lingering", gone6, lingering[1])
+	for i, gone := range []string{gone4, gone6} {
+		for _, from := range []*netns.Host{s.Client, s.Node} {
+			want := gone
+			if m.OwnLingeringRefuses && from == s.Node {
+				want = Refused
+			}
+			if got := Reach(t, from, lingering[i], want); got != want {
+				t.Errorf("lingering: %s to %s: %q, want %q", from.Name(), redirect.Format(lingering[i]), got, want)
+			}
+		}
+	}
 	for _, h := range held {
 		h.Works(t, "lingering")
 	}

@@ -37,6 +37,9 @@ type Mode struct {
 	// LingeringStays: a destination that only established connections use is
 	// still ours for new ones: refused, or silent with ForeignSilent.
 	LingeringStays bool
+	// OwnLingeringRefuses: such a destination refuses new connections of the
+	// node itself.
+	OwnLingeringRefuses bool
 	// Renumbers: who takes over from a killed process makes things anew, which
 	// gives them other numbers in the kernel.
 	Renumbers bool

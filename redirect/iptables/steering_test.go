@@ -1,0 +1,43 @@
+package iptables
+
+import (
+	"testing"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/steering"
+)
+
+// The scenes that every way of steering plays.
+func TestSteering(t *testing.T) {
+	modes(t, func(t *testing.T, opts Options) {
+		if opts.NoSets {
+			return // what differs is played by the tests of this package
+		}
+		steering.Run(t, steering.Mode{
+			New: func(t testing.TB, node *netns.Host) redirect.Redirector {
+				o := opts
+				o.Route.NetNS = node.FD()
+				r, err := New(o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return r
+			},
+			Kill: func(_ testing.TB, r redirect.Redirector) {
+				killed := r.(*Redirector)
+				killed.watcher.close()
+				killed.router.Close()
+				killed.tools.ns.close()
+				killed.closed = true
+			},
+			Cleanup: func(node *netns.Host) ([]string, error) {
+				o := opts
+				o.Route.NetNS = node.FD()
+				return Cleanup(o)
+			},
+			OwnLingeringRefuses: true,
+			Renumbers:           true,
+		})
+	})
+}
