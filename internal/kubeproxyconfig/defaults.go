@@ -26,6 +26,12 @@ func SetDefaults(c *Config) {
 	c.HealthzBindAddress = withPort(c.HealthzBindAddress, anywhere, HealthzPort)
 	c.MetricsBindAddress = withPort(c.MetricsBindAddress, loopback, MetricsPort)
 	setPointer(&c.OOMScoreAdj, -999)
+	if c.Mode == "" {
+		c.Mode = "iptables"
+	}
+	if c.DetectLocalMode == "" {
+		c.DetectLocalMode = "ClusterCIDR"
+	}
 
 	setDuration(&c.IPTables.SyncPeriod, 30*time.Second)
 	setDuration(&c.IPTables.MinSyncPeriod, time.Second)

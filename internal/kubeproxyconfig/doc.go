@@ -8,5 +8,6 @@
 //	names := file.Ignored() // what has no meaning here
 //
 // The rules are those of pkg/proxy/apis/config of k8s.io/kubernetes, whose code
-// cannot be imported; the tests in test/cluster compare with it.
+// cannot be imported; a test in test/cluster compares the defaults with those that
+// the real kube-proxy writes.
 package kubeproxyconfig

@@ -59,21 +59,19 @@ type Client struct {
 // Host gives the API server's address, for logs.
 func (c *Client) Host() string { return c.host }
 
-// scheme knows the kinds that are read and written, and no others: the scheme
-// of the whole API would make the program half as large again.
-var scheme = newScheme()
-
-func newScheme() *runtime.Scheme {
+// newScheme knows the kinds that are read and written, and no others: the scheme
+// of the whole API brings some fifty groups more.
+func newScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, eventsv1.AddToScheme,
 	} {
 		if err := add(s); err != nil {
-			panic(err) // two kinds of one name: cannot happen with these
+			return nil, err
 		}
 	}
 	metav1.AddToGroupVersion(s, schema.GroupVersion{Version: "v1"})
-	return s
+	return s, nil
 }
 
 // Connect makes a Client. It reads files, but asks the API server nothing.
@@ -86,6 +84,11 @@ func Connect(c Connection) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
+	scheme, err := newScheme()
+	if err != nil {
+		return nil, err
+	}
+	codecs := serializer.NewCodecFactory(scheme).WithoutConversion()
 	out := &Client{host: config.Host}
 	for _, group := range []struct {
 		client *rest.Interface
@@ -97,7 +100,7 @@ func Connect(c Connection) (*Client, error) {
 		{&out.networking, "/apis", networkingv1.SchemeGroupVersion},
 		{&out.events, "/apis", eventsv1.SchemeGroupVersion},
 	} {
-		if *group.client, err = clientFor(config, client, group.path, group.gv); err != nil {
+		if *group.client, err = clientFor(config, client, codecs, group.path, group.gv); err != nil {
 			return nil, err
 		}
 	}
@@ -147,9 +150,9 @@ func (c Connection) config() (*rest.Config, error) {
 	return config, nil
 }
 
-func clientFor(config *rest.Config, client *http.Client, path string, gv schema.GroupVersion) (rest.Interface, error) {
+func clientFor(config *rest.Config, client *http.Client, codecs runtime.NegotiatedSerializer, path string, gv schema.GroupVersion) (rest.Interface, error) {
 	own := *config
 	own.APIPath, own.GroupVersion = path, &gv
-	own.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	own.NegotiatedSerializer = codecs
 	return rest.RESTClientForConfigAndClient(&own, client)
 }
