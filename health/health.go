@@ -28,6 +28,9 @@ type Options struct {
 	// if it is empty.
 	Address string
 	Logger  zerolog.Logger
+	// Event takes what becomes an event about a Service, or about this node if
+	// the name is empty. Nil means that nobody wants to know. It must not wait.
+	Event func(svc service.Name, reason, text string)
 	// Now gives the time; nil stands for time.Now.
 	Now func() time.Time
 	// Listen opens a port; nil stands for a plain listening socket.
@@ -73,6 +76,9 @@ type Stats struct {
 func New(o Options) *Server {
 	if o.Now == nil {
 		o.Now = time.Now
+	}
+	if o.Event == nil {
+		o.Event = func(service.Name, string, string) {}
 	}
 	if o.Listen == nil {
 		o.Listen = listen

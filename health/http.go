@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // newHTTP gives a server that a slow or silent client cannot hold up for long.
@@ -65,6 +67,7 @@ func (o *opener) laterLocked(err error) {
 	if text := err.Error(); text != o.told {
 		o.told = text
 		options.Logger.Error().Err(err).Str("event", "FailedToStartProxierHealthcheck").Msg("/healthz and /livez are not served; trying again")
+		options.Event(service.Name{}, "FailedToStartProxierHealthcheck", text)
 	}
 	if o.closed {
 		return

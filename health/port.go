@@ -185,6 +185,7 @@ func (s *Server) reportPort(p *port, err error) {
 		p.told = text
 		s.options.Logger.Warn().Str("object", "Service "+p.key.service.String()).Str("event", "FailedToStartServiceHealthcheck").
 			Err(err).Msg(fmt.Sprintf("health check port %d cannot be opened; trying again", p.number))
+		s.options.Event(p.key.service, "FailedToStartServiceHealthcheck", fmt.Sprintf("health check port %d cannot be opened: %v", p.number, err))
 	}
 }
 

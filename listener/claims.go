@@ -162,7 +162,9 @@ func (m *Manager) tellClaims(tried []*claim) {
 			m.log.Info().Str("object", object).Msgf("%s is served now", subject(n, found[n]))
 			continue
 		}
-		m.log.Warn().Str("object", object).Msgf("%s is not served: %s", subject(n, found[n]), remedy(n, found[n][0].problem))
+		text := fmt.Sprintf("%s is not served: %s", subject(n, found[n]), remedy(n, found[n][0].problem))
+		m.log.Warn().Str("object", object).Msg(text)
+		m.report(n.name.Name, text)
 	}
 	m.countClaims()
 }

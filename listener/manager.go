@@ -33,6 +33,7 @@ type Loop struct {
 type Manager struct {
 	config     Config
 	log        zerolog.Logger
+	report     func(service.Name, string)
 	redirector redirect.Redirector
 	traits     redirect.Traits
 	table      *conntrack.Table
@@ -75,6 +76,9 @@ type Options struct {
 	Table         *conntrack.Table // one shard for each loop
 	Redirector    redirect.Redirector
 	Logger        zerolog.Logger
+	// Report takes what the log says of a Service's port that cannot be held.
+	// Nil means that nobody wants to know. It must not wait.
+	Report func(svc service.Name, text string)
 }
 
 // New gives a Manager that serves nothing yet. The loops may run already.
@@ -82,6 +86,7 @@ func New(o Options) *Manager {
 	m := &Manager{
 		config:        o.Config,
 		log:           o.Logger,
+		report:        o.Report,
 		redirector:    o.Redirector,
 		traits:        o.Redirector.Traits(),
 		table:         o.Table,
@@ -94,6 +99,9 @@ func New(o Options) *Manager {
 	}
 	if most := m.traits.MaxLanes; most > 0 {
 		m.config.MaxLanes = min(m.config.MaxLanes, most)
+	}
+	if m.report == nil {
+		m.report = func(service.Name, string) {}
 	}
 	m.setLimit()
 	m.state.Store(&state{table: policy.Compile(nil, &service.Snapshot{}, policy.Config{})})

@@ -19,7 +19,6 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/kubeproxyconfig"
 	"github.com/sluice-proxy/sluice/service"
-	"github.com/sluice-proxy/sluice/source/kubernetes"
 )
 
 // kubeProxyOptions are kube-proxy's flags, as far as they are no others'.
@@ -273,17 +272,4 @@ func watchConfig(ctx context.Context, path string) error {
 // first, then each change, until ctx ends.
 type source interface {
 	Run(ctx context.Context, apply func(service.Change)) error
-}
-
-// sendProblem tells whoever looks after a Service what is wrong with it.
-func (p *proxy) sendProblem(problem service.Problem) {
-	name, ok := strings.CutPrefix(problem.Object, service.KindService.String()+" ")
-	if !ok {
-		return
-	}
-	namespace, name, _ := strings.Cut(name, "/")
-	p.events.Send(kubernetes.Event{
-		Service: service.Name{Namespace: namespace, Name: name}, Warning: true,
-		Reason: "ServiceNotServedInFull", Action: "Intake", Note: problem.Text,
-	})
 }

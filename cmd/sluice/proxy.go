@@ -136,7 +136,7 @@ func (p *proxy) open() error {
 			return err
 		}
 	}
-	p.health = health.New(health.Options{Address: o.healthzAddress, Logger: p.log})
+	p.health = health.New(health.Options{Address: o.healthzAddress, Logger: p.log, Event: p.sendHealth})
 	p.log.Debug().
 		Int("workers", len(p.loops)).
 		Int("max_connections", limits.connections).
@@ -224,6 +224,7 @@ func (p *proxy) makeLoops(limits limits) error {
 		Table:         p.conntrack,
 		Redirector:    p.steer,
 		Logger:        p.log,
+		Report:        p.sendPort,
 	})
 	return nil
 }
