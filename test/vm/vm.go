@@ -125,6 +125,7 @@ func Run(ctx context.Context, c Config) (status int, err error) {
 	go func() {
 		defer close(copied)
 		_, _ = io.Copy(c.Output, output)
+		_, _ = io.Copy(io.Discard, output) // the guest must not wait for a reader that is gone
 	}()
 	err = cmd.Wait()
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)

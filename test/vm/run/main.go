@@ -11,8 +11,10 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/vm"
@@ -22,6 +24,8 @@ func main() {
 	if vm.IsGuest() {
 		vm.Guest()
 	}
+	// Whoever reads what the program writes may go: the guest still has to end.
+	signal.Ignore(syscall.SIGPIPE)
 	status, err := run()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "vm:", err)
