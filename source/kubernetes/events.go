@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -128,7 +129,7 @@ func (e *Events) object(event Event, now time.Time) *eventsv1.Event {
 	}
 	note := event.Note
 	if len(note) > longestNote {
-		note = note[:longestNote-3] + "..."
+		note = strings.ToValidUTF8(note[:longestNote-3], "") + "..."
 	}
 	instance := controller + "-" + e.node
 	if name, err := os.Hostname(); err == nil {
