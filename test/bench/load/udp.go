@@ -270,11 +270,8 @@ func (p *pourer) arrived() (uint64, error) {
 			continue
 		}
 		if n, errno := read(p.fd, answer); errno == 0 && n == 8 {
-			for { // answers to questions that were asked again
-				if _, errno := read(p.fd, question); errno != 0 {
-					return binary.BigEndian.Uint64(answer), nil
-				}
-			}
+			sys.Drain(p.fd) // answers to questions that were asked again
+			return binary.BigEndian.Uint64(answer), nil
 		}
 	}
 	return 0, errors.New("the server does not say how many datagrams came")

@@ -31,6 +31,12 @@ var Goals = []Goal{
 	{"memory for each idle connection, bytes", "sluice", "idle.pss", "", false, 1024},
 	{"descriptors for each idle connection", "sluice", "idle.fds", "", false, 2},
 	{"CPU for each GB, 16 streams", "sluice", "bulk16.cpu", "haproxy", false, 0.7},
+	{"UDP request-response, 64 clients", "sluice", "udp-rr64.rate", "nginx", true, 1.1},
+	{"UDP request-response, 64 clients", "sluice", "udp-rr64.rate", "direct", true, 0.7},
+	{"UDP request-response, 1 client, p50", "sluice", "udp-rr1.p50", "nginx", false, 1},
+	{"UDP, a new socket for each request", "sluice", "udp-new.rate", "direct", true, 0.4},
+	{"… requests lost", "sluice", "udp-new.lost", "", false, 0},
+	{"UDP bulk, datagrams of 1,200 bytes", "sluice", "udp-bulk.rate", "nginx", true, 2},
 	{"p99 of small requests beside 100 bulk streams", "sluice", "mixed.p99", "haproxy", false, 1},
 }
 
