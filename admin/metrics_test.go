@@ -366,3 +366,17 @@ func TestDashboardAsksForMetricsThatExist(t *testing.T) {
 		t.Errorf("found %d metrics only", found)
 	}
 }
+
+// The names and kinds are as Prometheus wants them, which is what promtool check
+// metrics looks at. kube-proxy's own name for a gauge is the exception.
+func TestMetricsAreWellNamed(t *testing.T) {
+	problems, err := testutil.GatherAndLint(NewRegistry(sources(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		if p.Metric != "kubeproxy_sync_proxy_rules_no_local_endpoints_total" {
+			t.Errorf("%s: %s", p.Metric, p.Text)
+		}
+	}
+}

@@ -1,8 +1,12 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"strings"
+	"time"
 
+	"github.com/sluice-proxy/sluice/admin"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
 )
@@ -33,6 +37,37 @@ func (p *proxy) sendHealth(svc service.Name, reason, text string) {
 	action := "Listen"
 	if svc == (service.Name{}) {
 		action = "StartKubeProxy"
+		if p.options.hardFail {
+			select {
+			case p.fatal <- errors.New("/healthz and /livez: " + text):
+			default: // it ends already
+			}
+		}
 	}
 	p.events.Send(kubernetes.Event{Service: svc, Warning: true, Reason: reason, Action: action, Note: text})
+}
+
+// metricsRetry is how often the address of the metrics is tried again when it is
+// taken: in kube-proxy's place, by kube-proxy that has not gone yet.
+const metricsRetry = 5 * time.Second
+
+// serveMetrics answers on the address of the metrics until ctx ends.
+func (p *proxy) serveMetrics(ctx context.Context) error {
+	server := p.metrics
+	for told := false; server == nil; told = true {
+		var err error
+		if server, err = admin.Listen(p.options.metricsAddress, p.pages); err == nil {
+			break
+		}
+		if !told {
+			p.log.Error().Err(err).Msg("the metrics are not served; trying again")
+			p.events.Send(kubernetes.Event{Warning: true, Reason: "FailedToStartMetricServer", Action: "StartKubeProxy", Note: err.Error()})
+		}
+		select {
+		case <-time.After(metricsRetry):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return server.Serve(ctx)
 }

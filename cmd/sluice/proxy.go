@@ -64,6 +64,8 @@ type proxy struct {
 	accessLog *conntrack.Log // nil when it is off
 	metrics   *admin.Server  // nil without an address
 	sync      *admin.Sync    // the same
+	pages     admin.Pages    // what metrics shows
+	fatal     chan error     // what --bind-address-hard-fail makes of a port that is taken
 	health    *health.Server
 
 	applied  atomic.Int64  // Unix time in ns of the last configuration that is wholly in force
@@ -82,6 +84,7 @@ func newProxy(o *runOptions) (*proxy, error) {
 		log:      newLogger(o),
 		store:    service.NewStore(o.store()),
 		reported: make(map[service.Problem]bool),
+		fatal:    make(chan error, 1),
 	}
 	o.logIgnored(p.log)
 	o.adjustOOMScore(p.log)
@@ -128,11 +131,11 @@ func (p *proxy) open() error {
 	}
 	if o.metricsAddress != "" {
 		p.sync = admin.NewSync()
-		pages := admin.Pages{Metrics: p.registry(), Mode: o.proxyModeText(), Profiling: o.profiling}
+		p.pages = admin.Pages{Metrics: p.registry(), Mode: o.proxyModeText(), Profiling: o.profiling}
 		if o.kubeProxy != nil {
-			pages.Config = o.kubeProxy
+			p.pages.Config = o.kubeProxy
 		}
-		if p.metrics, err = admin.Listen(o.metricsAddress, pages); err != nil {
+		if p.metrics, err = admin.Listen(o.metricsAddress, p.pages); err != nil && (o.hardFail || p.cluster == nil) {
 			return err
 		}
 	}
@@ -255,8 +258,8 @@ func (p *proxy) run(ctx context.Context) error {
 			}
 		}()
 	}
-	if p.metrics != nil {
-		start(func() error { return p.metrics.Serve(ctx) })
+	if p.options.metricsAddress != "" {
+		start(func() error { return p.serveMetrics(ctx) })
 	}
 	changes := make(chan service.Change)
 	start(func() error {
@@ -307,6 +310,8 @@ func (p *proxy) run(ctx context.Context) error {
 		case <-hangups:
 			p.reopenAccessLog()
 		case err := <-failed:
+			return err
+		case err := <-p.fatal:
 			return err
 		case <-ctx.Done():
 			p.log.Info().Int64("connections", p.manager.Stats().Open).Msg("stopping")
