@@ -30,8 +30,8 @@ func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
 	for _, to := range api.at(ownExternalIP) {
 		one = append(one, w.Node.WitnessTCPAt(t, to.String()))
 	}
-	p := w.proxy(t)
-	p.start(slices.Concat(m.flags, decisionFlags("--healthz-bind-address", "127.0.0.1:10256"))...)
+	p := w.proxy(t, m)
+	p.start(decisionFlags("--healthz-bind-address", "127.0.0.1:10256")...)
 
 	held := map[netip.AddrPort]bool{}
 	for _, to := range slices.Concat(web.at(nodePort), web.at(otherNodePort), api.at(ownExternalIP)) {

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -61,8 +60,8 @@ func TestPromise3_DatagramsKeepTheirBoundariesAndSizes(t *testing.T) {
 		for _, h := range []*netns.Host{w.Pods[0], w.Remote[0]} {
 			reflector(t, h, o.target)
 		}
-		p := w.proxy(t)
-		p.start(slices.Concat(m.flags, decisionFlags())...)
+		p := w.proxy(t, m)
+		p.start(decisionFlags()...)
 		sizes := []int{0, 1, 2, 1471, 1472, 1473, 4096, 8192, 9001, 32768, 65000, largestDatagram}
 		r := rand.New(rand.NewPCG(8, 3))
 		for range 20 {
@@ -128,8 +127,8 @@ func TestSessionsFollowTheirEndpoints(t *testing.T) {
 	}
 	w := newWorld(t, "udp", []row{{name: "web", endpoints: "here there"}})
 	o := w.services[0]
-	p := w.proxy(t)
-	p.start(slices.Concat(m.flags, decisionFlags())...)
+	p := w.proxy(t, m)
+	p.start(decisionFlags()...)
 	for _, kind := range []string{clusterIP, nodePort, loadBalancerIP} {
 		if m.lacks(kind) {
 			continue
@@ -225,9 +224,9 @@ func TestTCPAndUDPOnOnePort(t *testing.T) {
 	for _, h := range []*netns.Host{w.Pods[0], w.Remote[0]} {
 		h.WitnessUDP(t, udp.target)
 	}
-	p := w.proxy(t)
+	p := w.proxy(t, m)
 	p.put(&udp)
-	p.start(slices.Concat(m.flags, decisionFlags())...)
+	p.start(decisionFlags()...)
 	for _, kind := range kinds {
 		if m.lacks(kind) || kind == proxiedIP || kind == loopbackPort || kind == clusterIP {
 			continue

@@ -91,8 +91,9 @@ func TestServiceEditedWhileClientsConnect(t *testing.T) {
 	o.kind, o.nodePort, o.externalIPs, o.lbIPs, o.lbProxied = corev1.ServiceTypeClusterIP, 0, nil, nil, nil
 	w.World.WitnessTCP(t, o.port)
 	p := newClusterProxy(t, w.Cluster)
+	p.mode = m
 	p.put(&o)
-	p.start(slices.Concat(m.flags, decisionFlags())...)
+	p.start(decisionFlags()...)
 
 	var s stages
 	s.begin(edits[0])

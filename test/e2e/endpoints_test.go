@@ -37,7 +37,7 @@ func playEveryFamily(t *testing.T, m mode) {
 	for _, b := range lab.Backends {
 		b.EchoTCP(t, 8080)
 	}
-	startProxy(t, lab, []webService{webOn(lab)}, m.flags...)
+	startMode(t, lab, m, []webService{webOn(lab)})
 	for _, from := range []*netns.Host{lab.Client, lab.Node, lab.Backends[0]} {
 		for _, address := range addresses(80, vip4, vip6) {
 			seen := map[string]int{}
@@ -188,7 +188,7 @@ func playSilentPort(t *testing.T, m mode) {
 	here.node = "node"
 	nowhere := elsewhere
 	nowhere.endpoints = nil
-	p := startProxy(t, lab, []webService{elsewhere}, m.flags...)
+	p := startMode(t, lab, m, []webService{elsewhere})
 	for _, step := range []struct {
 		service webService
 		want    func(*netns.Host, string) error
@@ -220,7 +220,7 @@ func playHostsServers(t *testing.T, m mode) {
 	lab.Backends[0].EchoTCP(t, 8080)
 	lab.Node.EchoTCP(t, 80)   // the service's port
 	lab.Node.EchoTCP(t, 2222) // a port without a service
-	startProxy(t, lab, []webService{webOn(lab)}, m.flags...)
+	startMode(t, lab, m, []webService{webOn(lab)})
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, a := range []string{vip4, vip6} {
 			if name, err := from.Ask("tcp", addresses(80, a)[0]); err != nil || name != "b1:8080" {

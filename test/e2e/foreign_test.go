@@ -3,7 +3,6 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -27,8 +26,8 @@ func TestOtherPortsOfForeignAddressesAreLeftAlone(t *testing.T) {
 		for _, a := range foreign {
 			w.World.WitnessUDPAt(t, a.String())
 		}
-		p := w.proxy(t)
-		p.start(slices.Concat(m.flags, decisionFlags())...)
+		p := w.proxy(t, m)
+		p.start(decisionFlags()...)
 		for _, c := range w.clients {
 			for _, a := range foreign {
 				if got := c.dial(a, w.nodeAddrs, startTimeout); !strings.HasPrefix(got, "pod-") {

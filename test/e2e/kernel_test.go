@@ -40,12 +40,11 @@ func stateOf(t *testing.T, node *netns.Host) string {
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
 		}
-		b.WriteString("# " + strings.Join(command, " ") + "\n")
-		for line := range strings.Lines(string(out)) {
-			if !strings.HasPrefix(line, "# ") { // dates
-				b.WriteString(counters.ReplaceAllString(line, "[0:0]"))
-			}
+		text := counters.ReplaceAllString(string(out), "")
+		if strings.HasSuffix(command[0], "-save") {
+			text = emptyTable.ReplaceAllString(comments.ReplaceAllString(text, ""), "")
 		}
+		b.WriteString("# " + strings.Join(command, " ") + "\n" + text)
 	}
 	for _, key := range []string{
 		"net/ipv4/conf/all/rp_filter", "net/ipv4/conf/lo/rp_filter", "net/ipv4/conf/all/route_localnet",
@@ -61,8 +60,14 @@ func stateOf(t *testing.T, node *netns.Host) string {
 	return b.String()
 }
 
-// counters of packets and bytes are no part of the state.
-var counters = regexp.MustCompile(`\[\d+:\d+\]`)
+var (
+	// counters of packets and bytes are no part of the state, nor are dates.
+	counters = regexp.MustCompile(`\[\d+:\d+\]|packets \d+ bytes \d+`)
+	comments = regexp.MustCompile(`(?m)^# .*\n`)
+	// emptyTable is one of iptables-legacy's that somebody has looked at: the
+	// kernel makes it then, and nobody can remove it.
+	emptyTable = regexp.MustCompile(`\*\w+\n(:[A-Z]+ ACCEPT \n)+COMMIT\n`)
+)
 
 // settledState is kernelState once all interfaces are wholly up, which a new
 // lab's are some milliseconds later.
@@ -152,9 +157,10 @@ func playCleanup(t *testing.T, m mode) {
 	foreign(t, lab)
 	before := settledState(t, lab)
 	p := prepareProxy(t, lab, []webService{webOn(lab)})
+	p.mode = m
 
 	for _, end := range []string{"stop", "kill -9 and cleanup"} {
-		p.start(m.flags...)
+		p.start()
 		if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
 			t.Fatal(err)
 		}
@@ -188,7 +194,7 @@ func playTakeOver(t *testing.T, m mode) {
 		b.EchoTCP(t, 8080)
 	}
 	before := settledState(t, lab)
-	p := startProxy(t, lab, []webService{webOn(lab)}, m.flags...)
+	p := startMode(t, lab, m, []webService{webOn(lab)})
 	held, err := lab.Client.Dial("tcp", addresses(80, vip4)[0])
 	if err != nil {
 		t.Fatal(err)
@@ -199,6 +205,10 @@ func playTakeOver(t *testing.T, m mode) {
 	}
 	p.kill()
 	_ = ended(held) // a killed process has no say in how
+	everRefused, refused := refused, refused
+	if m.lacks(lateRefusals) {
+		refused = unanswered
+	}
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, address := range addresses(80, vip4, vip6) {
 			if err := refused(from, address); err != nil {
@@ -210,14 +220,14 @@ func playTakeOver(t *testing.T, m mode) {
 	changed := webOn(lab)
 	changed.port = 81
 	p.apply(changed)
-	p.start(m.flags...)
+	p.start()
 	for _, address := range addresses(81, vip4, vip6) {
 		if _, err := lab.Client.Ask("tcp", address); err != nil {
 			t.Errorf("%s after the restart: %v", address, err)
 		}
 	}
 	for _, address := range addresses(80, vip4, vip6) {
-		if err := refused(lab.Client, address); err != nil {
+		if err := everRefused(lab.Client, address); err != nil {
 			t.Errorf("%s, which the killed proxy served: %v", address, err)
 		}
 	}
@@ -270,7 +280,7 @@ func playRepair(t *testing.T, m mode) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	before := settledState(t, lab)
-	p := startProxy(t, lab, []webService{webOn(lab)}, m.flags...)
+	p := startMode(t, lab, m, []webService{webOn(lab)})
 	during := settledState(t, lab)
 	held := hold(t, lab.Client, addresses(80, vip4)[0], 1)
 	for _, command := range [][]string{
@@ -283,14 +293,15 @@ func playRepair(t *testing.T, m mode) {
 			t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
 		}
 	}
-	if gone := changes(during, kernelState(t, lab)); strings.Contains(gone, "+ ") || !strings.Contains(gone, "10.96.0.0") || !strings.Contains(gone, "fd00:96::") {
-		t.Fatalf("what was taken away is not what was meant:\n%s", gone)
-	}
 	await(t, "everything is there again", repairTimeout, func() error {
 		if diff := changes(during, kernelState(t, lab)); diff != "" {
 			return errorText(diff)
 		}
-		return nil
+		values, err := p.metrics()
+		if err == nil && values["sluice_steering_repairs_total"] == 0 {
+			err = errorText("nothing was repaired")
+		}
+		return err
 	})
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, address := range addresses(80, vip4, vip6) {

@@ -301,15 +301,15 @@ func TestMatrix(t *testing.T) {
 // play runs the proxy on the world and makes all connections of the matrix
 // that the mode can serve.
 func (w *world) play(t *testing.T, m mode, selected func(netip.Addr) bool, flags []string) {
-	p := w.proxy(t)
+	p := w.proxy(t, m)
 	list := w.crossings(t, selected)
 	w.explain(t, p, list, flags)
 	w.serveTheRest(t, list)
 	list = slices.DeleteFunc(list, func(x *crossing) bool { return m.lacks(x.kind) })
-	p.start(slices.Concat(m.flags, flags)...)
+	p.start(flags...)
 	got := crowd(len(list), 32, func(i int) visit {
 		x, patience := list[i], startTimeout
-		if x.answer.Verdict == "drop" {
+		if x.answer.Verdict == "drop" || x.answer.Verdict == "refuse" && m.lacks(foreignRefusals) {
 			patience = silence
 		}
 		_, said := x.client.visit(w.network, x.to, w.nodeAddrs, patience)
@@ -317,6 +317,10 @@ func (w *world) play(t *testing.T, m mode, selected func(netip.Addr) bool, flags
 	})
 	outcomes := map[string]int{}
 	for i, x := range list {
+		foreign := x.kind == foreignExternalIP || x.kind == loadBalancerIP
+		if m.lacks(foreignRefusals) && foreign && x.to.Addr().Is4() && x.answer.Verdict == "refuse" {
+			x.want = []string{"silent"}
+		}
 		if m.lacks(clientAddresses) && x.answer.Verdict == "accept" {
 			for i := range x.want {
 				x.want[i] = strings.Replace(x.want[i], " client", " node", 1)
@@ -332,9 +336,10 @@ func (w *world) play(t *testing.T, m mode, selected func(netip.Addr) bool, flags
 }
 
 // proxy prepares a proxy for the world's Services.
-func (w *world) proxy(t *testing.T) *proxy {
+func (w *world) proxy(t *testing.T, m mode) *proxy {
 	t.Helper()
 	p := newClusterProxy(t, w.Cluster)
+	p.mode = m
 	for _, o := range w.services {
 		p.put(o)
 	}

@@ -1,7 +1,10 @@
 package e2e
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -16,31 +19,21 @@ const (
 	otherNodePort     = "node port on another address"
 	loopbackPort      = "node port on loopback"
 	clientAddresses   = "client addresses"
-	takenPorts        = "cluster IP ports that a program of the node listens to on all addresses" // F4
 	datagrams         = "UDP"
+	takenPorts        = "cluster IP ports that a program of the node listens to on all addresses" // F4
+	lateRefusals      = "refusals while a killed proxy is not back"
+	foreignRefusals   = "refusals at foreign IPv4 addresses"
 	pastTracking      = "connections past connection tracking"
 )
 
-// networks are what a mode steers.
-func (m mode) networks() []string {
-	if m.lacks(datagrams) {
-		return []string{"tcp"}
-	}
-	return []string{"tcp", "udp"}
-}
-
-// kinds are all kinds of destinations.
-var kinds = []string{clusterIP, foreignExternalIP, ownExternalIP, loadBalancerIP, proxiedIP, nodePort, otherNodePort, loopbackPort}
-
 // mode is a way of steering that the tests are run over.
 type mode struct {
-	name   string
-	flags  []string
-	cannot []string   // what it lacks; docs/operations.md names it too
-	flush  [][]string // what somebody could run that takes something of ours away
+	name     string
+	flags    []string
+	programs string     // the variant of iptables that the node has
+	cannot   []string   // what it lacks; docs/operations.md names it too
+	flush    [][]string // what somebody could run that takes something of ours away
 }
-
-func (m mode) lacks(what string) bool { return slices.Contains(m.cannot, what) }
 
 // flushRoutes take away routes and policy rules of ours.
 var flushRoutes = [][]string{
@@ -56,10 +49,68 @@ var flushRoutes = [][]string{
 
 // modes are all of them, the default first.
 var modes = []mode{
-	{name: "tproxy/nftables", flags: []string{"--redirect", "tproxy"},
-		cannot: []string{foreignExternalIP, ownExternalIP, loadBalancerIP, nodePort, otherNodePort, loopbackPort, clientAddresses, datagrams, pastTracking},
-		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}}, flushRoutes)},
+	{
+		name: "tproxy-nftables", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "nftables"},
+		cannot: []string{datagrams, pastTracking},
+		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}}, flushRoutes),
+	},
+	{
+		name: "tproxy-iptables-nft", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "iptables"}, programs: "nft",
+		cannot: []string{datagrams, pastTracking, lateRefusals},
+		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}, {"iptables-nft", "-t", "mangle", "-F"}, {"ip6tables-nft", "-t", "mangle", "-F"}}, flushRoutes),
+	},
+	{
+		name: "tproxy-iptables-legacy", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "iptables"}, programs: "legacy",
+		cannot: []string{datagrams, pastTracking, lateRefusals},
+		flush:  slices.Concat([][]string{{"iptables-legacy", "-t", "mangle", "-F"}, {"ip6tables-legacy", "-t", "mangle", "-F"}}, flushRoutes),
+	},
+	{
+		name: "sklookup", flags: []string{"--redirect", "sklookup"},
+		cannot: []string{datagrams, pastTracking, foreignRefusals},
+		flush:  flushRoutes,
+	},
+	{
+		name: "bind", flags: []string{"--redirect", "bind"},
+		cannot: []string{datagrams, pastTracking, foreignRefusals, takenPorts},
+		flush:  flushRoutes,
+	},
 }
+
+func (m mode) lacks(what string) bool { return slices.Contains(m.cannot, what) }
+
+// networks are what a mode steers.
+func (m mode) networks() []string {
+	if m.lacks(datagrams) {
+		return []string{"tcp"}
+	}
+	return []string{"tcp", "udp"}
+}
+
+// environment is that of a node whose iptables is of the mode's variant; nil
+// where it does not matter.
+func (m mode) environment(t *testing.T) []string {
+	t.Helper()
+	if m.programs == "" {
+		return nil
+	}
+	dir := t.TempDir()
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			target, err := filepath.EvalSymlinks(administration(t, family+"-"+m.programs+suffix))
+			if err == nil {
+				err = os.Symlink(target, filepath.Join(dir, family+suffix))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	environment := slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "PATH=") })
+	return append(environment, "PATH="+dir+":"+os.Getenv("PATH"))
+}
+
+// kinds are all kinds of destinations.
+var kinds = []string{clusterIP, foreignExternalIP, ownExternalIP, loadBalancerIP, proxiedIP, nodePort, otherNodePort, loopbackPort}
 
 // forModes runs a test over all modes.
 func forModes(t *testing.T, test func(*testing.T, mode)) {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -44,6 +45,7 @@ const (
 type proxy struct {
 	t         *testing.T
 	node      *netns.Host
+	mode      mode   // the zero value leaves the choice to the proxy
 	manifests string // directory
 	accessLog string // file
 	// credential is whom it runs as, with CAP_NET_ADMIN alone; nil: as the
@@ -59,6 +61,15 @@ type proxy struct {
 func startProxy(t *testing.T, lab *netns.Lab, services []webService, flags ...string) *proxy {
 	t.Helper()
 	p := prepareProxy(t, lab, services)
+	p.start(flags...)
+	return p
+}
+
+// startMode is startProxy in a mode.
+func startMode(t *testing.T, lab *netns.Lab, m mode, services []webService, flags ...string) *proxy {
+	t.Helper()
+	p := prepareProxy(t, lab, services)
+	p.mode = m
 	p.start(flags...)
 	return p
 }
@@ -109,10 +120,11 @@ func (p *proxy) launch(flags ...string) {
 	args := append([]string{"run", "--manifests", p.manifests, "--hostname-override", "node",
 		"--service-cidr", serviceCIDRs, "--access-log", p.accessLog, "--access-log-format", "json",
 		"--logging-format", "json", "--metrics-bind-address", metricsAddress}, strings.Fields(os.Getenv("SLUICE_TEST_FLAGS"))...)
-	args = append(args, flags...)
+	args = slices.Concat(args, p.mode.flags, flags)
 	p.cmd, p.stderr, p.exited = exec.Command(built(p.t), args...), &output{}, make(chan struct{})
 	cmd, stderr, exited := p.cmd, p.stderr, p.exited
 	cmd.Stdout, cmd.Stderr = stderr, stderr
+	cmd.Env = p.mode.environment(p.t)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if p.credential != nil {
 		cmd.SysProcAttr.Credential = p.credential

@@ -81,7 +81,7 @@ func playSightings(t *testing.T, m mode) {
 func (w *world) sight(t *testing.T, m mode) {
 	const rounds = 6 // of each connection, so that each endpoint has its turn
 	w.clients = append(w.clients, client{name: "endpoint", Host: w.Pods[0]})
-	p := w.proxy(t)
+	p := w.proxy(t, m)
 	var list []*crossing
 	for _, s := range sightings {
 		if m.lacks(s.kind) {
@@ -101,7 +101,7 @@ func (w *world) sight(t *testing.T, m mode) {
 		}
 	}
 	w.explain(t, p, list, decisionFlags())
-	p.start(slices.Concat(m.flags, decisionFlags())...)
+	p.start(decisionFlags()...)
 
 	direct := w.goPast(t)
 	type meeting struct {
@@ -115,7 +115,8 @@ func (w *world) sight(t *testing.T, m mode) {
 		return visit{}
 	})
 	direct()
-	seen := map[netip.AddrPort]string{} // by the client's address
+	type way struct{ client, vip netip.AddrPort } // a client may use a port twice, to two addresses
+	seen := map[way]string{}
 	for i, have := range met {
 		x := list[i%len(list)]
 		want := x.want
@@ -129,11 +130,11 @@ func (w *world) sight(t *testing.T, m mode) {
 			t.Errorf("%s: %s, want %s (%v)", x, have.said, strings.Join(want, " or "), x.answer.Rules)
 		}
 		_, source, _ := strings.Cut(have.said, " ")
-		seen[have.own] = source
+		seen[way{have.own, x.to}] = source
 	}
 	compared := 0
 	for _, r := range p.awaitRecords(len(met)) {
-		if source, ok := seen[r.Client]; ok {
+		if source, ok := seen[way{r.Client, r.VIP}]; ok {
 			compared++
 			if r.Source != source {
 				t.Errorf("%s to %s of %s: the record's source is %q, the endpoint saw %q", r.Client, r.VIP, r.Service, r.Source, source)

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -21,8 +20,8 @@ func TestFullConntrackTableIsNoMatter(t *testing.T) {
 	if out, err := w.Node.Command(t, nft, others).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	p := w.proxy(t)
-	p.start(slices.Concat(m.flags, decisionFlags())...)
+	p := w.proxy(t, m)
+	p.start(decisionFlags()...)
 	past := netip.AddrPortFrom(w.Pods[0].IPv4, w.services[0].target)
 	everything := func() {
 		t.Helper()
