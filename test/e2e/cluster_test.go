@@ -82,7 +82,13 @@ func (c client) visit(network string, to netip.AddrPort, node []netip.Addr, pati
 	defer conn.Close()
 	own = netip.MustParseAddrPort(conn.LocalAddr().String())
 	if network == "udp" {
-		said, err = exchange(conn, "hello", patience)
+		// What refuses is sent once, and may be lost where many are refused
+		// at once: so ask again.
+		for left := patience; ; left -= silence {
+			if said, err = exchange(conn, "hello", min(left, silence)); err == nil || left <= silence || trouble(err) != "silent" {
+				break
+			}
+		}
 		said, _, _ = strings.Cut(said, "\n")
 	} else {
 		said, err = netns.AskOn(conn)
@@ -112,7 +118,7 @@ func (c client) dialer(network string, to netip.AddrPort, patience time.Duration
 func trouble(err error) string {
 	var timeout net.Error
 	switch {
-	case errors.Is(err, syscall.ECONNREFUSED):
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EPERM): // netfilter refuses the node's own datagrams so
 		return "refused"
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return "silent"

@@ -23,8 +23,8 @@ func TestNodeIsFollowedWhileItChanges(t *testing.T) {
 	local, both := w.services[0], w.services[1]
 	pod := w.clients[slices.IndexFunc(w.clients, func(c client) bool { return c.name == "pod" })]
 	outside := client{name: "outside", Host: w.Outside}
-	p := w.proxy(t)
-	p.start(slices.Concat(m.flags, []string{"--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "late-"})...)
+	p := w.proxy(t, m)
+	p.start("--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "late-")
 	for _, to := range local.at(nodePort) {
 		if got := pod.dial(to, w.nodeAddrs, patience); got != "silent" {
 			t.Errorf("A3.5 a client that is not known for a pod, to %s: %s", to, got)

@@ -22,6 +22,7 @@ const (
 	datagrams         = "UDP"
 	takenPorts        = "cluster IP ports that a program of the node listens to on all addresses" // F4
 	lateRefusals      = "refusals while a killed proxy is not back"
+	fragments         = "datagrams in fragments, to foreign addresses and back to clients' own"
 	foreignRefusals   = "refusals at foreign IPv4 addresses"
 	pastTracking      = "connections past connection tracking"
 )
@@ -51,27 +52,27 @@ var flushRoutes = [][]string{
 var modes = []mode{
 	{
 		name: "tproxy-nftables", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "nftables"},
-		cannot: []string{datagrams, pastTracking},
+		cannot: []string{pastTracking},
 		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}}, flushRoutes),
 	},
 	{
 		name: "tproxy-iptables-nft", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "iptables"}, programs: "nft",
-		cannot: []string{datagrams, pastTracking, lateRefusals},
+		cannot: []string{pastTracking, lateRefusals},
 		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}, {"iptables-nft", "-t", "mangle", "-F"}, {"ip6tables-nft", "-t", "mangle", "-F"}}, flushRoutes),
 	},
 	{
 		name: "tproxy-iptables-legacy", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "iptables"}, programs: "legacy",
-		cannot: []string{datagrams, pastTracking, lateRefusals},
+		cannot: []string{pastTracking, lateRefusals},
 		flush:  slices.Concat([][]string{{"iptables-legacy", "-t", "mangle", "-F"}, {"ip6tables-legacy", "-t", "mangle", "-F"}}, flushRoutes),
 	},
 	{
 		name: "sklookup", flags: []string{"--redirect", "sklookup"},
-		cannot: []string{datagrams, pastTracking, foreignRefusals},
+		cannot: []string{pastTracking, fragments, foreignRefusals},
 		flush:  flushRoutes,
 	},
 	{
 		name: "bind", flags: []string{"--redirect", "bind"},
-		cannot: []string{datagrams, pastTracking, foreignRefusals, takenPorts},
+		cannot: []string{pastTracking, fragments, foreignRefusals, takenPorts},
 		flush:  flushRoutes,
 	},
 }

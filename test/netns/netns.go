@@ -82,7 +82,8 @@ func (n *Namespace) prepare() error {
 		{"net/ipv4/conf/all/rp_filter", "0"},
 		{"net/ipv4/conf/default/rp_filter", "0"},
 		{"net/ipv4/conf/all/src_valid_mark", "0"},
-		{"net/ipv4/icmp_ratemask", "0"}, // each refused datagram is answered
+		{"net/ipv4/icmp_ratemask", "0"},  // each refused datagram is answered
+		{"net/ipv6/icmp/ratelimit", "0"}, // likewise
 		{"net/ipv6/conf/all/disable_ipv6", "0"},
 		{"net/ipv6/conf/default/disable_ipv6", "0"},
 		{"net/ipv6/conf/all/accept_dad", "0"},
