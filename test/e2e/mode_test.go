@@ -51,6 +51,11 @@ var flushRoutes = [][]string{
 // modes are all of them, the default first.
 var modes = []mode{
 	{
+		name: "sklookup-nftables", flags: []string{"--redirect", "sklookup+nftables"},
+		cannot: []string{pastTracking},
+		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}}, flushRoutes),
+	},
+	{
 		name: "tproxy-nftables", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "nftables"},
 		cannot: []string{pastTracking},
 		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}}, flushRoutes),

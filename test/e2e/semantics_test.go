@@ -14,7 +14,7 @@ import (
 )
 
 // ruleCounts says how many rules each section of docs/semantics.md has.
-var ruleCounts = map[int]int{1: 19, 2: 14, 3: 16, 4: 8, 5: 8, 6: 8}
+var ruleCounts = map[int]int{1: 19, 2: 14, 3: 16, 4: 8, 5: 8, 6: 8, 8: 9}
 
 // TestEveryRuleIsShown wants docs/semantics.md to have each rule, with a test
 // that carries its number or with a reason in words, and every test that it
