@@ -261,6 +261,7 @@ func (g *game) compare() {
 	}
 }
 
+// What sessions do, their times included (A8.8), is what a slow model says.
 func TestSessionsAgainstAModel(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {

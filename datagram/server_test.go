@@ -199,7 +199,7 @@ func TestPromise1_ClosedEndpointCostsNoDatagram(t *testing.T) {
 }
 
 // The client's own socket is served by the new endpoint within 100 ms of the
-// change (A8.2, A8.5, A8.6).
+// change (A8.2, A8.4, A8.5, A8.6).
 func TestEndpointCycles(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	n := newNode(t, lab, nil)
@@ -295,6 +295,7 @@ func TestResponsesEndASession(t *testing.T) {
 	}
 }
 
+// Sessions end when nothing is sent, on the times of the kernel (A8.8).
 func TestIdleSessionsEnd(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)

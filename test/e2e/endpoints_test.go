@@ -56,7 +56,7 @@ func playEveryFamily(t *testing.T, m mode) {
 }
 
 // TestEndpointGoneKeepsItsConnections takes an endpoint out of the manifests
-// and puts it back while connections to it are open.
+// and puts it back while connections to it are open, which live on (A8.1).
 func TestEndpointGoneKeepsItsConnections(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	for _, b := range lab.Backends {
