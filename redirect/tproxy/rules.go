@@ -36,6 +36,7 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 //
 //	chain prerouting: meta nfproto ipv4 goto to4
 //	chain to4:        meta l4proto tcp th dport 10000-29999 jump replies
+//	                  tcp flags & (syn | psh) == psh ip daddr @local4 notrack accept
 //	                  tproxy ip to 127.83.76.1:ip daddr . meta l4proto . th dport map @steer4 notrack accept
 //	                  ip daddr @local4 goto rest4
 //	                  ip daddr @foreign4 goto foreign4
@@ -119,6 +120,11 @@ func (v version) rulesIn(generation int, n numbers) []rule {
 	toDestination := v.key(f.dest, portDestination)
 	rules := []rule{newRule(to, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies))}
 	if !n.lookup {
+		// Data for an established connection: the kernel finds the socket by
+		// itself, and its route with it, which tproxy would keep it from. What
+		// may open a connection passes on: a SYN, and an ACK alone, which may
+		// answer a SYN cookie.
+		rules = append(rules, newRule(to, isTCPData(), isFamily(v), inSet(f.dest, f.addrLen, set(local)), untracked))
 		// A rule ends where tproxy finds neither an established socket nor a
 		// listener: then the address's own rules refuse. This one comes before
 		// the look into the ranges: while those change, the kernel can miss one.
@@ -221,6 +227,7 @@ const (
 	protoSCTP = 132
 	tcpSYN    = 0x02
 	tcpRST    = 0x04
+	tcpPSH    = 0x08
 	tcpACK    = 0x10
 
 	// Offsets in the headers of TCP, UDP and SCTP.
@@ -338,6 +345,9 @@ func isOtherTCP() []expr.Any { return tcpFlags(tcpSYN|tcpACK, expr.CmpOpNeq, tcp
 
 // isReset matches what tells that there is no connection.
 func isReset() []expr.Any { return tcpFlags(tcpRST, expr.CmpOpEq, tcpRST) }
+
+// isTCPData matches packets that end what an application has sent.
+func isTCPData() []expr.Any { return tcpFlags(tcpSYN|tcpPSH, expr.CmpOpEq, tcpPSH) }
 
 // tcpFlags compares those flags that are in the mask.
 func tcpFlags(mask byte, op expr.CmpOp, want byte) []expr.Any {
