@@ -141,5 +141,9 @@ type Options struct {
 	// there see the node's address: their answers would not come back to a
 	// socket of ours. It is called on the loops; nil means that none is.
 	OwnAddress func(netip.Addr) bool
-	Logger     zerolog.Logger
+	// SameLink tells whether answers from an endpoint reach a client without
+	// passing this node; endpoints there see the node's address too. It is
+	// called on the loops; nil means that none do.
+	SameLink func(client, endpoint netip.Addr) bool
+	Logger   zerolog.Logger
 }

@@ -42,6 +42,9 @@ type state struct {
 
 // New gives a Server that serves nothing yet.
 func New(o Options) *Server {
+	if o.SameLink == nil {
+		o.SameLink = func(_, _ netip.Addr) bool { return false }
+	}
 	if o.OwnAddress == nil {
 		o.OwnAddress = func(netip.Addr) bool { return false }
 	}

@@ -113,7 +113,7 @@ func (w *worker) closeUpstream(u *upstream) {
 // sourceFor gives whose address an endpoint sees.
 func (w *worker) sourceFor(v *policy.Verdict, client, endpoint netip.Addr) policy.Source {
 	o := &w.server.options
-	if !o.Replies.Diverted || client.IsLinkLocalUnicast() || o.OwnAddress(endpoint) {
+	if !o.Replies.Diverted || client.IsLinkLocalUnicast() || o.OwnAddress(endpoint) || o.SameLink(client, endpoint) {
 		return policy.SourceNode
 	}
 	return v.SourceFor(client, endpoint)

@@ -48,6 +48,7 @@ type Manager struct {
 	// What follows is the configuring goroutine's.
 	serviceCIDRs  []netip.Prefix
 	hostAddresses func() []netip.Addr
+	sameLink      func(client, endpoint netip.Addr) bool
 	pools         map[service.PortName]*pool
 	lanes         []*lane
 	outletsOf     [][]*outlet // by service.PortID
@@ -72,10 +73,14 @@ type Options struct {
 	// them are served by sockets that are bound to them (A3.15). Nil means that
 	// nobody knows.
 	HostAddresses func() []netip.Addr
-	Loops         []Loop
-	Table         *conntrack.Table // one shard for each loop
-	Redirector    redirect.Redirector
-	Logger        zerolog.Logger
+	// SameLink tells whether two addresses reach each other without this node,
+	// so that answers from one to the other would not pass here; nil means that
+	// none do. It is called for connections, and must be quick.
+	SameLink   func(client, endpoint netip.Addr) bool
+	Loops      []Loop
+	Table      *conntrack.Table // one shard for each loop
+	Redirector redirect.Redirector
+	Logger     zerolog.Logger
 	// Report takes what the log says of a Service's port that cannot be held.
 	// Nil means that nobody wants to know. It must not wait.
 	Report func(svc service.Name, text string)
@@ -92,6 +97,7 @@ func New(o Options) *Manager {
 		table:         o.Table,
 		serviceCIDRs:  o.ServiceCIDRs,
 		hostAddresses: o.HostAddresses,
+		sameLink:      o.SameLink,
 		pools:         make(map[service.PortName]*pool),
 		claims:        newClaims(),
 		planner:       newPlanner(),

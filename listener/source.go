@@ -34,9 +34,12 @@ func (c *conn) connect(st *state, v *policy.Verdict, endpoint netip.AddrPort) (i
 
 // keeps tells whether an endpoint can be shown a client's address. The answers
 // of one that has an address of this node would go past us, as they come from no
-// interface; a link-local address says nothing without its interface.
+// interface, and so would those of one on the client's own link: pods on one
+// bridge answer each other directly. A link-local address says nothing without
+// its interface.
 func (m *Manager) keeps(st *state, client, endpoint netip.Addr) bool {
-	return m.traits.Replies.Diverted && !st.host.has(endpoint) && !client.IsLinkLocalUnicast()
+	return m.traits.Replies.Diverted && !st.host.has(endpoint) && !client.IsLinkLocalUnicast() &&
+		(m.sameLink == nil || !m.sameLink(client, endpoint))
 }
 
 // tellSources says once that endpoints will not see clients' addresses.

@@ -29,6 +29,7 @@ func newDatagrams(m *Manager, o *Options) *datagram.Server {
 		Table:      o.Table,
 		Replies:    traits.Replies,
 		OwnAddress: func(a netip.Addr) bool { return m.state.Load().host.has(a) },
+		SameLink:   m.sameLink,
 		Logger:     o.Logger,
 	})
 }

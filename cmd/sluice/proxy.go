@@ -223,6 +223,7 @@ func (p *proxy) makeLoops(limits limits) error {
 		},
 		ServiceCIDRs:  o.serviceCIDRs,
 		HostAddresses: func() []netip.Addr { return p.host.Load().Addresses },
+		SameLink:      func(a, b netip.Addr) bool { return p.host.Load().SameLink(a, b) },
 		Loops:         p.loops,
 		Table:         p.conntrack,
 		Redirector:    p.steer,

@@ -1,5 +1,6 @@
 // Package hostnet tells what this node's network stack says about addresses:
-// which are the node's own, and which lead to its pods.
+// which are the node's own, which lead to its pods, and which reach each other
+// without it.
 //
 // kube-proxy can tell local pods by the interface that their packets come in by
 // (A4.6). A proxy in user space sees a client's address and no interface, so it
@@ -38,17 +39,19 @@ type State struct {
 	// interface, sorted and apart from each other. The node's own addresses are
 	// never in them.
 	PodRanges []netip.Prefix
+
+	links *links
 }
 
 // Equal tells whether two States say the same.
 func (s State) Equal(o State) bool {
-	return slices.Equal(s.Addresses, o.Addresses) && slices.Equal(s.PodRanges, o.PodRanges)
+	return slices.Equal(s.Addresses, o.Addresses) && slices.Equal(s.PodRanges, o.PodRanges) && s.links.equal(o.links)
 }
 
 // Options say what to look for. The zero value looks for addresses only.
 type Options struct {
-	// Pods tells by its name whether local pods are behind an interface. With
-	// nil, routes are not looked at.
+	// Pods tells by its name whether local pods are behind an interface; with
+	// nil there are no pod ranges.
 	Pods   func(name string) bool
 	Logger zerolog.Logger
 }
@@ -87,9 +90,9 @@ type Watcher struct {
 
 // Open makes a Watcher. Whatever changes from then on, Run will see.
 func Open(opts Options) (*Watcher, error) {
-	groups := []uint32{syscall.RTNLGRP_LINK, syscall.RTNLGRP_IPV4_IFADDR, syscall.RTNLGRP_IPV6_IFADDR}
-	if opts.Pods != nil {
-		groups = append(groups, syscall.RTNLGRP_IPV4_ROUTE, syscall.RTNLGRP_IPV6_ROUTE)
+	groups := []uint32{
+		syscall.RTNLGRP_LINK, syscall.RTNLGRP_IPV4_IFADDR, syscall.RTNLGRP_IPV6_IFADDR,
+		syscall.RTNLGRP_IPV4_ROUTE, syscall.RTNLGRP_IPV6_ROUTE,
 	}
 	var mask uint32
 	for _, g := range groups {

@@ -250,3 +250,39 @@ func TestClosed(t *testing.T) {
 		t.Error("a Watcher that is closed runs")
 	}
 }
+
+// Hosts on one link answer each other without the node; those with a route of
+// their own, as pods have where each has an interface, and those behind a
+// gateway do not.
+func TestSameLink(t *testing.T) {
+	n := newNode(t)
+	n.link("cbr0")
+	n.address("cbr0", "10.244.1.1/24")
+	n.address("cbr0", "fd44::1/64")
+	n.link("veth1")
+	n.route("172.16.0.50/32", "veth1", nil)
+	n.route("172.16.0.51/32", "veth1", nil)
+	n.route("10.245.0.0/16", "eth0", func(r *netlink.Route) { r.Gw, r.Scope = net.IPv4(172, 16, 0, 9), netlink.SCOPE_UNIVERSE })
+	s := n.read(nil)
+	for _, tt := range []struct {
+		what, a, b string
+		want       bool
+	}{
+		{"two on a bridge", "10.244.1.7", "10.244.1.8", true},
+		{"two on a bridge, IPv6", "fd44::7", "fd44::8", true},
+		{"one on a bridge, one beyond", "10.244.1.7", "10.244.2.8", false},
+		{"two links", "10.244.1.7", "172.16.0.7", false},
+		{"two in the node's own network", "172.16.0.7", "172.16.0.8", true},
+		{"a pod with a route of its own, and a neighbour of the node", "172.16.0.50", "172.16.0.8", false},
+		{"two pods with routes of their own", "172.16.0.50", "172.16.0.51", false},
+		{"two behind one gateway", "10.245.1.1", "10.245.1.2", false},
+		{"two by the default route", "192.0.2.1", "192.0.2.2", false},
+	} {
+		if got := s.SameLink(netip.MustParseAddr(tt.a), netip.MustParseAddr(tt.b)); got != tt.want {
+			t.Errorf("%s: %v", tt.what, got)
+		}
+	}
+	if got := testing.AllocsPerRun(100, func() { s.SameLink(netip.MustParseAddr("10.244.1.7"), netip.MustParseAddr("fd44::8")) }); got > 0 {
+		t.Errorf("%v allocations", got)
+	}
+}

@@ -46,10 +46,15 @@ func (w *Watcher) read() (State, error) {
 	}
 	slices.SortFunc(s.Addresses, netip.Addr.Compare)
 	s.Addresses = slices.Compact(s.Addresses)
+	main, err := w.mainTable()
+	if err != nil {
+		return s, err
+	}
+	s.links = newLinks(main)
 	if w.opts.Pods == nil {
 		return s, nil
 	}
-	routes, err := w.routes()
+	routes, err := w.routes(main)
 	if err != nil {
 		return s, err
 	}
@@ -60,8 +65,22 @@ func (w *Watcher) read() (State, error) {
 	return s, nil
 }
 
-// routes gives those of the main table, as far as they matter.
-func (w *Watcher) routes() ([]route, error) {
+// mainTable gives the routes of the main table.
+func (w *Watcher) mainTable() ([]netlink.Route, error) {
+	var all []netlink.Route
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		main := &netlink.Route{Table: syscall.RT_TABLE_MAIN}
+		list, err := w.nl.RouteListFiltered(family, main, netlink.RT_FILTER_TABLE)
+		if err != nil {
+			return nil, fmt.Errorf("routes: %w", err)
+		}
+		all = append(all, list...)
+	}
+	return all, nil
+}
+
+// routes gives those that say something about pods.
+func (w *Watcher) routes(main []netlink.Route) ([]route, error) {
 	links, err := w.nl.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("interfaces: %w", err)
@@ -76,16 +95,9 @@ func (w *Watcher) routes() ([]route, error) {
 		return nil, nil
 	}
 	var out []route
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		main := &netlink.Route{Table: syscall.RT_TABLE_MAIN}
-		list, err := w.nl.RouteListFiltered(family, main, netlink.RT_FILTER_TABLE)
-		if err != nil {
-			return nil, fmt.Errorf("routes: %w", err)
-		}
-		for i := range list {
-			if r, ok := newRoute(&list[i], pods); ok {
-				out = append(out, r)
-			}
+	for i := range main {
+		if r, ok := newRoute(&main[i], pods); ok {
+			out = append(out, r)
 		}
 	}
 	return out, nil

@@ -1,0 +1,105 @@
+package hostnet
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+)
+
+// onLink is a range of addresses whose hosts share a link with each other, or,
+// with link 0, a range within one of those that is routed otherwise: a pod's
+// own route, for example.
+type onLink struct {
+	dst  netip.Prefix // masked
+	link int          // interface number
+}
+
+// links are all such ranges, ready to be looked up. They never change.
+type links struct {
+	ranges  []onLink // sorted, each prefix once
+	byRange map[netip.Prefix]int
+	lengths [2][]int // of prefixes, for IPv4 and IPv6, the longest first
+}
+
+// newLinks makes them of the main table's routes: a range without a gateway is
+// on its link, and a single address there has the link for itself.
+func newLinks(routes []netlink.Route) *links {
+	l := &links{byRange: make(map[netip.Prefix]int)}
+	var on []netip.Prefix
+	for i := range routes {
+		if dst, ok := prefixOf(routes[i].Dst); ok && isOnLink(&routes[i], dst) {
+			on = append(on, dst)
+		}
+	}
+	for i := range routes {
+		r := &routes[i]
+		dst, ok := prefixOf(r.Dst)
+		if !ok || !slices.ContainsFunc(on, func(p netip.Prefix) bool { return p.Bits() <= dst.Bits() && p.Contains(dst.Addr()) }) {
+			continue
+		}
+		link := 0
+		if isOnLink(r, dst) {
+			link = r.LinkIndex
+		}
+		l.ranges = append(l.ranges, onLink{dst, link})
+	}
+	slices.SortFunc(l.ranges, func(a, b onLink) int {
+		return cmp.Or(a.dst.Compare(b.dst), cmp.Compare(a.link, b.link))
+	})
+	l.ranges = slices.CompactFunc(l.ranges, func(a, b onLink) bool { return a.dst == b.dst })
+	for _, r := range l.ranges {
+		l.byRange[r.dst] = r.link
+		of := &l.lengths[familyOf(r.dst.Addr())]
+		if !slices.Contains(*of, r.dst.Bits()) {
+			*of = append(*of, r.dst.Bits())
+		}
+	}
+	for f := range l.lengths {
+		slices.SortFunc(l.lengths[f], func(a, b int) int { return b - a })
+	}
+	return l
+}
+
+func (l *links) equal(o *links) bool {
+	return l == o || l != nil && o != nil && slices.Equal(l.ranges, o.ranges)
+}
+
+func isOnLink(r *netlink.Route, dst netip.Prefix) bool {
+	return r.Gw == nil && r.Via == nil && len(r.MultiPath) == 0 && r.LinkIndex != 0 &&
+		dst.Bits() > 0 && !dst.IsSingleIP() && !dst.Addr().IsMulticast() && !dst.Addr().IsLinkLocalUnicast()
+}
+
+func familyOf(a netip.Addr) int {
+	if a.Is4() {
+		return 0
+	}
+	return 1
+}
+
+// of gives the link that an address shares with others; 0 is none.
+func (l *links) of(a netip.Addr) int {
+	for _, bits := range l.lengths[familyOf(a)] {
+		p, err := a.Prefix(bits)
+		if err != nil {
+			return 0
+		}
+		if link, ok := l.byRange[p]; ok {
+			return link
+		}
+	}
+	return 0
+}
+
+// SameLink tells whether two hosts reach each other without this node: both are
+// in the range of one interface, as pods on a bridge are, and neither has a
+// route of its own. What they send to each other does not pass here. It takes
+// no lock and allocates nothing.
+func (s State) SameLink(a, b netip.Addr) bool {
+	if s.links == nil {
+		return false
+	}
+	link := s.links.of(a)
+	return link != 0 && link == s.links.of(b)
+}
