@@ -53,7 +53,9 @@ func (o *runOptions) shareOut(files int) (limits, error) {
 		serviceSessions:    o.maxServiceSessions,
 	}
 	if l.sessions == 0 {
-		l.sessions = files / 5
+		// Few, as TCP connections are what most of a limit is for; where there
+		// is much UDP, the limit of open files is better raised for both.
+		l.sessions = max(files/64, 16)
 	}
 	if l.serviceSessions == 0 {
 		l.serviceSessions = l.sessions

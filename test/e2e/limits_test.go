@@ -147,7 +147,7 @@ func TestConnectionLimitOfAll(t *testing.T) {
 	for _, b := range lab.Backends {
 		leanEcho(t, b, 8080)
 	}
-	p := startProxy(t, lab, []webService{webOn(lab)}, "--max-connections", strconv.Itoa(limit), "--max-connections-per-service", strconv.Itoa(limit), "--max-udp-sessions", "100")
+	p := startProxy(t, lab, []webService{webOn(lab)}, "--max-connections", strconv.Itoa(limit), "--max-connections-per-service", strconv.Itoa(limit))
 	before := p.settle(nil)
 	targets := addresses(80, vip4, vip6)
 	held := make([]net.Conn, limit)

@@ -24,7 +24,6 @@ const (
 	lateRefusals      = "refusals while a killed proxy is not back"
 	fragments         = "datagrams in fragments, to foreign addresses and back to clients' own"
 	foreignRefusals   = "refusals at foreign IPv4 addresses"
-	pastTracking      = "connections past connection tracking"
 )
 
 // mode is a way of steering that the tests are run over.
@@ -52,32 +51,30 @@ var flushRoutes = [][]string{
 var modes = []mode{
 	{
 		name: "sklookup-nftables", flags: []string{"--redirect", "sklookup+nftables"},
-		cannot: []string{pastTracking},
-		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}}, flushRoutes),
+		flush: slices.Concat([][]string{{"nft", "flush", "ruleset"}}, flushRoutes),
 	},
 	{
 		name: "tproxy-nftables", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "nftables"},
-		cannot: []string{pastTracking},
-		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}}, flushRoutes),
+		flush: slices.Concat([][]string{{"nft", "flush", "ruleset"}}, flushRoutes),
 	},
 	{
 		name: "tproxy-iptables-nft", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "iptables"}, programs: "nft",
-		cannot: []string{pastTracking, lateRefusals},
+		cannot: []string{lateRefusals},
 		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}, {"iptables-nft", "-t", "mangle", "-F"}, {"ip6tables-nft", "-t", "mangle", "-F"}}, flushRoutes),
 	},
 	{
 		name: "tproxy-iptables-legacy", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "iptables"}, programs: "legacy",
-		cannot: []string{pastTracking, lateRefusals},
+		cannot: []string{lateRefusals},
 		flush:  slices.Concat([][]string{{"iptables-legacy", "-t", "mangle", "-F"}, {"ip6tables-legacy", "-t", "mangle", "-F"}}, flushRoutes),
 	},
 	{
 		name: "sklookup", flags: []string{"--redirect", "sklookup"},
-		cannot: []string{pastTracking, fragments, foreignRefusals},
+		cannot: []string{fragments, foreignRefusals},
 		flush:  flushRoutes,
 	},
 	{
 		name: "bind", flags: []string{"--redirect", "bind"},
-		cannot: []string{pastTracking, fragments, foreignRefusals, takenPorts},
+		cannot: []string{fragments, foreignRefusals, takenPorts},
 		flush:  flushRoutes,
 	},
 }
