@@ -201,10 +201,13 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 		return err
 	}
 	r.replies = r.replies || !p.NodeSourceOnly
-	state := route.WithoutMarks(&p, r.replyPorts())
-	if r.beside == nil && (!r.routed || !slices.Equal(state.Local, r.state.Local)) {
-		if err := r.router.CheckLocal(state.Local); err != nil {
-			return err
+	var state route.State // somebody beside us makes his own
+	if r.beside == nil {
+		state = route.WithoutMarks(&p, r.replyPorts())
+		if !r.routed || !slices.Equal(state.Local, r.state.Local) {
+			if err := r.router.CheckLocal(state.Local); err != nil {
+				return err
+			}
 		}
 	}
 	old, kept := r.plan, r.whole
