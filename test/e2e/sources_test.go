@@ -143,8 +143,12 @@ func (w *world) sight(t *testing.T, m mode) {
 		}
 	}
 	t.Logf("%d connections of %d kinds, %d records compared", len(met), len(list), compared)
-	if compared != len(met) {
-		t.Errorf("%d records of %d connections", compared, len(met))
+	expected := len(met)
+	if w.network == "udp" {
+		expected = len(seen) // who is given the same port again, soon after, is in the same session (A8.9)
+	}
+	if compared != expected {
+		t.Errorf("%d records of %d connections", compared, expected)
 	}
 }
 
