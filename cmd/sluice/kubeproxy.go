@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"github.com/rs/zerolog"
@@ -34,6 +35,8 @@ type kubeProxyOptions struct {
 	oomScoreAdj        int
 	healthzPort        int
 	metricsPort        int
+	conntrackUDP       time.Duration // 0: as --udp-timeout says
+	conntrackUDPStream time.Duration // likewise
 	ignored            []*ignoredFlag
 
 	kubeProxy *kubeproxyconfig.Config // what /configz shows; nil without --config
@@ -52,6 +55,8 @@ func (o *kubeProxyOptions) register(f *pflag.FlagSet) {
 	f.Var(&o.proxyMode, "proxy-mode", "kube-proxy's mode, whose defaults for node ports are taken; --redirect says how packets are steered")
 	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "have node ports on 127.0.0.0/8 where all addresses have them")
 	f.IntVar(&o.oomScoreAdj, "oom-score-adj", 0, "how readily the kernel ends this process when memory is short, of -1000 to 1000 (default: -999 with --config, else as it is)")
+	f.DurationVar(&o.conntrackUDP, "conntrack-udp-timeout", 0, "kube-proxy's name of --udp-timeout, which goes before it; 0 leaves that as it is")
+	f.DurationVar(&o.conntrackUDPStream, "conntrack-udp-timeout-stream", 0, "likewise for --udp-stream-timeout")
 	f.IntVar(&o.healthzPort, "healthz-port", kubeproxyconfig.HealthzPort, "port of /healthz if it has no address; 0 for none")
 	f.IntVar(&o.metricsPort, "metrics-port", kubeproxyconfig.MetricsPort, "port of the metrics if they have no address; 0 for none")
 	for _, name := range []string{"healthz-port", "metrics-port"} {
@@ -75,7 +80,7 @@ var meaningless = map[string]bool{
 	"config-sync-period": false, "feature-gates": false, "show-hidden-metrics-for-version": false,
 	"iptables-masquerade-bit": false, "iptables-sync-period": false,
 	"conntrack-max-per-core": false, "conntrack-min": false, "conntrack-tcp-timeout-established": false,
-	"conntrack-tcp-timeout-close-wait": false, "conntrack-tcp-be-liberal": true, "conntrack-udp-timeout": false, "conntrack-udp-timeout-stream": false,
+	"conntrack-tcp-timeout-close-wait": false, "conntrack-tcp-be-liberal": true,
 	"ipvs-sync-period": false, "ipvs-min-sync-period": false, "ipvs-scheduler": false, "ipvs-exclude-cidrs": false, "ipvs-strict-arp": true,
 	"ipvs-tcp-timeout": false, "ipvs-tcpfin-timeout": false, "ipvs-udp-timeout": false,
 	"log-flush-frequency": false, "log-text-split-stream": true, "log-text-info-buffer-size": false,
@@ -111,9 +116,36 @@ func (o *kubeProxyOptions) logIgnored(log zerolog.Logger) {
 // readConfig reads --config, if there is one, into the options. flags tells
 // which of them were given.
 func (o *runOptions) readConfig(flags *pflag.FlagSet) error {
-	if o.configFile == "" {
-		return nil
+	if o.configFile != "" {
+		if err := o.loadConfig(flags); err != nil {
+			return err
+		}
 	}
+	return o.takeUDPTimeouts(flags)
+}
+
+// takeUDPTimeouts has kube-proxy's times of UDP flows stand for ours, unless
+// ours were given (A8.8).
+func (o *runOptions) takeUDPTimeouts(flags *pflag.FlagSet) error {
+	for _, t := range []struct {
+		own, theirs string
+		value       *time.Duration
+		from        time.Duration
+	}{
+		{"udp-timeout", "conntrack-udp-timeout", &o.udpTimeout, o.conntrackUDP},
+		{"udp-stream-timeout", "conntrack-udp-timeout-stream", &o.udpStreamTimeout, o.conntrackUDPStream},
+	} {
+		if t.from < 0 {
+			return fmt.Errorf("--%s: %s is negative; 0 leaves --%s as it is", t.theirs, t.from, t.own)
+		}
+		if t.from > 0 && !flags.Changed(t.own) {
+			*t.value = t.from
+		}
+	}
+	return nil
+}
+
+func (o *runOptions) loadConfig(flags *pflag.FlagSet) error {
 	f, err := kubeproxyconfig.Load(o.configFile)
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)
@@ -167,6 +199,7 @@ func (o *runOptions) take(f *kubeproxyconfig.File, flags *pflag.FlagSet) error {
 	default:
 		o.masqueradeAll, o.cluster.minSyncPeriod = c.IPTables.MasqueradeAll, f.Given.IPTables.MinSyncPeriod.Duration
 	}
+	o.conntrackUDP, o.conntrackUDPStream = c.Conntrack.UDPTimeout.Duration, c.Conntrack.UDPStreamTimeout.Duration
 	o.oomScoreAdj = int(*c.OOMScoreAdj)
 	if !flags.Changed("v") {
 		o.verbosity = int(min(c.Logging.Verbosity, 10))

@@ -69,6 +69,34 @@ func TestKubeProxyFlagsAreAccepted(t *testing.T) {
 	}
 }
 
+// kube-proxy's times of UDP flows count, those of the file before those of
+// flags, and our own flags before both.
+func TestUDPTimeoutsOfKubeProxy(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nconntrack: {udpTimeout: 7s}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		args        string
+		udp, stream time.Duration
+	}{
+		{"", 30 * time.Second, 2 * time.Minute},
+		{"--conntrack-udp-timeout=10s --conntrack-udp-timeout-stream=40s", 10 * time.Second, 40 * time.Second},
+		{"--conntrack-udp-timeout=10s --udp-timeout=5s --conntrack-udp-timeout-stream=0s", 5 * time.Second, 2 * time.Minute},
+		{"--config=" + file + " --conntrack-udp-timeout=10s --conntrack-udp-timeout-stream=40s", 7 * time.Second, 2 * time.Minute},
+		{"--config=" + file + " --udp-timeout=5s", 5 * time.Second, 2 * time.Minute},
+	} {
+		o, err := runFlags(t, append(strings.Fields(test.args), "--kubeconfig=/f")...)
+		if err != nil || o.udpTimeout != test.udp || o.udpStreamTimeout != test.stream {
+			t.Errorf("%q: %v and %v, %v; want %v and %v", test.args, o.udpTimeout, o.udpStreamTimeout, err, test.udp, test.stream)
+		}
+	}
+	if _, err := runFlags(t, "--kubeconfig=/f", "--conntrack-udp-timeout=-1s"); err == nil || !strings.Contains(err.Error(), "conntrack-udp-timeout") {
+		t.Errorf("a negative time: %v", err)
+	}
+}
+
 // A run with manifests opens no port that was not asked for; in a cluster they
 // are where kube-proxy has them.
 func TestDefaultPorts(t *testing.T) {

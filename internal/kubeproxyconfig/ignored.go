@@ -13,6 +13,7 @@ var used = []string{
 	"hostnameOverride", "clientConnection", "clusterCIDR", "detectLocalMode", "detectLocal", "nodePortAddresses", "mode",
 	"iptables.masqueradeAll", "iptables.localhostNodePorts", "iptables.minSyncPeriod",
 	"nftables.masqueradeAll", "nftables.minSyncPeriod", "ipvs.minSyncPeriod", "oomScoreAdj",
+	"conntrack.udpTimeout", "conntrack.udpStreamTimeout",
 	"logging.format", "logging.verbosity",
 }
 

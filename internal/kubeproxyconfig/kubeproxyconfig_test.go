@@ -101,7 +101,7 @@ func TestIgnored(t *testing.T) {
 mode: ipvs
 ipvs: {scheduler: lc, strictARP: true}
 iptables: {masqueradeBit: 14, masqueradeAll: true, syncPeriod: 10s}
-conntrack: {maxPerCore: 0, min: 100}
+conntrack: {maxPerCore: 0, min: 100, udpTimeout: 10s}
 featureGates: {Some: true}
 `))
 	if err != nil {

@@ -35,6 +35,8 @@ func Validate(c *Config) error {
 	}
 	v.bit("iptables.masqueradeBit", c.IPTables.MasqueradeBit)
 	v.bit("nftables.masqueradeBit", c.NFTables.MasqueradeBit)
+	v.notNegative("conntrack.udpTimeout", c.Conntrack.UDPTimeout.Duration)
+	v.notNegative("conntrack.udpStreamTimeout", c.Conntrack.UDPStreamTimeout.Duration)
 	v.detectLocal(c)
 	v.nodePortAddresses(c.NodePortAddresses)
 	return errors.Join(v.errors...)
@@ -56,9 +58,13 @@ func (v *validation) positive(field string, d time.Duration) {
 	v.check(d > 0, field, "%s is not greater than 0", d)
 }
 
+func (v *validation) notNegative(field string, d time.Duration) {
+	v.check(d >= 0, field, "%s is negative", d)
+}
+
 func (v *validation) periods(mode string, sync, least time.Duration) {
 	v.positive(mode+".syncPeriod", sync)
-	v.check(least >= 0, mode+".minSyncPeriod", "%s is negative", least)
+	v.notNegative(mode+".minSyncPeriod", least)
 	v.check(least <= sync, mode+".minSyncPeriod", "%s is greater than syncPeriod, %s", least, sync)
 }
 
