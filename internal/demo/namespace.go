@@ -6,37 +6,35 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
 // namespace is one network namespace. It lives as long as a descriptor or a
 // process refers to it, so that a demo that is killed leaves none behind. Its
 // methods may be called from any goroutine.
 type namespace struct {
-	name   string
-	handle netns.NsHandle
-	nl     *netlink.Handle
+	name string
+	file *os.File
+	nl   *netlink.Handle
 }
 
 // ownNamespace gives the namespace that the process runs in, with lo up.
-func ownNamespace(name string) (*namespace, error) { return openNamespace(name, netns.Get) }
+func ownNamespace(name string) (*namespace, error) { return openNamespace(name, sys.OwnNetNS) }
 
 // newNamespace makes an empty namespace, with lo up.
-func newNamespace(name string) (*namespace, error) { return openNamespace(name, netns.New) }
+func newNamespace(name string) (*namespace, error) { return openNamespace(name, sys.NewNetNS) }
 
-func openNamespace(name string, open func() (netns.NsHandle, error)) (*namespace, error) {
-	n := &namespace{name: name, handle: netns.None()}
-	err := onOwnThread(func() (err error) {
-		n.handle, err = open()
-		return err
-	})
-	if err == nil {
-		n.nl, err = netlink.NewHandleAt(n.handle, syscall.NETLINK_ROUTE)
+func openNamespace(name string, open func() (*os.File, error)) (*namespace, error) {
+	n := &namespace{name: name}
+	var err error
+	if n.file, err = open(); err == nil {
+		n.nl, err = netlink.NewHandleAt(netns.NsHandle(n.file.Fd()), syscall.NETLINK_ROUTE)
 	}
 	if err == nil {
 		err = n.up("lo")
@@ -52,8 +50,8 @@ func (n *namespace) close() {
 	if n.nl != nil {
 		n.nl.Close()
 	}
-	if n.handle.IsOpen() {
-		_ = n.handle.Close()
+	if n.file != nil {
+		_ = n.file.Close()
 	}
 }
 
@@ -61,38 +59,7 @@ func (n *namespace) close() {
 // and processes that f makes belong to the namespace for ever; goroutines that
 // f starts are outside of it.
 func (n *namespace) do(f func() error) error {
-	return onOwnThread(func() error {
-		if err := netns.Set(n.handle); err != nil {
-			return fmt.Errorf("enter network namespace %s: %w", n.name, err)
-		}
-		return f()
-	})
-}
-
-// onOwnThread runs f on a thread that is locked to a goroutine of its own and
-// takes the thread back to the namespace that it came from. A thread that
-// cannot be taken back stays locked, so that the runtime ends it together with
-// its goroutine instead of running others on it.
-func onOwnThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		err := errors.New("the function ended its goroutine")
-		defer func() { done <- err }()
-		runtime.LockOSThread()
-		home, homeErr := netns.Get()
-		if homeErr != nil {
-			err = fmt.Errorf("own network namespace: %w", homeErr)
-			return
-		}
-		defer home.Close()
-		defer func() {
-			if netns.Set(home) == nil {
-				runtime.UnlockOSThread()
-			}
-		}()
-		err = f()
-	}()
-	return <-done
+	return sys.InNetNS(int(n.file.Fd()), f)
 }
 
 // untouched gives an error if the namespace has any interface but lo: then it
@@ -181,7 +148,7 @@ func (n *namespace) wire(ifname string, peer *namespace, peerIf string) error {
 	attrs.Name = ifname
 	veth := netlink.NewVeth(attrs)
 	veth.PeerName = peerIf
-	veth.PeerNamespace = netlink.NsFd(peer.handle)
+	veth.PeerNamespace = netlink.NsFd(peer.file.Fd())
 	if err := n.nl.LinkAdd(veth); err != nil {
 		return fmt.Errorf("veth pair %s and %s: %w", ifname, peerIf, err)
 	}

@@ -44,13 +44,26 @@ func NewNetNS() (*os.File, error) {
 func OwnNetNS() (*os.File, error) { return os.Open("/proc/thread-self/ns/net") }
 
 // onOwnThread runs f on a thread that is locked to a goroutine of its own and
-// that ends with it: whatever f does to the thread, no other goroutine sees it.
+// takes the thread back to the namespace that it came from. A thread that
+// cannot be taken back stays locked, so that the runtime ends it together with
+// its goroutine instead of running others on it.
 func onOwnThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		err := errors.New("the function ended its goroutine")
 		defer func() { done <- err }()
-		runtime.LockOSThread() // never unlocked: the runtime ends the thread
+		runtime.LockOSThread()
+		home, homeErr := OwnNetNS()
+		if homeErr != nil {
+			err = fmt.Errorf("own network namespace: %w", homeErr)
+			return
+		}
+		defer home.Close()
+		defer func() {
+			if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
+				runtime.UnlockOSThread()
+			}
+		}()
 		err = f()
 	}()
 	return <-done

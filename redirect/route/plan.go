@@ -65,7 +65,7 @@ func (r *Router) RepliesByPort(ports [2]uint16) redirect.Replies {
 
 func (r *Router) checkPorts(ports [2]uint16) error {
 	return cmp.Or(
-		within(r.opts.NetNS, func() error {
+		sys.InNetNS(r.opts.NetNS, func() error {
 			first, last, err := sys.LocalPortRange()
 			if err == nil && ports[0] <= last && first <= ports[1] {
 				err = fmt.Errorf("ports %d-%d, which are for connections with clients' own addresses, are also among those that this node gives to connections of its own (net.ipv4.ip_local_port_range is %d-%d): narrow one of the two",

@@ -5,10 +5,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 
-	"github.com/vishvananda/netns"
+	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
 // SourceChecks gives the interfaces whose sysctl
@@ -22,7 +21,7 @@ import (
 // netNS is a descriptor of the network namespace to look into; 0 is the one
 // that it is called in.
 func SourceChecks(netNS int) (interfaces []string, err error) {
-	err = within(netNS, func() error {
+	err = sys.InNetNS(netNS, func() error {
 		files, err := filepath.Glob("/proc/sys/net/ipv4/conf/*/src_valid_mark")
 		if err != nil {
 			return err
@@ -46,7 +45,7 @@ func SourceChecks(netNS int) (interfaces []string, err error) {
 // file, for those who look often.
 func AllSourcesChecked(netNS int) (bool, error) {
 	var value []byte
-	err := within(netNS, func() (err error) {
+	err := sys.InNetNS(netNS, func() (err error) {
 		value, err = os.ReadFile("/proc/sys/net/ipv4/conf/all/src_valid_mark")
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
 			return nil // a sandbox that does not show it
@@ -54,32 +53,4 @@ func AllSourcesChecked(netNS int) (bool, error) {
 		return err
 	})
 	return strings.TrimSpace(string(value)) == "1", err
-}
-
-// within runs f in a network namespace. A thread that cannot be brought back
-// stays locked to its goroutine, so that the runtime ends it with that.
-func within(netNS int, f func() error) error {
-	if netNS == 0 {
-		return f()
-	}
-	done := make(chan error, 1)
-	go func() { done <- withinThread(netNS, f) }()
-	return <-done
-}
-
-func withinThread(netNS int, f func() error) error {
-	runtime.LockOSThread()
-	home, err := netns.Get()
-	if err != nil {
-		return fmt.Errorf("own network namespace: %w", err)
-	}
-	defer home.Close()
-	if err := netns.Set(netns.NsHandle(netNS)); err != nil {
-		return fmt.Errorf("enter network namespace: %w", err)
-	}
-	err = f()
-	if netns.Set(home) == nil {
-		runtime.UnlockOSThread()
-	}
-	return err
 }

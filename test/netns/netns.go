@@ -22,20 +22,22 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
 // Namespace is one network namespace. Its methods may be called from any
 // number of goroutines until the test that made it ends.
 type Namespace struct {
 	name   string
-	handle netns.NsHandle
+	file   *os.File       // nil if there is none
+	handle netns.NsHandle // of the file
 	nl     *netlink.Handle
 }
 
@@ -47,11 +49,9 @@ func New(t testing.TB, name string) *Namespace {
 	Require(t)
 	n := &Namespace{name: name, handle: netns.None()}
 	t.Cleanup(n.close)
-	err := onOwnThread(func() (err error) {
-		n.handle, err = netns.New()
-		return err
-	})
-	if err == nil {
+	var err error
+	if n.file, err = sys.NewNetNS(); err == nil {
+		n.handle = netns.NsHandle(n.file.Fd())
 		n.nl, err = netlink.NewHandleAt(n.handle)
 		if errors.Is(err, syscall.EPROTONOSUPPORT) { // a kernel without netfilter, for one
 			n.nl, err = netlink.NewHandleAt(n.handle, syscall.NETLINK_ROUTE)
@@ -70,8 +70,8 @@ func (n *Namespace) close() {
 	if n.nl != nil {
 		n.nl.Close()
 	}
-	if n.handle.IsOpen() {
-		_ = n.handle.Close()
+	if n.file != nil {
+		_ = n.file.Close()
 	}
 }
 
@@ -116,13 +116,7 @@ func (n *Namespace) Netlink() *netlink.Handle { return n.nl }
 // Goroutines that f starts are outside of it. f must not end its goroutine
 // (no t.Fatal).
 func (n *Namespace) Do(f func() error) error {
-	err := onOwnThread(func() error {
-		if err := netns.Set(n.handle); err != nil {
-			return fmt.Errorf("enter network namespace %s: %w", n.name, err)
-		}
-		return f()
-	})
-	return err
+	return sys.InNetNS(int(n.handle), f)
 }
 
 // SetSysctl writes one of the namespace's settings, for example
@@ -142,30 +136,4 @@ func (n *Namespace) Sysctl(key string) (string, error) {
 		return err
 	})
 	return value, err
-}
-
-// onOwnThread runs f on a thread that is locked to a goroutine of its own and
-// takes the thread back to the namespace that it came from. A thread that
-// cannot be taken back stays locked, so that the runtime ends it together with
-// its goroutine instead of running others on it.
-func onOwnThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		err := errors.New("the function ended its goroutine")
-		defer func() { done <- err }()
-		runtime.LockOSThread()
-		home, homeErr := netns.Get()
-		if homeErr != nil {
-			err = fmt.Errorf("own network namespace: %w", homeErr)
-			return
-		}
-		defer home.Close()
-		defer func() {
-			if netns.Set(home) == nil {
-				runtime.UnlockOSThread()
-			}
-		}()
-		err = f()
-	}()
-	return <-done
 }
