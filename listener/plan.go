@@ -34,6 +34,9 @@ type planner struct {
 	local   []netip.Prefix
 	foreign map[netip.Addr]struct{}
 	moved   bool // local and foreign have to be made anew
+	// replies says that sockets may be bound to clients' addresses: once a policy
+	// had it so, there may be some for as long as the process lives.
+	replies bool
 }
 
 func newPlanner() planner {
@@ -128,6 +131,7 @@ func (p *planner) use(o *outlet, by int) {
 // finish gives the plan.
 func (p *planner) finish(s *state) redirect.Plan {
 	p.settle(s.host)
+	p.replies = p.replies || s.table.KeepsClients()
 	if p.moved {
 		p.moved = false
 		p.local = p.makeLocal()
@@ -145,7 +149,7 @@ func (p *planner) finish(s *state) redirect.Plan {
 		Lingering:  p.lingering.share(),
 		Own:        p.own.share(),
 
-		NodeSourceOnly: !s.table.KeepsClients(),
+		NodeSourceOnly: !p.replies,
 	}
 }
 

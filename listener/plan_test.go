@@ -203,3 +203,25 @@ func boundTo(fd int, addr netip.AddrPort) bool {
 	got, errno := sys.LocalAddr(fd)
 	return errno == 0 && got == addr
 }
+
+// Rule A3.9: once a policy had sockets bound to clients' addresses, answers to
+// those come back for as long as the process lives.
+func TestA39_AnswersOnceAlways(t *testing.T) {
+	store, p := service.NewStore(service.StoreOptions{NodeName: "node"}), newPlanner()
+	c := nodePort(web("web", "10.96.0.1", netip.MustParseAddrPort("10.2.1.2:80")), 30080)
+	plan := func(change service.Change) redirect.Plan {
+		return p.finish(&state{table: policy.Compile(nil, store.Apply(change), policy.Config{NodeName: "node", MasqueradeAll: true})})
+	}
+	if !plan(c).NodeSourceOnly {
+		t.Error("answers are brought back, and every endpoint sees the node's address")
+	}
+	local := c
+	local.Services = []*corev1.Service{c.Services[0].DeepCopy()}
+	local.Services[0].Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+	if plan(local).NodeSourceOnly {
+		t.Error("policy Local shows endpoints the client's address")
+	}
+	if plan(c).NodeSourceOnly {
+		t.Error("sockets that are bound to clients' addresses get no answers any more")
+	}
+}

@@ -110,9 +110,8 @@ type Plan struct {
 	// example, where listening sockets of ours are bound (A3.15). They need no
 	// steering, and are only kept from connection tracking.
 	Own map[service.Destination]struct{}
-	// NodeSourceOnly says that no socket will be bound to a client's address, so
-	// that nothing has to be done about answers to those. Once a plan did not
-	// say so, there may be such sockets for as long as the process lives.
+	// NodeSourceOnly says that no socket is bound to a client's address, nor will
+	// be, so that nothing has to be done about answers to those.
 	NodeSourceOnly bool
 }
 

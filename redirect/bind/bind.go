@@ -57,7 +57,6 @@ type Redirector struct {
 	plan    redirect.Plan // in force; empty before the first Apply
 	state   route.State
 	routed  bool // the routes are those of state
-	replies bool // some plan had answers to clients' addresses
 	touched bool // there may be something of ours in the kernel
 }
 
@@ -111,8 +110,7 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 	if err := changes.Validate(&p); err != nil {
 		return err
 	}
-	r.replies = r.replies || !p.NodeSourceOnly
-	state := route.WithoutMarks(&p, r.replyPorts())
+	state := route.WithoutMarks(&p, r.replyPorts(&p))
 	if !r.routed || !slices.Equal(state.Local, r.state.Local) {
 		if err := r.router.CheckLocal(state.Local); err != nil {
 			return err
@@ -129,8 +127,8 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 }
 
 // replyPorts are the ports whose packets have to be brought back.
-func (r *Redirector) replyPorts() [2]uint16 {
-	if !r.replies {
+func (r *Redirector) replyPorts(p *redirect.Plan) [2]uint16 {
+	if p.NodeSourceOnly {
 		return [2]uint16{}
 	}
 	return r.opts.ReplyPorts

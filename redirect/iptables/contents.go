@@ -121,10 +121,12 @@ func (e elements) sorted() []element {
 type contents struct {
 	lists [versions]map[list]elements
 	lanes [versions][]lane // in order
+	// replies says that answers to clients' addresses are to be brought back.
+	replies bool
 }
 
 func contentsOf(p *redirect.Plan) *contents {
-	c := &contents{}
+	c := &contents{replies: !p.NodeSourceOnly}
 	for v := range versions {
 		c.lists[v] = map[list]elements{listLocal: {}, listCluster: {}, listRefuse: {}, listSilent: {}}
 	}

@@ -271,7 +271,7 @@ func (r *Redirector) eachTables(f func(*tables) error) error {
 
 // routing says what a plan asks of routes and policy rules.
 func (r *Redirector) routing(p *redirect.Plan) route.State {
-	s := route.State{Local: redirect.Cover(p.Local), MarkReplies: !r.opts.NoReplies, MarkSteers: len(p.Foreign) > 0}
+	s := route.State{Local: redirect.Cover(p.Local), MarkReplies: !r.opts.NoReplies && !p.NodeSourceOnly, MarkSteers: len(p.Foreign) > 0}
 	for a := range p.Foreign {
 		s.Foreign = append(s.Foreign, a)
 	}

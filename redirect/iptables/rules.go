@@ -35,7 +35,7 @@ func newWriter(v version, name string, opts Options, want *contents, sets bool) 
 		steer:     fmt.Sprintf("%#x/%#x", opts.Route.SteerMark, opts.Route.SteerMark),
 		transport: []string{"tcp", "udp", "sctp"},
 	}
-	if !opts.NoReplies {
+	if !opts.NoReplies && want.replies {
 		w.reply = fmt.Sprintf("%#x/%#x", opts.Route.ReplyMark, opts.Route.ReplyMark)
 	}
 	return w

@@ -100,7 +100,6 @@ type Redirector struct {
 	unread  int           // calls of Verify until the maps are read
 	state   route.State
 	routed  bool // the routes are those of state
-	replies bool // some plan had answers to clients' addresses
 	touched bool // there may be routes of ours in the kernel
 }
 
@@ -200,10 +199,9 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 	if err := validate(&changes, &p); err != nil {
 		return err
 	}
-	r.replies = r.replies || !p.NodeSourceOnly
 	var state route.State // somebody beside us makes his own
 	if r.beside == nil {
-		state = route.WithoutMarks(&p, r.replyPorts())
+		state = route.WithoutMarks(&p, r.replyPorts(&p))
 		if !r.routed || !slices.Equal(state.Local, r.state.Local) {
 			if err := r.router.CheckLocal(state.Local); err != nil {
 				return err
@@ -230,8 +228,8 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 }
 
 // replyPorts are the ports whose packets have to be brought back.
-func (r *Redirector) replyPorts() [2]uint16 {
-	if !r.replies {
+func (r *Redirector) replyPorts(p *redirect.Plan) [2]uint16 {
+	if p.NodeSourceOnly {
 		return [2]uint16{}
 	}
 	return r.opts.ReplyPorts

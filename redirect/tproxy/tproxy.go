@@ -128,7 +128,7 @@ type Redirector struct {
 	closed bool
 
 	plan    redirect.Plan // in force; empty before the first Apply
-	replies bool          // some plan had answers to clients' addresses
+	replies bool          // answers to clients' addresses have routes
 	touched bool          // there may be something of ours in the kernel
 	applied bool          // the table is that of the plan
 	routed  bool          // the routes are, too
@@ -265,8 +265,8 @@ func (r *Redirector) applyLocked(p redirect.Plan, changes redirect.Changes) erro
 	if len(changes.AddForeign)+len(changes.DropForeign) > 0 {
 		r.routed = false
 	}
-	if !p.NodeSourceOnly && !r.replies {
-		r.replies, r.routed = true, false
+	if p.NodeSourceOnly == r.replies {
+		r.replies, r.routed = !p.NodeSourceOnly, false
 	}
 	r.touched = true
 	if len(changes.AddForeign) > 0 {
