@@ -50,6 +50,11 @@ test-cluster: deps build $(CLUSTER)/.built ## The tests against a real control p
 	go test -tags cluster -count=1 -timeout 10m $(TESTFLAGS) ./test/cluster
 	cd test/helm && go test $(TESTFLAGS) .
 
+.PHONY: bench-cluster
+bench-cluster: deps build $(CLUSTER)/.built ## Compare with kube-proxy at 5,000 Services, 50,000 endpoints, through a real API server (10 minutes)
+	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) \
+	go test -tags cluster -count=1 -timeout 30m -run 'TestScale$$' -v $(TESTFLAGS) ./test/cluster
+
 # The programs of the control plane. They take some minutes to build, once.
 $(CLUSTER)/.built: test/cluster/controlplane/go.mod test/cluster/controlplane/go.sum
 	@mkdir -p $(@D)

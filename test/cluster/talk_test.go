@@ -60,7 +60,12 @@ func isTimeout(err error) bool {
 
 // ask gives the name of who serves an address to one connection or datagram.
 func ask(from *netns.Host, network, address string) (string, error) {
-	c, err := from.Dialer(&net.Dialer{Timeout: silence}, network, address)
+	return askWithin(silence, from, network, address)
+}
+
+// askWithin is ask with patience of its own for the connection.
+func askWithin(patience time.Duration, from *netns.Host, network, address string) (string, error) {
+	c, err := from.Dialer(&net.Dialer{Timeout: patience}, network, address)
 	if err != nil {
 		return "", err
 	}

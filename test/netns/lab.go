@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
 
@@ -107,6 +108,15 @@ func zero(a netip.Addr) netip.Addr {
 // AddRoute adds a route to dst through a neighbour.
 func (n *Namespace) AddRoute(dst netip.Prefix, via netip.Addr) error {
 	return n.nl.RouteAdd(&netlink.Route{Dst: ipNet(dst), Gw: via.AsSlice()})
+}
+
+// AddLocalRoute makes all addresses of dst answer as the namespace's own.
+func (n *Namespace) AddLocalRoute(dst netip.Prefix) error {
+	lo, err := n.nl.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("lo: %w", err)
+	}
+	return n.nl.RouteAdd(&netlink.Route{Dst: ipNet(dst), LinkIndex: lo.Attrs().Index, Table: syscall.RT_TABLE_LOCAL, Type: syscall.RTN_LOCAL, Scope: netlink.SCOPE_HOST})
 }
 
 // Wire joins two namespaces by a pair of veth interfaces, both up, with the

@@ -1,0 +1,310 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// scale is how much there is and how often it is measured.
+type scale struct {
+	services, endpoints int // endpoints of each Service
+	rounds, changes     int
+}
+
+// TestScale measures, with Sluice and with kube-proxy in turn: how long after
+// the start all Services are served, the memory and the CPU that it took, and
+// how long after the change of a slice the first connection reaches the new
+// endpoint. It prints, and fails on nothing but wrong answers: what is measured
+// depends on what else the machine does. SLUICE_TEST_FULL=1 makes it 5,000
+// Services with 50,000 endpoints.
+func TestScale(t *testing.T) {
+	size := scale{services: 100, endpoints: 10, rounds: 1, changes: 3}
+	contenders := []contender{{"sluice", ""}, {"kube-proxy", "100ms"}}
+	if os.Getenv("SLUICE_TEST_FULL") == "1" {
+		size = scale{services: 5000, endpoints: 10, rounds: 3, changes: 21}
+		contenders = []contender{{"sluice", ""}, {"kube-proxy", "1s"}, {"kube-proxy at 100 ms", "100ms"}}
+	}
+	w := setUp(t)
+	w.namespace = "default"
+	w.populate(size)
+	svc := w.service("web", nil)
+	w.slice("web", w.pod1())
+
+	measured := make([][]figures, len(contenders))
+	for range size.rounds { // in turn, so that all meet the same machine
+		for i, p := range contenders {
+			measured[i] = append(measured[i], w.measure(p, size, at(svc.Spec.ClusterIP, 80)))
+		}
+	}
+	var report strings.Builder
+	fmt.Fprintf(&report, "%d Services with %d endpoints, %d rounds, %d changes in each; medians\n", size.services, size.services*size.endpoints, size.rounds, size.changes)
+	fmt.Fprintf(&report, "%-34s", "")
+	for _, p := range contenders {
+		fmt.Fprintf(&report, " %22s", p.name)
+	}
+	for row, name := range figureNames {
+		fmt.Fprintf(&report, "\n%-34s", name)
+		for _, all := range measured {
+			fmt.Fprintf(&report, " %22s", median(all, row))
+		}
+	}
+	t.Log(report.String())
+}
+
+// contender is a program that is measured, with the least time between two of
+// kube-proxy's changes, whose default is 1 s; Sluice waits for nothing.
+type contender struct{ name, minSyncPeriod string }
+
+// startScaled starts a program and waits for nothing.
+func (w *world) startScaled(p contender) *netns.Cmd {
+	w.t.Helper()
+	if p.minSyncPeriod == "" {
+		w.write("proxy.conf", proxyConfig(w, "iptables"))
+		return w.start(p.name, os.Getenv("SLUICE_BIN"), "run", "--config", filepath.Join(w.dir, "proxy.conf"), "--hostname-override", "node", "--access-log", "off")
+	}
+	w.write("proxy.conf", strings.ReplaceAll(proxyConfig(w, "nftables"), "minSyncPeriod: 100ms", "minSyncPeriod: "+p.minSyncPeriod))
+	return w.start("kube-proxy", program(w.t, "kube-proxy"), "--config", filepath.Join(w.dir, "proxy.conf"), "--hostname-override", "node")
+}
+
+// figures are what one round of one program gave, in the order of figureNames.
+type figures [6]float64
+
+var figureNames = [...]string{
+	"all in force after the start, s",
+	"CPU for that, s",
+	"resident memory then, MiB",
+	"resident memory at most, MiB",
+	"change to connection, median, ms",
+	"CPU for a change, ms",
+}
+
+func median(all []figures, row int) string {
+	var values []float64
+	for _, f := range all {
+		values = append(values, f[row])
+	}
+	slices.Sort(values)
+	text := strconv.FormatFloat(values[len(values)/2], 'f', 2, 64)
+	if len(values) > 1 {
+		text += fmt.Sprintf(" (%.2f-%.2f)", values[0], values[len(values)-1])
+	}
+	return text
+}
+
+// measure starts a program, waits until all is in force, and has it follow
+// changes.
+func (w *world) measure(p contender, size scale, address string) (f figures) {
+	w.t.Helper()
+	begin := time.Now()
+	cmd := w.startScaled(p)
+	for i := 0; i < size.services; i += max(size.services/50, 1) {
+		ip := bulkServiceIP(i).String()
+		w.expectSoon(at(ip, 80), "pod-3:8080")
+	}
+	f[0] = time.Since(begin).Seconds()
+	pid := cmd.Process.Pid
+	w.rest(pid)
+	f[1] = processorTime(w.t, pid).Seconds()
+	f[2] = memory(w.t, pid, "VmRSS:")
+	before := processorTime(w.t, pid)
+	var took []time.Duration
+	for i := range size.changes {
+		to, want := w.pod3(), fmtPods(3)
+		if i%2 == 1 {
+			to, want = w.pod1(), fmtPods(1)
+		}
+		begin := time.Now()
+		w.slice("web", to)
+		w.expectSoon(address, want)
+		took = append(took, time.Since(begin))
+	}
+	slices.Sort(took)
+	f[4] = took[len(took)/2].Seconds() * 1000
+	f[5] = (processorTime(w.t, pid) - before).Seconds() * 1000 / float64(size.changes)
+	f[3] = memory(w.t, pid, "VmHWM:")
+	w.t.Logf("%s: %.2f s, CPU %.2f s, %.0f MiB, at most %.0f MiB; change to connection %.1f ms (%.1f - %.1f), CPU %.1f ms", p.name,
+		f[0], f[1], f[2], f[3], f[4], took[0].Seconds()*1000, took[len(took)-1].Seconds()*1000, f[5])
+	w.slice("web", w.pod1())
+	_ = cmd.Process.Signal(os.Interrupt)
+	_ = cmd.Wait()
+	if p.minSyncPeriod != "" {
+		if out, err := w.hosts.Node.Command(w.t, program(w.t, "kube-proxy"), "--cleanup").CombinedOutput(); err != nil {
+			w.t.Logf("kube-proxy --cleanup: %v\n%s", err, out)
+		}
+	}
+	return f
+}
+
+// rest waits until a program has used next to no processor for half a second.
+func (w *world) rest(pid int) {
+	w.t.Helper()
+	last := processorTime(w.t, pid)
+	w.until("the program rests", func() error {
+		time.Sleep(500 * time.Millisecond)
+		now := processorTime(w.t, pid)
+		defer func() { last = now }()
+		if now-last > 20*time.Millisecond {
+			return errNotYet
+		}
+		return nil
+	})
+}
+
+// expectSoon waits, without pauses, until a connection from outside is served
+// as wanted.
+func (w *world) expectSoon(address, want string) {
+	w.t.Helper()
+	begin := time.Now()
+	for {
+		got, err := askWithin(50*time.Millisecond, w.hosts.Outside, "tcp", address)
+		if got == want {
+			return
+		}
+		if time.Since(begin) > patience {
+			w.t.Fatalf("%s is not served by %s within %s: %q, %v", address, want, patience, got, err)
+		}
+	}
+}
+
+// bulkServiceIP is the cluster IP of a Service that populate makes, and
+// bulkEndpointIP the address of an endpoint.
+func bulkServiceIP(i int) netip.Addr  { return nth(netip.AddrFrom4([4]byte{10, 96, 128, 1}), i) }
+func bulkEndpointIP(i int) netip.Addr { return nth(netip.AddrFrom4([4]byte{10, 250, 0, 1}), i) }
+
+// nth gives the address that many after another, as long as the last two bytes
+// hold it.
+func nth(a netip.Addr, n int) netip.Addr {
+	b := a.As4()
+	n += int(b[2])<<8 | int(b[3])
+	b[2], b[3] = byte(n>>8), byte(n)
+	return netip.AddrFrom4(b)
+}
+
+// populate makes many Services with one EndpointSlice each, as the controller
+// makes them of Pods. Pod-3 answers at all of their endpoints.
+func (w *world) populate(size scale) {
+	w.t.Helper()
+	begin := time.Now()
+	all := netip.MustParsePrefix("10.250.0.0/16")
+	for _, step := range []error{
+		w.hosts.Node.AddRoute(all, w.hosts.Node2.IPv4),
+		w.hosts.Node2.AddRoute(all, w.hosts.Remote[0].IPv4),
+		w.hosts.Remote[0].AddLocalRoute(all),
+	} {
+		if step != nil {
+			w.t.Fatal(step)
+		}
+	}
+	const clients = 16
+	var done sync.WaitGroup
+	failed := make(chan error, clients)
+	for c := range clients {
+		done.Add(1)
+		go func() {
+			defer done.Done()
+			for i := c; i < size.services; i += clients {
+				if err := w.makeBulk(i, size.endpoints); err != nil {
+					failed <- err
+					return
+				}
+			}
+		}()
+	}
+	done.Wait()
+	close(failed)
+	for err := range failed {
+		w.t.Fatal(err)
+	}
+	w.t.Logf("%d Services with %d endpoints each made within %s", size.services, size.endpoints, time.Since(begin).Round(time.Millisecond))
+}
+
+// makeBulk makes the Service of that number and its slice.
+func (w *world) makeBulk(i, endpoints int) error {
+	name := fmt.Sprintf("bulk-%d", i)
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: w.namespace, Labels: map[string]string{"app.kubernetes.io/name": name}}}
+	svc.Spec.Ports = []corev1.ServicePort{{Name: "p", Port: 80, Protocol: corev1.ProtocolTCP}}
+	svc.Spec.ClusterIP = bulkServiceIP(i).String()
+	if err := w.admin.request("POST", svc).Body(svc).Do(ctx).Into(svc); err != nil {
+		return err
+	}
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name + "-7k2xq", Namespace: w.namespace,
+			Labels: map[string]string{
+				discoveryv1.LabelServiceName: name, "app.kubernetes.io/name": name,
+				discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io",
+			},
+			Annotations:     map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().UTC().Format(time.RFC3339)},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: name, UID: svc.UID, Controller: ptr.To(true), BlockOwnerDeletion: ptr.To(true)}},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("p"), Port: ptr.To[int32](8080), Protocol: ptr.To(corev1.ProtocolTCP)}},
+	}
+	for e := range endpoints {
+		n := i*endpoints + e
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+			Addresses:  []string{bulkEndpointIP(n).String()},
+			Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false)},
+			NodeName:   ptr.To(fmt.Sprintf("node-%d", n%500)),
+			Zone:       ptr.To("zone-" + string(rune('a'+n%3))),
+			TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: w.namespace, Name: fmt.Sprintf("%s-6d4b75cb6d-%05x", name, n),
+				UID: types.UID(fmt.Sprintf("%08x-1f2e-4d3c-8b5a-%012x", n, i))},
+		})
+	}
+	return w.admin.request("POST", slice).Body(slice).Do(ctx).Error()
+}
+
+// processorTime is what a program and the programs that it ran have used.
+func processorTime(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(text), ") ")
+	fields := strings.Fields(after)
+	const first, tick = 11, 10 * time.Millisecond // utime, stime, cutime, cstime
+	var sum time.Duration
+	for _, f := range fields[first : first+4] {
+		n, err := strconv.Atoi(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += time.Duration(n) * tick
+	}
+	return sum
+}
+
+// memory gives a line of a program's /proc/PID/status, in MiB.
+func memory(t *testing.T, pid int, line string) float64 {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(text), "\n"+line)
+	value, _, _ := strings.Cut(strings.TrimSpace(after), " ")
+	n, err := strconv.Atoi(value)
+	if err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	return float64(n) / 1024
+}
