@@ -64,19 +64,6 @@ type Traits struct {
 	Replies Replies
 }
 
-// Replies says how sockets may be bound to clients' addresses.
-type Replies struct {
-	// Diverted is false where answers would go past us to the client; then
-	// endpoints see the node's address.
-	Diverted bool
-	// Why says for the log why they are not; empty where the way of steering
-	// never does it.
-	Why string
-	// FirstPort and LastPort are the range that the sockets' own ports have to
-	// be from; 0 means any.
-	FirstPort, LastPort uint16
-}
-
 // Plan is everything that is to be steered. A Plan that was handed to a
 // Redirector belongs to it; nobody changes it afterwards. Two plans may share a
 // map that is the same in both, which saves comparing it.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
@@ -44,7 +45,7 @@ func (o *steeringOptions) register(f *pflag.FlagSet) {
 
 // defaultReplyPorts says what no range means.
 var defaultReplyPorts = fmt.Sprintf("%d-%d, without netfilter %d-%d",
-	tproxy.DefaultReplyPorts[0], tproxy.DefaultReplyPorts[1], choose.DefaultReplyPorts[0], choose.DefaultReplyPorts[1])
+	redirect.ReplyPorts[0], redirect.ReplyPorts[1], choose.DefaultReplyPorts[0], choose.DefaultReplyPorts[1])
 
 // registerNames adds the flags that name what steering makes in the kernel.
 func (o *steeringOptions) registerNames(f *pflag.FlagSet) {

@@ -54,7 +54,8 @@ type Options struct {
 	// those that the node has that works, the default of the node first.
 	Variant Variant
 	// ReplyPorts, first and last, are the local ports of sockets that are bound
-	// to clients' addresses; zero means any.
+	// to clients' addresses; [redirect.ReplyPorts] if zero. Only packets to
+	// them are looked up among the sockets.
 	ReplyPorts [2]uint16
 	// NoReplies leaves out what brings answers to clients' own addresses back:
 	// no socket is bound to them.
@@ -78,6 +79,9 @@ func (o Options) withDefaults() Options {
 		o.Name = DefaultName
 	}
 	o.Name = strings.ReplaceAll(o.Name, "-", "_")
+	if o.ReplyPorts == [2]uint16{} {
+		o.ReplyPorts = redirect.ReplyPorts
+	}
 	return o
 }
 
@@ -89,7 +93,7 @@ func (o Options) validate() error {
 	if !slices.Contains([]Variant{"", NFT, Legacy}, o.Variant) {
 		return fmt.Errorf("iptables variant %q: there are %s and %s", o.Variant, NFT, Legacy)
 	}
-	return nil
+	return redirect.CheckReplyPorts(o.ReplyPorts)
 }
 
 // Redirector steers by iptables. Its methods are safe for concurrent use.
@@ -164,9 +168,9 @@ func newRedirector(opts Options, t *tools, router *route.Router) *Redirector {
 // Traits tell that one listener serves many destinations, how many listeners
 // there may be, and that answers to clients' own addresses come back.
 func (r *Redirector) Traits() redirect.Traits {
-	t := redirect.Traits{
-		Name:    Name + "-" + string(r.opts.Variant),
-		Replies: redirect.Replies{Diverted: !r.opts.NoReplies, FirstPort: r.opts.ReplyPorts[0], LastPort: r.opts.ReplyPorts[1]},
+	t := redirect.Traits{Name: Name + "-" + string(r.opts.Variant)}
+	if !r.opts.NoReplies {
+		t.Replies = redirect.Replies{Diverted: true, FirstPort: r.opts.ReplyPorts[0], LastPort: r.opts.ReplyPorts[1]}
 	}
 	if r.sets != nil {
 		t.MaxLanes = maxLanes

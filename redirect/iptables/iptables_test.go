@@ -153,40 +153,30 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 		echo := lab.Backends[0].EchoTCP(t, 8080)
 		lab.Backends[0].EchoUDP(t, 8080)
 		r := newOne(t, lab.Node, opts)
-		if replies := r.Traits().Replies; replies != (redirect.Replies{Diverted: true}) {
-			t.Errorf("traits say %+v", replies)
+		want := redirect.Replies{Diverted: true, FirstPort: redirect.ReplyPorts[0], LastPort: redirect.ReplyPorts[1]}
+		if replies := r.Traits().Replies; replies != want {
+			t.Errorf("traits say %+v, want %+v", replies, want)
 		}
 		apply(t, r, planOf())
 		trackConnections(t, lab.Node, opts)
 		for _, pair := range []struct{ client, endpoint netip.Addr }{
 			{lab.Client.IPv4, lab.Backends[0].IPv4}, {lab.Client.IPv6, lab.Backends[0].IPv6},
 		} {
-			to := netip.AddrPortFrom(pair.endpoint, 8080).String()
-			tcpDialer := &net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(pair.client, 0)), Control: transparent}
-			c, err := lab.Node.Dialer(tcpDialer, "tcp", to)
+			to, as := netip.AddrPortFrom(pair.endpoint, 8080), netip.AddrPortFrom(pair.client, want.FirstPort)
+			tcpDialer := &net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(as), Control: transparent}
+			c, err := lab.Node.Dialer(tcpDialer, "tcp", to.String())
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer c.Close()
 			if name, err := netns.AskOn(c); err != nil || name != "b1:8080" {
-				t.Errorf("tcp as %s: got %q, %v", pair.client, name, err)
+				t.Errorf("tcp as %s: got %q, %v", as, name, err)
 			}
 			peers := echo.Peers()
-			if got := peers[len(peers)-1].Addr(); got != pair.client {
-				t.Errorf("the endpoint saw %s, want %s", got, pair.client)
+			if got := peers[len(peers)-1]; got != as {
+				t.Errorf("the endpoint saw %s, want %s", got, as)
 			}
-			udpDialer := &net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(pair.client, 0)), Control: transparent}
-			u, err := lab.Node.Dialer(udpDialer, "udp", to)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer u.Close()
-			_, _ = u.Write([]byte("hello"))
-			buf := make([]byte, 100)
-			_ = u.SetReadDeadline(time.Now().Add(25 * silence))
-			if n, err := u.Read(buf); err != nil || !strings.HasPrefix(string(buf[:n]), "b1:8080") {
-				t.Errorf("udp as %s: got %q, %v", pair.client, buf[:n], err)
-			}
+			askUDP(t, lab.Node, as, to)
 			if list := tracked(t, lab.Node.Namespace); len(list) != 0 {
 				t.Errorf("tracked: %q", list)
 			}
@@ -197,6 +187,23 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 			}
 		}
 	})
+}
+
+// askUDP sends a datagram from an address to an echo server, and wants its
+// answer.
+func askUDP(t *testing.T, from *netns.Host, as, to netip.AddrPort) {
+	t.Helper()
+	u, err := from.Dialer(&net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(as), Control: transparent}, "udp", to.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer u.Close()
+	_, _ = u.Write([]byte("hello"))
+	buf := make([]byte, 100)
+	_ = u.SetReadDeadline(time.Now().Add(25 * silence))
+	if n, err := u.Read(buf); err != nil || !strings.HasPrefix(string(buf[:n]), "b1:8080") {
+		t.Errorf("udp from %s as %s: got %q, %v", from.Name(), as, buf[:n], err)
+	}
 }
 
 // Connection tracking sees nothing of what is steered, refused or dropped.

@@ -19,14 +19,15 @@ var tableNames = []string{"raw", "mangle", "filter"}
 // writer writes the rules of one family.
 type writer struct {
 	strings.Builder
-	v         version
-	name      string // of sets
-	chains    string // prefix of chains: "SLUICE-"
-	want      *contents
-	sets      bool
-	steer     string // mark and mask
-	reply     string // likewise; "" if replies are not brought back
-	transport []string
+	v          version
+	name       string // of sets
+	chains     string // prefix of chains: "SLUICE-"
+	want       *contents
+	sets       bool
+	steer      string // mark and mask
+	reply      string // likewise; "" if replies are not brought back
+	replyPorts string // that they come to: "10000:29999"
+	transport  []string
 }
 
 func newWriter(v version, name string, opts Options, want *contents, sets bool) *writer {
@@ -36,6 +37,7 @@ func newWriter(v version, name string, opts Options, want *contents, sets bool) 
 		transport: []string{"tcp", "udp", "sctp"},
 	}
 	if !opts.NoReplies && want.replies {
+		w.replyPorts = fmt.Sprintf("%d:%d", opts.ReplyPorts[0], opts.ReplyPorts[1])
 		w.reply = fmt.Sprintf("%#x/%#x", opts.Route.ReplyMark, opts.Route.ReplyMark)
 	}
 	return w
@@ -125,7 +127,7 @@ func (w *writer) raw() {
 	w.each("PREROUTING", listLinger, dst, isTransparent, "-g %NOTRACK")
 	if w.reply != "" {
 		for _, p := range []string{"tcp", "udp"} {
-			w.rule("PREROUTING", "-p", p, isTransparent, "-g %REPLY")
+			w.rule("PREROUTING", "-p", p, "--dport", w.replyPorts, isTransparent, "-g %REPLY")
 		}
 		w.rule("REPLY", "-j CT --notrack")
 		w.rule("REPLY", "-j MARK --set-xmark", w.reply)

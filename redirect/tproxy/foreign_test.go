@@ -192,7 +192,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 				}
 			}
 			replies := r.Traits().Replies
-			if !replies.Diverted || replies.FirstPort != DefaultReplyPorts[0] || replies.LastPort != DefaultReplyPorts[1] {
+			if !replies.Diverted || replies.FirstPort != redirect.ReplyPorts[0] || replies.LastPort != redirect.ReplyPorts[1] {
 				t.Fatalf("replies: %+v", replies)
 			}
 			lc := net.ListenConfig{Control: transparent}

@@ -68,19 +68,13 @@ type Options struct {
 	// plans that have nothing else for it to do.
 	Lookup bool
 	// ReplyPorts, first and last, are the local ports of sockets that are bound
-	// to clients' own addresses; [DefaultReplyPorts] if zero.
+	// to clients' own addresses; [redirect.ReplyPorts] if zero. Only packets to
+	// them are looked up among the sockets.
 	ReplyPorts [2]uint16
 	// NoReplies leaves clients' addresses alone: no answers to them are brought
 	// back.
 	NoReplies bool
 }
-
-// DefaultReplyPorts are ports that clients do not take by themselves: Linux
-// gives them 32768 to 60999, node ports are 30000 to 32767. If one of our
-// sockets had the port of a connection that the client made to the same
-// endpoint directly, we would get that connection's packets. Only packets to
-// these ports are looked up among the sockets.
-var DefaultReplyPorts = [2]uint16{10000, 29999}
 
 // DefaultTable is the table's name if Options has none.
 const DefaultTable = "sluice"
@@ -92,7 +86,7 @@ func (o Options) withDefaults() Options {
 	r := o.routing()
 	o.SteerMark, o.ReplyMark, o.SteerTable, o.ReplyTable = r.SteerMark, r.ReplyMark, r.SteerTable, r.ReplyTable
 	if o.ReplyPorts == [2]uint16{} {
-		o.ReplyPorts = DefaultReplyPorts
+		o.ReplyPorts = redirect.ReplyPorts
 	}
 	return o
 }
@@ -101,8 +95,8 @@ func (o Options) validate() error {
 	if strings.ContainsAny(o.Table, " \t\n\"") || len(o.Table) > 100 {
 		return fmt.Errorf("nftables table name %q", o.Table)
 	}
-	if o.ReplyPorts[0] == 0 || o.ReplyPorts[0] > o.ReplyPorts[1] || o.ReplyPorts[1] == 65535 {
-		return fmt.Errorf("ports %d to %d for sockets with clients' addresses: want a range within 1 to 65534", o.ReplyPorts[0], o.ReplyPorts[1])
+	if err := redirect.CheckReplyPorts(o.ReplyPorts); err != nil {
+		return err
 	}
 	return o.routing().Validate()
 }

@@ -1,0 +1,34 @@
+package redirect
+
+import "fmt"
+
+// Replies says how sockets may be bound to clients' addresses.
+type Replies struct {
+	// Diverted is false where answers would go past us to the client; then
+	// endpoints see the node's address.
+	Diverted bool
+	// Why says for the log why they are not; empty where the way of steering
+	// never does it.
+	Why string
+	// FirstPort and LastPort are the range that the sockets' own ports have to
+	// be from; 0 means any.
+	FirstPort, LastPort uint16
+}
+
+// ReplyPorts are the first and the last of the ports that sockets with clients'
+// addresses have where netfilter marks the answers to them (F7), unless options
+// say others. Clients do not take them by themselves: Linux gives them 32768 to
+// 60999, node ports are 30000 to 32767. If one of our sockets had the port of a
+// connection that the client made to the same endpoint directly, the client
+// would get nothing any more: the kernel forwards no packet for which it finds a
+// socket, whatever the rules say.
+var ReplyPorts = [2]uint16{10000, 29999}
+
+// CheckReplyPorts tells why the first and the last of a range of ports cannot
+// be that of sockets with clients' addresses, or nil.
+func CheckReplyPorts(ports [2]uint16) error {
+	if ports[0] == 0 || ports[0] > ports[1] || ports[1] == 65535 {
+		return fmt.Errorf("ports %d to %d for sockets with clients' addresses: want a range within 1 to 65534", ports[0], ports[1])
+	}
+	return nil
+}
