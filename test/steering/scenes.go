@@ -149,6 +149,9 @@ func answerUDP(t *testing.T, at *netns.Host, address string) {
 	}()
 }
 
+// Ports between these are used by node ports, and by Linux clients by themselves.
+const firstNodePort, lastClientPort = 30000, 60999
+
 // clientAddresses: an endpoint sees the client's own address, its answer comes
 // back to our socket, and whoever uses ports of the same range is not harmed, be
 // it a client of a service, of the host, or of an endpoint itself (F7, F11).
@@ -162,6 +165,9 @@ func clientAddresses(t *testing.T, m Mode) {
 	replies := s.steer.Traits().Replies
 	if !replies.Diverted {
 		t.Fatalf("no answer comes back: %q", replies.Why)
+	}
+	if replies.FirstPort == 0 || replies.FirstPort <= lastClientPort && replies.LastPort >= firstNodePort {
+		t.Errorf("our sockets have clients' ports, %d to %d: a client's own connection from such a port gets no answer", replies.FirstPort, replies.LastPort)
 	}
 	port := replies.FirstPort + 1000
 	for i, v := range []struct{ client, server netip.Addr }{{s.Client.IPv4, server.IPv4}, {s.Client.IPv6, server.IPv6}} {
