@@ -186,11 +186,15 @@ func (n *Namespace) configure(ifname string, addrs []netip.Prefix) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", ifname, err)
 	}
-	// An interface may lose its first packet, a question for a neighbour,
-	// while it comes up: ask again soon, not after a second.
+	// An interface may lose its first packets, questions for a neighbour,
+	// while it comes up: ask again soon, not after a second. And go on asking:
+	// after three questions the host would be unreachable, which takes 60 ms
+	// then, and a busy machine answers later than that.
 	for _, version := range []string{"ipv4", "ipv6"} {
-		if err := n.SetSysctl("net/"+version+"/neigh/"+ifname+"/retrans_time_ms", "20"); err != nil {
-			return err
+		for _, s := range [][2]string{{"retrans_time_ms", "20"}, {"mcast_solicit", "250"}, {"ucast_solicit", "250"}} {
+			if err := n.SetSysctl("net/"+version+"/neigh/"+ifname+"/"+s[0], s[1]); err != nil {
+				return err
+			}
 		}
 	}
 	if err := n.nl.LinkSetUp(link); err != nil {
