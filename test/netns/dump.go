@@ -1,10 +1,12 @@
 package netns
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"syscall"
@@ -16,8 +18,8 @@ import (
 // Dump gives everything in the namespace that steering may touch, as the
 // kernel tells it: nftables of all families with rules and elements, policy
 // routing rules, and the routes of all tables. Two dumps are equal when nothing
-// has changed, down to the handles of others' rules. A lab whose dumps are
-// compared is settled first.
+// has changed, down to the handles of others' rules; what rules count, packets
+// above all, is left out. A lab whose dumps are compared is settled first.
 func (n *Namespace) Dump(t testing.TB) string {
 	t.Helper()
 	var b strings.Builder
@@ -42,6 +44,10 @@ const (
 	getElement = subsysNFTables | 13
 
 	attrCacheInfo = 12 // RTA_CACHEINFO: ages and use counts
+
+	attrExpressions    = 4 // NFTA_RULE_EXPRESSIONS
+	attrExpressionName = 1 // NFTA_EXPR_NAME
+	attrExpressionData = 2 // NFTA_EXPR_DATA
 )
 
 func (n *Namespace) dump(b *strings.Builder) error {
@@ -94,6 +100,9 @@ func dumpNFTables(b *strings.Builder, conn *netlink.Conn) error {
 			return fmt.Errorf("%ss: %w", what.name, err)
 		}
 		for _, m := range answers {
+			if what.kind == getNFTRule {
+				withoutCounts(m.Data[4:])
+			}
 			fmt.Fprintf(b, "%s %d %q\n", what.name, m.Data[0], m.Data[4:])
 		}
 		if what.kind == getSet {
@@ -152,15 +161,46 @@ func withoutAge(data []byte) []byte {
 	if len(data) < header {
 		return data
 	}
-	for rest := data[header:]; len(rest) >= 4; {
-		size := int(binary.NativeEndian.Uint16(rest))
-		if size < 4 || size > len(rest) {
-			break
+	for kind, value := range attributes(data[header:]) {
+		if kind == attrCacheInfo {
+			clear(value)
 		}
-		if binary.NativeEndian.Uint16(rest[2:]) == attrCacheInfo {
-			clear(rest[4:size])
-		}
-		rest = rest[min((size+3)&^3, len(rest)):]
 	}
 	return data
+}
+
+// withoutCounts blanks the counters in a rule, such as each rule of iptables
+// has: any packet that passes changes them.
+func withoutCounts(rule []byte) {
+	for kind, expressions := range attributes(rule) {
+		if kind != attrExpressions {
+			continue
+		}
+		for _, expression := range attributes(expressions) {
+			name := ""
+			for kind, value := range attributes(expression) {
+				switch {
+				case kind == attrExpressionName:
+					name = string(bytes.TrimRight(value, "\x00"))
+				case kind == attrExpressionData && name == "counter":
+					clear(value)
+				}
+			}
+		}
+	}
+}
+
+// attributes gives the netlink attributes in data, each with its type and its
+// value, which is part of data.
+func attributes(data []byte) iter.Seq2[uint16, []byte] {
+	const flags = 0xc000 // nested, in the network's order
+	return func(yield func(uint16, []byte) bool) {
+		for rest := data; len(rest) >= 4; {
+			size := int(binary.NativeEndian.Uint16(rest))
+			if size < 4 || size > len(rest) || !yield(binary.NativeEndian.Uint16(rest[2:])&^flags, rest[4:size]) {
+				return
+			}
+			rest = rest[min((size+3)&^3, len(rest)):]
+		}
+	}
 }

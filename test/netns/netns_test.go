@@ -10,6 +10,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 )
 
 func TestMain(m *testing.M) { os.Exit(Main(m)) }
@@ -146,5 +149,33 @@ func TestDumpIsTheSameWhenNothingChanged(t *testing.T) {
 	}
 	if after := lab.Node.Dump(t); after == before {
 		t.Error("a new route does not show")
+	}
+}
+
+func TestDumpLeavesOutWhatRulesCount(t *testing.T) {
+	lab := NewLab(t, 0)
+	lab.Settle(t)
+	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := conn.AddTable(&nftables.Table{Name: "counting", Family: nftables.TableFamilyINet})
+	chain := conn.AddChain(&nftables.Chain{
+		Name: "input", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter,
+	})
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Counter{}}})
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	before := lab.Node.Dump(t)
+	if err := lab.Client.Ping(lab.Node.IPv4); err != nil {
+		t.Fatal(err)
+	}
+	rules, err := conn.GetRules(table, chain)
+	if err != nil || len(rules) != 1 || rules[0].Exprs[0].(*expr.Counter).Packets == 0 {
+		t.Fatalf("want one rule that has counted: %v, %v", rules, err)
+	}
+	if after := lab.Node.Dump(t); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
 }
