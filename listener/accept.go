@@ -31,9 +31,12 @@ type acceptor struct {
 }
 
 // HandleEvents accepts what is waiting.
-func (a *acceptor) HandleEvents(uint8, poll.Events) {
+func (a *acceptor) HandleEvents(uint8, poll.Events) { a.accept(acceptShare) }
+
+// accept accepts up to so many of what is waiting.
+func (a *acceptor) accept(share int) {
 	w := a.worker
-	for range acceptShare {
+	for range share {
 		if w.manager.open.Load() >= w.manager.limit.Load() {
 			w.manager.stats.atLimit.Add(1)
 			w.pause(a)
@@ -82,9 +85,11 @@ func unmap(a netip.AddrPort) netip.AddrPort {
 func (w *worker) admit(fd int, client, vip netip.AddrPort) bool {
 	st := w.manager.state.Load()
 	verdict := st.table.Resolve(service.TCP, client.Addr(), vip)
+	if verdict.Action != policy.Accept && len(st.past) > 0 {
+		st, verdict = st.late(client.Addr(), vip, verdict, w.manager.clock())
+	}
 	if verdict.Port == nil {
-		// Not a service's address: somebody found the lane's own address, or
-		// the service went away while the connection waited in the queue.
+		// Not a service's address: somebody found the lane's own address.
 		w.manager.stats.strays.Add(1)
 		reset(fd)
 		return true
@@ -115,8 +120,8 @@ func (w *worker) admit(fd int, client, vip netip.AddrPort) bool {
 		c.fail(conntrack.NotAdmitted)
 		return true
 	default:
-		// Steering refuses what has no endpoints; this one was in the queue
-		// when the last endpoint went.
+		// Steering refuses what has no endpoints; this one was on its way for
+		// longer than lateTime when the last endpoint went.
 		c.fail(conntrack.NoEndpoints)
 		return true
 	}
@@ -143,12 +148,20 @@ func (w *worker) join(s *socket) {
 	w.listen(a)
 }
 
-// leave ends accepting from a listening socket.
+// leave accepts what waits in a listening socket's queue, and ends accepting
+// from it.
 func (w *worker) leave(s *socket) {
-	a := w.acceptors[s]
-	if a == nil {
-		return
+	if a := w.acceptors[s]; a != nil {
+		if !slices.Contains(w.paused, a) {
+			a.accept(max(w.manager.config.Backlog, acceptShare))
+		}
+		w.drop(s)
 	}
+}
+
+// drop ends accepting from a listening socket at once.
+func (w *worker) drop(s *socket) {
+	a := w.acceptors[s]
 	delete(w.acceptors, s)
 	if i := slices.Index(w.paused, a); i >= 0 {
 		w.paused = slices.Delete(w.paused, i, i+1)

@@ -15,12 +15,13 @@ import (
 // another program holds is not taken from it: the claim has no socket then, and
 // is tried again.
 //
-// The socket stays the same whatever becomes of the destination, so that nobody
-// else gets the port in between:
+// There is one whatever becomes of the destination, so that nobody else gets
+// the port in between:
 //
 //	Accept  it listens, with a filter if not everybody may come in
 //	Drop    it listens with a filter that drops everything (F5)
-//	Refuse  it is bound and does not listen, so that the kernel refuses
+//	Refuse  it is bound, and listens where nobody finds it, or not at all, so
+//	        that the kernel refuses
 type claim struct {
 	outlet  *outlet
 	socket  *socket       // nil while there is none
@@ -63,15 +64,7 @@ func (m *Manager) claim(c *claim) error {
 	if c.outlet.dst.Protocol == service.UDP {
 		return m.claimDatagrams(c)
 	}
-	o := m.config.listenOptions()
-	// The address may be in the making (IPv6 looks whether it is anybody
-	// else's first), or go and come back.
-	o.FreeBind = true
-	o.Transparent = m.traits.BindEach && !c.outlet.own
-	if c.outlet.guard != nil || c.outlet.action != policy.Accept {
-		o.Filter = nobody
-	}
-	s, err := listen(netip.AddrPortFrom(c.outlet.dst.Addr, c.outlet.dst.Port), o)
+	s, err := m.openClaim(c, m.leaving.at(c.outlet.dst))
 	if err != nil {
 		return err
 	}
@@ -80,10 +73,8 @@ func (m *Manager) claim(c *claim) error {
 			sys.Close(s.fd)
 			return errno
 		}
+		s.hidden, s.stopped = true, true
 	} else {
-		if c.outlet.action == policy.Accept {
-			m.protect(s, c.outlet.guards())
-		}
 		m.join(s)
 	}
 	c.socket, c.does, c.fault, c.problem = s, c.outlet.action, noFault, nil
@@ -91,36 +82,79 @@ func (m *Manager) claim(c *claim) error {
 	return nil
 }
 
-// become has a claim's socket do what its outlet says.
+// openClaim makes a listening socket for a claim, with the filter that it is to
+// have, in the place of other ones of ours, if there are any.
+func (m *Manager) openClaim(c *claim, old []*socket) (*socket, error) {
+	o := m.config.listenOptions()
+	// The address may be in the making (IPv6 looks whether it is anybody
+	// else's first), or go and come back.
+	o.FreeBind = true
+	o.Transparent = m.traits.BindEach && !c.outlet.own
+	if c.outlet.guard != nil || c.outlet.action != policy.Accept {
+		o.Filter = nobody
+	}
+	at := netip.AddrPortFrom(c.outlet.dst.Addr, c.outlet.dst.Port)
+	var s *socket
+	var err error
+	if len(old) == 0 {
+		s, err = listen(at, o)
+	} else {
+		s, err = listenInPlaceOf(old, at, o)
+	}
+	if err == nil && c.outlet.action == policy.Accept {
+		m.protect(s, c.outlet.guards())
+	}
+	return s, err
+}
+
+// become has a claim's socket do what its outlet says. From refusing there is
+// no way back: another socket takes its place.
 func (m *Manager) become(c *claim) error {
 	if c.outlet.dst.Protocol == service.UDP {
 		return m.becomeDatagrams(c)
 	}
 	s, was, is := c.socket, c.does, c.outlet.action
-	switch is {
-	case policy.Refuse:
-		if was == policy.Refuse {
-			return nil
+	switch {
+	case is == policy.Refuse:
+		if was != policy.Refuse {
+			if err := m.hide(s); err != nil {
+				return err
+			}
 		}
-		if errno := sys.StopListening(s.fd); errno != 0 {
-			return errno
+	case was == policy.Refuse:
+		again, err := m.openClaim(c, append(m.leaving.at(c.outlet.dst), s))
+		if err != nil {
+			return err
 		}
-		m.leave(s, nil)
-	case policy.Drop:
+		m.join(again)
+		m.retire(s, c.outlet.dst)
+		c.socket = again
+	case is == policy.Drop:
 		if errno := s.filter(nobody); errno != 0 {
 			return errno
 		}
 		m.leftOpen(s, 0)
-	case policy.Accept:
+	case is == policy.Accept:
 		m.protect(s, c.outlet.guards())
 	}
-	if was == policy.Refuse {
-		if errno := sys.ListenAgain(s.fd, m.config.Backlog); errno != 0 {
+	c.does = is
+	return nil
+}
+
+// hide has a socket refuse new connections. Those that have begun go on, where
+// the kernel can do that.
+func (m *Manager) hide(s *socket) error {
+	if s.hidden {
+		return nil
+	}
+	if sys.Hide(s.fd) != 0 {
+		if errno := sys.StopListening(s.fd); errno != 0 {
 			return errno
 		}
-		m.join(s)
+		m.leave(s, nil)
+		s.stopped = true
 	}
-	c.does = is
+	s.hidden = true
 	return nil
 }
 
@@ -133,11 +167,8 @@ func (m *Manager) unclaim(c *claim) {
 	s := c.socket
 	c.socket = nil
 	m.stats.claims.Add(-1)
-	if c.does == policy.Refuse {
-		m.stats.listeners.Add(1) // nobody accepts from it, but they may not have left it yet
+	if m.hide(s) != nil {
+		sys.LetGo(s.fd)
 	}
-	// It refuses from now on, and can be claimed anew, not when all workers have
-	// left.
-	sys.LetGo(s.fd)
-	m.discard(s)
+	m.retire(s, c.outlet.dst)
 }

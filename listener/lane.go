@@ -116,7 +116,8 @@ func (m *Manager) assignLane() *lane {
 	return least
 }
 
-// release lets go of a pool whose service port is gone. Its connections go on.
+// release lets go of a pool whose service port is gone. Its connections go on,
+// and those that are on their way are still accepted for a while.
 func (m *Manager) release(p *pool) {
 	m.table.Forget(p.port.Name)
 	l := p.lane
@@ -131,7 +132,11 @@ func (m *Manager) release(p *pool) {
 		m.lanes[i] = m.lanes[len(m.lanes)-1]
 		m.lanes = m.lanes[:len(m.lanes)-1]
 	}
-	m.closeLane(l)
+	for f := range l.sides {
+		if s := l.sides[f].socket; s != nil {
+			m.retire(s, service.Destination{})
+		}
+	}
 }
 
 func (m *Manager) closeLane(l *lane) {

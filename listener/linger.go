@@ -2,6 +2,7 @@ package listener
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 
 	"github.com/sluice-proxy/sluice/conntrack"
@@ -14,7 +15,7 @@ func (m *Manager) lingers() bool {
 }
 
 // dropIdle forgets the lingering destinations and addresses that no connection
-// uses. It tells whether there were any.
+// uses, nor one that is late. It tells whether there were any.
 func (m *Manager) dropIdle() bool {
 	p := &m.planner
 	if !m.lingers() {
@@ -22,11 +23,17 @@ func (m *Manager) dropIdle() bool {
 	}
 	idleIPs := make(map[netip.Addr]struct{})
 	idle := make(map[service.Destination]struct{})
+	now := m.clock()
+	maps.DeleteFunc(p.late, func(_ service.Destination, until int64) bool { return until < now })
 	for a := range p.lingeringIPs {
-		idleIPs[a] = struct{}{}
+		if _, late := p.late[service.Destination{Addr: a}]; !late {
+			idleIPs[a] = struct{}{}
+		}
 	}
 	for dst := range p.lingering.m {
-		idle[dst] = struct{}{}
+		if _, late := p.late[dst]; !late {
+			idle[dst] = struct{}{}
+		}
 	}
 	post := func(shard int, f func()) bool { return m.workers[shard].post(f) }
 	err := m.table.List(context.Background(), post, func(r *conntrack.Record) error {

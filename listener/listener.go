@@ -22,12 +22,14 @@
 //
 // [Manager.Apply] puts a compiled policy in force. It looks at the service ports
 // that changed, and finds the destinations ([outlet]) that are new, gone or
-// different. It opens the lanes that are missing, publishes the policy and the
-// services' pools through one atomic pointer, has claims and guards follow,
-// switches steering in one transaction, and then closes lanes that nothing is
-// steered to any more. What lets fewer clients in comes before the policy is
-// published, what lets more in after it, so that nobody gets an answer of neither
-// policy. Established connections are never touched (A8.7).
+// different. It opens the lanes that are missing, takes steering away from what
+// nobody new is to come to, publishes the policy and the services' pools through
+// one atomic pointer, has claims and guards follow, steers what is new in one
+// transaction, and lets go of lanes that nothing is steered to any more. What lets
+// fewer clients in comes before the policy is published, what lets more in after
+// it, so that nobody gets an answer of neither policy. Whoever has begun a
+// handshake with a destination that went is served by the last policy that had
+// it; see past. Established connections are never touched (A8.7).
 //
 // A port that another program holds is not taken from it: the log says so,
 // everything else is in force, and [Manager.Maintain] tries again.
@@ -101,6 +103,7 @@ type state struct {
 	table *policy.Table
 	pools []*pool       // by service.PortID; nil where there is no port
 	host  hostAddresses // of this node
+	past  []past        // the latest ones, oldest first, for who comes late
 }
 
 // pool is what one service port needs while it serves: its balancer, its

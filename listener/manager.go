@@ -44,6 +44,7 @@ type Manager struct {
 	open  atomic.Int64 // connections, from accept to end
 	limit atomic.Int64 // of them
 	stats stats
+	clock func() int64 // poll.Nanotime, but for tests
 
 	// What follows is the configuring goroutine's.
 	serviceCIDRs  []netip.Prefix
@@ -54,6 +55,7 @@ type Manager struct {
 	outletsOf     [][]*outlet // by service.PortID
 	notServed     int         // service ports among them that nobody accepts for
 	claims        claims
+	leaving       leaving
 	planner       planner
 	said          map[string]struct{} // warnings that were given already
 	incomplete    bool                // the last Apply did not succeed wholly
@@ -99,6 +101,7 @@ func New(o Options) *Manager {
 		hostAddresses: o.HostAddresses,
 		sameLink:      o.SameLink,
 		pools:         make(map[service.PortName]*pool),
+		clock:         poll.Nanotime,
 		claims:        newClaims(),
 		planner:       newPlanner(),
 		said:          make(map[string]struct{}),
@@ -130,28 +133,43 @@ func (m *Manager) Apply(table *policy.Table) error {
 	gone := m.syncPools(ids, prev, next)
 	changes := m.syncOutlets(ids, next)
 	failed := m.openLanes(changes)
-
+	m.planner.setRanges(m.serviceRanges(next))
+	going, others := withdrawn(changes)
+	next.past = keepPast(prev, len(going) > 0, m.clock())
+	if len(going) > 0 {
+		// Nobody new is to come where the new policy leads nobody.
+		if err := m.steer(going, next); err != nil {
+			failed = append(failed, err)
+		}
+	}
 	m.tightenClaims(changes)
-	// Connections are decided by the new policy from here on, also those that
-	// the old steering still lets in.
+	// Connections are decided by the new policy from here on; but see past.
 	m.state.Store(next)
 	m.datagrams.Apply(table)
 	m.guardLanes(changes)
 	m.settleClaims(changes)
-	for _, ch := range changes {
-		m.planner.replace(ch.old, ch.new, ch.new != nil && m.holds(ch.new.dst))
-	}
-	m.planner.setRanges(m.serviceRanges(next))
-	if err := m.redirector.Apply(m.planner.finish(next)); err != nil {
-		failed = append(failed, fmt.Errorf("steering: %w", err))
+	if err := m.steer(others, next); err != nil {
+		failed = append(failed, err)
 	}
 	for _, p := range gone {
 		m.release(p)
 	}
 	m.datagrams.Prune()
+	m.closeLeft()
 	err := errors.Join(failed...)
 	m.incomplete = err != nil
 	return err
+}
+
+// steer puts changes into the plan, and the plan in force.
+func (m *Manager) steer(changes []change, next *state) error {
+	for _, ch := range changes {
+		m.planner.replace(ch.old, ch.new, ch.new != nil && m.holds(ch.new.dst))
+	}
+	if err := m.redirector.Apply(m.planner.finish(next, m.clock())); err != nil {
+		return fmt.Errorf("steering: %w", err)
+	}
+	return nil
 }
 
 // host gives the node's addresses; prev if they are the same.
@@ -344,14 +362,16 @@ func (m *Manager) Maintain() (repaired bool, err error) {
 	if m.incomplete || !maps.Equal(s.host, m.host(s.host)) {
 		return false, m.Apply(s.table)
 	}
+	m.closeLeft()
+	m.forgetPast()
 	won := m.retryClaims()
 	for _, o := range won {
 		m.planner.place(o, true)
 	}
 	if m.dropIdle() || len(won) > 0 {
-		if err := m.redirector.Apply(m.planner.finish(s)); err != nil {
+		if err := m.steer(nil, s); err != nil {
 			m.incomplete = true
-			return false, fmt.Errorf("steering: %w", err)
+			return false, err
 		}
 	}
 	return m.redirector.Verify()
@@ -367,6 +387,9 @@ func (m *Manager) Stop(ctx context.Context) error {
 		}
 	}
 	m.claims = newClaims()
+	for _, l := range m.leaving.all() {
+		m.letGo(l)
+	}
 	if err := m.datagrams.Stop(ctx); err != nil {
 		return err
 	}
@@ -407,7 +430,7 @@ const retryInterval = time.Second
 
 // NextMaintenance gives the time until Maintain should be called.
 func (m *Manager) NextMaintenance() time.Duration {
-	if m.incomplete || m.lingers() || len(m.claims.missing) > 0 {
+	if m.incomplete || m.lingers() || len(m.claims.missing) > 0 || m.leaving.any() || len(m.state.Load().past) > 0 {
 		return retryInterval
 	}
 	return verifyInterval

@@ -24,6 +24,9 @@ type planner struct {
 	// that no service range covers.
 	lingering    shared[service.Destination, struct{}]
 	lingeringIPs map[netip.Addr]struct{}
+	// late are those of both that connections may still come to which nobody
+	// knows of yet, and until when, as poll.Nanotime.
+	late map[service.Destination]int64
 
 	clusterUses map[netip.Addr]int // outlets on a cluster IP
 	foreignUses map[netip.Addr]int // outlets on other addresses that are not this node's
@@ -42,6 +45,7 @@ type planner struct {
 func newPlanner() planner {
 	return planner{
 		lingeringIPs: make(map[netip.Addr]struct{}),
+		late:         make(map[service.Destination]int64),
 		clusterUses:  make(map[netip.Addr]int),
 		foreignUses:  make(map[netip.Addr]int),
 		foreign:      make(map[netip.Addr]struct{}),
@@ -128,9 +132,9 @@ func (p *planner) use(o *outlet, by int) {
 	}
 }
 
-// finish gives the plan.
-func (p *planner) finish(s *state) redirect.Plan {
-	p.settle(s.host)
+// finish gives the plan; now is the time, as poll.Nanotime.
+func (p *planner) finish(s *state, now int64) redirect.Plan {
+	p.settle(s.host, now)
 	p.replies = p.replies || s.table.KeepsClients()
 	if p.moved {
 		p.moved = false
@@ -161,7 +165,8 @@ func (p *planner) setRanges(ranges []netip.Prefix) {
 }
 
 // settle says what lingers: what left the plan may carry connections (A8.7).
-func (p *planner) settle(host hostAddresses) {
+func (p *planner) settle(host hostAddresses, now int64) {
+	late := now + int64(lateTime)
 	for _, o := range p.left {
 		a := o.dst.Addr
 		_, cluster := p.clusterUses[a]
@@ -169,9 +174,11 @@ func (p *planner) settle(host hostAddresses) {
 		case o.own || host.has(a) || cluster || p.covers(a) || o.dst.Protocol != service.TCP:
 		case o.kind == service.ClusterIP:
 			p.lingeringIPs[a] = struct{}{}
+			p.late[service.Destination{Addr: a}] = late
 			p.moved = true
 		case !p.planned(o.dst):
 			p.lingering.set(o.dst, struct{}{})
+			p.late[o.dst] = late
 			p.moved = true
 		}
 	}

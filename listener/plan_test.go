@@ -145,7 +145,7 @@ func TestPlanAgainstModel(t *testing.T) {
 					n.policy.NodeAddresses = host
 				}
 				n.apply(randomWeb(r, n))
-				n.maintain() // nothing has connections: nothing lingers
+				n.pass() // nothing has connections: nothing lingers
 				if err := n.agrees(modelOf(n.manager.state.Load().table, host, ranges), bindEach); err != nil {
 					t.Fatalf("step %d: %v", step, err)
 				}
@@ -210,7 +210,7 @@ func TestA39_AnswersOnceAlways(t *testing.T) {
 	store, p := service.NewStore(service.StoreOptions{NodeName: "node"}), newPlanner()
 	c := nodePort(web("web", "10.96.0.1", netip.MustParseAddrPort("10.2.1.2:80")), 30080)
 	plan := func(change service.Change) redirect.Plan {
-		return p.finish(&state{table: policy.Compile(nil, store.Apply(change), policy.Config{NodeName: "node", MasqueradeAll: true})})
+		return p.finish(&state{table: policy.Compile(nil, store.Apply(change), policy.Config{NodeName: "node", MasqueradeAll: true})}, 0)
 	}
 	if !plan(c).NodeSourceOnly {
 		t.Error("answers are brought back, and every endpoint sees the node's address")

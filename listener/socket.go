@@ -18,6 +18,11 @@ type socket struct {
 	// unguarded is how many destinations its filter leaves out for want of
 	// room. The manager's.
 	unguarded int
+	// counted says that it is among Stats.Listeners. The manager's.
+	counted bool
+	// hidden says that no new connection finds it, and stopped that it does not
+	// listen either. The manager's.
+	hidden, stopped bool
 }
 
 // listen makes a listening socket that nobody accepts from yet.
@@ -26,9 +31,26 @@ func listen(addr netip.AddrPort, o sys.ListenOptions) (*socket, error) {
 	if err != nil {
 		return nil, err
 	}
+	return newSocket(fd, o), nil
+}
+
+func newSocket(fd int, o sys.ListenOptions) *socket {
 	s := &socket{fd: fd}
 	s.filtered.Store(len(o.Filter) > 0)
-	return s, nil
+	return s
+}
+
+// listenInPlaceOf is listen where hidden sockets of ours are.
+func listenInPlaceOf(old []*socket, addr netip.AddrPort, o sys.ListenOptions) (*socket, error) {
+	fds := make([]int, len(old))
+	for i, s := range old {
+		fds[i] = s.fd
+	}
+	fd, err := sys.ListenInPlaceOf(fds, addr, o)
+	if err != nil {
+		return nil, err
+	}
+	return newSocket(fd, o), nil
 }
 
 // listenOptions gives what lanes and claims have in common.
@@ -62,16 +84,25 @@ func (s *socket) unfilter() {
 
 // join has all workers accept from a socket.
 func (m *Manager) join(s *socket) {
+	s.counted = true
 	m.stats.listeners.Add(1)
 	for _, w := range m.workers {
 		w.post(func() { w.join(s) })
 	}
 }
 
-// leave has no worker accept from a socket any more. When all have let go of it,
-// then is called, on one of their loops.
+// uncount takes a socket out of those that are counted.
+func (m *Manager) uncount(s *socket) {
+	if s.counted {
+		s.counted = false
+		m.stats.listeners.Add(-1)
+	}
+}
+
+// leave has no worker accept from a socket any more, but for what waits in its
+// queue. When all have let go of it, then is called, on one of their loops.
 func (m *Manager) leave(s *socket, then func()) {
-	m.stats.listeners.Add(-1)
+	m.uncount(s)
 	var holders atomic.Int32
 	holders.Store(int32(len(m.workers)))
 	for _, w := range m.workers {
@@ -84,8 +115,8 @@ func (m *Manager) leave(s *socket, then func()) {
 	}
 }
 
-// discard closes a socket that was joined, as soon as every worker has let go of
-// it. What still waits in its queue is reset by the kernel.
+// discard closes a socket as soon as every worker has let go of it. A handshake
+// that is not complete by then is reset by the kernel.
 func (m *Manager) discard(s *socket) {
 	m.leftOpen(s, 0)
 	m.leave(s, func() { sys.Close(s.fd) })

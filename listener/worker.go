@@ -104,7 +104,7 @@ func (r *refresher) HandleTimer(*poll.Timer) {
 func (w *worker) stop() {
 	w.loop.Cancel(&w.pauseTimer)
 	for s := range w.acceptors {
-		w.leave(s)
+		w.drop(s)
 	}
 	w.shard.Each(func(r *conntrack.Record) {
 		if c, is := r.Owner.(*conn); is {

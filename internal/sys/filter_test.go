@@ -126,58 +126,113 @@ func TestAcceptedSocketsInheritTheFilter(t *testing.T) {
 	}
 }
 
-// TestStopListeningHoldsThePort: refused, and nobody else's; connections go on.
-func TestStopListeningHoldsThePort(t *testing.T) {
+// TestRefusingHoldsThePort: refused, and nobody else's; connections go on, and
+// another socket can take the place.
+func TestRefusingHoldsThePort(t *testing.T) {
+	for how, refuse := range map[string]func(int) sys.Errno{"hide": sys.Hide, "stop": sys.StopListening} {
+		for _, host := range []string{"127.0.0.1", "::1"} {
+			ns := netns.New(t, "node")
+			addr := netip.AddrPortFrom(netip.MustParseAddr(host), 8080)
+			options := sys.ListenOptions{FreeBind: true}
+			fd := listenIn(t, ns, addr, options)
+			client, err := ns.Dial("tcp", addr.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			conn, _, e := sys.Accept(fd)
+			if e != 0 {
+				t.Fatal(e)
+			}
+			defer sys.Close(conn)
+			var old []int
+			for range 3 {
+				if e := refuse(fd); e != 0 {
+					t.Fatal(e)
+				}
+				old = append(old, fd)
+				if got := outcome(t, ns, addr); got != "refuse" {
+					t.Errorf("%s %s: %s, want refuse", how, addr, got)
+				}
+				// net.Listen sets SO_REUSEADDR, as most servers do.
+				for _, other := range []string{addr.String(), fmt.Sprintf(":%d", addr.Port())} {
+					l, err := ns.Listen("tcp", other)
+					if !errors.Is(err, syscall.EADDRINUSE) {
+						t.Errorf("%s %s: another program listens on %s: %v", how, addr, other, err)
+					}
+					if err == nil {
+						_ = l.Close()
+					}
+				}
+				err := ns.Do(func() (err error) {
+					fd, err = sys.ListenInPlaceOf(old, addr, options)
+					return err
+				})
+				if err != nil {
+					t.Fatalf("%s: %v", how, err)
+				}
+				t.Cleanup(func() { sys.Close(fd) })
+				if got := outcome(t, ns, addr); got != "accept" {
+					t.Errorf("%s %s: %s, want accept", how, addr, got)
+				}
+			}
+			if _, err := client.Write([]byte("x")); err != nil {
+				t.Error(err)
+			}
+			buf := make([]byte, 1)
+			deadline := time.Now().Add(5 * time.Second)
+			n, e := sys.Recv(conn, buf)
+			for e == sys.EAGAIN && time.Now().Before(deadline) {
+				n, e = sys.Recv(conn, buf)
+			}
+			if n != 1 || e != 0 {
+				t.Errorf("%s: the connection from before: %d, %v", how, n, e)
+			}
+		}
+	}
+}
+
+// TestHideCompletesHandshakes that have begun: the client's own answer, which a
+// filter holds back here, comes when its data does.
+func TestHideCompletesHandshakes(t *testing.T) {
+	openingOnly := []sys.FilterOp{
+		{Code: sys.FilterLoadWord, K: 12}, // of the TCP header: the flags are in its second byte
+		{Code: syscall.BPF_ALU | syscall.BPF_AND | syscall.BPF_K, K: 0x00020000},
+		{Code: syscall.BPF_RET | syscall.BPF_A},
+	}
 	for _, host := range []string{"127.0.0.1", "::1"} {
 		ns := netns.New(t, "node")
 		addr := netip.AddrPortFrom(netip.MustParseAddr(host), 8080)
-		fd := listenIn(t, ns, addr, sys.ListenOptions{FreeBind: true})
+		fd := listenIn(t, ns, addr, sys.ListenOptions{Filter: openingOnly})
 		client, err := ns.Dial("tcp", addr.String())
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer client.Close()
-		conn, _, e := sys.Accept(fd)
-		if e != 0 {
+		if _, _, e := sys.Accept(fd); e != sys.EAGAIN {
+			t.Fatalf("the handshake is over: %v", e)
+		}
+		if e := sys.Hide(fd); e != 0 {
 			t.Fatal(e)
 		}
-		defer sys.Close(conn)
-		for range 3 {
-			if e := sys.StopListening(fd); e != 0 {
-				t.Fatal(e)
-			}
-			if got := outcome(t, ns, addr); got != "refuse" {
-				t.Errorf("%s: %s, want refuse", addr, got)
-			}
-			// net.Listen sets SO_REUSEADDR, as most servers do.
-			for _, other := range []string{addr.String(), fmt.Sprintf(":%d", addr.Port())} {
-				l, err := ns.Listen("tcp", other)
-				if !errors.Is(err, syscall.EADDRINUSE) {
-					t.Errorf("%s: another program listens on %s: %v", addr, other, err)
-				}
-				if err == nil {
-					_ = l.Close()
-				}
-			}
-			if e := sys.ListenAgain(fd, 16); e != 0 {
-				t.Fatal(e)
-			}
-			if got := outcome(t, ns, addr); got != "accept" {
-				t.Errorf("%s: %s, want accept", addr, got)
-			}
+		if e := sys.DetachFilter(fd); e != 0 {
+			t.Fatal(e)
+		}
+		if got := outcome(t, ns, addr); got != "refuse" {
+			t.Errorf("%s: %s, want refuse", addr, got)
 		}
 		if _, err := client.Write([]byte("x")); err != nil {
-			t.Error(err)
+			t.Fatal(err)
 		}
-		buf := make([]byte, 1)
 		deadline := time.Now().Add(5 * time.Second)
-		n, e := sys.Recv(conn, buf)
+		conn, _, e := sys.Accept(fd)
 		for e == sys.EAGAIN && time.Now().Before(deadline) {
-			n, e = sys.Recv(conn, buf)
+			conn, _, e = sys.Accept(fd)
 		}
-		if n != 1 || e != 0 {
-			t.Errorf("the connection from before: %d, %v", n, e)
+		if e != 0 {
+			t.Fatalf("%s: %v", addr, e)
 		}
+		sys.Close(conn)
 	}
 }
 

@@ -2,6 +2,7 @@ package sys
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"syscall"
 	"time"
@@ -104,10 +105,20 @@ func startListening(fd, backlog int) Errno {
 	return e
 }
 
-// StopListening makes the kernel refuse connections to a listening socket's
-// address and port, and reset those that nobody has accepted, while the socket
-// goes on to hold both, so that no other program can listen there. What was
-// accepted goes on. ListenAgain undoes it.
+// Hide makes the kernel refuse new connections to a listening socket's address
+// and port, while the socket goes on to hold both, so that no other program can
+// listen there. Handshakes that are under way are completed, and what waits to be
+// accepted still does. There is no way back without CAP_NET_RAW; see
+// ListenInPlaceOf. It needs Linux 5.7, or CAP_NET_RAW (EPERM), and 5.0
+// (ENOPROTOOPT).
+func Hide(fd int) Errno {
+	// Bound to an interface that nobody has, it is found for no SYN. A handshake
+	// that has begun has its own entry, bound to the interface that it came by.
+	return setInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, math.MaxInt32)
+}
+
+// StopListening is Hide for kernels that cannot, but for what was not accepted,
+// which is reset.
 func StopListening(fd int) Errno {
 	// Sockets that all share their address may be bound beside each other as
 	// long as none of them listens.
@@ -126,13 +137,23 @@ func LetGo(fd int) Errno {
 	return setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 }
 
-// ListenAgain undoes StopListening. backlog is as in ListenOptions.
-func ListenAgain(fd, backlog int) Errno {
-	// Connections that were accepted have the same address and port.
-	if e := setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); e != 0 {
-		return e
+// ListenInPlaceOf is ListenTCP for an address and port that other sockets of
+// this process hold, after Hide or StopListening. At no moment can another
+// program have them, unless it is of this user and sets SO_REUSEPORT.
+func ListenInPlaceOf(old []int, addr netip.AddrPort, o ListenOptions) (fd int, err error) {
+	share := func(fd, on int) {
+		setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, on) // if it fails, bind says so
 	}
-	return startListening(fd, backlog)
+	for _, other := range old {
+		share(other, 1)
+		defer share(other, 0)
+	}
+	o.ReusePort = true
+	fd, err = ListenTCP(addr, o)
+	if err == nil {
+		share(fd, 0)
+	}
+	return fd, err
 }
 
 func prepareListener(fd int, fam uintptr, o ListenOptions) (what string, e Errno) {

@@ -1,0 +1,122 @@
+package listener
+
+import (
+	"io"
+	"net/netip"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// halfOpen makes a client's handshake with a destination stop short of its end,
+// as if the last packet were on its way; the client has a connection by then.
+// What it gives lets the handshake end, and wants an answer.
+func (n *node) halfOpen(fd int, address string) (finish func()) {
+	n.t.Helper()
+	openingOnly := []sys.FilterOp{
+		{Code: sys.FilterLoadWord, K: 12}, // of the TCP header, with the flags
+		{Code: 0x54, K: 0x00020000},       // A &= SYN
+		{Code: 0x16},                      // return A
+	}
+	if e := sys.AttachFilter(fd, openingOnly); e != 0 {
+		n.t.Fatal(e)
+	}
+	c := n.dial(address)
+	return func() {
+		n.t.Helper()
+		sys.DetachFilter(fd) // another one may have done it
+		const want = "b1:8080\nx"
+		got := make([]byte, len(want))
+		if _, err := c.Write([]byte("x")); err != nil {
+			n.t.Error(err)
+		}
+		if _, err := io.ReadFull(c, got); err != nil || string(got) != want {
+			n.t.Errorf("%s, whose service went during the handshake: %q, %v", address, got, err)
+		}
+	}
+}
+
+// Whoever had an answer before a service went is served by the policy of that
+// time; whoever comes afterwards is refused.
+func TestLateConnectionsAreServed(t *testing.T) {
+	netns.Require(t)
+	lab := netns.NewLab(t, 1)
+	options, _ := onAddresses(lab)
+	n := newNode(t, lab, options)
+	ep := n.echo(0, 8080)
+	full := nodePort(web("web", "10.97.0.1", ep), 30080)
+	full.Services[0].Spec.ExternalIPs = []string{"192.0.2.1"}
+	port := destination("10.1.0.1:30080")
+	for what, change := range map[string]service.Change{
+		"no endpoint is left": {Deleted: gone("web", 1).Deleted[1:]},
+		"the service is gone": gone("web", 1),
+	} {
+		n.apply(full)
+		lane := n.steer.plan.Steer[destination("10.97.0.1:80")].FD
+		finish := []func(){
+			n.halfOpen(lane, "10.97.0.1:80"),
+			n.halfOpen(lane, "192.0.2.1:80"),
+			n.halfOpen(n.manager.claims.all[port].socket.fd, "10.1.0.1:30080"),
+		}
+		n.apply(change)
+		for range 2 { // what follows makes no difference
+			n.apply(web("other", "10.96.0.9", ep))
+			n.apply(gone("other", 1))
+			n.maintain()
+		}
+		n.want(lab.Client, "10.1.0.1:30080", "refused")
+		for _, f := range finish {
+			f()
+		}
+		n.pass()
+		if past, left := len(n.manager.state.Load().past), len(n.manager.leaving.list); past+left > 0 {
+			t.Errorf("%s: %d policies and %d sockets kept when nobody is late any more", what, past, left)
+		}
+	}
+	n.stop()
+	if got := n.ends(); got[conntrack.NoEndpoints]+got[conntrack.NotAdmitted] > 0 || n.manager.Stats().Strays > 0 {
+		t.Errorf("ends %v, %d strays", got, n.manager.Stats().Strays)
+	}
+}
+
+// Those that are withdrawn are late once, not for ever: another policy that
+// serves them not is not gone behind.
+func TestLateIsDecidedByTheLastPolicyThatServed(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), func(o *Options) { o.Redirector.(*spy).Redirector = nowhere{} })
+	vip, client := netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddr("10.1.0.2")
+	late := func() string {
+		s := n.manager.state.Load()
+		now := s.table.Resolve(service.TCP, client, vip)
+		_, v := s.late(client, vip, now, n.manager.clock())
+		if len(v.Candidates) == 0 {
+			return v.Action.String()
+		}
+		return v.Candidates[0].Addr.String()
+	}
+	want := func(what, want string) {
+		t.Helper()
+		if got := late(); got != want {
+			t.Errorf("%s: %s, want %s", what, got, want)
+		}
+	}
+	n.apply(web("web", "10.96.0.1", netip.MustParseAddrPort("10.2.1.2:1")))
+	n.apply(gone("web", 1))
+	want("gone", "10.2.1.2:1")
+	n.apply(web("web", "10.96.0.1", netip.MustParseAddrPort("10.2.1.2:2")))
+	want("back", "10.2.1.2:2")
+	n.apply(service.Change{Deleted: gone("web", 1).Deleted[1:]})
+	want("without endpoints", "10.2.1.2:2")
+	for range 2 * mostPast {
+		n.apply(web("other", "10.96.0.9", netip.MustParseAddrPort("10.2.1.2:2")))
+		n.apply(gone("other", 1))
+	}
+	if got := len(n.manager.state.Load().past); got > mostPast {
+		t.Errorf("%d policies are kept, want at most %d", got, mostPast)
+	}
+	n.pass()
+	want("later", "refuse")
+}
