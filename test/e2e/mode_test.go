@@ -23,6 +23,7 @@ const (
 	takenPorts        = "cluster IP ports that a program of the node listens to on all addresses" // F4
 	lateRefusals      = "refusals while a killed proxy is not back"
 	fragments         = "datagrams in fragments, to foreign addresses and back to clients' own"
+	ownFragments      = "datagrams of the node itself over IPv6 that do not fit a packet of lo"
 	foreignRefusals   = "refusals at foreign IPv4 addresses"
 )
 
@@ -51,20 +52,22 @@ var flushRoutes = [][]string{
 var modes = []mode{
 	{
 		name: "sklookup-nftables", flags: []string{"--redirect", "sklookup+nftables"},
-		flush: slices.Concat([][]string{{"nft", "flush", "ruleset"}}, flushRoutes),
+		cannot: []string{ownFragments},
+		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}}, flushRoutes),
 	},
 	{
 		name: "tproxy-nftables", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "nftables"},
-		flush: slices.Concat([][]string{{"nft", "flush", "ruleset"}}, flushRoutes),
+		cannot: []string{ownFragments},
+		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}}, flushRoutes),
 	},
 	{
 		name: "tproxy-iptables-nft", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "iptables"}, programs: "nft",
-		cannot: []string{lateRefusals},
+		cannot: []string{lateRefusals, ownFragments},
 		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}, {"iptables-nft", "-t", "mangle", "-F"}, {"ip6tables-nft", "-t", "mangle", "-F"}}, flushRoutes),
 	},
 	{
 		name: "tproxy-iptables-legacy", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "iptables"}, programs: "legacy",
-		cannot: []string{lateRefusals},
+		cannot: []string{lateRefusals, ownFragments},
 		flush:  slices.Concat([][]string{{"iptables-legacy", "-t", "mangle", "-F"}, {"ip6tables-legacy", "-t", "mangle", "-F"}}, flushRoutes),
 	},
 	{
