@@ -12,6 +12,7 @@ needs=(
   "ip iproute2"         # likewise
   "iptables iptables"   # redirect/iptables steers by it, in both variants
   "ipset ipset"         # likewise
+  "dnsmasq dnsmasq-base" # a DNS server of Debian's behind a Service
   "linux.uml user-mode-linux" # test/vm: a kernel without netfilter
 )
 files=(

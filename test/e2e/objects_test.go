@@ -27,6 +27,8 @@ type object struct {
 	target   uint16 // port of the endpoints
 	protocol corev1.Protocol
 	portName string // "" for http
+	// twin has the same port number, and target, over TCP too, as DNS has.
+	twin bool
 
 	externalIPs, lbIPs []string
 	lbProxied          []string // load balancer IPs of ipMode Proxy
@@ -57,11 +59,16 @@ func (o *object) yaml() string {
 		Name: o.portText(), Port: int32(o.port), Protocol: o.proto(),
 		TargetPort: intstr.FromInt32(int32(o.target)), NodePort: int32(o.nodePort),
 	}
+	ports := []corev1.ServicePort{port}
+	if o.twin {
+		port.Name, port.Protocol = twinName, corev1.ProtocolTCP
+		ports = append(ports, port)
+	}
 	s := &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
 		ObjectMeta: metav1.ObjectMeta{Name: o.name, Namespace: "default"},
 		Spec: corev1.ServiceSpec{
-			Type: o.kind, Ports: []corev1.ServicePort{port}, ExternalIPs: o.externalIPs,
+			Type: o.kind, Ports: ports, ExternalIPs: o.externalIPs,
 			LoadBalancerSourceRanges: o.ranges,
 		},
 	}
@@ -100,6 +107,9 @@ func (o *object) yaml() string {
 	return text(s, o.slice(discoveryv1.AddressTypeIPv4), o.slice(discoveryv1.AddressTypeIPv6))
 }
 
+// twinName is the name of a twin's port.
+const twinName = "tcp"
+
 func (o *object) proto() corev1.Protocol {
 	if o.protocol == "" {
 		return corev1.ProtocolTCP
@@ -124,6 +134,9 @@ func (o *object) slice(f discoveryv1.AddressType) *discoveryv1.EndpointSlice {
 		AddressType: f,
 		Endpoints:   []discoveryv1.Endpoint{},
 		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To(o.portText()), Port: ptr.To(int32(o.target)), Protocol: ptr.To(o.proto())}},
+	}
+	if o.twin {
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: ptr.To(twinName), Port: ptr.To(int32(o.target)), Protocol: ptr.To(corev1.ProtocolTCP)})
 	}
 	for _, e := range o.endpoints {
 		addr := e.host.IPv4
