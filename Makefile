@@ -31,14 +31,16 @@ demo: build ## Build and play the demo: no cluster needed, nothing on this machi
 	bin/sluice demo --once
 
 .PHONY: test
-test: deps ## Run every test with the race detector (root: end-to-end tests too)
+test: deps build ## Run every test with the race detector (root: end-to-end tests too)
 	$(REQUIRE_ROOT) go test -race $(TESTFLAGS) $$(go list ./... | grep -v /test/e2e)
 	go test $(TESTFLAGS) ./internal/explain
 	$(REQUIRE_ROOT) go test -race -count=1 $(TESTFLAGS) ./test/e2e
+	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) .
 
 .PHONY: test-full
-test-full: deps ## As test, with the end-to-end tests at their full size (10,000 connections of 1 MiB)
+test-full: deps build ## As test, with the end-to-end tests at their full size (10,000 connections of 1 MiB)
 	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 30m -v ./test/e2e
+	cd test/quic && $(REQUIRE_ROOT) SLUICE_TEST_FULL=1 SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 -v .
 
 .PHONY: test-copy
 test-copy: deps ## The end-to-end tests on a relay that only copies (--splice=off)

@@ -1,0 +1,155 @@
+package quic
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// server counts the connections that it accepted.
+type server struct{ accepted atomic.Int64 }
+
+const metricsAddress = "127.0.0.1:10249"
+
+// proxy is a `sluice run` on a node, with one Service.
+type proxy struct {
+	t         *testing.T
+	node      *netns.Host
+	manifests string
+	cmd       *netns.Cmd
+	log       bytes.Buffer
+	http      http.Client
+}
+
+// program gives the binary that SLUICE_BIN names, or builds one.
+func program(t *testing.T) string {
+	t.Helper()
+	if path := os.Getenv("SLUICE_BIN"); path != "" {
+		return path
+	}
+	path := filepath.Join(t.TempDir(), "sluice")
+	build := exec.Command("go", "build", "-buildvcs=false", "-o", path, "./cmd/sluice")
+	build.Dir = "../.."
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return path
+}
+
+// start runs the proxy until the test ends, and waits until it serves.
+func start(t *testing.T, node *netns.Host, endpoints ...netip.Addr) *proxy {
+	t.Helper()
+	p := &proxy{t: t, node: node, manifests: t.TempDir()}
+	p.http.Transport = &http.Transport{DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
+		return node.Dial(network, address)
+	}}
+	p.write(endpoints)
+	p.cmd = node.Command(t, program(t), "run", "--manifests", p.manifests, "--hostname-override", "node",
+		"--service-cidr", "10.96.0.0/16", "--access-log", "off", "--metrics-bind-address", metricsAddress)
+	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.await(time.Time{})
+	return p
+}
+
+// put changes the endpoints and waits until that is in force.
+func (p *proxy) put(endpoints ...netip.Addr) {
+	p.t.Helper()
+	began := time.Now()
+	p.write(endpoints)
+	p.await(began)
+}
+
+// await waits until the configuration in force is newer than since.
+func (p *proxy) await(since time.Time) {
+	p.t.Helper()
+	const most = 30 * time.Second
+	for deadline := time.Now().Add(most); ; time.Sleep(5 * time.Millisecond) {
+		applied, err := p.applied()
+		if err == nil && applied > float64(since.UnixNano())/1e9 && applied > 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			p.t.Fatalf("the configuration is not in force within %v: %v\n%s", most, err, p.log.String())
+		}
+	}
+}
+
+// applied gives when a configuration came into force last, in seconds since
+// 1970.
+func (p *proxy) applied() (float64, error) {
+	response, err := p.http.Get("http://" + metricsAddress + "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	defer response.Body.Close()
+	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+		if value, ok := strings.CutPrefix(lines.Text(), "sluice_config_applied_timestamp_seconds "); ok {
+			return strconv.ParseFloat(value, 64)
+		}
+	}
+	return 0, nil
+}
+
+// stop ends the proxy in order.
+func (p *proxy) stop() {
+	p.t.Helper()
+	p.http.CloseIdleConnections()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		p.t.Fatal(err)
+	}
+	if err := p.cmd.Wait(); err != nil {
+		p.t.Errorf("sluice: %v\n%s", err, p.log.String())
+	}
+}
+
+// write puts the Service's manifest in place in one step.
+func (p *proxy) write(endpoints []netip.Addr) {
+	p.t.Helper()
+	var list strings.Builder
+	for _, e := range endpoints {
+		fmt.Fprintf(&list, "- {addresses: [%q], nodeName: elsewhere}\n", e)
+	}
+	text := fmt.Sprintf(`apiVersion: v1
+kind: Service
+metadata: {name: quic, namespace: default}
+spec:
+  clusterIP: %[1]s
+  clusterIPs: [%[1]s]
+  ipFamilies: [IPv4]
+  ports: [{name: quic, port: %[2]d, targetPort: %[3]d, protocol: UDP}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: quic-4, namespace: default, labels: {kubernetes.io/service-name: quic}}
+addressType: IPv4
+ports: [{name: quic, port: %[3]d, protocol: UDP}]
+endpoints:
+%[4]s`, vip, port, target, list.String())
+	temporary := filepath.Join(p.manifests, ".new")
+	err := os.WriteFile(temporary, []byte(text), 0o600)
+	if err == nil {
+		err = os.Rename(temporary, filepath.Join(p.manifests, "quic.yaml"))
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
