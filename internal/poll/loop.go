@@ -188,8 +188,11 @@ func (l *Loop) Run() error {
 }
 
 // shortWait is how many milliseconds a loop waits without telling the Go
-// scheduler.
-const shortWait = 2
+// scheduler. It is longer than the tick of most kernels (250 Hz): a processor
+// that has other work then need not set its clock for this timer and back for
+// each wait, which costs a virtual machine more than the system call itself. And it
+// is shorter than the 10 ms after which the Go scheduler asks for room.
+const shortWait = 5
 
 // collect fills the buffer. It waits for a moment first without telling the Go
 // scheduler, then, if the loop really is idle, as a system call that the
