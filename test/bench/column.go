@@ -184,7 +184,8 @@ func mixed(s *stage) (figures, error) {
 }
 
 // udpPeers are those that know UDP.
-var udpPeers = []string{"direct", "dnat", "nginx", "sluice"}
+var udpPeers = []string{"direct", "dnat", "nginx", "sluice", "sluice-base",
+	"sluice-client", "sluice-nftables", "sluice-iptables", "sluice-sklookup", "sluice-bind"}
 
 func datagrams(id string, spec load.Spec) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
@@ -197,6 +198,7 @@ func datagrams(id string, spec load.Spec) func(*stage) (figures, error) {
 			id + ".p50":  microseconds(r.P50),
 			id + ".p99":  microseconds(r.P99),
 			id + ".cpu":  per100k(r.Relay, r.Count),
+			id + ".all":  per100k(r.Relay+r.Client+r.Server, r.Count),
 		}, s.clean(r)
 	}
 }
@@ -227,7 +229,7 @@ func freshSockets(id string) func(*stage) (figures, error) {
 		for _, n := range r.Errors {
 			lost += float64(n)
 		}
-		return figures{id + ".rate": r.Rate, id + ".p99": microseconds(r.P99), id + ".lost": lost}, s.clean(r)
+		return figures{id + ".rate": r.Rate, id + ".p99": microseconds(r.P99), id + ".lost": lost, id + ".cpu": per100k(r.Relay, r.Count)}, s.clean(r)
 	}
 }
 

@@ -94,7 +94,7 @@ func modes(build string) []Peer {
 		sluice(build, "sluice-bind", "a listener for each service, no steering but routes", fromNode, "--redirect=bind"),
 	}
 	for i := range peers {
-		peers[i].Columns = []string{"rr1", "rr64", "crc"}
+		peers[i].Columns = []string{"rr1", "rr64", "crc", "udp-rr64"}
 	}
 	return peers
 }
