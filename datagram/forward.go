@@ -97,20 +97,18 @@ func (w *worker) sendFailed(out *sys.Outbox, fd int, errno sys.Errno, noTrain *b
 // receive takes what a session's endpoint sent.
 func (c *session) receive() {
 	w := c.share.worker
-	n := int(c.batch)
-	if w.downOutlet != c.outlet || w.downUsed+n > w.downIn.Slots() {
+	if w.downOutlet != c.outlet || w.downUsed+int(c.batch) > w.downIn.Slots() {
 		w.flushDown()
 		w.downOutlet = c.outlet
 	}
 	first := w.downUsed
-	got, errno := w.downIn.Receive(int(c.upstream.fd), first, n)
+	got, errno := c.upstream.receive(c, w, first)
 	if errno != 0 {
 		if errno == sys.ECONNREFUSED && c.class == unanswered {
 			c.refused()
 		}
 		return
 	}
-	c.batch = uint8(nextBatch(n, got, w.downIn.Slots()))
 	w.downUsed += got
 	if c.class == unanswered {
 		c.record.FirstByte = max(poll.Nanotime()-c.record.Start, 1)

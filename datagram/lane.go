@@ -44,7 +44,7 @@ func openLane(addr netip.AddrPort, bound bool, workers []*worker) (*lane, error)
 			ReceiveBuffer: receiveBuffer,
 		})
 		if err == nil {
-			sh := &shard{worker: w, fd: fd, batch: 1}
+			sh := &shard{worker: w, fd: fd, batch: leastBatch}
 			if bound {
 				sh.outlet = &outlet{fd: fd, address: addr, lane: true}
 			}
@@ -105,8 +105,12 @@ func (l *shard) close() {
 	sys.Close(l.fd)
 }
 
-// HandleEvents receives what is there, up to a batch. Under light traffic a
-// batch is one or two datagrams; it doubles as long as it is full.
+// leastBatch is how many datagrams a lane receives at once under light traffic:
+// to look for another one costs less than another round of the loop.
+const leastBatch = 4
+
+// HandleEvents receives what is there, up to a batch, which doubles as long as
+// it is full.
 func (l *shard) HandleEvents(uint8, poll.Events) {
 	w := l.worker
 	n, errno := w.upIn.Receive(l.fd, 0, l.batch)
@@ -114,16 +118,16 @@ func (l *shard) HandleEvents(uint8, poll.Events) {
 		return
 	}
 	w.deliver(l, n)
-	l.batch = nextBatch(l.batch, n, w.upIn.Slots())
+	l.batch = nextBatch(l.batch, n, leastBatch, w.upIn.Slots())
 }
 
 // nextBatch gives how many datagrams to receive at once after n of batch came.
-func nextBatch(batch, n, most int) int {
+func nextBatch(batch, n, least, most int) int {
 	switch {
 	case n >= batch:
 		return min(2*batch, most)
 	case n <= batch/2:
-		return max(batch/2, 1)
+		return max(batch/2, least)
 	}
 	return batch
 }

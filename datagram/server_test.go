@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -148,6 +149,57 @@ func TestOrder(t *testing.T) {
 	}
 	if got := n.server.Stats().Sessions; got != 1 {
 		t.Errorf("%d sessions, want 1 (A8.9)", got)
+	}
+}
+
+// Answers that an endpoint sends in trains arrive one by one and in their order:
+// the first ones, when the session's socket does not take trains yet, and the others.
+func TestAnswersInTrains(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, nil)
+	server, err := lab.Backends[0].ListenPacket("udp", ":5300")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	raw, err := server.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.apply(svc("four", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
+	c := client(t, lab.Client, vip4+":53")
+	out := sys.NewOutbox(32)
+	buf := make([]byte, 2048)
+	for round := range 30 {
+		if _, err := c.Write([]byte("more")); err != nil {
+			t.Fatal(err)
+		}
+		_, from, err := server.ReadFrom(buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := netip.MustParseAddrPort(from.String())
+		var want []string
+		for i := range 30 {
+			size := []int{1000, 1000, 1000, 17, 1400, 1400}[i%6]
+			if round%2 == 0 {
+				size = 1200
+			}
+			want = append(want, fmt.Sprintf("%0*d", size, 100*round+i))
+			out.Append(to, []byte(want[i]), 0, true)
+		}
+		if err := raw.Control(func(fd uintptr) {
+			if errno := out.Send(int(fd)); errno != 0 {
+				t.Error(errno)
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		for i := range want {
+			if size, err := c.Read(buf); err != nil || string(buf[:size]) != want[i] {
+				t.Fatalf("round %d, answer %d: %d bytes, %v; want %d bytes", round, i, size, err, len(want[i]))
+			}
+		}
 	}
 }
 

@@ -29,7 +29,8 @@ type session struct {
 	last       int64     // when the last datagram came, either way
 	dialed     int64     // when the endpoint was chosen
 	class      class
-	batch      uint8 // answers to receive at once
+	batch      uint8  // answers to receive at once
+	round      uint32 // the worker's, when the last answer came
 }
 
 // open makes the session of a client that has none, by the policy that is in

@@ -17,6 +17,7 @@ type upstream struct {
 	fd      int32
 	family  service.Family
 	bound   bool // to a client's address: it cannot be used again
+	trains  bool // the kernel hands trains over in one piece
 	noTrain bool // the kernel does not send trains from it
 }
 
@@ -27,6 +28,40 @@ func (u *upstream) HandleEvents(uint8, poll.Events) {
 		return
 	}
 	u.session.receive()
+}
+
+// trainBatch is from how many answers at once on a socket takes trains.
+const trainBatch = 4
+
+// receive takes what the endpoint sent into the first slots of w.downIn from
+// first on, and gives their number. Most sessions have one answer for each
+// question: that is received by the cheapest call, and the socket takes trains only
+// once answers come in numbers.
+func (u *upstream) receive(c *session, w *worker, first int) (int, sys.Errno) {
+	n, got := int(c.batch), 1
+	before := c.round
+	c.round = w.round
+	if n == 1 && !u.trains {
+		if errno := w.downIn.ReceiveOne(int(u.fd), first); errno != 0 {
+			return 0, errno
+		}
+		if w.round-before > 1 {
+			return got, 0
+		}
+		// The round before had an answer too: there may be more behind this.
+	} else {
+		var errno sys.Errno
+		if got, errno = w.downIn.Receive(int(u.fd), first, n); errno != 0 {
+			return 0, errno
+		}
+	}
+	c.batch = uint8(nextBatch(n, got, 1, w.downIn.Slots()))
+	if c.batch >= trainBatch && !u.trains {
+		// A kernel that cannot goes on handing datagrams over one by one.
+		sys.SetCoalesce(int(u.fd))
+		u.trains = true
+	}
+	return got, 0
 }
 
 // leastSpare is how many sockets rest before one is used again, as long as new
@@ -72,9 +107,7 @@ func (w *worker) takeUpstream(f service.Family, fresh bool) (*upstream, sys.Errn
 		}
 		return w.reuse(pool), 0
 	}
-	// Neither is vital.
-	sys.SetCoalesce(fd)
-	sys.SetReceiveBuffer(fd, upstreamBuffer)
+	sys.SetReceiveBuffer(fd, upstreamBuffer) // not vital
 	u := &upstream{fd: int32(fd), family: f, bound: fresh}
 	var err error
 	if u.reg, err = w.loop.Add(fd, 0, poll.Readable, u); err != nil {

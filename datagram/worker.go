@@ -33,6 +33,7 @@ type worker struct {
 	spares   [2]spares // by service.Family
 	held     holder
 	spare    []*session
+	round    uint32 // of the loop; it wraps
 
 	// upIn is where clients' datagrams are received; up are those of one
 	// session, on their way to its endpoint.
@@ -68,8 +69,14 @@ func newWorker(s *Server, index int, loop *poll.Loop, shard *conntrack.Shard) *w
 		downIn:      sys.NewInbox(batchSlots),
 		down:        sys.NewOutbox(batchSlots),
 	}
-	loop.Post(func() { loop.AtTick(w.flushDown) })
+	loop.Post(func() { loop.AtTick(w.endRound) })
 	return w
+}
+
+// endRound runs at the end of each round of the loop.
+func (w *worker) endRound() {
+	w.flushDown()
+	w.round++
 }
 
 // find gives the session of a client, or makes it; nil if there is to be none.

@@ -76,6 +76,20 @@ func (b *Inbox) Receive(fd, first, n int) (int, Errno) {
 	return result(r, e)
 }
 
+// ReceiveOne takes one datagram from a socket into a slot, by the cheapest
+// call there is: where it came from is not known afterwards, nor its destination. The
+// socket must not coalesce (SetCoalesce), or a train looks like one datagram.
+func (b *Inbox) ReceiveOne(fd, slot int) Errno {
+	r, _, e := syscall.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(b.vectors[slot].Base)), slotSize, 0, 0, 0)
+	n, errno := result(r, e)
+	if errno == 0 {
+		h := &b.headers[slot]
+		h.length, h.Flags, h.Namelen = uint32(n), 0, 0
+		h.SetControllen(0)
+	}
+	return errno
+}
+
 // Data gives what a slot received. It is valid until the slot is received into
 // again.
 func (b *Inbox) Data(i int) []byte {
@@ -278,11 +292,15 @@ func (o *Outbox) Send(fd int) Errno {
 	for o.sent < o.n {
 		var r uintptr
 		var e Errno
-		if o.n-o.sent == 1 {
-			h := &o.headers[o.sent].Msghdr
+		h := &o.headers[o.sent].Msghdr
+		switch {
+		case o.n-o.sent == 1 && h.Name == nil && h.Control == nil && h.Iovlen == 1:
+			_, _, e = syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(h.Iov.Base)), uintptr(h.Iov.Len), unix.MSG_NOSIGNAL, 0, 0)
+			r = 1
+		case o.n-o.sent == 1:
 			_, _, e = syscall.RawSyscall6(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(h)), unix.MSG_NOSIGNAL, 0, 0, 0)
 			r = 1
-		} else {
+		default:
 			r, _, e = syscall.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&o.headers[o.sent])), uintptr(o.n-o.sent), unix.MSG_NOSIGNAL, 0, 0)
 		}
 		if e == EINTR {

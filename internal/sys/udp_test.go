@@ -175,6 +175,34 @@ func FuzzDetails(f *testing.F) {
 	})
 }
 
+// A datagram that is received by itself leaves nothing of the one that was in
+// its slot before.
+func TestReceiveOne(t *testing.T) {
+	to, addr := bound(t, "127.0.0.1", UDPOptions{Destination: true})
+	from, _ := bound(t, "127.0.0.1", UDPOptions{})
+	out, in := NewOutbox(4), NewInbox(2)
+	for _, p := range [][]byte{bytes.Repeat([]byte{'a'}, 700), {}, bytes.Repeat([]byte{'b'}, 65507)} {
+		out.Append(addr, []byte("before"), 0, false)
+		out.Append(addr, p, 0, false)
+		if e := out.Send(from); e != 0 {
+			t.Fatal(e)
+		}
+		if n, e := in.Receive(to, 1, 1); n != 1 || e != 0 {
+			t.Fatal(n, e)
+		}
+		if e := in.ReceiveOne(to, 1); e != 0 {
+			t.Fatal(e)
+		}
+		d, segment := in.Details(1)
+		if got := in.Data(1); !bytes.Equal(got, p) || segment != 0 || d.IsValid() || in.Cut(1) {
+			t.Errorf("%d bytes for %v, train of %d, cut %v; want %d bytes", len(got), d, segment, in.Cut(1), len(p))
+		}
+	}
+	if e := in.ReceiveOne(to, 0); e != EAGAIN {
+		t.Errorf("nothing there: %v", e)
+	}
+}
+
 // Receiving and sending allocates nothing.
 func TestDatagramsAllocateNothing(t *testing.T) {
 	to, addr := bound(t, "127.0.0.1", UDPOptions{Destination: true})
