@@ -15,7 +15,7 @@ import (
 // The server's UDP ports.
 const (
 	PortUDPEcho = 7101 // sends back what it gets
-	PortUDPSink = 7102 // counts datagrams, and tells their number when asked by one of 8 bytes
+	PortUDPSink = 7102 // counts datagrams, and tells their number when asked by one of 8 bytes, which it repeats
 )
 
 // UDPPorts lists them.
@@ -45,7 +45,7 @@ func serveUDP(at netip.AddrPort) error {
 		runtime.LockOSThread()
 		in, out := sys.NewInbox(64), sys.NewOutbox(64)
 		counts := make(map[netip.AddrPort]uint64)
-		answer := make([]byte, 8)
+		answers := make([][16]byte, 64)
 		for {
 			p.wait(1000)
 			n, errno := in.Receive(fd, 0, in.Slots())
@@ -58,8 +58,9 @@ func serveUDP(at netip.AddrPort) error {
 				case at.Port() == PortUDPEcho:
 					out.Append(from, data, 0, false)
 				case len(data) == 8:
-					binary.BigEndian.PutUint64(answer, counts[from])
-					out.Append(from, answer, 0, false)
+					copy(answers[i][:8], data)
+					binary.BigEndian.PutUint64(answers[i][8:], counts[from])
+					out.Append(from, answers[i][:], 0, false)
 				default:
 					counts[from]++
 				}
@@ -209,6 +210,7 @@ type pourer struct {
 	m     meter
 	fd    int
 	train bool
+	asked uint64
 }
 
 func newPourer(spec Spec) (*pourer, error) {
@@ -258,10 +260,14 @@ func (p *pourer) run(w window) {
 	p.m.sent = sent
 }
 
-// arrived asks the server how many datagrams have come.
+// arrived asks the server how many datagrams have come. An answer may be late:
+// it is for a question that was asked before.
 func (p *pourer) arrived() (uint64, error) {
-	question, answer := make([]byte, 8), make([]byte, 8)
-	for range 50 {
+	const patience = 10e9 // ns
+	question, answer := make([]byte, 8), make([]byte, 16)
+	p.asked++
+	binary.BigEndian.PutUint64(question, p.asked)
+	for begin := now(); now()-begin < patience; {
 		if _, errno := write(p.fd, question); errno != 0 && errno != unix.ECONNREFUSED {
 			continue
 		}
@@ -269,9 +275,14 @@ func (p *pourer) arrived() (uint64, error) {
 		if n, err := unix.Poll(ready, 200); err != nil || n == 0 {
 			continue
 		}
-		if n, errno := read(p.fd, answer); errno == 0 && n == 8 {
-			sys.Drain(p.fd) // answers to questions that were asked again
-			return binary.BigEndian.Uint64(answer), nil
+		for {
+			n, errno := read(p.fd, answer)
+			if errno == unix.EAGAIN {
+				break
+			}
+			if n == 16 && binary.BigEndian.Uint64(answer) == p.asked {
+				return binary.BigEndian.Uint64(answer[8:]), nil
+			}
 		}
 	}
 	return 0, errors.New("the server does not say how many datagrams came")
