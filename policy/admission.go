@@ -17,11 +17,11 @@ import (
 // destination's family. They may be shared and are read-only. Limited with no
 // range means that nobody gets an answer.
 func (t *Table) Admission(d service.Destination) (allowed []netip.Prefix, limited bool) {
-	c, kind := t.find(d)
-	if c == nil {
+	found := t.find(d)
+	if found == nil {
 		return nil, t.unclaimed(d.Addr).Action == Drop
 	}
-	fam := service.FamilyOf(d.Addr)
+	c, kind, fam := t.port(found.id), found.kind, service.FamilyOf(d.Addr)
 	f := &c.families[fam]
 	if !c.usable[fam] {
 		return nil, false // refused

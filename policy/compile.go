@@ -12,9 +12,13 @@ import (
 type Table struct {
 	snap *service.Snapshot
 	node *node
-	// chunks hold the service ports by service.PortID. In chunks, the list of
-	// them stays in the processor's cache, and the next Table copies only
-	// those that changed.
+	// index has what Resolve reads.
+	index *service.Index[decision]
+	// numbers are the ports that services have on addresses of their own. Node
+	// ports are hardly ever among them, which spares a look for such an address.
+	numbers *numbers
+	// chunks hold the service ports by service.PortID. The next Table copies
+	// only those that changed.
 	chunks []*chunk
 }
 
@@ -22,9 +26,7 @@ const chunkSize = 64
 
 type chunk [chunkSize]compiled
 
-// compiled is what a decision reads of one service port. That of a big cluster
-// is seldom in the processor's cache, so it is two cache lines long, and the
-// first holds what IPv4 needs.
+// compiled is one service port as this node sees it.
 type compiled struct {
 	port          *service.Port // nil where the Snapshot has none
 	internalLocal bool
@@ -36,15 +38,18 @@ type compiled struct {
 
 type family struct {
 	cluster  []service.Endpoint
-	firewall *firewall // nil if everybody may come in
 	local    []service.Endpoint
+	firewall *firewall // nil if everybody may come in
 }
 
-// firewall is what loadBalancerSourceRanges say. As it is seldom in the
-// processor's cache either, it holds a few ranges itself: with them, the first
-// of its two cache lines lets guests in.
+// serves tells whether what was compiled serves for a port as it is now; keys
+// says that what topology keys depend on changed.
+func (c *compiled) serves(p *service.Port, keys bool) bool {
+	return c.port == p && !(keys && hasKeys(p))
+}
+
+// firewall is what loadBalancerSourceRanges say.
 type firewall struct {
-	room   [6]span4
 	guests ranges
 	// fromNode says that the ranges let the node's own connections in (A3.11).
 	fromNode bool
@@ -54,9 +59,10 @@ func newFirewall(sourceRanges []netip.Prefix, primary []netip.Addr) *firewall {
 	if len(sourceRanges) == 0 {
 		return nil
 	}
-	w := &firewall{fromNode: slices.ContainsFunc(primary, func(a netip.Addr) bool { return contains(sourceRanges, a) })}
-	w.guests = rangesIn(w.room[:], slices.Clone(sourceRanges))
-	return w
+	return &firewall{
+		guests:   newRanges(slices.Clone(sourceRanges)),
+		fromNode: slices.ContainsFunc(primary, func(a netip.Addr) bool { return contains(sourceRanges, a) }),
+	}
 }
 
 // Compile makes the Table of a Snapshot. What prev holds of the ports that did
@@ -66,9 +72,12 @@ func newFirewall(sourceRanges []netip.Prefix, primary []netip.Addr) *firewall {
 func Compile(prev *Table, snap *service.Snapshot, cfg Config) *Table {
 	t := &Table{snap: snap, node: newNode(snap, &cfg)}
 	t.chunks = make([]*chunk, (len(snap.Ports)+chunkSize-1)/chunkSize)
+	if prev != nil && !prev.node.compilesAs(t.node) {
+		prev = nil
+	}
 	var old []*service.Port
 	keys := false // what topology keys depend on changed
-	if prev != nil && prev.node.compilesAs(t.node) {
+	if prev != nil {
 		old = prev.snap.Ports
 		copy(t.chunks, prev.chunks)
 		keys = prev.node.others != t.node.others
@@ -80,6 +89,7 @@ func Compile(prev *Table, snap *service.Snapshot, cfg Config) *Table {
 			t.chunks[i] = compileChunk(t.chunks[i], ports, t.node, keys)
 		}
 	}
+	t.reindex(prev, keys)
 	return t
 }
 
@@ -92,7 +102,7 @@ func compileChunk(prev *chunk, ports []*service.Port, n *node, keys bool) *chunk
 	for i, p := range ports {
 		switch {
 		case p == nil:
-		case prev != nil && prev[i].port == p && !(keys && hasKeys(p)):
+		case prev != nil && prev[i].serves(p, keys):
 			next[i] = prev[i]
 		default:
 			next[i] = compilePort(p, n)

@@ -45,7 +45,7 @@ func (t *Table) Destinations(p *service.Port) iter.Seq2[service.Destination, ser
 			for _, a := range t.node.portList[f] {
 				d := service.Destination{Addr: a, Port: p.NodePort, Protocol: p.Name.Protocol}
 				// The very address and port of a service goes before.
-				if _, _, taken := t.snap.Find(d); !taken && !yield(d, service.NodePort) {
+				if t.index.Get(d) == nil && !yield(d, service.NodePort) {
 					return
 				}
 			}

@@ -39,11 +39,8 @@ func pointOf(a netip.Addr) point {
 func (p point) less(q point) bool { return p.high < q.high || p.high == q.high && p.low < q.low }
 
 // newRanges takes over a list of ranges of one family in any order.
-func newRanges(list []netip.Prefix) ranges { return rangesIn(nil, list) }
-
-// rangesIn is newRanges, with the spans of IPv4 in room if it is large enough.
-func rangesIn(room []span4, list []netip.Prefix) ranges {
-	r := ranges{list: tidy(list), four: room[:0]}
+func newRanges(list []netip.Prefix) ranges {
+	r := ranges{list: tidy(list)}
 	for _, p := range r.list {
 		rest := p.Addr().BitLen() - p.Bits()
 		if p.Addr().Is4() {

@@ -11,23 +11,22 @@ import (
 // into IPv6 are for the caller to unmap. It takes no lock and allocates
 // nothing.
 func (t *Table) Resolve(p service.Protocol, client netip.Addr, dst netip.AddrPort) Verdict {
-	c, kind := t.find(service.Destination{Addr: dst.Addr(), Port: dst.Port(), Protocol: p})
-	if c == nil {
+	d := t.find(service.Destination{Addr: dst.Addr(), Port: dst.Port(), Protocol: p})
+	if d == nil {
 		return t.unclaimed(dst.Addr())
 	}
-	fam := service.FamilyOf(dst.Addr())
-	f := &c.families[fam]
-	v := Verdict{Port: c.port, Kind: kind}
-	var local bool
-	if kind == service.ClusterIP {
-		local = t.internal(&v, c, f, client, dst.Addr())
-	} else {
-		local = t.external(&v, c, f, client)
+	v := Verdict{Port: t.snap.Ports[d.id], Kind: d.kind, Candidates: d.candidates}
+	byLocal := d.is(local) // policy Local chose
+	if d.kind == service.ClusterIP {
+		t.internal(&v, client, dst.Addr())
+	} else if t.external(&v, d, client) {
+		byLocal = false
+		v.Candidates = t.port(d.id).families[service.FamilyOf(dst.Addr())].cluster
 	}
 	switch {
-	case !c.usable[fam], len(v.Candidates) == 0 && !local:
+	case !d.is(usable), len(v.Candidates) == 0 && !byLocal:
 		return deny(v, Refuse, RuleNoEndpoints)
-	case kind == service.LoadBalancer && !t.admits(c, fam, client):
+	case d.is(limited) && !t.admits(d, service.FamilyOf(dst.Addr()), client):
 		return deny(v, Drop, RuleSourceRanges)
 	case len(v.Candidates) == 0:
 		return deny(v, Drop, RuleNoLocalEndpoints)
@@ -43,18 +42,18 @@ func deny(v Verdict, a Action, r Rule) Verdict {
 	return Verdict{Action: a, Port: v.Port, Kind: v.Kind, Rule: r}
 }
 
-// find gives the service port that a destination belongs to (A3.1). An address
-// with the very port of a service goes before a node port.
-func (t *Table) find(d service.Destination) (*compiled, service.AddressKind) {
-	if id, kind, ok := t.snap.Find(d); ok {
-		return t.port(id), kind
-	}
-	if id, ok := t.snap.FindNodePort(d.Protocol, d.Port); ok && t.node.hasNodePorts(d.Addr) {
-		if c := t.port(id); c.exists[service.FamilyOf(d.Addr)] {
-			return c, service.NodePort
+// find gives what is decided of a destination, or nil where no service has it
+// (A3.1). An address with the very port of a service goes before a node port.
+func (t *Table) find(at service.Destination) *decision {
+	if t.numbers.has(at.Port) {
+		if d := t.index.Get(at); d != nil {
+			return d
 		}
 	}
-	return nil, 0
+	if d := t.index.GetNodePort(service.FamilyOf(at.Addr), at.Protocol, at.Port); d != nil && t.node.hasNodePorts(at.Addr) {
+		return d
+	}
+	return nil
 }
 
 // unclaimed decides where no service has the address and port (A3.12, A3.13).
@@ -72,21 +71,21 @@ func (t *Table) unclaimed(dst netip.Addr) Verdict {
 // IP. Local pods are not exempt (A3.10); the node's own connections are, if its
 // primary address is in the ranges. Where the IP is assigned to the node, they
 // may come from that very IP (A3.11).
-func (t *Table) admits(c *compiled, fam service.Family, client netip.Addr) bool {
+func (t *Table) admits(d *decision, fam service.Family, client netip.Addr) bool {
+	if in := d.welcomes(client); in || !d.is(more) {
+		return in
+	}
+	c := t.port(d.id)
 	w := c.families[fam].firewall
-	return w == nil || w.guests.holds(client) ||
+	return w.guests.holds(client) ||
 		w.fromNode && (t.node.isLocal(client) || slices.Contains(c.port.Families[fam].LoadBalancerIPs, client))
 }
 
-// internal chooses for a cluster IP (A3.2) and says what the endpoint sees: a
-// local pod, or the node for all others (A3.8). Where pods cannot be told from
-// others, it is the client (A3.7). It tells whether policy Local chose.
-func (t *Table) internal(v *Verdict, c *compiled, f *family, client, dst netip.Addr) (local bool) {
+// internal says by what a cluster IP's candidates were chosen (A3.2), and what
+// the endpoint sees: a local pod, or the node for all others (A3.8). Where pods
+// cannot be told from others, it is the client (A3.7).
+func (t *Table) internal(v *Verdict, client, dst netip.Addr) {
 	v.Rule = RuleInternalPolicy
-	v.Candidates = f.cluster
-	if c.internalLocal {
-		v.Candidates = f.local
-	}
 	known := t.node.podsKnown[service.FamilyOf(client)]
 	switch {
 	case t.node.masqueradeAll, known && !t.node.isPod(client),
@@ -97,47 +96,48 @@ func (t *Table) internal(v *Verdict, c *compiled, f *family, client, dst netip.A
 	default:
 		v.Source, v.SourceRule = SourceClient, RulePreserve
 	}
-	return c.internalLocal
 }
 
-// external chooses for all other addresses (A3.3, A3.6). Under policy Cluster
-// the endpoint sees the node (A3.8). It tells whether policy Local chose.
-func (t *Table) external(v *Verdict, c *compiled, f *family, client netip.Addr) (local bool) {
+// external does that for all other addresses (A3.3). Under policy Cluster the
+// endpoint sees the node (A3.8). It tells whether the client passes policy
+// Local by, so that the candidates are those of policy Cluster (A3.6).
+func (t *Table) external(v *Verdict, d *decision, client netip.Addr) (bypass bool) {
 	v.Rule = RuleExternalPolicy
-	v.Candidates = f.cluster
 	v.Source, v.SourceRule = SourceNode, RuleMasquerade
-	if !c.externalLocal {
-		return false
-	}
 	switch {
+	case !d.is(local):
 	case t.node.isPod(client):
 		v.Rule = RuleShortCircuit
 		v.Source, v.SourceRule = SourceClient, RulePreserve
-		return false
+		return true
 	case t.node.isLocal(client):
 		v.Rule = RuleShortCircuit
-		return false
+		return true
+	default:
+		v.Source, v.SourceRule = SourceClient, RulePreserve
 	}
-	v.Candidates = f.local
-	v.Source, v.SourceRule = SourceClient, RulePreserve
-	return true
+	return false
 }
 
 // Steering tells what becomes of a destination as such: Accept if there may be
 // a client that is accepted, Refuse or Drop if it would be that for every
 // client, None if it is not ours.
-func (t *Table) Steering(d service.Destination) Action {
-	c, kind := t.find(d)
-	if c == nil {
-		return t.unclaimed(d.Addr).Action
+func (t *Table) Steering(at service.Destination) Action {
+	d := t.find(at)
+	if d == nil {
+		return t.unclaimed(at.Addr).Action
 	}
-	fam := service.FamilyOf(d.Addr)
-	f := &c.families[fam]
-	switch local := kind == service.ClusterIP && c.internalLocal; {
-	case !c.usable[fam], !local && len(f.cluster) == 0:
+	if !d.is(usable) {
 		return Refuse
-	case local && len(f.local) == 0:
-		return Drop
 	}
-	return Accept
+	if len(d.candidates) > 0 {
+		return Accept
+	}
+	switch {
+	case d.kind == service.ClusterIP && d.is(local):
+		return Drop
+	case d.is(local) && len(t.port(d.id).families[service.FamilyOf(at.Addr)].cluster) > 0:
+		return Accept // those who pass policy Local by (A3.6)
+	}
+	return Refuse
 }

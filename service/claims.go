@@ -82,7 +82,7 @@ func (st *state) each(f func(key, claim)) {
 	}
 	for i, p := range st.spec.ports {
 		if p.nodePort != 0 {
-			f(nodePortKey(p.protocol, p.nodePort), claim{st, i, rankNodePort})
+			f(nodePortKey(eitherFamily, p.protocol, p.nodePort), claim{st, i, rankNodePort})
 		}
 		for j := range st.spec.families {
 			fam := &st.spec.families[j]

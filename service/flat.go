@@ -2,47 +2,50 @@ package service
 
 import "slices"
 
-// flat is a hash table from keys to places with open addressing: what a key
-// leads to lies where its hash points to, or in the next slots. A look-up in a
-// big cluster waits for memory more than for anything else, and in this form
-// for one cache line of it, where Go's map needs three or four. The zero value
-// is empty.
-type flat[K comparable] struct {
-	slots []slot[K] // a power of two of them, at most half of them taken; or none
+// flat is a hash table with open addressing: what a key leads to lies beside
+// it where its hash points to, or in the next slots. A look-up in a big cluster
+// waits for memory more than for anything else, and in this form for one cache
+// line of it, where Go's map needs three or four. The zero value is empty.
+//
+// The zero key marks a free slot and cannot be put in.
+type flat[K comparable, V any] struct {
+	slots []slot[K, V] // a power of two of them, at most half of them taken; or none
 	taken int
 }
 
-type slot[K comparable] struct {
-	key K
-	place
+type slot[K comparable, V any] struct {
+	key   K
+	value V
 }
 
-// free tells whether nothing is in a slot. Each place has a kind.
-func (s *slot[K]) free() bool { return s.kind == 0 }
+func (s *slot[K, V]) free() bool {
+	var none K
+	return s.key == none
+}
 
 const leastSlots = 4
 
-// get finds a key by its hash.
-func (f *flat[K]) get(hash uint64, k K) (place, bool) {
+// get finds what belongs to a key by its hash, or nil.
+func (f *flat[K, V]) get(hash uint64, k K) *V {
 	if len(f.slots) == 0 {
-		return place{}, false
+		return nil
 	}
 	for i := hash; ; i++ {
 		s := &f.slots[i&uint64(len(f.slots)-1)]
-		if s.free() {
-			return place{}, false
-		}
 		if s.key == k {
-			return s.place, true
+			return &s.value
+		}
+		if s.free() {
+			return nil
 		}
 	}
 }
 
 // clone gives a table of its own for writing.
-func (f *flat[K]) clone() flat[K] { return flat[K]{slices.Clone(f.slots), f.taken} }
+func (f *flat[K, V]) clone() flat[K, V] { return flat[K, V]{slices.Clone(f.slots), f.taken} }
 
-// put enters a key, or gives it another place.
-func (f *flat[K]) put(k K, p place, hash func(K) uint64) {
+// put enters a key, or gives it another value.
+func (f *flat[K, V]) put(k K, v V, hash func(K) uint64) {
 	if 2*(f.taken+1) > len(f.slots) {
 		f.resize(max(2*len(f.slots), leastSlots), hash)
 	}
@@ -50,11 +53,11 @@ func (f *flat[K]) put(k K, p place, hash func(K) uint64) {
 	if s.free() {
 		f.taken++
 	}
-	*s = slot[K]{k, p}
+	*s = slot[K, V]{k, v}
 }
 
 // find gives the slot that a key is in, or else the free one for it.
-func (f *flat[K]) find(k K, hash func(K) uint64) *slot[K] {
+func (f *flat[K, V]) find(k K, hash func(K) uint64) *slot[K, V] {
 	for i := hash(k); ; i++ {
 		if s := &f.slots[i&uint64(len(f.slots)-1)]; s.free() || s.key == k {
 			return s
@@ -62,9 +65,9 @@ func (f *flat[K]) find(k K, hash func(K) uint64) *slot[K] {
 	}
 }
 
-func (f *flat[K]) resize(to int, hash func(K) uint64) {
+func (f *flat[K, V]) resize(to int, hash func(K) uint64) {
 	old := f.slots
-	f.slots = make([]slot[K], to)
+	f.slots = make([]slot[K, V], to)
 	for i := range old {
 		if s := &old[i]; !s.free() {
 			*f.find(s.key, hash) = *s
@@ -74,7 +77,7 @@ func (f *flat[K]) resize(to int, hash func(K) uint64) {
 
 // remove takes a key out, and closes the gap: those behind it move up as long
 // as that brings them nearer to where their hash points to.
-func (f *flat[K]) remove(k K, hash func(K) uint64) {
+func (f *flat[K, V]) remove(k K, hash func(K) uint64) {
 	if len(f.slots) == 0 {
 		return
 	}
@@ -92,7 +95,7 @@ func (f *flat[K]) remove(k K, hash func(K) uint64) {
 			gap = i
 		}
 	}
-	f.slots[gap] = slot[K]{}
+	f.slots[gap] = slot[K, V]{}
 	f.taken--
 	if len(f.slots) > leastSlots && 8*f.taken < len(f.slots) {
 		f.resize(len(f.slots)/2, hash)
@@ -100,9 +103,9 @@ func (f *flat[K]) remove(k K, hash func(K) uint64) {
 }
 
 // each calls f for all keys, in no order.
-func (f *flat[K]) each(yield func(K, place) bool) {
+func (f *flat[K, V]) each(yield func(K, V) bool) {
 	for i := range f.slots {
-		if s := &f.slots[i]; !s.free() && !yield(s.key, s.place) {
+		if s := &f.slots[i]; !s.free() && !yield(s.key, s.value) {
 			return
 		}
 	}

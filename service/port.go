@@ -41,7 +41,7 @@ func (s *Store) fill(p *Port, st *state, i int, problems []string) []string {
 	hasAddr := func(a netip.Addr, what AddressKind) bool {
 		return has(addrKey(Destination{a, ps.port, ps.protocol}), what)
 	}
-	if ps.nodePort != 0 && has(nodePortKey(ps.protocol, ps.nodePort), NodePort) {
+	if ps.nodePort != 0 && has(nodePortKey(eitherFamily, ps.protocol, ps.nodePort), NodePort) {
 		p.NodePort = ps.nodePort
 	}
 	for f := range sp.families {

@@ -55,7 +55,7 @@ type Snapshot struct {
 	// sorted by object: conflicting addresses, invalid addresses (A1.7).
 	Problems []Problem
 
-	index *index
+	index *Index[place]
 }
 
 // Problem is one thing in the input that could not be used.

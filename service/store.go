@@ -53,7 +53,7 @@ func NewStore(options StoreOptions) *Store {
 		cidrs:    make(map[string][]netip.Prefix),
 		problems: make(map[ObjectKey][]Problem),
 		claims:   newClaims(),
-		last:     &Snapshot{Node: Node{Name: options.NodeName}, index: &index{}},
+		last:     &Snapshot{Node: Node{Name: options.NodeName}, index: &Index[place]{}},
 	}
 }
 
@@ -69,7 +69,7 @@ type update struct {
 	cidrs     bool
 	problems  bool
 	ports     bool
-	index     indexEdit
+	index     placeEdit
 }
 
 // Apply takes a change and gives the Snapshot that follows, which is the same
@@ -82,8 +82,8 @@ func (s *Store) Apply(c Change) *Snapshot {
 		endpoints: make(map[*state]struct{}),
 		rebuild:   make(map[*state]struct{}),
 		nodes:     make(map[string]*Node),
+		index:     placeEdit{EditIndex(s.last.index)},
 	}
-	u.index.base = s.last.index
 	s.take(c, u)
 	s.respec(u)
 	s.build(u)
@@ -272,7 +272,7 @@ func (st *state) find(p portSpec) (PortID, *Port, bool) {
 func (s *Store) settle(k key, u *update) {
 	if k.class == byClusterIP {
 		if s.claims.clusterIPs[k] > 0 {
-			u.index.put(k, place{kind: ClusterIP})
+			u.index.enter(k, place{kind: ClusterIP})
 		} else {
 			u.index.remove(k)
 		}
@@ -282,7 +282,7 @@ func (s *Store) settle(k key, u *update) {
 		u.rebuild[c.svc] = struct{}{}
 	}
 	if c, ok := s.claims.winner(k); ok {
-		u.index.put(k, place{id: c.svc.ids[c.port], kind: c.rank.kind()})
+		u.index.enter(k, place{id: c.svc.ids[c.port], kind: c.rank.kind()})
 	} else {
 		u.index.remove(k)
 	}
@@ -358,8 +358,8 @@ func (s *Store) publish(u *update) *Snapshot {
 	if u.ports {
 		next.Ports = slices.Clone(s.ports)
 	}
-	if u.index.next != nil {
-		next.index, changed = u.index.next, true
+	if index := u.index.Index(); index != next.index {
+		next.index, changed = index, true
 	}
 	if nodes := nextNodes(next.Nodes, u.nodes); nodes != next.Nodes {
 		next.Nodes, changed = nodes, true
