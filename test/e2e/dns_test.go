@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,23 +27,51 @@ type dnsServer struct {
 	host *netns.Host
 	data netip.Addr
 	cmd  *netns.Cmd
+	gone chan struct{} // closed when it has ended and was waited for
 }
 
+// start runs the server and waits until it answers.
 func (d *dnsServer) start(t *testing.T) {
 	t.Helper()
-	d.cmd = d.host.Command(t, administration(t, "dnsmasq"), "--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=",
-		"--user=root", "--no-resolv", "--no-hosts", "--cache-size=0", "--log-facility=-", "--local=/test/",
-		"--address=/test/"+d.data.String(), "--txt-record=big.test,"+dnsText())
-	if err := d.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	d.launch(t)
 	await(t, "dnsmasq answers", startTimeout, func() error {
+		select {
+		case <-d.gone:
+			// What is left of the one before, which has a process for each
+			// connection, may still have the port.
+			d.launch(t)
+		default:
+		}
 		return d.host.Do(func() error {
 			// Over TCP a server that is not there refuses.
 			_, err := newResolver(netip.AddrPortFrom(d.host.IPv4, dnsPort)).exchangeTCP(dnsQuestion(1, "ready", dnsA))
 			return err
 		})
 	})
+}
+
+func (d *dnsServer) launch(t *testing.T) {
+	t.Helper()
+	cmd, gone := d.host.Command(t, administration(t, "dnsmasq"), "--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=",
+		"--user=root", "--no-resolv", "--no-hosts", "--cache-size=0", "--log-facility=-", "--local=/test/",
+		"--address=/test/"+d.data.String(), "--txt-record=big.test,"+dnsText()), make(chan struct{})
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	d.cmd, d.gone = cmd, gone
+	go func() {
+		_ = cmd.Wait()
+		close(gone)
+	}()
+	t.Cleanup(d.stop)
+}
+
+// stop kills the server and its processes, as a pod that is taken away.
+func (d *dnsServer) stop() {
+	_ = d.cmd.Cancel()
+	<-d.gone
 }
 
 // dnsText is the text of big.test: strings that are separated by commas.
@@ -55,12 +84,6 @@ func dnsText() string {
 		left -= n
 	}
 	return strings.Join(parts, ",")
-}
-
-// stop kills the server, as a pod that is taken away.
-func (d *dnsServer) stop() {
-	_ = d.cmd.Process.Kill()
-	_ = d.cmd.Wait()
 }
 
 // TestDNSServersAreCycled asks two DNS servers behind a Service, which has one
