@@ -154,24 +154,20 @@ func (n *node) apply(c service.Change) {
 			NodeName: "node", NodeAddresses: []netip.Addr{n.lab.Node.IPv4, n.lab.Node.IPv6},
 		})
 		n.server.Apply(table)
-		plan := redirect.Plan{
-			Steer:      make(map[service.Destination]redirect.Target),
-			Refuse:     make(map[service.Destination]struct{}),
-			ClusterIPs: make(map[netip.Addr]struct{}),
-		}
+		var plan redirect.Plan
 		for _, port := range table.Snapshot().Ports {
 			if port == nil {
 				continue
 			}
 			for d := range port.Destinations {
-				plan.ClusterIPs[d.Addr] = struct{}{}
-				plan.Local = append(plan.Local, netip.PrefixFrom(d.Addr, d.Addr.BitLen()))
+				plan.ClusterIPs = plan.ClusterIPs.With(d.Addr, struct{}{})
+				plan.Local = plan.Local.With(netip.PrefixFrom(d.Addr, d.Addr.BitLen()), struct{}{})
 				if table.Steering(d) != policy.Accept {
-					plan.Refuse[d] = struct{}{}
+					plan.Refuse = plan.Refuse.With(d, struct{}{})
 					continue
 				}
 				if n.steer.Traits().BindEach {
-					plan.Steer[d] = redirect.Target{Port: d.Port}
+					plan.Steer = plan.Steer.With(d, redirect.Target{Port: d.Port})
 					defer func() { bound = errors.Join(bound, n.server.Bind(d)) }()
 					continue
 				}
@@ -179,7 +175,7 @@ func (n *node) apply(c service.Change) {
 				if err != nil {
 					return err
 				}
-				plan.Steer[d] = target
+				plan.Steer = plan.Steer.With(d, target)
 			}
 		}
 		defer n.server.Prune()

@@ -14,7 +14,7 @@ import (
 // steering, beside so many services.
 func BenchmarkApply(b *testing.B) {
 	netns.Require(b)
-	for _, services := range []int{100, 1000, 10000} {
+	for _, services := range []int{100, 300, 1000, 3000, 10000, 30000} {
 		lab := netns.NewLab(b, 1)
 		n := newNode(b, lab, func(o *Options) {
 			o.Redirector.(*spy).Redirector = nowhere{}

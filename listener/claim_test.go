@@ -148,7 +148,7 @@ func TestA315_NodePortIsClaimed(t *testing.T) {
 	full := nodePort(web("web", "10.96.0.1", live), 30080)
 	n.apply(full)
 	want("b1:8080")
-	if _, is := n.steer.plan.Own[destination(addresses[0])]; !is || len(n.steer.plan.Foreign) != 0 {
+	if !n.steer.plan.Own.Has(destination(addresses[0])) || n.steer.plan.Foreign.Len() != 0 {
 		t.Errorf("own %v, foreign %v", n.steer.plan.Own, n.steer.plan.Foreign)
 	}
 	open := n.dial(addresses[0])
@@ -212,13 +212,13 @@ func TestA315_ConflictIsReportedAndRetried(t *testing.T) {
 	if len(lines) != 1 || !strings.Contains(lines[0], `"object":"Service test/web"`) || !strings.Contains(lines[0], "node port 30080/TCP on 10.1.0.1 and 127.0.0.1") {
 		t.Errorf("log: %q", lines)
 	}
-	if len(n.steer.plan.Own) != 0 || n.manager.NextMaintenance() > time.Second {
+	if n.steer.plan.Own.Len() != 0 || n.manager.NextMaintenance() > time.Second {
 		t.Errorf("own %v, next maintenance in %s", n.steer.plan.Own, n.manager.NextMaintenance())
 	}
 	_ = other.Close()
 	n.maintain()
 	n.want(lab.Client, "10.1.0.1:30080", "b1:8080")
-	if got := n.manager.Stats(); got.Conflicts != 0 || got.Claims != 2 || len(n.steer.plan.Own) != 2 {
+	if got := n.manager.Stats(); got.Conflicts != 0 || got.Claims != 2 || n.steer.plan.Own.Len() != 2 {
 		t.Errorf("conflicts %d, claims %d, own %v", got.Conflicts, got.Claims, n.steer.plan.Own)
 	}
 	if lines := log.lines("is served now"); len(lines) != 1 {
@@ -279,7 +279,7 @@ func TestExternalIPComesToTheNodeAndGoes(t *testing.T) {
 	c.Services[0].Spec.ExternalIPs = []string{vip.String()}
 	n.apply(c)
 	dst := destination("192.0.2.1:80")
-	if _, is := n.steer.plan.Foreign[vip]; !is || n.steer.plan.Steer[dst].Port == 0 || n.steer.plan.Steer[dst].FD == 0 {
+	if target, _ := n.steer.plan.Steer.Get(dst); !n.steer.plan.Foreign.Has(vip) || target.Port == 0 || target.FD == 0 {
 		t.Errorf("A3.13: foreign %v, steer %v", n.steer.plan.Foreign, n.steer.plan.Steer)
 	}
 	if err := lab.Node.AddAddr("lo", netip.PrefixFrom(vip, 32)); err != nil {
@@ -290,15 +290,15 @@ func TestExternalIPComesToTheNodeAndGoes(t *testing.T) {
 	mu.Unlock()
 	n.maintain()
 	n.want(lab.Client, "192.0.2.1:80", "b1:8080")
-	_, own := n.steer.plan.Own[dst]
-	if _, steered := n.steer.plan.Steer[dst]; !own || steered || len(n.steer.plan.Foreign) != 0 {
+	own := n.steer.plan.Own.Has(dst)
+	if !own || n.steer.plan.Steer.Has(dst) || n.steer.plan.Foreign.Len() != 0 {
 		t.Errorf("A3.15: own %v, steer %v, foreign %v", n.steer.plan.Own, n.steer.plan.Steer, n.steer.plan.Foreign)
 	}
 	mu.Lock()
 	host = host[:2]
 	mu.Unlock()
 	n.maintain()
-	if _, steered := n.steer.plan.Steer[dst]; !steered || len(n.steer.plan.Own) != 0 || n.manager.Stats().Claims != 0 {
+	if !n.steer.plan.Steer.Has(dst) || n.steer.plan.Own.Len() != 0 || n.manager.Stats().Claims != 0 {
 		t.Errorf("steer %v, own %v", n.steer.plan.Steer, n.steer.plan.Own)
 	}
 }
@@ -315,7 +315,7 @@ func TestA87_ForeignDestinationLingers(t *testing.T) {
 	n.apply(c)
 	// Nothing is steered here: the connection comes to the lane by the address
 	// itself, which the node has for the moment.
-	lane := n.steer.plan.Steer[destination("192.0.2.1:80")]
+	lane, _ := n.steer.plan.Steer.Get(destination("192.0.2.1:80"))
 	record := conntrack.Record{VIP: netip.MustParseAddrPort("192.0.2.1:80"), Protocol: service.TCP, Start: 1}
 	w := n.manager.workers[0]
 	done := make(chan struct{})
@@ -326,12 +326,12 @@ func TestA87_ForeignDestinationLingers(t *testing.T) {
 	}
 	n.apply(gone("web", 1))
 	lingers := func() (dst, addr bool) {
-		_, dst = n.steer.plan.Lingering[destination("192.0.2.1:80")]
-		_, addr = n.steer.plan.Foreign[vip]
+		dst = n.steer.plan.Lingering.Has(destination("192.0.2.1:80"))
+		addr = n.steer.plan.Foreign.Has(vip)
 		return dst, addr
 	}
 	n.maintain()
-	if dst, addr := lingers(); !dst || !addr || len(n.steer.plan.Steer) != 0 {
+	if dst, addr := lingers(); !dst || !addr || n.steer.plan.Steer.Len() != 0 {
 		t.Errorf("lingering %v, foreign %v, steer %v", n.steer.plan.Lingering, n.steer.plan.Foreign, n.steer.plan.Steer)
 	}
 	done = make(chan struct{})

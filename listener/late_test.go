@@ -55,7 +55,8 @@ func TestLateConnectionsAreServed(t *testing.T) {
 		"the service is gone": gone("web", 1),
 	} {
 		n.apply(full)
-		lane := n.steer.plan.Steer[destination("10.97.0.1:80")].FD
+		target, _ := n.steer.plan.Steer.Get(destination("10.97.0.1:80"))
+		lane := target.FD
 		finish := []func(){
 			n.halfOpen(lane, "10.97.0.1:80"),
 			n.halfOpen(lane, "192.0.2.1:80"),

@@ -11,7 +11,7 @@ import (
 
 // lingers tells whether connections may use destinations that left the plan.
 func (m *Manager) lingers() bool {
-	return len(m.planner.lingering.m) > 0 || len(m.planner.lingeringIPs) > 0
+	return m.planner.lingering.Len() > 0 || len(m.planner.lingeringIPs) > 0
 }
 
 // dropIdle forgets the lingering destinations and addresses that no connection
@@ -30,7 +30,7 @@ func (m *Manager) dropIdle() bool {
 			idleIPs[a] = struct{}{}
 		}
 	}
-	for dst := range p.lingering.m {
+	for dst := range p.lingering.All() {
 		if _, late := p.late[dst]; !late {
 			idle[dst] = struct{}{}
 		}
@@ -45,12 +45,10 @@ func (m *Manager) dropIdle() bool {
 		return false // the loops have stopped
 	}
 	for a := range idleIPs {
-		delete(p.lingeringIPs, a)
+		p.lingerIP(a, false)
 	}
 	for dst := range idle {
-		p.lingering.remove(dst)
+		p.linger(dst, false)
 	}
-	dropped := len(idle)+len(idleIPs) > 0
-	p.moved = p.moved || dropped
-	return dropped
+	return len(idle)+len(idleIPs) > 0
 }

@@ -294,24 +294,24 @@ func TestPlanSaysWhatIsSteeredRefusedAndLocal(t *testing.T) {
 	}
 	p := n.steer.plan
 	for _, a := range []string{"10.96.0.1", "10.97.0.1", "fd00:96::1"} {
-		if p.Steer[dst(a)].Port == 0 {
+		if target, _ := p.Steer.Get(dst(a)); target.Port == 0 {
 			t.Errorf("%s is not steered", a)
 		}
 	}
-	if _, is := p.Refuse[dst("10.96.0.2")]; !is || len(p.Steer) != 3 || len(p.Refuse) != 1 || len(p.ClusterIPs) != 4 {
+	if !p.Refuse.Has(dst("10.96.0.2")) || p.Steer.Len() != 3 || p.Refuse.Len() != 1 || p.ClusterIPs.Len() != 4 {
 		t.Errorf("A3.4: steer %v, refuse %v, cluster IPs %v", p.Steer, p.Refuse, p.ClusterIPs)
 	}
-	local := redirect.Cover(p.Local)
+	local := redirect.Ranges(p.Local)
 	want := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.97.0.1/32"), netip.MustParsePrefix("fd00:96::1/128")}
 	if !slices.Equal(local, want) {
 		t.Errorf("local %v, want %v", local, want)
 	}
 
 	// The listener of a port stays as long as the port, with endpoints or not.
-	port := p.Steer[dst("10.96.0.1")]
+	port, _ := p.Steer.Get(dst("10.96.0.1"))
 	n.apply(service.Change{Deleted: gone("inside", 1).Deleted[1:]})
 	n.apply(web("inside", "10.96.0.1", ep4))
-	if got := n.steer.plan.Steer[dst("10.96.0.1")]; got != port {
+	if got, _ := n.steer.plan.Steer.Get(dst("10.96.0.1")); got != port {
 		t.Errorf("listener moved from %v to %v", port, got)
 	}
 	before := n.manager.Stats().Listeners
@@ -366,7 +366,7 @@ func TestA87_ConnectionOutlivesItsService(t *testing.T) {
 	if _, err := n.manager.Maintain(); err != nil {
 		t.Fatal(err)
 	}
-	if len(n.steer.plan.Local) != 1 {
+	if n.steer.plan.Local.Len() != 1 {
 		t.Fatalf("local %v while a connection uses 10.97.0.1", n.steer.plan.Local)
 	}
 	_ = c.CloseWrite()
@@ -375,7 +375,7 @@ func TestA87_ConnectionOutlivesItsService(t *testing.T) {
 	}
 	eventually(t, "the connection is over", func() bool { return n.manager.Stats().Open == 0 })
 	n.pass()
-	if len(n.steer.plan.Local) != 0 {
+	if n.steer.plan.Local.Len() != 0 {
 		t.Errorf("local %v when nothing uses 10.97.0.1", n.steer.plan.Local)
 	}
 }
@@ -481,7 +481,7 @@ func TestStraysAreReset(t *testing.T) {
 	netns.Require(t)
 	n := newNode(t, netns.NewLab(t, 1), nil)
 	n.apply(web("web", "10.96.0.1", n.echo(0, 8080)))
-	for _, target := range n.steer.plan.Steer {
+	for _, target := range n.steer.plan.Steer.All() {
 		wantReset(t, n.lab.Node, netip.AddrPortFrom(redirect.ListenIPv4, target.Port).String())
 	}
 	if got := n.manager.Stats().Strays; got != 1 {
@@ -504,7 +504,7 @@ func TestNodesOwnAddressesAreNotTaken(t *testing.T) {
 	if got := name(t, n.dial("10.1.7.7:80")); got != "b1:8080" {
 		t.Error(got)
 	}
-	if got := n.steer.plan.Local; !slices.Equal(got, []netip.Prefix{netip.MustParsePrefix("10.1.7.7/32")}) {
+	if got := redirect.Ranges(n.steer.plan.Local); !slices.Equal(got, []netip.Prefix{netip.MustParsePrefix("10.1.7.7/32")}) {
 		t.Errorf("local %v", got)
 	}
 }
@@ -518,7 +518,7 @@ func TestA35_LocalPolicyWithoutLocalEndpointsIsSilent(t *testing.T) {
 	change.Services[0].Spec.InternalTrafficPolicy = &local
 	n.apply(change)
 	dst := service.Destination{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: service.TCP}
-	if _, is := n.steer.plan.Silent[dst]; !is {
+	if !n.steer.plan.Silent.Has(dst) {
 		t.Errorf("steer %v, refuse %v, silent %v", n.steer.plan.Steer, n.steer.plan.Refuse, n.steer.plan.Silent)
 	}
 	c, err := n.lab.Client.Dialer(&net.Dialer{Timeout: 300 * time.Millisecond}, "tcp", "10.96.0.1:80")

@@ -1,7 +1,6 @@
 package listener
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -10,33 +9,35 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// planner keeps the plan of what is steered. It changes what changed, and a
-// map that did not change stays the same one from plan to plan, so that a change
-// of one service costs the same however many there are.
+// planner keeps the plan of what is steered. It changes what changed, and shares
+// the rest with the plans before, so that a change of one service costs the
+// same however many there are.
 type planner struct {
-	steer      shared[service.Destination, redirect.Target]
-	refuse     shared[service.Destination, struct{}]
-	silent     shared[service.Destination, struct{}]
-	own        shared[service.Destination, struct{}]
-	clusterIPs shared[netip.Addr, struct{}]
+	steer  redirect.Builder[service.Destination, redirect.Target]
+	refuse redirect.Builder[service.Destination, struct{}]
+	silent redirect.Builder[service.Destination, struct{}]
+	own    redirect.Builder[service.Destination, struct{}]
 	// lingering are destinations on foreign addresses that are not served any
 	// more but may carry connections; lingeringIPs are cluster IPs of that kind
 	// that no service range covers.
-	lingering    shared[service.Destination, struct{}]
+	lingering    redirect.Builder[service.Destination, struct{}]
 	lingeringIPs map[netip.Addr]struct{}
 	// late are those of both that connections may still come to which nobody
 	// knows of yet, and until when, as poll.Nanotime.
 	late map[service.Destination]int64
 
-	clusterUses map[netip.Addr]int // outlets on a cluster IP
-	foreignUses map[netip.Addr]int // outlets on other addresses that are not this node's
-	touched     []netip.Addr       // cluster IPs that came or went since the last plan
-	left        []*outlet          // outlets that lost their place since then
+	// How many outlets there are on a cluster IP, and how many outlets and
+	// lingering destinations on other addresses that are not this node's.
+	clusterUses map[netip.Addr]int
+	foreignUses map[netip.Addr]int
 
-	ranges  []netip.Prefix // of cluster IPs, that no address of this node lies in
-	local   []netip.Prefix
-	foreign map[netip.Addr]struct{}
-	moved   bool // local and foreign have to be made anew
+	clusterIPs redirect.Builder[netip.Addr, struct{}]
+	foreign    redirect.Builder[netip.Addr, struct{}]
+	local      redirect.Builder[netip.Prefix, struct{}]
+	ranges     []netip.Prefix          // of cluster IPs, that no address of this node lies in
+	moved      bool                    // they changed since the last plan
+	touched    map[netip.Addr]struct{} // addresses whose place may have changed since then
+	left       []*outlet               // outlets that lost theirs
 	// replies says that sockets may be bound to clients' addresses: once a policy
 	// had it so, there may be some for as long as the process lives.
 	replies bool
@@ -48,7 +49,7 @@ func newPlanner() planner {
 		late:         make(map[service.Destination]int64),
 		clusterUses:  make(map[netip.Addr]int),
 		foreignUses:  make(map[netip.Addr]int),
-		foreign:      make(map[netip.Addr]struct{}),
+		touched:      make(map[netip.Addr]struct{}),
 	}
 }
 
@@ -91,45 +92,67 @@ func (p *planner) place(o *outlet, held bool) {
 
 // put has a destination in one set at most.
 func (p *planner) put(dst service.Destination, action policy.Action, own bool, target redirect.Target) {
-	in := func(set *shared[service.Destination, struct{}], is bool) {
-		if is {
-			set.set(dst, struct{}{})
-		} else {
-			set.remove(dst)
-		}
-	}
 	if action == policy.Accept && !own {
-		p.steer.set(dst, target)
+		p.steer.Set(dst, target)
 	} else {
-		p.steer.remove(dst)
+		p.steer.Remove(dst)
 	}
-	in(&p.refuse, action == policy.Refuse && !own)
-	in(&p.silent, action == policy.Drop && !own)
-	in(&p.own, action != policy.None && own)
+	keep(&p.refuse, dst, action == policy.Refuse && !own)
+	keep(&p.silent, dst, action == policy.Drop && !own)
+	keep(&p.own, dst, action != policy.None && own)
+}
+
+// keep has a key in a set, or not.
+func keep[K redirect.Key](set *redirect.Builder[K, struct{}], k K, in bool) {
+	if in {
+		set.Set(k, struct{}{})
+	} else {
+		set.Remove(k)
+	}
 }
 
 // use counts the outlets on an address, which is steered as long as there are
 // any.
 func (p *planner) use(o *outlet, by int) {
-	if o.own {
-		return
+	switch {
+	case o.own:
+	case o.kind == service.ClusterIP:
+		p.count(p.clusterUses, o.dst.Addr, by)
+	default:
+		p.count(p.foreignUses, o.dst.Addr, by)
 	}
-	uses := p.foreignUses
-	if o.kind == service.ClusterIP {
-		uses = p.clusterUses
-	}
-	before := uses[o.dst.Addr]
+}
+
+func (p *planner) count(uses map[netip.Addr]int, a netip.Addr, by int) {
+	before := uses[a]
 	after := before + by
-	if uses[o.dst.Addr] = after; after == 0 {
-		delete(uses, o.dst.Addr)
+	if uses[a] = after; after == 0 {
+		delete(uses, a)
 	}
-	if before != 0 && after != 0 {
-		return
+	if before == 0 || after == 0 {
+		p.touched[a] = struct{}{}
 	}
-	p.moved = true
-	if o.kind == service.ClusterIP {
-		p.touched = append(p.touched, o.dst.Addr)
+}
+
+// linger has a destination among those that linger, or not.
+func (p *planner) linger(dst service.Destination, in bool) {
+	switch was := p.lingering.Has(dst); {
+	case in && !was:
+		p.count(p.foreignUses, dst.Addr, 1)
+	case was && !in:
+		p.count(p.foreignUses, dst.Addr, -1)
 	}
+	keep(&p.lingering, dst, in)
+}
+
+// lingerIP is the same for a cluster IP.
+func (p *planner) lingerIP(a netip.Addr, in bool) {
+	if in {
+		p.lingeringIPs[a] = struct{}{}
+	} else {
+		delete(p.lingeringIPs, a)
+	}
+	p.touched[a] = struct{}{}
 }
 
 // finish gives the plan; now is the time, as poll.Nanotime.
@@ -137,23 +160,56 @@ func (p *planner) finish(s *state, now int64) redirect.Plan {
 	p.settle(s.host, now)
 	p.replies = p.replies || s.table.KeepsClients()
 	if p.moved {
-		p.moved = false
-		p.local = p.makeLocal()
-		if foreign := p.makeForeign(); !maps.Equal(foreign, p.foreign) {
-			p.foreign = foreign
-		}
+		p.restart()
 	}
+	for a := range p.touched {
+		p.home(a)
+	}
+	clear(p.touched)
 	return redirect.Plan{
-		Steer:      p.steer.share(),
-		Refuse:     p.refuse.share(),
-		Silent:     p.silent.share(),
-		Local:      p.local,
-		ClusterIPs: p.clusterIPs.share(),
-		Foreign:    p.foreign,
-		Lingering:  p.lingering.share(),
-		Own:        p.own.share(),
+		Steer:      p.steer.Map(),
+		Refuse:     p.refuse.Map(),
+		Silent:     p.silent.Map(),
+		Local:      p.local.Map(),
+		ClusterIPs: p.clusterIPs.Map(),
+		Foreign:    p.foreign.Map(),
+		Lingering:  p.lingering.Map(),
+		Own:        p.own.Map(),
 
 		NodeSourceOnly: !p.replies,
+	}
+}
+
+// restart has all addresses placed anew.
+func (p *planner) restart() {
+	p.moved = false
+	p.local, p.foreign = redirect.Builder[netip.Prefix, struct{}]{}, redirect.Builder[netip.Addr, struct{}]{}
+	for _, r := range redirect.Cover(p.ranges) {
+		p.local.Set(r, struct{}{})
+	}
+	for a := range p.clusterUses {
+		p.touched[a] = struct{}{}
+	}
+	for a := range p.foreignUses {
+		p.touched[a] = struct{}{}
+	}
+	for a := range p.lingeringIPs {
+		p.touched[a] = struct{}{}
+	}
+}
+
+// home says whose an address is: this node delivers to itself the cluster IPs
+// outside of the ranges, and those that linger; others are not ours to own
+// (A3.13).
+func (p *planner) home(a netip.Addr) {
+	_, cluster := p.clusterUses[a]
+	_, others := p.foreignUses[a]
+	_, lingers := p.lingeringIPs[a]
+	covered := p.covers(a)
+	keep(&p.clusterIPs, a, cluster)
+	keep(&p.foreign, a, others && !cluster && !lingers && !covered)
+	if !covered {
+		keep(&p.local, netip.PrefixFrom(a, a.BitLen()), cluster || lingers)
 	}
 }
 
@@ -173,129 +229,33 @@ func (p *planner) settle(host hostAddresses, now int64) {
 		switch {
 		case o.own || host.has(a) || cluster || p.covers(a) || o.dst.Protocol != service.TCP:
 		case o.kind == service.ClusterIP:
-			p.lingeringIPs[a] = struct{}{}
+			p.lingerIP(a, true)
 			p.late[service.Destination{Addr: a}] = late
-			p.moved = true
 		case !p.planned(o.dst):
-			p.lingering.set(o.dst, struct{}{})
+			p.linger(o.dst, true)
 			p.late[o.dst] = late
-			p.moved = true
 		}
 	}
 	p.left = nil
 	for a := range p.lingeringIPs {
 		if _, back := p.clusterUses[a]; back || p.covers(a) || host.has(a) {
-			delete(p.lingeringIPs, a)
-			p.moved = true
+			p.lingerIP(a, false)
 		}
 	}
-	for dst := range p.lingering.m {
+	for dst := range p.lingering.All() {
 		_, cluster := p.clusterUses[dst.Addr]
 		if cluster || p.planned(dst) || p.covers(dst.Addr) || host.has(dst.Addr) {
-			p.lingering.remove(dst)
-			p.moved = true
+			p.linger(dst, false)
 		}
 	}
-	for _, a := range p.touched {
-		if _, is := p.clusterUses[a]; is {
-			p.clusterIPs.set(a, struct{}{})
-		} else {
-			p.clusterIPs.remove(a)
-		}
-	}
-	p.touched = nil
 }
 
 // planned tells whether a destination is in the plan.
 func (p *planner) planned(dst service.Destination) bool {
-	return p.steer.has(dst) || p.refuse.has(dst) || p.silent.has(dst)
+	return p.steer.Has(dst) || p.refuse.Has(dst) || p.silent.Has(dst)
 }
 
 // covers tells whether an address lies in a range of cluster IPs.
 func (p *planner) covers(a netip.Addr) bool {
 	return slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return r.Contains(a) })
-}
-
-// makeLocal says what this node delivers to itself: the ranges of cluster IPs,
-// the cluster IPs outside of them, and those that linger.
-func (p *planner) makeLocal() []netip.Prefix {
-	local := slices.Clone(p.ranges)
-	add := func(a netip.Addr) {
-		if !p.covers(a) {
-			local = append(local, netip.PrefixFrom(a, a.BitLen()))
-		}
-	}
-	for a := range p.clusterUses {
-		add(a)
-	}
-	for a := range p.lingeringIPs {
-		add(a)
-	}
-	return local
-}
-
-// makeForeign gives the addresses that are not ours to own (A3.13).
-func (p *planner) makeForeign() map[netip.Addr]struct{} {
-	foreign := make(map[netip.Addr]struct{})
-	add := func(a netip.Addr) {
-		_, cluster := p.clusterUses[a]
-		if _, lingers := p.lingeringIPs[a]; !cluster && !lingers && !p.covers(a) {
-			foreign[a] = struct{}{}
-		}
-	}
-	for a := range p.foreignUses {
-		add(a)
-	}
-	for dst := range p.lingering.m {
-		add(dst.Addr)
-	}
-	return foreign
-}
-
-// shared is a map that others read once it was shared: the next change is made
-// to a copy.
-type shared[K comparable, V comparable] struct {
-	m    map[K]V
-	mine bool // nobody else has m
-}
-
-func (s *shared[K, V]) has(k K) bool {
-	_, is := s.m[k]
-	return is
-}
-
-func (s *shared[K, V]) set(k K, v V) {
-	if old, is := s.m[k]; is && old == v {
-		return
-	}
-	s.own()
-	s.m[k] = v
-}
-
-func (s *shared[K, V]) remove(k K) {
-	if s.has(k) {
-		s.own()
-		delete(s.m, k)
-	}
-}
-
-func (s *shared[K, V]) own() {
-	switch {
-	case s.mine:
-		return
-	case s.m == nil:
-		s.m = make(map[K]V)
-	default:
-		s.m = maps.Clone(s.m)
-	}
-	s.mine = true
-}
-
-// share gives the map to others.
-func (s *shared[K, V]) share() map[K]V {
-	if s.m == nil {
-		s.m = make(map[K]V)
-	}
-	s.mine = false
-	return s.m
 }

@@ -158,26 +158,27 @@ func TestPlanAgainstModel(t *testing.T) {
 func (n *node) agrees(want model, bindEach bool) error {
 	p := &n.steer.plan
 	steered := make(map[service.Destination]struct{})
-	for dst, target := range p.Steer {
+	for dst, target := range p.Steer.All() {
 		steered[dst] = struct{}{}
 		if bindEach && target.Port != dst.Port || !bindEach && !boundTo(target.FD, netip.AddrPortFrom(laneAddress(service.FamilyOf(dst.Addr)), target.Port)) {
 			return fmt.Errorf("%s has target %+v", redirect.Format(dst), target)
 		}
 	}
 	for name, c := range map[string]struct {
-		got, want map[service.Destination]struct{}
+		got  redirect.Set[service.Destination]
+		want map[service.Destination]struct{}
 	}{
-		"steer": {steered, want.steer}, "refuse": {p.Refuse, want.refuse}, "silent": {p.Silent, want.silent},
+		"steer": {redirect.MapOf(steered), want.steer}, "refuse": {p.Refuse, want.refuse}, "silent": {p.Silent, want.silent},
 		"own": {p.Own, want.own}, "lingering": {p.Lingering, nil},
 	} {
-		if !maps.Equal(c.got, c.want) {
+		if !c.got.Equal(redirect.MapOf(c.want)) {
 			return fmt.Errorf("%s: %v, want %v", name, c.got, c.want)
 		}
 	}
-	if !maps.Equal(p.ClusterIPs, want.clusterIPs) || !maps.Equal(p.Foreign, want.foreign) {
+	if !p.ClusterIPs.Equal(redirect.MapOf(want.clusterIPs)) || !p.Foreign.Equal(redirect.MapOf(want.foreign)) {
 		return fmt.Errorf("cluster IPs %v, foreign %v, want %v and %v", p.ClusterIPs, p.Foreign, want.clusterIPs, want.foreign)
 	}
-	if got, want := redirect.Cover(p.Local), redirect.Cover(want.local); !slices.Equal(got, want) {
+	if got, want := redirect.Ranges(p.Local), redirect.Cover(want.local); !slices.Equal(got, want) {
 		return fmt.Errorf("local %v, want %v", got, want)
 	}
 	claims := len(want.own)

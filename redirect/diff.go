@@ -3,7 +3,6 @@ package redirect
 import (
 	"cmp"
 	"net/netip"
-	"reflect"
 	"slices"
 
 	"github.com/sluice-proxy/sluice/service"
@@ -20,7 +19,7 @@ type Changes struct {
 	Unsilence   []service.Destination
 	AddCluster  []netip.Addr
 	DropCluster []netip.Addr
-	AddLocal    []netip.Prefix // differences of the two covers (see Cover)
+	AddLocal    []netip.Prefix
 	DropLocal   []netip.Prefix
 	AddForeign  []netip.Addr
 	DropForeign []netip.Addr
@@ -49,14 +48,47 @@ func (c *Changes) Size() int {
 		len(c.AddOwn) + len(c.DropOwn)
 }
 
-// Diff gives the changes that lead from one plan to another.
+// Touched gives the destinations that any of the changes is about but those of
+// AddOwn and DropOwn; one that moves from one set to another comes twice.
+func (c *Changes) Touched(yield func(service.Destination) bool) {
+	for i := range c.Steer {
+		if !yield(c.Steer[i].Destination) {
+			return
+		}
+	}
+	for _, list := range [][]service.Destination{c.Unsteer, c.Refuse, c.Unrefuse, c.Silence, c.Unsilence, c.Linger, c.Unlinger} {
+		for _, d := range list {
+			if !yield(d) {
+				return
+			}
+		}
+	}
+}
+
+// Rehomes tells whether an address becomes, or ceases to be, one that is not
+// this node's to own, while it may have destinations that stay: one that was,
+// or comes to be, in a local range.
+func (c *Changes) Rehomes(from, to *Plan) bool {
+	return slices.ContainsFunc(c.AddForeign, func(a netip.Addr) bool { return IsLocal(from.Local, a) }) ||
+		slices.ContainsFunc(c.DropForeign, func(a netip.Addr) bool { return IsLocal(to.Local, a) })
+}
+
+// Diff gives the changes that lead from one plan to another. It reads what the
+// two do not share (see [Map]), so that a small change is found as fast in a big
+// plan as in a small one.
 func Diff(from, to *Plan) Changes {
 	var c Changes
-	c.Steer, c.Unsteer = diffSteer(from.Steer, to.Steer)
+	for d, ch := range changes(from.Steer, to.Steer) {
+		if ch.is {
+			c.Steer = append(c.Steer, Steering{Destination: d, Target: ch.new, Replaces: ch.was})
+		} else {
+			c.Unsteer = append(c.Unsteer, d)
+		}
+	}
 	c.Refuse, c.Unrefuse = diffKeys(from.Refuse, to.Refuse)
 	c.Silence, c.Unsilence = diffKeys(from.Silent, to.Silent)
 	c.AddCluster, c.DropCluster = diffKeys(from.ClusterIPs, to.ClusterIPs)
-	c.AddLocal, c.DropLocal = DiffLocal(Cover(from.Local), Cover(to.Local))
+	c.AddLocal, c.DropLocal = diffKeys(from.Local, to.Local)
 	c.AddForeign, c.DropForeign = diffKeys(from.Foreign, to.Foreign)
 	c.Linger, c.Unlinger = diffKeys(from.Lingering, to.Lingering)
 	c.AddOwn, c.DropOwn = diffKeys(from.Own, to.Own)
@@ -70,77 +102,71 @@ func Diff(from, to *Plan) Changes {
 	for _, list := range [][]netip.Addr{c.AddCluster, c.DropCluster, c.AddForeign, c.DropForeign} {
 		slices.SortFunc(list, netip.Addr.Compare)
 	}
+	for _, list := range [][]netip.Prefix{c.AddLocal, c.DropLocal} {
+		slices.SortFunc(list, comparePrefixes)
+	}
 	return c
 }
 
-func diffSteer(from, to map[service.Destination]Target) (add []Steering, drop []service.Destination) {
-	if SameMap(from, to) {
-		return nil, nil
-	}
-	kept := 0
-	for d, t := range to {
-		old, was := from[d]
-		if was {
-			kept++
-		}
-		if !was || old != t {
-			add = append(add, Steering{Destination: d, Target: t, Replaces: was})
-		}
-	}
-	return add, missing(from, to, kept)
-}
-
-func diffKeys[K comparable](from, to map[K]struct{}) (add, drop []K) {
-	if SameMap(from, to) {
-		return nil, nil
-	}
-	kept := 0
-	for k := range to {
-		if _, was := from[k]; was {
-			kept++
-		} else {
+func diffKeys[K Key](from, to Set[K]) (add, drop []K) {
+	for k, ch := range changes(from, to) {
+		if ch.is {
 			add = append(add, k)
-		}
-	}
-	return add, missing(from, to, kept)
-}
-
-// missing gives the keys of from that to does not have; kept is how many it
-// has.
-func missing[K comparable, V any](from, to map[K]V, kept int) (keys []K) {
-	if kept == len(from) {
-		return nil
-	}
-	for k := range from {
-		if _, still := to[k]; !still {
-			keys = append(keys, k)
-		}
-	}
-	return keys
-}
-
-// SameMap tells whether two variables are one map.
-func SameMap[K comparable, V any](a, b map[K]V) bool {
-	return reflect.ValueOf(a).Pointer() == reflect.ValueOf(b).Pointer()
-}
-
-// DiffLocal gives what one cover has that another has not.
-func DiffLocal(from, to []netip.Prefix) (add, drop []netip.Prefix) {
-	for len(from) > 0 || len(to) > 0 {
-		switch {
-		case len(from) == 0:
-			return append(add, to...), drop
-		case len(to) == 0:
-			return add, append(drop, from...)
-		case from[0] == to[0]:
-			from, to = from[1:], to[1:]
-		case comparePrefixes(from[0], to[0]) < 0:
-			drop, from = append(drop, from[0]), from[1:]
-		default:
-			add, to = append(add, to[0]), to[1:]
+		} else {
+			drop = append(drop, k)
 		}
 	}
 	return add, drop
+}
+
+// LocalOf gives prefixes as Plan.Local holds them.
+func LocalOf(prefixes ...netip.Prefix) Set[netip.Prefix] { return SetOf(Cover(prefixes)...) }
+
+// Ranges gives the ranges of Plan.Local, sorted.
+func Ranges(local Set[netip.Prefix]) []netip.Prefix {
+	return slices.SortedFunc(local.Keys(), comparePrefixes)
+}
+
+// Joined gives what two of Plan.Local cover together, with the differences that
+// lead there from the first one, sorted.
+func Joined(a, b Set[netip.Prefix]) (both Set[netip.Prefix], add, drop []netip.Prefix) {
+	both = b
+	for p, ch := range changes(b, a) {
+		if !ch.is {
+			continue
+		}
+		if !p.IsSingleIP() {
+			both = LocalOf(slices.Concat(Ranges(a), Ranges(b))...)
+			break
+		}
+		if _, is := within(b, p.Addr(), p.Bits()); !is {
+			both = both.With(p, struct{}{})
+		}
+	}
+	add, drop = diffKeys(a, both)
+	slices.SortFunc(add, comparePrefixes)
+	slices.SortFunc(drop, comparePrefixes)
+	return both, add, drop
+}
+
+// IsLocal tells whether an address lies in one of the ranges of Plan.Local.
+func IsLocal(local Set[netip.Prefix], a netip.Addr) bool {
+	_, is := within(local, a, a.BitLen())
+	return is
+}
+
+// within gives the range of a Plan.Local that an address lies in, if it has so
+// many bits at most.
+func within(local Set[netip.Prefix], a netip.Addr, bits int) (netip.Prefix, bool) {
+	if local.Len() == 0 {
+		return netip.Prefix{}, false
+	}
+	for ; bits >= 0; bits-- {
+		if p, err := a.Prefix(bits); err == nil && local.Has(p) {
+			return p, true
+		}
+	}
+	return netip.Prefix{}, false
 }
 
 // Cover gives the fewest of the prefixes that cover the same addresses: masked,
@@ -160,17 +186,6 @@ func Cover(prefixes []netip.Prefix) []netip.Prefix {
 		cover = append(cover, p)
 	}
 	return cover
-}
-
-// Covers tells whether an address lies within one of the prefixes of a cover.
-func Covers(cover []netip.Prefix, a netip.Addr) bool {
-	after, _ := slices.BinarySearchFunc(cover, a, func(p netip.Prefix, a netip.Addr) int {
-		if p.Addr().Compare(a) <= 0 {
-			return -1
-		}
-		return 1
-	})
-	return after > 0 && cover[after-1].Contains(a)
 }
 
 func comparePrefixes(a, b netip.Prefix) int {

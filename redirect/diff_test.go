@@ -1,6 +1,7 @@
 package redirect
 
 import (
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
@@ -24,22 +25,20 @@ func prefixes(s string) []netip.Prefix {
 	return ps
 }
 
-func addrSet(s string) map[netip.Addr]struct{} {
-	return map[netip.Addr]struct{}{netip.MustParseAddr(s): {}}
-}
+func addrSet(s string) Set[netip.Addr] { return SetOf(netip.MustParseAddr(s)) }
 
 func TestDiff(t *testing.T) {
 	from := &Plan{
-		Steer:      map[service.Destination]Target{tcp("10.96.0.1:80"): {Port: 1}, tcp("10.96.0.2:80"): {Port: 2}, tcp("[fd01::1]:80"): {Port: 3}},
-		Refuse:     map[service.Destination]struct{}{tcp("10.96.0.3:80"): {}},
-		Local:      prefixes("10.96.0.0/16"),
-		ClusterIPs: map[netip.Addr]struct{}{netip.MustParseAddr("10.96.0.1"): {}},
+		Steer:      MapOf(map[service.Destination]Target{tcp("10.96.0.1:80"): {Port: 1}, tcp("10.96.0.2:80"): {Port: 2}, tcp("[fd01::1]:80"): {Port: 3}}),
+		Refuse:     SetOf(tcp("10.96.0.3:80")),
+		Local:      SetOf(prefixes("10.96.0.0/16")...),
+		ClusterIPs: addrSet("10.96.0.1"),
 	}
 	to := &Plan{
-		Steer:      map[service.Destination]Target{tcp("10.96.0.1:80"): {Port: 9}, tcp("10.96.0.3:80"): {Port: 4}, tcp("[fd01::1]:80"): {Port: 3}},
-		Refuse:     map[service.Destination]struct{}{tcp("10.96.0.2:80"): {}},
-		Local:      prefixes("10.96.0.0/16 fd01::1/128"),
-		ClusterIPs: map[netip.Addr]struct{}{netip.MustParseAddr("fd01::1"): {}},
+		Steer:      MapOf(map[service.Destination]Target{tcp("10.96.0.1:80"): {Port: 9}, tcp("10.96.0.3:80"): {Port: 4}, tcp("[fd01::1]:80"): {Port: 3}}),
+		Refuse:     SetOf(tcp("10.96.0.2:80")),
+		Local:      SetOf(prefixes("10.96.0.0/16 fd01::1/128")...),
+		ClusterIPs: addrSet("fd01::1"),
 	}
 	want := Changes{
 		Steer:       []Steering{{tcp("10.96.0.1:80"), Target{Port: 9}, true}, {tcp("10.96.0.3:80"), Target{Port: 4}, false}},
@@ -58,109 +57,161 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// A diff that is carried out by hand on the old plan must give the new one.
-func TestDiffLeadsToTheOtherPlan(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(1, 2))
-	plan := func() *Plan {
-		p := &Plan{
-			Steer: map[service.Destination]Target{}, Refuse: map[service.Destination]struct{}{}, Silent: map[service.Destination]struct{}{},
-			ClusterIPs: map[netip.Addr]struct{}{}, Foreign: map[netip.Addr]struct{}{},
-			Lingering: map[service.Destination]struct{}{}, Own: map[service.Destination]struct{}{},
-		}
-		for i := range byte(20) {
-			d := service.Destination{Addr: netip.AddrFrom4([4]byte{10, 96, 0, i}), Port: 80, Protocol: service.TCP}
-			switch rnd.IntN(4) {
-			case 0:
-				p.Steer[d] = Target{Port: uint16(1 + rnd.IntN(2))}
-			case 1:
-				p.Refuse[d] = struct{}{}
-			case 2:
-				p.Silent[d] = struct{}{}
-			}
-			if rnd.IntN(2) == 0 {
-				p.ClusterIPs[d.Addr] = struct{}{}
-			}
-			if rnd.IntN(3) == 0 {
-				p.Foreign[d.Addr] = struct{}{}
-			}
-			if rnd.IntN(3) == 0 {
-				p.Lingering[d] = struct{}{}
-			}
-			if rnd.IntN(3) == 0 {
-				p.Own[d] = struct{}{}
-			}
-			if rnd.IntN(3) == 0 {
-				p.Local = append(p.Local, netip.PrefixFrom(d.Addr, 27+rnd.IntN(6)))
-			}
-		}
-		return p
-	}
-	for range 500 {
-		from, to := plan(), plan()
-		c := Diff(from, to)
-		for _, d := range c.Unsteer {
-			delete(from.Steer, d)
-		}
-		for _, s := range c.Steer {
-			if _, was := from.Steer[s.Destination]; was != s.Replaces {
-				t.Fatalf("%v: Replaces %v, was there: %v", s.Destination, s.Replaces, was)
-			}
-			from.Steer[s.Destination] = s.Target
-		}
-		for _, d := range c.Unrefuse {
-			delete(from.Refuse, d)
-		}
-		for _, d := range c.Refuse {
-			from.Refuse[d] = struct{}{}
-		}
-		for _, d := range c.Unsilence {
-			delete(from.Silent, d)
-		}
-		for _, d := range c.Silence {
-			from.Silent[d] = struct{}{}
-		}
-		for _, a := range c.DropCluster {
-			delete(from.ClusterIPs, a)
-		}
-		for _, a := range c.AddCluster {
-			from.ClusterIPs[a] = struct{}{}
-		}
-		carryOut(from.Foreign, c.AddForeign, c.DropForeign)
-		carryOut(from.Lingering, c.Linger, c.Unlinger)
-		carryOut(from.Own, c.AddOwn, c.DropOwn)
-		local := slices.DeleteFunc(Cover(from.Local), func(p netip.Prefix) bool { return slices.Contains(c.DropLocal, p) })
-		local = append(local, c.AddLocal...)
-		slices.SortFunc(local, comparePrefixes)
-		if !reflect.DeepEqual(from.Steer, to.Steer) || !reflect.DeepEqual(from.Refuse, to.Refuse) ||
-			!reflect.DeepEqual(from.Silent, to.Silent) || !reflect.DeepEqual(from.Foreign, to.Foreign) ||
-			!reflect.DeepEqual(from.Lingering, to.Lingering) || !reflect.DeepEqual(from.Own, to.Own) ||
-			!reflect.DeepEqual(from.ClusterIPs, to.ClusterIPs) || !slices.Equal(local, Cover(to.Local)) {
-			t.Fatalf("changes %+v do not lead to %+v", c, to)
-		}
-	}
+// slowPlan is a plan in plain maps, which share nothing.
+type slowPlan struct {
+	steer                          map[service.Destination]Target
+	refuse, silent, lingering, own map[service.Destination]struct{}
+	clusterIPs, foreign            map[netip.Addr]struct{}
+	local                          map[netip.Prefix]struct{}
 }
 
-func carryOut[K comparable](set map[K]struct{}, add, drop []K) {
+func slow(p *Plan) slowPlan {
+	return slowPlan{maps.Collect(p.Steer.All()), maps.Collect(p.Refuse.All()), maps.Collect(p.Silent.All()), maps.Collect(p.Lingering.All()),
+		maps.Collect(p.Own.All()), maps.Collect(p.ClusterIPs.All()), maps.Collect(p.Foreign.All()), maps.Collect(p.Local.All())}
+}
+
+// carryOut does by hand what changes say.
+func (p *slowPlan) carryOut(t *testing.T, c *Changes) {
+	t.Helper()
+	for _, d := range c.Unsteer {
+		delete(p.steer, d)
+	}
+	for _, s := range c.Steer {
+		if _, was := p.steer[s.Destination]; was != s.Replaces {
+			t.Fatalf("%v: Replaces %v, was there: %v", s.Destination, s.Replaces, was)
+		}
+		p.steer[s.Destination] = s.Target
+	}
+	carryOut(t, p.refuse, c.Refuse, c.Unrefuse)
+	carryOut(t, p.silent, c.Silence, c.Unsilence)
+	carryOut(t, p.lingering, c.Linger, c.Unlinger)
+	carryOut(t, p.own, c.AddOwn, c.DropOwn)
+	carryOut(t, p.clusterIPs, c.AddCluster, c.DropCluster)
+	carryOut(t, p.foreign, c.AddForeign, c.DropForeign)
+	carryOut(t, p.local, c.AddLocal, c.DropLocal)
+}
+
+func carryOut[K comparable](t *testing.T, set map[K]struct{}, add, drop []K) {
+	t.Helper()
 	for _, k := range drop {
+		if _, was := set[k]; !was {
+			t.Fatalf("%v is to go and is not there", k)
+		}
 		delete(set, k)
 	}
 	for _, k := range add {
+		if _, was := set[k]; was {
+			t.Fatalf("%v is to come and is there", k)
+		}
 		set[k] = struct{}{}
 	}
 }
 
-func TestCovers(t *testing.T) {
-	cover := Cover(prefixes("10.96.0.0/16 10.98.0.1/32 fd01::/112"))
+// randomPlan has few destinations. It changes some of another plan, or is made
+// of nothing.
+func randomPlan(rnd *rand.Rand, p Plan) *Plan {
+	for i := range byte(20) {
+		if rnd.IntN(3) == 0 {
+			continue
+		}
+		d := service.Destination{Addr: netip.AddrFrom4([4]byte{10, 96, 0, i}), Port: 80, Protocol: service.TCP}
+		p.Steer, p.Refuse, p.Silent = p.Steer.Without(d), p.Refuse.Without(d), p.Silent.Without(d)
+		switch rnd.IntN(4) {
+		case 0:
+			p.Steer = p.Steer.With(d, Target{Port: uint16(1 + rnd.IntN(2))})
+		case 1:
+			p.Refuse = p.Refuse.With(d, struct{}{})
+		case 2:
+			p.Silent = p.Silent.With(d, struct{}{})
+		}
+		p.ClusterIPs = randomly(rnd, p.ClusterIPs, d.Addr)
+		p.Foreign = randomly(rnd, p.Foreign, d.Addr)
+		p.Lingering = randomly(rnd, p.Lingering, d)
+		p.Own = randomly(rnd, p.Own, d)
+		p.Local = LocalOf(Ranges(randomly(rnd, p.Local, netip.PrefixFrom(d.Addr, 27+rnd.IntN(6)).Masked()))...)
+	}
+	return &p
+}
+
+func randomly[K Key](rnd *rand.Rand, set Set[K], k K) Set[K] {
+	if rnd.IntN(3) == 0 {
+		return set.With(k, struct{}{})
+	}
+	return set.Without(k)
+}
+
+// A diff that is carried out by hand on the old plan must give the new one,
+// whether the two share much or nothing.
+func TestDiffLeadsToTheOtherPlan(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	from := &Plan{}
+	for range 1000 {
+		base := Plan{}
+		if rnd.IntN(3) > 0 {
+			base = *from
+		}
+		to := randomPlan(rnd, base)
+		before := slow(from)
+		c := Diff(from, to)
+		if after := slow(from); !reflect.DeepEqual(before, after) {
+			t.Fatalf("a plan that was handed on became %+v", after)
+		}
+		before.carryOut(t, &c)
+		if want := slow(to); !reflect.DeepEqual(before, want) {
+			t.Fatalf("changes %+v do not lead to %+v", c, want)
+		}
+		touched := map[service.Destination]bool{}
+		for d := range c.Touched {
+			touched[d] = true
+		}
+		for i := range byte(20) {
+			d := service.Destination{Addr: netip.AddrFrom4([4]byte{10, 96, 0, i}), Port: 80, Protocol: service.TCP}
+			was, _ := from.Steer.Get(d)
+			is, _ := to.Steer.Get(d)
+			differs := was != is || from.Refuse.Has(d) != to.Refuse.Has(d) || from.Silent.Has(d) != to.Silent.Has(d) || from.Lingering.Has(d) != to.Lingering.Has(d)
+			if touched[d] != differs {
+				t.Fatalf("%s is touched: %v, want %v", Format(d), touched[d], differs)
+			}
+		}
+		from = to
+	}
+}
+
+func TestIsLocal(t *testing.T) {
+	local := LocalOf(prefixes("10.96.0.0/16 10.98.0.1/32 fd01::/112")...)
 	for addr, want := range map[string]bool{
 		"10.95.255.255": false, "10.96.0.0": true, "10.96.255.255": true, "10.97.0.0": false, "10.98.0.1": true,
 		"10.98.0.2": false, "fd00::1": false, "fd01::ffff": true, "fd01::1:0": false,
 	} {
-		if got := Covers(cover, netip.MustParseAddr(addr)); got != want {
+		if got := IsLocal(local, netip.MustParseAddr(addr)); got != want {
 			t.Errorf("%s: got %v", addr, got)
 		}
 	}
-	if Covers(nil, netip.MustParseAddr("10.0.0.1")) {
+	if IsLocal(Set[netip.Prefix]{}, netip.MustParseAddr("10.0.0.1")) {
 		t.Error("nothing covers something")
+	}
+}
+
+// What two of Plan.Local cover together is the cover of all of both.
+func TestJoined(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(3, 4))
+	random := func() Set[netip.Prefix] {
+		var list []netip.Prefix
+		for range rnd.IntN(6) {
+			list = append(list, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(rnd.IntN(16))}), 32-rnd.IntN(2)*rnd.IntN(4)))
+		}
+		return LocalOf(list...)
+	}
+	for range 2000 {
+		a, b := random(), random()
+		both, add, drop := Joined(a, b)
+		if want := Cover(append(Ranges(a), Ranges(b)...)); !slices.Equal(Ranges(both), want) {
+			t.Fatalf("%v and %v: got %v, want %v", a, b, both, want)
+		}
+		c := Diff(&Plan{Local: a}, &Plan{Local: both})
+		if !slices.Equal(add, c.AddLocal) || !slices.Equal(drop, c.DropLocal) {
+			t.Fatalf("%v and %v: add %v, drop %v, want %+v", a, b, add, drop, c)
+		}
 	}
 }
 
@@ -190,26 +241,30 @@ func TestValidate(t *testing.T) {
 		want string
 	}{
 		{Plan{}, ""},
-		{Plan{Steer: map[service.Destination]Target{good: {Port: 1}}, Local: prefixes("10.96.0.0/12 fd00::/108")}, ""},
-		{Plan{Steer: map[service.Destination]Target{good: {}}}, "listener port 0"},
-		{Plan{Steer: map[service.Destination]Target{good: {Port: 1}}, Refuse: map[service.Destination]struct{}{good: {}}}, "steered and refused"},
-		{Plan{Steer: map[service.Destination]Target{good: {Port: 1}}, Silent: map[service.Destination]struct{}{good: {}}}, "steered and silent"},
-		{Plan{Refuse: map[service.Destination]struct{}{good: {}}, Silent: map[service.Destination]struct{}{good: {}}}, "refused and silent"},
-		{Plan{Refuse: map[service.Destination]struct{}{{Addr: good.Addr, Port: 80}: {}}}, "protocol 0"},
-		{Plan{Refuse: map[service.Destination]struct{}{tcp("10.96.0.1:0"): {}}}, "port 0"},
-		{Plan{Refuse: map[service.Destination]struct{}{tcp("[::ffff:10.96.0.1]:1"): {}}}, "plain"},
-		{Plan{ClusterIPs: map[netip.Addr]struct{}{netip.MustParseAddr("127.0.0.1"): {}}}, "not an address of a service"},
-		{Plan{Local: prefixes("0.0.0.0/0")}, "every address"},
-		{Plan{Local: prefixes("126.0.0.0/7")}, "127.0.0.0/8"},
-		{Plan{Local: prefixes("fe80::/64")}, "fe80::/10"},
-		{Plan{Foreign: addrSet("192.0.2.1"), Local: prefixes("10.96.0.0/12")}, ""},
-		{Plan{Foreign: addrSet("10.96.0.1"), Local: prefixes("10.96.0.0/12")}, "lies in a range that is local"},
+		{Plan{Steer: MapOf(map[service.Destination]Target{good: {Port: 1}}), Local: SetOf(prefixes("10.96.0.0/12 fd00::/108")...)}, ""},
+		{Plan{Steer: MapOf(map[service.Destination]Target{good: {}})}, "listener port 0"},
+		{Plan{Steer: MapOf(map[service.Destination]Target{good: {Port: 1}}), Refuse: SetOf(good)}, "steered and refused"},
+		{Plan{Steer: MapOf(map[service.Destination]Target{good: {Port: 1}}), Silent: SetOf(good)}, "steered and silent"},
+		{Plan{Refuse: SetOf(good), Silent: SetOf(good)}, "refused and silent"},
+		{Plan{Refuse: SetOf(service.Destination{Addr: good.Addr, Port: 80})}, "protocol 0"},
+		{Plan{Refuse: SetOf(tcp("10.96.0.1:0"))}, "port 0"},
+		{Plan{Refuse: SetOf(tcp("[::ffff:10.96.0.1]:1"))}, "plain"},
+		{Plan{ClusterIPs: addrSet("127.0.0.1")}, "not an address of a service"},
+		{Plan{Local: SetOf(prefixes("0.0.0.0/0")...)}, "every address"},
+		{Plan{Local: SetOf(prefixes("126.0.0.0/7")...)}, "127.0.0.0/8"},
+		{Plan{Local: SetOf(prefixes("fe80::/64")...)}, "fe80::/10"},
+		{Plan{Local: SetOf(prefixes("10.96.0.1/16")...)}, "not the first address"},
+		{Plan{Local: SetOf(prefixes("10.96.0.0/16 10.96.7.0/24")...)}, "lies in 10.96.0.0/16"},
+		{Plan{Local: SetOf(prefixes("10.96.0.0/16 10.96.7.7/32")...)}, "lies in 10.96.0.0/16"},
+		{Plan{Foreign: addrSet("192.0.2.1"), Local: SetOf(prefixes("10.96.0.0/12")...)}, ""},
+		{Plan{Foreign: addrSet("10.96.0.1"), Local: SetOf(prefixes("10.96.0.0/12")...)}, "10.96.0.1"},
+		{Plan{Foreign: addrSet("10.96.0.1"), Local: SetOf(prefixes("10.96.0.1/32")...)}, "10.96.0.1"},
 		{Plan{Foreign: addrSet("127.0.0.1")}, "not an address of a service"},
-		{Plan{Foreign: addrSet("10.96.0.1"), Lingering: map[service.Destination]struct{}{good: {}}}, ""},
-		{Plan{Lingering: map[service.Destination]struct{}{good: {}}}, "not on a foreign address"},
-		{Plan{Own: map[service.Destination]struct{}{tcp("127.0.0.1:30000"): {}}}, ""},
-		{Plan{Own: map[service.Destination]struct{}{tcp("224.0.0.1:30000"): {}}}, "not an address of a service"},
-		{Plan{Local: make([]netip.Prefix, 1)}, "not an IPv4 or IPv6 range"},
+		{Plan{Foreign: addrSet("10.96.0.1"), Lingering: SetOf(good)}, ""},
+		{Plan{Lingering: SetOf(good)}, "not on a foreign address"},
+		{Plan{Own: SetOf(tcp("127.0.0.1:30000"))}, ""},
+		{Plan{Own: SetOf(tcp("224.0.0.1:30000"))}, "not an address of a service"},
+		{Plan{Local: SetOf(netip.Prefix{})}, "not an IPv4 or IPv6 range"},
 	} {
 		err := c.plan.Validate()
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {

@@ -64,42 +64,48 @@ type Traits struct {
 	Replies Replies
 }
 
-// Plan is everything that is to be steered. A Plan that was handed to a
-// Redirector belongs to it; nobody changes it afterwards. Two plans may share a
-// map that is the same in both, which saves comparing it.
+// Plan is everything that is to be steered. Its maps never change, and a plan
+// that was made from another one shares with it what is the same, which saves
+// comparing it: see [Map].
 type Plan struct {
 	// Steer are the destinations that listeners accept for.
-	Steer map[service.Destination]Target
+	Steer Map[service.Destination, Target]
 	// Refuse are the destinations that refuse (A3.4): TCP with a reset, UDP
 	// and SCTP with ICMP port unreachable.
-	Refuse map[service.Destination]struct{}
+	Refuse Set[service.Destination]
 	// Silent are the destinations that do not answer (A3.5).
-	Silent map[service.Destination]struct{}
+	Silent Set[service.Destination]
 	// Local are the ranges that this node delivers to itself (F2): service
 	// CIDRs, cluster IPs outside of them, and addresses that left the model
 	// but still carry connections. Destinations to steer or refuse lie within.
 	// TCP, UDP and SCTP to an address of Local that nothing else in the Plan
-	// says something about is dropped (A3.12, unallocated addresses).
-	Local []netip.Prefix
+	// says something about is dropped (A3.12, unallocated addresses). None lies
+	// within another one: see [LocalOf].
+	Local Set[netip.Prefix]
 	// ClusterIPs are the addresses whose other ports refuse (A3.12), so that
 	// the host's own wildcard servers are not reachable on them (F4).
-	ClusterIPs map[netip.Addr]struct{}
+	ClusterIPs Set[netip.Addr]
 	// Foreign are addresses that are not this node's to own: external and load
 	// balancer IPs. Destinations to steer, refuse or silence may be on them;
 	// everything else that is sent to them, and ping, goes on as if there were
 	// no Redirector (A3.13). None lies in Local or is an address of this node.
-	Foreign map[netip.Addr]struct{}
+	Foreign Set[netip.Addr]
 	// Lingering are destinations on Foreign addresses that are no longer served
 	// but still carry established connections (A8.7): those go on, and new
 	// ones go past us.
-	Lingering map[service.Destination]struct{}
+	Lingering Set[service.Destination]
 	// Own are destinations on this node's own addresses, node ports for
 	// example, where listening sockets of ours are bound (A3.15). They need no
 	// steering, and are only kept from connection tracking.
-	Own map[service.Destination]struct{}
+	Own Set[service.Destination]
 	// NodeSourceOnly says that no socket is bound to a client's address, nor will
 	// be, so that nothing has to be done about answers to those.
 	NodeSourceOnly bool
+}
+
+// Names tells whether the plan says by itself what becomes of a destination.
+func (p *Plan) Names(d service.Destination) bool {
+	return p.Steer.Has(d) || p.Refuse.Has(d) || p.Silent.Has(d)
 }
 
 // Redirector puts plans in force. Its methods are safe for concurrent use.
@@ -144,10 +150,10 @@ func (c *Changes) Validate(to *Plan) error {
 		if s.Target.Port == 0 {
 			return fmt.Errorf("steer %s: listener port 0", Format(s.Destination))
 		}
-		if _, both := to.Refuse[s.Destination]; both {
+		if to.Refuse.Has(s.Destination) {
 			return fmt.Errorf("%s is to be steered and refused", Format(s.Destination))
 		}
-		if _, both := to.Silent[s.Destination]; both {
+		if to.Silent.Has(s.Destination) {
 			return fmt.Errorf("%s is to be steered and silent", Format(s.Destination))
 		}
 	}
@@ -155,10 +161,10 @@ func (c *Changes) Validate(to *Plan) error {
 		if err := validDestination(d); err != nil {
 			return fmt.Errorf("refuse %s: %w", Format(d), err)
 		}
-		if _, both := to.Steer[d]; both {
+		if to.Steer.Has(d) {
 			return fmt.Errorf("%s is to be steered and refused", Format(d))
 		}
-		if _, both := to.Silent[d]; both {
+		if to.Silent.Has(d) {
 			return fmt.Errorf("%s is to be refused and silent", Format(d))
 		}
 	}
@@ -166,10 +172,10 @@ func (c *Changes) Validate(to *Plan) error {
 		if err := validDestination(d); err != nil {
 			return fmt.Errorf("silence %s: %w", Format(d), err)
 		}
-		if _, both := to.Steer[d]; both {
+		if to.Steer.Has(d) {
 			return fmt.Errorf("%s is to be steered and silent", Format(d))
 		}
-		if _, both := to.Refuse[d]; both {
+		if to.Refuse.Has(d) {
 			return fmt.Errorf("%s is to be refused and silent", Format(d))
 		}
 	}
@@ -178,39 +184,57 @@ func (c *Changes) Validate(to *Plan) error {
 			return fmt.Errorf("cluster IP %s: %w", a, err)
 		}
 	}
-	for _, l := range c.AddLocal {
-		if err := validPrefix(l); err != nil {
-			return fmt.Errorf("local %s: %w", l, err)
-		}
+	if err := c.validateLocal(to); err != nil {
+		return err
 	}
 	return c.validateOthers(to)
 }
 
-// validateOthers looks at what is on addresses that are not of services.
-func (c *Changes) validateOthers(to *Plan) error {
-	if len(c.AddForeign) > 0 {
-		local := Cover(to.Local)
-		for _, a := range c.AddForeign {
-			if err := validAddr(a); err != nil {
-				return fmt.Errorf("foreign %s: %w", a, err)
+// validateLocal looks at ranges. Only for one that is not a single address all
+// others, and all foreign addresses, are gone through.
+func (c *Changes) validateLocal(to *Plan) error {
+	for _, l := range c.AddLocal {
+		if err := validPrefix(l); err != nil {
+			return fmt.Errorf("local %s: %w", l, err)
+		}
+		if outer, is := within(to.Local, l.Addr(), l.Bits()-1); is {
+			return fmt.Errorf("local %s: lies in %s, which is local too", l, outer)
+		}
+		if l.IsSingleIP() {
+			if to.Foreign.Has(l.Addr()) {
+				return fmt.Errorf("local %s: is foreign, too", l)
 			}
-			if Covers(local, a) {
-				return fmt.Errorf("foreign %s: lies in a range that is local", a)
+			continue
+		}
+		for inner := range to.Local.Keys() {
+			if inner != l && l.Overlaps(inner) {
+				return fmt.Errorf("local %s: lies in %s, which is local too", inner, l)
+			}
+		}
+		for a := range to.Foreign.Keys() {
+			if l.Contains(a) {
+				return fmt.Errorf("local %s: takes in the foreign address %s", l, a)
 			}
 		}
 	}
-	if len(c.AddLocal) > 0 {
-		for a := range to.Foreign {
-			if Covers(c.AddLocal, a) {
-				return fmt.Errorf("local range: takes in the foreign address %s", a)
-			}
+	return nil
+}
+
+// validateOthers looks at what is on addresses that are not of services.
+func (c *Changes) validateOthers(to *Plan) error {
+	for _, a := range c.AddForeign {
+		if err := validAddr(a); err != nil {
+			return fmt.Errorf("foreign %s: %w", a, err)
+		}
+		if within, is := within(to.Local, a, a.BitLen()); is {
+			return fmt.Errorf("foreign %s: lies in %s, which is local", a, within)
 		}
 	}
 	for _, d := range c.Linger {
 		if err := validDestination(d); err != nil {
 			return fmt.Errorf("lingering %s: %w", Format(d), err)
 		}
-		if _, ok := to.Foreign[d.Addr]; !ok {
+		if !to.Foreign.Has(d.Addr) {
 			return fmt.Errorf("lingering %s: not on a foreign address", Format(d))
 		}
 	}
@@ -256,6 +280,9 @@ func validAddr(a netip.Addr) error {
 func validPrefix(p netip.Prefix) error {
 	if !p.IsValid() || p.Addr().Is4In6() {
 		return fmt.Errorf("not an IPv4 or IPv6 range")
+	}
+	if p != p.Masked() {
+		return fmt.Errorf("not the first address of a range")
 	}
 	if p.Bits() == 0 {
 		return fmt.Errorf("would take in every address")

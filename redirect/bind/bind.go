@@ -23,7 +23,6 @@ package bind
 
 import (
 	"errors"
-	"slices"
 	"sync"
 
 	"github.com/sluice-proxy/sluice/redirect"
@@ -54,10 +53,11 @@ type Redirector struct {
 	answers redirect.Replies // never changes
 	closed  bool
 
-	plan    redirect.Plan // in force; empty before the first Apply
-	state   route.State
-	routed  bool // the routes are those of state
-	touched bool // there may be something of ours in the kernel
+	plan     redirect.Plan // in force; empty before the first Apply
+	unmarked route.Unmarked
+	state    route.State
+	routed   bool // the routes are those of state
+	touched  bool // there may be something of ours in the kernel
 }
 
 var (
@@ -110,18 +110,19 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 	if err := changes.Validate(&p); err != nil {
 		return err
 	}
-	state := route.WithoutMarks(&p, r.replyPorts(&p))
-	if !r.routed || !slices.Equal(state.Local, r.state.Local) {
-		if err := r.router.CheckLocal(state.Local); err != nil {
+	if len(changes.AddLocal) > 0 {
+		if err := r.router.CheckLocal(changes.AddLocal); err != nil {
 			return err
 		}
 	}
-	r.plan = p
-	if r.routed && state.Equal(&r.state) {
-		return nil
+	state := r.unmarked.State(&p, r.replyPorts(&p))
+	r.plan, r.touched = p, true
+	var err error
+	if r.routed {
+		err = r.router.Change(&r.state, &state)
+	} else {
+		_, err = r.router.Apply(state)
 	}
-	r.touched = true
-	_, err := r.router.Apply(state)
 	r.state, r.routed = state, err == nil
 	return err
 }

@@ -83,7 +83,7 @@ func TestPlansThatCannotBe(t *testing.T) {
 		{"10.0.0.0/8", "this node's own address 10.1.0.1"},
 		{"0.0.0.0/0", "every address"},
 	} {
-		err := r.Apply(redirect.Plan{Local: []netip.Prefix{netip.MustParsePrefix(c.local)}})
+		err := r.Apply(redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix(c.local))})
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("got %v, want %q", err, c.want)
 		}

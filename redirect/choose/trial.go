@@ -165,11 +165,7 @@ type stage struct {
 // plan makes the sockets, and the plan that leads to them: port 80 is served,
 // port 81 refuses.
 func (s *stage) plan() (redirect.Plan, error) {
-	p := redirect.Plan{
-		Steer:      map[service.Destination]redirect.Target{},
-		Refuse:     map[service.Destination]struct{}{},
-		ClusterIPs: map[netip.Addr]struct{}{},
-	}
+	var p redirect.Plan
 	for _, a := range trialAddresses {
 		if a.Is6() && !hasIPv6() {
 			continue
@@ -191,10 +187,10 @@ func (s *stage) plan() (redirect.Plan, error) {
 		if e != 0 {
 			return p, fmt.Errorf("own address of a listening socket: %w", e)
 		}
-		p.Steer[d] = redirect.Target{Port: own.Port(), FD: fd}
-		p.Refuse[service.Destination{Addr: a, Port: d.Port + 1, Protocol: service.TCP}] = struct{}{}
-		p.ClusterIPs[a] = struct{}{}
-		p.Local = append(p.Local, netip.PrefixFrom(a, a.BitLen()-8).Masked())
+		p.Steer = p.Steer.With(d, redirect.Target{Port: own.Port(), FD: fd})
+		p.Refuse = p.Refuse.With(service.Destination{Addr: a, Port: d.Port + 1, Protocol: service.TCP}, struct{}{})
+		p.ClusterIPs = p.ClusterIPs.With(a, struct{}{})
+		p.Local = p.Local.With(netip.PrefixFrom(a, a.BitLen()-8).Masked(), struct{}{})
 	}
 	return p, nil
 }

@@ -130,13 +130,13 @@ func contentsOf(p *redirect.Plan) *contents {
 	for v := range versions {
 		c.lists[v] = map[list]elements{listLocal: {}, listCluster: {}, listRefuse: {}, listSilent: {}}
 	}
-	for _, l := range redirect.Cover(p.Local) {
+	for l := range p.Local.Keys() {
 		c.add(listLocal, element{prefix: l})
 	}
-	for a := range p.ClusterIPs {
+	for a := range p.ClusterIPs.Keys() {
 		c.add(listCluster, address(a))
 	}
-	for d, t := range p.Steer {
+	for d, t := range p.Steer.All() {
 		l := lane{d.Protocol, t.Port}
 		c.add(l.list(), destination(d))
 		c.destination(p, d)
@@ -144,18 +144,18 @@ func contentsOf(p *redirect.Plan) *contents {
 			c.lanes[v] = append(c.lanes[v], l)
 		}
 	}
-	for d := range p.Refuse {
+	for d := range p.Refuse.Keys() {
 		c.add(listRefuse, destination(d))
 		c.destination(p, d)
 	}
-	for d := range p.Silent {
+	for d := range p.Silent.Keys() {
 		c.add(listSilent, destination(d))
 		c.destination(p, d)
 	}
-	for d := range p.Lingering {
+	for d := range p.Lingering.Keys() {
 		c.add(listLinger, destination(d))
 	}
-	for d := range p.Own {
+	for d := range p.Own.Keys() {
 		c.add(listOwn, destination(d))
 	}
 	for _, lanes := range c.lanes {
@@ -168,7 +168,7 @@ func contentsOf(p *redirect.Plan) *contents {
 
 // destination takes note of one that is on somebody else's address.
 func (c *contents) destination(p *redirect.Plan, d service.Destination) {
-	if _, foreign := p.Foreign[d.Addr]; foreign {
+	if p.Foreign.Has(d.Addr) {
 		c.add(listForeign, destination(d))
 	}
 }

@@ -30,7 +30,6 @@ package iptables
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -220,18 +219,19 @@ func validate(c *redirect.Changes, p *redirect.Plan) error {
 func (r *Redirector) applyLocked(p *redirect.Plan) error {
 	before := r.plan.Local
 	if !r.applied {
-		var err error
-		if before, err = r.router.LocalRoutes(); err != nil {
+		left, err := r.router.LocalRoutes()
+		if err != nil {
 			return err
 		}
+		before = redirect.LocalOf(left...)
 	}
-	if !slices.Equal(redirect.Cover(before), redirect.Cover(p.Local)) {
-		if err := r.router.CheckLocal(redirect.Cover(p.Local)); err != nil {
+	if !before.Equal(p.Local) {
+		if err := r.router.CheckLocal(redirect.Ranges(p.Local)); err != nil {
 			return err
 		}
 	}
 	both := *p
-	both.Local = redirect.Cover(slices.Concat(p.Local, before))
+	both.Local, _, _ = redirect.Joined(before, p.Local)
 	if err := r.put(contentsOf(&both), false); err != nil {
 		return err
 	}
@@ -275,12 +275,7 @@ func (r *Redirector) eachTables(f func(*tables) error) error {
 
 // routing says what a plan asks of routes and policy rules.
 func (r *Redirector) routing(p *redirect.Plan) route.State {
-	s := route.State{Local: redirect.Cover(p.Local), MarkReplies: !r.opts.NoReplies && !p.NodeSourceOnly, MarkSteers: len(p.Foreign) > 0}
-	for a := range p.Foreign {
-		s.Foreign = append(s.Foreign, a)
-	}
-	slices.SortFunc(s.Foreign, netip.Addr.Compare)
-	return s
+	return route.State{Local: p.Local, Foreign: p.Foreign, MarkReplies: !r.opts.NoReplies && !p.NodeSourceOnly, MarkSteers: p.Foreign.Len() > 0}
 }
 
 // Verify checks chains, sets and routes, and puts back what is missing;

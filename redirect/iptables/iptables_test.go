@@ -129,7 +129,7 @@ func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
 			for _, from := range hosts {
 				for _, d := range all {
 					want := step.ours
-					if _, foreign := step.plan.Foreign[d.Addr]; foreign {
+					if step.plan.Foreign.Has(d.Addr) {
 						want = step.foreign
 						if step.name == "gone" && from == lab.Node {
 							want = "refused" // see mangle: it is told from an established one by nothing
@@ -217,7 +217,7 @@ func TestConntrackSeesNothing(t *testing.T) {
 		lab.Node.EchoTCP(t, own.Port)
 		p := planOf(steerTo(f, tcp("10.96.0.10:80"), udp("10.96.0.10:53"), tcp("[fd01::10]:80"), tcp("192.0.2.1:80"), udp("192.0.2.1:54")),
 			refusing(tcp("10.96.0.11:80"), udp("10.96.0.11:53")))
-		p.Own[own] = struct{}{}
+		p.Own = p.Own.With(own, struct{}{})
 		apply(t, r, p)
 		for _, from := range []*netns.Host{lab.Client, lab.Node} {
 			for _, d := range []service.Destination{tcp("10.96.0.10:80"), udp("10.96.0.10:53"), tcp("[fd01::10]:80"), tcp("192.0.2.1:80"),

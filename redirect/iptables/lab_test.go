@@ -58,14 +58,10 @@ func destinationAt(s string, p service.Protocol) service.Destination {
 	return service.Destination{Addr: ap.Addr(), Port: ap.Port(), Protocol: p}
 }
 
-type set = map[service.Destination]struct{}
-
 // planOf makes a plan with the usual service ranges.
 func planOf(parts ...func(*redirect.Plan)) redirect.Plan {
 	p := redirect.Plan{
-		Steer: map[service.Destination]redirect.Target{}, Refuse: set{}, Silent: set{}, Lingering: set{}, Own: set{},
-		ClusterIPs: map[netip.Addr]struct{}{}, Foreign: map[netip.Addr]struct{}{},
-		Local: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd01::/112")},
+		Local: redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd01::/112")),
 	}
 	for _, part := range parts {
 		part(&p)
@@ -76,19 +72,19 @@ func planOf(parts ...func(*redirect.Plan)) redirect.Plan {
 // address makes the address of a destination a cluster IP if it is in the
 // service ranges, and else one that is not ours.
 func addressIn(p *redirect.Plan, a netip.Addr) {
-	for _, l := range p.Local {
+	for l := range p.Local.Keys() {
 		if l.Contains(a) {
-			p.ClusterIPs[a] = struct{}{}
+			p.ClusterIPs = p.ClusterIPs.With(a, struct{}{})
 			return
 		}
 	}
-	p.Foreign[a] = struct{}{}
+	p.Foreign = p.Foreign.With(a, struct{}{})
 }
 
 func steerTo(f front, ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
-			p.Steer[d] = f.target(d)
+			p.Steer = p.Steer.With(d, f.target(d))
 			addressIn(p, d.Addr)
 		}
 	}
@@ -97,7 +93,7 @@ func steerTo(f front, ds ...service.Destination) func(*redirect.Plan) {
 func refusing(ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
-			p.Refuse[d] = struct{}{}
+			p.Refuse = p.Refuse.With(d, struct{}{})
 			addressIn(p, d.Addr)
 		}
 	}
@@ -106,7 +102,7 @@ func refusing(ds ...service.Destination) func(*redirect.Plan) {
 func silencing(ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
-			p.Silent[d] = struct{}{}
+			p.Silent = p.Silent.With(d, struct{}{})
 			addressIn(p, d.Addr)
 		}
 	}
@@ -115,7 +111,7 @@ func silencing(ds ...service.Destination) func(*redirect.Plan) {
 func lingering(ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
-			p.Lingering[d] = struct{}{}
+			p.Lingering = p.Lingering.With(d, struct{}{})
 			addressIn(p, d.Addr)
 		}
 	}

@@ -251,7 +251,7 @@ func TestAfterAKilledProcess(t *testing.T) {
 		first, second := newFront(t, lab.Node, "first"), newFront(t, lab.Node, "second")
 		web := tcp("10.96.0.10:80")
 		plan := planOf(steerTo(first, web, tcp("192.0.2.1:80")), refusing(tcp("10.96.0.99:1")))
-		plan.Local = append(plan.Local, netip.MustParsePrefix("10.97.0.0/16"))
+		plan.Local = redirect.LocalOf(append(redirect.Ranges(plan.Local), netip.MustParsePrefix("10.97.0.0/16"))...)
 		for _, end := range []string{"taken over", "cleaned up"} {
 			killed, err := New(opts)
 			if err != nil {
@@ -296,8 +296,8 @@ func TestPlansAndOptionsThatCannotBe(t *testing.T) {
 		want string
 	}{
 		{planOf(steerTo(front{tcp: [versions]uint16{1, 1}}, destinationAt("10.96.0.10:80", service.SCTP))), "TPROXY carries TCP and UDP only"},
-		{redirect.Plan{Local: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}, "this node's own address 10.1.0.1"},
-		{redirect.Plan{Local: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}, "every address"},
+		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("10.0.0.0/8"))}, "this node's own address 10.1.0.1"},
+		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("0.0.0.0/0"))}, "every address"},
 	} {
 		if err := r.Apply(c.plan); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("got %v, want %q", err, c.want)

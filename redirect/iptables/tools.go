@@ -239,20 +239,17 @@ func (t *tools) removeProbe(opts Options) {
 
 // samplePlan needs each kind of rule.
 func samplePlan() *redirect.Plan {
-	p := &redirect.Plan{
-		Steer: map[service.Destination]redirect.Target{}, Refuse: map[service.Destination]struct{}{}, Silent: map[service.Destination]struct{}{},
-		ClusterIPs: map[netip.Addr]struct{}{}, Foreign: map[netip.Addr]struct{}{}, Own: map[service.Destination]struct{}{},
-	}
+	p := &redirect.Plan{}
 	for _, a := range []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")} {
 		for port, protocol := range []service.Protocol{service.TCP, service.UDP} {
-			p.Steer[service.Destination{Addr: a, Port: 80, Protocol: protocol}] = redirect.Target{Port: 1 + uint16(port)}
-			p.Refuse[service.Destination{Addr: a, Port: 81, Protocol: protocol}] = struct{}{}
+			p.Steer = p.Steer.With(service.Destination{Addr: a, Port: 80, Protocol: protocol}, redirect.Target{Port: 1 + uint16(port)})
+			p.Refuse = p.Refuse.With(service.Destination{Addr: a, Port: 81, Protocol: protocol}, struct{}{})
 		}
-		p.Silent[service.Destination{Addr: a, Port: 82, Protocol: service.SCTP}] = struct{}{}
-		p.Own[service.Destination{Addr: a, Port: 83, Protocol: service.TCP}] = struct{}{}
-		p.Foreign[a] = struct{}{}
-		p.ClusterIPs[a.Next()] = struct{}{}
-		p.Local = append(p.Local, netip.PrefixFrom(a.Next(), a.BitLen()))
+		p.Silent = p.Silent.With(service.Destination{Addr: a, Port: 82, Protocol: service.SCTP}, struct{}{})
+		p.Own = p.Own.With(service.Destination{Addr: a, Port: 83, Protocol: service.TCP}, struct{}{})
+		p.Foreign = p.Foreign.With(a, struct{}{})
+		p.ClusterIPs = p.ClusterIPs.With(a.Next(), struct{}{})
+		p.Local = p.Local.With(netip.PrefixFrom(a.Next(), a.BitLen()), struct{}{})
 	}
 	return p
 }

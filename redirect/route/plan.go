@@ -3,50 +3,43 @@ package route
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
-	"slices"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// WithoutMarks gives the state of a plan for ways of steering that mark no
-// packets: every destination on an address that is not ours to own has a policy
-// routing rule, also one that refuses or lingers, as connections to it may be
+// Unmarked gives the states of plans for ways of steering that mark no packets:
+// every destination on an address that is not ours to own has a policy routing
+// rule, also one that refuses or lingers, as connections to it may be
 // established; replies to clients' addresses come back by their ports (F11), if
-// any are given.
-func WithoutMarks(p *redirect.Plan, replyPorts [2]uint16) State {
-	s := State{Local: redirect.Cover(p.Local), ReplyPorts: replyPorts}
-	if len(p.Foreign) == 0 {
-		return s
-	}
-	for a := range p.Foreign {
-		s.Foreign = append(s.Foreign, a)
-	}
-	slices.SortFunc(s.Foreign, netip.Addr.Compare)
-	add := func(d service.Destination) {
-		if _, is := p.Foreign[d.Addr]; is {
-			s.PortRules = append(s.PortRules, d)
-		}
-	}
-	for d := range p.Steer {
-		add(d)
-	}
-	for _, set := range []map[service.Destination]struct{}{p.Refuse, p.Silent, p.Lingering} {
-		for d := range set {
-			add(d)
-		}
-	}
-	slices.SortFunc(s.PortRules, redirect.CompareDestinations)
-	s.PortRules = slices.Compact(s.PortRules)
-	return s
+// any are given. The zero value is ready for use, and for one goroutine.
+type Unmarked struct {
+	plan  redirect.Plan
+	rules redirect.Builder[service.Destination, struct{}]
 }
 
-// Equal tells whether two states ask for the same, in the same order.
+// State gives the state of the next plan.
+func (u *Unmarked) State(p *redirect.Plan, replyPorts [2]uint16) State {
+	c := redirect.Diff(&u.plan, p)
+	if c.Rehomes(&u.plan, p) {
+		*u = Unmarked{}
+		c = redirect.Diff(&u.plan, p)
+	}
+	u.plan = *p
+	for d := range c.Touched {
+		if p.Foreign.Has(d.Addr) && (p.Names(d) || p.Lingering.Has(d)) {
+			u.rules.Set(d, struct{}{})
+		} else {
+			u.rules.Remove(d)
+		}
+	}
+	return State{Local: p.Local, Foreign: p.Foreign, PortRules: u.rules.Map(), ReplyPorts: replyPorts}
+}
+
+// Equal tells whether two states ask for the same.
 func (s *State) Equal(o *State) bool {
-	return slices.Equal(s.Local, o.Local) && slices.Equal(s.Foreign, o.Foreign) &&
-		slices.Equal(s.PortRules, o.PortRules) && s.ReplyPorts == o.ReplyPorts &&
+	return s.Local.Equal(o.Local) && s.Foreign.Equal(o.Foreign) && s.PortRules.Equal(o.PortRules) && s.ReplyPorts == o.ReplyPorts &&
 		s.MarkSteers == o.MarkSteers && s.MarkReplies == o.MarkReplies
 }
 

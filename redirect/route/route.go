@@ -129,15 +129,15 @@ func (o Options) Validate() error {
 // is not changed afterwards.
 type State struct {
 	// Local are the ranges that this node delivers to itself, whoever asks.
-	// What another of them covers is left out.
-	Local []netip.Prefix
+	// None lies within another one.
+	Local redirect.Set[netip.Prefix]
 	// Foreign are the addresses that the steer table makes local.
-	Foreign []netip.Addr
+	Foreign redirect.Set[netip.Addr]
 	// MarkSteers sends packets with the steer mark to the steer table.
 	MarkSteers bool
 	// PortRules send packets for these destinations to the steer table, where
 	// nobody can mark them. The kernel goes through them one by one.
-	PortRules []service.Destination
+	PortRules redirect.Set[service.Destination]
 	// MarkReplies sends packets with the reply mark to the reply table.
 	MarkReplies bool
 	// ReplyPorts, first and last, send TCP and UDP packets to these ports, but
@@ -287,23 +287,24 @@ type wants struct {
 }
 
 func (r *Router) wanted(f service.Family, s *State) (w wants, err error) {
-	for _, p := range redirect.Cover(s.Local) {
+	for _, p := range redirect.Ranges(s.Local) {
 		if service.FamilyOf(p.Addr()) == f {
 			w.routes[0] = append(w.routes[0], p)
 		}
 	}
-	for _, a := range s.Foreign {
+	for a := range s.Foreign.Keys() {
 		if service.FamilyOf(a) == f {
 			w.routes[1] = append(w.routes[1], netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
-	w.routes[1] = redirect.Cover(w.routes[1]) // each once
+	slices.SortFunc(w.routes[1], func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	slices.SortFunc(w.rules, compareRules)
 	if len(w.routes[0])+len(w.routes[1]) > 0 {
 		if w.source, err = r.source(f); err != nil {
 			return w, err
 		}
 	}
-	for _, d := range s.PortRules {
+	for d := range s.PortRules.Keys() {
 		if service.FamilyOf(d.Addr) == f {
 			w.rules = append(w.rules, r.portRule(d))
 		}

@@ -43,10 +43,10 @@ func destination(s string, p service.Protocol) service.Destination {
 // whole is a state that has some of everything.
 func whole() State {
 	return State{
-		Local:       prefixes("10.96.0.0/16 10.96.3.0/24 fd01::/112"),
-		Foreign:     addrs("192.0.2.7 2001:db8::7"),
+		Local:       redirect.LocalOf(prefixes("10.96.0.0/16 10.96.3.0/24 fd01::/112")...),
+		Foreign:     redirect.SetOf(addrs("192.0.2.7 2001:db8::7")...),
 		MarkSteers:  true,
-		PortRules:   []service.Destination{destination("192.0.2.7:80", service.TCP), destination("[2001:db8::7]:53", service.UDP)},
+		PortRules:   redirect.SetOf(destination("192.0.2.7:80", service.TCP), destination("[2001:db8::7]:53", service.UDP)),
 		MarkReplies: true,
 	}
 }
@@ -159,13 +159,13 @@ func TestAnyStateAfterAnyOther(t *testing.T) {
 	state := func() (s State) {
 		for _, p := range prefixes("10.96.0.0/16 10.96.0.0/24 10.96.1.0/24 10.97.0.1/32 fd01::/112 fd01::5/128") {
 			if rnd.IntN(2) == 0 {
-				s.Local = append(s.Local, p)
+				s.Local = redirect.LocalOf(append(redirect.Ranges(s.Local), p)...)
 			}
 		}
 		for _, a := range addrs("192.0.2.1 192.0.2.2 2001:db8::1") {
 			if rnd.IntN(2) == 0 {
-				s.Foreign = append(s.Foreign, a)
-				s.PortRules = append(s.PortRules, service.Destination{Addr: a, Port: uint16(80 + rnd.IntN(2)), Protocol: service.Protocol(1 + rnd.IntN(3))})
+				s.Foreign = s.Foreign.With(a, struct{}{})
+				s.PortRules = s.PortRules.With(service.Destination{Addr: a, Port: uint16(80 + rnd.IntN(2)), Protocol: service.Protocol(1 + rnd.IntN(3))}, struct{}{})
 			}
 		}
 		s.MarkSteers, s.MarkReplies = rnd.IntN(2) == 0, rnd.IntN(2) == 0
@@ -174,11 +174,27 @@ func TestAnyStateAfterAnyOther(t *testing.T) {
 		}
 		return s
 	}
-	for i := range 60 {
+	var last State
+	for i := range 120 {
 		s := state()
-		if _, err := r.Apply(s); err != nil {
+		var err error
+		switch {
+		case i == 0:
+			_, err = r.Apply(s)
+		case i%3 == 0: // only this is different: it need not read the tables
+			s.MarkSteers, s.MarkReplies, s.ReplyPorts = last.MarkSteers, last.MarkReplies, last.ReplyPorts
+			err = r.Change(&last, &s)
+		case i%3 == 1: // what is new is there already, or what is old is gone
+			if _, err = r.Apply(s); err == nil {
+				err = r.Change(&last, &s)
+			}
+		default:
+			err = r.Change(&last, &s)
+		}
+		if err != nil {
 			t.Fatalf("state %d: %v", i, err)
 		}
+		last = s
 		got := dump(t, r)
 		if changed, err := r.Apply(s); err != nil || changed {
 			t.Fatalf("state %d: again: changed %v, %v", i, changed, err)
@@ -200,7 +216,7 @@ func TestAnyStateAfterAnyOther(t *testing.T) {
 func TestAddsBeforeItRemoves(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	r := open(t, lab.Node, Options{})
-	apply(t, r, State{Local: prefixes("10.96.0.0/24"), Foreign: addrs("192.0.2.1"), MarkSteers: true}, true)
+	apply(t, r, State{Local: redirect.LocalOf(prefixes("10.96.0.0/24")...), Foreign: redirect.SetOf(addrs("192.0.2.1")...), MarkSteers: true}, true)
 
 	updates, done := make(chan netlink.RouteUpdate, 100), make(chan struct{})
 	defer close(done)
@@ -208,7 +224,7 @@ func TestAddsBeforeItRemoves(t *testing.T) {
 	if err := netlink.RouteSubscribeWithOptions(updates, done, netlink.RouteSubscribeOptions{Namespace: &handle}); err != nil {
 		t.Fatal(err)
 	}
-	apply(t, r, State{Local: prefixes("10.96.0.0/23"), Foreign: addrs("192.0.2.2"), MarkSteers: true}, true)
+	apply(t, r, State{Local: redirect.LocalOf(prefixes("10.96.0.0/23")...), Foreign: redirect.SetOf(addrs("192.0.2.2")...), MarkSteers: true}, true)
 	var order []string
 	for len(order) < 4 {
 		u := <-updates
@@ -256,7 +272,7 @@ func TestClashes(t *testing.T) {
 			}
 			before := lab.Node.Dump(t)
 			r := open(t, lab.Node, Options{})
-			s := State{Local: prefixes("10.96.0.0/16"), Foreign: addrs("192.0.2.1"), MarkSteers: true, MarkReplies: true}
+			s := State{Local: redirect.LocalOf(prefixes("10.96.0.0/16")...), Foreign: redirect.SetOf(addrs("192.0.2.1")...), MarkSteers: true, MarkReplies: true}
 			if err := r.Check(s); (err == nil) != (c.want == "") {
 				t.Errorf("check: %v", err)
 			}
@@ -290,12 +306,12 @@ func TestRouteForTheSameRange(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	somebodyElses(t, lab.Node)
 	r := open(t, lab.Node, Options{})
-	apply(t, r, State{Local: prefixes("10.96.0.0/16 10.200.0.0/16")}, true)
+	apply(t, r, State{Local: redirect.LocalOf(prefixes("10.96.0.0/16 10.200.0.0/16")...)}, true)
 	if got := dump(t, r); strings.Contains(got, "10.200") {
 		t.Errorf("taken over:\n%s", got)
 	}
 	var clash *redirect.ClashError
-	if _, err := r.Apply(State{Local: prefixes("10.1.0.255/32")}); !errors.As(err, &clash) {
+	if _, err := r.Apply(State{Local: redirect.LocalOf(prefixes("10.1.0.255/32")...)}); !errors.As(err, &clash) {
 		t.Errorf("the broadcast address of an interface: got %v, want a clash", err)
 	}
 }
@@ -308,13 +324,13 @@ func TestWithoutIPv6(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := open(t, lab.Node, Options{})
-	s := State{Local: prefixes("10.96.0.0/16"), Foreign: addrs("192.0.2.1"), MarkSteers: true, MarkReplies: true, ReplyPorts: [2]uint16{61000, 65534}}
+	s := State{Local: redirect.LocalOf(prefixes("10.96.0.0/16")...), Foreign: redirect.SetOf(addrs("192.0.2.1")...), MarkSteers: true, MarkReplies: true, ReplyPorts: [2]uint16{61000, 65534}}
 	apply(t, r, s, true)
 	apply(t, r, s, false)
 	if got := dump(t, r); strings.Contains(got, "rule -6") || strings.Contains(got, ":") {
 		t.Errorf("in force:\n%s", got)
 	}
-	s.Local = prefixes("10.96.0.0/16 fd01::/112")
+	s.Local = redirect.LocalOf(prefixes("10.96.0.0/16 fd01::/112")...)
 	if _, err := r.Apply(s); err == nil || !strings.Contains(err.Error(), "IPv6 switched off") {
 		t.Errorf("got %v, want an error that says so", err)
 	}

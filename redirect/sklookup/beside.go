@@ -11,8 +11,9 @@ import (
 // beside is the way of steering that does what a look-up of sockets cannot.
 type beside struct {
 	redirect.Redirector
-	steer          part[redirect.Target]
-	refuse, silent part[struct{}]
+	plan           redirect.Plan // the last one, whole
+	steer          redirect.Builder[service.Destination, redirect.Target]
+	refuse, silent redirect.Builder[service.Destination, struct{}]
 }
 
 // traits are its own, with the program in the name: "sklookup/nftables".
@@ -34,36 +35,36 @@ func (b *beside) changed() <-chan struct{} {
 // apply puts in force what a plan has beside the destinations that the program
 // knows.
 func (b *beside) apply(p redirect.Plan) error {
-	p.Steer = b.steer.of(p.Steer, p.Foreign)
-	p.Refuse = b.refuse.of(p.Refuse, p.Foreign)
-	p.Silent = b.silent.of(p.Silent, p.Foreign)
-	p.ClusterIPs = nil
+	b.follow(&p)
+	p.Steer, p.Refuse, p.Silent = b.steer.Map(), b.refuse.Map(), b.silent.Map()
+	p.ClusterIPs = redirect.Set[netip.Addr]{}
 	return b.Redirector.Apply(p)
 }
 
-// part remembers what it made of a map, so that the same ones give the same
-// one, which saves comparing it.
-type part[V any] struct {
-	whole   map[service.Destination]V
-	foreign map[netip.Addr]struct{}
-	made    map[service.Destination]V
+// follow keeps what a plan says of destinations on foreign addresses.
+func (b *beside) follow(p *redirect.Plan) {
+	c := redirect.Diff(&b.plan, p)
+	if c.Rehomes(&b.plan, p) {
+		*b = beside{Redirector: b.Redirector}
+		c = redirect.Diff(&b.plan, p)
+	}
+	b.plan = *p
+	for d := range c.Touched {
+		foreign := p.Foreign.Has(d.Addr)
+		if t, is := p.Steer.Get(d); is && foreign {
+			b.steer.Set(d, t)
+		} else {
+			b.steer.Remove(d)
+		}
+		keep(&b.refuse, d, foreign && p.Refuse.Has(d))
+		keep(&b.silent, d, foreign && p.Silent.Has(d))
+	}
 }
 
-// of gives what a map has on foreign addresses; nil if there is none of them.
-func (c *part[V]) of(whole map[service.Destination]V, foreign map[netip.Addr]struct{}) map[service.Destination]V {
-	if len(foreign) == 0 {
-		*c = part[V]{}
-		return nil
+func keep(set *redirect.Builder[service.Destination, struct{}], d service.Destination, in bool) {
+	if in {
+		set.Set(d, struct{}{})
+	} else {
+		set.Remove(d)
 	}
-	if redirect.SameMap(whole, c.whole) && redirect.SameMap(foreign, c.foreign) {
-		return c.made
-	}
-	made := make(map[service.Destination]V)
-	for d, v := range whole {
-		if _, is := foreign[d.Addr]; is {
-			made[d] = v
-		}
-	}
-	*c = part[V]{whole, foreign, made}
-	return made
 }

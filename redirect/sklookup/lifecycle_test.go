@@ -33,7 +33,7 @@ func bigPlan(f *steering.Front, services int) redirect.Plan {
 			steering.Steer(f, service.Destination{Addr: a, Port: 80, Protocol: service.TCP})(&p)
 		}
 	}
-	p.Local = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd01::/108")}
+	p.Local = redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("fd01::/108"))
 	return p
 }
 
@@ -101,9 +101,9 @@ func TestPlansThatCannotBe(t *testing.T) {
 		want string
 	}{
 		{steering.Plan(steering.Steer(front, sctp)), "SCTP 10.96.0.10:80: sk_lookup carries TCP and UDP only"},
-		{redirect.Plan{Steer: map[service.Destination]redirect.Target{web4: {Port: 1}}}, "no descriptor"},
-		{redirect.Plan{Local: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}, "this node's own address 10.1.0.1"},
-		{redirect.Plan{Local: []netip.Prefix{netip.MustParsePrefix("::/0")}}, "every address"},
+		{redirect.Plan{Steer: redirect.MapOf(map[service.Destination]redirect.Target{web4: {Port: 1}})}, "no descriptor"},
+		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("10.0.0.0/8"))}, "this node's own address 10.1.0.1"},
+		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("::/0"))}, "every address"},
 	} {
 		if err := r.Apply(c.plan); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("got %v, want %q", err, c.want)
@@ -159,8 +159,8 @@ func TestManyServices(t *testing.T) {
 	r := newRedirector(t, lab.Node)
 	defer r.Close()
 	with, without := bigPlan(front, 10000), bigPlan(front, 10000)
-	delete(without.Steer, web4)
-	without.Refuse[web4] = struct{}{}
+	without.Steer = without.Steer.Without(web4)
+	without.Refuse = without.Refuse.With(web4, struct{}{})
 	moved := bigPlan(other, 10000)
 	start := time.Now()
 	if err := r.Apply(with); err != nil {

@@ -53,23 +53,23 @@ func ask(t testing.TB, p *ebpf.Program, d service.Destination) string {
 
 // model says the same from the plan alone, in the plainest way.
 func model(p *redirect.Plan, cookies map[string]string, d service.Destination) string {
-	if target, is := p.Steer[d]; is {
+	if target, is := p.Steer.Get(d); is {
 		return cookies[fmt.Sprint("target ", target.FD)]
 	}
-	if _, is := p.Refuse[d]; is {
+	if p.Refuse.Has(d) {
 		return "drop"
 	}
 	silent := cookies[fmt.Sprint("silent ", d.Protocol, d.Addr.Is4())]
-	if _, is := p.Silent[d]; is {
+	if p.Silent.Has(d) {
 		return silent
 	}
-	if _, is := p.Lingering[d]; is {
+	if p.Lingering.Has(d) {
 		return "drop"
 	}
-	if _, is := p.ClusterIPs[d.Addr]; is {
+	if p.ClusterIPs.Has(d.Addr) {
 		return "drop"
 	}
-	for _, l := range p.Local {
+	for l := range p.Local.Keys() {
 		if l.Contains(d.Addr) {
 			return silent
 		}
@@ -96,26 +96,26 @@ func universe() (all []service.Destination) {
 
 func randomPlan(rnd *rand.Rand, fronts []*steering.Front) redirect.Plan {
 	p := steering.Plan()
-	p.Local = nil
+	p.Local = redirect.LocalOf()
 	seen := map[netip.Addr]bool{}
 	for _, d := range universe() {
 		switch rnd.IntN(6) {
 		case 0:
-			p.Steer[d] = fronts[rnd.IntN(len(fronts))].Target(d)
+			p.Steer = p.Steer.With(d, fronts[rnd.IntN(len(fronts))].Target(d))
 		case 1:
-			p.Refuse[d] = struct{}{}
+			p.Refuse = p.Refuse.With(d, struct{}{})
 		case 2:
-			p.Silent[d] = struct{}{}
+			p.Silent = p.Silent.With(d, struct{}{})
 		}
 		if seen[d.Addr] {
 			continue
 		}
 		seen[d.Addr] = true
 		if rnd.IntN(2) == 0 {
-			p.ClusterIPs[d.Addr] = struct{}{}
+			p.ClusterIPs = p.ClusterIPs.With(d.Addr, struct{}{})
 		}
 		if rnd.IntN(3) == 0 {
-			p.Local = append(p.Local, netip.PrefixFrom(d.Addr, d.Addr.BitLen()-rnd.IntN(4)).Masked())
+			p.Local = redirect.LocalOf(append(redirect.Ranges(p.Local), netip.PrefixFrom(d.Addr, d.Addr.BitLen()-rnd.IntN(4)).Masked())...)
 		}
 	}
 	return p

@@ -31,7 +31,6 @@ package sklookup
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -95,12 +94,13 @@ type Redirector struct {
 	tables  *tables         // that the attached program looks into
 	closed  bool
 
-	plan    redirect.Plan // in force; empty before the first Apply
-	whole   bool          // the tables are those of the plan
-	unread  int           // calls of Verify until the maps are read
-	state   route.State
-	routed  bool // the routes are those of state
-	touched bool // there may be routes of ours in the kernel
+	plan     redirect.Plan // in force; empty before the first Apply
+	whole    bool          // the tables are those of the plan
+	unread   int           // calls of Verify until the maps are read
+	unmarked route.Unmarked
+	state    route.State
+	routed   bool // the routes are those of state
+	touched  bool // there may be routes of ours in the kernel
 }
 
 var (
@@ -201,12 +201,12 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 	}
 	var state route.State // somebody beside us makes his own
 	if r.beside == nil {
-		state = route.WithoutMarks(&p, r.replyPorts(&p))
-		if !r.routed || !slices.Equal(state.Local, r.state.Local) {
-			if err := r.router.CheckLocal(state.Local); err != nil {
+		if len(changes.AddLocal) > 0 {
+			if err := r.router.CheckLocal(changes.AddLocal); err != nil {
 				return err
 			}
 		}
+		state = r.unmarked.State(&p, r.replyPorts(&p))
 	}
 	old, kept := r.plan, r.whole
 	if err := r.fillLocked(&p, &changes); err != nil {
@@ -324,11 +324,13 @@ func attached(l *link.NetNsLink) bool {
 
 // routeLocked makes the routes those of the state, unless they are.
 func (r *Redirector) routeLocked(s route.State) error {
-	if r.routed && s.Equal(&r.state) {
-		return nil
-	}
 	r.touched = true
-	_, err := r.router.Apply(s)
+	var err error
+	if r.routed {
+		err = r.router.Change(&r.state, &s)
+	} else {
+		_, err = r.router.Apply(s)
+	}
 	r.state, r.routed = s, err == nil
 	return err
 }

@@ -89,7 +89,7 @@ func TestNoTableWhereNoneIsNeeded(t *testing.T) {
 	before := lab.Node.Dump(t)
 	r := newBeside(t, lab.Node)
 	t.Cleanup(func() { _ = r.Close() })
-	local := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
+	local := redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/16"))
 	apply := func(p redirect.Plan) string {
 		t.Helper()
 		p.Local = local

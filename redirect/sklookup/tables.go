@@ -75,8 +75,8 @@ func (t *tables) add(p *redirect.Plan, c *redirect.Changes) error {
 			return t.full(err, "silence "+redirect.Format(d))
 		}
 	}
-	for d := range p.Lingering {
-		if isNamed(p, d) {
+	for d := range c.Touched {
+		if p.Names(d) || !p.Lingering.Has(d) {
 			continue
 		}
 		if err := t.setDestination(d, refused); err != nil {
@@ -104,20 +104,13 @@ func (t *tables) add(p *redirect.Plan, c *redirect.Changes) error {
 func (t *tables) remove(old, p *redirect.Plan, c *redirect.Changes) error {
 	var errs []error
 	note := func(err error) { errs = append(errs, err) }
-	forget := func(d service.Destination) {
-		if _, lingers := p.Lingering[d]; !lingers && !isNamed(p, d) {
+	for _, d := range slices.Concat(c.Unsteer, c.Unrefuse, c.Unsilence, c.Unlinger) {
+		if !p.Lingering.Has(d) && !p.Names(d) {
 			note(t.deleteDestination(d))
 		}
 	}
-	for _, d := range slices.Concat(c.Unsteer, c.Unrefuse, c.Unsilence) {
-		forget(d)
-	}
-	for d := range old.Lingering {
-		forget(d)
-	}
-	local := redirect.Cover(p.Local)
 	for _, a := range c.DropCluster {
-		if _, is := slices.BinarySearchFunc(local, single(a), comparePrefixes); is {
+		if p.Local.Has(single(a)) {
 			note(t.setRange(single(a), silentRange(a)))
 		} else {
 			note(t.deleteRange(single(a)))
@@ -130,20 +123,20 @@ func (t *tables) remove(old, p *redirect.Plan, c *redirect.Changes) error {
 	}
 	for _, s := range c.Steer {
 		if s.Replaces {
-			note(t.slots.drop(t.maps, listenerOf(s.Destination, old.Steer[s.Destination])))
+			note(t.slots.drop(t.maps, listenerOf(s.Destination, target(old, s.Destination))))
 		}
 	}
 	for _, d := range c.Unsteer {
-		note(t.slots.drop(t.maps, listenerOf(d, old.Steer[d])))
+		note(t.slots.drop(t.maps, listenerOf(d, target(old, d))))
 	}
 	return errors.Join(errs...)
 }
 
 // match tells whether the maps of destinations and ranges hold a plan.
 func (t *tables) match(p *redirect.Plan) (bool, error) {
-	destinations := len(p.Steer) + len(p.Refuse) + len(p.Silent)
-	for d := range p.Lingering {
-		if !isNamed(p, d) {
+	destinations := p.Steer.Len() + p.Refuse.Len() + p.Silent.Len()
+	for d := range p.Lingering.Keys() {
+		if !p.Names(d) {
 			destinations++
 		}
 	}
@@ -151,9 +144,8 @@ func (t *tables) match(p *redirect.Plan) (bool, error) {
 	if err != nil || !same {
 		return same, err
 	}
-	local := redirect.Cover(p.Local)
-	ranges := len(p.ClusterIPs)
-	for _, l := range local {
+	ranges := p.ClusterIPs.Len()
+	for l := range p.Local.Keys() {
 		if !isCluster(p, l) {
 			ranges++
 		}
@@ -162,26 +154,23 @@ func (t *tables) match(p *redirect.Plan) (bool, error) {
 		if isCluster(p, r) {
 			return refused, true
 		}
-		_, is := slices.BinarySearchFunc(local, r, comparePrefixes)
-		return silentRange(r.Addr()), is
+		return silentRange(r.Addr()), p.Local.Has(r)
 	})
 }
 
 // verdict gives the slot that a destination has by a plan that is in force.
 func (t *tables) verdict(p *redirect.Plan, d service.Destination) (slot, bool) {
-	if target, is := p.Steer[d]; is {
+	if target, is := p.Steer.Get(d); is {
 		at := t.slots.used[listenerOf(d, target)]
 		if at == nil {
 			return 0, false
 		}
 		return at.slot, true
 	}
-	if _, is := p.Silent[d]; is {
+	if p.Silent.Has(d) {
 		return silentSlot(d), true
 	}
-	_, refuses := p.Refuse[d]
-	_, lingers := p.Lingering[d]
-	return refused, refuses || lingers
+	return refused, p.Refuse.Has(d) || p.Lingering.Has(d)
 }
 
 // restore puts back sockets that are missing, and tells whether there were any.
@@ -195,29 +184,15 @@ func (t *tables) full(err error, what string) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// isNamed tells whether a plan has a verdict of its own on a destination.
-func isNamed(p *redirect.Plan, d service.Destination) bool {
-	_, steer := p.Steer[d]
-	_, refuse := p.Refuse[d]
-	_, silent := p.Silent[d]
-	return steer || refuse || silent
-}
-
 // isCluster tells whether a range is a cluster IP of a plan.
 func isCluster(p *redirect.Plan, r netip.Prefix) bool {
-	if !r.IsSingleIP() {
-		return false
-	}
-	_, is := p.ClusterIPs[r.Addr()]
-	return is
+	return r.IsSingleIP() && p.ClusterIPs.Has(r.Addr())
+}
+
+// target gives where a plan steers a destination to.
+func target(p *redirect.Plan, d service.Destination) redirect.Target {
+	t, _ := p.Steer.Get(d)
+	return t
 }
 
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
-
-// comparePrefixes orders prefixes as redirect.Cover does.
-func comparePrefixes(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return a.Bits() - b.Bits()
-}

@@ -30,7 +30,7 @@ func TestFullConntrackTable(t *testing.T) {
 	with := func(parts ...any) redirect.Plan {
 		p := planOf(append(parts, steerTo(f, web, tcp("[fd01::10]:80"), out), onForeign(out), refusing(tcp("10.96.0.11:80"), tcp("192.0.2.10:81"), udp("10.96.0.11:53")))...)
 		for _, d := range []service.Destination{own, own6} {
-			p.Own[d] = struct{}{}
+			p.Own = p.Own.With(d, struct{}{})
 		}
 		return p
 	}

@@ -3,7 +3,6 @@ package tproxy
 import (
 	"encoding/binary"
 	"net/netip"
-	"slices"
 
 	"github.com/google/nftables"
 
@@ -29,20 +28,10 @@ func (e *elements) steer(k kind, d service.Destination, t redirect.Target) {
 
 // steerKind gives the map that holds a plan's destination.
 func steerKind(p *redirect.Plan, d service.Destination) kind {
-	if _, ok := p.Foreign[d.Addr]; ok {
+	if p.Foreign.Has(d.Addr) {
 		return take
 	}
 	return steer
-}
-
-// moves tells whether a destination changes from one map to the other.
-func moves(c *redirect.Changes, from, to *redirect.Plan) bool {
-	if len(c.AddForeign)+len(c.DropForeign) == 0 {
-		return false
-	}
-	before, after := redirect.Cover(from.Local), redirect.Cover(to.Local)
-	return slices.ContainsFunc(c.AddForeign, func(a netip.Addr) bool { return redirect.Covers(before, a) }) ||
-		slices.ContainsFunc(c.DropForeign, func(a netip.Addr) bool { return redirect.Covers(after, a) })
 }
 
 func (e *elements) destination(k kind, d service.Destination) {
@@ -70,31 +59,31 @@ func (e *elements) local(p netip.Prefix) {
 }
 
 // planElements gives everything that a plan and the flows that it leaves alone
-// put into the sets. Plan.Local is a cover.
+// put into the sets.
 func planElements(p *redirect.Plan, flows map[flow]struct{}) *elements {
 	e := &elements{}
 	for k := range flows {
 		e.flow(k)
 	}
-	for d, t := range p.Steer {
+	for d, t := range p.Steer.All() {
 		e.steer(steerKind(p, d), d, t)
 	}
-	for d := range p.Refuse {
+	for d := range p.Refuse.Keys() {
 		e.destination(refuse, d)
 	}
-	for d := range p.Silent {
+	for d := range p.Silent.Keys() {
 		e.destination(silent, d)
 	}
-	for a := range p.ClusterIPs {
+	for a := range p.ClusterIPs.Keys() {
 		e.address(cluster, a)
 	}
-	for _, l := range p.Local {
+	for l := range p.Local.Keys() {
 		e.local(l)
 	}
-	for a := range p.Foreign {
+	for a := range p.Foreign.Keys() {
 		e.address(foreign, a)
 	}
-	for d := range p.Own {
+	for d := range p.Own.Keys() {
 		e.destination(own, d)
 	}
 	for v, ports := range countPorts(p.Own) {
@@ -108,9 +97,9 @@ func planElements(p *redirect.Plan, flows map[flow]struct{}) *elements {
 // portCounts tell how many destinations have a port.
 type portCounts [versions]map[uint16]int
 
-func countPorts(destinations map[service.Destination]struct{}) portCounts {
+func countPorts(destinations redirect.Set[service.Destination]) portCounts {
 	c := portCounts{{}, {}}
-	for d := range destinations {
+	for d := range destinations.Keys() {
 		c[versionOf(d.Addr)][d.Port]++
 	}
 	return c

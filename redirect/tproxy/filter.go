@@ -9,7 +9,6 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/service"
 )
 
 // filter keeps the nftables table.
@@ -82,7 +81,7 @@ func (f *filter) apply(c *redirect.Changes, from, p *redirect.Plan) error {
 	if f.synced && c.Empty() {
 		return nil
 	}
-	if f.synced && c.Size()*2*sizeOfElement < f.limit/2 && !moves(c, from, p) {
+	if f.synced && c.Size()*2*sizeOfElement < f.limit/2 && !c.Rehomes(from, p) {
 		err := f.update(c, from, p)
 		if err == nil {
 			return nil
@@ -98,7 +97,7 @@ func (f *filter) apply(c *redirect.Changes, from, p *redirect.Plan) error {
 // needsNoTable tells whether a plan has nothing for the table to do, when
 // somebody else finds the sockets. (What lingers does so on foreign addresses.)
 func needsNoTable(p *redirect.Plan) bool {
-	return p.NodeSourceOnly && len(p.Foreign) == 0 && len(p.Own) == 0
+	return p.NodeSourceOnly && p.Foreign.Len() == 0 && p.Own.Len() == 0
 }
 
 // clear removes the table until a plan needs it.
@@ -180,7 +179,7 @@ func (f *filter) update(c *redirect.Changes, from, p *redirect.Plan) error {
 			b.FlushSet(makeSet(f.table, local, v, f.generation))
 			b.size += sizeOfMessage
 		}
-		for _, l := range p.Local {
+		for l := range p.Local.Keys() {
 			add.local(l)
 		}
 	} else {
@@ -216,11 +215,7 @@ func (f *filter) changeFlows(c *redirect.Changes, add, drop *elements) error {
 			delete(f.flows, k)
 		}
 	}
-	destinations := make(map[service.Destination]struct{}, len(c.Linger))
-	for _, d := range c.Linger {
-		destinations[d] = struct{}{}
-	}
-	found, err := findFlows(f.netns, destinations)
+	found, err := findFlows(f.netns, redirect.SetOf(c.Linger...))
 	if err != nil {
 		return err
 	}

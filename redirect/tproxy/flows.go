@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
+	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -23,8 +24,8 @@ type flow struct {
 
 // findFlows looks for the connections to some destinations both of whose ends
 // are in the namespace. A kernel that does not tell its sockets has none.
-func findFlows(netNS int, destinations map[service.Destination]struct{}) (map[flow]struct{}, error) {
-	if len(destinations) == 0 {
+func findFlows(netNS int, destinations redirect.Set[service.Destination]) (map[flow]struct{}, error) {
+	if destinations.Len() == 0 {
 		return nil, nil
 	}
 	nl, err := openSockets(netNS)
@@ -43,10 +44,10 @@ func findFlows(netNS int, destinations map[service.Destination]struct{}) (map[fl
 		}
 		for _, s := range sockets {
 			local, remote := endOf(s.ID.Source, s.ID.SourcePort), endOf(s.ID.Destination, s.ID.DestinationPort)
-			if _, ok := destinations[tcpDestination(local)]; ok {
+			if destinations.Has(tcpDestination(local)) {
 				accepted[flow{client: remote, here: local}] = struct{}{}
 			}
-			if _, ok := destinations[tcpDestination(remote)]; ok {
+			if destinations.Has(tcpDestination(remote)) {
 				connected[flow{client: local, here: remote}] = struct{}{}
 			}
 		}

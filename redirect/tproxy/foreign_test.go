@@ -38,8 +38,8 @@ func elsewhere(t *testing.T, lab *netns.Lab, addrs ...string) {
 func onForeign(ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
-			p.Foreign[d.Addr] = struct{}{}
-			delete(p.ClusterIPs, d.Addr)
+			p.Foreign = p.Foreign.With(d.Addr, struct{}{})
+			p.ClusterIPs = p.ClusterIPs.Without(d.Addr)
 		}
 	}
 }
@@ -47,8 +47,8 @@ func onForeign(ds ...service.Destination) func(*redirect.Plan) {
 func lingering(ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
-			p.Foreign[d.Addr] = struct{}{}
-			p.Lingering[d] = struct{}{}
+			p.Foreign = p.Foreign.With(d.Addr, struct{}{})
+			p.Lingering = p.Lingering.With(d, struct{}{})
 		}
 	}
 }
@@ -325,7 +325,7 @@ func TestAddressThatChangesSides(t *testing.T) {
 	f := newFront(t, lab.Node, "front")
 	web, other := tcp("10.97.0.10:80"), tcp("10.97.0.10:81")
 	inside := planOf(steerTo(f, web))
-	inside.Local = append(inside.Local, netip.MustParsePrefix("10.97.0.10/32"))
+	inside.Local = redirect.LocalOf(append(redirect.Ranges(inside.Local), netip.MustParsePrefix("10.97.0.10/32"))...)
 	outside := planOf(steerTo(f, web), onForeign(web))
 	r := newRedirector(t, lab.Node, Options{})
 	for _, step := range []struct {

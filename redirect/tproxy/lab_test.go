@@ -33,14 +33,7 @@ func destination(s string, p service.Protocol) service.Destination {
 // planOf makes a plan with the usual service ranges.
 func planOf(parts ...any) redirect.Plan {
 	p := redirect.Plan{
-		Steer:      map[service.Destination]redirect.Target{},
-		Refuse:     map[service.Destination]struct{}{},
-		Silent:     map[service.Destination]struct{}{},
-		ClusterIPs: map[netip.Addr]struct{}{},
-		Foreign:    map[netip.Addr]struct{}{},
-		Lingering:  map[service.Destination]struct{}{},
-		Own:        map[service.Destination]struct{}{},
-		Local:      []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd01::/112")},
+		Local: redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd01::/112")),
 	}
 	for _, part := range parts {
 		part.(func(*redirect.Plan))(&p)
@@ -52,8 +45,8 @@ func planOf(parts ...any) redirect.Plan {
 func steerTo(f front, ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
-			p.Steer[d] = f.target(d)
-			p.ClusterIPs[d.Addr] = struct{}{}
+			p.Steer = p.Steer.With(d, f.target(d))
+			p.ClusterIPs = p.ClusterIPs.With(d.Addr, struct{}{})
 		}
 	}
 }
@@ -61,8 +54,8 @@ func steerTo(f front, ds ...service.Destination) func(*redirect.Plan) {
 func refusing(ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
-			p.Refuse[d] = struct{}{}
-			p.ClusterIPs[d.Addr] = struct{}{}
+			p.Refuse = p.Refuse.With(d, struct{}{})
+			p.ClusterIPs = p.ClusterIPs.With(d.Addr, struct{}{})
 		}
 	}
 }
@@ -70,8 +63,8 @@ func refusing(ds ...service.Destination) func(*redirect.Plan) {
 func silencing(ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
-			p.Silent[d] = struct{}{}
-			p.ClusterIPs[d.Addr] = struct{}{}
+			p.Silent = p.Silent.With(d, struct{}{})
+			p.ClusterIPs = p.ClusterIPs.With(d.Addr, struct{}{})
 		}
 	}
 }

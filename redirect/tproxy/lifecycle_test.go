@@ -125,7 +125,7 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	plan := planOf(steerTo(first, web, tcp("10.97.0.1:80")), refusing(tcp("10.96.0.99:1")))
-	plan.Local = append(plan.Local, netip.MustParsePrefix("10.97.0.0/16"))
+	plan.Local = redirect.LocalOf(append(redirect.Ranges(plan.Local), netip.MustParsePrefix("10.97.0.0/16"))...)
 	apply(t, killed, plan)
 	old := connect(t, lab.Client, web)
 	killed.router.Close()
@@ -212,7 +212,7 @@ func somebodyElses(t *testing.T, n *netns.Namespace) {
 
 func bigPlan(f front, services int) redirect.Plan {
 	p := planOf()
-	p.Local = append(p.Local, netip.MustParsePrefix("10.97.0.0/16"), netip.MustParsePrefix("10.98.7.7/32"))
+	p.Local = redirect.LocalOf(append(redirect.Ranges(p.Local), netip.MustParsePrefix("10.97.0.0/16"), netip.MustParsePrefix("10.98.7.7/32"))...)
 	a4, a6 := netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd01::10")
 	for i := range services {
 		for _, a := range []netip.Addr{a4, a6} {

@@ -29,34 +29,34 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 	order := func(d service.Destination) string {
 		return fmt.Sprintf("%x %05d %d", d.Addr.As16(), d.Port, d.Protocol)
 	}
-	for d, t := range p.Steer {
+	for d, t := range p.Steer.All() {
 		listen := redirect.ListenIPv4
 		if d.Addr.Is6() {
 			listen = redirect.ListenIPv6
 		}
 		what := "steer"
-		if _, ok := p.Foreign[d.Addr]; ok {
+		if p.Foreign.Has(d.Addr) {
 			what = "take"
 		}
 		add(what, d.Addr.Is6(), order(d), redirect.Format(d)+" to "+netip.AddrPortFrom(listen, t.Port).String())
 	}
-	for d := range p.Refuse {
+	for d := range p.Refuse.Keys() {
 		add("refuse", d.Addr.Is6(), order(d), redirect.Format(d))
 	}
-	for d := range p.Silent {
+	for d := range p.Silent.Keys() {
 		add("silent", d.Addr.Is6(), order(d), redirect.Format(d))
 	}
-	for a := range p.ClusterIPs {
+	for a := range p.ClusterIPs.Keys() {
 		add("cluster", a.Is6(), fmt.Sprintf("%x", a.As16()), a.String())
 	}
-	for a := range p.Foreign {
+	for a := range p.Foreign.Keys() {
 		add("foreign", a.Is6(), fmt.Sprintf("%x", a.As16()), a.String())
 	}
-	for d := range p.Own {
+	for d := range p.Own.Keys() {
 		add("own", d.Addr.Is6(), order(d), redirect.Format(d))
 	}
 	var routes4, routes6, steer4, steer6 []string
-	for _, l := range redirect.Cover(p.Local) {
+	for _, l := range redirect.Ranges(p.Local) {
 		v6 := l.Addr().Is6()
 		add("local", v6, fmt.Sprintf("%x", l.Addr().As16()), l.String())
 		route := "route local " + l.String() + " dev lo proto 83 src " + source[v6]
@@ -80,7 +80,7 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 	}
 	slices.Sort(routes4)
 	slices.Sort(routes6)
-	for a := range p.Foreign {
+	for a := range p.Foreign.Keys() {
 		route := "route local " + netip.PrefixFrom(a, a.BitLen()).String() + " dev lo table 8376 proto 83 src " + source[a.Is6()]
 		if a.Is6() {
 			steer6 = append(steer6, route)
@@ -95,7 +95,7 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 		fmt.Fprintln(&text, l)
 	}
 	for _, rule := range []string{"rule", "rule -6"} {
-		if len(p.Foreign) > 0 {
+		if p.Foreign.Len() > 0 {
 			fmt.Fprintln(&text, rule, "fwmark 0x1000/0x1000 lookup 8376 proto 83 priority 83")
 		}
 		fmt.Fprintln(&text, rule, "fwmark 0x2000/0x2000 lookup 8377 proto 83 priority 83")
@@ -107,7 +107,7 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 // next to each other and within each other.
 func randomPlan(rnd *rand.Rand) redirect.Plan {
 	p := planOf()
-	p.Local = nil
+	p.Local = redirect.LocalOf()
 	for i := range byte(24) {
 		a := netip.AddrFrom4([4]byte{10, 96, 0, i})
 		if i >= 12 {
@@ -118,38 +118,37 @@ func randomPlan(rnd *rand.Rand) redirect.Plan {
 				d := service.Destination{Addr: a, Port: 80 + port*256, Protocol: protocol}
 				switch n := rnd.IntN(6); {
 				case n == 0 && protocol != service.SCTP:
-					p.Steer[d] = redirect.Target{Port: 1000 + uint16(rnd.IntN(2))}
+					p.Steer = p.Steer.With(d, redirect.Target{Port: 1000 + uint16(rnd.IntN(2))})
 				case n == 1:
-					p.Refuse[d] = struct{}{}
+					p.Refuse = p.Refuse.With(d, struct{}{})
 				case n == 2:
-					p.Silent[d] = struct{}{}
+					p.Silent = p.Silent.With(d, struct{}{})
 				}
 			}
 		}
 		if rnd.IntN(2) == 0 {
-			p.ClusterIPs[a] = struct{}{}
+			p.ClusterIPs = p.ClusterIPs.With(a, struct{}{})
 		}
 		for port := range uint16(3) {
 			if rnd.IntN(4) == 0 {
-				p.Own[service.Destination{Addr: a, Port: 30000 + port, Protocol: service.Protocol(1 + rnd.IntN(3))}] = struct{}{}
+				p.Own = p.Own.With(service.Destination{Addr: a, Port: 30000 + port, Protocol: service.Protocol(1 + rnd.IntN(3))}, struct{}{})
 			}
 		}
 		if rnd.IntN(3) == 0 {
-			p.Local = append(p.Local, netip.PrefixFrom(a, a.BitLen()-rnd.IntN(4)).Masked())
+			p.Local = redirect.LocalOf(append(redirect.Ranges(p.Local), netip.PrefixFrom(a, a.BitLen()-rnd.IntN(4)).Masked())...)
 		}
 	}
-	cover := redirect.Cover(p.Local)
 	for i := range byte(24) {
 		a := netip.AddrFrom4([4]byte{10, 96, 0, i})
 		if i >= 12 {
 			a = netip.MustParseAddr(fmt.Sprintf("fd01::%x", i))
 		}
-		if redirect.Covers(cover, a) || rnd.IntN(2) == 0 {
+		if redirect.IsLocal(p.Local, a) || rnd.IntN(2) == 0 {
 			continue
 		}
-		p.Foreign[a] = struct{}{}
+		p.Foreign = p.Foreign.With(a, struct{}{})
 		if rnd.IntN(2) == 0 {
-			p.Lingering[service.Destination{Addr: a, Port: 85, Protocol: service.TCP}] = struct{}{}
+			p.Lingering = p.Lingering.With(service.Destination{Addr: a, Port: 85, Protocol: service.TCP}, struct{}{})
 		}
 	}
 	return p
@@ -257,17 +256,17 @@ func TestNoGapBetweenPlans(t *testing.T) {
 	for i := range 300 {
 		p := randomPlan(rnd)
 		steerTo(f, web)(&p)
-		delete(p.Refuse, web)
-		delete(p.Silent, web)
+		p.Refuse = p.Refuse.Without(web)
+		p.Silent = p.Silent.Without(web)
 		switch rnd.IntN(3) {
 		case 0:
-			p.Local = append(p.Local, netip.MustParsePrefix("10.96.0.0/16"))
+			p.Local = redirect.LocalOf(append(redirect.Ranges(p.Local), netip.MustParsePrefix("10.96.0.0/16"))...)
 		case 1:
-			p.Local = append(p.Local, netip.MustParsePrefix("10.96.0.10/32"))
+			p.Local = redirect.LocalOf(append(redirect.Ranges(p.Local), netip.MustParsePrefix("10.96.0.10/32"))...)
 		default:
-			p.Local = append(p.Local, netip.MustParsePrefix("10.96.0.0/12"))
+			p.Local = redirect.LocalOf(append(redirect.Ranges(p.Local), netip.MustParsePrefix("10.96.0.0/12"))...)
 		}
-		p.Foreign, p.Lingering = nil, nil
+		p.Foreign, p.Lingering = redirect.Set[netip.Addr]{}, redirect.Set[service.Destination]{}
 		if i%10 == 0 {
 			r.filter.synced = false
 		}
@@ -295,8 +294,8 @@ func TestRefusesAtOnce(t *testing.T) {
 	r := newRedirector(t, lab.Node, Options{})
 	web := tcp("10.96.0.10:80")
 	with, without := bigPlan(f, 5000), bigPlan(f, 5000)
-	delete(without.Steer, web)
-	without.Refuse[web] = struct{}{}
+	without.Steer = without.Steer.Without(web)
+	without.Refuse = without.Refuse.With(web, struct{}{})
 	apply(t, r, with)
 	var took []time.Duration
 	for range 20 {
@@ -327,9 +326,9 @@ func TestPlansThatCannotBe(t *testing.T) {
 		want string
 	}{
 		{planOf(steerTo(f, sctp("10.96.0.10:80"))), "SCTP 10.96.0.10:80: the kernel's tproxy carries TCP and UDP only"},
-		{redirect.Plan{Local: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}, "this node's own address 10.1.0.1"},
-		{redirect.Plan{Local: []netip.Prefix{netip.MustParsePrefix("fd00::/16")}}, "this node's own address fd00:1::1"},
-		{redirect.Plan{Local: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}, "every address"},
+		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("10.0.0.0/8"))}, "this node's own address 10.1.0.1"},
+		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("fd00::/16"))}, "this node's own address fd00:1::1"},
+		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("0.0.0.0/0"))}, "every address"},
 	} {
 		if err := r.Apply(c.plan); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("got %v, want %q", err, c.want)
@@ -360,9 +359,9 @@ func TestRouteOfSomebodyElse(t *testing.T) {
 	somebodyElses(t, lab.Node.Namespace)
 	r := newRedirector(t, lab.Node, Options{})
 	p := planOf()
-	p.Local = append(p.Local, netip.MustParsePrefix("10.200.0.0/16")) // local already
+	p.Local = redirect.LocalOf(append(redirect.Ranges(p.Local), netip.MustParsePrefix("10.200.0.0/16"))...) // local already
 	apply(t, r, p)
-	p.Local = []netip.Prefix{netip.MustParsePrefix("10.1.0.255/32")} // the broadcast address of an interface
+	p.Local = redirect.LocalOf(netip.MustParsePrefix("10.1.0.255/32")) // the broadcast address of an interface
 	var clash *redirect.ClashError
 	if err := r.Apply(p); !errors.As(err, &clash) {
 		t.Errorf("got %v, want a clash", err)

@@ -10,25 +10,29 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-var sizes = []int{100, 1000, 10000, 30000}
+var sizes = []int{100, 300, 1000, 3000, 10000, 30000}
 
 // clusterPlan has services as clusters have them: each with one steered port
 // on one address, one in fifty refusing.
 func clusterPlan(services int) redirect.Plan {
-	p := planOf()
-	p.Local = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}
+	var steer redirect.Builder[service.Destination, redirect.Target]
+	var refuse redirect.Builder[service.Destination, struct{}]
+	var ips redirect.Builder[netip.Addr, struct{}]
 	a := netip.MustParseAddr("10.96.0.1")
 	for i := range services {
 		d := service.Destination{Addr: a, Port: 80, Protocol: service.TCP}
 		if i%50 == 49 {
-			p.Refuse[d] = struct{}{}
+			refuse.Set(d, struct{}{})
 		} else {
-			p.Steer[d] = redirect.Target{Port: uint16(1024 + i)}
+			steer.Set(d, redirect.Target{Port: uint16(1024 + i)})
 		}
-		p.ClusterIPs[a] = struct{}{}
+		ips.Set(a, struct{}{})
 		a = a.Next()
 	}
-	return p
+	return redirect.Plan{
+		Steer: steer.Map(), Refuse: refuse.Map(), ClusterIPs: ips.Map(),
+		Local: redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/12")),
+	}
 }
 
 // BenchmarkFirstSync is the time from a plan to its being in force, in a
@@ -61,10 +65,11 @@ func BenchmarkOneChange(b *testing.B) {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
 			lab := netns.NewLab(b, 0)
 			r := newRedirector(b, lab.Node, Options{})
-			plans := [2]redirect.Plan{clusterPlan(n), clusterPlan(n)}
-			for d := range plans[1].Steer {
-				delete(plans[1].Steer, d)
-				plans[1].Refuse[d] = struct{}{}
+			p := clusterPlan(n)
+			plans := [2]redirect.Plan{p, p}
+			for d := range plans[1].Steer.Keys() {
+				plans[1].Steer = plans[1].Steer.Without(d)
+				plans[1].Refuse = plans[1].Refuse.With(d, struct{}{})
 				break
 			}
 			apply(b, r, plans[0])

@@ -35,9 +35,7 @@ package tproxy
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync"
 
@@ -125,7 +123,8 @@ type Redirector struct {
 	replies bool          // answers to clients' addresses have routes
 	touched bool          // there may be something of ours in the kernel
 	applied bool          // the table is that of the plan
-	routed  bool          // the routes are, too
+	state   route.State
+	routed  bool // the routes are those of state
 }
 
 var (
@@ -242,76 +241,78 @@ func validate(c *redirect.Changes, p *redirect.Plan) error {
 }
 
 func (r *Redirector) applyLocked(p redirect.Plan, changes redirect.Changes) error {
-	before, after := redirect.Cover(r.plan.Local), redirect.Cover(p.Local)
+	before, after := r.plan.Local, p.Local
 	if !r.applied {
 		// What a killed process left routed is not to leak before its route goes.
-		var err error
-		if before, err = r.router.LocalRoutes(); err != nil {
+		left, err := r.router.LocalRoutes()
+		if err != nil {
+			return err
+		}
+		before = redirect.LocalOf(left...)
+	}
+	both, add, drop := redirect.Joined(before, after)
+	if len(changes.AddLocal) > 0 {
+		if err := r.router.CheckLocal(changes.AddLocal); err != nil {
 			return err
 		}
 	}
-	if !slices.Equal(before, after) {
-		if err := r.router.CheckLocal(after); err != nil {
-			return err
-		}
-		r.routed = false
-	}
-	if len(changes.AddForeign)+len(changes.DropForeign) > 0 {
-		r.routed = false
-	}
-	if p.NodeSourceOnly == r.replies {
-		r.replies, r.routed = !p.NodeSourceOnly, false
-	}
+	r.replies = !p.NodeSourceOnly
 	r.touched = true
 	if len(changes.AddForeign) > 0 {
 		// A packet must not be taken before it has somewhere to go.
-		if _, err := r.router.Apply(r.routes(before, r.plan.Foreign, p.Foreign)); err != nil {
+		all := p.Foreign
+		for _, a := range changes.DropForeign {
+			all = all.With(a, struct{}{})
+		}
+		if err := r.routeLocked(r.routes(before, all)); err != nil {
 			// It has not: leave those addresses alone, and do the rest.
 			p = withoutForeign(p)
 			return errors.Join(err, r.applyLocked(p, redirect.Diff(&r.plan, &p)))
 		}
 	}
-	both := redirect.Cover(slices.Concat(before, after))
-	changes.AddLocal, changes.DropLocal = redirect.DiffLocal(before, both)
+	changes.AddLocal, changes.DropLocal = add, drop
 	p.Local = both
 	if err := r.filter.apply(&changes, &r.plan, &p); err != nil {
 		return err
 	}
 	r.plan, r.applied = p, true
-	if r.routed {
-		return nil
-	}
-	if _, err := r.router.Apply(r.routes(after, p.Foreign)); err != nil {
+	if err := r.routeLocked(r.routes(after, p.Foreign)); err != nil {
 		return err
 	}
 	p.Local = after
-	changes = redirect.Changes{}
-	changes.AddLocal, changes.DropLocal = redirect.DiffLocal(both, after)
+	changes = redirect.Diff(&r.plan, &p)
 	if err := r.filter.apply(&changes, &r.plan, &p); err != nil {
 		return err
 	}
-	r.plan, r.routed = p, true
+	r.plan = p
 	return nil
+}
+
+// routeLocked makes the routes those of a state.
+func (r *Redirector) routeLocked(s route.State) (err error) {
+	if r.routed {
+		err = r.router.Change(&r.state, &s)
+	} else {
+		_, err = r.router.Apply(s)
+	}
+	r.state, r.routed = s, err == nil
+	return err
 }
 
 // withoutForeign leaves out what is on addresses that are not ours.
 func withoutForeign(p redirect.Plan) redirect.Plan {
-	p.Steer = maps.Clone(p.Steer)
-	maps.DeleteFunc(p.Steer, func(d service.Destination, _ redirect.Target) bool {
-		_, is := p.Foreign[d.Addr]
-		return is
-	})
-	p.Foreign, p.Lingering = nil, nil
+	for d := range p.Steer.Keys() {
+		if p.Foreign.Has(d.Addr) {
+			p.Steer = p.Steer.Without(d)
+		}
+	}
+	p.Foreign, p.Lingering = redirect.Set[netip.Addr]{}, redirect.Set[service.Destination]{}
 	return p
 }
 
 // routes are what the table of nftables rests on.
-func (r *Redirector) routes(local []netip.Prefix, foreign ...map[netip.Addr]struct{}) route.State {
-	s := route.State{Local: local, MarkReplies: r.replies && r.traits.Replies.Diverted}
-	for _, set := range foreign {
-		s.Foreign = slices.AppendSeq(s.Foreign, maps.Keys(set))
-	}
-	s.MarkSteers = len(s.Foreign) > 0
+func (r *Redirector) routes(local redirect.Set[netip.Prefix], foreign redirect.Set[netip.Addr]) route.State {
+	s := route.State{Local: local, Foreign: foreign, MarkSteers: foreign.Len() > 0, MarkReplies: r.replies && r.traits.Replies.Diverted}
 	if r.strict && s.MarkReplies {
 		s.ReplyPorts = r.opts.ReplyPorts
 	}
@@ -339,7 +340,9 @@ func (r *Redirector) Verify() (repaired bool, err error) {
 			return refilled, err
 		}
 	}
-	rerouted, err := r.router.Apply(r.routes(r.plan.Local, r.plan.Foreign))
+	r.state = r.routes(r.plan.Local, r.plan.Foreign)
+	rerouted, err := r.router.Apply(r.state)
+	r.routed = err == nil
 	return refilled || rerouted, err
 }
 

@@ -12,6 +12,7 @@ import (
 	mdnetlink "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -56,8 +57,8 @@ func TestTellsOfWhatIsOurs(t *testing.T) {
 	}
 	t.Cleanup(r.Close)
 	state := route.State{
-		Local:   []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
-		Foreign: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, MarkSteers: true, MarkReplies: true,
+		Local:   redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/16")),
+		Foreign: redirect.SetOf(netip.MustParseAddr("192.0.2.1")), MarkSteers: true, MarkReplies: true,
 	}
 	nl := lab.Node.Netlink()
 	_, dst, _ := net.ParseCIDR("10.210.0.0/16")

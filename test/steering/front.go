@@ -71,8 +71,8 @@ func (f *Front) Says(d service.Destination) string {
 func (f *Front) Bind(p redirect.Plan) {
 	f.t.Helper()
 	for d, b := range f.bound {
-		_, steered := p.Steer[d]
-		_, silent := p.Silent[d]
+		steered := p.Steer.Has(d)
+		silent := p.Silent.Has(d)
 		if !steered && !silent || silent != b.silent {
 			b.close()
 			delete(f.bound, d)
@@ -88,10 +88,10 @@ func (f *Front) Bind(p redirect.Plan) {
 		}
 		f.bound[d] = binding{done, len(filter) > 0}
 	}
-	for d := range p.Steer {
+	for d := range p.Steer.Keys() {
 		open(d, nil)
 	}
-	for d := range p.Silent {
+	for d := range p.Silent.Keys() {
 		open(d, []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K}})
 	}
 }

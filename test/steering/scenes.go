@@ -213,7 +213,7 @@ func changes(t *testing.T, m Mode) {
 	outside := both(service.TCP, "10.98.0.10", "fd02::10", 80) // beside the service ranges
 	beside := func(p *redirect.Plan) {
 		for _, d := range outside {
-			p.Local = append(p.Local, netip.PrefixFrom(d.Addr, d.Addr.BitLen()))
+			p.Local = redirect.LocalOf(append(redirect.Ranges(p.Local), netip.PrefixFrom(d.Addr, d.Addr.BitLen()))...)
 		}
 	}
 	every := append(web, outside...)

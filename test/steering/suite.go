@@ -123,13 +123,7 @@ const served = "served"
 // Plan makes one with the usual service ranges.
 func Plan(parts ...func(*redirect.Plan)) redirect.Plan {
 	p := redirect.Plan{
-		Steer:      map[service.Destination]redirect.Target{},
-		Refuse:     map[service.Destination]struct{}{},
-		Silent:     map[service.Destination]struct{}{},
-		Lingering:  map[service.Destination]struct{}{},
-		ClusterIPs: map[netip.Addr]struct{}{},
-		Foreign:    map[netip.Addr]struct{}{},
-		Local:      []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd01::/112")},
+		Local: redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd01::/112")),
 	}
 	for _, part := range parts {
 		part(&p)
@@ -143,18 +137,18 @@ var foreignRange = [2]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.
 func own(p *redirect.Plan, d service.Destination) {
 	for _, r := range foreignRange {
 		if r.Contains(d.Addr) {
-			p.Foreign[d.Addr] = struct{}{}
+			p.Foreign = p.Foreign.With(d.Addr, struct{}{})
 			return
 		}
 	}
-	p.ClusterIPs[d.Addr] = struct{}{}
+	p.ClusterIPs = p.ClusterIPs.With(d.Addr, struct{}{})
 }
 
 // Steer has a front serve destinations.
 func Steer(f *Front, ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
-			p.Steer[d] = f.Target(d)
+			p.Steer = p.Steer.With(d, f.Target(d))
 			own(p, d)
 		}
 	}
@@ -164,7 +158,7 @@ func Steer(f *Front, ds ...service.Destination) func(*redirect.Plan) {
 func Refuse(ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
-			p.Refuse[d] = struct{}{}
+			p.Refuse = p.Refuse.With(d, struct{}{})
 			own(p, d)
 		}
 	}
@@ -174,7 +168,7 @@ func Refuse(ds ...service.Destination) func(*redirect.Plan) {
 func Silent(ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
-			p.Silent[d] = struct{}{}
+			p.Silent = p.Silent.With(d, struct{}{})
 			own(p, d)
 		}
 	}
@@ -184,7 +178,7 @@ func Silent(ds ...service.Destination) func(*redirect.Plan) {
 func Linger(ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
-			p.Lingering[d] = struct{}{}
+			p.Lingering = p.Lingering.With(d, struct{}{})
 			own(p, d)
 		}
 	}

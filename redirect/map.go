@@ -1,0 +1,288 @@
+package redirect
+
+import (
+	"encoding/binary"
+	"fmt"
+	"iter"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Key is what the maps of a Plan go by.
+type Key interface {
+	service.Destination | netip.Addr | netip.Prefix
+}
+
+// Map is a map that never changes. With and Without give other ones, which
+// share with it what is the same in both: so comparing two plans costs what
+// differs between them, not what they hold. The zero value is empty.
+type Map[K Key, V comparable] struct {
+	shards *shards[K, V] // nil while nothing was ever in it
+	size   int
+}
+
+// Set is a Map of keys alone.
+type Set[K Key] = Map[K, struct{}]
+
+const shardCount = 256
+
+type shards[K Key, V comparable] [shardCount]*shard[K, V]
+
+// shard is a part of a map, which other maps may have too. An empty one may be
+// nil.
+type shard[K Key, V comparable] struct{ m map[K]V }
+
+// MapOf gives a Map with what is in a map.
+func MapOf[K Key, V comparable](m map[K]V) Map[K, V] {
+	var b Builder[K, V]
+	for k, v := range m {
+		b.Set(k, v)
+	}
+	return b.Map()
+}
+
+// SetOf gives a Set of keys.
+func SetOf[K Key](keys ...K) Set[K] {
+	var b Builder[K, struct{}]
+	for _, k := range keys {
+		b.Set(k, struct{}{})
+	}
+	return b.Map()
+}
+
+// Get finds a key's value.
+func (m Map[K, V]) Get(k K) (v V, is bool) {
+	if m.size == 0 {
+		return v, false
+	}
+	s := m.shards[shardOf(k)]
+	if s == nil {
+		return v, false
+	}
+	v, is = s.m[k]
+	return v, is
+}
+
+// Has tells whether a key is in the map.
+func (m Map[K, V]) Has(k K) bool {
+	_, is := m.Get(k)
+	return is
+}
+
+// Len is the number of keys.
+func (m Map[K, V]) Len() int { return m.size }
+
+// All gives the keys and their values, in no order.
+func (m Map[K, V]) All() iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) {
+		if m.size == 0 {
+			return
+		}
+		for _, s := range m.shards {
+			if s == nil {
+				continue
+			}
+			for k, v := range s.m {
+				if !yield(k, v) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Keys gives the keys, in no order.
+func (m Map[K, V]) Keys() iter.Seq[K] {
+	return func(yield func(K) bool) {
+		for k := range m.All() {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+// With gives a map that has a key and its value, too.
+func (m Map[K, V]) With(k K, v V) Map[K, V] {
+	b := Builder[K, V]{made: m}
+	b.Set(k, v)
+	return b.Map()
+}
+
+// Without gives a map that does not have a key.
+func (m Map[K, V]) Without(k K) Map[K, V] {
+	b := Builder[K, V]{made: m}
+	b.Remove(k)
+	return b.Map()
+}
+
+// Equal tells whether two maps hold the same.
+func (m Map[K, V]) Equal(o Map[K, V]) bool {
+	if m.size != o.size {
+		return false
+	}
+	for range changes(m, o) {
+		return false
+	}
+	return true
+}
+
+// String gives the map as fmt shows one.
+func (m Map[K, V]) String() string { return fmt.Sprint(maps.Collect(m.All())) }
+
+// at gives a shard; nil if it is empty.
+func (m Map[K, V]) at(i int) *shard[K, V] {
+	if m.shards == nil {
+		return nil
+	}
+	return m.shards[i]
+}
+
+// changed is what became of a key from one map to another.
+type changed[V comparable] struct {
+	old, new V
+	was, is  bool
+}
+
+// changes gives the keys that two maps differ by, in no order. What the maps
+// share is passed over unread.
+func changes[K Key, V comparable](from, to Map[K, V]) iter.Seq2[K, changed[V]] {
+	return func(yield func(K, changed[V]) bool) {
+		if from.shards == to.shards {
+			return
+		}
+		for i := range shardCount {
+			a, b := from.at(i), to.at(i)
+			if a != b && !a.changes(b, yield) {
+				return
+			}
+		}
+	}
+}
+
+func (s *shard[K, V]) changes(to *shard[K, V], yield func(K, changed[V]) bool) bool {
+	var was, is map[K]V
+	if s != nil {
+		was = s.m
+	}
+	if to != nil {
+		is = to.m
+	}
+	for k, v := range is {
+		old, had := was[k]
+		if (!had || old != v) && !yield(k, changed[V]{old, v, had, true}) {
+			return false
+		}
+	}
+	for k, v := range was {
+		if _, still := is[k]; !still && !yield(k, changed[V]{old: v, was: true}) {
+			return false
+		}
+	}
+	return true
+}
+
+// Builder makes Maps. The zero value begins with an empty one.
+type Builder[K Key, V comparable] struct {
+	made Map[K, V]
+	// What of made nobody else has.
+	own       bool
+	ownShards [shardCount]bool
+}
+
+// Map gives what was built. The Builder may go on: it shares with the Map what
+// stays the same.
+func (b *Builder[K, V]) Map() Map[K, V] {
+	if b.own {
+		b.own, b.ownShards = false, [shardCount]bool{}
+	}
+	return b.made
+}
+
+// Get finds a key's value.
+func (b *Builder[K, V]) Get(k K) (V, bool) { return b.made.Get(k) }
+
+// Has tells whether a key is there.
+func (b *Builder[K, V]) Has(k K) bool { return b.made.Has(k) }
+
+// Len is the number of keys.
+func (b *Builder[K, V]) Len() int { return b.made.size }
+
+// All gives the keys and their values, in no order. While it does so, keys that
+// it gave may be removed.
+func (b *Builder[K, V]) All() iter.Seq2[K, V] { return b.made.All() }
+
+// Set gives a key a value.
+func (b *Builder[K, V]) Set(k K, v V) {
+	old, was := b.made.Get(k)
+	if was && old == v {
+		return
+	}
+	b.shard(k).m[k] = v
+	if !was {
+		b.made.size++
+	}
+}
+
+// Remove takes a key out.
+func (b *Builder[K, V]) Remove(k K) {
+	if b.made.Has(k) {
+		delete(b.shard(k).m, k)
+		b.made.size--
+	}
+}
+
+// shard gives the one of a key for writing.
+func (b *Builder[K, V]) shard(k K) *shard[K, V] {
+	if !b.own {
+		b.own = true
+		next := new(shards[K, V])
+		if b.made.shards != nil {
+			*next = *b.made.shards
+		}
+		b.made.shards = next
+	}
+	i := shardOf(k)
+	s := b.made.shards[i]
+	if b.ownShards[i] {
+		return s
+	}
+	b.ownShards[i] = true
+	if s == nil {
+		s = &shard[K, V]{make(map[K]V)}
+	} else {
+		s = &shard[K, V]{maps.Clone(s.m)}
+	}
+	b.made.shards[i] = s
+	return s
+}
+
+// shardOf gives the shard of a key. Nobody can choose external IPs that all fall
+// into one: the seed is another one in each process.
+func shardOf[K Key](k K) int {
+	var a netip.Addr
+	var rest uint64
+	switch k := any(k).(type) {
+	case service.Destination:
+		a, rest = k.Addr, uint64(k.Port)<<8|uint64(k.Protocol)
+	case netip.Addr:
+		a = k
+	case netip.Prefix:
+		a, rest = k.Addr(), uint64(k.Bits())
+	}
+	b := a.As16()
+	high, low := binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
+	return int(mix(mix(mix(high^seed)^low)^rest) >> (64 - 8))
+}
+
+var seed = rand.Uint64()
+
+// mix has each bit depend on all (the finalizer of SplitMix64).
+func mix(h uint64) uint64 {
+	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
+	h = (h ^ h>>27) * 0x94d049bb133111eb
+	return h ^ h>>31
+}
