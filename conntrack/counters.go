@@ -48,8 +48,6 @@ type Counters struct {
 	failed            [dialErrorCount]atomic.Uint64
 	connect           histogram
 	firstByte         histogram
-
-	forgotten bool // guarded by the registry's lock
 }
 
 // Totals are the values of Counters at about one moment.

@@ -14,7 +14,8 @@ import (
 type registry struct {
 	mu      sync.Mutex
 	ports   map[service.PortName]*Counters
-	retired Totals // what forgotten ports counted, so that totals never fall
+	leaving map[service.PortName]*Counters // those of them that are forgotten
+	retired Totals                         // what forgotten ports counted, so that totals never fall
 }
 
 // Counters gives the counters of a service port. They stay the same ones, and
@@ -31,7 +32,7 @@ func (t *Table) Counters(name service.PortName) *Counters {
 		}
 		g.ports[name] = c
 	}
-	c.forgotten = false
+	delete(g.leaving, name)
 	return c
 }
 
@@ -42,7 +43,10 @@ func (t *Table) Forget(name service.PortName) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if c := g.ports[name]; c != nil {
-		c.forgotten = true
+		if g.leaving == nil {
+			g.leaving = make(map[service.PortName]*Counters)
+		}
+		g.leaving[name] = c
 	}
 	g.sweepLocked()
 }
@@ -80,11 +84,12 @@ func (t *Table) Totals() (ports []PortTotals, all Totals) {
 
 // sweepLocked lets forgotten ports without connections go.
 func (g *registry) sweepLocked() {
-	for name, c := range g.ports {
-		if c.forgotten && c.active.Load() == 0 {
+	for name, c := range g.leaving {
+		if c.active.Load() == 0 {
 			totals := c.Totals()
 			g.retired.Add(&totals)
 			delete(g.ports, name)
+			delete(g.leaving, name)
 		}
 	}
 }

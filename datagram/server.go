@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -29,8 +30,8 @@ type Server struct {
 	// What follows is the configuring goroutine's.
 	services map[service.PortName]*portService
 	lanes    map[place]*lane
-	lanesOf  [2]int // those that are not bound to a destination, by service.Family
-	round    uint64 // of Apply
+	lanesOf  [2]int             // those that are not bound to a destination, by service.Family
+	left     []service.PortName // services that went since the last Prune
 	said     map[string]struct{}
 }
 
@@ -66,11 +67,17 @@ func New(o Options) *Server {
 // serves no more or whose service went. Lanes of services that went stay open
 // until Prune.
 func (s *Server) Apply(table *policy.Table) {
-	snap := table.Snapshot()
-	next := &state{table: table, services: make([]*portService, len(snap.Ports))}
-	s.round++
+	prev, ports := s.state.Load(), table.Snapshot().Ports
+	next := &state{table: table, services: make([]*portService, len(ports))}
+	copy(next.services, prev.services)
+	ids := slices.Collect(table.Changed(prev.table))
 	var cuts []*cut
-	for id, port := range snap.Ports {
+	for _, id := range ids {
+		if int(id) >= len(ports) {
+			continue
+		}
+		next.services[id] = nil
+		port := ports[id]
 		if port == nil || port.Name.Protocol != service.UDP {
 			continue
 		}
@@ -84,15 +91,20 @@ func (s *Server) Apply(table *policy.Table) {
 			s.warn(port, p.configure(port, &s.options.Config))
 			s.onLoops(func(w *worker) { w.retime(p) })
 		}
-		p.round = s.round
 		next.services[id] = p
 	}
-	for name, p := range s.services {
-		if p.round != s.round {
-			delete(s.services, name)
-			s.options.Table.Forget(name)
-			cuts = append(cuts, &cut{service: p, all: true})
+	for _, id := range ids {
+		if int(id) >= len(prev.services) || prev.services[id] == nil {
+			continue
 		}
+		p := prev.services[id]
+		if now := p.port.ID; int(now) < len(next.services) && next.services[now] == p {
+			continue
+		}
+		delete(s.services, p.port.Name)
+		s.options.Table.Forget(p.port.Name)
+		cuts = append(cuts, &cut{service: p, all: true})
+		s.left = append(s.left, p.port.Name)
 	}
 	s.state.Store(next)
 	if len(cuts) > 0 {
@@ -211,11 +223,18 @@ func (s *Server) add(at place, l *lane) {
 // Prune closes the lanes of services that went. Steering should not lead to
 // them any more.
 func (s *Server) Prune() {
-	for at, l := range s.lanes {
-		if at.name != (service.PortName{}) && s.services[at.name] == nil {
-			s.closeLane(at, l)
+	for _, name := range s.left {
+		if s.services[name] != nil {
+			continue // it came back
+		}
+		for _, f := range []service.Family{service.IPv4, service.IPv6} {
+			at := place{name: name, family: f}
+			if l := s.lanes[at]; l != nil {
+				s.closeLane(at, l)
+			}
 		}
 	}
+	s.left = nil
 }
 
 func (s *Server) closeLane(at place, l *lane) {

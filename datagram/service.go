@@ -29,8 +29,7 @@ type portService struct {
 	terms    atomic.Pointer[terms]
 	shares   []share // by worker; each is its loop's
 
-	port  *service.Port // as of the last Apply; the Server's, as is round
-	round uint64
+	port *service.Port // as of the last Apply; the Server's
 }
 
 // terms are what ends a service port's sessions. They never change.

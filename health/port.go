@@ -55,10 +55,7 @@ func targets(t *policy.Table) map[portKey]target {
 	}
 	ready := make(map[portKey]map[netip.Addr]struct{})
 	out := make(map[portKey]target)
-	for _, p := range t.Snapshot().Ports {
-		if p == nil || p.HealthCheckNodePort == 0 {
-			continue
-		}
+	for p := range t.HealthChecked {
 		for f := range p.Families {
 			v := &p.Families[f]
 			if !v.Exists || len(addresses[f]) == 0 {

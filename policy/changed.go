@@ -30,7 +30,7 @@ func (t *Table) Changed(prev *Table) iter.Seq[service.PortID] {
 				continue
 			}
 			for j := range chunkSize {
-				was, is := old[j].port, now[j].port
+				was, is := old.ports[j].port, now.ports[j].port
 				if was == is && (is == nil || unchanged(is)) {
 					continue
 				}

@@ -24,7 +24,14 @@ type Table struct {
 
 const chunkSize = 64
 
-type chunk [chunkSize]compiled
+type chunk struct {
+	ports [chunkSize]compiled
+	// What NoLocalEndpoints counts in it, by service.Family, and whether
+	// externalLocal leaves clients' addresses as they are.
+	noLocal [2]struct{ internal, external int }
+	keeps   bool
+	health  []*service.Port // those with a HealthCheckNodePort
+}
 
 // compiled is one service port as this node sees it.
 type compiled struct {
@@ -102,12 +109,13 @@ func compileChunk(prev *chunk, ports []*service.Port, n *node, keys bool) *chunk
 	for i, p := range ports {
 		switch {
 		case p == nil:
-		case prev != nil && prev[i].serves(p, keys):
-			next[i] = prev[i]
+		case prev != nil && prev.ports[i].serves(p, keys):
+			next.ports[i] = prev.ports[i]
 		default:
-			next[i] = compilePort(p, n)
+			next.ports[i] = compilePort(p, n)
 		}
 	}
+	next.count()
 	return next
 }
 
@@ -130,5 +138,5 @@ func (t *Table) Snapshot() *service.Snapshot { return t.snap }
 
 // port gives what was compiled of a service port that the Snapshot has.
 func (t *Table) port(id service.PortID) *compiled {
-	return &t.chunks[id/chunkSize][id%chunkSize]
+	return &t.chunks[id/chunkSize].ports[id%chunkSize]
 }

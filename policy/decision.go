@@ -106,8 +106,9 @@ func (t *Table) differences(prev *Table, keys bool) iter.Seq2[*compiled, *compil
 			if was == is {
 				continue
 			}
-			for j := range is {
-				if !was[j].serves(is[j].port, keys) && !yield(&was[j], &is[j]) {
+			for j := range is.ports {
+				before, now := &was.ports[j], &is.ports[j]
+				if !before.serves(now.port, keys) && !yield(before, now) {
 					return
 				}
 			}

@@ -3,6 +3,7 @@ package policy
 import (
 	"iter"
 	"net/netip"
+	"slices"
 
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -58,20 +59,48 @@ func (t *Table) Destinations(p *service.Port) iter.Seq2[service.Destination, ser
 // on this node: their connections are dropped (A3.5, A3.16).
 func (t *Table) NoLocalEndpoints(f service.Family) (internal, external int) {
 	for _, ch := range t.chunks {
-		for i := range ch {
-			c := &ch[i]
-			if c.port == nil || !c.usable[f] || len(c.families[f].local) > 0 {
+		internal += ch.noLocal[f].internal
+		external += ch.noLocal[f].external
+	}
+	return internal, external
+}
+
+// count sums up what is asked of all service ports after each change, so that
+// not all of them have to be read then.
+func (ch *chunk) count() {
+	for i := range ch.ports {
+		c := &ch.ports[i]
+		if c.port == nil {
+			continue
+		}
+		if c.port.HealthCheckNodePort != 0 {
+			ch.health = append(ch.health, c.port)
+		}
+		for f := range c.families {
+			accessible := c.externalLocal && externallyAccessible(c.port, &c.port.Families[f])
+			ch.keeps = ch.keeps || accessible
+			if !c.usable[f] || len(c.families[f].local) > 0 {
 				continue
 			}
 			if c.internalLocal {
-				internal++
+				ch.noLocal[f].internal++
 			}
-			if c.externalLocal && externallyAccessible(c.port, &c.port.Families[f]) {
-				external++
+			if accessible {
+				ch.noLocal[f].external++
 			}
 		}
 	}
-	return internal, external
+}
+
+// HealthChecked gives the service ports that have a health check port (A6.1).
+func (t *Table) HealthChecked(yield func(*service.Port) bool) {
+	for _, ch := range t.chunks {
+		for _, p := range ch.health {
+			if !yield(p) {
+				return
+			}
+		}
+	}
 }
 
 // KeepsClients tells whether there is a connection whose endpoint must see the
@@ -81,18 +110,5 @@ func (t *Table) KeepsClients() bool {
 	if !t.node.masqueradeAll {
 		return true
 	}
-	for _, ch := range t.chunks {
-		for i := range ch {
-			c := &ch[i]
-			if c.port == nil || !c.externalLocal {
-				continue
-			}
-			for f := range c.port.Families {
-				if externallyAccessible(c.port, &c.port.Families[f]) {
-					return true
-				}
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(t.chunks, func(ch *chunk) bool { return ch.keeps })
 }
