@@ -102,6 +102,10 @@ bench-quick: build ## As bench, under a minute, writes nothing
 	@test/bench/install-deps.sh
 	go run ./test/bench --quick
 
+.PHONY: bench-sync
+bench-sync: build ## Measure start, changes and memory with 100 to 30,000 services; writes its part of docs/benchmarks.md
+	go run ./test/bench -sync
+
 .PHONY: cover
 cover: deps ## Run the tests and show how much of each package they cover
 	@mkdir -p .cache

@@ -51,6 +51,11 @@ func parseFlags(args []string) (*options, error) {
 	soak := f.Uint64("soak", 0, "`N`: open and close N connections (1000000 or more says something) and watch what the relay holds; first of -peers, or sluice")
 	slow := f.Duration("slow-reader", 0, "`time`: fast writers and slow readers for so long, and watch the relay's memory; first of -peers, or sluice")
 	open := f.Int("open", 0, "`N`: hold N connections open at once, go on to the limit of descriptors, and come back; first of -peers, or sluice")
+	inSync := f.Bool("sync", false, "start the product with 100 to 30,000 services in each way of steering, and measure start, changes and memory; writes its part of the page")
+	var sizes syncOptions
+	f.StringVar(&sizes.sizes, "sync-sizes", "", "`numbers` of services of -sync, separated by commas")
+	f.StringVar(&sizes.modes, "sync-modes", "", "`names` of the ways of steering of -sync as its table has them, separated by semicolons")
+	f.IntVar(&sizes.changes, "sync-changes", 50, "how many changes of each kind -sync makes")
 	if err := f.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil, nil
@@ -100,8 +105,19 @@ func parseFlags(args []string) (*options, error) {
 	watch(*soak > 0, func(b *bench) error { return b.soak(*soak) })
 	watch(*slow > 0, func(b *bench) error { return b.slowReader(*slow) })
 	watch(*open > 0, func(b *bench) error { return b.openMany(*open) })
+	if *inSync {
+		modes++
+		s, err := sizes.parse(o.builds.Sluice)
+		if err != nil {
+			return nil, err
+		}
+		o.mode = func(b *bench) error { return b.sync(s) }
+		if !given["o"] && !given["sync-sizes"] && !given["sync-modes"] {
+			o.out = "docs"
+		}
+	}
 	if modes > 1 {
-		return nil, errors.New("-soak, -slow-reader and -open are runs of their own: one at a time")
+		return nil, errors.New("-soak, -slow-reader, -open and -sync are runs of their own: one at a time")
 	}
 	if modes == 0 && !given["o"] && !*quick && *peers == "" && *columns == "" {
 		o.out = "docs"

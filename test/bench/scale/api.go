@@ -1,0 +1,179 @@
+package scale
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+)
+
+// api is as much of an API server as a service proxy needs: it lists and watches
+// a few kinds, in protobuf, as the real one answers by default. What is listed
+// is encoded before anybody asks.
+type api struct {
+	server   http.Server
+	listener net.Listener
+
+	mu      sync.Mutex
+	version int
+	lists   map[string][]byte        // by resource
+	watches map[string][]chan []byte // by resource; frames for each that watches
+	closed  chan struct{}
+}
+
+const watchQueue = 1024
+
+var codec = protobuf.NewSerializer(nil, nil)
+
+// newAPI serves a cluster on a listener.
+func newAPI(l net.Listener, c *cluster) (*api, error) {
+	a := &api{
+		listener: l, version: 1, closed: make(chan struct{}),
+		lists: make(map[string][]byte), watches: make(map[string][]chan []byte),
+	}
+	meta := metav1.ListMeta{ResourceVersion: "1"}
+	services := &corev1.ServiceList{TypeMeta: typeMeta("v1", "ServiceList"), ListMeta: meta}
+	endpoints := &discoveryv1.EndpointSliceList{TypeMeta: typeMeta("discovery.k8s.io/v1", "EndpointSliceList"), ListMeta: meta}
+	for i := range c.services {
+		services.Items = append(services.Items, *c.service(i))
+		endpoints.Items = append(endpoints.Items, *c.slice(i))
+	}
+	for resource, list := range map[string]runtime.Object{
+		"services":       services,
+		"endpointslices": endpoints,
+		"nodes":          &corev1.NodeList{TypeMeta: typeMeta("v1", "NodeList"), ListMeta: meta, Items: []corev1.Node{*c.node()}},
+		"servicecidrs":   &networkingv1.ServiceCIDRList{TypeMeta: typeMeta("networking.k8s.io/v1", "ServiceCIDRList"), ListMeta: meta, Items: []networkingv1.ServiceCIDR{*c.cidr()}},
+	} {
+		text, err := encode(list)
+		if err != nil {
+			return nil, err
+		}
+		a.lists[resource] = text
+	}
+	a.server = http.Server{Handler: a, ReadHeaderTimeout: time.Minute}
+	go func() { _ = a.server.Serve(l) }()
+	return a, nil
+}
+
+func typeMeta(version, kind string) metav1.TypeMeta {
+	return metav1.TypeMeta{APIVersion: version, Kind: kind}
+}
+
+func (a *api) url() string { return "http://" + a.listener.Addr().String() }
+
+func (a *api) close() {
+	close(a.closed)
+	_ = a.server.Close()
+}
+
+func encode(o runtime.Object) ([]byte, error) {
+	var b bytes.Buffer
+	if err := codec.Encode(o, &b); err != nil {
+		return nil, fmt.Errorf("encode %T: %w", o, err)
+	}
+	return b.Bytes(), nil
+}
+
+// ServeHTTP answers lists and watches. It refuses lists that are streamed, as
+// servers before 1.32 do, and what it does not have.
+func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	resource := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
+	a.mu.Lock()
+	list, known := a.lists[resource]
+	a.mu.Unlock()
+	switch {
+	case !known || r.Method != http.MethodGet || strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata"):
+		a.fail(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+	case q.Get("sendInitialEvents") == "true":
+		a.fail(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
+	case q.Get("watch") == "true" || q.Get("watch") == "1":
+		a.watch(w, r, resource)
+	default:
+		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+		_, _ = w.Write(list)
+	}
+}
+
+func (a *api) fail(w http.ResponseWriter, code int32, reason metav1.StatusReason) {
+	text, err := encode(&metav1.Status{TypeMeta: typeMeta("v1", "Status"), Status: metav1.StatusFailure, Code: code, Reason: reason})
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+	w.WriteHeader(int(code))
+	_, _ = w.Write(text)
+}
+
+func (a *api) watch(w http.ResponseWriter, r *http.Request, resource string) {
+	frames := make(chan []byte, watchQueue)
+	a.mu.Lock()
+	a.watches[resource] = append(a.watches[resource], frames)
+	a.mu.Unlock()
+	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
+	w.WriteHeader(http.StatusOK)
+	flush := http.NewResponseController(w).Flush
+	_ = flush()
+	for {
+		select {
+		case frame := <-frames:
+			if _, err := w.Write(frame); err != nil || flush() != nil {
+				return
+			}
+		case <-r.Context().Done():
+			return
+		case <-a.closed:
+			return
+		}
+	}
+}
+
+// watched tells whether somebody watches a resource.
+func (a *api) watched(resource string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.watches[resource]) > 0
+}
+
+// send tells everybody who watches of an object: "ADDED", "MODIFIED", "DELETED".
+func (a *api) send(resource, kind string, o interface {
+	runtime.Object
+	SetResourceVersion(string)
+}) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.version++
+	o.SetResourceVersion(strconv.Itoa(a.version))
+	text, err := encode(o)
+	if err != nil {
+		return err
+	}
+	event := metav1.WatchEvent{Type: kind, Object: runtime.RawExtension{Raw: text}}
+	body, err := event.Marshal()
+	if err != nil {
+		return err
+	}
+	frame := append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...)
+	for _, frames := range a.watches[resource] {
+		select {
+		case frames <- frame:
+		default:
+			return errors.New("nobody reads what is watched")
+		}
+	}
+	return nil
+}

@@ -1,0 +1,339 @@
+// Package scale measures how a cluster's size tells on the product: the time
+// from its start until everything is in force, the time until one change is,
+// memory and CPU. It starts the real binary in a network namespace, has it
+// follow an API server of its own (as much of one as a service proxy needs) or
+// a directory of manifests, and believes nothing but connections that arrive.
+package scale
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/bench/procstat"
+	"github.com/sluice-proxy/sluice/test/bench/world"
+)
+
+// Mode is a way of steering, and where the objects come from.
+type Mode struct {
+	Name  string
+	Flags []string
+	// Most is the largest number of services that it is measured with.
+	Most int
+	// Manifests has the objects come from a directory, not from an API server.
+	Manifests bool
+}
+
+// Modes are all that are measured.
+func Modes() []Mode {
+	const noLimit = 1 << 20
+	return []Mode{
+		{Name: "tproxy/nftables", Flags: []string{"--redirect", "tproxy", "--tproxy-backend", "nftables"}, Most: noLimit},
+		{Name: "sklookup", Flags: []string{"--redirect", "sklookup"}, Most: noLimit},
+		{Name: "sklookup/nftables", Flags: []string{"--redirect", "sklookup+nftables"}, Most: noLimit},
+		{Name: "bind", Flags: []string{"--redirect", "bind"}, Most: 3000},
+		{Name: "tproxy/iptables", Flags: []string{"--redirect", "tproxy", "--tproxy-backend", "iptables"}, Most: 10000},
+		{Name: "tproxy/nftables, manifests", Flags: []string{"--redirect", "tproxy", "--tproxy-backend", "nftables"}, Most: noLimit, Manifests: true},
+	}
+}
+
+// Sizes are the numbers of services by default.
+var Sizes = []int{100, 300, 1000, 3000, 10000, 30000}
+
+// Options say what to measure.
+type Options struct {
+	Binary string // the product's
+	Sizes  []int
+	Modes  []Mode
+	// Changes is how often each change is made and measured.
+	Changes int
+	Log     io.Writer // progress
+}
+
+// Result is what was measured with one mode and size. Times are the median and
+// the worst.
+type Result struct {
+	Mode                string
+	Services, Endpoints int
+	Start               time.Duration
+	Endpoint, Service   [2]time.Duration
+	// RSS in bytes after the first connection, and after the changes; CPU time
+	// of the start, and of all changes together.
+	RSS, RSSLater  int64
+	CPU, CPUChange time.Duration
+	Changes        int    // made in all
+	Error          string // why there is nothing else
+}
+
+// Run measures all modes with all sizes. A mode that fails is a Result that
+// says so.
+func Run(o Options) ([]Result, error) {
+	var results []Result
+	for _, size := range o.Sizes {
+		for _, mode := range o.Modes {
+			if size > mode.Most {
+				continue
+			}
+			r := Result{Mode: mode.Name, Services: size}
+			if err := r.measure(&o, mode); err != nil {
+				r.Error = err.Error()
+			}
+			fmt.Fprintf(o.Log, "%+v\n", r)
+			results = append(results, r)
+		}
+	}
+	return results, nil
+}
+
+// run is one run of the product.
+type run struct {
+	world   *world.World
+	cluster *cluster
+	api     *api // nil with manifests
+	dir     string
+	proxy   *world.Process
+	servers []net.Listener
+}
+
+const (
+	// startPatience is the longest start that is waited for, changePatience the
+	// longest change.
+	startPatience  = 2 * time.Minute
+	changePatience = 10 * time.Second
+	// attempt bounds one connection: while an address is not served, nothing
+	// may answer at all.
+	attempt = 2 * time.Millisecond
+)
+
+func (r *Result) measure(o *Options, m Mode) error {
+	w, err := world.New(world.Options{Clients: 1, Endpoints: 2})
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	u := &run{world: w, cluster: &cluster{services: r.Services, live: w.Endpoints[0], nodeAddr: w.NodeAddr}}
+	defer u.close()
+	r.Endpoints = u.cluster.endpoints()
+	if err := u.prepare(m); err != nil {
+		return err
+	}
+	last := r.Services - 1
+	begin := time.Now()
+	if err := u.start(o.Binary, m); err != nil {
+		return err
+	}
+	if err := u.await(vip(last), w.Endpoints[0], startPatience); err != nil {
+		return err
+	}
+	r.Start = time.Since(begin)
+	pids := []int{u.proxy.PID()}
+	if r.CPU, err = procstat.CPU(pids); err != nil {
+		return err
+	}
+	if r.RSS, err = rss(pids); err != nil {
+		return err
+	}
+	if err := u.settle(); err != nil {
+		return err
+	}
+	before, err := procstat.CPU(pids)
+	if err != nil {
+		return err
+	}
+	if r.Endpoint, err = series(o.Changes, u.changeEndpoint); err != nil {
+		return fmt.Errorf("a changed endpoint: %w", err)
+	}
+	if r.Service, err = series(o.Changes, u.addService); err != nil {
+		return fmt.Errorf("an added service: %w", err)
+	}
+	after, err := procstat.CPU(pids)
+	if err != nil {
+		return err
+	}
+	r.CPUChange, r.Changes = after-before, 2*o.Changes
+	r.RSSLater, err = rss(pids)
+	return err
+}
+
+func rss(pids []int) (int64, error) {
+	m, err := procstat.ReadMemory(pids)
+	return m.RSS, err
+}
+
+// series makes a change so many times, and gives the median and the worst.
+func series(n int, change func(i int) (time.Duration, error)) (times [2]time.Duration, err error) {
+	all := make([]time.Duration, n)
+	for i := range all {
+		if all[i], err = change(i); err != nil {
+			return times, fmt.Errorf("number %d: %w", i+1, err)
+		}
+	}
+	slices.Sort(all)
+	return [2]time.Duration{all[n/2], all[n-1]}, nil
+}
+
+// prepare makes the source and the live endpoints' servers.
+func (u *run) prepare(m Mode) (err error) {
+	if u.dir, err = os.MkdirTemp("", "sluice-scale-"); err != nil {
+		return err
+	}
+	for _, a := range u.world.Endpoints {
+		err := u.world.Server.Do(func() error {
+			l, err := net.Listen("tcp4", netip.AddrPortFrom(a, serverPort).String())
+			if err == nil {
+				u.servers = append(u.servers, l)
+				go greet(l, a.String())
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if m.Manifests {
+		return u.cluster.write(u.dir)
+	}
+	return u.world.Node.Do(func() error {
+		l, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		u.api, err = newAPI(l, u.cluster)
+		return err
+	})
+}
+
+// greet tells each client a name.
+func greet(l net.Listener, name string) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = io.WriteString(c, name) // a client that has gone need not know
+		_ = c.Close()
+	}
+}
+
+func (u *run) start(binary string, m Mode) (err error) {
+	args := []string{"run", "--hostname-override", "node", "--access-log", "off",
+		"--metrics-bind-address", "127.0.0.1:10249", "--healthz-bind-address", "127.0.0.1:10256"}
+	if m.Manifests {
+		args = append(args, "--manifests", u.dir)
+	} else {
+		args = append(args, "--master", u.api.url())
+	}
+	u.proxy, err = u.world.Node.Start(world.Command{Path: binary, Args: append(args, m.Flags...)})
+	return err
+}
+
+func (u *run) close() {
+	if u.proxy != nil {
+		u.proxy.Stop()
+	}
+	if u.api != nil {
+		u.api.close()
+	}
+	for _, l := range u.servers {
+		_ = l.Close()
+	}
+	if u.dir != "" {
+		_ = os.RemoveAll(u.dir)
+	}
+}
+
+// settle waits until a change would be noticed.
+func (u *run) settle() error {
+	if u.api == nil {
+		return nil
+	}
+	deadline := time.Now().Add(changePatience)
+	for !u.api.watched("services") || !u.api.watched("endpointslices") {
+		if time.Now().After(deadline) {
+			return errors.New("it does not watch")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return nil
+}
+
+// await connects to a service again and again until an endpoint answers.
+func (u *run) await(service, endpoint netip.Addr, patience time.Duration) error {
+	return u.world.Client.Do(func() error {
+		deadline := time.Now().Add(patience)
+		for {
+			got, err := ask(service)
+			if err == nil && got == endpoint.String() {
+				return nil
+			}
+			select {
+			case <-u.proxy.Done():
+				return fmt.Errorf("it ended: %s", u.proxy.Log())
+			default:
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("%s does not lead to %s after %v: %w; its last words: %s", service, endpoint, patience, errors.Join(err, errors.New("got "+got)), u.proxy.Log())
+			}
+		}
+	})
+}
+
+// ask connects from the calling thread's namespace.
+func ask(service netip.Addr) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), attempt)
+	defer cancel()
+	c, err := new(net.Dialer).DialContext(ctx, "tcp4", netip.AddrPortFrom(service, servicePort).String())
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(c)
+	return strings.TrimSpace(string(text)), err
+}
+
+// changeEndpoint replaces the live endpoint by another one.
+func (u *run) changeEndpoint(i int) (time.Duration, error) {
+	last := u.cluster.services - 1
+	endpoint := u.world.Endpoints[(i+1)%2]
+	slice := u.cluster.sliceOf(last, endpoint)
+	begin := time.Now()
+	var err error
+	if u.api == nil {
+		err = writeFile(u.dir, "last-slice.json", slice)
+	} else {
+		err = u.api.send("endpointslices", "MODIFIED", slice)
+	}
+	if err != nil {
+		return 0, err
+	}
+	err = u.await(vip(last), endpoint, changePatience)
+	return time.Since(begin), err
+}
+
+// addService adds a service with its slice.
+func (u *run) addService(i int) (time.Duration, error) {
+	n := u.cluster.services + i
+	service, slice := u.cluster.service(n), u.cluster.slice(n)
+	begin := time.Now()
+	var err error
+	if u.api == nil {
+		err = writeFile(u.dir, fmt.Sprintf("new-%05d.json", n), service, slice)
+	} else {
+		err = errors.Join(u.api.send("services", "ADDED", service), u.api.send("endpointslices", "ADDED", slice))
+	}
+	if err != nil {
+		return 0, err
+	}
+	err = u.await(vip(n), u.cluster.live, changePatience)
+	return time.Since(begin), err
+}
