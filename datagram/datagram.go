@@ -28,7 +28,9 @@
 //
 // As long as an endpoint has not answered, the session keeps a copy of what was
 // sent to it, for a second and within bounds. If the endpoint turns out to be
-// closed, another one gets them: a dead endpoint costs a client no datagram.
+// closed, another one gets them: a dead endpoint costs a client no datagram. One
+// that is closed after it has answered ends the session, and the client's next
+// datagram begins another; what was on its way is lost.
 //
 // # Limits
 //

@@ -25,7 +25,7 @@ func (w *worker) deliver(l *shard, n int) {
 			to = l.outlet.address
 		}
 		if k := (key{w.upIn.From(i), to}); k != at {
-			w.flushUp(cur)
+			w.flushUp(l, cur)
 			at, cur = k, w.find(l, k)
 		}
 		if cur == nil {
@@ -43,7 +43,7 @@ func (w *worker) deliver(l *shard, n int) {
 		cur.record.DatagramsFromClient += datagramsOf(len(p), segment)
 		cur.share.touch(cur, now, false)
 	}
-	w.flushUp(cur)
+	w.flushUp(l, cur)
 }
 
 // datagramsOf gives the number of datagrams in a train.
@@ -55,8 +55,8 @@ func datagramsOf(bytes, segment int) uint64 {
 }
 
 // flushUp sends what there is of a session to its endpoint. The session may
-// end.
-func (w *worker) flushUp(c *session) {
+// end, and another take its place.
+func (w *worker) flushUp(l *shard, c *session) {
 	refusals := 0
 	for !w.up.Empty() {
 		errno := w.up.Send(int(c.upstream.fd))
@@ -68,8 +68,17 @@ func (w *worker) flushUp(c *session) {
 			if alive := c.refused(); w.upKept || !alive {
 				w.up.Reset()
 			}
-		case errno == sys.ECONNREFUSED && refusals < 2:
-			refusals++ // sending again sends
+		case errno == sys.ECONNREFUSED && refusals == 0:
+			refusals++
+			// It is an earlier datagram that was refused, and these are the
+			// first of the next session.
+			k := key{c.record.Client, c.record.VIP}
+			c.closed()
+			if c = w.find(l, k); c == nil {
+				w.up.Reset()
+				return
+			}
+			w.upKept = false
 		default:
 			w.sendFailed(w.up, int(c.upstream.fd), errno, &c.upstream.noTrain)
 		}
@@ -106,8 +115,18 @@ func (c *session) receive() {
 	if errno != 0 {
 		if errno == sys.ECONNREFUSED && c.class == unanswered {
 			c.refused()
+			return
 		}
-		return
+		if errno == sys.ECONNREFUSED {
+			// Answers that came before the refusal are still there.
+			got, errno = c.upstream.receive(c, w, first)
+			if errno != 0 {
+				c.closed()
+			}
+		}
+		if errno != 0 {
+			return
+		}
 	}
 	w.downUsed += got
 	if c.class == unanswered {

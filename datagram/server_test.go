@@ -299,6 +299,33 @@ func TestEndpointCycles(t *testing.T) {
 	}
 }
 
+// An endpoint that answered and was closed before the Service says so: its
+// session ends, and the same client socket gets to another one.
+func TestEndpointIsClosedAfterItAnswered(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	n := newNode(t, lab, nil)
+	one, two := lab.Backends[0], lab.Backends[1]
+	echo := one.EchoUDP(t, 5300)
+	n.apply(svc("dns", vip4, nil, at(one.IPv4, 5300)))
+	c := client(t, lab.Client, vip4+":53")
+	for range 3 {
+		if got, err := ask(c, "q", patience); err != nil || got != "b1:5300\nq" {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	two.EchoUDP(t, 5300)
+	n.apply(service.Change{EndpointSlices: endpointSlices("dns", vip4, at(one.IPv4, 5300), at(two.IPv4, 5300))})
+	echo.Close()
+	eventually(t, "the other one answers", func() bool {
+		got, err := ask(c, "again", 100*time.Millisecond)
+		return err == nil && got == "b2:5300\nagain"
+	})
+	n.stop()
+	if ends := n.ends(); ends[conntrack.EndpointGone] != 1 || ends[conntrack.Shutdown] != 1 {
+		t.Errorf("records end %v, want endpoint_gone once, shutdown once", ends)
+	}
+}
+
 // An endpoint that terminates and still serves keeps its sessions (A8.3); one
 // that serves no more loses them.
 func TestTerminatingKeepsSessions(t *testing.T) {

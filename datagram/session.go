@@ -182,6 +182,13 @@ func (c *session) refused() bool {
 	}
 }
 
+// closed ends the session, as its endpoint answered and is closed now. The
+// client's next datagram begins another one.
+func (c *session) closed() {
+	c.share.service.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr())
+	c.end(conntrack.EndpointGone)
+}
+
 // Refresh brings the record up to date while the session is open: it is always.
 func (c *session) Refresh(r *conntrack.Record) {
 	r.Progress(r.BytesFromClient, r.BytesFromEndpoint)
