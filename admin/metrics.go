@@ -48,6 +48,7 @@ const (
 	ManifestObjectsPassedOver
 	KubernetesConnected
 	KubernetesErrorsTotal
+	KubernetesRelistsTotal
 	valueCount = iota
 )
 
@@ -88,6 +89,7 @@ var values = [valueCount]struct {
 	ManifestObjectsPassedOver: {prometheus.GaugeValue, "sluice_manifest_objects_passed_over", "Objects of kinds that are not of interest."},
 	KubernetesConnected:       {prometheus.GaugeValue, "sluice_kubernetes_connected", "1 while the API server answers all requests, 0 otherwise."},
 	KubernetesErrorsTotal:     {prometheus.CounterValue, "sluice_kubernetes_errors_total", "Requests to the API server that failed."},
+	KubernetesRelistsTotal:    {prometheus.CounterValue, "sluice_kubernetes_relists_total", "Times that all objects of a kind were listed again, because watching them could not go on where it was."},
 }
 
 // Sources are where the metrics come from.

@@ -73,6 +73,7 @@ func (p *proxy) sourceMetrics(s *admin.Sources) {
 			return 0
 		}
 		s.Values[admin.KubernetesErrorsTotal] = func() float64 { return float64(c.Stats().Errors) }
+		s.Values[admin.KubernetesRelistsTotal] = func() float64 { return float64(c.Stats().Relists) }
 		s.Changes = func() admin.Changes {
 			n := c.Stats()
 			return admin.Changes{

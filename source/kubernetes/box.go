@@ -20,18 +20,23 @@ type box[T any, P interface {
 	trim func(P) P
 	// put passes on an object; nil means that it is gone.
 	put func(service.Name, P)
-	// listed is called after each list.
-	listed func()
+	// listed is called after each list, with how many objects were new,
+	// different or gone.
+	listed func(changed int)
 
-	known map[service.Name]string // resource version
-
+	known map[service.Name]edition
 }
+
+// edition is one state of an object. An object that is made anew under the name
+// of another may have its resource version too, once the API server's store was
+// set up afresh, but never its UID.
+type edition struct{ version, uid string }
 
 func newBox[T any, P interface {
 	*T
 	metav1.Object
-}](trim func(P) P, put func(service.Name, P), listed func()) *box[T, P] {
-	return &box[T, P]{trim: trim, put: put, listed: listed, known: make(map[service.Name]string)}
+}](trim func(P) P, put func(service.Name, P), listed func(changed int)) *box[T, P] {
+	return &box[T, P]{trim: trim, put: put, listed: listed, known: make(map[service.Name]edition)}
 }
 
 // Transformer implements cache.TransformingStore: objects are trimmed one by
@@ -58,14 +63,16 @@ func (b *box[T, P]) object(object any) (P, error) {
 	return p, nil
 }
 
-// set passes an object on unless it was passed on already.
-func (b *box[T, P]) set(p P) {
-	name, version := nameOf(p), p.GetResourceVersion()
-	if known, ok := b.known[name]; ok && known == version && version != "" {
-		return
+// set passes an object on unless it was passed on already, and tells whether it
+// was not.
+func (b *box[T, P]) set(p P) bool {
+	name, this := nameOf(p), edition{p.GetResourceVersion(), string(p.GetUID())}
+	if known, ok := b.known[name]; ok && known == this && this.version != "" {
+		return false
 	}
-	b.known[name] = version
+	b.known[name] = this
 	b.put(name, p)
+	return true
 }
 
 // Add implements cache.ReflectorStore.
@@ -98,21 +105,24 @@ func (b *box[T, P]) forget(name service.Name) {
 
 // Replace implements cache.ReflectorStore: what is not in the list is gone.
 func (b *box[T, P]) Replace(objects []any, _ string) error {
-	there := make(map[service.Name]struct{}, len(objects))
+	changed, there := 0, make(map[service.Name]struct{}, len(objects))
 	for _, object := range objects {
 		p, err := b.object(object)
 		if err != nil {
 			return err
 		}
 		there[nameOf(p)] = struct{}{}
-		b.set(b.trim(p))
+		if b.set(b.trim(p)) {
+			changed++
+		}
 	}
 	for name := range b.known {
 		if _, ok := there[name]; !ok {
 			b.forget(name)
+			changed++
 		}
 	}
-	b.listed()
+	b.listed(changed)
 	return nil
 }
 

@@ -1,9 +1,13 @@
 package kubernetes
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"syscall"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -18,6 +22,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/util/flowcontrol"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
 // The defaults of a Connection are kube-proxy's.
@@ -26,6 +32,24 @@ const (
 	defaultQPS         = 5
 	defaultBurst       = 10
 )
+
+// A network that loses everything is noticed by nobody but who asks. Where
+// client-go alone takes 45 s for a connection (its HTTP/2 pings) and 30 s for the
+// attempt to make another, these find out within some 20 s, and try again often
+// enough to be back soon after the network is.
+const dialTimeout = 5 * time.Second
+
+var liveness = sys.Liveness{Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 2, UserTimeout: 20 * time.Second}
+
+// dial connects to the API server.
+func dial(ctx context.Context, network, address string) (net.Conn, error) {
+	d := net.Dialer{Timeout: dialTimeout, KeepAlive: -1, Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) {
+			_ = sys.SetLiveness(int(fd), liveness) // without it, the pings remain
+		})
+	}}
+	return d.DialContext(ctx, network, address)
+}
 
 // ErrNoCluster is what Connect's error wraps when nothing says where the API
 // server is: no kubeconfig, no master, and not in a pod.
@@ -138,7 +162,8 @@ func (c Connection) config() (*rest.Config, error) {
 	if config.AcceptContentTypes == "" && config.ContentType != runtime.ContentTypeJSON {
 		config.AcceptContentTypes = config.ContentType + "," + runtime.ContentTypeJSON
 	}
-	config.UserAgent = c.UserAgent
+	config.UserAgent, config.Dial = c.UserAgent, dial
+	config.Wrap(func(below http.RoundTripper) http.RoundTripper { return attempts{below} })
 	qps, burst := c.QPS, c.Burst
 	if qps == 0 {
 		qps = defaultQPS

@@ -30,6 +30,8 @@ type fakeAPI struct {
 	cut      int                 // raised to break off all watches
 	requests map[string][]string // by resource, the queries
 	noStream bool                // refuse streaming lists, as old servers do
+	breaks   int                 // lists break off after so many objects; 0 for none
+	broken   int                 // lists that did
 }
 
 type object interface {
@@ -113,6 +115,26 @@ func (f *fakeAPI) setForbidden(resource string, on bool) {
 	f.forbid[resource] = on
 }
 
+func (f *fakeAPI) setBreakAfter(objects int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.breaks = objects
+}
+
+func (f *fakeAPI) brokenLists() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.broken
+}
+
+// replaceQuietly puts an object in another's place, version and all, and tells
+// nobody.
+func (f *fakeAPI) replaceQuietly(resource string, o object) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.objects[path(resource, o)] = o
+}
+
 func (f *fakeAPI) queries(resource string) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -128,7 +150,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	f.mu.Lock()
 	f.requests[resource] = append(f.requests[resource], r.URL.RawQuery)
-	forbidden, noStream, oldest := f.forbid[resource], f.noStream, f.oldest
+	forbidden, noStream := f.forbid[resource], f.noStream
 	f.mu.Unlock()
 	resource = strings.TrimPrefix(resource, "metadata of ")
 	selector, err := labels.Parse(q.Get("labelSelector"))
@@ -152,8 +174,6 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.fail(w, http.StatusForbidden, metav1.StatusReasonForbidden, resource+" is forbidden")
 	case streaming && noStream:
 		f.fail(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, "sendInitialEvents is forbidden")
-	case watching && !streaming && from < oldest:
-		f.fail(w, http.StatusGone, metav1.StatusReasonExpired, "too old resource version")
 	case watching:
 		f.watch(w, r, resource, from, streaming, wanted, encode)
 	default:
@@ -185,12 +205,25 @@ func (f *fakeAPI) list(w http.ResponseWriter, resource string, wanted func(objec
 	}
 	kind := listKinds[resource]
 	w.Header().Set("Content-Type", "application/json")
+	if f.breaks > 0 && len(items) > f.breaks {
+		f.broken++
+		text, _ := json.Marshal(items[:f.breaks])
+		_, _ = w.Write(text[:len(text)-1])
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	}
 	_ = json.NewEncoder(w).Encode(map[string]any{
 		"apiVersion": kind[0], "kind": kind[1], "metadata": map[string]any{"resourceVersion": strconv.Itoa(f.version)}, "items": items,
 	})
 }
 
 func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string, from int, streaming bool, wanted func(object) bool, encode func(object) any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !streaming && from < f.oldest { // or it would wait for what is forgotten
+		f.fail(w, http.StatusGone, metav1.StatusReasonExpired, "too old resource version")
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
 	out := json.NewEncoder(w)
@@ -198,8 +231,6 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string,
 		_ = out.Encode(map[string]any{"type": kind, "object": o})
 		w.(http.Flusher).Flush()
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	stop := make(chan struct{})
 	defer close(stop)
 	go func() { // wakes the loop below when the client has gone
@@ -212,8 +243,13 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string,
 		}
 	}()
 	if streaming {
+		sent := 0
 		for p, o := range f.objects {
 			if strings.HasPrefix(p, resource+"/") && wanted(o) {
+				if sent++; f.breaks > 0 && sent > f.breaks {
+					f.broken++
+					panic(http.ErrAbortHandler)
+				}
 				send("ADDED", encode(o))
 			}
 		}

@@ -52,13 +52,15 @@ func (f *feed) edit(change func()) {
 
 // put notes an object; nil means that it is gone.
 func put[T any](f *feed, objects *map[service.Name]*T, name service.Name, object *T) {
-	f.edit(func() {
-		if object == nil && !f.given {
-			delete(*objects, name) // nobody knows it yet
-			return
-		}
-		(*objects)[name] = object
-	})
+	f.edit(func() { putLocked(f, objects, name, object) })
+}
+
+func putLocked[T any](f *feed, objects *map[service.Name]*T, name service.Name, object *T) {
+	if object == nil && !f.given {
+		delete(*objects, name) // nobody knows it yet
+		return
+	}
+	(*objects)[name] = object
 }
 
 // take gives all that has come since the last time.

@@ -1,8 +1,11 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
+	"net/http"
 	"sync"
+	"time"
 
 	"github.com/rs/zerolog"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,22 +18,65 @@ type link struct {
 	host string
 
 	mu      sync.Mutex
-	broken  map[string]bool   // kinds whose last request did not get through
-	refused map[string]string // kinds that the server refused last, with the reason
+	broken  map[string]bool     // kinds whose last request did not get through
+	refused map[string]*refusal // kinds that the server refused last
+	known   map[string]bool     // kinds that were listed before
+	trips   map[string]error    // kinds whose last request met no server, and why
+	since   time.Time           // when the first of broken broke
 	errors  uint64
+	relists uint64
 }
+
+// refusal is what the server says in place of a kind's objects.
+type refusal struct {
+	since  time.Time
+	logged map[string]bool // its texts that are in the log
+}
+
+// mostRefusals bounds the texts: a right to list and one to watch are two.
+const mostRefusals = 4
+
+// misgiving is how long a server may refuse what it has shown before: one that
+// has just started does not know anybody's rights for some moments.
+const misgiving = 5 * time.Second
 
 func newLink(log zerolog.Logger, host string) *link {
-	return &link{log: log, host: host, broken: make(map[string]bool), refused: make(map[string]string)}
+	return &link{log: log, host: host, broken: make(map[string]bool), refused: make(map[string]*refusal), known: make(map[string]bool), trips: make(map[string]error)}
 }
 
-// answered takes note of how a request for a kind ended.
-func (l *link) answered(ctx context.Context, kind string, err error) {
+// tripped takes note of how one attempt of a request for a kind ended: err is nil
+// once the server has answered anything. client-go makes up to ten attempts
+// where an attempt times out, without a word.
+func (l *link) tripped(ctx context.Context, kind string, err error) {
 	if ctx.Err() != nil {
 		return // we broke it off
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.trips[kind] = err
+	if err != nil {
+		l.errors++
+		l.breakLocked(kind, err)
+	}
+}
+
+// answered takes note of how a request for a kind ended, and gives its error:
+// where all attempts to begin a watch have timed out, client-go gives a watch
+// that ends at once, and no error.
+func (l *link) answered(ctx context.Context, kind string, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if trip := l.trips[kind]; trip != nil { // which is noted already
+		return cmp.Or(err, trip)
+	}
+	l.answeredLocked(kind, err)
+	return err
+}
+
+func (l *link) answeredLocked(kind string, err error) {
 	if err == nil {
 		l.clearLocked(kind)
 		return
@@ -40,15 +86,26 @@ func (l *link) answered(ctx context.Context, kind string, err error) {
 	}
 	l.errors++
 	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsNotFound(err) {
-		if text := err.Error(); l.refused[kind] != text {
-			l.refused[kind] = text
+		r := l.refused[kind]
+		if r == nil {
+			r = &refusal{since: time.Now(), logged: make(map[string]bool)}
+			l.refused[kind] = r
+		}
+		text := err.Error()
+		if !r.logged[text] && len(r.logged) < mostRefusals && (!l.known[kind] || time.Since(r.since) >= misgiving) {
+			r.logged[text] = true
 			l.log.Error().Err(err).Str("server", l.host).
 				Msg("the API server does not show us the " + kind + "; see deploy/ for the rights that are needed")
 		}
 		return
 	}
+	l.breakLocked(kind, err)
+}
+
+func (l *link) breakLocked(kind string, err error) {
 	if !l.broken[kind] {
 		if len(l.broken) == 0 {
+			l.since = time.Now()
 			l.log.Warn().Err(err).Str("server", l.host).
 				Msg("the API server cannot be reached; what is in force stays, and it is tried again")
 		}
@@ -57,16 +114,32 @@ func (l *link) answered(ctx context.Context, kind string, err error) {
 }
 
 func (l *link) clearLocked(kind string) {
-	if l.refused[kind] != "" {
+	if r := l.refused[kind]; r != nil {
 		delete(l.refused, kind)
-		l.log.Info().Str("server", l.host).Msg("the API server shows us the " + kind + " now")
+		if len(r.logged) > 0 {
+			l.log.Info().Str("server", l.host).Msg("the API server shows us the " + kind + " now")
+		}
 	}
 	if l.broken[kind] {
 		delete(l.broken, kind)
 		if len(l.broken) == 0 {
-			l.log.Info().Str("server", l.host).Msg("the API server is reached again")
+			l.log.Info().Str("server", l.host).Dur("after", time.Since(l.since)).Msg("the API server is reached again")
 		}
 	}
+}
+
+// listed takes note that all objects of a kind were listed. After the first time
+// that is because watching could not go on where it was.
+func (l *link) listed(kind string, changed int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.known[kind] {
+		l.known[kind] = true
+		return
+	}
+	l.relists++
+	l.log.Info().Str("server", l.host).Int("changed", changed).
+		Msg("watching the " + kind + " could not go on where it was: all of them were listed anew")
 }
 
 // forget drops a kind that is no longer watched.
@@ -75,12 +148,45 @@ func (l *link) forget(kind string) {
 	defer l.mu.Unlock()
 	delete(l.refused, kind)
 	delete(l.broken, kind)
+	delete(l.trips, kind)
 }
 
-// state tells whether all requests got through when they were last made, and
-// how many did not so far.
-func (l *link) state() (connected bool, errors uint64) {
+// linkState is how it stands.
+type linkState struct {
+	connected       bool // all requests got through when they were last made
+	errors, relists uint64
+}
+
+func (l *link) state() linkState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.broken) == 0 && len(l.refused) == 0, l.errors
+	return linkState{connected: len(l.broken) == 0 && len(l.refused) == 0, errors: l.errors, relists: l.relists}
 }
+
+// asker is who wants to know how a request's attempts end; it travels with the
+// request's context.
+type asker struct {
+	link *link
+	kind string
+}
+
+type askerKey struct{}
+
+func (a asker) context(ctx context.Context) context.Context {
+	return context.WithValue(ctx, askerKey{}, a)
+}
+
+// attempts tells the asker of a request how each attempt ended.
+type attempts struct{ http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (a attempts) RoundTrip(r *http.Request) (*http.Response, error) {
+	response, err := a.RoundTripper.RoundTrip(r)
+	if who, ok := r.Context().Value(askerKey{}).(asker); ok {
+		who.link.tripped(r.Context(), who.kind, err)
+	}
+	return response, err
+}
+
+// WrappedRoundTripper lets client-go find what is below.
+func (a attempts) WrappedRoundTripper() http.RoundTripper { return a.RoundTripper }

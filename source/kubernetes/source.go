@@ -43,8 +43,10 @@ type Stats struct {
 	Synced bool
 	// Connected is set while the API server answers all our requests.
 	Connected bool
-	// Errors counts the requests that failed.
-	Errors uint64
+	// Errors counts the requests that failed, and Relists the times that all
+	// objects of a kind were listed again, because watching them could not go
+	// on where it was.
+	Errors, Relists uint64
 	// ServiceChanges and EndpointChanges count the objects that were new,
 	// different or gone; the pending ones were not given on yet.
 	ServiceChanges, EndpointChanges               uint64
@@ -98,7 +100,7 @@ func (s *Source) addServices() <-chan struct{} {
 		s.count(&s.serviceChanges)
 		s.topology.note(name, svc)
 		put(s.feed, &s.feed.services, name, svc)
-	}, w.settle)
+	}, s.listed(w))
 	return s.add(w)
 }
 
@@ -109,11 +111,13 @@ func (s *Source) addSlices() <-chan struct{} {
 	w.into = newBox(trimSlice, func(name service.Name, slice *discoveryv1.EndpointSlice) {
 		s.count(&s.sliceChanges)
 		at, ok := triggers.next(name, slice)
-		put(s.feed, &s.feed.slices, name, slice)
-		if ok && at.After(s.started) {
-			s.feed.edit(func() { s.feed.triggers = append(s.feed.triggers, at) })
-		}
-	}, w.settle)
+		s.feed.edit(func() { // in one, as they must be taken together
+			putLocked(s.feed, &s.feed.slices, name, slice)
+			if ok && at.After(s.started) {
+				s.feed.triggers = append(s.feed.triggers, at)
+			}
+		})
+	}, s.listed(w))
 	return s.add(w)
 }
 
@@ -122,7 +126,7 @@ func (s *Source) addNode() <-chan struct{} {
 	w.selector.fields = fields.OneTermEqualSelector("metadata.name", s.options.NodeName).String()
 	w.into = newBox(trimNode, func(name service.Name, node *corev1.Node) {
 		put(s.feed, &s.feed.nodes, name, node)
-	}, w.settle)
+	}, s.listed(w))
 	return s.add(w)
 }
 
@@ -130,13 +134,21 @@ func (s *Source) addServiceCIDRs() <-chan struct{} {
 	w := &watcher{kind: "servicecidrs", optional: true, object: &networkingv1.ServiceCIDR{}, from: resource(s.client.networking, "servicecidrs"), settled: make(chan struct{})}
 	w.into = newBox(trimServiceCIDR, func(name service.Name, cidr *networkingv1.ServiceCIDR) {
 		put(s.feed, &s.feed.cidrs, name, cidr)
-	}, w.settle)
+	}, s.listed(w))
 	return s.add(w)
 }
 
 func (s *Source) add(w *watcher) <-chan struct{} {
 	s.watchers = append(s.watchers, w)
 	return w.settled
+}
+
+// listed gives what takes note that a kind was listed.
+func (s *Source) listed(w *watcher) func(changed int) {
+	return func(changed int) {
+		s.link.listed(w.kind, changed)
+		w.settle()
+	}
 }
 
 func (s *Source) count(n *atomic.Uint64) {
@@ -218,10 +230,10 @@ func (s *Source) rest(ctx context.Context, begin time.Time) bool {
 
 // Stats tells how it stands. Safe for concurrent use.
 func (s *Source) Stats() Stats {
-	connected, errors := s.link.state()
+	link := s.link.state()
 	services, slices := s.feed.waiting()
 	return Stats{
-		Synced: s.synced.Load(), Connected: connected, Errors: errors,
+		Synced: s.synced.Load(), Connected: link.connected, Errors: link.errors, Relists: link.relists,
 		ServiceChanges: s.serviceChanges.Load(), EndpointChanges: s.sliceChanges.Load(),
 		PendingServiceChanges: services, PendingEndpointChanges: slices,
 		Received: s.received.Load(),

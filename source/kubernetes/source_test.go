@@ -193,7 +193,8 @@ func TestFollows(t *testing.T) {
 			if snap.Node.Zone() != "z1" || len(snap.ServiceCIDRs) != 1 || snap.ServiceCIDRs[0] != netip.MustParsePrefix("10.96.0.0/16") {
 				t.Errorf("zone %q, ServiceCIDRs %v", snap.Node.Zone(), snap.ServiceCIDRs)
 			}
-			if s := f.source.Stats(); !s.Connected || !s.Synced || s.ServiceChanges != 1 || s.EndpointChanges != 1 {
+			until(t, "synced", func() bool { return f.source.Stats().Synced })
+			if s := f.source.Stats(); !s.Connected || s.ServiceChanges != 1 || s.EndpointChanges != 1 {
 				t.Errorf("stats %+v", s)
 			}
 
@@ -289,7 +290,7 @@ func TestServerGoesAndComesBack(t *testing.T) {
 		api.setForbidden(r, true)
 	}
 	api.breakOff()
-	until(t, "the loss in the log", func() bool { return strings.Contains(f.log.String(), "does not show us the services") })
+	until(t, "the loss", func() bool { return !f.source.Stats().Connected })
 	api.remove("services", svc("gone", ""), true)
 	api.put("endpointslices", slice("web", "10.1.0.9"))
 	api.expire()
@@ -327,19 +328,79 @@ func TestExpiredWatch(t *testing.T) {
 	}
 }
 
+// A list that breaks off in the middle is no list: nothing is given on, nothing
+// counts as gone.
+func TestListThatBreaksOff(t *testing.T) {
+	for _, noStream := range []bool{false, true} {
+		t.Run(map[bool]string{false: "streaming lists", true: "plain lists"}[noStream], func(t *testing.T) {
+			api := newFakeAPI(t)
+			api.noStream = noStream
+			for i := range 9 {
+				api.put("services", svc(fmt.Sprintf("s%d", i), fmt.Sprintf("10.96.0.%d", i+1)))
+			}
+			f := follow(t, api, Options{NodeName: "a"}, nil)
+			f.expect("default/s0= default/s1= default/s2= default/s3= default/s4= default/s5= default/s6= default/s7= default/s8=")
+			given := f.given()
+			api.setBreakAfter(5)
+			api.remove("services", svc("s3", ""), true)
+			api.put("services", svc("s0", "10.96.1.1"))
+			api.expire()
+			api.breakOff()
+			until(t, "a list that broke off", func() bool { return api.brokenLists() > 0 })
+			if f.given() != given {
+				t.Error("something of half a list was given on")
+			}
+			api.setBreakAfter(0)
+			f.expect("default/s0= default/s1= default/s2= default/s4= default/s5= default/s6= default/s7= default/s8=")
+			if n := f.source.Stats().Relists; n == 0 {
+				t.Error("no new list was counted")
+			}
+			until(t, "a new list in the log", func() bool { return strings.Contains(f.log.String(), "were listed anew") })
+		})
+	}
+}
+
+// An object of the same name and version that is another one is noticed: the
+// server's store was set up afresh.
+func TestAnotherObjectOfTheSameVersion(t *testing.T) {
+	api := newFakeAPI(t)
+	first := svc("web", "10.96.0.1")
+	first.UID = "first"
+	api.put("services", first)
+	f := follow(t, api, Options{NodeName: "a"}, nil)
+	f.expect("default/web=")
+	given := f.given()
+	second := svc("web", "10.96.0.2")
+	second.UID, second.ResourceVersion = "second", first.ResourceVersion
+	api.replaceQuietly("services", second)
+	api.expire()
+	api.breakOff()
+	until(t, "the other object", func() bool { return f.given() > given })
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if got := f.changes[given].Services; len(got) != 1 || got[0].Spec.ClusterIP != "10.96.0.2" {
+		t.Errorf("given on: %v", got)
+	}
+}
+
 // A storm of changes comes as a few, a lone one at once.
 func TestStormsAreGathered(t *testing.T) {
 	api := newFakeAPI(t)
 	api.put("services", svc("web", "10.96.0.1"))
-	busy := make(chan struct{})
-	f := follow(t, api, Options{NodeName: "a"}, func() { <-busy })
-	until(t, "services", func() bool { return f.source.Stats().ServiceChanges == 1 })
+	busy, entered := make(chan struct{}), make(chan struct{}, 100)
+	release := sync.OnceFunc(func() { close(busy) })
+	f := follow(t, api, Options{NodeName: "a"}, func() {
+		entered <- struct{}{}
+		<-busy
+	})
+	t.Cleanup(release) // before the follower's, which waits for it
+	<-entered          // all kinds are listed, and the receiver is busy with that
 	const storm = 200
 	for i := range storm {
 		api.put("endpointslices", slice("web", fmt.Sprintf("10.1.0.%d", i+1)))
 	}
 	until(t, "all slices", func() bool { return f.source.Stats().EndpointChanges >= storm })
-	close(busy)
+	release()
 	f.expect("default/web=10.1.0.200:8080")
 	if n := f.given(); n > 3 {
 		t.Errorf("%d changes, want at most 3", n)

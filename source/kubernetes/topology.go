@@ -100,7 +100,7 @@ func (t *topology) nodes() allNodes {
 		}
 		labels[name.Name] = m.Labels
 		put(t.source.feed, &t.source.feed.nodes, name, &corev1.Node{ObjectMeta: m.ObjectMeta})
-	}, func() {})
+	}, func(int) {})
 	w := &watcher{
 		kind: "labels of all nodes", object: &metav1.PartialObjectMetadata{}, into: b, settled: make(chan struct{}),
 		from: &cache.ListWatch{

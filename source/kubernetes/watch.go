@@ -48,15 +48,18 @@ func (w *watcher) run(ctx context.Context, link *link) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			w.selector.apply(&o)
-			list, err := w.from.ListWithContext(ctx, o)
-			link.answered(ctx, w.kind, err)
+			list, err := w.from.ListWithContext(asker{link, w.kind}.context(ctx), o)
+			err = link.answered(ctx, w.kind, err)
 			w.settleAfter(err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			w.selector.apply(&o)
-			watched, err := w.from.WatchWithContext(ctx, o)
-			link.answered(ctx, w.kind, err)
+			watched, err := w.from.WatchWithContext(asker{link, w.kind}.context(ctx), o)
+			if answer := link.answered(ctx, w.kind, err); answer != nil && err == nil {
+				watched.Stop()
+				watched, err = nil, answer
+			}
 			w.settleAfter(err)
 			return watched, err
 		},

@@ -26,7 +26,7 @@ type api struct {
 
 // plurals are the resources of the kinds that the tests use.
 var plurals = map[string]string{
-	"Service": "services", "EndpointSlice": "endpointslices", "Node": "nodes", "Namespace": "namespaces", "Pod": "pods",
+	"Service": "services", "Endpoints": "endpoints", "EndpointSlice": "endpointslices", "Node": "nodes", "Namespace": "namespaces", "Pod": "pods",
 	"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings",
 	"SubjectAccessReview": "subjectaccessreviews",
 }

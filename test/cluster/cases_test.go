@@ -254,12 +254,26 @@ func setUp(t *testing.T) *world {
 	netns.Require(t)
 	hosts := netns.NewCluster(t)
 	w := &world{controlPlane: startControlPlane(t, hosts.Node), hosts: hosts}
+	w.createNodes()
+	for _, h := range append(hosts.Pods, hosts.Remote...) {
+		for _, port := range []uint16{8080, 9090} {
+			h.EchoTCP(t, port)
+			h.EchoUDP(t, port)
+		}
+	}
+	return w
+}
+
+// createNodes makes the objects of both nodes.
+func (w *world) createNodes() {
+	w.t.Helper()
+	hosts := w.hosts
 	for i, name := range []string{"node", "node2"} {
 		addresses := []netip.Addr{hosts.Node.IPv4, hosts.Node.IPv6}
 		if i == 1 {
 			addresses = []netip.Addr{hosts.Node2.IPv4, hosts.Node2.IPv6}
 		}
-		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"topology.kubernetes.io/zone": string("zone-a"[:5]) + string(rune('a'+i))}}}
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"topology.kubernetes.io/zone": "zone-" + string(rune('a'+i))}}}
 		n.Spec.PodCIDRs = []string{netns.NodePods[0].String(), netns.NodePods[1].String()}
 		if i == 1 {
 			n.Spec.PodCIDRs = []string{netns.Node2Pods[0].String(), netns.Node2Pods[1].String()}
@@ -271,13 +285,6 @@ func setUp(t *testing.T) *world {
 		}
 		w.admin.update(n, "status")
 	}
-	for _, h := range append(hosts.Pods, hosts.Remote...) {
-		for _, port := range []uint16{8080, 9090} {
-			h.EchoTCP(t, port)
-			h.EchoUDP(t, port)
-		}
-	}
-	return w
 }
 
 // proxies are what the cases are played with.

@@ -24,6 +24,7 @@ import (
 
 const (
 	apiServer = "https://127.0.0.1:6443"
+	etcd      = "http://127.0.0.1:2379"
 	// patience bounds each wait for a program or a condition.
 	patience = 60 * time.Second
 )
@@ -40,7 +41,8 @@ type controlPlane struct {
 	t    *testing.T
 	node *netns.Host
 	dir  string
-	api  *netns.Cmd
+	// the programs that tests end and start again
+	api, store *netns.Cmd
 
 	admin *api
 }
@@ -68,13 +70,11 @@ func startControlPlane(t *testing.T, node *netns.Host) *controlPlane {
 	var tokens strings.Builder
 	for _, u := range users {
 		fmt.Fprintf(&tokens, "token-%s,%s,%s,%q\n", u.name, u.name, u.name, u.groups)
-		c.write(kubeconfigName(u.name), kubeconfig(u.name))
+		c.write(kubeconfigName(u.name), kubeconfig(apiServer, u.name))
 	}
 	c.write("tokens.csv", tokens.String())
 
-	c.start("etcd", program(t, "etcd"), "--data-dir", filepath.Join(c.dir, "etcd"), "--unsafe-no-fsync",
-		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
-		"--listen-peer-urls", "http://127.0.0.1:2380", "--logger", "zap", "--log-level", "error")
+	c.startStore("etcd")
 	c.startAPIServer()
 	c.admin = newAPI(t, c.config("admin"))
 	c.awaitAPIServer()
@@ -84,10 +84,18 @@ func startControlPlane(t *testing.T, node *netns.Host) *controlPlane {
 	return c
 }
 
+// startStore starts etcd on a folder of its own.
+func (c *controlPlane) startStore(folder string) {
+	c.t.Helper()
+	c.store = c.start("etcd", program(c.t, "etcd"), "--data-dir", filepath.Join(c.dir, folder), "--unsafe-no-fsync",
+		"--listen-client-urls", etcd, "--advertise-client-urls", etcd,
+		"--listen-peer-urls", "http://127.0.0.1:2380", "--logger", "zap", "--log-level", "error")
+}
+
 func (c *controlPlane) startAPIServer() {
 	c.t.Helper()
 	c.api = c.start("kube-apiserver", program(c.t, "kube-apiserver"),
-		"--etcd-servers", "http://127.0.0.1:2379", "--bind-address", "127.0.0.1", "--secure-port", "6443",
+		"--etcd-servers", etcd, "--bind-address", "0.0.0.0", "--secure-port", "6443",
 		"--advertise-address", c.node.IPv4.String(), "--cert-dir", filepath.Join(c.dir, "certs"),
 		"--service-cluster-ip-range", "10.96.0.0/16,fd00:10:96::/112",
 		"--token-auth-file", filepath.Join(c.dir, "tokens.csv"), "--authorization-mode", "RBAC",
@@ -95,10 +103,10 @@ func (c *controlPlane) startAPIServer() {
 		"--service-account-signing-key-file", filepath.Join(c.dir, "sa.key"), "--disable-admission-plugins", "ServiceAccount")
 }
 
-// killAPIServer ends the API server as a crash does.
-func (c *controlPlane) killAPIServer() {
-	_ = c.api.Process.Kill()
-	_ = c.api.Wait()
+// kill ends a program as a crash does.
+func kill(c *netns.Cmd) {
+	_ = c.Process.Kill()
+	_ = c.Wait()
 }
 
 func (c *controlPlane) awaitAPIServer() {
@@ -155,14 +163,14 @@ func (c *controlPlane) kubeconfig(user string) string {
 	return filepath.Join(c.dir, kubeconfigName(user))
 }
 
-func kubeconfig(user string) string {
+func kubeconfig(server, user string) string {
 	return fmt.Sprintf(`apiVersion: v1
 kind: Config
 clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}]
 users: [{name: u, user: {token: %q}}]
 contexts: [{name: x, context: {cluster: c, user: u}}]
 current-context: x
-`, apiServer, "token-"+user)
+`, server, "token-"+user)
 }
 
 // config reaches the API server from the test's own process.
@@ -175,15 +183,24 @@ func (c *controlPlane) config(user string) *rest.Config {
 	}
 }
 
-// get asks an HTTP server on the node.
+// get asks an HTTP server on the node. What it gives begins with the status.
 func (c *controlPlane) get(url string) (string, error) {
+	request, err := http.NewRequest(http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	return c.do(request)
+}
+
+// do is get for any request.
+func (c *controlPlane) do(request *http.Request) (string, error) {
 	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
 			return c.node.Dial(network, address)
 		},
 	}}
-	response, err := client.Get(url)
+	response, err := client.Do(request)
 	if err != nil {
 		return "", err
 	}

@@ -52,6 +52,37 @@ func TestDeploy(t *testing.T) {
 		})
 	}
 	t.Run("rights", func(t *testing.T) { testRights(t, w) })
+	t.Run("rights of kube-proxy", func(t *testing.T) { testKubeProxysRights(t, w) })
+}
+
+// testKubeProxysRights runs the program as somebody does who puts it in
+// kube-proxy's place, with the rights of its user and no file but its kubeconfig:
+// nothing is forbidden, and nothing in the log is a warning.
+func testKubeProxysRights(t *testing.T, w *world) {
+	w.t, w.admin.t = t, t
+	name := "sluice-as-kube-proxy"
+	cmd := w.start(name, os.Getenv("SLUICE_BIN"), "run", "--kubeconfig", w.kubeconfig("system:kube-proxy"), "--hostname-override", "node2", "-v", "4")
+	w.awaitProxy()
+	w.until("its event has arrived", func() error {
+		if !w.hasEvent("node2") {
+			return errNotYet
+		}
+		return nil
+	})
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}
+	w.admin.read(node)
+	node.Labels["changed"] = "yes" // all nodes are watched: the Service keyed is still there
+	w.admin.update(node)
+	w.wantMetric("sluice_kubernetes_connected 1")
+	_ = cmd.Process.Signal(os.Interrupt)
+	_ = cmd.Wait()
+	for line := range strings.Lines(w.said(name)) {
+		for _, alarm := range []string{"forbidden", "level=warn", "level=error", " WRN ", " ERR "} {
+			if strings.Contains(line, alarm) {
+				t.Errorf("it says: %s", line)
+			}
+		}
+	}
 }
 
 // right is one verb on one resource.
@@ -125,7 +156,7 @@ func testRights(t *testing.T, w *world) {
 		whole := len(granted) == len(all)
 		w.until(name+": it is ready with all rights, or something is forbidden", func() error {
 			said := w.said(program)
-			if strings.Contains(said, "forbidden") || whole && strings.Contains(said, " ready ") && w.hasEvent() {
+			if strings.Contains(said, "forbidden") || whole && strings.Contains(said, " ready ") && w.hasEvent("node") {
 				return nil
 			}
 			return errNotYet
@@ -161,13 +192,13 @@ func (w *world) startWith(name string, oldWay bool, args ...string) *netns.Cmd {
 	return w.start(name, bin, args...)
 }
 
-// hasEvent tells whether the API has the event of a start on the node.
-func (w *world) hasEvent() bool {
+// hasEvent tells whether the API has the event of a start on a node.
+func (w *world) hasEvent(node string) bool {
 	list := &corev1.EventList{}
 	if err := w.admin.clients[corev1.SchemeGroupVersion].Get().Namespace("default").Resource("events").Do(ctx).Into(list); err != nil {
 		w.t.Fatal(err)
 	}
 	return slices.ContainsFunc(list.Items, func(e corev1.Event) bool {
-		return e.Reason == "Starting" && e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == "node"
+		return e.Reason == "Starting" && e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == node
 	})
 }

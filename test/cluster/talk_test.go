@@ -63,14 +63,15 @@ func ask(from *netns.Host, network, address string) (string, error) {
 	return askWithin(silence, from, network, address)
 }
 
-// askWithin is ask with patience of its own for the connection.
+// askWithin is ask with patience of its own, for the connection and again for
+// the answer.
 func askWithin(patience time.Duration, from *netns.Host, network, address string) (string, error) {
 	c, err := from.Dialer(&net.Dialer{Timeout: patience}, network, address)
 	if err != nil {
 		return "", err
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(silence))
+	_ = c.SetDeadline(time.Now().Add(patience))
 	if network == "udp" {
 		if _, err := c.Write([]byte("who\n")); err != nil {
 			return "", err

@@ -1,0 +1,86 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// A watch that client-go could not begin for lack of an answer comes without an
+// error; what its attempts met tells.
+func TestAttemptsTellOfALostServer(t *testing.T) {
+	log := &logBuffer{}
+	l, ctx := newLink(zerolog.New(log), "server"), context.Background()
+	timeout := errors.New("i/o timeout")
+	for range 3 {
+		l.tripped(ctx, "services", timeout)
+	}
+	if err := l.answered(ctx, "services", nil); !errors.Is(err, timeout) {
+		t.Errorf("a watch without a server: %v", err)
+	}
+	if s := l.state(); s.connected || s.errors != 3 {
+		t.Errorf("without a server: %+v", s)
+	}
+	l.tripped(ctx, "services", nil)
+	if err := l.answered(ctx, "services", nil); err != nil || !l.state().connected {
+		t.Errorf("with a server: %v, %+v", err, l.state())
+	}
+	for _, text := range []string{"cannot be reached", "is reached again"} {
+		if n := strings.Count(log.String(), text); n != 1 {
+			t.Errorf("%q is said %d times", text, n)
+		}
+	}
+}
+
+// A server that has just started refuses everything for some moments. That is
+// said if it lasts, or if it was never otherwise.
+func TestRefusalsThatPassAreNotSaid(t *testing.T) {
+	log := &logBuffer{}
+	l, ctx := newLink(zerolog.New(log), "server"), context.Background()
+	forbidden := apierrors.NewForbidden(corev1.Resource("services"), "", nil)
+	refuse := func() { _ = l.answered(ctx, "services", forbidden) }
+	said := func(want bool) {
+		t.Helper()
+		if strings.Contains(log.String(), "does not show us") != want || l.state().connected {
+			t.Errorf("said must be %t: %s", want, log)
+		}
+	}
+	l.listed("services", 1)
+	refuse()
+	refuse()
+	said(false)
+	_ = l.answered(ctx, "services", nil)
+	if !l.state().connected || log.String() != "" {
+		t.Errorf("afterwards: %s", log)
+	}
+	refuse()
+	l.refused["services"].since = time.Now().Add(-misgiving)
+	refuse()
+	refuse()
+	said(true)
+	if n := strings.Count(log.String(), "does not show us"); n != 1 {
+		t.Errorf("said %d times", n)
+	}
+
+	// The rights to watch and to list are missed in turn; each is said once.
+	watching := apierrors.NewForbidden(corev1.Resource("services"), "", errors.New("watch"))
+	for range 3 {
+		refuse()
+		_ = l.answered(ctx, "services", watching)
+	}
+	if n := strings.Count(log.String(), "does not show us"); n != 2 {
+		t.Errorf("two refusals in turn are said %d times", n)
+	}
+
+	first := newLink(zerolog.New(log), "server")
+	_ = first.answered(ctx, "nodes", forbidden)
+	if !strings.Contains(log.String(), "does not show us the nodes") {
+		t.Error("the first refusal of all is not said")
+	}
+}

@@ -1,0 +1,141 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// steady is clients of an address that go on while a test does something else:
+// some keep a connection busy, others make one connection after the other.
+type steady struct {
+	w       *world
+	address string
+	stop    chan struct{}
+	done    sync.WaitGroup
+
+	mu       sync.Mutex
+	served   []string // who served new connections, in order, each change once
+	attempts int
+	errors   []error
+}
+
+const (
+	// heartbeat is how often a connection is used and a new one made.
+	heartbeat = 10 * time.Millisecond
+	// answer bounds how long a client waits: no answer at all is an error, a
+	// busy machine is none.
+	answer = 20 * time.Second
+)
+
+// watch starts clients outside, in a pod and on the node.
+func (w *world) watch(address string) *steady {
+	w.t.Helper()
+	s := &steady{w: w, address: address, stop: make(chan struct{})}
+	for _, from := range []*netns.Host{w.hosts.Outside, w.hosts.Pods[1], w.hosts.Node} {
+		c, err := from.Dial("tcp", address)
+		if err == nil {
+			_, err = netns.AskOn(c)
+		}
+		if err != nil {
+			w.t.Fatalf("%s from %s: %v", address, from.Name(), err)
+		}
+		s.run(func() error { return s.exchange(c) })
+	}
+	s.run(s.connect)
+	w.t.Cleanup(s.end) // also when the test fails
+	return s
+}
+
+// run repeats something until the end, or until it fails.
+func (s *steady) run(f func() error) {
+	s.done.Add(1)
+	go func() {
+		defer s.done.Done()
+		beat := time.NewTicker(heartbeat)
+		defer beat.Stop()
+		for {
+			if err := f(); err != nil {
+				s.mu.Lock()
+				s.errors = append(s.errors, err)
+				s.mu.Unlock()
+				return
+			}
+			select {
+			case <-beat.C:
+			case <-s.stop:
+				return
+			}
+		}
+	}()
+}
+
+// exchange sends a line by a connection and reads it back.
+func (s *steady) exchange(c net.Conn) error {
+	const line = "still there\n"
+	_ = c.SetDeadline(time.Now().Add(answer))
+	if _, err := io.WriteString(c, line); err != nil {
+		return fmt.Errorf("a connection of before: %w", err)
+	}
+	buffer := make([]byte, len(line))
+	if _, err := io.ReadFull(c, buffer); err != nil {
+		return fmt.Errorf("a connection of before: %w", err)
+	}
+	if string(buffer) != line {
+		return fmt.Errorf("a connection of before: %q came back", buffer)
+	}
+	return nil
+}
+
+// connect makes a new connection and notes who serves it.
+func (s *steady) connect() error {
+	name, err := askWithin(answer, s.w.hosts.Outside, "tcp", s.address)
+	if err != nil {
+		return fmt.Errorf("a new connection: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.attempts++
+	if n := len(s.served); n == 0 || s.served[n-1] != name {
+		s.served = append(s.served, name)
+	}
+	return nil
+}
+
+// names tells who served new connections so far, in order.
+func (s *steady) names() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Join(s.served, " ")
+}
+
+// finish ends all clients. None of them may have met an error, and new
+// connections must have been served by these, one after the other.
+func (s *steady) finish(want string) {
+	s.w.t.Helper()
+	s.end()
+	if err := errors.Join(s.errors...); err != nil {
+		s.w.t.Errorf("%s: %v", s.address, err)
+	}
+	if got := s.names(); got != want {
+		s.w.t.Errorf("%s: new connections were served by %q, one after the other, want %q", s.address, got, want)
+	}
+	s.w.t.Logf("%s: %d new connections", s.address, s.attempts)
+}
+
+func (s *steady) end() {
+	select {
+	case <-s.stop:
+	default:
+		close(s.stop)
+	}
+	s.done.Wait()
+}
