@@ -128,7 +128,7 @@ func TestA39_EndpointSeesTheClient(t *testing.T) {
 	} {
 		want[c.source]++
 		for range 3 {
-			got := n.outcome(c.from, c.to)
+			got := n.outcome(c.from, c.to, "an answer")
 			_, peer, _ := strings.Cut(got, " ")
 			if at, err := netip.ParseAddrPort(peer); err != nil || at.Addr().String() != c.sees {
 				t.Errorf("%s: %q, want it to see %s", c.what, got, c.sees)
@@ -168,7 +168,7 @@ func TestA39_NodesAddressWhereAnswersDoNotComeBack(t *testing.T) {
 	ep := netip.AddrPortFrom(lab.Backends[0].IPv4, 8080)
 	n.apply(web("web", "10.96.0.1", ep))
 	n.apply(web("other", "10.96.0.2", ep))
-	if got := n.outcome(lab.Client, "10.96.0.1:80"); !strings.HasPrefix(got, "b1:8080 10.2.1.1:") {
+	if got := n.outcome(lab.Client, "10.96.0.1:80", "an answer"); !strings.HasPrefix(got, "b1:8080 10.2.1.1:") {
 		t.Error(got)
 	}
 	n.stop()

@@ -65,10 +65,14 @@ func nodePort(c service.Change, port int32) service.Change {
 }
 
 // outcome tells what a connect comes to: the name of who answers, refused,
-// silence, or reset.
-func (n *node) outcome(from *netns.Host, address string) string {
+// silence, or reset. Where silence is wanted it waits for less.
+func (n *node) outcome(from *netns.Host, address, want string) string {
 	n.t.Helper()
-	c, err := from.Dialer(&net.Dialer{Timeout: 300 * time.Millisecond}, "tcp", address)
+	wait := patience
+	if want == "silence" {
+		wait = 300 * time.Millisecond
+	}
+	c, err := from.Dialer(&net.Dialer{Timeout: wait}, "tcp", address)
 	if err == nil {
 		defer c.Close()
 		_ = c.SetDeadline(time.Now().Add(patience))
@@ -91,7 +95,7 @@ func (n *node) outcome(from *netns.Host, address string) string {
 
 func (n *node) want(from *netns.Host, address, want string) {
 	n.t.Helper()
-	if got := n.outcome(from, address); got != want {
+	if got := n.outcome(from, address, want); got != want {
 		n.t.Errorf("%s from %s: %s, want %s", address, from.Name(), got, want)
 	}
 }

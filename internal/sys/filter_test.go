@@ -20,9 +20,14 @@ func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 var nothing = []sys.FilterOp{{Code: sys.FilterReturn}}
 
 // outcome tells what a client's connect comes to: accept, refuse or silence.
-func outcome(t *testing.T, ns *netns.Namespace, addr netip.AddrPort) string {
+// Where silence is wanted it waits for less.
+func outcome(t *testing.T, ns *netns.Namespace, addr netip.AddrPort, want string) string {
 	t.Helper()
-	c, err := ns.Dialer(&net.Dialer{Timeout: 300 * time.Millisecond}, "tcp", addr.String())
+	wait := 10 * time.Second
+	if want == "silence" {
+		wait = 300 * time.Millisecond
+	}
+	c, err := ns.Dialer(&net.Dialer{Timeout: wait}, "tcp", addr.String())
 	var timeout net.Error
 	switch {
 	case err == nil:
@@ -60,7 +65,7 @@ func TestF5_FilterSilencesTheHandshake(t *testing.T) {
 		fd := listenIn(t, ns, addr, sys.ListenOptions{Filter: nothing})
 		want := func(want string) {
 			t.Helper()
-			if got := outcome(t, ns, addr); got != want {
+			if got := outcome(t, ns, addr, want); got != want {
 				t.Errorf("%s: %s, want %s", addr, got, want)
 			}
 		}
@@ -151,7 +156,7 @@ func TestRefusingHoldsThePort(t *testing.T) {
 					t.Fatal(e)
 				}
 				old = append(old, fd)
-				if got := outcome(t, ns, addr); got != "refuse" {
+				if got := outcome(t, ns, addr, "refuse"); got != "refuse" {
 					t.Errorf("%s %s: %s, want refuse", how, addr, got)
 				}
 				// net.Listen sets SO_REUSEADDR, as most servers do.
@@ -172,7 +177,7 @@ func TestRefusingHoldsThePort(t *testing.T) {
 					t.Fatalf("%s: %v", how, err)
 				}
 				t.Cleanup(func() { sys.Close(fd) })
-				if got := outcome(t, ns, addr); got != "accept" {
+				if got := outcome(t, ns, addr, "accept"); got != "accept" {
 					t.Errorf("%s %s: %s, want accept", how, addr, got)
 				}
 			}
@@ -218,7 +223,7 @@ func TestHideCompletesHandshakes(t *testing.T) {
 		if e := sys.DetachFilter(fd); e != 0 {
 			t.Fatal(e)
 		}
-		if got := outcome(t, ns, addr); got != "refuse" {
+		if got := outcome(t, ns, addr, "refuse"); got != "refuse" {
 			t.Errorf("%s: %s, want refuse", addr, got)
 		}
 		if _, err := client.Write([]byte("x")); err != nil {
@@ -250,11 +255,11 @@ func TestLetGoLeavesThePort(t *testing.T) {
 		if e := sys.LetGo(fd); e != 0 {
 			t.Fatal(e)
 		}
-		if got := outcome(t, ns, addr); got != "refuse" {
+		if got := outcome(t, ns, addr, "refuse"); got != "refuse" {
 			t.Errorf("stopped %t: %s, want refuse", stopped, got)
 		}
 		listenIn(t, ns, addr, sys.ListenOptions{FreeBind: true})
-		if got := outcome(t, ns, addr); got != "accept" {
+		if got := outcome(t, ns, addr, "accept"); got != "accept" {
 			t.Errorf("stopped %t: %s by the next listener, want accept", stopped, got)
 		}
 	}

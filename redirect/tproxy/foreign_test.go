@@ -160,7 +160,7 @@ func dialAs(node *netns.Host, network string, client netip.AddrPort, to string) 
 	if network == "udp" {
 		local = net.UDPAddrFromAddrPort(client)
 	}
-	return node.Dialer(&net.Dialer{Timeout: time.Second, LocalAddr: local, Control: transparent}, network, to)
+	return node.Dialer(&net.Dialer{Timeout: patience, LocalAddr: local, Control: transparent}, network, to)
 }
 
 // Fact F7: an endpoint sees the client's own address and its answers come back
@@ -247,7 +247,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 				if got, err := b.Ask("tcp", netip.AddrPortFrom(ip[0], 15001).String()); got != "client:15001" {
 					t.Errorf("directly to %s: %q, %v", ip[0], got, err)
 				}
-				d := &net.Dialer{Timeout: time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(ip[0], 20000))}
+				d := &net.Dialer{Timeout: patience, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(ip[0], 20000))}
 				direct, err := lab.Client.Dialer(d, "tcp", netip.AddrPortFrom(ip[1], 8080).String())
 				if err != nil {
 					t.Errorf("directly from %s: %v", ip[0], err)
@@ -274,7 +274,7 @@ func exchangeUDP(c net.Conn) string {
 	if _, err := c.Write([]byte("hello")); err != nil {
 		return err.Error()
 	}
-	_ = c.SetReadDeadline(time.Now().Add(time.Second))
+	_ = c.SetReadDeadline(time.Now().Add(patience))
 	_, err := c.Read(make([]byte, 100))
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):

@@ -225,7 +225,7 @@ func askUDP(t testing.TB, from *netns.Host, to string) string {
 	if _, err := c.Write([]byte("hello")); err != nil {
 		return err.Error()
 	}
-	_ = c.SetReadDeadline(time.Now().Add(5 * silence))
+	_ = c.SetReadDeadline(time.Now().Add(patience))
 	_, err = c.Read(make([]byte, 100))
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):

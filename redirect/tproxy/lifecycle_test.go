@@ -46,7 +46,7 @@ func connect(t testing.TB, from *netns.Host, d service.Destination) open {
 func (o open) works(t testing.TB, when string) {
 	t.Helper()
 	sent, got := bytes.Repeat([]byte("all well? "), 100), make([]byte, 1000)
-	_ = o.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = o.SetDeadline(time.Now().Add(patience))
 	_, err := o.Write(sent)
 	for n := 0; err == nil && n < len(got); {
 		var m int
@@ -104,7 +104,7 @@ func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
 	apply(t, r, bystander)
 	for _, c := range conns { // the ends of connections pass too
 		_ = c.Conn.(*net.TCPConn).CloseWrite()
-		_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		_ = c.SetReadDeadline(time.Now().Add(patience))
 		if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, syscall.ETIMEDOUT) {
 			t.Errorf("close of the connection from %s: %d bytes, %v", c.from, n, err)
 		}

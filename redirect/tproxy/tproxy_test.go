@@ -9,8 +9,9 @@ import (
 )
 
 // silence is how long no answer must come for us to call it silence; answers
-// come within a millisecond here.
-const silence = 100 * time.Millisecond
+// come within a millisecond here, or as soon as a busy machine gets to it, for
+// which patience waits.
+const silence, patience = 100 * time.Millisecond, 20 * time.Second
 
 // Facts F2, F3, F8: steered from another host and from the node itself, over
 // IPv4 and IPv6, with the original destination kept and the node's address as

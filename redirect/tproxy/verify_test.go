@@ -389,7 +389,7 @@ func TestFlushIsNoticed(t *testing.T) {
 		for repairs == 0 {
 			select {
 			case <-r.Changed():
-			case <-time.After(5 * time.Second):
+			case <-time.After(patience):
 				t.Fatalf("%s: not noticed", c.name)
 			}
 			repaired, err := r.Verify()
