@@ -49,7 +49,7 @@ func (c *collector) Flush() {
 
 func closeTable(t *testing.T, table *Table) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if err := table.Close(ctx); err != nil {
 		t.Fatal(err)

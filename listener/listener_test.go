@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 const loops = 2
 
 // patience bounds every wait of the tests.
-const patience = 10 * time.Second
+const patience = 20 * time.Second
 
 // node is a Manager with everything around it, in a lab's node.
 type node struct {

@@ -185,7 +185,7 @@ func TestRefusingHoldsThePort(t *testing.T) {
 				t.Error(err)
 			}
 			buf := make([]byte, 1)
-			deadline := time.Now().Add(5 * time.Second)
+			deadline := time.Now().Add(20 * time.Second)
 			n, e := sys.Recv(conn, buf)
 			for e == sys.EAGAIN && time.Now().Before(deadline) {
 				n, e = sys.Recv(conn, buf)
@@ -229,7 +229,7 @@ func TestHideCompletesHandshakes(t *testing.T) {
 		if _, err := client.Write([]byte("x")); err != nil {
 			t.Fatal(err)
 		}
-		deadline := time.Now().Add(5 * time.Second)
+		deadline := time.Now().Add(20 * time.Second)
 		conn, _, e := sys.Accept(fd)
 		for e == sys.EAGAIN && time.Now().Before(deadline) {
 			conn, _, e = sys.Accept(fd)

@@ -27,7 +27,7 @@ func listen(t testing.TB, on string, o ListenOptions) (int, netip.AddrPort) {
 // until waits for events on a descriptor.
 func until(t testing.TB, fd int, events int16) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(20 * time.Second)
 	for time.Now().Before(deadline) {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: events}}
 		if n, err := unix.Poll(fds, 1000); n == 1 {

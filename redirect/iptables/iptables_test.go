@@ -200,7 +200,7 @@ func askUDP(t *testing.T, from *netns.Host, as, to netip.AddrPort) {
 	defer u.Close()
 	_, _ = u.Write([]byte("hello"))
 	buf := make([]byte, 100)
-	_ = u.SetReadDeadline(time.Now().Add(25 * silence))
+	_ = u.SetReadDeadline(time.Now().Add(longest))
 	if n, err := u.Read(buf); err != nil || !strings.HasPrefix(string(buf[:n]), "b1:8080") {
 		t.Errorf("udp from %s as %s: got %q, %v", from.Name(), as, buf[:n], err)
 	}

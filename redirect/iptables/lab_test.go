@@ -292,8 +292,9 @@ func apply(t testing.TB, r *Redirector, p redirect.Plan) {
 	}
 }
 
-// silence is how long nobody answers who never will.
-const silence = 200 * time.Millisecond
+// silence is how long nobody answers who never will, and longest how long an
+// answer is waited for that is to come.
+const silence, longest = 200 * time.Millisecond, 20 * time.Second
 
 // reach is what a client gets who asks a destination: a server's greeting,
 // "refused", "silent", or an error's text.
@@ -307,7 +308,7 @@ func patienceFor(want string) time.Duration {
 	if want == "silent" {
 		return silence
 	}
-	return 25 * silence
+	return longest
 }
 
 func reachWithin(from *netns.Host, d service.Destination, patience time.Duration) string {
@@ -321,7 +322,7 @@ func reachWithin(from *netns.Host, d service.Destination, patience time.Duration
 	})
 	if err == nil {
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(patience))
+		_ = c.SetDeadline(time.Now().Add(longest))
 		if network == "udp" {
 			_, _ = c.Write([]byte("hello"))
 		}
@@ -364,7 +365,7 @@ func connect(t testing.TB, from *netns.Host, d service.Destination) open {
 func (o open) works(t testing.TB, when string) {
 	t.Helper()
 	sent, got := bytes.Repeat([]byte("all well? "), 100), make([]byte, 1000)
-	_ = o.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = o.SetDeadline(time.Now().Add(longest))
 	_, err := o.Write(sent)
 	for n := 0; err == nil && n < len(got); {
 		var m int

@@ -137,7 +137,7 @@ func TestNoticesAtOnce(t *testing.T) {
 			program(t, lab.Node.Namespace, c.do[0], c.do[1:]...)
 			noticed, wait := false, 3*pollPeriod
 			if c.notices {
-				wait = 25 * silence
+				wait = longest
 			}
 			select {
 			case <-r.Changed():

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -54,7 +53,7 @@ metadata: {name: node}
 
 // checkHealth asks a health check of the node from the client's host.
 func checkHealth(lab *netns.Lab, address, path string) (status int, weight, body string, err error) {
-	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+	client := &http.Client{Timeout: stopTimeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(_ context.Context, network, _ string) (net.Conn, error) {
 			return lab.Client.Dial(network, address)

@@ -221,7 +221,7 @@ func (p *proxy) metrics() (map[string]float64, error) {
 // still be read when the proxy has no descriptor left.
 func (p *proxy) scraper() *http.Client {
 	return &http.Client{
-		Timeout: 5 * time.Second,
+		Timeout: startTimeout,
 		Transport: &http.Transport{DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
 			return p.node.Dial(network, address)
 		}},

@@ -27,7 +27,7 @@ const (
 // patience how long where one should.
 const (
 	silence  = 300 * time.Millisecond
-	patience = 5 * time.Second
+	patience = 20 * time.Second
 )
 
 // Reach is what a client gets who connects, or sends a datagram, to a
