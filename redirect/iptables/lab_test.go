@@ -299,7 +299,7 @@ const silence, longest = 200 * time.Millisecond, 20 * time.Second
 // reach is what a client gets who asks a destination: a server's greeting,
 // "refused", "silent", or an error's text.
 func reach(from *netns.Host, d service.Destination) string {
-	return reachWithin(from, d, 25*silence)
+	return reachWithin(from, d, longest)
 }
 
 // patienceFor is how long to wait for what is wanted: silence need not be
@@ -322,7 +322,7 @@ func reachWithin(from *netns.Host, d service.Destination, patience time.Duration
 	})
 	if err == nil {
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(longest))
+		_ = c.SetDeadline(time.Now().Add(patience))
 		if network == "udp" {
 			_, _ = c.Write([]byte("hello"))
 		}
