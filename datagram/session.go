@@ -126,12 +126,12 @@ func (c *session) dial(v *policy.Verdict) bool {
 		c.record.BeginAttempt(ep, now)
 		source := w.sourceFor(v, client, ep.Addr.Addr())
 		c.record.Source = conntrack.Source(source)
-		u, errno := w.connectTo(ep.Addr, client, source)
+		u, errno := w.connectTo(ep, client, source)
 		if errno == sys.EMFILE || errno == sys.ENFILE {
 			// Others of this process have taken what was left.
 			if o := w.victim(c.share).oldest(); o != nil && o != c {
 				o.evict()
-				u, errno = w.connectTo(ep.Addr, client, source)
+				u, errno = w.connectTo(ep, client, source)
 			}
 		}
 		if errno == 0 {

@@ -153,14 +153,21 @@ func (w *worker) sourceFor(v *policy.Verdict, client, endpoint netip.Addr) polic
 }
 
 // connectTo gives a socket that is connected to an endpoint.
-func (w *worker) connectTo(endpoint netip.AddrPort, client netip.Addr, source policy.Source) (*upstream, sys.Errno) {
-	u, errno := w.takeUpstream(service.FamilyOf(endpoint.Addr()), source == policy.SourceClient)
+func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source policy.Source) (*upstream, sys.Errno) {
+	o, endpoint := &w.server.options, ep.Addr
+	untracked := source == policy.SourceNode && o.Replies.Untracked && ep.InCluster() && !o.OwnAddress(endpoint.Addr())
+	u, errno := w.takeUpstream(service.FamilyOf(endpoint.Addr()), source == policy.SourceClient || untracked)
 	if errno != 0 {
 		return nil, errno
 	}
-	if source == policy.SourceClient {
+	switch {
+	case source == policy.SourceClient:
 		errno = w.connectAs(u, endpoint, client)
-	} else {
+	case untracked:
+		if errno = w.connectAs(u, endpoint, unspecified(endpoint.Addr())); errno == sys.EADDRNOTAVAIL {
+			errno = sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPort{})
+		}
+	default:
 		errno = sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPort{})
 	}
 	if errno != 0 {
@@ -170,10 +177,19 @@ func (w *worker) connectTo(endpoint netip.AddrPort, client netip.Addr, source po
 	return u, 0
 }
 
+// unspecified gives the address that leaves the choice of one to the kernel.
+func unspecified(like netip.Addr) netip.Addr {
+	if like.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
 // portTries is how many ports are tried that may be taken.
 const portTries = 64
 
-// connectAs connects a socket from a client's address. Where answers come back
+// connectAs connects a socket from a client's address, or from the node's where
+// that is unspecified. Where answers come back
 // to certain ports only, the port is chosen here: of those that the kernel gives
 // by itself they are none.
 func (w *worker) connectAs(u *upstream, endpoint netip.AddrPort, client netip.Addr) sys.Errno {

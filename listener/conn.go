@@ -48,7 +48,7 @@ func (c *conn) dial(st *state, v *policy.Verdict) {
 		}
 		ep := &v.Candidates[i]
 		c.record.BeginAttempt(ep, now)
-		fd, errno := c.connect(st, v, ep.Addr)
+		fd, errno := c.connect(st, v, ep)
 		if errno == 0 || errno == sys.EINPROGRESS {
 			// The handshake with an endpoint on this node is over by now.
 			errno = w.relay.Probe(&c.link, c.client, fd)

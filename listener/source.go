@@ -7,6 +7,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // connect begins to connect to an endpoint, from the client's own address where
@@ -16,12 +17,15 @@ import (
 // An attempt that finds no port free at the client's address fails as our own
 // trouble and is repeated; it does not fall back to the node's address: who
 // may come in at the endpoint, and what it writes down, hangs on the address.
-func (c *conn) connect(st *state, v *policy.Verdict, endpoint netip.AddrPort) (int, sys.Errno) {
-	w := c.worker
+func (c *conn) connect(st *state, v *policy.Verdict, ep *service.Endpoint) (int, sys.Errno) {
+	w, endpoint := c.worker, ep.Addr
 	o := sys.ConnectOptions{Congestion: w.manager.config.Congestion}
 	client := c.record.Client.Addr()
 	if v.SourceFor(client, endpoint.Addr()) != policy.SourceClient || !w.manager.keeps(st, client, endpoint.Addr()) {
 		c.record.Source = conntrack.SourceNode
+		if w.manager.traits.Replies.Untracked && ep.InCluster() && !st.host.has(endpoint.Addr()) {
+			return w.relay.ConnectUntracked(endpoint, o)
+		}
 		return w.relay.Connect(endpoint, netip.AddrPort{}, o)
 	}
 	c.record.Source = conntrack.SourceClient

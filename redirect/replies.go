@@ -13,6 +13,9 @@ type Replies struct {
 	// FirstPort and LastPort are the range that the sockets' own ports have to
 	// be from; 0 means any.
 	FirstPort, LastPort uint16
+	// Untracked says that sockets on this node's own addresses pass connection
+	// tracking by as well, if they are transparent and have a port of the range.
+	Untracked bool
 }
 
 // ReplyPorts are the first and the last of the ports that sockets with clients'

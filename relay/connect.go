@@ -145,6 +145,19 @@ func (w *Worker) ConnectAs(endpoint netip.AddrPort, client netip.Addr, o sys.Con
 	return w.connectFrom(&w.replyPorts, endpoint, client, o, 4*portTries)
 }
 
+// ConnectUntracked is Connect from an address of this node that the kernel
+// chooses, past connection tracking: by a transparent socket with a reply port,
+// and when none of these is left, as any other.
+func (w *Worker) ConnectUntracked(endpoint netip.AddrPort, o sys.ConnectOptions) (int, sys.Errno) {
+	transparent := o
+	transparent.Transparent = true
+	fd, e := w.connectFrom(&w.replyPorts, endpoint, netip.Addr{}, transparent, portTries)
+	if e == sys.EADDRNOTAVAIL {
+		return w.Connect(endpoint, netip.AddrPort{}, o)
+	}
+	return fd, e
+}
+
 // connectFrom tries ports that are chosen here, not by the kernel.
 func (w *Worker) connectFrom(ports *localPorts, endpoint netip.AddrPort, local netip.Addr, o sys.ConnectOptions, tries int) (fd int, e sys.Errno) {
 	if !local.IsValid() {

@@ -69,3 +69,38 @@ func TestConnectAsTheClient(t *testing.T) {
 		}
 	}
 }
+
+// TestConnectUntracked: by a transparent socket with a reply port, and where none
+// is left, by any other.
+func TestConnectUntracked(t *testing.T) {
+	endpoint := netip.MustParseAddrPort("[fd00:2::2]:80")
+	k := &ports{fake: newFake(nil)}
+	r := New(Config{Workers: 1})
+	r.kernel = k
+	w := r.newWorker(k.fake)
+	w.UseReplyPorts(10000, 29999)
+	k.answer = func(local netip.AddrPort) sys.Errno {
+		if len(k.asked) == 1 {
+			return sys.EADDRINUSE // a server of the node has it
+		}
+		return 0
+	}
+	if _, e := w.ConnectUntracked(endpoint, sys.ConnectOptions{}); e != sys.EINPROGRESS || !k.opts.Transparent || len(k.asked) != 2 {
+		t.Errorf("%v after %v, %+v", e, k.asked, k.opts)
+	}
+	for _, local := range k.asked {
+		if local.Addr() != netip.IPv6Unspecified() || local.Port() < 10000 || local.Port() > 29999 {
+			t.Errorf("asked for %s", local)
+		}
+	}
+	k.asked = nil
+	k.answer = func(local netip.AddrPort) sys.Errno {
+		if local.Port() != 0 {
+			return sys.EADDRNOTAVAIL
+		}
+		return 0
+	}
+	if _, e := w.ConnectUntracked(endpoint, sys.ConnectOptions{Congestion: "cubic"}); e != sys.EINPROGRESS || k.opts.Transparent || k.opts.Congestion != "cubic" {
+		t.Errorf("%v after %v, %+v", e, k.asked, k.opts)
+	}
+}

@@ -163,3 +163,8 @@ type Endpoint struct {
 	ZoneHints []string
 	NodeHints []string
 }
+
+// InCluster tells whether the endpoint is on a node of the cluster, as pods are.
+// Others may be anywhere, and what is sent to them may have to be translated on
+// its way.
+func (e *Endpoint) InCluster() bool { return e.Node != "" }

@@ -180,7 +180,7 @@ func (r *Redirector) open() (err error) {
 	if err := r.router.Check(route.State{MarkReplies: true}); err != nil {
 		r.traits.Replies.Why = err.Error()
 	} else {
-		r.traits.Replies = redirect.Replies{Diverted: true, FirstPort: opts.ReplyPorts[0], LastPort: opts.ReplyPorts[1]}
+		r.traits.Replies = redirect.Replies{Diverted: true, FirstPort: opts.ReplyPorts[0], LastPort: opts.ReplyPorts[1], Untracked: true}
 	}
 	return nil
 }

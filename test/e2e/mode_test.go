@@ -25,6 +25,7 @@ const (
 	fragments         = "datagrams in fragments, to foreign addresses and back to clients' own"
 	ownFragments      = "datagrams of the node itself over IPv6 that do not fit a packet of lo"
 	foreignRefusals   = "refusals at foreign IPv4 addresses"
+	untracked         = "connections past connection tracking"
 )
 
 // mode is a way of steering that the tests are run over.
@@ -62,22 +63,22 @@ var modes = []mode{
 	},
 	{
 		name: "tproxy-iptables-nft", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "iptables"}, programs: "nft",
-		cannot: []string{lateRefusals, ownFragments},
+		cannot: []string{lateRefusals, ownFragments, untracked},
 		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}, {"iptables-nft", "-t", "mangle", "-F"}, {"ip6tables-nft", "-t", "mangle", "-F"}}, flushRoutes),
 	},
 	{
 		name: "tproxy-iptables-legacy", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "iptables"}, programs: "legacy",
-		cannot: []string{lateRefusals, ownFragments},
+		cannot: []string{lateRefusals, ownFragments, untracked},
 		flush:  slices.Concat([][]string{{"iptables-legacy", "-t", "mangle", "-F"}, {"ip6tables-legacy", "-t", "mangle", "-F"}}, flushRoutes),
 	},
 	{
 		name: "sklookup", flags: []string{"--redirect", "sklookup"},
-		cannot: []string{fragments, foreignRefusals},
+		cannot: []string{fragments, foreignRefusals, untracked},
 		flush:  flushRoutes,
 	},
 	{
 		name: "bind", flags: []string{"--redirect", "bind"},
-		cannot: []string{fragments, foreignRefusals, takenPorts},
+		cannot: []string{fragments, foreignRefusals, takenPorts, untracked},
 		flush:  flushRoutes,
 	},
 }
