@@ -14,6 +14,9 @@ type beside struct {
 	plan           redirect.Plan // the last one, whole
 	steer          redirect.Builder[service.Destination, redirect.Target]
 	refuse, silent redirect.Builder[service.Destination, struct{}]
+	// What is left for the program.
+	ownSteer             redirect.Builder[service.Destination, redirect.Target]
+	ownRefuse, ownSilent redirect.Builder[service.Destination, struct{}]
 }
 
 // traits are its own, with the program in the name: "sklookup/nftables".
@@ -32,16 +35,22 @@ func (b *beside) changed() <-chan struct{} {
 	return nil
 }
 
-// apply puts in force what a plan has beside the destinations that the program
-// knows.
-func (b *beside) apply(p redirect.Plan) error {
+// split parts a plan into what the program is to know, which is nothing of
+// foreign addresses, and what is to stand beside it. Netfilter asks the program too
+// when it looks for a packet's socket: it would take packets of connections that go
+// past us for packets to our listener.
+func (b *beside) split(p redirect.Plan) (own, side redirect.Plan) {
 	b.follow(&p)
-	p.Steer, p.Refuse, p.Silent = b.steer.Map(), b.refuse.Map(), b.silent.Map()
-	p.ClusterIPs = redirect.Set[netip.Addr]{}
-	return b.Redirector.Apply(p)
+	own, side = p, p
+	own.Steer, own.Refuse, own.Silent = b.ownSteer.Map(), b.ownRefuse.Map(), b.ownSilent.Map()
+	own.Foreign, own.Lingering = redirect.Set[netip.Addr]{}, redirect.Set[service.Destination]{}
+	side.Steer, side.Refuse, side.Silent = b.steer.Map(), b.refuse.Map(), b.silent.Map()
+	side.ClusterIPs = redirect.Set[netip.Addr]{}
+	return own, side
 }
 
-// follow keeps what a plan says of destinations on foreign addresses.
+// follow keeps what a plan says of destinations on foreign addresses, and on
+// others.
 func (b *beside) follow(p *redirect.Plan) {
 	c := redirect.Diff(&b.plan, p)
 	if c.Rehomes(&b.plan, p) {
@@ -51,13 +60,20 @@ func (b *beside) follow(p *redirect.Plan) {
 	b.plan = *p
 	for d := range c.Touched {
 		foreign := p.Foreign.Has(d.Addr)
-		if t, is := p.Steer.Get(d); is && foreign {
-			b.steer.Set(d, t)
+		steer, otherSteer := &b.ownSteer, &b.steer
+		if foreign {
+			steer, otherSteer = otherSteer, steer
+		}
+		otherSteer.Remove(d)
+		if t, is := p.Steer.Get(d); is {
+			steer.Set(d, t)
 		} else {
-			b.steer.Remove(d)
+			steer.Remove(d)
 		}
 		keep(&b.refuse, d, foreign && p.Refuse.Has(d))
 		keep(&b.silent, d, foreign && p.Silent.Has(d))
+		keep(&b.ownRefuse, d, !foreign && p.Refuse.Has(d))
+		keep(&b.ownSilent, d, !foreign && p.Silent.Has(d))
 	}
 }
 

@@ -195,6 +195,10 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 	if r.closed {
 		return ErrClosed
 	}
+	var side redirect.Plan // what is beside the program's own
+	if r.beside != nil {
+		p, side = r.beside.split(p)
+	}
 	changes := redirect.Diff(&r.plan, &p)
 	if err := validate(&changes, &p); err != nil {
 		return err
@@ -214,7 +218,7 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 	}
 	var routes error
 	if r.beside != nil {
-		routes = r.beside.apply(p)
+		routes = r.beside.Apply(side)
 	} else {
 		routes = r.routeLocked(state)
 	}

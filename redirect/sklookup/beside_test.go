@@ -1,0 +1,79 @@
+package sklookup
+
+import (
+	"errors"
+	"io"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// Rule A3.13: what a client on another host had open to an address that is not
+// ours goes on past us when a Service takes its port. (Netfilter looks for a
+// packet's socket and asks the program, which must not know the port.)
+func TestConnectionsPastUsGoOn(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 80)
+	r := newBeside(t, lab.Node)
+	t.Cleanup(func() { _ = r.Close() })
+	var p redirect.Plan
+	var open []io.ReadWriter
+	for _, pair := range []struct{ vip, via, lane netip.Addr }{
+		{netip.MustParseAddr("192.0.2.10"), lab.Backends[0].IPv4, redirect.ListenIPv4},
+		{netip.MustParseAddr("2001:db8::10"), lab.Backends[0].IPv6, redirect.ListenIPv6},
+	} {
+		at := netip.PrefixFrom(pair.vip, pair.vip.BitLen())
+		if err := errors.Join(lab.Backends[0].AddAddr("lo", at), lab.Node.AddRoute(at, pair.via)); err != nil {
+			t.Fatal(err)
+		}
+		dst := service.Destination{Addr: pair.vip, Port: 80, Protocol: service.TCP}
+		c, err := lab.Client.Dial("tcp", netip.AddrPortFrom(dst.Addr, dst.Port).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		if got, err := netns.AskOn(c); err != nil || got != "b1:80" {
+			t.Fatalf("past us: %q, %v", got, err)
+		}
+		open = append(open, c)
+		err = lab.Node.Do(func() error {
+			fd, err := sys.ListenTCP(netip.AddrPortFrom(pair.lane, 0), sys.ListenOptions{Transparent: true})
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { sys.Close(fd) })
+			own, errno := sys.LocalAddr(fd)
+			if errno != 0 {
+				return errno
+			}
+			p.Steer = p.Steer.With(dst, redirect.Target{Port: own.Port(), FD: fd})
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Foreign = p.Foreign.With(pair.vip, struct{}{})
+	}
+	if err := r.Apply(p); err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range open {
+		got := make([]byte, 5)
+		_, err := c.Write([]byte("still"))
+		if err == nil {
+			_, err = io.ReadFull(c, got)
+		}
+		if err != nil || string(got) != "still" {
+			t.Errorf("connection %d: %q, %v", i, got, err)
+		}
+	}
+	if repaired, err := r.Verify(); repaired || err != nil {
+		t.Errorf("verify: %v, %v", repaired, err)
+	}
+}
