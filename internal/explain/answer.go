@@ -119,7 +119,11 @@ func WriteText(w io.Writer, t *policy.Table, q Question) error {
 	}
 	row("node", "%s%s", node.Name, found)
 	if a.Source != "" {
-		row("source", "%s: the endpoint sees the address of the %s", a.Source, a.Source)
+		where := ""
+		if a.Source == policy.SourceClient.String() {
+			where = ", where its answer passes this node" // nobody looks at its links here
+		}
+		row("source", "%s: the endpoint sees the address of the %s%s", a.Source, a.Source, where)
 	}
 	if a.Affinity != "" {
 		row("affinity", "%s%s", a.Affinity, window(e.Verdict.Port))
