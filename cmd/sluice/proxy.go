@@ -356,6 +356,7 @@ func (p *proxy) inForce() {
 	if p.applied.Swap(time.Now().UnixNano()) != 0 {
 		return
 	}
+	go settleMemory()
 	event := p.log.Info().Str("version", version).Str("node", p.options.hostname).Str("redirect", p.steer.Traits().Name)
 	if p.manifests != nil {
 		found := p.manifests.Stats()

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"syscall"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -225,8 +227,27 @@ func (m *maps) deleteRange(p netip.Prefix) error {
 }
 
 func put[K comparable](m *ebpf.Map, key K, s slot) error {
-	return m.Update(key, uint32(s), ebpf.UpdateAny)
+	return patiently(func() error { return m.Update(key, uint32(s), ebpf.UpdateAny) })
 }
+
+// patiently makes a change again that found no memory. Maps that take memory as
+// they fill have a small stock of entries for each CPU, and an interrupt of the
+// kernel's own fills it up: where that is slow to come (User Mode Linux has it
+// with the next tick), many entries at once empty the stock.
+func patiently(change func() error) error {
+	err := change()
+	for wait := shortestPause; errors.Is(err, syscall.ENOMEM) && wait <= longestPause; wait *= 2 {
+		time.Sleep(wait)
+		err = change()
+	}
+	return err
+}
+
+// All pauses of one change take half a second together.
+const (
+	shortestPause = time.Millisecond
+	longestPause  = 256 * time.Millisecond
+)
 
 func remove[K comparable](m *ebpf.Map, key K) error {
 	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

@@ -2,9 +2,11 @@ package sklookup
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"syscall"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -213,5 +215,22 @@ func BenchmarkProgram10kServices(b *testing.B) {
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/1000, "ns/lookup")
 		})
+	}
+}
+
+func TestPatiently(t *testing.T) {
+	for _, c := range []struct {
+		errs []error
+		want error
+	}{
+		{[]error{nil}, nil},
+		{[]error{syscall.ENOMEM, syscall.ENOMEM, nil}, nil},
+		{[]error{syscall.ENOMEM, syscall.E2BIG}, syscall.E2BIG},
+	} {
+		calls := 0
+		err := patiently(func() error { calls++; return c.errs[calls-1] })
+		if !errors.Is(err, c.want) || calls != len(c.errs) {
+			t.Errorf("%v: got %v after %d calls", c.errs, err, calls)
+		}
 	}
 }
