@@ -18,7 +18,7 @@ const (
 // Table gives results as a Markdown table.
 func Table(results []Result) string {
 	var b strings.Builder
-	b.WriteString("| steering | services | endpoints | start to first sync [ms] | one endpoint changed [ms] | one service added [ms] | RSS [MiB] | RSS after the changes [MiB] | CPU of the start [s] | CPU of a change [ms] |\n")
+	b.WriteString("| steering | services | endpoints | start to first sync [ms] | one endpoint changed [ms] | one service added [ms] | RSS as the start ends [MiB] | RSS after the changes [MiB] | CPU of the start [s] | CPU of a change [ms] |\n")
 	b.WriteString("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n")
 	for _, r := range results {
 		if r.Error != "" {
