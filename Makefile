@@ -49,7 +49,7 @@ test-copy: deps ## The end-to-end tests on a relay that only copies (--splice=of
 .PHONY: test-cluster
 test-cluster: deps build $(CLUSTER)/.built ## The tests against a real control plane, and the same against kube-proxy
 	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) \
-	go test -tags cluster -count=1 -timeout 10m $(TESTFLAGS) ./test/cluster
+	go test -tags cluster -count=1 -timeout 10m -parallel 8 $(TESTFLAGS) ./test/cluster
 	cd test/helm && go test $(TESTFLAGS) .
 
 .PHONY: bench-cluster

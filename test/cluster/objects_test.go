@@ -3,7 +3,12 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -20,6 +25,45 @@ type world struct {
 	*controlPlane
 	hosts     *netns.Cluster
 	namespace string
+	proxy     string                // whose turn it is: "sluice" or "kube-proxy"
+	owners    map[netip.Addr]string // the names of hosts by their addresses
+}
+
+// with gives the same world to a test of its own, with another namespace.
+func (w *world) with(t *testing.T, namespace string) *world {
+	plane, admin := *w.controlPlane, *w.admin
+	plane.t, plane.admin, admin.t = t, &admin, t
+	return &world{controlPlane: &plane, hosts: w.hosts, namespace: namespace, proxy: w.proxy, owners: w.owners}
+}
+
+// differs gives what is wanted of each proxy where they differ, as
+// docs/compared-with-kube-proxy.md says.
+func (w *world) differs(sluice, kubeProxy string) string {
+	if w.proxy == "sluice" {
+		return sluice
+	}
+	return kubeProxy
+}
+
+// given counts the addresses and ports that cases were given.
+var given struct{ clusterIPs, nodePorts, vips atomic.Int32 }
+
+// clusterIP gives a cluster IP that no other Service of these tests has had.
+// The API server takes those of the first 256 by itself at last only.
+func (w *world) clusterIP() string { return fmt.Sprintf("10.96.0.%d", 20+given.clusterIPs.Add(1)) }
+
+// nodePort gives a node port likewise: 30000 to 30085 are taken at last.
+func (w *world) nodePort() int32 { return 30000 + given.nodePorts.Add(1) }
+
+// vip gives an address for a load balancer, which the world outside has: what
+// is not steered goes there.
+func (w *world) vip() string {
+	w.t.Helper()
+	ip := fmt.Sprintf("203.0.113.%d", 20+given.vips.Add(1))
+	if err := w.hosts.World.AddAddr("lo", netip.PrefixFrom(netip.MustParseAddr(ip), 32)); err != nil {
+		w.t.Fatal(err)
+	}
+	return ip
 }
 
 var ctx = context.Background()
@@ -30,7 +74,8 @@ type endpoint struct {
 	node                 string
 	notReady, notServing bool
 	terminating          bool
-	zones                []string
+	zones, nodes         []string // hints
+	port                 int32    // 8080 if it is 0, and the same for all of a slice
 }
 
 // service creates a Service; edit changes it before.
@@ -65,7 +110,11 @@ func (w *world) change(name string, edit func(*corev1.Service)) *corev1.Service 
 // slice creates or replaces the IPv4 (or IPv6) EndpointSlice of a Service, with
 // the port named p.
 func (w *world) slice(service string, endpoints ...endpoint) {
-	w.sliceOf(service, service+"-4", false, 8080, endpoints...)
+	port := int32(8080)
+	for _, e := range endpoints {
+		port = cmp.Or(e.port, port)
+	}
+	w.sliceOf(service, service+"-4", false, port, endpoints...)
 }
 
 func (w *world) sliceOf(service, name string, ipv6 bool, port int32, endpoints ...endpoint) {
@@ -93,11 +142,14 @@ func (w *world) sliceOf(service, name string, ipv6 bool, port int32, endpoints .
 			Addresses: []string{address.String()}, NodeName: ptr.To(e.node),
 			Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(!e.notReady && !e.terminating), Serving: ptr.To(!e.notServing), Terminating: ptr.To(e.terminating)},
 		}
+		if len(e.zones)+len(e.nodes) > 0 {
+			out.Hints = &discoveryv1.EndpointHints{}
+		}
 		for _, z := range e.zones {
-			if out.Hints == nil {
-				out.Hints = &discoveryv1.EndpointHints{}
-			}
 			out.Hints.ForZones = append(out.Hints.ForZones, discoveryv1.ForZone{Name: z})
+		}
+		for _, n := range e.nodes {
+			out.Hints.ForNodes = append(out.Hints.ForNodes, discoveryv1.ForNode{Name: n})
 		}
 		s.Endpoints = append(s.Endpoints, out)
 	}
@@ -117,5 +169,16 @@ func (w *world) pod1() endpoint { return endpoint{host: w.hosts.Pods[0], node: "
 func (w *world) pod2() endpoint { return endpoint{host: w.hosts.Pods[1], node: "node"} }
 func (w *world) pod3() endpoint { return endpoint{host: w.hosts.Remote[0], node: "node2"} }
 
-// cluster is all of them.
+// hostPod1 and hostPod2 are pods of their nodes' own network.
+func (w *world) hostPod1() endpoint {
+	return endpoint{host: w.hosts.Node, node: "node", port: hostPodPort}
+}
+func (w *world) hostPod2() endpoint {
+	return endpoint{host: w.hosts.Node2, node: "node2", port: hostPodPort}
+}
+
+// hostPodPort is where pods of a node's own network listen.
+const hostPodPort = 7070
+
+// all gives those that have addresses of their own.
 func (w *world) all() []endpoint { return []endpoint{w.pod1(), w.pod2(), w.pod3()} }

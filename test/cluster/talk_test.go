@@ -16,9 +16,6 @@ import (
 )
 
 const (
-	// tries is how many connections tell who serves an address: with endpoints
-	// chosen at random, one of three is missed by them once in 10^5.
-	tries = 30
 	// silence is how long nothing must come before an address counts as silent.
 	silence = 400 * time.Millisecond
 )
@@ -85,39 +82,6 @@ func askWithin(patience time.Duration, from *netns.Host, network, address string
 	name, _, _ := strings.Cut(string(buffer[:n]), "\n")
 	name, _, _ = strings.Cut(name, " ")
 	return name, nil
-}
-
-// expect waits until an address is served as wanted, and stays so.
-func (w *world) expect(from *netns.Host, network, address, want string) {
-	w.t.Helper()
-	n := tries
-	if !strings.Contains(want, " ") {
-		n = 6
-	}
-	deadline := time.Now().Add(15 * time.Second)
-	for {
-		got := outcome(from, network, address, n)
-		if got == want {
-			break
-		}
-		if time.Now().After(deadline) {
-			w.t.Errorf("%s from %s to %s: %q, want %q", network, from.Name(), address, got, want)
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	if got := outcome(from, network, address, n); got != want {
-		w.t.Errorf("%s from %s to %s: %q at last, want %q", network, from.Name(), address, got, want)
-	}
-}
-
-// everybody expects the same for clients of each place: outside, a pod of the
-// node, the node itself.
-func (w *world) everybody(network, address, want string) {
-	w.t.Helper()
-	for _, from := range []*netns.Host{w.hosts.Outside, w.hosts.Pods[0], w.hosts.Node} {
-		w.expect(from, network, address, want)
-	}
 }
 
 func fmtPods(numbers ...int) string {

@@ -1,0 +1,149 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// enough is how many connections see each of a handful of endpoints, also when
+// they are chosen at random: one of three is missed by them once in 10^35.
+const enough = 200
+
+// inForce is how long a change may take until all see it. kube-proxy looks at
+// what failed to load only after a while.
+const inForce = 30 * time.Second
+
+// meet makes one connection, or sends one datagram, and gives the name of who
+// serves it and the client's address that they see. The name is "refused" or
+// "silent" where nobody does.
+func meet(patience time.Duration, from *netns.Host, network, address string) (server string, seen netip.Addr) {
+	greeting, err := greet(patience, from, network, address)
+	switch {
+	// What a node's own packet filter rejects is EPERM to a UDP client there.
+	case errors.Is(err, syscall.ECONNREFUSED), network == "udp" && errors.Is(err, syscall.EPERM):
+		return "refused", seen
+	case isTimeout(err):
+		return "silent", seen
+	case err != nil:
+		return err.Error(), seen
+	}
+	server, client, _ := strings.Cut(greeting, " ")
+	ap, _ := netip.ParseAddrPort(client) // none is the zero address, which nobody has
+	return server, ap.Addr()
+}
+
+// greet gives the line that a server says at first.
+func greet(patience time.Duration, from *netns.Host, network, address string) (string, error) {
+	c, err := from.Dialer(&net.Dialer{Timeout: patience}, network, address)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	return greeting(patience, c, network)
+}
+
+// greeting is greet on a connection that is there.
+func greeting(patience time.Duration, c net.Conn, network string) (string, error) {
+	_ = c.SetDeadline(time.Now().Add(patience))
+	if network == "udp" {
+		if _, err := c.Write([]byte("who\n")); err != nil {
+			return "", err
+		}
+	}
+	buffer := make([]byte, 2048)
+	n, err := c.Read(buffer)
+	line, _, _ := strings.Cut(string(buffer[:n]), "\n")
+	return line, err
+}
+
+// round asks until each of those that are wanted has answered, some times at
+// least, or somebody else has. It gives who answered, sorted.
+func round(want string, ask func() string) string {
+	wanted := strings.Split(want, " ")
+	least := 8
+	switch want {
+	case "silent":
+		least = 1 // it takes long
+	case "refused":
+		least = 3
+	}
+	var got []string
+	for i := 0; i < least || len(got) < len(wanted) && i < enough; i++ {
+		name := ask()
+		if !slices.Contains(got, name) {
+			got = append(got, name)
+		}
+		if !slices.Contains(wanted, name) {
+			break
+		}
+	}
+	slices.Sort(got)
+	return strings.Join(got, " ")
+}
+
+// expectAnswers waits until what ask gives is what is wanted, names in their
+// order, and stays so.
+func (w *world) expectAnswers(what, want string, ask func(patience time.Duration) string) {
+	w.t.Helper()
+	confirm := patience
+	if strings.Contains(want, "silent") {
+		confirm = silence
+	}
+	deadline := time.Now().Add(inForce)
+	for {
+		got := round(want, func() string { return ask(silence) })
+		if got == want {
+			// On a busy machine an answer may take its time; only now is it known
+			// that there will be one.
+			if got = round(want, func() string { return ask(confirm) }); got == want {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			w.t.Fatalf("%s: %q, want %q", what, got, want)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// expect waits until an address is served as wanted, and stays so.
+func (w *world) expect(from *netns.Host, network, address, want string) {
+	w.t.Helper()
+	w.expectAnswers(network+" from "+from.Name()+" to "+address, want, func(patience time.Duration) string {
+		server, _ := meet(patience, from, network, address)
+		return server
+	})
+}
+
+// everybody expects the same for clients of each place: outside, a pod of the
+// node, the node itself.
+func (w *world) everybody(network, address, want string) {
+	w.t.Helper()
+	for _, from := range []*netns.Host{w.hosts.Outside, w.hosts.Pods[0], w.hosts.Node} {
+		w.expect(from, network, address, want)
+	}
+}
+
+// expectSeen waits until those who serve an address see a client whose address
+// is of the host of that name, by TCP and by UDP.
+func (w *world) expectSeen(from *netns.Host, address, want string) {
+	w.t.Helper()
+	for _, network := range []string{"tcp", "udp"} {
+		w.expectAnswers("who is seen, "+network+" from "+from.Name()+" to "+address, want, func(patience time.Duration) string {
+			server, seen := meet(patience, from, network, address)
+			if name, ok := w.owners[seen]; ok {
+				return name
+			}
+			return server + " sees " + seen.String()
+		})
+	}
+}
