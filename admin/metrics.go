@@ -108,6 +108,9 @@ type Sources struct {
 	// what came from an API server; nil if there is none.
 	Sync    *Sync
 	Changes func() Changes
+	// Whole leaves out what belongs to single service ports, and gives their sum,
+	// with labels that are empty.
+	Whole bool
 	// Values are called at each scrape, from any goroutine. A metric whose
 	// value is missing is left out.
 	Values map[Value]func() float64
@@ -225,7 +228,10 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, kind, value, labels...)
 	}
 	send(c.build, prometheus.GaugeValue, 1, c.sources.Version, runtime.Version())
-	ports, _ := c.sources.Table.Totals()
+	ports, all := c.sources.Table.Totals()
+	if c.sources.Whole {
+		ports = []conntrack.PortTotals{{Totals: all}}
+	}
 	for i := range ports {
 		c.collectPort(ch, &ports[i])
 	}
@@ -274,6 +280,9 @@ func (c *collector) collectHealth(send func(d *prometheus.Desc, kind prometheus.
 // has had no connection.
 func (c *collector) collectPort(ch chan<- prometheus.Metric, p *conntrack.PortTotals) {
 	labels := portLabels(p.Name)
+	if c.sources.Whole {
+		labels[3] = "" // the zero protocol has a name
+	}
 	send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, extra ...string) {
 		ch <- prometheus.MustNewConstMetric(d, kind, value, append(labels, extra...)...)
 	}
@@ -293,7 +302,7 @@ func (c *collector) collectPort(ch chan<- prometheus.Metric, p *conntrack.PortTo
 	}
 	send(c.bytes, prometheus.CounterValue, float64(t.BytesFromClient), "client")
 	send(c.bytes, prometheus.CounterValue, float64(t.BytesFromEndpoint), "endpoint")
-	if p.Name.Protocol == service.UDP {
+	if p.Name.Protocol == service.UDP || c.sources.Whole {
 		send(c.datagrams, prometheus.CounterValue, float64(t.DatagramsFromClient), "client")
 		send(c.datagrams, prometheus.CounterValue, float64(t.DatagramsFromEndpoint), "endpoint")
 	}

@@ -145,6 +145,26 @@ func TestSeriesOfAServicePort(t *testing.T) {
 	}
 }
 
+// Without metrics of each service port there is one series in the place of all of
+// them, with the sums.
+func TestSumsOverServicePorts(t *testing.T) {
+	from := sources(t)
+	from.Table.Forget(web) // what is gone counts too
+	from.Whole = true
+	want := `
+# HELP sluice_connections_opened_total Connections accepted from clients.
+# TYPE sluice_connections_opened_total counter
+sluice_connections_opened_total{namespace="",port="",protocol="",service=""} 2
+# HELP sluice_relayed_bytes_total Bytes passed on, by where they came from.
+# TYPE sluice_relayed_bytes_total counter
+sluice_relayed_bytes_total{from="client",namespace="",port="",protocol="",service=""} 111
+sluice_relayed_bytes_total{from="endpoint",namespace="",port="",protocol="",service=""} 2022
+`
+	if err := testutil.GatherAndCompare(NewRegistry(from), strings.NewReader(want), "sluice_connections_opened_total", "sluice_relayed_bytes_total"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestValues(t *testing.T) {
 	s := sources(t)
 	families, err := NewRegistry(s).Gather()

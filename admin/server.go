@@ -2,7 +2,6 @@ package admin
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -14,8 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Server serves /metrics, /healthz, /proxyMode and /configz over HTTP, as
-// kube-proxy does on its port 10249, off the data path.
+// Server serves /metrics, /healthz and what else kube-proxy has on its port
+// 10249 over HTTP, off the data path.
 type Server struct {
 	listener net.Listener
 	server   *http.Server
@@ -30,6 +29,10 @@ type Pages struct {
 	// Config is what /configz shows as JSON, under the name of kube-proxy's API
 	// group. Nothing if it is nil.
 	Config any
+	// Flags are what /flagz shows, by their names.
+	Flags map[string]string
+	// Version is the program's.
+	Version string
 	// Profiling adds /debug/pprof, which can slow the program down.
 	Profiling bool
 }
@@ -41,39 +44,10 @@ func Listen(address string, pages Pages) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("metrics address %s: %w", address, err)
 	}
-	mux := http.NewServeMux()
-	// One scrape that breaks (a value that cannot be had) must not hide all
-	// others.
-	mux.Handle("GET /metrics", promhttp.HandlerFor(pages.Metrics, promhttp.HandlerOpts{
-		ErrorHandling:       promhttp.ContinueOnError,
-		MaxRequestsInFlight: 4,
-		Timeout:             10 * time.Second,
-	}))
-	mux.HandleFunc("GET /healthz", text("ok"))
-	mux.HandleFunc("GET /proxyMode", text(pages.Mode))
-	if pages.Config != nil {
-		mux.HandleFunc("GET /configz", func(w http.ResponseWriter, _ *http.Request) {
-			body, err := json.Marshal(map[string]any{"kubeproxy.config.k8s.io": pages.Config})
-			if err != nil {
-				http.Error(w, err.Error(), http.StatusInternalServerError)
-				return
-			}
-			w.Header().Set("Content-Type", "application/json")
-			w.Header().Set("X-Content-Type-Options", "nosniff")
-			_, _ = w.Write(body) // the client may have gone; nobody to tell
-		})
-	}
-	if pages.Profiling {
-		mux.HandleFunc("/debug/pprof/", pprof.Index)
-		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	}
 	return &Server{
 		listener: l,
 		server: &http.Server{
-			Handler:           mux,
+			Handler:           pages.handler(time.Now()),
 			ReadHeaderTimeout: 5 * time.Second,
 			ReadTimeout:       10 * time.Second,
 			WriteTimeout:      2 * time.Minute, // a profile takes 30 s
@@ -81,6 +55,42 @@ func Listen(address string, pages Pages) (*Server, error) {
 			MaxHeaderBytes:    16 << 10,
 		},
 	}, nil
+}
+
+// handler answers for all pages.
+func (p *Pages) handler(started time.Time) http.Handler {
+	mux := http.NewServeMux()
+	var paths []string // for statusz
+	handle := func(path string, h http.Handler) {
+		mux.Handle("GET "+path, h)
+		paths = append(paths, path)
+	}
+	// One scrape that breaks (a value that cannot be had) must not hide all
+	// others.
+	options := promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, Timeout: 10 * time.Second}
+	health := newSLIs(started)
+	if p.Config != nil {
+		handle("/configz", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			writeJSON(w, map[string]any{"kubeproxy.config.k8s.io": p.Config})
+		}))
+	}
+	if p.Profiling {
+		for path, f := range map[string]http.HandlerFunc{
+			"": pprof.Index, "cmdline": pprof.Cmdline, "profile": pprof.Profile, "symbol": pprof.Symbol, "trace": pprof.Trace,
+		} {
+			mux.HandleFunc("/debug/pprof/"+path, f)
+		}
+		paths = append(paths, "/debug/pprof/")
+	}
+	if p.Flags != nil {
+		handle("/flagz", flagz(p.Flags))
+	}
+	handle("/healthz", health.observe(text("ok")))
+	handle("/metrics", promhttp.HandlerFor(p.Metrics, options))
+	handle("/metrics/slis", promhttp.HandlerFor(health.all, options))
+	handle("/proxyMode", text(p.Mode))
+	mux.Handle("GET /statusz", statusz(p.Version, started, append(paths, "/statusz")))
+	return mux
 }
 
 // text answers with a text.

@@ -4,8 +4,10 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 )
 
 func get(t *testing.T, method, url string) (int, string) {
@@ -89,6 +91,42 @@ func TestServer(t *testing.T) {
 	again.listener.Close()
 	if err := <-served; err == nil {
 		t.Error("Serve without a listener")
+	}
+}
+
+// The pages that components of Kubernetes have are there under their names, as
+// text and as objects of the API.
+func TestPagesOfComponents(t *testing.T) {
+	pages := (&Pages{Metrics: NewRegistry(sources(t)), Mode: "ipvs", Flags: map[string]string{"v": "4", "config": "/c"}, Version: "v1.2.3"}).
+		handler(time.Now().Add(-time.Hour))
+	for _, c := range []struct {
+		path, accept string
+		want         []string
+	}{
+		{"/flagz", "", []string{"\nkube-proxy flagz\nWarning: ", "\nconfig=/c\nv=4\n"}},
+		{"/flagz", "application/json;v=v1beta1;g=config.k8s.io;as=Flagz", []string{`{"kind":"Flagz","apiVersion":"config.k8s.io/v1beta1","metadata":{"name":"kube-proxy"},"flags":{"config":"/c","v":"4"}}`}},
+		{"/statusz", "", []string{"\nkube-proxy statusz\nWarning: ", "\nUp: 1h0m0s\n", "\nBinary version: v1.2.3\n", "\nPaths: /flagz /healthz /metrics /metrics/slis /proxyMode /statusz\n"}},
+		{"/statusz", "text/plain, application/json; v=v1beta1; g=config.k8s.io; as=Statusz", []string{`"uptimeSeconds":3600,`, `"binaryVersion":"v1.2.3","paths":["/flagz",`}},
+		{"/statusz", "application/json", []string{"kube-proxy statusz"}},
+		{"/metrics/slis", "", []string{"process_start_time_seconds "}},
+		{"/healthz", "", []string{"ok"}},
+		{"/healthz", "", []string{"ok"}},
+		{"/metrics/slis", "", []string{
+			"\nkubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1\n",
+			"\nkubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 2\n",
+		}},
+	} {
+		request := httptest.NewRequest(http.MethodGet, c.path, nil)
+		if c.accept != "" {
+			request.Header.Set("Accept", c.accept)
+		}
+		answer := httptest.NewRecorder()
+		pages.ServeHTTP(answer, request)
+		for _, want := range c.want {
+			if answer.Code != http.StatusOK || !strings.Contains(answer.Body.String(), want) {
+				t.Errorf("%s, Accept %q: %d\n%s\nwant %q in it", c.path, c.accept, answer.Code, answer.Body, want)
+			}
+		}
 	}
 }
 

@@ -22,6 +22,7 @@ func (p *proxy) registry() *prometheus.Registry {
 		Sync:    p.sync,
 		Version: version,
 		Table:   p.conntrack,
+		Whole:   !p.options.metricsPerService,
 		Log:     p.accessLog,
 		Health:  func() health.Stats { return p.health.Stats() },
 		NoLocal: p.noLocal.Load,

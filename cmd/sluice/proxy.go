@@ -131,7 +131,7 @@ func (p *proxy) open() error {
 	}
 	if o.metricsAddress != "" {
 		p.sync = admin.NewSync()
-		p.pages = admin.Pages{Metrics: p.registry(), Mode: o.proxyModeText(), Profiling: o.profiling}
+		p.pages = admin.Pages{Metrics: p.registry(), Mode: o.proxyModeText(), Flags: o.values, Version: version, Profiling: o.profiling}
 		if o.kubeProxy != nil {
 			p.pages.Config = o.kubeProxy
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/internal/kubeproxyconfig"
@@ -57,6 +58,9 @@ type runOptions struct {
 	verbosity       int
 	metricsAddress  string
 	healthzAddress  string
+
+	metricsPerService bool
+	values            map[string]string // of all flags, for /flagz
 }
 
 // newRunOptions gives the options without any flag.
@@ -108,6 +112,7 @@ SIGHUP reopens the access log.`,
 			// Whoever reads the access log from standard output may go: that is
 			// a write error, and no reason to end without cleaning up.
 			signal.Ignore(syscall.SIGPIPE)
+			o.values = flagValues(cmd.Flags())
 			p, err := newProxy(o)
 			if err != nil {
 				return err
@@ -152,6 +157,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.Var(&o.accessLogFormat, "access-log-format", "form of the records")
 	f.Var(&o.accessLogUDP, "access-log-udp", "which UDP sessions leave a record: all, off, or sampled: one in a hundred, and all that met a failed endpoint or were cut")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", "", "address and port for Prometheus metrics (default: 127.0.0.1:10249 in a cluster, none with --manifests)")
+	f.BoolVar(&o.metricsPerService, "metrics-per-service", true, "have metrics of each service port, some 60 series for one that is used; off, the same metrics are sums over all")
 	f.StringVar(&o.healthzAddress, "healthz-bind-address", "", "address and port for the health of the proxy, /healthz and /livez (default: 0.0.0.0:10256 in a cluster, none with --manifests)")
 	f.Var(&o.logFormat, "logging-format", "form of the log on standard error")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "verbosity of the log; 4 and more shows what is of use in debugging")
@@ -234,6 +240,13 @@ func (o *runOptions) validate() error {
 		}
 	}
 	return nil
+}
+
+// flagValues gives the flags by their names, as they were given.
+func flagValues(f *pflag.FlagSet) map[string]string {
+	values := make(map[string]string)
+	f.VisitAll(func(flag *pflag.Flag) { values[flag.Name] = flag.Value.String() })
+	return values
 }
 
 func validListenAddress(s string) error {

@@ -92,17 +92,22 @@ var hostCases = []testCase{
 		}
 	}},
 	{"kube-proxy URLs", func(w *world) {
-		for url, want := range map[string]string{
-			"http://127.0.0.1:10256/healthz":   `"lastUpdated"`,
-			"http://127.0.0.1:10256/livez":     `"healthy":true`,
-			"http://127.0.0.1:10249/proxyMode": "tables",
-			"http://127.0.0.1:10249/healthz":   "ok",
-			"http://127.0.0.1:10249/metrics":   "kubeproxy_sync_proxy_rules_duration_seconds_bucket",
-			"http://127.0.0.1:10249/configz":   `{"kubeproxy.config.k8s.io":`,
+		for _, page := range []struct{ url, want string }{
+			{"http://127.0.0.1:10256/healthz", `"lastUpdated"`},
+			{"http://127.0.0.1:10256/livez", `"healthy":true`},
+			{"http://127.0.0.1:10249/proxyMode", "tables"},
+			{"http://127.0.0.1:10249/healthz", "ok"},
+			{"http://127.0.0.1:10249/metrics", "kubeproxy_sync_proxy_rules_duration_seconds_bucket"},
+			{"http://127.0.0.1:10249/configz", `{"kubeproxy.config.k8s.io":`},
+			{"http://127.0.0.1:10249/metrics/slis", `kubernetes_healthcheck{name="ping",type="healthz"} 1`},
+			{"http://127.0.0.1:10249/flagz", "\nkube-proxy flagz\nWarning: "},
+			{"http://127.0.0.1:10249/flagz", "hostname-override"},
+			{"http://127.0.0.1:10249/statusz", "\nkube-proxy statusz\nWarning: "},
+			{"http://127.0.0.1:10249/statusz", "\nGo version"},
 		} {
-			body, err := w.get(url)
-			if err != nil || !strings.HasPrefix(body, "200 ") || !strings.Contains(body, want) {
-				w.t.Errorf("%s: %v, %.200q, want %q in it", url, err, body, want)
+			body, err := w.get(page.url)
+			if err != nil || !strings.HasPrefix(body, "200 ") || !strings.Contains(body, page.want) {
+				w.t.Errorf("%s: %v, %.200q, want %q in it", page.url, err, body, page.want)
 			}
 		}
 	}},

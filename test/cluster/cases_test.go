@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -193,6 +194,6 @@ func TestCases(t *testing.T) {
 
 // stop ends a program in an orderly way.
 func stop(cmd *netns.Cmd) {
-	_ = cmd.Process.Signal(os.Interrupt)
+	_ = cmd.Process.Signal(syscall.SIGTERM)
 	_ = cmd.Wait()
 }
