@@ -1,6 +1,8 @@
 package datagram
 
 import (
+	"errors"
+	"io/fs"
 	"net/netip"
 	"time"
 
@@ -61,11 +63,23 @@ func (o *outlet) open() bool {
 	}
 	if err != nil {
 		s.stats.trouble.Add(1)
-		s.log.Warn().Err(err).Stringer("destination", o.address).Msg("UDP answers cannot be sent from this destination: its clients are not served; tried again in a second")
+		s.log.Warn().Err(err).Stringer("destination", o.address).
+			Msg("UDP answers cannot be sent from this destination: its clients are not served; tried again in a second" + o.missing(err))
 		return false
 	}
 	o.fd = fd
 	return true
+}
+
+// missing names the right that the socket needs, if it is that.
+func (o *outlet) missing(err error) string {
+	switch {
+	case !errors.Is(err, fs.ErrPermission):
+		return ""
+	case o.raw:
+		return ". The raw socket needs CAP_NET_RAW"
+	}
+	return ". A port below net.ipv4.ip_unprivileged_port_start needs CAP_NET_BIND_SERVICE"
 }
 
 // release takes a session off.

@@ -19,7 +19,13 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+func TestMain(m *testing.M) {
+	if os.Getenv(containedEnv) != "" {
+		fmt.Fprintln(os.Stderr, enterContainer())
+		os.Exit(1)
+	}
+	os.Exit(netns.Main(m))
+}
 
 // testCase is something that clients of a cluster rely on, named after the
 // upstream test that it stands for. Cases are played at the same time: each has a

@@ -42,6 +42,7 @@ func TestDeploy(t *testing.T) {
 	w := setUp(t)
 	w.admin.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
 	w.namespace = "n"
+	w.bind()
 	for _, folder := range []string{"base", "replace-kube-proxy", "beside"} {
 		t.Run("dry run of "+folder, func(t *testing.T) {
 			out, err := w.hosts.Node.Command(t, program(t, "kubectl"), "--kubeconfig", w.kubeconfig("admin"),
@@ -53,6 +54,8 @@ func TestDeploy(t *testing.T) {
 	}
 	t.Run("rights", func(t *testing.T) { testRights(t, w) })
 	t.Run("rights of kube-proxy", func(t *testing.T) { testKubeProxysRights(t, w) })
+	t.Run("container", func(t *testing.T) { testContainer(t, w) })
+	t.Run("ports", func(t *testing.T) { testPortsTaken(t, w) })
 }
 
 // testKubeProxysRights runs the program as somebody does who puts it in
@@ -129,7 +132,6 @@ func (w *world) bind() {
 func testRights(t *testing.T, w *world) {
 	w.t, w.admin.t = t, t
 	all := rights(deployedRole(t))
-	w.bind()
 	w.service("keyed", func(s *corev1.Service) {
 		s.Annotations = map[string]string{"sluice.dev/topology-keys": "kubernetes.io/hostname,*"}
 	})

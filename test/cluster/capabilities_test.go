@@ -1,0 +1,117 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// deployedContainer is the container of the DaemonSet that deploy/ has.
+func deployedContainer(t *testing.T) *corev1.Container {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(deploy, "kustomize/base/daemonset.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := &appsv1.DaemonSet{}
+	if err := yaml.UnmarshalStrict(text, set); err != nil {
+		t.Fatal(err)
+	}
+	return &set.Spec.Template.Spec.Containers[0]
+}
+
+// testContainer runs the program as a container of the DaemonSet would run it:
+// the image's file system, read-only, with /proc and /sys as a runtime gives them,
+// and exactly these capabilities; then without each of them.
+func testContainer(t *testing.T, w *world) {
+	w = w.with(t, "n")
+	container := deployedContainer(t)
+	var granted []string
+	for _, c := range container.SecurityContext.Capabilities.Add {
+		granted = append(granted, string(c))
+	}
+	if s := container.SecurityContext; !*s.ReadOnlyRootFilesystem || *s.AllowPrivilegeEscalation || *s.Privileged || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+		t.Errorf("the container may do more: %+v", s)
+	}
+	w.grant(rights(deployedRole(t)))
+	svc := w.tcpAndUDP("held", func(s *corev1.Service) {
+		s.Spec.Type, s.Spec.ExternalIPs = corev1.ServiceTypeNodePort, []string{netns.OwnIPs[0].String()}
+	})
+	defer w.admin.deleteServices(w.namespace)
+	w.slice("held", w.pod2(), w.pod3())
+	inside := at(svc.Spec.ClusterIP, 80)
+	// Another program of the node has the UDP port of this one.
+	crowded := w.service("crowded", func(s *corev1.Service) {
+		s.Spec.Ports = []corev1.ServicePort{{Name: "p-udp", Port: 54324, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolUDP}}
+	})
+	w.slice("crowded", w.pod2(), w.pod3())
+	other, err := w.hosts.Node.ListenPacket("udp", ":54324")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	for i := range len(granted) + 1 {
+		capabilities, name := granted, "all"
+		if i < len(granted) {
+			capabilities = slices.Delete(slices.Clone(granted), i, i+1)
+			name = "no " + granted[i]
+		}
+		t.Run(name, func(t *testing.T) {
+			w := w.with(t, w.namespace)
+			program := "sluice-" + strings.ReplaceAll(name, " ", "-")
+			cmd := w.startContained(program, capabilities)
+			defer stop(cmd)
+			says := func(text string) {
+				t.Helper()
+				w.until("it says "+text, func() error {
+					if said := w.said(program); !strings.Contains(said, text) {
+						return fmt.Errorf("it says\n%s", said)
+					}
+					return nil
+				})
+			}
+			switch name {
+			case "no NET_ADMIN":
+				says("CAP_NET_ADMIN is missing") // and it ends
+				return
+			case "no BPF":
+				says("steering by tproxy/nftables; not sklookup/nftables (CAP_BPF is missing)")
+			default:
+				says("steering by sklookup/nftables")
+			}
+			w.everybody("tcp", inside, fmtPods(2, 3))
+			w.everybody("tcp", at(w.hosts.Node.IPv4.String(), svc.Spec.Ports[0].NodePort), fmtPods(2, 3))
+			// Endpoints see the client's own address.
+			w.expectAnswers("who is seen", "pod-1", func(patience time.Duration) string {
+				_, seen := meet(patience, w.hosts.Pods[0], "tcp", inside)
+				return w.owners[seen]
+			})
+			own, low, raw := fmtPods(2, 3), fmtPods(2, 3), fmtPods(2, 3)
+			switch name {
+			case "no NET_BIND_SERVICE":
+				own, low = "refused", "silent"
+			case "no NET_RAW":
+				raw = "silent"
+			}
+			w.expect(w.hosts.Outside, "tcp", at(netns.OwnIPs[0].String(), 80), own)
+			w.expect(w.hosts.Outside, "udp", inside, low)
+			w.expect(w.hosts.Outside, "udp", at(crowded.Spec.ClusterIP, 54324), raw)
+			if missing, ok := strings.CutPrefix(name, "no NET_"); ok {
+				says("CAP_NET_" + missing)
+			}
+		})
+	}
+}
