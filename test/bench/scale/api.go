@@ -15,9 +15,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/apimachinery/pkg/watch"
 )
 
 // api is as much of an API server as a service proxy needs: it lists and watches
@@ -29,9 +31,15 @@ type api struct {
 
 	mu      sync.Mutex
 	version int
-	lists   map[string][]byte        // by resource
+	lists   map[string]*list         // by resource; never changes
 	watches map[string][]chan []byte // by resource; frames for each that watches
 	closed  chan struct{}
+}
+
+// list is what there is of a resource at the start.
+type list struct {
+	whole  []byte // in one answer
+	stream []byte // as the first frames of a watch
 }
 
 const watchQueue = 1024
@@ -42,26 +50,26 @@ var codec = protobuf.NewSerializer(nil, nil)
 func newAPI(l net.Listener, c *cluster) (*api, error) {
 	a := &api{
 		listener: l, version: 1, closed: make(chan struct{}),
-		lists: make(map[string][]byte), watches: make(map[string][]chan []byte),
+		lists: make(map[string]*list), watches: make(map[string][]chan []byte),
 	}
-	meta := metav1.ListMeta{ResourceVersion: "1"}
-	services := &corev1.ServiceList{TypeMeta: typeMeta("v1", "ServiceList"), ListMeta: meta}
-	endpoints := &discoveryv1.EndpointSliceList{TypeMeta: typeMeta("discovery.k8s.io/v1", "EndpointSliceList"), ListMeta: meta}
+	about := metav1.ListMeta{ResourceVersion: "1"}
+	services := &corev1.ServiceList{TypeMeta: typeMeta("v1", "ServiceList"), ListMeta: about}
+	endpoints := &discoveryv1.EndpointSliceList{TypeMeta: typeMeta("discovery.k8s.io/v1", "EndpointSliceList"), ListMeta: about}
 	for i := range c.services {
 		services.Items = append(services.Items, *c.service(i))
 		endpoints.Items = append(endpoints.Items, *c.slice(i))
 	}
-	for resource, list := range map[string]runtime.Object{
+	for resource, objects := range map[string]runtime.Object{
 		"services":       services,
 		"endpointslices": endpoints,
-		"nodes":          &corev1.NodeList{TypeMeta: typeMeta("v1", "NodeList"), ListMeta: meta, Items: []corev1.Node{*c.node()}},
-		"servicecidrs":   &networkingv1.ServiceCIDRList{TypeMeta: typeMeta("networking.k8s.io/v1", "ServiceCIDRList"), ListMeta: meta, Items: []networkingv1.ServiceCIDR{*c.cidr()}},
+		"nodes":          &corev1.NodeList{TypeMeta: typeMeta("v1", "NodeList"), ListMeta: about, Items: []corev1.Node{*c.node()}},
+		"servicecidrs":   &networkingv1.ServiceCIDRList{TypeMeta: typeMeta("networking.k8s.io/v1", "ServiceCIDRList"), ListMeta: about, Items: []networkingv1.ServiceCIDR{*c.cidr()}},
 	} {
-		text, err := encode(list)
+		encoded, err := encodeList(objects)
 		if err != nil {
 			return nil, err
 		}
-		a.lists[resource] = text
+		a.lists[resource] = encoded
 	}
 	a.server = http.Server{Handler: a, ReadHeaderTimeout: time.Minute}
 	go func() { _ = a.server.Serve(l) }()
@@ -87,8 +95,51 @@ func encode(o runtime.Object) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// ServeHTTP answers lists and watches. It refuses lists that are streamed, as
-// servers before 1.32 do, and what it does not have.
+// encodeList encodes a list both ways. In a stream the objects come one by one,
+// and a bookmark says that these were all.
+func encodeList(objects runtime.Object) (*list, error) {
+	whole, err := encode(objects)
+	if err != nil {
+		return nil, err
+	}
+	l := &list{whole: whole}
+	var mark runtime.Object
+	err = meta.EachListItem(objects, func(o runtime.Object) error {
+		frame, err := encodeEvent(string(watch.Added), o)
+		l.stream = append(l.stream, frame...)
+		mark = o
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	mark = mark.DeepCopyObject()
+	about, err := meta.Accessor(mark)
+	if err != nil {
+		return nil, err
+	}
+	about.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
+	frame, err := encodeEvent(string(watch.Bookmark), mark)
+	l.stream = append(l.stream, frame...)
+	return l, err
+}
+
+// encodeEvent gives the frame of a watch that tells of an object.
+func encodeEvent(kind string, o runtime.Object) ([]byte, error) {
+	text, err := encode(o)
+	if err != nil {
+		return nil, err
+	}
+	event := metav1.WatchEvent{Type: kind, Object: runtime.RawExtension{Raw: text}}
+	body, err := event.Marshal()
+	if err != nil {
+		return nil, err
+	}
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...), nil
+}
+
+// ServeHTTP answers lists, also as streams, and watches. It refuses what it does
+// not have.
 func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	resource := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
@@ -98,13 +149,15 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case !known || r.Method != http.MethodGet || strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata"):
 		a.fail(w, http.StatusNotFound, metav1.StatusReasonNotFound)
-	case q.Get("sendInitialEvents") == "true":
-		a.fail(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 	case q.Get("watch") == "true" || q.Get("watch") == "1":
-		a.watch(w, r, resource)
+		var first []byte
+		if q.Get("sendInitialEvents") == "true" {
+			first = list.stream
+		}
+		a.watch(w, r, resource, first)
 	default:
 		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
-		_, _ = w.Write(list)
+		_, _ = w.Write(list.whole)
 	}
 }
 
@@ -119,7 +172,8 @@ func (a *api) fail(w http.ResponseWriter, code int32, reason metav1.StatusReason
 	_, _ = w.Write(text)
 }
 
-func (a *api) watch(w http.ResponseWriter, r *http.Request, resource string) {
+// watch sends the first frames, and then what changes.
+func (a *api) watch(w http.ResponseWriter, r *http.Request, resource string, first []byte) {
 	frames := make(chan []byte, watchQueue)
 	a.mu.Lock()
 	a.watches[resource] = append(a.watches[resource], frames)
@@ -127,7 +181,9 @@ func (a *api) watch(w http.ResponseWriter, r *http.Request, resource string) {
 	w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
 	w.WriteHeader(http.StatusOK)
 	flush := http.NewResponseController(w).Flush
-	_ = flush()
+	if _, err := w.Write(first); err != nil || flush() != nil {
+		return
+	}
 	for {
 		select {
 		case frame := <-frames:
@@ -158,16 +214,10 @@ func (a *api) send(resource, kind string, o interface {
 	defer a.mu.Unlock()
 	a.version++
 	o.SetResourceVersion(strconv.Itoa(a.version))
-	text, err := encode(o)
+	frame, err := encodeEvent(kind, o)
 	if err != nil {
 		return err
 	}
-	event := metav1.WatchEvent{Type: kind, Object: runtime.RawExtension{Raw: text}}
-	body, err := event.Marshal()
-	if err != nil {
-		return err
-	}
-	frame := append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...)
 	for _, frames := range a.watches[resource] {
 		select {
 		case frames <- frame:

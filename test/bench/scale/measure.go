@@ -249,20 +249,31 @@ func (u *run) close() {
 	}
 }
 
-// settle waits until a change would be noticed.
+// settle waits until a change would be noticed, and until what the start left to
+// do is done: memory is given back, for one. Then a change is measured by itself.
 func (u *run) settle() error {
-	if u.api == nil {
-		return nil
-	}
 	deadline := time.Now().Add(changePatience)
-	for !u.api.watched("services") || !u.api.watched("endpointslices") {
+	for u.api != nil && (!u.api.watched("services") || !u.api.watched("endpointslices")) {
 		if time.Now().After(deadline) {
 			return errors.New("it does not watch")
 		}
 		time.Sleep(time.Millisecond)
 	}
-	return nil
+	for last := time.Duration(-1); time.Now().Before(deadline); time.Sleep(restPeriod) {
+		used, err := procstat.CPU([]int{u.proxy.PID()})
+		if err != nil {
+			return err
+		}
+		if used == last {
+			return nil
+		}
+		last = used
+	}
+	return errors.New("it does not come to rest")
 }
+
+// restPeriod is how long a process that rests uses no tick of a processor.
+const restPeriod = 200 * time.Millisecond
 
 // await connects to a service again and again until an endpoint answers.
 func (u *run) await(service, endpoint netip.Addr, patience time.Duration) error {
