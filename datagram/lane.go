@@ -110,14 +110,21 @@ func (l *shard) close() {
 const leastBatch = 4
 
 // HandleEvents receives what is there, up to a batch, which doubles as long as
-// it is full.
+// it is full. One that begins sessions, which costs many times what a datagram
+// does, is followed by the least: so a flood from ever new addresses leaves its
+// turn to others after a few of them.
 func (l *shard) HandleEvents(uint8, poll.Events) {
 	w := l.worker
 	n, errno := w.upIn.Receive(l.fd, 0, l.batch)
 	if errno != 0 {
 		return
 	}
+	opened := w.opened
 	w.deliver(l, n)
+	if w.opened-opened >= leastBatch {
+		l.batch = leastBatch
+		return
+	}
 	l.batch = nextBatch(l.batch, n, leastBatch, w.upIn.Slots())
 }
 

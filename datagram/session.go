@@ -80,6 +80,7 @@ func (w *worker) enter(h *share, o *outlet, k key, now int64) *session {
 	w.sessions[k] = c
 	h.enter(c, now)
 	w.count++
+	w.opened++
 	w.server.stats.sessions.Add(1)
 	return c
 }
