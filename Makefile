@@ -76,6 +76,7 @@ lint: $(GOLANGCI_LINT) ## Run the linters, at the version pinned here
 	go mod tidy -diff
 	$(GOLANGCI_LINT) config verify
 	$(GOLANGCI_LINT) run ./...
+	$(GOLANGCI_LINT) run --build-tags cluster ./test/cluster/...
 
 $(GOLANGCI_LINT):
 	GOBIN=$(CURDIR)/$(@D) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)

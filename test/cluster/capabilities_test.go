@@ -38,12 +38,12 @@ func deployedContainer(t *testing.T) *corev1.Container {
 // and exactly these capabilities; then without each of them.
 func testContainer(t *testing.T, w *world) {
 	w = w.with(t, "n")
-	container := deployedContainer(t)
+	deployed := deployedContainer(t)
 	var granted []string
-	for _, c := range container.SecurityContext.Capabilities.Add {
+	for _, c := range deployed.SecurityContext.Capabilities.Add {
 		granted = append(granted, string(c))
 	}
-	if s := container.SecurityContext; !*s.ReadOnlyRootFilesystem || *s.AllowPrivilegeEscalation || *s.Privileged || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+	if s := deployed.SecurityContext; !*s.ReadOnlyRootFilesystem || *s.AllowPrivilegeEscalation || *s.Privileged || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
 		t.Errorf("the container may do more: %+v", s)
 	}
 	w.grant(rights(deployedRole(t)))
@@ -72,7 +72,12 @@ func testContainer(t *testing.T, w *world) {
 		t.Run(name, func(t *testing.T) {
 			w := w.with(t, w.namespace)
 			program := "sluice-" + strings.ReplaceAll(name, " ", "-")
-			cmd := w.startContained(program, capabilities)
+			// A kubeconfig takes the place of a service account here.
+			cmd := w.startContained(container{
+				name: program, granted: capabilities, files: map[string]string{"/etc/kubernetes/kubeconfig": w.kubeconfig("sluice")},
+				args: []string{"run", "--kubeconfig", "/etc/kubernetes/kubeconfig", "--hostname-override", "node", "--detect-local-mode=NodeCIDR",
+					"--healthz-port=0", "--metrics-port=0", "--access-log", "off", "-v", "4"},
+			})
 			defer stop(cmd)
 			says := func(text string) {
 				t.Helper()

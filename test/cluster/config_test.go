@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -38,5 +39,34 @@ func TestDefaultConfigIsKubeProxys(t *testing.T) {
 	}
 	if d := cmp.Diff(written(program(t, "kube-proxy")), written(os.Getenv("SLUICE_BIN"), "run")); d != "" {
 		t.Errorf("the default configuration (-kube-proxy +sluice):\n%s", d)
+	}
+}
+
+// testKubeProxysConfiguration puts the program in the place of the image and the
+// command of kube-proxy's DaemonSet: with its ConfigMap as kubeadm and kind write
+// it, where they mount it, the arguments that they give, and the rights of its
+// user.
+func testKubeProxysConfiguration(t *testing.T, w *world) {
+	w = w.with(t, "n")
+	svc := w.tcpAndUDP("configured", func(*corev1.Service) {})
+	defer w.admin.deleteServices(w.namespace)
+	w.slice("configured", w.pod2(), w.pod3())
+	for _, from := range []string{"kubeadm", "kind"} {
+		t.Run(from, func(t *testing.T) {
+			w := w.with(t, w.namespace)
+			cmd := w.startContained(container{
+				name: "sluice-" + from, granted: []string{everything}, args: []string{"run", "--config=/var/lib/kube-proxy/config.conf", "--hostname-override=node"},
+				files: map[string]string{
+					"/var/lib/kube-proxy/config.conf":     filepath.Join("../../internal/kubeproxyconfig/testdata", from+".yaml"),
+					"/var/lib/kube-proxy/kubeconfig.conf": w.kubeconfig("system:kube-proxy"),
+				},
+			})
+			defer stop(cmd)
+			w.awaitProxy()
+			w.everybody("tcp", at(svc.Spec.ClusterIP, 80), fmtPods(2, 3))
+			w.everybody("udp", at(svc.Spec.ClusterIP, 80), fmtPods(2, 3))
+			w.wantMetric("sluice_kubernetes_connected 1")
+			w.wantNoAlarm("sluice-" + from)
+		})
 	}
 }

@@ -24,28 +24,43 @@ const (
 	grantedEnv = "SLUICE_TEST_CAPABILITIES"
 )
 
+// everything is what a privileged container has.
+const everything = "ALL"
+
 var capabilities = map[string]int{
 	"BPF": unix.CAP_BPF, "NET_ADMIN": unix.CAP_NET_ADMIN, "NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE, "NET_RAW": unix.CAP_NET_RAW,
 }
 
-// startContained starts the program as the only one of its file system, which is
-// read-only, beside a kubeconfig, which takes the place of a service account
-// here. It has these capabilities and can get no others.
-func (w *world) startContained(name string, granted []string) *netns.Cmd {
+// container is what the program is started in: a file system that is read-only and
+// has nothing but it and these files, and these capabilities, beside which it can
+// get no others.
+type container struct {
+	name    string
+	files   map[string]string // by their path inside: the file that is there
+	granted []string
+	args    []string
+}
+
+// startContained starts the program in a container.
+func (w *world) startContained(c container) *netns.Cmd {
 	w.t.Helper()
 	const script = `set -e
-mount -t tmpfs -o mode=755 tmpfs "$1"
-mkdir -p "$1/proc" "$1/sys" "$1/etc/kubernetes" "$1/usr/local/bin"
-cp "$2" "$1/usr/local/bin/sluice"
-cp "$3" "$1/etc/kubernetes/kubeconfig"
-mount -t proc -o nosuid,nodev,noexec proc "$1/proc"
-mount -o bind /proc/sys "$1/proc/sys"
-mount -o remount,bind,ro "$1/proc/sys"
-mount -t sysfs -o ro,nosuid,nodev,noexec sysfs "$1/sys"
-mount -o remount,ro "$1"
-program=$4
-shift 4
-exec "$program" "$@"
+root=$1
+shift
+mount -t tmpfs -o mode=755 tmpfs "$root"
+mkdir -p "$root/proc" "$root/sys"
+while [ "$1" != -- ]; do
+	mkdir -p "$root$(dirname "$2")"
+	cp "$1" "$root$2"
+	shift 2
+done
+shift
+mount -t proc -o nosuid,nodev,noexec proc "$root/proc"
+mount -o bind /proc/sys "$root/proc/sys"
+mount -o remount,bind,ro "$root/proc/sys"
+mount -t sysfs -o ro,nosuid,nodev,noexec sysfs "$root/sys"
+mount -o remount,ro "$root"
+exec "$@"
 `
 	self, err := os.Executable()
 	if err != nil {
@@ -55,11 +70,17 @@ exec "$program" "$@"
 	if err := os.Mkdir(root, 0o755); err != nil {
 		w.t.Fatal(err)
 	}
-	return w.start(name, "env", containedEnv+"="+root, grantedEnv+"="+strings.Join(granted, " "),
-		"unshare", "--mount", "sh", "-c", script, "sh", root, os.Getenv("SLUICE_BIN"), w.kubeconfig("sluice"), self,
-		"run", "--kubeconfig", "/etc/kubernetes/kubeconfig", "--hostname-override", "node", "--detect-local-mode=NodeCIDR",
-		"--healthz-port=0", "--metrics-port=0", "--access-log", "off", "-v", "4")
+	command := []string{containedEnv + "=" + root, grantedEnv + "=" + strings.Join(c.granted, " "),
+		"unshare", "--mount", "sh", "-c", script, "sh", root, os.Getenv("SLUICE_BIN"), containedProgram}
+	for inside, file := range c.files {
+		command = append(command, file, inside)
+	}
+	command = append(append(command, "--", self), c.args...)
+	return w.start(c.name, "env", command...)
 }
+
+// containedProgram is where a container has the program.
+const containedProgram = "/usr/local/bin/sluice"
 
 // enterContainer becomes the program in the container.
 func enterContainer() error {
@@ -72,6 +93,9 @@ func enterContainer() error {
 	}
 	var granted []int
 	for _, name := range strings.Fields(os.Getenv(grantedEnv)) {
+		if name == everything {
+			break
+		}
 		number, ok := capabilities[name]
 		if !ok {
 			return fmt.Errorf("capability %s is not known here", name)
@@ -79,7 +103,7 @@ func enterContainer() error {
 		granted = append(granted, number)
 	}
 	for c := range unix.CAP_LAST_CAP + 1 {
-		if slices.Contains(granted, c) {
+		if slices.Contains(granted, c) || os.Getenv(grantedEnv) == everything {
 			continue
 		}
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != nil {
@@ -89,5 +113,5 @@ func enterContainer() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no new privileges: %w", err)
 	}
-	return syscall.Exec("/usr/local/bin/sluice", append([]string{"sluice"}, os.Args[1:]...), []string{"PATH=/usr/local/bin"})
+	return syscall.Exec(containedProgram, append([]string{"sluice"}, os.Args[1:]...), []string{"PATH=/usr/local/bin"})
 }

@@ -54,6 +54,7 @@ func TestDeploy(t *testing.T) {
 	}
 	t.Run("rights", func(t *testing.T) { testRights(t, w) })
 	t.Run("rights of kube-proxy", func(t *testing.T) { testKubeProxysRights(t, w) })
+	t.Run("configuration of kube-proxy", func(t *testing.T) { testKubeProxysConfiguration(t, w) })
 	t.Run("container", func(t *testing.T) { testContainer(t, w) })
 	t.Run("ports", func(t *testing.T) { testPortsTaken(t, w) })
 }
@@ -79,10 +80,16 @@ func testKubeProxysRights(t *testing.T, w *world) {
 	w.wantMetric("sluice_kubernetes_connected 1")
 	_ = cmd.Process.Signal(os.Interrupt)
 	_ = cmd.Wait()
+	w.wantNoAlarm(name)
+}
+
+// wantNoAlarm wants a program to have said nothing that somebody has to look at.
+func (w *world) wantNoAlarm(name string) {
+	w.t.Helper()
 	for line := range strings.Lines(w.said(name)) {
 		for _, alarm := range []string{"forbidden", "level=warn", "level=error", " WRN ", " ERR "} {
 			if strings.Contains(line, alarm) {
-				t.Errorf("it says: %s", line)
+				w.t.Errorf("it says: %s", line)
 			}
 		}
 	}
