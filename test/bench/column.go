@@ -57,7 +57,6 @@ func allColumns() []column {
 		{id: "udp-bulk", about: "UDP: datagrams of 1,200 bytes one way, 1 client, one by one", quick: true, only: udpPeers, run: pour("udp-bulk", false)},
 		{id: "udp-gso", about: "UDP: the same, in trains (UDP_SEGMENT)", only: udpPeers, run: pour("udp-gso", true)},
 		{id: "udp-new", about: "UDP: a new socket for each request, 32 clients, for twenty times as long", fresh: true, once: true, only: udpPeers, run: freshSockets("udp-new")},
-		{id: "udp-flood", about: "UDP: 1 client while another service is flooded by ever new clients, 20,000 and 50,000 datagrams a second", fresh: true, only: udpPeers, run: flooded("udp-flood", 20000, 50000)},
 		{id: "wrk", about: "cross-check by wrk, connections kept", tool: "wrk", run: wrk("wrk.rate")},
 		{id: "wrk-close", about: "cross-check by wrk, a connection for each request", tool: "wrk", run: wrk("wrk-close.rate", "-H", "Connection: close")},
 		{id: "iperf3", about: "cross-check by iperf3, download, 1 stream", tool: "iperf3", run: iperf3},
@@ -231,37 +230,6 @@ func freshSockets(id string) func(*stage) (figures, error) {
 			lost += float64(n)
 		}
 		return figures{id + ".rate": r.Rate, id + ".p99": microseconds(r.P99), id + ".lost": lost, id + ".cpu": per100k(r.Relay, r.Count)}, s.clean(r)
-	}
-}
-
-// flooded measures a client that asks one service while another is flooded.
-func flooded(id string, rates ...int) func(*stage) (figures, error) {
-	return func(s *stage) (figures, error) {
-		if s.world.IPv6 {
-			return nil, nil
-		}
-		f := figures{}
-		lost := uint64(0)
-		for _, rate := range append([]int{0}, rates...) {
-			r, err := s.load(load.Spec{Kind: load.UDPEcho, Clients: 1, Flood: rate})
-			if err != nil {
-				return f, err
-			}
-			if sent := float64(r.Sent) / r.Seconds; sent < 0.9*float64(rate) {
-				s.b.note("the flood was of %.0f datagrams a second, not %d", sent, rate)
-			}
-			for _, n := range r.Errors {
-				lost += n
-			}
-			at := fmt.Sprintf("%s.%d", id, rate)
-			f[at+".p50"], f[at+".p99"] = microseconds(r.P50), microseconds(r.P99)
-			f[at+".relay"] = r.Relay.Seconds() / r.Seconds
-			if err := s.clean(r); err != nil {
-				return f, err
-			}
-		}
-		f[id+".lost"] = float64(lost)
-		return f, nil
 	}
 }
 

@@ -53,7 +53,6 @@ type Spec struct {
 	Close   Close        // Churn
 	Threads int          // at most; at least 1
 	Train   bool         // UDPPour: datagrams leave in trains (UDP_SEGMENT)
-	Flood   int          // UDPEcho: datagrams a second of ever new clients to another service meanwhile
 
 	Warmup, Measure time.Duration
 	MaxConns        uint64        // Churn: the measurement ends after so many; 0 for no bound
@@ -68,7 +67,7 @@ type Result struct {
 	Seconds float64 // the measured time
 	Bytes   uint64  // payload received (Upload: sent)
 	Count   uint64  // responses (Echo, Mixed), whole connections (Churn), datagrams received (UDPPour)
-	Sent    uint64  // datagrams sent: of UDPPour, or of the flood
+	Sent    uint64  // UDPPour: datagrams sent
 
 	ByteRate, Rate        float64       // for each second
 	P50, P90, P99, P999   time.Duration // of requests, or of whole connections
@@ -182,11 +181,6 @@ func newWorkers(spec Spec) ([]worker, error) {
 			if err := add(newStreamer(spec.targets(PortSource), n, false)); err != nil {
 				return nil, err
 			}
-		}
-	}
-	if spec.Flood > 0 {
-		if err := add(newFlooder(spec)); err != nil {
-			return nil, err
 		}
 	}
 	return workers, nil

@@ -16,13 +16,10 @@ import (
 const (
 	PortUDPEcho = 7101 // sends back what it gets
 	PortUDPSink = 7102 // counts datagrams, and tells their number when asked by one of 8 bytes, which it repeats
-	// PortUDPFlood throws away what it gets. As a service of its own it is there
-	// to be flooded.
-	PortUDPFlood = 7103
 )
 
 // UDPPorts lists them.
-var UDPPorts = []uint16{PortUDPEcho, PortUDPSink, PortUDPFlood}
+var UDPPorts = []uint16{PortUDPEcho, PortUDPSink}
 
 const (
 	// udpPatience is how long a request waits for its response; then it is lost.
@@ -58,7 +55,6 @@ func serveUDP(at netip.AddrPort) error {
 			for i := range n {
 				from, data := in.From(i), in.Data(i)
 				switch {
-				case at.Port() == PortUDPFlood:
 				case at.Port() == PortUDPEcho:
 					out.Append(from, data, 0, false)
 				case len(data) == 8:
