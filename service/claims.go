@@ -27,18 +27,6 @@ const (
 	rankNodePort
 )
 
-func (r claimRank) kind() AddressKind {
-	switch r {
-	case rankClusterIP:
-		return ClusterIP
-	case rankLoadBalancer:
-		return LoadBalancer
-	case rankExternalIP:
-		return ExternalIP
-	}
-	return NodePort
-}
-
 // compareClaims puts the better right first: a cluster IP before all others,
 // the older service, the lower name, the earlier port, the kind.
 func compareClaims(a, b claim) int {

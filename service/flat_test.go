@@ -14,9 +14,9 @@ func TestFlatAgainstMap(t *testing.T) {
 		spread := uint64(1 + r.IntN(40))
 		hash := func(k uint64) uint64 { return k % spread * 0x9e3779b97f4a7c15 >> 60 }
 		keys := 1 + r.IntN(200) // from 1 on
-		var f, kept flat[uint64, place]
-		model, keptModel := map[uint64]place{}, map[uint64]place{}
-		check := func(f *flat[uint64, place], model map[uint64]place) {
+		var f, kept flat[uint64, PortID]
+		model, keptModel := map[uint64]PortID{}, map[uint64]PortID{}
+		check := func(f *flat[uint64, PortID], model map[uint64]PortID) {
 			t.Helper()
 			if f.taken != len(model) || len(f.slots) > 0 && 2*f.taken > len(f.slots) {
 				t.Fatalf("seed %d: %d of %d slots are taken, with %d keys", seed, f.taken, len(f.slots), len(model))
@@ -34,7 +34,7 @@ func TestFlatAgainstMap(t *testing.T) {
 		for i := range 600 {
 			k := 1 + uint64(r.IntN(keys))
 			if r.IntN(600) > i { // grows, then shrinks
-				p := place{PortID(r.Uint32()), NodePort}
+				p := PortID(r.Uint32())
 				f.put(k, p, hash)
 				model[k] = p
 			} else {
@@ -57,10 +57,16 @@ func TestFlatAgainstMap(t *testing.T) {
 // TestHashesSpread: addresses as clusters give them fill shards evenly, and
 // are found in the first slots that are looked at.
 func TestHashesSpread(t *testing.T) {
-	snap := NewStore(StoreOptions{}).Apply(cluster(30000, 0))
+	edit := EditIndex(&Index[PortID]{})
+	for _, p := range NewStore(StoreOptions{}).Apply(cluster(30000, 0)).Ports {
+		for d := range p.Destinations {
+			edit.Put(d, p.ID)
+		}
+	}
+	index := edit.Index()
 	least, most, probes, keys := 1<<30, 0, 0, 0
-	for i := range snap.index.words[:shardsEach] {
-		f := &snap.index.words[i]
+	for i := range index.words[:shardsEach] {
+		f := &index.words[i]
 		least, most = min(least, f.taken), max(most, f.taken)
 		mask := uint64(len(f.slots) - 1)
 		for at := range f.slots {

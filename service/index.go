@@ -69,19 +69,14 @@ func wide(addr [16]byte, port uint16, p Protocol, c keyClass) wideKey {
 	return wideKey{binary.BigEndian.Uint64(addr[:8]), binary.BigEndian.Uint64(addr[8:]), packed(0, port, p, c)}
 }
 
-// place is what the Snapshot's index knows of a key.
-type place struct {
-	id   PortID
-	kind AddressKind
-}
-
-// placeEdit makes the Snapshot's next index.
-type placeEdit struct{ *IndexEdit[place] }
+// ownerEdit makes the Snapshot's next index, which knows who has a node port and
+// which addresses are cluster IPs.
+type ownerEdit struct{ *IndexEdit[PortID] }
 
 // enter is put, and leaves the Snapshot's index the same if nothing changes.
-func (e placeEdit) enter(k key, p place) {
-	if old := e.Index().get(k); old == nil || *old != p {
-		e.put(k, p)
+func (e ownerEdit) enter(k key, id PortID) {
+	if old := e.Index().get(k); old == nil || *old != id {
+		e.put(k, id)
 	}
 }
 
@@ -90,8 +85,8 @@ const (
 	shardCount = 3 * shardsEach
 )
 
-// Index finds something by destination: the Snapshot's own finds service ports,
-// and others keep what they make of a Snapshot in one. It is immutable once
+// Index finds something by destination: policy keeps what it makes of a Snapshot
+// in one. It is immutable once
 // made and may be read from any goroutine; the next one is made by an
 // IndexEdit, which copies only the shards that it changes. Two Indexes that
 // were made from each other share the rest. The zero value is empty.
@@ -253,22 +248,6 @@ func writable[K comparable, V any](shard *flat[K, V], own *bool) *flat[K, V] {
 	return shard
 }
 
-// Lookup finds the service port that a destination belongs to by its address:
-// a cluster IP, external IP or load balancer IP with the service's port
-// (A3.1). An address that is both external IP and load balancer IP of a port
-// counts as the latter, so that its source ranges hold. It takes no lock and
-// allocates nothing.
-func (s *Snapshot) Lookup(d Destination) (*Port, AddressKind, bool) {
-	if s.index == nil {
-		return nil, 0, false
-	}
-	at := s.index.Get(d)
-	if at == nil {
-		return nil, 0, false
-	}
-	return s.Ports[at.id], at.kind, true
-}
-
 // eitherFamily is the family under which the Snapshot's index has node ports,
 // as a service has its node port in both.
 const eitherFamily = IPv4
@@ -279,11 +258,11 @@ func (s *Snapshot) FindNodePort(p Protocol, port uint16) (PortID, bool) {
 	if s.index == nil {
 		return 0, false
 	}
-	at := s.index.GetNodePort(eitherFamily, p, port)
-	if at == nil {
+	id := s.index.GetNodePort(eitherFamily, p, port)
+	if id == nil {
 		return 0, false
 	}
-	return at.id, true
+	return *id, true
 }
 
 // HasClusterIP tells whether an address is the cluster IP of some service

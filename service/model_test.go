@@ -159,7 +159,7 @@ func protocolOf(p corev1.Protocol) Protocol {
 	return TCP
 }
 
-// lookup is Lookup, slow and obvious.
+// lookup says who has a destination by its address, slow and obvious.
 func (w *world) lookup(d Destination) string {
 	text := d.Addr.String()
 	for _, kind := range []AddressKind{ClusterIP, LoadBalancer} { // LoadBalancer stands for both kinds from outside
@@ -242,10 +242,10 @@ func dump(s *Snapshot) string {
 			lines = append(lines, fmt.Sprintf("%+v", q))
 		}
 	}
-	line := func(key string, c keyClass, at place) {
-		text := fmt.Sprintf("%d %s %s", c, key, at.kind)
+	line := func(key string, c keyClass, id PortID) {
+		text := fmt.Sprintf("%d %s", c, key)
 		if c != byClusterIP {
-			text += " " + s.Ports[at.id].Name.String()
+			text += " " + s.Ports[id].Name.String()
 		}
 		lines = append(lines, text)
 	}
@@ -337,8 +337,8 @@ func checkModel(t *testing.T, w *world, s *Snapshot) {
 		for _, proto := range []Protocol{TCP, UDP} {
 			for port := uint16(80); port < 84; port++ {
 				d := Destination{a, port, proto}
-				if got, want := lookup(s, netip.AddrPortFrom(a, port).String(), proto), w.lookup(d); got != want {
-					t.Errorf("Lookup(%s): got %q, want %q", dest2text(d), got, want)
+				if got, want := found(s, netip.AddrPortFrom(a, port).String(), proto), w.lookup(d); got != want {
+					t.Errorf("%s: got %q, want %q", dest2text(d), got, want)
 				}
 			}
 		}

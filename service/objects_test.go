@@ -141,10 +141,26 @@ func dest(addrPort string, p Protocol) Destination {
 	return Destination{Addr: ap.Addr(), Port: ap.Port(), Protocol: p}
 }
 
-// lookup gives what Lookup finds as text: "ClusterIP default/web", or "".
-func lookup(s *Snapshot, addrPort string, p Protocol) string {
-	port, kind, ok := s.Lookup(dest(addrPort, p))
-	if !ok {
+// find gives the service port that a destination belongs to by its address, or
+// nil.
+func find(s *Snapshot, d Destination) (*Port, AddressKind) {
+	for _, p := range s.Ports {
+		if p == nil {
+			continue
+		}
+		for at, kind := range p.Destinations {
+			if at == d {
+				return p, kind
+			}
+		}
+	}
+	return nil, 0
+}
+
+// found gives what find does as text: "ClusterIP default/web", or "".
+func found(s *Snapshot, addrPort string, p Protocol) string {
+	port, kind := find(s, dest(addrPort, p))
+	if port == nil {
 		return ""
 	}
 	return kind.String() + " " + port.Name.String()

@@ -87,8 +87,9 @@ func (v *FamilyView) equal(o *FamilyView) bool {
 }
 
 // Destinations calls yield for each address and port that leads to the service
-// port, with the kind that Lookup gives for it: all but the node port. It can
-// be used with range.
+// port (A3.1) and its kind: all but the node port. An address that is both
+// external IP and load balancer IP counts as the latter, so that its source
+// ranges hold. It can be used with range.
 func (p *Port) Destinations(yield func(Destination, AddressKind) bool) {
 	for f := range p.Families {
 		v := &p.Families[f]

@@ -55,7 +55,7 @@ type Snapshot struct {
 	// sorted by object: conflicting addresses, invalid addresses (A1.7).
 	Problems []Problem
 
-	index *Index[place]
+	index *Index[PortID] // of node ports and cluster IPs; the latter have no ID
 }
 
 // Problem is one thing in the input that could not be used.

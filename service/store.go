@@ -53,7 +53,7 @@ func NewStore(options StoreOptions) *Store {
 		cidrs:    make(map[string][]netip.Prefix),
 		problems: make(map[ObjectKey][]Problem),
 		claims:   newClaims(),
-		last:     &Snapshot{Node: Node{Name: options.NodeName}, index: &Index[place]{}},
+		last:     &Snapshot{Node: Node{Name: options.NodeName}, index: &Index[PortID]{}},
 	}
 }
 
@@ -69,7 +69,7 @@ type update struct {
 	cidrs     bool
 	problems  bool
 	ports     bool
-	index     placeEdit
+	index     ownerEdit
 }
 
 // Apply takes a change and gives the Snapshot that follows, which is the same
@@ -82,7 +82,7 @@ func (s *Store) Apply(c Change) *Snapshot {
 		endpoints: make(map[*state]struct{}),
 		rebuild:   make(map[*state]struct{}),
 		nodes:     make(map[string]*Node),
-		index:     placeEdit{EditIndex(s.last.index)},
+		index:     ownerEdit{EditIndex(s.last.index)},
 	}
 	s.take(c, u)
 	s.respec(u)
@@ -267,12 +267,12 @@ func (st *state) find(p portSpec) (PortID, *Port, bool) {
 	return 0, nil, false
 }
 
-// settle writes a key's owner into the index. Whoever else claims it is built
-// again, as it may have lost or got the address.
+// settle writes a key's owner into the index, if that has such keys. Whoever
+// else claims it is built again, as it may have lost or got the address.
 func (s *Store) settle(k key, u *update) {
 	if k.class == byClusterIP {
 		if s.claims.clusterIPs[k] > 0 {
-			u.index.enter(k, place{kind: ClusterIP})
+			u.index.enter(k, 0)
 		} else {
 			u.index.remove(k)
 		}
@@ -281,8 +281,11 @@ func (s *Store) settle(k key, u *update) {
 	for _, c := range s.claims.byKey[k] {
 		u.rebuild[c.svc] = struct{}{}
 	}
+	if k.class != byNodePort {
+		return
+	}
 	if c, ok := s.claims.winner(k); ok {
-		u.index.enter(k, place{id: c.svc.ids[c.port], kind: c.rank.kind()})
+		u.index.enter(k, c.svc.ids[c.port])
 	} else {
 		u.index.remove(k)
 	}

@@ -17,7 +17,7 @@ func TestStoreBeforeAnything(t *testing.T) {
 	if snap.Node.Name != "a" || snap.Node.Found {
 		t.Errorf("node: %+v", snap.Node)
 	}
-	if got := lookup(snap, "10.96.0.1:80", TCP); got != "" {
+	if got := found(snap, "10.96.0.1:80", TCP); got != "" {
 		t.Errorf("lookup: %q", got)
 	}
 	if _, ok := snap.FindNodePort(TCP, 30000); ok {
@@ -38,20 +38,20 @@ func TestStoreOrder(t *testing.T) {
 		t.Fatalf("slice first: %q", got)
 	}
 	gone := s.Apply(deleted(KindService, "web"))
-	if lookup(gone, "10.96.0.1:80", TCP) != "" || gone.HasClusterIP(dest("10.96.0.1:80", TCP).Addr) {
+	if found(gone, "10.96.0.1:80", TCP) != "" || gone.HasClusterIP(dest("10.96.0.1:80", TCP).Addr) {
 		t.Error("a deleted service is found")
 	}
-	if lookup(first, "10.96.0.1:80", TCP) == "" {
+	if found(first, "10.96.0.1:80", TCP) == "" {
 		t.Error("an old snapshot lost a service")
 	}
 	back := s.Apply(services(newService("web", "10.96.0.1"), newService("other", "10.96.0.2")))
-	port, _, _ := back.Lookup(dest("10.96.0.1:80", TCP))
+	port, _ := find(back, dest("10.96.0.1:80", TCP))
 	if len(port.Families[IPv4].Endpoints) != 1 {
 		t.Error("the slice did not outlive its service")
 	}
 	moved := s.Apply(endpointSlices(newSlice("a", "other", 8080, withAddresses("10.0.0.1"))))
-	port, _, _ = moved.Lookup(dest("10.96.0.1:80", TCP))
-	other, _, _ := moved.Lookup(dest("10.96.0.2:80", TCP))
+	port, _ = find(moved, dest("10.96.0.1:80", TCP))
+	other, _ := find(moved, dest("10.96.0.2:80", TCP))
 	if len(port.Families[IPv4].Endpoints) != 0 || len(other.Families[IPv4].Endpoints) != 1 {
 		t.Error("the slice did not move")
 	}
@@ -85,9 +85,9 @@ func TestStoreKeepsWhatDidNotChange(t *testing.T) {
 	fresh.Services = append(fresh.Services, web())
 	after := s.Apply(fresh)
 	for _, d := range []string{"10.96.0.1:80", "192.0.2.5:80", "10.96.0.2:80"} {
-		p, _, _ := before.Lookup(dest(d, TCP))
-		q, _, ok := after.Lookup(dest(d, TCP))
-		if !ok || p != q {
+		p, _ := find(before, dest(d, TCP))
+		q, _ := find(after, dest(d, TCP))
+		if q == nil || p != q {
 			t.Errorf("%s: the port is not the same any more", d)
 		}
 	}
@@ -95,8 +95,8 @@ func TestStoreKeepsWhatDidNotChange(t *testing.T) {
 	if next.index != after.index {
 		t.Error("a changed slice copied the address index")
 	}
-	p, _, _ := after.Lookup(dest("10.96.0.1:80", TCP))
-	q, _, _ := next.Lookup(dest("10.96.0.1:80", TCP))
+	p, _ := find(after, dest("10.96.0.1:80", TCP))
+	q, _ := find(next, dest("10.96.0.1:80", TCP))
 	if p == q || len(p.Families[IPv4].Endpoints) != 1 || len(q.Families[IPv4].Endpoints) != 2 {
 		t.Error("a changed slice must give another port and leave the old one alone")
 	}
@@ -126,7 +126,7 @@ func TestProxyNameToggled(t *testing.T) {
 		created := s.Apply(services(tt.served))
 		toggled := s.Apply(services(tt.not))
 		dst := dest("10.96.0.1:80", TCP)
-		if _, _, ok := toggled.Lookup(dst); ok || toggled.HasClusterIP(dst.Addr) || len(toggled.Problems) > 0 || slices.ContainsFunc(toggled.Ports, func(p *Port) bool { return p != nil }) {
+		if p, _ := find(toggled, dst); p != nil || toggled.HasClusterIP(dst.Addr) || len(toggled.Problems) > 0 || slices.ContainsFunc(toggled.Ports, func(p *Port) bool { return p != nil }) {
 			t.Errorf("%s: something of the service is left: %+v", tt.rule, toggled)
 		}
 		if s.Apply(deleted(KindService, "web")) != toggled {
@@ -234,7 +234,7 @@ func TestConflicts(t *testing.T) {
 					id, _ := snap.FindNodePort(TCP, 30000)
 					got = snap.Ports[id].Name.String()
 				} else {
-					got = lookup(snap, tt.at, TCP)
+					got = found(snap, tt.at, TCP)
 				}
 				if got != tt.want {
 					t.Errorf("got %q, want %q", got, tt.want)
@@ -271,7 +271,7 @@ func TestConflictLoserKeepsTheRest(t *testing.T) {
 	s := NewStore(StoreOptions{})
 	snap := s.Apply(services(newService("a", "10.96.0.1"), newService("b", "10.96.0.1",
 		withExternalIPs("192.0.2.5"), withPorts(servicePort("", "TCP", 80, 30000)))))
-	if got := lookup(snap, "192.0.2.5:80", TCP); got != "ExternalIP default/b" {
+	if got := found(snap, "192.0.2.5:80", TCP); got != "ExternalIP default/b" {
 		t.Errorf("external IP: %q", got)
 	}
 	id, ok := snap.FindNodePort(TCP, 30000)
@@ -291,8 +291,9 @@ func TestSnapshotsWhileApplying(t *testing.T) {
 		defer close(done)
 		for snap := range latest {
 			dump(snap)
-			lookup(snap, "10.96.0.1:80", TCP)
-			lookup(snap, "[fd00::1]:80", TCP)
+			found(snap, "[fd00::1]:80", TCP)
+			snap.FindNodePort(TCP, 30000)
+			snap.HasClusterIP(dest("10.96.0.1:80", TCP).Addr)
 			snap.Nodes.Get(worldNode)
 		}
 	}()

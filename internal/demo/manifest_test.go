@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/rs/zerolog"
 
+	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/manifests"
 )
@@ -88,11 +89,12 @@ func btoi(b bool) int {
 
 func checkPort(t *testing.T, snapshot *service.Snapshot, svc *shopService, vip netip.AddrPort, want bool) {
 	t.Helper()
-	port, kind, ok := snapshot.Lookup(service.Destination{Addr: vip.Addr(), Port: vip.Port(), Protocol: service.TCP})
-	if ok != want {
-		t.Errorf("%s at %s: found %v, want %v", svc, vip, ok, want)
+	verdict := policy.Compile(nil, snapshot, policy.Config{}).Resolve(service.TCP, vip.Addr(), vip)
+	port, kind := verdict.Port, verdict.Kind
+	if (port != nil) != want {
+		t.Errorf("%s at %s: found %v, want %v", svc, vip, port != nil, want)
 	}
-	if !ok {
+	if port == nil {
 		return
 	}
 	var pods []string
