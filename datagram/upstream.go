@@ -155,7 +155,7 @@ func (w *worker) sourceFor(v *policy.Verdict, client, endpoint netip.Addr) polic
 // connectTo gives a socket that is connected to an endpoint.
 func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source policy.Source) (*upstream, sys.Errno) {
 	o, endpoint := &w.server.options, ep.Addr
-	untracked := source == policy.SourceNode && o.Replies.Untracked && ep.InCluster() && !o.OwnAddress(endpoint.Addr())
+	untracked := source == policy.SourceNode && o.Replies.PassTracking(ep.InCluster(), o.OwnAddress(endpoint.Addr()))
 	u, errno := w.takeUpstream(service.FamilyOf(endpoint.Addr()), source == policy.SourceClient || untracked)
 	if errno != 0 {
 		return nil, errno
@@ -164,7 +164,7 @@ func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source polic
 	case source == policy.SourceClient:
 		errno = w.connectAs(u, endpoint, client)
 	case untracked:
-		if errno = w.connectAs(u, endpoint, unspecified(endpoint.Addr())); errno == sys.EADDRNOTAVAIL {
+		if errno = w.connectAs(u, endpoint, sys.Unspecified(endpoint.Addr())); errno == sys.EADDRNOTAVAIL {
 			errno = sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPort{})
 		}
 	default:
@@ -177,21 +177,12 @@ func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source polic
 	return u, 0
 }
 
-// unspecified gives the address that leaves the choice of one to the kernel.
-func unspecified(like netip.Addr) netip.Addr {
-	if like.Is4() {
-		return netip.IPv4Unspecified()
-	}
-	return netip.IPv6Unspecified()
-}
-
 // portTries is how many ports are tried that may be taken.
 const portTries = 64
 
 // connectAs connects a socket from a client's address, or from the node's where
-// that is unspecified. Where answers come back
-// to certain ports only, the port is chosen here: of those that the kernel gives
-// by itself they are none.
+// that is unspecified. Where answers come back to certain ports only, the port
+// is chosen here: those that the kernel gives by itself are none of them.
 func (w *worker) connectAs(u *upstream, endpoint netip.AddrPort, client netip.Addr) sys.Errno {
 	first, last := w.server.options.Replies.FirstPort, w.server.options.Replies.LastPort
 	if first == 0 || w.server.options.OwnAddress(client) {

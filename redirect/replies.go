@@ -18,6 +18,14 @@ type Replies struct {
 	Untracked bool
 }
 
+// PassTracking tells whether a socket on this node's address passes connection
+// tracking by when it connects to an endpoint. It does to one in the cluster:
+// what is sent to others may have to be translated on its way. An endpoint on an
+// own address of this node answers by no interface, so that nothing is gained.
+func (r Replies) PassTracking(inCluster, own bool) bool {
+	return r.Untracked && inCluster && !own
+}
+
 // ReplyPorts are the first and the last of the ports that sockets with clients'
 // addresses have where netfilter marks the answers to them (F7), unless options
 // say others. Clients do not take them by themselves: Linux gives them 32768 to

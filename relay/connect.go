@@ -161,10 +161,7 @@ func (w *Worker) ConnectUntracked(endpoint netip.AddrPort, o sys.ConnectOptions)
 // connectFrom tries ports that are chosen here, not by the kernel.
 func (w *Worker) connectFrom(ports *localPorts, endpoint netip.AddrPort, local netip.Addr, o sys.ConnectOptions, tries int) (fd int, e sys.Errno) {
 	if !local.IsValid() {
-		local = netip.IPv4Unspecified()
-		if !endpoint.Addr().Unmap().Is4() {
-			local = netip.IPv6Unspecified()
-		}
+		local = sys.Unspecified(endpoint.Addr())
 	}
 	for range min(tries, ports.count()) {
 		fd, e = w.connect(endpoint, netip.AddrPortFrom(local, ports.choose()), o)

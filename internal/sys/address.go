@@ -64,6 +64,15 @@ func zoneIndex(zone string) uint32 {
 	return uint32(ifi.Index)
 }
 
+// Unspecified gives the address of a's family that leaves the choice of one to
+// the kernel: 0.0.0.0 or ::.
+func Unspecified(a netip.Addr) netip.Addr {
+	if family(a) == unix.AF_INET {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
 func family(a netip.Addr) uintptr {
 	if a.Is4() || a.Is4In6() {
 		return unix.AF_INET
