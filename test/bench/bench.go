@@ -87,8 +87,14 @@ func (b *bench) compare() error {
 	if err != nil {
 		return err
 	}
+	stages := map[string]*stage{}
+	defer func() {
+		for _, s := range stages {
+			s.close()
+		}
+	}()
 	for round := range b.opts.rounds {
-		if err := b.round(round, peers, columns); err != nil {
+		if err := b.round(round, peers, columns, stages); err != nil {
 			return err
 		}
 	}
@@ -107,16 +113,16 @@ func (b *bench) estimate(peers []peer.Peer, columns []column) time.Duration {
 	const around = 500 * time.Millisecond // of a measurement: starting programs and the like
 	var sum time.Duration
 	for _, c := range columns {
-		who, times, length := 0, b.opts.rounds, b.opts.measure
+		who, length := 0, b.opts.measure
 		for _, p := range peers {
 			if concerns(c, p) {
 				who++
 			}
 		}
-		if c.once {
-			times, length = 1, steadyFactor*b.opts.measure
+		if c.long {
+			length = b.opts.long
 		}
-		sum += time.Duration(who*times) * (b.opts.warmup + length + around)
+		sum += time.Duration(who*c.turns(b.opts.rounds)) * (b.opts.warmup + length + around)
 	}
 	return sum
 }
@@ -185,16 +191,25 @@ func concerns(c column, p peer.Peer) bool {
 		(len(p.Columns) == 0 || slices.Contains(p.Columns, c.id))
 }
 
+// turns is in how many of the rounds a column is measured.
+func (c column) turns(rounds int) int {
+	if c.times == 0 {
+		return rounds
+	}
+	return min(c.times, rounds)
+}
+
+// due tells whether a column is measured in a round. Its rounds lie apart as
+// evenly as they can.
+func (c column) due(round, rounds int) bool {
+	turns := c.turns(rounds)
+	return (round+1)*turns/rounds > round*turns/rounds
+}
+
 // round measures every column for every peer once.
-func (b *bench) round(round int, peers []peer.Peer, columns []column) error {
-	stages := map[string]*stage{}
-	defer func() {
-		for _, s := range stages {
-			s.close()
-		}
-	}()
+func (b *bench) round(round int, peers []peer.Peer, columns []column, stages map[string]*stage) error {
 	for i, c := range columns {
-		if c.once && round != b.opts.rounds-1 {
+		if !c.due(round, b.opts.rounds) {
 			continue
 		}
 		for j := range peers {
@@ -225,7 +240,7 @@ func (b *bench) measure(round int, c column, p peer.Peer, stages map[string]*sta
 	s := stages[p.Name]
 	if s == nil {
 		var err error
-		if s, err = b.openStage(p); err != nil {
+		if s, err = b.openStage(p, c.flags); err != nil {
 			b.note("%v", err)
 			return
 		}

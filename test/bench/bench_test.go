@@ -113,6 +113,27 @@ func TestFlat(t *testing.T) {
 	}
 }
 
+func TestTurns(t *testing.T) {
+	for _, c := range []struct {
+		times, rounds int
+		want          string
+	}{
+		{0, 3, "xxx"}, {1, 3, "..x"}, {1, 1, "x"}, {3, 9, "..x..x..x"}, {3, 7, "..x.x.x"}, {3, 2, "xx"},
+	} {
+		got := ""
+		for round := range c.rounds {
+			if (column{times: c.times}).due(round, c.rounds) {
+				got += "x"
+			} else {
+				got += "."
+			}
+		}
+		if got != c.want {
+			t.Errorf("%d of %d rounds: %s, want %s", c.times, c.rounds, got, c.want)
+		}
+	}
+}
+
 // A column's figures have rows in the table.
 func TestColumnsHaveMetrics(t *testing.T) {
 	columns := map[string]bool{}

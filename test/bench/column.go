@@ -23,7 +23,9 @@ type column struct {
 	quick bool     // part of a quick run
 	fresh bool     // needs a stage that nothing has run on, and uses it up
 	only  []string // the peers that it is for; none for all
-	once  bool     // in the last round only
+	times int      // in so many of the rounds; 0 for all
+	long  bool     // takes the time of a long run
+	flags []string // of sluice; with fresh only
 	tool  string   // the program that it needs
 	run   func(*stage) (figures, error)
 }
@@ -36,14 +38,19 @@ const (
 	idleConns    = 3000
 	besideConns  = 100
 	clientCloses = 15000 // connections: well below the node's 28,232 ports
-	steadyFactor = 20    // times a measurement's length: 60 s
+	idleSessions = 10000 // of UDP
+	datagramSize = 1200  // bytes: what DNS and QUIC send at most
+	tunnelSize   = 1420  // bytes: WireGuard's, for instance
+	floodRate    = 5000  // new clients a second
+	floodRateTop = 20000
 )
 
 // allColumns lists the columns in the order in which they run. Memory comes
 // first: a relay that has been busy has free memory that hides what it takes.
 func allColumns() []column {
 	return []column{
-		{id: "idle", about: "memory and descriptors for each of 3,000 idle connections", quick: true, fresh: true, run: idle},
+		{id: "idle", about: "memory and descriptors for each of 3,000 idle connections", quick: true, fresh: true, times: 1, run: idle("idle", idleConns, false)},
+		{id: "udp-idle", about: "UDP: memory for each of 10,000 idle sessions", fresh: true, times: 1, only: udpPeers, flags: []string{"--max-udp-sessions=12000"}, run: idle("udp-idle", idleSessions, true)},
 		{id: "bulk1", about: "download, 1 stream", quick: true, run: bulk("bulk1", load.Download, 1)},
 		{id: "bulk16", about: "download, 16 streams", quick: true, run: bulk("bulk16", load.Download, 16)},
 		{id: "up1", about: "upload, 1 stream", extra: true, run: bulk("up1", load.Upload, 1)},
@@ -54,16 +61,19 @@ func allColumns() []column {
 		{id: "mixed", about: "100 request-response clients beside 100 bulk streams", quick: true, run: mixed},
 		{id: "udp-rr1", about: "UDP: 128 bytes there and back, 1 client", quick: true, only: udpPeers, run: datagrams("udp-rr1", load.Spec{Kind: load.UDPEcho, Clients: 1})},
 		{id: "udp-rr64", about: "UDP: the same, 64 clients", quick: true, only: udpPeers, run: datagrams("udp-rr64", load.Spec{Kind: load.UDPEcho, Clients: 64})},
-		{id: "udp-bulk", about: "UDP: datagrams of 1,200 bytes one way, 1 client, one by one", quick: true, only: udpPeers, run: pour("udp-bulk", false)},
-		{id: "udp-gso", about: "UDP: the same, in trains (UDP_SEGMENT)", only: udpPeers, run: pour("udp-gso", true)},
-		{id: "udp-new", about: "UDP: a new socket for each request, 32 clients, for twenty times as long", fresh: true, once: true, only: udpPeers, run: freshSockets("udp-new")},
-		{id: "wrk", about: "cross-check by wrk, connections kept", tool: "wrk", run: wrk("wrk.rate")},
-		{id: "wrk-close", about: "cross-check by wrk, a connection for each request", tool: "wrk", run: wrk("wrk-close.rate", "-H", "Connection: close")},
-		{id: "iperf3", about: "cross-check by iperf3, download, 1 stream", tool: "iperf3", run: iperf3},
-		{id: "crc-client", about: "as crc, the client closes first; 15,000 connections at most", fresh: true, run: churn("crc-client", load.ClientCloses)},
+		{id: "udp-bulk", about: "UDP: datagrams of 1,200 bytes one way, 1 client, one by one", quick: true, only: udpPeers, run: pour("udp-bulk", datagramSize, false)},
+		{id: "udp-gso", about: "UDP: the same, in trains (UDP_SEGMENT)", only: udpPeers, run: pour("udp-gso", datagramSize, true)},
+		{id: "udp-tunnel", about: "UDP: datagrams of 1,420 bytes, as a tunnel's, one by one", only: udpPeers, run: pour("udp-tunnel", tunnelSize, false)},
+		{id: "udp-tunnel-gso", about: "UDP: the same, in trains", only: udpPeers, run: pour("udp-tunnel-gso", tunnelSize, true)},
+		{id: "udp-flood", about: "UDP: 1 client, without and with 5,000 and 20,000 new clients a second of another service", fresh: true, times: 3, only: udpPeers, run: flooded("udp-flood")},
+		{id: "udp-new", about: "UDP: a new socket for each request, 32 clients, a long run", fresh: true, times: 1, long: true, only: udpPeers, run: freshSockets("udp-new")},
+		{id: "wrk", about: "cross-check by wrk, connections kept", tool: "wrk", times: 1, run: wrk("wrk.rate")},
+		{id: "wrk-close", about: "cross-check by wrk, a connection for each request", tool: "wrk", times: 1, run: wrk("wrk-close.rate", "-H", "Connection: close")},
+		{id: "iperf3", about: "cross-check by iperf3, download, 1 stream", tool: "iperf3", times: 1, run: iperf3},
+		{id: "crc-client", about: "as crc, the client closes first; 15,000 connections at most", fresh: true, times: 3, run: churn("crc-client", load.ClientCloses)},
 		{id: "crc-reset", about: "as crc, the client resets", extra: true, run: churn("crc-reset", load.ClientResets)},
-		{id: "steady", about: "crc for twenty times as long, once", fresh: true, once: true, only: []string{"haproxy", "sluice"}, run: steady("steady", load.ServerCloses)},
-		{id: "steady-client", about: "crc-client for twenty times as long and with no bound, once", fresh: true, once: true, only: []string{"direct", "haproxy", "sluice"}, run: steady("steady-client", load.ClientCloses)},
+		{id: "steady", about: "crc, a long run", fresh: true, times: 1, long: true, only: []string{"haproxy", "sluice"}, run: steady("steady", load.ServerCloses)},
+		{id: "steady-client", about: "crc-client with no bound, a long run", fresh: true, times: 1, long: true, only: []string{"direct", "haproxy", "sluice"}, run: steady("steady-client", load.ClientCloses)},
 	}
 }
 
@@ -139,7 +149,7 @@ func churn(id string, closes load.Close) func(*stage) (figures, error) {
 // that it closes first towards the server leaves one in TIME_WAIT for a minute.
 func steady(id string, closes load.Close) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
-		length := steadyFactor * s.b.opts.measure
+		length := s.b.opts.long
 		spec := load.Spec{Kind: load.Churn, Clients: 32, Close: closes, Measure: length, Slice: length / 12}
 		if closes == load.ClientCloses {
 			spec.Sources = s.world.Clients
@@ -148,14 +158,10 @@ func steady(id string, closes load.Close) func(*stage) (figures, error) {
 		if err != nil {
 			return nil, err
 		}
-		failed := 0.0
-		for _, n := range r.Errors {
-			failed += float64(n)
-		}
 		return figures{
 			id + ".rate":   r.Rate,
 			id + ".last":   lastAgainstFirst(r.Slices),
-			id + ".failed": failed,
+			id + ".failed": failures(r),
 		}, s.clean(r)
 	}
 }
@@ -204,9 +210,9 @@ func datagrams(id string, spec load.Spec) func(*stage) (figures, error) {
 }
 
 // pour sends more than any relay can take: what counts is what comes through.
-func pour(id string, train bool) func(*stage) (figures, error) {
+func pour(id string, size int, train bool) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
-		r, err := s.load(load.Spec{Kind: load.UDPPour, Clients: 1, Train: train})
+		r, err := s.load(load.Spec{Kind: load.UDPPour, Clients: 1, Size: size, Train: train})
 		if err != nil {
 			return nil, err
 		}
@@ -221,22 +227,69 @@ func pour(id string, train bool) func(*stage) (figures, error) {
 // are used up.
 func freshSockets(id string) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
-		r, err := s.load(load.Spec{Kind: load.UDPFresh, Clients: 32, Measure: steadyFactor * s.b.opts.measure})
+		r, err := s.load(load.Spec{Kind: load.UDPFresh, Clients: 32, Measure: s.b.opts.long})
 		if err != nil {
 			return nil, err
 		}
-		lost := 0.0
-		for _, n := range r.Errors {
-			lost += float64(n)
-		}
-		return figures{id + ".rate": r.Rate, id + ".p99": microseconds(r.P99), id + ".lost": lost, id + ".cpu": per100k(r.Relay, r.Count)}, s.clean(r)
+		return figures{
+			id + ".rate": r.Rate,
+			id + ".p99":  microseconds(r.P99),
+			id + ".lost": failures(r),
+			id + ".cpu":  per100k(r.Relay, r.Count),
+		}, s.clean(r)
 	}
+}
+
+// flooded is what the client of one service notices of a flood of new clients of
+// another one, at two rates that leave the machine some rest without a relay.
+func flooded(id string) func(*stage) (figures, error) {
+	return func(s *stage) (figures, error) {
+		if s.world.IPv6 {
+			return nil, nil
+		}
+		if err := s.world.Strangers(load.Strangers); err != nil {
+			return nil, err
+		}
+		f, quiet := figures{}, 0.0
+		for _, step := range []struct {
+			suffix string
+			rate   int
+		}{{".quiet", 0}, {"", floodRate}, {"-top", floodRateTop}} {
+			// p99 wants some thousand requests.
+			r, err := s.load(load.Spec{Kind: load.UDPEcho, Clients: 1, Flood: step.rate, Measure: max(s.b.opts.measure, time.Second)})
+			if err != nil {
+				return f, err
+			}
+			p99 := microseconds(r.P99)
+			if step.rate == 0 {
+				quiet = p99
+				f[id+".quiet"] = p99
+			} else {
+				f[id+step.suffix+".p99"], f[id+step.suffix+".times"] = p99, p99/quiet
+				f[id+step.suffix+".lost"] = failures(r)
+				f[id+step.suffix+".sent"] = float64(r.Sent) / r.Seconds
+			}
+			if err := s.clean(r); err != nil {
+				return f, err
+			}
+		}
+		return f, nil
+	}
+}
+
+// failures is how many connections or requests failed.
+func failures(r *load.Result) float64 {
+	var sum uint64
+	for _, n := range r.Errors {
+		sum += n
+	}
+	return float64(sum)
 }
 
 // clean makes a note of connections that failed.
 func (s *stage) clean(r *load.Result) error {
 	for cause, n := range r.Errors {
-		s.b.note("%d connections failed: %s", n, cause)
+		s.b.note("%d failed: %s", n, cause)
 	}
 	if r.Count == 0 && r.Bytes == 0 {
 		return fmt.Errorf("nothing came through")
@@ -244,48 +297,50 @@ func (s *stage) clean(r *load.Result) error {
 	return nil
 }
 
-// idle opens connections, uses each once, and compares what the relay holds
-// before and after. The few before see to it that its first growth, which has
-// nothing to do with their number, does not count.
-func idle(s *stage) (figures, error) {
-	if len(s.relay.PIDs) == 0 {
-		return nil, nil
+// idle opens connections or UDP sessions, uses each once, and compares what the
+// relay holds before and after. The few before see to it that its first growth,
+// which has nothing to do with their number, does not count.
+func idle(id string, n int, udp bool) func(*stage) (figures, error) {
+	return func(s *stage) (figures, error) {
+		if len(s.relay.PIDs) == 0 {
+			return nil, nil
+		}
+		h, err := s.hold()
+		if err != nil {
+			return nil, err
+		}
+		defer h.close()
+		if _, err := h.do(load.HoldCommand{Op: "open", UDP: udp, N: 100}); err != nil {
+			return nil, err
+		}
+		// Reading the metrics takes memory too: not between the two readings.
+		heapBefore := s.metrics()[heapMetric]
+		before, err := s.holdings()
+		if err != nil {
+			return nil, err
+		}
+		reply, err := h.do(load.HoldCommand{Op: "open", UDP: udp, N: n})
+		if err != nil {
+			return nil, err
+		}
+		for cause, n := range reply.Errors {
+			s.b.note("%d failed: %s", n, cause)
+		}
+		after, err := s.holdings()
+		if err != nil {
+			return nil, err
+		}
+		good := float64(reply.Good)
+		f := figures{
+			id + ".pss": float64(after.memory.PSS-before.memory.PSS) / good,
+			id + ".rss": float64(after.memory.RSS-before.memory.RSS) / good,
+			id + ".fds": math.Round(float64(after.descriptors-before.descriptors)/good*100) / 100,
+		}
+		if heapBefore > 0 {
+			f[id+".heap"] = (s.metrics()[heapMetric] - heapBefore) / good
+		}
+		return f, nil
 	}
-	h, err := s.hold()
-	if err != nil {
-		return nil, err
-	}
-	defer h.close()
-	if _, err := h.do(load.HoldCommand{Op: "open", N: 100}); err != nil {
-		return nil, err
-	}
-	// Reading the metrics takes memory too: not between the two readings.
-	heapBefore := s.metrics()[heapMetric]
-	before, err := s.holdings()
-	if err != nil {
-		return nil, err
-	}
-	reply, err := h.do(load.HoldCommand{Op: "open", N: idleConns})
-	if err != nil {
-		return nil, err
-	}
-	for cause, n := range reply.Errors {
-		s.b.note("%d connections failed: %s", n, cause)
-	}
-	after, err := s.holdings()
-	if err != nil {
-		return nil, err
-	}
-	n := float64(reply.Good)
-	f := figures{
-		"idle.pss": float64(after.memory.PSS-before.memory.PSS) / n,
-		"idle.rss": float64(after.memory.RSS-before.memory.RSS) / n,
-		"idle.fds": math.Round(float64(after.descriptors-before.descriptors)/n*100) / 100,
-	}
-	if heapBefore > 0 {
-		f["idle.heap"] = (s.metrics()[heapMetric] - heapBefore) / n
-	}
-	return f, nil
 }
 
 // holdings is what a relay holds at a moment.

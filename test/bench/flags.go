@@ -19,6 +19,7 @@ type options struct {
 	columns   []column
 	rounds    int
 	measure   time.Duration // of one measurement
+	long      time.Duration // of a long run
 	warmup    time.Duration // before it
 	threads   int           // of the relay, where it can be told
 	endpoints int
@@ -40,6 +41,7 @@ func parseFlags(args []string) (*options, error) {
 	quick := f.Bool("quick", false, "one short round of the main columns, under a minute; for a first look, not for figures")
 	f.IntVar(&o.rounds, "rounds", 3, "how many times everything is measured")
 	seconds := f.Float64("seconds", 3, "length of each measurement")
+	f.DurationVar(&o.long, "long", 20*time.Second, "length of the long runs")
 	f.IntVar(&o.threads, "threads", runtime.NumCPU(), "threads or workers of HAProxy and nginx")
 	f.IntVar(&o.endpoints, "endpoints", 1, "addresses of the server, over which the relays spread")
 	f.BoolVar(&o.ipv6, "6", false, "IPv6 in place of IPv4")

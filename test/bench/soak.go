@@ -82,7 +82,7 @@ func (b *bench) openFirst() (*stage, error) {
 	if len(peers) == 0 {
 		return nil, errors.New("the peer to watch cannot run here")
 	}
-	return b.openStage(peers[0])
+	return b.openStage(peers[0], nil)
 }
 
 // sample is what a relay held between two bursts.

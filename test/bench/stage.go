@@ -31,8 +31,8 @@ type stage struct {
 }
 
 // openStage builds the world, starts server and relay, and waits until a
-// client gets an answer.
-func (b *bench) openStage(p peer.Peer) (_ *stage, err error) {
+// client gets an answer. The flags are for sluice alone.
+func (b *bench) openStage(p peer.Peer, flags []string) (_ *stage, err error) {
 	s := &stage{b: b, peer: p}
 	defer func() {
 		if err != nil {
@@ -66,7 +66,7 @@ func (b *bench) openStage(p peer.Peer) (_ *stage, err error) {
 	}
 	s.relay, err = p.Start(&peer.Site{
 		World: s.world, Dir: s.dir, Self: b.program,
-		Threads: b.opts.threads, MaxFiles: b.maxFiles,
+		Threads: b.opts.threads, MaxFiles: b.maxFiles, Flags: flags,
 	})
 	if err != nil {
 		return nil, err

@@ -52,7 +52,9 @@ type Spec struct {
 	Beside  int          // Mixed: streams
 	Close   Close        // Churn
 	Threads int          // at most; at least 1
+	Size    int          // UDPPour: of a datagram, in bytes; 9 or more
 	Train   bool         // UDPPour: datagrams leave in trains (UDP_SEGMENT)
+	Flood   int          // new clients a second of PortUDPFlood beside the load, each with one datagram; IPv4 only
 
 	Warmup, Measure time.Duration
 	MaxConns        uint64        // Churn: the measurement ends after so many; 0 for no bound
@@ -67,7 +69,7 @@ type Result struct {
 	Seconds float64 // the measured time
 	Bytes   uint64  // payload received (Upload: sent)
 	Count   uint64  // responses (Echo, Mixed), whole connections (Churn), datagrams received (UDPPour)
-	Sent    uint64  // UDPPour: datagrams sent
+	Sent    uint64  // UDPPour, Flood: datagrams sent
 
 	ByteRate, Rate        float64       // for each second
 	P50, P90, P99, P999   time.Duration // of requests, or of whole connections
@@ -176,6 +178,11 @@ func newWorkers(spec Spec) ([]worker, error) {
 			return nil, err
 		}
 	}
+	if spec.Flood > 0 {
+		if err := add(newFlooder(spec)); err != nil {
+			return nil, err
+		}
+	}
 	if spec.Kind == Mixed {
 		for _, n := range split(spec.Beside, spec.Threads) {
 			if err := add(newStreamer(spec.targets(PortSource), n, false)); err != nil {
@@ -256,7 +263,7 @@ func (m *meter) open(w window) {
 func (m *meter) tick(t int64) bool {
 	if m.start == 0 && t >= m.window.begin {
 		m.start = t
-		m.bytes, m.count = 0, 0
+		m.bytes, m.count, m.sent = 0, 0, 0
 		m.latency.Reset()
 	}
 	if t >= m.window.end {
@@ -280,6 +287,9 @@ func (m *meter) done(t, from int64) {
 func (m *meter) failed(cause string) { m.errors[cause]++ }
 
 func (m *meter) addTo(r *Result, latency *Histogram) {
+	for cause, n := range m.errors {
+		r.Errors[cause] += n
+	}
 	seconds := time.Duration(m.stop - m.start).Seconds()
 	if m.start == 0 || seconds <= 0 {
 		return
@@ -296,9 +306,6 @@ func (m *meter) addTo(r *Result, latency *Histogram) {
 			r.Slices = append(r.Slices, 0)
 		}
 		r.Slices[i] += float64(n) / time.Duration(m.window.slice).Seconds()
-	}
-	for cause, n := range m.errors {
-		r.Errors[cause] += n
 	}
 }
 

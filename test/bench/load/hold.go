@@ -21,6 +21,7 @@ import (
 // HoldCommand is one line of the holder's input, in JSON.
 type HoldCommand struct {
 	Op     string // "open", "ping" or "close"
+	UDP    bool   // "open": sessions in place of connections
 	N      int    // how many to open or close
 	AtOnce int    // how many take their step at a time; 0 for 32
 }
@@ -38,7 +39,10 @@ const holdTimeout = 10 * time.Second
 
 // Hold runs the holder until its input ends.
 func Hold(target netip.Addr, in io.Reader, out io.Writer) error {
-	h := holder{target: netip.AddrPortFrom(target, PortEcho).String()}
+	h := holder{targets: map[string]string{
+		"tcp": netip.AddrPortFrom(target, PortEcho).String(),
+		"udp": netip.AddrPortFrom(target, PortUDPEcho).String(),
+	}}
 	replies := json.NewEncoder(out)
 	commands := json.NewDecoder(in)
 	for {
@@ -52,7 +56,11 @@ func Hold(target netip.Addr, in io.Reader, out io.Writer) error {
 		var reply HoldReply
 		switch c.Op {
 		case "open":
-			reply = h.open(c.N)
+			network := "tcp"
+			if c.UDP {
+				network = "udp"
+			}
+			reply = h.open(network, c.N)
 		case "ping":
 			reply = h.ping()
 		case "close":
@@ -68,15 +76,15 @@ func Hold(target netip.Addr, in io.Reader, out io.Writer) error {
 }
 
 type holder struct {
-	target string
-	atOnce int
-	conns  []net.Conn
+	targets map[string]string // by network
+	atOnce  int
+	conns   []net.Conn
 }
 
-func (h *holder) open(n int) HoldReply {
+func (h *holder) open(network string, n int) HoldReply {
 	fresh := make([]net.Conn, n)
 	reply := h.each(fresh, func(int) (net.Conn, error) {
-		conn, err := net.DialTimeout("tcp", h.target, holdTimeout)
+		conn, err := net.DialTimeout(network, h.targets[network], holdTimeout)
 		if err != nil {
 			return nil, err
 		}

@@ -30,8 +30,8 @@ func TestHolder(t *testing.T) {
 		}
 	}()
 
-	h := holder{target: l.Addr().String(), atOnce: 8}
-	if r := h.open(50); r.Good != 50 || len(h.conns) != 50 || r.P50 <= 0 || r.Max < r.P99 {
+	h := holder{targets: map[string]string{"tcp": l.Addr().String()}, atOnce: 8}
+	if r := h.open("tcp", 50); r.Good != 50 || len(h.conns) != 50 || r.P50 <= 0 || r.Max < r.P99 {
 		t.Errorf("open 50: %+v", r)
 	}
 	if r := h.ping(); r.Good != 50 {
@@ -42,7 +42,7 @@ func TestHolder(t *testing.T) {
 	}
 	l.Close()
 	<-done
-	if r := h.open(3); r.Good != 0 || r.Errors["connection refused"] != 3 {
+	if r := h.open("tcp", 3); r.Good != 0 || r.Errors["connection refused"] != 3 {
 		t.Errorf("open against nobody: %+v", r)
 	}
 	for _, conn := range accepted {
@@ -51,6 +51,34 @@ func TestHolder(t *testing.T) {
 	if r := h.ping(); r.Good != 0 || len(h.conns) != 0 {
 		t.Errorf("ping when the other side has gone: %+v", r)
 	}
+}
+
+// A session is a socket that asked once and was answered.
+func TestHoldSessions(t *testing.T) {
+	echo, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for buf := make([]byte, 2*MessageSize); ; {
+			n, from, err := echo.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = echo.WriteTo(buf[:n], from)
+		}
+	}()
+	h := holder{targets: map[string]string{"udp": echo.LocalAddr().String()}, atOnce: 4}
+	if r := h.open("udp", 20); r.Good != 20 || len(h.conns) != 20 {
+		t.Errorf("open 20: %+v", r)
+	}
+	if r := h.close(20); r.Good != 20 || len(h.conns) != 0 {
+		t.Errorf("close 20: %+v, %d open", r, len(h.conns))
+	}
+	echo.Close()
+	<-done
 }
 
 func TestHoldCommands(t *testing.T) {

@@ -14,19 +14,16 @@ import (
 
 // The server's UDP ports.
 const (
-	PortUDPEcho = 7101 // sends back what it gets
-	PortUDPSink = 7102 // counts datagrams, and tells their number when asked by one of 8 bytes, which it repeats
+	PortUDPEcho  = 7101 // sends back what it gets
+	PortUDPSink  = 7102 // counts datagrams, and tells their number when asked by one of 8 bytes, which it repeats
+	PortUDPFlood = 7103 // as PortUDPEcho, on a thread of its own: another service, that a flood meets
 )
 
 // UDPPorts lists them.
-var UDPPorts = []uint16{PortUDPEcho, PortUDPSink}
+var UDPPorts = []uint16{PortUDPEcho, PortUDPSink, PortUDPFlood}
 
-const (
-	// udpPatience is how long a request waits for its response; then it is lost.
-	udpPatience = 1e9 // ns
-	// DatagramSize is the size of bulk datagrams, in bytes.
-	DatagramSize = 1200
-)
+// udpPatience is how long a request waits for its response; then it is lost.
+const udpPatience = 1e9 // ns
 
 // serveUDP answers on a UDP port, on a thread of its own.
 func serveUDP(at netip.AddrPort) error {
@@ -55,7 +52,7 @@ func serveUDP(at netip.AddrPort) error {
 			for i := range n {
 				from, data := in.From(i), in.Data(i)
 				switch {
-				case at.Port() == PortUDPEcho:
+				case at.Port() != PortUDPSink:
 					out.Append(from, data, 0, false)
 				case len(data) == 8:
 					copy(answers[i][:8], data)
@@ -209,6 +206,7 @@ func (a *asker) receive(i int) {
 type pourer struct {
 	m     meter
 	fd    int
+	data  []byte
 	train bool
 	asked uint64
 }
@@ -218,7 +216,7 @@ func newPourer(spec Spec) (*pourer, error) {
 	if errno != 0 {
 		return nil, errno
 	}
-	return &pourer{fd: fd, train: spec.Train}, nil
+	return &pourer{fd: fd, data: make([]byte, spec.Size), train: spec.Train}, nil
 }
 
 func (p *pourer) meter() *meter { return &p.m }
@@ -226,8 +224,7 @@ func (p *pourer) meter() *meter { return &p.m }
 func (p *pourer) run(w window) {
 	p.m.open(w)
 	out := sys.NewOutbox(32)
-	data := make([]byte, DatagramSize)
-	begun, sent := uint64(0), uint64(0)
+	begun := uint64(0)
 	for t := now(); ; t = now() {
 		counting := p.m.start == 0
 		if !p.m.tick(t) {
@@ -238,15 +235,14 @@ func (p *pourer) run(w window) {
 			if begun, err = p.arrived(); err != nil {
 				p.m.failed(err.Error())
 			}
-			sent = 0
 		}
 		for range 32 {
-			out.Append(netip.AddrPort{}, data, 0, p.train)
+			out.Append(netip.AddrPort{}, p.data, 0, p.train)
 		}
-		sent += 32
+		p.m.sent += 32
 		for !out.Empty() {
 			if errno := out.Send(p.fd); errno != 0 {
-				sent -= uint64(out.Skip())
+				p.m.sent -= uint64(out.Skip())
 			}
 		}
 	}
@@ -256,8 +252,7 @@ func (p *pourer) run(w window) {
 		return
 	}
 	p.m.count = ended - begun
-	p.m.bytes = p.m.count * DatagramSize
-	p.m.sent = sent
+	p.m.bytes = p.m.count * uint64(len(p.data))
 }
 
 // arrived asks the server how many datagrams have come. An answer may be late:

@@ -44,10 +44,11 @@ type Builds struct {
 // Site is where a peer is started.
 type Site struct {
 	World    *world.World
-	Dir      string // for its files; empty at first
-	Self     string // this program
-	Threads  int    // for the relay
-	MaxFiles int    // descriptors that a process may have
+	Dir      string   // for its files; empty at first
+	Self     string   // this program
+	Threads  int      // for the relay
+	MaxFiles int      // descriptors that a process may have
+	Flags    []string // more flags of sluice's
 }
 
 // Running is a peer at work.

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/sluice-proxy/sluice/test/bench/load"
@@ -42,7 +43,7 @@ func startSluice(s *Site, build string, flags []string) (*Running, error) {
 		"--access-log", filepath.Join(s.Dir, "access.log"),
 		"--metrics-bind-address", metrics,
 	}
-	r, err := s.launch(world.Command{Path: build, Args: append(args, flags...)})
+	r, err := s.launch(world.Command{Path: build, Args: slices.Concat(args, flags, s.Flags)})
 	if err != nil {
 		return nil, err
 	}

@@ -76,6 +76,26 @@ func New(opts Options) (_ *World, err error) {
 	return w, nil
 }
 
+// Strangers puts a range of addresses behind the client that nobody has: what is
+// sent to them ends there. A World of IPv4 only.
+func (w *World) Strangers(addrs netip.Prefix) error {
+	for ns, route := range map[*Namespace]*netlink.Route{
+		w.Node:   {Dst: ipNet(addrs), Gw: w.Clients[0].AsSlice()},
+		w.Client: {Dst: ipNet(addrs), Type: unix.RTN_BLACKHOLE},
+	} {
+		h, err := netlink.NewHandleAt(ns.handle)
+		if err != nil {
+			return fmt.Errorf("netlink: %w", err)
+		}
+		err = h.RouteAdd(route)
+		h.Close()
+		if err != nil {
+			return fmt.Errorf("route to %s: %w", addrs, err)
+		}
+	}
+	return nil
+}
+
 // Close takes the World down. Processes in it are killed.
 func (w *World) Close() {
 	for _, ns := range []*Namespace{w.Client, w.Node, w.Server} {
