@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"os/exec"
@@ -101,16 +102,12 @@ func (b *bench) compare() error {
 	if err := b.finish(begin, before); err != nil {
 		return err
 	}
-	fmt.Print(b.data.Markdown())
-	if b.opts.out == "" {
-		return nil
-	}
 	return b.write()
 }
 
 // estimate is how long a comparison takes, roughly.
 func (b *bench) estimate(peers []peer.Peer, columns []column) time.Duration {
-	const around = 500 * time.Millisecond // of a measurement: starting programs and the like
+	const around = 100 * time.Millisecond // a measurement: starting programs and the like
 	var sum time.Duration
 	for _, c := range columns {
 		who, length := 0, b.opts.measure
@@ -130,7 +127,7 @@ func (b *bench) estimate(peers []peer.Peer, columns []column) time.Duration {
 // prepare leaves out who and what cannot run here, and says so.
 func (b *bench) prepare() ([]peer.Peer, []column) {
 	peers := slices.DeleteFunc(slices.Clone(b.opts.peers), func(p peer.Peer) bool {
-		about := report.Peer{Name: p.Name, About: p.About, Version: p.Version(), Variant: len(p.Columns) > 0}
+		about := report.Peer{Name: p.Name, About: p.About, Version: p.Version(), Variant: p.Variant}
 		err := p.Find()
 		if err != nil {
 			about.Missing = err.Error()
@@ -270,9 +267,28 @@ func (b *bench) progress(got figures) {
 	fmt.Fprintf(os.Stderr, "%s: %s\n", b.now, strings.Join(words, ", "))
 }
 
-// write puts the tables into the page, between its two lines, and the chart and
-// the figures beside it.
+// again writes the report of an earlier run anew.
+func (b *bench) again(file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	d, err := report.Parse(text)
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	b.data = *d
+	return b.write()
+}
+
+// write prints the report. If there is a directory to write to, the tables go
+// into its page, and the chart and the figures beside it.
 func (b *bench) write() error {
+	if b.opts.out == "" {
+		fmt.Print(b.data.Markdown())
+		return nil
+	}
+	fmt.Print(b.data.Summary())
 	if err := os.MkdirAll(b.opts.out, 0o755); err != nil {
 		return err
 	}
@@ -280,27 +296,39 @@ func (b *bench) write() error {
 	if err != nil {
 		return err
 	}
-	files := map[string]string{
-		"benchmarks.json": string(text),
-		"benchmarks.svg":  b.data.Chart(),
-	}
-	page, err := os.ReadFile(filepath.Join(b.opts.out, "benchmarks.md"))
-	if errors.Is(err, os.ErrNotExist) {
-		page, err = []byte("# Benchmarks\n\n![chart](benchmarks.svg)\n\n"+report.Begin+"\n"+report.End+"\n"), nil
-	}
-	if err != nil {
-		return err
-	}
-	if files["benchmarks.md"], err = report.Insert(string(page), b.data.Markdown()); err != nil {
-		return fmt.Errorf("benchmarks.md: %w", err)
-	}
-	for name, content := range files {
+	for name, content := range map[string]string{"benchmarks.json": string(text), "benchmarks.svg": b.data.Chart()} {
 		if err := os.WriteFile(filepath.Join(b.opts.out, name), []byte(content), 0o644); err != nil {
 			return err
 		}
 	}
+	if err := b.insert(map[string]string{"bench": b.data.Summary(), "bench-figures": b.data.Figures()}); err != nil {
+		return err
+	}
 	fmt.Fprintln(os.Stderr, "written: benchmarks.md, benchmarks.json and benchmarks.svg in", b.opts.out)
 	return nil
+}
+
+// insert puts texts into the generated parts of the page, by their names. A page
+// that is not there yet gets those parts alone.
+func (b *bench) insert(parts map[string]string) error {
+	file := filepath.Join(b.opts.out, "benchmarks.md")
+	text, err := os.ReadFile(file)
+	page := string(text)
+	if errors.Is(err, os.ErrNotExist) {
+		page, err = "# Benchmarks\n", nil
+		for _, name := range slices.Sorted(maps.Keys(parts)) {
+			page += "\n<!-- " + name + ":begin -->\n<!-- " + name + ":end -->\n"
+		}
+	}
+	if err != nil {
+		return err
+	}
+	for name, text := range parts {
+		if page, err = report.Insert(page, name, text); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	return os.WriteFile(file, []byte(page), 0o644)
 }
 
 // environment describes the machine.

@@ -4,6 +4,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-proxy/sluice/test/bench/procstat"
 	"github.com/sluice-proxy/sluice/test/bench/report"
@@ -15,12 +16,13 @@ func TestFlags(t *testing.T) {
 		wrong string // part of the error; empty for none
 		check func(*options) bool
 	}{
-		{"", "", func(o *options) bool { return o.out == "docs" && o.rounds == 3 && len(o.peers) == len(names(o)) }},
-		{"-quick", "", func(o *options) bool { return o.out == "" && o.rounds == 1 }},
-		{"-quick -rounds 2 -o here", "", func(o *options) bool { return o.out == "here" && o.rounds == 2 }},
+		{"", "", func(o *options) bool { return o.out == "docs" && o.rounds == 9 && len(o.peers) == len(names(o)) }},
+		{"-quick", "", func(o *options) bool { return o.out == "" && o.rounds == 2 && o.measure == 250*time.Millisecond }},
+		{"-quick -rounds 3 -o here", "", func(o *options) bool { return o.out == "here" && o.rounds == 3 }},
 		{"-peers sluice-nosplice,direct", "", func(o *options) bool { return strings.Join(names(o), " ") == "direct sluice-nosplice" && o.out == "" }},
 		{"-columns rr1", "", func(o *options) bool { return len(o.columns) == 1 && o.columns[0].id == "rr1" }},
 		{"-open 9000", "", func(o *options) bool { return strings.Join(names(o), " ") == "sluice" && o.out == "" }},
+		{"-from x.json", "", func(o *options) bool { return o.out == "" }},
 		{"-soak 1000 -peers haproxy", "", func(o *options) bool { return strings.Join(names(o), " ") == "haproxy" }},
 		{"-peers envoy", `unknown peer "envoy": there are direct,`, nil},
 		{"-columns rr2", `unknown column "rr2"`, nil},

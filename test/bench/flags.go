@@ -39,13 +39,14 @@ func parseFlags(args []string) (*options, error) {
 	peers := f.String("peers", "", "who is compared, separated by commas (default: all but those marked)")
 	columns := f.String("columns", "", "what is measured, separated by commas (default: all but those marked)")
 	quick := f.Bool("quick", false, "one short round of the main columns, under a minute; for a first look, not for figures")
-	f.IntVar(&o.rounds, "rounds", 3, "how many times everything is measured")
-	seconds := f.Float64("seconds", 3, "length of each measurement")
+	f.IntVar(&o.rounds, "rounds", 9, "how many times everything is measured")
+	seconds := f.Float64("seconds", 0.35, "length of each measurement")
 	f.DurationVar(&o.long, "long", 20*time.Second, "length of the long runs")
 	f.IntVar(&o.threads, "threads", runtime.NumCPU(), "threads or workers of HAProxy and nginx")
 	f.IntVar(&o.endpoints, "endpoints", 1, "addresses of the server, over which the relays spread")
 	f.BoolVar(&o.ipv6, "6", false, "IPv6 in place of IPv4")
 	f.StringVar(&o.control, "congestion", "reno", "`name` of the TCP congestion control that all use, or system for the machine's own")
+	from := f.String("from", "", "`file`: measure nothing, and write the report of the run in this benchmarks.json anew")
 	f.StringVar(&o.out, "o", "", "directory for benchmarks.md, .json and .svg (default: docs for a whole run, else none)")
 	f.StringVar(&o.builds.Sluice, "sluice", "bin/sluice", "the product's binary")
 	f.StringVar(&o.builds.Base, "base", "", "another build of it, to compare with as sluice-base")
@@ -70,22 +71,22 @@ func parseFlags(args []string) (*options, error) {
 	given := map[string]bool{}
 	f.Visit(func(fl *flag.Flag) { given[fl.Name] = true })
 
-	if *seconds <= 0 || o.rounds < 1 || o.threads < 1 || o.endpoints < 1 || o.endpoints > 64 {
-		return nil, errors.New("-seconds, -rounds, -threads and -endpoints must be above zero, -endpoints at most 64")
+	if *seconds <= 0 || o.long <= 0 || o.rounds < 1 || o.threads < 1 || o.endpoints < 1 || o.endpoints > 64 {
+		return nil, errors.New("-seconds, -long, -rounds, -threads and -endpoints must be above zero, -endpoints at most 64")
 	}
 	if o.control == "system" {
 		o.control = ""
 	}
-	o.measure = time.Duration(*seconds * float64(time.Second))
-	o.warmup = min(o.measure/5, 500*time.Millisecond)
 	if *quick {
 		if !given["rounds"] {
-			o.rounds = 1
+			o.rounds = 2
 		}
 		if !given["seconds"] {
-			o.measure, o.warmup = 600*time.Millisecond, 200*time.Millisecond
+			*seconds = 0.25
 		}
 	}
+	o.measure = time.Duration(*seconds * float64(time.Second))
+	o.warmup = min(o.measure/5, 500*time.Millisecond)
 	var err error
 	if o.peers, err = o.pickPeers(*peers, *quick); err != nil {
 		return nil, err
@@ -104,6 +105,7 @@ func parseFlags(args []string) (*options, error) {
 			o.peers = slices.DeleteFunc(peer.All(o.builds), func(p peer.Peer) bool { return p.Name != "sluice" })
 		}
 	}
+	watch(*from != "", func(b *bench) error { return b.again(*from) })
 	watch(*soak > 0, func(b *bench) error { return b.soak(*soak) })
 	watch(*slow > 0, func(b *bench) error { return b.slowReader(*slow) })
 	watch(*open > 0, func(b *bench) error { return b.openMany(*open) })
@@ -119,7 +121,7 @@ func parseFlags(args []string) (*options, error) {
 		}
 	}
 	if modes > 1 {
-		return nil, errors.New("-soak, -slow-reader, -open and -sync are runs of their own: one at a time")
+		return nil, errors.New("-from, -soak, -slow-reader, -open and -sync are runs of their own: one at a time")
 	}
 	if modes == 0 && !given["o"] && !*quick && *peers == "" && *columns == "" {
 		o.out = "docs"
@@ -149,14 +151,12 @@ func marked(extra bool) string {
 	return ""
 }
 
-// notQuick are the peers that a quick run has no time for.
-var notQuick = []string{"haproxy-splice", "sluice-nolog"}
-
 // pickPeers finds peers by their names, in the table's order; all usual ones
-// when there are no names.
+// when there are no names. A quick run has no time for those that are for some
+// columns alone.
 func (o *options) pickPeers(names string, quick bool) ([]peer.Peer, error) {
 	return pick(names, peer.All(o.builds), func(p peer.Peer) (string, bool) {
-		return p.Name, !p.Extra && (!quick || len(p.Columns) == 0 && !slices.Contains(notQuick, p.Name))
+		return p.Name, !p.Extra && (!quick || len(p.Columns) == 0)
 	}, "peer")
 }
 

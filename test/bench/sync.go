@@ -64,12 +64,13 @@ func (b *bench) sync(o scale.Options) error {
 	for _, note := range b.data.Notes {
 		text += "\nNote: " + note + ".\n"
 	}
+	goals := scale.Goals(results)
 	text += "\n" + scale.Table(results)
-	fmt.Print(text)
+	fmt.Print(goals, "\n", text)
 	if b.opts.out == "" {
 		return nil
 	}
-	if err := scale.Insert(filepath.Join(b.opts.out, "benchmarks.md"), text); err != nil {
+	if err := b.insert(map[string]string{"bench-sync": goals, "bench-sync-figures": text}); err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(b.opts.out, "scale.svg"), []byte(scale.Chart(results)), 0o644)

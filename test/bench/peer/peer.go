@@ -29,6 +29,7 @@ type Peer struct {
 	About   string   // for the reader of the table
 	Extra   bool     // runs only when it is asked for by name
 	Columns []string // the columns that it is for; none for all
+	Variant bool     // another way of running the product, or another build
 	Package string   // the Debian package that has the program
 	program string   // its name or file; empty when none is needed
 	version []string
@@ -61,21 +62,26 @@ type Running struct {
 
 // All lists the peers in the order of the table.
 func All(builds Builds) []Peer {
+	splice := haproxy("haproxy-splice", "the same, made to splice everything", "request", "response")
+	splice.Columns = []string{"bulk1", "bulk16", "rr64", "mixed"}
 	peers := []Peer{
 		{Name: "direct", About: "routed, no proxy: the client uses the server's own address", start: startDirect},
 		{Name: "dnat", About: "kernel DNAT by nftables, what kube-proxy does", start: startDNAT},
 		haproxy("haproxy", "Debian's, TPROXY, splice-auto", "auto"),
-		haproxy("haproxy-splice", "the same, made to splice everything", "request", "response"),
+		splice,
 		{Name: "nginx", About: "Debian's stream module, bound to the service's address", Package: "nginx and libnginx-mod-stream", program: "nginx", version: []string{"-v"}, start: startNginx},
 		{Name: "goproxy", About: "plain Go: two goroutines for each connection, io.Copy (which splices)", start: startGoProxy},
 		sluice(builds.Sluice, "sluice", "the whole product, access log on", fromNode),
-		sluice(builds.Sluice, "sluice-nolog", "the same with --access-log=off", fromNode, "--access-log=off"),
-		sluice(builds.Sluice, "sluice-nosplice", "the same with --splice=off", fromNode, "--splice=off"),
 	}
-	peers[len(peers)-1].Extra = true
-	peers = append(peers, modes(builds.Sluice)...)
+	noSplice := sluice(builds.Sluice, "sluice-nosplice", "the same with --splice=off", fromNode, "--splice=off")
+	noSplice.Extra = true
+	variants := append(modes(builds.Sluice), noSplice)
 	if builds.Base != "" {
-		peers = append(peers, sluice(builds.Base, "sluice-base", "another build", fromNode))
+		variants = append(variants, sluice(builds.Base, "sluice-base", "another build", fromNode))
+	}
+	for _, v := range variants {
+		v.Variant = true
+		peers = append(peers, v)
 	}
 	return peers
 }
@@ -84,9 +90,11 @@ func All(builds Builds) []Peer {
 // the other relays do.
 const fromNode = "--masquerade-all"
 
-// modes are the ways in which sluice can be steered to, and one that keeps the
-// client's address. They are compared where steering shows.
+// modes are ways of running sluice that are compared where they show: how it is
+// steered to, one without its log, and one that keeps the client's address.
 func modes(build string) []Peer {
+	noLog := sluice(build, "sluice-nolog", "the same with --access-log=off", fromNode, "--access-log=off")
+	noLog.Columns = []string{"rr64", "crc"}
 	peers := []Peer{
 		sluice(build, "sluice-client", "the whole product; the server sees the client's address"),
 		sluice(build, "sluice-nftables", "steered to by nftables", fromNode, "--redirect=tproxy", "--tproxy-backend=nftables"),
@@ -97,7 +105,7 @@ func modes(build string) []Peer {
 	for i := range peers {
 		peers[i].Columns = []string{"rr1", "rr64", "crc", "udp-rr64"}
 	}
-	return peers
+	return append(peers, noLog)
 }
 
 // Find tells whether the peer can run here. The error says what to install.

@@ -3,6 +3,7 @@ package report
 import (
 	"encoding/xml"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -29,73 +30,74 @@ const variantColour = "#e59aa4"
 // Chart draws a panel of bars for each metric that has figures and a place in
 // the chart. It is an SVG document; empty when there is nothing to draw.
 func (d *Data) Chart() string {
-	var panels []string
-	peers := d.present()
+	var panels []panel
 	for _, m := range Metrics {
 		if !m.Chart {
 			continue
 		}
-		if p := d.panel(m, peers); p != "" {
+		if p := d.panel(m); p.bars > 0 {
 			panels = append(panels, p)
 		}
 	}
 	if len(panels) == 0 {
 		return ""
 	}
-	panelHeight := panelHead + len(peers)*(barHeight+barGap)
-	rows := (len(panels) + 1) / 2
-	height := 2*margin + rows*(panelHeight+panelGap) - panelGap
-	width := 2*margin + 2*panelWidth + panelGap
-
+	width, y := 2*margin+2*panelWidth+panelGap, margin
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="system-ui, sans-serif" font-size="12">`+"\n", width, height, width, height)
-	b.WriteString("<title>Sluice beside other ways to a service</title>\n")
-	fmt.Fprintf(&b, `<rect width="%d" height="%d" rx="6" fill="#ffffff"/>`+"\n", width, height)
-	for i, p := range panels {
-		x := margin + i%2*(panelWidth+panelGap)
-		y := margin + i/2*(panelHeight+panelGap)
-		fmt.Fprintf(&b, `<g transform="translate(%d %d)">`+"\n%s</g>\n", x, y, p)
+	for row := range slices.Chunk(panels, 2) {
+		bars := 0
+		for i, p := range row {
+			fmt.Fprintf(&b, `<g transform="translate(%d %d)">`+"\n%s</g>\n", margin+i*(panelWidth+panelGap), y, p.svg)
+			bars = max(bars, p.bars)
+		}
+		y += panelHead + bars*(barHeight+barGap) + panelGap
 	}
-	b.WriteString("</svg>\n")
-	return b.String()
+	height := y - panelGap + margin
+	return fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="system-ui, sans-serif" font-size="12">`+"\n", width, height, width, height) +
+		"<title>Sluice beside other ways to a service</title>\n" +
+		fmt.Sprintf(`<rect width="%d" height="%d" rx="6" fill="#ffffff"/>`+"\n", width, height) + b.String() + "</svg>\n"
 }
 
-// panel draws one metric: a bar for each peer's median, a thin line from its
-// smallest to its largest figure.
-func (d *Data) panel(m Metric, peers []string) string {
+// panel is one metric's part of the chart.
+type panel struct {
+	svg  string
+	bars int
+}
+
+// panel draws one metric: a bar for the median of each peer that has figures, a
+// thin line between its quartiles.
+func (d *Data) panel(m Metric) (drawn panel) {
 	longest := 0.0
-	for _, p := range peers {
+	var peers []string
+	for _, p := range d.having(false) {
 		if s, ok := d.Spread(p, m.ID); ok {
-			longest = max(longest, s.Max)
+			peers = append(peers, p)
+			longest = max(longest, s.High)
 		}
 	}
 	if longest <= 0 {
-		return ""
+		return drawn
 	}
 	better := "more is better"
 	if m.Lower {
 		better = "less is better"
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, `<text y="13" font-weight="600" fill="#1f2933">%s</text>`+"\n", escape(m.Title))
+	fmt.Fprintf(&b, `<text y="13" font-weight="600" fill="#1f2933">%s</text>`+"\n", escape(m.full()))
 	fmt.Fprintf(&b, `<text y="29" font-size="11" fill="#616e7c">%s</text>`+"\n", escape(strings.TrimPrefix(m.Unit+", "+better, ", ")))
 	scale := float64(panelWidth-labelWidth-figureWidth) / longest
 	for i, p := range peers {
 		y := panelHead + i*(barHeight+barGap)
 		base := y + barHeight - 4
 		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="end" fill="#1f2933">%s</text>`+"\n", labelWidth-8, base, escape(p))
-		s, ok := d.Spread(p, m.ID)
-		if !ok {
-			fmt.Fprintf(&b, `<text x="%d" y="%d" fill="#9aa5b1">–</text>`+"\n", labelWidth, base)
-			continue
-		}
+		s, _ := d.Spread(p, m.ID)
 		fmt.Fprintf(&b, `<rect x="%d" y="%d" width="%.1f" height="%d" rx="2" fill="%s"/>`+"\n",
 			labelWidth, y, max(s.Median, 0)*scale, barHeight, colour(p))
 		fmt.Fprintf(&b, `<path d="M%.1f %d H%.1f" stroke="#1f2933" stroke-opacity=".55"/>`+"\n",
-			labelWidth+max(s.Min, 0)*scale, y+barHeight/2, labelWidth+max(s.Max, 0)*scale)
-		fmt.Fprintf(&b, `<text x="%.1f" y="%d" fill="#1f2933">%s</text>`+"\n", labelWidth+max(s.Max, 0)*scale+6, base, Number(s.Median))
+			labelWidth+max(s.Low, 0)*scale, y+barHeight/2, labelWidth+max(s.High, 0)*scale)
+		fmt.Fprintf(&b, `<text x="%.1f" y="%d" fill="#1f2933">%s</text>`+"\n", labelWidth+max(s.High, 0)*scale+6, base, Number(s.Median))
 	}
-	return b.String()
+	return panel{b.String(), len(peers)}
 }
 
 func colour(peer string) string {

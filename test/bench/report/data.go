@@ -39,8 +39,8 @@ type Peer struct {
 	About   string `json:"about"`
 	Version string `json:"version,omitempty"`
 	Missing string `json:"missing,omitempty"` // why it did not run
-	// Variant marks another way of running Sluice: it has a table of its own
-	// and no bars in the chart.
+	// Variant marks another way of running Sluice, or another build: these have
+	// a table of their own and no bars in the chart.
 	Variant bool `json:"variant,omitempty"`
 }
 
@@ -76,29 +76,27 @@ func (d *Data) Series(peer, metric string) []float64 {
 	return series
 }
 
-// Spread is the median and the bounds of a metric's figures over the rounds.
-type Spread struct{ Median, Min, Max float64 }
+// Spread is the median of a metric's figures over the rounds, and their
+// quartiles: half of the rounds lie between Low and High.
+type Spread struct{ Median, Low, High float64 }
 
 // Spread summarises a series; ok is false when there is no figure.
 func (d *Data) Spread(peer, metric string) (s Spread, ok bool) {
 	return spread(d.Series(peer, metric))
 }
 
-// Ratio is the median, over the rounds, of a peer's figure divided by another
-// peer's of the same round. What disturbs the machine for a while disturbs
-// both, so this is steadier than the quotient of two medians.
-func (d *Data) Ratio(peer, base, metric string) (ratio float64, ok bool) {
+// Ratio summarises, over the rounds, a peer's figure divided by another peer's
+// of the same round. What disturbs the machine for a while disturbs both, so
+// this is steadier than the quotient of two medians.
+func (d *Data) Ratio(peer, base, metric string) (s Spread, ok bool) {
 	a, b := d.Series(peer, metric), d.Series(base, metric)
 	var quotients []float64
 	for i := range min(len(a), len(b)) {
-		if q := a[i] / b[i]; !math.IsNaN(q) && !math.IsInf(q, 0) {
+		if q := a[i] / b[i]; !math.IsInf(q, 0) {
 			quotients = append(quotients, q)
 		}
 	}
-	if len(quotients) == 0 {
-		return 0, false
-	}
-	return Median(quotients), true
+	return spread(quotients)
 }
 
 func spread(series []float64) (Spread, bool) {
@@ -106,19 +104,17 @@ func spread(series []float64) (Spread, bool) {
 	if len(values) == 0 {
 		return Spread{}, false
 	}
-	return Spread{Median(values), slices.Min(values), slices.Max(values)}, true
+	slices.Sort(values)
+	return Spread{quantile(values, .5), quantile(values, .25), quantile(values, .75)}, true
 }
 
-// Median is the middle one of the values, or the mean of the middle two. No
-// value gives NaN.
-func Median(values []float64) float64 {
-	if len(values) == 0 {
-		return math.NaN()
+// quantile gives the figure below which a share q of the sorted values lies;
+// between two of them it goes straight.
+func quantile(sorted []float64, q float64) float64 {
+	at := q * float64(len(sorted)-1)
+	i := int(at)
+	if i == len(sorted)-1 {
+		return sorted[i]
 	}
-	sorted := slices.Sorted(slices.Values(values))
-	half := len(sorted) / 2
-	if len(sorted)%2 == 1 {
-		return sorted[half]
-	}
-	return (sorted[half-1] + sorted[half]) / 2
+	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
 }

@@ -1,6 +1,10 @@
 package report
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+	"slices"
+)
 
 // Goal is a figure that Sluice set itself.
 type Goal struct {
@@ -12,58 +16,151 @@ type Goal struct {
 	Bound   float64
 }
 
+// Peers that a run finds out: of the ways of steering those with the least and
+// the largest median.
+const (
+	slowest = "slowest"
+	fastest = "fastest"
+)
+
+var steering = []string{"sluice-nftables", "sluice-iptables", "sluice-sklookup", "sluice-bind"}
+
 // Goals are judged with the whole product in the path, its access log on.
 var Goals = []Goal{
 	{"bulk, 1 stream", "sluice", "bulk1.rate", "haproxy", true, 1.5},
 	{"bulk, 1 stream", "sluice", "bulk1.rate", "direct", true, 0.75},
 	{"bulk, 16 streams", "sluice", "bulk16.rate", "haproxy", true, 1.3},
+	{"… CPU for each GB", "sluice", "bulk16.cpu", "haproxy", false, 0.7},
+	{"request-response, 64 clients", "sluice", "rr64.rate", "haproxy", true, 1.1},
+	{"… p99", "sluice", "rr64.p99", "haproxy", false, 1},
+	{"… the slowest way of steering", slowest, "rr64.rate", fastest, true, 0.9},
+	{"request-response, 1 client, p50", "sluice", "rr1.p50", "haproxy", false, 1},
+	{"request-response beside 100 bulk streams, p99", "sluice", "mixed.p99", "haproxy", false, 1},
 	{"connect-request-close, 32 clients", "sluice", "crc.rate", "haproxy", true, 1.15},
 	{"connect-request-close, 32 clients", "sluice", "crc.rate", "direct", true, 0.75},
-	{"… long run: the last third against the first", "sluice", "steady.last", "", true, 0.9},
-	{"… long run: connections that failed", "sluice", "steady.failed", "", false, 0},
-	{"… long run, client closes first: last third against first", "sluice", "steady-client.last", "", true, 0.9},
-	{"… long run, client closes first: connections that failed", "sluice", "steady-client.failed", "", false, 0},
 	{"… with the access log, against without", "sluice", "crc.rate", "sluice-nolog", true, 0.95},
 	{"… with the client's address kept, against the node's", "sluice-client", "crc.rate", "sluice", true, 0.9},
-	{"request-response, 64 clients", "sluice", "rr64.rate", "haproxy", true, 1.1},
-	{"request-response, 64 clients, p99", "sluice", "rr64.p99", "haproxy", false, 1},
-	{"request-response, 1 client, p50", "sluice", "rr1.p50", "haproxy", false, 1},
+	{"… long run, the last third against the first", "sluice", "steady.last", "", true, 0.9},
+	{"… long run, connections that failed", "sluice", "steady.failed", "", false, 0},
+	{"… long run, client closes first, last third against first", "sluice", "steady-client.last", "", true, 0.9},
+	{"… long run, client closes first, connections that failed", "sluice", "steady-client.failed", "", false, 0},
 	{"memory for each idle connection, bytes", "sluice", "idle.pss", "", false, 1024},
 	{"descriptors for each idle connection", "sluice", "idle.fds", "", false, 2},
-	{"CPU for each GB, 16 streams", "sluice", "bulk16.cpu", "haproxy", false, 0.7},
 	{"UDP request-response, 64 clients", "sluice", "udp-rr64.rate", "nginx", true, 1.1},
 	{"UDP request-response, 64 clients", "sluice", "udp-rr64.rate", "direct", true, 0.7},
 	{"UDP request-response, 1 client, p50", "sluice", "udp-rr1.p50", "nginx", false, 1},
 	{"UDP, a new socket for each request", "sluice", "udp-new.rate", "direct", true, 0.4},
 	{"… requests lost", "sluice", "udp-new.lost", "", false, 0},
 	{"UDP bulk, datagrams of 1,200 bytes", "sluice", "udp-bulk.rate", "nginx", true, 2},
-	{"p99 of small requests beside 100 bulk streams", "sluice", "mixed.p99", "haproxy", false, 1},
+	{"UDP, memory for each idle session, bytes", "sluice", "udp-idle.pss", "", false, 1024},
+	{"UDP, a flood of 5,000 new clients a second, a neighbour's p99 against without", "sluice", "udp-flood.times", "", false, 2},
+	{"… the neighbour's requests lost", "sluice", "udp-flood.lost", "", false, 0},
 }
+
+// Verdict tells whether a goal is reached.
+type Verdict string
+
+// The verdicts. Half of the rounds lie between the quartiles: a goal that lies
+// there too is neither met nor missed by what this run can tell.
+const (
+	Met     Verdict = "met"
+	Missed  Verdict = "missed"
+	Unclear Verdict = "not told apart"
+	Unknown Verdict = "not measured"
+)
 
 // Outcome tells how a goal came out.
 type Outcome struct {
-	Goal  Goal
-	Value float64
-	Known bool // false: not measured in this run
-	Met   bool
+	Goal    Goal
+	Found   Spread
+	Verdict Verdict
+	Who     string // who was slowest and fastest, if the goal is about these
 }
 
-// Judge compares the figures with the goals.
+// Judge compares the figures with the goals. Goals of what this run was not to
+// measure are left out.
 func (d *Data) Judge() []Outcome {
 	var outcomes []Outcome
 	for _, g := range Goals {
-		o := Outcome{Goal: g}
-		if g.Base == "" {
-			var s Spread
-			s, o.Known = d.Spread(g.Peer, g.Metric)
-			o.Value = s.Median
-		} else {
-			o.Value, o.Known = d.Ratio(g.Peer, g.Base, g.Metric)
+		o := Outcome{Goal: g, Verdict: Unknown}
+		if g.Peer == slowest {
+			g.Peer, g.Base = d.extremes(g.Metric)
+			o.Who = g.Peer + ", " + g.Base
 		}
-		o.Met = o.Known && (g.AtLeast && o.Value >= g.Bound || !g.AtLeast && o.Value <= g.Bound)
+		if !d.concerns(g) {
+			continue
+		}
+		var known bool
+		switch {
+		case g.Base != "":
+			o.Found, known = d.Ratio(g.Peer, g.Base, g.Metric)
+		case g.Bound == 0:
+			// What must never happen must not happen in any round.
+			o.Found, known = d.worst(g)
+		default:
+			o.Found, known = d.Spread(g.Peer, g.Metric)
+		}
+		if known {
+			o.Verdict = g.verdict(o.Found)
+		}
 		outcomes = append(outcomes, o)
 	}
 	return outcomes
+}
+
+// concerns tells whether those whom a goal is about took part in the run, and
+// somebody was measured by it.
+func (d *Data) concerns(g Goal) bool {
+	took := func(name string) bool {
+		return slices.ContainsFunc(d.Peers, func(p Peer) bool { return p.Name == name })
+	}
+	return took(g.Peer) && (g.Base == "" || took(g.Base)) &&
+		slices.ContainsFunc(d.Samples, func(s Sample) bool { return s.Metric == g.Metric })
+}
+
+// extremes names the slowest and the fastest way of steering; none when there
+// are not two.
+func (d *Data) extremes(metric string) (slow, fast string) {
+	least, most := math.Inf(1), 0.0
+	for _, name := range steering {
+		s, ok := d.Spread(name, metric)
+		if ok && s.Median < least {
+			least, slow = s.Median, name
+		}
+		if ok && s.Median > most {
+			most, fast = s.Median, name
+		}
+	}
+	if slow == fast {
+		return "", ""
+	}
+	return slow, fast
+}
+
+func (d *Data) worst(g Goal) (Spread, bool) {
+	_, ok := d.Spread(g.Peer, g.Metric)
+	worst := 0.0
+	for _, v := range d.Series(g.Peer, g.Metric) {
+		if v > worst {
+			worst = v
+		}
+	}
+	return Spread{worst, worst, worst}, ok
+}
+
+func (g Goal) verdict(s Spread) Verdict {
+	better, worse := s.High, s.Low
+	sign := 1.0
+	if !g.AtLeast {
+		better, worse, sign = s.Low, s.High, -1
+	}
+	switch {
+	case sign*worse >= sign*g.Bound:
+		return Met
+	case sign*better < sign*g.Bound:
+		return Missed
+	}
+	return Unclear
 }
 
 // Wanted words the bound: "at least 1.50 x haproxy".
@@ -73,22 +170,29 @@ func (g Goal) Wanted() string {
 		word = "at least"
 	}
 	if g.Base == "" {
-		return fmt.Sprintf("%s %s", word, Number(g.Bound))
+		return word + " " + Number(g.Bound)
 	}
 	return fmt.Sprintf("%s %.2f x %s", word, g.Bound, g.Base)
 }
 
-// Found words the figure and whether it is enough.
-func (o Outcome) Found() string {
-	if !o.Known {
-		return "not measured"
+// Words says what was found: "1.99 x (1.80 – 2.10)".
+func (o Outcome) Words() string {
+	if o.Verdict == Unknown {
+		return ""
 	}
-	value := Number(o.Value)
+	write := Number
 	if o.Goal.Base != "" {
-		value = fmt.Sprintf("%.2f x", o.Value)
+		write = func(v float64) string { return fmt.Sprintf("%.2f", v) }
 	}
-	if o.Met {
-		return value + ", met"
+	text, low, high := write(o.Found.Median), write(o.Found.Low), write(o.Found.High)
+	if o.Goal.Base != "" {
+		text += " x"
 	}
-	return "**" + value + ", missed**"
+	if low != high {
+		text += " (" + low + " – " + high + ")"
+	}
+	if o.Who != "" {
+		text += ": " + o.Who
+	}
+	return text
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 )
@@ -42,6 +43,32 @@ func (d *Data) JSON() ([]byte, error) {
 	}
 	b.WriteString("\n  }\n}\n")
 	return b.Bytes(), nil
+}
+
+// Parse reads what JSON wrote; figures have the digits that it left them.
+func Parse(text []byte) (*Data, error) {
+	var doc struct {
+		Environment Environment
+		Peers       []Peer
+		Rounds      int
+		Seconds     float64 `json:"seconds_per_measurement"`
+		Notes       []string
+		Results     map[string]map[string][]*float64
+	}
+	if err := json.Unmarshal(text, &doc); err != nil {
+		return nil, err
+	}
+	d := &Data{Environment: doc.Environment, Peers: doc.Peers, Rounds: doc.Rounds, Seconds: doc.Seconds, Notes: doc.Notes}
+	for _, metric := range slices.Sorted(maps.Keys(doc.Results)) {
+		for _, p := range d.Peers {
+			for round, v := range doc.Results[metric][p.Name] {
+				if v != nil {
+					d.Add(round, p.Name, metric, *v)
+				}
+			}
+		}
+	}
+	return d, nil
 }
 
 func writeField(b *bytes.Buffer, indent, name string, value any) error {

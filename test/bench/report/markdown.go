@@ -3,24 +3,64 @@ package report
 import (
 	"errors"
 	"fmt"
+	"math"
+	"regexp"
+	"slices"
 	"strings"
 )
 
-// Markdown writes the tables of a run: the goals, the figures (median, and the
-// smallest and largest of the rounds), and the ratios.
-func (d *Data) Markdown() string {
+// Markdown is all that there is to say of a run.
+func (d *Data) Markdown() string { return d.Summary() + "\n" + d.Figures() }
+
+// Summary writes what a reader wants to know first: where and how the run was
+// made, and the goals with what was found.
+func (d *Data) Summary() string {
 	var b strings.Builder
 	d.writeEnvironment(&b)
-	if d.measured("sluice") {
-		d.writeGoals(&b)
+	outcomes := d.Judge()
+	if len(outcomes) == 0 {
+		return b.String()
 	}
-	d.writeFigures(&b)
-	for _, base := range []string{"direct", "haproxy"} {
-		d.writeRatios(&b, base)
+	b.WriteString("\n| column | goal | found | |\n|---|---|---|---|\n")
+	for _, o := range outcomes {
+		verdict := string(o.Verdict)
+		if o.Verdict == Missed {
+			verdict = "**missed**"
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", o.Goal.Title, o.Goal.Wanted(), o.Words(), verdict)
 	}
-	d.writeVariants(&b)
+	return b.String()
+}
+
+// Figures writes each peer's figures, Sluice's against theirs, those of its
+// variants, and the notes.
+func (d *Data) Figures() string {
+	var b strings.Builder
+	peers := d.having(false)
+	d.writeTable(&b, "Figures: median, and ± half the distance of the quartiles where that is above 1 %", peers, func(m Metric, peer string) string {
+		s, ok := d.Spread(peer, m.ID)
+		return s.words(ok)
+	})
+	if d.measured(subject) {
+		others := slices.DeleteFunc(slices.Clone(peers), func(p string) bool { return p == subject })
+		d.writeTable(&b, "Sluice against each: median of the rounds' ratios", others, func(m Metric, peer string) string {
+			ratio, ok := d.Ratio(subject, peer, m.ID)
+			if !ok || !m.Ratios {
+				return ""
+			}
+			return fmt.Sprintf("%.2f", ratio.Median)
+		})
+		d.writeTable(&b, "Other ways of running Sluice: median, and ratio to the usual one", d.having(true), func(m Metric, peer string) string {
+			s, ok := d.Spread(peer, m.ID)
+			ratio, known := d.Ratio(peer, subject, m.ID)
+			if !ok || !known || !m.Ratios {
+				return ""
+			}
+			return fmt.Sprintf("%s, %.2f x", Number(s.Median), ratio.Median)
+		})
+	}
 	if len(d.Notes) > 0 {
-		b.WriteString("\nNotes of this run:\n\n")
+		b.WriteString("Notes of this run:\n\n")
 		for _, n := range d.Notes {
 			fmt.Fprintf(&b, "- %s\n", n)
 		}
@@ -28,118 +68,85 @@ func (d *Data) Markdown() string {
 	return b.String()
 }
 
+// subject is whom it is all about.
+const subject = "sluice"
+
+func (s Spread) words(ok bool) string {
+	if !ok {
+		return ""
+	}
+	if around := (s.High - s.Low) / 2 / math.Abs(s.Median); around >= 0.01 && !math.IsInf(around, 0) {
+		return fmt.Sprintf("%s ±%.0f%%", Number(s.Median), 100*around)
+	}
+	return Number(s.Median)
+}
+
+// number finds a program's version in what it says of itself.
+var number = regexp.MustCompile(`[0-9]+(\.[0-9]+)+\S*`)
+
 func (d *Data) writeEnvironment(b *strings.Builder) {
 	e := d.Environment
-	fmt.Fprintf(b, "Measured %s on Linux %s, %s, %d x %s, IPv%d, TCP %s; %s; %d rounds, %s s for each measurement.",
-		e.Date.UTC().Format("2006-01-02 15:04 MST"), e.Kernel, e.Architecture, e.CPUs, e.CPU, e.IPVersion, e.Congestion, e.Go, d.Rounds, Number(d.Seconds))
+	fmt.Fprintf(b, "Measured %s on Linux %s, %s, %d x %s, IPv%d, TCP %s, %s",
+		e.Date.UTC().Format("2006-01-02 15:04 MST"), e.Kernel, e.Architecture, e.CPUs, e.CPU, e.IPVersion, e.Congestion, e.Go)
+	var missing []string
+	for _, p := range d.Peers {
+		if version := number.FindString(p.Version); version != "" && !strings.HasPrefix(p.Version, subject) {
+			fmt.Fprintf(b, ", %s %s", p.Name, version)
+		}
+		if p.Missing != "" {
+			missing = append(missing, fmt.Sprintf("%s did not run: %s", p.Name, p.Missing))
+		}
+	}
+	fmt.Fprintf(b, "; %d rounds of %s s.", d.Rounds, Number(d.Seconds))
 	if e.Commit != "" {
 		fmt.Fprintf(b, " Commit %s.", e.Commit)
 	}
 	fmt.Fprintf(b, " The hypervisor took %.1f %% of the processors' time.\n", e.StealPercent)
-	b.WriteString("\n| peer | what it is | version |\n|---|---|---|\n")
-	for _, p := range d.Peers {
-		version := p.Version
-		if p.Missing != "" {
-			version = "did not run: " + p.Missing
-		}
-		fmt.Fprintf(b, "| %s | %s | %s |\n", p.Name, cell(p.About), cell(version))
+	for _, m := range missing {
+		fmt.Fprintf(b, "\n%s\n", m)
 	}
 }
 
-func (d *Data) writeGoals(b *strings.Builder) {
-	b.WriteString("\n### Goals\n\n| column | goal | found |\n|---|---|---|\n")
-	for _, o := range d.Judge() {
-		fmt.Fprintf(b, "| %s | %s | %s |\n", o.Goal.Title, o.Goal.Wanted(), o.Found())
-	}
-}
-
-func (d *Data) writeFigures(b *strings.Builder) {
-	b.WriteString("\n### Figures: median (smallest – largest of the rounds)\n\n")
-	d.writeTable(b, d.present(), func(m Metric, peer string) string {
-		s, ok := d.Spread(peer, m.ID)
-		if !ok {
-			return ""
+// writeTable writes a row for each metric that has figures, for TCP and UDP each
+// a table of the peers that have some there.
+func (d *Data) writeTable(b *strings.Builder, title string, peers []string, figure func(Metric, string) string) {
+	for _, protocol := range []string{"TCP", "UDP"} {
+		rows := map[string][]string{} // by peer, a cell for each metric
+		var metrics []Metric
+		for _, m := range Metrics {
+			if m.protocol() != protocol {
+				continue
+			}
+			var cells []string
+			for _, p := range peers {
+				cells = append(cells, figure(m, p))
+			}
+			if strings.Join(cells, "") == "" {
+				continue
+			}
+			metrics = append(metrics, m)
+			for i, p := range peers {
+				rows[p] = append(rows[p], cells[i])
+			}
 		}
-		if s.Min == s.Max {
-			return Number(s.Median)
-		}
-		return fmt.Sprintf("%s (%s – %s)", Number(s.Median), Number(s.Min), Number(s.Max))
-	}, func(Metric) bool { return true })
-}
-
-func (d *Data) writeRatios(b *strings.Builder, base string) {
-	if !d.measured(base) {
-		return
-	}
-	fmt.Fprintf(b, "\n### Ratios to %s: median of the rounds\n\n", base)
-	d.writeTable(b, d.present(), func(m Metric, peer string) string {
-		ratio, ok := d.Ratio(peer, base, m.ID)
-		if !ok {
-			return ""
-		}
-		return fmt.Sprintf("%.2f", ratio)
-	}, func(m Metric) bool {
-		_, ok := d.Spread(base, m.ID)
-		return ok && m.Ratios
-	})
-}
-
-// writeVariants compares the ways of running Sluice with the usual one.
-func (d *Data) writeVariants(b *strings.Builder) {
-	const base = "sluice"
-	variants := d.variants()
-	if len(variants) == 0 || !d.measured(base) {
-		return
-	}
-	fmt.Fprintf(b, "\n### Ways of steering: median, and ratio to %s\n\n", base)
-	among := func(m Metric) bool {
-		_, ok := d.Spread(variants[0], m.ID)
-		return ok && m.Ratios
-	}
-	d.writeTable(b, append([]string{base}, variants...), func(m Metric, peer string) string {
-		s, ok := d.Spread(peer, m.ID)
-		ratio, known := d.Ratio(peer, base, m.ID)
-		switch {
-		case !ok:
-			return ""
-		case peer == base || !known:
-			return Number(s.Median)
-		}
-		return fmt.Sprintf("%s, %.2f x", Number(s.Median), ratio)
-	}, among)
-}
-
-// writeTable writes a row for each metric that has a figure.
-func (d *Data) writeTable(b *strings.Builder, peers []string, figure func(Metric, string) string, wanted func(Metric) bool) {
-	fmt.Fprintf(b, "| | better | %s |\n|---|---|%s\n", strings.Join(peers, " | "), strings.Repeat("---:|", len(peers)))
-	for _, m := range Metrics {
-		if !wanted(m) {
+		some := slices.DeleteFunc(slices.Clone(peers), func(p string) bool { return strings.Join(rows[p], "") == "" })
+		if len(some) == 0 {
 			continue
 		}
-		var figures []string
-		some := false
-		for _, p := range peers {
-			f := figure(m, p)
-			some = some || f != ""
-			figures = append(figures, f)
+		fmt.Fprintf(b, "%s, %s\n\n| | %s |\n|---|%s\n", protocol, title, strings.Join(some, " | "), strings.Repeat("---:|", len(some)))
+		for i, m := range metrics {
+			fmt.Fprintf(b, "| %s |", m.Name())
+			for _, p := range some {
+				fmt.Fprintf(b, " %s |", rows[p][i])
+			}
+			b.WriteString("\n")
 		}
-		if !some {
-			continue
-		}
-		better := "more"
-		if m.Lower {
-			better = "less"
-		}
-		fmt.Fprintf(b, "| %s | %s | %s |\n", m.Name(), better, strings.Join(figures, " | "))
+		b.WriteString("\n")
 	}
 }
 
-// present lists the peers that have figures, in order, without variants.
-func (d *Data) present() []string { return d.having(false) }
-
-// variants lists those.
-func (d *Data) variants() []string { return d.having(true) }
-
+// having lists the peers that have figures, in order: the variants, or the
+// others.
 func (d *Data) having(variant bool) []string {
 	var names []string
 	for _, p := range d.Peers {
@@ -151,31 +158,19 @@ func (d *Data) having(variant bool) []string {
 }
 
 func (d *Data) measured(peer string) bool {
-	for _, s := range d.Samples {
-		if s.Peer == peer {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(d.Samples, func(s Sample) bool { return s.Peer == peer })
 }
 
-func cell(s string) string { return strings.ReplaceAll(s, "|", "\\|") }
-
-// The lines between which a run's tables stand in a page.
-const (
-	Begin = "<!-- bench:begin: written by make bench, do not edit -->"
-	End   = "<!-- bench:end -->"
-)
-
-// Insert puts text between the two lines of a page, in place of what is there.
-func Insert(page, text string) (string, error) {
-	before, rest, ok := strings.Cut(page, Begin)
-	if !ok {
-		return "", errors.New("the page has no line " + Begin)
+// Insert puts text into a page in place of what is in one of its generated
+// parts, which stands between the lines "<!-- name:begin … -->" and
+// "<!-- name:end -->".
+func Insert(page, name, text string) (string, error) {
+	begin, end := "<!-- "+name+":begin", "<!-- "+name+":end -->"
+	before, rest, ok := strings.Cut(page, begin)
+	line, rest, ended := strings.Cut(rest, "\n")
+	_, after, closed := strings.Cut(rest, end)
+	if !ok || !ended || !closed {
+		return "", errors.New("the page has no lines " + begin + " and " + end)
 	}
-	_, after, ok := strings.Cut(rest, End)
-	if !ok {
-		return "", errors.New("the page has no line " + End)
-	}
-	return before + Begin + "\n\n" + strings.TrimSpace(text) + "\n\n" + End + after, nil
+	return before + begin + line + "\n\n" + strings.TrimSpace(text) + "\n\n" + end + after, nil
 }

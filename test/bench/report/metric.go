@@ -3,6 +3,7 @@ package report
 import (
 	"math"
 	"strconv"
+	"strings"
 )
 
 // Metric is a row of the table.
@@ -11,83 +12,101 @@ type Metric struct {
 	Title  string
 	Unit   string
 	Lower  bool // less is better
-	Ratios bool // ratios of it to direct and to HAProxy say something
+	Ratios bool // Sluice's divided by another's says something
 	Chart  bool // it has a panel in the chart
 }
 
-// Metrics lists every row, in the table's order.
+// Metrics lists every row, in the table's order. A title that begins with … goes
+// on where the last one that does not ended.
 var Metrics = []Metric{
 	{ID: "bulk1.rate", Title: "bulk, 1 stream", Unit: "Gbit/s", Ratios: true, Chart: true},
+	{ID: "bulk1.cpu", Title: "… relay's CPU for each GB", Unit: "s", Lower: true, Ratios: true},
 	{ID: "bulk16.rate", Title: "bulk, 16 streams", Unit: "Gbit/s", Ratios: true, Chart: true},
+	{ID: "bulk16.cpu", Title: "… relay's CPU for each GB", Unit: "s", Lower: true, Ratios: true, Chart: true},
+	{ID: "bulk16.machine", Title: "… whole machine's CPU for each GB", Unit: "s", Lower: true, Ratios: true},
 	{ID: "up1.rate", Title: "bulk upload, 1 stream", Unit: "Gbit/s", Ratios: true},
 	{ID: "up16.rate", Title: "bulk upload, 16 streams", Unit: "Gbit/s", Ratios: true},
-	{ID: "crc.rate", Title: "connect-request-close, 32 clients, server closes first", Unit: "/s", Ratios: true, Chart: true},
-	{ID: "crc.p99", Title: "… p99 of a whole connection", Unit: "us", Lower: true},
-	{ID: "crc-client.rate", Title: "connect-request-close, 32 clients, client closes first", Unit: "/s", Ratios: true},
-	{ID: "crc-reset.rate", Title: "connect-request-close, 32 clients, client resets", Unit: "/s", Ratios: true},
+	{ID: "rr1.p50", Title: "request-response, 1 client, p50", Unit: "us", Lower: true, Ratios: true, Chart: true},
+	{ID: "rr1.p99", Title: "… p99", Unit: "us", Lower: true, Ratios: true},
 	{ID: "rr64.rate", Title: "request-response, 64 clients", Unit: "/s", Ratios: true, Chart: true},
 	{ID: "rr64.p50", Title: "… p50", Unit: "us", Lower: true, Ratios: true},
 	{ID: "rr64.p99", Title: "… p99", Unit: "us", Lower: true, Ratios: true},
-	{ID: "rr1.p50", Title: "request-response, 1 client, p50", Unit: "us", Lower: true, Ratios: true, Chart: true},
-	{ID: "rr1.p99", Title: "… p99", Unit: "us", Lower: true, Ratios: true},
-	{ID: "rr1.rate", Title: "… rate", Unit: "/s", Ratios: true},
-	{ID: "mixed.p99", Title: "100 request-response clients beside 100 bulk streams, p99", Unit: "us", Lower: true, Ratios: true, Chart: true},
-	{ID: "mixed.p50", Title: "… p50", Unit: "us", Lower: true, Ratios: true},
-	{ID: "mixed.bulk", Title: "… the bulk streams together", Unit: "Gbit/s", Ratios: true},
-	{ID: "bulk1.cpu", Title: "relay's CPU for each GB, 1 stream", Unit: "s", Lower: true, Ratios: true},
-	{ID: "bulk16.cpu", Title: "relay's CPU for each GB, 16 streams", Unit: "s", Lower: true, Ratios: true, Chart: true},
-	{ID: "bulk16.machine", Title: "whole machine's CPU for each GB, 16 streams", Unit: "s", Lower: true, Ratios: true},
-	{ID: "rr64.cpu", Title: "relay's CPU for each 100,000 requests, 64 clients", Unit: "s", Lower: true, Ratios: true},
-	{ID: "rr64.machine", Title: "whole machine's CPU for each 100,000 requests, 64 clients", Unit: "s", Lower: true, Ratios: true},
-	{ID: "crc.cpu", Title: "relay's CPU for each 100,000 connections", Unit: "s", Lower: true, Ratios: true},
-	{ID: "idle.pss", Title: "memory for each idle connection (PSS)", Unit: "B", Lower: true, Ratios: true, Chart: true},
-	{ID: "idle.rss", Title: "… RSS", Unit: "B", Lower: true},
-	{ID: "idle.heap", Title: "… Go heap", Unit: "B", Lower: true},
-	{ID: "idle.fds", Title: "descriptors for each idle connection", Lower: true},
+	{ID: "rr64.cpu", Title: "… relay's CPU for each 100,000", Unit: "s", Lower: true, Ratios: true},
+	{ID: "rr64.machine", Title: "… whole machine's CPU for each 100,000", Unit: "s", Lower: true, Ratios: true},
+	{ID: "crc.rate", Title: "connect-request-close, 32 clients, server closes first", Unit: "/s", Ratios: true, Chart: true},
+	{ID: "crc.p99", Title: "… p99 of a whole connection", Unit: "us", Lower: true, Ratios: true},
+	{ID: "crc.cpu", Title: "… relay's CPU for each 100,000", Unit: "s", Lower: true, Ratios: true},
+	{ID: "crc-client.rate", Title: "connect-request-close, 32 clients, client closes first", Unit: "/s", Ratios: true},
+	{ID: "crc-reset.rate", Title: "connect-request-close, 32 clients, client resets", Unit: "/s", Ratios: true},
 	{ID: "steady.rate", Title: "connect-request-close, long run, server closes first", Unit: "/s", Ratios: true},
 	{ID: "steady.last", Title: "… the last third against the first", Unit: "x"},
 	{ID: "steady.failed", Title: "… connections that failed", Lower: true},
 	{ID: "steady-client.rate", Title: "connect-request-close, long run, client closes first", Unit: "/s", Ratios: true},
 	{ID: "steady-client.last", Title: "… the last third against the first", Unit: "x"},
 	{ID: "steady-client.failed", Title: "… connections that failed", Lower: true},
-	{ID: "udp-rr64.rate", Title: "UDP request-response, 64 clients", Unit: "/s", Ratios: true},
+	{ID: "mixed.p99", Title: "100 request-response clients beside 100 bulk streams, p99", Unit: "us", Lower: true, Ratios: true, Chart: true},
+	{ID: "mixed.p50", Title: "… p50", Unit: "us", Lower: true, Ratios: true},
+	{ID: "mixed.bulk", Title: "… the bulk streams together", Unit: "Gbit/s", Ratios: true},
+	{ID: "idle.pss", Title: "memory for each idle connection", Unit: "B", Lower: true, Ratios: true, Chart: true},
+	{ID: "idle.fds", Title: "… descriptors", Lower: true},
+	{ID: "wrk.rate", Title: "cross-check: wrk, 64 connections kept", Unit: "/s", Ratios: true},
+	{ID: "wrk-close.rate", Title: "cross-check: wrk, a connection for each request", Unit: "/s", Ratios: true},
+	{ID: "iperf3.rate", Title: "cross-check: iperf3, 1 stream", Unit: "Gbit/s", Ratios: true},
+	{ID: "udp-rr1.p50", Title: "UDP request-response, 1 client, p50", Unit: "us", Lower: true, Ratios: true},
+	{ID: "udp-rr1.p99", Title: "… p99", Unit: "us", Lower: true, Ratios: true},
+	{ID: "udp-rr1.cpu", Title: "… relay's CPU for each 100,000", Unit: "s", Lower: true, Ratios: true},
+	{ID: "udp-rr64.rate", Title: "UDP request-response, 64 clients", Unit: "/s", Ratios: true, Chart: true},
 	{ID: "udp-rr64.p50", Title: "… p50", Unit: "us", Lower: true, Ratios: true},
 	{ID: "udp-rr64.p99", Title: "… p99", Unit: "us", Lower: true, Ratios: true},
 	{ID: "udp-rr64.cpu", Title: "… relay's CPU for each 100,000", Unit: "s", Lower: true, Ratios: true},
 	{ID: "udp-rr64.all", Title: "… CPU of client, relay and server for each 100,000", Unit: "s", Lower: true, Ratios: true},
-	{ID: "udp-rr1.p50", Title: "UDP request-response, 1 client, p50", Unit: "us", Lower: true, Ratios: true},
-	{ID: "udp-rr1.p99", Title: "… p99", Unit: "us", Lower: true, Ratios: true},
-	{ID: "udp-rr1.rate", Title: "… rate", Unit: "/s", Ratios: true},
-	{ID: "udp-rr1.cpu", Title: "… relay's CPU for each 100,000", Unit: "s", Lower: true, Ratios: true},
-	{ID: "udp-rr1.all", Title: "… CPU of client, relay and server for each 100,000", Unit: "s", Lower: true, Ratios: true},
-	{ID: "udp-bulk.rate", Title: "UDP bulk, datagrams of 1,200 bytes that arrive", Unit: "/s", Ratios: true},
-	{ID: "udp-bulk.loss", Title: "… lost, of all that the client can send", Unit: "%", Lower: true},
-	{ID: "udp-gso.rate", Title: "UDP bulk in trains, datagrams that arrive", Unit: "/s", Ratios: true},
-	{ID: "udp-gso.loss", Title: "… lost, of all that the client can send", Unit: "%", Lower: true},
-	{ID: "udp-tunnel.rate", Title: "UDP bulk, datagrams of 1,420 bytes that arrive", Unit: "/s", Ratios: true},
-	{ID: "udp-tunnel.loss", Title: "… lost, of all that the client can send", Unit: "%", Lower: true},
-	{ID: "udp-tunnel-gso.rate", Title: "the same in trains", Unit: "/s", Ratios: true},
-	{ID: "udp-tunnel-gso.loss", Title: "… lost, of all that the client can send", Unit: "%", Lower: true},
-	{ID: "udp-flood.quiet", Title: "UDP neighbour, 1 client, p99 without a flood", Unit: "us", Lower: true},
-	{ID: "udp-flood.p99", Title: "… p99 beside 5,000 new clients a second of another service", Unit: "us", Lower: true},
-	{ID: "udp-flood.times", Title: "… the same against without", Unit: "x", Lower: true},
-	{ID: "udp-flood.lost", Title: "… requests lost", Lower: true},
-	{ID: "udp-flood.sent", Title: "… new clients", Unit: "/s"},
-	{ID: "udp-flood-top.p99", Title: "… p99 beside 20,000 new clients a second", Unit: "us", Lower: true},
-	{ID: "udp-flood-top.times", Title: "… the same against without", Unit: "x", Lower: true},
-	{ID: "udp-flood-top.lost", Title: "… requests lost", Lower: true},
-	{ID: "udp-flood-top.sent", Title: "… new clients", Unit: "/s"},
-	{ID: "udp-idle.pss", Title: "UDP: memory for each of 10,000 idle sessions (PSS)", Unit: "B", Lower: true, Ratios: true},
-	{ID: "udp-idle.rss", Title: "… RSS", Unit: "B", Lower: true},
-	{ID: "udp-idle.heap", Title: "… Go heap", Unit: "B", Lower: true},
-	{ID: "udp-idle.fds", Title: "… descriptors", Lower: true},
-	{ID: "udp-new.rate", Title: "UDP, a new socket for each request, long run", Unit: "/s", Ratios: true},
-	{ID: "udp-new.p99", Title: "… p99", Unit: "us", Lower: true},
+	{ID: "udp-new.rate", Title: "UDP, a new socket for each request, long run", Unit: "/s", Ratios: true, Chart: true},
+	{ID: "udp-new.p99", Title: "… p99", Unit: "us", Lower: true, Ratios: true},
 	{ID: "udp-new.cpu", Title: "… relay's CPU for each 100,000", Unit: "s", Lower: true, Ratios: true},
 	{ID: "udp-new.lost", Title: "… requests lost", Lower: true},
-	{ID: "wrk.rate", Title: "cross-check: wrk, 64 connections kept", Unit: "/s", Ratios: true},
-	{ID: "wrk-close.rate", Title: "cross-check: wrk, a connection for each request", Unit: "/s", Ratios: true},
-	{ID: "iperf3.rate", Title: "cross-check: iperf3, 1 stream", Unit: "Gbit/s", Ratios: true},
+	{ID: "udp-bulk.rate", Title: "UDP bulk, datagrams of 1,200 bytes that arrive", Unit: "/s", Ratios: true, Chart: true},
+	{ID: "udp-bulk.loss", Title: "… lost, of all that the client can send", Unit: "%", Lower: true},
+	{ID: "udp-gso.rate", Title: "… in trains, that arrive", Unit: "/s", Ratios: true},
+	{ID: "udp-gso.loss", Title: "… in trains, lost", Unit: "%", Lower: true},
+	{ID: "udp-tunnel.rate", Title: "UDP bulk, datagrams of 1,420 bytes that arrive", Unit: "/s", Ratios: true},
+	{ID: "udp-tunnel.loss", Title: "… lost, of all that the client can send", Unit: "%", Lower: true},
+	{ID: "udp-tunnel-gso.rate", Title: "… in trains, that arrive", Unit: "/s", Ratios: true, Chart: true},
+	{ID: "udp-tunnel-gso.loss", Title: "… in trains, lost", Unit: "%", Lower: true},
+	{ID: "udp-flood.quiet", Title: "UDP, a service's client, p99 without a flood of another service", Unit: "us", Lower: true},
+	{ID: "udp-flood.p99", Title: "… beside 5,000 new clients a second", Unit: "us", Lower: true},
+	{ID: "udp-flood.times", Title: "… against without", Unit: "x", Lower: true},
+	{ID: "udp-flood.lost", Title: "… requests lost", Lower: true},
+	{ID: "udp-flood-top.p99", Title: "… beside 20,000 new clients a second", Unit: "us", Lower: true},
+	{ID: "udp-flood-top.times", Title: "… against without", Unit: "x", Lower: true},
+	{ID: "udp-flood-top.lost", Title: "… requests lost", Lower: true},
+	{ID: "udp-idle.pss", Title: "UDP, memory for each of 10,000 idle sessions", Unit: "B", Lower: true, Ratios: true, Chart: true},
+	{ID: "udp-idle.fds", Title: "… descriptors", Lower: true},
+}
+
+// protocol is the table that a metric belongs to.
+func (m Metric) protocol() string {
+	if strings.HasPrefix(m.ID, "udp-") {
+		return "UDP"
+	}
+	return "TCP"
+}
+
+// full is the title where no other one stands before it.
+func (m Metric) full() string {
+	rest, goesOn := strings.CutPrefix(m.Title, "…")
+	if !goesOn {
+		return m.Title
+	}
+	before := ""
+	for _, other := range Metrics {
+		if other.ID == m.ID {
+			break
+		}
+		if !strings.HasPrefix(other.Title, "…") {
+			before = other.Title
+		}
+	}
+	return before + "," + rest
 }
 
 // Name is the title with its unit.

@@ -45,7 +45,7 @@ func Modes() []Mode {
 }
 
 // Sizes are the numbers of services by default.
-var Sizes = []int{100, 300, 1000, 3000, 10000, 30000}
+var Sizes = []int{100, 1000, 3000, 10000, 30000}
 
 // Options say what to measure.
 type Options struct {

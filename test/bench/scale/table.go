@@ -3,16 +3,8 @@ package scale
 import (
 	"fmt"
 	"math"
-	"os"
 	"strings"
 	"time"
-)
-
-// Begin and End are the lines of docs/benchmarks.md that the tables stand
-// between.
-const (
-	Begin = "<!-- bench-sync:begin: written by make bench-sync, do not edit -->"
-	End   = "<!-- bench-sync:end -->"
 )
 
 // Table gives results as a Markdown table.
@@ -43,20 +35,6 @@ func thousands(n int) string {
 		return fmt.Sprint(n)
 	}
 	return thousands(n/1000) + fmt.Sprintf(",%03d", n%1000)
-}
-
-// Insert puts text between the two lines of a page.
-func Insert(file, text string) error {
-	page, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	before, rest, begins := strings.Cut(string(page), Begin)
-	_, after, ends := strings.Cut(rest, End)
-	if !begins || !ends {
-		return fmt.Errorf("%s has no lines %q and %q", file, Begin, End)
-	}
-	return os.WriteFile(file, []byte(before+Begin+"\n\n"+strings.TrimSpace(text)+"\n\n"+End+after), 0o644)
 }
 
 // Chart draws the times by size, both axes logarithmic, as an SVG: solid lines

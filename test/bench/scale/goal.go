@@ -1,0 +1,68 @@
+package scale
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// goal is a figure that the product set itself, for the size of a cluster.
+type goal struct {
+	title string
+	size  int // of the cluster, in services; 0 for the worst of all sizes
+	bound float64
+	value func(Result) float64
+}
+
+var goals = []goal{
+	{"10,000 services, 100,000 endpoints: start to first sync, ms", 10000, 1500, func(r Result) float64 { return float64(r.Start.Milliseconds()) }},
+	{"… memory as the start ends, MiB", 10000, 150, func(r Result) float64 { return float64(r.RSS >> 20) }},
+	{"… memory later, MiB", 10000, 150, func(r Result) float64 { return float64(r.RSSLater >> 20) }},
+	{"one endpoint changed, at any size up to 30,000 services, median, ms", 0, 10, func(r Result) float64 { return float64(r.Endpoint[0].Microseconds()) / 1000 }},
+}
+
+// goalModes are those that have goals.
+var goalModes = []string{"tproxy/nftables", "sklookup"}
+
+// Goals compares results with the goals, as a Markdown table; empty when
+// nothing was measured that has goals.
+func Goals(results []Result) string {
+	var b strings.Builder
+	for _, g := range goals {
+		cells := make([]string, len(goalModes))
+		for i, mode := range goalModes {
+			cells[i] = g.judge(mode, results)
+		}
+		if strings.Join(cells, "") != "" {
+			fmt.Fprintf(&b, "| %s | at most %s | %s |\n", g.title, thousands(int(g.bound)), strings.Join(cells, " | "))
+		}
+	}
+	if b.Len() == 0 {
+		return ""
+	}
+	return "| | goal | " + strings.Join(goalModes, " | ") + " |\n|---|---|" + strings.Repeat("---|", len(goalModes)) + "\n" + b.String()
+}
+
+func (g goal) judge(mode string, results []Result) string {
+	var values []float64
+	for _, r := range results {
+		if r.Mode != mode || g.size != 0 && r.Services != g.size {
+			continue
+		}
+		if r.Error != "" {
+			return "**failed**"
+		}
+		values = append(values, g.value(r))
+	}
+	if len(values) == 0 {
+		return ""
+	}
+	worst, verdict := slices.Max(values), "met"
+	if worst > g.bound {
+		verdict = "**missed**"
+	}
+	if worst < 100 {
+		return fmt.Sprintf("%.1f, %s", worst, verdict)
+	}
+	return thousands(int(worst)) + ", " + verdict
+}

@@ -1,0 +1,160 @@
+package scale
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// No two services share an address, and no two endpoints, and all addresses lie
+// in their ranges.
+func TestAddresses(t *testing.T) {
+	for _, size := range []int{1, 2, 300, 30000} {
+		c := &cluster{services: size, live: netip.MustParseAddr("10.2.0.2")}
+		seen := map[string]bool{}
+		add := func(a string) {
+			if seen[a] {
+				t.Fatalf("%d services: %s comes twice", size, a)
+			}
+			seen[a] = true
+		}
+		for i := range size {
+			if !serviceRange.Contains(vip(i)) {
+				t.Fatalf("%d services: %s is not in %s", size, vip(i), serviceRange)
+			}
+			add(vip(i).String())
+		}
+		for i := range min(size, 1000) {
+			for _, e := range c.slice(i).Endpoints {
+				add(e.Addresses[0])
+			}
+		}
+		if c.endpoints() > mostEndpoints {
+			t.Errorf("%d services have %d endpoints", size, c.endpoints())
+		}
+	}
+}
+
+// The directory has what the API server has.
+func TestManifests(t *testing.T) {
+	c := &cluster{services: 250, live: netip.MustParseAddr("10.2.0.2"), nodeAddr: netip.MustParseAddr("10.1.0.1")}
+	dir := t.TempDir()
+	if err := c.write(dir); err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]int{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var list struct {
+			Items []metav1.PartialObjectMetadata
+		}
+		if err := json.Unmarshal(text, &list); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		for _, o := range list.Items {
+			counts[o.Kind]++
+		}
+	}
+	if counts["Service"] != 250 || counts["EndpointSlice"] != 250 || counts["Node"] != 1 || counts["ServiceCIDR"] != 1 {
+		t.Errorf("%v in %d files", counts, len(files))
+	}
+}
+
+func TestSeries(t *testing.T) {
+	times := []time.Duration{5, 1, 4, 2, 3}
+	got, err := series(5, func(i int) (time.Duration, error) { return times[i], nil })
+	if err != nil || got != [2]time.Duration{3, 5} {
+		t.Errorf("median and worst %v, %v", got, err)
+	}
+	if _, err := series(2, func(int) (time.Duration, error) { return 0, errors.New("never") }); err == nil || !strings.Contains(err.Error(), "number 1: never") {
+		t.Errorf("%v", err)
+	}
+}
+
+func exampleResults() []Result {
+	change := func(ms int) [2]time.Duration {
+		return [2]time.Duration{time.Duration(ms) * time.Millisecond, 50 * time.Millisecond}
+	}
+	return []Result{
+		{Mode: "tproxy/nftables", Services: 1000, Endpoints: 9991, Start: 218 * time.Millisecond, Endpoint: change(12), Service: change(5), RSS: 43 << 20, RSSLater: 42 << 20, CPU: 190 * time.Millisecond, CPUChange: time.Second, Changes: 100},
+		{Mode: "sklookup", Services: 1000, Endpoints: 9991, Start: 225 * time.Millisecond, Endpoint: change(2), Service: change(5), Changes: 100},
+		{Mode: "tproxy/nftables", Services: 10000, Endpoints: 99991, Start: 1101 * time.Millisecond, Endpoint: change(3), Service: change(5), RSS: 177 << 20, RSSLater: 137 << 20, Changes: 100},
+		{Mode: "sklookup", Services: 10000, Error: "it does not watch | at all\nlast words"},
+	}
+}
+
+func TestGoals(t *testing.T) {
+	text := Goals(exampleResults())
+	for _, line := range []string{
+		"| | goal | tproxy/nftables | sklookup |",
+		"start to first sync, ms | at most 1,500 | 1,101, met | **failed** |",
+		"| … memory as the start ends, MiB | at most 150 | 177, **missed** | **failed** |",
+		"| … memory later, MiB | at most 150 | 137, met | **failed** |",
+		"median, ms | at most 10 | 12.0, **missed** | **failed** |",
+	} {
+		if !strings.Contains(text, line) {
+			t.Errorf("no %q in\n%s", line, text)
+		}
+	}
+	if got := Goals(exampleResults()[1:2]); strings.Count(got, "\n") != 3 || !strings.Contains(got, "|  | 2.0, met |") {
+		t.Errorf("one size of one mode:\n%s", got)
+	}
+	if Goals(nil) != "" {
+		t.Error("nothing has goals")
+	}
+}
+
+func TestTable(t *testing.T) {
+	lines := strings.Split(strings.TrimSpace(Table(exampleResults())), "\n")
+	if len(lines) != 6 {
+		t.Fatalf("%d lines", len(lines))
+	}
+	for _, line := range lines {
+		if strings.Count(line, "|") != strings.Count(lines[0], "|") {
+			t.Errorf("a row with other columns: %s", line)
+		}
+	}
+	for i, want := range map[int]string{
+		2: "| tproxy/nftables | 1,000 | 9,991 | 218 | 12.0 (50.0) | 5.0 (50.0) | 43 | 42 | 0.19 | 10.0 |",
+		5: "| sklookup | 10,000 | 0 | it does not watch / at all | | | | | | |",
+	} {
+		if lines[i] != want {
+			t.Errorf("row %d\n%s, want\n%s", i, lines[i], want)
+		}
+	}
+}
+
+func TestChart(t *testing.T) {
+	decoder, lines := xml.NewDecoder(strings.NewReader(Chart(exampleResults()))), 0
+	for {
+		token, err := decoder.Token()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if start, ok := token.(xml.StartElement); ok && start.Name.Local == "polyline" {
+			lines++
+		}
+	}
+	if lines != 4 {
+		t.Errorf("%d lines, want two for each of two modes", lines)
+	}
+}
