@@ -37,7 +37,7 @@ func (d *Data) Summary() string {
 func (d *Data) Figures() string {
 	var b strings.Builder
 	peers := d.having(false)
-	d.writeTable(&b, "Figures: median, and ± half the distance of the quartiles where that is above 1 %", peers, func(m Metric, peer string) string {
+	d.writeTable(&b, "figures: median of the rounds, ± half the distance of the quartiles", peers, func(m Metric, peer string) string {
 		s, ok := d.Spread(peer, m.ID)
 		return s.words(ok)
 	})
@@ -50,7 +50,7 @@ func (d *Data) Figures() string {
 			}
 			return fmt.Sprintf("%.2f", ratio.Median)
 		})
-		d.writeTable(&b, "Other ways of running Sluice: median, and ratio to the usual one", d.having(true), func(m Metric, peer string) string {
+		d.writeTable(&b, "other ways of running Sluice: median, and ratio to the usual one", d.having(true), func(m Metric, peer string) string {
 			s, ok := d.Spread(peer, m.ID)
 			ratio, known := d.Ratio(peer, subject, m.ID)
 			if !ok || !known || !m.Ratios {
@@ -89,9 +89,11 @@ func (d *Data) writeEnvironment(b *strings.Builder) {
 	fmt.Fprintf(b, "Measured %s on Linux %s, %s, %d x %s, IPv%d, TCP %s, %s",
 		e.Date.UTC().Format("2006-01-02 15:04 MST"), e.Kernel, e.Architecture, e.CPUs, e.CPU, e.IPVersion, e.Congestion, e.Go)
 	var missing []string
+	said := map[string]bool{}
 	for _, p := range d.Peers {
-		if version := number.FindString(p.Version); version != "" && !strings.HasPrefix(p.Version, subject) {
+		if version := number.FindString(p.Version); version != "" && !said[version] && !strings.HasPrefix(p.Version, subject) {
 			fmt.Fprintf(b, ", %s %s", p.Name, version)
+			said[version] = true
 		}
 		if p.Missing != "" {
 			missing = append(missing, fmt.Sprintf("%s did not run: %s", p.Name, p.Missing))
@@ -133,7 +135,7 @@ func (d *Data) writeTable(b *strings.Builder, title string, peers []string, figu
 		if len(some) == 0 {
 			continue
 		}
-		fmt.Fprintf(b, "%s, %s\n\n| | %s |\n|---|%s\n", protocol, title, strings.Join(some, " | "), strings.Repeat("---:|", len(some)))
+		fmt.Fprintf(b, "**%s: %s**\n\n| | %s |\n|---|%s\n", protocol, title, strings.Join(some, " | "), strings.Repeat("---:|", len(some)))
 		for i, m := range metrics {
 			fmt.Fprintf(b, "| %s |", m.Name())
 			for _, p := range some {
