@@ -72,7 +72,7 @@ func allColumns() []column {
 		{id: "iperf3", about: "cross-check by iperf3, download, 1 stream", tool: "iperf3", times: 1, run: iperf3},
 		{id: "crc-client", about: "as crc, the client closes first; 15,000 connections at most", fresh: true, times: 3, run: churn("crc-client", load.ClientCloses)},
 		{id: "crc-reset", about: "as crc, the client resets", extra: true, run: churn("crc-reset", load.ClientResets)},
-		{id: "steady", about: "crc, a long run", fresh: true, times: 1, long: true, only: []string{"haproxy", "sluice"}, run: steady("steady", load.ServerCloses)},
+		{id: "steady", about: "crc, a long run", fresh: true, times: 1, long: true, only: []string{"sluice"}, run: steady("steady", load.ServerCloses)},
 		{id: "steady-client", about: "crc-client with no bound, a long run", fresh: true, times: 1, long: true, only: []string{"direct", "haproxy", "sluice"}, run: steady("steady-client", load.ClientCloses)},
 	}
 }

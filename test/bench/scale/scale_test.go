@@ -131,8 +131,8 @@ func TestTable(t *testing.T) {
 		}
 	}
 	for i, want := range map[int]string{
-		2: "| tproxy/nftables | 1,000 | 9,991 | 218 | 12.0 (50.0) | 5.0 (50.0) | 43 | 42 | 0.19 | 10.0 |",
-		5: "| sklookup | 10,000 | 0 | it does not watch / at all | | | | | | |",
+		2: "| 1,000 | tproxy/nftables | 218 | 0.19 | 43 | 42 | 12.0 (50.0) | 5.0 (50.0) | 10.0 |",
+		5: "| 10,000 | sklookup | it does not watch / at all | | | | | | |",
 	} {
 		if lines[i] != want {
 			t.Errorf("row %d\n%s, want\n%s", i, lines[i], want)

@@ -10,18 +10,17 @@ import (
 // Table gives results as a Markdown table.
 func Table(results []Result) string {
 	var b strings.Builder
-	b.WriteString("| steering | services | endpoints | start to first sync [ms] | one endpoint changed [ms] | one service added [ms] | RSS as the start ends [MiB] | RSS after the changes [MiB] | CPU of the start [s] | CPU of a change [ms] |\n")
-	b.WriteString("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n")
+	b.WriteString("| services | steering | start to first sync [ms] | CPU of it [s] | RSS at its end [MiB] | RSS later [MiB] | one endpoint changed [ms] | one service added [ms] | CPU of a change [ms] |\n")
+	b.WriteString("|---:|---|---:|---:|---:|---:|---:|---:|---:|\n")
 	for _, r := range results {
 		if r.Error != "" {
 			reason, _, _ := strings.Cut(r.Error, "\n")
-			fmt.Fprintf(&b, "| %s | %s | %s | %s | | | | | | |\n", r.Mode, thousands(r.Services), thousands(r.Endpoints), strings.ReplaceAll(reason, "|", "/"))
+			fmt.Fprintf(&b, "| %s | %s | %s | | | | | | |\n", thousands(r.Services), r.Mode, strings.ReplaceAll(reason, "|", "/"))
 			continue
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s (%s) | %s (%s) | %d | %d | %.2f | %.1f |\n",
-			r.Mode, thousands(r.Services), thousands(r.Endpoints), thousands(int(r.Start.Milliseconds())),
-			ms(r.Endpoint[0]), ms(r.Endpoint[1]), ms(r.Service[0]), ms(r.Service[1]),
-			r.RSS>>20, r.RSSLater>>20, r.CPU.Seconds(), float64(r.CPUChange.Microseconds())/1000/float64(r.Changes))
+		fmt.Fprintf(&b, "| %s | %s | %s | %.2f | %d | %d | %s (%s) | %s (%s) | %.1f |\n",
+			thousands(r.Services), r.Mode, thousands(int(r.Start.Milliseconds())), r.CPU.Seconds(), r.RSS>>20, r.RSSLater>>20,
+			ms(r.Endpoint[0]), ms(r.Endpoint[1]), ms(r.Service[0]), ms(r.Service[1]), float64(r.CPUChange.Microseconds())/1000/float64(r.Changes))
 	}
 	return b.String()
 }
