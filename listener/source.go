@@ -51,6 +51,10 @@ func (m *Manager) tellSources() {
 	if m.traits.Replies.Diverted {
 		return
 	}
-	m.once("clients' addresses", errors.New("this way of steering ("+m.traits.Name+
-		") brings no answers back to clients' addresses: endpoints see the node's, also where Kubernetes lets them see the client's (source=node in the access log)"))
+	text := "this way of steering (" + m.traits.Name +
+		") brings no answers back to clients' addresses: endpoints see the node's, also where Kubernetes lets them see the client's (source=node in the access log)"
+	if why := m.traits.Replies.Why; why != "" {
+		text += "; " + why
+	}
+	m.once("clients' addresses", errors.New(text))
 }

@@ -53,11 +53,13 @@ func (r *Report) Works() bool { return r.Chosen != "" }
 // Prober is what an examination asks. Host gives the real one.
 type Prober interface {
 	// Ways are the names of the ways of steering, the best first, and Try tells
-	// what one of them lacks.
+	// what one of them lacks; a *choose.RepliesError is about clients' addresses
+	// only.
 	Ways() []string
 	Try(way string) error
-	// Scratch tells whether network namespaces can be made for trials.
-	Scratch() error
+	// Scratch tells why no network namespaces can be made for trials, and why
+	// these cannot try whether answers come back to clients' addresses.
+	Scratch() (namespace, answers error)
 	// Capabilities are those in effect, a bit for each.
 	Capabilities() (uint64, error)
 	// Transparent, IPv6 and SCTP tell why there are no such sockets.
@@ -81,12 +83,19 @@ type Prober interface {
 // Examine looks at everything. It takes less than a second.
 func Examine(p Prober) Report {
 	var r Report
+	without := "" // clients' addresses
 	for _, name := range p.Ways() {
 		f := way(p, name)
-		if f.State == Fine && r.Chosen == "" {
+		switch {
+		case f.State == Fine && r.Chosen == "":
 			r.Chosen = name
+		case f.State == Warning && without == "":
+			without = name
 		}
 		r.Findings = append(r.Findings, f)
+	}
+	if r.Chosen == "" {
+		r.Chosen = without
 	}
 	for _, check := range []func(Prober) []Finding{
 		sockets, capabilities, limits, settings, trials, others,
@@ -106,11 +115,21 @@ var purposes = map[string]string{
 }
 
 func way(p Prober, name string) Finding {
-	f := Finding{Feature: name, NeededBy: purposes[name], Probed: "a connection through it, in a network namespace made for that"}
-	if p.Scratch() != nil {
+	f := Finding{Feature: name, NeededBy: purposes[name], Probed: "a connection through it and an answer to a client's address, in network namespaces made for that"}
+	switch namespace, answers := p.Scratch(); {
+	case namespace != nil:
 		f.Probed = "what it is made of, without putting it in force"
+	case answers != nil:
+		f.Probed = "a connection through it, in a network namespace made for that"
 	}
-	return f.judge(p.Try(name))
+	err := p.Try(name)
+	var lost *choose.RepliesError
+	if errors.As(err, &lost) {
+		f.State, f.Found = Warning, "works; "+lost.Error()
+		f.Remedy = "nothing, if another way brings them: that is taken; with this one, endpoints see the node's address (source=node in the access log)"
+		return f
+	}
+	return f.judge(err)
 }
 
 // judge fills in what an error means for a feature.
@@ -276,12 +295,18 @@ func settings(p Prober) []Finding {
 }
 
 func trials(p Prober) []Finding {
+	namespace, answers := p.Scratch()
 	f := Finding{Feature: "network namespaces for trials", Probed: "made one", NeededBy: "trying a way of steering before it is chosen"}.
-		judge(p.Scratch())
+		judge(namespace)
 	if f.State == Missing {
 		f.Remedy = "nothing: ways of steering are looked at in place; CAP_SYS_ADMIN would allow it"
 	}
-	return []Finding{f}
+	veth := Finding{Feature: "veth for trials", Probed: "made a pair", NeededBy: "trying whether answers to clients' addresses come back"}.
+		judge(answers)
+	if veth.State == Missing {
+		veth.Remedy = "nothing: they are taken to come back; a trial needs a namespace of its own and the module veth (CONFIG_VETH)"
+	}
+	return []Finding{f, veth}
 }
 
 func others(p Prober) []Finding {

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/choose"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -19,17 +21,18 @@ func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 // fake is a machine that a test describes: everything that it does not mention
 // is fine.
 type fake struct {
-	ways                 map[string]error
-	scratch, transparent error
-	ipv6, sctp           error
-	capabilities         uint64
-	sysctls              map[string]string
-	checks               []string
-	files                uint64
-	leftovers            []string
-	pid                  int
-	running              bool
-	unreadable           error
+	ways             map[string]error
+	scratch, answers error
+	transparent      error
+	ipv6, sctp       error
+	capabilities     uint64
+	sysctls          map[string]string
+	checks           []string
+	files            uint64
+	leftovers        []string
+	pid              int
+	running          bool
+	unreadable       error
 }
 
 func healthy() *fake {
@@ -44,7 +47,7 @@ func healthy() *fake {
 
 func (f *fake) Ways() []string                { return []string{"tproxy/nftables", "sklookup", "bind"} }
 func (f *fake) Try(way string) error          { return f.ways[way] }
-func (f *fake) Scratch() error                { return f.scratch }
+func (f *fake) Scratch() (_, _ error)         { return f.scratch, cmp.Or(f.scratch, f.answers) }
 func (f *fake) Capabilities() (uint64, error) { return f.capabilities, f.unreadable }
 func (f *fake) Transparent() error            { return f.transparent }
 func (f *fake) IPv6() error                   { return f.ipv6 }
@@ -84,6 +87,14 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		{"no way", func(f *fake) {
 			f.ways = map[string]error{"tproxy/nftables": noTables, "sklookup": syscall.EPERM, "bind": syscall.EPERM}
 		}, "bind", Missing, "operation not permitted", "", ""},
+		{"no answers in the best", func(f *fake) {
+			f.ways = map[string]error{"tproxy/nftables": &choose.RepliesError{Err: errors.New("lost")}}
+		}, "tproxy/nftables", Warning, "works; no answers come back to clients' addresses: lost", "see the node's", "sklookup"},
+		{"no answers in any", func(f *fake) {
+			lost := &choose.RepliesError{Err: errors.New("lost")}
+			f.ways = map[string]error{"tproxy/nftables": noTables, "sklookup": lost, "bind": lost}
+		}, "bind", Warning, "works; no answers", "see the node's", "sklookup"},
+		{"no veth", func(f *fake) { f.answers = syscall.EOPNOTSUPP }, "veth for trials", Missing, "operation not supported", "module veth", "tproxy/nftables"},
 		{"no namespaces", func(f *fake) { f.scratch = syscall.EPERM }, "network namespaces for trials", Missing, "operation not permitted", "in place", "tproxy/nftables"},
 		{"no IPv6", func(f *fake) { f.ipv6 = syscall.EAFNOSUPPORT }, "IPv6", Missing, "address family", "disable_ipv6", "tproxy/nftables"},
 		{"no SCTP", func(f *fake) { f.sctp = syscall.EPROTONOSUPPORT }, "SCTP", Missing, "protocol not supported", "module sctp", "tproxy/nftables"},

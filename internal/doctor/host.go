@@ -17,17 +17,22 @@ import (
 
 // host asks the machine, in the network namespace that the process is in.
 type host struct {
-	options choose.Options
-	scratch error
+	options            choose.Options
+	namespace, answers error // of Scratch
 }
 
 // Host gives a Prober of the machine, for a proxy with these options, whatever
 // mode they name.
-func Host(o choose.Options) Prober { return &host{options: o, scratch: choose.Scratch()} }
+func Host(o choose.Options) Prober {
+	h := &host{options: o}
+	h.namespace, h.answers = choose.Scratch()
+	return h
+}
 
 func (h *host) Ways() []string       { return choose.Names() }
 func (h *host) Try(way string) error { return choose.Try(way, h.options) }
-func (h *host) Scratch() error       { return h.scratch }
+
+func (h *host) Scratch() (namespace, answers error) { return h.namespace, h.answers }
 
 func (h *host) Capabilities() (uint64, error) {
 	status, err := os.ReadFile("/proc/thread-self/status")

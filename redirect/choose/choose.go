@@ -7,14 +7,18 @@
 //
 // A trial is the real thing on a small scale: in a network namespace that is
 // made for it and thrown away, a plan is put in force, a connection is made
-// through it to a listening socket, and one is refused. Where no namespace can
-// be made, the ways of steering look for themselves what they lack, which
-// changes nothing.
+// through it to a listening socket, and one is refused; an endpoint beside it
+// answers to a client's address. Where no namespace can be made, the ways of
+// steering look for themselves what they lack, which changes nothing.
+//
+// Endpoints are to see clients' addresses: a way that works but for that is
+// passed over, and taken if there is no other, with the node's address.
 package choose
 
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -153,6 +157,9 @@ type Choice struct {
 	Name       string
 	// Asked is whether it was the only one that the options left.
 	Asked bool
+	// NoReplies says why endpoints see the node's address, where nothing brings
+	// answers to clients' addresses back; nil otherwise.
+	NoReplies *RepliesError
 	// PassedOver are the better ones that do not work here.
 	PassedOver []Failure
 	// Took is how long the choice took.
@@ -170,6 +177,9 @@ func (c *Choice) String() string {
 	text := "steering by " + c.Name
 	if c.Asked {
 		return text + ", as asked for"
+	}
+	if c.NoReplies != nil {
+		text += " with the node's address (" + c.NoReplies.Error() + ")"
 	}
 	for i, f := range c.PassedOver {
 		text += [...]string{"; not ", ", not "}[min(i, 1)] + f.Name + " (" + Brief(f.Err) + ")"
@@ -196,26 +206,68 @@ func open(o Options, from []way, try func(way, Options) error) (*Choice, error) 
 	if err != nil {
 		return nil, err
 	}
-	c := &Choice{Asked: len(candidates) == 1}
-	var errs []error
+	c, err := pick(o, candidates, try)
+	if err != nil {
+		return nil, err
+	}
+	c.Took = time.Since(begin)
+	return c, nil
+}
+
+func pick(o Options, candidates []way, try func(way, Options) error) (c *Choice, err error) {
+	c = &Choice{}
+	if len(candidates) == 1 {
+		c.Asked, c.Name = true, candidates[0].name
+		c.Redirector, err = candidates[0].open(o)
+		return c, err
+	}
+	var without *way // the best of those that bring no answers back
 	for _, w := range candidates {
-		var err error
-		if !c.Asked {
-			err = try(w, o)
+		err := try(w, o)
+		if err == nil {
+			c.Redirector, err = openWhole(w, o)
 		}
 		if err == nil {
-			if c.Redirector, err = w.open(o); err == nil {
-				c.Name, c.Took = w.name, time.Since(begin)
-				return c, nil
-			}
+			c.Name = w.name
+			return c, nil
 		}
-		if c.Asked {
-			return nil, err
+		if errors.As(err, new(*RepliesError)) && without == nil {
+			without = &w
 		}
 		c.PassedOver = append(c.PassedOver, Failure{w.name, err})
-		errs = append(errs, fmt.Errorf("%s: %w", w.name, err))
+	}
+	if without != nil {
+		return c, c.openWithout(*without, o)
+	}
+	var errs []error
+	for _, f := range c.PassedOver {
+		errs = append(errs, fmt.Errorf("%s: %w", f.Name, f.Err))
 	}
 	return nil, fmt.Errorf("no way of steering works here; sluice doctor says what each needs:\n%w", errors.Join(errs...))
+}
+
+// openWhole opens a way of steering that brings answers back, if it is to.
+func openWhole(w way, o Options) (redirect.Redirector, error) {
+	r, err := w.open(o)
+	if err != nil || o.NoReplies {
+		return r, err
+	}
+	if err := claimsAnswers(r.Traits().Replies); err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return r, nil
+}
+
+// openWithout takes a way of steering that was passed over because it brings no
+// answers back.
+func (c *Choice) openWithout(w way, o Options) (err error) {
+	i := slices.IndexFunc(c.PassedOver, func(f Failure) bool { return f.Name == w.name })
+	errors.As(c.PassedOver[i].Err, &c.NoReplies)
+	c.PassedOver = slices.Delete(c.PassedOver, i, i+1)
+	o.NoReplies = true
+	c.Name = w.name
+	c.Redirector, err = w.open(o)
+	return err
 }
 
 // candidates are the ways that the options leave.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
@@ -15,15 +16,20 @@ import (
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 // fake is a Redirector that does nothing.
-type fake struct{ redirect.Redirector }
+type fake struct {
+	redirect.Redirector
+	replies redirect.Replies
+}
 
-func (fake) Close() error { return nil }
+func (fake) Close() error              { return nil }
+func (f fake) Traits() redirect.Traits { return redirect.Traits{Replies: f.replies} }
 
 // The best of what works is chosen, and what was passed over is named with the
 // reason.
 func TestBestThatWorksIsChosen(t *testing.T) {
 	missing := &redirect.MissingError{Mode: "steering by nftables", Feature: "nf_tables", Remedy: "load it", Err: syscall.EOPNOTSUPP}
 	noIPTables := &redirect.MissingError{Mode: "steering by iptables", Feature: "ip_tables", Remedy: "load it", Err: syscall.EPROTONOSUPPORT}
+	lost := &RepliesError{errors.New("lost")}
 	noBPF := &redirect.MissingError{Mode: "steering by sk_lookup", Feature: "CAP_BPF", Remedy: "grant it", Err: syscall.EPERM}
 	for _, c := range []struct {
 		name, mode, backend string
@@ -37,6 +43,11 @@ func TestBestThatWorksIsChosen(t *testing.T) {
 			"steering by sklookup; not sklookup/nftables (nf_tables is missing), not tproxy/nftables (nf_tables is missing), not tproxy/iptables (ip_tables is missing)"},
 		{"no netfilter, no BPF", Auto, Auto, map[string]error{"sklookup/nftables": missing, "tproxy/nftables": missing, "tproxy/iptables": noIPTables, "sklookup": noBPF},
 			"steering by bind; not sklookup/nftables (nf_tables is missing), not tproxy/nftables (nf_tables is missing), not tproxy/iptables (ip_tables is missing), not sklookup (CAP_BPF is missing)"},
+		{"the best brings no answers back", Auto, "", map[string]error{"sklookup/nftables": lost}, "steering by tproxy/nftables; not sklookup/nftables (no answers come back to clients' addresses: lost)"},
+		{"those with marks bring no answers back", Auto, "", map[string]error{"sklookup/nftables": lost, "tproxy/nftables": lost, "tproxy/iptables": noIPTables},
+			"steering by sklookup; not sklookup/nftables (no answers come back to clients' addresses: lost), not tproxy/nftables (no answers come back to clients' addresses: lost), not tproxy/iptables (ip_tables is missing)"},
+		{"those that work bring no answers back", Auto, "", map[string]error{"sklookup/nftables": noBPF, "tproxy/nftables": lost, "tproxy/iptables": noIPTables, "sklookup": noBPF, "bind": lost},
+			"steering by tproxy/nftables with the node's address (no answers come back to clients' addresses: lost); not sklookup/nftables (CAP_BPF is missing), not tproxy/iptables (ip_tables is missing), not sklookup (CAP_BPF is missing), not bind (no answers come back to clients' addresses: lost)"},
 		{"asked for", Bind, "", map[string]error{"bind": errors.New("never asked")}, "steering by bind, as asked for"},
 		{"nothing works", Auto, "", map[string]error{"sklookup/nftables": missing, "tproxy/nftables": missing, "tproxy/iptables": noIPTables, "sklookup": noBPF, "bind": syscall.EPERM}, "no way of steering works here"},
 		{"no such mode", "telepathy", "", nil, `no way of steering is called "telepathy"`},
@@ -45,7 +56,9 @@ func TestBestThatWorksIsChosen(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var from []way
 			for _, w := range ways {
-				w.open = func(Options) (redirect.Redirector, error) { return fake{}, nil }
+				w.open = func(o Options) (redirect.Redirector, error) {
+					return fake{replies: redirect.Replies{Diverted: !o.NoReplies}}, nil
+				}
 				from = append(from, w)
 			}
 			var got string
@@ -54,11 +67,36 @@ func TestBestThatWorksIsChosen(t *testing.T) {
 				got = err.Error()
 			} else {
 				got = choice.String()
+				if diverted := choice.Redirector.Traits().Replies.Diverted; diverted != (choice.NoReplies == nil) {
+					t.Errorf("answers are brought back: %v, though %v", diverted, choice.NoReplies)
+				}
 			}
 			if err == nil && got != c.want || !strings.Contains(got, c.want) {
 				t.Errorf("got %q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+// A way of steering that brings no answers back in the node's own namespace,
+// whatever it did in a trial, is passed over too; asked to leave clients'
+// addresses alone, it does not matter.
+func TestWhoBringsNoAnswersBackIsPassedOver(t *testing.T) {
+	var from []way
+	for _, w := range ways {
+		replies := redirect.Replies{Diverted: w.mode == SkLookup, Why: "the mark is in use"}
+		w.open = func(Options) (redirect.Redirector, error) { return fake{replies: replies}, nil }
+		from = append(from, w)
+	}
+	works := func(way, Options) error { return nil }
+	for _, c := range []struct {
+		noReplies bool
+		want      string
+	}{{false, "sklookup"}, {true, "sklookup/nftables"}} {
+		choice, err := open(Options{NoReplies: c.noReplies}, from, works)
+		if err != nil || choice.Name != c.want {
+			t.Errorf("%v, %v, want %s", choice, err, c.want)
+		}
 	}
 }
 
@@ -71,6 +109,7 @@ func TestTrials(t *testing.T) {
 	before := lab.Node.Dump(t)
 	o := Options{Routes: route.Options{NetNS: lab.Node.FD()}, ReplyPorts: [2]uint16{61000, 65534}}
 	for _, w := range ways {
+		begin := time.Now()
 		var missing *redirect.MissingError
 		switch err := try(w, o); {
 		case errors.As(err, &missing):
@@ -78,6 +117,7 @@ func TestTrials(t *testing.T) {
 		case err != nil:
 			t.Errorf("%s: %v", w.name, err)
 		}
+		t.Logf("%s took %v", w.name, time.Since(begin))
 		if err := look(w, o); err != nil {
 			t.Errorf("%s, in place: %v", w.name, err)
 		}
@@ -103,6 +143,49 @@ func TestTrialFindsOutWhatDoesNotSteer(t *testing.T) {
 	if err := try(broken, Options{}); err == nil || !strings.Contains(err.Error(), "a connection to TCP ") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// A way of steering that leaves out what brings answers back is told from one
+// that does not steer.
+func TestTrialFindsOutWhoBringsNoAnswersBack(t *testing.T) {
+	netns.Require(t)
+	for _, w := range ways {
+		if w.name != "tproxy/nftables" && w.name != "bind" { // one by mark, one by port
+			continue
+		}
+		deaf := way{name: w.name, open: func(o Options) (redirect.Redirector, error) {
+			r, err := w.open(o)
+			if err != nil {
+				return nil, err
+			}
+			replies := r.Traits().Replies
+			if err := r.Close(); err != nil {
+				return nil, err
+			}
+			o.NoReplies = true
+			r, err = w.open(o)
+			return boaster{r, replies}, err
+		}}
+		var lost *RepliesError
+		if err := try(deaf, Options{}); !errors.As(err, &lost) || !strings.Contains(err.Error(), "were lost") {
+			t.Errorf("%s: got %v", w.name, err)
+		}
+		if err := try(deaf, Options{NoReplies: true}); err != nil {
+			t.Errorf("%s, not asked for them: %v", w.name, err)
+		}
+	}
+}
+
+// boaster claims that it brings answers back.
+type boaster struct {
+	redirect.Redirector
+	replies redirect.Replies
+}
+
+func (b boaster) Traits() redirect.Traits {
+	t := b.Redirector.Traits()
+	t.Replies = b.replies
+	return t
 }
 
 // idle accepts every plan and does nothing for it.

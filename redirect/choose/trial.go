@@ -21,8 +21,8 @@ import (
 
 // trialPatience bounds each attempt to connect in a trial. On lo an answer takes
 // microseconds, but an interface that has just come up may lose its first
-// packet, and a busy machine is to get the same choice as an idle one.
-var trialPatience = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, time.Second}
+// packets, and a busy machine is to get the same choice as an idle one.
+var trialPatience = []time.Duration{2 * time.Millisecond, 10 * time.Millisecond, 50 * time.Millisecond, 200 * time.Millisecond, time.Second}
 
 // trialAddresses are the services' in a trial, and sourceAddresses the node's.
 // They are for documentation (RFC 5737, RFC 3849): if a trial went wrong, nobody
@@ -33,7 +33,7 @@ var (
 )
 
 // Try tells whether the way of steering with this name works here, by a trial;
-// nil if it does.
+// nil if it does. A *RepliesError says that it works without clients' addresses.
 func Try(name string, o Options) error {
 	for _, w := range ways {
 		if w.name == name {
@@ -56,16 +56,22 @@ func try(w way, o Options) error {
 	defer scratch.Close()
 	// Nothing in it can clash, and no address of the node's is there.
 	o.Routes = route.Options{NetNS: int(scratch.Fd())}
-	return play(w, o)
+	return play(w, o, scratch)
 }
 
-// Scratch tells whether trials can have a namespace of their own.
-func Scratch() error {
+// Scratch tells whether trials can have a namespace of their own, and whether
+// they can try if answers come back to clients' addresses.
+func Scratch() (namespace, answers error) {
 	f, err := newScratch()
-	if err == nil {
-		_ = f.Close()
+	if err != nil {
+		return err, err
 	}
-	return err
+	defer f.Close()
+	away, err := newEndpoint(f)
+	if err == nil {
+		_ = away.Close()
+	}
+	return nil, err
 }
 
 // newScratch makes a network namespace whose interface lo is up and has the
@@ -96,41 +102,53 @@ func furnish(namespace *os.File) error {
 		return err
 	}
 	for _, a := range sourceAddresses {
-		addr := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}
-		if a.Is6() {
-			addr.Flags = noDAD
-		}
-		if err := nl.AddrAdd(lo, addr); err != nil && a.Is4() {
+		if err := nl.AddrAdd(lo, address(a)); err != nil && a.Is4() {
 			return err
 		}
 	}
 	return nil
 }
 
+// address is one for an interface.
+func address(a netip.Addr) *netlink.Addr {
+	addr := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}
+	if a.Is6() {
+		addr.Flags = noDAD
+	}
+	return addr
+}
+
 // noDAD is IFA_F_NODAD: the address is usable at once.
 const noDAD = 0x02
 
 // look opens a way of steering and closes it again, which changes nothing in
-// the namespace, and makes a transparent socket, as every way needs.
+// the namespace, and makes a transparent socket, as every way needs. Whether it
+// would bring answers back is what it says by itself.
 func look(w way, o Options) error {
 	r, err := w.open(o)
 	if err != nil {
 		return err
 	}
+	replies := r.Traits().Replies
 	if err := r.Close(); err != nil {
 		return err
 	}
-	return sys.InNetNS(o.Routes.NetNS, func() error {
+	err = sys.InNetNS(o.Routes.NetNS, func() error {
 		fd, err := listen(netip.AddrPortFrom(redirect.ListenIPv4, 0))
 		if err == nil {
 			sys.Close(fd)
 		}
 		return err
 	})
+	if err == nil && !o.NoReplies {
+		err = claimsAnswers(replies)
+	}
+	return err
 }
 
-// play puts a plan in force and connects through it.
-func play(w way, o Options) (err error) {
+// play puts a plan in force and connects through it, then tries whether an
+// endpoint's answers to a client's address come back.
+func play(w way, o Options, scratch *os.File) (err error) {
 	r, err := w.open(o)
 	if err != nil {
 		return err
@@ -151,7 +169,10 @@ func play(w way, o Options) (err error) {
 				return err
 			}
 		}
-		return nil
+		if o.NoReplies {
+			return nil
+		}
+		return bringsAnswers(r.Traits().Replies, scratch)
 	})
 }
 
@@ -223,7 +244,7 @@ func hasIPv6() bool {
 // reaches connects to a destination, and to the port after it, which is to
 // refuse.
 func reaches(d service.Destination, listener int) error {
-	c, err := dial(d)
+	c, err := dial(netip.AddrPortFrom(d.Addr, d.Port))
 	if err != nil {
 		return fmt.Errorf("a connection to %s: %w", redirect.Format(d), err)
 	}
@@ -237,7 +258,7 @@ func reaches(d service.Destination, listener int) error {
 		return fmt.Errorf("a connection to %s: its destination is not kept: %s", redirect.Format(d), to)
 	}
 	d.Port++
-	none, err := dial(d)
+	none, err := dial(netip.AddrPortFrom(d.Addr, d.Port))
 	if err == nil {
 		_ = none.Close()
 	}
@@ -252,10 +273,10 @@ func reaches(d service.Destination, listener int) error {
 
 // dial connects from the calling thread's namespace, in which it stays: Go makes
 // the socket before it waits.
-func dial(d service.Destination) (c net.Conn, err error) {
+func dial(to netip.AddrPort) (c net.Conn, err error) {
 	for _, patience := range trialPatience {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		c, err = new(net.Dialer).DialContext(ctx, "tcp", netip.AddrPortFrom(d.Addr, d.Port).String())
+		c, err = new(net.Dialer).DialContext(ctx, "tcp", to.String())
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return c, err
