@@ -7,7 +7,8 @@
 // What it makes in the network namespace, and all that it ever touches:
 //
 //   - chains SLUICE-… (Options.Name) in the tables raw, mangle and filter, and
-//     one rule at the head of each built-in chain that leads there.
+//     one rule at the head of each built-in chain that is needed, which leads
+//     there.
 //   - ipsets sluice-…, where the kernel and the node have ipset.
 //   - routes and policy rules, by package redirect/route.
 //

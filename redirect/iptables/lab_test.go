@@ -385,9 +385,11 @@ func program(t testing.TB, n *netns.Namespace, name string, args ...string) stri
 		t.Fatalf("no program %s", name)
 	}
 	cmd := n.Command(t, path, args...)
-	out, err := cmd.CombinedOutput()
+	var problems bytes.Buffer // a warning among them, which is no rule
+	cmd.Stderr = &problems
+	out, err := cmd.Output()
 	if err != nil && !errors.Is(err, exec.ErrNotFound) {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, problems.Bytes())
 	}
 	return string(out)
 }

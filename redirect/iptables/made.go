@@ -21,9 +21,9 @@ const (
 var nftFamilies = [versions]nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6}
 
 // marksOfMaking gives the chains that note what is about to be made in a
-// table, and those that were noted before. The legacy variant has all tables
-// and chains anyway.
-func (t *tables) marksOfMaking(table string, now *present) ([]string, error) {
+// table, for rules at the heads of some built-in chains, and those that were
+// noted before. The legacy variant has all tables and chains anyway.
+func (t *tables) marksOfMaking(table string, heads []string, now *present) ([]string, error) {
 	if t.tools.variant != NFT {
 		return nil, nil
 	}
@@ -42,7 +42,7 @@ func (t *tables) marksOfMaking(table string, now *present) ([]string, error) {
 	for _, c := range chainsOf[table] {
 		if c[1] != "" && !t.detached {
 			_, there := chains[c[1]]
-			note(c[1], there)
+			note(c[1], there || !slices.Contains(heads, c[1]))
 		}
 	}
 	return marks, nil

@@ -14,7 +14,7 @@ const (
 )
 
 // The tables in which we have chains, and the built-in chains that lead there.
-var tableNames = []string{"raw", "mangle", "filter"}
+var tableNames = [...]string{"raw", "mangle", "filter"}
 
 // writer writes the rules of one family.
 type writer struct {
@@ -60,25 +60,44 @@ func (w *writer) rule(chain string, words ...string) {
 // its elements. Where the list is empty there is none: a packet need not pass
 // it.
 func (w *writer) each(chain string, l list, d direction, words ...string) {
-	members := w.want.lists[w.v][l]
-	if !w.sets {
-		for _, e := range members.sorted() {
-			w.rule(chain, append([]string{e.match(d)}, words...)...)
-		}
+	if w.sets {
+		w.inSet(chain, "", l, d, words...)
 		return
 	}
+	for _, e := range w.want.lists[w.v][l].sorted() {
+		w.rule(chain, append([]string{e.match(d)}, words...)...)
+	}
+}
+
+// eachOf is each for destinations of one protocol: "tcp", or "tcp --syn", which is
+// asked first.
+func (w *writer) eachOf(chain string, l list, packets string, words ...string) {
+	if w.sets {
+		w.inSet(chain, "-p "+packets, l, dst, words...)
+		return
+	}
+	protocol, flags, _ := strings.Cut(packets, " ")
+	for _, e := range w.want.lists[w.v][l].sorted() {
+		if protocolName(e.protocol) == protocol {
+			w.rule(chain, append([]string{e.match(dst), flags}, words...)...)
+		}
+	}
+}
+
+// inSet adds a rule for what is in the set of a list.
+func (w *writer) inSet(chain, first string, l list, d direction, words ...string) {
 	dims := string(d)
 	switch l {
 	case listLocal, listCluster:
 	case listRefuse, listSilent: // empty and full again all the time: the rules stay
 		dims += "," + dims
 	default:
-		if len(members) == 0 {
+		if len(w.want.lists[w.v][l]) == 0 {
 			return
 		}
 		dims += "," + dims
 	}
-	w.rule(chain, append([]string{"-m set --match-set", setName(w.name, l, w.v), dims}, words...)...)
+	w.rule(chain, append([]string{first, "-m set --match-set", setName(w.name, l, w.v), dims}, words...)...)
 }
 
 // foreign tells whether there are rules for addresses that are not ours.
@@ -90,6 +109,8 @@ const (
 	// and packets that TPROXY gave to a listener.
 	isTransparent = "-m socket --transparent"
 	isUnderWay    = "-p tcp ! --syn"
+	// isData matches packets that end what an application has sent.
+	isData = "-p tcp --tcp-flags SYN,PSH PSH"
 )
 
 // chainsOf gives our chains of a table and for each the built-in chain that
@@ -100,35 +121,36 @@ var chainsOf = map[string][][2]string{
 	"filter": {{"INPUT", "INPUT"}, {"FORWARD", "FORWARD"}, {"OUTPUT", "OUTPUT"}, {"REST", ""}, {"REFUSE", ""}, {"SILENCE", ""}},
 }
 
-// rulesOf gives the rules of our chains of a table, a line for each.
-func (w *writer) rulesOf(table string) string {
-	w.Reset()
-	switch table {
-	case "raw":
-		w.raw()
-	case "mangle":
-		w.mangle()
-	case "filter":
-		w.filter()
+// ruleset is the rules of our chains, a text for each of tableNames.
+type ruleset [len(tableNames)]string
+
+// rules gives all rules, a line for each.
+func (w *writer) rules() (all ruleset) {
+	for i, write := range [len(tableNames)]func(){w.raw, w.mangle, w.filter} {
+		w.Reset()
+		write()
+		all[i] = w.String()
 	}
-	return w.String()
+	return all
 }
 
 // raw keeps what we carry out of connection tracking, and marks answers to
 // clients' addresses that our sockets are bound to (F7).
 //
 // On the way out, xt_socket cannot be asked. Packets that leave from an address
-// that is not this node's come from a transparent socket: those of ours to
-// endpoints.
+// that is not this node's, with a port for such sockets, are theirs.
 func (w *writer) raw() {
+	if w.reply != "" {
+		w.rule("PREROUTING", isUnderWay, "--dport", w.replyPorts, isTransparent, "-g %REPLY")
+	}
 	w.each("PREROUTING", listLocal, dst, "-g %NOTRACK")
 	w.each("PREROUTING", listOwn, dst, "-g %NOTRACK")
 	w.each("PREROUTING", listForeign, dst, "-g %NOTRACK")
 	w.each("PREROUTING", listLinger, dst, isTransparent, "-g %NOTRACK")
 	if w.reply != "" {
-		for _, p := range []string{"tcp", "udp"} {
-			w.rule("PREROUTING", "-p", p, "--dport", w.replyPorts, isTransparent, "-g %REPLY")
-		}
+		// Not before the services' addresses: a socket that answers from one of
+		// them is transparent, and would be taken for the receiver.
+		w.rule("PREROUTING", "-p udp --dport", w.replyPorts, isTransparent, "-g %REPLY")
 		w.rule("REPLY", "-j CT --notrack")
 		w.rule("REPLY", "-j MARK --set-xmark", w.reply)
 	}
@@ -141,14 +163,19 @@ func (w *writer) raw() {
 	for _, l := range []list{listForeign, listLinger} {
 		w.each("OUTPUT", l, dst, "-g %NOTRACK")
 	}
-	for _, p := range []string{"tcp", "udp"} {
-		w.rule("OUTPUT", "-p", p, "-m addrtype ! --src-type LOCAL -g %NOTRACK")
+	if w.reply != "" {
+		for _, p := range []string{"tcp", "udp"} {
+			w.rule("OUTPUT", "-p", p, "--sport", w.replyPorts, "-m addrtype ! --src-type LOCAL -g %NOTRACK")
+		}
 	}
 	w.rule("NOTRACK", "-j CT --notrack")
 }
 
-// mangle hands packets to listeners. A packet that opens a connection meets a
-// look-up for each lane; those of established connections need none of them.
+// mangle hands packets to listeners. Data for an established connection needs
+// nothing of it: the kernel finds the socket by itself, and its route with it,
+// and where there is none the filter's INPUT turns the packet away. What may open
+// a connection passes on: a SYN, and an ACK alone, which may answer a SYN cookie.
+// It meets a look-up for each lane, unless it is of an established connection.
 // One that opens a connection must not be taken for one of an established
 // socket, which may be waiting for its end: TPROXY knows what to do then.
 //
@@ -159,6 +186,7 @@ func (w *writer) raw() {
 // marked, and this node's new connections there are refused until the last of
 // the old ones has ended.
 func (w *writer) mangle() {
+	w.data()
 	w.each("PREROUTING", listLocal, dst, "-g %LOCAL")
 	w.each("PREROUTING", listForeign, dst, "-g %FOREIGN")
 	w.each("PREROUTING", listLinger, dst, isTransparent, "-g %MARK")
@@ -190,27 +218,32 @@ func (w *writer) mangle() {
 	}
 }
 
-// eachOf is each for destinations of one protocol.
-func (w *writer) eachOf(chain string, l list, protocol string, words ...string) {
-	if w.sets {
-		w.each(chain, l, dst, append([]string{"-p", protocol}, words...)...)
-		return
-	}
-	for _, e := range w.want.lists[w.v][l].sorted() {
-		if protocolName(e.protocol) == protocol {
-			w.rule(chain, append([]string{e.match(dst)}, words...)...)
+// data lets data pass that is not for an address of somebody else's, ours and
+// that of the rest of the node: those are marked, whatever is sent to them.
+func (w *writer) data() {
+	words := []string{isData}
+	for _, l := range []list{listForeign, listLinger} {
+		if len(w.want.lists[w.v][l]) == 0 {
+			continue
 		}
+		if !w.sets {
+			return // one rule cannot say that an address is none of many
+		}
+		words = append(words, "-m set ! --match-set", setName(w.name, l, w.v), "dst,dst")
 	}
+	w.rule("PREROUTING", append(words, "-j RETURN")...)
 }
 
 // filter refuses or drops what is for services' addresses and that nobody took:
 // the host's own wildcard servers stay unreachable there (F4, A3.12).
-// Established connections go on whatever the lists say (A8.1, A8.7).
+// Established connections go on whatever the lists say (A8.1, A8.7): they are
+// asked for first, as the kernel has found their sockets by now.
 //
 // Datagrams to a refused destination that is not on an address of ours are on
 // their way through or out: an ICMP answer can only be sent from an address
 // that the kernel takes for its own.
 func (w *writer) filter() {
+	w.rule("INPUT", isUnderWay, isTransparent, "-j RETURN")
 	w.each("INPUT", listLocal, dst, "-g %REST")
 	w.each("INPUT", listForeign, dst, "-g %REST")
 	w.each("INPUT", listLinger, dst, isTransparent, "-j RETURN")
@@ -223,8 +256,8 @@ func (w *writer) filter() {
 	}
 	// One that opens a connection is turned away even if a socket of an earlier
 	// connection between the same ports is waiting for its end.
-	w.eachOf("REST", listRefuse, "tcp", "--syn -g %REFUSE")
-	w.eachOf("REST", listSilent, "tcp", "--syn -g %SILENCE")
+	w.eachOf("REST", listRefuse, "tcp --syn", "-g %REFUSE")
+	w.eachOf("REST", listSilent, "tcp --syn", "-g %SILENCE")
 	// A socket that answers over UDP from the address takes nothing there.
 	w.eachOf("REST", listRefuse, "udp", "-g %REFUSE")
 	w.eachOf("REST", listSilent, "udp", "-g %SILENCE")

@@ -16,13 +16,10 @@ type tables struct {
 	// detached leaves out the rules that lead to our chains, to try them.
 	detached bool
 
-	text  string // the rules as they were written last; "" if that is not known
-	frame string // our part of the tables as they were read after that
+	text  ruleset // the rules as they were written last; zero if that is not known
+	frame string  // our part of the tables as they were read after that
 	moved time.Time
 }
-
-// comment is what the rules at the heads of built-in chains say.
-const comment = "sluice: packets for services"
 
 // waitForLock is how many seconds a program waits for another that changes
 // rules at the same time.
@@ -54,48 +51,36 @@ func (t *tables) apply(want *contents, sets bool) error {
 	return t.write(text, now)
 }
 
-// rules gives a text in which each table starts at "*".
-func (t *tables) rules(want *contents, sets bool) string {
-	w := newWriter(t.v, t.name, t.opts, want, sets)
-	var b strings.Builder
-	for _, table := range tableNames {
-		b.WriteString("*" + table + "\n" + w.rulesOf(table))
-	}
-	return b.String()
+func (t *tables) rules(want *contents, sets bool) ruleset {
+	return newWriter(t.v, t.name, t.opts, want, sets).rules()
 }
 
-// write puts a text of rules in force, and our rules at the heads of the
-// built-in chains.
-func (t *tables) write(text string, now *present) error {
-	t.text, t.frame = "", ""
+// write puts rules in force, and ours at the heads of the built-in chains.
+func (t *tables) write(text ruleset, now *present) error {
+	t.text, t.frame = ruleset{}, ""
 	prefix := chainPrefix(t.name)
 	var b strings.Builder
-	for part := range strings.SplitSeq(text[1:], "\n*") {
-		table, rules, _ := strings.Cut(part, "\n")
+	for i, table := range tableNames {
 		b.WriteString("*" + table + "\n")
 		for _, c := range chainsOf[table] {
 			b.WriteString(":" + prefix + c[0] + " - [0:0]\n")
 		}
-		marks, err := t.marksOfMaking(table, now)
+		heads := t.heads(table, text[i])
+		marks, err := t.marksOfMaking(table, heads, now)
 		if err != nil {
 			return err
 		}
 		for _, chain := range marks {
 			b.WriteString(":" + chain + " - [0:0]\n")
 		}
-		b.WriteString(rules)
-		if !strings.HasSuffix(rules, "\n") {
-			b.WriteString("\n")
-		}
+		b.WriteString(text[i])
 		if !t.detached {
 			for _, jump := range now.jumps[table] {
 				b.WriteString("-D" + strings.TrimPrefix(jump, "-A") + "\n")
 			}
-			for _, c := range chainsOf[table] {
-				if c[1] != "" {
-					fmt.Fprintf(&b, "-I %s 1 -m comment --comment %q -j %s\n", c[1], comment, prefix+c[0])
-				}
-			}
+		}
+		for _, chain := range heads {
+			fmt.Fprintf(&b, "-I %s 1 -j %s\n", chain, prefix+chain)
 		}
 		b.WriteString("COMMIT\n")
 	}
@@ -107,21 +92,28 @@ func (t *tables) write(text string, now *present) error {
 		return err
 	}
 	t.text = text
-	if after.atHead == t.heads() {
+	if after.atHead == t.allHeads() {
 		t.frame = after.frame
 	}
 	return nil
 }
 
-// heads is how many rules of ours there are at the heads of built-in chains.
-func (t *tables) heads() int {
-	n := 0
-	for _, chains := range chainsOf {
-		for _, c := range chains {
-			if c[1] != "" && !t.detached {
-				n++
-			}
+// heads gives the built-in chains of a table at whose heads there is a rule of
+// ours: those for which there are any rules. Every packet of the node passes
+// them.
+func (t *tables) heads(table, text string) (chains []string) {
+	for _, c := range chainsOf[table] {
+		if c[1] != "" && !t.detached && strings.Contains(text, "-A "+chainPrefix(t.name)+c[0]+" ") {
+			chains = append(chains, c[1])
 		}
+	}
+	return chains
+}
+
+// allHeads is how many rules of ours there are at the heads of built-in chains.
+func (t *tables) allHeads() (n int) {
+	for i, table := range tableNames {
+		n += len(t.heads(table, t.text[i]))
 	}
 	return n
 }
@@ -135,7 +127,7 @@ func (t *tables) verify(want *contents, sets bool) (repaired bool, err error) {
 		return false, err
 	}
 	if t.text == text && t.frame == now.frame {
-		if now.atHead == t.heads() || time.Since(t.moved) < movePeriod {
+		if now.atHead == t.allHeads() || time.Since(t.moved) < movePeriod {
 			return false, nil
 		}
 		t.moved = time.Now()
@@ -216,7 +208,7 @@ func withoutEmpty(frame string) string {
 // remove takes our chains away and every rule that leads there, and gives a
 // line for each chain.
 func (t *tables) remove() (removed []string, err error) {
-	t.text, t.frame = "", ""
+	t.text, t.frame = ruleset{}, ""
 	if t.program("-save") == "" {
 		return nil, nil
 	}

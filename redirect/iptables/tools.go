@@ -35,7 +35,6 @@ const (
 	FeatureMark     redirect.Feature = "xt_mark"
 	FeatureReject   redirect.Feature = "ipt_REJECT"
 	FeatureAddrType redirect.Feature = "xt_addrtype"
-	FeatureComment  redirect.Feature = "xt_comment"
 )
 
 // Mode is how errors name this way of steering.
@@ -272,7 +271,6 @@ func explain(err error, p *tables) error {
 		{FeatureCT, "raw", "-j CT --notrack"},
 		{FeatureAddrType, "raw", "-m addrtype ! --src-type LOCAL -j RETURN"},
 		{FeatureReject, "filter", "-p tcp -j REJECT --reject-with tcp-reset"},
-		{FeatureComment, "filter", "-m comment --comment probe -j RETURN"},
 	} {
 		chain := chainPrefix(p.name) + "TRY"
 		_, tryErr := p.restore(fmt.Sprintf("*%s\n:%s - [0:0]\n-A %s %s\nCOMMIT\n", one.table, chain, chain, one.rule))

@@ -31,7 +31,7 @@ func openWatcher(t *tools) (*watcher, error) {
 	w := &watcher{changed: make(chan struct{}, 1), closed: make(chan struct{})}
 	o := watch.Options{NetNS: t.ns.fd()}
 	if t.variant == NFT {
-		o.Tables = tableNames
+		o.Tables = tableNames[:]
 	}
 	var err error
 	if w.kernel, err = watch.Open(o); err != nil {
