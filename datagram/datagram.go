@@ -37,7 +37,8 @@
 // The number of sessions is bounded, in all and for each service port. At the
 // bound of all a new session takes the place of the oldest answered one, else
 // of the oldest, of a service that has more than its share; so a flood to one
-// service drives out its own sessions.
+// service drives out its own sessions. And the time is bounded that beginning
+// sessions for a service may take from others ([allowance]).
 //
 // # Who may call what
 //

@@ -109,23 +109,32 @@ func (l *shard) close() {
 // to look for another one costs less than another round of the loop.
 const leastBatch = 4
 
+// refusedBatch is how many it receives while its service may begin no sessions:
+// to refuse a client costs little.
+const refusedBatch = 8
+
 // HandleEvents receives what is there, up to a batch, which doubles as long as
-// it is full. One that begins sessions, which costs many times what a datagram
-// does, is followed by the least: so a flood from ever new addresses leaves its
-// turn to others after a few of them.
+// it is full. After one that began sessions it is small, so that a flood from
+// ever new addresses leaves its turn to others after a few of them: after one,
+// if there are others on the loop.
 func (l *shard) HandleEvents(uint8, poll.Events) {
 	w := l.worker
+	w.company.events++
 	n, errno := w.upIn.Receive(l.fd, 0, l.batch)
 	if errno != 0 {
 		return
 	}
-	opened := w.opened
 	w.deliver(l, n)
-	if w.opened-opened >= leastBatch {
+	switch h := w.opening.endTurn(); {
+	case h == nil:
+		l.batch = nextBatch(l.batch, n, leastBatch, w.upIn.Slots())
+	case !w.company.has(h, w.loop.Now()):
 		l.batch = leastBatch
-		return
+	case h.begin.left > 0:
+		l.batch = 1
+	default:
+		l.batch = refusedBatch
 	}
-	l.batch = nextBatch(l.batch, n, leastBatch, w.upIn.Slots())
 }
 
 // nextBatch gives how many datagrams to receive at once after n of batch came.

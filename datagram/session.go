@@ -47,6 +47,11 @@ func (w *worker) open(l *shard, k key) *session {
 	}
 	p := st.services[v.Port.ID]
 	h := &p.shares[w.index]
+	now := w.loop.Now()
+	if !w.opening.admit(h, now, w.company.has(h, now)) {
+		s.stats.refused.Add(1)
+		return nil
+	}
 	w.makeRoom(h)
 	o := l.outlet
 	if o == nil {
@@ -55,7 +60,7 @@ func (w *worker) open(l *shard, k key) *session {
 			return nil
 		}
 	}
-	c := w.enter(h, o, k, w.loop.Now())
+	c := w.enter(h, o, k, now)
 	c.record.Port, c.record.Kind = v.Port, v.Kind
 	if !c.dial(&v) {
 		return nil
@@ -80,7 +85,6 @@ func (w *worker) enter(h *share, o *outlet, k key, now int64) *session {
 	w.sessions[k] = c
 	h.enter(c, now)
 	w.count++
-	w.opened++
 	w.server.stats.sessions.Add(1)
 	return c
 }

@@ -29,7 +29,8 @@ type share struct {
 	worker  *worker
 	lists   [classes]list
 	count   int
-	place   int // in worker.active while count > 0
+	begin   allowance // of new sessions
+	place   int       // in worker.active while count > 0
 	timer   poll.Timer
 }
 
@@ -64,6 +65,7 @@ func (h *share) leave(s *session) {
 
 // touch notes a datagram of a session; answer says that it was an endpoint's.
 func (h *share) touch(s *session, now int64, answer bool) {
+	h.worker.company.note(h, now)
 	s.last = now
 	to := s.class
 	switch {

@@ -12,6 +12,7 @@ import (
 
 // upstream is a socket to endpoints, registered with its loop for good.
 type upstream struct {
+	worker  *worker
 	session *session // nil while it is spare, and connected to nothing
 	reg     poll.Registration
 	fd      int32
@@ -23,6 +24,7 @@ type upstream struct {
 
 // HandleEvents is told that an endpoint sent something, or that it is closed.
 func (u *upstream) HandleEvents(uint8, poll.Events) {
+	u.worker.company.events++
 	if u.session == nil {
 		sys.Drain(int(u.fd)) // it was on its way when the session ended
 		return
@@ -108,7 +110,7 @@ func (w *worker) takeUpstream(f service.Family, fresh bool) (*upstream, sys.Errn
 		return w.reuse(pool), 0
 	}
 	sys.SetReceiveBuffer(fd, upstreamBuffer) // not vital
-	u := &upstream{fd: int32(fd), family: f, bound: fresh}
+	u := &upstream{worker: w, fd: int32(fd), family: f, bound: fresh}
 	var err error
 	if u.reg, err = w.loop.Add(fd, 0, poll.Readable, u); err != nil {
 		sys.Close(fd)

@@ -28,13 +28,14 @@ type worker struct {
 	sessions map[key]*session
 	recent   *session // the one that was found last
 	count    int
-	opened   int      // sessions begun since the start
 	active   []*share // those with sessions
 	outlets  map[netip.AddrPort]*outlet
 	spares   [2]spares // by service.Family
 	held     holder
 	spare    []*session
 	round    uint32 // of the loop; it wraps
+	company  company
+	opening  opening
 
 	// upIn is where clients' datagrams are received; up are those of one
 	// session, on their way to its endpoint.
@@ -77,6 +78,7 @@ func newWorker(s *Server, index int, loop *poll.Loop, shard *conntrack.Shard) *w
 // endRound runs at the end of each round of the loop.
 func (w *worker) endRound() {
 	w.flushDown()
+	w.company.endRound(w.loop)
 	w.round++
 }
 

@@ -86,6 +86,8 @@ type Loop struct {
 	noWait bool
 	buffer []sys.EpollEvent
 
+	handled uint64 // events that were handed to handlers
+
 	waits atomic.Uint64 // system calls to collect events
 	woken atomic.Bool   // a wake-up is under way; coalesces Post's
 
@@ -265,6 +267,7 @@ func (l *Loop) dispatch(slot, gen uint32, ev Events) {
 		return // woken says what there is to do
 	}
 	if s := l.slots.find(Registration{slot: slot, gen: gen}); s != nil {
+		l.handled++
 		s.handler.HandleEvents(s.tag, ev)
 	}
 }
@@ -326,6 +329,10 @@ func (l *Loop) Forget(r Registration) {
 		l.slots.free(r)
 	}
 }
+
+// Handled returns how many events were handed to handlers. Like all but Post,
+// Stop and Waits it is for the loop's goroutine.
+func (l *Loop) Handled() uint64 { return l.handled }
 
 // Len returns how many descriptors are registered.
 func (l *Loop) Len() int { return l.slots.used }

@@ -1,0 +1,146 @@
+package datagram
+
+import (
+	"cmp"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// However sessions come, those of a service take its part of the time and what
+// was saved up.
+func TestAllowanceIsKept(t *testing.T) {
+	for _, c := range []struct{ every, cost, want time.Duration }{
+		{time.Millisecond, 50 * time.Microsecond, 476 * time.Millisecond}, // all that are asked for: one in 1.05 ms
+		{20 * time.Microsecond, 50 * time.Microsecond, 2600 * time.Millisecond},
+		{200 * time.Microsecond, 100 * time.Microsecond, 2600 * time.Millisecond},
+	} {
+		var a allowance
+		var took int64
+		for now, end := int64(time.Second), int64(11*time.Second); now < end; now += int64(c.every) {
+			if a.open(now) {
+				a.charge(int64(c.cost))
+				took += int64(c.cost)
+				now += int64(c.cost)
+			}
+		}
+		if off := time.Duration(took) - c.want; off.Abs() > time.Millisecond {
+			t.Errorf("sessions of %v, asked for every %v, take %v of ten seconds, want %v", c.cost, c.every, time.Duration(took), c.want)
+		}
+	}
+}
+
+// What a service takes while it is alone is not held against it for long.
+func TestAllowanceOverdrawn(t *testing.T) {
+	var a allowance
+	now := int64(time.Second)
+	for range 100000 {
+		a.open(now)
+		a.charge(int64(100 * time.Microsecond))
+		now += int64(100 * time.Microsecond)
+	}
+	if a.open(now) {
+		t.Error("ten seconds of nothing else, and there is some left")
+	}
+	if !a.open(now - allowanceLeast*allowancePart + 1) {
+		t.Error("it still has none when its part has made up for the most that can be overdrawn")
+	}
+}
+
+func TestCompany(t *testing.T) {
+	var c company
+	one, two := new(share), new(share)
+	at := func(ms int) int64 { return int64(time.Minute) + int64(ms)*int64(time.Millisecond) }
+	for i, step := range []struct {
+		ms   int
+		by   *share // who used the loop then
+		want [2]bool
+	}{
+		{0, one, [2]bool{false, true}},
+		{50, one, [2]bool{false, true}},
+		{60, two, [2]bool{true, true}},
+		{70, two, [2]bool{true, true}},
+		{151, two, [2]bool{true, false}},
+		{152, one, [2]bool{true, true}},
+		{300, one, [2]bool{false, true}},
+	} {
+		c.note(step.by, at(step.ms))
+		if got := [2]bool{c.has(one, at(step.ms)), c.has(two, at(step.ms))}; got != step.want {
+			t.Errorf("step %d: company %v, want %v", i, got, step.want)
+		}
+	}
+}
+
+// Between two turns of a service's clients a flood of another has one turn, and
+// begins one session in it.
+func TestPromise8_FloodTakesTurns(t *testing.T) {
+	const (
+		flood = 90 // sessions: each is charged a millisecond at most, so that all are allowed
+		asked = 40
+	)
+	lab := netns.NewLab(t, 2)
+	n := newNode(t, lab, nil)
+	for i, vip := range []string{vip4, "10.96.0.11"} {
+		lab.Backends[i].EchoUDP(t, 5300)
+		n.apply(svc([]string{"flooded", "quiet"}[i], vip, nil, at(lab.Backends[i].IPv4, 5300)))
+	}
+	// The loops stand still until all has been sent, and then have company.
+	var still sync.WaitGroup
+	gate := make(chan struct{})
+	for _, w := range n.server.workers {
+		still.Add(1)
+		w.loop.Post(func() {
+			still.Done()
+			<-gate
+			w.company.foreAt = w.loop.Now() + int64(time.Hour)
+		})
+	}
+	still.Wait()
+	send := func(vip string, number int) (list []net.Conn) {
+		for range number {
+			c := client(t, lab.Client, vip+":53")
+			if _, err := c.Write([]byte("q")); err != nil {
+				t.Error(err)
+			}
+			list = append(list, c)
+		}
+		return list
+	}
+	send(vip4, flood)
+	askers := send("10.96.0.11", asked)
+	close(gate)
+	for i, c := range askers {
+		if got, err := ask(c, "again", patience); err != nil {
+			t.Fatalf("client %d: %q, %v", i, got, err)
+		}
+	}
+	n.stop()
+
+	slices.SortFunc(n.records, func(a, b conntrack.Record) int { return cmp.Compare(a.ID, b.ID) })
+	for loop := range loops {
+		before, turn, quiet := 0, 0, 0
+		for _, r := range n.records {
+			switch {
+			case int(r.ID)%loops != loop:
+			case r.Port.Name.Name.Name == "flooded":
+				turn++
+			default:
+				quiet++
+				// Before a lane has seen a flood its turn is larger.
+				if turn > leastBatch {
+					t.Errorf("loop %d: %d sessions of the flood in one turn", loop, turn)
+				}
+				before, turn = before+turn, 0
+			}
+		}
+		if before > quiet+leastBatch {
+			t.Errorf("loop %d: %d sessions of the flood began before %d others had", loop, before, quiet)
+		}
+		t.Logf("loop %d: %d sessions of the flood began before %d others had, then %d", loop, before, quiet, turn)
+	}
+}
