@@ -297,16 +297,17 @@ func TestHeldStaysWithinBounds(t *testing.T) {
 	random := rand.New(rand.NewPCG(6, 6))
 	var sessions [300]session
 	want := make(map[*session][][]byte)
+	content := make([]byte, 2<<16) // that datagrams are pieces of
+	for i := range content {
+		content[i] = byte(random.Uint32())
+	}
 	for range 20000 {
 		s := &sessions[random.IntN(len(sessions))]
 		switch random.IntN(4) {
 		case 0:
 			h.drop(s)
 		default:
-			p := make([]byte, []int{0, 40, 1200, 9000, 65507}[random.IntN(5)])
-			for i := range p {
-				p[i] = byte(random.Uint32())
-			}
+			p := content[random.IntN(1<<16):][:[]int{0, 40, 1200, 9000, 65507}[random.IntN(5)]]
 			all := h.keep(s, p, 0)
 			used := 0
 			for _, d := range want[s] {

@@ -92,7 +92,7 @@ func resolve(from *netns.Host, question string, tries int, again *atomic.Int64) 
 // What sessions hold that are open and idle is bounded: the promise is 1 KiB
 // each.
 func TestIdleSessionsAreSmall(t *testing.T) {
-	const sessions, promise = 5000, 1 << 10
+	const sessions, promise = 2000, 1 << 10
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, func(o *Options) { o.MaxSessions, o.MaxServiceSessions = 2*sessions, 2*sessions })
 	lab.Backends[0].EchoUDP(t, 5300)
