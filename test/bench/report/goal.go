@@ -170,9 +170,17 @@ func (g Goal) Wanted() string {
 		word = "at least"
 	}
 	if g.Base == "" {
-		return word + " " + Number(g.Bound)
+		return word + " " + g.write(g.Bound)
 	}
-	return fmt.Sprintf("%s %.2f x %s", word, g.Bound, g.Base)
+	return word + " " + g.write(g.Bound) + " x " + g.Base
+}
+
+// write writes a figure as precisely as the goal is.
+func (g Goal) write(v float64) string {
+	if g.Base != "" || g.Bound != math.Trunc(g.Bound) {
+		return fmt.Sprintf("%.2f", v)
+	}
+	return Number(v)
 }
 
 // Words says what was found: "1.99 x (1.80 – 2.10)".
@@ -180,11 +188,7 @@ func (o Outcome) Words() string {
 	if o.Verdict == Unknown {
 		return ""
 	}
-	write := Number
-	if o.Goal.Base != "" {
-		write = func(v float64) string { return fmt.Sprintf("%.2f", v) }
-	}
-	text, low, high := write(o.Found.Median), write(o.Found.Low), write(o.Found.High)
+	text, low, high := o.Goal.write(o.Found.Median), o.Goal.write(o.Found.Low), o.Goal.write(o.Found.High)
 	if o.Goal.Base != "" {
 		text += " x"
 	}
