@@ -34,7 +34,7 @@ demo: build ## Build and play the demo: no cluster needed, nothing on this machi
 test: deps build ## Run every test with the race detector (root: end-to-end tests too)
 	$(REQUIRE_ROOT) go test -race -timeout 30m $(TESTFLAGS) $$(go list ./... | grep -v /test/e2e)
 	go test $(TESTFLAGS) ./internal/explain
-	$(REQUIRE_ROOT) go test -race -count=1 -timeout 30m $(TESTFLAGS) ./test/e2e
+	$(REQUIRE_ROOT) go test -race -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) .
 
 .PHONY: test-full

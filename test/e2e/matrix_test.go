@@ -291,6 +291,7 @@ func TestMatrix(t *testing.T) {
 			}
 			for _, network := range m.networks() {
 				t.Run(m.name+"/"+network+"/"+variant.name, func(t *testing.T) {
+					t.Parallel()
 					newWorld(t, network, matrix).play(t, m, variant.selected, decisionFlags(variant.flags...))
 				})
 			}

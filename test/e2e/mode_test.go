@@ -119,9 +119,13 @@ func (m mode) environment(t *testing.T) []string {
 // kinds are all kinds of destinations.
 var kinds = []string{clusterIP, foreignExternalIP, ownExternalIP, loadBalancerIP, proxiedIP, nodePort, otherNodePort, loopbackPort}
 
-// forModes runs a test over all modes.
+// forModes runs a test over all modes, beside each other and beside nothing
+// else: such tests wait for most of their time, and none judges how long.
 func forModes(t *testing.T, test func(*testing.T, mode)) {
 	for _, m := range modes {
-		t.Run(m.name, func(t *testing.T) { test(t, m) })
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			test(t, m)
+		})
 	}
 }

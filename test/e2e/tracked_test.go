@@ -16,7 +16,10 @@ func TestFullConntrackTableIsNoMatter(t *testing.T) {
 			continue
 		}
 		for _, network := range m.networks() {
-			t.Run(m.name+"/"+network, func(t *testing.T) { newWorld(t, network, sourceRows).withFullTable(t, m) })
+			t.Run(m.name+"/"+network, func(t *testing.T) {
+				t.Parallel()
+				newWorld(t, network, sourceRows).withFullTable(t, m)
+			})
 		}
 	}
 }
@@ -67,10 +70,15 @@ func (w *world) withFullTable(t *testing.T, m mode) {
 	if after := w.Node.Tracked(t); after == before {
 		t.Fatal("a connection past the proxy is not tracked either: it proves nothing")
 	}
-	w.Node.FillConntrack(t)
-	if _, got := w.clients[2].visit(w.network, past, w.nodeAddrs, silence); got != "silent" {
-		t.Fatalf("past the proxy with a full table: %s, want it to be silent", got)
-	}
+	// A connection that was tracked before may end right after the table was
+	// full, which makes room for one.
+	await(t, "no connection past the proxy finds room in the table", startTimeout, func() error {
+		w.Node.FillConntrack(t)
+		if _, got := w.clients[2].visit(w.network, past, w.nodeAddrs, silence); got != "silent" {
+			return errorText(got)
+		}
+		return nil
+	})
 	t.Logf("%d connections beside a full table", everything())
 	p.stop()
 }

@@ -56,19 +56,19 @@ func (n *Namespace) FillConntrack(t testing.TB) {
 	defer conn.Close()
 	size := n.number(t, "net/netfilter/nf_conntrack_max")
 	const batch = 256
-	list := make([]netlink.Message, 0, batch)
+	list := make([]netlink.Message, batch)
+	for j := range list {
+		if list[j], err = conntrackEntry(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for i := 0; n.Tracked(t) < size; {
 		if i > 2*size {
 			t.Fatalf("%s: conntrack has %d of %d entries and takes no more", n.name, n.Tracked(t), size)
 		}
 		for range min(size, 1<<16) / batch {
-			list = list[:0]
-			for range batch {
-				m, err := conntrackEntry(i)
-				if err != nil {
-					t.Fatal(err)
-				}
-				list = append(list, m)
+			for _, m := range list {
+				number(m, i)
 				i++
 			}
 			// Entries that find no room are told of one by one, which
@@ -80,9 +80,21 @@ func (n *Namespace) FillConntrack(t testing.TB) {
 	}
 }
 
-// conntrackEntry makes the creation of an entry that no other has: a UDP
-// session between two addresses that nobody uses.
-func conntrackEntry(i int) (netlink.Message, error) {
+// number makes an entry another one: it sets the client's port and the last
+// byte of its address, where conntrackEntry has put them.
+func number(entry netlink.Message, i int) {
+	const origSrc, origPort, replyDst, replyPort = 16, 44, 76, 104
+	for _, at := range []int{origSrc, replyDst} {
+		entry.Data[at+3] = byte(i >> 16)
+	}
+	for _, at := range []int{origPort, replyPort} {
+		binary.BigEndian.PutUint16(entry.Data[at:], uint16(i))
+	}
+}
+
+// conntrackEntry makes the creation of an entry: a UDP session between two
+// addresses that nobody uses.
+func conntrackEntry() (netlink.Message, error) {
 	tuple := func(e *netlink.AttributeEncoder, kind uint16, src, dst netip.Addr, from, to uint16) {
 		e.Nested(kind, func(e *netlink.AttributeEncoder) error {
 			e.Nested(tupleIP, func(e *netlink.AttributeEncoder) error {
@@ -101,10 +113,9 @@ func conntrackEntry(i int) (netlink.Message, error) {
 	}
 	e := netlink.NewAttributeEncoder()
 	e.ByteOrder = binary.BigEndian
-	src, dst := netip.AddrFrom4([4]byte{192, 0, 2, byte(i >> 16)}), netip.MustParseAddr("192.0.2.255")
-	port := uint16(i)
-	tuple(e, tupleOrig, src, dst, port, 9)
-	tuple(e, tupleReply, dst, src, 9, port)
+	src, dst := netip.MustParseAddr("192.0.2.0"), netip.MustParseAddr("192.0.2.255")
+	tuple(e, tupleOrig, src, dst, 0, 9)
+	tuple(e, tupleReply, dst, src, 9, 0)
 	e.Uint32(ctStatus, seenReplyAssuredConfirmed)
 	e.Uint32(ctTimeout, 3600)
 	attrs, err := e.Encode()
