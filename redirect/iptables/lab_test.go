@@ -27,26 +27,30 @@ func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
 // modes runs a test with each variant of the programs, with ipset and without.
 // A variant is left out only where its programs are missing or the kernel says
-// that it cannot do it.
+// that it cannot do it. The variants run beside each other; within one, the
+// programs of legacy have a lock that is one for all namespaces.
 func modes(t *testing.T, test func(t *testing.T, opts Options)) {
 	for _, variant := range []Variant{NFT, Legacy} {
-		for _, noSets := range []bool{false, true} {
-			name := string(variant) + "/ipset"
-			if noSets {
-				name = string(variant) + "/rules"
-			}
-			t.Run(name, func(t *testing.T) {
-				netns.Require(t)
-				opts := Options{Variant: variant, NoSets: noSets}
-				var missing *redirect.MissingError
-				if err := Probe(opts); errors.As(err, &missing) {
-					t.Skipf("SKIP-NEEDS: %v", err)
-				} else if err != nil {
-					t.Fatal(err)
+		t.Run(string(variant), func(t *testing.T) {
+			t.Parallel()
+			for _, noSets := range []bool{false, true} {
+				name := "ipset"
+				if noSets {
+					name = "rules"
 				}
-				test(t, opts)
-			})
-		}
+				t.Run(name, func(t *testing.T) {
+					netns.Require(t)
+					opts := Options{Variant: variant, NoSets: noSets}
+					var missing *redirect.MissingError
+					if err := Probe(opts); errors.As(err, &missing) {
+						t.Skipf("SKIP-NEEDS: %v", err)
+					} else if err != nil {
+						t.Fatal(err)
+					}
+					test(t, opts)
+				})
+			}
+		})
 	}
 }
 

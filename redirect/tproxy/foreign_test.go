@@ -224,15 +224,16 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 					t.Errorf("UDP as %s: %s", ip[0], got)
 				}
 				_ = c.Close()
-				c, err = dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 12001), netip.AddrPortFrom(ip[1], 54).String())
-				if err != nil {
-					t.Fatal(err)
+				if strict == "" || ip[0].Is6() { // the check of sources does not let errors through
+					c, err = dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 12001), netip.AddrPortFrom(ip[1], 54).String())
+					if err != nil {
+						t.Fatal(err)
+					}
+					if got := exchangeUDP(c); got != "refused" {
+						t.Errorf("UDP as %s to a closed port: %s", ip[0], got)
+					}
+					_ = c.Close()
 				}
-				// The check of sources does not let errors through.
-				if got := exchangeUDP(c); got != "refused" && (strict == "" || ip[0].Is6()) {
-					t.Errorf("UDP as %s to a closed port: %s", ip[0], got)
-				}
-				_ = c.Close()
 				// Directly: by ports that the kernel gives, which never are ours,
 				// and from and to ports of ours.
 				c, err = lab.Client.Dial("tcp", netip.AddrPortFrom(ip[1], 8080).String())
