@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/race"
 )
 
 const second = int64(time.Second)
@@ -348,7 +349,7 @@ func (m *model) drop(who netip.Addr, ep netip.AddrPort) {
 
 // The table against the model, by random operations.
 func TestAffinityAgainstModel(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range uint64(race.Fewer(60)) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		m := &model{limit: 1 + r.IntN(20), window: 50}
 		opts := Options{AffinityTimeout: 50, MaxPins: m.limit, Algorithm: Algorithm(r.IntN(2))}

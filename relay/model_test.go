@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/race"
 )
 
 // play is one link between the two sockets of a fake, and the obvious model of
@@ -270,10 +271,7 @@ var playConfigs = []Config{
 
 // TestLinkAgainstModel plays many random scripts.
 func TestLinkAgainstModel(t *testing.T) {
-	scripts := uint64(1000)
-	if testing.Short() {
-		scripts = 100
-	}
+	scripts := uint64(race.Fewer(1000))
 	for i, config := range playConfigs {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()

@@ -12,6 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/sluice-proxy/sluice/test/race"
 )
 
 // world holds the objects that exist, as an API server would.
@@ -265,8 +267,8 @@ func dump(s *Snapshot) string {
 // Store must say what the model says, and the same as a Store that begins with
 // the world as it is.
 func TestStoreAgainstModel(t *testing.T) {
-	const worlds, changes = 25, 80
-	for seed := range uint64(worlds) {
+	const changes = 80
+	for seed := range uint64(race.Fewer(25)) {
 		r := rand.New(rand.NewPCG(1, seed))
 		w := &world{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}}
 		s := NewStore(StoreOptions{NodeName: worldNode})

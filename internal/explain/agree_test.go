@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/slowpolicy"
+	"github.com/sluice-proxy/sluice/test/race"
 )
 
 var questions = flag.Int("questions", 1_000_000, "how many connections TestAgreesWithSlowPolicy asks about")
@@ -33,10 +34,7 @@ func line(a slowpolicy.Answer) string {
 // implementation of the rules says.
 func TestAgreesWithSlowPolicy(t *testing.T) {
 	const perCluster = 2000
-	total := *questions
-	if testing.Short() || raceEnabled { // make test runs it without the detector too
-		total /= 20
-	}
+	total := race.Fewer(*questions)
 	seen := map[string]int{}
 	for seed := range uint64(total / perCluster) {
 		r := rand.New(rand.NewPCG(4, seed))

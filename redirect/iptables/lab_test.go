@@ -25,6 +25,9 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
+// probes are what Probe has said, by variant: func() error.
+var probes sync.Map
+
 // modes runs a test with each variant of the programs, with ipset and without.
 // A variant is left out only where its programs are missing or the kernel says
 // that it cannot do it. The variants run beside each other; within one, the
@@ -41,8 +44,9 @@ func modes(t *testing.T, test func(t *testing.T, opts Options)) {
 				t.Run(name, func(t *testing.T) {
 					netns.Require(t)
 					opts := Options{Variant: variant, NoSets: noSets}
+					probe, _ := probes.LoadOrStore(string(variant)+name, sync.OnceValue(func() error { return Probe(opts) }))
 					var missing *redirect.MissingError
-					if err := Probe(opts); errors.As(err, &missing) {
+					if err := probe.(func() error)(); errors.As(err, &missing) {
 						t.Skipf("SKIP-NEEDS: %v", err)
 					} else if err != nil {
 						t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/race"
 )
 
 func TestMain(m *testing.M) {
@@ -52,11 +53,11 @@ func build() error {
 	}
 	program.dir, program.path = dir, filepath.Join(dir, "sluice")
 	args := []string{"build", "-buildvcs=false", "-o", program.path}
-	if raceEnabled {
+	if race.Enabled {
 		args = append(args, "-race")
 	}
 	cmd := exec.Command("go", append(args, "github.com/sluice-proxy/sluice/cmd/sluice")...)
-	if !raceEnabled {
+	if !race.Enabled {
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	}
 	if out, err := cmd.CombinedOutput(); err != nil {

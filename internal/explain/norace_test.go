@@ -1,5 +1,0 @@
-//go:build !race
-
-package explain
-
-const raceEnabled = false
