@@ -24,11 +24,12 @@ import (
 // bench is one run of the program.
 type bench struct {
 	opts     options
-	program  string // this program's file
-	dir      string // for files that vanish
-	maxFiles int    // descriptors that a process may have
-	iperf3   bool   // a column needs its server
-	now      string // what is being measured, for notes
+	program  string         // this program's file
+	dir      string         // for files that vanish
+	maxFiles int            // descriptors that a process may have
+	iperf3   bool           // a column needs its server
+	now      string         // what is being measured, for notes
+	broken   map[string]int // how often a peer did not start
 	data     report.Data
 	removed  sync.Once
 }
@@ -50,7 +51,7 @@ func newBench(opts options) (*bench, error) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return nil, err
 	}
-	return &bench{opts: opts, program: program, dir: dir, maxFiles: int(min(limit.Max, 65536))}, nil
+	return &bench{opts: opts, program: program, dir: dir, maxFiles: int(min(limit.Max, 65536)), broken: map[string]int{}}, nil
 }
 
 // close removes the run's files. Safe to call more than once.
@@ -222,6 +223,9 @@ func (b *bench) round(round int, peers []peer.Peer, columns []column, stages map
 	return nil
 }
 
+// mostBroken is how often a peer may fail to start before it is given up.
+const mostBroken = 3
+
 // measure runs one column for one peer. A failure is a note, and the rest goes
 // on: on a new stage, since this one may be broken.
 func (b *bench) measure(round int, c column, p peer.Peer, stages map[string]*stage) {
@@ -236,8 +240,12 @@ func (b *bench) measure(round int, c column, p peer.Peer, stages map[string]*sta
 	}
 	s := stages[p.Name]
 	if s == nil {
+		if b.broken[p.Name] == mostBroken {
+			return
+		}
 		var err error
 		if s, err = b.openStage(p, c.flags); err != nil {
+			b.broken[p.Name]++
 			b.note("%v", err)
 			return
 		}
