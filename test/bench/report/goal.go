@@ -51,7 +51,7 @@ var Goals = []Goal{
 	{"UDP request-response, 1 client, p50", "sluice", "udp-rr1.p50", "nginx", false, 1},
 	{"UDP, a new socket for each request", "sluice", "udp-new.rate", "direct", true, 0.4},
 	{"… requests lost", "sluice", "udp-new.lost", "", false, 0},
-	{"UDP bulk, datagrams of 1,200 bytes", "sluice", "udp-bulk.rate", "nginx", true, 2},
+	{"UDP bulk, 1,200-byte datagrams", "sluice", "udp-bulk.rate", "nginx", true, 2},
 	{"UDP, memory for each idle session, bytes", "sluice", "udp-idle.pss", "", false, 1024},
 	{"UDP, a flood of 5,000 new clients a second, a neighbour's p99 against without", "sluice", "udp-flood.times", "", false, 2},
 	{"… the neighbour's requests lost", "sluice", "udp-flood.lost", "", false, 0},

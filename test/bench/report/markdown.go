@@ -99,7 +99,7 @@ func (d *Data) writeEnvironment(b *strings.Builder) {
 			missing = append(missing, fmt.Sprintf("%s did not run: %s", p.Name, p.Missing))
 		}
 	}
-	fmt.Fprintf(b, "; %d rounds of %s s.", d.Rounds, Number(d.Seconds))
+	fmt.Fprintf(b, "; %d rounds of %g s.", d.Rounds, d.Seconds)
 	if e.Commit != "" {
 		fmt.Fprintf(b, " Commit %s.", e.Commit)
 	}
