@@ -17,7 +17,7 @@ type box[T any, P interface {
 	*T
 	metav1.Object
 }] struct {
-	trim func(P) P
+	trim func(P)
 	// put passes on an object; nil means that it is gone.
 	put func(service.Name, P)
 	// listed is called after each list, with how many objects were new,
@@ -35,7 +35,7 @@ type edition struct{ version, uid string }
 func newBox[T any, P interface {
 	*T
 	metav1.Object
-}](trim func(P) P, put func(service.Name, P), listed func(changed int)) *box[T, P] {
+}](trim func(P), put func(service.Name, P), listed func(changed int)) *box[T, P] {
 	return &box[T, P]{trim: trim, put: put, listed: listed, known: make(map[service.Name]edition)}
 }
 
@@ -44,7 +44,7 @@ func newBox[T any, P interface {
 func (b *box[T, P]) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) {
 		if p, ok := object.(P); ok {
-			return b.trim(p), nil
+			b.trim(p)
 		}
 		return object, nil
 	}
@@ -70,6 +70,7 @@ func (b *box[T, P]) set(p P) bool {
 	if known, ok := b.known[name]; ok && known == this && this.version != "" {
 		return false
 	}
+	b.trim(p)
 	b.known[name] = this
 	b.put(name, p)
 	return true
@@ -79,7 +80,7 @@ func (b *box[T, P]) set(p P) bool {
 func (b *box[T, P]) Add(object any) error {
 	p, err := b.object(object)
 	if err == nil {
-		b.set(b.trim(p))
+		b.set(p)
 	}
 	return err
 }
@@ -112,7 +113,7 @@ func (b *box[T, P]) Replace(objects []any, _ string) error {
 			return err
 		}
 		there[nameOf(p)] = struct{}{}
-		if b.set(b.trim(p)) {
+		if b.set(p) {
 			changed++
 		}
 	}

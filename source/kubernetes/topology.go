@@ -116,9 +116,3 @@ func (t *topology) nodes() allNodes {
 }
 
 var nodesResource = corev1.SchemeGroupVersion.WithResource("nodes")
-
-func trimMetadata(in *metav1.PartialObjectMetadata) *metav1.PartialObjectMetadata {
-	out := &metav1.PartialObjectMetadata{ObjectMeta: trimMeta(&in.ObjectMeta)}
-	out.Labels = in.Labels
-	return out
-}

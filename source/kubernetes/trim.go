@@ -1,7 +1,9 @@
 package kubernetes
 
 import (
+	"maps"
 	"strings"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -10,9 +12,11 @@ import (
 )
 
 // An object of the API is some kilobytes of managed fields, selectors and
-// conditions around the few fields that the model reads. What follows keeps
-// those only: whoever reads more of an object in package service adds it here
-// (TestTrimKeepsWhatTheModelReads tells when that is forgotten).
+// conditions around the few fields that the model reads. What follows empties
+// all others, in the object itself: a big cluster's objects are all there at once
+// when it starts, and a copy of each would be so too. Whoever reads more of an
+// object in package service keeps it here (TestTrimKeepsWhatTheModelReads tells
+// when that is forgotten). To trim an object twice is as good as once.
 
 const (
 	proxyNameLabel     = "service.kubernetes.io/service-proxy-name"
@@ -20,40 +24,41 @@ const (
 	topologyAnnotation = annotationPrefix + "topology-keys"
 )
 
-func trimMeta(m *metav1.ObjectMeta) metav1.ObjectMeta {
-	return metav1.ObjectMeta{
+func trimMeta(m *metav1.ObjectMeta, label, annotation func(key string) bool) {
+	*m = metav1.ObjectMeta{
 		Name:              m.Name,
-		Namespace:         m.Namespace,
+		Namespace:         unique.Make(m.Namespace).Value(),
 		UID:               m.UID,
 		ResourceVersion:   m.ResourceVersion,
 		CreationTimestamp: m.CreationTimestamp,
 		DeletionTimestamp: m.DeletionTimestamp,
+		Labels:            keep(m.Labels, label),
+		Annotations:       keep(m.Annotations, annotation),
 	}
 }
 
-// keep gives the entries of m whose key is wanted; nil if there are none.
+func all(string) bool  { return true }
+func none(string) bool { return false }
+
+// keep leaves the entries of m whose key is wanted; nil if there are none.
 func keep(m map[string]string, wanted func(key string) bool) map[string]string {
-	var out map[string]string
-	for k, v := range m {
-		if wanted(k) {
-			if out == nil {
-				out = make(map[string]string)
-			}
-			out[k] = v
-		}
+	maps.DeleteFunc(m, func(k, _ string) bool { return !wanted(k) })
+	if len(m) == 0 {
+		return nil
 	}
-	return out
+	return m
 }
 
-func trimService(in *corev1.Service) *corev1.Service {
-	out := &corev1.Service{ObjectMeta: trimMeta(&in.ObjectMeta)}
-	out.Labels = keep(in.Labels, func(k string) bool { return k == proxyNameLabel })
-	out.Annotations = keep(in.Annotations, func(k string) bool { return strings.HasPrefix(k, annotationPrefix) })
-	s := &in.Spec
-	out.Spec = corev1.ServiceSpec{
+func trimService(svc *corev1.Service) {
+	svc.TypeMeta = metav1.TypeMeta{}
+	trimMeta(&svc.ObjectMeta, func(k string) bool { return k == proxyNameLabel },
+		func(k string) bool { return strings.HasPrefix(k, annotationPrefix) })
+	s := &svc.Spec
+	*s = corev1.ServiceSpec{
 		ClusterIP:                s.ClusterIP,
 		ClusterIPs:               s.ClusterIPs,
 		Type:                     s.Type,
+		Ports:                    exact(s.Ports),
 		ExternalIPs:              s.ExternalIPs,
 		SessionAffinity:          s.SessionAffinity,
 		SessionAffinityConfig:    s.SessionAffinityConfig,
@@ -63,57 +68,91 @@ func trimService(in *corev1.Service) *corev1.Service {
 		IPFamilies:               s.IPFamilies,
 		InternalTrafficPolicy:    s.InternalTrafficPolicy,
 	}
-	out.Spec.Ports = make([]corev1.ServicePort, len(s.Ports))
 	for i, p := range s.Ports {
-		out.Spec.Ports[i] = corev1.ServicePort{Name: p.Name, Protocol: p.Protocol, Port: p.Port, NodePort: p.NodePort}
+		s.Ports[i] = corev1.ServicePort{Name: p.Name, Protocol: p.Protocol, Port: p.Port, NodePort: p.NodePort}
 	}
-	for _, ingress := range in.Status.LoadBalancer.Ingress {
-		out.Status.LoadBalancer.Ingress = append(out.Status.LoadBalancer.Ingress,
-			corev1.LoadBalancerIngress{IP: ingress.IP, IPMode: ingress.IPMode})
+	ingress := svc.Status.LoadBalancer.Ingress
+	svc.Status = corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: ingress}}
+	for i, in := range ingress {
+		ingress[i] = corev1.LoadBalancerIngress{IP: in.IP, IPMode: in.IPMode}
 	}
-	return out
 }
 
-func trimSlice(in *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
-	out := &discoveryv1.EndpointSlice{ObjectMeta: trimMeta(&in.ObjectMeta), AddressType: in.AddressType}
-	out.Labels = keep(in.Labels, func(k string) bool {
-		return k == discoveryv1.LabelServiceName || k == corev1.IsHeadlessService
-	})
-	out.Annotations = keep(in.Annotations, func(k string) bool { return k == corev1.EndpointsLastChangeTriggerTime })
-	out.Ports = make([]discoveryv1.EndpointPort, len(in.Ports))
-	for i, p := range in.Ports {
-		out.Ports[i] = discoveryv1.EndpointPort{Name: p.Name, Protocol: p.Protocol, Port: p.Port}
+func trimSlice(s *discoveryv1.EndpointSlice) {
+	s.TypeMeta = metav1.TypeMeta{}
+	trimMeta(&s.ObjectMeta, func(k string) bool { return k == discoveryv1.LabelServiceName || k == corev1.IsHeadlessService },
+		func(k string) bool { return k == corev1.EndpointsLastChangeTriggerTime })
+	for i, p := range s.Ports {
+		s.Ports[i] = discoveryv1.EndpointPort{Name: p.Name, Protocol: p.Protocol, Port: p.Port}
 	}
-	out.Endpoints = make([]discoveryv1.Endpoint, len(in.Endpoints))
-	for i := range in.Endpoints {
-		e := &in.Endpoints[i]
-		out.Endpoints[i] = discoveryv1.Endpoint{
-			Addresses:  e.Addresses,
-			Conditions: e.Conditions,
-			NodeName:   e.NodeName,
-			Zone:       e.Zone,
-			Hints:      e.Hints,
+	s.Endpoints = exact(s.Endpoints)
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		*e = discoveryv1.Endpoint{
+			Addresses: e.Addresses,
+			Conditions: discoveryv1.EndpointConditions{
+				Ready: truth(e.Conditions.Ready), Serving: truth(e.Conditions.Serving), Terminating: truth(e.Conditions.Terminating),
+			},
+			TargetRef: e.TargetRef,
+			NodeName:  shared(e.NodeName),
+			Zone:      shared(e.Zone),
+			Hints:     e.Hints,
 		}
 		if r := e.TargetRef; r != nil {
-			out.Endpoints[i].TargetRef = &corev1.ObjectReference{Kind: r.Kind, Namespace: r.Namespace, Name: r.Name, UID: r.UID}
+			*r = corev1.ObjectReference{Kind: unique.Make(r.Kind).Value(), Namespace: unique.Make(r.Namespace).Value(), Name: r.Name, UID: r.UID}
 		}
 	}
-	return out
 }
 
-func trimNode(in *corev1.Node) *corev1.Node {
-	out := &corev1.Node{ObjectMeta: trimMeta(&in.ObjectMeta)}
-	out.Labels = in.Labels
-	out.Spec.PodCIDR, out.Spec.PodCIDRs = in.Spec.PodCIDR, in.Spec.PodCIDRs
-	for _, t := range in.Spec.Taints {
-		out.Spec.Taints = append(out.Spec.Taints, corev1.Taint{Key: t.Key, Effect: t.Effect})
+// exact gives a list without the room for more that decoding left.
+func exact[T any](list []T) []T {
+	if cap(list) == len(list) {
+		return list
 	}
-	out.Status.Addresses = in.Status.Addresses
+	out := make([]T, len(list))
+	copy(out, list)
 	return out
 }
 
-func trimServiceCIDR(in *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDR {
-	out := &networkingv1.ServiceCIDR{ObjectMeta: trimMeta(&in.ObjectMeta)}
-	out.Spec.CIDRs = in.Spec.CIDRs
-	return out
+var yes, no = true, false
+
+// truth gives a pointer to the same that all share; nil stays nil.
+func truth(p *bool) *bool {
+	switch {
+	case p == nil:
+		return nil
+	case *p:
+		return &yes
+	}
+	return &no
+}
+
+// shared lets a name that many objects have be in memory once.
+func shared(name *string) *string {
+	if name != nil {
+		*name = unique.Make(*name).Value()
+	}
+	return name
+}
+
+func trimNode(n *corev1.Node) {
+	n.TypeMeta = metav1.TypeMeta{}
+	trimMeta(&n.ObjectMeta, all, none)
+	n.Spec = corev1.NodeSpec{PodCIDR: n.Spec.PodCIDR, PodCIDRs: n.Spec.PodCIDRs, Taints: n.Spec.Taints}
+	for i, t := range n.Spec.Taints {
+		n.Spec.Taints[i] = corev1.Taint{Key: t.Key, Effect: t.Effect}
+	}
+	n.Status = corev1.NodeStatus{Addresses: n.Status.Addresses}
+}
+
+func trimServiceCIDR(c *networkingv1.ServiceCIDR) {
+	c.TypeMeta = metav1.TypeMeta{}
+	trimMeta(&c.ObjectMeta, none, none)
+	c.Status = networkingv1.ServiceCIDRStatus{}
+}
+
+// trimMetadata is for the nodes whose labels count.
+func trimMetadata(m *metav1.PartialObjectMetadata) {
+	m.TypeMeta = metav1.TypeMeta{}
+	trimMeta(&m.ObjectMeta, all, none)
 }

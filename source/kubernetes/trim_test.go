@@ -65,14 +65,14 @@ func full() service.Change {
 }
 
 func TestTrimKeepsWhatTheModelReads(t *testing.T) {
-	whole := full()
-	trimmed := service.Change{
-		EndpointSlices: []*discoveryv1.EndpointSlice{trimSlice(trimSlice(whole.EndpointSlices[0]))}, // twice is as good as once
-		Nodes:          []*corev1.Node{trimNode(whole.Nodes[0])},
-		ServiceCIDRs:   []*networkingv1.ServiceCIDR{trimServiceCIDR(whole.ServiceCIDRs[0])},
-	}
-	for _, svc := range whole.Services {
-		trimmed.Services = append(trimmed.Services, trimService(svc))
+	whole, trimmed := full(), full()
+	for range 2 { // twice is as good as once
+		for _, svc := range trimmed.Services {
+			trimService(svc)
+		}
+		trimSlice(trimmed.EndpointSlices[0])
+		trimNode(trimmed.Nodes[0])
+		trimServiceCIDR(trimmed.ServiceCIDRs[0])
 	}
 	options := service.StoreOptions{NodeName: "a"}
 	want, got := service.NewStore(options).Apply(whole), service.NewStore(options).Apply(trimmed)
