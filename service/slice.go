@@ -16,7 +16,7 @@ type slice struct {
 	owner     Name // the service
 	family    Family
 	ports     []slicePort
-	endpoints []Endpoint // without a port number in Addr
+	endpoints []Endpoint // whatever port is in Addr does not count
 	problems  []string
 }
 
@@ -30,9 +30,12 @@ func (s *slice) problemf(format string, args ...any) {
 	s.problems = append(s.problems, fmt.Sprintf(format, args...))
 }
 
-func (s *slice) equal(o *slice) bool {
-	return s.owner == o.owner && s.family == o.family && slices.Equal(s.ports, o.ports) &&
-		endpointsEqual(s.endpoints, o.endpoints) && slices.Equal(s.problems, o.problems)
+// share lets a slice hold its endpoints where a service port does that has no
+// others: most have one port and one slice, and would be in memory twice.
+func (s *slice) share(family Family, merged []Endpoint) {
+	if s.family == family && len(s.endpoints) == len(merged) {
+		s.endpoints = merged
+	}
 }
 
 func endpointsEqual(a, b []Endpoint) bool {

@@ -163,3 +163,22 @@ func TestEndpointDetails(t *testing.T) {
 		}
 	})
 }
+
+// A big cluster's endpoints are not in memory twice, once by slice and once by
+// service port.
+func TestEndpointsOfALoneSliceAreShared(t *testing.T) {
+	s := NewStore(StoreOptions{})
+	c := services(newService("web", "10.96.0.1"))
+	c.EndpointSlices = append(c.EndpointSlices, newSlice("a", "web", 8080, withAddresses("10.0.0.2", "10.0.0.10")))
+	merged := only(t, s.Apply(c)).Families[IPv4].Endpoints
+	name := Name{Namespace: "default", Name: "a"}
+	held := s.services[s.owners[name]].slices[name.Name].endpoints
+	if len(held) != 2 || &held[0] != &merged[0] {
+		t.Errorf("the slice holds %v, the port %v", held, merged)
+	}
+	// One more slice: the port has a list of its own, and the first slice's stays.
+	both := only(t, s.Apply(Change{EndpointSlices: []*discoveryv1.EndpointSlice{newSlice("b", "web", 8081, withAddresses("10.0.0.2"))}}))
+	if got := len(both.Families[IPv4].Endpoints); got != 3 || len(held) != 2 || len(merged) != 2 {
+		t.Errorf("%d endpoints of two slices", got)
+	}
+}

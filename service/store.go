@@ -156,10 +156,6 @@ func (s *Store) setSlice(name Name, sl *slice, u *update) {
 	owner, had := s.owners[name]
 	if had {
 		st := s.services[owner]
-		old := st.slices[name.Name]
-		if sl != nil && sl.equal(old) {
-			return
-		}
 		delete(st.slices, name.Name)
 		u.endpoints[st] = struct{}{}
 		delete(s.owners, name)
@@ -333,6 +329,9 @@ func (s *Store) buildService(st *state, addresses bool, u *update) {
 				before = old.Families[f].Endpoints
 			}
 			v.Endpoints = s.merger.merge(inOrder, Family(f), next.Name.Port, next.Name.Protocol, before)
+			if len(inOrder) == 1 {
+				inOrder[0].share(Family(f), v.Endpoints)
+			}
 		}
 		if old != nil && old.equal(next) {
 			continue

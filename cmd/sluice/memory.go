@@ -2,7 +2,10 @@ package main
 
 import (
 	"os"
+	"runtime"
 	"runtime/debug"
+
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // settledGC is how much the heap may grow, in percent of what is in use, from
@@ -11,9 +14,17 @@ import (
 // nothing, so that little room costs little CPU.
 const settledGC = 25
 
-// settleMemory gives back what the first configuration was read from: its
-// objects take about as much as what is kept of them. It takes a collection,
-// and should not be waited for.
+// letGo lets go of the objects of the first configuration once the model is made
+// of them: together they take as much memory as all that is kept in the end, and
+// what is made of the model next can have it.
+func letGo(c service.Change) {
+	clear(c.Services)
+	clear(c.EndpointSlices)
+	runtime.GC()
+}
+
+// settleMemory gives memory back that only the start needed. It takes a
+// collection, and should not be waited for.
 func settleMemory() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(settledGC)

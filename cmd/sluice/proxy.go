@@ -324,6 +324,9 @@ func (p *proxy) run(ctx context.Context) error {
 // apply puts a change of the configuration in force.
 func (p *proxy) apply(c service.Change) {
 	snap := p.store.Apply(c)
+	if p.table == nil {
+		letGo(c)
+	}
 	if p.table != nil && p.table.Snapshot() == snap {
 		return // nothing that matters (A1.17)
 	}
