@@ -57,18 +57,35 @@ func (o *outlet) open() bool {
 	fd, err := sys.BindUDP(o.address, sys.UDPOptions{Transparent: true, FreeBind: true, ReusePort: true, Deaf: true})
 	if err != nil && InUse(err) {
 		s.stats.conflicts.Add(1)
-		s.log.Warn().Stringer("destination", o.address).Msg("another program on this node has this UDP port on all addresses: answers leave by a raw socket, which is slower")
+		o.warn(o.address.String(), nil, "another program on this node has this UDP port on all addresses: answers leave by a raw socket, which is slower")
 		o.raw = true
 		fd, err = sys.RawUDP(o.address.Addr())
 	}
 	if err != nil {
 		s.stats.trouble.Add(1)
-		s.log.Warn().Err(err).Stringer("destination", o.address).
-			Msg("UDP answers cannot be sent from this destination: its clients are not served; tried again in a second" + o.missing(err))
+		cause := err
+		for next := cause; next != nil; next = errors.Unwrap(next) {
+			cause = next // the destination is not in it
+		}
+		o.warn(cause.Error(), err, "UDP answers cannot be sent from this destination: its clients are not served; tried again each second"+o.missing(err))
 		return false
 	}
 	o.fd = fd
 	return true
+}
+
+// warn logs what has happened, once a minute for each cause.
+func (o *outlet) warn(cause string, err error, text string) {
+	s := o.worker.server
+	unsaid, ok := s.warnings.due(cause, o.worker.loop.Now())
+	if !ok {
+		return
+	}
+	e := s.log.Warn().Err(err).Stringer("destination", o.address)
+	if unsaid > 0 {
+		e.Int("times_since", unsaid)
+	}
+	e.Msg(text)
 }
 
 // missing names the right that the socket needs, if it is that.

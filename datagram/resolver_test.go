@@ -21,7 +21,7 @@ import (
 // answered, each by its own answer. (A connected socket takes answers from where
 // it sent to only.)
 func TestResolversWhileEndpointsCycle(t *testing.T) {
-	const clients, each, tries, pace = 16, 625, 4, 50
+	const clients, each, tries, pace = 16, 250, 4, 50
 	lab := netns.NewLab(t, 3)
 	n := newNode(t, lab, func(o *Options) { o.MaxSessions = 500 })
 	var eps []netip.AddrPort

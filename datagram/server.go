@@ -24,8 +24,9 @@ type Server struct {
 	log     zerolog.Logger
 	workers []*worker
 
-	state atomic.Pointer[state]
-	stats stats
+	state    atomic.Pointer[state]
+	stats    stats
+	warnings warnings
 
 	// What follows is the configuring goroutine's.
 	services map[service.PortName]*portService
