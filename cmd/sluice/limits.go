@@ -23,6 +23,9 @@ const (
 	ownFiles = 128
 	// mostListeners bounds the default of --max-listeners.
 	mostListeners = 8192
+	// mostSessions bounds the default of --max-udp-sessions: one takes about 4 KiB
+	// of memory, three of them the kernel's.
+	mostSessions = 65536
 	// leastConnections is how many connections must be possible at least.
 	leastConnections = 16
 )
@@ -53,9 +56,12 @@ func (o *runOptions) shareOut(files int) (limits, error) {
 		serviceSessions:    o.maxServiceSessions,
 	}
 	if l.sessions == 0 {
-		// Few, as TCP connections are what most of a limit is for; where there
-		// is much UDP, the limit of open files is better raised for both.
-		l.sessions = max(files/64, 16)
+		// Few, as TCP connections are what most of a limit is for, and a session
+		// that was answered makes room for another without harm. With the million
+		// files of a container it is as many as connection tracking has for each
+		// processor, enough for a thousand new clients in each of the 30 s that
+		// a session rests.
+		l.sessions = min(max(files/32, 16), mostSessions)
 	}
 	if l.serviceSessions == 0 {
 		l.serviceSessions = l.sessions

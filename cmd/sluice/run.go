@@ -141,7 +141,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.IntVar(&o.maxServiceConnections, "max-connections-per-service", 0, "connections open at once of one service port; more are reset (default: 31/32 of --max-connections)")
 	f.IntVar(&o.maxServiceDialing, "max-dialing-per-service", 1024, "connections of one service port that wait for an endpoint to answer; more wait to be accepted")
 	f.IntVar(&o.maxAffinityClients, "max-affinity-clients", balancer.DefaultMaxPins, "clients that session affinity remembers for each service port; the oldest go first")
-	f.IntVar(&o.maxSessions, "max-udp-sessions", 0, "UDP sessions at once; a new one takes the place of the oldest that was answered, of the services with most (default: 1/64 of the limit of open files)")
+	f.IntVar(&o.maxSessions, "max-udp-sessions", 0, "UDP sessions at once; a new one takes the place of the oldest that was answered, of the services with most (default: 1/32 of the limit of open files, at most 65536)")
 	f.IntVar(&o.maxServiceSessions, "max-udp-sessions-per-service", 0, "UDP sessions at once of one service port (default: --max-udp-sessions)")
 	f.DurationVar(&o.udpTimeout, "udp-timeout", 30*time.Second, "a UDP session without a datagram for so long is ended")
 	f.DurationVar(&o.udpStreamTimeout, "udp-stream-timeout", 2*time.Minute, "the same for a session that has been used both ways for two seconds")

@@ -1,0 +1,38 @@
+package main
+
+import "testing"
+
+// What connections, sessions and listeners can take together is never more than
+// there is, and TCP keeps most of it.
+func TestDescriptorsAreSharedOut(t *testing.T) {
+	for _, c := range []struct {
+		files, sessions, connections int
+	}{
+		{1024, 32, 284},
+		{20000, 625, 9105},
+		{65536, 2048, 30272},
+		{1 << 20, 32768, 499520},
+		{1 << 30, 65536, 536825664},
+	} {
+		o := runOptions{maxPipes: 128}
+		l, err := o.shareOut(c.files)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l.sessions != c.sessions || l.serviceSessions != c.sessions || l.connections != c.connections {
+			t.Errorf("%d files: %d sessions, %d connections; want %d, %d", c.files, l.sessions, l.connections, c.sessions, c.connections)
+		}
+		if sum := ownFiles + 2*o.maxPipes + l.listeners + sessionFiles(l.sessions) + 2*l.connections; sum > c.files {
+			t.Errorf("%d files: %d are shared out", c.files, sum)
+		}
+	}
+	for _, o := range []runOptions{
+		{maxPipes: 128, maxSessions: 800},
+		{maxPipes: 128, maxConnections: 400},
+		{maxPipes: 500},
+	} {
+		if l, err := o.shareOut(1024); err == nil {
+			t.Errorf("%+v of 1024 files gives %+v", o, l)
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// TestDatagramsWhenDescriptorsRunOut takes away all descriptors that are not in
+// use: each new client is served in the place of another, and none is refused.
+func TestDatagramsWhenDescriptorsRunOut(t *testing.T) {
+	const clients = 20
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoUDP(t, 9000)
+	p := newProxy(t, lab.Node)
+	p.put(&object{
+		name: "dns", kind: corev1.ServiceTypeClusterIP, vips: []string{vip4}, port: 53, target: 9000,
+		protocol: corev1.ProtocolUDP, endpoints: []endpoint{{host: lab.Backends[0], node: "elsewhere"}},
+	})
+	p.start()
+	ask := func(text string) {
+		t.Helper()
+		conn, err := lab.Client.Dial("udp", net.JoinHostPort(vip4, "53"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		if said, err := exchange(conn, text, startTimeout); err != nil {
+			t.Fatalf("client %s: %q, %v", text, said, err)
+		}
+	}
+	for i := range clients {
+		ask(fmt.Sprint(i))
+	}
+	highest := 0
+	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range list {
+		fd, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		highest = max(highest, fd)
+	}
+	var limit unix.Rlimit
+	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
+		t.Fatal(err)
+	}
+	limit.Cur = uint64(highest) + 1
+	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
+		t.Fatal(err)
+	}
+	asked := clients
+	for ; asked <= highest+clients; asked++ { // there may be gaps
+		ask(fmt.Sprint(asked))
+	}
+	limit.Cur = limit.Max
+	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
+		t.Fatal(err)
+	}
+	m, err := p.metrics()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d clients, %v sessions, %d descriptors", asked, m["sluice_udp_sessions"], highest+1)
+	if m["sluice_udp_sessions"] >= float64(highest) {
+		t.Error("no descriptor was missing")
+	}
+	p.stop()
+}
