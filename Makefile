@@ -16,6 +16,9 @@ SOURCES := $(shell find . -path ./.cache -prune -o -name '*.go' -print) go.mod g
 # One way to compile for all but the race detector, so that it is done once.
 export GOFLAGS := $(GOFLAGS) -trimpath
 export CGO_ENABLED := 0
+# The race detector; what it has found is told without its second of waiting at
+# the end of each program.
+RACE := CGO_ENABLED=1 GORACE=atexit_sleep_ms=50
 # Root can make network namespaces, so no test has a reason to skip itself.
 REQUIRE_ROOT := $(if $(filter 0,$(shell id -u)),SLUICE_REQUIRE_ROOT=1)
 
@@ -35,9 +38,9 @@ demo: build ## Build and play the demo: no cluster needed, nothing on this machi
 
 .PHONY: test
 test: deps build ## Run every test with the race detector (root: end-to-end tests too)
-	$(REQUIRE_ROOT) CGO_ENABLED=1 go test -race -timeout 30m $(TESTFLAGS) $$(go list ./... | grep -v /test/e2e)
+	$(REQUIRE_ROOT) $(RACE) go test -race -timeout 30m $(TESTFLAGS) $$(go list ./... | grep -v /test/e2e)
 	go test $(TESTFLAGS) -run 'Model|Agrees' $$(grep -rl --include=*_test.go 'race\.Fewer(' . | xargs dirname | sort -u)
-	$(REQUIRE_ROOT) CGO_ENABLED=1 go test -race -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) ./test/e2e
+	$(REQUIRE_ROOT) $(RACE) go test -race -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) .
 
 .PHONY: test-full
