@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/steering"
 )
 
 // Data passes most rules by. What belongs to no connection is turned away all
@@ -17,18 +18,18 @@ func TestDataOfNoConnection(t *testing.T) {
 	modes(t, func(t *testing.T, opts Options) {
 		lab := newLab(t)
 		lab.Node.EchoTCP(t, 80) // would answer with a reset
-		f := newFront(t, lab.Node, "front")
+		f := steering.NewFront(t, lab.Node, "front")
 		r := newOne(t, lab.Node, opts)
 		for _, p := range []redirect.Plan{
-			planOf(steerTo(f, tcp("10.96.0.10:80")), silencing(tcp("10.96.0.12:80"))),
-			planOf(steerTo(f, tcp("10.96.0.10:80"), tcp("192.0.2.1:80")), silencing(tcp("10.96.0.12:80"))),
+			steering.Plan(steering.Steer(f, tcp("10.96.0.10:80")), steering.Silent(tcp("10.96.0.12:80"))),
+			steering.Plan(steering.Steer(f, tcp("10.96.0.10:80"), tcp("192.0.2.1:80")), steering.Silent(tcp("10.96.0.12:80"))),
 		} {
 			apply(t, r, p)
 			for _, c := range []struct{ to, want string }{
 				{"10.96.0.10:80", "reset"},
 				{"10.96.0.10:81", "reset"}, // A3.12
-				{"10.96.0.12:80", "silent"},
-				{"10.96.0.99:80", "silent"},
+				{"10.96.0.12:80", steering.Silence},
+				{"10.96.0.99:80", steering.Silence},
 				{"10.1.0.1:80", "reset"}, // the server
 			} {
 				if got := sendData(t, lab.Client, netip.MustParseAddrPort(c.to), patienceFor(c.want)); got != c.want {
@@ -40,7 +41,7 @@ func TestDataOfNoConnection(t *testing.T) {
 }
 
 // sendData sends a segment with data, as of an established connection, and tells
-// what comes back in some time: "reset" or "silent".
+// what comes back in some time: "reset" or steering.Silence.
 func sendData(t *testing.T, from *netns.Host, to netip.AddrPort, patience time.Duration) string {
 	t.Helper()
 	var raw *net.IPConn
@@ -71,7 +72,7 @@ func sendData(t *testing.T, from *netns.Host, to netip.AddrPort, patience time.D
 	for {
 		n, _, err := raw.ReadFromIP(buf)
 		if err != nil {
-			return "silent"
+			return steering.Silence
 		}
 		const rst = 0x04
 		if answer := buf[:n]; n >= 20 && binary.BigEndian.Uint16(answer) == to.Port() &&

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -13,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/steering"
 )
 
 // newLab has a backend that the node's default routes lead to: what is not
@@ -42,16 +42,16 @@ func TestWhatClientsGet(t *testing.T) {
 		lab := newLab(t)
 		lab.Node.EchoTCP(t, 80) // the host's own servers: nobody may get these by a service's address (F4)
 		lab.Node.EchoUDP(t, 55)
-		f, other := newFront(t, lab.Node, "front"), newFront(t, lab.Node, "other")
+		f, other := steering.NewFront(t, lab.Node, "front"), steering.NewFront(t, lab.Node, "other")
 		r := newOne(t, lab.Node, opts)
-		p := planOf(
-			steerTo(f, tcp("10.96.0.10:80"), udp("10.96.0.10:53"), tcp("[fd01::10]:80"), udp("[fd01::10]:53")),
-			steerTo(other, tcp("10.96.0.20:80"), tcp("[fd01::20]:80")),
-			refusing(tcp("10.96.0.11:80"), udp("10.96.0.11:53"), tcp("[fd01::11]:80"), udp("[fd01::11]:53")),
-			silencing(tcp("10.96.0.12:80"), udp("10.96.0.12:53"), tcp("[fd01::12]:80"), udp("[fd01::12]:53")),
-			steerTo(f, tcp("192.0.2.1:80"), udp("192.0.2.1:54"), tcp("[2001:db8::1]:80"), udp("[2001:db8::1]:54")),
-			refusing(tcp("192.0.2.1:82"), udp("192.0.2.1:82"), tcp("[2001:db8::1]:82"), udp("[2001:db8::1]:82")),
-			silencing(tcp("192.0.2.1:83"), udp("192.0.2.1:83"), tcp("[2001:db8::1]:83"), udp("[2001:db8::1]:83")),
+		p := steering.Plan(
+			steering.Steer(f, tcp("10.96.0.10:80"), udp("10.96.0.10:53"), tcp("[fd01::10]:80"), udp("[fd01::10]:53")),
+			steering.Steer(other, tcp("10.96.0.20:80"), tcp("[fd01::20]:80")),
+			steering.Refuse(tcp("10.96.0.11:80"), udp("10.96.0.11:53"), tcp("[fd01::11]:80"), udp("[fd01::11]:53")),
+			steering.Silent(tcp("10.96.0.12:80"), udp("10.96.0.12:53"), tcp("[fd01::12]:80"), udp("[fd01::12]:53")),
+			steering.Steer(f, tcp("192.0.2.1:80"), udp("192.0.2.1:54"), tcp("[2001:db8::1]:80"), udp("[2001:db8::1]:54")),
+			steering.Refuse(tcp("192.0.2.1:82"), udp("192.0.2.1:82"), tcp("[2001:db8::1]:82"), udp("[2001:db8::1]:82")),
+			steering.Silent(tcp("192.0.2.1:83"), udp("192.0.2.1:83"), tcp("[2001:db8::1]:83"), udp("[2001:db8::1]:83")),
 		)
 		apply(t, r, p)
 		for _, c := range []struct{ v4, v6, network, want string }{
@@ -62,17 +62,17 @@ func TestWhatClientsGet(t *testing.T) {
 			{"10.96.0.20:55", "[fd01::20]:55", "udp", "refused"},
 			{"10.96.0.11:80", "[fd01::11]:80", "tcp", "refused"},
 			{"10.96.0.11:53", "[fd01::11]:53", "udp", "refused"},
-			{"10.96.0.12:80", "[fd01::12]:80", "tcp", "silent"},
-			{"10.96.0.12:53", "[fd01::12]:53", "udp", "silent"},
-			{"10.96.0.99:80", "[fd01::99]:80", "tcp", "silent"},
-			{"10.96.0.99:55", "[fd01::99]:55", "udp", "silent"},
+			{"10.96.0.12:80", "[fd01::12]:80", "tcp", steering.Silence},
+			{"10.96.0.12:53", "[fd01::12]:53", "udp", steering.Silence},
+			{"10.96.0.99:80", "[fd01::99]:80", "tcp", steering.Silence},
+			{"10.96.0.99:55", "[fd01::99]:55", "udp", steering.Silence},
 			{"192.0.2.1:80", "[2001:db8::1]:80", "tcp", "front for %"},
 			{"192.0.2.1:54", "[2001:db8::1]:54", "udp", "front for %"},
 			{"192.0.2.1:81", "[2001:db8::1]:81", "tcp", "b1:81"}, // A3.13: untouched
 			{"192.0.2.1:82", "[2001:db8::1]:82", "tcp", "refused"},
 			{"192.0.2.1:82", "[2001:db8::1]:82", "udp", "refused"},
-			{"192.0.2.1:83", "[2001:db8::1]:83", "tcp", "silent"},
-			{"192.0.2.1:83", "[2001:db8::1]:83", "udp", "silent"},
+			{"192.0.2.1:83", "[2001:db8::1]:83", "tcp", steering.Silence},
+			{"192.0.2.1:83", "[2001:db8::1]:83", "udp", steering.Silence},
 			{"10.1.0.1:55", "[fd00:1::1]:55", "udp", "node:55"},
 			{"10.1.0.1:80", "[fd00:1::1]:80", "tcp", "node:80"},
 			{"10.2.1.2:80", "[fd00:2:1::2]:80", "tcp", "b1:80"},
@@ -84,7 +84,7 @@ func TestWhatClientsGet(t *testing.T) {
 				}
 				want := strings.Replace(c.want, "%", to, 1)
 				for _, from := range []*netns.Host{lab.Client, lab.Node} {
-					if got := reachWithin(from, destinationAt(to, protocol), patienceFor(want)); got != want {
+					if got := steering.Reach(t, from, destinationAt(to, protocol), want); got != want {
 						t.Errorf("%s from %s to %s: got %q, want %q", c.network, from.Name(), to, got, want)
 					}
 				}
@@ -98,17 +98,17 @@ func TestWhatClientsGet(t *testing.T) {
 func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
 	modes(t, func(t *testing.T, opts Options) {
 		lab := newLab(t)
-		first, second := newFront(t, lab.Node, "first"), newFront(t, lab.Node, "second")
+		first, second := steering.NewFront(t, lab.Node, "first"), steering.NewFront(t, lab.Node, "second")
 		web := []service.Destination{tcp("10.96.0.10:80"), tcp("[fd01::10]:80")}
 		external := []service.Destination{tcp("192.0.2.1:80"), tcp("[2001:db8::1]:80")}
 		all := append(append([]service.Destination{}, web...), external...)
 		r := newOne(t, lab.Node, opts)
-		apply(t, r, planOf(steerTo(first, all...)))
-		var conns []open
+		apply(t, r, steering.Plan(steering.Steer(first, all...)))
+		var conns []*steering.Held
 		hosts := []*netns.Host{lab.Client, lab.Node}
 		for _, from := range hosts {
 			for _, d := range all {
-				conns = append(conns, connect(t, from, d))
+				conns = append(conns, steering.Hold(t, from, d))
 			}
 		}
 		for _, step := range []struct {
@@ -116,15 +116,15 @@ func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
 			plan          redirect.Plan
 			ours, foreign string
 		}{
-			{"another listener", planOf(steerTo(second, all...)), "second for %", "second for %"},
-			{"no endpoints", planOf(refusing(all...)), "refused", "refused"},
-			{"none on this node", planOf(silencing(all...)), "silent", "silent"},
-			{"gone", planOf(lingering(external...)), "silent", "b1:80"},
-			{"back again", planOf(steerTo(first, all...)), "first for %", "first for %"},
+			{"another listener", steering.Plan(steering.Steer(second, all...)), "second for %", "second for %"},
+			{"no endpoints", steering.Plan(steering.Refuse(all...)), "refused", "refused"},
+			{"none on this node", steering.Plan(steering.Silent(all...)), steering.Silence, steering.Silence},
+			{"gone", steering.Plan(steering.Linger(external...)), steering.Silence, "b1:80"},
+			{"back again", steering.Plan(steering.Steer(first, all...)), "first for %", "first for %"},
 		} {
 			apply(t, r, step.plan)
 			for _, c := range conns {
-				c.works(t, step.name)
+				c.Works(t, step.name)
 			}
 			for _, from := range hosts {
 				for _, d := range all {
@@ -136,7 +136,7 @@ func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
 						}
 					}
 					want = strings.Replace(want, "%", netip.AddrPortFrom(d.Addr, d.Port).String(), 1)
-					if got := reachWithin(from, d, patienceFor(want)); got != want {
+					if got := steering.Reach(t, from, d, want); got != want {
 						t.Errorf("%s: from %s to %s: got %q, want %q", step.name, from.Name(), redirect.Format(d), got, want)
 					}
 				}
@@ -157,13 +157,13 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 		if replies := r.Traits().Replies; replies != want {
 			t.Errorf("traits say %+v, want %+v", replies, want)
 		}
-		apply(t, r, planOf())
+		apply(t, r, steering.Plan())
 		trackConnections(t, lab.Node, opts)
 		for _, pair := range []struct{ client, endpoint netip.Addr }{
 			{lab.Client.IPv4, lab.Backends[0].IPv4}, {lab.Client.IPv6, lab.Backends[0].IPv6},
 		} {
 			to, as := netip.AddrPortFrom(pair.endpoint, 8080), netip.AddrPortFrom(pair.client, want.FirstPort)
-			tcpDialer := &net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(as), Control: transparent}
+			tcpDialer := steering.DialerFrom("tcp", as)
 			c, err := lab.Node.Dialer(tcpDialer, "tcp", to.String())
 			if err != nil {
 				t.Fatal(err)
@@ -182,7 +182,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 			}
 		}
 		for _, endpoint := range []netip.Addr{lab.Backends[0].IPv4, lab.Backends[0].IPv6} {
-			if got := reach(lab.Client, service.Destination{Addr: endpoint, Port: 8080, Protocol: service.TCP}); got != "b1:8080" {
+			if got := steering.Reach(t, lab.Client, service.Destination{Addr: endpoint, Port: 8080, Protocol: service.TCP}, ""); got != "b1:8080" {
 				t.Errorf("from the client itself to %s: got %q", endpoint, got)
 			}
 		}
@@ -193,7 +193,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 // answer.
 func askUDP(t *testing.T, from *netns.Host, as, to netip.AddrPort) {
 	t.Helper()
-	u, err := from.Dialer(&net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(as), Control: transparent}, "udp", to.String())
+	u, err := from.Dialer(steering.DialerFrom("udp", as), "udp", to.String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,25 +210,25 @@ func askUDP(t *testing.T, from *netns.Host, as, to netip.AddrPort) {
 func TestConntrackSeesNothing(t *testing.T) {
 	modes(t, func(t *testing.T, opts Options) {
 		lab := newLab(t)
-		f := newFront(t, lab.Node, "front")
+		f := steering.NewFront(t, lab.Node, "front")
 		trackConnections(t, lab.Node, opts)
 		r := newOne(t, lab.Node, opts)
 		own := tcp("10.1.0.1:30080")
 		lab.Node.EchoTCP(t, own.Port)
-		p := planOf(steerTo(f, tcp("10.96.0.10:80"), udp("10.96.0.10:53"), tcp("[fd01::10]:80"), tcp("192.0.2.1:80"), udp("192.0.2.1:54")),
-			refusing(tcp("10.96.0.11:80"), udp("10.96.0.11:53")))
+		p := steering.Plan(steering.Steer(f, tcp("10.96.0.10:80"), udp("10.96.0.10:53"), tcp("[fd01::10]:80"), tcp("192.0.2.1:80"), udp("192.0.2.1:54")),
+			steering.Refuse(tcp("10.96.0.11:80"), udp("10.96.0.11:53")))
 		p.Own = p.Own.With(own, struct{}{})
 		apply(t, r, p)
 		for _, from := range []*netns.Host{lab.Client, lab.Node} {
 			for _, d := range []service.Destination{tcp("10.96.0.10:80"), udp("10.96.0.10:53"), tcp("[fd01::10]:80"), tcp("192.0.2.1:80"),
 				udp("192.0.2.1:54"), tcp("10.96.0.11:80"), udp("10.96.0.11:53"), own} {
-				got := reach(from, d)
+				got := steering.Reach(t, from, d, "")
 				if list := tracked(t, lab.Node.Namespace); len(list) != 0 {
 					t.Fatalf("from %s to %s (%s): tracked %q", from.Name(), redirect.Format(d), got, list)
 				}
 			}
 		}
-		if got := reach(lab.Client, tcp("10.2.1.2:80")); got != "b1:80" {
+		if got := steering.Reach(t, lab.Client, tcp("10.2.1.2:80"), ""); got != "b1:80" {
 			t.Errorf("straight to the backend: %q", got)
 		}
 		if list := tracked(t, lab.Node.Namespace); len(list) != 1 {

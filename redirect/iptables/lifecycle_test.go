@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/steering"
 )
 
 // somebodyElses puts rules and a set of others into a namespace, rules at the
@@ -40,19 +41,19 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 		lab := netns.NewLab(t, 0)
 		node := lab.Node.Namespace
 		somebodyElses(t, node, opts.Variant)
-		f := newFront(t, lab.Node, "front")
+		f := steering.NewFront(t, lab.Node, "front")
 		web := []service.Destination{tcp("10.96.0.10:80"), tcp("[fd01::10]:80")}
 		r := newOne(t, lab.Node, opts)
 		if repaired, err := r.Verify(); repaired || err != nil {
 			t.Errorf("before the first plan: %v, %v", repaired, err)
 		}
-		apply(t, r, planOf(steerTo(f, web...), refusing(tcp("10.96.0.11:80"))))
-		var conns []open
+		apply(t, r, steering.Plan(steering.Steer(f, web...), steering.Refuse(tcp("10.96.0.11:80"))))
+		var conns []*steering.Held
 		for _, d := range web {
-			conns = append(conns, connect(t, lab.Client, d), connect(t, lab.Node, d))
+			conns = append(conns, steering.Hold(t, lab.Client, d), steering.Hold(t, lab.Node, d))
 		}
 		ipt := "iptables-" + string(opts.Variant)
-		lane := setName(DefaultName, lane{service.TCP, f.tcp[v4]}.list(), v4)
+		lane := setName(DefaultName, lane{service.TCP, f.Target(web[0]).Port}.list(), v4)
 		for _, c := range []struct {
 			name    string
 			damages bool
@@ -82,7 +83,7 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 				program(t, node, words[0], words[1:]...)
 			}
 			for _, o := range conns {
-				o.works(t, c.name+", before the repair")
+				o.Works(t, c.name+", before the repair")
 			}
 			if repaired, err := r.Verify(); repaired != c.damages || err != nil {
 				t.Errorf("%s: repaired %v, %v, want %v", c.name, repaired, err, c.damages)
@@ -91,14 +92,14 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 				t.Errorf("%s: repaired again: %v, %v", c.name, repaired, err)
 			}
 			for _, o := range conns {
-				o.works(t, c.name)
+				o.Works(t, c.name)
 			}
 			for _, d := range web {
-				if got := reach(lab.Client, d); got != f.says(d) {
+				if got := steering.Reach(t, lab.Client, d, ""); got != f.Says(d) {
 					t.Errorf("%s: got %q", c.name, got)
 				}
 			}
-			if got := reach(lab.Client, tcp("10.96.0.11:80")); got != "refused" {
+			if got := steering.Reach(t, lab.Client, tcp("10.96.0.11:80"), ""); got != "refused" {
 				t.Errorf("%s: got %q, want a refusal", c.name, got)
 			}
 		}
@@ -112,7 +113,7 @@ func TestNoticesAtOnce(t *testing.T) {
 		lab := netns.NewLab(t, 0)
 		lab.Settle(t)
 		r := newOne(t, lab.Node, opts)
-		apply(t, r, planOf())
+		apply(t, r, steering.Plan())
 		quiet := func() {
 			for {
 				select {
@@ -159,7 +160,7 @@ func TestHeadOfAChainIsNotFoughtFor(t *testing.T) {
 	modes(t, func(t *testing.T, opts Options) {
 		lab := netns.NewLab(t, 0)
 		r := newOne(t, lab.Node, opts)
-		apply(t, r, planOf())
+		apply(t, r, steering.Plan())
 		for i, want := range []bool{true, false, false} {
 			program(t, lab.Node.Namespace, "iptables-"+string(opts.Variant), "-I", "INPUT", "-p", "icmp", "-j", "ACCEPT")
 			if repaired, err := r.Verify(); repaired != want || err != nil {
@@ -173,10 +174,10 @@ func TestHeadOfAChainIsNotFoughtFor(t *testing.T) {
 func TestApplyAfterSomebodyFlushedEverything(t *testing.T) {
 	modes(t, func(t *testing.T, opts Options) {
 		lab := netns.NewLab(t, 0)
-		f := newFront(t, lab.Node, "front")
+		f := steering.NewFront(t, lab.Node, "front")
 		r := newOne(t, lab.Node, opts)
 		web := tcp("10.96.0.10:80")
-		apply(t, r, planOf(steerTo(f, web)))
+		apply(t, r, steering.Plan(steering.Steer(f, web)))
 		for _, table := range tableNames {
 			program(t, lab.Node.Namespace, "iptables-"+string(opts.Variant), "-t", table, "-F")
 			program(t, lab.Node.Namespace, "iptables-"+string(opts.Variant), "-t", table, "-X")
@@ -188,7 +189,7 @@ func TestApplyAfterSomebodyFlushedEverything(t *testing.T) {
 				}
 			}
 		}
-		again := planOf(steerTo(f, web, tcp("10.96.0.11:80")), refusing(tcp("10.96.0.12:80")))
+		again := steering.Plan(steering.Steer(f, web, tcp("10.96.0.11:80")), steering.Refuse(tcp("10.96.0.12:80")))
 		if err := r.Apply(again); err != nil {
 			t.Logf("the first try: %v", err)
 			apply(t, r, again)
@@ -197,7 +198,7 @@ func TestApplyAfterSomebodyFlushedEverything(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, d := range []string{"10.96.0.10:80", "10.96.0.11:80"} {
-			if got := reach(lab.Client, tcp(d)); got != f.says(tcp(d)) {
+			if got := steering.Reach(t, lab.Client, tcp(d), ""); got != f.Says(tcp(d)) {
 				t.Errorf("got %q", got)
 			}
 		}
@@ -218,9 +219,9 @@ func TestCloseLeavesTheNamespaceAsItWas(t *testing.T) {
 				if after := dump(t, lab.Node.Namespace); after != before {
 					t.Error("New changed something")
 				}
-				f := front{tcp: [versions]uint16{1, 2}, udp: [versions]uint16{3, 4}}
-				apply(t, r, planOf(steerTo(f, tcp("10.96.0.10:80"), udp("[fd01::10]:53"), tcp("192.0.2.1:80")), refusing(udp("192.0.2.1:80"))))
-				apply(t, r, planOf(refusing(tcp("10.96.0.10:80")), lingering(tcp("192.0.2.1:80"))))
+				f := steering.NewFront(t, lab.Node, "front")
+				apply(t, r, steering.Plan(steering.Steer(f, tcp("10.96.0.10:80"), udp("[fd01::10]:53"), tcp("192.0.2.1:80")), steering.Refuse(udp("192.0.2.1:80"))))
+				apply(t, r, steering.Plan(steering.Refuse(tcp("10.96.0.10:80")), steering.Linger(tcp("192.0.2.1:80"))))
 				if dump(t, lab.Node.Namespace) == before {
 					t.Fatal("the dump shows nothing")
 				}
@@ -228,7 +229,7 @@ func TestCloseLeavesTheNamespaceAsItWas(t *testing.T) {
 					t.Fatal(err)
 				}
 				compare(t, before, dump(t, lab.Node.Namespace))
-				if err := r.Apply(planOf()); !errors.Is(err, ErrClosed) {
+				if err := r.Apply(steering.Plan()); !errors.Is(err, ErrClosed) {
 					t.Errorf("apply after close: %v", err)
 				}
 				if _, err := r.Verify(); !errors.Is(err, ErrClosed) {
@@ -251,12 +252,12 @@ func TestAfterAKilledProcess(t *testing.T) {
 		if removed, err := Cleanup(opts); err != nil || len(removed) != 0 {
 			t.Errorf("nothing to remove: got %v, %v", removed, err)
 		}
-		first, second := newFront(t, lab.Node, "first"), newFront(t, lab.Node, "second")
+		first, second := steering.NewFront(t, lab.Node, "first"), steering.NewFront(t, lab.Node, "second")
 		web := tcp("10.96.0.10:80")
 		// Both plans need rules at the same built-in chains: those that were made
 		// for the first stay, though empty.
 		out := tcp("192.0.2.1:80")
-		plan := planOf(steerTo(first, web, out), refusing(tcp("10.96.0.99:1")))
+		plan := steering.Plan(steering.Steer(first, web, out), steering.Refuse(tcp("10.96.0.99:1")))
 		plan.Local = redirect.LocalOf(append(redirect.Ranges(plan.Local), netip.MustParsePrefix("10.97.0.0/16"))...)
 		for _, end := range []string{"taken over", "cleaned up"} {
 			killed, err := New(opts)
@@ -264,7 +265,7 @@ func TestAfterAKilledProcess(t *testing.T) {
 				t.Fatal(err)
 			}
 			apply(t, killed, plan)
-			old := connect(t, lab.Client, web)
+			old := steering.Hold(t, lab.Client, web)
 			killed.router.Close()
 			if end == "cleaned up" {
 				removed, err := Cleanup(opts)
@@ -275,14 +276,14 @@ func TestAfterAKilledProcess(t *testing.T) {
 				continue
 			}
 			r := newOne(t, lab.Node, opts)
-			apply(t, r, planOf(steerTo(second, web, out)))
-			old.works(t, end)
-			if got := reach(lab.Client, web); got != second.says(web) {
+			apply(t, r, steering.Plan(steering.Steer(second, web, out)))
+			old.Works(t, end)
+			if got := steering.Reach(t, lab.Client, web, ""); got != second.Says(web) {
 				t.Errorf("got %q", got)
 			}
 			fresh := netns.NewLab(t, 0)
 			somebodyElses(t, fresh.Node.Namespace, opts.Variant)
-			apply(t, newOne(t, fresh.Node, Options{Variant: opts.Variant, NoSets: opts.NoSets}), planOf(steerTo(second, web, out)))
+			apply(t, newOne(t, fresh.Node, Options{Variant: opts.Variant, NoSets: opts.NoSets}), steering.Plan(steering.Steer(second, web, out)))
 			for _, p := range []string{"iptables-" + string(opts.Variant) + "-save", "ip6tables-" + string(opts.Variant) + "-save"} {
 				compare(t, withoutCounters(program(t, fresh.Node.Namespace, p)), withoutCounters(program(t, node, p)))
 			}
@@ -301,7 +302,7 @@ func TestPlansAndOptionsThatCannotBe(t *testing.T) {
 		plan redirect.Plan
 		want string
 	}{
-		{planOf(steerTo(front{tcp: [versions]uint16{1, 1}}, destinationAt("10.96.0.10:80", service.SCTP))), "TPROXY carries TCP and UDP only"},
+		{steering.Plan(steering.Steer(steering.NewFront(t, lab.Node, "front"), destinationAt("10.96.0.10:80", service.SCTP))), "TPROXY carries TCP and UDP only"},
 		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("10.0.0.0/8"))}, "this node's own address 10.1.0.1"},
 		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("0.0.0.0/0"))}, "every address"},
 	} {

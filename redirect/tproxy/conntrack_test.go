@@ -8,6 +8,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/steering"
 )
 
 // With the table of connection tracking full, everything that is ours goes on:
@@ -23,7 +24,7 @@ func TestFullConntrackTable(t *testing.T) {
 	b.EchoUDP(t, 53)
 	lab.Node.EchoTCPAt(t, "10.1.0.1:30080") // stands for a socket of ours
 	trackConnections(t, lab.Node.Namespace)
-	f := newFront(t, lab.Node, "front")
+	f := steering.NewFront(t, lab.Node, "front")
 	web, gone, out, own, own6 := tcp("10.96.0.10:80"), tcp("10.96.0.20:80"), tcp("192.0.2.10:80"), tcp("10.1.0.1:30080"), tcp("[fd00:1::1]:30080")
 	lab.Node.EchoTCPAt(t, "[fd00:1::1]:30080")
 	r := newRedirector(t, lab.Node, Options{})
@@ -35,9 +36,9 @@ func TestFullConntrackTable(t *testing.T) {
 		return p
 	}
 	apply(t, r, with(steerTo(f, gone)))
-	var conns []open
+	var conns []*steering.Held
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
-		conns = append(conns, connect(t, from, gone))
+		conns = append(conns, steering.Hold(t, from, gone))
 	}
 	apply(t, r, with())
 	lab.Node.FillConntrack(t)
@@ -47,22 +48,22 @@ func TestFullConntrackTable(t *testing.T) {
 			to   service.Destination
 			want string
 		}{
-			{web, f.says(web)},
+			{web, f.Says(web)},
 			{tcp("[fd01::10]:80"), "front for [fd01::10]:80"},
-			{out, f.says(out)},
+			{out, f.Says(out)},
 			{own, "node:30080"},
 			{own6, "node:30080"},
 			{tcp("10.96.0.11:80"), "refused"},
 			{tcp("10.96.0.10:81"), "refused"},
 			{tcp("192.0.2.10:81"), "refused"},
 		} {
-			if got := reach(from, c.to); got != c.want {
+			if got := steering.Reach(t, from, c.to, ""); got != c.want {
 				t.Errorf("from %s to %s: got %q, want %q", from.Name(), redirect.Format(c.to), got, c.want)
 			}
 		}
 	}
 	for _, o := range conns {
-		o.works(t, "the table is full")
+		o.Works(t, "the table is full")
 	}
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		if got := askUDP(t, from, "10.96.0.11:53"); got != "refused" {
@@ -75,7 +76,7 @@ func TestFullConntrackTable(t *testing.T) {
 			t.Errorf("as %s: %v", ip[0], err)
 			continue
 		}
-		open{c, ip[0].String(), tcp(netip.AddrPortFrom(ip[1], 8080).String())}.greeted(t)
+		steering.Keep(t, c, ip[0].String(), tcp(netip.AddrPortFrom(ip[1], 8080).String())).Works(t, "connected")
 		_ = c.Close()
 		u, err := dialAs(lab.Node, "udp", netip.AddrPortFrom(ip[0], 10002), netip.AddrPortFrom(ip[1], 53).String())
 		if err != nil {

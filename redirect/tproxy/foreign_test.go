@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/steering"
 )
 
 // elsewhere gives a backend addresses that are routed by the node like any
@@ -65,13 +66,13 @@ func TestTakesOnlyTheListedPortsOfForeignAddresses(t *testing.T) {
 	for _, a := range []string{"192.0.2.10:53", "[2001:db8::10]:53"} {
 		echoUDPAt(t, lab.Backends[0], a)
 	}
-	f := newFront(t, lab.Node, "front")
+	f := steering.NewFront(t, lab.Node, "front")
 	lab.Node.EchoTCP(t, 83) // a wildcard server of the host
 	r := newRedirector(t, lab.Node, Options{})
-	var conns []open
+	var conns []*steering.Held
 	var parts []any
 	for _, a := range []string{"192.0.2.10", "[2001:db8::10]"} {
-		conns = append(conns, connect(t, lab.Client, tcp(a+":80"))) // a connection past us
+		conns = append(conns, steering.Hold(t, lab.Client, tcp(a+":80"))) // a connection past us
 		parts = append(parts,
 			steerTo(f, tcp(a+":80")),
 			refusing(tcp(a+":81"), udp(a+":54")),
@@ -84,15 +85,15 @@ func TestTakesOnlyTheListedPortsOfForeignAddresses(t *testing.T) {
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, a := range []string{"192.0.2.10", "[2001:db8::10]"} {
 			for _, c := range []struct{ port, want string }{
-				{":80", f.says(tcp(a + ":80"))},
+				{":80", f.Says(tcp(a + ":80"))},
 				{":81", "refused"},
 				{":83", "b1:83"},
 			} {
-				if got := reach(from, tcp(a+c.port)); got != c.want {
+				if got := steering.Reach(t, from, tcp(a+c.port), ""); got != c.want {
 					t.Errorf("from %s to %s: got %q, want %q", from.Name(), a+c.port, got, c.want)
 				}
 			}
-			if !isSilent(t, from, tcp(a+":82")) {
+			if steering.Reach(t, from, tcp(a+":82"), steering.Silence) != steering.Silence {
 				t.Errorf("from %s to %s:82: an answer, want silence", from.Name(), a)
 			}
 			if got := askUDP(t, from, a+":53"); got != "an answer" {
@@ -101,8 +102,8 @@ func TestTakesOnlyTheListedPortsOfForeignAddresses(t *testing.T) {
 			if got := askUDP(t, from, a+":54"); got != "refused" && (from != lab.Node || !strings.HasSuffix(got, "operation not permitted")) {
 				t.Errorf("from %s to UDP %s:54: got %q, want a refusal", from.Name(), a, got)
 			}
-			ours := connect(t, from, tcp(a+":80"))
-			ours.works(t, "taken")
+			ours := steering.Hold(t, from, tcp(a+":80"))
+			ours.Works(t, "taken")
 			conns = append(conns, ours)
 		}
 	}
@@ -116,12 +117,12 @@ func TestTakesOnlyTheListedPortsOfForeignAddresses(t *testing.T) {
 	} {
 		apply(t, r, step.plan)
 		for _, o := range conns {
-			o.works(t, step.name)
+			o.Works(t, step.name)
 		}
 		if step.name == "service gone" {
 			for _, from := range []*netns.Host{lab.Client, lab.Node} {
 				for _, d := range []string{"192.0.2.10:80", "[2001:db8::10]:80"} {
-					if got := reach(from, tcp(d)); got != "b1:80" {
+					if got := steering.Reach(t, from, tcp(d), ""); got != "b1:80" {
 						t.Errorf("%s: from %s: got %q, want to pass", step.name, from.Name(), got)
 					}
 				}
@@ -156,11 +157,7 @@ func echoUDPAt(t *testing.T, h *netns.Host, address string) {
 
 // dialAs connects from the node with a client's address.
 func dialAs(node *netns.Host, network string, client netip.AddrPort, to string) (net.Conn, error) {
-	var local net.Addr = net.TCPAddrFromAddrPort(client)
-	if network == "udp" {
-		local = net.UDPAddrFromAddrPort(client)
-	}
-	return node.Dialer(&net.Dialer{Timeout: patience, LocalAddr: local, Control: transparent}, network, to)
+	return node.Dialer(steering.DialerFrom(network, client), network, to)
 }
 
 // Fact F7: an endpoint sees the client's own address and its answers come back
@@ -195,7 +192,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 			if !replies.Diverted || replies.FirstPort != redirect.ReplyPorts[0] || replies.LastPort != redirect.ReplyPorts[1] {
 				t.Fatalf("replies: %+v", replies)
 			}
-			lc := net.ListenConfig{Control: transparent}
+			lc := net.ListenConfig{Control: steering.DialerFrom("tcp", netip.AddrPort{}).Control}
 			lc.SetMultipathTCP(false)
 			wildcard, err := lab.Node.ListenConfig(&lc, "tcp4", "0.0.0.0:15001")
 			if err != nil {
@@ -210,7 +207,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 						t.Errorf("as %s: %v", local, err)
 						continue
 					}
-					open{c, local.String(), tcp(netip.AddrPortFrom(ip[1], 8080).String())}.greeted(t)
+					steering.Keep(t, c, local.String(), tcp(netip.AddrPortFrom(ip[1], 8080).String())).Works(t, "connected")
 					if peers := echo.Peers(); peers[len(peers)-1] != local {
 						t.Errorf("the endpoint saw %v, want %s", peers, local)
 					}
@@ -243,7 +240,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 				if port := netip.MustParseAddrPort(c.LocalAddr().String()).Port(); port >= replies.FirstPort && port <= replies.LastPort {
 					t.Errorf("the kernel gave a client port %d, which is of our range", port)
 				}
-				open{c, "client", tcp(netip.AddrPortFrom(ip[1], 8080).String())}.greeted(t)
+				steering.Keep(t, c, "client", tcp(netip.AddrPortFrom(ip[1], 8080).String())).Works(t, "connected")
 				_ = c.Close()
 				if got, err := b.Ask("tcp", netip.AddrPortFrom(ip[0], 15001).String()); got != "client:15001" {
 					t.Errorf("directly to %s: %q, %v", ip[0], got, err)
@@ -258,16 +255,6 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 			}
 		})
 	}
-}
-
-// greeted takes an echo's greeting and exchanges some bytes.
-func (o open) greeted(t *testing.T) {
-	t.Helper()
-	if _, err := netns.AskOn(o.Conn); err != nil {
-		t.Errorf("from %s: %v", o.from, err)
-		return
-	}
-	o.works(t, "connected")
 }
 
 // exchangeUDP sends a datagram on a connected socket and tells what comes.
@@ -297,7 +284,7 @@ func TestMarkOfSomebodyElse(t *testing.T) {
 	if err := lab.Node.Netlink().RuleAdd(rule); err != nil {
 		t.Fatal(err)
 	}
-	f := newFront(t, lab.Node, "front")
+	f := steering.NewFront(t, lab.Node, "front")
 	r := newRedirector(t, lab.Node, Options{})
 	plan := planOf(steerTo(f, tcp("192.0.2.10:80"), tcp("10.96.0.10:80")), onForeign(tcp("192.0.2.10:80")))
 	var clash *redirect.ClashError
@@ -305,7 +292,7 @@ func TestMarkOfSomebodyElse(t *testing.T) {
 		t.Errorf("got %v, want a clash", err)
 	}
 	for to, want := range map[string]string{"192.0.2.10:80": "b1:80", "10.96.0.10:80": "front for 10.96.0.10:80"} {
-		if got := reach(lab.Client, tcp(to)); got != want {
+		if got := steering.Reach(t, lab.Client, tcp(to), ""); got != want {
 			t.Errorf("to %s: got %q, want %q", to, got, want)
 		}
 	}
@@ -313,7 +300,7 @@ func TestMarkOfSomebodyElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	apply(t, r, plan)
-	if got := reach(lab.Client, tcp("192.0.2.10:80")); got != "front for 192.0.2.10:80" {
+	if got := steering.Reach(t, lab.Client, tcp("192.0.2.10:80"), ""); got != "front for 192.0.2.10:80" {
 		t.Errorf("after the clash: got %q", got)
 	}
 }
@@ -323,7 +310,7 @@ func TestAddressThatChangesSides(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	elsewhere(t, lab, "10.97.0.10")
 	lab.Backends[0].EchoTCP(t, 81)
-	f := newFront(t, lab.Node, "front")
+	f := steering.NewFront(t, lab.Node, "front")
 	web, other := tcp("10.97.0.10:80"), tcp("10.97.0.10:81")
 	inside := planOf(steerTo(f, web))
 	inside.Local = redirect.LocalOf(append(redirect.Ranges(inside.Local), netip.MustParsePrefix("10.97.0.10/32"))...)
@@ -335,10 +322,10 @@ func TestAddressThatChangesSides(t *testing.T) {
 	}{{inside, "refused"}, {outside, "b1:81"}, {inside, "refused"}} {
 		apply(t, r, step.plan)
 		for _, from := range []*netns.Host{lab.Client, lab.Node} {
-			if got := reach(from, web); got != f.says(web) {
+			if got := steering.Reach(t, from, web, ""); got != f.Says(web) {
 				t.Errorf("from %s: got %q", from.Name(), got)
 			}
-			if got := reach(from, other); got != step.other {
+			if got := steering.Reach(t, from, other, ""); got != step.other {
 				t.Errorf("from %s to the other port: got %q, want %q", from.Name(), got, step.other)
 			}
 		}

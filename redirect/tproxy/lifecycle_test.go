@@ -1,7 +1,6 @@
 package tproxy
 
 import (
-	"bytes"
 	"errors"
 	"net"
 	"net/netip"
@@ -19,57 +18,21 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/steering"
 )
-
-// open is a connection that a client made and keeps.
-type open struct {
-	net.Conn
-	from string
-	to   service.Destination
-}
-
-func connect(t testing.TB, from *netns.Host, d service.Destination) open {
-	t.Helper()
-	c, err := from.Dial("tcp", netip.AddrPortFrom(d.Addr, d.Port).String())
-	if err != nil {
-		t.Fatalf("from %s: %v", from.Name(), err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	o := open{c, from.Name(), d}
-	if _, err := netns.AskOn(c); err != nil {
-		t.Fatalf("from %s to %v: %v", from.Name(), d, err)
-	}
-	return o
-}
-
-// works tells whether bytes still go both ways.
-func (o open) works(t testing.TB, when string) {
-	t.Helper()
-	sent, got := bytes.Repeat([]byte("all well? "), 100), make([]byte, 1000)
-	_ = o.SetDeadline(time.Now().Add(patience))
-	_, err := o.Write(sent)
-	for n := 0; err == nil && n < len(got); {
-		var m int
-		m, err = o.Read(got[n:])
-		n += m
-	}
-	if err != nil || !bytes.Equal(sent, got) {
-		t.Errorf("%s: the connection from %s to %s: %v", when, o.from, redirect.Format(o.to), err)
-	}
-}
 
 // Rules A8.1, A8.7: whatever becomes of a destination, its connections live on,
 // and new ones go by the new plan at once.
 func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
 	lab := netns.NewLab(t, 1)
-	first, second := newFront(t, lab.Node, "first"), newFront(t, lab.Node, "second")
+	first, second := steering.NewFront(t, lab.Node, "first"), steering.NewFront(t, lab.Node, "second")
 	web4, web6 := tcp("10.96.0.10:80"), tcp("[fd01::10]:80")
 	r := newRedirector(t, lab.Node, Options{})
 	apply(t, r, planOf(steerTo(first, web4, web6)))
-	var conns []open
+	var conns []*steering.Held
 	hosts := []*netns.Host{lab.Client, lab.Node}
 	for _, from := range hosts {
-		conns = append(conns, connect(t, from, web4), connect(t, from, web6))
+		conns = append(conns, steering.Hold(t, from, web4), steering.Hold(t, from, web6))
 	}
 	bystander := planOf(steerTo(second, tcp("10.96.0.20:80")))
 	for _, step := range []struct {
@@ -77,25 +40,25 @@ func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
 		plan redirect.Plan
 		want func(service.Destination) string
 	}{
-		{"another listener", planOf(steerTo(second, web4, web6)), second.says},
+		{"another listener", planOf(steerTo(second, web4, web6)), second.Says},
 		{"no endpoints", planOf(refusing(web4, web6)), func(service.Destination) string { return "refused" }},
 		{"another port only", planOf(refusing(tcp("10.96.0.10:81"), tcp("[fd01::10]:81"))), func(service.Destination) string { return "refused" }},
 		{"service gone", bystander, nil},
-		{"back again", planOf(steerTo(second, web4, web6)), second.says},
+		{"back again", planOf(steerTo(second, web4, web6)), second.Says},
 	} {
 		apply(t, r, step.plan)
 		for _, c := range conns {
-			c.works(t, step.name)
+			c.Works(t, step.name)
 		}
 		for _, from := range hosts {
 			for _, d := range []service.Destination{web4, web6} {
 				if step.want == nil {
-					if !isSilent(t, from, d) {
+					if steering.Reach(t, from, d, steering.Silence) != steering.Silence {
 						t.Errorf("%s: from %s to %s: an answer, want silence", step.name, from.Name(), redirect.Format(d))
 					}
 					continue
 				}
-				if got := reach(from, d); got != step.want(d) {
+				if got := steering.Reach(t, from, d, ""); got != step.want(d) {
 					t.Errorf("%s: from %s: got %q, want %q", step.name, from.Name(), got, step.want(d))
 				}
 			}
@@ -106,7 +69,7 @@ func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
 		_ = c.Conn.(*net.TCPConn).CloseWrite()
 		_ = c.SetReadDeadline(time.Now().Add(patience))
 		if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, syscall.ETIMEDOUT) {
-			t.Errorf("close of the connection from %s: %d bytes, %v", c.from, n, err)
+			t.Errorf("close of the connection from %s: %d bytes, %v", c.LocalAddr(), n, err)
 		}
 	}
 }
@@ -116,7 +79,7 @@ func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
 func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Node.EchoTCP(t, 80) // nobody may ever reach this one by a service's address
-	first, second := newFront(t, lab.Node, "first"), newFront(t, lab.Node, "second")
+	first, second := steering.NewFront(t, lab.Node, "first"), steering.NewFront(t, lab.Node, "second")
 	web := tcp("10.96.0.10:80")
 	opts := Options{NetNS: lab.Node.FD()}
 
@@ -127,7 +90,7 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 	plan := planOf(steerTo(first, web, tcp("10.97.0.1:80")), refusing(tcp("10.96.0.99:1")))
 	plan.Local = redirect.LocalOf(append(redirect.Ranges(plan.Local), netip.MustParsePrefix("10.97.0.0/16"))...)
 	apply(t, killed, plan)
-	old := connect(t, lab.Client, web)
+	old := steering.Hold(t, lab.Client, web)
 	killed.router.Close()
 	killed.filter.close()
 
@@ -140,7 +103,7 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				answers[reach(lab.Client, web)]++
+				answers[steering.Reach(t, lab.Client, web, "")]++
 			}
 		}
 	}()
@@ -152,11 +115,11 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 	close(stop)
 	<-done
 	for a, n := range answers {
-		if a != first.says(web) && a != second.says(web) {
+		if a != first.Says(web) && a != second.Says(web) {
 			t.Errorf("%d clients got %q", n, a)
 		}
 	}
-	old.works(t, "after the change of process")
+	old.Works(t, "after the change of process")
 
 	got, err := Dump(opts)
 	if err != nil {
@@ -210,7 +173,7 @@ func somebodyElses(t *testing.T, n *netns.Namespace) {
 	}
 }
 
-func bigPlan(f front, services int) redirect.Plan {
+func bigPlan(f *steering.Front, services int) redirect.Plan {
 	p := planOf()
 	p.Local = redirect.LocalOf(append(redirect.Ranges(p.Local), netip.MustParsePrefix("10.97.0.0/16"), netip.MustParsePrefix("10.98.7.7/32"))...)
 	a4, a6 := netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd01::10")
@@ -234,7 +197,7 @@ func TestCloseLeavesTheNamespaceAsItWas(t *testing.T) {
 	somebodyElses(t, lab.Node.Namespace)
 	before := lab.Node.Dump(t)
 	r := newRedirector(t, lab.Node, Options{})
-	apply(t, r, bigPlan(front{port4: 1, port6: 2}, 100))
+	apply(t, r, bigPlan(steering.NewFront(t, lab.Node, "front"), 100))
 	apply(t, r, planOf(refusing(tcp("10.96.0.10:80"))))
 	if lab.Node.Dump(t) == before {
 		t.Fatal("the dump shows nothing")

@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/steering"
 )
 
 // describePlan is what Dump must say when a plan is in force: an obvious way
@@ -183,7 +184,7 @@ func TestLargePlanInSeveralTransactions(t *testing.T) {
 	source := map[bool]string{false: lab.Node.IPv4.String(), true: lab.Node.IPv6.String()}
 	r.filter.limit = 100 << 10
 	for _, services := range []int{9000, 12000, 10} {
-		p := bigPlan(front{port4: 4444, port6: 6666}, services)
+		p := bigPlan(steering.NewFront(t, lab.Node, "front"), services)
 		apply(t, r, p)
 		got, err := Dump(r.opts)
 		if want := describePlan(p, source); err != nil || got != want {
@@ -203,7 +204,7 @@ func TestSendBufferSmallerThanThePlan(t *testing.T) {
 	r := newRedirector(t, lab.Node, Options{})
 	r.filter.reset()
 	r.filter.sendBuffer = 100 << 10
-	p := bigPlan(front{port4: 4444, port6: 6666}, 5000)
+	p := bigPlan(steering.NewFront(t, lab.Node, "front"), 5000)
 	apply(t, r, p)
 	if r.filter.limit >= sendBuffer {
 		t.Errorf("limit is still %d", r.filter.limit)
@@ -231,7 +232,7 @@ func TestNoGapBetweenPlans(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	f := newFront(t, lab.Node, "front")
+	f := steering.NewFront(t, lab.Node, "front")
 	web := tcp("10.96.0.10:80")
 	r := newRedirector(t, lab.Node, Options{})
 	apply(t, r, planOf(steerTo(f, web)))
@@ -247,7 +248,7 @@ func TestNoGapBetweenPlans(t *testing.T) {
 					done <- got
 					return
 				default:
-					got[answer{from.Name(), reach(from, web)}]++
+					got[answer{from.Name(), steering.Reach(t, from, web, "")}]++
 				}
 			}
 		}()
@@ -279,7 +280,7 @@ func TestNoGapBetweenPlans(t *testing.T) {
 		}
 	}
 	for a, n := range answers {
-		if a.got != f.says(web) {
+		if a.got != f.Says(web) {
 			t.Errorf("from %s: %d times %q", a.from, n, a.got)
 		}
 	}
@@ -290,7 +291,7 @@ func TestNoGapBetweenPlans(t *testing.T) {
 // milliseconds; the promise is 100 ms.
 func TestRefusesAtOnce(t *testing.T) {
 	lab := netns.NewLab(t, 0)
-	f := newFront(t, lab.Node, "front")
+	f := steering.NewFront(t, lab.Node, "front")
 	r := newRedirector(t, lab.Node, Options{})
 	web := tcp("10.96.0.10:80")
 	with, without := bigPlan(f, 5000), bigPlan(f, 5000)
@@ -299,13 +300,13 @@ func TestRefusesAtOnce(t *testing.T) {
 	apply(t, r, with)
 	var took []time.Duration
 	for range 20 {
-		if got := reach(lab.Client, web); got != f.says(web) {
+		if got := steering.Reach(t, lab.Client, web, ""); got != f.Says(web) {
 			t.Fatalf("got %q", got)
 		}
 		start := time.Now()
 		apply(t, r, without)
 		took = append(took, time.Since(start))
-		if got := reach(lab.Client, web); got != "refused" {
+		if got := steering.Reach(t, lab.Client, web, ""); got != "refused" {
 			t.Fatalf("got %q, want a refusal", got)
 		}
 		apply(t, r, with)
@@ -320,7 +321,7 @@ func TestRefusesAtOnce(t *testing.T) {
 func TestPlansThatCannotBe(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	r := newRedirector(t, lab.Node, Options{})
-	f := front{port4: 1, port6: 1}
+	f := steering.NewFront(t, lab.Node, "front")
 	for _, c := range []struct {
 		plan redirect.Plan
 		want string

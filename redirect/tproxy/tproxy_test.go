@@ -6,6 +6,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/steering"
 )
 
 // silence is how long no answer must come for us to call it silence; answers
@@ -18,14 +19,14 @@ const silence, patience = 100 * time.Millisecond, 20 * time.Second
 // the source of what the node itself sends.
 func TestSteersFromAnotherHostAndFromTheNode(t *testing.T) {
 	lab := netns.NewLab(t, 1)
-	f := newFront(t, lab.Node, "front")
+	f := steering.NewFront(t, lab.Node, "front")
 	web4, web6 := tcp("10.96.0.10:80"), tcp("[fd01::10]:80")
 	r := newRedirector(t, lab.Node, Options{})
 	apply(t, r, planOf(steerTo(f, web4, web6)))
 	for _, from := range []*netns.Host{lab.Client, lab.Node, lab.Backends[0]} {
 		for _, d := range []service.Destination{web4, web6} {
-			if got := reach(from, d); got != f.says(d) {
-				t.Errorf("from %s: got %q, want %q", from.Name(), got, f.says(d))
+			if got := steering.Reach(t, from, d, ""); got != f.Says(d) {
+				t.Errorf("from %s: got %q, want %q", from.Name(), got, f.Says(d))
 			}
 		}
 	}
@@ -37,7 +38,7 @@ func TestSteersFromAnotherHostAndFromTheNode(t *testing.T) {
 func TestRefusesAndKeepsSilent(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Node.EchoTCP(t, 8080) // a wildcard server of the host
-	f := newFront(t, lab.Node, "front")
+	f := steering.NewFront(t, lab.Node, "front")
 	r := newRedirector(t, lab.Node, Options{})
 	apply(t, r, planOf(
 		steerTo(f, tcp("10.96.0.10:80"), tcp("[fd01::10]:80")),
@@ -57,12 +58,12 @@ func TestRefusesAndKeepsSilent(t *testing.T) {
 			{"10.1.0.1:8080", "node:8080"},
 			{"[fd00:1::1]:8080", "node:8080"},
 		} {
-			if got := reach(from, tcp(c.to)); got != c.want {
+			if got := steering.Reach(t, from, tcp(c.to), ""); got != c.want {
 				t.Errorf("from %s to TCP %s: got %q, want %q", from.Name(), c.to, got, c.want)
 			}
 		}
 		for _, to := range []string{"10.96.0.12:80", "[fd01::12]:80", "10.96.0.99:80", "[fd01::99]:80", "10.96.0.99:8080", "[fd01::99]:8080"} {
-			if !isSilent(t, from, tcp(to)) {
+			if steering.Reach(t, from, tcp(to), steering.Silence) != steering.Silence {
 				t.Errorf("from %s to TCP %s: an answer, want silence", from.Name(), to)
 			}
 		}
@@ -85,15 +86,15 @@ func TestStrictSourceChecks(t *testing.T) {
 			}
 		}
 	}
-	f := newFront(t, lab.Node, "front")
+	f := steering.NewFront(t, lab.Node, "front")
 	web := tcp("10.96.0.10:80")
 	r := newRedirector(t, lab.Node, Options{})
 	apply(t, r, planOf(steerTo(f, web), refusing(tcp("10.96.0.11:80"))))
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
-		if got := reach(from, web); got != f.says(web) {
+		if got := steering.Reach(t, from, web, ""); got != f.Says(web) {
 			t.Errorf("from %s: got %q", from.Name(), got)
 		}
-		if got := reach(from, tcp("10.96.0.11:80")); got != "refused" {
+		if got := steering.Reach(t, from, tcp("10.96.0.11:80"), ""); got != "refused" {
 			t.Errorf("from %s: got %q, want a refusal", from.Name(), got)
 		}
 	}

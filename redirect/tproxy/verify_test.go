@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/steering"
 )
 
 // Promise 6: what somebody else removes or changes is put back, established
@@ -23,7 +24,7 @@ import (
 // us.
 func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 	lab := netns.NewLab(t, 0)
-	f := newFront(t, lab.Node, "front")
+	f := steering.NewFront(t, lab.Node, "front")
 	web4, web6 := tcp("10.96.0.10:80"), tcp("[fd01::10]:80")
 	r := newRedirector(t, lab.Node, Options{})
 	if repaired, err := r.Verify(); repaired || err != nil {
@@ -34,7 +35,7 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conns := []open{connect(t, lab.Client, web4), connect(t, lab.Client, web6), connect(t, lab.Node, web4), connect(t, lab.Node, web6)}
+	conns := []*steering.Held{steering.Hold(t, lab.Client, web4), steering.Hold(t, lab.Client, web6), steering.Hold(t, lab.Node, web4), steering.Hold(t, lab.Node, web6)}
 
 	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
 	if err != nil {
@@ -97,7 +98,7 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 		}
 		if c.name != routeRemoved { // without its route, no packet arrives
 			for _, o := range conns {
-				o.works(t, c.name+", before the repair")
+				o.Works(t, c.name+", before the repair")
 			}
 		}
 		if repaired, err := r.Verify(); repaired != c.damages || err != nil {
@@ -110,9 +111,9 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 			t.Errorf("%s: repaired again: %v, %v", c.name, repaired, err)
 		}
 		for _, o := range conns {
-			o.works(t, c.name)
+			o.Works(t, c.name)
 		}
-		if got := reach(lab.Client, web4); got != f.says(web4) {
+		if got := steering.Reach(t, lab.Client, web4, ""); got != f.Says(web4) {
 			t.Errorf("%s: got %q", c.name, got)
 		}
 	}
@@ -130,7 +131,7 @@ func removeOne(nl *netlink.Handle, like netlink.Route) error {
 // An update of a table that is no longer there is made good by filling it.
 func TestApplyAfterSomebodyFlushedEverything(t *testing.T) {
 	lab := netns.NewLab(t, 0)
-	f := newFront(t, lab.Node, "front")
+	f := steering.NewFront(t, lab.Node, "front")
 	r := newRedirector(t, lab.Node, Options{})
 	apply(t, r, planOf(steerTo(f, tcp("10.96.0.10:80"))))
 	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
@@ -143,7 +144,7 @@ func TestApplyAfterSomebodyFlushedEverything(t *testing.T) {
 	}
 	apply(t, r, planOf(steerTo(f, tcp("10.96.0.10:80"), tcp("10.96.0.11:80"))))
 	for _, d := range []string{"10.96.0.10:80", "10.96.0.11:80"} {
-		if got := reach(lab.Client, tcp(d)); got != f.says(tcp(d)) {
+		if got := steering.Reach(t, lab.Client, tcp(d), ""); got != f.Says(tcp(d)) {
 			t.Errorf("got %q", got)
 		}
 	}
@@ -154,9 +155,9 @@ func TestApplyAfterSomebodyFlushedEverything(t *testing.T) {
 func TestSourceOfTheNodesOwnConnections(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	web := tcp("10.96.0.10:80")
-	f := newFront(t, lab.Node, "front")
+	f := steering.NewFront(t, lab.Node, "front")
 	source := func() string {
-		c := connect(t, lab.Node, web)
+		c := steering.Hold(t, lab.Node, web)
 		return netip.MustParseAddrPort(c.LocalAddr().String()).Addr().String()
 	}
 	r := newRedirector(t, lab.Node, Options{})
@@ -221,25 +222,25 @@ func TestConntrackSeesNothing(t *testing.T) {
 		return list
 	}
 	trackConnections(t, lab.Node.Namespace)
-	f := newFront(t, lab.Node, "front")
+	f := steering.NewFront(t, lab.Node, "front")
 	r := newRedirector(t, lab.Node, Options{})
 	with := planOf(steerTo(f, tcp("10.96.0.10:80"), tcp("[fd01::10]:80")), refusing(tcp("10.96.0.11:80"), udp("10.96.0.11:53")))
 	apply(t, r, with)
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, d := range []string{"10.96.0.10:80", "[fd01::10]:80", "10.96.0.11:80", "10.96.0.10:81"} {
-			reach(from, tcp(d))
+			steering.Reach(t, from, tcp(d), "")
 		}
 		askUDP(t, from, "10.96.0.11:53")
-		isSilent(t, from, tcp("10.96.0.99:80"))
-		outlives := connect(t, from, tcp("10.96.0.10:80"))
+		steering.Reach(t, from, tcp("10.96.0.99:80"), steering.Silence)
+		outlives := steering.Hold(t, from, tcp("10.96.0.10:80"))
 		apply(t, r, planOf())
-		outlives.works(t, "service gone")
+		outlives.Works(t, "service gone")
 		apply(t, r, with)
 	}
 	if list := tracked(); len(list) != 0 {
 		t.Errorf("tracked: %q", list)
 	}
-	if got := reach(lab.Client, tcp("10.2.1.2:8080")); got != "b1:8080" {
+	if got := steering.Reach(t, lab.Client, tcp("10.2.1.2:8080"), ""); got != "b1:8080" {
 		t.Errorf("straight to the backend: %q", got)
 	}
 	if list := tracked(); len(list) != 1 {
@@ -318,7 +319,7 @@ func TestFlushIsNoticed(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	elsewhere(t, lab, "192.0.2.10")
 	lab.Backends[0].EchoTCP(t, 8080)
-	f := newFront(t, lab.Node, "front")
+	f := steering.NewFront(t, lab.Node, "front")
 	web, out := tcp("10.96.0.10:80"), tcp("192.0.2.10:80")
 	r := newRedirector(t, lab.Node, Options{})
 	apply(t, r, planOf(steerTo(f, web, out), onForeign(out)))
@@ -330,9 +331,8 @@ func TestFlushIsNoticed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept := open{upstream, "client", tcp("10.2.1.2:8080")}
-	kept.greeted(t)
-	conns := []open{kept, connect(t, lab.Client, web), connect(t, lab.Node, web), connect(t, lab.Client, out)}
+	kept := steering.Keep(t, upstream, "client", tcp("10.2.1.2:8080"))
+	conns := []*steering.Held{kept, steering.Hold(t, lab.Client, web), steering.Hold(t, lab.Node, web), steering.Hold(t, lab.Client, out)}
 	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
 	if err != nil {
 		t.Fatal(err)
@@ -408,7 +408,7 @@ func TestFlushIsNoticed(t *testing.T) {
 			t.Errorf("%s: %v: after the repair:\n%s\nwant:\n%s", c.name, err, got, want)
 		}
 		for _, o := range conns {
-			o.works(t, c.name)
+			o.Works(t, c.name)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -56,7 +57,11 @@ func Reach(t testing.TB, from *netns.Host, d service.Destination, want string) s
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(wait))
 	if network == "udp" {
-		if _, err := c.Write([]byte("hello")); err != nil {
+		_, err := c.Write([]byte("hello"))
+		if errors.Is(err, syscall.EPERM) { // how netfilter refuses the node's own datagrams
+			return Refused
+		}
+		if err != nil {
 			return describe(err)
 		}
 	}
@@ -93,11 +98,17 @@ func Hold(t testing.TB, from *netns.Host, d service.Destination) *Held {
 	if err != nil {
 		t.Fatalf("from %s: %v", from.Name(), err)
 	}
+	return Keep(t, c, from.Name(), d)
+}
+
+// Keep is Hold for a connection that was made otherwise.
+func Keep(t testing.TB, c net.Conn, from string, d service.Destination) *Held {
+	t.Helper()
 	t.Cleanup(func() { _ = c.Close() })
 	if _, err := netns.AskOn(c); err != nil {
-		t.Fatalf("from %s to %v: %v", from.Name(), d, err)
+		t.Fatalf("from %s to %s: %v", from, redirect.Format(d), err)
 	}
-	return &Held{c, from.Name(), d}
+	return &Held{c, from, d}
 }
 
 // Works tells whether bytes still go both ways.
@@ -112,7 +123,7 @@ func (h *Held) Works(t testing.TB, when string) {
 		n += m
 	}
 	if err != nil || !bytes.Equal(sent, got) {
-		t.Errorf("%s: the connection from %s to %v: %v", when, h.from, h.to, err)
+		t.Errorf("%s: the connection from %s to %s: %v", when, h.from, redirect.Format(h.to), err)
 	}
 }
 

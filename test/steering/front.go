@@ -214,15 +214,16 @@ func (f *Front) answerDatagrams(pc *net.UDPConn) {
 		}
 		from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 		d := service.Destination{Addr: to.Addr(), Port: to.Port(), Protocol: service.UDP}
-		if c, err := f.node.Dialer(f.dialer("udp", to), "udp", from.String()); err == nil {
+		if c, err := f.node.Dialer(DialerFrom("udp", to), "udp", from.String()); err == nil {
 			_, _ = c.Write([]byte(f.Says(d)))
 			_ = c.Close()
 		}
 	}
 }
 
-// dialer connects from an address that need not be the node's.
-func (f *Front) dialer(network string, as netip.AddrPort) *net.Dialer {
+// DialerFrom connects, or sends datagrams, from an address that need not be the
+// host's own.
+func DialerFrom(network string, as netip.AddrPort) *net.Dialer {
 	d := service.Destination{Addr: as.Addr(), Port: as.Port(), Protocol: service.TCP}
 	var local net.Addr = net.TCPAddrFromAddrPort(as)
 	if network == "udp" {

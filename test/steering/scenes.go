@@ -172,7 +172,7 @@ func clientAddresses(t *testing.T, m Mode) {
 	port := replies.FirstPort + 1000
 	for i, v := range []struct{ client, server netip.Addr }{{s.Client.IPv4, server.IPv4}, {s.Client.IPv6, server.IPv6}} {
 		as := netip.AddrPortFrom(v.client, port)
-		c, err := s.Node.Dialer(s.front.dialer("tcp", as), "tcp", netip.AddrPortFrom(v.server, 8080).String())
+		c, err := s.Node.Dialer(DialerFrom("tcp", as), "tcp", netip.AddrPortFrom(v.server, 8080).String())
 		if err != nil {
 			t.Fatalf("as %s to %s: %v", as, v.server, err)
 		}
