@@ -1,0 +1,61 @@
+package e2e
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// TestRestartCutsWhatIsOpen shows what an update costs as long as connections
+// are not handed over (docs/operations.md, "Updates"): those that are open end,
+// and who comes between the two processes has to wait for the second one, or is
+// refused where the first was killed. The log says how long that was.
+func TestRestartCutsWhatIsOpen(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	// Beyond the node nobody has Services' addresses.
+	if out, err := lab.Node.Command(t, administration(t, "ip"), "route", "add", "blackhole", "10.96.0.0/16").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	address := addresses(80, vip4)[0]
+
+	held := hold(t, lab.Client, address, 3)
+	began := time.Now()
+	p.stop()
+	for _, c := range held {
+		if err := ended(c); !isReset(err) {
+			t.Errorf("stopped: %s ended with %v, want a reset", c.LocalAddr(), err)
+		}
+	}
+	if err := unanswered(lab.Client, address); err != nil {
+		t.Errorf("stopped: a new connection: %v", err)
+	}
+	early := make(chan error)
+	go func() {
+		_, err := lab.Client.Ask("tcp", address)
+		early <- err
+	}()
+	p.start()
+	t.Logf("stopped: nobody was served for %v", time.Since(began))
+	if err := <-early; err != nil {
+		t.Errorf("stopped: who came too early: %v", err)
+	}
+
+	held = hold(t, lab.Client, address, 3)
+	began = time.Now()
+	p.kill()
+	for _, c := range held {
+		_ = ended(c) // a killed process has no say in how
+	}
+	if err := refused(lab.Client, address); err != nil {
+		t.Errorf("killed: a new connection: %v", err)
+	}
+	p.start()
+	t.Logf("killed: nobody was served for %v", time.Since(began))
+	if _, err := lab.Client.Ask("tcp", address); err != nil {
+		t.Errorf("after the kill: %v", err)
+	}
+	p.stop()
+}
