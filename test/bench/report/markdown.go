@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -136,8 +137,10 @@ func (d *Data) writeTable(b *strings.Builder, title string, peers []string, figu
 			continue
 		}
 		fmt.Fprintf(b, "**%s: %s**\n\n| | %s |\n|---|%s\n", protocol, title, strings.Join(some, " | "), strings.Repeat("---:|", len(some)))
+		below := ""
 		for i, m := range metrics {
-			fmt.Fprintf(b, "| %s |", m.Name())
+			fmt.Fprintf(b, "| %s |", m.name(below))
+			below = cmp.Or(m.parent(), m.Title)
 			for _, p := range some {
 				fmt.Fprintf(b, " %s |", rows[p][i])
 			}

@@ -89,30 +89,44 @@ func (m Metric) protocol() string {
 	return "TCP"
 }
 
-// full is the title where no other one stands before it.
-func (m Metric) full() string {
-	rest, goesOn := strings.CutPrefix(m.Title, "…")
-	if !goesOn {
-		return m.Title
+// continued begins the title of a row that goes on with the one above.
+const continued = "…"
+
+// parent is the title that one beginning with … goes on with; empty for others.
+func (m Metric) parent() string {
+	if !strings.HasPrefix(m.Title, continued) {
+		return ""
 	}
 	before := ""
 	for _, other := range Metrics {
 		if other.ID == m.ID {
 			break
 		}
-		if !strings.HasPrefix(other.Title, "…") {
+		if !strings.HasPrefix(other.Title, continued) {
 			before = other.Title
 		}
 	}
-	return before + "," + rest
+	return before
 }
 
-// Name is the title with its unit.
-func (m Metric) Name() string {
-	if m.Unit == "" {
-		return m.Title
+// full is the title where the parent does not stand before it.
+func (m Metric) full() string {
+	if parent := m.parent(); parent != "" {
+		return parent + "," + strings.TrimPrefix(m.Title, continued)
 	}
-	return m.Title + " [" + m.Unit + "]"
+	return m.Title
+}
+
+// name is the title with its unit, short below its parent.
+func (m Metric) name(below string) string {
+	title := m.full()
+	if below != "" && m.parent() == below {
+		title = m.Title
+	}
+	if m.Unit == "" {
+		return title
+	}
+	return title + " [" + m.Unit + "]"
 }
 
 // Number writes a figure with three significant digits, thousands separated.

@@ -125,6 +125,25 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
+// A row says what it goes on with where that is not above it.
+func TestNames(t *testing.T) {
+	byID := map[string]Metric{}
+	for _, m := range Metrics {
+		byID[m.ID] = m
+	}
+	for _, c := range []struct{ id, below, want string }{
+		{"rr64.rate", "", "request-response, 64 clients [/s]"},
+		{"rr64.p99", "request-response, 64 clients", "… p99 [us]"},
+		{"rr64.p99", "", "request-response, 64 clients, p99 [us]"},
+		{"rr64.p99", "request-response, 1 client, p50", "request-response, 64 clients, p99 [us]"},
+		{"idle.fds", "memory for each idle connection", "… descriptors"},
+	} {
+		if got := byID[c.id].name(c.below); got != c.want {
+			t.Errorf("%s below %q: %q, want %q", c.id, c.below, got, c.want)
+		}
+	}
+}
+
 // What must not happen must not happen once.
 func TestOneLossIsOneTooMany(t *testing.T) {
 	d := &Data{Peers: []Peer{{Name: "sluice"}}}
@@ -165,6 +184,9 @@ func TestGoalsNameMetrics(t *testing.T) {
 			t.Errorf("metric %s is there twice", m.ID)
 		}
 		known[m.ID] = true
+		if n := len([]rune(m.full())); m.Chart && n > 60 {
+			t.Errorf("%q is too long for the chart by %d", m.full(), n-60)
+		}
 	}
 	for _, g := range Goals {
 		if !known[g.Metric] {
