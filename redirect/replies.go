@@ -16,14 +16,19 @@ type Replies struct {
 	// Untracked says that sockets on this node's own addresses pass connection
 	// tracking by as well, if they are transparent and have a port of the range.
 	Untracked bool
+	// Tracking tells whether there is any connection tracking to pass by; nil if
+	// nobody knows.
+	Tracking *Tracking
 }
 
 // PassTracking tells whether a socket on this node's address passes connection
 // tracking by when it connects to an endpoint. It does to one in the cluster:
 // what is sent to others may have to be translated on its way. An endpoint on an
 // own address of this node answers by no interface, so that nothing is gained.
+// Such a socket costs more than another, and nobody needs it where nothing is
+// tracked.
 func (r Replies) PassTracking(inCluster, own bool) bool {
-	return r.Untracked && inCluster && !own
+	return r.Untracked && inCluster && !own && (r.Tracking == nil || r.Tracking.InUse())
 }
 
 // ReplyPorts are the first and the last of the ports that sockets with clients'

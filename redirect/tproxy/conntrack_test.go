@@ -23,7 +23,7 @@ func TestFullConntrackTable(t *testing.T) {
 	b.EchoTCP(t, 8080)
 	b.EchoUDP(t, 53)
 	lab.Node.EchoTCPAt(t, "10.1.0.1:30080") // stands for a socket of ours
-	trackConnections(t, lab.Node.Namespace)
+	lab.Node.TrackConnections(t)
 	f := steering.NewFront(t, lab.Node, "front")
 	web, gone, out, own, own6 := tcp("10.96.0.10:80"), tcp("10.96.0.20:80"), tcp("192.0.2.10:80"), tcp("10.1.0.1:30080"), tcp("[fd00:1::1]:30080")
 	lab.Node.EchoTCPAt(t, "[fd00:1::1]:30080")

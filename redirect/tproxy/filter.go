@@ -30,6 +30,7 @@ type filter struct {
 	// when that turns out to be more than the buffer holds.
 	limit int
 
+	tracked    bool // connections are, in this namespace
 	synced     bool // the table is what the last plan says, as far as is known
 	absent     bool // there is none, because the last plan needs none
 	generation int  // of the sets in use
@@ -75,7 +76,7 @@ func (f *filter) close() {
 
 // apply puts a plan in force whose difference to the one before is given.
 func (f *filter) apply(c *redirect.Changes, from, p *redirect.Plan) error {
-	if f.numbers.lookup && needsNoTable(p) {
+	if f.numbers.lookup && !f.tracked && needsNoTable(p) {
 		return f.clear()
 	}
 	if f.synced && c.Empty() {
@@ -95,7 +96,7 @@ func (f *filter) apply(c *redirect.Changes, from, p *redirect.Plan) error {
 }
 
 // needsNoTable tells whether a plan has nothing for the table to do, when
-// somebody else finds the sockets. (What lingers does so on foreign addresses.)
+// somebody else finds the sockets and nothing is tracked. (What lingers does so on foreign addresses.)
 func needsNoTable(p *redirect.Plan) bool {
 	return p.NodeSourceOnly && p.Foreign.Len() == 0 && p.Own.Len() == 0
 }
@@ -394,9 +395,13 @@ func (f *filter) unstage(generation int, tableWasThere bool) {
 	_ = f.commit(b)
 }
 
-// verify compares the table with the plan and fills it anew when they differ.
+// verify compares the table with the plan and fills it anew when they differ, and
+// for the first time when connections are tracked all of a sudden.
 func (f *filter) verify(p *redirect.Plan) (repaired bool, err error) {
 	if f.absent {
+		if f.tracked {
+			return false, f.fill(p) // nobody took it away
+		}
 		return false, nil
 	}
 	now, err := f.reader.generation()

@@ -63,7 +63,7 @@ type Options struct {
 	// Lookup says that somebody else finds the sockets for what is in
 	// Plan.Local, as a BPF program does (redirect/sklookup). The table then
 	// only keeps that out of connection tracking, and there is none at all for
-	// plans that have nothing else for it to do.
+	// plans that have nothing else for it to do while nothing is tracked.
 	Lookup bool
 	// ReplyPorts, first and last, are the local ports of sockets that are bound
 	// to clients' own addresses; [redirect.ReplyPorts] if zero. Only packets to
@@ -116,8 +116,10 @@ type Redirector struct {
 	router *route.Router
 	watch  *watch.Watcher  // has a guard of its own
 	traits redirect.Traits // never changes
-	strict bool            // sources are looked up with marks; see route.SourceChecks
-	closed bool
+	// tracking is in use from the moment on that Verify notices it.
+	tracking *redirect.Tracking
+	strict   bool // sources are looked up with marks; see route.SourceChecks
+	closed   bool
 
 	plan    redirect.Plan // in force; empty before the first Apply
 	replies bool          // answers to clients' addresses have routes
@@ -173,6 +175,8 @@ func (r *Redirector) open() (err error) {
 	if r.watch, err = watch.Open(watch.Options{Tables: []string{opts.Table}, NetNS: opts.NetNS}); err != nil {
 		return err
 	}
+	r.tracking = redirect.NewTracking(opts.NetNS)
+	r.filter.tracked = r.tracking.Look()
 	r.traits = redirect.Traits{Name: "tproxy/nftables"}
 	if opts.NoReplies {
 		return nil
@@ -180,7 +184,7 @@ func (r *Redirector) open() (err error) {
 	if err := r.router.Check(route.State{MarkReplies: true}); err != nil {
 		r.traits.Replies.Why = err.Error()
 	} else {
-		r.traits.Replies = redirect.Replies{Diverted: true, FirstPort: opts.ReplyPorts[0], LastPort: opts.ReplyPorts[1], Untracked: true}
+		r.traits.Replies = redirect.Replies{Diverted: true, FirstPort: opts.ReplyPorts[0], LastPort: opts.ReplyPorts[1], Untracked: true, Tracking: r.tracking}
 	}
 	return nil
 }
@@ -331,6 +335,7 @@ func (r *Redirector) Verify() (repaired bool, err error) {
 	if !r.applied {
 		return false, nil
 	}
+	r.filter.tracked = r.tracking.Look()
 	refilled, err := r.filter.verify(&r.plan)
 	if err != nil {
 		return refilled, err

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 )
 
@@ -22,6 +24,26 @@ const (
 	// The entry has seen an answer, must not be evicted, and is in the table.
 	seenReplyAssuredConfirmed = 2 | 4 | 8
 )
+
+// TrackConnections switches connection tracking on, as any rule does that asks
+// for a connection's state.
+func (n *Namespace) TrackConnections(t testing.TB) {
+	t.Helper()
+	conn, err := nftables.New(nftables.WithNetNSFd(n.FD()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := conn.AddTable(&nftables.Table{Name: "track", Family: nftables.TableFamilyINet})
+	chain := conn.AddChain(&nftables.Chain{Table: table, Name: "input", Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter})
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
+		&expr.Cmp{Register: 1, Op: expr.CmpOpEq, Data: []byte{0xff, 0xff, 0xff, 0xff}},
+	}})
+	if err := conn.Flush(); err != nil {
+		t.Fatalf("%s: track connections: %v", n.name, err)
+	}
+}
 
 // Tracked gives the number of connections that the namespace's connection
 // tracking knows of.
