@@ -38,7 +38,7 @@ const (
 	AffinityExpiredTotal
 	UDPSessions
 	UDPUnservedTotal
-	UDPRefusedTotal
+	UDPPausesTotal
 	UDPLostTotal
 	UDPResentTotal
 	UDPConflictsTotal
@@ -79,7 +79,7 @@ var values = [valueCount]struct {
 	AffinityEvictedTotal:      {prometheus.CounterValue, "sluice_affinity_evicted_total", "Clients that were forgotten before their time because a service port had too many."},
 	AffinityExpiredTotal:      {prometheus.CounterValue, "sluice_affinity_expired_total", "Clients that were forgotten because their affinity timeout was over."},
 	UDPSessions:               {prometheus.GaugeValue, "sluice_udp_sessions", "UDP sessions that are open."},
-	UDPRefusedTotal:           {prometheus.CounterValue, "sluice_udp_datagrams_refused_total", "UDP datagrams of new clients whose service had no time left for new sessions, as others use the loops too."},
+	UDPPausesTotal:            {prometheus.CounterValue, "sluice_udp_pauses_total", "Times that a loop let a service's UDP datagrams wait, as it had begun too many sessions for new clients of it."},
 	UDPUnservedTotal:          {prometheus.CounterValue, "sluice_udp_datagrams_unserved_total", "UDP datagrams whose client may not come in, or that were sent to no service."},
 	UDPLostTotal:              {prometheus.CounterValue, "sluice_udp_datagrams_lost_total", "UDP datagrams that could not be passed on: no room in the kernel, too large for the way, no socket for the answers."},
 	UDPResentTotal:            {prometheus.CounterValue, "sluice_udp_datagrams_resent_total", "UDP datagrams that were sent again to another endpoint because the first was closed."},

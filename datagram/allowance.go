@@ -4,25 +4,21 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
 // To begin a session costs ten times what another datagram of one does, and
 // datagrams from ever new addresses are as easily sent as any. So that the
 // clients of one service cannot take all of the processors from everybody else,
 // beginning sessions for it has an allowance of each loop's time. It counts only
-// while others use the loop.
+// while others use the loop. When it is used up, the service's lane rests, and
+// its datagrams wait in the kernel.
 const (
 	// allowancePart says how much it is in the long run: one part in so many.
-	allowancePart = 4
-	// allowanceMost is how much is saved up, in ns: what a thousand sessions
-	// and more take.
+	allowancePart = 8
+	// allowanceMost is how much is saved up, in ns of processor time: what a
+	// thousand sessions and more take.
 	allowanceMost = int64(100 * time.Millisecond)
-	// allowanceOnce bounds what one session is charged with, in ns. Time that the
-	// loop's thread spent waiting for a processor is charged too, as others want it then.
-	allowanceOnce = int64(time.Millisecond)
-	// allowanceLeast bounds what it can be overdrawn by, in ns, while nobody else
-	// uses the loop.
-	allowanceLeast = -int64(10 * time.Millisecond)
 	// companyTime is how long others count as users of the loop, in ns.
 	companyTime = int64(100 * time.Millisecond)
 )
@@ -30,54 +26,50 @@ const (
 // allowance is what is left of a service port's. The zero value is that of a
 // service that has begun none since the process started.
 type allowance struct {
-	left  int64 // ns; below 0 it has been overdrawn
-	asked int64 // when left was as it is
+	left  int64 // ns; below 0 it is overdrawn, by a session at most
+	since int64 // when left was as it is
 }
 
-// open tells whether another session may begin.
-func (a *allowance) open(now int64) bool {
-	a.left = min(a.left+(now-a.asked)/allowancePart, allowanceMost)
-	a.asked = now
-	return a.left > 0
+// charge takes off the processor time that a session took.
+func (a *allowance) charge(now, ns int64) {
+	a.left = min(a.left+(now-a.since)/allowancePart, allowanceMost) - ns
+	a.since = now
 }
 
-// charge takes off what a session took.
-func (a *allowance) charge(ns int64) { a.left = max(a.left-min(ns, allowanceOnce), allowanceLeast) }
+// rest is how long to begin no more sessions, in ns.
+func (a *allowance) rest() int64 { return max(-a.left*allowancePart, 0) }
 
 // opening measures what beginning sessions takes, with what is sent for them, in
 // one turn of a lane. It belongs to a loop.
 type opening struct {
-	share *share // whose session was asked for last in this turn; nil before
-	since int64  // when it began; 0 if it did not
+	share   *share // whose session began last in this turn; nil before
+	company bool   // others use the loop
+	since   int64  // processor time when it began
 }
 
-// admit tells whether a service may begin a session. It always may without
-// company.
-func (o *opening) admit(h *share, now int64, company bool) bool {
-	o.settle()
-	o.share = h
-	if enough := h.begin.open(now); company && !enough {
-		return false
+// begin is told that a session begins.
+func (o *opening) begin(h *share, now int64, company bool) {
+	o.settle(now)
+	o.share, o.company = h, company
+	if company {
+		o.since = sys.ThreadTime()
 	}
-	o.since = poll.Nanotime()
-	return true
 }
 
 // settle charges a service for the session before.
-func (o *opening) settle() {
-	if o.since != 0 {
-		o.share.begin.charge(poll.Nanotime() - o.since)
-		o.since = 0
+func (o *opening) settle(now int64) {
+	if o.share != nil && o.company {
+		o.share.begin.charge(now, sys.ThreadTime()-o.since)
 	}
 }
 
-// endTurn gives the service that a session was asked for last in this turn, nil
-// if none was.
-func (o *opening) endTurn() *share {
-	o.settle()
-	h := o.share
+// endTurn gives the service whose session began last in this turn, nil if none
+// did, and whether others use the loop.
+func (o *opening) endTurn(now int64) (h *share, company bool) {
+	o.settle(now)
+	h, company = o.share, o.company
 	o.share = nil
-	return h
+	return h, company
 }
 
 // company knows who has used a loop lately. It belongs to the loop.

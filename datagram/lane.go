@@ -2,6 +2,7 @@ package datagram
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
@@ -81,6 +82,7 @@ type shard struct {
 	reg    poll.Registration
 	outlet *outlet // where answers leave; nil if the destination is the datagram's
 	batch  int     // datagrams to receive at once
+	rest   poll.Timer
 }
 
 // listen begins to receive.
@@ -101,6 +103,7 @@ func (l *shard) close() {
 	if l.outlet != nil {
 		w.endOf(l.outlet)
 	}
+	w.loop.Cancel(&l.rest)
 	w.loop.Forget(l.reg)
 	sys.Close(l.fd)
 }
@@ -109,14 +112,10 @@ func (l *shard) close() {
 // to look for another one costs less than another round of the loop.
 const leastBatch = 4
 
-// refusedBatch is how many it receives while its service may begin no sessions:
-// to refuse a client costs little.
-const refusedBatch = 8
-
 // HandleEvents receives what is there, up to a batch, which doubles as long as
 // it is full. After one that began sessions it is small, so that a flood from
 // ever new addresses leaves its turn to others after a few of them: after one,
-// if there are others on the loop.
+// if there are others on the loop. Then the lane may have to rest, too.
 func (l *shard) HandleEvents(uint8, poll.Events) {
 	w := l.worker
 	w.company.events++
@@ -125,15 +124,27 @@ func (l *shard) HandleEvents(uint8, poll.Events) {
 		return
 	}
 	w.deliver(l, n)
-	switch h := w.opening.endTurn(); {
+	now := w.loop.Now()
+	h, company := w.opening.endTurn(now)
+	switch {
 	case h == nil:
 		l.batch = nextBatch(l.batch, n, leastBatch, w.upIn.Slots())
-	case !w.company.has(h, w.loop.Now()):
+	case !company:
 		l.batch = leastBatch
-	case h.begin.left > 0:
-		l.batch = 1
 	default:
-		l.batch = refusedBatch
+		l.batch = 1
+		if ns := h.begin.rest(); ns > 0 && w.loop.Modify(l.reg, 0) == nil {
+			w.server.stats.pauses.Add(1)
+			w.loop.Schedule(&l.rest, now+ns, l)
+		}
+	}
+}
+
+// HandleTimer ends the lane's rest.
+func (l *shard) HandleTimer(*poll.Timer) {
+	if err := l.worker.loop.Modify(l.reg, poll.Readable); err != nil {
+		// Out of kernel memory.
+		l.worker.loop.Schedule(&l.rest, l.worker.loop.Now()+int64(time.Second), l)
 	}
 }
 

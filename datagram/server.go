@@ -279,7 +279,7 @@ type stats struct {
 	sessions  atomic.Int64
 	sockets   atomic.Int64
 	evicted   atomic.Uint64
-	refused   atomic.Uint64
+	pauses    atomic.Uint64
 	unserved  atomic.Uint64
 	lost      atomic.Uint64
 	resent    atomic.Uint64
@@ -292,7 +292,7 @@ type Stats struct {
 	Sessions   int64  // now
 	Sockets    int64  // that clients' datagrams are received on
 	Evicted    uint64 // sessions that made room for others
-	Refused    uint64 // datagrams of clients whose service had no time left for new sessions
+	Pauses     uint64 // times that a lane rested, as its service had begun too many sessions
 	Unserved   uint64 // datagrams that policy dropped, or that were for no service
 	Lost       uint64 // datagrams that could not be sent on: no room in the kernel, too large for the way
 	Resent     uint64 // datagrams that were sent again because an endpoint was closed
@@ -306,7 +306,7 @@ func (s *Server) Stats() Stats {
 		Sessions:   s.stats.sessions.Load(),
 		Sockets:    s.stats.sockets.Load(),
 		Evicted:    s.stats.evicted.Load(),
-		Refused:    s.stats.refused.Load(),
+		Pauses:     s.stats.pauses.Load(),
 		Unserved:   s.stats.unserved.Load(),
 		Lost:       s.stats.lost.Load(),
 		Resent:     s.stats.resent.Load(),

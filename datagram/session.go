@@ -48,10 +48,7 @@ func (w *worker) open(l *shard, k key) *session {
 	p := st.services[v.Port.ID]
 	h := &p.shares[w.index]
 	now := w.loop.Now()
-	if !w.opening.admit(h, now, w.company.has(h, now)) {
-		s.stats.refused.Add(1)
-		return nil
-	}
+	w.opening.begin(h, now, w.company.has(h, now))
 	w.makeRoom(h)
 	o := l.outlet
 	if o == nil {

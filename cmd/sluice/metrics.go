@@ -47,7 +47,7 @@ func (p *proxy) registry() *prometheus.Registry {
 			admin.AffinityEvictedTotal:  stats(func(s listener.Stats) float64 { return float64(s.Pins.Evicted) }),
 			admin.AffinityExpiredTotal:  stats(func(s listener.Stats) float64 { return float64(s.Pins.Expired) }),
 			admin.UDPSessions:           datagrams(func(s datagram.Stats) float64 { return float64(s.Sessions) }),
-			admin.UDPRefusedTotal:       datagrams(func(s datagram.Stats) float64 { return float64(s.Refused) }),
+			admin.UDPPausesTotal:        datagrams(func(s datagram.Stats) float64 { return float64(s.Pauses) }),
 			admin.UDPUnservedTotal:      datagrams(func(s datagram.Stats) float64 { return float64(s.Unserved) }),
 			admin.UDPLostTotal:          datagrams(func(s datagram.Stats) float64 { return float64(s.Lost) }),
 			admin.UDPResentTotal:        datagrams(func(s datagram.Stats) float64 { return float64(s.Resent) }),

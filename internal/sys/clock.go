@@ -1,0 +1,16 @@
+package sys
+
+import (
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// ThreadTime gives the processor time that the calling thread has had, in
+// nanoseconds.
+func ThreadTime() int64 {
+	var t unix.Timespec
+	_, _, _ = syscall.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_THREAD_CPUTIME_ID, uintptr(unsafe.Pointer(&t)), 0)
+	return t.Nano()
+}
