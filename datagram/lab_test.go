@@ -253,13 +253,3 @@ func ask(c net.Conn, question string, wait time.Duration) (string, error) {
 	n, err := c.Read(buf)
 	return string(buf[:n]), err
 }
-
-// eventually waits for a condition.
-func eventually(t testing.TB, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, patience)
-		}
-	}
-}

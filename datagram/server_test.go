@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 const (
@@ -316,7 +317,7 @@ func TestEndpointIsClosedAfterItAnswered(t *testing.T) {
 	two.EchoUDP(t, 5300)
 	n.apply(service.Change{EndpointSlices: endpointSlices("dns", vip4, at(one.IPv4, 5300), at(two.IPv4, 5300))})
 	echo.Close()
-	eventually(t, "the other one answers", func() bool {
+	wait.True(t, "the other one answers", func() bool {
 		got, err := ask(c, "again", 100*time.Millisecond)
 		return err == nil && got == "b2:5300\nagain"
 	})
@@ -367,7 +368,7 @@ func TestResponsesEndASession(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "no session", func() bool { return n.server.Stats().Sessions == 0 })
+	wait.True(t, "no session", func() bool { return n.server.Stats().Sessions == 0 })
 	n.stop()
 	if ends := n.ends(); ends[conntrack.Responses] != 100 {
 		t.Errorf("records end %v", ends)
@@ -385,7 +386,7 @@ func TestIdleSessionsEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "no session", func() bool { return n.server.Stats().Sessions == 0 })
+	wait.True(t, "no session", func() bool { return n.server.Stats().Sessions == 0 })
 	n.stop()
 	if ends := n.ends(); ends[conntrack.Idle] != 20 {
 		t.Errorf("records end %v", ends)
@@ -514,7 +515,7 @@ func TestBoundDestination(t *testing.T) {
 	}
 	n.server.Unbind(d)
 	c := client(t, lab.Client, to)
-	eventually(t, "a refusal", func() bool {
+	wait.True(t, "a refusal", func() bool {
 		_, err := ask(c, "q", 100*time.Millisecond)
 		return errors.Is(err, syscall.ECONNREFUSED)
 	})

@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // ways are the ways of steering.
@@ -87,7 +88,7 @@ func TestEveryWayOfSteering(t *testing.T) {
 				n.server.Unbind(service.Destination{Addr: netip.MustParseAddr(vip4), Port: 53, Protocol: service.UDP})
 			}
 			n.apply(service.Change{EndpointSlices: endpointSlices("four-53", vip4)})
-			eventually(t, "a refusal", func() bool {
+			wait.True(t, "a refusal", func() bool {
 				_, err := ask(c, "q", patience)
 				return errors.Is(err, syscall.ECONNREFUSED)
 			})

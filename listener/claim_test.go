@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // journal is a log that tests read.
@@ -171,7 +172,7 @@ func TestA315_NodePortIsClaimed(t *testing.T) {
 	}
 	n.apply(gone("web", 1))
 	n.want(lab.Client, addresses[0], "refused")
-	eventually(t, "the port is free", func() bool {
+	wait.True(t, "the port is free", func() bool {
 		n.pass()
 		l, err := lab.Node.Listen("tcp", ":30080")
 		if err != nil {

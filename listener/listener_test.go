@@ -30,6 +30,7 @@ import (
 	"github.com/sluice-proxy/sluice/relay"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 func TestMain(m *testing.M) {
@@ -267,18 +268,6 @@ func wantReset(t *testing.T, from *netns.Host, address string) {
 	}
 }
 
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for !is() {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %s: %s", patience, what)
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
 func TestPlanSaysWhatIsSteeredRefusedAndLocal(t *testing.T) {
 	netns.Require(t)
 	n := newNode(t, netns.NewLab(t, 1), func(o *Options) {
@@ -373,7 +362,7 @@ func TestA87_ConnectionOutlivesItsService(t *testing.T) {
 	if _, err := c.Read(buf); err != io.EOF {
 		t.Fatal(err)
 	}
-	eventually(t, "the connection is over", func() bool { return n.manager.Stats().Open == 0 })
+	wait.True(t, "the connection is over", func() bool { return n.manager.Stats().Open == 0 })
 	n.pass()
 	if n.steer.plan.Local.Len() != 0 {
 		t.Errorf("local %v when nothing uses 10.97.0.1", n.steer.plan.Local)
@@ -403,7 +392,7 @@ func TestDialingLimitMakesClientsWait(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "two connections are dialled", func() bool { return n.manager.Stats().Dialing >= 2 })
+	wait.True(t, "two connections are dialled", func() bool { return n.manager.Stats().Dialing >= 2 })
 	name(t, n.dial("10.96.0.2:80"))
 	wg.Wait()
 }
@@ -433,7 +422,7 @@ func TestLimitOfAllMakesClientsWait(t *testing.T) {
 		held = append(held, c)
 	}
 	waiting := n.dial("10.96.0.1:80")
-	eventually(t, "accepting is paused", func() bool { return n.manager.Stats().AtLimit > 0 })
+	wait.True(t, "accepting is paused", func() bool { return n.manager.Stats().AtLimit > 0 })
 	_ = held[0].Close()
 	if got := name(t, waiting); got != "b1:8080" {
 		t.Error(got)
@@ -452,7 +441,7 @@ func TestAttemptsAreRecorded(t *testing.T) {
 		_ = c.CloseWrite()
 		_, _ = io.Copy(io.Discard, c)
 	}
-	eventually(t, "four records", func() bool { return n.ends()[conntrack.ClientFin] == 4 })
+	wait.True(t, "four records", func() bool { return n.ends()[conntrack.ClientFin] == 4 })
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	refused := 0

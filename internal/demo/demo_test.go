@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // getEnv makes the test binary an HTTP client for one URL.
@@ -169,19 +170,13 @@ func (p *player) wait(status int) {
 // nothingLeft waits until the demo's directory is empty.
 func (p *player) nothingLeft() {
 	p.t.Helper()
-	for end := time.Now().Add(patience); ; {
+	wait.For(p.t, "nothing is left", patience, func() error {
 		list, err := os.ReadDir(p.tmp)
-		if err != nil {
-			p.t.Fatal(err)
+		if err == nil && len(list) > 0 {
+			err = fmt.Errorf("left behind: %v", list)
 		}
-		if len(list) == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			p.t.Fatalf("left behind: %v", list)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+		return err
+	})
 }
 
 // screen collects what the demo writes, for many to wait on.
@@ -376,11 +371,7 @@ func TestDemoKilled(t *testing.T) {
 	<-p.exited
 	p.nothingLeft()
 	for _, pid := range []int{inside, proxy} {
-		for end := time.Now().Add(patience); running(t, pid); time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("process %d runs on", pid)
-			}
-		}
+		wait.True(t, fmt.Sprintf("process %d ends", pid), func() bool { return !running(t, pid) })
 	}
 }
 

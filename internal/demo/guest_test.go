@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // hotel is a demo that consists of the door and of one namespace.
@@ -207,13 +208,10 @@ func TestGuestIsSeenOff(t *testing.T) {
 		<-h.closed // serve waits for its commands
 		// Nobody has the other end of the pipe any more: not the shell, and
 		// soon not its sleep.
-		var err error
-		for end := time.Now().Add(20 * time.Second); err == nil && time.Now().Before(end); time.Sleep(time.Millisecond) {
-			_, err = g.in.WriteString("x")
-		}
-		if !errors.Is(err, syscall.EPIPE) {
-			t.Errorf("the %s has gone: write to the command: %v, want EPIPE", who, err)
-		}
+		wait.True(t, "EPIPE for who writes to the command after the "+who+" has gone", func() bool {
+			_, err := g.in.WriteString("x")
+			return errors.Is(err, syscall.EPIPE)
+		})
 	}
 }
 

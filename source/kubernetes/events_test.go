@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // Events arrive as the API has them, the same one once, and a flood of them
@@ -64,11 +65,11 @@ func TestEvents(t *testing.T) {
 		defer mu.Unlock()
 		return len(got["POST /apis/events.k8s.io/v1/namespaces/"+path+"/events"])
 	}
-	until(t, "both events", func() bool { return count("default") == 1 && count("shop") == 1 })
+	wait.True(t, "both events", func() bool { return count("default") == 1 && count("shop") == 1 })
 	for i := range eventQueue {
 		events.Send(Event{Reason: "Flood", Action: "Test", Note: strings.Repeat("y", i+1)})
 	}
-	until(t, "the burst", func() bool { return count("default")+count("shop") == eventBurst })
+	wait.True(t, "the burst", func() bool { return count("default")+count("shop") == eventBurst })
 	cancel()
 	<-done
 	if n := count("default") + count("shop"); n != eventBurst {

@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 const patience = 20 * time.Second
@@ -115,27 +116,14 @@ func (f *follower) dump() string {
 	return strings.Join(lines, " ")
 }
 
-// until waits for a condition.
-func until(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for !f() {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %s", what, patience)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
 func (f *follower) expect(want string) {
 	f.t.Helper()
-	deadline := time.Now().Add(patience)
-	for f.dump() != want {
-		if time.Now().After(deadline) {
-			f.t.Fatalf("known: %q, want %q\n%s", f.dump(), want, f.log)
+	wait.For(f.t, "what is known", wait.Patience, func() error {
+		if got := f.dump(); got != want {
+			return fmt.Errorf("%q, want %q\n%s", got, want, f.log)
 		}
-		time.Sleep(2 * time.Millisecond)
-	}
+		return nil
+	})
 }
 
 func svc(name, ip string) *corev1.Service {
@@ -193,7 +181,7 @@ func TestFollows(t *testing.T) {
 			if snap.Node.Zone() != "z1" || len(snap.ServiceCIDRs) != 1 || snap.ServiceCIDRs[0] != netip.MustParsePrefix("10.96.0.0/16") {
 				t.Errorf("zone %q, ServiceCIDRs %v", snap.Node.Zone(), snap.ServiceCIDRs)
 			}
-			until(t, "synced", func() bool { return f.source.Stats().Synced })
+			wait.True(t, "synced", func() bool { return f.source.Stats().Synced })
 			if s := f.source.Stats(); !s.Connected || s.ServiceChanges != 1 || s.EndpointChanges != 1 {
 				t.Errorf("stats %+v", s)
 			}
@@ -256,8 +244,8 @@ func TestNothingBeforeBothAreKnown(t *testing.T) {
 	api.put("endpointslices", slice("web", "10.1.0.1"))
 	api.setForbidden("endpointslices", true)
 	f := follow(t, api, Options{NodeName: "a"}, nil)
-	until(t, "a refusal in the log", func() bool { return strings.Contains(f.log.String(), "does not show us the endpointslices") })
-	until(t, "services", func() bool { return f.source.Stats().ServiceChanges == 1 })
+	wait.True(t, "a refusal in the log", func() bool { return strings.Contains(f.log.String(), "does not show us the endpointslices") })
+	wait.True(t, "services", func() bool { return f.source.Stats().ServiceChanges == 1 })
 	if f.source.Stats().Connected {
 		t.Error("connected although slices are forbidden")
 	}
@@ -272,7 +260,7 @@ func TestNothingBeforeBothAreKnown(t *testing.T) {
 	}
 	api.setForbidden("endpointslices", false)
 	f.expect("default/web=10.1.0.1:8080")
-	until(t, "connected", func() bool { return f.source.Stats().Connected })
+	wait.True(t, "connected", func() bool { return f.source.Stats().Connected })
 }
 
 // The server goes away, objects change, its history is lost: what is known stays
@@ -290,7 +278,7 @@ func TestServerGoesAndComesBack(t *testing.T) {
 		api.setForbidden(r, true)
 	}
 	api.breakOff()
-	until(t, "the loss", func() bool { return !f.source.Stats().Connected })
+	wait.True(t, "the loss", func() bool { return !f.source.Stats().Connected })
 	api.remove("services", svc("gone", ""), true)
 	api.put("endpointslices", slice("web", "10.1.0.9"))
 	api.expire()
@@ -301,7 +289,7 @@ func TestServerGoesAndComesBack(t *testing.T) {
 		api.setForbidden(r, false)
 	}
 	f.expect("default/web=10.1.0.9:8080")
-	until(t, "connected", func() bool { return f.source.Stats().Connected })
+	wait.True(t, "connected", func() bool { return f.source.Stats().Connected })
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, c := range f.changes[given:] {
@@ -346,7 +334,7 @@ func TestListThatBreaksOff(t *testing.T) {
 			api.put("services", svc("s0", "10.96.1.1"))
 			api.expire()
 			api.breakOff()
-			until(t, "a list that broke off", func() bool { return api.brokenLists() > 0 })
+			wait.True(t, "a list that broke off", func() bool { return api.brokenLists() > 0 })
 			if f.given() != given {
 				t.Error("something of half a list was given on")
 			}
@@ -355,7 +343,7 @@ func TestListThatBreaksOff(t *testing.T) {
 			if n := f.source.Stats().Relists; n == 0 {
 				t.Error("no new list was counted")
 			}
-			until(t, "a new list in the log", func() bool { return strings.Contains(f.log.String(), "were listed anew") })
+			wait.True(t, "a new list in the log", func() bool { return strings.Contains(f.log.String(), "were listed anew") })
 		})
 	}
 }
@@ -375,7 +363,7 @@ func TestAnotherObjectOfTheSameVersion(t *testing.T) {
 	api.replaceQuietly("services", second)
 	api.expire()
 	api.breakOff()
-	until(t, "the other object", func() bool { return f.given() > given })
+	wait.True(t, "the other object", func() bool { return f.given() > given })
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if got := f.changes[given].Services; len(got) != 1 || got[0].Spec.ClusterIP != "10.96.0.2" {
@@ -399,7 +387,7 @@ func TestStormsAreGathered(t *testing.T) {
 	for i := range storm {
 		api.put("endpointslices", slice("web", fmt.Sprintf("10.1.0.%d", i+1)))
 	}
-	until(t, "all slices", func() bool { return f.source.Stats().EndpointChanges >= storm })
+	wait.True(t, "all slices", func() bool { return f.source.Stats().EndpointChanges >= storm })
 	release()
 	f.expect("default/web=10.1.0.200:8080")
 	if n := f.given(); n > 3 {
@@ -457,11 +445,11 @@ func TestNodesAreWatchedForTopologyKeysOnly(t *testing.T) {
 	wants := svc("web", "10.96.0.1")
 	wants.Annotations = map[string]string{topologyAnnotation: "topology.kubernetes.io/zone,*"}
 	api.put("services", wants)
-	until(t, "node b", func() bool { return zone() == "z2" })
+	wait.True(t, "node b", func() bool { return zone() == "z2" })
 	api.put("nodes", node("b", "z3"))
-	until(t, "node b's new zone", func() bool { return zone() == "z3" })
+	wait.True(t, "node b's new zone", func() bool { return zone() == "z3" })
 	api.put("services", svc("web", "10.96.0.1"))
-	until(t, "node b forgotten", func() bool { return zone() == "" })
+	wait.True(t, "node b forgotten", func() bool { return zone() == "" })
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.store.Snapshot().Node.Found {
@@ -495,7 +483,7 @@ func TestTriggers(t *testing.T) {
 		f.expect("default/web=" + ip + ":8080")
 	}
 	var got []time.Time
-	until(t, "the time", func() bool {
+	wait.True(t, "the time", func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		got = nil

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 const (
@@ -222,15 +223,5 @@ func (c *controlPlane) do(request *http.Request) (string, error) {
 // until waits for a condition.
 func (c *controlPlane) until(what string, condition func() error) {
 	c.t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := condition()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			c.t.Fatalf("%s: not within %s: %v", what, patience, err)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	wait.For(c.t, what, patience, condition)
 }

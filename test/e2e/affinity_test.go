@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // TestAffinityHoldsAndMoves takes the pinned endpoint away in both ways: it
@@ -38,7 +39,7 @@ func TestAffinityHoldsAndMoves(t *testing.T) {
 				p.apply(left)
 			}
 			var second string
-			await(t, "another endpoint answers", startTimeout, func() (err error) {
+			wait.For(t, "another endpoint answers", startTimeout, func() (err error) {
 				if second, err = lab.Client.Ask("tcp", target); err == nil && second == first {
 					return errNotYet
 				}

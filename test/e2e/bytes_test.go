@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // talks is how many connections the byte-exactness tests make: with 1 MiB each
@@ -309,7 +310,7 @@ func readSlowly(t *testing.T, splice string) {
 		_ = c.server.CloseWrite()
 	})
 	last, since := int64(-1), time.Now()
-	await(t, "the writer has to wait", talkTimeout, func() error {
+	wait.For(t, "the writer has to wait", talkTimeout, func() error {
 		if now := written.Load(); now != last {
 			last, since = now, time.Now()
 		}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // silence is how long a client waits that is to get no answer: it repeats its
@@ -48,7 +49,7 @@ func (p *proxy) settled(change func()) {
 	p.t.Helper()
 	began := time.Now()
 	change()
-	await(p.t, "the change is in force", startTimeout, func() error {
+	wait.For(p.t, "the change is in force", startTimeout, func() error {
 		m, err := p.metrics()
 		if err == nil && m["sluice_config_applied_timestamp_seconds"] < float64(began.UnixNano())/1e9 {
 			err = errNotYet

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // metricConflicts counts the destinations that another program holds.
@@ -81,8 +82,8 @@ func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
 	for _, e := range one {
 		e.Close()
 	}
-	await(t, "the ports are served once they are free", startTimeout, func() error { return check(nil) })
-	await(t, "the metric says so", startTimeout, func() error {
+	wait.For(t, "the ports are served once they are free", startTimeout, func() error { return check(nil) })
+	wait.For(t, "the metric says so", startTimeout, func() error {
 		values, err := p.metrics()
 		if err == nil && values[metricConflicts] != 0 {
 			err = fmt.Errorf("%v", values[metricConflicts])

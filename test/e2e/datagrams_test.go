@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // largestDatagram is the most that UDP over IPv4 carries.
@@ -202,7 +203,7 @@ func (w *world) follow(t *testing.T, p *proxy, o *object, to netip.AddrPort) {
 	put(other)
 	want("after its endpoint has gone", other)
 	put()
-	await(t, "it is refused", startTimeout, func() error {
+	wait.For(t, "it is refused", startTimeout, func() error {
 		if got, err := ask(); err == nil {
 			return errorText(got)
 		} else if trouble(err) != "refused" {
@@ -212,7 +213,7 @@ func (w *world) follow(t *testing.T, p *proxy, o *object, to netip.AddrPort) {
 	})
 	// The first endpoint after none gets the very same client (A8.6).
 	put(one)
-	await(t, "it is served again", startTimeout, func() error {
+	wait.For(t, "it is served again", startTimeout, func() error {
 		got, err := ask()
 		if err == nil && got != name(one) {
 			err = errorText(got)

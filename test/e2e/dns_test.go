@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // dnsTextLength is more than an answer over UDP holds (512 bytes), in strings of
@@ -34,7 +35,7 @@ type dnsServer struct {
 func (d *dnsServer) start(t *testing.T) {
 	t.Helper()
 	d.launch(t)
-	await(t, "dnsmasq answers", startTimeout, func() error {
+	wait.For(t, "dnsmasq answers", startTimeout, func() error {
 		select {
 		case <-d.gone:
 			// What is left of the one before, which has a process for each

@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/race"
@@ -71,31 +70,3 @@ func full() bool { return os.Getenv("SLUICE_TEST_FULL") == "1" }
 
 // errNotYet is what a condition gives while it only has to be waited for.
 var errNotYet = errors.New("not yet")
-
-// await waits until the condition gives nil and fails the test with its last
-// error when it does not in time.
-func await(t testing.TB, what string, within time.Duration, condition func() error) {
-	t.Helper()
-	if err := poll(within, condition); err != nil {
-		t.Fatalf("%s: not within %v: %v", what, within, err)
-	}
-}
-
-// poll is await for helpers that may not end the test.
-func poll(within time.Duration, condition func() error) error {
-	deadline := time.NewTimer(within)
-	defer deadline.Stop()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := condition()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-deadline.C:
-			return condition() // which a busy machine may not have asked for a while
-		case <-tick.C:
-		}
-	}
-}

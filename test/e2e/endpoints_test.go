@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // changeBound is how soon a change of a manifest is in force.
@@ -119,12 +120,12 @@ func TestEndpointGoneKeepsItsConnections(t *testing.T) {
 		}
 		changed := time.Now()
 		p.apply(fewer)
-		await(t, "new connections avoid the endpoint that is gone", startTimeout, func() error {
+		wait.For(t, "new connections avoid the endpoint that is gone", startTimeout, func() error {
 			return onlyOn(lab.Client, target, "b1:8080")
 		})
 		avoided.add(changed)
 		p.apply(all)
-		await(t, "the endpoint that is back is used", startTimeout, func() error {
+		wait.For(t, "the endpoint that is back is used", startTimeout, func() error {
 			for range 2 {
 				if name, err := lab.Client.Ask("tcp", target); err != nil || name == "b2:8080" {
 					return err
@@ -176,13 +177,13 @@ func TestPromise4_PortWithNoEndpointsRefuses(t *testing.T) {
 		p.apply(empty)
 		for _, address := range addresses(80, vip4, vip6) {
 			for _, from := range everywhere {
-				await(t, from.Name()+" is refused by "+address, startTimeout, func() error { return refused(from, address) })
+				wait.For(t, from.Name()+" is refused by "+address, startTimeout, func() error { return refused(from, address) })
 			}
 		}
 		refusing.add(changed)
 		changed = time.Now()
 		p.apply(full)
-		await(t, "it answers again", startTimeout, func() error {
+		wait.For(t, "it answers again", startTimeout, func() error {
 			_, err := lab.Client.Ask("tcp", addresses(80, vip4)[0])
 			return err
 		})
@@ -192,7 +193,7 @@ func TestPromise4_PortWithNoEndpointsRefuses(t *testing.T) {
 	p.remove(full.name)
 	for _, address := range addresses(80, vip4, vip6) {
 		for _, from := range everywhere {
-			await(t, "nobody answers "+from.Name()+" for the deleted service", startTimeout, func() error { return unanswered(from, address) })
+			wait.For(t, "nobody answers "+from.Name()+" for the deleted service", startTimeout, func() error { return unanswered(from, address) })
 		}
 	}
 }
@@ -226,7 +227,7 @@ func playSilentPort(t *testing.T, m mode) {
 		p.apply(step.service)
 		for _, from := range []*netns.Host{lab.Client, lab.Node} {
 			for _, address := range addresses(80, vip4, vip6) {
-				await(t, fmt.Sprintf("%s to %s", from.Name(), address), startTimeout, func() error { return step.want(from, address) })
+				wait.For(t, fmt.Sprintf("%s to %s", from.Name(), address), startTimeout, func() error { return step.want(from, address) })
 			}
 		}
 	}

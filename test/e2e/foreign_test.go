@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // TestOtherPortsOfForeignAddressesAreLeftAlone has a Service on addresses of a
@@ -49,7 +51,7 @@ func TestOtherPortsOfForeignAddressesAreLeftAlone(t *testing.T) {
 		p.remove(o.name)
 		for _, c := range w.clients {
 			for _, a := range foreign {
-				await(t, c.name+" gets past the Service that is gone", startTimeout, func() error {
+				wait.For(t, c.name+" gets past the Service that is gone", startTimeout, func() error {
 					if got := c.dial(a, w.nodeAddrs, startTimeout); !strings.HasPrefix(got, "world:") {
 						return errorText(got)
 					}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // checkedService is a Service with a health check port, and one endpoint on
@@ -83,7 +84,7 @@ func TestHealthCheckPort(t *testing.T) {
 	p.start()
 	want := func(what, address string, status int, weight string) {
 		t.Helper()
-		await(t, what, startTimeout, func() error {
+		wait.For(t, what, startTimeout, func() error {
 			gotStatus, gotWeight, body, err := checkHealth(lab, address, "/any")
 			if err != nil {
 				return err
@@ -114,7 +115,7 @@ func TestHealthCheckPort(t *testing.T) {
 		t.Errorf("A6.7 the old port: %v", err)
 	}
 	p.remove("checked")
-	await(t, "A6.1 no port without the Service", startTimeout, func() error { return refused(lab.Client, "10.1.0.1:32001") })
+	wait.For(t, "A6.1 no port without the Service", startTimeout, func() error { return refused(lab.Client, "10.1.0.1:32001") })
 	p.stop()
 }
 
@@ -124,7 +125,7 @@ func TestHealthz(t *testing.T) {
 	p := startProxy(t, lab, []webService{webOn(lab)}, "--healthz-bind-address", "0.0.0.0:10256")
 	want := func(what, path string, status int, part string) {
 		t.Helper()
-		await(t, what, startTimeout, func() error {
+		wait.For(t, what, startTimeout, func() error {
 			got, _, body, err := checkHealth(lab, "10.1.0.1:10256", path)
 			if err == nil && (got != status || !strings.Contains(body, part)) {
 				err = errors.New(body)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // TestNodeIsFollowedWhileItChanges has a proxy that tells pods by their
@@ -67,7 +68,7 @@ func TestNodeIsFollowedWhileItChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	to := netip.AddrPortFrom(more, both.nodePort)
-	await(t, "A4.4 a node port at a new address", startTimeout, func() error {
+	wait.For(t, "A4.4 a node port at a new address", startTimeout, func() error {
 		if got := outside.dial(to, w.nodeAddrs, patience); !slices.Contains(w.named("any node", both), got) {
 			return fmt.Errorf("%s", got)
 		}
@@ -78,7 +79,7 @@ func TestNodeIsFollowedWhileItChanges(t *testing.T) {
 
 func awaitAnswer(t *testing.T, what, want string, ask func() string) {
 	t.Helper()
-	await(t, what, startTimeout, func() error {
+	wait.For(t, what, startTimeout, func() error {
 		if got := ask(); got != want {
 			return fmt.Errorf("%s, want %s", got, want)
 		}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // TestManifestsEditedWhileClientsConnect changes everything that can change
@@ -50,7 +51,7 @@ func TestManifestsEditedWhileClientsConnect(t *testing.T) {
 		extra := webService{name: fmt.Sprintf("extra-%d", i), vips: []string{fmt.Sprintf("10.96.1.%d", i+1)}, port: 90, endpoints: on(9090, lab.Backends[2])[:1]}
 		p.apply(extra)
 		extras++
-		await(t, extra.name+" is in force", startTimeout, func() error {
+		wait.For(t, extra.name+" is in force", startTimeout, func() error {
 			m, err := p.metrics()
 			if err == nil && m[metricPorts] != float64(1+extras) {
 				err = fmt.Errorf("%v service ports, want %d", m[metricPorts], 1+extras)
@@ -138,7 +139,7 @@ func TestLastGoodContentStaysInForce(t *testing.T) {
 	target := addresses(80, vip4)[0]
 
 	p.write("web.yaml", "kind: Service\n  apiVersion: v1\n")
-	await(t, "the log names the file", startTimeout, func() error {
+	wait.For(t, "the log names the file", startTimeout, func() error {
 		if !p.stderr.contains("web.yaml") {
 			return errNotYet
 		}
@@ -149,8 +150,8 @@ func TestLastGoodContentStaysInForce(t *testing.T) {
 	}
 	web.endpoints = on(8080, lab.Backends[1])
 	p.apply(web)
-	await(t, "the mended file is in force", startTimeout, func() error { return onlyOn(lab.Client, target, "b2:8080") })
+	wait.For(t, "the mended file is in force", startTimeout, func() error { return onlyOn(lab.Client, target, "b2:8080") })
 	p.remove("web")
-	await(t, "the deleted file's service is gone", startTimeout, func() error { return unanswered(lab.Client, target) })
+	wait.For(t, "the deleted file's service is gone", startTimeout, func() error { return unanswered(lab.Client, target) })
 	p.stop()
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // kernelState is everything that steering could leave in the node's kernel:
@@ -74,7 +75,7 @@ var (
 func settledState(t *testing.T, lab *netns.Lab) string {
 	t.Helper()
 	state := ""
-	await(t, "the lab's interfaces are up", startTimeout, func() error {
+	wait.For(t, "the lab's interfaces are up", startTimeout, func() error {
 		state = kernelState(t, lab)
 		interfaces := 1 + len(lab.Backends)
 		if strings.Contains(state, "linkdown") || strings.Count(state, "\nlocal fe80::") < interfaces {
@@ -293,7 +294,7 @@ func playRepair(t *testing.T, m mode) {
 			t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
 		}
 	}
-	await(t, "everything is there again", repairTimeout, func() error {
+	wait.For(t, "everything is there again", repairTimeout, func() error {
 		if diff := changes(during, kernelState(t, lab)); diff != "" {
 			return errorText(diff)
 		}

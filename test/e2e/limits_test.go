@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // hold makes n connections that have an endpoint and keeps them open until
@@ -82,7 +83,7 @@ func TestConnectionLimitOfAService(t *testing.T) {
 	}
 	alive(t, held)
 	held[0].Close()
-	await(t, "the place of one that ended is free", startTimeout, func() error {
+	wait.For(t, "the place of one that ended is free", startTimeout, func() error {
 		_, err := lab.Client.Ask("tcp", target)
 		return err
 	})
@@ -179,7 +180,7 @@ func TestConnectionLimitOfAll(t *testing.T) {
 			answers <- err
 		}()
 	}
-	await(t, "it pauses at the limit", startTimeout, func() error {
+	wait.For(t, "it pauses at the limit", startTimeout, func() error {
 		m, err := p.metrics()
 		if err == nil && (m[metricPauses] == 0 || m[metricOpen] != float64(limit)) {
 			err = fmt.Errorf("%v pauses with %v connections", m[metricPauses], m[metricOpen])
@@ -345,7 +346,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 			answers <- err
 		}()
 	}
-	await(t, "it pauses", startTimeout, func() error {
+	wait.For(t, "it pauses", startTimeout, func() error {
 		if pauses() == before {
 			return errNotYet
 		}
@@ -355,7 +356,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 	// Pauses grow from 5 ms to 1 s: in any second there are ten at most for
 	// each event loop.
 	spent, paused, window := p.cpu(), pauses(), time.Now()
-	await(t, "a second passes", startTimeout, func() error {
+	wait.For(t, "a second passes", startTimeout, func() error {
 		if time.Since(window) < time.Second {
 			return errNotYet
 		}
@@ -380,7 +381,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 			}
 		}
 	}
-	await(t, "it serves again", startTimeout, func() error {
+	wait.For(t, "it serves again", startTimeout, func() error {
 		_, err := lab.Client.Ask("tcp", target)
 		return err
 	})

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // cycleBound is when a client that is still not served fails the test. What is
@@ -192,7 +193,7 @@ type callers []*caller
 func (l callers) served(t *testing.T, what, by string, since time.Time) []time.Duration {
 	t.Helper()
 	took := make([]time.Duration, len(l))
-	await(t, what, cycleBound, func() error {
+	wait.For(t, what, cycleBound, func() error {
 		for i, c := range l {
 			if took[i] > 0 {
 				continue

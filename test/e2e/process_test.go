@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // TestPromise5_OneRecordForEachConnectionAlsoWhenStopped stops the proxy while
@@ -41,7 +42,7 @@ func TestPromise5_OneRecordForEachConnectionAlsoWhenStopped(t *testing.T) {
 		}
 		defer c.Close()
 	}
-	await(t, "they wait for an endpoint", startTimeout, func() error {
+	wait.For(t, "they wait for an endpoint", startTimeout, func() error {
 		m, err := p.metrics()
 		if err != nil {
 			return err
@@ -119,7 +120,7 @@ func TestHangupReopensTheLog(t *testing.T) {
 	}
 	p.signal(syscall.SIGHUP)
 	visits() // some are written before the log is opened again, some after
-	await(t, "the log is there again", stopTimeout, func() error {
+	wait.For(t, "the log is there again", stopTimeout, func() error {
 		_, err := os.Stat(p.accessLog)
 		return err
 	})

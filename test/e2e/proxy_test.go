@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // The service ranges of every test.
@@ -99,7 +100,7 @@ func newProxy(t *testing.T, node *netns.Host) *proxy {
 func (p *proxy) start(flags ...string) {
 	p.t.Helper()
 	p.launch(flags...)
-	await(p.t, "sluice is ready", startTimeout, func() error {
+	wait.For(p.t, "sluice is ready", startTimeout, func() error {
 		select {
 		case <-p.exited:
 			return fmt.Errorf("it ended: %v", p.cmd.ProcessState)

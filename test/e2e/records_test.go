@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // record is a line of the access log, as docs/connection-log.md describes it.
@@ -82,7 +83,7 @@ func (p *proxy) records() []record {
 func (p *proxy) awaitRecords(n int) []record {
 	p.t.Helper()
 	var list []record
-	await(p.t, fmt.Sprintf("%d records", n), stopTimeout, func() (err error) {
+	wait.For(p.t, fmt.Sprintf("%d records", n), stopTimeout, func() (err error) {
 		list, err = readRecords(p.accessLog)
 		if err == nil && len(list) < n {
 			err = fmt.Errorf("%d so far", len(list))

@@ -3,6 +3,8 @@ package e2e
 import (
 	"fmt"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // The metrics that the tests read.
@@ -54,7 +56,7 @@ func (p *proxy) residue() (residue, error) {
 func (p *proxy) settle(limit *residue) residue {
 	p.t.Helper()
 	var now residue
-	await(p.t, "all connections are gone without a trace", 20*time.Second, func() (err error) {
+	wait.For(p.t, "all connections are gone without a trace", 20*time.Second, func() (err error) {
 		if now, err = p.residue(); err != nil {
 			return err
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // held are connections to all kinds of destinations of a Service.
@@ -133,7 +134,7 @@ func TestConnectionsOutliveAFlush(t *testing.T) {
 				}
 			}
 			flushed := time.Now()
-			await(t, name+": everything is there again", repairTimeout, func() error {
+			wait.For(t, name+": everything is there again", repairTimeout, func() error {
 				if diff := changes(during, stateOf(t, w.Node)); diff != "" {
 					return errorText(diff)
 				}
@@ -158,7 +159,7 @@ func TestConnectionsOutliveAFlush(t *testing.T) {
 		if repairs < len(steps)/2 || repairs == 0 {
 			t.Errorf("only %d repairs of %d flushes: it proves nothing", repairs, len(steps))
 		}
-		await(t, "the log and the metric agree", startTimeout, func() error {
+		wait.For(t, "the log and the metric agree", startTimeout, func() error {
 			values, err := p.metrics()
 			if said := strings.Count(p.stderr.String(), "it is restored"); err == nil && said != int(values["sluice_steering_repairs_total"]) {
 				err = fmt.Errorf("the log says %d times that something was restored, the metric %v", said, values["sluice_steering_repairs_total"])

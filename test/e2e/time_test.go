@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // TestQuietConnectionsEnd has a connection that moves nothing and one that
@@ -33,7 +34,7 @@ func TestQuietConnectionsEnd(t *testing.T) {
 		}()
 	}
 	left := cap(over)
-	await(t, "the quiet ones end", stopTimeout, func() error {
+	wait.For(t, "the quiet ones end", stopTimeout, func() error {
 		transfer(t, busy.client, busy.server, "still here")
 		transfer(t, busy.server, busy.client, "so am I")
 		select {

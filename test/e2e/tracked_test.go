@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // TestFullConntrackTableIsNoMatter fills the node's connection tracking table,
@@ -48,7 +50,7 @@ func (w *world) withFullTable(t *testing.T, m mode, p *proxy) {
 	w.isNotTracked(t, m, kinds)
 	// A connection that was tracked before may end right after the table was
 	// full, which makes room for one.
-	await(t, "no connection past the proxy finds room in the table", startTimeout, func() error {
+	wait.For(t, "no connection past the proxy finds room in the table", startTimeout, func() error {
 		w.Node.FillConntrack(t)
 		if _, got := w.clients[2].visit(w.network, w.past(), w.nodeAddrs, silence); got != "silent" {
 			return errorText(got)

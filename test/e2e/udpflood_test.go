@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // spoofed is the range of addresses that a flood comes from.
@@ -118,7 +119,7 @@ func TestPromise8_FloodOfDatagramsStaysItsServices(t *testing.T) {
 	if err := <-flooding; err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the flood has arrived", startTimeout, func() error {
+	wait.For(t, "the flood has arrived", startTimeout, func() error {
 		m, err := p.metrics()
 		if err == nil && m["sluice_udp_sessions"] < bound/2 {
 			err = errNotYet

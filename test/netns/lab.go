@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // Host is a namespace that is a host of a lab, with the address of each family
@@ -164,7 +166,7 @@ func (n *Namespace) awaitUp(ifname string) error {
 // awaitLinkLocal waits for the address that the kernel gives to an interface
 // once it works, and with it its routes.
 func (n *Namespace) awaitLinkLocal(link netlink.Link) error {
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	return wait.Poll(wait.Patience, func() error {
 		addrs, err := n.nl.AddrList(link, netlink.FAMILY_V6)
 		if err != nil {
 			return fmt.Errorf("%s: addresses: %w", link.Attrs().Name, err)
@@ -174,10 +176,8 @@ func (n *Namespace) awaitLinkLocal(link netlink.Link) error {
 				return nil
 			}
 		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%s: got no link-local address", link.Attrs().Name)
-		}
-	}
+		return fmt.Errorf("%s: got no link-local address", link.Attrs().Name)
+	})
 }
 
 // configure sets addresses and brings an interface up.

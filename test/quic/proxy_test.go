@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // server counts the connections that it accepted.
@@ -81,16 +82,13 @@ func (p *proxy) put(endpoints ...netip.Addr) {
 // await waits until the configuration in force is newer than since.
 func (p *proxy) await(since time.Time) {
 	p.t.Helper()
-	const most = 30 * time.Second
-	for deadline := time.Now().Add(most); ; time.Sleep(5 * time.Millisecond) {
+	wait.For(p.t, "the configuration is in force", 30*time.Second, func() error {
 		applied, err := p.applied()
-		if err == nil && applied > float64(since.UnixNano())/1e9 && applied > 0 {
-			return
+		if err == nil && applied <= max(float64(since.UnixNano())/1e9, 0) {
+			err = fmt.Errorf("it is of %v\n%s", applied, p.log.String())
 		}
-		if time.Now().After(deadline) {
-			p.t.Fatalf("the configuration is not in force within %v: %v\n%s", most, err, p.log.String())
-		}
-	}
+		return err
+	})
 }
 
 // applied gives when a configuration came into force last, in seconds since

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // The environment of the tests in a guest.
@@ -141,16 +142,17 @@ func start(t *testing.T, node *netns.Host) (stop func()) {
 	}
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
-	for deadline := time.Now().Add(2 * time.Minute); !strings.Contains(said.String(), `"message":"ready"`); time.Sleep(5 * time.Millisecond) {
+	wait.For(t, "sluice is ready", 2*time.Minute, func() error {
 		select {
 		case err := <-exited:
 			t.Fatalf("sluice ended: %v\n%s", err, said.String())
 		default:
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("sluice is not ready:\n%s", said.String())
+		if !strings.Contains(said.String(), `"message":"ready"`) {
+			return errors.New(said.String())
 		}
-	}
+		return nil
+	})
 	if want := `"steering by ` + os.Getenv(wantEnv); !strings.Contains(said.String(), want) {
 		t.Errorf("want %s in:\n%s", want, said.String())
 	}
