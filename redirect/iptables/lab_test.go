@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
