@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/sluice-proxy/sluice/redirect"
@@ -59,7 +60,16 @@ type lane struct {
 }
 
 // list gives the list of the lane's destinations.
-func (l lane) list() list { return list(fmt.Sprintf("%s-%d", protocolName(l.protocol), l.port)) }
+func (l lane) list() list {
+	return list(protocolName(l.protocol) + "-" + strconv.Itoa(int(l.port)))
+}
+
+// lane gives the listener whose destinations a list has, if it is such a list.
+func (l list) lane() (lane, bool) {
+	name, number, _ := strings.Cut(string(l), "-")
+	port, err := strconv.ParseUint(number, 10, 16)
+	return lane{protocolOf(name), uint16(port)}, err == nil
+}
 
 // element is a range, an address, or a destination.
 type element struct {
@@ -106,6 +116,16 @@ func compareElements(a, b element) int {
 
 func protocolName(p service.Protocol) string { return strings.ToLower(p.String()) }
 
+// protocolOf is protocolName backwards; 0 if it is none.
+func protocolOf(name string) service.Protocol {
+	for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
+		if protocolName(p) == name {
+			return p
+		}
+	}
+	return 0
+}
+
 type elements map[element]struct{}
 
 func (e elements) sorted() []element {
@@ -117,66 +137,126 @@ func (e elements) sorted() []element {
 	return all
 }
 
-// contents are a plan's lists.
+// contents are a plan's lists. Those that there are have rules; with ipset nobody
+// need know more of them.
 type contents struct {
 	lists [versions]map[list]elements
-	lanes [versions][]lane // in order
 	// replies says that answers to clients' addresses are to be brought back.
 	replies bool
 }
 
+// fixed are the lists that there always are: empty and full again all the time.
+var fixed = []list{listLocal, listCluster, listRefuse, listSilent}
+
 func contentsOf(p *redirect.Plan) *contents {
 	c := &contents{replies: !p.NodeSourceOnly}
 	for v := range versions {
-		c.lists[v] = map[list]elements{listLocal: {}, listCluster: {}, listRefuse: {}, listSilent: {}}
-	}
-	for l := range p.Local.Keys() {
-		c.add(listLocal, element{prefix: l})
-	}
-	for a := range p.ClusterIPs.Keys() {
-		c.add(listCluster, address(a))
-	}
-	for d, t := range p.Steer.All() {
-		l := lane{d.Protocol, t.Port}
-		c.add(l.list(), destination(d))
-		c.destination(p, d)
-		if v := versionOf(d.Addr); !slices.Contains(c.lanes[v], l) {
-			c.lanes[v] = append(c.lanes[v], l)
+		c.lists[v] = map[list]elements{}
+		for _, l := range fixed {
+			c.lists[v][l] = elements{}
 		}
 	}
-	for d := range p.Refuse.Keys() {
-		c.add(listRefuse, destination(d))
-		c.destination(p, d)
-	}
-	for d := range p.Silent.Keys() {
-		c.add(listSilent, destination(d))
-		c.destination(p, d)
-	}
-	for d := range p.Lingering.Keys() {
-		c.add(listLinger, destination(d))
-	}
-	for d := range p.Own.Keys() {
-		c.add(listOwn, destination(d))
-	}
-	for _, lanes := range c.lanes {
-		slices.SortFunc(lanes, func(a, b lane) int {
-			return cmp.Or(cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.port, b.port))
-		})
+	changes := redirect.Diff(&redirect.Plan{}, p)
+	for _, e := range editsOf(&changes, &redirect.Plan{}, p).add {
+		lists := c.lists[e.version]
+		if lists[e.list] == nil {
+			lists[e.list] = elements{}
+		}
+		lists[e.list][e.element] = struct{}{}
 	}
 	return c
 }
 
-// destination takes note of one that is on somebody else's address.
-func (c *contents) destination(p *redirect.Plan, d service.Destination) {
-	if p.Foreign.Has(d.Addr) {
-		c.add(listForeign, destination(d))
-	}
+// has tells whether there are rules for a list.
+func (c *contents) has(v version, l list) bool {
+	_, is := c.lists[v][l]
+	return is
 }
 
-func (c *contents) add(l list, e element) {
-	lists := c.lists[versionOf(e.prefix.Addr())]
-	if lists[l] == nil {
-		lists[l] = elements{}
+// lanes gives the listeners of a family, in order.
+func (c *contents) lanes(v version) (lanes []lane) {
+	for l := range c.lists[v] {
+		if lane, is := l.lane(); is {
+			lanes = append(lanes, lane)
+		}
 	}
-	lists[l][e] = struct{}{}
+	slices.SortFunc(lanes, func(a, b lane) int {
+		return cmp.Or(cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.port, b.port))
+	})
+	return lanes
+}
+
+// edits are what has to be done to lists.
+type edits struct{ add, drop []edit }
+
+// edit is about one element of one list.
+type edit struct {
+	version version
+	list    list
+	element element
+}
+
+// editsOf gives what the changes that lead from one plan to another do to the
+// lists. Addresses that become, or cease to be, somebody else's while their
+// destinations stay are not looked at: see [redirect.Changes.Rehomes].
+func editsOf(c *redirect.Changes, from, to *redirect.Plan) (e edits) {
+	for _, s := range c.Steer {
+		after := lane{s.Destination.Protocol, s.Target.Port}.list()
+		if s.Replaces {
+			before := laneOf(from, s.Destination).list()
+			if before == after {
+				continue
+			}
+			e.drop = append(e.drop, on(before, destination(s.Destination)))
+		}
+		e.add = append(e.add, on(after, destination(s.Destination)))
+	}
+	for _, d := range c.Unsteer {
+		e.drop = append(e.drop, on(laneOf(from, d).list(), destination(d)))
+	}
+	for _, k := range []struct {
+		list      list
+		add, drop []service.Destination
+	}{
+		{listRefuse, c.Refuse, c.Unrefuse},
+		{listSilent, c.Silence, c.Unsilence},
+		{listLinger, c.Linger, c.Unlinger},
+		{listOwn, c.AddOwn, c.DropOwn},
+	} {
+		change(&e, k.list, k.add, k.drop, destination)
+	}
+	change(&e, listCluster, c.AddCluster, c.DropCluster, address)
+	change(&e, listLocal, c.AddLocal, c.DropLocal, func(p netip.Prefix) element { return element{prefix: p} })
+
+	seen := map[service.Destination]bool{}
+	for d := range c.Touched {
+		if seen[d] {
+			continue
+		}
+		seen[d] = true
+		was, is := from.Foreign.Has(d.Addr) && from.Names(d), to.Foreign.Has(d.Addr) && to.Names(d)
+		switch {
+		case is && !was:
+			e.add = append(e.add, on(listForeign, destination(d)))
+		case was && !is:
+			e.drop = append(e.drop, on(listForeign, destination(d)))
+		}
+	}
+	return e
+}
+
+func on(l list, e element) edit { return edit{versionOf(e.prefix.Addr()), l, e} }
+
+func laneOf(p *redirect.Plan, d service.Destination) lane {
+	t, _ := p.Steer.Get(d)
+	return lane{d.Protocol, t.Port}
+}
+
+func change[K any](e *edits, l list, add, drop []K, toElement func(K) element) {
+	for _, k := range add {
+		e.add = append(e.add, on(l, toElement(k)))
+	}
+	for _, k := range drop {
+		e.drop = append(e.drop, on(l, toElement(k)))
+	}
 }

@@ -15,7 +15,7 @@
 // Rules are written as one text for each family and given to one
 // iptables-restore. With ipset, their number depends on nothing but the number
 // of listeners ([maxLanes] at most), and a change of the plan is one ipset
-// restore. Without ipset there is a rule for each destination: packets to
+// restore with what changes, unless a list appears that no rule is about. Without ipset there is a rule for each destination: packets to
 // services' addresses then pass them one after the other, and each change
 // writes all of them anew, so that some hundred services are its limit.
 //
@@ -108,8 +108,11 @@ type Redirector struct {
 	closed  bool
 
 	plan    redirect.Plan // in force
-	touched bool          // there may be something of ours in the kernel
-	applied bool          // a plan was applied
+	ruled   *contents     // the lists that the rules are about; nil if that is not known
+	state   route.State
+	routed  bool // the routes are those of state
+	touched bool // there may be something of ours in the kernel
+	applied bool // a plan was applied
 }
 
 var _ redirect.Redirector = (*Redirector)(nil)
@@ -160,7 +163,7 @@ func newRedirector(opts Options, t *tools, router *route.Router) *Redirector {
 		}
 	}
 	if t.ipset != "" {
-		r.sets = &sets{tools: t, name: opts.Name}
+		r.sets = newSets(t, opts.Name)
 	}
 	return r
 }
@@ -191,10 +194,7 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 	if r.closed {
 		return ErrClosed
 	}
-	changes := redirect.Diff(&redirect.Plan{}, &p)
-	if r.applied {
-		changes = redirect.Diff(&r.plan, &p)
-	}
+	changes := redirect.Diff(&r.plan, &p)
 	if err := validate(&changes, &p); err != nil {
 		return err
 	}
@@ -233,32 +233,92 @@ func (r *Redirector) applyLocked(p *redirect.Plan) error {
 	}
 	both := *p
 	both.Local, _, _ = redirect.Joined(before, p.Local)
-	if err := r.put(contentsOf(&both), false); err != nil {
+	next := r.routing(p)
+	still := both.Local.Equal(p.Local) && r.routed && r.state.Equal(&next)
+	drop, err := r.putLocked(&both, still)
+	if err != nil {
+		r.forgetLocked()
 		return err
 	}
 	r.plan, r.applied = both, true
-	if _, err := r.router.Apply(r.routing(p)); err != nil {
-		return err
+	routes := r.routeLocked(next)
+	if routes != nil {
+		p = &both // ranges that may be routed yet are guarded
+	}
+	if err := r.dropLocked(drop, p); err != nil {
+		r.forgetLocked()
+		return errors.Join(routes, err)
 	}
 	r.plan = *p
-	return r.put(contentsOf(p), true)
+	return routes
 }
 
-// put makes sets and rules what they have to be. What sets hold in excess is
-// only removed in the end.
-func (r *Redirector) put(want *contents, end bool) error {
-	if r.sets != nil {
-		if err := r.sets.add(want); err != nil {
-			return err
-		}
+// putLocked puts in force what is new in a plan, and gives what is left to be
+// removed from the sets. Where the routes are still right, and the rules, it is
+// removed at once: all of it is one call of ipset then, or none.
+func (r *Redirector) putLocked(p *redirect.Plan, still bool) (drop []edit, err error) {
+	if r.sets == nil {
+		return nil, r.eachTables(func(t *tables) error { return t.apply(contentsOf(p), false) })
 	}
-	if err := r.eachTables(func(t *tables) error { return t.apply(want, r.sets != nil) }); err != nil {
+	var e edits
+	if c := redirect.Diff(&r.plan, p); r.sets.sizes != nil && !c.Rehomes(&r.plan, p) {
+		e = editsOf(&c, &r.plan, p)
+	} else if e, err = r.sets.compare(contentsOf(p)); err != nil {
+		return nil, err
+	}
+	named := r.sets.sizes.after(&e).outline(!p.NodeSourceOnly)
+	if r.ruled != nil && r.ruled.covers(named) {
+		named = r.ruled
+	}
+	if still && named == r.ruled {
+		return nil, r.sets.put(e)
+	}
+	if err := r.sets.put(edits{add: e.add}); err != nil {
+		return nil, err
+	}
+	if named != r.ruled {
+		if err := r.eachTables(func(t *tables) error { return t.apply(named, true) }); err != nil {
+			return nil, err
+		}
+		r.ruled = named
+	}
+	return e.drop, nil
+}
+
+// dropLocked removes what is gone once nothing leads there any more: some
+// elements, the ranges that the plan in force has and another one has not, and
+// sets that no rule names.
+func (r *Redirector) dropLocked(drop []edit, p *redirect.Plan) error {
+	c := redirect.Diff(&r.plan, p)
+	if r.sets == nil {
+		if c.Empty() {
+			return nil
+		}
+		return r.eachTables(func(t *tables) error { return t.apply(contentsOf(p), false) })
+	}
+	if err := r.sets.put(edits{drop: append(drop, editsOf(&c, &r.plan, p).drop...)}); err != nil {
 		return err
 	}
-	if r.sets == nil || !end {
-		return nil
+	return r.sets.destroy(r.ruled)
+}
+
+// forgetLocked has the next Apply look at everything.
+func (r *Redirector) forgetLocked() {
+	r.ruled = nil
+	if r.sets != nil {
+		r.sets.sizes = nil
 	}
-	return r.sets.forget(want)
+}
+
+// routeLocked makes the routes those of a state.
+func (r *Redirector) routeLocked(s route.State) (err error) {
+	if r.routed {
+		err = r.router.Change(&r.state, &s)
+	} else {
+		_, err = r.router.Apply(s)
+	}
+	r.state, r.routed = s, err == nil
+	return err
 }
 
 // eachTables calls f for the tables of each family that the kernel has.
@@ -280,8 +340,9 @@ func (r *Redirector) routing(p *redirect.Plan) route.State {
 }
 
 // Verify checks chains, sets and routes, and puts back what is missing;
-// established connections live through it. It calls one program for each
-// family and one for the sets: about ten milliseconds.
+// established connections live through it. It calls one program for each family
+// and one for the sets: about ten milliseconds, and now and then more, when it
+// reads all elements of the sets.
 func (r *Redirector) Verify() (repaired bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -291,22 +352,51 @@ func (r *Redirector) Verify() (repaired bool, err error) {
 	if !r.applied {
 		return false, nil
 	}
-	want := contentsOf(&r.plan)
-	if r.sets != nil {
-		if repaired, err = r.sets.verify(want); err != nil {
+	if repaired, err = r.verifyLocked(); err != nil {
+		r.forgetLocked()
+		return repaired, err
+	}
+	r.state = r.routing(&r.plan)
+	rerouted, err := r.router.Apply(r.state)
+	r.routed = err == nil
+	return repaired || rerouted, err
+}
+
+func (r *Redirector) verifyLocked() (repaired bool, err error) {
+	var want *contents
+	if r.sets == nil {
+		want = contentsOf(&r.plan)
+	} else {
+		if repaired, err = r.verifySetsLocked(); err != nil {
 			return repaired, err
 		}
+		if r.ruled == nil {
+			r.ruled = r.sets.sizes.outline(!r.plan.NodeSourceOnly)
+		}
+		want = r.ruled
 	}
 	err = r.eachTables(func(t *tables) error {
 		again, err := t.verify(want, r.sets != nil)
 		repaired = repaired || again
 		return err
 	})
-	if err != nil {
+	if err != nil || r.sets == nil {
 		return repaired, err
 	}
-	rerouted, err := r.router.Apply(r.routing(&r.plan))
-	return repaired || rerouted, err
+	return repaired, r.sets.destroy(want)
+}
+
+func (r *Redirector) verifySetsLocked() (repaired bool, err error) {
+	known := r.sets.sizes != nil
+	same, err := r.sets.look(&r.plan)
+	if same || err != nil {
+		return false, err
+	}
+	e, err := r.sets.compare(contentsOf(&r.plan))
+	if err != nil {
+		return false, err
+	}
+	return known || len(e.add)+len(e.drop) > 0, r.sets.put(e)
 }
 
 // Close takes everything of ours out of the kernel, the routes first. Closing

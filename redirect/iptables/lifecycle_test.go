@@ -183,9 +183,9 @@ func TestApplyAfterSomebodyFlushedEverything(t *testing.T) {
 			program(t, lab.Node.Namespace, "iptables-"+string(opts.Variant), "-t", table, "-X")
 		}
 		if !opts.NoSets {
-			for set := range r.sets.have {
-				if strings.HasSuffix(set, "-4") {
-					program(t, lab.Node.Namespace, "ipset", "destroy", set)
+			for p := range r.sets.sizes {
+				if p.version == v4 {
+					program(t, lab.Node.Namespace, "ipset", "destroy", setName(DefaultName, p.list, p.version))
 				}
 			}
 		}

@@ -57,8 +57,8 @@ func (w *writer) rule(chain string, words ...string) {
 }
 
 // each adds a rule for what is in a list: one with ipset, else one for each of
-// its elements. Where the list is empty there is none: a packet need not pass
-// it.
+// its elements. Where there is no such list there is none: a packet need not
+// pass it.
 func (w *writer) each(chain string, l list, d direction, words ...string) {
 	if w.sets {
 		w.inSet(chain, "", l, d, words...)
@@ -86,22 +86,18 @@ func (w *writer) eachOf(chain string, l list, packets string, words ...string) {
 
 // inSet adds a rule for what is in the set of a list.
 func (w *writer) inSet(chain, first string, l list, d direction, words ...string) {
+	if !w.want.has(w.v, l) {
+		return
+	}
 	dims := string(d)
-	switch l {
-	case listLocal, listCluster:
-	case listRefuse, listSilent: // empty and full again all the time: the rules stay
-		dims += "," + dims
-	default:
-		if len(w.want.lists[w.v][l]) == 0 {
-			return
-		}
+	if l != listLocal && l != listCluster {
 		dims += "," + dims
 	}
 	w.rule(chain, append([]string{first, "-m set --match-set", setName(w.name, l, w.v), dims}, words...)...)
 }
 
 // foreign tells whether there are rules for addresses that are not ours.
-func (w *writer) foreign() bool { return len(w.want.lists[w.v][listForeign]) > 0 }
+func (w *writer) foreign() bool { return w.want.has(w.v, listForeign) }
 
 const (
 	// isTransparent matches packets of sockets that are set to IP_TRANSPARENT,
@@ -212,7 +208,7 @@ func (w *writer) mangle() {
 		w.rule("FOREIGN", "-g %LANES")
 	}
 	w.rule("MARK", "-j MARK --set-xmark", w.steer)
-	for _, l := range w.want.lanes[w.v] {
+	for _, l := range w.want.lanes(w.v) {
 		w.eachOf("LANES", l.list(), protocolName(l.protocol), "-j TPROXY",
 			"--on-ip", families[w.v].listen.String(), "--on-port", fmt.Sprint(l.port))
 	}
@@ -223,7 +219,7 @@ func (w *writer) mangle() {
 func (w *writer) data() {
 	words := []string{isData}
 	for _, l := range []list{listForeign, listLinger} {
-		if len(w.want.lists[w.v][l]) == 0 {
+		if !w.want.has(w.v, l) {
 			continue
 		}
 		if !w.sets {

@@ -3,157 +3,202 @@ package iptables
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/redirect"
 )
 
-// sets keeps our ipsets of both families.
+// sets keeps our ipsets.
 type sets struct {
-	tools *tools
-	name  string
+	tools    *tools
+	name     string
+	families [versions]bool // those that the kernel has
 
-	// have is what they hold, by their names in the kernel; nil if that is not
-	// known.
-	have map[string]elements
+	// sizes are how many elements each set has; nil if that is not known.
+	sizes setSizes
+	// unread is how many looks there are until the elements are read.
+	unread int
 }
 
-// wanted gives what the sets have to hold, by their names in the kernel.
-func (s *sets) wanted(c *contents) map[string]elements {
-	all := map[string]elements{}
+func newSets(t *tools, name string) *sets {
+	s := &sets{tools: t, name: name}
 	for v := range versions {
-		if !s.tools.ns.hasFamily(v) {
-			continue
-		}
-		for l, e := range c.lists[v] {
-			all[setName(s.name, l, v)] = e
-		}
+		s.families[v] = t.ns.hasFamily(v)
 	}
-	return all
+	return s
 }
 
-// typeOf gives the type of a set by its name.
-func (s *sets) typeOf(set string) string {
-	l, digit := strings.TrimPrefix(set, s.name+"-"), ""
-	if i := strings.LastIndexByte(l, '-'); i >= 0 {
-		l, digit = l[:i], l[i+1:]
+// place is where a set belongs.
+type place struct {
+	version version
+	list    list
+}
+
+// setSizes are numbers of elements by set.
+type setSizes map[place]int
+
+// after gives the sizes after some edits.
+func (n setSizes) after(e *edits) setSizes {
+	next := maps.Clone(n)
+	for _, x := range e.add {
+		next[place{x.version, x.list}]++
 	}
-	family := families[v4].ipset
-	if digit == families[v6].digit {
-		family = families[v6].ipset
+	for _, x := range e.drop {
+		next[place{x.version, x.list}]--
 	}
+	return next
+}
+
+// outline gives what rules have to be about: the lists with something in them,
+// and those that there always are.
+func (n setSizes) outline(replies bool) *contents {
+	c := &contents{replies: replies}
+	for v := range versions {
+		c.lists[v] = map[list]elements{}
+		for _, l := range fixed {
+			c.lists[v][l] = nil
+		}
+	}
+	for p, size := range n {
+		if size > 0 {
+			c.lists[p.version][p.list] = nil
+		}
+	}
+	return c
+}
+
+// covers tells whether the rules about one outline do for another one. Rules
+// about an empty set do nothing, and stay until there is another reason to write
+// rules: a Service that has no endpoints for a while costs none.
+func (c *contents) covers(o *contents) bool {
+	for v := range versions {
+		for l := range o.lists[v] {
+			if !c.has(v, l) {
+				return false
+			}
+		}
+	}
+	return c.replies == o.replies
+}
+
+// typeOf gives the type of a set.
+func typeOf(p place) string {
 	kind := "hash:ip,port"
-	switch list(l) {
+	switch p.list {
 	case listLocal:
 		kind = "hash:net"
 	case listCluster:
 		kind = "hash:ip"
 	}
-	return kind + " family " + family + " maxelem 1048576"
+	return kind + " family " + families[p.version].ipset + " maxelem 1048576"
 }
 
-// add makes sets that are missing and adds elements that are missing; none is
-// removed. What is in force before the first time is whatever an earlier
-// process left.
-func (s *sets) add(want *contents) error {
-	if s.have == nil {
-		have, err := s.read()
-		if err != nil {
-			return err
-		}
-		s.have = have
+// compare reads the sets and gives what makes them those of a plan. What is there
+// before the first time is whatever an earlier process left.
+func (s *sets) compare(want *contents) (e edits, err error) {
+	have, err := s.read()
+	if err != nil {
+		return e, err
 	}
-	var b strings.Builder
-	wanted := s.wanted(want)
-	names := make([]string, 0, len(wanted))
-	for set := range wanted {
-		names = append(names, set)
-	}
-	slices.Sort(names)
-	for _, set := range names {
-		have, there := s.have[set]
-		if !there {
-			fmt.Fprintf(&b, "create %s %s\n", set, s.typeOf(set))
-		}
-		for e := range wanted[set] {
-			if _, in := have[e]; !in {
-				b.WriteString("add " + set + " " + e.text() + "\n")
+	s.sizes = setSizes{}
+	for p, elements := range have {
+		s.sizes[p] = len(elements)
+		wanted := want.lists[p.version][p.list]
+		for x := range elements {
+			if _, in := wanted[x]; !in {
+				e.drop = append(e.drop, edit{p.version, p.list, x})
 			}
 		}
 	}
-	if err := s.restore(b.String()); err != nil {
-		return err
-	}
-	for set, e := range wanted {
-		have := s.have[set]
-		if have == nil {
-			have = elements{}
-			s.have[set] = have
-		}
-		for x := range e {
-			have[x] = struct{}{}
-		}
-	}
-	return nil
-}
-
-// forget removes elements that are not wanted, and sets that no rule names any
-// more.
-func (s *sets) forget(want *contents) error {
-	wanted := s.wanted(want)
-	var b strings.Builder
-	for set, have := range s.have {
-		w, used := wanted[set]
-		if !used {
-			b.WriteString("destroy " + set + "\n")
+	for v := range versions {
+		if !s.families[v] {
 			continue
 		}
-		for e := range have {
-			if _, keep := w[e]; !keep {
-				b.WriteString("del " + set + " " + e.text() + "\n")
+		for l, elements := range want.lists[v] {
+			there := have[place{v, l}]
+			for x := range elements {
+				if _, in := there[x]; !in {
+					e.add = append(e.add, edit{v, l, x})
+				}
 			}
 		}
 	}
-	if err := s.restore(b.String()); err != nil {
-		return err
-	}
-	s.have = wanted
-	return nil
+	return e, nil
 }
 
-// verify reads the sets and puts them right.
-func (s *sets) verify(want *contents) (repaired bool, err error) {
-	if s.have, err = s.read(); err != nil {
-		return false, err
-	}
-	wanted := s.wanted(want)
-	same := len(wanted) == len(s.have)
-	for set, w := range wanted {
-		have, there := s.have[set]
-		same = same && there && sameElements(have, w)
-	}
-	if same {
-		return false, nil
-	}
-	if err := s.add(want); err != nil {
-		return true, err
-	}
-	return true, s.forget(want)
-}
-
-func sameElements(a, b elements) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for e := range a {
-		if _, in := b[e]; !in {
-			return false
+// put adds elements, and then removes others, by one call of ipset, or none. Sets that are
+// missing are made.
+func (s *sets) put(e edits) error {
+	var b strings.Builder
+	ensure := func(p place) {
+		if _, is := s.sizes[p]; !is && s.families[p.version] {
+			fmt.Fprintf(&b, "create %s %s\n", setName(s.name, p.list, p.version), typeOf(p))
+			s.sizes[p] = 0
 		}
 	}
-	return true
+	for v := range versions {
+		for _, l := range fixed {
+			ensure(place{v, l})
+		}
+	}
+	do := func(verb string, x edit, by int) {
+		if !s.families[x.version] {
+			return
+		}
+		p := place{x.version, x.list}
+		ensure(p)
+		b.WriteString(verb + " " + setName(s.name, x.list, x.version) + " " + x.element.text() + "\n")
+		s.sizes[p] += by
+	}
+	for _, x := range e.add {
+		do("add", x, 1)
+	}
+	for _, x := range e.drop {
+		do("del", x, -1)
+	}
+	return s.restore(b.String())
+}
+
+// destroy removes the sets that no rule names any more.
+func (s *sets) destroy(named *contents) error {
+	var b strings.Builder
+	for p := range s.sizes {
+		if !named.has(p.version, p.list) {
+			b.WriteString("destroy " + setName(s.name, p.list, p.version) + "\n")
+			delete(s.sizes, p)
+		}
+	}
+	return s.restore(b.String())
+}
+
+// readEvery is how many looks there are at the sets' sizes from one at their
+// elements to the next: reading them takes some 10 ms for each thousand Services.
+const readEvery = 6
+
+// look tells whether the sets are those of a plan, as far as their sizes tell, and
+// now and then whether all elements are there.
+func (s *sets) look(want *redirect.Plan) (same bool, err error) {
+	if s.sizes == nil {
+		return false, nil
+	}
+	out, err := s.tools.ns.run("", s.tools.ipset, "list", "-terse")
+	if err != nil {
+		return false, err
+	}
+	now, err := parseSizes(out, s.name)
+	if err != nil || !maps.Equal(now, s.sizes) {
+		return false, err
+	}
+	if s.unread--; s.unread >= 0 {
+		return true, nil
+	}
+	s.unread = readEvery - 1
+	e, err := s.compare(contentsOf(want))
+	return len(e.add)+len(e.drop) == 0, err
 }
 
 // restore gives commands to ipset, which carries them out one after the other.
@@ -163,14 +208,14 @@ func (s *sets) restore(commands string) error {
 		return nil
 	}
 	if _, err := s.tools.ns.run(commands, s.tools.ipset, "restore", "-exist"); err != nil {
-		s.have = nil
+		s.sizes = nil
 		return err
 	}
 	return nil
 }
 
 // read gives our sets as they are.
-func (s *sets) read() (map[string]elements, error) {
+func (s *sets) read() (map[place]elements, error) {
 	out, err := s.tools.ns.run("", s.tools.ipset, "save")
 	if err != nil {
 		return nil, err
@@ -182,28 +227,66 @@ func (s *sets) read() (map[string]elements, error) {
 //
 //	create sluice-refuse-4 hash:ip,port family inet hashsize 1024 maxelem 1048576
 //	add sluice-refuse-4 10.96.0.11,tcp:80
-func parseSets(text, name string) (map[string]elements, error) {
-	all := map[string]elements{}
+func parseSets(text, name string) (map[place]elements, error) {
+	all := map[place]elements{}
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)
-		if len(words) < 3 || !strings.HasPrefix(words[1], name+"-") {
+		if len(words) < 3 {
 			continue
 		}
-		switch words[0] {
-		case "create":
-			all[words[1]] = elements{}
-		case "add":
+		p, ours := parseSetName(words[1], name)
+		if !ours {
+			continue
+		}
+		if all[p] == nil {
+			all[p] = elements{}
+		}
+		if words[0] == "add" {
 			e, err := parseElement(words[2])
 			if err != nil {
 				return nil, fmt.Errorf("ipset %s: %w", words[1], err)
 			}
-			if all[words[1]] == nil {
-				all[words[1]] = elements{}
-			}
-			all[words[1]][e] = struct{}{}
+			all[p][e] = struct{}{}
 		}
 	}
 	return all, nil
+}
+
+// parseSizes picks the sizes of our sets out of what ipset lists:
+//
+//	Name: sluice-refuse-4
+//	Number of entries: 1
+func parseSizes(text, name string) (setSizes, error) {
+	all := setSizes{}
+	var p place
+	var ours bool
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		switch key {
+		case "Name":
+			p, ours = parseSetName(value, name)
+		case "Number of entries":
+			n, err := strconv.Atoi(value)
+			if err != nil {
+				return nil, fmt.Errorf("ipset: %q", line)
+			}
+			if ours {
+				all[p] = n
+			}
+		}
+	}
+	return all, nil
+}
+
+// parseSetName is setName backwards.
+func parseSetName(set, name string) (p place, ours bool) {
+	l, ours := strings.CutPrefix(set, name+"-")
+	for v := range versions {
+		if of, is := strings.CutSuffix(l, "-"+families[v].digit); is && ours {
+			return place{v, list(of)}, true
+		}
+	}
+	return p, false
 }
 
 // parseElement is element.text backwards.
@@ -221,11 +304,7 @@ func parseElement(text string) (e element, err error) {
 		return e, err
 	}
 	name, number, _ := strings.Cut(rest, ":")
-	for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
-		if protocolName(p) == name {
-			e.protocol = p
-		}
-	}
+	e.protocol = protocolOf(name)
 	port, err := strconv.ParseUint(number, 10, 16)
 	if err == nil && e.protocol == 0 {
 		err = errors.New("protocol " + strconv.Quote(name))
@@ -236,7 +315,7 @@ func parseElement(text string) (e element, err error) {
 
 // remove destroys our sets, and gives a line for each.
 func (s *sets) remove() (removed []string, err error) {
-	s.have = nil
+	s.sizes = nil
 	have, err := s.read()
 	if err != nil {
 		if denied(err) {
@@ -245,7 +324,8 @@ func (s *sets) remove() (removed []string, err error) {
 		return nil, nil // a kernel without sets has none of ours
 	}
 	var b strings.Builder
-	for set := range have {
+	for p := range have {
+		set := setName(s.name, p.list, p.version)
 		b.WriteString("destroy " + set + "\n")
 		removed = append(removed, "ipset "+set)
 	}

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -17,7 +18,7 @@ type tables struct {
 	detached bool
 
 	text  ruleset // the rules as they were written last; zero if that is not known
-	frame string  // our part of the tables as they were read after that
+	frame string  // our part of the tables as they were read after that; "" until then
 	moved time.Time
 }
 
@@ -38,10 +39,11 @@ func (t *tables) restore(text string) (string, error) {
 	return t.tools.ns.run(text, t.program("-restore"), "--noflush", "-w", waitForLock)
 }
 
-// apply writes the rules if they are not what they have to be.
+// apply writes the rules if they are not what they have to be. It reads the
+// tables only where it does not know what there is, or what it knows is not so.
 func (t *tables) apply(want *contents, sets bool) error {
 	text := t.rules(want, sets)
-	if t.text == text {
+	if t.text == text || t.rewrite(text) {
 		return nil
 	}
 	now, err := t.read()
@@ -49,6 +51,39 @@ func (t *tables) apply(want *contents, sets bool) error {
 		return err
 	}
 	return t.write(text, now)
+}
+
+// rewrite writes the tables that differ from what was written last, if there are
+// rules at the heads of the same built-in chains, and tells whether it could.
+func (t *tables) rewrite(text ruleset) (done bool) {
+	if t.text == (ruleset{}) {
+		return false
+	}
+	var b strings.Builder
+	for i, table := range tableNames {
+		switch {
+		case text[i] == t.text[i]:
+		case slices.Equal(t.heads(table, text[i]), t.heads(table, t.text[i])):
+			t.begin(&b, table)
+			b.WriteString(text[i] + "COMMIT\n")
+		default:
+			return false
+		}
+	}
+	t.text, t.frame = ruleset{}, ""
+	if _, err := t.restore(b.String()); err != nil {
+		return false
+	}
+	t.text = text
+	return true
+}
+
+// begin begins a table, with our chains in it empty.
+func (t *tables) begin(b *strings.Builder, table string) {
+	b.WriteString("*" + table + "\n")
+	for _, c := range chainsOf[table] {
+		b.WriteString(":" + chainPrefix(t.name) + c[0] + " - [0:0]\n")
+	}
 }
 
 func (t *tables) rules(want *contents, sets bool) ruleset {
@@ -61,10 +96,7 @@ func (t *tables) write(text ruleset, now *present) error {
 	prefix := chainPrefix(t.name)
 	var b strings.Builder
 	for i, table := range tableNames {
-		b.WriteString("*" + table + "\n")
-		for _, c := range chainsOf[table] {
-			b.WriteString(":" + prefix + c[0] + " - [0:0]\n")
-		}
+		t.begin(&b, table)
 		heads := t.heads(table, text[i])
 		marks, err := t.marksOfMaking(table, heads, now)
 		if err != nil {
@@ -87,14 +119,7 @@ func (t *tables) write(text ruleset, now *present) error {
 	if _, err := t.restore(b.String()); err != nil {
 		return err
 	}
-	after, err := t.read()
-	if err != nil {
-		return err
-	}
 	t.text = text
-	if after.atHead == t.allHeads() {
-		t.frame = after.frame
-	}
 	return nil
 }
 
@@ -119,14 +144,16 @@ func (t *tables) allHeads() (n int) {
 }
 
 // verify compares what there is with what was written, and writes it again if
-// they differ.
+// they differ. How the program says our rules is only known once they have been
+// read; until then their numbers have to be right.
 func (t *tables) verify(want *contents, sets bool) (repaired bool, err error) {
 	text := t.rules(want, sets)
 	now, err := t.read()
 	if err != nil {
 		return false, err
 	}
-	if t.text == text && t.frame == now.frame {
+	if t.text == text && (t.frame == now.frame || t.frame == "" && t.counted(now)) {
+		t.frame = now.frame
 		if now.atHead == t.allHeads() || time.Since(t.moved) < movePeriod {
 			return false, nil
 		}
@@ -135,12 +162,29 @@ func (t *tables) verify(want *contents, sets bool) (repaired bool, err error) {
 	return true, t.write(text, now)
 }
 
+// counted tells whether there are as many rules in each of our chains, and as
+// many that lead there, as were written.
+func (t *tables) counted(now *present) bool {
+	for i, table := range tableNames {
+		rules := map[string]int{}
+		for line := range strings.Lines(t.text[i]) {
+			chain, _, _ := strings.Cut(line[len("-A "):], " ")
+			rules[chain]++
+		}
+		if !maps.Equal(rules, now.rules[table]) || len(now.jumps[table]) != len(t.heads(table, t.text[i])) {
+			return false
+		}
+	}
+	return true
+}
+
 // present is our part of the tables, as iptables-save tells it.
 type present struct {
-	frame  string              // our chains and rules, and those that lead there
-	chains map[string][]string // names of our chains by table
-	jumps  map[string][]string // rules of others' chains that lead to ours: "-A PREROUTING …"
-	atHead int                 // how many of those are the first of their chain, one for each
+	frame  string                    // our chains and rules, and those that lead there
+	chains map[string][]string       // names of our chains by table
+	rules  map[string]map[string]int // how many there are in our chains, by table and chain
+	jumps  map[string][]string       // rules of others' chains that lead to ours: "-A PREROUTING …"
+	atHead int                       // how many of those are the first of their chain, one for each
 }
 
 // read asks iptables-save. Where there is no table yet, it makes none.
@@ -154,7 +198,7 @@ func (t *tables) read() (*present, error) {
 
 // parseSave picks what is ours out of the tables in the form of iptables-save.
 func parseSave(text, prefix string) *present {
-	p := &present{chains: map[string][]string{}, jumps: map[string][]string{}}
+	p := &present{chains: map[string][]string{}, rules: map[string]map[string]int{}, jumps: map[string][]string{}}
 	var frame strings.Builder
 	table := ""
 	seen := map[string]bool{}
@@ -163,12 +207,15 @@ func parseSave(text, prefix string) *present {
 		switch {
 		case strings.HasPrefix(line, "*"):
 			table, seen = line[1:], map[string]bool{}
+			p.rules[table] = map[string]int{}
 			frame.WriteString(line + "\n")
 		case strings.HasPrefix(line, ":"+prefix):
 			name, _, _ := strings.Cut(line[1:], " ")
 			p.chains[table] = append(p.chains[table], name)
 			frame.WriteString(":" + name + "\n")
 		case strings.HasPrefix(line, "-A "+prefix):
+			chain, _, _ := strings.Cut(line[len("-A "):], " ")
+			p.rules[table][chain]++
 			frame.WriteString(line + "\n")
 		case strings.HasPrefix(line, "-A "):
 			chain, _, _ := strings.Cut(line[3:], " ")

@@ -202,7 +202,12 @@ const probeName = "sluice_probe"
 func (t *tools) probeFamilies(opts Options, withSets bool) error {
 	want := contentsOf(samplePlan())
 	if withSets {
-		if err := (&sets{tools: t, name: opts.Name}).add(want); err != nil {
+		s := newSets(t, opts.Name)
+		e, err := s.compare(want)
+		if err == nil {
+			err = s.put(e)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -232,7 +237,7 @@ func (t *tools) removeProbe(opts Options) {
 		}
 	}
 	if t.ipset != "" {
-		_, _ = (&sets{tools: t, name: probeName}).remove()
+		_, _ = newSets(t, probeName).remove()
 	}
 }
 
