@@ -84,6 +84,9 @@ func TestLastAgainstFirst(t *testing.T) {
 	if got := lastAgainstFirst([]float64{10, 10, 7, 7, 5, 4}); got != 0.45 {
 		t.Errorf("%v, want 0.45", got)
 	}
+	if got := lastAgainstFirst([]float64{10, 10, 1, 7, 7, 7, 9, 9, 2}); got != 0.9 {
+		t.Errorf("%v, want 0.9: one slow moment at either end", got)
+	}
 	if !math.IsNaN(lastAgainstFirst([]float64{1, 2})) {
 		t.Error("two slices have thirds")
 	}

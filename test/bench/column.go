@@ -168,15 +168,21 @@ func steady(id string, closes load.Close) func(*stage) (figures, error) {
 	}
 }
 
-// lastAgainstFirst is the sum of the last third divided by that of the first.
-func lastAgainstFirst(slices []float64) float64 {
-	third := len(slices) / 3
-	first, last := 0.0, 0.0
-	for i := range third {
-		first += slices[i]
-		last += slices[len(slices)-1-i]
+// lastAgainstFirst is the median of the last third divided by that of the first:
+// a moment in which the machine had other work does not decide.
+func lastAgainstFirst(rates []float64) float64 {
+	third := len(rates) / 3
+	return median(rates[len(rates)-third:]) / median(rates[:third])
+}
+
+// median is the middle one, or the mean of the middle two; no values have none.
+func median(values []float64) float64 {
+	if len(values) == 0 {
+		return math.NaN()
 	}
-	return last / first
+	sorted := slices.Sorted(slices.Values(values))
+	half := len(sorted) / 2
+	return (sorted[half] + sorted[(len(sorted)-1)/2]) / 2
 }
 
 func mixed(s *stage) (figures, error) {
@@ -280,8 +286,7 @@ func flooded(s *stage) (figures, error) {
 		}
 	}
 	for metric, values := range series {
-		slices.Sort(values)
-		f[metric] = values[floodTurns/2]
+		f[metric] = median(values)
 	}
 	return f, nil
 }

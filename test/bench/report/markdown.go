@@ -100,7 +100,11 @@ func (d *Data) writeEnvironment(b *strings.Builder) {
 			missing = append(missing, fmt.Sprintf("%s did not run: %s", p.Name, p.Missing))
 		}
 	}
-	fmt.Fprintf(b, "; %d rounds of %g s.", d.Rounds, d.Seconds)
+	rounds := "1 round"
+	if d.Rounds > 1 {
+		rounds = fmt.Sprint(d.Rounds, " rounds")
+	}
+	fmt.Fprintf(b, "; %s of %g s.", rounds, d.Seconds)
 	if e.Commit != "" {
 		fmt.Fprintf(b, " Commit %s.", e.Commit)
 	}
@@ -136,7 +140,7 @@ func (d *Data) writeTable(b *strings.Builder, title string, peers []string, figu
 		if len(some) == 0 {
 			continue
 		}
-		fmt.Fprintf(b, "**%s: %s**\n\n| | %s |\n|---|%s\n", protocol, title, strings.Join(some, " | "), strings.Repeat("---:|", len(some)))
+		fmt.Fprintf(b, "**%s, %s**\n\n| | %s |\n|---|%s\n", protocol, title, strings.Join(some, " | "), strings.Repeat("---:|", len(some)))
 		below := ""
 		for i, m := range metrics {
 			fmt.Fprintf(b, "| %s |", m.name(below))

@@ -198,7 +198,7 @@ func TestGoalsNameMetrics(t *testing.T) {
 func TestMarkdown(t *testing.T) {
 	text := example().Markdown()
 	for _, line := range []string{
-		"**TCP: figures: median",
+		"**TCP, figures: median",
 		"| | direct | haproxy | sluice |",
 		"| bulk, 1 stream [Gbit/s] | 40 ±25% | 20 ±25% | 32 ±25% |",
 		"| request-response, 1 client, p50 [us] |  | 50 | 60 |",
