@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 
+	"github.com/sluice-proxy/sluice/internal/sockfilter"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
@@ -19,7 +20,8 @@ import (
 // the port in between:
 //
 //	Accept  it listens, with a filter if not everybody may come in
-//	Drop    it listens with a filter that drops everything (F5)
+//	Drop    it listens with a filter that drops everything (F5), at first all
+//	        but handshakes that have begun
 //	Refuse  it is bound, and listens where nobody finds it, or not at all, so
 //	        that the kernel refuses
 type claim struct {
@@ -130,10 +132,11 @@ func (m *Manager) become(c *claim) error {
 		m.retire(s, c.outlet.dst)
 		c.socket = again
 	case is == policy.Drop:
-		if errno := s.filter(nobody); errno != 0 {
+		if errno := s.filter(sockfilter.NoOpenings); errno != 0 {
 			return errno
 		}
 		m.leftOpen(s, 0)
+		m.silenced = append(m.silenced, silenced{c, s, m.clock() + int64(lateTime)})
 	case is == policy.Accept:
 		m.protect(s, c.outlet.guards())
 	}

@@ -138,9 +138,24 @@ func (m *Manager) letGo(s *socket) {
 	m.discard(s)
 }
 
-// closeLeft closes the sockets that nobody is late for any more.
+// silenced is a claim whose socket lets handshakes end that have begun, and is to
+// be wholly silent when nobody is late any more.
+type silenced struct {
+	claim  *claim
+	socket *socket
+	until  int64
+}
+
+// closeLeft closes or silences the sockets that nobody is late for any more.
 func (m *Manager) closeLeft() {
 	now := m.clock()
+	done := 0
+	for ; done < len(m.silenced) && m.silenced[done].until < now; done++ {
+		if e := m.silenced[done]; e.claim.socket == e.socket && e.claim.does == policy.Drop {
+			e.socket.filter(nobody) // the other one goes on to keep newcomers out
+		}
+	}
+	m.silenced = slices.Delete(m.silenced, 0, done)
 	n := max(0, len(m.leaving.list)-mostLeaving)
 	for n < len(m.leaving.list) && m.leaving.list[n].until < now {
 		n++

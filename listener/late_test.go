@@ -3,7 +3,10 @@ package listener
 import (
 	"io"
 	"net/netip"
+	"slices"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/sys"
@@ -18,8 +21,8 @@ func (n *node) halfOpen(fd int, address string) (finish func()) {
 	n.t.Helper()
 	openingOnly := []sys.FilterOp{
 		{Code: sys.FilterLoadWord, K: 12}, // of the TCP header, with the flags
-		{Code: 0x54, K: 0x00020000},       // A &= SYN
-		{Code: 0x16},                      // return A
+		{Code: sys.FilterAnd, K: 0x00020000},
+		{Code: 0x16}, // return A
 	}
 	if e := sys.AttachFilter(fd, openingOnly); e != 0 {
 		n.t.Fatal(e)
@@ -27,7 +30,9 @@ func (n *node) halfOpen(fd int, address string) (finish func()) {
 	c := n.dial(address)
 	return func() {
 		n.t.Helper()
-		sys.DetachFilter(fd) // another one may have done it
+		if !n.silences(fd) {
+			sys.DetachFilter(fd) // another one may have done it
+		}
 		const want = "b1:8080\nx"
 		got := make([]byte, len(want))
 		if _, err := c.Write([]byte("x")); err != nil {
@@ -37,6 +42,12 @@ func (n *node) halfOpen(fd int, address string) (finish func()) {
 			n.t.Errorf("%s, whose service went during the handshake: %q, %v", address, got, err)
 		}
 	}
+}
+
+// silences tells whether a socket has a filter of ours, in the place of a
+// test's.
+func (n *node) silences(fd int) bool {
+	return slices.ContainsFunc(n.manager.silenced, func(s silenced) bool { return s.socket.fd == fd })
 }
 
 // Whoever had an answer before a service went is served by the policy of that
@@ -80,6 +91,33 @@ func TestLateConnectionsAreServed(t *testing.T) {
 	n.stop()
 	if got := n.ends(); got[conntrack.NoEndpoints]+got[conntrack.NotAdmitted] > 0 || n.manager.Stats().Strays > 0 {
 		t.Errorf("ends %v, %d strays", got, n.manager.Stats().Strays)
+	}
+}
+
+// Also where the socket itself becomes silent; later it is that to all packets.
+func TestLateConnectionsToSilentSocketsAreServed(t *testing.T) {
+	netns.Require(t)
+	lab := netns.NewLab(t, 1)
+	options, _ := onAddresses(lab)
+	n := newNode(t, lab, func(o *Options) { options(o); byRoutes(t, lab, o) })
+	full := web("web", "10.96.0.3", n.echo(0, 8080))
+	local := web("web", "10.96.0.3", netip.MustParseAddrPort("10.2.1.2:8080"))
+	policy := corev1.ServiceInternalTrafficPolicyLocal
+	local.Services[0].Spec.InternalTrafficPolicy = &policy
+	n.apply(full)
+	n.want(lab.Client, "10.96.0.3:80", "b1:8080")
+	finish := n.halfOpen(n.manager.claims.all[destination("10.96.0.3:80")].socket.fd, "10.96.0.3:80")
+	n.apply(local)
+	n.want(lab.Client, "10.96.0.3:80", "silence") // A3.5
+	finish()
+	n.pass()
+	if left := len(n.manager.silenced); left > 0 {
+		t.Errorf("%d sockets still wait for somebody who is late", left)
+	}
+	n.want(lab.Client, "10.96.0.3:80", "silence")
+	n.stop()
+	if got := n.ends(); got[conntrack.NotAdmitted] > 0 {
+		t.Errorf("ends %v", got)
 	}
 }
 

@@ -56,6 +56,7 @@ type Manager struct {
 	notServed     int         // service ports among them that nobody accepts for
 	claims        claims
 	leaving       leaving
+	silenced      []silenced // oldest first
 	planner       planner
 	said          map[string]struct{} // warnings that were given already
 	incomplete    bool                // the last Apply did not succeed wholly

@@ -33,6 +33,16 @@ var ErrTooLong = errors.New("too many source ranges for a socket filter")
 // Nothing drops every packet.
 var Nothing = []sys.FilterOp{{Code: sys.FilterReturn, K: 0}}
 
+// NoOpenings drops the packets that open a connection, and keeps what belongs to
+// a handshake that has begun.
+var NoOpenings = []sys.FilterOp{
+	{Code: sys.FilterLoadWord, K: 12},    // of the TCP header, with the flags
+	{Code: sys.FilterAnd, K: 0x00020000}, // SYN
+	{Code: sys.FilterIfEqual, K: 0, Jt: 0, Jf: 1},
+	{Code: sys.FilterReturn, K: keepAll},
+	{Code: sys.FilterReturn, K: 0},
+}
+
 // Compile gives the program for a socket of one family, that of the rules. An
 // IPv4 range takes a little more than two instructions, so that 1,900 of them
 // fit; IPv6 takes up to six times as many, less where ranges share their first

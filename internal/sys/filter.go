@@ -23,6 +23,7 @@ const (
 	FilterIfEqual  = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
 	FilterIfAbove  = unix.BPF_JMP | unix.BPF_JGT | unix.BPF_K
 	FilterIfLeast  = unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K
+	FilterAnd      = unix.BPF_ALU | unix.BPF_AND | unix.BPF_K
 	FilterReturn   = unix.BPF_RET | unix.BPF_K // keep K bytes of the packet; 0 drops it
 )
 
