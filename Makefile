@@ -13,12 +13,14 @@ FUZZTIME ?= 5s
 BENCHTIME ?= 1x
 TESTFLAGS ?=
 SOURCES := $(shell find . -path ./.cache -prune -o -name '*.go' -print) go.mod go.sum
-# One way to compile for all but the race detector, so that it is done once.
+# One way to compile for all but the race detector and fuzzing, which compile
+# everything anew anyway: as bin/sluice is compiled.
+INSTRUMENTED := CGO_ENABLED=1 GOFLAGS="$(GOFLAGS)"
 export GOFLAGS := $(GOFLAGS) -trimpath
 export CGO_ENABLED := 0
 # The race detector; what it has found is told without its second of waiting at
 # the end of each program.
-RACE := CGO_ENABLED=1 GORACE=atexit_sleep_ms=50
+RACE := $(INSTRUMENTED) GORACE=atexit_sleep_ms=50
 # Root can make network namespaces, so no test has a reason to skip itself.
 REQUIRE_ROOT := $(if $(filter 0,$(shell id -u)),SLUICE_REQUIRE_ROOT=1)
 
@@ -81,19 +83,17 @@ lint: $(GOLANGCI_LINT) ## Run the linters, at the version pinned here
 	go mod verify >/dev/null
 	go mod tidy -diff
 	$(GOLANGCI_LINT) config verify
-	$(GOLANGCI_LINT) run ./...
-	$(GOLANGCI_LINT) run --build-tags cluster ./test/cluster/...
+	$(GOLANGCI_LINT) run --build-tags cluster ./...
 
 $(GOLANGCI_LINT):
 	GOBIN=$(CURDIR)/$(@D) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)
 
 .PHONY: fuzz
-fuzz: ## Run each fuzz target for FUZZTIME (5s)
+fuzz: ## Run each fuzz target for FUZZTIME (5s), on one CPU each
 	@grep -rnE --include='*_test.go' '^func Fuzz' . | sed -E 's|^\./(.*)/[^/]*_test.go:[0-9]+:func (Fuzz[A-Za-z0-9_]*).*|\1 \2|' | sort | \
-	while read -r package target; do \
-	  echo "== $$package $$target"; \
-	  go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "./$$package"; \
-	done
+	xargs -P "$$(nproc)" -L 1 bash -c 'status=0; \
+	  said=$$($(INSTRUMENTED) go test -run "^$$" -fuzz "^$$1\$$" -fuzztime $(FUZZTIME) -parallel 1 "./$$0" 2>&1) || status=1; \
+	  printf "== %s %s\n%s\n" "$$0" "$$1" "$$said"; exit $$status'
 
 .PHONY: bench-go
 bench-go: ## Run each Go benchmark for BENCHTIME (once)

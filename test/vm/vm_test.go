@@ -55,9 +55,9 @@ func build() (err error) {
 		path *string
 		args []string
 	}{
-		{&programs.init, []string{"build", "-buildvcs=false", "-o", "init", module + "test/vm/run"}},
-		{&programs.proxy, []string{"build", "-buildvcs=false", "-o", "sluice", module + "cmd/sluice"}},
-		{&programs.tests, []string{"test", "-c", "-o", "inside.test", module + "test/vm/inside"}},
+		{&programs.init, []string{"build", "-buildvcs=false", "-trimpath", "-o", "init", module + "test/vm/run"}},
+		{&programs.proxy, []string{"build", "-buildvcs=false", "-trimpath", "-o", "sluice", module + "cmd/sluice"}},
+		{&programs.tests, []string{"test", "-c", "-trimpath", "-o", "inside.test", module + "test/vm/inside"}},
 	} {
 		out := slices.Index(p.args, "-o") + 1
 		*p.path = filepath.Join(programs.dir, p.args[out])
