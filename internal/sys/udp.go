@@ -70,6 +70,9 @@ func prepareUDP(fd int, v6 bool, o *UDPOptions) (what string, e Errno) {
 	if o.Coalesce {
 		SetCoalesce(fd) // a kernel without it hands datagrams over one by one
 	}
+	if !v6 {
+		setFragments(fd)
+	}
 	return "", 0
 }
 
@@ -111,7 +114,18 @@ func UDPSocket(v6 bool) (int, Errno) {
 	if v6 {
 		fam = unix.AF_INET6
 	}
-	return socket(fam, unix.SOCK_DGRAM, unix.IPPROTO_UDP)
+	fd, e := socket(fam, unix.SOCK_DGRAM, unix.IPPROTO_UDP)
+	if e == 0 && !v6 {
+		setFragments(fd)
+	}
+	return fd, e
+}
+
+// setFragments has IPv4 datagrams leave without the flag that forbids routers to
+// cut them up: who sent them first is not told when they do not fit, and from
+// the address of somebody else the kernel is not told either.
+func setFragments(fd int) {
+	setInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT) // it cannot fail
 }
 
 // ConnectUDP connects a UDP socket that is not connected. Afterwards it

@@ -1,0 +1,44 @@
+package e2e
+
+import (
+	"testing"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// TestDatagramsPassASmallerLinkBehindTheNode has the way to an endpoint become
+// narrower behind another router, which tells nobody in time: the very first
+// datagram that does not fit arrives whole, and so does the answer, whosever
+// address the endpoint sees.
+func TestDatagramsPassASmallerLinkBehindTheNode(t *testing.T) {
+	forModes(t, func(t *testing.T, m mode) {
+		if m.lacks(datagrams) {
+			return
+		}
+		w := newWorld(t, "udp", []row{{name: "web", endpoints: "there"}})
+		o := w.services[0]
+		o.target = 9000
+		reflector(t, w.Remote[0], o.target)
+		for h, link := range map[*netns.Host]string{w.Node2: w.Remote[0].Name(), w.Remote[0]: "eth0"} {
+			l, err := h.Netlink().LinkByName(link)
+			if err == nil {
+				err = h.Netlink().LinkSetMTU(l, 1280)
+			}
+			if err != nil {
+				t.Fatalf("%s, interface %s: %v", h.Name(), link, err)
+			}
+		}
+		p := w.proxy(t, m)
+		p.start(decisionFlags()...)
+		for _, c := range w.clients {
+			if m.lacks(fragments) && c.name == "pod" {
+				continue // an answer to a client's own address is lost where it is cut up
+			}
+			to := o.at(clusterIP)[0] // IPv6 has no routers that cut up
+			if err := w.reflected(c, to, []int{unfragmented, 1, unfragmented}); err != nil {
+				t.Errorf("%s to %s: %v", c.name, to, err)
+			}
+		}
+		p.stop()
+	})
+}
