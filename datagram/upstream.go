@@ -166,9 +166,7 @@ func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source polic
 	case source == policy.SourceClient:
 		errno = w.connectAs(u, endpoint, client)
 	case untracked:
-		if errno = w.connectAs(u, endpoint, sys.Unspecified(endpoint.Addr())); errno == sys.EADDRNOTAVAIL {
-			errno = sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPort{})
-		}
+		errno = w.connectUntracked(u, endpoint)
 	default:
 		errno = sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPort{})
 	}
@@ -177,6 +175,27 @@ func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source polic
 		return nil, errno
 	}
 	return u, 0
+}
+
+// connectUntracked connects a socket from the node's address, past connection
+// tracking, or as any other when no port of the range is left.
+func (w *worker) connectUntracked(u *upstream, endpoint netip.AddrPort) sys.Errno {
+	mark := w.server.options.Replies.Mark
+	if mark != 0 {
+		if errno := sys.SetMark(int(u.fd), mark); errno != 0 {
+			return errno
+		}
+	}
+	errno := w.connectAs(u, endpoint, sys.Unspecified(endpoint.Addr()))
+	if errno != sys.EADDRNOTAVAIL {
+		return errno
+	}
+	if mark != 0 {
+		if errno := sys.SetMark(int(u.fd), 0); errno != 0 {
+			return errno
+		}
+	}
+	return sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPort{})
 }
 
 // portTries is how many ports are tried that may be taken.

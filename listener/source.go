@@ -24,7 +24,7 @@ func (c *conn) connect(st *state, v *policy.Verdict, ep *service.Endpoint) (int,
 	if v.SourceFor(client, endpoint.Addr()) != policy.SourceClient || !w.manager.keeps(st, client, endpoint.Addr()) {
 		c.record.Source = conntrack.SourceNode
 		if w.manager.traits.Replies.PassTracking(ep.InCluster(), st.host.has(endpoint.Addr())) {
-			return w.relay.ConnectUntracked(endpoint, o)
+			return w.relay.ConnectUntracked(endpoint, w.manager.traits.Replies.Mark, o)
 		}
 		return w.relay.Connect(endpoint, netip.AddrPort{}, o)
 	}

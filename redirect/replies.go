@@ -16,6 +16,9 @@ type Replies struct {
 	// Untracked says that sockets on this node's own addresses pass connection
 	// tracking by as well, if they are transparent and have a port of the range.
 	Untracked bool
+	// Mark is what packets of these sockets must be marked with; 0 if they need
+	// not be.
+	Mark uint32
 	// Tracking tells whether there is any connection tracking to pass by; nil if
 	// nobody knows.
 	Tracking *Tracking

@@ -146,12 +146,12 @@ func (w *Worker) ConnectAs(endpoint netip.AddrPort, client netip.Addr, o sys.Con
 }
 
 // ConnectUntracked is Connect from an address of this node that the kernel
-// chooses, past connection tracking: by a transparent socket with a reply port,
-// and when none of these is left, as any other.
-func (w *Worker) ConnectUntracked(endpoint netip.AddrPort, o sys.ConnectOptions) (int, sys.Errno) {
-	transparent := o
-	transparent.Transparent = true
-	fd, e := w.connectFrom(&w.replyPorts, endpoint, netip.Addr{}, transparent, portTries)
+// chooses, past connection tracking: by a transparent socket with a reply port
+// and a mark, if that is not 0, and when none of these ports is left, as any other.
+func (w *Worker) ConnectUntracked(endpoint netip.AddrPort, mark uint32, o sys.ConnectOptions) (int, sys.Errno) {
+	untracked := o
+	untracked.Transparent, untracked.Mark = true, mark
+	fd, e := w.connectFrom(&w.replyPorts, endpoint, netip.Addr{}, untracked, portTries)
 	if e == sys.EADDRNOTAVAIL {
 		return w.Connect(endpoint, netip.AddrPort{}, o)
 	}
@@ -181,6 +181,9 @@ func (w *Worker) connect(endpoint, local netip.AddrPort, o sys.ConnectOptions) (
 	// SO_REUSEADDR or IP_BIND_ADDRESS_NO_PORT; IP_TRANSPARENT.
 	calls := uint64(4)
 	if o.Congestion != "" {
+		calls++
+	}
+	if o.Mark != 0 {
 		calls++
 	}
 	if local.Addr().IsValid() {

@@ -85,7 +85,7 @@ func TestConnectUntracked(t *testing.T) {
 		}
 		return 0
 	}
-	if _, e := w.ConnectUntracked(endpoint, sys.ConnectOptions{}); e != sys.EINPROGRESS || !k.opts.Transparent || len(k.asked) != 2 {
+	if _, e := w.ConnectUntracked(endpoint, 0x100, sys.ConnectOptions{}); e != sys.EINPROGRESS || !k.opts.Transparent || k.opts.Mark != 0x100 || len(k.asked) != 2 {
 		t.Errorf("%v after %v, %+v", e, k.asked, k.opts)
 	}
 	for _, local := range k.asked {
@@ -100,7 +100,7 @@ func TestConnectUntracked(t *testing.T) {
 		}
 		return 0
 	}
-	if _, e := w.ConnectUntracked(endpoint, sys.ConnectOptions{Congestion: "cubic"}); e != sys.EINPROGRESS || k.opts.Transparent || k.opts.Congestion != "cubic" {
+	if _, e := w.ConnectUntracked(endpoint, 0x100, sys.ConnectOptions{Congestion: "cubic"}); e != sys.EINPROGRESS || k.opts.Transparent || k.opts.Mark != 0 || k.opts.Congestion != "cubic" {
 		t.Errorf("%v after %v, %+v", e, k.asked, k.opts)
 	}
 }

@@ -45,9 +45,13 @@ func (pp *pipePool) take(w *Worker) *pipe {
 	if w.loop.Now() < pp.pause {
 		return nil
 	}
-	if w.relay.pipes.Add(1) > int64(w.config.MaxPipes) {
-		w.relay.pipes.Add(-1)
-		return nil
+	for made := w.relay.pipes.Load(); ; made = w.relay.pipes.Load() {
+		if made >= int64(w.config.MaxPipes) {
+			return nil
+		}
+		if w.relay.pipes.CompareAndSwap(made, made+1) {
+			break
+		}
 	}
 	p := newPipe(w)
 	if p == nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
+	"github.com/sluice-proxy/sluice/redirect/iptables"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
 )
@@ -21,6 +22,7 @@ type steeringOptions struct {
 	table      string
 	steerMark  mark
 	replyMark  mark
+	socketMark mark
 	steerTable int
 	replyTable int
 	replyPorts portRange
@@ -32,6 +34,8 @@ func newSteeringOptions() steeringOptions {
 		backend:   choice{value: choose.Auto, allowed: choose.Backends},
 		steerMark: route.DefaultSteerMark,
 		replyMark: route.DefaultReplyMark,
+
+		socketMark: iptables.DefaultSocketMark,
 	}
 }
 
@@ -52,6 +56,7 @@ func (o *steeringOptions) registerNames(f *pflag.FlagSet) {
 	f.StringVar(&o.table, "nft-table", tproxy.DefaultTable, "name of the nftables table that is made, and of the lock that keeps a second proxy out")
 	f.Var(&o.steerMark, "steer-mark", "bit of packets' marks that says: this one is ours")
 	f.Var(&o.replyMark, "reply-mark", "bit of packets' marks that says: this one is the answer to a client's own address")
+	f.Var(&o.socketMark, "socket-mark", "bit of packets' marks that says: this one is from a socket of ours on the node's address, for tproxy with iptables")
 	f.IntVar(&o.steerTable, "route-table-steer", route.DefaultSteerTable, "number of the routing table for addresses that are not this node's to own")
 	f.IntVar(&o.replyTable, "route-table-replies", route.DefaultReplyTable, "number of the routing table for answers to clients' own addresses")
 }
@@ -69,6 +74,7 @@ func (o *steeringOptions) choose(nodeIPs addresses) choose.Options {
 			SteerTable: o.steerTable,
 			ReplyTable: o.replyTable,
 		},
+		SocketMark: uint32(o.socketMark),
 		ReplyPorts: o.replyPorts.ports,
 		NoReplies:  o.replyPorts.off,
 	}
@@ -76,7 +82,9 @@ func (o *steeringOptions) choose(nodeIPs addresses) choose.Options {
 
 // validate tells what is wrong with the flags.
 func (o *steeringOptions) validate() error {
-	return o.choose(nil).Routes.WithDefaults().Validate()
+	all := o.choose(nil)
+	all.Routes.SocketMark = all.SocketMark
+	return all.Routes.WithDefaults().Validate()
 }
 
 // mark is a flag that takes one bit of packets' marks.

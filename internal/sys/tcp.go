@@ -213,6 +213,7 @@ func setFreeBind(fd int, v6 bool) Errno {
 type ConnectOptions struct {
 	Transparent bool   // the local address is not this host's (the client's own is kept)
 	Congestion  string // TCP congestion control; empty: the system's
+	Mark        uint32 // of its packets, which needs CAP_NET_ADMIN; 0: none
 }
 
 // ConnectTCP begins to connect to remote and does not wait. It returns a
@@ -240,6 +241,9 @@ func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 	if e == 0 && o.Congestion != "" {
 		e = setCongestion(fd, o.Congestion)
 	}
+	if e == 0 && o.Mark != 0 {
+		e = SetMark(fd, o.Mark)
+	}
 	if e == 0 && local.Addr().IsValid() {
 		e = bindSource(fd, fam, local, o)
 	}
@@ -251,6 +255,11 @@ func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 		return -1, e
 	}
 	return fd, e
+}
+
+// SetMark has a socket's packets marked, which needs CAP_NET_ADMIN. 0 marks none.
+func SetMark(fd int, mark uint32) Errno {
+	return setInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark))
 }
 
 func bindSource(fd int, fam uintptr, local netip.AddrPort, o ConnectOptions) Errno {

@@ -56,9 +56,11 @@ type Options struct {
 	Backend string
 	// Table is the name of the nftables table.
 	Table string
-	// Routes are the numbers of routes and rules. Routes.NetNS is where to
-	// steer.
+	// Routes are the numbers of routes and rules, without SocketMark.
+	// Routes.NetNS is where to steer.
 	Routes route.Options
+	// SocketMark is that of sockets, for iptables.
+	SocketMark uint32
 	// ReplyPorts, first and last, are the local ports of sockets that are bound
 	// to clients' addresses; zero means the mode's own default.
 	ReplyPorts [2]uint16
@@ -82,7 +84,9 @@ func (o *Options) unmarkedPorts() [2]uint16 {
 }
 
 func (o *Options) iptables() iptables.Options {
-	return iptables.Options{Name: o.Table, Route: o.Routes, ReplyPorts: o.ReplyPorts, NoReplies: o.NoReplies}
+	routes := o.Routes
+	routes.SocketMark = o.SocketMark
+	return iptables.Options{Name: o.Table, Route: routes, ReplyPorts: o.ReplyPorts, NoReplies: o.NoReplies}
 }
 
 func (o *Options) nftables() tproxy.Options {

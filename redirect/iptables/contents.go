@@ -141,15 +141,19 @@ func (e elements) sorted() []element {
 // need know more of them.
 type contents struct {
 	lists [versions]map[list]elements
-	// replies says that answers to clients' addresses are to be brought back.
-	replies bool
+	ways
 }
+
+// ways are the sockets of ours that rules look for: those on clients' addresses,
+// whose answers are to be brought back, and those on the node's own that pass
+// connection tracking.
+type ways struct{ replies, untracked bool }
 
 // fixed are the lists that there always are: empty and full again all the time.
 var fixed = []list{listLocal, listCluster, listRefuse, listSilent}
 
 func contentsOf(p *redirect.Plan) *contents {
-	c := &contents{replies: !p.NodeSourceOnly}
+	c := &contents{}
 	for v := range versions {
 		c.lists[v] = map[list]elements{}
 		for _, l := range fixed {

@@ -15,9 +15,10 @@
 // Rules are written as one text for each family and given to one
 // iptables-restore. With ipset, their number depends on nothing but the number
 // of listeners ([maxLanes] at most), and a change of the plan is one ipset
-// restore with what changes, unless a list appears that no rule is about. Without ipset there is a rule for each destination: packets to
-// services' addresses then pass them one after the other, and each change
-// writes all of them anew, so that some hundred services are its limit.
+// restore with what changes, unless a list appears that no rule is about. Without
+// ipset there is a rule for each destination: packets to services' addresses then
+// pass them one after the other, and each change writes all of them anew, so that
+// some hundred services are its limit.
 //
 // The programs are called as programs: libraries for iptables, such as
 // coreos/go-iptables, call the same programs, once for each rule.
@@ -29,6 +30,7 @@
 package iptables
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -48,7 +50,8 @@ type Options struct {
 	// an underscore: it separates names from what follows.
 	Name string
 	// Route are the addresses, marks and tables of routing, and the network
-	// namespace to work in.
+	// namespace to work in. What sockets on the node's address send that pass
+	// connection tracking has Route.SocketMark, [DefaultSocketMark] if zero.
 	Route route.Options
 	// Variant is the kind of iptables programs to use; if empty, the first of
 	// those that the node has that works, the default of the node first.
@@ -70,6 +73,10 @@ const Name = "tproxy/iptables"
 // DefaultName is the name if Options has none.
 const DefaultName = "sluice"
 
+// DefaultSocketMark is a bit that neither kube-proxy uses nor those that are often
+// beside it: Cilium, Calico, the CNI plugin of AWS, WireGuard's wg-quick (0xca6c).
+const DefaultSocketMark = 0x100
+
 // maxLanes is what Traits ask for: with ipset, every packet that opens a
 // connection to a service meets one look-up for each listener and protocol.
 const maxLanes = 16
@@ -82,6 +89,7 @@ func (o Options) withDefaults() Options {
 	if o.ReplyPorts == [2]uint16{} {
 		o.ReplyPorts = redirect.ReplyPorts
 	}
+	o.Route.SocketMark = cmp.Or(o.Route.SocketMark, DefaultSocketMark)
 	return o
 }
 
@@ -105,7 +113,10 @@ type Redirector struct {
 	sets    *sets             // nil without ipset
 	router  *route.Router
 	watcher *watcher // nil where nothing is steered, but cleaned up
+	traits  redirect.Traits
 	closed  bool
+
+	tracking *redirect.Tracking
 
 	plan    redirect.Plan // in force
 	ruled   *contents     // the lists that the rules are about; nil if that is not known
@@ -152,11 +163,12 @@ func New(opts Options) (*Redirector, error) {
 		ns.close()
 		return nil, err
 	}
+	r.setTraits()
 	return r, nil
 }
 
 func newRedirector(opts Options, t *tools, router *route.Router) *Redirector {
-	r := &Redirector{opts: opts, tools: t, router: router}
+	r := &Redirector{opts: opts, tools: t, router: router, tracking: redirect.NewTracking(opts.Route.NetNS)}
 	for v := range versions {
 		if t.ns.hasFamily(v) {
 			r.tables[v] = &tables{tools: t, v: v, name: opts.Name, opts: opts}
@@ -168,18 +180,28 @@ func newRedirector(opts Options, t *tools, router *route.Router) *Redirector {
 	return r
 }
 
-// Traits tell that one listener serves many destinations, how many listeners
-// there may be, and that answers to clients' own addresses come back.
-func (r *Redirector) Traits() redirect.Traits {
-	t := redirect.Traits{Name: Name + "-" + string(r.opts.Variant)}
-	if !r.opts.NoReplies {
-		t.Replies = redirect.Replies{Diverted: true, FirstPort: r.opts.ReplyPorts[0], LastPort: r.opts.ReplyPorts[1]}
-	}
+// setTraits tells that one listener serves many destinations, how many listeners
+// there may be, and that answers to clients' own addresses come back. On the way
+// out rules cannot ask for the socket of a packet, so that those on the node's
+// address have a mark; if somebody's rule is about it, Apply's error says so, and
+// they are left to connection tracking.
+func (r *Redirector) setTraits() {
+	r.traits.Name = Name + "-" + string(r.opts.Variant)
 	if r.sets != nil {
-		t.MaxLanes = maxLanes
+		r.traits.MaxLanes = maxLanes
 	}
-	return t
+	if r.opts.NoReplies {
+		return
+	}
+	r.traits.Replies = redirect.Replies{Diverted: true, FirstPort: r.opts.ReplyPorts[0], LastPort: r.opts.ReplyPorts[1]}
+	if r.router.Check(route.State{}) == nil {
+		r.traits.Replies.Untracked, r.traits.Replies.Mark, r.traits.Replies.Tracking = true, r.opts.Route.SocketMark, r.tracking
+	}
+	r.tracking.Look()
 }
+
+// Traits tell what can be done with it.
+func (r *Redirector) Traits() redirect.Traits { return r.traits }
 
 // Apply puts the plan in force; see [redirect.Redirector]. An SCTP destination
 // in Plan.Steer is an error (F1); then nothing is changed.
@@ -258,15 +280,16 @@ func (r *Redirector) applyLocked(p *redirect.Plan) error {
 // removed at once: all of it is one call of ipset then, or none.
 func (r *Redirector) putLocked(p *redirect.Plan, still bool) (drop []edit, err error) {
 	if r.sets == nil {
-		return nil, r.eachTables(func(t *tables) error { return t.apply(contentsOf(p), false) })
+		return nil, r.eachTables(func(t *tables) error { return t.apply(r.contents(p), false) })
 	}
 	var e edits
 	if c := redirect.Diff(&r.plan, p); r.sets.sizes != nil && !c.Rehomes(&r.plan, p) {
 		e = editsOf(&c, &r.plan, p)
-	} else if e, err = r.sets.compare(contentsOf(p)); err != nil {
+	} else if e, err = r.sets.compare(r.contents(p)); err != nil {
 		return nil, err
 	}
-	named := r.sets.sizes.after(&e).outline(!p.NodeSourceOnly)
+	named := r.sets.sizes.after(&e).outline()
+	named.ways = r.ways(p)
 	if r.ruled != nil && r.ruled.covers(named) {
 		named = r.ruled
 	}
@@ -294,12 +317,24 @@ func (r *Redirector) dropLocked(drop []edit, p *redirect.Plan) error {
 		if c.Empty() {
 			return nil
 		}
-		return r.eachTables(func(t *tables) error { return t.apply(contentsOf(p), false) })
+		return r.eachTables(func(t *tables) error { return t.apply(r.contents(p), false) })
 	}
 	if err := r.sets.put(edits{drop: append(drop, editsOf(&c, &r.plan, p).drop...)}); err != nil {
 		return err
 	}
 	return r.sets.destroy(r.ruled)
+}
+
+// contents gives the lists of a plan, and what else rules are about.
+func (r *Redirector) contents(p *redirect.Plan) *contents {
+	c := contentsOf(p)
+	c.ways = r.ways(p)
+	return c
+}
+
+// ways tells which sockets rules have to look for.
+func (r *Redirector) ways(p *redirect.Plan) ways {
+	return ways{replies: !p.NodeSourceOnly && !r.opts.NoReplies, untracked: r.traits.Replies.Untracked && r.tracking.InUse()}
 }
 
 // forgetLocked has the next Apply look at everything.
@@ -352,6 +387,9 @@ func (r *Redirector) Verify() (repaired bool, err error) {
 	if !r.applied {
 		return false, nil
 	}
+	if err := r.lookLocked(); err != nil {
+		return false, err
+	}
 	if repaired, err = r.verifyLocked(); err != nil {
 		r.forgetLocked()
 		return repaired, err
@@ -362,16 +400,39 @@ func (r *Redirector) Verify() (repaired bool, err error) {
 	return repaired || rerouted, err
 }
 
+// lookLocked writes the rules for sockets that pass connection tracking once there
+// is any.
+func (r *Redirector) lookLocked() error {
+	if before := r.tracking.InUse(); r.tracking.Look() == before {
+		return nil
+	}
+	if r.sets == nil {
+		return r.eachTables(func(t *tables) error { return t.apply(r.contents(&r.plan), false) })
+	}
+	if r.ruled == nil {
+		return nil // Verify writes all of them
+	}
+	named := *r.ruled
+	named.ways = r.ways(&r.plan)
+	if err := r.eachTables(func(t *tables) error { return t.apply(&named, true) }); err != nil {
+		r.forgetLocked()
+		return err
+	}
+	r.ruled = &named
+	return nil
+}
+
 func (r *Redirector) verifyLocked() (repaired bool, err error) {
 	var want *contents
 	if r.sets == nil {
-		want = contentsOf(&r.plan)
+		want = r.contents(&r.plan)
 	} else {
 		if repaired, err = r.verifySetsLocked(); err != nil {
 			return repaired, err
 		}
 		if r.ruled == nil {
-			r.ruled = r.sets.sizes.outline(!r.plan.NodeSourceOnly)
+			r.ruled = r.sets.sizes.outline()
+			r.ruled.ways = r.ways(&r.plan)
 		}
 		want = r.ruled
 	}
@@ -392,7 +453,7 @@ func (r *Redirector) verifySetsLocked() (repaired bool, err error) {
 	if same || err != nil {
 		return false, err
 	}
-	e, err := r.sets.compare(contentsOf(&r.plan))
+	e, err := r.sets.compare(r.contents(&r.plan))
 	if err != nil {
 		return false, err
 	}

@@ -9,10 +9,12 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // newLab has a backend that the node's default routes lead to: what is not
@@ -153,7 +155,8 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 		echo := lab.Backends[0].EchoTCP(t, 8080)
 		lab.Backends[0].EchoUDP(t, 8080)
 		r := newOne(t, lab.Node, opts)
-		want := redirect.Replies{Diverted: true, FirstPort: redirect.ReplyPorts[0], LastPort: redirect.ReplyPorts[1]}
+		want := redirect.Replies{Diverted: true, FirstPort: redirect.ReplyPorts[0], LastPort: redirect.ReplyPorts[1],
+			Untracked: true, Mark: DefaultSocketMark, Tracking: r.tracking}
 		if replies := r.Traits().Replies; replies != want {
 			t.Errorf("traits say %+v, want %+v", replies, want)
 		}
@@ -184,6 +187,52 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 		for _, endpoint := range []netip.Addr{lab.Backends[0].IPv4, lab.Backends[0].IPv6} {
 			if got := steering.Reach(t, lab.Client, service.Destination{Addr: endpoint, Port: 8080, Protocol: service.TCP}, ""); got != "b1:8080" {
 				t.Errorf("from the client itself to %s: got %q", endpoint, got)
+			}
+		}
+	})
+}
+
+// Sockets on the node's address pass connection tracking too, by their mark, from
+// the next look on after somebody has begun to track; others do not.
+func TestMarkedSocketsAreNotTracked(t *testing.T) {
+	modes(t, func(t *testing.T, opts Options) {
+		lab := newLab(t)
+		lab.Backends[0].EchoTCP(t, 8080)
+		r := newOne(t, lab.Node, opts)
+		plan := steering.Plan()
+		plan.NodeSourceOnly = true
+		apply(t, r, plan)
+		trackConnections(t, lab.Node, opts)
+		if repaired, err := r.Verify(); repaired || err != nil || !r.tracking.InUse() {
+			t.Errorf("repaired %v, %v, tracking in use %v", repaired, err, r.tracking.InUse())
+		}
+		before := len(tracked(t, lab.Node.Namespace))
+		for _, host := range []netip.Addr{lab.Backends[0].IPv4, lab.Backends[0].IPv6} {
+			endpoint := netip.AddrPortFrom(host, 8080)
+			for i, mark := range []uint32{r.Traits().Replies.Mark, 0} {
+				var fd int
+				if err := sys.InNetNS(lab.Node.FD(), func() (err error) {
+					var e sys.Errno
+					local := netip.AddrPortFrom(sys.Unspecified(host), redirect.ReplyPorts[0]+uint16(i))
+					if fd, e = sys.ConnectTCP(endpoint, local, sys.ConnectOptions{Transparent: true, Mark: mark}); e != 0 && e != sys.EINPROGRESS {
+						err = e
+					}
+					return err
+				}); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { sys.Close(fd) })
+				wait.For(t, "a connection to "+endpoint.String(), longest, func() error {
+					if e := sys.ConnectResult(fd); e != 0 {
+						return e
+					}
+					return nil
+				})
+				now := len(tracked(t, lab.Node.Namespace))
+				if marked := mark != 0; marked != (now == before) {
+					t.Errorf("a socket with the mark %#x to %s: %d connections are tracked, %d were", mark, endpoint, now, before)
+				}
+				before = now
 			}
 		}
 	})
@@ -246,6 +295,8 @@ func trackConnections(t *testing.T, n *netns.Host, opts Options) {
 	}
 }
 
+// tracked lists the connections that are tracked, but for what Redirectors send to
+// themselves to learn whether any is.
 func tracked(t *testing.T, n *netns.Namespace) (list []string) {
 	t.Helper()
 	for _, family := range []netlink.InetFamily{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -254,6 +305,9 @@ func tracked(t *testing.T, n *netns.Namespace) (list []string) {
 			t.Fatal(err)
 		}
 		for _, flow := range flows {
+			if flow.Forward.SrcIP.IsLoopback() {
+				continue
+			}
 			if flow.Forward.Protocol == unix.IPPROTO_TCP || flow.Forward.Protocol == unix.IPPROTO_UDP {
 				list = append(list, flow.String())
 			}

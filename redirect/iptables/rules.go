@@ -25,7 +25,8 @@ type writer struct {
 	want       *contents
 	sets       bool
 	steer      string // mark and mask
-	reply      string // likewise; "" if replies are not brought back
+	reply      string // likewise
+	socket     string // likewise
 	replyPorts string // that they come to: "10000:29999"
 	transport  []string
 }
@@ -36,10 +37,9 @@ func newWriter(v version, name string, opts Options, want *contents, sets bool) 
 		steer:     fmt.Sprintf("%#x/%#x", opts.Route.SteerMark, opts.Route.SteerMark),
 		transport: []string{"tcp", "udp", "sctp"},
 	}
-	if !opts.NoReplies && want.replies {
-		w.replyPorts = fmt.Sprintf("%d:%d", opts.ReplyPorts[0], opts.ReplyPorts[1])
-		w.reply = fmt.Sprintf("%#x/%#x", opts.Route.ReplyMark, opts.Route.ReplyMark)
-	}
+	w.replyPorts = fmt.Sprintf("%d:%d", opts.ReplyPorts[0], opts.ReplyPorts[1])
+	w.reply = fmt.Sprintf("%#x/%#x", opts.Route.ReplyMark, opts.Route.ReplyMark)
+	w.socket = fmt.Sprintf("%#x/%#x", opts.Route.SocketMark, opts.Route.SocketMark)
 	return w
 }
 
@@ -134,16 +134,19 @@ func (w *writer) rules() (all ruleset) {
 // clients' addresses that our sockets are bound to (F7).
 //
 // On the way out, xt_socket cannot be asked. Packets that leave from an address
-// that is not this node's, with a port for such sockets, are theirs.
+// that is not this node's, with a port for such sockets, are theirs; sockets on
+// an address of this node have a mark. To answers for these the other mark
+// means nothing: the table local comes first.
 func (w *writer) raw() {
-	if w.reply != "" {
+	answers := w.want.replies || w.want.untracked
+	if answers {
 		w.rule("PREROUTING", isUnderWay, "--dport", w.replyPorts, isTransparent, "-g %REPLY")
 	}
 	w.each("PREROUTING", listLocal, dst, "-g %NOTRACK")
 	w.each("PREROUTING", listOwn, dst, "-g %NOTRACK")
 	w.each("PREROUTING", listForeign, dst, "-g %NOTRACK")
 	w.each("PREROUTING", listLinger, dst, isTransparent, "-g %NOTRACK")
-	if w.reply != "" {
+	if answers {
 		// Not before the services' addresses: a socket that answers from one of
 		// them is transparent, and would be taken for the receiver.
 		w.rule("PREROUTING", "-p udp --dport", w.replyPorts, isTransparent, "-g %REPLY")
@@ -159,7 +162,10 @@ func (w *writer) raw() {
 	for _, l := range []list{listForeign, listLinger} {
 		w.each("OUTPUT", l, dst, "-g %NOTRACK")
 	}
-	if w.reply != "" {
+	if w.want.untracked {
+		w.rule("OUTPUT", "-m mark --mark", w.socket, "-g %NOTRACK")
+	}
+	if w.want.replies {
 		for _, p := range []string{"tcp", "udp"} {
 			w.rule("OUTPUT", "-p", p, "--sport", w.replyPorts, "-m addrtype ! --src-type LOCAL -g %NOTRACK")
 		}

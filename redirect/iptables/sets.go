@@ -55,8 +55,8 @@ func (n setSizes) after(e *edits) setSizes {
 
 // outline gives what rules have to be about: the lists with something in them,
 // and those that there always are.
-func (n setSizes) outline(replies bool) *contents {
-	c := &contents{replies: replies}
+func (n setSizes) outline() *contents {
+	c := &contents{}
 	for v := range versions {
 		c.lists[v] = map[list]elements{}
 		for _, l := range fixed {
@@ -82,7 +82,7 @@ func (c *contents) covers(o *contents) bool {
 			}
 		}
 	}
-	return c.replies == o.replies
+	return c.ways == o.ways
 }
 
 // typeOf gives the type of a set.

@@ -75,6 +75,9 @@ type Options struct {
 	// SteerMark and ReplyMark are single bits of packets' marks; the other bits
 	// are others'.
 	SteerMark, ReplyMark uint32
+	// SocketMark is a single bit too, of what sockets of ours send; 0 where none
+	// has it. No rule of ours is about it, and none of somebody else's may be.
+	SocketMark uint32
 	// SteerTable and ReplyTable are numbers of routing tables of our own.
 	SteerTable, ReplyTable int
 	// RulePriority is that of our policy routing rules, and the three after it
@@ -103,13 +106,16 @@ func (o Options) Validate() error {
 		}
 		seen[f] = true
 	}
-	for _, mark := range []uint32{o.SteerMark, o.ReplyMark} {
+	for _, mark := range []uint32{o.SteerMark, o.ReplyMark, o.SocketMark} {
 		if mark&(mark-1) != 0 {
 			return fmt.Errorf("mark %#x: want a single bit; the others belong to other programs", mark)
 		}
 	}
 	if o.SteerMark == o.ReplyMark {
 		return fmt.Errorf("mark %#x is to steer and to bring replies back: want two different ones", o.SteerMark)
+	}
+	if o.SocketMark&(o.SteerMark|o.ReplyMark) != 0 {
+		return fmt.Errorf("mark %#x is for sockets, and to steer or to bring replies back: want different ones", o.SocketMark)
 	}
 	if o.SteerTable == o.ReplyTable {
 		return fmt.Errorf("routing table %d is to steer and to bring replies back: want two different ones", o.SteerTable)

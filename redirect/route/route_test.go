@@ -250,6 +250,7 @@ func TestClashes(t *testing.T) {
 	}{
 		{"mark that has our bit", netlink.Rule{Mark: 0x1200, Table: 100}, "", "rule fwmark 0x1200/0xffffffff lookup 100 priority 50 is there", "fwmark 0x1000"},
 		{"mark that does not", netlink.Rule{Mark: 0xca6c, Table: 51820}, "", "", ""},
+		{"mark of our sockets", netlink.Rule{Mark: 0x900, Table: 100}, "", "rule fwmark 0x900/0xffffffff lookup 100 priority 50 is there", ""},
 		{"our table", netlink.Rule{Mark: 0x4, Mask: &mask, Table: 8377}, "", "lookup 8377 priority 50 is there", "lookup 8377"},
 		{"route in our table", netlink.Rule{}, "10.201.0.0/16", "route 10.201.0.0/16 (type 1, proto 4) of the table 8376 is there", "lookup 8376"},
 	} {
@@ -271,7 +272,7 @@ func TestClashes(t *testing.T) {
 				}
 			}
 			before := lab.Node.Dump(t)
-			r := open(t, lab.Node, Options{})
+			r := open(t, lab.Node, Options{SocketMark: 0x100})
 			s := State{Local: redirect.LocalOf(prefixes("10.96.0.0/16")...), Foreign: redirect.SetOf(addrs("192.0.2.1")...), MarkSteers: true, MarkReplies: true}
 			if err := r.Check(s); (err == nil) != (c.want == "") {
 				t.Errorf("check: %v", err)
@@ -377,6 +378,8 @@ func TestOptionsThatCannotBe(t *testing.T) {
 		{Options{}, ""},
 		{Options{SteerMark: 3}, "single bit"},
 		{Options{SteerMark: 4, ReplyMark: 4}, "two different"},
+		{Options{SocketMark: 5}, "single bit"},
+		{Options{SocketMark: DefaultReplyMark}, "want different ones"},
 		{Options{SteerTable: 9, ReplyTable: 9}, "two different"},
 		{Options{SteerTable: 254}, "a number of our own"},
 		{Options{RulePriority: 32766}, "priority"},

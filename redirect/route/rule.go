@@ -136,6 +136,9 @@ func (r *Router) clash(theirs *netlink.Rule, wanted map[rule]bool) error {
 			return &redirect.ClashError{What: ruleText(theirs), Remedy: "give the proxy a mark that nobody uses"}
 		}
 	}
+	if usesMark(theirs, r.opts.SocketMark) {
+		return &redirect.ClashError{What: ruleText(theirs), Remedy: "give the proxy's sockets a mark that nobody uses"}
+	}
 	return nil
 }
 

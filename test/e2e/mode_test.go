@@ -63,12 +63,12 @@ var modes = []mode{
 	},
 	{
 		name: "tproxy-iptables-nft", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "iptables"}, programs: "nft",
-		cannot: []string{lateRefusals, ownFragments, untracked},
+		cannot: []string{lateRefusals, ownFragments},
 		flush:  slices.Concat([][]string{{"nft", "flush", "ruleset"}, {"iptables-nft", "-t", "mangle", "-F"}, {"ip6tables-nft", "-t", "mangle", "-F"}}, flushRoutes),
 	},
 	{
 		name: "tproxy-iptables-legacy", flags: []string{"--redirect", "tproxy", "--tproxy-backend", "iptables"}, programs: "legacy",
-		cannot: []string{lateRefusals, ownFragments, untracked},
+		cannot: []string{lateRefusals, ownFragments},
 		flush:  slices.Concat([][]string{{"iptables-legacy", "-t", "mangle", "-F"}, {"ip6tables-legacy", "-t", "mangle", "-F"}}, flushRoutes),
 	},
 	{
