@@ -46,8 +46,12 @@ func (m *Manager) keeps(st *state, client, endpoint netip.Addr) bool {
 		(m.sameLink == nil || !m.sameLink(client, endpoint))
 }
 
-// tellSources says once that endpoints will not see clients' addresses.
+// tellSources says once that endpoints will not see clients' addresses, or that
+// the kernel tracks the connections where they see the node's.
 func (m *Manager) tellSources() {
+	if why := m.traits.Replies.WhyTracked; why != "" {
+		m.once("connection tracking", errors.New("connections from the node's address to endpoints do not pass connection tracking: "+why))
+	}
 	if m.traits.Replies.Diverted {
 		return
 	}

@@ -16,6 +16,8 @@ type Replies struct {
 	// Untracked says that sockets on this node's own addresses pass connection
 	// tracking by as well, if they are transparent and have a port of the range.
 	Untracked bool
+	// WhyTracked says for the log why not, where the way of steering can do it.
+	WhyTracked string
 	// Mark is what packets of these sockets must be marked with; 0 if they need
 	// not be.
 	Mark uint32

@@ -183,8 +183,7 @@ func newRedirector(opts Options, t *tools, router *route.Router) *Redirector {
 // setTraits tells that one listener serves many destinations, how many listeners
 // there may be, and that answers to clients' own addresses come back. On the way
 // out rules cannot ask for the socket of a packet, so that those on the node's
-// address have a mark; if somebody's rule is about it, Apply's error says so, and
-// they are left to connection tracking.
+// address have a mark, unless it would lead their packets astray.
 func (r *Redirector) setTraits() {
 	r.traits.Name = Name + "-" + string(r.opts.Variant)
 	if r.sets != nil {
@@ -194,9 +193,11 @@ func (r *Redirector) setTraits() {
 		return
 	}
 	r.traits.Replies = redirect.Replies{Diverted: true, FirstPort: r.opts.ReplyPorts[0], LastPort: r.opts.ReplyPorts[1]}
-	if r.router.Check(route.State{}) == nil {
-		r.traits.Replies.Untracked, r.traits.Replies.Mark, r.traits.Replies.Tracking = true, r.opts.Route.SocketMark, r.tracking
+	if err := r.router.CheckSockets(); err != nil {
+		r.traits.Replies.WhyTracked = err.Error()
+		return
 	}
+	r.traits.Replies.Untracked, r.traits.Replies.Mark, r.traits.Replies.Tracking = true, r.opts.Route.SocketMark, r.tracking
 	r.tracking.Look()
 }
 

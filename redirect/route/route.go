@@ -76,7 +76,7 @@ type Options struct {
 	// are others'.
 	SteerMark, ReplyMark uint32
 	// SocketMark is a single bit too, of what sockets of ours send; 0 where none
-	// has it. No rule of ours is about it, and none of somebody else's may be.
+	// has it. No policy routing rule of ours is about it.
 	SocketMark uint32
 	// SteerTable and ReplyTable are numbers of routing tables of our own.
 	SteerTable, ReplyTable int

@@ -250,7 +250,6 @@ func TestClashes(t *testing.T) {
 	}{
 		{"mark that has our bit", netlink.Rule{Mark: 0x1200, Table: 100}, "", "rule fwmark 0x1200/0xffffffff lookup 100 priority 50 is there", "fwmark 0x1000"},
 		{"mark that does not", netlink.Rule{Mark: 0xca6c, Table: 51820}, "", "", ""},
-		{"mark of our sockets", netlink.Rule{Mark: 0x900, Table: 100}, "", "rule fwmark 0x900/0xffffffff lookup 100 priority 50 is there", ""},
 		{"our table", netlink.Rule{Mark: 0x4, Mask: &mask, Table: 8377}, "", "lookup 8377 priority 50 is there", "lookup 8377"},
 		{"route in our table", netlink.Rule{}, "10.201.0.0/16", "route 10.201.0.0/16 (type 1, proto 4) of the table 8376 is there", "lookup 8376"},
 	} {
@@ -272,7 +271,7 @@ func TestClashes(t *testing.T) {
 				}
 			}
 			before := lab.Node.Dump(t)
-			r := open(t, lab.Node, Options{SocketMark: 0x100})
+			r := open(t, lab.Node, Options{})
 			s := State{Local: redirect.LocalOf(prefixes("10.96.0.0/16")...), Foreign: redirect.SetOf(addrs("192.0.2.1")...), MarkSteers: true, MarkReplies: true}
 			if err := r.Check(s); (err == nil) != (c.want == "") {
 				t.Errorf("check: %v", err)
@@ -368,6 +367,34 @@ func TestSourceChecks(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("all", "client")
+}
+
+// Nobody else's rule may lead packets of our sockets astray.
+func TestCheckSockets(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	r := open(t, lab.Node, Options{SocketMark: 0x100})
+	for _, c := range []struct {
+		mark, mask uint32
+		clash      bool
+	}{
+		{0x100, 0x100, true},
+		{0x100, 0xffffffff, true},
+		{0x900, 0xffffffff, false}, // ours have no other bit
+		{0x200, 0x300, false},
+	} {
+		rule := netlink.NewRule()
+		rule.Mark, rule.Mask, rule.Table, rule.Priority, rule.Family = c.mark, &c.mask, 100, 50, netlink.FAMILY_V6
+		if err := lab.Node.Netlink().RuleAdd(rule); err != nil {
+			t.Fatal(err)
+		}
+		var clash *redirect.ClashError
+		if err := r.CheckSockets(); errors.As(err, &clash) != c.clash {
+			t.Errorf("%#x/%#x: %v, want a clash %v", c.mark, c.mask, err, c.clash)
+		}
+		if err := lab.Node.Netlink().RuleDel(rule); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 func TestOptionsThatCannotBe(t *testing.T) {

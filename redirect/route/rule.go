@@ -136,8 +136,24 @@ func (r *Router) clash(theirs *netlink.Rule, wanted map[rule]bool) error {
 			return &redirect.ClashError{What: ruleText(theirs), Remedy: "give the proxy a mark that nobody uses"}
 		}
 	}
-	if usesMark(theirs, r.opts.SocketMark) {
-		return &redirect.ClashError{What: ruleText(theirs), Remedy: "give the proxy's sockets a mark that nobody uses"}
+	return nil
+}
+
+// CheckSockets gives a *redirect.ClashError if a rule of somebody else's takes
+// what has Options.SocketMark and no other mark.
+func (r *Router) CheckSockets() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, f := range families {
+		have, err := r.rules(f)
+		if err != nil {
+			return err
+		}
+		for _, k := range have {
+			if usesMark(&k, r.opts.SocketMark) && k.Mark&^r.opts.SocketMark == 0 && !k.Invert {
+				return &redirect.ClashError{What: ruleText(&k), Remedy: "give the proxy's sockets a mark that nobody uses"}
+			}
+		}
 	}
 	return nil
 }
