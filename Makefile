@@ -61,7 +61,7 @@ test-cluster: deps build $(CLUSTER)/.built ## The tests against a real control p
 	cd test/helm && go test $(TESTFLAGS) .
 
 .PHONY: bench-cluster
-bench-cluster: deps build $(CLUSTER)/.built ## Compare with kube-proxy at 5,000 Services, 50,000 endpoints, through a real API server (10 minutes)
+bench-cluster: deps build $(CLUSTER)/.built ## Compare with kube-proxy at 5,000 Services, 50,000 endpoints, through a real API server (5 minutes)
 	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) \
 	go test -tags cluster -count=1 -timeout 30m -run 'TestScale$$' -v $(TESTFLAGS) ./test/cluster
 
