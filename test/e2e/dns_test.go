@@ -54,9 +54,9 @@ func (d *dnsServer) start(t *testing.T) {
 func (d *dnsServer) launch(t *testing.T) {
 	t.Helper()
 	cmd, gone := d.host.Command(t, administration(t, "dnsmasq"), "--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=",
-		"--user=root", "--no-resolv", "--no-hosts", "--cache-size=0", "--log-facility=-", "--local=/test/",
+		"--user=root", "--group=root", "--no-resolv", "--no-hosts", "--cache-size=0", "--log-facility=-", "--local=/test/",
 		"--address=/test/"+d.data.String(), "--txt-record=big.test,"+dnsText()), make(chan struct{})
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"os/exec"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -68,6 +69,7 @@ type Cmd struct {
 func (n *Namespace) Command(t testing.TB, name string, args ...string) *Cmd {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Cmd{Cmd: exec.CommandContext(ctx, name, args...), ns: n}
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a test that is killed cleans nothing up
 	t.Cleanup(func() {
 		cancel()
 		if c.Process != nil && c.ProcessState == nil {
