@@ -361,7 +361,7 @@ func (f *fake) splice(from, to, n int) (int, sys.Errno) {
 func (f *fake) fill(p *fakePipe, s *fakeSock, n int) (int, sys.Errno) {
 	avail := s.readable()
 	if s.mark == s.read {
-		return -1, sys.EAGAIN // splice never passes the urgent byte
+		return s.atEnd() // splice never passes the urgent byte: to it the stream ends here
 	}
 	if avail == 0 {
 		return s.atEnd()

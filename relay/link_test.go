@@ -251,6 +251,43 @@ func TestUrgentByte(t *testing.T) {
 	})
 }
 
+// TestUrgentByteBeforeTheEnd: a side sends bulk, an urgent byte, perhaps more, and
+// closes at once, so that the FIN has arrived before the relay is at the urgent
+// byte. The other side gets every byte.
+func TestUrgentByteBeforeTheEnd(t *testing.T) {
+	eachMode(t, func(t *testing.T, config Config) {
+		const rounds, bulk = 60, 600_000
+		addr, conns := handover(t)
+		p := newProxy(t, 1, addr, config)
+		for round := range rounds {
+			from, to := p.dial(), <-conns
+			if round%2 == 1 {
+				from, to = to, from
+			}
+			after := []int{0, 1, 200_000}[round%3]
+			var got []byte
+			var err error
+			var wg sync.WaitGroup
+			wg.Go(func() { got, err = io.ReadAll(to) })
+			want := make([]byte, bulk+1+after)
+			streamAt(want, client, 0)
+			from.Write(want[:bulk])
+			raw, _ := from.SyscallConn()
+			raw.Write(func(fd uintptr) bool {
+				return unix.Sendto(int(fd), want[bulk:bulk+1], unix.MSG_OOB, nil) != unix.EAGAIN
+			})
+			from.Write(want[bulk+1:])
+			from.CloseWrite()
+			wg.Wait()
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("round %d, %d bytes after the urgent one: got %d bytes of %d, %v", round, after, len(got), len(want), err)
+			}
+			from.Close()
+			to.Close()
+		}
+	})
+}
+
 // TestSlowReader: a fast writer and a reader that takes its time. What the
 // relay holds stays within its bound, and nothing is lost.
 func TestSlowReader(t *testing.T) {

@@ -142,12 +142,13 @@ func (l *Link) splice(i int) (more bool) {
 		s.state |= copyOnly
 		return true
 	case e != 0:
-		l.lost(i, e)
+		l.broken(i, e) // there may be urgent data before the error
 		return false
 	case n == 0:
-		l.end(i)
-		l.pass(i)
-		return false
+		// The end of the stream, or urgent data before it: splice stops at both,
+		// and only a read tells them apart.
+		s.state |= urgent
+		return true
 	}
 	l.came(i)
 	s.inPipe = int32(n)

@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
 // TestTurnQueueAgainstModel runs the line beside a slice that is searched.
@@ -43,4 +45,26 @@ func TestTurnQueueAgainstModel(t *testing.T) {
 	if cap(q.line) > 4*2*len(links) {
 		t.Fatalf("room for %d in the line of %d at most", cap(q.line), 2*len(links))
 	}
+}
+
+// TestUrgentByteBeforeAReset: splice gives the error of a reset at the urgent byte,
+// with bytes of the stream behind it.
+func TestUrgentByteBeforeAReset(t *testing.T) {
+	p := quiet(Config{Splice: true})
+	p.peerSends(client, 500<<10)
+	p.settle()
+	if p.link.sides[client].state&moving == 0 {
+		t.Fatal("the direction is not busy")
+	}
+	p.meddle = func() {
+		p.meddle = func() {}
+		p.peerSendsUrgent(client)
+		p.peerSends(client, 100)
+		p.peerResets(client, sys.ECONNRESET)
+	}
+	p.peerReads(endpoint, 1<<20)
+	p.peerSends(client, 100<<10)
+	p.settle()
+	p.wantEnds(t, ClientReset)
+	p.checkEnd(t)
 }
