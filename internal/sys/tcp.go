@@ -172,7 +172,7 @@ func prepareListener(fd int, fam uintptr, o ListenOptions) (what string, e Errno
 		}
 	}
 	if o.Transparent {
-		if e = setTransparent(fd, v6); e != 0 {
+		if e = SetTransparent(fd, v6); e != 0 {
 			return "IP_TRANSPARENT", e
 		}
 	}
@@ -195,7 +195,9 @@ func prepareListener(fd int, fam uintptr, o ListenOptions) (what string, e Errno
 	return "", 0
 }
 
-func setTransparent(fd int, v6 bool) Errno {
+// SetTransparent lets a socket have addresses that are not this host's
+// (IP_TRANSPARENT); it needs CAP_NET_ADMIN.
+func SetTransparent(fd int, v6 bool) Errno {
 	if v6 {
 		return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT, 1)
 	}
@@ -264,7 +266,7 @@ func SetMark(fd int, mark uint32) Errno {
 
 func bindSource(fd int, fam uintptr, local netip.AddrPort, o ConnectOptions) Errno {
 	if o.Transparent {
-		if e := setTransparent(fd, fam == unix.AF_INET6); e != 0 {
+		if e := SetTransparent(fd, fam == unix.AF_INET6); e != 0 {
 			return e
 		}
 	}

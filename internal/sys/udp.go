@@ -55,7 +55,7 @@ func prepareUDP(fd int, v6 bool, o *UDPOptions) (what string, e Errno) {
 	}{
 		{v6, "IPV6_V6ONLY", func() Errno { return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) }},
 		{o.ReusePort, "SO_REUSEPORT", func() Errno { return setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }},
-		{o.Transparent, "IP_TRANSPARENT", func() Errno { return setTransparent(fd, v6) }},
+		{o.Transparent, "IP_TRANSPARENT", func() Errno { return SetTransparent(fd, v6) }},
 		{o.FreeBind, "IP_FREEBIND", func() Errno { return setFreeBind(fd, v6) }},
 		{o.Destination, "IP_RECVORIGDSTADDR", func() Errno { return setDestination(fd, v6) }},
 		{o.Deaf, "SO_ATTACH_FILTER", func() Errno { return setDeaf(fd) }},
@@ -139,7 +139,7 @@ func setFragments(fd int) {
 // that was given a local address cannot be connected again.
 func ConnectUDP(fd int, remote, local netip.AddrPort) Errno {
 	if local.Addr().IsValid() {
-		e := setTransparent(fd, local.Addr().Is6())
+		e := SetTransparent(fd, local.Addr().Is6())
 		if e == 0 {
 			e = bind(fd, local)
 		}
@@ -184,7 +184,7 @@ func RawUDP(from netip.Addr) (fd int, err error) {
 	}
 	what, e := "SO_ATTACH_FILTER", setDeaf(fd)
 	if e == 0 {
-		what, e = "IP_TRANSPARENT", setTransparent(fd, fam == unix.AF_INET6)
+		what, e = "IP_TRANSPARENT", SetTransparent(fd, fam == unix.AF_INET6)
 	}
 	if e == 0 {
 		what, e = "bind", bind(fd, netip.AddrPortFrom(from, 0))

@@ -181,7 +181,9 @@ func (s *silence) add(n slot, network, address string) error {
 		var e sys.Errno
 		err := raw.Control(func(d uintptr) {
 			fd = int(d)
-			e = sys.AttachFilter(fd, []sys.FilterOp{{Code: sys.FilterReturn}}) // keeps no byte (F5)
+			if e = sys.SetTransparent(fd, network[3] == '6'); e == 0 { // or netfilter refuses what it gets
+				e = sys.AttachFilter(fd, []sys.FilterOp{{Code: sys.FilterReturn}}) // keeps no byte (F5)
+			}
 		})
 		if err == nil && e != 0 {
 			err = fmt.Errorf("SO_ATTACH_FILTER: %w", e)

@@ -30,9 +30,7 @@ type filter struct {
 	// when that turns out to be more than the buffer holds.
 	limit int
 
-	tracked    bool // connections are, in this namespace
 	synced     bool // the table is what the last plan says, as far as is known
-	absent     bool // there is none, because the last plan needs none
 	generation int  // of the sets in use
 	ownPorts   portCounts
 	flows      map[flow]struct{} // in the sets
@@ -76,9 +74,6 @@ func (f *filter) close() {
 
 // apply puts a plan in force whose difference to the one before is given.
 func (f *filter) apply(c *redirect.Changes, from, p *redirect.Plan) error {
-	if f.numbers.lookup && !f.tracked && needsNoTable(p) {
-		return f.clear()
-	}
 	if f.synced && c.Empty() {
 		return nil
 	}
@@ -93,22 +88,6 @@ func (f *filter) apply(c *redirect.Changes, from, p *redirect.Plan) error {
 		}
 	}
 	return f.fill(p)
-}
-
-// needsNoTable tells whether a plan has nothing for the table to do, when
-// somebody else finds the sockets and nothing is tracked. (What lingers does so on foreign addresses.)
-func needsNoTable(p *redirect.Plan) bool {
-	return p.NodeSourceOnly && p.Foreign.Len() == 0 && p.Own.Len() == 0
-}
-
-// clear removes the table until a plan needs it.
-func (f *filter) clear() error {
-	if f.absent {
-		return nil
-	}
-	_, err := f.remove()
-	f.synced, f.absent, f.frame = false, err == nil, nil
-	return err
 }
 
 // retriable tells errors after which filling the table anew can help: it was
@@ -246,7 +225,7 @@ func (f *filter) fill(p *redirect.Plan) error {
 		err = f.fillWithin(e)
 		switch {
 		case err == nil:
-			f.synced, f.absent = true, false
+			f.synced = true
 			return nil
 		case errors.Is(err, syscall.EMSGSIZE) && f.limit > 64<<10:
 			f.limit /= 2 // the send buffer is smaller than was asked for
@@ -395,15 +374,8 @@ func (f *filter) unstage(generation int, tableWasThere bool) {
 	_ = f.commit(b)
 }
 
-// verify compares the table with the plan and fills it anew when they differ, and
-// for the first time when connections are tracked all of a sudden.
+// verify compares the table with the plan and fills it anew when they differ.
 func (f *filter) verify(p *redirect.Plan) (repaired bool, err error) {
-	if f.absent {
-		if f.tracked {
-			return false, f.fill(p) // nobody took it away
-		}
-		return false, nil
-	}
 	now, err := f.reader.generation()
 	if err != nil {
 		return false, err

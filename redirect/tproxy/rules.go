@@ -81,9 +81,17 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 //	chain aside:      meta mark set meta mark | 0x1000 notrack accept
 //	chain turn:       as refuse, with goto aside for TCP that opens nothing
 //
-// With Options.Lookup, to4 has no tproxy of its own, and rest4 is nothing but
+// With Options.Lookup, to4 has no tproxy of its own, and rest4 has one that looks
+// for the listener of the packet's own destination, where the kernel asks the
+// sk_lookup program. Once the program has ended with its process, nobody but a
+// server of the host's is found there: such a packet is refused (F4). What
+// belongs to a connection needs no listener:
 //
-//	chain rest4:      notrack accept
+//	chain rest4:      tcp flags & (syn | ack) != syn notrack accept
+//	                  tproxy ip to ip daddr:th dport goto listener
+//	                  goto refuse
+//	chain listener:   socket wildcard 1 goto refuse
+//	                  notrack accept
 func makeRules(generation int, n numbers) []rule {
 	var rules []rule
 	for v := range versions {
@@ -97,6 +105,8 @@ func makeRules(generation int, n numbers) []rule {
 	rules = append(rules, rulesForRest(chainRefuse, rejectTCP, rejectOther)...)
 	rules = append(rules, rulesForRest(chainSilence, drop, drop)...)
 	return append(rules,
+		newRule(chainListener, isWildcard(), goTo(chainRefuse)),
+		newRule(chainListener, untracked),
 		newRule(chainReplies, isOpeningTCP(), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}),
 		newRule(chainReplies, isTransparent(), goTo(chainDivert)),
 		// A wildcard listener of somebody else's is no connection of ours (F7).
@@ -141,7 +151,11 @@ func (v version) rulesIn(generation int, n numbers) []rule {
 		newRule(to, isProtocol(f.icmp), jump(chainReplies)),
 	)
 	if n.lookup {
-		rules = append(rules, newRule(rest, untracked))
+		rules = append(rules,
+			newRule(rest, isOtherTCP(), untracked),
+			newRule(rest, isFamily(v), v.toOwnListener(), goTo(chainListener)),
+			newRule(rest, goTo(chainRefuse)),
+		)
 	} else {
 		rules = append(rules,
 			newRule(rest, isFamily(v), toDestination, found(set(refuse)), goTo(chainRefuse)),
@@ -202,6 +216,19 @@ func toListener(v version) []expr.Any {
 	f := families[v]
 	return []expr.Any{
 		&expr.Immediate{Register: regListen, Data: f.listen},
+		&expr.TProxy{Family: f.nfproto, TableFamily: byte(nftables.TableFamilyINet), RegAddr: regListen, RegPort: regTarget},
+	}
+}
+
+// toOwnListener hands a packet to the transparent listener that the kernel finds
+// for its destination, sk_lookup programs included. The rule ends where there is
+// none. What opens a connection between ports whose last connection waits for its
+// end finds the listener, too.
+func (v version) toOwnListener() []expr.Any {
+	f := families[v]
+	return []expr.Any{
+		&expr.Payload{DestRegister: regTarget, Base: expr.PayloadBaseTransportHeader, Offset: portDestination, Len: 2},
+		&expr.Payload{DestRegister: regListen, Base: expr.PayloadBaseNetworkHeader, Offset: f.dest, Len: f.addrLen},
 		&expr.TProxy{Family: f.nfproto, TableFamily: byte(nftables.TableFamilyINet), RegAddr: regListen, RegPort: regTarget},
 	}
 }

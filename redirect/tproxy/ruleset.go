@@ -90,18 +90,19 @@ const (
 	chainOut     = "out"     // what it sends to addresses that are not ours
 
 	// Of both:
-	chainRefuse  = "refuse"
-	chainSilence = "silence"
-	chainReplies = "replies" // what may be an answer to a client's address
-	chainDivert  = "divert"  // what is for a transparent socket, by the reply table
-	chainKeep    = "keep"    // the same, by the steer table
-	chainAside   = "aside"   // what this node sends is to come back by lo
-	chainTurn    = "turn"    // the same, but refuse what opens a connection
+	chainListener = "listener" // what a listener was found for
+	chainRefuse   = "refuse"
+	chainSilence  = "silence"
+	chainReplies  = "replies" // what may be an answer to a client's address
+	chainDivert   = "divert"  // what is for a transparent socket, by the reply table
+	chainKeep     = "keep"    // the same, by the steer table
+	chainAside    = "aside"   // what this node sends is to come back by lo
+	chainTurn     = "turn"    // the same, but refuse what opens a connection
 )
 
 var (
 	familyChains = []string{chainTo, chainRest, chainForeign, chainFrom, chainProxy, chainInside, chainOut}
-	sharedChains = []string{chainRefuse, chainSilence, chainReplies, chainDivert, chainKeep, chainAside, chainTurn}
+	sharedChains = []string{chainListener, chainRefuse, chainSilence, chainReplies, chainDivert, chainKeep, chainAside, chainTurn}
 )
 
 func (v version) chain(name string) string { return name + families[v].digit }

@@ -60,10 +60,9 @@ type Options struct {
 	// [route.Options].
 	SteerMark, ReplyMark   uint32
 	SteerTable, ReplyTable int
-	// Lookup says that somebody else finds the sockets for what is in
-	// Plan.Local, as a BPF program does (redirect/sklookup). The table then
-	// only keeps that out of connection tracking, and there is none at all for
-	// plans that have nothing else for it to do while nothing is tracked.
+	// Lookup says that a BPF program finds the sockets for what is in
+	// Plan.Local (redirect/sklookup). The table then keeps that out of
+	// connection tracking, and refuses it when the program is gone.
 	Lookup bool
 	// ReplyPorts, first and last, are the local ports of sockets that are bound
 	// to clients' own addresses; [redirect.ReplyPorts] if zero. Only packets to
@@ -176,7 +175,7 @@ func (r *Redirector) open() (err error) {
 		return err
 	}
 	r.tracking = redirect.NewTracking(opts.NetNS)
-	r.filter.tracked = r.tracking.Look()
+	r.tracking.Look()
 	r.traits = redirect.Traits{Name: "tproxy/nftables"}
 	if opts.NoReplies {
 		return nil
@@ -335,7 +334,7 @@ func (r *Redirector) Verify() (repaired bool, err error) {
 	if !r.applied {
 		return false, nil
 	}
-	r.filter.tracked = r.tracking.Look()
+	r.tracking.Look()
 	refilled, err := r.filter.verify(&r.plan)
 	if err != nil {
 		return refilled, err

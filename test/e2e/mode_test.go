@@ -22,6 +22,7 @@ const (
 	datagrams         = "UDP"
 	takenPorts        = "cluster IP ports that a program of the node listens to on all addresses" // F4
 	lateRefusals      = "refusals while a killed proxy is not back"
+	shieldAfterKill   = "refusals where the host's servers listen on all addresses, while a killed proxy is not back" // F4
 	fragments         = "datagrams in fragments, to foreign addresses and back to clients' own"
 	ownFragments      = "datagrams of the node itself over IPv6 that do not fit a packet of lo"
 	foreignRefusals   = "refusals at foreign IPv4 addresses"
@@ -73,12 +74,12 @@ var modes = []mode{
 	},
 	{
 		name: "sklookup", flags: []string{"--redirect", "sklookup"},
-		cannot: []string{fragments, foreignRefusals, untracked},
+		cannot: []string{fragments, foreignRefusals, untracked, shieldAfterKill},
 		flush:  flushRoutes,
 	},
 	{
 		name: "bind", flags: []string{"--redirect", "bind"},
-		cannot: []string{fragments, foreignRefusals, takenPorts, untracked},
+		cannot: []string{fragments, foreignRefusals, takenPorts, untracked, shieldAfterKill},
 		flush:  flushRoutes,
 	},
 }

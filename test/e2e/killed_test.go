@@ -1,0 +1,134 @@
+package e2e
+
+import (
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// TestHostsServersDoNotAnswerForAKilledProxy kills the proxy on a node whose own
+// servers listen on all addresses, at the Service's very ports: no client gets
+// to them by the Service's addresses before the next start (F4). Other ports of
+// these addresses refuse, and so do addresses that no Service has, or are silent.
+func TestHostsServersDoNotAnswerForAKilledProxy(t *testing.T) {
+	forModes(t, func(t *testing.T, m mode) {
+		if m.lacks(shieldAfterKill) {
+			return
+		}
+		lab := netns.NewLab(t, 1)
+		lab.Backends[0].EchoTCP(t, 8080)
+		lab.Backends[0].EchoUDP(t, 8080)
+		for _, port := range []uint16{80, 81} {
+			lab.Node.EchoTCP(t, port)
+			lab.Node.EchoUDP(t, port)
+		}
+		web, dns := webOn(lab), webOn(lab)
+		dns.name, dns.vips = "dns", []string{"10.96.0.11", "fd00:96::11"}
+		p := prepareProxy(t, lab, []webService{web})
+		p.write("dns.yaml", strings.ReplaceAll(dns.yaml(), "protocol: TCP", "protocol: UDP"))
+		p.mode = m
+		variants := [][]string{nil}
+		if m.name == modes[0].name { // for cluster IPs with the node's address alone, netfilter has less to do
+			variants = append(variants, []string{"--reply-ports", "off"})
+		}
+		for _, flags := range variants {
+			p.start(flags...)
+			var attempts []attempt
+			for _, h := range []*netns.Host{lab.Client, lab.Node} {
+				for _, a := range addresses(80, web.vips...) {
+					attempts = append(attempts, samePorts(t, h, a))
+				}
+				for _, a := range addresses(80, dns.vips...) {
+					if _, got := (client{Host: h}).visit("udp", netip.MustParseAddrPort(a), nil, startTimeout); !strings.HasPrefix(got, "b1:") {
+						t.Fatalf("%s to %s: %s", h.Name(), a, got)
+					}
+				}
+				for _, port := range []uint16{80, 81} {
+					for _, network := range []string{"tcp", "udp"} {
+						for _, a := range addresses(port, slices.Concat(web.vips, dns.vips)...) {
+							attempts = append(attempts, m.attempt(h, network, a, true))
+						}
+						for _, a := range addresses(port, "10.96.77.77", "fd00:96::7777") {
+							attempts = append(attempts, m.attempt(h, network, a, false))
+						}
+					}
+				}
+			}
+			p.kill()
+			var running sync.WaitGroup
+			for _, a := range attempts {
+				running.Go(func() {
+					if err := a.do(); err != nil {
+						t.Errorf("flags %q: %s: %v", flags, a.name, err)
+					}
+				})
+			}
+			running.Wait()
+		}
+		// The host's own addresses are not concerned.
+		if got, err := lab.Client.Ask("tcp", addresses(80, lab.Node.IPv4.String())[0]); err != nil || !strings.HasPrefix(got, "node:") {
+			t.Errorf("the host's own server: %q, %v", got, err)
+		}
+	})
+}
+
+// attempt gives an error when somebody answers.
+type attempt struct {
+	name string
+	do   func() error
+}
+
+// attempt wants an address of a Service to refuse, and any other to be silent or
+// to refuse.
+func (m mode) attempt(from *netns.Host, network, to string, ofService bool) attempt {
+	maySilent := !ofService || m.lacks(lateRefusals)
+	patience := startTimeout
+	if maySilent {
+		patience = 300 * time.Millisecond
+	}
+	return attempt{from.Name() + " by " + network + " to " + to, func() error {
+		switch _, got := (client{Host: from}).visit(network, netip.MustParseAddrPort(to), nil, patience); {
+		case got == "refused", got == "silent" && maySilent:
+			return nil
+		default:
+			return errorText(got)
+		}
+	}}
+}
+
+// samePorts connects. What it gives connects between the same ports again, after
+// the server's end has closed first: that end waits in the kernel for what may
+// still come.
+func samePorts(t *testing.T, from *netns.Host, address string) attempt {
+	t.Helper()
+	c, err := from.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := netns.AskOn(c); err != nil || !strings.HasPrefix(got, "b1:") {
+		t.Fatalf("%s to %s: %q, %v", from.Name(), address, got, err)
+	}
+	const patience = 500 * time.Millisecond
+	return attempt{from.Name() + " between the same ports again to " + address, func() error {
+		_, _ = io.Copy(io.Discard, c)
+		_ = c.Close()
+		again, err := from.Dialer(&net.Dialer{LocalAddr: c.LocalAddr(), Timeout: patience}, "tcp", address)
+		if err != nil {
+			return nil
+		}
+		defer again.Close()
+		_ = again.SetReadDeadline(time.Now().Add(patience))
+		buf := make([]byte, 100)
+		if n, _ := again.Read(buf); n > 0 {
+			return errorText(buf[:n])
+		}
+		return nil
+	}}
+}
