@@ -25,7 +25,7 @@ func newConsoleEncoder(out *bytes.Buffer, zone *time.Location) *consoleEncoder {
 
 // encode writes, for example:
 //
-//	06-01 12:00:00.250 10.0.0.7:41822 -> 10.96.0.10:80 default/web:http -> 10.1.0.5:8080 web-2 on b | 2 attempts: 10.1.0.4:8080 web-1 refused 0.2ms | affinity hit | connect 1.1ms, first byte 3.2ms, total 12ms | 78 B up, 1.2 KiB down | endpoint_fin
+//	06-01 12:00:00.250 10.0.0.7:41822 -> 10.96.0.10:80 default/web:http -> 10.1.0.5:8080 web-2 on b from 10.0.0.1:40112 | 2 attempts: 10.1.0.4:8080 web-1 refused 0.2ms | affinity hit | connect 1.1ms, first byte 3.2ms, total 12ms | 78 B up, 1.2 KiB down | endpoint_fin
 func (c *consoleEncoder) encode(r *Record) {
 	b := time.Unix(0, r.Wall).In(c.zone).AppendFormat(c.scratch[:0], consoleTime)
 	b = append(b, ' ')
@@ -51,6 +51,10 @@ func (c *consoleEncoder) encode(r *Record) {
 		if r.Endpoint.Node != "" {
 			b = append(b, " on "...)
 			b = appendPlain(b, r.Endpoint.Node)
+		}
+		if r.SourceAddr.IsValid() {
+			b = append(b, " from "...)
+			b = r.SourceAddr.AppendTo(b)
 		}
 	}
 	if len(r.Failed) > 0 {

@@ -28,15 +28,15 @@ func examples() []Record {
 		{
 			ID: 1, Wall: wall, Protocol: service.TCP,
 			Client: netip.MustParseAddrPort("10.0.0.7:41822"), VIP: netip.MustParseAddrPort("10.96.0.10:80"), Kind: service.ClusterIP,
-			Port: portHTTP, Endpoint: live, Attempts: 1, Connected: true,
+			Port: portHTTP, Endpoint: live, SourceAddr: netip.MustParseAddrPort("10.1.0.1:40112"), Attempts: 1, Connected: true,
 			ConnectTime: ms / 5, FirstByte: ms * 3 / 2, Duration: 12 * ms, BytesFromClient: 78, BytesFromEndpoint: 1290, End: ClientFin,
 		},
 		{
 			ID: 2, Wall: wall + 17*ms, Protocol: service.TCP,
 			Client: netip.MustParseAddrPort("10.0.0.7:41830"), VIP: netip.MustParseAddrPort("192.0.2.1:80"), Kind: service.LoadBalancer,
-			Port: portHTTP, Endpoint: live, Source: SourceClient, Affinity: AffinityMoved, Attempts: 2, Connected: true,
+			Port: portHTTP, Endpoint: live, Source: SourceClient, SourceAddr: netip.MustParseAddrPort("10.0.0.7:61930"), Affinity: AffinityMoved, Attempts: 2, Connected: true,
 			Failed:      []Attempt{{dead, 250 * ms, DialTimeout}},
-			ConnectTime: 251 * ms, FirstByte: 253 * ms, Duration: 3725 * 1000 * ms, BytesFromClient: 5 << 20, BytesFromEndpoint: 3 << 29, End: EndpointReset,
+			ConnectTime: 251 * ms, FirstByte: 253 * ms, Duration: 3725 * 1000 * ms, BytesFromClient: 5 << 20, BytesFromEndpoint: 3 << 29, End: EndpointTimeout,
 		},
 		{
 			ID: 3, Wall: wall + 40*ms, Protocol: service.TCP,
@@ -53,7 +53,7 @@ func examples() []Record {
 		{
 			ID: 5, Wall: wall + 60*ms, Protocol: service.UDP,
 			Client: netip.MustParseAddrPort("10.0.0.8:40001"), VIP: netip.MustParseAddrPort("10.96.0.2:53"), Kind: service.ClusterIP,
-			Port: dns, Endpoint: named, Attempts: 1, FirstByte: ms, Duration: 2 * ms, End: Responses,
+			Port: dns, Endpoint: named, SourceAddr: netip.MustParseAddrPort("10.1.0.1:53911"), Attempts: 1, FirstByte: ms, Duration: 2 * ms, End: Responses,
 			BytesFromClient: 31, BytesFromEndpoint: 47, DatagramsFromClient: 1, DatagramsFromEndpoint: 1,
 		},
 	}

@@ -54,6 +54,10 @@ func (j *jsonEncoder) encode(r *Record) {
 			e.Str("zone", ep.Zone)
 		}
 		e.Str("source", r.Source.String())
+		if r.SourceAddr.IsValid() {
+			b = r.SourceAddr.AppendTo(b[:0])
+			e.Bytes("source_address", b)
+		}
 	}
 	e.Str("affinity", r.Affinity.String())
 	e.Uint16("attempts", r.Attempts)

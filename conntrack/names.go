@@ -10,38 +10,42 @@ type End uint8
 
 // The ends. The zero value means that the connection is still open.
 const (
-	EndNone       End = iota
-	ClientFin         // the client closed first, in order
-	ClientReset       // the client's connection broke: reset, or given up after no answer
-	EndpointFin       // the endpoint closed first, in order
-	EndpointReset     // the endpoint's connection broke after it had been made
-	Idle              // no bytes for longer than the idle or the half-closed timeout
-	Shutdown          // the proxy stopped
-	ConnectFailed     // no candidate answered within the retry plan
-	NoEndpoints       // there was no candidate left when the connection was accepted
-	LimitReached      // a limit of the service or of the process
-	NotAdmitted       // the client may not come in, and the kernel let it
-	Responses         // UDP: as many answers came as the service said
-	EndpointGone      // UDP: the endpoint serves no more (A8.2)
-	Evicted           // UDP: the session made room for a new one
-	endCount      = iota
+	EndNone         End = iota
+	ClientFin           // the client closed first, in order
+	ClientReset         // the client sent a reset
+	ClientTimeout       // the client no longer answered
+	EndpointFin         // the endpoint closed first, in order
+	EndpointReset       // the endpoint sent a reset after the connection had been made
+	EndpointTimeout     // the endpoint no longer answered
+	Idle                // no bytes for longer than the idle or the half-closed timeout
+	Shutdown            // the proxy stopped
+	ConnectFailed       // no candidate answered within the retry plan
+	NoEndpoints         // there was no candidate left when the connection was accepted
+	LimitReached        // a limit of the service or of the process
+	NotAdmitted         // the client may not come in, and the kernel let it
+	Responses           // UDP: as many answers came as the service said
+	EndpointGone        // UDP: the endpoint serves no more (A8.2)
+	Evicted             // UDP: the session made room for a new one
+	endCount        = iota
 )
 
 var endNames = [endCount]string{
-	EndNone:       "open",
-	ClientFin:     "client_fin",
-	ClientReset:   "client_reset",
-	EndpointFin:   "endpoint_fin",
-	EndpointReset: "endpoint_reset",
-	Idle:          "idle",
-	Shutdown:      "shutdown",
-	ConnectFailed: "connect_failed",
-	NoEndpoints:   "no_endpoints",
-	LimitReached:  "limit",
-	NotAdmitted:   "not_admitted",
-	Responses:     "responses",
-	EndpointGone:  "endpoint_gone",
-	Evicted:       "evicted",
+	EndNone:         "open",
+	ClientFin:       "client_fin",
+	ClientReset:     "client_reset",
+	ClientTimeout:   "client_timeout",
+	EndpointFin:     "endpoint_fin",
+	EndpointReset:   "endpoint_reset",
+	EndpointTimeout: "endpoint_timeout",
+	Idle:            "idle",
+	Shutdown:        "shutdown",
+	ConnectFailed:   "connect_failed",
+	NoEndpoints:     "no_endpoints",
+	LimitReached:    "limit",
+	NotAdmitted:     "not_admitted",
+	Responses:       "responses",
+	EndpointGone:    "endpoint_gone",
+	Evicted:         "evicted",
 }
 
 // String gives the name that the access log and the metrics use.

@@ -31,6 +31,9 @@ type Record struct {
 	// Endpoint is the one that the connection was made to, or else the one
 	// tried last; nil if none was tried.
 	Endpoint *service.Endpoint
+	// SourceAddr is the address and port that the connection to the endpoint
+	// comes from; not valid before there is one.
+	SourceAddr netip.AddrPort
 	// Counters are the service port's; nil if there are none.
 	Counters *Counters
 	// Owner is the connection that the record belongs to, for those who find

@@ -138,6 +138,7 @@ func (c *session) dial(v *policy.Verdict) bool {
 		}
 		if errno == 0 {
 			c.upstream, u.session, c.dialed = u, c, now
+			c.record.SourceAddr, _ = sys.LocalAddr(int(u.fd))
 			// A pin is for whom it is sent to: many never answer.
 			b.Connected(&c.plan, ep.Addr, client, now)
 			c.record.Affinity = conntrack.Affinity(c.plan.Affinity())

@@ -141,6 +141,7 @@ func (c *conn) connected(endpoint relay.Socket) {
 	c.upstream = -1
 	c.pool.balancer.Connected(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr(), now)
 	c.record.Affinity = conntrack.Affinity(c.plan.Affinity())
+	c.record.SourceAddr, _ = sys.LocalAddr(endpoint.FD)
 	c.record.AttemptSucceeded(now)
 	c.endDialing()
 	w.relay.Start(&c.link, relay.Socket{FD: c.client}, endpoint, c)
@@ -154,13 +155,15 @@ func (c *conn) LinkEnded(_ *relay.Link, end relay.End) {
 
 // ends gives the record's word for the relay's.
 var ends = [...]conntrack.End{
-	relay.ClientFin:     conntrack.ClientFin,
-	relay.ClientReset:   conntrack.ClientReset,
-	relay.EndpointFin:   conntrack.EndpointFin,
-	relay.EndpointReset: conntrack.EndpointReset,
-	relay.Idle:          conntrack.Idle,
-	relay.Shutdown:      conntrack.Shutdown,
-	relay.Limit:         conntrack.LimitReached,
+	relay.ClientFin:       conntrack.ClientFin,
+	relay.ClientReset:     conntrack.ClientReset,
+	relay.EndpointFin:     conntrack.EndpointFin,
+	relay.EndpointReset:   conntrack.EndpointReset,
+	relay.ClientTimeout:   conntrack.ClientTimeout,
+	relay.EndpointTimeout: conntrack.EndpointTimeout,
+	relay.Idle:            conntrack.Idle,
+	relay.Shutdown:        conntrack.Shutdown,
+	relay.Limit:           conntrack.LimitReached,
 }
 
 // fail ends a connection that has no endpoint: the client is reset.

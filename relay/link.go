@@ -51,10 +51,6 @@ func (l *Link) BytesUp() uint64 { return l.sides[client].bytes }
 // BytesDown returns how many bytes went from the endpoint to the client.
 func (l *Link) BytesDown() uint64 { return l.sides[endpoint].bytes }
 
-// TimedOut reports whether the side that a ClientReset or EndpointReset names
-// was not reset but stopped answering.
-func (l *Link) TimedOut() bool { return l.facts&timedOut != 0 }
-
 // fact is what is known about a link as a whole.
 type fact uint8
 
@@ -63,8 +59,7 @@ const (
 	closing                        // a FIN has come
 	endpointFirst                  // it was the endpoint's
 	halfClosed                     // one direction is done
-	timedOut
-	matured // the endpoint's liveness options are set
+	matured                        // the endpoint's liveness options are set
 )
 
 // Start hands two connected, non-blocking sockets over to the link, which closes
@@ -278,14 +273,24 @@ func (l *Link) broken(i int, e sys.Errno) {
 
 // lost is broken when there is nothing left to read.
 func (l *Link) lost(i int, e sys.Errno) {
-	if e == sys.ETIMEDOUT {
-		l.facts |= timedOut
+	end := ClientReset
+	if i == endpoint {
+		end = EndpointReset
 	}
-	if i == client {
-		l.finish(ClientReset, resetEndpoint)
-	} else {
-		l.finish(EndpointReset, resetClient)
+	if unanswered(e) {
+		end++ // ClientTimeout, EndpointTimeout
 	}
+	l.finish(end, resetBoth&^(1<<i))
+}
+
+// unanswered tells whether a connection failed because its peer no longer
+// answers: ETIMEDOUT, or the error that routers told the kernel meanwhile.
+func unanswered(e sys.Errno) bool {
+	switch e {
+	case 0, sys.ECONNRESET, sys.EPIPE, sys.ECONNABORTED, sys.ENOMEM, sys.ENOBUFS:
+		return false
+	}
+	return true
 }
 
 // Which sides are reset rather than closed.

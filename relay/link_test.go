@@ -168,7 +168,7 @@ func TestReset(t *testing.T) {
 				if len(got) > size || size < 10 && len(got) != size {
 					t.Fatalf("%d bytes of %d before the reset", len(got), size)
 				}
-				if got := p.end(); got.end != want || got.timedOut {
+				if got := p.end(); got.end != want {
 					t.Fatalf("%+v, want %v", got, want)
 				}
 				b.Close()

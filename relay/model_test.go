@@ -240,9 +240,9 @@ func (p *play) checkEnd(t *testing.T) {
 		if p.first >= 0 && (end == ClientFin) != (p.first == client) {
 			t.Fatalf("%v, but side %d closed first", end, p.first)
 		}
-	case ClientReset:
+	case ClientReset, ClientTimeout:
 		p.checkReset(t, c, e)
-	case EndpointReset:
+	case EndpointReset, EndpointTimeout:
 		p.checkReset(t, e, c)
 	default:
 		t.Fatal(end)

@@ -50,7 +50,6 @@ type conn struct {
 type ended struct {
 	end      End
 	up, down uint64
-	timedOut bool
 }
 
 // newProxy runs a proxy until the test ends. It keeps the ends of its links only
@@ -166,7 +165,7 @@ func (c *conn) fail() {
 func (c *conn) LinkEnded(l *Link, end End) {
 	delete(c.lane.conns, c)
 	select {
-	case c.lane.p.ends <- ended{end, l.BytesUp(), l.BytesDown(), l.TimedOut()}:
+	case c.lane.p.ends <- ended{end, l.BytesUp(), l.BytesDown()}:
 	default:
 	}
 }

@@ -88,19 +88,21 @@ import (
 type End uint8
 
 // The ends of a link. The side that is named closed first, or is the one that
-// was reset.
+// was reset or lost.
 const (
-	EndNone       End = iota // it has not
-	ClientFin                // both sides closed, the client first
-	ClientReset              // the client reset it or no longer answers
-	EndpointFin              // both sides closed, the endpoint first
-	EndpointReset            // the endpoint reset it or no longer answers
-	Idle                     // nothing moved for too long
-	Shutdown                 // the proxy stopped
-	Limit                    // the proxy ran out of something it needs
+	EndNone         End = iota // it has not
+	ClientFin                  // both sides closed, the client first
+	ClientReset                // the client sent a reset
+	ClientTimeout              // the client no longer answers
+	EndpointFin                // both sides closed, the endpoint first
+	EndpointReset              // the endpoint sent a reset
+	EndpointTimeout            // the endpoint no longer answers
+	Idle                       // nothing moved for too long
+	Shutdown                   // the proxy stopped
+	Limit                      // the proxy ran out of something it needs
 )
 
-var endNames = [...]string{"none", "client_fin", "client_reset", "endpoint_fin", "endpoint_reset", "idle", "shutdown", "limit"}
+var endNames = [...]string{"none", "client_fin", "client_reset", "client_timeout", "endpoint_fin", "endpoint_reset", "endpoint_timeout", "idle", "shutdown", "limit"}
 
 // String returns the name that connection records use.
 func (e End) String() string {

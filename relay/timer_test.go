@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
@@ -124,20 +126,21 @@ func TestAbortInTheLine(t *testing.T) {
 	}
 }
 
-func TestTimedOut(t *testing.T) {
+// TestTimeoutIsNotAReset: the end says whether a side was reset or stopped
+// answering, also where a router has said why it cannot.
+func TestTimeoutIsNotAReset(t *testing.T) {
 	for _, side := range []int{client, endpoint} {
-		p := quiet(Config{})
-		p.peerResets(side, sys.ETIMEDOUT)
-		p.settle()
-		p.wantEnds(t, []End{ClientReset, EndpointReset}[side])
-		if !p.link.TimedOut() {
-			t.Fatal("the link does not say that its peer stopped answering")
-		}
-		p = quiet(Config{})
-		p.peerResets(side, sys.ECONNRESET)
-		p.settle()
-		if p.link.TimedOut() {
-			t.Fatal("a reset is not a timeout")
+		for e, want := range map[sys.Errno][2]End{
+			sys.ECONNRESET:    {ClientReset, EndpointReset},
+			sys.ETIMEDOUT:     {ClientTimeout, EndpointTimeout},
+			unix.EHOSTUNREACH: {ClientTimeout, EndpointTimeout},
+			unix.ENETUNREACH:  {ClientTimeout, EndpointTimeout},
+			sys.ECONNREFUSED:  {ClientTimeout, EndpointTimeout},
+		} {
+			p := quiet(Config{})
+			p.peerResets(side, e)
+			p.settle()
+			p.wantEnds(t, want[side])
 		}
 	}
 }
@@ -162,7 +165,7 @@ func TestNoRoomInEpoll(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	for end, name := range map[End]string{EndNone: "none", ClientFin: "client_fin", EndpointReset: "endpoint_reset", Limit: "limit", 99: "unknown"} {
+	for end, name := range map[End]string{EndNone: "none", ClientFin: "client_fin", EndpointReset: "endpoint_reset", EndpointTimeout: "endpoint_timeout", Limit: "limit", 99: "unknown"} {
 		if end.String() != name {
 			t.Errorf("%d is called %q", end, end)
 		}

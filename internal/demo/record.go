@@ -23,6 +23,7 @@ type record struct {
 	Endpoint          netip.AddrPort  `json:"endpoint"`
 	Pod               string          `json:"pod"`
 	Node              string          `json:"node"`
+	SourceAddress     netip.AddrPort  `json:"source_address"`
 	Affinity          string          `json:"affinity"`
 	Attempts          uint16          `json:"attempts"`
 	FailedAttempts    []failedAttempt `json:"failed_attempts"`
@@ -83,6 +84,7 @@ func (r *record) original() conntrack.Record {
 		Wall:              r.Time.UnixNano(),
 		Client:            r.Client,
 		VIP:               r.VIP,
+		SourceAddr:        r.SourceAddress,
 		Attempts:          r.Attempts,
 		FirstByte:         r.FirstByteUS * int64(time.Microsecond),
 		Duration:          r.DurationUS * int64(time.Microsecond),

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,20 +18,21 @@ import (
 
 // record is a line of the access log, as docs/connection-log.md describes it.
 type record struct {
-	Time     time.Time      `json:"time"`
-	Protocol string         `json:"protocol"`
-	Client   netip.AddrPort `json:"client"`
-	VIP      netip.AddrPort `json:"vip"`
-	VIPKind  string         `json:"vip_kind"`
-	Service  string         `json:"service"`
-	Endpoint netip.AddrPort `json:"endpoint"`
-	Pod      string         `json:"pod"`
-	Node     string         `json:"node"`
-	Zone     string         `json:"zone"`
-	Source   string         `json:"source"`
-	Affinity string         `json:"affinity"`
-	Attempts int            `json:"attempts"`
-	Failed   []struct {
+	Time          time.Time      `json:"time"`
+	Protocol      string         `json:"protocol"`
+	Client        netip.AddrPort `json:"client"`
+	VIP           netip.AddrPort `json:"vip"`
+	VIPKind       string         `json:"vip_kind"`
+	Service       string         `json:"service"`
+	Endpoint      netip.AddrPort `json:"endpoint"`
+	Pod           string         `json:"pod"`
+	Node          string         `json:"node"`
+	Zone          string         `json:"zone"`
+	Source        string         `json:"source"`
+	SourceAddress netip.AddrPort `json:"source_address"`
+	Affinity      string         `json:"affinity"`
+	Attempts      int            `json:"attempts"`
+	Failed        []struct {
 		Endpoint netip.AddrPort `json:"endpoint"`
 		Pod      string         `json:"pod"`
 		Error    string         `json:"error"`
@@ -141,4 +143,62 @@ func index(t *testing.T, records []record) map[netip.AddrPort]record {
 		m[r.Client] = r
 	}
 	return m
+}
+
+// TestRecordJoinsTheEndpointsLog wants each record to name the address and port
+// that the endpoint saw, over TCP and UDP.
+func TestRecordJoinsTheEndpointsLog(t *testing.T) {
+	forModes(t, func(t *testing.T, m mode) {
+		for _, network := range m.networks() {
+			t.Run(network, func(t *testing.T) {
+				w := newWorld(t, network, []row{{name: "both", endpoints: "here there"}, {name: "local", endpoints: "here", external: "Local"}})
+				p := w.proxy(t, m)
+				p.start(decisionFlags()...)
+				type talk struct{ client, vip netip.AddrPort }
+				seen := map[talk]string{}
+				for _, o := range w.services {
+					for _, kind := range []string{clusterIP, loadBalancerIP} {
+						for _, to := range o.at(kind) {
+							for _, c := range w.clients {
+								own, peer := w.seenAs(t, c, to)
+								seen[talk{own, to}] = peer
+							}
+						}
+					}
+				}
+				p.stop()
+				for _, r := range p.records() {
+					if want := seen[talk{r.Client, r.VIP}]; r.SourceAddress.String() != want {
+						t.Errorf("%s to %s of %s: the record says that it came from %s, the endpoint saw %s", r.Client, r.VIP, r.Service, r.SourceAddress, want)
+					}
+					delete(seen, talk{r.Client, r.VIP})
+				}
+				if len(seen) != 0 {
+					t.Errorf("%d without a record", len(seen))
+				}
+			})
+		}
+	})
+}
+
+// seenAs asks a server, and gives the client's address and what the server saw.
+func (w *world) seenAs(t *testing.T, c client, to netip.AddrPort) (own netip.AddrPort, peer string) {
+	t.Helper()
+	conn, err := c.Dialer(c.dialer(w.network, to, startTimeout), w.network, to.String())
+	if err != nil {
+		t.Fatalf("%s to %s: %v", c.name, to, err)
+	}
+	defer conn.Close()
+	var said string
+	if w.network == "udp" {
+		said, err = exchange(conn, "hello", startTimeout)
+	} else {
+		said, err = netns.AskOn(conn)
+	}
+	if err != nil {
+		t.Fatalf("%s to %s: %v", c.name, to, err)
+	}
+	said, _, _ = strings.Cut(said, "\n")
+	_, peer, _ = strings.Cut(said, " ")
+	return netip.MustParseAddrPort(conn.LocalAddr().String()), peer
 }
