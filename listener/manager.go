@@ -302,6 +302,10 @@ func (m *Manager) serviceRanges(s *state) (ranges []netip.Prefix) {
 			m.once("service range "+r.String(), fmt.Errorf("holds %s, an address of this node: only the cluster IPs in use are taken from it", a))
 			continue
 		}
+		if err := redirect.CheckRange(r); err != nil {
+			m.once("service range "+r.String(), fmt.Errorf("%w: it is left out", err))
+			continue
+		}
 		ranges = append(ranges, r)
 	}
 	return ranges

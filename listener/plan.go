@@ -244,7 +244,8 @@ func (p *planner) settle(host hostAddresses, now int64) {
 	}
 	for dst := range p.lingering.All() {
 		_, cluster := p.clusterUses[dst.Addr]
-		if cluster || p.planned(dst) || p.covers(dst.Addr) || host.has(dst.Addr) {
+		_, lingers := p.lingeringIPs[dst.Addr] // the whole address is local then
+		if cluster || lingers || p.planned(dst) || p.covers(dst.Addr) || host.has(dst.Addr) {
 			p.linger(dst, false)
 		}
 	}

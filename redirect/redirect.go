@@ -240,8 +240,8 @@ func (c *Changes) validateOthers(to *Plan) error {
 	}
 	for _, d := range c.AddOwn {
 		err := validPort(d)
-		if err == nil && !d.Addr.IsLoopback() { // node ports may be there (A4.5)
-			err = validAddr(d.Addr)
+		if err == nil && !isPlain(d.Addr) { // whatever else it is, the node has it
+			err = fmt.Errorf("not a plain IPv4 or IPv6 address")
 		}
 		if err != nil {
 			return fmt.Errorf("own %s: %w", Format(d), err)
@@ -268,38 +268,22 @@ func validPort(d service.Destination) error {
 }
 
 func validAddr(a netip.Addr) error {
-	switch {
-	case !a.IsValid() || a.Is4In6() || a.Zone() != "":
+	if !isPlain(a) {
 		return fmt.Errorf("not a plain IPv4 or IPv6 address")
-	case a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast():
-		return fmt.Errorf("not an address of a service")
 	}
-	return nil
+	return service.CheckAddress(a)
 }
+
+func isPlain(a netip.Addr) bool { return a.IsValid() && !a.Is4In6() && a.Zone() == "" }
 
 func validPrefix(p netip.Prefix) error {
-	if !p.IsValid() || p.Addr().Is4In6() {
+	switch {
+	case !p.IsValid() || !isPlain(p.Addr()):
 		return fmt.Errorf("not an IPv4 or IPv6 range")
-	}
-	if p != p.Masked() {
+	case p != p.Masked():
 		return fmt.Errorf("not the first address of a range")
 	}
-	if p.Bits() == 0 {
-		return fmt.Errorf("would take in every address")
-	}
-	for _, reserved := range reservedRanges {
-		if p.Overlaps(reserved) {
-			return fmt.Errorf("overlaps %s, which is not for services", reserved)
-		}
-	}
-	return nil
-}
-
-// reservedRanges must not be delivered locally by any mistake in a flag.
-var reservedRanges = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"),
-	netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("224.0.0.0/3"),
-	netip.MustParsePrefix("::/96"), netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
+	return service.CheckRange(p)
 }
 
 // Format gives a destination as dumps and errors show it: "TCP 10.96.0.1:443".

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -59,4 +60,43 @@ func addUnique[T comparable](list []T, v T) []T {
 		return list
 	}
 	return append(list, v)
+}
+
+// specialRanges hold the addresses that can be neither a Service's nor an
+// endpoint's. 240.0.0.0/4 is not among them: Linux routes it like any other.
+var specialRanges = []struct {
+	prefix netip.Prefix
+	what   string
+}{
+	{netip.MustParsePrefix("0.0.0.0/8"), "an address of 0.0.0.0/8, which no host has"},
+	{netip.MustParsePrefix("127.0.0.0/8"), "a loopback address"},
+	{netip.MustParsePrefix("169.254.0.0/16"), "a link-local address"},
+	{netip.MustParsePrefix("224.0.0.0/4"), "a multicast address"},
+	{netip.MustParsePrefix("255.255.255.255/32"), "the broadcast address"},
+	{netip.MustParsePrefix("::/96"), "an address of ::/96, which no other host has"},
+	{netip.MustParsePrefix("::ffff:0:0/96"), "an IPv4 address mapped into IPv6"},
+	{netip.MustParsePrefix("fe80::/10"), "a link-local address"},
+	{netip.MustParsePrefix("ff00::/8"), "a multicast address"},
+}
+
+// CheckAddress tells why an address can be neither a Service's nor an
+// endpoint's, or nil. Which addresses are broadcast addresses of links, a Store
+// knows by its [Host].
+func CheckAddress(a netip.Addr) error { return CheckRange(netip.PrefixFrom(a, a.BitLen())) }
+
+// CheckRange is CheckAddress for a range of addresses.
+func CheckRange(p netip.Prefix) error {
+	for _, special := range specialRanges {
+		switch {
+		case !special.prefix.Overlaps(p):
+		case p.IsSingleIP():
+			return fmt.Errorf("it is %s", special.what)
+		default:
+			return fmt.Errorf("it overlaps %s", special.prefix)
+		}
+	}
+	if p.Bits() == 0 {
+		return fmt.Errorf("it holds every address")
+	}
+	return nil
 }

@@ -83,10 +83,13 @@ func parseServiceCIDR(c *networkingv1.ServiceCIDR) ([]netip.Prefix, []string) {
 	var out []netip.Prefix
 	var problems []string
 	for _, text := range c.Spec.CIDRs {
-		if p, ok := parsePrefix(text); ok {
-			out = addUnique(out, p)
-		} else {
+		p, ok := parsePrefix(text)
+		if !ok {
 			problems = append(problems, fmt.Sprintf("CIDR %q is not valid: left out (A1.7)", text))
+		} else if err := CheckRange(p); err != nil {
+			problems = append(problems, fmt.Sprintf("CIDR %s cannot be used, %v: left out (A1.7)", p, err))
+		} else {
+			out = addUnique(out, p)
 		}
 	}
 	return out, problems

@@ -113,6 +113,10 @@ func (s *slice) addEndpoint(e *discoveryv1.Endpoint, node string) {
 		s.problemf("address %s is not of the slice's addressType %s: left out (A1.10)", a, familyName(s.family))
 		return
 	}
+	if err := CheckAddress(a); err != nil {
+		s.problemf("address %s cannot be an endpoint's, %v: left out (A1.7)", a, err)
+		return
+	}
 	out := Endpoint{
 		Addr:        netip.AddrPortFrom(a, 0),
 		Ready:       isTrue(e.Conditions.Ready, true), // A1.12

@@ -102,6 +102,10 @@ func (s *spec) parseClusterIPs(svc *corev1.Service) {
 			s.problemf("clusterIP %q is not an IP address: left out (A1.7)", text)
 			continue
 		}
+		if err := CheckAddress(a); err != nil {
+			s.problemf("clusterIP %s cannot be used, %v: left out (A1.7)", a, err)
+			continue
+		}
 		f := FamilyOf(a)
 		if families := svc.Spec.IPFamilies; len(families) > 0 {
 			if i >= len(families) {
@@ -252,8 +256,8 @@ func (s *spec) parseExternal(svc *corev1.Service) {
 		a, ok := parseAddr(text)
 		if !ok {
 			s.problemf("externalIP %q is not an IP address: left out (A1.7)", text)
-		} else if a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() {
-			s.problemf("externalIP %s is a special address, which Kubernetes does not allow: left out (A1.7)", a)
+		} else if err := CheckAddress(a); err != nil {
+			s.problemf("externalIP %s cannot be used, %v: left out (A1.7)", a, err)
 		} else if f := s.familyOf(a); f != nil {
 			f.externalIPs = addUnique(f.externalIPs, a)
 		}
@@ -265,6 +269,8 @@ func (s *spec) parseExternal(svc *corev1.Service) {
 		a, ok := parseAddr(in.IP)
 		if !ok {
 			s.problemf("load balancer IP %q is not an IP address: left out (A1.7)", in.IP)
+		} else if err := CheckAddress(a); err != nil {
+			s.problemf("load balancer IP %s cannot be used, %v: left out (A1.7)", a, err)
 		} else if f := s.familyOf(a); f != nil {
 			f.loadBalancerIPs = addUnique(f.loadBalancerIPs, a)
 		}

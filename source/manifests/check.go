@@ -16,6 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	netutils "k8s.io/utils/net"
+
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // checker gives an object the API server's defaults and finds what the API
@@ -257,13 +259,10 @@ func parseIP(address string) (ip net.IP, wrong string) {
 		}
 		return nil, quotedText(address) + " " + what
 	}
-	switch {
-	case ip.IsUnspecified():
-		return nil, address + " cannot be used: it stands for no address"
-	case ip.IsMulticast():
-		return nil, address + " cannot be used: it is a multicast address"
-	case ip.IsLinkLocalUnicast():
-		return nil, address + " cannot be used: it is a link-local address"
+	if a, ok := netip.AddrFromSlice(ip); ok {
+		if err := service.CheckAddress(a.Unmap()); err != nil {
+			return nil, address + " cannot be used: " + err.Error()
+		}
 	}
 	return ip, ""
 }

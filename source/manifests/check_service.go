@@ -183,9 +183,6 @@ func (c *checker) clusterIPs(spec *corev1.ServiceSpec) {
 		if ip == nil {
 			return
 		}
-		if ip.IsLoopback() {
-			c.errorf(p, "%s cannot be used: it is a loopback address", a)
-		}
 		parsed = append(parsed, ip)
 	}
 	if len(parsed) == 2 && isIPv4(parsed[0]) == isIPv4(parsed[1]) {

@@ -71,7 +71,6 @@ func TestLeniency(t *testing.T) {
 		"one number, two protocols":   "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {clusterIP: 10.96.0.1, ports: [{name: a, port: 53}, {name: b, port: 53, protocol: UDP}]}",
 		"a slice without ports":       "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: a, labels: {kubernetes.io/service-name: a}}\naddressType: IPv6\nendpoints: []\nports: null",
 		"a slice of names":            strings.Replace(slc("a", "a-1", "backend.example.com"), "IPv4", "FQDN", 1),
-		"a loopback endpoint":         slc("a", "a-1", "127.0.0.1"),
 		"nulls":                       "apiVersion: v1\nkind: Service\nmetadata: {name: a, creationTimestamp: null, labels: null}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80, targetPort: null}], selector: ~}\nstatus: {loadBalancer: {}}",
 		"yes and no":                  strings.Replace(slc("a", "a-1", "10.1.0.1"), "]\n", "]\n  conditions: {ready: yes, serving: No, terminating: off}\n", 1),
 		"a time without quotes":       strings.Replace(svc("a", "10.96.0.1"), "  name: a\n", "  name: a\n  creationTimestamp: 2026-01-02T03:04:05Z\n", 1),
