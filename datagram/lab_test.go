@@ -115,7 +115,12 @@ func newNodeBy(t testing.TB, lab *netns.Lab, steer redirect.Redirector, change f
 	if change != nil {
 		change(&o)
 	}
-	n.server = New(o)
+	if err := lab.Node.Do(func() error {
+		n.server = New(o) // which asks for the node's ranges of local ports
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		if err := steer.Close(); err != nil {
 			t.Error(err)

@@ -23,6 +23,7 @@ type Server struct {
 	options Options
 	log     zerolog.Logger
 	workers []*worker
+	ports   ports
 
 	state    atomic.Pointer[state]
 	stats    stats
@@ -52,6 +53,7 @@ func New(o Options) *Server {
 	}
 	s := &Server{
 		options:  o,
+		ports:    newPorts(o.Replies.FirstPort, o.Replies.LastPort),
 		log:      o.Logger,
 		services: make(map[service.PortName]*portService),
 		lanes:    make(map[place]*lane),

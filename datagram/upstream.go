@@ -157,8 +157,12 @@ func (w *worker) sourceFor(v *policy.Verdict, client, endpoint netip.Addr) polic
 // connectTo gives a socket that is connected to an endpoint.
 func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source policy.Source) (*upstream, sys.Errno) {
 	o, endpoint := &w.server.options, ep.Addr
-	untracked := source == policy.SourceNode && o.Replies.PassTracking(ep.InCluster(), o.OwnAddress(endpoint.Addr()))
-	u, errno := w.takeUpstream(service.FamilyOf(endpoint.Addr()), source == policy.SourceClient || untracked)
+	own := o.OwnAddress(endpoint.Addr())
+	untracked := source == policy.SourceNode && o.Replies.PassTracking(ep.InCluster(), own)
+	// The kernel may choose the endpoint's own port, if it is one of those that
+	// it gives away. On this node that would connect the socket to itself.
+	choose := source == policy.SourceNode && own && w.server.ports.kernelGives(endpoint.Port())
+	u, errno := w.takeUpstream(service.FamilyOf(endpoint.Addr()), source == policy.SourceClient || untracked || choose)
 	if errno != 0 {
 		return nil, errno
 	}
@@ -167,6 +171,8 @@ func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source polic
 		errno = w.connectAs(u, endpoint, client)
 	case untracked:
 		errno = w.connectUntracked(u, endpoint)
+	case choose:
+		errno = w.connectFrom(u, endpoint, sys.Unspecified(endpoint.Addr()), w.server.ports.kernel)
 	default:
 		errno = sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPort{})
 	}
@@ -198,23 +204,65 @@ func (w *worker) connectUntracked(u *upstream, endpoint netip.AddrPort) sys.Errn
 	return sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPort{})
 }
 
-// portTries is how many ports are tried that may be taken.
-const portTries = 64
-
 // connectAs connects a socket from a client's address, or from the node's where
 // that is unspecified. Where answers come back to certain ports only, the port
 // is chosen here: those that the kernel gives by itself are none of them.
 func (w *worker) connectAs(u *upstream, endpoint netip.AddrPort, client netip.Addr) sys.Errno {
-	first, last := w.server.options.Replies.FirstPort, w.server.options.Replies.LastPort
-	if first == 0 || w.server.options.OwnAddress(client) {
+	if w.server.options.Replies.FirstPort == 0 || w.server.options.OwnAddress(client) {
 		return sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPortFrom(client, 0))
 	}
-	for range portTries {
-		port := first + uint16(rand.UintN(uint(last-first)+1))
-		errno := sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPortFrom(client, port))
+	return w.connectFrom(u, endpoint, client, w.server.ports.replies)
+}
+
+// portTries is how many ports are tried that may be taken.
+const portTries = 64
+
+// connectFrom connects a socket from one of some ports, but not from the
+// endpoint's own.
+func (w *worker) connectFrom(u *upstream, endpoint netip.AddrPort, local netip.Addr, from []uint16) sys.Errno {
+	for range min(portTries, len(from)) {
+		port := from[rand.IntN(len(from))]
+		if port == endpoint.Port() {
+			continue
+		}
+		errno := sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPortFrom(local, port))
 		if errno != sys.EADDRINUSE {
 			return errno
 		}
 	}
 	return sys.EADDRNOTAVAIL
 }
+
+// ports are the local ports that sessions' sockets may be given here. None is
+// reserved for servers (net.ipv4.ip_local_reserved_ports).
+type ports struct {
+	replies     []uint16 // those that answers come back to; none if any will do
+	kernel      []uint16 // those that the kernel gives away by itself
+	first, last uint16   // the range of these
+}
+
+func newPorts(firstReply, lastReply uint16) (p ports) {
+	var err error
+	if p.first, p.last, err = sys.LocalPortRange(); err != nil {
+		p.first, p.last = 32768, 60999
+	}
+	reserved := sys.ReservedPorts()
+	p.kernel = without(reserved, p.first, p.last)
+	if firstReply != 0 {
+		p.replies = without(reserved, firstReply, lastReply)
+	}
+	return p
+}
+
+// without gives the ports of a range that are not reserved.
+func without(reserved *sys.PortSet, first, last uint16) (list []uint16) {
+	for port := int(first); port <= int(last); port++ {
+		if !reserved.Has(uint16(port)) {
+			list = append(list, uint16(port))
+		}
+	}
+	return list
+}
+
+// kernelGives tells whether the kernel may give a port away.
+func (p *ports) kernelGives(port uint16) bool { return port >= p.first && port <= p.last }

@@ -106,7 +106,13 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	t.Helper()
 	n := &node{t: t, lab: lab, policy: policy.Config{NodeName: "node"}, store: service.NewStore(service.StoreOptions{NodeName: "node"})}
 	n.table = conntrack.NewTable(conntrack.Options{Shards: loops, Sink: n})
-	r := relay.New(relay.Config{Splice: true})
+	var r *relay.Relay
+	if err := lab.Node.Do(func() error {
+		r = relay.New(relay.Config{Splice: true}) // which asks for the node's range of local ports
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
 	var shares []Loop
 	var running sync.WaitGroup
 	for range loops {

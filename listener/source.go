@@ -23,7 +23,10 @@ func (c *conn) connect(st *state, v *policy.Verdict, ep *service.Endpoint) (int,
 	client := c.record.Client.Addr()
 	if v.SourceFor(client, endpoint.Addr()) != policy.SourceClient || !w.manager.keeps(st, client, endpoint.Addr()) {
 		c.record.Source = conntrack.SourceNode
-		if w.manager.traits.Replies.PassTracking(ep.InCluster(), st.host.has(endpoint.Addr())) {
+		if st.host.has(endpoint.Addr()) {
+			return w.relay.ConnectOwn(endpoint, o)
+		}
+		if w.manager.traits.Replies.PassTracking(ep.InCluster(), false) {
 			return w.relay.ConnectUntracked(endpoint, w.manager.traits.Replies.Mark, o)
 		}
 		return w.relay.Connect(endpoint, netip.AddrPort{}, o)

@@ -16,14 +16,24 @@ type Ports struct {
 	Always bool
 }
 
-// SparePorts returns the range that workers use unless told otherwise: the
-// ports above those that the kernel gives away by itself, so that none of those
-// is lost to other programs; if there are too few, the upper eighth of them.
-func SparePorts() Ports {
+// has tells whether a port is one of the range.
+func (p Ports) has(port uint16) bool { return port >= p.First && port <= p.Last }
+
+// KernelPorts returns the range that the kernel gives ports away from by itself.
+func KernelPorts() Ports {
 	first, last, err := sys.LocalPortRange()
 	if err != nil {
 		first, last = 32768, 60999
 	}
+	return Ports{First: first, Last: last}
+}
+
+// SparePorts returns the range that workers use unless told otherwise: the
+// ports above those that the kernel gives away by itself, so that none of those
+// is lost to other programs; if there are too few, the upper eighth of them.
+func SparePorts() Ports {
+	kernel := KernelPorts()
+	first, last := kernel.First, kernel.Last
 	const enough = 2048
 	if last <= 65534-enough {
 		return Ports{First: last + 1, Last: 65534}
@@ -55,15 +65,16 @@ const (
 // number of resting ports is bounded too.
 type localPorts struct {
 	ports  Ports
-	step   int // the workers share the range: each takes every step-th port
+	keep   *sys.PortSet // ports that are never taken
+	step   int          // the workers share the range: each takes every step-th port
 	next   int
 	began  int64  // of the current minute
 	now    uint64 // ports that went to rest in the current minute
 	before uint64 // in the minute before
 }
 
-func newLocalPorts(p Ports, worker, workers int) localPorts {
-	lp := localPorts{ports: p, step: max(workers, 1), next: worker}
+func newLocalPorts(p Ports, keep *sys.PortSet, worker, workers int) localPorts {
+	lp := localPorts{ports: p, keep: keep, step: max(workers, 1), next: worker}
 	if n := lp.count(); n > 0 {
 		lp.next += lp.step * rand.IntN(n)
 	}
@@ -101,12 +112,18 @@ func (lp *localPorts) turn(now int64) {
 	}
 }
 
-func (lp *localPorts) choose() uint16 {
-	lp.next += lp.step
-	if size := int(lp.ports.Last) - int(lp.ports.First) + 1; lp.next >= size {
-		lp.next %= lp.step
+// choose gives the next port that may be taken. It is false if there is none.
+func (lp *localPorts) choose() (port uint16, ok bool) {
+	for range lp.count() {
+		lp.next += lp.step
+		if size := int(lp.ports.Last) - int(lp.ports.First) + 1; lp.next >= size {
+			lp.next %= lp.step
+		}
+		if port = lp.ports.First + uint16(lp.next); !lp.keep.Has(port) {
+			return port, true
+		}
 	}
-	return lp.ports.First + uint16(lp.next)
+	return 0, false
 }
 
 // Connect begins to connect to an endpoint, as sys.ConnectTCP does, for a link
@@ -133,7 +150,7 @@ func (w *Worker) Connect(endpoint, local netip.AddrPort, o sys.ConnectOptions) (
 // not every port will do (F11). It is called before the loop runs or on its
 // goroutine.
 func (w *Worker) UseReplyPorts(first, last uint16) {
-	w.replyPorts = newLocalPorts(Ports{First: first, Last: last, Always: true}, w.number, w.config.Workers)
+	w.replyPorts = newLocalPorts(Ports{First: first, Last: last, Always: true}, w.config.Reserved, w.number, w.config.Workers)
 }
 
 // ConnectAs is Connect from a client's own address (F7).
@@ -158,13 +175,39 @@ func (w *Worker) ConnectUntracked(endpoint netip.AddrPort, mark uint32, o sys.Co
 	return fd, e
 }
 
+// ConnectOwn is Connect from this node to an endpoint at an address of this node
+// itself. There the local port must not be the endpoint's: while nobody listens
+// there TCP would connect the socket to itself (simultaneous open). The kernel
+// does choose that port, if it is one of those that it gives away.
+func (w *Worker) ConnectOwn(endpoint netip.AddrPort, o sys.ConnectOptions) (int, sys.Errno) {
+	if !w.config.KernelPorts.has(endpoint.Port()) {
+		return w.Connect(endpoint, netip.AddrPort{}, o)
+	}
+	fd, e := w.connectFrom(&w.ports, endpoint, netip.Addr{}, o, portTries)
+	for range portTries {
+		if e != sys.EADDRNOTAVAIL {
+			break
+		}
+		fd, e = w.Connect(endpoint, netip.AddrPort{}, o)
+		if local, errno := sys.LocalAddr(fd); errno == 0 && local == endpoint {
+			w.kernel.close(fd)
+			fd, e = -1, sys.EADDRNOTAVAIL
+		}
+	}
+	return fd, e
+}
+
 // connectFrom tries ports that are chosen here, not by the kernel.
 func (w *Worker) connectFrom(ports *localPorts, endpoint netip.AddrPort, local netip.Addr, o sys.ConnectOptions, tries int) (fd int, e sys.Errno) {
 	if !local.IsValid() {
 		local = sys.Unspecified(endpoint.Addr())
 	}
 	for range min(tries, ports.count()) {
-		fd, e = w.connect(endpoint, netip.AddrPortFrom(local, ports.choose()), o)
+		port, ok := ports.choose()
+		if !ok || port == endpoint.Port() {
+			continue // see ConnectOwn
+		}
+		fd, e = w.connect(endpoint, netip.AddrPortFrom(local, port), o)
 		// The port has a connection to this endpoint, or belongs to somebody
 		// who does not share it.
 		if e != sys.EADDRNOTAVAIL && e != sys.EADDRINUSE {

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/internal/sys"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -385,17 +387,29 @@ func testPortsInTimeWait(t *testing.T, on string) {
 
 // TestPortsUnderPressure: the kernel chooses until many ports rest.
 func TestPortsUnderPressure(t *testing.T) {
-	lp := newLocalPorts(Ports{First: 1000, Last: 1999}, 1, 4)
+	lp := newLocalPorts(Ports{First: 1000, Last: 1999}, nil, 1, 4)
 	seen := map[uint16]bool{}
 	for range 1000 {
-		port := lp.choose()
-		if port < 1000 || port > 1999 || port%4 != 1 {
+		port, ok := lp.choose()
+		if !ok || port < 1000 || port > 1999 || port%4 != 1 {
 			t.Fatalf("port %d", port)
 		}
 		seen[port] = true
 	}
 	if len(seen) != 250 {
 		t.Fatalf("%d of 250 ports used", len(seen))
+	}
+	var keep sys.PortSet
+	for i := range keep {
+		keep[i] = ^uint64(0)
+	}
+	lp.keep = &keep
+	if port, ok := lp.choose(); ok {
+		t.Fatalf("port %d, though all are reserved", port)
+	}
+	keep[1001/64] &^= 1 << (1001 % 64)
+	if port, ok := lp.choose(); !ok || port != 1001 {
+		t.Fatalf("port %d, want the one that is not reserved", port)
 	}
 	now := int64(1e12)
 	if lp.crowded(now) {

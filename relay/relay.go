@@ -127,6 +127,11 @@ type Config struct {
 
 	Workers int   // how many NewWorker is called for at most; 0 means 1
 	Ports   Ports // local ports of Worker.Connect; zero means SparePorts
+
+	KernelPorts Ports // what the kernel chooses local ports from; zero: ask it
+	// Reserved are local ports that are never taken; nil: ask the kernel which
+	// ports the administrator reserves.
+	Reserved *sys.PortSet
 }
 
 func (c Config) withDefaults() Config {
@@ -147,6 +152,12 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Ports.Last == 0 {
 		c.Ports = SparePorts()
+	}
+	if c.KernelPorts.Last == 0 {
+		c.KernelPorts = KernelPorts()
+	}
+	if c.Reserved == nil {
+		c.Reserved = sys.ReservedPorts()
 	}
 	return c
 }
@@ -220,7 +231,7 @@ func (r *Relay) newWorker(l loop) *Worker {
 		buffer: make([]byte, bufferSize),
 		number: int(r.workers.Add(1)-1) % r.config.Workers,
 	}
-	w.ports = newLocalPorts(r.config.Ports, w.number, r.config.Workers)
+	w.ports = newLocalPorts(r.config.Ports, r.config.Reserved, w.number, r.config.Workers)
 	l.AtTick(w.tick)
 	l.AtWait(w.publish)
 	return w

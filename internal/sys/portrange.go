@@ -3,6 +3,8 @@ package sys
 import (
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 )
 
 // LocalPortRange returns the first and the last port that the kernel gives to
@@ -18,4 +20,48 @@ func LocalPortRange() (first, last uint16, err error) {
 		return 0, 0, fmt.Errorf("%s: %w", path, err)
 	}
 	return first, last, nil
+}
+
+// PortSet is a set of ports. A nil one is empty.
+type PortSet [1 << 16 / 64]uint64
+
+// Has tells whether a port is in the set.
+func (s *PortSet) Has(port uint16) bool { return s != nil && s[port/64]&(1<<(port%64)) != 0 }
+
+// ReservedPorts returns the ports that the administrator reserves for servers
+// (net.ipv4.ip_local_reserved_ports), in the network namespace of the calling
+// thread's process; nil if there are none, or nobody knows.
+func ReservedPorts() *PortSet {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_reserved_ports")
+	if err != nil {
+		return nil
+	}
+	return parsePorts(strings.TrimSpace(string(text)))
+}
+
+// parsePorts reads a list such as "8080,9000-9010". What is no port counts for
+// nothing.
+func parsePorts(list string) *PortSet {
+	if list == "" {
+		return nil
+	}
+	s := new(PortSet)
+	for part := range strings.SplitSeq(list, ",") {
+		from, to, isRange := strings.Cut(part, "-")
+		if !isRange {
+			to = from
+		}
+		first, err := strconv.ParseUint(from, 10, 16)
+		if err != nil {
+			continue
+		}
+		last, err := strconv.ParseUint(to, 10, 16)
+		if err != nil {
+			continue
+		}
+		for p := first; p <= last; p++ {
+			s[p/64] |= 1 << (p % 64)
+		}
+	}
+	return s
 }
