@@ -44,6 +44,7 @@ const (
 	UDPConflictsTotal
 	RelayPipes
 	RelaySystemCallsTotal
+	HTTPEvictedTotal
 	ManifestFiles
 	ManifestFilesInError
 	ManifestObjectsPassedOver
@@ -86,6 +87,7 @@ var values = [valueCount]struct {
 	UDPConflictsTotal:         {prometheus.CounterValue, "sluice_udp_reply_conflicts_total", "Times that another program had a service's UDP port on all addresses, so that answers leave by a raw socket."},
 	RelayPipes:                {prometheus.GaugeValue, "sluice_relay_pipes", "Pipes that the relay has open."},
 	RelaySystemCallsTotal:     {prometheus.CounterValue, "sluice_relay_system_calls_total", "System calls that the relay made to move bytes."},
+	HTTPEvictedTotal:          {prometheus.CounterValue, "sluice_http_connections_evicted_total", "Connections to the ports for health checks and metrics that were closed to make room for new ones."},
 	ManifestFiles:             {prometheus.GaugeValue, "sluice_manifest_files", "Files with a manifest's name in the directory."},
 	ManifestFilesInError:      {prometheus.GaugeValue, "sluice_manifest_files_in_error", "Files among them that could not be read or are not valid."},
 	ManifestObjectsPassedOver: {prometheus.GaugeValue, "sluice_manifest_objects_passed_over", "Objects of kinds that are not of interest."},

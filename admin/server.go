@@ -11,13 +11,15 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/sluice-proxy/sluice/internal/httpport"
 )
 
 // Server serves /metrics, /healthz and what else kube-proxy has on its port
 // 10249 over HTTP, off the data path.
 type Server struct {
 	listener net.Listener
-	server   *http.Server
+	server   *httpport.Server
 }
 
 // Pages are what a Server shows.
@@ -35,6 +37,9 @@ type Pages struct {
 	Version string
 	// Profiling adds /debug/pprof, which can slow the program down.
 	Profiling bool
+	// Connections bounds and counts the clients' connections; nil stands for a
+	// Group of the Server's own.
+	Connections *httpport.Group
 }
 
 // Listen opens the address, such as "127.0.0.1:10249". The server answers once
@@ -44,16 +49,13 @@ func Listen(address string, pages Pages) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("metrics address %s: %w", address, err)
 	}
+	connections := pages.Connections
+	if connections == nil {
+		connections = new(httpport.Group)
+	}
 	return &Server{
 		listener: l,
-		server: &http.Server{
-			Handler:           pages.handler(time.Now()),
-			ReadHeaderTimeout: 5 * time.Second,
-			ReadTimeout:       10 * time.Second,
-			WriteTimeout:      2 * time.Minute, // a profile takes 30 s
-			IdleTimeout:       2 * time.Minute,
-			MaxHeaderBytes:    16 << 10,
-		},
+		server:   httpport.New(connections, pages.handler(time.Now()), 2*time.Minute), // a profile takes 30 s
 	}, nil
 }
 

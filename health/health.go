@@ -11,6 +11,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/sluice-proxy/sluice/internal/httpport"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -47,6 +48,9 @@ type Server struct {
 	state   *State
 	proxy   *opener // nil without an address
 
+	proxyConns httpport.Group // of /healthz and /livez
+	portConns  httpport.Group // of the ports of all Services together
+
 	mu     sync.Mutex
 	ports  map[portKey]*port // guarded by mu, as is what follows
 	timer  *time.Timer       // tries again; nil unless a port failed
@@ -69,6 +73,8 @@ type Stats struct {
 	// both families, and PortFailures how often one could not be opened.
 	Ports        int
 	PortFailures uint64
+	// Evicted counts connections that were closed to make room for others.
+	Evicted uint64
 }
 
 // New gives a Server that answers on Options.Address from now on, and on the
@@ -85,7 +91,7 @@ func New(o Options) *Server {
 	}
 	s := &Server{options: o, state: NewState(Timeout, o.Now), ports: make(map[portKey]*port)}
 	if o.Address != "" {
-		s.proxy = &opener{server: s, http: newHTTP(s.handler())}
+		s.proxy = &opener{server: s, http: httpport.New(&s.proxyConns, s.handler(), answerTime)}
 		s.proxy.open()
 	}
 	return s
@@ -126,6 +132,7 @@ func (s *Server) Stats() Stats {
 		HealthzOK: s.counts.healthzOK.Load(), HealthzUnavailable: s.counts.healthzBad.Load(),
 		LivezOK: s.counts.livezOK.Load(), LivezUnavailable: s.counts.livezBad.Load(),
 		Ports: int(s.counts.open.Load()), PortFailures: s.counts.failures.Load(),
+		Evicted: s.proxyConns.Evicted() + s.portConns.Evicted(),
 	}
 }
 

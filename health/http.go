@@ -2,33 +2,22 @@ package health
 
 import (
 	"errors"
-	"io"
-	"log"
 	"net/http"
 	"sync"
 	"time"
 
+	"github.com/sluice-proxy/sluice/internal/httpport"
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// newHTTP gives a server that a slow or silent client cannot hold up for long.
-func newHTTP(h http.Handler) *http.Server {
-	return &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      10 * time.Second,
-		IdleTimeout:       time.Minute,
-		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          log.New(io.Discard, "", 0), // about clients that break off
-	}
-}
+// answerTime is how long a client may take to read an answer.
+const answerTime = 10 * time.Second
 
 // opener keeps the server of /healthz and /livez at its address, trying again
 // for as long as that takes (A7.7).
 type opener struct {
 	server *Server
-	http   *http.Server
+	http   *httpport.Server
 
 	mu     sync.Mutex
 	timer  *time.Timer // guarded by mu

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-proxy/sluice/internal/httpport"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -35,7 +36,7 @@ type port struct {
 	number    uint16
 	addresses []netip.Addr
 	endpoints atomic.Int64
-	http      *http.Server // nil while it is not open
+	http      *httpport.Server // nil while it is not open
 	listeners []net.Listener
 	told      string // the error that was logged last
 }
@@ -147,7 +148,7 @@ func (s *Server) openPortLocked(p *port) bool {
 		}
 		listeners = append(listeners, l)
 	}
-	p.http, p.listeners = newHTTP(&portHandler{p, s.state}), listeners
+	p.http, p.listeners = httpport.New(&s.portConns, &portHandler{p, s.state}, answerTime), listeners
 	for _, l := range listeners {
 		go s.servePort(p, p.http, l)
 	}
@@ -160,7 +161,7 @@ func (s *Server) openPortLocked(p *port) bool {
 }
 
 // servePort answers on one address of a port.
-func (s *Server) servePort(p *port, server *http.Server, l net.Listener) {
+func (s *Server) servePort(p *port, server *httpport.Server, l net.Listener) {
 	err := server.Serve(l)
 	if errors.Is(err, http.ErrServerClosed) {
 		return

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 
+	"github.com/sluice-proxy/sluice/internal/httpport"
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
@@ -19,8 +20,12 @@ type limits struct {
 
 const (
 	// ownFiles are the descriptors that the process needs beside connections,
-	// listeners and pipes: event loops, netlink, inotify, logs, manifests that are read.
-	ownFiles = 128
+	// listeners and pipes: event loops, netlink, inotify, logs, manifests that are
+	// read, and clients of the ports for health checks and metrics.
+	ownFiles = 128 + 2*httpport.MaxConnections + metricsConnections
+	// metricsConnections bounds the clients of metrics: an answer may take
+	// megabytes until it is read.
+	metricsConnections = 8
 	// mostListeners bounds the default of --max-listeners.
 	mostListeners = 8192
 	// mostSessions bounds the default of --max-udp-sessions: one takes about 4 KiB

@@ -52,6 +52,7 @@ func (p *proxy) registry() *prometheus.Registry {
 			admin.UDPLostTotal:          datagrams(func(s datagram.Stats) float64 { return float64(s.Lost) }),
 			admin.UDPResentTotal:        datagrams(func(s datagram.Stats) float64 { return float64(s.Resent) }),
 			admin.UDPConflictsTotal:     datagrams(func(s datagram.Stats) float64 { return float64(s.Conflicts) }),
+			admin.HTTPEvictedTotal:      func() float64 { return float64(p.health.Stats().Evicted + p.metricsConns.Evicted()) },
 			admin.RelayPipes:            func() float64 { return float64(p.relay.Pipes()) },
 			admin.RelaySystemCallsTotal: func() float64 { return float64(p.systemCalls()) },
 		},

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-proxy/sluice/datagram"
 	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/internal/hostnet"
+	"github.com/sluice-proxy/sluice/internal/httpport"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/listener"
@@ -65,8 +66,10 @@ type proxy struct {
 	metrics   *admin.Server  // nil without an address
 	sync      *admin.Sync    // the same
 	pages     admin.Pages    // what metrics shows
-	fatal     chan error     // what --bind-address-hard-fail makes of a port that is taken
-	health    *health.Server
+
+	metricsConns httpport.Group // of metrics
+	fatal        chan error     // what --bind-address-hard-fail makes of a port that is taken
+	health       *health.Server
 
 	applied  atomic.Int64  // Unix time in ns of the last configuration that is wholly in force
 	failures atomic.Uint64 // configurations that could not be applied wholly
@@ -86,6 +89,7 @@ func newProxy(o *runOptions) (*proxy, error) {
 		reported: make(map[service.Problem]bool),
 		fatal:    make(chan error, 1),
 	}
+	p.metricsConns.Max = metricsConnections
 	o.logIgnored(p.log)
 	o.adjustOOMScore(p.log)
 	if err := p.openSource(); err != nil {
@@ -131,7 +135,7 @@ func (p *proxy) open() error {
 	}
 	if o.metricsAddress != "" {
 		p.sync = admin.NewSync()
-		p.pages = admin.Pages{Metrics: p.registry(), Mode: o.proxyModeText(), Flags: o.values, Version: version, Profiling: o.profiling}
+		p.pages = admin.Pages{Metrics: p.registry(), Mode: o.proxyModeText(), Flags: o.values, Version: version, Profiling: o.profiling, Connections: &p.metricsConns}
 		if o.kubeProxy != nil {
 			p.pages.Config = o.kubeProxy
 		}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -142,6 +144,81 @@ func TestHealthz(t *testing.T) {
 	want("A7.2 it is alive all the same", "/livez", 200, `"healthy":true`)
 	if m, err := p.metrics(); err != nil || m[`kubeproxy_proxy_healthz_total{code="200"}`] < 1 || m[`kubeproxy_proxy_livez_total{code="200"}`] < 2 {
 		t.Errorf("A7.5: %v %v, %v", m[`kubeproxy_proxy_healthz_total{code="200"}`], m[`kubeproxy_proxy_livez_total{code="200"}`], err)
+	}
+	p.stop()
+}
+
+// TestIdleHealthClientsTakeNothingFromServices holds more keep-alive connections
+// open to each HTTP port than the process may have files: Services go on, and
+// each HTTP port answers who comes next.
+func TestIdleHealthClientsTakeNothingFromServices(t *testing.T) {
+	t.Parallel()
+	const files, each = 1024, 1200
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := prepareProxy(t, lab, nil)
+	p.write("checked.yaml", checkedService(32000, true))
+	web := webOn(lab)
+	web.vips = []string{"10.96.0.11", "fd00:96::11"}
+	p.apply(web)
+	p.start("--healthz-bind-address", "[::]:10256")
+	var was unix.Rlimit
+	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, nil, &was); err != nil {
+		t.Fatal(err)
+	}
+	was.Cur = files
+	if err := unix.Prlimit(p.cmd.Process.Pid, unix.RLIMIT_NOFILE, &was, nil); err != nil {
+		t.Fatal(err)
+	}
+	before := p.descriptors()
+
+	ports := []struct {
+		name, address, path string
+		from                *netns.Host
+	}{
+		{"health of the proxy", "10.1.0.1:10256", "/healthz", lab.Client},
+		{"the same, IPv6", "[fd00:1::1]:10256", "/livez", lab.Client},
+		{"health check port", "10.1.0.1:32000", "/", lab.Client},
+		{"the same, IPv6", "[fd00:1::1]:32000", "/", lab.Client},
+		{"metrics", metricsAddress, "/proxyMode", lab.Node},
+	}
+	for _, port := range ports {
+		for i := range each {
+			c, err := port.from.Dial("tcp", port.address)
+			if err != nil {
+				t.Fatalf("%s: connection %d: %v", port.name, i, err)
+			}
+			t.Cleanup(func() { _ = c.Close() })
+			if i%2 == 0 { // the others say nothing at all
+				_, _ = io.WriteString(c, "GET "+port.path+" HTTP/1.1\r\nHost: node\r\n\r\n")
+			}
+		}
+	}
+	for _, target := range addresses(80, web.vips...) {
+		if _, err := lab.Client.Ask("tcp", target); err != nil {
+			t.Errorf("Service %s: %v", target, err)
+		}
+	}
+	for _, port := range ports {
+		client := &http.Client{Timeout: stopTimeout, Transport: &http.Transport{
+			DisableKeepAlives: true,
+			DialContext: func(_ context.Context, network, _ string) (net.Conn, error) {
+				return port.from.Dial(network, port.address)
+			},
+		}}
+		resp, err := client.Get("http://node" + port.path)
+		if err != nil {
+			t.Errorf("%s at %s: %v", port.name, port.address, err)
+			continue
+		}
+		_ = resp.Body.Close()
+	}
+	const most = 2*32 + 8 // connections of all HTTP ports together
+	if now := p.descriptors(); now > before+most+16 {
+		t.Errorf("%d descriptors, %d before the flood: HTTP clients may have %d", now, before, most)
+	}
+	if m, err := p.metrics(); err != nil || m["sluice_http_connections_evicted_total"] < files {
+		t.Errorf("sluice_http_connections_evicted_total is %v, %v", m["sluice_http_connections_evicted_total"], err)
 	}
 	p.stop()
 }

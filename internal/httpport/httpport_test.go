@@ -1,0 +1,157 @@
+package httpport
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// serve gives the address of a server of the group. "/slow" answers when the
+// client has gone.
+func serve(t *testing.T, g *Group) string {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
+	mux.HandleFunc("/slow", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	large := make([]byte, 16<<20) // more than the sockets' buffers take
+	mux.HandleFunc("/large", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(large) })
+	l, err := net.Listen("tcp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := New(g, mux, time.Minute)
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(func() { _ = s.Close() })
+	return fmt.Sprintf("127.0.0.1:%d", l.Addr().(*net.TCPAddr).Port)
+}
+
+// dial connects from an address of loopback and sends a text.
+func dial(t *testing.T, from, to, text string) net.Conn {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	c, err := d.DialContext(context.Background(), "tcp4", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	_, _ = io.WriteString(c, text) // it may be closed before it is through
+	return c
+}
+
+// ask sends a request on a connection and wants an answer.
+func ask(c net.Conn) error {
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: node\r\n\r\n"); err != nil {
+		return err
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
+
+func (g *Group) count() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.open)
+}
+
+// TestGroupIsBounded floods a server in each way of holding a connection: there
+// are never more than the bound, a new client is answered, and so is another
+// address's client that was there before.
+func TestGroupIsBounded(t *testing.T) {
+	const request = "GET / HTTP/1.1\r\nHost: node\r\n\r\n"
+	for name, text := range map[string]string{
+		"idle":           request,
+		"silent":         "",
+		"half a header":  "GET / HTTP/1.1\r\nHost: no",
+		"half a body":    "POST / HTTP/1.1\r\nHost: node\r\nContent-Length: 9\r\n\r\nx",
+		"being answered": "GET /slow HTTP/1.1\r\nHost: node\r\n\r\n",
+		"never reading":  "GET /large HTTP/1.1\r\nHost: node\r\n\r\n",
+		"large header":   "GET / HTTP/1.1\r\nHost: node\r\nX: " + strings.Repeat("x", 32<<10),
+		"large body":     "POST / HTTP/1.1\r\nHost: node\r\nContent-Length: 1000000\r\n\r\n",
+		"endless body":   "POST / HTTP/1.1\r\nHost: node\r\nTransfer-Encoding: chunked\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := &Group{Max: 8}
+			to := serve(t, g)
+			probe := dial(t, "127.0.0.9", to, "")
+			if err := ask(probe); err != nil {
+				t.Fatal(err)
+			}
+			for range 200 {
+				dial(t, "127.0.0.2", to, text)
+				if n := g.count(); n > g.Max {
+					t.Fatalf("%d connections, want at most %d", n, g.Max)
+				}
+			}
+			if err := ask(dial(t, "127.0.0.2", to, "")); err != nil {
+				t.Errorf("a new connection of the same address: %v", err)
+			}
+			if err := ask(probe); err != nil {
+				t.Errorf("the connection of another address: %v", err)
+			}
+			if n := g.Evicted(); n == 0 && name != "large body" && name != "endless body" {
+				t.Error("no connection is counted as evicted")
+			}
+		})
+	}
+}
+
+// TestIdleGoesFirst fills a group from as many addresses as it has places: of
+// clients with one connection each, an idle one goes before those that have not
+// asked yet, and these before those that are being answered.
+func TestIdleGoesFirst(t *testing.T) {
+	g := &Group{Max: 3}
+	to := serve(t, g)
+	state := func(n int, want http.ConnState) {
+		t.Helper()
+		wait.For(t, "the server has taken note", 20*time.Second, func() error {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			for c := range g.open {
+				if c.state == want {
+					n--
+				}
+			}
+			if n != 0 {
+				return fmt.Errorf("%d connections are missing in state %v", n, want)
+			}
+			return nil
+		})
+	}
+	busy := dial(t, "127.0.0.2", to, "GET /slow HTTP/1.1\r\nHost: node\r\n\r\n")
+	state(1, http.StateActive)
+	silent := dial(t, "127.0.0.3", to, "")
+	state(1, http.StateNew)
+	idle := dial(t, "127.0.0.4", to, "")
+	if err := ask(idle); err != nil {
+		t.Fatal(err)
+	}
+	state(1, http.StateIdle)
+	gone := func(c net.Conn) {
+		t.Helper()
+		_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil || strings.Contains(err.Error(), "timeout") {
+			t.Errorf("%s is open, want it closed: %v", c.LocalAddr(), err)
+		}
+	}
+	dial(t, "127.0.0.5", to, "")
+	gone(idle)
+	dial(t, "127.0.0.6", to, "")
+	gone(silent)
+	_ = busy.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+	if _, err := busy.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "timeout") {
+		t.Errorf("the connection that is being answered: %v", err)
+	}
+}
