@@ -3,6 +3,7 @@ package datagram
 import (
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
@@ -20,6 +21,9 @@ type upstream struct {
 	bound   bool // to a client's address: it cannot be used again
 	trains  bool // the kernel hands trains over in one piece
 	noTrain bool // the kernel does not send trains from it
+	// held is the client's address that answers come back to while the socket is
+	// open, if the way of steering has to be told: see redirect.Clients.
+	held netip.Addr
 }
 
 // HandleEvents is told that an endpoint sent something, or that it is closed.
@@ -143,6 +147,10 @@ func (w *worker) giveUpstream(u *upstream) {
 func (w *worker) closeUpstream(u *upstream) {
 	w.loop.Forget(u.reg)
 	sys.Close(int(u.fd))
+	if u.held.IsValid() {
+		w.server.options.Replies.Clients.Release(u.held)
+		u.held = netip.Addr{}
+	}
 }
 
 // sourceFor gives whose address an endpoint sees.
@@ -168,7 +176,10 @@ func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source polic
 	}
 	switch {
 	case source == policy.SourceClient:
-		errno = w.connectAs(u, endpoint, client)
+		var ports [2]uint16
+		if ports, errno = w.hold(u, client); errno == 0 {
+			errno = w.connectAs(u, endpoint, client, ports)
+		}
 	case untracked:
 		errno = w.connectUntracked(u, endpoint)
 	case choose:
@@ -183,6 +194,21 @@ func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source polic
 	return u, 0
 }
 
+// hold gives the ports that a socket with a client's address may have, first and
+// last, and has answers come back to it where the way of steering has to be told.
+func (w *worker) hold(u *upstream, client netip.Addr) (ports [2]uint16, errno sys.Errno) {
+	r := &w.server.options.Replies
+	if r.Clients == nil || w.server.options.OwnAddress(client) {
+		return [2]uint16{r.FirstPort, r.LastPort}, 0
+	}
+	ports, err := r.Clients.Hold(client)
+	if err != nil {
+		return ports, sys.EADDRNOTAVAIL // the next look at the steering says why
+	}
+	u.held = client
+	return ports, 0
+}
+
 // connectUntracked connects a socket from the node's address, past connection
 // tracking, or as any other when no port of the range is left.
 func (w *worker) connectUntracked(u *upstream, endpoint netip.AddrPort) sys.Errno {
@@ -192,7 +218,8 @@ func (w *worker) connectUntracked(u *upstream, endpoint netip.AddrPort) sys.Errn
 			return errno
 		}
 	}
-	errno := w.connectAs(u, endpoint, sys.Unspecified(endpoint.Addr()))
+	r := &w.server.options.Replies
+	errno := w.connectAs(u, endpoint, sys.Unspecified(endpoint.Addr()), [2]uint16{r.FirstPort, r.LastPort})
 	if errno != sys.EADDRNOTAVAIL {
 		return errno
 	}
@@ -207,11 +234,11 @@ func (w *worker) connectUntracked(u *upstream, endpoint netip.AddrPort) sys.Errn
 // connectAs connects a socket from a client's address, or from the node's where
 // that is unspecified. Where answers come back to certain ports only, the port
 // is chosen here: those that the kernel gives by itself are none of them.
-func (w *worker) connectAs(u *upstream, endpoint netip.AddrPort, client netip.Addr) sys.Errno {
-	if w.server.options.Replies.FirstPort == 0 || w.server.options.OwnAddress(client) {
+func (w *worker) connectAs(u *upstream, endpoint netip.AddrPort, client netip.Addr, ports [2]uint16) sys.Errno {
+	if ports[0] == 0 || w.server.options.OwnAddress(client) {
 		return sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPortFrom(client, 0))
 	}
-	return w.connectFrom(u, endpoint, client, w.server.ports.replies)
+	return w.connectFrom(u, endpoint, client, w.server.ports.repliesWithin(ports))
 }
 
 // portTries is how many ports are tried that may be taken.
@@ -252,6 +279,16 @@ func newPorts(firstReply, lastReply uint16) (p ports) {
 		p.replies = without(reserved, firstReply, lastReply)
 	}
 	return p
+}
+
+// repliesWithin gives those of replies from a first to a last one.
+func (p *ports) repliesWithin(ends [2]uint16) []uint16 {
+	from, _ := slices.BinarySearch(p.replies, ends[0])
+	to, last := slices.BinarySearch(p.replies, ends[1])
+	if last {
+		to++
+	}
+	return p.replies[from:to]
 }
 
 // without gives the ports of a range that are not reserved.

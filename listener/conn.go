@@ -27,6 +27,7 @@ type conn struct {
 	client   int // the client's socket
 	upstream int // the socket that is connecting
 	dialing  bool
+	held     [2]uint16 // ports for sockets with the client's address, from redirect.Clients
 }
 
 // ownTroublePause is how long a dial waits when the node itself, not an
@@ -214,6 +215,7 @@ func (c *conn) finish(end conntrack.End) {
 		// The relay's clock stands still within a round of the loop.
 		r.FirstByte = max(first-r.Start, r.ConnectTime, 1)
 	}
+	c.releaseClient()
 	w.shard.Close(r)
 	c.pool.open.Add(-1)
 	w.manager.open.Add(-1)

@@ -36,7 +36,21 @@ func (c *conn) connect(st *state, v *policy.Verdict, ep *service.Endpoint) (int,
 		// Its answers come to this node by themselves.
 		return w.relay.Connect(endpoint, netip.AddrPortFrom(client, 0), o)
 	}
-	return w.relay.ConnectAs(endpoint, client, o)
+	if clients := w.manager.traits.Replies.Clients; clients != nil && c.held == [2]uint16{} {
+		var err error
+		if c.held, err = clients.Hold(client); err != nil {
+			return -1, sys.EADDRNOTAVAIL // the next look at the steering says why
+		}
+	}
+	return w.relay.ConnectAs(endpoint, client, c.held, o)
+}
+
+// releaseClient is for a connection whose sockets are closed.
+func (c *conn) releaseClient() {
+	if c.held != [2]uint16{} {
+		c.held = [2]uint16{}
+		c.worker.manager.traits.Replies.Clients.Release(c.record.Client.Addr())
+	}
 }
 
 // keeps tells whether an endpoint can be shown a client's address. The answers

@@ -1,6 +1,9 @@
 package redirect
 
-import "fmt"
+import (
+	"fmt"
+	"net/netip"
+)
 
 // Replies says how sockets may be bound to clients' addresses.
 type Replies struct {
@@ -24,6 +27,20 @@ type Replies struct {
 	// Tracking tells whether there is any connection tracking to pass by; nil if
 	// nobody knows.
 	Tracking *Tracking
+	// Clients has to be asked for the ports of each socket that is bound to a
+	// client's address; nil where answers are found by the socket itself.
+	Clients Clients
+}
+
+// Clients are the addresses that sockets of ours are bound to. It is safe for
+// concurrent use.
+type Clients interface {
+	// Hold is called before a socket connects from a client's address, and gives
+	// the first and the last port that it may have. On an error no answer would
+	// come back to it.
+	Hold(client netip.Addr) (ports [2]uint16, err error)
+	// Release is called once after that socket was closed.
+	Release(client netip.Addr)
 }
 
 // PassTracking tells whether a socket on this node's address passes connection

@@ -33,12 +33,15 @@ func KernelPorts() Ports {
 // is lost to other programs; if there are too few, the upper eighth of them.
 func SparePorts() Ports {
 	kernel := KernelPorts()
-	first, last := kernel.First, kernel.Last
 	const enough = 2048
-	if last <= 65534-enough {
-		return Ports{First: last + 1, Last: 65534}
+	if kernel.Last <= 65534-enough {
+		return Ports{First: kernel.Last + 1, Last: 65534}
 	}
-	return Ports{First: last - (last-first)/8, Last: last}
+	return kernel.upperEighth()
+}
+
+func (p Ports) upperEighth() Ports {
+	return Ports{First: p.Last - (p.Last-p.First)/8, Last: p.Last}
 }
 
 const (
@@ -148,14 +151,23 @@ func (w *Worker) Connect(endpoint, local netip.AddrPort, o sys.ConnectOptions) (
 
 // UseReplyPorts says which local ports ConnectAs may use, first to last, where
 // not every port will do (F11). It is called before the loop runs or on its
-// goroutine.
+// goroutine. Connect then keeps out of them: a packet to such a port may be taken
+// for an answer to a client on another node too.
 func (w *Worker) UseReplyPorts(first, last uint16) {
+	if p := w.ports.ports; !p.Always && p.First <= last && first <= p.Last {
+		w.ports = newLocalPorts(w.config.KernelPorts.upperEighth(), w.config.Reserved, w.number, w.config.Workers)
+	}
 	w.replyPorts = newLocalPorts(Ports{First: first, Last: last, Always: true}, w.config.Reserved, w.number, w.config.Workers)
 }
 
-// ConnectAs is Connect from a client's own address (F7).
-func (w *Worker) ConnectAs(endpoint netip.AddrPort, client netip.Addr, o sys.ConnectOptions) (int, sys.Errno) {
+// ConnectAs is Connect from a client's own address (F7), and from certain ports,
+// first and last, if they are not 0.
+func (w *Worker) ConnectAs(endpoint netip.AddrPort, client netip.Addr, ports [2]uint16, o sys.ConnectOptions) (int, sys.Errno) {
 	o.Transparent = true
+	if ports != [2]uint16{} {
+		some := newLocalPorts(Ports{First: ports[0], Last: ports[1], Always: true}, w.config.Reserved, w.number, w.config.Workers)
+		return w.connectFrom(&some, endpoint, client, o, 4*portTries)
+	}
 	if w.replyPorts.ports.Last == 0 {
 		return w.Connect(endpoint, netip.AddrPortFrom(client, 0), o)
 	}

@@ -33,7 +33,7 @@ func TestConnectAsTheClient(t *testing.T) {
 	first, second := r.newWorker(k.fake), r.newWorker(k.fake)
 
 	k.answer = func(netip.AddrPort) sys.Errno { return 0 }
-	fd, e := first.ConnectAs(endpoint, client, sys.ConnectOptions{Congestion: "cubic"})
+	fd, e := first.ConnectAs(endpoint, client, [2]uint16{}, sys.ConnectOptions{Congestion: "cubic"})
 	if fd != 7 || e != sys.EINPROGRESS || len(k.asked) != 1 || k.asked[0] != netip.AddrPortFrom(client, 0) {
 		t.Errorf("%d, %v, asked for %v", fd, e, k.asked)
 	}
@@ -53,7 +53,7 @@ func TestConnectAsTheClient(t *testing.T) {
 		}
 		for n := range 6 {
 			k.asked = nil
-			_, e := w.ConnectAs(endpoint, client, sys.ConnectOptions{})
+			_, e := w.ConnectAs(endpoint, client, [2]uint16{}, sys.ConnectOptions{})
 			want := sys.EINPROGRESS
 			if n == 5 { // half of the ten ports are the other worker's
 				want = sys.EADDRNOTAVAIL

@@ -58,7 +58,7 @@ func (o *steeringOptions) registerNames(f *pflag.FlagSet) {
 	f.Var(&o.replyMark, "reply-mark", "bit of packets' marks that says: this one is the answer to a client's own address")
 	f.Var(&o.socketMark, "socket-mark", "bit of packets' marks that says: this one is from a socket of ours on the node's address, for tproxy with iptables")
 	f.IntVar(&o.steerTable, "route-table-steer", route.DefaultSteerTable, "number of the routing table for addresses that are not this node's to own")
-	f.IntVar(&o.replyTable, "route-table-replies", route.DefaultReplyTable, "number of the routing table for answers to clients' own addresses")
+	f.IntVar(&o.replyTable, "route-table-replies", route.DefaultReplyTable, "number of the routing table for answers to clients' own addresses; without netfilter, the one after it too")
 }
 
 // choose gives what the choice of a mode is made from.

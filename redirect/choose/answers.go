@@ -145,7 +145,16 @@ func bringsAnswers(r redirect.Replies, node *os.File) error {
 		if client.Is6() && !hasIPv6() {
 			continue
 		}
-		if err := isAnswered(client, netip.AddrPortFrom(endpointAddresses[i], endpointPort), r.FirstPort); err != nil {
+		firstPort := r.FirstPort
+		if r.Clients != nil {
+			ports, err := r.Clients.Hold(client)
+			if err != nil {
+				return &RepliesError{err}
+			}
+			defer r.Clients.Release(client)
+			firstPort = ports[0]
+		}
+		if err := isAnswered(client, netip.AddrPortFrom(endpointAddresses[i], endpointPort), firstPort); err != nil {
 			return err
 		}
 	}

@@ -53,7 +53,8 @@ func (r *Router) RepliesByPort(ports [2]uint16) redirect.Replies {
 	if err := r.checkPorts(ports); err != nil {
 		return redirect.Replies{Why: err.Error()}
 	}
-	return redirect.Replies{Diverted: true, FirstPort: ports[0], LastPort: ports[1]}
+	r.clients.setPorts(ports)
+	return redirect.Replies{Diverted: true, FirstPort: ports[0], LastPort: ports[1], Clients: &r.clients}
 }
 
 func (r *Router) checkPorts(ports [2]uint16) error {

@@ -19,9 +19,10 @@
 //   - routes `local A dev lo proto 83 src NODE` in the steer table, one for each
 //     address that is not ours to own (A3.13), and rules with proto 83 that
 //     look there for packets with a mark, or to single ports.
-//   - the route `local default dev lo proto 83` in the reply table, and rules
-//     with proto 83 that look there for answers to the clients' own addresses
-//     (F7, F11).
+//   - routes in the reply table, and rules with proto 83 that look there for
+//     answers to the clients' own addresses: `local default dev lo proto 83`
+//     where packets are marked (F7), else `local CLIENT dev lo proto 83` for
+//     each client that has a connection through this node (F11).
 //
 // The local routes of the steer table are single addresses, so that a source
 // check that takes the mark into account (src_valid_mark, F10) finds nothing
@@ -78,7 +79,8 @@ type Options struct {
 	// SocketMark is a single bit too, of what sockets of ours send; 0 where none
 	// has it. No policy routing rule of ours is about it.
 	SocketMark uint32
-	// SteerTable and ReplyTable are numbers of routing tables of our own.
+	// SteerTable and ReplyTable are numbers of routing tables of our own, and so is
+	// the one after ReplyTable where nothing marks packets.
 	SteerTable, ReplyTable int
 	// RulePriority is that of our policy routing rules, and the three after it
 	// are, too: after that of the table local (0), before that of the table main
@@ -117,10 +119,10 @@ func (o Options) Validate() error {
 	if o.SocketMark&(o.SteerMark|o.ReplyMark) != 0 {
 		return fmt.Errorf("mark %#x is for sockets, and to steer or to bring replies back: want different ones", o.SocketMark)
 	}
-	if o.SteerTable == o.ReplyTable {
-		return fmt.Errorf("routing table %d is to steer and to bring replies back: want two different ones", o.SteerTable)
+	if o.SteerTable == o.ReplyTable || o.SteerTable == o.ReplyTable+1 {
+		return fmt.Errorf("routing table %d is to steer, %d and the one after it to bring replies back: want different ones", o.SteerTable, o.ReplyTable)
 	}
-	for _, table := range []int{o.SteerTable, o.ReplyTable} {
+	for _, table := range []int{o.SteerTable, o.ReplyTable, o.ReplyTable + 1} {
 		if table <= 0 || table >= syscall.RT_TABLE_DEFAULT && table <= syscall.RT_TABLE_LOCAL {
 			return fmt.Errorf("routing table %d: want a number of our own, not 0 and not 253 to 255", table)
 		}
@@ -147,11 +149,17 @@ type State struct {
 	// MarkReplies sends packets with the reply mark to the reply table.
 	MarkReplies bool
 	// ReplyPorts, first and last, send TCP and UDP packets to these ports, but
-	// none that this node sends itself, to the reply table (F11); zero sends none. Together with MarkReplies, of
-	// IPv4 only those that carry the mark too, which is for where sources are
-	// checked with marks (see SourceChecks), and nothing changes for IPv6.
+	// none that this node sends itself, to the reply table (F11), which then has
+	// the addresses that Router.Clients holds; zero sends none. Together with
+	// MarkReplies, of IPv4 only those that carry the mark too, which is for where
+	// sources are checked with marks (see SourceChecks), and nothing changes for
+	// IPv6.
 	ReplyPorts [2]uint16
 }
+
+// repliesByClient tells whether the reply table has a route for each client in
+// place of a default route.
+func (s *State) repliesByClient() bool { return s.ReplyPorts != [2]uint16{} && !s.MarkReplies }
 
 // Router makes the kernel's tables what a State says. Its methods are safe for
 // concurrent use.
@@ -164,6 +172,8 @@ type Router struct {
 	// instead of all. Kernels before 4.20 send all.
 	lister *netlink.Handle
 	lo     int // interface number
+
+	clients clients // of a State with ReplyPorts and without MarkReplies
 }
 
 // Open gets ready, and changes nothing in the kernel.
@@ -182,6 +192,12 @@ func Open(opts Options) (*Router, error) {
 		return nil, err
 	}
 	_ = r.lister.SetStrictCheck(true)
+	r.clients.router = r
+	if err := r.clients.open(opts.NetNS); err != nil {
+		r.nl.Close()
+		r.lister.Close()
+		return nil, err
+	}
 	lo, err := r.nl.LinkByName("lo")
 	if err != nil {
 		r.Close()
@@ -209,6 +225,7 @@ func (r *Router) Close() {
 	defer r.mu.Unlock()
 	r.nl.Close()
 	r.lister.Close()
+	r.clients.close()
 }
 
 // families are those that the kernel routes.
@@ -235,6 +252,9 @@ func (r *Router) Apply(s State) (changed bool, err error) {
 		for i := range tables {
 			note(r.addRoutes(&tables[i]))
 		}
+		if s.repliesByClient() {
+			note(r.clients.apply(f))
+		}
 		note(r.addRules(&rules))
 		note(r.removeRules(&rules))
 		for i := range tables {
@@ -259,7 +279,7 @@ func (r *Router) Check(s State) error {
 
 // diff compares the kernel's tables of a family with a state. The error names
 // what is left out, and why.
-func (r *Router) diff(f service.Family, s *State) (tables [3]routeChanges, rules ruleChanges, err error) {
+func (r *Router) diff(f service.Family, s *State) (tables [ourTables]routeChanges, rules ruleChanges, err error) {
 	w, err := r.wanted(f, s)
 	if err != nil {
 		return tables, rules, err
@@ -268,6 +288,9 @@ func (r *Router) diff(f service.Family, s *State) (tables [3]routeChanges, rules
 	for i, table := range r.tables() {
 		var err error
 		tables[i], err = r.diffRoutes(f, table, w.routes[i], w.source)
+		if r.isReplyTable(table) && s.repliesByClient() {
+			tables[i] = routeChanges{} // its routes are the clients'
+		}
 		errs = append(errs, err)
 		if err != nil {
 			// Whatever is in that table, no packet is to be sent there anew.
@@ -279,14 +302,20 @@ func (r *Router) diff(f service.Family, s *State) (tables [3]routeChanges, rules
 }
 
 // tables are those that hold routes of ours, in the order of wants.routes.
-func (r *Router) tables() [3]int {
-	return [3]int{syscall.RT_TABLE_LOCAL, r.opts.SteerTable, r.opts.ReplyTable}
+func (r *Router) tables() [ourTables]int {
+	return [...]int{syscall.RT_TABLE_LOCAL, r.opts.SteerTable, r.opts.ReplyTable, r.opts.ReplyTable + 1}
+}
+
+const ourTables = 4
+
+func (r *Router) isReplyTable(table int) bool {
+	return table == r.opts.ReplyTable || table == r.opts.ReplyTable+1
 }
 
 // wants is what a state asks for in one family.
 type wants struct {
 	source netip.Addr // of the node's own connections to services; may be none
-	routes [3][]netip.Prefix
+	routes [ourTables][]netip.Prefix
 	rules  []rule
 	// noMoreRules are the tables that no rule is to be added for.
 	noMoreRules []int
@@ -323,6 +352,9 @@ func (r *Router) wanted(f service.Family, s *State) (w wants, err error) {
 	}
 	if replies := r.replyRules(f, s); len(replies) > 0 {
 		w.routes[2] = []netip.Prefix{defaultRoute(f)}
+		if s.repliesByClient() {
+			w.routes[3] = w.routes[2]
+		}
 		w.rules = append(w.rules, replies...)
 	}
 	return w, nil
@@ -348,6 +380,7 @@ func (r *Router) hasFamily(f service.Family) bool {
 func (r *Router) Remove() (removed []string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.clients.stop()
 	for _, f := range families {
 		rules, err := r.rules(f)
 		if err != nil {

@@ -407,7 +407,7 @@ func TestOptionsThatCannotBe(t *testing.T) {
 		{Options{SteerMark: 4, ReplyMark: 4}, "two different"},
 		{Options{SocketMark: 5}, "single bit"},
 		{Options{SocketMark: DefaultReplyMark}, "want different ones"},
-		{Options{SteerTable: 9, ReplyTable: 9}, "two different"},
+		{Options{SteerTable: 9, ReplyTable: 9}, "want different"},
 		{Options{SteerTable: 254}, "a number of our own"},
 		{Options{RulePriority: 32766}, "priority"},
 		{Options{NodeIPs: addrs("10.0.0.1 10.0.0.2")}, "one of each family"},

@@ -51,9 +51,14 @@ func (r *Router) portRule(d service.Destination) rule {
 // comes in from elsewhere cannot be asked for, so what does not is sent past:
 //
 //	84: iif lo goto 86
-//	85: ipproto tcp dport 61000-65534 lookup 8377
-//	85: ipproto udp dport 61000-65534 lookup 8377
+//	85: ipproto tcp dport 61000-63266 lookup 8377
+//	85: ipproto udp dport 61000-63266 lookup 8377
+//	85: ipproto tcp dport 63267-65534 lookup 8378
+//	85: ipproto udp dport 63267-65534 lookup 8378
 //	86: nop
+//
+// The first table has clients behind this node, the second all others: see
+// clients.
 func (r *Router) replyRules(f service.Family, s *State) []rule {
 	all := rule{family: f, table: r.opts.ReplyTable, priority: r.opts.RulePriority}
 	if s.MarkReplies {
@@ -71,11 +76,20 @@ func (r *Router) replyRules(f service.Family, s *State) []rule {
 		rules = append(rules, rule{family: f, priority: end}, rule{family: f, fromHost: true, jump: end, priority: past})
 		all.priority = r.opts.RulePriority + 2
 	}
-	for _, p := range []service.Protocol{service.TCP, service.UDP} {
-		k := all
-		k.protocol, k.first, k.last = protocolNumber(p), s.ReplyPorts[0], s.ReplyPorts[1]
-		rules = append(rules, k)
+	byPorts := func(table int, ports [2]uint16) {
+		for _, p := range []service.Protocol{service.TCP, service.UDP} {
+			k := all
+			k.table, k.protocol, k.first, k.last = table, protocolNumber(p), ports[0], ports[1]
+			rules = append(rules, k)
+		}
 	}
+	if !s.repliesByClient() {
+		byPorts(r.opts.ReplyTable, s.ReplyPorts)
+		return rules
+	}
+	behind, others := splitPorts(s.ReplyPorts)
+	byPorts(r.opts.ReplyTable, behind)
+	byPorts(r.opts.ReplyTable+1, others)
 	return rules
 }
 
@@ -240,7 +254,7 @@ func (r *Router) isOurRule(k *netlink.Rule) bool {
 		return false
 	}
 	after := k.Priority - r.opts.RulePriority
-	return k.Table == r.opts.SteerTable || k.Table == r.opts.ReplyTable || k.Table == 0 && after > 0 && after <= 3
+	return k.Table == r.opts.SteerTable || r.isReplyTable(k.Table) || k.Table == 0 && after > 0 && after <= 3
 }
 
 func (k rule) netlink() *netlink.Rule {

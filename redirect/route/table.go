@@ -44,7 +44,7 @@ func (r *Router) diffRoutes(f service.Family, table int, want []netip.Prefix, so
 			})
 		}
 	}
-	if table == r.opts.ReplyTable {
+	if r.isReplyTable(table) {
 		source = netip.Addr{} // nobody connects by that one
 	}
 	for _, p := range want {
@@ -100,7 +100,11 @@ func (r *Router) removeRoute(k *netlink.Route) error {
 
 // routes gives everything in a table.
 func (r *Router) routes(f service.Family, table int) ([]netlink.Route, error) {
-	routes, err := r.lister.RouteListFiltered(netlinkFamily(f), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+	return r.routesBy(r.lister, f, table)
+}
+
+func (r *Router) routesBy(lister *netlink.Handle, f service.Family, table int) ([]netlink.Route, error) {
+	routes, err := lister.RouteListFiltered(netlinkFamily(f), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
 	if noSuchFamily(err) {
 		return nil, nil
 	}

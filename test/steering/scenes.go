@@ -169,9 +169,17 @@ func clientAddresses(t *testing.T, m Mode) {
 	if replies.FirstPort == 0 || replies.FirstPort <= lastClientPort && replies.LastPort >= firstNodePort {
 		t.Errorf("our sockets have clients' ports, %d to %d: a client's own connection from such a port gets no answer", replies.FirstPort, replies.LastPort)
 	}
-	port := replies.FirstPort + 1000
 	for i, v := range []struct{ client, server netip.Addr }{{s.Client.IPv4, server.IPv4}, {s.Client.IPv6, server.IPv6}} {
-		as := netip.AddrPortFrom(v.client, port)
+		first := replies.FirstPort
+		if replies.Clients != nil {
+			ports, err := replies.Clients.Hold(v.client)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { replies.Clients.Release(v.client) })
+			first = ports[0]
+		}
+		as := netip.AddrPortFrom(v.client, first+1000)
 		c, err := s.Node.Dialer(DialerFrom("tcp", as), "tcp", netip.AddrPortFrom(v.server, 8080).String())
 		if err != nil {
 			t.Fatalf("as %s to %s: %v", as, v.server, err)
@@ -184,6 +192,7 @@ func clientAddresses(t *testing.T, m Mode) {
 			t.Errorf("the endpoint sees %v, want %s", peers, as)
 		}
 	}
+	port := replies.FirstPort + 1010
 	for _, v := range []struct{ client, server netip.Addr }{{s.Client.IPv4, s.Node.IPv4}, {s.Client.IPv6, s.Node.IPv6}} {
 		family := service.FamilyOf(v.client)
 		for _, c := range []struct{ name, to, want string }{
