@@ -128,16 +128,15 @@ const keepAliveProbes = 3
 
 // Liveness gives the options that find out a peer that is gone, on both sides
 // of a connection: it is probed when it was quiet for keepAlive and given up
-// after twice the time, whether it is silent or leaves data unacknowledged
-// (TCP_USER_TIMEOUT is idle + count x interval).
+// after twice the time. While data is unacknowledged the kernel does not probe:
+// see relay.Config.GoneAfter.
 func Liveness(keepAlive time.Duration) sys.Liveness {
 	if keepAlive <= 0 {
 		return sys.Liveness{}
 	}
 	return sys.Liveness{
-		Idle:        keepAlive,
-		Interval:    keepAlive / keepAliveProbes,
-		Count:       keepAliveProbes,
-		UserTimeout: 2 * keepAlive,
+		Idle:     keepAlive,
+		Interval: keepAlive / keepAliveProbes,
+		Count:    keepAliveProbes,
 	}
 }

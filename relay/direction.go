@@ -231,7 +231,7 @@ func (l *Link) pass(i int) {
 	// If this fails, the socket was reset, which its next event says.
 	w.kernel.shutdownWrite(int(other.fd))
 	l.facts |= halfClosed
-	l.setTimer()
+	l.setTimer(l.lookInterval())
 }
 
 // drain delivers what side i sent before it was lost, as far as the other side

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"time"
 
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
@@ -58,6 +59,11 @@ type fakeSock struct {
 	cut      bool // the last write was cut short
 	shut     bool
 	deaf     bool // the peer has closed: it answers bytes with RST
+
+	pending    bool  // bytes to the peer are not acknowledged
+	acked      int64 // when the peer last acknowledged something
+	unanswered int   // retransmissions since then
+	looks      int   // how often the kernel was asked for these
 
 	closed  bool
 	linger  bool
@@ -411,6 +417,12 @@ func (f *fake) setLingerReset(fd int) sys.Errno {
 func (f *fake) setLiveness(fd int, _ sys.Liveness) sys.Errno {
 	f.sock(fd).live = true
 	return 0
+}
+
+func (f *fake) delivery(fd int) (sys.Delivery, sys.Errno) {
+	s := f.sock(fd)
+	s.looks++
+	return sys.Delivery{Pending: s.pending, Silence: time.Duration(f.now - s.acked), Unanswered: s.unanswered}, 0
 }
 
 func (f *fake) socketError(fd int) sys.Errno {

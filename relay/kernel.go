@@ -18,6 +18,7 @@ type kernel interface {
 	shutdownWrite(fd int) sys.Errno
 	setLingerReset(fd int) sys.Errno
 	setLiveness(fd int, l sys.Liveness) sys.Errno
+	delivery(fd int) (sys.Delivery, sys.Errno)
 	socketError(fd int) sys.Errno
 	close(fd int)
 	pipe() (r, w int, e sys.Errno)
@@ -44,6 +45,8 @@ func (linux) shutdownWrite(fd int) sys.Errno { return sys.ShutdownWrite(fd) }
 func (linux) setLingerReset(fd int) sys.Errno { return sys.SetLingerReset(fd) }
 
 func (linux) setLiveness(fd int, l sys.Liveness) sys.Errno { return sys.SetLiveness(fd, l) }
+
+func (linux) delivery(fd int) (sys.Delivery, sys.Errno) { return sys.DeliveryOf(fd) }
 
 func (linux) socketError(fd int) sys.Errno { return sys.SocketError(fd) }
 

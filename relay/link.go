@@ -60,6 +60,7 @@ const (
 	endpointFirst                  // it was the endpoint's
 	halfClosed                     // one direction is done
 	matured                        // the endpoint's liveness options are set
+	watched                        // the timer is set for the next look at what the peers acknowledge
 )
 
 // Start hands two connected, non-blocking sockets over to the link, which closes
@@ -99,7 +100,7 @@ func (w *Worker) Start(l *Link, clientSocket, endpointSocket Socket, owner Owner
 		}
 	}
 	if l.facts&running != 0 {
-		l.setTimer()
+		l.setTimer(l.lookInterval())
 	}
 }
 
@@ -188,6 +189,9 @@ func (l *Link) HandleEvents(tag uint8, ev poll.Events) {
 	i := int(tag)
 	s := &l.sides[i]
 	l.moved = l.worker.loop.Now()
+	if l.facts&watched == 0 {
+		l.setTimer(l.lookInterval())
+	}
 	l.note(i, ev)
 	if ev&poll.Failed != 0 {
 		l.broken(i, 0)
@@ -209,51 +213,6 @@ func (w *Worker) Abort(l *Link, end End) {
 	if l.facts&running != 0 {
 		l.finish(end, resetBoth)
 	}
-}
-
-// HandleTimer is called by the loop.
-func (l *Link) HandleTimer(*poll.Timer) {
-	w := l.worker
-	if l.facts&matured == 0 {
-		l.facts |= matured
-		if c := &w.config; !c.EndpointLiveness.IsZero() {
-			w.stats.Others++
-			w.kernel.setLiveness(int(l.sides[endpoint].fd), c.EndpointLiveness)
-		}
-	}
-	quiet := l.patience()
-	if quiet == 0 {
-		return
-	}
-	if w.loop.Now() >= l.moved+quiet {
-		l.finish(Idle, resetBoth)
-		return
-	}
-	w.loop.Schedule(&l.timer, l.moved+quiet, l)
-}
-
-// setTimer schedules the link's one timer for its nearest deadline. Movement
-// does not touch it: when it fires too early for the link's last movement, it is
-// set again for the rest.
-func (l *Link) setTimer() {
-	w := l.worker
-	quiet := l.patience()
-	if l.facts&matured == 0 && !w.config.EndpointLiveness.IsZero() {
-		if grow := int64(w.config.LivenessAfter); quiet == 0 || grow < quiet {
-			quiet = grow
-		}
-	}
-	if quiet > 0 {
-		w.loop.Schedule(&l.timer, l.moved+quiet, l)
-	}
-}
-
-// patience is how long the link may be quiet; 0: for ever.
-func (l *Link) patience() int64 {
-	if l.facts&halfClosed != 0 {
-		return int64(l.worker.config.HalfClosedTimeout)
-	}
-	return int64(l.worker.config.IdleTimeout)
 }
 
 // broken ends the link because side i was reset, or no longer answers. What it

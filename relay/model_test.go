@@ -266,7 +266,7 @@ var playConfigs = []Config{
 	{Splice: true},
 	{Splice: true, PipeSize: 64 << 10},
 	{Splice: true, MaxPipes: -1},
-	{Splice: true, IdleTimeout: time.Hour, EndpointLiveness: sys.Liveness{Count: 1}},
+	{Splice: true, IdleTimeout: time.Hour, EndpointLiveness: sys.Liveness{Count: 1}, GoneAfter: time.Minute},
 }
 
 // TestLinkAgainstModel plays many random scripts.

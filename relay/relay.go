@@ -58,7 +58,8 @@
 // the other direction goes on, but no longer than Config.HalfClosedTimeout
 // without a byte. A reset is passed on as a reset: what its sender sent before
 // is delivered as far as the other side takes it at once, then the other side
-// is reset too. The same goes for a side that no longer answers (ETIMEDOUT).
+// is reset too. The same goes for a side that no longer answers, which the
+// kernel's keepalive probes or Config.GoneAfter find out.
 // A link that moved nothing for Config.IdleTimeout, or is aborted, is reset on
 // both sides, so that neither takes a truncated stream for a whole one.
 //
@@ -121,9 +122,13 @@ type Config struct {
 	PipeSize          int           // bytes; 0 means 512 KiB; a kernel that gives less is taken at its word
 
 	// EndpointLiveness is set on the endpoint's socket once a link has lived
-	// LivenessAfter (0 means 10 s); the client's has it from its listener.
+	// LivenessAfter (0 means 10 s, or half of GoneAfter if that is less); the client's has it from its listener.
 	EndpointLiveness sys.Liveness
 	LivenessAfter    time.Duration
+	// GoneAfter ends a link with a side that acknowledged nothing for so long,
+	// though bytes wait for that; 0: never. A side that answers may leave them
+	// unread for as long as it likes.
+	GoneAfter time.Duration
 
 	Workers int   // how many NewWorker is called for at most; 0 means 1
 	Ports   Ports // local ports of Worker.Connect; zero means SparePorts
@@ -146,6 +151,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.LivenessAfter == 0 {
 		c.LivenessAfter = 10 * time.Second
+		if c.GoneAfter > 0 {
+			c.LivenessAfter = min(c.LivenessAfter, c.GoneAfter/2)
+		}
 	}
 	if c.Workers == 0 {
 		c.Workers = 1

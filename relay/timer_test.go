@@ -95,6 +95,72 @@ func TestLiveness(t *testing.T) {
 	}
 }
 
+// TestGonePeerIsGivenUp: a side that leaves bytes unacknowledged and does not
+// answer is given up in time, also while the other side goes on sending.
+func TestGonePeerIsGivenUp(t *testing.T) {
+	for side, want := range []End{ClientTimeout, EndpointTimeout} {
+		for _, sends := range []bool{false, true} {
+			p := quiet(Config{GoneAfter: time.Minute, IdleTimeout: 24 * time.Hour})
+			p.elapse(1000 * second)
+			p.peerSends(1-side, 100)
+			p.settle()
+			gone := p.socks[side]
+			gone.pending, gone.acked, gone.unanswered = true, p.now, unansweredLimit
+			for range 59 {
+				p.elapse(second)
+				if sends {
+					p.peerSends(1-side, 1)
+					p.settle()
+				}
+			}
+			p.wantEnds(t)
+			p.elapse(10 * second)
+			p.wantEnds(t, want)
+			if !p.socks[1-side].linger {
+				t.Fatal("the other side is not reset")
+			}
+		}
+	}
+}
+
+// TestPausedPeerIsNotGivenUp: a side that answers may leave bytes unread for ever,
+// though window probes are two minutes apart and one of them is on its way.
+func TestPausedPeerIsNotGivenUp(t *testing.T) {
+	p := quiet(Config{GoneAfter: time.Minute})
+	p.peerSends(endpoint, 100)
+	p.settle()
+	c := p.socks[client]
+	c.pending, c.acked = true, p.now
+	for range 1000 {
+		p.elapse(120 * second)
+		c.unanswered = 1
+		p.elapse(second)
+		c.unanswered, c.acked = 0, p.now
+	}
+	p.wantEnds(t)
+}
+
+// TestIdleLinkIsNotLookedAt: a link that does not move costs no look, until it
+// moves.
+func TestIdleLinkIsNotLookedAt(t *testing.T) {
+	p := quiet(Config{GoneAfter: time.Minute, IdleTimeout: 24 * time.Hour})
+	for range 3 {
+		p.elapse(100 * second)
+		before := p.socks[client].looks
+		p.elapse(3600 * second)
+		if n := p.socks[client].looks - before; n != 0 {
+			t.Fatalf("an idle link was looked at %d times", n)
+		}
+		p.peerSends(client, 1)
+		p.settle()
+		p.elapse(100 * second)
+		if n := p.socks[client].looks - before; n < 1 || n > 4 {
+			t.Fatalf("a link that moved was looked at %d times", n)
+		}
+	}
+	p.wantEnds(t)
+}
+
 func TestAbort(t *testing.T) {
 	p := quiet(Config{Splice: true})
 	p.peerSends(client, 100)

@@ -185,6 +185,7 @@ func (p *proxy) makeLoops(limits limits) error {
 		MaxPipes:          o.maxPipes,
 		Workers:           o.workers,
 		EndpointLiveness:  listener.Liveness(o.keepAlive),
+		GoneAfter:         2 * o.keepAlive,
 	})
 	for range o.workers {
 		loop, err := poll.New()

@@ -147,7 +147,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.DurationVar(&o.udpStreamTimeout, "udp-stream-timeout", 2*time.Minute, "the same for a session that has been used both ways for two seconds")
 	f.Var(&o.balancer, "balancer", "how endpoints are chosen for services that do not say so in the annotation sluice.dev/balancer")
 	f.Var(&o.dialTimeouts, "dial-timeouts", "patience with the first, second, … endpoint that does not answer")
-	f.DurationVar(&o.keepAlive, "keepalive", 30*time.Second, "silence after which either side is probed; it is given up after twice the time; 0 switches that off")
+	f.DurationVar(&o.keepAlive, "keepalive", 30*time.Second, "silence after which either side is probed; one that does not answer is given up after twice the time; 0 switches that off")
 	f.DurationVar(&o.idleTimeout, "idle-timeout", 24*time.Hour, "a connection without a byte for so long is ended; 0 means never")
 	f.DurationVar(&o.halfClosedTimeout, "half-closed-timeout", time.Hour, "the same for a connection that one side has closed")
 	f.StringVar(&o.congestion, "congestion-control", "", "TCP congestion control towards clients and endpoints, such as cubic (default: the system's)")

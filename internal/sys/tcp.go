@@ -341,6 +341,26 @@ func prepare(fd int) Errno {
 	return setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1)
 }
 
+// Delivery is what has become of the bytes that were written to a connection.
+type Delivery struct {
+	Pending    bool          // some are not acknowledged, or not sent because the peer has no room
+	Silence    time.Duration // since the peer's last acknowledgement
+	Unanswered int           // retransmissions or window probes since then
+}
+
+// DeliveryOf asks the kernel (TCP_INFO). A peer without room acknowledges window
+// probes, which come 120 s apart in the end.
+func DeliveryOf(fd int) (Delivery, Errno) {
+	var info unix.TCPInfo
+	size := uint32(unsafe.Sizeof(info))
+	_, _, e := syscall.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, unix.TCP_INFO, uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	return Delivery{
+		Pending:    info.Unacked > 0 || info.Notsent_bytes > 0,
+		Silence:    time.Duration(info.Last_ack_recv) * time.Millisecond,
+		Unanswered: int(max(info.Retransmits, info.Probes)),
+	}, e
+}
+
 // OutQueue returns how many written bytes the peer has not acknowledged yet
 // (SIOCOUTQ).
 func OutQueue(fd int) (int, Errno) {

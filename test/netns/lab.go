@@ -208,6 +208,18 @@ func (n *Namespace) configure(ifname string, addrs []netip.Prefix) error {
 	return nil
 }
 
+// SetDown unplugs an interface.
+func (n *Namespace) SetDown(ifname string) error {
+	link, err := n.nl.LinkByName(ifname)
+	if err == nil {
+		err = n.nl.LinkSetDown(link)
+	}
+	if err != nil {
+		return fmt.Errorf("%s down: %w", ifname, err)
+	}
+	return nil
+}
+
 // AddAddr gives an interface one more address.
 func (n *Namespace) AddAddr(ifname string, a netip.Prefix) error {
 	link, err := n.nl.LinkByName(ifname)

@@ -1,0 +1,168 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// quickKeepAlive gives a peer up that was silent for two seconds.
+const quickKeepAlive = "--keepalive=1s"
+
+// eachEnd calls f for connections over IPv4 and IPv6 and each of their ends.
+func (j *joiner) eachEnd(t *testing.T, f func(name string, near, far *net.TCPConn)) {
+	t.Helper()
+	for _, address := range addresses(80, vip4, vip6) {
+		c := j.join(t, j.lab.Client, address)
+		f("client of "+address, c.client, c.server)
+		c = j.join(t, j.lab.Client, address)
+		f("endpoint of "+address, c.server, c.client)
+	}
+}
+
+// TestPromise3_LivePeerMayPause stops reading, at the client and at the endpoint,
+// for several times the time after which a peer that is gone is given up: every
+// byte arrives all the same, whether the buffers on the way are full or not.
+func TestPromise3_LivePeerMayPause(t *testing.T) {
+	t.Parallel()
+	bothWays(t, pauses)
+}
+
+func pauses(t *testing.T, splice string) {
+	t.Parallel()
+	const pause = 6 * time.Second
+	lab := netns.NewLab(t, 1)
+	j := newJoiner(t, lab, lab.Backends[0], 8080)
+	p := startProxy(t, lab, []webService{webOn(lab)}, splice, quickKeepAlive)
+	var running sync.WaitGroup
+	for _, size := range []int{1 << 20, 16 << 20} {
+		j.eachEnd(t, func(name string, reader, writer *net.TCPConn) {
+			running.Go(func() {
+				for sent := 0; sent < size; sent += 1 << 20 {
+					if _, err := writer.Write(noise()[:1<<20]); err != nil {
+						t.Errorf("write to the %s after %d bytes: %v", name, sent, err)
+						return
+					}
+				}
+				_ = writer.CloseWrite()
+			})
+			running.Go(func() {
+				time.Sleep(pause) // which is what is tested
+				buf := make([]byte, 1<<20)
+				for got := 0; got < size; got += len(buf) {
+					if n, err := io.ReadFull(reader, buf); err != nil || !bytes.Equal(buf, noise()[:len(buf)]) {
+						t.Errorf("%s: %v after %d bytes of %d, or wrong bytes", name, err, got+n, size)
+						return
+					}
+				}
+				wantEnd(t, reader)
+				_ = reader.Close()
+			})
+		})
+	}
+	running.Wait()
+	p.stop()
+	for _, r := range p.records() {
+		if r.End != "client_fin" && r.End != "endpoint_fin" {
+			t.Errorf("%s to %s: %s, with %d bytes up and %d down", r.Client, r.VIP, r.End, r.BytesUp, r.BytesDown)
+		}
+	}
+}
+
+// TestGonePeerIsGivenUp takes a peer away without a word, while nothing is on its
+// way to it, while it has stopped reading, and while it is sent a little all the time:
+// the record says who no longer answered, and the other side is reset. In full it
+// plays both ways to be gone on both sides.
+func TestGonePeerIsGivenUp(t *testing.T) {
+	t.Parallel()
+	for _, side := range []string{"client", "endpoint"} {
+		for _, how := range []string{"black-holed", "unplugged"} {
+			if !full() && (side == "client") != (how == "black-holed") {
+				continue
+			}
+			t.Run(side+"/"+how, func(t *testing.T) {
+				t.Parallel()
+				losePeers(t, side, how)
+			})
+		}
+	}
+}
+
+func losePeers(t *testing.T, side, how string) {
+	const within = 30 * time.Second // twice --keepalive is 2 s; a busy machine takes its time
+	lab := netns.NewLab(t, 1)
+	lab.Settle(t)
+	j := newJoiner(t, lab, lab.Backends[0], 8080)
+	p := startProxy(t, lab, []webService{webOn(lab)}, quickKeepAlive)
+	lost := lab.Client
+	if side == "endpoint" {
+		lost = lab.Backends[0]
+	}
+	var others []*net.TCPConn
+	var running sync.WaitGroup
+	wantReset := func(state string, err error) {
+		if !isReset(err) {
+			t.Errorf("the %s is gone, %s: the other side saw %v, want a reset", side, state, err)
+		}
+	}
+	for _, state := range []string{"idle", "not reading", "sent to"} {
+		for _, address := range addresses(80, vip4, vip6) {
+			c := j.join(t, lab.Client, address)
+			other := c.client
+			if side == "client" {
+				other = c.server
+			}
+			others = append(others, other)
+			if state == "not reading" {
+				_ = other.SetWriteDeadline(time.Now().Add(time.Second))
+				_, _ = other.Write(make([]byte, 16<<20)) // fills all buffers
+			}
+			running.Go(func() {
+				err := error(nil)
+				if state == "sent to" {
+					for ; err == nil; time.Sleep(50 * time.Millisecond) {
+						_, err = other.Write([]byte("x"))
+					}
+				} else {
+					_, err = io.Copy(io.Discard, other)
+				}
+				wantReset(state+" over "+address, err)
+			})
+		}
+	}
+	if how == "unplugged" {
+		if err := lost.SetDown("eth0"); err != nil {
+			t.Fatal(err)
+		}
+	} else {
+		const hole = "add table inet hole; add chain inet hole in { type filter hook input priority 0; policy drop; }"
+		if out, err := lost.Command(t, administration(t, "nft"), hole).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	gone := time.Now()
+	for _, o := range others {
+		_ = o.SetDeadline(gone.Add(within))
+	}
+	running.Wait()
+	var records []record
+	wait.For(t, "all records", within, func() (err error) {
+		if records, err = readRecords(p.accessLog); err == nil && len(records) < len(others) {
+			err = fmt.Errorf("%d of %d", len(records), len(others))
+		}
+		return err
+	})
+	t.Logf("given up within %v", time.Since(gone))
+	for _, r := range records {
+		if r.End != side+"_timeout" {
+			t.Errorf("%s to %s: %s, want %s_timeout", r.Client, r.VIP, r.End, side)
+		}
+	}
+}
