@@ -41,6 +41,7 @@ const (
 	UDPPausesTotal
 	UDPLostTotal
 	UDPResentTotal
+	UDPDisbelievedTotal
 	UDPConflictsTotal
 	RelayPipes
 	RelaySystemCallsTotal
@@ -83,6 +84,7 @@ var values = [valueCount]struct {
 	UDPPausesTotal:            {prometheus.CounterValue, "sluice_udp_pauses_total", "Times that a loop let a service's UDP datagrams wait, as it had begun too many sessions for new clients of it."},
 	UDPUnservedTotal:          {prometheus.CounterValue, "sluice_udp_datagrams_unserved_total", "UDP datagrams whose client may not come in, or that were sent to no service."},
 	UDPLostTotal:              {prometheus.CounterValue, "sluice_udp_datagrams_lost_total", "UDP datagrams that could not be passed on: no room in the kernel, too large for the way, no socket for the answers."},
+	UDPDisbelievedTotal:       {prometheus.CounterValue, "sluice_udp_icmp_ignored_total", "ICMP messages about UDP sessions that were ignored: not sent by the endpoint, no refusal, or without a quote of what was sent."},
 	UDPResentTotal:            {prometheus.CounterValue, "sluice_udp_datagrams_resent_total", "UDP datagrams that were sent again to another endpoint because the first was closed."},
 	UDPConflictsTotal:         {prometheus.CounterValue, "sluice_udp_reply_conflicts_total", "Times that another program had a service's UDP port on all addresses, so that answers leave by a raw socket."},
 	RelayPipes:                {prometheus.GaugeValue, "sluice_relay_pipes", "Pipes that the relay has open."},

@@ -28,9 +28,13 @@
 //
 // As long as an endpoint has not answered, the session keeps a copy of what was
 // sent to it, for a second and within bounds. If the endpoint turns out to be
-// closed, another one gets them: a dead endpoint costs a client no datagram. One
-// that is closed after it has answered ends the session, and the client's next
-// datagram begins another; what was on its way is lost.
+// closed, another one gets them: a dead endpoint costs a client no datagram.
+//
+// Only the endpoint's own address may say that it is closed (ICMP port
+// unreachable). Once the endpoint has answered, its first refusal is not believed
+// either, as anybody may forge one who guesses the socket's port: copies are kept
+// from then on, and a refusal that quotes one of them ends the session. The copies
+// begin the next one.
 //
 // # Limits
 //

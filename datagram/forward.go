@@ -25,25 +25,25 @@ func (w *worker) deliver(l *shard, n int) {
 			to = l.outlet.address
 		}
 		if k := (key{w.upIn.From(i), to}); k != at {
-			w.flushUp(l, cur)
-			at, cur = k, w.find(l, k)
+			w.flushUp(cur)
+			at, cur = k, w.find(l.outlet, k)
 		}
 		if cur == nil {
 			continue
 		}
 		p := w.upIn.Data(i)
 		if w.up.Empty() {
-			w.upKept = true
+			w.upAfter = cur.held.count()
 		}
-		if cur.class == unanswered {
-			w.upKept = w.held.keep(cur, p, segment) && w.upKept
+		if cur.class == unanswered || cur.doubted {
+			w.held.keep(cur, p, segment)
 		}
 		w.up.Append(netip.AddrPort{}, p, segment, !cur.upstream.noTrain)
 		cur.record.BytesFromClient += uint64(len(p))
 		cur.record.DatagramsFromClient += datagramsOf(len(p), segment)
 		cur.share.touch(cur, now, false)
 	}
-	w.flushUp(l, cur)
+	w.flushUp(cur)
 }
 
 // datagramsOf gives the number of datagrams in a train.
@@ -55,35 +55,33 @@ func datagramsOf(bytes, segment int) uint64 {
 }
 
 // flushUp sends what there is of a session to its endpoint. The session may
-// end, and another take its place.
-func (w *worker) flushUp(l *shard, c *session) {
-	refusals := 0
+// end, and another take its place, which gets all of it.
+func (w *worker) flushUp(c *session) {
+	tries := 0
 	for !w.up.Empty() {
 		errno := w.up.Send(int(c.upstream.fd))
+		if errno == 0 {
+			continue
+		}
+		closed, read := c.readErrors()
 		switch {
-		case errno == 0:
-		case errno == sys.ECONNREFUSED && c.class == unanswered:
-			// It is an earlier datagram that was refused (this one was not
-			// sent), and all of them are to go to another endpoint.
-			if alive := c.refused(); w.upKept || !alive {
-				w.up.Reset()
-			}
-		case errno == sys.ECONNREFUSED && refusals == 0:
-			refusals++
-			// It is an earlier datagram that was refused, and these are the
-			// first of the next session.
-			k := key{c.record.Client, c.record.VIP}
-			c.closed()
-			if c = w.find(l, k); c == nil {
+		case closed:
+			if c = c.leave(w.upAfter); c == nil {
 				w.up.Reset()
 				return
 			}
-			w.upKept = false
+			w.up.Rewind()
+		case read > 0 && tries < mostTries:
+			tries++ // the error was about an earlier datagram, and nothing was sent
 		default:
 			w.sendFailed(w.up, int(c.upstream.fd), errno, &c.upstream.noTrain)
 		}
 	}
 }
+
+// mostTries is how often datagrams are sent again because of errors that are
+// about others.
+const mostTries = 3
 
 // sendFailed deals with an error for the first of some datagrams: it is sent
 // otherwise, or lost.
@@ -113,26 +111,14 @@ func (c *session) receive() {
 	first := w.downUsed
 	got, errno := c.upstream.receive(c, w, first)
 	if errno != 0 {
-		if errno == sys.ECONNREFUSED && c.class == unanswered {
-			c.refused()
-			return
-		}
-		if errno == sys.ECONNREFUSED {
-			// Answers that came before the refusal are still there.
-			got, errno = c.upstream.receive(c, w, first)
-			if errno != 0 {
-				c.closed()
-			}
-		}
-		if errno != 0 {
-			return
-		}
+		return // another event tells of an error
 	}
 	w.downUsed += got
 	if c.class == unanswered {
 		c.record.FirstByte = max(poll.Nanotime()-c.record.Start, 1)
-		w.held.drop(c)
 	}
+	c.doubted = false
+	w.held.drop(c)
 	c.share.touch(c, w.loop.Now(), true)
 	limit := uint64(c.share.service.terms.Load().responses)
 	for i := first; i < first+got; i++ {

@@ -1,6 +1,7 @@
 package datagram
 
 import (
+	"bytes"
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/poll"
@@ -44,18 +45,19 @@ type holder struct {
 }
 
 // keep copies datagrams of a session, as long as bounds allow; what is kept
-// already stays. p is a train if segment is not 0. It tells whether all of them
-// are kept.
-func (h *holder) keep(s *session, p []byte, segment int) (all bool) {
+// already stays. p is a train if segment is not 0.
+func (h *holder) keep(s *session, p []byte, segment int) {
 	if segment == 0 {
-		return h.keepOne(s, p)
+		h.keepOne(s, p)
+		return
 	}
-	for all = true; all && len(p) > 0; {
+	for len(p) > 0 {
 		n := min(segment, len(p))
-		all = h.keepOne(s, p[:n])
+		if !h.keepOne(s, p[:n]) {
+			return
+		}
 		p = p[n:]
 	}
-	return all
 }
 
 func (h *holder) keepOne(s *session, p []byte) bool {
@@ -172,11 +174,14 @@ func (h *holder) replace(from, to *held) {
 
 // drop forgets what is kept of a session.
 func (h *holder) drop(s *session) {
-	k := s.held
-	if k == nil {
-		return
+	if s.held != nil {
+		h.remove(s.held)
+		s.held = nil
 	}
-	s.held = nil
+}
+
+// remove takes k out and gives its memory back.
+func (h *holder) remove(k *held) {
 	if k.prev != nil {
 		k.prev.next = k.next
 	} else {
@@ -200,20 +205,47 @@ func (h *holder) HandleTimer(*poll.Timer) {
 	}
 }
 
-// resend sends what is kept of a session. It is false if the endpoint refused
-// meanwhile.
-func (w *worker) resend(s *session) bool {
-	k := s.held
+// quotes tells whether a quote begins one of the datagrams that are kept: who
+// quotes it has seen it.
+func (k *held) quotes(quote []byte) bool {
 	if k == nil {
-		return true
+		return false
 	}
 	for i := range k.n {
-		switch _, errno := sys.Send(int(s.upstream.fd), k.datagram(i), false); errno {
-		case 0:
+		d := k.datagram(i)
+		n := min(len(quote), len(d))
+		if n >= min(len(d), leastQuote) && bytes.Equal(d[:n], quote[:n]) {
+			return true
+		}
+	}
+	return false
+}
+
+// leastQuote is how many bytes of a datagram nobody guesses.
+const leastQuote = 8
+
+// count gives the number of datagrams that are kept.
+func (k *held) count() int {
+	if k == nil {
+		return 0
+	}
+	return k.n
+}
+
+// resend sends the first n of what is kept of a session. It is false if the
+// endpoint refused meanwhile.
+func (w *worker) resend(s *session, n int) bool {
+	for i := range min(n, s.held.count()) {
+		_, errno := sys.Send(int(s.upstream.fd), s.held.datagram(i), false)
+		if errno != 0 {
+			if closed, _ := s.readErrors(); closed {
+				return false
+			}
+			_, errno = sys.Send(int(s.upstream.fd), s.held.datagram(i), false)
+		}
+		if errno == 0 {
 			w.server.stats.resent.Add(1)
-		case sys.ECONNREFUSED:
-			return false
-		default:
+		} else {
 			w.server.stats.lost.Add(1)
 		}
 	}

@@ -29,6 +29,7 @@ type session struct {
 	last       int64     // when the last datagram came, either way
 	dialed     int64     // when the endpoint was chosen
 	class      class
+	doubted    bool   // the endpoint seemed to be closed after it had answered
 	batch      uint8  // answers to receive at once
 	round      uint32 // the worker's, when the last answer came
 }
@@ -37,7 +38,7 @@ type session struct {
 // force. It is nil if there is to be none: the datagram is not for a service, its
 // client is dropped (A3.5, A3.10), or something has run out. (What refuses does not get
 // here, or only in the moment in which a service's last endpoint goes.)
-func (w *worker) open(l *shard, k key) *session {
+func (w *worker) open(o *outlet, k key) *session {
 	s := w.server
 	st := s.state.Load()
 	v := st.table.Resolve(service.UDP, k.client.Addr(), k.vip)
@@ -50,7 +51,6 @@ func (w *worker) open(l *shard, k key) *session {
 	now := w.loop.Now()
 	w.opening.begin(h, now, w.company.has(h, now))
 	w.makeRoom(h)
-	o := l.outlet
 	if o == nil {
 		if o = w.outletFor(k.vip); o == nil {
 			s.stats.lost.Add(1)
@@ -155,10 +155,47 @@ func (c *session) dial(v *policy.Verdict) bool {
 	}
 }
 
-// refused moves the session to another endpoint, as the one that it has is
-// closed and never answered, and sends again what was kept. It is false if the
-// session ended.
-func (c *session) refused() bool {
+// readErrors takes what ICMP messages say about the session's datagrams, and
+// tells whether the endpoint is closed. Anybody can send such a message who
+// guesses the socket's port, so that only the endpoint itself is believed. One
+// that has answered is doubted at first: what is sent to it is kept from then on,
+// and who refuses it has to quote it. read is the number of messages.
+func (c *session) readErrors() (closed bool, read int) {
+	w := c.share.worker
+	q := &w.errors
+	for ; read < errorShare && q.Read(int(c.upstream.fd)) == 0; read++ {
+		switch {
+		case q.Errno != sys.ECONNREFUSED || q.Offender != c.record.Endpoint.Addr.Addr():
+			w.server.stats.disbelieved.Add(1)
+		case c.class == unanswered:
+			closed = true
+		case !c.doubted:
+			c.doubted = true
+		case c.held.quotes(q.Quote):
+			closed = true
+		default:
+			w.server.stats.disbelieved.Add(1)
+		}
+	}
+	return closed, read
+}
+
+// errorShare is how many ICMP messages are read at once.
+const errorShare = 64
+
+// leave goes to another endpoint, as the one that the session has is closed, and
+// sends the first n of the datagrams that are kept again. It gives the session to go on
+// with: the same one if the endpoint never answered, else a new one; nil if
+// there is none.
+func (c *session) leave(n int) *session {
+	if c.class == unanswered {
+		return c.refused(n)
+	}
+	return c.closed(n)
+}
+
+// refused moves the session to another endpoint. It is nil if the session ended.
+func (c *session) refused(n int) *session {
 	w := c.share.worker
 	p := c.share.service
 	if poll.Nanotime()-c.dialed > int64(heldTime) {
@@ -174,22 +211,41 @@ func (c *session) refused() bool {
 		v := st.table.Resolve(service.UDP, c.record.Client.Addr(), c.record.VIP)
 		if v.Action != policy.Accept || st.services[v.Port.ID] != p {
 			c.end(conntrack.ConnectFailed)
-			return false
+			return nil
 		}
 		if !c.dial(&v) {
-			return false
+			return nil
 		}
-		if w.resend(c) {
-			return true
+		if w.resend(c, n) {
+			return c
 		}
 	}
 }
 
-// closed ends the session, as its endpoint answered and is closed now. The
-// client's next datagram begins another one.
-func (c *session) closed() {
+// closed ends the session, and begins another one for what is kept.
+func (c *session) closed(n int) *session {
+	w := c.share.worker
+	k, o := key{c.record.Client, c.record.VIP}, c.outlet
+	if !o.lane {
+		o = nil
+	}
 	c.share.service.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr())
+	kept := c.held
+	c.held = nil
 	c.end(conntrack.EndpointGone)
+	next := w.find(o, k)
+	if kept != nil {
+		kept.session = next
+		if next == nil {
+			w.held.remove(kept)
+			return nil
+		}
+		next.held = kept
+	}
+	if next != nil && !w.resend(next, n) {
+		return next.refused(n)
+	}
+	return next
 }
 
 // Refresh brings the record up to date while the session is open: it is always.

@@ -27,13 +27,25 @@ type upstream struct {
 }
 
 // HandleEvents is told that an endpoint sent something, or that it is closed.
-func (u *upstream) HandleEvents(uint8, poll.Events) {
-	u.worker.company.events++
-	if u.session == nil {
-		sys.Drain(int(u.fd)) // it was on its way when the session ended
+// What it sent before it was closed goes first: then the next refusal counts.
+func (u *upstream) HandleEvents(_ uint8, ev poll.Events) {
+	w, c := u.worker, u.session
+	w.company.events++
+	if c == nil {
+		u.drain() // it was on its way when the session ended
 		return
 	}
-	u.session.receive()
+	closed := false
+	if ev&poll.Failed != 0 {
+		closed, _ = c.readErrors()
+	}
+	switch {
+	case ev&poll.Readable != 0:
+		c.receive()
+	case closed:
+		c.leave(c.held.count())
+		w.opening.endTurn(w.loop.Now())
+	}
 }
 
 // trainBatch is from how many answers at once on a socket takes trains.
@@ -129,8 +141,14 @@ const upstreamBuffer = 1 << 20
 
 func (w *worker) reuse(pool *spares) *upstream {
 	u := pool.pop()
-	sys.Drain(int(u.fd))
+	u.drain()
 	return u
+}
+
+// drain throws away what a socket received for a session that ended.
+func (u *upstream) drain() {
+	u.worker.errors.Drain(int(u.fd))
+	sys.Drain(int(u.fd))
 }
 
 // giveUpstream takes a socket back.

@@ -41,8 +41,9 @@ type worker struct {
 	// session, on their way to its endpoint.
 	upIn *sys.Inbox
 	up   *sys.Outbox
-	// upKept says that all of up is held as well.
-	upKept bool
+	// upAfter is how many datagrams are held that were sent before those of up.
+	upAfter int
+	errors  sys.ErrorQueue
 	// downIn is where endpoints' datagrams are received; its first downUsed
 	// slots are on their way, in down, to clients, out of one outlet.
 	downIn     *sys.Inbox
@@ -83,13 +84,14 @@ func (w *worker) endRound() {
 }
 
 // find gives the session of a client, or makes it; nil if there is to be none.
-func (w *worker) find(l *shard, k key) *session {
+// Its answers leave by o, or by an outlet of its destination if that is nil.
+func (w *worker) find(o *outlet, k key) *session {
 	if c := w.recent; c != nil && c.record.Client == k.client && c.record.VIP == k.vip {
 		return c
 	}
 	c := w.sessions[k]
 	if c == nil {
-		c = w.open(l, k)
+		c = w.open(o, k)
 	}
 	w.recent = c
 	return c

@@ -50,6 +50,7 @@ func (p *proxy) registry() *prometheus.Registry {
 			admin.UDPPausesTotal:        datagrams(func(s datagram.Stats) float64 { return float64(s.Pauses) }),
 			admin.UDPUnservedTotal:      datagrams(func(s datagram.Stats) float64 { return float64(s.Unserved) }),
 			admin.UDPLostTotal:          datagrams(func(s datagram.Stats) float64 { return float64(s.Lost) }),
+			admin.UDPDisbelievedTotal:   datagrams(func(s datagram.Stats) float64 { return float64(s.Disbelieved) }),
 			admin.UDPResentTotal:        datagrams(func(s datagram.Stats) float64 { return float64(s.Resent) }),
 			admin.UDPConflictsTotal:     datagrams(func(s datagram.Stats) float64 { return float64(s.Conflicts) }),
 			admin.HTTPEvictedTotal:      func() float64 { return float64(p.health.Stats().Evicted + p.metricsConns.Evicted()) },

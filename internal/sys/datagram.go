@@ -363,6 +363,9 @@ func (o *Outbox) Split(fd int) (lost int, e Errno) {
 	return lost, e
 }
 
+// Rewind has Send begin with the first message again, for another socket.
+func (o *Outbox) Rewind() { o.sent = 0 }
+
 // Reset forgets what is there.
 func (o *Outbox) Reset() { o.sent, o.n, o.used = 0, 0, 0 }
 

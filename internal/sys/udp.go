@@ -108,17 +108,22 @@ func SetReceiveBuffer(fd, bytes int) Errno {
 	return SetRecvBuffer(fd, bytes)
 }
 
-// UDPSocket makes a UDP socket that is bound to nothing, for ConnectUDP.
+// UDPSocket makes a UDP socket that is bound to nothing, for ConnectUDP. It
+// keeps ICMP messages (see ErrorQueue).
 func UDPSocket(v6 bool) (int, Errno) {
 	fam := uintptr(unix.AF_INET)
 	if v6 {
 		fam = unix.AF_INET6
 	}
 	fd, e := socket(fam, unix.SOCK_DGRAM, unix.IPPROTO_UDP)
-	if e == 0 && !v6 {
+	if e != 0 {
+		return -1, e
+	}
+	if !v6 {
 		setFragments(fd)
 	}
-	return fd, e
+	SetErrorQueue(fd, v6) // it cannot fail
+	return fd, 0
 }
 
 // setFragments has IPv4 datagrams leave without the flag that forbids routers to

@@ -1,0 +1,389 @@
+package datagram
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// ICMP messages that another host sends end no session, nor move one that was
+// never answered. One that has the endpoint's address as its source does not
+// move an answered session either, as it does not quote what was sent.
+func TestForgedErrorsMoveNoSession(t *testing.T) {
+	for _, vip := range []string{vip4, vip6} {
+		t.Run(vip, func(t *testing.T) {
+			lab := netns.NewLab(t, 3)
+			n := newNode(t, lab, nil)
+			address := func(h *netns.Host) netip.Addr {
+				if vip == vip6 {
+					return h.IPv6
+				}
+				return h.IPv4
+			}
+			one, two, stranger := lab.Backends[0], lab.Backends[1], lab.Backends[2]
+			for _, h := range []*netns.Host{one, two} {
+				h.EchoUDP(t, 5300)
+			}
+			n.apply(svc("echo", vip, nil, at(address(one), 5300), at(address(two), 5300)))
+			to := netip.AddrPortFrom(netip.MustParseAddr(vip), 53).String()
+			answered := client(t, lab.Client, to)
+			endpoint := askWho(t, answered)
+			for range 3 {
+				if got := askWho(t, answered); got != endpoint {
+					t.Fatalf("%s answered, after %s", got, endpoint)
+				}
+			}
+			victim := address(map[string]*netns.Host{"b1:5300": one, "b2:5300": two}[endpoint])
+			sources := []netip.Addr{address(stranger)}
+			if vip == vip4 {
+				sources = append(sources, victim)
+			}
+			const messages = 200
+			for _, source := range sources {
+				before := unreachables(t, lab.Node)
+				local := socketTo(t, lab.Node, at(victim, 5300))
+				for range messages {
+					forge(t, stranger, source, local, at(victim, 5300))
+				}
+				wait.True(t, "the node has received the messages", func() bool { return unreachables(t, lab.Node) >= before+messages })
+				for range 4 {
+					if got := askWho(t, answered); got != endpoint {
+						t.Fatalf("after forged errors from %s %s answers, before them %s", source, got, endpoint)
+					}
+				}
+			}
+
+			// A session that is never answered: both endpoints say who they are.
+			vip := netip.MustParseAddr(vip).Next().String()
+			n.apply(svc("sink", vip, nil, at(address(one), 5301), at(address(two), 5301)))
+			heard := make(chan string, 100)
+			for _, h := range []*netns.Host{one, two} {
+				sink(t, h, 5301, heard)
+			}
+			silent := client(t, lab.Client, netip.AddrPortFrom(netip.MustParseAddr(vip), 53).String())
+			send := func() string {
+				t.Helper()
+				if _, err := silent.Write([]byte("log")); err != nil {
+					t.Fatal(err)
+				}
+				select {
+				case who := <-heard:
+					return who
+				case <-time.After(patience):
+					t.Fatal("no endpoint got the datagram")
+					return ""
+				}
+			}
+			who := send()
+			victim = address(map[string]*netns.Host{"b1": one, "b2": two}[who])
+			before := unreachables(t, lab.Node)
+			local := socketTo(t, lab.Node, at(victim, 5301))
+			for range messages {
+				forge(t, stranger, address(stranger), local, at(victim, 5301))
+			}
+			wait.True(t, "the node has received the messages", func() bool { return unreachables(t, lab.Node) >= before+messages })
+			for range 4 {
+				if got := send(); got != who {
+					t.Errorf("after forged errors %s gets the datagrams, before them %s", got, who)
+				}
+			}
+			n.stop()
+			if ends := n.ends(); len(n.records) != 2 {
+				t.Errorf("%d sessions, want 2: %v", len(n.records), ends)
+			}
+		})
+	}
+}
+
+// A session that was answered and whose endpoint is closed then loses the
+// datagram that finds that out, and no other.
+func TestClosedEndpointCostsAnAnsweredSessionOneDatagram(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	n := newNode(t, lab, nil)
+	one, two := lab.Backends[0], lab.Backends[1]
+	echo := map[string]*netns.Echo{"b1:5300": one.EchoUDP(t, 5300), "b2:5300": two.EchoUDP(t, 5300)}
+	n.apply(svc("dns", vip4, nil, at(one.IPv4, 5300), at(two.IPv4, 5300)))
+	c := client(t, lab.Client, vip4+":53")
+	who := askWho(t, c)
+	echo[who].Close()
+	before := unreachables(t, lab.Node)
+	if got, err := ask(c, "lost", 50*time.Millisecond); err == nil {
+		t.Fatalf("%s is closed, and %q came back", who, got)
+	}
+	wait.True(t, "the endpoint has refused", func() bool { return unreachables(t, lab.Node) > before })
+	if now := askWho(t, c); now == who {
+		t.Errorf("%s answers, which is closed", now)
+	}
+}
+
+// Datagrams that arrive together with the refusal of an earlier one, and of
+// which only some can be kept, are sent to the next endpoint once each.
+func TestRetrySendsNoDatagramTwice(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	n := newNode(t, lab, nil)
+	closed, open := lab.Backends[0], lab.Backends[1]
+	server, err := open.ListenPacket("udp4", ":5300")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	if err := server.(*net.UDPConn).SetReadBuffer(4 << 20); err != nil {
+		t.Fatal(err)
+	}
+	n.apply(svc("dns", vip4, nil, at(closed.IPv4, 5300), at(open.IPv4, 5300)))
+	const burst = 4
+	seen := make(map[string]int)
+	for round := range 2 { // one of them begins with the closed endpoint
+		c := client(t, lab.Client, vip4+":53")
+		send := func(i int) {
+			// Three of these fit what is kept of a session.
+			p := append(fmt.Appendf(nil, "%d/%d ", round, i), make([]byte, 20000)...)
+			if _, err := c.Write(p); err != nil {
+				t.Error(err)
+			}
+		}
+		before := unreachables(t, lab.Node)
+		n.byHand(func(turn func() (sessions int)) {
+			start := turn()
+			send(0)
+			wait.True(t, "the session begins", func() bool { return turn() > start })
+			for i := range burst {
+				send(i + 1)
+			}
+			deadline := time.Now().Add(50 * time.Millisecond) // nobody refuses in one of the rounds
+			for unreachables(t, lab.Node) == before && time.Now().Before(deadline) {
+				time.Sleep(time.Millisecond)
+			}
+			turn()
+		})
+		buf := make([]byte, 1<<16)
+		for range burst + 1 {
+			if err := server.SetReadDeadline(time.Now().Add(patience)); err != nil {
+				t.Fatal(err)
+			}
+			size, _, err := server.ReadFrom(buf)
+			if err != nil {
+				t.Fatalf("%v; so far %v", err, seen)
+			}
+			what, _, _ := strings.Cut(string(buf[:size]), " ")
+			seen[what]++
+		}
+	}
+	for what, times := range seen {
+		if times != 1 {
+			t.Errorf("datagram %s came %d times", what, times)
+		}
+	}
+	if len(seen) != 2*(burst+1) || n.server.Stats().Resent == 0 {
+		t.Errorf("%d datagrams came, %d were sent again", len(seen), n.server.Stats().Resent)
+	}
+}
+
+// byHand runs a function while the loops stand still. turn has all lanes receive
+// a whole batch, and gives the number of sessions.
+func (n *node) byHand(f func(turn func() (sessions int))) {
+	n.t.Helper()
+	var all []*shard
+	for _, l := range n.server.lanes {
+		all = append(all, l.shards...)
+	}
+	over := make(chan struct{})
+	still := make(chan struct{})
+	for _, l := range n.loops {
+		l.Post(func() { still <- struct{}{}; <-over })
+	}
+	for range n.loops {
+		<-still
+	}
+	defer close(over)
+	f(func() (sessions int) {
+		if err := n.lab.Node.Do(func() error {
+			for _, sh := range all {
+				sh.batch = batchSlots
+				sh.HandleEvents(0, 0)
+			}
+			return nil
+		}); err != nil {
+			n.t.Error(err)
+		}
+		return int(n.server.Stats().Sessions)
+	})
+}
+
+// askWho asks and gives the name of the server that answered.
+func askWho(t *testing.T, c net.Conn) string {
+	t.Helper()
+	got, err := ask(c, "who", patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, _, _ := strings.Cut(got, "\n")
+	return name
+}
+
+// sink is a server that answers nothing and says who got each datagram.
+func sink(t *testing.T, h *netns.Host, port uint16, heard chan<- string) {
+	t.Helper()
+	pc, err := h.ListenPacket("udp", fmt.Sprintf(":%d", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = pc.Close() })
+	go func() {
+		buf := make([]byte, 100)
+		for {
+			if _, _, err := pc.ReadFrom(buf); errors.Is(err, net.ErrClosed) {
+				return
+			} else if err == nil {
+				heard <- h.Name()
+			}
+		}
+	}()
+}
+
+// socketTo gives the local end of the node's one socket that is connected to an
+// endpoint.
+func socketTo(t *testing.T, node *netns.Host, endpoint netip.AddrPort) netip.AddrPort {
+	t.Helper()
+	table := "/proc/thread-self/net/udp"
+	if endpoint.Addr().Is6() {
+		table += "6"
+	}
+	for line := range strings.Lines(readIn(t, node, table)) {
+		fields := strings.Fields(line)
+		if len(fields) > 2 && procAddr(fields[2]) == endpoint {
+			return procAddr(fields[1])
+		}
+	}
+	t.Fatalf("no socket is connected to %s", endpoint)
+	return netip.AddrPort{}
+}
+
+// procAddr reads an address as /proc/net/udp writes it: words in the host's
+// order, and a port.
+func procAddr(s string) netip.AddrPort {
+	address, port, _ := strings.Cut(s, ":")
+	var number uint16
+	if _, err := fmt.Sscanf(port, "%x", &number); err != nil {
+		return netip.AddrPort{}
+	}
+	var b []byte
+	for ; len(address) >= 8; address = address[8:] {
+		var word uint32
+		if _, err := fmt.Sscanf(address[:8], "%x", &word); err != nil {
+			return netip.AddrPort{}
+		}
+		b = binary.NativeEndian.AppendUint32(b, word)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return netip.AddrPortFrom(a, number)
+}
+
+// unreachables gives how many messages of unreachable destinations a host has
+// received.
+func unreachables(t *testing.T, h *netns.Host) (n int) {
+	t.Helper()
+	var heads []string
+	for line := range strings.Lines(readIn(t, h, "/proc/thread-self/net/snmp")) {
+		fields := strings.Fields(line)
+		if fields[0] != "Icmp:" {
+			continue
+		}
+		if heads == nil {
+			heads = fields
+			continue
+		}
+		for i := range heads {
+			if heads[i] == "InDestUnreachs" {
+				_, _ = fmt.Sscan(fields[i], &n)
+			}
+		}
+	}
+	for line := range strings.Lines(readIn(t, h, "/proc/thread-self/net/snmp6")) {
+		if fields := strings.Fields(line); fields[0] == "Icmp6InDestUnreachs" {
+			var n6 int
+			_, _ = fmt.Sscan(fields[1], &n6)
+			n += n6
+		}
+	}
+	return n
+}
+
+// readIn reads a file of /proc as a host sees it.
+func readIn(t *testing.T, h *netns.Host, path string) string {
+	t.Helper()
+	var text []byte
+	if err := h.Do(func() (err error) { text, err = os.ReadFile(path); return err }); err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// forge sends an ICMP message "port unreachable" about a datagram from local to
+// endpoint whose content the sender does not know.
+func forge(t *testing.T, from *netns.Host, source netip.Addr, local, endpoint netip.AddrPort) {
+	t.Helper()
+	udp := make([]byte, 8, 40)
+	binary.BigEndian.PutUint16(udp[0:], local.Port())
+	binary.BigEndian.PutUint16(udp[2:], endpoint.Port())
+	binary.BigEndian.PutUint16(udp[4:], 40)
+	udp = append(udp, bytes.Repeat([]byte{'x'}, 32)...)
+	message := []byte{3, 3, 0, 0, 0, 0, 0, 0} // type, code, checksum, unused
+	protocol, family := syscall.IPPROTO_ICMP, syscall.AF_INET
+	to := syscall.Sockaddr(&syscall.SockaddrInet4{Addr: [4]byte(local.Addr().AsSlice()[:4])})
+	if local.Addr().Is6() {
+		message[0], message[1] = 1, 4
+		protocol, family = syscall.IPPROTO_ICMPV6, syscall.AF_INET6
+		to = &syscall.SockaddrInet6{Addr: local.Addr().As16()}
+	}
+	message = append(append(message, ipHeader(local.Addr(), endpoint.Addr(), syscall.IPPROTO_UDP, len(udp))...), udp...)
+	if local.Addr().Is4() {
+		binary.BigEndian.PutUint16(message[2:], checksum(message))
+		message = append(ipHeader(source, local.Addr(), syscall.IPPROTO_ICMP, len(message)), message...)
+		protocol = syscall.IPPROTO_RAW
+	}
+	err := from.Do(func() error {
+		fd, err := syscall.Socket(family, syscall.SOCK_RAW|syscall.SOCK_CLOEXEC, protocol)
+		if err != nil {
+			return err
+		}
+		defer syscall.Close(fd)
+		return syscall.Sendto(fd, message, 0, to)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func ipHeader(source, to netip.Addr, protocol byte, size int) []byte {
+	if source.Is6() {
+		h := []byte{0x60, 0, 0, 0, 0, byte(size), protocol, 64}
+		return append(append(h, source.AsSlice()...), to.AsSlice()...)
+	}
+	h := []byte{0x45, 0, 0, byte(20 + size), 0, 0, 0, 0, 64, protocol, 0, 0}
+	h = append(append(h, source.AsSlice()...), to.AsSlice()...)
+	binary.BigEndian.PutUint16(h[10:], checksum(h))
+	return h
+}
+
+func checksum(b []byte) uint16 {
+	var sum uint32
+	for ; len(b) > 1; b = b[2:] {
+		sum += uint32(binary.BigEndian.Uint16(b))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
+}
