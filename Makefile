@@ -60,6 +60,12 @@ test-cluster: deps build $(CLUSTER)/.built ## The tests against a real control p
 	go test -tags cluster -count=1 -timeout 10m -parallel 8 $(TESTFLAGS) ./test/cluster
 	cd test/helm && go test $(TESTFLAGS) .
 
+.PHONY: test-programs
+test-programs: deps build ## Put Debian's PostgreSQL, Redis, nginx and mosquitto behind Services (2 minutes)
+	@test/programs/install-deps.sh
+	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 SLUICE_BIN=$(CURDIR)/bin/sluice \
+	go test -tags programs -count=1 -timeout 15m -parallel 8 -v $(TESTFLAGS) ./test/programs
+
 .PHONY: bench-cluster
 bench-cluster: deps build $(CLUSTER)/.built ## Compare with kube-proxy at 5,000 Services, 50,000 endpoints, through a real API server (5 minutes)
 	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) \
@@ -83,7 +89,7 @@ lint: $(GOLANGCI_LINT) ## Run the linters, at the version pinned here
 	go mod verify >/dev/null
 	go mod tidy -diff
 	$(GOLANGCI_LINT) config verify
-	$(GOLANGCI_LINT) run --build-tags cluster ./...
+	$(GOLANGCI_LINT) run --build-tags cluster,programs ./...
 
 $(GOLANGCI_LINT):
 	GOBIN=$(CURDIR)/$(@D) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)

@@ -1,0 +1,189 @@
+//go:build programs
+
+package programs
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// nginx runs nginx on a backend, with the files of a directory.
+func (w *world) nginx(h *netns.Host, root string) *server {
+	w.t.Helper()
+	dir := directory(w.t)
+	config := fmt.Sprintf(`daemon off;
+pid %[1]s/pid;
+master_process off;
+error_log stderr;
+events { worker_connections 512; }
+http {
+  access_log off;
+  sendfile on;
+  send_timeout 600s;
+  client_body_temp_path %[1]s/body;
+  proxy_temp_path %[1]s/proxy;
+  fastcgi_temp_path %[1]s/fastcgi;
+  uwsgi_temp_path %[1]s/uwsgi;
+  scgi_temp_path %[1]s/scgi;
+  server {
+    listen %[2]d;
+    listen [::]:%[2]d ipv6only=on;
+    root %[3]s;
+    location = /hello { return 200 "hello from %[4]s\n"; }
+  }
+}
+`, dir, w.port, root, h.Name())
+	file := filepath.Join(dir, "nginx.conf")
+	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
+		w.t.Fatal(err)
+	}
+	return w.serve(h, dir, "nginx", "-e", "stderr", "-p", dir, "-c", file)
+}
+
+// hello asks once, on a connection of its own, and gives who answered.
+func (w *world) hello(vip string) (string, error) {
+	c, err := w.dial(vip)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	body, err := get(c, "/hello")
+	if err != nil {
+		return "", err
+	}
+	defer body.Close()
+	text, err := io.ReadAll(body)
+	if err == nil && len(text) == 0 {
+		err = errors.New("an empty answer")
+	}
+	return string(text), err
+}
+
+// get asks for a path and gives the body.
+func get(c net.Conn, path string) (io.ReadCloser, error) {
+	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: program\r\nConnection: close\r\n\r\n", path); err != nil {
+		return nil, err
+	}
+	response, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode != http.StatusOK {
+		_ = response.Body.Close()
+		return nil, errors.New(response.Status)
+	}
+	return response.Body, nil
+}
+
+// TestDownloads has five clients download a large file at once, one of which
+// stops reading for longer than a minute: all get every byte.
+func TestDownloads(t *testing.T) {
+	size := 50 << 20
+	if full() {
+		size = 500 << 20
+	}
+	w := newWorld(t, 1, 8080)
+	root := directory(t)
+	want := bigFile(t, filepath.Join(root, "big"), size)
+	w.nginx(w.Backends[0], root)
+	for i := range 5 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			c, err := w.dial(vips[i%2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			body, err := get(c, "/big")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer body.Close()
+			sum := sha256.New()
+			began := time.Now()
+			n, err := io.CopyN(sum, body, 10<<20)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i == 0 {
+				time.Sleep(longPause())
+			}
+			rest, err := io.Copy(sum, body)
+			if err != nil || n+rest != int64(size) || [32]byte(sum.Sum(nil)) != want {
+				t.Errorf("%d bytes of %d, or others: %v", n+rest, size, err)
+			}
+			t.Logf("%d MB in %v", size>>20, time.Since(began).Round(time.Millisecond))
+		})
+	}
+}
+
+// bigFile writes a file and gives its sum.
+func bigFile(t *testing.T, path string, size int) [32]byte {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	sum := sha256.New()
+	if _, err := io.CopyN(io.MultiWriter(f, sum), rand.NewChaCha8([32]byte{1}), int64(size)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return [32]byte(sum.Sum(nil))
+}
+
+// TestRestartOfTheOnlyEndpoint restarts nginx under load, with most of a second
+// between its end and its start: nobody who connects in the meantime sees it.
+func TestRestartOfTheOnlyEndpoint(t *testing.T) {
+	w := newWorld(t, 1, 8080)
+	s := w.nginx(w.Backends[0], directory(t))
+	for range 3 {
+		stop := load(8, func(i int) error {
+			_, err := w.hello(vips[i%2])
+			return err
+		})
+		time.Sleep(500 * time.Millisecond)
+		s.end(syscall.SIGQUIT)
+		ended := time.Now()
+		time.Sleep(600 * time.Millisecond)
+		s.start()
+		time.Sleep(500 * time.Millisecond)
+		w.judge(stop(), ended)
+	}
+}
+
+// TestOneOfTwoEndpointsIsKilled kills one nginx of two under load: whoever
+// connects afterwards is served by the other one.
+func TestOneOfTwoEndpointsIsKilled(t *testing.T) {
+	w := newWorld(t, 2, 8080)
+	servers := []*server{w.nginx(w.Backends[0], directory(t)), w.nginx(w.Backends[1], directory(t))}
+	for _, s := range servers {
+		stop := load(8, func(i int) error {
+			_, err := w.hello(vips[i%2])
+			return err
+		})
+		time.Sleep(500 * time.Millisecond)
+		s.end(syscall.SIGKILL)
+		killed := time.Now()
+		time.Sleep(time.Second)
+		w.judge(stop(), killed)
+		s.start()
+	}
+}

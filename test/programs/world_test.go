@@ -1,0 +1,333 @@
+//go:build programs
+
+package programs
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+
+// The Service of every test.
+var vips = []string{"10.96.0.10", "fd00:96::10"}
+
+// nobody runs the servers.
+const nobody = 65534
+
+// full tells whether the tests may take minutes.
+func full() bool { return os.Getenv("SLUICE_TEST_FULL") == "1" }
+
+// longPause is how long a client or a server stops: longer than any time after
+// which somebody might take it for gone.
+func longPause() time.Duration {
+	if full() {
+		return 90 * time.Second
+	}
+	return 2 * time.Second
+}
+
+// world is a lab with a proxy that serves one Service.
+type world struct {
+	t *testing.T
+	*netns.Lab
+	port      uint16
+	accessLog string
+	cmd       *netns.Cmd
+	log       *output
+}
+
+// newWorld starts the proxy. All backends are endpoints, with the same port as
+// the Service.
+func newWorld(t *testing.T, backends int, port uint16, flags ...string) *world {
+	t.Helper()
+	t.Parallel()
+	dir := t.TempDir()
+	w := &world{t: t, Lab: netns.NewLab(t, backends), port: port, accessLog: filepath.Join(dir, "access.log"), log: &output{}}
+	manifests := filepath.Join(dir, "manifests")
+	err := os.Mkdir(manifests, 0o755)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(manifests, "service.yaml"), []byte(w.yaml()), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary, err := filepath.Abs(os.Getenv("SLUICE_BIN"))
+	if err != nil || os.Getenv("SLUICE_BIN") == "" {
+		t.Fatal("SLUICE_BIN is not set: use make test-programs")
+	}
+	w.cmd = w.Node.Command(t, binary, append([]string{"run", "--manifests", manifests, "--hostname-override", "node",
+		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--access-log", w.accessLog, "--access-log-format", "json"}, flags...)...)
+	w.cmd.Stdout, w.cmd.Stderr = w.log, w.log
+	if err := w.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	wait.True(t, "sluice is ready", func() bool { return strings.Contains(w.log.String(), "ready") })
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("sluice said:\n%s", w.log)
+		}
+	})
+	return w
+}
+
+// yaml gives the Service and its EndpointSlices.
+func (w *world) yaml() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `apiVersion: v1
+kind: Service
+metadata: {name: program, namespace: default}
+spec:
+  clusterIP: %q
+  clusterIPs: [%q, %q]
+  ipFamilies: [IPv4, IPv6]
+  ports: [{name: main, port: %d, protocol: TCP}]
+`, vips[0], vips[0], vips[1], w.port)
+	for _, family := range []string{"IPv4", "IPv6"} {
+		fmt.Fprintf(&b, `---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: program-%s, namespace: default, labels: {kubernetes.io/service-name: program}}
+addressType: %s
+ports: [{name: main, port: %d, protocol: TCP}]
+endpoints:
+`, strings.ToLower(family), family, w.port)
+		for _, h := range w.Backends {
+			a := h.IPv4
+			if family == "IPv6" {
+				a = h.IPv6
+			}
+			fmt.Fprintf(&b, "- {addresses: [%q], nodeName: elsewhere}\n", a)
+		}
+	}
+	return b.String()
+}
+
+// at gives the Service's address of a family with its port.
+func (w *world) at(vip string) string {
+	return netip.AddrPortFrom(netip.MustParseAddr(vip), w.port).String()
+}
+
+// find gives the path of a program, which may be where only root looks.
+func find(t *testing.T, name string) string {
+	t.Helper()
+	if path, err := exec.LookPath(name); err == nil {
+		return path
+	}
+	for _, pattern := range []string{"/usr/sbin/" + name, "/usr/lib/postgresql/*/bin/" + name} {
+		if list, _ := filepath.Glob(pattern); len(list) > 0 {
+			return list[len(list)-1]
+		}
+	}
+	t.Fatalf("%s is missing: test/programs/install-deps.sh installs it", name)
+	return ""
+}
+
+// directory gives nobody a directory.
+func directory(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	err := os.Chmod(filepath.Dir(dir), 0o755)
+	if err == nil && os.Getuid() == 0 {
+		err = os.Chown(dir, nobody, nobody)
+	}
+	if err == nil {
+		err = os.Chmod(dir, 0o700)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// as makes a command one of nobody's.
+func as(c *netns.Cmd, dir string) *netns.Cmd {
+	c.Dir = dir
+	c.WaitDelay = time.Second // children that outlive it may have its output
+	c.Env = append(os.Environ(), "HOME="+dir, "LC_ALL=C")
+	if os.Getuid() == 0 {
+		c.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
+	}
+	return c
+}
+
+// server is a program that serves on a host.
+type server struct {
+	t    *testing.T
+	w    *world
+	host *netns.Host
+	name string
+	args []string
+	dir  string
+	cmd  *netns.Cmd
+	log  output
+}
+
+// serve runs a program as nobody and waits until it accepts.
+func (w *world) serve(h *netns.Host, dir, name string, args ...string) *server {
+	w.t.Helper()
+	s := &server{t: w.t, w: w, host: h, name: find(w.t, name), args: args, dir: dir}
+	w.t.Cleanup(func() {
+		if w.t.Failed() {
+			w.t.Logf("%s on %s said:\n%s", name, h.Name(), &s.log)
+		}
+	})
+	s.start()
+	return s
+}
+
+// start runs it, again if it has ended.
+func (s *server) start() {
+	s.t.Helper()
+	s.cmd = as(s.host.Command(s.t, s.name, s.args...), s.dir)
+	s.cmd.Stdout, s.cmd.Stderr = &s.log, &s.log
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	for _, a := range []netip.Addr{s.host.IPv4, s.host.IPv6} {
+		wait.For(s.t, s.name+" accepts", 2*wait.Patience, func() error {
+			c, err := s.w.Node.Dial("tcp", netip.AddrPortFrom(a, s.w.port).String())
+			if err == nil {
+				_ = c.Close()
+			}
+			return err
+		})
+	}
+}
+
+func (s *server) signal(signal syscall.Signal) {
+	s.t.Helper()
+	if err := s.cmd.Process.Signal(signal); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// end ends it by a signal and waits.
+func (s *server) end(signal syscall.Signal) {
+	s.t.Helper()
+	s.signal(signal)
+	_ = s.cmd.Wait()
+}
+
+// client runs a program on the client host and gives what it wrote.
+func (w *world) client(name string, args ...string) string {
+	w.t.Helper()
+	out, err := as(w.Client.Command(w.t, find(w.t, name), args...), "/").CombinedOutput()
+	if err != nil {
+		w.t.Errorf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// want wants a text in what a program wrote.
+func (w *world) want(out, text string) {
+	w.t.Helper()
+	if !strings.Contains(out, text) {
+		w.t.Errorf("want %q in:\n%s", text, out)
+	}
+}
+
+// attempt is one try of a client.
+type attempt struct {
+	began time.Time
+	err   error
+}
+
+// load has clients try something over and over until stop is called, which
+// gives all attempts.
+func load(clients int, try func(i int) error) (stop func() []attempt) {
+	var mu sync.Mutex
+	var all []attempt
+	over := make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range clients {
+		wg.Go(func() {
+			for n := i; ; n++ {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				a := attempt{began: time.Now()}
+				a.err = try(n)
+				mu.Lock()
+				all = append(all, a)
+				mu.Unlock()
+			}
+		})
+	}
+	return func() []attempt {
+		close(over)
+		wg.Wait()
+		return all
+	}
+}
+
+// judge wants every attempt that began after a moment to have succeeded.
+func (w *world) judge(all []attempt, since time.Time) {
+	w.t.Helper()
+	late, failed, before := 0, 0, 0
+	for _, a := range all {
+		switch {
+		case a.began.Before(since):
+			if a.err != nil {
+				before++
+			}
+		case a.err == nil:
+			late++
+		default:
+			late++
+			if failed++; failed <= 5 {
+				w.t.Errorf("%v after: %v", a.began.Sub(since).Round(time.Millisecond), a.err)
+			}
+		}
+	}
+	w.t.Logf("%d attempts, %d of those under way failed; of %d that began later %d failed", len(all), before, late, failed)
+	if late == 0 {
+		w.t.Error("nobody came later: it proves nothing")
+	}
+}
+
+// output collects what programs write.
+type output struct {
+	mu   sync.Mutex
+	text strings.Builder // guarded by mu
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// dial connects the client host to the Service.
+func (w *world) dial(vip string) (*net.TCPConn, error) {
+	c, err := w.Client.Dial("tcp", w.at(vip))
+	if err != nil {
+		return nil, err
+	}
+	tcp, ok := c.(*net.TCPConn)
+	if !ok {
+		return nil, errors.New("not TCP")
+	}
+	return tcp, nil
+}
