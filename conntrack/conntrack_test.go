@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 var (
@@ -132,7 +133,7 @@ func TestDialErrorOf(t *testing.T) {
 func TestPromise5ExactlyOneRecord(t *testing.T) {
 	for seed := range uint64(20) {
 		sink := &collector{}
-		table := NewTable(Options{Shards: 2, Sink: sink, Queue: 1 << 14})
+		table := NewTable(Options{Shards: 2, Sink: sink, Queue: batchSize << 14})
 		var want [2][]uint64
 		var misuse uint64
 		for i := range 2 {
@@ -267,10 +268,51 @@ func TestBatches(t *testing.T) {
 	}
 }
 
+// The queue's bound counts records, however few of them a loop hands over at a
+// time: each of them fits until it is reached, in order.
+func TestQueueBoundCountsRecords(t *testing.T) {
+	const bound = 10 * batchSize
+	for _, each := range []int{1, 3, batchSize - 1, batchSize} {
+		sink := &collector{gate: make(chan struct{})}
+		table := NewTable(Options{Sink: sink, Queue: bound})
+		s := table.Shard(0)
+		end := func(n int) {
+			for range n {
+				r := &Record{End: Idle}
+				s.Open(r)
+				s.Close(r)
+			}
+			s.Flush()
+		}
+		end(1) // the sink has it and takes no more
+		wait.True(t, "the sink is busy", func() bool { return table.queue.left() == 0 })
+		total := 1
+		for total+each <= 1+bound {
+			end(each)
+			total += each
+		}
+		if stats := table.Stats(); stats.Dropped != 0 {
+			t.Fatalf("%d records at a time: %d of %d are dropped, the queue has room for %d", each, stats.Dropped, total, bound)
+		}
+		end(each)
+		total += each
+		if stats := table.Stats(); stats.Queued != 1+bound || stats.Queued+stats.Dropped != uint64(total) {
+			t.Errorf("%d records at a time: %+v of %d, want %d queued", each, stats, total, 1+bound)
+		}
+		close(sink.gate)
+		closeTableAfter(t, table, s)
+		for i := range sink.records {
+			if sink.records[i].ID != uint64(i+1) {
+				t.Fatalf("record %d is in place %d", sink.records[i].ID, i+1)
+			}
+		}
+	}
+}
+
 // A sink that does not take its records costs records, and no time.
 func TestFullQueueDropsAndCounts(t *testing.T) {
 	sink := &collector{gate: make(chan struct{})}
-	table := NewTable(Options{Sink: sink, Queue: 4})
+	table := NewTable(Options{Sink: sink, Queue: 4 * batchSize})
 	s := table.Shard(0)
 	const total = 20 * batchSize
 	for range total {

@@ -166,7 +166,7 @@ func TestReopenWhileWriting(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "access.log")
 	l := open(t, LogOptions{Path: path})
-	table := NewTable(Options{Sink: l, Queue: 1 << 12})
+	table := NewTable(Options{Sink: l, Queue: batchSize << 12})
 	const total = 20000
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -337,7 +337,7 @@ func TestStuckWriter(t *testing.T) {
 	}
 	var told bytes.Buffer
 	l := open(t, LogOptions{Writer: writer, Logger: zerolog.New(&told)})
-	table := NewTable(Options{Sink: l, Queue: 2})
+	table := NewTable(Options{Sink: l, Queue: 2 * batchSize})
 	s := table.Shard(0)
 	const total = 50 * batchSize // far more than a pipe and the queue hold
 	for range total {

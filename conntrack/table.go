@@ -32,9 +32,8 @@ import (
 	"time"
 )
 
-// DefaultQueue is how many batches wait for the sink at most: 32,768 records,
-// about 8 MiB when it is full.
-const DefaultQueue = 256
+// DefaultQueue is how many records wait for the sink at most, about 8 MiB.
+const DefaultQueue = 32768
 
 // Options configure a Table.
 type Options struct {
@@ -42,7 +41,7 @@ type Options struct {
 	Shards int
 	// Sink takes the records; nil if nobody wants them.
 	Sink Sink
-	// Queue is how many batches may wait for the sink; 0 means DefaultQueue.
+	// Queue is how many records may wait for the sink; 0 means DefaultQueue.
 	Queue int
 	// Now gives the wall clock; nil means time.Now.
 	Now func() time.Time
@@ -83,11 +82,11 @@ func NewTable(opts Options) *Table {
 		t.now = time.Now
 	}
 	if opts.Sink != nil {
-		depth := opts.Queue
-		if depth <= 0 {
-			depth = DefaultQueue
+		records := opts.Queue
+		if records <= 0 {
+			records = DefaultQueue
 		}
-		t.queue = newQueue(opts.Sink, depth)
+		t.queue = newQueue(opts.Sink, records)
 		go t.queue.deliver()
 	}
 	for i := range t.shards {
@@ -136,6 +135,6 @@ func (t *Table) Close(ctx context.Context) error {
 	case <-t.queue.done:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("connection records: %d batches not written: %w", len(t.queue.full), ctx.Err())
+		return fmt.Errorf("connection records: %d not written: %w", t.queue.left(), ctx.Err())
 	}
 }
