@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
 // Format is a form of the access log.
@@ -117,7 +119,8 @@ func (r *report) due(now time.Time, n uint64) (lost uint64, ok bool) {
 	return lost, true
 }
 
-// OpenLog opens the access log. It fails if the file cannot be opened.
+// OpenLog opens the access log. It fails if the file cannot be opened, and waits
+// for nobody to read it.
 func OpenLog(opts LogOptions) (*Log, error) {
 	l := &Log{logger: opts.Logger, now: time.Now, out: opts.Writer, lock: make(chan struct{}, 1)}
 	switch {
@@ -145,7 +148,7 @@ func OpenLog(opts LogOptions) (*Log, error) {
 }
 
 func openFile(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, logMode)
+	f, err := sys.OpenAppend(path, logMode)
 	if err != nil {
 		return nil, fmt.Errorf("access log: %w", err)
 	}

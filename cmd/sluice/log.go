@@ -1,14 +1,26 @@
 package main
 
 import (
+	"io"
 	"os"
 	"time"
 
 	"github.com/rs/zerolog"
+	"github.com/rs/zerolog/diode"
 )
 
-// newLogger gives the program's own log, on standard error.
-func newLogger(o *runOptions) zerolog.Logger {
+const (
+	// logLines is how many lines of the program's own log wait for their reader;
+	// the oldest give way.
+	logLines = 1024
+	// logPatience is how long the end of the program waits for that reader.
+	logPatience = time.Second
+)
+
+// newLogger gives the program's own log, on standard error, and a function that
+// writes what waits. Nothing else waits for who reads it: neither changes nor
+// the end of the program.
+func newLogger(o *runOptions) (log zerolog.Logger, flush func()) {
 	level := zerolog.InfoLevel
 	switch {
 	case o.verbosity >= 6:
@@ -17,11 +29,33 @@ func newLogger(o *runOptions) zerolog.Logger {
 		level = zerolog.DebugLevel
 	}
 	zerolog.TimeFieldFormat = time.RFC3339Nano
-	if o.logFormat.value == "json" {
-		return zerolog.New(os.Stderr).Level(level).With().Timestamp().Logger()
+	formatted := func(out io.Writer) zerolog.Logger {
+		if o.logFormat.value != "json" {
+			out = zerolog.ConsoleWriter{Out: out, TimeFormat: "15:04:05.000", NoColor: !isTerminal(os.Stderr)}
+		}
+		return zerolog.New(out).Level(level).With().Timestamp().Logger()
 	}
-	out := zerolog.ConsoleWriter{Out: os.Stderr, TimeFormat: "15:04:05.000", NoColor: !isTerminal(os.Stderr)}
-	return zerolog.New(out).Level(level).With().Timestamp().Logger()
+	direct := formatted(os.Stderr)
+	out := diode.NewWriter(keepOpen{os.Stderr}, logLines, 0, func(lost int) {
+		direct.Warn().Int("lines_lost", lost).Msg("this log was read too slowly; lines were dropped")
+	})
+	return formatted(out), func() { within(logPatience, func() { _ = out.Close() }) }
+}
+
+// keepOpen hides that a file can be closed.
+type keepOpen struct{ io.Writer }
+
+// within waits for f, for so long at most.
+func within(patience time.Duration, f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+	}
 }
 
 // isTerminal tells whether somebody looks at what is written, and wants colours.

@@ -23,7 +23,7 @@ func main() {
 			os.Exit(int(code))
 		}
 		if !errors.Is(err, errReported) {
-			fmt.Fprintln(os.Stderr, "sluice: "+err.Error())
+			within(logPatience, func() { fmt.Fprintln(os.Stderr, "sluice: "+err.Error()) })
 		}
 		os.Exit(1)
 	}

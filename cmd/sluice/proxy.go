@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/signal"
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -81,10 +79,10 @@ type proxy struct {
 
 // newProxy makes everything that can fail before anything in the kernel is
 // touched. What it opened is closed again when it fails.
-func newProxy(o *runOptions) (*proxy, error) {
+func newProxy(o *runOptions, log zerolog.Logger) (*proxy, error) {
 	p := &proxy{
 		options:  o,
-		log:      newLogger(o),
+		log:      log,
 		store:    service.NewStore(o.store()),
 		reported: make(map[service.Problem]bool),
 		fatal:    make(chan error, 1),
@@ -238,8 +236,9 @@ func (p *proxy) makeLoops(limits limits) error {
 	return nil
 }
 
-// run serves until ctx ends. It returns nil after an orderly stop.
-func (p *proxy) run(ctx context.Context) error {
+// run serves until ctx ends, and opens the access log anew at each of the
+// hangups. It returns nil after an orderly stop.
+func (p *proxy) run(ctx context.Context, hangups <-chan os.Signal) error {
 	defer p.close()
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
@@ -290,9 +289,7 @@ func (p *proxy) run(ctx context.Context) error {
 	if p.options.configFile != "" {
 		start(func() error { return watchConfig(ctx, p.options.configFile) })
 	}
-	hangups := make(chan os.Signal, 1)
-	signal.Notify(hangups, syscall.SIGHUP)
-	defer signal.Stop(hangups)
+	go p.reopenAccessLog(ctx, hangups)
 
 	defer p.stop()
 	maintenance := time.NewTimer(p.manager.NextMaintenance())
@@ -313,8 +310,6 @@ func (p *proxy) run(ctx context.Context) error {
 		case <-changed:
 			p.maintain()
 			maintenance.Reset(p.nextMaintenance())
-		case <-hangups:
-			p.reopenAccessLog()
 		case err := <-failed:
 			return err
 		case err := <-p.fatal:
@@ -449,12 +444,21 @@ func (p *proxy) nextMaintenance() time.Duration {
 // retryTrouble is how soon a repair that did not succeed is tried again.
 const retryTrouble = 500 * time.Millisecond
 
-func (p *proxy) reopenAccessLog() {
-	if p.accessLog == nil {
-		return
-	}
-	if err := p.accessLog.Reopen(); err != nil {
-		p.log.Error().Err(err).Msg("the access log goes on where it was")
+// reopenAccessLog opens the access log anew at each hangup, until ctx ends. It
+// has a goroutine of its own, as a file may keep who opens or writes it waiting.
+func (p *proxy) reopenAccessLog(ctx context.Context, hangups <-chan os.Signal) {
+	for {
+		select {
+		case <-hangups:
+		case <-ctx.Done():
+			return
+		}
+		if p.accessLog == nil {
+			continue
+		}
+		if err := p.accessLog.Reopen(); err != nil {
+			p.log.Error().Err(err).Msg("the access log goes on where it was")
+		}
 	}
 }
 

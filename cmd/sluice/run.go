@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"os/signal"
 	"runtime"
 	"slices"
@@ -95,6 +96,8 @@ SIGHUP reopens the access log.`,
   kubectl get services,endpointslices,nodes -A -o yaml > all/cluster.yaml; sluice run --manifests all`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			hangups := make(chan os.Signal, 1)
+			signal.Notify(hangups, syscall.SIGHUP) // first of all: it ends a program that does not
 			switch {
 			case o.writeConfigTo != "":
 				return kubeproxyconfig.Write(o.writeConfigTo, kubeproxyconfig.Default())
@@ -113,13 +116,15 @@ SIGHUP reopens the access log.`,
 			// a write error, and no reason to end without cleaning up.
 			signal.Ignore(syscall.SIGPIPE)
 			o.values = flagValues(cmd.Flags())
-			p, err := newProxy(o)
+			log, flush := newLogger(o)
+			defer flush()
+			p, err := newProxy(o, log)
 			if err != nil {
 				return err
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			return p.run(ctx)
+			return p.run(ctx, hangups)
 		},
 	}
 	o.register(cmd)

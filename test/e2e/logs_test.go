@@ -1,0 +1,189 @@
+package e2e
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// TestLogInAFIFOThatNobodyReads has the access log in a FIFO without a reader: the
+// proxy starts, takes SIGHUP, puts changes in force and stops, and a reader that
+// comes later gets the records.
+func TestLogInAFIFOThatNobodyReads(t *testing.T) {
+	t.Parallel()
+	for _, readAtStart := range []bool{true, false} {
+		t.Run(fmt.Sprintf("read at the start %v", readAtStart), func(t *testing.T) {
+			t.Parallel()
+			lab := netns.NewLab(t, 1)
+			lab.Backends[0].EchoTCP(t, 8080)
+			web := webOn(lab)
+			p := prepareProxy(t, lab, []webService{web})
+			fifo := filepath.Join(t.TempDir(), "log")
+			if err := unix.Mkfifo(fifo, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var reader *os.File
+			if readAtStart {
+				reader = openFIFO(t, fifo)
+			}
+			p.start("--access-log", fifo)
+			if reader != nil {
+				reader.Close()
+			}
+			p.signal(syscall.SIGHUP)
+			other := web
+			other.name, other.vips = "other", []string{"10.96.0.11", "fd00:96::11"}
+			p.apply(other)
+			wait.For(t, "a change after SIGHUP is in force", startTimeout, func() error {
+				_, err := lab.Client.Ask("tcp", addresses(80, other.vips...)[0])
+				return err
+			})
+			reader = openFIFO(t, fifo)
+			if err := ask(lab.Client, addresses(80, vip4)[0]).err; err != nil {
+				t.Fatal(err)
+			}
+			_ = reader.SetReadDeadline(time.Now().Add(startTimeout))
+			for lines := bufio.NewScanner(reader); ; {
+				if !lines.Scan() {
+					t.Fatalf("no record of the last connection: %v", lines.Err())
+				}
+				if strings.Contains(lines.Text(), `"vip":"`+vip4+`:80"`) {
+					break
+				}
+			}
+			reader.Close()
+			p.signal(syscall.SIGHUP)
+			p.stop()
+		})
+	}
+}
+
+// openFIFO opens a FIFO for reading and does not wait for a writer.
+func openFIFO(t *testing.T, name string) *os.File {
+	t.Helper()
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	return f
+}
+
+// TestStuckOutputKeepsNothing has standard output, with the access log, and
+// standard error in one pipe that is full and that nobody reads: Services are
+// served, changes come into force, and SIGTERM ends the proxy and takes its
+// routes back.
+func TestStuckOutputKeepsNothing(t *testing.T) {
+	t.Parallel()
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	web := webOn(lab)
+	p := prepareProxy(t, lab, []webService{web})
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	fill(t, w)
+	cmd := exec.Command(built(t), "run", "--manifests", p.manifests, "--hostname-override", "node", "--service-cidr", serviceCIDRs, "--v", "4")
+	cmd.Stdout, cmd.Stderr = w, w
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := lab.Node.Do(cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	served := func(s webService) {
+		t.Helper()
+		wait.For(t, s.name+" is served", startTimeout, func() error {
+			_, err := lab.Client.Ask("tcp", addresses(80, s.vips...)[0])
+			return err
+		})
+	}
+	served(web)
+	other := web
+	other.name, other.vips = "other", []string{"10.96.0.11", "fd00:96::11"}
+	p.apply(other)
+	served(other)
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-exited:
+	case <-time.After(stopTimeout):
+		t.Fatalf("sluice did not end within %v", stopTimeout)
+	}
+	for _, address := range addresses(80, web.vips...) {
+		if c, err := lab.Client.Dial("tcp", address); !errors.Is(err, unix.ENETUNREACH) {
+			t.Errorf("%s after the end: %v, %v; want no route", address, c, err)
+		}
+	}
+}
+
+// fill writes to a pipe until it is full. Whoever gets it then waits in writes.
+func fill(t *testing.T, w *os.File) {
+	t.Helper()
+	fd := int(w.Fd())
+	if err := unix.SetNonblock(fd, true); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := unix.Write(fd, make([]byte, 4096)); errors.Is(err, unix.EAGAIN) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.SetNonblock(fd, false); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestHangupDuringTheStart sends SIGHUP all the time from when the proxy has
+// opened a socket until it is ready.
+func TestHangupDuringTheStart(t *testing.T) {
+	t.Parallel()
+	lab := netns.NewLab(t, 1)
+	p := prepareProxy(t, lab, []webService{webOn(lab)})
+	p.launch()
+	files := fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid)
+	wait.For(t, "it has begun: it has a socket", startTimeout, func() error {
+		list, err := os.ReadDir(files)
+		if err != nil {
+			return err
+		}
+		for _, f := range list {
+			if target, _ := os.Readlink(filepath.Join(files, f.Name())); strings.HasPrefix(target, "socket:") {
+				return nil
+			}
+		}
+		return errNotYet
+	})
+	wait.For(t, "sluice is ready", startTimeout, func() error {
+		select {
+		case <-p.exited:
+			t.Fatalf("it ended: %v", p.cmd.ProcessState)
+		default:
+		}
+		p.signal(syscall.SIGHUP)
+		if !p.stderr.contains(`"message":"ready"`) {
+			return errNotYet
+		}
+		return nil
+	})
+	p.stop()
+}
