@@ -21,13 +21,17 @@ func connect(t *testing.T, b *Balancer, list []service.Endpoint, who netip.Addr,
 	t.Helper()
 	var d Dial
 	for {
-		i, _, ok := b.Next(&d, list, who, now)
+		i, pause, ok := b.Next(&d, list, who, now)
 		if !ok {
 			return netip.AddrPort{}, d.Affinity()
 		}
+		if i == Pause {
+			now += int64(pause)
+			continue
+		}
 		ep := list[i].Addr
 		if slices.ContainsFunc(dead, func(e service.Endpoint) bool { return e.Addr == ep }) {
-			b.Failed(&d, ep, who)
+			b.Failed(&d, ep, who, now)
 			continue
 		}
 		b.Connected(&d, ep, who, now)
@@ -219,11 +223,16 @@ func TestAffinityOutcomes(t *testing.T) {
 			pinTo(b, tt.pinned)
 		}
 		var d Dial
+		now := int64(0)
 		for range tt.failures {
-			i, _, _ := b.Next(&d, tt.list, someone, 0)
-			b.Failed(&d, tt.list[i].Addr, someone)
+			i, _, _ := b.Next(&d, tt.list, someone, now)
+			b.Failed(&d, tt.list[i].Addr, someone, now)
 		}
-		if _, _, ok := b.Next(&d, tt.list, someone, 0); !ok || d.Affinity() != tt.want {
+		i, pause, ok := b.Next(&d, tt.list, someone, now)
+		if i == Pause {
+			i, _, ok = b.Next(&d, tt.list, someone, now+int64(pause))
+		}
+		if !ok || i == Pause || d.Affinity() != tt.want {
 			t.Errorf("%s: affinity %d, want %d", tt.name, d.Affinity(), tt.want)
 		}
 	}
@@ -241,9 +250,9 @@ func TestConnectionsAtTheSameTime(t *testing.T) {
 	if i1 != i2 || d2.Affinity() != AffinityHit {
 		t.Fatalf("the second went to %d, the first to %d", i2, i1)
 	}
-	b.Failed(&d1, list[i1].Addr, someone)
+	b.Failed(&d1, list[i1].Addr, someone, 0)
 	i1, _, _ = b.Next(&d1, list, someone, 0)
-	b.Failed(&d2, list[i2].Addr, someone)
+	b.Failed(&d2, list[i2].Addr, someone, 0)
 	i2, _, _ = b.Next(&d2, list, someone, 0)
 	if i1 != i2 || d2.Affinity() != AffinityMoved {
 		t.Errorf("after the failure the second went to %d, the first to %d", i2, i1)
@@ -368,7 +377,7 @@ func TestAffinityAgainstModel(t *testing.T) {
 				b.Configure(opts)
 			case 1, 2, 3, 4, 5, 6:
 				if ep := all[r.IntN(len(all))].Addr; m.window > 0 {
-					b.Failed(&Dial{}, ep, who)
+					b.Failed(&Dial{}, ep, who, now)
 					m.drop(who, ep)
 				}
 			default:
@@ -459,14 +468,14 @@ func TestTwoLoops(t *testing.T) {
 				candidates := list[r.IntN(4):]
 				for {
 					i, _, ok := b.Next(&d, candidates, who, now)
-					if !ok {
+					if !ok || i == Pause {
 						break
 					}
 					if r.IntN(4) > 0 {
 						b.Connected(&d, candidates[i].Addr, who, now)
 						break
 					}
-					b.Failed(&d, candidates[i].Addr, who)
+					b.Failed(&d, candidates[i].Addr, who, now)
 				}
 			}
 		})

@@ -6,18 +6,23 @@
 //
 //	var d balancer.Dial
 //	for {
-//		i, timeout, ok := b.Next(&d, candidates, client, now)
+//		i, time, ok := b.Next(&d, candidates, client, now)
 //		if !ok {
 //			break // connect_failed
 //		}
-//		// dial candidates[i].Addr for at most timeout
+//		if i == balancer.Pause {
+//			// wait for time, and ask again
+//			continue
+//		}
+//		// dial candidates[i].Addr for at most time
 //		// answered: b.Connected(&d, candidates[i].Addr, client, now)
-//		// did not:  b.Failed(&d, candidates[i].Addr, client)
+//		// did not:  b.Failed(&d, candidates[i].Addr, client, now)
 //		// not its fault: d.Excuse()
 //	}
 //
 // The candidates may be other ones at each call. Every candidate is tried
-// before any is tried twice.
+// before any is tried twice, as long as the plan allows. Endpoints that failed
+// lately, by any connection, come last; see suspects.
 //
 // The package does no I/O and reads no clock; times are nanoseconds of one
 // monotonic clock.
@@ -68,8 +73,14 @@ type Balancer struct {
 	random  atomic.Uint64
 	cursors [8]atomic.Uint64 // 0 = unused
 
+	suspects atomic.Pointer[suspects] // nil until an endpoint has failed
+
 	pinCounters pinCounters
 }
+
+// Pause stands in place of a candidate's index when no candidate is to be tried
+// before a time has passed.
+const Pause = -1
 
 // New gives a Balancer.
 func New(opts Options) *Balancer {
@@ -114,47 +125,56 @@ func (b *Balancer) Configure(opts Options) {
 }
 
 // Next proposes the candidate to try next and how long that attempt may take.
-// It is false when the connection has to be given up: there are no candidates,
-// or the plan is used up. client is the address that the client's packets came
-// with (A5.6), now is monotonic nanoseconds.
+// When all that remain have refused it gives Pause, and how long to wait before
+// the next call. It is false when the connection has to be given up: there are no
+// candidates, or the plan is used up. client is the address that the client's
+// packets came with (A5.6), now is monotonic nanoseconds.
 //
 // Whether the attempt before ran out of time is told by the time since then.
-func (b *Balancer) Next(d *Dial, candidates []service.Endpoint, client netip.Addr, now int64) (index int, timeout time.Duration, ok bool) {
+func (b *Balancer) Next(d *Dial, candidates []service.Endpoint, client netip.Addr, now int64) (index int, time time.Duration, ok bool) {
 	if len(candidates) == 0 {
 		return 0, 0, false
 	}
 	c := b.config.Load()
-	timeout, ok = d.advance(&c.plan, now)
-	if !ok {
-		return 0, 0, false
+	total := c.plan.Total
+	if d.attempts > 0 {
+		d.judge(&c.plan, now)
+		if total -= elapsed(d.start, now); total <= 0 {
+			return 0, 0, false
+		}
 	}
 	found := AffinityNone
 	if c.pins != nil {
 		index, found = c.pins.choose(b, c, d, candidates, client, now)
 	} else {
-		index = b.pick(c, d, candidates)
+		index = b.pick(c, d, candidates, now)
 	}
 	if index < 0 {
-		return 0, 0, false
+		pause, ok := d.pause(&c.plan, now)
+		return Pause, pause, ok
 	}
 	key := endpointKey(candidates[index].Addr)
+	d.listBits = uint8(bits.Len(uint(len(candidates))))
 	d.settle(found, key)
 	d.begin(key, now)
-	return index, timeout, true
+	return index, min(c.plan.patience(d.step), total), true
 }
 
 // Connected tells that the endpoint answered. With affinity the client is
 // pinned to it, and its window begins anew (A5.2, A5.7).
 func (b *Balancer) Connected(_ *Dial, ep netip.AddrPort, client netip.Addr, now int64) {
+	b.clear(ep)
 	if c := b.config.Load(); c.pins != nil {
 		c.pins.set(client, ep, now, c.window)
 	}
 }
 
 // Failed tells that the endpoint did not answer. A pin of the client to it is
-// dropped (A5.7). It must not be called for errors that are not the endpoint's
-// fault, such as running out of ports or descriptors.
-func (b *Balancer) Failed(_ *Dial, ep netip.AddrPort, client netip.Addr) {
+// dropped (A5.7), and other connections pass it over for a while. It must not be
+// called for errors that are not the endpoint's fault, such as running out of
+// ports or descriptors.
+func (b *Balancer) Failed(d *Dial, ep netip.AddrPort, client netip.Addr, now int64) {
+	b.suspect(ep, d.listBits, now)
 	if c := b.config.Load(); c.pins != nil {
 		c.pins.unpin(client, ep)
 	}
@@ -174,27 +194,6 @@ func (b *Balancer) Pins() PinStats {
 		Evicted: b.pinCounters.evicted.Load(),
 		Expired: b.pinCounters.expired.Load(),
 	}
-}
-
-// pick chooses a candidate that was not tried, or begins a new round. It gives
-// -1 when there is nothing to choose.
-func (b *Balancer) pick(c *config, d *Dial, candidates []service.Endpoint) int {
-	if d.attempts == 0 {
-		if c.algorithm == RoundRobin {
-			return b.turn(candidates)
-		}
-		return b.below(len(candidates))
-	}
-	// A retry takes no turn: if it did, the endpoint after a dead one would be
-	// passed over by the next connection, and more of them would meet the dead one.
-	left := d.untried(candidates)
-	if left == 0 {
-		if !d.newRound(&c.plan, candidates) {
-			return -1
-		}
-		left = d.untried(candidates)
-	}
-	return d.nthUntried(candidates, b.below(left))
 }
 
 // turn gives the index whose turn it is. Each list of candidates has a turn of
@@ -239,7 +238,11 @@ func (b *Balancer) below(n int) int {
 
 // next gives 64 random bits (splitmix64, which needs no lock).
 func (b *Balancer) next() uint64 {
-	z := b.random.Add(0x9e3779b97f4a7c15)
+	return scramble(b.random.Add(0x9e3779b97f4a7c15))
+}
+
+// scramble has each bit of a number change half of the bits of the result.
+func scramble(z uint64) uint64 {
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb
 	return z ^ z>>31

@@ -330,11 +330,11 @@ func BenchmarkNextRetry(b *testing.B) {
 			lb := New(Options{})
 			list := endpoints(dead + 1)
 			b.ReportAllocs()
-			for b.Loop() {
+			for now := int64(0); b.Loop(); now += int64(time.Minute) {
 				var d Dial
 				for range dead + 1 {
-					i, _, _ := lb.Next(&d, list, someone, 0)
-					lb.Failed(&d, list[i].Addr, someone)
+					i, _, _ := lb.Next(&d, list, someone, now)
+					lb.Failed(&d, list[i].Addr, someone, now)
 				}
 			}
 		})

@@ -6,8 +6,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"time"
-
-	"github.com/sluice-proxy/sluice/service"
 )
 
 // Affinity tells what session affinity had to do with the choice of an
@@ -44,21 +42,27 @@ type Dial struct {
 	more   map[uint64]uint64
 
 	attempts    uint16
-	excuses     uint16 // attempts that do not count
-	step        uint8  // of the plan's timeouts
+	step        uint8 // of the plan's timeouts
+	repeats     uint8 // attempts that waited for a pause
+	listBits    uint8 // bit length of the number of candidates
+	outcome     outcome
 	affinity    Affinity
 	pinnedFirst bool // the first endpoint tried was the pinned one
-	excused     bool // the latest attempt does not count
 }
 
-// States of an endpoint that was tried, in the low bits of its key.
+// outcome is how an attempt ended, or one of the states of an endpoint that was
+// tried: those are in the low bits of its key.
+type outcome uint8
+
+// The outcomes.
 const (
-	stateAnswered  = 0 // refused, or still being tried
-	stateTimedOut  = 1
-	stateForgotten = 2 // may be tried again
-	stateExcused   = 3 // failed, but not by its fault
-	stateMask      = 3
+	undecided outcome = iota // still being tried, or refused in between
+	refused
+	timedOut
+	excused // failed, but not by its fault
 )
+
+const stateMask = 3
 
 // Attempts gives the number of attempts that Next has proposed.
 func (d *Dial) Attempts() int { return int(d.attempts) }
@@ -69,12 +73,11 @@ func (d *Dial) Attempts() int { return int(d.attempts) }
 // tried again once all others have been. The caller makes a pause before Next, or
 // it would try in a tight loop.
 func (d *Dial) Excuse() {
-	if d.attempts == 0 || d.excused {
+	if d.attempts == 0 {
 		return
 	}
-	d.put(d.latest, stateExcused)
-	d.excused = true
-	d.excuses++
+	d.put(d.latest, excused)
+	d.outcome = excused
 }
 
 // Affinity gives the outcome of session affinity for the endpoint that was
@@ -106,129 +109,73 @@ func mix(a, b uint64) uint64 {
 }
 
 // find gives the state of an endpoint that was tried.
-func (d *Dial) find(key uint64) (state uint64, ok bool) {
+func (d *Dial) find(key uint64) (state outcome, ok bool) {
 	for _, e := range d.first {
 		if e&^stateMask == key {
-			return e & stateMask, true
+			return outcome(e & stateMask), true
 		}
 	}
-	state, ok = d.more[key]
-	return state, ok
+	e, ok := d.more[key]
+	return outcome(e), ok
 }
 
 // put remembers the state of an endpoint.
-func (d *Dial) put(key, state uint64) {
+func (d *Dial) put(key uint64, state outcome) {
 	for i, e := range d.first {
 		if e == 0 || e&^stateMask == key {
-			d.first[i] = key | state
+			d.first[i] = key | uint64(state)
 			return
 		}
 	}
 	if d.more == nil {
 		d.more = make(map[uint64]uint64)
 	}
-	d.more[key] = state
+	d.more[key] = uint64(state)
 }
 
-// wasTried tells whether the endpoint was tried in this round.
+// wasTried tells whether the endpoint was tried.
 func (d *Dial) wasTried(key uint64) bool {
-	state, ok := d.find(key)
-	return ok && state != stateForgotten
+	_, ok := d.find(key)
+	return ok
 }
 
-// untried counts the candidates that were not tried in this round.
-func (d *Dial) untried(candidates []service.Endpoint) int {
-	n := 0
-	for i := range candidates {
-		if !d.wasTried(endpointKey(candidates[i].Addr)) {
-			n++
-		}
+// judge takes note of how the attempt before ended, if nobody has yet.
+func (d *Dial) judge(p *Plan, now int64) {
+	if d.outcome != undecided {
+		return
 	}
-	return n
-}
-
-// nthUntried gives the index of the nth candidate, from 0, that was not tried
-// in this round.
-func (d *Dial) nthUntried(candidates []service.Endpoint, n int) int {
-	for i := range candidates {
-		if d.wasTried(endpointKey(candidates[i].Addr)) {
-			continue
-		}
-		if n == 0 {
-			return i
-		}
-		n--
-	}
-	return -1
-}
-
-// advance looks at how the attempt before ended and gives the patience for the
-// next one; false when the plan's time is used up.
-func (d *Dial) advance(p *Plan, now int64) (time.Duration, bool) {
-	if d.attempts == 0 {
-		d.start = now
-		return min(p.patience(0), p.Total), true
-	}
+	d.outcome = refused
 	// Half of the patience, so that neither a timer's coarseness nor a clock
 	// that is read once for each wake-up makes a difference.
-	if spent := time.Duration(now - d.last); !d.excused && spent >= p.patience(d.step)/2 {
-		d.put(d.latest, stateTimedOut)
+	if time.Duration(now-d.last) >= p.patience(d.step)/2 {
+		d.outcome = timedOut
 		if int(d.step) < len(p.Timeouts) {
 			d.step++
 		}
 	}
-	left := p.Total - time.Duration(now-d.start)
-	if left <= 0 {
-		return 0, false
-	}
-	return min(p.patience(d.step), left), true
+	d.put(d.latest, d.outcome)
 }
 
-// newRound makes candidates that were all tried eligible again, if the plan
-// allows: those that were excused, as long as there are any; those that ran out
-// of time, until the timeouts are used up, because a slow one may yet answer
-// within a longer one (promise 1); and all, until as many attempts have been made
-// as there are timeouts.
-func (d *Dial) newRound(p *Plan, candidates []service.Endpoint) bool {
-	patient := int(d.step) < len(p.Timeouts)
-	again := func(state uint64) bool {
-		return state == stateExcused || patient && state == stateTimedOut
+// repeatAt gives the moment from which an endpoint that refused may be tried
+// again; false if that is over. The last pause is cut, so that an attempt is made
+// shortly before the plan's patience ends.
+func (d *Dial) repeatAt(p *Plan) (at int64, ok bool) {
+	if d.outcome != refused {
+		return d.last, true // the attempt before has taken its time
 	}
-	if d.forget(again, candidates) {
-		return true
-	}
-	few := int(d.attempts-d.excuses) < len(p.Timeouts)
-	return few && d.forget(func(uint64) bool { return true }, candidates)
-}
-
-// forget makes the candidates whose state matches eligible again, the one that
-// was tried last only if it is the only one. It tells whether there is any.
-func (d *Dial) forget(match func(state uint64) bool, candidates []service.Endpoint) bool {
-	latest, found := false, false
-	for i := range candidates {
-		key := endpointKey(candidates[i].Addr)
-		state, ok := d.find(key)
-		switch {
-		case ok && !match(state):
-		case key == d.latest:
-			latest = true
-		default:
-			d.put(key, stateForgotten)
-			found = true
-		}
-	}
-	if !found && latest {
-		d.put(d.latest, stateForgotten)
-		found = true
-	}
-	return found
+	end := d.start + int64(p.all()-shortestPause)
+	pause := min(shortestPause<<min(d.repeats, 10), longestPause)
+	return min(d.last+int64(pause), end), d.last < end
 }
 
 // begin notes that an attempt on the endpoint begins.
 func (d *Dial) begin(key uint64, now int64) {
-	d.put(key, stateAnswered)
+	if d.attempts == 0 {
+		d.start = now
+	}
+	d.put(key, undecided)
 	d.latest = key
-	d.excused = false
+	d.outcome = undecided
 	d.last = now
 	if d.attempts < ^uint16(0) {
 		d.attempts++

@@ -43,6 +43,10 @@ func dialOne(b *Balancer, list []service.Endpoint, world func(endpoint int) beha
 		if !ok {
 			return -1, tried, now
 		}
+		if i == Pause {
+			now += timeout
+			continue
+		}
 		tried = append(tried, attempt{i, now, timeout})
 		if d.Attempts() != len(tried) {
 			panic(fmt.Sprintf("%d attempts counted, %d made", d.Attempts(), len(tried)))
@@ -58,7 +62,7 @@ func dialOne(b *Balancer, list []service.Endpoint, world func(endpoint int) beha
 		default:
 			now += timeout
 		}
-		b.Failed(&d, list[i].Addr, someone)
+		b.Failed(&d, list[i].Addr, someone, int64(now))
 	}
 }
 
@@ -74,7 +78,7 @@ func timeouts(tried []attempt) []int64 {
 	return list
 }
 
-// The plan of the retries: patience by timeouts only, at least four attempts.
+// The plan of the retries: patience by timeouts only, and pauses after refusals.
 func TestRetryPlan(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
@@ -83,10 +87,10 @@ func TestRetryPlan(t *testing.T) {
 		total    time.Duration
 	}{
 		{"one that is silent", []behaviour{blackHole}, []int64{250, 500, 1000, 2000}, 3750 * time.Millisecond},
-		{"one that refuses", []behaviour{refuses}, []int64{250, 250, 250, 250}, 0},
-		{"two that refuse", []behaviour{refuses, refuses}, []int64{250, 250, 250, 250}, 0},
+		{"one that refuses", []behaviour{refuses}, slices.Repeat([]int64{250}, 9), 3700 * time.Millisecond},
+		{"two that refuse", []behaviour{refuses, refuses}, slices.Repeat([]int64{250}, 10), 3700 * time.Millisecond},
 		{"two that are silent", []behaviour{blackHole, blackHole}, []int64{250, 500, 1000, 2000}, 3750 * time.Millisecond},
-		{"six that refuse", []behaviour{refuses, refuses, refuses, refuses, refuses, refuses}, []int64{250, 250, 250, 250, 250, 250}, 0},
+		{"six that refuse", []behaviour{refuses, refuses, refuses, refuses, refuses, refuses}, slices.Repeat([]int64{250}, 14), 3700 * time.Millisecond},
 		{"six that are silent", []behaviour{blackHole, blackHole, blackHole, blackHole, blackHole, blackHole}, []int64{250, 500, 1000, 2000, 250, 250}, 4250 * time.Millisecond},
 	} {
 		got, tried, took := dialOne(New(Options{}), endpoints(len(tt.world)), worldOf(tt.world...))
@@ -323,7 +327,7 @@ func TestExcusedEndpointDoesNotStandInTheWay(t *testing.T) {
 		if i == 1 {
 			d.Excuse()
 		} else {
-			b.Failed(&d, list[i].Addr, someone)
+			b.Failed(&d, list[i].Addr, someone, 0)
 		}
 	}
 	if tries[0] == 0 || tries[2] == 0 || tries[1] < 3 {

@@ -95,9 +95,10 @@ func (t *pinTable) shard(client clientKey) *pinShard {
 }
 
 // choose gives the candidate that the client is pinned to, if it was not tried
-// in this round, else it picks one and pins the client to it (A5.3). The pin is
-// written before the endpoint has answered, so that connections which the
-// client opens at the same time follow it.
+// yet, else it picks one and pins the client to it (A5.3). That the endpoint
+// failed for other connections does not move the client: only a failure of its
+// own does (A5.7). The pin is written before the endpoint has answered, so that
+// connections which the client opens at the same time follow it.
 func (t *pinTable) choose(b *Balancer, c *config, d *Dial, candidates []service.Endpoint, client netip.Addr, now int64) (int, Affinity) {
 	key := clientKey(client.As16())
 	s := t.shard(key)
@@ -111,7 +112,7 @@ func (t *pinTable) choose(b *Balancer, c *config, d *Dial, candidates []service.
 		}
 		found = AffinityMoved
 	}
-	i := b.pick(c, d, candidates)
+	i := b.pick(c, d, candidates, now)
 	if i >= 0 {
 		s.setLocked(key, candidates[i].Addr, now, c.window)
 	}

@@ -42,8 +42,8 @@ func examples() []Record {
 			ID: 3, Wall: wall + 40*ms, Protocol: service.TCP,
 			Client: netip.MustParseAddrPort("[fd00::9]:50000"), VIP: netip.MustParseAddrPort("[fd00:96::5]:5432"), Kind: service.ClusterIP,
 			Port: db, Endpoint: bare, Affinity: AffinityNew, Attempts: 4,
-			Failed:   []Attempt{{bare, 85000, DialRefused}, {bare, 61000, DialRefused}, {bare, 60000, DialRefused}, {bare, 59000, DialRefused}},
-			Duration: 310000, End: ConnectFailed,
+			Failed:   []Attempt{{bare, 250 * ms, DialTimeout}, {bare, 500 * ms, DialTimeout}, {bare, 1000 * ms, DialTimeout}, {bare, 2000 * ms, DialTimeout}},
+			Duration: 3750310000, End: ConnectFailed,
 		},
 		{
 			ID: 4, Wall: wall + 51*ms, Protocol: service.TCP,

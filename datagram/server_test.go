@@ -205,7 +205,7 @@ func TestAnswersInTrains(t *testing.T) {
 }
 
 // A dead endpoint costs a client no datagram: those that were sent to it go to
-// another.
+// another. Few sessions meet it: those that come later pass it over.
 func TestPromise1_ClosedEndpointCostsNoDatagram(t *testing.T) {
 	lab := netns.NewLab(t, 3)
 	n := newNode(t, lab, nil)
@@ -216,7 +216,8 @@ func TestPromise1_ClosedEndpointCostsNoDatagram(t *testing.T) {
 	defer server.Close()
 	n.apply(svc("dns", vip4, nil, at(lab.Backends[0].IPv4, 5300), at(lab.Backends[1].IPv4, 5300), at(lab.Backends[2].IPv4, 5300)))
 	buf := make([]byte, 2048)
-	for i := range 12 {
+	start := time.Now()
+	for i := range 60 {
 		c := client(t, lab.Client, vip4+":53")
 		for j := range 5 {
 			if _, err := fmt.Fprintf(c, "%d/%d", i, j); err != nil {
@@ -236,6 +237,7 @@ func TestPromise1_ClosedEndpointCostsNoDatagram(t *testing.T) {
 	if s := n.server.Stats(); s.Resent == 0 || s.Lost != 0 {
 		t.Errorf("stats %+v: want some resent and none lost", s)
 	}
+	took := time.Since(start)
 	n.stop()
 	failed := 0
 	for _, r := range n.records {
@@ -246,8 +248,9 @@ func TestPromise1_ClosedEndpointCostsNoDatagram(t *testing.T) {
 			}
 		}
 	}
-	if failed == 0 {
-		t.Error("no record has a failed attempt")
+	// Two endpoints, each tried again after half a second.
+	if most := 4 + 4*int(took/time.Second); failed == 0 || failed > most {
+		t.Errorf("%d attempts failed in %v, want 1 to %d", failed, took, most)
 	}
 }
 

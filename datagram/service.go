@@ -21,6 +21,11 @@ const (
 	responsesAnnotation = "udp-responses"
 )
 
+// mostAttempts bounds the endpoints that one session is moved to when they refuse
+// one after another. The client's next datagram begins a session that passes them
+// over.
+const mostAttempts = 16
+
 // portService is what one service port of UDP needs while it serves. It lives
 // as long as the port has its name, whatever else of it changes.
 type portService struct {
@@ -92,6 +97,7 @@ func balancerOptions(port *service.Port, cfg *Config) (opts balancer.Options, pr
 		MaxPins:         cfg.MaxPins,
 		Plan:            cfg.Plan,
 	}
+	opts.Plan.AtOnce = mostAttempts
 	if name, ok := port.Annotations[balancerAnnotation]; ok {
 		algorithm, err := balancer.Parse(name)
 		if err != nil {

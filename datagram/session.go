@@ -120,7 +120,7 @@ func (c *session) dial(v *policy.Verdict) bool {
 	for {
 		now := poll.Nanotime()
 		i, _, ok := b.Next(&c.plan, v.Candidates, client, now)
-		if !ok {
+		if !ok || i == balancer.Pause { // datagrams do not wait for an endpoint to come back
 			c.end(conntrack.ConnectFailed)
 			return false
 		}
@@ -139,7 +139,7 @@ func (c *session) dial(v *policy.Verdict) bool {
 		if errno == 0 {
 			c.upstream, u.session, c.dialed = u, c, now
 			c.record.SourceAddr, _ = sys.LocalAddr(int(u.fd))
-			// A pin is for whom it is sent to: many never answer.
+			// Pin when sending: many endpoints never reply.
 			b.Connected(&c.plan, ep.Addr, client, now)
 			c.record.Affinity = conntrack.Affinity(c.plan.Affinity())
 			return true
@@ -151,7 +151,7 @@ func (c *session) dial(v *policy.Verdict) bool {
 			c.end(conntrack.LimitReached)
 			return false
 		}
-		b.Failed(&c.plan, ep.Addr, client)
+		b.Failed(&c.plan, ep.Addr, client, now)
 	}
 }
 
@@ -202,9 +202,9 @@ func (c *session) refused(n int) *session {
 		c.plan = balancer.Dial{} // it served for a while: this is a new trouble
 	}
 	for {
-		ep := c.record.Endpoint.Addr
-		c.record.AttemptFailed(conntrack.DialRefused, poll.Nanotime())
-		p.balancer.Failed(&c.plan, ep, c.record.Client.Addr())
+		ep, now := c.record.Endpoint.Addr, poll.Nanotime()
+		c.record.AttemptFailed(conntrack.DialRefused, now)
+		p.balancer.Failed(&c.plan, ep, c.record.Client.Addr(), now)
 		w.giveUpstream(c.upstream)
 		c.upstream = nil
 		st := w.server.state.Load()
@@ -229,7 +229,7 @@ func (c *session) closed(n int) *session {
 	if !o.lane {
 		o = nil
 	}
-	c.share.service.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr())
+	c.share.service.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr(), poll.Nanotime())
 	kept := c.held
 	c.held = nil
 	c.end(conntrack.EndpointGone)

@@ -28,6 +28,7 @@ type conn struct {
 	upstream int // the socket that is connecting
 	dialing  bool
 	held     [2]uint16 // ports for sockets with the client's address, from redirect.Clients
+	next     *conn     // in a retryQueue
 }
 
 // ownTroublePause is how long a dial waits when the node itself, not an
@@ -35,8 +36,9 @@ type conn struct {
 // attempts made.
 const ownTroublePause = 25 * time.Millisecond
 
-// dial begins the next attempt, on the endpoint that the balancer proposes. It
-// goes on to the one after that if the attempt fails at once.
+// dial begins the next attempt, on the endpoint that the balancer proposes. If
+// the attempt fails at once, it goes on to the one after that, as long as the
+// loop's round has room for more attempts.
 func (c *conn) dial(st *state, v *policy.Verdict) {
 	w := c.worker
 	client := c.record.Client.Addr()
@@ -45,6 +47,10 @@ func (c *conn) dial(st *state, v *policy.Verdict) {
 		i, patience, ok := c.pool.balancer.Next(&c.plan, v.Candidates, client, now)
 		if !ok {
 			c.fail(conntrack.ConnectFailed)
+			return
+		}
+		if i == balancer.Pause {
+			w.loop.Schedule(&c.timer, now+int64(patience), c)
 			return
 		}
 		ep := &v.Candidates[i]
@@ -71,6 +77,10 @@ func (c *conn) dial(st *state, v *policy.Verdict) {
 		if c.attemptFailed(errno) {
 			return
 		}
+		if !w.retries.take() {
+			w.retries.push(c)
+			return
+		}
 	}
 }
 
@@ -81,7 +91,7 @@ func (c *conn) attemptFailed(errno sys.Errno) (waits bool) {
 	reason := conntrack.DialErrorOf(errno)
 	c.record.AttemptFailed(reason, poll.Nanotime())
 	if !reason.Own() {
-		c.pool.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr())
+		c.pool.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr(), poll.Nanotime())
 		return false
 	}
 	w.manager.stats.ownTrouble.Add(1)
@@ -110,7 +120,7 @@ func (c *conn) HandleTimer(*poll.Timer) {
 		c.abandonAttempt(sys.ETIMEDOUT)
 		return
 	}
-	c.retry()
+	c.retryInTurn()
 }
 
 // abandonAttempt gives the socket that was connecting up and goes on.
@@ -119,8 +129,17 @@ func (c *conn) abandonAttempt(errno sys.Errno) {
 	sys.Close(c.upstream)
 	c.upstream = -1
 	if !c.attemptFailed(errno) {
-		c.retry()
+		c.retryInTurn()
 	}
+}
+
+// retryInTurn makes the next attempt, in this round of the loop or a later one.
+func (c *conn) retryInTurn() {
+	if !c.worker.retries.take() {
+		c.worker.retries.push(c)
+		return
+	}
+	c.retry()
 }
 
 // retry makes the next attempt by the configuration that is in force now: an

@@ -31,6 +31,8 @@ type worker struct {
 	shard     *conntrack.Shard
 	acceptors map[*socket]*acceptor
 
+	retries retries
+
 	paused     []*acceptor
 	pauseTimer poll.Timer
 	backoff    time.Duration
@@ -41,12 +43,13 @@ type worker struct {
 }
 
 func newWorker(m *Manager, loop *poll.Loop, r *relay.Worker, shard *conntrack.Shard) *worker {
-	w := &worker{manager: m, loop: loop, relay: r, shard: shard, acceptors: make(map[*socket]*acceptor)}
+	w := &worker{manager: m, loop: loop, relay: r, shard: shard, acceptors: make(map[*socket]*acceptor), retries: newRetries()}
 	shard.OnPending(func() {
 		loop.Schedule(&w.flushTimer, loop.Now()+int64(flushDelay), (*flusher)(w))
 	})
 	replies := m.traits.Replies
 	w.post(func() {
+		loop.AtTick(w.giveTurns)
 		if replies.LastPort != 0 {
 			r.UseReplyPorts(replies.FirstPort, replies.LastPort)
 		}
@@ -106,6 +109,7 @@ func (w *worker) stop() {
 	for s := range w.acceptors {
 		w.drop(s)
 	}
+	w.retries.clear()
 	w.shard.Each(func(r *conntrack.Record) {
 		if c, is := r.Owner.(*conn); is {
 			c.abort()

@@ -130,8 +130,8 @@ func TestPromise1_DeadEndpointCostsAMomentNeverTheConnection(t *testing.T) {
 			}
 			slices.Sort(undelayed)
 			slices.Sort(retried)
-			if len(undelayed) < connections/2 || len(retried) < connections/10 {
-				t.Fatalf("%d connections met the dead endpoint, %d did not: one of three was dead", len(retried), len(undelayed))
+			if len(retried) == 0 || len(retried) > connections/10 {
+				t.Fatalf("%d connections met the dead endpoint, %d did not: those that come later should know of it", len(retried), len(undelayed))
 			}
 			t.Logf("%d did not meet it: median %v, 99%% %v, slowest %v", len(undelayed),
 				undelayed[len(undelayed)/2], undelayed[len(undelayed)*99/100], undelayed[len(undelayed)-1])

@@ -1,0 +1,153 @@
+package balancer
+
+import (
+	"time"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+const (
+	// samples is how many candidates are looked at in random order before all
+	// are.
+	samples = 4
+	// window bounds the candidates that are looked at for one attempt; they
+	// begin at a random one.
+	window = 1024
+)
+
+// pick chooses a candidate, or gives -1 when none may be tried now.
+func (b *Balancer) pick(c *config, d *Dial, candidates []service.Endpoint, now int64) int {
+	if d.attempts == 0 {
+		var first int
+		if c.algorithm == RoundRobin {
+			first = b.turn(candidates)
+		} else {
+			first = b.below(len(candidates))
+		}
+		if b.take(endpointKey(candidates[first].Addr), now) {
+			return first
+		}
+		if i := b.sound(d, candidates, now); i >= 0 {
+			return i
+		}
+		return first // all of them failed lately: as if none had
+	}
+	// A retry takes no turn: if it did, the endpoint after a dead one would be
+	// passed over by the next connection, and more of them would meet the dead one.
+	atOnce := int(d.attempts) < c.plan.AtOnce
+	at, ok := d.repeatAt(&c.plan)
+	waited := ok && now >= at
+	i := -1
+	if atOnce || waited {
+		i = b.sound(d, candidates, now)
+	}
+	if i >= 0 && atOnce {
+		return i
+	}
+	if i < 0 {
+		left := c.plan.all() - elapsed(d.start, now)
+		i = b.again(d, candidates, now, waited && left > 0, int(d.step) < len(c.plan.Timeouts))
+	}
+	if i >= 0 && waited && d.outcome == refused && d.repeats < ^uint8(0) {
+		d.repeats++
+	}
+	return i
+}
+
+// pause gives the time until an endpoint that refused may be tried again; false
+// if none may.
+func (d *Dial) pause(p *Plan, now int64) (time.Duration, bool) {
+	at, ok := d.repeatAt(p)
+	return elapsed(now, at), ok && at > now
+}
+
+// sound chooses, with even chances, one of the candidates that this connection
+// has not tried and that no other has failed to reach lately; -1 if there is
+// none.
+func (b *Balancer) sound(d *Dial, candidates []service.Endpoint, now int64) int {
+	is := func(key uint64) bool { return !b.suspected(key, now) && !d.wasTried(key) }
+	for range samples {
+		i := b.below(len(candidates))
+		if key := endpointKey(candidates[i].Addr); is(key) && b.take(key, now) {
+			return i
+		}
+	}
+	n, start := 0, b.below(len(candidates))
+	for k := range min(len(candidates), window) {
+		if is(endpointKey(candidates[(start+k)%len(candidates)].Addr)) {
+			n++
+		}
+	}
+	if n == 0 {
+		return -1
+	}
+	n = b.below(n)
+	for k := range min(len(candidates), window) {
+		i := (start + k) % len(candidates)
+		key := endpointKey(candidates[i].Addr)
+		if !is(key) {
+			continue
+		}
+		if n--; n < 0 && b.take(key, now) {
+			return i
+		}
+	}
+	return -1
+}
+
+// rank orders the candidates that may be tried though they, or others, failed.
+type rank uint8
+
+// The ranks, best first.
+const (
+	excusedBefore rank = iota // it was not its fault
+	cleared                   // refused, and has answered another connection since
+	untried                   // failed for another connection
+	refusedBefore
+	timedOutBefore // may answer within a longer timeout
+	latest         // one of these, but tried just now
+	unfit
+)
+
+// again chooses the best of the candidates that this connection tried before or
+// that failed for others; -1 if none may be tried now. waited says that the pause
+// is over, patient that there is a longer timeout left.
+func (b *Balancer) again(d *Dial, candidates []service.Endpoint, now int64, waited, patient bool) int {
+	best, found := unfit, -1
+	start := b.below(len(candidates))
+	for k := range min(len(candidates), window) {
+		i := (start + k) % len(candidates)
+		if r := b.rank(d, endpointKey(candidates[i].Addr), now, waited, patient); r < best {
+			best, found = r, i
+		}
+	}
+	return found
+}
+
+func (b *Balancer) rank(d *Dial, key uint64, now int64, waited, patient bool) rank {
+	r := unfit
+	state, tried := d.find(key)
+	switch {
+	case !tried:
+		if waited {
+			r = untried
+		}
+	case state == excused:
+		r = excusedBefore
+	case state == timedOut:
+		if patient {
+			r = timedOutBefore
+		}
+	case waited && !b.suspected(key, now):
+		r = cleared
+	case waited:
+		r = refusedBefore
+	}
+	if key == d.latest && r != unfit {
+		r = latest
+	}
+	return r
+}
+
+// elapsed gives the time between two moments.
+func elapsed(from, to int64) time.Duration { return time.Duration(to - from) }

@@ -1,0 +1,186 @@
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// TestPromise1_RestartOfTheOnlyEndpointFailsNoConnection closes the only
+// endpoint's port until each of some clients has been refused four times, and
+// opens it again.
+func TestPromise1_RestartOfTheOnlyEndpointFailsNoConnection(t *testing.T) {
+	const clients, refusals = 20, 4
+	lab := netns.NewLab(t, 1)
+	web := webOn(lab)
+	sticky := web
+	sticky.name, sticky.vips, sticky.affinity = "sticky", []string{"10.96.0.11", "fd00:96::11"}, 60
+	p := startProxy(t, lab, []webService{web, sticky})
+	targets := slices.Concat(addresses(80, web.vips...), addresses(80, sticky.vips...))
+	visits := make(chan visit, clients)
+	for i := range clients {
+		go func() { visits <- ask(lab.Client, targets[i%len(targets)]) }()
+	}
+	wait.For(t, "the attempts are refused", startTimeout, func() error {
+		m, err := p.metrics()
+		if n := m["sluice_dial_failures_total"]; err == nil && n < clients*refusals {
+			err = fmt.Errorf("%v so far", n)
+		}
+		return err
+	})
+	lab.Backends[0].EchoTCP(t, 8080)
+	for range clients {
+		if v := <-visits; v.err != nil {
+			t.Errorf("%s: %v", v.client, v.err)
+		}
+	}
+	p.stop()
+}
+
+// TestServiceWhoseEndpointsRefuseResetsClients wants the reset after the plan's
+// time, and neither before nor never.
+func TestServiceWhoseEndpointsRefuseResetsClients(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	targets := addresses(80, vip4, vip6)
+	for _, v := range crowd(4, 4, func(i int) visit { return ask(lab.Client, targets[i%2]) }) {
+		if !isReset(v.err) || v.elapsed < allTimeouts-200*time.Millisecond {
+			t.Errorf("%s: %v after %v, want a reset after %v", v.client, v.err, v.elapsed, allTimeouts)
+		}
+	}
+	p.stop()
+	for _, r := range p.wantEnds(t, slices.Repeat([]string{"connect_failed"}, 4)...) {
+		if r.Attempts > 10 || time.Duration(r.DurationUS)*time.Microsecond > 2*allTimeouts {
+			t.Errorf("%d attempts in %d us", r.Attempts, r.DurationUS)
+		}
+	}
+}
+
+// TestPromise1_SilentEndpointDelaysFewConnections connects again and again to a
+// Service of two endpoints, one of them silent.
+func TestPromise1_SilentEndpointDelaysFewConnections(t *testing.T) {
+	const connections = 200
+	lab := netns.NewLab(t, 2)
+	lab.Backends[0].EchoTCP(t, 8080)
+	swallow(t, lab.Backends[1], 8080)
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	target := addresses(80, vip4)[0]
+	start := time.Now()
+	for range connections {
+		if v := ask(lab.Client, target); v.err != nil {
+			t.Fatal(v.err)
+		}
+	}
+	took := time.Since(start)
+	p.stop()
+	delayed := 0
+	for _, r := range p.records() {
+		if len(r.Failed) > 0 {
+			delayed++
+		}
+	}
+	t.Logf("%d of %d connections in %v met the silent endpoint", delayed, connections, took)
+	// Once at first, and then in periods that double from half a second.
+	if most := 3 + int(took/time.Second); delayed < 1 || delayed > most {
+		t.Errorf("%d of %d connections in %v met the silent endpoint, want 1 to %d", delayed, connections, took, most)
+	}
+}
+
+// refusing gives a service of n endpoints whose ports are closed.
+func refusing(t *testing.T, lab *netns.Lab, n int) webService {
+	t.Helper()
+	pods := netip.MustParsePrefix("10.200.0.0/16")
+	host := lab.Backends[0]
+	if err := host.AddLocalRoute(pods); err != nil {
+		t.Fatal(err)
+	}
+	if err := lab.Node.AddRoute(pods, host.IPv4); err != nil {
+		t.Fatal(err)
+	}
+	s := webService{name: "refusing", vips: []string{vip4}, port: 80}
+	for a := pods.Addr().Next(); len(s.endpoints) < n; a = a.Next() {
+		s.endpoints = append(s.endpoints, netip.AddrPortFrom(a, 9))
+	}
+	return s
+}
+
+// TestPromise8_RefusingServiceSlowsNoOther connects a hundred times a second to a
+// Service of a thousand endpoints that all refuse (a wrong targetPort), and
+// compares what another Service's clients see with what they saw before.
+func TestPromise8_RefusingServiceSlowsNoOther(t *testing.T) {
+	const endpoints = 1000
+	flood, each := 200, 10*time.Millisecond
+	if full() {
+		flood = 1000
+	}
+	lab := netns.NewLab(t, 2)
+	lab.Backends[1].EchoTCP(t, 8080)
+	live := webService{name: "live", vips: []string{"10.96.0.11"}, port: 80, endpoints: on(8080, lab.Backends[1])}
+	p := startProxy(t, lab, []webService{refusing(t, lab, endpoints), live})
+	target, dead := addresses(80, live.vips...)[0], addresses(80, vip4)[0]
+
+	var quiet []time.Duration
+	for range 100 {
+		v := ask(lab.Client, target)
+		if v.err != nil {
+			t.Fatal(v.err)
+		}
+		quiet = append(quiet, v.elapsed)
+	}
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		clock := time.NewTicker(each)
+		defer clock.Stop()
+		for range flood {
+			<-clock.C
+			wg.Go(func() {
+				if c, err := lab.Client.Dial("tcp", dead); err == nil {
+					_, _ = io.Copy(io.Discard, c)
+					c.Close()
+				}
+			})
+		}
+	}()
+	var beside []time.Duration
+	for done := false; !done; {
+		select {
+		case <-over:
+			done = true
+		default:
+			v := ask(lab.Client, target)
+			if v.err != nil {
+				t.Fatal(v.err)
+			}
+			beside = append(beside, v.elapsed)
+		}
+	}
+	m, err := p.metrics()
+	if err != nil {
+		t.Fatal(err)
+	}
+	attempts := m["sluice_dial_failures_total"]
+	slices.Sort(quiet)
+	slices.Sort(beside)
+	ratio := float64(beside[len(beside)/2]) / float64(quiet[len(quiet)/2])
+	t.Logf("median %v before, %v and 99%% %v beside %d connections that were refused: %.2f; %.0f attempts",
+		quiet[len(quiet)/2], beside[len(beside)/2], beside[len(beside)*99/100], flood, ratio, attempts)
+	if ratio > 5 {
+		t.Errorf("another Service's connections took %.1f times as long", ratio)
+	}
+	// Nine for each connection, and what it takes to find each endpoint closed,
+	// again and again in periods that double from half a second.
+	if most := float64(9*flood + 6*endpoints); attempts > most {
+		t.Errorf("%.0f attempts for %d connections, want at most %.0f", attempts, flood, most)
+	}
+	p.stop()
+}
