@@ -30,6 +30,15 @@ var oddAddresses = []string{
 // hostile makes a random object that tries to spoil what is served.
 func hostile(r *rand.Rand) service.Change {
 	address := func() string { return oddAddresses[r.IntN(len(oddAddresses))] }
+	// Nobody but the API server and administrators chooses cluster IPs and
+	// nodes' addresses. With an endpoint's, they would take the endpoint away.
+	trusted := func() string {
+		for {
+			if a := address(); a != "10.2.1.2" {
+				return a
+			}
+		}
+	}
 	some := func(n int) (list []string) {
 		for range r.IntN(n + 1) {
 			list = append(list, address())
@@ -47,8 +56,8 @@ func hostile(r *rand.Rand) service.Change {
 		return c
 	case 1:
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: []string{"node", "evil"}[r.IntN(2)]}}
-		for _, a := range some(3) {
-			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+		for range r.IntN(4) {
+			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: trusted()})
 		}
 		n.Spec.PodCIDRs = []string{address() + "/8"}
 		c.Nodes = []*corev1.Node{n}
@@ -57,8 +66,8 @@ func hostile(r *rand.Rand) service.Change {
 	name := fmt.Sprintf("e%d", r.IntN(4))
 	s := &corev1.Service{ObjectMeta: meta(name)}
 	s.Spec.Type = []corev1.ServiceType{corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer}[r.IntN(3)]
-	s.Spec.ClusterIP = address()
-	s.Spec.ClusterIPs = append([]string{s.Spec.ClusterIP}, some(1)...)
+	s.Spec.ClusterIP = trusted()
+	s.Spec.ClusterIPs = []string{s.Spec.ClusterIP, trusted()}
 	s.Spec.ExternalIPs, s.Spec.LoadBalancerSourceRanges = some(3), nil
 	for _, a := range some(2) {
 		s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges, a+"/8")

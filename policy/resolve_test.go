@@ -272,12 +272,12 @@ func TestNodePortAddresses(t *testing.T) {
 }
 
 // TestNodePortAndExternalIP: an external IP that is the node's own address, on
-// the number of another service's node port.
+// the number of another service's node port, which goes before.
 func TestNodePortAndExternalIP(t *testing.T) {
 	a := svc{name: "a", clusterIPs: "10.96.0.1", nodePort: 80, endpoints: []string{"10.1.0.1"}}
 	b := svc{name: "b", clusterIPs: "10.96.0.2", externalIPs: "172.16.0.1", endpoints: []string{"10.1.0.2"}}
 	v := compile(t, Config{}, a, b).Resolve(service.TCP, clients["outside"], netip.MustParseAddrPort("172.16.0.1:80"))
-	if v.Kind != service.ExternalIP || v.Port.Name.Name.Name != "b" {
+	if v.Kind != service.NodePort || v.Port.Name.Name.Name != "a" {
 		t.Errorf("A3.1: got %s of %s", v.Kind, v.Port.Name)
 	}
 }

@@ -57,6 +57,8 @@ type Change struct {
 	Nodes          []*corev1.Node
 	ServiceCIDRs   []*networkingv1.ServiceCIDR
 	Deleted        []ObjectKey
+	// Host are this node's addresses from now on; nil if they are as before.
+	Host *Host
 
 	// Triggers are when the changes of Pods and Services happened that the
 	// EndpointSlices tell of, as far as they say so. The Store does not read them.
@@ -65,5 +67,5 @@ type Change struct {
 
 // Empty tells whether the change holds nothing.
 func (c *Change) Empty() bool {
-	return len(c.Services)+len(c.EndpointSlices)+len(c.Nodes)+len(c.ServiceCIDRs)+len(c.Deleted) == 0
+	return c.Host == nil && len(c.Services)+len(c.EndpointSlices)+len(c.Nodes)+len(c.ServiceCIDRs)+len(c.Deleted) == 0
 }

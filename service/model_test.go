@@ -20,6 +20,55 @@ import (
 type world struct {
 	services map[string]*corev1.Service
 	slices   map[string]*discoveryv1.EndpointSlice
+	host     *Host
+	// since says in which change a service began to claim something.
+	since   map[string]int
+	changes int
+}
+
+func newWorld() *world {
+	return &world{services: map[string]*corev1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{}, host: &Host{}, since: map[string]int{}}
+}
+
+// claimed names a service's claim.
+func claimed(svc *corev1.Service, address string, port int32, proto Protocol) string {
+	return fmt.Sprintf("%s %s %d %s", svc.Name, address, port, proto)
+}
+
+// takeNote says since when services claim what they claim after a change.
+func (w *world) takeNote() {
+	w.changes++
+	was := w.since
+	w.since = map[string]int{}
+	for _, svc := range w.handled() {
+		addrs := slices.Clone(svc.Spec.ExternalIPs)
+		for _, in := range svc.Status.LoadBalancer.Ingress {
+			addrs = append(addrs, in.IP)
+		}
+		for _, a := range clusterIPsOf(svc) {
+			addrs = append(addrs, a.String())
+		}
+		for _, p := range svc.Spec.Ports {
+			texts := []string{claimed(svc, "node port", p.NodePort, protocolOf(p.Protocol))}
+			for _, a := range addrs {
+				if parsed, err := netip.ParseAddr(a); err == nil && hasFamily(svc, parsed) {
+					texts = append(texts, claimed(svc, a, p.Port, protocolOf(p.Protocol)))
+				}
+			}
+			for _, text := range texts {
+				w.since[text] = cmp.Or(was[text], w.changes)
+			}
+		}
+	}
+}
+
+// byAge gives the services that are handled, the earlier claim first.
+func (w *world) byAge(address string, port int32, proto Protocol) []*corev1.Service {
+	list := w.handled()
+	slices.SortStableFunc(list, func(a, b *corev1.Service) int {
+		return cmp.Compare(w.since[claimed(a, address, port, proto)], w.since[claimed(b, address, port, proto)])
+	})
+	return list
 }
 
 const worldNode = "n0"
@@ -73,10 +122,13 @@ func randomSlice(r *rand.Rand) *discoveryv1.EndpointSlice {
 	}
 	es.Ports = nil
 	for range r.IntN(3) {
-		es.Ports = append(es.Ports, endpointPort(pick(r, "", "a", "b"), pick[corev1.Protocol](r, "TCP", "UDP"), pick[int32](r, 8080, 8081, 0)))
+		es.Ports = append(es.Ports, endpointPort(pick(r, "", "a", "b"), pick[corev1.Protocol](r, "TCP", "UDP"), pick[int32](r, 8080, 8081, 0, 80, 30000)))
 	}
 	for range r.IntN(5) {
 		e := discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.0.0.%d", r.IntN(12))}}
+		if r.IntN(4) == 0 {
+			e.Addresses[0] = pick(r, "192.0.2.1", "192.0.2.2", "192.0.2.3", "10.96.0.1", "10.0.0.255")
+		}
 		if v6 || r.IntN(10) == 0 {
 			e.Addresses[0] = fmt.Sprintf("fd02::%d", r.IntN(12))
 		}
@@ -96,7 +148,7 @@ func randomSlice(r *rand.Rand) *discoveryv1.EndpointSlice {
 func (w *world) randomChange(r *rand.Rand) Change {
 	var c Change
 	for range 1 + r.IntN(3) {
-		switch r.IntN(6) {
+		switch r.IntN(7) {
 		case 0, 1:
 			svc := randomService(r)
 			w.services[svc.Name] = svc
@@ -117,9 +169,27 @@ func (w *world) randomChange(r *rand.Rand) Change {
 				delete(w.slices, name)
 				c.Deleted = append(c.Deleted, deleted(KindEndpointSlice, name).Deleted...)
 			}
+		case 6:
+			c.Host = randomHost(r)
+			w.host = c.Host
 		}
 	}
+	w.takeNote()
 	return c
+}
+
+// randomHost has a few addresses that others claim, or have as endpoints.
+func randomHost(r *rand.Rand) *Host {
+	h := &Host{}
+	for _, a := range []string{"10.0.0.1", "192.0.2.1", "192.0.2.2", "fd01::1", "fd02::3"} {
+		if r.IntN(2) == 0 {
+			h.Addresses = append(h.Addresses, netip.MustParseAddr(a))
+		}
+	}
+	if r.IntN(2) == 0 {
+		h.Broadcasts = []netip.Addr{netip.MustParseAddr(pick(r, "10.0.0.255", "192.0.2.3"))}
+	}
+	return h
 }
 
 // handled are the services that a proxy serves, older ones first, so that the
@@ -161,34 +231,86 @@ func protocolOf(p corev1.Protocol) Protocol {
 	return TCP
 }
 
-// lookup says who has a destination by its address, slow and obvious.
-func (w *world) lookup(d Destination) string {
+// claimant says who has the right to a destination by its address, slow and
+// obvious: the best kind, and of one kind the earliest claim.
+func (w *world) claimant(d Destination) (kind AddressKind, owner *corev1.Service, at corev1.ServicePort) {
 	text := d.Addr.String()
-	for _, kind := range []AddressKind{ClusterIP, LoadBalancer} { // LoadBalancer stands for both kinds from outside
-		for _, svc := range w.handled() {
-			balanced := slices.ContainsFunc(svc.Status.LoadBalancer.Ingress, func(in corev1.LoadBalancerIngress) bool { return in.IP == text })
-			external := slices.Contains(svc.Spec.ExternalIPs, text)
+	for _, kind := range []AddressKind{ClusterIP, LoadBalancer, ExternalIP} {
+		for _, svc := range w.byAge(text, int32(d.Port), d.Protocol) {
+			has := slices.Contains(svc.Spec.ExternalIPs, text) && hasFamily(svc, d.Addr)
+			switch kind {
+			case ClusterIP:
+				has = slices.Contains(clusterIPsOf(svc), d.Addr)
+			case LoadBalancer:
+				has = hasFamily(svc, d.Addr) &&
+					slices.ContainsFunc(svc.Status.LoadBalancer.Ingress, func(in corev1.LoadBalancerIngress) bool { return in.IP == text })
+			}
 			for _, p := range svc.Spec.Ports {
-				if protocolOf(p.Protocol) != d.Protocol || p.Port != int32(d.Port) {
-					continue
-				}
-				name := PortName{Name: Name{svc.Namespace, svc.Name}, Port: p.Name}.String()
-				switch {
-				case kind == ClusterIP && slices.Contains(clusterIPsOf(svc), d.Addr):
-					return "ClusterIP " + name
-				case kind == LoadBalancer && balanced && hasFamily(svc, d.Addr):
-					return "LoadBalancer " + name
-				case kind == LoadBalancer && external && hasFamily(svc, d.Addr):
-					return "ExternalIP " + name
+				if has && protocolOf(p.Protocol) == d.Protocol && p.Port == int32(d.Port) {
+					return kind, svc, p
 				}
 			}
 		}
 	}
-	return ""
+	return 0, nil, at
+}
+
+func nameOf(svc *corev1.Service, p corev1.ServicePort) PortName {
+	return PortName{Name: Name{svc.Namespace, svc.Name}, Port: p.Name, Protocol: protocolOf(p.Protocol)}
+}
+
+// lookup says who is served at a destination.
+func (w *world) lookup(d Destination) string {
+	kind, svc, p := w.claimant(d)
+	if svc == nil {
+		return ""
+	}
+	own := slices.Contains(w.host.Addresses, d.Addr)
+	switch {
+	case kind == ClusterIP:
+	case slices.Contains(w.host.Broadcasts, d.Addr),
+		own && w.aims(nameOf(svc, p), d),
+		own && kind == ExternalIP && w.nodePort(d.Protocol, d.Port) != "":
+		return ""
+	}
+	return kind.String() + " " + nameOf(svc, p).String()
+}
+
+// aims tells whether a service port has an endpoint at a destination, usable or
+// not.
+func (w *world) aims(name PortName, d Destination) bool {
+	for _, es := range w.slices {
+		if es.Labels[discoveryv1.LabelServiceName] != name.Name.Name {
+			continue
+		}
+		for _, p := range es.Ports {
+			for _, e := range es.Endpoints {
+				a := netip.MustParseAddr(e.Addresses[0])
+				if *p.Name == name.Port && protocolOf(*p.Protocol) == name.Protocol && uint16(*p.Port) == d.Port &&
+					a == d.Addr && a.Is4() == (es.AddressType == discoveryv1.AddressTypeIPv4) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// refused tells whether an endpoint is left out, and mayReturn whether a
+// connection to it could come to a Service.
+func (w *world) refused(d Destination, local bool) bool {
+	own := slices.Contains(w.host.Addresses, d.Addr)
+	return slices.Contains(w.host.Broadcasts, d.Addr) || own && !local ||
+		slices.ContainsFunc(w.handled(), func(svc *corev1.Service) bool { return slices.Contains(clusterIPsOf(svc), d.Addr) })
+}
+
+func (w *world) mayReturn(d Destination) bool {
+	kind, _, _ := w.claimant(d)
+	return kind != 0 || w.nodePort(d.Protocol, d.Port) != ""
 }
 
 func (w *world) nodePort(proto Protocol, port uint16) string {
-	for _, svc := range w.handled() {
+	for _, svc := range w.byAge("node port", int32(port), proto) {
 		for _, p := range svc.Spec.Ports {
 			if protocolOf(p.Protocol) == proto && p.NodePort == int32(port) {
 				return PortName{Name: Name{svc.Namespace, svc.Name}, Port: p.Name}.String()
@@ -200,7 +322,7 @@ func (w *world) nodePort(proto Protocol, port uint16) string {
 
 // endpoints gives the endpoints of a port in a family as text, sorted.
 func (w *world) endpoints(name PortName, f Family) []string {
-	type found struct{ terminating, ready, local bool }
+	type found struct{ terminating, ready, local, returns bool }
 	byAddr := map[string]found{}
 	for _, sliceName := range slices.Sorted(maps.Keys(w.slices)) {
 		es := w.slices[sliceName]
@@ -220,6 +342,11 @@ func (w *world) endpoints(name PortName, f Family) []string {
 				is := found{ready: e.Conditions.Ready == nil || *e.Conditions.Ready,
 					terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
 					local:       e.NodeName != nil && *e.NodeName == worldNode}
+				d := Destination{a, uint16(*p.Port), name.Protocol}
+				if w.refused(d, is.local) {
+					continue
+				}
+				is.returns = w.mayReturn(d)
 				if old, ok := byAddr[at]; ok && is.terminating && !old.terminating {
 					continue
 				}
@@ -270,7 +397,7 @@ func TestStoreAgainstModel(t *testing.T) {
 	const changes = 80
 	for seed := range uint64(race.Fewer(25)) {
 		r := rand.New(rand.NewPCG(1, seed))
-		w := &world{map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}}
+		w := newWorld()
 		s := NewStore(StoreOptions{NodeName: worldNode})
 		for i := range changes {
 			before := s.Snapshot()
@@ -281,8 +408,14 @@ func TestStoreAgainstModel(t *testing.T) {
 			}
 			checkModel(t, w, snap)
 			checkKept(t, before, snap)
-			fresh := NewStore(StoreOptions{NodeName: worldNode}).Apply(Change{
-				Services: slices.Collect(maps.Values(w.services)), EndpointSlices: slices.Collect(maps.Values(w.slices)),
+			again := NewStore(StoreOptions{NodeName: worldNode})
+			for k, list := range s.claims.byKey { // the only thing that the past decides
+				for _, c := range list {
+					again.claims.earlier[claimant{k, c.svc.name}] = c.since
+				}
+			}
+			fresh := again.Apply(Change{
+				Services: slices.Collect(maps.Values(w.services)), EndpointSlices: slices.Collect(maps.Values(w.slices)), Host: w.host,
 			})
 			if got, want := dump(snap), dump(fresh); got != want {
 				t.Fatalf("seed %d, change %d: got\n%s\nfrom scratch\n%s", seed, i, got, want)
@@ -375,7 +508,7 @@ func checkModel(t *testing.T, w *world, s *Snapshot) {
 			}
 			var got []string
 			for _, e := range v.Endpoints {
-				got = append(got, fmt.Sprintf("%s {terminating:%t ready:%t local:%t}", e.Addr, e.Terminating, e.Ready, e.Local))
+				got = append(got, fmt.Sprintf("%s {terminating:%t ready:%t local:%t returns:%t}", e.Addr, e.Terminating, e.Ready, e.Local, e.MayReturn))
 			}
 			if want := w.endpoints(p.Name, Family(f)); !slices.Equal(got, want) {
 				t.Errorf("%s: got %q, want %q", p.Name, got, want)

@@ -34,12 +34,32 @@ func (s *Store) fill(p *Port, st *state, i int, problems []string) []string {
 		if what != NodePort {
 			subject = what.String() + " " + subject
 		}
-		problems = append(problems, fmt.Sprintf("%s belongs to Service %s: left out", subject,
-			PortName{Name: w.svc.name, Port: w.svc.spec.ports[w.port].name}))
+		problems = append(problems, fmt.Sprintf("%s belongs to Service %s: left out", subject, w.portName()))
 		return false
 	}
 	hasAddr := func(a netip.Addr, what AddressKind) bool {
-		return has(addrKey(Destination{a, ps.port, ps.protocol}), what)
+		at := Destination{a, ps.port, ps.protocol}
+		switch {
+		case !has(addrKey(at), what):
+			return false
+		case what == ClusterIP:
+			return true
+		case s.hosts.isBroadcast(a):
+			problems = append(problems, fmt.Sprintf("%s %s is the broadcast address of a link: left out", what, a))
+			return false
+		case !s.hosts.isOwn(a):
+			return true
+		case st.leadsTo(i, at):
+			return false // the endpoint itself answers there
+		case what == ExternalIP:
+			// Node ports go before external IPs, which anybody may write.
+			w, taken := s.claims.winner(nodePortKey(eitherFamily, ps.protocol, ps.port))
+			if taken && (w.svc != st || w.port != i) {
+				problems = append(problems, fmt.Sprintf("%s %s is a node port of Service %s: left out", what, addrKey(at), w.portName()))
+			}
+			return !taken
+		}
+		return true
 	}
 	if ps.nodePort != 0 && has(nodePortKey(eitherFamily, ps.protocol, ps.nodePort), NodePort) {
 		p.NodePort = ps.nodePort

@@ -44,7 +44,7 @@ func endpointsEqual(a, b []Endpoint) bool {
 
 func endpointEqual(a, b *Endpoint) bool {
 	return a.Addr == b.Addr && a.Ready == b.Ready && a.Serving == b.Serving &&
-		a.Terminating == b.Terminating && a.Local == b.Local &&
+		a.Terminating == b.Terminating && a.Local == b.Local && a.MayReturn == b.MayReturn &&
 		a.Node == b.Node && a.Zone == b.Zone && a.Pod == b.Pod && a.PodUID == b.PodUID &&
 		slices.Equal(a.ZoneHints, b.ZoneHints) && slices.Equal(a.NodeHints, b.NodeHints)
 }
@@ -166,9 +166,10 @@ type merger struct {
 type sortKey struct{ from, to, index int }
 
 // merge gives the endpoints of a service port in one family (A1.15): of the
-// slices, which come in the order of their names, sorted by "ip:port" as text
-// and without duplicates (A1.14). If old holds the same, old is what it gives.
-func (m *merger) merge(all []*slice, family Family, name string, proto Protocol, old []Endpoint) []Endpoint {
+// slices, which come in the order of their names, sorted by "ip:port" as text,
+// without duplicates (A1.14) and without those that judge leaves out. If old
+// holds the same, old is what it gives.
+func (m *merger) merge(all []*slice, family Family, name string, proto Protocol, old []Endpoint, judge judgement) []Endpoint {
 	clear(m.seen)
 	m.found = m.found[:0]
 	for _, s := range all {
@@ -180,7 +181,10 @@ func (m *merger) merge(all []*slice, family Family, name string, proto Protocol,
 				continue
 			}
 			for i := range s.endpoints {
-				m.add(&s.endpoints[i], p.port)
+				e := &s.endpoints[i]
+				if ok, mayReturn := judge(e, Destination{e.Addr.Addr(), p.port, proto}); ok {
+					m.add(e, p.port, mayReturn)
+				}
 			}
 		}
 	}
@@ -198,9 +202,12 @@ func (m *merger) merge(all []*slice, family Family, name string, proto Protocol,
 	return out
 }
 
+// judgement tells whether an endpoint can be used, and Endpoint.MayReturn.
+type judgement func(*Endpoint, Destination) (ok, mayReturn bool)
+
 // add takes one endpoint. Of two with one address and port, one that is not
 // terminating wins; otherwise the later (A1.13).
-func (m *merger) add(e *Endpoint, port uint16) {
+func (m *merger) add(e *Endpoint, port uint16, mayReturn bool) {
 	at := netip.AddrPortFrom(e.Addr.Addr(), port)
 	i, ok := m.seen[at]
 	if !ok {
@@ -214,7 +221,7 @@ func (m *merger) add(e *Endpoint, port uint16) {
 		return
 	}
 	m.found[i] = *e
-	m.found[i].Addr = at
+	m.found[i].Addr, m.found[i].MayReturn = at, mayReturn
 }
 
 // sort leaves in order the places of found sorted by text. The text of each is

@@ -159,6 +159,10 @@ type Endpoint struct {
 	// PodUID is the UID of targetRef, or "".
 	PodUID string
 
+	// MayReturn says that a connection could come to a Service's address, here
+	// or on another node, instead of the endpoint: it must not be served there.
+	MayReturn bool
+
 	// ZoneHints and NodeHints are the topology hints (A2.8, A2.9).
 	ZoneHints []string
 	NodeHints []string

@@ -28,6 +28,8 @@ type Store struct {
 	cidrs    map[string][]netip.Prefix
 	problems map[ObjectKey][]Problem
 	claims   claims
+	hosts    hostAddresses
+	aims     aims
 	ids      idPool
 	ports    []*Port // by PortID
 	merger   merger
@@ -42,6 +44,9 @@ type state struct {
 	slices map[string]*slice
 	ports  []*Port // as spec.ports; nil until built
 	ids    []PortID
+	// problems are those of spec and claims; those of endpoints are not among
+	// them.
+	problems []string
 }
 
 // NewStore gives a Store that knows nothing yet.
@@ -53,6 +58,7 @@ func NewStore(options StoreOptions) *Store {
 		cidrs:    make(map[string][]netip.Prefix),
 		problems: make(map[ObjectKey][]Problem),
 		claims:   newClaims(),
+		aims:     newAims(),
 		last:     &Snapshot{Node: Node{Name: options.NodeName}, index: &Index[PortID]{}},
 	}
 }
@@ -70,6 +76,11 @@ type update struct {
 	problems  bool
 	ports     bool
 	index     ownerEdit
+	host      *Host // nil if it does not change
+	// Addresses and node ports that mean something else than before and that
+	// some endpoint may have.
+	aimedAddrs map[netip.Addr]struct{}
+	aimedPorts map[uint16]struct{}
 }
 
 // Apply takes a change and gives the Snapshot that follows, which is the same
@@ -82,12 +93,19 @@ func (s *Store) Apply(c Change) *Snapshot {
 		endpoints: make(map[*state]struct{}),
 		rebuild:   make(map[*state]struct{}),
 		nodes:     make(map[string]*Node),
+		host:      c.Host,
 		index:     ownerEdit{EditIndex(s.last.index)},
+
+		aimedAddrs: make(map[netip.Addr]struct{}),
+		aimedPorts: make(map[uint16]struct{}),
 	}
 	s.take(c, u)
+	nodes := nextNodes(s.last.Nodes, u.nodes)
 	s.respec(u)
+	s.rehost(nodes, u)
+	s.judgeAgain(u)
 	s.build(u)
-	return s.publish(u)
+	return s.publish(nodes, u)
 }
 
 // take reads the objects of a change into the update.
@@ -156,6 +174,7 @@ func (s *Store) setSlice(name Name, sl *slice, u *update) {
 	owner, had := s.owners[name]
 	if had {
 		st := s.services[owner]
+		s.count(st, st.slices[name.Name], -1, u)
 		delete(st.slices, name.Name)
 		u.endpoints[st] = struct{}{}
 		delete(s.owners, name)
@@ -165,10 +184,48 @@ func (s *Store) setSlice(name Name, sl *slice, u *update) {
 		st := s.state(sl.owner)
 		st.slices[name.Name] = sl
 		s.owners[name] = sl.owner
+		s.count(st, sl, 1, u)
 		u.endpoints[st] = struct{}{}
 		problems = sl.problems
 	}
 	s.setProblems(ObjectKey{KindEndpointSlice, name}, problems, u)
+}
+
+// count takes note of where a slice's endpoints are, or that they are there no
+// more. One at an external address of the service keeps the node from that.
+func (s *Store) count(st *state, sl *slice, by int32, u *update) {
+	s.aims.count(sl, by)
+	for i := range sl.endpoints {
+		if a := sl.endpoints[i].Addr.Addr(); s.claims.outer[a] > 0 {
+			u.rebuild[st] = struct{}{}
+		}
+	}
+}
+
+// rehost puts the node's addresses in force.
+func (s *Store) rehost(nodes *Nodes, u *update) {
+	if u.host == nil && nodes == s.last.Nodes {
+		return
+	}
+	host := s.hosts.host
+	if u.host != nil {
+		host = *u.host
+	}
+	var changed map[netip.Addr]struct{}
+	s.hosts, changed = s.hosts.next(host, nodes, s.options.NodeName)
+	if len(changed) == 0 {
+		return
+	}
+	for a := range changed {
+		s.review(clusterIPKey(a), u)
+	}
+	for k, list := range s.claims.byKey {
+		if k.class == byAddress && in(changed, netip.AddrFrom16(k.addr).Unmap()) {
+			for _, c := range list {
+				u.rebuild[c.svc] = struct{}{}
+			}
+		}
+	}
 }
 
 func (s *Store) setProblems(k ObjectKey, texts []string, u *update) {
@@ -200,6 +257,8 @@ func (s *Store) respec(u *update) {
 	slices.SortFunc(changed, func(a, b *state) int { return compareNames(a.name, b.name) })
 
 	touched := make(map[key]struct{})
+	s.claims.now++
+	defer clear(s.claims.earlier)
 	for _, st := range changed {
 		s.claims.withdraw(st, touched)
 	}
@@ -213,6 +272,7 @@ func (s *Store) respec(u *update) {
 	}
 	for k := range touched {
 		s.settle(k, u)
+		s.review(k, u)
 	}
 }
 
@@ -280,6 +340,11 @@ func (s *Store) settle(k key, u *update) {
 	if k.class != byNodePort {
 		return
 	}
+	for a := range s.hosts.own { // node ports go before external IPs there
+		for _, c := range s.claims.byKey[addrKey(Destination{a, k.port, k.proto})] {
+			u.rebuild[c.svc] = struct{}{}
+		}
+	}
 	if c, ok := s.claims.winner(k); ok {
 		u.index.enter(k, c.svc.ids[c.port])
 	} else {
@@ -310,12 +375,22 @@ func (s *Store) buildService(st *state, addresses bool, u *update) {
 		return
 	}
 	inOrder := st.sortedSlices()
-	problems := st.spec.problems
+	if addresses {
+		st.problems = st.spec.problems
+	}
+	var refused refusals
+	judge := func(e *Endpoint, at Destination) (ok, mayReturn bool) {
+		why, mayReturn := s.judge(st, e, at)
+		if why != "" {
+			refused.add(at, why)
+		}
+		return why == "", mayReturn
+	}
 	for i := range st.spec.ports {
 		old := st.ports[i]
 		next := &Port{}
 		if addresses || old == nil {
-			problems = s.fill(next, st, i, problems)
+			st.problems = s.fill(next, st, i, st.problems)
 		} else {
 			*next = *old
 		}
@@ -328,7 +403,7 @@ func (s *Store) buildService(st *state, addresses bool, u *update) {
 			if old != nil {
 				before = old.Families[f].Endpoints
 			}
-			v.Endpoints = s.merger.merge(inOrder, Family(f), next.Name.Port, next.Name.Protocol, before)
+			v.Endpoints = s.merger.merge(inOrder, Family(f), next.Name.Port, next.Name.Protocol, before, judge)
 			if len(inOrder) == 1 {
 				inOrder[0].share(Family(f), v.Endpoints)
 			}
@@ -340,9 +415,7 @@ func (s *Store) buildService(st *state, addresses bool, u *update) {
 		s.ports[next.ID] = next
 		u.ports = true
 	}
-	if addresses {
-		s.setProblems(ObjectKey{KindService, st.name}, problems, u)
-	}
+	s.setProblems(ObjectKey{KindService, st.name}, slices.Concat(st.problems, refused.problems()), u)
 }
 
 func (st *state) sortedSlices() []*slice {
@@ -355,7 +428,7 @@ func (st *state) sortedSlices() []*slice {
 
 // publish makes the Snapshot of what the update left behind. What came and went
 // within the update has not changed (A1.18).
-func (s *Store) publish(u *update) *Snapshot {
+func (s *Store) publish(nodes *Nodes, u *update) *Snapshot {
 	next, changed := *s.last, u.ports
 	if u.ports {
 		next.Ports = slices.Clone(s.ports)
@@ -363,7 +436,7 @@ func (s *Store) publish(u *update) *Snapshot {
 	if index := u.index.Index(); index != next.index {
 		next.index, changed = index, true
 	}
-	if nodes := nextNodes(next.Nodes, u.nodes); nodes != next.Nodes {
+	if nodes != next.Nodes {
 		next.Nodes, changed = nodes, true
 		next.Node = s.ownNode(nodes)
 	}

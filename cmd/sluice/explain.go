@@ -148,6 +148,7 @@ func (o *explainOptions) load(cmd *cobra.Command) (*policy.Table, error) {
 	source := manifests.New(o.manifests, manifests.Options{Logger: log, MaxFileSize: o.maxManifestSize})
 	err := source.Run(ctx, func(c service.Change) {
 		if snap == nil {
+			c.Host = &service.Host{Addresses: o.nodeIPs}
 			snap = store.Apply(c)
 		}
 		stop()

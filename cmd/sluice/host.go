@@ -1,7 +1,10 @@
 package main
 
 import (
+	"slices"
+
 	"github.com/sluice-proxy/sluice/internal/hostnet"
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // openHost begins to follow this node's network stack, and reads it once.
@@ -27,6 +30,8 @@ func (p *proxy) openHost() error {
 func (p *proxy) setHost(s hostnet.State) {
 	p.host.Store(&s)
 	p.policy = p.options.config(s)
+	// What policy is made of follows with the next snapshot.
+	p.store.Apply(service.Change{Host: &service.Host{Addresses: slices.Concat(s.Addresses, p.options.nodeIPs), Broadcasts: s.Broadcasts}})
 }
 
 // hostChanged puts this node's addresses and pods in force (A4.4, A4.6).
@@ -34,6 +39,7 @@ func (p *proxy) hostChanged(s hostnet.State) {
 	p.setHost(s)
 	p.log.Debug().Int("addresses", len(s.Addresses)).Int("pod_ranges", len(s.PodRanges)).Msg("this node's addresses or pods have changed")
 	if p.table != nil { // else the first configuration takes them
-		p.enforce(p.table.Snapshot())
+		p.reportProblems(p.store.Snapshot())
+		p.enforce(p.store.Snapshot())
 	}
 }

@@ -35,6 +35,9 @@ import (
 type State struct {
 	// Addresses are those of all interfaces, sorted, each once.
 	Addresses []netip.Addr
+	// Broadcasts are the broadcast addresses of all links but 255.255.255.255,
+	// likewise.
+	Broadcasts []netip.Addr
 	// PodRanges are the ranges of addresses whose route leads out of a pod
 	// interface, sorted and apart from each other. The node's own addresses are
 	// never in them.
@@ -45,7 +48,7 @@ type State struct {
 
 // Equal tells whether two States say the same.
 func (s State) Equal(o State) bool {
-	return slices.Equal(s.Addresses, o.Addresses) && slices.Equal(s.PodRanges, o.PodRanges) && s.links.equal(o.links)
+	return slices.Equal(s.Addresses, o.Addresses) && slices.Equal(s.Broadcasts, o.Broadcasts) && slices.Equal(s.PodRanges, o.PodRanges) && s.links.equal(o.links)
 }
 
 // Options say what to look for. The zero value looks for addresses only.

@@ -43,9 +43,12 @@ func (w *Watcher) read() (State, error) {
 		if ip, ok := netip.AddrFromSlice(a.IP); ok {
 			s.Addresses = append(s.Addresses, ip.Unmap())
 		}
+		s.Broadcasts = append(s.Broadcasts, broadcasts(&a)...)
 	}
-	slices.SortFunc(s.Addresses, netip.Addr.Compare)
-	s.Addresses = slices.Compact(s.Addresses)
+	for _, list := range []*[]netip.Addr{&s.Addresses, &s.Broadcasts} {
+		slices.SortFunc(*list, netip.Addr.Compare)
+		*list = slices.Compact(*list)
+	}
 	main, err := w.mainTable()
 	if err != nil {
 		return s, err
@@ -63,6 +66,26 @@ func (w *Watcher) read() (State, error) {
 	}
 	s.PodRanges = podRanges(routes)
 	return s, nil
+}
+
+// broadcasts gives the broadcast addresses that come with an address: the last
+// one of its range, which the kernel knows by itself, and the one that is set.
+func broadcasts(a *netlink.Addr) (list []netip.Addr) {
+	ip, bits := a.IP.To4(), 0
+	if ip == nil {
+		return nil
+	}
+	if bits, _ = a.Mask.Size(); bits < 31 {
+		last := make(net.IP, len(ip))
+		for i := range ip {
+			last[i] = ip[i] | ^a.Mask[i]
+		}
+		list = append(list, netip.AddrFrom4([4]byte(last)))
+	}
+	if set, ok := netip.AddrFromSlice(a.Broadcast.To4()); ok && !set.IsUnspecified() && bits < 31 {
+		list = append(list, set)
+	}
+	return list
 }
 
 // mainTable gives the routes of the main table.

@@ -4,6 +4,7 @@ import (
 	"net"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
@@ -14,7 +15,11 @@ const maxAffinitySeconds = 86400
 
 // defaultService fills in what the API server would. It cannot give a cluster
 // IP: nothing here hands them out.
+//
+// A file does not say how old a Service is: whoever writes one could go before
+// others that claim the same address.
 func defaultService(s *corev1.Service) {
+	s.CreationTimestamp = metav1.Time{}
 	spec := &s.Spec
 	if spec.Type == "" {
 		spec.Type = corev1.ServiceTypeClusterIP

@@ -1,0 +1,81 @@
+package service
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// TestEarlierClaimStays: nobody takes an address over that another Service has,
+// however old the Service is, and whoever tries is named.
+func TestEarlierClaimStays(t *testing.T) {
+	const ip, at = "192.0.2.1", "192.0.2.1:80"
+	external, balanced := withExternalIPs(ip), withIngress(ip)
+	attacker := func(with ...func(*corev1.Service)) *corev1.Service {
+		return newService("attacker", "10.96.0.1", append(with, withCreated(1))...)
+	}
+	victim := func(with ...func(*corev1.Service)) *corev1.Service {
+		return newService("victim", "10.96.0.2", append(with, withCreated(2))...)
+	}
+	for _, tt := range []struct {
+		name  string
+		steps []Change
+		want  string
+	}{
+		{"the older Service with an external IP, later", []Change{services(attacker(), victim(external)), services(attacker(external))}, "ExternalIP default/victim"},
+		{"what the load balancer's controller wrote, earlier", []Change{services(attacker(), victim(balanced)), services(attacker(external))}, "LoadBalancer default/victim"},
+		{"what the load balancer's controller wrote, later", []Change{services(attacker(external), victim()), services(victim(balanced))}, "LoadBalancer default/victim"},
+		{"both at once", []Change{services(attacker(external), victim(balanced))}, "LoadBalancer default/victim"},
+		{"a change of something else", []Change{services(attacker(), victim(external)), services(attacker(external)),
+			services(victim(external, withIngress("192.0.2.9")))}, "ExternalIP default/victim"},
+		{"the earlier one goes and comes back", []Change{services(attacker(), victim(external)), services(attacker(external)),
+			services(victim()), services(victim(external))}, "ExternalIP default/attacker"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := NewStore(StoreOptions{})
+			for _, c := range tt.steps {
+				s.Apply(c)
+			}
+			if got := found(s.Snapshot(), at, TCP); got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+			_, winner, _ := strings.Cut(tt.want, " ")
+			named := func(text string) bool { return strings.Contains(text, "belongs to Service "+winner) }
+			if got := problemTexts(s.Snapshot()); !slices.ContainsFunc(got, named) {
+				t.Errorf("the loser is not named: %q", got)
+			}
+		})
+	}
+}
+
+// TestNodePortGoesBeforeExternalIP: an external IP that is an address of the node
+// takes no node port, whoever comes first.
+func TestNodePortGoesBeforeExternalIP(t *testing.T) {
+	web := newService("web", "10.96.0.1", withPorts(servicePort("", "TCP", 80, 30000)))
+	thief := newService("thief", "10.96.0.2", withPorts(servicePort("", "TCP", 30000, 0)), withExternalIPs("172.16.0.1"))
+	host := Change{Host: &Host{Addresses: []netip.Addr{netip.MustParseAddr("172.16.0.1")}}}
+	for name, steps := range map[string][]Change{
+		"later":    {host, services(web), services(thief)},
+		"earlier":  {host, services(thief), services(web)},
+		"together": {services(web, thief), host},
+	} {
+		s := NewStore(StoreOptions{})
+		for _, c := range steps {
+			s.Apply(c)
+		}
+		snap := s.Snapshot()
+		if got := found(snap, "172.16.0.1:30000", TCP); got != "" {
+			t.Errorf("%s: %q", name, got)
+		}
+		if got := problemTexts(snap); len(got) != 1 || got[0] != "Service default/thief: ExternalIP 172.16.0.1:30000/TCP is a node port of Service default/web: left out" {
+			t.Errorf("%s: problems %q", name, got)
+		}
+		s.Apply(Change{Host: &Host{}})
+		if got := found(s.Snapshot(), "172.16.0.1:30000", TCP); got != "ExternalIP default/thief" {
+			t.Errorf("%s: on another node: %q", name, got)
+		}
+	}
+}

@@ -1,0 +1,145 @@
+package service
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// aims counts where endpoints are, so that a Service's address that is some
+// endpoint's is found without reading all endpoints. Addresses are counted by
+// hash: a wrong hit costs time only.
+type aims struct {
+	addrs map[uint32]int32
+	ports map[uint16]int32
+}
+
+func newAims() aims {
+	return aims{addrs: make(map[uint32]int32), ports: make(map[uint16]int32)}
+}
+
+func hashAddr(a netip.Addr) uint32 {
+	b := a.As16()
+	return uint32(hashKey(wide(b, 0, 0, 0)) >> 32)
+}
+
+// count adds the endpoints of a slice, or takes them back.
+func (x *aims) count(s *slice, by int32) {
+	for i := range s.endpoints {
+		bump(x.addrs, hashAddr(s.endpoints[i].Addr.Addr()), by)
+	}
+	for _, p := range s.ports {
+		bump(x.ports, p.port, by)
+	}
+}
+
+func bump[K comparable](counts map[K]int32, k K, by int32) {
+	if counts[k] += by; counts[k] == 0 {
+		delete(counts, k)
+	}
+}
+
+// review notes that an address, or a node port, means something else than
+// before, so that endpoints there are judged again.
+func (s *Store) review(k key, u *update) {
+	switch a := netip.AddrFrom16(k.addr).Unmap(); {
+	case k.class == byNodePort:
+		if s.aims.ports[k.port] > 0 {
+			u.aimedPorts[k.port] = struct{}{}
+		}
+	case s.aims.addrs[hashAddr(a)] > 0:
+		u.aimedAddrs[a] = struct{}{}
+	}
+}
+
+// judgeAgain has the endpoints of the services built whose judgement may have
+// changed.
+func (s *Store) judgeAgain(u *update) {
+	if len(u.aimedAddrs) == 0 && len(u.aimedPorts) == 0 {
+		return
+	}
+	for _, st := range s.services {
+		if st.aimedAt(u) {
+			u.endpoints[st] = struct{}{}
+		}
+	}
+}
+
+func (st *state) aimedAt(u *update) bool {
+	for _, sl := range st.slices {
+		for _, p := range sl.ports {
+			if _, is := u.aimedPorts[p.port]; is {
+				return true
+			}
+		}
+		for i := range sl.endpoints {
+			if in(u.aimedAddrs, sl.endpoints[i].Addr.Addr()) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// leadsTo tells whether an endpoint of a port is at a destination, whatever
+// becomes of it.
+func (st *state) leadsTo(port int, at Destination) bool {
+	ps := st.spec.ports[port]
+	for _, sl := range st.slices {
+		for _, p := range sl.ports {
+			if p.name != ps.name || p.protocol != ps.protocol || p.port != at.Port {
+				continue
+			}
+			for i := range sl.endpoints {
+				if sl.endpoints[i].Addr.Addr() == at.Addr {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// apiServer is the Service whose endpoints the API server writes itself, by its
+// node's address and without nodeName.
+var apiServer = Name{Namespace: "default", Name: "kubernetes"}
+
+// judge says why a service's endpoint cannot be connected to, or "". What
+// mayReturn says is Endpoint.MayReturn: the address could be a Service's, here or
+// on another node. Such an endpoint is not left out, as any tenant may write an
+// external IP or take a node port, and would take the endpoint from its Service.
+func (s *Store) judge(st *state, e *Endpoint, at Destination) (why string, mayReturn bool) {
+	switch {
+	case s.hosts.isBroadcast(at.Addr):
+		return "is the broadcast address of a link", false
+	case s.hosts.isOwn(at.Addr) && !e.Local && st.name != apiServer:
+		return "is an address of this node, and its nodeName does not say so", false
+	case s.claims.clusterIPs[clusterIPKey(at.Addr)] > 0: // which no tenant chooses
+		return "is a cluster IP", false
+	}
+	_, nodePort := s.claims.winner(nodePortKey(eitherFamily, at.Protocol, at.Port))
+	return "", nodePort || s.claims.outer[at.Addr] > 0 && len(s.claims.byKey[addrKey(at)]) > 0
+}
+
+// mostRefused is how many endpoints of a service are named that are left out.
+const mostRefused = 4
+
+// refusals gathers a service's endpoints that are left out.
+type refusals struct {
+	texts []string
+	more  int
+}
+
+func (r *refusals) add(at Destination, why string) {
+	if len(r.texts) == mostRefused {
+		r.more++
+		return
+	}
+	r.texts = append(r.texts, fmt.Sprintf("endpoint %s/%s %s: left out", netip.AddrPortFrom(at.Addr, at.Port), at.Protocol, why))
+}
+
+func (r *refusals) problems() []string {
+	if r.more > 0 {
+		return append(r.texts, fmt.Sprintf("%d more endpoints are left out", r.more))
+	}
+	return r.texts
+}
