@@ -59,6 +59,9 @@ func New(o Options) *Server {
 		lanes:    make(map[place]*lane),
 		said:     make(map[string]struct{}),
 	}
+	if err := sys.CanDisown(); err != nil {
+		s.once("UDP sockets", "other processes of this user on this node can join them and take a share of the datagrams (CAP_CHOWN is missing): "+err.Error())
+	}
 	s.state.Store(&state{table: policy.Compile(nil, &service.Snapshot{}, policy.Config{})})
 	for i, loop := range o.Loops {
 		s.workers = append(s.workers, newWorker(s, i, loop, o.Table.Shard(i)))

@@ -163,6 +163,7 @@ func sockets(p Prober) []Finding {
 
 // Numbers of capabilities (linux/capability.h).
 const (
+	capChown          = 0
 	capNetBindService = 10
 	capNetAdmin       = 12
 	capSysAdmin       = 21
@@ -180,6 +181,7 @@ func capabilities(p Prober) []Finding {
 	}{
 		{capNetAdmin, "CAP_NET_ADMIN", "every way of steering", redirect.RemedyNetAdmin},
 		{capNetBindService, "CAP_NET_BIND_SERVICE", "bind, and addresses of this node, for ports under net.ipv4.ip_unprivileged_port_start", "grant it, or lower that sysctl"},
+		{capChown, "CAP_CHOWN", "keeping other processes of the same user from joining UDP sockets", "grant it, or run as a user of its own"},
 		{capBPF, "CAP_BPF", "sklookup", "grant it in the first user namespace, or steer in another way"},
 		{capSysAdmin, "CAP_SYS_ADMIN", "trying ways of steering in a namespace of their own, before one is chosen", "nothing: without it they are looked at in place"},
 		{capSysResource, "CAP_SYS_RESOURCE", "more than 64 pipes of 1 MiB for busy streams, and BPF maps before Linux 5.11", "nothing, or raise fs.pipe-user-pages-soft"},

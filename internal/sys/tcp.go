@@ -80,6 +80,7 @@ func ListenTCP(addr netip.AddrPort, o ListenOptions) (fd int, err error) {
 	if e != 0 {
 		return -1, fmt.Errorf("listen %s: socket: %w", addr, e)
 	}
+	Disown(fd) // for ListenInPlaceOf; without the right to that, the others of this user can join
 	what, e := prepareListener(fd, fam, o)
 	if e == 0 {
 		what, e = "bind", bind(fd, addr)
@@ -139,7 +140,8 @@ func LetGo(fd int) Errno {
 
 // ListenInPlaceOf is ListenTCP for an address and port that other sockets of
 // this process hold, after Hide or StopListening. At no moment can another
-// program have them, unless it is of this user and sets SO_REUSEPORT.
+// program have them, unless Disown could not be done, and it is of this user and
+// sets SO_REUSEPORT.
 func ListenInPlaceOf(old []int, addr netip.AddrPort, o ListenOptions) (fd int, err error) {
 	share := func(fd, on int) {
 		setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, on) // if it fails, bind says so

@@ -13,8 +13,8 @@ import (
 type UDPOptions struct {
 	Transparent bool // IP_TRANSPARENT: datagrams to addresses that are not this host's, and replies from them; needs CAP_NET_ADMIN
 	FreeBind    bool // IP_FREEBIND: bind to an address that no interface has yet
-	// ReusePort lets several sockets of this user share the address; the kernel
-	// gives each client to one of them.
+	// ReusePort lets several sockets of this program share the address (see
+	// Disown); the kernel gives each client to one of them.
 	ReusePort bool
 	// Destination has Inbox know the destination that each datagram was sent to.
 	Destination bool
@@ -35,6 +35,9 @@ func BindUDP(addr netip.AddrPort, o UDPOptions) (fd int, err error) {
 	fd, e := socket(fam, unix.SOCK_DGRAM, unix.IPPROTO_UDP)
 	if e != 0 {
 		return -1, fmt.Errorf("bind UDP %s: socket: %w", addr, e)
+	}
+	if o.ReusePort {
+		Disown(fd) // without the right to that, the others of this user can join
 	}
 	what, e := prepareUDP(fd, fam == unix.AF_INET6, &o)
 	if e == 0 {

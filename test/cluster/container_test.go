@@ -28,7 +28,7 @@ const (
 const everything = "ALL"
 
 var capabilities = map[string]int{
-	"BPF": unix.CAP_BPF, "NET_ADMIN": unix.CAP_NET_ADMIN, "NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE, "NET_RAW": unix.CAP_NET_RAW,
+	"BPF": unix.CAP_BPF, "CHOWN": unix.CAP_CHOWN, "NET_ADMIN": unix.CAP_NET_ADMIN, "NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE, "NET_RAW": unix.CAP_NET_RAW,
 }
 
 // container is what the program is started in: a file system that is read-only and

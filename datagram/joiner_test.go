@@ -1,0 +1,69 @@
+package datagram
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// A process of the same user, which needs no right for it, cannot join the
+// sockets that clients' datagrams come to, nor those that answers leave from.
+func TestSocketsCannotBeJoined(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, nil)
+	lab.Backends[0].EchoUDP(t, 5300)
+	n.apply(svc("four", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
+	n.apply(svc("six", vip6, nil, at(lab.Backends[0].IPv6, 5300)))
+	var all []netip.AddrPort
+	for _, vip := range []string{vip4, vip6} {
+		to := netip.AddrPortFrom(netip.MustParseAddr(vip), 53)
+		all = append(all, to)
+		askWho(t, client(t, lab.Client, to.String()))
+	}
+	for _, a := range []netip.Addr{lab.Node.IPv4, lab.Node.IPv6} { // node ports
+		if err := lab.Node.Do(func() error {
+			return n.server.Bind(service.Destination{Addr: a, Port: 30053, Protocol: service.UDP})
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, l := range n.server.lanes {
+		all = append(all, l.address)
+	}
+	for _, address := range all {
+		for _, device := range []string{"", "lo", lab.Client.Name()} {
+			lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+				var err error
+				if e := c.Control(func(fd uintptr) {
+					err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+					if err == nil {
+						err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+					}
+					if err == nil && device != "" {
+						err = unix.BindToDevice(int(fd), device)
+					}
+				}); e != nil {
+					return e
+				}
+				return err
+			}}
+			err := lab.Node.Do(func() error {
+				joined, err := lc.ListenPacket(context.Background(), "udp", address.String())
+				if err == nil {
+					_ = joined.Close()
+				}
+				return err
+			})
+			if err == nil {
+				t.Errorf("a stranger shares %s, device %q", address, device)
+			}
+		}
+	}
+}

@@ -1,0 +1,42 @@
+package sys
+
+import (
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// While a listening socket takes the place of another one both share their port.
+// No stranger of the same user does.
+func TestSharedPortIsNotJoined(t *testing.T) {
+	if err := CanDisown(); err != nil {
+		t.Skipf("SKIP-NEEDS: CAP_CHOWN: %v", err)
+	}
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
+		ours, err := ListenTCP(netip.MustParseAddrPort(address), ListenOptions{ReusePort: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer Close(ours)
+		at, e := LocalAddr(ours)
+		if e != 0 {
+			t.Fatal(e)
+		}
+		second, err := ListenTCP(at, ListenOptions{ReusePort: true})
+		if err != nil {
+			t.Fatalf("a second one of ours: %v", err)
+		}
+		defer Close(second)
+		stranger, e := socket(family(at.Addr()), unix.SOCK_STREAM, unix.IPPROTO_TCP)
+		if e != 0 {
+			t.Fatal(e)
+		}
+		defer Close(stranger)
+		setInt(stranger, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+		setInt(stranger, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+		if e := bind(stranger, at); e != EADDRINUSE {
+			t.Errorf("a stranger binds %s: %v, want %v", at, e, EADDRINUSE)
+		}
+	}
+}
