@@ -134,7 +134,8 @@ func (m *Manager) Apply(table *policy.Table) error {
 	gone := m.syncPools(ids, prev, next)
 	changes := m.syncOutlets(ids, next)
 	failed := m.openLanes(changes)
-	m.planner.setRanges(m.serviceRanges(next))
+	m.leaveToOthers(table.Snapshot().Others)
+	m.planner.setRanges(m.serviceRanges(next), table.Snapshot().Others)
 	going, others := withdrawn(changes)
 	next.past = keepPast(prev, len(going) > 0, m.clock())
 	if len(going) > 0 {

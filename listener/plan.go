@@ -1,6 +1,7 @@
 package listener
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -34,10 +35,11 @@ type planner struct {
 	clusterIPs redirect.Builder[netip.Addr, struct{}]
 	foreign    redirect.Builder[netip.Addr, struct{}]
 	local      redirect.Builder[netip.Prefix, struct{}]
-	ranges     []netip.Prefix          // of cluster IPs, that no address of this node lies in
-	moved      bool                    // they changed since the last plan
-	touched    map[netip.Addr]struct{} // addresses whose place may have changed since then
-	left       []*outlet               // outlets that lost theirs
+	ranges     []netip.Prefix               // of cluster IPs, that no address of this node lies in
+	others     map[netip.Addr]service.Other // cluster IPs that other proxies serve: left alone
+	moved      bool                         // they changed since the last plan
+	touched    map[netip.Addr]struct{}      // addresses whose place may have changed since then
+	left       []*outlet                    // outlets that lost theirs
 	// replies says that sockets may be bound to clients' addresses: once a policy
 	// had it so, there may be some for as long as the process lives.
 	replies bool
@@ -184,8 +186,11 @@ func (p *planner) finish(s *state, now int64) redirect.Plan {
 func (p *planner) restart() {
 	p.moved = false
 	p.local, p.foreign = redirect.Builder[netip.Prefix, struct{}]{}, redirect.Builder[netip.Addr, struct{}]{}
+	others := slices.Collect(maps.Keys(p.others))
 	for _, r := range redirect.Cover(p.ranges) {
-		p.local.Set(r, struct{}{})
+		for _, part := range redirect.Except(r, others) {
+			p.local.Set(part, struct{}{})
+		}
 	}
 	for a := range p.clusterUses {
 		p.touched[a] = struct{}{}
@@ -213,10 +218,11 @@ func (p *planner) home(a netip.Addr) {
 	}
 }
 
-// setRanges says which ranges of cluster IPs this node delivers to itself.
-func (p *planner) setRanges(ranges []netip.Prefix) {
-	if !slices.Equal(ranges, p.ranges) {
-		p.ranges, p.moved = ranges, true
+// setRanges says which ranges of cluster IPs this node delivers to itself, and
+// which addresses in them other proxies serve (A1.1).
+func (p *planner) setRanges(ranges []netip.Prefix, others map[netip.Addr]service.Other) {
+	if !slices.Equal(ranges, p.ranges) || !maps.Equal(others, p.others) {
+		p.ranges, p.others, p.moved = ranges, others, true
 	}
 }
 
@@ -228,7 +234,7 @@ func (p *planner) settle(host hostAddresses, now int64) {
 		_, cluster := p.clusterUses[a]
 		switch {
 		case o.own || host.has(a) || cluster || p.covers(a) || o.dst.Protocol != service.TCP:
-		case o.kind == service.ClusterIP:
+		case o.kind == service.ClusterIP && !p.isOthers(a):
 			p.lingerIP(a, true)
 			p.late[service.Destination{Addr: a}] = late
 		case !p.planned(o.dst):
@@ -238,7 +244,7 @@ func (p *planner) settle(host hostAddresses, now int64) {
 	}
 	p.left = nil
 	for a := range p.lingeringIPs {
-		if _, back := p.clusterUses[a]; back || p.covers(a) || host.has(a) {
+		if _, back := p.clusterUses[a]; back || p.covers(a) || p.isOthers(a) || host.has(a) {
 			p.lingerIP(a, false)
 		}
 	}
@@ -256,7 +262,14 @@ func (p *planner) planned(dst service.Destination) bool {
 	return p.steer.Has(dst) || p.refuse.Has(dst) || p.silent.Has(dst)
 }
 
-// covers tells whether an address lies in a range of cluster IPs.
+// isOthers tells whether another proxy serves a cluster IP.
+func (p *planner) isOthers(a netip.Addr) bool {
+	_, is := p.others[a]
+	return is
+}
+
+// covers tells whether an address lies in a range of cluster IPs that this node
+// delivers to itself.
 func (p *planner) covers(a netip.Addr) bool {
-	return slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return r.Contains(a) })
+	return !p.isOthers(a) && slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return r.Contains(a) })
 }

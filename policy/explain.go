@@ -76,6 +76,8 @@ func (t *Table) Explain(p service.Protocol, client netip.Addr, dst netip.AddrPor
 func (e *Explanation) unclaimed(p service.Protocol) string {
 	at := e.dst.Addr()
 	switch {
+	case e.Verdict.Rule == RuleOtherProxy:
+		return fmt.Sprintf("%s is the cluster IP of %s", at, e.table.snap.Others[at])
 	case e.Verdict.Action == None:
 		return "no service has this address and port"
 	case e.table.snap.HasClusterIP(at):

@@ -61,10 +61,21 @@ func (t *Table) unclaimed(dst netip.Addr) Verdict {
 	switch {
 	case t.snap.HasClusterIP(dst):
 		return Verdict{Action: Refuse, Kind: service.ClusterIP, Rule: RuleUnknownPort}
+	case t.isOthers(dst):
+		return Verdict{Rule: RuleOtherProxy}
 	case contains(t.node.serviceCIDRs, dst):
 		return Verdict{Action: Drop, Kind: service.ClusterIP, Rule: RuleUnknownPort}
 	}
 	return Verdict{Rule: RuleNotOurs}
+}
+
+// isOthers tells whether another proxy serves the Service that has a cluster IP.
+func (t *Table) isOthers(a netip.Addr) bool {
+	if len(t.snap.Others) == 0 {
+		return false
+	}
+	_, is := t.snap.Others[a]
+	return is
 }
 
 // admits tells whether the source ranges let a client in to a load balancer

@@ -14,6 +14,7 @@ const (
 	RuleMasquerade                       // A3.8: the endpoint sees the node
 	RulePreserve                         // A3.9: the endpoint sees the client
 	RuleSourceRanges                     // A3.10: the client is outside the source ranges
+	RuleOtherProxy                       // A1.1: a cluster IP of a Service that another proxy serves
 	RuleUnknownPort                      // A3.12: a cluster IP without this port, or one that no service has
 )
 
@@ -27,6 +28,7 @@ var ruleNames = [...]string{
 	RuleMasquerade:       "A3.8",
 	RulePreserve:         "A3.9",
 	RuleSourceRanges:     "A3.10",
+	RuleOtherProxy:       "A1.1",
 	RuleUnknownPort:      "A3.12",
 }
 

@@ -188,6 +188,30 @@ func Cover(prefixes []netip.Prefix) []netip.Prefix {
 	return cover
 }
 
+// Except gives the fewest ranges that cover a range without some addresses,
+// sorted. Of the addresses, those outside of the range do not count.
+func Except(p netip.Prefix, without []netip.Addr) []netip.Prefix {
+	p = p.Masked()
+	sorted := slices.DeleteFunc(slices.Clone(without), func(a netip.Addr) bool { return !p.Contains(a) })
+	slices.SortFunc(sorted, netip.Addr.Compare)
+	return except(nil, p, sorted)
+}
+
+func except(out []netip.Prefix, p netip.Prefix, sorted []netip.Addr) []netip.Prefix {
+	switch {
+	case len(sorted) == 0:
+		return append(out, p)
+	case p.IsSingleIP():
+		return out
+	}
+	lower := netip.PrefixFrom(p.Addr(), p.Bits()+1)
+	b := p.Addr().AsSlice()
+	b[p.Bits()/8] |= 0x80 >> (p.Bits() % 8)
+	a, _ := netip.AddrFromSlice(b)
+	i, _ := slices.BinarySearchFunc(sorted, a, netip.Addr.Compare)
+	return except(except(out, lower, sorted[:i]), netip.PrefixFrom(a, p.Bits()+1), sorted[i:])
+}
+
 func comparePrefixes(a, b netip.Prefix) int {
 	if c := a.Addr().Compare(b.Addr()); c != 0 {
 		return c

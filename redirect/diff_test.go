@@ -1,6 +1,7 @@
 package redirect
 
 import (
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
@@ -269,6 +270,51 @@ func TestValidate(t *testing.T) {
 		err := c.plan.Validate()
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: got %v, want %q", c.plan, err, c.want)
+		}
+	}
+}
+
+// TestExcept takes addresses out of ranges, and looks for every address.
+func TestExcept(t *testing.T) {
+	for _, c := range []struct {
+		from    string
+		without []string
+		want    string
+	}{
+		{"10.96.0.0/30", nil, "[10.96.0.0/30]"},
+		{"10.96.0.0/30", []string{"10.97.0.1", "fd00::1"}, "[10.96.0.0/30]"},
+		{"10.96.0.0/30", []string{"10.96.0.1"}, "[10.96.0.0/32 10.96.0.2/31]"},
+		{"10.96.0.0/30", []string{"10.96.0.2", "10.96.0.1", "10.96.0.2"}, "[10.96.0.0/32 10.96.0.3/32]"},
+		{"10.96.0.4/32", []string{"10.96.0.4"}, "[]"},
+		{"fd00::/126", []string{"fd00::"}, "[fd00::1/128 fd00::2/127]"},
+	} {
+		var without []netip.Addr
+		for _, a := range c.without {
+			without = append(without, netip.MustParseAddr(a))
+		}
+		if got := fmt.Sprint(Except(netip.MustParsePrefix(c.from), without)); got != c.want {
+			t.Errorf("%s without %v: got %s, want %s", c.from, c.without, got, c.want)
+		}
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 100 {
+		p := netip.MustParsePrefix("10.96.0.0/24")
+		var without []netip.Addr
+		for range r.IntN(20) {
+			without = append(without, netip.AddrFrom4([4]byte{10, 96, 0, byte(r.IntN(256))}))
+		}
+		parts := Except(p, without)
+		for i := range 256 {
+			a := netip.AddrFrom4([4]byte{10, 96, 0, byte(i)})
+			in := 0
+			for _, part := range parts {
+				if part.Contains(a) {
+					in++
+				}
+			}
+			if (in == 0) != slices.Contains(without, a) || in > 1 {
+				t.Fatalf("%v without %v: %s is in %d of %v", p, without, a, in, parts)
+			}
 		}
 	}
 }

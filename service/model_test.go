@@ -386,6 +386,9 @@ func dump(s *Snapshot) string {
 			line(fmt.Sprintf("%x", k), keyClass(k.rest), at)
 		}
 	}
+	for a, o := range s.Others {
+		lines = append(lines, a.String()+" "+o.String())
+	}
 	slices.Sort(lines)
 	return strings.Join(append(lines, problemTexts(s)...), "\n")
 }

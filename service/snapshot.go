@@ -51,6 +51,9 @@ type Snapshot struct {
 	// ServiceCIDRs are the ranges that cluster IPs are taken from, from
 	// ServiceCIDR objects, sorted. Empty when there are none.
 	ServiceCIDRs []netip.Prefix
+	// Others are the cluster IPs of Services that other proxies serve. It is the
+	// same map for as long as it does not change.
+	Others map[netip.Addr]Other
 	// Problems are the objects, or parts of them, that could not be used,
 	// sorted by object: conflicting addresses, invalid addresses (A1.7).
 	Problems []Problem

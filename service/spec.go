@@ -35,6 +35,7 @@ type spec struct {
 	topologyKeys        []string
 	annotations         map[string]string
 	ports               []portSpec
+	other               *otherSpec // if another proxy serves it
 	families            [2]familySpec
 	problems            []string
 }
@@ -69,9 +70,12 @@ func parseService(svc *corev1.Service, proxyName string) *spec {
 	}
 	value, labelled := svc.Labels[proxyNameLabel]
 	if labelled != (proxyName != "") || value != proxyName {
-		return s // A1.1, A1.2
+		if !hasNoClusterIP(svc) {
+			s.other = parseOther(svc, value, labelled) // A1.1, A1.2
+		}
+		return s
 	}
-	if svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.ClusterIP == corev1.ClusterIPNone {
+	if hasNoClusterIP(svc) {
 		return s // A1.4
 	}
 	if svc.Spec.ClusterIP == "" {
@@ -86,6 +90,11 @@ func parseService(svc *corev1.Service, proxyName string) *spec {
 	s.parsePolicy(svc)
 	s.parseExternal(svc)
 	return s
+}
+
+// hasNoClusterIP tells the types of Services that no proxy handles.
+func hasNoClusterIP(svc *corev1.Service) bool {
+	return svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.ClusterIP == corev1.ClusterIPNone
 }
 
 // parseClusterIPs finds the cluster IP of each family (A1.5). Without

@@ -15,7 +15,8 @@ type StoreOptions struct {
 	NodeName string
 	// ServiceProxyName is the value of the label
 	// service.kubernetes.io/service-proxy-name that services for this proxy
-	// carry (A1.2). With "", it serves those without the label (A1.1).
+	// carry (A1.2). With "", it serves those without the label (A1.1), and
+	// ranges of cluster IPs are its own.
 	ServiceProxyName string
 }
 
@@ -26,6 +27,7 @@ type Store struct {
 	services map[Name]*state
 	owners   map[Name]Name // of each EndpointSlice, its service
 	cidrs    map[string][]netip.Prefix
+	others   map[Name]*otherSpec
 	problems map[ObjectKey][]Problem
 	claims   claims
 	hosts    hostAddresses
@@ -56,6 +58,7 @@ func NewStore(options StoreOptions) *Store {
 		services: make(map[Name]*state),
 		owners:   make(map[Name]Name),
 		cidrs:    make(map[string][]netip.Prefix),
+		others:   make(map[Name]*otherSpec),
 		problems: make(map[ObjectKey][]Problem),
 		claims:   newClaims(),
 		aims:     newAims(),
@@ -73,6 +76,7 @@ type update struct {
 	rebuild   map[*state]struct{} // services whose addresses may have changed
 	nodes     map[string]*Node    // nil for one that is gone
 	cidrs     bool
+	others    bool
 	problems  bool
 	ports     bool
 	index     ownerEdit
@@ -266,7 +270,7 @@ func (s *Store) respec(u *update) {
 		s.dropPorts(st, u.respec[st], u)
 	}
 	for _, st := range changed {
-		s.takeSpec(st, u.respec[st])
+		s.takeSpec(st, u.respec[st], u)
 		s.claims.enter(st, touched)
 		u.rebuild[st] = struct{}{}
 	}
@@ -292,7 +296,7 @@ func (s *Store) dropPorts(st *state, next *spec, u *update) {
 
 // takeSpec puts a spec in the place of the last one. Ports that stay keep
 // their ID and what was built for them.
-func (s *Store) takeSpec(st *state, next *spec) {
+func (s *Store) takeSpec(st *state, next *spec, u *update) {
 	var ports []*Port
 	var ids []PortID
 	if next != nil {
@@ -308,6 +312,7 @@ func (s *Store) takeSpec(st *state, next *spec) {
 			ports = append(ports, port)
 		}
 	}
+	s.noteOther(st, next, u)
 	st.spec, st.ports, st.ids = next, ports, ids
 }
 
@@ -440,9 +445,14 @@ func (s *Store) publish(nodes *Nodes, u *update) *Snapshot {
 		next.Nodes, changed = nodes, true
 		next.Node = s.ownNode(nodes)
 	}
-	if u.cidrs {
+	if u.cidrs && s.options.ServiceProxyName == "" { // ranges are the default proxy's
 		if list := joinServiceCIDRs(s.cidrs); !slices.Equal(list, next.ServiceCIDRs) {
 			next.ServiceCIDRs, changed = list, true
+		}
+	}
+	if u.others {
+		if others := s.othersOf(); !maps.Equal(others, next.Others) {
+			next.Others, changed = others, true
 		}
 	}
 	if u.problems {

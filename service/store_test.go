@@ -129,8 +129,11 @@ func TestProxyNameToggled(t *testing.T) {
 		if p, _ := find(toggled, dst); p != nil || toggled.HasClusterIP(dst.Addr) || len(toggled.Problems) > 0 || slices.ContainsFunc(toggled.Ports, func(p *Port) bool { return p != nil }) {
 			t.Errorf("%s: something of the service is left: %+v", tt.rule, toggled)
 		}
-		if s.Apply(deleted(KindService, "web")) != toggled {
-			t.Errorf("%s: deletion changes what the label left", tt.rule)
+		if o := toggled.Others[dst.Addr]; o.Service.Name != "web" {
+			t.Errorf("%s: the cluster IP is not left to the other proxy: %+v", tt.rule, toggled.Others)
+		}
+		if gone := s.Apply(deleted(KindService, "web")); len(gone.Others) != 0 {
+			t.Errorf("%s: the deleted Service is still another proxy's: %+v", tt.rule, gone.Others)
 		}
 		back := s.Apply(services(tt.served))
 		if p := only(t, back); !p.equal(only(t, created)) || len(p.Families[IPv4].Endpoints) != 1 || len(back.Problems) != 1 {

@@ -44,7 +44,7 @@ func (o *decisionOptions) register(f *pflag.FlagSet, nodeIPMeaning string) {
 	f.StringVar(&o.hostname, "hostname-override", "", "name of this node (default: the host's name in lower case)")
 	f.StringVar(&o.serviceProxyName, "service-proxy-name", "", "serve only Services whose label "+proxyNameLabel+" has this value (default: those without the label)")
 	f.Var(&o.nodeIPs, "node-ip", nodeIPMeaning)
-	f.Var(&o.serviceCIDRs, "service-cidr", "ranges of cluster IPs, beside those of ServiceCIDR objects; without any, each cluster IP is steered by itself")
+	f.Var(&o.serviceCIDRs, "service-cidr", "ranges of cluster IPs, beside those of ServiceCIDR objects; without any, and with --service-proxy-name, each cluster IP is steered by itself")
 	f.Var(&o.clusterCIDRs, "cluster-cidr", "ranges of pod addresses; clients in them count as pods")
 	o.detectLocal = choice{value: detectClusterCIDR, allowed: []string{detectClusterCIDR, detectNodeCIDR, detectBridge, detectPrefix}}
 	f.Var(&o.detectLocal, "detect-local-mode", "how clients that are pods of this node are told from others: by --cluster-cidr, by the podCIDRs of this node's object, or by the interface that their addresses are routed to")
@@ -133,6 +133,15 @@ func (o *decisionOptions) store() service.StoreOptions {
 	return service.StoreOptions{NodeName: o.hostname, ServiceProxyName: o.serviceProxyName}
 }
 
+// serviceRanges gives the ranges of cluster IPs that are ours as a whole. As a
+// proxy beside another one we have the cluster IPs of our own Services alone.
+func (o *decisionOptions) serviceRanges() []netip.Prefix {
+	if o.serviceProxyName != "" {
+		return nil
+	}
+	return o.serviceCIDRs
+}
+
 // config gives what decisions depend on beside the manifests. host is what is
 // known of this node's network stack.
 func (o *decisionOptions) config(host hostnet.State) policy.Config {
@@ -140,7 +149,7 @@ func (o *decisionOptions) config(host hostnet.State) policy.Config {
 		NodeName:           o.hostname,
 		ClusterCIDRs:       o.clusterCIDRs,
 		PodRanges:          host.PodRanges,
-		ServiceCIDRs:       o.serviceCIDRs,
+		ServiceCIDRs:       o.serviceRanges(),
 		MasqueradeAll:      o.masqueradeAll,
 		NodeAddresses:      host.Addresses,
 		NodeIPs:            o.nodeIPs,

@@ -49,6 +49,7 @@ func TestExplainText(t *testing.T) {
 		"no-endpoints":    "--from 10.244.1.9 --to 10.96.0.14:80",                                                                                                                    // A3.4
 		"unknown-port":    "--from 10.244.1.9 --to 10.96.0.14:81",                                                                                                                    // A3.12
 		"unknown-ip":      "--from 10.244.1.9 --to 10.96.0.99:80 --service-cidr 10.96.0.0/16",                                                                                        // A3.12
+		"other-proxy":     "--from 10.244.1.9 --to 10.96.0.15:80 --service-cidr 10.96.0.0/16",                                                                                        // A1.1
 		"not-ours":        "--from 10.244.1.9 --to 192.0.2.10:22",                                                                                                                    // A3.13
 		"hairpin":         "--from 10.244.1.1 --to 10.96.0.10:80 --cluster-cidr 10.244.0.0/16",                                                                                       // A3.8
 		"masquerade-all":  "--from 10.244.1.9 --to 10.96.0.10:80 --cluster-cidr 10.244.0.0/16 --masquerade-all",                                                                      // A3.8

@@ -89,6 +89,9 @@ func newProxy(o *runOptions, log zerolog.Logger) (*proxy, error) {
 	}
 	p.metricsConns.Max = metricsConnections
 	o.logIgnored(p.log)
+	if o.serviceProxyName != "" && len(o.serviceCIDRs) > 0 {
+		p.log.Warn().Msg("--service-cidr is not used with --service-proxy-name: the ranges are the other proxy's, and the cluster IPs of our own Services are ours")
+	}
 	o.adjustOOMScore(p.log)
 	if err := p.openSource(); err != nil {
 		return nil, err
@@ -224,7 +227,7 @@ func (p *proxy) makeLoops(limits limits) error {
 			StreamTimeout:      o.udpStreamTimeout,
 			Log:                logging,
 		},
-		ServiceCIDRs:  o.serviceCIDRs,
+		ServiceCIDRs:  o.serviceRanges(),
 		HostAddresses: func() []netip.Addr { return p.host.Load().Addresses },
 		SameLink:      func(a, b netip.Addr) bool { return p.host.Load().SameLink(a, b) },
 		Loops:         p.loops,

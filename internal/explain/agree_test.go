@@ -64,7 +64,7 @@ func TestAgreesWithSlowPolicy(t *testing.T) {
 	for _, outcome := range strings.Split("accept ClusterIP A3.2,accept NodePort A3.3,accept ExternalIP A3.3,accept LoadBalancer A3.3,"+
 		"accept NodePort A3.6,accept ExternalIP A3.6,accept LoadBalancer A3.6,refuse ClusterIP A3.4,refuse NodePort A3.4,refuse ExternalIP A3.4,"+
 		"refuse LoadBalancer A3.4,drop ClusterIP A3.5,drop NodePort A3.5,drop ExternalIP A3.5,drop LoadBalancer A3.5,drop LoadBalancer A3.10,"+
-		"refuse ClusterIP A3.12,drop ClusterIP A3.12,none  A3.13", ",") {
+		"refuse ClusterIP A3.12,drop ClusterIP A3.12,none  A3.13,none  A1.1", ",") {
 		if seen[outcome] < total/5000 {
 			t.Errorf("only %d cases of %d ended in %q", seen[outcome], total, outcome)
 		}

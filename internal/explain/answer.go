@@ -175,6 +175,7 @@ func appendEndpoints(b []byte, e *policy.Explanation) []byte {
 
 // ruleTexts say what the rules are that Rules of an Answer may name.
 var ruleTexts = map[string]string{
+	"A1.1":  "Services of another proxy are not touched",
 	"A2.4":  "endpoints that are ready; if there are none, those that serve while they terminate",
 	"A2.5":  "the same, among the endpoints on this node",
 	"A2.8":  "all ready endpoints have node hints, and one names this node",

@@ -128,6 +128,11 @@ func (c *Cluster) unclaimed(dst netip.Addr) Answer {
 			return Answer{Verdict: "refuse", Address: "ClusterIP", Rule: "A3.12"}
 		}
 	}
+	for _, svc := range c.Services {
+		if !c.ours(svc) && hasClusterIP(svc) && slices.Contains(svc.Spec.ClusterIPs, dst.String()) {
+			return Answer{Verdict: "none", Rule: "A1.1"}
+		}
+	}
 	for _, p := range c.ServiceCIDRs {
 		if p.Contains(dst) {
 			return Answer{Verdict: "drop", Address: "ClusterIP", Rule: "A3.12"}
@@ -137,13 +142,19 @@ func (c *Cluster) unclaimed(dst netip.Addr) Answer {
 }
 
 // handled is A1.1, A1.2 and A1.4.
-func (c *Cluster) handled(svc *corev1.Service) bool {
+func (c *Cluster) handled(svc *corev1.Service) bool { return c.ours(svc) && hasClusterIP(svc) }
+
+func (c *Cluster) ours(svc *corev1.Service) bool {
 	name, labelled := svc.Labels["service.kubernetes.io/service-proxy-name"]
 	ours := !labelled
 	if c.ProxyName != "" {
 		ours = name == c.ProxyName
 	}
-	return ours && svc.Spec.ClusterIP != "" && svc.Spec.ClusterIP != "None" && svc.Spec.Type != corev1.ServiceTypeExternalName
+	return ours
+}
+
+func hasClusterIP(svc *corev1.Service) bool {
+	return svc.Spec.ClusterIP != "" && svc.Spec.ClusterIP != "None" && svc.Spec.Type != corev1.ServiceTypeExternalName
 }
 
 // find goes by A3.1; the very address and port of a service goes before a node

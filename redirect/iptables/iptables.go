@@ -320,7 +320,9 @@ func (r *Redirector) dropLocked(drop []edit, p *redirect.Plan) error {
 		}
 		return r.eachTables(func(t *tables) error { return t.apply(r.contents(p), false) })
 	}
-	if err := r.sets.put(edits{drop: append(drop, editsOf(&c, &r.plan, p).drop...)}); err != nil {
+	e := editsOf(&c, &r.plan, p) // it adds the parts of a range that was whole
+	e.drop = append(drop, e.drop...)
+	if err := r.sets.put(e); err != nil {
 		return err
 	}
 	return r.sets.destroy(r.ruled)

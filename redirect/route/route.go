@@ -94,9 +94,22 @@ func (o Options) WithDefaults() Options {
 	o.ReplyMark = cmp.Or(o.ReplyMark, DefaultReplyMark)
 	o.SteerTable = cmp.Or(o.SteerTable, DefaultSteerTable)
 	o.ReplyTable = cmp.Or(o.ReplyTable, DefaultReplyTable)
-	o.RulePriority = cmp.Or(o.RulePriority, DefaultRulePriority)
+	o.RulePriority = cmp.Or(o.RulePriority, o.rulePriority())
 	return o
 }
+
+// rulePriority gives another proxy of this kind beside us, which has a steer
+// table of its own, priorities of its own.
+func (o Options) rulePriority() int {
+	if o.SteerTable == DefaultSteerTable {
+		return DefaultRulePriority
+	}
+	const numbers = 1000
+	return DefaultRulePriority + prioritiesUsed*(1+o.SteerTable%numbers)
+}
+
+// prioritiesUsed is how many priorities the rules of one proxy have.
+const prioritiesUsed = 4
 
 // Validate tells what is wrong with options that have their defaults.
 func (o Options) Validate() error {

@@ -116,8 +116,24 @@ func (r *Router) routesBy(lister *netlink.Handle, f service.Family, table int) (
 
 // isOurRoute tells a route of ours from others in the same table.
 func (r *Router) isOurRoute(k *netlink.Route) bool {
-	return k.Protocol == Protocol && k.Type == syscall.RTN_LOCAL && k.LinkIndex == r.lo
+	return k.Protocol == Protocol && k.Type == syscall.RTN_LOCAL && k.LinkIndex == r.lo && (k.Table != syscall.RT_TABLE_LOCAL || r.isOurMetric(k.Priority))
 }
+
+// metric tells our routes of the table local from those of another proxy of this
+// kind beside us, which has a steer table of its own. The default is none.
+func (r *Router) metric() int {
+	if r.opts.SteerTable == DefaultSteerTable {
+		return 0
+	}
+	return r.opts.SteerTable
+}
+
+func (r *Router) isOurMetric(n int) bool {
+	return n == r.metric() || n == defaultMetric6 && r.metric() == 0
+}
+
+// defaultMetric6 is what IPv6 makes of none.
+const defaultMetric6 = 1024
 
 func (r *Router) route(table int, p netip.Prefix, source netip.Addr) *netlink.Route {
 	k := &netlink.Route{
@@ -127,6 +143,9 @@ func (r *Router) route(table int, p netip.Prefix, source netip.Addr) *netlink.Ro
 		Protocol:  Protocol,
 		LinkIndex: r.lo,
 		Dst:       ipNet(p),
+	}
+	if table == syscall.RT_TABLE_LOCAL {
+		k.Priority = r.metric()
 	}
 	if source.IsValid() {
 		k.Src = source.AsSlice()

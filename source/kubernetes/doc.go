@@ -8,8 +8,8 @@
 //
 // # What is watched
 //
-// Services that are ours by their label (A1.1, A1.2) and not headless,
-// EndpointSlices without the headless label (A1.3), the Node of Options.NodeName,
+// Services that are not headless, as a proxy with a name only those with its label
+// (A1.1, A1.2), EndpointSlices without the headless label (A1.3), the Node of Options.NodeName,
 // and ServiceCIDRs. While a Service has the annotation sluice.dev/topology-keys,
 // the metadata of all nodes is watched too, as it holds their labels.
 //

@@ -92,13 +92,20 @@ func New(client *Client, options Options) *Source {
 
 func (s *Source) addServices() <-chan struct{} {
 	w := &watcher{kind: "services", object: &corev1.Service{}, from: resource(s.client.core, "services"), settled: make(chan struct{})}
-	w.selector = selector{labels: "!" + proxyNameLabel, fields: "spec.clusterIP!=None"} // A1.1
-	if name := s.options.ServiceProxyName; name != "" {
-		w.selector.labels = proxyNameLabel + "=" + name // A1.2
+	// As the default proxy we leave the cluster IPs of other proxies' Services
+	// alone (A1.1), and have to know them: they lie in our ranges.
+	w.selector = selector{fields: "spec.clusterIP!=None"}
+	proxyName := s.options.ServiceProxyName
+	if proxyName != "" {
+		w.selector.labels = proxyNameLabel + "=" + proxyName // A1.2
 	}
 	w.into = newBox(trimService, func(name service.Name, svc *corev1.Service) {
 		s.count(&s.serviceChanges)
-		s.topology.note(name, svc)
+		if svc != nil && svc.Labels[proxyNameLabel] != proxyName {
+			s.topology.note(name, nil)
+		} else {
+			s.topology.note(name, svc)
+		}
 		put(s.feed, &s.feed.services, name, svc)
 	}, s.listed(w))
 	return s.add(w)

@@ -198,10 +198,11 @@ func TestFollows(t *testing.T) {
 	}
 }
 
-// A1.1 to A1.3: what is not ours is not even asked for.
+// A1.1 to A1.3: what does not count is not even asked for. As the default proxy
+// we have to know the cluster IPs that are another proxy's.
 func TestSelectors(t *testing.T) {
 	for _, test := range []struct{ proxyName, want string }{
-		{"", "!service.kubernetes.io/service-proxy-name"},
+		{"", ""},
 		{"sluice", "service.kubernetes.io/service-proxy-name=sluice"},
 	} {
 		api := newFakeAPI(t)
@@ -215,6 +216,11 @@ func TestSelectors(t *testing.T) {
 		api.put("services", other)
 		f := follow(t, api, Options{NodeName: "a", ServiceProxyName: test.proxyName}, nil)
 		f.expect("default/mine=")
+		f.mu.Lock()
+		if o := f.store.Snapshot().Others; len(o) > 0 != (test.proxyName == "") {
+			t.Errorf("%q: what other proxies serve: %v", test.proxyName, o)
+		}
+		f.mu.Unlock()
 		for resource, want := range map[string][2]string{
 			"services":       {"labelSelector", test.want},
 			"endpointslices": {"labelSelector", "!service.kubernetes.io/headless"},

@@ -1,0 +1,69 @@
+package service
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Other is a Service that another proxy serves, by the label
+// service.kubernetes.io/service-proxy-name (A1.1, A1.2).
+type Other struct {
+	Service Name
+	Label   string // value of the label
+	Labeled bool   // it has the label
+}
+
+// String says whose the Service is.
+func (o Other) String() string {
+	if !o.Labeled {
+		return fmt.Sprintf("Service %s, which has no label %s and is the default proxy's", o.Service, proxyNameLabel)
+	}
+	return fmt.Sprintf("Service %s, which the label %s gives to the proxy %q", o.Service, proxyNameLabel, o.Label)
+}
+
+// otherSpec is what counts of a Service that another proxy serves.
+type otherSpec struct {
+	Other
+	clusterIPs [2]netip.Addr // by family
+}
+
+// parseOther reads such a Service. What is wrong with it is for its own proxy to
+// report.
+func parseOther(svc *corev1.Service, label string, labeled bool) *otherSpec {
+	var s spec
+	s.parseClusterIPs(svc)
+	o := &otherSpec{Other: Other{Service: Name{Namespace: svc.Namespace, Name: svc.Name}, Label: label, Labeled: labeled}}
+	for f := range s.families {
+		o.clusterIPs[f] = s.families[f].clusterIP
+	}
+	return o
+}
+
+// noteOther takes note that a service gets another spec.
+func (s *Store) noteOther(st *state, next *spec, u *update) {
+	if next != nil && next.other != nil {
+		s.others[st.name] = next.other
+		u.others = true
+	} else if _, was := s.others[st.name]; was {
+		delete(s.others, st.name)
+		u.others = true
+	}
+}
+
+// othersOf gives the cluster IPs of Services that other proxies serve. Where two
+// have one address, the first by name counts.
+func (s *Store) othersOf() map[netip.Addr]Other {
+	out := make(map[netip.Addr]Other, len(s.others))
+	for _, name := range slices.SortedFunc(maps.Keys(s.others), compareNames) {
+		for _, a := range s.others[name].clusterIPs {
+			if _, taken := out[a]; a.IsValid() && !taken {
+				out[a] = s.others[name].Other
+			}
+		}
+	}
+	return out
+}
