@@ -20,7 +20,7 @@ func (w *worker) deliver(l *shard, n int) {
 			w.server.stats.lost.Add(1)
 			continue
 		}
-		to, segment := w.upIn.Details(i)
+		to, segment, class := w.upIn.Details(i)
 		if l.outlet != nil {
 			to = l.outlet.address
 		}
@@ -30,6 +30,13 @@ func (w *worker) deliver(l *shard, n int) {
 		}
 		if cur == nil {
 			continue
+		}
+		if class != cur.outClass {
+			w.flushUp(cur)
+			if cur = w.find(l.outlet, at); cur == nil {
+				continue
+			}
+			cur.outClass = class
 		}
 		p := w.upIn.Data(i)
 		if w.up.Empty() {
@@ -59,6 +66,7 @@ func datagramsOf(bytes, segment int) uint64 {
 func (w *worker) flushUp(c *session) {
 	tries := 0
 	for !w.up.Empty() {
+		c.upstream.setClass(c.outClass)
 		errno := w.up.Send(int(c.upstream.fd))
 		if errno == 0 {
 			continue
@@ -126,7 +134,7 @@ func (c *session) receive() {
 			w.server.stats.lost.Add(1)
 			continue
 		}
-		_, segment := w.downIn.Details(i)
+		_, segment, _ := w.downIn.Details(i)
 		p := w.downIn.Data(i)
 		w.answer(c, p, segment)
 		c.record.BytesFromEndpoint += uint64(len(p))

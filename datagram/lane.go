@@ -41,6 +41,7 @@ func openLane(addr netip.AddrPort, bound bool, workers []*worker) (*lane, error)
 			FreeBind:      bound,
 			ReusePort:     true,
 			Destination:   !bound,
+			Class:         true,
 			Coalesce:      true,
 			ReceiveBuffer: receiveBuffer,
 		})

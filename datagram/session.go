@@ -29,6 +29,7 @@ type session struct {
 	last       int64     // when the last datagram came, either way
 	dialed     int64     // when the endpoint was chosen
 	class      class
+	outClass   uint8  // DSCP of the client's datagrams
 	doubted    bool   // the endpoint seemed to be closed after it had answered
 	batch      uint8  // answers to receive at once
 	round      uint32 // the worker's, when the last answer came
@@ -232,8 +233,12 @@ func (c *session) closed(n int) *session {
 	c.share.service.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr(), poll.Nanotime())
 	kept := c.held
 	c.held = nil
+	class := c.outClass
 	c.end(conntrack.EndpointGone)
 	next := w.find(o, k)
+	if next != nil {
+		next.outClass = class
+	}
 	if kept != nil {
 		kept.session = next
 		if next == nil {

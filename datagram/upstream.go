@@ -18,9 +18,10 @@ type upstream struct {
 	reg     poll.Registration
 	fd      int32
 	family  service.Family
-	bound   bool // to a client's address: it cannot be used again
-	trains  bool // the kernel hands trains over in one piece
-	noTrain bool // the kernel does not send trains from it
+	bound   bool  // to a client's address: it cannot be used again
+	trains  bool  // the kernel hands trains over in one piece
+	class   uint8 // DSCP of its packets
+	noTrain bool  // the kernel does not send trains from it
 	// held is the client's address that answers come back to while the socket is
 	// open, if the way of steering has to be told: see redirect.Clients.
 	held netip.Addr
@@ -45,6 +46,13 @@ func (u *upstream) HandleEvents(_ uint8, ev poll.Events) {
 	case closed:
 		c.leave(c.held.count())
 		w.opening.endTurn(w.loop.Now())
+	}
+}
+
+// setClass has what is sent to the endpoint carry a DSCP.
+func (u *upstream) setClass(class uint8) {
+	if u.class != class && sys.SetClass(int(u.fd), u.family == service.IPv6, class) == 0 {
+		u.class = class
 	}
 }
 

@@ -129,6 +129,7 @@ func (w *worker) admit(fd int, client, vip netip.AddrPort) bool {
 		c.fail(conntrack.LimitReached)
 		return true
 	}
+	c.class = sys.ClientClass(fd, vip.Addr().Is6())
 	dialing := p.dialing.Add(1)
 	c.dialing = true
 	c.dial(st, &verdict)

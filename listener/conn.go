@@ -27,6 +27,7 @@ type conn struct {
 	client   int // the client's socket
 	upstream int // the socket that is connecting
 	dialing  bool
+	class    uint8     // the client's DSCP
 	held     [2]uint16 // ports for sockets with the client's address, from redirect.Clients
 	next     *conn     // in a retryQueue
 }

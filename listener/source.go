@@ -19,7 +19,7 @@ import (
 // may come in at the endpoint, and what it writes down, hangs on the address.
 func (c *conn) connect(st *state, v *policy.Verdict, ep *service.Endpoint) (int, sys.Errno) {
 	w, endpoint := c.worker, ep.Addr
-	o := sys.ConnectOptions{Congestion: w.manager.config.Congestion}
+	o := sys.ConnectOptions{Congestion: w.manager.config.Congestion, Class: c.class}
 	client := c.record.Client.Addr()
 	if v.SourceFor(client, endpoint.Addr()) != policy.SourceClient || !w.manager.keeps(st, client, endpoint.Addr()) {
 		c.record.Source = conntrack.SourceNode

@@ -24,7 +24,7 @@ const (
 	// a few lines of the processor's cache.
 	slotStride = slotSize + 5*64
 	// controlSize is room for the control messages of a datagram that is
-	// received: its destination and the size of a train's datagrams.
+	// received: its destination, the size of a train's datagrams, and its class.
 	controlSize = 96
 )
 
@@ -107,17 +107,17 @@ func (b *Inbox) From(i int) netip.AddrPort { return b.names[i].get() }
 // Details gives what the control messages say: the destination that the
 // datagram was sent to, if the socket has UDPOptions.Destination, and the size of
 // each datagram of a train but the last, which may be shorter; 0 if it is no
-// train.
-func (b *Inbox) Details(i int) (to netip.AddrPort, segment int) {
+// train. class is the datagram's DSCP, with UDPOptions.Class.
+func (b *Inbox) Details(i int) (to netip.AddrPort, segment int, class uint8) {
 	c := b.controls[i][:b.headers[i].Controllen]
 	for len(c) >= unix.SizeofCmsghdr {
-		h := (*unix.Cmsghdr)(unsafe.Pointer(&c[0]))
-		size := int(h.Len)
-		if size < unix.SizeofCmsghdr || size > len(c) {
+		h, body, rest := nextControl(c)
+		if h == nil {
 			break
 		}
-		body := c[unix.SizeofCmsghdr:size]
 		switch {
+		case isClass(h) && len(body) > 0:
+			class = classOf(body)
 		case h.Level == unix.IPPROTO_UDP && h.Type == unix.UDP_GRO && len(body) >= 4:
 			segment = int(binary.NativeEndian.Uint32(body))
 		case h.Level == unix.IPPROTO_IP && h.Type == unix.IP_ORIGDSTADDR,
@@ -126,9 +126,9 @@ func (b *Inbox) Details(i int) (to netip.AddrPort, segment int) {
 			copy(s[:], body)
 			to = s.get()
 		}
-		c = c[min(unix.CmsgSpace(size-unix.SizeofCmsghdr), len(c)):]
+		c = rest
 	}
-	return to, segment
+	return to, segment, class
 }
 
 const (

@@ -56,15 +56,14 @@ func (q *ErrorQueue) Read(fd int) Errno {
 	}
 	q.Errno, q.Offender, q.Quote = 0, netip.Addr{}, q.data[:n]
 	for c := q.control[:q.header.Controllen]; len(c) >= unix.SizeofCmsghdr; {
-		h := (*unix.Cmsghdr)(unsafe.Pointer(&c[0]))
-		size := int(h.Len)
-		if size < unix.SizeofCmsghdr || size > len(c) {
+		h, body, rest := nextControl(c)
+		if h == nil {
 			break
 		}
 		if h.Level == unix.IPPROTO_IP && h.Type == unix.IP_RECVERR || h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_RECVERR {
-			q.parse(c[unix.SizeofCmsghdr:size])
+			q.parse(body)
 		}
-		c = c[min(unix.CmsgSpace(size-unix.SizeofCmsghdr), len(c)):]
+		c = rest
 	}
 	return 0
 }

@@ -189,6 +189,9 @@ func prepareListener(fd int, fam uintptr, o ListenOptions) (what string, e Errno
 	if e = SetLiveness(fd, o.Liveness); e != 0 {
 		return "keepalive", e
 	}
+	if e = receiveClass(fd, v6, 1); e != 0 {
+		return "IP_RECVTOS", e
+	}
 	if o.Congestion != "" {
 		if e = setCongestion(fd, o.Congestion); e != 0 {
 			return "congestion control " + o.Congestion, e
@@ -217,6 +220,7 @@ func setFreeBind(fd int, v6 bool) Errno {
 type ConnectOptions struct {
 	Transparent bool   // the local address is not this host's (the client's own is kept)
 	Congestion  string // TCP congestion control; empty: the system's
+	Class       uint8  // DSCP of its packets, as bits of the traffic class
 	Mark        uint32 // of its packets, which needs CAP_NET_ADMIN; 0: none
 }
 
@@ -244,6 +248,9 @@ func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 	e = prepare(fd)
 	if e == 0 && o.Congestion != "" {
 		e = setCongestion(fd, o.Congestion)
+	}
+	if e == 0 && o.Class != 0 {
+		e = SetClass(fd, fam == unix.AF_INET6, o.Class)
 	}
 	if e == 0 && o.Mark != 0 {
 		e = SetMark(fd, o.Mark)

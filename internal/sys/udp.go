@@ -18,6 +18,8 @@ type UDPOptions struct {
 	ReusePort bool
 	// Destination has Inbox know the destination that each datagram was sent to.
 	Destination bool
+	// Class has Inbox know the DSCP of each datagram.
+	Class bool
 	// Coalesce lets the kernel hand a train of equal datagrams over in one piece
 	// (UDP_GRO).
 	Coalesce bool
@@ -61,6 +63,7 @@ func prepareUDP(fd int, v6 bool, o *UDPOptions) (what string, e Errno) {
 		{o.Transparent, "IP_TRANSPARENT", func() Errno { return SetTransparent(fd, v6) }},
 		{o.FreeBind, "IP_FREEBIND", func() Errno { return setFreeBind(fd, v6) }},
 		{o.Destination, "IP_RECVORIGDSTADDR", func() Errno { return setDestination(fd, v6) }},
+		{o.Class, "IP_RECVTOS", func() Errno { return receiveClass(fd, v6, 1) }},
 		{o.Deaf, "SO_ATTACH_FILTER", func() Errno { return setDeaf(fd) }},
 		{o.ReceiveBuffer > 0, "SO_RCVBUF", func() Errno { return SetReceiveBuffer(fd, o.ReceiveBuffer) }},
 	} {
