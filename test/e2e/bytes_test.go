@@ -129,6 +129,7 @@ type pipe struct {
 // joiner gives connections through the proxy with both ends in hand.
 type joiner struct {
 	lab      *netns.Lab
+	dialer   net.Dialer
 	accepted chan *net.TCPConn
 }
 
@@ -139,7 +140,7 @@ func newJoiner(t *testing.T, lab *netns.Lab, b *netns.Host, port uint16) *joiner
 	if err != nil {
 		t.Fatal(err)
 	}
-	j := &joiner{lab: lab, accepted: make(chan *net.TCPConn)}
+	j := &joiner{lab: lab, dialer: net.Dialer{Timeout: startTimeout}, accepted: make(chan *net.TCPConn)}
 	done := make(chan struct{})
 	t.Cleanup(func() { close(done); _ = l.Close() })
 	go func() {
@@ -165,7 +166,7 @@ func newJoiner(t *testing.T, lab *netns.Lab, b *netns.Host, port uint16) *joiner
 // join connects. Both ends close with the test.
 func (j *joiner) join(t *testing.T, from *netns.Host, address string) pipe {
 	t.Helper()
-	c, err := from.Dial("tcp", address)
+	c, err := from.Dialer(&j.dialer, "tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,11 +244,21 @@ func halfCloses(t *testing.T, splice string) {
 
 // TestPromise3_ResetStaysAReset resets each side: at rest, with bytes on the
 // way, and after the other half has ended.
-func TestPromise3_ResetStaysAReset(t *testing.T) { bothWays(t, resets) }
+func TestPromise3_ResetStaysAReset(t *testing.T) {
+	bothWays(t, func(t *testing.T, splice string) { resets(t, splice, false) })
+}
 
-func resets(t *testing.T, splice string) {
+// TestMultipathClientsMeetResets is the same for clients that ask for Multipath TCP,
+// which are answered by TCP: they must not take a reset for a lost path and wait for
+// another one (net.mptcp.close_timeout, 60 s).
+func TestMultipathClientsMeetResets(t *testing.T) {
+	bothWays(t, func(t *testing.T, splice string) { resets(t, splice, true) })
+}
+
+func resets(t *testing.T, splice string, multipath bool) {
 	lab := netns.NewLab(t, 1)
 	j := newJoiner(t, lab, lab.Backends[0], 8080)
+	j.dialer.SetMultipathTCP(multipath)
 	p := startProxy(t, lab, []webService{webOn(lab)}, splice)
 	var want []string
 	for _, address := range addresses(80, vip4, vip6) {
@@ -272,6 +283,7 @@ func resets(t *testing.T, splice string) {
 				}
 				_ = a.SetLinger(0)
 				_ = a.Close()
+				_ = b.SetDeadline(time.Now().Add(stopTimeout))
 				if _, err := io.Copy(io.Discard, b); !isReset(err) {
 					t.Errorf("%s, %s, %s: the other side saw %v, want a reset", address, who, when, err)
 				}
