@@ -91,7 +91,7 @@ func (w *worker) admit(fd int, client, vip netip.AddrPort) bool {
 	if verdict.Port == nil {
 		// Not a service's address: somebody found the lane's own address.
 		w.manager.stats.strays.Add(1)
-		reset(fd)
+		sys.Close(fd) // resets it
 		return true
 	}
 	p := st.pools[verdict.Port.ID]
@@ -134,12 +134,6 @@ func (w *worker) admit(fd int, client, vip netip.AddrPort) bool {
 	c.dialing = true
 	c.dial(st, &verdict)
 	return dialing < int64(w.manager.config.MaxServiceDialing)
-}
-
-// reset closes a connection with RST, so that nobody takes it for complete.
-func reset(fd int) {
-	sys.SetLingerReset(fd)
-	sys.Close(fd)
 }
 
 // join begins to accept from a listening socket.

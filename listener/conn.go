@@ -198,7 +198,7 @@ func (c *conn) fail(end conntrack.End) {
 	c.worker.relay.Drop(&c.link)
 	c.record.Affinity = conntrack.Affinity(c.plan.Affinity())
 	c.endDialing()
-	reset(c.client)
+	sys.Close(c.client) // resets it
 	c.finish(end)
 }
 

@@ -217,9 +217,9 @@ func (l *Link) pass(i int) {
 	s.state &^= moving
 	if other.state&done != 0 {
 		if l.facts&endpointFirst != 0 {
-			l.finish(EndpointFin, resetNone)
+			l.finish(EndpointFin)
 		} else {
-			l.finish(ClientFin, resetNone)
+			l.finish(ClientFin)
 		}
 		return
 	}

@@ -66,7 +66,7 @@ type fakeSock struct {
 	looks      int   // how often the kernel was asked for these
 
 	closed  bool
-	linger  bool
+	inOrder bool // it was not closed by a reset
 	live    bool // liveness options are set
 	handler poll.Handler
 	tag     uint8
@@ -409,11 +409,6 @@ func (f *fake) shutdownWrite(fd int) sys.Errno {
 	return 0
 }
 
-func (f *fake) setLingerReset(fd int) sys.Errno {
-	f.sock(fd).linger = true
-	return 0
-}
-
 func (f *fake) setLiveness(fd int, _ sys.Liveness) sys.Errno {
 	f.sock(fd).live = true
 	return 0
@@ -430,6 +425,11 @@ func (f *fake) socketError(fd int) sys.Errno {
 	e := s.err
 	s.err = 0
 	return e
+}
+
+func (f *fake) closeInOrder(fd int) {
+	f.sock(fd).inOrder = true
+	f.close(fd)
 }
 
 func (f *fake) close(fd int) {

@@ -16,11 +16,11 @@ type kernel interface {
 	send(fd int, p []byte, more bool) (int, sys.Errno)
 	splice(from, to, n int) (int, sys.Errno)
 	shutdownWrite(fd int) sys.Errno
-	setLingerReset(fd int) sys.Errno
 	setLiveness(fd int, l sys.Liveness) sys.Errno
 	delivery(fd int) (sys.Delivery, sys.Errno)
 	socketError(fd int) sys.Errno
 	close(fd int)
+	closeInOrder(fd int)
 	pipe() (r, w int, e sys.Errno)
 	setPipeSize(fd, bytes int) (int, sys.Errno)
 }
@@ -42,8 +42,6 @@ func (linux) splice(from, to, n int) (int, sys.Errno) { return sys.Splice(from, 
 
 func (linux) shutdownWrite(fd int) sys.Errno { return sys.ShutdownWrite(fd) }
 
-func (linux) setLingerReset(fd int) sys.Errno { return sys.SetLingerReset(fd) }
-
 func (linux) setLiveness(fd int, l sys.Liveness) sys.Errno { return sys.SetLiveness(fd, l) }
 
 func (linux) delivery(fd int) (sys.Delivery, sys.Errno) { return sys.DeliveryOf(fd) }
@@ -51,6 +49,8 @@ func (linux) delivery(fd int) (sys.Delivery, sys.Errno) { return sys.DeliveryOf(
 func (linux) socketError(fd int) sys.Errno { return sys.SocketError(fd) }
 
 func (linux) close(fd int) { sys.Close(fd) }
+
+func (linux) closeInOrder(fd int) { sys.CloseInOrder(fd) }
 
 func (linux) pipe() (r, w int, e sys.Errno) { return sys.Pipe() }
 

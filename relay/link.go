@@ -65,7 +65,7 @@ const (
 
 // Start hands two connected, non-blocking sockets over to the link, which closes
 // them when it ends. They are such as sys.ListenTCP and sys.ConnectTCP make: urgent
-// bytes stay in the stream, as ordinary bytes.
+// bytes stay in the stream, as ordinary bytes, and closing them resets them.
 func (w *Worker) Start(l *Link, clientSocket, endpointSocket Socket, owner Owner) {
 	w.stats.Links++
 	w.stats.Open++
@@ -165,7 +165,7 @@ func (l *Link) watch(i int) {
 	w.stats.Controls++
 	reg, err := w.loop.Add(int(s.fd), uint8(i), ev, l)
 	if err != nil {
-		l.finish(Limit, resetBoth)
+		l.finish(Limit)
 		return
 	}
 	s.reg = reg
@@ -180,7 +180,7 @@ func (l *Link) await(i int) {
 	s.state |= watchesOut
 	w.stats.Controls++
 	if err := w.loop.Modify(s.reg, Watch); err != nil {
-		l.finish(Limit, resetBoth)
+		l.finish(Limit)
 	}
 }
 
@@ -211,7 +211,7 @@ func (l *Link) HandleEvents(tag uint8, ev poll.Events) {
 // running does nothing.
 func (w *Worker) Abort(l *Link, end End) {
 	if l.facts&running != 0 {
-		l.finish(end, resetBoth)
+		l.finish(end)
 	}
 }
 
@@ -239,7 +239,7 @@ func (l *Link) lost(i int, e sys.Errno) {
 	if unanswered(e) {
 		end++ // ClientTimeout, EndpointTimeout
 	}
-	l.finish(end, resetBoth&^(1<<i))
+	l.finish(end)
 }
 
 // unanswered tells whether a connection failed because its peer no longer
@@ -252,17 +252,11 @@ func unanswered(e sys.Errno) bool {
 	return true
 }
 
-// Which sides are reset rather than closed.
-const (
-	resetNone     = 0
-	resetClient   = 1 << client
-	resetEndpoint = 1 << endpoint
-	resetBoth     = resetClient | resetEndpoint
-)
-
-// finish closes both sides and tells the owner.
-func (l *Link) finish(end End, reset int) {
+// finish closes both sides and tells the owner. Unless both have sent their FIN,
+// whoever is still there is reset.
+func (l *Link) finish(end End) {
 	w := l.worker
+	inOrder := end == ClientFin || end == EndpointFin
 	w.loop.Cancel(&l.timer)
 	w.turns.remove(l)
 	for i := range l.sides {
@@ -272,12 +266,13 @@ func (l *Link) finish(end End, reset int) {
 			w.loop.Forget(s.reg)
 			s.reg = poll.Registration{}
 		}
-		if reset&(1<<i) != 0 {
-			w.stats.Others++
-			w.kernel.setLingerReset(int(s.fd))
-		}
 		w.stats.Closes++
-		w.kernel.close(int(s.fd))
+		if inOrder {
+			w.stats.Others++
+			w.kernel.closeInOrder(int(s.fd))
+		} else {
+			w.kernel.close(int(s.fd))
+		}
 		s.fd, s.state, s.streak = -1, 0, 0
 	}
 	w.stats.Open--

@@ -233,9 +233,9 @@ func (p *play) checkEnd(t *testing.T) {
 	c, e := p.socks[client], p.socks[endpoint]
 	switch end {
 	case ClientFin, EndpointFin:
-		if !c.fin || !e.fin || c.linger || e.linger || up != c.sent || down != e.sent {
-			t.Fatalf("%v, but the client closed %v, reset %v, %d of %d up; the endpoint %v, %v, %d of %d down",
-				end, c.fin, c.linger, up, c.sent, e.fin, e.linger, down, e.sent)
+		if !c.fin || !e.fin || !c.inOrder || !e.inOrder || up != c.sent || down != e.sent {
+			t.Fatalf("%v, but the client closed %v, was closed in order %v, %d of %d up; the endpoint %v, %v, %d of %d down",
+				end, c.fin, c.inOrder, up, c.sent, e.fin, e.inOrder, down, e.sent)
 		}
 		if p.first >= 0 && (end == ClientFin) != (p.first == client) {
 			t.Fatalf("%v, but side %d closed first", end, p.first)
@@ -253,8 +253,8 @@ func (p *play) checkEnd(t *testing.T) {
 // other had sent, unless it took no more.
 func (p *play) checkReset(t *testing.T, lost, other *fakeSock) {
 	t.Helper()
-	if !lost.reset || !other.linger {
-		t.Fatalf("side %d was reset: %v; the other was told: %v", lost.side, lost.reset, other.linger)
+	if !lost.reset || other.inOrder {
+		t.Fatalf("side %d was reset: %v; the other was told: %v", lost.side, lost.reset, !other.inOrder)
 	}
 	if other.got != lost.sent && !other.cut && !other.reset && !other.deaf {
 		t.Fatalf("side %d sent %d bytes before its reset, %d were passed on", lost.side, lost.sent, other.got)

@@ -20,7 +20,7 @@ func newNowhere() (*nowhere, error) {
 func (*nowhere) recv(int, []byte) (int, sys.Errno)             { return -1, sys.EAGAIN }
 func (*nowhere) send(_ int, p []byte, _ bool) (int, sys.Errno) { return len(p), 0 }
 func (*nowhere) close(int)                                     {}
-func (*nowhere) setLingerReset(int) sys.Errno                  { return 0 }
+func (*nowhere) closeInOrder(int)                              {}
 func (*nowhere) LinkEnded(*Link, End)                          {}
 func (*nowhere) Forget(poll.Registration)                      {}
 

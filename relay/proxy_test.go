@@ -119,7 +119,6 @@ func (ln *lane) HandleEvents(uint8, poll.Events) {
 		c.endpoint, _ = ln.worker.Connect(ln.p.endpoint, netip.AddrPort{}, sys.ConnectOptions{})
 		if c.endpoint < 0 {
 			ln.p.refused.Add(1)
-			sys.SetLingerReset(fd)
 			sys.Close(fd)
 			continue
 		}
@@ -156,7 +155,6 @@ func (c *conn) fail() {
 	ln.worker.Drop(&c.Link)
 	ln.loop.Forget(c.reg)
 	sys.Close(c.endpoint)
-	sys.SetLingerReset(c.client)
 	sys.Close(c.client)
 	delete(ln.conns, c)
 	ln.p.refused.Add(1)

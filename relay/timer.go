@@ -30,7 +30,7 @@ func (l *Link) HandleTimer(*poll.Timer) {
 		}
 	}
 	if quiet := l.patience(); quiet > 0 && w.loop.Now() >= l.moved+quiet {
-		l.finish(Idle, resetBoth)
+		l.finish(Idle)
 		return
 	}
 	next := int64(0)

@@ -44,7 +44,7 @@ func TestIdleTimeout(t *testing.T) {
 	p.wantEnds(t)
 	p.elapse(second)
 	p.wantEnds(t, Idle)
-	if !p.socks[client].linger || !p.socks[endpoint].linger {
+	if p.socks[client].inOrder || p.socks[endpoint].inOrder {
 		t.Fatal("an idle link should be reset on both sides")
 	}
 }
@@ -116,7 +116,7 @@ func TestGonePeerIsGivenUp(t *testing.T) {
 			p.wantEnds(t)
 			p.elapse(10 * second)
 			p.wantEnds(t, want)
-			if !p.socks[1-side].linger {
+			if p.socks[1-side].inOrder {
 				t.Fatal("the other side is not reset")
 			}
 		}
@@ -168,7 +168,7 @@ func TestAbort(t *testing.T) {
 	p.worker.Abort(p.link, Shutdown)
 	p.worker.Abort(p.link, Shutdown)
 	p.wantEnds(t, Shutdown)
-	if !p.socks[client].linger || !p.socks[endpoint].linger || p.link.BytesUp() != 100 {
+	if p.socks[client].inOrder || p.socks[endpoint].inOrder || p.link.BytesUp() != 100 {
 		t.Fatal("not reset on both sides")
 	}
 }
@@ -225,7 +225,7 @@ func TestNoRoomInEpoll(t *testing.T) {
 	w := p.relay.newWorker(full{f})
 	w.Start(new(Link), Socket{FD: f.socks[client].fd}, Socket{FD: f.socks[endpoint].fd}, p)
 	p.wantEnds(t, Limit)
-	if !f.socks[client].linger || !f.socks[endpoint].closed {
+	if f.socks[client].inOrder || !f.socks[endpoint].closed {
 		t.Fatal("the sockets are left open")
 	}
 }

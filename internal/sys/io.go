@@ -35,7 +35,8 @@ func ShutdownWrite(fd int) Errno {
 	return e
 }
 
-// Close closes a descriptor. Linux frees it whatever the result says, so that
+// Close closes a descriptor, and resets a TCP connection of the data path (see
+// CloseInOrder). Linux frees it whatever the result says, so that
 // there is nothing to repeat and nothing to return.
 func Close(fd int) {
 	syscall.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)

@@ -58,7 +58,8 @@ func wholeSeconds(d time.Duration) int {
 }
 
 // ListenOptions are what a listening socket, and with it every socket that it
-// accepts, is set to. TCP_NODELAY and SO_OOBINLINE are always on.
+// accepts, is set to. TCP_NODELAY and SO_OOBINLINE are always on, and Close
+// resets a connection: see CloseInOrder.
 type ListenOptions struct {
 	Transparent bool     // IP_TRANSPARENT: accept connections to addresses that are not this host's (TPROXY); needs CAP_NET_ADMIN
 	FreeBind    bool     // IP_FREEBIND: bind to an address that no interface has yet
@@ -184,7 +185,7 @@ func prepareListener(fd int, fam uintptr, o ListenOptions) (what string, e Errno
 		}
 	}
 	if e = prepare(fd); e != 0 {
-		return "TCP_NODELAY, SO_OOBINLINE", e
+		return "SO_LINGER, TCP_NODELAY, SO_OOBINLINE", e
 	}
 	if e = SetLiveness(fd, o.Liveness); e != 0 {
 		return "keepalive", e
@@ -237,8 +238,9 @@ type ConnectOptions struct {
 // connection to the same remote address: the kernel takes it over, if both
 // sides use timestamps.
 //
-// The socket has TCP_NODELAY and SO_OOBINLINE. Keepalive and the user timeout are left for later
-// (SetLiveness), as they cost five system calls that short connections can save.
+// The socket has TCP_NODELAY and SO_OOBINLINE, and Close resets it: see
+// CloseInOrder. Keepalive is left for later (SetLiveness), as it costs four system
+// calls that short connections can save.
 func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 	fam := family(remote.Addr())
 	fd, e := socket(fam, unix.SOCK_STREAM, unix.IPPROTO_TCP)
@@ -332,18 +334,26 @@ func CheckCongestion(name string) error {
 	return nil
 }
 
-// SetLingerReset makes the next Close throw away what was not delivered and
-// send RST, not FIN.
-func SetLingerReset(fd int) Errno {
-	l := unix.Linger{Onoff: 1, Linger: 0}
+// CloseInOrder closes a connection that Close would reset: what was written is
+// still delivered, then FIN is sent.
+func CloseInOrder(fd int) {
+	setLinger(fd, unix.Linger{})
+	Close(fd)
+}
+
+func setLinger(fd int, l unix.Linger) Errno {
 	_, _, e := syscall.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_LINGER, uintptr(unsafe.Pointer(&l)), unsafe.Sizeof(l), 0)
 	return e
 }
 
 // prepare sets what every socket of the data path has: no delay for small
-// writes, and urgent bytes that stay in the stream, where Recv finds them (the
-// kernel would take them out).
+// writes; urgent bytes that stay in the stream, where Recv finds them (the kernel
+// would take them out); and a reset when it is closed, so that a stream that is
+// truncated because the process was killed does not look complete.
 func prepare(fd int) Errno {
+	if e := setLinger(fd, unix.Linger{Onoff: 1, Linger: 0}); e != 0 {
+		return e
+	}
 	if e := setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); e != 0 {
 		return e
 	}

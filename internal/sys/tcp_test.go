@@ -102,9 +102,6 @@ func TestConnection(t *testing.T) {
 				t.Fatal(n, e)
 			}
 			// The reset of one side is an error at the other, once.
-			if e := SetLingerReset(b); e != 0 {
-				t.Fatal(e)
-			}
 			Close(b)
 			until(t, a, unix.POLLERR)
 			if e := SocketError(a); e != ECONNRESET {
@@ -381,8 +378,7 @@ func TestNoAllocation(t *testing.T) {
 		RemoteAddr(b)
 		Send(a, out, false)
 		Recv(b, buf)
-		SetLingerReset(a)
-		Close(a)
+		CloseInOrder(a)
 		Close(b)
 	}); n != 0 {
 		t.Fatalf("%v allocations", n)

@@ -166,3 +166,50 @@ func losePeers(t *testing.T, side, how string) {
 		}
 	}
 }
+
+// TestKillResetsConnections kills the proxy in the middle of connections: neither
+// side takes what it got for all there is.
+func TestKillResetsConnections(t *testing.T) {
+	t.Parallel()
+	lab := netns.NewLab(t, 1)
+	j := newJoiner(t, lab, lab.Backends[0], 8080)
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	type reader struct {
+		*net.TCPConn
+		name string
+	}
+	var readers []reader
+	var writing sync.WaitGroup
+	defer writing.Wait()
+	for _, state := range []string{"idle", "receiving", "half-closed"} {
+		j.eachEnd(t, func(name string, near, far *net.TCPConn) {
+			transfer(t, near, far, "up")
+			transfer(t, far, near, "down")
+			readers = append(readers, reader{near, state + " " + name})
+			switch state {
+			case "idle":
+				readers = append(readers, reader{far, state + " opposite of the " + name})
+			case "receiving":
+				writing.Go(func() {
+					for err := error(nil); err == nil; {
+						_, err = far.Write(noise()[:1<<20])
+					}
+				})
+				if _, err := io.ReadFull(near, make([]byte, 4<<20)); err != nil {
+					t.Fatal(err)
+				}
+			case "half-closed":
+				if err := near.CloseWrite(); err != nil {
+					t.Fatal(err)
+				}
+				wantEnd(t, far)
+			}
+		})
+	}
+	p.kill()
+	for _, r := range readers {
+		if err := ended(r); !isReset(err) {
+			t.Errorf("%s: it saw %v, want a reset", r.name, err)
+		}
+	}
+}
