@@ -2,17 +2,97 @@ package sys
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
 
-// OpenRead opens a file for reading and never waits: a pipe without a writer,
-// which os.Open would wait for, is opened too.
-func OpenRead(name string) (*os.File, error) {
-	return os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+// OpenRegular opens a regular file of a real file system for reading. Whatever
+// else has the name is never opened, as that may wait or do something: the error
+// says what it is.
+func OpenRegular(name string) (*os.File, error) {
+	path, err := os.OpenFile(name, unix.O_PATH, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer path.Close()
+	info, err := path.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("is %s: only regular files are read", Kind(info.Mode()))
+	}
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(path.Fd()), &st); err != nil {
+		return nil, &fs.PathError{Op: "statfs", Path: name, Err: err}
+	}
+	if kernel := kernelFileSystem(&st); kernel != "" {
+		return nil, fmt.Errorf("is a file of %s: only files of disks, memory and networks are read", kernel)
+	}
+	f, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(int(path.Fd())), os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		pe.Path = name
+	}
+	return f, err
 }
+
+// Kind names what a mode says of a file that is not regular.
+func Kind(m fs.FileMode) string {
+	switch {
+	case m&fs.ModeNamedPipe != 0:
+		return "a FIFO"
+	case m&fs.ModeSocket != 0:
+		return "a socket"
+	case m&fs.ModeDevice != 0:
+		return "a device"
+	case m.IsDir():
+		return "a directory"
+	}
+	return "no regular file"
+}
+
+// KernelFileSystem gives the name of the file system that a file is in if the
+// kernel makes that up, such as procfs; else "".
+func KernelFileSystem(name string) (string, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(name, &st); err != nil {
+		return "", &fs.PathError{Op: "statfs", Path: name, Err: err}
+	}
+	return kernelFileSystem(&st), nil
+}
+
+func kernelFileSystem(st *unix.Statfs_t) string {
+	switch uint32(st.Type) {
+	case unix.PROC_SUPER_MAGIC:
+		return "procfs"
+	case unix.SYSFS_MAGIC:
+		return "sysfs"
+	case unix.DEBUGFS_MAGIC:
+		return "debugfs"
+	case unix.TRACEFS_MAGIC:
+		return "tracefs"
+	case unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC:
+		return "cgroupfs"
+	case unix.DEVPTS_SUPER_MAGIC:
+		return "devpts"
+	case unix.BPF_FS_MAGIC, unix.SECURITYFS_MAGIC, unix.SELINUX_MAGIC, unix.SMACK_MAGIC, unix.PSTOREFS_MAGIC, unix.EFIVARFS_MAGIC,
+		unix.NSFS_MAGIC, unix.PIPEFS_MAGIC, unix.SOCKFS_MAGIC, unix.BINFMTFS_MAGIC, unix.RDTGROUP_SUPER_MAGIC, unix.XENFS_SUPER_MAGIC,
+		unix.ANON_INODE_FS_MAGIC, configFSMagic, mqueueMagic:
+		return "a file system of the kernel's"
+	}
+	return ""
+}
+
+// Of linux/magic.h and its like, and not in package unix.
+const (
+	configFSMagic = 0x62656570
+	mqueueMagic   = 0x19800202
+)
 
 // OpenAppend opens a file for appending, makes it if there is none, and never
 // waits. A FIFO that nobody reads is opened for reading too: it keeps what is

@@ -13,8 +13,16 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// maxTreeDepth is how deeply directories may be nested below the watched one.
-const maxTreeDepth = 32
+const (
+	// maxTreeDepth is how deeply directories may be nested below the watched one.
+	maxTreeDepth = 32
+	// maxDirs is how many directories are read, and watched, in all, and
+	// maxLinkedDirs how many of them behind symlinks: these may lead anywhere.
+	maxDirs       = 4096
+	maxLinkedDirs = 256
+	// maxTreeFindings is how much is told about directories and symlinks.
+	maxTreeFindings = 100
+)
 
 // foundFile is a file of the tree that has a manifest's name.
 type foundFile struct {
@@ -38,13 +46,17 @@ type tree struct {
 // editors' and version control's files, and the ..data directories of mounted
 // ConfigMaps, whose files are found through their symlinks.
 type walker struct {
-	root string
+	root  string
+	calls *calls
 	// enter is called for each directory before it is read, so that whatever
 	// changes afterwards is seen by a watch that enter sets.
 	enter func(dir string)
 
 	tree   tree
+	above  []fs.FileInfo // the directories that the root is in
 	walked []fs.FileInfo // the directories that were walked
+	linked int           // those of them that were found through symlinks
+	full   bool          // a bound was told of
 	later  []symlinkedDir
 }
 
@@ -62,13 +74,13 @@ var errReplaced = errors.New("another directory keeps taking its place")
 // walk finds the manifests below root. The error is that of the root itself. A
 // root that is moved away meanwhile must not look like one that lost its files,
 // so it has to be the same directory before and after.
-func walk(root string, enter func(dir string)) (tree, error) {
+func walk(root string, p *calls, enter func(dir string)) (tree, error) {
 	for range 5 {
 		before, err := statDir(root)
 		if err != nil {
 			return tree{}, err
 		}
-		t, err := walkOnce(root, before, enter)
+		t, err := walkOnce(root, before, p, enter)
 		if err != nil {
 			return tree{}, err
 		}
@@ -91,20 +103,20 @@ func statDir(name string) (fs.FileInfo, error) {
 	return info, err
 }
 
-func walkOnce(root string, info fs.FileInfo, enter func(dir string)) (tree, error) {
-	w := walker{root: root, enter: enter}
-	if err := w.dir(".", info, nil); err != nil {
+func walkOnce(root string, info fs.FileInfo, p *calls, enter func(dir string)) (tree, error) {
+	w := walker{root: root, calls: p, enter: enter, above: above(root)}
+	if err := w.dir(".", info, nil, false); err != nil {
 		return tree{}, err
 	}
 	for len(w.later) > 0 {
 		l := w.later[0]
 		w.later = w.later[1:]
-		if containsFile(l.ancestors, l.info) {
+		if containsFile(l.ancestors, l.info) || containsFile(w.above, l.info) {
 			w.problem(l.rel, "is a symlink to a directory that it is in itself: it is passed over")
 			continue
 		}
 		if !containsFile(w.walked, l.info) {
-			w.subdir(l.rel, l.info, l.ancestors)
+			w.subdir(l.rel, l.info, l.ancestors, true)
 		}
 	}
 	return w.tree, nil
@@ -119,13 +131,40 @@ func containsFile(infos []fs.FileInfo, info fs.FileInfo) bool {
 	return false
 }
 
+// above gives the directories that a directory is in, wherever symlinks on the
+// way to it lead.
+func above(dir string) (list []fs.FileInfo) {
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = real
+	}
+	for dir != filepath.Dir(dir) {
+		dir = filepath.Dir(dir)
+		if info, err := os.Stat(dir); err == nil {
+			list = append(list, info)
+		}
+	}
+	return list
+}
+
 func (w *walker) problem(rel, format string, args ...any) {
+	if len(w.tree.findings) >= maxTreeFindings {
+		return
+	}
 	w.tree.findings = append(w.tree.findings, finding{file: rel, text: fmt.Sprintf(format, args...)})
 }
 
 // dir walks one directory. The error says that it could not be read at all.
-func (w *walker) dir(rel string, info fs.FileInfo, ancestors []fs.FileInfo) error {
+func (w *walker) dir(rel string, info fs.FileInfo, ancestors []fs.FileInfo, linked bool) error {
 	full := filepath.Join(w.root, filepath.FromSlash(rel))
+	switch kernel, err := sys.KernelFileSystem(full); {
+	case err != nil:
+		return err
+	case kernel != "":
+		return fmt.Errorf("is a directory of %s: it is passed over", kernel)
+	}
+	if linked {
+		w.linked++
+	}
 	w.walked = append(w.walked, info)
 	w.tree.dirs = append(w.tree.dirs, full)
 	w.enter(full)
@@ -136,30 +175,45 @@ func (w *walker) dir(rel string, info fs.FileInfo, ancestors []fs.FileInfo) erro
 	ancestors = append(ancestors[:len(ancestors):len(ancestors)], info)
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), ".") {
-			w.entry(path.Join(rel, e.Name()), e, ancestors)
+			w.entry(path.Join(rel, e.Name()), e, ancestors, linked)
 		}
 	}
 	return nil
 }
 
-// subdir walks a directory below the root.
-func (w *walker) subdir(rel string, info fs.FileInfo, ancestors []fs.FileInfo) {
+// subdir walks a directory below the root. What is known of the files in a
+// directory that is one too many stays.
+func (w *walker) subdir(rel string, info fs.FileInfo, ancestors []fs.FileInfo, linked bool) {
 	if len(ancestors) > maxTreeDepth {
 		w.problem(rel, "directories are nested too deeply: it is passed over")
 		return
 	}
-	if err := w.dir(rel, info, ancestors); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if len(w.walked) >= maxDirs || linked && w.linked >= maxLinkedDirs {
+		w.tree.kept = append(w.tree.kept, rel)
+		if !w.full {
+			w.full = true
+			w.problem(rel, "there are more than %d directories, or %d behind symlinks: this one and those that follow are passed over", maxDirs, maxLinkedDirs)
+		}
+		return
+	}
+	if err := w.dir(rel, info, ancestors, linked); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		w.tree.kept = append(w.tree.kept, rel)
 		w.problem(rel, "%s", ioText(err))
 	}
 }
 
-func (w *walker) entry(rel string, e fs.DirEntry, ancestors []fs.FileInfo) {
+func (w *walker) entry(rel string, e fs.DirEntry, ancestors []fs.FileInfo, linked bool) {
 	full := filepath.Join(w.root, filepath.FromSlash(rel))
 	f := foundFile{path: rel}
 	if e.Type()&fs.ModeSymlink != 0 {
-		f.info, f.err = os.Stat(full)
-		f.target, _ = filepath.EvalSymlinks(full)
+		found, err := within(w.calls, full, func() (found foundFile) {
+			found.info, found.err = os.Stat(full)
+			found.target, _ = filepath.EvalSymlinks(full)
+			return found
+		})
+		if f.info, f.target, f.err = found.info, found.target, found.err; err != nil {
+			f.err = err
+		}
 	} else {
 		f.info, f.err = e.Info()
 		if errors.Is(f.err, fs.ErrNotExist) {
@@ -170,10 +224,10 @@ func (w *walker) entry(rel string, e fs.DirEntry, ancestors []fs.FileInfo) {
 	case f.err == nil && f.info.IsDir() && e.Type()&fs.ModeSymlink != 0:
 		w.later = append(w.later, symlinkedDir{rel, f.info, ancestors})
 	case f.err == nil && f.info.IsDir():
-		w.subdir(rel, f.info, ancestors)
+		w.subdir(rel, f.info, ancestors, linked)
 	case isManifest(rel):
 		if f.err == nil && !f.info.Mode().IsRegular() {
-			f.err = errors.New("is not a file that can be read")
+			f.err = fmt.Errorf("is %s: only regular files are read", sys.Kind(f.info.Mode()))
 		}
 		w.tree.files = append(w.tree.files, f)
 	}
@@ -194,8 +248,7 @@ func isManifest(name string) bool {
 
 // readFile reads a file of at most limit bytes.
 func readFile(name string, limit int64) ([]byte, fs.FileInfo, error) {
-	// A pipe that took the file's place must not be waited for.
-	f, err := sys.OpenRead(name)
+	f, err := sys.OpenRegular(name)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -203,9 +256,6 @@ func readFile(name string, limit int64) ([]byte, fs.FileInfo, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, nil, errors.New("is not a file that can be read")
 	}
 	if info.Size() > limit {
 		return nil, info, tooLargeError{info.Size(), limit}

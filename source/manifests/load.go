@@ -44,11 +44,11 @@ func (st *fileState) inError() bool { return st.bad || st.trouble != "" }
 func (w *Watcher) look(now time.Time, first bool, apply func(service.Change)) (again bool, err error) {
 	touched := w.watches.take()
 	w.watches.begin(now)
-	t, err := walk(w.dir, w.watches.add)
+	t, err := walk(w.dir, &w.calls, w.watches.add)
 	if err == nil && len(w.missing(t)) > 0 {
 		// A file that is moved while the tree is walked may be seen at neither
 		// place. It must not look deleted, so look twice.
-		t, err = walk(w.dir, w.watches.add)
+		t, err = walk(w.dir, &w.calls, w.watches.add)
 	}
 	if err != nil {
 		w.watches.end(tree{}) // the parent is watched for its return
@@ -181,8 +181,20 @@ func (w *Watcher) readOne(f *foundFile, st *fileState) reading {
 	if r.err != nil {
 		return r
 	}
-	var data []byte
-	data, r.info, r.err = readFile(filepath.Join(w.dir, filepath.FromSlash(f.path)), w.maxFileSize)
+	type file struct {
+		data []byte
+		info fs.FileInfo
+		err  error
+	}
+	name := filepath.Join(w.dir, filepath.FromSlash(f.path))
+	read, err := within(&w.calls, name, func() (f file) {
+		f.data, f.info, f.err = readFile(name, w.maxFileSize)
+		return f
+	})
+	data := read.data
+	if r.info, r.err = read.info, read.err; err != nil {
+		r.err = err
+	}
 	if r.err != nil {
 		// Gone since the walk: the next look settles it, its event is on the way.
 		r.unread = errors.Is(r.err, fs.ErrNotExist) && f.target == ""

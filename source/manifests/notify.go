@@ -312,7 +312,12 @@ func (w *watches) outside(t tree) map[string]map[string]bool {
 		add(resolved)
 	}
 	for i := range t.files {
-		if target := t.files[i].target; target != "" && !strings.HasPrefix(target, "/proc/") {
+		target := t.files[i].target
+		if target == "" || strings.HasPrefix(target, "/proc/") {
+			continue
+		}
+		// What changes behind more symlinks than that is found by the next look.
+		if len(out) < maxLinkedDirs || out[filepath.Dir(target)] != nil {
 			add(target)
 		}
 	}

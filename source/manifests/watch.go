@@ -22,6 +22,8 @@ const (
 	// rescanTime is how often the tree is looked at without any event:
 	// file systems that give none, events that were lost.
 	rescanTime = 10 * time.Second
+	// slowLook is how long a look may take until that is told.
+	slowLook = time.Minute
 	// pollTime is how often it is when there are no events to be had, or no
 	// directory. A look takes at most a tenth of the time.
 	pollTime  = 50 * time.Millisecond
@@ -46,6 +48,7 @@ type Watcher struct {
 	rescanTime  time.Duration
 	emptyGrace  time.Duration
 	newNotifier func() (notifier, error)
+	calls       calls
 
 	// What follows belongs to Run's goroutine.
 	watches *watches
@@ -84,12 +87,34 @@ func New(dir string, opts Options) *Watcher {
 // Run reads the directory and calls apply with everything that it holds, also
 // if that is nothing; from then on it watches, and calls apply with each
 // difference. It returns nil when ctx ends, and an error when the directory
-// cannot be read at the start. Apply is called by Run's own goroutine; no two
-// calls overlap.
+// cannot be read at the start. Apply is called by one goroutine; no two calls
+// overlap.
 //
 // When the directory disappears later, what it held last stays in force until
-// it is back.
+// it is back. A file system that never answers keeps Run a second longer than ctx.
 func (w *Watcher) Run(ctx context.Context, apply func(service.Change)) error {
+	done := make(chan error, 1)
+	go func() {
+		done <- w.run(ctx, func(c service.Change) {
+			if ctx.Err() == nil {
+				apply(c)
+			}
+		})
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(time.Second):
+		return nil
+	}
+}
+
+func (w *Watcher) run(ctx context.Context, apply func(service.Change)) error {
 	w.watches = newWatches(w.dir, w.newNotifier)
 	defer func() { w.watches.close() }()
 
@@ -98,7 +123,11 @@ func (w *Watcher) Run(ctx context.Context, apply func(service.Change)) error {
 	var pending time.Time // when the first event came that was not looked at
 	for {
 		start := time.Now()
+		slow := time.AfterFunc(slowLook, func() {
+			w.log.Warn().Str("directory", w.dir).Msg("manifests: reading the directory takes long; what was read last stays in force")
+		})
 		again, err := w.look(start, first, apply)
+		slow.Stop()
 		if err != nil && first {
 			return err
 		}

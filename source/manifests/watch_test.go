@@ -337,7 +337,7 @@ func TestWhatCannotBeRead(t *testing.T) {
 	b.has("Service default/good", "10.96.0.1", "Service default/was-good", "10.96.0.2", "Service default/s", "10.96.0.3")
 	b.logs("self.yaml: cannot be read: too many levels of symbolic links")
 	b.logs("dangling.yaml: cannot be read: it is a symlink to a file that does not exist")
-	b.logs("pipe.yaml: is not a file that can be read")
+	b.logs("pipe.yaml: is a FIFO: only regular files are read")
 	b.logs("sub/up: is a symlink to a directory that it is in itself")
 	b.logs("large.yaml: has 5242985 bytes, more than the 4194304 that --max-manifest-size allows")
 	if n := b.count("good.yaml"); n != 0 {
