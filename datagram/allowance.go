@@ -12,7 +12,8 @@ import (
 // clients of one service cannot take all of the processors from everybody else,
 // beginning sessions for it has an allowance of each loop's time. It counts only
 // while others use the loop. When it is used up, the service's lane rests, and
-// its datagrams wait in the kernel.
+// its datagrams wait in the kernel. A lane that services share goes on without
+// the one service's new sessions: their datagrams are lost.
 const (
 	// allowancePart says how much it is in the long run: one part in so many.
 	allowancePart = 8
@@ -35,6 +36,9 @@ func (a *allowance) charge(now, ns int64) {
 	a.left = min(a.left+(now-a.since)/allowancePart, allowanceMost) - ns
 	a.since = now
 }
+
+// overdrawn tells whether no more sessions should begin for now.
+func (a *allowance) overdrawn(now int64) bool { return a.left+(now-a.since)/allowancePart < 0 }
 
 // rest is how long to begin no more sessions, in ns.
 func (a *allowance) rest() int64 { return max(-a.left*allowancePart, 0) }

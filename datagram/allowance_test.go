@@ -168,3 +168,37 @@ func TestRestingLaneLosesNothing(t *testing.T) {
 		t.Errorf("stats %+v: want pauses, and nothing lost", s)
 	}
 }
+
+// Services that share a lane do not wait for one of them that has begun too many
+// sessions.
+func TestPromise8_FloodOnASharedLaneStopsNoNeighbour(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, func(o *Options) { o.MaxLanes = 1 })
+	lab.Backends[0].EchoUDP(t, 5300)
+	vips := []string{vip4, "10.96.0.11", "10.96.0.12"}
+	for i, vip := range vips { // the first has a lane of its own
+		n.apply(svc([]string{"first", "flooded", "quiet"}[i], vip, nil, at(lab.Backends[0].IPv4, 5300)))
+	}
+	var set sync.WaitGroup
+	for i, w := range n.server.workers {
+		for name, p := range n.server.services {
+			set.Add(1)
+			w.loop.Post(func() {
+				defer set.Done()
+				w.company.foreAt = w.loop.Now() + int64(time.Hour)
+				if name.Name.Name == "flooded" {
+					p.shares[i].begin = allowance{left: -int64(10 * time.Second), since: w.loop.Now()}
+				}
+			})
+		}
+	}
+	set.Wait()
+	for range 20 { // on both loops
+		_, _ = ask(client(t, lab.Client, vips[1]+":53"), "flood", time.Millisecond)
+	}
+	for range 20 {
+		if got, err := ask(client(t, lab.Client, vips[2]+":53"), "q", patience); err != nil {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+}

@@ -23,6 +23,9 @@ type place struct {
 
 func (p *place) isBound() bool { return p.bound.Addr.IsValid() }
 
+// isShared tells whether the lane is that of several service ports.
+func (p *place) isShared() bool { return !p.isBound() && p.name == service.PortName{} }
+
 // lane is where the kernel puts the datagrams of clients: a socket for each
 // loop, all on one address. The kernel gives all datagrams between two addresses and
 // ports to one of them.
@@ -32,8 +35,9 @@ type lane struct {
 }
 
 // openLane makes the sockets of a lane, on an address of which the port may be
-// 0. bound says that it is the destination that clients send to.
-func openLane(addr netip.AddrPort, bound bool, workers []*worker) (*lane, error) {
+// 0.
+func openLane(at place, addr netip.AddrPort, workers []*worker) (*lane, error) {
+	bound := at.isBound()
 	l := &lane{address: addr}
 	for _, w := range workers {
 		fd, err := sys.BindUDP(l.address, sys.UDPOptions{
@@ -46,7 +50,7 @@ func openLane(addr netip.AddrPort, bound bool, workers []*worker) (*lane, error)
 			ReceiveBuffer: receiveBuffer,
 		})
 		if err == nil {
-			sh := &shard{worker: w, fd: fd, batch: leastBatch}
+			sh := &shard{worker: w, fd: fd, batch: leastBatch, shared: at.isShared()}
 			if bound {
 				sh.outlet = &outlet{fd: fd, address: addr, lane: true}
 			}
@@ -83,6 +87,7 @@ type shard struct {
 	reg    poll.Registration
 	outlet *outlet // where answers leave; nil if the destination is the datagram's
 	batch  int     // datagrams to receive at once
+	shared bool    // by several service ports
 	rest   poll.Timer
 }
 
@@ -116,7 +121,8 @@ const leastBatch = 4
 // HandleEvents receives what is there, up to a batch, which doubles as long as
 // it is full. After one that began sessions it is small, so that a flood from
 // ever new addresses leaves its turn to others after a few of them: after one,
-// if there are others on the loop. Then the lane may have to rest, too.
+// if there are others on the loop. Then the lane may have to rest, too; one that is
+// shared never does, as the neighbours would have to wait (see worker.open).
 func (l *shard) HandleEvents(uint8, poll.Events) {
 	w := l.worker
 	w.company.events++
@@ -124,7 +130,9 @@ func (l *shard) HandleEvents(uint8, poll.Events) {
 	if errno != 0 {
 		return
 	}
+	w.shared = l.shared
 	w.deliver(l, n)
+	w.shared = false
 	now := w.loop.Now()
 	h, company := w.opening.endTurn(now)
 	switch {
@@ -134,7 +142,7 @@ func (l *shard) HandleEvents(uint8, poll.Events) {
 		l.batch = leastBatch
 	default:
 		l.batch = 1
-		if ns := h.begin.rest(); ns > 0 && w.loop.Modify(l.reg, 0) == nil {
+		if ns := h.begin.rest(); ns > 0 && !l.shared && w.loop.Modify(l.reg, 0) == nil {
 			w.server.stats.pauses.Add(1)
 			w.loop.Schedule(&l.rest, now+ns, l)
 		}

@@ -184,7 +184,7 @@ func (s *Server) Lane(name service.PortName, f service.Family) (redirect.Target,
 	l := s.lanes[at]
 	if l == nil {
 		var err error
-		if l, err = openLane(netip.AddrPortFrom(addr, 0), false, s.workers); err != nil {
+		if l, err = openLane(at, netip.AddrPortFrom(addr, 0), s.workers); err != nil {
 			return redirect.Target{}, fmt.Errorf("UDP lane: %w", err)
 		}
 		s.add(at, l)
@@ -201,7 +201,7 @@ func (s *Server) Bind(d service.Destination) error {
 	if s.lanes[at] != nil {
 		return nil
 	}
-	l, err := openLane(netip.AddrPortFrom(d.Addr, d.Port), true, s.workers)
+	l, err := openLane(at, netip.AddrPortFrom(d.Addr, d.Port), s.workers)
 	if err != nil {
 		return err
 	}

@@ -37,7 +37,8 @@ type session struct {
 
 // open makes the session of a client that has none, by the policy that is in
 // force. It is nil if there is to be none: the datagram is not for a service, its
-// client is dropped (A3.5, A3.10), or something has run out. (What refuses does not get
+// client is dropped (A3.5, A3.10), something has run out, or its service has
+// begun too many sessions on a shared lane. (What refuses does not get
 // here, or only in the moment in which a service's last endpoint goes.)
 func (w *worker) open(o *outlet, k key) *session {
 	s := w.server
@@ -50,7 +51,12 @@ func (w *worker) open(o *outlet, k key) *session {
 	p := st.services[v.Port.ID]
 	h := &p.shares[w.index]
 	now := w.loop.Now()
-	w.opening.begin(h, now, w.company.has(h, now))
+	company := w.company.has(h, now)
+	if w.shared && company && h.begin.overdrawn(now) {
+		s.stats.lost.Add(1)
+		return nil
+	}
+	w.opening.begin(h, now, company)
 	w.makeRoom(h)
 	if o == nil {
 		if o = w.outletFor(k.vip); o == nil {

@@ -36,6 +36,7 @@ type worker struct {
 	round    uint32 // of the loop; it wraps
 	company  company
 	opening  opening
+	shared   bool // the lane whose turn it is is shared
 
 	// upIn is where clients' datagrams are received; up are those of one
 	// session, on their way to its endpoint.
