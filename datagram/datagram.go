@@ -38,7 +38,7 @@
 //
 // # Limits
 //
-// The number of sessions is bounded, in all and for each service port. At the
+// The number of sessions is bounded, in all and for each Service. At the
 // bound of all a new session takes the place of the oldest answered one, else
 // of the oldest, of a service that has more than its share; so a flood to one
 // service drives out its own sessions. And the time is bounded that beginning
@@ -69,7 +69,7 @@ type Config struct {
 	// MaxSessions bounds the sessions in all. Each has a descriptor, and an
 	// eighth as many are kept to be used again.
 	MaxSessions int
-	// MaxServiceSessions bounds those of one service port.
+	// MaxServiceSessions bounds those of one Service, all its ports together.
 	MaxServiceSessions int
 	// MaxLanes bounds the lanes of each family. Services beyond share one.
 	MaxLanes int

@@ -19,12 +19,12 @@ import (
 // a list that is searched from end to end.
 
 const (
-	modelServices = 3
-	modelClients  = 40
-	modelMost     = 24 // sessions in all
-	modelEach     = 16 // of one service
-	modelTimeout  = 30 * int64(time.Second)
-	modelStream   = 120 * int64(time.Second)
+	modelPorts   = 3
+	modelClients = 40
+	modelMost    = 24 // sessions in all
+	modelEach    = 16 // of one Service
+	modelTimeout = 30 * int64(time.Second)
+	modelStream  = 120 * int64(time.Second)
 )
 
 // modelled is a session as the model has it.
@@ -48,7 +48,7 @@ func (m *modelled) timeout() int64 {
 type game struct {
 	t        *testing.T
 	worker   *worker
-	services [modelServices]*portService
+	services [modelPorts]*portService
 	outlet   *outlet
 	ends     map[key]conntrack.End // of what ended in this step
 	model    []modelled
@@ -71,8 +71,8 @@ func newGame(t *testing.T) *game {
 	g.worker = s.workers[0]
 	g.outlet = &outlet{worker: g.worker, lane: true}
 	for i := range g.services {
-		name := service.PortName{Name: service.Name{Name: fmt.Sprint(i)}, Protocol: service.UDP}
-		p, err := newPortService(&service.Port{Name: name}, &s.options.Config, table.Counters(name), s.workers)
+		name := service.PortName{Name: service.Name{Name: fmt.Sprint(modelServiceOf(i))}, Port: fmt.Sprint(i), Protocol: service.UDP}
+		p, err := newPortService(&service.Port{Name: name}, &s.options.Config, table.Counters(name), s.workers, s.joinGroups(name.Name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,8 +95,8 @@ func modelEndpoint(i int) netip.AddrPort {
 // step plays one operation; what and which choose it.
 func (g *game) step(what, which byte) {
 	g.turn++
-	svc := int(which) % modelServices
-	k := modelKey(svc, int(which)/modelServices%modelClients)
+	svc := int(which) % modelPorts
+	k := modelKey(svc, int(which)/modelPorts%modelClients)
 	switch what % 8 {
 	case 0, 1, 2, 3: // a client's datagram
 		g.datagram(svc, k, int(what/8))
@@ -154,41 +154,67 @@ func (g *game) datagram(svc int, k key, endpoint int) {
 	g.model = append(g.model, modelled{key: k, service: svc, endpoint: c.record.Endpoint.Addr, start: g.now, last: g.now, turn: g.turn})
 }
 
+// modelServiceOf gives the Service that a port belongs to: the first two are of
+// one.
+func modelServiceOf(port int) int { return port / 2 }
+
 // makeRoom says what may have made room: the oldest answered session, else the
-// oldest, of the service itself where it has its part, else of one that has most.
+// oldest, of the Service itself where it has its part, else of one that has most;
+// and among its ports, of one that has most.
 func (g *game) makeRoom(svc int) {
-	count := func(svc int) (n int) {
+	count := func(of func(m modelled) bool) (n int) {
 		for _, m := range g.model {
-			if m.service == svc {
+			if of(m) {
 				n++
 			}
 		}
 		return n
 	}
-	for count(svc) >= modelEach {
-		g.evict(svc)
+	port := func(i int) int { return count(func(m modelled) bool { return m.service == i }) }
+	whole := func(s int) int {
+		return count(func(m modelled) bool { return modelServiceOf(m.service) == s })
+	}
+	// Of several ports that have most, it is the one that lost a session.
+	evict := func(s int) {
+		most := 0
+		for i := range modelPorts {
+			if modelServiceOf(i) == s {
+				most = max(most, port(i))
+			}
+		}
+		for i := range modelPorts {
+			if modelServiceOf(i) == s && port(i) == most && g.services[i].shares[0].count < most {
+				g.evict(i)
+				return
+			}
+		}
+		g.t.Fatalf("no port with most sessions made room for one of port %d", svc)
+	}
+	own := modelServiceOf(svc)
+	for whole(own) >= modelEach {
+		evict(own)
 	}
 	for len(g.model) >= modelMost {
 		active, most := 0, 0
-		for i := range modelServices {
-			if n := count(i); n > 0 {
+		for s := range modelServiceOf(modelPorts-1) + 1 {
+			if n := whole(s); n > 0 {
 				active++
 				most = max(most, n)
 			}
 		}
-		if n := count(svc); n > 0 && n*active >= modelMost {
-			g.evict(svc)
+		if n := whole(own); n > 0 && n*active >= modelMost {
+			evict(own)
 			continue
 		}
-		// Of several that have most, it is the one that lost a session.
-		for i := range modelServices {
-			if count(i) == most && g.services[i].shares[0].count < most {
-				g.evict(i)
+		for i := range modelPorts {
+			s := modelServiceOf(i)
+			if whole(s) == most && g.services[i].shares[0].group.count < most {
+				evict(s)
 				break
 			}
 		}
 		if len(g.model) >= modelMost {
-			g.t.Fatalf("no service with most sessions made room for one of service %d", svc)
+			g.t.Fatalf("no Service with most sessions made room for one of port %d", svc)
 		}
 	}
 }
@@ -230,7 +256,7 @@ func (g *game) compare() {
 			g.t.Fatalf("step %d: session %v is of class %d, last %d; want %d, %d", g.turn, m.key, c.class, c.last, m.class, m.last)
 		}
 	}
-	active := 0
+	active := make(map[*group]int)
 	for i := range g.services {
 		h := &g.services[i].shares[0]
 		n := 0
@@ -250,14 +276,19 @@ func (g *game) compare() {
 			g.t.Fatalf("step %d: service %d counts %d sessions and lists %d", g.turn, i, h.count, n)
 		}
 		if n > 0 {
-			active++
-			if w.active[h.place] != h {
+			active[h.group] += n
+			if w.active[h.group.place] != h.group || h.group.shares[h.place] != h {
 				g.t.Fatalf("step %d: service %d is not at its place", g.turn, i)
 			}
 		}
 	}
-	if active != len(w.active) || g.outlet.users != w.count {
-		g.t.Fatalf("step %d: %d services are active, listed %d; the outlet has %d users of %d", g.turn, active, len(w.active), g.outlet.users, w.count)
+	for of, n := range active {
+		if of.count != n {
+			g.t.Fatalf("step %d: a Service counts %d sessions and has %d", g.turn, of.count, n)
+		}
+	}
+	if len(active) != len(w.active) || g.outlet.users != w.count {
+		g.t.Fatalf("step %d: %d Services are active, listed %d; the outlet has %d users of %d", g.turn, len(active), len(w.active), g.outlet.users, w.count)
 	}
 }
 

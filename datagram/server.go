@@ -31,6 +31,7 @@ type Server struct {
 
 	// What follows is the configuring goroutine's.
 	services map[service.PortName]*portService
+	groups   map[service.Name]*groups
 	lanes    map[place]*lane
 	lanesOf  [2]int             // those that are not bound to a destination, by service.Family
 	left     []service.PortName // services that went since the last Prune
@@ -56,6 +57,7 @@ func New(o Options) *Server {
 		ports:    newPorts(o.Replies.FirstPort, o.Replies.LastPort),
 		log:      o.Logger,
 		services: make(map[service.PortName]*portService),
+		groups:   make(map[service.Name]*groups),
 		lanes:    make(map[place]*lane),
 		said:     make(map[string]struct{}),
 	}
@@ -108,6 +110,7 @@ func (s *Server) Apply(table *policy.Table) {
 			continue
 		}
 		delete(s.services, p.port.Name)
+		s.leaveGroups(p.port.Name.Name)
 		s.options.Table.Forget(p.port.Name)
 		cuts = append(cuts, &cut{service: p, all: true})
 		s.left = append(s.left, p.port.Name)
@@ -140,7 +143,7 @@ func (s *Server) cut(cuts []*cut) {
 }
 
 func (s *Server) addService(port *service.Port) *portService {
-	p, problem := newPortService(port, &s.options.Config, s.options.Table.Counters(port.Name), s.workers)
+	p, problem := newPortService(port, &s.options.Config, s.options.Table.Counters(port.Name), s.workers, s.joinGroups(port.Name.Name))
 	s.warn(port, problem)
 	s.services[port.Name] = p
 	return p

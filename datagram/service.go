@@ -43,10 +43,10 @@ type terms struct {
 	responses uint32         // 0: any number
 }
 
-func newPortService(port *service.Port, cfg *Config, counters *conntrack.Counters, workers []*worker) (*portService, error) {
+func newPortService(port *service.Port, cfg *Config, counters *conntrack.Counters, workers []*worker, g *groups) (*portService, error) {
 	p := &portService{counters: counters, shares: make([]share, len(workers))}
 	for i := range p.shares {
-		p.shares[i] = share{service: p, worker: workers[i]}
+		p.shares[i] = share{service: p, worker: workers[i], group: &g.loops[i]}
 	}
 	opts, problem := balancerOptions(port, cfg)
 	p.balancer = balancer.New(opts)

@@ -93,21 +93,22 @@ func (w *worker) enter(h *share, o *outlet, k key, now int64) *session {
 	return c
 }
 
-// makeRoom ends sessions until there may be one more of a service.
+// makeRoom ends sessions until there may be one more of a Service.
 func (w *worker) makeRoom(h *share) {
-	for h.count >= w.maxService {
-		h.oldest().evict()
+	for h.group.count >= w.maxService {
+		h.group.largest().oldest().evict()
 	}
 	for w.count >= w.maxSessions {
-		w.victim(h).oldest().evict()
+		w.victim(h.group).oldest().evict()
 	}
 }
 
-// victim gives the share that has to make room for a session of h: h itself if
-// it has its part of what there is, else the largest.
-func (w *worker) victim(h *share) *share {
-	if h.count > 0 && h.count*len(w.active) >= w.maxSessions {
-		return h
+// victim gives the share that has to make room for a session of a Service: one
+// of its own if it has its part of what there is, else one of the Service with
+// most sessions.
+func (w *worker) victim(g *group) *share {
+	if g.count > 0 && g.count*len(w.active) >= w.maxSessions {
+		return g.largest()
 	}
 	largest := w.active[0]
 	for _, o := range w.active[1:] {
@@ -115,7 +116,7 @@ func (w *worker) victim(h *share) *share {
 			largest = o
 		}
 	}
-	return largest
+	return largest.largest()
 }
 
 // dial connects the session to the endpoint that the balancer proposes, or to
@@ -138,7 +139,7 @@ func (c *session) dial(v *policy.Verdict) bool {
 		u, errno := w.connectTo(ep, client, source)
 		if errno == sys.EMFILE || errno == sys.ENFILE {
 			// Others of this process have taken what was left.
-			if o := w.victim(c.share).oldest(); o != nil && o != c {
+			if o := w.victim(c.share.group).oldest(); o != nil && o != c {
 				o.evict()
 				u, errno = w.connectTo(ep, client, source)
 			}

@@ -27,10 +27,11 @@ const streamAge = int64(2 * time.Second)
 type share struct {
 	service *portService
 	worker  *worker
+	group   *group // of its Service
 	lists   [classes]list
 	count   int
 	begin   allowance // of new sessions
-	place   int       // in worker.active while count > 0
+	place   int       // in group.shares while count > 0
 	timer   poll.Timer
 }
 
@@ -39,8 +40,11 @@ func (h *share) enter(s *session, now int64) {
 	s.class, s.last = unanswered, now
 	h.lists[unanswered].push(s)
 	if h.count++; h.count == 1 {
-		h.place = len(h.worker.active)
-		h.worker.active = append(h.worker.active, h)
+		h.group.enter(h)
+	}
+	if h.group.count++; h.group.count == 1 {
+		h.group.place = len(h.worker.active)
+		h.worker.active = append(h.worker.active, h.group)
 	}
 	if !h.timer.Scheduled() {
 		h.schedule()
@@ -49,18 +53,20 @@ func (h *share) enter(s *session, now int64) {
 
 // leave takes a session out.
 func (h *share) leave(s *session) {
+	w, g := h.worker, h.group
 	h.lists[s.class].remove(s)
-	h.count--
-	if h.count > 0 {
+	if h.count--; h.count == 0 {
+		g.leave(h)
+		w.loop.Cancel(&h.timer)
+	}
+	if g.count--; g.count > 0 {
 		return
 	}
-	w := h.worker
 	last := len(w.active) - 1
-	w.active[h.place] = w.active[last]
-	w.active[h.place].place = h.place
+	w.active[g.place] = w.active[last]
+	w.active[g.place].place = g.place
 	w.active[last] = nil
 	w.active = w.active[:last]
-	w.loop.Cancel(&h.timer)
 }
 
 // touch notes a datagram of a session; answer says that it was an endpoint's.
