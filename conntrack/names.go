@@ -21,11 +21,12 @@ const (
 	Shutdown            // the proxy stopped
 	ConnectFailed       // no candidate answered within the retry plan
 	NoEndpoints         // there was no candidate left when the connection was accepted
-	LimitReached        // a limit of the service or of the process
+	LimitReached        // a limit of the Service or of the process
 	NotAdmitted         // the client may not come in, and the kernel let it
 	Responses           // UDP: as many answers came as the service said
 	EndpointGone        // UDP: the endpoint serves no more (A8.2)
 	Evicted             // UDP: the session made room for a new one
+	NamespaceLimit      // the limit of a namespace
 	endCount        = iota
 )
 
@@ -46,6 +47,7 @@ var endNames = [endCount]string{
 	Responses:       "responses",
 	EndpointGone:    "endpoint_gone",
 	Evicted:         "evicted",
+	NamespaceLimit:  "namespace_limit",
 }
 
 // String gives the name that the access log and the metrics use.

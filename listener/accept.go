@@ -67,8 +67,12 @@ func (a *acceptor) accept(share int) {
 			sys.Close(fd)
 			continue
 		}
-		if !w.admit(fd, unmap(client), unmap(vip)) {
-			w.pause(a)
+		if c := w.admit(fd, unmap(client), unmap(vip)); c != nil {
+			if a.socket.shared.Load() {
+				c.fail(conntrack.LimitReached) // others come by this socket too
+				continue
+			}
+			w.stall(c, a)
 			return
 		}
 	}
@@ -79,20 +83,27 @@ func unmap(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }
 
-// admit decides about an accepted connection and begins to dial. It is false
-// when its service has enough connections that are being dialled, so that no
-// more should be accepted for it for the moment.
-func (w *worker) admit(fd int, client, vip netip.AddrPort) bool {
+// decide gives the verdict on a connection, and the configuration that it
+// follows from.
+func (w *worker) decide(client netip.Addr, vip netip.AddrPort) (*state, policy.Verdict) {
 	st := w.manager.state.Load()
-	verdict := st.table.Resolve(service.TCP, client.Addr(), vip)
+	verdict := st.table.Resolve(service.TCP, client, vip)
 	if verdict.Action != policy.Accept && len(st.past) > 0 {
-		st, verdict = st.late(client.Addr(), vip, verdict, w.manager.clock())
+		return st.late(client, vip, verdict, w.manager.clock())
 	}
+	return st, verdict
+}
+
+// admit decides about an accepted connection and begins to dial. It gives the
+// connection when its Service has as many as may wait for an endpoint, so that it
+// has to wait, and no more should be accepted for the moment.
+func (w *worker) admit(fd int, client, vip netip.AddrPort) (waits *conn) {
+	st, verdict := w.decide(client.Addr(), vip)
 	if verdict.Port == nil {
 		// Not a service's address: somebody found the lane's own address.
 		w.manager.stats.strays.Add(1)
 		sys.Close(fd) // resets it
-		return true
+		return nil
 	}
 	p := st.pools[verdict.Port.ID]
 	c := w.newConn()
@@ -110,7 +121,8 @@ func (w *worker) admit(fd int, client, vip netip.AddrPort) bool {
 	}
 	w.manager.open.Add(1)
 	w.shard.Open(&c.record)
-	open := p.open.Add(1)
+	p.service.open.Add(1)
+	p.namespace.open.Add(1)
 	switch verdict.Action {
 	case policy.Accept:
 	case policy.Drop:
@@ -118,22 +130,23 @@ func (w *worker) admit(fd int, client, vip netip.AddrPort) bool {
 		// the filter changed, or the filter has no room for all the ranges.
 		w.manager.stats.notAdmitted.Add(1)
 		c.fail(conntrack.NotAdmitted)
-		return true
+		return nil
 	default:
 		// Steering refuses what has no endpoints; this one was on its way for
 		// longer than lateTime when the last endpoint went.
 		c.fail(conntrack.NoEndpoints)
-		return true
+		return nil
 	}
-	if open > int64(w.manager.config.MaxServiceConnections) {
-		c.fail(conntrack.LimitReached)
-		return true
+	if end := c.overLimit(); end != conntrack.EndNone {
+		c.fail(end)
+		return nil
 	}
 	c.class = sys.ClientClass(fd, vip.Addr().Is6())
-	dialing := p.dialing.Add(1)
-	c.dialing = true
+	if !c.beginDialing() {
+		return c
+	}
 	c.dial(st, &verdict)
-	return dialing < int64(w.manager.config.MaxServiceDialing)
+	return nil
 }
 
 // join begins to accept from a listening socket.
@@ -147,7 +160,7 @@ func (w *worker) join(s *socket) {
 // from it.
 func (w *worker) leave(s *socket) {
 	if a := w.acceptors[s]; a != nil {
-		if !slices.Contains(w.paused, a) {
+		if !slices.Contains(w.paused, a) && !w.isStalled(a) {
 			a.accept(max(w.manager.config.Backlog, acceptShare))
 		}
 		w.drop(s)
@@ -160,6 +173,9 @@ func (w *worker) drop(s *socket) {
 	delete(w.acceptors, s)
 	if i := slices.Index(w.paused, a); i >= 0 {
 		w.paused = slices.Delete(w.paused, i, i+1)
+		return
+	}
+	if w.unstall(a) {
 		return
 	}
 	w.loop.Remove(a.reg)

@@ -9,7 +9,6 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/relay"
-	"github.com/sluice-proxy/sluice/service"
 )
 
 // conn is one connection from its acceptance to its end. Its worker's loop owns
@@ -146,8 +145,7 @@ func (c *conn) retryInTurn() {
 // retry makes the next attempt by the configuration that is in force now: an
 // endpoint that has gone meanwhile is not tried, one that has come is.
 func (c *conn) retry() {
-	st := c.worker.manager.state.Load()
-	v := st.table.Resolve(service.TCP, c.record.Client.Addr(), c.record.VIP)
+	st, v := c.worker.decide(c.record.Client.Addr(), c.record.VIP)
 	if v.Action != policy.Accept {
 		c.fail(conntrack.ConnectFailed)
 		return
@@ -202,13 +200,6 @@ func (c *conn) fail(end conntrack.End) {
 	c.finish(end)
 }
 
-func (c *conn) endDialing() {
-	if c.dialing {
-		c.dialing = false
-		c.pool.dialing.Add(-1)
-	}
-}
-
 // abort ends the connection wherever it is.
 func (c *conn) abort() {
 	if c.record.Connected {
@@ -237,7 +228,8 @@ func (c *conn) finish(end conntrack.End) {
 	}
 	c.releaseClient()
 	w.shard.Close(r)
-	c.pool.open.Add(-1)
+	c.pool.service.open.Add(-1)
+	c.pool.namespace.open.Add(-1)
 	w.manager.open.Add(-1)
 	w.freeConn(c)
 	if len(w.paused) > 0 && w.manager.open.Load() < w.manager.resumeBelow() {

@@ -51,7 +51,18 @@ func (l *lane) open(f service.Family, cfg *Config) error {
 		return fmt.Errorf("listener's own address: %w", errno)
 	}
 	l.sides[f] = side{socket: s, port: addr.Port()}
+	l.count(0)
 	return nil
+}
+
+// count takes note of service ports that begin or cease to use the lane.
+func (l *lane) count(more int) {
+	l.ports += more
+	for f := range l.sides {
+		if s := l.sides[f].socket; s != nil {
+			s.shared.Store(l.ports > 1)
+		}
+	}
 }
 
 // setGuard says whom a destination of the lane answers, nil for everybody.
@@ -85,7 +96,7 @@ func (m *Manager) guardLane(l *lane) {
 func (m *Manager) laneFor(p *pool, f service.Family) (*lane, error) {
 	if p.lane == nil {
 		p.lane = m.assignLane()
-		p.lane.ports++
+		p.lane.count(1)
 	}
 	s := &p.lane.sides[f]
 	if s.socket != nil {
@@ -125,7 +136,7 @@ func (m *Manager) release(p *pool) {
 		return
 	}
 	p.lane = nil
-	if l.ports--; l.ports > 0 {
+	if l.count(-1); l.ports > 0 {
 		return
 	}
 	if i := slices.Index(m.lanes, l); i >= 0 {

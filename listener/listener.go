@@ -36,10 +36,12 @@
 //
 // # Limits
 //
-// Each service port has a pool with limits of its own. At its limit of
-// connections that are being dialled, the worker stops accepting from that
-// lane, and clients wait in the lane's queue; at its limit of open connections
-// new ones are reset and recorded with end=limit. At the limit of all
+// Each Service has limits of its own, for all its ports together. At its limit of
+// connections that are being dialled, the worker stops accepting from the socket
+// that the next one came from, and clients wait in that socket's queue; where
+// Services share the socket, those that are too many are reset. At the Service's limit of
+// open connections, or that of its namespace, new ones are reset and recorded with
+// end=limit or end=namespace_limit. At the limit of all
 // connections, or when the kernel has no descriptor or memory to give, a
 // worker stops accepting from all lanes and tries again after a pause that
 // grows from 5 ms to 1 s. Established connections do not suffer.
@@ -74,10 +76,12 @@ type Config struct {
 
 	// MaxConnections bounds the connections open at once, in all.
 	MaxConnections int
-	// MaxServiceConnections bounds those of one service port.
-	MaxServiceConnections int
-	// MaxServiceDialing bounds the connections of one service port that wait
-	// for an endpoint to answer.
+	// MaxServiceConnections and MaxNamespaceConnections bound those of one
+	// Service, all its ports together, and of one namespace.
+	MaxServiceConnections   int
+	MaxNamespaceConnections int
+	// MaxServiceDialing bounds the connections of one Service that wait for an
+	// endpoint to answer.
 	MaxServiceDialing int
 
 	// KeepAlive is how long a connection is quiet before either side is asked
@@ -115,6 +119,6 @@ type pool struct {
 	balancer *balancer.Balancer
 	counters *conntrack.Counters
 
-	open    atomic.Int64 // connections, from accept to end
-	dialing atomic.Int64 // those of them that have no endpoint yet
+	service, namespace *quota
+	dialing            atomic.Int64 // connections that have no endpoint yet
 }

@@ -136,7 +136,7 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	n.steer = &spy{Redirector: steer}
 	o := Options{
 		Config: Config{
-			Backlog: 128, MaxLanes: 100, MaxConnections: 1000, MaxServiceConnections: 1000,
+			Backlog: 128, MaxLanes: 100, MaxConnections: 1000, MaxServiceConnections: 1000, MaxNamespaceConnections: 1000,
 			MaxServiceDialing: 100, MaxPins: 100, MaxClaims: 100, Plan: balancer.DefaultPlan(),
 		},
 		Loops: shares, Table: n.table, Redirector: n.steer, Logger: zerolog.New(zerolog.NewTestWriter(t)),

@@ -51,6 +51,7 @@ type Manager struct {
 	hostAddresses func() []netip.Addr
 	sameLink      func(client, endpoint netip.Addr) bool
 	pools         map[service.PortName]*pool
+	quotas        quotas
 	lanes         []*lane
 	outletsOf     [][]*outlet // by service.PortID
 	notServed     int         // service ports among them that nobody accepts for
@@ -102,6 +103,7 @@ func New(o Options) *Manager {
 		hostAddresses: o.HostAddresses,
 		sameLink:      o.SameLink,
 		pools:         make(map[service.PortName]*pool),
+		quotas:        newQuotas(),
 		clock:         poll.Nanotime,
 		claims:        newClaims(),
 		planner:       newPlanner(),

@@ -53,6 +53,7 @@ func balancerOptions(p *service.Port, cfg *Config) (opts balancer.Options, probl
 // syncPools gives service ports their pools, and gives back those that have no
 // port any more.
 func (m *Manager) syncPools(ids []service.PortID, prev, next *state) (gone []*pool) {
+	m.quotas.sweep()
 	ports := next.table.Snapshot().Ports
 	next.pools = make([]*pool, len(ports))
 	copy(next.pools, prev.pools)
@@ -70,6 +71,7 @@ func (m *Manager) syncPools(ids []service.PortID, prev, next *state) (gone []*po
 		case p == nil:
 			var problem error
 			p, problem = newPool(port, &m.config, m.table.Counters(port.Name))
+			m.quotas.join(p)
 			m.warn(port, problem)
 			m.pools[port.Name] = p
 		case p.port != port:
@@ -84,6 +86,7 @@ func (m *Manager) syncPools(ids []service.PortID, prev, next *state) (gone []*po
 		p := prev.pools[id]
 		if now := p.port.ID; int(now) >= len(next.pools) || next.pools[now] != p {
 			delete(m.pools, p.port.Name)
+			m.quotas.leave(p)
 			gone = append(gone, p)
 		}
 	}

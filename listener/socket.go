@@ -15,6 +15,8 @@ type socket struct {
 	// filtered says that it has had a filter. What it accepts may have
 	// inherited one then.
 	filtered atomic.Bool
+	// shared says that several service ports' connections come by it.
+	shared atomic.Bool
 	// unguarded is how many destinations its filter leaves out for want of
 	// room. The manager's.
 	unguarded int

@@ -33,6 +33,9 @@ type worker struct {
 
 	retries retries
 
+	stalled    []stalled
+	stallTimer poll.Timer
+
 	paused     []*acceptor
 	pauseTimer poll.Timer
 	backoff    time.Duration
@@ -110,6 +113,8 @@ func (w *worker) stop() {
 		w.drop(s)
 	}
 	w.retries.clear()
+	w.loop.Cancel(&w.stallTimer)
+	w.stalled = nil
 	w.shard.Each(func(r *conntrack.Record) {
 		if c, is := r.Owner.(*conn); is {
 			c.abort()

@@ -9,13 +9,15 @@ import (
 
 // limits are the bounds that follow from the limit of open files.
 type limits struct {
-	connections        int // in all; two descriptors each
-	serviceConnections int // of one service port
-	listeners          int // listening sockets of lanes
-	claims             int // listening sockets that are bound to addresses of Services and nodes
-	descriptors        int // that connections and claims share
-	sessions           int // of UDP, in all; a descriptor each, and what sessionFiles says
-	serviceSessions    int // of one service port
+	connections          int // in all; two descriptors each
+	serviceConnections   int // of one Service
+	namespaceConnections int // of one namespace
+	serviceDialing       int // of one Service, that wait for an endpoint
+	listeners            int // listening sockets of lanes
+	claims               int // listening sockets that are bound to addresses of Services and nodes
+	descriptors          int // that connections and claims share
+	sessions             int // of UDP, in all; a descriptor each, and what sessionFiles says
+	serviceSessions      int // of one Service
 }
 
 const (
@@ -31,6 +33,8 @@ const (
 	// mostSessions bounds the default of --max-udp-sessions: one takes about 4 KiB
 	// of memory, three of them the kernel's.
 	mostSessions = 65536
+	// mostDialing bounds the default of --max-dialing-per-service.
+	mostDialing = 1024
 	// leastConnections is how many connections must be possible at least.
 	leastConnections = 16
 )
@@ -53,12 +57,14 @@ func (o *runOptions) limits() (limits, error) {
 // shareOut is limits for a number of descriptors.
 func (o *runOptions) shareOut(files int) (limits, error) {
 	l := limits{
-		connections:        o.maxConnections,
-		serviceConnections: o.maxServiceConnections,
-		listeners:          o.maxListeners,
-		claims:             o.maxClaims,
-		sessions:           o.maxSessions,
-		serviceSessions:    o.maxServiceSessions,
+		connections:          o.maxConnections,
+		serviceConnections:   o.maxServiceConnections,
+		namespaceConnections: o.maxNamespaceConnections,
+		serviceDialing:       o.maxServiceDialing,
+		listeners:            o.maxListeners,
+		claims:               o.maxClaims,
+		sessions:             o.maxSessions,
+		serviceSessions:      o.maxServiceSessions,
 	}
 	if l.sessions == 0 {
 		// Few, as TCP connections are what most of a limit is for, and a session
@@ -90,6 +96,14 @@ func (o *runOptions) shareOut(files int) (limits, error) {
 	}
 	if l.serviceConnections == 0 {
 		l.serviceConnections = l.connections - l.connections/32
+	}
+	if l.namespaceConnections == 0 {
+		l.namespaceConnections = max(l.connections-l.connections/32, l.serviceConnections)
+	}
+	if l.serviceDialing == 0 {
+		// Clients of a Service whose endpoints are dead wait for some seconds,
+		// which must not take what others need.
+		l.serviceDialing = min(max(l.connections/8, 1), mostDialing)
 	}
 	return l, nil
 }

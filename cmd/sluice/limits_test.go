@@ -22,6 +22,9 @@ func TestDescriptorsAreSharedOut(t *testing.T) {
 		if l.sessions != c.sessions || l.serviceSessions != c.sessions || l.connections != c.connections {
 			t.Errorf("%d files: %d sessions, %d connections; want %d, %d", c.files, l.sessions, l.connections, c.sessions, c.connections)
 		}
+		if most := c.connections - c.connections/32; l.serviceConnections != most || l.namespaceConnections != most || l.serviceDialing != min(c.connections/8, 1024) {
+			t.Errorf("%d files: %d connections of a Service, %d of a namespace, %d that wait for an endpoint", c.files, l.serviceConnections, l.namespaceConnections, l.serviceDialing)
+		}
 		if sum := ownFiles + 2*o.maxPipes + l.listeners + sessionFiles(l.sessions) + 2*l.connections; sum > c.files {
 			t.Errorf("%d files: %d are shared out", c.files, sum)
 		}

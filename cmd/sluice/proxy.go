@@ -149,6 +149,8 @@ func (p *proxy) open() error {
 		Int("workers", len(p.loops)).
 		Int("max_connections", limits.connections).
 		Int("max_connections_per_service", limits.serviceConnections).
+		Int("max_connections_per_namespace", limits.namespaceConnections).
+		Int("max_dialing_per_service", limits.serviceDialing).
 		Int("max_listeners", limits.listeners).
 		Int("max_claims", limits.claims).
 		Int("max_udp_sessions", limits.sessions).
@@ -207,18 +209,19 @@ func (p *proxy) makeLoops(limits limits) error {
 	plan.Timeouts = o.dialTimeouts
 	p.manager = listener.New(listener.Options{
 		Config: listener.Config{
-			Backlog:               o.listenBacklog,
-			MaxLanes:              max(limits.listeners/2, 1),
-			MaxClaims:             limits.claims,
-			Descriptors:           limits.descriptors,
-			MaxConnections:        limits.connections,
-			MaxServiceConnections: limits.serviceConnections,
-			MaxServiceDialing:     o.maxServiceDialing,
-			KeepAlive:             o.keepAlive,
-			Congestion:            o.congestion,
-			Algorithm:             algorithm,
-			Plan:                  plan,
-			MaxPins:               o.maxAffinityClients,
+			Backlog:                 o.listenBacklog,
+			MaxLanes:                max(limits.listeners/2, 1),
+			MaxClaims:               limits.claims,
+			Descriptors:             limits.descriptors,
+			MaxConnections:          limits.connections,
+			MaxServiceConnections:   limits.serviceConnections,
+			MaxNamespaceConnections: limits.namespaceConnections,
+			MaxServiceDialing:       limits.serviceDialing,
+			KeepAlive:               o.keepAlive,
+			Congestion:              o.congestion,
+			Algorithm:               algorithm,
+			Plan:                    plan,
+			MaxPins:                 o.maxAffinityClients,
 		},
 		UDP: datagram.Config{
 			MaxSessions:        limits.sessions,

@@ -32,11 +32,12 @@ type runOptions struct {
 	maxClaims     int
 	listenBacklog int
 
-	workers               int
-	maxConnections        int
-	maxServiceConnections int
-	maxServiceDialing     int
-	maxAffinityClients    int
+	workers                 int
+	maxConnections          int
+	maxServiceConnections   int
+	maxNamespaceConnections int
+	maxServiceDialing       int
+	maxAffinityClients      int
 
 	maxSessions        int
 	maxServiceSessions int
@@ -143,11 +144,12 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.IntVar(&o.listenBacklog, "listen-backlog", 4096, "connections that wait for each service port to be accepted (net.core.somaxconn caps it)")
 	f.IntVar(&o.workers, "workers", 0, "event loops (default: one for each CPU)")
 	f.IntVar(&o.maxConnections, "max-connections", 0, "connections open at once; more wait to be accepted (default: what the limit of open files allows)")
-	f.IntVar(&o.maxServiceConnections, "max-connections-per-service", 0, "connections open at once of one service port; more are reset (default: 31/32 of --max-connections)")
-	f.IntVar(&o.maxServiceDialing, "max-dialing-per-service", 1024, "connections of one service port that wait for an endpoint to answer; more wait to be accepted")
+	f.IntVar(&o.maxServiceConnections, "max-connections-per-service", 0, "connections open at once of one Service, all its ports together; more are reset (default: 31/32 of --max-connections)")
+	f.IntVar(&o.maxNamespaceConnections, "max-connections-per-namespace", 0, "connections open at once of all Services of one namespace; more are reset (default: 31/32 of --max-connections)")
+	f.IntVar(&o.maxServiceDialing, "max-dialing-per-service", 0, "connections of one Service that wait for an endpoint to answer; more wait to be accepted (default: 1/8 of --max-connections, at most 1024)")
 	f.IntVar(&o.maxAffinityClients, "max-affinity-clients", balancer.DefaultMaxPins, "clients that session affinity remembers for each service port; the oldest go first")
 	f.IntVar(&o.maxSessions, "max-udp-sessions", 0, "UDP sessions at once; a new one takes the place of the oldest that was answered, of the services with most (default: 1/32 of the limit of open files, at most 65536)")
-	f.IntVar(&o.maxServiceSessions, "max-udp-sessions-per-service", 0, "UDP sessions at once of one service port (default: --max-udp-sessions)")
+	f.IntVar(&o.maxServiceSessions, "max-udp-sessions-per-service", 0, "UDP sessions at once of one Service, all its ports together (default: --max-udp-sessions)")
 	f.DurationVar(&o.udpTimeout, "udp-timeout", 30*time.Second, "a UDP session without a datagram for so long is ended")
 	f.DurationVar(&o.udpStreamTimeout, "udp-stream-timeout", 2*time.Minute, "the same for a session that has been used both ways for two seconds")
 	f.Var(&o.balancer, "balancer", "how endpoints are chosen for services that do not say so in the annotation sluice.dev/balancer")
@@ -199,7 +201,8 @@ func (o *runOptions) validate() error {
 		{"workers", int64(o.workers), 1, 1024},
 		{"max-connections", int64(o.maxConnections), 0, 1 << 30},
 		{"max-connections-per-service", int64(o.maxServiceConnections), 0, 1 << 30},
-		{"max-dialing-per-service", int64(o.maxServiceDialing), 1, 1 << 30},
+		{"max-connections-per-namespace", int64(o.maxNamespaceConnections), 0, 1 << 30},
+		{"max-dialing-per-service", int64(o.maxServiceDialing), 0, 1 << 30},
 		{"max-affinity-clients", int64(o.maxAffinityClients), 1, 1 << 24},
 		{"max-udp-sessions", int64(o.maxSessions), 0, 1 << 30},
 		{"max-udp-sessions-per-service", int64(o.maxServiceSessions), 0, 1 << 30},
