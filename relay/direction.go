@@ -138,12 +138,19 @@ func (l *Link) came(i int) {
 
 // emptied notes that a read took everything that had arrived: the next event
 // tells of more. If the FIN was there before the read, it is next, and need not
-// be read. Urgent data ends reads early, so that nothing follows from them.
+// be read. Urgent data ends reads early, so that nothing follows from them; the
+// FIN is passed on only when nothing is left, because no event tells of urgent
+// data whose mark came after the bytes that it points to.
 func (l *Link) emptied(i int) {
-	s := &l.sides[i]
+	w, s := l.worker, &l.sides[i]
 	switch {
 	case s.state&urgent != 0:
 	case s.state&finKnown != 0:
+		w.stats.Others++
+		if n, e := w.kernel.unread(int(s.fd)); e != 0 || n > 0 {
+			s.state |= urgent
+			return
+		}
 		l.end(i)
 	default:
 		s.state &^= readable

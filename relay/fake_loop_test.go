@@ -85,7 +85,7 @@ func (s *fakeSock) state() (ev poll.Events) {
 	if s.fin || s.reset {
 		ev |= poll.PeerDone
 	}
-	if s.mark >= s.read {
+	if s.mark >= s.read && !s.quiet {
 		ev |= poll.Urgent
 	}
 	if s.room > 0 && !s.refused || s.shut || s.reset {

@@ -47,7 +47,8 @@ type fakeSock struct {
 	fin   bool // FIN has arrived
 	reset bool // RST has arrived, or the connection timed out
 	err   sys.Errno
-	mark  int // offset of the last urgent byte, if it was not read yet; else less than read
+	quiet bool // no event tells of the mark
+	mark  int  // offset of the last urgent byte, if it was not read yet; else less than read
 
 	signalled bool // a read was cut short by a signal: the next is not
 
@@ -290,6 +291,11 @@ func (f *fake) writable(s *fakeSock, n int) (int, sys.Errno) {
 		return -1, sys.EAGAIN
 	}
 	return k, 0
+}
+
+func (f *fake) unread(fd int) (int, sys.Errno) {
+	s := f.sock(fd)
+	return s.sent - s.read, 0
 }
 
 func (f *fake) send(fd int, p []byte, more bool) (int, sys.Errno) {

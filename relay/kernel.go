@@ -13,6 +13,7 @@ import (
 type kernel interface {
 	connect(remote, local netip.AddrPort, o sys.ConnectOptions) (int, sys.Errno)
 	recv(fd int, p []byte) (int, sys.Errno)
+	unread(fd int) (int, sys.Errno)
 	send(fd int, p []byte, more bool) (int, sys.Errno)
 	splice(from, to, n int) (int, sys.Errno)
 	shutdownWrite(fd int) sys.Errno
@@ -35,6 +36,8 @@ func (linux) connect(remote, local netip.AddrPort, o sys.ConnectOptions) (int, s
 }
 
 func (linux) recv(fd int, p []byte) (int, sys.Errno) { return sys.Recv(fd, p) }
+
+func (linux) unread(fd int) (int, sys.Errno) { return sys.Unread(fd) }
 
 func (linux) send(fd int, p []byte, more bool) (int, sys.Errno) { return sys.Send(fd, p, more) }
 

@@ -47,6 +47,25 @@ func TestTurnQueueAgainstModel(t *testing.T) {
 	}
 }
 
+// TestUrgentByteThatNoEventTellsOf: on a line that reorders, bytes can arrive
+// before the mark that points to them. Reads stop at it all the same.
+func TestUrgentByteThatNoEventTellsOf(t *testing.T) {
+	for _, bytes := range []int{100, 500 << 10} { // copied, spliced
+		p := quiet(Config{Splice: true})
+		p.socks[client].quiet = true
+		p.peerReads(endpoint, 1<<20)
+		p.peerSends(client, bytes)
+		p.peerSendsUrgent(client)
+		p.peerSends(client, 100)
+		p.peerCloses(client, false)
+		p.settle()
+		p.peerCloses(endpoint, false)
+		p.settle()
+		p.wantEnds(t, ClientFin)
+		p.checkEnd(t)
+	}
+}
+
 // TestUrgentByteBeforeAReset: splice gives the error of a reset at the urgent byte,
 // with bytes of the stream behind it.
 func TestUrgentByteBeforeAReset(t *testing.T) {

@@ -29,6 +29,14 @@ func Send(fd int, p []byte, more bool) (int, Errno) {
 	return result(r, e)
 }
 
+// Unread returns how many bytes have arrived in order and were not yet read,
+// those behind urgent data included. The FIN does not count.
+func Unread(fd int) (int, Errno) {
+	var n int32
+	_, _, e := syscall.RawSyscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCINQ, uintptr(unsafe.Pointer(&n)))
+	return int(n), e
+}
+
 // ShutdownWrite sends FIN after everything that was written: a half-close.
 func ShutdownWrite(fd int) Errno {
 	_, _, e := syscall.RawSyscall(unix.SYS_SHUTDOWN, uintptr(fd), unix.SHUT_WR, 0)
