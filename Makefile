@@ -10,6 +10,7 @@ CLUSTER := .cache/cluster
 CLUSTER_VERSION := k8s.io/component-base/version
 CLUSTER_LDFLAGS := -s -w -X $(CLUSTER_VERSION).gitVersion=v1.37.1 -X $(CLUSTER_VERSION).gitMajor=1 -X $(CLUSTER_VERSION).gitMinor=37
 FUZZTIME ?= 5s
+FUZZRELAY ?= 1m
 BENCHTIME ?= 1x
 TESTFLAGS ?=
 SOURCES := $(shell find . -path ./.cache -prune -o -name '*.go' -print) go.mod go.sum
@@ -100,6 +101,11 @@ fuzz: ## Run each fuzz target for FUZZTIME (5s), on one CPU each
 	xargs -P "$$(nproc)" -L 1 bash -c 'status=0; \
 	  said=$$($(INSTRUMENTED) go test -run "^$$" -fuzz "^$$1\$$" -fuzztime $(FUZZTIME) -parallel 1 "./$$0" 2>&1) || status=1; \
 	  printf "== %s %s\n%s\n" "$$0" "$$1" "$$said"; exit $$status'
+
+.PHONY: fuzz-relay
+fuzz-relay: deps ## Attack the data path at random in every mode for FUZZRELAY (1m); SEED repeats a run
+	$(REQUIRE_ROOT) SLUICE_FUZZ_RELAY_FOR=$(FUZZRELAY) SLUICE_FUZZ_RELAY_SEED=$(SEED) \
+	go test -count=1 -parallel 6 -timeout 24h -v -run TestFuzzRelay $(TESTFLAGS) ./test/e2e
 
 .PHONY: bench-go
 bench-go: ## Run each Go benchmark for BENCHTIME (once)
