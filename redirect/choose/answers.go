@@ -36,6 +36,8 @@ func (e *RepliesError) Unwrap() error { return e.Err }
 var (
 	clientAddresses   = []netip.Addr{netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("2001:db8:2::1")}
 	endpointAddresses = []netip.Addr{netip.MustParseAddr("203.0.113.2"), netip.MustParseAddr("2001:db8:2::2")}
+	// strangerAddresses are of clients of other nodes' proxies.
+	strangerAddresses = []netip.Addr{netip.MustParseAddr("203.0.113.3"), netip.MustParseAddr("2001:db8:2::3")}
 )
 
 // endpointPort is one that no endpoint of a trial listens on: it refuses.
@@ -55,6 +57,9 @@ func newEndpoint(node *os.File) (*os.File, error) {
 	return away, nil
 }
 
+// cableName is that of both ends.
+const cableName = "endpoint"
+
 // layCable lays a cable between two namespaces. Both of its ends have the same
 // hardware address and ask nobody for others', so that no packet waits for that.
 func layCable(away, node *os.File) error {
@@ -68,7 +73,7 @@ func layCable(away, node *os.File) error {
 		return err
 	}
 	defer there.Close()
-	const name = "endpoint"
+	const name = cableName
 	hardware := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	cable := &netlink.Veth{
 		LinkAttrs: netlink.LinkAttrs{Name: name, HardwareAddr: hardware},
@@ -79,10 +84,10 @@ func layCable(away, node *os.File) error {
 	}
 	// The end that is up first sends once the kernel has noticed the other.
 	var ends [2]netlink.Link
-	for i, nl := range []*netlink.Handle{there, here} {
-		if ends[i], err = nl.LinkByName(name); err == nil {
-			if err = nl.LinkSetARPOff(ends[i]); err == nil {
-				err = nl.LinkSetUp(ends[i])
+	for i, handle := range []*netlink.Handle{there, here} {
+		if ends[i], err = handle.LinkByName(name); err == nil {
+			if err = handle.LinkSetARPOff(ends[i]); err == nil {
+				err = handle.LinkSetUp(ends[i])
 			}
 		}
 		if err != nil {
@@ -130,9 +135,11 @@ func claimsAnswers(r redirect.Replies) error {
 // calling thread's, that are bound to a client's address get endpoints' answers
 // (F7, F11): a connection to a port where nobody listens has to be refused. What
 // does not come back is told from what takes its time by a connection from the
-// node's own address, which goes the same way. Where the kernel has nothing to
-// try it with, the way of steering is believed.
-func bringsAnswers(r redirect.Replies, node *os.File) error {
+// node's own address, which goes the same way. And this node must let answers to
+// other nodes' clients pass, as it is their endpoints' node too. Where the kernel
+// has nothing to try it with, the way of steering is believed.
+func bringsAnswers(steering redirect.Redirector, node *os.File) error {
+	r := steering.Traits().Replies
 	if err := claimsAnswers(r); err != nil {
 		return err
 	}
@@ -141,6 +148,9 @@ func bringsAnswers(r redirect.Replies, node *os.File) error {
 		return nil // Scratch tells why
 	}
 	defer away.Close()
+	if _, err := steering.Verify(); err != nil { // there is a new interface
+		return err
+	}
 	for i, client := range clientAddresses {
 		if client.Is6() && !hasIPv6() {
 			continue
@@ -155,6 +165,9 @@ func bringsAnswers(r redirect.Replies, node *os.File) error {
 			firstPort = ports[0]
 		}
 		if err := isAnswered(client, netip.AddrPortFrom(endpointAddresses[i], endpointPort), firstPort); err != nil {
+			return err
+		}
+		if err := passes(strangerAddresses[i], netip.AddrPortFrom(endpointAddresses[i], endpointPort), r); err != nil {
 			return err
 		}
 	}

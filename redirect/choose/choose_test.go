@@ -2,11 +2,15 @@ package choose
 
 import (
 	"errors"
+	"net"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
@@ -175,6 +179,55 @@ func TestTrialFindsOutWhoBringsNoAnswersBack(t *testing.T) {
 			t.Errorf("%s, not asked for them: %v", w.name, err)
 		}
 	}
+}
+
+// A way of steering that takes the answers to other nodes' clients works on one
+// node alone: it is not chosen.
+func TestTrialFindsOutWhoTakesOtherNodesAnswers(t *testing.T) {
+	netns.Require(t)
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		for _, w := range ways {
+			if w.name != "bind" && w.name != "sklookup" {
+				continue
+			}
+			hog := way{name: w.name, open: func(o Options) (redirect.Redirector, error) {
+				r, err := w.open(o)
+				return greedy{r, o.Routes.NetNS, family}, err
+			}}
+			var lost *RepliesError
+			if err := try(hog, Options{}); !errors.As(err, &lost) || !strings.Contains(err.Error(), "a client of another node") {
+				t.Errorf("%s, family %d: got %v", w.name, family, err)
+			}
+		}
+	}
+}
+
+// greedy has one more rule, for all packets to the ports of answers.
+type greedy struct {
+	redirect.Redirector
+	namespace, family int
+}
+
+func (g greedy) Apply(p redirect.Plan) error {
+	if err := g.Redirector.Apply(p); err != nil {
+		return err
+	}
+	nl, err := netlink.NewHandleAt(vnetns.NsHandle(g.namespace), syscall.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer nl.Close()
+	const table = 9999
+	everything := &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
+	if g.family == netlink.FAMILY_V6 {
+		everything = &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
+	}
+	replies := g.Traits().Replies
+	rule := netlink.NewRule()
+	rule.Family, rule.Table, rule.Priority, rule.IPProto = g.family, table, 1000, syscall.IPPROTO_TCP
+	rule.Dport = netlink.NewRulePortRange(replies.FirstPort, replies.LastPort)
+	return errors.Join(nl.RuleAdd(rule),
+		nl.RouteAdd(&netlink.Route{Table: table, Type: syscall.RTN_LOCAL, Scope: netlink.SCOPE_HOST, LinkIndex: 1, Dst: everything}))
 }
 
 // boaster claims that it brings answers back.

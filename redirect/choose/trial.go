@@ -172,7 +172,7 @@ func play(w way, o Options, scratch *os.File) (err error) {
 		if o.NoReplies {
 			return nil
 		}
-		return bringsAnswers(r.Traits().Replies, scratch)
+		return bringsAnswers(r, scratch)
 	})
 }
 

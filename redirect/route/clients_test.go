@@ -176,3 +176,22 @@ func TestClientsComeAndGoBesideApply(t *testing.T) {
 		t.Errorf("the routes are not those of the clients: %v, %v", changed, err)
 	}
 }
+
+// Another proxy of this kind may have marks, and the table after our reply table
+// for its own answers: they stay.
+func TestTheTableAfterOursMayBeAnothersReplyTable(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	lab.Settle(t)
+	other := open(t, lab.Node, Options{SteerTable: 8400, ReplyTable: DefaultReplyTable + 1, SteerMark: 0x4, ReplyMark: 0x8})
+	apply(t, other, State{MarkReplies: true}, true)
+	before := dump(t, other)
+	r := open(t, lab.Node, Options{})
+	apply(t, r, State{MarkReplies: true}, true)
+	apply(t, r, State{MarkReplies: true}, false)
+	if _, err := r.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	if after := dump(t, other); after != before {
+		t.Errorf("the other proxy's were\n%s\nand are\n%s", before, after)
+	}
+}

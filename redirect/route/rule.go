@@ -254,7 +254,9 @@ func (r *Router) isOurRule(k *netlink.Rule) bool {
 		return false
 	}
 	after := k.Priority - r.opts.RulePriority
-	return k.Table == r.opts.SteerTable || r.isReplyTable(k.Table) || k.Table == 0 && after > 0 && after <= 3
+	// Another proxy of this kind may have the table after our reply table.
+	return k.Table == r.opts.SteerTable || k.Table == r.opts.ReplyTable || k.Table == r.opts.ReplyTable+1 && after == 2 ||
+		k.Table == 0 && after > 0 && after <= 3
 }
 
 func (k rule) netlink() *netlink.Rule {

@@ -116,7 +116,23 @@ func (r *Router) routesBy(lister *netlink.Handle, f service.Family, table int) (
 
 // isOurRoute tells a route of ours from others in the same table.
 func (r *Router) isOurRoute(k *netlink.Route) bool {
-	return k.Protocol == Protocol && k.Type == syscall.RTN_LOCAL && k.LinkIndex == r.lo && (k.Table != syscall.RT_TABLE_LOCAL || r.isOurMetric(k.Priority))
+	if k.Protocol != Protocol || k.Type != syscall.RTN_LOCAL || k.LinkIndex != r.lo {
+		return false
+	}
+	switch k.Table {
+	case syscall.RT_TABLE_LOCAL:
+		return r.isOurMetric(k.Priority)
+	case r.opts.ReplyTable + 1: // it has clients; another proxy's reply table may have this number
+		return k.Dst != nil && prefixOf(k.Dst, familyOf(k)).IsSingleIP()
+	}
+	return true
+}
+
+func familyOf(k *netlink.Route) service.Family {
+	if k.Family == netlink.FAMILY_V6 {
+		return service.IPv6
+	}
+	return service.IPv4
 }
 
 // metric tells our routes of the table local from those of another proxy of this

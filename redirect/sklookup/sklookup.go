@@ -12,6 +12,9 @@
 //     clients' addresses are to come back (Options.ReplyPorts).
 //   - at most four sockets on the listeners' loopback addresses that drop
 //     everything: what is to be silent is given to them.
+//   - where answers to clients' addresses are to come back, a program at the
+//     ingress of every interface but lo, held by descriptors too: see ingress.
+//     Where the kernel has no tcx (Linux 6.6), they come back by their ports.
 //
 // The program answers by one look into a map from address, protocol and port
 // to a listening socket, or to a refusal. Other ports of cluster IPs refuse,
@@ -53,8 +56,8 @@ type Options struct {
 	// that everything is made in.
 	Routes route.Options
 	// ReplyPorts, first and last, are the ports of sockets that are bound to
-	// clients' addresses (F11): answers to them are brought back by a policy
-	// routing rule. Zero: answers are not brought back.
+	// clients' addresses: answers to them are brought back (F7, F11). Zero:
+	// answers are not brought back.
 	ReplyPorts [2]uint16
 	// Beside, if not nil, does what a look-up of sockets cannot: it makes the
 	// routes, takes what is sent to addresses that are not ours to own, brings
@@ -89,6 +92,7 @@ type Redirector struct {
 	watch   *watch.Watcher   // likewise
 	beside  *beside          // nil otherwise
 	answers redirect.Replies // never changes
+	ingress *ingress         // nil where answers are found by ports
 	silent  *silence
 	link    *link.NetNsLink // nil before the first Apply
 	tables  *tables         // that the attached program looks into
@@ -125,10 +129,8 @@ func New(opts Options) (*Redirector, error) {
 	if opts.Beside != nil {
 		r.beside = &beside{Redirector: opts.Beside}
 	} else if r.router, err = route.Open(opts.Routes); err == nil {
-		if r.answers = r.router.RepliesByPort(opts.ReplyPorts); !r.answers.Diverted {
-			r.opts.ReplyPorts = [2]uint16{}
-		}
-		r.watch, err = watch.Open(watch.Options{NetNS: opts.Routes.NetNS})
+		r.openAnswers()
+		r.watch, err = watch.Open(watch.Options{NetNS: opts.Routes.NetNS, Links: r.ingress != nil})
 	}
 	if err == nil {
 		r.silent, err = openSilence(opts.Routes.NetNS)
@@ -140,8 +142,27 @@ func New(opts Options) (*Redirector, error) {
 	return r, nil
 }
 
+// openAnswers finds out how answers to clients' addresses can be brought back:
+// by the socket itself, with a program at the interfaces, or else by ports.
+func (r *Redirector) openAnswers() {
+	routes, ports := r.opts.Routes.WithDefaults(), r.opts.ReplyPorts
+	if ports != [2]uint16{} && r.router.Check(route.State{MarkReplies: true}) == nil {
+		var err error
+		if r.ingress, err = openIngress(routes.NetNS, routes.ReplyMark, ports); err == nil {
+			r.answers = redirect.Replies{Diverted: true, FirstPort: ports[0], LastPort: ports[1]}
+			return
+		}
+	}
+	if r.answers = r.router.RepliesByPort(ports); !r.answers.Diverted {
+		r.opts.ReplyPorts = [2]uint16{}
+	}
+}
+
 // release gives back what New opened.
 func (r *Redirector) release() {
+	if r.ingress != nil {
+		r.ingress.close()
+	}
 	if r.silent != nil {
 		r.silent.close()
 	}
@@ -211,6 +232,7 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 			}
 		}
 		state = r.unmarked.State(&p, r.replyPorts(&p))
+		state.MarkReplies = r.ingress != nil && state.ReplyPorts != [2]uint16{}
 	}
 	old, kept := r.plan, r.whole
 	if err := r.fillLocked(&p, &changes); err != nil {
@@ -326,17 +348,21 @@ func attached(l *link.NetNsLink) bool {
 	return err == nil && info.NetNs().NetnsInode != 0
 }
 
-// routeLocked makes the routes those of the state, unless they are.
+// routeLocked makes the routes those of the state, unless they are. Answers are
+// marked before the rule that asks for the mark is there.
 func (r *Redirector) routeLocked(s route.State) error {
 	r.touched = true
-	var err error
+	var err, links error
+	if !r.routed || r.state.MarkReplies != s.MarkReplies {
+		_, links = r.followLinksLocked(&s)
+	}
 	if r.routed {
 		err = r.router.Change(&r.state, &s)
 	} else {
 		_, err = r.router.Apply(s)
 	}
 	r.state, r.routed = s, err == nil
-	return err
+	return errors.Join(links, err)
 }
 
 // Verify checks that the program is attached and that the routes are there, and
@@ -375,9 +401,23 @@ func (r *Redirector) Verify() (repaired bool, err error) {
 		mended, err := r.beside.Verify()
 		return repaired || mended, err
 	}
+	attached, linkErr := r.followLinksLocked(&r.state)
 	rerouted, err := r.router.Apply(r.state)
 	r.routed = err == nil
-	return repaired || rerouted, err
+	return repaired || attached || rerouted, errors.Join(linkErr, err)
+}
+
+// followLinksLocked has the ingress program at all interfaces if a state needs
+// it, else at none.
+func (r *Redirector) followLinksLocked(s *route.State) (repaired bool, err error) {
+	switch {
+	case r.ingress == nil:
+	case s.MarkReplies:
+		return r.ingress.follow()
+	default:
+		r.ingress.detach()
+	}
+	return false, nil
 }
 
 // readEvery is how many calls of Verify there are from one reading of the maps

@@ -33,6 +33,8 @@ type Options struct {
 	// Tables are the names of nftables tables, of whatever family. Without any,
 	// nftables are not watched, and the kernel need not have them.
 	Tables []string
+	// Links has it tell of new interfaces.
+	Links bool
 	// NetNS is a descriptor of the network namespace to watch; 0 is the one
 	// that Open is called in.
 	NetNS int
@@ -73,7 +75,11 @@ func Open(o Options) (*Watcher, error) {
 		changed: make(chan struct{}, 1),
 		closed:  make(chan struct{}),
 	}
-	err := w.listen(o.NetNS, syscall.NETLINK_ROUTE, routeGroups, routeChanged)
+	groups := routeGroups
+	if o.Links {
+		groups = append(slices.Clone(groups), groupLink)
+	}
+	err := w.listen(o.NetNS, syscall.NETLINK_ROUTE, groups, routeChanged)
 	if err == nil && len(o.Tables) > 0 {
 		err = w.listen(o.NetNS, syscall.NETLINK_NETFILTER, []uint32{groupNFTables}, w.tableChanged)
 	}
@@ -184,6 +190,7 @@ func (w *Watcher) wait(d time.Duration) bool {
 // Numbers of netlink, from linux/rtnetlink.h, fib_rules.h, nfnetlink.h and
 // nf_tables.h.
 const (
+	newLink  = 16
 	newAddr  = 20
 	delAddr  = 21
 	newRoute = 24
@@ -208,10 +215,15 @@ const (
 // IPV6_ROUTE and IPV6_RULE.
 var routeGroups = []uint32{5, 7, 8, 9, 11, 19}
 
+// groupLink is RTNLGRP_LINK.
+const groupLink = 1
+
 // routeChanged tells whether a route or a rule of ours went, or an address came
 // or went that can be a source.
 func routeChanged(m netlink.Message) bool {
 	switch m.Header.Type {
+	case newLink:
+		return true
 	case delRoute:
 		return len(m.Data) > protocolAt && m.Data[protocolAt] == route.Protocol
 	case newRoute:

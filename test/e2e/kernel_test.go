@@ -282,8 +282,8 @@ func playRepair(t *testing.T, m mode) {
 	lab.Backends[0].EchoTCP(t, 8080)
 	before := settledState(t, lab)
 	p := startMode(t, lab, m, []webService{webOn(lab)})
-	during := settledState(t, lab)
 	held := hold(t, lab.Client, addresses(80, vip4)[0], 1)
+	during := settledState(t, lab) // with what is made for the client's answers
 	for _, command := range [][]string{
 		{"nft", "flush", "ruleset"},
 		{"ip", "-4", "route", "flush", "table", "all", "root", "10.96.0.0/16"},

@@ -46,6 +46,8 @@ var flushRoutes = [][]string{
 	{"ip", "-6", "route", "flush", "table", "8376"},
 	{"ip", "-4", "route", "flush", "table", "8377"},
 	{"ip", "-6", "route", "flush", "table", "8377"},
+	{"ip", "-4", "route", "flush", "table", "8378"},
+	{"ip", "-6", "route", "flush", "table", "8378"},
 	{"ip", "-4", "rule", "flush", "protocol", "83"},
 	{"ip", "-6", "rule", "flush", "protocol", "83"},
 }

@@ -114,9 +114,9 @@ func TestConnectionsOutliveAFlush(t *testing.T) {
 		}
 		p := w.proxy(t, m)
 		p.start(decisionFlags()...)
-		during := stateOf(t, w.Node)
 		h := w.holdAll(t, m, w.services[0])
 		g := w.holdAll(t, m, w.services[1])
+		during := stateOf(t, w.Node) // with what is made for the clients' answers
 		repairs := 0
 		steps := [][][]string{m.flush}
 		if m.name == modes[0].name {
