@@ -94,6 +94,35 @@ func TestLateConnectionsAreServed(t *testing.T) {
 	}
 }
 
+// Whoever is late has further attempts by the policy of that time too.
+func TestLateConnectionsAreServedAfterAFailedAttempt(t *testing.T) {
+	netns.Require(t)
+	for what, change := range map[string]service.Change{
+		"no endpoint is left": {Deleted: gone("web", 2).Deleted[1:]},
+		"the service is gone": gone("web", 2),
+	} {
+		n := newNode(t, netns.NewLab(t, 1), nil)
+		n.apply(web("web", "10.97.0.1", n.echo(0, 8080), n.silent()))
+		target, _ := n.steer.plan.Steer.Get(destination("10.97.0.1:80"))
+		var finish []func()
+		for range 3 { // the endpoints take turns: one at least meets the silent one
+			finish = append(finish, n.halfOpen(target.FD, "10.97.0.1:80"))
+		}
+		n.apply(change)
+		for _, f := range finish {
+			f()
+		}
+		n.stop()
+		failed := 0
+		for _, r := range n.records {
+			failed += len(r.Failed)
+		}
+		if failed == 0 {
+			t.Errorf("%s: no connection met the silent endpoint: it proves nothing", what)
+		}
+	}
+}
+
 // Also where the socket itself becomes silent; later it is that to all packets.
 func TestLateConnectionsToSilentSocketsAreServed(t *testing.T) {
 	netns.Require(t)
