@@ -32,7 +32,7 @@ const (
 	copyOnly                     // splice does not work on this socket
 	watchesOut                   // the socket's registration asks for Writable
 	probed                       // Probe has tried to read
-	failed                       // Probe found the client reset
+	failed                       // Probe found it reset
 	slow                         // the destination took less than it was offered, last time
 )
 

@@ -77,7 +77,9 @@ func (w *Worker) Start(l *Link, clientSocket, endpointSocket Socket, owner Owner
 	if c.state&probed == 0 {
 		*c = side{}
 	}
-	*e = side{}
+	if e.state&probed == 0 {
+		*e = side{}
+	}
 	l.take(client, clientSocket)
 	l.take(endpoint, endpointSocket)
 	if c.state&probed == 0 && !clientSocket.Reg.Valid() {
@@ -86,6 +88,11 @@ func (w *Worker) Start(l *Link, clientSocket, endpointSocket Socket, owner Owner
 	}
 	if c.state&failed != 0 {
 		l.lost(client, sys.ECONNRESET)
+		return
+	}
+	if e.state&failed != 0 {
+		l.came(endpoint)
+		l.broken(endpoint, sys.ECONNRESET)
 		return
 	}
 	if c.held != nil || c.state&(readable|ending) != 0 {

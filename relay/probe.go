@@ -8,6 +8,9 @@ import "github.com/sluice-proxy/sluice/internal/sys"
 // when the endpoint's descriptor is writable. Anything else is why the connect
 // failed: dial again, and call Probe with the new descriptor.
 //
+// An endpoint that accepted, sent something (why it is too busy, say) and reset
+// the connection at once is connected: Start delivers what it sent, and the reset.
+//
 // The connection of an endpoint on the same node is usually established by the
 // time that connect returns, so that a Probe right after it saves waiting for
 // that event. What was read of the client stays in the link until an endpoint
@@ -20,24 +23,41 @@ func (w *Worker) Probe(l *Link, clientFD, endpointFD int) sys.Errno {
 	if d.held == nil && d.state&(ending|failed) == 0 {
 		w.prefetch(d, clientFD)
 	}
-	if d.held == nil {
-		w.stats.Writes++
-		_, e := w.kernel.send(endpointFD, nil, false)
-		return e
+	var first []byte
+	if d.held != nil {
+		first = d.held.bytes()
 	}
 	w.stats.Writes++
-	n, e := w.kernel.send(endpointFD, d.held.bytes(), false)
+	n, e := w.kernel.send(endpointFD, first, false)
+	if (e == sys.ECONNRESET || e == sys.EPIPE) && w.saved(&l.sides[endpoint], endpointFD) {
+		return 0
+	}
 	if e != 0 {
 		return e
 	}
-	w.delivered(d, n)
+	if d.held != nil {
+		w.delivered(d, n)
+	}
 	if d.held != nil {
 		d.state |= blocked
 	}
 	return 0
 }
 
-// prefetch reads what the client sent first.
+// saved takes what an endpoint sent before it reset the connection; false if that
+// is nothing.
+func (w *Worker) saved(s *side, fd int) bool {
+	*s = side{}
+	w.prefetch(s, fd)
+	if s.held == nil {
+		*s = side{}
+		return false
+	}
+	s.state |= failed
+	return true
+}
+
+// prefetch reads what a side sent first.
 func (w *Worker) prefetch(d *side, fd int) {
 	w.stats.Reads++
 	n, e := w.kernel.recv(fd, w.buffer)

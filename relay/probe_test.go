@@ -1,0 +1,126 @@
+package relay
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+// probeLab is a client's connection and the one to an endpoint that is made for
+// it.
+type probeLab struct {
+	worker   *Worker
+	link     Link
+	client   *net.TCPConn
+	clientFD int
+	upstream int
+	end      End
+}
+
+func (p *probeLab) LinkEnded(_ *Link, end End) { p.end = end }
+
+// newProbeLab connects a client and an endpoint, that f serves, to a worker whose
+// loop does not run. It returns when f has.
+func newProbeLab(t *testing.T, says string, f func(*net.TCPConn)) *probeLab {
+	t.Helper()
+	loop, err := poll.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(loop.Stop)
+	p := &probeLab{worker: New(Config{}).NewWorker(loop)}
+	listener, err := sys.ListenTCP(loopback, sys.ListenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sys.Close(listener)
+	addr, _ := sys.LocalAddr(listener)
+	c, err := net.Dial("tcp", addr.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	p.client = c.(*net.TCPConn)
+	if _, err := io.WriteString(c, says); err != nil {
+		t.Fatal(err)
+	}
+	var errno sys.Errno
+	if p.clientFD, _, errno = sys.Accept(listener); errno != 0 {
+		t.Fatal(errno)
+	}
+	served := make(chan struct{})
+	endpoint := backend(t, func(c *net.TCPConn) {
+		f(c)
+		close(served)
+	})
+	if p.upstream, errno = p.worker.Connect(endpoint, netip.AddrPort{}, sys.ConnectOptions{}); errno != 0 && errno != sys.EINPROGRESS {
+		t.Fatal(errno)
+	}
+	<-served
+	return p
+}
+
+// An endpoint that says why it is too busy and resets the connection, before
+// anybody has looked whether it is connected, is not one that failed to answer:
+// the client gets what it said, and the reset.
+func TestProbeDeliversWhatCameBeforeAReset(t *testing.T) {
+	for _, says := range []string{"", "EHLO client\r\n"} {
+		const banner = "421 too busy\r\n"
+		p := newProbeLab(t, says, func(c *net.TCPConn) {
+			_, _ = io.WriteString(c, banner)
+			_ = c.SetLinger(0)
+			_ = c.Close()
+		})
+		if e := p.worker.Probe(&p.link, p.clientFD, p.upstream); e != 0 {
+			t.Errorf("client sent %q: Probe gives %v", says, e)
+			continue
+		}
+		p.worker.Start(&p.link, Socket{FD: p.clientFD}, Socket{FD: p.upstream}, p)
+		got, err := io.ReadAll(p.client)
+		if string(got) != banner || !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("client sent %q, and got %q, %v; want %q and a reset", says, got, err, banner)
+		}
+		if p.end != EndpointReset || p.link.BytesDown() != uint64(len(banner)) || p.link.FirstByte == 0 {
+			t.Errorf("ended by %v after %d bytes, the first at %d", p.end, p.link.BytesDown(), p.link.FirstByte)
+		}
+		if held := p.worker.stats.Held; held != 0 {
+			t.Errorf("%d bytes are left", held)
+		}
+	}
+}
+
+// One that resets the connection without a word has not answered: nothing is lost
+// if another endpoint is tried.
+func TestProbeOfAnEndpointThatResets(t *testing.T) {
+	p := newProbeLab(t, "hello", func(c *net.TCPConn) {
+		_ = c.SetLinger(0)
+		_ = c.Close()
+	})
+	if e := p.worker.Probe(&p.link, p.clientFD, p.upstream); e != sys.ECONNRESET {
+		t.Errorf("Probe gives %v, want a reset", e)
+	}
+	sys.Close(p.upstream)
+	got := make(chan string, 1)
+	other := backend(t, func(c *net.TCPConn) {
+		b := make([]byte, 5)
+		_, _ = io.ReadFull(c, b)
+		got <- string(b)
+	})
+	p.upstream, _ = p.worker.Connect(other, netip.AddrPort{}, sys.ConnectOptions{})
+	if e := p.worker.Probe(&p.link, p.clientFD, p.upstream); e != 0 {
+		t.Fatal(e)
+	}
+	p.worker.Start(&p.link, Socket{FD: p.clientFD}, Socket{FD: p.upstream}, p)
+	defer p.worker.Abort(&p.link, Shutdown)
+	if got := <-got; got != "hello" {
+		t.Errorf("the other endpoint got %q", got)
+	}
+}
