@@ -261,6 +261,7 @@ var theSettings = []setting{
 		map[string]string{"0": "nothing for most networks; with pods on one bridge, an endpoint's answer to a client's own address may go past this node: set --reply-ports off there"},
 		"no br_netfilter"},
 	{"net/ipv4/ip_local_port_range", "net.ipv4.ip_local_port_range", "connections to endpoints; --reply-ports lies outside of it", nil, ""},
+	{"net/ipv4/ip_unprivileged_port_start", "net.ipv4.ip_unprivileged_port_start", "node ports: any program may bind the ports from this one on while no proxy runs; 32768 keeps those without CAP_NET_BIND_SERVICE off", nil, ""},
 }
 
 func settings(p Prober) []Finding {

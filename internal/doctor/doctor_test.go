@@ -101,6 +101,8 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		{"no CAP_BPF", func(f *fake) { f.capabilities &^= 1<<capBPF | 1<<capSysAdmin }, "CAP_BPF", Missing, "no", "grant it", "tproxy/nftables"},
 		{"CAP_SYS_ADMIN stands for CAP_BPF", func(f *fake) { f.capabilities &^= 1 << capBPF }, "CAP_BPF", Fine, "yes", "", "tproxy/nftables"},
 		{"no CAP_NET_BIND_SERVICE", func(f *fake) { f.capabilities &^= 1 << capNetBindService }, "CAP_NET_BIND_SERVICE", Missing, "no", "lower that sysctl", "tproxy/nftables"},
+		{"no CAP_CHOWN", func(f *fake) { f.capabilities &^= 1 << capChown }, "CAP_CHOWN", Missing, "no", "grant it", "tproxy/nftables"},
+		{"ports for everybody", func(f *fake) { f.sysctls["net/ipv4/ip_unprivileged_port_start"] = "1024" }, "net.ipv4.ip_unprivileged_port_start", Fine, "1024", "", "tproxy/nftables"},
 		{"few files", func(f *fake) { f.files = 1024 }, "open files", Warning, "1024, at most 1024", "ulimit", "tproxy/nftables"},
 		{"no forwarding", func(f *fake) { f.sysctls["net/ipv4/ip_forward"] = "0" }, "net.ipv4.ip_forward", Warning, "0", "set it to 1", "tproxy/nftables"},
 		{"strict source check", func(f *fake) { f.sysctls["net/ipv4/conf/all/rp_filter"] = "1" }, "net.ipv4.conf.all.rp_filter", Warning, "1", "set it to 2", "tproxy/nftables"},
