@@ -10,6 +10,9 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // fuzzHeader: the session's number, the datagram's, and its whole size.
@@ -20,10 +23,12 @@ const fuzzHeader = 8
 func fuzzDatagram(seed uint64, session uint32, number uint16, most int) []byte {
 	r := rand.New(rand.NewPCG(seed^uint64(session), uint64(number)))
 	size := fuzzHeader + r.IntN(1200)
-	switch r.IntN(10) {
-	case 0:
+	switch chance := r.IntN(10); {
+	case inTrains(session):
+		size = fuzzHeader + int(session%1200)
+	case chance == 0:
 		size = fuzzHeader
-	case 1:
+	case chance == 1:
 		size = max(size, r.IntN(most))
 	}
 	b := make([]byte, size)
@@ -33,6 +38,10 @@ func fuzzDatagram(seed uint64, session uint32, number uint16, most int) []byte {
 	binary.BigEndian.PutUint16(b[6:], uint16(size))
 	return b
 }
+
+// inTrains tells whether a session's datagrams have one size and leave the client
+// in trains (UDP_SEGMENT).
+func inTrains(session uint32) bool { return session%2 == 0 }
 
 const answerBit = 1 << 15
 
@@ -102,18 +111,22 @@ type fuzzSession struct {
 }
 
 // playSession sends datagrams, a few at a time, and takes answers.
-func (s *fuzzDatagramServer) playSession(f *fuzzSession, conn net.Conn) {
+func (s *fuzzDatagramServer) playSession(f *fuzzSession, conn *net.UDPConn) {
 	r := rand.New(rand.NewPCG(s.seed, uint64(f.id)))
 	seen := map[uint16]bool{}
 	buf := make([]byte, 65536)
-	for next, left := uint16(0), 1+r.IntN(60); left > 0; left-- {
-		window := 1 + r.IntN(6)
-		for range window {
+	for next, left := uint16(0), 1+r.IntN(40); left > 0; left-- {
+		window := 1 + r.IntN(8)
+		var train []byte
+		for i := range window {
 			b := fuzzDatagram(s.seed, f.id, next, s.most)
 			next++
-			if _, err := conn.Write(b); err == nil {
-				f.sent++
-				f.sentBytes += len(b)
+			f.sent++
+			f.sentBytes += len(b)
+			if !inTrains(f.id) {
+				_, _ = conn.Write(b) // lost, like others
+			} else if train = append(train, b...); i == window-1 {
+				_, _, _ = conn.WriteMsgUDP(train, segments(len(b)), nil)
 			}
 		}
 		_ = conn.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
@@ -141,6 +154,18 @@ func (s *fuzzDatagramServer) playSession(f *fuzzSession, conn net.Conn) {
 			f.answerBytes += n
 		}
 	}
+}
+
+// segments is the control message that has the kernel cut what is sent into
+// datagrams.
+func segments(size int) []byte {
+	const option = 103 // UDP_SEGMENT
+	b := make([]byte, unix.CmsgSpace(2))
+	header := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))
+	header.Level, header.Type = unix.SOL_UDP, option
+	header.SetLen(unix.CmsgLen(2))
+	binary.NativeEndian.PutUint16(b[unix.CmsgLen(0):], uint16(size))
+	return b
 }
 
 // judge says what is wrong with a session whose records are known. quiet is

@@ -33,7 +33,7 @@ const (
 	fuzzRound    = 7 * time.Second  // on one proxy
 	fuzzPatience = 30 * time.Second // with one talk
 	fuzzWorkers  = 16               // talks at once
-	fuzzSessions = 2                // UDP sessions at once
+	fuzzSessions = 4                // UDP sessions at once
 	fuzzHeld     = 4                // talks that live until the proxy stops
 )
 
@@ -427,7 +427,7 @@ func (f *fuzz) session(id uint32) {
 	own, conn, err := f.dial(&net.Dialer{}, s.from, "udp", f.lookups[s.to])
 	if err == nil {
 		s.client = own
-		f.packets.playSession(s, conn)
+		f.packets.playSession(s, conn.(*net.UDPConn))
 		_ = conn.Close()
 	}
 	s.ended = time.Now()
