@@ -27,7 +27,7 @@ REQUIRE_ROOT := $(if $(filter 0,$(shell id -u)),SLUICE_REQUIRE_ROOT=1)
 
 .PHONY: help
 help: ## List the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: bin/sluice ## Build the static binary bin/sluice
@@ -66,6 +66,12 @@ test-programs: deps build ## Put Debian's PostgreSQL, Redis, nginx and mosquitto
 	@test/programs/install-deps.sh
 	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 SLUICE_BIN=$(CURDIR)/bin/sluice \
 	go test -tags programs -count=1 -timeout 15m -parallel 8 -v $(TESTFLAGS) ./test/programs
+
+.PHONY: test-programs-quick
+test-programs-quick: deps build ## As test-programs, in half a minute: nobody pauses for longer than two seconds
+	@test/programs/install-deps.sh
+	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice \
+	go test -tags programs -count=1 -timeout 5m -parallel 8 $(TESTFLAGS) ./test/programs
 
 .PHONY: bench-cluster
 bench-cluster: deps build $(CLUSTER)/.built ## Compare with kube-proxy at 5,000 Services, 50,000 endpoints, through a real API server (5 minutes)

@@ -5,6 +5,6 @@
 //
 // installs the packages and runs the tests, which have the build tag programs.
 // They take two minutes, because a client that stops reading is left alone for
-// longer than a minute. Without SLUICE_TEST_FULL=1 it stops for two seconds, and
-// all tests take half a minute.
+// longer than a minute. `make test-programs-quick`, which CI runs, has it stop for
+// two seconds, and all tests take half a minute.
 package programs
