@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/health"
+	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -318,5 +319,5 @@ func (c *collector) collectPort(ch chan<- prometheus.Metric, p *conntrack.PortTo
 
 func portLabels(n service.PortName) []string {
 	labels := make([]string, 0, 5) // room for one more
-	return append(labels, n.Namespace, n.Name.Name, n.Port, n.Protocol.String())
+	return append(labels, printable.Name(n.Namespace), printable.Name(n.Name.Name), printable.Name(n.Port), n.Protocol.String())
 }

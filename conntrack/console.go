@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -17,6 +18,7 @@ type consoleEncoder struct {
 	out     *bytes.Buffer
 	zone    *time.Location
 	scratch []byte
+	name    []byte
 }
 
 func newConsoleEncoder(out *bytes.Buffer, zone *time.Location) *consoleEncoder {
@@ -37,20 +39,19 @@ func (c *consoleEncoder) encode(r *Record) {
 	}
 	if r.Port != nil {
 		b = append(b, ' ')
-		from := len(b)
-		b = appendPortName(b, &r.Port.Name)
-		plain(b[from:])
+		c.name = appendPortName(c.name[:0], &r.Port.Name)
+		b = printable.AppendName(b, string(c.name))
 	}
 	if r.Endpoint != nil && (r.Connected || len(r.Failed) < int(r.Attempts)) {
 		b = append(b, " -> "...)
 		b = r.Endpoint.Addr.AppendTo(b)
 		if r.Endpoint.Pod.Name != "" {
 			b = append(b, ' ')
-			b = appendPlain(b, r.Endpoint.Pod.Name)
+			b = printable.AppendName(b, r.Endpoint.Pod.Name)
 		}
 		if r.Endpoint.Node != "" {
 			b = append(b, " on "...)
-			b = appendPlain(b, r.Endpoint.Node)
+			b = printable.AppendName(b, r.Endpoint.Node)
 		}
 		if r.SourceAddr.IsValid() {
 			b = append(b, " from "...)
@@ -70,7 +71,7 @@ func (c *consoleEncoder) encode(r *Record) {
 				b = a.Endpoint.Addr.AppendTo(b)
 				b = append(b, ' ')
 				if a.Endpoint.Pod.Name != "" {
-					b = appendPlain(b, a.Endpoint.Pod.Name)
+					b = printable.AppendName(b, a.Endpoint.Pod.Name)
 					b = append(b, ' ')
 				}
 			}
@@ -115,24 +116,6 @@ func appendAmount(b []byte, r *Record, bytes, datagrams uint64) []byte {
 		b = strconv.AppendUint(b, datagrams, 10)
 	}
 	return b
-}
-
-// appendPlain writes a name of the API. Names that nobody has validated may hold
-// control characters, which must neither begin a line nor reach a terminal.
-func appendPlain(b []byte, name string) []byte {
-	from := len(b)
-	b = append(b, name...)
-	plain(b[from:])
-	return b
-}
-
-// plain replaces control characters.
-func plain(b []byte) {
-	for i, c := range b {
-		if c < ' ' || c == 0x7f {
-			b[i] = '?'
-		}
-	}
 }
 
 // appendDuration writes a duration in ns with at most three digits that count:

@@ -6,6 +6,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -21,7 +22,7 @@ type jsonEncoder struct {
 }
 
 func newJSONEncoder(w io.Writer) *jsonEncoder {
-	return &jsonEncoder{log: zerolog.New(w), scratch: make([]byte, 0, 1024)}
+	return &jsonEncoder{log: zerolog.New(printable.JSONWriter{W: w}), scratch: make([]byte, 0, 1024)}
 }
 
 func (j *jsonEncoder) encode(r *Record) {

@@ -140,7 +140,8 @@ func answerAll(cmd *cobra.Command, table *policy.Table, in io.Reader) error {
 // load reads the manifests once. What is wrong with them is said on standard
 // error, as run says it.
 func (o *explainOptions) load(cmd *cobra.Command) (*policy.Table, error) {
-	log := zerolog.New(zerolog.ConsoleWriter{Out: cmd.ErrOrStderr(), NoColor: true, PartsExclude: []string{zerolog.TimestampFieldName}}).Level(zerolog.WarnLevel)
+	out := zerolog.ConsoleWriter{Out: cmd.ErrOrStderr(), NoColor: true, PartsExclude: []string{zerolog.TimestampFieldName}}
+	log := zerolog.New(textWriter(out)).Level(zerolog.WarnLevel)
 	ctx, stop := context.WithCancel(cmd.Context())
 	defer stop()
 	var snap *service.Snapshot

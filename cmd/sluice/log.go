@@ -1,12 +1,15 @@
 package main
 
 import (
+	"encoding/json"
 	"io"
 	"os"
 	"time"
 
 	"github.com/rs/zerolog"
 	"github.com/rs/zerolog/diode"
+
+	"github.com/sluice-proxy/sluice/internal/printable"
 )
 
 const (
@@ -30,16 +33,44 @@ func newLogger(o *runOptions) (log zerolog.Logger, flush func()) {
 	}
 	zerolog.TimeFieldFormat = time.RFC3339Nano
 	formatted := func(out io.Writer) zerolog.Logger {
-		if o.logFormat.value != "json" {
-			out = zerolog.ConsoleWriter{Out: out, TimeFormat: "15:04:05.000", NoColor: !isTerminal(os.Stderr)}
-		}
-		return zerolog.New(out).Level(level).With().Timestamp().Logger()
+		return zerolog.New(formatLog(o.logFormat.value, out, isTerminal(os.Stderr))).Level(level).With().Timestamp().Logger()
 	}
 	direct := formatted(os.Stderr)
 	out := diode.NewWriter(keepOpen{os.Stderr}, logLines, 0, func(lost int) {
 		direct.Warn().Int("lines_lost", lost).Msg("this log was read too slowly; lines were dropped")
 	})
 	return formatted(out), func() { within(logPatience, func() { _ = out.Close() }) }
+}
+
+// formatLog gives what log lines become, in the form "text" or "json".
+func formatLog(form string, out io.Writer, colours bool) io.Writer {
+	if form == "json" {
+		return printable.JSONWriter{W: out}
+	}
+	return textWriter(zerolog.ConsoleWriter{Out: out, TimeFormat: "15:04:05.000", NoColor: !colours})
+}
+
+// textWriter has a writer of log lines for people quote messages, which hold names
+// and texts of others, and lists, as it quotes fields that are texts.
+func textWriter(w zerolog.ConsoleWriter) zerolog.ConsoleWriter {
+	w.FormatPrepare = func(event map[string]any) error {
+		for name, value := range event {
+			switch value := value.(type) {
+			case string:
+				if name == zerolog.MessageFieldName {
+					event[name] = printable.Text(value)
+				}
+			case []any, map[string]any:
+				list, err := json.Marshal(value)
+				if err != nil {
+					return err
+				}
+				event[name] = json.RawMessage(printable.JSON(list))
+			}
+		}
+		return nil
+	}
+	return w
 }
 
 // keepOpen hides that a file can be closed.

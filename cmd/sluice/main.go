@@ -7,6 +7,8 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+
+	"github.com/sluice-proxy/sluice/internal/printable"
 )
 
 // version is set by the linker.
@@ -23,7 +25,7 @@ func main() {
 			os.Exit(int(code))
 		}
 		if !errors.Is(err, errReported) {
-			within(logPatience, func() { fmt.Fprintln(os.Stderr, "sluice: "+err.Error()) })
+			within(logPatience, func() { fmt.Fprintln(os.Stderr, "sluice: "+printable.Lines(err.Error())) })
 		}
 		os.Exit(1)
 	}

@@ -6,6 +6,8 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/sluice-proxy/sluice/internal/printable"
 )
 
 // WriteText writes the report for people: a row for each feature, and under it
@@ -14,7 +16,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "STATE\tFEATURE\tFOUND\tPROBED BY\tNEEDED BY")
 	for _, f := range r.Findings {
-		fmt.Fprintln(table, strings.Join([]string{string(f.State), f.Feature, f.Found, f.Probed, f.NeededBy}, "\t"))
+		fmt.Fprintln(table, strings.Join([]string{string(f.State), f.Feature, printable.Text(f.Found), f.Probed, f.NeededBy}, "\t"))
 	}
 	if err := table.Flush(); err != nil {
 		return err
@@ -28,7 +30,7 @@ func (r *Report) WriteText(w io.Writer) error {
 			fmt.Fprintln(w, "\nWhat to do:")
 			first = false
 		}
-		fmt.Fprintf(w, "  %s: %s\n", f.Feature, f.Remedy)
+		fmt.Fprintf(w, "  %s: %s\n", f.Feature, printable.Text(f.Remedy))
 	}
 	verdict := "\nNo way of steering works here."
 	if r.Works() {
@@ -40,7 +42,7 @@ func (r *Report) WriteText(w io.Writer) error {
 
 // WriteJSON writes the report for programs.
 func (r *Report) WriteJSON(w io.Writer) error {
-	e := json.NewEncoder(w)
+	e := json.NewEncoder(printable.JSONWriter{W: w})
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
 	return e.Encode(r)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -79,7 +80,7 @@ func WriteJSON(w io.Writer, t *policy.Table, q Question) error {
 
 // newEncoder gives an encoder of lines that leaves "<" and "&" as they are.
 func newEncoder(w io.Writer) *json.Encoder {
-	e := json.NewEncoder(w)
+	e := json.NewEncoder(printable.JSONWriter{W: w})
 	e.SetEscapeHTML(false)
 	return e
 }
@@ -92,7 +93,8 @@ func WriteText(w io.Writer, t *policy.Table, q Question) error {
 	var b []byte
 	row := func(name, format string, args ...any) {
 		b = fmt.Appendf(b, "%-11s", name)
-		b = fmt.Appendf(b, format+"\n", args...)
+		b = append(b, printable.Text(fmt.Sprintf(format, args...))...)
+		b = append(b, '\n')
 	}
 	node := t.Snapshot().Node
 	b = fmt.Appendf(b, "%s from %s to %s: %s\n", q.Protocol, q.From, q.To, a.Verdict)
@@ -109,7 +111,7 @@ func WriteText(w io.Writer, t *policy.Table, q Question) error {
 		row(name, "%-6s %s", r, ruleTexts[r])
 	}
 	if a.Service != "" {
-		row("service", "%s, %s %s", a.Service, a.Address, q.To)
+		row("service", "%s, %s %s", printable.Name(a.Service), a.Address, q.To)
 		row("policy", "%s", a.Policy)
 	}
 	row("client", "%s is %s", q.From, e.Client())
@@ -117,7 +119,7 @@ func WriteText(w io.Writer, t *policy.Table, q Question) error {
 	if !node.Found {
 		found = ", which has no Node object"
 	}
-	row("node", "%s%s", node.Name, found)
+	row("node", "%s%s", printable.Name(node.Name), found)
 	if a.Source != "" {
 		where := ""
 		if a.Source == policy.SourceClient.String() {
@@ -155,18 +157,18 @@ func appendEndpoints(b []byte, e *policy.Explanation) []byte {
 		if g.Candidate {
 			sign = '+'
 		}
-		b = fmt.Appendf(b, "  %c %-*s  %s", sign, wide, g.Endpoint.Addr, g.Reason)
+		b = fmt.Appendf(b, "  %c %-*s  %s", sign, wide, g.Endpoint.Addr, printable.Text(g.Reason))
 		if g.Rule != "" {
 			b = fmt.Appendf(b, " (%s)", g.Rule)
 		}
 		if g.Endpoint.Node != "" {
-			b = fmt.Appendf(b, "; node %s", g.Endpoint.Node)
+			b = fmt.Appendf(b, "; node %s", printable.Name(g.Endpoint.Node))
 		}
 		if g.Endpoint.Zone != "" {
-			b = fmt.Appendf(b, ", zone %s", g.Endpoint.Zone)
+			b = fmt.Appendf(b, ", zone %s", printable.Name(g.Endpoint.Zone))
 		}
 		if g.Endpoint.Pod.Name != "" {
-			b = fmt.Appendf(b, ", pod %s", g.Endpoint.Pod)
+			b = fmt.Appendf(b, ", pod %s", printable.Name(g.Endpoint.Pod.String()))
 		}
 		b = append(b, '\n')
 	}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/flowcontrol"
 
+	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -127,7 +128,7 @@ func (e *Events) object(event Event, now time.Time) *eventsv1.Event {
 	if event.Warning {
 		kind = corev1.EventTypeWarning
 	}
-	note := event.Note
+	note := printable.Text(event.Note)
 	if len(note) > longestNote {
 		note = strings.ToValidUTF8(note[:longestNote-3], "") + "..."
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/rs/zerolog"
 	eventsv1 "k8s.io/api/events/v1"
@@ -88,4 +89,13 @@ func TestEvents(t *testing.T) {
 	var none *Events
 	none.Send(Event{})
 	none.Run(ctx)
+}
+
+// TestEventNotesArePrintable has a note with what a terminal would obey.
+func TestEventNotesArePrintable(t *testing.T) {
+	e := NewEvents(nil, "node", zerolog.Nop())
+	note := e.object(Event{Note: "zone a\x1b[2J\u202e\u009b\n"}, time.Now()).Note
+	if want := `zone a\x1b[2J\u202e\u009b\n`; note != want {
+		t.Errorf("note %q, want %q", note, want)
+	}
 }
