@@ -1,9 +1,13 @@
 package redirect
 
 import (
+	"bufio"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"strings"
 	"syscall"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
@@ -12,21 +16,35 @@ import (
 // Lock says that this process is the one that steers in its network namespace.
 // The kernel lets go of it when the process ends, however it ends.
 type Lock struct {
-	listener *net.UnixListener
+	// Squatters are sockets with names of locks whose holders may not steer: they
+	// keep nobody out.
+	Squatters []Holder
+	listener  *net.UnixListener
+}
+
+// Holder is the process that has a socket with the name of a lock.
+type Holder struct {
+	PID int // 0 when it cannot be seen from here
+	UID uint32
+}
+
+// String names the process and its user.
+func (h Holder) String() string {
+	if h.PID == 0 {
+		return fmt.Sprintf("a process of uid %d that cannot be seen from here", h.UID)
+	}
+	return fmt.Sprintf("process %d of uid %d", h.PID, h.UID)
 }
 
 // LockedError says that another process steers in this network namespace.
 type LockedError struct {
 	Name string
-	PID  int // 0 when it cannot be seen from here
+	Holder
 }
 
 // Error names the process that has the lock.
 func (e *LockedError) Error() string {
-	if e.PID == 0 {
-		return fmt.Sprintf("another process steers %q in this network namespace", e.Name)
-	}
-	return fmt.Sprintf("process %d steers %q in this network namespace", e.PID, e.Name)
+	return fmt.Sprintf("%s steers %q in this network namespace", e.Holder, e.Name)
 }
 
 // AcquireLock takes the lock of the network namespace that the process is in.
@@ -35,18 +53,88 @@ func (e *LockedError) Error() string {
 // the error is a *LockedError.
 //
 // The lock is an abstract unix socket: its names are those of one network
-// namespace, which is what must not be shared, and no file stays behind.
+// namespace, which is what must not be shared, whatever the file systems, and none
+// stays behind. Every process may take such a name, so that a socket counts only
+// if its holder has CAP_NET_ADMIN here or, where it cannot be seen, is root or of
+// our own user. A proxy whose name
+// is taken by somebody else has one that begins with it. Two that start at the
+// same moment may both be turned away.
 func AcquireLock(name string) (*Lock, error) {
-	addr := &net.UnixAddr{Net: "unix", Name: "@sluice/" + name}
-	l, err := net.ListenUnix("unix", addr)
+	base := "@sluice/" + name
+	own := base
+	l, err := listen(own)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, &LockedError{Name: name, PID: holder(addr)}
+		own = base + "/" + rand.Text()
+		l, err = listen(own)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("lock %q: %w", name, err)
 	}
+	lock := &Lock{listener: l}
+	for _, other := range namesLike(base) {
+		if other == own {
+			continue
+		}
+		holder, listens := holderOf(other)
+		if listens && holder.maySteer() {
+			_ = l.Close() // the error to tell is another
+			return nil, &LockedError{Name: name, Holder: holder}
+		}
+		lock.Squatters = append(lock.Squatters, holder)
+	}
 	go turnAway(l)
-	return &Lock{listener: l}, nil
+	return lock, nil
+}
+
+func listen(name string) (*net.UnixListener, error) {
+	return net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: name})
+}
+
+// namesLike gives the abstract names in this network namespace that are a name or
+// begin with it and a slash. Where there is no /proc, only the very name is tried.
+func namesLike(base string) []string {
+	f, err := os.Open("/proc/thread-self/net/unix")
+	if err != nil {
+		return []string{base}
+	}
+	defer f.Close()
+	names := map[string]struct{}{}
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		line := lines.Text()
+		i := strings.Index(line, " "+base)
+		if i < 0 {
+			continue
+		}
+		if name := line[i+1:]; name == base || strings.HasPrefix(name, base+"/") {
+			names[name] = struct{}{}
+		}
+	}
+	list := make([]string, 0, len(names))
+	for n := range names {
+		list = append(list, n)
+	}
+	return list
+}
+
+// holderOf gives the process that listens at a name. One that does not answer at
+// once is no proxy.
+func holderOf(name string) (h Holder, listens bool) {
+	cred, err := sys.ListenerCredentials(name)
+	if err != nil {
+		return Holder{}, false
+	}
+	return Holder{PID: int(cred.Pid), UID: cred.Uid}, true
+}
+
+// maySteer tells whether the lock is for the process to hold. Of one that cannot
+// be seen from here, as it is in another container, the user has to tell.
+func (h Holder) maySteer() bool {
+	if h.PID != 0 {
+		if is, err := sys.IsNetAdmin(h.PID, h.UID); err == nil {
+			return is
+		}
+	}
+	return h.UID == 0 || h.UID == uint32(os.Geteuid())
 }
 
 // Release lets go of the lock.
@@ -62,18 +150,4 @@ func turnAway(l *net.UnixListener) {
 		}
 		_ = c.Close()
 	}
-}
-
-// holder gives the process that listens at addr, or 0.
-func holder(addr *net.UnixAddr) int {
-	c, err := net.DialUnix("unix", nil, addr)
-	if err != nil {
-		return 0
-	}
-	defer c.Close()
-	pid, err := sys.PeerPID(c)
-	if err != nil {
-		return 0
-	}
-	return pid
 }

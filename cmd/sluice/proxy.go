@@ -119,6 +119,7 @@ func (p *proxy) open() error {
 		}
 		return err
 	}
+	p.logSquatters()
 	if err := p.openHost(); err != nil {
 		return err
 	}
@@ -156,6 +157,17 @@ func (p *proxy) open() error {
 		Int("max_udp_sessions", limits.sessions).
 		Msg("limits")
 	return nil
+}
+
+// logSquatters names who has the name of the lock and may not steer.
+func (p *proxy) logSquatters() {
+	const most = 3
+	for i, h := range p.lock.Squatters {
+		if i == most {
+			break
+		}
+		p.log.Warn().Int("pid", h.PID).Uint32("uid", h.UID).Msg("a process without CAP_NET_ADMIN has a socket with the name of the proxy's lock; it is passed over")
+	}
 }
 
 func (p *proxy) openAccessLog() (err error) {

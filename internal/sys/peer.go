@@ -1,28 +1,58 @@
 package sys
 
 import (
-	"syscall"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// PeerPID gives the process at the other end of a connected unix socket: the
-// one that connected, or the one that began to listen. It is 0 when that
-// process is in a PID namespace that this one cannot see into.
-func PeerPID(conn syscall.Conn) (int, error) {
-	raw, err := conn.SyscallConn()
+// ListenerCredentials gives the process that began to listen at the name of a unix
+// socket. Its PID is 0 when it is in a PID namespace that this one cannot see into.
+// It does not wait: a listener with a full queue is an error.
+func ListenerCredentials(name string) (*unix.Ucred, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return 0, err
+	defer unix.Close(fd)
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: name}); err != nil {
+		return nil, err
 	}
-	if credErr != nil {
-		return 0, credErr
+	return unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+}
+
+// IsNetAdmin tells whether a process of a user has CAP_NET_ADMIN in the user
+// namespace that this process is in. The error is that it cannot be seen.
+func IsNetAdmin(pid int, uid uint32) (bool, error) {
+	dir := "/proc/" + strconv.Itoa(pid)
+	own, err := os.Readlink("/proc/self/ns/user")
+	if err != nil {
+		return false, err
 	}
-	return int(cred.Pid), nil
+	theirs, err := os.Readlink(dir + "/ns/user")
+	if err != nil {
+		return false, err
+	}
+	status, err := os.ReadFile(dir + "/status")
+	if err != nil {
+		return false, err
+	}
+	sameUser, capable := false, false
+	for line := range strings.Lines(string(status)) {
+		words := strings.Fields(line)
+		switch {
+		case len(words) > 2 && words[0] == "Uid:":
+			sameUser = words[2] == fmt.Sprint(uid)
+		case len(words) == 2 && words[0] == "CapEff:":
+			set, err := strconv.ParseUint(words[1], 16, 64)
+			if err != nil {
+				return false, fmt.Errorf("capabilities of process %d: %w", pid, err)
+			}
+			capable = set&(1<<unix.CAP_NET_ADMIN) != 0
+		}
+	}
+	return own == theirs && sameUser && capable, nil
 }
