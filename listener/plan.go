@@ -178,8 +178,20 @@ func (p *planner) finish(s *state, now int64) redirect.Plan {
 		Lingering:  p.lingering.Map(),
 		Own:        p.own.Map(),
 
+		Sources:        sources(s),
 		NodeSourceOnly: !p.replies,
 	}
+}
+
+// sources gives this node's primary addresses that interfaces have, the first of
+// each family (A4.7).
+func sources(s *state) (list redirect.Sources) {
+	for _, a := range s.table.Primary() {
+		if f := service.FamilyOf(a); !list[f].IsValid() && s.host.has(a) {
+			list[f] = a
+		}
+	}
+	return list
 }
 
 // restart has all addresses placed anew.

@@ -103,6 +103,10 @@ func (t *Table) HealthChecked(yield func(*service.Port) bool) {
 	}
 }
 
+// Primary gives the node's primary addresses: the InternalIPs of its Node object,
+// else those that are configured.
+func (t *Table) Primary() []netip.Addr { return t.node.primary }
+
 // KeepsClients tells whether there is a connection whose endpoint must see the
 // client's own address (A3.9). With MasqueradeAll, only external policy Local
 // leaves any.

@@ -98,10 +98,17 @@ type Plan struct {
 	// example, where listening sockets of ours are bound (A3.15). They need no
 	// steering, and are only kept from connection tracking.
 	Own Set[service.Destination]
+	// Sources are the addresses that this node's own connections to what the plan
+	// names come from (F8). They count as long as an interface has them; else it is
+	// that of the default route.
+	Sources Sources
 	// NodeSourceOnly says that no socket is bound to a client's address, nor will
 	// be, so that nothing has to be done about answers to those.
 	NodeSourceOnly bool
 }
+
+// Sources are at most one address of each family, by service.Family.
+type Sources [2]netip.Addr
 
 // Names tells whether the plan says by itself what becomes of a destination.
 func (p *Plan) Names(d service.Destination) bool {

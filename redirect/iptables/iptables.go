@@ -374,7 +374,7 @@ func (r *Redirector) eachTables(f func(*tables) error) error {
 
 // routing says what a plan asks of routes and policy rules.
 func (r *Redirector) routing(p *redirect.Plan) route.State {
-	return route.State{Local: p.Local, Foreign: p.Foreign, MarkReplies: !r.opts.NoReplies && !p.NodeSourceOnly, MarkSteers: p.Foreign.Len() > 0}
+	return route.State{Local: p.Local, Foreign: p.Foreign, Sources: p.Sources, MarkReplies: !r.opts.NoReplies && !p.NodeSourceOnly, MarkSteers: p.Foreign.Len() > 0}
 }
 
 // Verify checks chains, sets and routes, and puts back what is missing;

@@ -35,7 +35,7 @@ func (r *Router) Change(from, to *State) error {
 }
 
 func (r *Router) changeLocked(from, to *State) (done bool, err error) {
-	if from.MarkSteers != to.MarkSteers || from.MarkReplies != to.MarkReplies || from.ReplyPorts != to.ReplyPorts {
+	if from.MarkSteers != to.MarkSteers || from.Sources != to.Sources || from.MarkReplies != to.MarkReplies || from.ReplyPorts != to.ReplyPorts {
 		return false, nil
 	}
 	c := redirect.Diff(
@@ -44,7 +44,7 @@ func (r *Router) changeLocked(from, to *State) (done bool, err error) {
 	if c.Size() > mostChanges {
 		return false, nil
 	}
-	if err := r.addPart(&c); err != nil {
+	if err := r.addPart(&c, to); err != nil {
 		return false, err
 	}
 	for _, d := range c.DropOwn {
@@ -66,7 +66,7 @@ func (r *Router) changeLocked(from, to *State) (done bool, err error) {
 }
 
 // addPart adds what is new, routes first. What is there already is an error.
-func (r *Router) addPart(c *redirect.Changes) error {
+func (r *Router) addPart(c *redirect.Changes, to *State) error {
 	var routes []*netlink.Route
 	sources := map[service.Family]netip.Addr{}
 	add := func(table int, p netip.Prefix) error {
@@ -74,7 +74,7 @@ func (r *Router) addPart(c *redirect.Changes) error {
 		source, known := sources[f]
 		if !known {
 			var err error
-			if source, err = r.source(f); err != nil {
+			if source, err = r.source(f, to); err != nil {
 				return err
 			}
 			sources[f] = source

@@ -34,13 +34,13 @@ func (u *Unmarked) State(p *redirect.Plan, replyPorts [2]uint16) State {
 			u.rules.Remove(d)
 		}
 	}
-	return State{Local: p.Local, Foreign: p.Foreign, PortRules: u.rules.Map(), ReplyPorts: replyPorts}
+	return State{Local: p.Local, Foreign: p.Foreign, PortRules: u.rules.Map(), ReplyPorts: replyPorts, Sources: p.Sources}
 }
 
 // Equal tells whether two states ask for the same.
 func (s *State) Equal(o *State) bool {
 	return s.Local.Equal(o.Local) && s.Foreign.Equal(o.Foreign) && s.PortRules.Equal(o.PortRules) && s.ReplyPorts == o.ReplyPorts &&
-		s.MarkSteers == o.MarkSteers && s.MarkReplies == o.MarkReplies
+		s.MarkSteers == o.MarkSteers && s.Sources == o.Sources && s.MarkReplies == o.MarkReplies
 }
 
 // RepliesByPort tells whether answers to clients' own addresses can be brought

@@ -67,8 +67,7 @@ const (
 type Options struct {
 	// NodeIPs are the addresses that connections from this node to services
 	// get as their source (F8), at most one for each family, each assigned to
-	// an interface. For a family without one it is the first global address of
-	// the namespace, and without any the destination's own.
+	// an interface. They go before State.Sources.
 	NodeIPs []netip.Addr
 	// NetNS is a descriptor of the network namespace to work in; 0 is the one
 	// that Open is called in. It must stay open until Close.
@@ -154,6 +153,8 @@ type State struct {
 	Local redirect.Set[netip.Prefix]
 	// Foreign are the addresses that the steer table makes local.
 	Foreign redirect.Set[netip.Addr]
+	// Sources are those of Plan.Sources.
+	Sources redirect.Sources
 	// MarkSteers sends packets with the steer mark to the steer table.
 	MarkSteers bool
 	// PortRules send packets for these destinations to the steer table, where
@@ -348,7 +349,7 @@ func (r *Router) wanted(f service.Family, s *State) (w wants, err error) {
 	slices.SortFunc(w.routes[1], func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 	slices.SortFunc(w.rules, compareRules)
 	if len(w.routes[0])+len(w.routes[1]) > 0 {
-		if w.source, err = r.source(f); err != nil {
+		if w.source, err = r.source(f, s); err != nil {
 			return w, err
 		}
 	}

@@ -38,9 +38,10 @@ func (r *Router) isDummy(index int) bool {
 }
 
 // source gives the address that connections from this node to services come
-// from (F8): the one that was asked for, else the first global one, those of lo
-// and of dummy interfaces last, else none.
-func (r *Router) source(f service.Family) (netip.Addr, error) {
+// from (F8): the one of the options, else that of the state, else that of the
+// default route, else the first global one, those of lo and of dummy interfaces
+// last, else none. But for the first, it has to be assigned to an interface.
+func (r *Router) source(f service.Family, s *State) (netip.Addr, error) {
 	for _, a := range r.opts.NodeIPs {
 		if service.FamilyOf(a) == f {
 			return a, nil
@@ -52,6 +53,24 @@ func (r *Router) source(f service.Family) (netip.Addr, error) {
 	}
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("addresses of the node: %w", err)
+	}
+	assigned := func(want func(netlink.Addr) bool) bool { return slices.ContainsFunc(addrs, want) }
+	if assigned(func(a netlink.Addr) bool { return addrOf(a.IP) == s.Sources[f] && a.Flags&unusableEver == 0 }) {
+		return s.Sources[f], nil
+	}
+	if route, err := r.defaultRoute(f); err != nil {
+		return netip.Addr{}, err
+	} else if route != nil {
+		preferred := addrOf(route.Src)
+		i := slices.IndexFunc(addrs, func(a netlink.Addr) bool {
+			if preferred.IsValid() {
+				return addrOf(a.IP) == preferred
+			}
+			return a.LinkIndex == route.LinkIndex && a.Scope == syscall.RT_SCOPE_UNIVERSE && a.Flags&unusable == 0
+		})
+		if i >= 0 {
+			return addrOf(addrs[i].IP), nil
+		}
 	}
 	var last netip.Addr
 	for _, a := range addrs {
@@ -66,7 +85,27 @@ func (r *Router) source(f service.Family) (netip.Addr, error) {
 	return last, nil
 }
 
+// defaultRoute gives the default route of the main table with the lowest metric;
+// nil if there is none.
+func (r *Router) defaultRoute(f service.Family) (best *netlink.Route, err error) {
+	routes, err := r.routes(f, syscall.RT_TABLE_MAIN)
+	if err != nil {
+		return nil, err
+	}
+	for i := range routes {
+		k := &routes[i]
+		if prefixOf(k.Dst, f).Bits() == 0 && k.Type == syscall.RTN_UNICAST && (best == nil || k.Priority < best.Priority) {
+			best = k
+		}
+	}
+	return best, nil
+}
+
 // unusable are the flags of an address that is no source to rely on:
 // IFA_F_TEMPORARY (of IPv4 the same bit means secondary), IFA_F_DADFAILED,
 // IFA_F_DEPRECATED, IFA_F_TENTATIVE.
-const unusable = 0x01 | 0x08 | 0x20 | 0x40
+const unusable = 0x01 | unusableEver
+
+// unusableEver are those of an address that is no source although it was asked
+// for.
+const unusableEver = 0x08 | 0x20 | 0x40

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -18,6 +19,8 @@ import (
 type routeChanges struct {
 	add    []*netlink.Route
 	remove []netlink.Route
+	// moved are routes that only get another source.
+	moved []*netlink.Route
 }
 
 // diffRoutes compares the routes of ours in a table with those wanted, a cover.
@@ -50,9 +53,6 @@ func (r *Router) diffRoutes(f service.Family, table int, want []netip.Prefix, so
 	for _, p := range want {
 		own, isOurs := ours[p]
 		delete(ours, p)
-		if isOurs && addrOf(own.Src) == source {
-			continue
-		}
 		if other, taken := others[p]; taken && !isOurs {
 			if other.Type != syscall.RTN_LOCAL { // else the address is assigned to an interface
 				clashes = append(clashes, &redirect.ClashError{
@@ -61,7 +61,13 @@ func (r *Router) diffRoutes(f service.Family, table int, want []netip.Prefix, so
 			}
 			continue
 		}
-		c.add = append(c.add, r.route(table, p, source))
+		switch {
+		case isOurs && addrOf(own.Src) == source:
+		case isOurs:
+			c.moved = append(c.moved, r.route(table, p, source))
+		default:
+			c.add = append(c.add, r.route(table, p, source))
+		}
 	}
 	for _, k := range ours {
 		c.remove = append(c.remove, k)
@@ -69,16 +75,16 @@ func (r *Router) diffRoutes(f service.Family, table int, want []netip.Prefix, so
 	return c, errors.Join(clashes...)
 }
 
-// addRoutes adds what is new, and gives routes of ours their new source.
+// addRoutes adds what is new, and gives routes of ours their source. It tells
+// whether anything was new.
 func (r *Router) addRoutes(c *routeChanges) (changed bool, err error) {
 	var errs []error
-	for _, k := range c.add {
-		changed = true
+	for _, k := range slices.Concat(c.add, c.moved) {
 		if err := r.nl.RouteReplace(k); err != nil {
 			errs = append(errs, routeError("add", k, err))
 		}
 	}
-	return changed, errors.Join(errs...)
+	return len(c.add) > 0, errors.Join(errs...)
 }
 
 func (r *Router) removeRoutes(c *routeChanges) (changed bool, err error) {

@@ -122,8 +122,9 @@ type Redirector struct {
 
 	plan    redirect.Plan // in force; empty before the first Apply
 	replies bool          // answers to clients' addresses have routes
-	touched bool          // there may be something of ours in the kernel
-	applied bool          // the table is that of the plan
+	sources redirect.Sources
+	touched bool // there may be something of ours in the kernel
+	applied bool // the table is that of the plan
 	state   route.State
 	routed  bool // the routes are those of state
 }
@@ -259,7 +260,7 @@ func (r *Redirector) applyLocked(p redirect.Plan, changes redirect.Changes) erro
 			return err
 		}
 	}
-	r.replies = !p.NodeSourceOnly
+	r.replies, r.sources = !p.NodeSourceOnly, p.Sources
 	r.touched = true
 	if len(changes.AddForeign) > 0 {
 		// A packet must not be taken before it has somewhere to go.
@@ -315,7 +316,7 @@ func withoutForeign(p redirect.Plan) redirect.Plan {
 
 // routes are what the table of nftables rests on.
 func (r *Redirector) routes(local redirect.Set[netip.Prefix], foreign redirect.Set[netip.Addr]) route.State {
-	s := route.State{Local: local, Foreign: foreign, MarkSteers: foreign.Len() > 0, MarkReplies: r.replies && r.traits.Replies.Diverted}
+	s := route.State{Local: local, Foreign: foreign, Sources: r.sources, MarkSteers: foreign.Len() > 0, MarkReplies: r.replies && r.traits.Replies.Diverted}
 	if r.strict && s.MarkReplies {
 		s.ReplyPorts = r.opts.ReplyPorts
 	}

@@ -179,7 +179,7 @@ func TestSourceOfTheNodesOwnConnections(t *testing.T) {
 	if err := lab.Node.Netlink().AddrDel(link, addr); err != nil {
 		t.Fatal(err)
 	}
-	if repaired, err := r.Verify(); !repaired || err != nil {
+	if repaired, err := r.Verify(); repaired || err != nil { // nobody changed anything of ours
 		t.Errorf("the address is gone: repaired %v, %v", repaired, err)
 	}
 	if got := source(); got != "10.5.0.1" {

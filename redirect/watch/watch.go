@@ -64,6 +64,10 @@ const (
 	// are only so many where somebody changes a lot of his own.
 	pauseAfterLoss = 5 * time.Second
 
+	// atOnce is for what must not wait for others: until the routes have another
+	// source, this node's own connections fail.
+	atOnce = time.Duration(0)
+
 	receiveBuffer = 1 << 20
 )
 
@@ -134,6 +138,8 @@ func (w *Watcher) receive(conn *netlink.Conn, ours func(netlink.Message) bool) {
 			w.notice(pauseAfterLoss)
 		case err != nil:
 			return // closed
+		case slices.ContainsFunc(messages, addressGone):
+			w.notice(atOnce)
 		case slices.ContainsFunc(messages, ours):
 			w.notice(pause)
 		}
@@ -159,7 +165,9 @@ func (w *Watcher) pace() {
 		case <-w.closed:
 			return
 		}
-		if !w.wait(settle) {
+		if then == atOnce {
+			then = pause
+		} else if !w.wait(settle) {
 			return
 		}
 		select {
@@ -238,6 +246,12 @@ func routeChanged(m netlink.Message) bool {
 		return len(m.Data) > scopeAt && m.Data[scopeAt] == syscall.RT_SCOPE_UNIVERSE
 	}
 	return false
+}
+
+// addressGone tells whether an address that a route of ours may have as its
+// source is gone.
+func addressGone(m netlink.Message) bool {
+	return m.Header.Type == delAddr && len(m.Data) > scopeAt && m.Data[scopeAt] == syscall.RT_SCOPE_UNIVERSE
 }
 
 // tableChanged tells whether anything was done to a table that is watched.

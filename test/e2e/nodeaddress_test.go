@@ -1,0 +1,125 @@
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// TestNodesOwnAddressIsFollowed has connections of the node come from the
+// InternalIP of its Node object (F8), whichever interface comes first. While that
+// address goes and comes back, again and again, the routes follow it, and that is
+// not taken for somebody else's change.
+func TestNodesOwnAddressIsFollowed(t *testing.T) {
+	forModes(t, func(t *testing.T, m mode) {
+		const rounds = 5
+		lab := netns.NewLab(t, 1)
+		lab.Backends[0].WitnessTCP(t, 8080)
+		// The lab's first interface has another address than this one.
+		internal := []netip.Addr{netip.MustParseAddr("10.7.7.7"), netip.MustParseAddr("fd00:7::7")}
+		link, err := lab.Node.Netlink().LinkByName(lab.Backends[0].Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		add := func() {
+			for _, a := range internal {
+				if err := lab.Node.AddAddr(lab.Backends[0].Name(), whole(a)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		add()
+		p := prepareProxy(t, lab, []webService{webOn(lab)})
+		p.mode = m
+		p.write("node.yaml", nodeYAML("node", internal, netns.NodePods))
+		p.start()
+		own := func(address string) string {
+			c, err := lab.Node.Dialer(&net.Dialer{Timeout: time.Second}, "tcp", address)
+			if err != nil {
+				return err.Error()
+			}
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(time.Second))
+			if got, err := netns.AskOn(c); err != nil || !strings.HasPrefix(got, "b1:") {
+				return fmt.Sprintf("%q, %v", got, err)
+			}
+			return netip.MustParseAddrPort(c.LocalAddr().String()).Addr().String()
+		}
+		for f, address := range addresses(80, vip4, vip6) {
+			awaitAnswer(t, "from the Node object's address to "+address, internal[f].String(), func() string { return own(address) })
+		}
+		var failed sync.Map
+		var made, early atomic.Int64
+		done := make(chan struct{})
+		var clients sync.WaitGroup
+		for _, address := range addresses(80, vip4, vip6) {
+			clients.Go(func() {
+				for {
+					select {
+					case <-done:
+						return
+					default:
+					}
+					// Who had the address at the moment when it went waits in vain; and
+					// until the routes have another source, the kernel says at once that
+					// it cannot send from the old one.
+					made.Add(1)
+					switch got := own(address); {
+					case strings.Contains(got, "unreachable"):
+						early.Add(1)
+					case !isAddress(got) && !strings.Contains(got, "timeout"):
+						failed.Store(address+": "+got, nil)
+					}
+				}
+			})
+		}
+		for round := range rounds {
+			list, err := lab.Node.Netlink().AddrList(link, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, a := range list {
+				if ip, _ := netip.AddrFromSlice(a.IP); ip.Unmap() == internal[0] || ip == internal[1] {
+					if err := lab.Node.Netlink().AddrDel(link, &a); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			for f, address := range addresses(80, vip4, vip6) {
+				awaitAnswer(t, fmt.Sprintf("round %d: the address is gone: to %s", round, address), "another", func() string {
+					if got := own(address); !isAddress(got) || got == internal[f].String() || strings.Contains(address, got) {
+						return got
+					}
+					return "another"
+				})
+			}
+			add()
+			for f, address := range addresses(80, vip4, vip6) {
+				awaitAnswer(t, fmt.Sprintf("round %d: the address is back: to %s", round, address), internal[f].String(), func() string { return own(address) })
+			}
+		}
+		close(done)
+		clients.Wait()
+		t.Logf("%d connections while the address went and came back %d times, %d of them before the routes followed", made.Load(), rounds, early.Load())
+		failed.Range(func(what, _ any) bool {
+			t.Errorf("failed: %v", what)
+			return true
+		})
+		if p.stderr.contains("somebody had changed") {
+			t.Error("the log says that somebody had changed the kernel's tables")
+		}
+		p.stop()
+	})
+}
+
+func isAddress(s string) bool {
+	_, err := netip.ParseAddr(s)
+	return err == nil
+}
