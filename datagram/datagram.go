@@ -144,6 +144,8 @@ type Options struct {
 	Table *conntrack.Table
 	// Replies says whether endpoints may see clients' addresses.
 	Replies redirect.Replies
+	// PastMark is what redirect.Traits say.
+	PastMark uint32
 	// OwnAddress tells whether an address is one of this node's. Endpoints
 	// there see the node's address: their answers would not come back to a
 	// socket of ours. It is called on the loops; nil means that none is.

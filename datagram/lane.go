@@ -6,6 +6,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -47,6 +48,7 @@ func openLane(at place, addr netip.AddrPort, workers []*worker) (*lane, error) {
 			Destination:   !bound,
 			Class:         true,
 			Coalesce:      true,
+			MinTTL:        redirect.ReturnTTL + 1,
 			ReceiveBuffer: receiveBuffer,
 		})
 		if err == nil {

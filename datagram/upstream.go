@@ -8,6 +8,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -192,13 +193,19 @@ func (w *worker) sourceFor(v *policy.Verdict, client, endpoint netip.Addr) polic
 func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source policy.Source) (*upstream, sys.Errno) {
 	o, endpoint := &w.server.options, ep.Addr
 	own := o.OwnAddress(endpoint.Addr())
-	untracked := source == policy.SourceNode && o.Replies.PassTracking(ep.InCluster(), own)
+	untracked := source == policy.SourceNode && o.Replies.PassTracking(ep, own)
 	// The kernel may choose the endpoint's own port, if it is one of those that
 	// it gives away. On this node that would connect the socket to itself.
 	choose := source == policy.SourceNode && own && w.server.ports.kernelGives(endpoint.Port())
-	u, errno := w.takeUpstream(service.FamilyOf(endpoint.Addr()), source == policy.SourceClient || untracked || choose)
+	u, errno := w.takeUpstream(service.FamilyOf(endpoint.Addr()), source == policy.SourceClient || untracked || choose || ep.MayReturn)
 	if errno != 0 {
 		return nil, errno
+	}
+	if ep.MayReturn {
+		if errno = w.markReturns(u); errno != 0 {
+			w.closeUpstream(u)
+			return nil, errno
+		}
 	}
 	switch {
 	case source == policy.SourceClient:
@@ -218,6 +225,17 @@ func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source polic
 		return nil, errno
 	}
 	return u, 0
+}
+
+// markReturns has a socket's datagrams pass steering, and end where they come to
+// a Service all the same.
+func (w *worker) markReturns(u *upstream) sys.Errno {
+	if mark := w.server.options.PastMark; mark != 0 {
+		if errno := sys.SetMark(int(u.fd), mark); errno != 0 {
+			return errno
+		}
+	}
+	return sys.SetTTL(int(u.fd), u.family == service.IPv6, redirect.ReturnTTL)
 }
 
 // hold gives the ports that a socket with a client's address may have, first and

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/redirect"
 )
 
 // socket is a listening socket that all workers accept from. The manager owns
@@ -59,6 +60,7 @@ func listenInPlaceOf(old []*socket, addr netip.AddrPort, o sys.ListenOptions) (*
 func (cfg *Config) listenOptions() sys.ListenOptions {
 	return sys.ListenOptions{
 		Backlog:    cfg.Backlog,
+		MinTTL:     redirect.ReturnTTL + 1,
 		Liveness:   Liveness(cfg.KeepAlive),
 		Congestion: cfg.Congestion,
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -21,18 +22,26 @@ func (c *conn) connect(st *state, v *policy.Verdict, ep *service.Endpoint) (int,
 	w, endpoint := c.worker, ep.Addr
 	o := sys.ConnectOptions{Congestion: w.manager.config.Congestion, Class: c.class}
 	client := c.record.Client.Addr()
+	traits := &w.manager.traits
+	if ep.MayReturn {
+		o.TTL, o.Mark = redirect.ReturnTTL, traits.PastMark
+	}
 	if v.SourceFor(client, endpoint.Addr()) != policy.SourceClient || !w.manager.keeps(st, client, endpoint.Addr()) {
 		c.record.Source = conntrack.SourceNode
 		if st.host.has(endpoint.Addr()) {
 			return w.relay.ConnectOwn(endpoint, o)
 		}
-		if w.manager.traits.Replies.PassTracking(ep.InCluster(), false) {
-			return w.relay.ConnectUntracked(endpoint, w.manager.traits.Replies.Mark, o)
+		if traits.Replies.PassTracking(ep, false) {
+			return w.relay.ConnectUntracked(endpoint, traits.Replies.Mark, o)
 		}
 		return w.relay.Connect(endpoint, netip.AddrPort{}, o)
 	}
 	c.record.Source = conntrack.SourceClient
 	if st.host.has(client) {
+		if ep.MayReturn && traits.Replies.PassTracking(ep, false) {
+			// From another address of the node, perhaps; this one is steered.
+			return w.relay.ConnectUntracked(endpoint, traits.Replies.Mark, o)
+		}
 		// Its answers come to this node by themselves.
 		return w.relay.Connect(endpoint, netip.AddrPortFrom(client, 0), o)
 	}

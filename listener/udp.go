@@ -28,6 +28,7 @@ func newDatagrams(m *Manager, o *Options) *datagram.Server {
 		Loops:      loops,
 		Table:      o.Table,
 		Replies:    traits.Replies,
+		PastMark:   traits.PastMark,
 		OwnAddress: func(a netip.Addr) bool { return m.state.Load().host.has(a) },
 		SameLink:   m.sameLink,
 		Logger:     o.Logger,

@@ -59,6 +59,9 @@ type Traits struct {
 	// MaxLanes is how many listening sockets of each protocol and family there
 	// should be at most, as each makes steering slower; 0 means any number.
 	MaxLanes int
+	// PastMark is a mark that keeps a socket's packets from being steered; 0 if
+	// there is none. Sockets that pass connection tracking are never steered.
+	PastMark uint32
 	// Replies says that an answer to a client's own address comes back to the
 	// transparent socket that is connected from there (F7, F11).
 	Replies Replies

@@ -3,6 +3,8 @@ package redirect
 import (
 	"fmt"
 	"net/netip"
+
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // Replies says how sockets may be bound to clients' addresses.
@@ -48,9 +50,13 @@ type Clients interface {
 // what is sent to others may have to be translated on its way. An endpoint on an
 // own address of this node answers by no interface, so that nothing is gained.
 // Such a socket costs more than another, and nobody needs it where nothing is
-// tracked.
-func (r Replies) PassTracking(inCluster, own bool) bool {
-	return r.Untracked && inCluster && !own && (r.Tracking == nil || r.Tracking.InUse())
+// tracked. One to an endpoint that has a Service's address does: its packets
+// are not steered.
+func (r Replies) PassTracking(ep *service.Endpoint, own bool) bool {
+	if !r.Untracked || own {
+		return false
+	}
+	return ep.MayReturn || ep.InCluster() && (r.Tracking == nil || r.Tracking.InUse())
 }
 
 // ReplyPorts are the first and the last of the ports that sockets with clients'

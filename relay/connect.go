@@ -241,6 +241,9 @@ func (w *Worker) connect(endpoint, local netip.AddrPort, o sys.ConnectOptions) (
 	if o.Mark != 0 {
 		calls++
 	}
+	if o.TTL != 0 {
+		calls++
+	}
 	if local.Addr().IsValid() {
 		calls += 2
 		if o.Transparent {

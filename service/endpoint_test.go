@@ -108,16 +108,18 @@ func TestAPIServersEndpoint(t *testing.T) {
 	}
 }
 
-// TestExternalIPOfAnEndpointHere: where the endpoint itself has the external IP,
-// the node leaves the port to the endpoint's own socket.
-func TestExternalIPOfAnEndpointHere(t *testing.T) {
+// TestExternalIPThatIsTheEndpointsOwn: where the endpoint itself has the external
+// IP, here or on another node, the port is left to the endpoint's own socket.
+func TestExternalIPThatIsTheEndpointsOwn(t *testing.T) {
 	web := newService("web", "10.96.0.1", withExternalIPs("172.16.0.1", "172.16.0.2"), withIngress("172.16.0.1"))
 	es := newSlice("e", "web", 80, withAddresses("172.16.0.1"))
 	host := &Host{Addresses: []netip.Addr{netip.MustParseAddr("172.16.0.1"), netip.MustParseAddr("172.16.0.2")}}
 	slicesOnly := Change{EndpointSlices: []*discoveryv1.EndpointSlice{es}}
 	for name, steps := range map[string][]Change{
-		"in order":  {{Host: host}, services(web), slicesOnly},
-		"backwards": {slicesOnly, services(web), {Host: host}},
+		"in order":          {{Host: host}, services(web), slicesOnly},
+		"backwards":         {slicesOnly, services(web), {Host: host}},
+		"on another node":   {services(web), slicesOnly},
+		"the service again": {services(web), slicesOnly, deleted(KindService, "web"), services(web)},
 	} {
 		s := NewStore(StoreOptions{NodeName: "n0"})
 		for _, c := range steps {

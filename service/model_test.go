@@ -269,7 +269,7 @@ func (w *world) lookup(d Destination) string {
 	switch {
 	case kind == ClusterIP:
 	case slices.Contains(w.host.Broadcasts, d.Addr),
-		own && w.aims(nameOf(svc, p), d),
+		w.aims(nameOf(svc, p), d),
 		own && kind == ExternalIP && w.nodePort(d.Protocol, d.Port) != "":
 		return ""
 	}

@@ -47,10 +47,10 @@ func (s *Store) fill(p *Port, st *state, i int, problems []string) []string {
 		case s.hosts.isBroadcast(a):
 			problems = append(problems, fmt.Sprintf("%s %s is the broadcast address of a link: left out", what, a))
 			return false
+		case st.leadsTo(i, at):
+			return false // the endpoint itself has it, as one in a node's network
 		case !s.hosts.isOwn(a):
 			return true
-		case st.leadsTo(i, at):
-			return false // the endpoint itself answers there
 		case what == ExternalIP:
 			// Node ports go before external IPs, which anybody may write.
 			w, taken := s.claims.winner(nodePortKey(eitherFamily, ps.protocol, ps.port))

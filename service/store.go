@@ -196,7 +196,7 @@ func (s *Store) setSlice(name Name, sl *slice, u *update) {
 }
 
 // count takes note of where a slice's endpoints are, or that they are there no
-// more. One at an external address of the service keeps the node from that.
+// more. One at an external address of its service is left to answer there itself.
 func (s *Store) count(st *state, sl *slice, by int32, u *update) {
 	s.aims.count(sl, by)
 	for i := range sl.endpoints {

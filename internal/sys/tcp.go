@@ -63,6 +63,7 @@ func wholeSeconds(d time.Duration) int {
 type ListenOptions struct {
 	Transparent bool     // IP_TRANSPARENT: accept connections to addresses that are not this host's (TPROXY); needs CAP_NET_ADMIN
 	FreeBind    bool     // IP_FREEBIND: bind to an address that no interface has yet
+	MinTTL      int      // IP_MINTTL: ignore packets with less, also in accepted sockets; 0: none
 	ReusePort   bool     // SO_REUSEPORT: several listeners share the port
 	Backlog     int      // connections not yet accepted; 0 means 4096, and net.core.somaxconn caps it
 	Liveness    Liveness // inherited by accepted sockets
@@ -184,6 +185,11 @@ func prepareListener(fd int, fam uintptr, o ListenOptions) (what string, e Errno
 			return "IP_FREEBIND", e
 		}
 	}
+	if o.MinTTL != 0 {
+		if e = setMinTTL(fd, v6, o.MinTTL); e != 0 {
+			return "IP_MINTTL", e
+		}
+	}
 	if e = prepare(fd); e != 0 {
 		return "SO_LINGER, TCP_NODELAY, SO_OOBINLINE", e
 	}
@@ -223,6 +229,7 @@ type ConnectOptions struct {
 	Congestion  string // TCP congestion control; empty: the system's
 	Class       uint8  // DSCP of its packets, as bits of the traffic class
 	Mark        uint32 // of its packets, which needs CAP_NET_ADMIN; 0: none
+	TTL         int    // or hop limit, of its packets; 0: the system's
 }
 
 // ConnectTCP begins to connect to remote and does not wait. It returns a
@@ -257,6 +264,9 @@ func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 	if e == 0 && o.Mark != 0 {
 		e = SetMark(fd, o.Mark)
 	}
+	if e == 0 && o.TTL != 0 {
+		e = SetTTL(fd, fam == unix.AF_INET6, o.TTL)
+	}
 	if e == 0 && local.Addr().IsValid() {
 		e = bindSource(fd, fam, local, o)
 	}
@@ -268,6 +278,22 @@ func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 		return -1, e
 	}
 	return fd, e
+}
+
+// SetTTL sets the TTL, or hop limit, of a socket's packets.
+func SetTTL(fd int, v6 bool, ttl int) Errno {
+	if v6 {
+		return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, ttl)
+	}
+	return setInt(fd, unix.IPPROTO_IP, unix.IP_TTL, ttl)
+}
+
+// setMinTTL has a TCP socket ignore packets with less.
+func setMinTTL(fd int, v6 bool, ttl int) Errno {
+	if v6 {
+		return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MINHOPCOUNT, ttl)
+	}
+	return setInt(fd, unix.IPPROTO_IP, unix.IP_MINTTL, ttl)
 }
 
 // SetMark has a socket's packets marked, which needs CAP_NET_ADMIN. 0 marks none.

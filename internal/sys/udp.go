@@ -2,6 +2,7 @@ package sys
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"syscall"
 	"unsafe"
@@ -23,6 +24,9 @@ type UDPOptions struct {
 	// Coalesce lets the kernel hand a train of equal datagrams over in one piece
 	// (UDP_GRO).
 	Coalesce bool
+	// MinTTL has the socket ignore datagrams with a smaller TTL, or hop limit; 0
+	// for none.
+	MinTTL int
 	// Deaf makes the socket receive nothing: it is for sending only.
 	Deaf bool
 	// ReceiveBuffer is in bytes; 0 leaves it as the kernel has it. It may exceed
@@ -65,6 +69,7 @@ func prepareUDP(fd int, v6 bool, o *UDPOptions) (what string, e Errno) {
 		{o.Destination, "IP_RECVORIGDSTADDR", func() Errno { return setDestination(fd, v6) }},
 		{o.Class, "IP_RECVTOS", func() Errno { return receiveClass(fd, v6, 1) }},
 		{o.Deaf, "SO_ATTACH_FILTER", func() Errno { return setDeaf(fd) }},
+		{o.MinTTL > 0, "SO_ATTACH_FILTER", func() Errno { return AttachFilter(fd, leastTTL(v6, o.MinTTL)) }},
 		{o.ReceiveBuffer > 0, "SO_RCVBUF", func() Errno { return SetReceiveBuffer(fd, o.ReceiveBuffer) }},
 	} {
 		if step.wanted {
@@ -88,6 +93,24 @@ func setDestination(fd int, v6 bool) Errno {
 	}
 	return setInt(fd, unix.IPPROTO_IP, unix.IP_RECVORIGDSTADDR, 1)
 }
+
+// leastTTL is a program that drops packets with a smaller TTL: UDP has no
+// IP_MINTTL.
+func leastTTL(v6 bool, ttl int) []FilterOp {
+	at := uint32(8)
+	if v6 {
+		at = 7
+	}
+	return []FilterOp{
+		{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: networkHeader + at},
+		{Code: FilterIfLeast, K: uint32(ttl), Jt: 1},
+		{Code: FilterReturn, K: 0},
+		{Code: FilterReturn, K: math.MaxUint32},
+	}
+}
+
+// networkHeader is SKF_NET_OFF: where a program finds the IP header.
+const networkHeader = 0xfff00000
 
 // setDeaf drops all that the socket would receive (F5), and keeps little room
 // for it.

@@ -197,6 +197,7 @@ func (r *Redirector) setTraits() {
 		r.traits.Replies.WhyTracked = err.Error()
 		return
 	}
+	r.traits.PastMark = r.opts.Route.SocketMark
 	r.traits.Replies.Untracked, r.traits.Replies.Mark, r.traits.Replies.Tracking = true, r.opts.Route.SocketMark, r.tracking
 	r.tracking.Look()
 }

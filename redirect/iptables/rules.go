@@ -198,6 +198,7 @@ func (w *writer) mangle() {
 		for _, p := range []string{"udp", "sctp"} {
 			w.eachOf("OUTPUT", listRefuse, p, "-j RETURN")
 		}
+		w.rule("OUTPUT", "-m mark --mark", w.socket, "-j RETURN") // to an endpoint with such an address
 	}
 	w.each("OUTPUT", listForeign, dst, "-g %MARK")
 	w.each("OUTPUT", listLinger, dst, "-g %MARK")

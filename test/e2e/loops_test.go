@@ -1,0 +1,230 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// loop is a Service over TCP and UDP of both families, and its endpoint.
+type loop struct {
+	name     string
+	number   int // of its cluster IPs
+	port     uint16
+	nodePort uint16       // 0 for none
+	external []netip.Addr // external IPs
+	endpoint []netip.Addr // of each family
+	target   uint16
+	node     string // of the endpoint; "" for none
+}
+
+func (l *loop) vips() []string {
+	return []string{fmt.Sprintf("10.96.0.%d", l.number), fmt.Sprintf("fd00:96::%d", l.number)}
+}
+
+func (l *loop) yaml() string {
+	var b strings.Builder
+	kind, tcpPort, udpPort := "ClusterIP", "", ""
+	if l.nodePort != 0 {
+		kind = "NodePort"
+		tcpPort, udpPort = fmt.Sprintf(", nodePort: %d", l.nodePort), fmt.Sprintf(", nodePort: %d", l.nodePort)
+	}
+	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: default}\nspec:\n  type: %s\n  clusterIP: %q\n", l.name, kind, l.vips()[0])
+	fmt.Fprintf(&b, "  clusterIPs: [%s]\n  ipFamilyPolicy: RequireDualStack\n  ipFamilies: [IPv4, IPv6]\n", quoted(l.vips()))
+	if len(l.external) > 0 {
+		var texts []string
+		for _, a := range l.external {
+			texts = append(texts, a.String())
+		}
+		fmt.Fprintf(&b, "  externalIPs: [%s]\n", quoted(texts))
+	}
+	fmt.Fprintf(&b, "  ports:\n  - {name: t, port: %d, protocol: TCP%s}\n  - {name: u, port: %d, protocol: UDP%s}\n", l.port, tcpPort, l.port, udpPort)
+	for _, a := range l.endpoint {
+		f := family(a)
+		fmt.Fprintf(&b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: %s-%s, namespace: default, labels: {kubernetes.io/service-name: %s}}\naddressType: %s\n",
+			l.name, strings.ToLower(f), l.name, f)
+		fmt.Fprintf(&b, "ports: [{name: t, port: %d, protocol: TCP}, {name: u, port: %d, protocol: UDP}]\nendpoints:\n- addresses: [%q]\n", l.target, l.target, a)
+		if l.node != "" {
+			fmt.Fprintf(&b, "  nodeName: %s\n", l.node)
+		}
+	}
+	return b.String()
+}
+
+func hostAddrs(h *netns.Host) []netip.Addr { return []netip.Addr{h.IPv4, h.IPv6} }
+
+// TestEndpointInANodesNetworkIsServedAtItsOwnAddress has external IPs that are
+// addresses of another node, where the endpoint itself has them, as an ingress in
+// the node's network does, with and without the endpoint's nodeName, and a second
+// Service with the same endpoint. Whoever connects gets there, and once.
+func TestEndpointInANodesNetworkIsServedAtItsOwnAddress(t *testing.T) {
+	forModes(t, func(t *testing.T, m mode) {
+		for _, node := range []string{"", "node2"} {
+			for _, tracked := range []bool{false, true} {
+				t.Run(fmt.Sprintf("nodeName %q, tracked %t", node, tracked), func(t *testing.T) {
+					t.Parallel()
+					servedAtItsOwnAddress(t, m, node, tracked)
+				})
+			}
+		}
+	})
+}
+
+func servedAtItsOwnAddress(t *testing.T, m mode, node string, tracked bool) {
+	c := netns.NewCluster(t)
+	if tracked {
+		c.Node.TrackConnections(t)
+	}
+	c.Node2.WitnessTCP(t, 80)
+	for _, a := range hostAddrs(c.Node2) {
+		c.Node2.WitnessUDPAt(t, netip.AddrPortFrom(a, 80).String())
+	}
+	p := newClusterProxy(t, c)
+	p.mode = m
+	ingress := loop{name: "ingress", number: 20, port: 80, external: hostAddrs(c.Node2), endpoint: hostAddrs(c.Node2), target: 80, node: node}
+	inside := loop{name: "inside", number: 21, port: 8080, endpoint: hostAddrs(c.Node2), target: 80, node: node}
+	p.write("ingress.yaml", ingress.yaml())
+	p.write("inside.yaml", inside.yaml())
+	p.start(decisionFlags()...)
+	n := 0 // connections that are not left to the endpoint itself
+	for _, from := range []client{{name: "pod", Host: c.Pods[0]}, {name: "node", Host: c.Node}, {name: "outside", Host: c.Outside}} {
+		var to []netip.AddrPort
+		for i, a := range hostAddrs(c.Node2) {
+			to = append(to, netip.AddrPortFrom(a, 80), netip.AddrPortFrom(netip.MustParseAddr(ingress.vips()[i]), 80),
+				netip.AddrPortFrom(netip.MustParseAddr(inside.vips()[i]), 8080))
+		}
+		for _, at := range to {
+			for _, network := range m.networks() {
+				if _, got := from.visit(network, at, nil, 2*time.Second); !strings.HasPrefix(got, "node2:80 ") {
+					t.Errorf("%s to %s/%s: %s", from.name, at, network, got)
+				}
+				if network == "tcp" && at.Addr() != c.Node2.IPv4 && at.Addr() != c.Node2.IPv6 {
+					n++
+				}
+			}
+		}
+	}
+	values, err := p.metrics()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := int(values["sluice_connections_opened_total"]); got < n || got > 2*n+10 {
+		t.Errorf("%d connections and sessions for %d connections", got, n)
+	}
+	if node == "node2" && values["sluice_config_problems"] != 0 {
+		t.Errorf("%v problems", values["sluice_config_problems"])
+	}
+	p.stop()
+}
+
+// TestServicesThatLeadToThemselvesEnd: a Service whose endpoint is its own
+// cluster IP; two Services whose endpoints are each other's external IPs, or each
+// other's cluster IPs; and two whose endpoints are each other's node ports, on two
+// nodes that both have a proxy. A connection or a datagram ends after one more
+// proxy at the most, and the nodes have nothing to do afterwards.
+func TestServicesThatLeadToThemselvesEnd(t *testing.T) {
+	forModes(t, func(t *testing.T, m mode) {
+		c := netns.NewCluster(t)
+		vips := func(n int) []netip.Addr {
+			return []netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.96.0.%d", n)), netip.MustParseAddr(fmt.Sprintf("fd00:96::%d", n))}
+		}
+		// Addresses that are on their way to node2, as an announced address is.
+		one := []netip.Addr{netip.MustParseAddr("10.244.2.101"), netip.MustParseAddr("fd00:244:2::101")}
+		two := []netip.Addr{netip.MustParseAddr("10.244.2.102"), netip.MustParseAddr("fd00:244:2::102")}
+		services := []loop{
+			{name: "self", number: 30, port: 80, endpoint: vips(30), target: 80},
+			{name: "there", number: 31, port: 80, endpoint: vips(32), target: 80},
+			{name: "back", number: 32, port: 80, endpoint: vips(31), target: 80},
+			{name: "ext-self", number: 33, port: 81, external: one, endpoint: one, target: 81},
+			{name: "ext-there", number: 34, port: 80, external: one, endpoint: two, target: 80},
+			{name: "ext-back", number: 35, port: 80, external: two, endpoint: one, target: 80},
+			{name: "port-there", number: 36, port: 80, nodePort: 30036, endpoint: hostAddrs(c.Node2), target: 30037, node: "node2"},
+			{name: "port-back", number: 37, port: 80, nodePort: 30037, endpoint: hostAddrs(c.Node), target: 30036, node: "node"},
+		}
+		proxies := []*proxy{newClusterProxy(t, c), newProxy(t, c.Node2)}
+		for i, p := range proxies {
+			p.mode = m
+			for _, s := range services {
+				p.write(s.name+".yaml", s.yaml())
+			}
+			p.start(decisionFlags("--hostname-override", []string{"node", "node2"}[i])...)
+		}
+		attempts := 0
+		done := make(chan struct{}, 256)
+		for i := range services {
+			s := &services[i]
+			to := []netip.AddrPort{}
+			for _, a := range vips(s.number) {
+				to = append(to, netip.AddrPortFrom(a, s.port))
+			}
+			for _, a := range s.external {
+				to = append(to, netip.AddrPortFrom(a, s.port))
+			}
+			if s.nodePort != 0 {
+				for _, h := range []*netns.Host{c.Node, c.Node2} {
+					for _, a := range hostAddrs(h) {
+						to = append(to, netip.AddrPortFrom(a, s.nodePort))
+					}
+				}
+			}
+			for _, at := range to {
+				for _, network := range m.networks() {
+					for _, from := range []client{{name: "pod", Host: c.Pods[0]}, {name: "node", Host: c.Node}} {
+						attempts++
+						go func() {
+							defer func() { done <- struct{}{} }()
+							from.visit(network, at, nil, time.Second) // nobody is there to answer
+						}()
+					}
+				}
+			}
+		}
+		for range attempts {
+			<-done
+		}
+		// Each was accepted once, and by one more proxy at the most; datagrams are
+		// repeated by the client, and keep their session.
+		for _, p := range proxies {
+			wait.For(t, "connections end", startTimeout, func() error {
+				values, err := p.metrics()
+				if err != nil {
+					return err
+				}
+				if got := values["sluice_connections_opened_total"]; got > float64(3*attempts) {
+					t.Fatalf("%v connections and sessions for %d attempts", got, attempts)
+				}
+				for name, open := range values {
+					if strings.HasPrefix(name, "sluice_connections_open{") && strings.Contains(name, "TCP") && open > 0 {
+						return fmt.Errorf("%s is %v", name, open)
+					}
+				}
+				return nil
+			})
+			before, err := p.metrics()
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(200 * time.Millisecond) // what runs for ever has run some thousand times by then
+			after, err := p.metrics()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range []string{"sluice_relayed_datagrams_total", "sluice_connections_opened_total"} {
+				if grown := after[name] - before[name]; grown > 20 {
+					t.Errorf("%s grows by %v with no client", name, grown)
+				}
+			}
+			for _, what := range []string{"endpoint 10.96.0.30:80/TCP is a cluster IP", "endpoint [fd00:96::32]:80/UDP is a cluster IP"} {
+				if !p.stderr.contains(what) {
+					t.Errorf("the log does not say %q", what)
+				}
+			}
+			p.stop()
+		}
+	})
+}
