@@ -251,7 +251,7 @@ func TestValidate(t *testing.T) {
 		{Plan{Refuse: SetOf(tcp("10.96.0.1:0"))}, "port 0"},
 		{Plan{Refuse: SetOf(tcp("[::ffff:10.96.0.1]:1"))}, "plain"},
 		{Plan{ClusterIPs: addrSet("127.0.0.1")}, "loopback"},
-		{Plan{Local: SetOf(prefixes("0.0.0.0/0")...)}, "overlaps 0.0.0.0/8"},
+		{Plan{Local: SetOf(prefixes("0.0.0.0/0")...)}, "every address"},
 		{Plan{Local: SetOf(prefixes("126.0.0.0/7")...)}, "127.0.0.0/8"},
 		{Plan{Local: SetOf(prefixes("fe80::/64")...)}, "fe80::/10"},
 		{Plan{Local: SetOf(prefixes("10.96.0.1/16")...)}, "not the first address"},

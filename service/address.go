@@ -86,6 +86,9 @@ func CheckAddress(a netip.Addr) error { return CheckRange(netip.PrefixFrom(a, a.
 
 // CheckRange is CheckAddress for a range of addresses.
 func CheckRange(p netip.Prefix) error {
+	if p.Bits() == 0 {
+		return fmt.Errorf("it holds every address")
+	}
 	for _, special := range specialRanges {
 		switch {
 		case !special.prefix.Overlaps(p):
@@ -94,9 +97,6 @@ func CheckRange(p netip.Prefix) error {
 		default:
 			return fmt.Errorf("it overlaps %s", special.prefix)
 		}
-	}
-	if p.Bits() == 0 {
-		return fmt.Errorf("it holds every address")
 	}
 	return nil
 }
