@@ -1,6 +1,7 @@
 package sklookup
 
 import (
+	"bufio"
 	"fmt"
 	"net"
 	"net/netip"
@@ -52,6 +53,11 @@ func TestAnswersAreFoundByTheSocket(t *testing.T) {
 	if replies.Clients != nil || !replies.Diverted {
 		t.Errorf("clients are told: %+v", replies)
 	}
+	// Servers of the node on the ports that the clients use themselves.
+	for i := range uint16(2) {
+		lab.Node.EchoTCP(t, replies.FirstPort+10*i+1)
+		lab.Node.EchoUDP(t, replies.FirstPort+10*i+1)
+	}
 	for _, network := range []string{"tcp", "udp"} {
 		for i, v := range []struct{ client, server netip.Addr }{{lab.Client.IPv4, server.IPv4}, {lab.Client.IPv6, server.IPv6}} {
 			to, port := netip.AddrPortFrom(v.server, 8080), replies.FirstPort+uint16(10*i)
@@ -67,7 +73,10 @@ func TestAnswersAreFoundByTheSocket(t *testing.T) {
 			if err == nil {
 				_ = c.SetDeadline(time.Now().Add(wait.Patience))
 				_, _ = fmt.Fprintln(c, "hello")
-				_, err = c.Read(make([]byte, 100))
+				var said string
+				if said, err = bufio.NewReader(c).ReadString('\n'); said != server.Name()+":8080\n" {
+					err = fmt.Errorf("%q, %w", said, err)
+				}
 				_ = c.Close()
 			}
 			if err != nil {
