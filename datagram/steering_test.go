@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/steering"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -44,7 +45,8 @@ func TestEveryWayOfSteering(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			n := newNodeBy(t, lab, steer, func(o *Options) {
+			counted := &steering.Counted{Redirector: steer}
+			n := newNodeBy(t, lab, counted, func(o *Options) {
 				o.OwnAddress = func(a netip.Addr) bool { return a == lab.Node.IPv4 || a == lab.Node.IPv6 }
 			})
 			one, two := lab.Backends[0], lab.Backends[1]
@@ -104,6 +106,10 @@ func TestEveryWayOfSteering(t *testing.T) {
 				t.Errorf("%d of %d loops have sessions", used, loops)
 			}
 			n.stop()
+			byClient := steer.Traits().Replies.Clients != nil
+			if held, open := counted.Held.Load(), counted.Open.Load(); byClient != (held > 0) || open != 0 {
+				t.Errorf("clients were held for %d sessions, and are for %d that have ended", held, open)
+			}
 			for _, r := range n.records {
 				if want := conntrack.SourceClient; r.Client.Addr() == lab.Client.IPv4 && r.Source != want {
 					t.Errorf("record says source=%s, want %s", r.Source, want)

@@ -14,11 +14,12 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/steering"
 )
 
 // byRoutes has a node steer by routes alone, and bring answers to clients'
 // addresses back.
-func byRoutes(t *testing.T, lab *netns.Lab, o *Options) {
+func byRoutes(t *testing.T, lab *netns.Lab, o *Options) *steering.Counted {
 	t.Helper()
 	r, err := bind.New(bind.Options{
 		Routes:     route.Options{NetNS: lab.Node.FD(), NodeIPs: []netip.Addr{lab.Node.IPv4, lab.Node.IPv6}},
@@ -29,7 +30,9 @@ func byRoutes(t *testing.T, lab *netns.Lab, o *Options) {
 	}
 	s := o.Redirector.(*spy)
 	_ = s.Close()
-	s.Redirector = r
+	counted := &steering.Counted{Redirector: r}
+	s.Redirector = counted
+	return counted
 }
 
 // Where steering binds each destination, all outcomes are those of sockets.
@@ -103,7 +106,8 @@ func TestA39_EndpointSeesTheClient(t *testing.T) {
 	netns.Require(t)
 	lab := netns.NewLab(t, 1)
 	options, log := onAddresses(lab)
-	n := newNode(t, lab, func(o *Options) { options(o); byRoutes(t, lab, o) })
+	var counted *steering.Counted
+	n := newNode(t, lab, func(o *Options) { options(o); counted = byRoutes(t, lab, o) })
 	n.policy.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/16")}
 	pod, client, node := lab.Backends[0], lab.Client, lab.Node
 	pod.WitnessTCP(t, 8080)
@@ -138,6 +142,9 @@ func TestA39_EndpointSeesTheClient(t *testing.T) {
 		}
 	}
 	n.stop()
+	if held, open := counted.Held.Load(), counted.Open.Load(); held != int64(3*want[conntrack.SourceClient]) || open != 0 {
+		t.Errorf("clients were held for %d connections, and are for %d that have ended", held, open)
+	}
 	got := map[conntrack.Source]int{}
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -1,0 +1,42 @@
+package steering
+
+import (
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/sluice-proxy/sluice/redirect"
+)
+
+// Counted is a Redirector that counts the sockets that its clients are held for.
+type Counted struct {
+	redirect.Redirector
+	Held, Open atomic.Int64 // in all, and now
+}
+
+// Traits are those of the Redirector, with Clients that count.
+func (c *Counted) Traits() redirect.Traits {
+	t := c.Redirector.Traits()
+	if t.Replies.Clients != nil {
+		t.Replies.Clients = &countedClients{t.Replies.Clients, c}
+	}
+	return t
+}
+
+type countedClients struct {
+	redirect.Clients
+	count *Counted
+}
+
+func (c *countedClients) Hold(client netip.Addr) ([2]uint16, error) {
+	ports, err := c.Clients.Hold(client)
+	if err == nil {
+		c.count.Held.Add(1)
+		c.count.Open.Add(1)
+	}
+	return ports, err
+}
+
+func (c *countedClients) Release(client netip.Addr) {
+	c.Clients.Release(client)
+	c.count.Open.Add(-1)
+}
