@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/service"
@@ -440,6 +442,44 @@ func TestPromise8_FloodDrivesOutItsOwnSessions(t *testing.T) {
 	n.stop()
 	for _, r := range n.records {
 		if r.End == conntrack.Evicted && r.Port.Name.Name.Name != "flooded" {
+			t.Errorf("a session of %s was evicted", r.Port.Name)
+		}
+	}
+}
+
+// The bound on a Service's sessions counts all its ports, and not another
+// Service's.
+func TestServiceBoundCountsAllPorts(t *testing.T) {
+	const most = 20
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, func(o *Options) { o.MaxServiceSessions = most })
+	lab.Backends[0].EchoUDP(t, 5300)
+	c := svc("two", vip4, nil, at(lab.Backends[0].IPv4, 5300))
+	ports := &c.Services[0].Spec.Ports
+	(*ports)[0].Name = "a"
+	*ports = append(*ports, corev1.ServicePort{Name: "b", Port: 54, Protocol: corev1.ProtocolUDP})
+	a, b := "a", "b"
+	slice := c.EndpointSlices[0]
+	second := slice.Ports[0]
+	slice.Ports[0].Name, second.Name = &a, &b
+	slice.Ports = append(slice.Ports, second)
+	n.apply(c)
+	n.apply(svc("other", "10.96.0.11", nil, at(lab.Backends[0].IPv4, 5300)))
+	for i := range 120 {
+		to := []string{vip4 + ":53", vip4 + ":54"}[i%2]
+		if i < 10 {
+			to = "10.96.0.11:53"
+		}
+		if _, err := ask(client(t, lab.Client, to), "q", patience); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := n.server.Stats(); s.Sessions > most+10 || s.Evicted < 110-most {
+		t.Errorf("%d sessions of a Service with two ports and 10 of another, %d evicted; want at most %d", s.Sessions, s.Evicted, most+10)
+	}
+	n.stop()
+	for _, r := range n.records {
+		if r.End == conntrack.Evicted && r.Port.Name.Name.Name == "other" {
 			t.Errorf("a session of %s was evicted", r.Port.Name)
 		}
 	}
