@@ -150,3 +150,23 @@ func TestBroadcastAddressesAreNotServed(t *testing.T) {
 		t.Errorf("%q", problemTexts(snap))
 	}
 }
+
+// TestExternalIPsThatAreNotAllowed are left out and named; load balancer IPs are no
+// external IPs.
+func TestExternalIPsThatAreNotAllowed(t *testing.T) {
+	web := newService("web", "10.96.0.1", withExternalIPs("192.0.2.1", "198.51.100.1"), withIngress("198.51.100.2"))
+	for _, tt := range []struct {
+		allowed ExternalIPs
+		want    int
+	}{
+		{ExternalIPs{}, 2},
+		{ExternalIPs{None: true}, 0},
+		{ExternalIPs{Ranges: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}, 1},
+	} {
+		snap := NewStore(StoreOptions{ExternalIPs: tt.allowed}).Apply(services(web))
+		v := snap.Ports[0].Families[IPv4]
+		if len(v.ExternalIPs) != tt.want || len(v.LoadBalancerIPs) != 1 || len(snap.Problems) != 2-tt.want {
+			t.Errorf("%+v: %+v, problems %q", tt.allowed, v, problemTexts(snap))
+		}
+	}
+}

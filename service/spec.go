@@ -60,10 +60,10 @@ func (s *spec) problemf(format string, args ...any) {
 	s.problems = append(s.problems, fmt.Sprintf(format, args...))
 }
 
-// parseService applies the rules of intake to one Service. proxyName is the
-// value of the label service-proxy-name that is ours; with "", services that
-// carry the label belong to somebody else.
-func parseService(svc *corev1.Service, proxyName string) *spec {
+// parseService applies the rules of intake to one Service. Without a
+// ServiceProxyName, services that carry the label belong to somebody else.
+func parseService(svc *corev1.Service, o *StoreOptions) *spec {
+	proxyName := o.ServiceProxyName
 	s := &spec{}
 	if t := svc.CreationTimestamp.Time; !t.IsZero() {
 		s.created = t.Unix()
@@ -88,7 +88,7 @@ func parseService(svc *corev1.Service, proxyName string) *spec {
 	}
 	s.parsePorts(svc)
 	s.parsePolicy(svc)
-	s.parseExternal(svc)
+	s.parseExternal(svc, &o.ExternalIPs)
 	return s
 }
 
@@ -260,13 +260,15 @@ func (s *spec) parseTopologyKeys() {
 // parseExternal reads the addresses that lead in from outside. What is not
 // valid is left out (A1.7); what is of a family without a cluster IP too
 // (A1.5).
-func (s *spec) parseExternal(svc *corev1.Service) {
+func (s *spec) parseExternal(svc *corev1.Service, allowed *ExternalIPs) {
 	for _, text := range svc.Spec.ExternalIPs {
 		a, ok := parseAddr(text)
 		if !ok {
 			s.problemf("externalIP %q is not an IP address: left out (A1.7)", text)
 		} else if err := CheckAddress(a); err != nil {
 			s.problemf("externalIP %s cannot be used, %v: left out (A1.7)", a, err)
+		} else if !allowed.allow(a) {
+			s.problemf("externalIP %s is not allowed (--external-ips): left out", a)
 		} else if f := s.familyOf(a); f != nil {
 			f.externalIPs = addUnique(f.externalIPs, a)
 		}

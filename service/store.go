@@ -18,6 +18,18 @@ type StoreOptions struct {
 	// carry (A1.2). With "", it serves those without the label (A1.1), and
 	// ranges of cluster IPs are its own.
 	ServiceProxyName string
+	// ExternalIPs says which external IPs are served.
+	ExternalIPs ExternalIPs
+}
+
+// ExternalIPs says which external IPs are served; the zero value: all.
+type ExternalIPs struct {
+	None   bool
+	Ranges []netip.Prefix // if there are any, those in them
+}
+
+func (e *ExternalIPs) allow(a netip.Addr) bool {
+	return !e.None && (len(e.Ranges) == 0 || slices.ContainsFunc(e.Ranges, func(p netip.Prefix) bool { return p.Contains(a) }))
 }
 
 // Store gathers API objects and builds Snapshots. One goroutine owns it: no
@@ -119,7 +131,7 @@ func (s *Store) take(c Change, u *update) {
 	}
 	for _, svc := range c.Services {
 		name := Name{Namespace: svc.Namespace, Name: svc.Name}
-		u.respec[s.state(name)] = parseService(svc, s.options.ServiceProxyName)
+		u.respec[s.state(name)] = parseService(svc, &s.options)
 	}
 	for _, es := range c.EndpointSlices {
 		name := Name{Namespace: es.Namespace, Name: es.Name}

@@ -28,6 +28,7 @@ type decisionOptions struct {
 	serviceCIDRs      prefixes
 	nodePortAddresses []string
 	masqueradeAll     bool
+	externalIPs       externalIPs
 	// noLocalhostNodePorts keeps node ports off 127.0.0.0/8 unless they are asked
 	// for there (A4.5).
 	noLocalhostNodePorts bool
@@ -51,6 +52,7 @@ func (o *decisionOptions) register(f *pflag.FlagSet, nodeIPMeaning string) {
 	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "the interface of pods, for --detect-local-mode BridgeInterface")
 	f.StringVar(&o.podPrefix, "pod-interface-name-prefix", "", "how the names of pods' interfaces begin, for --detect-local-mode InterfaceNamePrefix")
 	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "node addresses that have node ports: CIDRs, or primary, or localhost, or all (default: all)")
+	f.Var(&o.externalIPs, "external-ips", "which external IPs of Services are served: all, none, or those in CIDRs; anybody who may write a Service may write them")
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "never show endpoints a client's address on cluster IPs")
 }
 
@@ -130,7 +132,7 @@ const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 
 // store says whose services are taken in.
 func (o *decisionOptions) store() service.StoreOptions {
-	return service.StoreOptions{NodeName: o.hostname, ServiceProxyName: o.serviceProxyName}
+	return service.StoreOptions{NodeName: o.hostname, ServiceProxyName: o.serviceProxyName, ExternalIPs: o.externalIPs.ExternalIPs}
 }
 
 // serviceRanges gives the ranges of cluster IPs that are ours as a whole. As a

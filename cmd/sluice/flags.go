@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // noArguments refuses arguments and says what was probably meant: a forgotten
@@ -111,6 +113,35 @@ func (p *prefixes) Set(s string) error {
 		}
 		*p = append(*p, prefix)
 	}
+	return nil
+}
+
+// externalIPs is a flag that takes all, none, or ranges.
+type externalIPs struct{ service.ExternalIPs }
+
+func (e *externalIPs) Type() string { return "all|none|CIDR,..." }
+
+func (e *externalIPs) String() string {
+	switch list := prefixes(e.Ranges); {
+	case e.None:
+		return "none"
+	case len(list) > 0:
+		return list.String()
+	}
+	return "all"
+}
+
+func (e *externalIPs) Set(s string) error {
+	switch s {
+	case "all", "none":
+		e.ExternalIPs = service.ExternalIPs{None: s == "none"}
+		return nil
+	}
+	var list prefixes
+	if err := list.Set(s); err != nil {
+		return fmt.Errorf("%w; all and none are possible too", err)
+	}
+	e.ExternalIPs = service.ExternalIPs{Ranges: append(e.Ranges, list...)}
 	return nil
 }
 

@@ -37,6 +37,7 @@ type kubeProxyOptions struct {
 	metricsPort        int
 	conntrackUDP       time.Duration // 0: as --udp-timeout says
 	conntrackUDPStream time.Duration // likewise
+	featureGates       []string
 	ignored            []*ignoredFlag
 
 	kubeProxy *kubeproxyconfig.Config // what /configz shows; nil without --config
@@ -57,6 +58,7 @@ func (o *kubeProxyOptions) register(f *pflag.FlagSet) {
 	f.IntVar(&o.oomScoreAdj, "oom-score-adj", 0, "how readily the kernel ends this process when memory is short, of -1000 to 1000 (default: -999 with --config, else as it is)")
 	f.DurationVar(&o.conntrackUDP, "conntrack-udp-timeout", 0, "kube-proxy's name of --udp-timeout, which goes before it; 0 leaves that as it is")
 	f.DurationVar(&o.conntrackUDPStream, "conntrack-udp-timeout-stream", 0, "likewise for --udp-stream-timeout")
+	f.StringSliceVar(&o.featureGates, "feature-gates", nil, "kube-proxy's feature gates; "+externalIPsGate+"=false means --external-ips none, the others mean nothing here")
 	f.IntVar(&o.healthzPort, "healthz-port", kubeproxyconfig.HealthzPort, "port of /healthz if it has no address; 0 for none")
 	f.IntVar(&o.metricsPort, "metrics-port", kubeproxyconfig.MetricsPort, "port of the metrics if they have no address; 0 for none")
 	for _, name := range []string{"healthz-port", "metrics-port"} {
@@ -77,7 +79,7 @@ func (o *kubeProxyOptions) register(f *pflag.FlagSet) {
 // meaningless are the flags of kube-proxy that it can be given and that mean
 // nothing here, with whether they are switches.
 var meaningless = map[string]bool{
-	"config-sync-period": false, "feature-gates": false, "show-hidden-metrics-for-version": false,
+	"config-sync-period": false, "show-hidden-metrics-for-version": false,
 	"iptables-masquerade-bit": false, "iptables-sync-period": false,
 	"conntrack-max-per-core": false, "conntrack-min": false, "conntrack-tcp-timeout-established": false,
 	"conntrack-tcp-timeout-close-wait": false, "conntrack-tcp-be-liberal": true,
@@ -113,6 +115,42 @@ func (o *kubeProxyOptions) logIgnored(log zerolog.Logger) {
 	}
 }
 
+// externalIPsGate is the feature gate that forbids external IPs when it is off.
+const externalIPsGate = "AllowServiceExternalIPs"
+
+// takeFeatureGates honours the one gate that restricts, from the flag and from
+// the file.
+func (o *runOptions) takeFeatureGates() error {
+	var others []string
+	forbidden := false
+	for _, pair := range o.featureGates {
+		name, value, _ := strings.Cut(strings.TrimSpace(pair), "=")
+		if name != externalIPsGate {
+			if name != "" {
+				others = append(others, name)
+			}
+			continue
+		}
+		on, err := strconv.ParseBool(value)
+		if err != nil {
+			return fmt.Errorf("--feature-gates: %s: %q is neither true nor false", name, value)
+		}
+		forbidden = forbidden || !on
+	}
+	if len(others) > 0 {
+		o.notes = append(o.notes, "feature gates that mean nothing here: "+strings.Join(others, ", "))
+	}
+	if o.kubeProxy != nil {
+		on, given := o.kubeProxy.FeatureGates[externalIPsGate]
+		forbidden = forbidden || given && !on
+	}
+	if forbidden {
+		o.externalIPs.ExternalIPs = service.ExternalIPs{None: true}
+		o.notes = append(o.notes, "external IPs are not served: the feature gate "+externalIPsGate+" is off")
+	}
+	return nil
+}
+
 // readConfig reads --config, if there is one, into the options. flags tells
 // which of them were given.
 func (o *runOptions) readConfig(flags *pflag.FlagSet) error {
@@ -120,6 +158,9 @@ func (o *runOptions) readConfig(flags *pflag.FlagSet) error {
 		if err := o.loadConfig(flags); err != nil {
 			return err
 		}
+	}
+	if err := o.takeFeatureGates(); err != nil {
+		return err
 	}
 	return o.takeUDPTimeouts(flags)
 }

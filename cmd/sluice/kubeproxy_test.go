@@ -237,3 +237,42 @@ func TestDependenciesAreDocumented(t *testing.T) {
 		t.Errorf("go.mod has\n%s\nand docs/dependencies.md\n%s", strings.Join(direct, "\n"), strings.Join(documented, "\n"))
 	}
 }
+
+// TestExternalIPsThatKubeProxyForbidsStayForbidden: the one feature gate that is a
+// restriction counts, by flag and in the file, whatever --external-ips says.
+func TestExternalIPsThatKubeProxyForbidsStayForbidden(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	config := func(gates string) string {
+		text := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nfeatureGates: {" + gates + "}\n"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return "--config=" + file
+	}
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "all"},
+		{[]string{"--external-ips=none"}, "none"},
+		{[]string{"--external-ips=192.0.2.0/24,2001:db8::/32"}, "192.0.2.0/24,2001:db8::/32"},
+		{[]string{"--feature-gates=AllowServiceExternalIPs=true"}, "all"},
+		{[]string{"--feature-gates=AllowServiceExternalIPs=false"}, "none"},
+		{[]string{"--feature-gates=A=true,AllowServiceExternalIPs=false", "--feature-gates=B=false"}, "none"},
+		{[]string{"--feature-gates=AllowServiceExternalIPs=false", "--external-ips=all"}, "none"},
+		{[]string{config("AllowServiceExternalIPs: false")}, "none"},
+		{[]string{config("AllowServiceExternalIPs: false"), "--external-ips=10.0.0.0/8"}, "none"},
+	} {
+		if o, err := runFlags(t, test.args...); err != nil || o.externalIPs.String() != test.want {
+			t.Errorf("%q: %s, %v, want %s", test.args, o.externalIPs.String(), err, test.want)
+		}
+	}
+	if o, err := runFlags(t, config("AllowServiceExternalIPs: true, Other: true")); err != nil || o.externalIPs.String() != "all" || len(o.notes) != 1 {
+		t.Errorf("%v, %v, notes %q", o.externalIPs, err, o.notes)
+	}
+	for _, wrong := range [][]string{{"--feature-gates=AllowServiceExternalIPs=perhaps"}, {"--external-ips=some"}} {
+		if _, err := runFlags(t, wrong...); err == nil {
+			t.Errorf("%q: no error", wrong)
+		}
+	}
+}

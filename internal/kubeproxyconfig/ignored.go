@@ -14,7 +14,7 @@ var used = []string{
 	"iptables.masqueradeAll", "iptables.localhostNodePorts", "iptables.minSyncPeriod",
 	"nftables.masqueradeAll", "nftables.minSyncPeriod", "ipvs.minSyncPeriod", "oomScoreAdj",
 	"conntrack.udpTimeout", "conntrack.udpStreamTimeout",
-	"logging.format", "logging.verbosity",
+	"logging.format", "logging.verbosity", "featureGates.AllowServiceExternalIPs",
 }
 
 // Ignored gives the fields, sorted, that the file sets to something else than
