@@ -11,6 +11,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
@@ -35,7 +36,7 @@ type Server struct {
 	lanes    map[place]*lane
 	lanesOf  [2]int             // those that are not bound to a destination, by service.Family
 	left     []service.PortName // services that went since the last Prune
-	said     map[string]struct{}
+	said     once.Texts
 }
 
 // state is one configuration in force. It never changes.
@@ -59,7 +60,6 @@ func New(o Options) *Server {
 		services: make(map[service.PortName]*portService),
 		groups:   make(map[service.Name]*groups),
 		lanes:    make(map[place]*lane),
-		said:     make(map[string]struct{}),
 	}
 	if err := sys.CanDisown(); err != nil {
 		s.once("UDP sockets", "other processes of this user on this node can join them and take a share of the datagrams (CAP_CHOWN is missing): "+err.Error())
@@ -165,12 +165,9 @@ func (s *Server) warn(port *service.Port, problem error) {
 
 // once logs a problem of an object, unless it was logged before.
 func (s *Server) once(object, problem string) {
-	key := object + ": " + problem
-	if _, was := s.said[key]; was {
-		return
+	if s.said.First(object + ": " + problem) {
+		s.log.Warn().Str("object", object).Msg(problem)
 	}
-	s.said[key] = struct{}{}
-	s.log.Warn().Str("object", object).Msg(problem)
 }
 
 // Lane gives what the datagrams to a service port are to be steered to.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/datagram"
+	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
@@ -59,8 +60,8 @@ type Manager struct {
 	leaving       leaving
 	silenced      []silenced // oldest first
 	planner       planner
-	said          map[string]struct{} // warnings that were given already
-	incomplete    bool                // the last Apply did not succeed wholly
+	said          once.Texts // warnings that were given already
+	incomplete    bool       // the last Apply did not succeed wholly
 }
 
 // Options are what a Manager works with, beside its Config.
@@ -107,7 +108,6 @@ func New(o Options) *Manager {
 		clock:         poll.Nanotime,
 		claims:        newClaims(),
 		planner:       newPlanner(),
-		said:          make(map[string]struct{}),
 	}
 	if most := m.traits.MaxLanes; most > 0 {
 		m.config.MaxLanes = min(m.config.MaxLanes, most)
@@ -345,20 +345,11 @@ func (m *Manager) warn(port *service.Port, problem error) {
 	m.once("Service "+port.Name.Name.String(), problem)
 }
 
-// mostSaid bounds the memory of what was logged.
-const mostSaid = 4096
-
 // once logs a problem of an object, unless it was logged before.
 func (m *Manager) once(object string, problem error) {
-	key := object + ": " + problem.Error()
-	if _, was := m.said[key]; was {
-		return
+	if m.said.First(object + ": " + problem.Error()) {
+		m.log.Warn().Str("object", object).Msg(problem.Error())
 	}
-	if len(m.said) == mostSaid {
-		clear(m.said) // rather some of it twice than to grow for ever
-	}
-	m.said[key] = struct{}{}
-	m.log.Warn().Str("object", object).Msg(problem.Error())
 }
 
 // Maintain does what has to be done from time to time: it follows the node's
