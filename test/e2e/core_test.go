@@ -1,0 +1,45 @@
+package e2e
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+)
+
+// TestFatalSignalLeavesNoCore ends the program by signals that make others dump
+// their memory, which holds relayed bytes, with no limit to the size of a core file.
+func TestFatalSignalLeavesNoCore(t *testing.T) {
+	t.Parallel()
+	for _, s := range []syscall.Signal{syscall.SIGABRT, syscall.SIGSEGV, syscall.SIGQUIT, syscall.SIGBUS, syscall.SIGTRAP, syscall.SIGSYS} {
+		dir := t.TempDir()
+		cmd := exec.Command("sh", "-c", `ulimit -c unlimited; exec "$0" "$@"`, built(t), "explain", "--manifests", dir, "-f", "-")
+		cmd.Dir, cmd.Env = dir, []string{"PATH=" + os.Getenv("PATH")}
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// Its first answer shows that it is the program, and has begun.
+		_, _ = io.WriteString(in, "{}\n")
+		if _, err := out.Read(make([]byte, 1)); err != nil {
+			t.Fatalf("no answer: %v", err)
+		}
+		if err := cmd.Process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, out)
+		_ = cmd.Wait()
+		if status := cmd.ProcessState.Sys().(syscall.WaitStatus); status.CoreDump() || status.ExitStatus() != 2 && !status.Signaled() {
+			t.Errorf("%v: %v", s, cmd.ProcessState)
+		}
+		in.Close()
+	}
+}
