@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -35,7 +36,7 @@ type clients struct {
 	ports   [2]uint16
 	held    map[netip.Addr]*client // nil while no rule leads to the tables
 	unused  []unusedClient         // the longest unused first
-	uplinks [2][]int               // interfaces of default routes, by family
+	uplinks [2][]int               // interfaces that lead to other nodes, by family
 	failed  error                  // of a Hold since the last apply, which tells it
 }
 
@@ -122,8 +123,8 @@ func (c *clients) Hold(addr netip.Addr) (ports [2]uint16, err error) {
 }
 
 // isBehindLocked tells whether a client reaches others by this node: there is no
-// router on the way to it, and it is not on the network that this node has its
-// own router on.
+// router on the way to it, and it is neither on the network that this node has its
+// own router on, nor at the other end of a tunnel.
 func (c *clients) isBehindLocked(addr netip.Addr) bool {
 	routes, err := c.nl.RouteGet(addr.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -133,12 +134,7 @@ func (c *clients) isBehindLocked(addr netip.Addr) bool {
 	if k.Gw != nil || k.Via != nil || len(k.MultiPath) > 0 {
 		return false
 	}
-	for _, uplink := range c.uplinks[service.FamilyOf(addr)] {
-		if k.LinkIndex == uplink {
-			return false
-		}
-	}
-	return true
+	return !slices.Contains(c.uplinks[service.FamilyOf(addr)], k.LinkIndex)
 }
 
 // Release takes back what Hold did.
@@ -223,7 +219,8 @@ func (c *clients) apply(f service.Family) (changed bool, err error) {
 	return changed, errors.Join(errs...)
 }
 
-// readUplinksLocked gives the interfaces of the default routes.
+// readUplinksLocked gives the interfaces of the default routes, and those that
+// resolve no addresses, as tunnels: their routes need no gateway.
 func (c *clients) readUplinksLocked(f service.Family) (links []int, err error) {
 	routes, err := c.router.routesBy(c.lister, f, syscall.RT_TABLE_MAIN)
 	if err != nil {
@@ -236,6 +233,15 @@ func (c *clients) readUplinksLocked(f service.Family) (links []int, err error) {
 		links = append(links, k.LinkIndex)
 		for _, hop := range k.MultiPath {
 			links = append(links, hop.LinkIndex)
+		}
+	}
+	list, err := c.nl.LinkList()
+	if err != nil {
+		return links, fmt.Errorf("interfaces: %w", err)
+	}
+	for _, l := range list {
+		if a := l.Attrs(); a.RawFlags&syscall.IFF_NOARP != 0 {
+			links = append(links, a.Index)
 		}
 	}
 	return links, nil

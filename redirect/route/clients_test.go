@@ -34,6 +34,17 @@ func TestClientsHaveRoutesWhileTheyAreServed(t *testing.T) {
 	if _, err := replies.Clients.Hold(c.Pods[0].IPv4); err == nil {
 		t.Error("a client is held before any rule leads to its route")
 	}
+	netns.Wire(t, c.Node.Namespace, "tunnel", nil, c.World.Namespace, "tunnel", nil)
+	tunnel, err := c.Node.Netlink().LinkByName("tunnel")
+	if err == nil {
+		err = c.Node.Netlink().LinkSetARPOff(tunnel)
+	}
+	if err == nil {
+		err = c.Node.AddLinkRoute(netip.MustParsePrefix("10.244.9.0/24"), "tunnel")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	apply(t, r, state, true)
 	apply(t, r, state, false)
 	behind, others := [2]uint16{61000, 63267}, [2]uint16{63268, 65534}
@@ -47,6 +58,7 @@ func TestClientsHaveRoutesWhileTheyAreServed(t *testing.T) {
 		{"a pod again", c.Pods[0].IPv4, behind},
 		{"a pod of another node", c.Remote[0].IPv4, others},
 		{"a pod of another node, IPv6", c.Remote[0].IPv6, others},
+		{"by a tunnel without gateway", netip.MustParseAddr("10.244.9.2"), others},
 		{"by the default route", netip.MustParseAddr("192.0.2.1"), others},
 		{"on the network of the default route", c.World.IPv6, others},
 	} {
@@ -54,7 +66,7 @@ func TestClientsHaveRoutesWhileTheyAreServed(t *testing.T) {
 			t.Errorf("%s: ports %v, %v, want %v", k.what, got, err, k.ports)
 		}
 	}
-	const all = "10.244.1.2/32 8377, fd00:244:1::2/128 8377, 10.244.2.2/32 8378, 192.0.2.1/32 8378, fd00:244:2::2/128 8378, fd00:9::2/128 8378"
+	const all = "10.244.1.2/32 8377, fd00:244:1::2/128 8377, 10.244.2.2/32 8378, 10.244.9.2/32 8378, 192.0.2.1/32 8378, fd00:244:2::2/128 8378, fd00:9::2/128 8378"
 	if got := clientRoutes(t, r); got != all {
 		t.Errorf("got %s, want %s", got, all)
 	}
@@ -86,7 +98,7 @@ func TestClientsHaveRoutesWhileTheyAreServed(t *testing.T) {
 	if _, err := r.Apply(state); err != nil {
 		t.Fatal(err)
 	}
-	const left = "fd00:244:1::2/128 8377, 10.244.2.2/32 8378, 192.0.2.1/32 8378, fd00:244:2::2/128 8378"
+	const left = "fd00:244:1::2/128 8377, 10.244.2.2/32 8378, 10.244.9.2/32 8378, 192.0.2.1/32 8378, fd00:244:2::2/128 8378"
 	if got := clientRoutes(t, r); got != left {
 		t.Errorf("after a time: %s, want %s", got, left)
 	}
