@@ -33,7 +33,7 @@ type conn struct {
 
 // ownTroublePause is how long a dial waits when the node itself, not an
 // endpoint, stands in its way (no descriptor, no local port): times the number of
-// attempts made.
+// attempts made, up to longestPause.
 const ownTroublePause = 25 * time.Millisecond
 
 // dial begins the next attempt, on the endpoint that the balancer proposes. If
@@ -96,7 +96,7 @@ func (c *conn) attemptFailed(errno sys.Errno) (waits bool) {
 	}
 	w.manager.stats.ownTrouble.Add(1)
 	c.plan.Excuse()
-	w.loop.Schedule(&c.timer, poll.Nanotime()+int64(ownTroublePause)*int64(c.plan.Attempts()), c)
+	w.loop.Schedule(&c.timer, poll.Nanotime()+int64(min(ownTroublePause*time.Duration(c.plan.Attempts()), longestPause)), c)
 	return true
 }
 

@@ -170,3 +170,27 @@ func TestNamespaceLimitResetsAndIsRecorded(t *testing.T) {
 		}
 	}
 }
+
+// A Service that goes while its connections wait for a place takes nothing with
+// it: they end, and other Services are served.
+func TestServiceGoesWhileItsConnectionsWait(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), func(o *Options) {
+		o.MaxServiceDialing = 2
+		o.Plan.Timeouts = []time.Duration{500 * time.Millisecond}
+		o.Plan.Total = 500 * time.Millisecond
+	})
+	n.apply(web("well", "10.96.0.2", n.echo(0, 8080)))
+	for range 3 {
+		n.apply(web("dead", "10.96.0.1", n.silent()))
+		ended := n.rush(8, "10.96.0.1:80")
+		wait.True(t, "as many as may wait for the endpoint", func() bool { return n.manager.Stats().Dialing == 2 })
+		n.apply(gone("dead", 1))
+		n.pass()
+		wait.True(t, "all have ended", func() bool { return ended.Load() == 8 && n.manager.Stats().Open == 0 })
+		c := n.dial("10.96.0.2:80")
+		name(t, c)
+		_ = c.Close()
+		wait.True(t, "nothing is open", func() bool { return n.manager.Stats().Open == 0 })
+	}
+}
