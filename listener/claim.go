@@ -31,6 +31,7 @@ type claim struct {
 	fault   fault         // why there is none
 	problem error         // the same in the kernel's words
 	told    fault         // the fault that is in the log
+	counted holding       // what the shares hold of it
 }
 
 // fault is why a destination cannot be claimed.
@@ -80,7 +81,7 @@ func (m *Manager) claim(c *claim) error {
 		m.join(s)
 	}
 	c.socket, c.does, c.fault, c.problem = s, c.outlet.action, noFault, nil
-	m.stats.claims.Add(1)
+	m.account(c)
 	return nil
 }
 
@@ -169,7 +170,7 @@ func (m *Manager) unclaim(c *claim) {
 	}
 	s := c.socket
 	c.socket = nil
-	m.stats.claims.Add(-1)
+	m.account(c)
 	if m.hide(s) != nil {
 		sys.LetGo(s.fd)
 	}

@@ -238,7 +238,7 @@ func TestClaimsAreBounded(t *testing.T) {
 	options, log := onAddresses(lab)
 	n := newNode(t, lab, func(o *Options) {
 		options(o)
-		o.MaxClaims, o.MaxConnections, o.Descriptors = 4, 1000, 24
+		o.MaxClaims, o.MaxConnections, o.Descriptors = 8, 1000, 24 // half of them for one namespace
 	})
 	n.policy.LocalhostNodePorts = true
 	ep := n.echo(0, 8080)

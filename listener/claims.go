@@ -13,12 +13,14 @@ import (
 type claims struct {
 	all     map[service.Destination]*claim
 	missing map[service.Destination]*claim // those without a socket
+	shares  shares
 }
 
 func newClaims() claims {
 	return claims{
 		all:     make(map[service.Destination]*claim),
 		missing: make(map[service.Destination]*claim),
+		shares:  shares{namespaces: make(map[string]int64)},
 	}
 }
 
@@ -95,14 +97,15 @@ func (m *Manager) adjust(c *claim) {
 	if err := m.become(c); err != nil {
 		m.unclaim(c)
 	}
+	m.account(c) // it may be another Service's now
 }
 
 // tryClaim makes a claim's socket, or takes note of why it cannot be made.
 // Claims that have one keep it; the rest wait until there is room.
 func (m *Manager) tryClaim(c *claim) {
 	was := c.fault
-	if m.stats.claims.Load() >= int64(m.config.MaxClaims) {
-		c.fault, c.problem = noRoom, fmt.Errorf("there are %d already", m.config.MaxClaims)
+	if err := m.allows(c); err != nil {
+		c.fault, c.problem = noRoom, err
 	} else if err := m.claim(c); err != nil {
 		c.fault, c.problem = faultOf(err), err
 	}
@@ -156,7 +159,13 @@ func (m *Manager) tellClaims(tried []*claim) {
 		}
 		found[n] = append(found[n], c)
 	}
+	full := 0
 	for _, n := range order {
+		if n.fault == noRoom {
+			if full++; full > mostFull {
+				continue
+			}
+		}
 		object := "Service " + n.name.Name.String()
 		if n.fault == noFault {
 			m.log.Info().Str("object", object).Msgf("%s is served now", subject(n, found[n]))
@@ -166,8 +175,14 @@ func (m *Manager) tellClaims(tried []*claim) {
 		m.log.Warn().Str("object", object).Msg(text)
 		m.report(n.name.Name, text)
 	}
+	if full > mostFull {
+		m.log.Warn().Msgf("%d more ports of Services are not served for want of room", full-mostFull)
+	}
 	m.countClaims()
 }
+
+// mostFull is how many ports are named at once that there is no room for.
+const mostFull = 16
 
 // subjectAddresses is how many addresses one line of the log names.
 const subjectAddresses = 4

@@ -54,7 +54,7 @@ func (m *Manager) claimDatagrams(c *claim) error {
 		return err
 	}
 	c.socket, c.fault, c.problem = &socket{fd: -1}, noFault, nil
-	m.stats.claims.Add(int64(len(m.workers)))
+	m.account(c)
 	return nil
 }
 
@@ -72,7 +72,7 @@ func (m *Manager) becomeDatagrams(c *claim) error {
 // unclaimDatagrams is unclaim for UDP.
 func (m *Manager) unclaimDatagrams(c *claim) {
 	c.socket = nil
-	m.stats.claims.Add(-int64(len(m.workers)))
+	m.account(c)
 	m.datagrams.Unbind(c.outlet.dst)
 }
 

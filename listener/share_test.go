@@ -1,0 +1,76 @@
+package listener
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// greedy gives a namespace's Service with many ports at external IPs, and node
+// ports from first on, if that is not 0.
+func greedy(namespace string, clusterIP string, ports int, protocol corev1.Protocol, first int, externalIPs ...string) service.Change {
+	c := web("greedy", clusterIP, netip.MustParseAddrPort("10.2.1.2:8080"))
+	s := c.Services[0]
+	s.Namespace, s.Spec.Ports, s.Spec.ExternalIPs = namespace, nil, externalIPs
+	c.EndpointSlices[0].Namespace = namespace
+	for i := range ports {
+		p := corev1.ServicePort{Name: fmt.Sprint(i), Port: int32(20000 + i), Protocol: protocol}
+		if first != 0 {
+			s.Spec.Type = corev1.ServiceTypeNodePort
+			p.NodePort = int32(first + i)
+		}
+		s.Spec.Ports = append(s.Spec.Ports, p)
+	}
+	return c
+}
+
+// TestNoNamespaceTakesAllClaims: whatever one namespace asks for, by external IPs
+// or node ports, over TCP or UDP, another one's node port is served; and what a
+// namespace gives back it can have again.
+func TestNoNamespaceTakesAllClaims(t *testing.T) {
+	netns.Require(t)
+	for name, first := range map[string]int{"external IPs": 0, "node ports": 30000} {
+		for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
+			t.Run(fmt.Sprintf("%s %s", name, protocol), func(t *testing.T) {
+				lab := netns.NewLab(t, 1)
+				host := []netip.Addr{lab.Node.IPv4}
+				n := newNode(t, lab, func(o *Options) {
+					o.HostAddresses = func() []netip.Addr { return host }
+					o.MaxClaims = 100
+				})
+				n.apply(service.Change{Host: &service.Host{Addresses: host}})
+				var external []string
+				if first == 0 {
+					external = []string{lab.Node.IPv4.String()}
+				}
+				for round := range 2 {
+					n.apply(greedy("evil", "10.96.0.1", 150, protocol, first, external...))
+					n.apply(greedy("worse", "10.96.0.2", 150, protocol, first+1000*min(first, 1), external...))
+					if held := n.manager.claims.shares.namespaces["evil"]; held > 50 || first == 0 && held > 25 || held < 20 {
+						t.Errorf("evil holds %d of 100", held)
+					}
+					n.apply(nodePort(web("web", "10.96.0.3", netip.MustParseAddrPort("10.2.1.2:8080")), 32000))
+					if at := (service.Destination{Addr: lab.Node.IPv4, Port: 32000, Protocol: service.TCP}); !n.manager.holds(at) {
+						t.Errorf("round %d: the node port of another namespace has no socket, beside %v", round, n.manager.claims.shares.namespaces)
+					}
+					for _, namespace := range []string{"evil", "worse"} {
+						gone := gone("greedy", 1)
+						for i := range gone.Deleted {
+							gone.Deleted[i].Namespace = namespace
+						}
+						n.apply(gone)
+					}
+					n.apply(gone("web", 1))
+					if held := n.manager.stats.claims.Load(); held != 0 || len(n.manager.claims.shares.namespaces) != 0 || n.manager.claims.shares.external != 0 {
+						t.Errorf("round %d: %d are held, %+v", round, held, n.manager.claims.shares)
+					}
+				}
+			})
+		}
+	}
+}
