@@ -100,6 +100,42 @@ func TestConnectionLimitOfAService(t *testing.T) {
 	}
 }
 
+// TestConnectionLimitOfANamespace fills a namespace by one of its Services; the
+// other has no connection left.
+func TestConnectionLimitOfANamespace(t *testing.T) {
+	const limit = 8
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	web := webOn(lab)
+	other := web
+	other.name, other.vips = "other", []string{"10.96.0.11", "fd00:96::11"}
+	p := startProxy(t, lab, []webService{web, other}, "--max-connections-per-namespace", strconv.Itoa(limit))
+	held := hold(t, lab.Client, addresses(80, vip4)[0], limit)
+	for _, target := range addresses(80, other.vips...) {
+		if v := ask(lab.Client, target); !isReset(v.err) {
+			t.Errorf("%s: %v, want a reset", target, v.err)
+		}
+	}
+	alive(t, held)
+	held[0].Close()
+	wait.For(t, "the place of one that ended is free", startTimeout, func() error {
+		return ask(lab.Client, addresses(80, other.vips...)[1]).err
+	})
+	p.stop()
+	limited := 0
+	for _, r := range p.records() {
+		if r.End == "namespace_limit" {
+			limited++
+		}
+	}
+	if limited < 2 {
+		t.Errorf("%d records end with namespace_limit", limited)
+	}
+	if !p.stderr.contains("Namespace default") {
+		t.Error("the log does not name the namespace")
+	}
+}
+
 // leanEcho serves as netns.Host.EchoTCP does with one descriptor for each
 // connection, where io.Copy holds three.
 func leanEcho(t *testing.T, h *netns.Host, port uint16) {
