@@ -294,6 +294,11 @@ func TestQueueBoundCountsRecords(t *testing.T) {
 		if stats := table.Stats(); stats.Dropped != 0 {
 			t.Fatalf("%d records at a time: %d of %d are dropped, the queue has room for %d", each, stats.Dropped, total, bound)
 		}
+		table.queue.mu.Lock()
+		if n := len(table.queue.full); n > bound/batchSize {
+			t.Errorf("%d records at a time: %d batches wait, want them joined to %d", each, n, bound/batchSize)
+		}
+		table.queue.mu.Unlock()
 		end(each)
 		total += each
 		if stats := table.Stats(); stats.Queued != 1+bound || stats.Queued+stats.Dropped != uint64(total) {

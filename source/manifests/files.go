@@ -134,8 +134,8 @@ func containsFile(infos []fs.FileInfo, info fs.FileInfo) bool {
 // above gives the directories that a directory is in, wherever symlinks on the
 // way to it lead.
 func above(dir string) (list []fs.FileInfo) {
-	if real, err := filepath.EvalSymlinks(dir); err == nil {
-		dir = real
+	if target, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = target
 	}
 	for dir != filepath.Dir(dir) {
 		dir = filepath.Dir(dir)
