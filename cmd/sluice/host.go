@@ -3,6 +3,7 @@ package main
 import (
 	"slices"
 
+	"github.com/sluice-proxy/sluice/internal/doctor"
 	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -41,5 +42,17 @@ func (p *proxy) hostChanged(s hostnet.State) {
 	if p.table != nil { // else the first configuration takes them
 		p.reportProblems(p.store.Snapshot())
 		p.enforce(p.store.Snapshot())
+	}
+}
+
+// tellForwardPolicies says once what does not judge clients of Services, though
+// whoever made it may think so.
+func (p *proxy) tellForwardPolicies() {
+	found, err := doctor.ForwardPolicies()
+	if err != nil {
+		p.log.Debug().Err(err).Msg("rules for forwarded packets are not known")
+	}
+	if len(found) > 0 {
+		p.log.Warn().Strs("rules", found).Msg("these rules for forwarded packets do not see what clients send through Services, as it leaves from this node: have network policies judge packets where they leave pods or reach them")
 	}
 }

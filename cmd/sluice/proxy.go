@@ -128,6 +128,7 @@ func (p *proxy) open() error {
 		return err
 	}
 	p.steer = choice.Redirector
+	p.tellForwardPolicies()
 	p.log.Info().Dur("took", choice.Took).Msg(choice.String())
 	if err := p.openAccessLog(); err != nil {
 		return err

@@ -76,6 +76,8 @@ type Prober interface {
 	LockedMemory() (now, most uint64, err error)
 	// Leftovers are things of kube-proxy's that are in the kernel.
 	Leftovers() ([]string, error)
+	// ForwardPolicies are what judges packets that the node forwards.
+	ForwardPolicies() ([]string, error)
 	// Running gives the process that steers here; ok is false if there is none.
 	Running() (pid int, ok bool, err error)
 }
@@ -322,6 +324,15 @@ func others(p Prober) []Finding {
 	case err != nil:
 		left.State, left.Found = Unknown, err.Error()
 	}
+	forward := Finding{Feature: "rules for forwarded packets", State: Fine, Found: "none", Probed: "nftables and iptables listed",
+		NeededBy: "nobody: what clients send through Services does not pass them"}
+	switch found, err := p.ForwardPolicies(); {
+	case len(found) > 0:
+		forward.State, forward.Found = Warning, strings.Join(found, ", ")
+		forward.Remedy = "where they are network policies, have them judge packets as they leave pods or reach them: docs/security.md"
+	case err != nil:
+		forward.State, forward.Found = Unknown, err.Error()
+	}
 	running := Finding{Feature: "running sluice", State: Fine, Found: "none", Probed: "asked for its lock", NeededBy: "at most one in a network namespace"}
 	switch pid, ok, err := p.Running(); {
 	case err != nil:
@@ -331,5 +342,5 @@ func others(p Prober) []Finding {
 	case ok:
 		running.Found = "in another PID namespace"
 	}
-	return []Finding{left, running}
+	return []Finding{left, forward, running}
 }

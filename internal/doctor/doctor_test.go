@@ -29,6 +29,7 @@ type fake struct {
 	sysctls          map[string]string
 	checks           []string
 	files            uint64
+	policies         []string
 	leftovers        []string
 	pid              int
 	running          bool
@@ -58,6 +59,7 @@ func (f *fake) SourceChecks() ([]string, error) {
 func (f *fake) Files() (uint64, uint64, error)        { return f.files, f.files, f.unreadable }
 func (f *fake) LockedMemory() (uint64, uint64, error) { return 8 << 20, ^uint64(0), f.unreadable }
 func (f *fake) Leftovers() ([]string, error)          { return f.leftovers, f.unreadable }
+func (f *fake) ForwardPolicies() ([]string, error)    { return f.policies, f.unreadable }
 func (f *fake) Running() (int, bool, error)           { return f.pid, f.running, f.unreadable }
 func (f *fake) Sysctl(path string) (string, error) {
 	if f.unreadable != nil {
@@ -111,6 +113,7 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		{"VPN", func(f *fake) { f.checks = []string{"all", "wg0"} }, "net.ipv4.conf.*.src_valid_mark", Warning, "1 on all, wg0", "narrows", "tproxy/nftables"},
 		{"port range", func(*fake) {}, "net.ipv4.ip_local_port_range", Fine, "32768 60999", "", "tproxy/nftables"},
 		{"kube-proxy was here", func(f *fake) { f.leftovers = []string{"the interface kube-ipvs0"} }, "leftovers of kube-proxy", Warning, "kube-ipvs0", "cleanup --kube-proxy", "tproxy/nftables"},
+		{"network policies", func(f *fake) { f.policies = []string{"FORWARD of iptables-legacy"} }, "rules for forwarded packets", Warning, "FORWARD", "security.md", "tproxy/nftables"},
 		{"a proxy runs", func(f *fake) { f.pid, f.running = 83, true }, "running sluice", Fine, "process 83", "", "tproxy/nftables"},
 		{"unreadable", func(f *fake) { f.unreadable = errors.New("no proc") }, "open files", Unknown, "no proc", "", "tproxy/nftables"},
 	} {

@@ -76,9 +76,20 @@ func isKubeProxyChain(name string) bool {
 // legacyPatience bounds a call of iptables-legacy-save, which waits for others.
 const legacyPatience = 2 * time.Second
 
-// inLegacyIPTables looks at the tables of iptables-legacy, if there are any: the
-// kernel lists their names, and the program what is in them.
+// inLegacyIPTables counts kube-proxy's chains of iptables-legacy.
 func inLegacyIPTables() ([]string, error) {
+	return eachLegacy(func(program, rules string) string {
+		if n := countChains(rules); n > 0 {
+			return fmt.Sprintf("%d chains %s… of %s", n, kubeProxyChains, program)
+		}
+		return ""
+	})
+}
+
+// eachLegacy looks at the tables of iptables-legacy, if there are any: the
+// kernel lists their names, and the program what is in them. It gives what look
+// says of each family, unless that is "".
+func eachLegacy(look func(program, rules string) string) ([]string, error) {
 	var found []string
 	var errs []error
 	for _, f := range []struct{ names, program string }{
@@ -96,8 +107,8 @@ func inLegacyIPTables() ([]string, error) {
 			errs = append(errs, fmt.Errorf("%s: %w", f.program, err))
 			continue
 		}
-		if n := countChains(string(rules)); n > 0 {
-			found = append(found, fmt.Sprintf("%d chains %s… of %s", n, kubeProxyChains, strings.TrimSuffix(f.program, "-save")))
+		if text := look(strings.TrimSuffix(f.program, "-save"), string(rules)); text != "" {
+			found = append(found, text)
 		}
 	}
 	return found, errors.Join(errs...)

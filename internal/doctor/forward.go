@@ -1,0 +1,97 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+)
+
+// ForwardPolicies names what judges packets that this node forwards, in nftables
+// and iptables, but for kube-proxy's and our own: network policies, for example.
+// What clients send through Services does not pass there, as it leaves from
+// sockets of this node.
+func ForwardPolicies() ([]string, error) {
+	found, err := forwardInNFTables()
+	legacy, legacyErr := eachLegacy(func(program, rules string) string {
+		if judgesForwarded(rules) {
+			return "FORWARD of " + program
+		}
+		return ""
+	})
+	return append(found, legacy...), errors.Join(err, legacyErr)
+}
+
+// passers are chains that judge nothing for anybody else: kube-proxy's and ours.
+func isPasser(chain string) bool {
+	return strings.HasPrefix(chain, kubeProxyChains) || strings.HasPrefix(chain, "SLUICE-")
+}
+
+func forwardInNFTables() ([]string, error) {
+	conn, err := nftables.New()
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	chains, err := conn.ListChains()
+	switch {
+	case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.EPROTONOSUPPORT), errors.Is(err, syscall.EINVAL):
+		return nil, nil // no nf_tables, and so nothing in them
+	case err != nil:
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	var found []string
+	for _, c := range chains {
+		ip := c.Table.Family == nftables.TableFamilyIPv4 || c.Table.Family == nftables.TableFamilyIPv6 || c.Table.Family == nftables.TableFamilyINet
+		if !ip || c.Hooknum == nil || *c.Hooknum != *nftables.ChainHookForward || c.Table.Name == kubeProxyTable {
+			continue
+		}
+		judges := c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop
+		if !judges {
+			rules, err := conn.GetRules(c.Table, c)
+			if err != nil {
+				return found, fmt.Errorf("nftables: %w", err)
+			}
+			judges = slices.ContainsFunc(rules, judgesPackets)
+		}
+		if judges {
+			found = append(found, fmt.Sprintf("chain %s of the nftables table %s", c.Name, c.Table.Name))
+		}
+	}
+	return found, nil
+}
+
+// judgesPackets tells whether a rule decides about packets, or has a chain do so.
+func judgesPackets(r *nftables.Rule) bool {
+	return slices.ContainsFunc(r.Exprs, func(e expr.Any) bool {
+		switch e := e.(type) {
+		case *expr.Verdict:
+			return e.Kind == expr.VerdictDrop || (e.Kind == expr.VerdictJump || e.Kind == expr.VerdictGoto) && !isPasser(e.Chain)
+		case *expr.Reject:
+			return true
+		}
+		return false
+	})
+}
+
+// judgesForwarded is the same for what iptables-save says.
+func judgesForwarded(rules string) bool {
+	for line := range strings.Lines(rules) {
+		words := strings.Fields(line)
+		if len(words) > 1 && words[0] == ":FORWARD" && words[1] == "DROP" {
+			return true
+		}
+		if len(words) < 2 || words[0] != "-A" || words[1] != "FORWARD" {
+			continue
+		}
+		for i, w := range words[:len(words)-1] {
+			if target := words[i+1]; (w == "-j" || w == "-g") && target != "ACCEPT" && target != "RETURN" && !isPasser(target) {
+				return true
+			}
+		}
+	}
+	return false
+}
