@@ -318,9 +318,9 @@ func newPorts(firstReply, lastReply uint16) (p ports) {
 		p.first, p.last = 32768, 60999
 	}
 	reserved := sys.ReservedPorts()
-	p.kernel = without(reserved, p.first, p.last)
+	p.kernel = reserved.Without(p.first, p.last)
 	if firstReply != 0 {
-		p.replies = without(reserved, firstReply, lastReply)
+		p.replies = reserved.Without(firstReply, lastReply)
 	}
 	return p
 }
@@ -333,16 +333,6 @@ func (p *ports) repliesWithin(ends [2]uint16) []uint16 {
 		to++
 	}
 	return p.replies[from:to]
-}
-
-// without gives the ports of a range that are not reserved.
-func without(reserved *sys.PortSet, first, last uint16) (list []uint16) {
-	for port := int(first); port <= int(last); port++ {
-		if !reserved.Has(uint16(port)) {
-			list = append(list, uint16(port))
-		}
-	}
-	return list
 }
 
 // kernelGives tells whether the kernel may give a port away.

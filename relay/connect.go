@@ -115,18 +115,18 @@ func (lp *localPorts) turn(now int64) {
 	}
 }
 
-// choose gives the next port that may be taken. It is false if there is none.
-func (lp *localPorts) choose() (port uint16, ok bool) {
+// choose gives the next port that is not reserved; if all are, the next one.
+func (lp *localPorts) choose() (port uint16) {
 	for range lp.count() {
 		lp.next += lp.step
 		if size := int(lp.ports.Last) - int(lp.ports.First) + 1; lp.next >= size {
 			lp.next %= lp.step
 		}
 		if port = lp.ports.First + uint16(lp.next); !lp.keep.Has(port) {
-			return port, true
+			return port
 		}
 	}
-	return 0, false
+	return port
 }
 
 // Connect begins to connect to an endpoint, as sys.ConnectTCP does, for a link
@@ -215,8 +215,8 @@ func (w *Worker) connectFrom(ports *localPorts, endpoint netip.AddrPort, local n
 		local = sys.Unspecified(endpoint.Addr())
 	}
 	for range min(tries, ports.count()) {
-		port, ok := ports.choose()
-		if !ok || port == endpoint.Port() {
+		port := ports.choose()
+		if port == endpoint.Port() {
 			continue // see ConnectOwn
 		}
 		fd, e = w.connect(endpoint, netip.AddrPortFrom(local, port), o)

@@ -28,6 +28,20 @@ type PortSet [1 << 16 / 64]uint64
 // Has tells whether a port is in the set.
 func (s *PortSet) Has(port uint16) bool { return s != nil && s[port/64]&(1<<(port%64)) != 0 }
 
+// Without gives the ports of a range that are not in the set; the whole range if
+// all are.
+func (s *PortSet) Without(first, last uint16) (list []uint16) {
+	for port := int(first); port <= int(last); port++ {
+		if !s.Has(uint16(port)) {
+			list = append(list, uint16(port))
+		}
+	}
+	if list == nil && s != nil {
+		return (*PortSet)(nil).Without(first, last)
+	}
+	return list
+}
+
 // ReservedPorts returns the ports that the administrator reserves for servers
 // (net.ipv4.ip_local_reserved_ports), in the network namespace of the calling
 // thread's process; nil if there are none, or nobody knows.

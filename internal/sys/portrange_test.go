@@ -13,6 +13,12 @@ func TestReservedPortsAreRead(t *testing.T) {
 	if none := parsePorts(""); none != nil || none.Has(80) {
 		t.Error("an empty list has ports")
 	}
+	if got := s.Without(9000, 9003); len(got) != 1 || got[0] != 9003 {
+		t.Errorf("9000 to 9003 without those: %v", got)
+	}
+	if got := s.Without(9000, 9002); len(got) != 3 {
+		t.Errorf("a range that is reserved as a whole: %v", got)
+	}
 	for _, broken := range []string{"x", "1-", "-", "70000", "5-x"} {
 		if *parsePorts(broken) != (PortSet{}) {
 			t.Errorf("%q has ports", broken)
