@@ -24,7 +24,7 @@ func (c *conn) connect(st *state, v *policy.Verdict, ep *service.Endpoint) (int,
 	client := c.record.Client.Addr()
 	traits := &w.manager.traits
 	if ep.MayReturn {
-		o.TTL, o.Mark = redirect.ReturnTTL, traits.PastMark
+		o.TTL, o.Mark = redirect.TTLAfter(sys.ClientTTL(c.client, c.record.VIP.Addr().Is6())), traits.PastMark
 	}
 	if v.SourceFor(client, endpoint.Addr()) != policy.SourceClient || !w.manager.keeps(st, client, endpoint.Addr()) {
 		c.record.Source = conntrack.SourceNode

@@ -6,3 +6,16 @@ package redirect
 // ends there, whatever the way of steering. It reaches every node of a cluster,
 // and no client's packets have so little left.
 const ReturnTTL = 8
+
+// FirstReturnTTL is the same over TCP for a connection that has passed no other
+// proxy: an endpoint may be a node port of another cluster, or of another node,
+// whose proxy takes it to a pod.
+const FirstReturnTTL = 24
+
+// TTLAfter gives the TTL towards such an endpoint for a client's TTL.
+func TTLAfter(client int) int {
+	if client > FirstReturnTTL {
+		return FirstReturnTTL
+	}
+	return ReturnTTL
+}

@@ -288,6 +288,21 @@ func SetTTL(fd int, v6 bool, ttl int) Errno {
 	return setInt(fd, unix.IPPROTO_IP, unix.IP_TTL, ttl)
 }
 
+// ClientTTL gives the TTL, or hop limit, that the client's packet had with which
+// an accepted connection was made; 0 if that is not known. The kernel keeps it
+// where sockets for datagrams keep that of what they send to groups.
+func ClientTTL(fd int, v6 bool) int {
+	level, option := unix.IPPROTO_IP, unix.IP_MULTICAST_TTL
+	if v6 {
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS
+	}
+	ttl, e := getInt(fd, level, option)
+	if e != 0 {
+		return 0
+	}
+	return ttl
+}
+
 // setMinTTL has a TCP socket ignore packets with less.
 func setMinTTL(fd int, v6 bool, ttl int) Errno {
 	if v6 {

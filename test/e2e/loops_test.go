@@ -122,11 +122,41 @@ func servedAtItsOwnAddress(t *testing.T, m mode, node string, tracked bool) {
 	p.stop()
 }
 
+// TestServiceLeadsToAnotherClustersNodePort has a Service whose endpoint is a node
+// port of another cluster, which has a proxy too, and this cluster has a node port
+// of the same number.
+func TestServiceLeadsToAnotherClustersNodePort(t *testing.T) {
+	forModes(t, func(t *testing.T, m mode) {
+		c := netns.NewCluster(t)
+		c.Remote[0].WitnessTCP(t, 8080)
+		here, there := newClusterProxy(t, c), newProxy(t, c.Node2)
+		here.mode, there.mode = m, m
+		web := loop{name: "web", number: 40, port: 80, nodePort: 30080, endpoint: hostAddrs(c.Pods[0]), target: 8080, node: "node"}
+		remote := loop{name: "remote", number: 41, port: 80, endpoint: hostAddrs(c.Node2), target: 30080}
+		here.write("web.yaml", web.yaml())
+		here.write("remote.yaml", remote.yaml())
+		web.endpoint, web.node = hostAddrs(c.Remote[0]), "node2"
+		there.write("web.yaml", web.yaml())
+		here.start(decisionFlags()...)
+		there.start(decisionFlags("--hostname-override", "node2")...)
+		for _, from := range []client{{name: "pod", Host: c.Pods[0]}, {name: "node", Host: c.Node}, {name: "outside", Host: c.Outside}} {
+			for _, vip := range remote.vips() {
+				at := netip.AddrPortFrom(netip.MustParseAddr(vip), remote.port)
+				if _, got := from.visit("tcp", at, nil, startTimeout); !strings.HasPrefix(got, "pod-3:8080 ") {
+					t.Errorf("%s to %s: %s", from.name, at, got)
+				}
+			}
+		}
+		here.stop()
+		there.stop()
+	})
+}
+
 // TestServicesThatLeadToThemselvesEnd: a Service whose endpoint is its own
 // cluster IP; two Services whose endpoints are each other's external IPs, or each
 // other's cluster IPs; and two whose endpoints are each other's node ports, on two
-// nodes that both have a proxy. A connection or a datagram ends after one more
-// proxy at the most, and the nodes have nothing to do afterwards.
+// nodes that both have a proxy. A datagram ends after one more
+// proxy at the most, a connection after two, and the nodes have nothing to do afterwards.
 func TestServicesThatLeadToThemselvesEnd(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		c := netns.NewCluster(t)
@@ -187,7 +217,7 @@ func TestServicesThatLeadToThemselvesEnd(t *testing.T) {
 		for range attempts {
 			<-done
 		}
-		// Each was accepted once, and by one more proxy at the most; datagrams are
+		// Each was accepted by two proxies at the most; datagrams are
 		// repeated by the client, and keep their session.
 		for _, p := range proxies {
 			wait.For(t, "connections end", startTimeout, func() error {
