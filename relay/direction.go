@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"time"
+
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
@@ -34,6 +36,9 @@ const (
 	probed                       // Probe has tried to read
 	failed                       // Probe found it reset
 	slow                         // the destination took less than it was offered, last time
+	measured                     // it is known whether the source is far away
+	far                          // it is: its receive buffer grows by itself
+	widened                      // the direction has the buffers of a bulk stream
 )
 
 const (
@@ -44,6 +49,15 @@ const (
 	demoteBelow = 32 << 10
 	// demoteAfter is how many turns in a row below that make it quiet.
 	demoteAfter = 2
+	// measureAfter is how many bytes a direction delivers before it is looked at
+	// whether its source is far away, so that the receive buffer has to grow for
+	// its rate: a round trip of farAway or more allows less than 4 Gbit/s.
+	measureAfter = 1 << 20
+	farAway      = 500 * time.Microsecond
+	// widenAfter is how many bytes a direction delivers before it has buffers of
+	// bulkBuffer, which cost less CPU time for each byte.
+	widenAfter = 4 << 20
+	bulkBuffer = 2 << 20
 	// slowRead is how much is read at once for a slow destination: what it does
 	// not take has to be held.
 	slowRead = 16 << 10
@@ -60,14 +74,24 @@ func (l *Link) run(i int) {
 	default:
 		for l.copy(i) {
 			if s.streak >= promoteAfter {
-				s.state |= moving
-				s.streak = 0
-				l.worker.stats.Promoted++
-				l.worker.turns.add(l, i)
+				l.promote(i)
 				return
 			}
 		}
 	}
+}
+
+// promote makes a direction a busy one.
+func (l *Link) promote(i int) {
+	w, s := l.worker, &l.sides[i]
+	s.state |= moving
+	s.streak = 0
+	w.stats.Promoted++
+	if i == client {
+		w.stats.Others++
+		w.kernel.limitUnsent(int(l.sides[endpoint].fd), sys.UnsentLimit) // the client's socket has it from its listener
+	}
+	w.turns.add(l, i)
 }
 
 // copy moves at most one bufferful. It reports whether there may be more to do
@@ -131,8 +155,35 @@ func (w *Worker) recv(s *side, p []byte) (int, sys.Errno) {
 
 // came notes that bytes were read from side i.
 func (l *Link) came(i int) {
+	if s := &l.sides[i]; s.bytes >= measureAfter && s.state&widened == 0 {
+		l.widen(i)
+	}
 	if i == endpoint && l.FirstByte == 0 {
 		l.FirstByte = l.worker.loop.Now()
+	}
+}
+
+// widen gives a direction that delivers much larger buffers. Sockets begin with
+// small ones, so that a reader who never reads, or stops soon, pins little of the
+// kernel's memory.
+func (l *Link) widen(i int) {
+	w, s := l.worker, &l.sides[i]
+	if s.state&measured == 0 {
+		s.state |= measured
+		w.stats.Others++
+		if d, e := w.kernel.delivery(int(s.fd)); e == 0 && d.RTT >= farAway {
+			s.state |= far
+			w.stats.Others++
+			w.kernel.freeReceiveBuffer(int(s.fd))
+		}
+	}
+	if s.bytes >= widenAfter {
+		s.state |= widened
+		w.stats.Others += 3
+		w.kernel.limitUnsent(int(l.sides[1-i].fd), bulkBuffer)
+		if s.state&far == 0 {
+			w.kernel.growReceiveBuffer(int(s.fd), bulkBuffer)
+		}
 	}
 }
 

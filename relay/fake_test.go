@@ -64,7 +64,10 @@ type fakeSock struct {
 	pending    bool  // bytes to the peer are not acknowledged
 	acked      int64 // when the peer last acknowledged something
 	unanswered int   // retransmissions since then
-	looks      int   // how often the kernel was asked for these
+	rtt        time.Duration
+	buffer     int // for what is received; 0: as it began, -1: grows by itself
+	unsent     int // what may wait to be sent; 0: as it began
+	looks      int // how often the kernel was asked for these
 
 	closed  bool
 	inOrder bool // it was not closed by a reset
@@ -423,7 +426,16 @@ func (f *fake) setLiveness(fd int, _ sys.Liveness) sys.Errno {
 func (f *fake) delivery(fd int) (sys.Delivery, sys.Errno) {
 	s := f.sock(fd)
 	s.looks++
-	return sys.Delivery{Pending: s.pending, Silence: time.Duration(f.now - s.acked), Unanswered: s.unanswered}, 0
+	return sys.Delivery{Pending: s.pending, Silence: time.Duration(f.now - s.acked), Unanswered: s.unanswered, RTT: s.rtt}, 0
+}
+
+func (f *fake) growReceiveBuffer(fd, bytes int) { f.sock(fd).buffer = bytes }
+
+func (f *fake) freeReceiveBuffer(fd int) { f.sock(fd).buffer = -1 }
+
+func (f *fake) limitUnsent(fd, bytes int) sys.Errno {
+	f.sock(fd).unsent = bytes
+	return 0
 }
 
 func (f *fake) socketError(fd int) sys.Errno {

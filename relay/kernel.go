@@ -18,6 +18,9 @@ type kernel interface {
 	splice(from, to, n int) (int, sys.Errno)
 	shutdownWrite(fd int) sys.Errno
 	setLiveness(fd int, l sys.Liveness) sys.Errno
+	growReceiveBuffer(fd, bytes int)
+	freeReceiveBuffer(fd int)
+	limitUnsent(fd, bytes int) sys.Errno
 	delivery(fd int) (sys.Delivery, sys.Errno)
 	socketError(fd int) sys.Errno
 	close(fd int)
@@ -46,6 +49,12 @@ func (linux) splice(from, to, n int) (int, sys.Errno) { return sys.Splice(from, 
 func (linux) shutdownWrite(fd int) sys.Errno { return sys.ShutdownWrite(fd) }
 
 func (linux) setLiveness(fd int, l sys.Liveness) sys.Errno { return sys.SetLiveness(fd, l) }
+
+func (linux) growReceiveBuffer(fd, bytes int) { sys.GrowReceiveBuffer(fd, bytes) }
+
+func (linux) freeReceiveBuffer(fd int) { sys.FreeReceiveBuffer(fd) }
+
+func (linux) limitUnsent(fd, bytes int) sys.Errno { return sys.LimitUnsent(fd, bytes) }
 
 func (linux) delivery(fd int) (sys.Delivery, sys.Errno) { return sys.DeliveryOf(fd) }
 

@@ -237,3 +237,47 @@ func TestNames(t *testing.T) {
 		}
 	}
 }
+
+// TestBuffersOfBulk: buffers grow for a direction that delivers much, and before that
+// only the receive buffer of a source that is far away.
+func TestBuffersOfBulk(t *testing.T) {
+	for side := range 2 {
+		for _, rtt := range []time.Duration{50 * time.Microsecond, 20 * time.Millisecond} {
+			p := quiet(Config{Splice: true})
+			source, destination := p.socks[side], p.socks[1-side]
+			source.rtt = rtt
+			deliver := func(bytes int) {
+				for source.sent < bytes {
+					p.peerSends(side, 200<<10)
+					p.peerReads(1-side, 1<<20)
+					p.settle()
+				}
+			}
+			want := func(buffer, unsent int) {
+				t.Helper()
+				if source.buffer != buffer || destination.unsent != unsent || source.unsent != 0 || destination.buffer != 0 {
+					t.Fatalf("side %d, %v away, after %d bytes: buffer %d, unsent %d, want %d, %d", side, rtt, source.sent, source.buffer, destination.unsent, buffer, unsent)
+				}
+			}
+			grown, limit := 0, 0
+			if rtt > farAway {
+				grown = -1
+			}
+			if side == client {
+				limit = sys.UnsentLimit
+			}
+			deliver(1)
+			want(0, limit)
+			deliver(4 << 20)
+			want(grown, limit)
+			if rtt < farAway {
+				grown = bulkBuffer
+			}
+			deliver(20 << 20)
+			want(grown, bulkBuffer)
+			if p.fault != "" {
+				t.Fatal(p.fault)
+			}
+		}
+	}
+}

@@ -193,6 +193,9 @@ func prepareListener(fd int, fam uintptr, o ListenOptions) (what string, e Errno
 	if e = prepare(fd); e != 0 {
 		return "SO_LINGER, TCP_NODELAY, SO_OOBINLINE", e
 	}
+	if e = LimitUnsent(fd, UnsentLimit); e != 0 {
+		return "TCP_NOTSENT_LOWAT", e
+	}
 	if e = SetLiveness(fd, o.Liveness); e != 0 {
 		return "keepalive", e
 	}
@@ -389,9 +392,11 @@ func setLinger(fd int, l unix.Linger) Errno {
 
 // prepare sets what every socket of the data path has: no delay for small
 // writes; urgent bytes that stay in the stream, where Recv finds them (the kernel
-// would take them out); and a reset when it is closed, so that a stream that is
-// truncated because the process was killed does not look complete.
+// would take them out); a reset when it is closed, so that a stream that is
+// truncated because the process was killed does not look complete; and a receive
+// buffer that does not grow by itself (see FreeReceiveBuffer).
 func prepare(fd int) Errno {
+	fixReceiveBuffer(fd, receiveBuffer)
 	if e := setLinger(fd, unix.Linger{Onoff: 1, Linger: 0}); e != 0 {
 		return e
 	}
@@ -406,6 +411,7 @@ type Delivery struct {
 	Pending    bool          // some are not acknowledged, or not sent because the peer has no room
 	Silence    time.Duration // since the peer's last acknowledgement
 	Unanswered int           // retransmissions or window probes since then
+	RTT        time.Duration // the shortest that was measured lately
 }
 
 // DeliveryOf asks the kernel (TCP_INFO). A peer without room acknowledges window
@@ -418,8 +424,48 @@ func DeliveryOf(fd int) (Delivery, Errno) {
 		Pending:    info.Unacked > 0 || info.Notsent_bytes > 0,
 		Silence:    time.Duration(info.Last_ack_recv) * time.Millisecond,
 		Unanswered: int(max(info.Retransmits, info.Probes)),
+		RTT:        time.Duration(info.Min_rtt) * time.Microsecond,
 	}, e
 }
+
+// receiveBuffer is what the kernel holds at most of what a connection has received
+// and nobody has read, headers included: a window of some 256 KiB. By itself it
+// lets that grow to net.ipv4.tcp_rmem's 6 MiB.
+const receiveBuffer = 512 << 10
+
+// GrowReceiveBuffer gives a connection a larger receive buffer, and the peer a window
+// of it.
+func GrowReceiveBuffer(fd, bytes int) {
+	fixReceiveBuffer(fd, bytes)
+	setInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, bytes)
+}
+
+// fixReceiveBuffer sets the size of a socket's receive buffer, which does not grow by
+// itself any more. Without CAP_NET_ADMIN net.core.rmem_max bounds it. It is not vital.
+func fixReceiveBuffer(fd, bytes int) {
+	if setInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bytes/2) != 0 { // the kernel doubles it
+		SetRecvBuffer(fd, bytes/2)
+	}
+}
+
+// FreeReceiveBuffer lets the kernel choose the size of a connection's receive
+// buffer again, up to net.ipv4.tcp_rmem. It needs Linux 5.14; before that the
+// buffer becomes 6 MiB.
+func FreeReceiveBuffer(fd int) {
+	if setInt(fd, unix.SOL_SOCKET, unix.SO_BUF_LOCK, 0) != 0 {
+		GrowReceiveBuffer(fd, 6<<20)
+	}
+}
+
+// LimitUnsent has the kernel take so many bytes beyond those that it can send at
+// once (TCP_NOTSENT_LOWAT): a peer that does not read holds no more than that.
+// Accepted sockets inherit it.
+func LimitUnsent(fd, bytes int) Errno {
+	return setInt(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, bytes)
+}
+
+// UnsentLimit is the limit of sockets that are accepted.
+const UnsentLimit = 256 << 10
 
 // OutQueue returns how many written bytes the peer has not acknowledged yet
 // (SIOCOUTQ).

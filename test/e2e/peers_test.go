@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"regexp"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -212,4 +214,79 @@ func TestKillResetsConnections(t *testing.T) {
 			t.Errorf("%s: it saw %v, want a reset", r.name, err)
 		}
 	}
+}
+
+// TestSlowReadersHoldLittleMemory has clients and endpoints that never read, then such
+// that read for a while and stop: what the kernel holds for each on the node is
+// bounded, however much is sent to it.
+func TestSlowReadersHoldLittleMemory(t *testing.T) {
+	t.Parallel()
+	lab := netns.NewLab(t, 1)
+	j := newJoiner(t, lab, lab.Backends[0], 8080)
+	startProxy(t, lab, []webService{webOn(lab)})
+	for _, c := range []struct{ read, most int }{
+		{0, 3 << 19}, // with the kernel's own tuning it is 3 to 8 MiB
+		{16 << 20, 5 << 20},
+	} {
+		var writers []*net.TCPConn
+		for range 2 {
+			j.eachEnd(t, func(_ string, reader, writer *net.TCPConn) {
+				go func() {
+					for err := error(nil); err == nil; {
+						_, err = writer.Write(noise()[:1<<18])
+					}
+				}()
+				writers = append(writers, writer)
+				if _, err := io.ReadFull(reader, make([]byte, c.read)); err != nil {
+					t.Fatal(err)
+				}
+			})
+		}
+		held, steady := 0, 0
+		wait.For(t, "what is held does not grow any more", talkTimeout, func() error {
+			now := socketMemory(t, lab.Node)
+			if steady++; now != held {
+				held, steady = now, 0
+			}
+			if steady < 10 {
+				return errNotYet
+			}
+			return nil
+		})
+		each := held / len(writers)
+		t.Logf("%d KiB for each of %d connections that read %d bytes", each>>10, len(writers), c.read)
+		if each > c.most {
+			t.Errorf("the kernel holds %d KiB for a connection whose reader read %d bytes and no more, want at most %d KiB", each>>10, c.read, c.most>>10)
+		}
+		for _, w := range writers {
+			_ = w.SetLinger(0)
+			_ = w.Close()
+		}
+		wait.For(t, "the connections are gone", stopTimeout, func() error {
+			if socketMemory(t, lab.Node) != 0 {
+				return errNotYet
+			}
+			return nil
+		})
+	}
+}
+
+// socketMemory sums up what a host's TCP connections have received and not read,
+// and written and not delivered.
+func socketMemory(t *testing.T, h *netns.Host) (sum int) {
+	t.Helper()
+	out, err := h.Command(t, administration(t, "ss"), "-tmnOH", "state", "connected").CombinedOutput()
+	if err != nil {
+		t.Fatalf("ss: %v\n%s", err, out)
+	}
+	for _, m := range regexp.MustCompile(`skmem:\(r(\d+),.*?,w(\d+),`).FindAllSubmatch(out, -1) {
+		for _, text := range m[1:] {
+			n, err := strconv.Atoi(string(text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += n
+		}
+	}
+	return sum
 }
