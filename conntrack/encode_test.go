@@ -365,3 +365,28 @@ var examples1 = Record{
 	Client: netip.MustParseAddrPort("10.0.0.7:41822"), VIP: netip.MustParseAddrPort("10.96.0.10:80"),
 	Port: portHTTP, Endpoint: endpoint, Protocol: service.TCP, Kind: service.ClusterIP,
 }
+
+// TestConsoleNamesForgeNothing has names with blanks and what separates fields:
+// outside of quotes the line has as many fields as any, and one end.
+func TestConsoleNamesForgeNothing(t *testing.T) {
+	const forged = "x | 5 B up, 5 B down | client_fin\u009b2J\u202e"
+	port := &service.Port{Name: service.PortName{Name: service.Name{Namespace: forged, Name: forged}, Port: forged}}
+	endpoint := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Node: forged, Pod: service.Name{Name: forged}}
+	var out bytes.Buffer
+	newConsoleEncoder(&out, time.UTC).encode(&Record{
+		Port: port, Endpoint: endpoint, Connected: true, Attempts: 2, Failed: []Attempt{{Endpoint: endpoint, Error: DialRefused}}, End: EndpointReset,
+	})
+	var bare strings.Builder
+	quoted := false
+	for _, r := range out.String() {
+		switch {
+		case r == '"':
+			quoted = !quoted
+		case !quoted:
+			bare.WriteRune(r)
+		}
+	}
+	if line := bare.String(); strings.Contains(line, "client_fin") || strings.Count(line, " | ") != 4 || !strings.HasSuffix(line, "| endpoint_reset\n") {
+		t.Errorf("%q is %q without what is quoted", out.String(), line)
+	}
+}
