@@ -259,6 +259,8 @@ var theSettings = []setting{
 		map[string]string{"0": "set it to 1 if this node has pods with IPv6; Sluice itself does not need it"}, "no IPv6"},
 	{"net/ipv4/conf/all/rp_filter", "net.ipv4.conf.all.rp_filter", "clients whose way here is not the way back",
 		map[string]string{"1": "set it to 2 if the way back to clients leads by another interface than their packets come in by"}, ""},
+	{"net/ipv4/conf/all/route_localnet", "net.ipv4.conf.all.route_localnet", "nothing of Sluice's; kube-proxy sets it for node ports on 127.0.0.1",
+		map[string]string{"1": "set it to 0, also for each interface: with 1, hosts on the same link reach what listens on 127.0.0.1 only"}, ""},
 	{"net/bridge/bridge-nf-call-iptables", "net.bridge.bridge-nf-call-iptables", "pods that share a bridge: netfilter sees what they send each other",
 		map[string]string{"0": "nothing for most networks; with pods on one bridge, an endpoint's answer to a client's own address may go past this node: set --reply-ports off there"},
 		"no br_netfilter"},

@@ -40,7 +40,7 @@ func healthy() *fake {
 	return &fake{
 		capabilities: ^uint64(0), files: 1 << 20,
 		sysctls: map[string]string{
-			"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1", "net/ipv4/conf/all/rp_filter": "0",
+			"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1", "net/ipv4/conf/all/rp_filter": "0", "net/ipv4/conf/all/route_localnet": "0",
 			"net/ipv4/ip_local_port_range": "32768\t60999", "net/bridge/bridge-nf-call-iptables": "1",
 		},
 	}
@@ -108,6 +108,7 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		{"few files", func(f *fake) { f.files = 1024 }, "open files", Warning, "1024, at most 1024", "ulimit", "tproxy/nftables"},
 		{"no forwarding", func(f *fake) { f.sysctls["net/ipv4/ip_forward"] = "0" }, "net.ipv4.ip_forward", Warning, "0", "set it to 1", "tproxy/nftables"},
 		{"strict source check", func(f *fake) { f.sysctls["net/ipv4/conf/all/rp_filter"] = "1" }, "net.ipv4.conf.all.rp_filter", Warning, "1", "set it to 2", "tproxy/nftables"},
+		{"loopback for neighbours", func(f *fake) { f.sysctls["net/ipv4/conf/all/route_localnet"] = "1" }, "net.ipv4.conf.all.route_localnet", Warning, "1", "set it to 0", "tproxy/nftables"},
 		{"no br_netfilter", func(f *fake) { delete(f.sysctls, "net/bridge/bridge-nf-call-iptables") }, "net.bridge.bridge-nf-call-iptables", Fine, "is not there: no br_netfilter", "", "tproxy/nftables"},
 		{"bridges past netfilter", func(f *fake) { f.sysctls["net/bridge/bridge-nf-call-iptables"] = "0" }, "net.bridge.bridge-nf-call-iptables", Warning, "0", "--reply-ports off", "tproxy/nftables"},
 		{"VPN", func(f *fake) { f.checks = []string{"all", "wg0"} }, "net.ipv4.conf.*.src_valid_mark", Warning, "1 on all, wg0", "narrows", "tproxy/nftables"},

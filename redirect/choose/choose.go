@@ -235,6 +235,9 @@ func pick(o Options, candidates []way, try func(way, Options) error) (c *Choice,
 			c.Name = w.name
 			return c, nil
 		}
+		if clash := new(redirect.ClashError); errors.As(err, &clash) && !errors.As(err, new(*RepliesError)) {
+			return nil, fmt.Errorf("%s: %w", w.name, err) // not a reason to steer otherwise
+		}
 		if errors.As(err, new(*RepliesError)) && without == nil {
 			without = &w
 		}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/sluice-proxy/sluice/redirect"
 )
 
 // tables keeps our chains of one family.
@@ -47,6 +49,9 @@ func (t *tables) apply(want *contents, sets bool) error {
 		return nil
 	}
 	now, err := t.read()
+	if err == nil && t.text == (ruleset{}) && t.frame == "" {
+		err = t.clash(now)
+	}
 	if err != nil {
 		return err
 	}
@@ -209,11 +214,11 @@ func parseSave(text, prefix string) *present {
 			table, seen = line[1:], map[string]bool{}
 			p.rules[table] = map[string]int{}
 			frame.WriteString(line + "\n")
-		case strings.HasPrefix(line, ":"+prefix):
+		case isOurs(line, ":", prefix):
 			name, _, _ := strings.Cut(line[1:], " ")
 			p.chains[table] = append(p.chains[table], name)
 			frame.WriteString(":" + name + "\n")
-		case strings.HasPrefix(line, "-A "+prefix):
+		case isOurs(line, "-A ", prefix):
 			chain, _, _ := strings.Cut(line[len("-A "):], " ")
 			p.rules[table][chain]++
 			frame.WriteString(line + "\n")
@@ -236,7 +241,50 @@ func parseSave(text, prefix string) *present {
 // leadsTo tells whether a rule jumps to a chain of ours.
 func leadsTo(rule, prefix string) bool {
 	i := max(strings.LastIndex(rule, " -j "+prefix), strings.LastIndex(rule, " -g "+prefix))
-	return i >= 0 && !strings.ContainsAny(rule[i+4:], " \"")
+	return i >= 0 && !strings.ContainsAny(rule[i+4:], " \"") && isOurName(rule[i+4:], prefix)
+}
+
+// isOurs tells whether a line is about a chain whose name is one of ours.
+func isOurs(line, verb, prefix string) bool {
+	rest, ok := strings.CutPrefix(line, verb)
+	name, _, _ := strings.Cut(rest, " ")
+	return ok && isOurName(name, prefix)
+}
+
+// isOurName tells whether a chain has a name that one of ours may have.
+func isOurName(chain, prefix string) bool {
+	name, ok := strings.CutPrefix(chain, prefix)
+	if !ok {
+		return false
+	}
+	if strings.HasPrefix(name, madePrefix) {
+		return true
+	}
+	for _, list := range chainsOf {
+		if slices.ContainsFunc(list, func(c [2]string) bool { return c[0] == name }) {
+			return true
+		}
+	}
+	return false
+}
+
+// isOurs tells whether the chains in a table are ours: chains have no comments,
+// but we make all of ours at once.
+func (p *present) isOurs(table, prefix string) bool {
+	return !slices.ContainsFunc(chainsOf[table], func(c [2]string) bool { return !slices.Contains(p.chains[table], prefix+c[0]) })
+}
+
+// clash gives an error if somebody else has chains with names of ours.
+func (t *tables) clash(now *present) error {
+	for _, table := range tableNames {
+		if chains := now.chains[table]; len(chains) > 0 && !now.isOurs(table, chainPrefix(t.name)) {
+			return &redirect.ClashError{
+				What:   fmt.Sprintf("chain %s of %s -t %s", chains[0], families[t.v].program, table),
+				Remedy: "give the proxy's chains another name (--nft-table), or remove that one",
+			}
+		}
+	}
+	return nil
 }
 
 // withoutEmpty leaves out tables with nothing of ours: which of these are shown
@@ -270,7 +318,7 @@ func (t *tables) remove() (removed []string, err error) {
 	made := map[string][]string{}
 	for _, table := range tableNames {
 		chains := now.chains[table]
-		if len(chains)+len(now.jumps[table]) == 0 {
+		if !now.isOurs(table, chainPrefix(t.name)) {
 			continue
 		}
 		b.WriteString("*" + table + "\n")

@@ -72,6 +72,15 @@ func (f *filter) close() {
 	f.reader.close()
 }
 
+// checkName gives an error if somebody else has a table of that name.
+func (f *filter) checkName() error {
+	c, err := f.reader.contents(f.table.Name)
+	if err != nil {
+		return err
+	}
+	return c.clash(f.table.Name)
+}
+
 // apply puts a plan in force whose difference to the one before is given.
 func (f *filter) apply(c *redirect.Changes, from, p *redirect.Plan) error {
 	if f.synced && c.Empty() {
@@ -244,6 +253,11 @@ func (f *filter) fillWithin(e *elements) (err error) {
 	old, err := f.reader.contents(f.table.Name)
 	if err != nil {
 		return err
+	}
+	if f.generation == 0 { // later, a table of this name stands in the place of ours
+		if err := old.clash(f.table.Name); err != nil {
+			return err
+		}
 	}
 	generation := old.lastGeneration() + 1
 	b, err := f.begin()
@@ -449,10 +463,10 @@ func sameElements(have []element, want []nftables.SetElement) bool {
 	return true
 }
 
-// remove takes the table away. It tells whether there was one.
+// remove takes the table away if it is ours. It tells whether there was one.
 func (f *filter) remove() (bool, error) {
 	c, err := f.reader.contents(f.table.Name)
-	if err != nil || !c.exists {
+	if err != nil || !c.exists || !c.ours() {
 		return false, err
 	}
 	b, err := f.begin()

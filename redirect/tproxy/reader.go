@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
+
+	"github.com/sluice-proxy/sluice/redirect"
 )
 
 // reader reads nftables as the kernel tells them. The library that writes them
@@ -41,6 +43,7 @@ const (
 	attrRuleTable    = 1
 	attrSetTable     = 1
 	attrSetName      = 2
+	attrSetUserData  = 13
 	attrElemListSet  = 2
 	attrElemList     = 3
 	attrElemKey      = 1
@@ -137,9 +140,27 @@ func (r *reader) generation() (uint32, error) {
 // contents names what is in a table.
 type contents struct {
 	exists bool
+	marked bool // a set has our mark
 	sets   []string
 	chains []*nftables.Chain // with name, type, hook and priority
 	rules  int
+}
+
+// ours tells whether the table is one of ours: by its mark or, if it was made by
+// a version that made none, by the names of its sets.
+func (c *contents) ours() bool {
+	return c.marked || len(c.sets) > 0 && !slices.ContainsFunc(c.sets, func(name string) bool {
+		_, ok := generationOf(name)
+		return !ok
+	})
+}
+
+// clash gives an error if somebody else has a table of this name.
+func (c *contents) clash(table string) error {
+	if !c.exists || c.ours() {
+		return nil
+	}
+	return &redirect.ClashError{What: "the nftables table inet " + table, Remedy: "give the proxy's table another name (--nft-table), or remove that one"}
 }
 
 // lastGeneration gives the highest generation of the sets, 0 if there are none.
@@ -169,6 +190,7 @@ func (r *reader) contents(table string) (*contents, error) {
 	}
 	for _, m := range sets {
 		c.sets = append(c.sets, cString(attribute(body(m), attrSetName)))
+		c.marked = c.marked || bytes.Contains(attribute(body(m), attrSetUserData), []byte(mark))
 	}
 	chains, err := r.chains(table)
 	if err != nil {

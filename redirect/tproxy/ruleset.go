@@ -133,6 +133,10 @@ func generationOf(name string) (generation int, ok bool) {
 	return 0, false
 }
 
+// mark is the comment of each set, by which a table of ours is told from somebody
+// else's of the same name.
+const mark = "made by sluice"
+
 // makeSet describes a set, for creating it or its elements.
 func makeSet(table *nftables.Table, k kind, v version, generation int) *nftables.Set {
 	s := &nftables.Set{
@@ -140,6 +144,7 @@ func makeSet(table *nftables.Table, k kind, v version, generation int) *nftables
 		Name:         setName(k, v, generation),
 		KeyType:      families[v].addrType,
 		KeyByteOrder: binaryutil.BigEndian,
+		Comment:      mark,
 	}
 	switch k {
 	case steer, take, refuse, silent, own:

@@ -138,7 +138,8 @@ var (
 var ErrClosed = errors.New("tproxy: closed")
 
 // New gets ready to steer and changes nothing in the kernel. It tells what the
-// kernel or the process lacks by a *redirect.MissingError. What an earlier process left
+// kernel or the process lacks by a *redirect.MissingError, and that somebody else
+// has a table of the same name by a *redirect.ClashError. What an earlier process left
 // behind is taken over by the first Apply.
 func New(opts Options) (*Redirector, error) {
 	opts = opts.withDefaults()
@@ -149,7 +150,11 @@ func New(opts Options) (*Redirector, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := f.probe(); err != nil {
+	err = f.probe()
+	if err == nil {
+		err = f.checkName()
+	}
+	if err != nil {
 		f.close()
 		return nil, err
 	}

@@ -1,0 +1,80 @@
+package iptables
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/steering"
+)
+
+// Promise 6: somebody else's chains are left alone by Cleanup, whatever their names
+// begin with. Where one has a name of ours, Apply says so and changes nothing.
+func TestSomebodyElsesChainsOfOurName(t *testing.T) {
+	modes(t, func(t *testing.T, opts Options) {
+		if opts.NoSets {
+			return
+		}
+		lab := netns.NewLab(t, 0)
+		opts.Route.NetNS = lab.Node.FD()
+		program1 := func(line string) {
+			t.Helper()
+			words := strings.Fields(strings.ReplaceAll(line, "iptables", "iptables-"+string(opts.Variant)))
+			program(t, lab.Node.Namespace, words[0], words[1:]...)
+		}
+		const custom, taken = "SLUICE-CUSTOM", "SLUICE-REFUSE"
+		for _, chain := range []string{custom, taken} {
+			program1("iptables -t filter -N " + chain)
+			program1("iptables -t filter -A " + chain + " -p sctp -j RETURN")
+			program1("iptables -t filter -A INPUT -p sctp -j " + chain)
+		}
+		theirs := func() string {
+			t.Helper()
+			out, err := lab.Node.Command(t, "iptables-"+string(opts.Variant)+"-save", "-t", "filter").Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var lines []string
+			for line := range strings.Lines(string(out)) {
+				if !strings.HasPrefix(line, "#") && strings.Contains(line, "SLUICE-") {
+					lines = append(lines, strings.TrimSpace(line))
+				}
+			}
+			return strings.Join(lines, "\n")
+		}
+		before := theirs()
+		f := steering.NewFront(t, lab.Node, "front")
+		plan := steering.Plan(steering.Steer(f, tcp("10.96.0.10:80")))
+		r, err := New(opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var clash *redirect.ClashError
+		if err := r.Apply(plan); !errors.As(err, &clash) || !strings.Contains(err.Error(), "chain "+taken) {
+			t.Errorf("apply: %v", err)
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := Cleanup(opts); err != nil {
+			t.Error(err)
+		}
+		if after := theirs(); after != before {
+			t.Errorf("before:\n%s\nafter:\n%s", before, after)
+		}
+		program1("iptables -t filter -D INPUT -p sctp -j " + taken)
+		program1("iptables -t filter -F " + taken)
+		program1("iptables -t filter -X " + taken)
+		before = theirs()
+		again := newOne(t, lab.Node, opts)
+		apply(t, again, plan)
+		if err := again.Close(); err != nil {
+			t.Error(err)
+		}
+		if after := theirs(); after != before {
+			t.Errorf("beside ours, before:\n%s\nafter:\n%s", before, after)
+		}
+	})
+}

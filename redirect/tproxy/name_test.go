@@ -1,0 +1,62 @@
+package tproxy
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/nftables"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// Promise 6: somebody else's table of our name is left alone by Cleanup, and named
+// by New. What a killed process of ours left is neither, also if it was made before
+// tables were marked.
+func TestSomebodyElsesTableOfOurName(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	lab.Settle(t)
+	opts := Options{NetNS: lab.Node.FD()}
+	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := &nftables.Table{Name: DefaultTable, Family: nftables.TableFamilyINet}
+	for _, sets := range []string{"", "allowed", "allowed steer4-1"} {
+		conn.AddTable(table)
+		for _, name := range strings.Fields(sets) {
+			if err := conn.AddSet(&nftables.Set{Table: table, Name: name, KeyType: nftables.TypeIPAddr}, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := conn.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		before := lab.Node.Dump(t)
+		var clash *redirect.ClashError
+		if _, err := New(opts); !errors.As(err, &clash) || !strings.Contains(err.Error(), "inet sluice is there and not ours") {
+			t.Errorf("sets %q: new: %v", sets, err)
+		}
+		if removed, err := Cleanup(opts); err != nil || len(removed) != 0 {
+			t.Errorf("sets %q: cleanup: %q, %v", sets, removed, err)
+		}
+		if after := lab.Node.Dump(t); after != before {
+			t.Errorf("sets %q: before:\n%s\nafter:\n%s", sets, before, after)
+		}
+		conn.DelTable(table)
+		if err := conn.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	conn.AddTable(table)
+	if err := conn.AddSet(&nftables.Set{Table: table, Name: "steer4-1", KeyType: nftables.TypeIPAddr}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if removed, err := Cleanup(opts); err != nil || len(removed) != 1 {
+		t.Errorf("made before tables were marked: %q, %v", removed, err)
+	}
+}
