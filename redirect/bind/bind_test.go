@@ -81,7 +81,7 @@ func TestPlansThatCannotBe(t *testing.T) {
 	before := lab.Node.Dump(t)
 	for _, c := range []struct{ local, want string }{
 		{"10.0.0.0/8", "this node's own address 10.1.0.1"},
-		{"0.0.0.0/0", "it overlaps"},
+		{"0.0.0.0/0", "it holds every address"},
 	} {
 		err := r.Apply(redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix(c.local))})
 		if err == nil || !strings.Contains(err.Error(), c.want) {

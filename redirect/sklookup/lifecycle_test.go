@@ -103,7 +103,7 @@ func TestPlansThatCannotBe(t *testing.T) {
 		{steering.Plan(steering.Steer(front, sctp)), "SCTP 10.96.0.10:80: sk_lookup carries TCP and UDP only"},
 		{redirect.Plan{Steer: redirect.MapOf(map[service.Destination]redirect.Target{web4: {Port: 1}})}, "no descriptor"},
 		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("10.0.0.0/8"))}, "this node's own address 10.1.0.1"},
-		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("::/0"))}, "it overlaps"},
+		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("::/0"))}, "it holds every address"},
 	} {
 		if err := r.Apply(c.plan); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("got %v, want %q", err, c.want)
