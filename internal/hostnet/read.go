@@ -71,11 +71,12 @@ func (w *Watcher) read() (State, error) {
 // broadcasts gives the broadcast addresses that come with an address: the last
 // one of its range, which the kernel knows by itself, and the one that is set.
 func broadcasts(a *netlink.Addr) (list []netip.Addr) {
-	ip, bits := a.IP.To4(), 0
+	ip := a.IP.To4()
 	if ip == nil {
 		return nil
 	}
-	if bits, _ = a.Mask.Size(); bits < 31 {
+	bits, _ := a.Mask.Size()
+	if bits < 31 {
 		last := make(net.IP, len(ip))
 		for i := range ip {
 			last[i] = ip[i] | ^a.Mask[i]
