@@ -124,7 +124,7 @@ func TestGonePeerIsGivenUp(t *testing.T) {
 }
 
 // TestPausedPeerIsNotGivenUp: a side that answers may leave bytes unread for ever,
-// though window probes are two minutes apart and one of them is on its way.
+// though window probes are two minutes apart, one is lost and the next on its way.
 func TestPausedPeerIsNotGivenUp(t *testing.T) {
 	p := quiet(Config{GoneAfter: time.Minute})
 	p.peerSends(endpoint, 100)
@@ -133,8 +133,8 @@ func TestPausedPeerIsNotGivenUp(t *testing.T) {
 	c.pending, c.acked = true, p.now
 	for range 1000 {
 		p.elapse(120 * second)
-		c.unanswered = 1
-		p.elapse(second)
+		c.unanswered = unansweredLimit - 1
+		p.elapse(20 * second) // there is a look meanwhile
 		c.unanswered, c.acked = 0, p.now
 	}
 	p.wantEnds(t)
