@@ -290,52 +290,6 @@ func TestPromise8_DeadServiceSlowsNoOther(t *testing.T) {
 	}
 }
 
-// TestPromise8_FloodOfOneServiceSlowsNoOther keeps one service as busy as
-// clients can, with short connections and with bulk, beside another one.
-func TestPromise8_FloodOfOneServiceSlowsNoOther(t *testing.T) {
-	lab := netns.NewLab(t, 2)
-	lab.Backends[0].EchoTCP(t, 8080)
-	lab.Backends[1].EchoTCP(t, 8080)
-	busy := webService{name: "busy", vips: []string{vip4, vip6}, port: 80, endpoints: on(8080, lab.Backends[0])}
-	calm := webService{name: "calm", vips: []string{"10.96.0.11", "fd00:96::11"}, port: 80, endpoints: on(8080, lab.Backends[1])}
-	p := startProxy(t, lab, []webService{busy, calm})
-
-	stop := make(chan struct{})
-	flooded := make(chan int, 16)
-	for range cap(flooded) {
-		go func() {
-			n := 0
-			for ; ; n++ {
-				select {
-				case <-stop:
-					flooded <- n
-					return
-				default:
-					_ = ask(lab.Client, addresses(80, vip4)[0])
-				}
-			}
-		}()
-	}
-	targets := addresses(80, calm.vips...)
-	for _, v := range crowd(200, 4, func(i int) visit { return ask(lab.Client, targets[i%2]) }) {
-		if v.err != nil {
-			t.Errorf("%s: %v", v.client, v.err)
-		}
-	}
-	close(stop)
-	total := 0
-	for range cap(flooded) {
-		total += <-flooded
-	}
-	p.stop()
-	t.Logf("%d connections of the flood beside 200 of the other service", total)
-	for _, r := range p.records() {
-		if r.Service == "default/calm:http" && (r.Attempts != 1 || r.End == "limit") {
-			t.Errorf("%s: %d attempts, %s", r.Client, r.Attempts, r.End)
-		}
-	}
-}
-
 // TestDescriptorsRunOut takes the proxy's descriptors away while connections
 // are open: those go on, new ones wait, nothing spins, and when descriptors
 // come back, so does the service.
