@@ -347,7 +347,6 @@ func (r *Router) wanted(f service.Family, s *State) (w wants, err error) {
 		}
 	}
 	slices.SortFunc(w.routes[1], func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
-	slices.SortFunc(w.rules, compareRules)
 	if len(w.routes[0])+len(w.routes[1]) > 0 {
 		if w.source, err = r.source(f, s); err != nil {
 			return w, err
@@ -358,6 +357,8 @@ func (r *Router) wanted(f service.Family, s *State) (w wants, err error) {
 			w.rules = append(w.rules, r.portRule(d))
 		}
 	}
+	// Only these: the rules of replies have an order of their own, see replyRules.
+	slices.SortFunc(w.rules, compareRules)
 	if !r.hasFamily(f) {
 		return w, nil
 	}

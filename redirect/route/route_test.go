@@ -2,6 +2,7 @@ package route
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -236,6 +237,38 @@ func TestAddsBeforeItRemoves(t *testing.T) {
 	}
 	if want := []string{"add 10.96.0.0/23", "add 192.0.2.2/32", "del 10.96.0.0/24", "del 192.0.2.1/32"}; !slices.Equal(order, want) {
 		t.Errorf("got %q, want %q", order, want)
+	}
+}
+
+// TestPortRulesAreAddedInOrder: the kernel keeps rules of one priority in the
+// order in which they were added, which is by address, port and protocol.
+func TestPortRulesAreAddedInOrder(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	r := open(t, lab.Node, Options{})
+	var ports []service.Destination
+	var want []string
+	for i := range 4 {
+		a := netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})
+		for _, port := range []uint16{53, 80} {
+			for _, p := range []service.Protocol{service.TCP, service.UDP} {
+				ports = append(ports, service.Destination{Addr: a, Port: port, Protocol: p})
+				want = append(want, fmt.Sprintf("%s %d %d", a, port, protocolNumber(p)))
+			}
+		}
+	}
+	apply(t, r, State{Foreign: redirect.SetOf(addrs("192.0.2.0 192.0.2.1 192.0.2.2 192.0.2.3")...), PortRules: redirect.SetOf(ports...)}, true)
+	rules, err := r.rules(service.IPv4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, k := range rules {
+		if own, ok := parseRule(&k); ok && r.isOurRule(&k) {
+			got = append(got, fmt.Sprintf("%s %d %d", own.to, own.first, own.protocol))
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%q, want\n%q", got, want)
 	}
 }
 

@@ -135,9 +135,10 @@ func (r *Router) diffRules(f service.Family, w *wants) (c ruleChanges, err error
 	return c, errors.Join(clashes...)
 }
 
-// compareRules orders rules, so that they are made in the same order each time.
+// compareRules orders the rules of single ports, so that they are added in the
+// same order each time.
 func compareRules(a, b rule) int {
-	return cmp.Or(cmp.Compare(a.priority, b.priority), a.to.Compare(b.to), cmp.Compare(a.first, b.first), cmp.Compare(a.protocol, b.protocol))
+	return cmp.Or(a.to.Compare(b.to), cmp.Compare(a.first, b.first), cmp.Compare(a.protocol, b.protocol))
 }
 
 // clash says what a rule of somebody else's has to do with ours, or nil.
