@@ -23,7 +23,7 @@
 // the program is asked, so they live on whatever plans say (A8.1, A8.7).
 //
 // Where there is netfilter, something may stand beside the program that does the
-// rest (Options.Beside). What it cannot do without: see docs/operations.md. An
+// rest (Options.Beside). What it cannot do without: see docs/steering.md. An
 // address that is not ours to own has policy routing rules for its ports, which
 // the kernel tries one by one. There, an IPv4 destination that is to refuse is
 // silent: the kernel sends no reset from an address that is not local. And a

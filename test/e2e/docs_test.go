@@ -57,7 +57,7 @@ func TestConfigurationIsDocumented(t *testing.T) {
 }
 
 // TestPromisesNameTheirTests wants each test that the README and the pages on
-// architecture and operations name to exist.
+// architecture, operations and steering name to exist.
 func TestPromisesNameTheirTests(t *testing.T) {
 	existing := map[string]bool{}
 	for name := range testSources(t) {
@@ -65,7 +65,7 @@ func TestPromisesNameTheirTests(t *testing.T) {
 		existing[test] = true
 	}
 	named := regexp.MustCompile(`\bTest[A-Z]\w+`)
-	for _, file := range []string{"../../README.md", "../../docs/architecture.md", "../../docs/operations.md"} {
+	for _, file := range []string{"../../README.md", "../../docs/architecture.md", "../../docs/operations.md", "../../docs/steering.md"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

@@ -34,7 +34,7 @@ type mode struct {
 	name     string
 	flags    []string
 	programs string     // the variant of iptables that the node has
-	cannot   []string   // what it lacks; docs/operations.md names it too
+	cannot   []string   // what it lacks; docs/steering.md names it too
 	flush    [][]string // what somebody could run that takes something of ours away
 }
 

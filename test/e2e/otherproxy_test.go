@@ -64,7 +64,7 @@ func TestServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
 			t.Helper()
 			for _, h := range []*netns.Host{lab.Client, lab.Node} {
 				if h == lab.Node && when == labelAdded && m.programs != "" {
-					continue // see "a port at an address that is not this node's" in docs/operations.md
+					continue // see "a port at an address that is not this node's" in docs/steering.md
 				}
 				for _, a := range addresses(s.port, s.vips...) {
 					for _, network := range networks {
