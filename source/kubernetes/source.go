@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -207,11 +208,15 @@ func (s *Source) await(ctx context.Context) bool {
 	}
 	patience := time.NewTimer(nodePatience)
 	defer patience.Stop()
-	for _, ready := range s.wanted {
+	wanted := s.wanted
+	if s.topology.needed.Load() {
+		wanted = append(slices.Clip(wanted), s.topology.nodes.watcher.settled)
+	}
+	for _, ready := range wanted {
 		select {
 		case <-ready:
 		case <-patience.C:
-			s.log.Warn().Msg("the API server is slow to give this node and the ServiceCIDRs; going on without")
+			s.log.Warn().Msg("the API server is slow to give Nodes and ServiceCIDRs; going on without")
 			return true
 		case <-ctx.Done():
 			return false

@@ -463,6 +463,24 @@ func TestNodesAreWatchedForTopologyKeysOnly(t *testing.T) {
 	}
 }
 
+// The first change holds the labels of all nodes, where a Service needs them to
+// choose its endpoints.
+func TestFirstChangeHoldsNodesForTopologyKeys(t *testing.T) {
+	api := newFakeAPI(t)
+	api.put("nodes", node("a", "z1"))
+	api.put("nodes", node("b", "z2"))
+	web := svc("web", "10.96.0.1")
+	web.Annotations = map[string]string{topologyAnnotation: "topology.kubernetes.io/zone,*"}
+	api.put("services", web)
+	f := follow(t, api, Options{NodeName: "a"}, nil)
+	f.expect("default/web=")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if first := f.changes[0]; len(first.Nodes) != 2 {
+		t.Errorf("the first change has the nodes %v", first.Nodes)
+	}
+}
+
 // The rights to ServiceCIDRs are newer than the kind of proxy that we replace:
 // where they are missing, all else is served.
 func TestServiceCIDRsMayBeForbidden(t *testing.T) {

@@ -3,6 +3,7 @@ package kubernetes
 import (
 	"context"
 	"maps"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,13 +20,17 @@ import (
 type topology struct {
 	source *Source
 	wanted chan bool // holds what is wanted until it is seen to
+	needed atomic.Bool
+	nodes  allNodes
 
 	// What follows belongs to the goroutine that watches Services.
 	services map[service.Name]struct{} // those with topology keys
 }
 
 func newTopology(s *Source) *topology {
-	return &topology{source: s, wanted: make(chan bool, 1), services: make(map[service.Name]struct{})}
+	t := &topology{source: s, wanted: make(chan bool, 1), services: make(map[service.Name]struct{})}
+	t.nodes = t.allNodes()
+	return t
 }
 
 // note looks whether a Service has topology keys; nil stands for one that is gone.
@@ -37,6 +42,7 @@ func (t *topology) note(name service.Name, svc *corev1.Service) {
 		delete(t.services, name)
 	}
 	if now := len(t.services) > 0; now != before {
+		t.needed.Store(now)
 		select {
 		case <-t.wanted: // nobody has seen to it yet, and now it does not count
 		default:
@@ -47,7 +53,6 @@ func (t *topology) note(name service.Name, svc *corev1.Service) {
 
 // run begins and ends watching all nodes as it is wanted.
 func (t *topology) run(ctx context.Context) {
-	nodes := t.nodes()
 	for {
 		select {
 		case wanted := <-t.wanted:
@@ -61,7 +66,7 @@ func (t *topology) run(ctx context.Context) {
 		stopped := make(chan struct{})
 		go func() {
 			defer close(stopped)
-			nodes.watcher.run(watching, t.source.link)
+			t.nodes.watcher.run(watching, t.source.link)
 		}()
 		for wanted := true; wanted; {
 			select {
@@ -72,8 +77,8 @@ func (t *topology) run(ctx context.Context) {
 		}
 		stop()
 		<-stopped
-		nodes.box.clear()
-		t.source.link.forget(nodes.watcher.kind)
+		t.nodes.box.clear()
+		t.source.link.forget(t.nodes.watcher.kind)
 	}
 }
 
@@ -82,9 +87,10 @@ type allNodes struct {
 	box     *box[metav1.PartialObjectMetadata, *metav1.PartialObjectMetadata]
 }
 
-// nodes prepares to watch the labels of all nodes but our own, whose object is
+// allNodes prepares to watch the labels of all nodes but our own, whose object is
 // watched already.
-func (t *topology) nodes() allNodes {
+func (t *topology) allNodes() allNodes {
+	w := &watcher{kind: "labels of all nodes", optional: true, object: &metav1.PartialObjectMetadata{}, settled: make(chan struct{})}
 	labels := make(map[string]map[string]string)
 	b := newBox(trimMetadata, func(name service.Name, m *metav1.PartialObjectMetadata) {
 		if name.Name == t.source.options.NodeName {
@@ -100,16 +106,14 @@ func (t *topology) nodes() allNodes {
 		}
 		labels[name.Name] = m.Labels
 		put(t.source.feed, &t.source.feed.nodes, name, &corev1.Node{ObjectMeta: m.ObjectMeta})
-	}, func(int) {})
-	w := &watcher{
-		kind: "labels of all nodes", object: &metav1.PartialObjectMetadata{}, into: b, settled: make(chan struct{}),
-		from: &cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return t.source.client.metadata.Resource(nodesResource).List(ctx, o)
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return t.source.client.metadata.Resource(nodesResource).Watch(ctx, o)
-			},
+	}, func(int) { w.settle() })
+	w.into = b
+	w.from = &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return t.source.client.metadata.Resource(nodesResource).List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return t.source.client.metadata.Resource(nodesResource).Watch(ctx, o)
 		},
 	}
 	return allNodes{watcher: w, box: b}
