@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-proxy/sluice/source/kubernetes"
@@ -58,28 +59,42 @@ In a pod with a service account none of them is needed. sluice demo shows what i
 func (p *proxy) openSource() error {
 	o := p.options
 	if o.manifests != "" {
-		p.manifests = manifests.New(o.manifests, manifests.Options{Logger: p.log, MaxFileSize: o.maxManifestSize})
+		p.manifests = o.openManifests(p.log)
 		p.source = p.manifests
 		return nil
 	}
-	quietKlog(p.log)
-	connection := o.cluster.connection
-	connection.UserAgent = "sluice/" + version
-	client, err := kubernetes.Connect(connection)
+	client, err := o.connect(p.log)
 	if errors.Is(err, kubernetes.ErrNoCluster) {
 		return errNothingToServe
 	}
 	if err != nil {
 		return err
 	}
-	p.cluster = kubernetes.New(client, kubernetes.Options{
-		NodeName:         o.hostname,
-		ServiceProxyName: o.serviceProxyName,
-		MinSyncPeriod:    o.cluster.minSyncPeriod,
-		Logger:           p.log,
-	})
+	p.cluster = o.openCluster(client, p.log)
 	p.source = p.cluster
 	p.events = kubernetes.NewEvents(client, o.hostname, p.log)
 	p.log.Info().Str("server", client.Host()).Str("node", o.hostname).Msg("following the API server")
 	return nil
+}
+
+func (o *decisionOptions) openManifests(log zerolog.Logger) *manifests.Watcher {
+	return manifests.New(o.manifests, manifests.Options{Logger: log, MaxFileSize: o.maxManifestSize})
+}
+
+// connect prepares to reach the API server.
+func (o *runOptions) connect(log zerolog.Logger) (*kubernetes.Client, error) {
+	quietKlog(log)
+	connection := o.cluster.connection
+	connection.UserAgent = "sluice/" + version
+	return kubernetes.Connect(connection)
+}
+
+// openCluster makes what tells of Services in a cluster.
+func (o *runOptions) openCluster(client *kubernetes.Client, log zerolog.Logger) *kubernetes.Source {
+	return kubernetes.New(client, kubernetes.Options{
+		NodeName:         o.hostname,
+		ServiceProxyName: o.serviceProxyName,
+		MinSyncPeriod:    o.cluster.minSyncPeriod,
+		Logger:           log,
+	})
 }

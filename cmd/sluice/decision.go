@@ -37,14 +37,12 @@ type decisionOptions struct {
 	podPrefix            string
 }
 
-// register adds the flags. The meaning of --node-ip is what the two commands
-// do not have in common.
-func (o *decisionOptions) register(f *pflag.FlagSet, nodeIPMeaning string) {
+func (o *decisionOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.manifests, "manifests", "", "directory of Kubernetes manifests (*.yaml, *.yml, *.json, also in folders below)")
 	f.Int64Var(&o.maxManifestSize, "max-manifest-size", manifests.DefaultMaxFileSize, "largest manifest file that is read, in bytes")
 	f.StringVar(&o.hostname, "hostname-override", "", "name of this node (default: the host's name in lower case)")
 	f.StringVar(&o.serviceProxyName, "service-proxy-name", "", "serve only Services whose label "+proxyNameLabel+" has this value (default: those without the label)")
-	f.Var(&o.nodeIPs, "node-ip", nodeIPMeaning)
+	f.Var(&o.nodeIPs, "node-ip", "this node's own addresses, at most one of each family: connections from this node to Services come from them (default: the InternalIP of the Node object, else the default route's source)")
 	f.Var(&o.serviceCIDRs, "service-cidr", "ranges of cluster IPs, beside those of ServiceCIDR objects; without any, and with --service-proxy-name, each cluster IP is steered by itself")
 	f.Var(&o.clusterCIDRs, "cluster-cidr", "ranges of pod addresses; clients in them count as pods")
 	o.detectLocal = choice{value: detectClusterCIDR, allowed: []string{detectClusterCIDR, detectNodeCIDR, detectBridge, detectPrefix}}

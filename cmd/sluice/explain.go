@@ -6,20 +6,23 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"time"
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/sluice-proxy/sluice/internal/explain"
 	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
-	"github.com/sluice-proxy/sluice/source/manifests"
+	"github.com/sluice-proxy/sluice/source/kubernetes"
 )
 
 // explainOptions are the flags of sluice explain.
 type explainOptions struct {
-	decisionOptions
+	*runOptions
 	protocol choice
 	from     string
 	to       string
@@ -31,20 +34,25 @@ type explainOptions struct {
 
 func newExplainCommand() *cobra.Command {
 	o := &explainOptions{
-		protocol: choice{value: "tcp", allowed: []string{"tcp", "udp", "sctp"}},
-		output:   choice{value: "text", allowed: []string{"text", "json"}},
+		runOptions: newRunOptions(),
+		protocol:   choice{value: "tcp", allowed: []string{"tcp", "udp", "sctp"}},
+		output:     choice{value: "text", allowed: []string{"text", "json"}},
 	}
 	cmd := &cobra.Command{
-		Use:   "explain --manifests DIR {--from IP --to IP:PORT | -f FILE}",
+		Use:   "explain [--manifests DIR | --kubeconfig FILE | --config FILE] {--from IP --to IP:PORT | -f FILE}",
 		Short: "Say what becomes of a connection, and why",
 		Long: `Explain decides about a connection as sluice run does, with the same code, and
 says why: what matched, which rules decided, and for each endpoint why it is a
 candidate or is none. It sends no packet, needs no rights and no running proxy.
 
-Its flags are those of sluice run that change decisions. It never looks at the
-addresses and routes of the machine that it runs on: the node's own addresses are
-those of its Node object and of --node-ip, and what leads to interfaces of pods is
-given with --pod-cidr. So its answers are the same everywhere.
+It takes all flags of sluice run, and kube-proxy's configuration file; listed here
+are those that change decisions. Services come from a directory of manifests, or
+once from the API server; --manifests goes before the API server of --config.
+
+It never looks at the addresses and routes of the machine that it runs on: the
+node's own addresses are those of its Node object, of --node-ip and of
+--bind-address, and what leads to interfaces of pods is given with --pod-cidr. So
+its answers are the same everywhere.
 
 With -f, each line of FILE (- for standard input) is a question, and each line of
 output the answer:
@@ -71,17 +79,37 @@ is 1 in the end. docs/explain.md describes the fields.`,
 	f.Var(&o.protocol, "protocol", "what it speaks")
 	f.StringVarP(&o.file, "file", "f", "", "file of questions as lines of JSON, - for standard input; answers are lines of JSON")
 	f.VarP(&o.output, "output", "o", "form of the answer")
-	o.register(f, "this node's own addresses, beside those of its Node object")
+	run := &cobra.Command{}
+	o.register(run)
+	run.Flags().VisitAll(func(flag *pflag.Flag) {
+		flag.Hidden = !slices.Contains(decisionFlags, flag.Name)
+		f.AddFlag(flag)
+	})
+	f.Lookup("node-ip").Usage = "this node's own addresses, beside those of its Node object"
 	f.Var(&o.podCIDRs, "pod-cidr", "ranges of addresses that this node routes to its pods' interfaces, for --detect-local-mode BridgeInterface and InterfaceNamePrefix")
 	return cmd
 }
 
-// validate completes the flags and tells what is wrong with them.
+// decisionFlags are the flags of sluice run that change decisions.
+var decisionFlags = []string{
+	"manifests", "max-manifest-size", "kubeconfig", "master", "config",
+	"hostname-override", "service-proxy-name", "node-ip", "bind-address",
+	"service-cidr", "cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix",
+	"nodeport-addresses", "proxy-mode", "iptables-localhost-nodeports",
+	"external-ips", "feature-gates", "masquerade-all",
+}
+
+// validate completes the flags as sluice run does, and tells what is wrong with
+// them.
 func (o *explainOptions) validate(cmd *cobra.Command) error {
+	if err := o.readConfig(cmd.Flags()); err != nil {
+		return err
+	}
+	if o.manifests != "" && !cmd.Flags().Changed("kubeconfig") {
+		o.cluster.connection.Kubeconfig = "" // of the configuration file
+	}
 	single := o.from != "" || o.to != "" || cmd.Flags().Changed("protocol")
 	switch {
-	case o.manifests == "":
-		return errors.New("there is nothing to decide by: give --manifests DIR, a directory of Kubernetes manifests")
 	case o.file != "" && single:
 		return errors.New("-f and --from, --to, --protocol exclude each other: the questions are in the file")
 	case o.file != "" && cmd.Flags().Changed("output") && o.output.value != "json":
@@ -91,7 +119,7 @@ func (o *explainOptions) validate(cmd *cobra.Command) error {
 	case len(o.podCIDRs) > 0 && o.podInterfaces() == nil:
 		return fmt.Errorf("--pod-cidr counts only with --detect-local-mode %s and %s", detectBridge, detectPrefix)
 	}
-	return o.decisionOptions.validate()
+	return o.runOptions.validate()
 }
 
 func (o *explainOptions) explain(cmd *cobra.Command) error {
@@ -137,17 +165,24 @@ func answerAll(cmd *cobra.Command, table *policy.Table, in io.Reader) error {
 	return nil
 }
 
-// load reads the manifests once. What is wrong with them is said on standard
-// error, as run says it.
+// apiPatience is how long the API server has to give everything.
+const apiPatience = time.Minute
+
+// load reads the manifests, or asks the API server, once. What is wrong is said
+// on standard error, as run says it.
 func (o *explainOptions) load(cmd *cobra.Command) (*policy.Table, error) {
 	out := zerolog.ConsoleWriter{Out: cmd.ErrOrStderr(), NoColor: true, PartsExclude: []string{zerolog.TimestampFieldName}}
 	log := zerolog.New(textWriter(out)).Level(zerolog.WarnLevel)
-	ctx, stop := context.WithCancel(cmd.Context())
+	o.logIgnored(log)
+	objects, err := o.objects(log)
+	if err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithTimeout(cmd.Context(), apiPatience)
 	defer stop()
 	var snap *service.Snapshot
 	store := service.NewStore(o.store())
-	source := manifests.New(o.manifests, manifests.Options{Logger: log, MaxFileSize: o.maxManifestSize})
-	err := source.Run(ctx, func(c service.Change) {
+	err = objects.Run(ctx, func(c service.Change) {
 		if snap == nil {
 			c.Host = &service.Host{Addresses: o.nodeIPs}
 			snap = store.Apply(c)
@@ -158,10 +193,28 @@ func (o *explainOptions) load(cmd *cobra.Command) (*policy.Table, error) {
 		return nil, err
 	}
 	if snap == nil {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return nil, fmt.Errorf("the Services are not known after %s", apiPatience)
+		}
 		return nil, ctx.Err() // interrupted
 	}
 	for _, p := range snap.Problems {
 		log.Warn().Str("object", p.Object).Msg(p.Text)
 	}
 	return policy.Compile(nil, snap, o.config(hostnet.State{PodRanges: o.podCIDRs})), nil
+}
+
+// objects makes what tells of Services: a directory or a cluster.
+func (o *explainOptions) objects(log zerolog.Logger) (source, error) {
+	if o.manifests != "" {
+		return o.openManifests(log), nil
+	}
+	client, err := o.connect(log)
+	if errors.Is(err, kubernetes.ErrNoCluster) {
+		return nil, errors.New("there is nothing to decide by: give --manifests DIR, a directory of Kubernetes manifests, or --kubeconfig FILE")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return o.openCluster(client, log), nil
 }

@@ -135,7 +135,7 @@ SIGHUP reopens the access log.`,
 func (o *runOptions) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.SortFlags = false
-	o.decisionOptions.register(f, "this node's own addresses, at most one of each family: connections from this node to Services come from them (default: the InternalIP of the Node object, else the default route's source)")
+	o.decisionOptions.register(f)
 	o.cluster.register(f)
 	o.kubeProxyOptions.register(f)
 	o.steering.register(f)
