@@ -1,9 +1,11 @@
 package e2e
 
 import (
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -81,4 +83,57 @@ func TestPromisesNameTheirTests(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestDocumentationLinksResolve wants each relative link of a page to lead to a
+// file, and its fragment to a heading of that page.
+func TestDocumentationLinksResolve(t *testing.T) {
+	const root = "../.."
+	links := 0
+	link := regexp.MustCompile(`\]\(([^()\s:#]*)(?:#([^()\s]*))?\)`)
+	err := filepath.WalkDir(root, func(page string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && page != root && strings.HasPrefix(d.Name(), "."):
+			return fs.SkipDir
+		case filepath.Ext(page) != ".md":
+			return nil
+		}
+		text, err := os.ReadFile(page)
+		if err != nil {
+			return err
+		}
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			links++
+			target := page
+			if m[1] != "" {
+				target = filepath.Join(filepath.Dir(page), m[1])
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s links to %s: %v", page, m[0], err)
+			} else if m[2] != "" && !slices.Contains(headings(t, target), m[2]) {
+				t.Errorf("%s links to %s, which has no such heading", page, m[0])
+			}
+		}
+		return nil
+	})
+	if err != nil || links < 50 {
+		t.Fatalf("%d links: %v", links, err)
+	}
+}
+
+// headings gives the names of a page's headings, as GitHub makes them.
+func headings(t *testing.T, page string) []string {
+	t.Helper()
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(string(text), -1) {
+		name := regexp.MustCompile(`[^\w\- ]`).ReplaceAllString(strings.ToLower(m[1]), "")
+		names = append(names, strings.ReplaceAll(name, " ", "-"))
+	}
+	return names
 }
