@@ -118,7 +118,7 @@ func TestDocumentationLinksResolve(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || links < 50 {
+	if err != nil || links < 20 {
 		t.Fatalf("%d links: %v", links, err)
 	}
 }
