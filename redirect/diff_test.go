@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -316,5 +317,43 @@ func TestExcept(t *testing.T) {
 				t.Fatalf("%v without %v: %s is in %d of %v", p, without, a, in, parts)
 			}
 		}
+	}
+}
+
+// TestManyRangesAreValidatedAtOnce has the service ranges cut into many, as a tenant
+// can have it who gives Services to another proxy. To compare each with each takes
+// a minute.
+func TestManyRangesAreValidatedAtOnce(t *testing.T) {
+	var plan Plan
+	for i, whole := range []string{"10.96.0.0/12", "fd00:96::/108"} {
+		var without []netip.Addr
+		base := netip.MustParsePrefix(whole).Addr().AsSlice()
+		for n := range 5000 {
+			b := slices.Clone(base)
+			b[len(b)-2], b[len(b)-1] = byte(n*7>>8), byte(n*7)
+			a, _ := netip.AddrFromSlice(b)
+			without = append(without, a)
+		}
+		var b Builder[netip.Prefix, struct{}]
+		for l := range plan.Local.Keys() {
+			b.Set(l, struct{}{})
+		}
+		for _, l := range Except(netip.MustParsePrefix(whole), without) {
+			b.Set(l, struct{}{})
+		}
+		if plan.Local = b.Map(); plan.Local.Len() < 12_000*(i+1) {
+			t.Fatalf("%d ranges", plan.Local.Len())
+		}
+	}
+	begin := time.Now()
+	if err := plan.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(begin); took > 10*time.Second {
+		t.Errorf("%d ranges took %v", plan.Local.Len(), took)
+	}
+	plan.Local = plan.Local.With(netip.MustParsePrefix("10.0.0.0/8"), struct{}{})
+	if err := plan.Validate(); err == nil {
+		t.Error("a range within another one is accepted")
 	}
 }

@@ -200,9 +200,11 @@ func (c *Changes) Validate(to *Plan) error {
 	return c.validateOthers(to)
 }
 
-// validateLocal looks at ranges. Only for one that is not a single address all
-// others, and all foreign addresses, are gone through.
+// validateLocal looks at ranges. Only if one comes that is not a single address,
+// all ranges and all foreign addresses are gone through, once: another proxy's
+// Services cut the service ranges into many.
 func (c *Changes) validateLocal(to *Plan) error {
+	whole := false
 	for _, l := range c.AddLocal {
 		if err := validPrefix(l); err != nil {
 			return fmt.Errorf("local %s: %w", l, err)
@@ -210,21 +212,23 @@ func (c *Changes) validateLocal(to *Plan) error {
 		if outer, is := within(to.Local, l.Addr(), l.Bits()-1); is {
 			return fmt.Errorf("local %s: lies in %s, which is local too", l, outer)
 		}
-		if l.IsSingleIP() {
-			if to.Foreign.Has(l.Addr()) {
-				return fmt.Errorf("local %s: is foreign, too", l)
-			}
-			continue
+		if !l.IsSingleIP() {
+			whole = true
+		} else if to.Foreign.Has(l.Addr()) {
+			return fmt.Errorf("local %s: is foreign, too", l)
 		}
-		for inner := range to.Local.Keys() {
-			if inner != l && l.Overlaps(inner) {
-				return fmt.Errorf("local %s: lies in %s, which is local too", inner, l)
-			}
+	}
+	if !whole {
+		return nil
+	}
+	for inner := range to.Local.Keys() {
+		if outer, is := within(to.Local, inner.Addr(), inner.Bits()-1); is {
+			return fmt.Errorf("local %s: lies in %s, which is local too", inner, outer)
 		}
-		for a := range to.Foreign.Keys() {
-			if l.Contains(a) {
-				return fmt.Errorf("local %s: takes in the foreign address %s", l, a)
-			}
+	}
+	for a := range to.Foreign.Keys() {
+		if outer, is := within(to.Local, a, a.BitLen()); is {
+			return fmt.Errorf("local %s: takes in the foreign address %s", outer, a)
 		}
 	}
 	return nil
