@@ -79,3 +79,32 @@ func TestNodePortGoesBeforeExternalIP(t *testing.T) {
 		}
 	}
 }
+
+// TestOthersClusterIPCannotBeTaken: an external IP or load balancer IP that is the
+// cluster IP of another proxy's Service is left out, whoever comes first, and is
+// served once that Service is gone.
+func TestOthersClusterIPCannotBeTaken(t *testing.T) {
+	const ip = "10.96.0.20"
+	other := newService("other", ip, withLabel(proxyNameLabel, "x"))
+	for name, claim := range map[string]func(*corev1.Service){"external IP": withExternalIPs(ip), "load balancer IP": withIngress(ip)} {
+		thief := newService("thief", "10.96.0.1", claim)
+		for order, steps := range map[string][]Change{
+			"later":   {services(other), services(thief)},
+			"earlier": {services(thief), services(other)},
+			"at once": {services(thief, other)},
+		} {
+			s := NewStore(StoreOptions{})
+			for _, c := range steps {
+				s.Apply(c)
+			}
+			named := func(text string) bool { return strings.Contains(text, "another proxy serves: left out") }
+			if got := found(s.Snapshot(), ip+":80", TCP); got != "" || !slices.ContainsFunc(problemTexts(s.Snapshot()), named) {
+				t.Errorf("%s, %s: got %q, %q", name, order, got, problemTexts(s.Snapshot()))
+			}
+			s.Apply(Change{Deleted: []ObjectKey{{Kind: KindService, Name: Name{other.Namespace, other.Name}}}})
+			if got := found(s.Snapshot(), ip+":80", TCP); got == "" || len(problemTexts(s.Snapshot())) > 0 {
+				t.Errorf("%s, %s, the other is gone: got %q, %q", name, order, got, problemTexts(s.Snapshot()))
+			}
+		}
+	}
+}

@@ -268,12 +268,23 @@ func (w *world) lookup(d Destination) string {
 	own := slices.Contains(w.host.Addresses, d.Addr)
 	switch {
 	case kind == ClusterIP:
-	case slices.Contains(w.host.Broadcasts, d.Addr),
+	case slices.Contains(w.host.Broadcasts, d.Addr), w.isOthers(d.Addr),
 		w.aims(nameOf(svc, p), d),
 		own && kind == ExternalIP && w.nodePort(d.Protocol, d.Port) != "":
 		return ""
 	}
 	return kind.String() + " " + nameOf(svc, p).String()
+}
+
+// isOthers tells whether another proxy serves the Service of a cluster IP.
+func (w *world) isOthers(a netip.Addr) bool {
+	for _, svc := range w.services {
+		_, labeled := svc.Labels[proxyNameLabel]
+		if _, err := netip.ParseAddr(svc.Spec.ClusterIP); labeled && err == nil && !hasNoClusterIP(svc) && slices.Contains(clusterIPsOf(svc), a) {
+			return true
+		}
+	}
+	return false
 }
 
 // aims tells whether a service port has an endpoint at a destination, usable or

@@ -43,14 +43,34 @@ func parseOther(svc *corev1.Service, label string, labeled bool) *otherSpec {
 	return o
 }
 
-// noteOther takes note that a service gets another spec.
-func (s *Store) noteOther(st *state, next *spec, u *update) {
-	if next != nil && next.other != nil {
-		s.others[st.name] = next.other
-		u.others = true
-	} else if _, was := s.others[st.name]; was {
-		delete(s.others, st.name)
-		u.others = true
+// noteOther takes note that a service gets another spec. Addresses that become
+// another proxy's, or are no more, go into moved.
+func (s *Store) noteOther(st *state, next *spec, moved map[netip.Addr]struct{}, u *update) {
+	was, is := s.others[st.name], (*otherSpec)(nil)
+	if next != nil {
+		is = next.other
+	}
+	if was == nil && is == nil {
+		return
+	}
+	u.others = true
+	delete(s.others, st.name)
+	s.countOther(was, -1, moved)
+	if is != nil {
+		s.others[st.name] = is
+		s.countOther(is, 1, moved)
+	}
+}
+
+func (s *Store) countOther(o *otherSpec, by int32, moved map[netip.Addr]struct{}) {
+	if o == nil {
+		return
+	}
+	for _, a := range o.clusterIPs {
+		if a.IsValid() {
+			bump(s.otherIPs, a, by)
+			moved[a] = struct{}{}
+		}
 	}
 }
 

@@ -44,6 +44,9 @@ func (s *Store) fill(p *Port, st *state, i int, problems []string) []string {
 			return false
 		case what == ClusterIP:
 			return true
+		case s.otherIPs[a] > 0: // a cluster IP cannot be taken, whichever proxy serves it
+			problems = append(problems, fmt.Sprintf("%s %s is the cluster IP of a Service that another proxy serves: left out", what, a))
+			return false
 		case s.hosts.isBroadcast(a):
 			problems = append(problems, fmt.Sprintf("%s %s is the broadcast address of a link: left out", what, a))
 			return false

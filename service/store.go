@@ -40,6 +40,7 @@ type Store struct {
 	owners   map[Name]Name // of each EndpointSlice, its service
 	cidrs    map[string][]netip.Prefix
 	others   map[Name]*otherSpec
+	otherIPs map[netip.Addr]int32 // how many of others have a cluster IP
 	problems map[ObjectKey][]Problem
 	claims   claims
 	hosts    hostAddresses
@@ -71,6 +72,7 @@ func NewStore(options StoreOptions) *Store {
 		owners:   make(map[Name]Name),
 		cidrs:    make(map[string][]netip.Prefix),
 		others:   make(map[Name]*otherSpec),
+		otherIPs: make(map[netip.Addr]int32),
 		problems: make(map[ObjectKey][]Problem),
 		claims:   newClaims(),
 		aims:     newAims(),
@@ -229,19 +231,10 @@ func (s *Store) rehost(nodes *Nodes, u *update) {
 	}
 	var changed map[netip.Addr]struct{}
 	s.hosts, changed = s.hosts.next(host, nodes, s.options.NodeName)
-	if len(changed) == 0 {
-		return
-	}
 	for a := range changed {
 		s.review(clusterIPKey(a), u)
 	}
-	for k, list := range s.claims.byKey {
-		if k.class == byAddress && in(changed, netip.AddrFrom16(k.addr).Unmap()) {
-			for _, c := range list {
-				u.rebuild[c.svc] = struct{}{}
-			}
-		}
-	}
+	s.rebuildAt(changed, u)
 }
 
 func (s *Store) setProblems(k ObjectKey, texts []string, u *update) {
@@ -272,7 +265,7 @@ func (s *Store) respec(u *update) {
 	}
 	slices.SortFunc(changed, func(a, b *state) int { return compareNames(a.name, b.name) })
 
-	touched := make(map[key]struct{})
+	touched, moved := make(map[key]struct{}), make(map[netip.Addr]struct{})
 	s.claims.now++
 	defer clear(s.claims.earlier)
 	for _, st := range changed {
@@ -283,12 +276,29 @@ func (s *Store) respec(u *update) {
 	}
 	for _, st := range changed {
 		s.takeSpec(st, u.respec[st], u)
+		s.noteOther(st, u.respec[st], moved, u)
 		s.claims.enter(st, touched)
 		u.rebuild[st] = struct{}{}
 	}
 	for k := range touched {
 		s.settle(k, u)
 		s.review(k, u)
+	}
+	maps.DeleteFunc(moved, func(a netip.Addr, _ struct{}) bool { return s.claims.outer[a] == 0 })
+	s.rebuildAt(moved, u)
+}
+
+// rebuildAt builds the services that claim one of the addresses.
+func (s *Store) rebuildAt(addrs map[netip.Addr]struct{}, u *update) {
+	if len(addrs) == 0 {
+		return
+	}
+	for k, list := range s.claims.byKey {
+		if k.class == byAddress && in(addrs, netip.AddrFrom16(k.addr).Unmap()) {
+			for _, c := range list {
+				u.rebuild[c.svc] = struct{}{}
+			}
+		}
 	}
 }
 
@@ -324,7 +334,6 @@ func (s *Store) takeSpec(st *state, next *spec, u *update) {
 			ports = append(ports, port)
 		}
 	}
-	s.noteOther(st, next, u)
 	st.spec, st.ports, st.ids = next, ports, ids
 }
 

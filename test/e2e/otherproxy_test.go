@@ -80,6 +80,11 @@ func TestServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
 		answers("ours", "b1", ours, "tcp")
 		answers("rules of another proxy", "b2", translated, "tcp", "udp")
 		answers("routes of another proxy", "b2", routed, "tcp")
+		for i, vip := range translated.vips {
+			taking := strings.Replace(ours.yaml(), "spec:\n", fmt.Sprintf("spec:\n  externalIPs: [%q]\n", vip), 1)
+			p.settled(func() { p.write("web.yaml", taking) })
+			answers(fmt.Sprintf("external IP %d of ours", i), "b2", translated, "tcp", "udp")
+		}
 		held := hold(t, lab.Client, addresses(80, vip4)[0], 1)
 
 		p.settled(func() { p.write("web.yaml", labeled(ours.yaml(), "other")) })
