@@ -105,7 +105,7 @@ func TestServes(t *testing.T) {
 		{c.Pods[0], "tcp [fd00:96::10]:80", "fd00:244:1::2"},
 		{c.Pods[0], "udp 10.96.0.10:5300", "10.244.1.2"},
 		{c.Pods[0], "udp [fd00:96::10]:5300", "fd00:244:1::2"},
-		{c.Node, "tcp 10.96.0.10:80", "10.1.0.1"},
+		{c.Node, "tcp 10.96.0.10:80", "10.9.0.1"},      // the default route's source
 		{c.Outside, "tcp 203.0.113.10:80", "10.1.1.1"}, // A3.9, A3.13
 		{c.Pods[0], "tcp 10.96.0.11:80", "refused"},    // A3.4
 		{c.Outside, "tcp 10.96.0.11:80", "refused"},
