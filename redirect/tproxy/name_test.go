@@ -60,3 +60,29 @@ func TestSomebodyElsesTableOfOurName(t *testing.T) {
 		t.Errorf("made before tables were marked: %q, %v", removed, err)
 	}
 }
+
+// TestProbeRemovesNobodysTable: the table that the probe makes and removes is
+// nobody else's, whatever their names are.
+func TestProbeRemovesNobodysTable(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	lab.Settle(t)
+	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.AddTable(&nftables.Table{Name: DefaultTable + "-probe", Family: nftables.TableFamilyINet})
+	if err := conn.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	before := lab.Node.Dump(t)
+	r, err := New(Options{NetNS: lab.Node.FD()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if after := lab.Node.Dump(t); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+}

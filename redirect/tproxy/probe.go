@@ -1,6 +1,7 @@
 package tproxy
 
 import (
+	"crypto/rand"
 	"slices"
 
 	"github.com/google/nftables"
@@ -39,13 +40,14 @@ func (f *filter) probe() error {
 	return nil
 }
 
-// try adds rules to a table that the same transaction removes.
+// try adds rules to a table that the same transaction removes. Its name is a new
+// one, as the transaction would remove somebody else's table too.
 func (f *filter) try(rules ...[]expr.Any) error {
 	b, err := f.begin()
 	if err != nil {
 		return err
 	}
-	scratch := &nftables.Table{Name: f.table.Name + "-probe", Family: nftables.TableFamilyINet}
+	scratch := &nftables.Table{Name: f.table.Name + "-probe-" + rand.Text(), Family: nftables.TableFamilyINet}
 	b.AddTable(scratch)
 	chain := b.AddChain(&nftables.Chain{Name: "probe", Table: scratch})
 	for _, exprs := range rules {
