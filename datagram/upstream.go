@@ -14,15 +14,16 @@ import (
 
 // upstream is a socket to endpoints, registered with its loop for good.
 type upstream struct {
-	worker  *worker
-	session *session // nil while it is spare, and connected to nothing
-	reg     poll.Registration
-	fd      int32
-	family  service.Family
-	bound   bool  // to a client's address: it cannot be used again
-	trains  bool  // the kernel hands trains over in one piece
-	class   uint8 // DSCP of its packets
-	noTrain bool  // the kernel does not send trains from it
+	worker    *worker
+	session   *session // nil while it is spare, and connected to nothing
+	reg       poll.Registration
+	fd        int32
+	family    service.Family
+	once      bool  // bound, or marked as returning: it cannot be used again
+	untracked bool  // it passes connection tracking
+	trains    bool  // the kernel hands trains over in one piece
+	class     uint8 // DSCP of its packets
+	noTrain   bool  // the kernel does not send trains from it
 	// held is the client's address that answers come back to while the socket is
 	// open, if the way of steering has to be told: see redirect.Clients.
 	held netip.Addr
@@ -120,22 +121,40 @@ func (p *spares) pop() *upstream {
 	return u
 }
 
-// takeUpstream gives a socket that is connected to nothing. fresh says that it
-// must not have been used before.
-func (w *worker) takeUpstream(f service.Family, fresh bool) (*upstream, sys.Errno) {
-	pool := &w.spares[f]
-	if !fresh && pool.len() > leastSpare {
+// pool gives the sockets that can be used again of a family, those that pass
+// connection tracking or the others.
+func (w *worker) pool(f service.Family, untracked bool) *spares {
+	if untracked {
+		return &w.spares[f][1]
+	}
+	return &w.spares[f][0]
+}
+
+// takeUpstream gives a socket that is connected to nothing, and passes connection
+// tracking or not. once says that it is used for this one session alone.
+func (w *worker) takeUpstream(f service.Family, untracked, once bool) (*upstream, sys.Errno) {
+	pool := w.pool(f, untracked)
+	if !once && pool.len() > leastSpare {
 		return w.reuse(pool), 0
 	}
 	fd, errno := sys.UDPSocket(f == service.IPv6)
 	if errno != 0 {
-		if pool.len() == 0 || fresh {
+		if pool.len() == 0 || once {
 			return nil, errno
 		}
 		return w.reuse(pool), 0
 	}
+	if untracked {
+		if errno = sys.SetTransparent(fd, f == service.IPv6); errno == 0 {
+			errno = sys.SetMark(fd, w.server.options.Replies.Mark)
+		}
+		if errno != 0 {
+			sys.Close(fd)
+			return nil, errno
+		}
+	}
 	sys.SetReceiveBuffer(fd, upstreamBuffer) // not vital
-	u := &upstream{worker: w, fd: int32(fd), family: f, bound: fresh}
+	u := &upstream{worker: w, fd: int32(fd), family: f, once: once, untracked: untracked}
 	var err error
 	if u.reg, err = w.loop.Add(fd, 0, poll.Readable, u); err != nil {
 		sys.Close(fd)
@@ -163,8 +182,8 @@ func (u *upstream) drain() {
 // giveUpstream takes a socket back.
 func (w *worker) giveUpstream(u *upstream) {
 	u.session = nil
-	pool := &w.spares[u.family]
-	if u.bound || pool.len() >= w.maxSpare || sys.DisconnectUDP(int(u.fd)) != 0 {
+	pool, other := w.pool(u.family, u.untracked), w.pool(u.family, !u.untracked)
+	if u.once || pool.len()+other.len() >= w.maxSpare || sys.DisconnectUDP(int(u.fd)) != 0 {
 		w.closeUpstream(u)
 		return
 	}
@@ -197,7 +216,7 @@ func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source polic
 	// The kernel may choose the endpoint's own port, if it is one of those that
 	// it gives away. On this node that would connect the socket to itself.
 	choose := source == policy.SourceNode && own && w.server.ports.kernelGives(endpoint.Port())
-	u, errno := w.takeUpstream(service.FamilyOf(endpoint.Addr()), source == policy.SourceClient || untracked || choose || ep.MayReturn)
+	u, errno := w.takeUpstream(service.FamilyOf(endpoint.Addr()), untracked, source == policy.SourceClient || choose || ep.MayReturn)
 	if errno != 0 {
 		return nil, errno
 	}
@@ -213,8 +232,6 @@ func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source polic
 		if ports, errno = w.hold(u, client); errno == 0 {
 			errno = w.connectAs(u, endpoint, client, ports)
 		}
-	case untracked:
-		errno = w.connectUntracked(u, endpoint)
 	case choose:
 		errno = w.connectFrom(u, endpoint, sys.Unspecified(endpoint.Addr()), w.server.ports.kernel)
 	default:
@@ -253,30 +270,7 @@ func (w *worker) hold(u *upstream, client netip.Addr) (ports [2]uint16, errno sy
 	return ports, 0
 }
 
-// connectUntracked connects a socket from the node's address, past connection
-// tracking, or as any other when no port of the range is left.
-func (w *worker) connectUntracked(u *upstream, endpoint netip.AddrPort) sys.Errno {
-	mark := w.server.options.Replies.Mark
-	if mark != 0 {
-		if errno := sys.SetMark(int(u.fd), mark); errno != 0 {
-			return errno
-		}
-	}
-	r := &w.server.options.Replies
-	errno := w.connectAs(u, endpoint, sys.Unspecified(endpoint.Addr()), [2]uint16{r.FirstPort, r.LastPort})
-	if errno != sys.EADDRNOTAVAIL {
-		return errno
-	}
-	if mark != 0 {
-		if errno := sys.SetMark(int(u.fd), 0); errno != 0 {
-			return errno
-		}
-	}
-	return sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPort{})
-}
-
-// connectAs connects a socket from a client's address, or from the node's where
-// that is unspecified. Where answers come back to certain ports only, the port
+// connectAs connects a socket from a client's address. Where answers come back to certain ports only, the port
 // is chosen here: those that the kernel gives by itself are none of them.
 func (w *worker) connectAs(u *upstream, endpoint netip.AddrPort, client netip.Addr, ports [2]uint16) sys.Errno {
 	if ports[0] == 0 || w.server.options.OwnAddress(client) {

@@ -30,7 +30,7 @@ type worker struct {
 	count    int
 	active   []*group // those with sessions
 	outlets  map[netip.AddrPort]*outlet
-	spares   [2]spares // by service.Family
+	spares   [2][2]spares // by service.Family; those that pass connection tracking last
 	held     holder
 	spare    []*session
 	round    uint32 // of the loop; it wraps
@@ -160,8 +160,10 @@ func (w *worker) stop() {
 		o.close()
 	}
 	for f := range w.spares {
-		for w.spares[f].len() > 0 {
-			w.closeUpstream(w.spares[f].pop())
+		for i := range w.spares[f] {
+			for pool := &w.spares[f][i]; pool.len() > 0; {
+				w.closeUpstream(pool.pop())
+			}
 		}
 	}
 	w.loop.Cancel(&w.held.timer)

@@ -128,6 +128,17 @@ func (h hostAddresses) has(a netip.Addr) bool {
 	return is || a.IsLoopback()
 }
 
+// reachable gives those that other hosts may send to.
+func (h hostAddresses) reachable() redirect.Set[netip.Addr] {
+	var b redirect.Builder[netip.Addr, struct{}]
+	for a := range h {
+		if !a.IsLoopback() {
+			b.Set(a, struct{}{})
+		}
+	}
+	return b.Map()
+}
+
 // within gives an address of the node that lies in a range.
 func (h hostAddresses) within(r netip.Prefix) (a netip.Addr, is bool) {
 	for a := range h {

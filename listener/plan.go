@@ -18,6 +18,8 @@ type planner struct {
 	refuse redirect.Builder[service.Destination, struct{}]
 	silent redirect.Builder[service.Destination, struct{}]
 	own    redirect.Builder[service.Destination, struct{}]
+	node   redirect.Set[netip.Addr] // of host
+	host   hostAddresses
 	// lingering are destinations on foreign addresses that are not served any
 	// more but may carry connections; lingeringIPs are cluster IPs of that kind
 	// that no service range covers.
@@ -159,6 +161,9 @@ func (p *planner) lingerIP(a netip.Addr, in bool) {
 
 // finish gives the plan; now is the time, as poll.Nanotime.
 func (p *planner) finish(s *state, now int64) redirect.Plan {
+	if !maps.Equal(s.host, p.host) {
+		p.host, p.node = s.host, s.host.reachable()
+	}
 	p.settle(s.host, now)
 	p.replies = p.replies || s.table.KeepsClients()
 	if p.moved {
@@ -177,6 +182,7 @@ func (p *planner) finish(s *state, now int64) redirect.Plan {
 		Foreign:    p.foreign.Map(),
 		Lingering:  p.lingering.Map(),
 		Own:        p.own.Map(),
+		Node:       p.node,
 
 		Sources:        sources(s),
 		NodeSourceOnly: !p.replies,

@@ -27,6 +27,8 @@ type Changes struct {
 	Unlinger    []service.Destination
 	AddOwn      []service.Destination
 	DropOwn     []service.Destination
+	AddNode     []netip.Addr
+	DropNode    []netip.Addr
 }
 
 // Steering is one destination with its target.
@@ -45,7 +47,7 @@ func (c *Changes) Size() int {
 		len(c.Silence) + len(c.Unsilence) +
 		len(c.AddCluster) + len(c.DropCluster) + len(c.AddLocal) + len(c.DropLocal) +
 		len(c.AddForeign) + len(c.DropForeign) + len(c.Linger) + len(c.Unlinger) +
-		len(c.AddOwn) + len(c.DropOwn)
+		len(c.AddOwn) + len(c.DropOwn) + len(c.AddNode) + len(c.DropNode)
 }
 
 // Touched gives the destinations that any of the changes is about but those of
@@ -92,6 +94,7 @@ func Diff(from, to *Plan) Changes {
 	c.AddForeign, c.DropForeign = diffKeys(from.Foreign, to.Foreign)
 	c.Linger, c.Unlinger = diffKeys(from.Lingering, to.Lingering)
 	c.AddOwn, c.DropOwn = diffKeys(from.Own, to.Own)
+	c.AddNode, c.DropNode = diffKeys(from.Node, to.Node)
 
 	slices.SortFunc(c.Steer, func(a, b Steering) int { return CompareDestinations(a.Destination, b.Destination) })
 	for _, list := range [][]service.Destination{
@@ -99,7 +102,7 @@ func Diff(from, to *Plan) Changes {
 	} {
 		slices.SortFunc(list, CompareDestinations)
 	}
-	for _, list := range [][]netip.Addr{c.AddCluster, c.DropCluster, c.AddForeign, c.DropForeign} {
+	for _, list := range [][]netip.Addr{c.AddCluster, c.DropCluster, c.AddForeign, c.DropForeign, c.AddNode, c.DropNode} {
 		slices.SortFunc(list, netip.Addr.Compare)
 	}
 	for _, list := range [][]netip.Prefix{c.AddLocal, c.DropLocal} {

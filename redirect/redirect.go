@@ -101,6 +101,9 @@ type Plan struct {
 	// example, where listening sockets of ours are bound (A3.15). They need no
 	// steering, and are only kept from connection tracking.
 	Own Set[service.Destination]
+	// Node are this node's own addresses but loopback's. Answers to sockets there
+	// that pass connection tracking are looked for among what comes to them.
+	Node Set[netip.Addr]
 	// Sources are the addresses that this node's own connections to what the plan
 	// names come from (F8). They count as long as an interface has them; else it is
 	// that of the default route.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -19,12 +20,12 @@ type Replies struct {
 	// be from; 0 means any.
 	FirstPort, LastPort uint16
 	// Untracked says that sockets on this node's own addresses pass connection
-	// tracking by as well, if they are transparent and have a port of the range.
+	// tracking by as well, if they are transparent and have Mark. Their ports are
+	// those that the kernel chooses by itself, or above: see [NodePorts].
 	Untracked bool
 	// WhyTracked says for the log why not, where the way of steering can do it.
 	WhyTracked string
-	// Mark is what packets of these sockets must be marked with; 0 if they need
-	// not be.
+	// Mark is what packets of these sockets must be marked with.
 	Mark uint32
 	// Tracking tells whether there is any connection tracking to pass by; nil if
 	// nobody knows.
@@ -67,6 +68,20 @@ func (r Replies) PassTracking(ep *service.Endpoint, own bool) bool {
 // would get nothing any more: the kernel forwards no packet for which it finds a
 // socket, whatever the rules say.
 var ReplyPorts = [2]uint16{10000, 29999}
+
+// NodePorts are the first and the last of the ports that sockets on the node's own
+// addresses may have: those that the kernel chooses by itself in a network
+// namespace, and those above, which package relay takes when these run out.
+func NodePorts(netns int) [2]uint16 {
+	ports := [2]uint16{32768, 65535}
+	_ = sys.InNetNS(netns, func() error {
+		if first, _, err := sys.LocalPortRange(); err == nil {
+			ports[0] = first
+		}
+		return nil
+	})
+	return ports
+}
 
 // CheckReplyPorts tells why the first and the last of a range of ports cannot
 // be that of sockets with clients' addresses, or nil.

@@ -175,16 +175,10 @@ func (w *Worker) ConnectAs(endpoint netip.AddrPort, client netip.Addr, ports [2]
 }
 
 // ConnectUntracked is Connect from an address of this node that the kernel
-// chooses, past connection tracking: by a transparent socket with a reply port
-// and a mark, if that is not 0, and when none of these ports is left, as any other.
+// chooses, past connection tracking: by a transparent socket with a mark.
 func (w *Worker) ConnectUntracked(endpoint netip.AddrPort, mark uint32, o sys.ConnectOptions) (int, sys.Errno) {
-	untracked := o
-	untracked.Transparent, untracked.Mark = true, mark
-	fd, e := w.connectFrom(&w.replyPorts, endpoint, netip.Addr{}, untracked, portTries)
-	if e == sys.EADDRNOTAVAIL {
-		return w.Connect(endpoint, netip.AddrPort{}, o)
-	}
-	return fd, e
+	o.Transparent, o.Mark = true, mark
+	return w.Connect(endpoint, netip.AddrPort{}, o)
 }
 
 // ConnectOwn is Connect from this node to an endpoint at an address of this node
@@ -244,11 +238,11 @@ func (w *Worker) connect(endpoint, local netip.AddrPort, o sys.ConnectOptions) (
 	if o.TTL != 0 {
 		calls++
 	}
+	if o.Transparent {
+		calls++
+	}
 	if local.Addr().IsValid() {
 		calls += 2
-		if o.Transparent {
-			calls++
-		}
 	}
 	w.stats.Dials += calls
 	return w.kernel.connect(endpoint, local, o)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
-	"github.com/sluice-proxy/sluice/redirect/iptables"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
 )
@@ -35,7 +34,7 @@ func newSteeringOptions() steeringOptions {
 		steerMark: route.DefaultSteerMark,
 		replyMark: route.DefaultReplyMark,
 
-		socketMark: iptables.DefaultSocketMark,
+		socketMark: route.DefaultSocketMark,
 	}
 }
 
@@ -56,7 +55,7 @@ func (o *steeringOptions) registerNames(f *pflag.FlagSet) {
 	f.StringVar(&o.table, "nft-table", tproxy.DefaultTable, "name of the nftables table that is made, and of the lock that keeps a second proxy out")
 	f.Var(&o.steerMark, "steer-mark", "bit of packets' marks that says: this one is ours")
 	f.Var(&o.replyMark, "reply-mark", "bit of packets' marks that says: this one is the answer to a client's own address")
-	f.Var(&o.socketMark, "socket-mark", "bit of packets' marks that says: this one is from a socket of ours on the node's address, for tproxy with iptables")
+	f.Var(&o.socketMark, "socket-mark", "bit of packets' marks that says: this one is from a socket of ours on the node's address that passes connection tracking")
 	f.IntVar(&o.steerTable, "route-table-steer", route.DefaultSteerTable, "number of the routing table for addresses that are not this node's to own")
 	f.IntVar(&o.replyTable, "route-table-replies", route.DefaultReplyTable, "number of the routing table for answers to clients' own addresses; without netfilter, the one after it too")
 }

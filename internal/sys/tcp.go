@@ -228,7 +228,7 @@ func setFreeBind(fd int, v6 bool) Errno {
 
 // ConnectOptions are for one connecting socket.
 type ConnectOptions struct {
-	Transparent bool   // the local address is not this host's (the client's own is kept)
+	Transparent bool   // IP_TRANSPARENT: the local address need not be this host's (the client's own is kept)
 	Congestion  string // TCP congestion control; empty: the system's
 	Class       uint8  // DSCP of its packets, as bits of the traffic class
 	Mark        uint32 // of its packets, which needs CAP_NET_ADMIN; 0: none
@@ -270,8 +270,11 @@ func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 	if e == 0 && o.TTL != 0 {
 		e = SetTTL(fd, fam == unix.AF_INET6, o.TTL)
 	}
+	if e == 0 && o.Transparent {
+		e = SetTransparent(fd, fam == unix.AF_INET6)
+	}
 	if e == 0 && local.Addr().IsValid() {
-		e = bindSource(fd, fam, local, o)
+		e = bindSource(fd, local)
 	}
 	if e == 0 {
 		e = connect(fd, remote)
@@ -319,12 +322,7 @@ func SetMark(fd int, mark uint32) Errno {
 	return setInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark))
 }
 
-func bindSource(fd int, fam uintptr, local netip.AddrPort, o ConnectOptions) Errno {
-	if o.Transparent {
-		if e := SetTransparent(fd, fam == unix.AF_INET6); e != 0 {
-			return e
-		}
-	}
+func bindSource(fd int, local netip.AddrPort) Errno {
 	// Without the one, bind would reserve a port for each connection alone. The
 	// other lets bind share the port with connections in TIME_WAIT and with
 	// others of ours.

@@ -59,7 +59,7 @@ type Options struct {
 	// Routes are the numbers of routes and rules, without SocketMark.
 	// Routes.NetNS is where to steer.
 	Routes route.Options
-	// SocketMark is that of sockets, for iptables.
+	// SocketMark is that of sockets, for netfilter.
 	SocketMark uint32
 	// ReplyPorts, first and last, are the local ports of sockets that are bound
 	// to clients' addresses; zero means the mode's own default.
@@ -94,7 +94,7 @@ func (o *Options) nftables() tproxy.Options {
 		Table: o.Table, NodeIPs: o.Routes.NodeIPs, NetNS: o.Routes.NetNS,
 		SteerMark: o.Routes.SteerMark, ReplyMark: o.Routes.ReplyMark,
 		SteerTable: o.Routes.SteerTable, ReplyTable: o.Routes.ReplyTable,
-		ReplyPorts: o.ReplyPorts, NoReplies: o.NoReplies,
+		SocketMark: o.SocketMark, ReplyPorts: o.ReplyPorts, NoReplies: o.NoReplies,
 	}
 }
 

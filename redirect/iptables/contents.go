@@ -51,6 +51,7 @@ const (
 	listForeign list = "foreign" // steered, refused or silent on addresses that are not ours
 	listLinger  list = "linger"  // established connections of these go on
 	listOwn     list = "own"     // on the node's own addresses
+	listNode    list = "node"    // the node's own addresses
 )
 
 // lane is a listener that destinations are steered to.
@@ -230,6 +231,7 @@ func editsOf(c *redirect.Changes, from, to *redirect.Plan) (e edits) {
 		change(&e, k.list, k.add, k.drop, destination)
 	}
 	change(&e, listCluster, c.AddCluster, c.DropCluster, address)
+	change(&e, listNode, c.AddNode, c.DropNode, address)
 	change(&e, listLocal, c.AddLocal, c.DropLocal, func(p netip.Prefix) element { return element{prefix: p} })
 
 	seen := map[service.Destination]bool{}

@@ -51,7 +51,7 @@ type Options struct {
 	Name string
 	// Route are the addresses, marks and tables of routing, and the network
 	// namespace to work in. What sockets on the node's address send that pass
-	// connection tracking has Route.SocketMark, [DefaultSocketMark] if zero.
+	// connection tracking has Route.SocketMark, [route.DefaultSocketMark] if zero.
 	Route route.Options
 	// Variant is the kind of iptables programs to use; if empty, the first of
 	// those that the node has that works, the default of the node first.
@@ -65,6 +65,8 @@ type Options struct {
 	NoReplies bool
 	// NoSets does without ipset, as if the node had none.
 	NoSets bool
+
+	nodePorts [2]uint16 // see redirect.NodePorts
 }
 
 // Name is this way of steering's; the log says the variant too.
@@ -72,10 +74,6 @@ const Name = "tproxy/iptables"
 
 // DefaultName is the name if Options has none.
 const DefaultName = "sluice"
-
-// DefaultSocketMark is a bit that neither kube-proxy uses nor those that are often
-// beside it: Cilium, Calico, the CNI plugin of AWS, WireGuard's wg-quick (0xca6c).
-const DefaultSocketMark = 0x100
 
 // maxLanes is what Traits ask for: with ipset, every packet that opens a
 // connection to a service meets one look-up for each listener and protocol.
@@ -89,7 +87,8 @@ func (o Options) withDefaults() Options {
 	if o.ReplyPorts == [2]uint16{} {
 		o.ReplyPorts = redirect.ReplyPorts
 	}
-	o.Route.SocketMark = cmp.Or(o.Route.SocketMark, DefaultSocketMark)
+	o.Route.SocketMark = cmp.Or(o.Route.SocketMark, route.DefaultSocketMark)
+	o.nodePorts = redirect.NodePorts(o.Route.NetNS)
 	return o
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -156,7 +157,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 		lab.Backends[0].EchoUDP(t, 8080)
 		r := newOne(t, lab.Node, opts)
 		want := redirect.Replies{Diverted: true, FirstPort: redirect.ReplyPorts[0], LastPort: redirect.ReplyPorts[1],
-			Untracked: true, Mark: DefaultSocketMark, Tracking: r.tracking}
+			Untracked: true, Mark: route.DefaultSocketMark, Tracking: r.tracking}
 		if replies := r.Traits().Replies; replies != want {
 			t.Errorf("traits say %+v, want %+v", replies, want)
 		}
@@ -201,6 +202,7 @@ func TestMarkedSocketsAreNotTracked(t *testing.T) {
 		r := newOne(t, lab.Node, opts)
 		plan := steering.Plan()
 		plan.NodeSourceOnly = true
+		plan.Node = redirect.SetOf(netip.MustParseAddr("10.2.1.1"), netip.MustParseAddr("fd00:2:1::1"))
 		apply(t, r, plan)
 		trackConnections(t, lab.Node, opts)
 		if repaired, err := r.Verify(); repaired || err != nil || !r.tracking.InUse() {
@@ -209,12 +211,11 @@ func TestMarkedSocketsAreNotTracked(t *testing.T) {
 		before := len(tracked(t, lab.Node.Namespace))
 		for _, host := range []netip.Addr{lab.Backends[0].IPv4, lab.Backends[0].IPv6} {
 			endpoint := netip.AddrPortFrom(host, 8080)
-			for i, mark := range []uint32{r.Traits().Replies.Mark, 0} {
+			for _, mark := range []uint32{r.Traits().Replies.Mark, 0} {
 				var fd int
 				if err := sys.InNetNS(lab.Node.FD(), func() (err error) {
 					var e sys.Errno
-					local := netip.AddrPortFrom(sys.Unspecified(host), redirect.ReplyPorts[0]+uint16(i))
-					if fd, e = sys.ConnectTCP(endpoint, local, sys.ConnectOptions{Transparent: true, Mark: mark}); e != 0 && e != sys.EINPROGRESS {
+					if fd, e = sys.ConnectTCP(endpoint, netip.AddrPort{}, sys.ConnectOptions{Transparent: true, Mark: mark}); e != 0 && e != sys.EINPROGRESS {
 						err = e
 					}
 					return err

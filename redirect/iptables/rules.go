@@ -28,6 +28,7 @@ type writer struct {
 	reply      string // likewise
 	socket     string // likewise
 	replyPorts string // that they come to: "10000:29999"
+	nodePorts  string // that answers to sockets on the node's addresses come to
 	transport  []string
 }
 
@@ -38,6 +39,7 @@ func newWriter(v version, name string, opts Options, want *contents, sets bool) 
 		transport: []string{"tcp", "udp", "sctp"},
 	}
 	w.replyPorts = fmt.Sprintf("%d:%d", opts.ReplyPorts[0], opts.ReplyPorts[1])
+	w.nodePorts = fmt.Sprintf("%d:%d", opts.nodePorts[0], opts.nodePorts[1])
 	w.reply = fmt.Sprintf("%#x/%#x", opts.Route.ReplyMark, opts.Route.ReplyMark)
 	w.socket = fmt.Sprintf("%#x/%#x", opts.Route.SocketMark, opts.Route.SocketMark)
 	return w
@@ -69,8 +71,8 @@ func (w *writer) each(chain string, l list, d direction, words ...string) {
 	}
 }
 
-// eachOf is each for destinations of one protocol: "tcp", or "tcp --syn", which is
-// asked first.
+// eachOf is each for destinations of one protocol, or for any addresses: "tcp", or
+// "tcp --syn", which is asked first.
 func (w *writer) eachOf(chain string, l list, packets string, words ...string) {
 	if w.sets {
 		w.inSet(chain, "-p "+packets, l, dst, words...)
@@ -78,7 +80,9 @@ func (w *writer) eachOf(chain string, l list, packets string, words ...string) {
 	}
 	protocol, flags, _ := strings.Cut(packets, " ")
 	for _, e := range w.want.lists[w.v][l].sorted() {
-		if protocolName(e.protocol) == protocol {
+		if e.port == 0 {
+			w.rule(chain, append([]string{"-p " + packets, e.match(dst)}, words...)...)
+		} else if protocolName(e.protocol) == protocol {
 			w.rule(chain, append([]string{e.match(dst), flags}, words...)...)
 		}
 	}
@@ -90,7 +94,7 @@ func (w *writer) inSet(chain, first string, l list, d direction, words ...string
 		return
 	}
 	dims := string(d)
-	if l != listLocal && l != listCluster {
+	if l != listLocal && l != listCluster && l != listNode {
 		dims += "," + dims
 	}
 	w.rule(chain, append([]string{first, "-m set --match-set", setName(w.name, l, w.v), dims}, words...)...)
@@ -135,18 +139,22 @@ func (w *writer) rules() (all ruleset) {
 //
 // On the way out, xt_socket cannot be asked. Packets that leave from an address
 // that is not this node's, with a port for such sockets, are theirs; sockets on
-// an address of this node have a mark. To answers for these the other mark
-// means nothing: the table local comes first.
+// an address of this node have a mark. Answers to these are delivered anyway.
 func (w *writer) raw() {
-	answers := w.want.replies || w.want.untracked
-	if answers {
+	if w.want.replies {
 		w.rule("PREROUTING", isUnderWay, "--dport", w.replyPorts, isTransparent, "-g %REPLY")
+	}
+	if w.want.untracked {
+		w.eachOf("PREROUTING", listNode, "tcp ! --syn --dport "+w.nodePorts, isTransparent, "-g %NOTRACK")
 	}
 	w.each("PREROUTING", listLocal, dst, "-g %NOTRACK")
 	w.each("PREROUTING", listOwn, dst, "-g %NOTRACK")
 	w.each("PREROUTING", listForeign, dst, "-g %NOTRACK")
 	w.each("PREROUTING", listLinger, dst, isTransparent, "-g %NOTRACK")
-	if answers {
+	if w.want.untracked {
+		w.eachOf("PREROUTING", listNode, "udp --dport "+w.nodePorts, isTransparent, "-g %NOTRACK")
+	}
+	if w.want.replies {
 		// Not before the services' addresses: a socket that answers from one of
 		// them is transparent, and would be taken for the receiver.
 		w.rule("PREROUTING", "-p udp --dport", w.replyPorts, isTransparent, "-g %REPLY")

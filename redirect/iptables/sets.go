@@ -91,7 +91,7 @@ func typeOf(p place) string {
 	switch p.list {
 	case listLocal:
 		kind = "hash:net"
-	case listCluster:
+	case listCluster, listNode:
 		kind = "hash:ip"
 	}
 	return kind + " family " + families[p.version].ipset + " maxelem 1048576"

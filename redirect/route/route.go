@@ -60,6 +60,11 @@ const (
 	DefaultSteerTable   = 8376
 	DefaultReplyTable   = 8377
 	DefaultRulePriority = 83
+
+	// DefaultSocketMark is for Options.SocketMark: a bit that neither kube-proxy
+	// uses nor those that are often beside it: Cilium, Calico, the CNI plugin of
+	// AWS, WireGuard's wg-quick (0xca6c).
+	DefaultSocketMark = 0x100
 )
 
 // Options are the numbers of what is made in the kernel. The zero value has the

@@ -5,10 +5,12 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // With the table of connection tracking full, everything that is ours goes on:
@@ -90,5 +92,44 @@ func TestFullConntrackTable(t *testing.T) {
 	if c, err := lab.Client.Dialer(&net.Dialer{Timeout: 5 * silence}, "tcp", "10.2.1.2:8080"); err == nil {
 		_ = c.Close()
 		t.Error("a connection past us is tracked: the table is not full")
+	}
+}
+
+// Sockets on the node's address that have the mark are not tracked, whatever port
+// the kernel gave them; transparent sockets of other programs are.
+func TestMarkedSocketsAreNotTracked(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	r := newRedirector(t, lab.Node, Options{})
+	plan := planOf()
+	plan.Node = redirect.SetOf(netip.MustParseAddr("10.2.1.1"), netip.MustParseAddr("fd00:2:1::1"))
+	apply(t, r, plan)
+	lab.Node.TrackConnections(t)
+	for _, endpoint := range []netip.AddrPort{
+		netip.AddrPortFrom(lab.Backends[0].IPv4, 8080), netip.AddrPortFrom(lab.Backends[0].IPv6, 8080),
+	} {
+		for _, mark := range []uint32{r.Traits().Replies.Mark, 0} {
+			before := lab.Node.Tracked(t)
+			var fd int
+			if err := sys.InNetNS(lab.Node.FD(), func() (err error) {
+				var e sys.Errno
+				if fd, e = sys.ConnectTCP(endpoint, netip.AddrPort{}, sys.ConnectOptions{Transparent: true, Mark: mark}); e != 0 && e != sys.EINPROGRESS {
+					err = e
+				}
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { sys.Close(fd) })
+			wait.For(t, "a connection to "+endpoint.String(), 5*silence, func() error {
+				if e := sys.ConnectResult(fd); e != 0 {
+					return e
+				}
+				return nil
+			})
+			if more := lab.Node.Tracked(t) - before; more > 0 != (mark == 0) {
+				t.Errorf("a socket with the mark %#x to %s: %d more connections are tracked", mark, endpoint, more)
+			}
+		}
 	}
 }

@@ -121,14 +121,14 @@ func describeElements(k kind, v version, list []element) []string {
 // sortKey orders destinations by address, port and protocol.
 func (e element) sortKey(k kind) string {
 	n := len(e.key) - 8
-	if k == cluster || k == foreign || k == linger || n < 0 {
+	if k == cluster || k == foreign || k == node || k == linger || n < 0 {
 		return e.key
 	}
 	return e.key[:n] + e.key[n+4:] + e.key[n:n+4]
 }
 
 func (e element) describe(k kind, v version) string {
-	if k == cluster || k == foreign {
+	if k == cluster || k == foreign || k == node {
 		a, _ := netip.AddrFromSlice([]byte(e.key))
 		return a.String()
 	}

@@ -86,6 +86,9 @@ func planElements(p *redirect.Plan, flows map[flow]struct{}) *elements {
 	for d := range p.Own.Keys() {
 		e.destination(own, d)
 	}
+	for a := range p.Node.Keys() {
+		e.address(node, a)
+	}
 	for v, ports := range countPorts(p.Own) {
 		for port := range ports {
 			e.ownPort(version(v), port)

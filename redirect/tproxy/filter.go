@@ -50,6 +50,7 @@ func openFilter(opts Options) (*filter, error) {
 		numbers: numbers{
 			steerMark: opts.SteerMark, replyMark: opts.ReplyMark,
 			firstReply: opts.ReplyPorts[0], lastReply: opts.ReplyPorts[1],
+			socketMark: opts.SocketMark, nodePorts: redirect.NodePorts(opts.NetNS),
 			lookup: opts.Lookup,
 		},
 
@@ -155,6 +156,12 @@ func (f *filter) update(c *redirect.Changes, from, p *redirect.Plan) error {
 	}
 	for _, d := range c.AddOwn {
 		add.destination(own, d)
+	}
+	for _, a := range c.DropNode {
+		drop.address(node, a)
+	}
+	for _, a := range c.AddNode {
+		add.address(node, a)
 	}
 	addPorts, dropPorts := f.ownPorts.change(c.AddOwn, c.DropOwn)
 	add[ownPort], drop[ownPort] = addPorts[ownPort], dropPorts[ownPort]

@@ -15,6 +15,10 @@ type numbers struct {
 	// firstReply and lastReply are the ports that answers to clients' own
 	// addresses come to.
 	firstReply, lastReply uint16
+	// nodePorts, first and last, are those that answers to sockets on the node's
+	// addresses come to. These sockets have the socketMark.
+	nodePorts  [2]uint16
+	socketMark uint32
 	// lookup says that somebody else finds the sockets for ranges of ours.
 	lookup bool
 }
@@ -36,12 +40,14 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 //
 //	chain prerouting: meta nfproto ipv4 goto to4
 //	chain to4:        meta l4proto tcp th dport 10000-29999 jump replies
+//	                  tcp th dport 32768-65535 ip daddr @node4 jump node
 //	                  tcp flags & (syn | psh) == psh ip daddr @local4 notrack accept
 //	                  tproxy ip to 127.83.76.1:ip daddr . meta l4proto . th dport map @steer4 notrack accept
 //	                  ip daddr @local4 goto rest4
 //	                  ip daddr @foreign4 goto foreign4
 //	                  th dport @ownport4 ip daddr . meta l4proto . th dport @own4 notrack accept
 //	                  meta l4proto udp th dport 10000-29999 jump replies
+//	                  meta l4proto udp th dport 32768-65535 ip daddr @node4 jump node
 //	                  meta l4proto icmp jump replies
 //	chain rest4:      ip daddr . meta l4proto . th dport @refuse4 goto refuse
 //	                  ip daddr . meta l4proto . th dport @silent4 goto silence
@@ -62,6 +68,10 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 //	                  socket transparent 1 goto divert
 //	chain divert:     socket wildcard 1 return
 //	                  meta mark set meta mark | 0x2000 notrack accept
+//	chain node:       meta l4proto tcp tcp flags & (syn | ack) == syn return
+//	                  socket transparent 1 goto ours
+//	chain ours:       socket mark & 0x100 == 0 return
+//	                  notrack accept
 //	chain keep:       as divert, with 0x1000
 //	chain output:     meta nfproto ipv4 goto from4
 //	chain from4:      socket transparent 1 jump proxy4
@@ -69,7 +79,8 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 //	                  ip daddr @foreign4 goto out4
 //	                  th sport @ownport4 ip saddr . meta l4proto . th sport @own4 notrack accept
 //	                  tcp flags & rst == rst ip saddr @local4 notrack accept    (@foreign4 too)
-//	chain proxy4:     th sport 10000-29999 notrack accept
+//	chain proxy4:     meta mark & 0x100 == 0x100 notrack accept
+//	                  th sport 10000-29999 notrack accept
 //	                  ip saddr @local4 notrack accept
 //	                  ip saddr @foreign4 notrack accept
 //	chain inside4:    ip daddr @local4 notrack accept
@@ -112,6 +123,11 @@ func makeRules(generation int, n numbers) []rule {
 		// A wildcard listener of somebody else's is no connection of ours (F7).
 		newRule(chainDivert, isWildcard(), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}),
 		newRule(chainDivert, setMark(n.replyMark), untracked),
+		newRule(chainNode, isOpeningTCP(), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}),
+		newRule(chainNode, isTransparent(), goTo(chainOurs)),
+		// A socket that waits for its end does not say its mark: this rule passes it by.
+		newRule(chainOurs, hasNoSocketMark(n.socketMark), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}),
+		newRule(chainOurs, untracked),
 		newRule(chainKeep, isWildcard(), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}),
 		newRule(chainKeep, setMark(n.steerMark), untracked),
 		newRule(chainAside, setMark(n.steerMark), untracked),
@@ -128,7 +144,10 @@ func (v version) rulesIn(generation int, n numbers) []rule {
 	set := func(k kind) string { return setName(k, v, generation) }
 	to, rest, others := v.chain(chainTo), v.chain(chainRest), v.chain(chainForeign)
 	toDestination := v.key(f.dest, portDestination)
-	rules := []rule{newRule(to, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies))}
+	rules := []rule{
+		newRule(to, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies)),
+		newRule(to, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.nodePorts[0], n.nodePorts[1]), isFamily(v), inSet(f.dest, f.addrLen, set(node)), jump(chainNode)),
+	}
 	if !n.lookup {
 		// Data for an established connection: the kernel finds the socket by
 		// itself, and its route with it, which tproxy would keep it from. What
@@ -147,6 +166,7 @@ func (v version) rulesIn(generation int, n numbers) []rule {
 		// For UDP not before the services' addresses: a socket that answers
 		// from one of them is transparent, and would be taken for the receiver.
 		newRule(to, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies)),
+		newRule(to, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.nodePorts[0], n.nodePorts[1]), isFamily(v), inSet(f.dest, f.addrLen, set(node)), jump(chainNode)),
 		// Errors about packets that were sent from a client's address.
 		newRule(to, isProtocol(f.icmp), jump(chainReplies)),
 	)
@@ -197,6 +217,7 @@ func (v version) rulesOut(generation int, n numbers) []rule {
 		newRule(from, isReset(), isFamily(v), inSet(f.source, f.addrLen, set(local)), untracked),
 		newRule(from, isReset(), isFamily(v), inSet(f.source, f.addrLen, set(foreign)), untracked),
 
+		newRule(proxy, hasMark(n.socketMark), untracked),
 		newRule(proxy, isPort(portSource, n.firstReply, n.lastReply), untracked),
 		newRule(proxy, isFamily(v), inSet(f.source, f.addrLen, set(local)), untracked),
 		newRule(proxy, isFamily(v), inSet(f.source, f.addrLen, set(foreign)), untracked),
@@ -400,6 +421,25 @@ func setMark(bit uint32) []expr.Any {
 		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 4,
 			Mask: binaryutil.NativeEndian.PutUint32(^bit), Xor: binaryutil.NativeEndian.PutUint32(bit)},
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: regKey, SourceRegister: true},
+	}
+}
+
+// hasMark matches packets that have one bit of the mark.
+func hasMark(bit uint32) []expr.Any {
+	return testBit(&expr.Meta{Key: expr.MetaKeyMARK, Register: regKey}, bit, bit)
+}
+
+// hasNoSocketMark matches packets for a socket without that bit.
+func hasNoSocketMark(bit uint32) []expr.Any {
+	return testBit(&expr.Socket{Key: expr.SocketKeyMark, Register: regKey}, bit, 0)
+}
+
+func testBit(load expr.Any, bit, want uint32) []expr.Any {
+	return []expr.Any{
+		load,
+		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 4,
+			Mask: binaryutil.NativeEndian.PutUint32(bit), Xor: binaryutil.NativeEndian.PutUint32(0)},
+		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: binaryutil.NativeEndian.PutUint32(want)},
 	}
 }
 

@@ -28,10 +28,11 @@ const (
 	linger              // set of client . port . address . port of flows to those
 	own                 // set of address . protocol . port of sockets of ours
 	ownPort             // set of the ports of these, which the kernel keeps as bits
+	node                // set of the node's own addresses
 	kinds
 )
 
-var kindNames = [kinds]string{"steer", "take", "refuse", "silent", "cluster", "local", "foreign", "linger", "own", "ownport"}
+var kindNames = [kinds]string{"steer", "take", "refuse", "silent", "cluster", "local", "foreign", "linger", "own", "ownport", "node"}
 
 // version is the Internet Protocol's; it indexes families.
 type version uint8
@@ -93,6 +94,8 @@ const (
 	chainListener = "listener" // what a listener was found for
 	chainRefuse   = "refuse"
 	chainSilence  = "silence"
+	chainNode     = "node"    // what may be an answer to a socket on the node's address
+	chainOurs     = "ours"    // the same, for a transparent socket
 	chainReplies  = "replies" // what may be an answer to a client's address
 	chainDivert   = "divert"  // what is for a transparent socket, by the reply table
 	chainKeep     = "keep"    // the same, by the steer table
@@ -102,7 +105,7 @@ const (
 
 var (
 	familyChains = []string{chainTo, chainRest, chainForeign, chainFrom, chainProxy, chainInside, chainOut}
-	sharedChains = []string{chainListener, chainRefuse, chainSilence, chainReplies, chainDivert, chainKeep, chainAside, chainTurn}
+	sharedChains = []string{chainListener, chainRefuse, chainSilence, chainReplies, chainNode, chainOurs, chainDivert, chainKeep, chainAside, chainTurn}
 )
 
 func (v version) chain(name string) string { return name + families[v].digit }
@@ -160,7 +163,7 @@ func makeSet(table *nftables.Table, k kind, v version, generation int) *nftables
 		s.Interval = true
 	case ownPort:
 		s.KeyType = nftables.TypeInetService
-	case cluster, foreign:
+	case cluster, foreign, node:
 	}
 	return s
 }

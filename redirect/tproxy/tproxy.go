@@ -9,7 +9,7 @@
 //   - the routes and rules of package route: a route in the kernel's table
 //     local for each prefix of Plan.Local, one in the steer table for each
 //     address of Plan.Foreign, and the default route of the reply table.
-//   - two bits of packets' marks.
+//   - three bits of packets' marks.
 //
 // A packet to a steered destination is handed to the listener before
 // connection tracking sees it, or to the established socket if there is one
@@ -29,10 +29,15 @@
 // connected transparent socket. Whatever is sent between pods, or between the
 // host and pods, directly, belongs to none.
 //
+// Sockets on this node's own addresses that pass connection tracking are
+// transparent too, and have the socket mark: by that their packets are known, and
+// the answers by the socket that they are for.
+//
 // TCP and UDP can be steered; SCTP can only be refused (F1).
 package tproxy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -60,6 +65,9 @@ type Options struct {
 	// [route.Options].
 	SteerMark, ReplyMark   uint32
 	SteerTable, ReplyTable int
+	// SocketMark is that of sockets on the node's address that pass connection
+	// tracking; [route.DefaultSocketMark] if zero.
+	SocketMark uint32
 	// Lookup says that a BPF program finds the sockets for what is in
 	// Plan.Local (redirect/sklookup). The table then keeps that out of
 	// connection tracking, and refuses it when the program is gone.
@@ -82,6 +90,7 @@ func (o Options) withDefaults() Options {
 	}
 	r := o.routing()
 	o.SteerMark, o.ReplyMark, o.SteerTable, o.ReplyTable = r.SteerMark, r.ReplyMark, r.SteerTable, r.ReplyTable
+	o.SocketMark = r.SocketMark
 	if o.ReplyPorts == [2]uint16{} {
 		o.ReplyPorts = redirect.ReplyPorts
 	}
@@ -103,6 +112,7 @@ func (o Options) routing() route.Options {
 	return route.Options{
 		NodeIPs: o.NodeIPs, NetNS: o.NetNS,
 		SteerMark: o.SteerMark, ReplyMark: o.ReplyMark,
+		SocketMark: cmp.Or(o.SocketMark, route.DefaultSocketMark),
 		SteerTable: o.SteerTable, ReplyTable: o.ReplyTable,
 	}.WithDefaults()
 }
@@ -188,9 +198,14 @@ func (r *Redirector) open() (err error) {
 	}
 	if err := r.router.Check(route.State{MarkReplies: true}); err != nil {
 		r.traits.Replies.Why = err.Error()
-	} else {
-		r.traits.Replies = redirect.Replies{Diverted: true, FirstPort: opts.ReplyPorts[0], LastPort: opts.ReplyPorts[1], Untracked: true, Tracking: r.tracking}
+		return nil
 	}
+	r.traits.Replies = redirect.Replies{Diverted: true, FirstPort: opts.ReplyPorts[0], LastPort: opts.ReplyPorts[1]}
+	if err := r.router.CheckSockets(); err != nil {
+		r.traits.Replies.WhyTracked = err.Error()
+		return nil
+	}
+	r.traits.Replies.Untracked, r.traits.Replies.Mark, r.traits.Replies.Tracking = true, opts.SocketMark, r.tracking
 	return nil
 }
 

@@ -1,0 +1,102 @@
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// TestConnectionsFromTheNodeTakeNoServersPorts holds connections and sessions
+// whose endpoints see the node's address, past connection tracking: their local
+// ports are those of any client on the node (net.ipv4.ip_local_port_range), so that
+// a server can bind to every other port, on all addresses and without SO_REUSEADDR.
+func TestConnectionsFromTheNodeTakeNoServersPorts(t *testing.T) {
+	for _, m := range modes {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			lab := netns.NewLab(t, 1)
+			lab.Node.TrackConnections(t)
+			lab.Backends[0].EchoTCP(t, 8080)
+			lab.Backends[0].EchoUDP(t, 8080)
+			p := newProxy(t, lab.Node)
+			p.mode = m
+			for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
+				p.put(&object{
+					name: strings.ToLower(string(protocol)), kind: corev1.ServiceTypeClusterIP, vips: []string{vip4, vip6}, port: 53, target: 8080,
+					protocol: protocol, endpoints: []endpoint{{host: lab.Backends[0], node: "elsewhere"}},
+				})
+			}
+			p.start("--masquerade-all")
+			tracked, before := lab.Node.Tracked(t), unbindable(t, lab.Node)
+			const each = 100
+			for i := range each {
+				for _, vip := range []string{vip4, vip6} {
+					for _, network := range []string{"tcp", "udp"} {
+						conn, err := lab.Client.Dial(network, net.JoinHostPort(vip, "53"))
+						if err != nil {
+							t.Fatal(err)
+						}
+						defer conn.Close()
+						if said, err := exchange(conn, fmt.Sprint(i), startTimeout); err != nil {
+							t.Fatalf("%s to %s: %q, %v", network, vip, said, err)
+						}
+					}
+				}
+			}
+			if now := lab.Node.Tracked(t); now > tracked && !m.lacks(untracked) {
+				t.Errorf("%d more connections are tracked", now-tracked)
+			}
+			after := unbindable(t, lab.Node)
+			if after = slices.DeleteFunc(after, func(s string) bool { return slices.Contains(before, s) }); len(after) > 0 {
+				t.Errorf("%d ports cannot be bound any more, %s for example", len(after), after[0])
+			}
+			p.stop()
+		})
+	}
+}
+
+// unbindable binds to each of the ports of clients' addresses, on all addresses, and
+// gives those where that fails.
+func unbindable(t *testing.T, h *netns.Host) (ports []string) {
+	t.Helper()
+	if err := h.Do(func() error {
+		for port := int(redirect.ReplyPorts[0]); port <= int(redirect.ReplyPorts[1]); port++ {
+			for network, kind := range map[string]int{"TCP": unix.SOCK_STREAM, "UDP": unix.SOCK_DGRAM} {
+				for _, address := range []unix.Sockaddr{&unix.SockaddrInet4{Port: port}, &unix.SockaddrInet6{Port: port}} {
+					if err := bindOnce(kind, address); err != nil {
+						ports = append(ports, fmt.Sprintf("%s %d (%T: %v)", network, port, address, err))
+					}
+				}
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return ports
+}
+
+// bindOnce binds a socket while no other test forks, whose child would have it too.
+func bindOnce(kind int, address unix.Sockaddr) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	family := unix.AF_INET
+	if _, is := address.(*unix.SockaddrInet6); is {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.Bind(fd, address)
+}
