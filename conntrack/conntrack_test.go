@@ -176,7 +176,7 @@ func TestPromise5ExactlyOneRecord(t *testing.T) {
 			if !slices.Equal(each, open) {
 				t.Fatal("Each does not visit the open records in the order of opening")
 			}
-			s.CloseAll(func(rec *Record) {
+			closeAll(s, func(rec *Record) {
 				note(rec)
 				rec.End = Shutdown
 				if r.IntN(2) == 0 { // as the connection's own end would
@@ -185,7 +185,7 @@ func TestPromise5ExactlyOneRecord(t *testing.T) {
 			})
 			s.Flush()
 			if s.Len() != 0 {
-				t.Fatalf("%d open after CloseAll", s.Len())
+				t.Fatalf("%d open after closeAll", s.Len())
 			}
 		}
 		closeTable(t, table)
@@ -228,8 +228,8 @@ func TestOpenFillsIn(t *testing.T) {
 			}
 		}
 	}
-	if table.Shards() != 3 || table.Stats() != (Stats{}) {
-		t.Errorf("%d shards, %+v", table.Shards(), table.Stats())
+	if len(table.shards) != 3 || table.Stats() != (Stats{}) {
+		t.Errorf("%d shards, %+v", len(table.shards), table.Stats())
 	}
 	closeTable(t, table)
 }
@@ -534,7 +534,7 @@ func TestListWhileConnectionsComeAndGo(t *testing.T) {
 					t.Error("a marker is left in the list")
 				}
 			}
-			s.CloseAll(func(r *Record) { r.End = Shutdown })
+			closeAll(s, func(r *Record) { r.End = Shutdown })
 		})
 		loops[i].stop()
 	}
@@ -543,7 +543,7 @@ func TestListWhileConnectionsComeAndGo(t *testing.T) {
 	}
 }
 
-// CloseAll in the middle of a listing ends both.
+// Closing all in the middle of a listing ends both.
 func TestCloseAllDuringList(t *testing.T) {
 	table := NewTable(Options{})
 	s := table.Shard(0)
@@ -554,11 +554,27 @@ func TestCloseAllDuringList(t *testing.T) {
 	post := func(_ int, f func()) bool { f(); return true }
 	err := table.List(context.Background(), post, func(*Record) error {
 		if n++; n == 10 {
-			s.CloseAll(func(r *Record) { r.End = Shutdown })
+			closeAll(s, func(r *Record) { r.End = Shutdown })
 		}
 		return nil
 	})
 	if err != nil || n != listStep || s.Len() != 0 {
 		t.Errorf("%v, %d visited, %d open", err, n, s.Len())
+	}
+}
+
+// closeAll closes every connection that is still open: finish is called for
+// each, to set its End and what else is known, before its record is handed on.
+func closeAll(s *Shard, finish func(*Record)) {
+	for s.list.next != &s.list {
+		r := s.list.next
+		if r.state == recordMarker {
+			r.unlink()
+			continue
+		}
+		finish(r)
+		if r.state == recordOpen {
+			s.Close(r)
+		}
 	}
 }

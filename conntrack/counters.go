@@ -76,15 +76,6 @@ type Histogram struct {
 	Sum     time.Duration
 }
 
-// Count gives the number of observations.
-func (h *Histogram) Count() uint64 {
-	var n uint64
-	for _, b := range h.Buckets {
-		n += b
-	}
-	return n
-}
-
 func (h *Histogram) add(o *Histogram) {
 	for i, b := range o.Buckets {
 		h.Buckets[i] += b
@@ -136,15 +127,6 @@ func (t *Totals) Add(o *Totals) {
 	}
 	t.Connect.add(&o.Connect)
 	t.FirstByte.add(&o.FirstByte)
-}
-
-// FailedAttempts gives the number of attempts that failed, for any reason.
-func (t *Totals) FailedAttempts() uint64 {
-	var n uint64
-	for _, f := range t.Failed {
-		n += f
-	}
-	return n
 }
 
 // countDatagrams counts those that a record has and that were not counted yet.

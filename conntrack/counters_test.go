@@ -156,3 +156,21 @@ func TestCountersFromManyGoroutines(t *testing.T) {
 		t.Errorf("stats %+v, %d records", stats, len(sink.records))
 	}
 }
+
+// Count gives the number of observations.
+func (h *Histogram) Count() uint64 {
+	var n uint64
+	for _, b := range h.Buckets {
+		n += b
+	}
+	return n
+}
+
+// FailedAttempts gives the number of attempts that failed, for any reason.
+func (t *Totals) FailedAttempts() uint64 {
+	var n uint64
+	for _, f := range t.Failed {
+		n += f
+	}
+	return n
+}

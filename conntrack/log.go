@@ -34,14 +34,6 @@ func ParseFormat(name string) (Format, error) {
 	return JSON, fmt.Errorf("access log format %q: unknown (available: json, console)", name)
 }
 
-// String gives the name that ParseFormat takes.
-func (f Format) String() string {
-	if f == Console {
-		return "console"
-	}
-	return "json"
-}
-
 // LogOptions say where the access log goes and what it looks like.
 type LogOptions struct {
 	// Path is a file that is appended to, or "-" for standard output.

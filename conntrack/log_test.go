@@ -59,9 +59,9 @@ func read(t *testing.T, path string) string {
 }
 
 func TestParseFormat(t *testing.T) {
-	for _, f := range []Format{JSON, Console} {
-		if got, err := ParseFormat(f.String()); got != f || err != nil {
-			t.Errorf("ParseFormat(%q) = %v, %v", f, got, err)
+	for name, f := range map[string]Format{"json": JSON, "console": Console} {
+		if got, err := ParseFormat(name); got != f || err != nil {
+			t.Errorf("ParseFormat(%q) = %v, %v", name, got, err)
 		}
 	}
 	if _, err := ParseFormat("xml"); err == nil || err.Error() != `access log format "xml": unknown (available: json, console)` {

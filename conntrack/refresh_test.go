@@ -55,7 +55,7 @@ func TestRefreshInShares(t *testing.T) {
 		}
 	}
 	s.Refresh(share)
-	s.CloseAll(func(*Record) {})
+	closeAll(s, func(*Record) {})
 	if s.Refresh(share) || s.Len() != 0 {
 		t.Error("there is more when all are closed")
 	}

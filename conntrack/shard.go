@@ -71,22 +71,6 @@ func (s *Shard) Close(r *Record) {
 	}
 }
 
-// CloseAll closes every connection that is still open: finish is called for
-// each, to set its End and what else is known, before its record is handed on.
-func (s *Shard) CloseAll(finish func(*Record)) {
-	for s.list.next != &s.list {
-		r := s.list.next
-		if r.state == recordMarker {
-			r.unlink()
-			continue
-		}
-		finish(r)
-		if r.state == recordOpen {
-			s.Close(r)
-		}
-	}
-}
-
 // Flush hands on the records that have ended. It costs nothing if there are
 // none.
 func (s *Shard) Flush() {

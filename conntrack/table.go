@@ -18,7 +18,7 @@
 //	conn.record.End, conn.record.Duration = conntrack.ClientFin, now-conn.record.Start
 //	shard.Close(&conn.record)
 //	...
-//	shard.CloseAll(...); shard.Flush()       // on each loop, at the end
+//	shard.Flush()                            // on each loop, at the end
 //	table.Close(ctx); log.Close()
 //
 // The counters of a service port ([Counters]) belong to the table and live as
@@ -101,9 +101,6 @@ func NewTable(opts Options) *Table {
 
 // Shard gives the shard of event loop i, from 0.
 func (t *Table) Shard(i int) *Shard { return &t.shards[i] }
-
-// Shards gives the number of shards.
-func (t *Table) Shards() int { return len(t.shards) }
 
 // Stats tells what became of the records.
 type Stats struct {

@@ -123,9 +123,6 @@ func (s *Server) Applied() {
 	s.state.Updated(service.IPv6)
 }
 
-// State gives the health of the proxy.
-func (s *Server) State() *State { return s.state }
-
 // Stats gives what was counted.
 func (s *Server) Stats() Stats {
 	return Stats{

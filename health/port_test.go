@@ -192,7 +192,7 @@ func TestServicePort(t *testing.T) {
 
 	leaving := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n0"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}}}
 	w.apply(service.Change{Nodes: []*corev1.Node{leaving}})
-	if _, ok := w.server.State().Healthz(); ok {
+	if _, ok := w.server.state.Healthz(); ok {
 		t.Error("A7.3: a tainted node is eligible")
 	}
 	w.check("A6.8 a node that leaves", port, 200, 1, true)

@@ -168,14 +168,14 @@ func (n *node) agrees(want model, bindEach bool) error {
 		got  redirect.Set[service.Destination]
 		want map[service.Destination]struct{}
 	}{
-		"steer": {redirect.MapOf(steered), want.steer}, "refuse": {p.Refuse, want.refuse}, "silent": {p.Silent, want.silent},
+		"steer": {setOf(steered), want.steer}, "refuse": {p.Refuse, want.refuse}, "silent": {p.Silent, want.silent},
 		"own": {p.Own, want.own}, "lingering": {p.Lingering, nil},
 	} {
-		if !c.got.Equal(redirect.MapOf(c.want)) {
+		if !c.got.Equal(setOf(c.want)) {
 			return fmt.Errorf("%s: %v, want %v", name, c.got, c.want)
 		}
 	}
-	if !p.ClusterIPs.Equal(redirect.MapOf(want.clusterIPs)) || !p.Foreign.Equal(redirect.MapOf(want.foreign)) {
+	if !p.ClusterIPs.Equal(setOf(want.clusterIPs)) || !p.Foreign.Equal(setOf(want.foreign)) {
 		return fmt.Errorf("cluster IPs %v, foreign %v, want %v and %v", p.ClusterIPs, p.Foreign, want.clusterIPs, want.foreign)
 	}
 	if got, want := redirect.Ranges(p.Local), redirect.Cover(want.local); !slices.Equal(got, want) {
@@ -225,4 +225,8 @@ func TestA39_AnswersOnceAlways(t *testing.T) {
 	if plan(c).NodeSourceOnly {
 		t.Error("sockets that are bound to clients' addresses get no answers any more")
 	}
+}
+
+func setOf[K redirect.Key](keys map[K]struct{}) redirect.Set[K] {
+	return redirect.SetOf(slices.Collect(maps.Keys(keys))...)
 }

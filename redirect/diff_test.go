@@ -31,13 +31,13 @@ func addrSet(s string) Set[netip.Addr] { return SetOf(netip.MustParseAddr(s)) }
 
 func TestDiff(t *testing.T) {
 	from := &Plan{
-		Steer:      MapOf(map[service.Destination]Target{tcp("10.96.0.1:80"): {Port: 1}, tcp("10.96.0.2:80"): {Port: 2}, tcp("[fd01::1]:80"): {Port: 3}}),
+		Steer:      mapOf(map[service.Destination]Target{tcp("10.96.0.1:80"): {Port: 1}, tcp("10.96.0.2:80"): {Port: 2}, tcp("[fd01::1]:80"): {Port: 3}}),
 		Refuse:     SetOf(tcp("10.96.0.3:80")),
 		Local:      SetOf(prefixes("10.96.0.0/16")...),
 		ClusterIPs: addrSet("10.96.0.1"),
 	}
 	to := &Plan{
-		Steer:      MapOf(map[service.Destination]Target{tcp("10.96.0.1:80"): {Port: 9}, tcp("10.96.0.3:80"): {Port: 4}, tcp("[fd01::1]:80"): {Port: 3}}),
+		Steer:      mapOf(map[service.Destination]Target{tcp("10.96.0.1:80"): {Port: 9}, tcp("10.96.0.3:80"): {Port: 4}, tcp("[fd01::1]:80"): {Port: 3}}),
 		Refuse:     SetOf(tcp("10.96.0.2:80")),
 		Local:      SetOf(prefixes("10.96.0.0/16 fd01::1/128")...),
 		ClusterIPs: addrSet("fd01::1"),
@@ -243,10 +243,10 @@ func TestValidate(t *testing.T) {
 		want string
 	}{
 		{Plan{}, ""},
-		{Plan{Steer: MapOf(map[service.Destination]Target{good: {Port: 1}}), Local: SetOf(prefixes("10.96.0.0/12 fd00::/108")...)}, ""},
-		{Plan{Steer: MapOf(map[service.Destination]Target{good: {}})}, "listener port 0"},
-		{Plan{Steer: MapOf(map[service.Destination]Target{good: {Port: 1}}), Refuse: SetOf(good)}, "steered and refused"},
-		{Plan{Steer: MapOf(map[service.Destination]Target{good: {Port: 1}}), Silent: SetOf(good)}, "steered and silent"},
+		{Plan{Steer: mapOf(map[service.Destination]Target{good: {Port: 1}}), Local: SetOf(prefixes("10.96.0.0/12 fd00::/108")...)}, ""},
+		{Plan{Steer: mapOf(map[service.Destination]Target{good: {}})}, "listener port 0"},
+		{Plan{Steer: mapOf(map[service.Destination]Target{good: {Port: 1}}), Refuse: SetOf(good)}, "steered and refused"},
+		{Plan{Steer: mapOf(map[service.Destination]Target{good: {Port: 1}}), Silent: SetOf(good)}, "steered and silent"},
 		{Plan{Refuse: SetOf(good), Silent: SetOf(good)}, "refused and silent"},
 		{Plan{Refuse: SetOf(service.Destination{Addr: good.Addr, Port: 80})}, "protocol 0"},
 		{Plan{Refuse: SetOf(tcp("10.96.0.1:0"))}, "port 0"},
@@ -356,4 +356,10 @@ func TestManyRangesAreValidatedAtOnce(t *testing.T) {
 	if err := plan.Validate(); err == nil {
 		t.Error("a range within another one is accepted")
 	}
+}
+
+// Validate tells what is wrong with a plan, or nil.
+func (p *Plan) Validate() error {
+	c := Diff(&Plan{}, p)
+	return c.Validate(p)
 }

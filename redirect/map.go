@@ -35,15 +35,6 @@ type shards[K Key, V comparable] [shardCount]*shard[K, V]
 // nil.
 type shard[K Key, V comparable] struct{ m map[K]V }
 
-// MapOf gives a Map with what is in a map.
-func MapOf[K Key, V comparable](m map[K]V) Map[K, V] {
-	var b Builder[K, V]
-	for k, v := range m {
-		b.Set(k, v)
-	}
-	return b.Map()
-}
-
 // SetOf gives a Set of keys.
 func SetOf[K Key](keys ...K) Set[K] {
 	var b Builder[K, struct{}]

@@ -147,12 +147,6 @@ type Notifier interface {
 	Changed() <-chan struct{}
 }
 
-// Validate tells what is wrong with a plan, or nil.
-func (p *Plan) Validate() error {
-	c := Diff(&Plan{}, p)
-	return c.Validate(p)
-}
-
 // Validate tells what is wrong with a plan whose difference to a valid one is
 // given, or nil. It looks at the difference only.
 func (c *Changes) Validate(to *Plan) error {

@@ -101,12 +101,3 @@ func (f *flat[K, V]) remove(k K, hash func(K) uint64) {
 		f.resize(len(f.slots)/2, hash)
 	}
 }
-
-// each calls f for all keys, in no order.
-func (f *flat[K, V]) each(yield func(K, V) bool) {
-	for i := range f.slots {
-		if s := &f.slots[i]; !s.free() && !yield(s.key, s.value) {
-			return
-		}
-	}
-}

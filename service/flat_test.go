@@ -83,3 +83,12 @@ func TestHashesSpread(t *testing.T) {
 		t.Errorf("%.2f slots are looked at for each key", mean)
 	}
 }
+
+// each calls f for all keys, in no order.
+func (f *flat[K, V]) each(yield func(K, V) bool) {
+	for i := range f.slots {
+		if s := &f.slots[i]; !s.free() && !yield(s.key, s.value) {
+			return
+		}
+	}
+}

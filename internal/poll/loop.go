@@ -115,10 +115,6 @@ var start = time.Now()
 // since the process started. It may be called from anywhere.
 func Nanotime() int64 { return int64(time.Since(start)) }
 
-// Wall converts a time of Nanotime's clock to a wall-clock time. Steps of the
-// wall clock since the process started are not seen.
-func Wall(ns int64) time.Time { return start.Add(time.Duration(ns)) }
-
 // New makes a loop that does not run yet. Everything may be called on it from
 // the caller's goroutine until Run begins.
 func New() (*Loop, error) {

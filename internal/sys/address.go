@@ -104,18 +104,6 @@ func LocalAddr(fd int) (netip.AddrPort, Errno) {
 	return s.get(), 0
 }
 
-// RemoteAddr returns the address that a socket is connected to; ENOTCONN
-// while it is not.
-func RemoteAddr(fd int) (netip.AddrPort, Errno) {
-	var s sockaddr
-	size := uint32(len(s))
-	_, _, e := syscall.RawSyscall(unix.SYS_GETPEERNAME, uintptr(fd), uintptr(unsafe.Pointer(&s)), uintptr(unsafe.Pointer(&size)))
-	if e != 0 {
-		return netip.AddrPort{}, e
-	}
-	return s.get(), 0
-}
-
 func bind(fd int, local netip.AddrPort) Errno {
 	var s sockaddr
 	n := s.put(local)

@@ -73,9 +73,3 @@ func SetPipeSize(fd, bytes int) (int, Errno) {
 	r, _, e := syscall.RawSyscall(unix.SYS_FCNTL, uintptr(fd), unix.F_SETPIPE_SZ, uintptr(bytes))
 	return result(r, e)
 }
-
-// PipeSize returns a pipe's capacity in bytes.
-func PipeSize(fd int) (int, Errno) {
-	r, _, e := syscall.RawSyscall(unix.SYS_FCNTL, uintptr(fd), unix.F_GETPIPE_SZ, 0)
-	return result(r, e)
-}

@@ -465,22 +465,9 @@ func LimitUnsent(fd, bytes int) Errno {
 // UnsentLimit is the limit of sockets that are accepted.
 const UnsentLimit = 256 << 10
 
-// OutQueue returns how many written bytes the peer has not acknowledged yet
-// (SIOCOUTQ).
-func OutQueue(fd int) (int, Errno) {
-	var v int32
-	_, _, e := syscall.RawSyscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCOUTQ, uintptr(unsafe.Pointer(&v)))
-	return int(v), e
-}
-
-// SetSendBuffer and SetRecvBuffer fix a socket's buffers, which stops the
-// kernel's own tuning; the kernel doubles the value and enforces a minimum.
-func SetSendBuffer(fd, bytes int) Errno {
-	return setInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, bytes)
-}
-
-// SetRecvBuffer is SetSendBuffer for the receiving side. On a listener it is
-// inherited.
+// SetRecvBuffer fixes a socket's receive buffer, which stops the kernel's own
+// tuning; the kernel doubles the value and enforces a minimum. Accepted sockets
+// inherit it.
 func SetRecvBuffer(fd, bytes int) Errno {
 	return setInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, bytes)
 }

@@ -80,8 +80,8 @@ func TestConnection(t *testing.T) {
 			if e := ConnectResult(a); e != 0 {
 				t.Fatal(e)
 			}
-			if peer, e := RemoteAddr(a); e != 0 || peer != addr {
-				t.Fatalf("connected to %v, %v", peer, e)
+			if own, e := LocalAddr(b); e != 0 || own != addr {
+				t.Fatalf("connected to %v, %v", own, e)
 			}
 			buf := make([]byte, 10)
 			if _, e := Recv(b, buf); e != EAGAIN {
@@ -195,9 +195,6 @@ func TestInProgress(t *testing.T) {
 		t.Fatal(e)
 	}
 	if _, e := Send(last, []byte("x"), false); e != EAGAIN {
-		t.Fatal(e)
-	}
-	if _, e := RemoteAddr(last); e != ENOTCONN {
 		t.Fatal(e)
 	}
 	_ = l
@@ -324,8 +321,8 @@ func TestPipe(t *testing.T) {
 	if e != 0 || size != 128<<10 {
 		t.Fatal(size, e)
 	}
-	if got, e := PipeSize(r); e != 0 || got != size {
-		t.Fatal(got, e)
+	if got, err := unix.FcntlInt(uintptr(r), unix.F_GETPIPE_SZ, 0); err != nil || got != size {
+		t.Fatal(got, err)
 	}
 	if _, e := Splice(b, w, size); e != EAGAIN {
 		t.Fatal(e)
@@ -341,9 +338,6 @@ func TestPipe(t *testing.T) {
 	until(t, a, unix.POLLIN)
 	buf := make([]byte, 20)
 	if n, e := Recv(a, buf); e != 0 || string(buf[:n]) != "through the pipe" {
-		t.Fatal(n, e)
-	}
-	if n, e := OutQueue(b); n != 0 || e != 0 {
 		t.Fatal(n, e)
 	}
 	ShutdownWrite(a)
@@ -375,7 +369,6 @@ func TestNoAllocation(t *testing.T) {
 			t.Fatal(e)
 		}
 		LocalAddr(b)
-		RemoteAddr(b)
 		Send(a, out, false)
 		Recv(b, buf)
 		CloseInOrder(a)

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-// probes are what Probe has said, by variant: func() error.
+// probes are what probeOf has said, by variant: func() error.
 var probes sync.Map
 
 // modes runs a test with each variant of the programs, with ipset and without.
@@ -39,7 +39,7 @@ func modes(t *testing.T, test func(t *testing.T, opts Options)) {
 				t.Run(name, func(t *testing.T) {
 					netns.Require(t)
 					opts := Options{Variant: variant, NoSets: noSets}
-					probe, _ := probes.LoadOrStore(string(variant)+name, sync.OnceValue(func() error { return Probe(opts) }))
+					probe, _ := probes.LoadOrStore(string(variant)+name, sync.OnceValue(func() error { return probeOf(opts) }))
 					var missing *redirect.MissingError
 					if err := probe.(func() error)(); errors.As(err, &missing) {
 						t.Skipf("SKIP-NEEDS: %v", err)
@@ -164,4 +164,22 @@ func compare(t *testing.T, before, after string) {
 	if !t.Failed() {
 		t.Errorf("not the same order:\n%s\nwas:\n%s", after, before)
 	}
+}
+
+// probeOf tells whether packets can be steered by iptables, by trying everything
+// in a scratch network namespace: nil, or a *redirect.MissingError that says
+// what is missing.
+func probeOf(opts Options) error {
+	opts = opts.withDefaults()
+	if err := opts.validate(); err != nil {
+		return err
+	}
+	opts.Route = opts.Route.WithDefaults()
+	ns, err := openNamespace(opts.Route.NetNS)
+	if err != nil {
+		return err
+	}
+	defer ns.close()
+	_, err = choose(ns, opts)
+	return err
 }

@@ -101,24 +101,6 @@ func variantOf(ns *namespace, program string) Variant {
 	return Legacy
 }
 
-// Probe tells whether packets can be steered by iptables, by trying everything
-// in a scratch network namespace: nil, or a *redirect.MissingError that says
-// what is missing.
-func Probe(opts Options) error {
-	opts = opts.withDefaults()
-	if err := opts.validate(); err != nil {
-		return err
-	}
-	opts.Route = opts.Route.WithDefaults()
-	ns, err := openNamespace(opts.Route.NetNS)
-	if err != nil {
-		return err
-	}
-	defer ns.close()
-	_, err = choose(ns, opts)
-	return err
-}
-
 // known are the programs that worked when they were tried, by what was asked
 // for: a kernel does not forget what it can do, and each trial is some twenty
 // calls of programs.

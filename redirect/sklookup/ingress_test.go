@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/bind"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -157,7 +158,9 @@ func TestSteeringWithoutTCX(t *testing.T) {
 			r.(*Redirector).touched = false
 			_ = r.Close()
 		},
-		Cleanup:        func(node *netns.Host) ([]string, error) { return Cleanup(optionsOf(node)) },
+		Cleanup: func(node *netns.Host) ([]string, error) {
+			return bind.Cleanup(bind.Options{Routes: optionsOf(node).Routes})
+		},
 		ForeignSilent:  true,
 		LingeringStays: true,
 	})

@@ -96,12 +96,13 @@ func TestPlansThatCannotBe(t *testing.T) {
 	before := lab.Node.Dump(t)
 	sctp := web4
 	sctp.Protocol = service.SCTP
+	noDescriptor := func(p *redirect.Plan) { p.Steer = p.Steer.With(web4, redirect.Target{Port: 1}) }
 	for _, c := range []struct {
 		plan redirect.Plan
 		want string
 	}{
 		{steering.Plan(steering.Steer(front, sctp)), "SCTP 10.96.0.10:80: sk_lookup carries TCP and UDP only"},
-		{redirect.Plan{Steer: redirect.MapOf(map[service.Destination]redirect.Target{web4: {Port: 1}})}, "no descriptor"},
+		{steering.Plan(noDescriptor), "no descriptor"},
 		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("10.0.0.0/8"))}, "this node's own address 10.1.0.1"},
 		{redirect.Plan{Local: redirect.LocalOf(netip.MustParsePrefix("::/0"))}, "it holds every address"},
 	} {

@@ -449,16 +449,3 @@ func (r *Redirector) Close() error {
 	r.release()
 	return err
 }
-
-// Cleanup removes what a process that was killed left behind: its routes and
-// rules; everything else ended with it. It gives a line for each thing that it
-// removed. A running proxy's lock must be asked for first
-// ([redirect.AcquireLock]): Cleanup does not look for one.
-func Cleanup(opts Options) (removed []string, err error) {
-	rt, err := route.Open(opts.Routes)
-	if err != nil {
-		return nil, err
-	}
-	defer rt.Close()
-	return rt.Remove()
-}

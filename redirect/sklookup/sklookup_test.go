@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/bind"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -36,7 +37,9 @@ func TestSteering(t *testing.T) {
 			r.(*Redirector).touched = false
 			_ = r.Close()
 		},
-		Cleanup:        func(node *netns.Host) ([]string, error) { return Cleanup(optionsOf(node)) },
+		Cleanup: func(node *netns.Host) ([]string, error) {
+			return bind.Cleanup(bind.Options{Routes: optionsOf(node).Routes})
+		},
 		ForeignSilent:  true,
 		LingeringStays: true,
 	})

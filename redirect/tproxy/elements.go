@@ -153,31 +153,9 @@ func destinationKey(d service.Destination) []byte {
 	return append(key, protocolNumber(d.Protocol), 0, 0, 0, byte(d.Port>>8), byte(d.Port), 0, 0)
 }
 
-// parseDestinationKey is destinationKey backwards.
-func parseDestinationKey(key []byte) (service.Destination, bool) {
-	n := len(key) - 8
-	if n < 0 {
-		return service.Destination{}, false
-	}
-	a, ok := netip.AddrFromSlice(key[:n])
-	if !ok {
-		return service.Destination{}, false
-	}
-	return service.Destination{Addr: a, Protocol: protocolOf(key[n]), Port: binary.BigEndian.Uint16(key[n+4:])}, true
-}
-
 var protocolNumbers = map[service.Protocol]byte{service.TCP: 6, service.UDP: 17, service.SCTP: protoSCTP}
 
 func protocolNumber(p service.Protocol) byte { return protocolNumbers[p] }
-
-func protocolOf(number byte) service.Protocol {
-	for p, n := range protocolNumbers {
-		if n == number {
-			return p
-		}
-	}
-	return 0
-}
 
 // lastAddr gives the last address of a range.
 func lastAddr(p netip.Prefix) netip.Addr {

@@ -95,13 +95,3 @@ func (k flow) key() []byte {
 	}
 	return key
 }
-
-// parseFlowKey is key backwards.
-func parseFlowKey(key []byte) (k flow, ok bool) {
-	n := len(key)/2 - 4
-	if n != 4 && n != 16 {
-		return k, false
-	}
-	end := func(b []byte) netip.AddrPort { return endOf(b[:n], uint16(b[n])<<8|uint16(b[n+1])) }
-	return flow{client: end(key[:n+4]), here: end(key[n+4:])}, true
-}

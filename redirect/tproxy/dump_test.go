@@ -2,6 +2,7 @@ package tproxy
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -11,11 +12,11 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/service"
 )
 
-// Dump tells what is in force, as the kernel has it, for people and tests: a
-// line for each thing, in an order that is always the same. It is empty when
-// there is nothing.
+// Dump gives what is in force, as the kernel has it: a line for each thing, in an
+// order that is always the same. It is empty when there is nothing.
 //
 //	table inet sluice: 8 chains, 28 rules
 //	  steer TCP 10.96.0.10:80 to 127.83.76.1:40001
@@ -184,4 +185,36 @@ func describeRange(first, last netip.Addr) string {
 		}
 	}
 	return first.String() + "-" + last.String()
+}
+
+// parseDestinationKey is destinationKey backwards.
+func parseDestinationKey(key []byte) (service.Destination, bool) {
+	n := len(key) - 8
+	if n < 0 {
+		return service.Destination{}, false
+	}
+	a, ok := netip.AddrFromSlice(key[:n])
+	if !ok {
+		return service.Destination{}, false
+	}
+	return service.Destination{Addr: a, Protocol: protocolOf(key[n]), Port: binary.BigEndian.Uint16(key[n+4:])}, true
+}
+
+func protocolOf(number byte) service.Protocol {
+	for p, n := range protocolNumbers {
+		if n == number {
+			return p
+		}
+	}
+	return 0
+}
+
+// parseFlowKey is key backwards.
+func parseFlowKey(key []byte) (k flow, ok bool) {
+	n := len(key)/2 - 4
+	if n != 4 && n != 16 {
+		return k, false
+	}
+	end := func(b []byte) netip.AddrPort { return endOf(b[:n], uint16(b[n])<<8|uint16(b[n+1])) }
+	return flow{client: end(key[:n+4]), here: end(key[n+4:])}, true
 }
