@@ -6,6 +6,8 @@ SHELL := /bin/bash
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 GOLANGCI_LINT_VERSION := v2.15.0
 GOLANGCI_LINT := .cache/golangci-lint-$(GOLANGCI_LINT_VERSION)/golangci-lint
+DEADCODE_VERSION := v0.52.0
+DEADCODE := .cache/deadcode-$(DEADCODE_VERSION)/deadcode
 CLUSTER := .cache/cluster
 CLUSTER_VERSION := k8s.io/component-base/version
 CLUSTER_LDFLAGS := -s -w -X $(CLUSTER_VERSION).gitVersion=v1.37.1 -X $(CLUSTER_VERSION).gitMajor=1 -X $(CLUSTER_VERSION).gitMinor=37
@@ -92,14 +94,19 @@ deps: ## Install, or name, the Debian packages that the tests need
 	@test/install-deps.sh
 
 .PHONY: lint
-lint: $(GOLANGCI_LINT) ## Run the linters, at the version pinned here
+lint: $(GOLANGCI_LINT) $(DEADCODE) ## Run the linters, at the version pinned here
 	go mod verify >/dev/null
 	go mod tidy -diff
 	$(GOLANGCI_LINT) config verify
 	$(GOLANGCI_LINT) run --build-tags cluster,programs ./...
+	@unreachable=$$($(DEADCODE) ./cmd/sluice); [ -z "$$unreachable" ] || { echo "$$unreachable"; \
+	  echo 'lint: the program never calls these functions: remove them, or move them into a _test.go file'; exit 1; }
 
 $(GOLANGCI_LINT):
 	GOBIN=$(CURDIR)/$(@D) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)
+
+$(DEADCODE):
+	GOBIN=$(CURDIR)/$(@D) go install golang.org/x/tools/cmd/deadcode@$(DEADCODE_VERSION)
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (5s), on one CPU each
