@@ -52,7 +52,7 @@ func TestEndpointGetsTheClientsDSCP(t *testing.T) {
 					got, e := inbox.Receive(server, 0, 1)
 					return e == 0 && got == 1
 				})
-				if _, _, got := inbox.Details(0); int(got) != sent {
+				if _, _, got, _ := inbox.Details(0); int(got) != sent {
 					t.Errorf("%s: sent with traffic class %#x, the endpoint sees %#x", family.vip, sent, got)
 				}
 			}

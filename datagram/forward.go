@@ -20,7 +20,7 @@ func (w *worker) deliver(l *shard, n int) {
 			w.server.stats.lost.Add(1)
 			continue
 		}
-		to, segment, class := w.upIn.Details(i)
+		to, segment, class, ttl := w.upIn.Details(i)
 		if l.outlet != nil {
 			to = l.outlet.address
 		}
@@ -38,6 +38,7 @@ func (w *worker) deliver(l *shard, n int) {
 			}
 			cur.outClass = class
 		}
+		l.limitTTL(cur, ttl)
 		p := w.upIn.Data(i)
 		if w.up.Empty() {
 			w.upAfter = cur.held.count()
@@ -66,7 +67,7 @@ func datagramsOf(bytes, segment int) uint64 {
 func (w *worker) flushUp(c *session) {
 	tries := 0
 	for !w.up.Empty() {
-		c.upstream.setClass(c.outClass)
+		c.setHeader()
 		errno := w.up.Send(int(c.upstream.fd))
 		if errno == 0 {
 			continue
@@ -134,7 +135,7 @@ func (c *session) receive() {
 			w.server.stats.lost.Add(1)
 			continue
 		}
-		_, segment, _ := w.downIn.Details(i)
+		_, segment, _, _ := w.downIn.Details(i)
 		p := w.downIn.Data(i)
 		w.answer(c, p, segment)
 		c.record.BytesFromEndpoint += uint64(len(p))

@@ -235,7 +235,7 @@ func (k *held) count() int {
 // resend sends the first n of what is kept of a session. It is false if the
 // endpoint refused meanwhile.
 func (w *worker) resend(s *session, n int) bool {
-	s.upstream.setClass(s.outClass)
+	s.setHeader()
 	for i := range min(n, s.held.count()) {
 		_, errno := sys.Send(int(s.upstream.fd), s.held.datagram(i), false)
 		if errno != 0 {

@@ -90,6 +90,7 @@ type shard struct {
 	outlet *outlet // where answers leave; nil if the destination is the datagram's
 	batch  int     // datagrams to receive at once
 	shared bool    // by several service ports
+	ttl    bool    // the TTL of datagrams is known
 	rest   poll.Timer
 }
 
@@ -148,6 +149,24 @@ func (l *shard) HandleEvents(uint8, poll.Events) {
 			w.server.stats.pauses.Add(1)
 			w.loop.Schedule(&l.rest, now+ns, l)
 		}
+	}
+}
+
+// limitTTL takes note of the TTL that a session's datagram came with; 0 if that is
+// not known. A datagram from another proxy lowers the TTL towards an endpoint that
+// may lead back to a Service, also when the session was begun by one from a client.
+// The socket tells TTLs from the first datagram for such an endpoint on, as they
+// cost time: those that are here already pass as if from a client. A loop still
+// ends, as each socket lets it pass once so.
+func (l *shard) limitTTL(c *session, ttl int) {
+	switch {
+	case ttl != 0:
+		c.ttl = min(c.ttl, redirect.TTLAfter(ttl))
+	case c.upstream.ttl == 0 || l.ttl:
+	case sys.ReceiveTTL(l.fd, c.record.VIP.Addr().Is6()) == 0:
+		l.ttl = true
+	default:
+		c.ttl = redirect.ReturnTTL
 	}
 }
 

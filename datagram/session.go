@@ -8,6 +8,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -33,6 +34,7 @@ type session struct {
 	doubted    bool   // the endpoint seemed to be closed after it had answered
 	batch      uint8  // answers to receive at once
 	round      uint32 // the worker's, when the last answer came
+	ttl        int    // towards an endpoint that may lead back to a Service
 }
 
 // open makes the session of a client that has none, by the policy that is in
@@ -75,7 +77,7 @@ func (w *worker) open(o *outlet, k key) *session {
 // enter puts a session in the table that has no endpoint yet. There must be room.
 func (w *worker) enter(h *share, o *outlet, k key, now int64) *session {
 	c := w.newSession()
-	c.share, c.outlet, c.batch = h, o, 1
+	c.share, c.outlet, c.batch, c.ttl = h, o, 1, redirect.FirstReturnTTL
 	o.users++
 	c.record = conntrack.Record{
 		Start:    now,
@@ -240,11 +242,11 @@ func (c *session) closed(n int) *session {
 	c.share.service.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr(), poll.Nanotime())
 	kept := c.held
 	c.held = nil
-	class := c.outClass
+	class, ttl := c.outClass, c.ttl
 	c.end(conntrack.EndpointGone)
 	next := w.find(o, k)
 	if next != nil {
-		next.outClass = class
+		next.outClass, next.ttl = class, ttl
 	}
 	if kept != nil {
 		kept.session = next

@@ -24,6 +24,7 @@ type upstream struct {
 	trains    bool  // the kernel hands trains over in one piece
 	class     uint8 // DSCP of its packets
 	noTrain   bool  // the kernel does not send trains from it
+	ttl       uint8 // of packets to an endpoint that may lead back to a Service; 0 to another
 	// held is the client's address that answers come back to while the socket is
 	// open, if the way of steering has to be told: see redirect.Clients.
 	held netip.Addr
@@ -51,10 +52,15 @@ func (u *upstream) HandleEvents(_ uint8, ev poll.Events) {
 	}
 }
 
-// setClass has what is sent to the endpoint carry a DSCP.
-func (u *upstream) setClass(class uint8) {
-	if u.class != class && sys.SetClass(int(u.fd), u.family == service.IPv6, class) == 0 {
-		u.class = class
+// setHeader has what is sent to the endpoint carry the client's DSCP, and the TTL
+// of an endpoint that may lead back to a Service.
+func (c *session) setHeader() {
+	u := c.upstream
+	if u.class != c.outClass && sys.SetClass(int(u.fd), u.family == service.IPv6, c.outClass) == 0 {
+		u.class = c.outClass
+	}
+	if int(u.ttl) > c.ttl && sys.SetTTL(int(u.fd), u.family == service.IPv6, c.ttl) == 0 {
+		u.ttl = uint8(c.ttl)
 	}
 }
 
@@ -245,14 +251,15 @@ func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source polic
 }
 
 // markReturns has a socket's datagrams pass steering, and end where they come to
-// a Service all the same.
+// Services all the same: see session.setHeader.
 func (w *worker) markReturns(u *upstream) sys.Errno {
 	if mark := w.server.options.PastMark; mark != 0 {
 		if errno := sys.SetMark(int(u.fd), mark); errno != 0 {
 			return errno
 		}
 	}
-	return sys.SetTTL(int(u.fd), u.family == service.IPv6, redirect.ReturnTTL)
+	u.ttl = redirect.FirstReturnTTL
+	return sys.SetTTL(int(u.fd), u.family == service.IPv6, redirect.FirstReturnTTL)
 }
 
 // hold gives the ports that a socket with a client's address may have, first and

@@ -7,9 +7,9 @@ package redirect
 // and no client's packets have so little left.
 const ReturnTTL = 8
 
-// FirstReturnTTL is the same over TCP for a connection that has passed no other
-// proxy: an endpoint may be a node port of another cluster, or of another node,
-// whose proxy takes it to a pod.
+// FirstReturnTTL is the same for a connection, or a datagram, that has passed no
+// other proxy: an endpoint may be a node port of another cluster, or of another
+// node, whose proxy takes it to a pod.
 const FirstReturnTTL = 24
 
 // TTLAfter gives the TTL towards such an endpoint for a client's TTL.

@@ -24,8 +24,8 @@ const (
 	// a few lines of the processor's cache.
 	slotStride = slotSize + 5*64
 	// controlSize is room for the control messages of a datagram that is
-	// received: its destination, the size of a train's datagrams, and its class.
-	controlSize = 96
+	// received: its destination, the size of a train's datagrams, its class and TTL.
+	controlSize = 120
 )
 
 // Inbox is memory that datagrams are received into: slots of one datagram, or
@@ -107,8 +107,9 @@ func (b *Inbox) From(i int) netip.AddrPort { return b.names[i].get() }
 // Details gives what the control messages say: the destination that the
 // datagram was sent to, if the socket has UDPOptions.Destination, and the size of
 // each datagram of a train but the last, which may be shorter; 0 if it is no
-// train. class is the datagram's DSCP, with UDPOptions.Class.
-func (b *Inbox) Details(i int) (to netip.AddrPort, segment int, class uint8) {
+// train. class is the datagram's DSCP, with UDPOptions.Class, and ttl its TTL, or hop
+// limit, after ReceiveTTL; 0 if that is not known.
+func (b *Inbox) Details(i int) (to netip.AddrPort, segment int, class uint8, ttl int) {
 	c := b.controls[i][:b.headers[i].Controllen]
 	for len(c) >= unix.SizeofCmsghdr {
 		h, body, rest := nextControl(c)
@@ -118,6 +119,8 @@ func (b *Inbox) Details(i int) (to netip.AddrPort, segment int, class uint8) {
 		switch {
 		case isClass(h) && len(body) > 0:
 			class = classOf(body)
+		case isTTL(h) && len(body) >= 4:
+			ttl = int(binary.NativeEndian.Uint32(body))
 		case h.Level == unix.IPPROTO_UDP && h.Type == unix.UDP_GRO && len(body) >= 4:
 			segment = int(binary.NativeEndian.Uint32(body))
 		case h.Level == unix.IPPROTO_IP && h.Type == unix.IP_ORIGDSTADDR,
@@ -128,7 +131,11 @@ func (b *Inbox) Details(i int) (to netip.AddrPort, segment int, class uint8) {
 		}
 		c = rest
 	}
-	return to, segment, class
+	return to, segment, class, ttl
+}
+
+func isTTL(h *unix.Cmsghdr) bool {
+	return h.Level == unix.IPPROTO_IP && h.Type == unix.IP_TTL || h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_HOPLIMIT
 }
 
 const (

@@ -94,6 +94,15 @@ func setDestination(fd int, v6 bool) Errno {
 	return setInt(fd, unix.IPPROTO_IP, unix.IP_RECVORIGDSTADDR, 1)
 }
 
+// ReceiveTTL has Inbox know the TTL, or hop limit, of each datagram that is taken
+// from a socket from now on. That costs some 30 ns for each.
+func ReceiveTTL(fd int, v6 bool) Errno {
+	if v6 {
+		return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1)
+	}
+	return setInt(fd, unix.IPPROTO_IP, unix.IP_RECVTTL, 1)
+}
+
 // leastTTL is a program that drops packets with a smaller TTL: UDP has no
 // IP_MINTTL.
 func leastTTL(v6 bool, ttl int) []FilterOp {

@@ -38,7 +38,7 @@ func receiveAll(t *testing.T, fd, datagrams int) (got [][]byte, segments []int, 
 			if in.Cut(i) {
 				t.Fatal("a datagram was cut")
 			}
-			d, segment, _ := in.Details(i)
+			d, segment, _, _ := in.Details(i)
 			p := in.Data(i)
 			segments, to = append(segments, segment), append(to, d)
 			for segment > 0 && len(p) > segment {
@@ -193,7 +193,7 @@ func TestReceiveOne(t *testing.T) {
 		if e := in.ReceiveOne(to, 1); e != 0 {
 			t.Fatal(e)
 		}
-		d, segment, _ := in.Details(1)
+		d, segment, _, _ := in.Details(1)
 		if got := in.Data(1); !bytes.Equal(got, p) || segment != 0 || d.IsValid() || in.Cut(1) {
 			t.Errorf("%d bytes for %v, train of %d, cut %v; want %d bytes", len(got), d, segment, in.Cut(1), len(p))
 		}

@@ -129,6 +129,7 @@ func TestServiceLeadsToAnotherClustersNodePort(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		c := netns.NewCluster(t)
 		c.Remote[0].WitnessTCP(t, 8080)
+		c.Remote[0].WitnessUDP(t, 8080)
 		here, there := newClusterProxy(t, c), newProxy(t, c.Node2)
 		here.mode, there.mode = m, m
 		web := loop{name: "web", number: 40, port: 80, nodePort: 30080, endpoint: hostAddrs(c.Pods[0]), target: 8080, node: "node"}
@@ -142,8 +143,13 @@ func TestServiceLeadsToAnotherClustersNodePort(t *testing.T) {
 		for _, from := range []client{{name: "pod", Host: c.Pods[0]}, {name: "node", Host: c.Node}, {name: "outside", Host: c.Outside}} {
 			for _, vip := range remote.vips() {
 				at := netip.AddrPortFrom(netip.MustParseAddr(vip), remote.port)
-				if _, got := from.visit("tcp", at, nil, startTimeout); !strings.HasPrefix(got, "pod-3:8080 ") {
-					t.Errorf("%s to %s: %s", from.name, at, got)
+				for _, network := range m.networks() {
+					for range 4 { // a lane knows datagrams' TTL after the first
+						if _, got := from.visit(network, at, nil, startTimeout); !strings.HasPrefix(got, "pod-3:8080 ") {
+							t.Errorf("%s to %s/%s: %s", from.name, at, network, got)
+							break
+						}
+					}
 				}
 			}
 		}
@@ -155,8 +161,8 @@ func TestServiceLeadsToAnotherClustersNodePort(t *testing.T) {
 // TestServicesThatLeadToThemselvesEnd: a Service whose endpoint is its own
 // cluster IP; two Services whose endpoints are each other's external IPs, or each
 // other's cluster IPs; and two whose endpoints are each other's node ports, on two
-// nodes that both have a proxy. A datagram ends after one more
-// proxy at the most, a connection after two, and the nodes have nothing to do afterwards.
+// nodes that both have a proxy. Connections and datagrams end after two more proxies
+// at the most, and the nodes have nothing to do afterwards.
 func TestServicesThatLeadToThemselvesEnd(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		c := netns.NewCluster(t)
