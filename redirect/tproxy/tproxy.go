@@ -193,20 +193,24 @@ func (r *Redirector) open() (err error) {
 	r.tracking = redirect.NewTracking(opts.NetNS)
 	r.tracking.Look()
 	r.traits = redirect.Traits{Name: "tproxy/nftables"}
-	if opts.NoReplies {
-		return nil
+	if !opts.NoReplies {
+		r.traits.Replies = r.replyTraits()
 	}
-	if err := r.router.Check(route.State{MarkReplies: true}); err != nil {
-		r.traits.Replies.Why = err.Error()
-		return nil
-	}
-	r.traits.Replies = redirect.Replies{Diverted: true, FirstPort: opts.ReplyPorts[0], LastPort: opts.ReplyPorts[1]}
-	if err := r.router.CheckSockets(); err != nil {
-		r.traits.Replies.WhyTracked = err.Error()
-		return nil
-	}
-	r.traits.Replies.Untracked, r.traits.Replies.Mark, r.traits.Replies.Tracking = true, opts.SocketMark, r.tracking
 	return nil
+}
+
+// replyTraits tell which sockets of ours get answers, and why others do not.
+func (r *Redirector) replyTraits() redirect.Replies {
+	if err := r.router.Check(route.State{MarkReplies: true}); err != nil {
+		return redirect.Replies{Why: err.Error()}
+	}
+	replies := redirect.Replies{Diverted: true, FirstPort: r.opts.ReplyPorts[0], LastPort: r.opts.ReplyPorts[1]}
+	if err := r.router.CheckSockets(); err != nil {
+		replies.WhyTracked = err.Error()
+		return replies
+	}
+	replies.Untracked, replies.Mark, replies.Tracking = true, r.opts.SocketMark, r.tracking
+	return replies
 }
 
 // release gives the sockets back.
