@@ -40,8 +40,9 @@
 //
 // The number of sessions is bounded, in all and for each Service. At the
 // bound of all a new session takes the place of the oldest answered one, else
-// of the oldest, of a service that has more than its share; so a flood to one
-// service drives out its own sessions. And the time is bounded that beginning
+// of the oldest, of a namespace that has more than its share, and there of a
+// Service that has more than its share of the namespace's; so a flood drives out its own
+// sessions. And the time is bounded that beginning
 // sessions for a service may take from others ([allowance]).
 //
 // # Who may call what

@@ -19,7 +19,7 @@ import (
 // a list that is searched from end to end.
 
 const (
-	modelPorts   = 3
+	modelPorts   = 5
 	modelClients = 40
 	modelMost    = 24 // sessions in all
 	modelEach    = 16 // of one Service
@@ -71,7 +71,7 @@ func newGame(t *testing.T) *game {
 	g.worker = s.workers[0]
 	g.outlet = &outlet{worker: g.worker, lane: true}
 	for i := range g.services {
-		name := service.PortName{Name: service.Name{Name: fmt.Sprint(modelServiceOf(i))}, Port: fmt.Sprint(i), Protocol: service.UDP}
+		name := service.PortName{Name: service.Name{Namespace: fmt.Sprint(modelNamespaceOf(modelServiceOf(i))), Name: fmt.Sprint(modelServiceOf(i))}, Port: fmt.Sprint(i), Protocol: service.UDP}
 		p, err := newPortService(&service.Port{Name: name}, &s.options.Config, table.Counters(name), s.workers, s.joinGroups(name.Name))
 		if err != nil {
 			t.Fatal(err)
@@ -155,12 +155,17 @@ func (g *game) datagram(svc int, k key, endpoint int) {
 }
 
 // modelServiceOf gives the Service that a port belongs to: the first two are of
-// one.
+// one, and so are the next two.
 func modelServiceOf(port int) int { return port / 2 }
 
+// modelNamespaceOf gives the namespace that a Service belongs to: the first two
+// are of one.
+func modelNamespaceOf(service int) int { return service / 2 }
+
 // makeRoom says what may have made room: the oldest answered session, else the
-// oldest, of the Service itself where it has its part, else of one that has most;
-// and among its ports, of one that has most.
+// oldest, of its own namespace where that has its part, else of one that has most;
+// there of the Service itself where it has its part, else of one that has most; and
+// among its ports, of one that has most.
 func (g *game) makeRoom(svc int) {
 	count := func(of func(m modelled) bool) (n int) {
 		for _, m := range g.model {
@@ -194,27 +199,48 @@ func (g *game) makeRoom(svc int) {
 	for whole(own) >= modelEach {
 		evict(own)
 	}
+	// Of several that have most, it is the one that lost a session.
+	lost := func(s int) bool { return g.services[2*s].shares[0].group.count < whole(s) }
+	inNamespace := func(n int) int {
+		return count(func(m modelled) bool { return modelNamespaceOf(modelServiceOf(m.service)) == n })
+	}
 	for len(g.model) >= modelMost {
-		active, most := 0, 0
-		for s := range modelServiceOf(modelPorts-1) + 1 {
-			if n := whole(s); n > 0 {
-				active++
-				most = max(most, n)
+		namespaces, most := 0, 0
+		for n := range modelNamespaceOf(modelServiceOf(modelPorts-1)) + 1 {
+			if held := inNamespace(n); held > 0 {
+				namespaces++
+				most = max(most, held)
 			}
 		}
-		if n := whole(own); n > 0 && n*active >= modelMost {
-			evict(own)
-			continue
-		}
-		for i := range modelPorts {
-			s := modelServiceOf(i)
-			if whole(s) == most && g.services[i].shares[0].group.count < most {
-				evict(s)
-				break
+		mine := modelNamespaceOf(own)
+		full := inNamespace(mine)*namespaces >= modelMost
+		before := len(g.model)
+		for n := 0; n <= modelNamespaceOf(modelServiceOf(modelPorts-1)) && len(g.model) == before; n++ {
+			if full && n != mine || !full && inNamespace(n) != most {
+				continue
+			}
+			services, largest := 0, 0
+			for s := range modelServiceOf(modelPorts-1) + 1 {
+				if held := whole(s); held > 0 && modelNamespaceOf(s) == n {
+					services++
+					largest = max(largest, held)
+				}
+			}
+			if held := whole(own); n == mine && held > 0 && held*services >= inNamespace(n) {
+				if lost(own) {
+					evict(own)
+				}
+				continue
+			}
+			for s := range modelServiceOf(modelPorts-1) + 1 {
+				if modelNamespaceOf(s) == n && whole(s) == largest && lost(s) {
+					evict(s)
+					break
+				}
 			}
 		}
-		if len(g.model) >= modelMost {
-			g.t.Fatalf("no Service with most sessions made room for one of port %d", svc)
+		if len(g.model) == before {
+			g.t.Fatalf("nobody with most sessions made room for one of port %d", svc)
 		}
 	}
 }
@@ -277,7 +303,7 @@ func (g *game) compare() {
 		}
 		if n > 0 {
 			active[h.group] += n
-			if w.active[h.group.place] != h.group || h.group.shares[h.place] != h {
+			if o := h.group.namespace; w.active[o.place] != o || o.groups[h.group.place] != h.group || h.group.shares[h.place] != h {
 				g.t.Fatalf("step %d: service %d is not at its place", g.turn, i)
 			}
 		}
@@ -287,8 +313,13 @@ func (g *game) compare() {
 			g.t.Fatalf("step %d: a Service counts %d sessions and has %d", g.turn, of.count, n)
 		}
 	}
-	if len(active) != len(w.active) || g.outlet.users != w.count {
-		g.t.Fatalf("step %d: %d Services are active, listed %d; the outlet has %d users of %d", g.turn, len(active), len(w.active), g.outlet.users, w.count)
+	listed, counted := 0, 0
+	for _, n := range w.active {
+		listed += len(n.groups)
+		counted += n.count
+	}
+	if len(active) != listed || counted != w.count || g.outlet.users != w.count {
+		g.t.Fatalf("step %d: %d Services are active, listed %d; namespaces count %d of %d sessions; the outlet has %d users", g.turn, len(active), listed, counted, w.count, g.outlet.users)
 	}
 }
 

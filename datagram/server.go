@@ -31,12 +31,13 @@ type Server struct {
 	warnings warnings
 
 	// What follows is the configuring goroutine's.
-	services map[service.PortName]*portService
-	groups   map[service.Name]*groups
-	lanes    map[place]*lane
-	lanesOf  [2]int             // those that are not bound to a destination, by service.Family
-	left     []service.PortName // services that went since the last Prune
-	said     once.Texts
+	services   map[service.PortName]*portService
+	groups     map[service.Name]*groups
+	namespaces map[string]*namespaces
+	lanes      map[place]*lane
+	lanesOf    [2]int             // those that are not bound to a destination, by service.Family
+	left       []service.PortName // services that went since the last Prune
+	said       once.Texts
 }
 
 // state is one configuration in force. It never changes.
@@ -54,12 +55,13 @@ func New(o Options) *Server {
 		o.OwnAddress = func(netip.Addr) bool { return false }
 	}
 	s := &Server{
-		options:  o,
-		ports:    newPorts(o.Replies.FirstPort, o.Replies.LastPort),
-		log:      o.Logger,
-		services: make(map[service.PortName]*portService),
-		groups:   make(map[service.Name]*groups),
-		lanes:    make(map[place]*lane),
+		options:    o,
+		ports:      newPorts(o.Replies.FirstPort, o.Replies.LastPort),
+		log:        o.Logger,
+		services:   make(map[service.PortName]*portService),
+		groups:     make(map[service.Name]*groups),
+		namespaces: make(map[string]*namespaces),
+		lanes:      make(map[place]*lane),
 	}
 	if err := sys.CanDisown(); err != nil {
 		s.once("UDP sockets", "other processes of this user on this node can join them and take a share of the datagrams (CAP_CHOWN is missing): "+err.Error())

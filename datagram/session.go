@@ -105,20 +105,24 @@ func (w *worker) makeRoom(h *share) {
 	}
 }
 
-// victim gives the share that has to make room for a session of a Service: one
-// of its own if it has its part of what there is, else one of the Service with
-// most sessions.
+// victim gives the share that has to make room for a session of a Service. It is one
+// of its own namespace if that has its part of all sessions, else of the
+// namespace with most; and there one of the Service itself if it has its part of the
+// namespace's, else of the Service with most.
 func (w *worker) victim(g *group) *share {
-	if g.count > 0 && g.count*len(w.active) >= w.maxSessions {
-		return g.largest()
-	}
-	largest := w.active[0]
-	for _, o := range w.active[1:] {
-		if o.count > largest.count {
-			largest = o
+	n := g.namespace
+	if n.count*len(w.active) < w.maxSessions {
+		n = w.active[0]
+		for _, o := range w.active[1:] {
+			if o.count > n.count {
+				n = o
+			}
 		}
 	}
-	return largest.largest()
+	if n == g.namespace && g.count > 0 && g.count*len(n.groups) >= n.count {
+		return g.largest()
+	}
+	return n.largest().largest()
 }
 
 // dial connects the session to the endpoint that the balancer proposes, or to

@@ -42,9 +42,13 @@ func (h *share) enter(s *session, now int64) {
 	if h.count++; h.count == 1 {
 		h.group.enter(h)
 	}
+	n := h.group.namespace
 	if h.group.count++; h.group.count == 1 {
-		h.group.place = len(h.worker.active)
-		h.worker.active = append(h.worker.active, h.group)
+		n.enter(h.group)
+	}
+	if n.count++; n.count == 1 {
+		n.place = len(h.worker.active)
+		h.worker.active = append(h.worker.active, n)
 	}
 	if !h.timer.Scheduled() {
 		h.schedule()
@@ -53,18 +57,21 @@ func (h *share) enter(s *session, now int64) {
 
 // leave takes a session out.
 func (h *share) leave(s *session) {
-	w, g := h.worker, h.group
+	w, g, n := h.worker, h.group, h.group.namespace
 	h.lists[s.class].remove(s)
 	if h.count--; h.count == 0 {
 		g.leave(h)
 		w.loop.Cancel(&h.timer)
 	}
-	if g.count--; g.count > 0 {
+	if g.count--; g.count == 0 {
+		n.leave(g)
+	}
+	if n.count--; n.count > 0 {
 		return
 	}
 	last := len(w.active) - 1
-	w.active[g.place] = w.active[last]
-	w.active[g.place].place = g.place
+	w.active[n.place] = w.active[last]
+	w.active[n.place].place = n.place
 	w.active[last] = nil
 	w.active = w.active[:last]
 }

@@ -28,7 +28,7 @@ type worker struct {
 	sessions map[key]*session
 	recent   *session // the one that was found last
 	count    int
-	active   []*group // those with sessions
+	active   []*namespace // those with sessions
 	outlets  map[netip.AddrPort]*outlet
 	spares   [2][2]spares // by service.Family; those that pass connection tracking last
 	held     holder

@@ -148,7 +148,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.IntVar(&o.maxNamespaceConnections, "max-connections-per-namespace", 0, "connections open at once of all Services of one namespace; more are reset (default: 31/32 of --max-connections)")
 	f.IntVar(&o.maxServiceDialing, "max-dialing-per-service", 0, "connections of one Service that wait for an endpoint to answer; more wait to be accepted (default: 1/8 of --max-connections, at most 1024)")
 	f.IntVar(&o.maxAffinityClients, "max-affinity-clients", balancer.DefaultMaxPins, "clients that session affinity remembers for each service port; the oldest go first")
-	f.IntVar(&o.maxSessions, "max-udp-sessions", 0, "UDP sessions at once; a new one takes the place of the oldest that was answered, of the services with most (default: 1/32 of the limit of open files, at most 65536)")
+	f.IntVar(&o.maxSessions, "max-udp-sessions", 0, "UDP sessions at once; a new one takes the place of the oldest that was answered, of the namespace with most, there of the Service with most (default: 1/32 of the limit of open files, at most 65536)")
 	f.IntVar(&o.maxServiceSessions, "max-udp-sessions-per-service", 0, "UDP sessions at once of one Service, all its ports together (default: --max-udp-sessions)")
 	f.DurationVar(&o.udpTimeout, "udp-timeout", 30*time.Second, "a UDP session without a datagram for so long is ended")
 	f.DurationVar(&o.udpStreamTimeout, "udp-stream-timeout", 2*time.Minute, "the same for a session that has been used both ways for two seconds")
