@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/internal/httpport"
+	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/listener"
@@ -74,7 +76,8 @@ type proxy struct {
 	repairs  atomic.Uint64 // times that kernel state was restored
 	noLocal  atomic.Pointer[admin.NoLocalEndpoints]
 	reported map[service.Problem]bool
-	trouble  string // the last thing that notInForce said, until it is over
+	lines    once.Lines // about problems, for each namespace
+	trouble  string     // the last thing that notInForce said, until it is over
 }
 
 // newProxy makes everything that can fail before anything in the kernel is
@@ -409,17 +412,39 @@ func (p *proxy) countNoLocal() {
 }
 
 // reportProblems logs each problem of a snapshot once, and again when it comes
-// back.
+// back. A namespace that has too many of them in a minute has the others logged with
+// a later change.
 func (p *proxy) reportProblems(snap *service.Snapshot) {
 	current := make(map[service.Problem]bool, len(snap.Problems))
+	now := time.Now()
 	for _, problem := range snap.Problems {
+		if p.reported[problem] {
+			current[problem] = true
+			continue
+		}
+		subject := namespaceOf(problem.Object)
+		last, ok := p.lines.Take(subject, now)
+		if !ok {
+			continue
+		}
 		current[problem] = true
-		if !p.reported[problem] {
-			p.log.Warn().Str("object", problem.Object).Msg(problem.Text)
-			p.sendProblem(problem)
+		p.log.Warn().Str("object", problem.Object).Msg(problem.Text)
+		p.sendProblem(problem)
+		if last {
+			p.log.Warn().Str("object", subject).Msgf("had %d problems in a minute: further ones are logged with a later change; sluice_config_problems counts them all", once.PerMinute)
 		}
 	}
 	p.reported = current
+}
+
+// namespaceOf gives the namespace of an object, such as "Namespace default" for
+// "Service default/web", or the object itself if it has none.
+func namespaceOf(object string) string {
+	_, name, _ := strings.Cut(object, " ")
+	if namespace, _, ok := strings.Cut(name, "/"); ok {
+		return "Namespace " + namespace
+	}
+	return object
 }
 
 func (p *proxy) maintain() {

@@ -3,6 +3,7 @@ package once
 import (
 	"fmt"
 	"testing"
+	"time"
 )
 
 func TestTexts(t *testing.T) {
@@ -16,6 +17,28 @@ func TestTexts(t *testing.T) {
 		}
 		if len(texts.said) > Most {
 			t.Fatalf("%d texts are remembered", len(texts.said))
+		}
+	}
+}
+
+func TestLines(t *testing.T) {
+	var lines Lines
+	now := time.Now()
+	for i := range 3 * PerMinute {
+		last, ok := lines.Take("loud", now)
+		if ok != (i < PerMinute) || last != (i == PerMinute-1) {
+			t.Fatalf("line %d: last %v, allowed %v", i, last, ok)
+		}
+	}
+	if _, ok := lines.Take("quiet", now); !ok {
+		t.Error("another subject has no line")
+	}
+	if _, ok := lines.Take("loud", now.Add(time.Minute)); !ok {
+		t.Error("there is no line in the next minute")
+	}
+	for i := range 2 * Most {
+		if lines.Take(fmt.Sprint(i), now); len(lines.said) > Most {
+			t.Fatalf("%d subjects are remembered", len(lines.said))
 		}
 	}
 }

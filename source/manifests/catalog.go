@@ -213,7 +213,7 @@ func (c *catalog) losers(k objectKey, claims []claim) []finding {
 	var findings []finding
 	var texts []string
 	for _, cl := range claims[1:] {
-		f := finding{file: cl.file, line: cl.line, object: k.String(),
+		f := finding{file: cl.file, line: cl.line, object: k.String(), warning: true,
 			text: fmt.Sprintf("is already in %s:%d, which is used; this one is left out: take one away", claims[0].file, claims[0].line)}
 		text := f.String()
 		texts = append(texts, text)

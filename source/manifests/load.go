@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -69,9 +70,7 @@ func (w *Watcher) look(now time.Time, first bool, apply func(service.Change)) (a
 		w.take(now, &t.files[i], r)
 	}
 	change, findings := w.catalog.commit()
-	for _, f := range findings {
-		w.log.Warn().Msg(f.String())
-	}
+	w.tell(findings, "")
 	if first || !change.Empty() {
 		w.publish(time.Now())
 		apply(change)
@@ -236,14 +235,16 @@ func (w *Watcher) take(now time.Time, f *foundFile, r reading) {
 	st.emptySince = time.Time{}
 	if !r.same {
 		st.sum, st.decoded, st.bad = r.sum, true, hasErrors(r.findings)
-		w.tell(r.findings, st)
+		w.tell(r.findings, st.inForce())
 		if !st.bad {
 			st.good = r.content
 			w.catalog.set(f.path, r.content.objects)
 		}
 	}
 	if wasInError && !st.inError() {
-		w.log.Info().Msgf("%s: is in order again", f.path)
+		if _, ok := w.lines.Take(f.path, now); ok {
+			w.log.Info().Msgf("%s: is in order again", f.path)
+		}
 	}
 }
 
@@ -258,20 +259,33 @@ func (w *Watcher) unreadable(path string, st *fileState, err error) {
 		return
 	}
 	st.trouble = kind
-	w.tell([]finding{{file: path, text: text}}, st)
+	w.tell([]finding{{file: path, text: text}}, st.inForce())
 }
 
-// tell logs what is wrong with a file, and what is in force in its place.
-func (w *Watcher) tell(findings []finding, st *fileState) {
-	instead := "nothing"
+// inForce says what is in force in the place of a file's content that is wrong.
+func (st *fileState) inForce() string {
 	if len(st.good.objects) > 0 {
-		instead = "last good content"
+		return "last good content"
 	}
+	return "nothing"
+}
+
+// tell logs what is wrong with files, and what is in force in the place of their
+// errors, up to a bound for each file.
+func (w *Watcher) tell(findings []finding, instead string) {
+	now := time.Now()
 	for _, f := range findings {
+		last, ok := w.lines.Take(f.file, now)
+		if !ok {
+			continue
+		}
 		if f.warning {
 			w.log.Warn().Msg(f.String())
 		} else {
 			w.log.Error().Str("in_force", instead).Msg(f.String())
+		}
+		if last {
+			w.log.Warn().Msgf("%s: had %d lines in a minute: further ones are left out", f.file, once.PerMinute)
 		}
 	}
 }

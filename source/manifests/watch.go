@@ -8,6 +8,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -56,6 +57,7 @@ type Watcher struct {
 	catalog *catalog
 	told    map[string]bool // trouble with the tree that was told
 	rootErr string          // trouble with the directory itself that was told
+	lines   once.Lines      // about each file
 
 	stats atomic.Pointer[Stats]
 }
