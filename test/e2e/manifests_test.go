@@ -10,6 +10,7 @@ import (
 // webService is a Service with its EndpointSlices, as the tests write them.
 type webService struct {
 	name      string
+	namespace string   // "" for default
 	vips      []string // cluster IPs, IPv4 first
 	port      uint16
 	endpoints []netip.AddrPort // all of one family have one port
@@ -24,7 +25,7 @@ type webService struct {
 // yaml writes the Service and a slice for each family.
 func (s webService) yaml() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata:\n  name: %s\n  namespace: default\nspec:\n", s.name)
+	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata:\n  name: %s\n  namespace: %s\nspec:\n", s.name, cmp.Or(s.namespace, "default"))
 	fmt.Fprintf(&b, "  type: ClusterIP\n  clusterIP: %q\n  clusterIPs: [%s]\n", s.vips[0], quoted(s.vips))
 	var families []string
 	for _, vip := range s.vips {
@@ -55,8 +56,8 @@ func (s webService) slice(b *strings.Builder, f string) {
 		fmt.Fprintf(&list, "- addresses: [%q]\n  conditions: {ready: true}\n  nodeName: %s\n  zone: zone-a\n", e.Addr(), cmp.Or(s.node, "backend"))
 		fmt.Fprintf(&list, "  targetRef: {kind: Pod, namespace: default, name: %s-%d}\n", s.name, i+1)
 	}
-	fmt.Fprintf(b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: %s-%s\n  namespace: default\n",
-		s.name, strings.ToLower(f))
+	fmt.Fprintf(b, "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: %s-%s\n  namespace: %s\n",
+		s.name, strings.ToLower(f), cmp.Or(s.namespace, "default"))
 	fmt.Fprintf(b, "  labels: {kubernetes.io/service-name: %s}\naddressType: %s\n", s.name, f)
 	if list.Len() == 0 {
 		b.WriteString("ports: []\nendpoints: []\n")

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -19,14 +20,15 @@ import (
 
 // object is a Service with all that a Service can have, and its EndpointSlices.
 type object struct {
-	name     string
-	kind     corev1.ServiceType // "" for LoadBalancer
-	vips     []string           // cluster IPs, IPv4 first
-	port     uint16
-	nodePort uint16 // 0 for none
-	target   uint16 // port of the endpoints
-	protocol corev1.Protocol
-	portName string // "" for http
+	name      string
+	namespace string             // "" for default
+	kind      corev1.ServiceType // "" for LoadBalancer
+	vips      []string           // cluster IPs, IPv4 first
+	port      uint16
+	nodePort  uint16 // 0 for none
+	target    uint16 // port of the endpoints
+	protocol  corev1.Protocol
+	portName  string // "" for http
 	// twin has the same port number, and target, over TCP too, as DNS has.
 	twin bool
 
@@ -66,7 +68,7 @@ func (o *object) yaml() string {
 	}
 	s := &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
-		ObjectMeta: metav1.ObjectMeta{Name: o.name, Namespace: "default"},
+		ObjectMeta: metav1.ObjectMeta{Name: o.name, Namespace: cmp.Or(o.namespace, "default")},
 		Spec: corev1.ServiceSpec{
 			Type: o.kind, Ports: ports, ExternalIPs: o.externalIPs,
 			LoadBalancerSourceRanges: o.ranges,
@@ -128,7 +130,7 @@ func (o *object) slice(f discoveryv1.AddressType) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
 		ObjectMeta: metav1.ObjectMeta{
-			Name: o.name + "-" + strings.ToLower(string(f)), Namespace: "default",
+			Name: o.name + "-" + strings.ToLower(string(f)), Namespace: cmp.Or(o.namespace, "default"),
 			Labels: map[string]string{discoveryv1.LabelServiceName: o.name},
 		},
 		AddressType: f,
