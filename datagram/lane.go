@@ -99,7 +99,6 @@ func (l *shard) listen() {
 	reg, err := l.worker.loop.Add(l.fd, 0, poll.Readable, l)
 	if err != nil {
 		// Out of kernel memory. The sockets of the other loops go on.
-		l.worker.server.stats.trouble.Add(1)
 		return
 	}
 	l.reg = reg

@@ -62,7 +62,6 @@ func (o *outlet) open() bool {
 		fd, err = sys.RawUDP(o.address.Addr())
 	}
 	if err != nil {
-		s.stats.trouble.Add(1)
 		cause := err
 		for next := cause; next != nil; next = errors.Unwrap(next) {
 			cause = next // the destination is not in it

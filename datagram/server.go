@@ -225,7 +225,6 @@ func (s *Server) add(at place, l *lane) {
 	if !at.isBound() {
 		s.lanesOf[at.family]++
 	}
-	s.stats.sockets.Add(int64(len(l.shards)))
 }
 
 // Prune closes the lanes of services that went. Steering should not lead to
@@ -250,7 +249,6 @@ func (s *Server) closeLane(at place, l *lane) {
 	if !at.isBound() {
 		s.lanesOf[at.family]--
 	}
-	s.stats.sockets.Add(-int64(len(l.shards)))
 	for _, sh := range l.shards {
 		if !sh.worker.loop.Post(sh.close) {
 			sys.Close(sh.fd)
@@ -284,28 +282,24 @@ func (s *Server) Stop(ctx context.Context) error {
 // stats counts what concerns no single session.
 type stats struct {
 	sessions    atomic.Int64
-	sockets     atomic.Int64
 	evicted     atomic.Uint64
 	pauses      atomic.Uint64
 	unserved    atomic.Uint64
 	lost        atomic.Uint64
 	resent      atomic.Uint64
 	disbelieved atomic.Uint64
-	trouble     atomic.Uint64
 	conflicts   atomic.Uint64
 }
 
 // Stats is what a Server has counted.
 type Stats struct {
 	Sessions    int64  // now
-	Sockets     int64  // that clients' datagrams are received on
 	Evicted     uint64 // sessions that made room for others
 	Pauses      uint64 // times that a lane rested, as its service had begun too many sessions
 	Unserved    uint64 // datagrams that policy dropped, or that were for no service
 	Lost        uint64 // datagrams that could not be sent on: no room in the kernel, too large for the way
 	Resent      uint64 // datagrams that were sent again because an endpoint was closed
 	Disbelieved uint64 // ICMP messages about sessions that were not believed
-	OwnTrouble  uint64 // sessions that failed for want of a port, a descriptor or a right
 	Conflicts   uint64 // destinations whose port another program has on all addresses
 }
 
@@ -313,14 +307,12 @@ type Stats struct {
 func (s *Server) Stats() Stats {
 	return Stats{
 		Sessions:    s.stats.sessions.Load(),
-		Sockets:     s.stats.sockets.Load(),
 		Evicted:     s.stats.evicted.Load(),
 		Pauses:      s.stats.pauses.Load(),
 		Unserved:    s.stats.unserved.Load(),
 		Lost:        s.stats.lost.Load(),
 		Resent:      s.stats.resent.Load(),
 		Disbelieved: s.stats.disbelieved.Load(),
-		OwnTrouble:  s.stats.trouble.Load(),
 		Conflicts:   s.stats.conflicts.Load(),
 	}
 }

@@ -161,7 +161,6 @@ func (c *session) dial(v *policy.Verdict) bool {
 		reason := conntrack.DialErrorOf(errno)
 		c.record.AttemptFailed(reason, now)
 		if reason.Own() {
-			w.server.stats.trouble.Add(1)
 			c.end(conntrack.LimitReached)
 			return false
 		}

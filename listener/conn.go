@@ -94,7 +94,6 @@ func (c *conn) attemptFailed(errno sys.Errno) (waits bool) {
 		c.pool.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr(), poll.Nanotime())
 		return false
 	}
-	w.manager.stats.ownTrouble.Add(1)
 	c.plan.Excuse()
 	w.loop.Schedule(&c.timer, poll.Nanotime()+int64(min(ownTroublePause*time.Duration(c.plan.Attempts()), longestPause)), c)
 	return true

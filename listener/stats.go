@@ -11,7 +11,6 @@ type stats struct {
 	strays         atomic.Uint64
 	atLimit        atomic.Uint64
 	exhausted      atomic.Uint64
-	ownTrouble     atomic.Uint64
 	notAdmitted    atomic.Uint64
 	listeners      atomic.Int64
 	claims         atomic.Int64
@@ -23,14 +22,13 @@ type stats struct {
 
 // Stats is what a Manager has counted.
 type Stats struct {
-	Open       int64             // connections now
-	Dialing    int64             // those of them that wait for an endpoint to answer
-	Listeners  int64             // listening sockets
-	Pins       balancer.PinStats // of all service ports
-	Strays     uint64            // accepted connections that were sent to no service
-	AtLimit    uint64            // pauses of accepting at the limit of all connections
-	Exhausted  uint64            // pauses of accepting because the kernel had no descriptor or memory
-	OwnTrouble uint64            // attempts that failed for want of a local port, a descriptor or a right
+	Open      int64             // connections now
+	Dialing   int64             // those of them that wait for an endpoint to answer
+	Listeners int64             // listening sockets
+	Pins      balancer.PinStats // of all service ports
+	Strays    uint64            // accepted connections that were sent to no service
+	AtLimit   uint64            // pauses of accepting at the limit of all connections
+	Exhausted uint64            // pauses of accepting because the kernel had no descriptor or memory
 
 	Claims         int64  // addresses and ports that are held by sockets bound to them
 	Conflicts      int64  // those that other programs hold
@@ -48,7 +46,6 @@ func (m *Manager) Stats() Stats {
 		Strays:         m.stats.strays.Load(),
 		AtLimit:        m.stats.atLimit.Load(),
 		Exhausted:      m.stats.exhausted.Load(),
-		OwnTrouble:     m.stats.ownTrouble.Load(),
 		Claims:         m.stats.claims.Load(),
 		Conflicts:      m.stats.conflicts.Load(),
 		ConflictsTotal: m.stats.conflictsTotal.Load(),

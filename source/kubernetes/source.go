@@ -52,9 +52,6 @@ type Stats struct {
 	// different or gone; the pending ones were not given on yet.
 	ServiceChanges, EndpointChanges               uint64
 	PendingServiceChanges, PendingEndpointChanges int
-	// Received is when the last of them came, as Unix time in nanoseconds; 0
-	// before the first.
-	Received int64
 }
 
 // Source follows an API server. Its Run may be called once; Stats may be called
@@ -74,7 +71,6 @@ type Source struct {
 
 	synced                       atomic.Bool
 	serviceChanges, sliceChanges atomic.Uint64
-	received                     atomic.Int64
 	started                      time.Time
 }
 
@@ -101,7 +97,7 @@ func (s *Source) addServices() <-chan struct{} {
 		w.selector.labels = proxyNameLabel + "=" + proxyName // A1.2
 	}
 	w.into = newBox(trimService, func(name service.Name, svc *corev1.Service) {
-		s.count(&s.serviceChanges)
+		s.serviceChanges.Add(1)
 		if svc != nil && svc.Labels[proxyNameLabel] != proxyName {
 			s.topology.note(name, nil)
 		} else {
@@ -117,7 +113,7 @@ func (s *Source) addSlices() <-chan struct{} {
 	w.selector.labels = "!" + corev1.IsHeadlessService // A1.3
 	triggers := newTriggers()
 	w.into = newBox(trimSlice, func(name service.Name, slice *discoveryv1.EndpointSlice) {
-		s.count(&s.sliceChanges)
+		s.sliceChanges.Add(1)
 		at, ok := triggers.next(name, slice)
 		s.feed.edit(func() { // in one, as they must be taken together
 			putLocked(s.feed, &s.feed.slices, name, slice)
@@ -157,11 +153,6 @@ func (s *Source) listed(w *watcher) func(changed int) {
 		s.link.listed(w.kind, changed)
 		w.settle()
 	}
-}
-
-func (s *Source) count(n *atomic.Uint64) {
-	n.Add(1)
-	s.received.Store(time.Now().UnixNano())
 }
 
 // Run watches, and calls apply with everything once it is known, and with each
@@ -248,6 +239,5 @@ func (s *Source) Stats() Stats {
 		Synced: s.synced.Load(), Connected: link.connected, Errors: link.errors, Relists: link.relists,
 		ServiceChanges: s.serviceChanges.Load(), EndpointChanges: s.sliceChanges.Load(),
 		PendingServiceChanges: services, PendingEndpointChanges: slices,
-		Received: s.received.Load(),
 	}
 }
