@@ -275,7 +275,7 @@ func (s *Store) respec(u *update) {
 		s.dropPorts(st, u.respec[st], u)
 	}
 	for _, st := range changed {
-		s.takeSpec(st, u.respec[st], u)
+		s.takeSpec(st, u.respec[st])
 		s.noteOther(st, u.respec[st], moved, u)
 		s.claims.enter(st, touched)
 		u.rebuild[st] = struct{}{}
@@ -318,7 +318,7 @@ func (s *Store) dropPorts(st *state, next *spec, u *update) {
 
 // takeSpec puts a spec in the place of the last one. Ports that stay keep
 // their ID and what was built for them.
-func (s *Store) takeSpec(st *state, next *spec, u *update) {
+func (s *Store) takeSpec(st *state, next *spec) {
 	var ports []*Port
 	var ids []PortID
 	if next != nil {
