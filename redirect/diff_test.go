@@ -328,7 +328,7 @@ func TestManyRangesAreValidatedAtOnce(t *testing.T) {
 	for i, whole := range []string{"10.96.0.0/12", "fd00:96::/108"} {
 		var without []netip.Addr
 		base := netip.MustParsePrefix(whole).Addr().AsSlice()
-		for n := range 5000 {
+		for n := range 12_000 {
 			b := slices.Clone(base)
 			b[len(b)-2], b[len(b)-1] = byte(n*7>>8), byte(n*7)
 			a, _ := netip.AddrFromSlice(b)
@@ -341,7 +341,7 @@ func TestManyRangesAreValidatedAtOnce(t *testing.T) {
 		for _, l := range Except(netip.MustParsePrefix(whole), without) {
 			b.Set(l, struct{}{})
 		}
-		if plan.Local = b.Map(); plan.Local.Len() < 12_000*(i+1) {
+		if plan.Local = b.Map(); plan.Local.Len() < 25_000*(i+1) {
 			t.Fatalf("%d ranges", plan.Local.Len())
 		}
 	}
@@ -349,7 +349,7 @@ func TestManyRangesAreValidatedAtOnce(t *testing.T) {
 	if err := plan.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	if took := time.Since(begin); took > 10*time.Second {
+	if took := time.Since(begin); took > 15*time.Second {
 		t.Errorf("%d ranges took %v", plan.Local.Len(), took)
 	}
 	plan.Local = plan.Local.With(netip.MustParsePrefix("10.0.0.0/8"), struct{}{})
