@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"sync"
 
 	"github.com/go-logr/logr"
 	"github.com/rs/zerolog"
@@ -10,10 +11,15 @@ import (
 
 // quietKlog has the Kubernetes libraries log where we do, at the level for
 // debugging: what matters of it is told by package kubernetes in one line, while
-// they would repeat it with each attempt.
+// they would repeat it with each attempt. The logger of the first call stays:
+// klog has one for the process, which must not change while a client runs.
 func quietKlog(log zerolog.Logger) {
-	klog.SetLogger(logr.New(klogSink{log: log.With().Str("library", "client-go").Logger()}))
+	setKlog.Do(func() {
+		klog.SetLogger(logr.New(klogSink{log: log.With().Str("library", "client-go").Logger()}))
+	})
 }
+
+var setKlog sync.Once
 
 // klogSink is a logr.LogSink that writes to our log.
 type klogSink struct{ log zerolog.Logger }

@@ -3,6 +3,7 @@ package tproxy
 import (
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/google/nftables"
 	mdnetlink "github.com/mdlayher/netlink"
@@ -80,8 +81,15 @@ func (b *batch) dropChain(c *nftables.Chain) { b.size += sizeOfMessage; b.DelCha
 
 func (b *batch) set(s *nftables.Set) error {
 	b.size += sizeOfMessage
+	setNumbers.Lock()
+	defer setNumbers.Unlock()
 	return b.AddSet(s, nil)
 }
+
+// setNumbers is held while a set is added: the library numbers the sets of all
+// connections by one variable without a lock, and a process may hold several
+// Redirectors.
+var setNumbers sync.Mutex
 
 func (b *batch) rule(t *nftables.Table, r rule) {
 	b.size += sizeOfMessage * 2
