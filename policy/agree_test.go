@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-proxy/sluice/internal/slowpolicy"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/slowpolicy"
 )
 
 var worlds = flag.Uint64("worlds", 250, "how many random clusters the tests go through")

@@ -6,9 +6,9 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/sluice-proxy/sluice/internal/slowpolicy"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/slowpolicy"
 )
 
 // TestCompileInSteps lets a cluster turn into others piece by piece, so that

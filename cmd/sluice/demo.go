@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-proxy/sluice/internal/demo"
+	"github.com/sluice-proxy/sluice/cmd/sluice/internal/demo"
 )
 
 func newDemoCommand() *cobra.Command {

@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-proxy/sluice/internal/doctor"
+	"github.com/sluice-proxy/sluice/cmd/sluice/internal/doctor"
 )
 
 func newDoctorCommand() *cobra.Command {

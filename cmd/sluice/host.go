@@ -3,7 +3,7 @@ package main
 import (
 	"slices"
 
-	"github.com/sluice-proxy/sluice/internal/doctor"
+	"github.com/sluice-proxy/sluice/cmd/sluice/internal/doctor"
 	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/service"
 )

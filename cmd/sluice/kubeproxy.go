@@ -18,7 +18,7 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
 
-	"github.com/sluice-proxy/sluice/internal/kubeproxyconfig"
+	"github.com/sluice-proxy/sluice/cmd/sluice/internal/kubeproxyconfig"
 	"github.com/sluice-proxy/sluice/service"
 )
 

@@ -129,7 +129,7 @@ func TestConfigFilesOfClusters(t *testing.T) {
 		file   string
 		period time.Duration
 	}{{"kubeadm.yaml", 0}, {"kind.yaml", time.Second}} {
-		o, err := runFlags(t, "--config", "../../internal/kubeproxyconfig/testdata/"+test.file, "--hostname-override", "Node-1", "--cluster-cidr", "10.9.0.0/16")
+		o, err := runFlags(t, "--config", "internal/kubeproxyconfig/testdata/"+test.file, "--hostname-override", "Node-1", "--cluster-cidr", "10.9.0.0/16")
 		if err != nil {
 			t.Errorf("%s: %v", test.file, err)
 			continue

@@ -22,9 +22,9 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/sluice-proxy/sluice/admin"
+	"github.com/sluice-proxy/sluice/cmd/sluice/internal/doctor"
+	"github.com/sluice-proxy/sluice/cmd/sluice/internal/explain"
 	"github.com/sluice-proxy/sluice/conntrack"
-	"github.com/sluice-proxy/sluice/internal/doctor"
-	"github.com/sluice-proxy/sluice/internal/explain"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/manifests"

@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-proxy/sluice/balancer"
-	"github.com/sluice-proxy/sluice/internal/kubeproxyconfig"
+	"github.com/sluice-proxy/sluice/cmd/sluice/internal/kubeproxyconfig"
 )
 
 // runOptions are the flags of sluice run. Names are kube-proxy's where it has

@@ -57,7 +57,7 @@ func testKubeProxysConfiguration(t *testing.T, w *world) {
 			cmd := w.startContained(container{
 				name: "sluice-" + from, granted: []string{everything}, args: []string{"run", "--config=/var/lib/kube-proxy/config.conf", "--hostname-override=node"},
 				files: map[string]string{
-					"/var/lib/kube-proxy/config.conf":     filepath.Join("../../internal/kubeproxyconfig/testdata", from+".yaml"),
+					"/var/lib/kube-proxy/config.conf":     filepath.Join("../../cmd/sluice/internal/kubeproxyconfig/testdata", from+".yaml"),
 					"/var/lib/kube-proxy/kubeconfig.conf": w.kubeconfig("system:kube-proxy"),
 				},
 			})

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sluice-proxy/sluice/internal/slowpolicy"
 	"github.com/sluice-proxy/sluice/test/race"
+	"github.com/sluice-proxy/sluice/test/slowpolicy"
 )
 
 var questions = flag.Int("questions", 1_000_000, "how many connections TestAgreesWithSlowPolicy asks about")
