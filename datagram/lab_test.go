@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -75,7 +76,7 @@ func (n *node) ends() map[conntrack.End]int {
 // newNode starts a node. change may alter the options that tests use.
 func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	t.Helper()
-	steer, err := tproxy.New(tproxy.Options{NetNS: lab.Node.FD()})
+	steer, err := tproxy.New(tproxy.Options{Routes: route.Options{NetNS: lab.Node.FD()}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,9 @@ var ways = []struct {
 	name string
 	make func(route.Options) (redirect.Redirector, error)
 }{
-	{"tproxy", func(o route.Options) (redirect.Redirector, error) { return tproxy.New(tproxy.Options{NetNS: o.NetNS}) }},
+	{"tproxy", func(o route.Options) (redirect.Redirector, error) {
+		return tproxy.New(tproxy.Options{Routes: route.Options{NetNS: o.NetNS}})
+	}},
 	{"sklookup", func(o route.Options) (redirect.Redirector, error) {
 		return sklookup.New(sklookup.Options{Routes: o, ReplyPorts: [2]uint16{61000, 65534}})
 	}},

@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
 	"github.com/sluice-proxy/sluice/relay"
 	"github.com/sluice-proxy/sluice/service"
@@ -129,7 +130,7 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 			}
 		}()
 	}
-	steer, err := tproxy.New(tproxy.Options{NetNS: lab.Node.FD()})
+	steer, err := tproxy.New(tproxy.Options{Routes: route.Options{NetNS: lab.Node.FD()}})
 	if err != nil {
 		t.Fatal(err)
 	}

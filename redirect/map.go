@@ -218,6 +218,16 @@ func (b *Builder[K, V]) Set(k K, v V) {
 	}
 }
 
+// Put has a key of a Set be in it, or not.
+func (b *Builder[K, V]) Put(k K, in bool) {
+	if in {
+		var v V
+		b.Set(k, v)
+	} else {
+		b.Remove(k)
+	}
+}
+
 // Remove takes a key out.
 func (b *Builder[K, V]) Remove(k K) {
 	if b.made.Has(k) {

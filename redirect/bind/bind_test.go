@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -29,10 +30,10 @@ func TestSteering(t *testing.T) {
 			return r
 		},
 		Kill: func(_ testing.TB, r redirect.Redirector) {
-			r.(*Redirector).touched = false
+			r.(*Redirector).Touched = false
 			_ = r.Close()
 		},
-		Cleanup:            func(node *netns.Host) ([]string, error) { return Cleanup(optionsOf(node)) },
+		Cleanup:            func(node *netns.Host) ([]string, error) { return route.Cleanup(optionsOf(node).Routes) },
 		UnallocatedRefuses: true,
 		Unshielded:         true,
 		ForeignSilent:      true,
@@ -62,8 +63,8 @@ func TestReplyPortsThatAreInUse(t *testing.T) {
 		if err := r.Apply(steering.Plan()); err != nil {
 			t.Error(err)
 		}
-		if ports := r.state.ReplyPorts; (ports != [2]uint16{}) != c.want {
-			t.Errorf("local ports %s: a rule for %v", c.own, ports)
+		if lines, err := r.Router.Dump(); err != nil || strings.Contains(strings.Join(lines, "\n"), " dport ") != c.want {
+			t.Errorf("local ports %s: %q, %v", c.own, lines, err)
 		}
 		if err := r.Close(); err != nil {
 			t.Error(err)
@@ -94,7 +95,7 @@ func TestPlansThatCannotBe(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := r.Apply(redirect.Plan{}); !errors.Is(err, ErrClosed) {
+	if err := r.Apply(redirect.Plan{}); !errors.Is(err, mode.ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
 }

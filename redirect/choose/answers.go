@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
 // RepliesError says that a way of steering works, but brings no answers back to
@@ -63,12 +63,12 @@ const cableName = "endpoint"
 // layCable lays a cable between two namespaces. Both of its ends have the same
 // hardware address and ask nobody for others', so that no packet waits for that.
 func layCable(away, node *os.File) error {
-	here, err := netlink.NewHandleAt(netns.NsHandle(node.Fd()), syscall.NETLINK_ROUTE)
+	here, err := kernel.Open(int(node.Fd()), syscall.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}
 	defer here.Close()
-	there, err := netlink.NewHandleAt(netns.NsHandle(away.Fd()), syscall.NETLINK_ROUTE)
+	there, err := kernel.Open(int(away.Fd()), syscall.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}

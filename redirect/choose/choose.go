@@ -84,18 +84,18 @@ func (o *Options) unmarkedPorts() [2]uint16 {
 }
 
 func (o *Options) iptables() iptables.Options {
-	routes := o.Routes
-	routes.SocketMark = o.SocketMark
-	return iptables.Options{Name: o.Table, Route: routes, ReplyPorts: o.ReplyPorts, NoReplies: o.NoReplies}
+	return iptables.Options{Name: o.Table, Routes: o.markedRoutes(), ReplyPorts: o.ReplyPorts, NoReplies: o.NoReplies}
 }
 
 func (o *Options) nftables() tproxy.Options {
-	return tproxy.Options{
-		Table: o.Table, NodeIPs: o.Routes.NodeIPs, NetNS: o.Routes.NetNS,
-		SteerMark: o.Routes.SteerMark, ReplyMark: o.Routes.ReplyMark,
-		SteerTable: o.Routes.SteerTable, ReplyTable: o.Routes.ReplyTable,
-		SocketMark: o.SocketMark, ReplyPorts: o.ReplyPorts, NoReplies: o.NoReplies,
-	}
+	return tproxy.Options{Table: o.Table, Routes: o.markedRoutes(), ReplyPorts: o.ReplyPorts, NoReplies: o.NoReplies}
+}
+
+// markedRoutes are the routes of modes that know sockets by their mark.
+func (o *Options) markedRoutes() route.Options {
+	routes := o.Routes
+	routes.SocketMark = o.SocketMark
+	return routes
 }
 
 // openBoth has a BPF program find the sockets, and nftables do what it cannot.
@@ -302,16 +302,6 @@ func (o Options) candidates(from []way) ([]way, error) {
 func Cleanup(o Options) (removed []string, err error) {
 	// What bind and sklookup leave are routes and rules, the same as tproxy's.
 	removed, err = tproxy.Cleanup(o.nftables())
-	if routes, routeErr := bind.Cleanup(bind.Options{Routes: o.Routes}); routeErr == nil {
-		removed = append(removed, routes...)
-		// Without nf_tables there is no table either.
-		var missing *redirect.MissingError
-		if errors.As(err, &missing) && missing.Feature != redirect.FeatureNetAdmin {
-			err = nil
-		}
-	} else {
-		err = errors.Join(err, routeErr)
-	}
 	rules, rulesErr := iptables.Cleanup(o.iptables())
 	return append(removed, rules...), errors.Join(err, rulesErr)
 }

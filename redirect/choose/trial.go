@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/kernel"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -89,7 +89,7 @@ func newScratch() (*os.File, error) {
 }
 
 func furnish(namespace *os.File) error {
-	nl, err := netlink.NewHandleAt(netns.NsHandle(namespace.Fd()), syscall.NETLINK_ROUTE)
+	nl, err := kernel.Open(int(namespace.Fd()), syscall.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}

@@ -35,11 +35,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/redirect/route"
-	"github.com/sluice-proxy/sluice/service"
 )
 
 // Options are the names and numbers of what is made in the kernel. The zero
@@ -49,10 +48,10 @@ type Options struct {
 	// if empty, at most 12 letters, digits and underscores. A hyphen counts as
 	// an underscore: it separates names from what follows.
 	Name string
-	// Route are the addresses, marks and tables of routing, and the network
+	// Routes are the addresses, marks and tables of routing, and the network
 	// namespace to work in. What sockets on the node's address send that pass
-	// connection tracking has Route.SocketMark, [route.DefaultSocketMark] if zero.
-	Route route.Options
+	// connection tracking has Routes.SocketMark, [route.DefaultSocketMark] if zero.
+	Routes route.Options
 	// Variant is the kind of iptables programs to use; if empty, the first of
 	// those that the node has that works, the default of the node first.
 	Variant Variant
@@ -80,15 +79,11 @@ const DefaultName = "sluice"
 const maxLanes = 16
 
 func (o Options) withDefaults() Options {
-	if o.Name == "" {
-		o.Name = DefaultName
-	}
-	o.Name = strings.ReplaceAll(o.Name, "-", "_")
-	if o.ReplyPorts == [2]uint16{} {
-		o.ReplyPorts = redirect.ReplyPorts
-	}
-	o.Route.SocketMark = cmp.Or(o.Route.SocketMark, route.DefaultSocketMark)
-	o.nodePorts = redirect.NodePorts(o.Route.NetNS)
+	o.Name = strings.ReplaceAll(cmp.Or(o.Name, DefaultName), "-", "_")
+	o.ReplyPorts = cmp.Or(o.ReplyPorts, redirect.ReplyPorts)
+	o.Routes.SocketMark = cmp.Or(o.Routes.SocketMark, route.DefaultSocketMark)
+	o.Routes = o.Routes.WithDefaults()
+	o.nodePorts = redirect.NodePorts(o.Routes.NetNS)
 	return o
 }
 
@@ -105,30 +100,17 @@ func (o Options) validate() error {
 
 // Redirector steers by iptables. Its methods are safe for concurrent use.
 type Redirector struct {
-	mu      sync.Mutex // guards everything below
+	mode.Core
 	opts    Options
 	tools   *tools
 	tables  [versions]*tables // nil for a family that the kernel does not have
 	sets    *sets             // nil without ipset
-	router  *route.Router
-	watcher *watcher // nil where nothing is steered, but cleaned up
-	traits  redirect.Traits
-	closed  bool
-
-	tracking *redirect.Tracking
-
-	plan    redirect.Plan // in force
-	ruled   *contents     // the lists that the rules are about; nil if that is not known
-	state   route.State
-	routed  bool // the routes are those of state
-	touched bool // there may be something of ours in the kernel
-	applied bool // a plan was applied
+	watcher *watcher
+	answers redirect.Replies // never changes
+	ruled   *contents        // the lists that the rules are about; nil if that is not known
 }
 
 var _ redirect.Redirector = (*Redirector)(nil)
-
-// ErrClosed is the error of using a Redirector after Close.
-var ErrClosed = errors.New("iptables: closed")
 
 // New gets ready to steer and changes nothing in the kernel but in a scratch
 // network namespace, where it tries what it needs. What is missing is told by a
@@ -139,8 +121,7 @@ func New(opts Options) (*Redirector, error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
-	opts.Route = opts.Route.WithDefaults()
-	ns, err := openNamespace(opts.Route.NetNS)
+	ns, err := openNamespace(opts.Routes.NetNS)
 	if err != nil {
 		return nil, err
 	}
@@ -150,24 +131,29 @@ func New(opts Options) (*Redirector, error) {
 		return nil, err
 	}
 	opts.Variant = t.variant
-	opts.Route.NetNS = ns.fd()
-	router, err := route.Open(opts.Route)
+	opts.Routes.NetNS = ns.fd()
+	router, err := route.Open(opts.Routes)
 	if err != nil {
 		ns.close()
 		return nil, err
 	}
-	r := newRedirector(opts, t, router)
-	if r.watcher, err = openWatcher(t); err != nil {
-		router.Close()
-		ns.close()
+	r := newRedirector(opts, t)
+	r.watcher = &watcher{}
+	steps := mode.Steps{Steers: "the kernel's TPROXY", Apply: r.apply, Verify: r.verify, Remove: r.remove, Release: r.release}
+	if err := r.Open(steps, router, watchOptions(t)); err != nil {
 		return nil, err
 	}
-	r.setTraits()
+	if err := r.watcher.open(t, r.Core.Changed()); err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	if !opts.NoReplies {
+		r.answers = router.RepliesByMark(opts.ReplyPorts)
+	}
 	return r, nil
 }
 
-func newRedirector(opts Options, t *tools, router *route.Router) *Redirector {
-	r := &Redirector{opts: opts, tools: t, router: router, tracking: redirect.NewTracking(opts.Route.NetNS)}
+func newRedirector(opts Options, t *tools) *Redirector {
+	r := &Redirector{opts: opts, tools: t}
 	for v := range versions {
 		if t.ns.hasFamily(v) {
 			r.tables[v] = &tables{tools: t, v: v, name: opts.Name, opts: opts}
@@ -179,113 +165,66 @@ func newRedirector(opts Options, t *tools, router *route.Router) *Redirector {
 	return r
 }
 
-// setTraits tells that one listener serves many destinations, how many listeners
+func (r *Redirector) release() {
+	r.watcher.close()
+	r.tools.ns.close()
+}
+
+// Traits tell that one listener serves many destinations, how many listeners
 // there may be, and that answers to clients' own addresses come back. On the way
 // out rules cannot ask for the socket of a packet, so that those on the node's
 // address have a mark, unless it would lead their packets astray.
-func (r *Redirector) setTraits() {
-	r.traits.Name = Name + "-" + string(r.opts.Variant)
+func (r *Redirector) Traits() redirect.Traits {
+	t := redirect.Traits{Name: Name + "-" + string(r.opts.Variant), Replies: r.answers, PastMark: r.answers.Mark}
 	if r.sets != nil {
-		r.traits.MaxLanes = maxLanes
+		t.MaxLanes = maxLanes
 	}
-	if r.opts.NoReplies {
-		return
-	}
-	r.traits.Replies = redirect.Replies{Diverted: true, FirstPort: r.opts.ReplyPorts[0], LastPort: r.opts.ReplyPorts[1]}
-	if err := r.router.CheckSockets(); err != nil {
-		r.traits.Replies.WhyTracked = err.Error()
-		return
-	}
-	r.traits.PastMark = r.opts.Route.SocketMark
-	r.traits.Replies.Untracked, r.traits.Replies.Mark, r.traits.Replies.Tracking = true, r.opts.Route.SocketMark, r.tracking
-	r.tracking.Look()
+	return t
 }
 
-// Traits tell what can be done with it.
-func (r *Redirector) Traits() redirect.Traits { return r.traits }
-
-// Apply puts the plan in force; see [redirect.Redirector]. An SCTP destination
-// in Plan.Steer is an error (F1); then nothing is changed.
+// apply puts first the ranges of both plans in force, and those that a process
+// left that was killed: they are guarded for as long as they are routed.
 //
 // The order of the steps keeps every destination in good hands: sets and rules
 // first learn what is new and keep the ranges of both plans; then routes
 // change; then what is gone is forgotten. A destination that is in two sets for
 // a moment is refused or silent at once, and steered only when it is neither.
-func (r *Redirector) Apply(p redirect.Plan) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return ErrClosed
-	}
-	changes := redirect.Diff(&r.plan, &p)
-	if err := validate(&changes, &p); err != nil {
-		return err
-	}
-	r.touched = true
-	return r.applyLocked(&p)
-}
-
-// validate adds the limits of this mode to those of any plan.
-func validate(c *redirect.Changes, p *redirect.Plan) error {
-	if err := c.Validate(p); err != nil {
-		return err
-	}
-	for _, s := range c.Steer {
-		if s.Destination.Protocol == service.SCTP {
-			return fmt.Errorf("steer %s: the kernel's TPROXY carries TCP and UDP only", redirect.Format(s.Destination))
-		}
-	}
-	return nil
-}
-
-// applyLocked puts first the ranges of both plans in force, and those that a
-// process left that was killed: they are guarded for as long as they are routed.
-func (r *Redirector) applyLocked(p *redirect.Plan) error {
-	before := r.plan.Local
-	if !r.applied {
-		left, err := r.router.LocalRoutes()
-		if err != nil {
-			return err
-		}
-		before = redirect.LocalOf(left...)
-	}
-	if !before.Equal(p.Local) {
-		if err := r.router.CheckLocal(redirect.Ranges(p.Local)); err != nil {
-			return err
-		}
-	}
-	both := *p
-	both.Local, _, _ = redirect.Joined(before, p.Local)
-	next := r.routing(p)
-	still := both.Local.Equal(p.Local) && r.routed && r.state.Equal(&next)
-	drop, err := r.putLocked(&both, still)
+func (r *Redirector) apply(p redirect.Plan, _ *redirect.Changes) error {
+	before, err := r.Routed()
 	if err != nil {
-		r.forgetLocked()
 		return err
 	}
-	r.plan, r.applied = both, true
-	routes := r.routeLocked(next)
-	if routes != nil {
-		p = &both // ranges that may be routed yet are guarded
+	both, next := p, route.Marked(&p, r.answers)
+	both.Local, _, _ = redirect.Joined(before, p.Local)
+	still := both.Local.Equal(p.Local) && r.Router.Is(&next)
+	drop, err := r.put(&both, still)
+	if err != nil {
+		r.forget()
+		return err
 	}
-	if err := r.dropLocked(drop, p); err != nil {
-		r.forgetLocked()
+	r.Set(both)
+	routes := r.Router.Put(next)
+	if routes != nil {
+		p = both // ranges that may be routed yet are guarded
+	}
+	if err := r.drop(drop, &p); err != nil {
+		r.forget()
 		return errors.Join(routes, err)
 	}
-	r.plan = *p
+	r.Set(p)
 	return routes
 }
 
-// putLocked puts in force what is new in a plan, and gives what is left to be
+// put puts in force what is new in a plan, and gives what is left to be
 // removed from the sets. Where the routes are still right, and the rules, it is
 // removed at once: all of it is one call of ipset then, or none.
-func (r *Redirector) putLocked(p *redirect.Plan, still bool) (drop []edit, err error) {
+func (r *Redirector) put(p *redirect.Plan, still bool) (drop []edit, err error) {
 	if r.sets == nil {
 		return nil, r.eachTables(func(t *tables) error { return t.apply(r.contents(p), false) })
 	}
 	var e edits
-	if c := redirect.Diff(&r.plan, p); r.sets.sizes != nil && !c.Rehomes(&r.plan, p) {
-		e = editsOf(&c, &r.plan, p)
+	if c := redirect.Diff(&r.Plan, p); r.sets.sizes != nil && !c.Rehomes(&r.Plan, p) {
+		e = editsOf(&c, &r.Plan, p)
 	} else if e, err = r.sets.compare(r.contents(p)); err != nil {
 		return nil, err
 	}
@@ -309,18 +248,18 @@ func (r *Redirector) putLocked(p *redirect.Plan, still bool) (drop []edit, err e
 	return e.drop, nil
 }
 
-// dropLocked removes what is gone once nothing leads there any more: some
+// drop removes what is gone once nothing leads there any more: some
 // elements, the ranges that the plan in force has and another one has not, and
 // sets that no rule names.
-func (r *Redirector) dropLocked(drop []edit, p *redirect.Plan) error {
-	c := redirect.Diff(&r.plan, p)
+func (r *Redirector) drop(drop []edit, p *redirect.Plan) error {
+	c := redirect.Diff(&r.Plan, p)
 	if r.sets == nil {
 		if c.Empty() {
 			return nil
 		}
 		return r.eachTables(func(t *tables) error { return t.apply(r.contents(p), false) })
 	}
-	e := editsOf(&c, &r.plan, p) // it adds the parts of a range that was whole
+	e := editsOf(&c, &r.Plan, p) // it adds the parts of a range that was whole
 	e.drop = append(drop, e.drop...)
 	if err := r.sets.put(e); err != nil {
 		return err
@@ -337,26 +276,15 @@ func (r *Redirector) contents(p *redirect.Plan) *contents {
 
 // ways tells which sockets rules have to look for.
 func (r *Redirector) ways(p *redirect.Plan) ways {
-	return ways{replies: !p.NodeSourceOnly && !r.opts.NoReplies, untracked: r.traits.Replies.Untracked && r.tracking.InUse()}
+	return ways{replies: !p.NodeSourceOnly && r.answers.Diverted, untracked: r.answers.Untracked && r.answers.Tracking.InUse()}
 }
 
-// forgetLocked has the next Apply look at everything.
-func (r *Redirector) forgetLocked() {
+// forget has the next Apply look at everything.
+func (r *Redirector) forget() {
 	r.ruled = nil
 	if r.sets != nil {
 		r.sets.sizes = nil
 	}
-}
-
-// routeLocked makes the routes those of a state.
-func (r *Redirector) routeLocked(s route.State) (err error) {
-	if r.routed {
-		err = r.router.Change(&r.state, &s)
-	} else {
-		_, err = r.router.Apply(s)
-	}
-	r.state, r.routed = s, err == nil
-	return err
 }
 
 // eachTables calls f for the tables of each family that the kernel has.
@@ -372,70 +300,54 @@ func (r *Redirector) eachTables(f func(*tables) error) error {
 	return nil
 }
 
-// routing says what a plan asks of routes and policy rules.
-func (r *Redirector) routing(p *redirect.Plan) route.State {
-	return route.State{Local: p.Local, Foreign: p.Foreign, Sources: p.Sources, MarkReplies: !r.opts.NoReplies && !p.NodeSourceOnly, MarkSteers: p.Foreign.Len() > 0}
-}
-
-// Verify checks chains, sets and routes, and puts back what is missing;
-// established connections live through it. It calls one program for each family
-// and one for the sets: about ten milliseconds, and now and then more, when it
-// reads all elements of the sets.
-func (r *Redirector) Verify() (repaired bool, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return false, ErrClosed
-	}
-	if !r.applied {
-		return false, nil
-	}
-	if err := r.lookLocked(); err != nil {
+// verify calls one program for each family and one for the sets: about ten
+// milliseconds, and now and then more, when it reads all elements of the sets.
+func (r *Redirector) verify() (repaired bool, err error) {
+	if err := r.look(); err != nil {
 		return false, err
 	}
-	if repaired, err = r.verifyLocked(); err != nil {
-		r.forgetLocked()
+	if repaired, err = r.verifyRules(); err != nil {
+		r.forget()
 		return repaired, err
 	}
-	r.state = r.routing(&r.plan)
-	rerouted, err := r.router.Apply(r.state)
-	r.routed = err == nil
+	rerouted, err := r.Router.Apply(route.Marked(&r.Plan, r.answers))
 	return repaired || rerouted, err
 }
 
-// lookLocked writes the rules for sockets that pass connection tracking once there
+// look writes the rules for sockets that pass connection tracking once there
 // is any.
-func (r *Redirector) lookLocked() error {
-	if before := r.tracking.InUse(); r.tracking.Look() == before {
+func (r *Redirector) look() error {
+	tracking := r.answers.Tracking
+	if tracking == nil || tracking.InUse() || !tracking.Look() {
 		return nil
 	}
 	if r.sets == nil {
-		return r.eachTables(func(t *tables) error { return t.apply(r.contents(&r.plan), false) })
+		return r.eachTables(func(t *tables) error { return t.apply(r.contents(&r.Plan), false) })
 	}
 	if r.ruled == nil {
 		return nil // Verify writes all of them
 	}
 	named := *r.ruled
-	named.ways = r.ways(&r.plan)
+	named.ways = r.ways(&r.Plan)
 	if err := r.eachTables(func(t *tables) error { return t.apply(&named, true) }); err != nil {
-		r.forgetLocked()
+		r.forget()
 		return err
 	}
 	r.ruled = &named
 	return nil
 }
 
-func (r *Redirector) verifyLocked() (repaired bool, err error) {
+func (r *Redirector) verifyRules() (repaired bool, err error) {
 	var want *contents
 	if r.sets == nil {
-		want = r.contents(&r.plan)
+		want = r.contents(&r.Plan)
 	} else {
-		if repaired, err = r.verifySetsLocked(); err != nil {
+		if repaired, err = r.verifySets(); err != nil {
 			return repaired, err
 		}
 		if r.ruled == nil {
 			r.ruled = r.sets.sizes.outline()
-			r.ruled.ways = r.ways(&r.plan)
+			r.ruled.ways = r.ways(&r.Plan)
 		}
 		want = r.ruled
 	}
@@ -450,47 +362,27 @@ func (r *Redirector) verifyLocked() (repaired bool, err error) {
 	return repaired, r.sets.destroy(want)
 }
 
-func (r *Redirector) verifySetsLocked() (repaired bool, err error) {
+func (r *Redirector) verifySets() (repaired bool, err error) {
 	known := r.sets.sizes != nil
-	same, err := r.sets.look(&r.plan)
+	same, err := r.sets.look(&r.Plan)
 	if same || err != nil {
 		return false, err
 	}
-	e, err := r.sets.compare(r.contents(&r.plan))
+	e, err := r.sets.compare(r.contents(&r.Plan))
 	if err != nil {
 		return false, err
 	}
 	return known || len(e.add)+len(e.drop) > 0, r.sets.put(e)
 }
 
-// Close takes everything of ours out of the kernel, the routes first. Closing
-// twice is the same as once.
-func (r *Redirector) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return nil
-	}
-	r.closed = true
-	var err error
-	if r.touched {
-		err = r.removeLocked()
-	}
-	r.watcher.close()
-	r.router.Close()
-	r.tools.ns.close()
-	return err
-}
-
-// removeLocked goes on after an error.
-func (r *Redirector) removeLocked() error {
-	_, routes := r.router.Remove()
+// remove goes on after an error.
+func (r *Redirector) remove() error {
 	_, rules := r.removeTables()
 	var elements error
 	if r.sets != nil {
 		_, elements = r.sets.remove()
 	}
-	return errors.Join(routes, rules, elements)
+	return errors.Join(rules, elements)
 }
 
 func (r *Redirector) removeTables() (removed []string, err error) {
@@ -514,25 +406,18 @@ func Cleanup(opts Options) (removed []string, err error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
-	ns, err := openNamespace(opts.Route.NetNS)
-	if err != nil {
-		return nil, err
+	if removed, err = route.Cleanup(opts.Routes); err != nil {
+		return removed, err
 	}
-	defer ns.close()
-	opts.Route.NetNS = ns.fd()
-	router, err := route.Open(opts.Route)
-	if err != nil {
-		return nil, err
-	}
-	defer router.Close()
-	removed, err = router.Remove()
+	ns, err := openNamespace(opts.Routes.NetNS)
 	if err != nil {
 		return removed, err
 	}
+	defer ns.close()
 	// The sets go last, when no rule of either variant names them.
 	var all *Redirector
 	for _, t := range installed(ns) {
-		all = newRedirector(opts, t, router)
+		all = newRedirector(opts, t)
 		lines, err := all.removeTables()
 		removed = append(removed, lines...)
 		if err != nil {

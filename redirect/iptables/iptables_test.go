@@ -157,7 +157,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 		lab.Backends[0].EchoUDP(t, 8080)
 		r := newOne(t, lab.Node, opts)
 		want := redirect.Replies{Diverted: true, FirstPort: redirect.ReplyPorts[0], LastPort: redirect.ReplyPorts[1],
-			Untracked: true, Mark: route.DefaultSocketMark, Tracking: r.tracking}
+			Untracked: true, Mark: route.DefaultSocketMark, Tracking: r.answers.Tracking}
 		if replies := r.Traits().Replies; replies != want {
 			t.Errorf("traits say %+v, want %+v", replies, want)
 		}
@@ -205,8 +205,8 @@ func TestMarkedSocketsAreNotTracked(t *testing.T) {
 		plan.Node = redirect.SetOf(netip.MustParseAddr("10.2.1.1"), netip.MustParseAddr("fd00:2:1::1"))
 		apply(t, r, plan)
 		trackConnections(t, lab.Node, opts)
-		if repaired, err := r.Verify(); repaired || err != nil || !r.tracking.InUse() {
-			t.Errorf("repaired %v, %v, tracking in use %v", repaired, err, r.tracking.InUse())
+		if repaired, err := r.Verify(); repaired || err != nil || !r.answers.Tracking.InUse() {
+			t.Errorf("repaired %v, %v, tracking in use %v", repaired, err, r.answers.Tracking.InUse())
 		}
 		before := len(tracked(t, lab.Node.Namespace))
 		for _, host := range []netip.Addr{lab.Backends[0].IPv4, lab.Backends[0].IPv6} {

@@ -64,7 +64,7 @@ func destinationAt(s string, p service.Protocol) service.Destination {
 // newOne makes a Redirector inside the node, closed at the end of the test.
 func newOne(t testing.TB, node *netns.Host, opts Options) *Redirector {
 	t.Helper()
-	opts.Route.NetNS = node.FD()
+	opts.Routes.NetNS = node.FD()
 	r, err := New(opts)
 	if err != nil {
 		t.Fatal(err)
@@ -174,8 +174,8 @@ func probeOf(opts Options) error {
 	if err := opts.validate(); err != nil {
 		return err
 	}
-	opts.Route = opts.Route.WithDefaults()
-	ns, err := openNamespace(opts.Route.NetNS)
+	opts.Routes = opts.Routes.WithDefaults()
+	ns, err := openNamespace(opts.Routes.NetNS)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -229,10 +230,10 @@ func TestCloseLeavesTheNamespaceAsItWas(t *testing.T) {
 					t.Fatal(err)
 				}
 				compare(t, before, dump(t, lab.Node.Namespace))
-				if err := r.Apply(steering.Plan()); !errors.Is(err, ErrClosed) {
+				if err := r.Apply(steering.Plan()); !errors.Is(err, mode.ErrClosed) {
 					t.Errorf("apply after close: %v", err)
 				}
-				if _, err := r.Verify(); !errors.Is(err, ErrClosed) {
+				if _, err := r.Verify(); !errors.Is(err, mode.ErrClosed) {
 					t.Errorf("verify after close: %v", err)
 				}
 			})
@@ -247,7 +248,7 @@ func TestAfterAKilledProcess(t *testing.T) {
 		lab.Settle(t)
 		node := lab.Node.Namespace
 		somebodyElses(t, node, opts.Variant)
-		opts.Route.NetNS = lab.Node.FD()
+		opts.Routes.NetNS = lab.Node.FD()
 		before := dump(t, node)
 		if removed, err := Cleanup(opts); err != nil || len(removed) != 0 {
 			t.Errorf("nothing to remove: got %v, %v", removed, err)
@@ -266,7 +267,7 @@ func TestAfterAKilledProcess(t *testing.T) {
 			}
 			apply(t, killed, plan)
 			old := steering.Hold(t, lab.Client, web)
-			killed.router.Close()
+			killed.Router.Close()
 			if end == "cleaned up" {
 				removed, err := Cleanup(opts)
 				if err != nil || !slices.ContainsFunc(removed, func(l string) bool { return strings.Contains(l, "SLUICE-LANES") }) {

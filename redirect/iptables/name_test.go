@@ -18,7 +18,7 @@ func TestSomebodyElsesChainsOfOurName(t *testing.T) {
 			return
 		}
 		lab := netns.NewLab(t, 0)
-		opts.Route.NetNS = lab.Node.FD()
+		opts.Routes.NetNS = lab.Node.FD()
 		program1 := func(line string) {
 			t.Helper()
 			words := strings.Fields(strings.ReplaceAll(line, "iptables", "iptables-"+string(opts.Variant)))

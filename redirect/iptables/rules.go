@@ -35,13 +35,13 @@ type writer struct {
 func newWriter(v version, name string, opts Options, want *contents, sets bool) *writer {
 	w := &writer{
 		v: v, name: name, chains: chainPrefix(name), want: want, sets: sets,
-		steer:     fmt.Sprintf("%#x/%#x", opts.Route.SteerMark, opts.Route.SteerMark),
+		steer:     fmt.Sprintf("%#x/%#x", opts.Routes.SteerMark, opts.Routes.SteerMark),
 		transport: []string{"tcp", "udp", "sctp"},
 	}
 	w.replyPorts = fmt.Sprintf("%d:%d", opts.ReplyPorts[0], opts.ReplyPorts[1])
 	w.nodePorts = fmt.Sprintf("%d:%d", opts.nodePorts[0], opts.nodePorts[1])
-	w.reply = fmt.Sprintf("%#x/%#x", opts.Route.ReplyMark, opts.Route.ReplyMark)
-	w.socket = fmt.Sprintf("%#x/%#x", opts.Route.SocketMark, opts.Route.SocketMark)
+	w.reply = fmt.Sprintf("%#x/%#x", opts.Routes.ReplyMark, opts.Routes.ReplyMark)
+	w.socket = fmt.Sprintf("%#x/%#x", opts.Routes.SocketMark, opts.Routes.SocketMark)
 	return w
 }
 

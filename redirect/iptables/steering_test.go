@@ -17,7 +17,7 @@ func TestSteering(t *testing.T) {
 		steering.Run(t, steering.Mode{
 			New: func(t testing.TB, node *netns.Host) redirect.Redirector {
 				o := opts
-				o.Route.NetNS = node.FD()
+				o.Routes.NetNS = node.FD()
 				r, err := New(o)
 				if err != nil {
 					t.Fatal(err)
@@ -25,15 +25,12 @@ func TestSteering(t *testing.T) {
 				return r
 			},
 			Kill: func(_ testing.TB, r redirect.Redirector) {
-				killed := r.(*Redirector)
-				killed.watcher.close()
-				killed.router.Close()
-				killed.tools.ns.close()
-				killed.closed = true
+				r.(*Redirector).Touched = false
+				_ = r.Close()
 			},
 			Cleanup: func(node *netns.Host) ([]string, error) {
 				o := opts
-				o.Route.NetNS = node.FD()
+				o.Routes.NetNS = node.FD()
 				return Cleanup(o)
 			},
 			OwnLingeringRefuses: true,

@@ -15,11 +15,10 @@ import (
 // microsecond each.
 const pollPeriod = 400 * time.Millisecond
 
-// watcher notices when somebody changes rules or routes. Ipsets are looked at
-// by Verify alone.
+// watcher notices when somebody changes rules of the legacy variant, of which the
+// kernel does not tell. Ipsets are looked at by Verify alone.
 type watcher struct {
-	kernel  *watch.Watcher // routes, and tables of the nft variant
-	tables  []*sys.XTables // of the legacy variant, by family
+	tables  []*sys.XTables // by family; none for the nft variant
 	changed chan struct{}
 	closed  chan struct{}
 	running sync.WaitGroup
@@ -27,23 +26,25 @@ type watcher struct {
 
 var _ redirect.Notifier = (*Redirector)(nil)
 
-func openWatcher(t *tools) (*watcher, error) {
-	w := &watcher{changed: make(chan struct{}, 1), closed: make(chan struct{})}
+// watchOptions say what the kernel tells of: routes, and tables of the nft variant.
+func watchOptions(t *tools) watch.Options {
 	o := watch.Options{NetNS: t.ns.fd()}
 	if t.variant == NFT {
 		o.Tables = tableNames[:]
 	}
-	var err error
-	if w.kernel, err = watch.Open(o); err != nil {
-		return nil, err
-	}
+	return o
+}
+
+// open begins to watch, and passes on what the kernel tells of.
+func (w *watcher) open(t *tools, kernel <-chan struct{}) error {
 	if t.variant == NFT {
-		return w, nil
+		return nil
 	}
-	families := [versions]bool{v4: true, v6: t.ns.hasFamily(v6)}
-	err = t.ns.do(func() error {
+	w.changed, w.closed = make(chan struct{}, 1), make(chan struct{})
+	hasIPv6 := t.ns.hasFamily(v6)
+	err := t.ns.do(func() error {
 		for v := range versions {
-			if !families[v] {
+			if v == v6 && !hasIPv6 {
 				continue
 			}
 			x, err := sys.OpenXTables(v == v6)
@@ -55,23 +56,20 @@ func openWatcher(t *tools) (*watcher, error) {
 		return nil
 	})
 	if err != nil {
-		w.close()
-		return nil, err
+		return err
 	}
 	w.running.Add(1)
-	go w.poll()
-	return w, nil
+	go w.poll(kernel)
+	return nil
 }
 
 // Changed gives a value when rules or routes may not be as they were; see
 // [redirect.Notifier].
-func (r *Redirector) Changed() <-chan struct{} { return r.watcher.changes() }
-
-func (w *watcher) changes() <-chan struct{} {
-	if w.tables == nil {
-		return w.kernel.Changed()
+func (r *Redirector) Changed() <-chan struct{} {
+	if r.watcher.changed != nil {
+		return r.watcher.changed
 	}
-	return w.changed
+	return r.Core.Changed()
 }
 
 // sizes is what is looked at: by family and table.
@@ -88,7 +86,7 @@ func (w *watcher) look() (s sizes) {
 
 // poll tells of changes to the legacy variant's tables, and passes the
 // kernel's notifications on.
-func (w *watcher) poll() {
+func (w *watcher) poll(kernel <-chan struct{}) {
 	defer w.running.Done()
 	tick := time.NewTicker(pollPeriod)
 	defer tick.Stop()
@@ -97,7 +95,7 @@ func (w *watcher) poll() {
 		select {
 		case <-w.closed:
 			return
-		case <-w.kernel.Changed():
+		case <-kernel:
 		case <-tick.C:
 			now := w.look()
 			if now == last {
@@ -113,9 +111,10 @@ func (w *watcher) poll() {
 }
 
 func (w *watcher) close() {
-	close(w.closed)
+	if w.closed != nil {
+		close(w.closed)
+	}
 	w.running.Wait()
-	w.kernel.Close()
 	for _, x := range w.tables {
 		_ = x.Close()
 	}

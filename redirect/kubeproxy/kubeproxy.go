@@ -12,9 +12,9 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 
 	"github.com/sluice-proxy/sluice/redirect/iptables"
+	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
 // table is the name of kube-proxy's nftables tables, one of each family.
@@ -131,12 +131,7 @@ func removeFlows(netNS int, addresses []netip.Addr) (removed uint, err error) {
 	for _, a := range addresses {
 		toServices[a] = true
 	}
-	var nl *netlink.Handle
-	if netNS != 0 {
-		nl, err = netlink.NewHandleAt(netns.NsHandle(netNS), syscall.NETLINK_NETFILTER)
-	} else {
-		nl, err = netlink.NewHandle(syscall.NETLINK_NETFILTER)
-	}
+	nl, err := kernel.Open(netNS, syscall.NETLINK_NETFILTER)
 	if err != nil {
 		return 0, fmt.Errorf("connection tracking: %w", err)
 	}

@@ -16,22 +16,31 @@ import (
 // reading the tables.
 const mostChanges = 256
 
-// Change is Apply for tables that are those of a state already, as an Apply or
-// Change without an error left them: it does what makes the difference, without
-// reading the tables, so that it costs the same however many there are. Where it
-// meets something that it does not expect, it is Apply.
-func (r *Router) Change(from, to *State) error {
-	if from.Equal(to) {
-		return nil
-	}
+// Put makes the kernel's tables what the state says. Where they are known to be
+// those of the last state, it does what makes the difference, without reading the
+// tables, so that it costs the same however many there are. Where it meets
+// something that it does not expect, it is Apply.
+func (r *Router) Put(s State) error {
 	r.mu.Lock()
-	done, err := r.changeLocked(from, to)
-	r.mu.Unlock()
-	if done || errors.As(err, new(*redirect.MissingError)) {
-		return err
+	defer r.mu.Unlock()
+	if r.known {
+		if r.want.Equal(&s) {
+			return nil
+		}
+		if done, err := r.changeLocked(r.want, &s); done || errors.As(err, new(*redirect.MissingError)) {
+			r.want, r.known = &s, done
+			return err
+		}
 	}
-	_, err = r.Apply(*to)
+	_, err := r.applyLocked(&s)
 	return err
+}
+
+// Is tells whether the tables are known to be those of a state.
+func (r *Router) Is(s *State) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.known && r.want.Equal(s)
 }
 
 func (r *Router) changeLocked(from, to *State) (done bool, err error) {

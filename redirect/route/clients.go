@@ -31,8 +31,7 @@ type clients struct {
 	router *Router
 
 	mu      sync.Mutex // guards everything below; held for a few requests to the kernel
-	nl      *netlink.Handle
-	lister  *netlink.Handle // asks strictly, as Router.lister
+	handles            // others than the Router's, which may be in use for long
 	ports   [2]uint16
 	held    map[netip.Addr]*client // nil while no rule leads to the tables
 	unused  []unusedClient         // the longest unused first
@@ -66,24 +65,11 @@ var (
 	errNoReplies = errors.New("answers to clients' addresses are not brought back")
 )
 
-func (c *clients) open(netNS int) (err error) {
-	if c.nl, err = openNetlink(netNS); err != nil {
-		return err
-	}
-	if c.lister, err = openNetlink(netNS); err != nil {
-		c.nl.Close()
-		return err
-	}
-	_ = c.lister.SetStrictCheck(true)
-	return nil
-}
-
 func (c *clients) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.held = nil
-	c.nl.Close()
-	c.lister.Close()
+	c.handles.close()
 }
 
 // splitPorts gives the two halves of a range of ports.
@@ -165,7 +151,7 @@ func (c *clients) dropOldestLocked() error {
 		return nil
 	}
 	delete(c.held, u.addr)
-	return c.remove(c.route(u.addr, k))
+	return c.removeRoute(c.route(u.addr, k))
 }
 
 // stop has Hold fail, so that the tables can be emptied.
@@ -193,7 +179,7 @@ func (c *clients) apply(f service.Family) (changed bool, err error) {
 	}
 	there := make(map[netip.Addr]bool)
 	for _, table := range []int{c.router.opts.ReplyTable, c.router.opts.ReplyTable + 1} {
-		have, err := c.router.routesBy(c.lister, f, table)
+		have, err := c.routes(f, table)
 		if err != nil {
 			return changed, errors.Join(append(errs, err)...)
 		}
@@ -207,7 +193,7 @@ func (c *clients) apply(f service.Family) (changed bool, err error) {
 				continue
 			}
 			changed = true
-			errs = append(errs, c.remove(&r))
+			errs = append(errs, c.removeRoute(&r))
 		}
 	}
 	for addr, k := range c.held {
@@ -222,7 +208,7 @@ func (c *clients) apply(f service.Family) (changed bool, err error) {
 // readUplinksLocked gives the interfaces of the default routes, and those that
 // resolve no addresses, as tunnels: their routes need no gateway.
 func (c *clients) readUplinksLocked(f service.Family) (links []int, err error) {
-	routes, err := c.router.routesBy(c.lister, f, syscall.RT_TABLE_MAIN)
+	routes, err := c.routes(f, syscall.RT_TABLE_MAIN)
 	if err != nil {
 		return nil, err
 	}
@@ -263,14 +249,6 @@ func (c *clients) add(addr netip.Addr, k *client) error {
 	r := c.route(addr, k)
 	if err := c.nl.RouteAdd(r); err != nil && !errors.Is(err, syscall.EEXIST) {
 		return fmt.Errorf("answers to %s: %w", addr, routeError("add", r, err))
-	}
-	return nil
-}
-
-// remove is content with a route that is gone.
-func (c *clients) remove(k *netlink.Route) error {
-	if err := c.nl.RouteDel(k); err != nil && !errors.Is(err, syscall.ESRCH) {
-		return routeError("remove", k, err)
 	}
 	return nil
 }

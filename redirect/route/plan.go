@@ -9,32 +9,54 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Unmarked gives the states of plans for ways of steering that mark no packets:
-// every destination on an address that is not ours to own has a policy routing
-// rule, also one that refuses or lingers, as connections to it may be
-// established; replies to clients' addresses come back by their ports (F11), if
-// any are given. The zero value is ready for use, and for one goroutine.
+// Unmarked gives the states of plans for modes that mark no packets: every
+// destination on an address that is not ours to own has a policy routing rule, also
+// one that refuses or lingers, as connections to it may be established; replies to
+// clients' addresses come back by their ports (F11), if the mode brings them back
+// at all. The zero value is ready for use, and for one goroutine.
 type Unmarked struct {
-	plan  redirect.Plan
 	rules redirect.Builder[service.Destination, struct{}]
 }
 
-// State gives the state of the next plan.
-func (u *Unmarked) State(p *redirect.Plan, replyPorts [2]uint16) State {
-	c := redirect.Diff(&u.plan, p)
-	if c.Rehomes(&u.plan, p) {
+// State gives the state of a plan that follows another one.
+func (u *Unmarked) State(from, to *redirect.Plan, c *redirect.Changes, answers redirect.Replies) State {
+	if c.Rehomes(from, to) {
 		*u = Unmarked{}
-		c = redirect.Diff(&u.plan, p)
+		all := redirect.Diff(&redirect.Plan{}, to)
+		c = &all
 	}
-	u.plan = *p
 	for d := range c.Touched {
-		if p.Foreign.Has(d.Addr) && (p.Names(d) || p.Lingering.Has(d)) {
-			u.rules.Set(d, struct{}{})
-		} else {
-			u.rules.Remove(d)
-		}
+		u.rules.Put(d, to.Foreign.Has(d.Addr) && (to.Names(d) || to.Lingering.Has(d)))
 	}
-	return State{Local: p.Local, Foreign: p.Foreign, PortRules: u.rules.Map(), ReplyPorts: replyPorts, Sources: p.Sources}
+	s := State{Local: to.Local, Foreign: to.Foreign, PortRules: u.rules.Map(), Sources: to.Sources}
+	if answers.Diverted && !to.NodeSourceOnly {
+		s.ReplyPorts = [2]uint16{answers.FirstPort, answers.LastPort}
+	}
+	return s
+}
+
+// Marked gives the state of a plan for modes that mark packets.
+func Marked(p *redirect.Plan, answers redirect.Replies) State {
+	return State{Local: p.Local, Foreign: p.Foreign, Sources: p.Sources,
+		MarkSteers: p.Foreign.Len() > 0, MarkReplies: answers.Diverted && !p.NodeSourceOnly}
+}
+
+// RepliesByMark tells whether answers to clients' own addresses, which are looked
+// for among packets to a range of ports, can be brought back by their mark (F7),
+// and whether sockets on the node's address can pass connection tracking by theirs.
+// If not, it says why.
+func (r *Router) RepliesByMark(ports [2]uint16) redirect.Replies {
+	if err := r.Check(State{MarkReplies: true}); err != nil {
+		return redirect.Replies{Why: err.Error()}
+	}
+	replies := redirect.Replies{Diverted: true, FirstPort: ports[0], LastPort: ports[1]}
+	if err := r.CheckSockets(); err != nil {
+		replies.WhyTracked = err.Error()
+		return replies
+	}
+	replies.Untracked, replies.Mark, replies.Tracking = true, r.opts.SocketMark, redirect.NewTracking(r.opts.NetNS)
+	replies.Tracking.Look()
+	return replies
 }
 
 // Equal tells whether two states ask for the same.

@@ -43,9 +43,9 @@ import (
 	"syscall"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/kernel"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -186,11 +186,9 @@ type Router struct {
 	opts Options
 
 	mu sync.Mutex // guards the sockets below
-	nl *netlink.Handle
-	// lister asks strictly: the kernel then sends the routes of one table
-	// instead of all. Kernels before 4.20 send all.
-	lister *netlink.Handle
-	lo     int // interface number
+	handles
+	want  *State // that was asked for last; nil before the first
+	known bool   // the tables are those of want
 
 	clients clients // of a State with ReplyPorts and without MarkReplies
 }
@@ -202,48 +200,60 @@ func Open(opts Options) (*Router, error) {
 		return nil, err
 	}
 	r := &Router{opts: opts}
-	var err error
-	if r.nl, err = openNetlink(opts.NetNS); err != nil {
-		return nil, err
-	}
-	if r.lister, err = openNetlink(opts.NetNS); err != nil {
-		r.nl.Close()
-		return nil, err
-	}
-	_ = r.lister.SetStrictCheck(true)
 	r.clients.router = r
-	if err := r.clients.open(opts.NetNS); err != nil {
-		r.nl.Close()
-		r.lister.Close()
+	var err error
+	if r.handles, err = openHandles(opts.NetNS); err != nil {
 		return nil, err
 	}
-	lo, err := r.nl.LinkByName("lo")
-	if err != nil {
-		r.Close()
-		return nil, fmt.Errorf("interface lo: %w", err)
+	if r.clients.handles, err = openHandles(opts.NetNS); err != nil {
+		r.handles.close()
+		return nil, err
 	}
-	r.lo = lo.Attrs().Index
 	return r, nil
 }
 
-func openNetlink(namespace int) (nl *netlink.Handle, err error) {
-	if namespace != 0 {
-		nl, err = netlink.NewHandleAt(netns.NsHandle(namespace), syscall.NETLINK_ROUTE)
-	} else {
-		nl, err = netlink.NewHandle(syscall.NETLINK_ROUTE)
-	}
+// Cleanup removes what a process that was killed left behind: its routes and
+// rules. It gives a line for each. A running proxy's lock must be asked for first
+// ([redirect.AcquireLock]): Cleanup does not look for one.
+func Cleanup(opts Options) (removed []string, err error) {
+	r, err := Open(opts)
 	if err != nil {
-		return nil, fmt.Errorf("route netlink: %w", err)
+		return nil, err
 	}
-	return nl, nil
+	defer r.Close()
+	return r.Remove()
+}
+
+// handles are netlink sockets.
+type handles struct {
+	nl *netlink.Handle
+	// lister asks strictly: the kernel then sends the routes of one table
+	// instead of all. Kernels before 4.20 send all.
+	lister *netlink.Handle
+}
+
+func openHandles(namespace int) (h handles, err error) {
+	if h.nl, err = kernel.Open(namespace, syscall.NETLINK_ROUTE); err != nil {
+		return h, err
+	}
+	if h.lister, err = kernel.Open(namespace, syscall.NETLINK_ROUTE); err != nil {
+		h.nl.Close()
+		return h, err
+	}
+	_ = h.lister.SetStrictCheck(true)
+	return h, nil
+}
+
+func (h *handles) close() {
+	h.nl.Close()
+	h.lister.Close()
 }
 
 // Close gives the sockets back and leaves the kernel as it is.
 func (r *Router) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.nl.Close()
-	r.lister.Close()
+	r.handles.close()
 	r.clients.close()
 }
 
@@ -260,13 +270,18 @@ var families = [...]service.Family{service.IPv4, service.IPv6}
 func (r *Router) Apply(s State) (changed bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.applyLocked(&s)
+}
+
+func (r *Router) applyLocked(s *State) (changed bool, err error) {
+	r.want, r.known = s, false
 	var errs []error
 	note := func(c bool, err error) {
 		changed = changed || c
 		errs = append(errs, err)
 	}
 	for _, f := range families {
-		tables, rules, err := r.diff(f, &s)
+		tables, rules, err := r.diff(f, s)
 		errs = append(errs, err)
 		for i := range tables {
 			note(r.addRoutes(&tables[i]))
@@ -280,7 +295,16 @@ func (r *Router) Apply(s State) (changed bool, err error) {
 			note(r.removeRoutes(&tables[i]))
 		}
 	}
-	return changed, errors.Join(errs...)
+	err = errors.Join(errs...)
+	r.known = err == nil
+	return changed, err
+}
+
+// Verify is Apply for the last state that Put was given.
+func (r *Router) Verify() (repaired bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.applyLocked(r.want)
 }
 
 // Check gives the error that Apply would give for what is in the kernel now,
@@ -387,7 +411,7 @@ func (r *Router) hasFamily(f service.Family) bool {
 	if f == service.IPv4 {
 		return true
 	}
-	lo, err := r.nl.LinkByIndex(r.lo)
+	lo, err := r.nl.LinkByIndex(kernel.Loopback)
 	if err != nil {
 		return false
 	}
@@ -400,6 +424,7 @@ func (r *Router) hasFamily(f service.Family) bool {
 func (r *Router) Remove() (removed []string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.known = false
 	r.clients.stop()
 	for _, f := range families {
 		rules, err := r.rules(f)

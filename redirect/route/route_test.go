@@ -184,13 +184,14 @@ func TestAnyStateAfterAnyOther(t *testing.T) {
 			_, err = r.Apply(s)
 		case i%3 == 0: // only this is different: it need not read the tables
 			s.MarkSteers, s.MarkReplies, s.ReplyPorts = last.MarkSteers, last.MarkReplies, last.ReplyPorts
-			err = r.Change(&last, &s)
+			err = r.Put(s)
 		case i%3 == 1: // what is new is there already, or what is old is gone
 			if _, err = r.Apply(s); err == nil {
-				err = r.Change(&last, &s)
+				r.want = &last
+				err = r.Put(s)
 			}
 		default:
-			err = r.Change(&last, &s)
+			err = r.Put(s)
 		}
 		if err != nil {
 			t.Fatalf("state %d: %v", i, err)
@@ -252,7 +253,7 @@ func TestPortRulesAreAddedInOrder(t *testing.T) {
 		for _, port := range []uint16{53, 80} {
 			for _, p := range []service.Protocol{service.TCP, service.UDP} {
 				ports = append(ports, service.Destination{Addr: a, Port: port, Protocol: p})
-				want = append(want, fmt.Sprintf("%s %d %d", a, port, protocolNumber(p)))
+				want = append(want, fmt.Sprintf("%s %d %d", a, port, redirect.ProtocolNumber(p)))
 			}
 		}
 	}

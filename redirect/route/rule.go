@@ -40,7 +40,7 @@ func (r *Router) steerRule(f service.Family) rule {
 }
 
 func (r *Router) portRule(d service.Destination) rule {
-	return rule{family: service.FamilyOf(d.Addr), to: d.Addr, protocol: protocolNumber(d.Protocol), first: d.Port, last: d.Port,
+	return rule{family: service.FamilyOf(d.Addr), to: d.Addr, protocol: int(redirect.ProtocolNumber(d.Protocol)), first: d.Port, last: d.Port,
 		table: r.opts.SteerTable, priority: r.opts.RulePriority}
 }
 
@@ -79,7 +79,7 @@ func (r *Router) replyRules(f service.Family, s *State) []rule {
 	byPorts := func(table int, ports [2]uint16) {
 		for _, p := range []service.Protocol{service.TCP, service.UDP} {
 			k := all
-			k.table, k.protocol, k.first, k.last = table, protocolNumber(p), ports[0], ports[1]
+			k.table, k.protocol, k.first, k.last = table, int(redirect.ProtocolNumber(p)), ports[0], ports[1]
 			rules = append(rules, k)
 		}
 	}
@@ -369,15 +369,9 @@ func ruleError(verb string, k *netlink.Rule, err error) error {
 	return fmt.Errorf("%s %s: %w", verb, ruleText(k), err)
 }
 
-var protocolNumbers = map[service.Protocol]int{service.TCP: syscall.IPPROTO_TCP, service.UDP: syscall.IPPROTO_UDP, service.SCTP: 132}
-
-func protocolNumber(p service.Protocol) int { return protocolNumbers[p] }
-
 func protocolName(number int) string {
-	for p, n := range protocolNumbers {
-		if n == number {
-			return p.String()
-		}
+	if p := redirect.ProtocolOf(uint8(number)); p != 0 {
+		return p.String()
 	}
 	return strconv.Itoa(number)
 }

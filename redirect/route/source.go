@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/redirect/kernel"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -76,7 +77,7 @@ func (r *Router) source(f service.Family, s *State) (netip.Addr, error) {
 	for _, a := range addrs {
 		switch {
 		case a.Scope != syscall.RT_SCOPE_UNIVERSE || a.Flags&unusable != 0:
-		case a.LinkIndex != r.lo && !r.isDummy(a.LinkIndex):
+		case a.LinkIndex != kernel.Loopback && !r.isDummy(a.LinkIndex):
 			return addrOf(a.IP), nil
 		case !last.IsValid():
 			last = addrOf(a.IP)

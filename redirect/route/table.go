@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/kernel"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -97,20 +98,16 @@ func (r *Router) removeRoutes(c *routeChanges) (changed bool, err error) {
 }
 
 // removeRoute is content with a route that is gone already.
-func (r *Router) removeRoute(k *netlink.Route) error {
-	if err := r.nl.RouteDel(k); err != nil && !errors.Is(err, syscall.ESRCH) {
+func (h *handles) removeRoute(k *netlink.Route) error {
+	if err := h.nl.RouteDel(k); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return routeError("remove", k, err)
 	}
 	return nil
 }
 
 // routes gives everything in a table.
-func (r *Router) routes(f service.Family, table int) ([]netlink.Route, error) {
-	return r.routesBy(r.lister, f, table)
-}
-
-func (r *Router) routesBy(lister *netlink.Handle, f service.Family, table int) ([]netlink.Route, error) {
-	routes, err := lister.RouteListFiltered(netlinkFamily(f), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+func (h *handles) routes(f service.Family, table int) ([]netlink.Route, error) {
+	routes, err := h.lister.RouteListFiltered(netlinkFamily(f), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
 	if noSuchFamily(err) {
 		return nil, nil
 	}
@@ -122,7 +119,7 @@ func (r *Router) routesBy(lister *netlink.Handle, f service.Family, table int) (
 
 // isOurRoute tells a route of ours from others in the same table.
 func (r *Router) isOurRoute(k *netlink.Route) bool {
-	if k.Protocol != Protocol || k.Type != syscall.RTN_LOCAL || k.LinkIndex != r.lo {
+	if k.Protocol != Protocol || k.Type != syscall.RTN_LOCAL || k.LinkIndex != kernel.Loopback {
 		return false
 	}
 	switch k.Table {
@@ -163,7 +160,7 @@ func (r *Router) route(table int, p netip.Prefix, source netip.Addr) *netlink.Ro
 		Type:      syscall.RTN_LOCAL,
 		Scope:     netlink.SCOPE_HOST,
 		Protocol:  Protocol,
-		LinkIndex: r.lo,
+		LinkIndex: kernel.Loopback,
 		Dst:       ipNet(p),
 	}
 	if table == syscall.RT_TABLE_LOCAL {

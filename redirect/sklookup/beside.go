@@ -8,15 +8,35 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// beside is the way of steering that does what a look-up of sockets cannot.
+// beside is the mode that does what a look-up of sockets cannot.
 type beside struct {
 	redirect.Redirector
-	plan           redirect.Plan // the last one, whole
+	plan redirect.Plan // the last one, whole
+	side parts         // of it, on foreign addresses
+	own  parts         // what is left for the program
+}
+
+// parts are what a plan says of some destinations.
+type parts struct {
 	steer          redirect.Builder[service.Destination, redirect.Target]
 	refuse, silent redirect.Builder[service.Destination, struct{}]
-	// What is left for the program.
-	ownSteer             redirect.Builder[service.Destination, redirect.Target]
-	ownRefuse, ownSilent redirect.Builder[service.Destination, struct{}]
+}
+
+// set has the parts say of a destination what a plan says, or nothing.
+func (x *parts) set(d service.Destination, p *redirect.Plan, in bool) {
+	if t, is := p.Steer.Get(d); is && in {
+		x.steer.Set(d, t)
+	} else {
+		x.steer.Remove(d)
+	}
+	x.refuse.Put(d, in && p.Refuse.Has(d))
+	x.silent.Put(d, in && p.Silent.Has(d))
+}
+
+// of gives a plan that says this of destinations, and else what another one says.
+func (x *parts) of(p redirect.Plan) redirect.Plan {
+	p.Steer, p.Refuse, p.Silent = x.steer.Map(), x.refuse.Map(), x.silent.Map()
+	return p
 }
 
 // traits are its own, with the program in the name: "sklookup/nftables".
@@ -35,23 +55,11 @@ func (b *beside) changed() <-chan struct{} {
 	return nil
 }
 
-// split parts a plan into what the program is to know, which is nothing of
-// foreign addresses, and what is to stand beside it. Netfilter asks the program too
-// when it looks for a packet's socket: it would take packets of connections that go
-// past us for packets to our listener.
-func (b *beside) split(p redirect.Plan) (own, side redirect.Plan) {
-	b.follow(&p)
-	own, side = p, p
-	own.Steer, own.Refuse, own.Silent = b.ownSteer.Map(), b.ownRefuse.Map(), b.ownSilent.Map()
-	own.Foreign, own.Lingering = redirect.Set[netip.Addr]{}, redirect.Set[service.Destination]{}
-	side.Steer, side.Refuse, side.Silent = b.steer.Map(), b.refuse.Map(), b.silent.Map()
-	side.ClusterIPs = redirect.Set[netip.Addr]{}
-	return own, side
-}
-
-// follow keeps what a plan says of destinations on foreign addresses, and on
-// others.
-func (b *beside) follow(p *redirect.Plan) {
+// split leaves a plan what the program is to know, which is nothing of foreign
+// addresses, and keeps the rest for apply. Netfilter asks the program too when it
+// looks for a packet's socket: it would take packets of connections that go past us
+// for packets to our listener.
+func (b *beside) split(p *redirect.Plan) {
 	c := redirect.Diff(&b.plan, p)
 	if c.Rehomes(&b.plan, p) {
 		*b = beside{Redirector: b.Redirector}
@@ -60,27 +68,16 @@ func (b *beside) follow(p *redirect.Plan) {
 	b.plan = *p
 	for d := range c.Touched {
 		foreign := p.Foreign.Has(d.Addr)
-		steer, otherSteer := &b.ownSteer, &b.steer
-		if foreign {
-			steer, otherSteer = otherSteer, steer
-		}
-		otherSteer.Remove(d)
-		if t, is := p.Steer.Get(d); is {
-			steer.Set(d, t)
-		} else {
-			steer.Remove(d)
-		}
-		keep(&b.refuse, d, foreign && p.Refuse.Has(d))
-		keep(&b.silent, d, foreign && p.Silent.Has(d))
-		keep(&b.ownRefuse, d, !foreign && p.Refuse.Has(d))
-		keep(&b.ownSilent, d, !foreign && p.Silent.Has(d))
+		b.side.set(d, p, foreign)
+		b.own.set(d, p, !foreign)
 	}
+	*p = b.own.of(*p)
+	p.Foreign, p.Lingering = redirect.Set[netip.Addr]{}, redirect.Set[service.Destination]{}
 }
 
-func keep(set *redirect.Builder[service.Destination, struct{}], d service.Destination, in bool) {
-	if in {
-		set.Set(d, struct{}{})
-	} else {
-		set.Remove(d)
-	}
+// apply puts the rest of the last plan in force.
+func (b *beside) apply() error {
+	p := b.side.of(b.plan)
+	p.ClusterIPs = redirect.Set[netip.Addr]{}
+	return b.Redirector.Apply(p)
 }

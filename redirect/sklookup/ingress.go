@@ -9,9 +9,9 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
 // ingress is a program at the ingress of every interface but lo (tcx, Linux 6.6).
@@ -35,14 +35,9 @@ func openIngress(namespace int, mark uint32, ports [2]uint16) (*ingress, error) 
 	if i.program, err = loadIngress(mark, ports); err != nil {
 		return nil, fmt.Errorf("load the ingress program: %w", err)
 	}
-	if namespace != 0 {
-		i.nl, err = netlink.NewHandleAt(netns.NsHandle(namespace), syscall.NETLINK_ROUTE)
-	} else {
-		i.nl, err = netlink.NewHandle(syscall.NETLINK_ROUTE)
-	}
-	if err == nil {
+	if i.nl, err = kernel.Open(namespace, syscall.NETLINK_ROUTE); err == nil {
 		var trial link.Link
-		if trial, err = i.attach(loopbackIndex); err == nil {
+		if trial, err = i.attach(kernel.Loopback); err == nil {
 			err = trial.Close()
 		}
 	}
@@ -52,9 +47,6 @@ func openIngress(namespace int, mark uint32, ports [2]uint16) (*ingress, error) 
 	}
 	return i, nil
 }
-
-// loopbackIndex is lo's in every network namespace.
-const loopbackIndex = 1
 
 func (i *ingress) attach(index int) (l link.Link, err error) {
 	err = sys.InNetNS(i.namespace, func() (err error) {

@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/redirect/bind"
+	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -149,17 +149,17 @@ func TestSteeringWithoutTCX(t *testing.T) {
 		r := newRedirector(t, node)
 		r.ingress.close()
 		r.ingress = nil
-		r.answers = r.router.RepliesByPort(r.opts.ReplyPorts)
+		r.answers = r.Router.RepliesByPort(r.opts.ReplyPorts)
 		return r
 	}
 	steering.Run(t, steering.Mode{
 		New: noIngress,
 		Kill: func(_ testing.TB, r redirect.Redirector) {
-			r.(*Redirector).touched = false
+			r.(*Redirector).Touched = false
 			_ = r.Close()
 		},
 		Cleanup: func(node *netns.Host) ([]string, error) {
-			return bind.Cleanup(bind.Options{Routes: optionsOf(node).Routes})
+			return route.Cleanup(optionsOf(node).Routes)
 		},
 		ForeignSilent:  true,
 		LingeringStays: true,

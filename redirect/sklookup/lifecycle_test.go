@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -116,10 +117,10 @@ func TestPlansThatCannotBe(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := r.Apply(redirect.Plan{}); !errors.Is(err, ErrClosed) {
+	if err := r.Apply(redirect.Plan{}); !errors.Is(err, mode.ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
-	if _, err := r.Verify(); !errors.Is(err, ErrClosed) {
+	if _, err := r.Verify(); !errors.Is(err, mode.ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
 }

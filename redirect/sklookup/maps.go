@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -66,7 +67,7 @@ func destinationKey4(d service.Destination) (k destination4) {
 	a := d.Addr.As4()
 	copy(k[:], a[:])
 	binary.NativeEndian.PutUint16(k[4:], d.Port)
-	binary.NativeEndian.PutUint16(k[6:], protocolNumber(d.Protocol))
+	binary.NativeEndian.PutUint16(k[6:], uint16(redirect.ProtocolNumber(d.Protocol)))
 	return k
 }
 
@@ -74,7 +75,7 @@ func (k destination4) destination() service.Destination {
 	return service.Destination{
 		Addr:     netip.AddrFrom4([4]byte(k[:])),
 		Port:     binary.NativeEndian.Uint16(k[4:]),
-		Protocol: protocolOf(binary.NativeEndian.Uint16(k[6:])),
+		Protocol: redirect.ProtocolOf(uint8(binary.NativeEndian.Uint16(k[6:]))),
 	}
 }
 
@@ -82,7 +83,7 @@ func destinationKey6(d service.Destination) (k destination6) {
 	a := d.Addr.As16()
 	copy(k[:], a[:])
 	binary.NativeEndian.PutUint16(k[16:], d.Port)
-	binary.NativeEndian.PutUint16(k[18:], protocolNumber(d.Protocol))
+	binary.NativeEndian.PutUint16(k[18:], uint16(redirect.ProtocolNumber(d.Protocol)))
 	return k
 }
 
@@ -90,7 +91,7 @@ func (k destination6) destination() service.Destination {
 	return service.Destination{
 		Addr:     netip.AddrFrom16([16]byte(k[:])),
 		Port:     binary.NativeEndian.Uint16(k[16:]),
-		Protocol: protocolOf(binary.NativeEndian.Uint16(k[18:])),
+		Protocol: redirect.ProtocolOf(uint8(binary.NativeEndian.Uint16(k[18:]))),
 	}
 }
 
@@ -114,33 +115,6 @@ func prefixKey6(p netip.Prefix) (k prefix6) {
 
 func (k prefix6) prefix() netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16([16]byte(k[4:])), int(binary.NativeEndian.Uint32(k[:])))
-}
-
-// The numbers that IP has for protocols.
-const (
-	numberTCP  = 6
-	numberUDP  = 17
-	numberSCTP = 132
-)
-
-func protocolNumber(p service.Protocol) uint16 {
-	switch p {
-	case service.TCP:
-		return numberTCP
-	case service.UDP:
-		return numberUDP
-	}
-	return numberSCTP
-}
-
-func protocolOf(number uint16) service.Protocol {
-	switch number {
-	case numberTCP:
-		return service.TCP
-	case numberUDP:
-		return service.UDP
-	}
-	return service.SCTP
 }
 
 // maps are what the program looks into. They have no name in the file system:

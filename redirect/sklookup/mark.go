@@ -2,6 +2,7 @@ package sklookup
 
 import (
 	"encoding/binary"
+	"syscall"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -112,8 +113,8 @@ func find(tuple, at int16, size int32, ports [2]uint16, label string) asm.Instru
 		}
 	}
 	all := asm.Instructions{
-		asm.JEq.Imm(asm.R7, numberTCP, "ports"+label),
-		asm.JNE.Imm(asm.R7, numberUDP, "next"),
+		asm.JEq.Imm(asm.R7, syscall.IPPROTO_TCP, "ports"+label),
+		asm.JNE.Imm(asm.R7, syscall.IPPROTO_UDP, "next"),
 		asm.Mov.Reg(asm.R1, asm.R6).WithSymbol("ports" + label),
 		asm.Mov.Reg(asm.R2, asm.R8),
 		asm.Mov.Reg(asm.R3, asm.RFP),
@@ -126,7 +127,7 @@ func find(tuple, at int16, size int32, ports [2]uint16, label string) asm.Instru
 		asm.HostTo(asm.BE, asm.R0, asm.Half),
 		asm.JLT.Imm(asm.R0, int32(ports[0]), "next"),
 		asm.JGT.Imm(asm.R0, int32(ports[1]), "next"),
-		asm.JEq.Imm(asm.R7, numberUDP, "udp"+label),
+		asm.JEq.Imm(asm.R7, syscall.IPPROTO_UDP, "udp"+label),
 	}
 	all = append(all, lookUp(asm.FnSkcLookupTcp, "tcp")...)
 	udp := lookUp(asm.FnSkLookupUdp, "udp")

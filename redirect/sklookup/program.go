@@ -1,6 +1,8 @@
 package sklookup
 
 import (
+	"syscall"
+
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 )
@@ -106,7 +108,7 @@ func instructions(m *maps) asm.Instructions {
 		// A range that is silent names the slot for TCP; the one for UDP is next.
 		asm.LoadMem(asm.R7, asm.R0, 0, asm.Word).WithSymbol("in range"),
 		asm.JEq.Imm(asm.R7, int32(refused), "drop"),
-		asm.JNE.Imm(asm.R8, numberUDP, "assign"),
+		asm.JNE.Imm(asm.R8, syscall.IPPROTO_UDP, "assign"),
 		asm.Add.Imm(asm.R7, 1),
 		asm.Ja.Label("assign"),
 

@@ -35,7 +35,7 @@ func ask(t testing.TB, p *ebpf.Program, d service.Destination) string {
 		in[16] = 10
 	}
 	binary.NativeEndian.PutUint32(in[ctxFamily:], family)
-	binary.NativeEndian.PutUint32(in[ctxProtocol:], uint32(protocolNumber(d.Protocol)))
+	binary.NativeEndian.PutUint32(in[ctxProtocol:], uint32(redirect.ProtocolNumber(d.Protocol)))
 	binary.BigEndian.PutUint16(in[36:], 40000)
 	binary.NativeEndian.PutUint32(in[ctxLocalPort:], uint32(d.Port))
 	out := make([]byte, len(in))
@@ -196,7 +196,7 @@ func BenchmarkProgram10kServices(b *testing.B) {
 			ask(b, r.tables.program, d)
 			in := make([]byte, 72)
 			binary.NativeEndian.PutUint32(in[ctxFamily:], familyIPv4)
-			binary.NativeEndian.PutUint32(in[ctxProtocol:], numberTCP)
+			binary.NativeEndian.PutUint32(in[ctxProtocol:], syscall.IPPROTO_TCP)
 			binary.NativeEndian.PutUint32(in[ctxLocalPort:], uint32(d.Port))
 			in[16], in[20] = 10, 0xfd
 			binary.BigEndian.PutUint16(in[36:], 40000)

@@ -32,18 +32,18 @@
 package sklookup
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/redirect/watch"
-	"github.com/sluice-proxy/sluice/service"
 )
 
 // Name is what Traits say.
@@ -75,45 +75,32 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	if o.MaxDestinations == 0 {
-		o.MaxDestinations = 1 << 18
-	}
-	if o.MaxSockets == 0 {
-		o.MaxSockets = 1 << 17
-	}
+	o.MaxDestinations = cmp.Or(o.MaxDestinations, 1<<18)
+	o.MaxSockets = cmp.Or(o.MaxSockets, 1<<17)
 	return o
 }
 
 // Redirector steers by sk_lookup. Its methods are safe for concurrent use.
 type Redirector struct {
-	mu      sync.Mutex // guards everything below
-	opts    Options
-	router  *route.Router    // nil if there is somebody beside us
-	watch   *watch.Watcher   // likewise
-	beside  *beside          // nil otherwise
-	answers redirect.Replies // never changes
-	ingress *ingress         // nil where answers are found by ports
-	silent  *silence
-	link    *link.NetNsLink // nil before the first Apply
-	tables  *tables         // that the attached program looks into
-	closed  bool
-
-	plan     redirect.Plan // in force; empty before the first Apply
-	whole    bool          // the tables are those of the plan
-	unread   int           // calls of Verify until the maps are read
+	mode.Core
+	opts     Options
+	beside   *beside          // nil if there is none
+	answers  redirect.Replies // never changes
+	ingress  *ingress         // nil where answers are found by ports
+	silent   *silence
+	link     *link.NetNsLink // nil before the first Apply
+	tables   *tables         // that the attached program looks into
+	whole    bool            // the tables are those of Core.Plan
+	unread   int             // calls of Verify until the maps are read
 	unmarked route.Unmarked
-	state    route.State
-	routed   bool // the routes are those of state
-	touched  bool // there may be routes of ours in the kernel
+	marks    bool // answers are to be marked by ingress
+	linked   bool // ingress is where it has to be
 }
 
 var (
 	_ redirect.Redirector = (*Redirector)(nil)
 	_ redirect.Notifier   = (*Redirector)(nil)
 )
-
-// ErrClosed is the error of using a Redirector after Close.
-var ErrClosed = errors.New("sklookup: closed")
 
 // New gets ready to steer and changes nothing in the network namespace but for
 // sockets. It tells what the kernel or the process lacks by a
@@ -124,19 +111,25 @@ func New(opts Options) (*Redirector, error) {
 	if err := probe(); err != nil {
 		return nil, err
 	}
-	r := &Redirector{opts: opts}
-	var err error
+	silent, err := openSilence(opts.Routes.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	r := &Redirector{opts: opts, silent: silent}
+	steps := mode.Steps{Steers: "sk_lookup", Check: check, Apply: r.apply, Verify: r.verify, Release: r.release}
 	if opts.Beside != nil {
 		r.beside = &beside{Redirector: opts.Beside}
-	} else if r.router, err = route.Open(opts.Routes); err == nil {
-		r.openAnswers()
-		r.watch, err = watch.Open(watch.Options{NetNS: opts.Routes.NetNS, Links: r.ingress != nil})
+		r.Touched = true // it is closed with us
+		steps.Prepare, steps.Remove = r.beside.split, r.beside.Close
+		return r, r.Open(steps, nil, watch.Options{})
 	}
-	if err == nil {
-		r.silent, err = openSilence(opts.Routes.NetNS)
-	}
+	router, err := route.Open(opts.Routes)
 	if err != nil {
-		r.release()
+		silent.close()
+		return nil, err
+	}
+	r.openAnswers(router)
+	if err := r.Open(steps, router, watch.Options{NetNS: opts.Routes.NetNS, Links: r.ingress != nil}); err != nil {
 		return nil, err
 	}
 	return r, nil
@@ -144,34 +137,30 @@ func New(opts Options) (*Redirector, error) {
 
 // openAnswers finds out how answers to clients' addresses can be brought back:
 // by the socket itself, with a program at the interfaces, or else by ports.
-func (r *Redirector) openAnswers() {
+func (r *Redirector) openAnswers(router *route.Router) {
 	routes, ports := r.opts.Routes.WithDefaults(), r.opts.ReplyPorts
-	if ports != [2]uint16{} && r.router.Check(route.State{MarkReplies: true}) == nil {
+	if ports != [2]uint16{} && router.Check(route.State{MarkReplies: true}) == nil {
 		var err error
 		if r.ingress, err = openIngress(routes.NetNS, routes.ReplyMark, ports); err == nil {
 			r.answers = redirect.Replies{Diverted: true, FirstPort: ports[0], LastPort: ports[1]}
 			return
 		}
 	}
-	if r.answers = r.router.RepliesByPort(ports); !r.answers.Diverted {
-		r.opts.ReplyPorts = [2]uint16{}
-	}
+	r.answers = router.RepliesByPort(ports)
 }
 
-// release gives back what New opened.
+// release gives back what New and Apply opened.
 func (r *Redirector) release() {
+	if r.link != nil {
+		_ = r.link.Close()
+	}
+	if r.tables != nil {
+		r.tables.close()
+	}
 	if r.ingress != nil {
 		r.ingress.close()
 	}
-	if r.silent != nil {
-		r.silent.close()
-	}
-	if r.watch != nil {
-		r.watch.Close()
-	}
-	if r.router != nil {
-		r.router.Close()
-	}
+	r.silent.close()
 }
 
 // Changed tells when Verify should be called; see [redirect.Notifier].
@@ -179,7 +168,7 @@ func (r *Redirector) Changed() <-chan struct{} {
 	if r.beside != nil {
 		return r.beside.changed()
 	}
-	return r.watch.Changed()
+	return r.Core.Changed()
 }
 
 // probe has the kernel judge the program, with maps of the smallest size.
@@ -201,51 +190,30 @@ func (r *Redirector) Traits() redirect.Traits {
 	return redirect.Traits{Name: Name, Replies: r.answers}
 }
 
-// Apply puts the plan in force; see [redirect.Redirector]. An SCTP destination
-// in Plan.Steer is an error, as is a target without a descriptor, and a range
-// in Plan.Local that takes in an address of this node; then nothing is
-// changed. A *redirect.ClashError says that somebody else has a route or a rule
-// that is in the way; the rest is in force then.
-//
-// The order of the steps keeps every destination in good hands: sockets come
-// before the verdicts that lead to them, and verdicts before the routes that
+// check gives the error of a target that has no socket.
+func check(s redirect.Steering) error {
+	if s.Target.FD == 0 {
+		return errors.New("no descriptor of the listening socket")
+	}
+	return nil
+}
+
+// apply keeps every destination in good hands by the order of its steps: sockets
+// come before the verdicts that lead to them, and verdicts before the routes that
 // lead to those; things go the other way round.
-func (r *Redirector) Apply(p redirect.Plan) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return ErrClosed
-	}
-	var side redirect.Plan // what is beside the program's own
-	if r.beside != nil {
-		p, side = r.beside.split(p)
-	}
-	changes := redirect.Diff(&r.plan, &p)
-	if err := validate(&changes, &p); err != nil {
-		return err
-	}
-	var state route.State // somebody beside us makes his own
-	if r.beside == nil {
-		if len(changes.AddLocal) > 0 {
-			if err := r.router.CheckLocal(changes.AddLocal); err != nil {
-				return err
-			}
-		}
-		state = r.unmarked.State(&p, r.replyPorts(&p))
-		state.MarkReplies = r.ingress != nil && state.ReplyPorts != [2]uint16{}
-	}
-	old, kept := r.plan, r.whole
-	if err := r.fillLocked(&p, &changes); err != nil {
+func (r *Redirector) apply(p redirect.Plan, changes *redirect.Changes) error {
+	old, kept := r.Plan, r.whole
+	if err := r.fill(&p, changes); err != nil {
 		return err
 	}
 	var routes error
 	if r.beside != nil {
-		routes = r.beside.Apply(side)
+		routes = r.beside.apply()
 	} else {
-		routes = r.routeLocked(state)
+		routes = r.route(&old, &p, changes)
 	}
 	if kept {
-		if err := r.tables.remove(&old, &p, &changes); err != nil {
+		if err := r.tables.remove(&old, &p, changes); err != nil {
 			r.whole = false
 			return errors.Join(routes, err)
 		}
@@ -253,53 +221,43 @@ func (r *Redirector) Apply(p redirect.Plan) error {
 	return routes
 }
 
-// replyPorts are the ports whose packets have to be brought back.
-func (r *Redirector) replyPorts(p *redirect.Plan) [2]uint16 {
-	if p.NodeSourceOnly {
-		return [2]uint16{}
+// route makes the routes those of a plan. Answers are marked before the rule that
+// asks for the mark is there.
+func (r *Redirector) route(old, p *redirect.Plan, changes *redirect.Changes) error {
+	s := r.unmarked.State(old, p, changes, r.answers)
+	s.MarkReplies = r.ingress != nil && s.ReplyPorts != [2]uint16{}
+	var links error
+	if !r.linked || r.marks != s.MarkReplies {
+		r.marks = s.MarkReplies
+		_, links = r.followLinks()
+		r.linked = links == nil
 	}
-	return r.opts.ReplyPorts
+	return errors.Join(links, r.Router.Put(s))
 }
 
-// validate adds the limits of this mode to those of any plan.
-func validate(c *redirect.Changes, p *redirect.Plan) error {
-	if err := c.Validate(p); err != nil {
-		return err
-	}
-	for _, s := range c.Steer {
-		if s.Destination.Protocol == service.SCTP {
-			return fmt.Errorf("steer %s: sk_lookup carries TCP and UDP only", redirect.Format(s.Destination))
-		}
-		if s.Target.FD == 0 {
-			return fmt.Errorf("steer %s: no descriptor of the listening socket", redirect.Format(s.Destination))
-		}
-	}
-	return nil
-}
-
-// fillLocked makes the tables those of the plan; what no longer counts stays in
-// them if they were whole.
-func (r *Redirector) fillLocked(p *redirect.Plan, c *redirect.Changes) error {
+// fill makes the tables those of the plan; what no longer counts stays in them if
+// they were whole.
+func (r *Redirector) fill(p *redirect.Plan, c *redirect.Changes) error {
 	if !r.whole {
-		return r.refillLocked(p)
+		return r.refill(p)
 	}
 	if err := r.tables.add(p, c); err != nil {
 		r.whole = false
 		return err
 	}
-	r.plan = *p
+	r.Set(*p)
 	return nil
 }
 
-// refillLocked fills new tables and has a new program look into them, in one
+// refill fills new tables and has a new program look into them, in one
 // step, in place of those that there are.
-func (r *Redirector) refillLocked(p *redirect.Plan) error {
+func (r *Redirector) refill(p *redirect.Plan) error {
 	t, err := newTables(r.opts.MaxDestinations, r.opts.MaxSockets)
 	if err != nil {
 		return err
 	}
 	if err = t.fill(p, r.silent); err == nil {
-		err = r.attachLocked(t.program)
+		err = r.attach(t.program)
 	}
 	if err != nil {
 		t.close()
@@ -308,12 +266,13 @@ func (r *Redirector) refillLocked(p *redirect.Plan) error {
 	if r.tables != nil {
 		r.tables.close()
 	}
-	r.tables, r.plan, r.whole = t, *p, true
+	r.tables, r.whole = t, true
+	r.Set(*p)
 	return nil
 }
 
-// attachLocked puts a program in the place of the one that is attached.
-func (r *Redirector) attachLocked(program *ebpf.Program) error {
+// attach puts a program in the place of the one that is attached.
+func (r *Redirector) attach(program *ebpf.Program) error {
 	if r.link != nil {
 		if attached(r.link) {
 			if err := r.link.Update(program); err != nil {
@@ -348,41 +307,18 @@ func attached(l *link.NetNsLink) bool {
 	return err == nil && info.NetNs().NetnsInode != 0
 }
 
-// routeLocked makes the routes those of the state, unless they are. Answers are
-// marked before the rule that asks for the mark is there.
-func (r *Redirector) routeLocked(s route.State) error {
-	r.touched = true
-	var err, links error
-	if !r.routed || r.state.MarkReplies != s.MarkReplies {
-		_, links = r.followLinksLocked(&s)
-	}
-	if r.routed {
-		err = r.router.Change(&r.state, &s)
-	} else {
-		_, err = r.router.Apply(s)
-	}
-	r.state, r.routed = s, err == nil
-	return errors.Join(links, err)
-}
-
-// Verify checks that the program is attached and that the routes are there, and
-// now and then that the maps hold what they should, and puts back what is
-// missing; established connections live through it. A map is changed by nobody
+// verify checks that the program is attached and that the routes are there, and
+// now and then that the maps hold what they should. A map is changed by nobody
 // who does not look for it by its number, and reading all of them takes about
 // 15 ms for 10,000 services: that is done each 12th time.
-func (r *Redirector) Verify() (repaired bool, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return false, ErrClosed
-	}
+func (r *Redirector) verify() (repaired bool, err error) {
 	if !r.whole {
 		return false, nil // the next Apply does everything anew
 	}
 	refill := !attached(r.link)
 	if r.unread--; r.unread < 0 {
 		r.unread = readEvery - 1
-		matching, err := r.tables.match(&r.plan)
+		matching, err := r.tables.match(&r.Plan)
 		if err != nil {
 			return false, err
 		}
@@ -393,7 +329,7 @@ func (r *Redirector) Verify() (repaired bool, err error) {
 	}
 	if refill {
 		repaired = true
-		if err := r.refillLocked(&r.plan); err != nil {
+		if err := r.refill(&r.Plan); err != nil {
 			return repaired, err
 		}
 	}
@@ -401,18 +337,17 @@ func (r *Redirector) Verify() (repaired bool, err error) {
 		mended, err := r.beside.Verify()
 		return repaired || mended, err
 	}
-	attached, linkErr := r.followLinksLocked(&r.state)
-	rerouted, err := r.router.Apply(r.state)
-	r.routed = err == nil
+	attached, linkErr := r.followLinks()
+	rerouted, err := r.Router.Verify()
 	return repaired || attached || rerouted, errors.Join(linkErr, err)
 }
 
-// followLinksLocked has the ingress program at all interfaces if a state needs
-// it, else at none.
-func (r *Redirector) followLinksLocked(s *route.State) (repaired bool, err error) {
+// followLinks has the ingress program at all interfaces if answers are marked, else
+// at none.
+func (r *Redirector) followLinks() (repaired bool, err error) {
 	switch {
 	case r.ingress == nil:
-	case s.MarkReplies:
+	case r.marks:
 		return r.ingress.follow()
 	default:
 		r.ingress.detach()
@@ -423,29 +358,3 @@ func (r *Redirector) followLinksLocked(s *route.State) (repaired bool, err error
 // readEvery is how many calls of Verify there are from one reading of the maps
 // to the next.
 const readEvery = 12
-
-// Close takes everything of ours out of the kernel, the routes first, and
-// gives the sockets back. Closing twice is the same as once.
-func (r *Redirector) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return nil
-	}
-	r.closed = true
-	var err error
-	switch {
-	case r.beside != nil:
-		err = r.beside.Close()
-	case r.touched:
-		_, err = r.router.Remove()
-	}
-	if r.link != nil {
-		err = errors.Join(err, r.link.Close())
-	}
-	if r.tables != nil {
-		r.tables.close()
-	}
-	r.release()
-	return err
-}

@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/redirect/bind"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -34,11 +33,11 @@ func TestSteering(t *testing.T) {
 	steering.Run(t, steering.Mode{
 		New: func(t testing.TB, node *netns.Host) redirect.Redirector { return newRedirector(t, node) },
 		Kill: func(_ testing.TB, r redirect.Redirector) {
-			r.(*Redirector).touched = false
+			r.(*Redirector).Touched = false
 			_ = r.Close()
 		},
 		Cleanup: func(node *netns.Host) ([]string, error) {
-			return bind.Cleanup(bind.Options{Routes: optionsOf(node).Routes})
+			return route.Cleanup(optionsOf(node).Routes)
 		},
 		ForeignSilent:  true,
 		LingeringStays: true,
@@ -47,7 +46,7 @@ func TestSteering(t *testing.T) {
 
 // besideOptions are those of nftables that stands beside the program.
 func besideOptions(node *netns.Host) tproxy.Options {
-	return tproxy.Options{NetNS: node.FD(), Lookup: true}
+	return tproxy.Options{Routes: route.Options{NetNS: node.FD()}, Lookup: true}
 }
 
 // newBeside makes both inside the node; the test closes them.
@@ -72,11 +71,8 @@ func TestSteeringBesideNFTables(t *testing.T) {
 		New: func(t testing.TB, node *netns.Host) redirect.Redirector { return newBeside(t, node) },
 		Kill: func(_ testing.TB, r redirect.Redirector) {
 			// What the kernel keeps of a killed process is the table and the routes.
-			of := r.(*Redirector)
-			_ = of.link.Close()
-			of.link = nil
-			of.tables.close()
-			of.silent.close()
+			r.(*Redirector).opts.Beside.(*tproxy.Redirector).Touched = false
+			_ = r.Close()
 		},
 		Cleanup:   func(node *netns.Host) ([]string, error) { return tproxy.Cleanup(besideOptions(node)) },
 		Renumbers: true, // generations of sets

@@ -29,12 +29,12 @@ func Dump(opts Options) (string, error) {
 	if err := opts.validate(); err != nil {
 		return "", err
 	}
-	rd, err := openReader(opts.NetNS)
+	rd, err := openReader(opts.Routes.NetNS)
 	if err != nil {
 		return "", err
 	}
 	defer rd.close()
-	rt, err := route.Open(opts.routing())
+	rt, err := route.Open(opts.Routes)
 	if err != nil {
 		return "", err
 	}
@@ -197,16 +197,7 @@ func parseDestinationKey(key []byte) (service.Destination, bool) {
 	if !ok {
 		return service.Destination{}, false
 	}
-	return service.Destination{Addr: a, Protocol: protocolOf(key[n]), Port: binary.BigEndian.Uint16(key[n+4:])}, true
-}
-
-func protocolOf(number byte) service.Protocol {
-	for p, n := range protocolNumbers {
-		if n == number {
-			return p
-		}
-	}
-	return 0
+	return service.Destination{Addr: a, Protocol: redirect.ProtocolOf(key[n]), Port: binary.BigEndian.Uint16(key[n+4:])}, true
 }
 
 // parseFlowKey is key backwards.

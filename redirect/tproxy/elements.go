@@ -150,12 +150,8 @@ func destinationKey(d service.Destination) []byte {
 		a := d.Addr.As16()
 		key = append(key, a[:]...)
 	}
-	return append(key, protocolNumber(d.Protocol), 0, 0, 0, byte(d.Port>>8), byte(d.Port), 0, 0)
+	return append(key, redirect.ProtocolNumber(d.Protocol), 0, 0, 0, byte(d.Port>>8), byte(d.Port), 0, 0)
 }
-
-var protocolNumbers = map[service.Protocol]byte{service.TCP: 6, service.UDP: 17, service.SCTP: protoSCTP}
-
-func protocolNumber(p service.Protocol) byte { return protocolNumbers[p] }
 
 // lastAddr gives the last address of a range.
 func lastAddr(p netip.Prefix) netip.Addr {

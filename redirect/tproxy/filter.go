@@ -46,19 +46,19 @@ type filter struct {
 func openFilter(opts Options) (*filter, error) {
 	f := &filter{
 		table: &nftables.Table{Name: opts.Table, Family: nftables.TableFamilyINet},
-		netns: opts.NetNS,
+		netns: opts.Routes.NetNS,
 		numbers: numbers{
-			steerMark: opts.SteerMark, replyMark: opts.ReplyMark,
+			steerMark: opts.Routes.SteerMark, replyMark: opts.Routes.ReplyMark, socketMark: opts.Routes.SocketMark,
 			firstReply: opts.ReplyPorts[0], lastReply: opts.ReplyPorts[1],
-			socketMark: opts.SocketMark, nodePorts: redirect.NodePorts(opts.NetNS),
-			lookup: opts.Lookup,
+			nodePorts: redirect.NodePorts(opts.Routes.NetNS),
+			lookup:    opts.Lookup,
 		},
 
 		sendBuffer: sendBuffer,
 		limit:      sendBuffer,
 	}
 	var err error
-	if f.reader, err = openReader(opts.NetNS); err != nil {
+	if f.reader, err = openReader(opts.Routes.NetNS); err != nil {
 		return nil, err
 	}
 	if _, err := f.reader.generation(); err != nil {

@@ -8,9 +8,9 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/kernel"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -28,7 +28,7 @@ func findFlows(netNS int, destinations redirect.Set[service.Destination]) (map[f
 	if destinations.Len() == 0 {
 		return nil, nil
 	}
-	nl, err := openSockets(netNS)
+	nl, err := kernel.Open(netNS, syscall.NETLINK_INET_DIAG)
 	if err != nil {
 		return nil, err
 	}
@@ -58,18 +58,6 @@ func findFlows(netNS int, destinations redirect.Set[service.Destination]) (map[f
 		}
 	}
 	return accepted, nil
-}
-
-func openSockets(netNS int) (nl *netlink.Handle, err error) {
-	if netNS != 0 {
-		nl, err = netlink.NewHandleAt(netns.NsHandle(netNS), syscall.NETLINK_INET_DIAG)
-	} else {
-		nl, err = netlink.NewHandle(syscall.NETLINK_INET_DIAG)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("socket netlink: %w", err)
-	}
-	return nl, nil
 }
 
 func endOf(ip []byte, port uint16) netip.AddrPort {

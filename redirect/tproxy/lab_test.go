@@ -64,7 +64,7 @@ func silencing(ds ...service.Destination) func(*redirect.Plan) {
 // newRedirector makes one inside the node, closed at the end of the test.
 func newRedirector(t testing.TB, node *netns.Host, opts Options) *Redirector {
 	t.Helper()
-	opts.NetNS = node.FD()
+	opts.Routes.NetNS = node.FD()
 	r, err := New(opts)
 	if err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -81,7 +82,7 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 	lab.Node.EchoTCP(t, 80) // nobody may ever reach this one by a service's address
 	first, second := steering.NewFront(t, lab.Node, "first"), steering.NewFront(t, lab.Node, "second")
 	web := tcp("10.96.0.10:80")
-	opts := Options{NetNS: lab.Node.FD()}
+	opts := Options{Routes: route.Options{NetNS: lab.Node.FD()}}
 
 	killed, err := New(opts)
 	if err != nil {
@@ -91,7 +92,7 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 	plan.Local = redirect.LocalOf(append(redirect.Ranges(plan.Local), netip.MustParsePrefix("10.97.0.0/16"))...)
 	apply(t, killed, plan)
 	old := steering.Hold(t, lab.Client, web)
-	killed.router.Close()
+	killed.Router.Close()
 	killed.filter.close()
 
 	answers := map[string]int{}
@@ -128,7 +129,7 @@ func TestTakesOverWhatAKilledProcessLeft(t *testing.T) {
 	fresh := netns.NewLab(t, 0)
 	again := newRedirector(t, fresh.Node, Options{})
 	apply(t, again, planOf(steerTo(second, web)))
-	want, err := Dump(Options{NetNS: fresh.Node.FD()})
+	want, err := Dump(Options{Routes: route.Options{NetNS: fresh.Node.FD()}})
 	if err != nil || got != want {
 		t.Errorf("%v: taken over:\n%s\nmade from nothing:\n%s", err, got, want)
 	}
@@ -206,10 +207,10 @@ func TestCloseLeavesTheNamespaceAsItWas(t *testing.T) {
 		t.Fatal(err)
 	}
 	compare(t, before, lab.Node.Dump(t))
-	if err := r.Apply(planOf()); !errors.Is(err, ErrClosed) {
+	if err := r.Apply(planOf()); !errors.Is(err, mode.ErrClosed) {
 		t.Errorf("apply after close: %v", err)
 	}
-	if _, err := r.Verify(); !errors.Is(err, ErrClosed) {
+	if _, err := r.Verify(); !errors.Is(err, mode.ErrClosed) {
 		t.Errorf("verify after close: %v", err)
 	}
 }
@@ -218,7 +219,7 @@ func TestCleanupRemovesWhatIsOursAndNothingElse(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	lab.Settle(t)
 	somebodyElses(t, lab.Node.Namespace)
-	opts := Options{NetNS: lab.Node.FD()}
+	opts := Options{Routes: route.Options{NetNS: lab.Node.FD()}}
 	before := lab.Node.Dump(t)
 	if removed, err := Cleanup(opts); err != nil || len(removed) != 0 {
 		t.Errorf("nothing to remove: got %v, %v", removed, err)
@@ -228,7 +229,7 @@ func TestCleanupRemovesWhatIsOursAndNothingElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	apply(t, r, planOf(refusing(tcp("10.96.0.10:80"))))
-	r.router.Close() // killed
+	r.Router.Close() // killed
 	r.filter.close()
 	removed, err := Cleanup(opts)
 	want := []string{

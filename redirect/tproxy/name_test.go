@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -17,7 +18,7 @@ import (
 func TestSomebodyElsesTableOfOurName(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	lab.Settle(t)
-	opts := Options{NetNS: lab.Node.FD()}
+	opts := Options{Routes: route.Options{NetNS: lab.Node.FD()}}
 	conn, err := nftables.New(nftables.WithNetNSFd(lab.Node.FD()))
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +76,7 @@ func TestProbeRemovesNobodysTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := lab.Node.Dump(t)
-	r, err := New(Options{NetNS: lab.Node.FD()})
+	r, err := New(Options{Routes: route.Options{NetNS: lab.Node.FD()}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -344,8 +345,8 @@ func TestOptionsThatCannotBe(t *testing.T) {
 	for _, o := range []Options{
 		{Table: "two words"},
 		{Table: strings.Repeat("x", 300)},
-		{NodeIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}},
-		{NodeIPs: make([]netip.Addr, 1)},
+		{Routes: route.Options{NodeIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}}},
+		{Routes: route.Options{NodeIPs: make([]netip.Addr, 1)}},
 	} {
 		if r, err := New(o); err == nil {
 			_ = r.Close()

@@ -12,6 +12,7 @@ import (
 	"github.com/mdlayher/netlink"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
 // reader reads nftables as the kernel tells them. The library that writes them
@@ -130,7 +131,7 @@ func (r *reader) generation() (uint32, error) {
 		return 0, fmt.Errorf("nftables generation: %w", err)
 	}
 	for _, m := range answers {
-		if b := attribute(body(m), attrGenID); len(b) == 4 {
+		if b := kernel.Attribute(body(m), attrGenID); len(b) == 4 {
 			return binary.BigEndian.Uint32(b), nil
 		}
 	}
@@ -189,8 +190,8 @@ func (r *reader) contents(table string) (*contents, error) {
 		return nil, fmt.Errorf("sets of table inet %s: %w", table, err)
 	}
 	for _, m := range sets {
-		c.sets = append(c.sets, cString(attribute(body(m), attrSetName)))
-		c.marked = c.marked || bytes.Contains(attribute(body(m), attrSetUserData), []byte(mark))
+		c.sets = append(c.sets, cString(kernel.Attribute(body(m), attrSetName)))
+		c.marked = c.marked || bytes.Contains(kernel.Attribute(body(m), attrSetUserData), []byte(mark))
 	}
 	chains, err := r.chains(table)
 	if err != nil {
@@ -212,7 +213,7 @@ func (r *reader) chains(table string) ([]netlink.Message, error) {
 		return nil, fmt.Errorf("chains: %w", err)
 	}
 	return slices.DeleteFunc(all, func(m netlink.Message) bool {
-		return cString(attribute(body(m), attrChainTable)) != table
+		return cString(kernel.Attribute(body(m), attrChainTable)) != table
 	}), nil
 }
 
@@ -224,14 +225,14 @@ func (r *reader) rules(table string) ([]netlink.Message, error) {
 		return nil, fmt.Errorf("rules of table inet %s: %w", table, err)
 	}
 	return slices.DeleteFunc(all, func(m netlink.Message) bool {
-		return cString(attribute(body(m), attrRuleTable)) != table
+		return cString(kernel.Attribute(body(m), attrRuleTable)) != table
 	}), nil
 }
 
 func parseChain(b []byte) *nftables.Chain {
-	c := &nftables.Chain{Name: cString(attribute(b, attrChainName)), Type: nftables.ChainType(cString(attribute(b, attrChainType)))}
-	hook := attribute(b, attrChainHook)
-	number, priority := attribute(hook, attrHookNum), attribute(hook, attrHookPriority)
+	c := &nftables.Chain{Name: cString(kernel.Attribute(b, attrChainName)), Type: nftables.ChainType(cString(kernel.Attribute(b, attrChainType)))}
+	hook := kernel.Attribute(b, attrChainHook)
+	number, priority := kernel.Attribute(hook, attrHookNum), kernel.Attribute(hook, attrHookPriority)
 	if len(number) == 4 && len(priority) == 4 {
 		n := nftables.ChainHook(binary.BigEndian.Uint32(number))
 		p := nftables.ChainPriority(int32(binary.BigEndian.Uint32(priority)))
@@ -275,16 +276,16 @@ func (r *reader) elements(table, set string) ([]element, error) {
 	}
 	var list []element
 	for _, m := range answers {
-		eachAttribute(attribute(body(m), attrElemList), func(_ uint16, b []byte) {
+		for _, b := range kernel.Attributes(kernel.Attribute(body(m), attrElemList)) {
 			e := element{
-				key:   string(attribute(attribute(b, attrElemKey), attrDataValue)),
-				value: string(attribute(attribute(b, attrElemData), attrDataValue)),
+				key:   string(kernel.Attribute(kernel.Attribute(b, attrElemKey), attrDataValue)),
+				value: string(kernel.Attribute(kernel.Attribute(b, attrElemData), attrDataValue)),
 			}
-			if flags := attribute(b, attrElemFlags); len(flags) == 4 {
+			if flags := kernel.Attribute(b, attrElemFlags); len(flags) == 4 {
 				e.end = binary.BigEndian.Uint32(flags)&elemIntervalEnd != 0
 			}
 			list = append(list, e)
-		})
+		}
 	}
 	return list, nil
 }
@@ -295,31 +296,6 @@ func body(m netlink.Message) []byte {
 		return nil
 	}
 	return m.Data[4:]
-}
-
-// attribute gives the value of the first attribute of a type, or nil.
-func attribute(b []byte, kind uint16) []byte {
-	var found []byte
-	eachAttribute(b, func(k uint16, value []byte) {
-		if k == kind && found == nil {
-			found = value
-		}
-	})
-	return found
-}
-
-// eachAttribute walks netlink attributes; it stops at one that does not hold
-// together.
-func eachAttribute(b []byte, f func(kind uint16, value []byte)) {
-	const header, nested = 4, 0x3fff
-	for len(b) >= header {
-		n := int(binary.NativeEndian.Uint16(b))
-		if n < header || n > len(b) {
-			return
-		}
-		f(binary.NativeEndian.Uint16(b[2:])&nested, b[header:n])
-		b = b[min((n+3)&^3, len(b)):]
-	}
 }
 
 func text(kind uint16, s string) netlink.Attribute {

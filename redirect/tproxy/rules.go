@@ -7,6 +7,10 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/kernel"
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // numbers are what options can change in the rules.
@@ -134,7 +138,7 @@ func makeRules(generation int, n numbers) []rule {
 		newRule(chainTurn, isOpeningTCP(), []expr.Any{rejectTCP}),
 		newRule(chainTurn, isProtocol(syscall.IPPROTO_TCP), goTo(chainAside)),
 		newRule(chainTurn, isProtocol(syscall.IPPROTO_UDP), []expr.Any{rejectOther}),
-		newRule(chainTurn, isProtocol(protoSCTP), []expr.Any{rejectOther}),
+		newRule(chainTurn, isProtocol(redirect.ProtocolNumber(service.SCTP)), []expr.Any{rejectOther}),
 	)
 }
 
@@ -267,23 +271,19 @@ func rulesForRest(chain string, turnTCP, turnOther expr.Any) []rule {
 		newRule(chain, isProtocol(syscall.IPPROTO_UDP), []expr.Any{turnOther}),
 		newRule(chain, isTransparent(), untracked),
 		newRule(chain, isProtocol(syscall.IPPROTO_TCP), []expr.Any{turnTCP}),
-		newRule(chain, isProtocol(protoSCTP), []expr.Any{turnOther}),
+		newRule(chain, isProtocol(redirect.ProtocolNumber(service.SCTP)), []expr.Any{turnOther}),
 	}
 }
 
 const (
-	protoSCTP = 132
-	tcpSYN    = 0x02
-	tcpRST    = 0x04
-	tcpPSH    = 0x08
-	tcpACK    = 0x10
+	tcpSYN = 0x02
+	tcpRST = 0x04
+	tcpPSH = 0x08
+	tcpACK = 0x10
 
 	// Offsets in the headers of TCP, UDP and SCTP.
 	portSource      = 0
 	portDestination = 2
-
-	// loopbackIndex is lo's in every network namespace.
-	loopbackIndex = 1
 
 	// From linux/netfilter/nf_tables.h.
 	rejectWithReset      = 1 // NFT_REJECT_TCP_RST
@@ -365,7 +365,7 @@ func isSocket(key expr.SocketKey) []expr.Any {
 func isLoopback() []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyOIF, Register: regKey},
-		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: binaryutil.NativeEndian.PutUint32(loopbackIndex)},
+		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: binaryutil.NativeEndian.PutUint32(kernel.Loopback)},
 	}
 }
 

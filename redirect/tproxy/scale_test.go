@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -43,7 +44,7 @@ func BenchmarkFirstSync(b *testing.B) {
 			lab := netns.NewLab(b, 0)
 			p := clusterPlan(n)
 			for b.Loop() {
-				r, err := New(Options{NetNS: lab.Node.FD()})
+				r, err := New(Options{Routes: route.Options{NetNS: lab.Node.FD()}})
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -42,9 +42,9 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"sync"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/redirect/watch"
 	"github.com/sluice-proxy/sluice/service"
@@ -55,19 +55,10 @@ import (
 type Options struct {
 	// Table is the name of the nftables table; "sluice" if empty.
 	Table string
-	// NodeIPs are the addresses that connections from this node to services
-	// get as their source (F8); see [route.Options].
-	NodeIPs []netip.Addr
-	// NetNS is a descriptor of the network namespace to work in; 0 is the one
-	// that New is called in. It must stay open until Close.
-	NetNS int
-	// SteerMark, ReplyMark, SteerTable and ReplyTable are those of
-	// [route.Options].
-	SteerMark, ReplyMark   uint32
-	SteerTable, ReplyTable int
-	// SocketMark is that of sockets on the node's address that pass connection
-	// tracking; [route.DefaultSocketMark] if zero.
-	SocketMark uint32
+	// Routes are those of package route. Routes.NetNS is the network namespace to
+	// work in. What sockets on the node's address send that pass connection
+	// tracking has Routes.SocketMark, [route.DefaultSocketMark] if zero.
+	Routes route.Options
 	// Lookup says that a BPF program finds the sockets for what is in
 	// Plan.Local (redirect/sklookup). The table then keeps that out of
 	// connection tracking, and refuses it when the program is gone.
@@ -85,15 +76,10 @@ type Options struct {
 const DefaultTable = "sluice"
 
 func (o Options) withDefaults() Options {
-	if o.Table == "" {
-		o.Table = DefaultTable
-	}
-	r := o.routing()
-	o.SteerMark, o.ReplyMark, o.SteerTable, o.ReplyTable = r.SteerMark, r.ReplyMark, r.SteerTable, r.ReplyTable
-	o.SocketMark = r.SocketMark
-	if o.ReplyPorts == [2]uint16{} {
-		o.ReplyPorts = redirect.ReplyPorts
-	}
+	o.Table = cmp.Or(o.Table, DefaultTable)
+	o.ReplyPorts = cmp.Or(o.ReplyPorts, redirect.ReplyPorts)
+	o.Routes.SocketMark = cmp.Or(o.Routes.SocketMark, route.DefaultSocketMark)
+	o.Routes = o.Routes.WithDefaults()
 	return o
 }
 
@@ -104,48 +90,22 @@ func (o Options) validate() error {
 	if err := redirect.CheckReplyPorts(o.ReplyPorts); err != nil {
 		return err
 	}
-	return o.routing().Validate()
-}
-
-// routing are the options of the routes.
-func (o Options) routing() route.Options {
-	return route.Options{
-		NodeIPs: o.NodeIPs, NetNS: o.NetNS,
-		SteerMark: o.SteerMark, ReplyMark: o.ReplyMark,
-		SocketMark: cmp.Or(o.SocketMark, route.DefaultSocketMark),
-		SteerTable: o.SteerTable, ReplyTable: o.ReplyTable,
-	}.WithDefaults()
+	return o.Routes.Validate()
 }
 
 // Redirector steers by nftables. Its methods are safe for concurrent use.
 type Redirector struct {
-	mu     sync.Mutex // guards everything below
-	opts   Options
-	filter *filter
-	router *route.Router
-	watch  *watch.Watcher  // has a guard of its own
-	traits redirect.Traits // never changes
-	// tracking is in use from the moment on that Verify notices it.
-	tracking *redirect.Tracking
-	strict   bool // sources are looked up with marks; see route.SourceChecks
-	closed   bool
-
-	plan    redirect.Plan // in force; empty before the first Apply
-	replies bool          // answers to clients' addresses have routes
-	sources redirect.Sources
-	touched bool // there may be something of ours in the kernel
-	applied bool // the table is that of the plan
-	state   route.State
-	routed  bool // the routes are those of state
+	mode.Core
+	opts    Options
+	filter  *filter
+	answers redirect.Replies // never changes
+	strict  bool             // sources are looked up with marks; see route.SourceChecks
 }
 
 var (
 	_ redirect.Redirector = (*Redirector)(nil)
 	_ redirect.Notifier   = (*Redirector)(nil)
 )
-
-// ErrClosed is the error of using a Redirector after Close.
-var ErrClosed = errors.New("tproxy: closed")
 
 // New gets ready to steer and changes nothing in the kernel. It tells what the
 // kernel or the process lacks by a *redirect.MissingError, and that somebody else
@@ -160,171 +120,86 @@ func New(opts Options) (*Redirector, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = f.probe()
-	if err == nil {
+	if err = f.probe(); err == nil {
 		err = f.checkName()
+	}
+	var rt *route.Router
+	if err == nil {
+		rt, err = route.Open(opts.Routes)
 	}
 	if err != nil {
 		f.close()
 		return nil, err
 	}
 	r := &Redirector{opts: opts, filter: f}
-	if err := r.open(); err != nil {
-		r.release()
+	steps := mode.Steps{Steers: "the kernel's tproxy", Prepare: r.prepare, Apply: r.apply, Verify: r.verify, Remove: r.remove, Release: f.close}
+	if err := r.Open(steps, rt, watch.Options{Tables: []string{opts.Table}, NetNS: opts.Routes.NetNS}); err != nil {
 		return nil, err
 	}
+	if !opts.NoReplies {
+		r.answers = rt.RepliesByMark(opts.ReplyPorts)
+	}
+	checks, err := route.SourceChecks(opts.Routes.NetNS)
+	if err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	r.strict = len(checks) > 0
 	return r, nil
 }
 
-// open opens what is beside the table.
-func (r *Redirector) open() (err error) {
-	opts := r.opts
-	if r.router, err = route.Open(opts.routing()); err != nil {
-		return err
-	}
-	checks, err := route.SourceChecks(opts.NetNS)
-	if err != nil {
-		return err
-	}
-	r.strict = len(checks) > 0
-	if r.watch, err = watch.Open(watch.Options{Tables: []string{opts.Table}, NetNS: opts.NetNS}); err != nil {
-		return err
-	}
-	r.tracking = redirect.NewTracking(opts.NetNS)
-	r.tracking.Look()
-	r.traits = redirect.Traits{Name: "tproxy/nftables"}
-	if !opts.NoReplies {
-		r.traits.Replies = r.replyTraits()
-	}
-	return nil
-}
-
-// replyTraits tell which sockets of ours get answers, and why others do not.
-func (r *Redirector) replyTraits() redirect.Replies {
-	if err := r.router.Check(route.State{MarkReplies: true}); err != nil {
-		return redirect.Replies{Why: err.Error()}
-	}
-	replies := redirect.Replies{Diverted: true, FirstPort: r.opts.ReplyPorts[0], LastPort: r.opts.ReplyPorts[1]}
-	if err := r.router.CheckSockets(); err != nil {
-		replies.WhyTracked = err.Error()
-		return replies
-	}
-	replies.Untracked, replies.Mark, replies.Tracking = true, r.opts.SocketMark, r.tracking
-	return replies
-}
-
-// release gives the sockets back.
-func (r *Redirector) release() {
-	if r.watch != nil {
-		r.watch.Close()
-	}
-	if r.router != nil {
-		r.router.Close()
-	}
-	r.filter.close()
-}
-
-// Changed tells when Verify should be called; see [redirect.Notifier].
-func (r *Redirector) Changed() <-chan struct{} { return r.watch.Changed() }
-
 // Traits tell that one listener serves many destinations, and that answers to
 // clients' own addresses come back.
-func (r *Redirector) Traits() redirect.Traits { return r.traits }
+func (r *Redirector) Traits() redirect.Traits {
+	return redirect.Traits{Name: "tproxy/nftables", Replies: r.answers}
+}
 
-// Apply puts the plan in force; see [redirect.Redirector]. An SCTP destination
-// in Plan.Steer is an error (F1), as is a range in Plan.Local that takes in an
-// address of this node; then nothing is changed. A *redirect.ClashError says that
-// somebody else has a route for the same range, or uses a mark or table of
-// ours; what that is needed for is left alone, and the rest is in force.
-//
-// The order of the steps keeps every destination in good hands: foreign
+func (r *Redirector) prepare(p *redirect.Plan) {
+	p.NodeSourceOnly = p.NodeSourceOnly || r.opts.NoReplies
+}
+
+// apply keeps every destination in good hands by the order of its steps: foreign
 // addresses get their routes, which nothing uses before it is marked; the table
 // learns what is new and keeps the ranges of both plans; then routes are added,
 // then removed; then the table forgets the ranges that are gone.
-func (r *Redirector) Apply(p redirect.Plan) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return ErrClosed
-	}
-	p.NodeSourceOnly = p.NodeSourceOnly || r.opts.NoReplies
-	changes := redirect.Diff(&r.plan, &p)
-	if err := validate(&changes, &p); err != nil {
+func (r *Redirector) apply(p redirect.Plan, changes *redirect.Changes) error {
+	before, err := r.Routed()
+	if err != nil {
 		return err
 	}
-	return r.applyLocked(p, changes)
-}
-
-// validate adds the limits of this mode to those of any plan.
-func validate(c *redirect.Changes, p *redirect.Plan) error {
-	if err := c.Validate(p); err != nil {
-		return err
-	}
-	for _, s := range c.Steer {
-		if s.Destination.Protocol == service.SCTP {
-			return fmt.Errorf("steer %s: the kernel's tproxy carries TCP and UDP only", redirect.Format(s.Destination))
-		}
-	}
-	return nil
-}
-
-func (r *Redirector) applyLocked(p redirect.Plan, changes redirect.Changes) error {
-	before, after := r.plan.Local, p.Local
-	if !r.applied {
-		// What a killed process left routed is not to leak before its route goes.
-		left, err := r.router.LocalRoutes()
-		if err != nil {
-			return err
-		}
-		before = redirect.LocalOf(left...)
-	}
-	both, add, drop := redirect.Joined(before, after)
-	if len(changes.AddLocal) > 0 {
-		if err := r.router.CheckLocal(changes.AddLocal); err != nil {
-			return err
-		}
-	}
-	r.replies, r.sources = !p.NodeSourceOnly, p.Sources
-	r.touched = true
+	both, add, drop := redirect.Joined(before, p.Local)
 	if len(changes.AddForeign) > 0 {
 		// A packet must not be taken before it has somewhere to go.
-		all := p.Foreign
+		all := p
+		all.Local = before
 		for _, a := range changes.DropForeign {
-			all = all.With(a, struct{}{})
+			all.Foreign = all.Foreign.With(a, struct{}{})
 		}
-		if err := r.routeLocked(r.routes(before, all)); err != nil {
+		if err := r.Router.Put(r.routes(&all)); err != nil {
 			// It has not: leave those addresses alone, and do the rest.
 			p = withoutForeign(p)
-			return errors.Join(err, r.applyLocked(p, redirect.Diff(&r.plan, &p)))
+			rest := redirect.Diff(&r.Plan, &p)
+			return errors.Join(err, r.apply(p, &rest))
 		}
 	}
-	changes.AddLocal, changes.DropLocal = add, drop
-	p.Local = both
-	if err := r.filter.apply(&changes, &r.plan, &p); err != nil {
+	next := p
+	next.Local, changes.AddLocal, changes.DropLocal = both, add, drop
+	if err := r.fill(next, changes); err != nil {
 		return err
 	}
-	r.plan, r.applied = p, true
-	if err := r.routeLocked(r.routes(after, p.Foreign)); err != nil {
+	if err := r.Router.Put(r.routes(&p)); err != nil {
 		return err
 	}
-	p.Local = after
-	changes = redirect.Diff(&r.plan, &p)
-	if err := r.filter.apply(&changes, &r.plan, &p); err != nil {
-		return err
-	}
-	r.plan = p
-	return nil
+	rest := redirect.Diff(&r.Plan, &p)
+	return r.fill(p, &rest)
 }
 
-// routeLocked makes the routes those of a state.
-func (r *Redirector) routeLocked(s route.State) (err error) {
-	if r.routed {
-		err = r.router.Change(&r.state, &s)
-	} else {
-		_, err = r.router.Apply(s)
+// fill makes the table that of a plan.
+func (r *Redirector) fill(p redirect.Plan, changes *redirect.Changes) error {
+	if err := r.filter.apply(changes, &r.Plan, &p); err != nil {
+		return err
 	}
-	r.state, r.routed = s, err == nil
-	return err
+	r.Set(p)
+	return nil
 }
 
 // withoutForeign leaves out what is on addresses that are not ours.
@@ -339,60 +214,36 @@ func withoutForeign(p redirect.Plan) redirect.Plan {
 }
 
 // routes are what the table of nftables rests on.
-func (r *Redirector) routes(local redirect.Set[netip.Prefix], foreign redirect.Set[netip.Addr]) route.State {
-	s := route.State{Local: local, Foreign: foreign, Sources: r.sources, MarkSteers: foreign.Len() > 0, MarkReplies: r.replies && r.traits.Replies.Diverted}
+func (r *Redirector) routes(p *redirect.Plan) route.State {
+	s := route.Marked(p, r.answers)
 	if r.strict && s.MarkReplies {
 		s.ReplyPorts = r.opts.ReplyPorts
 	}
 	return s
 }
 
-// Verify checks the table and the routes, and puts back what is
-// missing; established connections live through it. As long as nobody changed
-// any nftables table since the last look, it takes some hundred microseconds.
-func (r *Redirector) Verify() (repaired bool, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return false, ErrClosed
+// verify takes some hundred microseconds as long as nobody changed any nftables
+// table since the last look.
+func (r *Redirector) verify() (repaired bool, err error) {
+	if r.answers.Tracking != nil {
+		r.answers.Tracking.Look()
 	}
-	if !r.applied {
-		return false, nil
-	}
-	r.tracking.Look()
-	refilled, err := r.filter.verify(&r.plan)
+	refilled, err := r.filter.verify(&r.Plan)
 	if err != nil {
 		return refilled, err
 	}
 	if !r.strict {
-		if r.strict, err = route.AllSourcesChecked(r.opts.NetNS); err != nil {
+		if r.strict, err = route.AllSourcesChecked(r.opts.Routes.NetNS); err != nil {
 			return refilled, err
 		}
 	}
-	r.state = r.routes(r.plan.Local, r.plan.Foreign)
-	rerouted, err := r.router.Apply(r.state)
-	r.routed = err == nil
+	rerouted, err := r.Router.Apply(r.routes(&r.Plan))
 	return refilled || rerouted, err
 }
 
-// Close takes everything of ours out of the kernel, the routes first, and
-// gives the sockets back. Closing twice is the same as once.
-func (r *Redirector) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return nil
-	}
-	r.closed = true
-	var errs []error
-	if r.touched {
-		_, err := r.router.Remove()
-		errs = append(errs, err)
-		_, err = r.filter.remove()
-		errs = append(errs, err)
-	}
-	r.release()
-	return errors.Join(errs...)
+func (r *Redirector) remove() error {
+	_, err := r.filter.remove()
+	return err
 }
 
 // Cleanup removes what a process that was killed left behind: everything that
@@ -404,13 +255,7 @@ func Cleanup(opts Options) (removed []string, err error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
-	rt, err := route.Open(opts.routing())
-	if err != nil {
-		return nil, err
-	}
-	defer rt.Close()
-	removed, err = rt.Remove()
-	if err != nil {
+	if removed, err = route.Cleanup(opts.Routes); err != nil {
 		return removed, err
 	}
 	f, err := openFilter(opts)

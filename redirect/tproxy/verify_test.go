@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/kernel"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/steering"
@@ -90,7 +91,7 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 		{"somebody else's route", false, func() error {
 			_, n, _ := net.ParseCIDR("10.210.0.0/16")
 			return lab.Node.Netlink().RouteAdd(&netlink.Route{Table: syscall.RT_TABLE_LOCAL, Type: syscall.RTN_LOCAL,
-				Scope: netlink.SCOPE_HOST, LinkIndex: loopbackIndex, Dst: n})
+				Scope: netlink.SCOPE_HOST, LinkIndex: kernel.Loopback, Dst: n})
 		}},
 	} {
 		if err := c.do(); err != nil {
@@ -191,12 +192,12 @@ func TestSourceOfTheNodesOwnConnections(t *testing.T) {
 	if err := lab.Node.AddAddr("lo", netip.MustParsePrefix("10.0.0.1/32")); err != nil {
 		t.Fatal(err)
 	}
-	asked := newRedirector(t, lab.Node, Options{NodeIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}})
+	asked := newRedirector(t, lab.Node, Options{Routes: route.Options{NodeIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}})
 	apply(t, asked, planOf(steerTo(f, web)))
 	if got := source(); got != "10.0.0.1" {
 		t.Errorf("source %s, want the one that was asked for", got)
 	}
-	wrong := Options{NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Table: "wrong"}
+	wrong := Options{Routes: route.Options{NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, Table: "wrong"}
 	if err := newRedirector(t, lab.Node, wrong).Apply(planOf()); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("an address that the node does not have: %v", err)
 	}

@@ -15,7 +15,6 @@
 package watch
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -25,6 +24,7 @@ import (
 
 	"github.com/mdlayher/netlink"
 
+	"github.com/sluice-proxy/sluice/redirect/kernel"
 	"github.com/sluice-proxy/sluice/redirect/route"
 )
 
@@ -240,7 +240,7 @@ func routeChanged(m netlink.Message) bool {
 		if len(m.Data) < ruleHeader {
 			return false
 		}
-		protocol := attribute(m.Data[ruleHeader:], attrRuleProtocol)
+		protocol := kernel.Attribute(m.Data[ruleHeader:], attrRuleProtocol)
 		return len(protocol) > 0 && protocol[0] == route.Protocol
 	case newAddr, delAddr:
 		return len(m.Data) > scopeAt && m.Data[scopeAt] == syscall.RT_SCOPE_UNIVERSE
@@ -259,22 +259,6 @@ func (w *Watcher) tableChanged(m netlink.Message) bool {
 	if m.Header.Type>>8 != subsysNFTables || m.Header.Type&0xff == newGeneration || len(m.Data) < 4 {
 		return false
 	}
-	name := attribute(m.Data[4:], attrTable)
+	name := kernel.Attribute(m.Data[4:], attrTable)
 	return len(name) > 0 && slices.Contains(w.tables, string(name[:len(name)-1]))
-}
-
-// attribute gives the value of the first netlink attribute of a type, or nil.
-func attribute(b []byte, kind uint16) []byte {
-	const header, nested = 4, 0x3fff
-	for len(b) >= header {
-		n := int(binary.NativeEndian.Uint16(b))
-		if n < header || n > len(b) {
-			return nil
-		}
-		if binary.NativeEndian.Uint16(b[2:])&nested == kind {
-			return b[header:n]
-		}
-		b = b[min((n+3)&^3, len(b)):]
-	}
-	return nil
 }

@@ -1,0 +1,54 @@
+// Package kernel has what the modes of steering need to speak netlink: handles
+// in a network namespace, and a walk over attributes.
+package kernel
+
+import (
+	"encoding/binary"
+	"fmt"
+	"iter"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// Loopback is the index of the interface lo in every network namespace.
+const Loopback = 1
+
+// Open gives a netlink handle of a protocol, such as NETLINK_ROUTE, in a network
+// namespace: a descriptor, or 0 for the one that it is called in.
+func Open(namespace, protocol int) (nl *netlink.Handle, err error) {
+	if namespace != 0 {
+		nl, err = netlink.NewHandleAt(netns.NsHandle(namespace), protocol)
+	} else {
+		nl, err = netlink.NewHandle(protocol)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("netlink socket: %w", err)
+	}
+	return nl, nil
+}
+
+// Attributes gives the netlink attributes in b, by type and value. It stops at
+// one whose length is wrong.
+func Attributes(b []byte) iter.Seq2[uint16, []byte] {
+	const header, typeMask = 4, 0x3fff // NLA_TYPE_MASK
+	return func(yield func(uint16, []byte) bool) {
+		for len(b) >= header {
+			n := int(binary.NativeEndian.Uint16(b))
+			if n < header || n > len(b) || !yield(binary.NativeEndian.Uint16(b[2:])&typeMask, b[header:n]) {
+				return
+			}
+			b = b[min((n+3)&^3, len(b)):]
+		}
+	}
+}
+
+// Attribute gives the value of the first attribute of a type, or nil.
+func Attribute(b []byte, kind uint16) []byte {
+	for k, value := range Attributes(b) {
+		if k == kind {
+			return value
+		}
+	}
+	return nil
+}
