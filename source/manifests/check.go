@@ -52,53 +52,7 @@ func (c *checker) warnf(p place, format string, args ...any) {
 
 // line gives the line of a field "spec.ports[0].port", or of the nearest that
 // holds it when it is not there.
-func (c *checker) line(path string) int {
-	n := follow(c.node)
-	line := n.Line
-	for part := range pathParts(path) {
-		var key, next *yaml.Node
-		switch n.Kind {
-		case yaml.SequenceNode:
-			if i, err := strconv.Atoi(part); err == nil && i < len(n.Content) {
-				key, next = n.Content[i], n.Content[i]
-			}
-		case yaml.MappingNode:
-			for i := 0; i+1 < len(n.Content); i += 2 {
-				if n.Content[i].Value == part {
-					key, next = n.Content[i], n.Content[i+1]
-				}
-			}
-		}
-		if next == nil {
-			break
-		}
-		line, n = key.Line, follow(next)
-	}
-	return line
-}
-
-// pathParts goes through the names and indices of "spec.ports[0].port"; what is
-// between brackets may hold dots.
-func pathParts(path string) func(yield func(string) bool) {
-	return func(yield func(string) bool) {
-		for path != "" {
-			var part string
-			if path[0] == '[' {
-				part, path, _ = strings.Cut(path[1:], "]")
-			} else {
-				end := len(path)
-				if i := strings.IndexAny(path, ".["); i >= 0 {
-					end = i
-				}
-				part, path = path[:end], path[end:]
-			}
-			path = strings.TrimPrefix(path, ".")
-			if !yield(part) {
-				return
-			}
-		}
-	}
-}
+func (c *checker) line(path string) int { return lineOf(c.node, path) }
 
 // check completes and judges an object.
 func (c *checker) check(v metav1.Object, namespaced bool) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -99,8 +100,8 @@ func decode(name string, data []byte) (content, []finding) {
 	d := decoder{file: name, warned: make(map[string]*repeated)}
 	d.content.passedOver = make(map[string]int)
 	d.fill.report = d.reportField
-	// Without aliases a file has fewer nodes than bytes.
-	d.fill.budget = len(data) + 100_000
+	// As JSON, a file without aliases is some times as large at the most.
+	d.fill.budget = 8*len(data) + 100_000
 	parse := parseYAML
 	if path.Ext(name) == ".json" {
 		parse = parseJSON
@@ -285,6 +286,10 @@ func (d *decoder) one(n *yaml.Node, k kind) {
 	if hasErrors(d.findings[before:]) {
 		return // what was not read cannot be judged
 	}
+	v.SetManagedFields(nil) // large, and of no use to a proxy
+	if node, ok := v.(*corev1.Node); ok {
+		node.Status.Images = nil // likewise
+	}
 	if info.namespaced && v.GetNamespace() == "" {
 		v.SetNamespace(metav1.NamespaceDefault)
 	}
@@ -307,6 +312,42 @@ func field(n *yaml.Node, name string) *yaml.Node {
 		}
 	}
 	return nil
+}
+
+// lineOf gives the line of a field "spec.ports[0].port" of an object, or of the
+// nearest that holds it when it is not there. Of two fields with one name it is
+// the second's.
+func lineOf(n *yaml.Node, path string) int {
+	n = follow(n)
+	line := n.Line
+	for path != "" {
+		var part, rest string
+		if path[0] == '[' {
+			part, rest, _ = strings.Cut(path[1:], "]")
+		} else if end := strings.IndexAny(path, ".["); end >= 0 {
+			part, rest = path[:end], path[end:]
+		} else {
+			part = path
+		}
+		var next *yaml.Node
+		switch n.Kind {
+		case yaml.SequenceNode:
+			if i, err := strconv.Atoi(part); err == nil && i < len(n.Content) {
+				line, next = n.Content[i].Line, n.Content[i]
+			}
+		case yaml.MappingNode:
+			for i := 0; i+1 < len(n.Content); i += 2 {
+				if n.Content[i].Value == part || n.Content[i].Value == path { // a label's name may hold dots
+					line, next = n.Content[i].Line, n.Content[i+1]
+				}
+			}
+		}
+		if next == nil {
+			break
+		}
+		n, path = follow(next), strings.TrimPrefix(rest, ".")
+	}
+	return line
 }
 
 // follow gives the node that an alias stands for.

@@ -1,78 +1,37 @@
 package manifests
 
 import (
-	"encoding/json"
+	stdjson "encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
-	"sync"
 
 	"go.yaml.in/yaml/v3"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/json"
 )
 
-// filler fills API objects from nodes. It goes on after an error, so that one
-// reading of a file tells everything that is wrong with it. It is as strict as
-// the API server: names of fields are case-sensitive, a number is not text.
+// filler decodes API objects from nodes: it encodes them as JSON and has the API
+// server's decoder judge that. Names of fields are case-sensitive, a number is
+// not text. The decoder stops at the first value of a wrong type and does not
+// say where it is; filler finds the value, reads it as null and goes on, so that
+// one reading of a file names everything that is wrong with it.
 type filler struct {
-	// report takes each error (or warning) with the line it belongs to and
-	// the path of the field, "spec.ports[0].port".
+	// report takes each error or warning with its line and the path of the
+	// field, "spec.ports[0].port".
 	report func(line int, path, text string, warning bool)
-
-	path   []step
-	depth  int
-	budget int // how many more nodes may be looked at; aliases make it matter
+	budget int // bytes of JSON that the file may still become; bounds aliases
 }
 
-// step is one part of a path: a field's name, a map's key, or an index where
-// name is "".
-type step struct {
-	name  string
-	key   bool
-	index int
-}
-
-func (f *filler) pathString() string {
-	var b strings.Builder
-	for _, s := range f.path {
-		if s.name == "" {
-			b.WriteString("[" + strconv.Itoa(s.index) + "]")
-			continue
-		}
-		if s.key {
-			b.WriteString("[" + shorten(s.name) + "]")
-			continue
-		}
-		if b.Len() > 0 {
-			b.WriteByte('.')
-		}
-		b.WriteString(s.name)
-	}
-	return b.String()
-}
-
-func (f *filler) errorf(n *yaml.Node, format string, args ...any) {
-	f.report(n.Line, f.pathString(), fmt.Sprintf(format, args...), false)
-}
-
-// object fills v, a pointer to an API object, from a mapping.
-func (f *filler) object(n *yaml.Node, v any) {
-	f.value(n, reflect.ValueOf(v).Elem())
-}
-
-// enter counts a node and follows aliases; nil means stop.
+// enter follows aliases; nil means stop.
 func (f *filler) enter(n *yaml.Node) *yaml.Node {
-	for n.Kind == yaml.AliasNode {
-		f.budget--
-		n = n.Alias
-	}
-	f.budget--
-	if f.budget < 0 {
-		if f.budget > -1<<30 { // tell it once
-			f.errorf(n, "the file's aliases stand for too many values")
+	n = follow(n)
+	if f.budget--; f.budget < 0 {
+		if f.budget > -1<<30 { // report it once
+			f.report(n.Line, "", errTooMany.Error(), false)
 			f.budget = -1 << 30
 		}
 		return nil
@@ -80,225 +39,284 @@ func (f *filler) enter(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-func (f *filler) value(n *yaml.Node, v reflect.Value) {
-	if n = f.enter(n); n == nil {
-		return
+// object fills v, a pointer to an API object, from a mapping.
+func (f *filler) object(n *yaml.Node, v any) {
+	e := encoder{limit: f.budget, keep: -1, wrong: map[*yaml.Node]bool{}}
+	for range maxFindings {
+		fault := e.encode(n)
+		f.budget = min(f.budget, e.limit-len(e.json))
+		if fault == nil {
+			strict, err := json.UnmarshalStrict(e.json, v)
+			if err == nil {
+				f.reportStrict(n, v, strict)
+				return
+			}
+			fault = e.find(n, v)
+		}
+		f.report(e.last.Line, shorten(string(e.path)), fault.Error(), false)
+		e.wrong[e.last] = true
 	}
-	if f.depth++; f.depth > maxDepth {
-		f.errorf(n, "nested too deeply")
-		f.depth--
-		return
-	}
-	defer func() { f.depth-- }()
+}
 
-	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
-		return // the zero value, as the API server reads null
+// reportStrict reports fields that do not exist or are there twice. Which of two
+// was meant cannot be known.
+func (f *filler) reportStrict(n *yaml.Node, v any, strict []error) {
+	for _, err := range strict {
+		var field json.FieldError
+		if !errors.As(err, &field) {
+			continue
+		}
+		path := field.FieldPath()
+		if strings.HasPrefix(err.Error(), "duplicate") {
+			f.report(lineOf(n, path), path, "is here a second time: keep one of them", false)
+			continue
+		}
+		f.report(lineOf(n, path), path, "no such field"+suggest(reflect.TypeOf(v), path), true)
 	}
-	if v.Kind() == reflect.Pointer {
-		p := reflect.New(v.Type().Elem())
-		f.value(n, p.Elem())
-		v.Set(p)
+}
+
+// encoder encodes nodes as JSON, with aliases and merged mappings ("<<: *base")
+// in place.
+type encoder struct {
+	limit int                 // of the length of json
+	keep  int                 // values that are encoded; those behind them become null; -1 for all
+	wrong map[*yaml.Node]bool // these become null too
+
+	json   []byte
+	open   []*yaml.Node // the mappings and lists that are being encoded
+	count  int          // values so far
+	last   *yaml.Node   // the last value that was kept, or where an error is
+	path   []byte       // of last
+	failed bool         // last and path are those of an error
+}
+
+var (
+	errTooMany = errors.New("the file's aliases stand for too many values")
+	errTooDeep = errors.New("nested too deeply")
+	errLoop    = errors.New("the alias stands for what it is in")
+)
+
+func (e *encoder) encode(n *yaml.Node) error {
+	e.json, e.open, e.path, e.count, e.failed = e.json[:0], e.open[:0], e.path[:0], 0, false
+	return e.value(n, nil)
+}
+
+// find says why the decoder does not take the first value that it does not take:
+// the last one of the shortest beginning of the object that fails.
+func (e *encoder) find(n *yaml.Node, v any) (err error) {
+	fails := func(i int) bool {
+		e.keep = i + 1
+		if err = e.encode(n); err == nil {
+			err = json.UnmarshalCaseSensitivePreserveInts(e.json, v)
+		}
+		return err != nil
+	}
+	fails(sort.Search(e.count-1, fails))
+	e.keep = -1
+	return typeFault(e.last, err)
+}
+
+func (e *encoder) value(n *yaml.Node, path []byte) error {
+	n = follow(n)
+	kept := e.keep < 0 || e.count < e.keep
+	if e.count++; !kept || e.wrong[n] {
+		e.json = append(e.json, "null"...)
+		return nil
+	}
+	if e.keep >= 0 {
+		e.last, e.path = n, append(e.path[:0], path...)
+	}
+	var err error
+	switch {
+	case len(e.open) > maxDepth:
+		err = errTooDeep
+	case len(e.json) > e.limit:
+		err = errTooMany
+	case n.Kind == yaml.ScalarNode:
+		err = e.scalar(n)
+	case slices.Contains(e.open, n):
+		err = errLoop
+	default:
+		e.open = append(e.open, n)
+		if n.Kind == yaml.MappingNode {
+			err = e.mapping(n, path)
+		} else {
+			err = e.list(n, path)
+		}
+		e.open = e.open[:len(e.open)-1]
+	}
+	if err != nil && !e.failed {
+		e.failed, e.last, e.path = true, n, append(e.path[:0], path...)
+	}
+	return err
+}
+
+func (e *encoder) list(n *yaml.Node, path []byte) error {
+	e.json = append(e.json, '[')
+	for i, c := range n.Content {
+		e.comma(i)
+		at := append(strconv.AppendInt(append(path, '['), int64(i), 10), ']')
+		if err := e.value(c, at); err != nil {
+			return err
+		}
+	}
+	e.json = append(e.json, ']')
+	return nil
+}
+
+func (e *encoder) mapping(n *yaml.Node, path []byte) error {
+	pairs, err := merged(n, 0)
+	if err != nil {
+		return err
+	}
+	e.json = append(e.json, '{')
+	for i := 0; i+1 < len(pairs); i += 2 {
+		key := follow(pairs[i])
+		if key.Kind != yaml.ScalarNode {
+			return fmt.Errorf("%s cannot be a field's name", describe(key))
+		}
+		e.comma(i)
+		e.text(key.Value)
+		e.json = append(e.json, ':')
+		if err := e.value(pairs[i+1], appendName(path, key.Value)); err != nil {
+			return err
+		}
+	}
+	e.json = append(e.json, '}')
+	return nil
+}
+
+// merged gives a mapping's keys and values in turn, those of merged mappings
+// behind its own.
+func merged(n *yaml.Node, depth int) ([]*yaml.Node, error) {
+	isMerge := func(n *yaml.Node) bool { return n.Value == "<<" && n.ShortTag() == "!!merge" }
+	if !slices.ContainsFunc(n.Content, isMerge) {
+		return n.Content, nil
+	}
+	if depth > maxDepth {
+		return nil, errTooDeep
+	}
+	var own, bases []*yaml.Node
+	has := make(map[string]bool)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if !isMerge(n.Content[i]) {
+			own = append(own, n.Content[i], n.Content[i+1])
+			has[n.Content[i].Value] = true
+		} else if base := follow(n.Content[i+1]); base.Kind == yaml.SequenceNode {
+			bases = append(bases, base.Content...)
+		} else {
+			bases = append(bases, base)
+		}
+	}
+	for _, base := range bases {
+		if base = follow(base); base.Kind != yaml.MappingNode {
+			return nil, fmt.Errorf("%s cannot be merged, only a mapping", describe(base))
+		}
+		more, err := merged(base, depth+1)
+		if err != nil {
+			return nil, err
+		}
+		for i := 0; i+1 < len(more); i += 2 {
+			if key := more[i].Value; !has[key] {
+				has[key] = true
+				own = append(own, more[i], more[i+1])
+			}
+		}
+	}
+	return own, nil
+}
+
+// scalar encodes a single value as kubectl does: unquoted text such as yes is a
+// truth value.
+func (e *encoder) scalar(n *yaml.Node) error {
+	switch tag := n.ShortTag(); {
+	case tag == "!!null":
+		e.json = append(e.json, "null"...)
+	case (tag == "!!int" || tag == "!!float") && stdjson.Valid([]byte(n.Value)):
+		e.json = append(e.json, n.Value...)
+	case tag == "!!int", tag == "!!float", tag == "!!bool":
+		var v any
+		if err := n.Decode(&v); err != nil {
+			return fmt.Errorf("%s cannot be read", quoted(n))
+		}
+		data, err := stdjson.Marshal(v)
+		if err != nil {
+			return fmt.Errorf("%s is not a number that JSON knows", quoted(n))
+		}
+		e.json = append(e.json, data...)
+	case isWord(n, "yes", "on"):
+		e.json = append(e.json, "true"...)
+	case isWord(n, "no", "off"):
+		e.json = append(e.json, "false"...)
+	case tag == "!!str", tag == "!!timestamp":
+		e.text(n.Value)
+	default:
+		return fmt.Errorf("is %s where text, a number or a truth value is wanted", describe(n))
+	}
+	return nil
+}
+
+// isWord tells whether a node is one of the words, without quotes: yes, Yes, YES.
+func isWord(n *yaml.Node, words ...string) bool {
+	return n.Style == 0 && n.Kind == yaml.ScalarNode && len(n.Value) <= 3 && slices.ContainsFunc(words, func(w string) bool {
+		return n.Value == w || n.Value == strings.ToUpper(w) || n.Value == strings.ToUpper(w[:1])+w[1:]
+	})
+}
+
+func (e *encoder) comma(i int) {
+	if i > 0 {
+		e.json = append(e.json, ',')
+	}
+}
+
+func (e *encoder) text(s string) {
+	if strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r > '~' || r == '"' || r == '\\' }) < 0 {
+		e.json = append(append(append(e.json, '"'), s...), '"')
 		return
 	}
-	if u, ok := v.Addr().Interface().(json.Unmarshaler); ok {
-		f.unmarshal(n, u)
-		return
+	data, _ := stdjson.Marshal(s) // a string has no error
+	e.json = append(e.json, data...)
+}
+
+// appendName adds a name to a path: ".ports", "[app.kubernetes.io/name]".
+func appendName(path []byte, name string) []byte {
+	if strings.ContainsAny(name, "./[] ") {
+		return append(append(append(path, '['), shorten(name)...), ']')
 	}
-	switch v.Kind() {
-	case reflect.Struct:
-		f.structure(n, v)
-	case reflect.Slice:
-		f.list(n, v)
-	case reflect.Map:
-		f.mapping(n, v)
+	if len(path) > 0 {
+		path = append(path, '.')
+	}
+	return append(path, shorten(name)...)
+}
+
+// typeFault says why the decoder does not take a value.
+func typeFault(n *yaml.Node, err error) error {
+	var wrong *stdjson.UnmarshalTypeError
+	if !errors.As(err, &wrong) {
+		return fmt.Errorf("%s: %s", quoted(n), shorten(err.Error())) // from a type with a decoder of its own: a time, a quantity
+	}
+	wanted, hint := "", ""
+	switch wrong.Type.Kind() {
 	case reflect.String:
-		if s, ok := f.text(n); ok {
-			v.SetString(s)
+		if wanted = "text"; n.Kind == yaml.ScalarNode {
+			hint = ": put it in quotes"
 		}
 	case reflect.Bool:
-		f.boolean(n, v)
-	case reflect.Int, reflect.Int32, reflect.Int64:
-		f.integer(n, v)
+		wanted = "true or false"
+	case reflect.Slice:
+		wanted = "a list"
+	case reflect.Struct, reflect.Map:
+		wanted = "a mapping"
 	default:
-		f.errorf(n, "cannot be read (a %s)", v.Kind())
-	}
-}
-
-// unmarshal fills a type that has its own idea of JSON: a time, a quantity, a
-// target port.
-func (f *filler) unmarshal(n *yaml.Node, u json.Unmarshaler) {
-	if n.Kind != yaml.ScalarNode {
-		f.errorf(n, "is %s where a single value is wanted", describe(n))
-		return
-	}
-	data := []byte(n.Value)
-	if n.Tag != "!!int" && n.Tag != "!!float" && n.Tag != "!!bool" {
-		data, _ = json.Marshal(n.Value)
-	}
-	if err := u.UnmarshalJSON(data); err != nil {
-		what := "a value of this field"
-		switch u.(type) {
-		case *metav1.Time, *metav1.MicroTime:
-			what = `a time such as "2026-01-31T12:00:00Z"`
+		wanted = fmt.Sprintf("a whole number of %d bits", wrong.Type.Bits())
+		if _, err := strconv.ParseUint(n.Value, 10, 16); err == nil {
+			hint = ": take the quotes off"
 		}
-		f.errorf(n, "%s is not %s", quoted(n), what)
 	}
-}
-
-func (f *filler) structure(n *yaml.Node, v reflect.Value) {
-	if n.Kind != yaml.MappingNode {
-		f.errorf(n, "is %s where a mapping of fields is wanted", describe(n))
-		return
-	}
-	info := structInfoOf(v.Type())
-	for key, val := range f.pairs(n) {
-		f.path = append(f.path, step{name: key.Value})
-		field, ok := info.fields[key.Value]
-		switch {
-		case !ok:
-			f.report(key.Line, f.pathString(), "no such field"+info.suggest(key.Value), true)
-		case !field.skip:
-			f.value(val, v.FieldByIndex(field.index))
-		}
-		f.path = f.path[:len(f.path)-1]
-	}
-}
-
-func (f *filler) list(n *yaml.Node, v reflect.Value) {
-	if n.Kind != yaml.SequenceNode {
-		f.errorf(n, "is %s where a list is wanted", describe(n))
-		return
-	}
-	s := reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content))
-	for i, c := range n.Content {
-		f.path = append(f.path, step{index: i})
-		f.value(c, s.Index(i))
-		f.path = f.path[:len(f.path)-1]
-	}
-	v.Set(s)
-}
-
-func (f *filler) mapping(n *yaml.Node, v reflect.Value) {
-	if n.Kind != yaml.MappingNode {
-		f.errorf(n, "is %s where a mapping is wanted", describe(n))
-		return
-	}
-	t := v.Type()
-	m := reflect.MakeMapWithSize(t, len(n.Content)/2)
-	for key, val := range f.pairs(n) {
-		f.path = append(f.path, step{name: key.Value, key: true})
-		e := reflect.New(t.Elem()).Elem()
-		f.value(val, e)
-		m.SetMapIndex(reflect.ValueOf(key.Value).Convert(t.Key()), e)
-		f.path = f.path[:len(f.path)-1]
-	}
-	v.Set(m)
-}
-
-func (f *filler) text(n *yaml.Node) (string, bool) {
 	if n.Kind == yaml.ScalarNode {
-		switch n.ShortTag() {
-		case "!!str", "!!timestamp":
-			return n.Value, true
-		case "!!int", "!!float", "!!bool":
-			f.errorf(n, "%s is %s, but text is wanted: put it in quotes", n.Value, describe(n))
-			return "", false
-		}
+		return fmt.Errorf("%s is %s where %s is wanted%s", quoted(n), describe(n), wanted, hint)
 	}
-	f.errorf(n, "is %s where text is wanted", describe(n))
-	return "", false
-}
-
-func (f *filler) boolean(n *yaml.Node, v reflect.Value) {
-	var b bool
-	if n.Kind == yaml.ScalarNode && n.Style == 0 && n.Decode(&b) == nil {
-		v.SetBool(b)
-		return
-	}
-	f.errorf(n, "%s is not true or false", quoted(n))
-}
-
-func (f *filler) integer(n *yaml.Node, v reflect.Value) {
-	if n.Kind == yaml.ScalarNode && n.Tag == "!!str" && len(n.Value) > 0 && strings.Trim(n.Value, "0123456789") == "" {
-		f.errorf(n, "%s is text, but a number is wanted: take the quotes off", quoted(n))
-		return
-	}
-	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" {
-		f.errorf(n, "%s is not a whole number", quoted(n))
-		return
-	}
-	i, err := strconv.ParseInt(n.Value, 10, 64)
-	if err != nil || n.Value[0] == '0' { // 0x1f, 0o17, 1_000 …
-		err = n.Decode(&i)
-	}
-	if err != nil || v.OverflowInt(i) {
-		f.errorf(n, "%s is too large a number", n.Value)
-		return
-	}
-	v.SetInt(i)
-}
-
-// pairs goes through the keys and values of a mapping, those of merged
-// mappings ("<<: *base") included. A key that is there twice is an error: which
-// of the two was meant cannot be known.
-func (f *filler) pairs(n *yaml.Node) func(yield func(key, val *yaml.Node) bool) {
-	return func(yield func(key, val *yaml.Node) bool) {
-		first := make(map[string]int, len(n.Content)/2)
-		var merged []*yaml.Node
-		for i := 0; i+1 < len(n.Content); i += 2 {
-			key, val := n.Content[i], n.Content[i+1]
-			if key = f.enter(key); key == nil {
-				return
-			}
-			if key.Kind != yaml.ScalarNode {
-				f.errorf(key, "%s cannot be a field's name", describe(key))
-				continue
-			}
-			if key.ShortTag() == "!!merge" {
-				merged = append(merged, val)
-				continue
-			}
-			if line, ok := first[key.Value]; ok {
-				f.path = append(f.path, step{name: key.Value})
-				f.errorf(key, "is here a second time (first in line %d)", line)
-				f.path = f.path[:len(f.path)-1]
-				continue
-			}
-			first[key.Value] = key.Line
-			if !yield(key, val) {
-				return
-			}
-		}
-		for len(merged) > 0 {
-			m := f.enter(merged[0])
-			merged = merged[1:]
-			if m == nil {
-				return
-			}
-			if m.Kind == yaml.SequenceNode {
-				merged = append(slices.Clone(m.Content), merged...)
-				continue
-			}
-			if m.Kind != yaml.MappingNode {
-				f.errorf(m, "%s cannot be merged, only a mapping", describe(m))
-				continue
-			}
-			for i := 0; i+1 < len(m.Content); i += 2 {
-				key, val := m.Content[i], m.Content[i+1]
-				if key.ShortTag() == "!!merge" {
-					merged = append(merged, val)
-					continue
-				}
-				if _, ok := first[key.Value]; ok {
-					continue
-				}
-				first[key.Value] = key.Line
-				if !yield(key, val) {
-					return
-				}
-			}
-		}
-	}
+	return fmt.Errorf("is %s where %s is wanted", describe(n), wanted)
 }
 
 // describe names a node's kind for people.
@@ -309,17 +327,18 @@ func describe(n *yaml.Node) string {
 	case yaml.SequenceNode:
 		return "a list"
 	}
-	switch n.ShortTag() {
-	case "!!int", "!!float":
+	switch tag := n.ShortTag(); {
+	case tag == "!!int", tag == "!!float":
 		return "a number"
-	case "!!bool":
+	case tag == "!!bool", isWord(n, "yes", "on", "no", "off"):
 		return "a truth value"
-	case "!!null":
+	case tag == "!!null":
 		return "nothing"
-	case "!!str":
+	case tag == "!!str":
 		return "text"
+	default:
+		return "a " + shorten(tag)
 	}
-	return "a " + n.ShortTag()
 }
 
 // quoted gives a node's value as an error shows it.
@@ -327,7 +346,7 @@ func quoted(n *yaml.Node) string {
 	if n.Kind != yaml.ScalarNode {
 		return describe(n)
 	}
-	if n.ShortTag() == "!!str" {
+	if describe(n) == "text" {
 		return shorten(strconv.Quote(n.Value))
 	}
 	return shorten(n.Value)
@@ -340,99 +359,4 @@ func shorten(s string) string {
 		return s
 	}
 	return strings.ToValidUTF8(s[:limit], "") + "…"
-}
-
-// structInfo knows the JSON fields of a type.
-type structInfo struct {
-	fields map[string]fieldInfo
-	names  []string
-}
-
-type fieldInfo struct {
-	index []int
-	skip  bool
-}
-
-var structInfos sync.Map // reflect.Type to *structInfo
-
-func structInfoOf(t reflect.Type) *structInfo {
-	if i, ok := structInfos.Load(t); ok {
-		return i.(*structInfo)
-	}
-	info := &structInfo{fields: make(map[string]fieldInfo)}
-	info.add(t, nil)
-	slices.Sort(info.names)
-	i, _ := structInfos.LoadOrStore(t, info)
-	return i.(*structInfo)
-}
-
-// add takes in a struct's fields, and those of the structs that are inlined. A
-// struct that is embedded but has a JSON name ("metadata") is a field.
-func (i *structInfo) add(t reflect.Type, index []int) {
-	for f := range t.Fields() {
-		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		at := append(slices.Clone(index), f.Index...)
-		switch {
-		case name == "-" || !f.IsExported():
-		case name == "" && f.Anonymous:
-			i.add(f.Type, at)
-		case name != "":
-			i.fields[name] = fieldInfo{index: at, skip: unwanted(t, name)}
-			i.names = append(i.names, name)
-		}
-	}
-}
-
-// unwanted names the fields that are large and of no use to a proxy.
-func unwanted(t reflect.Type, name string) bool {
-	switch t {
-	case reflect.TypeFor[metav1.ObjectMeta]():
-		return name == "managedFields"
-	case reflect.TypeFor[corev1.NodeStatus]():
-		return name == "images"
-	}
-	return false
-}
-
-// suggest gives ` (did you mean "targetPort"?)` when a field's name comes
-// close, else "".
-func (i *structInfo) suggest(name string) string {
-	best, bestDistance := "", 3
-	for _, n := range i.names {
-		if d := distance(strings.ToLower(name), strings.ToLower(n)); d < bestDistance && d < len(n)/2 {
-			best, bestDistance = n, d
-		}
-	}
-	if best == "" {
-		return ""
-	}
-	return fmt.Sprintf("; did you mean %q?", best)
-}
-
-// distance counts the letters that have to be added, dropped, replaced or
-// swapped with their neighbour to make b from a.
-func distance(a, b string) int {
-	if len(a) > 64 || len(b) > 64 {
-		return 64
-	}
-	var prev2, prev, row [65]int
-	for j := range len(b) {
-		prev[j+1] = j + 1
-	}
-	prev[0] = 0
-	for i := range len(a) {
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
-			}
-			row[j+1] = min(prev[j+1]+1, row[j]+1, prev[j]+cost)
-			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
-				row[j+1] = min(row[j+1], prev2[j-1]+1)
-			}
-		}
-		prev2, prev = prev, row
-	}
-	return prev[len(b)]
 }

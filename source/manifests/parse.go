@@ -161,8 +161,6 @@ type jsonParser struct {
 	offset int
 }
 
-var errTooDeep = errors.New("nested too deeply")
-
 // value reads one value. It gives nil and io.EOF when there is none.
 func (p *jsonParser) value(depth int) (*yaml.Node, error) {
 	tok, err := p.dec.Token()
@@ -176,7 +174,7 @@ func (p *jsonParser) value(depth int) (*yaml.Node, error) {
 	n := &yaml.Node{Kind: yaml.ScalarNode, Line: p.line}
 	switch t := tok.(type) {
 	case string:
-		n.Tag, n.Value = "!!str", t
+		n.Tag, n.Value, n.Style = "!!str", t, yaml.DoubleQuotedStyle
 	case json.Number:
 		n.Tag, n.Value = "!!int", t.String()
 		if strings.ContainsAny(n.Value, ".eE") {
