@@ -30,6 +30,7 @@ type filter struct {
 	// when that turns out to be more than the buffer holds.
 	limit int
 
+	tracked    bool // connections are, in this namespace
 	synced     bool // the table is what the last plan says, as far as is known
 	generation int  // of the sets in use
 	ownPorts   portCounts
@@ -84,10 +85,11 @@ func (f *filter) checkName() error {
 
 // apply puts a plan in force whose difference to the one before is given.
 func (f *filter) apply(c *redirect.Changes, from, p *redirect.Plan) error {
-	if f.synced && c.Empty() {
+	synced := f.synced && f.numbers.omitted == f.omittedFor(p)
+	if synced && c.Empty() {
 		return nil
 	}
-	if f.synced && c.Size()*2*sizeOfElement < f.limit/2 && !c.Rehomes(from, p) {
+	if synced && c.Size()*2*sizeOfElement < f.limit/2 && !c.Rehomes(from, p) {
 		err := f.update(c, from, p)
 		if err == nil {
 			return nil
@@ -235,6 +237,7 @@ func (f *filter) fill(p *redirect.Plan) error {
 		return err
 	}
 	f.flows = flows
+	f.numbers.omitted = f.omittedFor(p)
 	e := planElements(p, flows)
 	f.ownPorts = countPorts(p.Own)
 	for {
@@ -335,7 +338,7 @@ func (f *filter) remember() error {
 	if err != nil {
 		return err
 	}
-	if len(now.chains) == len(makeChains(f.table)) && now.rules == len(makeRules(f.generation, f.numbers)) {
+	if len(now.chains) == len(makeChains(f.table, f.numbers.omitted)) && now.rules == len(makeRules(f.generation, f.numbers)) {
 		f.frame = frame
 	}
 	return nil
@@ -349,7 +352,7 @@ func (f *filter) switchTo(b *batch, generation int, old *contents) {
 	if old.exists {
 		b.FlushTable(f.table) // its rules
 	}
-	chains := makeChains(f.table)
+	chains := makeChains(f.table, f.numbers.omitted)
 	for _, c := range old.chains {
 		if !sameHook(c, chains) {
 			b.dropChain(&nftables.Chain{Table: f.table, Name: c.Name})
@@ -395,8 +398,12 @@ func (f *filter) unstage(generation int, tableWasThere bool) {
 	_ = f.commit(b)
 }
 
-// verify compares the table with the plan and fills it anew when they differ.
+// verify compares the table with the plan and fills it anew when they differ, and
+// when connections are tracked all of a sudden.
 func (f *filter) verify(p *redirect.Plan) (repaired bool, err error) {
+	if f.synced && f.numbers.omitted != f.omittedFor(p) {
+		return false, f.fill(p) // nobody took anything away
+	}
 	now, err := f.reader.generation()
 	if err != nil {
 		return false, err

@@ -69,7 +69,7 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 		}
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, "table inet sluice: %d chains, %d rules\n", len(makeChains(nil)), len(makeRules(0, numbers{})))
+	fmt.Fprintf(&text, "table inet sluice: %d chains, %d rules\n", len(makeChains(nil, omitted{})), len(makeRules(0, numbers{})))
 	for _, what := range kindNames {
 		for _, digit := range []string{"4", "6"} {
 			list := lines[what+digit]

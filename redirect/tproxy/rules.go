@@ -25,6 +25,8 @@ type numbers struct {
 	socketMark uint32
 	// lookup says that somebody else finds the sockets for ranges of ours.
 	lookup bool
+	// omitted is nothing without lookup.
+	omitted omitted
 }
 
 // rule is one rule before it is added.
@@ -36,7 +38,7 @@ type rule struct {
 func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices.Concat(parts...)} }
 
 // makeRules gives the rules that look into the sets of a generation. Their
-// number does not depend on anything. Every packet of the node passes them, so
+// number does not depend on the plan's size. Every packet of the node passes them, so
 // that what is not for a service meets as little as possible: on its way in the
 // comparison of its port with a range, a look for its destination, one into
 // the ranges of addresses, one into the foreign addresses, and the bit of its
@@ -107,13 +109,21 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 //	                  goto refuse
 //	chain listener:   socket wildcard 1 goto refuse
 //	                  notrack accept
+//
+// And the rules that nothing needs are left out, see omitted. If no rule but those
+// of rest4 is needed, TCP packets that open no connection pass with one comparison:
+//
+//	chain prerouting: tcp flags & (syn | ack) != syn accept
 func makeRules(generation int, n numbers) []rule {
 	var rules []rule
+	if n.omitted.data() {
+		rules = append(rules, newRule(chainPrerouting, isOtherTCP(), []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}))
+	}
 	for v := range versions {
-		rules = append(rules,
-			newRule(chainPrerouting, isFamily(v), goTo(v.chain(chainTo))),
-			newRule(chainOutput, isFamily(v), goTo(v.chain(chainFrom))),
-		)
+		rules = append(rules, newRule(chainPrerouting, isFamily(v), goTo(v.chain(chainTo))))
+		if !n.omitted.output() {
+			rules = append(rules, newRule(chainOutput, isFamily(v), goTo(v.chain(chainFrom))))
+		}
 		rules = append(rules, v.rulesIn(generation, n)...)
 		rules = append(rules, v.rulesOut(generation, n)...)
 	}
@@ -148,10 +158,15 @@ func (v version) rulesIn(generation int, n numbers) []rule {
 	set := func(k kind) string { return setName(k, v, generation) }
 	to, rest, others := v.chain(chainTo), v.chain(chainRest), v.chain(chainForeign)
 	toDestination := v.key(f.dest, portDestination)
-	rules := []rule{
-		newRule(to, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies)),
-		newRule(to, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.nodePorts[0], n.nodePorts[1]), isFamily(v), inSet(f.dest, f.addrLen, set(node)), jump(chainNode)),
+	var rules []rule
+	needs := func(omitted bool, parts ...[]expr.Any) {
+		if !omitted {
+			rules = append(rules, newRule(to, parts...))
+		}
 	}
+	o := n.omitted
+	needs(o.replies, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies))
+	needs(o.tracking, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.nodePorts[0], n.nodePorts[1]), isFamily(v), inSet(f.dest, f.addrLen, set(node)), jump(chainNode))
 	if !n.lookup {
 		// Data for an established connection: the kernel finds the socket by
 		// itself, and its route with it, which tproxy would keep it from. What
@@ -163,17 +178,15 @@ func (v version) rulesIn(generation int, n numbers) []rule {
 		// the look into the ranges: while those change, the kernel can miss one.
 		rules = append(rules, newRule(to, isFamily(v), toDestination, target(set(steer)), toListener(v), untracked))
 	}
-	rules = append(rules,
-		newRule(to, isFamily(v), inSet(f.dest, f.addrLen, set(local)), goTo(rest)),
-		newRule(to, isFamily(v), inSet(f.dest, f.addrLen, set(foreign)), goTo(others)),
-		newRule(to, v.isOwn(f.dest, portDestination, generation), untracked),
-		// For UDP not before the services' addresses: a socket that answers
-		// from one of them is transparent, and would be taken for the receiver.
-		newRule(to, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies)),
-		newRule(to, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.nodePorts[0], n.nodePorts[1]), isFamily(v), inSet(f.dest, f.addrLen, set(node)), jump(chainNode)),
-		// Errors about packets that were sent from a client's address.
-		newRule(to, isProtocol(f.icmp), jump(chainReplies)),
-	)
+	needs(false, isFamily(v), inSet(f.dest, f.addrLen, set(local)), goTo(rest))
+	needs(o.foreign, isFamily(v), inSet(f.dest, f.addrLen, set(foreign)), goTo(others))
+	needs(o.tracking, v.isOwn(f.dest, portDestination, generation), untracked)
+	// For UDP not before the services' addresses: a socket that answers
+	// from one of them is transparent, and would be taken for the receiver.
+	needs(o.replies, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies))
+	needs(o.tracking, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.nodePorts[0], n.nodePorts[1]), isFamily(v), inSet(f.dest, f.addrLen, set(node)), jump(chainNode))
+	// Errors about packets that were sent from a client's address.
+	needs(o.replies, isProtocol(f.icmp), jump(chainReplies))
 	if n.lookup {
 		rules = append(rules,
 			newRule(rest, isOtherTCP(), untracked),
@@ -211,7 +224,16 @@ func (v version) rulesOut(generation int, n numbers) []rule {
 	set := func(k kind) string { return setName(k, v, generation) }
 	from, proxy, inside, out := v.chain(chainFrom), v.chain(chainProxy), v.chain(chainInside), v.chain(chainOut)
 	toDestination := v.key(f.dest, portDestination)
-	return []rule{
+	rules := []rule{
+		newRule(out, isFamily(v), toDestination, found(set(refuse)), goTo(chainTurn)),
+		newRule(out, isFamily(v), toDestination, target(set(take)), goTo(chainAside)),
+		newRule(out, isFamily(v), toDestination, found(set(silent)), goTo(chainAside)),
+		newRule(out, isOtherTCP(), isFamily(v), v.flowKey(), found(set(linger)), goTo(chainAside)),
+	}
+	if n.omitted.tracking {
+		return append(rules, newRule(from, isFamily(v), inSet(f.dest, f.addrLen, set(foreign)), goTo(out)))
+	}
+	return append(rules,
 		newRule(from, isTransparent(), jump(proxy)),
 		newRule(from, isLoopback(), jump(inside)),
 		newRule(from, isFamily(v), inSet(f.dest, f.addrLen, set(foreign)), goTo(out)),
@@ -228,12 +250,7 @@ func (v version) rulesOut(generation int, n numbers) []rule {
 
 		newRule(inside, isFamily(v), inSet(f.dest, f.addrLen, set(local)), untracked),
 		newRule(inside, v.isOwn(f.dest, portDestination, generation), untracked),
-
-		newRule(out, isFamily(v), toDestination, found(set(refuse)), goTo(chainTurn)),
-		newRule(out, isFamily(v), toDestination, target(set(take)), goTo(chainAside)),
-		newRule(out, isFamily(v), toDestination, found(set(silent)), goTo(chainAside)),
-		newRule(out, isOtherTCP(), isFamily(v), v.flowKey(), found(set(linger)), goTo(chainAside)),
-	}
+	)
 }
 
 // toListener hands a packet to the listener whose port is in a register.

@@ -169,12 +169,14 @@ func makeSet(table *nftables.Table, k kind, v version, generation int) *nftables
 }
 
 // makeChains gives the chains, hooked ones first.
-func makeChains(table *nftables.Table) []*nftables.Chain {
+func makeChains(table *nftables.Table, o omitted) []*nftables.Chain {
 	accept := nftables.ChainPolicyAccept
 	chains := []*nftables.Chain{
 		{Name: chainPrerouting, Hooknum: nftables.ChainHookPrerouting, Type: nftables.ChainTypeFilter},
+	}
+	if !o.output() {
 		// A mark that is set in a chain of this type changes the route.
-		{Name: chainOutput, Hooknum: nftables.ChainHookOutput, Type: nftables.ChainTypeRoute},
+		chains = append(chains, &nftables.Chain{Name: chainOutput, Hooknum: nftables.ChainHookOutput, Type: nftables.ChainTypeRoute})
 	}
 	for _, name := range familyChains {
 		for v := range versions {

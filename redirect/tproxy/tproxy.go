@@ -61,7 +61,8 @@ type Options struct {
 	Routes route.Options
 	// Lookup says that a BPF program finds the sockets for what is in
 	// Plan.Local (redirect/sklookup). The table then keeps that out of
-	// connection tracking, and refuses it when the program is gone.
+	// connection tracking, and refuses it when the program is gone. It has no
+	// more rules than the plan and connection tracking need.
 	Lookup bool
 	// ReplyPorts, first and last, are the local ports of sockets that are bound
 	// to clients' own addresses; [redirect.ReplyPorts] if zero. Only packets to
@@ -96,10 +97,11 @@ func (o Options) validate() error {
 // Redirector steers by nftables. Its methods are safe for concurrent use.
 type Redirector struct {
 	mode.Core
-	opts    Options
-	filter  *filter
-	answers redirect.Replies // never changes
-	strict  bool             // sources are looked up with marks; see route.SourceChecks
+	opts     Options
+	filter   *filter
+	answers  redirect.Replies // never changes
+	tracking *redirect.Tracking
+	strict   bool // sources are looked up with marks; see route.SourceChecks
 }
 
 var (
@@ -139,6 +141,10 @@ func New(opts Options) (*Redirector, error) {
 	if !opts.NoReplies {
 		r.answers = rt.RepliesByMark(opts.ReplyPorts)
 	}
+	if r.tracking = r.answers.Tracking; r.tracking == nil {
+		r.tracking = redirect.NewTracking(opts.Routes.NetNS)
+	}
+	f.tracked = r.tracking.Look()
 	checks, err := route.SourceChecks(opts.Routes.NetNS)
 	if err != nil {
 		return nil, errors.Join(err, r.Close())
@@ -225,9 +231,7 @@ func (r *Redirector) routes(p *redirect.Plan) route.State {
 // verify takes some hundred microseconds as long as nobody changed any nftables
 // table since the last look.
 func (r *Redirector) verify() (repaired bool, err error) {
-	if r.answers.Tracking != nil {
-		r.answers.Tracking.Look()
-	}
+	r.filter.tracked = r.tracking.Look()
 	refilled, err := r.filter.verify(&r.Plan)
 	if err != nil {
 		return refilled, err

@@ -1,0 +1,67 @@
+package tproxy
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/nftables"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// Beside a BPF program that finds the sockets, rules that neither the plan nor
+// connection tracking needs are not there: what every packet passes is short. They
+// come with the need, and no repair is told of.
+func TestRulesThatNothingNeedsAreLeftOut(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	lab.Settle(t)
+	r := newRedirector(t, lab.Node, Options{Lookup: true})
+	check := func(what string, wantOutput, wantShort bool) {
+		t.Helper()
+		now, err := r.filter.reader.contents(r.filter.table.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		output := slices.ContainsFunc(now.chains, func(c *nftables.Chain) bool { return c.Name == chainOutput })
+		if output != wantOutput {
+			t.Errorf("%s: a hook for what the node sends: %v, want %v", what, output, wantOutput)
+		}
+		if short := now.rules < len(makeRules(1, numbers{lookup: true})); short != wantShort {
+			t.Errorf("%s: %d rules", what, now.rules)
+		}
+		if repaired, err := r.Verify(); repaired || err != nil {
+			t.Errorf("%s: verify: %v, %v", what, repaired, err)
+		}
+	}
+	least := planOf()
+	least.NodeSourceOnly = true
+	foreign := least
+	foreign.Foreign = foreign.Foreign.With(netip.MustParseAddr("192.0.2.10"), struct{}{})
+
+	apply(t, r, least)
+	check("cluster IPs alone", false, true)
+	apply(t, r, foreign)
+	check("an address that is not ours", true, true)
+	apply(t, r, least)
+	check("without it", false, true)
+	clients := planOf()
+	apply(t, r, clients)
+	check("clients' own addresses", false, true)
+	apply(t, r, least)
+	lab.Node.TrackConnections(t)
+	if repaired, err := r.Verify(); repaired || err != nil {
+		t.Errorf("when tracking begins: verify: %v, %v", repaired, err)
+	}
+	check("with connection tracking", true, true)
+	foreign.NodeSourceOnly = false
+	apply(t, r, foreign)
+	check("all of it", true, false)
+
+	plain := newRedirector(t, netns.NewLab(t, 0).Node, Options{})
+	apply(t, plain, redirect.Plan{NodeSourceOnly: true})
+	if plain.filter.numbers.omitted != (omitted{}) {
+		t.Error("without a program that finds sockets, rules are left out")
+	}
+}
