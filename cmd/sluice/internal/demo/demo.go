@@ -92,15 +92,15 @@ func RunInside(o Options, dir string) error {
 // show is everything that the inner process has: the network, the backends, the
 // proxy and what is known about connections.
 type show struct {
-	options  Options
-	out      *printer
-	world    *world
-	backends *backends
-	shelf    *shelf
-	proxy    *proxy
-	ledger   *ledger
-	services []*shopService
-	door     *net.UnixListener // nil with Once
+	options   Options
+	out       *printer
+	world     *world
+	backends  *backends
+	manifests *manifestDir
+	proxy     *proxy
+	ledger    *ledger
+	services  []*shopService
+	door      *net.UnixListener // nil with Once
 }
 
 // run plays the whole demo. Steps that do not hold have been shown when it gives
@@ -146,12 +146,12 @@ func (s *show) build(ctx context.Context, dir string) error {
 	if s.backends, err = startBackends(ctx, s.world); err != nil {
 		return err
 	}
-	s.shelf = &shelf{dir: filepath.Join(dir, "manifests"), ipv6: s.world.ipv6}
-	if err := s.shelf.fill(s.services); err != nil {
+	s.manifests = &manifestDir{path: filepath.Join(dir, "manifests"), ipv6: s.world.ipv6}
+	if err := s.manifests.fill(); err != nil {
 		return err
 	}
 	s.introduce()
-	s.proxy, err = startProxy(ctx, s.shelf.dir)
+	s.proxy, err = startProxy(ctx, s.manifests.path)
 	return err
 }
 
@@ -167,9 +167,9 @@ func (s *show) close() {
 	if s.world != nil {
 		s.world.close()
 	}
-	if s.shelf != nil {
-		_ = os.RemoveAll(s.shelf.dir)
-		_ = os.Remove(filepath.Dir(s.shelf.dir))
+	if s.manifests != nil {
+		_ = os.RemoveAll(s.manifests.path)
+		_ = os.Remove(filepath.Dir(s.manifests.path))
 	}
 	if s.door != nil {
 		closeDoor(s.door)
@@ -186,7 +186,7 @@ func (s *show) introduce() {
 	p.line("  10.244.0.11 to .14  ----  sluice run  -------  ash, birch, cedar, elm")
 	p.line("                            10.96.0.0/16         dogwood, whose port is closed")
 	p.line("")
-	p.labelled("proxy", plain, proxyCommand(s.shelf.dir), " --")
+	p.labelled("proxy", plain, proxyCommand(s.manifests.path), " --")
 	if !s.world.ipv6 {
 		p.labelled("note", yellow, "this machine has no IPv6; the demo goes without", " ")
 	}
@@ -210,7 +210,7 @@ func (s *show) proxySaid() {
 		return
 	}
 	s.out.line("")
-	s.out.line("  %s", s.out.in(bold, "what the proxy said ("+proxyCommand(s.shelf.dir)+"):"))
+	s.out.line("  %s", s.out.in(bold, "what the proxy said ("+proxyCommand(s.manifests.path)+"):"))
 	for _, line := range s.proxy.said.text() {
 		s.out.line("  %s", s.out.in(dim, line))
 	}
@@ -289,7 +289,7 @@ func (s *show) invite() {
 	for _, l := range lines {
 		p.line("  %s demo --exec %s  %s", s.options.Command, pad(l[0], width), p.in(dim, "# "+l[1]))
 	}
-	p.line("Edit the manifests in %s and see it follow.", s.shelf.dir)
+	p.line("Edit the manifests in %s and see it follow.", s.manifests.path)
 	p.line("Each connection's record appears here when it ends. Ctrl-C ends everything.")
 	p.line("")
 }

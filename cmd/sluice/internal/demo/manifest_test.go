@@ -3,11 +3,10 @@ package demo
 import (
 	"bytes"
 	"context"
-	"flag"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 	"testing"
 	"time"
 
@@ -19,50 +18,12 @@ import (
 	"github.com/sluice-proxy/sluice/source/manifests"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
-
-func TestManifestsAreReadable(t *testing.T) {
-	for name, text := range map[string]string{
-		"nodes.yaml": nodesYAML(true),
-		"cart.yaml":  serviceNamed(t, "cart").yaml(true),
-		"soon.yaml":  serviceNamed(t, "soon").yaml(false),
-	} {
-		golden := filepath.Join("testdata", name)
-		if *update {
-			if err := os.WriteFile(golden, []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(golden)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(want), text); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-	}
-}
-
-func serviceNamed(t *testing.T, name string) *shopService {
-	t.Helper()
-	for _, s := range shopServices() {
-		if s.name == name {
-			return s
-		}
-	}
-	t.Fatalf("no service %q", name)
-	return nil
-}
-
 // The proxy's own reader takes the manifests without a word, and the model
 // knows the addresses that the story talks about.
 func TestManifestsAreUnderstood(t *testing.T) {
 	for _, ipv6 := range []bool{true, false} {
-		s := &shelf{dir: filepath.Join(t.TempDir(), "manifests"), ipv6: ipv6}
-		if err := s.fill(shopServices()); err != nil {
-			t.Fatal(err)
-		}
-		snapshot, said := readManifests(t, s.dir)
+		d := filled(t, ipv6)
+		snapshot, said := readManifests(t, d.path)
 		if said != "" {
 			t.Errorf("ipv6 %v: the reader said:\n%s", ipv6, said)
 		}
@@ -74,10 +35,26 @@ func TestManifestsAreUnderstood(t *testing.T) {
 		}
 		for _, svc := range shopServices() {
 			v4, v6 := svc.vips()
-			checkPort(t, snapshot, svc, v4, true)
-			checkPort(t, snapshot, svc, v6, ipv6)
+			checkPort(t, snapshot, svc, v4, true, pods[svc.name])
+			checkPort(t, snapshot, svc, v6, ipv6, pods[svc.name])
 		}
 	}
+}
+
+// pods are those that the story says serve a service.
+var pods = map[string][]string{
+	"web":    {"ash", "birch", "cedar"},
+	"cart":   {"ash", "birch", "cedar"},
+	"search": {"ash", "dogwood", "elm"},
+}
+
+func filled(t *testing.T, ipv6 bool) *manifestDir {
+	t.Helper()
+	d := &manifestDir{path: filepath.Join(t.TempDir(), "manifests"), ipv6: ipv6}
+	if err := d.fill(); err != nil {
+		t.Fatal(err)
+	}
+	return d
 }
 
 func btoi(b bool) int {
@@ -87,7 +64,7 @@ func btoi(b bool) int {
 	return 0
 }
 
-func checkPort(t *testing.T, snapshot *service.Snapshot, svc *shopService, vip netip.AddrPort, want bool) {
+func checkPort(t *testing.T, snapshot *service.Snapshot, svc *shopService, vip netip.AddrPort, want bool, wantPods []string) {
 	t.Helper()
 	verdict := policy.Compile(nil, snapshot, policy.Config{}).Resolve(service.TCP, vip.Addr(), vip)
 	port, kind := verdict.Port, verdict.Kind
@@ -97,17 +74,20 @@ func checkPort(t *testing.T, snapshot *service.Snapshot, svc *shopService, vip n
 	if port == nil {
 		return
 	}
-	var pods []string
+	var names []string
 	for _, e := range port.Families[service.FamilyOf(vip.Addr())].Endpoints {
-		pods = append(pods, e.Pod.Name)
+		names = append(names, e.Pod.Name)
+		if v4, v6 := backendAddrs(slices.Index(backendNames, e.Pod.Name)); e.Addr.Addr() != v4 && e.Addr.Addr() != v6 {
+			t.Errorf("%s: the address of %s is %s", svc, e.Pod.Name, e.Addr)
+		}
 		if e.Pod.Namespace != "shop" || e.Node != "node-b" || e.Zone != "zone-b" || !e.Ready || e.Addr.Port() != backendPort {
 			t.Errorf("%s at %s: endpoint %+v", svc, vip, e)
 		}
 	}
-	if kind != service.ClusterIP || port.Name.String() != svc.String()+":http" || (port.AffinityTimeout > 0) != svc.affinity {
+	if kind != service.ClusterIP || port.Name.String() != svc.String()+":http" || (port.AffinityTimeout > 0) != (svc.name == "cart") {
 		t.Errorf("%s at %s: %s %s, affinity %v", svc, vip, kind, port.Name, port.AffinityTimeout)
 	}
-	if diff := cmp.Diff(svc.pods, pods); diff != "" {
+	if diff := cmp.Diff(wantPods, names); diff != "" {
 		t.Errorf("%s at %s: pods (-want +got):\n%s", svc, vip, diff)
 	}
 }
@@ -133,23 +113,31 @@ func readManifests(t *testing.T, dir string) (*service.Snapshot, string) {
 	return snapshot, said.String()
 }
 
-func TestShelfReplacesWholeFiles(t *testing.T) {
-	s := &shelf{dir: filepath.Join(t.TempDir(), "manifests"), ipv6: true}
-	services := shopServices()
-	if err := s.fill(services); err != nil {
-		t.Fatal(err)
+// The story's changes replace whole files.
+func TestChangedManifests(t *testing.T) {
+	d := filled(t, true)
+	for svc, pods := range map[*shopService][]string{{"web", 10}: {"ash", "cedar", "elm"}, {"soon", 40}: {"elm"}} {
+		if err := d.change(svc); err != nil {
+			t.Fatal(err)
+		}
+		snapshot, _ := readManifests(t, d.path)
+		v4, v6 := svc.vips()
+		checkPort(t, snapshot, svc, v4, true, pods)
+		checkPort(t, snapshot, svc, v6, true, pods)
 	}
-	web := services[0]
-	web.pods = []string{"elm"}
-	if err := s.put(web); err != nil {
-		t.Fatal(err)
+	list, err := os.ReadDir(d.path)
+	if err != nil || len(list) != 5 {
+		t.Errorf("%d files, %v; want 5: no drafts left", len(list), err)
 	}
-	got, err := os.ReadFile(filepath.Join(s.dir, "web.yaml"))
-	if err != nil || string(got) != web.yaml(true) || strings.Contains(string(got), "name: birch") {
-		t.Errorf("web.yaml: %v\n%s", err, got)
+}
+
+func serviceNamed(t *testing.T, name string) *shopService {
+	t.Helper()
+	for _, s := range shopServices() {
+		if s.name == name {
+			return s
+		}
 	}
-	list, err := os.ReadDir(s.dir)
-	if err != nil || len(list) != len(services)+1 {
-		t.Errorf("%d files, %v; want %d: no drafts left", len(list), err, len(services)+1)
-	}
+	t.Fatalf("no service %q", name)
+	return nil
 }

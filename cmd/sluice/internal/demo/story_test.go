@@ -48,7 +48,7 @@ func endedShow(log string) (*show, *bytes.Buffer) {
 	p.journal.read(strings.NewReader(log))
 	p.said.add("the proxy's own words")
 	close(p.exited)
-	return &show{options: Options{Once: true}, out: &printer{out: &out, width: defaultWidth}, shelf: &shelf{},
+	return &show{options: Options{Once: true}, out: &printer{out: &out, width: defaultWidth}, manifests: &manifestDir{},
 		proxy: p, ledger: &ledger{}, services: shopServices(), world: &world{ipv6: true}}, &out
 }
 
