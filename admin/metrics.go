@@ -71,7 +71,7 @@ var values = [valueCount]struct {
 	NodeAddresses:             {prometheus.GaugeValue, "sluice_node_addresses", "Addresses of this node's interfaces."},
 	PodRanges:                 {prometheus.GaugeValue, "sluice_pod_ranges", "Ranges of addresses that this node routes to interfaces of pods; 0 where pods are not told by interfaces."},
 	Listeners:                 {prometheus.GaugeValue, "sluice_listeners", "Listening sockets of services."},
-	PortClaims:                {prometheus.GaugeValue, "sluice_port_claims", "Node ports and other addresses of this node that are held by sockets of their own, one for each address."},
+	PortClaims:                {prometheus.GaugeValue, "sluice_port_claims", "Node ports, health check node ports and other addresses of this node that are held by sockets of their own, one for each address."},
 	PortConflicts:             {prometheus.GaugeValue, "sluice_port_conflicts", "Those that another program holds, so that they are not served."},
 	PortConflictsTotal:        {prometheus.CounterValue, "sluice_port_conflicts_total", "Times that one was found to be held by another program."},
 	PortsUnclaimed:            {prometheus.GaugeValue, "sluice_ports_unclaimed", "Those that are not served because a limit is reached or a right is missing."},
@@ -168,6 +168,7 @@ type collector struct {
 	healthz      *prometheus.Desc
 	livez        *prometheus.Desc
 	checkPorts   *prometheus.Desc
+	checkWaits   *prometheus.Desc
 	checkFailed  *prometheus.Desc
 	noLocal      *prometheus.Desc
 	values       [valueCount]*prometheus.Desc
@@ -205,6 +206,7 @@ func newCollector(s Sources) *collector {
 		healthz:     plain("kubeproxy_proxy_healthz_total", "Answers of /healthz, by HTTP status.", "code"),
 		livez:       plain("kubeproxy_proxy_livez_total", "Answers of /livez, by HTTP status.", "code"),
 		checkPorts:  plain("sluice_health_check_ports", "Health check ports of Services that are open, of both address families."),
+		checkWaits:  plain("sluice_health_check_ports_waiting", "Health check ports of Services that wait for room within --max-claims."),
 		checkFailed: plain("sluice_health_check_port_failures_total", "Times that a health check port of a Service could not be opened."),
 		noLocal:     plain("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Service ports whose traffic policy is Local and that have endpoints, but none on this node.", "traffic_policy", "ip_family"),
 		ends:        conntrack.Ends(), dialFailures: conntrack.DialErrors(),
@@ -220,7 +222,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		c.build, c.opened, c.active, c.closed, c.retried, c.attempts, c.failures, c.bytes, c.datagrams, c.connect, c.firstByte,
 		c.dropped, c.misused, c.logLines, c.logLost, c.logErrors,
-		c.healthz, c.livez, c.checkPorts, c.checkFailed, c.noLocal,
+		c.healthz, c.livez, c.checkPorts, c.checkWaits, c.checkFailed, c.noLocal,
 	} {
 		ch <- d
 	}
@@ -268,6 +270,7 @@ func (c *collector) collectHealth(send func(d *prometheus.Desc, kind prometheus.
 		send(c.livez, prometheus.CounterValue, float64(h.LivezOK), "200")
 		send(c.livez, prometheus.CounterValue, float64(h.LivezUnavailable), "503")
 		send(c.checkPorts, prometheus.GaugeValue, float64(h.Ports))
+		send(c.checkWaits, prometheus.GaugeValue, float64(h.PortsWaiting))
 		send(c.checkFailed, prometheus.CounterValue, float64(h.PortFailures))
 	}
 	if c.sources.NoLocal == nil {

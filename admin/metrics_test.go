@@ -67,7 +67,7 @@ func sources(t *testing.T) Sources {
 	return Sources{
 		Version: "v1.2.3", Table: table, Log: accessLog, Values: values,
 		Health: func() health.Stats {
-			return health.Stats{HealthzOK: 3, HealthzUnavailable: 4, LivezOK: 5, LivezUnavailable: 6, Ports: 7, PortFailures: 8}
+			return health.Stats{HealthzOK: 3, HealthzUnavailable: 4, LivezOK: 5, LivezUnavailable: 6, Ports: 7, PortFailures: 8, PortsWaiting: 2}
 		},
 		Sync:    sync,
 		Changes: func() Changes { return Changes{Services: 1, Endpoints: 2, PendingServices: 3, PendingEndpoints: 4} },
@@ -247,10 +247,13 @@ sluice_health_check_port_failures_total 8
 # HELP sluice_health_check_ports Health check ports of Services that are open, of both address families.
 # TYPE sluice_health_check_ports gauge
 sluice_health_check_ports 7
+# HELP sluice_health_check_ports_waiting Health check ports of Services that wait for room within --max-claims.
+# TYPE sluice_health_check_ports_waiting gauge
+sluice_health_check_ports_waiting 2
 `
 	if err := testutil.GatherAndCompare(NewRegistry(sources(t)), strings.NewReader(want),
 		"kubeproxy_proxy_healthz_total", "kubeproxy_proxy_livez_total", "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
-		"sluice_health_check_ports", "sluice_health_check_port_failures_total"); err != nil {
+		"sluice_health_check_ports", "sluice_health_check_ports_waiting", "sluice_health_check_port_failures_total"); err != nil {
 		t.Error(err)
 	}
 }

@@ -34,12 +34,30 @@ type Options struct {
 	Event func(svc service.Name, reason, text string)
 	// Now gives the time; nil stands for time.Now.
 	Now func() time.Time
+	// Sockets shares the sockets of health check ports out among namespaces; nil
+	// means that there is no bound.
+	Sockets Sockets
 	// Listen opens a port; nil stands for a plain listening socket.
 	Listen func(network, address string) (net.Listener, error)
 	// Retry is when a port that could not be opened is tried again; 0 stands
 	// for a second, and five seconds for Address.
 	Retry time.Duration
 }
+
+// Sockets bounds the listening sockets of namespaces. It is safe for concurrent use.
+type Sockets interface {
+	// TakeSockets counts sockets that are about to be opened. The error says why they
+	// must not be.
+	TakeSockets(namespace string, sockets int) error
+	// ReturnSockets says that so many are closed, or were not opened.
+	ReturnSockets(namespace string, sockets int)
+}
+
+// unbounded are Sockets without a bound.
+type unbounded struct{}
+
+func (unbounded) TakeSockets(string, int) error { return nil }
+func (unbounded) ReturnSockets(string, int)     {}
 
 // Server answers health checks. Queued, Update and Applied are called from one
 // goroutine; Stats may be called from any.
@@ -61,7 +79,7 @@ type Server struct {
 
 type counts struct {
 	healthzOK, healthzBad, livezOK, livezBad atomic.Uint64
-	open                                     atomic.Int64
+	open, waiting                            atomic.Int64
 	failures                                 atomic.Uint64
 }
 
@@ -73,6 +91,8 @@ type Stats struct {
 	// both families, and PortFailures how often one could not be opened.
 	Ports        int
 	PortFailures uint64
+	// PortsWaiting is the number of those that wait for room: see Options.Sockets.
+	PortsWaiting int
 	// Evicted counts connections that were closed to make room for others.
 	Evicted uint64
 }
@@ -85,6 +105,9 @@ func New(o Options) *Server {
 	}
 	if o.Event == nil {
 		o.Event = func(service.Name, string, string) {}
+	}
+	if o.Sockets == nil {
+		o.Sockets = unbounded{}
 	}
 	if o.Listen == nil {
 		o.Listen = listen
@@ -129,7 +152,8 @@ func (s *Server) Stats() Stats {
 		HealthzOK: s.counts.healthzOK.Load(), HealthzUnavailable: s.counts.healthzBad.Load(),
 		LivezOK: s.counts.livezOK.Load(), LivezUnavailable: s.counts.livezBad.Load(),
 		Ports: int(s.counts.open.Load()), PortFailures: s.counts.failures.Load(),
-		Evicted: s.proxyConns.Evicted() + s.portConns.Evicted(),
+		PortsWaiting: int(s.counts.waiting.Load()),
+		Evicted:      s.proxyConns.Evicted() + s.portConns.Evicted(),
 	}
 }
 

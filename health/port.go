@@ -38,7 +38,8 @@ type port struct {
 	endpoints atomic.Int64
 	http      *httpport.Server // nil while it is not open
 	listeners []net.Listener
-	told      string // the error that was logged last
+	told      string // the error of the last attempt, without numbers that change
+	named     bool   // the log has named it
 }
 
 var wildcard = [2]netip.Addr{service.IPv4: netip.IPv4Unspecified(), service.IPv6: netip.IPv6Unspecified()}
@@ -104,14 +105,44 @@ func (s *Server) syncPorts(t *policy.Table) {
 	s.openPortsLocked()
 }
 
+// mostNamed is how many ports are named at once that there is no room for.
+const mostNamed = 16
+
+// noRoomError is why Options.Sockets does not allow a port.
+type noRoomError struct{ error }
+
+// noRoom is what port.told says of noRoomErrors.
+const noRoom = "no room"
+
 // openPortsLocked opens the ports that are not open, and sees to it that those
 // that cannot be opened are tried again (A6.6).
 func (s *Server) openPortsLocked() {
 	failed := false
+	waiting, fresh := 0, 0
 	for _, p := range s.ports {
-		if p.http == nil && !s.openPortLocked(p) {
-			failed = true
+		if p.http != nil {
+			continue
 		}
+		err := s.openPortLocked(p)
+		if err == nil {
+			continue
+		}
+		failed = true
+		if errors.As(err, new(noRoomError)) {
+			waiting++
+			if p.told == noRoom {
+				continue
+			}
+			if fresh++; fresh > mostNamed {
+				p.told, p.named = noRoom, false
+				continue
+			}
+		}
+		s.reportPort(p, err)
+	}
+	s.counts.waiting.Store(int64(waiting))
+	if fresh > mostNamed {
+		s.options.Logger.Warn().Msgf("%d more health check ports cannot be opened for want of room", fresh-mostNamed)
 	}
 	if s.timer != nil {
 		s.timer.Stop()
@@ -134,7 +165,11 @@ func (s *Server) openPortsLocked() {
 }
 
 // openPortLocked opens a port on all its addresses, or on none.
-func (s *Server) openPortLocked(p *port) bool {
+func (s *Server) openPortLocked(p *port) error {
+	namespace := p.key.service.Namespace
+	if err := s.options.Sockets.TakeSockets(namespace, len(p.addresses)); err != nil {
+		return noRoomError{fmt.Errorf("too many ports are held (%w): raise --max-claims or the limit of open files", err)}
+	}
 	network := [2]string{service.IPv4: "tcp4", service.IPv6: "tcp6"}[p.key.family]
 	var listeners []net.Listener
 	for _, a := range p.addresses {
@@ -143,8 +178,8 @@ func (s *Server) openPortLocked(p *port) bool {
 			for _, open := range listeners {
 				_ = open.Close() // nothing was accepted
 			}
-			s.reportPort(p, err)
-			return false
+			s.options.Sockets.ReturnSockets(namespace, len(p.addresses))
+			return err
 		}
 		listeners = append(listeners, l)
 	}
@@ -153,11 +188,11 @@ func (s *Server) openPortLocked(p *port) bool {
 		go s.servePort(p, p.http, l)
 	}
 	s.counts.open.Add(1)
-	if p.told != "" {
-		p.told = ""
+	if p.named {
 		s.options.Logger.Info().Str("object", "Service "+p.key.service.String()).Uint16("port", p.number).Msg("the health check port is open at last")
 	}
-	return true
+	p.told, p.named = "", false
+	return nil
 }
 
 // servePort answers on one address of a port.
@@ -179,8 +214,12 @@ func (s *Server) servePort(p *port, server *httpport.Server, l net.Listener) {
 // reportPort logs once why a port is not open.
 func (s *Server) reportPort(p *port, err error) {
 	s.counts.failures.Add(1)
-	if text := err.Error(); text != p.told {
-		p.told = text
+	text := err.Error()
+	if errors.As(err, new(noRoomError)) {
+		text = noRoom
+	}
+	if text != p.told {
+		p.told, p.named = text, true
 		s.options.Logger.Warn().Str("object", "Service "+p.key.service.String()).Str("event", "FailedToStartServiceHealthcheck").
 			Err(err).Msg(fmt.Sprintf("health check port %d cannot be opened; trying again", p.number))
 		s.options.Event(p.key.service, "FailedToStartServiceHealthcheck", fmt.Sprintf("health check port %d cannot be opened: %v", p.number, err))
@@ -198,6 +237,7 @@ func (s *Server) closePortLocked(p *port) {
 		_ = l.Close()
 	}
 	p.http, p.listeners = nil, nil
+	s.options.Sockets.ReturnSockets(p.key.service.Namespace, len(p.addresses))
 	s.counts.open.Add(-1)
 }
 

@@ -323,11 +323,23 @@ func (m *Manager) holds(dst service.Destination) bool {
 // setLimit says how many connections may be open: two descriptors each, of
 // those that claims leave.
 func (m *Manager) setLimit() {
+	m.claims.shares.mu.Lock()
+	defer m.claims.shares.mu.Unlock()
+	m.setLimitLocked()
+}
+
+// setLimitLocked is setLimit for who holds the lock of the claims' shares.
+func (m *Manager) setLimitLocked() {
+	m.limit.Store(m.limitBeside(m.stats.claims.Load()))
+}
+
+// limitBeside gives how many connections may be open beside so many claims.
+func (m *Manager) limitBeside(claims int64) int64 {
 	limit := int64(m.config.MaxConnections)
 	if m.config.Descriptors > 0 {
-		limit = min(limit, max((int64(m.config.Descriptors)-m.stats.claims.Load())/2, 1))
+		limit = min(limit, max((int64(m.config.Descriptors)-claims)/2, 1))
 	}
-	m.limit.Store(limit)
+	return limit
 }
 
 // resumeBelow gives some room before accepting goes on, so that it does not
@@ -385,7 +397,8 @@ func (m *Manager) Stop(ctx context.Context) error {
 			m.unclaim(c)
 		}
 	}
-	m.claims = newClaims()
+	clear(m.claims.all)
+	clear(m.claims.missing)
 	for _, l := range m.leaving.all() {
 		m.letGo(l)
 	}

@@ -91,22 +91,31 @@ const warnEvery = int64(time.Minute)
 // namespace, EndNone if it is not.
 func (c *conn) overLimit() conntrack.End {
 	m, p := c.worker.manager, c.pool
-	switch {
-	case p.service.open.Load() > int64(m.config.MaxServiceConnections):
-		m.warnOfLimit(p.service, m.config.MaxServiceConnections, "--max-connections-per-service")
+	if most := m.mostOf(m.config.MaxServiceConnections); p.service.open.Load() > most {
+		m.warnOfLimit(p.service, most, "--max-connections-per-service")
 		return conntrack.LimitReached
-	case p.namespace.open.Load() > int64(m.config.MaxNamespaceConnections):
-		m.warnOfLimit(p.namespace, m.config.MaxNamespaceConnections, "--max-connections-per-namespace")
+	}
+	if most := m.mostOf(m.config.MaxNamespaceConnections); p.namespace.open.Load() > most {
+		m.warnOfLimit(p.namespace, most, "--max-connections-per-namespace")
 		return conntrack.NamespaceLimit
 	}
 	return conntrack.EndNone
 }
 
+// mostOf gives how many connections a configured limit of one Service or namespace
+// allows now. Claims take descriptors from connections: 1/32 of what they leave stays
+// for others, if the limit keeps that much for others at all.
+func (m *Manager) mostOf(configured int) int64 {
+	limit := m.limit.Load()
+	others := min(int64(m.config.MaxConnections-configured), limit/32)
+	return min(int64(configured), limit-others)
+}
+
 // warnOfLimit says, once a minute, that a limit is reached.
-func (m *Manager) warnOfLimit(q *quota, limit int, flag string) {
+func (m *Manager) warnOfLimit(q *quota, limit int64, flag string) {
 	now, last := m.clock(), q.warned.Load()
 	if last != 0 && now-last < warnEvery || !q.warned.CompareAndSwap(last, max(now, 1)) {
 		return
 	}
-	m.log.Warn().Str("object", q.object).Msg("has " + strconv.Itoa(limit) + " connections open on this node, as many as " + flag + " allows: further ones are reset")
+	m.log.Warn().Str("object", q.object).Msg("has " + strconv.FormatInt(limit, 10) + " connections open on this node, as many as " + flag + " allows: further ones are reset")
 }

@@ -3,6 +3,8 @@ package listener
 import (
 	"fmt"
 	"net/netip"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -67,10 +69,65 @@ func TestNoNamespaceTakesAllClaims(t *testing.T) {
 					}
 					n.apply(gone("web", 1))
 					if held := n.manager.stats.claims.Load(); held != 0 || len(n.manager.claims.shares.namespaces) != 0 || n.manager.claims.shares.external != 0 {
-						t.Errorf("round %d: %d are held, %+v", round, held, n.manager.claims.shares)
+						t.Errorf("round %d: %d are held, %v", round, held, n.manager.claims.shares.namespaces)
 					}
 				}
 			})
 		}
+	}
+}
+
+// TestHealthCheckPortsShareClaims: health check node ports and node ports of a
+// namespace have one bound, as both take descriptors from connections, and what is
+// left for these is not one namespace's alone.
+func TestHealthCheckPortsShareClaims(t *testing.T) {
+	netns.Require(t)
+	lab := netns.NewLab(t, 1)
+	host := []netip.Addr{lab.Node.IPv4}
+	n := newNode(t, lab, func(o *Options) {
+		o.HostAddresses = func() []netip.Addr { return host }
+		o.MaxClaims, o.MaxConnections, o.Descriptors = 200, 400, 800
+		o.MaxServiceConnections, o.MaxNamespaceConnections = 388, 388
+	})
+	n.apply(service.Change{Host: &service.Host{Addresses: host}})
+	m := n.manager
+	n.apply(greedy("evil", "10.96.0.1", 60, corev1.ProtocolTCP, 30000))
+	var taken atomic.Int64
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 100 {
+				if m.TakeSockets("evil", 1) == nil {
+					taken.Add(1)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if held := m.Stats().Claims; taken.Load() != 40 || held != 100 {
+		t.Errorf("evil has %d health check ports and %d sockets in all, want 40 and 100 of 200", taken.Load(), held)
+	}
+	if limit, most := m.limit.Load(), m.mostOf(388); limit != 350 || most != 340 {
+		t.Errorf("%d connections are possible, %d for one namespace; want 350, 340", limit, most)
+	}
+	if err := m.TakeSockets("web", 2); err != nil {
+		t.Errorf("another namespace: %v", err)
+	}
+	m.ReturnSockets("web", 2)
+
+	m.open.Add(340) // as if a namespace had them
+	free := 0
+	for m.TakeSockets("web", 1) == nil {
+		free++
+	}
+	if limit := m.limit.Load(); free == 0 || limit <= 340 {
+		t.Errorf("%d sockets beside 340 connections, of which %d are possible; want some, and more connections", free, limit)
+	}
+	m.open.Add(-340)
+	m.ReturnSockets("web", free)
+	m.ReturnSockets("evil", 40)
+	n.apply(greedy("evil", "10.96.0.1", 0, corev1.ProtocolTCP, 30000))
+	if held := m.Stats().Claims; held != 0 || len(m.claims.shares.namespaces) != 0 || m.limit.Load() != 400 {
+		t.Errorf("%d are held, by %v; %d connections are possible", held, m.claims.shares.namespaces, m.limit.Load())
 	}
 }

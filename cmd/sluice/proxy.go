@@ -149,7 +149,7 @@ func (p *proxy) open() error {
 			return err
 		}
 	}
-	p.health = health.New(health.Options{Address: o.healthzAddress, Logger: p.log, Event: p.sendHealth})
+	p.health = health.New(health.Options{Address: o.healthzAddress, Logger: p.log, Event: p.sendHealth, Sockets: p.manager})
 	p.log.Debug().
 		Int("workers", len(p.loops)).
 		Int("max_connections", limits.connections).

@@ -52,6 +52,7 @@ type proxy struct {
 	// credential is whom it runs as, with CAP_NET_ADMIN alone; nil: as the
 	// tests do.
 	credential *syscall.Credential
+	files      int // its limit of open files; 0: the tests' own
 	cmd        *exec.Cmd
 	stderr     *output
 	exited     chan struct{} // closed when the process has ended and was waited for
@@ -123,6 +124,9 @@ func (p *proxy) launch(flags ...string) {
 		"--logging-format", "json", "--metrics-bind-address", metricsAddress}, strings.Fields(os.Getenv("SLUICE_TEST_FLAGS"))...)
 	args = slices.Concat(args, p.mode.flags, flags)
 	p.cmd, p.stderr, p.exited = exec.Command(built(p.t), args...), &output{}, make(chan struct{})
+	if p.files > 0 {
+		p.cmd = exec.Command("sh", slices.Concat([]string{"-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, p.files), built(p.t)}, args)...)
+	}
 	cmd, stderr, exited := p.cmd, p.stderr, p.exited
 	cmd.Stdout, cmd.Stderr = stderr, stderr
 	cmd.Env = p.mode.environment(p.t)
