@@ -8,27 +8,15 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Changes is what has to be done to get from one Plan to another. Each list is
-// sorted, so that the same two plans always give the same Changes.
+// Changes is what leads from one Plan to another, by the names of its sets. The
+// lists are sorted, so that the same two plans always give the same Changes.
 type Changes struct {
-	Steer       []Steering            // destinations that are new, or have another target
-	Unsteer     []service.Destination // destinations that no listener accepts for any more
-	Refuse      []service.Destination
-	Unrefuse    []service.Destination
-	Silence     []service.Destination
-	Unsilence   []service.Destination
-	AddCluster  []netip.Addr
-	DropCluster []netip.Addr
-	AddLocal    []netip.Prefix
-	DropLocal   []netip.Prefix
-	AddForeign  []netip.Addr
-	DropForeign []netip.Addr
-	Linger      []service.Destination
-	Unlinger    []service.Destination
-	AddOwn      []service.Destination
-	DropOwn     []service.Destination
-	AddNode     []netip.Addr
-	DropNode    []netip.Addr
+	Steer   []Steering            // destinations that are new, or have another target
+	Unsteer []service.Destination // destinations that no listener accepts for any more
+
+	Refuse, Silent, Lingering, Own Delta[service.Destination]
+	ClusterIPs, Foreign, Node      Delta[netip.Addr]
+	Local                          Delta[netip.Prefix]
 }
 
 // Steering is one destination with its target.
@@ -38,27 +26,30 @@ type Steering struct {
 	Replaces    bool // the destination was steered before, to another target
 }
 
+// Delta is what comes into a Set and what goes.
+type Delta[K Key] struct{ Add, Drop []K }
+
+// Size is the number of elements that change.
+func (d *Delta[K]) Size() int { return len(d.Add) + len(d.Drop) }
+
 // Empty tells whether nothing has to be done.
 func (c *Changes) Empty() bool { return c.Size() == 0 }
 
 // Size is the number of elements that change.
 func (c *Changes) Size() int {
-	return len(c.Steer) + len(c.Unsteer) + len(c.Refuse) + len(c.Unrefuse) +
-		len(c.Silence) + len(c.Unsilence) +
-		len(c.AddCluster) + len(c.DropCluster) + len(c.AddLocal) + len(c.DropLocal) +
-		len(c.AddForeign) + len(c.DropForeign) + len(c.Linger) + len(c.Unlinger) +
-		len(c.AddOwn) + len(c.DropOwn) + len(c.AddNode) + len(c.DropNode)
+	return len(c.Steer) + len(c.Unsteer) + c.Refuse.Size() + c.Silent.Size() + c.Lingering.Size() + c.Own.Size() +
+		c.ClusterIPs.Size() + c.Foreign.Size() + c.Node.Size() + c.Local.Size()
 }
 
-// Touched gives the destinations that any of the changes is about but those of
-// AddOwn and DropOwn; one that moves from one set to another comes twice.
+// Touched gives the destinations that any of the changes but Own is about; one
+// that moves from one set to another comes twice.
 func (c *Changes) Touched(yield func(service.Destination) bool) {
 	for i := range c.Steer {
 		if !yield(c.Steer[i].Destination) {
 			return
 		}
 	}
-	for _, list := range [][]service.Destination{c.Unsteer, c.Refuse, c.Unrefuse, c.Silence, c.Unsilence, c.Linger, c.Unlinger} {
+	for _, list := range [...][]service.Destination{c.Unsteer, c.Refuse.Add, c.Refuse.Drop, c.Silent.Add, c.Silent.Drop, c.Lingering.Add, c.Lingering.Drop} {
 		for _, d := range list {
 			if !yield(d) {
 				return
@@ -71,15 +62,37 @@ func (c *Changes) Touched(yield func(service.Destination) bool) {
 // this node's to own, while it may have destinations that stay: one that was,
 // or comes to be, in a local range.
 func (c *Changes) Rehomes(from, to *Plan) bool {
-	return slices.ContainsFunc(c.AddForeign, func(a netip.Addr) bool { return IsLocal(from.Local, a) }) ||
-		slices.ContainsFunc(c.DropForeign, func(a netip.Addr) bool { return IsLocal(to.Local, a) })
+	return slices.ContainsFunc(c.Foreign.Add, func(a netip.Addr) bool { return IsLocal(from.Local, a) }) ||
+		slices.ContainsFunc(c.Foreign.Drop, func(a netip.Addr) bool { return IsLocal(to.Local, a) })
 }
 
 // Diff gives the changes that lead from one plan to another. It reads what the
 // two do not share (see [Map]), so that a small change is found as fast in a big
 // plan as in a small one.
 func Diff(from, to *Plan) Changes {
-	var c Changes
+	c := unsorted(from, to)
+	slices.SortFunc(c.Steer, func(a, b Steering) int { return CompareDestinations(a.Destination, b.Destination) })
+	slices.SortFunc(c.Unsteer, CompareDestinations)
+	for _, d := range []*Delta[service.Destination]{&c.Refuse, &c.Silent, &c.Lingering, &c.Own} {
+		d.sort(CompareDestinations)
+	}
+	for _, d := range []*Delta[netip.Addr]{&c.ClusterIPs, &c.Foreign, &c.Node} {
+		d.sort(netip.Addr.Compare)
+	}
+	c.Local.sort(comparePrefixes)
+	return c
+}
+
+// Whole gives the changes that lead from nothing to a plan, in no order.
+func Whole(p *Plan) Changes { return unsorted(&Plan{}, p) }
+
+func unsorted(from, to *Plan) Changes {
+	c := Changes{
+		Refuse: deltaOf(from.Refuse, to.Refuse), Silent: deltaOf(from.Silent, to.Silent),
+		Lingering: deltaOf(from.Lingering, to.Lingering), Own: deltaOf(from.Own, to.Own),
+		ClusterIPs: deltaOf(from.ClusterIPs, to.ClusterIPs), Foreign: deltaOf(from.Foreign, to.Foreign),
+		Node: deltaOf(from.Node, to.Node), Local: deltaOf(from.Local, to.Local),
+	}
 	for d, ch := range changes(from.Steer, to.Steer) {
 		if ch.is {
 			c.Steer = append(c.Steer, Steering{Destination: d, Target: ch.new, Replaces: ch.was})
@@ -87,39 +100,23 @@ func Diff(from, to *Plan) Changes {
 			c.Unsteer = append(c.Unsteer, d)
 		}
 	}
-	c.Refuse, c.Unrefuse = diffKeys(from.Refuse, to.Refuse)
-	c.Silence, c.Unsilence = diffKeys(from.Silent, to.Silent)
-	c.AddCluster, c.DropCluster = diffKeys(from.ClusterIPs, to.ClusterIPs)
-	c.AddLocal, c.DropLocal = diffKeys(from.Local, to.Local)
-	c.AddForeign, c.DropForeign = diffKeys(from.Foreign, to.Foreign)
-	c.Linger, c.Unlinger = diffKeys(from.Lingering, to.Lingering)
-	c.AddOwn, c.DropOwn = diffKeys(from.Own, to.Own)
-	c.AddNode, c.DropNode = diffKeys(from.Node, to.Node)
-
-	slices.SortFunc(c.Steer, func(a, b Steering) int { return CompareDestinations(a.Destination, b.Destination) })
-	for _, list := range [][]service.Destination{
-		c.Unsteer, c.Refuse, c.Unrefuse, c.Silence, c.Unsilence, c.Linger, c.Unlinger, c.AddOwn, c.DropOwn,
-	} {
-		slices.SortFunc(list, CompareDestinations)
-	}
-	for _, list := range [][]netip.Addr{c.AddCluster, c.DropCluster, c.AddForeign, c.DropForeign, c.AddNode, c.DropNode} {
-		slices.SortFunc(list, netip.Addr.Compare)
-	}
-	for _, list := range [][]netip.Prefix{c.AddLocal, c.DropLocal} {
-		slices.SortFunc(list, comparePrefixes)
-	}
 	return c
 }
 
-func diffKeys[K Key](from, to Set[K]) (add, drop []K) {
+func deltaOf[K Key](from, to Set[K]) (d Delta[K]) {
 	for k, ch := range changes(from, to) {
 		if ch.is {
-			add = append(add, k)
+			d.Add = append(d.Add, k)
 		} else {
-			drop = append(drop, k)
+			d.Drop = append(d.Drop, k)
 		}
 	}
-	return add, drop
+	return d
+}
+
+func (d *Delta[K]) sort(compare func(K, K) int) {
+	slices.SortFunc(d.Add, compare)
+	slices.SortFunc(d.Drop, compare)
 }
 
 // LocalOf gives prefixes as Plan.Local holds them.
@@ -130,26 +127,21 @@ func Ranges(local Set[netip.Prefix]) []netip.Prefix {
 	return slices.SortedFunc(local.Keys(), comparePrefixes)
 }
 
-// Joined gives what two of Plan.Local cover together, with the differences that
-// lead there from the first one, sorted.
-func Joined(a, b Set[netip.Prefix]) (both Set[netip.Prefix], add, drop []netip.Prefix) {
-	both = b
+// Joined gives what two of Plan.Local cover together.
+func Joined(a, b Set[netip.Prefix]) Set[netip.Prefix] {
+	both := b
 	for p, ch := range changes(b, a) {
 		if !ch.is {
 			continue
 		}
 		if !p.IsSingleIP() {
-			both = LocalOf(slices.Concat(Ranges(a), Ranges(b))...)
-			break
+			return LocalOf(slices.Concat(Ranges(a), Ranges(b))...)
 		}
 		if _, is := within(b, p.Addr(), p.Bits()); !is {
 			both = both.With(p, struct{}{})
 		}
 	}
-	add, drop = diffKeys(a, both)
-	slices.SortFunc(add, comparePrefixes)
-	slices.SortFunc(drop, comparePrefixes)
-	return both, add, drop
+	return both
 }
 
 // IsLocal tells whether an address lies in one of the ranges of Plan.Local.

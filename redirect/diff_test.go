@@ -43,13 +43,11 @@ func TestDiff(t *testing.T) {
 		ClusterIPs: addrSet("fd01::1"),
 	}
 	want := Changes{
-		Steer:       []Steering{{tcp("10.96.0.1:80"), Target{Port: 9}, true}, {tcp("10.96.0.3:80"), Target{Port: 4}, false}},
-		Unsteer:     []service.Destination{tcp("10.96.0.2:80")},
-		Refuse:      []service.Destination{tcp("10.96.0.2:80")},
-		Unrefuse:    []service.Destination{tcp("10.96.0.3:80")},
-		AddCluster:  []netip.Addr{netip.MustParseAddr("fd01::1")},
-		DropCluster: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
-		AddLocal:    prefixes("fd01::1/128"),
+		Steer:      []Steering{{tcp("10.96.0.1:80"), Target{Port: 9}, true}, {tcp("10.96.0.3:80"), Target{Port: 4}, false}},
+		Unsteer:    []service.Destination{tcp("10.96.0.2:80")},
+		Refuse:     Delta[service.Destination]{[]service.Destination{tcp("10.96.0.2:80")}, []service.Destination{tcp("10.96.0.3:80")}},
+		ClusterIPs: Delta[netip.Addr]{[]netip.Addr{netip.MustParseAddr("fd01::1")}, []netip.Addr{netip.MustParseAddr("10.96.0.1")}},
+		Local:      Delta[netip.Prefix]{Add: prefixes("fd01::1/128")},
 	}
 	if got := Diff(from, to); !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -84,24 +82,24 @@ func (p *slowPlan) carryOut(t *testing.T, c *Changes) {
 		}
 		p.steer[s.Destination] = s.Target
 	}
-	carryOut(t, p.refuse, c.Refuse, c.Unrefuse)
-	carryOut(t, p.silent, c.Silence, c.Unsilence)
-	carryOut(t, p.lingering, c.Linger, c.Unlinger)
-	carryOut(t, p.own, c.AddOwn, c.DropOwn)
-	carryOut(t, p.clusterIPs, c.AddCluster, c.DropCluster)
-	carryOut(t, p.foreign, c.AddForeign, c.DropForeign)
-	carryOut(t, p.local, c.AddLocal, c.DropLocal)
+	carryOut(t, p.refuse, c.Refuse)
+	carryOut(t, p.silent, c.Silent)
+	carryOut(t, p.lingering, c.Lingering)
+	carryOut(t, p.own, c.Own)
+	carryOut(t, p.clusterIPs, c.ClusterIPs)
+	carryOut(t, p.foreign, c.Foreign)
+	carryOut(t, p.local, c.Local)
 }
 
-func carryOut[K comparable](t *testing.T, set map[K]struct{}, add, drop []K) {
+func carryOut[K Key](t *testing.T, set map[K]struct{}, d Delta[K]) {
 	t.Helper()
-	for _, k := range drop {
+	for _, k := range d.Drop {
 		if _, was := set[k]; !was {
 			t.Fatalf("%v is to go and is not there", k)
 		}
 		delete(set, k)
 	}
-	for _, k := range add {
+	for _, k := range d.Add {
 		if _, was := set[k]; was {
 			t.Fatalf("%v is to come and is there", k)
 		}
@@ -206,13 +204,9 @@ func TestJoined(t *testing.T) {
 	}
 	for range 2000 {
 		a, b := random(), random()
-		both, add, drop := Joined(a, b)
+		both := Joined(a, b)
 		if want := Cover(append(Ranges(a), Ranges(b)...)); !slices.Equal(Ranges(both), want) {
 			t.Fatalf("%v and %v: got %v, want %v", a, b, both, want)
-		}
-		c := Diff(&Plan{Local: a}, &Plan{Local: both})
-		if !slices.Equal(add, c.AddLocal) || !slices.Equal(drop, c.DropLocal) {
-			t.Fatalf("%v and %v: add %v, drop %v, want %+v", a, b, add, drop, c)
 		}
 	}
 }
@@ -362,4 +356,36 @@ func TestManyRangesAreValidatedAtOnce(t *testing.T) {
 func (p *Plan) Validate() error {
 	c := Diff(&Plan{}, p)
 	return c.Validate(p)
+}
+
+// BenchmarkDiff compares plans of 30,000 services that differ by one of them, and
+// such a plan with an empty one.
+func BenchmarkDiff(b *testing.B) {
+	const services = 30_000
+	var steer Builder[service.Destination, Target]
+	var ips Builder[netip.Addr, struct{}]
+	a := netip.MustParseAddr("10.96.0.1")
+	for i := range services {
+		steer.Set(service.Destination{Addr: a, Port: 80, Protocol: service.TCP}, Target{Port: uint16(1024 + i)})
+		ips.Set(a, struct{}{})
+		a = a.Next()
+	}
+	whole := Plan{Steer: steer.Map(), ClusterIPs: ips.Map(), Local: LocalOf(prefixes("10.96.0.0/12")...)}
+	other := whole
+	changed := tcp("10.96.0.77:80")
+	other.Steer, other.Refuse = other.Steer.Without(changed), other.Refuse.With(changed, struct{}{})
+	for _, c := range []struct {
+		name string
+		from *Plan
+		size int
+	}{{"one", &other, 2}, {"none", &whole, 0}, {"all", &Plan{}, 2*services + 1}} {
+		b.Run(fmt.Sprintf("services=%d/changed=%s", services, c.name), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if d := Diff(c.from, &whole); d.Size() != c.size {
+					b.Fatalf("%d changes, want %d", d.Size(), c.size)
+				}
+			}
+		})
+	}
 }

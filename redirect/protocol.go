@@ -2,6 +2,9 @@ package redirect
 
 import "github.com/sluice-proxy/sluice/service"
 
+// Families is how many address families there are, for a loop over all of them.
+const Families = service.IPv6 + 1
+
 // protocolNumbers are those of the Internet Protocol.
 var protocolNumbers = [...]uint8{service.TCP: 6, service.UDP: 17, service.SCTP: 132}
 

@@ -151,42 +151,24 @@ type Notifier interface {
 // given, or nil. It looks at the difference only.
 func (c *Changes) Validate(to *Plan) error {
 	for _, s := range c.Steer {
-		if err := validDestination(s.Destination); err != nil {
-			return fmt.Errorf("steer %s: %w", Format(s.Destination), err)
+		if err := to.validate("steer", s.Destination); err != nil {
+			return err
 		}
 		if s.Target.Port == 0 {
 			return fmt.Errorf("steer %s: listener port 0", Format(s.Destination))
 		}
-		if to.Refuse.Has(s.Destination) {
-			return fmt.Errorf("%s is to be steered and refused", Format(s.Destination))
-		}
-		if to.Silent.Has(s.Destination) {
-			return fmt.Errorf("%s is to be steered and silent", Format(s.Destination))
+	}
+	for _, d := range c.Refuse.Add {
+		if err := to.validate("refuse", d); err != nil {
+			return err
 		}
 	}
-	for _, d := range c.Refuse {
-		if err := validDestination(d); err != nil {
-			return fmt.Errorf("refuse %s: %w", Format(d), err)
-		}
-		if to.Steer.Has(d) {
-			return fmt.Errorf("%s is to be steered and refused", Format(d))
-		}
-		if to.Silent.Has(d) {
-			return fmt.Errorf("%s is to be refused and silent", Format(d))
+	for _, d := range c.Silent.Add {
+		if err := to.validate("silence", d); err != nil {
+			return err
 		}
 	}
-	for _, d := range c.Silence {
-		if err := validDestination(d); err != nil {
-			return fmt.Errorf("silence %s: %w", Format(d), err)
-		}
-		if to.Steer.Has(d) {
-			return fmt.Errorf("%s is to be steered and silent", Format(d))
-		}
-		if to.Refuse.Has(d) {
-			return fmt.Errorf("%s is to be refused and silent", Format(d))
-		}
-	}
-	for _, a := range c.AddCluster {
+	for _, a := range c.ClusterIPs.Add {
 		if err := validAddr(a); err != nil {
 			return fmt.Errorf("cluster IP %s: %w", a, err)
 		}
@@ -197,12 +179,29 @@ func (c *Changes) Validate(to *Plan) error {
 	return c.validateOthers(to)
 }
 
+// validate tells what is wrong with a destination that the plan steers, refuses or
+// silences: it may be in one of these sets only.
+func (p *Plan) validate(verb string, d service.Destination) error {
+	if err := validDestination(d); err != nil {
+		return fmt.Errorf("%s %s: %w", verb, Format(d), err)
+	}
+	switch steered, refused, silent := p.Steer.Has(d), p.Refuse.Has(d), p.Silent.Has(d); {
+	case steered && refused:
+		return fmt.Errorf("%s is to be steered and refused", Format(d))
+	case steered && silent:
+		return fmt.Errorf("%s is to be steered and silent", Format(d))
+	case refused && silent:
+		return fmt.Errorf("%s is to be refused and silent", Format(d))
+	}
+	return nil
+}
+
 // validateLocal looks at ranges. Only if one comes that is not a single address,
 // all ranges and all foreign addresses are gone through, once: another proxy's
 // Services cut the service ranges into many.
 func (c *Changes) validateLocal(to *Plan) error {
 	whole := false
-	for _, l := range c.AddLocal {
+	for _, l := range c.Local.Add {
 		if err := validPrefix(l); err != nil {
 			return fmt.Errorf("local %s: %w", l, err)
 		}
@@ -233,7 +232,7 @@ func (c *Changes) validateLocal(to *Plan) error {
 
 // validateOthers looks at what is on addresses that are not of services.
 func (c *Changes) validateOthers(to *Plan) error {
-	for _, a := range c.AddForeign {
+	for _, a := range c.Foreign.Add {
 		if err := validAddr(a); err != nil {
 			return fmt.Errorf("foreign %s: %w", a, err)
 		}
@@ -241,7 +240,7 @@ func (c *Changes) validateOthers(to *Plan) error {
 			return fmt.Errorf("foreign %s: lies in %s, which is local", a, within)
 		}
 	}
-	for _, d := range c.Linger {
+	for _, d := range c.Lingering.Add {
 		if err := validDestination(d); err != nil {
 			return fmt.Errorf("lingering %s: %w", Format(d), err)
 		}
@@ -249,7 +248,7 @@ func (c *Changes) validateOthers(to *Plan) error {
 			return fmt.Errorf("lingering %s: not on a foreign address", Format(d))
 		}
 	}
-	for _, d := range c.AddOwn {
+	for _, d := range c.Own.Add {
 		err := validPort(d)
 		if err == nil && !isPlain(d.Addr) { // whatever else it is, the node has it
 			err = fmt.Errorf("not a plain IPv4 or IPv6 address")

@@ -12,21 +12,10 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// version is the Internet Protocol's.
-type version uint8
+// version is the Internet Protocol's; it indexes families.
+type version = service.Family
 
-const (
-	v4 version = iota
-	v6
-	versions
-)
-
-func versionOf(a netip.Addr) version {
-	if a.Is4() {
-		return v4
-	}
-	return v6
-}
+const v4, v6, versions = service.IPv4, service.IPv6, redirect.Families
 
 // families are what rules and sets of one address family differ by.
 var families = [versions]struct {
@@ -161,7 +150,7 @@ func contentsOf(p *redirect.Plan) *contents {
 			c.lists[v][l] = elements{}
 		}
 	}
-	changes := redirect.Diff(&redirect.Plan{}, p)
+	changes := redirect.Whole(p)
 	for _, e := range editsOf(&changes, &redirect.Plan{}, p).add {
 		lists := c.lists[e.version]
 		if lists[e.list] == nil {
@@ -219,20 +208,13 @@ func editsOf(c *redirect.Changes, from, to *redirect.Plan) (e edits) {
 	for _, d := range c.Unsteer {
 		e.drop = append(e.drop, on(laneOf(from, d).list(), destination(d)))
 	}
-	for _, k := range []struct {
-		list      list
-		add, drop []service.Destination
-	}{
-		{listRefuse, c.Refuse, c.Unrefuse},
-		{listSilent, c.Silence, c.Unsilence},
-		{listLinger, c.Linger, c.Unlinger},
-		{listOwn, c.AddOwn, c.DropOwn},
-	} {
-		change(&e, k.list, k.add, k.drop, destination)
-	}
-	change(&e, listCluster, c.AddCluster, c.DropCluster, address)
-	change(&e, listNode, c.AddNode, c.DropNode, address)
-	change(&e, listLocal, c.AddLocal, c.DropLocal, func(p netip.Prefix) element { return element{prefix: p} })
+	change(&e, listRefuse, &c.Refuse, destination)
+	change(&e, listSilent, &c.Silent, destination)
+	change(&e, listLinger, &c.Lingering, destination)
+	change(&e, listOwn, &c.Own, destination)
+	change(&e, listCluster, &c.ClusterIPs, address)
+	change(&e, listNode, &c.Node, address)
+	change(&e, listLocal, &c.Local, func(p netip.Prefix) element { return element{prefix: p} })
 
 	seen := map[service.Destination]bool{}
 	for d := range c.Touched {
@@ -251,18 +233,18 @@ func editsOf(c *redirect.Changes, from, to *redirect.Plan) (e edits) {
 	return e
 }
 
-func on(l list, e element) edit { return edit{versionOf(e.prefix.Addr()), l, e} }
+func on(l list, e element) edit { return edit{service.FamilyOf(e.prefix.Addr()), l, e} }
 
 func laneOf(p *redirect.Plan, d service.Destination) lane {
 	t, _ := p.Steer.Get(d)
 	return lane{d.Protocol, t.Port}
 }
 
-func change[K any](e *edits, l list, add, drop []K, toElement func(K) element) {
-	for _, k := range add {
+func change[K redirect.Key](e *edits, l list, d *redirect.Delta[K], toElement func(K) element) {
+	for _, k := range d.Add {
 		e.add = append(e.add, on(l, toElement(k)))
 	}
-	for _, k := range drop {
+	for _, k := range d.Drop {
 		e.drop = append(e.drop, on(l, toElement(k)))
 	}
 }

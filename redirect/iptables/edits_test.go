@@ -59,7 +59,7 @@ func TestEditsLeadFromPlanToPlan(t *testing.T) {
 // listed is what a plan's lists hold, the obvious way.
 func listed(p *redirect.Plan) map[edit]bool {
 	all := map[edit]bool{}
-	on := func(l list, e element) { all[edit{versionOf(e.prefix.Addr()), l, e}] = true }
+	on := func(l list, e element) { all[edit{service.FamilyOf(e.prefix.Addr()), l, e}] = true }
 	destinations := func(l list, set redirect.Set[service.Destination]) {
 		for d := range set.Keys() {
 			on(l, destination(d))

@@ -20,8 +20,7 @@
 // pass them one after the other, and each change writes all of them anew, so that
 // some hundred services are its limit.
 //
-// The programs are called as programs: libraries for iptables, such as
-// coreos/go-iptables, call the same programs, once for each rule.
+// The programs are called without a library: see docs/architecture.md.
 //
 // A packet to a steered destination is kept from connection tracking in the
 // table raw, handed to its listener in the table mangle, and passes the table
@@ -195,7 +194,7 @@ func (r *Redirector) apply(p redirect.Plan, _ *redirect.Changes) error {
 		return err
 	}
 	both, next := p, route.Marked(&p, r.answers)
-	both.Local, _, _ = redirect.Joined(before, p.Local)
+	both.Local = redirect.Joined(before, p.Local)
 	still := both.Local.Equal(p.Local) && r.Router.Is(&next)
 	drop, err := r.put(&both, still)
 	if err != nil {

@@ -112,9 +112,7 @@ func (t *tables) write(text ruleset, now *present) error {
 		}
 		b.WriteString(text[i])
 		if !t.detached {
-			for _, jump := range now.jumps[table] {
-				b.WriteString("-D" + strings.TrimPrefix(jump, "-A") + "\n")
-			}
+			now.dropJumps(&b, table)
 		}
 		for _, chain := range heads {
 			fmt.Fprintf(&b, "-I %s 1 -j %s\n", chain, prefix+chain)
@@ -183,13 +181,20 @@ func (t *tables) counted(now *present) bool {
 	return true
 }
 
-// present is our part of the tables, as iptables-save tells it.
+// present is somebody's part of the tables, as iptables-save tells it; ours, unless
+// said otherwise.
 type present struct {
 	frame  string                    // our chains and rules, and those that lead there
 	chains map[string][]string       // names of our chains by table
 	rules  map[string]map[string]int // how many there are in our chains, by table and chain
-	jumps  map[string][]string       // rules of others' chains that lead to ours: "-A PREROUTING …"
+	jumps  map[string][]jump         // rules of others' chains that lead to ours, by table
 	atHead int                       // how many of those are the first of their chain, one for each
+}
+
+// jump is a rule that leads from one chain to another.
+type jump struct {
+	to, rule string // "-A PREROUTING …"
+	builtin  bool   // it is in a built-in chain
 }
 
 // read asks iptables-save. Where there is no table yet, it makes none.
@@ -198,34 +203,37 @@ func (t *tables) read() (*present, error) {
 	if err != nil {
 		return nil, err
 	}
-	return parseSave(out, chainPrefix(t.name)), nil
+	return parseSave(out, func(chain string) bool { return isOurName(chain, chainPrefix(t.name)) }), nil
 }
 
 // parseSave picks what is ours out of the tables in the form of iptables-save.
-func parseSave(text, prefix string) *present {
-	p := &present{chains: map[string][]string{}, rules: map[string]map[string]int{}, jumps: map[string][]string{}}
+func parseSave(text string, ours func(chain string) bool) *present {
+	p := &present{chains: map[string][]string{}, rules: map[string]map[string]int{}, jumps: map[string][]jump{}}
 	var frame strings.Builder
 	table := ""
-	seen := map[string]bool{}
+	builtin, seen := map[string]bool{}, map[string]bool{}
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
+		rule, isRule := strings.CutPrefix(line, "-A ")
+		chain, rest, _ := strings.Cut(rule, " ")
 		switch {
 		case strings.HasPrefix(line, "*"):
-			table, seen = line[1:], map[string]bool{}
+			table = line[1:]
+			builtin, seen = map[string]bool{}, map[string]bool{}
 			p.rules[table] = map[string]int{}
 			frame.WriteString(line + "\n")
-		case isOurs(line, ":", prefix):
-			name, _, _ := strings.Cut(line[1:], " ")
-			p.chains[table] = append(p.chains[table], name)
-			frame.WriteString(":" + name + "\n")
-		case isOurs(line, "-A ", prefix):
-			chain, _, _ := strings.Cut(line[len("-A "):], " ")
+		case strings.HasPrefix(line, ":"):
+			chain = chain[1:]
+			if builtin[chain] = !strings.HasPrefix(rest, "-"); !builtin[chain] && ours(chain) {
+				p.chains[table] = append(p.chains[table], chain)
+				frame.WriteString(":" + chain + "\n")
+			}
+		case isRule && ours(chain):
 			p.rules[table][chain]++
 			frame.WriteString(line + "\n")
-		case strings.HasPrefix(line, "-A "):
-			chain, _, _ := strings.Cut(line[3:], " ")
-			if leadsTo(line, prefix) {
-				p.jumps[table] = append(p.jumps[table], line)
+		case isRule:
+			if to := chainAfter(line); ours(to) {
+				p.jumps[table] = append(p.jumps[table], jump{to, line, builtin[chain]})
 				frame.WriteString(line + "\n")
 				if !seen[chain] {
 					p.atHead++
@@ -238,17 +246,40 @@ func parseSave(text, prefix string) *present {
 	return p
 }
 
-// leadsTo tells whether a rule jumps to a chain of ours.
-func leadsTo(rule, prefix string) bool {
-	i := max(strings.LastIndex(rule, " -j "+prefix), strings.LastIndex(rule, " -g "+prefix))
-	return i >= 0 && !strings.ContainsAny(rule[i+4:], " \"") && isOurName(rule[i+4:], prefix)
+// chainAfter gives the chain that a rule leads to, which is its last word; "" if
+// it leads to none.
+func chainAfter(rule string) string {
+	i := max(strings.LastIndex(rule, " -j "), strings.LastIndex(rule, " -g "))
+	if i < 0 || strings.ContainsAny(rule[i+4:], " \"") {
+		return ""
+	}
+	return rule[i+4:]
 }
 
-// isOurs tells whether a line is about a chain whose name is one of ours.
-func isOurs(line, verb, prefix string) bool {
-	rest, ok := strings.CutPrefix(line, verb)
-	name, _, _ := strings.Cut(rest, " ")
-	return ok && isOurName(name, prefix)
+// dropJumps writes what takes the rules away that lead to our chains of a table.
+func (p *present) dropJumps(b *strings.Builder, table string) {
+	for _, j := range p.jumps[table] {
+		b.WriteString("-D" + strings.TrimPrefix(j.rule, "-A") + "\n")
+	}
+}
+
+// removal is what iptables-restore takes our chains away by, and every rule that
+// leads there. A chain that is declared is emptied, so that no order of removing is
+// wrong.
+func (p *present) removal() string {
+	var b strings.Builder
+	for table, chains := range p.chains {
+		b.WriteString("*" + table + "\n")
+		for _, c := range chains {
+			b.WriteString(":" + c + " - [0:0]\n")
+		}
+		p.dropJumps(&b, table)
+		for _, c := range chains {
+			b.WriteString("-X " + c + "\n")
+		}
+		b.WriteString("COMMIT\n")
+	}
+	return b.String()
 }
 
 // isOurName tells whether a chain has a name that one of ours may have.
@@ -314,35 +345,24 @@ func (t *tables) remove() (removed []string, err error) {
 		}
 		return nil, err
 	}
-	var b strings.Builder
 	made := map[string][]string{}
 	for _, table := range tableNames {
-		chains := now.chains[table]
 		if !now.isOurs(table, chainPrefix(t.name)) {
-			continue
+			delete(now.chains, table)
 		}
-		b.WriteString("*" + table + "\n")
-		for _, jump := range now.jumps[table] {
-			b.WriteString("-D" + strings.TrimPrefix(jump, "-A") + "\n")
-		}
-		slices.Sort(chains)
-		for _, c := range chains {
-			b.WriteString("-F " + c + "\n")
-		}
-		for _, c := range chains {
-			b.WriteString("-X " + c + "\n")
+		slices.Sort(now.chains[table])
+		for _, c := range now.chains[table] {
 			if what, ok := strings.CutPrefix(c, chainPrefix(t.name)+madePrefix); ok {
 				made[table] = append(made[table], what)
 				continue
 			}
 			removed = append(removed, fmt.Sprintf("%s -t %s chain %s", families[t.v].program, table, c))
 		}
-		b.WriteString("COMMIT\n")
 	}
-	if b.Len() == 0 {
+	if len(now.chains) == 0 {
 		return nil, nil
 	}
-	if _, err := t.restore(b.String()); err != nil {
+	if _, err := t.restore(now.removal()); err != nil {
 		return nil, err
 	}
 	return removed, t.unmake(made)

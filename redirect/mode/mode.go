@@ -115,10 +115,10 @@ func (c *Core) check(p *redirect.Plan, changes *redirect.Changes) error {
 			return fmt.Errorf("steer %s: %w", redirect.Format(s.Destination), err)
 		}
 	}
-	if c.Router == nil || len(changes.AddLocal) == 0 {
+	if c.Router == nil || len(changes.Local.Add) == 0 {
 		return nil
 	}
-	return c.Router.CheckLocal(changes.AddLocal)
+	return c.Router.CheckLocal(changes.Local.Add)
 }
 
 // Set says which plan is in force.

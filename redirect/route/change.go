@@ -56,17 +56,17 @@ func (r *Router) changeLocked(from, to *State) (done bool, err error) {
 	if err := r.addPart(&c, to); err != nil {
 		return false, err
 	}
-	for _, d := range c.DropOwn {
+	for _, d := range c.Own.Drop {
 		if err := r.removeRule(r.portRule(d).netlink()); err != nil {
 			return false, err
 		}
 	}
-	for _, a := range c.DropForeign {
+	for _, a := range c.Foreign.Drop {
 		if err := r.removeRoute(r.route(r.opts.SteerTable, netip.PrefixFrom(a, a.BitLen()), netip.Addr{})); err != nil {
 			return false, err
 		}
 	}
-	for _, p := range c.DropLocal {
+	for _, p := range c.Local.Drop {
 		if err := r.removeRoute(r.route(syscall.RT_TABLE_LOCAL, p, netip.Addr{})); err != nil {
 			return false, err
 		}
@@ -92,10 +92,10 @@ func (r *Router) addPart(c *redirect.Changes, to *State) error {
 		return nil
 	}
 	var errs []error
-	for _, p := range c.AddLocal {
+	for _, p := range c.Local.Add {
 		errs = append(errs, add(syscall.RT_TABLE_LOCAL, p))
 	}
-	for _, a := range c.AddForeign {
+	for _, a := range c.Foreign.Add {
 		errs = append(errs, add(r.opts.SteerTable, netip.PrefixFrom(a, a.BitLen())))
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -106,7 +106,7 @@ func (r *Router) addPart(c *redirect.Changes, to *State) error {
 			return fmt.Errorf("add %s: %w", routeText(k), err)
 		}
 	}
-	for _, d := range c.AddOwn {
+	for _, d := range c.Own.Add {
 		if err := r.nl.RuleAdd(r.portRule(d).netlink()); err != nil {
 			return fmt.Errorf("add %s: %w", ruleText(r.portRule(d).netlink()), err)
 		}

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -113,7 +114,7 @@ func TestClientsHaveRoutesWhileTheyAreServed(t *testing.T) {
 
 func flushReplies(t *testing.T, r *Router) {
 	t.Helper()
-	for _, f := range families {
+	for f := range redirect.Families {
 		for _, table := range []int{r.opts.ReplyTable, r.opts.ReplyTable + 1} {
 			routes, err := r.routes(f, table)
 			if err != nil {

@@ -22,7 +22,7 @@ type Unmarked struct {
 func (u *Unmarked) State(from, to *redirect.Plan, c *redirect.Changes, answers redirect.Replies) State {
 	if c.Rehomes(from, to) {
 		*u = Unmarked{}
-		all := redirect.Diff(&redirect.Plan{}, to)
+		all := redirect.Whole(to)
 		c = &all
 	}
 	for d := range c.Touched {

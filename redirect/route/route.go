@@ -257,9 +257,6 @@ func (r *Router) Close() {
 	r.clients.close()
 }
 
-// families are those that the kernel routes.
-var families = [...]service.Family{service.IPv4, service.IPv6}
-
 // Apply makes the kernel's tables what the state says and tells whether
 // anything had to be changed. Routes come before the rules that lead to them,
 // and go after them. On an error the rest is in force all the same; calling it
@@ -280,7 +277,7 @@ func (r *Router) applyLocked(s *State) (changed bool, err error) {
 		changed = changed || c
 		errs = append(errs, err)
 	}
-	for _, f := range families {
+	for f := range redirect.Families {
 		tables, rules, err := r.diff(f, s)
 		errs = append(errs, err)
 		for i := range tables {
@@ -313,7 +310,7 @@ func (r *Router) Check(s State) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var errs []error
-	for _, f := range families {
+	for f := range redirect.Families {
 		_, _, err := r.diff(f, &s)
 		errs = append(errs, err)
 	}
@@ -426,7 +423,7 @@ func (r *Router) Remove() (removed []string, err error) {
 	defer r.mu.Unlock()
 	r.known = false
 	r.clients.stop()
-	for _, f := range families {
+	for f := range redirect.Families {
 		rules, err := r.rules(f)
 		if err != nil {
 			return removed, err
@@ -442,7 +439,7 @@ func (r *Router) Remove() (removed []string, err error) {
 		}
 	}
 	for _, table := range r.tables() {
-		for _, f := range families {
+		for f := range redirect.Families {
 			routes, err := r.routes(f, table)
 			if err != nil {
 				return removed, err
@@ -467,7 +464,7 @@ func (r *Router) Dump() (lines []string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, table := range r.tables() {
-		for _, f := range families {
+		for f := range redirect.Families {
 			routes, err := r.routes(f, table)
 			if err != nil {
 				return nil, err
@@ -481,7 +478,7 @@ func (r *Router) Dump() (lines []string, err error) {
 			slices.Sort(lines[first:])
 		}
 	}
-	for _, f := range families {
+	for f := range redirect.Families {
 		rules, err := r.rules(f)
 		if err != nil {
 			return nil, err

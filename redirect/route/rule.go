@@ -159,7 +159,7 @@ func (r *Router) clash(theirs *netlink.Rule, wanted map[rule]bool) error {
 func (r *Router) CheckSockets() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, f := range families {
+	for f := range redirect.Families {
 		have, err := r.rules(f)
 		if err != nil {
 			return err

@@ -178,7 +178,7 @@ func (r *Router) LocalRoutes() ([]netip.Prefix, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var prefixes []netip.Prefix
-	for _, f := range families {
+	for f := range redirect.Families {
 		routes, err := r.routes(f, syscall.RT_TABLE_LOCAL)
 		if err != nil {
 			return nil, err

@@ -49,7 +49,7 @@ func (t *tables) fill(p *redirect.Plan, silent *silence) error {
 	if err := silent.enter(t.maps); err != nil {
 		return err
 	}
-	c := redirect.Diff(&redirect.Plan{}, p)
+	c := redirect.Whole(p)
 	return t.add(p, &c)
 }
 
@@ -65,12 +65,12 @@ func (t *tables) add(p *redirect.Plan, c *redirect.Changes) error {
 			return t.full(err, "steer "+redirect.Format(s.Destination))
 		}
 	}
-	for _, d := range c.Refuse {
+	for _, d := range c.Refuse.Add {
 		if err := t.setDestination(d, refused); err != nil {
 			return t.full(err, "refuse "+redirect.Format(d))
 		}
 	}
-	for _, d := range c.Silence {
+	for _, d := range c.Silent.Add {
 		if err := t.setDestination(d, silentSlot(d)); err != nil {
 			return t.full(err, "silence "+redirect.Format(d))
 		}
@@ -83,12 +83,12 @@ func (t *tables) add(p *redirect.Plan, c *redirect.Changes) error {
 			return t.full(err, "refuse "+redirect.Format(d))
 		}
 	}
-	for _, a := range c.AddCluster {
+	for _, a := range c.ClusterIPs.Add {
 		if err := t.setRange(single(a), refused); err != nil {
 			return t.full(err, "cluster IP "+a.String())
 		}
 	}
-	for _, l := range c.AddLocal {
+	for _, l := range c.Local.Add {
 		if isCluster(p, l) {
 			continue
 		}
@@ -104,19 +104,19 @@ func (t *tables) add(p *redirect.Plan, c *redirect.Changes) error {
 func (t *tables) remove(old, p *redirect.Plan, c *redirect.Changes) error {
 	var errs []error
 	note := func(err error) { errs = append(errs, err) }
-	for _, d := range slices.Concat(c.Unsteer, c.Unrefuse, c.Unsilence, c.Unlinger) {
+	for _, d := range slices.Concat(c.Unsteer, c.Refuse.Drop, c.Silent.Drop, c.Lingering.Drop) {
 		if !p.Lingering.Has(d) && !p.Names(d) {
 			note(t.deleteDestination(d))
 		}
 	}
-	for _, a := range c.DropCluster {
+	for _, a := range c.ClusterIPs.Drop {
 		if p.Local.Has(single(a)) {
 			note(t.setRange(single(a), silentRange(a)))
 		} else {
 			note(t.deleteRange(single(a)))
 		}
 	}
-	for _, l := range c.DropLocal {
+	for _, l := range c.Local.Drop {
 		if !isCluster(p, l) {
 			note(t.deleteRange(l))
 		}

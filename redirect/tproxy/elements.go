@@ -13,17 +13,37 @@ import (
 // elements are lists of set elements, one for each set.
 type elements [kinds][versions][]nftables.SetElement
 
-func versionOf(a netip.Addr) version {
-	if a.Is4() {
-		return v4
+// elementsOf gives what the changes from one plan to another put into the sets and
+// take out of them, but for linger and ownPort.
+func elementsOf(c *redirect.Changes, from, to *redirect.Plan) (add, drop elements) {
+	for _, d := range c.Unsteer {
+		drop.destination(steerKind(from, d), d)
 	}
-	return v6
+	for _, s := range c.Steer {
+		if s.Replaces {
+			drop.destination(steerKind(from, s.Destination), s.Destination)
+		}
+		add.add(steerKind(to, s.Destination), s.Destination.Addr, nftables.SetElement{
+			Key: destinationKey(s.Destination), Val: binary.BigEndian.AppendUint16(nil, s.Target.Port)})
+	}
+	eachOf(refuse, &c.Refuse, &add, &drop, (*elements).destination)
+	eachOf(silent, &c.Silent, &add, &drop, (*elements).destination)
+	eachOf(own, &c.Own, &add, &drop, (*elements).destination)
+	eachOf(cluster, &c.ClusterIPs, &add, &drop, (*elements).address)
+	eachOf(foreign, &c.Foreign, &add, &drop, (*elements).address)
+	eachOf(node, &c.Node, &add, &drop, (*elements).address)
+	eachOf(local, &c.Local, &add, &drop, func(e *elements, _ kind, p netip.Prefix) { e.local(p) })
+	return add, drop
 }
 
-func (e *elements) steer(k kind, d service.Destination, t redirect.Target) {
-	port := binary.BigEndian.AppendUint16(nil, t.Port)
-	v := versionOf(d.Addr)
-	e[k][v] = append(e[k][v], nftables.SetElement{Key: destinationKey(d), Val: port})
+// eachOf puts what comes and what goes into the lists of a set.
+func eachOf[K redirect.Key](k kind, d *redirect.Delta[K], add, drop *elements, put func(*elements, kind, K)) {
+	for _, x := range d.Add {
+		put(add, k, x)
+	}
+	for _, x := range d.Drop {
+		put(drop, k, x)
+	}
 }
 
 // steerKind gives the map that holds a plan's destination.
@@ -34,110 +54,59 @@ func steerKind(p *redirect.Plan, d service.Destination) kind {
 	return steer
 }
 
+func (e *elements) add(k kind, a netip.Addr, x nftables.SetElement) {
+	v := service.FamilyOf(a)
+	e[k][v] = append(e[k][v], x)
+}
+
 func (e *elements) destination(k kind, d service.Destination) {
-	v := versionOf(d.Addr)
-	e[k][v] = append(e[k][v], nftables.SetElement{Key: destinationKey(d)})
+	e.add(k, d.Addr, nftables.SetElement{Key: destinationKey(d)})
 }
 
 func (e *elements) address(k kind, a netip.Addr) {
-	v := versionOf(a)
-	e[k][v] = append(e[k][v], nftables.SetElement{Key: a.AsSlice()})
-}
-
-func (e *elements) ownPort(v version, port uint16) {
-	e[ownPort][v] = append(e[ownPort][v], nftables.SetElement{Key: binary.BigEndian.AppendUint16(nil, port)})
+	e.add(k, a, nftables.SetElement{Key: a.AsSlice()})
 }
 
 // local adds a range: its first address, and the one after its last as an
 // interval's end. A range up to the very last address has no end.
 func (e *elements) local(p netip.Prefix) {
-	v := versionOf(p.Addr())
-	e[local][v] = append(e[local][v], nftables.SetElement{Key: p.Masked().Addr().AsSlice()})
+	e.address(local, p.Masked().Addr())
 	if end := lastAddr(p).Next(); end.IsValid() {
-		e[local][v] = append(e[local][v], nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
+		e.add(local, end, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
 	}
-}
-
-// planElements gives everything that a plan and the flows that it leaves alone
-// put into the sets.
-func planElements(p *redirect.Plan, flows map[flow]struct{}) *elements {
-	e := &elements{}
-	for k := range flows {
-		e.flow(k)
-	}
-	for d, t := range p.Steer.All() {
-		e.steer(steerKind(p, d), d, t)
-	}
-	for d := range p.Refuse.Keys() {
-		e.destination(refuse, d)
-	}
-	for d := range p.Silent.Keys() {
-		e.destination(silent, d)
-	}
-	for a := range p.ClusterIPs.Keys() {
-		e.address(cluster, a)
-	}
-	for l := range p.Local.Keys() {
-		e.local(l)
-	}
-	for a := range p.Foreign.Keys() {
-		e.address(foreign, a)
-	}
-	for d := range p.Own.Keys() {
-		e.destination(own, d)
-	}
-	for a := range p.Node.Keys() {
-		e.address(node, a)
-	}
-	for v, ports := range countPorts(p.Own) {
-		for port := range ports {
-			e.ownPort(version(v), port)
-		}
-	}
-	return e
 }
 
 // portCounts tell how many destinations have a port.
 type portCounts [versions]map[uint16]int
 
-func countPorts(destinations redirect.Set[service.Destination]) portCounts {
-	c := portCounts{{}, {}}
-	for d := range destinations.Keys() {
-		c[versionOf(d.Addr)][d.Port]++
-	}
-	return c
-}
-
 // change gives the ports that come to be, or are no longer, those of any
 // destination.
-func (c portCounts) change(add, drop []service.Destination) (added, dropped elements) {
+func (c portCounts) change(d *redirect.Delta[service.Destination], add, drop *elements) {
 	before := portCounts{{}, {}}
-	touch := func(d service.Destination, n int) {
-		v := versionOf(d.Addr)
-		if _, seen := before[v][d.Port]; !seen {
-			before[v][d.Port] = c[v][d.Port]
-		}
-		if c[v][d.Port] += n; c[v][d.Port] == 0 {
-			delete(c[v], d.Port)
-		}
-	}
-	for _, d := range drop {
-		touch(d, -1)
-	}
-	for _, d := range add {
-		touch(d, 1)
-	}
-	for v := range versions {
-		for port, was := range before[v] {
-			switch now := c[v][port]; {
-			case was == 0 && now > 0:
-				added.ownPort(v, port)
-			case was > 0 && now == 0:
-				dropped.ownPort(v, port)
+	touch := func(list []service.Destination, by int) {
+		for _, d := range list {
+			v := service.FamilyOf(d.Addr)
+			if _, seen := before[v][d.Port]; !seen {
+				before[v][d.Port] = c[v][d.Port]
+			}
+			if c[v][d.Port] += by; c[v][d.Port] == 0 {
+				delete(c[v], d.Port)
 			}
 		}
 	}
-	return added, dropped
+	touch(d.Drop, -1)
+	touch(d.Add, 1)
+	for v := range versions {
+		for port, was := range before[v] {
+			list := add
+			if now := c[v][port]; now == 0 && was > 0 {
+				list = drop
+			} else if now == 0 || was > 0 {
+				continue
+			}
+			list[ownPort][v] = append(list[ownPort][v], nftables.SetElement{Key: binary.BigEndian.AppendUint16(nil, port)})
+		}
+	}
 }
 
 // destinationKey joins address, protocol and port, each padded to four bytes.

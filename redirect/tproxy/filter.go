@@ -9,6 +9,7 @@ import (
 	"github.com/google/nftables"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // filter keeps the nftables table.
@@ -83,14 +84,17 @@ func (f *filter) checkName() error {
 	return c.clash(f.table.Name)
 }
 
-// apply puts a plan in force whose difference to the one before is given.
-func (f *filter) apply(c *redirect.Changes, from, p *redirect.Plan) error {
-	synced := f.synced && f.numbers.omitted == f.omittedFor(p)
-	if synced && c.Empty() {
+// apply puts a plan in force in place of another one.
+func (f *filter) apply(from, p *redirect.Plan) error {
+	if !f.synced || f.numbers.omitted != f.omittedFor(p) {
+		return f.fill(p)
+	}
+	c := redirect.Diff(from, p)
+	if c.Empty() {
 		return nil
 	}
-	if synced && c.Size()*2*sizeOfElement < f.limit/2 && !c.Rehomes(from, p) {
-		err := f.update(c, from, p)
+	if c.Size()*2*sizeOfElement < f.limit/2 && !c.Rehomes(from, p) {
+		err := f.update(&c, from, p)
 		if err == nil {
 			return nil
 		}
@@ -116,75 +120,23 @@ func retriable(err error) bool {
 
 // update changes elements in one transaction.
 func (f *filter) update(c *redirect.Changes, from, p *redirect.Plan) error {
-	var drop, add elements
-	for _, d := range c.Unsteer {
-		drop.destination(steerKind(from, d), d)
-	}
-	for _, s := range c.Steer {
-		if s.Replaces {
-			drop.destination(steerKind(from, s.Destination), s.Destination)
-		}
-		add.steer(steerKind(p, s.Destination), s.Destination, s.Target)
-	}
-	for _, d := range c.Unrefuse {
-		drop.destination(refuse, d)
-	}
-	for _, d := range c.Refuse {
-		add.destination(refuse, d)
-	}
-	for _, d := range c.Unsilence {
-		drop.destination(silent, d)
-	}
-	for _, d := range c.Silence {
-		add.destination(silent, d)
-	}
-	for _, a := range c.DropCluster {
-		drop.address(cluster, a)
-	}
-	for _, a := range c.AddCluster {
-		add.address(cluster, a)
-	}
-	for _, a := range c.DropForeign {
-		drop.address(foreign, a)
-	}
-	for _, a := range c.AddForeign {
-		add.address(foreign, a)
-	}
-	if err := f.changeFlows(c, &add, &drop); err != nil {
+	add, drop := elementsOf(c, from, p)
+	f.ownPorts.change(&c.Own, &add, &drop)
+	if err := f.changeFlows(&c.Lingering, &add, &drop); err != nil {
 		return err
 	}
-	for _, d := range c.DropOwn {
-		drop.destination(own, d)
-	}
-	for _, d := range c.AddOwn {
-		add.destination(own, d)
-	}
-	for _, a := range c.DropNode {
-		drop.address(node, a)
-	}
-	for _, a := range c.AddNode {
-		add.address(node, a)
-	}
-	addPorts, dropPorts := f.ownPorts.change(c.AddOwn, c.DropOwn)
-	add[ownPort], drop[ownPort] = addPorts[ownPort], dropPorts[ownPort]
 	b, err := f.begin()
 	if err != nil {
 		return err
 	}
-	if len(c.AddLocal) > 0 && len(c.DropLocal) > 0 {
+	if len(c.Local.Add) > 0 && len(c.Local.Drop) > 0 {
 		// New ranges may overlap old ones: start from nothing.
 		for v := range versions {
 			b.FlushSet(makeSet(f.table, local, v, f.generation))
 			b.size += sizeOfMessage
+			add[local][v], drop[local][v] = nil, nil
 		}
 		for l := range p.Local.Keys() {
-			add.local(l)
-		}
-	} else {
-		for _, l := range c.DropLocal {
-			drop.local(l)
-		}
-		for _, l := range c.AddLocal {
 			add.local(l)
 		}
 	}
@@ -203,28 +155,38 @@ func (f *filter) update(c *redirect.Changes, from, p *redirect.Plan) error {
 }
 
 // changeFlows follows what lingers.
-func (f *filter) changeFlows(c *redirect.Changes, add, drop *elements) error {
-	if len(c.Linger)+len(c.Unlinger) == 0 {
+func (f *filter) changeFlows(c *redirect.Delta[service.Destination], add, drop *elements) error {
+	if c.Size() == 0 {
 		return nil
 	}
 	for k := range f.flows {
-		if _, gone := slices.BinarySearchFunc(c.Unlinger, tcpDestination(k.here), redirect.CompareDestinations); gone {
+		if _, gone := slices.BinarySearchFunc(c.Drop, tcpDestination(k.here), redirect.CompareDestinations); gone {
 			drop.flow(k)
 			delete(f.flows, k)
 		}
 	}
-	found, err := findFlows(f.netns, redirect.SetOf(c.Linger...))
+	found, err := findFlows(f.netns, redirect.SetOf(c.Add...))
 	if err != nil {
 		return err
-	}
-	if f.flows == nil {
-		f.flows = make(map[flow]struct{}, len(found))
 	}
 	for k := range found {
 		add.flow(k)
 		f.flows[k] = struct{}{}
 	}
 	return nil
+}
+
+// planElements gives everything that a plan and the flows that it leaves alone put
+// into the sets.
+func (f *filter) planElements(p *redirect.Plan) *elements {
+	c := redirect.Whole(p)
+	e, none := elementsOf(&c, &redirect.Plan{}, p)
+	f.ownPorts = portCounts{{}, {}}
+	f.ownPorts.change(&c.Own, &e, &none)
+	for k := range f.flows {
+		e.flow(k)
+	}
+	return &e
 }
 
 // fill makes the table anew, whatever it holds: the sets of a new generation
@@ -238,8 +200,7 @@ func (f *filter) fill(p *redirect.Plan) error {
 	}
 	f.flows = flows
 	f.numbers.omitted = f.omittedFor(p)
-	e := planElements(p, flows)
-	f.ownPorts = countPorts(p.Own)
+	e := f.planElements(p)
 	for {
 		err = f.fillWithin(e)
 		switch {
@@ -430,7 +391,7 @@ func (f *filter) matches(p *redirect.Plan) (bool, error) {
 	if err != nil || !bytes.Equal(frame, f.frame) {
 		return false, err
 	}
-	want := planElements(p, f.flows)
+	want := f.planElements(p)
 	for k := range kinds {
 		for v := range versions {
 			if same, err := f.setMatches(setName(k, v, f.generation), want[k][v]); !same {

@@ -25,15 +25,15 @@ type flow struct {
 // findFlows looks for the connections to some destinations both of whose ends
 // are in the namespace. A kernel that does not tell its sockets has none.
 func findFlows(netNS int, destinations redirect.Set[service.Destination]) (map[flow]struct{}, error) {
+	accepted, connected := map[flow]struct{}{}, map[flow]struct{}{}
 	if destinations.Len() == 0 {
-		return nil, nil
+		return accepted, nil
 	}
 	nl, err := kernel.Open(netNS, syscall.NETLINK_INET_DIAG)
 	if err != nil {
 		return nil, err
 	}
 	defer nl.Close()
-	accepted, connected := map[flow]struct{}{}, map[flow]struct{}{}
 	for _, family := range []uint8{syscall.AF_INET, syscall.AF_INET6} {
 		sockets, err := nl.SocketDiagTCP(family)
 		if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EOPNOTSUPP) {
@@ -70,7 +70,7 @@ func tcpDestination(a netip.AddrPort) service.Destination {
 }
 
 func (e *elements) flow(k flow) {
-	v := versionOf(k.here.Addr())
+	v := service.FamilyOf(k.here.Addr())
 	e[linger][v] = append(e[linger][v], nftables.SetElement{Key: k.key()})
 }
 

@@ -120,12 +120,12 @@ func makeRules(generation int, n numbers) []rule {
 		rules = append(rules, newRule(chainPrerouting, isOtherTCP(), []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}))
 	}
 	for v := range versions {
-		rules = append(rules, newRule(chainPrerouting, isFamily(v), goTo(v.chain(chainTo))))
+		rules = append(rules, newRule(chainPrerouting, isFamily(v), goTo(chainOf(v, chainTo))))
 		if !n.omitted.output() {
-			rules = append(rules, newRule(chainOutput, isFamily(v), goTo(v.chain(chainFrom))))
+			rules = append(rules, newRule(chainOutput, isFamily(v), goTo(chainOf(v, chainFrom))))
 		}
-		rules = append(rules, v.rulesIn(generation, n)...)
-		rules = append(rules, v.rulesOut(generation, n)...)
+		rules = append(rules, rulesIn(v, generation, n)...)
+		rules = append(rules, rulesOut(v, generation, n)...)
 	}
 	rules = append(rules, rulesForRest(chainRefuse, rejectTCP, rejectOther)...)
 	rules = append(rules, rulesForRest(chainSilence, drop, drop)...)
@@ -153,11 +153,11 @@ func makeRules(generation int, n numbers) []rule {
 }
 
 // rulesIn are those for what comes in, also by lo from this node.
-func (v version) rulesIn(generation int, n numbers) []rule {
+func rulesIn(v version, generation int, n numbers) []rule {
 	f := families[v]
 	set := func(k kind) string { return setName(k, v, generation) }
-	to, rest, others := v.chain(chainTo), v.chain(chainRest), v.chain(chainForeign)
-	toDestination := v.key(f.dest, portDestination)
+	to, rest, others := chainOf(v, chainTo), chainOf(v, chainRest), chainOf(v, chainForeign)
+	toDestination := loadKey(v, f.dest, portDestination)
 	var rules []rule
 	needs := func(omitted bool, parts ...[]expr.Any) {
 		if !omitted {
@@ -180,7 +180,7 @@ func (v version) rulesIn(generation int, n numbers) []rule {
 	}
 	needs(false, isFamily(v), inSet(f.dest, f.addrLen, set(local)), goTo(rest))
 	needs(o.foreign, isFamily(v), inSet(f.dest, f.addrLen, set(foreign)), goTo(others))
-	needs(o.tracking, v.isOwn(f.dest, portDestination, generation), untracked)
+	needs(o.tracking, isOwn(v, f.dest, portDestination, generation), untracked)
 	// For UDP not before the services' addresses: a socket that answers
 	// from one of them is transparent, and would be taken for the receiver.
 	needs(o.replies, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies))
@@ -190,7 +190,7 @@ func (v version) rulesIn(generation int, n numbers) []rule {
 	if n.lookup {
 		rules = append(rules,
 			newRule(rest, isOtherTCP(), untracked),
-			newRule(rest, isFamily(v), v.toOwnListener(), goTo(chainListener)),
+			newRule(rest, isFamily(v), toOwnListener(v), goTo(chainListener)),
 			newRule(rest, goTo(chainRefuse)),
 		)
 	} else {
@@ -219,16 +219,16 @@ func (v version) rulesIn(generation int, n numbers) []rule {
 // is known without a look-up, and those of this node's clients leave by lo:
 // packets to endpoints on other hosts pass with two comparisons. What is for an
 // address of somebody else's is turned round: its mark gives it a route by lo.
-func (v version) rulesOut(generation int, n numbers) []rule {
+func rulesOut(v version, generation int, n numbers) []rule {
 	f := families[v]
 	set := func(k kind) string { return setName(k, v, generation) }
-	from, proxy, inside, out := v.chain(chainFrom), v.chain(chainProxy), v.chain(chainInside), v.chain(chainOut)
-	toDestination := v.key(f.dest, portDestination)
+	from, proxy, inside, out := chainOf(v, chainFrom), chainOf(v, chainProxy), chainOf(v, chainInside), chainOf(v, chainOut)
+	toDestination := loadKey(v, f.dest, portDestination)
 	rules := []rule{
 		newRule(out, isFamily(v), toDestination, found(set(refuse)), goTo(chainTurn)),
 		newRule(out, isFamily(v), toDestination, target(set(take)), goTo(chainAside)),
 		newRule(out, isFamily(v), toDestination, found(set(silent)), goTo(chainAside)),
-		newRule(out, isOtherTCP(), isFamily(v), v.flowKey(), found(set(linger)), goTo(chainAside)),
+		newRule(out, isOtherTCP(), isFamily(v), loadFlowKey(v), found(set(linger)), goTo(chainAside)),
 	}
 	if n.omitted.tracking {
 		return append(rules, newRule(from, isFamily(v), inSet(f.dest, f.addrLen, set(foreign)), goTo(out)))
@@ -237,7 +237,7 @@ func (v version) rulesOut(generation int, n numbers) []rule {
 		newRule(from, isTransparent(), jump(proxy)),
 		newRule(from, isLoopback(), jump(inside)),
 		newRule(from, isFamily(v), inSet(f.dest, f.addrLen, set(foreign)), goTo(out)),
-		newRule(from, v.isOwn(f.source, portSource, generation), untracked),
+		newRule(from, isOwn(v, f.source, portSource, generation), untracked),
 		// The kernel's own resets belong to no socket. They must not wait for
 		// room in the table of connection tracking either.
 		newRule(from, isReset(), isFamily(v), inSet(f.source, f.addrLen, set(local)), untracked),
@@ -249,7 +249,7 @@ func (v version) rulesOut(generation int, n numbers) []rule {
 		newRule(proxy, isFamily(v), inSet(f.source, f.addrLen, set(foreign)), untracked),
 
 		newRule(inside, isFamily(v), inSet(f.dest, f.addrLen, set(local)), untracked),
-		newRule(inside, v.isOwn(f.dest, portDestination, generation), untracked),
+		newRule(inside, isOwn(v, f.dest, portDestination, generation), untracked),
 	)
 }
 
@@ -266,7 +266,7 @@ func toListener(v version) []expr.Any {
 // for its destination, sk_lookup programs included. The rule ends where there is
 // none. What opens a connection between ports whose last connection waits for its
 // end finds the listener, too.
-func (v version) toOwnListener() []expr.Any {
+func toOwnListener(v version) []expr.Any {
 	f := families[v]
 	return []expr.Any{
 		&expr.Payload{DestRegister: regTarget, Base: expr.PayloadBaseTransportHeader, Offset: portDestination, Len: 2},
@@ -323,9 +323,9 @@ func jump(chain string) []expr.Any {
 	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}
 }
 
-// key puts address, protocol and port into the register where sets are looked
+// loadKey puts address, protocol and port into the register where sets are looked
 // into.
-func (v version) key(address, port uint32) []expr.Any {
+func loadKey(v version, address, port uint32) []expr.Any {
 	f := families[v]
 	return []expr.Any{
 		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: address, Len: f.addrLen},
@@ -334,8 +334,8 @@ func (v version) key(address, port uint32) []expr.Any {
 	}
 }
 
-// flowKey puts both addresses and ports there.
-func (v version) flowKey() []expr.Any {
+// loadFlowKey puts both addresses and ports there.
+func loadFlowKey(v version) []expr.Any {
 	f := families[v]
 	return []expr.Any{
 		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: f.source, Len: f.addrLen},
@@ -356,13 +356,13 @@ func target(set string) []expr.Any {
 
 // isOwn matches packets of sockets of ours on the node's own addresses: the bit
 // of the port first, which costs less than the look-up.
-func (v version) isOwn(address, port uint32, generation int) []expr.Any {
+func isOwn(v version, address, port uint32, generation int) []expr.Any {
 	return slices.Concat(
 		[]expr.Any{
 			&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseTransportHeader, Offset: port, Len: 2},
 			&expr.Lookup{SourceRegister: regKey, SetName: setName(ownPort, v, generation)},
 		},
-		isFamily(v), v.key(address, port), found(setName(own, v, generation)),
+		isFamily(v), loadKey(v, address, port), found(setName(own, v, generation)),
 	)
 }
 

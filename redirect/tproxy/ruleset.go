@@ -11,6 +11,7 @@ import (
 	"github.com/google/nftables/binaryutil"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // kind is one of the sets that the rules look into; there is one of each kind
@@ -35,13 +36,9 @@ const (
 var kindNames = [kinds]string{"steer", "take", "refuse", "silent", "cluster", "local", "foreign", "linger", "own", "ownport", "node"}
 
 // version is the Internet Protocol's; it indexes families.
-type version uint8
+type version = service.Family
 
-const (
-	v4 version = iota
-	v6
-	versions
-)
+const v4, v6, versions = service.IPv4, service.IPv6, redirect.Families
 
 // family is what the rules of one address family differ by.
 var families = [versions]struct {
@@ -108,7 +105,7 @@ var (
 	sharedChains = []string{chainListener, chainRefuse, chainSilence, chainReplies, chainNode, chainOurs, chainDivert, chainKeep, chainAside, chainTurn}
 )
 
-func (v version) chain(name string) string { return name + families[v].digit }
+func chainOf(v version, name string) string { return name + families[v].digit }
 
 // setName is a kind's name of a generation: "steer4-7". A new generation is
 // filled beside the one in use when it is too large for one transaction.
@@ -180,7 +177,7 @@ func makeChains(table *nftables.Table, o omitted) []*nftables.Chain {
 	}
 	for _, name := range familyChains {
 		for v := range versions {
-			chains = append(chains, &nftables.Chain{Name: v.chain(name)})
+			chains = append(chains, &nftables.Chain{Name: chainOf(v, name)})
 		}
 	}
 	for _, name := range sharedChains {

@@ -172,12 +172,11 @@ func (r *Redirector) apply(p redirect.Plan, changes *redirect.Changes) error {
 	if err != nil {
 		return err
 	}
-	both, add, drop := redirect.Joined(before, p.Local)
-	if len(changes.AddForeign) > 0 {
+	if len(changes.Foreign.Add) > 0 {
 		// A packet must not be taken before it has somewhere to go.
 		all := p
 		all.Local = before
-		for _, a := range changes.DropForeign {
+		for _, a := range changes.Foreign.Drop {
 			all.Foreign = all.Foreign.With(a, struct{}{})
 		}
 		if err := r.Router.Put(r.routes(&all)); err != nil {
@@ -187,21 +186,20 @@ func (r *Redirector) apply(p redirect.Plan, changes *redirect.Changes) error {
 			return errors.Join(err, r.apply(p, &rest))
 		}
 	}
-	next := p
-	next.Local, changes.AddLocal, changes.DropLocal = both, add, drop
-	if err := r.fill(next, changes); err != nil {
+	both := p
+	both.Local = redirect.Joined(before, p.Local)
+	if err := r.fill(both); err != nil {
 		return err
 	}
 	if err := r.Router.Put(r.routes(&p)); err != nil {
 		return err
 	}
-	rest := redirect.Diff(&r.Plan, &p)
-	return r.fill(p, &rest)
+	return r.fill(p)
 }
 
 // fill makes the table that of a plan.
-func (r *Redirector) fill(p redirect.Plan, changes *redirect.Changes) error {
-	if err := r.filter.apply(changes, &r.Plan, &p); err != nil {
+func (r *Redirector) fill(p redirect.Plan) error {
+	if err := r.filter.apply(&r.Plan, &p); err != nil {
 		return err
 	}
 	r.Set(p)
