@@ -12,7 +12,7 @@ import (
 // endpoint.
 type Affinity uint8
 
-// The outcomes. conntrack.Affinity has the same numbers.
+// The outcomes.
 const (
 	// AffinityNone: the service port has no session affinity.
 	AffinityNone Affinity = iota
@@ -24,6 +24,21 @@ const (
 	// candidate (A5.3) or did not answer (A5.7), and went to another.
 	AffinityMoved
 )
+
+// String gives the name that the access log uses.
+func (a Affinity) String() string {
+	switch a {
+	case AffinityNone:
+		return "none"
+	case AffinityNew:
+		return "new"
+	case AffinityHit:
+		return "hit"
+	case AffinityMoved:
+		return "moved"
+	}
+	return "unknown"
+}
 
 // inlineTried is how many different endpoints a Dial remembers in itself.
 const inlineTried = 3

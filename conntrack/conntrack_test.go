@@ -13,7 +13,6 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -81,21 +80,9 @@ func TestNames(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("dial errors %v, want %v", got, want)
 	}
-	for _, s := range []fmt.Stringer{End(200), Affinity(200), Source(200), DialError(200)} {
+	for _, s := range []fmt.Stringer{End(200), Affinity(200), DialError(200)} {
 		if s.String() != "unknown" {
 			t.Errorf("%T(200) is %v", s, s)
-		}
-	}
-}
-
-// The listener converts by number.
-func TestAffinityNumbersAreTheBalancers(t *testing.T) {
-	for theirs, ours := range map[balancer.Affinity]Affinity{
-		balancer.AffinityNone: AffinityNone, balancer.AffinityNew: AffinityNew,
-		balancer.AffinityHit: AffinityHit, balancer.AffinityMoved: AffinityMoved,
-	} {
-		if Affinity(theirs) != ours {
-			t.Errorf("balancer's %d is our %d", theirs, ours)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -80,7 +81,7 @@ func (c *consoleEncoder) encode(r *Record) {
 			b = appendDuration(b, a.Duration)
 		}
 	}
-	if r.Affinity != AffinityNone {
+	if r.Affinity != balancer.AffinityNone {
 		b = append(b, " | affinity "...)
 		b = append(b, r.Affinity.String()...)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -34,14 +35,14 @@ func examples() []Record {
 		{
 			ID: 2, Wall: wall + 17*ms, Protocol: service.TCP,
 			Client: netip.MustParseAddrPort("10.0.0.7:41830"), VIP: netip.MustParseAddrPort("192.0.2.1:80"), Kind: service.LoadBalancer,
-			Port: portHTTP, Endpoint: live, Source: SourceClient, SourceAddr: netip.MustParseAddrPort("10.0.0.7:61930"), Affinity: AffinityMoved, Attempts: 2, Connected: true,
+			Port: portHTTP, Endpoint: live, Source: SourceClient, SourceAddr: netip.MustParseAddrPort("10.0.0.7:61930"), Affinity: balancer.AffinityMoved, Attempts: 2, Connected: true,
 			Failed:      []Attempt{{dead, 250 * ms, DialTimeout}},
 			ConnectTime: 251 * ms, FirstByte: 253 * ms, Duration: 3725 * 1000 * ms, BytesFromClient: 5 << 20, BytesFromEndpoint: 3 << 29, End: EndpointTimeout,
 		},
 		{
 			ID: 3, Wall: wall + 40*ms, Protocol: service.TCP,
 			Client: netip.MustParseAddrPort("[fd00::9]:50000"), VIP: netip.MustParseAddrPort("[fd00:96::5]:5432"), Kind: service.ClusterIP,
-			Port: db, Endpoint: bare, Affinity: AffinityNew, Attempts: 4,
+			Port: db, Endpoint: bare, Affinity: balancer.AffinityNew, Attempts: 4,
 			Failed:   []Attempt{{bare, 250 * ms, DialTimeout}, {bare, 500 * ms, DialTimeout}, {bare, 1000 * ms, DialTimeout}, {bare, 2000 * ms, DialTimeout}},
 			Duration: 3750310000, End: ConnectFailed,
 		},
@@ -158,7 +159,10 @@ func TestDocumentedFields(t *testing.T) {
 // The documentation explains every value of the fields that have a fixed set,
 // and no others.
 func TestDocumentedValues(t *testing.T) {
-	var ends, dialErrors []string
+	var ends, dialErrors, affinities []string
+	for a := Affinity(0); a.String() != "unknown"; a++ {
+		affinities = append(affinities, a.String())
+	}
 	for _, e := range Ends() {
 		ends = append(ends, e.String())
 	}
@@ -167,7 +171,7 @@ func TestDocumentedValues(t *testing.T) {
 	}
 	for heading, want := range map[string][]string{
 		"### `end`":                     ends,
-		"### `affinity`":                affinityNames[:],
+		"### `affinity`":                affinities,
 		"### `failed_attempts[].error`": dialErrors,
 	} {
 		got := documentedIn(t, heading)
@@ -177,7 +181,7 @@ func TestDocumentedValues(t *testing.T) {
 		}
 	}
 	var inText []string
-	inText = append(inText, sourceNames[:]...)
+	inText = append(inText, SourceNode.String(), SourceClient.String())
 	for _, k := range []service.AddressKind{service.ClusterIP, service.ExternalIP, service.LoadBalancer, service.NodePort} {
 		inText = append(inText, k.String())
 	}

@@ -3,6 +3,9 @@ package conntrack
 import (
 	"errors"
 	"syscall"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/policy"
 )
 
 // End tells who ended a connection, and how.
@@ -62,37 +65,18 @@ func Ends() []End {
 	return all
 }
 
-// Affinity tells what session affinity did. The numbers are balancer.Affinity's.
-type Affinity uint8
-
-// The outcomes of affinity.
-const (
-	AffinityNone  Affinity = iota // the service port has none
-	AffinityNew                   // the client was not pinned
-	AffinityHit                   // the client went to the endpoint it was pinned to
-	AffinityMoved                 // the pinned endpoint was gone or did not answer
-	affinityCount = iota
+// Affinity tells what session affinity did, Source which address the endpoint
+// sees.
+type (
+	Affinity = balancer.Affinity
+	Source   = policy.Source
 )
-
-var affinityNames = [affinityCount]string{"none", "new", "hit", "moved"}
-
-// String gives the name that the access log uses.
-func (a Affinity) String() string { return nameOf(affinityNames[:], uint8(a)) }
-
-// Source tells which address the endpoint sees. The numbers are policy.Source's.
-type Source uint8
 
 // The sources.
 const (
-	SourceNode   Source = iota // the node's address
-	SourceClient               // the client's own
-	sourceCount  = iota
+	SourceNode   = policy.SourceNode
+	SourceClient = policy.SourceClient
 )
-
-var sourceNames = [sourceCount]string{"node", "client"}
-
-// String gives the name that the access log uses.
-func (s Source) String() string { return nameOf(sourceNames[:], uint8(s)) }
 
 // DialError tells why an attempt to connect to an endpoint failed.
 type DialError uint8

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -90,7 +91,7 @@ func (r *record) original() conntrack.Record {
 		Duration:          r.DurationUS * int64(time.Microsecond),
 		BytesFromClient:   r.BytesFromClient,
 		BytesFromEndpoint: r.BytesFromEndpoint,
-		Affinity:          named(r.Affinity, conntrack.AffinityNone, conntrack.AffinityNew, conntrack.AffinityHit, conntrack.AffinityMoved),
+		Affinity:          named(r.Affinity, balancer.AffinityNone, balancer.AffinityNew, balancer.AffinityHit, balancer.AffinityMoved),
 		End:               named(r.End, conntrack.Ends()...),
 	}
 	if r.Service != "" {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -33,7 +34,7 @@ func exampleRecord() conntrack.Record {
 		ID: 7, Wall: time.Date(2026, 6, 1, 12, 0, 0, 250e6, time.UTC).UnixNano(), Protocol: service.TCP, Kind: service.ClusterIP,
 		Client: netip.MustParseAddrPort("10.244.0.11:41822"), VIP: netip.MustParseAddrPort("10.96.0.30:80"),
 		Port:     &service.Port{Name: service.PortName{Name: service.Name{Namespace: "shop", Name: "search"}, Port: "http", Protocol: service.TCP}},
-		Endpoint: endpoint("10.244.1.15:8080", "elm"), Attempts: 2, Connected: true, Affinity: conntrack.AffinityMoved,
+		Endpoint: endpoint("10.244.1.15:8080", "elm"), Attempts: 2, Connected: true, Affinity: balancer.AffinityMoved,
 		Failed:      []conntrack.Attempt{{Endpoint: endpoint("10.244.1.14:8080", "dogwood"), Duration: 213_000, Error: conntrack.DialRefused}},
 		ConnectTime: 400_000, FirstByte: 1_500_000, Duration: 12_000_000, BytesFromClient: 78, BytesFromEndpoint: 1234, End: conntrack.ClientFin,
 	}
@@ -44,7 +45,7 @@ func exampleRecord() conntrack.Record {
 func TestRecordConsole(t *testing.T) {
 	whole := exampleRecord()
 	plain := whole
-	plain.Failed, plain.Attempts, plain.Affinity = nil, 1, conntrack.AffinityNone
+	plain.Failed, plain.Attempts, plain.Affinity = nil, 1, balancer.AffinityNone
 	failed := whole
 	failed.Connected, failed.ConnectTime, failed.FirstByte, failed.Attempts = false, 0, 0, 1
 	failed.Endpoint, failed.End = failed.Failed[0].Endpoint, conntrack.ConnectFailed
