@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // Algorithm is a way to choose one of several endpoints.
@@ -61,4 +63,22 @@ func Parse(name string) (Algorithm, error) {
 		problem = "not available in this version"
 	}
 	return RoundRobin, fmt.Errorf("balancer %q: %s (available: %s)", name, problem, strings.Join(available, ", "))
+}
+
+// annotation names the algorithm of a Service, without the prefix sluice.dev/.
+const annotation = "balancer"
+
+// For returns the options of a service port's balancer, from defaults: its session
+// affinity and the algorithm that its annotation names. A name that is not known is
+// the problem, and leaves it with the default.
+func (o Options) For(port *service.Port) (opts Options, problem error) {
+	o.AffinityTimeout = port.AffinityTimeout
+	if name, ok := port.Annotations[annotation]; ok {
+		algorithm, err := Parse(name)
+		if err != nil {
+			return o, fmt.Errorf("annotation sluice.dev/%s: %w; it gets %s", annotation, err, o.Algorithm)
+		}
+		o.Algorithm = algorithm
+	}
+	return o, nil
 }

@@ -173,7 +173,7 @@ func TestRestingLaneLosesNothing(t *testing.T) {
 // sessions.
 func TestPromise8_FloodOnASharedLaneStopsNoNeighbour(t *testing.T) {
 	lab := netns.NewLab(t, 1)
-	n := newNode(t, lab, func(o *Options) { o.MaxLanes = 1 })
+	n := newNode(t, lab, func(o *Options) { o.MaxListeners = 1 })
 	lab.Backends[0].EchoUDP(t, 5300)
 	vips := []string{vip4, "10.96.0.11", "10.96.0.12"}
 	for i, vip := range vips { // the first has a lane of its own

@@ -72,8 +72,9 @@ type Config struct {
 	MaxSessions int
 	// MaxServiceSessions bounds those of one Service, all its ports together.
 	MaxServiceSessions int
-	// MaxLanes bounds the lanes of each family. Services beyond share one.
-	MaxLanes int
+	// MaxListeners bounds the service ports of each family that have sockets of their
+	// own to be steered to. The others share a socket of each loop.
+	MaxListeners int
 
 	// Timeout ends a session without a datagram, StreamTimeout one that was
 	// used both ways for a while. The annotation sluice.dev/udp-timeout goes
@@ -81,12 +82,8 @@ type Config struct {
 	Timeout       time.Duration
 	StreamTimeout time.Duration
 
-	// Algorithm is the balancer of services that do not name one.
-	Algorithm balancer.Algorithm
-	// Plan is the retry plan.
-	Plan balancer.Plan
-	// MaxPins bounds the clients that one service port's affinity remembers.
-	MaxPins int
+	// Balancer holds the defaults of service ports' balancers.
+	Balancer balancer.Options
 
 	// Log says which sessions' records are handed on.
 	Log Logging
@@ -143,14 +140,8 @@ type Options struct {
 	// Table has one shard for each loop. Somebody else has the shards flushed
 	// (conntrack.Shard.OnPending) and refreshed.
 	Table *conntrack.Table
-	// Replies says whether endpoints may see clients' addresses.
-	Replies redirect.Replies
-	// PastMark is what redirect.Traits say.
-	PastMark uint32
-	// OwnAddress tells whether an address is one of this node's. Endpoints
-	// there see the node's address: their answers would not come back to a
-	// socket of ours. It is called on the loops; nil means that none is.
-	OwnAddress func(netip.Addr) bool
+	// Traits are the Redirector's.
+	Traits redirect.Traits
 	// SameLink tells whether answers from an endpoint reach a client without
 	// passing this node; endpoints there see the node's address too. It is
 	// called on the loops; nil means that none do.

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -29,7 +30,7 @@ func TestSocketsCannotBeJoined(t *testing.T) {
 	}
 	for _, a := range []netip.Addr{lab.Node.IPv4, lab.Node.IPv6} { // node ports
 		if err := lab.Node.Do(func() error {
-			return n.server.Bind(service.Destination{Addr: a, Port: 30053, Protocol: service.UDP})
+			return n.server.Bind(policy.Opening{Destination: service.Destination{Addr: a, Port: 30053, Protocol: service.UDP}, Action: policy.Accept})
 		}); err != nil {
 			t.Fatal(err)
 		}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
@@ -48,6 +49,7 @@ type node struct {
 	table  *conntrack.Table
 	loops  []*poll.Loop
 	server *Server
+	host   hostnet.Addresses
 
 	mu      sync.Mutex
 	records []conntrack.Record // guarded by mu
@@ -108,10 +110,10 @@ func newNodeBy(t testing.TB, lab *netns.Lab, steer redirect.Redirector, change f
 	n.steer = steer
 	o := Options{
 		Config: Config{
-			MaxSessions: 1000, MaxServiceSessions: 1000, MaxLanes: 100, MaxPins: 100,
-			Timeout: 30 * time.Second, StreamTimeout: 2 * time.Minute, Plan: balancer.DefaultPlan(),
+			MaxSessions: 1000, MaxServiceSessions: 1000, MaxListeners: 100,
+			Timeout: 30 * time.Second, StreamTimeout: 2 * time.Minute, Balancer: balancer.Options{MaxPins: 100, Plan: balancer.DefaultPlan()},
 		},
-		Loops: n.loops, Table: n.table, Replies: steer.Traits().Replies, Logger: zerolog.New(zerolog.NewTestWriter(t)),
+		Loops: n.loops, Table: n.table, Traits: steer.Traits(), Logger: zerolog.New(zerolog.NewTestWriter(t)),
 	}
 	if change != nil {
 		change(&o)
@@ -159,7 +161,7 @@ func (n *node) apply(c service.Change) {
 		table := policy.Compile(nil, n.store.Apply(c), policy.Config{
 			NodeName: "node", NodeAddresses: []netip.Addr{n.lab.Node.IPv4, n.lab.Node.IPv6},
 		})
-		n.server.Apply(table)
+		n.server.Apply(table, n.host, false)
 		var plan redirect.Plan
 		for _, port := range table.Snapshot().Ports {
 			if port == nil {
@@ -174,10 +176,10 @@ func (n *node) apply(c service.Change) {
 				}
 				if n.steer.Traits().BindEach {
 					plan.Steer = plan.Steer.With(d, redirect.Target{Port: d.Port})
-					defer func() { bound = errors.Join(bound, n.server.Bind(d)) }()
+					defer func() { bound = errors.Join(bound, n.server.Bind(table.Open(d, port.Name, service.ClusterIP))) }()
 					continue
 				}
-				target, err := n.server.Lane(port.Name, service.FamilyOf(d.Addr))
+				target, err := n.server.Listen(table.Open(d, port.Name, service.ClusterIP))
 				if err != nil {
 					return err
 				}

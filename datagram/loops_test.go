@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -72,7 +73,10 @@ func TestDatagramsThatPassedAProxyPassOneMore(t *testing.T) {
 		server := open(0, 5300)
 		n.apply(svc("dns", family.vip, nil, at(family.endpoints[0], 5300)))
 		visit(server, [][2]int{{64, most}, {first, most}, {9, most}})
-		at53, err := n.server.Lane(service.PortName{Name: service.Name{Namespace: "test", Name: "dns"}, Protocol: service.UDP}, service.FamilyOf(family.endpoints[0]))
+		at53, err := n.server.Listen(policy.Opening{
+			Destination: service.Destination{Addr: family.endpoints[0]},
+			Name:        service.PortName{Name: service.Name{Namespace: "test", Name: "dns"}, Protocol: service.UDP},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -24,9 +25,8 @@ func TestEndpointOnThisNodeIsNeverTheSessionsOwnSocket(t *testing.T) {
 			if vip == vip6 {
 				own = at(lab.Node.IPv6, 40002)
 			}
-			n := newNode(t, lab, func(o *Options) {
-				o.OwnAddress = func(a netip.Addr) bool { return a == own.Addr() }
-			})
+			n := newNode(t, lab, nil)
+			n.host = hostnet.NewAddresses([]netip.Addr{own.Addr()})
 			n.apply(svc("down", vip, nil, own))
 			for range 48 {
 				c := client(t, lab.Client, netip.AddrPortFrom(netip.MustParseAddr(vip), 53).String())
@@ -52,7 +52,7 @@ func TestReservedPortsAreNotTaken(t *testing.T) {
 	if err := lab.Node.SetSysctl("net/ipv4/ip_local_reserved_ports", "10000-29899,29950-29999"); err != nil {
 		t.Fatal(err)
 	}
-	n := newNode(t, lab, func(o *Options) { o.Replies.Tracking.Look() })
+	n := newNode(t, lab, func(o *Options) { o.Traits.Replies.Tracking.Look() })
 	lab.Backends[0].EchoUDP(t, 5300)
 	n.apply(svc("four", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
 	n.apply(svc("six", vip6, nil, at(lab.Backends[0].IPv6, 5300)))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
@@ -18,8 +19,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Server serves UDP. Apply, Lane, Bind, Unbind, Prune and Stop are called from one
-// goroutine; Stats may be called from any.
+// Server serves UDP. Its methods belong to one goroutine, except Stats.
 type Server struct {
 	options Options
 	log     zerolog.Logger
@@ -37,13 +37,14 @@ type Server struct {
 	lanes      map[place]*lane
 	lanesOf    [2]int             // those that are not bound to a destination, by service.Family
 	left       []service.PortName // services that went since the last Prune
-	said       once.Texts
+	once       once.Log
 }
 
 // state is one configuration in force. It never changes.
 type state struct {
 	table    *policy.Table
-	services []*portService // by service.PortID; nil where there is none of UDP
+	host     hostnet.Addresses // of this node
+	services []*portService    // by service.PortID; nil where there is none of UDP
 }
 
 // New gives a Server that serves nothing yet.
@@ -51,20 +52,22 @@ func New(o Options) *Server {
 	if o.SameLink == nil {
 		o.SameLink = func(_, _ netip.Addr) bool { return false }
 	}
-	if o.OwnAddress == nil {
-		o.OwnAddress = func(netip.Addr) bool { return false }
+	if most := o.Traits.MaxLanes; most > 0 {
+		o.MaxListeners = min(o.MaxListeners, most)
 	}
+	o.Balancer.Plan.AtOnce = maxAttempts
 	s := &Server{
 		options:    o,
-		ports:      newPorts(o.Replies.FirstPort, o.Replies.LastPort),
+		ports:      newPorts(o.Traits.Replies.FirstPort, o.Traits.Replies.LastPort),
 		log:        o.Logger,
 		services:   make(map[service.PortName]*portService),
 		groups:     make(map[service.Name]*groups),
 		namespaces: make(map[string]*namespaces),
 		lanes:      make(map[place]*lane),
+		once:       once.Log{Logger: o.Logger},
 	}
 	if err := sys.CanDisown(); err != nil {
-		s.once("UDP sockets", "other processes of this user on this node can join them and take a share of the datagrams (CAP_CHOWN is missing): "+err.Error())
+		s.once.Warn("UDP sockets", fmt.Errorf("other processes of this user on this node can join them and take a share of the datagrams (CAP_CHOWN is missing): %w", err))
 	}
 	s.state.Store(&state{table: policy.Compile(nil, &service.Snapshot{}, policy.Config{})})
 	for i, loop := range o.Loops {
@@ -74,11 +77,11 @@ func New(o Options) *Server {
 }
 
 // Apply puts a policy in force for new sessions, and cuts those whose endpoint
-// serves no more or whose service went. Lanes of services that went stay open
+// serves no more or whose service went. Sockets of service ports that went stay open
 // until Prune.
-func (s *Server) Apply(table *policy.Table) {
+func (s *Server) Apply(table *policy.Table, host hostnet.Addresses, _ bool) {
 	prev, ports := s.state.Load(), table.Snapshot().Ports
-	next := &state{table: table, services: make([]*portService, len(ports))}
+	next := &state{table: table, host: host, services: make([]*portService, len(ports))}
 	copy(next.services, prev.services)
 	ids := slices.Collect(table.Changed(prev.table))
 	var cuts []*cut
@@ -158,25 +161,18 @@ func (s *Server) onLoops(f func(*worker)) {
 	}
 }
 
-// warn logs a service's problem once.
+// warn logs a problem of a service port once.
 func (s *Server) warn(port *service.Port, problem error) {
-	if problem != nil {
-		s.once("Service "+port.Name.Name.String(), problem.Error())
-	}
+	s.once.Warn("Service "+port.Name.Name.String(), problem)
 }
 
-// once logs a problem of an object, unless it was logged before.
-func (s *Server) once(object, problem string) {
-	if s.said.First(object + ": " + problem) {
-		s.log.Warn().Str("object", object).Msg(problem)
-	}
-}
-
-// Lane gives what the datagrams to a service port are to be steered to.
-func (s *Server) Lane(name service.PortName, f service.Family) (redirect.Target, error) {
-	at := place{name: name, family: f}
-	if s.lanes[at] == nil && s.lanesOf[f] >= s.options.MaxLanes {
-		s.once("UDP lanes", fmt.Sprintf("more than %d UDP service ports: the others share a socket, and with it its queue", s.options.MaxLanes))
+// Listen returns the sockets that a destination's datagrams are to be steered to, and
+// opens them if necessary. Policy decides about each client when its session begins.
+func (s *Server) Listen(o policy.Opening) (redirect.Target, error) {
+	f := service.FamilyOf(o.Addr)
+	at := place{name: o.Name, family: f}
+	if s.lanes[at] == nil && s.lanesOf[f] >= s.options.MaxListeners {
+		s.once.Warn("UDP lanes", fmt.Errorf("more than %d UDP service ports: the others share a socket, and with it its queue", s.options.MaxListeners))
 		at = place{family: f}
 	}
 	addr := redirect.ListenIPv4
@@ -187,23 +183,39 @@ func (s *Server) Lane(name service.PortName, f service.Family) (redirect.Target,
 	if l == nil {
 		var err error
 		if l, err = openLane(at, netip.AddrPortFrom(addr, 0), s.workers); err != nil {
-			return redirect.Target{}, fmt.Errorf("UDP lane: %w", err)
+			return redirect.Target{}, fmt.Errorf("service %s: UDP lane: %w", o.Name, err)
 		}
 		s.add(at, l)
 	}
 	return redirect.Target{Port: l.address.Port(), FD: l.shards[0].fd}, nil
 }
 
-// Bind has datagrams received that are sent to a destination, by sockets bound
-// to it: a node port, or any destination where steering binds each. It does nothing
-// if it is bound already. The error wraps EADDRINUSE if another program has the
-// port.
-func (s *Server) Bind(d service.Destination) error {
-	at := place{bound: d}
+// Unlisten does nothing: who may send is not up to the sockets.
+func (s *Server) Unlisten(policy.Opening) {}
+
+// SocketsPerPort is the number of sockets of a bound destination.
+func (s *Server) SocketsPerPort() int { return len(s.workers) }
+
+// KeepsConnections is false: sessions end with their destination (A8.2).
+func (s *Server) KeepsConnections() bool { return false }
+
+// InGrace is false: there is no handshake that could have begun before.
+func (s *Server) InGrace() bool { return false }
+
+// Bind has datagrams to a destination received by sockets that are bound to it: a
+// node port, or any destination where steering binds each. While the destination
+// refuses, it has no socket, so that the kernel refuses. Policy decides about each
+// client. The error wraps EADDRINUSE if another program has the port.
+func (s *Server) Bind(o policy.Opening) error {
+	at := place{bound: o.Destination}
+	if o.Action == policy.Refuse {
+		s.Unbind(o.Destination)
+		return nil
+	}
 	if s.lanes[at] != nil {
 		return nil
 	}
-	l, err := openLane(at, netip.AddrPortFrom(d.Addr, d.Port), s.workers)
+	l, err := openLane(at, netip.AddrPortFrom(o.Addr, o.Port), s.workers)
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -537,7 +538,7 @@ func TestBoundDestination(t *testing.T) {
 	change.Services[0].Spec.Ports[0].NodePort = 30053
 	n.apply(change)
 	d := service.Destination{Addr: lab.Node.IPv4, Port: 30053, Protocol: service.UDP}
-	if err := lab.Node.Do(func() error { return n.server.Bind(d) }); err != nil {
+	if err := lab.Node.Do(func() error { return n.server.Bind(policy.Opening{Destination: d, Action: policy.Accept}) }); err != nil {
 		t.Fatal(err)
 	}
 	to := netip.AddrPortFrom(d.Addr, d.Port).String()
@@ -553,7 +554,7 @@ func TestBoundDestination(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pc.Close()
-	if err := lab.Node.Do(func() error { return n.server.Bind(taken) }); !InUse(err) {
+	if err := lab.Node.Do(func() error { return n.server.Bind(policy.Opening{Destination: taken, Action: policy.Accept}) }); !InUse(err) {
 		t.Errorf("bind to a port in use: %v", err)
 	}
 	n.server.Unbind(d)

@@ -16,15 +16,14 @@ import (
 
 // The annotations that concern UDP, without the prefix sluice.dev/.
 const (
-	balancerAnnotation  = "balancer"
 	timeoutAnnotation   = "udp-timeout"
 	responsesAnnotation = "udp-responses"
 )
 
-// mostAttempts bounds the endpoints that one session is moved to when they refuse
+// maxAttempts bounds the endpoints that one session is moved to when they refuse
 // one after another. The client's next datagram begins a session that passes them
 // over.
-const mostAttempts = 16
+const maxAttempts = 16
 
 // portService is what one service port of UDP needs while it serves. It lives
 // as long as the port has its name, whatever else of it changes.
@@ -48,14 +47,14 @@ func newPortService(port *service.Port, cfg *Config, counters *conntrack.Counter
 	for i := range p.shares {
 		p.shares[i] = share{service: p, worker: workers[i], group: &g.loops[i]}
 	}
-	opts, problem := balancerOptions(port, cfg)
+	opts, problem := cfg.Balancer.For(port)
 	p.balancer = balancer.New(opts)
 	return p, errors.Join(problem, p.setTerms(port, cfg))
 }
 
 // configure takes a changed port over.
 func (p *portService) configure(port *service.Port, cfg *Config) error {
-	opts, problem := balancerOptions(port, cfg)
+	opts, problem := cfg.Balancer.For(port)
 	p.balancer.Configure(opts)
 	return errors.Join(problem, p.setTerms(port, cfg))
 }
@@ -86,26 +85,6 @@ func (p *portService) setTerms(port *service.Port, cfg *Config) error {
 	}
 	p.terms.Store(t)
 	return errors.Join(problems...)
-}
-
-// balancerOptions gives what the balancer of a port is made with. A balancer
-// that is not known is a problem of the service and leaves it with the default.
-func balancerOptions(port *service.Port, cfg *Config) (opts balancer.Options, problem error) {
-	opts = balancer.Options{
-		Algorithm:       cfg.Algorithm,
-		AffinityTimeout: port.AffinityTimeout,
-		MaxPins:         cfg.MaxPins,
-		Plan:            cfg.Plan,
-	}
-	opts.Plan.AtOnce = mostAttempts
-	if name, ok := port.Annotations[balancerAnnotation]; ok {
-		algorithm, err := balancer.Parse(name)
-		if err != nil {
-			return opts, fmt.Errorf("annotation sluice.dev/%s: %w; it gets %s", balancerAnnotation, err, opts.Algorithm)
-		}
-		opts.Algorithm = algorithm
-	}
-	return opts, nil
 }
 
 // cut says which sessions of a service port end at once (A8.2).

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/bind"
 	"github.com/sluice-proxy/sluice/redirect/route"
@@ -48,9 +49,8 @@ func TestEveryWayOfSteering(t *testing.T) {
 				t.Fatal(err)
 			}
 			counted := &steering.Counted{Redirector: steer}
-			n := newNodeBy(t, lab, counted, func(o *Options) {
-				o.OwnAddress = func(a netip.Addr) bool { return a == lab.Node.IPv4 || a == lab.Node.IPv6 }
-			})
+			n := newNodeBy(t, lab, counted, nil)
+			n.host = hostnet.NewAddresses([]netip.Addr{lab.Node.IPv4, lab.Node.IPv6})
 			one, two := lab.Backends[0], lab.Backends[1]
 			one.WitnessUDP(t, 5300)
 			two.WitnessUDP(t, 5300)

@@ -152,7 +152,7 @@ func (w *worker) takeUpstream(f service.Family, untracked, once bool) (*upstream
 	}
 	if untracked {
 		if errno = sys.SetTransparent(fd, f == service.IPv6); errno == 0 {
-			errno = sys.SetMark(fd, w.server.options.Replies.Mark)
+			errno = sys.SetMark(fd, w.server.options.Traits.Replies.Mark)
 		}
 		if errno != 0 {
 			sys.Close(fd)
@@ -200,15 +200,18 @@ func (w *worker) closeUpstream(u *upstream) {
 	w.loop.Forget(u.reg)
 	sys.Close(int(u.fd))
 	if u.held.IsValid() {
-		w.server.options.Replies.Clients.Release(u.held)
+		w.server.options.Traits.Replies.Clients.Release(u.held)
 		u.held = netip.Addr{}
 	}
 }
 
+// own reports whether an address is this node's own.
+func (w *worker) own(a netip.Addr) bool { return w.server.state.Load().host.Has(a) }
+
 // sourceFor gives whose address an endpoint sees.
 func (w *worker) sourceFor(v *policy.Verdict, client, endpoint netip.Addr) policy.Source {
 	o := &w.server.options
-	if !o.Replies.Diverted || client.IsLinkLocalUnicast() || o.OwnAddress(endpoint) || o.SameLink(client, endpoint) {
+	if !o.Traits.Replies.Diverted || client.IsLinkLocalUnicast() || w.own(endpoint) || o.SameLink(client, endpoint) {
 		return policy.SourceNode
 	}
 	return v.SourceFor(client, endpoint)
@@ -217,8 +220,8 @@ func (w *worker) sourceFor(v *policy.Verdict, client, endpoint netip.Addr) polic
 // connectTo gives a socket that is connected to an endpoint.
 func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source policy.Source) (*upstream, sys.Errno) {
 	o, endpoint := &w.server.options, ep.Addr
-	own := o.OwnAddress(endpoint.Addr())
-	untracked := source == policy.SourceNode && o.Replies.PassTracking(ep, own)
+	own := w.own(endpoint.Addr())
+	untracked := source == policy.SourceNode && o.Traits.Replies.PassTracking(ep, own)
 	// The kernel may choose the endpoint's own port, if it is one of those that
 	// it gives away. On this node that would connect the socket to itself.
 	choose := source == policy.SourceNode && own && w.server.ports.kernelGives(endpoint.Port())
@@ -253,7 +256,7 @@ func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, source polic
 // markReturns has a socket's datagrams pass steering, and end where they come to
 // Services all the same: see session.setHeader.
 func (w *worker) markReturns(u *upstream) sys.Errno {
-	if mark := w.server.options.PastMark; mark != 0 {
+	if mark := w.server.options.Traits.PastMark; mark != 0 {
 		if errno := sys.SetMark(int(u.fd), mark); errno != 0 {
 			return errno
 		}
@@ -265,8 +268,8 @@ func (w *worker) markReturns(u *upstream) sys.Errno {
 // hold gives the ports that a socket with a client's address may have, first and
 // last, and has answers come back to it where the way of steering has to be told.
 func (w *worker) hold(u *upstream, client netip.Addr) (ports [2]uint16, errno sys.Errno) {
-	r := &w.server.options.Replies
-	if r.Clients == nil || w.server.options.OwnAddress(client) {
+	r := &w.server.options.Traits.Replies
+	if r.Clients == nil || w.own(client) {
 		return [2]uint16{r.FirstPort, r.LastPort}, 0
 	}
 	ports, err := r.Clients.Hold(client)
@@ -280,7 +283,7 @@ func (w *worker) hold(u *upstream, client netip.Addr) (ports [2]uint16, errno sy
 // connectAs connects a socket from a client's address. Where answers come back to certain ports only, the port
 // is chosen here: those that the kernel gives by itself are none of them.
 func (w *worker) connectAs(u *upstream, endpoint netip.AddrPort, client netip.Addr, ports [2]uint16) sys.Errno {
-	if ports[0] == 0 || w.server.options.OwnAddress(client) {
+	if ports[0] == 0 || w.own(client) {
 		return sys.ConnectUDP(int(u.fd), endpoint, netip.AddrPortFrom(client, 0))
 	}
 	return w.connectFrom(u, endpoint, client, w.server.ports.repliesWithin(ports))

@@ -9,55 +9,59 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// lingers tells whether connections may use destinations that left the plan.
-func (m *Manager) lingers() bool {
-	return m.planner.lingering.Len() > 0 || len(m.planner.lingeringIPs) > 0
-}
+// lingers reports whether connections may use destinations that left the plan.
+func (p *planner) lingers() bool { return p.lingering.Len() > 0 || len(p.lingeringIPs) > 0 }
 
-// leaveToOthers has connections linger that were made to cluster IPs which
-// another proxy serves from now on.
-func (m *Manager) leaveToOthers(others map[netip.Addr]service.Other) {
-	fresh := maps.Clone(others)
-	maps.DeleteFunc(fresh, func(a netip.Addr, _ service.Other) bool { return m.planner.isOthers(a) })
-	if len(fresh) == 0 || m.Stats().Open == 0 {
-		return
-	}
-	post := func(shard int, f func()) bool { return m.workers[shard].post(f) }
-	// The error is that the loops have stopped: then there are no connections.
-	_ = m.table.List(context.Background(), post, func(r *conntrack.Record) error {
-		if _, is := fresh[r.VIP.Addr()]; is && r.Protocol == service.TCP {
-			m.planner.linger(service.Destination{Addr: r.VIP.Addr(), Port: r.VIP.Port(), Protocol: r.Protocol}, true)
-		}
+// connections calls visit with a copy of the record of each open connection, until
+// the event loops stop.
+func (m *Manager) connections(visit func(*conntrack.Record)) error {
+	post := func(shard int, f func()) bool { return m.loops[shard].Post(f) }
+	return m.records.List(context.Background(), post, func(r *conntrack.Record) error {
+		visit(r)
 		return nil
 	})
 }
 
-// dropIdle forgets the lingering destinations and addresses that no connection
-// uses, nor one that is late. It tells whether there were any.
-func (m *Manager) dropIdle() bool {
+// lingerForOthers has the destinations of connections linger whose cluster IPs
+// another proxy serves from now on.
+func (m *Manager) lingerForOthers(others map[netip.Addr]service.Other) {
+	fresh := maps.Clone(others)
+	maps.DeleteFunc(fresh, func(a netip.Addr, _ service.Other) bool { return m.planner.isOthers(a) })
+	if len(fresh) == 0 {
+		return
+	}
+	// On an error the loops have stopped: there are no connections then.
+	_ = m.connections(func(r *conntrack.Record) {
+		if _, is := fresh[r.VIP.Addr()]; is && m.planner.keeps(r.Protocol) {
+			m.planner.linger(service.Destination{Addr: r.VIP.Addr(), Port: r.VIP.Port(), Protocol: r.Protocol}, true)
+		}
+	})
+}
+
+// dropLingering forgets the lingering destinations and addresses that no connection
+// uses and whose grace period is over. It reports whether there were any.
+func (m *Manager) dropLingering() bool {
 	p := &m.planner
-	if !m.lingers() {
+	if !p.lingers() {
 		return false
 	}
 	idleIPs := make(map[netip.Addr]struct{})
 	idle := make(map[service.Destination]struct{})
 	now := m.clock()
-	maps.DeleteFunc(p.late, func(_ service.Destination, until int64) bool { return until < now })
+	maps.DeleteFunc(p.grace, func(_ service.Destination, until int64) bool { return until < now })
 	for a := range p.lingeringIPs {
-		if _, late := p.late[service.Destination{Addr: a}]; !late {
+		if _, grace := p.grace[service.Destination{Addr: a}]; !grace {
 			idleIPs[a] = struct{}{}
 		}
 	}
 	for dst := range p.lingering.All() {
-		if _, late := p.late[dst]; !late {
+		if _, grace := p.grace[dst]; !grace {
 			idle[dst] = struct{}{}
 		}
 	}
-	post := func(shard int, f func()) bool { return m.workers[shard].post(f) }
-	err := m.table.List(context.Background(), post, func(r *conntrack.Record) error {
+	err := m.connections(func(r *conntrack.Record) {
 		delete(idleIPs, r.VIP.Addr())
 		delete(idle, service.Destination{Addr: r.VIP.Addr(), Port: r.VIP.Port(), Protocol: r.Protocol})
-		return nil
 	})
 	if err != nil {
 		return false // the loops have stopped

@@ -7,216 +7,185 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/conntrack"
-	"github.com/sluice-proxy/sluice/datagram"
+	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/relay"
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Loop is one event loop with the relay's share of it.
-type Loop struct {
-	Poll  *poll.Loop
-	Relay *relay.Worker
-}
-
-// Manager puts configurations in force. Apply, Maintain and Stop are called
-// from one goroutine; Stats may be called from any.
-type Manager struct {
-	config     Config
-	log        zerolog.Logger
-	report     func(service.Name, string)
-	redirector redirect.Redirector
-	traits     redirect.Traits
-	table      *conntrack.Table
-	workers    []*worker
-	datagrams  *datagram.Server
-
-	state atomic.Pointer[state]
-	open  atomic.Int64 // connections, from accept to end
-	limit atomic.Int64 // of them
-	stats stats
-	clock func() int64 // poll.Nanotime, but for tests
-
-	// What follows is the configuring goroutine's.
-	serviceCIDRs  []netip.Prefix
-	hostAddresses func() []netip.Addr
-	sameLink      func(client, endpoint netip.Addr) bool
-	pools         map[service.PortName]*pool
-	quotas        quotas
-	lanes         []*lane
-	outletsOf     [][]*outlet // by service.PortID
-	notServed     int         // service ports among them that nobody accepts for
-	claims        claims
-	leaving       leaving
-	silenced      []silenced // oldest first
-	planner       planner
-	said          once.Texts // warnings that were given already
-	incomplete    bool       // the last Apply did not succeed wholly
-}
-
-// Options are what a Manager works with, beside its Config.
+// Options are what a Manager works with.
 type Options struct {
-	Config
-	// UDP are the limits and times of UDP; what Config says too is taken from
-	// there.
-	UDP datagram.Config
+	// Transports are the data paths. Cluster IP ports of other protocols refuse.
+	Transports map[service.Protocol]Transport
+	// MaxBound bounds the sockets of bound ports and those of TakeSockets. Those that
+	// are bound stay; the rest wait until there is room.
+	MaxBound int
+	// Descriptors is who has the descriptors that these leave; nil if there are enough.
+	Descriptors Descriptors
 	// ServiceCIDRs are ranges of cluster IPs beside those that the snapshot
 	// names: every address in them is delivered to this node.
 	ServiceCIDRs []netip.Prefix
-	// HostAddresses gives the addresses that this node's interfaces have
-	// now. They are never taken for services; Services' own addresses among
-	// them are served by sockets that are bound to them (A3.15). Nil means that
-	// nobody knows.
+	// HostAddresses returns the current addresses of this node's interfaces. They
+	// are never taken for Services; Services' own addresses among them are served by
+	// bound ports (A3.15). Nil means that they are not known.
 	HostAddresses func() []netip.Addr
-	// SameLink tells whether two addresses reach each other without this node,
-	// so that answers from one to the other would not pass here; nil means that
-	// none do. It is called for connections, and must be quick.
-	SameLink   func(client, endpoint netip.Addr) bool
-	Loops      []Loop
-	Table      *conntrack.Table // one shard for each loop
-	Redirector redirect.Redirector
-	Logger     zerolog.Logger
-	// Report takes what the log says of a Service's port that cannot be held.
-	// Nil means that nobody wants to know. It must not wait.
+	Loops         []*poll.Loop
+	Table         *conntrack.Table // one shard for each loop
+	Redirector    redirect.Redirector
+	// Clock replaces poll.Nanotime for grace periods in tests.
+	Clock  func() int64
+	Logger zerolog.Logger
+	// Report takes what the log says of a Service's port that cannot be bound. It
+	// may be nil, and must not block.
 	Report func(svc service.Name, text string)
 }
 
-// New gives a Manager that serves nothing yet. The loops may run already.
+// Manager puts configurations in force. Its methods belong to one goroutine, except
+// Stats, Snapshot, TakeSockets and ReturnSockets.
+type Manager struct {
+	transports    [service.SCTP + 1]Transport // by protocol; nil where there is none
+	serviceCIDRs  []netip.Prefix
+	hostAddresses func() []netip.Addr
+	redirector    redirect.Redirector
+	traits        redirect.Traits
+	loops         []*poll.Loop
+	records       *conntrack.Table
+	recorders     []*recorder
+	clock         func() int64
+	log           zerolog.Logger
+	once          once.Log
+
+	table      atomic.Pointer[policy.Table] // in force
+	host       hostnet.Addresses
+	ports      [][]*destination // by service.PortID
+	notServed  int              // destinations among them without a transport
+	bound      boundPorts
+	planner    planner
+	incomplete bool // the last Apply did not succeed wholly
+}
+
+// New returns a Manager that serves nothing yet. The loops may run already.
 func New(o Options) *Manager {
 	m := &Manager{
-		config:        o.Config,
-		log:           o.Logger,
-		report:        o.Report,
-		redirector:    o.Redirector,
-		traits:        o.Redirector.Traits(),
-		table:         o.Table,
 		serviceCIDRs:  o.ServiceCIDRs,
 		hostAddresses: o.HostAddresses,
-		sameLink:      o.SameLink,
-		pools:         make(map[service.PortName]*pool),
-		quotas:        newQuotas(),
-		clock:         poll.Nanotime,
-		claims:        newClaims(),
+		redirector:    o.Redirector,
+		traits:        o.Redirector.Traits(),
+		loops:         o.Loops,
+		records:       o.Table,
+		clock:         o.Clock,
+		log:           o.Logger,
+		once:          once.Log{Logger: o.Logger},
 		planner:       newPlanner(),
 	}
-	if most := m.traits.MaxLanes; most > 0 {
-		m.config.MaxLanes = min(m.config.MaxLanes, most)
+	m.bound.init(&o)
+	for p, t := range o.Transports {
+		m.transports[p] = t
 	}
-	if m.report == nil {
-		m.report = func(service.Name, string) {}
+	m.planner.keeps = func(p service.Protocol) bool { return m.transports[p] != nil && m.transports[p].KeepsConnections() }
+	if m.clock == nil {
+		m.clock = poll.Nanotime
 	}
-	m.setLimit()
-	m.state.Store(&state{table: policy.Compile(nil, &service.Snapshot{}, policy.Config{})})
-	m.datagrams = newDatagrams(m, &o)
+	m.table.Store(policy.Compile(nil, &service.Snapshot{}, policy.Config{}))
 	for i, l := range o.Loops {
-		m.workers = append(m.workers, newWorker(m, l.Poll, l.Relay, o.Table.Shard(i)))
+		m.recorders = append(m.recorders, startRecorder(l, o.Table.Shard(i)))
 	}
 	return m
 }
 
-// Apply puts a policy in force: new connections go by it when Apply returns.
-// What cannot be served is in the error, and everything else is in force; Maintain
-// tries again. A port that another program holds is no error: the log and the
-// Stats tell of it.
+// Apply puts a policy in force: new connections are decided by it when Apply
+// returns. What cannot be served is in the error, and everything else is in force;
+// Maintain tries again. A port that another program holds is no error: the log and
+// the Stats say so.
 func (m *Manager) Apply(table *policy.Table) error {
-	m.tellSources()
-	prev := m.state.Load()
-	next := &state{table: table, host: m.host(prev.host)}
-	ids := m.changed(prev, next)
-	gone := m.syncPools(ids, prev, next)
-	changes := m.syncOutlets(ids, next)
-	failed := m.openLanes(changes)
-	m.leaveToOthers(table.Snapshot().Others)
-	m.planner.setRanges(m.serviceRanges(next), table.Snapshot().Others)
+	m.warnSources()
+	prev, host := m.table.Load(), m.currentHost()
+	ids := m.changed(prev, table, host)
+	changes := m.sync(ids, table, host)
+	failed := m.listen(changes)
+	m.lingerForOthers(table.Snapshot().Others)
+	m.planner.setRanges(m.serviceRanges(table, host), table.Snapshot().Others)
 	going, others := withdrawn(changes)
-	next.past = keepPast(prev, len(going) > 0, m.clock())
 	if len(going) > 0 {
-		// Nobody new is to come where the new policy leads nobody.
-		if err := m.steer(going, next); err != nil {
+		// No new connection is to come where the new policy has no endpoint for it.
+		if err := m.steer(going, table, host); err != nil {
 			failed = append(failed, err)
 		}
 	}
-	m.tightenClaims(changes)
-	// Connections are decided by the new policy from here on; but see past.
-	m.state.Store(next)
-	m.datagrams.Apply(table)
-	m.guardLanes(changes)
-	m.settleClaims(changes)
-	if err := m.steer(others, next); err != nil {
+	m.restrictBound(changes)
+	m.table.Store(table)
+	m.host = host
+	for _, t := range m.transports {
+		if t != nil {
+			t.Apply(table, host, len(going) > 0)
+		}
+	}
+	m.settleBound(changes)
+	if err := m.steer(others, table, host); err != nil {
 		failed = append(failed, err)
 	}
-	for _, p := range gone {
-		m.release(p)
-	}
-	m.datagrams.Prune()
-	m.closeLeft()
+	m.prune()
 	err := errors.Join(failed...)
 	m.incomplete = err != nil
 	return err
 }
 
 // steer puts changes into the plan, and the plan in force.
-func (m *Manager) steer(changes []change, next *state) error {
+func (m *Manager) steer(changes []change, table *policy.Table, host hostnet.Addresses) error {
 	for _, ch := range changes {
-		m.planner.replace(ch.old, ch.new, ch.new != nil && m.holds(ch.new.dst))
+		m.planner.replace(ch.old, ch.new, ch.new != nil && m.bound.has(ch.new.Destination))
 	}
-	if err := m.redirector.Apply(m.planner.finish(next, m.clock())); err != nil {
+	if err := m.redirector.Apply(m.planner.finish(table, host, m.clock())); err != nil {
 		return fmt.Errorf("steering: %w", err)
 	}
 	return nil
 }
 
-// host gives the node's addresses; prev if they are the same.
-func (m *Manager) host(prev hostAddresses) hostAddresses {
+// currentHost returns the node's addresses; the same set as before if they are the
+// same.
+func (m *Manager) currentHost() hostnet.Addresses {
 	if m.hostAddresses == nil {
 		return nil
 	}
-	now := make(hostAddresses)
-	for _, a := range m.hostAddresses() {
-		now[a] = struct{}{}
-	}
-	if prev != nil && maps.Equal(prev, now) {
-		return prev
+	now := hostnet.NewAddresses(m.hostAddresses())
+	if m.host != nil && maps.Equal(m.host, now) {
+		return m.host
 	}
 	return now
 }
 
-// changed gives the service ports that have to be looked at: those whose
-// decisions may have changed, or all.
-func (m *Manager) changed(prev, next *state) []service.PortID {
-	ids := slices.Collect(next.table.Changed(prev.table))
-	if !m.incomplete && maps.Equal(prev.host, next.host) && !m.rivals(ids, prev, next) {
+// changed returns the service ports whose destinations may have changed.
+func (m *Manager) changed(prev, next *policy.Table, host hostnet.Addresses) []service.PortID {
+	ids := slices.Collect(next.Changed(prev))
+	if !m.incomplete && maps.Equal(m.host, host) && !m.nodePortsAffected(ids, prev, next, host) {
 		return ids
 	}
 	ids = ids[:0]
-	for id := range max(len(prev.pools), len(next.table.Snapshot().Ports)) {
+	for id := range max(len(m.ports), len(next.Snapshot().Ports)) {
 		ids = append(ids, service.PortID(id))
 	}
 	return ids
 }
 
-// rivals tells whether one of the service ports has, or had, an address of this
-// node as its own, at a number that is another one's node port. Then that one
-// loses or wins a destination, though nothing of it has changed.
-func (m *Manager) rivals(ids []service.PortID, prev, next *state) bool {
-	for _, s := range []*state{prev, next} {
-		snap := s.table.Snapshot()
+// nodePortsAffected reports whether one of the service ports has, or had, an address
+// of this node as its own, with the number of another service port's node port. Then
+// that one loses or gets a destination, though it has not changed itself.
+func (m *Manager) nodePortsAffected(ids []service.PortID, prev, next *policy.Table, host hostnet.Addresses) bool {
+	for _, snap := range []*service.Snapshot{prev.Snapshot(), next.Snapshot()} {
 		for _, id := range ids {
 			if int(id) >= len(snap.Ports) || snap.Ports[id] == nil {
 				continue
 			}
 			for dst := range snap.Ports[id].Destinations {
-				if _, is := next.table.Snapshot().FindNodePort(dst.Protocol, dst.Port); is && next.host.has(dst.Addr) {
+				if _, is := next.Snapshot().FindNodePort(dst.Protocol, dst.Port); is && host.Has(dst.Addr) {
 					return true
 				}
 			}
@@ -225,88 +194,76 @@ func (m *Manager) rivals(ids []service.PortID, prev, next *state) bool {
 	return false
 }
 
-// syncOutlets finds what becomes of the destinations of service ports, and what
-// that changes.
-func (m *Manager) syncOutlets(ids []service.PortID, next *state) []change {
-	ports := next.table.Snapshot().Ports
-	for len(m.outletsOf) < len(ports) {
-		m.outletsOf = append(m.outletsOf, nil)
+// sync finds the destinations of service ports, and what has changed about them.
+func (m *Manager) sync(ids []service.PortID, table *policy.Table, host hostnet.Addresses) []change {
+	ports := table.Snapshot().Ports
+	for len(m.ports) < len(ports) {
+		m.ports = append(m.ports, nil)
 	}
-	was, is := make([][]*outlet, len(ids)), make([][]*outlet, len(ids))
+	was, is := make([][]*destination, len(ids)), make([][]*destination, len(ids))
 	for i, id := range ids {
-		if int(id) >= len(m.outletsOf) {
+		if int(id) >= len(m.ports) {
 			continue
 		}
-		was[i] = m.outletsOf[id]
+		was[i] = m.ports[id]
 		if int(id) < len(ports) && ports[id] != nil {
-			is[i] = m.outlets(next.table, ports[id], next.host)
+			is[i] = m.destinations(table, ports[id], host)
 		}
-		m.outletsOf[id] = is[i]
+		m.ports[id] = is[i]
 	}
 	changes := compare(was, is)
 	for _, ch := range changes {
-		if ch.old != nil && !serves(ch.old.dst.Protocol) {
+		if ch.old != nil && m.transports[ch.old.Protocol] == nil {
 			m.notServed--
 		}
-		if ch.new != nil && !serves(ch.new.dst.Protocol) {
+		if ch.new != nil && m.transports[ch.new.Protocol] == nil {
 			m.notServed++
 		}
 	}
 	if m.notServed > 0 {
-		m.once("Services", fmt.Errorf("%d cluster IP ports of SCTP refuse: this version serves TCP and UDP", m.notServed))
+		m.once.Warn("Services", fmt.Errorf("%d cluster IP ports of SCTP refuse: this version serves TCP and UDP", m.notServed))
 	}
 	return changes
 }
 
-// openLanes gives lanes to the destinations that need them.
-func (m *Manager) openLanes(changes []change) (failed []error) {
+// listen has the transports open listening sockets for the destinations that need
+// them.
+func (m *Manager) listen(changes []change) (failed []error) {
 	for _, ch := range changes {
-		o := ch.new
-		if o == nil || !o.needsLane() {
+		if ch.old != nil && ch.old.target.Port != 0 {
+			m.transports[ch.old.Protocol].Unlisten(ch.old.Opening)
+		}
+	}
+	for _, ch := range changes {
+		if ch.new == nil || !ch.new.needsListener() {
 			continue
 		}
 		var err error
-		if o.dst.Protocol == service.UDP {
-			if err = m.openDatagramLane(o); err != nil {
-				failed = append(failed, err)
-			}
-			continue
-		}
-		if o.lane, err = m.laneFor(m.pools[o.name], service.FamilyOf(o.dst.Addr)); err != nil {
-			failed = append(failed, fmt.Errorf("service %s: %w", o.name, err))
+		if ch.new.target, err = m.transports[ch.new.Protocol].Listen(ch.new.Opening); err != nil {
+			failed = append(failed, err)
 		}
 	}
 	return failed
 }
 
-// guardLanes has the lanes' sockets answer whom they should.
-func (m *Manager) guardLanes(changes []change) {
-	touched := make(map[*lane]struct{})
-	for _, ch := range changes {
-		if o := ch.old; o != nil && o.lane != nil {
-			o.lane.setGuard(o.dst, nil)
-			touched[o.lane] = struct{}{}
+// prune has the transports close what is no longer used.
+func (m *Manager) prune() {
+	for _, t := range m.transports {
+		if t != nil {
+			t.Prune()
 		}
-		if o := ch.new; o != nil && o.lane != nil {
-			o.lane.setGuard(o.dst, o.guard)
-			touched[o.lane] = struct{}{}
-		}
-	}
-	for l := range touched {
-		m.guardLane(l)
 	}
 }
 
-// serviceRanges gives the ranges of cluster IPs that this node delivers to
-// itself.
-func (m *Manager) serviceRanges(s *state) (ranges []netip.Prefix) {
-	for _, r := range slices.Concat(m.serviceCIDRs, s.table.Snapshot().ServiceCIDRs) {
-		if a, is := s.host.within(r); is {
-			m.once("service range "+r.String(), fmt.Errorf("holds %s, an address of this node: only the cluster IPs in use are taken from it", a))
+// serviceRanges returns the ranges of cluster IPs that this node delivers to itself.
+func (m *Manager) serviceRanges(table *policy.Table, host hostnet.Addresses) (ranges []netip.Prefix) {
+	for _, r := range slices.Concat(m.serviceCIDRs, table.Snapshot().ServiceCIDRs) {
+		if a, is := host.Within(r); is {
+			m.once.Warn("service range "+r.String(), fmt.Errorf("holds %s, an address of this node: only the cluster IPs in use are taken from it", a))
 			continue
 		}
 		if err := redirect.CheckRange(r); err != nil {
-			m.once("service range "+r.String(), fmt.Errorf("%w: it is left out", err))
+			m.once.Warn("service range "+r.String(), fmt.Errorf("%w: it is left out", err))
 			continue
 		}
 		ranges = append(ranges, r)
@@ -314,73 +271,45 @@ func (m *Manager) serviceRanges(s *state) (ranges []netip.Prefix) {
 	return ranges
 }
 
-// holds tells whether a destination is claimed and has its socket.
-func (m *Manager) holds(dst service.Destination) bool {
-	c := m.claims.all[dst]
-	return c != nil && c.socket != nil
-}
-
-// setLimit says how many connections may be open: two descriptors each, of
-// those that claims leave.
-func (m *Manager) setLimit() {
-	m.claims.shares.mu.Lock()
-	defer m.claims.shares.mu.Unlock()
-	m.setLimitLocked()
-}
-
-// setLimitLocked is setLimit for who holds the lock of the claims' shares.
-func (m *Manager) setLimitLocked() {
-	m.limit.Store(m.limitBeside(m.stats.claims.Load()))
-}
-
-// limitBeside gives how many connections may be open beside so many claims.
-func (m *Manager) limitBeside(claims int64) int64 {
-	limit := int64(m.config.MaxConnections)
-	if m.config.Descriptors > 0 {
-		limit = min(limit, max((int64(m.config.Descriptors)-claims)/2, 1))
-	}
-	return limit
-}
-
-// resumeBelow gives some room before accepting goes on, so that it does not
-// stop and go with every connection.
-func (m *Manager) resumeBelow() int64 {
-	limit := m.limit.Load()
-	return limit - limit/64
-}
-
-// warn logs a service's problem once.
+// warn logs a problem of a service port once.
 func (m *Manager) warn(port *service.Port, problem error) {
-	if problem == nil {
+	m.once.Warn("Service "+port.Name.Name.String(), problem)
+}
+
+// warnSources says once that endpoints will not see clients' addresses, or that the
+// kernel tracks the connections where they see the node's.
+func (m *Manager) warnSources() {
+	replies := &m.traits.Replies
+	if replies.WhyTracked != "" {
+		m.once.Warn("connection tracking", errors.New("connections from the node's address to endpoints do not pass connection tracking: "+replies.WhyTracked))
+	}
+	if replies.Diverted {
 		return
 	}
-	m.once("Service "+port.Name.Name.String(), problem)
-}
-
-// once logs a problem of an object, unless it was logged before.
-func (m *Manager) once(object string, problem error) {
-	if m.said.First(object + ": " + problem.Error()) {
-		m.log.Warn().Str("object", object).Msg(problem.Error())
+	text := "this way of steering (" + m.traits.Name +
+		") brings no answers back to clients' addresses: endpoints see the node's, also where Kubernetes lets them see the client's (source=node in the access log)"
+	if replies.Why != "" {
+		text += "; " + replies.Why
 	}
+	m.once.Warn("clients' addresses", errors.New(text))
 }
 
 // Maintain does what has to be done from time to time: it follows the node's
-// addresses, lets go of destinations that carry no connection any more, tries
+// addresses, drops lingering destinations that no connection uses any more, tries
 // again what Apply could not do and ports that other programs held, and has the
 // steering verified. NextMaintenance says when it is due.
 func (m *Manager) Maintain() (repaired bool, err error) {
-	s := m.state.Load()
-	if m.incomplete || !maps.Equal(s.host, m.host(s.host)) {
-		return false, m.Apply(s.table)
+	table := m.table.Load()
+	if m.incomplete || !maps.Equal(m.host, m.currentHost()) {
+		return false, m.Apply(table)
 	}
-	m.closeLeft()
-	m.forgetPast()
-	won := m.retryClaims()
-	for _, o := range won {
-		m.planner.place(o, true)
+	m.prune()
+	won := m.retryBound()
+	for _, d := range won {
+		m.planner.place(d, true)
 	}
-	if m.dropIdle() || len(won) > 0 {
-		if err := m.steer(nil, s); err != nil {
+	if m.dropLingering() || len(won) > 0 {
+		if err := m.steer(nil, table, m.host); err != nil {
 			m.incomplete = true
 			return false, err
 		}
@@ -389,60 +318,67 @@ func (m *Manager) Maintain() (repaired bool, err error) {
 }
 
 // Stop ends accepting and all connections, and hands their records on. Steering
-// should have been taken back before, so that clients are refused and not left
-// to wait. The loops go on.
+// should have been undone before, so that clients are refused and do not wait. The
+// loops go on.
 func (m *Manager) Stop(ctx context.Context) error {
-	for _, c := range m.claims.all {
-		if c.socket != nil {
-			m.unclaim(c)
+	for _, t := range m.transports {
+		if t == nil {
+			continue
+		}
+		if err := t.Stop(ctx); err != nil {
+			return err
 		}
 	}
-	clear(m.claims.all)
-	clear(m.claims.missing)
-	for _, l := range m.leaving.all() {
-		m.letGo(l)
+	for _, p := range m.bound.all {
+		p.open = false
+		m.account(p)
 	}
-	if err := m.datagrams.Stop(ctx); err != nil {
-		return err
+	clear(m.bound.all)
+	clear(m.bound.missing)
+	for _, r := range m.recorders {
+		r.stop()
 	}
-	var pending sync.WaitGroup
-	for _, w := range m.workers {
-		pending.Add(1)
-		if !w.post(func() { defer pending.Done(); w.stop() }) {
-			pending.Done()
-		}
-	}
-	done := make(chan struct{})
-	go func() { pending.Wait(); close(done) }()
-	select {
-	case <-done:
-	case <-ctx.Done():
-		return fmt.Errorf("ending %d connections: %w", m.open.Load(), ctx.Err())
-	}
-	for _, l := range m.lanes {
-		m.closeLane(l)
-	}
-	m.lanes = nil
+	m.recorders = nil
 	return nil
 }
 
-// Snapshot gives what the configuration in force was made of.
-func (m *Manager) Snapshot() *service.Snapshot { return m.state.Load().table.Snapshot() }
+// Snapshot returns the one that the configuration in force was made of.
+func (m *Manager) Snapshot() *service.Snapshot { return m.table.Load().Snapshot() }
 
-// Complete tells whether the last configuration is wholly in force.
+// Complete reports whether the last configuration is wholly in force.
 func (m *Manager) Complete() bool { return !m.incomplete }
 
-// verifyInterval is how often Maintain should be called otherwise. A look that
-// finds nothing changed costs a fraction of a millisecond.
+// Stats is what a Manager has counted.
+type Stats struct {
+	Claims         int64  // sockets of bound ports and of TakeSockets
+	Conflicts      int64  // ports that other programs hold
+	ConflictsTotal uint64 // times that a port was found to be held by another program
+	Unclaimed      int64  // ports that could not be bound for another reason
+}
+
+// Stats returns what was counted. It may be called from any goroutine.
+func (m *Manager) Stats() Stats {
+	b := &m.bound
+	return Stats{
+		Claims:         b.quotas.total(),
+		Conflicts:      b.conflicts.Load(),
+		ConflictsTotal: b.conflictsTotal.Load(),
+		Unclaimed:      b.unbound.Load(),
+	}
+}
+
+// verifyInterval is how often Maintain should be called otherwise. A verification
+// that finds nothing changed costs a fraction of a millisecond.
 const verifyInterval = 5 * time.Second
 
-// retryInterval is how often Maintain should be called while there is something
-// to try again or to wait for.
+// retryInterval is how often Maintain should be called while there is something to
+// try again or to wait for.
 const retryInterval = time.Second
 
-// NextMaintenance gives the time until Maintain should be called.
+// NextMaintenance returns the time until Maintain should be called.
 func (m *Manager) NextMaintenance() time.Duration {
-	if m.incomplete || m.lingers() || len(m.claims.missing) > 0 || m.leaving.any() || len(m.state.Load().past) > 0 {
+	if m.incomplete || m.planner.lingers() || len(m.bound.missing) > 0 ||
+		slices.ContainsFunc(m.transports[:], func(t Transport) bool { return t != nil && t.InGrace() }) {
 		return retryInterval
 	}
 	return verifyInterval

@@ -5,96 +5,97 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// planner keeps the plan of what is steered. It changes what changed, and shares
-// the rest with the plans before, so that a change of one service costs the
-// same however many there are.
+// planner makes the plan of what is steered. Each plan shares with the one before
+// what did not change, so that the change of one service costs the same however many
+// there are.
 type planner struct {
 	steer  redirect.Builder[service.Destination, redirect.Target]
 	refuse redirect.Builder[service.Destination, struct{}]
 	silent redirect.Builder[service.Destination, struct{}]
 	own    redirect.Builder[service.Destination, struct{}]
 	node   redirect.Set[netip.Addr] // of host
-	host   hostAddresses
+	host   hostnet.Addresses
+	// keeps reports whether connections over a protocol outlive their destination.
+	keeps func(service.Protocol) bool
 	// lingering are destinations on foreign addresses that are not served any
-	// more but may carry connections; lingeringIPs are cluster IPs of that kind
-	// that no service range covers.
+	// more but may carry connections; lingeringIPs are such cluster IPs outside
+	// the service ranges.
 	lingering    redirect.Builder[service.Destination, struct{}]
 	lingeringIPs map[netip.Addr]struct{}
-	// late are those of both that connections may still come to which nobody
-	// knows of yet, and until when, as poll.Nanotime.
-	late map[service.Destination]int64
+	// grace holds the end of the grace period of lingering entries, as
+	// poll.Nanotime: until then, connections may arrive that conntrack does not
+	// know yet.
+	grace map[service.Destination]int64
 
-	// How many outlets there are on a cluster IP, and how many outlets and
-	// lingering destinations on other addresses that are not this node's.
+	// How many destinations there are on a cluster IP, and how many served and
+	// lingering ones on other addresses that are not this node's.
 	clusterUses map[netip.Addr]int
 	foreignUses map[netip.Addr]int
 
 	clusterIPs redirect.Builder[netip.Addr, struct{}]
 	foreign    redirect.Builder[netip.Addr, struct{}]
 	local      redirect.Builder[netip.Prefix, struct{}]
-	ranges     []netip.Prefix               // of cluster IPs, that no address of this node lies in
-	others     map[netip.Addr]service.Other // cluster IPs that other proxies serve: left alone
-	moved      bool                         // they changed since the last plan
-	touched    map[netip.Addr]struct{}      // addresses whose place may have changed since then
-	left       []*outlet                    // outlets that lost theirs
-	// replies says that sockets may be bound to clients' addresses: once a policy
-	// had it so, there may be some for as long as the process lives.
+	ranges     []netip.Prefix               // of cluster IPs; none contains an address of this node
+	others     map[netip.Addr]service.Other // cluster IPs that other proxies serve
+	moved      bool                         // ranges or others changed since the last plan
+	touched    map[netip.Addr]struct{}      // addresses that may belong to other sets since then
+	gone       []*destination               // those that left the plan since then
+	// replies says that sockets may be bound to clients' addresses. Once a policy
+	// asked for it, there may be some for as long as the process lives.
 	replies bool
 }
 
 func newPlanner() planner {
 	return planner{
 		lingeringIPs: make(map[netip.Addr]struct{}),
-		late:         make(map[service.Destination]int64),
+		grace:        make(map[service.Destination]int64),
 		clusterUses:  make(map[netip.Addr]int),
 		foreignUses:  make(map[netip.Addr]int),
 		touched:      make(map[netip.Addr]struct{}),
 	}
 }
 
-// replace puts an outlet in the place of another one for the same destination;
-// either may be nil. held says that a claimed one has its socket.
-func (p *planner) replace(was, is *outlet, held bool) {
+// replace puts is in the place of was, which has the same address and port; either may
+// be nil. open says that a bound port has its socket.
+func (p *planner) replace(was, is *destination, open bool) {
 	if is != nil {
 		p.use(is, 1)
 	}
 	if was != nil {
 		p.use(was, -1)
 		if is == nil || is.own != was.own {
-			p.left = append(p.left, was)
+			p.gone = append(p.gone, was)
 		}
 	}
 	if is == nil {
-		p.put(was.dst, policy.None, false, redirect.Target{})
+		p.put(was.Destination, policy.None, false, redirect.Target{})
 		return
 	}
-	p.place(is, held)
+	p.place(is, open)
 }
 
-// place puts an outlet where it belongs.
-func (p *planner) place(o *outlet, held bool) {
-	action, target := o.action, redirect.Target{Port: o.dst.Port}
+// place puts a destination into the set where it belongs.
+func (p *planner) place(d *destination, open bool) {
+	action, target := d.Action, redirect.Target{Port: d.Port}
 	switch {
-	case o.claimed && !held:
+	case d.bound && !open:
 		action = policy.None
-	case o.claimed || action != policy.Accept:
-	case o.target.Port != 0:
-		target = o.target
-	case o.lane == nil:
+	case d.bound || action != policy.Accept:
+	case d.target.Port == 0:
 		action = policy.None
 	default:
-		side := &o.lane.sides[service.FamilyOf(o.dst.Addr)]
-		target = redirect.Target{Port: side.port, FD: side.socket.fd}
+		target = d.target
 	}
-	p.put(o.dst, action, o.own, target)
+	p.put(d.Destination, action, d.own, target)
 }
 
-// put has a destination in one set at most.
+// put has a destination in at most one set.
 func (p *planner) put(dst service.Destination, action policy.Action, own bool, target redirect.Target) {
 	if action == policy.Accept && !own {
 		p.steer.Set(dst, target)
@@ -106,7 +107,7 @@ func (p *planner) put(dst service.Destination, action policy.Action, own bool, t
 	keep(&p.own, dst, action != policy.None && own)
 }
 
-// keep has a key in a set, or not.
+// keep puts a key into a set, or takes it out.
 func keep[K redirect.Key](set *redirect.Builder[K, struct{}], k K, in bool) {
 	if in {
 		set.Set(k, struct{}{})
@@ -115,15 +116,14 @@ func keep[K redirect.Key](set *redirect.Builder[K, struct{}], k K, in bool) {
 	}
 }
 
-// use counts the outlets on an address, which is steered as long as there are
-// any.
-func (p *planner) use(o *outlet, by int) {
+// use counts the destinations on an address, which is steered as long as it has any.
+func (p *planner) use(d *destination, by int) {
 	switch {
-	case o.own:
-	case o.kind == service.ClusterIP:
-		p.count(p.clusterUses, o.dst.Addr, by)
+	case d.own:
+	case d.Kind == service.ClusterIP:
+		p.count(p.clusterUses, d.Addr, by)
 	default:
-		p.count(p.foreignUses, o.dst.Addr, by)
+		p.count(p.foreignUses, d.Addr, by)
 	}
 }
 
@@ -138,7 +138,7 @@ func (p *planner) count(uses map[netip.Addr]int, a netip.Addr, by int) {
 	}
 }
 
-// linger has a destination among those that linger, or not.
+// linger puts a destination among those that linger, or takes it out.
 func (p *planner) linger(dst service.Destination, in bool) {
 	switch was := p.lingering.Has(dst); {
 	case in && !was:
@@ -149,7 +149,7 @@ func (p *planner) linger(dst service.Destination, in bool) {
 	keep(&p.lingering, dst, in)
 }
 
-// lingerIP is the same for a cluster IP.
+// lingerIP does the same for a cluster IP.
 func (p *planner) lingerIP(a netip.Addr, in bool) {
 	if in {
 		p.lingeringIPs[a] = struct{}{}
@@ -159,18 +159,18 @@ func (p *planner) lingerIP(a netip.Addr, in bool) {
 	p.touched[a] = struct{}{}
 }
 
-// finish gives the plan; now is the time, as poll.Nanotime.
-func (p *planner) finish(s *state, now int64) redirect.Plan {
-	if !maps.Equal(s.host, p.host) {
-		p.host, p.node = s.host, s.host.reachable()
+// finish returns the plan; now is the time, as poll.Nanotime.
+func (p *planner) finish(table *policy.Table, host hostnet.Addresses, now int64) redirect.Plan {
+	if !maps.Equal(host, p.host) {
+		p.host, p.node = host, reachable(host)
 	}
-	p.settle(s.host, now)
-	p.replies = p.replies || s.table.KeepsClients()
+	p.settle(host, now)
+	p.replies = p.replies || table.KeepsClients()
 	if p.moved {
 		p.restart()
 	}
 	for a := range p.touched {
-		p.home(a)
+		p.assign(a)
 	}
 	clear(p.touched)
 	return redirect.Plan{
@@ -184,23 +184,23 @@ func (p *planner) finish(s *state, now int64) redirect.Plan {
 		Own:        p.own.Map(),
 		Node:       p.node,
 
-		Sources:        sources(s),
+		Sources:        sources(table, host),
 		NodeSourceOnly: !p.replies,
 	}
 }
 
-// sources gives this node's primary addresses that interfaces have, the first of
+// sources returns this node's primary addresses that interfaces have, the first of
 // each family (A4.7).
-func sources(s *state) (list redirect.Sources) {
-	for _, a := range s.table.Primary() {
-		if f := service.FamilyOf(a); !list[f].IsValid() && s.host.has(a) {
+func sources(table *policy.Table, host hostnet.Addresses) (list redirect.Sources) {
+	for _, a := range table.Primary() {
+		if f := service.FamilyOf(a); !list[f].IsValid() && host.Has(a) {
 			list[f] = a
 		}
 	}
 	return list
 }
 
-// restart has all addresses placed anew.
+// restart makes all sets of addresses anew.
 func (p *planner) restart() {
 	p.moved = false
 	p.local, p.foreign = redirect.Builder[netip.Prefix, struct{}]{}, redirect.Builder[netip.Addr, struct{}]{}
@@ -221,10 +221,10 @@ func (p *planner) restart() {
 	}
 }
 
-// home says whose an address is: this node delivers to itself the cluster IPs
-// outside of the ranges, and those that linger; others are not ours to own
-// (A3.13).
-func (p *planner) home(a netip.Addr) {
+// assign puts an address into the sets where it belongs: this node delivers to itself
+// the cluster IPs outside of the ranges, and those that linger. Other addresses are
+// foreign (A3.13).
+func (p *planner) assign(a netip.Addr) {
 	_, cluster := p.clusterUses[a]
 	_, others := p.foreignUses[a]
 	_, lingers := p.lingeringIPs[a]
@@ -236,57 +236,57 @@ func (p *planner) home(a netip.Addr) {
 	}
 }
 
-// setRanges says which ranges of cluster IPs this node delivers to itself, and
-// which addresses in them other proxies serve (A1.1).
+// setRanges sets the ranges of cluster IPs that this node delivers to itself, and the
+// addresses in them that other proxies serve (A1.1).
 func (p *planner) setRanges(ranges []netip.Prefix, others map[netip.Addr]service.Other) {
 	if !slices.Equal(ranges, p.ranges) || !maps.Equal(others, p.others) {
 		p.ranges, p.others, p.moved = ranges, others, true
 	}
 }
 
-// settle says what lingers: what left the plan may carry connections (A8.7).
-func (p *planner) settle(host hostAddresses, now int64) {
-	late := now + int64(lateTime)
-	for _, o := range p.left {
-		a := o.dst.Addr
+// settle decides what lingers: what left the plan may carry connections (A8.7).
+func (p *planner) settle(host hostnet.Addresses, now int64) {
+	until := now + int64(redirect.Grace)
+	for _, d := range p.gone {
+		a := d.Addr
 		_, cluster := p.clusterUses[a]
 		switch {
-		case o.own || host.has(a) || cluster || p.covers(a) || o.dst.Protocol != service.TCP:
-		case o.kind == service.ClusterIP && !p.isOthers(a):
+		case d.own || host.Has(a) || cluster || p.covers(a) || !p.keeps(d.Protocol):
+		case d.Kind == service.ClusterIP && !p.isOthers(a):
 			p.lingerIP(a, true)
-			p.late[service.Destination{Addr: a}] = late
-		case !p.planned(o.dst):
-			p.linger(o.dst, true)
-			p.late[o.dst] = late
+			p.grace[service.Destination{Addr: a}] = until
+		case !p.planned(d.Destination):
+			p.linger(d.Destination, true)
+			p.grace[d.Destination] = until
 		}
 	}
-	p.left = nil
+	p.gone = nil
 	for a := range p.lingeringIPs {
-		if _, back := p.clusterUses[a]; back || p.covers(a) || p.isOthers(a) || host.has(a) {
+		if _, back := p.clusterUses[a]; back || p.covers(a) || p.isOthers(a) || host.Has(a) {
 			p.lingerIP(a, false)
 		}
 	}
 	for dst := range p.lingering.All() {
 		_, cluster := p.clusterUses[dst.Addr]
 		_, lingers := p.lingeringIPs[dst.Addr] // the whole address is local then
-		if cluster || lingers || p.planned(dst) || p.covers(dst.Addr) || host.has(dst.Addr) {
+		if cluster || lingers || p.planned(dst) || p.covers(dst.Addr) || host.Has(dst.Addr) {
 			p.linger(dst, false)
 		}
 	}
 }
 
-// planned tells whether a destination is in the plan.
+// planned reports whether a destination is in the plan.
 func (p *planner) planned(dst service.Destination) bool {
 	return p.steer.Has(dst) || p.refuse.Has(dst) || p.silent.Has(dst)
 }
 
-// isOthers tells whether another proxy serves a cluster IP.
+// isOthers reports whether another proxy serves a cluster IP.
 func (p *planner) isOthers(a netip.Addr) bool {
 	_, is := p.others[a]
 	return is
 }
 
-// covers tells whether an address lies in a range of cluster IPs that this node
+// covers reports whether an address lies in a range of cluster IPs that this node
 // delivers to itself.
 func (p *planner) covers(a netip.Addr) bool {
 	return !p.isOthers(a) && slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return r.Contains(a) })

@@ -1,217 +1,182 @@
 package listener
 
 import (
-	"fmt"
-	"maps"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
-	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// model is a plan that is made slowly and anew of all that there is.
-type model struct {
-	steer, refuse, silent, own map[service.Destination]struct{}
-	clusterIPs, foreign        map[netip.Addr]struct{}
-	local                      []netip.Prefix
-}
-
-func modelOf(table *policy.Table, host []netip.Addr, ranges []netip.Prefix) model {
-	m := model{
-		steer: map[service.Destination]struct{}{}, refuse: map[service.Destination]struct{}{},
-		silent: map[service.Destination]struct{}{}, own: map[service.Destination]struct{}{},
-		clusterIPs: map[netip.Addr]struct{}{}, foreign: map[netip.Addr]struct{}{},
-	}
-	for _, r := range ranges {
-		if !slices.ContainsFunc(host, r.Contains) {
-			m.local = append(m.local, r)
-		}
-	}
-	covered := func(a netip.Addr) bool {
-		return slices.ContainsFunc(m.local, func(p netip.Prefix) bool { return p.Contains(a) })
-	}
-	for _, port := range table.Snapshot().Ports {
-		if port == nil {
-			continue
-		}
-		for dst, kind := range table.Destinations(port) {
-			own := slices.Contains(host, dst.Addr) || dst.Addr.IsLoopback()
-			if kind == service.ClusterIP {
-				if own {
-					continue
-				}
-				m.clusterIPs[dst.Addr] = struct{}{}
-			}
-			switch action := table.Steering(dst); {
-			case own:
-				m.own[dst] = struct{}{}
-			case action == policy.Accept:
-				m.steer[dst] = struct{}{}
-			case action == policy.Refuse:
-				m.refuse[dst] = struct{}{}
-			case action == policy.Drop:
-				m.silent[dst] = struct{}{}
-			}
-			if !own {
-				m.foreign[dst.Addr] = struct{}{}
-			}
-		}
-	}
-	for a := range m.clusterIPs {
-		if !covered(a) {
-			m.local = append(m.local, netip.PrefixFrom(a, a.BitLen()))
-		}
-	}
-	maps.DeleteFunc(m.foreign, func(a netip.Addr, _ struct{}) bool {
-		_, cluster := m.clusterIPs[a]
-		return cluster || covered(a)
+// TestPlan follows a few Services through the plan: in and out of the service range,
+// without endpoints, on external addresses, and gone.
+func TestPlan(t *testing.T) {
+	p := newPlane(t, func(_ *plane, o *Options) {
+		o.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
 	})
-	return m
+	p.apply(service.Change{})
+	p.want("local 10.96.0.0/16")
+
+	p.apply(web("inside", "10.96.0.1", "10.2.1.2"))
+	p.apply(web("outside", "10.97.0.1", "10.2.1.2"))
+	p.apply(web("six", "fd00:96::1", "fd00:2:1::2"))
+	p.apply(web("empty", "10.96.0.2"))
+	p.want(
+		"local 10.96.0.0/16", "local 10.97.0.1/32", "local fd00:96::1/128",
+		"cluster 10.96.0.1", "cluster 10.97.0.1", "cluster fd00:96::1", "cluster 10.96.0.2",
+		"steer TCP 10.96.0.1:80 to 1", "steer TCP 10.97.0.1:80 to 2", "steer TCP [fd00:96::1]:80 to 3",
+		"refuse TCP 10.96.0.2:80", // A3.4
+	)
+	p.apply(gone("six"))
+	p.apply(gone("outside"))
+	p.apply(gone("empty"))
+	local := web("inside", "10.96.0.1", "10.2.1.2")
+	policy := corev1.ServiceInternalTrafficPolicyLocal
+	local.Services[0].Spec.InternalTrafficPolicy = &policy
+	local.Services[0].Spec.ExternalIPs = []string{"192.0.2.1"}
+	p.apply(local)
+	// What is gone lingers until the grace period is over (A8.7).
+	p.want(
+		"local 10.96.0.0/16", "local 10.97.0.1/32", "local fd00:96::1/128",
+		"cluster 10.96.0.1", "drop TCP 10.96.0.1:80", // A3.5
+		"foreign 192.0.2.1", "steer TCP 192.0.2.1:80 to 1", // A3.13
+	)
+	p.pass()
+	p.apply(gone("inside"))
+	p.want("local 10.96.0.0/16", "foreign 192.0.2.1", "linger TCP 192.0.2.1:80")
+	if next := p.manager.NextMaintenance(); next > time.Second {
+		t.Errorf("next maintenance in %s, and a destination lingers", next)
+	}
+	p.pass()
+	p.want("local 10.96.0.0/16")
 }
 
-// randomWeb changes one of a few services that fight for a few addresses.
-func randomWeb(r *rand.Rand, n *node) service.Change {
-	pick := func(list ...string) string { return list[r.IntN(len(list))] }
-	i := r.IntN(8)
-	name := fmt.Sprintf("s%d", i)
-	if r.IntN(6) == 0 {
-		return gone(name, 1)
-	}
-	ip := fmt.Sprintf("10.%d.0.%d", 96+r.IntN(2), i+1)
-	ep := netip.AddrPortFrom(n.lab.Backends[0].IPv4, 8080)
-	if i%4 == 3 {
-		ip = fmt.Sprintf("fd00:96::%d", i)
-		ep = netip.AddrPortFrom(n.lab.Backends[0].IPv6, 8080)
-	}
-	c := web(name, ip, ep)
-	if r.IntN(3) == 0 {
-		c = web(name, ip)
-		c.Deleted = gone(name, 1).Deleted[1:]
-	}
-	s := c.Services[0]
-	if r.IntN(4) == 0 {
-		s.Spec.Ports[0].Protocol = corev1.ProtocolUDP
-	}
-	if r.IntN(2) == 0 {
-		s.Spec.ExternalIPs = []string{pick("192.0.2.1", "192.0.2.2", "10.1.0.1", "2001:db8::1", "10.96.0.7")}
-	}
-	if r.IntN(2) == 0 {
-		c = nodePort(c, int32([]int{80, 30080, 30081, 30082}[r.IntN(4)]))
-	}
-	if r.IntN(3) == 0 {
-		c = balanced(c, pick("192.0.2.1", "192.0.2.3", "10.1.0.1", "2001:db8::3"), pick("10.1.0.0/24", "10.2.0.0/16"))
-	}
-	if r.IntN(3) == 0 {
-		s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
-	}
-	if r.IntN(4) == 0 {
-		local := corev1.ServiceInternalTrafficPolicyLocal
-		s.Spec.InternalTrafficPolicy = &local
-	}
-	return c
+// TestPlanOfTheNodesOwnAddresses: an external IP is steered while it is nobody's, and
+// has a bound port once the node has it; a cluster IP of the node is not served.
+func TestPlanOfTheNodesOwnAddresses(t *testing.T) {
+	p := newPlane(t, func(p *plane, o *Options) {
+		p.host = []netip.Addr{netip.MustParseAddr("10.1.0.1")}
+		o.HostAddresses = func() []netip.Addr { return p.host }
+	})
+	c := nodePort(web("web", "10.96.0.1", "10.2.1.2"), 30080)
+	c.Services[0].Spec.ExternalIPs = []string{"192.0.2.1"}
+	p.apply(c)
+	p.apply(web("wrong", "10.1.0.1", "10.2.1.2"))
+	served := []string{"local 10.96.0.1/32", "cluster 10.96.0.1", "steer TCP 10.96.0.1:80 to 1", "own TCP 10.1.0.1:30080"}
+	before := append(slices.Clone(served), "foreign 192.0.2.1", "steer TCP 192.0.2.1:80 to 1")
+	p.want(slices.Clone(before)...)
+	p.host = append(p.host, netip.MustParseAddr("192.0.2.1"))
+	p.policy.NodeAddresses = p.host
+	p.apply(service.Change{})
+	p.want(append(slices.Clone(served), "own TCP 192.0.2.1:80", "own TCP 192.0.2.1:30080")...)
+	p.host = p.host[:1]
+	p.policy.NodeAddresses = p.host
+	p.apply(service.Change{})
+	p.want(slices.Clone(before)...)
 }
 
-// TestPlanAgainstModel: whatever happens to services and to the node's
-// addresses, the plan that grew is the one that is made anew, and each claim's
-// socket does what it should.
-func TestPlanAgainstModel(t *testing.T) {
-	netns.Require(t)
-	for _, bindEach := range []bool{false, true} {
-		t.Run(fmt.Sprintf("bindEach=%t", bindEach), func(t *testing.T) {
-			lab := netns.NewLab(t, 1)
-			ranges := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
-			host := []netip.Addr{lab.Node.IPv4, lab.Node.IPv6}
-			n := newNode(t, lab, func(o *Options) {
-				o.ServiceCIDRs = ranges
-				o.HostAddresses = func() []netip.Addr { return host }
-				o.Redirector.(*spy).Redirector = nowhere{bindEach: bindEach}
-			})
-			n.policy.LocalhostNodePorts = true
-			r := rand.New(rand.NewPCG(7, 7))
-			for step := range 400 {
-				if r.IntN(20) == 0 {
-					host = host[:2:2]
-					if r.IntN(2) == 0 {
-						host = append(host, netip.MustParseAddr("192.0.2.1"))
-					}
-					n.policy.NodeAddresses = host
-				}
-				n.apply(randomWeb(r, n))
-				n.pass() // nothing has connections: nothing lingers
-				if err := n.agrees(modelOf(n.manager.state.Load().table, host, ranges), bindEach); err != nil {
-					t.Fatalf("step %d: %v", step, err)
-				}
-			}
-		})
-	}
+// TestPlanWhereEachDestinationIsBound: nothing has a listening socket to be steered to.
+func TestPlanWhereEachDestinationIsBound(t *testing.T) {
+	p := newPlane(t, func(p *plane, _ *Options) { p.steer.traits.BindEach = true })
+	p.apply(web("web", "10.96.0.1", "10.2.1.2"))
+	p.apply(web("empty", "10.96.0.2"))
+	sctp := web("sctp", "10.96.0.3", "10.2.1.2")
+	sctp.Services[0].Spec.Ports[0].Protocol = corev1.ProtocolSCTP
+	p.apply(sctp)
+	p.want(
+		"local 10.96.0.1/32", "local 10.96.0.2/32", "local 10.96.0.3/32",
+		"cluster 10.96.0.1", "cluster 10.96.0.2", "cluster 10.96.0.3",
+		"steer TCP 10.96.0.1:80 to 80", "refuse TCP 10.96.0.2:80",
+	)
+	wantCalls(t, p.tcp,
+		"apply withdrawn=false", "bind TCP 10.96.0.1:80 accept", "prune",
+		"apply withdrawn=false", "bind TCP 10.96.0.2:80 refuse", "prune",
+		"apply withdrawn=false", "prune")
 }
 
-// agrees compares the plan and the sockets with the model.
-func (n *node) agrees(want model, bindEach bool) error {
-	p := &n.steer.plan
-	steered := make(map[service.Destination]struct{})
-	for dst, target := range p.Steer.All() {
-		steered[dst] = struct{}{}
-		if bindEach && target.Port != dst.Port || !bindEach && !boundTo(target.FD, netip.AddrPortFrom(laneAddress(service.FamilyOf(dst.Addr)), target.Port)) {
-			return fmt.Errorf("%s has target %+v", redirect.Format(dst), target)
-		}
+// TestOrderOfAChange: what admits fewer clients comes before the policy is published,
+// what admits more after it, and sockets are closed last.
+func TestOrderOfAChange(t *testing.T) {
+	p := newPlane(t, func(p *plane, o *Options) {
+		p.host = []netip.Addr{netip.MustParseAddr("10.1.0.1")}
+		o.HostAddresses = func() []netip.Addr { return p.host }
+	})
+	c := func(endpoints ...string) service.Change {
+		return nodePort(balanced(web("web", "10.96.0.1", endpoints...), "192.0.2.1", "10.1.0.0/24"), 30080)
 	}
-	for name, c := range map[string]struct {
-		got  redirect.Set[service.Destination]
-		want map[service.Destination]struct{}
-	}{
-		"steer": {setOf(steered), want.steer}, "refuse": {p.Refuse, want.refuse}, "silent": {p.Silent, want.silent},
-		"own": {p.Own, want.own}, "lingering": {p.Lingering, nil},
-	} {
-		if !c.got.Equal(setOf(c.want)) {
-			return fmt.Errorf("%s: %v, want %v", name, c.got, c.want)
-		}
+	p.apply(c("10.2.1.2"))
+	calls := p.tcp.took()
+	listened := calls[:2]
+	slices.Sort(listened)
+	if want := []string{
+		"listen TCP 10.96.0.1:80", "listen TCP 192.0.2.1:80 for [10.1.0.0/24]", "apply withdrawn=false", "bind TCP 10.1.0.1:30080 accept", "prune",
+	}; !slices.Equal(calls, want) {
+		t.Errorf("calls %q, want %q", calls, want)
 	}
-	if !p.ClusterIPs.Equal(setOf(want.clusterIPs)) || !p.Foreign.Equal(setOf(want.foreign)) {
-		return fmt.Errorf("cluster IPs %v, foreign %v, want %v and %v", p.ClusterIPs, p.Foreign, want.clusterIPs, want.foreign)
+	// The last endpoint goes.
+	p.apply(c())
+	calls = p.tcp.took()
+	slices.Sort(calls[:2])
+	if want := []string{
+		"unlisten TCP 10.96.0.1:80", "unlisten TCP 192.0.2.1:80", "bind TCP 10.1.0.1:30080 refuse", "apply withdrawn=true", "bind TCP 10.1.0.1:30080 refuse", "prune",
+	}; !slices.Equal(calls, want) {
+		t.Errorf("calls %q, want %q", calls, want)
 	}
-	if got, want := redirect.Ranges(p.Local), redirect.Cover(want.local); !slices.Equal(got, want) {
-		return fmt.Errorf("local %v, want %v", got, want)
-	}
-	claims := len(want.own)
-	if bindEach {
-		claims += len(want.steer) + len(want.refuse) + len(want.silent)
-	}
-	if got := len(n.manager.claims.all); got != claims || len(n.manager.claims.missing) != 0 {
-		return fmt.Errorf("%d claims, %d missing, want %d", got, len(n.manager.claims.missing), claims)
-	}
-	table := n.manager.state.Load().table
-	for dst, c := range n.manager.claims.all {
-		if c.does != table.Steering(dst) {
-			return fmt.Errorf("the socket of %s does %s, want %s", redirect.Format(dst), c.does, table.Steering(dst))
-		}
-		if dst.Protocol == service.TCP && !boundTo(c.socket.fd, netip.AddrPortFrom(dst.Addr, dst.Port)) {
-			return fmt.Errorf("the socket of %s is bound elsewhere", redirect.Format(dst))
-		}
-	}
-	return nil
+	p.apply(gone("web"))
+	wantCalls(t, p.tcp, "unbind TCP 10.1.0.1:30080", "apply withdrawn=false", "prune")
 }
 
-func boundTo(fd int, addr netip.AddrPort) bool {
-	got, errno := sys.LocalAddr(fd)
-	return errno == 0 && got == addr
+// TestSteeringIsTriedAgain: after an error, the whole plan comes into force by
+// Maintain.
+func TestSteeringIsTriedAgain(t *testing.T) {
+	p := newPlane(t, nil)
+	p.apply(service.Change{})
+	p.steer.err = errSteering
+	if err := p.manager.Apply(policy.Compile(p.manager.table.Load(), p.store.Apply(web("web", "10.96.0.1", "10.2.1.2")), p.policy)); err == nil || p.manager.Complete() {
+		t.Fatalf("error %v, complete %t", err, p.manager.Complete())
+	}
+	p.want()
+	if _, err := p.manager.Maintain(); err != nil || !p.manager.Complete() {
+		t.Fatalf("error %v, complete %t", err, p.manager.Complete())
+	}
+	p.want("local 10.96.0.1/32", "cluster 10.96.0.1", "steer TCP 10.96.0.1:80 to 1")
+}
+
+// TestTakenPortIsTriedAgain: a port that another program holds is not in the plan
+// until it can be bound.
+func TestTakenPortIsTriedAgain(t *testing.T) {
+	p := newPlane(t, func(p *plane, o *Options) {
+		p.host = []netip.Addr{netip.MustParseAddr("10.1.0.1")}
+		o.HostAddresses = func() []netip.Addr { return p.host }
+	})
+	dst := service.Destination{Addr: p.host[0], Port: 30080, Protocol: service.TCP}
+	p.tcp.taken[dst] = true
+	p.apply(nodePort(web("web", "10.96.0.1", "10.2.1.2"), 30080))
+	steered := []string{"local 10.96.0.1/32", "cluster 10.96.0.1", "steer TCP 10.96.0.1:80 to 1"}
+	p.want(slices.Clone(steered)...)
+	if got := p.manager.Stats(); got.Conflicts != 1 || got.Claims != 0 || p.manager.NextMaintenance() > time.Second {
+		t.Errorf("%+v, next maintenance in %s", got, p.manager.NextMaintenance())
+	}
+	delete(p.tcp.taken, dst)
+	p.pass()
+	p.want(append(steered, "own TCP 10.1.0.1:30080")...)
+	if got := p.manager.Stats(); got.Conflicts != 0 || got.ConflictsTotal != 1 || got.Claims != 1 {
+		t.Errorf("%+v", got)
+	}
 }
 
 // Rule A3.9: once a policy had sockets bound to clients' addresses, answers to
 // those come back for as long as the process lives.
 func TestA39_AnswersOnceAlways(t *testing.T) {
 	store, p := service.NewStore(service.StoreOptions{NodeName: "node"}), newPlanner()
-	c := nodePort(web("web", "10.96.0.1", netip.MustParseAddrPort("10.2.1.2:80")), 30080)
+	c := nodePort(web("web", "10.96.0.1", "10.2.1.2"), 30080)
 	plan := func(change service.Change) redirect.Plan {
-		return p.finish(&state{table: policy.Compile(nil, store.Apply(change), policy.Config{NodeName: "node", MasqueradeAll: true})}, 0)
+		return p.finish(policy.Compile(nil, store.Apply(change), policy.Config{NodeName: "node", MasqueradeAll: true}), nil, 0)
 	}
 	if !plan(c).NodeSourceOnly {
 		t.Error("answers are brought back, and every endpoint sees the node's address")
@@ -225,8 +190,4 @@ func TestA39_AnswersOnceAlways(t *testing.T) {
 	if plan(c).NodeSourceOnly {
 		t.Error("sockets that are bound to clients' addresses get no answers any more")
 	}
-}
-
-func setOf[K redirect.Key](keys map[K]struct{}) redirect.Set[K] {
-	return redirect.SetOf(slices.Collect(maps.Keys(keys))...)
 }

@@ -54,3 +54,31 @@ func (t *Table) admitted(c *compiled, fam service.Family) []netip.Prefix {
 	}
 	return tidy(list)
 }
+
+// Opening is what policy says of one destination of a service port before a client
+// is known: what a data path needs to serve it.
+type Opening struct {
+	service.Destination
+	Name   service.PortName
+	Kind   service.AddressKind
+	Action Action // Accept, Refuse or Drop; None: no data path serves it
+	// Limited says that only clients in Allowed get an answer; see Admission. It is
+	// set only if the Action is Accept.
+	Limited bool
+	Allowed []netip.Prefix
+}
+
+// Equal reports whether two Openings say the same.
+func (o *Opening) Equal(p *Opening) bool {
+	return o.Destination == p.Destination && o.Name == p.Name && o.Kind == p.Kind && o.Action == p.Action &&
+		o.Limited == p.Limited && slices.Equal(o.Allowed, p.Allowed)
+}
+
+// Open returns what policy says of a destination of a service port.
+func (t *Table) Open(d service.Destination, name service.PortName, kind service.AddressKind) Opening {
+	o := Opening{Destination: d, Name: name, Kind: kind, Action: t.Steering(d)}
+	if o.Action == Accept {
+		o.Allowed, o.Limited = t.Admission(d)
+	}
+	return o
+}

@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
 	"github.com/sluice-proxy/sluice/source/manifests"
+	"github.com/sluice-proxy/sluice/stream"
 )
 
 // registry gives the metrics of the whole proxy.
@@ -45,8 +46,11 @@ func (p *proxy) ownMetrics() []admin.Metric {
 	stats := func(pick func(listener.Stats) float64) func() float64 {
 		return func() float64 { return pick(p.manager.Stats()) }
 	}
+	streams := func(pick func(stream.Stats) float64) func() float64 {
+		return func() float64 { return pick(p.stream.Stats()) }
+	}
 	datagrams := func(pick func(datagram.Stats) float64) func() float64 {
-		return func() float64 { return pick(p.manager.Datagrams()) }
+		return func() float64 { return pick(p.datagram.Stats()) }
 	}
 	return []admin.Metric{
 		admin.NewMetric("sluice_service_ports", "Service ports in the configuration in force.", func() float64 { return float64(servicePorts(p.manager.Snapshot())) }),
@@ -57,17 +61,17 @@ func (p *proxy) ownMetrics() []admin.Metric {
 		admin.NewMetric("sluice_steering_repairs_total", "Times that kernel state of ours had been changed by others and was restored.", func() float64 { return float64(p.repairs.Load()) }),
 		admin.NewMetric("sluice_node_addresses", "Addresses of this node's interfaces.", func() float64 { return float64(len(p.host.Load().Addresses)) }),
 		admin.NewMetric("sluice_pod_ranges", "Ranges of addresses that this node routes to interfaces of pods; 0 where pods are not told by interfaces.", func() float64 { return float64(len(p.host.Load().PodRanges)) }),
-		admin.NewMetric("sluice_listeners", "Listening sockets of services.", stats(func(s listener.Stats) float64 { return float64(s.Listeners) })),
+		admin.NewMetric("sluice_listeners", "Listening sockets of services.", streams(func(s stream.Stats) float64 { return float64(s.Listeners) })),
 		admin.NewMetric("sluice_port_claims", "Node ports, health check node ports and other addresses of this node that are held by sockets of their own, one for each address.", stats(func(s listener.Stats) float64 { return float64(s.Claims) })),
 		admin.NewMetric("sluice_port_conflicts", "Those that another program holds, so that they are not served.", stats(func(s listener.Stats) float64 { return float64(s.Conflicts) })),
 		admin.NewMetric("sluice_port_conflicts_total", "Times that one was found to be held by another program.", stats(func(s listener.Stats) float64 { return float64(s.ConflictsTotal) })),
 		admin.NewMetric("sluice_ports_unclaimed", "Those that are not served because a limit is reached or a right is missing.", stats(func(s listener.Stats) float64 { return float64(s.Unclaimed) })),
-		admin.NewMetric("sluice_unguarded_destinations", "Addresses and ports with more source ranges than the kernel takes: clients that may not come in are reset, not met with silence.", stats(func(s listener.Stats) float64 { return float64(s.Unguarded) })),
-		admin.NewMetric("sluice_accept_pauses_total", "Pauses in accepting because of a limit of the process or a lack of descriptors or memory.", stats(func(s listener.Stats) float64 { return float64(s.AtLimit + s.Exhausted) })),
-		admin.NewMetric("sluice_connections_dialing", "Connections that wait for an endpoint to answer.", stats(func(s listener.Stats) float64 { return float64(s.Dialing) })),
-		admin.NewMetric("sluice_affinity_pins", "Clients that are remembered for session affinity.", stats(func(s listener.Stats) float64 { return float64(s.Pins.Pins) })),
-		admin.NewMetric("sluice_affinity_evicted_total", "Clients that were forgotten before their time because a service port had too many.", stats(func(s listener.Stats) float64 { return float64(s.Pins.Evicted) })),
-		admin.NewMetric("sluice_affinity_expired_total", "Clients that were forgotten because their affinity timeout was over.", stats(func(s listener.Stats) float64 { return float64(s.Pins.Expired) })),
+		admin.NewMetric("sluice_unguarded_destinations", "Addresses and ports with more source ranges than the kernel takes: clients that may not come in are reset, not met with silence.", streams(func(s stream.Stats) float64 { return float64(s.Unguarded) })),
+		admin.NewMetric("sluice_accept_pauses_total", "Pauses in accepting because of a limit of the process or a lack of descriptors or memory.", streams(func(s stream.Stats) float64 { return float64(s.AtLimit + s.Exhausted) })),
+		admin.NewMetric("sluice_connections_dialing", "Connections that wait for an endpoint to answer.", streams(func(s stream.Stats) float64 { return float64(s.Dialing) })),
+		admin.NewMetric("sluice_affinity_pins", "Clients that are remembered for session affinity.", streams(func(s stream.Stats) float64 { return float64(s.Pins.Pins) })),
+		admin.NewMetric("sluice_affinity_evicted_total", "Clients that were forgotten before their time because a service port had too many.", streams(func(s stream.Stats) float64 { return float64(s.Pins.Evicted) })),
+		admin.NewMetric("sluice_affinity_expired_total", "Clients that were forgotten because their affinity timeout was over.", streams(func(s stream.Stats) float64 { return float64(s.Pins.Expired) })),
 		admin.NewMetric("sluice_udp_sessions", "UDP sessions that are open.", datagrams(func(s datagram.Stats) float64 { return float64(s.Sessions) })),
 		admin.NewMetric("sluice_udp_pauses_total", "Times that a loop let a service's UDP datagrams wait, as it had begun too many sessions for new clients of it.", datagrams(func(s datagram.Stats) float64 { return float64(s.Pauses) })),
 		admin.NewMetric("sluice_udp_datagrams_unserved_total", "UDP datagrams whose client may not come in, or that were sent to no service.", datagrams(func(s datagram.Stats) float64 { return float64(s.Unserved) })),

@@ -33,6 +33,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
 	"github.com/sluice-proxy/sluice/source/manifests"
+	"github.com/sluice-proxy/sluice/stream"
 )
 
 // stopPatience bounds how long a stop waits for the loops and for the access
@@ -53,13 +54,15 @@ type proxy struct {
 	policy    policy.Config
 	table     *policy.Table // the last one compiled; run's goroutine's
 	manager   *listener.Manager
+	stream    *stream.Server   // serves TCP
+	datagram  *datagram.Server // serves UDP
 	steer     redirect.Redirector
 	lock      *redirect.Lock
 
 	hostWatcher *hostnet.Watcher
 	host        atomic.Pointer[hostnet.State] // what policy says of this node's addresses and pods
 
-	loops     []listener.Loop
+	loops     []stream.Loop
 	relay     *relay.Relay
 	conntrack *conntrack.Table
 	accessLog *conntrack.Log // nil when it is off
@@ -203,15 +206,17 @@ func (p *proxy) makeLoops(limits limits) error {
 		HalfClosedTimeout: o.halfClosedTimeout,
 		MaxPipes:          o.maxPipes,
 		Workers:           o.workers,
-		EndpointLiveness:  listener.Liveness(o.keepAlive),
+		EndpointLiveness:  stream.Liveness(o.keepAlive),
 		GoneAfter:         2 * o.keepAlive,
 	})
+	var loops []*poll.Loop
 	for range o.workers {
 		loop, err := poll.New()
 		if err != nil {
 			return err
 		}
-		p.loops = append(p.loops, listener.Loop{Poll: loop, Relay: p.relay.NewWorker(loop)})
+		p.loops = append(p.loops, stream.Loop{Poll: loop, Relay: p.relay.NewWorker(loop)})
+		loops = append(loops, loop)
 	}
 	algorithm, err := balancer.Parse(o.balancer.value)
 	if err != nil {
@@ -223,11 +228,13 @@ func (p *proxy) makeLoops(limits limits) error {
 	}
 	plan := balancer.DefaultPlan()
 	plan.Timeouts = o.dialTimeouts
-	p.manager = listener.New(listener.Options{
-		Config: listener.Config{
+	defaults := balancer.Options{Algorithm: algorithm, Plan: plan, MaxPins: o.maxAffinityClients}
+	maxListeners := max(limits.listeners/2, 1)
+	sameLink := func(a, b netip.Addr) bool { return p.host.Load().SameLink(a, b) }
+	p.stream = stream.New(stream.Options{
+		Config: stream.Config{
 			Backlog:                 o.listenBacklog,
-			MaxLanes:                max(limits.listeners/2, 1),
-			MaxClaims:               limits.claims,
+			MaxListeners:            maxListeners,
 			Descriptors:             limits.descriptors,
 			MaxConnections:          limits.connections,
 			MaxServiceConnections:   limits.serviceConnections,
@@ -235,21 +242,37 @@ func (p *proxy) makeLoops(limits limits) error {
 			MaxServiceDialing:       limits.serviceDialing,
 			KeepAlive:               o.keepAlive,
 			Congestion:              o.congestion,
-			Algorithm:               algorithm,
-			Plan:                    plan,
-			MaxPins:                 o.maxAffinityClients,
+			Balancer:                defaults,
 		},
-		UDP: datagram.Config{
+		Loops:    p.loops,
+		Table:    p.conntrack,
+		Traits:   p.steer.Traits(),
+		SameLink: sameLink,
+		Logger:   p.log,
+	})
+	p.datagram = datagram.New(datagram.Options{
+		Config: datagram.Config{
 			MaxSessions:        limits.sessions,
 			MaxServiceSessions: limits.serviceSessions,
+			MaxListeners:       maxListeners,
 			Timeout:            o.udpTimeout,
 			StreamTimeout:      o.udpStreamTimeout,
+			Balancer:           defaults,
 			Log:                logging,
 		},
+		Loops:    loops,
+		Table:    p.conntrack,
+		Traits:   p.steer.Traits(),
+		SameLink: sameLink,
+		Logger:   p.log,
+	})
+	p.manager = listener.New(listener.Options{
+		Transports:    map[service.Protocol]listener.Transport{service.TCP: p.stream, service.UDP: p.datagram},
+		MaxBound:      limits.claims,
+		Descriptors:   p.stream,
 		ServiceCIDRs:  o.serviceRanges(),
 		HostAddresses: func() []netip.Addr { return p.host.Load().Addresses },
-		SameLink:      func(a, b netip.Addr) bool { return p.host.Load().SameLink(a, b) },
-		Loops:         p.loops,
+		Loops:         loops,
 		Table:         p.conntrack,
 		Redirector:    p.steer,
 		Logger:        p.log,
@@ -337,7 +360,7 @@ func (p *proxy) run(ctx context.Context, hangups <-chan os.Signal) error {
 		case err := <-p.fatal:
 			return err
 		case <-ctx.Done():
-			p.log.Info().Int64("connections", p.manager.Stats().Open).Msg("stopping")
+			p.log.Info().Int64("connections", p.stream.Stats().Open).Msg("stopping")
 			return nil
 		}
 	}

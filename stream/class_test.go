@@ -1,0 +1,62 @@
+package stream
+
+import (
+	"net"
+	"net/netip"
+	"syscall"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// The endpoint gets the DSCP that the client set, without the bits of ECN.
+func TestEndpointGetsTheClientsDSCP(t *testing.T) {
+	netns.Require(t)
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, nil)
+	for _, family := range []struct {
+		vip           string
+		endpoint      netip.Addr
+		level, option int
+	}{
+		{"10.96.0.1", lab.Backends[0].IPv4, syscall.IPPROTO_IP, syscall.IP_TOS},
+		{"fd00:96::1", lab.Backends[0].IPv6, syscall.IPPROTO_IPV6, syscall.IPV6_TCLASS},
+	} {
+		at := netip.AddrPortFrom(family.endpoint, 8080)
+		var server int
+		if err := lab.Backends[0].Do(func() (err error) {
+			server, err = sys.ListenTCP(at, sys.ListenOptions{})
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		defer sys.Close(server)
+		n.apply(web("web", family.vip, at))
+		for sent, want := range map[int]uint8{0: 0, 0xb8: 0xb8, 0x28: 0x28} {
+			d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+				var err error
+				if e := c.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), family.level, family.option, sent) }); e != nil {
+					return e
+				}
+				return err
+			}}
+			c, err := lab.Client.Dialer(&d, "tcp", net.JoinHostPort(family.vip, "80"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var fd int
+			wait.True(t, "the connection reaches the endpoint", func() bool {
+				var e sys.Errno
+				fd, _, e = sys.Accept(server)
+				return e == 0
+			})
+			if got := sys.ClientClass(fd, family.endpoint.Is6()); got != want {
+				t.Errorf("%s: sent with traffic class %#x, the endpoint sees %#x, want %#x", family.vip, sent, got, want)
+			}
+			sys.Close(fd)
+			_ = c.Close()
+		}
+	}
+}

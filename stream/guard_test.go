@@ -1,0 +1,114 @@
+package stream
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// balanced gives a service of web a load balancer IP with source ranges.
+func balanced(c service.Change, ip string, ranges ...string) service.Change {
+	s := c.Services[0]
+	s.Spec.Type = corev1.ServiceTypeLoadBalancer
+	s.Spec.LoadBalancerSourceRanges = ranges
+	s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: ip}}
+	return c
+}
+
+// Rule A3.10: who is not in the source ranges meets silence, on lanes and on
+// claims, with connections going on through each change of the ranges.
+func TestA310_SourceRangesSilenceOthers(t *testing.T) {
+	netns.Require(t)
+	lab := netns.NewLab(t, 2)
+	onNode := netip.MustParseAddr("192.0.2.1")
+	if err := lab.Node.AddAddr("lo", netip.PrefixFrom(onNode, 32)); err != nil {
+		t.Fatal(err)
+	}
+	options, log := onAddresses(lab, onNode)
+	n := newNode(t, lab, func(o *setup) {
+		options(o)
+		o.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
+		o.MaxListeners = 1 // both services share their lane
+	})
+	ep := n.echo(0, 8080)
+	client, other := lab.Client, lab.Backends[1]
+	for _, c := range []struct{ what, vip string }{{"a lane", "10.96.200.1"}, {"a claim", "192.0.2.1"}} {
+		t.Run(c.what, func(t *testing.T) {
+			n.t = t
+			at := c.vip + ":80"
+			n.apply(web("free", "10.96.0.2", ep))
+			n.apply(balanced(web("web", "10.96.0.1", ep), c.vip, "10.1.0.0/24"))
+			open := n.dial(at)
+			name(t, open)
+			n.want(client, at, "b1:8080")
+			n.want(other, at, "silence")
+			n.want(other, "10.96.0.1:80", "b1:8080")
+			n.want(other, "10.96.0.2:80", "b1:8080")
+
+			n.apply(balanced(web("web", "10.96.0.1", ep), c.vip, "10.2.2.0/24"))
+			n.want(client, at, "silence")
+			n.want(other, at, "b1:8080")
+			if _, err := open.Write([]byte("x")); err != nil {
+				t.Error(err)
+			}
+			if _, err := open.Read(make([]byte, 1)); err != nil {
+				t.Errorf("the connection from before: %v", err)
+			}
+
+			n.apply(balanced(web("web", "10.96.0.1", ep), c.vip))
+			n.want(client, at, "b1:8080")
+			n.want(other, at, "b1:8080")
+			n.apply(gone("web", 1))
+		})
+	}
+	n.t = t
+	if got := n.server.Stats(); got.NotAdmitted != 0 || got.Unguarded != 0 {
+		t.Errorf("%d not admitted after accept, %d without a filter", got.NotAdmitted, got.Unguarded)
+	}
+	if lines := log.lines("source ranges"); len(lines) != 0 {
+		t.Errorf("log: %q", lines)
+	}
+}
+
+// With more ranges than the kernel takes, who may not come in is reset and
+// recorded.
+func TestA310_TooManySourceRangesReset(t *testing.T) {
+	netns.Require(t)
+	lab := netns.NewLab(t, 1)
+	options, log := onAddresses(lab)
+	n := newNode(t, lab, func(o *setup) {
+		options(o)
+		o.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
+	})
+	ranges := []string{"10.1.0.0/24"}
+	for i := range 3000 {
+		ranges = append(ranges, fmt.Sprintf("20.%d.%d.1/32", i/256, i%256))
+	}
+	n.apply(balanced(web("web", "10.96.0.1", n.echo(0, 8080)), "10.96.200.1", ranges...))
+	n.apply(balanced(web("few", "10.96.0.3", n.echo(0, 8081)), "10.96.200.3", ranges[:100]...))
+	n.want(lab.Client, "10.96.200.1:80", "b1:8080")
+	n.want(lab.Backends[0], "10.96.200.1:80", "reset")
+	n.want(lab.Backends[0], "10.96.200.3:80", "silence")
+	lines := log.lines("source ranges")
+	if len(lines) != 1 || !strings.Contains(lines[0], "Service test/web") {
+		t.Errorf("log: %q", lines)
+	}
+	if got := n.server.Stats(); got.Unguarded != 1 || got.NotAdmitted != 1 {
+		t.Errorf("%d without a filter, %d not admitted", got.Unguarded, got.NotAdmitted)
+	}
+	n.apply(gone("web", 1))
+	if got := n.server.Stats(); got.Unguarded != 0 {
+		t.Errorf("%d without a filter when the service is gone", got.Unguarded)
+	}
+	n.stop()
+	if ends := n.ends(); ends[conntrack.NotAdmitted] != 1 {
+		t.Errorf("ends %v", ends)
+	}
+}

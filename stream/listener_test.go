@@ -1,0 +1,553 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/datagram"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/listener"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/route"
+	"github.com/sluice-proxy/sluice/redirect/tproxy"
+	"github.com/sluice-proxy/sluice/relay"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+func TestMain(m *testing.M) {
+	runtime.GOMAXPROCS(poll.Procs(loops))
+	os.Exit(netns.Main(m))
+}
+
+// loops is the number of event loops of a node.
+const loops = 2
+
+// patience bounds every wait of the tests.
+const patience = 20 * time.Second
+
+// node is a Server with everything around it, in a lab's node.
+type node struct {
+	t       testing.TB
+	policy  policy.Config
+	lab     *netns.Lab
+	store   *service.Store
+	steer   *spy
+	table   *conntrack.Table
+	server  *Server
+	manager *listener.Manager
+	passed  atomic.Int64 // the clock of grace periods
+
+	mu      sync.Mutex
+	records []conntrack.Record // guarded by mu
+}
+
+// Write and Flush make the node the sink of its own records.
+func (n *node) Write(batch []conntrack.Record) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.records = append(n.records, batch...)
+}
+
+func (n *node) Flush() {}
+
+// ends gives how many records there are of each end.
+func (n *node) ends() map[conntrack.End]int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	ends := make(map[conntrack.End]int)
+	for _, r := range n.records {
+		ends[r.End]++
+	}
+	return ends
+}
+
+// spy is a Redirector that remembers the plan.
+type spy struct {
+	redirect.Redirector
+	plan redirect.Plan
+	// mute has no answers come back to clients' addresses.
+	mute bool
+}
+
+func (s *spy) Traits() redirect.Traits {
+	t := s.Redirector.Traits()
+	if s.mute {
+		t.Replies = redirect.Replies{}
+	}
+	return t
+}
+
+func (s *spy) Apply(p redirect.Plan) error {
+	s.plan = p
+	return s.Redirector.Apply(p)
+}
+
+// setup is what a node is made with.
+type setup struct {
+	listener.Options
+	Config
+	SameLink func(client, endpoint netip.Addr) bool
+}
+
+// newNode starts a node with two event loops. change may alter the
+// configuration that tests use.
+func newNode(t testing.TB, lab *netns.Lab, change func(*setup)) *node {
+	t.Helper()
+	n := &node{t: t, lab: lab, policy: policy.Config{NodeName: "node"}, store: service.NewStore(service.StoreOptions{NodeName: "node"})}
+	n.table = conntrack.NewTable(conntrack.Options{Shards: loops, Sink: n})
+	var r *relay.Relay
+	if err := lab.Node.Do(func() error {
+		r = relay.New(relay.Config{Splice: true}) // which asks for the node's range of local ports
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var shares []Loop
+	var polls []*poll.Loop
+	var running sync.WaitGroup
+	for range loops {
+		loop, err := poll.New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		shares = append(shares, Loop{Poll: loop, Relay: r.NewWorker(loop)})
+		polls = append(polls, loop)
+		running.Add(1)
+		go func() {
+			defer running.Done()
+			if err := lab.Node.Do(loop.Run); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	steer, err := tproxy.New(tproxy.Options{Routes: route.Options{NetNS: lab.Node.FD()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.steer = &spy{Redirector: steer}
+	o := setup{
+		Config: Config{
+			Backlog: 128, MaxListeners: 100, MaxConnections: 1000, MaxServiceConnections: 1000, MaxNamespaceConnections: 1000,
+			MaxServiceDialing: 100, Balancer: balancer.Options{MaxPins: 100, Plan: balancer.DefaultPlan()},
+		},
+		Options: listener.Options{
+			MaxBound: 100, Loops: polls, Table: n.table, Redirector: n.steer, Logger: zerolog.New(zerolog.NewTestWriter(t)),
+			Clock: n.passed.Load, // so that no grace period ends because the machine is slow
+		},
+	}
+	if change != nil {
+		change(&o)
+	}
+	if o.HostAddresses != nil {
+		n.policy.NodeAddresses = o.HostAddresses()
+	}
+	n.server = New(Options{
+		Config: o.Config, Loops: shares, Table: n.table, Traits: o.Redirector.Traits(), SameLink: o.SameLink, Clock: o.Clock, Logger: o.Logger,
+	})
+	o.Options.Descriptors = n.server
+	o.Transports = map[service.Protocol]listener.Transport{
+		service.TCP: n.server,
+		service.UDP: datagram.New(datagram.Options{
+			Config: datagram.Config{MaxListeners: o.MaxListeners, Balancer: o.Balancer},
+			Loops:  polls, Table: n.table, Traits: o.Redirector.Traits(), SameLink: o.SameLink, Logger: o.Logger,
+		}),
+	}
+	n.manager = listener.New(o.Options)
+	t.Cleanup(func() {
+		if err := n.steer.Close(); err != nil {
+			t.Error(err)
+		}
+		n.stop()
+		for _, l := range shares {
+			l.Poll.Stop()
+			l.Relay.Close()
+		}
+		running.Wait()
+	})
+	return n
+}
+
+// stop ends all connections and waits for their records.
+func (n *node) stop() {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := n.manager.Stop(ctx); err != nil {
+		n.t.Error(err)
+	}
+	if err := n.table.Close(ctx); err != nil {
+		n.t.Error(err)
+	}
+	if got := n.server.Stats().Open; got != 0 {
+		n.t.Errorf("%d connections open after the stop", got)
+	}
+}
+
+// apply puts a change in force.
+func (n *node) apply(c service.Change) {
+	n.t.Helper()
+	err := n.lab.Node.Do(func() error {
+		return n.manager.Apply(policy.Compile(n.server.state.Load().table, n.store.Apply(c), n.policy))
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// web gives a Service on port 80 and the slice of its endpoints.
+func web(name, clusterIP string, endpoints ...netip.AddrPort) service.Change {
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: name},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: clusterIP,
+			Ports:     []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}},
+		},
+	}
+	family := discoveryv1.AddressTypeIPv4
+	if netip.MustParseAddr(clusterIP).Is6() {
+		family = discoveryv1.AddressTypeIPv6
+	}
+	change := service.Change{Services: []*corev1.Service{s}}
+	for i, ep := range endpoints {
+		port := int32(ep.Port())
+		change.EndpointSlices = append(change.EndpointSlices, &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "test", Name: fmt.Sprintf("%s-%d", name, i), Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			AddressType: family,
+			Ports:       []discoveryv1.EndpointPort{{Port: &port}},
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{ep.Addr().String()}}},
+		})
+	}
+	return change
+}
+
+// gone gives the change that takes a service of web with n endpoints away.
+func gone(name string, n int) service.Change {
+	c := service.Change{Deleted: []service.ObjectKey{{Kind: service.KindService, Name: service.Name{Namespace: "test", Name: name}}}}
+	for i := range n {
+		c.Deleted = append(c.Deleted, service.ObjectKey{Kind: service.KindEndpointSlice, Name: service.Name{Namespace: "test", Name: fmt.Sprintf("%s-%d", name, i)}})
+	}
+	return c
+}
+
+// echo starts an echo server on a backend and gives its endpoint.
+func (n *node) echo(backend int, port uint16) netip.AddrPort {
+	n.t.Helper()
+	n.lab.Backends[backend].EchoTCP(n.t, port)
+	return netip.AddrPortFrom(n.lab.Backends[backend].IPv4, port)
+}
+
+// silent gives an endpoint that swallows what is sent to it.
+func (n *node) silent() netip.AddrPort {
+	return netip.MustParseAddrPort("10.2.1.77:80")
+}
+
+// dial connects from the client host.
+func (n *node) dial(address string) *net.TCPConn {
+	n.t.Helper()
+	c, err := n.lab.Client.Dial("tcp", address)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(patience))
+	return c.(*net.TCPConn)
+}
+
+// name reads who answered.
+func name(t *testing.T, c net.Conn) string {
+	t.Helper()
+	got, err := netns.AskOn(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// wantReset connects and wants to be reset, which may be as soon as the
+// connection is made.
+func wantReset(t *testing.T, from *netns.Host, address string) {
+	t.Helper()
+	c, err := from.Dial("tcp", address)
+	if err == nil {
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(patience))
+		_, err = c.Read(make([]byte, 1))
+	}
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%s: %v, want a reset", address, err)
+	}
+}
+
+func TestPlanSaysWhatIsSteeredRefusedAndLocal(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), func(o *setup) {
+		o.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
+	})
+	ep4, ep6 := netip.MustParseAddrPort("10.2.1.2:80"), netip.MustParseAddrPort("[fd00:2:1::2]:80")
+	n.apply(web("inside", "10.96.0.1", ep4))
+	n.apply(web("outside", "10.97.0.1", ep4))
+	n.apply(web("six", "fd00:96::1", ep6))
+	n.apply(web("empty", "10.96.0.2"))
+	dst := func(a string) service.Destination {
+		return service.Destination{Addr: netip.MustParseAddr(a), Port: 80, Protocol: service.TCP}
+	}
+	p := n.steer.plan
+	for _, a := range []string{"10.96.0.1", "10.97.0.1", "fd00:96::1"} {
+		if target, _ := p.Steer.Get(dst(a)); target.Port == 0 {
+			t.Errorf("%s is not steered", a)
+		}
+	}
+	if !p.Refuse.Has(dst("10.96.0.2")) || p.Steer.Len() != 3 || p.Refuse.Len() != 1 || p.ClusterIPs.Len() != 4 {
+		t.Errorf("A3.4: steer %v, refuse %v, cluster IPs %v", p.Steer, p.Refuse, p.ClusterIPs)
+	}
+	local := redirect.Ranges(p.Local)
+	want := []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.97.0.1/32"), netip.MustParsePrefix("fd00:96::1/128")}
+	if !slices.Equal(local, want) {
+		t.Errorf("local %v, want %v", local, want)
+	}
+
+	// The listener of a port stays as long as the port, with endpoints or not.
+	port, _ := p.Steer.Get(dst("10.96.0.1"))
+	n.apply(service.Change{Deleted: gone("inside", 1).Deleted[1:]})
+	n.apply(web("inside", "10.96.0.1", ep4))
+	if got, _ := n.steer.plan.Steer.Get(dst("10.96.0.1")); got != port {
+		t.Errorf("listener moved from %v to %v", port, got)
+	}
+	before := n.server.Stats().Listeners
+	n.apply(gone("inside", 1))
+	if got := n.server.Stats().Listeners; got != before-1 {
+		t.Errorf("%d listeners after a service is gone, had %d", got, before)
+	}
+}
+
+func TestServicesShareLanesBeyondTheBound(t *testing.T) {
+	netns.Require(t)
+	const services = 7
+	n := newNode(t, netns.NewLab(t, 1), func(o *setup) { o.MaxListeners = 2 })
+	for i := range services {
+		n.apply(web(fmt.Sprintf("s%d", i), fmt.Sprintf("10.96.0.%d", i+1), n.echo(0, uint16(8000+i))))
+	}
+	if got := n.server.Stats().Listeners; got != 2 {
+		t.Errorf("%d listeners, want 2", got)
+	}
+	for i := range services {
+		c := n.dial(fmt.Sprintf("10.96.0.%d:80", i+1))
+		if got, want := name(t, c), fmt.Sprintf("b1:%d", 8000+i); got != want {
+			t.Errorf("service %d: %s answered, want %s", i, got, want)
+		}
+	}
+	for i := range services {
+		n.apply(gone(fmt.Sprintf("s%d", i), 1))
+	}
+	if got := n.server.Stats().Listeners; got != 0 {
+		t.Errorf("%d listeners left", got)
+	}
+}
+
+// An address that has left the model stays local as long as a connection needs
+// it (A8.7), and no longer.
+func TestA87_ConnectionOutlivesItsService(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), nil)
+	n.apply(web("web", "10.97.0.1", n.echo(0, 8080)))
+	c := n.dial("10.97.0.1:80")
+	if got := name(t, c); got != "b1:8080" {
+		t.Fatal(got)
+	}
+	n.apply(gone("web", 1))
+	if _, err := c.Write([]byte("still there")); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 11)
+	if _, err := io.ReadFull(c, buf); err != nil || string(buf) != "still there" {
+		t.Fatalf("%q, %v", buf, err)
+	}
+	if _, err := n.manager.Maintain(); err != nil {
+		t.Fatal(err)
+	}
+	if n.steer.plan.Local.Len() != 1 {
+		t.Fatalf("local %v while a connection uses 10.97.0.1", n.steer.plan.Local)
+	}
+	_ = c.CloseWrite()
+	if _, err := c.Read(buf); err != io.EOF {
+		t.Fatal(err)
+	}
+	wait.True(t, "the connection is over", func() bool { return n.server.Stats().Open == 0 })
+	n.pass()
+	if n.steer.plan.Local.Len() != 0 {
+		t.Errorf("local %v when nothing uses 10.97.0.1", n.steer.plan.Local)
+	}
+}
+
+// More connections than may be dialled at once wait for their turn; none is
+// lost, and the neighbour service does not notice.
+func TestDialingLimitMakesClientsWait(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), func(o *setup) { o.MaxServiceDialing = 2 })
+	live := n.echo(0, 8080)
+	n.apply(web("half", "10.96.0.1", live, n.silent()))
+	n.apply(web("well", "10.96.0.2", live))
+	var wg sync.WaitGroup
+	for range 24 {
+		wg.Go(func() {
+			c, err := n.lab.Client.Dial("tcp", "10.96.0.1:80")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(patience))
+			if got, err := netns.AskOn(c); err != nil || got != "b1:8080" {
+				t.Errorf("%q, %v", got, err)
+			}
+		})
+	}
+	wait.True(t, "two connections are dialled", func() bool { return n.server.Stats().Dialing >= 2 })
+	name(t, n.dial("10.96.0.2:80"))
+	wg.Wait()
+}
+
+func TestServiceLimitResetsAndIsRecorded(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), func(o *setup) { o.MaxServiceConnections = 3 })
+	n.apply(web("web", "10.96.0.1", n.echo(0, 8080)))
+	for range 3 {
+		name(t, n.dial("10.96.0.1:80"))
+	}
+	wantReset(t, n.lab.Client, "10.96.0.1:80")
+	n.stop()
+	if ends := n.ends(); ends[conntrack.LimitReached] != 1 || ends[conntrack.Shutdown] != 3 {
+		t.Errorf("ends %v", ends)
+	}
+}
+
+func TestLimitOfAllMakesClientsWait(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), func(o *setup) { o.MaxConnections = 3 })
+	n.apply(web("web", "10.96.0.1", n.echo(0, 8080)))
+	var held []*net.TCPConn
+	for range 3 {
+		c := n.dial("10.96.0.1:80")
+		name(t, c)
+		held = append(held, c)
+	}
+	waiting := n.dial("10.96.0.1:80")
+	wait.True(t, "accepting is paused", func() bool { return n.server.Stats().AtLimit > 0 })
+	_ = held[0].Close()
+	if got := name(t, waiting); got != "b1:8080" {
+		t.Error(got)
+	}
+}
+
+// A dead endpoint's attempts are in the record; the connection is answered.
+func TestAttemptsAreRecorded(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), nil)
+	closed := netip.AddrPortFrom(n.lab.Backends[0].IPv4, 9)
+	n.apply(web("web", "10.96.0.1", closed, n.echo(0, 8080)))
+	for range 4 {
+		c := n.dial("10.96.0.1:80")
+		name(t, c)
+		_ = c.CloseWrite()
+		_, _ = io.Copy(io.Discard, c)
+	}
+	wait.True(t, "four records", func() bool { return n.ends()[conntrack.ClientFin] == 4 })
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	refused := 0
+	for _, r := range n.records {
+		if int(r.Attempts) != len(r.Failed)+1 {
+			t.Errorf("%d attempts, %d failed", r.Attempts, len(r.Failed))
+		}
+		for _, a := range r.Failed {
+			refused++
+			if a.Error != conntrack.DialRefused || a.Endpoint.Addr != closed {
+				t.Errorf("attempt on %s: %s", a.Endpoint.Addr, a.Error)
+			}
+		}
+		if r.ConnectTime <= 0 || r.FirstByte < r.ConnectTime || r.Duration < r.FirstByte {
+			t.Errorf("times: connect %d, first byte %d, duration %d", r.ConnectTime, r.FirstByte, r.Duration)
+		}
+	}
+	if refused == 0 {
+		t.Error("no connection met the closed port")
+	}
+}
+
+// A stray connection, sent to a lane's own address, is reset and makes no
+// record.
+func TestStraysAreReset(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), nil)
+	n.apply(web("web", "10.96.0.1", n.echo(0, 8080)))
+	for _, target := range n.steer.plan.Steer.All() {
+		wantReset(t, n.lab.Node, netip.AddrPortFrom(redirect.ListenIPv4, target.Port).String())
+	}
+	if got := n.server.Stats().Strays; got != 1 {
+		t.Errorf("%d strays, want 1", got)
+	}
+}
+
+// A cluster IP, or a range of them, that meets an address of the node spoils
+// nothing else.
+func TestNodesOwnAddressesAreNotTaken(t *testing.T) {
+	netns.Require(t)
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, func(o *setup) {
+		o.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+		o.HostAddresses = func() []netip.Addr { return []netip.Addr{lab.Node.IPv4, lab.Node.IPv6} }
+	})
+	ep := n.echo(0, 8080)
+	n.apply(web("wrong", lab.Node.IPv4.String(), ep))
+	n.apply(web("right", "10.1.7.7", ep))
+	if got := name(t, n.dial("10.1.7.7:80")); got != "b1:8080" {
+		t.Error(got)
+	}
+	if got := redirect.Ranges(n.steer.plan.Local); !slices.Equal(got, []netip.Prefix{netip.MustParsePrefix("10.1.7.7/32")}) {
+		t.Errorf("local %v", got)
+	}
+}
+
+// Rule A3.5: a port whose policy leaves no endpoint on this node is silent.
+func TestA35_LocalPolicyWithoutLocalEndpointsIsSilent(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), nil)
+	change := web("web", "10.96.0.1", n.echo(0, 8080))
+	local := corev1.ServiceInternalTrafficPolicyLocal
+	change.Services[0].Spec.InternalTrafficPolicy = &local
+	n.apply(change)
+	dst := service.Destination{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: service.TCP}
+	if !n.steer.plan.Silent.Has(dst) {
+		t.Errorf("steer %v, refuse %v, silent %v", n.steer.plan.Steer, n.steer.plan.Refuse, n.steer.plan.Silent)
+	}
+	c, err := n.lab.Client.Dialer(&net.Dialer{Timeout: 300 * time.Millisecond}, "tcp", "10.96.0.1:80")
+	if err == nil {
+		_ = c.Close()
+	}
+	var timeout net.Error
+	if !errors.As(err, &timeout) || !timeout.Timeout() {
+		t.Errorf("connect got %v, want no answer", err)
+	}
+}

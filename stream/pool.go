@@ -1,0 +1,33 @@
+package stream
+
+import (
+	"sync/atomic"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// pool is what one service port needs while it serves: its balancer, its counters
+// and its limits. It lives as long as the port keeps its name, whatever else
+// changes. Safe for concurrent use, except port.
+type pool struct {
+	port     *service.Port // as of the last Apply; the Server's
+	balancer *balancer.Balancer
+	counters *conntrack.Counters
+
+	service, namespace *quota
+	dialing            atomic.Int64 // connections that have no endpoint yet
+}
+
+// configure takes over a new or changed port. The problem is what its annotations
+// say wrongly, or nil.
+func (p *pool) configure(port *service.Port, defaults balancer.Options) (problem error) {
+	opts, problem := defaults.For(port)
+	if p.port = port; p.balancer == nil {
+		p.balancer = balancer.New(opts)
+	} else {
+		p.balancer.Configure(opts)
+	}
+	return problem
+}

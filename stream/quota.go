@@ -1,0 +1,121 @@
+package stream
+
+import (
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// quota counts the connections of one Service, or of one namespace. All loops use
+// it; it takes no lock.
+type quota struct {
+	object  string       // for the log
+	open    atomic.Int64 // connections, from accept to end
+	dialing atomic.Int64 // those of them that have no endpoint yet
+	warned  atomic.Int64 // when the log last said that the limit is reached
+	pools   int          // of its service ports; the Server's
+}
+
+// quotas are those of all Services and namespaces. They belong to the configuring
+// goroutine.
+type quotas struct {
+	services   map[service.Name]*quota
+	namespaces map[string]*quota
+	// removed have no service port any more, but may have connections. They keep
+	// their counts, so that a Service gets no more by being deleted and made anew.
+	removed []service.Name
+}
+
+func newQuotas() quotas {
+	return quotas{services: make(map[service.Name]*quota), namespaces: make(map[string]*quota)}
+}
+
+// join gives a Service's new pool its quotas.
+func (q *quotas) join(p *pool, name service.Name) {
+	if q.services[name] == nil {
+		q.services[name] = &quota{object: "Service " + name.String()}
+	}
+	if q.namespaces[name.Namespace] == nil {
+		q.namespaces[name.Namespace] = &quota{object: "Namespace " + name.Namespace}
+	}
+	p.service, p.namespace = q.services[name], q.namespaces[name.Namespace]
+	p.service.pools++
+	p.namespace.pools++
+}
+
+// leave undoes join.
+func (q *quotas) leave(p *pool) {
+	p.service.pools--
+	p.namespace.pools--
+	q.removed = append(q.removed, p.port.Name.Name)
+}
+
+// sweep forgets the quotas that are not used any more.
+func (q *quotas) sweep() {
+	kept := q.removed[:0]
+	for _, name := range q.removed {
+		s, n := q.services[name], q.namespaces[name.Namespace]
+		if s != nil && s.unused() {
+			delete(q.services, name)
+		}
+		if n != nil && n.unused() {
+			delete(q.namespaces, name.Namespace)
+		}
+		if s != nil && s.pools == 0 && s.open.Load() > 0 {
+			kept = append(kept, name)
+		}
+	}
+	clear(q.removed[len(kept):])
+	q.removed = kept
+}
+
+func (q *quota) unused() bool { return q.pools == 0 && q.open.Load() == 0 }
+
+// beginDialing counts one more connection that is being dialled; false if there are
+// as many as the limit.
+func (q *quota) beginDialing(most int64) bool {
+	if q.dialing.Add(1) <= most {
+		return true
+	}
+	q.dialing.Add(-1)
+	return false
+}
+
+// warnEvery is the least time between two lines about one limit.
+const warnEvery = int64(time.Minute)
+
+// overLimit returns the end of a connection that exceeds the limit of its Service or
+// namespace, EndNone if it does not.
+func (c *conn) overLimit() conntrack.End {
+	s, p := c.worker.server, c.pool
+	if most := s.mostOf(s.config.MaxServiceConnections); p.service.open.Load() > most {
+		s.warnOfLimit(p.service, most, "--max-connections-per-service")
+		return conntrack.LimitReached
+	}
+	if most := s.mostOf(s.config.MaxNamespaceConnections); p.namespace.open.Load() > most {
+		s.warnOfLimit(p.namespace, most, "--max-connections-per-namespace")
+		return conntrack.NamespaceLimit
+	}
+	return conntrack.EndNone
+}
+
+// mostOf returns how many connections a configured limit of one Service or namespace
+// allows now. HoldBack takes descriptors from connections: 1/32 of what it leaves stays
+// for others, if the limit keeps that much for others at all.
+func (s *Server) mostOf(configured int) int64 {
+	limit := s.limit.Load()
+	others := min(int64(s.config.MaxConnections-configured), limit/32)
+	return min(int64(configured), limit-others)
+}
+
+// warnOfLimit logs, at most once a minute, that a limit is reached.
+func (s *Server) warnOfLimit(q *quota, limit int64, flag string) {
+	now, last := s.clock(), q.warned.Load()
+	if last != 0 && now-last < warnEvery || !q.warned.CompareAndSwap(last, max(now, 1)) {
+		return
+	}
+	s.log.Warn().Str("object", q.object).Msg("has " + strconv.FormatInt(limit, 10) + " connections open on this node, as many as " + flag + " allows: further ones are reset")
+}
