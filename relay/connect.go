@@ -226,9 +226,9 @@ func (w *Worker) connectFrom(ports *localPorts, endpoint netip.AddrPort, local n
 }
 
 func (w *Worker) connect(endpoint, local netip.AddrPort, o sys.ConnectOptions) (int, sys.Errno) {
-	// Socket, SO_RCVBUF, SO_LINGER, TCP_NODELAY, SO_OOBINLINE, connect; for a local address bind, and
+	// Socket, SO_LINGER, SO_OOBINLINE, connect; for a local address bind, and
 	// SO_REUSEADDR or IP_BIND_ADDRESS_NO_PORT; IP_TRANSPARENT.
-	calls := uint64(6)
+	calls := uint64(4)
 	if o.Congestion != "" {
 		calls++
 	}

@@ -49,6 +49,9 @@ const (
 	demoteBelow = 32 << 10
 	// demoteAfter is how many turns in a row below that make it quiet.
 	demoteAfter = 2
+	// boundAfter is how many bytes an endpoint delivers before its socket's receive
+	// buffer is bounded: the kernel's own tuning has not got far by then.
+	boundAfter = 64 << 10
 	// measureAfter is how many bytes a direction delivers before it is looked at
 	// whether its source is far away, so that the receive buffer has to grow for
 	// its rate: a round trip of farAway or more allows less than 4 Gbit/s.
@@ -87,11 +90,22 @@ func (l *Link) promote(i int) {
 	s.state |= moving
 	s.streak = 0
 	w.stats.Promoted++
-	if i == client {
+	if i == client { // the client's socket has these from its listener
 		w.stats.Others++
-		w.kernel.limitUnsent(int(l.sides[endpoint].fd), sys.UnsentLimit) // the client's socket has it from its listener
+		w.kernel.limitUnsent(int(l.sides[endpoint].fd), sys.UnsentLimit)
+		l.undelay()
 	}
 	w.turns.add(l, i)
+}
+
+// undelay has the endpoint's socket send small writes at once. The first write is
+// not delayed anyway: short connections need nothing.
+func (l *Link) undelay() {
+	if l.facts&undelayed == 0 {
+		l.facts |= undelayed
+		l.worker.stats.Others++
+		l.worker.kernel.setNoDelay(int(l.sides[endpoint].fd))
+	}
 }
 
 // copy moves at most one bufferful. It reports whether there may be more to do
@@ -155,7 +169,7 @@ func (w *Worker) recv(s *side, p []byte) (int, sys.Errno) {
 
 // came notes that bytes were read from side i.
 func (l *Link) came(i int) {
-	if s := &l.sides[i]; s.bytes >= measureAfter && s.state&widened == 0 {
+	if s := &l.sides[i]; s.bytes >= boundAfter && s.state&widened == 0 {
 		l.widen(i)
 	}
 	if i == endpoint && l.FirstByte == 0 {
@@ -165,9 +179,17 @@ func (l *Link) came(i int) {
 
 // widen gives a direction that delivers much larger buffers. Sockets begin with
 // small ones, so that a reader who never reads, or stops soon, pins little of the
-// kernel's memory.
+// kernel's memory: the client's by its listener, the endpoint's here.
 func (l *Link) widen(i int) {
 	w, s := l.worker, &l.sides[i]
+	if i == endpoint && l.facts&bounded == 0 {
+		l.facts |= bounded
+		w.stats.Others += 2
+		w.kernel.growReceiveBuffer(int(s.fd), sys.ReceiveBuffer)
+	}
+	if s.bytes < measureAfter {
+		return
+	}
 	if s.state&measured == 0 {
 		s.state |= measured
 		w.stats.Others++
@@ -212,6 +234,9 @@ func (l *Link) emptied(i int) {
 // does not take. It reports whether the direction may go on.
 func (l *Link) write(i int, p []byte) bool {
 	w, s := l.worker, &l.sides[i]
+	if i == client && s.bytes > 0 {
+		l.undelay()
+	}
 	w.stats.Writes++
 	// A FIN that follows at once travels in the same segment.
 	n, e := w.kernel.send(int(l.sides[1-i].fd), p, s.state&ending != 0)
@@ -236,6 +261,9 @@ func (l *Link) write(i int, p []byte) bool {
 func (l *Link) flush(i int) bool {
 	w, s := l.worker, &l.sides[i]
 	p := s.held.bytes()
+	if i == client && s.bytes > 0 {
+		l.undelay()
+	}
 	w.stats.Writes++
 	n, e := w.kernel.send(int(l.sides[1-i].fd), p, s.state&ending != 0)
 	if e == sys.EAGAIN {

@@ -65,6 +65,7 @@ type fakeSock struct {
 	acked      int64 // when the peer last acknowledged something
 	unanswered int   // retransmissions since then
 	rtt        time.Duration
+	noDelay    bool
 	buffer     int // for what is received; 0: as it began, -1: grows by itself
 	unsent     int // what may wait to be sent; 0: as it began
 	looks      int // how often the kernel was asked for these
@@ -432,6 +433,11 @@ func (f *fake) delivery(fd int) (sys.Delivery, sys.Errno) {
 func (f *fake) growReceiveBuffer(fd, bytes int) { f.sock(fd).buffer = bytes }
 
 func (f *fake) freeReceiveBuffer(fd int) { f.sock(fd).buffer = -1 }
+
+func (f *fake) setNoDelay(fd int) sys.Errno {
+	f.sock(fd).noDelay = true
+	return 0
+}
 
 func (f *fake) limitUnsent(fd, bytes int) sys.Errno {
 	f.sock(fd).unsent = bytes

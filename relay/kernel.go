@@ -21,6 +21,7 @@ type kernel interface {
 	growReceiveBuffer(fd, bytes int)
 	freeReceiveBuffer(fd int)
 	limitUnsent(fd, bytes int) sys.Errno
+	setNoDelay(fd int) sys.Errno
 	delivery(fd int) (sys.Delivery, sys.Errno)
 	socketError(fd int) sys.Errno
 	close(fd int)
@@ -55,6 +56,8 @@ func (linux) growReceiveBuffer(fd, bytes int) { sys.GrowReceiveBuffer(fd, bytes)
 func (linux) freeReceiveBuffer(fd int) { sys.FreeReceiveBuffer(fd) }
 
 func (linux) limitUnsent(fd, bytes int) sys.Errno { return sys.LimitUnsent(fd, bytes) }
+
+func (linux) setNoDelay(fd int) sys.Errno { return sys.SetNoDelay(fd) }
 
 func (linux) delivery(fd int) (sys.Delivery, sys.Errno) { return sys.DeliveryOf(fd) }
 

@@ -60,6 +60,8 @@ const (
 	endpointFirst                  // it was the endpoint's
 	halfClosed                     // one direction is done
 	matured                        // the endpoint's liveness options are set
+	bounded                        // the receive buffer of the endpoint's socket grows no more by itself
+	undelayed                      // the endpoint's socket has TCP_NODELAY
 	watched                        // the timer is set for the next look at what the peers acknowledge
 )
 

@@ -239,7 +239,8 @@ func TestNames(t *testing.T) {
 }
 
 // TestBuffersOfBulk: buffers grow for a direction that delivers much, and before that
-// only the receive buffer of a source that is far away.
+// only the receive buffer of a source that is far away. An endpoint's is bounded once
+// it has delivered a little.
 func TestBuffersOfBulk(t *testing.T) {
 	for side := range 2 {
 		for _, rtt := range []time.Duration{50 * time.Microsecond, 20 * time.Millisecond} {
@@ -260,14 +261,20 @@ func TestBuffersOfBulk(t *testing.T) {
 				}
 			}
 			grown, limit := 0, 0
-			if rtt > farAway {
-				grown = -1
-			}
 			if side == client {
 				limit = sys.UnsentLimit
 			}
-			deliver(1)
-			want(0, limit)
+			p.peerSends(side, boundAfter/2)
+			p.settle()
+			want(0, 0)
+			if side == endpoint {
+				grown = sys.ReceiveBuffer
+			}
+			deliver(600 << 10)
+			want(grown, limit)
+			if rtt > farAway {
+				grown = -1
+			}
 			deliver(4 << 20)
 			want(grown, limit)
 			if rtt < farAway {
@@ -279,5 +286,21 @@ func TestBuffersOfBulk(t *testing.T) {
 				t.Fatal(p.fault)
 			}
 		}
+	}
+}
+
+// TestNoDelayFromTheSecondWriteOn: the endpoint's socket is set not to delay small
+// writes before the second one, which is the first that could be.
+func TestNoDelayFromTheSecondWriteOn(t *testing.T) {
+	p := quiet(Config{Splice: true})
+	for i, want := range []bool{false, true, true} {
+		p.peerSends(client, 100)
+		p.settle()
+		if got := p.socks[endpoint].noDelay; got != want {
+			t.Errorf("after write %d: %v, want %v", i+1, got, want)
+		}
+	}
+	if p.socks[client].noDelay {
+		t.Error("the client's socket has it from its listener")
 	}
 }

@@ -190,8 +190,12 @@ func prepareListener(fd int, fam uintptr, o ListenOptions) (what string, e Errno
 			return "IP_MINTTL", e
 		}
 	}
+	fixReceiveBuffer(fd, ReceiveBuffer)
 	if e = prepare(fd); e != 0 {
-		return "SO_LINGER, TCP_NODELAY, SO_OOBINLINE", e
+		return "SO_LINGER, SO_OOBINLINE", e
+	}
+	if e = SetNoDelay(fd); e != 0 {
+		return "TCP_NODELAY", e
 	}
 	if e = LimitUnsent(fd, UnsentLimit); e != 0 {
 		return "TCP_NOTSENT_LOWAT", e
@@ -248,9 +252,10 @@ type ConnectOptions struct {
 // connection to the same remote address: the kernel takes it over, if both
 // sides use timestamps.
 //
-// The socket has TCP_NODELAY and SO_OOBINLINE, and Close resets it: see
-// CloseInOrder. Keepalive is left for later (SetLiveness), as it costs four system
-// calls that short connections can save.
+// The socket has SO_OOBINLINE, and Close resets it: see CloseInOrder. What short
+// connections can do without is left for later: the first write needs no
+// TCP_NODELAY (SetNoDelay), the receive buffer grows with what is read
+// (GrowReceiveBuffer), and keepalive takes four system calls (SetLiveness).
 func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 	fam := family(remote.Addr())
 	fd, e := socket(fam, unix.SOCK_STREAM, unix.IPPROTO_TCP)
@@ -388,21 +393,20 @@ func setLinger(fd int, l unix.Linger) Errno {
 	return e
 }
 
-// prepare sets what every socket of the data path has: no delay for small
-// writes; urgent bytes that stay in the stream, where Recv finds them (the kernel
-// would take them out); a reset when it is closed, so that a stream that is
-// truncated because the process was killed does not look complete; and a receive
-// buffer that does not grow by itself (see FreeReceiveBuffer).
+// prepare sets what every socket of the data path has: urgent bytes that stay in
+// the stream, where Recv finds them (the kernel would take them out), and a reset
+// when it is closed, so that a stream that is truncated because the process was
+// killed does not look complete.
 func prepare(fd int) Errno {
-	fixReceiveBuffer(fd, receiveBuffer)
 	if e := setLinger(fd, unix.Linger{Onoff: 1, Linger: 0}); e != 0 {
-		return e
-	}
-	if e := setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); e != 0 {
 		return e
 	}
 	return setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1)
 }
+
+// SetNoDelay has the kernel send small writes at once also while earlier ones are
+// not acknowledged.
+func SetNoDelay(fd int) Errno { return setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) }
 
 // Delivery is what has become of the bytes that were written to a connection.
 type Delivery struct {
@@ -426,13 +430,13 @@ func DeliveryOf(fd int) (Delivery, Errno) {
 	}, e
 }
 
-// receiveBuffer is what the kernel holds at most of what a connection has received
-// and nobody has read, headers included: a window of some 256 KiB. By itself it
-// lets that grow to net.ipv4.tcp_rmem's 6 MiB.
-const receiveBuffer = 512 << 10
+// ReceiveBuffer is what the kernel holds at most of what an accepted connection has
+// received and nobody has read, headers included: a window of some 256 KiB. By
+// itself it lets that grow to net.ipv4.tcp_rmem's 6 MiB.
+const ReceiveBuffer = 512 << 10
 
-// GrowReceiveBuffer gives a connection a larger receive buffer, and the peer a window
-// of it.
+// GrowReceiveBuffer gives a connection a receive buffer that does not grow by itself
+// any more, and the peer a window of it.
 func GrowReceiveBuffer(fd, bytes int) {
 	fixReceiveBuffer(fd, bytes)
 	setInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, bytes)

@@ -227,10 +227,13 @@ func TestInherited(t *testing.T) {
 		}
 	}
 	check(b)
-	if option(t, a, unix.SOL_SOCKET, unix.SO_KEEPALIVE) != 0 || option(t, a, unix.IPPROTO_TCP, unix.TCP_NODELAY) != 1 {
-		t.Error("the connecting side should have TCP_NODELAY and no keepalive yet")
+	if option(t, a, unix.SOL_SOCKET, unix.SO_KEEPALIVE) != 0 || option(t, a, unix.IPPROTO_TCP, unix.TCP_NODELAY) != 0 {
+		t.Error("the connecting side should have neither TCP_NODELAY nor keepalive yet")
 	}
 	if e := SetLiveness(a, live); e != 0 {
+		t.Fatal(e)
+	}
+	if e := SetNoDelay(a); e != 0 {
 		t.Fatal(e)
 	}
 	check(a)
