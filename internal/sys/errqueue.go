@@ -35,10 +35,7 @@ type ErrorQueue struct {
 // socket's calls fail once for each of them, also for those that the kernel
 // would hide otherwise.
 func SetErrorQueue(fd int, v6 bool) Errno {
-	if v6 {
-		return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1)
-	}
-	return setInt(fd, unix.IPPROTO_IP, unix.IP_RECVERR, 1)
+	return setByFamily(fd, v6, unix.IP_RECVERR, unix.IPV6_RECVERR, 1)
 }
 
 // Read takes the oldest message that a socket keeps, and with it the error that

@@ -75,6 +75,34 @@ func setInt(fd, level, option, value int) Errno {
 	return e
 }
 
+// setByFamily sets the IPv4 or the IPv6 option of one meaning.
+func setByFamily(fd int, v6 bool, option4, option6, value int) Errno {
+	if v6 {
+		return setInt(fd, unix.IPPROTO_IPV6, option6, value)
+	}
+	return setInt(fd, unix.IPPROTO_IP, option4, value)
+}
+
+// setting is a step of preparing a socket.
+type setting struct {
+	wanted bool
+	what   string // for errors
+	set    func() Errno
+}
+
+// setAll takes the steps that are wanted, in order, and names the one that
+// failed.
+func setAll(settings []setting) (failed string, e Errno) {
+	for _, o := range settings {
+		if o.wanted {
+			if e := o.set(); e != 0 {
+				return o.what, e
+			}
+		}
+	}
+	return "", 0
+}
+
 // getInt reads an option whose value is an int.
 func getInt(fd, level, option int) (int, Errno) {
 	var v int32

@@ -162,72 +162,31 @@ func ListenInPlaceOf(old []int, addr netip.AddrPort, o ListenOptions) (fd int, e
 
 func prepareListener(fd int, fam uintptr, o ListenOptions) (what string, e Errno) {
 	v6 := fam == unix.AF_INET6
-	if e = setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); e != 0 {
-		return "SO_REUSEADDR", e
-	}
-	if v6 {
-		if e = setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); e != 0 {
-			return "IPV6_V6ONLY", e
-		}
-	}
-	if o.ReusePort {
-		if e = setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); e != 0 {
-			return "SO_REUSEPORT", e
-		}
-	}
-	if o.Transparent {
-		if e = SetTransparent(fd, v6); e != 0 {
-			return "IP_TRANSPARENT", e
-		}
-	}
-	if o.FreeBind {
-		if e = setFreeBind(fd, v6); e != 0 {
-			return "IP_FREEBIND", e
-		}
-	}
-	if o.MinTTL != 0 {
-		if e = setMinTTL(fd, v6, o.MinTTL); e != 0 {
-			return "IP_MINTTL", e
-		}
-	}
 	fixReceiveBuffer(fd, ReceiveBuffer)
-	if e = prepare(fd); e != 0 {
-		return "SO_LINGER, SO_OOBINLINE", e
-	}
-	if e = SetNoDelay(fd); e != 0 {
-		return "TCP_NODELAY", e
-	}
-	if e = LimitUnsent(fd, UnsentLimit); e != 0 {
-		return "TCP_NOTSENT_LOWAT", e
-	}
-	if e = SetLiveness(fd, o.Liveness); e != 0 {
-		return "keepalive", e
-	}
-	if e = receiveClass(fd, v6, 1); e != 0 {
-		return "IP_RECVTOS", e
-	}
-	if o.Congestion != "" {
-		if e = setCongestion(fd, o.Congestion); e != 0 {
-			return "congestion control " + o.Congestion, e
-		}
-	}
-	return "", 0
+	return setAll([]setting{
+		{true, "SO_REUSEADDR", func() Errno { return setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }},
+		{v6, "IPV6_V6ONLY", func() Errno { return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) }},
+		{o.ReusePort, "SO_REUSEPORT", func() Errno { return setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }},
+		{o.Transparent, "IP_TRANSPARENT", func() Errno { return SetTransparent(fd, v6) }},
+		{o.FreeBind, "IP_FREEBIND", func() Errno { return setFreeBind(fd, v6) }},
+		{o.MinTTL != 0, "IP_MINTTL", func() Errno { return setByFamily(fd, v6, unix.IP_MINTTL, unix.IPV6_MINHOPCOUNT, o.MinTTL) }},
+		{true, "SO_LINGER, SO_OOBINLINE", func() Errno { return prepare(fd) }},
+		{true, "TCP_NODELAY", func() Errno { return SetNoDelay(fd) }},
+		{true, "TCP_NOTSENT_LOWAT", func() Errno { return LimitUnsent(fd, UnsentLimit) }},
+		{true, "keepalive", func() Errno { return SetLiveness(fd, o.Liveness) }},
+		{true, "IP_RECVTOS", func() Errno { return receiveClass(fd, v6, 1) }},
+		{o.Congestion != "", "congestion control " + o.Congestion, func() Errno { return setCongestion(fd, o.Congestion) }},
+	})
 }
 
 // SetTransparent lets a socket have addresses that are not this host's
 // (IP_TRANSPARENT); it needs CAP_NET_ADMIN.
 func SetTransparent(fd int, v6 bool) Errno {
-	if v6 {
-		return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT, 1)
-	}
-	return setInt(fd, unix.IPPROTO_IP, unix.IP_TRANSPARENT, 1)
+	return setByFamily(fd, v6, unix.IP_TRANSPARENT, unix.IPV6_TRANSPARENT, 1)
 }
 
 func setFreeBind(fd int, v6 bool) Errno {
-	if v6 {
-		return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1)
-	}
-	return setInt(fd, unix.IPPROTO_IP, unix.IP_FREEBIND, 1)
+	return setByFamily(fd, v6, unix.IP_FREEBIND, unix.IPV6_FREEBIND, 1)
 }
 
 // ConnectOptions are for one connecting socket.
@@ -293,10 +252,7 @@ func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 
 // SetTTL sets the TTL, or hop limit, of a socket's packets.
 func SetTTL(fd int, v6 bool, ttl int) Errno {
-	if v6 {
-		return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, ttl)
-	}
-	return setInt(fd, unix.IPPROTO_IP, unix.IP_TTL, ttl)
+	return setByFamily(fd, v6, unix.IP_TTL, unix.IPV6_UNICAST_HOPS, ttl)
 }
 
 // ClientTTL gives the TTL, or hop limit, that the client's packet had with which
@@ -312,14 +268,6 @@ func ClientTTL(fd int, v6 bool) int {
 		return 0
 	}
 	return ttl
-}
-
-// setMinTTL has a TCP socket ignore packets with less.
-func setMinTTL(fd int, v6 bool, ttl int) Errno {
-	if v6 {
-		return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MINHOPCOUNT, ttl)
-	}
-	return setInt(fd, unix.IPPROTO_IP, unix.IP_MINTTL, ttl)
 }
 
 // SetMark has a socket's packets marked, which needs CAP_NET_ADMIN. 0 marks none.

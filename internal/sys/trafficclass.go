@@ -13,10 +13,7 @@ const dscpMask = 0xfc
 // receiveClass has a socket tell the DSCP of what it receives: an Inbox by
 // Class, an accepted connection by ClientClass.
 func receiveClass(fd int, v6 bool, on int) Errno {
-	if v6 {
-		return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, on)
-	}
-	return setInt(fd, unix.IPPROTO_IP, unix.IP_RECVTOS, on)
+	return setByFamily(fd, v6, unix.IP_RECVTOS, unix.IPV6_RECVTCLASS, on)
 }
 
 // ClientClass gives the DSCP that the client's packets had when the connection
@@ -52,10 +49,7 @@ func ClientClass(fd int, v6 bool) (class uint8) {
 
 // SetClass has a socket's packets carry a DSCP.
 func SetClass(fd int, v6 bool, class uint8) Errno {
-	if v6 {
-		return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, int(class))
-	}
-	return setInt(fd, unix.IPPROTO_IP, unix.IP_TOS, int(class))
+	return setByFamily(fd, v6, unix.IP_TOS, unix.IPV6_TCLASS, int(class))
 }
 
 // nextControl cuts the first of some control messages off; nil if there is none.

@@ -57,26 +57,19 @@ func BindUDP(addr netip.AddrPort, o UDPOptions) (fd int, err error) {
 }
 
 func prepareUDP(fd int, v6 bool, o *UDPOptions) (what string, e Errno) {
-	for _, step := range [...]struct {
-		wanted bool
-		what   string
-		set    func() Errno
-	}{
+	what, e = setAll([]setting{
 		{v6, "IPV6_V6ONLY", func() Errno { return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) }},
 		{o.ReusePort, "SO_REUSEPORT", func() Errno { return setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }},
 		{o.Transparent, "IP_TRANSPARENT", func() Errno { return SetTransparent(fd, v6) }},
 		{o.FreeBind, "IP_FREEBIND", func() Errno { return setFreeBind(fd, v6) }},
-		{o.Destination, "IP_RECVORIGDSTADDR", func() Errno { return setDestination(fd, v6) }},
+		{o.Destination, "IP_RECVORIGDSTADDR", func() Errno { return setByFamily(fd, v6, unix.IP_RECVORIGDSTADDR, unix.IPV6_RECVORIGDSTADDR, 1) }},
 		{o.Class, "IP_RECVTOS", func() Errno { return receiveClass(fd, v6, 1) }},
 		{o.Deaf, "SO_ATTACH_FILTER", func() Errno { return setDeaf(fd) }},
 		{o.MinTTL > 0, "SO_ATTACH_FILTER", func() Errno { return AttachFilter(fd, leastTTL(v6, o.MinTTL)) }},
 		{o.ReceiveBuffer > 0, "SO_RCVBUF", func() Errno { return SetReceiveBuffer(fd, o.ReceiveBuffer) }},
-	} {
-		if step.wanted {
-			if e := step.set(); e != 0 {
-				return step.what, e
-			}
-		}
+	})
+	if e != 0 {
+		return what, e
 	}
 	if o.Coalesce {
 		SetCoalesce(fd) // a kernel without it hands datagrams over one by one
@@ -87,20 +80,10 @@ func prepareUDP(fd int, v6 bool, o *UDPOptions) (what string, e Errno) {
 	return "", 0
 }
 
-func setDestination(fd int, v6 bool) Errno {
-	if v6 {
-		return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVORIGDSTADDR, 1)
-	}
-	return setInt(fd, unix.IPPROTO_IP, unix.IP_RECVORIGDSTADDR, 1)
-}
-
 // ReceiveTTL has Inbox know the TTL, or hop limit, of each datagram that is taken
 // from a socket from now on. That costs some 30 ns for each.
 func ReceiveTTL(fd int, v6 bool) Errno {
-	if v6 {
-		return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1)
-	}
-	return setInt(fd, unix.IPPROTO_IP, unix.IP_RECVTTL, 1)
+	return setByFamily(fd, v6, unix.IP_RECVTTL, unix.IPV6_RECVHOPLIMIT, 1)
 }
 
 // leastTTL is a program that drops packets with a smaller TTL: UDP has no
@@ -111,23 +94,17 @@ func leastTTL(v6 bool, ttl int) []FilterOp {
 		at = 7
 	}
 	return []FilterOp{
-		{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: networkHeader + at},
+		{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: FilterNetwork + at},
 		{Code: FilterIfLeast, K: uint32(ttl), Jt: 1},
 		{Code: FilterReturn, K: 0},
 		{Code: FilterReturn, K: math.MaxUint32},
 	}
 }
 
-// networkHeader is SKF_NET_OFF: where a program finds the IP header.
-const networkHeader = 0xfff00000
-
 // setDeaf drops all that the socket would receive (F5), and keeps little room
 // for it.
 func setDeaf(fd int) Errno {
-	program := [1]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
-	f := unix.SockFprog{Len: 1, Filter: &program[0]}
-	_, _, e := syscall.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, uintptr(unsafe.Pointer(&f)), unsafe.Sizeof(f), 0)
-	if e != 0 {
+	if e := AttachFilter(fd, []FilterOp{{Code: FilterReturn, K: 0}}); e != 0 {
 		return e
 	}
 	return SetRecvBuffer(fd, 0)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -32,16 +31,9 @@ func isPasser(chain string) bool {
 }
 
 func forwardInNFTables() ([]string, error) {
-	conn, err := nftables.New()
+	conn, chains, err := nftablesChains()
 	if err != nil {
-		return nil, fmt.Errorf("nftables: %w", err)
-	}
-	chains, err := conn.ListChains()
-	switch {
-	case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.EPROTONOSUPPORT), errors.Is(err, syscall.EINVAL):
-		return nil, nil // no nf_tables, and so nothing in them
-	case err != nil:
-		return nil, fmt.Errorf("nftables: %w", err)
+		return nil, err
 	}
 	var found []string
 	for _, c := range chains {

@@ -39,18 +39,28 @@ func leftovers() ([]string, error) {
 	return found, errors.Join(errs...)
 }
 
-// inNFTables looks at all tables; those of iptables-nft are among them.
-func inNFTables() ([]string, error) {
+// nftablesChains gives the chains of all tables; none where the kernel has no
+// nf_tables.
+func nftablesChains() (*nftables.Conn, []*nftables.Chain, error) {
 	conn, err := nftables.New()
 	if err != nil {
-		return nil, fmt.Errorf("nftables: %w", err)
+		return nil, nil, fmt.Errorf("nftables: %w", err)
 	}
 	chains, err := conn.ListChains()
 	switch {
 	case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.EPROTONOSUPPORT), errors.Is(err, syscall.EINVAL):
-		return nil, nil // no nf_tables, and so nothing in them
+		return conn, nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("nftables: %w", err)
+		return nil, nil, fmt.Errorf("nftables: %w", err)
+	}
+	return conn, chains, nil
+}
+
+// inNFTables looks at all tables; those of iptables-nft are among them.
+func inNFTables() ([]string, error) {
+	_, chains, err := nftablesChains()
+	if err != nil {
+		return nil, err
 	}
 	var found []string
 	count := 0
