@@ -33,16 +33,16 @@ var Goals = []Goal{
 	{"… CPU for each GB", "sluice", "bulk16.cpu", "haproxy", false, 0.7},
 	{"request-response, 64 clients", "sluice", "rr64.rate", "haproxy", true, 1.1},
 	{"… p99", "sluice", "rr64.p99", "haproxy", false, 1},
-	{"… the slowest way of steering", slowest, "rr64.rate", fastest, true, 0.9},
+	{"… the slowest steering mode", slowest, "rr64.rate", fastest, true, 0.9},
 	{"request-response, 1 client, p50", "sluice", "rr1.p50", "haproxy", false, 1},
 	{"request-response beside 100 bulk streams, p99", "sluice", "mixed.p99", "haproxy", false, 1},
 	{"connect-request-close, 32 clients", "sluice", "crc.rate", "haproxy", true, 1.15},
 	{"connect-request-close, 32 clients", "sluice", "crc.rate", "direct", true, 0.75},
-	{"… with the access log, against without", "sluice", "crc.rate", "sluice-nolog", true, 0.95},
-	{"… with the client's address kept, against the node's", "sluice-client", "crc.rate", "sluice", true, 0.9},
-	{"… long run, the last third against the first", "sluice", "steady.last", "", true, 0.9},
+	{"… with the access log, ratio to without", "sluice", "crc.rate", "sluice-nolog", true, 0.95},
+	{"… with the client's address, ratio to the node's", "sluice-client", "crc.rate", "sluice", true, 0.9},
+	{"… long run, ratio of the last third to the first", "sluice", "steady.last", "", true, 0.9},
 	{"… long run, connections that failed", "sluice", "steady.failed", "", false, 0},
-	{"… long run, client closes first, last third against first", "sluice", "steady-client.last", "", true, 0.9},
+	{"… long run, client closes first, ratio of the last third to the first", "sluice", "steady-client.last", "", true, 0.9},
 	{"… long run, client closes first, connections that failed", "sluice", "steady-client.failed", "", false, 0},
 	{"memory for each idle connection, bytes", "sluice", "idle.pss", "", false, 1024},
 	{"descriptors for each idle connection", "sluice", "idle.fds", "", false, 2},
@@ -53,7 +53,7 @@ var Goals = []Goal{
 	{"… requests lost", "sluice", "udp-new.lost", "", false, 0},
 	{"UDP bulk, 1,200-byte datagrams", "sluice", "udp-bulk.rate", "nginx", true, 2},
 	{"UDP, memory for each idle session, bytes", "sluice", "udp-idle.pss", "", false, 1024},
-	{"UDP, a flood of 5,000 new clients a second, a neighbour's p99 against without", "sluice", "udp-flood.times", "", false, 2},
+	{"UDP, flood of 5,000 new clients a second: a neighbour's p99, ratio to no flood", "sluice", "udp-flood.times", "", false, 2},
 	{"… the neighbour's requests lost", "sluice", "udp-flood.lost", "", false, 0},
 }
 
@@ -65,7 +65,7 @@ type Verdict string
 const (
 	Met     Verdict = "met"
 	Missed  Verdict = "missed"
-	Unclear Verdict = "not told apart"
+	Unclear Verdict = "unclear"
 	Unknown Verdict = "not measured"
 )
 

@@ -38,20 +38,20 @@ func (d *Data) Summary() string {
 func (d *Data) Figures() string {
 	var b strings.Builder
 	peers := d.having(false)
-	d.writeTable(&b, "figures: median of the rounds, ± half the distance of the quartiles", peers, func(m Metric, peer string) string {
+	d.writeTable(&b, "figures: median of the rounds, ± half the interquartile range", peers, func(m Metric, peer string) string {
 		s, ok := d.Spread(peer, m.ID)
 		return s.words(ok)
 	})
 	if d.measured(subject) {
 		others := slices.DeleteFunc(slices.Clone(peers), func(p string) bool { return p == subject })
-		d.writeTable(&b, "Sluice against each: median of the rounds' ratios", others, func(m Metric, peer string) string {
+		d.writeTable(&b, "ratio of Sluice to each peer: median of the rounds", others, func(m Metric, peer string) string {
 			ratio, ok := d.Ratio(subject, peer, m.ID)
 			if !ok || !m.Ratios {
 				return ""
 			}
 			return fmt.Sprintf("%.2f", ratio.Median)
 		})
-		d.writeTable(&b, "other ways of running Sluice: median, and ratio to the usual one", d.having(true), func(m Metric, peer string) string {
+		d.writeTable(&b, "variants of Sluice: median, and ratio to the default", d.having(true), func(m Metric, peer string) string {
 			s, ok := d.Spread(peer, m.ID)
 			ratio, known := d.Ratio(peer, subject, m.ID)
 			if !ok || !known || !m.Ratios {

@@ -16,7 +16,7 @@ type goal struct {
 
 var goals = []goal{
 	{"10,000 services, 100,000 endpoints: start to first sync, ms", 10000, 1500, func(r Result) float64 { return float64(r.Start.Milliseconds()) }},
-	{"… memory as the start ends, MiB", 10000, 150, func(r Result) float64 { return float64(r.RSS >> 20) }},
+	{"… memory at the end of the start, MiB", 10000, 150, func(r Result) float64 { return float64(r.RSS >> 20) }},
 	{"… memory later, MiB", 10000, 150, func(r Result) float64 { return float64(r.RSSLater >> 20) }},
 	{"one endpoint changed, at any size up to 30,000 services, median, ms", 0, 10, func(r Result) float64 { return float64(r.Endpoint[0].Microseconds()) / 1000 }},
 }

@@ -104,7 +104,7 @@ func TestGoals(t *testing.T) {
 	for _, line := range []string{
 		"| | goal | tproxy/nftables | sklookup |",
 		"start to first sync, ms | at most 1,500 | 1,101, met | **failed** |",
-		"| … memory as the start ends, MiB | at most 150 | 177, **missed** | **failed** |",
+		"| … memory at the end of the start, MiB | at most 150 | 177, **missed** | **failed** |",
 		"| … memory later, MiB | at most 150 | 137, met | **failed** |",
 		"median, ms | at most 10 | 12.0, **missed** | **failed** |",
 	} {

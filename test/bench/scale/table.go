@@ -10,7 +10,7 @@ import (
 // Table gives results as a Markdown table.
 func Table(results []Result) string {
 	var b strings.Builder
-	b.WriteString("| services | steering | start to first sync [ms] | CPU of it [s] | RSS at its end [MiB] | RSS later [MiB] | one endpoint changed [ms] | one service added [ms] | CPU of a change [ms] |\n")
+	b.WriteString("| services | steering | start to first sync [ms] | CPU of the start [s] | RSS at the end of the start [MiB] | RSS later [MiB] | one endpoint changed [ms] | one service added [ms] | CPU of a change [ms] |\n")
 	b.WriteString("|---:|---|---:|---:|---:|---:|---:|---:|---:|\n")
 	for _, r := range results {
 		if r.Error != "" {
