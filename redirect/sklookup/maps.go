@@ -48,81 +48,42 @@ func silentRange(a netip.Addr) slot {
 	return silentTCP6
 }
 
-// destination4 and destination6 are keys of the maps of destinations: address,
-// port and protocol, the last two in the host's byte order, as the program puts
-// them together.
-type (
-	destination4 [8]byte
-	destination6 [20]byte
-)
+// keySize is that of the keys of both maps of a family: the address and 4 bytes.
+var keySize = [redirect.Families]uint32{service.IPv4: 8, service.IPv6: 20}
 
-// prefix4 and prefix6 are keys of the tries: the length in bits, in the host's
-// byte order, and the address.
-type (
-	prefix4 [8]byte
-	prefix6 [20]byte
-)
-
-func destinationKey4(d service.Destination) (k destination4) {
-	a := d.Addr.As4()
-	copy(k[:], a[:])
-	binary.NativeEndian.PutUint16(k[4:], d.Port)
-	binary.NativeEndian.PutUint16(k[6:], uint16(redirect.ProtocolNumber(d.Protocol)))
-	return k
+// destinationKey joins address, port and protocol, the last two in the host's byte
+// order, as the program puts them together.
+func destinationKey(d service.Destination) []byte {
+	k := binary.NativeEndian.AppendUint16(d.Addr.AsSlice(), d.Port)
+	return binary.NativeEndian.AppendUint16(k, uint16(redirect.ProtocolNumber(d.Protocol)))
 }
 
-func (k destination4) destination() service.Destination {
-	return service.Destination{
-		Addr:     netip.AddrFrom4([4]byte(k[:])),
-		Port:     binary.NativeEndian.Uint16(k[4:]),
-		Protocol: redirect.ProtocolOf(uint8(binary.NativeEndian.Uint16(k[6:]))),
-	}
+// destinationOf is destinationKey backwards.
+func destinationOf(k []byte) service.Destination {
+	rest := len(k) - 4
+	a, _ := netip.AddrFromSlice(k[:rest])
+	return service.Destination{Addr: a, Port: binary.NativeEndian.Uint16(k[rest:]),
+		Protocol: redirect.ProtocolOf(uint8(binary.NativeEndian.Uint16(k[rest+2:])))}
 }
 
-func destinationKey6(d service.Destination) (k destination6) {
-	a := d.Addr.As16()
-	copy(k[:], a[:])
-	binary.NativeEndian.PutUint16(k[16:], d.Port)
-	binary.NativeEndian.PutUint16(k[18:], uint16(redirect.ProtocolNumber(d.Protocol)))
-	return k
+// prefixKey joins a range's length in bits, in the host's byte order, and its
+// address.
+func prefixKey(p netip.Prefix) []byte {
+	return append(binary.NativeEndian.AppendUint32(nil, uint32(p.Bits())), p.Addr().AsSlice()...)
 }
 
-func (k destination6) destination() service.Destination {
-	return service.Destination{
-		Addr:     netip.AddrFrom16([16]byte(k[:])),
-		Port:     binary.NativeEndian.Uint16(k[16:]),
-		Protocol: redirect.ProtocolOf(uint8(binary.NativeEndian.Uint16(k[18:]))),
-	}
+// prefixOf is prefixKey backwards.
+func prefixOf(k []byte) netip.Prefix {
+	a, _ := netip.AddrFromSlice(k[4:])
+	return netip.PrefixFrom(a, int(binary.NativeEndian.Uint32(k)))
 }
 
-func prefixKey4(p netip.Prefix) (k prefix4) {
-	binary.NativeEndian.PutUint32(k[:], uint32(p.Bits()))
-	a := p.Addr().As4()
-	copy(k[4:], a[:])
-	return k
-}
-
-func (k prefix4) prefix() netip.Prefix {
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte(k[4:])), int(binary.NativeEndian.Uint32(k[:])))
-}
-
-func prefixKey6(p netip.Prefix) (k prefix6) {
-	binary.NativeEndian.PutUint32(k[:], uint32(p.Bits()))
-	a := p.Addr().As16()
-	copy(k[4:], a[:])
-	return k
-}
-
-func (k prefix6) prefix() netip.Prefix {
-	return netip.PrefixFrom(netip.AddrFrom16([16]byte(k[4:])), int(binary.NativeEndian.Uint32(k[:])))
-}
-
-// maps are what the program looks into. They have no name in the file system:
-// with the last descriptor of a map and of the program they are gone.
+// maps are what the program looks into, those of destinations and ranges by
+// family. They have no name in the file system: with the last descriptor of a map
+// and of the program they are gone.
 type maps struct {
-	destinations4, destinations6 *ebpf.Map // destination to slot
-	ranges4, ranges6             *ebpf.Map // longest prefix to slot
-	sockets                      *ebpf.Map // slot to socket
+	destinations, ranges [redirect.Families]*ebpf.Map // destination, or longest prefix, to slot
+	sockets              *ebpf.Map                    // slot to socket
 }
 
 // newMaps makes empty maps that have room for so many destinations and ranges
@@ -130,77 +91,67 @@ type maps struct {
 // for tables of pointers: 16 bytes for each destination, 8 for each socket.
 func newMaps(destinations, sockets int) (*maps, error) {
 	m := new(maps)
-	for _, one := range []struct {
-		to   **ebpf.Map
-		spec ebpf.MapSpec
-	}{
-		{&m.destinations4, ebpf.MapSpec{Name: "sluice_dst4", Type: ebpf.Hash, KeySize: uint32(len(destination4{}))}},
-		{&m.destinations6, ebpf.MapSpec{Name: "sluice_dst6", Type: ebpf.Hash, KeySize: uint32(len(destination6{}))}},
-		{&m.ranges4, ebpf.MapSpec{Name: "sluice_range4", Type: ebpf.LPMTrie, KeySize: uint32(len(prefix4{}))}},
-		{&m.ranges6, ebpf.MapSpec{Name: "sluice_range6", Type: ebpf.LPMTrie, KeySize: uint32(len(prefix6{}))}},
-		// Its values are descriptors when they are written, and the sockets'
-		// cookies, of 8 bytes, when they are read.
-		{&m.sockets, ebpf.MapSpec{Name: "sluice_sockets", Type: ebpf.SockMap, KeySize: 4, ValueSize: 8}},
-	} {
-		if one.spec.Type == ebpf.SockMap {
-			one.spec.MaxEntries = uint32(sockets)
-		} else {
-			one.spec.MaxEntries = uint32(destinations)
-			one.spec.ValueSize = 4
-			one.spec.Flags = noPrealloc
+	for f, digit := range [redirect.Families]string{"4", "6"} {
+		for _, one := range []struct {
+			to   **ebpf.Map
+			name string
+			kind ebpf.MapType
+		}{{&m.destinations[f], "sluice_dst", ebpf.Hash}, {&m.ranges[f], "sluice_range", ebpf.LPMTrie}} {
+			if err := newMap(one.to, ebpf.MapSpec{Name: one.name + digit, Type: one.kind, KeySize: keySize[f], ValueSize: 4,
+				MaxEntries: uint32(destinations), Flags: noPrealloc}); err != nil {
+				m.close()
+				return nil, err
+			}
 		}
-		made, err := ebpf.NewMap(&one.spec)
-		if err != nil {
-			m.close()
-			return nil, fmt.Errorf("BPF map %s: %w", one.spec.Name, err)
-		}
-		*one.to = made
+	}
+	// Its values are descriptors when they are written, and the sockets' cookies,
+	// of 8 bytes, when they are read.
+	if err := newMap(&m.sockets, ebpf.MapSpec{Name: "sluice_sockets", Type: ebpf.SockMap, KeySize: 4, ValueSize: 8, MaxEntries: uint32(sockets)}); err != nil {
+		m.close()
+		return nil, err
 	}
 	return m, nil
+}
+
+func newMap(to **ebpf.Map, spec ebpf.MapSpec) (err error) {
+	if *to, err = ebpf.NewMap(&spec); err != nil {
+		return fmt.Errorf("BPF map %s: %w", spec.Name, err)
+	}
+	return nil
 }
 
 // noPrealloc is BPF_F_NO_PREALLOC.
 const noPrealloc = 1
 
 func (m *maps) close() {
-	for _, one := range []*ebpf.Map{m.destinations4, m.destinations6, m.ranges4, m.ranges6, m.sockets} {
-		_ = one.Close() // a nil one can be closed, too
+	for f := range redirect.Families {
+		_ = m.destinations[f].Close() // a nil one can be closed, too
+		_ = m.ranges[f].Close()
 	}
+	_ = m.sockets.Close()
 }
 
 // setDestination says which slot gets a destination, in one step whatever was
 // said before.
 func (m *maps) setDestination(d service.Destination, s slot) error {
-	if d.Addr.Is4() {
-		return put(m.destinations4, destinationKey4(d), s)
-	}
-	return put(m.destinations6, destinationKey6(d), s)
+	return put(m.destinations[service.FamilyOf(d.Addr)], destinationKey(d), s)
 }
 
 func (m *maps) deleteDestination(d service.Destination) error {
-	if d.Addr.Is4() {
-		return remove(m.destinations4, destinationKey4(d))
-	}
-	return remove(m.destinations6, destinationKey6(d))
+	return remove(m.destinations[service.FamilyOf(d.Addr)], destinationKey(d))
 }
 
 // setRange says which slot gets what is sent into a range and to no
 // destination of its own.
 func (m *maps) setRange(p netip.Prefix, s slot) error {
-	if p.Addr().Is4() {
-		return put(m.ranges4, prefixKey4(p), s)
-	}
-	return put(m.ranges6, prefixKey6(p), s)
+	return put(m.ranges[service.FamilyOf(p.Addr())], prefixKey(p), s)
 }
 
 func (m *maps) deleteRange(p netip.Prefix) error {
-	if p.Addr().Is4() {
-		return remove(m.ranges4, prefixKey4(p))
-	}
-	return remove(m.ranges6, prefixKey6(p))
+	return remove(m.ranges[service.FamilyOf(p.Addr())], prefixKey(p))
 }
 
-func put[K comparable](m *ebpf.Map, key K, s slot) error {
+func put(m *ebpf.Map, key []byte, s slot) error {
 	return patiently(func() error { return m.Update(key, uint32(s), ebpf.UpdateAny) })
 }
 
@@ -223,45 +174,25 @@ const (
 	longestPause  = 256 * time.Millisecond
 )
 
-func remove[K comparable](m *ebpf.Map, key K) error {
+func remove(m *ebpf.Map, key []byte) error {
 	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err
 	}
 	return nil
 }
 
-// matchDestinations tells whether the maps of destinations hold what they
-// should: as many as there are, each with its slot.
-func (m *maps) matchDestinations(count int, want func(service.Destination) (slot, bool)) (bool, error) {
-	found := 0
-	same, err := each(m.destinations4, &found, func(k destination4, s slot) bool {
-		right, is := want(k.destination())
+// match tells whether the maps of both families hold what they should: as many
+// entries as there are, each with its slot.
+func match(m [redirect.Families]*ebpf.Map, count int, want func(key []byte) (slot, bool)) (bool, error) {
+	is := func(key []byte, s slot) bool {
+		right, is := want(key)
 		return is && s == right
-	})
-	if err != nil || !same {
-		return same, err
 	}
-	same, err = each(m.destinations6, &found, func(k destination6, s slot) bool {
-		right, is := want(k.destination())
-		return is && s == right
-	})
-	return same && found == count, err
-}
-
-// matchRanges is the same for the ranges.
-func (m *maps) matchRanges(count int, want func(netip.Prefix) (slot, bool)) (bool, error) {
 	found := 0
-	same, err := each(m.ranges4, &found, func(k prefix4, s slot) bool {
-		right, is := want(k.prefix())
-		return is && s == right
-	})
-	if err != nil || !same {
-		return same, err
+	same, err := each(m[service.IPv4], &found, func(k [8]byte, s slot) bool { return is(k[:], s) })
+	if same && err == nil {
+		same, err = each(m[service.IPv6], &found, func(k [20]byte, s slot) bool { return is(k[:], s) })
 	}
-	same, err = each(m.ranges6, &found, func(k prefix6, s slot) bool {
-		right, is := want(k.prefix())
-		return is && s == right
-	})
 	return same && found == count, err
 }
 

@@ -1,10 +1,13 @@
 package sklookup
 
 import (
+	"slices"
 	"syscall"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // Where the fields of struct bpf_sk_lookup lie, which is what the program is
@@ -27,14 +30,12 @@ const (
 	familyIPv6 = 10
 )
 
-// Where on the stack the program keeps its keys. They are laid out as the Go
-// types of the same names.
+// Where on the stack the program keeps its keys, which destinationKey and prefixKey
+// lay out; those of IPv4 are shorter.
 const (
-	stackSlot  = -4
-	stackKey4  = -16 // destination4, 8 bytes
-	stackTrie4 = -24 // prefix4, 8 bytes
-	stackKey6  = -40 // destination6, 20 bytes
-	stackTrie6 = -64 // prefix6, 20 bytes
+	stackSlot = -4
+	stackKey  = -24
+	stackTrie = -48
 )
 
 // instructions are the program, assembled here so that building needs no
@@ -50,61 +51,15 @@ const (
 // belongs to no connected socket; what is for the host itself costs one miss in
 // a hash and one in a trie.
 func instructions(m *maps) asm.Instructions {
-	return asm.Instructions{
+	ipv6 := lookUp(m, service.IPv6, ctxLocalIPv6)
+	ipv6[0] = ipv6[0].WithSymbol("ipv6")
+	return slices.Concat(asm.Instructions{
 		asm.Mov.Reg(asm.R6, asm.R1),
 		asm.LoadMem(asm.R8, asm.R6, ctxProtocol, asm.Word),
 		asm.LoadMem(asm.R0, asm.R6, ctxFamily, asm.Word),
 		asm.JEq.Imm(asm.R0, familyIPv6, "ipv6"),
 		asm.JNE.Imm(asm.R0, familyIPv4, "pass"),
-
-		// IPv4
-		asm.LoadMem(asm.R1, asm.R6, ctxLocalIPv4, asm.Word),
-		asm.StoreMem(asm.RFP, stackKey4, asm.R1, asm.Word),
-		asm.StoreMem(asm.RFP, stackTrie4+4, asm.R1, asm.Word),
-		asm.LoadMem(asm.R1, asm.R6, ctxLocalPort, asm.Word),
-		asm.StoreMem(asm.RFP, stackKey4+4, asm.R1, asm.Half),
-		asm.StoreMem(asm.RFP, stackKey4+6, asm.R8, asm.Half),
-		asm.LoadMapPtr(asm.R1, m.destinations4.FD()),
-		asm.Mov.Reg(asm.R2, asm.RFP),
-		asm.Add.Imm(asm.R2, stackKey4),
-		asm.FnMapLookupElem.Call(),
-		asm.JNE.Imm(asm.R0, 0, "found"),
-		asm.StoreImm(asm.RFP, stackTrie4, 32, asm.Word),
-		asm.LoadMapPtr(asm.R1, m.ranges4.FD()),
-		asm.Mov.Reg(asm.R2, asm.RFP),
-		asm.Add.Imm(asm.R2, stackTrie4),
-		asm.FnMapLookupElem.Call(),
-		asm.JEq.Imm(asm.R0, 0, "pass"),
-		asm.Ja.Label("in range"),
-
-		// IPv6
-		asm.LoadMem(asm.R1, asm.R6, ctxLocalIPv6, asm.Word).WithSymbol("ipv6"),
-		asm.StoreMem(asm.RFP, stackKey6, asm.R1, asm.Word),
-		asm.StoreMem(asm.RFP, stackTrie6+4, asm.R1, asm.Word),
-		asm.LoadMem(asm.R1, asm.R6, ctxLocalIPv6+4, asm.Word),
-		asm.StoreMem(asm.RFP, stackKey6+4, asm.R1, asm.Word),
-		asm.StoreMem(asm.RFP, stackTrie6+8, asm.R1, asm.Word),
-		asm.LoadMem(asm.R1, asm.R6, ctxLocalIPv6+8, asm.Word),
-		asm.StoreMem(asm.RFP, stackKey6+8, asm.R1, asm.Word),
-		asm.StoreMem(asm.RFP, stackTrie6+12, asm.R1, asm.Word),
-		asm.LoadMem(asm.R1, asm.R6, ctxLocalIPv6+12, asm.Word),
-		asm.StoreMem(asm.RFP, stackKey6+12, asm.R1, asm.Word),
-		asm.StoreMem(asm.RFP, stackTrie6+16, asm.R1, asm.Word),
-		asm.LoadMem(asm.R1, asm.R6, ctxLocalPort, asm.Word),
-		asm.StoreMem(asm.RFP, stackKey6+16, asm.R1, asm.Half),
-		asm.StoreMem(asm.RFP, stackKey6+18, asm.R8, asm.Half),
-		asm.LoadMapPtr(asm.R1, m.destinations6.FD()),
-		asm.Mov.Reg(asm.R2, asm.RFP),
-		asm.Add.Imm(asm.R2, stackKey6),
-		asm.FnMapLookupElem.Call(),
-		asm.JNE.Imm(asm.R0, 0, "found"),
-		asm.StoreImm(asm.RFP, stackTrie6, 128, asm.Word),
-		asm.LoadMapPtr(asm.R1, m.ranges6.FD()),
-		asm.Mov.Reg(asm.R2, asm.RFP),
-		asm.Add.Imm(asm.R2, stackTrie6),
-		asm.FnMapLookupElem.Call(),
-		asm.JEq.Imm(asm.R0, 0, "pass"),
-
+	}, lookUp(m, service.IPv4, ctxLocalIPv4), asm.Instructions{asm.Ja.Label("in range")}, ipv6, asm.Instructions{
 		// A range that is silent names the slot for TCP; the one for UDP is next.
 		asm.LoadMem(asm.R7, asm.R0, 0, asm.Word).WithSymbol("in range"),
 		asm.JEq.Imm(asm.R7, int32(refused), "drop"),
@@ -137,7 +92,37 @@ func instructions(m *maps) asm.Instructions {
 		asm.Return(),
 		asm.Mov.Imm(asm.R0, skDrop).WithSymbol("drop"),
 		asm.Return(),
+	})
+}
+
+// lookUp puts the keys together and looks into the maps of a family. It goes on
+// with a range in R0.
+func lookUp(m *maps, f service.Family, address int16) asm.Instructions {
+	var all asm.Instructions
+	rest := int16(keySize[f]) - 4
+	for at := int16(0); at < rest; at += 4 {
+		all = append(all,
+			asm.LoadMem(asm.R1, asm.R6, address+at, asm.Word),
+			asm.StoreMem(asm.RFP, stackKey+at, asm.R1, asm.Word),
+			asm.StoreMem(asm.RFP, stackTrie+4+at, asm.R1, asm.Word),
+		)
 	}
+	return append(all,
+		asm.LoadMem(asm.R1, asm.R6, ctxLocalPort, asm.Word),
+		asm.StoreMem(asm.RFP, stackKey+rest, asm.R1, asm.Half),
+		asm.StoreMem(asm.RFP, stackKey+rest+2, asm.R8, asm.Half),
+		asm.LoadMapPtr(asm.R1, m.destinations[f].FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, stackKey),
+		asm.FnMapLookupElem.Call(),
+		asm.JNE.Imm(asm.R0, 0, "found"),
+		asm.StoreImm(asm.RFP, stackTrie, int64(rest)*8, asm.Word),
+		asm.LoadMapPtr(asm.R1, m.ranges[f].FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, stackTrie),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "pass"),
+	)
 }
 
 // load hands the program to the kernel.

@@ -140,7 +140,7 @@ func (t *tables) match(p *redirect.Plan) (bool, error) {
 			destinations++
 		}
 	}
-	same, err := t.matchDestinations(destinations, func(d service.Destination) (slot, bool) { return t.verdict(p, d) })
+	same, err := match(t.destinations, destinations, func(key []byte) (slot, bool) { return t.verdict(p, destinationOf(key)) })
 	if err != nil || !same {
 		return same, err
 	}
@@ -150,7 +150,8 @@ func (t *tables) match(p *redirect.Plan) (bool, error) {
 			ranges++
 		}
 	}
-	return t.matchRanges(ranges, func(r netip.Prefix) (slot, bool) {
+	return match(t.ranges, ranges, func(key []byte) (slot, bool) {
+		r := prefixOf(key)
 		if isCluster(p, r) {
 			return refused, true
 		}
@@ -179,7 +180,7 @@ func (t *tables) restore(silent *silence) (bool, error) { return t.slots.restore
 // full says what to do about a map without room.
 func (t *tables) full(err error, what string) error {
 	if errors.Is(err, syscall.E2BIG) || errors.Is(err, syscall.ENOSPC) {
-		return fmt.Errorf("%s: the BPF maps have room for %d destinations of each family", what, t.destinations4.MaxEntries())
+		return fmt.Errorf("%s: the BPF maps have room for %d destinations of each family", what, t.destinations[service.IPv4].MaxEntries())
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }
