@@ -169,7 +169,7 @@ func (c *Changes) Validate(to *Plan) error {
 		}
 	}
 	for _, a := range c.ClusterIPs.Add {
-		if err := validAddr(a); err != nil {
+		if err := CheckAddr(a); err != nil {
 			return fmt.Errorf("cluster IP %s: %w", a, err)
 		}
 	}
@@ -202,7 +202,7 @@ func (p *Plan) validate(verb string, d service.Destination) error {
 func (c *Changes) validateLocal(to *Plan) error {
 	whole := false
 	for _, l := range c.Local.Add {
-		if err := validPrefix(l); err != nil {
+		if err := CheckRange(l); err != nil {
 			return fmt.Errorf("local %s: %w", l, err)
 		}
 		if outer, is := within(to.Local, l.Addr(), l.Bits()-1); is {
@@ -233,7 +233,7 @@ func (c *Changes) validateLocal(to *Plan) error {
 // validateOthers looks at what is on addresses that are not of services.
 func (c *Changes) validateOthers(to *Plan) error {
 	for _, a := range c.Foreign.Add {
-		if err := validAddr(a); err != nil {
+		if err := CheckAddr(a); err != nil {
 			return fmt.Errorf("foreign %s: %w", a, err)
 		}
 		if within, is := within(to.Local, a, a.BitLen()); is {
@@ -264,7 +264,7 @@ func validDestination(d service.Destination) error {
 	if err := validPort(d); err != nil {
 		return err
 	}
-	return validAddr(d.Addr)
+	return CheckAddr(d.Addr)
 }
 
 func validPort(d service.Destination) error {
@@ -277,7 +277,8 @@ func validPort(d service.Destination) error {
 	return nil
 }
 
-func validAddr(a netip.Addr) error {
+// CheckAddr tells why destinations of a plan cannot be on an address, or nil.
+func CheckAddr(a netip.Addr) error {
 	if !isPlain(a) {
 		return fmt.Errorf("not a plain IPv4 or IPv6 address")
 	}
@@ -286,7 +287,8 @@ func validAddr(a netip.Addr) error {
 
 func isPlain(a netip.Addr) bool { return a.IsValid() && !a.Is4In6() && a.Zone() == "" }
 
-func validPrefix(p netip.Prefix) error {
+// CheckRange tells why this node cannot deliver a range to itself, or nil.
+func CheckRange(p netip.Prefix) error {
 	switch {
 	case !p.IsValid() || !isPlain(p.Addr()):
 		return fmt.Errorf("not an IPv4 or IPv6 range")

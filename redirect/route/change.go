@@ -2,11 +2,8 @@ package route
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"syscall"
-
-	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
@@ -53,63 +50,51 @@ func (r *Router) changeLocked(from, to *State) (done bool, err error) {
 	if c.Size() > mostChanges {
 		return false, nil
 	}
-	if err := r.addPart(&c, to); err != nil {
-		return false, err
+	var sources [redirect.Families]*netip.Addr
+	for _, e := range r.entries(c.Local.Add, c.Foreign.Add) {
+		f := service.FamilyOf(e.Addr())
+		if sources[f] == nil {
+			source, err := r.source(f, to)
+			if err != nil {
+				return false, err
+			}
+			sources[f] = &source
+		}
+		if err := r.nl.RouteAdd(r.route(e.table, e.Prefix, *sources[f])); err != nil { // also if it is there
+			return false, err
+		}
+	}
+	for _, d := range c.Own.Add {
+		k := r.portRule(d)
+		if err := r.addRule(&k); err != nil {
+			return false, err
+		}
 	}
 	for _, d := range c.Own.Drop {
 		if err := r.removeRule(r.portRule(d).netlink()); err != nil {
 			return false, err
 		}
 	}
-	for _, a := range c.Foreign.Drop {
-		if err := r.removeRoute(r.route(r.opts.SteerTable, netip.PrefixFrom(a, a.BitLen()), netip.Addr{})); err != nil {
-			return false, err
-		}
-	}
-	for _, p := range c.Local.Drop {
-		if err := r.removeRoute(r.route(syscall.RT_TABLE_LOCAL, p, netip.Addr{})); err != nil {
+	for _, e := range r.entries(c.Local.Drop, c.Foreign.Drop) {
+		if err := r.removeRoute(r.route(e.table, e.Prefix, netip.Addr{})); err != nil {
 			return false, err
 		}
 	}
 	return true, nil
 }
 
-// addPart adds what is new, routes first. What is there already is an error.
-func (r *Router) addPart(c *redirect.Changes, to *State) error {
-	var routes []*netlink.Route
-	sources := map[service.Family]netip.Addr{}
-	add := func(table int, p netip.Prefix) error {
-		f := service.FamilyOf(p.Addr())
-		source, known := sources[f]
-		if !known {
-			var err error
-			if source, err = r.source(f, to); err != nil {
-				return err
-			}
-			sources[f] = source
-		}
-		routes = append(routes, r.route(table, p, source))
-		return nil
+// entry is what a routing table has for a range.
+type entry struct {
+	netip.Prefix
+	table int
+}
+
+func (r *Router) entries(local []netip.Prefix, foreign []netip.Addr) (all []entry) {
+	for _, p := range local {
+		all = append(all, entry{p, syscall.RT_TABLE_LOCAL})
 	}
-	var errs []error
-	for _, p := range c.Local.Add {
-		errs = append(errs, add(syscall.RT_TABLE_LOCAL, p))
+	for _, a := range foreign {
+		all = append(all, entry{netip.PrefixFrom(a, a.BitLen()), r.opts.SteerTable})
 	}
-	for _, a := range c.Foreign.Add {
-		errs = append(errs, add(r.opts.SteerTable, netip.PrefixFrom(a, a.BitLen())))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	for _, k := range routes {
-		if err := r.nl.RouteAdd(k); err != nil {
-			return fmt.Errorf("add %s: %w", routeText(k), err)
-		}
-	}
-	for _, d := range c.Own.Add {
-		if err := r.nl.RuleAdd(r.portRule(d).netlink()); err != nil {
-			return fmt.Errorf("add %s: %w", ruleText(r.portRule(d).netlink()), err)
-		}
-	}
-	return nil
+	return all
 }

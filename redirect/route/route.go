@@ -281,15 +281,17 @@ func (r *Router) applyLocked(s *State) (changed bool, err error) {
 		tables, rules, err := r.diff(f, s)
 		errs = append(errs, err)
 		for i := range tables {
-			note(r.addRoutes(&tables[i]))
+			note(each(tables[i].add, r.replaceRoute))
+			_, err := each(tables[i].moved, r.replaceRoute)
+			note(false, err)
 		}
 		if s.repliesByClient() {
 			note(r.clients.apply(f))
 		}
-		note(r.addRules(&rules))
-		note(r.removeRules(&rules))
+		note(each(rules.add, r.addRule))
+		note(each(rules.remove, r.removeRule))
 		for i := range tables {
-			note(r.removeRoutes(&tables[i]))
+			note(each(tables[i].remove, r.removeRoute))
 		}
 	}
 	err = errors.Join(errs...)
@@ -424,74 +426,86 @@ func (r *Router) Remove() (removed []string, err error) {
 	r.known = false
 	r.clients.stop()
 	for f := range redirect.Families {
-		rules, err := r.rules(f)
+		rules, err := r.ourRules(f)
 		if err != nil {
 			return removed, err
 		}
-		for _, k := range rules {
-			if !r.isOurRule(&k) {
-				continue
-			}
-			if err := r.removeRule(&k); err != nil {
+		for i := range rules {
+			if err := r.removeRule(&rules[i]); err != nil {
 				return removed, err
 			}
-			removed = append(removed, ruleText(&k))
+			removed = append(removed, ruleText(&rules[i]))
 		}
 	}
 	for _, table := range r.tables() {
 		for f := range redirect.Families {
-			routes, err := r.routes(f, table)
+			routes, err := r.ourRoutes(f, table)
 			if err != nil {
 				return removed, err
 			}
-			for _, k := range routes {
-				if !r.isOurRoute(&k) {
-					continue
-				}
-				if err := r.removeRoute(&k); err != nil {
+			for i := range routes {
+				if err := r.removeRoute(&routes[i]); err != nil {
 					return removed, err
 				}
-				removed = append(removed, routeText(&k))
+				removed = append(removed, routeText(&routes[i]))
 			}
 		}
 	}
 	return removed, nil
 }
 
-// Dump gives a line for each rule and route of ours that is in the kernel,
-// always in the same order.
+// Dump gives a line for each route and rule of ours that is in the kernel, always
+// in the same order.
 func (r *Router) Dump() (lines []string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, table := range r.tables() {
 		for f := range redirect.Families {
-			routes, err := r.routes(f, table)
+			routes, err := r.ourRoutes(f, table)
 			if err != nil {
 				return nil, err
 			}
-			first := len(lines)
-			for _, k := range routes {
-				if r.isOurRoute(&k) {
-					lines = append(lines, routeText(&k))
-				}
-			}
-			slices.Sort(lines[first:])
+			lines = append(lines, texts(routes, routeText)...)
 		}
 	}
 	for f := range redirect.Families {
-		rules, err := r.rules(f)
+		rules, err := r.ourRules(f)
 		if err != nil {
 			return nil, err
 		}
-		first := len(lines)
-		for _, k := range rules {
-			if r.isOurRule(&k) {
-				lines = append(lines, ruleText(&k))
-			}
-		}
-		slices.Sort(lines[first:])
+		lines = append(lines, texts(rules, ruleText)...)
 	}
 	return lines, nil
+}
+
+func texts[T any](list []T, text func(*T) string) (lines []string) {
+	for i := range list {
+		lines = append(lines, text(&list[i]))
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// ourRoutes gives the routes of ours in a table.
+func (r *Router) ourRoutes(f service.Family, table int) ([]netlink.Route, error) {
+	routes, err := r.routes(f, table)
+	return slices.DeleteFunc(routes, func(k netlink.Route) bool { return !r.isOurRoute(&k) }), err
+}
+
+// ourRules gives the rules of ours.
+func (r *Router) ourRules(f service.Family) ([]netlink.Rule, error) {
+	rules, err := r.rules(f)
+	return slices.DeleteFunc(rules, func(k netlink.Rule) bool { return !r.isOurRule(&k) }), err
+}
+
+// each calls do for all of a list, whatever errors there are, and tells whether
+// there was anything to do.
+func each[T any](list []T, do func(*T) error) (any bool, err error) {
+	var errs []error
+	for i := range list {
+		errs = append(errs, do(&list[i]))
+	}
+	return len(list) > 0, errors.Join(errs...)
 }
 
 func netlinkFamily(f service.Family) int {

@@ -217,6 +217,7 @@ func TestAnyStateAfterAnyOther(t *testing.T) {
 // before what is old goes.
 func TestAddsBeforeItRemoves(t *testing.T) {
 	lab := netns.NewLab(t, 0)
+	lab.Settle(t) // the kernel's own routes have come
 	r := open(t, lab.Node, Options{})
 	apply(t, r, State{Local: redirect.LocalOf(prefixes("10.96.0.0/24")...), Foreign: redirect.SetOf(addrs("192.0.2.1")...), MarkSteers: true}, true)
 

@@ -189,25 +189,12 @@ func usesMark(k *netlink.Rule, mark uint32) bool {
 	return k.Mark&mask&mark != 0
 }
 
-func (r *Router) addRules(c *ruleChanges) (changed bool, err error) {
-	var errs []error
-	for _, k := range c.add {
-		changed = true
-		nl := k.netlink()
-		if err := r.nl.RuleAdd(nl); err != nil {
-			errs = append(errs, ruleError("add", nl, err))
-		}
+func (r *Router) addRule(k *rule) error {
+	nl := k.netlink()
+	if err := r.nl.RuleAdd(nl); err != nil {
+		return ruleError("add", nl, err)
 	}
-	return changed, errors.Join(errs...)
-}
-
-func (r *Router) removeRules(c *ruleChanges) (changed bool, err error) {
-	var errs []error
-	for _, k := range c.remove {
-		changed = true
-		errs = append(errs, r.removeRule(&k))
-	}
-	return changed, errors.Join(errs...)
+	return nil
 }
 
 // removeRule is content with a rule that is gone already.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"strconv"
 	"syscall"
 
@@ -18,10 +17,8 @@ import (
 
 // routeChanges is what has to be done to one table in one family.
 type routeChanges struct {
-	add    []*netlink.Route
-	remove []netlink.Route
-	// moved are routes that only get another source.
-	moved []*netlink.Route
+	add, remove []netlink.Route
+	moved       []netlink.Route // that only get another source
 }
 
 // diffRoutes compares the routes of ours in a table with those wanted, a cover.
@@ -65,9 +62,9 @@ func (r *Router) diffRoutes(f service.Family, table int, want []netip.Prefix, so
 		switch {
 		case isOurs && addrOf(own.Src) == source:
 		case isOurs:
-			c.moved = append(c.moved, r.route(table, p, source))
+			c.moved = append(c.moved, *r.route(table, p, source))
 		default:
-			c.add = append(c.add, r.route(table, p, source))
+			c.add = append(c.add, *r.route(table, p, source))
 		}
 	}
 	for _, k := range ours {
@@ -76,25 +73,11 @@ func (r *Router) diffRoutes(f service.Family, table int, want []netip.Prefix, so
 	return c, errors.Join(clashes...)
 }
 
-// addRoutes adds what is new, and gives routes of ours their source. It tells
-// whether anything was new.
-func (r *Router) addRoutes(c *routeChanges) (changed bool, err error) {
-	var errs []error
-	for _, k := range slices.Concat(c.add, c.moved) {
-		if err := r.nl.RouteReplace(k); err != nil {
-			errs = append(errs, routeError("add", k, err))
-		}
+func (h *handles) replaceRoute(k *netlink.Route) error {
+	if err := h.nl.RouteReplace(k); err != nil {
+		return routeError("add", k, err)
 	}
-	return len(c.add) > 0, errors.Join(errs...)
-}
-
-func (r *Router) removeRoutes(c *routeChanges) (changed bool, err error) {
-	var errs []error
-	for _, k := range c.remove {
-		changed = true
-		errs = append(errs, r.removeRoute(&k))
-	}
-	return changed, errors.Join(errs...)
+	return nil
 }
 
 // removeRoute is content with a route that is gone already.
@@ -179,14 +162,12 @@ func (r *Router) LocalRoutes() ([]netip.Prefix, error) {
 	defer r.mu.Unlock()
 	var prefixes []netip.Prefix
 	for f := range redirect.Families {
-		routes, err := r.routes(f, syscall.RT_TABLE_LOCAL)
+		routes, err := r.ourRoutes(f, syscall.RT_TABLE_LOCAL)
 		if err != nil {
 			return nil, err
 		}
 		for _, k := range routes {
-			if r.isOurRoute(&k) {
-				prefixes = append(prefixes, prefixOf(k.Dst, f))
-			}
+			prefixes = append(prefixes, prefixOf(k.Dst, f))
 		}
 	}
 	return redirect.Cover(prefixes), nil

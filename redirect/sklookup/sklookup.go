@@ -87,7 +87,7 @@ type Redirector struct {
 	beside   *beside          // nil if there is none
 	answers  redirect.Replies // never changes
 	ingress  *ingress         // nil where answers are found by ports
-	silent   *silence
+	silent   silence
 	link     *link.NetNsLink // nil before the first Apply
 	tables   *tables         // that the attached program looks into
 	whole    bool            // the tables are those of Core.Plan

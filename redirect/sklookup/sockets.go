@@ -1,11 +1,8 @@
 package sklookup
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/netip"
 	"syscall"
 
@@ -113,7 +110,7 @@ func (m *maps) deleteSocket(s slot) error {
 }
 
 // restore puts back the sockets that are missing from the map.
-func (s *slots) restore(m *maps, silent *silence) (repaired bool, err error) {
+func (s *slots) restore(m *maps, silent silence) (repaired bool, err error) {
 	check := func(n slot, fd int) {
 		has, lookErr := m.hasSocket(n)
 		if lookErr == nil && !has {
@@ -125,39 +122,24 @@ func (s *slots) restore(m *maps, silent *silence) (repaired bool, err error) {
 	for l, p := range s.used {
 		check(p.slot, l.target.FD)
 	}
-	for n, fd := range silent.sockets {
+	for n, fd := range silent {
 		check(n, fd)
 	}
 	return repaired, err
 }
 
-// silence is the sockets that answer nothing (F9): what is sent to a
-// destination that is to be silent is given to one of them, whose filter drops
-// it. Being TCP and UDP sockets of each family, there are at most four.
-type silence struct {
-	sockets map[slot]int // descriptors
-	open    []io.Closer
-}
+// silence has the sockets that answer nothing (F9), by slot: what is sent to a
+// destination that is to be silent is given to one of them, whose filter drops it.
+// Being TCP and UDP sockets of each family, there are at most four.
+type silence map[slot]int
 
 // openSilence makes them in a network namespace, on the listeners' loopback
 // addresses. A family that the kernel does not have is left out.
-func openSilence(namespace int) (*silence, error) {
-	s := &silence{sockets: make(map[slot]int)}
+func openSilence(namespace int) (silence, error) {
+	s := silence{}
 	err := sys.InNetNS(namespace, func() error {
-		for _, one := range []struct {
-			slot slot
-			kind string
-			addr netip.Addr
-		}{
-			{silentTCP4, "tcp4", redirect.ListenIPv4},
-			{silentUDP4, "udp4", redirect.ListenIPv4},
-			{silentTCP6, "tcp6", redirect.ListenIPv6},
-			{silentUDP6, "udp6", redirect.ListenIPv6},
-		} {
-			if err := s.add(one.slot, one.kind, netip.AddrPortFrom(one.addr, 0).String()); err != nil {
-				if one.addr.Is6() && noIPv6(err) {
-					continue
-				}
+		for _, addr := range []netip.Addr{redirect.ListenIPv4, redirect.ListenIPv6} {
+			if err := s.add(addr); err != nil && !(addr.Is6() && noIPv6(err)) {
 				return fmt.Errorf("the socket for what is silent: %w", err)
 			}
 		}
@@ -170,45 +152,30 @@ func openSilence(namespace int) (*silence, error) {
 	return s, nil
 }
 
+// add makes those of one family. They are transparent, as netfilter refuses what
+// others get, and keep no byte (F5).
+func (s silence) add(addr netip.Addr) error {
+	at := netip.AddrPortFrom(addr, 0)
+	fd, err := sys.ListenTCP(at, sys.ListenOptions{Transparent: true, Filter: []sys.FilterOp{{Code: sys.FilterReturn}}})
+	if err != nil {
+		return err
+	}
+	s[silentRange(addr)] = fd
+	if fd, err = sys.BindUDP(at, sys.UDPOptions{Transparent: true, Deaf: true}); err != nil {
+		return err
+	}
+	s[silentRange(addr)+1] = fd
+	return nil
+}
+
 // noIPv6 tells the answers of a kernel, or of an interface lo, without IPv6.
 func noIPv6(err error) bool {
 	return errors.Is(err, syscall.EAFNOSUPPORT) || errors.Is(err, syscall.EADDRNOTAVAIL)
 }
 
-func (s *silence) add(n slot, network, address string) error {
-	var fd int
-	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
-		var e sys.Errno
-		err := raw.Control(func(d uintptr) {
-			fd = int(d)
-			if e = sys.SetTransparent(fd, network[3] == '6'); e == 0 { // or netfilter refuses what it gets
-				e = sys.AttachFilter(fd, []sys.FilterOp{{Code: sys.FilterReturn}}) // keeps no byte (F5)
-			}
-		})
-		if err == nil && e != 0 {
-			err = fmt.Errorf("SO_ATTACH_FILTER: %w", e)
-		}
-		return err
-	}}
-	lc.SetMultipathTCP(false) // BPF maps take no Multipath TCP sockets (F9)
-	var opened io.Closer
-	var err error
-	if network[0] == 't' {
-		opened, err = lc.Listen(context.Background(), network, address)
-	} else {
-		opened, err = lc.ListenPacket(context.Background(), network, address)
-	}
-	if err != nil {
-		return err
-	}
-	s.open = append(s.open, opened)
-	s.sockets[n] = fd
-	return nil
-}
-
 // enter puts them into the map of sockets.
-func (s *silence) enter(m *maps) error {
-	for n, fd := range s.sockets {
+func (s silence) enter(m *maps) error {
+	for n, fd := range s {
 		if err := m.setSocket(n, fd); err != nil {
 			return fmt.Errorf("the socket for what is silent: %w", err)
 		}
@@ -216,8 +183,8 @@ func (s *silence) enter(m *maps) error {
 	return nil
 }
 
-func (s *silence) close() {
-	for _, c := range s.open {
-		_ = c.Close()
+func (s silence) close() {
+	for _, fd := range s {
+		sys.Close(fd)
 	}
 }

@@ -45,7 +45,7 @@ func (t *tables) close() {
 }
 
 // fill puts a plan into empty tables.
-func (t *tables) fill(p *redirect.Plan, silent *silence) error {
+func (t *tables) fill(p *redirect.Plan, silent silence) error {
 	if err := silent.enter(t.maps); err != nil {
 		return err
 	}
@@ -175,7 +175,7 @@ func (t *tables) verdict(p *redirect.Plan, d service.Destination) (slot, bool) {
 }
 
 // restore puts back sockets that are missing, and tells whether there were any.
-func (t *tables) restore(silent *silence) (bool, error) { return t.slots.restore(t.maps, silent) }
+func (t *tables) restore(silent silence) (bool, error) { return t.slots.restore(t.maps, silent) }
 
 // full says what to do about a map without room.
 func (t *tables) full(err error, what string) error {
