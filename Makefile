@@ -16,15 +16,14 @@ FUZZRELAY ?= 1m
 BENCHTIME ?= 1x
 TESTFLAGS ?=
 SOURCES := $(shell find . -path ./.cache -prune -o -name '*.go' -print) go.mod go.sum
-# One way to compile for all but the race detector and fuzzing, which compile
-# everything anew anyway: as bin/sluice is compiled.
+# All builds use the flags of bin/sluice, so that they share the build cache. Only
+# the race detector and fuzzing, which compile everything again anyway, use these:
 INSTRUMENTED := CGO_ENABLED=1 GOFLAGS="$(GOFLAGS)"
 export GOFLAGS := $(GOFLAGS) -trimpath
 export CGO_ENABLED := 0
-# The race detector; what it has found is told without its second of waiting at
-# the end of each program.
+# The race detector, without its wait of one second at the end of each program.
 RACE := $(INSTRUMENTED) GORACE=atexit_sleep_ms=50
-# Root can make network namespaces, so no test has a reason to skip itself.
+# Root can create network namespaces, so no test may skip itself.
 REQUIRE_ROOT := $(if $(filter 0,$(shell id -u)),SLUICE_REQUIRE_ROOT=1)
 
 .PHONY: help
@@ -38,49 +37,49 @@ bin/sluice: $(SOURCES)
 	go build -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/sluice
 
 .PHONY: demo
-demo: build ## Build and play the demo: no cluster needed, nothing on this machine changes
+demo: build ## Build and run the demo: it needs no cluster and changes nothing on this machine
 	bin/sluice demo --once
 
 .PHONY: test
-test: deps build ## Run every test with the race detector (root: end-to-end tests too)
+test: deps build ## Run every test with the race detector (the end-to-end tests need root)
 	$(REQUIRE_ROOT) $(RACE) go test -race -timeout 30m $(TESTFLAGS) $$(go list ./... | grep -v /test/e2e)
 	go test $(TESTFLAGS) -run 'Model|Agrees' $$(grep -rl --include=*_test.go 'race\.Fewer(' . | xargs dirname | sort -u)
 	$(REQUIRE_ROOT) $(RACE) go test -race -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) .
 
 .PHONY: test-full
-test-full: deps build ## As test, with the end-to-end tests at their full size (10,000 connections of 1 MiB)
+test-full: deps build ## Run the end-to-end tests at full size (10,000 connections of 1 MiB)
 	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 30m -v ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_TEST_FULL=1 SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 -v .
 
 .PHONY: test-copy
-test-copy: deps ## The end-to-end tests on a relay that only copies (--splice=off)
+test-copy: deps ## Run the end-to-end tests with --splice=off: the relay only copies
 	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--splice=off go test -count=1 $(TESTFLAGS) ./test/e2e
 
 .PHONY: test-cluster
-test-cluster: deps build $(CLUSTER)/.built ## The tests against a real control plane, and the same against kube-proxy
+test-cluster: deps build $(CLUSTER)/.built ## Run the tests with a real control plane, against Sluice and against kube-proxy
 	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) \
 	go test -tags cluster -count=1 -timeout 10m -parallel 8 $(TESTFLAGS) ./test/cluster
 	cd test/helm && go test $(TESTFLAGS) .
 
 .PHONY: test-programs
-test-programs: deps build ## Put Debian's PostgreSQL, Redis, nginx and mosquitto behind Services (2 minutes)
+test-programs: deps build ## Test Debian's PostgreSQL, Redis, nginx and mosquitto behind Services (2 minutes)
 	@test/programs/install-deps.sh
 	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 SLUICE_BIN=$(CURDIR)/bin/sluice \
 	go test -tags programs -count=1 -timeout 15m -parallel 8 -v $(TESTFLAGS) ./test/programs
 
 .PHONY: test-programs-quick
-test-programs-quick: deps build ## As test-programs, in half a minute: nobody pauses for longer than two seconds
+test-programs-quick: deps build ## As test-programs in half a minute: no pause exceeds two seconds
 	@test/programs/install-deps.sh
 	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice \
 	go test -tags programs -count=1 -timeout 5m -parallel 8 $(TESTFLAGS) ./test/programs
 
 .PHONY: bench-cluster
-bench-cluster: deps build $(CLUSTER)/.built ## Compare with kube-proxy at 5,000 Services, 50,000 endpoints, through a real API server (5 minutes)
+bench-cluster: deps build $(CLUSTER)/.built ## Compare with kube-proxy at 5,000 Services and 50,000 endpoints of a real API server (5 minutes)
 	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) \
 	go test -tags cluster -count=1 -timeout 30m -run 'TestScale$$' -v $(TESTFLAGS) ./test/cluster
 
-# The programs of the control plane. They take some minutes to build, once.
+# The programs of the control plane. Their first build takes some minutes.
 $(CLUSTER)/.built: test/cluster/controlplane/go.mod test/cluster/controlplane/go.sum
 	@mkdir -p $(@D)
 	for package in $$(cd test/cluster/controlplane && go list tool); do \
@@ -90,11 +89,11 @@ $(CLUSTER)/.built: test/cluster/controlplane/go.mod test/cluster/controlplane/go
 	touch $@
 
 .PHONY: deps
-deps: ## Install, or name, the Debian packages that the tests need
+deps: ## Install the Debian packages that the tests need, or name them
 	@test/install-deps.sh
 
 .PHONY: lint
-lint: $(GOLANGCI_LINT) $(DEADCODE) ## Run the linters, at the version pinned here
+lint: $(GOLANGCI_LINT) $(DEADCODE) ## Run the linters, at pinned versions
 	go mod verify >/dev/null
 	go mod tidy -diff
 	$(GOLANGCI_LINT) config verify
@@ -109,14 +108,14 @@ $(DEADCODE):
 	GOBIN=$(CURDIR)/$(@D) go install golang.org/x/tools/cmd/deadcode@$(DEADCODE_VERSION)
 
 .PHONY: fuzz
-fuzz: ## Run each fuzz target for FUZZTIME (5s), on one CPU each
+fuzz: ## Run each fuzz target on one CPU for FUZZTIME (5s)
 	@grep -rnE --include='*_test.go' '^func Fuzz' . | sed -E 's|^\./(.*)/[^/]*_test.go:[0-9]+:func (Fuzz[A-Za-z0-9_]*).*|\1 \2|' | sort | \
 	xargs -P "$$(nproc)" -L 1 bash -c 'status=0; \
 	  said=$$($(INSTRUMENTED) go test -run "^$$" -fuzz "^$$1\$$" -fuzztime $(FUZZTIME) -parallel 1 "./$$0" 2>&1) || status=1; \
 	  printf "== %s %s\n%s\n" "$$0" "$$1" "$$said"; exit $$status'
 
 .PHONY: fuzz-relay
-fuzz-relay: deps ## Attack the data path at random in every mode for FUZZRELAY (1m); SEED repeats a run
+fuzz-relay: deps ## Run random traffic with faults in every mode for FUZZRELAY (1m); SEED repeats a run
 	$(REQUIRE_ROOT) SLUICE_FUZZ_RELAY_FOR=$(FUZZRELAY) SLUICE_FUZZ_RELAY_SEED=$(SEED) \
 	go test -count=1 -parallel 6 -timeout 24h -v -run TestFuzzRelay $(TESTFLAGS) ./test/e2e
 
@@ -125,26 +124,26 @@ bench-go: ## Run each Go benchmark for BENCHTIME (once)
 	$(REQUIRE_ROOT) go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) ./...
 
 .PHONY: bench
-bench: build ## Compare with HAProxy, nginx, kernel DNAT and others; writes docs/benchmarks.md
+bench: build ## Compare with HAProxy, nginx, kernel DNAT and others; write docs/benchmarks.md
 	@test/bench/install-deps.sh
 	go run ./test/bench
 
 .PHONY: bench-quick
-bench-quick: build ## As bench, under a minute, writes nothing
+bench-quick: build ## As bench in under a minute; write nothing
 	@test/bench/install-deps.sh
 	go run ./test/bench --quick
 
 .PHONY: bench-sync
-bench-sync: build ## Measure start, changes and memory with 100 to 30,000 services; writes its part of docs/benchmarks.md
+bench-sync: build ## Measure start, changes and memory with 100 to 30,000 services; write that part of docs/benchmarks.md
 	go run ./test/bench -sync
 
 .PHONY: cover
-cover: deps ## Run the tests and show how much of each package they cover
+cover: deps ## Run the tests and show the coverage
 	@mkdir -p .cache
 	$(REQUIRE_ROOT) go test -coverpkg=./... -coverprofile=.cache/cover.out ./...
 	go tool cover -func=.cache/cover.out | tail -n 1
 	@echo 'go tool cover -html=.cache/cover.out shows the lines.'
 
 .PHONY: clean
-clean: ## Remove what the other targets made
+clean: ## Remove all build output
 	rm -rf bin .cache

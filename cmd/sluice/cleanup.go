@@ -16,14 +16,14 @@ func newCleanupCommand() *cobra.Command {
 	var kubeProxy bool
 	cmd := &cobra.Command{
 		Use:   "cleanup",
-		Short: "Remove what a proxy that was killed left in the kernel",
-		Long: `Cleanup removes the tables, routes and rules that a proxy left in this network
-namespace when it was killed, however it steered. It touches nothing else, and
-leaves a proxy that runs alone. The flags are those that the proxy was given.
+		Short: "Remove the kernel state of a killed proxy",
+		Long: `Cleanup removes the tables, routes and rules that a killed proxy left in this
+network namespace, in any steering mode. It touches nothing else, and nothing of
+a running proxy. Give it the flags that the proxy had.
 
-With --kube-proxy it also removes what kube-proxy left, whether a proxy of ours
-runs or not: the tables of its nftables mode, the chains of its iptables mode,
-and the tracked UDP flows to Services, which would stay with their endpoints.`,
+With --kube-proxy it also removes kube-proxy's state, even while a Sluice proxy
+runs: the tables of its nftables mode, the chains of its iptables mode, and the
+tracked UDP flows to Services, which would keep their endpoints.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !kubeProxy {

@@ -21,13 +21,13 @@ type clusterOptions struct {
 
 func (o *clusterOptions) register(f *pflag.FlagSet) {
 	c := &o.connection
-	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "file that says how to reach the API server; in a pod its service account is enough")
-	f.StringVar(&c.Master, "master", "", "address of the API server, in place of that of --kubeconfig")
-	f.StringVar(&c.ContentType, "kube-api-content-type", "application/vnd.kubernetes.protobuf", "media type that is spoken with the API server")
-	f.Float32Var(&c.QPS, "kube-api-qps", 5, "requests a second to the API server, beyond the first --kube-api-burst ones")
+	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file for the API server; in a pod the service account is enough")
+	f.StringVar(&c.Master, "master", "", "address of the API server, instead of that of --kubeconfig")
+	f.StringVar(&c.ContentType, "kube-api-content-type", "application/vnd.kubernetes.protobuf", "media type of requests to the API server")
+	f.Float32Var(&c.QPS, "kube-api-qps", 5, "requests a second to the API server, after the first --kube-api-burst ones")
 	f.IntVar(&c.Burst, "kube-api-burst", 10, "requests to the API server that may be made at once")
-	f.DurationVar(&o.minSyncPeriod, "min-sync-period", 0, "least time between two changes that are put in force; 0 puts a lone one in force at once")
-	f.DurationVar(&o.minSyncPeriod, "iptables-min-sync-period", 0, "kube-proxy's name of --min-sync-period")
+	f.DurationVar(&o.minSyncPeriod, "min-sync-period", 0, "minimum time between two applied changes; 0 applies a single change at once")
+	f.DurationVar(&o.minSyncPeriod, "iptables-min-sync-period", 0, "another name of --min-sync-period")
 	_ = f.MarkHidden("iptables-min-sync-period") // it exists
 }
 

@@ -38,19 +38,19 @@ type decisionOptions struct {
 }
 
 func (o *decisionOptions) register(f *pflag.FlagSet) {
-	f.StringVar(&o.manifests, "manifests", "", "directory of Kubernetes manifests (*.yaml, *.yml, *.json, also in folders below)")
+	f.StringVar(&o.manifests, "manifests", "", "directory of Kubernetes manifests (*.yaml, *.yml and *.json, also in subdirectories)")
 	f.Int64Var(&o.maxManifestSize, "max-manifest-size", manifests.DefaultMaxFileSize, "largest manifest file that is read, in bytes")
 	f.StringVar(&o.hostname, "hostname-override", "", "name of this node (default: the host's name in lower case)")
 	f.StringVar(&o.serviceProxyName, "service-proxy-name", "", "serve only Services whose label "+proxyNameLabel+" has this value (default: those without the label)")
 	f.Var(&o.nodeIPs, "node-ip", "this node's own addresses, at most one of each family: connections from this node to Services come from them (default: the InternalIP of the Node object, else the default route's source)")
-	f.Var(&o.serviceCIDRs, "service-cidr", "ranges of cluster IPs, beside those of ServiceCIDR objects; without any, and with --service-proxy-name, each cluster IP is steered by itself")
+	f.Var(&o.serviceCIDRs, "service-cidr", "ranges of cluster IPs, in addition to those of ServiceCIDR objects; without ranges, and with --service-proxy-name, each cluster IP is steered on its own")
 	f.Var(&o.clusterCIDRs, "cluster-cidr", "ranges of pod addresses; clients in them count as pods")
 	o.detectLocal = choice{value: detectClusterCIDR, allowed: []string{detectClusterCIDR, detectNodeCIDR, detectBridge, detectPrefix}}
-	f.Var(&o.detectLocal, "detect-local-mode", "how clients that are pods of this node are told from others: by --cluster-cidr, by the podCIDRs of this node's object, or by the interface that their addresses are routed to")
+	f.Var(&o.detectLocal, "detect-local-mode", "how Sluice recognises clients that are pods of this node: by --cluster-cidr, by the podCIDRs of this node's object, or by the interface to which their addresses are routed")
 	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "the interface of pods, for --detect-local-mode BridgeInterface")
-	f.StringVar(&o.podPrefix, "pod-interface-name-prefix", "", "how the names of pods' interfaces begin, for --detect-local-mode InterfaceNamePrefix")
-	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "node addresses that have node ports: CIDRs, or primary, or localhost, or all (default: all)")
-	f.Var(&o.externalIPs, "external-ips", "which external IPs of Services are served: all, none, or those in CIDRs; anybody who may write a Service may write them")
+	f.StringVar(&o.podPrefix, "pod-interface-name-prefix", "", "prefix of the names of pods' interfaces, for --detect-local-mode InterfaceNamePrefix")
+	f.StringSliceVar(&o.nodePortAddresses, "nodeport-addresses", nil, "node addresses that have node ports: CIDRs, primary, localhost or all (default: all)")
+	f.Var(&o.externalIPs, "external-ips", "which external IPs of Services are served: all, none, or those in CIDRs; whoever may write a Service may write any")
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "never show endpoints a client's address on cluster IPs")
 }
 

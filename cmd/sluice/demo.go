@@ -17,27 +17,25 @@ func newDemoCommand() *cobra.Command {
 	from := choice{value: demo.FromClient, allowed: []string{demo.FromClient, demo.FromNode}}
 	cmd := &cobra.Command{
 		Use:   "demo [--once] | demo --exec [--from client|node] COMMAND...",
-		Short: "Play the proxy to you, without a cluster",
+		Short: "Show the proxy at work, without a cluster",
 		Long: `Demo runs the real proxy on a small network with client pods, a node and
-backend pods, and plays a short story on it: connections are spread over
-endpoints, a client stays with its endpoint, a dead endpoint that no client
-notices, endpoints that come and go while connections run, a port with no
-endpoints. Every step is checked by what clients saw and by the proxy's
-connection log.
+backend pods, and shows its features: it spreads connections over endpoints, a
+client stays with its endpoint, no client notices a dead endpoint, endpoints come
+and go while connections run, and a port without endpoints refuses. After each
+step, demo compares the clients' results with the proxy's connection log.
 
-It all happens in network namespaces of its own; nothing on this machine
-changes. It needs no root where user namespaces are allowed.
+Demo runs in network namespaces of its own and changes nothing on this machine.
+It needs no root where unprivileged user namespaces are allowed.
 
-After the story the proxy goes on until Ctrl-C, and --exec, in another
-terminal, runs commands inside that network; their exit status is passed on.
+After the story the proxy runs until Ctrl-C. Meanwhile --exec, in another terminal,
+runs commands in that network, and exits with their status.
 
-The last line of the story adds up. "connections" are those that clients made,
-"answered" those whose clients got their whole answer, "retried" those of them
-for which some endpoint had not answered, "failed" the rest. Connects that were
-refused because the port has no endpoints made no connection and are not
-counted.`,
+The last line counts the connections that clients made: "answered" ones got their
+whole answer, "retried" ones among them needed more than one endpoint, "failed"
+ones are the rest. It does not count connects that were refused because the port
+has no endpoints.`,
 		Example: `  sluice demo
-  sluice demo --once                                # ends after the story; exit status 0 if all held
+  sluice demo --once                                # exits after the story; status 0 if all steps succeeded
   sluice demo --exec curl -s http://10.96.0.10/     # while it runs, from a client pod
   sluice demo --exec --from node ip rule            # from the node
   sluice demo --exec bash`,
@@ -47,7 +45,7 @@ counted.`,
 			case execute && len(args) == 0:
 				return errors.New("sluice demo --exec: which command? for example: sluice demo --exec curl -s http://10.96.0.10/")
 			case execute && o.Once:
-				return errors.New("--once and --exec exclude each other: --exec speaks to a demo that goes on")
+				return errors.New("--once and --exec exclude each other: --exec needs a demo that keeps running")
 			case execute:
 				return executeInDemo(from.value, args)
 			case cmd.Flags().Changed("from"):
@@ -67,10 +65,10 @@ counted.`,
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.SetInterspersed(false) // the flags of --exec's command are its own
-	f.BoolVar(&o.Once, "once", false, "end after the story, with exit status 0 if every step held and 1 otherwise")
-	f.BoolVar(&execute, "exec", false, "run a command inside the network of the demo that runs in another terminal")
-	f.Var(&from, "from", "where --exec runs it: where the client pods are, or on the node")
-	f.StringVar(&inside, "inside", "", "play in this process, with files in this directory")
+	f.BoolVar(&o.Once, "once", false, "exit after the story: status 0 if every step succeeded, otherwise 1")
+	f.BoolVar(&execute, "exec", false, "run a command in the network of a demo that runs in another terminal")
+	f.Var(&from, "from", "where --exec runs the command: in the client pods' namespace, or on the node")
+	f.StringVar(&inside, "inside", "", "run in this process, with files in this directory")
 	if err := f.MarkHidden("inside"); err != nil {
 		cmd.RunE = func(*cobra.Command, []string) error { return err }
 	}

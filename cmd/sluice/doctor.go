@@ -11,12 +11,12 @@ func newDoctorCommand() *cobra.Command {
 	output := choice{value: "text", allowed: []string{"text", "json"}}
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what of this machine Sluice can use, and what is in its way",
-		Long: `Doctor tries every way of steering, in a network namespace that it makes for
-that, and looks at what else matters: rights, limits, settings of the kernel, what
-kube-proxy left behind, and whether a proxy is running. It changes nothing.
+		Short: "Report what Sluice can use on this machine, and what prevents the rest",
+		Long: `Doctor tries every steering mode in a temporary network namespace. It also checks
+capabilities, limits, sysctls, leftovers of kube-proxy, and whether a proxy is
+running. It changes nothing.
 
-The exit status is 1 when no way of steering works.`,
+The exit status is 1 if no steering mode works.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.validate(); err != nil {

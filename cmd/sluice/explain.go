@@ -40,26 +40,24 @@ func newExplainCommand() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "explain [--manifests DIR | --kubeconfig FILE | --config FILE] {--from IP --to IP:PORT | -f FILE}",
-		Short: "Say what becomes of a connection, and why",
-		Long: `Explain decides about a connection as sluice run does, with the same code, and
-says why: what matched, which rules decided, and for each endpoint why it is a
-candidate or is none. It sends no packet, needs no rights and no running proxy.
+		Short: "Say what happens to a connection, and why",
+		Long: `Explain decides about a connection with the code of sluice run, and says why:
+which service matched, which rules decided, and why each endpoint is a candidate
+or not. It sends no packet, and needs no rights and no running proxy.
 
-It takes all flags of sluice run, and kube-proxy's configuration file; listed here
-are those that change decisions. Services come from a directory of manifests, or
-once from the API server; --manifests goes before the API server of --config.
+It accepts all flags of sluice run, and kube-proxy's configuration file; this help
+lists those that change decisions. It reads Services from a directory of manifests,
+or once from the API server; --manifests has precedence over the API server of --config.
 
-It never looks at the addresses and routes of the machine that it runs on: the
-node's own addresses are those of its Node object, of --node-ip and of
---bind-address, and what leads to interfaces of pods is given with --pod-cidr. So
-its answers are the same everywhere.
+It ignores the addresses and routes of its machine, so that its answers are the
+same everywhere. The node's addresses are those of its Node object, of --node-ip
+and of --bind-address; --pod-cidr names the ranges behind pods' interfaces.
 
 With -f, each line of FILE (- for standard input) is a question, and each line of
 output the answer:
   {"protocol":"tcp","from":"10.244.0.5","to":"10.96.0.10:80"}
   {"verdict":"accept","service":"shop/web:http","address":"ClusterIP",...}
-A line that is no question is answered with {"error":"..."}, and the exit status
-is 1 in the end. docs/explain.md describes the fields.`,
+The answer to an invalid line is {"error":"..."}, and the exit status is then 1. docs/explain.md describes the fields.`,
 		Example: `  sluice explain --manifests DIR --hostname-override node-1 --from 10.244.0.5 --to 10.96.0.10:80
   sluice explain --manifests DIR --hostname-override node-1 --from 203.0.113.9 --to 172.16.0.1:30080 --node-ip 172.16.0.1 -o json
   sluice explain --manifests DIR --hostname-override node-1 -f questions.jsonl | jq -r .verdict | sort | uniq -c`,
@@ -75,10 +73,10 @@ is 1 in the end. docs/explain.md describes the fields.`,
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringVar(&o.from, "from", "", "address of the client")
-	f.StringVar(&o.to, "to", "", "address and port that it connects to")
-	f.Var(&o.protocol, "protocol", "what it speaks")
-	f.StringVarP(&o.file, "file", "f", "", "file of questions as lines of JSON, - for standard input; answers are lines of JSON")
-	f.VarP(&o.output, "output", "o", "form of the answer")
+	f.StringVar(&o.to, "to", "", "address and port that the client connects to")
+	f.Var(&o.protocol, "protocol", "protocol of the connection")
+	f.StringVarP(&o.file, "file", "f", "", "file of questions, one JSON object on each line; - is standard input; answers are lines of JSON too")
+	f.VarP(&o.output, "output", "o", "format of the answer")
 	run := &cobra.Command{}
 	o.register(run)
 	run.Flags().VisitAll(func(flag *pflag.Flag) {

@@ -45,29 +45,29 @@ type kubeProxyOptions struct {
 }
 
 func (o *kubeProxyOptions) register(f *pflag.FlagSet) {
-	f.StringVar(&o.configFile, "config", "", "kube-proxy's configuration file; what it says goes before the flags of the same meaning, but for --hostname-override and those of the log")
-	f.StringVar(&o.writeConfigTo, "write-config-to", "", "write kube-proxy's default configuration to this file, and end")
-	f.BoolVar(&o.cleanup, "cleanup", false, "do what sluice cleanup does, and end")
-	f.BoolVar(&o.initOnly, "init-only", false, "end at once: nothing has to be prepared with more rights")
+	f.StringVar(&o.configFile, "config", "", "kube-proxy's configuration file; it overrides flags of the same meaning, except --hostname-override and those of the log")
+	f.StringVar(&o.writeConfigTo, "write-config-to", "", "write kube-proxy's default configuration to this file, and exit")
+	f.BoolVar(&o.cleanup, "cleanup", false, "do what sluice cleanup does, and exit")
+	f.BoolVar(&o.initOnly, "init-only", false, "exit at once: nothing needs preparation with more rights")
 	f.StringVar(&o.bindAddress, "bind-address", "", "this node's own address, as --node-ip; an IPv6 address moves the default ports of /healthz and /metrics to IPv6")
-	f.BoolVar(&o.hardFail, "bind-address-hard-fail", false, "end when the port of /healthz or of /metrics is taken")
+	f.BoolVar(&o.hardFail, "bind-address-hard-fail", false, "exit if the port of /healthz or of /metrics is taken")
 	f.BoolVar(&o.profiling, "profiling", false, "serve /debug/pprof beside the metrics")
 	o.proxyMode = choice{allowed: []string{"iptables", "ipvs", "nftables"}}
-	f.Var(&o.proxyMode, "proxy-mode", "kube-proxy's mode, whose defaults for node ports are taken; --redirect says how packets are steered")
-	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "have node ports on 127.0.0.0/8 where all addresses have them")
-	f.IntVar(&o.oomScoreAdj, "oom-score-adj", 0, "how readily the kernel ends this process when memory is short, of -1000 to 1000 (default: -999 with --config, else as it is)")
-	f.DurationVar(&o.conntrackUDP, "conntrack-udp-timeout", 0, "kube-proxy's name of --udp-timeout, which goes before it; 0 leaves that as it is")
-	f.DurationVar(&o.conntrackUDPStream, "conntrack-udp-timeout-stream", 0, "likewise for --udp-stream-timeout")
-	f.StringSliceVar(&o.featureGates, "feature-gates", nil, "kube-proxy's feature gates; "+externalIPsGate+"=false means --external-ips none, the others mean nothing here")
-	f.IntVar(&o.healthzPort, "healthz-port", kubeproxyconfig.HealthzPort, "port of /healthz if it has no address; 0 for none")
-	f.IntVar(&o.metricsPort, "metrics-port", kubeproxyconfig.MetricsPort, "port of the metrics if they have no address; 0 for none")
+	f.Var(&o.proxyMode, "proxy-mode", "kube-proxy's mode: sets the defaults for node ports; --redirect sets the steering mode")
+	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "serve node ports on 127.0.0.0/8 where all addresses have them")
+	f.IntVar(&o.oomScoreAdj, "oom-score-adj", 0, "the kernel's OOM score adjustment of this process, -1000 to 1000 (default: -999 with --config, else as it is)")
+	f.DurationVar(&o.conntrackUDP, "conntrack-udp-timeout", 0, "another name of --udp-timeout, which overrides it; 0 changes nothing")
+	f.DurationVar(&o.conntrackUDPStream, "conntrack-udp-timeout-stream", 0, "the same for --udp-stream-timeout")
+	f.StringSliceVar(&o.featureGates, "feature-gates", nil, "kube-proxy's feature gates; "+externalIPsGate+"=false means --external-ips none, the others have no effect")
+	f.IntVar(&o.healthzPort, "healthz-port", kubeproxyconfig.HealthzPort, "port of /healthz without --healthz-bind-address; 0 disables it")
+	f.IntVar(&o.metricsPort, "metrics-port", kubeproxyconfig.MetricsPort, "port of the metrics without --metrics-bind-address; 0 disables them")
 	for _, name := range []string{"healthz-port", "metrics-port"} {
 		_ = f.MarkHidden(name) // kube-proxy calls them deprecated
 	}
 	for name, toggles := range meaningless {
 		flag := &ignoredFlag{name: name}
 		o.ignored = append(o.ignored, flag)
-		added := f.VarPF(flag, name, "", "kube-proxy's; of no meaning here")
+		added := f.VarPF(flag, name, "", "kube-proxy's; no effect")
 		added.Hidden = true
 		if toggles {
 			added.NoOptDefVal = "true"
@@ -111,7 +111,7 @@ func (o *kubeProxyOptions) logIgnored(log zerolog.Logger) {
 		}
 	}
 	if len(names) > 0 {
-		log.Info().Strs("flags", names).Msg("flags of kube-proxy that mean nothing here")
+		log.Info().Strs("flags", names).Msg("kube-proxy's flags without effect")
 	}
 }
 
@@ -138,7 +138,7 @@ func (o *runOptions) takeFeatureGates() error {
 		forbidden = forbidden || !on
 	}
 	if len(others) > 0 {
-		o.notes = append(o.notes, "feature gates that mean nothing here: "+strings.Join(others, ", "))
+		o.notes = append(o.notes, "feature gates that have no effect: "+strings.Join(others, ", "))
 	}
 	if o.kubeProxy != nil {
 		on, given := o.kubeProxy.FeatureGates[externalIPsGate]
@@ -192,10 +192,10 @@ func (o *runOptions) loadConfig(flags *pflag.FlagSet) error {
 		return fmt.Errorf("--config: %w", err)
 	}
 	for _, w := range f.Warnings {
-		o.notes = append(o.notes, "passed over in the configuration: "+w)
+		o.notes = append(o.notes, "ignored in the configuration: "+w)
 	}
 	if names := f.Ignored(); len(names) > 0 {
-		o.notes = append(o.notes, "fields of the configuration that mean nothing here: "+strings.Join(names, ", "))
+		o.notes = append(o.notes, "fields of the configuration that have no effect: "+strings.Join(names, ", "))
 	}
 	o.kubeProxy = f.Config
 	return o.take(f, flags)
@@ -336,7 +336,7 @@ func watchConfig(ctx context.Context, path string) error {
 		case <-watcher.Events:
 			now, err := os.ReadFile(path) //nolint:gosec // as above
 			if err != nil && !errors.Is(err, os.ErrNotExist) || err == nil && !slices.Equal(now, before) {
-				return fmt.Errorf("%s has changed; start again to use it", path)
+				return fmt.Errorf("%s has changed; restart to use it", path)
 			}
 		}
 	}

@@ -42,8 +42,8 @@ func newRootCommand() *cobra.Command {
 		Use:   "sluice",
 		Short: "A service proxy for Kubernetes that needs no NAT",
 		Long: `Sluice accepts the connections that clients make to Kubernetes Services, picks
-an endpoint, tries another when that one fails, splices the bytes without
-copying, and leaves one record of each connection.
+an endpoint, tries another one if that fails, splices bulk without copying it,
+and writes one record of each connection.
 
 To see it work, on any Linux machine and without a cluster:  sluice demo`,
 		SilenceUsage:  true,

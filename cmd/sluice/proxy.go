@@ -486,7 +486,7 @@ func (p *proxy) maintain() {
 	}
 }
 
-// watch gives what tells of changes to the kernel's tables: the way of steering
+// watch gives what tells of changes to the kernel's tables: the steering mode
 // itself, or else a watcher of the routes that each of them rests on.
 func (p *proxy) watch() (changed <-chan struct{}, stop func()) {
 	if n, ok := p.steer.(redirect.Notifier); ok {

@@ -20,8 +20,8 @@ import (
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/kubeproxyconfig"
 )
 
-// runOptions are the flags of sluice run. Names are kube-proxy's where it has
-// the same thing.
+// runOptions are the flags of sluice run. They have kube-proxy's names where
+// kube-proxy has the same flag.
 type runOptions struct {
 	decisionOptions
 	kubeProxyOptions
@@ -84,13 +84,13 @@ func newRunCommand() *cobra.Command {
 		Use:   "run [--manifests DIR | --kubeconfig FILE | --config FILE]",
 		Short: "Serve the Services of this node",
 		Long: `Run accepts the connections that clients make to Services and relays them to
-their endpoints, until it gets SIGINT or SIGTERM. It needs CAP_NET_ADMIN in the
-network namespace that it serves; everything that it makes in the kernel is
-taken back when it stops (after a crash: sluice cleanup, or the next start).
+their endpoints, until it receives SIGINT or SIGTERM. It needs CAP_NET_ADMIN in
+the network namespace that it serves. When it stops, it removes everything that
+it created in the kernel (after a crash: sluice cleanup, or the next start).
 
-Services come from a directory of manifests, or from the API server of a
-cluster; in a pod, its service account is enough. kube-proxy's flags and its
-configuration file are understood, so that it can be put in kube-proxy's place.
+Services come from a directory of manifests, or from a cluster's API server; in
+a pod, the pod's service account is enough. Run accepts kube-proxy's flags and
+configuration file, so that it can replace kube-proxy.
 
 SIGHUP reopens the access log.`,
 		Example: `  sluice run --manifests /etc/sluice/manifests --hostname-override node-1
@@ -139,35 +139,35 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	o.cluster.register(f)
 	o.kubeProxyOptions.register(f)
 	o.steering.register(f)
-	f.IntVar(&o.maxListeners, "max-listeners", 0, "listening sockets; each service port has one for each family, and with more than that some share them (default: 1/32 of the limit of open files, at most 8192)")
-	f.IntVar(&o.maxClaims, "max-claims", 0, "node ports, one for each address, and addresses of Services on this node, that are held by sockets of their own; each takes the descriptor of half a connection (default: half of what connections may have)")
-	f.IntVar(&o.listenBacklog, "listen-backlog", 4096, "connections that wait for each service port to be accepted (net.core.somaxconn caps it)")
+	f.IntVar(&o.maxListeners, "max-listeners", 0, "limit of listening sockets; each service port has one for each address family, and above the limit some share them (default: 1/32 of the limit of open files, at most 8192)")
+	f.IntVar(&o.maxClaims, "max-claims", 0, "limit of sockets that are bound to node ports, health check node ports, and addresses of Services on this node; each takes the descriptor of half a connection (default: half of what connections may have)")
+	f.IntVar(&o.listenBacklog, "listen-backlog", 4096, "connections of each service port that wait to be accepted (net.core.somaxconn caps it)")
 	f.IntVar(&o.workers, "workers", 0, "event loops (default: one for each CPU)")
-	f.IntVar(&o.maxConnections, "max-connections", 0, "connections open at once; more wait to be accepted (default: what the limit of open files allows)")
-	f.IntVar(&o.maxServiceConnections, "max-connections-per-service", 0, "connections open at once of one Service, all its ports together; more are reset (default: 31/32 of --max-connections)")
-	f.IntVar(&o.maxNamespaceConnections, "max-connections-per-namespace", 0, "connections open at once of all Services of one namespace; more are reset (default: 31/32 of --max-connections)")
-	f.IntVar(&o.maxServiceDialing, "max-dialing-per-service", 0, "connections of one Service that wait for an endpoint to answer; more wait to be accepted (default: 1/8 of --max-connections, at most 1024)")
-	f.IntVar(&o.maxAffinityClients, "max-affinity-clients", balancer.DefaultMaxPins, "clients that session affinity remembers for each service port; the oldest go first")
-	f.IntVar(&o.maxSessions, "max-udp-sessions", 0, "UDP sessions at once; a new one takes the place of the oldest that was answered, of the namespace with most, there of the Service with most (default: 1/32 of the limit of open files, at most 65536)")
-	f.IntVar(&o.maxServiceSessions, "max-udp-sessions-per-service", 0, "UDP sessions at once of one Service, all its ports together (default: --max-udp-sessions)")
-	f.DurationVar(&o.udpTimeout, "udp-timeout", 30*time.Second, "a UDP session without a datagram for so long is ended")
-	f.DurationVar(&o.udpStreamTimeout, "udp-stream-timeout", 2*time.Minute, "the same for a session that has been used both ways for two seconds")
-	f.Var(&o.balancer, "balancer", "how endpoints are chosen for services that do not say so in the annotation sluice.dev/balancer")
-	f.Var(&o.dialTimeouts, "dial-timeouts", "patience with the first, second, … endpoint that does not answer")
-	f.DurationVar(&o.keepAlive, "keepalive", 30*time.Second, "silence after which either side is probed; one that does not answer is given up after twice the time; 0 switches that off")
-	f.DurationVar(&o.idleTimeout, "idle-timeout", 24*time.Hour, "a connection without a byte for so long is ended; 0 means never")
+	f.IntVar(&o.maxConnections, "max-connections", 0, "limit of open connections; more wait to be accepted (default: what the limit of open files allows)")
+	f.IntVar(&o.maxServiceConnections, "max-connections-per-service", 0, "limit of open connections of one Service, all its ports together; more are reset (default: 31/32 of --max-connections)")
+	f.IntVar(&o.maxNamespaceConnections, "max-connections-per-namespace", 0, "limit of open connections of all Services of one namespace; more are reset (default: 31/32 of --max-connections)")
+	f.IntVar(&o.maxServiceDialing, "max-dialing-per-service", 0, "limit of connections of one Service that wait for an endpoint to answer; more wait to be accepted (default: 1/8 of --max-connections, at most 1024)")
+	f.IntVar(&o.maxAffinityClients, "max-affinity-clients", balancer.DefaultMaxPins, "clients that session affinity remembers for each service port; above the limit it forgets the client that was quiet longest")
+	f.IntVar(&o.maxSessions, "max-udp-sessions", 0, "limit of UDP sessions; above it a new session evicts the oldest answered one of the Service with most sessions, in the namespace with most (default: 1/32 of the limit of open files, at most 65536)")
+	f.IntVar(&o.maxServiceSessions, "max-udp-sessions-per-service", 0, "limit of UDP sessions of one Service, all its ports together (default: --max-udp-sessions)")
+	f.DurationVar(&o.udpTimeout, "udp-timeout", 30*time.Second, "end a UDP session after this time without a datagram")
+	f.DurationVar(&o.udpStreamTimeout, "udp-stream-timeout", 2*time.Minute, "the same for a session that was used both ways for two seconds")
+	f.Var(&o.balancer, "balancer", "algorithm for Services without the annotation sluice.dev/balancer")
+	f.Var(&o.dialTimeouts, "dial-timeouts", "timeouts of the first, second, … attempt at an endpoint that does not answer")
+	f.DurationVar(&o.keepAlive, "keepalive", 30*time.Second, "probe an idle side after this time, and give it up if it does not answer for twice the time; 0 disables probes")
+	f.DurationVar(&o.idleTimeout, "idle-timeout", 24*time.Hour, "end a connection after this time without a byte; 0 means never")
 	f.DurationVar(&o.halfClosedTimeout, "half-closed-timeout", time.Hour, "the same for a connection that one side has closed")
 	f.StringVar(&o.congestion, "congestion-control", "", "TCP congestion control towards clients and endpoints, such as cubic (default: the system's)")
-	f.Var(&o.splice, "splice", "move bulk through pipes without copying")
-	f.IntVar(&o.maxPipes, "max-pipes", 128, "pipes for that, in all; beyond it bytes are copied")
-	f.StringVar(&o.accessLog, "access-log", "-", "where the record of each connection goes: a file, - for standard output, or off")
-	f.Var(&o.accessLogFormat, "access-log-format", "form of the records")
-	f.Var(&o.accessLogUDP, "access-log-udp", "which UDP sessions leave a record: all, off, or sampled: one in a hundred, and all that met a failed endpoint or were cut")
+	f.Var(&o.splice, "splice", "splice bulk through pipes instead of copying it")
+	f.IntVar(&o.maxPipes, "max-pipes", 128, "limit of pipes for splicing, in all; above it bytes are copied")
+	f.StringVar(&o.accessLog, "access-log", "-", "destination of connection records: a file, - for standard output, or off")
+	f.Var(&o.accessLogFormat, "access-log-format", "format of the records")
+	f.Var(&o.accessLogUDP, "access-log-udp", "which UDP sessions leave a record: all, off, or sampled: one in a hundred, and all with a failed attempt or that Sluice cut")
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", "", "address and port for Prometheus metrics (default: 127.0.0.1:10249 in a cluster, none with --manifests)")
-	f.BoolVar(&o.metricsPerService, "metrics-per-service", true, "have metrics of each service port, some 60 series for one that is used; off, the same metrics are sums over all")
-	f.StringVar(&o.healthzAddress, "healthz-bind-address", "", "address and port for the health of the proxy, /healthz and /livez (default: 0.0.0.0:10256 in a cluster, none with --manifests)")
-	f.Var(&o.logFormat, "logging-format", "form of the log on standard error")
-	f.IntVarP(&o.verbosity, "v", "v", 0, "verbosity of the log; 4 and more shows what is of use in debugging")
+	f.BoolVar(&o.metricsPerService, "metrics-per-service", true, "export metrics of each service port, some 60 series for a used one; if false, the same metrics are sums over all ports")
+	f.StringVar(&o.healthzAddress, "healthz-bind-address", "", "address and port of the proxy's health, /healthz and /livez (default: 0.0.0.0:10256 in a cluster, none with --manifests)")
+	f.Var(&o.logFormat, "logging-format", "format of the log on standard error")
+	f.IntVarP(&o.verbosity, "v", "v", 0, "verbosity of the log; 4 and more is for debugging")
 }
 
 // validate completes the flags and tells what is wrong with them.

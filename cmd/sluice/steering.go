@@ -40,8 +40,8 @@ func newSteeringOptions() steeringOptions {
 
 // register adds the flags that choose, and those that name.
 func (o *steeringOptions) register(f *pflag.FlagSet) {
-	f.Var(&o.mode, "redirect", "how packets are steered in; auto takes the first of them that works here")
-	f.Var(&o.backend, "tproxy-backend", "what tproxy is made of; auto takes the first that works here")
+	f.Var(&o.mode, "redirect", "steering mode; auto takes the first one that works here")
+	f.Var(&o.backend, "tproxy-backend", "implementation of tproxy; auto takes the first one that works here")
 	f.Var(&o.replyPorts, "reply-ports", "local ports of connections to endpoints that keep the client's address; off never keeps it (default: "+defaultReplyPorts+")")
 	o.registerNames(f)
 }
@@ -52,12 +52,12 @@ var defaultReplyPorts = fmt.Sprintf("%d-%d, without netfilter %d-%d",
 
 // registerNames adds the flags that name what steering makes in the kernel.
 func (o *steeringOptions) registerNames(f *pflag.FlagSet) {
-	f.StringVar(&o.table, "nft-table", tproxy.DefaultTable, "name of the nftables table that is made, and of the lock that keeps a second proxy out")
-	f.Var(&o.steerMark, "steer-mark", "bit of packets' marks that says: this one is ours")
-	f.Var(&o.replyMark, "reply-mark", "bit of packets' marks that says: this one is the answer to a client's own address")
-	f.Var(&o.socketMark, "socket-mark", "bit of packets' marks that says: this one is from a socket of ours on the node's address that passes connection tracking")
-	f.IntVar(&o.steerTable, "route-table-steer", route.DefaultSteerTable, "number of the routing table for addresses that are not this node's to own")
-	f.IntVar(&o.replyTable, "route-table-replies", route.DefaultReplyTable, "number of the routing table for answers to clients' own addresses; without netfilter, the one after it too")
+	f.StringVar(&o.table, "nft-table", tproxy.DefaultTable, "name of the nftables table, and of the lock that keeps a second proxy out of the network namespace")
+	f.Var(&o.steerMark, "steer-mark", "bit of packet marks that marks steered packets")
+	f.Var(&o.replyMark, "reply-mark", "bit of packet marks that marks replies to clients' own addresses")
+	f.Var(&o.socketMark, "socket-mark", "bit of packet marks that marks packets of our sockets with the node's address that pass connection tracking")
+	f.IntVar(&o.steerTable, "route-table-steer", route.DefaultSteerTable, "number of the routing table for external and load balancer IPs that are not this node's")
+	f.IntVar(&o.replyTable, "route-table-replies", route.DefaultReplyTable, "number of the routing table for replies to clients' own addresses; without netfilter, the next one too")
 }
 
 // choose gives what the choice of a mode is made from.

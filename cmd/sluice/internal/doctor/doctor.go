@@ -47,12 +47,12 @@ type Report struct {
 	Findings []Finding `json:"findings"`
 }
 
-// Works tells whether any way of steering works.
+// Works tells whether any steering mode works.
 func (r *Report) Works() bool { return r.Chosen != "" }
 
 // Prober is what an examination asks. Host gives the real one.
 type Prober interface {
-	// Ways are the names of the ways of steering, the best first, and Try tells
+	// Ways are the names of the steering modes, best first, and Try tells
 	// what one of them lacks; a *choose.RepliesError is about clients' addresses
 	// only.
 	Ways() []string
@@ -107,7 +107,7 @@ func Examine(p Prober) Report {
 	return r
 }
 
-// purposes say what each way of steering is good for.
+// purposes say what each steering mode is for.
 var purposes = map[string]string{
 	"sklookup/nftables": "--redirect sklookup+nftables",
 	"tproxy/nftables":   "--redirect tproxy: no BPF needed",
@@ -117,18 +117,18 @@ var purposes = map[string]string{
 }
 
 func way(p Prober, name string) Finding {
-	f := Finding{Feature: name, NeededBy: purposes[name], Probed: "a connection through it and an answer to a client's address, in network namespaces made for that"}
+	f := Finding{Feature: name, NeededBy: purposes[name], Probed: "a connection and a reply to a client's address, in temporary network namespaces"}
 	switch namespace, answers := p.Scratch(); {
 	case namespace != nil:
-		f.Probed = "what it is made of, without putting it in force"
+		f.Probed = "its parts, without using them"
 	case answers != nil:
-		f.Probed = "a connection through it, in a network namespace made for that"
+		f.Probed = "a connection, in a temporary network namespace"
 	}
 	err := p.Try(name)
 	var lost *choose.RepliesError
 	if errors.As(err, &lost) {
 		f.State, f.Found = Warning, "works; "+lost.Error()
-		f.Remedy = "nothing, if another way brings them: that is taken; with this one, endpoints see the node's address (source=node in the access log)"
+		f.Remedy = "nothing, if another mode returns them: Sluice takes that one; with this mode, endpoints see the node's address (source=node in the access log)"
 		return f
 	}
 	return f.judge(err)
@@ -149,7 +149,7 @@ func (f Finding) judge(err error) Finding {
 }
 
 func sockets(p Prober) []Finding {
-	transparent := Finding{Feature: "IP_TRANSPARENT", Probed: "made a listening socket with it", NeededBy: "every way of steering"}.
+	transparent := Finding{Feature: "IP_TRANSPARENT", Probed: "made a listening socket with it", NeededBy: "every steering mode"}.
 		judge(p.Transparent())
 	ipv6 := Finding{Feature: "IPv6", Probed: "made a listening socket on ::1", NeededBy: "Services with an IPv6 address"}.
 		judge(p.IPv6())
@@ -181,11 +181,11 @@ func capabilities(p Prober) []Finding {
 		name         string
 		need, remedy string
 	}{
-		{capNetAdmin, "CAP_NET_ADMIN", "every way of steering", redirect.RemedyNetAdmin},
+		{capNetAdmin, "CAP_NET_ADMIN", "every steering mode", redirect.RemedyNetAdmin},
 		{capNetBindService, "CAP_NET_BIND_SERVICE", "bind, and addresses of this node, for ports under net.ipv4.ip_unprivileged_port_start", "grant it, or lower that sysctl"},
-		{capChown, "CAP_CHOWN", "keeping other processes of the same user from joining UDP sockets", "grant it, or run as a user of its own"},
-		{capBPF, "CAP_BPF", "sklookup", "grant it in the first user namespace, or steer in another way"},
-		{capSysAdmin, "CAP_SYS_ADMIN", "trying ways of steering in a namespace of their own, before one is chosen", "nothing: without it they are looked at in place"},
+		{capChown, "CAP_CHOWN", "keeping other processes of the same user from joining UDP sockets", "grant it, or run as a separate user"},
+		{capBPF, "CAP_BPF", "sklookup", "grant it in the initial user namespace, or use another steering mode"},
+		{capSysAdmin, "CAP_SYS_ADMIN", "trying steering modes in a separate namespace before one is chosen", "nothing: without it Sluice tries them in place"},
 		{capSysResource, "CAP_SYS_RESOURCE", "more than 64 pipes of 1 MiB for busy streams, and BPF maps before Linux 5.11", "nothing, or raise fs.pipe-user-pages-soft"},
 	} {
 		f := Finding{Feature: c.name, Probed: "CapEff in /proc/thread-self/status", NeededBy: c.need}
@@ -253,19 +253,19 @@ type setting struct {
 }
 
 var theSettings = []setting{
-	{"net/ipv4/ip_forward", "net.ipv4.ip_forward", "pods of this node that reach others",
+	{"net/ipv4/ip_forward", "net.ipv4.ip_forward", "pods of this node that connect to other hosts",
 		map[string]string{"0": "set it to 1 if this node has pods; Sluice itself does not need it"}, ""},
 	{"net/ipv6/conf/all/forwarding", "net.ipv6.conf.all.forwarding", "the same, for IPv6",
 		map[string]string{"0": "set it to 1 if this node has pods with IPv6; Sluice itself does not need it"}, "no IPv6"},
-	{"net/ipv4/conf/all/rp_filter", "net.ipv4.conf.all.rp_filter", "clients whose way here is not the way back",
-		map[string]string{"1": "set it to 2 if the way back to clients leads by another interface than their packets come in by"}, ""},
-	{"net/ipv4/conf/all/route_localnet", "net.ipv4.conf.all.route_localnet", "nothing of Sluice's; kube-proxy sets it for node ports on 127.0.0.1",
-		map[string]string{"1": "set it to 0, also for each interface: with 1, hosts on the same link reach what listens on 127.0.0.1 only"}, ""},
-	{"net/bridge/bridge-nf-call-iptables", "net.bridge.bridge-nf-call-iptables", "pods that share a bridge: netfilter sees what they send each other",
-		map[string]string{"0": "nothing for most networks; with pods on one bridge, an endpoint's answer to a client's own address may go past this node: set --reply-ports off there"},
+	{"net/ipv4/conf/all/rp_filter", "net.ipv4.conf.all.rp_filter", "clients with asymmetric routes",
+		map[string]string{"1": "set it to 2 if replies to clients leave by another interface than the one that their packets arrive on"}, ""},
+	{"net/ipv4/conf/all/route_localnet", "net.ipv4.conf.all.route_localnet", "not needed by Sluice; kube-proxy sets it for node ports on 127.0.0.1",
+		map[string]string{"1": "set it to 0, also for each interface: with 1, hosts on the same link reach servers that listen only on 127.0.0.1"}, ""},
+	{"net/bridge/bridge-nf-call-iptables", "net.bridge.bridge-nf-call-iptables", "pods that share a bridge: netfilter sees the packets between them",
+		map[string]string{"0": "nothing for most networks; with pods on one bridge, an endpoint's reply to a client's own address may bypass this node: set --reply-ports off there"},
 		"no br_netfilter"},
-	{"net/ipv4/ip_local_port_range", "net.ipv4.ip_local_port_range", "connections to endpoints; --reply-ports lies outside of it", nil, ""},
-	{"net/ipv4/ip_unprivileged_port_start", "net.ipv4.ip_unprivileged_port_start", "node ports: any program may bind the ports from this one on while no proxy runs; 32768 keeps those without CAP_NET_BIND_SERVICE off", nil, ""},
+	{"net/ipv4/ip_local_port_range", "net.ipv4.ip_local_port_range", "connections to endpoints; --reply-ports must lie outside of it", nil, ""},
+	{"net/ipv4/ip_unprivileged_port_start", "net.ipv4.ip_unprivileged_port_start", "node ports: any program may bind the ports from this one on while no proxy runs; 32768 excludes programs without CAP_NET_BIND_SERVICE", nil, ""},
 }
 
 func settings(p Prober) []Finding {
@@ -275,7 +275,7 @@ func settings(p Prober) []Finding {
 		value, err := p.Sysctl(s.path)
 		switch {
 		case errors.Is(err, os.ErrNotExist):
-			f.Found = "is not there"
+			f.Found = "does not exist"
 			if s.absent != "" {
 				f.Found += ": " + s.absent
 			}
@@ -290,7 +290,7 @@ func settings(p Prober) []Finding {
 		list = append(list, f)
 	}
 	marked := Finding{Feature: "net.ipv4.conf.*.src_valid_mark", State: Fine, Found: "0", Probed: "read",
-		NeededBy: "tproxy: it makes the kernel take answers to clients' own addresses for forged ones"}
+		NeededBy: "tproxy: with it, the kernel treats replies to clients' own addresses as spoofed"}
 	switch interfaces, err := p.SourceChecks(); {
 	case err != nil:
 		marked.State, marked.Found = Unknown, err.Error()
@@ -303,22 +303,22 @@ func settings(p Prober) []Finding {
 
 func trials(p Prober) []Finding {
 	namespace, answers := p.Scratch()
-	f := Finding{Feature: "network namespaces for trials", Probed: "made one", NeededBy: "trying a way of steering before it is chosen"}.
+	f := Finding{Feature: "network namespaces for trials", Probed: "made one", NeededBy: "trying a steering mode before it is chosen"}.
 		judge(namespace)
 	if f.State == Missing {
-		f.Remedy = "nothing: ways of steering are looked at in place; CAP_SYS_ADMIN would allow it"
+		f.Remedy = "nothing: Sluice tries steering modes in place; CAP_SYS_ADMIN would allow it"
 	}
-	veth := Finding{Feature: "veth for trials", Probed: "made a pair", NeededBy: "trying whether answers to clients' addresses come back"}.
+	veth := Finding{Feature: "veth for trials", Probed: "made a pair", NeededBy: "testing whether replies to clients' addresses come back"}.
 		judge(answers)
 	if veth.State == Missing {
-		veth.Remedy = "nothing: they are taken to come back; a trial needs a namespace of its own and the module veth (CONFIG_VETH)"
+		veth.Remedy = "nothing: Sluice assumes that they come back; the test needs a separate namespace and the module veth (CONFIG_VETH)"
 	}
 	return []Finding{f, veth}
 }
 
 func others(p Prober) []Finding {
 	left := Finding{Feature: "leftovers of kube-proxy", State: Fine, Found: "none", Probed: "nftables, iptables and interfaces listed",
-		NeededBy: "nobody: they take packets before Sluice gets them"}
+		NeededBy: "nobody: they take packets before Sluice does"}
 	switch found, err := p.Leftovers(); {
 	case len(found) > 0:
 		left.State, left.Found = Warning, strings.Join(found, ", ")
@@ -327,15 +327,15 @@ func others(p Prober) []Finding {
 		left.State, left.Found = Unknown, err.Error()
 	}
 	forward := Finding{Feature: "rules for forwarded packets", State: Fine, Found: "none", Probed: "nftables and iptables listed",
-		NeededBy: "nobody: what clients send through Services does not pass them"}
+		NeededBy: "nobody: clients' packets to Services do not pass them"}
 	switch found, err := p.ForwardPolicies(); {
 	case len(found) > 0:
 		forward.State, forward.Found = Warning, strings.Join(found, ", ")
-		forward.Remedy = "where they are network policies, have them judge packets as they leave pods or reach them: docs/security.md"
+		forward.Remedy = "if they are network policies, apply them where packets leave or reach pods: docs/security.md"
 	case err != nil:
 		forward.State, forward.Found = Unknown, err.Error()
 	}
-	running := Finding{Feature: "running sluice", State: Fine, Found: "none", Probed: "asked for its lock", NeededBy: "at most one in a network namespace"}
+	running := Finding{Feature: "running sluice", State: Fine, Found: "none", Probed: "tried its lock", NeededBy: "at most one in a network namespace"}
 	switch pid, ok, err := p.Running(); {
 	case err != nil:
 		running.State, running.Found = Unknown, err.Error()

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// On the machine of the tests every way of steering works, and looking changes
+// On the machine of the tests every steering mode works, and looking changes
 // nothing.
 func TestHost(t *testing.T) {
 	lab := netns.NewLab(t, 0)
@@ -26,7 +26,7 @@ func TestHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.Chosen == "" {
-		t.Error("no way of steering works")
+		t.Error("no steering mode works")
 	}
 	for _, f := range r.Findings {
 		t.Logf("%+v", f)

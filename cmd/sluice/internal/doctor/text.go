@@ -32,7 +32,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		}
 		fmt.Fprintf(w, "  %s: %s\n", f.Feature, printable.Text(f.Remedy))
 	}
-	verdict := "\nNo way of steering works here."
+	verdict := "\nNo steering mode works here."
 	if r.Works() {
 		verdict = "\nsluice run steers by " + r.Chosen + " here."
 	}
