@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/sluice-proxy/sluice/internal/nearest"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -42,37 +43,11 @@ func explainFlagError(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%s (%s --help lists the flags)", text, cmd.CommandPath())
 }
 
-// nearestFlag gives the flag whose name is the fewest edits away, or "" when
-// none is close enough to have been meant.
+// nearestFlag gives the flag that was probably meant, or "".
 func nearestFlag(flags *pflag.FlagSet, name string) string {
-	best, distance := "", len(name)/3+2
-	flags.VisitAll(func(f *pflag.Flag) {
-		if d := editDistance(name, f.Name); d < distance {
-			best, distance = f.Name, d
-		}
-	})
-	return best
-}
-
-// editDistance counts the insertions, deletions and replacements of one
-// character that turn a into b.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
-			}
-			diagonal, row[j+1] = row[j+1], min(row[j]+1, row[j+1]+1, diagonal+cost)
-		}
-	}
-	return row[len(b)]
+	var names []string
+	flags.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	return nearest.Name(name, len(name)/3+2, slices.Values(names))
 }
 
 // choice is a flag that takes one of a few words.
@@ -92,28 +67,38 @@ func (c *choice) Set(s string) error {
 	return nil
 }
 
+// joined gives the values of a flag that takes several.
+func joined[T fmt.Stringer](list []T) string {
+	texts := make([]string, len(list))
+	for i, v := range list {
+		texts[i] = v.String()
+	}
+	return strings.Join(texts, ",")
+}
+
+// parsed reads values that are separated by commas.
+func parsed[T any](s string, parse func(string) (T, error)) ([]T, error) {
+	var list []T
+	for part := range strings.SplitSeq(s, ",") {
+		v, err := parse(strings.TrimSpace(part))
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, v)
+	}
+	return list, nil
+}
+
 // prefixes is a flag that takes CIDRs, separated by commas or repeated.
 type prefixes []netip.Prefix
 
-func (p *prefixes) Type() string { return "CIDR,..." }
-
-func (p *prefixes) String() string {
-	var text []string
-	for _, prefix := range *p {
-		text = append(text, prefix.String())
-	}
-	return strings.Join(text, ",")
-}
+func (p *prefixes) Type() string   { return "CIDR,..." }
+func (p *prefixes) String() string { return joined(*p) }
 
 func (p *prefixes) Set(s string) error {
-	for _, part := range strings.Split(s, ",") {
-		prefix, err := parsePrefix(strings.TrimSpace(part))
-		if err != nil {
-			return err
-		}
-		*p = append(*p, prefix)
-	}
-	return nil
+	list, err := parsed(s, parsePrefix)
+	*p = append(*p, list...)
+	return err
 }
 
 // externalIPs is a flag that takes all, none, or ranges.
@@ -162,49 +147,37 @@ func parsePrefix(s string) (netip.Prefix, error) {
 // addresses is a flag that takes IP addresses, separated by commas or repeated.
 type addresses []netip.Addr
 
-func (a *addresses) Type() string { return "IP,..." }
-
-func (a *addresses) String() string {
-	var text []string
-	for _, addr := range *a {
-		text = append(text, addr.String())
-	}
-	return strings.Join(text, ",")
-}
+func (a *addresses) Type() string   { return "IP,..." }
+func (a *addresses) String() string { return joined(*a) }
 
 func (a *addresses) Set(s string) error {
-	for _, part := range strings.Split(s, ",") {
-		addr, err := netip.ParseAddr(strings.TrimSpace(part))
+	list, err := parsed(s, func(part string) (netip.Addr, error) {
+		addr, err := netip.ParseAddr(part)
 		if err != nil || addr.Zone() != "" {
-			return fmt.Errorf("%q is not an IP address such as 192.0.2.1 or 2001:db8::1", part)
+			return addr, fmt.Errorf("%q is not an IP address such as 192.0.2.1 or 2001:db8::1", part)
 		}
-		*a = append(*a, addr.Unmap())
-	}
-	return nil
+		return addr.Unmap(), nil
+	})
+	*a = append(*a, list...)
+	return err
 }
 
 // durations is a flag that takes durations separated by commas.
 type durations []time.Duration
 
-func (d *durations) Type() string { return "duration,..." }
-
-func (d *durations) String() string {
-	var text []string
-	for _, v := range *d {
-		text = append(text, v.String())
-	}
-	return strings.Join(text, ",")
-}
+func (d *durations) Type() string   { return "duration,..." }
+func (d *durations) String() string { return joined(*d) }
 
 func (d *durations) Set(s string) error {
-	var list []time.Duration
-	for _, part := range strings.Split(s, ",") {
-		v, err := time.ParseDuration(strings.TrimSpace(part))
+	list, err := parsed(s, func(part string) (time.Duration, error) {
+		v, err := time.ParseDuration(part)
 		if err != nil || v <= 0 {
-			return fmt.Errorf("%q is not a list of durations such as 250ms,500ms,1s,2s", s)
+			return v, fmt.Errorf("%q is not a list of durations such as 250ms,500ms,1s,2s", s)
 		}
-		list = append(list, v)
+		return v, nil
+	})
+	if err == nil {
+		*d = list
 	}
-	*d = list
-	return nil
+	return err
 }

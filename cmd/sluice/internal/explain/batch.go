@@ -3,6 +3,7 @@ package explain
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -30,63 +31,48 @@ type failure struct {
 // by one. The error is that of reading or writing.
 func Batch(t *policy.Table, in io.Reader, out io.Writer) (Summary, error) {
 	var s Summary
-	r := bufio.NewReaderSize(in, 64<<10)
 	w := bufio.NewWriterSize(out, 64<<10)
+	lines := bufio.NewScanner(flusher{in, w})
+	lines.Buffer(make([]byte, 64<<10), maxLine)
 	enc := newEncoder(w)
-	for n := 1; ; n++ {
-		line, readErr := readLine(r)
-		if len(line) > 0 {
-			var a any
-			if q, err := parseLine(line); err != nil {
-				err = fmt.Errorf("line %d: %w", n, err)
-				if s.Failed++; s.First == nil {
-					s.First = err
-				}
-				a = failure{err.Error()}
-			} else {
-				s.Answered++
-				a = Ask(t, q)
-			}
-			if err := enc.Encode(a); err != nil {
-				return s, err
-			}
+	for n := 1; lines.Scan(); n++ {
+		line := bytes.TrimSpace(lines.Bytes())
+		if len(line) == 0 {
+			continue
 		}
-		if readErr != nil || !moreLines(r) {
-			if err := w.Flush(); err != nil {
-				return s, err
+		var a any
+		if q, err := parseLine(line); err != nil {
+			err = fmt.Errorf("line %d: %w", n, err)
+			if s.Failed++; s.First == nil {
+				s.First = err
 			}
+			a = failure{err.Error()}
+		} else {
+			s.Answered++
+			a = Ask(t, q)
 		}
-		if errors.Is(readErr, io.EOF) {
-			return s, nil
-		}
-		if readErr != nil {
-			return s, readErr
+		if err := enc.Encode(a); err != nil {
+			return s, err
 		}
 	}
-}
-
-// moreLines tells whether a whole line can be read without waiting.
-func moreLines(r *bufio.Reader) bool {
-	there, err := r.Peek(r.Buffered())
-	return err == nil && bytes.IndexByte(there, '\n') >= 0
-}
-
-// readLine gives the next line without blanks around it, whole even if it is
-// longer than the buffer. With io.EOF it may hold a last line.
-func readLine(r *bufio.Reader) ([]byte, error) {
-	line, err := r.ReadSlice('\n')
-	if errors.Is(err, bufio.ErrBufferFull) {
-		long := bytes.Clone(line)
-		for errors.Is(err, bufio.ErrBufferFull) && len(long) <= maxLine {
-			line, err = r.ReadSlice('\n')
-			long = append(long, line...)
-		}
-		if errors.Is(err, bufio.ErrBufferFull) {
-			return nil, fmt.Errorf("a line is longer than %d bytes", maxLine)
-		}
-		line = long
+	err := lines.Err()
+	if errors.Is(err, bufio.ErrTooLong) {
+		err = fmt.Errorf("a line is longer than %d bytes", maxLine)
 	}
-	return bytes.TrimSpace(line), err
+	return s, cmp.Or(err, w.Flush())
+}
+
+// flusher writes the answers before it reads on, which may wait.
+type flusher struct {
+	io.Reader
+	out *bufio.Writer
+}
+
+func (f flusher) Read(p []byte) (int, error) {
+	if err := f.out.Flush(); err != nil {
+		return 0, err
+	}
+	return f.Reader.Read(p)
 }
 
 // maxLine bounds the memory that a line takes.

@@ -3,13 +3,12 @@
 package explain
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"strings"
+
+	"sigs.k8s.io/json"
 
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -60,84 +59,18 @@ type questionLine struct {
 	To       string `json:"to"`
 }
 
-// parseLine reads a line of JSON. A field that is not known is an error, as it
-// is more likely a slip of the pen than something that may be passed over.
+// parseLine reads a line of JSON. A field that is not known, or is there twice, is
+// an error: it is more likely a typing error than something to pass over.
 func parseLine(line []byte) (Question, error) {
-	l, ok := plainLine(string(line))
-	if !ok {
-		var err error
-		if l, err = anyLine(line); err != nil {
-			return Question{}, err
-		}
+	var l questionLine
+	strict, err := json.UnmarshalStrict(line, &l)
+	if err == nil && len(strict) > 0 {
+		err = strict[0]
+	}
+	if err != nil {
+		return Question{}, fmt.Errorf("not a question such as %s: %s", example, strings.TrimPrefix(err.Error(), "json: "))
 	}
 	return ParseQuestion(l.Protocol, l.From, l.To)
-}
-
-// anyLine reads a question in any form that JSON allows.
-func anyLine(line []byte) (questionLine, error) {
-	d := json.NewDecoder(bytes.NewReader(line))
-	d.DisallowUnknownFields()
-	var l questionLine
-	if err := d.Decode(&l); err != nil {
-		return l, fmt.Errorf("not a question such as %s: %s", example, strings.TrimPrefix(err.Error(), "json: "))
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return l, errors.New("more than one question in a line")
-	}
-	return l, nil
-}
-
-// plainLine reads a question in the form that programs write, several times
-// faster than anyLine. Whatever it does not know it leaves to that.
-func plainLine(rest string) (l questionLine, ok bool) {
-	if rest, ok = strings.CutPrefix(rest, "{"); !ok {
-		return l, false
-	}
-	for {
-		var key, value string
-		if key, rest, ok = plainString(rest); !ok {
-			return l, false
-		}
-		if rest, ok = strings.CutPrefix(strings.TrimLeft(rest, " "), ":"); !ok {
-			return l, false
-		}
-		if value, rest, ok = plainString(rest); !ok {
-			return l, false
-		}
-		switch key {
-		case "protocol":
-			l.Protocol = value
-		case "from":
-			l.From = value
-		case "to":
-			l.To = value
-		default:
-			return l, false
-		}
-		rest = strings.TrimLeft(rest, " ")
-		if rest == "}" {
-			return l, true
-		}
-		if rest, ok = strings.CutPrefix(rest, ","); !ok {
-			return l, false
-		}
-	}
-}
-
-// plainString reads a string without escapes.
-func plainString(s string) (text, rest string, ok bool) {
-	if s, ok = strings.CutPrefix(strings.TrimLeft(s, " "), `"`); !ok {
-		return "", "", false
-	}
-	for i := range len(s) {
-		switch c := s[i]; {
-		case c == '"':
-			return s[:i], s[i+1:], true
-		case c == '\\', c < ' ', c > '~':
-			return "", "", false
-		}
-	}
-	return "", "", false
 }
 
 const example = `{"protocol":"tcp","from":"10.244.0.5","to":"10.96.0.10:80"}`
