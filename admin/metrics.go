@@ -59,7 +59,7 @@ type Sources struct {
 // policy that is Local that have endpoints, but none on this node (A3.16).
 type NoLocalEndpoints [2]struct{ Internal, External int }
 
-// NewRegistry gives a registry with Sluice's own metrics and those of the Go
+// NewRegistry returns a registry with Sluice's own metrics and those of the Go
 // runtime and of the process.
 func NewRegistry(s Sources) *prometheus.Registry {
 	r := prometheus.NewRegistry()

@@ -20,7 +20,7 @@ var (
 	idle = service.PortName{Name: service.Name{Namespace: "default", Name: "idle"}, Protocol: service.TCP}
 )
 
-// sources gives everything that there can be, with one connection open and one
+// sources returns everything that there can be, with one connection open and one
 // ended.
 func sources(t *testing.T) Sources {
 	t.Helper()

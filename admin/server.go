@@ -104,7 +104,7 @@ func text(body string) http.HandlerFunc {
 	}
 }
 
-// Addr gives the address that the server listens on.
+// Addr returns the address that the server listens on.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
 // Serve answers until ctx ends, then lets requests finish for up to a second.

@@ -20,7 +20,7 @@ type Sync struct {
 
 var _ prometheus.Collector = (*Sync)(nil)
 
-// NewSync gives a Sync that has seen no change.
+// NewSync returns a Sync that has seen no change.
 func NewSync() *Sync {
 	return &Sync{
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{

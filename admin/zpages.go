@@ -80,7 +80,7 @@ Paths: %s
 	}
 }
 
-// asJSON tells whether a request asks for a page as an object of the API, such
+// asJSON reports whether a request asks for a page as an object of the API, such
 // as application/json;v=v1beta1;g=config.k8s.io;as=Flagz.
 func asJSON(r *http.Request, kind string) bool {
 	for _, accept := range r.Header.Values("Accept") {

@@ -320,7 +320,7 @@ func (m *model) find(who netip.Addr) int {
 	return slices.IndexFunc(m.pins, func(p modelPin) bool { return p.who == who })
 }
 
-// lookup gives the endpoint of a pin that has not expired.
+// lookup returns the endpoint of a pin that has not expired.
 func (m *model) lookup(who netip.Addr, now int64) (netip.AddrPort, bool) {
 	i := m.find(who)
 	if i < 0 {

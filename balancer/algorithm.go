@@ -8,20 +8,20 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Algorithm is a way to choose one of several endpoints.
+// Algorithm selects one of several endpoints.
 type Algorithm uint8
 
 // The algorithms.
 const (
-	// RoundRobin takes the candidates in turn, from a random one on. It is
-	// the default.
+	// RoundRobin takes the candidates in turn and starts at a random one. It
+	// is the default.
 	RoundRobin Algorithm = iota
 	// Random takes each candidate with the same probability.
 	Random
 )
 
-// algorithmNames are the names that the annotation sluice.dev/balancer takes;
-// the first one of each algorithm is its own.
+// algorithmNames are the values of the annotation sluice.dev/balancer. String
+// returns the first name of each algorithm.
 var algorithmNames = []struct {
 	name      string
 	algorithm Algorithm
@@ -31,14 +31,14 @@ var algorithmNames = []struct {
 	{"random", Random},
 }
 
-// plannedNames are names that users of IPVS or readers of the documentation
-// may try. They get an answer that tells them from a misspelling.
+// plannedNames are IPVS schedulers that Sluice does not implement yet. Parse
+// answers them with another error than a misspelling.
 var plannedNames = []string{
 	"least-conn", "lc", "p2c", "source-hash", "sh", "dest-hash", "dh",
 	"shortest-expected-delay", "sed", "never-queue", "nq", "maglev", "mh",
 }
 
-// String gives the name that Parse takes.
+// String returns a name that Parse accepts.
 func (a Algorithm) String() string {
 	for _, n := range algorithmNames {
 		if n.algorithm == a {
@@ -48,8 +48,8 @@ func (a Algorithm) String() string {
 	return "unknown"
 }
 
-// Parse gives the algorithm of a name as the annotation sluice.dev/balancer
-// has it. The error lists the names that are available.
+// Parse converts a value of the annotation sluice.dev/balancer. The error lists
+// the available names.
 func Parse(name string) (Algorithm, error) {
 	available := make([]string, 0, len(algorithmNames))
 	for _, n := range algorithmNames {

@@ -1,8 +1,8 @@
-// Package balancer picks the endpoint for a connection out of the candidates
-// that policy gives, and another one when that does not answer.
+// Package balancer picks an endpoint for a connection from policy's candidates,
+// and another one when that endpoint does not answer.
 //
-// A [Balancer] belongs to one service port and is used by all event loops at
-// once. A [Dial] belongs to one connection:
+// A [Balancer] belongs to one service port, and all event loops use it
+// concurrently. A [Dial] belongs to one connection and one goroutine:
 //
 //	var d balancer.Dial
 //	for {
@@ -11,21 +11,21 @@
 //			break // connect_failed
 //		}
 //		if i == balancer.Pause {
-//			// wait for time, and ask again
+//			// wait for time, then call Next again
 //			continue
 //		}
 //		// dial candidates[i].Addr for at most time
-//		// answered: b.Connected(&d, candidates[i].Addr, client, now)
-//		// did not:  b.Failed(&d, candidates[i].Addr, client, now)
-//		// not its fault: d.Excuse()
+//		// success:           b.Connected(&d, candidates[i].Addr, client, now)
+//		// endpoint's fault:  b.Failed(&d, candidates[i].Addr, client, now)
+//		// any other failure: d.Excuse()
 //	}
 //
-// The candidates may be other ones at each call. Every candidate is tried
-// before any is tried twice, as long as the plan allows. Endpoints that failed
-// lately, by any connection, come last; see suspects.
+// The candidates may differ from call to call. As long as the plan allows, Next
+// proposes each candidate once before it repeats one. Endpoints that failed
+// recently for any connection come last; see suspects.
 //
-// The package does no I/O and reads no clock; times are nanoseconds of one
-// monotonic clock.
+// The package does no I/O and reads no clock. Times are nanoseconds of one
+// monotonic clock, which the caller passes in.
 package balancer
 
 import (
@@ -44,18 +44,17 @@ import (
 type Options struct {
 	Algorithm Algorithm
 	// AffinityTimeout is the sliding window of session affinity ClientIP
-	// (A5.2), 0 for none.
+	// (A5.2). 0 means no affinity.
 	AffinityTimeout time.Duration
-	// MaxPins bounds the clients that are remembered for affinity; 0 means
-	// DefaultMaxPins.
+	// MaxPins bounds the number of pinned clients. 0 means DefaultMaxPins.
 	MaxPins int
-	// Plan is the retry plan; what is zero in it is as in DefaultPlan.
+	// Plan is the retry plan. Its zero fields take the values of DefaultPlan.
 	Plan Plan
-	// Seed makes the choices repeatable when it is not 0.
+	// Seed makes the choices repeatable if it is not 0.
 	Seed uint64
 }
 
-// config is what Options become. It never changes.
+// config holds validated Options. It never changes.
 type config struct {
 	algorithm Algorithm
 	window    int64 // of affinity, ns; 0 = none
@@ -68,7 +67,7 @@ type config struct {
 // concurrent use.
 type Balancer struct {
 	config atomic.Pointer[config]
-	mu     sync.Mutex // of Configure
+	mu     sync.Mutex // serializes Configure
 
 	random  atomic.Uint64
 	cursors [8]atomic.Uint64 // 0 = unused
@@ -78,11 +77,11 @@ type Balancer struct {
 	pinCounters pinCounters
 }
 
-// Pause stands in place of a candidate's index when no candidate is to be tried
-// before a time has passed.
+// Pause is the index that Next returns if the connection must wait before its
+// next attempt.
 const Pause = -1
 
-// New gives a Balancer.
+// New creates a Balancer.
 func New(opts Options) *Balancer {
 	b := &Balancer{}
 	seed := opts.Seed
@@ -94,10 +93,9 @@ func New(opts Options) *Balancer {
 	return b
 }
 
-// Configure takes new options over for the choices that follow; Seed is left as
-// it was. A new affinity timeout holds for the pins that exist: each expires
-// that long after it was used last. Switching affinity off drops all pins
-// (A5.5).
+// Configure replaces the options except Seed. A new affinity timeout also
+// applies to existing pins: each expires that long after its last use. Switching
+// affinity off drops all pins (A5.5).
 func (b *Balancer) Configure(opts Options) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -124,13 +122,14 @@ func (b *Balancer) Configure(opts Options) {
 	}
 }
 
-// Next proposes the candidate to try next and how long that attempt may take.
-// When all that remain have refused it gives Pause, and how long to wait before
-// the next call. It is false when the connection has to be given up: there are no
-// candidates, or the plan is used up. client is the address that the client's
-// packets came with (A5.6), now is monotonic nanoseconds.
+// Next proposes the candidate to try next and the timeout of that attempt. If all
+// remaining candidates have refused, it returns Pause and the time to wait before
+// the next call. It returns false if the connection has failed: there are no
+// candidates, or the plan is exhausted. client is the source address of the
+// client's packets (A5.6), now is monotonic nanoseconds.
 //
-// Whether the attempt before ran out of time is told by the time since then.
+// Next concludes from the elapsed time whether the previous attempt timed out or
+// was refused.
 func (b *Balancer) Next(d *Dial, candidates []service.Endpoint, client netip.Addr, now int64) (index int, time time.Duration, ok bool) {
 	if len(candidates) == 0 {
 		return 0, 0, false
@@ -160,8 +159,8 @@ func (b *Balancer) Next(d *Dial, candidates []service.Endpoint, client netip.Add
 	return index, min(c.plan.patience(d.step), total), true
 }
 
-// Connected tells that the endpoint answered. With affinity the client is
-// pinned to it, and its window begins anew (A5.2, A5.7).
+// Connected records that the endpoint answered. With affinity, it pins the client
+// to the endpoint and restarts the window (A5.2, A5.7).
 func (b *Balancer) Connected(_ *Dial, ep netip.AddrPort, client netip.Addr, now int64) {
 	b.clear(ep)
 	if c := b.config.Load(); c.pins != nil {
@@ -169,10 +168,10 @@ func (b *Balancer) Connected(_ *Dial, ep netip.AddrPort, client netip.Addr, now 
 	}
 }
 
-// Failed tells that the endpoint did not answer. A pin of the client to it is
-// dropped (A5.7), and other connections pass it over for a while. It must not be
-// called for errors that are not the endpoint's fault, such as running out of
-// ports or descriptors.
+// Failed records that the endpoint did not answer. It removes the client's pin to
+// the endpoint (A5.7), and other connections skip the endpoint for a while. Call
+// Dial.Excuse instead for errors that are not the endpoint's fault, such as a lack
+// of local ports or descriptors.
 func (b *Balancer) Failed(d *Dial, ep netip.AddrPort, client netip.Addr, now int64) {
 	b.suspect(ep, d.listBits, now)
 	if c := b.config.Load(); c.pins != nil {
@@ -182,9 +181,9 @@ func (b *Balancer) Failed(d *Dial, ep netip.AddrPort, client netip.Addr, now int
 
 // PinStats describes the affinity table.
 type PinStats struct {
-	Pins    int    // clients that are remembered, expired ones that were not yet met included
-	Evicted uint64 // pins that went before their time because the table was full
-	Expired uint64 // pins that were met after their time
+	Pins    int    // pins in the table, including expired ones that it has not removed yet
+	Evicted uint64 // pins removed before they expired, because the table was full
+	Expired uint64 // pins removed after they expired
 }
 
 // Pins describes the affinity table.
@@ -196,52 +195,53 @@ func (b *Balancer) Pins() PinStats {
 	}
 }
 
-// turn gives the index whose turn it is. Each list of candidates has a turn of
-// its own, told apart by its length and its two ends: if lists that are used
-// alternately (by family, by traffic policy) shared one, each could meet the
-// same few turns all the time. A list that was not met lately starts at a
-// random place, so that lists that change all the time are used evenly too.
+// turn returns the next index in round-robin order. Each list of candidates has a
+// cursor of its own; its length and its first and last element identify it. If
+// lists of different families or traffic policies shared a cursor, alternating
+// use could skip the same candidates of each list every time. A new list starts
+// at a random index, so that lists that change often are used evenly too.
 func (b *Balancer) turn(candidates []service.Endpoint) int {
 	n := len(candidates)
 	if n == 1 {
 		return 0
 	}
 	list := mix(endpointKey(candidates[0].Addr)+uint64(n), endpointKey(candidates[n-1].Addr)^hashKeys[0])
-	const count = 1<<32 - 1 // a cursor is the list's tag and a count
+	const count = 1<<32 - 1 // a cursor is the list's tag and a counter
 	list = list&^count | 1<<63
-	place := -1
+	slot := -1
 	for i := range b.cursors {
 		switch v := b.cursors[i].Load(); {
 		case v&^count == list:
-			// Add's result is looked at again: another goroutine may have
-			// given the cursor to another list.
+			// Another goroutine may have reassigned the cursor since Load, so
+			// check the tag again.
 			if v = b.cursors[i].Add(1); v&^count == list {
 				return int(uint32(v) % uint32(n))
 			}
-		case v == 0 && place < 0:
-			place = i
+		case v == 0 && slot < 0:
+			slot = i
 		}
 	}
-	if place < 0 {
-		place = b.below(len(b.cursors))
+	if slot < 0 {
+		slot = b.below(len(b.cursors))
 	}
 	v := list | b.next()&(count>>1)
-	b.cursors[place].Store(v)
+	b.cursors[slot].Store(v)
 	return int(uint32(v) % uint32(n))
 }
 
-// below gives a number from 0 to n-1.
+// below returns a random number from 0 to n-1.
 func (b *Balancer) below(n int) int {
 	hi, _ := bits.Mul64(b.next(), uint64(n))
 	return int(hi)
 }
 
-// next gives 64 random bits (splitmix64, which needs no lock).
+// next returns 64 random bits. splitmix64 needs no lock.
 func (b *Balancer) next() uint64 {
 	return scramble(b.random.Add(0x9e3779b97f4a7c15))
 }
 
-// scramble has each bit of a number change half of the bits of the result.
+// scramble is the finalizer of splitmix64: each input bit affects all output
+// bits.
 func scramble(z uint64) uint64 {
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb

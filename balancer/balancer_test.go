@@ -16,7 +16,7 @@ const ms = int64(time.Millisecond)
 
 var someone = netip.MustParseAddr("10.0.0.9")
 
-// endpoints gives n endpoints, 10.1.0.1:80 and following.
+// endpoints returns n endpoints, 10.1.0.1:80 and following.
 func endpoints(n int) []service.Endpoint {
 	list := make([]service.Endpoint, n)
 	for i := range list {
@@ -25,7 +25,7 @@ func endpoints(n int) []service.Endpoint {
 	return list
 }
 
-// endpoints6 gives n IPv6 endpoints that differ in the low bits only.
+// endpoints6 returns n IPv6 endpoints that differ in the low bits only.
 func endpoints6(n int) []service.Endpoint {
 	list := make([]service.Endpoint, n)
 	for i := range list {
@@ -39,7 +39,7 @@ func client(i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
 }
 
-// first gives the index that a new connection's first attempt gets.
+// first returns the index that a new connection's first attempt gets.
 func first(t *testing.T, b *Balancer, candidates []service.Endpoint, who netip.Addr, now int64) (int, Affinity) {
 	t.Helper()
 	var d Dial

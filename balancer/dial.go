@@ -8,24 +8,23 @@ import (
 	"time"
 )
 
-// Affinity tells what session affinity had to do with the choice of an
-// endpoint.
+// Affinity is the effect of session affinity on the choice of an endpoint.
 type Affinity uint8
 
 // The outcomes.
 const (
 	// AffinityNone: the service port has no session affinity.
 	AffinityNone Affinity = iota
-	// AffinityNew: the client was not pinned, or not any more.
+	// AffinityNew: the client had no pin, or an expired one.
 	AffinityNew
-	// AffinityHit: the client went to the endpoint that it was pinned to.
+	// AffinityHit: the client reached the endpoint of its pin.
 	AffinityHit
-	// AffinityMoved: the client was pinned to an endpoint that is not a
-	// candidate (A5.3) or did not answer (A5.7), and went to another.
+	// AffinityMoved: the endpoint of the client's pin is not a candidate
+	// (A5.3) or did not answer (A5.7), so the client reached another one.
 	AffinityMoved
 )
 
-// String gives the name that the access log uses.
+// String returns the name that the access log uses.
 func (a Affinity) String() string {
 	switch a {
 	case AffinityNone:
@@ -40,53 +39,52 @@ func (a Affinity) String() string {
 	return "unknown"
 }
 
-// inlineTried is how many different endpoints a Dial remembers in itself.
+// inlineTried is how many different endpoints a Dial stores without allocation.
 const inlineTried = 3
 
-// Dial is the state of one connection's attempts. The zero value is ready. It
-// is plain data of 64 bytes; it refers to memory of its own only after more
-// than three different endpoints have failed. It is not safe for concurrent use.
+// Dial is the state of one connection's attempts. The zero value is ready for
+// use. It takes 64 bytes and allocates only after more than three different
+// endpoints have failed. It is not safe for concurrent use.
 type Dial struct {
 	start int64 // monotonic ns of the first attempt
 	last  int64 // monotonic ns of the latest attempt
 
 	// latest is the key of the endpoint tried last. first and more hold the
-	// keys of all that were tried, each with its state in the low two bits.
+	// keys of all tried endpoints, each with its state in the low two bits.
 	latest uint64
 	first  [inlineTried]uint64
 	more   map[uint64]uint64
 
 	attempts    uint16
-	step        uint8 // of the plan's timeouts
-	repeats     uint8 // attempts that waited for a pause
+	step        uint8 // index into the plan's timeouts
+	repeats     uint8 // attempts after a pause
 	listBits    uint8 // bit length of the number of candidates
 	outcome     outcome
 	affinity    Affinity
-	pinnedFirst bool // the first endpoint tried was the pinned one
+	pinnedFirst bool // the first attempt went to the pinned endpoint
 }
 
-// outcome is how an attempt ended, or one of the states of an endpoint that was
-// tried: those are in the low bits of its key.
+// outcome is the result of an attempt, and the state of a tried endpoint, which
+// is stored in the low bits of its key.
 type outcome uint8
 
 // The outcomes.
 const (
-	undecided outcome = iota // still being tried, or refused in between
+	undecided outcome = iota // the attempt is in progress, or its result is unknown
 	refused
 	timedOut
-	excused // failed, but not by its fault
+	excused // failed, but not by the endpoint's fault
 )
 
 const stateMask = 3
 
-// Attempts gives the number of attempts that Next has proposed.
+// Attempts returns the number of attempts that Next has proposed.
 func (d *Dial) Attempts() int { return int(d.attempts) }
 
-// Excuse tells that the latest attempt failed for a reason that is not the
-// endpoint's, such as a lack of local ports or descriptors. Neither the attempt
-// nor the time it took use up the plan, except for its total, and the endpoint is
-// tried again once all others have been. The caller makes a pause before Next, or
-// it would try in a tight loop.
+// Excuse records that the latest attempt failed without the endpoint's fault, such
+// as for lack of local ports or descriptors. The attempt counts only against the
+// plan's Total. Next proposes the endpoint again after all others. The caller must
+// pause before Next to avoid a tight loop.
 func (d *Dial) Excuse() {
 	if d.attempts == 0 {
 		return
@@ -95,16 +93,15 @@ func (d *Dial) Excuse() {
 	d.outcome = excused
 }
 
-// Affinity gives the outcome of session affinity for the endpoint that was
-// proposed last.
+// Affinity returns the effect of session affinity on the latest proposal.
 func (d *Dial) Affinity() Affinity { return d.affinity }
 
-// hashKeys make the keys of IPv6 endpoints unpredictable.
+// hashKeys make the keys of IPv6 endpoints unpredictable to tenants.
 var hashKeys = [3]uint64{rand.Uint64() | 1, rand.Uint64() | 1, rand.Uint64() | 1}
 
-// endpointKey gives a number that stands for an endpoint's address, with the
-// bits of stateMask clear and never 0. For IPv4 it is exact; for IPv6 it is a
-// hash of 61 bits.
+// endpointKey converts an endpoint's address to a key. The key is never 0, and the
+// bits of stateMask are clear. For IPv4 it is exact; for IPv6 it is a hash of 61
+// bits.
 func endpointKey(ep netip.AddrPort) uint64 {
 	addr := ep.Addr()
 	if addr.Is4() {
@@ -117,13 +114,13 @@ func endpointKey(ep netip.AddrPort) uint64 {
 	return (hi&^(1<<63) | 4) &^ stateMask
 }
 
-// mix folds the product of two words into one.
+// mix folds the 128-bit product of two words into one word.
 func mix(a, b uint64) uint64 {
 	hi, lo := bits.Mul64(a, b)
 	return hi ^ lo
 }
 
-// find gives the state of an endpoint that was tried.
+// find returns the state of a tried endpoint.
 func (d *Dial) find(key uint64) (state outcome, ok bool) {
 	for _, e := range d.first {
 		if e&^stateMask == key {
@@ -134,7 +131,7 @@ func (d *Dial) find(key uint64) (state outcome, ok bool) {
 	return outcome(e), ok
 }
 
-// put remembers the state of an endpoint.
+// put stores the state of an endpoint.
 func (d *Dial) put(key uint64, state outcome) {
 	for i, e := range d.first {
 		if e == 0 || e&^stateMask == key {
@@ -148,20 +145,20 @@ func (d *Dial) put(key uint64, state outcome) {
 	d.more[key] = uint64(state)
 }
 
-// wasTried tells whether the endpoint was tried.
+// wasTried reports whether the endpoint was tried.
 func (d *Dial) wasTried(key uint64) bool {
 	_, ok := d.find(key)
 	return ok
 }
 
-// judge takes note of how the attempt before ended, if nobody has yet.
+// judge decides how the previous attempt ended, unless that is known already.
 func (d *Dial) judge(p *Plan, now int64) {
 	if d.outcome != undecided {
 		return
 	}
 	d.outcome = refused
-	// Half of the patience, so that neither a timer's coarseness nor a clock
-	// that is read once for each wake-up makes a difference.
+	// Compare with half of the timeout: timers are coarse, and a loop reads the
+	// clock once for each wake-up.
 	if time.Duration(now-d.last) >= p.patience(d.step)/2 {
 		d.outcome = timedOut
 		if int(d.step) < len(p.Timeouts) {
@@ -171,19 +168,19 @@ func (d *Dial) judge(p *Plan, now int64) {
 	d.put(d.latest, d.outcome)
 }
 
-// repeatAt gives the moment from which an endpoint that refused may be tried
-// again; false if that is over. The last pause is cut, so that an attempt is made
-// shortly before the plan's patience ends.
+// repeatAt returns the time from which a refusing endpoint may be tried again, or
+// false if the plan is exhausted. It shortens the last pause, so that one attempt
+// happens shortly before the end of the plan.
 func (d *Dial) repeatAt(p *Plan) (at int64, ok bool) {
 	if d.outcome != refused {
-		return d.last, true // the attempt before has taken its time
+		return d.last, true // the previous attempt's timeout was pause enough
 	}
 	end := d.start + int64(p.all()-shortestPause)
 	pause := min(shortestPause<<min(d.repeats, 10), longestPause)
 	return min(d.last+int64(pause), end), d.last < end
 }
 
-// begin notes that an attempt on the endpoint begins.
+// begin records the start of an attempt on the endpoint.
 func (d *Dial) begin(key uint64, now int64) {
 	if d.attempts == 0 {
 		d.start = now
@@ -197,8 +194,8 @@ func (d *Dial) begin(key uint64, now int64) {
 	}
 }
 
-// settle notes the outcome of affinity for the endpoint that was chosen: found
-// is what the pin table said.
+// settle records the effect of affinity on the chosen endpoint. found is the pin
+// table's answer.
 func (d *Dial) settle(found Affinity, key uint64) {
 	switch {
 	case d.attempts == 0:

@@ -7,15 +7,15 @@ import (
 )
 
 const (
-	// samples is how many candidates are looked at in random order before all
-	// are.
+	// samples is how many random candidates sound checks before it scans the
+	// list.
 	samples = 4
-	// window bounds the candidates that are looked at for one attempt; they
-	// begin at a random one.
+	// window bounds the candidates that one attempt scans, starting at a random
+	// index.
 	window = 1024
 )
 
-// pick chooses a candidate, or gives -1 when none may be tried now.
+// pick chooses a candidate, or returns -1 if none may be tried now.
 func (b *Balancer) pick(c *config, d *Dial, candidates []service.Endpoint, now int64) int {
 	if d.attempts == 0 {
 		var first int
@@ -30,10 +30,11 @@ func (b *Balancer) pick(c *config, d *Dial, candidates []service.Endpoint, now i
 		if i := b.sound(d, candidates, now); i >= 0 {
 			return i
 		}
-		return first // all of them failed lately: as if none had
+		return first // all failed recently, so ignore that
 	}
-	// A retry takes no turn: if it did, the endpoint after a dead one would be
-	// passed over by the next connection, and more of them would meet the dead one.
+	// A retry does not advance the round-robin cursor. Otherwise the next
+	// connection would skip the endpoint after a dead one, and more connections
+	// would meet the dead one.
 	atOnce := int(d.attempts) < c.plan.AtOnce
 	at, ok := d.repeatAt(&c.plan)
 	waited := ok && now >= at
@@ -54,16 +55,15 @@ func (b *Balancer) pick(c *config, d *Dial, candidates []service.Endpoint, now i
 	return i
 }
 
-// pause gives the time until an endpoint that refused may be tried again; false
-// if none may.
+// pause returns the time until a refusing endpoint may be tried again, or false if
+// the plan is exhausted.
 func (d *Dial) pause(p *Plan, now int64) (time.Duration, bool) {
 	at, ok := d.repeatAt(p)
 	return elapsed(now, at), ok && at > now
 }
 
-// sound chooses, with even chances, one of the candidates that this connection
-// has not tried and that no other has failed to reach lately; -1 if there is
-// none.
+// sound chooses uniformly among the candidates that this connection has not tried
+// and that did not fail recently for others. It returns -1 if there are none.
 func (b *Balancer) sound(d *Dial, candidates []service.Endpoint, now int64) int {
 	is := func(key uint64) bool { return !b.suspected(key, now) && !d.wasTried(key) }
 	for range samples {
@@ -95,23 +95,23 @@ func (b *Balancer) sound(d *Dial, candidates []service.Endpoint, now int64) int 
 	return -1
 }
 
-// rank orders the candidates that may be tried though they, or others, failed.
+// rank orders the candidates that failed for this connection or for others.
 type rank uint8
 
 // The ranks, best first.
 const (
-	excusedBefore rank = iota // it was not its fault
-	cleared                   // refused, and has answered another connection since
+	excusedBefore rank = iota // failed without its fault
+	cleared                   // refused this connection, then answered another one
 	untried                   // failed for another connection
 	refusedBefore
 	timedOutBefore // may answer within a longer timeout
-	latest         // one of these, but tried just now
+	latest         // any of these, but tried just now
 	unfit
 )
 
-// again chooses the best of the candidates that this connection tried before or
-// that failed for others; -1 if none may be tried now. waited says that the pause
-// is over, patient that there is a longer timeout left.
+// again chooses the candidate of the best rank, or returns -1 if none may be tried
+// now. waited means that the pause is over; patient, that the plan has a longer
+// timeout left.
 func (b *Balancer) again(d *Dial, candidates []service.Endpoint, now int64, waited, patient bool) int {
 	best, found := unfit, -1
 	start := b.below(len(candidates))
@@ -149,5 +149,5 @@ func (b *Balancer) rank(d *Dial, key uint64, now int64, waited, patient bool) ra
 	return r
 }
 
-// elapsed gives the time between two moments.
+// elapsed returns the time between two monotonic clock values.
 func elapsed(from, to int64) time.Duration { return time.Duration(to - from) }

@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// DefaultMaxPins is how many clients of one service port are remembered for
-// session affinity. A full table takes about 6 MiB.
+// DefaultMaxPins is the default bound on the pinned clients of one service port. A
+// full table takes about 6 MiB.
 const DefaultMaxPins = 65536
 
 // Tables of up to minPinsPerShard*2 clients have one shard.
@@ -19,39 +19,38 @@ const (
 	minPinsPerShard = 1024
 )
 
-// pinTable remembers which endpoint each client of a service port is pinned to
-// (A5.1: by the client's address alone).
+// pinTable maps each client of a service port to its pinned endpoint. The key is
+// the client's address alone (A5.1).
 //
-// The window slides with each connection and is the same for all, so the pin
-// that was not used for longest is the one that expires first. Each shard keeps
-// its pins in that order and takes room from that end: pins that expired, a few
-// with each new one, and, when the shard is full, the oldest one though it has
-// not expired (an eviction). Nothing else has to look for expired pins.
+// All pins have the same window, and each connection renews it. So the least
+// recently used pin expires first. Each shard keeps its pins in order of use. A
+// new pin removes up to two expired ones from the old end. In a full shard, it
+// evicts the oldest one even if that has not expired. No timer is needed.
 type pinTable struct {
 	seed   maphash.Seed
 	shards []pinShard // a power of two
 }
 
-// pinCounters outlive the table that counts in them.
+// pinCounters outlive the table that updates them.
 type pinCounters struct {
 	live    atomic.Int64
 	evicted atomic.Uint64
 	expired atomic.Uint64
 }
 
-// none ends a list of pins.
+// none marks the end of a list of pins.
 const none = int32(-1)
 
 type clientKey [16]byte
 
-// pin is one client's pin. It holds no pointers, so that the collector passes
-// over the table.
+// pin is one client's pin. It holds no pointers, so that the garbage collector
+// does not scan the table.
 type pin struct {
 	client     clientKey
 	addr       [16]byte
 	port       uint16
-	hint       uint16 // index among the candidates at last use
-	prev, next int32  // towards more and less recent use; next also links free pins
+	hint       uint16 // candidate index at last use
+	prev, next int32  // to more and less recently used; next also links free pins
 	used       int64  // monotonic ns
 }
 
@@ -63,12 +62,12 @@ type pinShard struct {
 	mu       sync.Mutex
 	counters *pinCounters
 	limit    int
-	index    map[clientKey]int32 // guarded by mu, as is all that follows
+	index    map[clientKey]int32 // guarded by mu, like all following fields
 	pins     []pin
 	newest   int32
 	oldest   int32
 	free     int32
-	dropped  bool // the table is out of use
+	dropped  bool // the table is no longer in use
 	_        [32]byte
 }
 
@@ -94,11 +93,11 @@ func (t *pinTable) shard(client clientKey) *pinShard {
 	return &t.shards[maphash.Bytes(t.seed, client[:])&uint64(len(t.shards)-1)]
 }
 
-// choose gives the candidate that the client is pinned to, if it was not tried
-// yet, else it picks one and pins the client to it (A5.3). That the endpoint
-// failed for other connections does not move the client: only a failure of its
-// own does (A5.7). The pin is written before the endpoint has answered, so that
-// connections which the client opens at the same time follow it.
+// choose returns the candidate of the client's pin if this connection has not
+// tried it. Otherwise it picks a candidate and pins the client to it (A5.3).
+// Failures of other clients do not move this client; only its own do (A5.7).
+// choose writes the pin before the endpoint has answered, so that concurrent
+// connections of the client go to the same endpoint.
 func (t *pinTable) choose(b *Balancer, c *config, d *Dial, candidates []service.Endpoint, client netip.Addr, now int64) (int, Affinity) {
 	key := clientKey(client.As16())
 	s := t.shard(key)
@@ -119,7 +118,7 @@ func (t *pinTable) choose(b *Balancer, c *config, d *Dial, candidates []service.
 	return i, found
 }
 
-// among gives the index of the pinned endpoint among the candidates, or -1.
+// among returns the index of the pinned endpoint among the candidates, or -1.
 func (p *pin) among(candidates []service.Endpoint) int {
 	if int(p.hint) < len(candidates) && p.is(candidates[p.hint].Addr) {
 		return int(p.hint)
@@ -142,7 +141,7 @@ func (t *pinTable) set(client netip.Addr, ep netip.AddrPort, now, window int64) 
 	s.setLocked(key, ep, now, window)
 }
 
-// unpin removes the client's pin if it is to the endpoint.
+// unpin removes the client's pin if it names the endpoint.
 func (t *pinTable) unpin(client netip.Addr, ep netip.AddrPort) {
 	key := clientKey(client.As16())
 	s := t.shard(key)
@@ -153,7 +152,7 @@ func (t *pinTable) unpin(client netip.Addr, ep netip.AddrPort) {
 	}
 }
 
-// drop empties the table for good.
+// drop empties the table and rejects further pins.
 func (t *pinTable) drop() {
 	for i := range t.shards {
 		s := &t.shards[i]
@@ -165,7 +164,7 @@ func (t *pinTable) drop() {
 	}
 }
 
-// lookupLocked gives the client's pin unless it has expired.
+// lookupLocked returns the client's pin unless it has expired.
 func (s *pinShard) lookupLocked(key clientKey, now, window int64) (int32, *pin) {
 	at, ok := s.index[key]
 	if !ok {
@@ -184,9 +183,9 @@ func (s *pinShard) setLocked(key clientKey, ep netip.AddrPort, now, window int64
 	at, ok := s.index[key]
 	if !ok {
 		if s.dropped {
-			return // a connection that still holds the old configuration
+			return // the connection still uses the old configuration
 		}
-		at = s.makeRoomLocked(now, window)
+		at = s.allocateLocked(now, window)
 		s.index[key] = at
 		s.counters.live.Add(1)
 		s.pins[at] = pin{client: key, prev: none, next: none}
@@ -197,9 +196,10 @@ func (s *pinShard) setLocked(key clientKey, ep netip.AddrPort, now, window int64
 	s.useLocked(at, now)
 }
 
-// makeRoomLocked gives a free place for a pin.
-func (s *pinShard) makeRoomLocked(now, window int64) int32 {
-	// Two for each new one: the expired ones dwindle even while new ones come.
+// allocateLocked returns the index of an unused pin.
+func (s *pinShard) allocateLocked(now, window int64) int32 {
+	// Remove two for each new pin, so that expired pins become fewer even under a
+	// stream of new clients.
 	for range 2 {
 		if s.oldest == none || now-s.pins[s.oldest].used < window {
 			break
@@ -222,7 +222,7 @@ func (s *pinShard) makeRoomLocked(now, window int64) int32 {
 	return int32(len(s.pins) - 1)
 }
 
-// useLocked makes the pin the one used most recently.
+// useLocked marks the pin as the most recently used.
 func (s *pinShard) useLocked(at int32, now int64) {
 	s.pins[at].used = now
 	if s.newest != at {

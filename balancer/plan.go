@@ -2,35 +2,33 @@ package balancer
 
 import "time"
 
-// Plan says how long a connection attempt may take, when to try again, and when
-// to give up.
+// Plan is the retry schedule of one connection.
 type Plan struct {
-	// Timeouts are the steps of patience. An attempt that runs out of time
-	// uses one up; an attempt that is refused does not. Their sum is how long
-	// endpoints that refuse are tried again.
+	// Timeouts are the timeouts of successive attempts. An attempt that times
+	// out consumes one; a refused attempt does not. Refusing endpoints are
+	// retried until the sum of Timeouts has passed.
 	Timeouts []time.Duration
-	// After is the patience once the steps are used up and there are still
-	// endpoints that were not tried.
+	// After is the timeout of attempts once Timeouts are consumed, for endpoints
+	// that were not tried before.
 	After time.Duration
-	// Total is the time after which no attempt is begun, counted from the
-	// first one. The last attempt's time is cut so that it ends then.
+	// Total is the time, from the first attempt, after which no attempt begins
+	// or continues.
 	Total time.Duration
-	// AtOnce bounds the attempts of one connection that follow each other
-	// without a pause.
+	// AtOnce bounds the attempts of one connection without a pause.
 	AtOnce int
 }
 
-// The pauses before endpoints that refused are tried again: they double from the
-// shortest to the longest. With the default plan that makes attempts after 50,
-// 150, 350 and 750 ms, 1.5, 2.25, 3 and 3.7 s.
+// Pauses before a refusing endpoint is retried double from the shortest to the
+// longest. With the default plan, retries happen after 50, 150, 350 and 750 ms,
+// 1.5, 2.25, 3 and 3.7 s.
 const (
 	shortestPause = 50 * time.Millisecond
 	longestPause  = 750 * time.Millisecond
 )
 
-// DefaultPlan gives the steps of kube-proxy's userspace mode: 250 ms, 500 ms,
-// 1 s, 2 s, so that a connection to a service whose first endpoints are dead
-// waits 3.75 s at most; then 250 ms for each further endpoint, and 15 s in all.
+// DefaultPlan returns the timeouts of kube-proxy's userspace mode: 250 ms, 500 ms,
+// 1 s, 2 s. A connection whose first four endpoints are dead waits 3.75 s. Each
+// further endpoint gets 250 ms, and all attempts together 15 s.
 func DefaultPlan() Plan {
 	return Plan{
 		Timeouts: []time.Duration{250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second},
@@ -40,7 +38,7 @@ func DefaultPlan() Plan {
 	}
 }
 
-// orDefault fills in what is zero.
+// orDefault replaces zero fields with those of DefaultPlan.
 func (p Plan) orDefault() Plan {
 	def := DefaultPlan()
 	if len(p.Timeouts) == 0 {
@@ -58,7 +56,7 @@ func (p Plan) orDefault() Plan {
 	return p
 }
 
-// patience gives the time that an attempt at this step may take.
+// patience returns the timeout of an attempt at this step.
 func (p *Plan) patience(step uint8) time.Duration {
 	if int(step) < len(p.Timeouts) {
 		return p.Timeouts[step]
@@ -66,8 +64,7 @@ func (p *Plan) patience(step uint8) time.Duration {
 	return p.After
 }
 
-// all gives the sum of the timeouts: the time for which endpoints that refuse
-// are tried again.
+// all returns the sum of Timeouts, for which refusing endpoints are retried.
 func (p *Plan) all() time.Duration {
 	var sum time.Duration
 	for _, t := range p.Timeouts {

@@ -7,9 +7,9 @@ import (
 )
 
 const (
-	// firstSuspicion is how long an endpoint that failed is passed over. The
-	// time doubles, up to longestSuspicion, with each connection that tries
-	// the endpoint afterwards and fails.
+	// firstSuspicion is how long connections skip an endpoint after its first
+	// failure. Each further failed attempt doubles the time, up to
+	// longestSuspicion.
 	firstSuspicion   = 500 * time.Millisecond
 	longestSuspicion = 16 * time.Second
 
@@ -17,18 +17,17 @@ const (
 	mostBuckets  = 4096
 )
 
-// suspects remembers the endpoints of one service port that failed lately, for
-// all connections and all loops, without a lock: a hash table of fixed size. With
-// more failed endpoints in a bucket than it holds, some are forgotten, which costs
-// attempts.
+// suspects holds the recently failed endpoints of one service port, for all
+// connections and loops. It is a lock-free hash table of fixed size. If a bucket
+// overflows, the table forgets an endpoint, which costs extra attempts.
 //
-// When an endpoint's time is over, the first connection that picks it tries it,
-// and the others go on to pass it over until that attempt is decided. So an
-// endpoint that stays silent delays one connection in each period.
+// When an endpoint's period ends, the first connection that picks it tries it.
+// The others skip it until that attempt has a result. So an endpoint that drops
+// packets delays one connection in each period.
 type suspects []bucket // a power of two
 
-// bucket is a cache line. Each word holds an endpoint's tag, how often its time
-// has doubled, and the moment when its time is over; 0 if it is free.
+// bucket is one cache line. Each word holds an endpoint's tag, how often its
+// period has doubled, and the end of the period. A free word is 0.
 type bucket [8]atomic.Uint64
 
 const (
@@ -40,25 +39,25 @@ const (
 	tagShift    = untilBits + doubledBits
 )
 
-// newSuspects makes a table for so many candidates: four to eight words for
-// each.
+// newSuspects creates a table with four to eight words for each candidate.
+// listBits is the bit length of the number of candidates.
 func newSuspects(listBits uint8) *suspects {
 	t := make(suspects, bucketsFor(listBits))
 	return &t
 }
 
-// bucketsFor gives the number of buckets for a list of the given bit length.
+// bucketsFor returns the number of buckets for a list of the given bit length.
 func bucketsFor(listBits uint8) int {
 	return min(max(1<<listBits/2, leastBuckets), mostBuckets)
 }
 
-// bucket gives the bucket of an endpoint, and its tag in the upper bits.
+// bucket returns the endpoint's bucket, and its tag in the upper bits of a word.
 func (s suspects) bucket(key uint64) (b *bucket, tag uint64) {
 	h := scramble(key ^ hashKeys[2])
 	return &s[h&uint64(len(s)-1)], h >> tagShift << tagShift
 }
 
-// find gives an endpoint's word, and where it is; nil if there is none.
+// find returns an endpoint's word and its location, or nil if there is none.
 func (b *bucket) find(tag uint64) (at *atomic.Uint64, word uint64) {
 	for i := range b {
 		if word := b[i].Load(); word != 0 && word>>tagShift == tag>>tagShift {
@@ -68,9 +67,8 @@ func (b *bucket) find(tag uint64) (at *atomic.Uint64, word uint64) {
 	return nil, 0
 }
 
-// room gives the place for one more endpoint: a free one, else that of the
-// endpoint whose time is over first.
-func (b *bucket) room() (at *atomic.Uint64, word uint64) {
+// victim returns a free word, or else the word whose period ends first.
+func (b *bucket) victim() (at *atomic.Uint64, word uint64) {
 	for i := range b {
 		w := b[i].Load()
 		if at == nil || w&untilMask < word&untilMask {
@@ -80,16 +78,16 @@ func (b *bucket) room() (at *atomic.Uint64, word uint64) {
 	return at, word
 }
 
-// suspicion gives the word of an endpoint whose time begins now.
+// suspicion returns the word of an endpoint whose period begins now.
 func suspicion(tag, doubled uint64, now int64) uint64 {
 	period := min(firstSuspicion<<doubled, longestSuspicion)
 	return tag | doubled<<untilBits | uint64(now+int64(period))>>unitBits&untilMask
 }
 
-// isOver tells whether the time of a word's endpoint is over.
+// isOver reports whether the period of a word has ended.
 func isOver(word uint64, now int64) bool { return word&untilMask <= uint64(now)>>unitBits }
 
-// suspected tells whether to pass over an endpoint for now.
+// suspected reports whether to skip an endpoint for now.
 func (b *Balancer) suspected(key uint64, now int64) bool {
 	s := b.suspects.Load()
 	if s == nil {
@@ -100,8 +98,8 @@ func (b *Balancer) suspected(key uint64, now int64) bool {
 	return at != nil && !isOver(word, now)
 }
 
-// take takes an endpoint for an attempt. It is false if the endpoint is to be
-// passed over: it is suspected, or another connection is about to find out.
+// take reserves an endpoint for an attempt. It returns false if the connection
+// must skip the endpoint: it is suspected, or another connection is trying it.
 func (b *Balancer) take(key uint64, now int64) bool {
 	s := b.suspects.Load()
 	if s == nil {
@@ -116,8 +114,8 @@ func (b *Balancer) take(key uint64, now int64) bool {
 	return isOver(word, now) && at.CompareAndSwap(word, suspicion(tag, doubled, now))
 }
 
-// suspect remembers that an endpoint failed. If it is suspected already, its
-// time goes on as it is: many connections that fail at once count as one.
+// suspect records that an endpoint failed. It does not extend a running period, so
+// many simultaneous failures count as one.
 func (b *Balancer) suspect(ep netip.AddrPort, listBits uint8, now int64) {
 	s := b.suspects.Load()
 	if s == nil || len(*s) < bucketsFor(listBits) {
@@ -127,14 +125,14 @@ func (b *Balancer) suspect(ep netip.AddrPort, listBits uint8, now int64) {
 	bucket, tag := s.bucket(endpointKey(ep))
 	at, word := bucket.find(tag)
 	if at == nil {
-		at, word = bucket.room()
+		at, word = bucket.victim()
 	} else if !isOver(word, now) {
 		return
 	}
 	at.CompareAndSwap(word, suspicion(tag, 0, now))
 }
 
-// clear forgets what is held against an endpoint that answered.
+// clear removes an endpoint that answered.
 func (b *Balancer) clear(ep netip.AddrPort) {
 	s := b.suspects.Load()
 	if s == nil {

@@ -83,7 +83,7 @@ func (h *Histogram) add(o *Histogram) {
 	h.Sum += o.Sum
 }
 
-// Name gives the service port that is counted.
+// Name returns the service port that is counted.
 func (c *Counters) Name() service.PortName { return c.name }
 
 // Totals reads the counters.

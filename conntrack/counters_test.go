@@ -157,7 +157,7 @@ func TestCountersFromManyGoroutines(t *testing.T) {
 	}
 }
 
-// Count gives the number of observations.
+// Count returns the number of observations.
 func (h *Histogram) Count() uint64 {
 	var n uint64
 	for _, b := range h.Buckets {
@@ -166,7 +166,7 @@ func (h *Histogram) Count() uint64 {
 	return n
 }
 
-// FailedAttempts gives the number of attempts that failed, for any reason.
+// FailedAttempts returns the number of attempts that failed, for any reason.
 func (t *Totals) FailedAttempts() uint64 {
 	var n uint64
 	for _, f := range t.Failed {

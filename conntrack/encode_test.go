@@ -100,7 +100,7 @@ func TestDocumentedExamples(t *testing.T) {
 // documentedRow is a row of a table in the documentation.
 var documentedRow = regexp.MustCompile("(?m)^\\| `([a-z_.\\[\\]]+)` \\|")
 
-// documentedIn gives the first column of the table below a heading.
+// documentedIn returns the first column of the table below a heading.
 func documentedIn(t *testing.T, heading string) []string {
 	t.Helper()
 	_, text, ok := strings.Cut(doc(t), "\n"+heading+"\n")

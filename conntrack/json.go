@@ -85,7 +85,7 @@ func (j *jsonEncoder) encode(r *Record) {
 	j.scratch = b
 }
 
-// failed gives the attempts that failed as an array.
+// failed returns the attempts that failed as an array.
 func (j *jsonEncoder) failed(list []Attempt) *zerolog.Array {
 	array := zerolog.Arr()
 	for i := range list {

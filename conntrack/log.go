@@ -23,7 +23,7 @@ const (
 	Console               // one line for people
 )
 
-// ParseFormat gives the format of a name: "json" or "console".
+// ParseFormat returns the format of a name: "json" or "console".
 func ParseFormat(name string) (Format, error) {
 	switch name {
 	case "json":
@@ -99,7 +99,7 @@ type report struct {
 	unsaid uint64    // what was lost since then
 }
 
-// due tells whether the program's log is to be told, and of how much. n was lost
+// due reports whether the program's log is to be told, and of how much. n was lost
 // now.
 func (r *report) due(now time.Time, n uint64) (lost uint64, ok bool) {
 	r.unsaid += n

@@ -27,7 +27,7 @@ func open(t *testing.T, opts LogOptions) *Log {
 	return l
 }
 
-// numbered gives records whose IDs tell them apart.
+// numbered returns records whose IDs tell them apart.
 func numbered(from, to int) []Record {
 	var list []Record
 	for id := from; id < to; id++ {

@@ -53,10 +53,10 @@ var endNames = [endCount]string{
 	NamespaceLimit:  "namespace_limit",
 }
 
-// String gives the name that the access log and the metrics use.
+// String returns the name that the access log and the metrics use.
 func (e End) String() string { return nameOf(endNames[:], uint8(e)) }
 
-// Ends gives every way in which a connection can end.
+// Ends returns every way in which a connection can end.
 func Ends() []End {
 	all := make([]End, 0, endCount-1)
 	for e := EndNone + 1; e < End(endCount); e++ {
@@ -107,7 +107,7 @@ var dialErrorNames = [dialErrorCount]string{
 	DialOther:       "other",
 }
 
-// String gives the name that the access log and the metrics use.
+// String returns the name that the access log and the metrics use.
 func (e DialError) String() string { return nameOf(dialErrorNames[:], uint8(e)) }
 
 // Own tells that the reason lies with this node, so that the endpoint is not
@@ -116,7 +116,7 @@ func (e DialError) Own() bool {
 	return e == DialNoAddress || e == DialNoResources || e == DialDenied
 }
 
-// DialErrors gives every reason for which an attempt can fail.
+// DialErrors returns every reason for which an attempt can fail.
 func DialErrors() []DialError {
 	all := make([]DialError, 0, dialErrorCount-1)
 	for e := DialOK + 1; e < DialError(dialErrorCount); e++ {
@@ -125,7 +125,7 @@ func DialErrors() []DialError {
 	return all
 }
 
-// DialErrorOf gives the reason that an error of a system call stands for.
+// DialErrorOf returns the reason that an error of a system call stands for.
 func DialErrorOf(err error) DialError {
 	var errno syscall.Errno
 	if err == nil {

@@ -42,7 +42,7 @@ func newQueue(sink Sink, records int) *queue {
 	return &queue{sink: sink, most: records, wake: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
-// get gives an empty batch.
+// get returns an empty batch.
 func (q *queue) get() *batch {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -96,7 +96,7 @@ func (q *queue) freeLocked(b *batch) {
 	}
 }
 
-// take gives the oldest batch, nil if there is none. last says that none waits
+// take returns the oldest batch, nil if there is none. last says that none waits
 // behind it, stopped that none will come.
 func (q *queue) take() (b *batch, last, stopped bool) {
 	q.mu.Lock()
@@ -111,7 +111,7 @@ func (q *queue) take() (b *batch, last, stopped bool) {
 	return b, len(q.full) == 0, q.stopped
 }
 
-// left gives the number of records that wait.
+// left returns the number of records that wait.
 func (q *queue) left() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -18,7 +18,7 @@ type registry struct {
 	retired Totals                         // what forgotten ports counted, so that totals never fall
 }
 
-// Counters gives the counters of a service port. They stay the same ones, and
+// Counters returns the counters of a service port. They stay the same ones, and
 // keep their values, across all changes of the port until it is forgotten.
 func (t *Table) Counters(name service.PortName) *Counters {
 	g := &t.registry
@@ -57,7 +57,7 @@ type PortTotals struct {
 	Totals Totals
 }
 
-// Totals gives what each service port counted, sorted by name, and the sum over
+// Totals returns what each service port counted, sorted by name, and the sum over
 // these and all that were forgotten.
 func (t *Table) Totals() (ports []PortTotals, all Totals) {
 	g := &t.registry

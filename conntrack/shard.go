@@ -80,7 +80,7 @@ func (s *Shard) Flush() {
 	}
 }
 
-// Len gives the number of open connections.
+// Len returns the number of open connections.
 func (s *Shard) Len() int { return s.count }
 
 // Refresh brings open records up to date, so that counters show the bytes of

@@ -75,7 +75,7 @@ type Table struct {
 	queue  *queue // nil without a sink
 }
 
-// NewTable gives a table. If there is a sink its goroutine runs until Close.
+// NewTable returns a table. If there is a sink its goroutine runs until Close.
 func NewTable(opts Options) *Table {
 	t := &Table{shards: make([]Shard, max(opts.Shards, 1)), now: opts.Now}
 	if t.now == nil {
@@ -99,7 +99,7 @@ func NewTable(opts Options) *Table {
 	return t
 }
 
-// Shard gives the shard of event loop i, from 0.
+// Shard returns the shard of event loop i, from 0.
 func (t *Table) Shard(i int) *Shard { return &t.shards[i] }
 
 // Stats tells what became of the records.

@@ -97,7 +97,7 @@ type Stats struct {
 	Evicted uint64
 }
 
-// New gives a Server that answers on Options.Address from now on, and on the
+// New returns a Server that answers on Options.Address from now on, and on the
 // ports of Services from the first Update.
 func New(o Options) *Server {
 	if o.Now == nil {
@@ -146,7 +146,7 @@ func (s *Server) Applied() {
 	s.state.Updated(service.IPv6)
 }
 
-// Stats gives what was counted.
+// Stats returns what was counted.
 func (s *Server) Stats() Stats {
 	return Stats{
 		HealthzOK: s.counts.healthzOK.Load(), HealthzUnavailable: s.counts.healthzBad.Load(),

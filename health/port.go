@@ -44,7 +44,7 @@ type port struct {
 
 var wildcard = [2]netip.Addr{service.IPv4: netip.IPv4Unspecified(), service.IPv6: netip.IPv6Unspecified()}
 
-// targets gives the health check ports that there must be (A6.1). They are on
+// targets returns the health check ports that there must be (A6.1). They are on
 // the addresses that have node ports; the wildcard address if all have (A6.6).
 func targets(t *policy.Table) map[portKey]target {
 	var addresses [2][]netip.Addr

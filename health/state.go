@@ -34,7 +34,7 @@ type State struct {
 	nodeEligible bool
 }
 
-// NewState gives a State that is healthy and has seen no node. now gives the
+// NewState returns a State that is healthy and has seen no node. now gives the
 // time.
 func NewState(timeout time.Duration, now func() time.Time) *State {
 	return &State{timeout: timeout, now: now}
@@ -82,7 +82,7 @@ type Report struct {
 
 var familyNames = [2]string{service.IPv4: "IPv4", service.IPv6: "IPv6"}
 
-// Report gives the health now, without the node. A family that has never been
+// Report returns the health now, without the node. A family that has never been
 // updated is starting and counts as healthy (A7.1); it is not in the status.
 func (s *State) Report() Report {
 	r, _ := s.report()
@@ -110,7 +110,7 @@ func (s *State) report() (r Report, nodeEligible bool) {
 	return r, s.nodeEligible
 }
 
-// Livez gives the body of /livez and whether it is 200 or 503 (A7.2).
+// Livez returns the body of /livez and whether it is 200 or 503 (A7.2).
 func (s *State) Livez() (Report, bool) {
 	r := s.Report()
 	if r.Healthy {
@@ -119,7 +119,7 @@ func (s *State) Livez() (Report, bool) {
 	return r, r.Healthy
 }
 
-// Healthz gives the body of /healthz and whether it is 200 or 503 (A7.3).
+// Healthz returns the body of /healthz and whether it is 200 or 503 (A7.3).
 func (s *State) Healthz() (Report, bool) {
 	r, eligible := s.report()
 	r.NodeEligible = &eligible

@@ -7,15 +7,14 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Admission says which clients a destination answers at all: Resolve drops a
-// client of the destination's family if and only if limited is set and none of
-// the ranges in allowed holds it. It is what loadBalancerSourceRanges (A3.10,
-// A3.11) and a policy Local without an endpoint here (A3.5, A3.6) come to, in a
-// form that can be put in force before a connection is there.
+// Admission returns the clients that a destination answers. Resolve drops a client
+// of the destination's family if and only if limited is set and no range in allowed
+// contains the client. Listening sockets use it to drop clients before there is a
+// connection. It combines loadBalancerSourceRanges (A3.10, A3.11) and policy Local
+// without a local endpoint (A3.5, A3.6).
 //
-// The ranges are sorted, none lies within another, and all are of the
-// destination's family. They may be shared and are read-only. Limited with no
-// range means that nobody gets an answer.
+// The ranges are of the destination's family, sorted, and not nested. They may be
+// shared and are read-only. Limited without ranges drops all clients.
 func (t *Table) Admission(d service.Destination) (allowed []netip.Prefix, limited bool) {
 	found := t.find(d)
 	if found == nil {
@@ -24,7 +23,7 @@ func (t *Table) Admission(d service.Destination) (allowed []netip.Prefix, limite
 	c, kind, fam := t.port(found.id), found.kind, service.FamilyOf(d.Addr)
 	f := &c.families[fam]
 	if !c.usable[fam] {
-		return nil, false // refused
+		return nil, false // refused, not dropped
 	}
 	if kind == service.ClusterIP {
 		return nil, c.internalLocal && len(f.local) == 0
@@ -35,20 +34,21 @@ func (t *Table) Admission(d service.Destination) (allowed []netip.Prefix, limite
 	if kind != service.LoadBalancer || f.firewall == nil || !c.externalLocal && len(f.cluster) == 0 {
 		return allowed, limited
 	}
-	guests := t.admitted(c, fam)
+	inRanges := t.admitted(c, fam)
 	if !limited {
-		return guests, true
+		return inRanges, true
 	}
-	return intersect(allowed, guests), true
+	return intersect(allowed, inRanges), true
 }
 
-// admitted gives the ranges that admits tells of, where there is a firewall.
+// admitted returns the ranges of the clients for which admits is true. The port
+// must have a firewall.
 func (t *Table) admitted(c *compiled, fam service.Family) []netip.Prefix {
 	w := c.families[fam].firewall
 	if !w.fromNode {
-		return w.guests.list
+		return w.allowed.list
 	}
-	list := slices.Concat(w.guests.list, t.node.self[fam].list)
+	list := slices.Concat(w.allowed.list, t.node.self[fam].list)
 	for _, a := range c.port.Families[fam].LoadBalancerIPs {
 		list = append(list, whole(a))
 	}

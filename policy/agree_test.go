@@ -18,7 +18,7 @@ var worlds = flag.Uint64("worlds", 250, "how many random clusters the tests go t
 
 var protocols = map[string]service.Protocol{"TCP": service.TCP, "UDP": service.UDP, "SCTP": service.SCTP}
 
-// say gives a verdict in the form of the second implementation's answers.
+// say returns a verdict in the form of the second implementation's answers.
 func say(v policy.Verdict) slowpolicy.Answer {
 	a := slowpolicy.Answer{Verdict: v.Action.String(), Rule: v.Rule.String()}
 	if v.Kind != 0 {

@@ -7,14 +7,13 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Changed gives the numbers of the service ports whose Destinations, Steering
-// or Admission may differ from those of an earlier Table, those that are gone
-// included. Where the two share what they were compiled to, as they do after a
-// Compile with the one as the other's predecessor, it takes a moment however
-// many there are.
+// Changed yields the IDs of the service ports whose Destinations, Steering or
+// Admission may differ between prev and t, including removed ones. If t was
+// compiled with prev as its predecessor, Changed skips the chunks that both share,
+// so its cost depends on the changes rather than on the number of ports.
 func (t *Table) Changed(prev *Table) iter.Seq[service.PortID] {
 	same := prev.node.compilesAs(t.node)
-	bypass := true // the same clients pass policy Local by
+	bypass := true // the same clients bypass policy Local
 	for f := range t.node.self {
 		was, is := prev.node, t.node
 		same = same && slices.Equal(was.portList[f], is.portList[f]) && slices.Equal(was.self[f].list, is.self[f].list)
@@ -42,7 +41,7 @@ func (t *Table) Changed(prev *Table) iter.Seq[service.PortID] {
 	}
 }
 
-// chunk gives the i-th chunk, an empty one where there is none.
+// chunk returns the i-th chunk, or an empty one.
 func (t *Table) chunk(i int) *chunk {
 	if i < len(t.chunks) && t.chunks[i] != nil {
 		return t.chunks[i]

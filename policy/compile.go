@@ -7,18 +7,18 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Table is a Snapshot made ready for decisions. It never changes and may be
-// read from any goroutine.
+// Table is a compiled Snapshot, ready for decisions. It never changes and is safe
+// for concurrent use.
 type Table struct {
 	snap *service.Snapshot
 	node *node
-	// index has what Resolve reads.
+	// index holds the decisions that Resolve reads.
 	index *service.Index[decision]
-	// numbers are the ports that services have on addresses of their own. Node
-	// ports are hardly ever among them, which spares a look for such an address.
-	numbers *numbers
-	// chunks hold the service ports by service.PortID. The next Table copies
-	// only those that changed.
+	// ownPorts are the ports that services use on their own addresses. Node
+	// ports are rarely among them, so Resolve skips a lookup for most node ports.
+	ownPorts *portSet
+	// chunks hold the service ports by service.PortID. The next Table replaces
+	// only changed chunks.
 	chunks []*chunk
 }
 
@@ -26,39 +26,39 @@ const chunkSize = 64
 
 type chunk struct {
 	ports [chunkSize]compiled
-	// What NoLocalEndpoints counts in it, by service.Family, and whether
-	// externalLocal leaves clients' addresses as they are.
+	// noLocal is this chunk's part of NoLocalEndpoints, by service.Family.
 	noLocal [2]struct{ internal, external int }
-	keeps   bool
-	health  []*service.Port // those with a HealthCheckNodePort
+	keeps   bool            // some port preserves the client's address by external policy Local
+	health  []*service.Port // ports with a HealthCheckNodePort
 }
 
 // compiled is one service port as this node sees it.
 type compiled struct {
-	port          *service.Port // nil where the Snapshot has none
+	port          *service.Port // nil if the Snapshot has none
 	internalLocal bool
 	externalLocal bool
-	exists        [2]bool // by service.Family, as are the next two
-	usable        [2]bool // some endpoint anywhere could serve (A2.6)
+	exists        [2]bool // by service.Family, like usable and families
+	usable        [2]bool // an endpoint on any node can serve (A2.6)
 	families      [2]family
 }
 
 type family struct {
 	cluster  []service.Endpoint
 	local    []service.Endpoint
-	firewall *firewall // nil if everybody may come in
+	firewall *firewall // nil without source ranges
 }
 
-// serves tells whether what was compiled serves for a port as it is now; keys
-// says that what topology keys depend on changed.
-func (c *compiled) serves(p *service.Port, keys bool) bool {
+// current reports whether c is still valid for p. keys means that the labels that
+// topology keys refer to have changed.
+func (c *compiled) current(p *service.Port, keys bool) bool {
 	return c.port == p && !(keys && hasKeys(p))
 }
 
-// firewall is what loadBalancerSourceRanges say.
+// firewall holds the loadBalancerSourceRanges of a port.
 type firewall struct {
-	guests ranges
-	// fromNode says that the ranges let the node's own connections in (A3.11).
+	allowed ranges
+	// fromNode is set if the ranges contain the node's primary address and so
+	// allow the node's own connections (A3.11).
 	fromNode bool
 }
 
@@ -67,15 +67,14 @@ func newFirewall(sourceRanges []netip.Prefix, primary []netip.Addr) *firewall {
 		return nil
 	}
 	return &firewall{
-		guests:   newRanges(slices.Clone(sourceRanges)),
+		allowed:  newRanges(slices.Clone(sourceRanges)),
 		fromNode: slices.ContainsFunc(primary, func(a netip.Addr) bool { return contains(sourceRanges, a) }),
 	}
 }
 
-// Compile makes the Table of a Snapshot. What prev holds of the ports that did
-// not change is used again, as long as the node's name, zone and primary
-// addresses did not change either; prev may be nil. Which addresses pods and the
-// node have may change at any time without compiling a port again.
+// Compile builds the Table of a Snapshot. It reuses prev for unchanged ports,
+// unless the node's name, zone or primary addresses changed. A change of pod
+// ranges or of the node's other addresses compiles no port again. prev may be nil.
 func Compile(prev *Table, snap *service.Snapshot, cfg Config) *Table {
 	t := &Table{snap: snap, node: newNode(snap, &cfg)}
 	t.chunks = make([]*chunk, (len(snap.Ports)+chunkSize-1)/chunkSize)
@@ -83,7 +82,7 @@ func Compile(prev *Table, snap *service.Snapshot, cfg Config) *Table {
 		prev = nil
 	}
 	var old []*service.Port
-	keys := false // what topology keys depend on changed
+	keys := false // labels that topology keys refer to changed
 	if prev != nil {
 		old = prev.snap.Ports
 		copy(t.chunks, prev.chunks)
@@ -102,14 +101,14 @@ func Compile(prev *Table, snap *service.Snapshot, cfg Config) *Table {
 
 func hasKeys(p *service.Port) bool { return p != nil && len(p.TopologyKeys) > 0 }
 
-// compileChunk makes a chunk of the one before, which may be nil. With keys,
-// ports that have topology keys are compiled again.
+// compileChunk builds a chunk and reuses the unchanged ports of prev, which may be
+// nil. With keys, it compiles ports with topology keys again.
 func compileChunk(prev *chunk, ports []*service.Port, n *node, keys bool) *chunk {
 	next := &chunk{}
 	for i, p := range ports {
 		switch {
 		case p == nil:
-		case prev != nil && prev.ports[i].serves(p, keys):
+		case prev != nil && prev.ports[i].current(p, keys):
 			next.ports[i] = prev.ports[i]
 		default:
 			next.ports[i] = compilePort(p, n)
@@ -133,10 +132,10 @@ func compilePort(p *service.Port, n *node) compiled {
 	return c
 }
 
-// Snapshot gives what the Table was made of.
+// Snapshot returns the Snapshot that the Table was compiled from.
 func (t *Table) Snapshot() *service.Snapshot { return t.snap }
 
-// port gives what was compiled of a service port that the Snapshot has.
+// port returns the compiled form of a service port of the Snapshot.
 func (t *Table) port(id service.PortID) *compiled {
 	return &t.chunks[id/chunkSize].ports[id%chunkSize]
 }

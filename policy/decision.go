@@ -7,38 +7,38 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// decision is what is decided of a destination before a client is known. In a
-// big cluster, what a connection's verdict needs is in no cache of the
-// processor, and each piece of memory that leads to another costs as much as
-// all the rest of Resolve. So a decision lies in the index itself, and together
-// with its key it is one cache line long.
+// decision holds everything about a destination that does not depend on the
+// client. In a large cluster, each lookup misses the processor's caches, and one
+// miss costs as much as the rest of Resolve. So the index stores decisions by
+// value, and a decision and its key fill exactly one cache line.
 type decision struct {
-	// candidates are by the traffic policy of the kind, for clients that do not
-	// pass it by (A3.6).
+	// candidates follow the traffic policy of the kind, for clients that do not
+	// bypass it (A3.6).
 	candidates []service.Endpoint
 	id         service.PortID
 	kind       service.AddressKind
 	traits     traits
-	// few counts the source ranges in room.
-	few  uint8
-	room [3]span4
+	// inlineCount is how many source ranges inline holds.
+	inlineCount uint8
+	inline      [3]span4
 }
 
-// traits are what else is decided of a destination.
+// traits are flags of a decision.
 type traits uint8
 
 const (
-	usable  traits = 1 << iota // some endpoint anywhere could serve (A2.6)
+	usable  traits = 1 << iota // an endpoint on any node can serve (A2.6)
 	local                      // the traffic policy is Local (A2.2)
 	limited                    // there are source ranges (A3.10)
-	// more says that room does not tell of all that the source ranges let in.
-	more
+	// overflow means that inline does not hold all allowed clients, so that
+	// Resolve must also check the port's firewall.
+	overflow
 )
 
 func (d *decision) is(t traits) bool { return d.traits&t != 0 }
 
-// decide makes the decision about the destinations of a kind and family that
-// lead to a service port.
+// decide returns the decision for a service port's destinations of one kind and
+// family.
 func decide(c *compiled, fam service.Family, kind service.AddressKind) decision {
 	f := &c.families[fam]
 	d := decision{id: c.port.ID, kind: kind, candidates: f.cluster}
@@ -51,21 +51,21 @@ func decide(c *compiled, fam service.Family, kind service.AddressKind) decision 
 	}
 	if w := f.firewall; w != nil && kind == service.LoadBalancer {
 		d.traits |= limited
-		d.few = uint8(copy(d.room[:], w.guests.four))
-		if len(w.guests.four) > len(d.room) || len(w.guests.six) > 0 || w.fromNode {
-			d.traits |= more
+		d.inlineCount = uint8(copy(d.inline[:], w.allowed.four))
+		if len(w.allowed.four) > len(d.inline) || len(w.allowed.six) > 0 || w.fromNode {
+			d.traits |= overflow
 		}
 	}
 	return d
 }
 
-// welcomes tells whether room lets a client in.
-func (d *decision) welcomes(client netip.Addr) bool {
-	if d.few == 0 || !client.Is4() {
+// allowsInline reports whether an inline source range contains the client.
+func (d *decision) allowsInline(client netip.Addr) bool {
+	if d.inlineCount == 0 || !client.Is4() {
 		return false
 	}
 	n := number(client)
-	for _, s := range d.room[:d.few] {
+	for _, s := range d.inline[:d.inlineCount] {
 		if s.first <= n && n <= s.last {
 			return true
 		}
@@ -73,32 +73,32 @@ func (d *decision) welcomes(client netip.Addr) bool {
 	return false
 }
 
-// reindex makes index and numbers of those of prev, which must have been
-// compiled for the same node, and of what changed since. With keys, ports that
-// have topology keys did. prev may be nil.
+// reindex derives index and ownPorts from those of prev, which must have been
+// compiled for the same node. With keys, ports with topology keys count as
+// changed. prev may be nil.
 func (t *Table) reindex(prev *Table, keys bool) {
 	if prev == nil {
-		prev = &Table{index: &service.Index[decision]{}, numbers: &numbers{}}
+		prev = &Table{index: &service.Index[decision]{}, ownPorts: &portSet{}}
 	}
-	t.numbers = prev.numbers
+	t.ownPorts = prev.ownPorts
 	edit := service.EditIndex(prev.index)
-	// All that was goes first, as an address may go from one port to another.
+	// Remove old destinations first: an address may move between ports.
 	for was, is := range t.differences(prev, keys) {
 		if was.port != nil && was.port != is.port {
-			was.leave(edit)
+			was.removeFrom(edit)
 		}
 	}
 	for _, is := range t.differences(prev, keys) {
 		if is.port != nil {
-			is.enter(edit)
-			t.numbers = t.numbers.with(is.port.Port)
+			is.addTo(edit)
+			t.ownPorts = t.ownPorts.with(is.port.Port)
 		}
 	}
 	t.index = edit.Index()
 }
 
-// differences gives the service ports that were compiled anew since prev, as
-// they were and as they are.
+// differences yields the old and new form of each service port that was compiled
+// again since prev.
 func (t *Table) differences(prev *Table, keys bool) iter.Seq2[*compiled, *compiled] {
 	return func(yield func(*compiled, *compiled) bool) {
 		for i := range max(len(prev.chunks), len(t.chunks)) {
@@ -108,7 +108,7 @@ func (t *Table) differences(prev *Table, keys bool) iter.Seq2[*compiled, *compil
 			}
 			for j := range is.ports {
 				before, now := &was.ports[j], &is.ports[j]
-				if !before.serves(now.port, keys) && !yield(before, now) {
+				if !before.current(now.port, keys) && !yield(before, now) {
 					return
 				}
 			}
@@ -116,8 +116,8 @@ func (t *Table) differences(prev *Table, keys bool) iter.Seq2[*compiled, *compil
 	}
 }
 
-// enter puts in what is decided of all that leads to a service port.
-func (c *compiled) enter(e *service.IndexEdit[decision]) {
+// addTo adds the decisions of all destinations of a service port.
+func (c *compiled) addTo(e *service.IndexEdit[decision]) {
 	for d, kind := range c.port.Destinations {
 		e.Put(d, decide(c, service.FamilyOf(d.Addr), kind))
 	}
@@ -128,8 +128,8 @@ func (c *compiled) enter(e *service.IndexEdit[decision]) {
 	}
 }
 
-// leave takes out what enter put in.
-func (c *compiled) leave(e *service.IndexEdit[decision]) {
+// removeFrom removes the decisions that addTo added.
+func (c *compiled) removeFrom(e *service.IndexEdit[decision]) {
 	for d := range c.port.Destinations {
 		e.Remove(d)
 	}
@@ -140,13 +140,13 @@ func (c *compiled) leave(e *service.IndexEdit[decision]) {
 	}
 }
 
-// numbers is a set of ports. It never changes.
-type numbers [1 << 16 / 64]uint64
+// portSet is an immutable set of ports.
+type portSet [1 << 16 / 64]uint64
 
-func (n *numbers) has(port uint16) bool { return n[port/64]>>(port%64)&1 != 0 }
+func (n *portSet) has(port uint16) bool { return n[port/64]>>(port%64)&1 != 0 }
 
-// with gives the set with one more in it.
-func (n *numbers) with(port uint16) *numbers {
+// with returns the set with port added.
+func (n *portSet) with(port uint16) *portSet {
 	if n.has(port) {
 		return n
 	}

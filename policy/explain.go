@@ -9,17 +9,17 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Explanation is what Resolve says of a connection, with its grounds. It may
-// be read from any goroutine.
+// Explanation is Resolve's verdict about a connection with its reasons. It is safe
+// for concurrent reads.
 type Explanation struct {
 	Verdict Verdict
-	// Local says that the traffic policy of the service for this kind of
+	// Local reports whether the service's traffic policy for this kind of
 	// address is Local (A2.2).
 	Local bool
-	// Rules are the numbers of the rules that decided: first on the action,
-	// then on the choice of endpoints, last on the source.
+	// Rules are the IDs of the rules that decided: on the action first, then on
+	// the endpoints, then on the source.
 	Rules []string
-	// Reason says the same in one sentence without a full stop.
+	// Reason is the explanation in one sentence without a full stop.
 	Reason string
 
 	table  *Table
@@ -28,27 +28,27 @@ type Explanation struct {
 	from   *choice // nil without a service port
 }
 
-// choice is the list that candidates are taken from, and what it took them by.
+// choice describes how the candidates were selected from a list of endpoints.
 type choice struct {
 	all   []service.Endpoint
-	local bool // those of policy Local
-	// ready counts the endpoints of the list that are ready. If there are none,
-	// those that terminate stand in for them (A2.4, A2.5).
+	local bool // by policy Local
+	// ready and draining count endpoints of the list. Draining ones are used
+	// only if none is ready (A2.4, A2.5).
 	ready, draining int
 	mode            mode
 	keys            []string
-	key             string // the topology key that found some; "" if none did
+	key             string // the topology key that matched; "" if none did
 }
 
-// EndpointGrounds says why an endpoint is a candidate or is none.
+// EndpointGrounds explains why an endpoint is a candidate or not.
 type EndpointGrounds struct {
 	Endpoint  *service.Endpoint
 	Candidate bool
 	Reason    string
-	Rule      string // the rule that decided about it; may be empty
+	Rule      string // the ID of the deciding rule; may be empty
 }
 
-// Explain asks Resolve and gives the grounds.
+// Explain calls Resolve and explains the verdict.
 func (t *Table) Explain(p service.Protocol, client netip.Addr, dst netip.AddrPort) Explanation {
 	e := Explanation{Verdict: t.Resolve(p, client, dst), table: t, client: client, dst: dst}
 	v := &e.Verdict
@@ -72,7 +72,7 @@ func (t *Table) Explain(p service.Protocol, client netip.Addr, dst netip.AddrPor
 	return e
 }
 
-// unclaimed is the reason where no service has the destination.
+// unclaimed returns the reason if no service has the destination.
 func (e *Explanation) unclaimed(p service.Protocol) string {
 	at := e.dst.Addr()
 	switch {
@@ -86,13 +86,13 @@ func (e *Explanation) unclaimed(p service.Protocol) string {
 	return fmt.Sprintf("%s is in a range of cluster IPs, but no service has it", at)
 }
 
-// bypassed tells whether the client passes policy Local by (A3.6).
+// bypassed reports whether the client bypasses policy Local (A3.6).
 func (e *Explanation) bypassed() bool {
 	return e.Verdict.Kind != service.ClusterIP && e.Local &&
 		(e.table.node.isPod(e.client) || e.table.node.isLocal(e.client))
 }
 
-// choose finds out how the list came about that Resolve took.
+// choose reconstructs how Resolve selected its candidates.
 func (e *Explanation) choose(view *service.FamilyView) *choice {
 	c := &choice{all: view.Endpoints, local: e.Local && !e.bypassed()}
 	for i := range c.all {
@@ -120,7 +120,7 @@ func (e *Explanation) choose(view *service.FamilyView) *choice {
 	return c
 }
 
-// denied is the reason of a refusal or a drop by a service port.
+// denied returns the reason for a refusal or a drop by a service port.
 func (e *Explanation) denied(view *service.FamilyView) string {
 	total := len(view.Endpoints)
 	switch {
@@ -136,7 +136,7 @@ func (e *Explanation) denied(view *service.FamilyView) string {
 	return fmt.Sprintf("the service has %s, but none that can serve", count(total, "endpoint"))
 }
 
-// accepted fills in rules and reason of a connection that is accepted.
+// accepted sets Rules and Reason of an accepted connection.
 func (e *Explanation) accepted() {
 	v, c := &e.Verdict, e.from
 	var b strings.Builder
@@ -144,9 +144,9 @@ func (e *Explanation) accepted() {
 	case v.Rule != RuleShortCircuit:
 		fmt.Fprintf(&b, "%s traffic policy %s", e.traffic(), policyName(e.Local))
 	case e.table.node.isPod(e.client):
-		b.WriteString("a pod passes external traffic policy Local by")
+		b.WriteString("a pod bypasses external traffic policy Local")
 	default:
-		b.WriteString("this node itself passes external traffic policy Local by")
+		b.WriteString("this node itself bypasses external traffic policy Local")
 	}
 	fmt.Fprintf(&b, ": %d of %s", len(v.Candidates), count(len(c.all), "endpoint"))
 	switch {
@@ -191,7 +191,7 @@ func (e *Explanation) podsKnown() bool {
 	return e.table.node.podsKnown[service.FamilyOf(e.client)]
 }
 
-// admittedAsNode tells whether only A3.11 let the client in.
+// admittedAsNode reports whether only A3.11 let the client in.
 func (e *Explanation) admittedAsNode() bool {
 	if e.Verdict.Kind != service.LoadBalancer {
 		return false
@@ -207,11 +207,11 @@ func (e *Explanation) traffic() string {
 	return "external"
 }
 
-// Client says in words what the client is to this node.
+// Client describes the client as seen from this node: a pod, the node, or neither.
 func (e *Explanation) Client() string {
 	n := e.table.node
 	switch {
-	case n.isPod(e.client): // first, as Resolve has it
+	case n.isPod(e.client): // checked first, as in Resolve
 		in, _ := n.pods[service.FamilyOf(e.client)].rangeOf(e.client)
 		return "a pod, in " + in.String()
 	case n.isLocal(e.client):
@@ -222,8 +222,8 @@ func (e *Explanation) Client() string {
 	return "not this node; pods cannot be told from others without their ranges"
 }
 
-// Endpoints says of each endpoint of the service port and family why it is a
-// candidate or is none, in the order of the service's endpoints.
+// Endpoints explains for each endpoint of the service port and family why it is a
+// candidate or not, in the order of the service's endpoints.
 func (e *Explanation) Endpoints() []EndpointGrounds {
 	if e.from == nil {
 		return nil
@@ -242,7 +242,7 @@ func (e *Explanation) Endpoints() []EndpointGrounds {
 	return out
 }
 
-// judge says why an endpoint is in the list or is not.
+// judge explains why an endpoint is in the list or not.
 func (c *choice) judge(ep *service.Endpoint, candidate bool) (reason, rule string) {
 	listRule := "A2.4"
 	if c.local {
@@ -278,7 +278,7 @@ func policyName(local bool) string {
 	return "Cluster"
 }
 
-// count gives "1 endpoint", "2 endpoints".
+// count returns a number and its noun: "1 endpoint", "2 endpoints".
 func count(n int, what string) string {
 	if n == 1 {
 		return "1 " + what

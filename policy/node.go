@@ -7,32 +7,33 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// node is what decisions need to know of this node, from Config and Snapshot.
-// Lists of two go by service.Family.
+// node holds the facts about this node that decisions depend on, from Config and
+// Snapshot. Arrays of two are indexed by service.Family.
 type node struct {
 	name string
 	zone string // A2.13
-	// labels are those of the node, and others all nodes, for topology keys.
+	// labels are this node's labels, others are all nodes; both for topology
+	// keys.
 	labels map[string]string
 	others *service.Nodes
 	// primary are the node's own addresses (A3.11, A4.2).
 	primary []netip.Addr
 
-	// pods are the addresses of local pods, and podsKnown says whether they can
-	// be told from others at all (A3.7).
+	// pods are the addresses of local pods. podsKnown is false if Config does
+	// not allow us to recognize them (A3.7).
 	pods      [2]ranges
 	podsKnown [2]bool
-	// self are the node's addresses, with loopback.
+	// self are the node's addresses, including loopback.
 	self [2]ranges
-	// bypass are the ranges of all that pass policy Local by (A3.6): of pods
-	// and of self. They are tidy.
+	// bypass are the clients that bypass policy Local (A3.6), pods and self. The
+	// lists are tidy.
 	bypass [2][]netip.Prefix
-	// ports are the addresses that have node ports, and portAll says that all
-	// of the node's do.
+	// ports are the addresses that have node ports. portAll is set if all of the
+	// node's addresses do.
 	ports   [2]ranges
 	portAll [2]bool
-	// portList has them one by one, sorted, and then the loopback address that
-	// stands for its range.
+	// portList lists the same addresses, sorted, then one loopback address for
+	// the loopback range.
 	portList [2][]netip.Addr
 	// serviceCIDRs are the ranges of cluster IPs (A3.12).
 	serviceCIDRs []netip.Prefix
@@ -81,8 +82,8 @@ func newNode(snap *service.Snapshot, cfg *Config) *node {
 	return n
 }
 
-// podRanges gives the ranges of local pods (A4.6). Of those that are configured
-// or that the node's object names, the first of each family counts.
+// podRanges returns the ranges of local pods (A4.6). Of several CIDRs of one family,
+// it uses the first.
 func podRanges(snap *service.Snapshot, cfg *Config) []netip.Prefix {
 	list := cfg.ClusterCIDRs
 	switch cfg.DetectLocal {
@@ -100,7 +101,7 @@ func podRanges(snap *service.Snapshot, cfg *Config) []netip.Prefix {
 	return first
 }
 
-// ofFamily gives the ranges of one family, in a list of its own.
+// ofFamily returns a new list with the ranges of one family.
 func ofFamily(list []netip.Prefix, f service.Family) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range list {
@@ -136,7 +137,7 @@ func (n *node) selectPorts(f service.Family, cfg *Config) {
 	if all && f == service.IPv4 && cfg.LocalhostNodePorts {
 		selected = append(selected, loopbackPrefix[f])
 	}
-	for _, p := range selected { // on all, loopback must be asked for (A4.5)
+	for _, p := range selected { // even with "all", loopback must be selected (A4.5)
 		switch loopback := loopbackPrefix[f]; {
 		case within(p, loopback):
 			have = append(have, p)
@@ -150,23 +151,21 @@ func (n *node) selectPorts(f service.Family, cfg *Config) {
 	}
 }
 
-// needsInterface tells whether an address means something together with an
-// interface only. No destination can name it then.
+// needsInterface reports whether an address is ambiguous without an interface. No
+// Destination can express such an address.
 func needsInterface(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast() }
 
-// compilesAs tells whether ports come out the same with both: of the node,
-// compilePort reads these, and for topology keys labels and others, which have
-// one pointer for as long as no node changes.
+// compilesAs reports whether compilePort returns the same for both nodes, apart
+// from ports with topology keys. Those also depend on labels and others.
 func (n *node) compilesAs(o *node) bool {
 	return n.name == o.name && n.zone == o.zone && slices.Equal(n.primary, o.primary)
 }
 
-// isLocal tells whether an address is one of the node's.
+// isLocal reports whether an address is one of the node's.
 func (n *node) isLocal(a netip.Addr) bool { return n.self[service.FamilyOf(a)].holds(a) }
 
-// isPod tells whether a client is a local pod, as far as that can be told
-// (A3.7, A4.6).
+// isPod reports whether a client is known to be a local pod (A3.7, A4.6).
 func (n *node) isPod(a netip.Addr) bool { return n.pods[service.FamilyOf(a)].holds(a) }
 
-// hasNodePorts tells whether an address has node ports (A4.4).
+// hasNodePorts reports whether an address has node ports (A4.4).
 func (n *node) hasNodePorts(a netip.Addr) bool { return n.ports[service.FamilyOf(a)].holds(a) }

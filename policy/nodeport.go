@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// NodePortAddresses gives this node's addresses of a family that have node
-// ports, sorted and without loopback, and whether they are all that it has
+// NodePortAddresses returns this node's addresses of a family that have node ports,
+// sorted and without loopback, and whether those are all of the node's addresses
 // (A4.3, A4.4).
 func (t *Table) NodePortAddresses(f service.Family) (addrs []netip.Addr, all bool) {
 	for _, a := range t.node.portList[f] {
@@ -20,15 +20,13 @@ func (t *Table) NodePortAddresses(f service.Family) (addrs []netip.Addr, all boo
 	return addrs, t.node.portAll[f]
 }
 
-// Destinations gives every destination that leads to a service port of the
-// Table's Snapshot (A3.1), each once and with the kind that decides about it:
-// what [service.Port.Destinations] gives, and the node port on each address of
-// this node that has node ports (A4.4).
+// Destinations yields each destination of a service port of the Table's Snapshot
+// (A3.1) once, with its kind: those of [service.Port.Destinations], and the node
+// port on each of this node's addresses that has node ports (A4.4).
 //
-// Of loopback ranges (A4.5), 127.0.0.1 and ::1 stand for the whole: Resolve
-// knows the node port on 127.0.0.2 too, but nobody could list all of them.
-// Link-local IPv6 addresses have no node ports, as they mean something together
-// with an interface only.
+// 127.0.0.1 and ::1 stand for the loopback ranges (A4.5): Resolve also accepts the
+// node port on 127.0.0.2, but the range is too large to list. Link-local IPv6
+// addresses have no node ports, because they are ambiguous without an interface.
 func (t *Table) Destinations(p *service.Port) iter.Seq2[service.Destination, service.AddressKind] {
 	return func(yield func(service.Destination, service.AddressKind) bool) {
 		for d, kind := range p.Destinations {
@@ -45,7 +43,7 @@ func (t *Table) Destinations(p *service.Port) iter.Seq2[service.Destination, ser
 			}
 			for _, a := range t.node.portList[f] {
 				d := service.Destination{Addr: a, Port: p.NodePort, Protocol: p.Name.Protocol}
-				// The very address and port of a service goes before.
+				// A service's own address and port takes precedence.
 				if t.index.Get(d) == nil && !yield(d, service.NodePort) {
 					return
 				}
@@ -54,9 +52,9 @@ func (t *Table) Destinations(p *service.Port) iter.Seq2[service.Destination, ser
 	}
 }
 
-// NoLocalEndpoints counts the service ports of a family whose internal, and
-// whose external, traffic policy is Local while there are endpoints, but none
-// on this node: their connections are dropped (A3.5, A3.16).
+// NoLocalEndpoints counts the service ports of a family whose internal or external
+// traffic policy is Local and whose endpoints are all on other nodes. Their
+// connections are dropped (A3.5, A3.16).
 func (t *Table) NoLocalEndpoints(f service.Family) (internal, external int) {
 	for _, ch := range t.chunks {
 		internal += ch.noLocal[f].internal
@@ -65,8 +63,8 @@ func (t *Table) NoLocalEndpoints(f service.Family) (internal, external int) {
 	return internal, external
 }
 
-// count sums up what is asked of all service ports after each change, so that
-// not all of them have to be read then.
+// count aggregates the chunk's ports for NoLocalEndpoints, HealthChecked and
+// KeepsClients, which run after each change and must not read all ports.
 func (ch *chunk) count() {
 	for i := range ch.ports {
 		c := &ch.ports[i]
@@ -92,7 +90,7 @@ func (ch *chunk) count() {
 	}
 }
 
-// HealthChecked gives the service ports that have a health check port (A6.1).
+// HealthChecked yields the service ports that have a health check port (A6.1).
 func (t *Table) HealthChecked(yield func(*service.Port) bool) {
 	for _, ch := range t.chunks {
 		for _, p := range ch.health {
@@ -103,13 +101,12 @@ func (t *Table) HealthChecked(yield func(*service.Port) bool) {
 	}
 }
 
-// Primary gives the node's primary addresses: the InternalIPs of its Node object,
-// else those that are configured.
+// Primary returns the node's primary addresses: the InternalIPs of its Node object,
+// or else Config.NodeIPs.
 func (t *Table) Primary() []netip.Addr { return t.node.primary }
 
-// KeepsClients tells whether there is a connection whose endpoint must see the
-// client's own address (A3.9). With MasqueradeAll, only external policy Local
-// leaves any.
+// KeepsClients reports whether the endpoint of any connection must see the client's
+// address (A3.9). With MasqueradeAll, only external policy Local requires that.
 func (t *Table) KeepsClients() bool {
 	if !t.node.masqueradeAll {
 		return true

@@ -164,7 +164,7 @@ func addresses(texts ...string) []netip.Addr {
 	return out
 }
 
-// names gives the addresses of endpoints, without the ports, on one line.
+// names returns the addresses of endpoints, without the ports, on one line.
 func names(list []service.Endpoint) string {
 	var out []string
 	for _, e := range list {

@@ -1,11 +1,13 @@
-// Package policy decides what becomes of a connection: which endpoints may
-// serve it and whose address they see, or that it is refused, dropped, or none
-// of our business. It implements the rules A2.1 to A2.14 (traffic policies,
-// readiness, topology) and A3.1 to A3.12 (verdicts).
+// Package policy decides about connections. It accepts, refuses or drops a
+// connection, or ignores it because no service has its destination. For an accepted
+// connection, it selects the candidate endpoints and whether they see the address
+// of the client or of the node. It implements the rules A2.1 to A2.14 (traffic
+// policies, readiness, topology) and A3.1 to A3.12 (verdicts).
 //
-// The package is pure: it does no I/O and knows no sockets. [Compile] makes a
-// [Table] of a [service.Snapshot], once for each snapshot; [Table.Resolve] reads
-// it for each connection, from any goroutine, without locks and allocations.
+// [Compile] builds a [Table] from a [service.Snapshot], once for each snapshot.
+// [Table.Resolve] reads the Table for each connection, from any goroutine, without
+// locks and allocations. The package does no I/O; package balancer chooses among
+// the candidates.
 package policy
 
 import (
@@ -19,13 +21,13 @@ type Action uint8
 
 // The actions.
 const (
-	None   Action = iota // not for us: the packet is left alone
+	None   Action = iota // not a service's: leave the packet to the kernel
 	Accept               // connect it to a candidate
 	Refuse               // answer with a reset, or port unreachable
 	Drop                 // do not answer
 )
 
-// String gives the words that explain uses.
+// String returns the action's name in the output of "sluice explain".
 func (a Action) String() string {
 	switch a {
 	case None:
@@ -40,7 +42,7 @@ func (a Action) String() string {
 	return "unknown"
 }
 
-// Source says whose address the endpoint must see.
+// Source selects the source address of the connection to the endpoint.
 type Source uint8
 
 // The sources.
@@ -49,7 +51,8 @@ const (
 	SourceClient               // the client's own (A3.9)
 )
 
-// String gives the words that explain and the access log use.
+// String returns the source's name in the output of "sluice explain" and in the
+// access log.
 func (s Source) String() string {
 	if s == SourceClient {
 		return "client"
@@ -60,26 +63,26 @@ func (s Source) String() string {
 // Verdict is the decision about one connection.
 type Verdict struct {
 	Action Action
-	// Port is the service port; nil for None and where no service has the
-	// port (A3.12).
+	// Port is the service port. It is nil for None, and for a port that no
+	// service has (A3.12).
 	Port *service.Port
 	Kind service.AddressKind
-	// Candidates are the endpoints that may serve it, sorted by address as
-	// text. They are shared and read-only. There is at least one if and only
-	// if the Action is Accept.
+	// Candidates are the endpoints that may serve the connection, sorted by the
+	// text of their addresses. They are shared and read-only. The list is empty
+	// unless Action is Accept.
 	Candidates []service.Endpoint
-	// Source is what the endpoint must see, as far as it does not depend on
-	// the endpoint that is chosen; see SourceFor.
+	// Source is the source address for most endpoints. Call SourceFor for the
+	// chosen one.
 	Source Source
-	// Rule is the rule that decided on Action and Candidates.
+	// Rule decided on Action and Candidates.
 	Rule Rule
-	// SourceRule is the rule that decided on Source; 0 unless Accept.
+	// SourceRule decided on Source. It is 0 unless Action is Accept.
 	SourceRule Rule
 }
 
-// SourceFor gives the source for one endpoint: a client that is served by
-// itself must see the node's address, or its own reply would not come back to
-// the proxy (A3.8, hairpin).
+// SourceFor returns the source for one endpoint. If client and endpoint are the same
+// pod (hairpin), the source is the node: otherwise the pod would send its reply to
+// itself instead of the proxy (A3.8).
 func (v *Verdict) SourceFor(client, endpoint netip.Addr) Source {
 	if client == endpoint {
 		return SourceNode
@@ -87,56 +90,54 @@ func (v *Verdict) SourceFor(client, endpoint netip.Addr) Source {
 	return v.Source
 }
 
-// DetectLocal is a way to tell local pods by their address (A4.6).
+// DetectLocal selects how to recognize local pods by their address (A4.6).
 type DetectLocal uint8
 
-// The ways.
+// The values of DetectLocal.
 const (
 	DetectClusterCIDR DetectLocal = iota // by Config.ClusterCIDRs
-	DetectNodeCIDR                       // by the pod CIDRs of this node's object
+	DetectNodeCIDR                       // by the podCIDRs of this node's object
 	DetectInterface                      // by Config.PodRanges
 )
 
-// Config is what decisions depend on beside the Snapshot. The zero value is a
-// node that knows neither its name, its addresses nor its pods. The slices are
-// read-only once given.
+// Config is the input of decisions beside the Snapshot. The zero value is a node
+// without known name, addresses and pods. Callers must not change the slices
+// afterwards.
 type Config struct {
-	// NodeName is this node, for topology hints (A2.8).
+	// NodeName is this node's name, for topology hints (A2.8).
 	NodeName string
-	// DetectLocal says how clients that are local pods are told from others
-	// (A4.6). Where there is no range of a family, no client of that family
-	// is taken for one, and, other than with DetectInterface, pods cannot be
-	// told from others at all (A3.7).
+	// DetectLocal selects how to recognize local pods (A4.6). In a family
+	// without a range, no client counts as a pod. Except with DetectInterface,
+	// pods of that family are then unknown (A3.7).
 	DetectLocal DetectLocal
-	// ClusterCIDRs are the ranges that pods have their addresses from; the
-	// first of each family counts.
+	// ClusterCIDRs are the cluster's pod ranges. Only the first of each family
+	// is used.
 	ClusterCIDRs []netip.Prefix
 	// PodRanges are the addresses that this node routes to its pods'
-	// interfaces, for DetectInterface. There may be none while there are no
+	// interfaces, for DetectInterface. The list is empty while there are no
 	// pods.
 	PodRanges []netip.Prefix
-	// ServiceCIDRs are ranges of cluster IPs beside those of the Snapshot.
-	// Their addresses that no service has are dropped (A3.12).
+	// ServiceCIDRs are further ranges of cluster IPs, beside those of the
+	// Snapshot. Connections to their unused addresses are dropped (A3.12).
 	ServiceCIDRs []netip.Prefix
 	// MasqueradeAll hides the client's address on all connections to cluster
 	// IPs (A3.8).
 	MasqueradeAll bool
 
-	// NodeAddresses are the addresses of this node's interfaces. The
-	// Snapshot's node adds its own; loopback need not be there.
+	// NodeAddresses are the addresses of this node's interfaces. Loopback may
+	// be missing. The addresses of the Snapshot's Node are added.
 	NodeAddresses []netip.Addr
-	// NodeIPs are the node's primary addresses while no Node object says
-	// them (A4.7). They are node addresses too.
+	// NodeIPs are the node's primary addresses until a Node object provides
+	// them (A4.7). They are also node addresses.
 	NodeIPs []netip.Addr
-	// NodePortAddresses are the ranges whose node addresses have node ports.
-	// A family without a range, and one with a zero range, has them on all
-	// (A4.3), but on loopback addresses only if there is a range for those
-	// (A4.5).
+	// NodePortAddresses selects the node addresses that have node ports. A
+	// family without a range, or with a range of length 0, selects all (A4.3)
+	// except loopback, which needs a range of its own (A4.5).
 	NodePortAddresses []netip.Prefix
 	// NodePortPrimary adds the node's primary addresses to
 	// NodePortAddresses (A4.2).
 	NodePortPrimary bool
-	// LocalhostNodePorts has IPv4 node ports on loopback addresses even where
-	// they are on all addresses (A4.5).
+	// LocalhostNodePorts adds IPv4 loopback if all addresses are selected
+	// (A4.5).
 	LocalhostNodePorts bool
 }

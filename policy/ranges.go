@@ -6,18 +6,17 @@ import (
 	"slices"
 )
 
-// ranges is a set of addresses of one family. Whether it holds an address is
-// found without allocation in time that grows with the logarithm of its size,
-// as a node may have a route, and thus a range, for each of its pods. The zero
-// value is empty.
+// ranges is a set of addresses of one family. Lookup is a binary search without
+// allocation, because a node may have a route, and so a range, for each of its pods.
+// The zero value is empty.
 type ranges struct {
-	four []span4 // of list, which is of one family
+	four []span4 // the ranges of list as spans; only one of four and six is used
 	six  []span6
-	list []netip.Prefix // tidy
+	list []netip.Prefix // see tidy
 }
 
-// A span is a range as its first and last address. Eight of IPv4 are in one
-// line of the processor's cache.
+// A span is the first and last address of a range. One cache line holds eight IPv4
+// spans.
 type (
 	span4 struct{ first, last uint32 }
 	span6 struct{ first, last point }
@@ -38,7 +37,7 @@ func pointOf(a netip.Addr) point {
 
 func (p point) less(q point) bool { return p.high < q.high || p.high == q.high && p.low < q.low }
 
-// newRanges takes over a list of ranges of one family in any order.
+// newRanges takes ownership of an unsorted list of ranges of one family.
 func newRanges(list []netip.Prefix) ranges {
 	r := ranges{list: tidy(list)}
 	for _, p := range r.list {
@@ -55,11 +54,11 @@ func newRanges(list []netip.Prefix) ranges {
 	return r
 }
 
-// holds tells whether an address is in the set.
+// holds reports whether the set contains an address.
 func (r *ranges) holds(a netip.Addr) bool { return r.find(a) >= 0 }
 
-// find gives the place in list of the range that an address is in, or -1: the
-// last that does not begin behind it, if it does not end before it.
+// find returns the index in list of the range that contains an address, or -1. It
+// searches for the last range that begins at or before the address.
 func (r *ranges) find(a netip.Addr) int {
 	if a.Is4() {
 		return r.find4(number(a))
@@ -97,7 +96,7 @@ func (r *ranges) find6(p point) int {
 	return from - 1
 }
 
-// rangeOf gives the range that an address is in.
+// rangeOf returns the range that contains an address.
 func (r *ranges) rangeOf(a netip.Addr) (netip.Prefix, bool) {
 	i := r.find(a)
 	if i < 0 {
@@ -106,10 +105,9 @@ func (r *ranges) rangeOf(a netip.Addr) (netip.Prefix, bool) {
 	return r.list[i], true
 }
 
-// tidy sorts ranges and leaves out those that lie within others. It changes
-// the list that it is given.
+// tidy sorts ranges and removes nested ones. It changes its argument.
 func tidy(list []netip.Prefix) []netip.Prefix {
-	slices.SortFunc(list, netip.Prefix.Compare) // the wider of two with one address first
+	slices.SortFunc(list, netip.Prefix.Compare) // by address, then the wider range first
 	out := list[:0]
 	for _, p := range list {
 		if len(out) == 0 || !within(p, out[len(out)-1]) {
@@ -119,8 +117,8 @@ func tidy(list []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// intersect gives the ranges that are in both of two tidy lists, tidy too. Of
-// two ranges that overlap, one lies within the other.
+// intersect returns the intersection of two tidy lists, which is tidy too. Prefixes
+// that overlap are always nested.
 func intersect(a, b []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for len(a) > 0 && len(b) > 0 {
@@ -138,10 +136,10 @@ func intersect(a, b []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// within tells whether all of p is in q.
+// within reports whether q contains all of p.
 func within(p, q netip.Prefix) bool { return q.Contains(p.Addr()) && p.Bits() >= q.Bits() }
 
-// whole gives the range that is one address.
+// whole returns the range of a single address.
 func whole(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 func contains(list []netip.Prefix, a netip.Addr) bool {

@@ -7,16 +7,15 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Resolve decides about a connection from client to dst. IPv4 addresses mapped
-// into IPv6 are for the caller to unmap. It takes no lock and allocates
-// nothing.
+// Resolve decides about a connection from client to dst. The caller must unmap
+// IPv4-mapped IPv6 addresses. Resolve takes no lock and does not allocate.
 func (t *Table) Resolve(p service.Protocol, client netip.Addr, dst netip.AddrPort) Verdict {
 	d := t.find(service.Destination{Addr: dst.Addr(), Port: dst.Port(), Protocol: p})
 	if d == nil {
 		return t.unclaimed(dst.Addr())
 	}
 	v := Verdict{Port: t.snap.Ports[d.id], Kind: d.kind, Candidates: d.candidates}
-	byLocal := d.is(local) // policy Local chose
+	byLocal := d.is(local) // policy Local selected the candidates
 	if d.kind == service.ClusterIP {
 		t.internal(&v, client, dst.Addr())
 	} else if t.external(&v, d, client) {
@@ -37,15 +36,15 @@ func (t *Table) Resolve(p service.Protocol, client netip.Addr, dst netip.AddrPor
 	return v
 }
 
-// deny makes a verdict that has no candidates.
+// deny returns a verdict without candidates.
 func deny(v Verdict, a Action, r Rule) Verdict {
 	return Verdict{Action: a, Port: v.Port, Kind: v.Kind, Rule: r}
 }
 
-// find gives what is decided of a destination, or nil where no service has it
-// (A3.1). An address with the very port of a service goes before a node port.
+// find returns the decision about a destination, or nil if no service has it (A3.1).
+// A service's own address and port takes precedence over a node port.
 func (t *Table) find(at service.Destination) *decision {
-	if t.numbers.has(at.Port) {
+	if t.ownPorts.has(at.Port) {
 		if d := t.index.Get(at); d != nil {
 			return d
 		}
@@ -56,7 +55,8 @@ func (t *Table) find(at service.Destination) *decision {
 	return nil
 }
 
-// unclaimed decides where no service has the address and port (A3.12, A3.13).
+// unclaimed returns the verdict for an address and port that no service has (A3.12,
+// A3.13).
 func (t *Table) unclaimed(dst netip.Addr) Verdict {
 	switch {
 	case t.snap.HasClusterIP(dst):
@@ -69,7 +69,7 @@ func (t *Table) unclaimed(dst netip.Addr) Verdict {
 	return Verdict{Rule: RuleNotOurs}
 }
 
-// isOthers tells whether another proxy serves the Service that has a cluster IP.
+// isOthers reports whether the cluster IP belongs to a Service of another proxy.
 func (t *Table) isOthers(a netip.Addr) bool {
 	if len(t.snap.Others) == 0 {
 		return false
@@ -78,30 +78,30 @@ func (t *Table) isOthers(a netip.Addr) bool {
 	return is
 }
 
-// admits tells whether the source ranges let a client in to a load balancer
-// IP. Local pods are not exempt (A3.10); the node's own connections are, if its
-// primary address is in the ranges. Where the IP is assigned to the node, they
-// may come from that very IP (A3.11).
+// admits reports whether the source ranges of a load balancer IP allow a client.
+// Local pods are not exempt (A3.10). The node's own connections are allowed if the
+// ranges contain its primary address. If the load balancer IP is assigned to the
+// node, these connections may have that IP as their source (A3.11).
 func (t *Table) admits(d *decision, fam service.Family, client netip.Addr) bool {
-	if in := d.welcomes(client); in || !d.is(more) {
+	if in := d.allowsInline(client); in || !d.is(overflow) {
 		return in
 	}
 	c := t.port(d.id)
 	w := c.families[fam].firewall
-	return w.guests.holds(client) ||
+	return w.allowed.holds(client) ||
 		w.fromNode && (t.node.isLocal(client) || slices.Contains(c.port.Families[fam].LoadBalancerIPs, client))
 }
 
-// internal says by what a cluster IP's candidates were chosen (A3.2), and what
-// the endpoint sees: a local pod, or the node for all others (A3.8). Where pods
-// cannot be told from others, it is the client (A3.7).
+// internal sets rule and source of a connection to a cluster IP (A3.2). The endpoint
+// sees the address of a local pod, and the node's for all other clients (A3.8). If
+// pods are unknown, it sees the client (A3.7).
 func (t *Table) internal(v *Verdict, client, dst netip.Addr) {
 	v.Rule = RuleInternalPolicy
 	known := t.node.podsKnown[service.FamilyOf(client)]
 	switch {
 	case t.node.masqueradeAll, known && !t.node.isPod(client),
-		// A connection of the node itself may have an address that leads back
-		// to the node from everywhere.
+		// The node's own connections may have a source address that every host
+		// routes to itself.
 		client.IsLoopback(), client == dst:
 		v.Source, v.SourceRule = SourceNode, RuleMasquerade
 	default:
@@ -109,9 +109,9 @@ func (t *Table) internal(v *Verdict, client, dst netip.Addr) {
 	}
 }
 
-// external does that for all other addresses (A3.3). Under policy Cluster the
-// endpoint sees the node (A3.8). It tells whether the client passes policy
-// Local by, so that the candidates are those of policy Cluster (A3.6).
+// external sets rule and source of a connection to any other address (A3.3). With
+// policy Cluster, the endpoint sees the node (A3.8). external reports whether the
+// client bypasses policy Local and uses the candidates of policy Cluster (A3.6).
 func (t *Table) external(v *Verdict, d *decision, client netip.Addr) (bypass bool) {
 	v.Rule = RuleExternalPolicy
 	v.Source, v.SourceRule = SourceNode, RuleMasquerade
@@ -130,9 +130,9 @@ func (t *Table) external(v *Verdict, d *decision, client netip.Addr) (bypass boo
 	return false
 }
 
-// Steering tells what becomes of a destination as such: Accept if there may be
-// a client that is accepted, Refuse or Drop if it would be that for every
-// client, None if it is not ours.
+// Steering returns the action for a destination without regard to the client:
+// Accept if some client may be accepted, Refuse or Drop if that applies to all
+// clients, None if no service has the destination.
 func (t *Table) Steering(at service.Destination) Action {
 	d := t.find(at)
 	if d == nil {
@@ -148,7 +148,7 @@ func (t *Table) Steering(at service.Destination) Action {
 	case d.kind == service.ClusterIP && d.is(local):
 		return Drop
 	case d.is(local) && len(t.port(d.id).families[service.FamilyOf(at.Addr)].cluster) > 0:
-		return Accept // those who pass policy Local by (A3.6)
+		return Accept // clients that bypass policy Local (A3.6)
 	}
 	return Refuse
 }

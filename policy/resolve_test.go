@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// say gives a verdict on one line: what a table of expectations can be read
+// say returns a verdict on one line: what a table of expectations can be read
 // in. "accept A3.2 client A3.9: 10.1.0.1 10.1.0.2", "drop A3.5".
 func say(v Verdict) string {
 	if v.Action != Accept {
@@ -113,7 +113,7 @@ func TestResolve(t *testing.T) {
 		{"A3.5 external Local, all elsewhere, by the cluster IP", pods, with(remote, eL), "outside", vip, "accept A3.2 node A3.8: " + both},
 		{"A3.5 only draining elsewhere", pods, with(web("10.1.0.1 draining"), iL), "pod", vip, "drop A3.5"},
 
-		// Who passes policy Local by.
+		// Clients that bypass policy Local.
 		{"A3.6 a pod", pods, with(mixed, eL), "pod", ext, "accept A3.6 client A3.9: " + both},
 		{"A3.6 a pod, none here", pods, with(remote, eL), "pod", lb, "accept A3.6 client A3.9: " + both},
 		{"A3.6 the node, none here", pods, with(remote, eL), "node", np, "accept A3.6 node A3.8: " + both},

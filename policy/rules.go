@@ -1,6 +1,6 @@
 package policy
 
-// Rule names the rule that decided, by what it says. String gives its number.
+// Rule is the rule that decided. String returns its ID in the documentation.
 type Rule uint8
 
 // The rules that decide about a connection. The zero value is no rule.
@@ -8,14 +8,14 @@ const (
 	RuleNotOurs          Rule = iota + 1 // A3.13: no service has this address and port
 	RuleInternalPolicy                   // A3.2: a cluster IP, by the internal traffic policy
 	RuleExternalPolicy                   // A3.3: any other address, by the external traffic policy
-	RuleNoEndpoints                      // A3.4: no endpoints anywhere
+	RuleNoEndpoints                      // A3.4: no endpoints on any node
 	RuleNoLocalEndpoints                 // A3.5: endpoints, but none on this node
-	RuleShortCircuit                     // A3.6: a local pod or the node itself passes policy Local by
+	RuleShortCircuit                     // A3.6: a local pod or the node itself bypasses policy Local
 	RuleMasquerade                       // A3.8: the endpoint sees the node
 	RulePreserve                         // A3.9: the endpoint sees the client
 	RuleSourceRanges                     // A3.10: the client is outside the source ranges
 	RuleOtherProxy                       // A1.1: a cluster IP of a Service that another proxy serves
-	RuleUnknownPort                      // A3.12: a cluster IP without this port, or one that no service has
+	RuleUnknownPort                      // A3.12: a port that the cluster IP's Service lacks, or an unused cluster IP
 )
 
 var ruleNames = [...]string{
@@ -32,7 +32,7 @@ var ruleNames = [...]string{
 	RuleUnknownPort:      "A3.12",
 }
 
-// String gives the number that the documentation knows the rule by: "A3.4".
+// String returns the rule's ID in the documentation, such as "A3.4".
 func (r Rule) String() string {
 	if int(r) < len(ruleNames) {
 		return ruleNames[r]

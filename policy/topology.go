@@ -6,17 +6,17 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// lists are the endpoints that a service port uses in one family, by traffic
-// policy. A list that no policy of the port uses is nil.
+// lists are the endpoints of a service port and family, by traffic policy. A list
+// is nil if the port does not use the policy.
 type lists struct {
-	// any tells whether some endpoint anywhere could serve (A2.6).
+	// any is set if an endpoint on any node can serve (A2.6).
 	any     bool
 	cluster []service.Endpoint
 	local   []service.Endpoint
 }
 
-// mode is the topology mode that the hints allow (A2.8 to A2.10). Only hints
-// count, never the Service's own wish (A2.11).
+// mode is the topology mode that the hints allow (A2.8 to A2.10). The Service's
+// own fields and annotations have no influence (A2.11).
 type mode uint8
 
 const (
@@ -25,12 +25,12 @@ const (
 	sameZone
 )
 
-// externallyAccessible is A2.1, for one family.
+// externallyAccessible implements A2.1 for one family.
 func externallyAccessible(p *service.Port, v *service.FamilyView) bool {
 	return p.NodePort != 0 || len(v.LoadBalancerIPs) > 0 || len(v.ExternalIPs) > 0
 }
 
-// categorize sorts a port's endpoints into lists (A2.3 to A2.10).
+// categorize selects the endpoints of each traffic policy (A2.3 to A2.10).
 func categorize(p *service.Port, v *service.FamilyView, n *node) lists {
 	var out lists
 	external := externallyAccessible(p, v)
@@ -50,8 +50,8 @@ func categorize(p *service.Port, v *service.FamilyView, n *node) lists {
 	return out
 }
 
-// clusterEndpoints are those that are ready and fit the topology; if there are
-// none, all that still serve while they terminate (A2.4).
+// clusterEndpoints returns the ready endpoints that fit the topology. If none is
+// ready, it returns the terminating ones that still serve (A2.4).
 func clusterEndpoints(all []service.Endpoint, n *node) []service.Endpoint {
 	m := topologyMode(all, n)
 	usable := filter(all, func(e *service.Endpoint) bool { return e.Ready && fits(e, m, n) })
@@ -64,10 +64,10 @@ func clusterEndpoints(all []service.Endpoint, n *node) []service.Endpoint {
 // anyTopology is the topology key that every endpoint matches.
 const anyTopology = "*"
 
-// keyedEndpoints are those whose node has the same value as this node for the
-// first of the keys that finds some. If none does there are none: a list of
-// keys without "*" is a limit, not a wish. It takes the place of hints, and
-// holds for endpoints that terminate as well (A2.4).
+// keyedEndpoints tries the keys in order and returns the endpoints whose node has
+// the same label value as this node, for the first key with any match. Without a
+// match it returns none: keys without "*" are a restriction, not a preference. Keys
+// replace hints and also restrict terminating endpoints (A2.4).
 func keyedEndpoints(all []service.Endpoint, keys []string, n *node) []service.Endpoint {
 	usable := filter(all, func(e *service.Endpoint) bool { return e.Ready })
 	if len(usable) == 0 {
@@ -96,8 +96,8 @@ func keyedEndpoints(all []service.Endpoint, keys []string, n *node) []service.En
 	return nil
 }
 
-// localEndpoints are those on this node that are ready; if there are none,
-// those on this node that still serve while they terminate (A2.5).
+// localEndpoints returns the ready endpoints on this node. If there are none, it
+// returns the terminating ones on this node that still serve (A2.5).
 func localEndpoints(all []service.Endpoint) []service.Endpoint {
 	usable := filter(all, func(e *service.Endpoint) bool { return e.Local && e.Ready })
 	if len(usable) > 0 {
@@ -106,12 +106,12 @@ func localEndpoints(all []service.Endpoint) []service.Endpoint {
 	return filter(all, func(e *service.Endpoint) bool { return e.Local && draining(e) })
 }
 
-// draining is Serving and Terminating. An endpoint that is neither ready nor
-// that is never used (A2.7).
+// draining reports whether an endpoint is Serving and Terminating. An endpoint that
+// is neither ready nor draining is never used (A2.7).
 func draining(e *service.Endpoint) bool { return e.Serving && e.Terminating }
 
-// topologyMode says how narrow the hints let us choose. One ready endpoint
-// without a hint switches that kind of hint off (A2.10).
+// topologyMode returns the narrowest mode that the hints allow. A ready endpoint
+// without a hint disables that kind of hint (A2.10).
 func topologyMode(all []service.Endpoint, n *node) mode {
 	nodeHints, zoneHints := true, true
 	thisNode, thisZone := false, false
@@ -144,12 +144,12 @@ func fits(e *service.Endpoint, m mode, n *node) bool {
 	return true
 }
 
-// hints tells whether a list of hints names what we are. What we do not know
-// of ourselves is never named (A2.10).
+// hints reports whether a list of hints contains this node's name or zone. An
+// unknown name or zone never matches (A2.10).
 func hints(list []string, us string) bool { return us != "" && slices.Contains(list, us) }
 
-// filter gives the endpoints that keep says, in order. If that is all of them,
-// it gives the list itself.
+// filter returns the endpoints for which keep is true, in order. If that is all of
+// them, it returns the list itself.
 func filter(all []service.Endpoint, keep func(*service.Endpoint) bool) []service.Endpoint {
 	count := 0
 	for i := range all {

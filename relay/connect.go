@@ -16,7 +16,7 @@ type Ports struct {
 	Always bool
 }
 
-// has tells whether a port is one of the range.
+// has reports whether a port is one of the range.
 func (p Ports) has(port uint16) bool { return port >= p.First && port <= p.Last }
 
 // KernelPorts returns the range that the kernel gives ports away from by itself.
@@ -115,7 +115,7 @@ func (lp *localPorts) turn(now int64) {
 	}
 }
 
-// choose gives the next port that is not reserved; if all are, the next one.
+// choose returns the next port that is not reserved; if all are, the next one.
 func (lp *localPorts) choose() (port uint16) {
 	for range lp.count() {
 		lp.next += lp.step

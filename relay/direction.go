@@ -177,7 +177,7 @@ func (l *Link) came(i int) {
 	}
 }
 
-// widen gives a direction that delivers much larger buffers. Sockets begin with
+// widen returns a direction that delivers much larger buffers. Sockets begin with
 // small ones, so that a reader who never reads, or stops soon, pins little of the
 // kernel's memory: the client's by its listener, the endpoint's here.
 func (l *Link) widen(i int) {

@@ -251,7 +251,7 @@ func (l *Link) lost(i int, e sys.Errno) {
 	l.finish(end)
 }
 
-// unanswered tells whether a connection failed because its peer no longer
+// unanswered reports whether a connection failed because its peer no longer
 // answers: ETIMEDOUT, or the error that routers told the kernel meanwhile.
 func unanswered(e sys.Errno) bool {
 	switch e {

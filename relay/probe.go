@@ -74,7 +74,7 @@ func (w *Worker) prefetch(d *side, fd int) {
 	d.state |= probed
 }
 
-// Drop gives back what Probe read, for a link that will not be started. The
+// Drop returns back what Probe read, for a link that will not be started. The
 // descriptors stay the caller's; the client should be reset, as what it sent
 // is lost.
 func (w *Worker) Drop(l *Link) {

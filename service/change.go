@@ -19,7 +19,7 @@ const (
 	KindServiceCIDR
 )
 
-// String gives the kind as the API spells it.
+// String returns the kind as the API spells it.
 func (k ObjectKind) String() string {
 	switch k {
 	case KindService:
@@ -40,7 +40,7 @@ type ObjectKey struct {
 	Name
 }
 
-// String gives "Service default/web", "Node a".
+// String returns "Service default/web", "Node a".
 func (k ObjectKey) String() string {
 	if k.Namespace == "" {
 		return k.Kind.String() + " " + k.Name.Name
@@ -65,7 +65,7 @@ type Change struct {
 	Triggers []time.Time
 }
 
-// Empty tells whether the change holds nothing.
+// Empty reports whether the change holds nothing.
 func (c *Change) Empty() bool {
 	return c.Host == nil && len(c.Services)+len(c.EndpointSlices)+len(c.Nodes)+len(c.ServiceCIDRs)+len(c.Deleted) == 0
 }

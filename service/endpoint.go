@@ -80,7 +80,7 @@ func (st *state) aimedAt(u *update) bool {
 	return false
 }
 
-// leadsTo tells whether an endpoint of a port is at a destination, whatever
+// leadsTo reports whether an endpoint of a port is at a destination, whatever
 // becomes of it.
 func (st *state) leadsTo(port int, at Destination) bool {
 	ps := st.spec.ports[port]

@@ -41,7 +41,7 @@ func (f *flat[K, V]) get(hash uint64, k K) *V {
 	}
 }
 
-// clone gives a table of its own for writing.
+// clone returns a table of its own for writing.
 func (f *flat[K, V]) clone() flat[K, V] { return flat[K, V]{slices.Clone(f.slots), f.taken} }
 
 // put enters a key, or gives it another value.
@@ -56,7 +56,7 @@ func (f *flat[K, V]) put(k K, v V, hash func(K) uint64) {
 	*s = slot[K, V]{k, v}
 }
 
-// find gives the slot that a key is in, or else the free one for it.
+// find returns the slot that a key is in, or else the free one for it.
 func (f *flat[K, V]) find(k K, hash func(K) uint64) *slot[K, V] {
 	for i := hash(k); ; i++ {
 		if s := &f.slots[i&uint64(len(f.slots)-1)]; s.free() || s.key == k {

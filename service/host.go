@@ -17,7 +17,7 @@ type hostAddresses struct {
 	broadcast map[netip.Addr]struct{} // of its links
 }
 
-// next gives the addresses after a change, with those whose meaning changed.
+// next returns the addresses after a change, with those whose meaning changed.
 func (h *hostAddresses) next(host Host, nodes *Nodes, self string) (after hostAddresses, changed map[netip.Addr]struct{}) {
 	after = hostAddresses{host, setOf(host.Addresses), setOf(host.Broadcasts)}
 	if n := nodes.Get(self); n != nil {

@@ -37,7 +37,7 @@ func clusterIPKey(a netip.Addr) key {
 	return key{addr: a.As16(), class: byClusterIP}
 }
 
-// String gives the key as problems name it.
+// String returns the key as problems name it.
 func (k key) String() string {
 	if k.class == byNodePort {
 		return fmt.Sprintf("node port %d/%s", k.port, k.proto)
@@ -46,7 +46,7 @@ func (k key) String() string {
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(a, k.port), k.proto)
 }
 
-// pack gives the form of a key that holds no IPv6 address in one word, which
+// pack returns the form of a key that holds no IPv6 address in one word, which
 // takes half the memory and is found faster.
 func (k *key) pack() (uint64, bool) {
 	if k.class == byNodePort {
@@ -121,7 +121,7 @@ func shardOf(hash uint64, class uint64) int {
 	return int(class&0xff)*shardsEach + int(hash>>(64-6))
 }
 
-// Get gives what is known of an address and port, or nil. It is read-only. It
+// Get returns what is known of an address and port, or nil. It is read-only. It
 // takes no lock and allocates nothing.
 func (x *Index[V]) Get(d Destination) *V {
 	if d.Port == 0 {
@@ -175,7 +175,7 @@ type IndexEdit[V any] struct {
 // EditIndex begins an edit of an Index, which stays as it is.
 func EditIndex[V any](base *Index[V]) *IndexEdit[V] { return &IndexEdit[V]{base: base} }
 
-// Index gives what came out, the very Index that the edit began with if nothing
+// Index returns what came out, the very Index that the edit began with if nothing
 // was done. The edit is over then.
 func (e *IndexEdit[V]) Index() *Index[V] {
 	if e.next != nil {
@@ -239,7 +239,7 @@ func (e *IndexEdit[V]) edited() *Index[V] {
 	return e.next
 }
 
-// writable gives a shard for writing, a copy when it is still shared.
+// writable returns a shard for writing, a copy when it is still shared.
 func writable[K comparable, V any](shard *flat[K, V], own *bool) *flat[K, V] {
 	if !*own {
 		*own = true
@@ -265,7 +265,7 @@ func (s *Snapshot) FindNodePort(p Protocol, port uint16) (PortID, bool) {
 	return *id, true
 }
 
-// HasClusterIP tells whether an address is the cluster IP of some service
+// HasClusterIP reports whether an address is the cluster IP of some service
 // (A3.12).
 func (s *Snapshot) HasClusterIP(a netip.Addr) bool {
 	if s.index == nil {

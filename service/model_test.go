@@ -62,7 +62,7 @@ func (w *world) takeNote() {
 	}
 }
 
-// byAge gives the services that are handled, the earlier claim first.
+// byAge returns the services that are handled, the earlier claim first.
 func (w *world) byAge(address string, port int32, proto Protocol) []*corev1.Service {
 	list := w.handled()
 	slices.SortStableFunc(list, func(a, b *corev1.Service) int {
@@ -276,7 +276,7 @@ func (w *world) lookup(d Destination) string {
 	return kind.String() + " " + nameOf(svc, p).String()
 }
 
-// isOthers tells whether another proxy serves the Service of a cluster IP.
+// isOthers reports whether another proxy serves the Service of a cluster IP.
 func (w *world) isOthers(a netip.Addr) bool {
 	for _, svc := range w.services {
 		_, labeled := svc.Labels[proxyNameLabel]
@@ -287,7 +287,7 @@ func (w *world) isOthers(a netip.Addr) bool {
 	return false
 }
 
-// aims tells whether a service port has an endpoint at a destination, usable or
+// aims reports whether a service port has an endpoint at a destination, usable or
 // not.
 func (w *world) aims(name PortName, d Destination) bool {
 	for _, es := range w.slices {
@@ -307,7 +307,7 @@ func (w *world) aims(name PortName, d Destination) bool {
 	return false
 }
 
-// refused tells whether an endpoint is left out, and mayReturn whether a
+// refused reports whether an endpoint is left out, and mayReturn whether a
 // connection to it could come to a Service.
 func (w *world) refused(d Destination, local bool) bool {
 	own := slices.Contains(w.host.Addresses, d.Addr)
@@ -331,7 +331,7 @@ func (w *world) nodePort(proto Protocol, port uint16) string {
 	return ""
 }
 
-// endpoints gives the endpoints of a port in a family as text, sorted.
+// endpoints returns the endpoints of a port in a family as text, sorted.
 func (w *world) endpoints(name PortName, f Family) []string {
 	type found struct{ terminating, ready, local, returns bool }
 	byAddr := map[string]found{}

@@ -10,7 +10,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// parseNode gives a node and what is wrong with its object.
+// parseNode returns a node and what is wrong with its object.
 func parseNode(n *corev1.Node) (Node, []string) {
 	out := Node{Name: n.Name, Labels: n.Labels, Found: true, Leaving: isLeaving(n)}
 	var problems []string
@@ -52,7 +52,7 @@ func (n *Node) equal(o *Node) bool {
 		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.PodCIDRs, o.PodCIDRs)
 }
 
-// nextNodes gives the nodes after some changed; the same pointer if they came
+// nextNodes returns the nodes after some changed; the same pointer if they came
 // out as they were.
 func nextNodes(last *Nodes, changed map[string]*Node) *Nodes {
 	var next map[string]*Node
@@ -95,7 +95,7 @@ func parseServiceCIDR(c *networkingv1.ServiceCIDR) ([]netip.Prefix, []string) {
 	return out, problems
 }
 
-// joinServiceCIDRs gives all ranges, sorted and without duplicates.
+// joinServiceCIDRs returns all ranges, sorted and without duplicates.
 func joinServiceCIDRs(byName map[string][]netip.Prefix) []netip.Prefix {
 	var all []netip.Prefix
 	for _, list := range byName {

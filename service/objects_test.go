@@ -141,7 +141,7 @@ func dest(addrPort string, p Protocol) Destination {
 	return Destination{Addr: ap.Addr(), Port: ap.Port(), Protocol: p}
 }
 
-// find gives the service port that a destination belongs to by its address, or
+// find returns the service port that a destination belongs to by its address, or
 // nil.
 func find(s *Snapshot, d Destination) (*Port, AddressKind) {
 	for _, p := range s.Ports {
@@ -157,7 +157,7 @@ func find(s *Snapshot, d Destination) (*Port, AddressKind) {
 	return nil, 0
 }
 
-// found gives what find does as text: "ClusterIP default/web", or "".
+// found returns what find does as text: "ClusterIP default/web", or "".
 func found(s *Snapshot, addrPort string, p Protocol) string {
 	port, kind := find(s, dest(addrPort, p))
 	if port == nil {
@@ -166,7 +166,7 @@ func found(s *Snapshot, addrPort string, p Protocol) string {
 	return kind.String() + " " + port.Name.String()
 }
 
-// only gives the one port of a snapshot.
+// only returns the one port of a snapshot.
 func only(t *testing.T, s *Snapshot) *Port {
 	t.Helper()
 	var found *Port

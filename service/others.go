@@ -74,7 +74,7 @@ func (s *Store) countOther(o *otherSpec, by int32, moved map[netip.Addr]struct{}
 	}
 }
 
-// othersOf gives the cluster IPs of Services that other proxies serve. Where two
+// othersOf returns the cluster IPs of Services that other proxies serve. Where two
 // have one address, the first by name counts.
 func (s *Store) othersOf() map[netip.Addr]Other {
 	out := make(map[netip.Addr]Other, len(s.others))

@@ -91,7 +91,7 @@ func (s *Store) fill(p *Port, st *state, i int, problems []string) []string {
 	return problems
 }
 
-// equal tells whether nothing that anybody reads of a port has changed.
+// equal reports whether nothing that anybody reads of a port has changed.
 func (p *Port) equal(o *Port) bool {
 	return p.ID == o.ID && p.Name == o.Name && p.Type == o.Type && p.Port == o.Port &&
 		p.NodePort == o.NodePort && p.InternalLocal == o.InternalLocal &&

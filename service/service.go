@@ -25,7 +25,7 @@ const (
 	SCTP
 )
 
-// String gives the name as the API spells it: "TCP", "UDP", "SCTP".
+// String returns the name as the API spells it: "TCP", "UDP", "SCTP".
 func (p Protocol) String() string {
 	switch p {
 	case TCP:
@@ -44,7 +44,7 @@ type Name struct {
 	Name      string
 }
 
-// String gives "namespace/name".
+// String returns "namespace/name".
 func (n Name) String() string { return n.Namespace + "/" + n.Name }
 
 // PortName identifies a service port (A1.6): one number used with TCP and UDP
@@ -55,7 +55,7 @@ type PortName struct {
 	Protocol Protocol
 }
 
-// String gives "namespace/name:port", without the colon when the port has no
+// String returns "namespace/name:port", without the colon when the port has no
 // name (A1.6).
 func (n PortName) String() string {
 	if n.Port == "" {
@@ -75,7 +75,7 @@ const (
 	NodePort
 )
 
-// String gives the names that the access log and explain use.
+// String returns the names that the access log and explain use.
 func (k AddressKind) String() string {
 	switch k {
 	case ClusterIP:

@@ -165,7 +165,7 @@ type merger struct {
 
 type sortKey struct{ from, to, index int }
 
-// merge gives the endpoints of a service port in one family (A1.15): of the
+// merge returns the endpoints of a service port in one family (A1.15): of the
 // slices, which come in the order of their names, sorted by "ip:port" as text,
 // without duplicates (A1.14) and without those that judge leaves out. If old
 // holds the same, old is what it gives.

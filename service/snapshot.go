@@ -20,7 +20,7 @@ const (
 	IPv6
 )
 
-// FamilyOf gives the family of an address. An IPv4 address mapped into IPv6
+// FamilyOf returns the family of an address. An IPv4 address mapped into IPv6
 // counts as IPv6; callers unmap first.
 func FamilyOf(a netip.Addr) Family {
 	if a.Is4() {
@@ -81,7 +81,7 @@ type Node struct {
 	Leaving bool
 }
 
-// Zone gives the node's topology zone, or "" (A2.13).
+// Zone returns the node's topology zone, or "" (A2.13).
 func (n *Node) Zone() string { return n.Labels["topology.kubernetes.io/zone"] }
 
 // Nodes are the nodes of a cluster by name.
@@ -89,7 +89,7 @@ type Nodes struct {
 	byName map[string]*Node
 }
 
-// Get gives the node of a name, or nil. It may be called on nil.
+// Get returns the node of a name, or nil. It may be called on nil.
 func (n *Nodes) Get(name string) *Node {
 	if n == nil {
 		return nil
@@ -171,7 +171,7 @@ type Endpoint struct {
 	NodeHints []string
 }
 
-// InCluster tells whether the endpoint is on a node of the cluster, as pods are.
+// InCluster reports whether the endpoint is on a node of the cluster, as pods are.
 // Others may be anywhere, and what is sent to them may have to be translated on
 // its way.
 func (e *Endpoint) InCluster() bool { return e.Node != "" }

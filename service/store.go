@@ -64,7 +64,7 @@ type state struct {
 	problems []string
 }
 
-// NewStore gives a Store that knows nothing yet.
+// NewStore returns a Store that knows nothing yet.
 func NewStore(options StoreOptions) *Store {
 	return &Store{
 		options:  options,
@@ -80,7 +80,7 @@ func NewStore(options StoreOptions) *Store {
 	}
 }
 
-// Snapshot gives what the last Apply gave.
+// Snapshot returns what the last Apply gave.
 func (s *Store) Snapshot() *Snapshot { return s.last }
 
 // update is one Apply under way.
@@ -489,7 +489,7 @@ func (s *Store) publish(nodes *Nodes, u *update) *Snapshot {
 
 func (s *Store) isOwn(node string) bool { return node != "" && node == s.options.NodeName }
 
-// ownNode gives this node, which has its name before it has an object.
+// ownNode returns this node, which has its name before it has an object.
 func (s *Store) ownNode(nodes *Nodes) Node {
 	if n := nodes.Get(s.options.NodeName); n != nil {
 		return *n

@@ -46,7 +46,7 @@ type State struct {
 	links *links
 }
 
-// Equal tells whether two States say the same.
+// Equal reports whether two States say the same.
 func (s State) Equal(o State) bool {
 	return slices.Equal(s.Addresses, o.Addresses) && slices.Equal(s.Broadcasts, o.Broadcasts) && slices.Equal(s.PodRanges, o.PodRanges) && s.links.equal(o.links)
 }

@@ -78,7 +78,7 @@ func familyOf(a netip.Addr) int {
 	return 1
 }
 
-// of gives the link that an address shares with others; 0 is none.
+// of returns the link that an address shares with others; 0 is none.
 func (l *links) of(a netip.Addr) int {
 	for _, bits := range l.lengths[familyOf(a)] {
 		p, err := a.Prefix(bits)
@@ -92,7 +92,7 @@ func (l *links) of(a netip.Addr) int {
 	return 0
 }
 
-// SameLink tells whether two hosts reach each other without this node: both are
+// SameLink reports whether two hosts reach each other without this node: both are
 // in the range of one interface, as pods on a bridge are, and neither has a
 // route of its own. What they send to each other does not pass here. It takes
 // no lock and allocates nothing.

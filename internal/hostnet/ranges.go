@@ -15,7 +15,7 @@ type route struct {
 	pods   bool
 }
 
-// podRanges gives the ranges of addresses whose route, the longest that matches,
+// podRanges returns the ranges of addresses whose route, the longest that matches,
 // leads to pods. They are sorted and lie apart.
 func podRanges(routes []route) []netip.Prefix {
 	slices.SortFunc(routes, func(a, b route) int {

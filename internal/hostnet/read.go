@@ -15,7 +15,7 @@ import (
 // gave it.
 const attempts = 5
 
-// Read gives the State of this moment.
+// Read returns the State of this moment.
 func (w *Watcher) Read() (State, error) {
 	var s State
 	var err error
@@ -68,7 +68,7 @@ func (w *Watcher) read() (State, error) {
 	return s, nil
 }
 
-// broadcasts gives the broadcast addresses that come with an address: the last
+// broadcasts returns the broadcast addresses that come with an address: the last
 // one of its range, which the kernel knows by itself, and the one that is set.
 func broadcasts(a *netlink.Addr) (list []netip.Addr) {
 	ip := a.IP.To4()
@@ -89,7 +89,7 @@ func broadcasts(a *netlink.Addr) (list []netip.Addr) {
 	return list
 }
 
-// mainTable gives the routes of the main table.
+// mainTable returns the routes of the main table.
 func (w *Watcher) mainTable() ([]netlink.Route, error) {
 	var all []netlink.Route
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -103,7 +103,7 @@ func (w *Watcher) mainTable() ([]netlink.Route, error) {
 	return all, nil
 }
 
-// routes gives those that say something about pods.
+// routes returns those that say something about pods.
 func (w *Watcher) routes(main []netlink.Route) ([]route, error) {
 	links, err := w.nl.LinkList()
 	if err != nil {
@@ -127,7 +127,7 @@ func (w *Watcher) routes(main []netlink.Route) ([]route, error) {
 	return out, nil
 }
 
-// newRoute gives what counts of a route. The default route and those of
+// newRoute returns what counts of a route. The default route and those of
 // link-local and multicast addresses say nothing about pods: they lead to
 // everybody, and to whoever shares the link. A route of type throw is none.
 func newRoute(r *netlink.Route, pods map[int]bool) (route, bool) {

@@ -81,7 +81,7 @@ func (l groupListener) Accept() (net.Conn, error) {
 	return l.group.admit(c), nil
 }
 
-// Evicted gives the number of connections that were closed to make room.
+// Evicted returns the number of connections that were closed to make room.
 func (g *Group) Evicted() uint64 { return g.evicted.Load() }
 
 // admit makes room for a connection and takes it in.
@@ -137,7 +137,7 @@ func (g *Group) stateChanged(nc net.Conn, state http.ConnState) {
 	}
 }
 
-// victimLocked gives the connection to close: one of the client that has most;
+// victimLocked returns the connection to close: one of the client that has most;
 // of these an idle one before one whose first request has not come yet, and that
 // before one that is being answered; of these the one that has been so longest.
 func (g *Group) victimLocked() (victim *conn) {

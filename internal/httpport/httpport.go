@@ -17,7 +17,7 @@ type Server struct {
 	group *Group
 }
 
-// New gives a server whose connections belong to a group. A request has 10 s to
+// New returns a server whose connections belong to a group. A request has 10 s to
 // arrive, its answer has the time given.
 func New(g *Group, h http.Handler, answer time.Duration) *Server {
 	return &Server{group: g, Server: http.Server{

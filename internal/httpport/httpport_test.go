@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// serve gives the address of a server of the group. "/slow" answers when the
+// serve returns the address of a server of the group. "/slow" answers when the
 // client has gone.
 func serve(t *testing.T, g *Group) string {
 	t.Helper()

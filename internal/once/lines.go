@@ -13,7 +13,7 @@ type Lines struct {
 	said  map[string]int // by subject; at most Most
 }
 
-// Take tells whether there may be one more line about a subject in this minute, and
+// Take reports whether there may be one more line about a subject in this minute, and
 // whether it is the last one.
 func (l *Lines) Take(subject string, now time.Time) (last, ok bool) {
 	if l.said == nil || now.Sub(l.began) >= time.Minute || len(l.said) == Most {

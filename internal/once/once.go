@@ -8,7 +8,7 @@ const Most = 4096
 // use.
 type Texts struct{ said map[string]struct{} }
 
-// First tells whether a text is new, and remembers it. When there are too many, all
+// First reports whether a text is new, and remembers it. When there are too many, all
 // are forgotten: rather some of them twice than memory that grows for ever, as
 // texts hold what others write.
 func (t *Texts) First(text string) bool {

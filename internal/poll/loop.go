@@ -238,7 +238,7 @@ func (l *Loop) poll(wait int) (int, sys.Errno) {
 	return sys.EpollPoll(l.epfd, l.buffer, wait)
 }
 
-// Procs gives what GOMAXPROCS should be for a process with so many loops: a P
+// Procs returns what GOMAXPROCS should be for a process with so many loops: a P
 // for each, which it occupies while it is busy, and one for all other
 // goroutines.
 func Procs(loops int) int { return loops + 1 }
@@ -296,7 +296,7 @@ func (l *Loop) Modify(r Registration, ev Events) error {
 	return nil
 }
 
-// Hand gives a registration to another handler, without a system call. It
+// Hand returns a registration to another handler, without a system call. It
 // reports whether the registration is valid.
 func (l *Loop) Hand(r Registration, tag uint8, h Handler) bool {
 	s := l.slots.find(r)

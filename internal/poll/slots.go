@@ -45,7 +45,7 @@ func (t *slots) find(r Registration) *slot {
 	return s
 }
 
-// free gives back a slot that find returns.
+// free returns back a slot that find returns.
 func (t *slots) free(r Registration) {
 	s := &t.list[r.slot-1]
 	s.handler = nil

@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// Text gives a sentence with what cannot be printed escaped as in Go: control
+// Text returns a sentence with what cannot be printed escaped as in Go: control
 // characters, those that change the direction of text, and invalid UTF-8. Printable
 // texts are given as they are.
 func Text(s string) string {
@@ -52,7 +52,7 @@ func appendText(b []byte, s string) []byte {
 	return b
 }
 
-// Name gives a name for a place among others in a line. Whatever is not made of
+// Name returns a name for a place among others in a line. Whatever is not made of
 // the characters of names, paths and addresses is quoted as in Go, so that it
 // cannot be taken for more than one word.
 func Name(s string) string {
@@ -70,7 +70,7 @@ func AppendName(b []byte, s string) []byte {
 	return strconv.AppendQuote(b, s)
 }
 
-// isName tells whether a name can stand without quotes.
+// isName reports whether a name can stand without quotes.
 func isName(s string) bool {
 	for i := range len(s) {
 		switch c := s[i]; c {

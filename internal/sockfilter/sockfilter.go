@@ -43,7 +43,7 @@ var NoOpenings = []sys.FilterOp{
 	{Code: sys.FilterReturn, K: 0},
 }
 
-// Compile gives the program for a socket of one family, that of the rules. An
+// Compile returns the program for a socket of one family, that of the rules. An
 // IPv4 range takes a little more than two instructions, so that 1,900 of them
 // fit; IPv6 takes up to six times as many, less where ranges share their first
 // bits. Finding a client among n ranges takes log n steps.
@@ -166,7 +166,7 @@ func (b *builder) ports(rules []Rule) *step {
 	return s
 }
 
-// from gives the step that lets ranges in. Rules with the same ranges share it.
+// from returns the step that lets ranges in. Rules with the same ranges share it.
 func (b *builder) from(allowed []netip.Prefix) *step {
 	ranges := make([]netip.Prefix, 0, len(allowed))
 	for _, p := range allowed {

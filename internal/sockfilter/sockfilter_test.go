@@ -163,7 +163,7 @@ func TestCompileRefuses(t *testing.T) {
 	}
 }
 
-// scattered gives n ranges of 32 - or 64 - bit addresses that do not touch.
+// scattered returns n ranges of 32 - or 64 - bit addresses that do not touch.
 func scattered(n int, v6 bool) (list []netip.Prefix) {
 	for i := range n {
 		if v6 {

@@ -64,7 +64,7 @@ func zoneIndex(zone string) uint32 {
 	return uint32(ifi.Index)
 }
 
-// Unspecified gives the address of a's family that leaves the choice of one to
+// Unspecified returns the address of a's family that leaves the choice of one to
 // the kernel: 0.0.0.0 or ::.
 func Unspecified(a netip.Addr) netip.Addr {
 	if family(a) == unix.AF_INET {

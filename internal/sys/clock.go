@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ThreadTime gives the processor time that the calling thread has had, in
+// ThreadTime returns the processor time that the calling thread has had, in
 // nanoseconds.
 func ThreadTime() int64 {
 	var t unix.Timespec

@@ -61,7 +61,7 @@ func NewInbox(slots int) *Inbox {
 	return b
 }
 
-// Slots gives the number of slots.
+// Slots returns the number of slots.
 func (b *Inbox) Slots() int { return len(b.headers) }
 
 // Receive takes up to n datagrams from a socket into the slots from first on,
@@ -90,21 +90,21 @@ func (b *Inbox) ReceiveOne(fd, slot int) Errno {
 	return errno
 }
 
-// Data gives what a slot received. It is valid until the slot is received into
+// Data returns what a slot received. It is valid until the slot is received into
 // again.
 func (b *Inbox) Data(i int) []byte {
 	from := i * slotStride
 	return b.data[from : from+int(b.headers[i].length)]
 }
 
-// Cut tells whether the datagram was longer than a slot, which no UDP datagram
+// Cut reports whether the datagram was longer than a slot, which no UDP datagram
 // is.
 func (b *Inbox) Cut(i int) bool { return b.headers[i].Flags&unix.MSG_TRUNC != 0 }
 
-// From gives the address that a slot's datagram came from.
+// From returns the address that a slot's datagram came from.
 func (b *Inbox) From(i int) netip.AddrPort { return b.names[i].get() }
 
-// Details gives what the control messages say: the destination that the
+// Details returns what the control messages say: the destination that the
 // datagram was sent to, if the socket has UDPOptions.Destination, and the size of
 // each datagram of a train but the last, which may be shorter; 0 if it is no
 // train. class is the datagram's DSCP, with UDPOptions.Class, and ttl its TTL, or hop
@@ -183,10 +183,10 @@ func NewOutbox(datagrams int) *Outbox {
 	}
 }
 
-// Empty tells whether there is nothing to send.
+// Empty reports whether there is nothing to send.
 func (o *Outbox) Empty() bool { return o.sent == o.n }
 
-// Full tells whether there is no room for another datagram.
+// Full reports whether there is no room for another datagram.
 func (o *Outbox) Full() bool { return o.n == len(o.headers) || o.used+2 > len(o.vectors) }
 
 // Append adds a datagram, or a train of datagrams whose size is segment. to is
@@ -322,10 +322,10 @@ func (o *Outbox) Send(fd int) Errno {
 	return 0
 }
 
-// Train tells whether the first message is a train.
+// Train reports whether the first message is a train.
 func (o *Outbox) Train() bool { return o.sent < o.n && o.out[o.sent].segment != 0 }
 
-// Skip gives the first message up, and gives the number of its datagrams.
+// Skip returns the first message up, and gives the number of its datagrams.
 func (o *Outbox) Skip() (datagrams int) {
 	m := &o.out[o.sent]
 	datagrams = 1
@@ -376,7 +376,7 @@ func (o *Outbox) Rewind() { o.sent = 0 }
 // Reset forgets what is there.
 func (o *Outbox) Reset() { o.sent, o.n, o.used = 0, 0, 0 }
 
-// udpChecksum gives the checksum of a datagram: of its pseudo-header, its header
+// udpChecksum returns the checksum of a datagram: of its pseudo-header, its header
 // with a checksum of 0, and its data.
 func udpChecksum(from, to netip.Addr, header, p []byte) uint16 {
 	var sum uint64

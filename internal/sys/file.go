@@ -56,7 +56,7 @@ func Kind(m fs.FileMode) string {
 	return "no regular file"
 }
 
-// KernelFileSystem gives the name of the file system that a file is in if the
+// KernelFileSystem returns the name of the file system that a file is in if the
 // kernel makes that up, such as procfs; else "".
 func KernelFileSystem(name string) (string, error) {
 	var st unix.Statfs_t

@@ -11,7 +11,7 @@ import (
 // CAP_SETUID.
 const socketOwner = 0xf0534c43
 
-// Disown gives a socket that is not bound yet to a user that nobody is. The
+// Disown returns a socket that is not bound yet to a user that nobody is. The
 // kernel lets sockets of one user share an address (SO_REUSEPORT), so that other
 // processes of this process's user cannot join it. It needs CAP_CHOWN (EPERM).
 func Disown(fd int) Errno {

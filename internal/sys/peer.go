@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ListenerCredentials gives the process that began to listen at the name of a unix
+// ListenerCredentials returns the process that began to listen at the name of a unix
 // socket. Its PID is 0 when it is in a PID namespace that this one cannot see into.
 // It does not wait: a listener with a full queue is an error.
 func ListenerCredentials(name string) (*unix.Ucred, error) {
@@ -24,7 +24,7 @@ func ListenerCredentials(name string) (*unix.Ucred, error) {
 	return unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 }
 
-// IsNetAdmin tells whether a process of a user has CAP_NET_ADMIN in the user
+// IsNetAdmin reports whether a process of a user has CAP_NET_ADMIN in the user
 // namespace that this process is in. The error is that it cannot be seen.
 func IsNetAdmin(pid int, uid uint32) (bool, error) {
 	dir := "/proc/" + strconv.Itoa(pid)

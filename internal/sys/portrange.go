@@ -25,10 +25,10 @@ func LocalPortRange() (first, last uint16, err error) {
 // PortSet is a set of ports. A nil one is empty.
 type PortSet [1 << 16 / 64]uint64
 
-// Has tells whether a port is in the set.
+// Has reports whether a port is in the set.
 func (s *PortSet) Has(port uint16) bool { return s != nil && s[port/64]&(1<<(port%64)) != 0 }
 
-// Without gives the ports of a range that are not in the set; the whole range if
+// Without returns the ports of a range that are not in the set; the whole range if
 // all are.
 func (s *PortSet) Without(first, last uint16) (list []uint16) {
 	for port := int(first); port <= int(last); port++ {

@@ -255,7 +255,7 @@ func SetTTL(fd int, v6 bool, ttl int) Errno {
 	return setByFamily(fd, v6, unix.IP_TTL, unix.IPV6_UNICAST_HOPS, ttl)
 }
 
-// ClientTTL gives the TTL, or hop limit, that the client's packet had with which
+// ClientTTL returns the TTL, or hop limit, that the client's packet had with which
 // an accepted connection was made; 0 if that is not known. The kernel keeps it
 // where sockets for datagrams keep that of what they send to groups.
 func ClientTTL(fd int, v6 bool) int {
@@ -383,7 +383,7 @@ func DeliveryOf(fd int) (Delivery, Errno) {
 // itself it lets that grow to net.ipv4.tcp_rmem's 6 MiB.
 const ReceiveBuffer = 512 << 10
 
-// GrowReceiveBuffer gives a connection a receive buffer that does not grow by itself
+// GrowReceiveBuffer returns a connection a receive buffer that does not grow by itself
 // any more, and the peer a window of it.
 func GrowReceiveBuffer(fd, bytes int) {
 	fixReceiveBuffer(fd, bytes)

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Terminal tells whether a file is a terminal, and how many columns it has (0
+// Terminal reports whether a file is a terminal, and how many columns it has (0
 // if it does not say).
 func Terminal(f *os.File) (columns int, ok bool) {
 	raw, err := f.SyscallConn()

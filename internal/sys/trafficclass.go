@@ -16,7 +16,7 @@ func receiveClass(fd int, v6 bool, on int) Errno {
 	return setByFamily(fd, v6, unix.IP_RECVTOS, unix.IPV6_RECVTCLASS, on)
 }
 
-// ClientClass gives the DSCP that the client's packets had when the connection
+// ClientClass returns the DSCP that the client's packets had when the connection
 // was made, as bits of the traffic class; 0 if none. The socket was accepted by one
 // of ListenTCP. It must be called once, early: until then each segment over IPv6
 // costs more.

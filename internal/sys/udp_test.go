@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bound gives a UDP socket on a loopback address, and its address.
+// bound returns a UDP socket on a loopback address, and its address.
 func bound(t *testing.T, ip string, o UDPOptions) (int, netip.AddrPort) {
 	t.Helper()
 	fd, err := BindUDP(netip.AddrPortFrom(netip.MustParseAddr(ip), 0), o)

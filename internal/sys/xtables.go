@@ -62,5 +62,5 @@ func (x *XTables) Info(table string) (XTablesInfo, error) {
 	return answer.info, nil
 }
 
-// Close gives the socket back.
+// Close returns the socket back.
 func (x *XTables) Close() error { return unix.Close(x.fd) }

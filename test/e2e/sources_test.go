@@ -56,7 +56,7 @@ var sightings = []struct {
 	{"outside", "local-here", foreignExternalIP, "here client"},
 	{"outside", "local-here", ownExternalIP, "here client"},
 	{"stranger", "local-here", loadBalancerIP, "here client"},
-	// Pods that pass policy Local by keep their address (A3.6).
+	// Pods that bypass policy Local keep their address (A3.6).
 	{"pod", "local-there", loadBalancerIP, "there client"},
 	{"pod", "local-there", nodePort, "there client"},
 	{"pod", "local-here", ownExternalIP, "any client"},
