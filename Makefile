@@ -114,6 +114,10 @@ fuzz: ## Run each fuzz target on one CPU for FUZZTIME (5s)
 	  said=$$($(INSTRUMENTED) go test -run "^$$" -fuzz "^$$1\$$" -fuzztime $(FUZZTIME) -parallel 1 "./$$0" 2>&1) || status=1; \
 	  printf "== %s %s\n%s\n" "$$0" "$$1" "$$said"; exit $$status'
 
+.PHONY: mutate
+mutate: deps ## Put mistakes into the product, one by one: for each a certain test has to fail; MUTATE=name for some
+	$(REQUIRE_ROOT) go run ./test/mutate -run '$(MUTATE)'
+
 .PHONY: fuzz-relay
 fuzz-relay: deps ## Run random traffic with faults in every mode for FUZZRELAY (1m); SEED repeats a run
 	$(REQUIRE_ROOT) SLUICE_FUZZ_RELAY_FOR=$(FUZZRELAY) SLUICE_FUZZ_RELAY_SEED=$(SEED) \

@@ -197,6 +197,7 @@ func transfer(t *testing.T, from, to net.Conn, text string) {
 
 func wantEnd(t *testing.T, c net.Conn) {
 	t.Helper()
+	_ = c.SetReadDeadline(time.Now().Add(stopTimeout))
 	if n, err := c.Read(make([]byte, 1)); n != 0 || err != io.EOF {
 		t.Fatalf("got %d bytes and %v, want the end of this half", n, err)
 	}
@@ -321,6 +322,7 @@ func readSlowly(t *testing.T, splice string) {
 		}
 		_ = c.server.CloseWrite()
 	})
+	defer c.server.Close() // ends the writer if the reader has failed
 	last, since := int64(-1), time.Now()
 	wait.For(t, "the writer has to wait", talkTimeout, func() error {
 		if now := written.Load(); now != last {

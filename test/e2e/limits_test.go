@@ -271,7 +271,7 @@ func TestPromise8_DeadServiceSlowsNoOther(t *testing.T) {
 		}()
 	}
 	targets := addresses(80, live.vips...)
-	for _, v := range crowd(others, 16, func(i int) visit { return ask(lab.Client, targets[i%2]) }) {
+	for _, v := range crowdUntilOneFails(others, 16, func(i int) visit { return ask(lab.Client, targets[i%2]) }) {
 		if v.err != nil {
 			t.Errorf("%s: %v", v.client, v.err)
 		}

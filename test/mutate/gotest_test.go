@@ -1,0 +1,64 @@
+package main
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// event gives a line of go test -json.
+func event(action, test, output string) string {
+	return `{"Action":"` + action + `","Test":"` + test + `","Output":"` + output + `"}`
+}
+
+func TestJudge(t *testing.T) {
+	failed := errors.New("exit status 1")
+	for _, row := range []struct {
+		name  string
+		lines []string
+		err   error
+		want  outcome
+		line  string
+	}{
+		{"pass", []string{event("run", "TestA", ""), event("output", "TestA", `    a_test.go:1: noted\n`), event("pass", "TestA", "")}, nil, passed, ""},
+		{
+			"assertion after a log line",
+			[]string{event("output", "TestA", `    a_test.go:1: noted\n`), event("output", "TestA", `    a_test.go:2: got 1, want 2\n`), event("fail", "TestA", "")},
+			failed, caught, "a_test.go:2: got 1, want 2",
+		},
+		{
+			"assertion of a subtest",
+			[]string{event("output", "TestA/b", `        a_test.go:3: no\n`), event("fail", "TestA/b", ""), event("fail", "TestA", "")},
+			failed, caught, "a_test.go:3: no",
+		},
+		{"another test", []string{event("output", "TestB", `    a_test.go:3: no\n`), event("fail", "TestB", "")}, failed, broken, ""},
+		{"nothing ran", []string{event("output", "", `testing: warning: no tests to run\n`), event("pass", "", "")}, nil, broken, ""},
+		{"skip", []string{event("output", "TestA", `    a_test.go:3: SKIP-NEEDS: x\n`), event("skip", "TestA", "")}, nil, broken, "the test was skipped"},
+		{"only log lines", []string{event("output", "TestA", `    a_test.go:1: noted\n`), event("fail", "TestA", "")}, failed, broken, ""},
+		{
+			"time-out of go test",
+			[]string{event("output", "TestA", `    a_test.go:2: x\n`), event("output", "TestA", `panic: test timed out after 2m0s\n`), event("fail", "TestA", "")},
+			failed, broken, "panic: test timed out after 2m0s",
+		},
+		{"does not compile", []string{event("build-output", "", `x.go:1:2: undefined: y\n`), event("build-fail", "", ""), event("fail", "", "")}, failed, broken, ""},
+	} {
+		got := judge([]byte(strings.Join(row.lines, "\n")), row.err, "TestA", func(_ string, line int) bool { return line == 1 })
+		if got.outcome != row.want || row.line != "" && got.line != row.line {
+			t.Errorf("%s: got %v, want %v %q", row.name, got, row.want, row.line)
+		}
+	}
+}
+
+func TestIsLog(t *testing.T) {
+	for line, want := range map[int]bool{1: false, 12: false, 1 << 20: false} {
+		if got := isLog("gotest_test.go", line); got != want {
+			t.Errorf("line %d: %v", line, got)
+		}
+	}
+}
+
+func TestPattern(t *testing.T) {
+	if got, want := pattern("TestA/b"), "^TestA$/^b$"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}

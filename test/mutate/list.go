@@ -1,0 +1,197 @@
+package main
+
+// mutations are the mistakes that a test has to notice. Each end-to-end test of a
+// promise in the README has at least one, and so has each cleverness that no promise
+// names. Keep old texts short: they have to be changed with the code.
+var mutations = []mutation{
+	// Promise 1: a dead endpoint costs a moment, never the connection.
+	{
+		name: "retry-same-endpoint", what: "a retry may go to the endpoint that has just failed",
+		file: "balancer/pick.go", old: "!b.suspected(key, now) && !d.wasTried(key)", new: "!b.suspected(key, now)",
+		pkg: "balancer", test: "TestEveryCandidateOnceBeforeAnyTwice",
+	},
+	{
+		name: "no-retry", what: "a connection is given up when its first endpoint does not answer",
+		file: "listener/conn.go", old: "if !c.attemptFailed(errno) {\n\t\tc.retryInTurn()", new: "if !c.attemptFailed(errno) {\n\t\tc.fail(conntrack.ConnectFailed)",
+		pkg: "test/e2e", test: "TestPromise1_OneLiveEndpointOfManyIsFound",
+	},
+	{
+		name: "no-dial-timeout", what: "an attempt at a silent endpoint is never given up",
+		file: "listener/conn.go", old: "c.abandonAttempt(sys.ETIMEDOUT)", new: "w := c.worker; w.loop.Schedule(&c.timer, w.loop.Now()+1e9, c)",
+		pkg: "test/e2e", test: "TestPromise1_DeadEndpointCostsAMomentNeverTheConnection",
+	},
+	{
+		name: "failures-forgotten", what: "each connection finds out anew that an endpoint is dead",
+		file: "balancer/balancer.go", old: "b.suspect(ep, d.listBits, now)", new: "",
+		pkg: "test/e2e", test: "TestPromise1_SilentEndpointDelaysFewConnections",
+	},
+	{
+		name: "restart-not-waited-for", what: "a connection ends when all endpoints have refused once",
+		file: "balancer/pick.go", old: "ok && at > now", new: "false && ok",
+		pkg: "test/e2e", test: "TestPromise1_RestartOfTheOnlyEndpointFailsNoConnection",
+	},
+	{
+		name: "affinity-ignored", what: "a pinned client goes to any endpoint",
+		file: "balancer/pins.go", old: "i >= 0 && !d.wasTried(", new: "i < -1 && !d.wasTried(",
+		pkg: "test/e2e", test: "TestAffinityHoldsAndMoves/leaves",
+	},
+
+	// Promise 2: the endpoint sees the client's address.
+	{
+		name: "nodes-address", what: "endpoints see the node's address in place of the client's",
+		file: "listener/source.go", old: "v.SourceFor(client, endpoint.Addr()) != policy.SourceClient ||", new: "true ||",
+		pkg: "test/e2e", test: "TestPromise2_EndpointSeesTheClientsAddressWhereItMust/sklookup-nftables/tcp",
+	},
+	{
+		name: "clients-address", what: "endpoints see the client's address where the node's is required",
+		file: "policy/resolve.go", old: "v.Source, v.SourceRule = SourceNode, RuleMasquerade\n\tswitch {\n\tcase !d.is(local):", new: "v.Source, v.SourceRule = SourceClient, RuleMasquerade\n\tswitch {\n\tcase !d.is(local):",
+		pkg: "test/e2e", test: "TestPromise2_EndpointSeesTheClientsAddressWhereItMust/sklookup-nftables/udp",
+	},
+
+	// Promise 3: bytes arrive complete and in order, ends keep their kind.
+	{
+		name: "pipe-not-empty", what: "a pipe goes back to the pool with a byte of a stream in it",
+		file: "relay/turn.go", old: "s.inPipe = int32(n)\n", new: "s.inPipe = int32(max(n-1, 1))\n",
+		pkg: "test/e2e", test: "TestPromise3_BytesArriveCompleteAndInOrder/splice=auto",
+	},
+	{
+		name: "half-close-lost", what: "a FIN is not passed on while the other half goes on",
+		file: "relay/direction.go", old: "w.kernel.shutdownWrite(int(other.fd))", new: "",
+		pkg: "test/e2e", test: "TestPromise3_HalfCloseStaysAHalfClose/splice=auto",
+	},
+	{
+		name: "held-bytes-lost", what: "what a slow reader does not take at once is thrown away",
+		file: "relay/direction.go", old: "w.hold(s, p[n:])\n", new: "",
+		pkg: "test/e2e", test: "TestPromise3_NothingIsLostBehindASlowReader/splice=off",
+	},
+	{
+		name: "reset-becomes-fin", what: "a peer's reset is passed on as an end in order",
+		file: "relay/link.go", old: "inOrder := end == ClientFin || end == EndpointFin", new: "inOrder := true",
+		pkg: "test/e2e", test: "TestPromise3_ResetStaysAReset/splice=auto",
+	},
+	{
+		name: "user-timeout", what: "a peer that pauses is taken for one that is gone (TCP_USER_TIMEOUT)",
+		file: "listener/socket.go", old: "Count:    keepAliveProbes,", new: "Count: keepAliveProbes, UserTimeout: 2 * keepAlive,",
+		pkg: "test/e2e", test: "TestPromise3_LivePeerMayPause/splice=auto",
+	},
+	{
+		name: "kill-without-reset", what: "a killed proxy's streams end as if they were complete",
+		file: "internal/sys/tcp.go", old: "unix.Linger{Onoff: 1, Linger: 0}", new: "unix.Linger{}",
+		pkg: "test/e2e", test: "TestKillResetsConnections",
+	},
+	{
+		name: "answers-cut", what: "answers of more than 8 KiB lose their end",
+		file: "datagram/forward.go", old: "p := w.downIn.Data(i)\n", new: "p := w.downIn.Data(i)\n\t\tp = p[:min(len(p), 8<<10)]\n",
+		pkg: "test/e2e", test: "TestPromise3_DatagramsKeepTheirBoundariesAndSizes/sklookup-nftables",
+	},
+	{
+		name: "datagrams-joined", what: "datagrams of a GSO batch reach the endpoint as one",
+		file: "datagram/forward.go", old: "w.up.Append(netip.AddrPort{}, p, segment, !cur.upstream.noTrain)", new: "w.up.Append(netip.AddrPort{}, p, 0, !cur.upstream.noTrain)",
+		pkg: "test/e2e", test: "TestTunnelsKeepTheirDatagrams",
+	},
+
+	// Promise 4: a port with no endpoints refuses, one whose policy leaves none here drops.
+	{
+		name: "drops-without-endpoints", what: "clients of a port with no endpoints wait in place of being refused",
+		file: "policy/resolve.go", old: "if !d.is(usable) {\n\t\treturn Refuse", new: "if !d.is(usable) {\n\t\treturn Drop",
+		pkg: "test/e2e", test: "TestPromise4_PortWithNoEndpointsRefuses",
+	},
+	{
+		name: "verdict-drops", what: "the same in the verdict, which explain shows",
+		file: "policy/resolve.go", old: "deny(v, Refuse, RuleNoEndpoints)", new: "deny(v, Drop, RuleNoEndpoints)",
+		pkg: "policy", test: "TestResolve",
+	},
+	{
+		name: "refuses-without-local", what: "a port whose policy leaves no endpoint here refuses in place of dropping",
+		file: "policy/resolve.go", old: "case d.kind == service.ClusterIP && d.is(local):\n\t\treturn Drop", new: "case d.kind == service.ClusterIP && d.is(local):\n\t\treturn Refuse",
+		pkg: "test/e2e", test: "TestPromise4_PortWhosePolicyLeavesNoneHereIsSilent/sklookup-nftables",
+	},
+
+	// Promise 5: each connection leaves exactly one record.
+	{
+		name: "record-missing", what: "connections that the stop cuts leave no record",
+		file: "conntrack/shard.go", old: "if q == nil || r.Quiet {", new: "if q == nil || r.Quiet || r.End == Shutdown {",
+		pkg: "test/e2e", test: "TestPromise5_OneRecordForEachConnectionAlsoWhenStopped",
+	},
+	{
+		name: "record-twice", what: "a connection that has no endpoint yet leaves two records",
+		file: "conntrack/shard.go", old: "s.batch.records = append(s.batch.records, *r)", new: "if !r.Connected {\n\t\ts.batch.records = append(s.batch.records, *r)\n\t}\n\ts.batch.records = append(s.batch.records, *r)",
+		pkg: "test/e2e", test: "TestPromise5_OneRecordForEachConnectionAlsoWhenStopped",
+	},
+
+	// Promise 6: it owns what it makes in the kernel.
+	{
+		name: "repair-skipped", what: "what another program takes out of the kernel is not put back",
+		file: "listener/manager.go", old: "return m.redirector.Verify()", new: "return false, nil",
+		pkg: "test/e2e", test: "TestPromise6_RemovedStateIsRepaired/sklookup-nftables",
+	},
+	{
+		name: "cleanup-leaves-routes", what: "IPv6 routes stay when the proxy ends, and after cleanup",
+		file: "redirect/route/route.go", old: "if !r.isOurRoute(&k) {\n\t\t\t\t\tcontinue", new: "if f == service.IPv6 || !r.isOurRoute(&k) {\n\t\t\t\t\tcontinue",
+		pkg: "test/e2e", test: "TestPromise6_StopAndCleanupLeaveNothing/tproxy-nftables",
+	},
+	{
+		name: "no-takeover", what: "what a killed proxy steered is still steered by the next one",
+		file: "redirect/tproxy/filter.go", old: "if old.exists {\n\t\tb.FlushTable", new: "if false {\n\t\tb.FlushTable",
+		pkg: "test/e2e", test: "TestPromise6_KilledProxyIsTakenOver/tproxy-nftables",
+	},
+
+	// Promise 8: one service does not slow another.
+	{
+		name: "accept-sleeps", what: "each connection holds its event loop for 25 ms",
+		file: "listener/accept.go", old: "w.backoff = 0\n", new: "w.backoff = 0\n\t\ttime.Sleep(25 * time.Millisecond)\n",
+		pkg: "test/e2e", test: "TestPromise8_FloodOfOneServiceSlowsNoOther",
+	},
+	{
+		name: "session-sleeps", what: "each UDP session holds its event loop for a millisecond",
+		file: "datagram/session.go", old: "b := c.share.service.balancer\n", new: "b := c.share.service.balancer\n\ttime.Sleep(time.Millisecond)\n",
+		pkg: "test/e2e", test: "TestPromise8_FloodOfDatagramsStaysItsServices",
+	},
+	{
+		name: "retries-unbounded", what: "a Service whose endpoints all refuse retries as fast as it can",
+		file: "listener/retries.go", old: "if r.left == 0 {", new: "if false {",
+		pkg: "test/e2e", test: "TestPromise8_RefusingServiceSlowsNoOther",
+	},
+	{
+		name: "dialing-blocks-all", what: "connections that wait for an endpoint stop accepting for every Service",
+		file: "listener/stalled.go", old: "w.loop.Remove(a.reg)\n\tw.stalled", new: "for _, a := range w.acceptors {\n\t\tw.loop.Remove(a.reg)\n\t}\n\tw.stalled",
+		pkg: "test/e2e", test: "TestPromise8_DeadServiceSlowsNoOther",
+	},
+	{
+		name: "namespace-unlimited", what: "a namespace may have more connections than its limit",
+		file: "listener/quota.go", old: "case p.namespace.open.Load() >", new: "case p.namespace.open.Load() < -",
+		pkg: "test/e2e", test: "TestConnectionLimitOfANamespace",
+	},
+
+	// Beside the promises.
+	{
+		name: "session-not-moved", what: "a UDP session goes on to an endpoint that is gone",
+		file: "datagram/service.go", old: "_, gone := c.endpoints[r.Endpoint.Addr]\n\treturn gone", new: "_, gone := c.endpoints[r.Endpoint.Addr]\n\treturn gone && c.all",
+		pkg: "test/e2e", test: "TestSessionsFollowTheirEndpoints",
+	},
+	{
+		name: "stranger-believed", what: "an ICMP error that a stranger sends ends a UDP session",
+		file: "datagram/session.go", old: "q.Errno != sys.ECONNREFUSED || q.Offender != c.record.Endpoint.Addr.Addr()", new: "q.Errno != sys.ECONNREFUSED",
+		pkg: "datagram", test: "TestForgedErrorsMoveNoSession",
+	},
+	{
+		name: "younger-claim-wins", what: "a new Service takes an external IP that another one serves",
+		file: "service/claims.go", old: "cmp.Compare(a.since, b.since)", new: "cmp.Compare(b.since, a.since)",
+		pkg: "service", test: "TestEarlierClaimStays",
+	},
+	{
+		name: "source-ranges-ignored", what: "clients outside loadBalancerSourceRanges are served",
+		file: "policy/resolve.go", old: "d.is(limited) && !t.admits(", new: "d.is(limited) && v.Kind < 0 && !t.admits(",
+		pkg: "policy", test: "TestAdmission",
+	},
+	{
+		name: "control-characters", what: "a tenant's text moves the cursor of whoever reads the log",
+		file: "internal/printable/printable.go", old: "if s[i] < ' ' || s[i] > '~' {", new: "if s[i] > '~' {",
+		pkg: "cmd/sluice", test: "FuzzNoControlCharacterLeaves",
+	},
+	{
+		name: "broken-file-empties", what: "a manifest with a typo takes its Services out of force",
+		file: "source/manifests/load.go", old: "if !st.bad {", new: "if true {",
+		pkg: "test/e2e", test: "TestLastGoodContentStaysInForce",
+	},
+}
