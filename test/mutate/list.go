@@ -131,7 +131,7 @@ var mutations = []mutation{
 		pkg: "test/e2e", test: "TestPromise6_StopAndCleanupLeaveNothing/tproxy-nftables",
 	},
 	{
-		name: "no-takeover", what: "what a killed proxy steered is still steered by the next one",
+		name: "no-takeover", what: "the next proxy adds its rules behind those of a killed one",
 		file: "redirect/tproxy/filter.go", old: "if old.exists {\n\t\tb.FlushTable", new: "if false {\n\t\tb.FlushTable",
 		pkg: "test/e2e", test: "TestPromise6_KilledProxyIsTakenOver/tproxy-nftables",
 	},
@@ -143,14 +143,24 @@ var mutations = []mutation{
 		pkg: "test/e2e", test: "TestPromise8_FloodOfOneServiceSlowsNoOther",
 	},
 	{
-		name: "session-sleeps", what: "each UDP session holds its event loop for a millisecond",
-		file: "datagram/session.go", old: "b := c.share.service.balancer\n", new: "b := c.share.service.balancer\n\ttime.Sleep(time.Millisecond)\n",
+		name: "session-sleeps", what: "the first datagram of each UDP session holds its event loop for a millisecond",
+		file: "datagram/held.go", old: "\tk := s.held\n\tused := 0\n", new: "\ttime.Sleep(time.Millisecond)\n\tk := s.held\n\tused := 0\n",
 		pkg: "test/e2e", test: "TestPromise8_FloodOfDatagramsStaysItsServices",
 	},
 	{
-		name: "retries-unbounded", what: "a Service whose endpoints all refuse retries as fast as it can",
-		file: "listener/retries.go", old: "if r.left == 0 {", new: "if false {",
+		name: "attempt-sleeps", what: "each attempt that fails holds its event loop for 3 ms",
+		file: "listener/conn.go", old: "reason := conntrack.DialErrorOf(errno)\n", new: "reason := conntrack.DialErrorOf(errno)\n\ttime.Sleep(3 * time.Millisecond)\n",
 		pkg: "test/e2e", test: "TestPromise8_RefusingServiceSlowsNoOther",
+	},
+	{
+		name: "suspicion-too-short", what: "endpoints that refused are tried again after 5 ms",
+		file: "balancer/suspects.go", old: "firstSuspicion   = 500 * time.Millisecond", new: "firstSuspicion   = 5 * time.Millisecond",
+		pkg: "test/e2e", test: "TestPromise8_RefusingServiceSlowsNoOther",
+	},
+	{
+		name: "retries-unbounded", what: "one round of the loop makes any number of attempts for one Service",
+		file: "listener/retries.go", old: "if r.left == 0 {", new: "if false {",
+		pkg: "listener", test: "TestRetriesTakeTurns",
 	},
 	{
 		name: "dialing-blocks-all", what: "connections that wait for an endpoint stop accepting for every Service",
