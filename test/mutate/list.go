@@ -12,12 +12,12 @@ var mutations = []mutation{
 	},
 	{
 		name: "no-retry", what: "a connection is given up when its first endpoint does not answer",
-		file: "listener/conn.go", old: "if !c.attemptFailed(errno) {\n\t\tc.retryInTurn()", new: "if !c.attemptFailed(errno) {\n\t\tc.fail(conntrack.ConnectFailed)",
+		file: "stream/conn.go", old: "if !c.attemptFailed(errno) {\n\t\tc.retryInTurn()", new: "if !c.attemptFailed(errno) {\n\t\tc.fail(conntrack.ConnectFailed)",
 		pkg: "test/e2e", test: "TestPromise1_OneLiveEndpointOfManyIsFound",
 	},
 	{
 		name: "no-dial-timeout", what: "an attempt at a silent endpoint is never given up",
-		file: "listener/conn.go", old: "c.abandonAttempt(sys.ETIMEDOUT)", new: "w := c.worker; w.loop.Schedule(&c.timer, w.loop.Now()+1e9, c)",
+		file: "stream/conn.go", old: "c.abandonAttempt(sys.ETIMEDOUT)", new: "w := c.worker; w.loop.Schedule(&c.timer, w.loop.Now()+1e9, c)",
 		pkg: "test/e2e", test: "TestPromise1_DeadEndpointCostsAMomentNeverTheConnection",
 	},
 	{
@@ -39,7 +39,7 @@ var mutations = []mutation{
 	// Promise 2: the endpoint sees the client's address.
 	{
 		name: "nodes-address", what: "endpoints see the node's address in place of the client's",
-		file: "listener/source.go", old: "v.SourceFor(client, endpoint.Addr()) != policy.SourceClient ||", new: "true ||",
+		file: "stream/source.go", old: "v.SourceFor(client, endpoint.Addr()) != policy.SourceClient ||", new: "true ||",
 		pkg: "test/e2e", test: "TestPromise2_EndpointSeesTheClientsAddressWhereItMust/sklookup-nftables/tcp",
 	},
 	{
@@ -71,7 +71,7 @@ var mutations = []mutation{
 	},
 	{
 		name: "user-timeout", what: "a peer that pauses is taken for one that is gone (TCP_USER_TIMEOUT)",
-		file: "listener/socket.go", old: "Count:    keepAliveProbes,", new: "Count: keepAliveProbes, UserTimeout: 2 * keepAlive,",
+		file: "stream/socket.go", old: "Count:    keepAliveProbes,", new: "Count: keepAliveProbes, UserTimeout: 2 * keepAlive,",
 		pkg: "test/e2e", test: "TestPromise3_LivePeerMayPause/splice=auto",
 	},
 	{
@@ -127,7 +127,7 @@ var mutations = []mutation{
 	},
 	{
 		name: "cleanup-leaves-routes", what: "IPv6 routes stay when the proxy ends, and after cleanup",
-		file: "redirect/route/route.go", old: "if !r.isOurRoute(&k) {\n\t\t\t\t\tcontinue", new: "if f == service.IPv6 || !r.isOurRoute(&k) {\n\t\t\t\t\tcontinue",
+		file: "redirect/route/route.go", old: "if err := r.removeRoute(&routes[i]); err != nil {\n\t\t\t\t\treturn", new: "if f == service.IPv6 {\n\t\t\t\t\tcontinue\n\t\t\t\t}\n\t\t\t\tif err := r.removeRoute(&routes[i]); err != nil {\n\t\t\t\t\treturn",
 		pkg: "test/e2e", test: "TestPromise6_StopAndCleanupLeaveNothing/tproxy-nftables",
 	},
 	{
@@ -139,7 +139,7 @@ var mutations = []mutation{
 	// Promise 8: one service does not slow another.
 	{
 		name: "accept-sleeps", what: "each connection holds its event loop for 25 ms",
-		file: "listener/accept.go", old: "w.backoff = 0\n", new: "w.backoff = 0\n\t\ttime.Sleep(25 * time.Millisecond)\n",
+		file: "stream/accept.go", old: "w.backoff = 0\n", new: "w.backoff = 0\n\t\ttime.Sleep(25 * time.Millisecond)\n",
 		pkg: "test/e2e", test: "TestPromise8_FloodOfOneServiceSlowsNoOther",
 	},
 	{
@@ -149,7 +149,7 @@ var mutations = []mutation{
 	},
 	{
 		name: "attempt-sleeps", what: "each attempt that fails holds its event loop for 3 ms",
-		file: "listener/conn.go", old: "reason := conntrack.DialErrorOf(errno)\n", new: "reason := conntrack.DialErrorOf(errno)\n\ttime.Sleep(3 * time.Millisecond)\n",
+		file: "stream/conn.go", old: "reason := conntrack.DialErrorOf(errno)\n", new: "reason := conntrack.DialErrorOf(errno)\n\ttime.Sleep(3 * time.Millisecond)\n",
 		pkg: "test/e2e", test: "TestPromise8_RefusingServiceSlowsNoOther",
 	},
 	{
@@ -159,17 +159,17 @@ var mutations = []mutation{
 	},
 	{
 		name: "retries-unbounded", what: "one round of the loop makes any number of attempts for one Service",
-		file: "listener/retries.go", old: "if r.left == 0 {", new: "if false {",
-		pkg: "listener", test: "TestRetriesTakeTurns",
+		file: "stream/retries.go", old: "if r.left == 0 {", new: "if false {",
+		pkg: "stream", test: "TestRetriesTakeTurns",
 	},
 	{
 		name: "dialing-blocks-all", what: "connections that wait for an endpoint stop accepting for every Service",
-		file: "listener/stalled.go", old: "w.loop.Remove(a.reg)\n\tw.stalled", new: "for _, a := range w.acceptors {\n\t\tw.loop.Remove(a.reg)\n\t}\n\tw.stalled",
+		file: "stream/stalled.go", old: "w.loop.Remove(a.reg)\n\tw.stalled", new: "for _, a := range w.acceptors {\n\t\tw.loop.Remove(a.reg)\n\t}\n\tw.stalled",
 		pkg: "test/e2e", test: "TestPromise8_DeadServiceSlowsNoOther",
 	},
 	{
 		name: "namespace-unlimited", what: "a namespace may have more connections than its limit",
-		file: "listener/quota.go", old: "case p.namespace.open.Load() >", new: "case p.namespace.open.Load() < -",
+		file: "stream/quota.go", old: "p.namespace.open.Load() > most {", new: "p.namespace.open.Load() > 1000*most {",
 		pkg: "test/e2e", test: "TestConnectionLimitOfANamespace",
 	},
 
