@@ -225,7 +225,7 @@ func dump(p *redirect.Plan) string {
 	for a := range p.ClusterIPs.Keys() {
 		lines = append(lines, "cluster "+a.String())
 	}
-	for a := range p.Foreign.Keys() {
+	for a := range p.NonLocal.Keys() {
 		lines = append(lines, "foreign "+a.String())
 	}
 	for r := range p.Local.Keys() {

@@ -179,7 +179,7 @@ func (p *planner) finish(table *policy.Table, host hostnet.Addresses, now int64)
 		Silent:     p.silent.Map(),
 		Local:      p.local.Map(),
 		ClusterIPs: p.clusterIPs.Map(),
-		Foreign:    p.foreign.Map(),
+		NonLocal:   p.foreign.Map(),
 		Lingering:  p.lingering.Map(),
 		Own:        p.own.Map(),
 		Node:       p.node,

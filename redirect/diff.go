@@ -15,7 +15,7 @@ type Changes struct {
 	Unsteer []service.Destination // destinations that no listener accepts for any more
 
 	Refuse, Silent, Lingering, Own Delta[service.Destination]
-	ClusterIPs, Foreign, Node      Delta[netip.Addr]
+	ClusterIPs, NonLocal, Node     Delta[netip.Addr]
 	Local                          Delta[netip.Prefix]
 }
 
@@ -38,7 +38,7 @@ func (c *Changes) Empty() bool { return c.Size() == 0 }
 // Size is the number of elements that change.
 func (c *Changes) Size() int {
 	return len(c.Steer) + len(c.Unsteer) + c.Refuse.Size() + c.Silent.Size() + c.Lingering.Size() + c.Own.Size() +
-		c.ClusterIPs.Size() + c.Foreign.Size() + c.Node.Size() + c.Local.Size()
+		c.ClusterIPs.Size() + c.NonLocal.Size() + c.Node.Size() + c.Local.Size()
 }
 
 // Touched gives the destinations that any of the changes but Own is about; one
@@ -62,8 +62,8 @@ func (c *Changes) Touched(yield func(service.Destination) bool) {
 // this node's to own, while it may have destinations that stay: one that was,
 // or comes to be, in a local range.
 func (c *Changes) Rehomes(from, to *Plan) bool {
-	return slices.ContainsFunc(c.Foreign.Add, func(a netip.Addr) bool { return IsLocal(from.Local, a) }) ||
-		slices.ContainsFunc(c.Foreign.Drop, func(a netip.Addr) bool { return IsLocal(to.Local, a) })
+	return slices.ContainsFunc(c.NonLocal.Add, func(a netip.Addr) bool { return IsLocal(from.Local, a) }) ||
+		slices.ContainsFunc(c.NonLocal.Drop, func(a netip.Addr) bool { return IsLocal(to.Local, a) })
 }
 
 // Diff gives the changes that lead from one plan to another. It reads what the
@@ -76,7 +76,7 @@ func Diff(from, to *Plan) Changes {
 	for _, d := range []*Delta[service.Destination]{&c.Refuse, &c.Silent, &c.Lingering, &c.Own} {
 		d.sort(CompareDestinations)
 	}
-	for _, d := range []*Delta[netip.Addr]{&c.ClusterIPs, &c.Foreign, &c.Node} {
+	for _, d := range []*Delta[netip.Addr]{&c.ClusterIPs, &c.NonLocal, &c.Node} {
 		d.sort(netip.Addr.Compare)
 	}
 	c.Local.sort(comparePrefixes)
@@ -90,7 +90,7 @@ func unsorted(from, to *Plan) Changes {
 	c := Changes{
 		Refuse: deltaOf(from.Refuse, to.Refuse), Silent: deltaOf(from.Silent, to.Silent),
 		Lingering: deltaOf(from.Lingering, to.Lingering), Own: deltaOf(from.Own, to.Own),
-		ClusterIPs: deltaOf(from.ClusterIPs, to.ClusterIPs), Foreign: deltaOf(from.Foreign, to.Foreign),
+		ClusterIPs: deltaOf(from.ClusterIPs, to.ClusterIPs), NonLocal: deltaOf(from.NonLocal, to.NonLocal),
 		Node: deltaOf(from.Node, to.Node), Local: deltaOf(from.Local, to.Local),
 	}
 	for d, ch := range changes(from.Steer, to.Steer) {

@@ -67,7 +67,7 @@ type slowPlan struct {
 
 func slow(p *Plan) slowPlan {
 	return slowPlan{maps.Collect(p.Steer.All()), maps.Collect(p.Refuse.All()), maps.Collect(p.Silent.All()), maps.Collect(p.Lingering.All()),
-		maps.Collect(p.Own.All()), maps.Collect(p.ClusterIPs.All()), maps.Collect(p.Foreign.All()), maps.Collect(p.Local.All())}
+		maps.Collect(p.Own.All()), maps.Collect(p.ClusterIPs.All()), maps.Collect(p.NonLocal.All()), maps.Collect(p.Local.All())}
 }
 
 // carryOut does by hand what changes say.
@@ -87,7 +87,7 @@ func (p *slowPlan) carryOut(t *testing.T, c *Changes) {
 	carryOut(t, p.lingering, c.Lingering)
 	carryOut(t, p.own, c.Own)
 	carryOut(t, p.clusterIPs, c.ClusterIPs)
-	carryOut(t, p.foreign, c.Foreign)
+	carryOut(t, p.foreign, c.NonLocal)
 	carryOut(t, p.local, c.Local)
 }
 
@@ -125,7 +125,7 @@ func randomPlan(rnd *rand.Rand, p Plan) *Plan {
 			p.Silent = p.Silent.With(d, struct{}{})
 		}
 		p.ClusterIPs = randomly(rnd, p.ClusterIPs, d.Addr)
-		p.Foreign = randomly(rnd, p.Foreign, d.Addr)
+		p.NonLocal = randomly(rnd, p.NonLocal, d.Addr)
 		p.Lingering = randomly(rnd, p.Lingering, d)
 		p.Own = randomly(rnd, p.Own, d)
 		p.Local = LocalOf(Ranges(randomly(rnd, p.Local, netip.PrefixFrom(d.Addr, 27+rnd.IntN(6)).Masked()))...)
@@ -252,12 +252,12 @@ func TestValidate(t *testing.T) {
 		{Plan{Local: SetOf(prefixes("10.96.0.1/16")...)}, "not the first address"},
 		{Plan{Local: SetOf(prefixes("10.96.0.0/16 10.96.7.0/24")...)}, "lies in 10.96.0.0/16"},
 		{Plan{Local: SetOf(prefixes("10.96.0.0/16 10.96.7.7/32")...)}, "lies in 10.96.0.0/16"},
-		{Plan{Foreign: addrSet("192.0.2.1"), Local: SetOf(prefixes("10.96.0.0/12")...)}, ""},
-		{Plan{Foreign: addrSet("10.96.0.1"), Local: SetOf(prefixes("10.96.0.0/12")...)}, "10.96.0.1"},
-		{Plan{Foreign: addrSet("10.96.0.1"), Local: SetOf(prefixes("10.96.0.1/32")...)}, "10.96.0.1"},
-		{Plan{Foreign: addrSet("127.0.0.1")}, "loopback"},
-		{Plan{Foreign: addrSet("10.96.0.1"), Lingering: SetOf(good)}, ""},
-		{Plan{Lingering: SetOf(good)}, "not on a foreign address"},
+		{Plan{NonLocal: addrSet("192.0.2.1"), Local: SetOf(prefixes("10.96.0.0/12")...)}, ""},
+		{Plan{NonLocal: addrSet("10.96.0.1"), Local: SetOf(prefixes("10.96.0.0/12")...)}, "10.96.0.1"},
+		{Plan{NonLocal: addrSet("10.96.0.1"), Local: SetOf(prefixes("10.96.0.1/32")...)}, "10.96.0.1"},
+		{Plan{NonLocal: addrSet("127.0.0.1")}, "loopback"},
+		{Plan{NonLocal: addrSet("10.96.0.1"), Lingering: SetOf(good)}, ""},
+		{Plan{Lingering: SetOf(good)}, "not on a non-local address"},
 		{Plan{Own: SetOf(tcp("127.0.0.1:30000"))}, ""},
 		{Plan{Own: SetOf(tcp("169.254.20.10:30000"))}, ""},
 		{Plan{Local: SetOf(netip.Prefix{})}, "not an IPv4 or IPv6 range"},

@@ -6,7 +6,7 @@ import "fmt"
 // of steering needs. Each way names its own.
 type Feature string
 
-// FeatureNetAdmin is what every way of steering needs.
+// FeatureNetAdmin is what every mode needs.
 const FeatureNetAdmin Feature = "CAP_NET_ADMIN"
 
 // RemedyNetAdmin says how to come by FeatureNetAdmin.

@@ -3,7 +3,7 @@
 //
 // What is to be steered is a [Plan]: plain data, whole, made anew whenever the
 // Services changed. A [Redirector] puts it in force and keeps it there; there
-// is one for each way of steering that kernels offer (redirect/tproxy), and
+// is one for each mode that kernels offer (redirect/tproxy), and
 // none of them knows more of a service than its addresses and listener ports.
 //
 //	lock, err := redirect.AcquireLock("sluice")   // one proxy in a network namespace
@@ -41,13 +41,13 @@ var (
 // port of ListenIPv4 or ListenIPv6, by the destination's family.
 type Target struct {
 	Port uint16
-	// FD is the listening socket itself, for ways of steering that hand it to
+	// FD is the listening socket itself, for modes that hand it to
 	// the kernel; 0 where the plan's maker has none to give. It stays open for
 	// as long as a plan that names it is in force.
 	FD int
 }
 
-// Traits are what a way of steering asks of listeners and gives to dials.
+// Traits are what a mode asks of listeners and gives to dials.
 type Traits struct {
 	// Name is what the log says, such as "tproxy/nftables".
 	Name string
@@ -88,12 +88,12 @@ type Plan struct {
 	// ClusterIPs are the addresses whose other ports refuse (A3.12), so that
 	// the host's own wildcard servers are not reachable on them (F4).
 	ClusterIPs Set[netip.Addr]
-	// Foreign are addresses that are not this node's to own: external and load
+	// NonLocal are addresses that are not this node's to own: external and load
 	// balancer IPs. Destinations to steer, refuse or silence may be on them;
 	// everything else that is sent to them, and ping, goes on as if there were
 	// no Redirector (A3.13). None lies in Local or is an address of this node.
-	Foreign Set[netip.Addr]
-	// Lingering are destinations on Foreign addresses that are no longer served
+	NonLocal Set[netip.Addr]
+	// Lingering are destinations on NonLocal addresses that are no longer served
 	// but still carry established connections (A8.7): those go on, and new
 	// ones go past us.
 	Lingering Set[service.Destination]
@@ -197,7 +197,7 @@ func (p *Plan) validate(verb string, d service.Destination) error {
 }
 
 // validateLocal looks at ranges. Only if one comes that is not a single address,
-// all ranges and all foreign addresses are gone through, once: another proxy's
+// all ranges and all non-local addresses are gone through, once: another proxy's
 // Services cut the service ranges into many.
 func (c *Changes) validateLocal(to *Plan) error {
 	whole := false
@@ -210,8 +210,8 @@ func (c *Changes) validateLocal(to *Plan) error {
 		}
 		if !l.IsSingleIP() {
 			whole = true
-		} else if to.Foreign.Has(l.Addr()) {
-			return fmt.Errorf("local %s: is foreign, too", l)
+		} else if to.NonLocal.Has(l.Addr()) {
+			return fmt.Errorf("local %s: is non-local, too", l)
 		}
 	}
 	if !whole {
@@ -222,9 +222,9 @@ func (c *Changes) validateLocal(to *Plan) error {
 			return fmt.Errorf("local %s: lies in %s, which is local too", inner, outer)
 		}
 	}
-	for a := range to.Foreign.Keys() {
+	for a := range to.NonLocal.Keys() {
 		if outer, is := within(to.Local, a, a.BitLen()); is {
-			return fmt.Errorf("local %s: takes in the foreign address %s", outer, a)
+			return fmt.Errorf("local %s: takes in the non-local address %s", outer, a)
 		}
 	}
 	return nil
@@ -232,20 +232,20 @@ func (c *Changes) validateLocal(to *Plan) error {
 
 // validateOthers looks at what is on addresses that are not of services.
 func (c *Changes) validateOthers(to *Plan) error {
-	for _, a := range c.Foreign.Add {
+	for _, a := range c.NonLocal.Add {
 		if err := CheckAddr(a); err != nil {
-			return fmt.Errorf("foreign %s: %w", a, err)
+			return fmt.Errorf("non-local %s: %w", a, err)
 		}
 		if within, is := within(to.Local, a, a.BitLen()); is {
-			return fmt.Errorf("foreign %s: lies in %s, which is local", a, within)
+			return fmt.Errorf("non-local %s: lies in %s, which is local", a, within)
 		}
 	}
 	for _, d := range c.Lingering.Add {
 		if err := validDestination(d); err != nil {
 			return fmt.Errorf("lingering %s: %w", Format(d), err)
 		}
-		if !to.Foreign.Has(d.Addr) {
-			return fmt.Errorf("lingering %s: not on a foreign address", Format(d))
+		if !to.NonLocal.Has(d.Addr) {
+			return fmt.Errorf("lingering %s: not on a non-local address", Format(d))
 		}
 	}
 	for _, d := range c.Own.Add {

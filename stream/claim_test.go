@@ -153,8 +153,8 @@ func TestA315_NodePortIsClaimed(t *testing.T) {
 	full := nodePort(web("web", "10.96.0.1", live), 30080)
 	n.apply(full)
 	want("b1:8080")
-	if !n.steer.plan.Own.Has(destination(addresses[0])) || n.steer.plan.Foreign.Len() != 0 {
-		t.Errorf("own %v, foreign %v", n.steer.plan.Own, n.steer.plan.Foreign)
+	if !n.steer.plan.Own.Has(destination(addresses[0])) || n.steer.plan.NonLocal.Len() != 0 {
+		t.Errorf("own %v, foreign %v", n.steer.plan.Own, n.steer.plan.NonLocal)
 	}
 	open := n.dial(addresses[0])
 	name(t, open)
@@ -284,8 +284,8 @@ func TestExternalIPComesToTheNodeAndGoes(t *testing.T) {
 	c.Services[0].Spec.ExternalIPs = []string{vip.String()}
 	n.apply(c)
 	dst := destination("192.0.2.1:80")
-	if target, _ := n.steer.plan.Steer.Get(dst); !n.steer.plan.Foreign.Has(vip) || target.Port == 0 || target.FD == 0 {
-		t.Errorf("A3.13: foreign %v, steer %v", n.steer.plan.Foreign, n.steer.plan.Steer)
+	if target, _ := n.steer.plan.Steer.Get(dst); !n.steer.plan.NonLocal.Has(vip) || target.Port == 0 || target.FD == 0 {
+		t.Errorf("A3.13: foreign %v, steer %v", n.steer.plan.NonLocal, n.steer.plan.Steer)
 	}
 	if err := lab.Node.AddAddr("lo", netip.PrefixFrom(vip, 32)); err != nil {
 		t.Fatal(err)
@@ -296,8 +296,8 @@ func TestExternalIPComesToTheNodeAndGoes(t *testing.T) {
 	n.maintain()
 	n.want(lab.Client, "192.0.2.1:80", "b1:8080")
 	own := n.steer.plan.Own.Has(dst)
-	if !own || n.steer.plan.Steer.Has(dst) || n.steer.plan.Foreign.Len() != 0 {
-		t.Errorf("A3.15: own %v, steer %v, foreign %v", n.steer.plan.Own, n.steer.plan.Steer, n.steer.plan.Foreign)
+	if !own || n.steer.plan.Steer.Has(dst) || n.steer.plan.NonLocal.Len() != 0 {
+		t.Errorf("A3.15: own %v, steer %v, foreign %v", n.steer.plan.Own, n.steer.plan.Steer, n.steer.plan.NonLocal)
 	}
 	mu.Lock()
 	host = host[:2]
@@ -332,19 +332,19 @@ func TestA87_ForeignDestinationLingers(t *testing.T) {
 	n.apply(gone("web", 1))
 	lingers := func() (dst, addr bool) {
 		dst = n.steer.plan.Lingering.Has(destination("192.0.2.1:80"))
-		addr = n.steer.plan.Foreign.Has(vip)
+		addr = n.steer.plan.NonLocal.Has(vip)
 		return dst, addr
 	}
 	n.maintain()
 	if dst, addr := lingers(); !dst || !addr || n.steer.plan.Steer.Len() != 0 {
-		t.Errorf("lingering %v, foreign %v, steer %v", n.steer.plan.Lingering, n.steer.plan.Foreign, n.steer.plan.Steer)
+		t.Errorf("lingering %v, foreign %v, steer %v", n.steer.plan.Lingering, n.steer.plan.NonLocal, n.steer.plan.Steer)
 	}
 	done = make(chan struct{})
 	w.post(func() { w.shard.Close(&record); close(done) })
 	<-done
 	n.pass()
 	if dst, addr := lingers(); dst || addr {
-		t.Errorf("lingering %v, foreign %v when nothing uses them", n.steer.plan.Lingering, n.steer.plan.Foreign)
+		t.Errorf("lingering %v, foreign %v when nothing uses them", n.steer.plan.Lingering, n.steer.plan.NonLocal)
 	}
 }
 

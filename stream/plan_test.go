@@ -175,8 +175,8 @@ func (n *node) agrees(want model, bindEach bool) error {
 			return fmt.Errorf("%s: %v, want %v", name, c.got, c.want)
 		}
 	}
-	if !p.ClusterIPs.Equal(setOf(want.clusterIPs)) || !p.Foreign.Equal(setOf(want.foreign)) {
-		return fmt.Errorf("cluster IPs %v, foreign %v, want %v and %v", p.ClusterIPs, p.Foreign, want.clusterIPs, want.foreign)
+	if !p.ClusterIPs.Equal(setOf(want.clusterIPs)) || !p.NonLocal.Equal(setOf(want.foreign)) {
+		return fmt.Errorf("cluster IPs %v, foreign %v, want %v and %v", p.ClusterIPs, p.NonLocal, want.clusterIPs, want.foreign)
 	}
 	if got, want := redirect.Ranges(p.Local), redirect.Cover(want.local); !slices.Equal(got, want) {
 		return fmt.Errorf("local %v, want %v", got, want)

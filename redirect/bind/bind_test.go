@@ -36,7 +36,7 @@ func TestSteering(t *testing.T) {
 		Cleanup:            func(node *netns.Host) ([]string, error) { return route.Cleanup(optionsOf(node).Routes) },
 		UnallocatedRefuses: true,
 		Unshielded:         true,
-		ForeignSilent:      true,
+		NonLocalSilent:     true,
 		LingeringStays:     true,
 	})
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
-// RepliesError says that a way of steering works, but brings no answers back to
+// RepliesError says that a mode works, but brings no answers back to
 // clients' addresses: endpoints can only be shown the node's.
 type RepliesError struct {
 	Err error
@@ -122,13 +122,13 @@ const (
 	answerPatience = 10 * time.Millisecond
 )
 
-// claimsAnswers tells whether a way of steering would bring answers back, as it
+// claimsAnswers tells whether a mode would bring answers back, as it
 // says itself.
 func claimsAnswers(r redirect.Replies) error {
 	if r.Diverted {
 		return nil
 	}
-	return &RepliesError{errors.New(cmp.Or(r.Why, "this way of steering never does it"))}
+	return &RepliesError{errors.New(cmp.Or(r.Why, "this mode never does it"))}
 }
 
 // bringsAnswers tells whether sockets of the node's namespace, which is also the
@@ -137,7 +137,7 @@ func claimsAnswers(r redirect.Replies) error {
 // does not come back is told from what takes its time by a connection from the
 // node's own address, which goes the same way. And this node must let answers to
 // other nodes' clients pass, as it is their endpoints' node too. Where the kernel
-// has nothing to try it with, the way of steering is believed.
+// has nothing to try it with, the mode is believed.
 func bringsAnswers(steering redirect.Redirector, node *os.File) error {
 	r := steering.Traits().Replies
 	if err := claimsAnswers(r); err != nil {

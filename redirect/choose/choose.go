@@ -1,4 +1,4 @@
-// Package choose picks the way of steering that fits this kernel: the best of
+// Package choose picks the mode that fits this kernel: the best of
 // those that work when they are tried, whatever the kernel's version says.
 //
 //	choice, err := choose.Open(choose.Options{Mode: choose.Auto})
@@ -48,7 +48,7 @@ var (
 	Backends = []string{Auto, NFTables, IPTables}
 )
 
-// Options say what to choose from, and what the ways of steering are to make.
+// Options say what to choose from, and what the modes are to make.
 type Options struct {
 	// Mode is one of Modes; empty means Auto.
 	Mode string
@@ -113,7 +113,7 @@ func openBoth(o Options) (redirect.Redirector, error) {
 	return r, nil
 }
 
-// way is one way of steering.
+// way is one mode.
 type way struct {
 	name          string
 	mode, backend string
@@ -146,7 +146,7 @@ func opened[R redirect.Redirector](r R, err error) (redirect.Redirector, error) 
 	return r, nil
 }
 
-// Names gives the names of all ways of steering, the best first.
+// Names gives the names of all modes, the best first.
 func Names() []string {
 	var names []string
 	for _, w := range ways {
@@ -155,7 +155,7 @@ func Names() []string {
 	return names
 }
 
-// Choice is the way of steering that was chosen.
+// Choice is the mode that was chosen.
 type Choice struct {
 	Redirector redirect.Redirector
 	Name       string
@@ -170,7 +170,7 @@ type Choice struct {
 	Took time.Duration
 }
 
-// Failure says why a way of steering does not work.
+// Failure says why a mode does not work.
 type Failure struct {
 	Name string
 	Err  error
@@ -250,10 +250,10 @@ func pick(o Options, candidates []way, try func(way, Options) error) (c *Choice,
 	for _, f := range c.PassedOver {
 		errs = append(errs, fmt.Errorf("%s: %w", f.Name, f.Err))
 	}
-	return nil, fmt.Errorf("no way of steering works here; sluice doctor says what each needs:\n%w", errors.Join(errs...))
+	return nil, fmt.Errorf("no mode works here; sluice doctor says what each needs:\n%w", errors.Join(errs...))
 }
 
-// openWhole opens a way of steering that brings answers back, if it is to.
+// openWhole opens a mode that brings answers back, if it is to.
 func openWhole(w way, o Options) (redirect.Redirector, error) {
 	r, err := w.open(o)
 	if err != nil || o.NoReplies {
@@ -265,7 +265,7 @@ func openWhole(w way, o Options) (redirect.Redirector, error) {
 	return r, nil
 }
 
-// openWithout takes a way of steering that was passed over because it brings no
+// openWithout takes a mode that was passed over because it brings no
 // answers back.
 func (c *Choice) openWithout(w way, o Options) (err error) {
 	i := slices.IndexFunc(c.PassedOver, func(f Failure) bool { return f.Name == w.name })
@@ -290,13 +290,13 @@ func (o Options) candidates(from []way) ([]way, error) {
 		left = append(left, w)
 	}
 	if len(left) == 0 {
-		return nil, fmt.Errorf("no way of steering is called %q with the backend %q; modes are %s, backends of tproxy %s",
+		return nil, fmt.Errorf("no mode is called %q with the backend %q; modes are %s, backends of tproxy %s",
 			o.Mode, o.Backend, strings.Join(Modes, ", "), strings.Join(Backends, ", "))
 	}
 	return left, nil
 }
 
-// Cleanup removes what any way of steering left behind in Options.Routes.NetNS,
+// Cleanup removes what any mode left behind in Options.Routes.NetNS,
 // whatever mode the options name. It gives a line for each thing that it
 // removed.
 func Cleanup(o Options) (removed []string, err error) {

@@ -53,8 +53,8 @@ func TestBestThatWorksIsChosen(t *testing.T) {
 		{"those that work bring no answers back", Auto, "", map[string]error{"sklookup/nftables": noBPF, "tproxy/nftables": lost, "tproxy/iptables": noIPTables, "sklookup": noBPF, "bind": lost},
 			"steering by tproxy/nftables with the node's address (no answers come back to clients' addresses: lost); not sklookup/nftables (CAP_BPF is missing), not tproxy/iptables (ip_tables is missing), not sklookup (CAP_BPF is missing), not bind (no answers come back to clients' addresses: lost)"},
 		{"asked for", Bind, "", map[string]error{"bind": errors.New("never asked")}, "steering by bind, as asked for"},
-		{"nothing works", Auto, "", map[string]error{"sklookup/nftables": missing, "tproxy/nftables": missing, "tproxy/iptables": noIPTables, "sklookup": noBPF, "bind": syscall.EPERM}, "no way of steering works here"},
-		{"no such mode", "telepathy", "", nil, `no way of steering is called "telepathy"`},
+		{"nothing works", Auto, "", map[string]error{"sklookup/nftables": missing, "tproxy/nftables": missing, "tproxy/iptables": noIPTables, "sklookup": noBPF, "bind": syscall.EPERM}, "no mode works here"},
+		{"no such mode", "telepathy", "", nil, `no mode is called "telepathy"`},
 		{"no such backend", TProxy, "telepathy", nil, `with the backend "telepathy"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestBestThatWorksIsChosen(t *testing.T) {
 	}
 }
 
-// A way of steering that brings no answers back in the node's own namespace,
+// A mode that brings no answers back in the node's own namespace,
 // whatever it did in a trial, is passed over too; asked to leave clients'
 // addresses alone, it does not matter.
 func TestWhoBringsNoAnswersBackIsPassedOver(t *testing.T) {
@@ -104,7 +104,7 @@ func TestWhoBringsNoAnswersBackIsPassedOver(t *testing.T) {
 	}
 }
 
-// Every way of steering that this kernel should have works in a trial, and a
+// Every mode that this kernel should have works in a trial, and a
 // trial leaves the namespace alone that steering is for.
 func TestTrials(t *testing.T) {
 	netns.Require(t)
@@ -139,7 +139,7 @@ func TestTrials(t *testing.T) {
 	}
 }
 
-// What the kernel lacks for a trial is told from what the way of steering
+// What the kernel lacks for a trial is told from what the mode
 // lacks: a plan that leads nowhere is found out.
 func TestTrialFindsOutWhatDoesNotSteer(t *testing.T) {
 	netns.Require(t)
@@ -149,7 +149,7 @@ func TestTrialFindsOutWhatDoesNotSteer(t *testing.T) {
 	}
 }
 
-// A way of steering that leaves out what brings answers back is told from one
+// A mode that leaves out what brings answers back is told from one
 // that does not steer.
 func TestTrialFindsOutWhoBringsNoAnswersBack(t *testing.T) {
 	netns.Require(t)
@@ -181,7 +181,7 @@ func TestTrialFindsOutWhoBringsNoAnswersBack(t *testing.T) {
 	}
 }
 
-// A way of steering that takes the answers to other nodes' clients works on one
+// A mode that takes the answers to other nodes' clients works on one
 // node alone: it is not chosen.
 func TestTrialFindsOutWhoTakesOtherNodesAnswers(t *testing.T) {
 	netns.Require(t)

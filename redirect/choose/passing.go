@@ -14,7 +14,7 @@ import (
 )
 
 // passes tells, by asking the kernel for routes, whether this node would let the
-// answers of an endpoint here to a client of another node pass. A way of steering
+// answers of an endpoint here to a client of another node pass. A mode
 // that takes all packets to its ports does not: each node then takes the answers
 // to all others.
 func passes(stranger netip.Addr, endpoint netip.AddrPort, r redirect.Replies) error {

@@ -32,7 +32,7 @@ var (
 	sourceAddresses = []netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("2001:db8:1::1")}
 )
 
-// Try tells whether the way of steering with this name works here, by a trial;
+// Try tells whether the mode with this name works here, by a trial;
 // nil if it does. A *RepliesError says that it works without clients' addresses.
 func Try(name string, o Options) error {
 	for _, w := range ways {
@@ -40,11 +40,11 @@ func Try(name string, o Options) error {
 			return try(w, o)
 		}
 	}
-	return fmt.Errorf("no way of steering is called %q", name)
+	return fmt.Errorf("no mode is called %q", name)
 }
 
 // try plays a trial in a namespace of its own, or, where none can be made, has
-// the way of steering look for itself what it lacks.
+// the mode look for itself what it lacks.
 func try(w way, o Options) error {
 	scratch, err := newScratch()
 	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOSPC) {
@@ -121,7 +121,7 @@ func address(a netip.Addr) *netlink.Addr {
 // noDAD is IFA_F_NODAD: the address is usable at once.
 const noDAD = 0x02
 
-// look opens a way of steering and closes it again, which changes nothing in
+// look opens a mode and closes it again, which changes nothing in
 // the namespace, and makes a transparent socket, as every way needs. Whether it
 // would bring answers back is what it says by itself.
 func look(w way, o Options) error {

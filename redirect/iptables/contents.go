@@ -222,7 +222,7 @@ func editsOf(c *redirect.Changes, from, to *redirect.Plan) (e edits) {
 			continue
 		}
 		seen[d] = true
-		was, is := from.Foreign.Has(d.Addr) && from.Names(d), to.Foreign.Has(d.Addr) && to.Names(d)
+		was, is := from.NonLocal.Has(d.Addr) && from.Names(d), to.NonLocal.Has(d.Addr) && to.Names(d)
 		switch {
 		case is && !was:
 			e.add = append(e.add, on(listForeign, destination(d)))

@@ -33,7 +33,7 @@ func TestDataOfNoConnection(t *testing.T) {
 				{"10.1.0.1:80", "reset"}, // the server
 			} {
 				if got := sendData(t, lab.Client, netip.MustParseAddrPort(c.to), patienceFor(c.want)); got != c.want {
-					t.Errorf("%d foreign addresses: to %s: %s, want %s", p.Foreign.Len(), c.to, got, c.want)
+					t.Errorf("%d foreign addresses: to %s: %s, want %s", p.NonLocal.Len(), c.to, got, c.want)
 				}
 			}
 		}

@@ -63,7 +63,7 @@ func listed(p *redirect.Plan) map[edit]bool {
 	destinations := func(l list, set redirect.Set[service.Destination]) {
 		for d := range set.Keys() {
 			on(l, destination(d))
-			if l != listOwn && l != listLinger && p.Foreign.Has(d.Addr) {
+			if l != listOwn && l != listLinger && p.NonLocal.Has(d.Addr) {
 				on(listForeign, destination(d))
 			}
 		}
@@ -90,7 +90,7 @@ func randomPlan(random *rand.Rand) (p redirect.Plan) {
 		addr := netip.MustParseAddr(a)
 		foreign := i == 2 || i == 4
 		if foreign {
-			p.Foreign = p.Foreign.With(addr, struct{}{})
+			p.NonLocal = p.NonLocal.With(addr, struct{}{})
 		} else if random.IntN(3) > 0 {
 			p.Local = p.Local.With(netip.PrefixFrom(addr, addr.BitLen()), struct{}{})
 			p.ClusterIPs = p.ClusterIPs.With(addr, struct{}{})

@@ -67,7 +67,7 @@ type Options struct {
 	nodePorts [2]uint16 // see redirect.NodePorts
 }
 
-// Name is this way of steering's; the log says the variant too.
+// Name is this mode's; the log says the variant too.
 const Name = "tproxy/iptables"
 
 // DefaultName is the name if Options has none.

@@ -132,7 +132,7 @@ func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
 			for _, from := range hosts {
 				for _, d := range all {
 					want := step.ours
-					if step.plan.Foreign.Has(d.Addr) {
+					if step.plan.NonLocal.Has(d.Addr) {
 						want = step.foreign
 						if step.name == "gone" && from == lab.Node {
 							want = "refused" // see mangle: it is told from an established one by nothing

@@ -114,7 +114,7 @@ func program(t testing.TB, n *netns.Namespace, name string, args ...string) stri
 	return string(out)
 }
 
-// dump is everything that this way of steering may touch. Tables of the legacy
+// dump is everything that this mode may touch. Tables of the legacy
 // variant are there as soon as somebody looked at them.
 func dump(t testing.TB, n *netns.Namespace) string {
 	t.Helper()

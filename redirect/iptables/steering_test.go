@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/steering"
 )
 
-// The scenes that every way of steering plays.
+// The scenes that every mode plays.
 func TestSteering(t *testing.T) {
 	modes(t, func(t *testing.T, opts Options) {
 		if opts.NoSets {

@@ -37,7 +37,7 @@ const (
 	FeatureAddrType redirect.Feature = "xt_addrtype"
 )
 
-// Mode is how errors name this way of steering.
+// Mode is how errors name this mode.
 const Mode = "steering by iptables"
 
 // tools are the programs of one variant, and ipset if it can be used.
@@ -234,7 +234,7 @@ func samplePlan() *redirect.Plan {
 		}
 		p.Silent = p.Silent.With(service.Destination{Addr: a, Port: 82, Protocol: service.SCTP}, struct{}{})
 		p.Own = p.Own.With(service.Destination{Addr: a, Port: 83, Protocol: service.TCP}, struct{}{})
-		p.Foreign = p.Foreign.With(a, struct{}{})
+		p.NonLocal = p.NonLocal.With(a, struct{}{})
 		p.ClusterIPs = p.ClusterIPs.With(a.Next(), struct{}{})
 		p.Local = p.Local.With(netip.PrefixFrom(a.Next(), a.BitLen()), struct{}{})
 	}
@@ -266,7 +266,7 @@ func explain(err error, p *tables) error {
 		if tryErr != nil {
 			module := p.module(one.feature)
 			return &redirect.MissingError{Mode: Mode + "-" + string(p.tools.variant), Feature: redirect.Feature(module), Err: tryErr,
-				Remedy: fmt.Sprintf("load the module %s, or choose another way of steering", module)}
+				Remedy: fmt.Sprintf("load the module %s, or choose another mode", module)}
 		}
 	}
 	if errors.Is(err, exec.ErrNotFound) {

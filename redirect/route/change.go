@@ -45,13 +45,13 @@ func (r *Router) changeLocked(from, to *State) (done bool, err error) {
 		return false, nil
 	}
 	c := redirect.Diff(
-		&redirect.Plan{Local: from.Local, Foreign: from.Foreign, Own: from.PortRules},
-		&redirect.Plan{Local: to.Local, Foreign: to.Foreign, Own: to.PortRules})
+		&redirect.Plan{Local: from.Local, NonLocal: from.NonLocal, Own: from.PortRules},
+		&redirect.Plan{Local: to.Local, NonLocal: to.NonLocal, Own: to.PortRules})
 	if c.Size() > mostChanges {
 		return false, nil
 	}
 	var sources [redirect.Families]*netip.Addr
-	for _, e := range r.entries(c.Local.Add, c.Foreign.Add) {
+	for _, e := range r.entries(c.Local.Add, c.NonLocal.Add) {
 		f := service.FamilyOf(e.Addr())
 		if sources[f] == nil {
 			source, err := r.source(f, to)
@@ -75,7 +75,7 @@ func (r *Router) changeLocked(from, to *State) (done bool, err error) {
 			return false, err
 		}
 	}
-	for _, e := range r.entries(c.Local.Drop, c.Foreign.Drop) {
+	for _, e := range r.entries(c.Local.Drop, c.NonLocal.Drop) {
 		if err := r.removeRoute(r.route(e.table, e.Prefix, netip.Addr{})); err != nil {
 			return false, err
 		}

@@ -26,9 +26,9 @@ func (u *Unmarked) State(from, to *redirect.Plan, c *redirect.Changes, answers r
 		c = &all
 	}
 	for d := range c.Touched {
-		u.rules.Put(d, to.Foreign.Has(d.Addr) && (to.Names(d) || to.Lingering.Has(d)))
+		u.rules.Put(d, to.NonLocal.Has(d.Addr) && (to.Names(d) || to.Lingering.Has(d)))
 	}
-	s := State{Local: to.Local, Foreign: to.Foreign, PortRules: u.rules.Map(), Sources: to.Sources}
+	s := State{Local: to.Local, NonLocal: to.NonLocal, PortRules: u.rules.Map(), Sources: to.Sources}
 	if answers.Diverted && !to.NodeSourceOnly {
 		s.ReplyPorts = [2]uint16{answers.FirstPort, answers.LastPort}
 	}
@@ -37,8 +37,8 @@ func (u *Unmarked) State(from, to *redirect.Plan, c *redirect.Changes, answers r
 
 // Marked gives the state of a plan for modes that mark packets.
 func Marked(p *redirect.Plan, answers redirect.Replies) State {
-	return State{Local: p.Local, Foreign: p.Foreign, Sources: p.Sources,
-		MarkSteers: p.Foreign.Len() > 0, MarkReplies: answers.Diverted && !p.NodeSourceOnly}
+	return State{Local: p.Local, NonLocal: p.NonLocal, Sources: p.Sources,
+		MarkSteers: p.NonLocal.Len() > 0, MarkReplies: answers.Diverted && !p.NodeSourceOnly}
 }
 
 // RepliesByMark tells whether answers to clients' own addresses, which are looked
@@ -61,7 +61,7 @@ func (r *Router) RepliesByMark(ports [2]uint16) redirect.Replies {
 
 // Equal tells whether two states ask for the same.
 func (s *State) Equal(o *State) bool {
-	return s.Local.Equal(o.Local) && s.Foreign.Equal(o.Foreign) && s.PortRules.Equal(o.PortRules) && s.ReplyPorts == o.ReplyPorts &&
+	return s.Local.Equal(o.Local) && s.NonLocal.Equal(o.NonLocal) && s.PortRules.Equal(o.PortRules) && s.ReplyPorts == o.ReplyPorts &&
 		s.MarkSteers == o.MarkSteers && s.Sources == o.Sources && s.MarkReplies == o.MarkReplies
 }
 

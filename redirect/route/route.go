@@ -1,5 +1,5 @@
 // Package route keeps the routes and the policy routing rules that steering
-// rests on, the same for every way of steering.
+// rests on, the same for every mode.
 //
 // What there has to be is a [State], whole; a [Router] makes the kernel's
 // tables so, adding what is new before it removes what is old.
@@ -156,8 +156,8 @@ type State struct {
 	// Local are the ranges that this node delivers to itself, whoever asks.
 	// None lies within another one.
 	Local redirect.Set[netip.Prefix]
-	// Foreign are the addresses that the steer table makes local.
-	Foreign redirect.Set[netip.Addr]
+	// NonLocal are the addresses that the steer table makes local.
+	NonLocal redirect.Set[netip.Addr]
 	// Sources are those of Plan.Sources.
 	Sources redirect.Sources
 	// MarkSteers sends packets with the steer mark to the steer table.
@@ -369,7 +369,7 @@ func (r *Router) wanted(f service.Family, s *State) (w wants, err error) {
 			w.routes[0] = append(w.routes[0], p)
 		}
 	}
-	for a := range s.Foreign.Keys() {
+	for a := range s.NonLocal.Keys() {
 		if service.FamilyOf(a) == f {
 			w.routes[1] = append(w.routes[1], netip.PrefixFrom(a, a.BitLen()))
 		}

@@ -45,7 +45,7 @@ func destination(s string, p service.Protocol) service.Destination {
 func whole() State {
 	return State{
 		Local:       redirect.LocalOf(prefixes("10.96.0.0/16 10.96.3.0/24 fd01::/112")...),
-		Foreign:     redirect.SetOf(addrs("192.0.2.7 2001:db8::7")...),
+		NonLocal:    redirect.SetOf(addrs("192.0.2.7 2001:db8::7")...),
 		MarkSteers:  true,
 		PortRules:   redirect.SetOf(destination("192.0.2.7:80", service.TCP), destination("[2001:db8::7]:53", service.UDP)),
 		MarkReplies: true,
@@ -165,7 +165,7 @@ func TestAnyStateAfterAnyOther(t *testing.T) {
 		}
 		for _, a := range addrs("192.0.2.1 192.0.2.2 2001:db8::1") {
 			if rnd.IntN(2) == 0 {
-				s.Foreign = s.Foreign.With(a, struct{}{})
+				s.NonLocal = s.NonLocal.With(a, struct{}{})
 				s.PortRules = s.PortRules.With(service.Destination{Addr: a, Port: uint16(80 + rnd.IntN(2)), Protocol: service.Protocol(1 + rnd.IntN(3))}, struct{}{})
 			}
 		}
@@ -219,7 +219,7 @@ func TestAddsBeforeItRemoves(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	lab.Settle(t) // the kernel's own routes have come
 	r := open(t, lab.Node, Options{})
-	apply(t, r, State{Local: redirect.LocalOf(prefixes("10.96.0.0/24")...), Foreign: redirect.SetOf(addrs("192.0.2.1")...), MarkSteers: true}, true)
+	apply(t, r, State{Local: redirect.LocalOf(prefixes("10.96.0.0/24")...), NonLocal: redirect.SetOf(addrs("192.0.2.1")...), MarkSteers: true}, true)
 
 	updates, done := make(chan netlink.RouteUpdate, 100), make(chan struct{})
 	defer close(done)
@@ -227,7 +227,7 @@ func TestAddsBeforeItRemoves(t *testing.T) {
 	if err := netlink.RouteSubscribeWithOptions(updates, done, netlink.RouteSubscribeOptions{Namespace: &handle}); err != nil {
 		t.Fatal(err)
 	}
-	apply(t, r, State{Local: redirect.LocalOf(prefixes("10.96.0.0/23")...), Foreign: redirect.SetOf(addrs("192.0.2.2")...), MarkSteers: true}, true)
+	apply(t, r, State{Local: redirect.LocalOf(prefixes("10.96.0.0/23")...), NonLocal: redirect.SetOf(addrs("192.0.2.2")...), MarkSteers: true}, true)
 	var order []string
 	for len(order) < 4 {
 		u := <-updates
@@ -258,7 +258,7 @@ func TestPortRulesAreAddedInOrder(t *testing.T) {
 			}
 		}
 	}
-	apply(t, r, State{Foreign: redirect.SetOf(addrs("192.0.2.0 192.0.2.1 192.0.2.2 192.0.2.3")...), PortRules: redirect.SetOf(ports...)}, true)
+	apply(t, r, State{NonLocal: redirect.SetOf(addrs("192.0.2.0 192.0.2.1 192.0.2.2 192.0.2.3")...), PortRules: redirect.SetOf(ports...)}, true)
 	rules, err := r.rules(service.IPv4)
 	if err != nil {
 		t.Fatal(err)
@@ -307,7 +307,7 @@ func TestClashes(t *testing.T) {
 			}
 			before := lab.Node.Dump(t)
 			r := open(t, lab.Node, Options{})
-			s := State{Local: redirect.LocalOf(prefixes("10.96.0.0/16")...), Foreign: redirect.SetOf(addrs("192.0.2.1")...), MarkSteers: true, MarkReplies: true}
+			s := State{Local: redirect.LocalOf(prefixes("10.96.0.0/16")...), NonLocal: redirect.SetOf(addrs("192.0.2.1")...), MarkSteers: true, MarkReplies: true}
 			if err := r.Check(s); (err == nil) != (c.want == "") {
 				t.Errorf("check: %v", err)
 			}
@@ -359,7 +359,7 @@ func TestWithoutIPv6(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := open(t, lab.Node, Options{})
-	s := State{Local: redirect.LocalOf(prefixes("10.96.0.0/16")...), Foreign: redirect.SetOf(addrs("192.0.2.1")...), MarkSteers: true, MarkReplies: true, ReplyPorts: [2]uint16{61000, 65534}}
+	s := State{Local: redirect.LocalOf(prefixes("10.96.0.0/16")...), NonLocal: redirect.SetOf(addrs("192.0.2.1")...), MarkSteers: true, MarkReplies: true, ReplyPorts: [2]uint16{61000, 65534}}
 	apply(t, r, s, true)
 	apply(t, r, s, false)
 	if got := dump(t, r); strings.Contains(got, "rule -6") || strings.Contains(got, ":") {

@@ -23,7 +23,7 @@ func TestSourceOfTheNodesConnections(t *testing.T) {
 		}
 	}
 	r := open(t, lab.Node, Options{})
-	s := State{Local: redirect.LocalOf(prefixes("10.96.0.0/16 fd01::/112")...), Foreign: redirect.SetOf(addrs("192.0.2.7 2001:db8::7")...), MarkSteers: true}
+	s := State{Local: redirect.LocalOf(prefixes("10.96.0.0/16 fd01::/112")...), NonLocal: redirect.SetOf(addrs("192.0.2.7 2001:db8::7")...), MarkSteers: true}
 	sources := func() string {
 		t.Helper()
 		var list []string

@@ -12,7 +12,7 @@ import (
 type beside struct {
 	redirect.Redirector
 	plan redirect.Plan // the last one, whole
-	side parts         // of it, on foreign addresses
+	side parts         // of it, on non-local addresses
 	own  parts         // what is left for the program
 }
 
@@ -67,12 +67,12 @@ func (b *beside) split(p *redirect.Plan) {
 	}
 	b.plan = *p
 	for d := range c.Touched {
-		foreign := p.Foreign.Has(d.Addr)
+		foreign := p.NonLocal.Has(d.Addr)
 		b.side.set(d, p, foreign)
 		b.own.set(d, p, !foreign)
 	}
 	*p = b.own.of(*p)
-	p.Foreign, p.Lingering = redirect.Set[netip.Addr]{}, redirect.Set[service.Destination]{}
+	p.NonLocal, p.Lingering = redirect.Set[netip.Addr]{}, redirect.Set[service.Destination]{}
 }
 
 // apply puts the rest of the last plan in force.

@@ -58,7 +58,7 @@ func TestConnectionsPastUsGoOn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.Foreign = p.Foreign.With(pair.vip, struct{}{})
+		p.NonLocal = p.NonLocal.With(pair.vip, struct{}{})
 	}
 	if err := r.Apply(p); err != nil {
 		t.Fatal(err)

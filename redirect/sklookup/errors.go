@@ -17,8 +17,8 @@ const (
 // remedies say what to do when a feature is missing.
 var remedies = map[redirect.Feature]string{
 	FeatureBPF:      "run as root of the first user namespace, or grant CAP_BPF and CAP_NET_ADMIN there; a user namespace of its own has no BPF",
-	FeatureBPFCall:  "use a kernel with CONFIG_BPF_SYSCALL, or choose another way of steering",
-	FeatureSkLookup: "use Linux 5.9 or later with CONFIG_BPF_SYSCALL and CONFIG_INET, or choose another way of steering",
+	FeatureBPFCall:  "use a kernel with CONFIG_BPF_SYSCALL, or choose another mode",
+	FeatureSkLookup: "use Linux 5.9 or later with CONFIG_BPF_SYSCALL and CONFIG_INET, or choose another mode",
 }
 
 // explain makes a *redirect.MissingError of an error whose number says that

@@ -161,7 +161,7 @@ func TestSteeringWithoutTCX(t *testing.T) {
 		Cleanup: func(node *netns.Host) ([]string, error) {
 			return route.Cleanup(optionsOf(node).Routes)
 		},
-		ForeignSilent:  true,
+		NonLocalSilent: true,
 		LingeringStays: true,
 	})
 }

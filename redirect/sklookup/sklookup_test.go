@@ -39,7 +39,7 @@ func TestSteering(t *testing.T) {
 		Cleanup: func(node *netns.Host) ([]string, error) {
 			return route.Cleanup(optionsOf(node).Routes)
 		},
-		ForeignSilent:  true,
+		NonLocalSilent: true,
 		LingeringStays: true,
 	})
 }

@@ -31,7 +31,7 @@ func TestFullConntrackTable(t *testing.T) {
 	lab.Node.EchoTCPAt(t, "[fd00:1::1]:30080")
 	r := newRedirector(t, lab.Node, Options{})
 	with := func(parts ...any) redirect.Plan {
-		p := planOf(append(parts, steerTo(f, web, tcp("[fd01::10]:80"), out), onForeign(out), refusing(tcp("10.96.0.11:80"), tcp("192.0.2.10:81"), udp("10.96.0.11:53")))...)
+		p := planOf(append(parts, steerTo(f, web, tcp("[fd01::10]:80"), out), onNonLocal(out), refusing(tcp("10.96.0.11:80"), tcp("192.0.2.10:81"), udp("10.96.0.11:53")))...)
 		for _, d := range []service.Destination{own, own6} {
 			p.Own = p.Own.With(d, struct{}{})
 		}

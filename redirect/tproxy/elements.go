@@ -30,7 +30,7 @@ func elementsOf(c *redirect.Changes, from, to *redirect.Plan) (add, drop element
 	eachOf(silent, &c.Silent, &add, &drop, (*elements).destination)
 	eachOf(own, &c.Own, &add, &drop, (*elements).destination)
 	eachOf(cluster, &c.ClusterIPs, &add, &drop, (*elements).address)
-	eachOf(foreign, &c.Foreign, &add, &drop, (*elements).address)
+	eachOf(foreign, &c.NonLocal, &add, &drop, (*elements).address)
 	eachOf(node, &c.Node, &add, &drop, (*elements).address)
 	eachOf(local, &c.Local, &add, &drop, func(e *elements, _ kind, p netip.Prefix) { e.local(p) })
 	return add, drop
@@ -48,7 +48,7 @@ func eachOf[K redirect.Key](k kind, d *redirect.Delta[K], add, drop *elements, p
 
 // steerKind gives the map that holds a plan's destination.
 func steerKind(p *redirect.Plan, d service.Destination) kind {
-	if p.Foreign.Has(d.Addr) {
+	if p.NonLocal.Has(d.Addr) {
 		return take
 	}
 	return steer

@@ -19,11 +19,11 @@ const (
 // remedies say what to do when a feature is missing.
 var remedies = map[redirect.Feature]string{
 	redirect.FeatureNetAdmin: redirect.RemedyNetAdmin,
-	FeatureNFTables:          "load the module nf_tables (CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET), or choose another way of steering",
-	FeatureTProxy:            "load the module nft_tproxy (CONFIG_NFT_TPROXY), or choose another way of steering",
-	FeatureSocket:            "load the module nft_socket (CONFIG_NFT_SOCKET), or choose another way of steering",
-	FeatureReject:            "load the module nft_reject_inet (CONFIG_NFT_REJECT_INET), or choose another way of steering",
-	FeatureNoTrack:           "load the module nft_ct (CONFIG_NFT_CT, for notrack), or choose another way of steering",
+	FeatureNFTables:          "load the module nf_tables (CONFIG_NF_TABLES, CONFIG_NF_TABLES_INET), or choose another mode",
+	FeatureTProxy:            "load the module nft_tproxy (CONFIG_NFT_TPROXY), or choose another mode",
+	FeatureSocket:            "load the module nft_socket (CONFIG_NFT_SOCKET), or choose another mode",
+	FeatureReject:            "load the module nft_reject_inet (CONFIG_NFT_REJECT_INET), or choose another mode",
+	FeatureNoTrack:           "load the module nft_ct (CONFIG_NFT_CT, for notrack), or choose another mode",
 }
 
 // explain makes a *redirect.MissingError of an error whose number says that something is

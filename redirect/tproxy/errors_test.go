@@ -20,7 +20,7 @@ func TestExplain(t *testing.T) {
 		{os.NewSyscallError("sendmsg", syscall.EPERM), redirect.FeatureNetAdmin,
 			"steering by nftables: CAP_NET_ADMIN is missing (sendmsg: operation not permitted): run as root, or grant CAP_NET_ADMIN in the user namespace that owns the network namespace"},
 		{fmt.Errorf("rule: %w", syscall.ENOENT), FeatureTProxy,
-			"steering by nftables: nft_tproxy is missing (rule: no such file or directory): load the module nft_tproxy (CONFIG_NFT_TPROXY), or choose another way of steering"},
+			"steering by nftables: nft_tproxy is missing (rule: no such file or directory): load the module nft_tproxy (CONFIG_NFT_TPROXY), or choose another mode"},
 		{syscall.EOPNOTSUPP, FeatureTProxy, ""},
 		{other, "", ""},
 	} {

@@ -35,11 +35,11 @@ func elsewhere(t *testing.T, lab *netns.Lab, addrs ...string) {
 	}
 }
 
-// onForeign makes the addresses of destinations foreign.
-func onForeign(ds ...service.Destination) func(*redirect.Plan) {
+// onNonLocal makes the addresses of destinations foreign.
+func onNonLocal(ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
-			p.Foreign = p.Foreign.With(d.Addr, struct{}{})
+			p.NonLocal = p.NonLocal.With(d.Addr, struct{}{})
 			p.ClusterIPs = p.ClusterIPs.Without(d.Addr)
 		}
 	}
@@ -48,7 +48,7 @@ func onForeign(ds ...service.Destination) func(*redirect.Plan) {
 func lingering(ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
-			p.Foreign = p.Foreign.With(d.Addr, struct{}{})
+			p.NonLocal = p.NonLocal.With(d.Addr, struct{}{})
 			p.Lingering = p.Lingering.With(d, struct{}{})
 		}
 	}
@@ -77,7 +77,7 @@ func TestTakesOnlyTheListedPortsOfForeignAddresses(t *testing.T) {
 			steerTo(f, tcp(a+":80")),
 			refusing(tcp(a+":81"), udp(a+":54")),
 			silencing(tcp(a+":82")),
-			onForeign(tcp(a+":80")),
+			onNonLocal(tcp(a+":80")),
 		)
 	}
 	plan := planOf(parts...)
@@ -111,7 +111,7 @@ func TestTakesOnlyTheListedPortsOfForeignAddresses(t *testing.T) {
 		name string
 		plan redirect.Plan
 	}{
-		{"no endpoints", planOf(refusing(tcp("192.0.2.10:80"), tcp("[2001:db8::10]:80")), onForeign(tcp("192.0.2.10:80"), tcp("[2001:db8::10]:80")))},
+		{"no endpoints", planOf(refusing(tcp("192.0.2.10:80"), tcp("[2001:db8::10]:80")), onNonLocal(tcp("192.0.2.10:80"), tcp("[2001:db8::10]:80")))},
 		{"service gone", planOf(lingering(tcp("192.0.2.10:80"), tcp("[2001:db8::10]:80")))},
 		{"back again", plan},
 	} {
@@ -286,7 +286,7 @@ func TestMarkOfSomebodyElse(t *testing.T) {
 	}
 	f := steering.NewFront(t, lab.Node, "front")
 	r := newRedirector(t, lab.Node, Options{})
-	plan := planOf(steerTo(f, tcp("192.0.2.10:80"), tcp("10.96.0.10:80")), onForeign(tcp("192.0.2.10:80")))
+	plan := planOf(steerTo(f, tcp("192.0.2.10:80"), tcp("10.96.0.10:80")), onNonLocal(tcp("192.0.2.10:80")))
 	var clash *redirect.ClashError
 	if err := r.Apply(plan); !errors.As(err, &clash) {
 		t.Errorf("got %v, want a clash", err)
@@ -314,7 +314,7 @@ func TestAddressThatChangesSides(t *testing.T) {
 	web, other := tcp("10.97.0.10:80"), tcp("10.97.0.10:81")
 	inside := planOf(steerTo(f, web))
 	inside.Local = redirect.LocalOf(append(redirect.Ranges(inside.Local), netip.MustParsePrefix("10.97.0.10/32"))...)
-	outside := planOf(steerTo(f, web), onForeign(web))
+	outside := planOf(steerTo(f, web), onNonLocal(web))
 	r := newRedirector(t, lab.Node, Options{})
 	for _, step := range []struct {
 		plan  redirect.Plan

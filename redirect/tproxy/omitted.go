@@ -20,7 +20,7 @@ func (f *filter) omittedFor(p *redirect.Plan) omitted {
 	return omitted{
 		tracking: !f.tracked,
 		replies:  p.NodeSourceOnly,
-		foreign:  p.Foreign.Len() == 0 && p.Lingering.Len() == 0,
+		foreign:  p.NonLocal.Len() == 0 && p.Lingering.Len() == 0,
 	}
 }
 

@@ -38,7 +38,7 @@ func TestRulesThatNothingNeedsAreLeftOut(t *testing.T) {
 	least := planOf()
 	least.NodeSourceOnly = true
 	foreign := least
-	foreign.Foreign = foreign.Foreign.With(netip.MustParseAddr("192.0.2.10"), struct{}{})
+	foreign.NonLocal = foreign.NonLocal.With(netip.MustParseAddr("192.0.2.10"), struct{}{})
 
 	apply(t, r, least)
 	check("cluster IPs alone", false, true)

@@ -37,7 +37,7 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 			listen = redirect.ListenIPv6
 		}
 		what := "steer"
-		if p.Foreign.Has(d.Addr) {
+		if p.NonLocal.Has(d.Addr) {
 			what = "take"
 		}
 		add(what, d.Addr.Is6(), order(d), redirect.Format(d)+" to "+netip.AddrPortFrom(listen, t.Port).String())
@@ -51,7 +51,7 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 	for a := range p.ClusterIPs.Keys() {
 		add("cluster", a.Is6(), fmt.Sprintf("%x", a.As16()), a.String())
 	}
-	for a := range p.Foreign.Keys() {
+	for a := range p.NonLocal.Keys() {
 		add("foreign", a.Is6(), fmt.Sprintf("%x", a.As16()), a.String())
 	}
 	for d := range p.Own.Keys() {
@@ -82,7 +82,7 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 	}
 	slices.Sort(routes4)
 	slices.Sort(routes6)
-	for a := range p.Foreign.Keys() {
+	for a := range p.NonLocal.Keys() {
 		route := "route local " + netip.PrefixFrom(a, a.BitLen()).String() + " dev lo table 8376 proto 83 src " + source[a.Is6()]
 		if a.Is6() {
 			steer6 = append(steer6, route)
@@ -97,7 +97,7 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 		fmt.Fprintln(&text, l)
 	}
 	for _, rule := range []string{"rule", "rule -6"} {
-		if p.Foreign.Len() > 0 {
+		if p.NonLocal.Len() > 0 {
 			fmt.Fprintln(&text, rule, "fwmark 0x1000/0x1000 lookup 8376 proto 83 priority 83")
 		}
 		fmt.Fprintln(&text, rule, "fwmark 0x2000/0x2000 lookup 8377 proto 83 priority 83")
@@ -148,7 +148,7 @@ func randomPlan(rnd *rand.Rand) redirect.Plan {
 		if redirect.IsLocal(p.Local, a) || rnd.IntN(2) == 0 {
 			continue
 		}
-		p.Foreign = p.Foreign.With(a, struct{}{})
+		p.NonLocal = p.NonLocal.With(a, struct{}{})
 		if rnd.IntN(2) == 0 {
 			p.Lingering = p.Lingering.With(service.Destination{Addr: a, Port: 85, Protocol: service.TCP}, struct{}{})
 		}
@@ -268,7 +268,7 @@ func TestNoGapBetweenPlans(t *testing.T) {
 		default:
 			p.Local = redirect.LocalOf(append(redirect.Ranges(p.Local), netip.MustParsePrefix("10.96.0.0/12"))...)
 		}
-		p.Foreign, p.Lingering = redirect.Set[netip.Addr]{}, redirect.Set[service.Destination]{}
+		p.NonLocal, p.Lingering = redirect.Set[netip.Addr]{}, redirect.Set[service.Destination]{}
 		if i%10 == 0 {
 			r.filter.synced = false
 		}

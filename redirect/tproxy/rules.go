@@ -41,7 +41,7 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 // number does not depend on the plan's size. Every packet of the node passes them, so
 // that what is not for a service meets as little as possible: on its way in the
 // comparison of its port with a range, a look for its destination, one into
-// the ranges of addresses, one into the foreign addresses, and the bit of its
+// the ranges of addresses, one into the non-local addresses, and the bit of its
 // port; on its way out the last two. (ip6 as ip.)
 //
 //	chain prerouting: meta nfproto ipv4 goto to4

@@ -8,7 +8,7 @@
 //     rules is constant; services are elements of its sets and map.
 //   - the routes and rules of package route: a route in the kernel's table
 //     local for each prefix of Plan.Local, one in the steer table for each
-//     address of Plan.Foreign, and the default route of the reply table.
+//     address of Plan.NonLocal, and the default route of the reply table.
 //   - three bits of packets' marks.
 //
 // A packet to a steered destination is handed to the listener before
@@ -18,7 +18,7 @@
 // packet to another destination in Plan.Local belongs to an established
 // connection that outlived its service port (A8.7), or is refused or dropped.
 //
-// Addresses of Plan.Foreign stay routed as they are (A3.13). A packet for one
+// Addresses of Plan.NonLocal stay routed as they are (A3.13). A packet for one
 // of their destinations, or of a connection of ours there, gets the steer mark,
 // which gives it a local route; those of this node get it on their way out,
 // which turns them round. All others pass. What a client that is not on this
@@ -172,16 +172,16 @@ func (r *Redirector) apply(p redirect.Plan, changes *redirect.Changes) error {
 	if err != nil {
 		return err
 	}
-	if len(changes.Foreign.Add) > 0 {
+	if len(changes.NonLocal.Add) > 0 {
 		// A packet must not be taken before it has somewhere to go.
 		all := p
 		all.Local = before
-		for _, a := range changes.Foreign.Drop {
-			all.Foreign = all.Foreign.With(a, struct{}{})
+		for _, a := range changes.NonLocal.Drop {
+			all.NonLocal = all.NonLocal.With(a, struct{}{})
 		}
 		if err := r.Router.Put(r.routes(&all)); err != nil {
 			// It has not: leave those addresses alone, and do the rest.
-			p = withoutForeign(p)
+			p = withoutNonLocal(p)
 			rest := redirect.Diff(&r.Plan, &p)
 			return errors.Join(err, r.apply(p, &rest))
 		}
@@ -206,14 +206,14 @@ func (r *Redirector) fill(p redirect.Plan) error {
 	return nil
 }
 
-// withoutForeign leaves out what is on addresses that are not ours.
-func withoutForeign(p redirect.Plan) redirect.Plan {
+// withoutNonLocal leaves out what is on addresses that are not ours.
+func withoutNonLocal(p redirect.Plan) redirect.Plan {
 	for d := range p.Steer.Keys() {
-		if p.Foreign.Has(d.Addr) {
+		if p.NonLocal.Has(d.Addr) {
 			p.Steer = p.Steer.Without(d)
 		}
 	}
-	p.Foreign, p.Lingering = redirect.Set[netip.Addr]{}, redirect.Set[service.Destination]{}
+	p.NonLocal, p.Lingering = redirect.Set[netip.Addr]{}, redirect.Set[service.Destination]{}
 	return p
 }
 

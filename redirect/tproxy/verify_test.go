@@ -303,7 +303,7 @@ func TestFlushIsNoticed(t *testing.T) {
 	f := steering.NewFront(t, lab.Node, "front")
 	web, out := tcp("10.96.0.10:80"), tcp("192.0.2.10:80")
 	r := newRedirector(t, lab.Node, Options{})
-	apply(t, r, planOf(steerTo(f, web, out), onForeign(out)))
+	apply(t, r, planOf(steerTo(f, web, out), onNonLocal(out)))
 	want, err := Dump(r.opts)
 	if err != nil {
 		t.Fatal(err)

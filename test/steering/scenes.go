@@ -91,7 +91,7 @@ func foreign(t *testing.T, m Mode) {
 	s.fromEverywhere(t, "another port", "b1:54", both(service.UDP, "192.0.2.10", "2001:db8::10", 54)...)
 	s.fromEverywhere(t, "silent", Silence, quiet...)
 	refusal4, gone4, gone6 := Refused, "b1:84", "b1:84"
-	if m.ForeignSilent {
+	if m.NonLocalSilent {
 		refusal4 = Silence
 	}
 	if m.LingeringStays {

@@ -1,4 +1,4 @@
-// Package steering plays the same scenes with every way of steering, in
+// Package steering plays the same scenes with every mode, in
 // namespaces of their own: who reaches what, from another host and from the
 // node itself, by IPv4 and IPv6, TCP and UDP.
 //
@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// Mode is a way of steering, and what it cannot do.
+// Mode is a mode, and what it cannot do.
 type Mode struct {
 	// New makes a Redirector in a node, as if in a process of its own.
 	New func(t testing.TB, node *netns.Host) redirect.Redirector
@@ -31,11 +31,11 @@ type Mode struct {
 	// Unshielded: a wildcard server of the host is reachable on services'
 	// addresses, and keeps a service from its port (F4).
 	Unshielded bool
-	// ForeignSilent: an IPv4 destination to refuse, on an address that is not
+	// NonLocalSilent: an IPv4 destination to refuse, on an address that is not
 	// ours, is silent.
-	ForeignSilent bool
+	NonLocalSilent bool
 	// LingeringStays: a destination that only established connections use is
-	// still ours for new ones: refused, or silent with ForeignSilent.
+	// still ours for new ones: refused, or silent with NonLocalSilent.
 	LingeringStays bool
 	// OwnLingeringRefuses: such a destination refuses new connections of the
 	// node itself.
@@ -137,7 +137,7 @@ var foreignRange = [2]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.
 func own(p *redirect.Plan, d service.Destination) {
 	for _, r := range foreignRange {
 		if r.Contains(d.Addr) {
-			p.Foreign = p.Foreign.With(d.Addr, struct{}{})
+			p.NonLocal = p.NonLocal.With(d.Addr, struct{}{})
 			return
 		}
 	}
