@@ -7,9 +7,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// TestAffinityHoldsAndMoves takes the pinned endpoint away in both ways: it
-// leaves the manifests (A5.4), and it dies while the manifests still name it
-// (A5.7).
+// TestAffinityHoldsAndMoves removes the pinned endpoint in both ways: from the
+// manifests (A5.4), and by killing it while the manifests still name it (A5.7).
 func TestAffinityHoldsAndMoves(t *testing.T) {
 	for _, way := range []string{"leaves", "dies"} {
 		t.Run(way, func(t *testing.T) {
@@ -24,7 +23,7 @@ func TestAffinityHoldsAndMoves(t *testing.T) {
 			p := startProxy(t, lab, []webService{web})
 			target := addresses(80, vip4)[0]
 
-			// A5.8: fifteen in a row.
+			// A5.8: fifteen consecutive connections.
 			first := sameFifteenTimes(t, lab.Client, target)
 			if way == "dies" {
 				echoes[first].Close()
@@ -48,8 +47,8 @@ func TestAffinityHoldsAndMoves(t *testing.T) {
 			if again := sameFifteenTimes(t, lab.Client, target); again != second {
 				t.Errorf("it moved to %s and then to %s", second, again)
 			}
-			// Another client has a pin of its own; the other family is
-			// another address of the same client, and another key (A5.1).
+			// Another client has its own pin. The other family is another address
+			// of the same client, so it has another key (A5.1).
 			if _, err := lab.Node.Ask("tcp", target); err != nil {
 				t.Error(err)
 			}

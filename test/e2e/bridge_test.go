@@ -11,10 +11,10 @@ import (
 )
 
 // TestPodsOnOneBridgeReachEachOtherThroughServices has the node's pods on a
-// bridge, as many networks do: what they send to each other passes the node's
-// stack only if it is sent to the node. An endpoint that saw the client's
-// address would answer it directly, and the client would reset: so it sees the
-// node's, while a client from elsewhere keeps its own.
+// bridge, as in many networks: packets between them pass the node's stack only if
+// they are sent to the node. An endpoint that saw the client's address would
+// answer it directly, and the client would reset the connection. So the endpoint
+// sees the node's address, while clients on other hosts keep their own.
 func TestPodsOnOneBridgeReachEachOtherThroughServices(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	nl := lab.Node.Netlink()

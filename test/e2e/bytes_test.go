@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// talks is how many connections the byte-exactness tests make: with 1 MiB each
-// way, 10,000 take minutes.
+// talks is the number of connections in the byte-exactness tests. 10,000 with 1
+// MiB each way take minutes.
 func talks() int {
 	switch {
 	case full():
@@ -28,9 +28,9 @@ func talks() int {
 	return 1000
 }
 
-// TestPromise3_BytesArriveCompleteAndInOrder plays scripts with half-closes
-// and resets at random places, of which both sides know every byte, and wants
-// nothing to be left afterwards.
+// TestPromise3_BytesArriveCompleteAndInOrder plays scripts with half-closes and
+// resets at random places. Both sides know every byte. Afterwards the proxy must
+// hold no resources of them.
 func TestPromise3_BytesArriveCompleteAndInOrder(t *testing.T) { bothWays(t, playTalks) }
 
 func playTalks(t *testing.T, splice string) {
@@ -59,7 +59,8 @@ func playTalks(t *testing.T, splice string) {
 			}
 		}
 	}
-	// Whatever is made once and kept is made by the first connections.
+	// The first connections create everything that the proxy creates once and
+	// keeps.
 	report(play(0, warmUp))
 	before := p.settle(nil)
 	start := time.Now()
@@ -71,12 +72,12 @@ func playTalks(t *testing.T, splice string) {
 	t.Logf("before: %v, after: %v", before, after)
 	p.stop()
 
-	// The records tell of each talk what its script says.
+	// Each talk's record must agree with its script.
 	records := p.records()
 	if len(records) != warmUp+count {
 		t.Errorf("%d records of %d connections", len(records), warmUp+count)
 	}
-	// Ports are used again, so that some talks share their client's address.
+	// Ports are reused, so some talks have the same client address.
 	byClient := map[netip.AddrPort][]record{}
 	for _, r := range records {
 		byClient[r.Client] = append(byClient[r.Client], r)
@@ -96,7 +97,7 @@ func playTalks(t *testing.T, splice string) {
 	}
 }
 
-// compare says what the record should say otherwise.
+// compare describes differences between the record and what it should say.
 func (k *talk) compare(r record) error {
 	ends := map[ending][]string{
 		endTogether:    {"client_fin", "endpoint_fin"},
@@ -113,7 +114,7 @@ func (k *talk) compare(r record) error {
 		return fmt.Errorf("end is %s, want one of %v", r.End, ends)
 	}
 	if k.ending == endClientReset || k.ending == endServerReset {
-		return nil // what had not arrived when it was reset did not count
+		return nil // bytes that had not arrived at the reset did not count
 	}
 	if up, down := greetingUp+len(k.up), greetingDown+len(k.down); r.BytesUp != uint64(up) || r.BytesDown != uint64(down) {
 		return fmt.Errorf("%d bytes up and %d down, want %d and %d", r.BytesUp, r.BytesDown, up, down)
@@ -121,19 +122,19 @@ func (k *talk) compare(r record) error {
 	return nil
 }
 
-// pipe is a connection through the proxy with both of its ends in hand.
+// pipe is a connection through the proxy; the test holds both ends.
 type pipe struct {
 	client, server *net.TCPConn
 }
 
-// joiner gives connections through the proxy with both ends in hand.
+// joiner makes pipes.
 type joiner struct {
 	lab      *netns.Lab
 	dialer   net.Dialer
 	accepted chan *net.TCPConn
 }
 
-// newJoiner takes the place of the server on the backend's port.
+// newJoiner replaces the server on the backend's port.
 func newJoiner(t *testing.T, lab *netns.Lab, b *netns.Host, port uint16) *joiner {
 	t.Helper()
 	l, err := b.Listen("tcp", fmt.Sprintf(":%d", port))
@@ -163,7 +164,7 @@ func newJoiner(t *testing.T, lab *netns.Lab, b *netns.Host, port uint16) *joiner
 	return j
 }
 
-// join connects. Both ends close with the test.
+// join connects. Both ends are closed with the test.
 func (j *joiner) join(t *testing.T, from *netns.Host, address string) pipe {
 	t.Helper()
 	c, err := from.Dialer(&j.dialer, "tcp", address)
@@ -203,15 +204,15 @@ func wantEnd(t *testing.T, c net.Conn) {
 	}
 }
 
-// bothWays runs a test on a proxy that splices and on one that does not.
+// bothWays runs a test with splice and without.
 func bothWays(t *testing.T, test func(t *testing.T, splice string)) {
 	for _, splice := range []string{"--splice=auto", "--splice=off"} {
 		t.Run(splice[2:], func(t *testing.T) { test(t, splice) })
 	}
 }
 
-// TestPromise3_HalfCloseStaysAHalfClose ends one half in each direction and
-// goes on in the other.
+// TestPromise3_HalfCloseStaysAHalfClose ends one half in each direction and goes
+// on sending in the other.
 func TestPromise3_HalfCloseStaysAHalfClose(t *testing.T) { bothWays(t, halfCloses) }
 
 func halfCloses(t *testing.T, splice string) {
@@ -243,15 +244,15 @@ func halfCloses(t *testing.T, splice string) {
 	p.wantEnds(t, want...)
 }
 
-// TestPromise3_ResetStaysAReset resets each side: at rest, with bytes on the
-// way, and after the other half has ended.
+// TestPromise3_ResetStaysAReset resets each side: while idle, with bytes in
+// flight, and after the other half has ended.
 func TestPromise3_ResetStaysAReset(t *testing.T) {
 	bothWays(t, func(t *testing.T, splice string) { resets(t, splice, false) })
 }
 
-// TestMultipathClientsMeetResets is the same for clients that ask for Multipath TCP,
-// which are answered by TCP: they must not take a reset for a lost path and wait for
-// another one (net.mptcp.close_timeout, 60 s).
+// TestMultipathClientsMeetResets is the same for clients that ask for Multipath
+// TCP, and are answered by TCP. They must not take a reset for a lost path and
+// wait for another path (net.mptcp.close_timeout, 60 s).
 func TestMultipathClientsMeetResets(t *testing.T) {
 	bothWays(t, func(t *testing.T, splice string) { resets(t, splice, true) })
 }
@@ -296,8 +297,8 @@ func resets(t *testing.T, splice string, multipath bool) {
 	p.wantEnds(t, want...)
 }
 
-// TestPromise3_NothingIsLostBehindASlowReader fills every buffer on the way,
-// and wants the proxy to stop reading rather than to keep what it read.
+// TestPromise3_NothingIsLostBehindASlowReader fills every buffer on the path. The
+// proxy must stop reading rather than buffer what it read.
 func TestPromise3_NothingIsLostBehindASlowReader(t *testing.T) { bothWays(t, readSlowly) }
 
 func readSlowly(t *testing.T, splice string) {

@@ -19,11 +19,11 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// silence is how long a client waits that is to get no answer: it repeats its
-// SYN once in that time.
+// silence is how long a client that expects no answer waits. It repeats its SYN
+// once in that time.
 const silence = 1200 * time.Millisecond
 
-// decisionFlags are the flags of every cluster that decisions depend on.
+// decisionFlags are the flags of every cluster that change decisions.
 func decisionFlags(extra ...string) []string {
 	return append([]string{"--cluster-cidr", "10.244.0.0/16,fd00:244::/32"}, extra...)
 }
@@ -37,13 +37,13 @@ func newClusterProxy(t *testing.T, c *netns.Cluster) *proxy {
 	return p
 }
 
-// put writes the manifests of a Service.
+// put writes a Service's manifests.
 func (p *proxy) put(o *object) {
 	p.t.Helper()
 	p.write(o.name+".yaml", o.yaml())
 }
 
-// settled makes a change that is not without effect, and waits until all of the
+// settled makes a change that has an effect, and waits until the whole
 // configuration is in force.
 func (p *proxy) settled(change func()) {
 	p.t.Helper()
@@ -58,22 +58,22 @@ func (p *proxy) settled(change func()) {
 	})
 }
 
-// client is where connections come from.
+// client is a source of connections.
 type client struct {
 	name string
 	*netns.Host
-	bind []netip.Addr // an address for each family, where it is not the host's usual one
+	bind []netip.Addr // an address for each family, if it is not the host's usual one
 }
 
-// dial connects and says who answered and which address it saw: "client",
-// "node", or what it was. Where nobody did it gives "refused", "silent", or what
-// went wrong. patience is how long it waits for an answer to its SYN.
+// dial connects and returns who answered and which address the endpoint saw:
+// "client", "node", or the address. Without an answer it returns "refused",
+// "silent", or the error. patience is how long it waits for an answer to its SYN.
 func (c client) dial(to netip.AddrPort, node []netip.Addr, patience time.Duration) string {
 	_, said := c.visit("tcp", to, node, patience)
 	return said
 }
 
-// visit is dial by "tcp" or by "udp", where it sends one datagram. It also gives
+// visit is dial by "tcp" or "udp"; for UDP it sends one datagram. It also returns
 // the client's own address.
 func (c client) visit(network string, to netip.AddrPort, node []netip.Addr, patience time.Duration) (own netip.AddrPort, said string) {
 	conn, err := c.Dialer(c.dialer(network, to, patience), network, to.String())
@@ -83,8 +83,8 @@ func (c client) visit(network string, to netip.AddrPort, node []netip.Addr, pati
 	defer conn.Close()
 	own = netip.MustParseAddrPort(conn.LocalAddr().String())
 	if network == "udp" {
-		// What refuses is sent once, and may be lost where many are refused
-		// at once: so ask again.
+		// A refusal is sent once, and may be lost where many are refused at once:
+		// so ask again.
 		for left := patience; ; left -= silence {
 			if said, err = exchange(conn, "hello", min(left, silence)); err == nil || left <= silence || trouble(err) != "silent" {
 				break
@@ -115,11 +115,11 @@ func (c client) dialer(network string, to netip.AddrPort, patience time.Duration
 	return d
 }
 
-// trouble says in a word what an error means to a client.
+// trouble names an error as a client sees it.
 func trouble(err error) string {
 	var timeout net.Error
 	switch {
-	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EPERM): // netfilter refuses the node's own datagrams so
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EPERM): // netfilter refuses the node's own datagrams with EPERM
 		return "refused"
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return "silent"
@@ -127,7 +127,7 @@ func trouble(err error) string {
 	return err.Error()
 }
 
-// exchange sends a datagram and gives the answer to it.
+// exchange sends a datagram and returns the answer.
 func exchange(conn net.Conn, text string, patience time.Duration) (string, error) {
 	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return "", err
@@ -140,7 +140,7 @@ func exchange(conn net.Conn, text string, patience time.Duration) (string, error
 	return string(buf[:n]), err
 }
 
-// whose says whose address an endpoint saw.
+// whose tells whose address an endpoint saw.
 func (c client) whose(seen string, own netip.AddrPort, node []netip.Addr) string {
 	s, err := netip.ParseAddrPort(seen)
 	switch {
@@ -154,7 +154,7 @@ func (c client) whose(seen string, own netip.AddrPort, node []netip.Addr) string
 	return s.Addr().String()
 }
 
-// from gives the address that a connection to a destination comes from.
+// from returns the source address of a connection to a destination.
 func (c client) from(t *testing.T, to netip.AddrPort) netip.Addr {
 	t.Helper()
 	if c.bind != nil {
@@ -168,14 +168,14 @@ func (c client) from(t *testing.T, to netip.AddrPort) netip.Addr {
 	return netip.MustParseAddrPort(conn.LocalAddr().String()).Addr()
 }
 
-// question is one that explain answers.
+// question is a question to explain.
 type question struct {
 	Protocol string `json:"protocol"`
 	From     string `json:"from"`
 	To       string `json:"to"`
 }
 
-// answer is what explain says.
+// answer is explain's answer.
 type answer struct {
 	Verdict    string   `json:"verdict"`
 	Service    string   `json:"service"`
@@ -187,8 +187,8 @@ type answer struct {
 	Error      string   `json:"error"`
 }
 
-// explain asks `sluice explain` with the flags that the proxy has. It is told
-// all addresses of the node.
+// explain asks `sluice explain` with the proxy's flags, and names all addresses of
+// the node.
 func (p *proxy) explain(t *testing.T, node []netip.Addr, questions []question, flags ...string) []answer {
 	t.Helper()
 	var in bytes.Buffer

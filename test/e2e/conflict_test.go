@@ -12,13 +12,14 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// metricConflicts counts the destinations that another program holds.
+// metricConflicts counts the destinations whose ports another program has bound.
 const metricConflicts = "sluice_port_conflicts"
 
-// TestPortThatAnotherProgramHoldsIsNotTaken has programs of the node's own hold
-// one Service's node port, and another one's own external IP and port, before
-// the proxy comes (A3.15). They go on, it is said once and shown as a metric,
-// all else is served, and so are the ports once they are free.
+// TestPortThatAnotherProgramHoldsIsNotTaken has programs of the node bind one
+// Service's node port, and another Service's external IP and port, before the
+// proxy starts (A3.15). These programs keep serving. The proxy logs the conflict
+// once, shows it as a metric, and serves everything else; it takes the ports when
+// they become free.
 func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
 	m := modes[0]
 	if m.lacks(nodePort) {
@@ -94,7 +95,7 @@ func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
 	if said := strings.Count(p.stderr.String(), "is not served"); said != 2 {
 		t.Errorf("the log says %d times that something is not served, want once for each port", said)
 	}
-	// A port that is ours is nobody else's.
+	// No other program can bind a port that the proxy has bound.
 	if l, err := w.Node.Listen("tcp", web.at(nodePort)[0].String()); err == nil {
 		l.Close()
 		t.Error("another program could take a node port that is served")
@@ -102,7 +103,7 @@ func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
 	p.stop()
 }
 
-// healthy wants /healthz and /livez to answer 200.
+// healthy expects /healthz and /livez to answer 200.
 func (p *proxy) healthy(t *testing.T) {
 	t.Helper()
 	client := p.scraper()

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestFatalSignalLeavesNoCore ends the program by signals that make others dump
-// their memory, which holds relayed bytes, with no limit to the size of a core file.
+// TestFatalSignalLeavesNoCore ends the program by signals that make other programs
+// dump core. A core file would hold relayed bytes; its size is not limited here.
 func TestFatalSignalLeavesNoCore(t *testing.T) {
 	t.Parallel()
 	for _, s := range []syscall.Signal{syscall.SIGABRT, syscall.SIGSEGV, syscall.SIGQUIT, syscall.SIGBUS, syscall.SIGTRAP, syscall.SIGSYS} {
@@ -27,7 +27,7 @@ func TestFatalSignalLeavesNoCore(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		// Its first answer shows that it is the program, and has begun.
+		// Its first answer shows that the program runs.
 		_, _ = io.WriteString(in, "{}\n")
 		if _, err := out.Read(make([]byte, 1)); err != nil {
 			t.Fatalf("no answer: %v", err)

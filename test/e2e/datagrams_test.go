@@ -18,17 +18,17 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// largestDatagram is the most that UDP over IPv4 carries.
+// largestDatagram is the maximum payload of UDP over IPv4.
 const largestDatagram = 65507
 
-// wholeOnLoopback is the most that fits a packet of IPv6 on lo, whose MTU is
+// wholeOnLoopback is the maximum that fits one IPv6 packet on lo, whose MTU is
 // 65,536.
 const wholeOnLoopback = 65536 - 40 - 8
 
-// unfragmented is less than a packet of Ethernet's holds.
+// unfragmented fits one Ethernet packet.
 const unfragmented = 1400
 
-// reflector sends each datagram back as it is, until the test ends.
+// reflector sends each datagram back unchanged, until the test ends.
 func reflector(t *testing.T, h *netns.Host, port uint16) {
 	t.Helper()
 	pc, err := h.ListenPacket("udp", fmt.Sprintf(":%d", port))
@@ -55,9 +55,9 @@ func reflector(t *testing.T, h *netns.Host, port uint16) {
 	}()
 }
 
-// TestPromise3_DatagramsKeepTheirBoundariesAndSizes sends datagrams of all
-// sizes, empty ones and the largest among them, to each kind of destination:
-// each comes back as it was sent, and alone.
+// TestPromise3_DatagramsKeepTheirBoundariesAndSizes sends datagrams of all sizes,
+// among them empty and largest ones, to each kind of destination. Each one must
+// come back unchanged and on its own.
 func TestPromise3_DatagramsKeepTheirBoundariesAndSizes(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		if m.lacks(datagrams) {
@@ -109,7 +109,7 @@ func TestPromise3_DatagramsKeepTheirBoundariesAndSizes(t *testing.T) {
 	})
 }
 
-// reflected sends datagrams, one after the other, and wants each of them back.
+// reflected sends datagrams one after the other, and expects each of them back.
 func (w *world) reflected(c client, to netip.AddrPort, sizes []int) error {
 	conn, err := c.Dialer(c.dialer("udp", to, startTimeout), "udp", to.String())
 	if err != nil {
@@ -134,8 +134,8 @@ func (w *world) reflected(c client, to netip.AddrPort, sizes []int) error {
 	return nil
 }
 
-// TestSessionsFollowTheirEndpoints takes endpoints away from one client's UDP
-// socket, which goes on as if nothing had happened.
+// TestSessionsFollowTheirEndpoints removes endpoints from one client's UDP socket.
+// The client notices nothing.
 func TestSessionsFollowTheirEndpoints(t *testing.T) {
 	m := modes[0]
 	if m.lacks(datagrams) {
@@ -178,7 +178,7 @@ func (w *world) follow(t *testing.T, p *proxy, o *object, to netip.AddrPort) {
 	}
 	want := func(when string, e endpoint) {
 		t.Helper()
-		for range 4 { // all of them by the same one (A8.9)
+		for range 4 { // all of them by the same endpoint (A8.9)
 			if got, err := ask(); err != nil || got != name(e) {
 				t.Errorf("%s: got %q, %v, want %s", when, got, err, name(e))
 			}
@@ -193,13 +193,13 @@ func (w *world) follow(t *testing.T, p *proxy, o *object, to netip.AddrPort) {
 		one, other = there, here
 	}
 	want("at first", one)
-	// What still serves keeps its sessions (A8.3).
+	// An endpoint that still serves keeps its sessions (A8.3).
 	leaving := one
 	leaving.state = terminating
 	put(leaving, other)
 	want("while its endpoint terminates", one)
-	// The session of one that has gone is cut, and the next datagram goes to
-	// another (A8.2).
+	// The session of a removed endpoint is closed, and the next datagram goes to
+	// another one (A8.2).
 	put(other)
 	want("after its endpoint has gone", other)
 	put()
@@ -211,7 +211,7 @@ func (w *world) follow(t *testing.T, p *proxy, o *object, to netip.AddrPort) {
 		}
 		return nil
 	})
-	// The first endpoint after none gets the very same client (A8.6).
+	// The first endpoint after none gets the same client socket (A8.6).
 	put(one)
 	wait.For(t, "it is served again", startTimeout, func() error {
 		got, err := ask()
@@ -224,8 +224,8 @@ func (w *world) follow(t *testing.T, p *proxy, o *object, to netip.AddrPort) {
 	put(here, there)
 }
 
-// TestTCPAndUDPOnOnePort has a Service of each protocol on the same addresses
-// and ports, as DNS has.
+// TestTCPAndUDPOnOnePort has a TCP and a UDP Service on the same addresses and
+// ports, as DNS has.
 func TestTCPAndUDPOnOnePort(t *testing.T) {
 	m := modes[0]
 	if m.lacks(datagrams) {

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// swallow makes a port of the host a black hole: connection attempts are
-// neither answered nor refused (F5).
+// swallow makes a port of the host a black hole: it neither answers nor refuses
+// connection attempts (F5).
 func swallow(t *testing.T, h *netns.Host, port uint16) {
 	t.Helper()
 	nothing := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
@@ -39,7 +39,7 @@ func swallow(t *testing.T, h *netns.Host, port uint16) {
 	t.Cleanup(func() { _ = l.Close() })
 }
 
-// visit is what a client saw of one connection.
+// visit is a client's view of one connection.
 type visit struct {
 	client  netip.AddrPort
 	name    string // of the endpoint
@@ -61,8 +61,7 @@ func ask(from *netns.Host, address string) visit {
 	return v
 }
 
-// crowd makes n connections from so many clients at once, to the addresses in
-// turn.
+// crowd makes n connections from n clients at once, spread over the addresses.
 func crowd(n, clients int, one func(i int) visit) []visit {
 	return crowdUntil(n, clients, one, func(visit) bool { return false })
 }
@@ -96,12 +95,12 @@ func crowdUntil(n, clients int, one func(i int) visit, enough func(visit) bool) 
 	return visits[:made]
 }
 
-// firstTimeout is how long the first dial waits for an answer, and allTimeouts how
-// long the four attempts do together.
+// firstTimeout is the timeout of the first attempt, and allTimeouts that of the
+// four attempts together.
 const firstTimeout, allTimeouts = 250 * time.Millisecond, 3750 * time.Millisecond
 
-// TestPromise1_DeadEndpointCostsAMomentNeverTheConnection has one of three
-// endpoints dead, in each of the two ways.
+// TestPromise1_DeadEndpointCostsAMomentNeverTheConnection has one dead endpoint of
+// three, in each of the two ways.
 func TestPromise1_DeadEndpointCostsAMomentNeverTheConnection(t *testing.T) {
 	const connections, clients = 1000, 16
 	for _, way := range []string{"closed port", "black hole"} {
@@ -155,7 +154,7 @@ func TestPromise1_DeadEndpointCostsAMomentNeverTheConnection(t *testing.T) {
 			t.Logf("%d did not meet it: median %v, 99%% %v, slowest %v", len(undelayed),
 				undelayed[len(undelayed)/2], undelayed[len(undelayed)*99/100], undelayed[len(undelayed)-1])
 			t.Logf("%d met it: median %v, slowest %v", len(retried), retried[len(retried)/2], retried[len(retried)-1])
-			// Half of each, as a busy machine may make single ones wait.
+			// Half of each, as single connections may wait on a busy machine.
 			if median := retried[len(retried)/2]; median > allTimeouts {
 				t.Errorf("who met the dead endpoint took %v, more than the four attempts together", median)
 			}
@@ -166,8 +165,8 @@ func TestPromise1_DeadEndpointCostsAMomentNeverTheConnection(t *testing.T) {
 	}
 }
 
-// TestPromise1_OneLiveEndpointOfManyIsFound has every endpoint dead but one,
-// so that clients meet several dead ones in a row.
+// TestPromise1_OneLiveEndpointOfManyIsFound has only one live endpoint, so that
+// clients meet several dead ones in a row.
 func TestPromise1_OneLiveEndpointOfManyIsFound(t *testing.T) {
 	lab := netns.NewLab(t, 6)
 	lab.Backends[3].EchoTCP(t, 8080)
@@ -182,7 +181,7 @@ func TestPromise1_OneLiveEndpointOfManyIsFound(t *testing.T) {
 	p.stop()
 }
 
-// errorText makes an error of what a comparison found.
+// errorText turns the result of a comparison into an error.
 type errorText string
 
 func (e errorText) Error() string { return string(e) }

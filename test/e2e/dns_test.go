@@ -15,15 +15,14 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// dnsTextLength is more than an answer over UDP holds (512 bytes), in strings of
-// 255 bytes.
+// dnsTextLength exceeds an answer over UDP (512 bytes), in strings of 255 bytes.
 const dnsTextLength = 800
 
-// dnsPort is where the servers listen.
+// dnsPort is the port of the servers.
 const dnsPort = 53
 
-// dnsServer is a dnsmasq on a host. It answers with its own address for any
-// name of the zone "test", and with a long text for big.test.
+// dnsServer is a dnsmasq on a host. It answers any name of the zone "test" with
+// its own address, and big.test with a long text.
 type dnsServer struct {
 	host *netns.Host
 	data netip.Addr
@@ -38,13 +37,13 @@ func (d *dnsServer) start(t *testing.T) {
 	wait.For(t, "dnsmasq answers", startTimeout, func() error {
 		select {
 		case <-d.gone:
-			// What is left of the one before, which has a process for each
-			// connection, may still have the port.
+			// The previous server has a process for each connection, which may
+			// still hold the port.
 			d.launch(t)
 		default:
 		}
 		return d.host.Do(func() error {
-			// Over TCP a server that is not there refuses.
+			// Over TCP a stopped server refuses.
 			_, err := newResolver(netip.AddrPortFrom(d.host.IPv4, dnsPort)).exchangeTCP(dnsQuestion(1, "ready", dnsA))
 			return err
 		})
@@ -69,13 +68,13 @@ func (d *dnsServer) launch(t *testing.T) {
 	t.Cleanup(d.stop)
 }
 
-// stop kills the server and its processes, as a pod that is taken away.
+// stop kills the server and its processes, like a deleted pod.
 func (d *dnsServer) stop() {
 	_ = d.cmd.Cancel()
 	<-d.gone
 }
 
-// dnsText is the text of big.test: strings that are separated by commas.
+// dnsText is the text of big.test: strings separated by commas.
 func dnsText() string {
 	left := dnsTextLength
 	var parts []string
@@ -87,10 +86,10 @@ func dnsText() string {
 	return strings.Join(parts, ",")
 }
 
-// TestDNSServersAreCycled asks two DNS servers behind a Service, which has one
-// port number for UDP and TCP, while they terminate, are not ready, are taken
-// away and come back: a resolver gets an answer to each question, from where it
-// asked and with the id that it asked with.
+// TestDNSServersAreCycled asks two DNS servers behind a Service with one port
+// number for UDP and TCP. Meanwhile the servers terminate, are not ready, are
+// removed and come back. A resolver must get an answer to each question, from the
+// address that it asked and with the id that it used.
 func TestDNSServersAreCycled(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		if m.lacks(datagrams) {
@@ -130,7 +129,7 @@ func TestDNSServersAreCycled(t *testing.T) {
 			put(here, there)
 			put(here, in(there, unready))
 			put(here, there)
-			// A pod that is replaced answers nobody before the Service says so.
+			// A replaced pod answers nobody before the Service names it.
 			one, other, rest := servers[rounds%2], here, there
 			if rounds%2 == 1 {
 				other, rest = there, here
@@ -170,8 +169,8 @@ type questions struct {
 	first  []error  // likewise
 }
 
-// startQuestions has n questions asked of an object, from pods, the node and
-// outside, over both families.
+// startQuestions asks n questions of an object, from pods, the node and outside,
+// over both families.
 func startQuestions(c *netns.Cluster, o *object, n int) *questions {
 	q := &questions{total: resolver{answered: map[netip.Addr]int{}}}
 	q.left.Store(int64(n))
@@ -194,7 +193,7 @@ func (q *questions) over() bool { return q.left.Load() <= 0 }
 
 func (q *questions) wait() { q.pending.Wait() }
 
-// ask asks until enough was asked. Few questions need TCP.
+// ask asks until there were enough questions. Few questions need TCP.
 func (q *questions) ask(r *resolver) {
 	for {
 		i := q.left.Add(-1)

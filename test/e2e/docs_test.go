@@ -58,8 +58,8 @@ func TestConfigurationIsDocumented(t *testing.T) {
 	}
 }
 
-// TestPromisesNameTheirTests wants each test that the README and the pages on
-// architecture, operations and steering name to exist.
+// TestPromisesNameTheirTests expects each test to exist that the README and the
+// pages on architecture, operations and steering name.
 func TestPromisesNameTheirTests(t *testing.T) {
 	existing := map[string]bool{}
 	for name := range testSources(t) {
@@ -85,7 +85,7 @@ func TestPromisesNameTheirTests(t *testing.T) {
 	}
 }
 
-// TestDocumentationLinksResolve wants each relative link of a page to lead to a
+// TestDocumentationLinksResolve expects each relative link of a page to lead to a
 // file, and its fragment to a heading of that page.
 func TestDocumentationLinksResolve(t *testing.T) {
 	const root = "../.."
@@ -123,7 +123,7 @@ func TestDocumentationLinksResolve(t *testing.T) {
 	}
 }
 
-// headings gives the names of a page's headings, as GitHub makes them.
+// headings returns the anchors of a page's headings, as GitHub makes them.
 func headings(t *testing.T, page string) []string {
 	t.Helper()
 	text, err := os.ReadFile(page)

@@ -1,9 +1,10 @@
-// Package e2e runs the real binary in network namespaces: a client host, a
-// node with the proxy, and backend hosts.
+// Package e2e runs the real binary in network namespaces: a client host, a node
+// with the proxy, and backend hosts.
 //
 // The binary is built once, with the race detector if the tests have it;
-// SLUICE_BIN names one to run in its place (`make mutate`). The tests run with a fraction of the load that the promises are made for;
-// SLUICE_TEST_FULL=1 (`make test-full`) asks for all of it.
+// SLUICE_BIN names another one (`make mutate`). By default the tests run with a
+// fraction of the promised load; SLUICE_TEST_FULL=1 (`make test-full`) runs all of
+// it.
 package e2e
 
 import (
@@ -27,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// program is the binary under test, built by the first test that asks for it.
+// program is the binary under test. The first test that needs it builds it.
 var program struct {
 	once sync.Once
 	dir  string
@@ -35,7 +36,7 @@ var program struct {
 	err  error
 }
 
-// built gives the path of the binary under test.
+// built returns the path of the binary under test.
 func built(t *testing.T) string {
 	t.Helper()
 	program.once.Do(func() { program.err = build() })
@@ -69,8 +70,8 @@ func build() error {
 	return nil
 }
 
-// full tells whether the tests run at the size that the promises are made for.
+// full tells whether the tests run at the promised size.
 func full() bool { return os.Getenv("SLUICE_TEST_FULL") == "1" }
 
-// errNotYet is what a condition gives while it only has to be waited for.
+// errNotYet is a condition's result while the test has to keep waiting.
 var errNotYet = errors.New("not yet")

@@ -12,18 +12,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// edit is a stage in the life of one Service, and what clients outside of the node
-// have to see at each of its destinations: "web" for any of its endpoints,
-// "api" for any endpoint of its other target port, "world" for the host that
-// has the address, "refused" or "silent".
+// edit is a stage in the life of one Service, with the results that clients
+// outside of the node must get at each of its destinations: "web" is any of its
+// endpoints, "api" any endpoint of its other target port, "world" the host that
+// has the address; or "refused" or "silent".
 type edit struct {
 	name                             string
 	change                           func(*object)
 	clusterIP, nodePort, loadBalance string
-	otherPort                        string // the cluster IP's port 8443, which the Service has for a while
+	otherPort                        string // at the cluster IP's port 8443, which the Service has for some stages
 }
 
-// edits lead from ClusterIP to ExternalName and back.
+// edits go from ClusterIP to ExternalName and back.
 var edits = []edit{
 	{"ClusterIP", func(o *object) { o.kind = corev1.ServiceTypeClusterIP }, "web", "refused", "world", "refused"},
 	{"NodePort", func(o *object) { o.kind = corev1.ServiceTypeNodePort; o.nodePort = 30000 }, "web", "web", "world", "refused"},
@@ -42,17 +42,18 @@ var edits = []edit{
 	{"ClusterIP again", func(o *object) { o.kind = corev1.ServiceTypeClusterIP; o.nodePort = 0; o.portName = "" }, "web", "refused", "world", "refused"},
 }
 
-// stages knows what has been in force when.
+// stages knows which edit was in force at which time.
 type stages struct {
 	mu   sync.Mutex
 	list []stage // guarded by mu
 
 }
 
-// stage is an edit and when it took effect: not before from, and wholly by until.
+// stage is an edit and its time: not in force before from, completely in force by
+// until.
 type stage struct {
 	edit        edit
-	from, until time.Time // until is zero while it is not known to be in force
+	from, until time.Time // until is zero until the edit is known to be in force
 }
 
 func (s *stages) begin(e edit) {
@@ -67,7 +68,8 @@ func (s *stages) inForce() {
 	s.list[len(s.list)-1].until = time.Now()
 }
 
-// during gives the edits that may have been in force at some time between.
+// during returns the edits that may have been in force at some time between the
+// two.
 func (s *stages) during(from, to time.Time) []edit {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,9 +83,9 @@ func (s *stages) during(from, to time.Time) []edit {
 	return list
 }
 
-// TestServiceEditedWhileClientsConnect changes everything about one Service
-// while clients connect to all that it has, had and will have: no connection
-// goes where it should not, and none fails that should succeed.
+// TestServiceEditedWhileClientsConnect changes everything about one Service while
+// clients connect to all its past, present and future destinations. No connection
+// may reach a wrong endpoint, and none may fail that should succeed.
 func TestServiceEditedWhileClientsConnect(t *testing.T) {
 	w := newWorld(t, "tcp", []row{{name: "web", endpoints: "here there"}, {name: "api", endpoints: "here there"}})
 	m := modes[0]
@@ -123,8 +125,8 @@ func TestServiceEditedWhileClientsConnect(t *testing.T) {
 						return
 					default:
 					}
-					// Patience with silence only where it is to be: everywhere
-					// else a repeated SYN may still find what it should.
+					// Wait for silence only where it is expected: elsewhere a
+					// repeated SYN may still reach its destination.
 					patience, from := startTimeout, time.Now()
 					if now := s.during(from, from); slices.Contains(expected(kind, now), "silent") {
 						patience = silence / 10
@@ -153,7 +155,7 @@ func TestServiceEditedWhileClientsConnect(t *testing.T) {
 		turns = 20
 	}
 	for range turns {
-		for _, e := range edits[1:] { // the last one leaves what the first one had
+		for _, e := range edits[1:] { // the last edit equals the first one
 			s.begin(e)
 			p.settled(func() {
 				e.change(&o)
@@ -168,7 +170,7 @@ func TestServiceEditedWhileClientsConnect(t *testing.T) {
 	p.stop()
 }
 
-// meets wants clients that come after an edit to see what it says.
+// meets expects new clients to see what an edit says.
 func (w *world) meets(t *testing.T, e edit, targets map[string][]netip.AddrPort) {
 	t.Helper()
 	for kind, list := range targets {
@@ -184,8 +186,8 @@ func (w *world) meets(t *testing.T, e edit, targets map[string][]netip.AddrPort)
 	}
 }
 
-// expected gives what clients may see at a kind of destination under any of
-// some edits.
+// expected returns what clients may see at a kind of destination under any of some
+// edits.
 func expected(kind string, during []edit) []string {
 	var list []string
 	for _, e := range during {
@@ -196,7 +198,7 @@ func expected(kind string, during []edit) []string {
 	return list
 }
 
-// names gives the edits' names.
+// names returns the edits' names.
 func names(list []edit) string {
 	var names []string
 	for _, e := range list {
@@ -205,7 +207,7 @@ func names(list []edit) string {
 	return strings.Join(names, ", ")
 }
 
-// servedBy says in a word who served a connection.
+// servedBy names who served a connection, in one word.
 func servedBy(got string) string {
 	server, _, _ := strings.Cut(got, " ")
 	name, port, _ := strings.Cut(server, ":")

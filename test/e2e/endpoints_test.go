@@ -12,15 +12,15 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// changeBound is how soon a change of a manifest is in force.
+// changeBound is the bound on the time until a changed manifest is in force.
 const changeBound = 100 * time.Millisecond
 
-// A bound is tried at least leastRounds times, and at most mostRounds times
-// until it was kept in as many. What the proxy itself waits for it waits for each
-// time; what else the test machine has to do comes and goes.
+// A bound is tried at least leastRounds times, and at most mostRounds times, until
+// it was met in leastRounds of them. This tolerates other work of the test
+// machine, but not a wait in the proxy, which would occur every time.
 const leastRounds, mostRounds = 3, 50
 
-// bound is how long something took in each round, and may take.
+// bound is the time that something took in each round, and its limit.
 type bound struct {
 	what string
 	most time.Duration
@@ -29,8 +29,8 @@ type bound struct {
 
 func (b *bound) add(since time.Time) { b.took = append(b.took, time.Since(since)) }
 
-// enough tells whether the bounds were kept often enough. When they have been
-// tried too often, that is an error.
+// enough tells whether the bounds were met often enough. After too many rounds it
+// returns an error.
 func enough(t *testing.T, bounds ...*bound) bool {
 	t.Helper()
 	all, last := true, false
@@ -56,8 +56,8 @@ func enough(t *testing.T, bounds ...*bound) bool {
 	return true
 }
 
-// TestEveryFamilyFromEverywhere connects from another host, from the node
-// itself and from a host that is an endpoint too, over IPv4 and IPv6.
+// TestEveryFamilyFromEverywhere connects from another host, from the node itself
+// and from a host that is also an endpoint, over IPv4 and IPv6.
 func TestEveryFamilyFromEverywhere(t *testing.T) { forModes(t, playEveryFamily) }
 
 func playEveryFamily(t *testing.T, m mode) {
@@ -83,8 +83,8 @@ func playEveryFamily(t *testing.T, m mode) {
 	}
 }
 
-// TestEndpointGoneKeepsItsConnections takes an endpoint out of the manifests
-// and puts it back while connections to it are open, which live on (A8.1).
+// TestEndpointGoneKeepsItsConnections removes an endpoint from the manifests and
+// adds it again while connections to it are open. They must continue (A8.1).
 func TestEndpointGoneKeepsItsConnections(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	for _, b := range lab.Backends {
@@ -98,7 +98,7 @@ func TestEndpointGoneKeepsItsConnections(t *testing.T) {
 
 	avoided := &bound{what: "from the manifest's change until new connections avoid the endpoint", most: changeBound}
 	for !enough(t, avoided) {
-		// Connections to both endpoints that live through the change.
+		// Connections to both endpoints that stay open during the change.
 		for range 2 {
 			c, err := lab.Client.Dial("tcp", target)
 			if err != nil {
@@ -136,8 +136,7 @@ func TestEndpointGoneKeepsItsConnections(t *testing.T) {
 	}
 }
 
-// onlyOn makes as many connections as show that the other endpoint's turn does
-// not come any more.
+// onlyOn makes enough connections to show that the other endpoint gets none.
 func onlyOn(from *netns.Host, address, want string) error {
 	for range 3 {
 		name, err := from.Ask("tcp", address)
@@ -151,8 +150,8 @@ func onlyOn(from *netns.Host, address, want string) error {
 	return nil
 }
 
-// TestPromise4_PortWithNoEndpointsRefuses also has a server of the node's own
-// listen on the same port of every address: it must never answer for a VIP.
+// TestPromise4_PortWithNoEndpointsRefuses also runs a server of the node on the
+// same port of every address. It must never answer for a VIP.
 func TestPromise4_PortWithNoEndpointsRefuses(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
@@ -198,9 +197,9 @@ func TestPromise4_PortWithNoEndpointsRefuses(t *testing.T) {
 	}
 }
 
-// TestPromise4_PortWhosePolicyLeavesNoneHereIsSilent has endpoints on another
-// node only, for a service whose traffic is to stay on its node (A3.5).
-func TestPromise4_PortWhosePolicyLeavesNoneHereIsSilent(t *testing.T) { forModes(t, playSilentPort) }
+// TestPromise4_PortWhosePolicyLeavesNoneHereDrops has a service with internal
+// policy Local whose endpoints are all on another node (A3.5).
+func TestPromise4_PortWhosePolicyLeavesNoneHereDrops(t *testing.T) { forModes(t, playSilentPort) }
 
 func playSilentPort(t *testing.T, m mode) {
 	lab := netns.NewLab(t, 1)
@@ -234,8 +233,8 @@ func playSilentPort(t *testing.T, m mode) {
 	p.stop()
 }
 
-// TestHostsOwnServersStayBehindTheirAddresses has servers of the node's own
-// listen on every address.
+// TestHostsOwnServersStayBehindTheirAddresses has servers of the node listen on
+// every address.
 func TestHostsOwnServersStayBehindTheirAddresses(t *testing.T) { forModes(t, playHostsServers) }
 
 func playHostsServers(t *testing.T, m mode) {

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// A flood in one lab: short connections and bulk streams to one address, until
-// it is stopped.
+// tcpFlood is a flood in one lab: short connections and bulk streams to one address,
+// until it is stopped.
 type tcpFlood struct {
 	stop  chan struct{}
 	tasks sync.WaitGroup
@@ -22,7 +22,7 @@ type tcpFlood struct {
 	bytes atomic.Int64 // that came back on bulk streams
 }
 
-// floodTCP begins a flood of so many clients of each kind.
+// floodTCP starts a flood of n clients of each kind.
 func floodTCP(from *netns.Host, address string, short, bulk int) *tcpFlood {
 	f := &tcpFlood{stop: make(chan struct{})}
 	for range short {
@@ -53,8 +53,8 @@ func (f *tcpFlood) stopped() bool {
 	}
 }
 
-// stream sends through an echo server, and reads what comes back, until the
-// flood is stopped.
+// stream sends through an echo server, and reads the echo, until the flood is
+// stopped.
 func (f *tcpFlood) stream(from *netns.Host, address string) {
 	c, err := from.Dial("tcp", address)
 	if err != nil {
@@ -96,16 +96,16 @@ func (f *tcpFlood) end() {
 	f.tasks.Wait()
 }
 
-// TestPromise8_FloodOfOneServiceSlowsNoOther keeps one service as busy as
-// clients can, with short connections and with bulk streams. A connection to
-// another service is compared with one past the proxy to the same server, in
-// turns, so that both meet the same load of the machine.
+// TestPromise8_FloodOfOneServiceSlowsNoOther keeps one service as busy as clients
+// can, with short connections and bulk streams. It compares connections to another
+// service with direct connections to the same server, alternating, so that both
+// meet the same load of the machine.
 func TestPromise8_FloodOfOneServiceSlowsNoOther(t *testing.T) {
 	const (
 		connections = 150 // of each kind
-		// Both pass the same busy machine, and a connection by the proxy has
-		// two handshakes: it takes some 2 to 6 times as long. Where each
-		// connection held its loop for 25 ms it would take 100 times as long.
+		// Both use the same busy machine, and a connection through the proxy has
+		// two handshakes: it takes about 2 to 6 times as long. If each connection
+		// blocked its loop for 25 ms, it would take 100 times as long.
 		allowed = 25
 	)
 	lab := netns.NewLab(t, 2)

@@ -15,16 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fuzzHeader: the session's number, the datagram's, and its whole size.
+// fuzzHeader: the session's number, the datagram's number, and its size.
 const fuzzHeader = 8
 
-// fuzzDatagram derives a datagram from its session's and its own number. An
+// fuzzDatagram derives a datagram from the numbers of its session and its own. An
 // answer's number has the high bit set.
 func fuzzDatagram(seed uint64, session uint32, number uint16, most int) []byte {
 	r := rand.New(rand.NewPCG(seed^uint64(session), uint64(number)))
 	size := fuzzHeader + r.IntN(1200)
 	switch chance := r.IntN(10); {
-	case inTrains(session):
+	case inBatches(session):
 		size = fuzzHeader + int(session%1200)
 	case chance == 0:
 		size = fuzzHeader
@@ -39,13 +39,13 @@ func fuzzDatagram(seed uint64, session uint32, number uint16, most int) []byte {
 	return b
 }
 
-// inTrains tells whether a session's datagrams have one size and leave the client
-// in trains (UDP_SEGMENT).
-func inTrains(session uint32) bool { return session%2 == 0 }
+// inBatches tells whether a session's datagrams have one size and leave the client
+// in GSO batches (UDP_SEGMENT).
+func inBatches(session uint32) bool { return session%2 == 0 }
 
 const answerBit = 1 << 15
 
-// fuzzDatagramServer answers each datagram with the one that belongs to it.
+// fuzzDatagramServer answers each datagram with the answer that belongs to it.
 type fuzzDatagramServer struct {
 	seed uint64
 	most int
@@ -53,7 +53,7 @@ type fuzzDatagramServer struct {
 	mu    sync.Mutex
 	wrong []string                  // guarded by mu
 	got   map[uint32]map[uint16]int // size of each datagram of each session; guarded by mu
-	twice map[uint32]int            // datagrams that came more than once; guarded by mu
+	twice map[uint32]int            // datagrams that arrived more than once; guarded by mu
 }
 
 func (s *fuzzDatagramServer) serve(pc net.PacketConn) {
@@ -64,7 +64,7 @@ func (s *fuzzDatagramServer) serve(pc net.PacketConn) {
 			return
 		}
 		if err != nil {
-			continue // an ICMP error that an answer brought back
+			continue // an ICMP error in reply to an answer
 		}
 		session, number, err := s.take(buf[:n])
 		if err != nil {
@@ -98,7 +98,7 @@ func (s *fuzzDatagramServer) take(b []byte) (session uint32, number uint16, err 
 	return session, number, nil
 }
 
-// fuzzSession is what a client saw of a session.
+// fuzzSession is a client's view of a session.
 type fuzzSession struct {
 	id                     uint32
 	client                 netip.AddrPort
@@ -106,27 +106,27 @@ type fuzzSession struct {
 	began, ended           time.Time
 	sent, answered         int // datagrams
 	sentBytes, answerBytes int // of datagrams, each counted once
-	twice                  int // answers that came more than once
+	twice                  int // answers that arrived more than once
 	wrong                  error
 }
 
-// playSession sends datagrams, a few at a time, and takes answers.
+// playSession sends datagrams, a few at a time, and receives answers.
 func (s *fuzzDatagramServer) playSession(f *fuzzSession, conn *net.UDPConn) {
 	r := rand.New(rand.NewPCG(s.seed, uint64(f.id)))
 	seen := map[uint16]bool{}
 	buf := make([]byte, 65536)
 	for next, left := uint16(0), 1+r.IntN(40); left > 0; left-- {
 		window := 1 + r.IntN(8)
-		var train []byte
+		var batch []byte
 		for i := range window {
 			b := fuzzDatagram(s.seed, f.id, next, s.most)
 			next++
 			f.sent++
 			f.sentBytes += len(b)
-			if !inTrains(f.id) {
+			if !inBatches(f.id) {
 				_, _ = conn.Write(b) // lost, like others
-			} else if train = append(train, b...); i == window-1 {
-				_, _, _ = conn.WriteMsgUDP(train, segments(len(b)), nil)
+			} else if batch = append(batch, b...); i == window-1 {
+				_, _, _ = conn.WriteMsgUDP(batch, segments(len(b)), nil)
 			}
 		}
 		_ = conn.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
@@ -156,7 +156,7 @@ func (s *fuzzDatagramServer) playSession(f *fuzzSession, conn *net.UDPConn) {
 	}
 }
 
-// segments is the control message that has the kernel cut what is sent into
+// segments is the control message by which the kernel splits a send into
 // datagrams.
 func segments(size int) []byte {
 	const option = 103 // UDP_SEGMENT
@@ -168,8 +168,8 @@ func segments(size int) []byte {
 	return b
 }
 
-// judge says what is wrong with a session whose records are known. quiet is
-// whether nothing disturbed it and no bad line is on the way.
+// judge describes what is wrong with a session whose records are known. quiet
+// tells that no fault and no bad link disturbed it.
 func (f *fuzzSession) judge(records []record, gotBytes, twice int, quiet bool) error {
 	if f.wrong != nil {
 		return f.wrong

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// fuzzFaults makes faults, one at a time.
+// fuzzFaults injects faults, one at a time.
 type fuzzFaults struct {
 	f     *fuzz
 	r     *rand.Rand
@@ -30,8 +30,8 @@ type fuzzFaults struct {
 	probes map[netip.AddrPort]struct{} // clients of connections that only probed; guarded by mu
 }
 
-// fuzzFault is a time in which connections may not come about. Those that are
-// established have to go on, but for those to a killed endpoint.
+// fuzzFault is a time during which connections may fail to be established.
+// Established ones have to continue, except those to a killed endpoint.
 type fuzzFault struct {
 	name         string
 	began, ended time.Time
@@ -44,7 +44,7 @@ func newFuzzFaults(f *fuzz) *fuzzFaults {
 	}
 }
 
-// run makes faults until the context ends.
+// run injects faults until the context ends.
 func (x *fuzzFaults) run(ctx context.Context) {
 	for {
 		select {
@@ -62,7 +62,7 @@ func (x *fuzzFaults) run(ctx context.Context) {
 	}
 }
 
-// some waits for up to so many milliseconds.
+// some waits for a random time of up to so many milliseconds.
 func (x *fuzzFaults) some(most int) { time.Sleep(time.Duration(x.r.IntN(most)) * time.Millisecond) }
 
 func (x *fuzzFaults) make(name string) {
@@ -75,7 +75,7 @@ func (x *fuzzFaults) make(name string) {
 		if err := f.listen(i); err != nil {
 			f.differs("%v", err)
 		}
-	case "endpoints": // one at most is left out, so that one stays when another is killed
+	case "endpoints": // leave out one at most, so that one stays when another is killed
 		if i := x.r.IntN(len(f.hosts) + 1); i < len(f.hosts) {
 			f.list(slices.Delete(slices.Clone(f.hosts), i, i+1))
 		} else {
@@ -101,12 +101,12 @@ func (x *fuzzFaults) make(name string) {
 	}
 }
 
-// stray has a client lose what an endpoint sends directly to it: its kernel would
-// reset the connection.
+// stray makes a client drop the packets that an endpoint sends directly to it: its
+// kernel would reset the connection.
 const stray = "add table inet stray; add chain inet stray in { type filter hook input priority 0; };" +
 	"add rule inet stray in ip saddr { 10.2.0.0/16, 10.3.2.0/24 } drop; add rule inet stray in ip6 saddr { fd00:2::/32, fd00:3:2::/64 } drop"
 
-// firewall has the clients outside of the node run nft.
+// firewall runs nft on the clients outside of the node.
 func (x *fuzzFaults) firewall(command string) {
 	for _, c := range []*netns.Host{x.f.clients[nearClient], x.f.clients[farClient]} {
 		if out, err := c.Command(x.f.t, administration(x.f.t, "nft"), command).CombinedOutput(); err != nil {
@@ -115,7 +115,7 @@ func (x *fuzzFaults) firewall(command string) {
 	}
 }
 
-// flush takes steering away and waits until everybody is served again.
+// flush removes the steering and waits until all clients are served again.
 func (x *fuzzFaults) flush() {
 	x.firewall(stray)
 	defer x.firewall("delete table inet stray")
@@ -135,11 +135,11 @@ func (x *fuzzFaults) flush() {
 	}
 }
 
-// untilServed probes until a client has got through to every destination.
+// untilServed probes until a client has reached every destination.
 func (x *fuzzFaults) untilServed(client int) {
 	for _, to := range x.f.targets {
 		if client == nodeClient && slices.Contains(externalIPs, to.Addr().String()) {
-			continue // it has no route there
+			continue // the client has no route there
 		}
 		err := wait.Poll(fuzzPatience, func() error {
 			own, c, err := x.f.dial(&net.Dialer{Timeout: time.Second}, client, "tcp", to)
@@ -157,7 +157,7 @@ func (x *fuzzFaults) untilServed(client int) {
 	}
 }
 
-// descriptors takes the proxy's descriptors away for a moment.
+// descriptors takes away the proxy's descriptors for a moment.
 func (x *fuzzFaults) descriptors() {
 	pid := x.f.p.cmd.Process.Pid
 	var was unix.Rlimit
@@ -179,14 +179,13 @@ func (x *fuzzFaults) descriptors() {
 	}
 }
 
-// afterEffect is how long after a fault a connection may still suffer: a SYN
-// that was lost is repeated after a second, a loop without descriptors looks
-// again after one.
+// afterEffect is how long after a fault a connection may still suffer: a lost SYN
+// is repeated after a second, and a loop without descriptors retries after one.
 const afterEffect = 1500 * time.Millisecond
 
-// excuses tells whether a fault explains that a connection did not come about:
-// none of those that a single endpoint or a change of the configuration has,
-// but for the reset of an endpoint that was killed right after it had accepted.
+// excuses tells whether a fault explains that a connection was not established.
+// Faults of a single endpoint and changes of the configuration explain none,
+// except the reset of an endpoint that was killed right after it had accepted.
 func (x *fuzzFaults) excuses(result fuzzResult) bool {
 	if result.connected && result.talk.down.end != endFIN {
 		return true // the endpoint's reset overtook its greeting
@@ -195,8 +194,8 @@ func (x *fuzzFaults) excuses(result fuzzResult) bool {
 		result.connected && x.during(result.began, result.ended, 0, "kill")
 }
 
-// during tells whether there was one of these faults between two moments, or
-// up to late before.
+// during tells whether one of these faults occurred between two moments, or up to
+// delay before.
 func (x *fuzzFaults) during(began, ended time.Time, late time.Duration, names ...string) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -213,7 +212,7 @@ func (x *fuzzFaults) probed(client netip.AddrPort) bool {
 	return ok
 }
 
-// around lists the faults that were between two moments, or shortly before.
+// around lists the faults between two moments, or shortly before.
 func (x *fuzzFaults) around(began, ended time.Time) string {
 	x.mu.Lock()
 	defer x.mu.Unlock()

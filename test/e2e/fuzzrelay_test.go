@@ -23,9 +23,9 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// The random attack's settings, which `make fuzz-relay` sets.
+// The attack's settings, which `make fuzz-relay` sets.
 const (
-	fuzzForEnv  = "SLUICE_FUZZ_RELAY_FOR"  // how long each mode is attacked
+	fuzzForEnv  = "SLUICE_FUZZ_RELAY_FOR"  // time in each mode
 	fuzzSeedEnv = "SLUICE_FUZZ_RELAY_SEED" // repeats the scripts and faults of a run
 )
 
@@ -34,10 +34,10 @@ const (
 	fuzzPatience = 30 * time.Second // with one talk
 	fuzzWorkers  = 16               // talks at once
 	fuzzSessions = 4                // UDP sessions at once
-	fuzzHeld     = 4                // talks that live until the proxy stops
+	fuzzHeld     = 4                // talks that stay open until the proxy stops
 )
 
-// Indexes of clients: outside, behind a bad line, and the node itself.
+// Indexes of clients: outside, behind a bad link, and the node itself.
 const (
 	nearClient = iota
 	farClient
@@ -45,18 +45,18 @@ const (
 	fuzzClients
 )
 
-// farServer is the index of the endpoint behind a bad line.
+// farServer is the index of the endpoint behind a bad link.
 const farServer = 2
 
-// externalIPs are addresses that the node itself has no route to.
+// externalIPs are addresses without a route on the node.
 var externalIPs = []string{"203.0.113.10", "2001:db8:113::10"}
 
 // TestFuzzRelay attacks the data path at random in every mode, with splice and
-// without: connections of which both sides know every byte, with half-closes,
-// resets, urgent bytes, pauses, small buffers and segments; UDP sessions; lost,
-// repeated and reordered packets; and faults beside them. Every connection has
-// to leave one record that agrees with both sides. The seed repeats scripts and
-// faults; time is the machine's.
+// without. It plays connections of which both sides know every byte, with
+// half-closes, resets, urgent bytes, pauses, small buffers and segments; and UDP
+// sessions. Packets are lost, repeated and reordered, and faults are injected.
+// Every connection must leave one record that agrees with both sides. The seed
+// repeats scripts and faults, but not the timing.
 func TestFuzzRelay(t *testing.T) {
 	lasts, seed := 2*fuzzRound, uint64(time.Now().UnixNano())
 	if text := os.Getenv(fuzzForEnv); text != "" {
@@ -92,7 +92,7 @@ func TestFuzzRelay(t *testing.T) {
 	}
 }
 
-// fuzzCounts are what the attack ends with.
+// fuzzCounts are the attack's results.
 type fuzzCounts struct {
 	connections, failed, resets, unnoticed, bytes, sessions, datagrams, answers, records, faults, differences atomic.Int64
 }
@@ -102,13 +102,13 @@ func (c *fuzzCounts) String() string {
 		c.connections.Load(), c.failed.Load(), c.resets.Load(), c.unnoticed.Load(), c.bytes.Load(), c.sessions.Load(), c.datagrams.Load(), c.answers.Load(), c.faults.Load(), c.records.Load(), c.differences.Load())
 }
 
-// fuzzResult is a talk that is over.
+// fuzzResult is a finished talk.
 type fuzzResult struct {
 	talk         *fuzzTalk
 	client       netip.AddrPort
 	connected    bool
 	greeted      bool
-	began, ended time.Time // of the connecting
+	began, ended time.Time // of connecting
 	over         time.Time
 	mine         fuzzOutcome
 	server       int
@@ -124,7 +124,7 @@ type fuzz struct {
 	p       *proxy
 	clients [fuzzClients]*netns.Host
 	hosts   []*netns.Host // of the endpoints
-	web     []*object     // services over TCP, the second with small buffers
+	web     []*object     // TCP services, the second one with small buffers
 	dns     *object
 	targets []netip.AddrPort // of TCP
 	lookups []netip.AddrPort // of UDP
@@ -132,7 +132,7 @@ type fuzz struct {
 	packets *fuzzDatagramServer
 	sockets []net.PacketConn // of the endpoints
 	faults  *fuzzFaults
-	// unnoticed counts the resets that a side waited for in vain.
+	// unnoticed counts the resets for which a side waited in vain.
 	unnoticed int
 	next      atomic.Uint32
 	ports     [fuzzClients]atomic.Uint32
@@ -142,11 +142,11 @@ type fuzz struct {
 	sessions []*fuzzSession         // guarded by mu
 	outcomes map[uint32]fuzzOutcome // of the servers; guarded by mu
 	met      map[uint32]int         // greetings; guarded by mu
-	served   int                    // talks that endpoints have, but for those that live until the stop; guarded by mu
+	served   int                    // talks at endpoints, except those that stay open until the stop; guarded by mu
 	wrong    int                    // guarded by mu
 }
 
-// newFuzz builds the world and starts the proxy.
+// newFuzz builds the network and starts the proxy.
 func newFuzz(t *testing.T, m mode, seed uint64, splice string, total *fuzzCounts) *fuzz {
 	t.Helper()
 	f := &fuzz{t: t, m: m, seed: seed, total: total, lab: netns.NewLab(t, 2), outcomes: map[uint32]fuzzOutcome{}, met: map[uint32]int{}}
@@ -245,7 +245,7 @@ func (f *fuzz) destinations(o *object) []netip.AddrPort {
 	return list
 }
 
-// script derives a talk. The first talks are those that live until the stop.
+// script derives a talk. The first talks stay open until the stop.
 func (f *fuzz) script(id uint32) *fuzzTalk {
 	if id <= fuzzHeld {
 		k := heldTalk(f.seed, id, fuzzClients, len(f.targets))
@@ -257,7 +257,7 @@ func (f *fuzz) script(id uint32) *fuzzTalk {
 	return k
 }
 
-// servable has no talk go where its client has no route to.
+// servable excludes talks to destinations without a route from their client.
 func (f *fuzz) servable(k *fuzzTalk) {
 	const external4, external6 = 2, 3
 	if k.from == nodeClient && (k.to == external4 || k.to == external6) {
@@ -265,8 +265,8 @@ func (f *fuzz) servable(k *fuzzTalk) {
 	}
 }
 
-// dial connects a client from an address and port that no other connection of
-// the round has, so that its record is found.
+// dial connects from an address and port that no other connection of the round
+// has, so that its record can be found.
 func (f *fuzz) dial(d *net.Dialer, client int, network string, to netip.AddrPort) (own netip.AddrPort, conn net.Conn, err error) {
 	const first, last = 33000, 60999
 	h := f.clients[client]
@@ -274,7 +274,7 @@ func (f *fuzz) dial(d *net.Dialer, client int, network string, to netip.AddrPort
 	if to.Addr().Is4() {
 		a = h.IPv4
 	}
-	for range 100 { // the proxy's sockets have ports of the node too
+	for range 100 { // the proxy's sockets use ports of the node too
 		own = netip.AddrPortFrom(a, uint16(first+f.ports[client].Add(1)%(last-first+1)))
 		d.LocalAddr = net.TCPAddrFromAddrPort(own)
 		if network == "udp" {
@@ -305,8 +305,8 @@ func (f *fuzz) tell(k *fuzzTalk, o fuzzOutcome) {
 	}
 }
 
-// quiet waits until the endpoints' sides of all talks have ended, but for those
-// that live until the stop.
+// quiet waits until the endpoints' sides of all talks have ended, except those
+// that stay open until the stop.
 func (f *fuzz) quiet() {
 	if err := wait.Poll(fuzzPatience, func() error {
 		f.mu.Lock()
@@ -320,7 +320,7 @@ func (f *fuzz) quiet() {
 	}
 }
 
-// differs reports a difference with everything that is known.
+// differs reports a difference, with all that is known.
 func (f *fuzz) differs(format string, args ...any) {
 	f.total.differences.Add(1)
 	f.mu.Lock()
@@ -386,7 +386,7 @@ func (f *fuzz) talk(id uint32) {
 	result.client, conn, err = f.dial(d, k.from, "tcp", to)
 	if err != nil {
 		result.mine.err, result.ended = err, time.Now()
-		result.connected = errors.Is(err, syscall.ECONNRESET) // it was, for a moment
+		result.connected = errors.Is(err, syscall.ECONNRESET) // it was connected for a moment
 		return
 	}
 	result.connected = true
@@ -408,7 +408,7 @@ func (f *fuzz) talk(id uint32) {
 	result.mine = k.up.play(c, &k.down, rand.New(rand.NewPCG(f.seed, uint64(id))))
 }
 
-// deadline is when a side gives a talk up that begins now.
+// deadline is when a side gives up a talk that begins now.
 func (f *fuzz) deadline(k *fuzzTalk) time.Time {
 	switch {
 	case k.up.end == endHeld:

@@ -19,29 +19,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fuzzEnd is how one side of a fuzz talk ends.
+// fuzzEnd is how one side of a talk ends.
 type fuzzEnd uint8
 
 const (
 	endFIN   fuzzEnd = iota // when everything is sent
 	endRST                  // a reset after a part
-	endClose                // close after a part, whatever has not been read
+	endClose                // close after a part, whatever is unread
 	endHeld                 // never: the stop of the proxy ends it
 )
 
 func (e fuzzEnd) String() string { return [...]string{"fin", "rst", "close", "held"}[e] }
 
-// fuzzSide is what one side of a fuzz talk does.
+// fuzzSide is the script of one side of a talk.
 type fuzzSide struct {
 	data           []byte
-	urgent         []int // places of the bytes that are sent as urgent, ascending
+	urgent         []int // positions of urgent bytes, ascending
 	end            fuzzEnd
 	cut            int           // bytes sent before endRST and endClose
-	waits          bool          // sends when the other side's half has ended
-	piece          int           // the most bytes of one write, of one read
-	pauses         int           // of a thousand writes and of a thousand reads
+	waits          bool          // sends after the other side's half has ended
+	piece          int           // maximum size of one write and of one read
+	pauses         int           // per thousand writes and per thousand reads
 	longest        time.Duration // of a pause
-	stop           time.Duration // the reader stops once for so long
+	stop           time.Duration // the reader stops once for this time
 	sndbuf, rcvbuf int           // 0 for the kernel's choice
 }
 
@@ -57,8 +57,8 @@ func (s *fuzzSide) String() string {
 		len(s.data), s.urgent, s.end, s.sends(), s.waits, s.piece, s.pauses, s.longest, s.stop, s.sndbuf, s.rcvbuf)
 }
 
-// fuzzTalk is the script of one connection. Both sides derive it from the seed
-// and its number.
+// fuzzTalk is the script of one connection. Both sides derive it from the seed and
+// its number.
 type fuzzTalk struct {
 	id       uint32
 	from, to int // index of the client, of the destination
@@ -111,7 +111,7 @@ func newFuzzTalk(seed uint64, id uint32, clients, destinations int) *fuzzTalk {
 				s.urgent = append(s.urgent, p)
 			}
 		}
-		// Small pieces of much data take too long.
+		// Much data in small pieces takes too long.
 		s.piece = max(s.piece, n/2000)
 		return s
 	}
@@ -135,8 +135,8 @@ func newFuzzTalk(seed uint64, id uint32, clients, destinations int) *fuzzTalk {
 	return k
 }
 
-// heldTalk is a talk that lives until the proxy is stopped, long after everything
-// has arrived.
+// heldTalk is a talk that stays open until the proxy is stopped, long after
+// everything has arrived.
 func heldTalk(seed uint64, id uint32, clients, destinations int) *fuzzTalk {
 	k := newFuzzTalk(seed, id, clients, destinations)
 	if k.from == farClient {
@@ -150,10 +150,10 @@ func heldTalk(seed uint64, id uint32, clients, destinations int) *fuzzTalk {
 	return k
 }
 
-// fuzzOutcome is what one side saw.
+// fuzzOutcome is one side's view.
 type fuzzOutcome struct {
 	server    int // which one
-	got, sent int // bytes; all that were got are right
+	got, sent int // bytes; all that arrived were right
 	err       error
 	killed    bool // by a fault
 }
@@ -162,8 +162,8 @@ func (o fuzzOutcome) String() string {
 	return fmt.Sprintf("{got %d, sent %d, killed %v, %v}", o.got, o.sent, o.killed, o.err)
 }
 
-// control sets a socket's options before it connects or listens. Urgent bytes
-// stay in line.
+// control sets a socket's options before it connects or listens. Urgent bytes stay
+// inline.
 func control(mss, sndbuf, rcvbuf int) func(string, string, syscall.RawConn) error {
 	return func(_, _ string, raw syscall.RawConn) error {
 		var err error
@@ -256,7 +256,7 @@ func (s *fuzzSide) send(c *net.TCPConn, sent *atomic.Int64, r *rand.Rand) error 
 	return nil
 }
 
-// sendUrgent sends one byte with the urgent mark.
+// sendUrgent sends one byte as urgent data.
 func sendUrgent(c *net.TCPConn, b []byte) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -271,8 +271,7 @@ func sendUrgent(c *net.TCPConn, b []byte) error {
 	return err
 }
 
-// receive reads what the side s sends until its half ends, with the habits of
-// the reader.
+// receive reads what side s sends until its half ends, with the reader's habits.
 func (s *fuzzSide) receive(c *net.TCPConn, reader *fuzzSide, r *rand.Rand) (int, error) {
 	pooled := readBuffers.Get().(*[]byte)
 	defer readBuffers.Put(pooled)
@@ -303,12 +302,12 @@ func (s *fuzzSide) receive(c *net.TCPConn, reader *fuzzSide, r *rand.Rand) (int,
 	}
 }
 
-// errUnnoticed: a side waited for a reset in vain. Resets are not repeated, and
-// one that overtakes lost bytes asks for an answer of its sender, which may be
-// lost too, or find nobody.
+// errUnnoticed: a side waited for a reset in vain. TCP does not repeat resets. One
+// that overtakes lost bytes must be confirmed by its sender, and that packet may
+// be lost too, or the sender may be gone.
 var errUnnoticed = errors.New("a reset was not noticed")
 
-// judge says what is wrong with what both sides saw.
+// judge describes what is wrong with what both sides saw.
 func (k *fuzzTalk) judge(client, server fuzzOutcome) error {
 	if errors.Is(client.err, errWrongBytes) || errors.Is(server.err, errWrongBytes) {
 		return errWrongBytes
@@ -325,7 +324,7 @@ func (k *fuzzTalk) judge(client, server fuzzOutcome) error {
 	one := func(name string, o fuzzOutcome, mine, theirs *fuzzSide) error {
 		switch {
 		case mine.end == endRST || mine.end == endClose:
-			return nil // it has left
+			return nil // the other side has left
 		case theirs.end == endRST || theirs.end == endHeld:
 			if !wasReset(o.err) {
 				return fmt.Errorf("the %s saw no reset", name)
@@ -347,7 +346,7 @@ func (k *fuzzTalk) judge(client, server fuzzOutcome) error {
 	return errors.Join(one("client", client, &k.up, &k.down), one("server", server, &k.down, &k.up))
 }
 
-// compare says what is wrong with the record of a talk that was judged right.
+// compare describes what is wrong with the record of a correct talk.
 func (k *fuzzTalk) compare(r record, client, server fuzzOutcome) error {
 	if r.BytesUp < uint64(server.got+greetingUp) || r.BytesDown < uint64(client.got+greetingDown) {
 		return errorText("the record has fewer bytes than arrived")
@@ -380,7 +379,7 @@ func (k *fuzzTalk) compare(r record, client, server fuzzOutcome) error {
 		return fmt.Errorf("the record's end is %s, want %s", r.End, want)
 	}
 	if k.resets() || k.up.end == endHeld && server.server == farServer {
-		return nil // some may have been under way
+		return nil // some bytes may have been in flight
 	}
 	if r.BytesUp != uint64(len(k.up.data)+greetingUp) || r.BytesDown != uint64(len(k.down.data)+greetingDown) {
 		return errorText("the record's bytes are wrong")
@@ -388,7 +387,7 @@ func (k *fuzzTalk) compare(r record, client, server fuzzOutcome) error {
 	return nil
 }
 
-// wasReset is isReset where the reset was told to a read, and the error is that
+// wasReset is isReset, for a reset that a read reported, where the error is that
 // of ending the other half.
 func wasReset(err error) bool { return isReset(err) || errors.Is(err, syscall.ENOTCONN) }
 
@@ -401,7 +400,7 @@ type fuzzServer struct {
 	l        net.Listener                  // guarded by mu
 	conns    map[*net.TCPConn]*atomic.Bool // whether a fault killed it; guarded by mu
 	told     func(k *fuzzTalk, outcome fuzzOutcome)
-	met      func(k *fuzzTalk) // a greeting came
+	met      func(k *fuzzTalk) // called for each greeting
 	deadline func(k *fuzzTalk) time.Time
 }
 
@@ -438,7 +437,7 @@ func (s *fuzzServer) one(c *net.TCPConn, killed *atomic.Bool) {
 	_ = c.SetDeadline(time.Now().Add(fuzzPatience))
 	var number [greetingUp]byte
 	if _, err := io.ReadFull(c, number[:]); err != nil {
-		return // an attempt that was given up
+		return // an abandoned attempt
 	}
 	id := binary.BigEndian.Uint32(number[:])
 	k := s.script(id)
@@ -458,8 +457,8 @@ func (s *fuzzServer) one(c *net.TCPConn, killed *atomic.Bool) {
 	s.told(k, o)
 }
 
-// kill ends the server as a crash of its host would: its port is closed and
-// its connections are reset.
+// kill ends the server as a crash of its host would: it closes its port and resets
+// its connections.
 func (s *fuzzServer) kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -54,7 +54,7 @@ kind: Node
 metadata: {name: node}
 `
 
-// checkHealth asks a health check of the node from the client's host.
+// checkHealth queries a health check of the node from the client's host.
 func checkHealth(lab *netns.Lab, address, path string) (status int, weight, body string, err error) {
 	client := &http.Client{Timeout: stopTimeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -71,10 +71,10 @@ func checkHealth(lab *netns.Lab, address, path string) (status int, weight, body
 	return resp.StatusCode, resp.Header.Get("X-Load-Balancing-Endpoint-Weight"), string(text), err
 }
 
-// TestHealthCheckPort shows A6.1 to A6.7 on the real program, from another host:
-// the answers follow the endpoints of each family, the port moves with the
-// Service, and one that another program holds is reported, counted and opened
-// when it is free.
+// TestHealthCheckPort tests A6.1 to A6.7 on the real program, from another host:
+// the answers follow the endpoints of each family, and the port moves with the
+// Service. A port that another program holds is logged, counted, and opened when
+// it is free.
 func TestHealthCheckPort(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	taken, err := lab.Node.Listen("tcp4", "0.0.0.0:32000")
@@ -121,7 +121,7 @@ func TestHealthCheckPort(t *testing.T) {
 	p.stop()
 }
 
-// TestHealthz shows A7.2 and A7.3 on the real program.
+// TestHealthz tests A7.2 and A7.3 on the real program.
 func TestHealthz(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	p := startProxy(t, lab, []webService{webOn(lab)}, "--healthz-bind-address", "0.0.0.0:10256")
@@ -148,9 +148,9 @@ func TestHealthz(t *testing.T) {
 	p.stop()
 }
 
-// TestIdleHealthClientsTakeNothingFromServices holds more keep-alive connections
-// open to each HTTP port than the process may have files: Services go on, and
-// each HTTP port answers who comes next.
+// TestIdleHealthClientsTakeNothingFromServices opens more keep-alive connections
+// to each HTTP port than the process may have files. Services must keep working,
+// and each HTTP port must answer new clients.
 func TestIdleHealthClientsTakeNothingFromServices(t *testing.T) {
 	t.Parallel()
 	const files, each = 1024, 1200
@@ -189,7 +189,7 @@ func TestIdleHealthClientsTakeNothingFromServices(t *testing.T) {
 				t.Fatalf("%s: connection %d: %v", port.name, i, err)
 			}
 			t.Cleanup(func() { _ = c.Close() })
-			if i%2 == 0 { // the others say nothing at all
+			if i%2 == 0 { // the others send nothing
 				_, _ = io.WriteString(c, "GET "+port.path+" HTTP/1.1\r\nHost: node\r\n\r\n")
 			}
 		}

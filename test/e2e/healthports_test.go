@@ -11,9 +11,9 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// checkedServices gives the manifests of Services with health check ports of both
-// address families and no endpoint, from number first on. The tenant's cluster IPs
-// begin with 10.96.1.
+// checkedServices returns the manifests of n Services with health check ports of
+// both address families and no endpoint, starting at a number. The tenant's
+// cluster IPs begin with 10.96.1.
 func checkedServices(namespace string, first, n int) string {
 	var text strings.Builder
 	for i := first; i < first+n; i++ {
@@ -35,10 +35,10 @@ spec:
 }
 
 // TestHealthPortsOfOneNamespace has one namespace ask for more health check ports
-// than there are descriptors, and open all the connections that it gets: the other
-// namespaces' Services and health check ports are served, metrics answer, what is
-// removed from the kernel's tables is repaired, and what the namespace gives back
-// it can have again.
+// than there are descriptors, and open all connections to those that it gets. The
+// other namespaces' Services and health check ports must be served, metrics must
+// answer, removed kernel state must be repaired, and the namespace can open ports
+// again after it has closed some.
 func TestHealthPortsOfOneNamespace(t *testing.T) {
 	const files, services = 1024, 700
 	lab := netns.NewLab(t, 1)
@@ -80,7 +80,7 @@ func TestHealthPortsOfOneNamespace(t *testing.T) {
 	}
 	ask("beside the health check ports")
 
-	// What is left for connections is not the tenant's alone.
+	// The remaining descriptors for connections are not the tenant's alone.
 	var held []net.Conn
 	for len(held) < files {
 		c, err := lab.Client.Dial("tcp", addresses(80, own.vips...)[len(held)%2])
@@ -114,7 +114,7 @@ func TestHealthPortsOfOneNamespace(t *testing.T) {
 	ask("after the repair")
 	cutAll(held)
 
-	// The ports that wait take the places of those that go.
+	// The waiting ports replace those that are removed.
 	p.settled(func() { p.write(tenantFile, checkedServices(tenant, services-open/4, open/4)) })
 	wait.For(t, "the ports that waited are open", startTimeout, func() error {
 		if now, waits, claims, _ := counts(); waits != 0 || now != 2*(open/4)+2 || claims != now {

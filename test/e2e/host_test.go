@@ -11,12 +11,11 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// TestNodeIsFollowedWhileItChanges has a proxy that tells pods by their
+// TestNodeIsFollowedWhileItChanges has a proxy that recognises pods by their
 // interfaces (A4.6), on a node whose pod has an interface of another name at
-// first. Under policy Local with no endpoint here, the pod gets no answer as long
-// as it is not known for one, and reaches the endpoint elsewhere, with its own
-// address, from then on (A3.6). An address that the node gets meanwhile has node
-// ports (A4.4).
+// first. Under policy Local without a local endpoint, the pod gets no answer until
+// its interface is renamed. From then on it reaches the remote endpoint, with its
+// own address (A3.6). An address that is added to the node gets node ports (A4.4).
 func TestNodeIsFollowedWhileItChanges(t *testing.T) {
 	m := modes[0]
 	const patience = 300 * time.Millisecond
@@ -42,7 +41,7 @@ func TestNodeIsFollowedWhileItChanges(t *testing.T) {
 		func() error { return nl.LinkSetDown(link) },
 		func() error { return nl.LinkSetName(link, late) },
 		func() error { return nl.LinkSetUp(link) },
-		func() error { return w.Node.AddAddr(late, whole(netns.NodePods[1].Addr().Next())) }, // IPv6's go with the link
+		func() error { return w.Node.AddAddr(late, whole(netns.NodePods[1].Addr().Next())) }, // the kernel removes IPv6 addresses with the link
 		func() error { return w.Node.AddLinkRoute(whole(pod.IPv4), late) },
 		func() error { return w.Node.AddLinkRoute(whole(pod.IPv6), late) },
 	} {

@@ -14,9 +14,9 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// TestManifestsEditedWhileClientsConnect changes everything that can change
-// about one service, and adds and removes others, while clients connect: every
-// connection is answered, by an endpoint of the service it was made to.
+// TestManifestsEditedWhileClientsConnect changes everything that can change about
+// one service, and adds and removes others, while clients connect. Every
+// connection must be answered by an endpoint of its service.
 func TestManifestsEditedWhileClientsConnect(t *testing.T) {
 	const edits = 30
 	lab := netns.NewLab(t, 3)
@@ -25,7 +25,7 @@ func TestManifestsEditedWhileClientsConnect(t *testing.T) {
 		b.EchoTCP(t, 9090)
 	}
 	web := webOn(lab)
-	// It keeps one endpoint of each family whatever else happens.
+	// It keeps one endpoint of each family in all changes.
 	anchor := on(8080, lab.Backends[0])
 	web.endpoints = anchor
 	p := startProxy(t, lab, []webService{web})
@@ -80,11 +80,11 @@ func TestManifestsEditedWhileClientsConnect(t *testing.T) {
 	p.stop()
 }
 
-// TestBrokenManifestsAreNamedAndTheRestServed runs on every broken manifest of
-// test/manifests/broken, on one that is too large, and on a good one. What
-// exactly is said about each is compared in source/manifests.
+// TestBrokenManifestsAreNamedAndTheRestServed reads every broken manifest of
+// test/manifests/broken, one that is too large, and a valid one. Tests of
+// source/manifests compare the exact messages.
 func TestBrokenManifestsAreNamedAndTheRestServed(t *testing.T) {
-	// Nothing is wrong with these, or only with both of them together.
+	// These are valid, or invalid only together.
 	fine := []string{"good.yaml", "comments-only.yaml", "empty.yaml", "other-kinds.yaml", "same-address-1.yaml", "same-address-2.yaml"}
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
@@ -127,7 +127,7 @@ func TestBrokenManifestsAreNamedAndTheRestServed(t *testing.T) {
 	p.stop()
 }
 
-// TestLastGoodContentStaysInForce breaks a file, mends it, and deletes it.
+// TestLastGoodContentStaysInForce breaks a file, repairs it, and deletes it.
 func TestLastGoodContentStaysInForce(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	for _, b := range lab.Backends {

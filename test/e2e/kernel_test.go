@@ -16,8 +16,8 @@ import (
 )
 
 // kernelState is everything that steering could leave in the node's kernel:
-// rulesets and sets of all kinds of netfilter, the policy rules, all routes,
-// and settings.
+// rulesets and sets of all kinds of netfilter, the policy rules, all routes, and
+// sysctls.
 func kernelState(t *testing.T, lab *netns.Lab) string {
 	t.Helper()
 	return stateOf(t, lab.Node)
@@ -62,16 +62,16 @@ func stateOf(t *testing.T, node *netns.Host) string {
 }
 
 var (
-	// counters of packets and bytes are no part of the state, nor are dates.
+	// Packet and byte counters are not part of the state, nor are dates.
 	counters = regexp.MustCompile(`\[\d+:\d+\]|packets \d+ bytes \d+`)
 	comments = regexp.MustCompile(`(?m)^# .*\n`)
-	// emptyTable is one of iptables-legacy's that somebody has looked at: the
-	// kernel makes it then, and nobody can remove it.
+	// emptyTable is a table of iptables-legacy that some program has listed: the
+	// kernel creates it then, and no program can remove it.
 	emptyTable = regexp.MustCompile(`\*\w+\n(:[A-Z]+ ACCEPT \n)+COMMIT\n`)
 )
 
-// settledState is kernelState once all interfaces are wholly up, which a new
-// lab's are some milliseconds later.
+// settledState is kernelState once all interfaces are up. A new lab's interfaces
+// take some milliseconds.
 func settledState(t *testing.T, lab *netns.Lab) string {
 	t.Helper()
 	state := ""
@@ -86,7 +86,7 @@ func settledState(t *testing.T, lab *netns.Lab) string {
 	return state
 }
 
-// administration finds a program that may not be on everybody's path.
+// administration finds a program that may be missing in PATH.
 func administration(t *testing.T, name string) string {
 	t.Helper()
 	if path, err := exec.LookPath(name); err == nil {
@@ -102,7 +102,7 @@ func administration(t *testing.T, name string) string {
 	return path
 }
 
-// change is one line that the second state has more or less than the first.
+// change is one line that only one of the two states has.
 func changes(before, after string) string {
 	count := map[string]int{}
 	for line := range strings.Lines(before) {
@@ -123,8 +123,8 @@ func changes(before, after string) string {
 	return b.String()
 }
 
-// foreign is somebody else's state, which looks a little like ours.
-func foreign(t *testing.T, lab *netns.Lab) {
+// addOthersState creates another program's state, which resembles ours.
+func addOthersState(t *testing.T, lab *netns.Lab) {
 	t.Helper()
 	for _, command := range [][]string{
 		{"nft", "add table ip6 others; add chain ip6 others pre { type filter hook prerouting priority mangle; policy accept; }; add rule ip6 others pre meta mark set 0x4"},
@@ -148,14 +148,14 @@ func webOn(lab *netns.Lab) webService {
 	return webService{name: "web", vips: []string{vip4, vip6}, port: 80, endpoints: hosts}
 }
 
-// TestPromise6_StopAndCleanupLeaveNothing compares everything that the kernel
-// holds before and after, with somebody else's state beside ours.
+// TestPromise6_StopAndCleanupLeaveNothing compares the kernel's whole state before
+// and after, with another program's state beside ours.
 func TestPromise6_StopAndCleanupLeaveNothing(t *testing.T) { forModes(t, playCleanup) }
 
 func playCleanup(t *testing.T, m mode) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
-	foreign(t, lab)
+	addOthersState(t, lab)
 	before := settledState(t, lab)
 	p := prepareProxy(t, lab, []webService{webOn(lab)})
 	p.mode = m
@@ -185,8 +185,8 @@ func playCleanup(t *testing.T, m mode) {
 	}
 }
 
-// TestPromise6_KilledProxyIsTakenOver kills the proxy while clients connect
-// and starts another one over what the first left in the kernel.
+// TestPromise6_KilledProxyIsTakenOver kills the proxy while clients connect, and
+// starts another one with the first one's kernel state in place.
 func TestPromise6_KilledProxyIsTakenOver(t *testing.T) { forModes(t, playTakeOver) }
 
 func playTakeOver(t *testing.T, m mode) {
@@ -205,7 +205,7 @@ func playTakeOver(t *testing.T, m mode) {
 		t.Fatal(err)
 	}
 	p.kill()
-	_ = ended(held) // a killed process has no say in how
+	_ = ended(held) // a killed process cannot choose how they end
 	everRefused, refused := refused, refused
 	if m.lacks(lateRefusals) {
 		refused = unanswered
@@ -217,7 +217,7 @@ func playTakeOver(t *testing.T, m mode) {
 			}
 		}
 	}
-	// The service changed while nobody was there.
+	// The service changed while no proxy ran.
 	changed := webOn(lab)
 	changed.port = 81
 	p.apply(changed)
@@ -238,8 +238,9 @@ func playTakeOver(t *testing.T, m mode) {
 	}
 }
 
-// TestSecondRunSaysSoAndStops also wants the first one to be none the worse.
-func TestSecondRunSaysSoAndStops(t *testing.T) {
+// TestSecondRunReportsTheFirstAndExits also expects the first proxy to be
+// unaffected.
+func TestSecondRunReportsTheFirstAndExits(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	first := startProxy(t, lab, []webService{webOn(lab)})
@@ -273,8 +274,8 @@ func TestSecondRunSaysSoAndStops(t *testing.T) {
 	first.stop()
 }
 
-// TestPromise6_RemovedStateIsRepaired takes everything of ours away behind the
-// proxy's back, as a firewall that is reloaded does.
+// TestPromise6_RemovedStateIsRepaired removes all of the proxy's kernel state, as
+// the reload of a firewall does.
 func TestPromise6_RemovedStateIsRepaired(t *testing.T) { forModes(t, playRepair) }
 
 func playRepair(t *testing.T, m mode) {
@@ -283,7 +284,7 @@ func playRepair(t *testing.T, m mode) {
 	before := settledState(t, lab)
 	p := startMode(t, lab, m, []webService{webOn(lab)})
 	held := hold(t, lab.Client, addresses(80, vip4)[0], 1)
-	during := settledState(t, lab) // with what is made for the client's answers
+	during := settledState(t, lab) // with the state for the client's replies
 	for _, command := range [][]string{
 		{"nft", "flush", "ruleset"},
 		{"ip", "-4", "route", "flush", "table", "all", "root", "10.96.0.0/16"},
@@ -318,6 +319,6 @@ func playRepair(t *testing.T, m mode) {
 	}
 }
 
-// repairTimeout is how long the proxy may take to look at its kernel state
+// repairTimeout is the time within which the proxy must check its kernel state
 // again.
 const repairTimeout = 45 * time.Second

@@ -14,9 +14,9 @@ import (
 )
 
 // TestHostsServersDoNotAnswerForAKilledProxy kills the proxy on a node whose own
-// servers listen on all addresses, at the Service's very ports: no client gets
-// to them by the Service's addresses before the next start (F4). Other ports of
-// these addresses refuse, and so do addresses that no Service has, or are silent.
+// servers listen on all addresses, at the Service's ports. Until the next start,
+// no client may reach them by the Service's addresses (F4). Other ports of these
+// addresses refuse or drop, and so do addresses that no Service has.
 func TestHostsServersDoNotAnswerForAKilledProxy(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		if m.lacks(shieldAfterKill) {
@@ -35,7 +35,7 @@ func TestHostsServersDoNotAnswerForAKilledProxy(t *testing.T) {
 		p.write("dns.yaml", strings.ReplaceAll(dns.yaml(), "protocol: TCP", "protocol: UDP"))
 		p.mode = m
 		variants := [][]string{nil}
-		if m.name == modes[0].name { // for cluster IPs with the node's address alone, netfilter has less to do
+		if m.name == modes[0].name { // for cluster IPs with the node's address alone, fewer netfilter rules exist
 			variants = append(variants, []string{"--reply-ports", "off"})
 		}
 		for _, flags := range variants {
@@ -72,21 +72,21 @@ func TestHostsServersDoNotAnswerForAKilledProxy(t *testing.T) {
 			}
 			running.Wait()
 		}
-		// The host's own addresses are not concerned.
+		// This does not affect the host's own addresses.
 		if got, err := lab.Client.Ask("tcp", addresses(80, lab.Node.IPv4.String())[0]); err != nil || !strings.HasPrefix(got, "node:") {
 			t.Errorf("the host's own server: %q, %v", got, err)
 		}
 	})
 }
 
-// attempt gives an error when somebody answers.
+// attempt returns an error if a server answers.
 type attempt struct {
 	name string
 	do   func() error
 }
 
-// attempt wants an address of a Service to refuse, and any other to be silent or
-// to refuse.
+// attempt expects an address of a Service to refuse, and any other to drop or
+// refuse.
 func (m mode) attempt(from *netns.Host, network, to string, ofService bool) attempt {
 	maySilent := !ofService || m.lacks(lateRefusals)
 	patience := startTimeout
@@ -103,9 +103,9 @@ func (m mode) attempt(from *netns.Host, network, to string, ofService bool) atte
 	}}
 }
 
-// samePorts connects. What it gives connects between the same ports again, after
-// the server's end has closed first: that end waits in the kernel for what may
-// still come.
+// samePorts connects. The function that it returns connects between the same ports
+// again, after the server's end has closed first: that end then waits in the
+// kernel in TIME_WAIT.
 func samePorts(t *testing.T, from *netns.Host, address string) attempt {
 	t.Helper()
 	c, err := from.Dial("tcp", address)

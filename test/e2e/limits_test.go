@@ -18,8 +18,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// hold makes n connections that have an endpoint and keeps them open until
-// the test ends.
+// hold opens n connections to an endpoint and keeps them open until the test ends.
 func hold(t *testing.T, from *netns.Host, address string, n int) []net.Conn {
 	t.Helper()
 	var list []net.Conn
@@ -37,7 +36,7 @@ func hold(t *testing.T, from *netns.Host, address string, n int) []net.Conn {
 	return list
 }
 
-// alive wants each connection to echo.
+// alive expects each connection to echo.
 func alive(t *testing.T, list []net.Conn) {
 	t.Helper()
 	for _, c := range list {
@@ -47,7 +46,7 @@ func alive(t *testing.T, list []net.Conn) {
 	}
 }
 
-// echoes wants a connection to bring back what is sent.
+// echoes expects a connection to return what is sent.
 func echoes(c net.Conn) error {
 	_ = c.SetDeadline(time.Now().Add(startTimeout))
 	if _, err := io.WriteString(c, "x"); err != nil {
@@ -57,8 +56,8 @@ func echoes(c net.Conn) error {
 	return err
 }
 
-// TestConnectionLimitOfAService fills one service, which is nobody else's
-// concern.
+// TestConnectionLimitOfAService fills one service. Other services must not be
+// affected.
 func TestConnectionLimitOfAService(t *testing.T) {
 	const limit = 8
 	lab := netns.NewLab(t, 1)
@@ -100,8 +99,8 @@ func TestConnectionLimitOfAService(t *testing.T) {
 	}
 }
 
-// TestConnectionLimitOfANamespace fills a namespace by one of its Services; the
-// other has no connection left.
+// TestConnectionLimitOfANamespace fills a namespace by one of its Services. The
+// namespace's other Service then gets no connection.
 func TestConnectionLimitOfANamespace(t *testing.T) {
 	const limit = 8
 	lab := netns.NewLab(t, 1)
@@ -136,8 +135,8 @@ func TestConnectionLimitOfANamespace(t *testing.T) {
 	}
 }
 
-// leanEcho serves as netns.Host.EchoTCP does with one descriptor for each
-// connection, where io.Copy holds three.
+// leanEcho serves like netns.Host.EchoTCP with one descriptor for each connection;
+// io.Copy holds three.
 func leanEcho(t *testing.T, h *netns.Host, port uint16) {
 	t.Helper()
 	l, err := h.Listen("tcp", fmt.Sprintf(":%d", port))
@@ -173,8 +172,8 @@ func leanEcho(t *testing.T, h *netns.Host, port uint16) {
 	}()
 }
 
-// TestConnectionLimitOfAll fills the whole proxy: those that are open go on,
-// more of them wait, and get their turn.
+// TestConnectionLimitOfAll fills the whole proxy. Open connections continue;
+// further ones wait and are served later.
 func TestConnectionLimitOfAll(t *testing.T) {
 	limit := 200
 	if full() {
@@ -227,7 +226,7 @@ func TestConnectionLimitOfAll(t *testing.T) {
 	if len(answers) > 0 {
 		t.Fatal("more connections than the limit were served")
 	}
-	const leave = 16 // room for a sixteenth more is not needed before it goes on
+	const leave = 16 // the proxy goes on without waiting for a sixteenth of room
 	for _, c := range held[:limit/leave] {
 		c.Close()
 	}
@@ -244,10 +243,10 @@ func TestConnectionLimitOfAll(t *testing.T) {
 	p.stop()
 }
 
-// TestPromise8_DeadServiceSlowsNoOther floods a service whose endpoints answer
-// nothing, so that as many connections as it may have wait for them, and wants
-// another service to answer all its clients meanwhile. Counts decide, not
-// times: every one of the others is through before the first of the flood is.
+// TestPromise8_DeadServiceSlowsNoOther floods a service whose endpoints drop, so
+// that as many of its connections as allowed wait for them. Meanwhile another
+// service must answer all its clients. The test compares order, not times: every
+// client of the other service must be served before the first of the flood.
 func TestPromise8_DeadServiceSlowsNoOther(t *testing.T) {
 	const flood, others = 300, 500
 	lab := netns.NewLab(t, 2)
@@ -290,9 +289,9 @@ func TestPromise8_DeadServiceSlowsNoOther(t *testing.T) {
 	}
 }
 
-// TestDescriptorsRunOut takes the proxy's descriptors away while connections
-// are open: those go on, new ones wait, nothing spins, and when descriptors
-// come back, so does the service.
+// TestDescriptorsRunOut takes away the proxy's descriptors while connections are
+// open. Those continue, new ones wait, and nothing spins; when descriptors are
+// available again, new connections are served.
 func TestDescriptorsRunOut(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
@@ -343,8 +342,8 @@ func TestDescriptorsRunOut(t *testing.T) {
 		return nil
 	})
 	alive(t, held)
-	// Pauses grow from 5 ms to 1 s: in any second there are ten at most for
-	// each event loop.
+	// Pauses grow from 5 ms to 1 s: each event loop retries at most ten times in
+	// any second.
 	spent, paused, window := p.cpu(), pauses(), time.Now()
 	wait.For(t, "a second passes", startTimeout, func() error {
 		if time.Since(window) < time.Second {
@@ -377,9 +376,9 @@ func TestDescriptorsRunOut(t *testing.T) {
 	})
 	alive(t, held)
 	p.stop()
-	// Those that waited in the queue were served. Those that had the last
-	// descriptors, and none was left for their endpoint, may have been given
-	// up; their records say that it was not the endpoint's fault.
+	// The connections in the accept queue were served. Those that got the last
+	// descriptors, so that none was left for their endpoint's socket, may have
+	// been given up. Their records must not blame the endpoint.
 	blamed := 0
 	for _, r := range p.records() {
 		if r.End != "connect_failed" {
@@ -397,14 +396,14 @@ func TestDescriptorsRunOut(t *testing.T) {
 	}
 }
 
-// cpu gives the processor time that the proxy has used.
+// cpu returns the proxy's CPU time.
 func (p *proxy) cpu() time.Duration {
 	p.t.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	// The command's name is in parentheses and may hold spaces.
+	// The command's name is in parentheses and may contain spaces.
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	const utime, stime, ticksPerSecond = 14 - 3, 15 - 3, 100
 	user, err1 := strconv.Atoi(fields[utime])

@@ -16,9 +16,9 @@ import (
 )
 
 // TestConnectionsFromTheNodeTakeNoServersPorts holds connections and sessions
-// whose endpoints see the node's address, past connection tracking: their local
-// ports are those of any client on the node (net.ipv4.ip_local_port_range), so that
-// a server can bind to every other port, on all addresses and without SO_REUSEADDR.
+// whose endpoints see the node's address, outside connection tracking. Their local
+// ports are those of the node's clients (net.ipv4.ip_local_port_range), so that a
+// server can bind every other port, on all addresses and without SO_REUSEADDR.
 func TestConnectionsFromTheNodeTakeNoServersPorts(t *testing.T) {
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
@@ -64,8 +64,8 @@ func TestConnectionsFromTheNodeTakeNoServersPorts(t *testing.T) {
 	}
 }
 
-// unbindable binds to each of the ports of clients' addresses, on all addresses, and
-// gives those where that fails.
+// unbindable binds each of the ports of clients' addresses, on all addresses, and
+// returns those that fail.
 func unbindable(t *testing.T, h *netns.Host) (ports []string) {
 	t.Helper()
 	if err := h.Do(func() error {
@@ -85,7 +85,8 @@ func unbindable(t *testing.T, h *netns.Host) (ports []string) {
 	return ports
 }
 
-// bindOnce binds a socket while no other test forks, whose child would have it too.
+// bindOnce binds a socket while no other test forks: a child process would inherit
+// it.
 func bindOnce(kind int, address unix.Sockaddr) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()

@@ -18,9 +18,9 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// TestLogInAFIFOThatNobodyReads has the access log in a FIFO without a reader: the
-// proxy starts, takes SIGHUP, puts changes in force and stops, and a reader that
-// comes later gets the records.
+// TestLogInAFIFOThatNobodyReads has the access log in a FIFO without a reader. The
+// proxy must start, take SIGHUP, apply changes and stop, and a reader that opens
+// the FIFO later gets the records.
 func TestLogInAFIFOThatNobodyReads(t *testing.T) {
 	t.Parallel()
 	for _, readAtStart := range []bool{true, false} {
@@ -70,7 +70,7 @@ func TestLogInAFIFOThatNobodyReads(t *testing.T) {
 	}
 }
 
-// openFIFO opens a FIFO for reading and does not wait for a writer.
+// openFIFO opens a FIFO for reading without waiting for a writer.
 func openFIFO(t *testing.T, name string) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
@@ -81,11 +81,10 @@ func openFIFO(t *testing.T, name string) *os.File {
 	return f
 }
 
-// TestStuckOutputKeepsNothing has standard output, with the access log, and
-// standard error in one pipe that is full and that nobody reads: Services are
-// served, changes come into force, and SIGTERM ends the proxy and takes its
-// routes back.
-func TestStuckOutputKeepsNothing(t *testing.T) {
+// TestFullOutputPipeBlocksNothing has standard output, with the access log, and
+// standard error in one full pipe without a reader. The proxy must serve Services,
+// apply changes, and on SIGTERM exit and remove its routes.
+func TestFullOutputPipeBlocksNothing(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
@@ -134,7 +133,7 @@ func TestStuckOutputKeepsNothing(t *testing.T) {
 	}
 }
 
-// fill writes to a pipe until it is full. Whoever gets it then waits in writes.
+// fill writes to a pipe until it is full. The next writer then blocks.
 func fill(t *testing.T, w *os.File) {
 	t.Helper()
 	fd := int(w.Fd())
@@ -153,8 +152,8 @@ func fill(t *testing.T, w *os.File) {
 	}
 }
 
-// TestHangupDuringTheStart sends SIGHUP all the time from when the proxy has
-// opened a socket until it is ready.
+// TestHangupDuringTheStart sends SIGHUP continuously from the time when the proxy
+// has opened a socket until it is ready.
 func TestHangupDuringTheStart(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 1)

@@ -60,8 +60,9 @@ func hostAddrs(h *netns.Host) []netip.Addr { return []netip.Addr{h.IPv4, h.IPv6}
 
 // TestEndpointInANodesNetworkIsServedAtItsOwnAddress has external IPs that are
 // addresses of another node, where the endpoint itself has them, as an ingress in
-// the node's network does, with and without the endpoint's nodeName, and a second
-// Service with the same endpoint. Whoever connects gets there, and once.
+// the node's network does; with and without the endpoint's nodeName, and with a
+// second Service of the same endpoint. Every client must reach the endpoint,
+// exactly once.
 func TestEndpointInANodesNetworkIsServedAtItsOwnAddress(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		for _, node := range []string{"", "node2"} {
@@ -91,7 +92,7 @@ func servedAtItsOwnAddress(t *testing.T, m mode, node string, tracked bool) {
 	p.write("ingress.yaml", ingress.yaml())
 	p.write("inside.yaml", inside.yaml())
 	p.start(decisionFlags()...)
-	n := 0 // connections that are not left to the endpoint itself
+	n := 0 // connections that the proxy did not leave to the endpoint
 	for _, from := range []client{{name: "pod", Host: c.Pods[0]}, {name: "node", Host: c.Node}, {name: "outside", Host: c.Outside}} {
 		var to []netip.AddrPort
 		for i, a := range hostAddrs(c.Node2) {
@@ -123,8 +124,8 @@ func servedAtItsOwnAddress(t *testing.T, m mode, node string, tracked bool) {
 }
 
 // TestServiceLeadsToAnotherClustersNodePort has a Service whose endpoint is a node
-// port of another cluster, which has a proxy too, and this cluster has a node port
-// of the same number.
+// port of another cluster with its own proxy. This cluster has a node port of the
+// same number.
 func TestServiceLeadsToAnotherClustersNodePort(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		c := netns.NewCluster(t)
@@ -144,7 +145,7 @@ func TestServiceLeadsToAnotherClustersNodePort(t *testing.T) {
 			for _, vip := range remote.vips() {
 				at := netip.AddrPortFrom(netip.MustParseAddr(vip), remote.port)
 				for _, network := range m.networks() {
-					for range 4 { // a lane knows datagrams' TTL after the first
+					for range 4 { // the listening socket reads datagrams' TTL after the first one
 						if _, got := from.visit(network, at, nil, startTimeout); !strings.HasPrefix(got, "pod-3:8080 ") {
 							t.Errorf("%s to %s/%s: %s", from.name, at, network, got)
 							break
@@ -158,18 +159,18 @@ func TestServiceLeadsToAnotherClustersNodePort(t *testing.T) {
 	})
 }
 
-// TestServicesThatLeadToThemselvesEnd: a Service whose endpoint is its own
+// TestServicesThatLeadToThemselvesEnd has a Service whose endpoint is its own
 // cluster IP; two Services whose endpoints are each other's external IPs, or each
 // other's cluster IPs; and two whose endpoints are each other's node ports, on two
-// nodes that both have a proxy. Connections and datagrams end after two more proxies
-// at the most, and the nodes have nothing to do afterwards.
+// nodes that both have a proxy. Connections and datagrams must end after at most
+// two more proxies, and the nodes must be idle afterwards.
 func TestServicesThatLeadToThemselvesEnd(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		c := netns.NewCluster(t)
 		vips := func(n int) []netip.Addr {
 			return []netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.96.0.%d", n)), netip.MustParseAddr(fmt.Sprintf("fd00:96::%d", n))}
 		}
-		// Addresses that are on their way to node2, as an announced address is.
+		// Addresses that are routed to node2, like announced addresses.
 		one := []netip.Addr{netip.MustParseAddr("10.244.2.101"), netip.MustParseAddr("fd00:244:2::101")}
 		two := []netip.Addr{netip.MustParseAddr("10.244.2.102"), netip.MustParseAddr("fd00:244:2::102")}
 		services := []loop{
@@ -214,7 +215,7 @@ func TestServicesThatLeadToThemselvesEnd(t *testing.T) {
 						attempts++
 						go func() {
 							defer func() { done <- struct{}{} }()
-							from.visit(network, at, nil, time.Second) // nobody is there to answer
+							from.visit(network, at, nil, time.Second) // no server answers
 						}()
 					}
 				}
@@ -223,8 +224,8 @@ func TestServicesThatLeadToThemselvesEnd(t *testing.T) {
 		for range attempts {
 			<-done
 		}
-		// Each was accepted by two proxies at the most; datagrams are
-		// repeated by the client, and keep their session.
+		// Each was accepted by at most two proxies. The client repeats datagrams,
+		// which keep their session.
 		for _, p := range proxies {
 			wait.For(t, "connections end", startTimeout, func() error {
 				values, err := p.metrics()
@@ -245,7 +246,7 @@ func TestServicesThatLeadToThemselvesEnd(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(200 * time.Millisecond) // what runs for ever has run some thousand times by then
+			time.Sleep(200 * time.Millisecond) // an endless loop would have run some thousand times by then
 			after, err := p.metrics()
 			if err != nil {
 				t.Fatal(err)

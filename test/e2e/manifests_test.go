@@ -14,11 +14,11 @@ type webService struct {
 	vips      []string // cluster IPs, IPv4 first
 	port      uint16
 	endpoints []netip.AddrPort // all of one family have one port
-	// affinity is the time-out in seconds, 0 for none.
+	// affinity is the timeout in seconds, 0 for none.
 	affinity int
-	// local says that the internal traffic policy is Local.
+	// local sets the internal traffic policy Local.
 	local bool
-	// node is where the endpoints are; "" for another node than the proxy's.
+	// node is the endpoints' node; "" for a node other than the proxy's.
 	node string
 }
 

@@ -12,20 +12,20 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// Destinations of each Service of the matrix. Its number is in them, so that no
+// Destinations of each Service of the matrix. They contain its number, so that no
 // two Services share a cluster IP, a port, a node port or a server.
 var (
-	foreignIPs = []string{"203.0.113.10", "2001:db8:113::10"}
+	nonLocalIPs = []string{"203.0.113.10", "2001:db8:113::10"}
 	lbIPs      = []string{"198.51.100.10", "2001:db8:51::10"}
 	proxiedIPs = []string{"198.51.100.30", "2001:db8:51::30"}
 	ownIPs     = []string{"10.1.0.50", "fd00:1::50"}
 )
 
-// row is a Service of the matrix, and what becomes of clients: of a pod on the
-// node, of the node itself, of a client outside and of a stranger, who is
-// outside too. "here client" is the endpoint on this node, which sees the client's own
-// address; "there node" the one on the other node, which sees this node's; "any"
-// is either of them.
+// row is a Service of the matrix, and the results of its clients: a pod on the
+// node, the node itself, a client outside, and a stranger, who is outside too.
+// "here client" is the endpoint on this node, which sees the client's own address;
+// "there node" is the endpoint on the other node, which sees this node's address;
+// "any" is either of them.
 type row struct {
 	name               string
 	endpoints          string // here, there; with - terminating, with ! not ready
@@ -33,20 +33,21 @@ type row struct {
 	ranges             string // loadBalancerSourceRanges
 	atClusterIP        string
 	atOthers           string // external IPs, load balancer IPs, node ports
-	atLoadBalancer     string // where source ranges make it another
+	atLoadBalancer     string // where source ranges change it
 }
 
 var matrix = []row{
-	// The policies (A3.2, A3.3), and what the endpoint sees (A3.8, A3.9).
+	// The policies (A3.2, A3.3), and whose address the endpoint sees (A3.8, A3.9).
 	{"cluster", "here there", "", "", "", "any client, any node, any node, any node", "any node, any node, any node, any node", ""},
 	{"internal-local", "here there", "Local", "", "", "here client, here node, here node, here node", "any node, any node, any node, any node", ""},
 	{"external-local", "here there", "", "Local", "", "any client, any node, any node, any node", "any client, any node, here client, here client", ""},
 	{"local", "here there", "Local", "Local", "", "here client, here node, here node, here node", "any client, any node, here client, here client", ""},
-	// No endpoint on this node (A3.5), which pods and the node itself pass by outside of cluster IPs (A3.6).
+	// No endpoint on this node (A3.5). Pods and the node itself bypass that rule
+	// except at cluster IPs (A3.6).
 	{"internal-elsewhere", "there", "Local", "", "", "silent, silent, silent, silent", "there node, there node, there node, there node", ""},
 	{"external-elsewhere", "there", "", "Local", "", "there client, there node, there node, there node", "there client, there node, silent, silent", ""},
 	{"elsewhere", "there", "Local", "Local", "", "silent, silent, silent, silent", "there client, there node, silent, silent", ""},
-	// Endpoints that terminate (A2.4, A2.5).
+	// Terminating endpoints (A2.4, A2.5).
 	{"terminating", "here- there-", "", "", "", "any client, any node, any node, any node", "any node, any node, any node, any node", ""},
 	{"terminating-here", "here- there", "Local", "Local", "", "here client, here node, here node, here node", "there client, there node, here client, here client", ""},
 	{"terminating-there", "here there-", "", "", "", "here client, here node, here node, here node", "here node, here node, here node, here node", ""},
@@ -62,7 +63,7 @@ var matrix = []row{
 	{"ranges-all", "here there", "", "", "all", "any client, any node, any node, any node", "any node, any node, any node, any node", ""},
 }
 
-// world is the cluster of a matrix, and where everything is in it.
+// world is the cluster of a matrix, and the place of everything in it.
 type world struct {
 	*netns.Cluster
 	network   string // "tcp" or "udp", of all Services
@@ -71,7 +72,7 @@ type world struct {
 	services  []*object
 }
 
-// newWorld builds the cluster, its servers and a Service of each row.
+// newWorld builds the cluster, its servers and a Service for each row.
 func newWorld(t *testing.T, network string, rows []row) *world {
 	t.Helper()
 	c := netns.NewCluster(t)
@@ -91,7 +92,7 @@ func newWorld(t *testing.T, network string, rows []row) *world {
 	return w
 }
 
-// serve has a server of the world's network.
+// serve runs a server of the world's network.
 func (w *world) serve(t *testing.T, h *netns.Host, address string) {
 	t.Helper()
 	if w.network == "udp" {
@@ -105,7 +106,7 @@ func (w *world) service(i int, r row) *object {
 	o := &object{
 		name: r.name, vips: []string{fmt.Sprintf("10.96.0.%d", 10+i), fmt.Sprintf("fd00:96::%x", 10+i)},
 		port: uint16(1000 + i), nodePort: uint16(30000 + i), target: uint16(8000 + i),
-		externalIPs: slices.Concat(foreignIPs, ownIPs), lbIPs: lbIPs, lbProxied: proxiedIPs,
+		externalIPs: slices.Concat(nonLocalIPs, ownIPs), lbIPs: lbIPs, lbProxied: proxiedIPs,
 		internal: r.internal, external: r.external, protocol: corev1.Protocol(strings.ToUpper(w.network)),
 	}
 	for _, text := range strings.Fields(r.ranges) {
@@ -136,7 +137,7 @@ type crossing struct {
 	client  client
 	kind    string
 	to      netip.AddrPort
-	want    []string // any of them, by the table; nil where it says nothing
+	want    []string // any of them, by the table; nil if it has no entry
 	answer  answer
 }
 
@@ -144,8 +145,8 @@ func (x *crossing) String() string {
 	return fmt.Sprintf("%s to %s of %s, %s", x.client.name, x.kind, x.service.name, x.to)
 }
 
-// crossings lists the connections of the matrix. selected tells which addresses
-// of the node have node ports.
+// crossings lists the connections of the matrix. selected tells which addresses of
+// the node have node ports.
 func (w *world) crossings(t *testing.T, selected func(netip.Addr) bool) []*crossing {
 	t.Helper()
 	var list []*crossing
@@ -186,12 +187,12 @@ func (w *world) crossings(t *testing.T, selected func(netip.Addr) bool) []*cross
 	return list
 }
 
-// at gives a Service's destinations of a kind, of both families.
+// at returns a Service's destinations of a kind, of both families.
 func (o *object) at(kind string) []netip.AddrPort {
 	addrs, port := o.vips, o.port
 	switch kind {
-	case foreignExternalIP:
-		addrs = foreignIPs
+	case nonLocalExternalIP:
+		addrs = nonLocalIPs
 	case ownExternalIP:
 		addrs = ownIPs
 	case loadBalancerIP:
@@ -212,7 +213,7 @@ func (o *object) at(kind string) []netip.AddrPort {
 	return list
 }
 
-// named gives the answers that are meant by a word of the table.
+// named returns the results that a word of the table stands for.
 func (w *world) named(word string, o *object) []string {
 	where, source, ok := strings.Cut(word, " ")
 	if !ok {
@@ -227,15 +228,15 @@ func (w *world) named(word string, o *object) []string {
 	return list
 }
 
-// realName is the name of the server at an address that is none of ours.
+// realName is the name of the server at a host's own address.
 func (w *world) realName(a netip.AddrPort) string {
-	if slices.Contains(netns.ForeignIPs, a.Addr()) {
+	if slices.Contains(netns.NonLocalIPs, a.Addr()) {
 		return fmt.Sprintf("world:%d", a.Port())
 	}
 	return fmt.Sprintf("node:%d", a.Port())
 }
 
-// explained gives what explain's answer means for a client.
+// explained translates explain's answer into a client's result.
 func (w *world) explained(x *crossing, from netip.Addr) []string {
 	a := x.answer
 	switch a.Verdict {
@@ -255,7 +256,7 @@ func (w *world) explained(x *crossing, from netip.Addr) []string {
 		at := netip.MustParseAddrPort(text)
 		source := a.Source
 		if at.Addr() == from || x.client.name == "node" {
-			source = "node" // its own address, in any case
+			source = "node" // its own address, in both cases
 		}
 		for _, h := range append(w.Hosts(), w.Node) {
 			if h.IPv4 == at.Addr() || h.IPv6 == at.Addr() {
@@ -266,9 +267,9 @@ func (w *world) explained(x *crossing, from netip.Addr) []string {
 	return list
 }
 
-// TestMatrix makes a connection of each kind of client to each kind of
-// destination under each policy. What explain says has to be what the table
-// says, and what connect() sees has to be what explain says.
+// TestMatrix connects each kind of client to each kind of destination under each
+// policy. explain's answers must agree with the table, and the clients' results
+// must agree with explain.
 func TestMatrix(t *testing.T) {
 	for _, variant := range []struct {
 		name     string
@@ -287,7 +288,7 @@ func TestMatrix(t *testing.T) {
 	} {
 		for i, m := range modes {
 			if i > 0 && variant.flags != nil {
-				continue // decided, and listened to, in the same way by all of them
+				continue // all of them decide and listen in the same way
 			}
 			for _, network := range m.networks() {
 				t.Run(m.name+"/"+network+"/"+variant.name, func(t *testing.T) {
@@ -299,8 +300,8 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// play runs the proxy on the world and makes all connections of the matrix
-// that the mode can serve.
+// play runs the proxy and makes all connections of the matrix that the mode can
+// serve.
 func (w *world) play(t *testing.T, m mode, selected func(netip.Addr) bool, flags []string) {
 	p := w.proxy(t, m)
 	list := w.crossings(t, selected)
@@ -310,7 +311,7 @@ func (w *world) play(t *testing.T, m mode, selected func(netip.Addr) bool, flags
 	p.start(flags...)
 	got := crowd(len(list), 32, func(i int) visit {
 		x, patience := list[i], startTimeout
-		if x.answer.Verdict == "drop" || x.answer.Verdict == "refuse" && m.lacks(foreignRefusals) {
+		if x.answer.Verdict == "drop" || x.answer.Verdict == "refuse" && m.lacks(nonLocalRefusals) {
 			patience = silence
 		}
 		_, said := x.client.visit(w.network, x.to, w.nodeAddrs, patience)
@@ -318,8 +319,8 @@ func (w *world) play(t *testing.T, m mode, selected func(netip.Addr) bool, flags
 	})
 	outcomes := map[string]int{}
 	for i, x := range list {
-		foreign := x.kind == foreignExternalIP || x.kind == loadBalancerIP
-		if m.lacks(foreignRefusals) && foreign && x.to.Addr().Is4() && x.answer.Verdict == "refuse" {
+		nonLocal := x.kind == nonLocalExternalIP || x.kind == loadBalancerIP
+		if m.lacks(nonLocalRefusals) && nonLocal && x.to.Addr().Is4() && x.answer.Verdict == "refuse" {
 			x.want = []string{"silent"}
 		}
 		if m.lacks(clientAddresses) && x.answer.Verdict == "accept" {
@@ -347,7 +348,7 @@ func (w *world) proxy(t *testing.T, m mode) *proxy {
 	return p
 }
 
-// explain asks about all connections and compares with the table.
+// explain asks about all connections and compares the answers with the table.
 func (w *world) explain(t *testing.T, p *proxy, list []*crossing, flags []string) {
 	t.Helper()
 	questions := make([]question, len(list))
@@ -363,7 +364,8 @@ func (w *world) explain(t *testing.T, p *proxy, list []*crossing, flags []string
 	}
 }
 
-// serveTheRest has servers of others where Sluice is to leave connections alone.
+// serveTheRest runs other hosts' servers at addresses that Sluice must leave
+// alone.
 func (w *world) serveTheRest(t *testing.T, list []*crossing) {
 	t.Helper()
 	done := map[netip.AddrPort]bool{}
@@ -373,7 +375,7 @@ func (w *world) serveTheRest(t *testing.T, list []*crossing) {
 		}
 		done[x.to] = true
 		host := w.Node
-		if slices.Contains(netns.ForeignIPs, x.to.Addr()) {
+		if slices.Contains(netns.NonLocalIPs, x.to.Addr()) {
 			host = w.World
 		}
 		w.serve(t, host, x.to.String())

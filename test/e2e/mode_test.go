@@ -8,37 +8,37 @@ import (
 	"testing"
 )
 
-// What a way of steering may lack: kinds of destinations, and more.
+// What a steering mode may lack: kinds of destinations, and more.
 const (
-	clusterIP         = "cluster IP"
-	foreignExternalIP = "foreign external IP"
-	ownExternalIP     = "own external IP"
-	loadBalancerIP    = "load balancer IP"
-	proxiedIP         = "proxied load balancer IP"
-	nodePort          = "node port"
-	otherNodePort     = "node port on another address"
-	loopbackPort      = "node port on loopback"
-	clientAddresses   = "client addresses"
-	datagrams         = "UDP"
-	takenPorts        = "cluster IP ports that a program of the node listens to on all addresses" // F4
-	lateRefusals      = "refusals while a killed proxy is not back"
-	shieldAfterKill   = "refusals where the host's servers listen on all addresses, while a killed proxy is not back" // F4
-	fragments         = "datagrams in fragments, to foreign addresses and back to clients' own"
-	ownFragments      = "datagrams of the node itself over IPv6 that do not fit a packet of lo"
-	foreignRefusals   = "refusals at foreign IPv4 addresses"
-	untracked         = "connections past connection tracking"
+	clusterIP          = "cluster IP"
+	nonLocalExternalIP = "non-local external IP"
+	ownExternalIP      = "own external IP"
+	loadBalancerIP     = "load balancer IP"
+	proxiedIP          = "proxied load balancer IP"
+	nodePort           = "node port"
+	otherNodePort      = "node port on another address"
+	loopbackPort       = "node port on loopback"
+	clientAddresses    = "client addresses"
+	datagrams          = "UDP"
+	takenPorts         = "cluster IP ports that a program of the node listens to on all addresses" // F4
+	lateRefusals       = "refusals while a killed proxy is not back"
+	shieldAfterKill    = "refusals where the host's servers listen on all addresses, while a killed proxy is not back" // F4
+	fragments          = "datagrams in fragments, to non-local addresses and back to clients' own"
+	ownFragments       = "datagrams of the node itself over IPv6 that do not fit a packet of lo"
+	nonLocalRefusals   = "refusals at non-local IPv4 addresses"
+	untracked          = "connections past connection tracking"
 )
 
-// mode is a way of steering that the tests are run over.
+// mode is a steering mode in which the tests run.
 type mode struct {
 	name     string
 	flags    []string
-	programs string     // the variant of iptables that the node has
-	cannot   []string   // what it lacks; docs/steering.md names it too
-	flush    [][]string // what somebody could run that takes something of ours away
+	programs string     // the node's variant of iptables
+	cannot   []string   // what it lacks; docs/steering.md lists it too
+	flush    [][]string // commands by which another program removes some of our state
 }
 
-// flushRoutes take away routes and policy rules of ours.
+// flushRoutes remove our routes and policy rules.
 var flushRoutes = [][]string{
 	{"ip", "-4", "route", "flush", "table", "local", "proto", "83"},
 	{"ip", "-6", "route", "flush", "table", "local", "proto", "83"},
@@ -52,7 +52,7 @@ var flushRoutes = [][]string{
 	{"ip", "-6", "rule", "flush", "protocol", "83"},
 }
 
-// modes are all of them, the default first.
+// modes are all modes, the default first.
 var modes = []mode{
 	{
 		name: "sklookup-nftables", flags: []string{"--redirect", "sklookup+nftables"},
@@ -76,19 +76,19 @@ var modes = []mode{
 	},
 	{
 		name: "sklookup", flags: []string{"--redirect", "sklookup"},
-		cannot: []string{fragments, foreignRefusals, untracked, shieldAfterKill},
+		cannot: []string{fragments, nonLocalRefusals, untracked, shieldAfterKill},
 		flush:  flushRoutes,
 	},
 	{
 		name: "bind", flags: []string{"--redirect", "bind"},
-		cannot: []string{fragments, foreignRefusals, takenPorts, untracked, shieldAfterKill},
+		cannot: []string{fragments, nonLocalRefusals, takenPorts, untracked, shieldAfterKill},
 		flush:  flushRoutes,
 	},
 }
 
 func (m mode) lacks(what string) bool { return slices.Contains(m.cannot, what) }
 
-// networks are what a mode steers.
+// networks are the networks that a mode steers.
 func (m mode) networks() []string {
 	if m.lacks(datagrams) {
 		return []string{"tcp"}
@@ -96,8 +96,8 @@ func (m mode) networks() []string {
 	return []string{"tcp", "udp"}
 }
 
-// environment is that of a node whose iptables is of the mode's variant; nil
-// where it does not matter.
+// environment is that of a node whose iptables is of the mode's variant; nil if it
+// does not matter.
 func (m mode) environment(t *testing.T) []string {
 	t.Helper()
 	if m.programs == "" {
@@ -120,10 +120,10 @@ func (m mode) environment(t *testing.T) []string {
 }
 
 // kinds are all kinds of destinations.
-var kinds = []string{clusterIP, foreignExternalIP, ownExternalIP, loadBalancerIP, proxiedIP, nodePort, otherNodePort, loopbackPort}
+var kinds = []string{clusterIP, nonLocalExternalIP, ownExternalIP, loadBalancerIP, proxiedIP, nodePort, otherNodePort, loopbackPort}
 
-// forModes runs a test over all modes, beside each other and beside nothing
-// else: such tests wait for most of their time, and none judges how long.
+// forModes runs a test in all modes in parallel, but not beside other tests. Such
+// tests mostly wait, and none measures time.
 func forModes(t *testing.T, test func(*testing.T, mode)) {
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {

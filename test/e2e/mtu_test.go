@@ -6,10 +6,10 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// TestDatagramsPassASmallerLinkBehindTheNode has the way to an endpoint become
-// narrower behind another router, which tells nobody in time: the very first
-// datagram that does not fit arrives whole, and so does the answer, whosever
-// address the endpoint sees.
+// TestDatagramsPassASmallerLinkBehindTheNode has a smaller link on the path to an
+// endpoint, behind a router that does not report it in time. The first datagram
+// that does not fit must arrive whole, and so must the answer, whichever address
+// the endpoint sees.
 func TestDatagramsPassASmallerLinkBehindTheNode(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		if m.lacks(datagrams) {
@@ -32,9 +32,9 @@ func TestDatagramsPassASmallerLinkBehindTheNode(t *testing.T) {
 		p.start(decisionFlags()...)
 		for _, c := range w.clients {
 			if m.lacks(fragments) && c.name == "pod" {
-				continue // an answer to a client's own address is lost where it is cut up
+				continue // a fragmented answer to a client's own address is lost
 			}
-			to := o.at(clusterIP)[0] // IPv6 has no routers that cut up
+			to := o.at(clusterIP)[0] // IPv6 routers do not fragment
 			if err := w.reflected(c, to, []int{unfragmented, 1, unfragmented}); err != nil {
 				t.Errorf("%s to %s: %v", c.name, to, err)
 			}

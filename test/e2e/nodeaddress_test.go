@@ -13,16 +13,16 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// TestNodesOwnAddressIsFollowed has connections of the node come from the
-// InternalIP of its Node object (F8), whichever interface comes first. While that
-// address goes and comes back, again and again, the routes follow it, and that is
-// not taken for somebody else's change.
+// TestNodesOwnAddressIsFollowed has connections from the node use the InternalIP
+// of its Node object (F8), whichever interface is first. When that address is
+// removed and added again, several times, the routes must follow, and the proxy
+// must not treat this as another program's change.
 func TestNodesOwnAddressIsFollowed(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		const rounds = 5
 		lab := netns.NewLab(t, 1)
 		lab.Backends[0].WitnessTCP(t, 8080)
-		// The lab's first interface has another address than this one.
+		// The lab's first interface has another address.
 		internal := []netip.Addr{netip.MustParseAddr("10.7.7.7"), netip.MustParseAddr("fd00:7::7")}
 		link, err := lab.Node.Netlink().LinkByName(lab.Backends[0].Name())
 		if err != nil {
@@ -67,9 +67,9 @@ func TestNodesOwnAddressIsFollowed(t *testing.T) {
 						return
 					default:
 					}
-					// Who had the address at the moment when it went waits in vain; and
-					// until the routes have another source, the kernel says at once that
-					// it cannot send from the old one.
+					// A connection that had the address when it was removed waits
+					// in vain; until the routes have another source, the kernel
+					// fails at once to send from the old one.
 					made.Add(1)
 					switch got := own(address); {
 					case strings.Contains(got, "unreachable"):

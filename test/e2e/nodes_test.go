@@ -12,16 +12,16 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// What a visit of nodesTable goes to: the Service's address of that kind, and
-// which node it is asked at, where that is a choice.
+// The destination of a visit of nodesTable: the Service's address of that kind,
+// and the node that is asked, if there is a choice.
 const (
 	atOwnNode   = "own node"
 	atOtherNode = "another node"
 )
 
-// nodesTable says what an endpoint sees of a client in a cluster where each node
-// has a proxy of its own. A Service has one endpoint: on the node that is asked
-// ("here") or on another ("there").
+// nodesTable lists which address of a client an endpoint sees in a cluster where
+// each node has its own proxy. A Service has one endpoint: on the node that is
+// asked ("here") or on another ("there").
 var nodesTable = []struct {
 	client   string // pod, node or outside
 	kind     string
@@ -40,7 +40,8 @@ var nodesTable = []struct {
 	{"pod", nodePort, atOtherNode, "", "there", "node"},
 	{"pod", nodePort, atOwnNode, "Local", "here", "client"}, // A3.6
 	{"pod", nodePort, atOwnNode, "Local", "there", "client"},
-	// The endpoint's node is the client's second proxy, beside that of its own node.
+	// The endpoint's node is the client's second proxy, beside that of its own
+	// node.
 	{"pod", nodePort, atOtherNode, "Local", "here", "client"},
 	{"node", nodePort, atOwnNode, "", "there", "node"},
 	{"node", nodePort, atOtherNode, "", "here", "node"},
@@ -49,16 +50,16 @@ var nodesTable = []struct {
 	{"outside", nodePort, atOtherNode, "", "there", "node"},
 	{"outside", nodePort, atOtherNode, "Local", "here", "client"},
 	{"outside", nodePort, atOtherNode, "Local", "there", "silent"}, // A3.5
-	{"pod", foreignExternalIP, atOwnNode, "", "there", "node"},     // A3.13
-	{"pod", foreignExternalIP, atOwnNode, "Local", "there", "client"},
-	{"node", foreignExternalIP, atOwnNode, "", "there", "node"},
+	{"pod", nonLocalExternalIP, atOwnNode, "", "there", "node"},    // A3.13
+	{"pod", nonLocalExternalIP, atOwnNode, "Local", "there", "client"},
+	{"node", nonLocalExternalIP, atOwnNode, "", "there", "node"},
 	{"pod", loadBalancerIP, atOwnNode, "", "here", "node"},
 	{"pod", loadBalancerIP, atOwnNode, "Local", "there", "client"},
 	{"outside", loadBalancerIP, atOtherNode, "", "there", "node"},
 	{"outside", loadBalancerIP, atOtherNode, "Local", "here", "client"},
 }
 
-// nodesVisit is one connection: a line of the table for a client, a node and an
+// nodesVisit is one connection: a row of the table for a client, a node and an
 // endpoint.
 type nodesVisit struct {
 	name   string
@@ -68,9 +69,9 @@ type nodesVisit struct {
 	want   string
 }
 
-// TestEachNodeServesBesideOthers makes the connections of nodesTable between
-// three nodes that each run a proxy, where two of them reach each other by way of
-// the third: no proxy may take an answer that is another's.
+// TestEachNodeServesBesideOthers makes the connections of nodesTable between three
+// nodes that each run a proxy; two of them reach each other through the third. No
+// proxy may take another proxy's replies.
 func TestEachNodeServesBesideOthers(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		c := netns.NewNodes(t, 2) // an endpoint and a client on each
@@ -127,18 +128,18 @@ func serveNodes(t *testing.T, h *netns.Host, network string, port uint16) {
 	h.WitnessTCP(t, port)
 }
 
-// nodesService has its endpoint on one node, and numbers that no other has.
+// nodesService has its endpoint on one node, and numbers of its own.
 func nodesService(network, policy string, number, node int, n *netns.Member) *object {
 	return &object{
 		name: fmt.Sprintf("%s-%s-on-%d", network, strings.ToLower("p"+policy), node), protocol: corev1.Protocol(strings.ToUpper(network)),
 		vips: []string{fmt.Sprintf("10.96.1.%d", number+1), fmt.Sprintf("fd00:96::1:%x", number+1)},
 		port: uint16(1000 + number), nodePort: uint16(30000 + number), target: uint16(8000 + number),
-		externalIPs: foreignIPs, lbIPs: lbIPs, external: policy,
+		externalIPs: nonLocalIPs, lbIPs: lbIPs, external: policy,
 		endpoints: []endpoint{{host: n.Pods[0], node: n.Name()}},
 	}
 }
 
-// nodesVisits gives the connections of the table to a Service whose endpoint is
+// nodesVisits returns the connections of the table to a Service whose endpoint is
 // on the node with the index on.
 func nodesVisits(c *netns.Nodes, o *object, policy string, on int) []nodesVisit {
 	var list []nodesVisit
@@ -157,7 +158,8 @@ func nodesVisits(c *netns.Nodes, o *object, policy string, on int) []nodesVisit 
 					if from.Host = c.Outside; j > 0 {
 						continue
 					}
-					// Addresses that are no node's are routed to the node beside it.
+					// Addresses that no node has are routed to the neighbouring
+					// node.
 					if row.kind == loadBalancerIP && i != 1 {
 						continue
 					}

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// object is a Service with all that a Service can have, and its EndpointSlices.
+// object is a Service with all possible fields, and its EndpointSlices.
 type object struct {
 	name      string
 	namespace string             // "" for default
@@ -29,7 +29,7 @@ type object struct {
 	target    uint16 // port of the endpoints
 	protocol  corev1.Protocol
 	portName  string // "" for http
-	// twin has the same port number, and target, over TCP too, as DNS has.
+	// twin has the same port number and target over TCP too, as DNS has.
 	twin bool
 
 	externalIPs, lbIPs []string
@@ -55,7 +55,7 @@ const (
 	unready                   // neither ready nor serving
 )
 
-// yaml gives the manifests.
+// yaml returns the manifests.
 func (o *object) yaml() string {
 	port := corev1.ServicePort{
 		Name: o.portText(), Port: int32(o.port), Protocol: o.proto(),
@@ -155,7 +155,7 @@ func (o *object) slice(f discoveryv1.AddressType) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// nodeYAML gives a Node object.
+// nodeYAML returns a Node object.
 func nodeYAML(name string, addrs []netip.Addr, pods []netip.Prefix) string {
 	n := &corev1.Node{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
@@ -171,13 +171,13 @@ func nodeYAML(name string, addrs []netip.Addr, pods []netip.Prefix) string {
 	return text(n)
 }
 
-// text gives objects as one YAML file.
+// text returns objects as one YAML file.
 func text(objects ...runtime.Object) string {
 	var b strings.Builder
 	for i, o := range objects {
 		y, err := yaml.Marshal(o)
 		if err != nil {
-			return fmt.Sprintf("# %v\n", err) // no object of ours is one that cannot be written
+			return fmt.Sprintf("# %v\n", err) // all our objects can be written
 		}
 		if i > 0 {
 			b.WriteString("---\n")

@@ -11,9 +11,9 @@ import (
 )
 
 // TestOddAddressesAreServedOrNamed has Services at addresses that no host can
-// have, in front of one that is to be served, and one in 240.0.0.0/4, which
-// Linux routes like any other range. What cannot be served is named; the rest
-// is served in each mode, and so is what changes later.
+// have, before one that must be served, and one in 240.0.0.0/4, which Linux routes
+// like any other range. The log must name those that cannot be served. All others
+// must be served in each mode, also after later changes.
 func TestOddAddressesAreServedOrNamed(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		c := netns.NewCluster(t)

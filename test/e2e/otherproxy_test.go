@@ -13,18 +13,18 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// labeled gives a Service's manifest to another proxy (A1.1).
+// labeled assigns a Service's manifest to another proxy (A1.1).
 func labeled(yaml, proxyName string) string {
 	return strings.Replace(yaml, "metadata:\n", "metadata:\n  labels: {service.kubernetes.io/service-proxy-name: "+proxyName+"}\n", 1)
 }
 
-// byUDP has a manifest's Service and endpoints speak UDP.
+// byUDP changes a manifest's Service and endpoints to UDP.
 func byUDP(yaml string) string { return strings.ReplaceAll(yaml, "protocol: TCP", "protocol: UDP") }
 
 // TestServicesOfAnotherProxyAreLeftAlone has two Services of another proxy in the
-// service ranges (A1.1): one that rules for address translation serve, as
-// kube-proxy's do, and one whose addresses a route leads to. Then a Service of
-// ours becomes another proxy's, and ours again.
+// service ranges (A1.1): rules for address translation serve one of them, as
+// kube-proxy's do, and a route leads to the addresses of the other. Then one of
+// our Services is assigned to another proxy, and back.
 func TestServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		lab := netns.NewLab(t, 2)
@@ -38,7 +38,8 @@ func TestServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
 		routed.name, routed.vips, routed.port = "routed", []string{"10.96.0.21", "fd00:96::21"}, 8080
 		translate(t, lab, "other", translated)
 		for _, via := range []netip.Addr{lab.Client.IPv4, lab.Client.IPv6} {
-			// The rules see what the node itself sends once a route was found.
+			// The rules see the node's own packets only after the kernel found a
+			// route.
 			if err := lab.Node.AddRoute(netip.PrefixFrom(zero(via), 0), via); err != nil {
 				t.Fatal(err)
 			}
@@ -110,8 +111,8 @@ func TestServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
 	})
 }
 
-// unallocated wants an address that no Service has to be silent, or to refuse where
-// the mode cannot do it otherwise (A3.12).
+// unallocated expects an address without a Service to drop, or to refuse if the
+// mode cannot drop there (A3.12).
 func (m mode) unallocated(from *netns.Host, address string) error {
 	if m.name == "bind" {
 		return refused(from, address)
@@ -119,8 +120,8 @@ func (m mode) unallocated(from *netns.Host, address string) error {
 	return unanswered(from, address)
 }
 
-// translate is another proxy, which translates what is sent to two Services to
-// the second backend.
+// translate is another proxy, which translates packets to two Services to the
+// second backend.
 func translate(t *testing.T, lab *netns.Lab, table string, list ...webService) {
 	t.Helper()
 	var b strings.Builder
@@ -157,9 +158,9 @@ func endTranslation(t *testing.T, lab *netns.Lab, table string) {
 	}
 }
 
-// TestSecondProxyBesideOurs runs two of our proxies in one network namespace, the
-// second for the Services that carry its name (A1.2): each serves its own, and
-// the end of one leaves the other whole.
+// TestSecondProxyBesideOurs runs two Sluice proxies in one network namespace, the
+// second for the Services with its label (A1.2). Each must serve its own Services,
+// and the end of one must not affect the other.
 func TestSecondProxyBesideOurs(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		lab := netns.NewLab(t, 2)
@@ -221,7 +222,7 @@ func TestSecondProxyBesideOurs(t *testing.T) {
 		}
 		answers("the second is cleaned up", "b1:", ours, "tcp")
 		for _, p := range []*proxy{first, second} {
-			if p.stderr.contains("somebody had changed") && m.programs == "" { // two want the head of iptables' chains
+			if p.stderr.contains("somebody had changed") && m.programs == "" { // both proxies want to be first in iptables' chains
 				t.Errorf("the two had something to repair:\n%s", p.stderr)
 			}
 		}
@@ -229,7 +230,7 @@ func TestSecondProxyBesideOurs(t *testing.T) {
 	})
 }
 
-// zero is the first address of the same family.
+// zero is the unspecified address of the same family.
 func zero(a netip.Addr) netip.Addr {
 	if a.Is4() {
 		return netip.IPv4Unspecified()

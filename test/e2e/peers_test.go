@@ -15,10 +15,10 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// quickKeepAlive gives a peer up that was silent for two seconds.
+// quickKeepAlive gives up a peer that sent nothing for two seconds.
 const quickKeepAlive = "--keepalive=1s"
 
-// eachEnd calls f for connections over IPv4 and IPv6 and each of their ends.
+// eachEnd calls f for connections over IPv4 and IPv6, and for each of their ends.
 func (j *joiner) eachEnd(t *testing.T, f func(name string, near, far *net.TCPConn)) {
 	t.Helper()
 	for _, address := range addresses(80, vip4, vip6) {
@@ -30,8 +30,8 @@ func (j *joiner) eachEnd(t *testing.T, f func(name string, near, far *net.TCPCon
 }
 
 // TestPromise3_LivePeerMayPause stops reading, at the client and at the endpoint,
-// for several times the time after which a peer that is gone is given up: every
-// byte arrives all the same, whether the buffers on the way are full or not.
+// for several times the time after which a lost peer is given up. Every byte must
+// still arrive, whether the buffers on the path are full or not.
 func TestPromise3_LivePeerMayPause(t *testing.T) {
 	t.Parallel()
 	bothWays(t, pauses)
@@ -56,7 +56,7 @@ func pauses(t *testing.T, splice string) {
 				_ = writer.CloseWrite()
 			})
 			running.Go(func() {
-				time.Sleep(pause) // which is what is tested
+				time.Sleep(pause) // the pause under test
 				buf := make([]byte, 1<<20)
 				for got := 0; got < size; got += len(buf) {
 					if n, err := io.ReadFull(reader, buf); err != nil || !bytes.Equal(buf, noise()[:len(buf)]) {
@@ -78,10 +78,11 @@ func pauses(t *testing.T, splice string) {
 	}
 }
 
-// TestGonePeerIsGivenUp takes a peer away without a word, while nothing is on its
-// way to it, while it has stopped reading, and while it is sent a little all the time:
-// the record says who no longer answered, and the other side is reset. In full it
-// plays both ways to be gone on both sides.
+// TestGonePeerIsGivenUp disconnects a peer without a FIN: while nothing is in
+// flight to it, while it has stopped reading, and while it is continuously sent
+// small amounts. The record must name the side that did not answer, and the other
+// side must be reset. At full size the test plays both kinds of disconnection on
+// both sides.
 func TestGonePeerIsGivenUp(t *testing.T) {
 	t.Parallel()
 	for _, side := range []string{"client", "endpoint"} {
@@ -98,7 +99,7 @@ func TestGonePeerIsGivenUp(t *testing.T) {
 }
 
 func losePeers(t *testing.T, side, how string) {
-	const within = 30 * time.Second // twice --keepalive is 2 s; a busy machine takes its time
+	const within = 30 * time.Second // twice --keepalive is 2 s; a busy machine takes longer
 	lab := netns.NewLab(t, 1)
 	lab.Settle(t)
 	j := newJoiner(t, lab, lab.Backends[0], 8080)
@@ -169,8 +170,8 @@ func losePeers(t *testing.T, side, how string) {
 	}
 }
 
-// TestKillResetsConnections kills the proxy in the middle of connections: neither
-// side takes what it got for all there is.
+// TestKillResetsConnections kills the proxy during connections. Neither side may
+// take a truncated stream for a complete one.
 func TestKillResetsConnections(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 1)
@@ -216,9 +217,9 @@ func TestKillResetsConnections(t *testing.T) {
 	}
 }
 
-// TestSlowReadersHoldLittleMemory has clients and endpoints that never read, then such
-// that read for a while and stop: what the kernel holds for each on the node is
-// bounded, however much is sent to it.
+// TestSlowReadersHoldLittleMemory has clients and endpoints that never read, and
+// others that read for a while and stop. The kernel's memory for each of them on
+// the node must be bounded, however much is sent.
 func TestSlowReadersHoldLittleMemory(t *testing.T) {
 	t.Parallel()
 	lab := netns.NewLab(t, 1)
@@ -271,8 +272,8 @@ func TestSlowReadersHoldLittleMemory(t *testing.T) {
 	}
 }
 
-// socketMemory sums up what a host's TCP connections have received and not read,
-// and written and not delivered.
+// socketMemory is the sum of bytes that a host's TCP connections have received and
+// not read, and written and not delivered.
 func socketMemory(t *testing.T, h *netns.Host) (sum int) {
 	t.Helper()
 	out, err := h.Command(t, administration(t, "ss"), "-tmnOH", "state", "connected").CombinedOutput()

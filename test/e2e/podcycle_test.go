@@ -16,14 +16,14 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// cycleBound is when a client that is still not served fails the test. What is
-// promised is 100 ms, which a machine with other work may miss.
+// cycleBound is the time after which a client that is still not served fails the
+// test. The promise is 100 ms, which a busy machine may miss.
 const cycleBound = startTimeout
 
-// TestPodCyclesKeepUDPClients goes through the cycles of a server's pod that
-// Kubernetes tests (A8.2 to A8.6), with clients whose sockets are never closed: pods,
-// the node and others, at cluster IPs and node ports. Each of them is to be
-// served again soon after the Service has an endpoint again.
+// TestPodCyclesKeepUDPClients plays the cycles of a server's pod that Kubernetes
+// tests (A8.2 to A8.6). The clients never close their sockets: pods, the node and
+// others, at cluster IPs and node ports. Each client must be served again soon
+// after the Service has an endpoint again.
 func TestPodCyclesKeepUDPClients(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		if m.lacks(datagrams) {
@@ -52,7 +52,8 @@ func TestPodCyclesKeepUDPClients(t *testing.T) {
 			o.endpoints = endpoints
 			p.settled(func() { p.put(o) })
 		}
-		// served changes the endpoints and wants all to be served by one of them.
+		// served changes the endpoints and expects one of them to serve all
+		// clients.
 		served := func(what string, e endpoint) {
 			t.Helper()
 			o.endpoints = []endpoint{e}
@@ -89,8 +90,7 @@ func TestPodCyclesKeepUDPClients(t *testing.T) {
 	})
 }
 
-// caller sends a datagram now and then from one socket, and takes note of who
-// answers.
+// caller sends datagrams periodically from one socket, and notes who answers.
 type caller struct {
 	from string
 	conn *net.UDPConn
@@ -98,15 +98,15 @@ type caller struct {
 
 	mu   sync.Mutex
 	sent []time.Time // when each datagram was sent; guarded by mu
-	by   string      // whose answer was the last; likewise
-	last time.Time   // when its question was sent; likewise
-	came time.Time   // when it came; likewise
+	by   string      // who sent the last answer; guarded by mu
+	last time.Time   // when its question was sent; guarded by mu
+	came time.Time   // when it arrived; guarded by mu
 }
 
 // callPeriod is the time between a caller's datagrams.
 const callPeriod = 5 * time.Millisecond
 
-// call begins to send; it ends with the test.
+// call starts to send. It stops with the test.
 func call(t *testing.T, h *netns.Host, to netip.AddrPort) *caller {
 	t.Helper()
 	conn, err := h.Dial("udp", to.String())
@@ -126,8 +126,8 @@ func call(t *testing.T, h *netns.Host, to netip.AddrPort) *caller {
 	return c
 }
 
-// ask sends datagrams with their numbers. Refusals are what a client has to live
-// with while no endpoint is there.
+// ask sends datagrams with their numbers. A client has to accept refusals while
+// there is no endpoint.
 func (c *caller) ask(stop chan struct{}) {
 	tick := time.NewTicker(callPeriod)
 	defer tick.Stop()
@@ -144,8 +144,8 @@ func (c *caller) ask(stop chan struct{}) {
 	}
 }
 
-// listen takes answers: a server's name, a blank, the client as it saw it, a
-// newline and the datagram's number.
+// listen receives answers: a server's name, a space, the client's address as the
+// server saw it, a newline and the datagram's number.
 func (c *caller) listen(stop chan struct{}) {
 	buf := make([]byte, 2048)
 	for {
@@ -172,8 +172,8 @@ func (c *caller) listen(stop chan struct{}) {
 	}
 }
 
-// served tells whether, and when, a datagram that was sent after a moment was
-// answered by a server, since that moment.
+// served tells whether, and when, a server answered a datagram that was sent after
+// a moment.
 func (c *caller) served(by string, since time.Time) (time.Duration, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -188,8 +188,8 @@ func (c *caller) served(by string, since time.Time) (time.Duration, error) {
 
 type callers []*caller
 
-// served waits until each caller is served by a server, and gives how long that
-// took each of them since a moment, sorted.
+// served waits until a server serves each caller, and returns how long that took
+// each of them since a moment, sorted.
 func (l callers) served(t *testing.T, what, by string, since time.Time) []time.Duration {
 	t.Helper()
 	took := make([]time.Duration, len(l))

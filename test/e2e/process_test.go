@@ -17,7 +17,7 @@ import (
 )
 
 // TestPromise5_OneRecordForEachConnectionAlsoWhenStopped stops the proxy while
-// connections are open: some have an endpoint, some wait for one.
+// connections are open. Some have an endpoint, some wait for one.
 func TestPromise5_OneRecordForEachConnectionAlsoWhenStopped(t *testing.T) {
 	const over, live, dialling = 5, 10, 3
 	lab := netns.NewLab(t, 2)
@@ -69,9 +69,8 @@ func TestPromise5_OneRecordForEachConnectionAlsoWhenStopped(t *testing.T) {
 	index(t, records)
 }
 
-// TestRecordTellsEverything compares a record with what the test knows of the
-// connection.
-func TestRecordTellsEverything(t *testing.T) {
+// TestRecordHasAllFields compares a record with the connection.
+func TestRecordHasAllFields(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	p := startProxy(t, lab, []webService{webOn(lab)})
@@ -98,8 +97,8 @@ func TestRecordTellsEverything(t *testing.T) {
 	}
 }
 
-// TestHangupReopensTheLog rotates the access log while clients connect: no
-// record is lost and none is written twice.
+// TestHangupReopensTheLog rotates the access log while clients connect. No record
+// may be lost or written twice.
 func TestHangupReopensTheLog(t *testing.T) {
 	const each = 50
 	lab := netns.NewLab(t, 1)
@@ -119,7 +118,7 @@ func TestHangupReopensTheLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.signal(syscall.SIGHUP)
-	visits() // some are written before the log is opened again, some after
+	visits() // some are written before the log is reopened, some after
 	wait.For(t, "the log is there again", stopTimeout, func() error {
 		_, err := os.Stat(p.accessLog)
 		return err
@@ -137,8 +136,8 @@ func TestHangupReopensTheLog(t *testing.T) {
 	index(t, all)
 }
 
-// TestNeedsNoMoreThanNetAdmin runs the proxy as nobody with that one
-// capability.
+// TestNeedsNoMoreThanNetAdmin runs the proxy as an unprivileged user with only
+// that capability.
 func TestNeedsNoMoreThanNetAdmin(t *testing.T) {
 	const nobody = 65534
 	if strings.Contains(os.Getenv("SLUICE_TEST_FLAGS"), "sklookup") {
@@ -156,7 +155,7 @@ func TestNeedsNoMoreThanNetAdmin(t *testing.T) {
 		if os.Getenv("SLUICE_REQUIRE_ROOT") == "1" {
 			t.Fatal(err)
 		}
-		t.Skipf("SKIP-NEEDS: more than one user: %v", err) // one's own user namespace has one
+		t.Skipf("SKIP-NEEDS: more than one user: %v", err) // a user namespace of one's own has one
 	}
 	p.credential = &syscall.Credential{Uid: nobody, Gid: nobody}
 	p.start()
@@ -170,8 +169,8 @@ func TestNeedsNoMoreThanNetAdmin(t *testing.T) {
 	p.stop()
 }
 
-// TestDemo plays the demo as `make demo` does, from a namespace of its own, and
-// wants nothing to be different afterwards.
+// TestDemo runs the demo as `make demo` does, from a separate namespace, and
+// expects it to change nothing.
 func TestDemo(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	before := settledState(t, lab)
@@ -190,8 +189,8 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// TestWrongFlagsSayWhatWouldBeRight also wants nothing to have been started.
-func TestWrongFlagsSayWhatWouldBeRight(t *testing.T) {
+// TestWrongFlagsNameTheRightOnes also expects that nothing was started.
+func TestWrongFlagsNameTheRightOnes(t *testing.T) {
 	for _, row := range []struct{ args, want string }{
 		{"run --manifest x", "--manifests"},
 		{"run --manifests /nowhere/at/all", "/nowhere/at/all"},

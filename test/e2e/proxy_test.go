@@ -33,10 +33,10 @@ const (
 	vip6         = "fd00:96::10"
 )
 
-// metricsAddress is on the node.
+// metricsAddress is the node's.
 const metricsAddress = "127.0.0.1:10249"
 
-// Generous bounds for what is not itself under test.
+// Generous bounds for everything that is not under test.
 const (
 	startTimeout = 20 * time.Second
 	stopTimeout  = 20 * time.Second
@@ -46,20 +46,20 @@ const (
 type proxy struct {
 	t         *testing.T
 	node      *netns.Host
-	mode      mode   // the zero value leaves the choice to the proxy
+	mode      mode   // the zero value lets the proxy choose
 	manifests string // directory
 	accessLog string // file
-	// credential is whom it runs as, with CAP_NET_ADMIN alone; nil: as the
-	// tests do.
+	// credential is the user that it runs as, with CAP_NET_ADMIN alone. If nil, it
+	// runs as the tests do.
 	credential *syscall.Credential
-	files      int // its limit of open files; 0: the tests' own
+	files      int // its limit of open files; 0 for the tests' own
 	cmd        *exec.Cmd
 	stderr     *output
-	exited     chan struct{} // closed when the process has ended and was waited for
+	exited     chan struct{} // closed when it has ended and was waited for
 }
 
-// startProxy writes the services and runs the proxy on them until the test
-// ends. It returns when the first configuration is in force.
+// startProxy writes the services and runs the proxy until the test ends. It
+// returns when the first configuration is in force.
 func startProxy(t *testing.T, lab *netns.Lab, services []webService, flags ...string) *proxy {
 	t.Helper()
 	p := prepareProxy(t, lab, services)
@@ -76,7 +76,7 @@ func startMode(t *testing.T, lab *netns.Lab, m mode, services []webService, flag
 	return p
 }
 
-// prepareProxy writes the services and starts nothing yet.
+// prepareProxy writes the services and starts nothing.
 func prepareProxy(t *testing.T, lab *netns.Lab, services []webService) *proxy {
 	t.Helper()
 	p := newProxy(t, lab.Node)
@@ -86,7 +86,7 @@ func prepareProxy(t *testing.T, lab *netns.Lab, services []webService) *proxy {
 	return p
 }
 
-// newProxy prepares a proxy without any manifest.
+// newProxy prepares a proxy without manifests.
 func newProxy(t *testing.T, node *netns.Host) *proxy {
 	t.Helper()
 	dir := t.TempDir()
@@ -114,9 +114,9 @@ func (p *proxy) start(flags ...string) {
 	})
 }
 
-// launch runs the proxy and waits for nothing. The flags in SLUICE_TEST_FLAGS
-// come first, so that the whole suite can be run in another mode. A proxy that still runs when
-// the test ends is killed; so is one whose test is killed.
+// launch runs the proxy and does not wait for it. The flags in SLUICE_TEST_FLAGS
+// come first, so that the whole suite can run in another mode. A proxy that still
+// runs when the test ends or is killed is killed.
 func (p *proxy) launch(flags ...string) {
 	p.t.Helper()
 	args := append([]string{"run", "--manifests", p.manifests, "--hostname-override", "node",
@@ -155,7 +155,7 @@ func (p *proxy) launch(flags ...string) {
 	})
 }
 
-// stop ends the proxy in order and wants exit status 0.
+// stop ends the proxy with SIGTERM and expects exit status 0.
 func (p *proxy) stop() {
 	p.t.Helper()
 	p.signal(syscall.SIGTERM)
@@ -165,7 +165,7 @@ func (p *proxy) stop() {
 	}
 }
 
-// kill ends the proxy as a crash would.
+// kill ends the proxy like a crash.
 func (p *proxy) kill() {
 	p.t.Helper()
 	p.signal(syscall.SIGKILL)
@@ -194,7 +194,7 @@ func (p *proxy) apply(s webService) {
 	p.write(s.name+".yaml", s.yaml())
 }
 
-// write puts a manifest in place the way editors do: a new file, renamed.
+// write replaces a manifest as editors do: it renames a new file.
 func (p *proxy) write(name, text string) {
 	p.t.Helper()
 	temporary := filepath.Join(p.manifests, "."+name+".new")
@@ -214,16 +214,16 @@ func (p *proxy) remove(name string) {
 	}
 }
 
-// metrics gives the sum of each metric over its labels, and each series by
-// its name with labels.
+// metrics returns the sum of each metric over its labels, and each series by its
+// name with labels.
 func (p *proxy) metrics() (map[string]float64, error) {
 	client := p.scraper()
 	defer client.CloseIdleConnections()
 	return scrape(client)
 }
 
-// scraper keeps its connection to the proxy's metrics open, so that they can
-// still be read when the proxy has no descriptor left.
+// scraper keeps its connection to the proxy's metrics open, so that it can read
+// them when the proxy has no descriptor left.
 func (p *proxy) scraper() *http.Client {
 	return &http.Client{
 		Timeout: startTimeout,
@@ -270,7 +270,7 @@ func (p *proxy) descriptors() int {
 	return len(list)
 }
 
-// memory gives the proxy's resident memory in bytes.
+// memory returns the proxy's resident memory in bytes.
 func (p *proxy) memory() int {
 	p.t.Helper()
 	statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", p.cmd.Process.Pid))
@@ -284,7 +284,7 @@ func (p *proxy) memory() int {
 	return resident * os.Getpagesize()
 }
 
-// output collects what a process writes.
+// output collects a process's output.
 type output struct {
 	mu   sync.Mutex
 	text strings.Builder // guarded by mu
@@ -304,14 +304,14 @@ func (o *output) String() string {
 
 func (o *output) contains(s string) bool { return strings.Contains(o.String(), s) }
 
-// sluice runs another subcommand on the node and gives what it printed.
+// sluice runs another subcommand on the node and returns its output.
 func sluice(t *testing.T, lab *netns.Lab, args ...string) (string, error) {
 	t.Helper()
 	out, err := lab.Node.Command(t, built(t), args...).CombinedOutput()
 	return string(out), err
 }
 
-// addresses gives host:port for each of the addresses.
+// addresses returns host:port for each address.
 func addresses(port uint16, addrs ...string) []string {
 	var list []string
 	for _, a := range addrs {
@@ -320,7 +320,7 @@ func addresses(port uint16, addrs ...string) []string {
 	return list
 }
 
-// on gives the port on both addresses of each host.
+// on returns the port on both addresses of each host.
 func on(port uint16, hosts ...*netns.Host) []netip.AddrPort {
 	var list []netip.AddrPort
 	for _, h := range hosts {
@@ -329,8 +329,8 @@ func on(port uint16, hosts ...*netns.Host) []netip.AddrPort {
 	return list
 }
 
-// unanswered wants nobody to answer: neither to accept nor to refuse (A3.12: an
-// address of a service range that no service has).
+// unanswered expects no answer, neither accept nor refusal (A3.12: an address of a
+// service range that no service has).
 func unanswered(from *netns.Host, address string) error {
 	c, err := from.Dialer(&net.Dialer{Timeout: 50 * time.Millisecond}, "tcp", address)
 	if err == nil {
@@ -343,7 +343,7 @@ func unanswered(from *netns.Host, address string) error {
 	return nil
 }
 
-// refused wants connect itself to be refused.
+// refused expects connect itself to be refused.
 func refused(from *netns.Host, address string) error {
 	c, err := from.Dial("tcp", address)
 	if err == nil {
@@ -356,7 +356,7 @@ func refused(from *netns.Host, address string) error {
 	return nil
 }
 
-// ended reads until the connection ends and gives how: nil for a FIN.
+// ended reads until the connection ends and returns its end: nil for a FIN.
 func ended(c net.Conn) error {
 	_ = c.SetReadDeadline(time.Now().Add(stopTimeout))
 	_, err := io.Copy(io.Discard, c)

@@ -46,8 +46,8 @@ type record struct {
 	End         string `json:"end"`
 }
 
-// wantDeadEndpoint wants the attempts to name the dead endpoint, and another
-// one to have answered.
+// wantDeadEndpoint expects the attempts to name the dead endpoint, and another
+// endpoint to have answered.
 func (r record) wantDeadEndpoint(t *testing.T, dead *netns.Host, blackHole bool) {
 	t.Helper()
 	want := "refused"
@@ -98,7 +98,7 @@ func (p *proxy) awaitRecords(n int) []record {
 	return list
 }
 
-// wantEnds wants the records to end like that, in any order.
+// wantEnds expects the records to have these ends, in any order.
 func (p *proxy) wantEnds(t *testing.T, want ...string) []record {
 	t.Helper()
 	list := p.records()
@@ -145,7 +145,7 @@ func index(t *testing.T, records []record) map[netip.AddrPort]record {
 	return m
 }
 
-// TestRecordJoinsTheEndpointsLog wants each record to name the address and port
+// TestRecordJoinsTheEndpointsLog expects each record to have the address and port
 // that the endpoint saw, over TCP and UDP.
 func TestRecordJoinsTheEndpointsLog(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
@@ -181,7 +181,7 @@ func TestRecordJoinsTheEndpointsLog(t *testing.T) {
 	})
 }
 
-// seenAs asks a server, and gives the client's address and what the server saw.
+// seenAs asks a server, and returns the client's address and what the server saw.
 func (w *world) seenAs(t *testing.T, c client, to netip.AddrPort) (own netip.AddrPort, peer string) {
 	t.Helper()
 	conn, err := c.Dialer(c.dialer(w.network, to, startTimeout), w.network, to.String())

@@ -14,8 +14,7 @@ import (
 )
 
 // TestPromise1_RestartOfTheOnlyEndpointFailsNoConnection closes the only
-// endpoint's port until each of some clients has been refused four times, and
-// opens it again.
+// endpoint's port until it has refused each client four times, and opens it again.
 func TestPromise1_RestartOfTheOnlyEndpointFailsNoConnection(t *testing.T) {
 	const clients, refusals = 20, 4
 	lab := netns.NewLab(t, 1)
@@ -44,8 +43,8 @@ func TestPromise1_RestartOfTheOnlyEndpointFailsNoConnection(t *testing.T) {
 	p.stop()
 }
 
-// TestServiceWhoseEndpointsRefuseResetsClients wants the reset after the plan's
-// time, and neither before nor never.
+// TestServiceWhoseEndpointsRefuseResetsClients expects the reset after the retry
+// plan's time, not earlier, and not later by much.
 func TestServiceWhoseEndpointsRefuseResetsClients(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	p := startProxy(t, lab, []webService{webOn(lab)})
@@ -63,8 +62,8 @@ func TestServiceWhoseEndpointsRefuseResetsClients(t *testing.T) {
 	}
 }
 
-// TestPromise1_SilentEndpointDelaysFewConnections connects again and again to a
-// Service of two endpoints, one of them silent.
+// TestPromise1_SilentEndpointDelaysFewConnections connects repeatedly to a Service
+// of two endpoints, one of which drops.
 func TestPromise1_SilentEndpointDelaysFewConnections(t *testing.T) {
 	const connections = 200
 	lab := netns.NewLab(t, 2)
@@ -87,13 +86,13 @@ func TestPromise1_SilentEndpointDelaysFewConnections(t *testing.T) {
 		}
 	}
 	t.Logf("%d of %d connections in %v met the silent endpoint", delayed, connections, took)
-	// Once at first, and then in periods that double from half a second.
+	// Once at first, and then after periods that double from half a second.
 	if most := 3 + int(took/time.Second); delayed < 1 || delayed > most {
 		t.Errorf("%d of %d connections in %v met the silent endpoint, want 1 to %d", delayed, connections, took, most)
 	}
 }
 
-// refusing gives a service of n endpoints whose ports are closed.
+// refusing returns a service with n endpoints whose ports are closed.
 func refusing(t *testing.T, lab *netns.Lab, n int) webService {
 	t.Helper()
 	pods := netip.MustParsePrefix("10.200.0.0/16")
@@ -112,10 +111,10 @@ func refusing(t *testing.T, lab *netns.Lab, n int) webService {
 }
 
 // TestPromise8_RefusingServiceSlowsNoOther connects a hundred times a second to a
-// Service of a thousand endpoints that all refuse (a wrong targetPort). Connections to
-// another Service are compared with such past the proxy to the same server, in turns,
-// so that both meet the same load of the machine. They take 2 times as long, 40 and
-// more where each attempt at the endpoints that refuse holds its event loop for 1 ms.
+// Service with a thousand endpoints that all refuse (a wrong targetPort). It compares
+// connections to another Service with direct connections to the same server,
+// alternating, so that both meet the same load of the machine. They take 2 times as
+// long, and 40 times or more if each refused attempt blocks its event loop for 1 ms.
 func TestPromise8_RefusingServiceSlowsNoOther(t *testing.T) {
 	const endpoints = 1000
 	flood, each := 200, 10*time.Millisecond
@@ -180,8 +179,8 @@ func TestPromise8_RefusingServiceSlowsNoOther(t *testing.T) {
 		}
 	}
 	t.Logf("%.0f attempts for %d connections that were refused", attempts, flood)
-	// Nine for each connection, and what it takes to find each endpoint closed,
-	// again and again in periods that double from half a second.
+	// Nine for each connection, and those that find each endpoint closed again,
+	// after periods that double from half a second.
 	if most := float64(9*flood + 6*endpoints); attempts > most {
 		t.Errorf("%.0f attempts for %d connections, want at most %.0f", attempts, flood, most)
 	}

@@ -19,12 +19,12 @@ const (
 	metricRoutines = "go_goroutines"
 )
 
-// residue is what connections could leave behind in the proxy.
+// residue is what connections could leave in the proxy.
 type residue struct {
 	open, dialing int // table entries
 	goroutines    int
-	descriptors   int // pooled pipes, two each, not counted
-	pipes         int // kept for later
+	descriptors   int // without two for each pooled pipe
+	pipes         int // pooled
 }
 
 func (r residue) String() string {
@@ -32,7 +32,7 @@ func (r residue) String() string {
 		r.open, r.dialing, r.goroutines, r.descriptors, r.pipes)
 }
 
-// residue reads what there is.
+// residue reads the current values.
 func (p *proxy) residue() (residue, error) {
 	m, err := p.metrics()
 	if err != nil {
@@ -50,9 +50,8 @@ func (p *proxy) residue() (residue, error) {
 	}, nil
 }
 
-// settle waits until no connection is open any more and gives what is left
-// then. With limit it also waits until there is no more than that, apart from
-// pooled pipes.
+// settle waits until no connection is open, and returns what remains. With limit
+// it also waits until no more than that remains, apart from pooled pipes.
 func (p *proxy) settle(limit *residue) residue {
 	p.t.Helper()
 	var now residue

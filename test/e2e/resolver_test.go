@@ -13,24 +13,24 @@ import (
 	"time"
 )
 
-// resolver asks a DNS server as the resolvers of C libraries do: over UDP from a
-// socket of its own, again when there is no answer in time, and over TCP when the
-// answer was cut. It belongs to one goroutine, which stays in its namespace.
+// resolver asks a DNS server as the resolvers of C libraries do: over UDP from its
+// own socket, again if no answer arrives in time, and over TCP if the answer was
+// truncated. It belongs to one goroutine, which stays in its namespace.
 type resolver struct {
 	server netip.AddrPort
-	conn   *net.UDPConn // takes datagrams from anybody, so that a wrong sender shows
+	conn   *net.UDPConn // unconnected, so that an answer of a wrong sender is noticed
 	asked  map[uint16]struct{}
 	buf    [1500]byte
 
 	again, late, refused, overTCP int
-	answered                      map[netip.Addr]int // by what the server says its data is
+	answered                      map[netip.Addr]int // by the server's name in the answer
 }
 
-// resolverPatience is how long a resolver waits for the answer to the first,
-// second, … time that it asks. That of glibc is 5 s, twice.
+// resolverPatience is how long a resolver waits for the answer to its first,
+// second, … attempt. glibc waits 5 s, twice.
 var resolverPatience = [...]time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second}
 
-// questionsOfASocket is how many questions are asked from one socket.
+// questionsOfASocket is the number of questions from one socket.
 const questionsOfASocket = 4
 
 func newResolver(server netip.AddrPort) *resolver {
@@ -44,7 +44,7 @@ func (r *resolver) close() {
 	}
 }
 
-// What a DNS message consists of.
+// The parts of a DNS message.
 const (
 	dnsHeader    = 12
 	dnsResponse  = 1 << 15
@@ -54,7 +54,7 @@ const (
 	dnsTXT       = 16
 )
 
-// dnsQuestion gives a message that asks for a record of a name in the zone
+// dnsQuestion returns a message that asks for a record of a name in the zone
 // "test".
 func dnsQuestion(id uint16, name string, kind uint16) []byte {
 	m := binary.BigEndian.AppendUint16(nil, id)
@@ -67,7 +67,7 @@ func dnsQuestion(id uint16, name string, kind uint16) []byte {
 	return append(m, 0, 1)
 }
 
-// ask asks a question until it is answered, and checks the answer.
+// ask repeats a question until it is answered, and checks the answer.
 func (r *resolver) ask(name string, kind uint16) error {
 	if r.conn == nil || len(r.asked) >= questionsOfASocket {
 		r.close()
@@ -88,7 +88,7 @@ func (r *resolver) ask(name string, kind uint16) error {
 			r.again++
 		}
 		if _, err := r.conn.WriteToUDPAddrPort(question, r.server); err != nil {
-			r.refused++ // that no endpoint is there is known at once on the node itself
+			r.refused++ // the node itself learns at once that there is no endpoint
 			continue
 		}
 		answer, err := r.receive(id, time.Now().Add(patience))
@@ -106,8 +106,8 @@ func (r *resolver) ask(name string, kind uint16) error {
 	return fmt.Errorf("%s: no answer, asked %d times", name, len(resolverPatience))
 }
 
-// receive waits for the answer with an id. Answers to what this socket asked
-// before may come late.
+// receive waits for the answer with an id. Answers to earlier questions of this
+// socket may arrive late.
 func (r *resolver) receive(id uint16, until time.Time) ([]byte, error) {
 	_ = r.conn.SetReadDeadline(until)
 	for {
@@ -132,7 +132,7 @@ func (r *resolver) receive(id uint16, until time.Time) ([]byte, error) {
 	}
 }
 
-// askTCP asks over TCP, with a message's length before it.
+// askTCP asks over TCP, with the length before the message.
 func (r *resolver) askTCP(question []byte) error {
 	r.overTCP++
 	var err error
@@ -164,7 +164,7 @@ func (r *resolver) exchangeTCP(question []byte) ([]byte, error) {
 	return answer, err
 }
 
-// check wants an answer to be one record for just this question.
+// check expects an answer to be one record for this question.
 func (r *resolver) check(question, answer []byte) error {
 	body := len(question)
 	switch {
@@ -173,7 +173,7 @@ func (r *resolver) check(question, answer []byte) error {
 	case binary.BigEndian.Uint16(answer[2:])&(dnsResponse|0xf) != dnsResponse || binary.BigEndian.Uint16(answer[6:]) != 1:
 		return fmt.Errorf("%x does not answer with one record", answer)
 	}
-	// The name (two bytes that refer to the question's), type, class, time to
+	// The name (a two-byte pointer to the question's name), type, class, time to
 	// live and length, and the data.
 	if kind := binary.BigEndian.Uint16(question[body-4:]); kind == dnsA {
 		if a, ok := netip.AddrFromSlice(answer[body+12:]); ok {

@@ -7,14 +7,14 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// TestRestartCutsWhatIsOpen shows what an update costs as long as connections
-// are not handed over (docs/operations.md, "Updates"): those that are open end,
-// and who comes between the two processes has to wait for the second one, or is
-// refused where the first was killed. The log says how long that was.
-func TestRestartCutsWhatIsOpen(t *testing.T) {
+// TestRestartEndsOpenConnections shows the cost of an update while connections are
+// not handed over (docs/operations.md, "Updates"). Open connections end. A client
+// that connects between the two processes waits for the second one, or is refused
+// if the first was killed. The log says how long that took.
+func TestRestartEndsOpenConnections(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
-	// Beyond the node nobody has Services' addresses.
+	// No host beyond the node has the Services' addresses.
 	if out, err := lab.Node.Command(t, administration(t, "ip"), "route", "add", "blackhole", "10.96.0.0/16").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -47,7 +47,7 @@ func TestRestartCutsWhatIsOpen(t *testing.T) {
 	began = time.Now()
 	p.kill()
 	for _, c := range held {
-		_ = ended(c) // a killed process has no say in how
+		_ = ended(c) // a killed process cannot choose how they end
 	}
 	if err := refused(lab.Client, address); err != nil {
 		t.Errorf("killed: a new connection: %v", err)

@@ -13,12 +13,11 @@ import (
 	"testing"
 )
 
-// ruleCounts says how many rules each section of docs/semantics.md has.
+// ruleCounts is the number of rules in each section of docs/semantics.md.
 var ruleCounts = map[int]int{1: 19, 2: 14, 3: 16, 4: 8, 5: 8, 6: 8, 8: 9}
 
-// TestEveryRuleIsShown wants docs/semantics.md to have each rule, with a test
-// that carries its number or with a reason in words, and every test that it
-// names to exist.
+// TestEveryRuleIsShown expects docs/semantics.md to have each rule, with a test
+// that names the rule or with a reason, and every test that it names to exist.
 func TestEveryRuleIsShown(t *testing.T) {
 	text, err := os.ReadFile("../../docs/semantics.md")
 	if err != nil {
@@ -67,7 +66,7 @@ func carries(source, id string) bool {
 		strings.Contains(source, "Test"+strings.Replace(id, ".", "_", 1))
 }
 
-// testSources gives the text of each test by "folder.Name", its comment included.
+// testSources returns the text of each test by "folder.Name", with its comment.
 func testSources(t *testing.T) map[string]string {
 	out := map[string]string{}
 	root := os.DirFS("../..")

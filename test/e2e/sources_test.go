@@ -21,17 +21,18 @@ var sourceRows = []row{
 	{name: "local-there", endpoints: "there", external: "Local"},
 }
 
-// sightings say what the endpoint of a Service sees of a client. The client
+// sightings lists whose address the endpoint of a Service sees. The client
 // "endpoint" is the endpoint on this node itself.
 var sightings = []struct {
 	client, service, kind string
-	want                  string // any of several
+	want                  string // one of these
 }{
 	// A pod's own address, to an endpoint on the same node and on another one (A3.9).
 	{"pod", "here", clusterIP, "here client"},
 	{"pod", "there", clusterIP, "there client"},
 	{"pod", "both", clusterIP, "any client"},
-	// A hairpin: only the endpoint that is the client itself has to see the node (A3.8).
+	// Hairpin: only the endpoint that is the client itself must see the node
+	// (A3.8).
 	{"endpoint", "here", clusterIP, "here node"},
 	{"endpoint", "there", clusterIP, "there client"},
 	{"endpoint", "both", clusterIP, "here node|there client"},
@@ -40,20 +41,20 @@ var sightings = []struct {
 	// The node's own connections (A3.8).
 	{"node", "here", clusterIP, "here node"},
 	{"node", "there", clusterIP, "there node"},
-	{"node", "both", foreignExternalIP, "any node"},
+	{"node", "both", nonLocalExternalIP, "any node"},
 	{"node", "local-there", nodePort, "there node"},
 	{"node", "local-here", loopbackPort, "any node"},
 	// From outside, under policy Cluster (A3.8).
 	{"outside", "both", clusterIP, "any node"},
 	{"outside", "here", loadBalancerIP, "here node"},
 	{"outside", "there", nodePort, "there node"},
-	{"outside", "both", foreignExternalIP, "any node"},
+	{"outside", "both", nonLocalExternalIP, "any node"},
 	{"outside", "both", ownExternalIP, "any node"},
 	// From outside, under policy Local (A3.9).
 	{"outside", "local-here", loadBalancerIP, "here client"},
 	{"outside", "local-here", nodePort, "here client"},
 	{"outside", "local-here", otherNodePort, "here client"},
-	{"outside", "local-here", foreignExternalIP, "here client"},
+	{"outside", "local-here", nonLocalExternalIP, "here client"},
 	{"outside", "local-here", ownExternalIP, "here client"},
 	{"stranger", "local-here", loadBalancerIP, "here client"},
 	// Pods that bypass policy Local keep their address (A3.6).
@@ -65,9 +66,9 @@ var sightings = []struct {
 	{"pod", "both", nodePort, "any node"},
 }
 
-// TestPromise2_EndpointSeesTheClientsAddressWhereItMust compares what servers
-// say of who connected with the table, with explain, and with the access log,
-// while others connect to the same servers without any Service.
+// TestPromise2_EndpointSeesTheClientsAddressWhereItMust compares the client's
+// address that servers report with the table, with explain, and with the access
+// log. Meanwhile other clients connect to the same servers without a Service.
 func TestPromise2_EndpointSeesTheClientsAddressWhereItMust(t *testing.T) {
 	forModes(t, playSightings)
 }
@@ -79,7 +80,7 @@ func playSightings(t *testing.T, m mode) {
 }
 
 func (w *world) sight(t *testing.T, m mode) {
-	const rounds = 6 // of each connection, so that each endpoint has its turn
+	const rounds = 6 // of each connection, so that each endpoint gets one
 	w.clients = append(w.clients, client{name: "endpoint", Host: w.Pods[0]})
 	p := w.proxy(t, m)
 	var list []*crossing
@@ -91,7 +92,7 @@ func (w *world) sight(t *testing.T, m mode) {
 		c := w.clients[slices.IndexFunc(w.clients, func(c client) bool { return c.name == s.client })]
 		for _, to := range o.at(s.kind) {
 			if to.Addr() == netip.IPv6Loopback() {
-				continue // has node ports only on request (A4.5)
+				continue // it has node ports only on request (A4.5)
 			}
 			x := &crossing{service: o, client: c, kind: s.kind, to: to}
 			for word := range strings.SplitSeq(s.want, "|") {
@@ -132,7 +133,7 @@ func (w *world) sight(t *testing.T, m mode) {
 		_, source, _ := strings.Cut(have.said, " ")
 		seen[way{have.own, x.to}] = source
 	}
-	p.stop() // which ends the sessions of UDP
+	p.stop() // this ends the UDP sessions
 	compared := 0
 	for _, r := range p.records() {
 		if source, ok := seen[way{r.Client, r.VIP}]; ok {
@@ -145,17 +146,17 @@ func (w *world) sight(t *testing.T, m mode) {
 	t.Logf("%d connections of %d kinds, %d records compared", len(met), len(list), compared)
 	expected := len(met)
 	if w.network == "udp" {
-		expected = len(seen) // who is given the same port again, soon after, is in the same session (A8.9)
+		expected = len(seen) // a client that gets the same port again soon is in the same session (A8.9)
 	}
 	if compared != expected {
 		t.Errorf("%d records of %d connections", compared, expected)
 	}
 }
 
-// goPast has clients connect to the endpoints themselves, on the ports that
-// Services have and on those that they lead to, from any port and from the
-// highest ones. What it gives ends that and wants each of them to have been
-// served by the very server, which saw the client's own address.
+// goPast connects clients to the endpoints themselves, on the Services' ports and
+// on the target ports, from any port and from the highest ones. The function that
+// it returns stops that, and expects that each client reached the server itself,
+// which saw the client's own address.
 func (w *world) goPast(t *testing.T) (end func()) {
 	t.Helper()
 	var stop atomic.Bool

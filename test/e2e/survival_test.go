@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// held are connections to all kinds of destinations of a Service.
+// held are connections to all kinds of a Service's destinations.
 type held struct {
 	conns []net.Conn
 	names []string
@@ -48,7 +48,7 @@ func (w *world) holdAll(t *testing.T, m mode, o *object) *held {
 	return h
 }
 
-// alive wants each of them to go on.
+// alive expects each of them to continue.
 func (h *held) alive(t *testing.T, when string) {
 	t.Helper()
 	for i, c := range h.conns {
@@ -58,8 +58,8 @@ func (h *held) alive(t *testing.T, when string) {
 	}
 }
 
-// TestConnectionsOutliveTheirService takes away what connections were made
-// through: the endpoint, the policy, the destinations, the Service (A8.1, A8.7).
+// TestConnectionsOutliveTheirService removes everything that the connections used:
+// the endpoint, the policy, the destinations, the Service (A8.1, A8.7).
 func TestConnectionsOutliveTheirService(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		w := newWorld(t, "tcp", []row{{name: "web", endpoints: "here there"}})
@@ -88,8 +88,9 @@ func TestConnectionsOutliveTheirService(t *testing.T) {
 			p.settled(func() { p.put(&changed) })
 			h.alive(t, step.name)
 		}
-		p.remove("web") // which changes nothing any more (A1.4)
-		// It comes back, and new connections are served beside the old ones.
+		p.remove("web") // it has no effect any more (A1.4)
+		// The Service is added again, and serves new connections beside the old
+		// ones.
 		p.settled(func() { p.put(o) })
 		h.alive(t, "the Service is back")
 		w.holdAll(t, m, o).alive(t, "new connections")
@@ -98,16 +99,16 @@ func TestConnectionsOutliveTheirService(t *testing.T) {
 	})
 }
 
-// TestConnectionsOutliveAFlush runs what a firewall that reloads, or a person
-// in a hurry, runs: what was taken away is there again, the log says so once, and
-// no established connection is lost.
+// TestConnectionsOutliveAFlush runs the commands of a firewall's reload or of a
+// hasty administrator. The proxy must restore its state and log that once, and no
+// established connection may be lost.
 func TestConnectionsOutliveAFlush(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		w := newWorld(t, "tcp", []row{{name: "web", endpoints: "here there"}, {name: "local", endpoints: "here", external: "Local"}})
 		w.Settle(t)
-		// Nobody has the foreign addresses: a packet that goes astray in the
-		// meantime is lost, and repeated, where a host that does have them
-		// would reset its connection.
+		// No host has the non-local addresses: a packet that is misrouted in the
+		// meantime is lost, and repeated. A host with the address would reset its
+		// connection.
 		const nobody = "add table inet nobody; add chain inet nobody in { type filter hook input priority 0; policy drop; }"
 		if out, err := w.World.Command(t, administration(t, "nft"), nobody).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
@@ -116,7 +117,7 @@ func TestConnectionsOutliveAFlush(t *testing.T) {
 		p.start(decisionFlags()...)
 		h := w.holdAll(t, m, w.services[0])
 		g := w.holdAll(t, m, w.services[1])
-		during := stateOf(t, w.Node) // with what is made for the clients' answers
+		during := stateOf(t, w.Node) // with the state for the clients' replies
 		repairs := 0
 		steps := [][][]string{m.flush}
 		if m.name == modes[0].name {
@@ -129,7 +130,7 @@ func TestConnectionsOutliveAFlush(t *testing.T) {
 			name := strings.Join(step[0], " ")
 			for _, command := range step {
 				out, err := w.Node.Command(t, administration(t, command[0]), command[1:]...).CombinedOutput()
-				if err != nil && !strings.Contains(string(out), "FIB table does not exist") { // nothing of ours is in it
+				if err != nil && !strings.Contains(string(out), "FIB table does not exist") { // the table holds nothing of ours
 					t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
 				}
 			}
@@ -146,8 +147,8 @@ func TestConnectionsOutliveAFlush(t *testing.T) {
 				t.Fatal(err)
 			}
 			found := int(values["sluice_steering_repairs_total"])
-			// A flush takes things one by one, and the first may be there again
-			// before the last is gone.
+			// A flush removes things one by one, and the first may be restored
+			// before the last is removed.
 			if found > repairs+10*len(step) {
 				t.Errorf("%s: repaired %d times", name, found-repairs)
 			}

@@ -17,35 +17,35 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// ending is how a talk goes and who ends it.
+// ending is the course of a talk and who ends it.
 type ending uint8
 
 const (
-	endTogether    ending = iota // both send at once, each ends its half when it has sent all
-	endClientFirst               // the server sends when it has seen the client's half end
-	endServerFirst               // the client sends when it has seen the server's half end
+	endTogether    ending = iota // both send at once, and each ends its half when it has sent all
+	endClientFirst               // the server sends after the client's half has ended
+	endServerFirst               // the client sends after the server's half has ended
 	endClientReset               // the client resets after a part, while both send
 	endServerReset               // the server resets after a part, while both send
 	endings
 )
 
-// talk is the script of one connection. Both sides derive it from its number,
-// so that each knows every byte that it has to receive.
+// talk is the script of one connection. Both sides derive it from its number, so
+// that each knows every byte that it has to receive.
 type talk struct {
 	id       uint32
 	ending   ending
 	up, down []byte // what client and server send after the greeting
-	cut      int    // how many bytes a side sends before it resets
+	cut      int    // bytes that a side sends before it resets
 }
 
-// greeting: the client sends the talk's number, the server answers with one
-// byte. A reset can then never overtake the number.
+// greeting: the client sends the talk's number, the server answers with one byte.
+// So a reset can never overtake the number.
 const (
 	greetingUp   = 4
 	greetingDown = 1
 )
 
-// noise is what talks are cut from.
+// noise is the source of the talks' bytes.
 var noise = sync.OnceValue(func() []byte {
 	b := make([]byte, 4<<20)
 	r := rand.New(rand.NewPCG(1, 2))
@@ -55,7 +55,7 @@ var noise = sync.OnceValue(func() []byte {
 	return b
 })
 
-// newTalk gives the script with that number, of size bytes each way.
+// newTalk returns the script with that number, of size bytes each way.
 func newTalk(id uint32, size int) talk {
 	r := rand.New(rand.NewPCG(uint64(id), 3))
 	piece := func() []byte {
@@ -65,10 +65,10 @@ func newTalk(id uint32, size int) talk {
 	return talk{id: id, ending: ending(r.IntN(int(endings))), up: piece(), down: piece(), cut: r.IntN(size + 1)}
 }
 
-// outcome is what one side of a talk saw.
+// outcome is one side's view of a talk.
 type outcome struct {
 	got int   // bytes that arrived, all of them right
-	err error // nil if the other side's half ended in order
+	err error // nil if the other side's half ended with a FIN
 }
 
 var errWrongBytes = errors.New("wrong bytes")
@@ -108,7 +108,7 @@ func send(c *net.TCPConn, data []byte, r *rand.Rand) error {
 	return c.CloseWrite()
 }
 
-// sendPart writes a part and resets.
+// sendPart writes a part and resets the connection.
 func sendPart(c *net.TCPConn, data []byte) error {
 	if _, err := c.Write(data); err != nil {
 		return err
@@ -125,9 +125,9 @@ func isReset(err error) bool {
 
 var readBuffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
-// side plays one side of a talk that has been greeted: it sends mine, wants
-// theirs, and follows the script as the side that begins when first is set,
-// waits when last is set, and resets when resets is set.
+// side plays one side of a talk after the greeting: it sends mine, expects theirs,
+// and follows the script as the side that begins if first is set, waits if last is
+// set, and resets if resets is set.
 func (k *talk) side(c *net.TCPConn, mine, theirs []byte, waits, resets bool) outcome {
 	buf := readBuffers.Get().(*[]byte)
 	defer readBuffers.Put(buf)
@@ -150,7 +150,7 @@ func (k *talk) side(c *net.TCPConn, mine, theirs []byte, waits, resets bool) out
 	}()
 	o := receive(c, theirs, *buf)
 	err := <-sent
-	// A reset is told once: to the read or to the write.
+	// A reset is reported once: by the read or by the write.
 	if o.err == nil || isReset(err) {
 		o.err = errors.Join(o.err, err)
 	}
@@ -168,7 +168,7 @@ func newTalkServer(size int) *talkServer {
 	return &talkServer{size: size, outcomes: map[uint32]chan outcome{}}
 }
 
-// outcome gives the channel that the server's side of a talk is told on.
+// outcome returns the channel for the server's view of a talk.
 func (s *talkServer) outcome(id uint32) chan outcome {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,7 +206,7 @@ func (s *talkServer) serve(c *net.TCPConn) {
 	_ = c.SetDeadline(time.Now().Add(talkTimeout))
 	var number [greetingUp]byte
 	if _, err := io.ReadFull(c, number[:]); err != nil {
-		return // nobody can tell whose talk it was; its client will
+		return // the talk is unknown; its client will report it
 	}
 	k := newTalk(binary.BigEndian.Uint32(number[:]), s.size)
 	if _, err := c.Write(make([]byte, greetingDown)); err != nil {
@@ -216,8 +216,8 @@ func (s *talkServer) serve(c *net.TCPConn) {
 	s.outcome(k.id) <- k.side(c, k.down, k.up, k.ending == endClientFirst, k.ending == endServerReset)
 }
 
-// play runs a whole talk from the client's side and judges both sides. It
-// gives the client's address, by which the record is found.
+// play plays a whole talk from the client's side and judges both sides. It returns
+// the client's address, by which the record can be found.
 func (s *talkServer) play(from *netns.Host, address string, id uint32) (netip.AddrPort, error) {
 	k := newTalk(id, s.size)
 	conn, err := from.Dial("tcp", address)
@@ -252,7 +252,7 @@ func (s *talkServer) play(from *netns.Host, address string, id uint32) (netip.Ad
 	return local, nil
 }
 
-// judge says what is wrong with what the two sides saw.
+// judge describes what is wrong with what the two sides saw.
 func (k *talk) judge(client, server outcome) error {
 	if errors.Is(client.err, errWrongBytes) || errors.Is(server.err, errWrongBytes) {
 		return fmt.Errorf("client: %w, server: %w", client.err, server.err)
@@ -278,8 +278,8 @@ func (k *talk) judge(client, server outcome) error {
 	return nil
 }
 
-// TestTalkWithoutProxy holds the test's own client and server against each
-// other, so that what they find later is the proxy's.
+// TestTalkWithoutProxy connects the test's own client and server directly, so that
+// later differences are the proxy's.
 func TestTalkWithoutProxy(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	s := newTalkServer(64 << 10)

@@ -17,7 +17,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// tenantServices is how many Services the tenant shares its clients among.
+// tenantServices is the number of Services among which the tenant spreads its
+// clients.
 const tenantServices = 4
 
 // resources are the rows of the table.
@@ -37,7 +38,7 @@ func (w *tenancy) resources() []resource {
 		},
 		{
 			name: "sockets of node ports and external IPs", most: "as many as are left free", flag: "`--max-claims`",
-			take: w.takeClaims, ask: w.askNodePort,
+			take: w.takeBoundPorts, ask: w.askNodePort,
 		},
 		{
 			name: "UDP sessions", most: "all that others do not use", flag: "`--max-udp-sessions`",
@@ -58,8 +59,7 @@ func (w *tenancy) resources() []resource {
 	}
 }
 
-// serve gives the tenant Services with that port of its host. The port 9000 is
-// UDP's.
+// serve gives the tenant Services with that port of its host. Port 9000 is UDP.
 func (w *tenancy) serve(target uint16, services int) (targets []string) {
 	w.t.Helper()
 	var list []*object
@@ -71,8 +71,8 @@ func (w *tenancy) serve(target uint16, services int) (targets []string) {
 	return targets
 }
 
-// takeConnections opens connections until they are reset, keeps them, and goes on
-// trying.
+// takeConnections opens connections until they are reset, keeps them, and
+// continues to try.
 func (w *tenancy) takeConnections() func() string {
 	targets, limit := w.serve(8080, tenantServices), w.size.connections-w.size.connections/32
 	held := make([]net.Conn, limit+limit/16)
@@ -111,8 +111,8 @@ func (w *tenancy) takeConnections() func() string {
 	}
 }
 
-// takeDialing keeps as many connections waiting as it gets, and has as many again
-// in the kernel's queues.
+// takeDialing keeps as many connections waiting as it can, and as many again in
+// the kernel's queues.
 func (w *tenancy) takeDialing() func() string {
 	targets, limit := w.serve(8081, tenantServices), w.size.dialing*tenantServices
 	waiting := make([]net.Conn, 2*limit)
@@ -176,12 +176,12 @@ func (w *tenancy) takeAttempts() func() string {
 	}
 }
 
-// takeClaims has as many node ports, and external IPs on the node's addresses, as
-// would need twice what there is.
-func (w *tenancy) takeClaims() func() string {
+// takeBoundPorts asks for twice as many node ports, and external IPs on the node's
+// addresses, as there are.
+func (w *tenancy) takeBoundPorts() func() string {
 	const claims = "sluice_port_claims"
 	before := int(w.metrics()[claims])
-	// The neighbour's Service comes after the tenant's.
+	// The neighbour's Service is created after the tenant's.
 	w.p.settled(func() { w.p.remove(w.nodePort.name) })
 	own := before - int(w.metrics()[claims])
 	services := make([]*object, w.size.claims/4)
@@ -209,7 +209,7 @@ func (w *tenancy) askNodePort(i int) error {
 	return w.connect(netip.AddrPortFrom([]netip.Addr{w.lab.Node.IPv4, w.lab.Node.IPv6}[i%2], w.nodePort.nodePort).String())
 }
 
-// takeSessions sends from twice as many clients as there may be sessions.
+// takeSessions sends from twice as many clients as the limit of sessions.
 func (w *tenancy) takeSessions() func() string {
 	const services = 2 * tenantServices
 	targets := w.serve(9000, services)
@@ -233,7 +233,7 @@ func (w *tenancy) takeSessions() func() string {
 		}
 	})
 	wait.For(w.t, "all sessions are in use", startTimeout, func() error {
-		if n := w.metrics()["sluice_udp_sessions"]; n < float64(w.size.sessions)*0.9 { // loops may differ
+		if n := w.metrics()["sluice_udp_sessions"]; n < float64(w.size.sessions)*0.9 { // the loops' shares may differ
 			return fmt.Errorf("%.0f are", n)
 		}
 		return nil
@@ -262,8 +262,8 @@ func (w *tenancy) takeSessions() func() string {
 	}
 }
 
-// askBySessions gives requests that use a quarter of all sessions in turn, which is
-// half of what two namespaces have each.
+// askBySessions returns requests that use a quarter of all sessions in turn, half
+// of the share that each of two namespaces has.
 func (w *tenancy) askBySessions() func(i int) error {
 	var sessions []net.Conn
 	target := addresses(80, w.dns.vips...)[0]
@@ -281,7 +281,7 @@ func (w *tenancy) askBySessions() func(i int) error {
 	}
 }
 
-// pour serves a port of the host: it writes for as long as the client takes it.
+// pour serves a port of the host: it writes for as long as the client reads.
 func pour(t *testing.T, h *netns.Host, port uint16) {
 	t.Helper()
 	l, err := h.Listen("tcp", fmt.Sprintf(":%d", port))
@@ -300,7 +300,7 @@ func pour(t *testing.T, h *netns.Host, port uint16) {
 			}
 			go func() {
 				defer c.Close()
-				_ = c.(*net.TCPConn).SetWriteBuffer(16 << 10) // the host's memory is not what is measured
+				_ = c.(*net.TCPConn).SetWriteBuffer(16 << 10) // the test does not measure the host's memory
 				for err := error(nil); err == nil; {
 					_, err = c.Write(noise()[:64<<10])
 				}
@@ -309,7 +309,7 @@ func pour(t *testing.T, h *netns.Host, port uint16) {
 	}()
 }
 
-// takeMemory has clients that never read what they are sent.
+// takeMemory has clients that never read.
 func (w *tenancy) takeMemory() func() string {
 	targets := w.serve(8082, tenantServices)
 	var clients []net.Conn
@@ -343,7 +343,7 @@ func (w *tenancy) takeMemory() func() string {
 	}
 }
 
-// takeLog rewrites a manifest with something else wrong in each of its Services.
+// takeLog rewrites a manifest with another error in each of its Services.
 func (w *tenancy) takeLog() func() string {
 	const services = 120
 	if w.loud.IsZero() {

@@ -15,16 +15,16 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// The namespaces: one takes what it can, the other one's clients say what they
-// notice.
+// The namespaces: one takes all that it gets; the other one's clients measure the
+// effect.
 const (
 	tenant    = "tenant"
 	neighbour = "neighbour"
 )
 
-// tenancySize is how much of each resource there is, and how long it is taken.
+// tenancySize is the amount of each resource, and how long it is taken.
 type tenancySize struct {
-	connections, dialing, claims, sessions int // what the flags allow
+	connections, dialing, claims, sessions int // the flags' limits
 	endpoints                              int // of a Service whose endpoints refuse
 	readers                                int // clients that never read
 	rounds                                 int
@@ -41,23 +41,24 @@ type tenancy struct {
 	web, dns, nodePort *object    // the neighbour's Services
 	refusing           webService // the tenant's, whose endpoints refuse
 	loud               time.Time  // when the tenant's problems began
-	// logged is how many connections of the neighbour must have a record.
+	// logged is the number of the neighbour's connections that must have a record.
 	logged int
 }
 
 // resource is something that a namespace can take.
 type resource struct {
 	name string
-	most string // what one namespace has at most
+	most string // limit of one namespace
 	flag string
-	// take has the tenant take all that it gets. release gives it back and says
-	// what it was.
+	// take makes the tenant take all that it gets. release returns it and
+	// describes what it was.
 	take func() (release func() (measured string))
-	// ask is a request of the neighbour, where it is not a connection.
+	// ask is a request of the neighbour, if it is not a connection.
 	ask func(i int) error
 }
 
-// halves are the times of the neighbour's requests without and beside the tenant.
+// halves are the durations of the neighbour's requests without and beside the
+// tenant.
 type halves struct {
 	quiet, beside []time.Duration
 	measured      string
@@ -68,17 +69,17 @@ func (h *halves) ratio(p int) float64 {
 	return float64(percentile(h.beside, p)) / float64(percentile(h.quiet, p))
 }
 
-// mostSlower bounds the median of the neighbour's requests beside the tenant: so
-// many times that without it. It is generous, as all share the machine's
-// processors: without bounds, the neighbour's requests fail, or take seconds.
+// mostSlower bounds the median of the neighbour's requests beside the tenant, as a
+// multiple of that without it. It is generous, as both share the machine's CPUs:
+// without limits, the neighbour's requests fail or take seconds.
 const mostSlower = 10
 
-// TestWhatOneNamespaceCanTake has one namespace take all that it gets of each
-// resource, one after the other, and prints a table of what it got and of what
-// another namespace's clients noticed (README, promise 8). Requests without and
-// beside the tenant take turns, so that their ratio means something on a busy
+// TestResourcesOfOneNamespaceAreBounded has one namespace take all that it gets of
+// each resource, one after the other, and prints a table of what it got and how
+// another namespace's clients were affected (README, promise 8). Requests without
+// and beside the tenant alternate, so that their ratio is meaningful on a busy
 // machine too.
-func TestWhatOneNamespaceCanTake(t *testing.T) {
+func TestResourcesOfOneNamespaceAreBounded(t *testing.T) {
 	w := newTenancy(t)
 	var table strings.Builder
 	table.WriteString("| resource | one namespace has at most | by | measured | neighbour's p50 | ratio | p99 | ratio |\n|---|---|---|---|---|---|---|---|\n")
@@ -141,7 +142,7 @@ func newTenancy(t *testing.T) *tenancy {
 	return w
 }
 
-// measure has the tenant take a resource in each round.
+// measure makes the tenant take a resource in each round.
 func (w *tenancy) measure(r *resource) *halves {
 	w.t.Helper()
 	h := &halves{}
@@ -194,8 +195,8 @@ func (w *tenancy) connect(address string) error {
 	return ask(w.lab.Client, address).err
 }
 
-// service gives a namespace's Service number i with a port of its host as its
-// endpoint. The port 9000 is UDP's.
+// service returns a namespace's Service number i, with a port of its host as its
+// endpoint. Port 9000 is UDP.
 func (w *tenancy) service(namespace string, i int, target uint16) *object {
 	o := &object{
 		name: fmt.Sprintf("%s-%d", namespace, i), namespace: namespace, kind: "ClusterIP", vips: clusterIPsOf(namespace, i), port: 80, target: target,
@@ -210,10 +211,10 @@ func (w *tenancy) service(namespace string, i int, target uint16) *object {
 	return o
 }
 
-// tenantFile holds the tenant's manifests, which are in force all at once.
+// tenantFile holds the tenant's manifests, which take effect together.
 const tenantFile = "tenant.yaml"
 
-// have gives the tenant these Services and no others.
+// have gives the tenant exactly these Services.
 func (w *tenancy) have(services ...*object) {
 	w.t.Helper()
 	w.p.settled(func() { w.p.write(tenantFile, manifestOf(services)) })
@@ -245,8 +246,8 @@ func (w *tenancy) metrics() map[string]float64 {
 	return m
 }
 
-// sumOf adds up the series of a metric that have all the labels, written as
-// Prometheus does.
+// sumOf adds up the series of a metric that have all the labels, in Prometheus'
+// notation.
 func sumOf(m map[string]float64, metric string, labels ...string) (sum float64) {
 	for series, value := range m {
 		is := strings.HasPrefix(series, metric+"{")
@@ -260,7 +261,7 @@ func sumOf(m map[string]float64, metric string, labels ...string) (sum float64) 
 	return sum
 }
 
-// cutAll resets connections, so that the proxy does not wait for what might come yet.
+// cutAll resets connections, so that the proxy does not wait for further data.
 func cutAll(list []net.Conn) {
 	for _, c := range list {
 		if c != nil {
@@ -270,7 +271,8 @@ func cutAll(list []net.Conn) {
 	}
 }
 
-// repeatedly runs f every so often until stop is called, which waits for all of it.
+// repeatedly runs f periodically until stop is called. stop waits for the last
+// run.
 func repeatedly(every time.Duration, f func(i int)) (stop func()) {
 	over, done := make(chan struct{}), make(chan struct{})
 	go func() {

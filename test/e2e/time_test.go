@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// TestQuietConnectionsEnd has a connection that moves nothing and one that
-// one side has closed, beside one that keeps talking.
+// TestQuietConnectionsEnd has an idle connection and a half-closed one, beside one
+// that keeps talking.
 func TestQuietConnectionsEnd(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	j := newJoiner(t, lab, lab.Backends[0], 8080)
@@ -28,7 +28,7 @@ func TestQuietConnectionsEnd(t *testing.T) {
 		go func() {
 			err := ended(c)
 			if err == nil {
-				err = ended(c) // the half that the client closed
+				err = ended(c) // of the half that the client closed
 			}
 			over <- err
 		}()
@@ -61,8 +61,8 @@ func TestQuietConnectionsEnd(t *testing.T) {
 	p.wantEnds(t, "idle", "idle", "shutdown")
 }
 
-// TestSoak makes connections for as long as it takes and wants the proxy to be
-// no larger at the end than after the first part of them.
+// TestSoak makes connections for a set time, and expects the proxy to be no larger
+// at the end than after the first part of them.
 func TestSoak(t *testing.T) {
 	count := 4000
 	if full() {
@@ -72,7 +72,7 @@ func TestSoak(t *testing.T) {
 	for _, b := range lab.Backends {
 		b.EchoTCP(t, 8080)
 	}
-	// The clients close first, so that it is their ports that rest.
+	// The clients close first, so that TIME_WAIT occupies their ports.
 	for key, value := range map[string]string{"net/ipv4/tcp_tw_reuse": "1", "net/ipv4/ip_local_port_range": "1024 65535"} {
 		if err := lab.Client.SetSysctl(key, value); err != nil {
 			t.Fatal(err)

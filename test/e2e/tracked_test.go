@@ -11,9 +11,9 @@ import (
 )
 
 // TestFullConntrackTableIsNoMatter fills the node's connection tracking table,
-// which somebody else has switched on: connections are not tracked on either
-// side, whosever address the endpoint sees, so that all of them go on while none
-// past the proxy does.
+// which another program has enabled. Connections through the proxy are not tracked
+// on either side, whichever address the endpoint sees, so that all of them work
+// while no other connection does.
 func TestFullConntrackTableIsNoMatter(t *testing.T) {
 	for _, m := range modes {
 		if m.lacks(untracked) {
@@ -30,7 +30,7 @@ func TestFullConntrackTableIsNoMatter(t *testing.T) {
 			})
 		}
 	}
-	// This leaves nothing else for nftables to do.
+	// For cluster IPs alone, nftables has nothing else to do.
 	t.Run("cluster IPs alone", func(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, "tcp", sourceRows[2:3])
@@ -44,12 +44,12 @@ func TestFullConntrackTableIsNoMatter(t *testing.T) {
 	})
 }
 
-// withFullTable connects everybody with everything, before and after the table
-// is full.
+// withFullTable connects all clients to all destinations, before and after the
+// table is full.
 func (w *world) withFullTable(t *testing.T, m mode, p *proxy) {
 	w.isNotTracked(t, m, kinds)
-	// A connection that was tracked before may end right after the table was
-	// full, which makes room for one.
+	// A connection that was tracked earlier may end just after the table was full,
+	// which frees an entry.
 	wait.For(t, "no connection past the proxy finds room in the table", startTimeout, func() error {
 		w.Node.FillConntrack(t)
 		if _, got := w.clients[2].visit(w.network, w.past(), w.nodeAddrs, silence); got != "silent" {
@@ -61,8 +61,8 @@ func (w *world) withFullTable(t *testing.T, m mode, p *proxy) {
 	p.stop()
 }
 
-// isNotTracked connects everybody with what there is of some kinds, of which
-// nothing may be tracked.
+// isNotTracked connects all clients to the destinations of some kinds, none of
+// which may be tracked.
 func (w *world) isNotTracked(t *testing.T, m mode, kinds []string) {
 	t.Helper()
 	before := w.Node.Tracked(t)
@@ -83,8 +83,8 @@ func (w *world) past() netip.AddrPort {
 	return netip.AddrPortFrom(w.Pods[0].IPv4, w.services[0].target)
 }
 
-// everything connects everybody with what there is of some kinds, and gives how
-// many were served.
+// everything connects all clients to the destinations of some kinds, and returns
+// how many were served.
 func (w *world) everything(t *testing.T, m mode, kinds []string) (served int) {
 	t.Helper()
 	for _, o := range w.services {
@@ -94,8 +94,8 @@ func (w *world) everything(t *testing.T, m mode, kinds []string) (served int) {
 			}
 			for _, to := range o.at(kind) {
 				for _, c := range w.clients {
-					// Nothing is served to policy Local's outsiders elsewhere,
-					// and no node port on ::1 (A4.5).
+					// Policy Local serves outsiders nothing on another node, and
+					// ::1 has no node ports (A4.5).
 					if o.name == "local-there" && kind != clusterIP || kind == loopbackPort && (c.name != "node" || to.Addr().Is6()) {
 						continue
 					}

@@ -17,12 +17,12 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// spoofed is the range of addresses that a flood comes from.
+// spoofed is the range of source addresses of a flood.
 var spoofed = netip.MustParsePrefix("172.16.0.0/12")
 
-// flood sends datagrams to one destination, each from an address and a port of
-// its own that nobody has. It sends n of them, up to 20,000 a second, so that
-// the queues between the namespaces, which all traffic shares, do not overflow.
+// flood sends datagrams to one destination, each from its own unused address and
+// port. It sends n of them, up to 20,000 a second, so that the queues between the
+// namespaces, which all traffic shares, do not overflow.
 func flood(h *netns.Host, to netip.AddrPort, n int) error {
 	var fd int
 	err := h.Do(func() (err error) {
@@ -59,15 +59,15 @@ func flood(h *netns.Host, to netip.AddrPort, n int) error {
 	return nil
 }
 
-// mostSlowed is how many times longer than in quiet the requests to a service may
-// take while another one is flooded. They take some 2 times as long; a
-// millisecond of sleep for each session of the flood makes it over 100 times.
+// mostSlowed bounds the duration of requests to a service while another one is
+// flooded, as a multiple of that without a flood. Normally it is about 2; a sleep
+// of a millisecond for each session of the flood makes it over 100.
 const mostSlowed = 50
 
-// TestPromise8_FloodOfDatagramsStaysItsServices floods one service from
-// addresses that do not exist. The sessions stay within their bound, and so does
-// memory; a client of another service loses nothing, and its requests take not
-// much longer than between the floods.
+// TestPromise8_FloodOfDatagramsStaysItsServices floods one service from addresses
+// that do not exist. The sessions and the memory must stay bounded. A client of
+// another service must lose nothing, and its requests must not take much longer
+// than between the floods.
 func TestPromise8_FloodOfDatagramsStaysItsServices(t *testing.T) {
 	const bound = 512 // sessions
 	datagrams, phases := 20000, 5
@@ -117,7 +117,8 @@ func TestPromise8_FloodOfDatagramsStaysItsServices(t *testing.T) {
 			t.Fatal(err)
 		}
 		beside, besideTail = append(beside, percentile(times, 50)), append(besideTail, percentile(times, 99))
-		// An answer means that what was sent before it has been taken.
+		// An answer shows that the proxy has received everything that was sent
+		// before.
 		for _, last := range behind {
 			wait.For(t, "the flood has been taken", startTimeout, func() error {
 				_, err := exchange(last, "last", 100*time.Millisecond)
@@ -150,16 +151,17 @@ func TestPromise8_FloodOfDatagramsStaysItsServices(t *testing.T) {
 	if most > bound+8 { // each loop rounds its share up
 		t.Errorf("%.0f sessions, the bound is %d", most, bound)
 	}
-	// A session and what is kept of its datagrams; the race detector takes
-	// several times of that.
+	// The memory of a session and of the datagrams that it keeps; the race
+	// detector needs several times that.
 	if allowed := 64 << 20; grown > allowed {
 		t.Errorf("memory grew by %d bytes", grown)
 	}
 	p.stop()
 }
 
-// requestTimes sends requests, one after the other, until it is enough, and wants
-// each answered without being repeated. It gives how long they took, sorted.
+// requestTimes sends requests one after the other until enough is true, and
+// expects each to be answered without a repetition. It returns their durations,
+// sorted.
 func requestTimes(t *testing.T, conn net.Conn, enough func() bool) (took []time.Duration) {
 	t.Helper()
 	for i := 0; i == 0 || !enough(); i++ {

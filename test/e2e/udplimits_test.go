@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// TestDatagramsWhenDescriptorsRunOut takes away all descriptors that are not in
-// use: each new client is served in the place of another, and none is refused.
+// TestDatagramsWhenDescriptorsRunOut takes away all unused descriptors. Each new
+// client must be served in place of another one, and none may be refused.
 func TestDatagramsWhenDescriptorsRunOut(t *testing.T) {
 	const clients = 20
 	lab := netns.NewLab(t, 1)

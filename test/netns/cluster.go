@@ -19,7 +19,7 @@ import (
 //
 // Outside is a client that sends everything by way of the node, as a load
 // balancer does; it has a second address too, 10.1.0.3 and fd00:1::3. World is
-// where the node's own default route leads, and has ForeignIPs: addresses that
+// where the node's own default route leads, and has NonLocalIPs: addresses that
 // are not the node's to own. Pods have single addresses, and all that they
 // send passes their node, also to each other. OwnIPs are further addresses of
 // the node, on its interface to outside.
@@ -39,7 +39,7 @@ var (
 	Node2Pods  = prefixes("10.244.2.0/24", "fd00:244:2::/64")
 	Strangers  = addrs("10.1.0.3", "fd00:1::3") // outside's second addresses
 	OwnIPs     = addrs("10.1.0.50", "fd00:1::50")
-	ForeignIPs = addrs("203.0.113.10", "2001:db8:113::10", "198.51.100.10", "2001:db8:51::10", "198.51.100.30", "2001:db8:51::30")
+	NonLocalIPs = addrs("203.0.113.10", "2001:db8:113::10", "198.51.100.10", "2001:db8:51::10", "198.51.100.30", "2001:db8:51::30")
 )
 
 // NewCluster builds a cluster that is released when the test ends.
@@ -80,7 +80,7 @@ func NewCluster(t testing.TB) *Cluster {
 	for _, via := range []netip.Addr{c.World.IPv4, c.World.IPv6} {
 		keep(c.Node.AddRoute(netip.PrefixFrom(zero(via), 0), via))
 	}
-	for _, a := range ForeignIPs {
+	for _, a := range NonLocalIPs {
 		keep(c.World.AddAddr("lo", single(a)))
 	}
 	for _, a := range Strangers {

@@ -31,7 +31,7 @@ func TestClusterHostsReachEachOther(t *testing.T) {
 			}
 		}
 	}
-	for _, a := range ForeignIPs {
+	for _, a := range NonLocalIPs {
 		if got, err := c.Outside.Ask("tcp", netip.AddrPortFrom(a, 8080).String()); err != nil || got[:len("world")] != "world" {
 			t.Errorf("outside to %s: got %q, %v", a, got, err)
 		}

@@ -9,29 +9,29 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// TestOtherPortsOfForeignAddressesAreLeftAlone has a Service on addresses of a
-// host elsewhere, which goes on being reached on all other ports, by datagrams,
-// and by ping (A3.13).
-func TestOtherPortsOfForeignAddressesAreLeftAlone(t *testing.T) {
+// TestOtherPortsOfNonLocalAddressesAreLeftAlone has a Service on addresses of
+// another host. That host must stay reachable on all other ports, by TCP, by
+// datagrams, and by ping (A3.13).
+func TestOtherPortsOfNonLocalAddressesAreLeftAlone(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
-		if m.lacks(foreignExternalIP) {
+		if m.lacks(nonLocalExternalIP) {
 			return
 		}
 		w := newWorld(t, "tcp", []row{{name: "web", endpoints: "here there"}, {name: "none"}, {name: "elsewhere", endpoints: "there", external: "Local"}})
 		o := w.services[0]
 		w.World.WitnessTCP(t, o.port)
 		w.World.WitnessTCP(t, 2222)
-		var foreign []netip.AddrPort
-		for _, kind := range []string{foreignExternalIP, loadBalancerIP} {
-			foreign = append(foreign, o.at(kind)...)
+		var nonLocal []netip.AddrPort
+		for _, kind := range []string{nonLocalExternalIP, loadBalancerIP} {
+			nonLocal = append(nonLocal, o.at(kind)...)
 		}
-		for _, a := range foreign {
+		for _, a := range nonLocal {
 			w.World.WitnessUDPAt(t, a.String())
 		}
 		p := w.proxy(t, m)
 		p.start(decisionFlags()...)
 		for _, c := range w.clients {
-			for _, a := range foreign {
+			for _, a := range nonLocal {
 				if got := c.dial(a, w.nodeAddrs, startTimeout); !strings.HasPrefix(got, "pod-") {
 					t.Errorf("%s to the Service at %s: %s", c.name, a, got)
 				}
@@ -47,10 +47,10 @@ func TestOtherPortsOfForeignAddressesAreLeftAlone(t *testing.T) {
 				}
 			}
 		}
-		// Who comes to the Service's port after the Service has gone gets there too.
+		// After the Service is removed, clients of its port reach the host too.
 		p.remove(o.name)
 		for _, c := range w.clients {
-			for _, a := range foreign {
+			for _, a := range nonLocal {
 				wait.For(t, c.name+" gets past the Service that is gone", startTimeout, func() error {
 					if got := c.dial(a, w.nodeAddrs, startTimeout); !strings.HasPrefix(got, "world:") {
 						return errorText(got)
@@ -63,7 +63,8 @@ func TestOtherPortsOfForeignAddressesAreLeftAlone(t *testing.T) {
 	})
 }
 
-// wantWorld wants the very host to answer, and to see the very client.
+// wantWorld expects the host itself to answer, and to see the client's own
+// address.
 func (w *world) wantWorld(t *testing.T, c client, a netip.AddrPort) {
 	t.Helper()
 	want := fmt.Sprintf("world:%d client", a.Port())

@@ -14,13 +14,13 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// tunnelled is the size of the datagrams of a WireGuard tunnel whose packets are
-// of Ethernet's size.
+// tunnelled is the size of the datagrams of a WireGuard tunnel with packets of
+// Ethernet's MTU.
 const tunnelled = 1420
 
-// TestTunnelsKeepTheirDatagrams sends a stream of datagrams, as a tunnel does,
-// alone and in trains (UDP_SEGMENT), no more at once than the queues hold: each
-// arrives alone, whole, in order and once, and so do the answers.
+// TestTunnelsKeepTheirDatagrams sends a stream of datagrams, as a tunnel does, one
+// by one and in GSO batches (UDP_SEGMENT), never more than the queues hold. Each
+// must arrive alone, whole, in order and once, and so must the answers.
 func TestTunnelsKeepTheirDatagrams(t *testing.T) {
 	datagrams := 6400
 	if full() {
@@ -37,10 +37,10 @@ func TestTunnelsKeepTheirDatagrams(t *testing.T) {
 	p.start()
 	for _, vip := range []string{vip4, vip6} {
 		to := netip.AddrPortFrom(netip.MustParseAddr(vip), 1000)
-		for _, train := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s trains=%v", vip, train), func(t *testing.T) {
+		for _, gso := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s gso=%v", vip, gso), func(t *testing.T) {
 				began := time.Now()
-				if err := lab.Client.Do(func() error { return tunnel(to, datagrams, train) }); err != nil {
+				if err := lab.Client.Do(func() error { return tunnel(to, datagrams, gso) }); err != nil {
 					t.Fatal(err)
 				}
 				t.Logf("%d datagrams there and back in %v", datagrams, time.Since(began))
@@ -50,9 +50,9 @@ func TestTunnelsKeepTheirDatagrams(t *testing.T) {
 	p.stop()
 }
 
-// tunnel sends datagrams in bursts of 32 and wants those of each burst back
-// before the next.
-func tunnel(to netip.AddrPort, datagrams int, train bool) error {
+// tunnel sends datagrams in bursts of 32 and expects each burst back before the
+// next.
+func tunnel(to netip.AddrPort, datagrams int, gso bool) error {
 	fd, errno := sys.UDPSocket(to.Addr().Is6())
 	if errno != 0 {
 		return errno
@@ -69,7 +69,7 @@ func tunnel(to netip.AddrPort, datagrams int, train bool) error {
 			p := data[i*tunnelled:][:tunnelled]
 			binary.BigEndian.PutUint64(p, uint64(first+i))
 			p[tunnelled-1] = byte(i)
-			out.Append(netip.AddrPort{}, p, 0, train)
+			out.Append(netip.AddrPort{}, p, 0, gso)
 		}
 		if errno := out.Send(fd); errno != 0 {
 			return fmt.Errorf("datagram %d: %w", first, errno)
