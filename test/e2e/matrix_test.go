@@ -16,9 +16,9 @@ import (
 // two Services share a cluster IP, a port, a node port or a server.
 var (
 	nonLocalIPs = []string{"203.0.113.10", "2001:db8:113::10"}
-	lbIPs      = []string{"198.51.100.10", "2001:db8:51::10"}
-	proxiedIPs = []string{"198.51.100.30", "2001:db8:51::30"}
-	ownIPs     = []string{"10.1.0.50", "fd00:1::50"}
+	lbIPs       = []string{"198.51.100.10", "2001:db8:51::10"}
+	proxiedIPs  = []string{"198.51.100.30", "2001:db8:51::30"}
+	ownIPs      = []string{"10.1.0.50", "fd00:1::50"}
 )
 
 // row is a Service of the matrix, and the results of its clients: a pod on the

@@ -62,9 +62,9 @@ func TestServiceWhoseEndpointsRefuseResetsClients(t *testing.T) {
 	}
 }
 
-// TestPromise1_SilentEndpointDelaysFewConnections connects repeatedly to a Service
+// TestPromise1_DroppingEndpointDelaysFewConnections connects repeatedly to a Service
 // of two endpoints, one of which drops.
-func TestPromise1_SilentEndpointDelaysFewConnections(t *testing.T) {
+func TestPromise1_DroppingEndpointDelaysFewConnections(t *testing.T) {
 	const connections = 200
 	lab := netns.NewLab(t, 2)
 	lab.Backends[0].EchoTCP(t, 8080)

@@ -64,11 +64,11 @@ func flood(h *netns.Host, to netip.AddrPort, n int) error {
 // of a millisecond for each session of the flood makes it over 100.
 const mostSlowed = 50
 
-// TestPromise8_FloodOfDatagramsStaysItsServices floods one service from addresses
+// TestPromise8_FloodOfDatagramsSlowsNoOther floods one service from addresses
 // that do not exist. The sessions and the memory must stay bounded. A client of
 // another service must lose nothing, and its requests must not take much longer
 // than between the floods.
-func TestPromise8_FloodOfDatagramsStaysItsServices(t *testing.T) {
+func TestPromise8_FloodOfDatagramsSlowsNoOther(t *testing.T) {
 	const bound = 512 // sessions
 	datagrams, phases := 20000, 5
 	if full() {

@@ -23,7 +23,7 @@ var mutations = []mutation{
 	{
 		name: "failures-forgotten", what: "each connection finds out anew that an endpoint is dead",
 		file: "balancer/balancer.go", old: "b.suspect(ep, d.listBits, now)", new: "",
-		pkg: "test/e2e", test: "TestPromise1_SilentEndpointDelaysFewConnections",
+		pkg: "test/e2e", test: "TestPromise1_DroppingEndpointDelaysFewConnections",
 	},
 	{
 		name: "restart-not-waited-for", what: "a connection ends when all endpoints have refused once",
@@ -104,7 +104,7 @@ var mutations = []mutation{
 	{
 		name: "refuses-without-local", what: "a port whose policy leaves no endpoint here refuses in place of dropping",
 		file: "policy/resolve.go", old: "case d.kind == service.ClusterIP && d.is(local):\n\t\treturn Drop", new: "case d.kind == service.ClusterIP && d.is(local):\n\t\treturn Refuse",
-		pkg: "test/e2e", test: "TestPromise4_PortWhosePolicyLeavesNoneHereIsSilent/sklookup-nftables",
+		pkg: "test/e2e", test: "TestPromise4_PortWhosePolicyLeavesNoneHereDrops/sklookup-nftables",
 	},
 
 	// Promise 5: each connection leaves exactly one record.
@@ -145,7 +145,7 @@ var mutations = []mutation{
 	{
 		name: "session-sleeps", what: "the first datagram of each UDP session holds its event loop for a millisecond",
 		file: "datagram/held.go", old: "\tk := s.held\n\tused := 0\n", new: "\ttime.Sleep(time.Millisecond)\n\tk := s.held\n\tused := 0\n",
-		pkg: "test/e2e", test: "TestPromise8_FloodOfDatagramsStaysItsServices",
+		pkg: "test/e2e", test: "TestPromise8_FloodOfDatagramsSlowsNoOther",
 	},
 	{
 		name: "attempt-sleeps", what: "each attempt that fails holds its event loop for 3 ms",

@@ -34,11 +34,11 @@ type Cluster struct {
 
 // Addresses of every Cluster.
 var (
-	PodCIDRs   = prefixes("10.244.0.0/16", "fd00:244::/32")
-	NodePods   = prefixes("10.244.1.0/24", "fd00:244:1::/64")
-	Node2Pods  = prefixes("10.244.2.0/24", "fd00:244:2::/64")
-	Strangers  = addrs("10.1.0.3", "fd00:1::3") // outside's second addresses
-	OwnIPs     = addrs("10.1.0.50", "fd00:1::50")
+	PodCIDRs    = prefixes("10.244.0.0/16", "fd00:244::/32")
+	NodePods    = prefixes("10.244.1.0/24", "fd00:244:1::/64")
+	Node2Pods   = prefixes("10.244.2.0/24", "fd00:244:2::/64")
+	Strangers   = addrs("10.1.0.3", "fd00:1::3") // outside's second addresses
+	OwnIPs      = addrs("10.1.0.50", "fd00:1::50")
 	NonLocalIPs = addrs("203.0.113.10", "2001:db8:113::10", "198.51.100.10", "2001:db8:51::10", "198.51.100.30", "2001:db8:51::30")
 )
 

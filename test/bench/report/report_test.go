@@ -86,14 +86,14 @@ func TestJudge(t *testing.T) {
 		found[o.Goal.Title+", "+o.Goal.Wanted()] = o.Words() + ", " + string(o.Verdict)
 	}
 	for goal, want := range map[string]string{
-		"bulk, 1 stream, at least 1.50 x haproxy":                                      "1.60 x, met",
-		"bulk, 1 stream, at least 0.75 x direct":                                       "0.80 x, met",
-		"request-response, 1 client, p50, at most 1.00 x haproxy":                      "1.20 x, missed",
-		"descriptors for each idle connection, at most 2":                              "2, met",
-		"… with the access log, ratio to without, at least 0.95 x sluice-nolog":        ", not measured", // not in one round
-		"memory for each idle connection, bytes, at most 1,024":                        "",               // its column was not measured
-		"connect-request-close, 32 clients, at least 1.15 x haproxy":                   ", not measured",
-		"… with the client's address kept, against the node's, at least 0.90 x sluice": "", // nobody took part
+		"bulk, 1 stream, at least 1.50 x haproxy":                                  "1.60 x, met",
+		"bulk, 1 stream, at least 0.75 x direct":                                   "0.80 x, met",
+		"request-response, 1 client, p50, at most 1.00 x haproxy":                  "1.20 x, missed",
+		"descriptors for each idle connection, at most 2":                          "2, met",
+		"… with the access log, ratio to without, at least 0.95 x sluice-nolog":    ", not measured", // not in one round
+		"memory for each idle connection, bytes, at most 1,024":                    "",               // its column was not measured
+		"connect-request-close, 32 clients, at least 1.15 x haproxy":               ", not measured",
+		"… with the client's address, ratio to the node's, at least 0.90 x sluice": "", // nobody took part
 	} {
 		if found[goal] != want {
 			t.Errorf("%s: %q, want %q", goal, found[goal], want)
