@@ -61,7 +61,7 @@ func (s *State) Updated(f service.Family) {
 func (s *State) SetNode(n *service.Node) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.nodeEligible = n.Found && !n.Leaving
+	s.nodeEligible = n.Found && !n.BeingDeleted
 }
 
 // FamilyReport is the health of one address family.

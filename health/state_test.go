@@ -98,7 +98,7 @@ func TestHealthz(t *testing.T) {
 	ask("A7.2 no node", "/livez", 200, `{"lastUpdated":"`+at+`","currentTime":"`+at+`","healthy":true,`+status)
 	s.state.SetNode(&service.Node{Found: true})
 	ask("A7.4", "/healthz", 200, `{"lastUpdated":"`+at+`","currentTime":"`+at+`","nodeEligible":true,"healthy":true,`+status)
-	s.state.SetNode(&service.Node{Found: true, Leaving: true})
+	s.state.SetNode(&service.Node{Found: true, BeingDeleted: true})
 	ask("A7.3 the node leaves", "/healthz", 503, "")
 	ask("A7.2 the node leaves", "/livez", 200, "")
 	s.state.SetNode(&service.Node{Found: true})

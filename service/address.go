@@ -8,9 +8,8 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// parseAddr reads an address as Kubernetes does: leading zeros in IPv4 are
-// decimal (A1.7), an IPv4 address mapped into IPv6 is that IPv4 address, and
-// zones are not allowed.
+// parseAddr parses an address as Kubernetes does (A1.7): leading zeros in IPv4 are
+// decimal, an IPv4-mapped IPv6 address becomes IPv4, and zones are invalid.
 func parseAddr(s string) (netip.Addr, bool) {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
@@ -25,8 +24,8 @@ func parseAddr(s string) (netip.Addr, bool) {
 	return a.Unmap(), true
 }
 
-// parsePrefix reads a CIDR as Kubernetes does (A1.7). Bits beyond the prefix
-// are cleared.
+// parsePrefix parses a CIDR as Kubernetes does (A1.7). It clears the bits beyond
+// the prefix.
 func parsePrefix(s string) (netip.Prefix, bool) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
@@ -54,7 +53,7 @@ func comparePrefixes(a, b netip.Prefix) int {
 	return a.Bits() - b.Bits()
 }
 
-// addUnique appends what is not there yet. The lists are short.
+// addUnique appends v unless the list contains it. The lists are short.
 func addUnique[T comparable](list []T, v T) []T {
 	if slices.Contains(list, v) {
 		return list
@@ -62,8 +61,8 @@ func addUnique[T comparable](list []T, v T) []T {
 	return append(list, v)
 }
 
-// specialRanges hold the addresses that can be neither a Service's nor an
-// endpoint's. 240.0.0.0/4 is not among them: Linux routes it like any other.
+// specialRanges are the addresses that neither a Service nor an endpoint can have.
+// 240.0.0.0/4 is not one of them: Linux routes it like any other.
 var specialRanges = []struct {
 	prefix netip.Prefix
 	what   string
@@ -79,9 +78,9 @@ var specialRanges = []struct {
 	{netip.MustParsePrefix("ff00::/8"), "a multicast address"},
 }
 
-// CheckAddress tells why an address can be neither a Service's nor an
-// endpoint's, or nil. Which addresses are broadcast addresses of links, a Store
-// knows by its [Host].
+// CheckAddress returns an error if neither a Service nor an endpoint can have the
+// address. It does not know the broadcast addresses of links; a Store learns those
+// from its [Host].
 func CheckAddress(a netip.Addr) error { return CheckRange(netip.PrefixFrom(a, a.BitLen())) }
 
 // CheckRange is CheckAddress for a range of addresses.

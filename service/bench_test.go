@@ -9,7 +9,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// cluster makes a whole cluster: each service has two ports and one slice.
+// cluster builds a whole cluster: each service has two ports and one slice.
 func cluster(services, endpointsEach int) Change {
 	var c Change
 	for i := range services {
@@ -36,8 +36,8 @@ func clusterSlice(i, endpoints int) *discoveryv1.EndpointSlice {
 	return es
 }
 
-// BenchmarkApplyOneSlice: one slice of a loaded cluster changes, one endpoint
-// more, one endpoint less. The promise is at most 5 ms.
+// BenchmarkApplyOneSlice changes one slice of a loaded cluster by one endpoint. The
+// target is at most 5 ms.
 func BenchmarkApplyOneSlice(b *testing.B) {
 	for _, size := range []struct{ services, endpoints int }{{100, 10}, {1000, 10}, {10000, 10}, {30000, 10}, {100, 1000}} {
 		b.Run(fmt.Sprintf("services=%d/endpoints=%d", size.services, size.services*size.endpoints), func(b *testing.B) {
@@ -60,7 +60,7 @@ func BenchmarkApplyOneSlice(b *testing.B) {
 	}
 }
 
-// BenchmarkApplyOneService: a service with new addresses comes and goes.
+// BenchmarkApplyOneService adds and removes a service with new addresses.
 func BenchmarkApplyOneService(b *testing.B) {
 	for _, n := range []int{100, 10000, 30000} {
 		b.Run(fmt.Sprintf("services=%d/endpoints=%d", n, n*10), func(b *testing.B) {

@@ -8,10 +8,10 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// ObjectKind is a kind of API object that the model is made of.
+// ObjectKind is a kind of API object that a Store reads.
 type ObjectKind uint8
 
-// The kinds that a Store takes.
+// The object kinds.
 const (
 	KindService ObjectKind = iota + 1
 	KindEndpointSlice
@@ -40,7 +40,7 @@ type ObjectKey struct {
 	Name
 }
 
-// String returns "Service default/web", "Node a".
+// String returns the kind and name, such as "Service default/web" or "Node a".
 func (k ObjectKey) String() string {
 	if k.Namespace == "" {
 		return k.Kind.String() + " " + k.Name.Name
@@ -48,24 +48,24 @@ func (k ObjectKey) String() string {
 	return k.Kind.String() + " " + k.Name.String()
 }
 
-// Change is what a source has to tell: objects that are new or different, and
-// objects that are gone. It takes effect as a whole. The objects belong to the
-// receiver's readers from then on; nobody changes them.
+// Change is a batch of new, changed and deleted objects from a source. The Store
+// applies it as a whole. It keeps the objects, so nobody may change them
+// afterwards.
 type Change struct {
 	Services       []*corev1.Service
 	EndpointSlices []*discoveryv1.EndpointSlice
 	Nodes          []*corev1.Node
 	ServiceCIDRs   []*networkingv1.ServiceCIDR
 	Deleted        []ObjectKey
-	// Host are this node's addresses from now on; nil if they are as before.
+	// Host holds this node's current addresses; nil if they did not change.
 	Host *Host
 
-	// Triggers are when the changes of Pods and Services happened that the
-	// EndpointSlices tell of, as far as they say so. The Store does not read them.
+	// Triggers are the times of the Pod and Service changes that caused the
+	// EndpointSlice changes, if the slices carry them. The Store ignores them.
 	Triggers []time.Time
 }
 
-// Empty reports whether the change holds nothing.
+// Empty reports whether the change contains nothing.
 func (c *Change) Empty() bool {
 	return c.Host == nil && len(c.Services)+len(c.EndpointSlices)+len(c.Nodes)+len(c.ServiceCIDRs)+len(c.Deleted) == 0
 }

@@ -6,21 +6,22 @@ import (
 	"slices"
 )
 
-// claim is one service port's claim to a key. A port may claim an address
-// under two kinds; the lower rank then names it.
+// claim is a service port's claim to a key. A port may claim an address as two
+// kinds; the lower rank then decides its kind.
 type claim struct {
 	svc  *state
-	port int // place in svc.spec.ports
+	port int // index in svc.spec.ports
 	rank claimRank
-	// since says when the service began to claim the key: in which change, of
-	// those that the Store has seen.
+	// since is the number of the Store's change in which the service first claimed
+	// the key.
 	since uint64
 }
 
-// claimRank orders kinds, the best right first. The API server gives a cluster
-// IP to one service only, a load balancer's controller writes the load balancer
-// IP, while any tenant may write an external IP. Among the kinds of one port the
-// load balancer IP names the address, as it has the source ranges (A3.10).
+// claimRank orders kinds of addresses by precedence, highest first. The API server
+// assigns a cluster IP to one service only, and a load balancer's controller writes
+// the load balancer IP. Any tenant may write an external IP. If one port has an
+// address as both, it counts as the load balancer IP, which has the source ranges
+// (A3.10).
 type claimRank uint8
 
 const (
@@ -30,10 +31,9 @@ const (
 	rankNodePort
 )
 
-// compareClaims puts the better right first: by kind; the earlier claim, so that
-// nobody takes over an address that is in use; of claims that are equally old,
-// as they all are when the proxy begins, the older service, the lower name, the
-// earlier port.
+// compareClaims sorts claims by precedence: by kind, then the earlier claim, so
+// that no service takes over an address in use. Claims from the same change, such
+// as all claims at the start, sort by age of the service, name and port.
 func compareClaims(a, b claim) int {
 	return cmp.Or(
 		cmp.Compare(a.rank, b.rank),
@@ -48,19 +48,19 @@ func compareNames(a, b Name) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
-// claims knows who claims what, best right first.
+// claims holds all claims to each key, by precedence.
 type claims struct {
 	byKey      map[key][]claim
-	clusterIPs map[key]int // how many services have a cluster IP
+	clusterIPs map[key]int // number of services by cluster IP
 	// outer counts the claims to external and load balancer IPs by address.
 	outer map[netip.Addr]int
-	// now counts changes. earlier says since when the services claimed that a
-	// change has withdrawn and may enter again.
+	// now counts changes. earlier holds claim.since of the claims that the current
+	// change has withdrawn, in case it enters them again.
 	now     uint64
 	earlier map[claimant]uint64
 }
 
-// claimant is who claims what.
+// claimant identifies a claim in earlier.
 type claimant struct {
 	key key
 	svc Name
@@ -75,7 +75,7 @@ func (c *claim) portName() string {
 	return PortName{Name: c.svc.name, Port: c.svc.spec.ports[c.port].name}.String()
 }
 
-// each calls f for everything that a service's spec claims.
+// each calls f for each claim of a service's spec.
 func (st *state) each(f func(key, claim)) {
 	if st.spec == nil {
 		return
@@ -100,7 +100,7 @@ func (st *state) each(f func(key, claim)) {
 	}
 }
 
-// withdraw takes back all that a service claims; touched gets the keys.
+// withdraw removes all claims of a service and adds their keys to touched.
 func (c *claims) withdraw(st *state, touched map[key]struct{}) {
 	st.each(func(k key, _ claim) {
 		touched[k] = struct{}{}
@@ -119,7 +119,7 @@ func (c *claims) withdraw(st *state, touched map[key]struct{}) {
 	c.count(st, -1, touched)
 }
 
-// enter puts in all that a service claims; touched gets the keys.
+// enter adds all claims of a service and adds their keys to touched.
 func (c *claims) enter(st *state, touched map[key]struct{}) {
 	st.each(func(k key, n claim) {
 		touched[k] = struct{}{}
@@ -134,7 +134,7 @@ func (c *claims) enter(st *state, touched map[key]struct{}) {
 	c.count(st, 1, touched)
 }
 
-// count keeps clusterIPs and outer.
+// count updates clusterIPs and outer.
 func (c *claims) count(st *state, by int, touched map[key]struct{}) {
 	if st.spec == nil {
 		return
@@ -160,7 +160,7 @@ func (c *claims) count(st *state, by int, touched map[key]struct{}) {
 	}
 }
 
-// winner tells who has a key.
+// winner returns the claim that owns a key.
 func (c *claims) winner(k key) (claim, bool) {
 	if list := c.byKey[k]; len(list) > 0 {
 		return list[0], true

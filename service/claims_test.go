@@ -9,8 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestEarlierClaimStays: nobody takes an address over that another Service has,
-// however old the Service is, and whoever tries is named.
+// TestEarlierClaimStays: no Service takes over an address of another Service,
+// whatever their ages, and a problem names the one that tries.
 func TestEarlierClaimStays(t *testing.T) {
 	const ip, at = "192.0.2.1", "192.0.2.1:80"
 	external, balanced := withExternalIPs(ip), withIngress(ip)
@@ -51,8 +51,8 @@ func TestEarlierClaimStays(t *testing.T) {
 	}
 }
 
-// TestNodePortGoesBeforeExternalIP: an external IP that is an address of the node
-// takes no node port, whoever comes first.
+// TestNodePortGoesBeforeExternalIP: an external IP on an address of the node does
+// not take a node port, whichever Service came first.
 func TestNodePortGoesBeforeExternalIP(t *testing.T) {
 	web := newService("web", "10.96.0.1", withPorts(servicePort("", "TCP", 80, 30000)))
 	thief := newService("thief", "10.96.0.2", withPorts(servicePort("", "TCP", 30000, 0)), withExternalIPs("172.16.0.1"))
@@ -80,9 +80,9 @@ func TestNodePortGoesBeforeExternalIP(t *testing.T) {
 	}
 }
 
-// TestOthersClusterIPCannotBeTaken: an external IP or load balancer IP that is the
-// cluster IP of another proxy's Service is left out, whoever comes first, and is
-// served once that Service is gone.
+// TestOthersClusterIPCannotBeTaken: the Store leaves out an external IP or load
+// balancer IP that is the cluster IP of another proxy's Service, whichever came
+// first, and serves it after that Service is deleted.
 func TestOthersClusterIPCannotBeTaken(t *testing.T) {
 	const ip = "10.96.0.20"
 	other := newService("other", ip, withLabel(proxyNameLabel, "x"))

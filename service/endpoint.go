@@ -5,9 +5,9 @@ import (
 	"net/netip"
 )
 
-// aims counts where endpoints are, so that a Service's address that is some
-// endpoint's is found without reading all endpoints. Addresses are counted by
-// hash: a wrong hit costs time only.
+// aims counts endpoints by address and by port. With it, the Store finds out
+// whether a Service's address is also an endpoint's without reading all endpoints.
+// Addresses are counted by hash; a collision costs time only.
 type aims struct {
 	addrs map[uint32]int32
 	ports map[uint16]int32
@@ -22,7 +22,7 @@ func hashAddr(a netip.Addr) uint32 {
 	return uint32(hashKey(wide(b, 0, 0, 0)) >> 32)
 }
 
-// count adds the endpoints of a slice, or takes them back.
+// count adds the endpoints of a slice with by = 1 and removes them with -1.
 func (x *aims) count(s *slice, by int32) {
 	for i := range s.endpoints {
 		bump(x.addrs, hashAddr(s.endpoints[i].Addr.Addr()), by)
@@ -38,8 +38,8 @@ func bump[K comparable](counts map[K]int32, k K, by int32) {
 	}
 }
 
-// review notes that an address, or a node port, means something else than
-// before, so that endpoints there are judged again.
+// review schedules the endpoints at an address or node port for judgeAgain, after
+// the owner of the address or port changed.
 func (s *Store) review(k key, u *update) {
 	switch a := netip.AddrFrom16(k.addr).Unmap(); {
 	case k.class == byNodePort:
@@ -51,8 +51,8 @@ func (s *Store) review(k key, u *update) {
 	}
 }
 
-// judgeAgain has the endpoints of the services built whose judgement may have
-// changed.
+// judgeAgain schedules the services for a rebuild whose endpoints may be judged
+// differently now.
 func (s *Store) judgeAgain(u *update) {
 	if len(u.aimedAddrs) == 0 && len(u.aimedPorts) == 0 {
 		return
@@ -80,8 +80,8 @@ func (st *state) aimedAt(u *update) bool {
 	return false
 }
 
-// leadsTo reports whether an endpoint of a port is at a destination, whatever
-// becomes of it.
+// leadsTo reports whether the slices list an endpoint of a port at a destination,
+// even if the Store leaves that endpoint out.
 func (st *state) leadsTo(port int, at Destination) bool {
 	ps := st.spec.ports[port]
 	for _, sl := range st.slices {
@@ -99,31 +99,31 @@ func (st *state) leadsTo(port int, at Destination) bool {
 	return false
 }
 
-// apiServer is the Service whose endpoints the API server writes itself, by its
-// node's address and without nodeName.
+// apiServer is the Service whose endpoints the API server writes itself. They have
+// a node's address and no nodeName.
 var apiServer = Name{Namespace: "default", Name: "kubernetes"}
 
-// judge says why a service's endpoint cannot be connected to, or "". What
-// mayReturn says is Endpoint.MayReturn: the address could be a Service's, here or
-// on another node. Such an endpoint is not left out, as any tenant may write an
-// external IP or take a node port, and would take the endpoint from its Service.
+// judge returns why the Store must leave out an endpoint, or "". mayReturn is
+// Endpoint.MayReturn: the address may belong to a Service, on this node or another
+// one. The Store keeps such an endpoint. Otherwise, any tenant could remove another
+// tenant's endpoint by an external IP or a node port.
 func (s *Store) judge(st *state, e *Endpoint, at Destination) (why string, mayReturn bool) {
 	switch {
 	case s.hosts.isBroadcast(at.Addr):
 		return "is the broadcast address of a link", false
 	case s.hosts.isOwn(at.Addr) && !e.Local && st.name != apiServer:
 		return "is an address of this node, and its nodeName does not say so", false
-	case s.claims.clusterIPs[clusterIPKey(at.Addr)] > 0: // which no tenant chooses
+	case s.claims.clusterIPs[clusterIPKey(at.Addr)] > 0: // tenants do not choose cluster IPs
 		return "is a cluster IP", false
 	}
 	_, nodePort := s.claims.winner(nodePortKey(eitherFamily, at.Protocol, at.Port))
 	return "", nodePort || s.claims.outer[at.Addr] > 0 && len(s.claims.byKey[addrKey(at)]) > 0
 }
 
-// mostRefused is how many endpoints of a service are named that are left out.
+// mostRefused bounds the left out endpoints of a service that problems name.
 const mostRefused = 4
 
-// refusals gathers a service's endpoints that are left out.
+// refusals collects the left out endpoints of a service.
 type refusals struct {
 	texts []string
 	more  int

@@ -9,8 +9,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// TestEndpointsThatLeadAstray: what no Service may have as an endpoint is left
-// out and named; what may be another Service's is marked.
+// TestEndpointsThatLeadAstray: the Store leaves out and names endpoints that no
+// Service may have, and marks those that may be another Service's address.
 func TestEndpointsThatLeadAstray(t *testing.T) {
 	host := &Host{
 		Addresses:  []netip.Addr{netip.MustParseAddr("172.16.0.1"), netip.MustParseAddr("fd01::1")},
@@ -94,7 +94,7 @@ func TestEndpointsThatLeadAstray(t *testing.T) {
 	}
 }
 
-// TestAPIServersEndpoint: the API server names its node's address without
+// TestAPIServersEndpoint: the API server's endpoint has its node's address and no
 // nodeName.
 func TestAPIServersEndpoint(t *testing.T) {
 	s := NewStore(StoreOptions{NodeName: "n0"})
@@ -108,8 +108,8 @@ func TestAPIServersEndpoint(t *testing.T) {
 	}
 }
 
-// TestExternalIPThatIsTheEndpointsOwn: where the endpoint itself has the external
-// IP, here or on another node, the port is left to the endpoint's own socket.
+// TestExternalIPThatIsTheEndpointsOwn: if the endpoint itself has the external IP,
+// on this node or another, its own socket serves the port.
 func TestExternalIPThatIsTheEndpointsOwn(t *testing.T) {
 	web := newService("web", "10.96.0.1", withExternalIPs("172.16.0.1", "172.16.0.2"), withIngress("172.16.0.1"))
 	es := newSlice("e", "web", 80, withAddresses("172.16.0.1"))
@@ -151,8 +151,8 @@ func TestBroadcastAddressesAreNotServed(t *testing.T) {
 	}
 }
 
-// TestExternalIPsThatAreNotAllowed are left out and named; load balancer IPs are no
-// external IPs.
+// TestExternalIPsThatAreNotAllowed: the Store leaves them out and names them. The
+// restriction does not apply to load balancer IPs.
 func TestExternalIPsThatAreNotAllowed(t *testing.T) {
 	web := newService("web", "10.96.0.1", withExternalIPs("192.0.2.1", "198.51.100.1"), withIngress("198.51.100.2"))
 	for _, tt := range []struct {

@@ -2,14 +2,13 @@ package service
 
 import "slices"
 
-// flat is a hash table with open addressing: what a key leads to lies beside
-// it where its hash points to, or in the next slots. A look-up in a big cluster
-// waits for memory more than for anything else, and in this form for one cache
-// line of it, where Go's map needs three or four. The zero value is empty.
+// flat is an open-addressing hash table with linear probing that stores values
+// beside their keys. In a large cluster, memory latency dominates a lookup. flat
+// reads one cache line where Go's map reads three or four. The zero value is empty.
 //
-// The zero key marks a free slot and cannot be put in.
+// The zero key marks a free slot and cannot be stored.
 type flat[K comparable, V any] struct {
-	slots []slot[K, V] // a power of two of them, at most half of them taken; or none
+	slots []slot[K, V] // none, or a power of two, at most half of them taken
 	taken int
 }
 
@@ -25,7 +24,7 @@ func (s *slot[K, V]) free() bool {
 
 const leastSlots = 4
 
-// get finds what belongs to a key by its hash, or nil.
+// get returns the value of a key with this hash, or nil.
 func (f *flat[K, V]) get(hash uint64, k K) *V {
 	if len(f.slots) == 0 {
 		return nil
@@ -41,10 +40,10 @@ func (f *flat[K, V]) get(hash uint64, k K) *V {
 	}
 }
 
-// clone returns a table of its own for writing.
+// clone returns an independent copy.
 func (f *flat[K, V]) clone() flat[K, V] { return flat[K, V]{slices.Clone(f.slots), f.taken} }
 
-// put enters a key, or gives it another value.
+// put sets the value of a key.
 func (f *flat[K, V]) put(k K, v V, hash func(K) uint64) {
 	if 2*(f.taken+1) > len(f.slots) {
 		f.resize(max(2*len(f.slots), leastSlots), hash)
@@ -56,7 +55,7 @@ func (f *flat[K, V]) put(k K, v V, hash func(K) uint64) {
 	*s = slot[K, V]{k, v}
 }
 
-// find returns the slot that a key is in, or else the free one for it.
+// find returns the slot of a key, or the free slot for it.
 func (f *flat[K, V]) find(k K, hash func(K) uint64) *slot[K, V] {
 	for i := hash(k); ; i++ {
 		if s := &f.slots[i&uint64(len(f.slots)-1)]; s.free() || s.key == k {
@@ -75,8 +74,8 @@ func (f *flat[K, V]) resize(to int, hash func(K) uint64) {
 	}
 }
 
-// remove takes a key out, and closes the gap: those behind it move up as long
-// as that brings them nearer to where their hash points to.
+// remove deletes a key. It closes the gap by moving up following entries, if that
+// brings them closer to the slot of their hash.
 func (f *flat[K, V]) remove(k K, hash func(K) uint64) {
 	if len(f.slots) == 0 {
 		return

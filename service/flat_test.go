@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestFlatAgainstMap puts and removes keys at random, with hashes that are all
-// too often the same, and wants what a map says. A clone keeps what it held.
+// TestFlatAgainstMap puts and removes random keys with many hash collisions and
+// compares the table with a map. A clone must keep its content.
 func TestFlatAgainstMap(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(1, seed))
@@ -54,8 +54,8 @@ func TestFlatAgainstMap(t *testing.T) {
 	}
 }
 
-// TestHashesSpread: addresses as clusters give them fill shards evenly, and
-// are found in the first slots that are looked at.
+// TestHashesSpread: typical cluster addresses fill shards evenly, and lookups
+// succeed in the first slots.
 func TestHashesSpread(t *testing.T) {
 	edit := EditIndex(&Index[PortID]{})
 	for _, p := range NewStore(StoreOptions{}).Apply(cluster(30000, 0)).Ports {

@@ -11,8 +11,8 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// FuzzAddress: whatever Kubernetes takes for an address is the same to us, and
-// nothing else is one.
+// FuzzAddress: parseAddr accepts exactly the addresses that Kubernetes accepts,
+// with the same result.
 func FuzzAddress(f *testing.F) {
 	for _, s := range []string{"10.0.0.1", "010.000.000.001", "::1", "fe80::1%eth0", "::ffff:1.2.3.4", "256.0.0.1", "", "1.2.3", "0:0:0::1:2"} {
 		f.Add(s)
@@ -52,8 +52,7 @@ func FuzzPrefix(f *testing.F) {
 	})
 }
 
-// FuzzApply: no object, however odd, upsets the Store, and it forgets all of
-// it.
+// FuzzApply: no object makes the Store panic, and deletion leaves nothing behind.
 func FuzzApply(f *testing.F) {
 	for _, c := range []Change{cluster(1, 2), services(newService("web", "10.96.0.1", withExternalIPs("192.0.2.1"), withIngress("192.0.2.2")))} {
 		svc, err := json.Marshal(c.Services[0])

@@ -4,20 +4,21 @@ import (
 	"net/netip"
 )
 
-// Host is what this node's interfaces say about addresses. It is read-only.
+// Host holds the addresses of this node's interfaces. It is read-only.
 type Host struct {
 	Addresses  []netip.Addr // of all interfaces
-	Broadcasts []netip.Addr // of all links, but for 255.255.255.255
+	Broadcasts []netip.Addr // of all links, without 255.255.255.255
 }
 
-// hostAddresses are a Host and this node's Node object, ready to be asked.
+// hostAddresses are the addresses of a Host and of this node's Node object as sets.
 type hostAddresses struct {
 	host      Host
 	own       map[netip.Addr]struct{} // this node's
 	broadcast map[netip.Addr]struct{} // of its links
 }
 
-// next returns the addresses after a change, with those whose meaning changed.
+// next returns the sets after a change, and the addresses that were added or
+// removed.
 func (h *hostAddresses) next(host Host, nodes *Nodes, self string) (after hostAddresses, changed map[netip.Addr]struct{}) {
 	after = hostAddresses{host, setOf(host.Addresses), setOf(host.Broadcasts)}
 	if n := nodes.Get(self); n != nil {

@@ -2,7 +2,7 @@ package service
 
 import "container/heap"
 
-// idPool gives out the lowest number that is free.
+// idPool allocates the lowest free number.
 type idPool struct {
 	free idHeap
 	next PortID

@@ -7,8 +7,8 @@ import (
 	"net/netip"
 )
 
-// key is an address, port and protocol in a form that hashes fast. Node ports
-// have no address; a cluster IP by itself has neither port nor protocol.
+// key is an address, port and protocol in a form that hashes fast. A node port has
+// no address, and a cluster IP has neither port nor protocol.
 type key struct {
 	addr  [16]byte
 	port  uint16
@@ -28,7 +28,7 @@ func addrKey(d Destination) key {
 	return key{addr: d.Addr.As16(), port: d.Port, proto: d.Protocol}
 }
 
-// nodePortKey has the family where others have the last byte of their address.
+// nodePortKey stores the family in the last byte of the address.
 func nodePortKey(f Family, p Protocol, port uint16) key {
 	return key{addr: [16]byte{15: byte(f)}, port: port, proto: p, class: byNodePort}
 }
@@ -37,7 +37,7 @@ func clusterIPKey(a netip.Addr) key {
 	return key{addr: a.As16(), class: byClusterIP}
 }
 
-// String returns the key as problems name it.
+// String returns the key as it appears in problems.
 func (k key) String() string {
 	if k.class == byNodePort {
 		return fmt.Sprintf("node port %d/%s", k.port, k.proto)
@@ -46,8 +46,8 @@ func (k key) String() string {
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(a, k.port), k.proto)
 }
 
-// pack returns the form of a key that holds no IPv6 address in one word, which
-// takes half the memory and is found faster.
+// pack returns a key without an IPv6 address as one word, which takes half the
+// memory and is faster to find.
 func (k *key) pack() (uint64, bool) {
 	if k.class == byNodePort {
 		return packed(uint32(k.addr[15]), k.port, k.proto, k.class), true
@@ -62,18 +62,17 @@ func packed(addr uint32, port uint16, p Protocol, c keyClass) uint64 {
 	return uint64(addr)<<32 | uint64(port)<<16 | uint64(p)<<8 | uint64(c)
 }
 
-// wideKey is the form of a key that holds an IPv6 address.
+// wideKey is a packed key with an IPv6 address.
 type wideKey struct{ high, low, rest uint64 }
 
 func wide(addr [16]byte, port uint16, p Protocol, c keyClass) wideKey {
 	return wideKey{binary.BigEndian.Uint64(addr[:8]), binary.BigEndian.Uint64(addr[8:]), packed(0, port, p, c)}
 }
 
-// ownerEdit makes the Snapshot's next index, which knows who has a node port and
-// which addresses are cluster IPs.
+// ownerEdit builds the Snapshot's next index of node ports and cluster IPs.
 type ownerEdit struct{ *IndexEdit[PortID] }
 
-// enter is put, and leaves the Snapshot's index the same if nothing changes.
+// enter is put, but does not copy a shard if nothing changes.
 func (e ownerEdit) enter(k key, id PortID) {
 	if old := e.Index().get(k); old == nil || *old != id {
 		e.put(k, id)
@@ -81,36 +80,35 @@ func (e ownerEdit) enter(k key, id PortID) {
 }
 
 const (
-	shardsEach = 64 // for each class of keys, so that the busy ones lie close together
+	shardsEach = 64 // for each class of keys, so that frequently used ones share cache lines
 	shardCount = 3 * shardsEach
 )
 
-// Index finds something by destination: policy keeps what it makes of a Snapshot
-// in one. It is immutable once
-// made and may be read from any goroutine; the next one is made by an
-// IndexEdit, which copies only the shards that it changes. Two Indexes that
-// were made from each other share the rest. The zero value is empty.
+// Index maps destinations to values. Package policy stores its compiled decisions
+// in one. An Index is immutable and safe for concurrent use. An IndexEdit derives
+// the next one; it copies only the shards that it changes, and both Indexes share
+// the rest. The zero value is empty.
 //
-// A look-up in a big cluster waits for memory, once: what is found lies beside
-// the key that it is found by. With an IPv4 address or a node port, the key
-// takes 8 bytes, so that a V of 56 bytes fills a line of the processor's cache.
+// In a large cluster, a lookup costs one cache miss, because values lie beside
+// their keys. With an IPv4 address or a node port, the key takes 8 bytes, so a V of
+// 56 bytes fills one cache line.
 type Index[V any] struct {
 	words [shardCount]flat[uint64, V]  // IPv4 and node ports
 	keys  [shardCount]flat[wideKey, V] // IPv6
 }
 
-// seed is another one in each process, so that nobody can choose external IPs
-// that all fall on one slot.
+// seed differs in each process, so that tenants cannot choose external IPs that all
+// collide.
 var seed = rand.Uint64()
 
-// hashWord and hashKey spread keys over 64 bits. The first ones choose the
-// shard, the last ones the slot in it.
+// hashWord and hashKey distribute keys over 64 bits. The high bits select the
+// shard, the low bits the slot in it.
 func hashWord(w uint64) uint64 { return mix(w ^ seed) }
 
 func hashKey(k wideKey) uint64 { return mix(mix(mix(k.high^seed)^k.low) ^ k.rest) }
 
-// mix has each bit depend on all, also where keys follow each other as the
-// addresses of a cluster do (the finalizer of SplitMix64).
+// mix is the finalizer of splitmix64. Each output bit depends on all input bits,
+// even for consecutive addresses.
 func mix(h uint64) uint64 {
 	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
 	h = (h ^ h>>27) * 0x94d049bb133111eb
@@ -121,8 +119,8 @@ func shardOf(hash uint64, class uint64) int {
 	return int(class&0xff)*shardsEach + int(hash>>(64-6))
 }
 
-// Get returns what is known of an address and port, or nil. It is read-only. It
-// takes no lock and allocates nothing.
+// Get returns the value of an address and port, or nil. The value is read-only. Get
+// takes no lock and does not allocate.
 func (x *Index[V]) Get(d Destination) *V {
 	if d.Port == 0 {
 		return nil
@@ -155,7 +153,7 @@ func (x *Index[V]) get(k key) *V {
 	return x.getWide(wide(k.addr, k.port, k.proto, k.class))
 }
 
-// getAddr is get for what has an address, without making a key for IPv4.
+// getAddr is get for a key with an address. It avoids building a key for IPv4.
 func (x *Index[V]) getAddr(a netip.Addr, port uint16, p Protocol, c keyClass) *V {
 	if a.Is4() {
 		b := a.As4()
@@ -164,7 +162,7 @@ func (x *Index[V]) getAddr(a netip.Addr, port uint16, p Protocol, c keyClass) *V
 	return x.getWide(wide(a.As16(), port, p, c))
 }
 
-// IndexEdit makes the next Index from the last one. One goroutine owns it.
+// IndexEdit derives an Index from another one. It is not safe for concurrent use.
 type IndexEdit[V any] struct {
 	base *Index[V]
 	next *Index[V] // nil while nothing has changed
@@ -172,11 +170,11 @@ type IndexEdit[V any] struct {
 	ownWords, ownKeys [shardCount]bool
 }
 
-// EditIndex begins an edit of an Index, which stays as it is.
+// EditIndex starts an edit of an Index, which does not change.
 func EditIndex[V any](base *Index[V]) *IndexEdit[V] { return &IndexEdit[V]{base: base} }
 
-// Index returns what came out, the very Index that the edit began with if nothing
-// was done. The edit is over then.
+// Index returns the result and ends the edit. Without changes, it returns the Index
+// that the edit started with.
 func (e *IndexEdit[V]) Index() *Index[V] {
 	if e.next != nil {
 		return e.next
@@ -184,7 +182,7 @@ func (e *IndexEdit[V]) Index() *Index[V] {
 	return e.base
 }
 
-// Put enters what is known of an address and port, in the place of what was.
+// Put sets the value of an address and port.
 func (e *IndexEdit[V]) Put(d Destination, v V) { e.put(addrKey(d), v) }
 
 // PutNodePort is Put for a node port of a family.
@@ -192,7 +190,7 @@ func (e *IndexEdit[V]) PutNodePort(f Family, p Protocol, port uint16, v V) {
 	e.put(nodePortKey(f, p, port), v)
 }
 
-// Remove takes an address and port out, if it is there.
+// Remove deletes an address and port, if it is there.
 func (e *IndexEdit[V]) Remove(d Destination) { e.remove(addrKey(d)) }
 
 // RemoveNodePort is Remove for a node port of a family.
@@ -239,7 +237,8 @@ func (e *IndexEdit[V]) edited() *Index[V] {
 	return e.next
 }
 
-// writable returns a shard for writing, a copy when it is still shared.
+// writable returns a shard for writing. It copies the shard if that is still
+// shared.
 func writable[K comparable, V any](shard *flat[K, V], own *bool) *flat[K, V] {
 	if !*own {
 		*own = true
@@ -248,12 +247,12 @@ func writable[K comparable, V any](shard *flat[K, V], own *bool) *flat[K, V] {
 	return shard
 }
 
-// eitherFamily is the family under which the Snapshot's index has node ports,
-// as a service has its node port in both.
+// eitherFamily is the family of node ports in the Snapshot's index, because a
+// service has its node port in both.
 const eitherFamily = IPv4
 
-// FindNodePort finds the service port that has a node port. Whether the
-// address that it was reached by is a node address is for the caller to know.
+// FindNodePort returns the service port that has a node port. The caller must check
+// that the connection's destination is a node address.
 func (s *Snapshot) FindNodePort(p Protocol, port uint16) (PortID, bool) {
 	if s.index == nil {
 		return 0, false
@@ -265,8 +264,7 @@ func (s *Snapshot) FindNodePort(p Protocol, port uint16) (PortID, bool) {
 	return *id, true
 }
 
-// HasClusterIP reports whether an address is the cluster IP of some service
-// (A3.12).
+// HasClusterIP reports whether an address is the cluster IP of a service (A3.12).
 func (s *Snapshot) HasClusterIP(a netip.Addr) bool {
 	if s.index == nil {
 		return false

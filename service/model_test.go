@@ -21,7 +21,7 @@ type world struct {
 	services map[string]*corev1.Service
 	slices   map[string]*discoveryv1.EndpointSlice
 	host     *Host
-	// since says in which change a service began to claim something.
+	// since is the change in which a service first claimed something.
 	since   map[string]int
 	changes int
 }
@@ -35,7 +35,7 @@ func claimed(svc *corev1.Service, address string, port int32, proto Protocol) st
 	return fmt.Sprintf("%s %s %d %s", svc.Name, address, port, proto)
 }
 
-// takeNote says since when services claim what they claim after a change.
+// takeNote updates since after a change.
 func (w *world) takeNote() {
 	w.changes++
 	was := w.since
@@ -62,7 +62,7 @@ func (w *world) takeNote() {
 	}
 }
 
-// byAge returns the services that are handled, the earlier claim first.
+// byAge returns the handled services, the earliest claim first.
 func (w *world) byAge(address string, port int32, proto Protocol) []*corev1.Service {
 	list := w.handled()
 	slices.SortStableFunc(list, func(a, b *corev1.Service) int {
@@ -75,8 +75,8 @@ const worldNode = "n0"
 
 func pick[T any](r *rand.Rand, list ...T) T { return list[r.IntN(len(list))] }
 
-// randomService is one of few services with few addresses, so that they meet
-// and conflict often.
+// randomService returns one of few services with few addresses, so that they often
+// conflict.
 func randomService(r *rand.Rand) *corev1.Service {
 	svc := newService(fmt.Sprintf("s%d", r.IntN(6)), fmt.Sprintf("10.96.0.%d", r.IntN(5)))
 	if r.IntN(3) == 0 {
@@ -178,7 +178,7 @@ func (w *world) randomChange(r *rand.Rand) Change {
 	return c
 }
 
-// randomHost has a few addresses that others claim, or have as endpoints.
+// randomHost has a few addresses that Services claim or endpoints have.
 func randomHost(r *rand.Rand) *Host {
 	h := &Host{}
 	for _, a := range []string{"10.0.0.1", "192.0.2.1", "192.0.2.2", "fd01::1", "fd02::3"} {
@@ -192,8 +192,7 @@ func randomHost(r *rand.Rand) *Host {
 	return h
 }
 
-// handled are the services that a proxy serves, older ones first, so that the
-// first that claims something has it.
+// handled returns the services that a proxy serves, oldest first.
 func (w *world) handled() []*corev1.Service {
 	var out []*corev1.Service
 	for _, svc := range w.services {
@@ -231,8 +230,8 @@ func protocolOf(p corev1.Protocol) Protocol {
 	return TCP
 }
 
-// claimant says who has the right to a destination by its address, slow and
-// obvious: the best kind, and of one kind the earliest claim.
+// claimant returns the owner of a destination, slow and obvious: the best kind, and
+// within one kind the earliest claim.
 func (w *world) claimant(d Destination) (kind AddressKind, owner *corev1.Service, at corev1.ServicePort) {
 	text := d.Addr.String()
 	for _, kind := range []AddressKind{ClusterIP, LoadBalancer, ExternalIP} {
@@ -259,7 +258,7 @@ func nameOf(svc *corev1.Service, p corev1.ServicePort) PortName {
 	return PortName{Name: Name{svc.Namespace, svc.Name}, Port: p.Name, Protocol: protocolOf(p.Protocol)}
 }
 
-// lookup says who is served at a destination.
+// lookup describes the service at a destination.
 func (w *world) lookup(d Destination) string {
 	kind, svc, p := w.claimant(d)
 	if svc == nil {
@@ -307,8 +306,8 @@ func (w *world) aims(name PortName, d Destination) bool {
 	return false
 }
 
-// refused reports whether an endpoint is left out, and mayReturn whether a
-// connection to it could come to a Service.
+// refused reports whether an endpoint is left out; mayReturn, whether a connection
+// to it could reach a Service.
 func (w *world) refused(d Destination, local bool) bool {
 	own := slices.Contains(w.host.Addresses, d.Addr)
 	return slices.Contains(w.host.Broadcasts, d.Addr) || own && !local ||
@@ -372,7 +371,7 @@ func (w *world) endpoints(name PortName, f Family) []string {
 	return out
 }
 
-// dump is all that a snapshot says, without the IDs, which depend on history.
+// dump formats a snapshot without IDs, which depend on history.
 func dump(s *Snapshot) string {
 	var lines []string
 	for _, p := range s.Ports {
@@ -404,9 +403,8 @@ func dump(s *Snapshot) string {
 	return strings.Join(append(lines, problemTexts(s)...), "\n")
 }
 
-// TestStoreAgainstModel lets a world change at random. After each change the
-// Store must say what the model says, and the same as a Store that begins with
-// the world as it is.
+// TestStoreAgainstModel changes a world at random. After each change, the Store
+// must equal the model and a new Store that starts with the current world.
 func TestStoreAgainstModel(t *testing.T) {
 	const changes = 80
 	for seed := range uint64(race.Fewer(25)) {
@@ -423,7 +421,7 @@ func TestStoreAgainstModel(t *testing.T) {
 			checkModel(t, w, snap)
 			checkKept(t, before, snap)
 			again := NewStore(StoreOptions{NodeName: worldNode})
-			for k, list := range s.claims.byKey { // the only thing that the past decides
+			for k, list := range s.claims.byKey { // only this depends on history
 				for _, c := range list {
 					again.claims.earlier[claimant{k, c.svc.name}] = c.since
 				}

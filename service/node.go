@@ -10,9 +10,9 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 )
 
-// parseNode returns a node and what is wrong with its object.
+// parseNode returns a node and the problems of its object.
 func parseNode(n *corev1.Node) (Node, []string) {
-	out := Node{Name: n.Name, Labels: n.Labels, Found: true, Leaving: isLeaving(n)}
+	out := Node{Name: n.Name, Labels: n.Labels, Found: true, BeingDeleted: isBeingDeleted(n)}
 	var problems []string
 	for _, a := range n.Status.Addresses {
 		if a.Type != corev1.NodeInternalIP {
@@ -38,22 +38,22 @@ func parseNode(n *corev1.Node) (Node, []string) {
 	return out, problems
 }
 
-// deletionTaint is what the cluster autoscaler puts on a node before it
-// deletes it.
+// deletionTaint is the taint that the cluster autoscaler sets before it deletes a
+// node.
 const deletionTaint = "ToBeDeletedByClusterAutoscaler"
 
-// isLeaving is A7.3.
-func isLeaving(n *corev1.Node) bool {
+// isBeingDeleted implements A7.3.
+func isBeingDeleted(n *corev1.Node) bool {
 	return n.DeletionTimestamp != nil || slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == deletionTaint })
 }
 
 func (n *Node) equal(o *Node) bool {
-	return n.Name == o.Name && n.Found == o.Found && n.Leaving == o.Leaving && maps.Equal(n.Labels, o.Labels) &&
+	return n.Name == o.Name && n.Found == o.Found && n.BeingDeleted == o.BeingDeleted && maps.Equal(n.Labels, o.Labels) &&
 		slices.Equal(n.Addresses, o.Addresses) && slices.Equal(n.PodCIDRs, o.PodCIDRs)
 }
 
-// nextNodes returns the nodes after some changed; the same pointer if they came
-// out as they were.
+// nextNodes returns the nodes after a change, or the same pointer if nothing
+// changed.
 func nextNodes(last *Nodes, changed map[string]*Node) *Nodes {
 	var next map[string]*Node
 	for name, n := range changed {

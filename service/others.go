@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Other is a Service that another proxy serves, by the label
+// Other is a Service of another proxy, according to the label
 // service.kubernetes.io/service-proxy-name (A1.1, A1.2).
 type Other struct {
 	Service Name
@@ -17,7 +17,7 @@ type Other struct {
 	Labeled bool   // it has the label
 }
 
-// String says whose the Service is.
+// String describes the Service and its proxy.
 func (o Other) String() string {
 	if !o.Labeled {
 		return fmt.Sprintf("Service %s, which has no label %s and is the default proxy's", o.Service, proxyNameLabel)
@@ -25,14 +25,14 @@ func (o Other) String() string {
 	return fmt.Sprintf("Service %s, which the label %s gives to the proxy %q", o.Service, proxyNameLabel, o.Label)
 }
 
-// otherSpec is what counts of a Service that another proxy serves.
+// otherSpec holds the cluster IPs of another proxy's Service.
 type otherSpec struct {
 	Other
 	clusterIPs [2]netip.Addr // by family
 }
 
-// parseOther reads such a Service. What is wrong with it is for its own proxy to
-// report.
+// parseOther parses another proxy's Service. It reports no problems, because that
+// proxy does.
 func parseOther(svc *corev1.Service, label string, labeled bool) *otherSpec {
 	var s spec
 	s.parseClusterIPs(svc)
@@ -43,8 +43,8 @@ func parseOther(svc *corev1.Service, label string, labeled bool) *otherSpec {
 	return o
 }
 
-// noteOther takes note that a service gets another spec. Addresses that become
-// another proxy's, or are no more, go into moved.
+// noteOther updates the records of other proxies' Services when a service gets a
+// new spec. It adds addresses that another proxy gains or loses to moved.
 func (s *Store) noteOther(st *state, next *spec, moved map[netip.Addr]struct{}, u *update) {
 	was, is := s.others[st.name], (*otherSpec)(nil)
 	if next != nil {
@@ -74,8 +74,8 @@ func (s *Store) countOther(o *otherSpec, by int32, moved map[netip.Addr]struct{}
 	}
 }
 
-// othersOf returns the cluster IPs of Services that other proxies serve. Where two
-// have one address, the first by name counts.
+// othersOf returns the cluster IPs of other proxies' Services. If two have one
+// address, the first by name counts.
 func (s *Store) othersOf() map[netip.Addr]Other {
 	out := make(map[netip.Addr]Other, len(s.others))
 	for _, name := range slices.SortedFunc(maps.Keys(s.others), compareNames) {

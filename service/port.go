@@ -7,9 +7,9 @@ import (
 	"slices"
 )
 
-// fill writes into a port what follows from the spec of its service: all but
-// the endpoints. Addresses that another service has are left out and told in
-// the problems.
+// fill sets everything in a port that follows from its service's spec, which is all
+// but the endpoints. It leaves out addresses that other services own and adds a
+// problem for each.
 func (s *Store) fill(p *Port, st *state, i int, problems []string) []string {
 	sp, ps := st.spec, st.spec.ports[i]
 	*p = Port{
@@ -24,7 +24,7 @@ func (s *Store) fill(p *Port, st *state, i int, problems []string) []string {
 		TopologyKeys:        sp.topologyKeys,
 		Annotations:         sp.annotations,
 	}
-	problems = slices.Clip(problems) // the spec keeps its own
+	problems = slices.Clip(problems) // appending must not change the spec's list
 	has := func(k key, what AddressKind) bool {
 		w, _ := s.claims.winner(k)
 		if w.svc == st && w.port == i {
@@ -44,18 +44,18 @@ func (s *Store) fill(p *Port, st *state, i int, problems []string) []string {
 			return false
 		case what == ClusterIP:
 			return true
-		case s.otherIPs[a] > 0: // a cluster IP cannot be taken, whichever proxy serves it
+		case s.otherIPs[a] > 0: // a cluster IP takes precedence, whichever proxy serves it
 			problems = append(problems, fmt.Sprintf("%s %s is the cluster IP of a Service that another proxy serves: left out", what, a))
 			return false
 		case s.hosts.isBroadcast(a):
 			problems = append(problems, fmt.Sprintf("%s %s is the broadcast address of a link: left out", what, a))
 			return false
 		case st.leadsTo(i, at):
-			return false // the endpoint itself has it, as one in a node's network
+			return false // the endpoint has this address, for example in the host network
 		case !s.hosts.isOwn(a):
 			return true
 		case what == ExternalIP:
-			// Node ports go before external IPs, which anybody may write.
+			// Node ports take precedence over external IPs, which any tenant may write.
 			w, taken := s.claims.winner(nodePortKey(eitherFamily, ps.protocol, ps.port))
 			if taken && (w.svc != st || w.port != i) {
 				problems = append(problems, fmt.Sprintf("%s %s is a node port of Service %s: left out", what, addrKey(at), w.portName()))
@@ -91,7 +91,7 @@ func (s *Store) fill(p *Port, st *state, i int, problems []string) []string {
 	return problems
 }
 
-// equal reports whether nothing that anybody reads of a port has changed.
+// equal reports whether all exported fields of a port are equal.
 func (p *Port) equal(o *Port) bool {
 	return p.ID == o.ID && p.Name == o.Name && p.Type == o.Type && p.Port == o.Port &&
 		p.NodePort == o.NodePort && p.InternalLocal == o.InternalLocal &&
@@ -109,10 +109,9 @@ func (v *FamilyView) equal(o *FamilyView) bool {
 		endpointsEqual(v.Endpoints, o.Endpoints)
 }
 
-// Destinations calls yield for each address and port that leads to the service
-// port (A3.1) and its kind: all but the node port. An address that is both
-// external IP and load balancer IP counts as the latter, so that its source
-// ranges hold. It can be used with range.
+// Destinations yields each address and port of the service port (A3.1) and its
+// kind, except the node port. An address that is both external IP and load balancer
+// IP counts as the latter, so that its source ranges apply.
 func (p *Port) Destinations(yield func(Destination, AddressKind) bool) {
 	for f := range p.Families {
 		v := &p.Families[f]

@@ -1,14 +1,14 @@
-// Package service is the model of what a cluster's Services say: which
-// addresses and ports lead to which endpoints.
+// Package service is the model of a cluster's Services: which addresses and ports
+// lead to which endpoints.
 //
-// A [Store] takes API objects (Service, EndpointSlice, Node, ServiceCIDR) as
-// they come and go and builds immutable [Snapshot]s. Everything reachable from
-// a Snapshot is read-only and may be shared by any number of goroutines; parts
-// that did not change keep their pointers from one Snapshot to the next, so
-// that what is derived from them can be kept too.
+// A [Store] receives API objects (Service, EndpointSlice, Node, ServiceCIDR) and
+// builds immutable [Snapshot]s. One goroutine owns the Store. Everything reachable
+// from a Snapshot is read-only and safe for concurrent use. Unchanged parts keep
+// their pointers from one Snapshot to the next, so that callers can also keep what
+// they derived from them.
 //
-// The package knows the rules of object intake (A1.1 to A1.19) and nothing of
-// policy, sockets or files.
+// The package implements the rules of object intake (A1.1 to A1.19). It leaves
+// decisions about connections to package policy, and does no I/O.
 package service
 
 import (
@@ -18,7 +18,7 @@ import (
 // Protocol is the transport protocol of a service port.
 type Protocol uint8
 
-// The protocols that a Service may name. The zero value is none of them.
+// The protocols of Services. The zero value is none of them.
 const (
 	TCP Protocol = iota + 1
 	UDP
@@ -47,16 +47,16 @@ type Name struct {
 // String returns "namespace/name".
 func (n Name) String() string { return n.Namespace + "/" + n.Name }
 
-// PortName identifies a service port (A1.6): one number used with TCP and UDP
-// is two of them.
+// PortName identifies a service port (A1.6). The same port number with TCP and UDP
+// makes two service ports.
 type PortName struct {
 	Name
-	Port     string // may be empty when the service has one port only
+	Port     string // may be empty if the service has only one port
 	Protocol Protocol
 }
 
-// String returns "namespace/name:port", without the colon when the port has no
-// name (A1.6).
+// String returns "namespace/name:port", or "namespace/name" if the port has no name
+// (A1.6).
 func (n PortName) String() string {
 	if n.Port == "" {
 		return n.Name.String()
@@ -64,7 +64,7 @@ func (n PortName) String() string {
 	return n.Name.String() + ":" + n.Port
 }
 
-// AddressKind tells which of a service's addresses a destination is (A3.1).
+// AddressKind is the kind of a service's address (A3.1).
 type AddressKind uint8
 
 // The kinds of addresses. The zero value is none of them.
@@ -75,7 +75,7 @@ const (
 	NodePort
 )
 
-// String returns the names that the access log and explain use.
+// String returns the name in the access log and in the output of "sluice explain".
 func (k AddressKind) String() string {
 	switch k {
 	case ClusterIP:
@@ -90,9 +90,9 @@ func (k AddressKind) String() string {
 	return "unknown"
 }
 
-// Destination is what a packet is sent to.
+// Destination is the destination of a packet.
 type Destination struct {
-	Addr     netip.Addr // never an IPv4 address mapped into IPv6
+	Addr     netip.Addr // never IPv4-mapped IPv6
 	Port     uint16
 	Protocol Protocol
 }

@@ -11,12 +11,12 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// slice is what an EndpointSlice comes down to.
+// slice is a parsed EndpointSlice.
 type slice struct {
 	owner     Name // the service
 	family    Family
 	ports     []slicePort
-	endpoints []Endpoint // whatever port is in Addr does not count
+	endpoints []Endpoint // the port in Addr is unused
 	problems  []string
 }
 
@@ -30,8 +30,9 @@ func (s *slice) problemf(format string, args ...any) {
 	s.problems = append(s.problems, fmt.Sprintf(format, args...))
 }
 
-// share lets a slice hold its endpoints where a service port does that has no
-// others: most have one port and one slice, and would be in memory twice.
+// share replaces the slice's endpoints by those of a service port if they are
+// equal. Most services have one port and one slice, and would hold each endpoint
+// twice.
 func (s *slice) share(family Family, merged []Endpoint) {
 	if s.family == family && len(s.endpoints) == len(merged) {
 		s.endpoints = merged
@@ -49,8 +50,9 @@ func endpointEqual(a, b *Endpoint) bool {
 		slices.Equal(a.ZoneHints, b.ZoneHints) && slices.Equal(a.NodeHints, b.NodeHints)
 }
 
-// parseSlice applies the rules of intake to one EndpointSlice; nil if it is
-// none of ours. A problem of one endpoint or port leaves out no other.
+// parseSlice parses an EndpointSlice by the rules of intake. It returns nil for a
+// slice that Sluice ignores. A problem of one endpoint or port does not affect
+// others.
 func parseSlice(es *discoveryv1.EndpointSlice, node string) *slice {
 	owner := es.Labels[discoveryv1.LabelServiceName]
 	if _, headless := es.Labels[corev1.IsHeadlessService]; headless || owner == "" {
@@ -75,8 +77,8 @@ func parseSlice(es *discoveryv1.EndpointSlice, node string) *slice {
 	return s
 }
 
-// addPort takes a port of the slice. A name or protocol that is missing is
-// what the API server would have filled in: "" and TCP.
+// addPort adds a port of the slice. A missing name or protocol gets the API
+// server's default: "" and TCP.
 func (s *slice) addPort(p *discoveryv1.EndpointPort) {
 	out := slicePort{protocol: TCP}
 	if p.Name != nil {
@@ -154,10 +156,10 @@ func isTrue(p *bool, otherwise bool) bool {
 	return *p
 }
 
-// merger gathers the endpoints of one service port from several slices. Its
-// buffers serve again and again.
+// merger collects the endpoints of one service port from several slices. It reuses
+// its buffers.
 type merger struct {
-	seen  map[netip.AddrPort]int // place in found
+	seen  map[netip.AddrPort]int // index in found
 	found []Endpoint
 	texts []byte
 	order []sortKey
@@ -165,10 +167,10 @@ type merger struct {
 
 type sortKey struct{ from, to, index int }
 
-// merge returns the endpoints of a service port in one family (A1.15): of the
-// slices, which come in the order of their names, sorted by "ip:port" as text,
-// without duplicates (A1.14) and without those that judge leaves out. If old
-// holds the same, old is what it gives.
+// merge returns the endpoints of a service port in one family (A1.15), sorted by
+// the text of "ip:port", without duplicates (A1.14) and without those that judge
+// rejects. The slices must be sorted by name. If the result equals old, merge
+// returns old.
 func (m *merger) merge(all []*slice, family Family, name string, proto Protocol, old []Endpoint, judge judgement) []Endpoint {
 	clear(m.seen)
 	m.found = m.found[:0]
@@ -202,11 +204,11 @@ func (m *merger) merge(all []*slice, family Family, name string, proto Protocol,
 	return out
 }
 
-// judgement tells whether an endpoint can be used, and Endpoint.MayReturn.
+// judgement reports whether an endpoint is usable, and its Endpoint.MayReturn.
 type judgement func(*Endpoint, Destination) (ok, mayReturn bool)
 
-// add takes one endpoint. Of two with one address and port, one that is not
-// terminating wins; otherwise the later (A1.13).
+// add adds an endpoint. Of two with the same address and port, a non-terminating
+// one wins, or else the later one (A1.13).
 func (m *merger) add(e *Endpoint, port uint16, mayReturn bool) {
 	at := netip.AddrPortFrom(e.Addr.Addr(), port)
 	i, ok := m.seen[at]
@@ -224,8 +226,8 @@ func (m *merger) add(e *Endpoint, port uint16, mayReturn bool) {
 	m.found[i].Addr, m.found[i].MayReturn = at, mayReturn
 }
 
-// sort leaves in order the places of found sorted by text. The text of each is
-// made once.
+// sort sorts the indexes of found by address text into order. It formats each text
+// once.
 func (m *merger) sort() {
 	m.texts, m.order = m.texts[:0], m.order[:0]
 	for i := range m.found {

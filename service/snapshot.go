@@ -5,13 +5,12 @@ import (
 	"time"
 )
 
-// PortID is a small integer that stands for a service port. It stays the same
-// as long as the port exists and may be given to another port afterwards, so
-// it indexes tables that are built for one Snapshot and is never kept beyond.
+// PortID is a small integer that identifies a service port while the port exists.
+// Another port may reuse it later. It indexes tables of one Snapshot; do not keep
+// it longer.
 type PortID uint32
 
-// Family says which of the two address families something belongs to. It
-// indexes Port.Families.
+// Family is an address family. It indexes Port.Families.
 type Family uint8
 
 // The two address families.
@@ -20,8 +19,8 @@ const (
 	IPv6
 )
 
-// FamilyOf returns the family of an address. An IPv4 address mapped into IPv6
-// counts as IPv6; callers unmap first.
+// FamilyOf returns the family of an address. An IPv4-mapped IPv6 address counts as
+// IPv6; callers must unmap it.
 func FamilyOf(a netip.Addr) Family {
 	if a.Is4() {
 		return IPv4
@@ -29,42 +28,41 @@ func FamilyOf(a netip.Addr) Family {
 	return IPv6
 }
 
-// Type is the type of a Service that has a cluster IP.
+// Type is the type of a Service with a cluster IP.
 type Type uint8
 
-// The service types that a proxy handles (A1.4 leaves ExternalName out).
+// The service types. ExternalName has none (A1.4).
 const (
 	TypeClusterIP Type = iota
 	TypeNodePort
 	TypeLoadBalancer
 )
 
-// Snapshot is everything that was known at one moment. It never changes.
+// Snapshot is the state of the cluster after one change. It never changes.
 type Snapshot struct {
-	// Node is this node as its Node object describes it.
+	// Node is this node according to its Node object.
 	Node Node
-	// Nodes are all nodes that have an object. It keeps its pointer as long as
-	// none of them changes.
+	// Nodes are all nodes that have an object. The pointer stays the same until a
+	// node changes.
 	Nodes *Nodes
-	// Ports holds each service port at its PortID; unused places are nil.
+	// Ports holds each service port at its PortID. Unused elements are nil.
 	Ports []*Port
-	// ServiceCIDRs are the ranges that cluster IPs are taken from, from
-	// ServiceCIDR objects, sorted. Empty when there are none.
+	// ServiceCIDRs are the ranges of cluster IPs from ServiceCIDR objects, sorted.
 	ServiceCIDRs []netip.Prefix
-	// Others are the cluster IPs of Services that other proxies serve. It is the
-	// same map for as long as it does not change.
+	// Others are the cluster IPs of other proxies' Services. The map stays the same
+	// until it changes.
 	Others map[netip.Addr]Other
-	// Problems are the objects, or parts of them, that could not be used,
-	// sorted by object: conflicting addresses, invalid addresses (A1.7).
+	// Problems describe unusable objects or parts of them, sorted by object:
+	// conflicting or invalid addresses (A1.7) and others.
 	Problems []Problem
 
-	index *Index[PortID] // of node ports and cluster IPs; the latter have no ID
+	index *Index[PortID] // of node ports and cluster IPs; the values of the latter are unused
 }
 
-// Problem is one thing in the input that could not be used.
+// Problem describes one unusable part of the input.
 type Problem struct {
 	Object string // "Service default/web"
-	Text   string // what is wrong and what follows from it
+	Text   string // the fault and its consequence
 }
 
 // Node is a node of the cluster.
@@ -75,10 +73,11 @@ type Node struct {
 	Addresses []netip.Addr
 	// PodCIDRs are the ranges of the node's pods.
 	PodCIDRs []netip.Prefix
-	// Found is false while no Node object of that name is known.
+	// Found is false until a Node object of this name is known.
 	Found bool
-	// Leaving is set while the node is being deleted, or is about to be (A7.3).
-	Leaving bool
+	// BeingDeleted is set if the node is being deleted or has the autoscaler's
+	// deletion taint (A7.3).
+	BeingDeleted bool
 }
 
 // Zone returns the node's topology zone, or "" (A2.13).
@@ -89,7 +88,7 @@ type Nodes struct {
 	byName map[string]*Node
 }
 
-// Get returns the node of a name, or nil. It may be called on nil.
+// Get returns the node of a name, or nil. n may be nil.
 func (n *Nodes) Get(name string) *Node {
 	if n == nil {
 		return nil
@@ -97,8 +96,8 @@ func (n *Nodes) Get(name string) *Node {
 	return n.byName[name]
 }
 
-// Port is one port of a Service (A1.6), with the addresses and endpoints of
-// both families.
+// Port is one port of a Service (A1.6) with the addresses and endpoints of both
+// families.
 type Port struct {
 	ID       PortID
 	Name     PortName
@@ -106,50 +105,49 @@ type Port struct {
 	Port     uint16 // on cluster IPs, external IPs and load balancer IPs
 	NodePort uint16 // 0 if none
 
-	// InternalLocal and ExternalLocal say that the traffic policy of that
-	// kind of traffic is Local (A2.2).
+	// InternalLocal and ExternalLocal are set if the traffic policy of that traffic
+	// is Local (A2.2).
 	InternalLocal bool
 	ExternalLocal bool
 
-	// AffinityTimeout is the sliding window of session affinity ClientIP
-	// (A5.2), 0 when the service has none.
+	// AffinityTimeout is the sliding window of session affinity ClientIP (A5.2), or
+	// 0 without affinity.
 	AffinityTimeout time.Duration
 
 	// HealthCheckNodePort is 0 if none (A6.1).
 	HealthCheckNodePort uint16
 
 	// TopologyKeys are the node label keys of the annotation
-	// sluice.dev/topology-keys, in order; "*" stands for any endpoint. Empty
-	// means that there is no choice by label, also where the external policy
-	// is Local, which excludes it.
+	// sluice.dev/topology-keys, in order; "*" matches any endpoint. The list is
+	// empty without the annotation, and if the external policy is Local, which
+	// excludes it.
 	TopologyKeys []string
 
-	// Annotations are those of the Service that begin with "sluice.dev/",
+	// Annotations are the Service's annotations with the prefix "sluice.dev/",
 	// without that prefix; nil if there are none.
 	Annotations map[string]string
 
-	// Families holds the addresses and endpoints by family, at IPv4 and
-	// IPv6.
+	// Families holds the addresses and endpoints, indexed by Family.
 	Families [2]FamilyView
 }
 
-// FamilyView is a service port as one address family sees it (A1.5, A1.19).
-// An address that another service claims with better right is not in it.
+// FamilyView is a service port in one address family (A1.5, A1.19). It leaves out
+// addresses that another service owns.
 type FamilyView struct {
-	// Exists is set if the service has a cluster IP of the family. Without
-	// it there are no addresses either, and no node port in that family.
+	// Exists is set if the service has a cluster IP of the family. Otherwise it has
+	// neither addresses nor a node port in that family.
 	Exists          bool
-	ClusterIP       netip.Addr     // not valid if it is another service's
+	ClusterIP       netip.Addr     // invalid if another service owns it
 	ExternalIPs     []netip.Addr   // A1.7
 	LoadBalancerIPs []netip.Addr   // of ipMode VIP only (A1.9)
-	SourceRanges    []netip.Prefix // of load balancer IPs (A3.10); empty means that all may
-	Endpoints       []Endpoint     // sorted by address as text, no address twice (A1.13, A1.14)
+	SourceRanges    []netip.Prefix // of load balancer IPs (A3.10); empty allows all clients
+	Endpoints       []Endpoint     // sorted by address text, without duplicates (A1.13, A1.14)
 }
 
 // Endpoint is one address and port that serves a service port.
 type Endpoint struct {
 	Addr netip.AddrPort
-	// The conditions, with the defaults of A1.12 applied.
+	// Conditions with the defaults of A1.12.
 	Ready       bool
 	Serving     bool
 	Terminating bool
@@ -158,12 +156,13 @@ type Endpoint struct {
 
 	Node string // name of its node, may be empty
 	Zone string // may be empty
-	Pod  Name   // of targetRef if that is a Pod, else empty
+	Pod  Name   // targetRef if that is a Pod, else empty
 	// PodUID is the UID of targetRef, or "".
 	PodUID string
 
-	// MayReturn says that a connection could come to a Service's address, here
-	// or on another node, instead of the endpoint: it must not be served there.
+	// MayReturn means that the address may also be a Service's, on this node or
+	// another one. The proxy must not serve a connection that it made to this
+	// endpoint and that came back to a Service's address.
 	MayReturn bool
 
 	// ZoneHints and NodeHints are the topology hints (A2.8, A2.9).
@@ -171,7 +170,7 @@ type Endpoint struct {
 	NodeHints []string
 }
 
-// InCluster reports whether the endpoint is on a node of the cluster, as pods are.
-// Others may be anywhere, and what is sent to them may have to be translated on
-// its way.
+// InCluster reports whether the endpoint is on a node of the cluster, like a pod.
+// Other endpoints may be outside the cluster, and packets to them may need
+// translation on the way.
 func (e *Endpoint) InCluster() bool { return e.Node != "" }

@@ -14,8 +14,8 @@ const (
 	proxyNameLabel   = "service.kubernetes.io/service-proxy-name"
 	annotationPrefix = "sluice.dev/"
 
-	// topologyKeys is the annotation that holds topology keys, and anyTopology
-	// the key that every endpoint matches.
+	// topologyKeys is the annotation that holds topology keys. anyTopology is the
+	// key that every endpoint matches.
 	topologyKeys = "topology-keys"
 	anyTopology  = "*"
 
@@ -23,10 +23,10 @@ const (
 	maximumAffinity = 24 * time.Hour
 )
 
-// spec is what a Service object comes down to. Services that are not ours, or
-// that no proxy handles, have a spec without ports.
+// spec is a parsed Service. A Service of another proxy, or one that proxies ignore,
+// has no ports.
 type spec struct {
-	created             int64 // Unix seconds; 0 for an object that was never stored
+	created             int64 // Unix seconds; 0 for an object that does not come from an API server
 	kind                Type
 	internalLocal       bool
 	externalLocal       bool
@@ -35,7 +35,7 @@ type spec struct {
 	topologyKeys        []string
 	annotations         map[string]string
 	ports               []portSpec
-	other               *otherSpec // if another proxy serves it
+	other               *otherSpec // not nil if another proxy serves it
 	families            [2]familySpec
 	problems            []string
 }
@@ -47,8 +47,8 @@ type portSpec struct {
 	nodePort uint16
 }
 
-// familySpec is the part of a spec that belongs to one address family. There
-// is nothing in it if clusterIP is not valid (A1.5).
+// familySpec is the part of a spec for one address family. It is empty if clusterIP
+// is invalid (A1.5).
 type familySpec struct {
 	clusterIP       netip.Addr
 	externalIPs     []netip.Addr
@@ -60,8 +60,8 @@ func (s *spec) problemf(format string, args ...any) {
 	s.problems = append(s.problems, fmt.Sprintf(format, args...))
 }
 
-// parseService applies the rules of intake to one Service. Without a
-// ServiceProxyName, services that carry the label belong to somebody else.
+// parseService parses a Service by the rules of intake. Without a ServiceProxyName,
+// Services with the label belong to another proxy.
 func parseService(svc *corev1.Service, o *StoreOptions) *spec {
 	proxyName := o.ServiceProxyName
 	s := &spec{}
@@ -92,14 +92,15 @@ func parseService(svc *corev1.Service, o *StoreOptions) *spec {
 	return s
 }
 
-// hasNoClusterIP tells the types of Services that no proxy handles.
+// hasNoClusterIP reports whether the Service's type has no cluster IP, so that
+// proxies ignore it.
 func hasNoClusterIP(svc *corev1.Service) bool {
 	return svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.ClusterIP == corev1.ClusterIPNone
 }
 
-// parseClusterIPs finds the cluster IP of each family (A1.5). Without
-// ipFamilies each address stands for its own family; without clusterIPs there
-// is clusterIP alone. That is what the API server would have filled in.
+// parseClusterIPs finds the cluster IP of each family (A1.5). Missing fields get
+// the API server's defaults: without ipFamilies, each address determines its
+// family; without clusterIPs, clusterIP is the only address.
 func (s *spec) parseClusterIPs(svc *corev1.Service) {
 	texts := svc.Spec.ClusterIPs
 	if len(texts) == 0 {
@@ -172,7 +173,7 @@ func (s *spec) hasPort(name string, proto Protocol) bool {
 	return false
 }
 
-// parseProtocol reads a protocol; none means TCP.
+// parseProtocol parses a protocol. The empty string means TCP.
 func parseProtocol(p corev1.Protocol) (Protocol, bool) {
 	switch p {
 	case "", corev1.ProtocolTCP:
@@ -229,9 +230,9 @@ func (s *spec) parsePolicy(svc *corev1.Service) {
 	s.parseTopologyKeys()
 }
 
-// parseTopologyKeys reads the ordered list of node label keys, separated by
-// commas or blanks. A key that no node can have stays in the list: it is a
-// wish for endpoints that do not exist, and dropping it would widen the choice.
+// parseTopologyKeys parses the list of node label keys, separated by commas or
+// blanks. It keeps a key that no node can have, because dropping it would allow
+// more endpoints.
 func (s *spec) parseTopologyKeys() {
 	keys := strings.FieldsFunc(s.annotations[topologyKeys], func(r rune) bool {
 		return r == ',' || r == ' ' || r == '\t' || r == '\n'
@@ -257,9 +258,8 @@ func (s *spec) parseTopologyKeys() {
 	s.topologyKeys = keys
 }
 
-// parseExternal reads the addresses that lead in from outside. What is not
-// valid is left out (A1.7); what is of a family without a cluster IP too
-// (A1.5).
+// parseExternal parses external IPs, load balancer IPs and source ranges. It leaves
+// out invalid addresses (A1.7) and those of a family without a cluster IP (A1.5).
 func (s *spec) parseExternal(svc *corev1.Service, allowed *ExternalIPs) {
 	for _, text := range svc.Spec.ExternalIPs {
 		a, ok := parseAddr(text)
@@ -296,7 +296,7 @@ func (s *spec) parseExternal(svc *corev1.Service, allowed *ExternalIPs) {
 		}
 		valid++
 		if p.Bits() == 0 {
-			open[FamilyOf(p.Addr())] = true // A3.10: everybody may
+			open[FamilyOf(p.Addr())] = true // A3.10: allows all clients
 		}
 		if f := s.familyOf(p.Addr()); f != nil {
 			f.sourceRanges = addUnique(f.sourceRanges, p)

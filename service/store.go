@@ -7,40 +7,39 @@ import (
 	"slices"
 )
 
-// StoreOptions says whose Store it is. The zero value is a proxy on no
-// particular node.
+// StoreOptions identify the node and the proxy that a Store works for. The zero
+// value is the default proxy on no particular node.
 type StoreOptions struct {
-	// NodeName is the node that endpoints are local to. Without it none is
-	// (A1.12).
+	// NodeName is the node whose endpoints are Local. If it is empty, no endpoint
+	// is (A1.12).
 	NodeName string
-	// ServiceProxyName is the value of the label
-	// service.kubernetes.io/service-proxy-name that services for this proxy
-	// carry (A1.2). With "", it serves those without the label (A1.1), and
-	// ranges of cluster IPs are its own.
+	// ServiceProxyName is the label service.kubernetes.io/service-proxy-name of
+	// this proxy's Services (A1.2). If it is empty, the proxy serves the Services
+	// without the label (A1.1) and owns the ranges of cluster IPs.
 	ServiceProxyName string
-	// ExternalIPs says which external IPs are served.
+	// ExternalIPs restricts the external IPs.
 	ExternalIPs ExternalIPs
 }
 
-// ExternalIPs says which external IPs are served; the zero value: all.
+// ExternalIPs selects the external IPs to serve. The zero value selects all.
 type ExternalIPs struct {
 	None   bool
-	Ranges []netip.Prefix // if there are any, those in them
+	Ranges []netip.Prefix // if not empty, serve only external IPs in these
 }
 
 func (e *ExternalIPs) allow(a netip.Addr) bool {
 	return !e.None && (len(e.Ranges) == 0 || slices.ContainsFunc(e.Ranges, func(p netip.Prefix) bool { return p.Contains(a) }))
 }
 
-// Store gathers API objects and builds Snapshots. One goroutine owns it: no
-// method may run beside another. What it gives out may be read by all.
+// Store receives API objects and builds Snapshots. Its methods are not safe for
+// concurrent use; the Snapshots are.
 type Store struct {
 	options  StoreOptions
 	services map[Name]*state
-	owners   map[Name]Name // of each EndpointSlice, its service
+	owners   map[Name]Name // service by EndpointSlice
 	cidrs    map[string][]netip.Prefix
 	others   map[Name]*otherSpec
-	otherIPs map[netip.Addr]int32 // how many of others have a cluster IP
+	otherIPs map[netip.Addr]int32 // number of others by cluster IP
 	problems map[ObjectKey][]Problem
 	claims   claims
 	hosts    hostAddresses
@@ -51,20 +50,18 @@ type Store struct {
 	last     *Snapshot
 }
 
-// state is what the Store knows of one service: its object, its slices, and
-// the ports that follow from them.
+// state is one service: its object, its slices, and the ports built from them.
 type state struct {
 	name   Name
 	spec   *spec // nil while there are only slices
 	slices map[string]*slice
-	ports  []*Port // as spec.ports; nil until built
+	ports  []*Port // parallel to spec.ports; nil until built
 	ids    []PortID
-	// problems are those of spec and claims; those of endpoints are not among
-	// them.
+	// problems are those of spec and claims, without those of endpoints.
 	problems []string
 }
 
-// NewStore returns a Store that knows nothing yet.
+// NewStore creates an empty Store.
 func NewStore(options StoreOptions) *Store {
 	return &Store{
 		options:  options,
@@ -80,31 +77,30 @@ func NewStore(options StoreOptions) *Store {
 	}
 }
 
-// Snapshot returns what the last Apply gave.
+// Snapshot returns the result of the last Apply.
 func (s *Store) Snapshot() *Snapshot { return s.last }
 
-// update is one Apply under way.
+// update is the state of one Apply.
 type update struct {
-	respec    map[*state]*spec // services whose spec changes, with the new one
+	respec    map[*state]*spec // new specs
 	endpoints map[*state]struct{}
 	rebuild   map[*state]struct{} // services whose addresses may have changed
-	nodes     map[string]*Node    // nil for one that is gone
+	nodes     map[string]*Node    // nil for a deleted one
 	cidrs     bool
 	others    bool
 	problems  bool
 	ports     bool
 	index     ownerEdit
 	host      *Host // nil if it does not change
-	// Addresses and node ports that mean something else than before and that
-	// some endpoint may have.
+	// Addresses and node ports whose owner changed and that some endpoint may have.
 	aimedAddrs map[netip.Addr]struct{}
 	aimedPorts map[uint16]struct{}
 }
 
-// Apply takes a change and gives the Snapshot that follows, which is the same
-// pointer when nothing changed that matters (A1.17). What is deleted goes
-// first: an object that is in the change as well is there afterwards. Objects
-// that cannot be used become Problems of the Snapshot and never errors.
+// Apply applies a change and returns the new Snapshot, or the same pointer if
+// nothing relevant changed (A1.17). It processes deletions first, so an object that
+// the change both deletes and contains exists afterwards. Apply returns no errors;
+// it reports unusable objects as Problems of the Snapshot.
 func (s *Store) Apply(c Change) *Snapshot {
 	u := &update{
 		respec:    make(map[*state]*spec),
@@ -126,7 +122,7 @@ func (s *Store) Apply(c Change) *Snapshot {
 	return s.publish(nodes, u)
 }
 
-// take reads the objects of a change into the update.
+// take parses the objects of a change into the update.
 func (s *Store) take(c Change, u *update) {
 	for _, k := range c.Deleted {
 		s.remove(k, u)
@@ -142,7 +138,7 @@ func (s *Store) take(c Change, u *update) {
 	for _, n := range c.Nodes {
 		node, problems := parseNode(n)
 		u.nodes[n.Name] = &node
-		if s.isOwn(n.Name) { // the addresses of others are nothing to us
+		if s.isOwn(n.Name) { // other nodes' addresses do not concern this node
 			s.setProblems(ObjectKey{KindNode, Name{Name: n.Name}}, problems, u)
 		}
 	}
@@ -157,7 +153,7 @@ func (s *Store) take(c Change, u *update) {
 }
 
 func (s *Store) remove(k ObjectKey, u *update) {
-	if k.Kind != KindService { // those of services are found when it is built
+	if k.Kind != KindService { // buildService sets the problems of services
 		s.setProblems(k, nil, u)
 	}
 	switch k.Kind {
@@ -177,7 +173,7 @@ func (s *Store) remove(k ObjectKey, u *update) {
 	}
 }
 
-// state finds the state of a service, or begins one.
+// state returns the state of a service and creates it if necessary.
 func (s *Store) state(name Name) *state {
 	st, ok := s.services[name]
 	if !ok {
@@ -187,7 +183,7 @@ func (s *Store) state(name Name) *state {
 	return st
 }
 
-// setSlice puts a slice in the place of the one of that name; nil removes it.
+// setSlice adds or replaces a slice; nil removes it.
 func (s *Store) setSlice(name Name, sl *slice, u *update) {
 	owner, had := s.owners[name]
 	if had {
@@ -209,8 +205,9 @@ func (s *Store) setSlice(name Name, sl *slice, u *update) {
 	s.setProblems(ObjectKey{KindEndpointSlice, name}, problems, u)
 }
 
-// count takes note of where a slice's endpoints are, or that they are there no
-// more. One at an external address of its service is left to answer there itself.
+// count adds the endpoints of a slice to aims with by = 1 and removes them with -1.
+// It schedules the service if an endpoint has an external address of it: such an
+// endpoint answers there itself.
 func (s *Store) count(st *state, sl *slice, by int32, u *update) {
 	s.aims.count(sl, by)
 	for i := range sl.endpoints {
@@ -220,7 +217,7 @@ func (s *Store) count(st *state, sl *slice, by int32, u *update) {
 	}
 }
 
-// rehost puts the node's addresses in force.
+// rehost applies a change of the node's addresses.
 func (s *Store) rehost(nodes *Nodes, u *update) {
 	if u.host == nil && nodes == s.last.Nodes {
 		return
@@ -254,8 +251,7 @@ func (s *Store) setProblems(k ObjectKey, texts []string, u *update) {
 	s.problems[k] = list
 }
 
-// respec puts the new specs in force: who has which address, and which port
-// has which ID.
+// respec applies the new specs: it assigns addresses to services and IDs to ports.
 func (s *Store) respec(u *update) {
 	changed := make([]*state, 0, len(u.respec))
 	for st, sp := range u.respec {
@@ -288,7 +284,7 @@ func (s *Store) respec(u *update) {
 	s.rebuildAt(moved, u)
 }
 
-// rebuildAt builds the services that claim one of the addresses.
+// rebuildAt schedules the services that claim one of the addresses.
 func (s *Store) rebuildAt(addrs map[netip.Addr]struct{}, u *update) {
 	if len(addrs) == 0 {
 		return
@@ -302,7 +298,7 @@ func (s *Store) rebuildAt(addrs map[netip.Addr]struct{}, u *update) {
 	}
 }
 
-// dropPorts frees the IDs of the ports that the next spec has no more.
+// dropPorts frees the IDs of ports that the next spec does not have.
 func (s *Store) dropPorts(st *state, next *spec, u *update) {
 	if st.spec == nil {
 		return
@@ -316,8 +312,8 @@ func (s *Store) dropPorts(st *state, next *spec, u *update) {
 	}
 }
 
-// takeSpec puts a spec in the place of the last one. Ports that stay keep
-// their ID and what was built for them.
+// takeSpec replaces a spec. Ports in both specs keep their ID and what was built
+// for them.
 func (s *Store) takeSpec(st *state, next *spec) {
 	var ports []*Port
 	var ids []PortID
@@ -349,8 +345,8 @@ func (st *state) find(p portSpec) (PortID, *Port, bool) {
 	return 0, nil, false
 }
 
-// settle writes a key's owner into the index, if that has such keys. Whoever
-// else claims it is built again, as it may have lost or got the address.
+// settle updates the index with the owner of a key. It schedules all services that
+// claim the key, because they may have gained or lost it.
 func (s *Store) settle(k key, u *update) {
 	if k.class == byClusterIP {
 		if s.claims.clusterIPs[k] > 0 {
@@ -366,7 +362,7 @@ func (s *Store) settle(k key, u *update) {
 	if k.class != byNodePort {
 		return
 	}
-	for a := range s.hosts.own { // node ports go before external IPs there
+	for a := range s.hosts.own { // a node port takes precedence over an external IP that is the node's address
 		for _, c := range s.claims.byKey[addrKey(Destination{a, k.port, k.proto})] {
 			u.rebuild[c.svc] = struct{}{}
 		}
@@ -378,7 +374,7 @@ func (s *Store) settle(k key, u *update) {
 	}
 }
 
-// build makes the ports of all services that the update touches.
+// build builds the ports of all scheduled services.
 func (s *Store) build(u *update) {
 	for st := range u.rebuild {
 		s.buildService(st, true, u)
@@ -390,8 +386,8 @@ func (s *Store) build(u *update) {
 	}
 }
 
-// buildService makes the ports of one service; with addresses, also what
-// follows from its spec. A port that comes out as it was keeps its pointer.
+// buildService builds the ports of one service; with addresses, also the parts that
+// follow from its spec. An unchanged port keeps its pointer.
 func (s *Store) buildService(st *state, addresses bool, u *update) {
 	if st.spec == nil {
 		s.setProblems(ObjectKey{KindService, st.name}, nil, u)
@@ -452,8 +448,8 @@ func (st *state) sortedSlices() []*slice {
 	return out
 }
 
-// publish makes the Snapshot of what the update left behind. What came and went
-// within the update has not changed (A1.18).
+// publish builds the Snapshot after the update. An object that was added and
+// deleted within the update leaves no trace (A1.18).
 func (s *Store) publish(nodes *Nodes, u *update) *Snapshot {
 	next, changed := *s.last, u.ports
 	if u.ports {
@@ -466,7 +462,7 @@ func (s *Store) publish(nodes *Nodes, u *update) *Snapshot {
 		next.Nodes, changed = nodes, true
 		next.Node = s.ownNode(nodes)
 	}
-	if u.cidrs && s.options.ServiceProxyName == "" { // ranges are the default proxy's
+	if u.cidrs && s.options.ServiceProxyName == "" { // the default proxy owns the ranges
 		if list := joinServiceCIDRs(s.cidrs); !slices.Equal(list, next.ServiceCIDRs) {
 			next.ServiceCIDRs, changed = list, true
 		}
@@ -489,7 +485,7 @@ func (s *Store) publish(nodes *Nodes, u *update) *Snapshot {
 
 func (s *Store) isOwn(node string) bool { return node != "" && node == s.options.NodeName }
 
-// ownNode returns this node, which has its name before it has an object.
+// ownNode returns this node. Without a Node object it has only its name.
 func (s *Store) ownNode(nodes *Nodes) Node {
 	if n := nodes.Get(s.options.NodeName); n != nil {
 		return *n

@@ -28,7 +28,7 @@ func TestStoreBeforeAnything(t *testing.T) {
 	}
 }
 
-// TestStoreOrder: a slice may come before its Service, stay after it, and move
+// TestStoreOrder: a slice may appear before its Service, remain after it, and move
 // to another.
 func TestStoreOrder(t *testing.T) {
 	s := NewStore(StoreOptions{})
@@ -105,10 +105,8 @@ func TestStoreKeepsWhatDidNotChange(t *testing.T) {
 	}
 }
 
-// TestStoreAddAndDelete: what comes and goes within one change leaves no trace
-// (A1.18).
-// TestProxyNameToggled: the label that gives a service to another proxy takes it
-// away as a deletion does, and gives it back as a creation does (A1.1, A1.2).
+// TestProxyNameToggled: setting the label that assigns a service to another proxy
+// acts like a deletion, removing it like a creation (A1.1, A1.2).
 func TestProxyNameToggled(t *testing.T) {
 	const label = "service.kubernetes.io/service-proxy-name"
 	edit := func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"nonsense"} } // a problem
@@ -142,6 +140,8 @@ func TestProxyNameToggled(t *testing.T) {
 	}
 }
 
+// TestStoreAddAndDelete: an object that one change adds and deletes leaves no
+// trace (A1.18).
 func TestStoreAddAndDelete(t *testing.T) {
 	s := NewStore(StoreOptions{NodeName: "a"})
 	before := s.Apply(services(newService("web", "10.96.0.1")))
@@ -201,7 +201,7 @@ func TestPortIDs(t *testing.T) {
 	}
 }
 
-// TestConflicts is about Services that all come at once, as when the proxy begins.
+// TestConflicts adds all Services in one change, as at the start of the proxy.
 func TestConflicts(t *testing.T) {
 	nodePort := func(n int32) func(*corev1.Service) { return withPorts(servicePort("", "TCP", 80, n)) }
 	tests := []struct {
@@ -254,7 +254,7 @@ func TestConflicts(t *testing.T) {
 				t.Error("the same services again gave another snapshot")
 			}
 			check(s.Snapshot())
-			for _, svc := range tt.list[:len(tt.list)-1] { // whoever is left has it all
+			for _, svc := range tt.list[:len(tt.list)-1] { // the remaining service owns everything
 				s.Apply(deleted(KindService, svc.Name))
 			}
 			if got := problemTexts(s.Snapshot()); got != nil {
@@ -265,7 +265,7 @@ func TestConflicts(t *testing.T) {
 	}
 }
 
-// TestConflictLoserKeepsTheRest: only the address is lost.
+// TestConflictLoserKeepsTheRest: a service loses only the address in conflict.
 func TestConflictLoserKeepsTheRest(t *testing.T) {
 	s := NewStore(StoreOptions{})
 	snap := s.Apply(services(newService("a", "10.96.0.1"), newService("b", "10.96.0.1",
@@ -280,8 +280,8 @@ func TestConflictLoserKeepsTheRest(t *testing.T) {
 	}
 }
 
-// TestSnapshotsWhileApplying reads snapshots while the next ones are made. It
-// is for the race detector.
+// TestSnapshotsWhileApplying reads snapshots while Apply builds the next ones, for
+// the race detector.
 func TestSnapshotsWhileApplying(t *testing.T) {
 	s := NewStore(StoreOptions{NodeName: worldNode})
 	latest := make(chan *Snapshot, 1)
