@@ -53,7 +53,6 @@ package datagram
 
 import (
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -62,6 +61,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/upstream"
 )
 
 // Config holds the limits and times. Zero values are not defaults: cmd gives
@@ -142,9 +142,7 @@ type Options struct {
 	Table *conntrack.Table
 	// Traits are the Redirector's.
 	Traits redirect.Traits
-	// SameLink tells whether answers from an endpoint reach a client without
-	// passing this node; endpoints there see the node's address too. It is
-	// called on the loops; nil means that none do.
-	SameLink func(client, endpoint netip.Addr) bool
+	// Upstream decides how sockets to endpoints are made.
+	Upstream *upstream.Rules
 	Logger   zerolog.Logger
 }

@@ -46,7 +46,7 @@ func (w *worker) deliver(l *shard, n int) {
 		if cur.class == unanswered || cur.doubted {
 			w.held.keep(cur, p, segment)
 		}
-		w.up.Append(netip.AddrPort{}, p, segment, !cur.upstream.noTrain)
+		w.up.Append(netip.AddrPort{}, p, segment, !cur.socket.noTrain)
 		cur.record.BytesFromClient += uint64(len(p))
 		cur.record.DatagramsFromClient += datagramsOf(len(p), segment)
 		cur.share.touch(cur, now, false)
@@ -68,7 +68,7 @@ func (w *worker) flushUp(c *session) {
 	tries := 0
 	for !w.up.Empty() {
 		c.setHeader()
-		errno := w.up.Send(int(c.upstream.fd))
+		errno := w.up.Send(int(c.socket.fd))
 		if errno == 0 {
 			continue
 		}
@@ -83,7 +83,7 @@ func (w *worker) flushUp(c *session) {
 		case read > 0 && tries < mostTries:
 			tries++ // the error was about an earlier datagram, and nothing was sent
 		default:
-			w.sendFailed(w.up, int(c.upstream.fd), errno, &c.upstream.noTrain)
+			w.sendFailed(w.up, int(c.socket.fd), errno, &c.socket.noTrain)
 		}
 	}
 }
@@ -118,7 +118,7 @@ func (c *session) receive() {
 		w.downOutlet = c.outlet
 	}
 	first := w.downUsed
-	got, errno := c.upstream.receive(c, w, first)
+	got, errno := c.socket.receive(c, w, first)
 	if errno != 0 {
 		return // another event tells of an error
 	}

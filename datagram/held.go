@@ -237,12 +237,12 @@ func (k *held) count() int {
 func (w *worker) resend(s *session, n int) bool {
 	s.setHeader()
 	for i := range min(n, s.held.count()) {
-		_, errno := sys.Send(int(s.upstream.fd), s.held.datagram(i), false)
+		_, errno := sys.Send(int(s.socket.fd), s.held.datagram(i), false)
 		if errno != 0 {
 			if closed, _ := s.readErrors(); closed {
 				return false
 			}
-			_, errno = sys.Send(int(s.upstream.fd), s.held.datagram(i), false)
+			_, errno = sys.Send(int(s.socket.fd), s.held.datagram(i), false)
 		}
 		if errno == 0 {
 			w.server.stats.resent.Add(1)

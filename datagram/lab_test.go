@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/tproxy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/upstream"
 )
 
 func TestMain(m *testing.M) {
@@ -119,11 +120,12 @@ func newNodeBy(t testing.TB, lab *netns.Lab, steer redirect.Redirector, change f
 		change(&o)
 	}
 	if err := lab.Node.Do(func() error {
-		n.server = New(o) // which asks for the node's ranges of local ports
+		o.Upstream = upstream.New(o.Traits, nil, o.Logger) // which asks for the node's ranges of local ports
 		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
+	n.server = New(o)
 	t.Cleanup(func() {
 		if err := steer.Close(); err != nil {
 			t.Error(err)

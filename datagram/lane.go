@@ -161,7 +161,7 @@ func (l *shard) limitTTL(c *session, ttl int) {
 	switch {
 	case ttl != 0:
 		c.ttl = min(c.ttl, redirect.TTLAfter(ttl))
-	case c.upstream.ttl == 0 || l.ttl:
+	case c.socket.ttl == 0 || l.ttl:
 	case sys.ReceiveTTL(l.fd, c.record.VIP.Addr().Is6()) == 0:
 		l.ttl = true
 	default:

@@ -24,7 +24,6 @@ type Server struct {
 	options Options
 	log     zerolog.Logger
 	workers []*worker
-	ports   ports
 
 	state    atomic.Pointer[state]
 	stats    stats
@@ -49,16 +48,12 @@ type state struct {
 
 // New gives a Server that serves nothing yet.
 func New(o Options) *Server {
-	if o.SameLink == nil {
-		o.SameLink = func(_, _ netip.Addr) bool { return false }
-	}
 	if most := o.Traits.MaxLanes; most > 0 {
 		o.MaxListeners = min(o.MaxListeners, most)
 	}
 	o.Balancer.Plan.AtOnce = maxAttempts
 	s := &Server{
 		options:    o,
-		ports:      newPorts(o.Traits.Replies.FirstPort, o.Traits.Replies.LastPort),
 		log:        o.Logger,
 		services:   make(map[service.PortName]*portService),
 		groups:     make(map[service.Name]*groups),

@@ -24,11 +24,11 @@ type session struct {
 	plan       balancer.Dial
 	share      *share
 	outlet     *outlet
-	upstream   *upstream // nil until an endpoint was chosen
-	held       *held     // nil if nothing is kept
-	prev, next *session  // in the share's list
-	last       int64     // when the last datagram came, either way
-	dialed     int64     // when the endpoint was chosen
+	socket     *socket  // nil until an endpoint was chosen
+	held       *held    // nil if nothing is kept
+	prev, next *session // in the share's list
+	last       int64    // when the last datagram came, either way
+	dialed     int64    // when the endpoint was chosen
 	class      class
 	outClass   uint8  // DSCP of the client's datagrams
 	doubted    bool   // the endpoint seemed to be closed after it had answered
@@ -68,7 +68,7 @@ func (w *worker) open(o *outlet, k key) *session {
 	}
 	c := w.enter(h, o, k, now)
 	c.record.Port, c.record.Kind = v.Port, v.Kind
-	if !c.dial(&v) {
+	if !c.dial(st, &v) {
 		return nil
 	}
 	return c
@@ -127,7 +127,7 @@ func (w *worker) victim(g *group) *share {
 
 // dial connects the session to the endpoint that the balancer proposes, or to
 // the next one if that cannot be reached. If none can, the session ends.
-func (c *session) dial(v *policy.Verdict) bool {
+func (c *session) dial(st *state, v *policy.Verdict) bool {
 	w := c.share.worker
 	b := c.share.service.balancer
 	client := c.record.Client.Addr()
@@ -140,18 +140,18 @@ func (c *session) dial(v *policy.Verdict) bool {
 		}
 		ep := &v.Candidates[i]
 		c.record.BeginAttempt(ep, now)
-		source := w.sourceFor(v, client, ep.Addr.Addr())
-		c.record.Source = conntrack.Source(source)
-		u, errno := w.connectTo(ep, client, source)
+		choice := w.server.options.Upstream.Choose(st.host, v, client, ep)
+		c.record.Source = conntrack.Source(choice.Source)
+		u, errno := w.connectTo(ep, client, &choice)
 		if errno == sys.EMFILE || errno == sys.ENFILE {
 			// Others of this process have taken what was left.
 			if o := w.victim(c.share.group).oldest(); o != nil && o != c {
 				o.evict()
-				u, errno = w.connectTo(ep, client, source)
+				u, errno = w.connectTo(ep, client, &choice)
 			}
 		}
 		if errno == 0 {
-			c.upstream, u.session, c.dialed = u, c, now
+			c.socket, u.session, c.dialed = u, c, now
 			c.record.SourceAddr, _ = sys.LocalAddr(int(u.fd))
 			// Pin when sending: many endpoints never reply.
 			b.Connected(&c.plan, ep.Addr, client, now)
@@ -176,7 +176,7 @@ func (c *session) dial(v *policy.Verdict) bool {
 func (c *session) readErrors() (closed bool, read int) {
 	w := c.share.worker
 	q := &w.errors
-	for ; read < errorShare && q.Read(int(c.upstream.fd)) == 0; read++ {
+	for ; read < errorShare && q.Read(int(c.socket.fd)) == 0; read++ {
 		switch {
 		case q.Errno != sys.ECONNREFUSED || q.Offender != c.record.Endpoint.Addr.Addr():
 			w.server.stats.disbelieved.Add(1)
@@ -218,15 +218,15 @@ func (c *session) refused(n int) *session {
 		ep, now := c.record.Endpoint.Addr, poll.Nanotime()
 		c.record.AttemptFailed(conntrack.DialRefused, now)
 		p.balancer.Failed(&c.plan, ep, c.record.Client.Addr(), now)
-		w.giveUpstream(c.upstream)
-		c.upstream = nil
+		w.giveSocket(c.socket)
+		c.socket = nil
 		st := w.server.state.Load()
 		v := st.table.Resolve(service.UDP, c.record.Client.Addr(), c.record.VIP)
 		if v.Action != policy.Accept || st.services[v.Port.ID] != p {
 			c.end(conntrack.ConnectFailed)
 			return nil
 		}
-		if !c.dial(&v) {
+		if !c.dial(st, &v) {
 			return nil
 		}
 		if w.resend(c, n) {
@@ -287,8 +287,8 @@ func (c *session) end(end conntrack.End) {
 	}
 	c.share.leave(c)
 	w.held.drop(c)
-	if c.upstream != nil {
-		w.giveUpstream(c.upstream)
+	if c.socket != nil {
+		w.giveSocket(c.socket)
 	}
 	c.outlet.release()
 	r.End = end

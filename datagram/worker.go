@@ -162,7 +162,7 @@ func (w *worker) stop() {
 	for f := range w.spares {
 		for i := range w.spares[f] {
 			for pool := &w.spares[f][i]; pool.len() > 0; {
-				w.closeUpstream(pool.pop())
+				w.closeSocket(pool.pop())
 			}
 		}
 	}

@@ -106,7 +106,6 @@ func New(o Options) *Manager {
 // Maintain tries again. A port that another program holds is no error: the log and
 // the Stats say so.
 func (m *Manager) Apply(table *policy.Table) error {
-	m.warnSources()
 	prev, host := m.table.Load(), m.currentHost()
 	ids := m.changed(prev, table, host)
 	changes := m.sync(ids, table, host)
@@ -274,24 +273,6 @@ func (m *Manager) serviceRanges(table *policy.Table, host hostnet.Addresses) (ra
 // warn logs a problem of a service port once.
 func (m *Manager) warn(port *service.Port, problem error) {
 	m.once.Warn("Service "+port.Name.Name.String(), problem)
-}
-
-// warnSources says once that endpoints will not see clients' addresses, or that the
-// kernel tracks the connections where they see the node's.
-func (m *Manager) warnSources() {
-	replies := &m.traits.Replies
-	if replies.WhyTracked != "" {
-		m.once.Warn("connection tracking", errors.New("connections from the node's address to endpoints do not pass connection tracking: "+replies.WhyTracked))
-	}
-	if replies.Diverted {
-		return
-	}
-	text := "this way of steering (" + m.traits.Name +
-		") brings no answers back to clients' addresses: endpoints see the node's, also where Kubernetes lets them see the client's (source=node in the access log)"
-	if replies.Why != "" {
-		text += "; " + replies.Why
-	}
-	m.once.Warn("clients' addresses", errors.New(text))
 }
 
 // Maintain does what has to be done from time to time: it follows the node's

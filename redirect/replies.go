@@ -5,7 +5,6 @@ import (
 	"net/netip"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
-	"github.com/sluice-proxy/sluice/service"
 )
 
 // Replies says how sockets may be bound to clients' addresses.
@@ -46,20 +45,6 @@ type Clients interface {
 	Release(client netip.Addr)
 }
 
-// PassTracking tells whether a socket on this node's address passes connection
-// tracking by when it connects to an endpoint. It does to one in the cluster:
-// what is sent to others may have to be translated on its way. An endpoint on an
-// own address of this node answers by no interface, so that nothing is gained.
-// Such a socket costs more than another, and nobody needs it where nothing is
-// tracked. One to an endpoint that has a Service's address does: its packets
-// are not steered.
-func (r Replies) PassTracking(ep *service.Endpoint, own bool) bool {
-	if !r.Untracked || own {
-		return false
-	}
-	return ep.MayReturn || ep.InCluster() && (r.Tracking == nil || r.Tracking.InUse())
-}
-
 // ReplyPorts are the first and the last of the ports that sockets with clients'
 // addresses have where netfilter marks the answers to them (F7), unless options
 // say others. Clients do not take them by themselves: Linux gives them 32768 to
@@ -71,7 +56,7 @@ var ReplyPorts = [2]uint16{10000, 29999}
 
 // NodePorts are the first and the last of the ports that sockets on the node's own
 // addresses may have: those that the kernel chooses by itself in a network
-// namespace, and those above, which package relay takes when these run out.
+// namespace, and those above, which package upstream takes when these run out.
 func NodePorts(netns int) [2]uint16 {
 	ports := [2]uint16{32768, 65535}
 	_ = sys.InNetNS(netns, func() error {

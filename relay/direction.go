@@ -309,10 +309,6 @@ func (l *Link) pass(i int) {
 		}
 		return
 	}
-	if i == client && other.state&(finKnown|ending) == 0 {
-		w.stats.Active++
-		w.ports.rest(w.loop.Now())
-	}
 	w.stats.Shuts++
 	// If this fails, the socket was reset, which its next event says.
 	w.kernel.shutdownWrite(int(other.fd))

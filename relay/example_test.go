@@ -32,7 +32,7 @@ func (p *proxy) HandleEvents(tag uint8, ready poll.Events) {
 		return
 	}
 	p.client, _, _ = sys.Accept(p.listener)
-	p.upstream, _ = p.worker.Connect(p.endpoint, netip.AddrPort{}, sys.ConnectOptions{})
+	p.upstream, _ = sys.ConnectTCP(p.endpoint, netip.AddrPort{}, sys.ConnectOptions{})
 	p.reg, _ = p.loop.Add(p.upstream, 1, relay.Watch, p)
 }
 

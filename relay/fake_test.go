@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/poll"
@@ -224,10 +223,6 @@ func (f *fake) peerReads(i, n int) {
 // The system calls.
 
 var _ kernel = (*fake)(nil)
-
-func (f *fake) connect(netip.AddrPort, netip.AddrPort, sys.ConnectOptions) (int, sys.Errno) {
-	return -1, sys.EADDRNOTAVAIL
-}
 
 // readable is how much one read takes: up to an urgent mark, and the byte at the
 // mark only at the beginning of a read.

@@ -1,17 +1,12 @@
 package relay
 
-import (
-	"net/netip"
-
-	"github.com/sluice-proxy/sluice/internal/sys"
-)
+import "github.com/sluice-proxy/sluice/internal/sys"
 
 // kernel is the part of the operating system that moves a link's bytes. Tests
 // put a scripted one in its place. The price of the indirect call is about two
 // nanoseconds, beside a system call's few hundred: too little to be measured in
 // any benchmark here.
 type kernel interface {
-	connect(remote, local netip.AddrPort, o sys.ConnectOptions) (int, sys.Errno)
 	recv(fd int, p []byte) (int, sys.Errno)
 	unread(fd int) (int, sys.Errno)
 	send(fd int, p []byte, more bool) (int, sys.Errno)
@@ -34,10 +29,6 @@ type kernel interface {
 type linux struct{}
 
 var _ kernel = linux{}
-
-func (linux) connect(remote, local netip.AddrPort, o sys.ConnectOptions) (int, sys.Errno) {
-	return sys.ConnectTCP(remote, local, o)
-}
 
 func (linux) recv(fd int, p []byte) (int, sys.Errno) { return sys.Recv(fd, p) }
 

@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-proxy/sluice/internal/sys"
-
 	"golang.org/x/sys/unix"
 )
 
@@ -339,93 +337,6 @@ func TestSlowReader(t *testing.T) {
 		}
 		wg.Wait()
 	})
-}
-
-// TestPortsInTimeWait: ten ports serve a hundred connections, one after the
-// other, whose clients close first, so that each port rests in TIME_WAIT
-// afterwards. When all ten are open, it is our own error.
-func TestPortsInTimeWait(t *testing.T) {
-	for _, on := range []string{"127.0.0.1:0", "[::1]:0"} {
-		t.Run(on, func(t *testing.T) { testPortsInTimeWait(t, on) })
-	}
-}
-
-func testPortsInTimeWait(t *testing.T, on string) {
-	noLeak(t)
-	last := SparePorts().Last
-	p := newProxy(t, 1, backendOn(t, on, echo), Config{Ports: Ports{First: last - 9, Last: last, Always: true}})
-	for range 100 {
-		c := p.dial()
-		c.Write([]byte("hello"))
-		c.CloseWrite()
-		if got, err := io.ReadAll(c); err != nil || string(got) != "hello" {
-			t.Fatalf("%q, %v", got, err)
-		}
-		if e := p.end(); e.end != ClientFin {
-			t.Fatal(e)
-		}
-	}
-	if s := p.stats(); s.Chosen != 100 {
-		t.Fatalf("%d ports chosen", s.Chosen)
-	}
-	hello := make([]byte, 5)
-	for range 10 {
-		c := p.dial()
-		c.Write([]byte("hello"))
-		if _, err := io.ReadFull(c, hello); err != nil {
-			t.Fatal(err)
-		}
-	}
-	p.dialReset()
-	// The client may hear of it before it is counted.
-	for deadline := time.Now().Add(10 * time.Second); p.refused.Load() != 1; runtime.Gosched() {
-		if time.Now().After(deadline) {
-			t.Fatal("not refused")
-		}
-	}
-}
-
-// TestPortsUnderPressure: the kernel chooses until many ports rest.
-func TestPortsUnderPressure(t *testing.T) {
-	lp := newLocalPorts(Ports{First: 1000, Last: 1999}, nil, 1, 4)
-	seen := map[uint16]bool{}
-	for range 1000 {
-		port := lp.choose()
-		if port < 1000 || port > 1999 || port%4 != 1 {
-			t.Fatalf("port %d", port)
-		}
-		seen[port] = true
-	}
-	if len(seen) != 250 {
-		t.Fatalf("%d of 250 ports used", len(seen))
-	}
-	var keep sys.PortSet
-	for i := range keep {
-		keep[i] = ^uint64(0)
-	}
-	lp.keep = &keep
-	if port := lp.choose(); port < 1000 || port > 1999 {
-		t.Fatalf("port %d of a range that is reserved as a whole", port)
-	}
-	keep[1001/64] &^= 1 << (1001 % 64)
-	if port := lp.choose(); port != 1001 {
-		t.Fatalf("port %d, want the one that is not reserved", port)
-	}
-	now := int64(1e12)
-	if lp.crowded(now) {
-		t.Fatal("crowded with none")
-	}
-	for range restBound {
-		lp.rest(now)
-	}
-	for _, c := range []struct {
-		after   time.Duration
-		crowded bool
-	}{{0, true}, {59 * time.Second, true}, {60 * time.Second, true}, {61 * time.Second, false}, {200 * time.Second, false}} {
-		if got := lp.crowded(now + int64(c.after)); got != c.crowded {
-			t.Errorf("after %v: crowded %v", c.after, got)
-		}
-	}
 }
 
 // TestRefusedEndpoint: what the client sent before the endpoint refused is given

@@ -61,7 +61,7 @@ func newProbeLab(t *testing.T, says string, f func(*net.TCPConn)) *probeLab {
 		f(c)
 		close(served)
 	})
-	if p.upstream, errno = p.worker.Connect(endpoint, netip.AddrPort{}, sys.ConnectOptions{}); errno != 0 && errno != sys.EINPROGRESS {
+	if p.upstream, errno = sys.ConnectTCP(endpoint, netip.AddrPort{}, sys.ConnectOptions{}); errno != 0 && errno != sys.EINPROGRESS {
 		t.Fatal(errno)
 	}
 	<-served
@@ -114,7 +114,7 @@ func TestProbeOfAnEndpointThatResets(t *testing.T) {
 		_, _ = io.ReadFull(c, b)
 		got <- string(b)
 	})
-	p.upstream, _ = p.worker.Connect(other, netip.AddrPort{}, sys.ConnectOptions{})
+	p.upstream, _ = sys.ConnectTCP(other, netip.AddrPort{}, sys.ConnectOptions{})
 	if e := p.worker.Probe(&p.link, p.clientFD, p.upstream); e != 0 {
 		t.Fatal(e)
 	}

@@ -56,7 +56,6 @@ type ended struct {
 // if there is room for them.
 func newProxy(t testing.TB, loops int, endpoint netip.AddrPort, config Config) *proxy {
 	t.Helper()
-	config.Workers = loops
 	p := &proxy{t: t, endpoint: endpoint, relay: New(config), ends: make(chan ended, 1000)}
 	var err error
 	if p.listener, err = sys.ListenTCP(loopback, sys.ListenOptions{}); err != nil {
@@ -116,7 +115,7 @@ func (ln *lane) HandleEvents(uint8, poll.Events) {
 			return
 		}
 		c := &conn{lane: ln, client: fd}
-		c.endpoint, _ = ln.worker.Connect(ln.p.endpoint, netip.AddrPort{}, sys.ConnectOptions{})
+		c.endpoint, _ = sys.ConnectTCP(ln.p.endpoint, netip.AddrPort{}, sys.ConnectOptions{})
 		if c.endpoint < 0 {
 			ln.p.refused.Add(1)
 			sys.Close(fd)
@@ -186,10 +185,8 @@ func (p *proxy) stats() (sum Stats) {
 		sum.Shuts += s.Shuts
 		sum.Closes += s.Closes
 		sum.Controls += s.Controls
-		sum.Dials += s.Dials
 		sum.Others += s.Others
 		sum.Held += s.Held
-		sum.Chosen += s.Chosen
 		sum.Promoted += s.Promoted
 		sum.NoPipe += s.NoPipe
 	}

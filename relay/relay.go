@@ -7,10 +7,9 @@
 // A Relay holds what the workers of a process share. NewWorker ties a worker to
 // an event loop; then, on that loop's goroutine, Start hands two sockets over
 // and the owner's LinkEnded is called exactly once, when both are closed.
-// Connect, before that, dials without running out of local ports, and Probe may
-// carry the client's first bytes over while the endpoint's socket is still
-// connecting. Everything but Relay.Pipes and
-// Worker.Stats belongs to the loop's goroutine.
+// Before that, Probe may carry the client's first bytes over while the endpoint's
+// socket is still connecting; package upstream makes that socket. Everything but
+// Relay.Pipes and Worker.Stats belongs to the loop's goroutine.
 //
 // # A direction
 //
@@ -129,14 +128,6 @@ type Config struct {
 	// though bytes wait for that; 0: never. A side that answers may leave them
 	// unread for as long as it likes.
 	GoneAfter time.Duration
-
-	Workers int   // how many NewWorker is called for at most; 0 means 1
-	Ports   Ports // local ports of Worker.Connect; zero means SparePorts
-
-	KernelPorts Ports // what the kernel chooses local ports from; zero: ask it
-	// Reserved are local ports that are never taken; nil: ask the kernel which
-	// ports the administrator reserves.
-	Reserved *sys.PortSet
 }
 
 func (c Config) withDefaults() Config {
@@ -155,28 +146,15 @@ func (c Config) withDefaults() Config {
 			c.LivenessAfter = min(c.LivenessAfter, c.GoneAfter/2)
 		}
 	}
-	if c.Workers == 0 {
-		c.Workers = 1
-	}
-	if c.Ports.Last == 0 {
-		c.Ports = SparePorts()
-	}
-	if c.KernelPorts.Last == 0 {
-		c.KernelPorts = KernelPorts()
-	}
-	if c.Reserved == nil {
-		c.Reserved = sys.ReservedPorts()
-	}
 	return c
 }
 
 // Relay is what the workers of a process share: the configuration and the bound
 // on pipes.
 type Relay struct {
-	config  Config
-	kernel  kernel
-	pipes   atomic.Int64
-	workers atomic.Int64
+	config Config
+	kernel kernel
+	pipes  atomic.Int64
 }
 
 // New makes a relay.
@@ -201,13 +179,9 @@ type Worker struct {
 	chunks chunkPool
 	pipes  pipePool
 	turns  turnQueue
-	ports  localPorts
-	number int // among the workers, from 0
-	// replyPorts are for clients' addresses, where not every port will do.
-	replyPorts localPorts
-	stats      Stats
-	public     publicStats
-	rounds     uint
+	stats  Stats
+	public publicStats
+	rounds uint
 }
 
 // loop is what a worker needs of a poll.Loop.
@@ -237,9 +211,7 @@ func (r *Relay) newWorker(l loop) *Worker {
 		kernel: r.kernel,
 		loop:   l,
 		buffer: make([]byte, bufferSize),
-		number: int(r.workers.Add(1)-1) % r.config.Workers,
 	}
-	w.ports = newLocalPorts(r.config.Ports, r.config.Reserved, w.number, r.config.Workers)
 	l.AtTick(w.tick)
 	l.AtWait(w.publish)
 	return w

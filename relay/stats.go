@@ -16,20 +16,16 @@ type Stats struct {
 	Shuts    uint64 // shutdown calls
 	Closes   uint64 // close calls
 	Controls uint64 // epoll_ctl calls
-	Dials    uint64 // calls that Connect makes
 	Others   uint64 // socket options, and what pipes need
 	Wasted   uint64 // of Reads, Writes and Splices: those that moved nothing, with EAGAIN
 	Promoted uint64 // directions that began to move through pipes
 	NoPipe   uint64 // turns that copied because no pipe was to be had
 	Held     uint64 // bytes in buffers, waiting for a slow destination (those in pipes are not counted)
-	Active   uint64 // FINs sent to an endpoint before its own: each leaves a port in TIME_WAIT here
-	Chosen   uint64 // connections from a port that the worker chose, because many rest in TIME_WAIT
-	Taken    uint64 // ports that were tried for that in vain
 }
 
 // SystemCalls returns the sum of the calls.
 func (s *Stats) SystemCalls() uint64 {
-	return s.Reads + s.Writes + s.Splices + s.Shuts + s.Closes + s.Controls + s.Dials + s.Others
+	return s.Reads + s.Writes + s.Splices + s.Shuts + s.Closes + s.Controls + s.Others
 }
 
 // publicStats is the copy of a worker's Stats that others may read. The worker
@@ -38,8 +34,7 @@ func (s *Stats) SystemCalls() uint64 {
 type publicStats struct {
 	links, open, bytes, spliced                             atomic.Uint64
 	reads, writes, splices, shuts, closes, controls, others atomic.Uint64
-	dials, wasted, promoted, noPipe, held                   atomic.Uint64
-	active, chosen, taken                                   atomic.Uint64
+	wasted, promoted, noPipe, held                          atomic.Uint64
 }
 
 func (w *Worker) publish() {
@@ -59,10 +54,6 @@ func (w *Worker) publish() {
 	p.promoted.Store(s.Promoted)
 	p.noPipe.Store(s.NoPipe)
 	p.held.Store(s.Held)
-	p.active.Store(s.Active)
-	p.dials.Store(s.Dials)
-	p.chosen.Store(s.Chosen)
-	p.taken.Store(s.Taken)
 }
 
 // Stats returns the counters as of the last time that the worker had nothing to
@@ -85,9 +76,5 @@ func (w *Worker) Stats() Stats {
 		Promoted: p.promoted.Load(),
 		NoPipe:   p.noPipe.Load(),
 		Held:     p.held.Load(),
-		Active:   p.active.Load(),
-		Dials:    p.dials.Load(),
-		Chosen:   p.chosen.Load(),
-		Taken:    p.taken.Load(),
 	}
 }

@@ -8,7 +8,10 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/relay"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/upstream"
 )
 
 // conn is one connection from accept to its end. Its worker's loop owns it. Until an
@@ -26,9 +29,9 @@ type conn struct {
 	client   int // the client's socket
 	upstream int // the socket that is connecting
 	dialing  bool
-	class    uint8     // the client's DSCP
-	held     [2]uint16 // ports for sockets with the client's address, from redirect.Clients
-	next     *conn     // in a retryQueue
+	class    uint8          // the client's DSCP
+	held     upstream.Range // ports for sockets with the client's address, from Rules.Hold
+	next     *conn          // in a retryQueue
 }
 
 // ownTroublePause is how long a dial waits when the node, not an endpoint, makes it
@@ -82,6 +85,25 @@ func (c *conn) dial(st *state, v *policy.Verdict) {
 			return
 		}
 	}
+}
+
+// connect begins to connect to an endpoint as package upstream decides. The record says
+// whose address the endpoint sees.
+func (c *conn) connect(st *state, v *policy.Verdict, ep *service.Endpoint) (int, sys.Errno) {
+	w, client := c.worker, c.record.Client.Addr()
+	choice := w.server.upstream.Choose(st.host, v, client, ep)
+	c.record.Source = choice.Source
+	o := sys.ConnectOptions{Congestion: w.server.config.Congestion, Class: c.class}
+	if ep.MayReturn {
+		o.TTL = redirect.TTLAfter(sys.ClientTTL(c.client, c.record.VIP.Addr().Is6()))
+	}
+	if choice.Kind == upstream.FromClient && c.held == (upstream.Range{}) {
+		var errno sys.Errno
+		if c.held, errno = w.server.upstream.Hold(client); errno != 0 {
+			return -1, errno
+		}
+	}
+	return w.dialer.Connect(&choice, ep.Addr, client, c.held, o)
 }
 
 // attemptFailed notes a failed attempt. It returns true if the next one has to wait,
@@ -166,6 +188,9 @@ func (c *conn) connected(endpoint relay.Socket) {
 
 // LinkEnded takes the connection back from the relay, which has closed both sockets.
 func (c *conn) LinkEnded(_ *relay.Link, end relay.End) {
+	if end == relay.ClientFin {
+		c.worker.dialer.Rest()
+	}
 	c.finish(ends[end])
 }
 
@@ -223,7 +248,10 @@ func (c *conn) finish(end conntrack.End) {
 		// The relay's clock does not advance within a round of the loop.
 		r.FirstByte = max(first-r.Start, r.ConnectTime, 1)
 	}
-	c.releaseClient()
+	if c.held != (upstream.Range{}) {
+		w.server.upstream.Release(r.Client.Addr())
+		c.held = upstream.Range{}
+	}
 	w.shard.Close(r)
 	c.pool.service.open.Add(-1)
 	c.pool.namespace.open.Add(-1)

@@ -34,6 +34,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
+	"github.com/sluice-proxy/sluice/upstream"
 )
 
 func TestMain(m *testing.M) {
@@ -108,7 +109,6 @@ func (s *spy) Apply(p redirect.Plan) error {
 type setup struct {
 	listener.Options
 	Config
-	SameLink func(client, endpoint netip.Addr) bool
 }
 
 // newNode starts a node with two event loops. change may alter the
@@ -117,13 +117,7 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*setup)) *node {
 	t.Helper()
 	n := &node{t: t, lab: lab, policy: policy.Config{NodeName: "node"}, store: service.NewStore(service.StoreOptions{NodeName: "node"})}
 	n.table = conntrack.NewTable(conntrack.Options{Shards: loops, Sink: n})
-	var r *relay.Relay
-	if err := lab.Node.Do(func() error {
-		r = relay.New(relay.Config{Splice: true}) // which asks for the node's range of local ports
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	r := relay.New(relay.Config{Splice: true})
 	var shares []Loop
 	var polls []*poll.Loop
 	var running sync.WaitGroup
@@ -163,15 +157,21 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*setup)) *node {
 	if o.HostAddresses != nil {
 		n.policy.NodeAddresses = o.HostAddresses()
 	}
-	n.server = New(Options{
-		Config: o.Config, Loops: shares, Table: n.table, Traits: o.Redirector.Traits(), SameLink: o.SameLink, Clock: o.Clock, Logger: o.Logger,
-	})
+	traits := o.Redirector.Traits()
+	var rules *upstream.Rules
+	if err := lab.Node.Do(func() error {
+		rules = upstream.New(traits, nil, o.Logger) // which asks for the node's range of local ports
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	n.server = New(Options{Config: o.Config, Loops: shares, Table: n.table, Traits: traits, Upstream: rules, Clock: o.Clock, Logger: o.Logger})
 	o.Options.Descriptors = n.server
 	o.Transports = map[service.Protocol]listener.Transport{
 		service.TCP: n.server,
 		service.UDP: datagram.New(datagram.Options{
 			Config: datagram.Config{MaxListeners: o.MaxListeners, Balancer: o.Balancer},
-			Loops:  polls, Table: n.table, Traits: o.Redirector.Traits(), SameLink: o.SameLink, Logger: o.Logger,
+			Loops:  polls, Table: n.table, Traits: traits, Upstream: rules, Logger: o.Logger,
 		}),
 	}
 	n.manager = listener.New(o.Options)

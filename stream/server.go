@@ -3,7 +3,6 @@ package stream
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -20,6 +19,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/relay"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/upstream"
 )
 
 // Config holds the limits and times of listening and dialling. Zero values are not
@@ -73,10 +73,8 @@ type Options struct {
 	Table *conntrack.Table
 	// Traits are the Redirector's.
 	Traits redirect.Traits
-	// SameLink reports whether replies from an endpoint reach a client without
-	// passing this node; nil means that none do. It is called for connections, on
-	// the loops, and must be quick.
-	SameLink func(client, endpoint netip.Addr) bool
+	// Upstream decides how sockets to endpoints are made.
+	Upstream *upstream.Rules
 	// Clock replaces poll.Nanotime for grace periods in tests.
 	Clock  func() int64
 	Logger zerolog.Logger
@@ -88,7 +86,7 @@ type Server struct {
 	config   Config
 	log      zerolog.Logger
 	traits   redirect.Traits
-	sameLink func(client, endpoint netip.Addr) bool
+	upstream *upstream.Rules
 	table    *conntrack.Table
 	workers  []*worker
 	clock    func() int64
@@ -125,7 +123,7 @@ func New(o Options) *Server {
 		config:    o.Config,
 		log:       o.Logger,
 		traits:    o.Traits,
-		sameLink:  o.SameLink,
+		upstream:  o.Upstream,
 		table:     o.Table,
 		clock:     o.Clock,
 		pools:     make(map[service.PortName]*pool),
@@ -143,7 +141,7 @@ func New(o Options) *Server {
 	s.HoldBack(0)
 	s.state.Store(&state{table: policy.Compile(nil, &service.Snapshot{}, policy.Config{})})
 	for i, l := range o.Loops {
-		s.workers = append(s.workers, newWorker(s, l.Poll, l.Relay, o.Table.Shard(i)))
+		s.workers = append(s.workers, newWorker(s, l.Poll, l.Relay, o.Upstream.NewDialer(l.Poll.Now, i, len(o.Loops)), o.Table.Shard(i)))
 	}
 	return s
 }

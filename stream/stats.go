@@ -26,6 +26,7 @@ type Stats struct {
 	AtLimit     uint64            // pauses of accepting at the limit of all connections
 	Exhausted   uint64            // pauses of accepting because the kernel had no descriptor or memory
 	Unguarded   int64             // destinations whose source ranges the kernel does not take
+	DialCalls   uint64            // system calls that connecting to endpoints took
 	NotAdmitted uint64            // accepted connections that were reset because their source may not connect
 }
 
@@ -39,6 +40,9 @@ func (s *Server) Stats() Stats {
 		Exhausted:   s.stats.exhausted.Load(),
 		Unguarded:   s.stats.unguarded.Load(),
 		NotAdmitted: s.stats.notAdmitted.Load(),
+	}
+	for _, w := range s.workers {
+		out.DialCalls += w.dialer.Calls()
 	}
 	for _, p := range s.state.Load().pools {
 		if p == nil {

@@ -6,6 +6,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/relay"
+	"github.com/sluice-proxy/sluice/upstream"
 )
 
 // spareConns bounds the memory that is kept for later connections.
@@ -17,6 +18,7 @@ type worker struct {
 	server    *Server
 	loop      *poll.Loop
 	relay     *relay.Worker
+	dialer    *upstream.Dialer
 	shard     *conntrack.Shard
 	acceptors map[*socket]*acceptor
 
@@ -32,15 +34,9 @@ type worker struct {
 	spare []*conn
 }
 
-func newWorker(s *Server, loop *poll.Loop, r *relay.Worker, shard *conntrack.Shard) *worker {
-	w := &worker{server: s, loop: loop, relay: r, shard: shard, acceptors: make(map[*socket]*acceptor), retries: newRetries()}
-	replies := s.traits.Replies
-	w.post(func() {
-		loop.AtTick(w.giveTurns)
-		if replies.LastPort != 0 {
-			r.UseReplyPorts(replies.FirstPort, replies.LastPort)
-		}
-	})
+func newWorker(s *Server, loop *poll.Loop, r *relay.Worker, d *upstream.Dialer, shard *conntrack.Shard) *worker {
+	w := &worker{server: s, loop: loop, relay: r, dialer: d, shard: shard, acceptors: make(map[*socket]*acceptor), retries: newRetries()}
+	w.post(func() { loop.AtTick(w.giveTurns) })
 	return w
 }
 

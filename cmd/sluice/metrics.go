@@ -118,7 +118,7 @@ func sum(counts map[string]int) int {
 }
 
 func (p *proxy) systemCalls() uint64 {
-	var sum uint64
+	sum := p.stream.Stats().DialCalls
 	for _, l := range p.loops {
 		s := l.Relay.Stats()
 		sum += s.SystemCalls() + l.Poll.Waits()

@@ -34,6 +34,7 @@ import (
 	"github.com/sluice-proxy/sluice/source/kubernetes"
 	"github.com/sluice-proxy/sluice/source/manifests"
 	"github.com/sluice-proxy/sluice/stream"
+	"github.com/sluice-proxy/sluice/upstream"
 )
 
 // stopPatience bounds how long a stop waits for the loops and for the access
@@ -205,7 +206,6 @@ func (p *proxy) makeLoops(limits limits) error {
 		IdleTimeout:       o.idleTimeout,
 		HalfClosedTimeout: o.halfClosedTimeout,
 		MaxPipes:          o.maxPipes,
-		Workers:           o.workers,
 		EndpointLiveness:  stream.Liveness(o.keepAlive),
 		GoneAfter:         2 * o.keepAlive,
 	})
@@ -230,7 +230,7 @@ func (p *proxy) makeLoops(limits limits) error {
 	plan.Timeouts = o.dialTimeouts
 	defaults := balancer.Options{Algorithm: algorithm, Plan: plan, MaxPins: o.maxAffinityClients}
 	maxListeners := max(limits.listeners/2, 1)
-	sameLink := func(a, b netip.Addr) bool { return p.host.Load().SameLink(a, b) }
+	rules := upstream.New(p.steer.Traits(), func(a, b netip.Addr) bool { return p.host.Load().SameLink(a, b) }, p.log)
 	p.stream = stream.New(stream.Options{
 		Config: stream.Config{
 			Backlog:                 o.listenBacklog,
@@ -247,7 +247,7 @@ func (p *proxy) makeLoops(limits limits) error {
 		Loops:    p.loops,
 		Table:    p.conntrack,
 		Traits:   p.steer.Traits(),
-		SameLink: sameLink,
+		Upstream: rules,
 		Logger:   p.log,
 	})
 	p.datagram = datagram.New(datagram.Options{
@@ -263,7 +263,7 @@ func (p *proxy) makeLoops(limits limits) error {
 		Loops:    loops,
 		Table:    p.conntrack,
 		Traits:   p.steer.Traits(),
-		SameLink: sameLink,
+		Upstream: rules,
 		Logger:   p.log,
 	})
 	p.manager = listener.New(listener.Options{

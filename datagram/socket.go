@@ -1,0 +1,234 @@
+package datagram
+
+import (
+	"net/netip"
+
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/upstream"
+)
+
+// socket is a socket to endpoints, registered with its loop for good.
+type socket struct {
+	worker    *worker
+	session   *session // nil while it is spare, and connected to nothing
+	reg       poll.Registration
+	fd        int32
+	family    service.Family
+	once      bool  // bound, or marked as returning: it cannot be used again
+	untracked bool  // it passes connection tracking
+	trains    bool  // the kernel hands trains over in one piece
+	class     uint8 // DSCP of its packets
+	noTrain   bool  // the kernel does not send trains from it
+	ttl       uint8 // of packets to an endpoint that may lead back to a Service; 0 to another
+	// held is the client's address that answers come back to while the socket is
+	// open, if the way of steering has to be told: see redirect.Clients.
+	held netip.Addr
+}
+
+// HandleEvents is told that an endpoint sent something, or that it is closed.
+// What it sent before it was closed goes first: then the next refusal counts.
+func (u *socket) HandleEvents(_ uint8, ev poll.Events) {
+	w, c := u.worker, u.session
+	w.company.events++
+	if c == nil {
+		u.drain() // it was on its way when the session ended
+		return
+	}
+	closed := false
+	if ev&poll.Failed != 0 {
+		closed, _ = c.readErrors()
+	}
+	switch {
+	case ev&poll.Readable != 0:
+		c.receive()
+	case closed:
+		c.leave(c.held.count())
+		w.opening.endTurn(w.loop.Now())
+	}
+}
+
+// setHeader has what is sent to the endpoint carry the client's DSCP, and the TTL
+// of an endpoint that may lead back to a Service.
+func (c *session) setHeader() {
+	u := c.socket
+	if u.class != c.outClass && sys.SetClass(int(u.fd), u.family == service.IPv6, c.outClass) == 0 {
+		u.class = c.outClass
+	}
+	if int(u.ttl) > c.ttl && sys.SetTTL(int(u.fd), u.family == service.IPv6, c.ttl) == 0 {
+		u.ttl = uint8(c.ttl)
+	}
+}
+
+// trainBatch is from how many answers at once on a socket takes trains.
+const trainBatch = 4
+
+// receive takes what the endpoint sent into the first slots of w.downIn from
+// first on, and gives their number. Most sessions have one answer for each
+// question: that is received by the cheapest call, and the socket takes trains only
+// once answers come in numbers.
+func (u *socket) receive(c *session, w *worker, first int) (int, sys.Errno) {
+	n, got := int(c.batch), 1
+	before := c.round
+	c.round = w.round
+	if n == 1 && !u.trains {
+		if errno := w.downIn.ReceiveOne(int(u.fd), first); errno != 0 {
+			return 0, errno
+		}
+		if w.round-before > 1 {
+			return got, 0
+		}
+		// The round before had an answer too: there may be more behind this.
+	} else {
+		var errno sys.Errno
+		if got, errno = w.downIn.Receive(int(u.fd), first, n); errno != 0 {
+			return 0, errno
+		}
+	}
+	c.batch = uint8(nextBatch(n, got, 1, w.downIn.Slots()))
+	if c.batch >= trainBatch && !u.trains {
+		// A kernel that cannot goes on handing datagrams over one by one.
+		sys.SetCoalesce(int(u.fd))
+		u.trains = true
+	}
+	return got, 0
+}
+
+// leastSpare is how many sockets rest before one is used again, as long as new
+// ones can be had: what was on its way to a socket when it was disconnected has
+// arrived by then, and is thrown away.
+const leastSpare = 16
+
+// spares are sockets that can be used again, the one that rested longest first.
+type spares struct {
+	list []*socket
+	head int
+}
+
+func (p *spares) len() int { return len(p.list) - p.head }
+
+func (p *spares) push(u *socket) {
+	if p.head > 0 && len(p.list) == cap(p.list) {
+		n := copy(p.list, p.list[p.head:])
+		clear(p.list[n:])
+		p.list, p.head = p.list[:n], 0
+	}
+	p.list = append(p.list, u)
+}
+
+func (p *spares) pop() *socket {
+	u := p.list[p.head]
+	p.list[p.head] = nil
+	p.head++
+	return u
+}
+
+// pool gives the sockets that can be used again of a family, those that pass
+// connection tracking or the others.
+func (w *worker) pool(f service.Family, untracked bool) *spares {
+	if untracked {
+		return &w.spares[f][1]
+	}
+	return &w.spares[f][0]
+}
+
+// takeSocket returns a socket that is not connected, for a Choice. once says that it is
+// used for this one session only.
+func (w *worker) takeSocket(f service.Family, choice *upstream.Choice, once bool) (*socket, sys.Errno) {
+	untracked := choice.Kind == upstream.Untracked
+	pool := w.pool(f, untracked)
+	if !once && pool.len() > leastSpare {
+		return w.reuse(pool), 0
+	}
+	fd, errno := sys.UDPSocket(f == service.IPv6)
+	if errno != 0 {
+		if pool.len() == 0 || once {
+			return nil, errno
+		}
+		return w.reuse(pool), 0
+	}
+	if untracked {
+		errno = sys.SetTransparent(fd, f == service.IPv6)
+	}
+	if errno == 0 && choice.Mark != 0 {
+		errno = sys.SetMark(fd, choice.Mark)
+	}
+	if errno != 0 {
+		sys.Close(fd)
+		return nil, errno
+	}
+	sys.SetReceiveBuffer(fd, socketBuffer) // not vital
+	u := &socket{worker: w, fd: int32(fd), family: f, once: once, untracked: untracked}
+	var err error
+	if u.reg, err = w.loop.Add(fd, 0, poll.Readable, u); err != nil {
+		sys.Close(fd)
+		return nil, sys.ENOMEM
+	}
+	return u, 0
+}
+
+// socketBuffer is what the kernel may hold of one endpoint's answers, in
+// bytes.
+const socketBuffer = 1 << 20
+
+func (w *worker) reuse(pool *spares) *socket {
+	u := pool.pop()
+	u.drain()
+	return u
+}
+
+// drain throws away what a socket received for a session that ended.
+func (u *socket) drain() {
+	u.worker.errors.Drain(int(u.fd))
+	sys.Drain(int(u.fd))
+}
+
+// giveSocket takes a socket back.
+func (w *worker) giveSocket(u *socket) {
+	u.session = nil
+	pool, other := w.pool(u.family, u.untracked), w.pool(u.family, !u.untracked)
+	if u.once || pool.len()+other.len() >= w.maxSpare || sys.DisconnectUDP(int(u.fd)) != 0 {
+		w.closeSocket(u)
+		return
+	}
+	pool.push(u)
+}
+
+func (w *worker) closeSocket(u *socket) {
+	w.loop.Forget(u.reg)
+	sys.Close(int(u.fd))
+	if u.held.IsValid() {
+		w.server.options.Upstream.Release(u.held)
+		u.held = netip.Addr{}
+	}
+}
+
+// connectTo returns a socket that is connected to an endpoint as a Choice says.
+func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, choice *upstream.Choice) (*socket, sys.Errno) {
+	u, errno := w.takeSocket(service.FamilyOf(ep.Addr.Addr()), choice, choice.IsBound() || ep.MayReturn)
+	if errno != 0 {
+		return nil, errno
+	}
+	if ep.MayReturn {
+		// Datagrams that come to Services all the same end: see session.setHeader.
+		u.ttl = redirect.FirstReturnTTL
+		errno = sys.SetTTL(int(u.fd), u.family == service.IPv6, redirect.FirstReturnTTL)
+	}
+	rules := w.server.options.Upstream
+	var held upstream.Range
+	if errno == 0 && choice.Kind == upstream.FromClient {
+		if held, errno = rules.Hold(client); held != (upstream.Range{}) {
+			u.held = client
+		}
+	}
+	if errno == 0 {
+		errno = rules.ConnectUDP(int(u.fd), choice, ep.Addr, client, held)
+	}
+	if errno != 0 {
+		w.closeSocket(u)
+		return nil, errno
+	}
+	return u, 0
+}
