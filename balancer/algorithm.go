@@ -48,6 +48,17 @@ func (a Algorithm) String() string {
 	return "unknown"
 }
 
+// Names returns the name of each algorithm, the default first.
+func Names() []string {
+	var names []string
+	for _, n := range algorithmNames {
+		if n.name == n.algorithm.String() {
+			names = append(names, n.name)
+		}
+	}
+	return names
+}
+
 // Parse converts a value of the annotation sluice.dev/balancer. The error lists
 // the available names.
 func Parse(name string) (Algorithm, error) {

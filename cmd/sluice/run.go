@@ -69,7 +69,7 @@ type runOptions struct {
 func newRunOptions() *runOptions {
 	return &runOptions{
 		steering:        newSteeringOptions(),
-		balancer:        choice{value: "round-robin", allowed: []string{"round-robin", "random"}},
+		balancer:        choice{value: balancer.RoundRobin.String(), allowed: balancer.Names()},
 		splice:          choice{value: "auto", allowed: []string{"auto", "off"}},
 		accessLogFormat: choice{value: "json", allowed: []string{"json", "console"}},
 		accessLogUDP:    choice{value: "all", allowed: []string{"all", "sampled", "off"}},

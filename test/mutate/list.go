@@ -39,7 +39,7 @@ var mutations = []mutation{
 	// Promise 2: the endpoint sees the client's address.
 	{
 		name: "nodes-address", what: "endpoints see the node's address in place of the client's",
-		file: "stream/source.go", old: "v.SourceFor(client, endpoint.Addr()) != policy.SourceClient ||", new: "true ||",
+		file: "upstream/upstream.go", old: "v.SourceFor(client, endpoint) == policy.SourceClient &&", new: "false &&",
 		pkg: "test/e2e", test: "TestPromise2_EndpointSeesTheClientsAddressWhereItMust/sklookup-nftables/tcp",
 	},
 	{
@@ -86,7 +86,7 @@ var mutations = []mutation{
 	},
 	{
 		name: "datagrams-joined", what: "datagrams of a GSO batch reach the endpoint as one",
-		file: "datagram/forward.go", old: "w.up.Append(netip.AddrPort{}, p, segment, !cur.upstream.noTrain)", new: "w.up.Append(netip.AddrPort{}, p, 0, !cur.upstream.noTrain)",
+		file: "datagram/forward.go", old: "w.up.Append(netip.AddrPort{}, p, segment,", new: "w.up.Append(netip.AddrPort{}, p, 0,",
 		pkg: "test/e2e", test: "TestTunnelsKeepTheirDatagrams",
 	},
 
