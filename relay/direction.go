@@ -1,8 +1,6 @@
 package relay
 
 import (
-	"time"
-
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
@@ -16,7 +14,8 @@ type side struct {
 	fd     int32
 	inPipe int32
 	state  state
-	streak uint8 // copying: full reads in a row; moving: turns in a row that moved little
+	streak uint8  // copying: full reads in a row; moving: turns in a row that moved little
+	mark   uint32 // kib at the last look: see widen
 }
 
 // state is what a side and its direction remember.
@@ -37,8 +36,8 @@ const (
 	failed                       // Probe found it reset
 	slow                         // the destination took less than it was offered, last time
 	measured                     // it is known whether the source is far away
-	far                          // it is: its receive buffer grows by itself
-	widened                      // the direction has the buffers of a bulk stream
+	far                          // it is: the receive buffer of a bulk stream grows by itself
+	widened                      // the direction has the buffers of a bulk stream, and places of Config.MaxBulk
 )
 
 const (
@@ -52,15 +51,6 @@ const (
 	// boundAfter is how many bytes an endpoint delivers before its socket's receive
 	// buffer is bounded: the kernel's own tuning has not got far by then.
 	boundAfter = 64 << 10
-	// measureAfter is how many bytes a direction delivers before it is looked at
-	// whether its source is far away, so that the receive buffer has to grow for
-	// its rate: a round trip of farAway or more allows less than 4 Gbit/s.
-	measureAfter = 1 << 20
-	farAway      = 500 * time.Microsecond
-	// widenAfter is how many bytes a direction delivers before it has buffers of
-	// bulkBuffer, which cost less CPU time for each byte.
-	widenAfter = 4 << 20
-	bulkBuffer = 2 << 20
 	// slowRead is how much is read at once for a slow destination: what it does
 	// not take has to be held.
 	slowRead = 16 << 10
@@ -174,38 +164,6 @@ func (l *Link) came(i int) {
 	}
 	if i == endpoint && l.FirstByte == 0 {
 		l.FirstByte = l.worker.loop.Now()
-	}
-}
-
-// widen returns a direction that delivers much larger buffers. Sockets begin with
-// small ones, so that a reader who never reads, or stops soon, pins little of the
-// kernel's memory: the client's by its listener, the endpoint's here.
-func (l *Link) widen(i int) {
-	w, s := l.worker, &l.sides[i]
-	if i == endpoint && l.facts&bounded == 0 {
-		l.facts |= bounded
-		w.stats.Others += 2
-		w.kernel.growReceiveBuffer(int(s.fd), sys.ReceiveBuffer)
-	}
-	if s.bytes < measureAfter {
-		return
-	}
-	if s.state&measured == 0 {
-		s.state |= measured
-		w.stats.Others++
-		if d, e := w.kernel.delivery(int(s.fd)); e == 0 && d.RTT >= farAway {
-			s.state |= far
-			w.stats.Others++
-			w.kernel.freeReceiveBuffer(int(s.fd))
-		}
-	}
-	if s.bytes >= widenAfter {
-		s.state |= widened
-		w.stats.Others += 3
-		w.kernel.limitUnsent(int(l.sides[1-i].fd), bulkBuffer)
-		if s.state&far == 0 {
-			w.kernel.growReceiveBuffer(int(s.fd), bulkBuffer)
-		}
 	}
 }
 

@@ -271,6 +271,7 @@ func (l *Link) finish(end End) {
 	for i := range l.sides {
 		s := &l.sides[i]
 		w.giveUp(s)
+		s.endBulk(w.relay)
 		if s.reg.Valid() {
 			w.loop.Forget(s.reg)
 			s.reg = poll.Registration{}

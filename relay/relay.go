@@ -9,7 +9,7 @@
 // and the owner's LinkEnded is called exactly once, when both are closed.
 // Before that, Probe may carry the client's first bytes over while the endpoint's
 // socket is still connecting; package upstream makes that socket. Everything but
-// Relay.Pipes and Worker.Stats belongs to the loop's goroutine.
+// Relay.Pipes, Relay.Bulk and Worker.Stats belongs to the loop's goroutine.
 //
 // # A direction
 //
@@ -128,6 +128,11 @@ type Config struct {
 	// though bytes wait for that; 0: never. A side that answers may leave them
 	// unread for as long as it likes.
 	GoneAfter time.Duration
+
+	// MaxBulk is how many directions have large socket buffers at the same time in all
+	// workers; 0 means 64. Each takes up to 4 MiB; one whose source is far away counts
+	// as two.
+	MaxBulk int
 }
 
 func (c Config) withDefaults() Config {
@@ -136,6 +141,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MaxPipes == 0 {
 		c.MaxPipes = 128
+	}
+	if c.MaxBulk == 0 {
+		c.MaxBulk = 64
 	}
 	if c.PipeSize == 0 {
 		c.PipeSize = 512 << 10
@@ -149,12 +157,14 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Relay is what the workers of a process share: the configuration and the bound
-// on pipes.
+// Relay is what the workers of a process share: the configuration and the bounds
+// on pipes and bulk.
 type Relay struct {
-	config Config
-	kernel kernel
-	pipes  atomic.Int64
+	config  Config
+	kernel  kernel
+	pipes   atomic.Int64
+	bulk    atomic.Int64  // places of MaxBulk in use
+	refused atomic.Uint64 // times that there was none
 }
 
 // New makes a relay.

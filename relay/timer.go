@@ -82,9 +82,11 @@ func (l *Link) look() (next int64) {
 	if w.loop.Now()-l.moved < limit/2 {
 		next = limit / 2
 	}
+	var unsent [2]bool
 	for i := range l.sides {
 		w.stats.Others++
 		d, e := w.kernel.delivery(int(l.sides[i].fd))
+		unsent[i] = e != 0 || d.Pending
 		if e != 0 || !d.Pending {
 			continue
 		}
@@ -97,6 +99,11 @@ func (l *Link) look() (next int64) {
 		again := max(limit-silence, limit/6)
 		if next == 0 || again < next {
 			next = again
+		}
+	}
+	for i := range l.sides {
+		if l.review(i, unsent[1-i]) && next == 0 {
+			next = limit / 2
 		}
 	}
 	return next

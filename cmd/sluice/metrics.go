@@ -81,6 +81,8 @@ func (p *proxy) ownMetrics() []admin.Metric {
 		admin.NewMetric("sluice_udp_reply_conflicts_total", "Times that another program had a service's UDP port on all addresses, so that answers leave by a raw socket.", datagrams(func(s datagram.Stats) float64 { return float64(s.Conflicts) })),
 		admin.NewMetric("sluice_http_connections_evicted_total", "Connections to the ports for health checks and metrics that were closed to make room for new ones.", func() float64 { return float64(p.health.Stats().Evicted + p.metricsConns.Evicted()) }),
 		admin.NewMetric("sluice_relay_pipes", "Pipes that the relay has open.", func() float64 { return float64(p.relay.Pipes()) }),
+		admin.NewMetric("sluice_relay_bulk_buffers", "Directions of connections that have large socket buffers, of --max-bulk-buffers.", func() float64 { n, _ := p.relay.Bulk(); return float64(n) }),
+		admin.NewMetric("sluice_relay_bulk_buffers_refused_total", "Times that a direction kept small socket buffers for want of --max-bulk-buffers, at most once for each MiB.", func() float64 { _, n := p.relay.Bulk(); return float64(n) }),
 		admin.NewMetric("sluice_relay_system_calls_total", "System calls that the relay made to move bytes.", func() float64 { return float64(p.systemCalls()) }),
 	}
 }

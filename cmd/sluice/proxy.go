@@ -206,6 +206,7 @@ func (p *proxy) makeLoops(limits limits) error {
 		IdleTimeout:       o.idleTimeout,
 		HalfClosedTimeout: o.halfClosedTimeout,
 		MaxPipes:          o.maxPipes,
+		MaxBulk:           o.maxBulk,
 		EndpointLiveness:  stream.Liveness(o.keepAlive),
 		GoneAfter:         2 * o.keepAlive,
 	})

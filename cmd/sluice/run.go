@@ -52,6 +52,7 @@ type runOptions struct {
 	congestion        string
 	splice            choice
 	maxPipes          int
+	maxBulk           int
 
 	accessLog       string
 	accessLogFormat choice
@@ -160,6 +161,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.StringVar(&o.congestion, "congestion-control", "", "TCP congestion control towards clients and endpoints, such as cubic (default: the system's)")
 	f.Var(&o.splice, "splice", "splice bulk through pipes instead of copying it")
 	f.IntVar(&o.maxPipes, "max-pipes", 128, "limit of pipes for splicing, in all; above it bytes are copied")
+	f.IntVar(&o.maxBulk, "max-bulk-buffers", 64, "limit of directions of connections with large socket buffers, 4 MiB each; those whose sender is 0.5 ms away or more count as two")
 	f.StringVar(&o.accessLog, "access-log", "-", "destination of connection records: a file, - for standard output, or off")
 	f.Var(&o.accessLogFormat, "access-log-format", "format of the records")
 	f.Var(&o.accessLogUDP, "access-log-udp", "which UDP sessions leave a record: all, off, or sampled: one in a hundred, and all with a failed attempt or that Sluice cut")
@@ -207,6 +209,7 @@ func (o *runOptions) validate() error {
 		{"max-udp-sessions", int64(o.maxSessions), 0, 1 << 30},
 		{"max-udp-sessions-per-service", int64(o.maxServiceSessions), 0, 1 << 30},
 		{"max-pipes", int64(o.maxPipes), 1, 1 << 20},
+		{"max-bulk-buffers", int64(o.maxBulk), 1, 1 << 20},
 		{"v", int64(o.verbosity), 0, 10},
 	} {
 		if check.value < check.least || check.value > check.top {
