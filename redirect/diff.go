@@ -58,9 +58,8 @@ func (c *Changes) Touched(yield func(service.Destination) bool) {
 	}
 }
 
-// Rehomes tells whether an address becomes, or ceases to be, one that is not
-// this node's to own, while it may have destinations that stay: one that was,
-// or comes to be, in a local range.
+// Rehomes tells whether an address moves between Local and NonLocal, in which case
+// it may have destinations that stay.
 func (c *Changes) Rehomes(from, to *Plan) bool {
 	return slices.ContainsFunc(c.NonLocal.Add, func(a netip.Addr) bool { return IsLocal(from.Local, a) }) ||
 		slices.ContainsFunc(c.NonLocal.Drop, func(a netip.Addr) bool { return IsLocal(to.Local, a) })

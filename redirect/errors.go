@@ -9,7 +9,7 @@ type Feature string
 // FeatureNetAdmin is what every mode needs.
 const FeatureNetAdmin Feature = "CAP_NET_ADMIN"
 
-// RemedyNetAdmin says how to come by FeatureNetAdmin.
+// RemedyNetAdmin says how to get FeatureNetAdmin.
 const RemedyNetAdmin = "run as root, or grant CAP_NET_ADMIN in the user namespace that owns the network namespace"
 
 // MissingError says what the kernel or the process lacks for a way of
@@ -29,7 +29,7 @@ func (e *MissingError) Error() string {
 // Unwrap gives the kernel's answer.
 func (e *MissingError) Unwrap() error { return e.Err }
 
-// ClashError says that somebody else has what only one can have.
+// ClashError says that another program has what only one can have.
 type ClashError struct {
 	What   string // what is there
 	Remedy string // what to do; may be empty

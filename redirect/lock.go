@@ -16,8 +16,8 @@ import (
 // Lock says that this process is the one that steers in its network namespace.
 // The kernel lets go of it when the process ends, however it ends.
 type Lock struct {
-	// Squatters are sockets with names of locks whose holders may not steer: they
-	// keep nobody out.
+	// Squatters hold sockets with names of locks, but have no right to steer. They
+	// are ignored.
 	Squatters []Holder
 	listener  *net.UnixListener
 }
@@ -52,13 +52,12 @@ func (e *LockedError) Error() string {
 // in the kernel do not exclude each other. When another process has the lock,
 // the error is a *LockedError.
 //
-// The lock is an abstract unix socket: its names are those of one network
-// namespace, which is what must not be shared, whatever the file systems, and none
-// stays behind. Every process may take such a name, so that a socket counts only
-// if its holder has CAP_NET_ADMIN here or, where it cannot be seen, is root or of
-// our own user. A proxy whose name
-// is taken by somebody else has one that begins with it. Two that start at the
-// same moment may both be turned away.
+// The lock is an abstract unix socket. Its name belongs to the network namespace,
+// whatever the file systems are, and vanishes with its process. Every process may
+// take such a name, so that a socket counts only if its holder has CAP_NET_ADMIN
+// here or, where the holder cannot be seen, is root or our own user. If another
+// process has the name, the proxy takes a name that begins with it. Two proxies that
+// start at the same moment may both fail.
 func AcquireLock(name string) (*Lock, error) {
 	base := "@sluice/" + name
 	own := base
@@ -116,8 +115,8 @@ func namesLike(base string) []string {
 	return list
 }
 
-// holderOf gives the process that listens at a name. One that does not answer at
-// once is no proxy.
+// holderOf gives the process that listens at a name. A process that does not answer
+// at once is no proxy.
 func holderOf(name string) (h Holder, listens bool) {
 	cred, err := sys.ListenerCredentials(name)
 	if err != nil {
@@ -126,8 +125,8 @@ func holderOf(name string) (h Holder, listens bool) {
 	return Holder{PID: int(cred.Pid), UID: cred.Uid}, true
 }
 
-// maySteer tells whether the lock is for the process to hold. Of one that cannot
-// be seen from here, as it is in another container, the user has to tell.
+// maySteer tells whether the process has the right to steer. A process in another
+// container cannot be seen from here; then its user decides.
 func (h Holder) maySteer() bool {
 	if h.PID != 0 {
 		if is, err := sys.IsNetAdmin(h.PID, h.UID); err == nil {
@@ -140,8 +139,8 @@ func (h Holder) maySteer() bool {
 // Release lets go of the lock.
 func (l *Lock) Release() error { return l.listener.Close() }
 
-// turnAway answers those who connect to learn who holds the lock, so that they
-// do not fill the queue.
+// turnAway accepts the connections of processes that ask who holds the lock, so that
+// they do not fill the queue.
 func turnAway(l *net.UnixListener) {
 	for {
 		c, err := l.Accept()

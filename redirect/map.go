@@ -16,9 +16,9 @@ type Key interface {
 	service.Destination | netip.Addr | netip.Prefix
 }
 
-// Map is a map that never changes. With and Without give other ones, which
-// share with it what is the same in both: so comparing two plans costs what
-// differs between them, not what they hold. The zero value is empty.
+// Map is an immutable map. With and Without return other maps, which share the
+// unchanged parts with it, so that comparing two plans costs what differs between
+// them, not what they hold. The zero value is empty.
 type Map[K Key, V comparable] struct {
 	shards *shards[K, V] // nil while nothing was ever in it
 	size   int
@@ -31,8 +31,7 @@ const shardCount = 256
 
 type shards[K Key, V comparable] [shardCount]*shard[K, V]
 
-// shard is a part of a map, which other maps may have too. An empty one may be
-// nil.
+// shard is a part of a map, which several maps may share. An empty one may be nil.
 type shard[K Key, V comparable] struct{ m map[K]V }
 
 // SetOf gives a Set of keys.
@@ -138,8 +137,8 @@ type changed[V comparable] struct {
 	was, is  bool
 }
 
-// changes gives the keys that two maps differ by, in no order. What the maps
-// share is passed over unread.
+// changes yields the keys that two maps differ by, in no order. It skips what the
+// maps share without reading it.
 func changes[K Key, V comparable](from, to Map[K, V]) iter.Seq2[K, changed[V]] {
 	return func(yield func(K, changed[V]) bool) {
 		if from.shards == to.shards {
@@ -179,13 +178,13 @@ func (s *shard[K, V]) changes(to *shard[K, V], yield func(K, changed[V]) bool) b
 // Builder makes Maps. The zero value begins with an empty one.
 type Builder[K Key, V comparable] struct {
 	made Map[K, V]
-	// What of made nobody else has.
+	// Which parts of made no other map shares.
 	own       bool
 	ownShards [shardCount]bool
 }
 
-// Map gives what was built. The Builder may go on: it shares with the Map what
-// stays the same.
+// Map returns what was built. The Builder stays usable: it shares unchanged parts
+// with the Map.
 func (b *Builder[K, V]) Map() Map[K, V] {
 	if b.own {
 		b.own, b.ownShards = false, [shardCount]bool{}
@@ -202,8 +201,8 @@ func (b *Builder[K, V]) Has(k K) bool { return b.made.Has(k) }
 // Len is the number of keys.
 func (b *Builder[K, V]) Len() int { return b.made.size }
 
-// All gives the keys and their values, in no order. While it does so, keys that
-// it gave may be removed.
+// All yields the keys and their values, in no order. Keys that it has yielded may be
+// removed meanwhile.
 func (b *Builder[K, V]) All() iter.Seq2[K, V] { return b.made.All() }
 
 // Set gives a key a value.
@@ -261,8 +260,8 @@ func (b *Builder[K, V]) shard(k K) *shard[K, V] {
 	return s
 }
 
-// shardOf gives the shard of a key. Nobody can choose external IPs that all fall
-// into one: the seed is another one in each process.
+// shardOf gives the shard of a key. The seed differs in each process, so that nobody
+// can choose external IPs that all fall into one shard.
 func shardOf[K Key](k K) int {
 	var a netip.Addr
 	var rest uint64
@@ -281,7 +280,7 @@ func shardOf[K Key](k K) int {
 
 var seed = rand.Uint64()
 
-// mix has each bit depend on all (the finalizer of SplitMix64).
+// mix makes each bit depend on all (the finalizer of SplitMix64).
 func mix(h uint64) uint64 {
 	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
 	h = (h ^ h>>27) * 0x94d049bb133111eb

@@ -1,10 +1,10 @@
 // Package redirect steers packets that are sent to Services into this
 // process's listening sockets.
 //
-// What is to be steered is a [Plan]: plain data, whole, made anew whenever the
-// Services changed. A [Redirector] puts it in force and keeps it there; there
-// is one for each mode that kernels offer (redirect/tproxy), and
-// none of them knows more of a service than its addresses and listener ports.
+// A [Plan] says what is to be steered: plain data, complete, made anew after each
+// change of the Services. A [Redirector] puts it in force and keeps it there; there
+// is one for each mode (redirect/tproxy, for example). It knows a service's addresses
+// and listener ports, and nothing else of it.
 //
 //	lock, err := redirect.AcquireLock("sluice")   // one proxy in a network namespace
 //	r, err := tproxy.New(tproxy.Options{})
@@ -15,9 +15,8 @@
 // A connection that was accepted goes on whatever later plans say of its
 // destination (A8.1, A8.7), as long as its address is in Plan.Local.
 //
-// The package leaves alone: listening, choosing endpoints, addresses of
-// interfaces, and everything in the kernel that does not carry its names and
-// numbers.
+// Out of scope: listening, choosing endpoints, addresses of interfaces, and
+// everything in the kernel that does not carry the package's names and numbers.
 package redirect
 
 import (
@@ -28,10 +27,9 @@ import (
 )
 
 // ListenIPv4 and ListenIPv6 are the addresses that listeners bind to for
-// destinations of their family. They are loopback addresses, so that no port
-// opens to the outside: what a listener accepts was steered to it, or comes
-// from this node and names the address itself. The listeners need
-// IP_TRANSPARENT.
+// destinations of their family. They are loopback addresses, so that no port opens to
+// the outside: a listener accepts what was steered to it, and connections of this node
+// to the address itself. The listeners need IP_TRANSPARENT.
 var (
 	ListenIPv4 = netip.AddrFrom4([4]byte{127, 83, 76, 1})
 	ListenIPv6 = netip.IPv6Loopback()
@@ -59,17 +57,17 @@ type Traits struct {
 	// MaxLanes is how many listening sockets of each protocol and family there
 	// should be at most, as each makes steering slower; 0 means any number.
 	MaxLanes int
-	// PastMark is a mark that keeps a socket's packets from being steered; 0 if
-	// there is none. Sockets that pass connection tracking are never steered.
+	// PastMark is a mark that exempts a socket's packets from steering; 0 if there is
+	// none. Sockets that bypass connection tracking are never steered.
 	PastMark uint32
 	// Replies says that an answer to a client's own address comes back to the
 	// transparent socket that is connected from there (F7, F11).
 	Replies Replies
 }
 
-// Plan is everything that is to be steered. Its maps never change, and a plan
-// that was made from another one shares with it what is the same, which saves
-// comparing it: see [Map].
+// Plan is everything that is to be steered. Its maps are immutable. A plan that was
+// made from another one shares the unchanged parts with it, which are then not
+// compared: see [Map].
 type Plan struct {
 	// Steer are the destinations that listeners accept for.
 	Steer Map[service.Destination, Target]
@@ -108,15 +106,15 @@ type Plan struct {
 	// names come from (F8). They count as long as an interface has them; else it is
 	// that of the default route.
 	Sources Sources
-	// NodeSourceOnly says that no socket is bound to a client's address, nor will
-	// be, so that nothing has to be done about answers to those.
+	// NodeSourceOnly says that client addresses are never used, so that no answers to
+	// them have to be brought back.
 	NodeSourceOnly bool
 }
 
 // Sources are at most one address of each family, by service.Family.
 type Sources [2]netip.Addr
 
-// Names tells whether the plan says by itself what becomes of a destination.
+// Names tells whether the plan steers, refuses or silences a destination.
 func (p *Plan) Names(d service.Destination) bool {
 	return p.Steer.Has(d) || p.Refuse.Has(d) || p.Silent.Has(d)
 }
@@ -125,12 +123,11 @@ func (p *Plan) Names(d service.Destination) bool {
 type Redirector interface {
 	// Traits tell how it works; they never change.
 	Traits() Traits
-	// Apply puts the plan in force in place of the one before, sending only
-	// what changed. When it returns nil, new connections go by the plan. At no
-	// moment in between is a destination that is in both plans delivered to
-	// anything but its listener, and none that is in Local leaks out. On an
-	// error nothing of the plan, or all of it but routes, is in force; calling
-	// it again is safe.
+	// Apply replaces the plan in force, sending only what changed. When it returns
+	// nil, new connections follow the plan. Meanwhile, a destination in both plans is
+	// delivered to its listener alone, and no packet to Local leaves the node. After an
+	// error nothing of the plan, or all of it but routes, is in force; calling it
+	// again is safe.
 	Apply(Plan) error
 	// Verify checks that what was applied is still in the kernel and puts back
 	// what is missing. It tells whether there was anything to put back.
@@ -139,11 +136,11 @@ type Redirector interface {
 	Close() error
 }
 
-// Notifier is a Redirector that notices by itself when somebody changes what
-// it put into the kernel.
+// Notifier is a Redirector that notices when another program changes what it put into
+// the kernel.
 type Notifier interface {
-	// Changed gives a value when Verify should be called at once: some times a
-	// second at most, also for changes of our own.
+	// Changed delivers a value when Verify should be called at once, a few times a
+	// second at most. Our own changes count too.
 	Changed() <-chan struct{}
 }
 
@@ -196,9 +193,9 @@ func (p *Plan) validate(verb string, d service.Destination) error {
 	return nil
 }
 
-// validateLocal looks at ranges. Only if one comes that is not a single address,
-// all ranges and all non-local addresses are gone through, once: another proxy's
-// Services cut the service ranges into many.
+// validateLocal checks ranges. It reads all ranges and all non-local addresses, once,
+// only if a new range is not a single address: another proxy's Services can cut the
+// service ranges into many.
 func (c *Changes) validateLocal(to *Plan) error {
 	whole := false
 	for _, l := range c.Local.Add {
@@ -230,7 +227,7 @@ func (c *Changes) validateLocal(to *Plan) error {
 	return nil
 }
 
-// validateOthers looks at what is on addresses that are not of services.
+// validateOthers checks what is on addresses outside of Local.
 func (c *Changes) validateOthers(to *Plan) error {
 	for _, a := range c.NonLocal.Add {
 		if err := CheckAddr(a); err != nil {

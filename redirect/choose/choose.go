@@ -1,18 +1,17 @@
-// Package choose picks the mode that fits this kernel: the best of
-// those that work when they are tried, whatever the kernel's version says.
+// Package choose picks the mode that fits this kernel: the best of those that work in
+// a trial, whatever the kernel's version says.
 //
 //	choice, err := choose.Open(choose.Options{Mode: choose.Auto})
 //	log.Info().Msg(choice.String())
 //	choice.Redirector.Apply(plan)
 //
-// A trial is the real thing on a small scale: in a network namespace that is
-// made for it and thrown away, a plan is put in force, a connection is made
-// through it to a listening socket, and one is refused; an endpoint beside it
-// answers to a client's address. Where no namespace can be made, the ways of
-// steering look for themselves what they lack, which changes nothing.
+// A trial is a small test of the whole mode in a temporary network namespace: it
+// applies a plan, makes a connection through it to a listening socket, has another
+// one refused, and has an endpoint answer to a client's address. Where no namespace
+// can be made, each mode checks by itself what it lacks, which changes nothing.
 //
-// Endpoints are to see clients' addresses: a way that works but for that is
-// passed over, and taken if there is no other, with the node's address.
+// Endpoints should see clients' addresses: a mode that cannot do that is taken only
+// if no other works, with the node's address.
 package choose
 
 import (

@@ -127,19 +127,19 @@ func (e elements) sorted() []element {
 	return all
 }
 
-// contents are a plan's lists. Those that there are have rules; with ipset nobody
-// need know more of them.
+// contents are a plan's lists. Each list has rules. With ipset, only their names
+// count.
 type contents struct {
 	lists [versions]map[list]elements
 	ways
 }
 
 // ways are the sockets of ours that rules look for: those on clients' addresses,
-// whose answers are to be brought back, and those on the node's own that pass
-// connection tracking.
+// whose answers have to be brought back, and those on the node's own addresses that
+// bypass connection tracking.
 type ways struct{ replies, untracked bool }
 
-// fixed are the lists that there always are: empty and full again all the time.
+// fixed are the lists that always have rules, as they often become empty for a while.
 var fixed = []list{listLocal, listCluster, listRefuse, listSilent}
 
 func contentsOf(p *redirect.Plan) *contents {
@@ -190,9 +190,8 @@ type edit struct {
 	element element
 }
 
-// editsOf gives what the changes that lead from one plan to another do to the
-// lists. Addresses that become, or cease to be, somebody else's while their
-// destinations stay are not looked at: see [redirect.Changes.Rehomes].
+// editsOf gives what the changes from one plan to another do to the lists. It does
+// not handle [redirect.Changes.Rehomes].
 func editsOf(c *redirect.Changes, from, to *redirect.Plan) (e edits) {
 	for _, s := range c.Steer {
 		after := lane{s.Destination.Protocol, s.Target.Port}.list()

@@ -181,13 +181,11 @@ func (r *Redirector) Traits() redirect.Traits {
 	return t
 }
 
-// apply puts first the ranges of both plans in force, and those that a process
-// left that was killed: they are guarded for as long as they are routed.
-//
-// The order of the steps keeps every destination in good hands: sets and rules
-// first learn what is new and keep the ranges of both plans; then routes
-// change; then what is gone is forgotten. A destination that is in two sets for
-// a moment is refused or silent at once, and steered only when it is neither.
+// apply first adds what is new to sets and rules, then changes the routes, then
+// removes what is gone. Sets and rules cover the ranges of both plans, and those that
+// a killed process left, for as long as they are routed. A destination that is in two
+// sets for a moment is refused or silent at once, and steered only when it is in
+// neither of those.
 func (r *Redirector) apply(p redirect.Plan, _ *redirect.Changes) error {
 	before, err := r.Routed()
 	if err != nil {
@@ -214,9 +212,9 @@ func (r *Redirector) apply(p redirect.Plan, _ *redirect.Changes) error {
 	return routes
 }
 
-// put puts in force what is new in a plan, and gives what is left to be
-// removed from the sets. Where the routes are still right, and the rules, it is
-// removed at once: all of it is one call of ipset then, or none.
+// put adds what is new in a plan, and gives what is to be removed from the sets
+// afterwards. If routes and rules stay as they are, it removes that too, by the same
+// call of ipset.
 func (r *Redirector) put(p *redirect.Plan, still bool) (drop []edit, err error) {
 	if r.sets == nil {
 		return nil, r.eachTables(func(t *tables) error { return t.apply(r.contents(p), false) })
@@ -247,9 +245,8 @@ func (r *Redirector) put(p *redirect.Plan, still bool) (drop []edit, err error) 
 	return e.drop, nil
 }
 
-// drop removes what is gone once nothing leads there any more: some
-// elements, the ranges that the plan in force has and another one has not, and
-// sets that no rule names.
+// drop removes what nothing leads to any more: some elements, the ranges that the
+// plan in force has and the next one has not, and sets that no rule names.
 func (r *Redirector) drop(drop []edit, p *redirect.Plan) error {
 	c := redirect.Diff(&r.Plan, p)
 	if r.sets == nil {
@@ -278,7 +275,7 @@ func (r *Redirector) ways(p *redirect.Plan) ways {
 	return ways{replies: !p.NodeSourceOnly && r.answers.Diverted, untracked: r.answers.Untracked && r.answers.Tracking.InUse()}
 }
 
-// forget has the next Apply look at everything.
+// forget makes the next Apply read everything.
 func (r *Redirector) forget() {
 	r.ruled = nil
 	if r.sets != nil {
@@ -313,8 +310,8 @@ func (r *Redirector) verify() (repaired bool, err error) {
 	return repaired || rerouted, err
 }
 
-// look writes the rules for sockets that pass connection tracking once there
-// is any.
+// look writes the rules for sockets that bypass connection tracking once connections
+// are tracked.
 func (r *Redirector) look() error {
 	tracking := r.answers.Tracking
 	if tracking == nil || tracking.InUse() || !tracking.Look() {

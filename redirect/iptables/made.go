@@ -9,10 +9,10 @@ import (
 	"github.com/google/nftables"
 )
 
-// The nft variant makes tables and built-in chains when they are first used,
-// and leaves them empty when they are not used any more. So that we leave
-// nothing, what was made for us is noted by the names of empty chains of ours,
-// which outlive this process: SLUICE-MADE-TABLE, SLUICE-MADE-INPUT.
+// The nft variant makes tables and built-in chains when they are first used, and
+// leaves them empty afterwards. To remove them later, we note what was made for us by
+// the names of empty chains of ours, which outlive this process: SLUICE-MADE-TABLE,
+// SLUICE-MADE-INPUT.
 const (
 	madePrefix = "MADE-"
 	madeTable  = "TABLE"
@@ -48,8 +48,8 @@ func (t *tables) marksOfMaking(table string, heads []string, now *present) ([]st
 	return marks, nil
 }
 
-// unmake removes tables and built-in chains that were made for us, unless
-// somebody uses them by now.
+// unmake removes tables and built-in chains that were made for us, unless another
+// program uses them by now.
 func (t *tables) unmake(made map[string][]string) error {
 	for table, what := range made {
 		if err := t.unmakeIn(table, what); err != nil && !errors.Is(err, syscall.ENOENT) {

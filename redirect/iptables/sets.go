@@ -53,8 +53,8 @@ func (n setSizes) after(e *edits) setSizes {
 	return next
 }
 
-// outline gives what rules have to be about: the lists with something in them,
-// and those that there always are.
+// outline gives the lists that need rules: those that are not empty, and those that
+// always have rules.
 func (n setSizes) outline() *contents {
 	c := &contents{}
 	for v := range versions {
@@ -71,9 +71,9 @@ func (n setSizes) outline() *contents {
 	return c
 }
 
-// covers tells whether the rules about one outline do for another one. Rules
-// about an empty set do nothing, and stay until there is another reason to write
-// rules: a Service that has no endpoints for a while costs none.
+// covers tells whether the current rules suffice for another outline. Rules about an
+// empty set do nothing, and stay until rules are written for another reason, so that
+// a Service without endpoints for a while causes no writing.
 func (c *contents) covers(o *contents) bool {
 	for v := range versions {
 		for l := range o.lists[v] {
@@ -97,8 +97,8 @@ func typeOf(p place) string {
 	return kind + " family " + families[p.version].ipset + " maxelem 1048576"
 }
 
-// compare reads the sets and gives what makes them those of a plan. What is there
-// before the first time is whatever an earlier process left.
+// compare reads the sets and gives the edits that make them those of a plan. At
+// first, they may hold what an earlier process left.
 func (s *sets) compare(want *contents) (e edits, err error) {
 	have, err := s.read()
 	if err != nil {
@@ -179,8 +179,8 @@ func (s *sets) destroy(named *contents) error {
 // elements to the next: reading them takes some 10 ms for each thousand Services.
 const readEvery = 6
 
-// look tells whether the sets are those of a plan, as far as their sizes tell, and
-// now and then whether all elements are there.
+// look compares the sizes of the sets with those of a plan, and every readEvery-th
+// time all elements.
 func (s *sets) look(want *redirect.Plan) (same bool, err error) {
 	if s.sizes == nil {
 		return false, nil

@@ -28,21 +28,20 @@ type tables struct {
 // rules at the same time.
 const waitForLock = "10"
 
-// movePeriod bounds how often our rules go back to the head of a chain when
-// others put theirs before them: somebody who insists on the head as well is
-// not to be fought with.
+// movePeriod bounds how often our rules return to the head of a chain after other
+// programs put theirs before them: another program may insist on the head as well.
 const movePeriod = 30 * time.Second
 
 func (t *tables) program(suffix string) string { return t.tools.programs[families[t.v].program+suffix] }
 
-// restore gives a text to iptables-restore, which leaves everything that the
-// text does not name as it is, and each table as it is or as it is to be.
+// restore gives a text to iptables-restore, which changes each table that the text
+// names in one transaction, and nothing else.
 func (t *tables) restore(text string) (string, error) {
 	return t.tools.ns.run(text, t.program("-restore"), "--noflush", "-w", waitForLock)
 }
 
-// apply writes the rules if they are not what they have to be. It reads the
-// tables only where it does not know what there is, or what it knows is not so.
+// apply writes the rules if they differ. It reads the tables only if it does not know
+// their contents, or if writing failed.
 func (t *tables) apply(want *contents, sets bool) error {
 	text := t.rules(want, sets)
 	if t.text == text || t.rewrite(text) {
@@ -146,9 +145,9 @@ func (t *tables) allHeads() (n int) {
 	return n
 }
 
-// verify compares what there is with what was written, and writes it again if
-// they differ. How the program says our rules is only known once they have been
-// read; until then their numbers have to be right.
+// verify compares the tables with what was written, and writes it again if they
+// differ. The program prints our rules in a form of its own, so that only the number
+// of rules is compared until they have been read once.
 func (t *tables) verify(want *contents, sets bool) (repaired bool, err error) {
 	text := t.rules(want, sets)
 	now, err := t.read()
@@ -282,7 +281,7 @@ func (p *present) removal() string {
 	return b.String()
 }
 
-// isOurName tells whether a chain has a name that one of ours may have.
+// isOurName tells whether a chain has the name of one of ours.
 func isOurName(chain, prefix string) bool {
 	name, ok := strings.CutPrefix(chain, prefix)
 	if !ok {
@@ -299,13 +298,13 @@ func isOurName(chain, prefix string) bool {
 	return false
 }
 
-// isOurs tells whether the chains in a table are ours: chains have no comments,
-// but we make all of ours at once.
+// isOurs tells whether the chains in a table are ours: all of ours are made at once,
+// so that none is missing.
 func (p *present) isOurs(table, prefix string) bool {
 	return !slices.ContainsFunc(chainsOf[table], func(c [2]string) bool { return !slices.Contains(p.chains[table], prefix+c[0]) })
 }
 
-// clash gives an error if somebody else has chains with names of ours.
+// clash gives an error if another program has chains with names of ours.
 func (t *tables) clash(now *present) error {
 	for _, table := range tableNames {
 		if chains := now.chains[table]; len(chains) > 0 && !now.isOurs(table, chainPrefix(t.name)) {
@@ -318,8 +317,8 @@ func (t *tables) clash(now *present) error {
 	return nil
 }
 
-// withoutEmpty leaves out tables with nothing of ours: which of these are shown
-// is others' business.
+// withoutEmpty leaves out tables that have nothing of ours: other programs decide
+// which of these exist.
 func withoutEmpty(frame string) string {
 	var b strings.Builder
 	for part := range strings.SplitAfterSeq(frame, "\n") {

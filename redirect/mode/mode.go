@@ -1,6 +1,5 @@
 // Package mode has what all modes of steering share: the lock, the plan in force,
-// the routes, what notices that they were changed, and the order in which
-// everything is opened and closed.
+// the routes and their watcher, and the order of opening and closing.
 //
 //	type Redirector struct {
 //		mode.Core

@@ -15,18 +15,18 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// clients are the addresses that sockets of ours are bound to where nothing
-// marks packets (F11). Two reply tables have a route for each of them, and no
-// other route, so that answers to the clients of other nodes pass.
+// clients are the client addresses that our sockets are bound to in modes without
+// marks (F11). Two reply tables have a route for each of them and no other route, so
+// that the node forwards answers to clients of other nodes.
 //
-// A pod may be a client of two nodes: of its own by a cluster IP, and of another
-// by a node port there. An endpoint on that other node then answers both of
-// them, at the pod's address. So the two use different ports: clients that are
-// behind this node have the first half of the range and the first table, clients
-// elsewhere the second half and the second table.
+// A pod may be a client of two nodes: of its own by a cluster IP, and of another by
+// a node port there. An endpoint on that other node then answers both proxies at the
+// pod's address. So the two use different ports: clients behind this node have the
+// first half of the range and the first table, other clients the second half and the
+// second table.
 //
-// A route stays for clientLinger after the last socket of its client was closed,
-// as the kernel has packets of such a socket to answer for that long.
+// A route stays for clientLinger after the last socket of its client was closed, as
+// the kernel answers packets for such a socket for that long.
 type clients struct {
 	router *Router
 
@@ -34,19 +34,19 @@ type clients struct {
 	handles            // others than the Router's, which may be in use for long
 	ports   [2]uint16
 	held    map[netip.Addr]*client // nil while no rule leads to the tables
-	unused  []unusedClient         // the longest unused first
+	unused  []unusedClient         // oldest first
 	uplinks [2][]int               // interfaces that lead to other nodes, by family
-	failed  error                  // of a Hold since the last apply, which tells it
+	failed  error                  // of a Hold since the last apply, which reports it
 }
 
 // client is an address that has a route.
 type client struct {
-	behind  bool // this node: it reaches others through us
+	behind  bool // the client reaches other nodes through this one
 	sockets int
-	unused  time.Time // since when there are none; zero before
+	unused  time.Time // since when there are none; zero while there are
 }
 
-// unusedClient was without a socket at a time. It may have one again since.
+// unusedClient had no socket at a time. It may have one again.
 type unusedClient struct {
 	addr  netip.Addr
 	since time.Time
@@ -84,7 +84,7 @@ func (c *clients) setPorts(ports [2]uint16) {
 	c.ports = ports
 }
 
-// Hold has answers to an address brought back until Release is called as often.
+// Hold brings answers to an address back until Release is called as often.
 func (c *clients) Hold(addr netip.Addr) (ports [2]uint16, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,9 +108,9 @@ func (c *clients) Hold(addr netip.Addr) (ports [2]uint16, err error) {
 	return others, nil
 }
 
-// isBehindLocked tells whether a client reaches others by this node: there is no
-// router on the way to it, and it is neither on the network that this node has its
-// own router on, nor at the other end of a tunnel.
+// isBehindLocked tells whether a client reaches other nodes through this one: there
+// is no router on the way to it, it is not on the network of this node's own router,
+// and not at the other end of a tunnel.
 func (c *clients) isBehindLocked(addr netip.Addr) bool {
 	routes, err := c.nl.RouteGet(addr.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -141,8 +141,8 @@ func (c *clients) Release(addr netip.Addr) {
 	}
 }
 
-// dropOldestLocked removes the route of the client that is unused for the longest
-// time, unless it has a socket again.
+// dropOldestLocked removes the route of the client that has been unused longest,
+// unless it has a socket again.
 func (c *clients) dropOldestLocked() error {
 	u := c.unused[0]
 	c.unused = c.unused[1:]
@@ -154,15 +154,15 @@ func (c *clients) dropOldestLocked() error {
 	return c.removeRoute(c.route(u.addr, k))
 }
 
-// stop has Hold fail, so that the tables can be emptied.
+// stop makes Hold fail, so that the tables can be emptied.
 func (c *clients) stop() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.held, c.unused = nil, nil
 }
 
-// apply makes the reply tables of a family hold the routes of the clients alone,
-// without those that are unused for long.
+// apply makes the reply tables of a family hold just the routes of the clients, and
+// forgets those that have been unused for long.
 func (c *clients) apply(f service.Family) (changed bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -244,7 +244,7 @@ func (c *clients) route(addr netip.Addr, k *client) *netlink.Route {
 	return c.router.route(c.table(k), netip.PrefixFrom(addr, addr.BitLen()), netip.Addr{})
 }
 
-// add is content with a route that is there.
+// add accepts a route that is there already.
 func (c *clients) add(addr netip.Addr, k *client) error {
 	r := c.route(addr, k)
 	if err := c.nl.RouteAdd(r); err != nil && !errors.Is(err, syscall.EEXIST) {

@@ -15,8 +15,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// rule is a policy routing rule of ours: everything that tells two of them
-// apart.
+// rule is a policy routing rule of ours: what distinguishes two of them.
 type rule struct {
 	family      service.Family
 	mark        uint32     // and mask; 0 matches any
@@ -44,11 +43,11 @@ func (r *Router) portRule(d service.Destination) rule {
 		table: r.opts.SteerTable, priority: r.opts.RulePriority}
 }
 
-// replyRules bring answers to clients' own addresses back. Without marks they
-// go by ports alone (F11), and then must not take what this node sends itself:
-// no answer comes from it, and its own servers, and our listeners, do answer
-// clients that use ports of the range, as those do that are not Linux. What
-// comes in from elsewhere cannot be asked for, so what does not is sent past:
+// replyRules bring answers to clients' own addresses back. Without marks they match
+// ports alone (F11), and then must not match what this node sends itself: it sends no
+// such answers, but its servers and our listeners do send to clients that use ports
+// of the range, as other systems than Linux do. A rule cannot ask for packets that
+// come in from elsewhere, so that the first one skips the others:
 //
 //	84: iif lo goto 86
 //	85: ipproto tcp dport 61000-63266 lookup 8377
@@ -96,9 +95,9 @@ func (r *Router) replyRules(f service.Family, s *State) []rule {
 // maxPriority leaves room for those rules before that of the table main.
 const maxPriority = 32765 - 3 // 32766 is the table main's
 
-// diffRules compares the rules of ours with those wanted. The error names each
-// rule of somebody else's that takes packets of ours, or whose packets ours
-// would take; what it clashes with is left out.
+// diffRules compares our rules with those wanted. The error names each rule of
+// another program that takes our packets, or whose packets ours would take; rules
+// that clash with one are left out.
 func (r *Router) diffRules(f service.Family, w *wants) (c ruleChanges, err error) {
 	want := w.rules
 	have, err := r.rules(f)
@@ -141,7 +140,7 @@ func compareRules(a, b rule) int {
 	return cmp.Or(a.to.Compare(b.to), cmp.Compare(a.first, b.first), cmp.Compare(a.protocol, b.protocol))
 }
 
-// clash says what a rule of somebody else's has to do with ours, or nil.
+// clash says how a rule of another program clashes with ours, or nil.
 func (r *Router) clash(theirs *netlink.Rule, wanted map[rule]bool) error {
 	for k := range wanted {
 		switch {
@@ -154,8 +153,8 @@ func (r *Router) clash(theirs *netlink.Rule, wanted map[rule]bool) error {
 	return nil
 }
 
-// CheckSockets gives a *redirect.ClashError if a rule of somebody else's takes
-// what has Options.SocketMark and no other mark.
+// CheckSockets gives a *redirect.ClashError if a rule of another program takes
+// packets that have Options.SocketMark and no other mark.
 func (r *Router) CheckSockets() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -173,7 +172,7 @@ func (r *Router) CheckSockets() error {
 	return nil
 }
 
-// clashes tells whether a rule of ours cannot be because of one that is there.
+// clashes tells whether a rule of another program prevents one of ours.
 func (r *Router) clashes(k rule, have []netlink.Rule) bool {
 	return slices.ContainsFunc(have, func(theirs netlink.Rule) bool {
 		return !r.isOurRule(&theirs) && (k.table != 0 && theirs.Table == k.table || usesMark(&theirs, k.mark))
@@ -197,7 +196,7 @@ func (r *Router) addRule(k *rule) error {
 	return nil
 }
 
-// removeRule is content with a rule that is gone already.
+// removeRule accepts that a rule is gone already.
 func (r *Router) removeRule(k *netlink.Rule) error {
 	if err := r.nl.RuleDel(k); err != nil && !errors.Is(err, syscall.ENOENT) {
 		return ruleError("remove", k, err)

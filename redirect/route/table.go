@@ -21,8 +21,8 @@ type routeChanges struct {
 	moved       []netlink.Route // that only get another source
 }
 
-// diffRoutes compares the routes of ours in a table with those wanted, a cover.
-// The error names each route of somebody else's that is in the way; those are
+// diffRoutes compares our routes in a table with those wanted, which do not overlap.
+// The error names each route of another program that is in the way; those ranges are
 // left out.
 func (r *Router) diffRoutes(f service.Family, table int, want []netip.Prefix, source netip.Addr) (c routeChanges, err error) {
 	have, err := r.routes(f, table)
@@ -80,7 +80,7 @@ func (h *handles) replaceRoute(k *netlink.Route) error {
 	return nil
 }
 
-// removeRoute is content with a route that is gone already.
+// removeRoute accepts that a route is gone already.
 func (h *handles) removeRoute(k *netlink.Route) error {
 	if err := h.nl.RouteDel(k); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return routeError("remove", k, err)

@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// beside is the mode that does what a look-up of sockets cannot.
+// beside is another mode, which does what sk_lookup cannot.
 type beside struct {
 	redirect.Redirector
 	plan redirect.Plan // the last one, whole
@@ -47,7 +47,7 @@ func (b *beside) traits() redirect.Traits {
 	return t
 }
 
-// changed tells when it should verify, if it notices.
+// changed tells when to verify, if the mode notices.
 func (b *beside) changed() <-chan struct{} {
 	if n, ok := b.Redirector.(redirect.Notifier); ok {
 		return n.Changed()
@@ -55,10 +55,9 @@ func (b *beside) changed() <-chan struct{} {
 	return nil
 }
 
-// split leaves a plan what the program is to know, which is nothing of foreign
-// addresses, and keeps the rest for apply. Netfilter asks the program too when it
-// looks for a packet's socket: it would take packets of connections that go past us
-// for packets to our listener.
+// split removes non-local addresses from a plan, and keeps them for apply. The
+// program must not know them: netfilter runs it too when it looks for a packet's
+// socket, and would take packets of connections that bypass us for our listener's.
 func (b *beside) split(p *redirect.Plan) {
 	c := redirect.Diff(&b.plan, p)
 	if c.Rehomes(&b.plan, p) {

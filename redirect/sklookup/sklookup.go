@@ -135,8 +135,8 @@ func New(opts Options) (*Redirector, error) {
 	return r, nil
 }
 
-// openAnswers finds out how answers to clients' addresses can be brought back:
-// by the socket itself, with a program at the interfaces, or else by ports.
+// openAnswers finds out how answers to clients' addresses can be brought back: by a
+// program at the interfaces that finds their sockets, or else by ports.
 func (r *Redirector) openAnswers(router *route.Router) {
 	routes, ports := r.opts.Routes.WithDefaults(), r.opts.ReplyPorts
 	if ports != [2]uint16{} && router.Check(route.State{MarkReplies: true}) == nil {
@@ -198,9 +198,8 @@ func check(s redirect.Steering) error {
 	return nil
 }
 
-// apply keeps every destination in good hands by the order of its steps: sockets
-// come before the verdicts that lead to them, and verdicts before the routes that
-// lead to those; things go the other way round.
+// apply adds sockets before the verdicts that name them, and verdicts before the
+// routes that lead to them. It removes in the opposite order.
 func (r *Redirector) apply(p redirect.Plan, changes *redirect.Changes) error {
 	old, kept := r.Plan, r.whole
 	if err := r.fill(&p, changes); err != nil {
@@ -221,8 +220,8 @@ func (r *Redirector) apply(p redirect.Plan, changes *redirect.Changes) error {
 	return routes
 }
 
-// route makes the routes those of a plan. Answers are marked before the rule that
-// asks for the mark is there.
+// route puts the routes of a plan in force. Answers are marked before the rule that
+// matches the mark is added.
 func (r *Redirector) route(old, p *redirect.Plan, changes *redirect.Changes) error {
 	s := r.unmarked.State(old, p, changes, r.answers)
 	s.MarkReplies = r.ingress != nil && s.ReplyPorts != [2]uint16{}
@@ -235,8 +234,8 @@ func (r *Redirector) route(old, p *redirect.Plan, changes *redirect.Changes) err
 	return errors.Join(links, r.Router.Put(s))
 }
 
-// fill makes the tables those of the plan; what no longer counts stays in them if
-// they were whole.
+// fill adds what is new in the plan to the tables, or fills new ones if they are not
+// those of the last plan.
 func (r *Redirector) fill(p *redirect.Plan, c *redirect.Changes) error {
 	if !r.whole {
 		return r.refill(p)
@@ -249,8 +248,8 @@ func (r *Redirector) fill(p *redirect.Plan, c *redirect.Changes) error {
 	return nil
 }
 
-// refill fills new tables and has a new program look into them, in one
-// step, in place of those that there are.
+// refill fills new tables and replaces the program by one that uses them, in one
+// step.
 func (r *Redirector) refill(p *redirect.Plan) error {
 	t, err := newTables(r.opts.MaxDestinations, r.opts.MaxSockets)
 	if err != nil {
@@ -300,8 +299,8 @@ func (r *Redirector) attach(program *ebpf.Program) error {
 	return nil
 }
 
-// attached tells whether a link is still one: it can be cut from outside, and
-// says so by the network namespace 0.
+// attached tells whether a link still holds. After another process has detached it,
+// its network namespace is 0.
 func attached(l *link.NetNsLink) bool {
 	info, err := l.Info()
 	return err == nil && info.NetNs().NetnsInode != 0

@@ -65,7 +65,7 @@ func (s *slots) take(m *maps, l listener) (slot, error) {
 	return n, nil
 }
 
-// drop takes back what take gave for a destination.
+// drop undoes take for one destination.
 func (s *slots) drop(m *maps, l listener) error {
 	p := s.used[l]
 	if p == nil {
@@ -128,9 +128,8 @@ func (s *slots) restore(m *maps, silent silence) (repaired bool, err error) {
 	return repaired, err
 }
 
-// silence has the sockets that answer nothing (F9), by slot: what is sent to a
-// destination that is to be silent is given to one of them, whose filter drops it.
-// Being TCP and UDP sockets of each family, there are at most four.
+// silence has the sockets that drop everything (F9), by slot: a TCP and a UDP socket
+// of each family, whose filter drops what is sent to silent destinations.
 type silence map[slot]int
 
 // openSilence makes them in a network namespace, on the listeners' loopback

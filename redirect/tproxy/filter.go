@@ -75,7 +75,7 @@ func (f *filter) close() {
 	f.reader.close()
 }
 
-// checkName gives an error if somebody else has a table of that name.
+// checkName gives an error if another program has a table of that name.
 func (f *filter) checkName() error {
 	c, err := f.reader.contents(f.table.Name)
 	if err != nil {
@@ -106,9 +106,8 @@ func (f *filter) apply(from, p *redirect.Plan) error {
 	return f.fill(p)
 }
 
-// retriable tells errors after which filling the table anew can help: it was
-// changed by somebody else, was too much for one message, or the answers got
-// lost.
+// retriable tells whether filling the table anew can help after an error: another
+// program changed it, the message was too large, or the answers got lost.
 func retriable(err error) bool {
 	for _, e := range []error{syscall.ENOENT, syscall.EEXIST, syscall.EBUSY, syscall.EMSGSIZE, syscall.ENOBUFS, syscall.EINTR} {
 		if errors.Is(err, e) {
@@ -189,10 +188,10 @@ func (f *filter) planElements(p *redirect.Plan) *elements {
 	return &e
 }
 
-// fill makes the table anew, whatever it holds: the sets of a new generation
-// are filled beside what is there, in as many transactions as it takes; the
-// last of these switches the rules over to them. Only then the old sets go: a
-// packet that is with the old rules at that moment still finds its element.
+// fill makes the table anew, whatever it holds. It fills sets of a new generation
+// beside the old ones, in as many transactions as it takes; the last one switches the
+// rules over to them. The old sets are removed afterwards, so that packets that are
+// still in the old rules find their elements.
 func (f *filter) fill(p *redirect.Plan) error {
 	flows, err := findFlows(f.netns, p.Lingering)
 	if err != nil {
@@ -288,8 +287,8 @@ func (f *filter) fillWithin(e *elements) (err error) {
 	return f.remember()
 }
 
-// remember reads the frame of the table that was just filled. When somebody
-// else has been at it already, there is none, and verify fills it again.
+// remember reads the frame of the table that was just filled. If another program has
+// changed the table meanwhile, there is no frame, and verify fills the table again.
 func (f *filter) remember() error {
 	now, err := f.reader.contents(f.table.Name)
 	if err != nil {
@@ -402,9 +401,8 @@ func (f *filter) matches(p *redirect.Plan) (bool, error) {
 	return true, nil
 }
 
-// setMatches compares a set. One that seems different is read again: while the
-// kernel enlarges a set's hash table, which it does by and by, some elements
-// are told twice and others not at all.
+// setMatches compares a set. A set that differs is read again: a dump during a
+// gradual rehash may repeat elements and miss others.
 func (f *filter) setMatches(set string, want []nftables.SetElement) (bool, error) {
 	for range readsOfSet {
 		have, err := f.reader.elements(f.table.Name, set)

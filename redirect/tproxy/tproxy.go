@@ -163,10 +163,9 @@ func (r *Redirector) prepare(p *redirect.Plan) {
 	p.NodeSourceOnly = p.NodeSourceOnly || r.opts.NoReplies
 }
 
-// apply keeps every destination in good hands by the order of its steps: foreign
-// addresses get their routes, which nothing uses before it is marked; the table
-// learns what is new and keeps the ranges of both plans; then routes are added,
-// then removed; then the table forgets the ranges that are gone.
+// apply first routes non-local addresses, which affects only marked packets. Then it
+// puts the plan into the table with the ranges of both plans, adds routes, removes
+// routes, and at last removes the ranges that are gone from the table.
 func (r *Redirector) apply(p redirect.Plan, changes *redirect.Changes) error {
 	before, err := r.Routed()
 	if err != nil {
@@ -206,7 +205,7 @@ func (r *Redirector) fill(p redirect.Plan) error {
 	return nil
 }
 
-// withoutNonLocal leaves out what is on addresses that are not ours.
+// withoutNonLocal removes non-local addresses and their destinations from a plan.
 func withoutNonLocal(p redirect.Plan) redirect.Plan {
 	for d := range p.Steer.Keys() {
 		if p.NonLocal.Has(d.Addr) {

@@ -36,8 +36,7 @@ func (f *filter) connect() (*nftables.Conn, error) {
 	return conn, nil
 }
 
-// reset forgets the connection: after an error it may hold answers that
-// nobody read.
+// reset closes the connection: after an error it may hold unread answers.
 func (f *filter) reset() {
 	if f.conn != nil {
 		_ = f.conn.CloseLasting()
@@ -108,8 +107,8 @@ func (b *batch) elements(change func(*nftables.Set, []nftables.SetElement) error
 	return nil
 }
 
-// commit carries the transaction out, whole or not at all. The number of all
-// tables' generation is followed, so that verify can tell whether anybody else
+// commit carries the transaction out, completely or not at all. It follows the
+// generation number of all tables, so that verify can tell whether another program
 // changed anything.
 func (f *filter) commit(b *batch) error {
 	before, err := f.reader.generation()

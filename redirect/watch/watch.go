@@ -1,6 +1,5 @@
-// Package watch notices when somebody takes away or changes what steering made
-// in the kernel, by the kernel's own notifications, so that it can be put back
-// at once.
+// Package watch notices by the kernel's notifications when another program removes
+// or changes what steering made, so that it can be repaired at once.
 //
 //	w, err := watch.Open(watch.Options{Tables: []string{"sluice"}})
 //	for range w.Changed() { redirector.Verify() }
@@ -8,10 +7,10 @@
 //
 // It looks at nftables tables by name, at routes and policy routing rules with
 // our protocol number, and at the node's addresses, which routes name as their
-// source. What others do to theirs is passed over here; our own changes are
-// not, as a look after one of them costs next to nothing. What the kernel does
-// not tell (iptables-legacy, routes that go with an interface) is for the look
-// that is taken every few seconds anyway.
+// source. Changes of other programs' objects are ignored. Our own changes are
+// reported too, as a check after one of them costs next to nothing. The check that
+// runs every few seconds finds what the kernel does not report (iptables-legacy,
+// routes that go with an interface).
 package watch
 
 import (
@@ -44,7 +43,7 @@ type Options struct {
 type Watcher struct {
 	tables  []string
 	conns   []*netlink.Conn
-	noticed chan time.Duration // what to wait before the next is told
+	noticed chan time.Duration // the pause after this report
 	changed chan struct{}
 	closed  chan struct{}
 	running sync.WaitGroup
@@ -52,20 +51,20 @@ type Watcher struct {
 }
 
 const (
-	// settle is how long a change is given to be followed by others: a flush of
-	// many routes is many changes.
+	// settle is how long to wait for further changes: a flush of many routes is many
+	// changes.
 	settle = 20 * time.Millisecond
-	// pause bounds how often changes are told in the long run, and with it what
-	// somebody can cost who changes our tables all the time; burst is how many
-	// are told without a pause.
+	// pause is the average time between reports at least, which bounds the cost of a
+	// program that changes our tables all the time; burst is how many reports come
+	// without a pause.
 	pause = 250 * time.Millisecond
 	burst = 4
-	// pauseAfterLoss is the same when notifications were lost, of which there
-	// are only so many where somebody changes a lot of his own.
+	// pauseAfterLoss is the same after notifications were lost, as happens where other
+	// programs change a lot of their own.
 	pauseAfterLoss = 5 * time.Second
 
-	// atOnce is for what must not wait for others: until the routes have another
-	// source, this node's own connections fail.
+	// atOnce is for changes that must not wait: until the routes have another source,
+	// this node's own connections fail.
 	atOnce = time.Duration(0)
 
 	receiveBuffer = 1 << 20
@@ -146,7 +145,7 @@ func (w *Watcher) receive(conn *netlink.Conn, ours func(netlink.Message) bool) {
 	}
 }
 
-// notice remembers that there is something to tell.
+// notice remembers that there is something to report.
 func (w *Watcher) notice(then time.Duration) {
 	select {
 	case w.noticed <- then:
@@ -154,7 +153,7 @@ func (w *Watcher) notice(then time.Duration) {
 	}
 }
 
-// pace tells of changes, not too often.
+// pace reports changes, at a bounded rate.
 func (w *Watcher) pace() {
 	defer w.running.Done()
 	credit, last := time.Duration(burst)*pause, time.Now()
@@ -183,7 +182,7 @@ func (w *Watcher) pace() {
 	}
 }
 
-// wait tells whether to go on after a time.
+// wait waits for a time, and tells whether to go on.
 func (w *Watcher) wait(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -1,0 +1,99 @@
+package mode
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/watch"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// TestSteps: what a Core calls when, without a kernel.
+func TestSteps(t *testing.T) {
+	var c Core
+	var calls []string
+	called := func(want ...string) {
+		t.Helper()
+		if !slices.Equal(calls, want) {
+			t.Errorf("called %q, want %q", calls, want)
+		}
+		calls = nil
+	}
+	call := func(name string) { calls = append(calls, name) }
+	if err := c.Apply(redirect.Plan{}); !errors.Is(err, ErrClosed) {
+		t.Errorf("the zero value: %v", err)
+	}
+	tooHigh := errors.New("port 9000 is too high")
+	broken := error(nil)
+	if err := c.Open(Steps{
+		Prepare: func(p *redirect.Plan) { call("prepare"); p.NodeSourceOnly = true },
+		Steers:  "the test",
+		Check: func(s redirect.Steering) error {
+			if s.Destination.Port == 9000 {
+				return tooHigh
+			}
+			return nil
+		},
+		Apply: func(p redirect.Plan, changes *redirect.Changes) error {
+			call("apply")
+			if !p.NodeSourceOnly || changes.Size() != 1 {
+				t.Errorf("apply %+v, %+v", p, changes)
+			}
+			if broken == nil {
+				c.Set(p)
+			}
+			return broken
+		},
+		Verify:  func() (bool, error) { call("verify"); return true, nil },
+		Remove:  func() error { call("remove"); return broken },
+		Release: func() { call("release") },
+	}, nil, watch.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	plan := func(port uint16, p service.Protocol) redirect.Plan {
+		d := service.Destination{Addr: netip.MustParseAddr("10.96.0.1"), Port: port, Protocol: p}
+		return redirect.Plan{Steer: redirect.Map[service.Destination, redirect.Target]{}.With(d, redirect.Target{Port: 1})}
+	}
+	for _, bad := range []struct {
+		plan redirect.Plan
+		want string
+	}{{plan(0, service.TCP), "port 0"}, {plan(80, service.SCTP), "the test carries TCP and UDP only"}, {plan(9000, service.TCP), "too high"}} {
+		if err := c.Apply(bad.plan); err == nil || !strings.Contains(err.Error(), bad.want) {
+			t.Errorf("got %v, want %q", err, bad.want)
+		}
+		called("prepare")
+	}
+	broken = errors.New("broken")
+	if err := c.Apply(plan(80, service.TCP)); !errors.Is(err, broken) {
+		t.Errorf("got %v", err)
+	}
+	called("prepare", "apply")
+	if repaired, err := c.Verify(); repaired || err != nil {
+		t.Errorf("verify before a plan is in force: %v, %v", repaired, err)
+	}
+	called()
+	broken = nil
+	if err := c.Apply(plan(80, service.TCP)); err != nil {
+		t.Error(err)
+	}
+	if repaired, err := c.Verify(); !repaired || err != nil {
+		t.Errorf("verify: %v, %v", repaired, err)
+	}
+	called("prepare", "apply", "verify")
+	broken = errors.New("broken")
+	if err := c.Close(); !errors.Is(err, broken) {
+		t.Errorf("close: %v", err)
+	}
+	called("remove", "release")
+	if err := c.Close(); err != nil {
+		t.Errorf("close again: %v", err)
+	}
+	if _, err := c.Verify(); !errors.Is(err, ErrClosed) {
+		t.Errorf("verify after Close: %v", err)
+	}
+	called()
+}
