@@ -80,7 +80,7 @@ func TestNames(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("dial errors %v, want %v", got, want)
 	}
-	for _, s := range []fmt.Stringer{End(200), Affinity(200), DialError(200)} {
+	for _, s := range []fmt.Stringer{End(200), DialError(200)} {
 		if s.String() != "unknown" {
 			t.Errorf("%T(200) is %v", s, s)
 		}

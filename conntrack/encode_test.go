@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -35,7 +36,7 @@ func examples() []Record {
 		{
 			ID: 2, Wall: wall + 17*ms, Protocol: service.TCP,
 			Client: netip.MustParseAddrPort("10.0.0.7:41830"), VIP: netip.MustParseAddrPort("192.0.2.1:80"), Kind: service.LoadBalancer,
-			Port: portHTTP, Endpoint: live, Source: SourceClient, SourceAddr: netip.MustParseAddrPort("10.0.0.7:61930"), Affinity: balancer.AffinityMoved, Attempts: 2, Connected: true,
+			Port: portHTTP, Endpoint: live, Source: policy.SourceClient, SourceAddr: netip.MustParseAddrPort("10.0.0.7:61930"), Affinity: balancer.AffinityMoved, Attempts: 2, Connected: true,
 			Failed:      []Attempt{{dead, 250 * ms, DialTimeout}},
 			ConnectTime: 251 * ms, FirstByte: 253 * ms, Duration: 3725 * 1000 * ms, BytesFromClient: 5 << 20, BytesFromEndpoint: 3 << 29, End: EndpointTimeout,
 		},
@@ -160,7 +161,7 @@ func TestDocumentedFields(t *testing.T) {
 // and no others.
 func TestDocumentedValues(t *testing.T) {
 	var ends, dialErrors, affinities []string
-	for a := Affinity(0); a.String() != "unknown"; a++ {
+	for a := balancer.Affinity(0); a.String() != "unknown"; a++ {
 		affinities = append(affinities, a.String())
 	}
 	for _, e := range Ends() {
@@ -181,7 +182,7 @@ func TestDocumentedValues(t *testing.T) {
 		}
 	}
 	var inText []string
-	inText = append(inText, SourceNode.String(), SourceClient.String())
+	inText = append(inText, policy.SourceNode.String(), policy.SourceClient.String())
 	for _, k := range []service.AddressKind{service.ClusterIP, service.ExternalIP, service.LoadBalancer, service.NodePort} {
 		inText = append(inText, k.String())
 	}

@@ -3,9 +3,6 @@ package conntrack
 import (
 	"errors"
 	"syscall"
-
-	"github.com/sluice-proxy/sluice/balancer"
-	"github.com/sluice-proxy/sluice/policy"
 )
 
 // End tells who ended a connection, and how.
@@ -64,19 +61,6 @@ func Ends() []End {
 	}
 	return all
 }
-
-// Affinity tells what session affinity did, Source which address the endpoint
-// sees.
-type (
-	Affinity = balancer.Affinity
-	Source   = policy.Source
-)
-
-// The sources.
-const (
-	SourceNode   = policy.SourceNode
-	SourceClient = policy.SourceClient
-)
 
 // DialError tells why an attempt to connect to an endpoint failed.
 type DialError uint8

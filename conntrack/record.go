@@ -3,6 +3,8 @@ package conntrack
 import (
 	"net/netip"
 
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -73,8 +75,8 @@ type Record struct {
 	Attempts  uint16 // begun, the one under way included
 	Protocol  service.Protocol
 	Kind      service.AddressKind
-	Source    Source
-	Affinity  Affinity
+	Source    policy.Source     // whose address the endpoint sees
+	Affinity  balancer.Affinity // what session affinity did
 	End       End
 	Connected bool // an endpoint answered
 	// Quiet keeps the record from being handed on at its end; it is counted

@@ -289,7 +289,6 @@ func (s *Server) Stop(ctx context.Context) error {
 // stats counts what concerns no single session.
 type stats struct {
 	sessions    atomic.Int64
-	evicted     atomic.Uint64
 	pauses      atomic.Uint64
 	unserved    atomic.Uint64
 	lost        atomic.Uint64
@@ -301,7 +300,6 @@ type stats struct {
 // Stats is what a Server has counted.
 type Stats struct {
 	Sessions    int64  // now
-	Evicted     uint64 // sessions that made room for others
 	Pauses      uint64 // times that a lane rested, as its service had begun too many sessions
 	Unserved    uint64 // datagrams that policy dropped, or that were for no service
 	Lost        uint64 // datagrams that could not be sent on: no room in the kernel, too large for the way
@@ -314,7 +312,6 @@ type Stats struct {
 func (s *Server) Stats() Stats {
 	return Stats{
 		Sessions:    s.stats.sessions.Load(),
-		Evicted:     s.stats.evicted.Load(),
 		Pauses:      s.stats.pauses.Load(),
 		Unserved:    s.stats.unserved.Load(),
 		Lost:        s.stats.lost.Load(),

@@ -432,7 +432,7 @@ func TestPromise8_FloodDrivesOutItsOwnSessions(t *testing.T) {
 		}
 	}
 	s := n.server.Stats()
-	if s.Sessions > 200 || s.Evicted < 700 || s.Lost != 0 {
+	if s.Sessions > 200 || s.Lost != 0 {
 		t.Errorf("stats %+v", s)
 	}
 	for _, c := range quiet {
@@ -441,10 +441,14 @@ func TestPromise8_FloodDrivesOutItsOwnSessions(t *testing.T) {
 		}
 	}
 	n.stop()
+	evicted := map[string]int{}
 	for _, r := range n.records {
-		if r.End == conntrack.Evicted && r.Port.Name.Name.Name != "flooded" {
-			t.Errorf("a session of %s was evicted", r.Port.Name)
+		if r.End == conntrack.Evicted {
+			evicted[r.Port.Name.Name.Name]++
 		}
+	}
+	if evicted["flooded"] < 700 || len(evicted) != 1 {
+		t.Errorf("evicted %v, want 700 of flooded or more", evicted)
 	}
 }
 
@@ -475,14 +479,18 @@ func TestServiceBoundCountsAllPorts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if s := n.server.Stats(); s.Sessions > most+10 || s.Evicted < 110-most {
-		t.Errorf("%d sessions of a Service with two ports and 10 of another, %d evicted; want at most %d", s.Sessions, s.Evicted, most+10)
+	if s := n.server.Stats(); s.Sessions > most+10 {
+		t.Errorf("%d sessions of a Service with two ports and 10 of another; want at most %d", s.Sessions, most+10)
 	}
 	n.stop()
+	evicted := map[string]int{}
 	for _, r := range n.records {
-		if r.End == conntrack.Evicted && r.Port.Name.Name.Name == "other" {
-			t.Errorf("a session of %s was evicted", r.Port.Name)
+		if r.End == conntrack.Evicted {
+			evicted[r.Port.Name.Name.Name]++
 		}
+	}
+	if evicted["two"] < 110-most || len(evicted) != 1 {
+		t.Errorf("evicted %v, want %d of two or more", evicted, 110-most)
 	}
 }
 

@@ -141,7 +141,7 @@ func (c *session) dial(st *state, v *policy.Verdict) bool {
 		ep := &v.Candidates[i]
 		c.record.BeginAttempt(ep, now)
 		choice := w.server.options.Upstream.Choose(st.host, v, client, ep)
-		c.record.Source = conntrack.Source(choice.Source)
+		c.record.Source = choice.Source
 		u, errno := w.connectTo(ep, client, &choice)
 		if errno == sys.EMFILE || errno == sys.ENFILE {
 			// Others of this process have taken what was left.
@@ -155,7 +155,7 @@ func (c *session) dial(st *state, v *policy.Verdict) bool {
 			c.record.SourceAddr, _ = sys.LocalAddr(int(u.fd))
 			// Pin when sending: many endpoints never reply.
 			b.Connected(&c.plan, ep.Addr, client, now)
-			c.record.Affinity = conntrack.Affinity(c.plan.Affinity())
+			c.record.Affinity = c.plan.Affinity()
 			return true
 		}
 		reason := conntrack.DialErrorOf(errno)
@@ -272,10 +272,7 @@ func (c *session) Refresh(r *conntrack.Record) {
 
 func (c *session) endIdle() { c.end(conntrack.Idle) }
 
-func (c *session) evict() {
-	c.share.worker.server.stats.evicted.Add(1)
-	c.end(conntrack.Evicted)
-}
+func (c *session) evict() { c.end(conntrack.Evicted) }
 
 // end ends the session and writes its record. It must not be used afterwards.
 func (c *session) end(end conntrack.End) {

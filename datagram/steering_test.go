@@ -8,8 +8,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/hostnet"
+	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/bind"
 	"github.com/sluice-proxy/sluice/redirect/route"
@@ -113,7 +113,7 @@ func TestEveryWayOfSteering(t *testing.T) {
 				t.Errorf("clients were held for %d sessions, and are for %d that have ended", held, open)
 			}
 			for _, r := range n.records {
-				if want := conntrack.SourceClient; r.Client.Addr() == lab.Client.IPv4 && r.Source != want {
+				if want := policy.SourceClient; r.Client.Addr() == lab.Client.IPv4 && r.Source != want {
 					t.Errorf("record says source=%s, want %s", r.Source, want)
 				}
 			}

@@ -128,7 +128,6 @@ func (w *worker) admit(fd int, client, vip netip.AddrPort) (waits *conn) {
 	case policy.Drop:
 		// The socket's filter drops clients that may not connect; this one came
 		// before the filter changed, or the filter has no room for all ranges.
-		w.server.stats.notAdmitted.Add(1)
 		c.fail(conntrack.NotAdmitted)
 		return nil
 	default:

@@ -9,7 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect/bind"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
@@ -116,19 +116,19 @@ func TestA39_EndpointSeesTheClient(t *testing.T) {
 	n.apply(web("six", "fd00:96::1", netip.AddrPortFrom(pod.IPv6, 8080)))
 	n.apply(web("host", "10.96.0.2", netip.AddrPortFrom(node.IPv4, 8081)))
 	n.apply(nodePort(web("out", "10.96.0.3", netip.AddrPortFrom(pod.IPv4, 8080)), 30080))
-	want := map[conntrack.Source]int{}
+	want := map[policy.Source]int{}
 	for _, c := range []struct {
 		what   string
 		from   *netns.Host
 		to     string
 		sees   string
-		source conntrack.Source
+		source policy.Source
 	}{
-		{"A3.9 a pod", client, "10.96.0.1:80", "10.1.0.2", conntrack.SourceClient},
-		{"A3.9 a pod over IPv6", client, "[fd00:96::1]:80", "fd00:1::2", conntrack.SourceClient},
-		{"A3.8 hairpin", pod, "10.96.0.1:80", "10.2.1.1", conntrack.SourceNode},
-		{"an endpoint on the node's own network", client, "10.96.0.2:80", "10.1.0.1", conntrack.SourceNode},
-		{"A3.8 policy Cluster from outside", client, "10.1.0.1:30080", "10.2.1.1", conntrack.SourceNode},
+		{"A3.9 a pod", client, "10.96.0.1:80", "10.1.0.2", policy.SourceClient},
+		{"A3.9 a pod over IPv6", client, "[fd00:96::1]:80", "fd00:1::2", policy.SourceClient},
+		{"A3.8 hairpin", pod, "10.96.0.1:80", "10.2.1.1", policy.SourceNode},
+		{"an endpoint on the node's own network", client, "10.96.0.2:80", "10.1.0.1", policy.SourceNode},
+		{"A3.8 policy Cluster from outside", client, "10.1.0.1:30080", "10.2.1.1", policy.SourceNode},
 	} {
 		want[c.source]++
 		for range 3 {
@@ -136,16 +136,16 @@ func TestA39_EndpointSeesTheClient(t *testing.T) {
 			_, peer, _ := strings.Cut(got, " ")
 			if at, err := netip.ParseAddrPort(peer); err != nil || at.Addr().String() != c.sees {
 				t.Errorf("%s: %q, want it to see %s", c.what, got, c.sees)
-			} else if c.source == conntrack.SourceClient && at.Port() < 61000 {
+			} else if c.source == policy.SourceClient && at.Port() < 61000 {
 				t.Errorf("%s: it sees port %d, and answers come back to 61000 and more", c.what, at.Port())
 			}
 		}
 	}
 	n.stop()
-	if held, open := counted.Held.Load(), counted.Open.Load(); held != int64(3*want[conntrack.SourceClient]) || open != 0 {
+	if held, open := counted.Held.Load(), counted.Open.Load(); held != int64(3*want[policy.SourceClient]) || open != 0 {
 		t.Errorf("clients were held for %d connections, and are for %d that have ended", held, open)
 	}
-	got := map[conntrack.Source]int{}
+	got := map[policy.Source]int{}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, r := range n.records {
@@ -180,7 +180,7 @@ func TestA39_NodesAddressWhereAnswersDoNotComeBack(t *testing.T) {
 	}
 	n.stop()
 	for _, r := range n.records {
-		if r.Source != conntrack.SourceNode {
+		if r.Source != policy.SourceNode {
 			t.Errorf("the record says %s", r.Source)
 		}
 	}

@@ -179,7 +179,7 @@ func (c *conn) connected(endpoint relay.Socket) {
 	now := poll.Nanotime()
 	c.upstream = -1
 	c.pool.balancer.Connected(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr(), now)
-	c.record.Affinity = conntrack.Affinity(c.plan.Affinity())
+	c.record.Affinity = c.plan.Affinity()
 	c.record.SourceAddr, _ = sys.LocalAddr(endpoint.FD)
 	c.record.AttemptSucceeded(now)
 	c.endDialing()
@@ -216,7 +216,7 @@ func (c *conn) fail(end conntrack.End) {
 		c.upstream = -1
 	}
 	c.worker.relay.Drop(&c.link)
-	c.record.Affinity = conntrack.Affinity(c.plan.Affinity())
+	c.record.Affinity = c.plan.Affinity()
 	c.endDialing()
 	sys.Close(c.client) // resets it
 	c.finish(end)

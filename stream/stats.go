@@ -8,38 +8,35 @@ import (
 
 // stats counts what concerns no single connection.
 type stats struct {
-	strays      atomic.Uint64
-	atLimit     atomic.Uint64
-	exhausted   atomic.Uint64
-	notAdmitted atomic.Uint64
-	listeners   atomic.Int64
-	unguarded   atomic.Int64
+	strays    atomic.Uint64
+	atLimit   atomic.Uint64
+	exhausted atomic.Uint64
+	listeners atomic.Int64
+	unguarded atomic.Int64
 }
 
 // Stats is what a Server has counted.
 type Stats struct {
-	Open        int64             // connections now
-	Dialing     int64             // those of them that wait for an endpoint to answer
-	Listeners   int64             // listening sockets
-	Pins        balancer.PinStats // of all service ports
-	Strays      uint64            // accepted connections whose destination is no service's
-	AtLimit     uint64            // pauses of accepting at the limit of all connections
-	Exhausted   uint64            // pauses of accepting because the kernel had no descriptor or memory
-	Unguarded   int64             // destinations whose source ranges the kernel does not take
-	DialCalls   uint64            // system calls that connecting to endpoints took
-	NotAdmitted uint64            // accepted connections that were reset because their source may not connect
+	Open      int64             // connections now
+	Dialing   int64             // those of them that wait for an endpoint to answer
+	Listeners int64             // listening sockets
+	Pins      balancer.PinStats // of all service ports
+	Strays    uint64            // accepted connections whose destination is no service's
+	AtLimit   uint64            // pauses of accepting at the limit of all connections
+	Exhausted uint64            // pauses of accepting because the kernel had no descriptor or memory
+	Unguarded int64             // destinations whose source ranges the kernel does not take
+	DialCalls uint64            // system calls that connecting to endpoints took
 }
 
 // Stats returns what was counted. It may be called from any goroutine.
 func (s *Server) Stats() Stats {
 	out := Stats{
-		Open:        s.open.Load(),
-		Listeners:   s.stats.listeners.Load(),
-		Strays:      s.stats.strays.Load(),
-		AtLimit:     s.stats.atLimit.Load(),
-		Exhausted:   s.stats.exhausted.Load(),
-		Unguarded:   s.stats.unguarded.Load(),
-		NotAdmitted: s.stats.notAdmitted.Load(),
+		Open:      s.open.Load(),
+		Listeners: s.stats.listeners.Load(),
+		Strays:    s.stats.strays.Load(),
+		AtLimit:   s.stats.atLimit.Load(),
+		Exhausted: s.stats.exhausted.Load(),
+		Unguarded: s.stats.unguarded.Load(),
 	}
 	for _, w := range s.workers {
 		out.DialCalls += w.dialer.Calls()

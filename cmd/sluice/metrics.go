@@ -68,6 +68,7 @@ func (p *proxy) ownMetrics() []admin.Metric {
 		admin.NewMetric("sluice_ports_unclaimed", "Those that are not served because a limit is reached or a right is missing.", stats(func(s listener.Stats) float64 { return float64(s.Unclaimed) })),
 		admin.NewMetric("sluice_unguarded_destinations", "Addresses and ports with more source ranges than the kernel takes: clients that may not come in are reset, not met with silence.", streams(func(s stream.Stats) float64 { return float64(s.Unguarded) })),
 		admin.NewMetric("sluice_accept_pauses_total", "Pauses in accepting because of a limit of the process or a lack of descriptors or memory.", streams(func(s stream.Stats) float64 { return float64(s.AtLimit + s.Exhausted) })),
+		admin.NewMetric("sluice_connections_unserved_total", "Accepted connections whose destination is no service's; they are reset.", streams(func(s stream.Stats) float64 { return float64(s.Strays) })),
 		admin.NewMetric("sluice_connections_dialing", "Connections that wait for an endpoint to answer.", streams(func(s stream.Stats) float64 { return float64(s.Dialing) })),
 		admin.NewMetric("sluice_affinity_pins", "Clients that are remembered for session affinity.", streams(func(s stream.Stats) float64 { return float64(s.Pins.Pins) })),
 		admin.NewMetric("sluice_affinity_evicted_total", "Clients that were forgotten before their time because a service port had too many.", streams(func(s stream.Stats) float64 { return float64(s.Pins.Evicted) })),
