@@ -25,11 +25,11 @@ import (
 type bench struct {
 	opts     options
 	program  string         // this program's file
-	dir      string         // for files that vanish
-	maxFiles int            // descriptors that a process may have
+	dir      string         // for temporary files
+	maxFiles int            // limit of descriptors of a process
 	iperf3   bool           // a column needs its server
-	now      string         // what is being measured, for notes
-	broken   map[string]int // how often a peer did not start
+	now      string         // the current measurement, for notes
+	broken   map[string]int // failed starts by peer
 	data     report.Data
 	removed  sync.Once
 }
@@ -47,14 +47,14 @@ func newBench(opts options) (*bench, error) {
 	if err != nil {
 		return nil, err
 	}
-	// nginx's workers look into it under another user's name.
+	// nginx's workers read it as another user.
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return nil, err
 	}
 	return &bench{opts: opts, program: program, dir: dir, maxFiles: int(min(limit.Max, 65536)), broken: map[string]int{}}, nil
 }
 
-// close removes the run's files. Safe to call more than once.
+// close removes the run's files. It may be called more than once.
 func (b *bench) close() {
 	b.removed.Do(func() {
 		if b.opts.keepLogs {
@@ -65,7 +65,7 @@ func (b *bench) close() {
 	})
 }
 
-// note keeps something that a reader of the figures should know.
+// note keeps a remark for readers of the figures.
 func (b *bench) note(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if b.now != "" {
@@ -76,8 +76,8 @@ func (b *bench) note(format string, args ...any) {
 }
 
 // compare measures all peers in all columns, round by round, and writes the
-// report. Within a column the peers take turns, and another one begins each
-// time, so that what changes on the machine in the meantime meets them all.
+// report. Within a column the peers take turns, and each round starts with another
+// peer, so that changes on the machine affect all of them.
 func (b *bench) compare() error {
 	peers, columns := b.prepare()
 	if len(peers) == 0 || len(columns) == 0 {
@@ -106,9 +106,9 @@ func (b *bench) compare() error {
 	return b.write()
 }
 
-// estimate is how long a comparison takes, roughly.
+// estimate is the approximate duration of a comparison.
 func (b *bench) estimate(peers []peer.Peer, columns []column) time.Duration {
-	const around = 100 * time.Millisecond // a measurement: starting programs and the like
+	const around = 100 * time.Millisecond // per measurement: starting programs and the like
 	var sum time.Duration
 	for _, c := range columns {
 		who, length := 0, b.opts.measure
@@ -125,7 +125,7 @@ func (b *bench) estimate(peers []peer.Peer, columns []column) time.Duration {
 	return sum
 }
 
-// prepare leaves out who and what cannot run here, and says so.
+// prepare leaves out peers and columns that cannot run here, and reports them.
 func (b *bench) prepare() ([]peer.Peer, []column) {
 	peers := slices.DeleteFunc(slices.Clone(b.opts.peers), func(p peer.Peer) bool {
 		about := report.Peer{Name: p.Name, About: p.About, Version: p.Version(), Variant: p.Variant}
@@ -148,11 +148,11 @@ func (b *bench) prepare() ([]peer.Peer, []column) {
 	return peers, columns
 }
 
-// busyAlready is the share of the processors' time above which a reader should
-// know that the machine had other work.
+// busyAlready is the share of CPU time above which a note says that the machine
+// had other work.
 const busyAlready = 0.05
 
-// start looks for a moment whether the machine is idle, and begins.
+// start measures for a moment whether the machine is idle, and begins.
 func (b *bench) start() (time.Time, procstat.Machine, error) {
 	const look = time.Second
 	before, err := procstat.ReadMachine()
@@ -183,13 +183,13 @@ func (b *bench) finish(begin time.Time, before procstat.Machine) error {
 	return nil
 }
 
-// concerns tells whether a column is for a peer.
+// concerns tells whether a column applies to a peer.
 func concerns(c column, p peer.Peer) bool {
 	return (len(c.only) == 0 || slices.Contains(c.only, p.Name)) &&
 		(len(p.Columns) == 0 || slices.Contains(p.Columns, c.id))
 }
 
-// turns is in how many of the rounds a column is measured.
+// turns is the number of rounds in which a column is measured.
 func (c column) turns(rounds int) int {
 	if c.times == 0 {
 		return rounds
@@ -197,8 +197,7 @@ func (c column) turns(rounds int) int {
 	return min(c.times, rounds)
 }
 
-// due tells whether a column is measured in a round. Its rounds lie apart as
-// evenly as they can.
+// due tells whether a column is measured in a round. Its rounds are spread evenly.
 func (c column) due(round, rounds int) bool {
 	turns := c.turns(rounds)
 	return (round+1)*turns/rounds > round*turns/rounds
@@ -223,11 +222,11 @@ func (b *bench) round(round int, peers []peer.Peer, columns []column, stages map
 	return nil
 }
 
-// mostBroken is how often a peer may fail to start before it is given up.
+// mostBroken is the number of failed starts after which a peer is given up.
 const mostBroken = 3
 
-// measure runs one column for one peer. A failure is a note, and the rest goes
-// on: on a new stage, since this one may be broken.
+// measure runs one column for one peer. A failure becomes a note, and the run
+// continues on a new stage, since this one may be broken.
 func (b *bench) measure(round int, c column, p peer.Peer, stages map[string]*stage) {
 	drop := func() {
 		if s := stages[p.Name]; s != nil {
@@ -275,7 +274,7 @@ func (b *bench) progress(got figures) {
 	fmt.Fprintf(os.Stderr, "%s: %s\n", b.now, strings.Join(words, ", "))
 }
 
-// again writes the report of an earlier run anew.
+// again writes the report of an earlier run again.
 func (b *bench) again(file string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -289,8 +288,8 @@ func (b *bench) again(file string) error {
 	return b.write()
 }
 
-// write prints the report. If there is a directory to write to, the tables go
-// into its page, and the chart and the figures beside it.
+// write prints the report. With an output directory, it writes the tables into the
+// page there, and the chart and the figures beside it.
 func (b *bench) write() error {
 	if b.opts.out == "" {
 		fmt.Print(b.data.Markdown())
@@ -316,8 +315,8 @@ func (b *bench) write() error {
 	return nil
 }
 
-// insert puts texts into the generated parts of the page, by their names. A page
-// that is not there yet gets those parts alone.
+// insert puts texts into the generated parts of the page, by name. A new page
+// consists of these parts only.
 func (b *bench) insert(parts map[string]string) error {
 	file := filepath.Join(b.opts.out, "benchmarks.md")
 	text, err := os.ReadFile(file)

@@ -16,17 +16,17 @@ import (
 	"github.com/sluice-proxy/sluice/test/bench/world"
 )
 
-// column is one thing that is measured for every peer.
+// column is one measurement of every peer.
 type column struct {
 	id    string
 	about string
-	extra bool     // only when it is asked for by name
+	extra bool     // only if it is named
 	quick bool     // part of a quick run
-	fresh bool     // needs a stage that nothing has run on, and uses it up
-	only  []string // the peers that it is for; none for all
-	times int      // in so many of the rounds; 0 for all
-	long  bool     // takes the time of a long run
-	flags []string // of sluice; with fresh only
+	fresh bool     // needs a fresh stage, and uses it up
+	only  []string // the peers that it applies to; nil for all
+	times int      // number of rounds in which it is measured; 0 for all
+	long  bool     // takes as long as a long run
+	flags []string // of sluice; only with fresh
 	tool  string   // the program that it needs
 	run   func(*stage) (figures, error)
 }
@@ -34,21 +34,21 @@ type column struct {
 // figures are a column's results by the identifiers of report.Metrics.
 type figures map[string]float64
 
-// The sizes that the columns' titles name.
+// The sizes in the columns' titles.
 const (
 	idleConns    = 3000
 	besideConns  = 100
 	clientCloses = 15000 // connections: well below the node's 28,232 ports
 	idleSessions = 10000 // of UDP
-	datagramSize = 1200  // bytes: what DNS and QUIC send at most
+	datagramSize = 1200  // bytes: the maximum of DNS and QUIC
 	tunnelSize   = 1420  // bytes: WireGuard's, for instance
 	floodRate    = 5000  // new clients a second
 	floodRateTop = 20000
 	floodTurns   = 3
 )
 
-// allColumns lists the columns in the order in which they run. Memory comes
-// first: a relay that has been busy has free memory that hides what it takes.
+// allColumns lists the columns in the order in which they run. Memory comes first:
+// a relay that was busy has free memory, which hides what it takes.
 func allColumns() []column {
 	return []column{
 		{id: "idle", about: "memory and descriptors for each of 3,000 idle connections", quick: true, fresh: true, times: 1, run: idle("idle", idleConns, false)},
@@ -64,9 +64,9 @@ func allColumns() []column {
 		{id: "udp-rr1", about: "UDP: 128 bytes there and back, 1 client", quick: true, only: udpPeers, run: datagrams("udp-rr1", load.Spec{Kind: load.UDPEcho, Clients: 1})},
 		{id: "udp-rr64", about: "UDP: the same, 64 clients", quick: true, only: udpPeers, run: datagrams("udp-rr64", load.Spec{Kind: load.UDPEcho, Clients: 64})},
 		{id: "udp-bulk", about: "UDP: datagrams of 1,200 bytes one way, 1 client, one by one", quick: true, only: udpPeers, run: pour("udp-bulk", datagramSize, false)},
-		{id: "udp-gso", about: "UDP: the same, in trains (UDP_SEGMENT)", only: udpPeers, run: pour("udp-gso", datagramSize, true)},
+		{id: "udp-gso", about: "UDP: the same, with GSO (UDP_SEGMENT)", only: udpPeers, run: pour("udp-gso", datagramSize, true)},
 		{id: "udp-tunnel", about: "UDP: datagrams of 1,420 bytes, as a tunnel's, one by one", only: udpPeers, run: pour("udp-tunnel", tunnelSize, false)},
-		{id: "udp-tunnel-gso", about: "UDP: the same, in trains", only: udpPeers, run: pour("udp-tunnel-gso", tunnelSize, true)},
+		{id: "udp-tunnel-gso", about: "UDP: the same, with GSO", only: udpPeers, run: pour("udp-tunnel-gso", tunnelSize, true)},
 		{id: "udp-flood", about: "UDP: 1 client, without and with 5,000 and 20,000 new clients a second of another service", fresh: true, times: 3, only: udpPeers, run: flooded},
 		{id: "udp-new", about: "UDP: a new socket for each request, 32 clients, a long run", fresh: true, times: 1, long: true, only: udpPeers, run: freshSockets("udp-new")},
 		{id: "wrk", about: "cross-check by wrk, connections kept", tool: "wrk", times: 1, run: wrk("wrk.rate")},
@@ -79,8 +79,8 @@ func allColumns() []column {
 	}
 }
 
-// perGB and per100k turn processor time into the units of the table; without
-// a relay there is none to give.
+// perGB and per100k convert CPU time into the table's units; without a relay there
+// is none.
 func perGB(t time.Duration, bytes uint64) float64 {
 	if t == 0 || bytes == 0 {
 		return math.NaN()
@@ -147,8 +147,8 @@ func churn(id string, closes load.Close) func(*stage) (figures, error) {
 	}
 }
 
-// steady is where a relay shows that it runs out of ports: each connection
-// that it closes first towards the server leaves one in TIME_WAIT for a minute.
+// steady shows whether a relay runs out of ports: each connection that it closes
+// first towards the server leaves a port in TIME_WAIT for a minute.
 func steady(id string, closes load.Close) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
 		length := s.b.opts.long
@@ -168,14 +168,15 @@ func steady(id string, closes load.Close) func(*stage) (figures, error) {
 	}
 }
 
-// lastAgainstFirst is the median of the last third divided by that of the first:
-// a moment in which the machine had other work does not decide.
+// lastAgainstFirst is the median of the last third divided by that of the first
+// third, so that a short disturbance of the machine does not decide.
 func lastAgainstFirst(rates []float64) float64 {
 	third := len(rates) / 3
 	return median(rates[len(rates)-third:]) / median(rates[:third])
 }
 
-// median is the middle one, or the mean of the middle two; no values have none.
+// median is the middle value, or the mean of the two middle ones; 0 without
+// values.
 func median(values []float64) float64 {
 	if len(values) == 0 {
 		return math.NaN()
@@ -197,7 +198,7 @@ func mixed(s *stage) (figures, error) {
 	}, s.clean(r)
 }
 
-// udpPeers are those that know UDP.
+// udpPeers are the peers that support UDP.
 var udpPeers = []string{"direct", "dnat", "nginx", "sluice", "sluice-base",
 	"sluice-client", "sluice-nftables", "sluice-iptables", "sluice-sklookup", "sluice-bind"}
 
@@ -217,10 +218,11 @@ func datagrams(id string, spec load.Spec) func(*stage) (figures, error) {
 	}
 }
 
-// pour sends more than any relay can take: what counts is what comes through.
-func pour(id string, size int, train bool) func(*stage) (figures, error) {
+// pour sends more than any relay can forward, and counts the datagrams that
+// arrive.
+func pour(id string, size int, gso bool) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
-		r, err := s.load(load.Spec{Kind: load.UDPPour, Clients: 1, Size: size, Train: train})
+		r, err := s.load(load.Spec{Kind: load.UDPPour, Clients: 1, Size: size, GSO: gso})
 		if err != nil {
 			return nil, err
 		}
@@ -231,8 +233,8 @@ func pour(id string, size int, train bool) func(*stage) (figures, error) {
 	}
 }
 
-// freshSockets is what resolvers do. It goes on until tables and descriptors
-// are used up.
+// freshSockets imitates resolvers. It runs until tables and descriptors are used
+// up.
 func freshSockets(id string) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
 		r, err := s.load(load.Spec{Kind: load.UDPFresh, Clients: 32, Measure: s.b.opts.long})
@@ -248,9 +250,9 @@ func freshSockets(id string) func(*stage) (figures, error) {
 	}
 }
 
-// flooded is what the client of one service notices of a flood of new clients of
-// another one, at two rates that leave the machine some rest without a relay.
-// Without and with take turns, a few times on the same stage.
+// flooded measures the effect on one service's client of a flood of new clients of
+// another service, at two rates that do not saturate the machine without a relay.
+// Measurements without and with a flood alternate, a few times on the same stage.
 func flooded(s *stage) (figures, error) {
 	if s.world.IPv6 {
 		return nil, nil
@@ -291,7 +293,7 @@ func flooded(s *stage) (figures, error) {
 	return f, nil
 }
 
-// failures is how many connections or requests failed.
+// failures is the number of failed connections or requests.
 func failures(r *load.Result) float64 {
 	var sum uint64
 	for _, n := range r.Errors {
@@ -300,7 +302,7 @@ func failures(r *load.Result) float64 {
 	return float64(sum)
 }
 
-// clean makes a note of connections that failed.
+// clean notes failed connections.
 func (s *stage) clean(r *load.Result) error {
 	for cause, n := range r.Errors {
 		s.b.note("%d failed: %s", n, cause)
@@ -311,9 +313,10 @@ func (s *stage) clean(r *load.Result) error {
 	return nil
 }
 
-// idle opens connections or UDP sessions, uses each once, and compares what the
-// relay holds before and after. The few before see to it that its first growth,
-// which has nothing to do with their number, does not count.
+// idle opens connections or UDP sessions, uses each once, and compares the relay's
+// memory and descriptors before and after. A few connections before the first
+// reading trigger the relay's initial growth, which does not depend on their
+// number.
 func idle(id string, n int, udp bool) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
 		if len(s.relay.PIDs) == 0 {
@@ -327,7 +330,8 @@ func idle(id string, n int, udp bool) func(*stage) (figures, error) {
 		if _, err := h.do(load.HoldCommand{Op: "open", UDP: udp, N: 100}); err != nil {
 			return nil, err
 		}
-		// Reading the metrics takes memory too: not between the two readings.
+		// Reading the metrics takes memory too, so do not do it between the two
+		// readings.
 		heapBefore := s.metrics()[heapMetric]
 		before, err := s.holdings()
 		if err != nil {
@@ -357,17 +361,17 @@ func idle(id string, n int, udp bool) func(*stage) (figures, error) {
 	}
 }
 
-// holdings is what a relay holds at a moment.
+// holdings are a relay's memory and descriptors at one time.
 type holdings struct {
 	memory      procstat.Memory
 	descriptors int
 	threads     int
 }
 
-// heapMetric is the bytes of Go's heap that are in use.
+// heapMetric is the number of bytes of Go's heap in use.
 const heapMetric = "go_memstats_heap_inuse_bytes"
 
-// holdings gives the relay a moment to come to rest first.
+// holdings first gives the relay a moment to become idle.
 func (s *stage) holdings() (h holdings, err error) {
 	time.Sleep(300 * time.Millisecond)
 	if h.memory, err = procstat.ReadMemory(s.relay.PIDs); err != nil {
@@ -406,7 +410,7 @@ func parseWrk(out []byte) (float64, error) {
 
 func iperf3(s *stage) (figures, error) {
 	if s.b.opts.endpoints > 1 {
-		// Its two connections would go to two servers.
+		// Its two connections would reach two servers.
 		return nil, nil
 	}
 	length := max(int(s.b.opts.measure.Seconds()), 1)
@@ -420,7 +424,7 @@ func iperf3(s *stage) (figures, error) {
 	return figures{"iperf3.rate": rate / 1e9}, err
 }
 
-// parseIperf gives bits a second, as received.
+// parseIperf returns the received bits a second.
 func parseIperf(out []byte) (float64, error) {
 	var doc struct {
 		Error string
@@ -439,7 +443,7 @@ func parseIperf(out []byte) (float64, error) {
 	return doc.End.Received.Bits, nil
 }
 
-// missingTool tells what to install for a column; empty when all is there.
+// missingTool names what to install for a column; empty if nothing is missing.
 func (c column) missingTool() string {
 	if c.tool == "" {
 		return ""

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/bench/peer"
 )
 
-// options is what the command line asks for.
+// options are the command line's settings.
 type options struct {
 	peers     []peer.Peer
 	columns   []column
@@ -21,7 +21,7 @@ type options struct {
 	measure   time.Duration // of one measurement
 	long      time.Duration // of a long run
 	warmup    time.Duration // before it
-	threads   int           // of the relay, where it can be told
+	threads   int           // of the relay, if it can be set
 	endpoints int
 	ipv6      bool
 	control   string // TCP congestion control; empty for the system's
@@ -31,34 +31,34 @@ type options struct {
 	mode      func(*bench) error
 }
 
-// parseFlags gives nil options when the help was asked for.
+// parseFlags returns nil options if the user asked for help.
 func parseFlags(args []string) (*options, error) {
 	o := &options{mode: (*bench).compare}
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	f.Usage = func() { usage(f) }
-	peers := f.String("peers", "", "who is compared, separated by commas (default: all but those marked)")
-	columns := f.String("columns", "", "what is measured, separated by commas (default: all but those marked)")
-	quick := f.Bool("quick", false, "one short round of the main columns, under a minute; for a first look, not for figures")
-	f.IntVar(&o.rounds, "rounds", 9, "how many times everything is measured")
+	peers := f.String("peers", "", "peers to compare, separated by commas (default: all without a mark)")
+	columns := f.String("columns", "", "columns to measure, separated by commas (default: all without a mark)")
+	quick := f.Bool("quick", false, "one short run of the main columns, under a minute; for a first look, not for figures")
+	f.IntVar(&o.rounds, "rounds", 9, "number of measurements of everything")
 	seconds := f.Float64("seconds", 0.35, "length of each measurement")
 	f.DurationVar(&o.long, "long", 20*time.Second, "length of the long runs")
 	f.IntVar(&o.threads, "threads", runtime.NumCPU(), "threads or workers of HAProxy and nginx")
-	f.IntVar(&o.endpoints, "endpoints", 1, "addresses of the server, over which the relays spread")
-	f.BoolVar(&o.ipv6, "6", false, "IPv6 in place of IPv4")
-	f.StringVar(&o.control, "congestion", "reno", "`name` of the TCP congestion control that all use, or system for the machine's own")
-	from := f.String("from", "", "`file`: measure nothing, and write the report of the run in this benchmarks.json anew")
+	f.IntVar(&o.endpoints, "endpoints", 1, "addresses of the server, among which the relays spread connections")
+	f.BoolVar(&o.ipv6, "6", false, "IPv6 instead of IPv4")
+	f.StringVar(&o.control, "congestion", "reno", "`name` of the TCP congestion control of all, or system for the machine's")
+	from := f.String("from", "", "`file`: measure nothing, and write the report of this benchmarks.json again")
 	f.StringVar(&o.out, "o", "", "directory for benchmarks.md, .json and .svg (default: docs for a whole run, else none)")
 	f.StringVar(&o.builds.Sluice, "sluice", "bin/sluice", "the product's binary")
-	f.StringVar(&o.builds.Base, "base", "", "another build of it, to compare with as sluice-base")
+	f.StringVar(&o.builds.Base, "base", "", "another build of the product, the peer sluice-base")
 	f.BoolVar(&o.keepLogs, "keep", false, "keep the directory with configurations and logs, and print its name")
-	soak := f.Uint64("soak", 0, "`N`: open and close N connections (1000000 or more says something) and watch what the relay holds; first of -peers, or sluice")
-	slow := f.Duration("slow-reader", 0, "`time`: fast writers and slow readers for so long, and watch the relay's memory; first of -peers, or sluice")
-	open := f.Int("open", 0, "`N`: hold N connections open at once, go on to the limit of descriptors, and come back; first of -peers, or sluice")
-	inSync := f.Bool("sync", false, "start the product with 100 to 30,000 services in each way of steering, and measure start, changes and memory; writes its part of the page")
+	soak := f.Uint64("soak", 0, "`N`: open and close N connections (1000000 or more is meaningful) and check the relay's memory and descriptors; uses the first of -peers, or sluice")
+	slow := f.Duration("slow-reader", 0, "`time`: run fast writers and slow readers for this time, and check the relay's memory; uses the first of -peers, or sluice")
+	open := f.Int("open", 0, "`N`: hold N connections open at once, go to the limit of descriptors, and back; uses the first of -peers, or sluice")
+	inSync := f.Bool("sync", false, "start the product with 100 to 30,000 services in each steering mode, measure start, changes and memory, and write that part of the page")
 	var sizes syncOptions
 	f.StringVar(&sizes.sizes, "sync-sizes", "", "`numbers` of services of -sync, separated by commas")
-	f.StringVar(&sizes.modes, "sync-modes", "", "`names` of the ways of steering of -sync as its table has them, separated by semicolons")
-	f.IntVar(&sizes.changes, "sync-changes", 50, "how many changes of each kind -sync makes")
+	f.StringVar(&sizes.modes, "sync-modes", "", "`names` of the steering modes of -sync as in its table, separated by semicolons")
+	f.IntVar(&sizes.changes, "sync-changes", 50, "number of changes of each kind in -sync")
 	if err := f.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil, nil
@@ -121,7 +121,7 @@ func parseFlags(args []string) (*options, error) {
 		}
 	}
 	if modes > 1 {
-		return nil, errors.New("-from, -soak, -slow-reader, -open and -sync are runs of their own: one at a time")
+		return nil, errors.New("-from, -soak, -slow-reader, -open and -sync are separate runs: one at a time")
 	}
 	if modes == 0 && !given["o"] && !*quick && *peers == "" && *columns == "" {
 		o.out = "docs"
@@ -131,7 +131,7 @@ func parseFlags(args []string) (*options, error) {
 
 func usage(f *flag.FlagSet) {
 	w := os.Stderr
-	fmt.Fprint(w, "Usage: bench [flags]\n\nMeasures Sluice beside other ways to a service; see docs/benchmarks.md.\n\n")
+	fmt.Fprint(w, "Usage: bench [flags]\n\nMeasures Sluice and other paths to a service; see docs/benchmarks.md.\n\n")
 	f.SetOutput(w)
 	f.PrintDefaults()
 	fmt.Fprint(w, "\nPeers:\n")
@@ -151,9 +151,8 @@ func marked(extra bool) string {
 	return ""
 }
 
-// pickPeers finds peers by their names, in the table's order; all usual ones
-// when there are no names. A quick run has no time for those that are for some
-// columns alone.
+// pickPeers finds peers by name, in the table's order; without names, all usual
+// ones. A quick run leaves out the peers that have only some columns.
 func (o *options) pickPeers(names string, quick bool) ([]peer.Peer, error) {
 	return pick(names, peer.All(o.builds), func(p peer.Peer) (string, bool) {
 		return p.Name, !p.Extra && (!quick || len(p.Columns) == 0)

@@ -32,7 +32,7 @@ func (s *stage) hold() (*holder, error) {
 	return &holder{process, in, json.NewEncoder(in), json.NewDecoder(out)}, nil
 }
 
-// do gives one command and waits for its end.
+// do sends one command and waits for its reply.
 func (h *holder) do(c load.HoldCommand) (reply load.HoldReply, err error) {
 	if err := h.commands.Encode(c); err != nil {
 		return reply, fmt.Errorf("holder: %w", err)
@@ -43,20 +43,19 @@ func (h *holder) do(c load.HoldCommand) (reply load.HoldReply, err error) {
 	return reply, nil
 }
 
-// close ends the process, and with it its connections.
+// close ends the process, and its connections with it.
 func (h *holder) close() {
 	_ = h.in.Close()
 	h.process.Stop()
 }
 
-// metrics reads the relay's Prometheus metrics, those without labels; nil when
-// it serves none.
+// metrics reads the relay's Prometheus metrics without labels; nil if it has none.
 func (s *stage) metrics() map[string]float64 {
 	if s.relay.Metrics == "" {
 		return nil
 	}
-	// One connection, made on the node: the transport's own goroutines would
-	// make it somewhere else.
+	// One connection, opened on the node: the transport's own goroutines would
+	// open it in another namespace.
 	var conn net.Conn
 	err := s.world.Node.Do(func() (err error) {
 		conn, err = net.DialTimeout("tcp", s.relay.Metrics, time.Second)

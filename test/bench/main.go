@@ -1,15 +1,15 @@
-// Command bench measures Sluice beside the other ways from a client to a
-// Kubernetes service: the plain route, kernel DNAT, HAProxy, nginx and a plain
-// Go proxy. All run in network namespaces of their own that the program makes
-// and that vanish with it, in one run, taking turns.
+// Command bench measures Sluice and other paths from a client to a Kubernetes
+// service: the plain route, kernel DNAT, HAProxy, nginx and a plain Go proxy. All
+// run in the program's own network namespaces, which disappear with it, in one
+// run, taking turns.
 //
 //	make build && go run ./test/bench
 //
-// docs/benchmarks.md says what is measured and how to read it. The program
-// needs root, and test/bench/install-deps.sh installs what it compares with.
+// docs/benchmarks.md describes what is measured and how to read it. The program
+// needs root. test/bench/install-deps.sh installs the other programs.
 //
-// The program starts itself again for the load's client, its server, and the
-// plain Go proxy; the first argument then names the role.
+// The program starts itself again as the load's client, its server, and the plain
+// Go proxy; the first argument then names the role.
 package main
 
 import (
@@ -25,8 +25,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/bench/peer"
 )
 
-// The roles of a child process, as its first argument. Each reads its orders
-// from standard input.
+// The roles of a child process, as its first argument. Each reads its input from
+// standard input.
 const (
 	loadRole    = "@load"    // load.Spec; writes a load.Result
 	serveRole   = "@serve"   // load.ServerSpec
@@ -58,7 +58,7 @@ func run(args []string) error {
 	}
 	defer b.close()
 
-	// Children and namespaces die with this process; only files need care.
+	// Children and namespaces die with this process; only files must be removed.
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM)
 	go func() {
@@ -69,7 +69,7 @@ func run(args []string) error {
 	return opts.mode(b)
 }
 
-// play is what a child process does.
+// play runs a child process's role.
 func play(args []string) error {
 	orders := json.NewDecoder(os.Stdin)
 	switch role := args[0]; role {
@@ -100,7 +100,7 @@ func play(args []string) error {
 	}
 }
 
-// answer reads one order, carries it out and writes what came of it.
+// answer reads one order, executes it and writes the result.
 func answer[Order, Result any](orders *json.Decoder, do func(Order) (Result, error)) error {
 	var order Order
 	if err := orders.Decode(&order); err != nil {

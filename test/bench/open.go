@@ -12,16 +12,18 @@ import (
 
 // The limits of a run with many open connections.
 const (
-	openFiles    = 20000 // descriptors that the relay may have, at most
-	openBeyond   = 300   // connections that are tried beyond what those allow
+	openFiles    = 20000 // limit of the relay's descriptors
+	openBeyond   = 300   // connections that are tried above that limit
 	openGiveBack = 1000  // connections that are closed at the limit
-	openAgain    = 500   // connections that must work again after that
+	openAgain    = 500   // connections that must work again afterwards
 )
 
-// openMany holds n connections at once, goes on until the relay has no
-// descriptor left, looks whether the old ones suffer, and whether it recovers.
+// openMany holds n connections at once, and opens more until the relay has no
+// descriptor left. It checks whether the old connections suffer, and whether the
+// relay recovers.
 func (b *bench) openMany(n int) error {
-	// A limit must be in force before the relay starts: it may plan with it.
+	// The limit must be set before the relay starts, which may use it for its
+	// plans.
 	b.maxFiles = min(b.maxFiles, openFiles)
 	limit := unix.Rlimit{Cur: uint64(b.maxFiles), Max: uint64(b.maxFiles)}
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

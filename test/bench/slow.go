@@ -13,11 +13,11 @@ import (
 const (
 	slowStreams = 8        // in each direction
 	slowRate    = 64 << 10 // bytes a second that each reads
-	slowRest    = 32 << 20 // bytes that each reads at full speed in the end
-	slowGrowth  = 16 << 20 // bytes of its own memory that the relay may take
+	slowRest    = 32 << 20 // bytes that each reads at full speed at the end
+	slowGrowth  = 16 << 20 // bytes by which the relay's memory may grow
 )
 
-// patternOrder is what the pattern role does: all streams at once.
+// patternOrder is the pattern role's input: all streams at once.
 type patternOrder struct {
 	Target netip.Addr
 	Spec   load.PatternSpec // every second one is an upload
@@ -25,7 +25,7 @@ type patternOrder struct {
 	Limit  time.Duration
 }
 
-// patternResult is what came of it.
+// patternResult is the result.
 type patternResult struct {
 	Bytes  uint64 // that arrived, each checked
 	Errors []string
@@ -55,9 +55,8 @@ func runPatterns(o patternOrder) (patternResult, error) {
 	return result, nil
 }
 
-// slowReader lets writers that never stop meet readers that hardly begin, and
-// watches the relay's memory. At the end the readers catch up, and every byte
-// is checked.
+// slowReader connects writers that never stop with very slow readers, and watches
+// the relay's memory. At the end the readers catch up, and every byte is checked.
 func (b *bench) slowReader(length time.Duration) error {
 	s, err := b.openFirst()
 	if err != nil {

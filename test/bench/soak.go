@@ -10,20 +10,20 @@ import (
 	"github.com/sluice-proxy/sluice/test/bench/load"
 )
 
-// A soak is a number of bursts; between two of them the relay comes to rest
-// and is looked at.
+// A soak is a number of bursts. After each of them the relay becomes idle and is
+// measured.
 const (
 	soakBursts     = 24
 	soakBurstLimit = 2 * time.Minute
 )
 
-// soakCloses is how the connections of one burst after the other end. Those
-// that the client closes first take one of the node's ports for a minute each,
-// so they are rarer.
+// soakCloses lists how the connections of successive bursts end. A connection that
+// the client closes first occupies one of the node's ports for a minute, so these
+// are rarer.
 var soakCloses = []load.Close{load.ServerCloses, load.ClientResets, load.ServerCloses, load.ClientCloses}
 
-// soak opens and closes n connections and tells whether what the relay holds
-// stays flat. It fails when it does not.
+// soak opens and closes n connections and fails if the relay's memory and
+// descriptors do not stay flat.
 func (b *bench) soak(n uint64) error {
 	s, err := b.openFirst()
 	if err != nil {
@@ -85,15 +85,15 @@ func (b *bench) openFirst() (*stage, error) {
 	return b.openStage(peers[0], nil)
 }
 
-// sample is what a relay held between two bursts.
+// sample is a relay's use of resources between two bursts.
 type sample struct {
 	holdings
-	goroutines int // 0 when it does not say
+	goroutines int // 0 if unknown
 }
 
-// flat compares the last third of the samples with the second one: by then a
-// relay has taken what it needs for its work. Memory may waver by a tenth and
-// 2 MiB, since Go frees it at its leisure; the rest by a handful.
+// flat compares the last third of the samples with the second one: by then a relay
+// has what it needs for its work. Memory may vary by a tenth and 2 MiB, since Go
+// frees it later; the rest by a handful.
 func flat(samples []sample) error {
 	third := len(samples) / 3
 	if third == 0 {

@@ -16,22 +16,22 @@ import (
 	"github.com/sluice-proxy/sluice/test/bench/world"
 )
 
-// stage is one peer at work in a world of its own: what one peer leaves
-// behind, rules, tracked connections, ports in TIME_WAIT, meets no other.
+// stage is one peer in a world of its own, so that no other peer is affected by
+// its rules, tracked connections and ports in TIME_WAIT.
 type stage struct {
 	b      *bench
 	peer   peer.Peer
 	world  *world.World
 	server *world.Process
-	iperf3 *world.Process // nil when it is not needed
+	iperf3 *world.Process // nil if it is not needed
 	relay  *peer.Running
 	dir    string
 	used   bool // a column has run on it
-	spent  bool // a column has used it up: the next one needs another
+	spent  bool // a column has used it up: the next one needs another stage
 }
 
-// openStage builds the world, starts server and relay, and waits until a
-// client gets an answer. The flags are for sluice alone.
+// openStage builds the world, starts server and relay, and waits until a client
+// gets an answer. The flags are only for sluice.
 func (b *bench) openStage(p peer.Peer, flags []string) (_ *stage, err error) {
 	s := &stage{b: b, peer: p}
 	defer func() {
@@ -98,7 +98,7 @@ func (s *stage) close() {
 	}
 }
 
-// loadThreads leaves half of the processors to the other end of the load.
+// loadThreads leaves half of the CPUs to the other end of the load.
 func loadThreads() int { return max(runtime.NumCPU()/2, 1) }
 
 // awaitAnswer waits until the echo port answers through the relay.
@@ -144,7 +144,7 @@ func (s *stage) tryEcho() error {
 	return nil
 }
 
-// load drives one measurement. Failed connections become a note.
+// load runs one measurement. Failed connections become a note.
 func (s *stage) load(spec load.Spec) (*load.Result, error) {
 	spec.Targets = s.relay.Targets
 	spec.RelayPIDs, spec.ServerPIDs = s.relay.PIDs, []int{s.server.PID()}
@@ -182,6 +182,6 @@ func (s *stage) role(name string, order, result any, limit time.Duration) error 
 
 // self is a command that starts this program in a role.
 func (b *bench) self(role string, in []byte, args ...string) world.Command {
-	// The loops keep their threads to themselves: nothing is to be preempted.
+	// The loops keep their threads: Go need not preempt anything.
 	return world.Command{Path: b.program, Args: append([]string{role}, args...), Env: []string{"GODEBUG=asyncpreemptoff=1"}, Stdin: in}
 }

@@ -18,7 +18,7 @@ type syncOptions struct {
 	changes      int
 }
 
-// parse gives what they say.
+// parse evaluates the flags.
 func (o syncOptions) parse(binary string) (scale.Options, error) {
 	s := scale.Options{Binary: binary, Changes: o.changes, Log: os.Stderr, Sizes: scale.Sizes, Modes: scale.Modes()}
 	if o.changes < 1 || o.changes > 1000 {
@@ -44,8 +44,8 @@ func (o syncOptions) parse(binary string) (scale.Options, error) {
 	return s, nil
 }
 
-// sync measures how the size of a cluster tells, prints the table, and puts it
-// with the chart into the page if there is a directory to write to.
+// sync measures the effect of a cluster's size, prints the table, and with an
+// output directory writes it with the chart into the page.
 func (b *bench) sync(o scale.Options) error {
 	begin, before, err := b.start()
 	if err != nil {

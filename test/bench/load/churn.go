@@ -7,7 +7,7 @@ import (
 )
 
 // churner opens a connection in each of its places, exchanges one request and
-// response on it, closes it and opens the next.
+// response on it, closes it and opens the next one.
 type churner struct {
 	m       meter
 	poll    *poller
@@ -15,25 +15,25 @@ type churner struct {
 	targets *rotation
 	sources *rotation
 	places  []place
-	limit   uint64 // connections that this churner may finish; 0 for no bound
+	limit   uint64 // maximum number of connections of this churner; 0 for no limit
 	total   uint64
 	number  uint64
 	swept   int64
 	buf     [2 * MessageSize]byte
 }
 
-// place is where one connection at a time is open.
+// place holds one connection at a time.
 type place struct {
 	fd      int // -1 while there is none
 	number  uint64
 	got     int
 	started int64
-	retryAt int64 // when to dial again after an error
+	retryAt int64 // time of the next attempt after an error
 	sent    bool
 }
 
-// afterError is how long a place rests after a connection that failed, so that
-// a broken relay is not met with a storm.
+// afterError is a place's pause after a failed connection, so that a broken relay
+// does not get a storm of attempts.
 const afterError = 1e6 // ns
 
 func newChurner(spec Spec, clients int) (*churner, error) {
@@ -79,8 +79,8 @@ func (c *churner) run(w window) {
 	}
 }
 
-// open dials in a place. The socket is watched for its edges, once for all
-// that can happen to it.
+// open dials in a place. epoll watches the socket edge-triggered, once for all
+// events.
 func (c *churner) open(i int, t int64) {
 	p := &c.places[i]
 	c.number++
@@ -115,7 +115,7 @@ func (c *churner) handle(i int, events uint32) {
 			c.fail(i, errno.Error(), now())
 			return
 		}
-		return // an answer that is there already is an edge of its own
+		return // an answer that has already arrived is a separate edge
 	}
 	if events&(unix.EPOLLIN|unix.EPOLLRDHUP) == 0 {
 		return
@@ -165,7 +165,7 @@ func (c *churner) fail(i int, cause string, t int64) {
 	p.retryAt = t + afterError
 }
 
-// sweep dials again where that is due and gives up what stands still.
+// sweep dials again where that is due, and gives up connections without progress.
 func (c *churner) sweep(t int64) {
 	c.swept = t
 	for i := range c.places {

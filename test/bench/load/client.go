@@ -1,7 +1,7 @@
-// Package load makes the benchmark's load: the clients that drive a path and
-// the server at its end. Both are epoll loops on threads of their own with raw
-// system calls, so that they take as little as possible of the processors that
-// they share with the relay, and they are the same for every peer.
+// Package load makes the benchmark's load: the clients that drive a path, and the
+// server at its end. Both are epoll loops with raw system calls on threads of
+// their own, so that they take as little as possible of the CPUs that they share
+// with the relay. They are the same for every peer.
 package load
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/bench/procstat"
 )
 
-// Kind says what the clients do.
+// Kind is what the clients do.
 type Kind string
 
 // The kinds of load.
@@ -33,38 +33,38 @@ const (
 	UDPPour  Kind = "udp-bulk" // datagrams one way, from one socket
 )
 
-// Close says who ends a connection of Churn first.
+// Close tells which side ends a connection of Churn first.
 type Close string
 
 // The ways to end a connection.
 const (
 	ServerCloses Close = "server" // after its response
 	ClientCloses Close = "client" // after it has the response
-	ClientResets Close = "reset"  // likewise, with a reset
+	ClientResets Close = "reset"  // the same, with a reset
 )
 
 // Spec describes one measurement.
 type Spec struct {
 	Kind    Kind
-	Targets []netip.Addr // taken in turn
-	Sources []netip.Addr // taken in turn; none leaves it to the kernel
+	Targets []netip.Addr // used in turn
+	Sources []netip.Addr // used in turn; nil lets the kernel choose
 	Clients int          // connections at a time
 	Beside  int          // Mixed: streams
 	Close   Close        // Churn
 	Threads int          // at most; at least 1
 	Size    int          // UDPPour: of a datagram, in bytes; 9 or more
-	Train   bool         // UDPPour: datagrams leave in trains (UDP_SEGMENT)
+	GSO     bool         // UDPPour: datagrams leave in GSO batches (UDP_SEGMENT)
 	Flood   int          // new clients a second of PortUDPFlood beside the load, each with one datagram; IPv4 only
 
 	Warmup, Measure time.Duration
-	MaxConns        uint64        // Churn: the measurement ends after so many; 0 for no bound
-	Slice           time.Duration // Churn: count each slice of this length too; 0 for none
+	MaxConns        uint64        // Churn: the measurement ends after this number; 0 for no limit
+	Slice           time.Duration // Churn: also count in slices of this length; 0 for none
 
-	RelayPIDs  []int // whose processor time is the relay's
+	RelayPIDs  []int // whose CPU time is the relay's
 	ServerPIDs []int
 }
 
-// Result is what one measurement gave. Counts are of the measured time only.
+// Result is the result of one measurement. Counts are of the measured time only.
 type Result struct {
 	Seconds float64 // the measured time
 	Bytes   uint64  // payload received (Upload: sent)
@@ -75,17 +75,17 @@ type Result struct {
 	P50, P90, P99, P999   time.Duration // of requests, or of whole connections
 	Max                   time.Duration
 	Slices                []float64         // Churn: connections a second, slice by slice
-	Errors                map[string]uint64 // connections that failed, by cause; also outside of the measured time
-	Relay, Client, Server time.Duration     // processor time
+	Errors                map[string]uint64 // failed connections by cause; also outside of the measured time
+	Relay, Client, Server time.Duration     // CPU time
 	Machine               procstat.Machine  // of all cores, everything included
 }
 
-// noProgress is how long a connection may stand still before it counts as
+// noProgress is how long a connection may make no progress before it counts as
 // failed.
 const noProgress = 5 * time.Second
 
-// Run drives the load that spec describes and gives the figures. It takes the
-// process for itself: the garbage collector stays off afterwards.
+// Run drives the load that spec describes and returns the figures. It uses the
+// whole process: the garbage collector stays off afterwards.
 func Run(spec Spec) (*Result, error) {
 	workers, err := newWorkers(spec)
 	if err != nil {
@@ -111,7 +111,7 @@ func Run(spec Spec) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	<-done // the first to end: from now on the load is no longer whole
+	<-done // after the first one ends, the load is incomplete
 	after, err := takeUsage(spec)
 	if err != nil {
 		return nil, err
@@ -193,7 +193,7 @@ func newWorkers(spec Spec) ([]worker, error) {
 	return workers, nil
 }
 
-// split shares n connections out to at most the given number of threads.
+// split divides n connections among at most the given number of threads.
 func split(n, threads int) []int {
 	threads = min(n, threads)
 	var parts []int
@@ -203,7 +203,7 @@ func split(n, threads int) []int {
 	return parts
 }
 
-// targets gives the targets' addresses at a port.
+// targets returns the targets' addresses at a port.
 func (s Spec) targets(port uint16) *rotation {
 	r := &rotation{}
 	for _, a := range s.Targets {
@@ -220,7 +220,7 @@ func (s Spec) sources() *rotation {
 	return r
 }
 
-// rotation gives its addresses one after the other; nil when it has none.
+// rotation returns its addresses in turn; nil if it has none.
 type rotation struct {
 	addrs []*sockaddr
 	i     int
@@ -234,11 +234,11 @@ func (r *rotation) next() *sockaddr {
 	return r.addrs[r.i%len(r.addrs)]
 }
 
-// window is the time that counts, on the clock of now.
+// window is the measured time, on the clock of now.
 type window struct{ begin, end, slice int64 }
 
-// meter counts what one worker did in the window. It belongs to its worker
-// until that has ended.
+// meter counts what one worker did in the window. It belongs to its worker until
+// the worker has ended.
 type meter struct {
 	window  window
 	start   int64 // the first reading of the clock in the window; 0 before
@@ -259,7 +259,7 @@ func (m *meter) open(w window) {
 	}
 }
 
-// tick takes a reading of the clock and tells whether to go on.
+// tick reads the clock and tells whether to go on.
 func (m *meter) tick(t int64) bool {
 	if m.start == 0 && t >= m.window.begin {
 		m.start = t
@@ -328,7 +328,7 @@ func takeUsage(spec Spec) (u usage, err error) {
 	return u, err
 }
 
-// connected dials and waits until the connection is made.
+// connected dials and waits until the connection is established.
 func connected(target *sockaddr) (int, error) {
 	fd, errno := dial(target, nil)
 	if errno != 0 {

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// echoer sends a request on each of its connections, and the next one as soon
-// as the response is there.
+// echoer sends a request on each of its connections, and the next one when the
+// response has arrived.
 type echoer struct {
 	m     meter
 	poll  *poller
@@ -17,7 +17,7 @@ type echoer struct {
 }
 
 // exchange is a request that waits for its response. Every request carries a
-// number, and so does its response.
+// number, which the response repeats.
 type exchange struct {
 	fd     int
 	number uint64

@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Strangers are the addresses that a flood comes from. Nobody has them; the
-// world leads what is answered to them back to the client, which drops it.
+// Strangers are the source addresses of a flood. No host has them. The world
+// routes the answers back to the client, which drops them.
 var Strangers = netip.MustParsePrefix("172.16.0.0/12")
 
-// flooder sends datagrams at an even rate, each from an address and a port of
-// its own: as many new clients, that nobody hears of again. What it meters are
-// the datagrams that it sent.
+// flooder sends datagrams at an even rate, each from its own address and port, so
+// that each looks like a new client with one datagram. Its meter counts the
+// datagrams that it sent.
 type flooder struct {
 	m      meter
 	poll   *poller
@@ -29,9 +29,9 @@ type flooder struct {
 const (
 	// floodHeaders is the size of the headers of IPv4 and UDP.
 	floodHeaders = 20 + 8
-	// floodBurst is how many datagrams leave at once, at most: after a pause
-	// that the flood was not meant to have it does not catch up with all, which
-	// would overflow the queues that everybody shares.
+	// floodBurst is the maximum number of datagrams that leave at once. After an
+	// unwanted pause the flood does not catch up completely, as this would
+	// overflow the queues that all traffic shares.
 	floodBurst = 100
 )
 
@@ -50,8 +50,8 @@ func newFlooder(spec Spec) (*flooder, error) {
 	}
 	f := &flooder{poll: poll, fd: fd, target: newSockaddr(netip.AddrPortFrom(target.Addr(), 0)), rate: int64(spec.Flood)}
 	p := f.packet[:]
-	// The kernel fills in the length, the checksum and the identification of
-	// IPv4; UDP may go without a checksum.
+	// The kernel fills in IPv4's length, checksum and identification; UDP needs no
+	// checksum.
 	p[0], p[8], p[9] = 4<<4|5, 64, unix.IPPROTO_UDP
 	copy(p[16:], target.Addr().AsSlice())
 	binary.BigEndian.PutUint16(p[22:], target.Port())
@@ -74,7 +74,7 @@ func (f *flooder) run(w window) {
 			}
 			f.m.sent++
 		}
-		f.poll.wait(1) // nothing is watched: it passes the time
+		f.poll.wait(1) // nothing is watched: it only waits
 	}
 }
 
@@ -86,8 +86,8 @@ func (f *flooder) send() unix.Errno {
 	return errno
 }
 
-// stranger writes the next source into the packet. Within a million datagrams
-// no address comes twice.
+// stranger writes the next source into the packet. No address repeats within a
+// million datagrams.
 func (f *flooder) stranger() {
 	first := Strangers.Addr().As4()
 	f.number++

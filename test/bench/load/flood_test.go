@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/bench/world"
 )
 
-// A flood's datagrams reach the server, each from somebody else, no faster than
-// they should, and what is answered to them is nobody's.
+// A flood's datagrams reach the server, each from another source, at no more than
+// the rate. Nobody receives the answers.
 func TestFlood(t *testing.T) {
 	if os.Geteuid() != 0 {
 		if os.Getenv("SLUICE_REQUIRE_ROOT") != "" {

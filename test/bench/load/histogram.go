@@ -5,8 +5,8 @@ import (
 	"math/bits"
 )
 
-// A histogram's buckets grow with the value: subBuckets of them for each power
-// of two, so that a value is known to within 1/subBuckets of itself.
+// A histogram's buckets grow with the value: there are subBuckets for each power
+// of two, so that the relative error of a value is at most 1/subBuckets.
 const (
 	subBits    = 6
 	subBuckets = 1 << subBits
@@ -47,9 +47,9 @@ func (h *Histogram) Count() uint64 { return h.total }
 // Max is the largest value, exactly.
 func (h *Histogram) Max() int64 { return h.max }
 
-// Quantile gives the value that the fraction q (0 to 1) of all values does not
-// exceed, rounded up to its bucket's upper bound but never above Max. An empty
-// histogram gives 0.
+// Quantile returns the value that the fraction q (0 to 1) of all values does not
+// exceed, rounded up to its bucket's upper bound but never above Max. It is 0 for
+// an empty histogram.
 func (h *Histogram) Quantile(q float64) int64 {
 	if h.total == 0 {
 		return 0
@@ -71,11 +71,11 @@ func bucket(ns int64) int {
 		return int(v)
 	}
 	shift := bits.Len64(v) - subBits - 1
-	// The leading subBits+1 bits say which bucket; the first of them is set.
+	// The leading subBits+1 bits select the bucket; the first of them is set.
 	return (shift+1)*subBuckets + int(v>>shift) - subBuckets
 }
 
-// upper is the largest value that falls into bucket i.
+// upper is the largest value of bucket i.
 func upper(i int) int64 {
 	if i < subBuckets {
 		return int64(i)

@@ -15,20 +15,20 @@ import (
 	"time"
 )
 
-// The holder keeps connections open and does with them what it is told, one
-// command at a time. Speed does not matter to it, so it is ordinary Go.
+// The holder keeps connections open and runs commands on them, one at a time. Its
+// speed does not matter, so it is ordinary Go.
 
 // HoldCommand is one line of the holder's input, in JSON.
 type HoldCommand struct {
 	Op     string // "open", "ping" or "close"
-	UDP    bool   // "open": sessions in place of connections
+	UDP    bool   // "open": sessions instead of connections
 	N      int    // how many to open or close
-	AtOnce int    // how many take their step at a time; 0 for 32
+	AtOnce int    // how many take their step at once; 0 for 32
 }
 
 // HoldReply is one line of its output.
 type HoldReply struct {
-	Good          int            // connections that did what they should
+	Good          int            // connections whose step succeeded
 	Errors        map[string]int // the others, by cause
 	Open          int            // connections open now
 	P50, P99, Max time.Duration  // of the good ones
@@ -130,7 +130,7 @@ func (h *holder) close(n int) HoldReply {
 	return HoldReply{Good: n}
 }
 
-// each fills the list by calling step for every index, a few at a time.
+// each fills the list by calling step for every index, a few at once.
 func (h *holder) each(list []net.Conn, step func(int) (net.Conn, error)) HoldReply {
 	var (
 		mu      sync.Mutex
@@ -167,8 +167,8 @@ func (h *holder) each(list []net.Conn, step func(int) (net.Conn, error)) HoldRep
 	return reply
 }
 
-// cause names an error without the addresses in it, so that like counts as
-// like.
+// cause names an error without its addresses, so that equal causes are counted
+// together.
 func cause(err error) string {
 	var errno syscall.Errno
 	switch {

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// The holder talks to whatever echoes; the port is the service's, so the test
-// goes through the holder's parts.
+// The holder can talk to any echo server. Its port is the service's, so the test
+// calls the holder's parts.
 func TestHolder(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -53,7 +53,7 @@ func TestHolder(t *testing.T) {
 	}
 }
 
-// A session is a socket that asked once and was answered.
+// A session is a socket that sent one request and got an answer.
 func TestHoldSessions(t *testing.T) {
 	echo, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {

@@ -23,8 +23,8 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// What happens before the window opens does not count, and the rate is over
-// the time that the loop really ran in it.
+// Events before the window do not count, and the rate covers the time that the
+// loop really ran in it.
 func TestMeterWindow(t *testing.T) {
 	const second = int64(time.Second)
 	var m meter
@@ -54,7 +54,7 @@ func TestMeterWindow(t *testing.T) {
 	}
 }
 
-// A worker that never got into the window counts for nothing.
+// A worker that never reached the window does not count.
 func TestMeterUnused(t *testing.T) {
 	var m meter
 	m.open(window{begin: 5, end: 10})

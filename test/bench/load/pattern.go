@@ -11,18 +11,18 @@ import (
 	"time"
 )
 
-// The pattern port carries streams whose every byte says where it belongs, for
-// the runs in which one side is slow and nothing may be lost. The client opens
-// with a header. In a download the server sends Size bytes as fast as it can
-// and the client takes its time; in an upload the server does, and answers
-// with the number of bytes that were right.
+// The pattern port carries streams in which every byte depends on its position,
+// for runs in which one side is slow and nothing may be lost. The client sends a
+// header first. In a download the server sends Size bytes as fast as it can and
+// the client reads slowly. In an upload the server reads slowly, and answers with
+// the number of correct bytes.
 
 // PatternSpec describes one such stream.
 type PatternSpec struct {
 	Upload bool
 	Size   uint64        // bytes, a multiple of 8
 	Rate   uint64        // bytes a second that the slow side reads at first
-	Slow   time.Duration // for how long; then as fast as it can
+	Slow   time.Duration // how long; then it reads as fast as it can
 }
 
 const (
@@ -30,15 +30,15 @@ const (
 	patternHead  = 32
 )
 
-// fillPattern writes the pattern from a position in the stream, a multiple of
-// 8, as does len(p).
+// fillPattern writes the pattern for a position in the stream. The position and
+// len(p) are multiples of 8.
 func fillPattern(p []byte, position uint64) {
 	for i := 0; i < len(p); i += 8 {
 		binary.LittleEndian.PutUint64(p[i:], position+uint64(i))
 	}
 }
 
-// checkPattern gives the number of bytes at the beginning of p that are right
+// checkPattern returns the number of bytes at the beginning of p that are correct
 // for a position in the stream; the last few may be part of a word.
 func checkPattern(p []byte, position uint64) int {
 	var word [8]byte
@@ -67,8 +67,8 @@ func writePattern(w io.Writer, size uint64) error {
 	return nil
 }
 
-// readPattern reads to the end, slowly at first, and gives the number of bytes
-// that were right.
+// readPattern reads to the end, slowly at first, and returns the number of correct
+// bytes.
 func readPattern(r io.Reader, rate uint64, slow time.Duration) (uint64, error) {
 	buf := make([]byte, patternChunk)
 	begin := time.Now()
@@ -121,7 +121,7 @@ func answerPattern(conn *net.TCPConn) {
 		Slow:   time.Duration(binary.LittleEndian.Uint64(head[24:])),
 	}
 	if !spec.Upload {
-		// A failure shows at the client: the stream is too short.
+		// The client notices a failure: the stream is too short.
 		_ = writePattern(conn, spec.Size)
 		return
 	}
@@ -129,8 +129,8 @@ func answerPattern(conn *net.TCPConn) {
 	_, _ = conn.Write(binary.LittleEndian.AppendUint64(nil, right))
 }
 
-// RunPattern carries one stream and gives the number of bytes that arrived
-// right; fewer than spec.Size is an error.
+// RunPattern carries one stream and returns the number of bytes that arrived
+// correctly; fewer than spec.Size is an error.
 func RunPattern(target netip.Addr, spec PatternSpec, limit time.Duration) (uint64, error) {
 	c, err := net.DialTimeout("tcp", netip.AddrPortFrom(target, PortPattern).String(), noProgress)
 	if err != nil {

@@ -12,13 +12,13 @@ import (
 
 // The server's ports. A service has the same ports.
 const (
-	PortEcho    = 7001 // sends back what it gets, until the client closes
-	PortOnce    = 7002 // sends back the first message and closes
+	PortEcho    = 7001 // returns what it receives, until the client closes
+	PortOnce    = 7002 // returns the first message and closes
 	PortSource  = 7003 // sends without end
 	PortSink    = 7004 // reads without end
 	PortHTTP    = 7005 // answers every HTTP request with MessageSize bytes
 	PortPattern = 7006 // see pattern.go
-	PortAside   = 7007 // as PortEcho, on a thread of its own
+	PortAside   = 7007 // as PortEcho, on a separate thread
 	PortIperf   = 5201 // iperf3's own
 )
 
@@ -28,17 +28,17 @@ var Ports = []uint16{PortEcho, PortOnce, PortSource, PortSink, PortHTTP, PortPat
 // MessageSize is the size of a request and of its response, in bytes.
 const MessageSize = 128
 
-// bulkSize is what a bulk stream writes or reads at once; iperf3 does the same.
+// bulkSize is the size of a bulk stream's reads and writes; iperf3 uses the same.
 const bulkSize = 128 << 10
 
 // ServerSpec says how to serve.
 type ServerSpec struct {
-	Address netip.Addr // to listen at; unspecified for all of the family
+	Address netip.Addr // of the listening sockets; unspecified for all of the family
 	Threads int        // for each of bulk and small messages
 }
 
-// Serve answers on all ports until the process is killed. It takes the process
-// for itself: the garbage collector is off and each loop has a thread.
+// Serve answers on all ports until the process is killed. It uses the whole
+// process: the garbage collector is off, and each loop has a thread.
 func Serve(spec ServerSpec) error {
 	debug.SetGCPercent(-1)
 	runtime.GOMAXPROCS(2*spec.Threads + 4 + len(UDPPorts))
@@ -73,9 +73,9 @@ type server struct {
 type served struct {
 	port      uint16
 	listener  bool
-	lineEnds  uint8  // HTTP: how much of the blank line has come
+	lineEnds  uint8  // HTTP: how much of the blank line has arrived
 	lastOne   bool   // HTTP: close after this response
-	unwritten []byte // what the socket did not take; nil nearly always
+	unwritten []byte // what the socket did not accept; nil almost always
 }
 
 var httpResponse = fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nContent-Type: text/plain\r\n\r\n%s",
@@ -125,8 +125,8 @@ func (s *server) run() {
 	}
 }
 
-// accept takes a few of those that wait: never so many that the connections
-// that are open wait for them.
+// accept takes a few of the waiting connections, never so many that the open ones
+// have to wait.
 func (s *server) accept(listener int, port uint16) {
 	events := uint32(unix.EPOLLIN)
 	if port == PortSource {
@@ -183,7 +183,7 @@ func (s *server) serve(fd int, c *served, events uint32) {
 	}
 }
 
-// send writes and keeps what the socket does not take.
+// send writes, and keeps what the socket does not accept.
 func (s *server) send(fd int, c *served, data []byte) {
 	n, errno := write(fd, data)
 	if errno != 0 && errno != unix.EAGAIN {
@@ -207,7 +207,7 @@ func (s *server) send(fd int, c *served, data []byte) {
 	}
 }
 
-// answerHTTP answers each blank line. It is as much HTTP as wrk needs.
+// answerHTTP answers each blank line. It implements as much HTTP as wrk needs.
 func (s *server) answerHTTP(fd int, c *served, data []byte) {
 	c.lastOne = c.lastOne || bytes.Contains(data, []byte("Connection: close"))
 	for _, b := range data {

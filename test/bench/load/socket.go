@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The load's loops call the kernel without telling Go's scheduler, which keeps
-// a processor for each of them: the loops are to cost as little as a C
-// program's, because they share the machine with what they measure.
+// The load's loops call the kernel without telling Go's scheduler, which keeps a P
+// for each of them. They should cost as little as a C program's loops, because
+// they share the machine with the relay.
 
 var processStart = time.Now()
 
@@ -49,7 +49,7 @@ func resetOnClose(fd int) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_LINGER, uintptr(unsafe.Pointer(&linger)), unsafe.Sizeof(linger), 0)
 }
 
-// sockaddr is an address as the kernel reads it.
+// sockaddr is an address in the kernel's format.
 type sockaddr struct {
 	family int
 	size   uintptr
@@ -83,8 +83,8 @@ func socket(family int) (int, unix.Errno) {
 	return int(n), errno
 }
 
-// dial begins a connection, from source unless that is nil. The port is chosen
-// when the peer is known, so that each peer has the whole range.
+// dial starts a connection, from source unless it is nil. The kernel chooses the
+// port when it knows the peer, so that each peer has the whole range.
 func dial(target, source *sockaddr) (int, unix.Errno) {
 	fd, errno := socket(target.family)
 	if errno != 0 {
@@ -115,7 +115,7 @@ func listen(at netip.AddrPort) (int, unix.Errno) {
 	for _, o := range [][3]int{
 		{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1},
 		{unix.SOL_SOCKET, unix.SO_REUSEPORT, 1},
-		{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1}, // inherited by what it accepts
+		{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1}, // accepted sockets inherit it
 	} {
 		if errno := setOption(fd, o[0], o[1], o[2]); errno != 0 {
 			closeFD(fd)
@@ -161,7 +161,7 @@ func (p *poller) modify(fd int, events uint32, data int32) unix.Errno {
 	return p.control(unix.EPOLL_CTL_MOD, fd, events, data)
 }
 
-// wait gives the next events; none after the timeout or a signal.
+// wait returns the next events; none after the timeout or a signal.
 func (p *poller) wait(milliseconds int) []unix.EpollEvent {
 	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.fd), uintptr(unsafe.Pointer(&p.events[0])), uintptr(len(p.events)), uintptr(milliseconds), 0, 0)
 	if errno != 0 {

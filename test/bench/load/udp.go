@@ -14,18 +14,19 @@ import (
 
 // The server's UDP ports.
 const (
-	PortUDPEcho  = 7101 // sends back what it gets
-	PortUDPSink  = 7102 // counts datagrams, and tells their number when asked by one of 8 bytes, which it repeats
-	PortUDPFlood = 7103 // as PortUDPEcho, on a thread of its own: another service, that a flood meets
+	PortUDPEcho  = 7101 // returns what it receives
+	PortUDPSink  = 7102 // counts datagrams; a datagram of 8 bytes asks for their number, and the answer repeats it
+	PortUDPFlood = 7103 // as PortUDPEcho, on a separate thread: the service that a flood hits
 )
 
 // UDPPorts lists them.
 var UDPPorts = []uint16{PortUDPEcho, PortUDPSink, PortUDPFlood}
 
-// udpPatience is how long a request waits for its response; then it is lost.
+// udpPatience is how long a request waits for its response before it counts as
+// lost.
 const udpPatience = 1e9 // ns
 
-// serveUDP answers on a UDP port, on a thread of its own.
+// serveUDP answers on a UDP port, on a separate thread.
 func serveUDP(at netip.AddrPort) error {
 	fd, err := sys.BindUDP(at, sys.UDPOptions{ReusePort: true, ReceiveBuffer: 8 << 20})
 	if err != nil {
@@ -70,7 +71,7 @@ func serveUDP(at netip.AddrPort) error {
 	return nil
 }
 
-// dialUDP gives a connected socket.
+// dialUDP returns a connected socket.
 func dialUDP(target netip.AddrPort) (int, sys.Errno) {
 	fd, errno := sys.UDPSocket(target.Addr().Is6())
 	if errno != 0 {
@@ -83,8 +84,8 @@ func dialUDP(target netip.AddrPort) (int, sys.Errno) {
 	return fd, 0
 }
 
-// asker sends requests over UDP: the next one of each client as soon as the
-// response is there, or is given up. fresh has a new socket for each.
+// asker sends requests over UDP. Each client sends its next one when the response
+// has arrived or the request is lost. fresh uses a new socket for each request.
 type asker struct {
 	m       meter
 	poll    *poller
@@ -201,13 +202,13 @@ func (a *asker) receive(i int) {
 	}
 }
 
-// pourer sends datagrams as fast as it can, and asks the server in the end how
-// many came.
+// pourer sends datagrams as fast as it can, and finally asks the server how many
+// arrived.
 type pourer struct {
 	m     meter
 	fd    int
 	data  []byte
-	train bool
+	gso   bool
 	asked uint64
 }
 
@@ -216,7 +217,7 @@ func newPourer(spec Spec) (*pourer, error) {
 	if errno != 0 {
 		return nil, errno
 	}
-	return &pourer{fd: fd, data: make([]byte, spec.Size), train: spec.Train}, nil
+	return &pourer{fd: fd, data: make([]byte, spec.Size), gso: spec.GSO}, nil
 }
 
 func (p *pourer) meter() *meter { return &p.m }
@@ -237,7 +238,7 @@ func (p *pourer) run(w window) {
 			}
 		}
 		for range 32 {
-			out.Append(netip.AddrPort{}, p.data, 0, p.train)
+			out.Append(netip.AddrPort{}, p.data, 0, p.gso)
 		}
 		p.m.sent += 32
 		for !out.Empty() {
@@ -255,8 +256,8 @@ func (p *pourer) run(w window) {
 	p.m.bytes = p.m.count * uint64(len(p.data))
 }
 
-// arrived asks the server how many datagrams have come. An answer may be late:
-// it is for a question that was asked before.
+// arrived asks the server how many datagrams have arrived. An answer to an earlier
+// question may arrive late.
 func (p *pourer) arrived() (uint64, error) {
 	const patience = 10e9 // ns
 	question, answer := make([]byte, 8), make([]byte, 16)

@@ -15,19 +15,19 @@ import (
 // GoProxyRole is the argument that makes this program the plain Go proxy.
 const GoProxyRole = "@goproxy"
 
-// GoProxySpec says what the plain Go proxy does.
+// GoProxySpec describes the plain Go proxy.
 type GoProxySpec struct {
 	Listen    netip.Addr
 	Ports     []uint16
 	Endpoints []netip.Addr
 }
 
-// RunGoProxy is the proxy that one writes in Go in an afternoon, without
-// mistakes: a goroutine for each direction, io.Copy, half-closes passed on.
-// It runs until the process is killed.
+// RunGoProxy is the proxy that a good Go programmer writes in an afternoon: a
+// goroutine for each direction, io.Copy, half-closes passed on. It runs until the
+// process is killed.
 func RunGoProxy(spec GoProxySpec) error {
 	lc := net.ListenConfig{Control: transparent}
-	// A Go listener speaks MPTCP by default, which would be a handicap.
+	// A Go listener uses MPTCP by default, which would be a handicap.
 	lc.SetMultipathTCP(false)
 	failed := make(chan error)
 	for _, port := range spec.Ports {
@@ -81,8 +81,8 @@ func relay(client *net.TCPConn, endpoint netip.AddrPort) {
 	<-done
 }
 
-// move copies one direction to its end and passes the end on. An error ends
-// the connection anyhow: the other direction meets it too.
+// move copies one direction to its end and passes the end on. An error ends the
+// connection in any case: the other direction gets it too.
 func move(to, from *net.TCPConn) {
 	if _, err := io.Copy(to, from); err != nil {
 		_ = from.Close()

@@ -1,4 +1,4 @@
-// Package peer knows what the benchmark compares: how to find each program,
+// Package peer describes what the benchmark compares: how to find each program,
 // how to set it up on the node of a world, and where a client reaches it.
 package peer
 
@@ -23,15 +23,15 @@ import (
 //go:embed haproxy.cfg nginx.conf
 var configs embed.FS
 
-// Peer is one way from the client to the server.
+// Peer is one path from the client to the server.
 type Peer struct {
 	Name    string
-	About   string   // for the reader of the table
-	Extra   bool     // runs only when it is asked for by name
-	Columns []string // the columns that it is for; none for all
-	Variant bool     // another way of running the product, or another build
+	About   string   // for the table's readers
+	Extra   bool     // runs only if it is named
+	Columns []string // the columns that it has; nil for all
+	Variant bool     // other flags of the product, or another build
 	Package string   // the Debian package that has the program
-	program string   // its name or file; empty when none is needed
+	program string   // its name or file; empty if none is needed
 	version []string
 	start   func(*Site) (*Running, error)
 }
@@ -39,24 +39,24 @@ type Peer struct {
 // Builds are the files of the product.
 type Builds struct {
 	Sluice string
-	Base   string // an older build, to see what a change brings; may be empty
+	Base   string // another build to compare with; may be empty
 }
 
-// Site is where a peer is started.
+// Site is where a peer starts.
 type Site struct {
 	World    *world.World
 	Dir      string   // for its files; empty at first
 	Self     string   // this program
 	Threads  int      // for the relay
-	MaxFiles int      // descriptors that a process may have
-	Flags    []string // more flags of sluice's
+	MaxFiles int      // limit of descriptors of a process
+	Flags    []string // additional flags of sluice
 }
 
 // Running is a peer at work.
 type Running struct {
-	Targets []netip.Addr // where a client finds the service's ports
-	PIDs    []int        // the relay's processes; none for the kernel's own ways
-	Metrics string       // address on the node that serves Prometheus metrics; empty for none
+	Targets []netip.Addr // the service's addresses for a client
+	PIDs    []int        // the relay's processes; nil for the kernel's own paths
+	Metrics string       // the node's address that serves Prometheus metrics; empty for none
 	process *world.Process
 }
 
@@ -86,12 +86,12 @@ func All(builds Builds) []Peer {
 	return peers
 }
 
-// fromNode has sluice connect to the server from the node's address, as all
-// the other relays do.
+// fromNode makes sluice connect to the server from the node's address, as all
+// other relays do.
 const fromNode = "--masquerade-all"
 
-// modes are ways of running sluice that are compared where they show: how it is
-// steered to, one without its log, and one that keeps the client's address.
+// modes are variants of sluice that have their own columns: each steering mode,
+// one without the log, and one that keeps the client's address.
 func modes(build string) []Peer {
 	noLog := sluice(build, "sluice-nolog", "the same with --access-log=off", fromNode, "--access-log=off")
 	noLog.Columns = []string{"rr64", "crc"}
@@ -108,7 +108,7 @@ func modes(build string) []Peer {
 	return append(peers, noLog)
 }
 
-// Find tells whether the peer can run here. The error says what to install.
+// Find tells whether the peer can run here. The error names what to install.
 func (p Peer) Find() error {
 	if p.program == "" {
 		return nil
@@ -128,8 +128,8 @@ func (p Peer) Find() error {
 	return nil
 }
 
-// Version is the first line that the program says of itself; empty when there
-// is no program.
+// Version is the first line of the program's version output; empty if there is no
+// program.
 func (p Peer) Version() string {
 	if p.program == "" {
 		return ""
@@ -146,8 +146,7 @@ func (p Peer) Version() string {
 	return strings.TrimSpace(line)
 }
 
-// lookPath also looks where root's programs are: a plain user's PATH may lack
-// them.
+// lookPath also searches root's directories, which a plain user's PATH may lack.
 func lookPath(program string) (string, error) {
 	path, err := exec.LookPath(program)
 	if err == nil || strings.Contains(program, "/") {
@@ -156,7 +155,7 @@ func lookPath(program string) (string, error) {
 	return exec.LookPath(filepath.Join("/usr/sbin", program))
 }
 
-// Start starts the peer on the site. It may not answer yet.
+// Start starts the peer on the site. The peer may not answer yet.
 func (p Peer) Start(s *Site) (*Running, error) {
 	r, err := p.start(s)
 	if err != nil {
@@ -165,7 +164,7 @@ func (p Peer) Start(s *Site) (*Running, error) {
 	return r, nil
 }
 
-// Settle learns the relay's processes, once it answers.
+// Settle finds the relay's processes, once it answers.
 func (r *Running) Settle() error {
 	if r.process == nil {
 		return nil
@@ -178,7 +177,7 @@ func (r *Running) Settle() error {
 	return nil
 }
 
-// Failed tells that the relay has ended, and its last words.
+// Failed reports that the relay has ended, with its last output.
 func (r *Running) Failed() error {
 	if r.process == nil {
 		return nil
@@ -191,7 +190,7 @@ func (r *Running) Failed() error {
 	}
 }
 
-// Log is the end of what the relay said; empty when there is no relay.
+// Log is the end of the relay's output; empty without a relay.
 func (r *Running) Log() string {
 	if r.process == nil {
 		return ""
@@ -264,8 +263,8 @@ func startNginx(s *Site) (*Running, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Its workers outlive a master that is killed, unless they share a PID
-	// namespace with it.
+	// Its workers survive a killed master, unless they share a PID namespace with
+	// it.
 	return s.launch(world.Command{Path: path, Args: []string{"-p", s.Dir, "-c", config}, OwnPIDs: true})
 }
 
@@ -289,7 +288,7 @@ func startGoProxy(s *Site) (*Running, error) {
 	return s.launch(world.Command{Path: s.Self, Args: []string{GoProxyRole}, Stdin: spec})
 }
 
-// steer leads the service's address to the same ports of the loopback address.
+// steer redirects the service's address to the same ports of the loopback address.
 func (s *Site) steer() error {
 	if err := s.World.AnyIP(); err != nil {
 		return err
@@ -340,7 +339,7 @@ func render(name string, values map[string]any) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// bracket writes an address as it stands before a port.
+// bracket writes an address as in front of a port.
 func bracket(a netip.Addr) string {
 	if a.Is6() {
 		return "[" + a.String() + "]"

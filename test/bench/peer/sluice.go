@@ -12,12 +12,12 @@ import (
 	"github.com/sluice-proxy/sluice/test/bench/world"
 )
 
-// metricsPort is where sluice serves its metrics on the node.
+// metricsPort is the port of sluice's metrics on the node.
 const metricsPort = 10249
 
-// sluice is a build of the product with some flags of its own.
+// sluice is a build of the product with some flags.
 func sluice(build, name, about string, flags ...string) Peer {
-	// A name without a slash would be looked for in PATH.
+	// exec would search PATH for a name without a slash.
 	if !strings.Contains(build, "/") {
 		build = "./" + build
 	}
@@ -51,7 +51,7 @@ func startSluice(s *Site, build string, flags []string) (*Running, error) {
 	return r, nil
 }
 
-// Manifests gives the objects that describe the world's service.
+// Manifests returns the objects that describe the world's service.
 func Manifests(w *world.World) string {
 	family := "IPv4"
 	if w.IPv6 {

@@ -16,9 +16,8 @@ import (
 // architecture that Linux runs Go on.
 const tick = 10 * time.Millisecond
 
-// CPU is the processor time, user and system, that the processes have used.
-// What they did in the kernel on the way of packets counts as theirs; packets
-// that the kernel handles on its own do not.
+// CPU is the CPU time, user and system, of the processes. It includes the kernel's
+// work on packets in their context, but not the kernel's other work on packets.
 func CPU(pids []int) (time.Duration, error) {
 	var sum time.Duration
 	for _, pid := range pids {
@@ -35,8 +34,8 @@ func CPU(pids []int) (time.Duration, error) {
 	return sum, nil
 }
 
-// parseStat adds fields 14 and 15, utime and stime. Field 2, the name, may
-// hold spaces and parentheses: count from the last one.
+// parseStat adds fields 14 and 15, utime and stime. Field 2, the name, may contain
+// spaces and parentheses: count from the last one.
 func parseStat(data []byte) (time.Duration, error) {
 	end := bytes.LastIndexByte(data, ')')
 	if end < 0 {
@@ -57,13 +56,13 @@ func parseStat(data []byte) (time.Duration, error) {
 	return time.Duration(user+system) * tick, nil
 }
 
-// Machine is the processor time of all cores together since the start.
+// Machine is the CPU time of all cores together since the boot.
 type Machine struct {
 	Busy  time.Duration // user, nice, system, interrupts
 	Steal time.Duration // taken by the hypervisor
 }
 
-// Sub gives what passed between an earlier reading and this one.
+// Sub returns the difference to an earlier reading.
 func (m Machine) Sub(earlier Machine) Machine {
 	return Machine{m.Busy - earlier.Busy, m.Steal - earlier.Steal}
 }
@@ -94,8 +93,8 @@ func parseMachine(data []byte) (Machine, error) {
 	return Machine{Busy: v[0] + v[1] + v[2] + v[5] + v[6], Steal: v[7]}, nil
 }
 
-// Memory is what processes hold in memory of their own, in bytes. Socket and
-// pipe buffers belong to the kernel and are not in it.
+// Memory is the processes' own memory, in bytes. Socket and pipe buffers belong to
+// the kernel and are not included.
 type Memory struct {
 	RSS int64 // resident, shared pages counted in each process
 	PSS int64 // resident, shared pages divided among those that share them
@@ -176,7 +175,7 @@ func countDir(name string) (int, error) {
 	return len(names), nil
 }
 
-// Tree gives a process and all its descendants, in order.
+// Tree returns a process and all its descendants, in order.
 func Tree(root int) ([]int, error) {
 	all := []int{root}
 	for i := 0; i < len(all); i++ {

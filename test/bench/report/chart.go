@@ -27,8 +27,8 @@ var colours = map[string]string{
 // variantColour is for Sluice with other flags, or another build of it.
 const variantColour = "#e59aa4"
 
-// Chart draws a panel of bars for each metric that has figures and a place in
-// the chart. It is an SVG document; empty when there is nothing to draw.
+// Chart draws a panel of bars for each metric that has figures and belongs to the
+// chart. It is an SVG document; empty if there is nothing to draw.
 func (d *Data) Chart() string {
 	var panels []panel
 	for _, m := range Metrics {
@@ -64,8 +64,8 @@ type panel struct {
 	bars int
 }
 
-// panel draws one metric: a bar for the median of each peer that has figures, a
-// thin line between its quartiles.
+// panel draws one metric: a bar for the median of each peer that has figures, and
+// a thin line between its quartiles.
 func (d *Data) panel(m Metric) (drawn panel) {
 	longest := 0.0
 	var peers []string

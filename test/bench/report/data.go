@@ -1,6 +1,5 @@
-// Package report turns the benchmark's figures into what people read: medians
-// and ratios, a Markdown page, JSON, and a chart. It is pure: no file, no
-// clock, no network.
+// Package report turns the benchmark's figures into medians and ratios, a Markdown
+// page, JSON, and a chart. It uses no files, no clock and no network.
 package report
 
 import (
@@ -9,13 +8,13 @@ import (
 	"time"
 )
 
-// Data is everything that one run of the benchmark found out.
+// Data are the results of one run of the benchmark.
 type Data struct {
 	Environment Environment
 	Peers       []Peer
 	Rounds      int
 	Seconds     float64  // length of one measurement
-	Notes       []string // what went wrong or is to be known
+	Notes       []string // what went wrong, and other remarks
 	Samples     []Sample
 }
 
@@ -39,8 +38,8 @@ type Peer struct {
 	About   string `json:"about"`
 	Version string `json:"version,omitempty"`
 	Missing string `json:"missing,omitempty"` // why it did not run
-	// Variant marks another way of running Sluice, or another build: these have
-	// a table of their own and no bars in the chart.
+	// Variant marks other flags of Sluice, or another build: variants have their
+	// own table and no bars in the chart.
 	Variant bool `json:"variant,omitempty"`
 }
 
@@ -52,7 +51,7 @@ type Sample struct {
 	Value  float64
 }
 
-// Add keeps a figure; one that is not a number is left out.
+// Add keeps a figure, unless it is not a number.
 func (d *Data) Add(round int, peer, metric string, value float64) {
 	if math.IsNaN(value) || math.IsInf(value, 0) {
 		return
@@ -60,8 +59,8 @@ func (d *Data) Add(round int, peer, metric string, value float64) {
 	d.Samples = append(d.Samples, Sample{round, peer, metric, value})
 }
 
-// Series gives a metric's figures of one peer, by round; NaN where a round has
-// none.
+// Series returns a metric's figures of one peer, by round; NaN for a round without
+// one.
 func (d *Data) Series(peer, metric string) []float64 {
 	var series []float64
 	for _, s := range d.Samples {
@@ -80,14 +79,14 @@ func (d *Data) Series(peer, metric string) []float64 {
 // quartiles: half of the rounds lie between Low and High.
 type Spread struct{ Median, Low, High float64 }
 
-// Spread summarises a series; ok is false when there is no figure.
+// Spread summarises a series; ok is false without figures.
 func (d *Data) Spread(peer, metric string) (s Spread, ok bool) {
 	return spread(d.Series(peer, metric))
 }
 
 // Ratio summarises, over the rounds, a peer's figure divided by another peer's
-// of the same round. What disturbs the machine for a while disturbs both, so
-// this is steadier than the quotient of two medians.
+// figure of the same round. A disturbance of the machine affects both, so this is
+// steadier than the quotient of two medians.
 func (d *Data) Ratio(peer, base, metric string) (s Spread, ok bool) {
 	a, b := d.Series(peer, metric), d.Series(base, metric)
 	var quotients []float64
@@ -108,8 +107,8 @@ func spread(series []float64) (Spread, bool) {
 	return Spread{quantile(values, .5), quantile(values, .25), quantile(values, .75)}, true
 }
 
-// quantile gives the figure below which a share q of the sorted values lies;
-// between two of them it goes straight.
+// quantile returns the figure below which a share q of the sorted values lies,
+// with linear interpolation.
 func quantile(sorted []float64, q float64) float64 {
 	at := q * float64(len(sorted)-1)
 	i := int(at)

@@ -6,18 +6,18 @@ import (
 	"slices"
 )
 
-// Goal is a figure that Sluice set itself.
+// Goal is a target of Sluice's own.
 type Goal struct {
 	Title   string
 	Peer    string
 	Metric  string
-	Base    string // the peer to compare with; empty for the bare figure
+	Base    string // the peer to compare with; empty for an absolute figure
 	AtLeast bool   // the bound is a lower one
 	Bound   float64
 }
 
-// Peers that a run finds out: of the ways of steering those with the least and
-// the largest median.
+// Peers that a run determines: the steering modes with the lowest and the highest
+// median.
 const (
 	slowest = "slowest"
 	fastest = "fastest"
@@ -25,7 +25,7 @@ const (
 
 var steering = []string{"sluice-nftables", "sluice-iptables", "sluice-sklookup", "sluice-bind"}
 
-// Goals are judged with the whole product in the path, its access log on.
+// Goals are judged with the whole product in the path, and its access log enabled.
 var Goals = []Goal{
 	{"bulk, 1 stream", "sluice", "bulk1.rate", "haproxy", true, 1.5},
 	{"bulk, 1 stream", "sluice", "bulk1.rate", "direct", true, 0.75},
@@ -61,7 +61,7 @@ var Goals = []Goal{
 type Verdict string
 
 // The verdicts. Half of the rounds lie between the quartiles: a goal that lies
-// there too is neither met nor missed by what this run can tell.
+// there too is neither met nor missed as far as this run can tell.
 const (
 	Met     Verdict = "met"
 	Missed  Verdict = "missed"
@@ -69,16 +69,16 @@ const (
 	Unknown Verdict = "not measured"
 )
 
-// Outcome tells how a goal came out.
+// Outcome is the result for a goal.
 type Outcome struct {
 	Goal    Goal
 	Found   Spread
 	Verdict Verdict
-	Who     string // who was slowest and fastest, if the goal is about these
+	Who     string // who was slowest and fastest, if the goal compares these
 }
 
-// Judge compares the figures with the goals. Goals of what this run was not to
-// measure are left out.
+// Judge compares the figures with the goals. It leaves out goals whose columns
+// this run did not measure.
 func (d *Data) Judge() []Outcome {
 	var outcomes []Outcome
 	for _, g := range Goals {
@@ -108,8 +108,8 @@ func (d *Data) Judge() []Outcome {
 	return outcomes
 }
 
-// concerns tells whether those whom a goal is about took part in the run, and
-// somebody was measured by it.
+// concerns tells whether a goal's peers took part in the run, and any peer has
+// figures of its metric.
 func (d *Data) concerns(g Goal) bool {
 	took := func(name string) bool {
 		return slices.ContainsFunc(d.Peers, func(p Peer) bool { return p.Name == name })
@@ -118,8 +118,8 @@ func (d *Data) concerns(g Goal) bool {
 		slices.ContainsFunc(d.Samples, func(s Sample) bool { return s.Metric == g.Metric })
 }
 
-// extremes names the slowest and the fastest way of steering; none when there
-// are not two.
+// extremes names the slowest and the fastest steering mode; none if there are
+// fewer than two.
 func (d *Data) extremes(metric string) (slow, fast string) {
 	least, most := math.Inf(1), 0.0
 	for _, name := range steering {
@@ -163,7 +163,7 @@ func (g Goal) verdict(s Spread) Verdict {
 	return Unclear
 }
 
-// Wanted words the bound: "at least 1.50 x haproxy".
+// Wanted describes the bound: "at least 1.50 x haproxy".
 func (g Goal) Wanted() string {
 	word := "at most"
 	if g.AtLeast {
@@ -175,7 +175,7 @@ func (g Goal) Wanted() string {
 	return word + " " + g.write(g.Bound) + " x " + g.Base
 }
 
-// write writes a figure as precisely as the goal is.
+// write writes a figure with the goal's precision.
 func (g Goal) write(v float64) string {
 	if g.Base != "" || g.Bound != math.Trunc(g.Bound) {
 		return fmt.Sprintf("%.2f", v)
@@ -183,7 +183,7 @@ func (g Goal) write(v float64) string {
 	return Number(v)
 }
 
-// Words says what was found: "1.99 x (1.80 – 2.10)".
+// Words describes the result: "1.99 x (1.80 – 2.10)".
 func (o Outcome) Words() string {
 	if o.Verdict == Unknown {
 		return ""

@@ -10,9 +10,9 @@ import (
 )
 
 // JSON writes a run as a JSON document: the fields environment, peers, rounds,
-// seconds_per_measurement, notes, and results, in which each metric has for
-// each peer a list of figures, one for each round, null where there is none.
-// A metric takes one line, so that two runs can be compared line by line.
+// seconds_per_measurement, notes, and results. results has for each metric and
+// peer a list of figures, one for each round, null without a figure. Each metric
+// has one line, so that a diff can compare two runs.
 func (d *Data) JSON() ([]byte, error) {
 	var b bytes.Buffer
 	b.WriteString("{\n")
@@ -45,7 +45,7 @@ func (d *Data) JSON() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Parse reads what JSON wrote; figures have the digits that it left them.
+// Parse reads the output of JSON; figures have its digits.
 func Parse(text []byte) (*Data, error) {
 	var doc struct {
 		Environment Environment
@@ -90,7 +90,7 @@ func (d *Data) metrics() []string {
 	return slices.Compact(names)
 }
 
-// results gives a metric's figures by peer.
+// results returns a metric's figures by peer.
 func (d *Data) results(metric string) map[string][]*float64 {
 	results := map[string][]*float64{}
 	for _, p := range d.Peers {
@@ -106,7 +106,7 @@ func (d *Data) results(metric string) map[string][]*float64 {
 	return results
 }
 
-// roundTo4 keeps four significant digits; no measurement has more.
+// roundTo4 keeps four significant digits; no measurement is more precise.
 func roundTo4(v float64) float64 {
 	if v == 0 {
 		return 0

@@ -10,11 +10,10 @@ import (
 	"strings"
 )
 
-// Markdown is all that there is to say of a run.
+// Markdown is the whole report of a run.
 func (d *Data) Markdown() string { return d.Summary() + "\n" + d.Figures() }
 
-// Summary writes what a reader wants to know first: where and how the run was
-// made, and the goals with what was found.
+// Summary writes where and how the run was made, and the goals with the results.
 func (d *Data) Summary() string {
 	var b strings.Builder
 	d.writeEnvironment(&b)
@@ -33,8 +32,8 @@ func (d *Data) Summary() string {
 	return b.String()
 }
 
-// Figures writes each peer's figures, Sluice's against theirs, those of its
-// variants, and the notes.
+// Figures writes each peer's figures, the ratios of Sluice to each, the variants,
+// and the notes.
 func (d *Data) Figures() string {
 	var b strings.Builder
 	peers := d.having(false)
@@ -69,7 +68,7 @@ func (d *Data) Figures() string {
 	return b.String()
 }
 
-// subject is whom it is all about.
+// subject is the peer that the report is about.
 const subject = "sluice"
 
 func (s Spread) words(ok bool) string {
@@ -82,7 +81,7 @@ func (s Spread) words(ok bool) string {
 	return Number(s.Median)
 }
 
-// number finds a program's version in what it says of itself.
+// number finds the version in a program's version output.
 var number = regexp.MustCompile(`[0-9]+(\.[0-9]+)+\S*`)
 
 func (d *Data) writeEnvironment(b *strings.Builder) {
@@ -114,8 +113,8 @@ func (d *Data) writeEnvironment(b *strings.Builder) {
 	}
 }
 
-// writeTable writes a row for each metric that has figures, for TCP and UDP each
-// a table of the peers that have some there.
+// writeTable writes a row for each metric that has figures, in one table each for
+// TCP and UDP, with the peers that have figures there.
 func (d *Data) writeTable(b *strings.Builder, title string, peers []string, figure func(Metric, string) string) {
 	for _, protocol := range []string{"TCP", "UDP"} {
 		rows := map[string][]string{} // by peer, a cell for each metric
@@ -154,8 +153,7 @@ func (d *Data) writeTable(b *strings.Builder, title string, peers []string, figu
 	}
 }
 
-// having lists the peers that have figures, in order: the variants, or the
-// others.
+// having lists the peers that have figures, in order: the variants, or the others.
 func (d *Data) having(variant bool) []string {
 	var names []string
 	for _, p := range d.Peers {
@@ -170,9 +168,8 @@ func (d *Data) measured(peer string) bool {
 	return slices.ContainsFunc(d.Samples, func(s Sample) bool { return s.Peer == peer })
 }
 
-// Insert puts text into a page in place of what is in one of its generated
-// parts, which stands between the lines "<!-- name:begin … -->" and
-// "<!-- name:end -->".
+// Insert replaces the content of one of a page's generated parts, which stands
+// between the lines "<!-- name:begin … -->" and "<!-- name:end -->".
 func Insert(page, name, text string) (string, error) {
 	begin, end := "<!-- "+name+":begin", "<!-- "+name+":end -->"
 	before, rest, ok := strings.Cut(page, begin)

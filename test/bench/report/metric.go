@@ -12,12 +12,12 @@ type Metric struct {
 	Title  string
 	Unit   string
 	Lower  bool // less is better
-	Ratios bool // Sluice's divided by another's says something
+	Ratios bool // show Sluice's figure divided by another peer's
 	Chart  bool // it has a panel in the chart
 }
 
-// Metrics lists every row, in the table's order. A title that begins with … goes
-// on where the last one that does not ended.
+// Metrics lists every row, in the table's order. A title that begins with …
+// continues the last title that does not.
 var Metrics = []Metric{
 	{ID: "bulk1.rate", Title: "bulk, 1 stream", Unit: "Gbit/s", Ratios: true, Chart: true},
 	{ID: "bulk1.cpu", Title: "… relay's CPU for each GB", Unit: "s", Lower: true, Ratios: true},
@@ -81,7 +81,7 @@ var Metrics = []Metric{
 	{ID: "udp-idle.fds", Title: "… descriptors", Lower: true},
 }
 
-// protocol is the table that a metric belongs to.
+// protocol selects the metric's table.
 func (m Metric) protocol() string {
 	if strings.HasPrefix(m.ID, "udp-") {
 		return "UDP"
@@ -89,10 +89,10 @@ func (m Metric) protocol() string {
 	return "TCP"
 }
 
-// continued begins the title of a row that goes on with the one above.
+// continued begins the title of a row that continues the one above.
 const continued = "…"
 
-// parent is the title that one beginning with … goes on with; empty for others.
+// parent is the title that one beginning with … continues; empty for others.
 func (m Metric) parent() string {
 	if !strings.HasPrefix(m.Title, continued) {
 		return ""
@@ -109,7 +109,7 @@ func (m Metric) parent() string {
 	return before
 }
 
-// full is the title where the parent does not stand before it.
+// full is the title where its parent does not stand above it.
 func (m Metric) full() string {
 	if parent := m.parent(); parent != "" {
 		return parent + "," + strings.TrimPrefix(m.Title, continued)

@@ -101,7 +101,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// A goal is met or missed only where half of the rounds agree on it.
+// A goal is met or missed only if three quarters of the rounds agree.
 func TestVerdicts(t *testing.T) {
 	for _, c := range []struct {
 		atLeast bool
@@ -125,7 +125,7 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// A row says what it goes on with where that is not above it.
+// A row names its parent if that is not above it.
 func TestNames(t *testing.T) {
 	byID := map[string]Metric{}
 	for _, m := range Metrics {
@@ -156,7 +156,7 @@ func TestOneLossIsOneTooMany(t *testing.T) {
 	}
 }
 
-// The slowest way of steering is held against the fastest.
+// The slowest steering mode is compared with the fastest.
 func TestWaysOfSteering(t *testing.T) {
 	d := &Data{}
 	for i, name := range steering {
@@ -176,7 +176,7 @@ func TestWaysOfSteering(t *testing.T) {
 	}
 }
 
-// Every goal speaks of a metric and of peers that exist.
+// Every goal names a metric and peers that exist.
 func TestGoalsNameMetrics(t *testing.T) {
 	known := map[string]bool{}
 	for _, m := range Metrics {
@@ -331,7 +331,7 @@ func TestRoundTo4(t *testing.T) {
 	}
 }
 
-// Ways of running Sluice stand in a table of their own.
+// Variants of Sluice have a table of their own.
 func TestVariants(t *testing.T) {
 	d := example()
 	d.Peers = append(d.Peers, Peer{Name: "sluice-bind", Variant: true})

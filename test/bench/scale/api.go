@@ -22,9 +22,9 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// api is as much of an API server as a service proxy needs: it lists and watches
-// a few kinds, in protobuf, as the real one answers by default. What is listed
-// is encoded before anybody asks.
+// api implements as much of an API server as a service proxy needs: it lists and
+// watches a few kinds, in protobuf, the real one's default. Lists are encoded in
+// advance.
 type api struct {
 	server   http.Server
 	listener net.Listener
@@ -32,11 +32,11 @@ type api struct {
 	mu      sync.Mutex
 	version int
 	lists   map[string]*list         // by resource; never changes
-	watches map[string][]chan []byte // by resource; frames for each that watches
+	watches map[string][]chan []byte // by resource; frames for each watcher
 	closed  chan struct{}
 }
 
-// list is what there is of a resource at the start.
+// list holds a resource's objects at the start.
 type list struct {
 	whole  []byte // in one answer
 	stream []byte // as the first frames of a watch
@@ -95,8 +95,8 @@ func encode(o runtime.Object) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// encodeList encodes a list both ways. In a stream the objects come one by one,
-// and a bookmark says that these were all.
+// encodeList encodes a list in both forms. In a stream the objects follow one by
+// one, and a bookmark marks their end.
 func encodeList(objects runtime.Object) (*list, error) {
 	whole, err := encode(objects)
 	if err != nil {
@@ -124,7 +124,7 @@ func encodeList(objects runtime.Object) (*list, error) {
 	return l, err
 }
 
-// encodeEvent gives the frame of a watch that tells of an object.
+// encodeEvent returns a watch's frame with an event of an object.
 func encodeEvent(kind string, o runtime.Object) ([]byte, error) {
 	text, err := encode(o)
 	if err != nil {
@@ -138,8 +138,8 @@ func encodeEvent(kind string, o runtime.Object) ([]byte, error) {
 	return append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...), nil
 }
 
-// ServeHTTP answers lists, also as streams, and watches. It refuses what it does
-// not have.
+// ServeHTTP answers lists, also as streams, and watches. It refuses all other
+// requests.
 func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	resource := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
@@ -172,7 +172,7 @@ func (a *api) fail(w http.ResponseWriter, code int32, reason metav1.StatusReason
 	_, _ = w.Write(text)
 }
 
-// watch sends the first frames, and then what changes.
+// watch sends the first frames, and then the changes.
 func (a *api) watch(w http.ResponseWriter, r *http.Request, resource string, first []byte) {
 	frames := make(chan []byte, watchQueue)
 	a.mu.Lock()
@@ -198,14 +198,14 @@ func (a *api) watch(w http.ResponseWriter, r *http.Request, resource string, fir
 	}
 }
 
-// watched tells whether somebody watches a resource.
+// watched tells whether any client watches a resource.
 func (a *api) watched(resource string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return len(a.watches[resource]) > 0
 }
 
-// send tells everybody who watches of an object: "ADDED", "MODIFIED", "DELETED".
+// send sends an event to all watchers: "ADDED", "MODIFIED", "DELETED".
 func (a *api) send(resource, kind string, o interface {
 	runtime.Object
 	SetResourceVersion(string)

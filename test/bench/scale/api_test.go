@@ -43,8 +43,8 @@ func newTestAPI(t *testing.T) (*api, context.Context) {
 	return a, ctx
 }
 
-// from lists and watches a resource through Kubernetes' own client, in protobuf
-// as the product does.
+// from lists and watches a resource with Kubernetes' own client, in protobuf like
+// the product.
 func (a *api) from(t *testing.T, path string, gv schema.GroupVersion, plural string) *cache.ListWatch {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -75,7 +75,7 @@ func (a *api) endpointSlices(t *testing.T) *cache.ListWatch {
 	return a.from(t, "/apis", discoveryv1.SchemeGroupVersion, "endpointslices")
 }
 
-// listed gives a list of the kind that the test expects.
+// listed returns a list of the kind that the test expects.
 func listed[L runtime.Object](ctx context.Context, t *testing.T, from *cache.ListWatch) (l L) {
 	t.Helper()
 	got, err := from.ListWithContext(ctx, metav1.ListOptions{})
@@ -135,8 +135,8 @@ func next(ctx context.Context, t *testing.T, w watch.Interface) watch.Event {
 	return watch.Event{}
 }
 
-// A list that is streamed has all objects and then a bookmark that says so;
-// what changes follows in the same stream.
+// A streamed list has all objects and then a bookmark that says so; changes follow
+// in the same stream.
 func TestStreamedList(t *testing.T) {
 	a, ctx := newTestAPI(t)
 	yes := true
@@ -173,7 +173,7 @@ func TestStreamedList(t *testing.T) {
 	}
 }
 
-// A watch without the list has what changes alone, in order.
+// A watch without the list has only changes, in order.
 func TestWatch(t *testing.T) {
 	a, ctx := newTestAPI(t)
 	w, err := a.services(t).WatchWithContext(ctx, metav1.ListOptions{ResourceVersion: "1"})
@@ -193,7 +193,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// A watcher that does not read is told of, not waited for.
+// The server reports a watcher that does not read, and does not wait for it.
 func TestWatcherThatSleeps(t *testing.T) {
 	a, _ := newTestAPI(t)
 	a.mu.Lock()

@@ -15,16 +15,16 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// mostEndpoints bounds the endpoints of a cluster, and eachEndpoints those of a
-// service.
+// mostEndpoints is the maximum number of endpoints of a cluster, and eachEndpoints
+// that of a service.
 const (
 	mostEndpoints = 100_000
 	eachEndpoints = 10
 )
 
-// cluster has so many services of one TCP port with so many endpoints each.
-// Nobody answers at the endpoints' addresses but at those of the last service,
-// whose only endpoint is the live one.
+// cluster has n services of one TCP port with several endpoints each. The
+// endpoints do not answer, except the only endpoint of the last service, which is
+// live.
 type cluster struct {
 	services int
 	live     netip.Addr // an address of the server
@@ -33,13 +33,13 @@ type cluster struct {
 
 func (c *cluster) perService() int { return min(eachEndpoints, mostEndpoints/c.services) }
 
-// endpoints is how many there are in all.
+// endpoints is the total number.
 func (c *cluster) endpoints() int { return (c.services-1)*c.perService() + 1 }
 
 // serviceRange holds the cluster IPs.
 var serviceRange = netip.MustParsePrefix("10.96.0.0/16")
 
-// vip gives the cluster IP of a service; those from c.services on are free.
+// vip returns a service's cluster IP; those from c.services on are free.
 func vip(i int) netip.Addr {
 	a := serviceRange.Addr().As4()
 	i += 10
@@ -50,7 +50,7 @@ func vip(i int) netip.Addr {
 const (
 	namespace   = "bench"
 	servicePort = 80
-	// serverPort is where the live endpoint listens.
+	// serverPort is the live endpoint's port.
 	serverPort = 8080
 )
 
@@ -68,7 +68,7 @@ func (c *cluster) service(i int) *corev1.Service {
 	}
 }
 
-// slice gives a service's EndpointSlice.
+// slice returns a service's EndpointSlice.
 func (c *cluster) slice(i int) *discoveryv1.EndpointSlice {
 	if i >= c.services-1 {
 		return c.sliceOf(i, c.live)
@@ -120,10 +120,10 @@ func (c *cluster) cidr() *networkingv1.ServiceCIDR {
 	}
 }
 
-// perFile is how many services a manifest holds.
+// perFile is the number of services in a manifest.
 const perFile = 100
 
-// write puts the cluster into a directory of manifests, in JSON, a hundred
+// write writes the cluster into a directory of manifests, in JSON, a hundred
 // services in a file; the last service and its slice have files of their own.
 func (c *cluster) write(dir string) error {
 	if err := writeFile(dir, "cluster.json", c.node(), c.cidr()); err != nil {
@@ -145,7 +145,7 @@ func (c *cluster) write(dir string) error {
 	return writeFile(dir, "last-slice.json", c.slice(last))
 }
 
-// writeFile makes or replaces a manifest in one step.
+// writeFile creates or replaces a manifest atomically.
 func writeFile(dir, name string, objects ...runtime.Object) error {
 	text, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects})
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// goal is a figure that the product set itself, for the size of a cluster.
+// goal is a target of Sluice's own, for the size of a cluster.
 type goal struct {
 	title string
 	size  int // of the cluster, in services; 0 for the worst of all sizes
@@ -21,11 +21,11 @@ var goals = []goal{
 	{"one endpoint changed, at any size up to 30,000 services, median, ms", 0, 10, func(r Result) float64 { return float64(r.Endpoint[0].Microseconds()) / 1000 }},
 }
 
-// goalModes are those that have goals.
+// goalModes are the modes that have goals.
 var goalModes = []string{"tproxy/nftables", "sklookup"}
 
-// Goals compares results with the goals, as a Markdown table; empty when
-// nothing was measured that has goals.
+// Goals compares results with the goals, as a Markdown table; empty without
+// results for goals.
 func Goals(results []Result) string {
 	var b strings.Builder
 	for _, g := range goals {

@@ -1,8 +1,8 @@
-// Package scale measures how a cluster's size tells on the product: the time
-// from its start until everything is in force, the time until one change is,
-// memory and CPU. It starts the real binary in a network namespace, has it
-// follow an API server of its own (as much of one as a service proxy needs) or
-// a directory of manifests, and believes nothing but connections that arrive.
+// Package scale measures the effect of a cluster's size on the product: the time
+// from its start until everything is in force, the time until a change is, memory
+// and CPU. It starts the real binary in a network namespace, with a minimal API
+// server of its own or a directory of manifests. Only connections that arrive
+// decide that something is in force.
 package scale
 
 import (
@@ -21,17 +21,17 @@ import (
 	"github.com/sluice-proxy/sluice/test/bench/world"
 )
 
-// Mode is a way of steering, and where the objects come from.
+// Mode is a steering mode with a source of objects.
 type Mode struct {
 	Name  string
 	Flags []string
-	// Most is the largest number of services that it is measured with.
+	// Most is the largest number of services with which it is measured.
 	Most int
-	// Manifests has the objects come from a directory, not from an API server.
+	// Manifests reads the objects from a directory instead of an API server.
 	Manifests bool
 }
 
-// Modes are all that are measured.
+// Modes are all modes that are measured.
 func Modes() []Mode {
 	const noLimit = 1 << 20
 	return []Mode{
@@ -44,36 +44,35 @@ func Modes() []Mode {
 	}
 }
 
-// Sizes are the numbers of services by default.
+// Sizes are the default numbers of services.
 var Sizes = []int{100, 1000, 3000, 10000, 30000}
 
-// Options say what to measure.
+// Options select what to measure.
 type Options struct {
 	Binary string // the product's
 	Sizes  []int
 	Modes  []Mode
-	// Changes is how often each change is made and measured.
+	// Changes is the number of measured changes of each kind.
 	Changes int
 	Log     io.Writer // progress
 }
 
-// Result is what was measured with one mode and size. Times are the median and
-// the worst.
+// Result is the result of one mode and size. Times are the median and the worst.
 type Result struct {
 	Mode                string
 	Services, Endpoints int
 	Start               time.Duration
 	Endpoint, Service   [2]time.Duration
-	// RSS in bytes after the first connection, and after the changes; CPU time
-	// of the start, and of all changes together.
+	// RSS in bytes after the first connection, and after the changes; CPU time of
+	// the start, and of all changes together.
 	RSS, RSSLater  int64
 	CPU, CPUChange time.Duration
-	Changes        int    // made in all
-	Error          string // why there is nothing else
+	Changes        int    // in total
+	Error          string // why there are no figures
 }
 
-// Run measures all modes with all sizes. A mode that fails is a Result that
-// says so.
+// Run measures all modes with all sizes. A failed mode gives a Result with the
+// error.
 func Run(o Options) ([]Result, error) {
 	var results []Result
 	for _, size := range o.Sizes {
@@ -103,12 +102,12 @@ type run struct {
 }
 
 const (
-	// startPatience is the longest start that is waited for, changePatience the
-	// longest change.
+	// startPatience is the maximum wait for a start, changePatience that for a
+	// change.
 	startPatience  = 2 * time.Minute
 	changePatience = 10 * time.Second
-	// attempt bounds one connection: while an address is not served, nothing
-	// may answer at all.
+	// attempt bounds one connection: an address that is not yet served may not
+	// answer at all.
 	attempt = 2 * time.Millisecond
 )
 
@@ -167,7 +166,7 @@ func rss(pids []int) (int64, error) {
 	return m.RSS, err
 }
 
-// series makes a change so many times, and gives the median and the worst.
+// series makes a change n times, and returns the median and the worst.
 func series(n int, change func(i int) (time.Duration, error)) (times [2]time.Duration, err error) {
 	all := make([]time.Duration, n)
 	for i := range all {
@@ -179,7 +178,7 @@ func series(n int, change func(i int) (time.Duration, error)) (times [2]time.Dur
 	return [2]time.Duration{all[n/2], all[n-1]}, nil
 }
 
-// prepare makes the source and the live endpoints' servers.
+// prepare creates the source and the live endpoints' servers.
 func (u *run) prepare(m Mode) (err error) {
 	if u.dir, err = os.MkdirTemp("", "sluice-scale-"); err != nil {
 		return err
@@ -210,14 +209,14 @@ func (u *run) prepare(m Mode) (err error) {
 	})
 }
 
-// greet tells each client a name.
+// greet sends each client a name.
 func greet(l net.Listener, name string) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
 			return
 		}
-		_, _ = io.WriteString(c, name) // a client that has gone need not know
+		_, _ = io.WriteString(c, name) // the client may have gone
 		_ = c.Close()
 	}
 }
@@ -249,8 +248,8 @@ func (u *run) close() {
 	}
 }
 
-// settle waits until a change would be noticed, and until what the start left to
-// do is done: memory is given back, for one. Then a change is measured by itself.
+// settle waits until a change would be noticed, and until the work after the start
+// is done, such as returning memory. So a change is measured on its own.
 func (u *run) settle() error {
 	deadline := time.Now().Add(changePatience)
 	for u.api != nil && (!u.api.watched("services") || !u.api.watched("endpointslices")) {
@@ -272,10 +271,10 @@ func (u *run) settle() error {
 	return errors.New("it does not come to rest")
 }
 
-// restPeriod is how long a process that rests uses no tick of a processor.
+// restPeriod is how long an idle process uses no CPU tick.
 const restPeriod = 200 * time.Millisecond
 
-// await connects to a service again and again until an endpoint answers.
+// await connects to a service repeatedly until an endpoint answers.
 func (u *run) await(service, endpoint netip.Addr, patience time.Duration) error {
 	return u.world.Client.Do(func() error {
 		deadline := time.Now().Add(patience)

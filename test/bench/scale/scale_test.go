@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// No two services share an address, and no two endpoints, and all addresses lie
-// in their ranges.
+// No two services and no two endpoints share an address, and all addresses lie in
+// their ranges.
 func TestAddresses(t *testing.T) {
 	for _, size := range []int{1, 2, 300, 30000} {
 		c := &cluster{services: size, live: netip.MustParseAddr("10.2.0.2")}
@@ -44,7 +44,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// The directory has what the API server has.
+// The directory has the same objects as the API server.
 func TestManifests(t *testing.T) {
 	c := &cluster{services: 250, live: netip.MustParseAddr("10.2.0.2"), nodeAddr: netip.MustParseAddr("10.1.0.1")}
 	dir := t.TempDir()

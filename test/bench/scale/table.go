@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Table gives results as a Markdown table.
+// Table returns results as a Markdown table.
 func Table(results []Result) string {
 	var b strings.Builder
 	b.WriteString("| services | steering | start to first sync [ms] | CPU of the start [s] | RSS at the end of the start [MiB] | RSS later [MiB] | one endpoint changed [ms] | one service added [ms] | CPU of a change [ms] |\n")
@@ -36,8 +36,8 @@ func thousands(n int) string {
 	return thousands(n/1000) + fmt.Sprintf(",%03d", n%1000)
 }
 
-// Chart draws the times by size, both axes logarithmic, as an SVG: solid lines
-// are starts, broken ones one changed endpoint.
+// Chart draws the times by size, both axes logarithmic, as an SVG: solid lines are
+// starts, broken ones one changed endpoint.
 func Chart(results []Result) string {
 	const width, height, left, bottom, top, right = 760, 400, 70, 50, 20, 230
 	colours := []string{"#1b6ca8", "#c0392b", "#2e8b57", "#8e44ad", "#b8860b", "#555555"}

@@ -1,10 +1,10 @@
-// Package world builds the little network in which the benchmark runs: three
-// network namespaces, client, node and server, joined by two veth pairs, and
-// what steers a service's address on the node to the relay that is measured.
+// Package world builds the benchmark's network: three network namespaces, client,
+// node and server, joined by two veth pairs, and the rules that steer a service's
+// address on the node to the measured relay.
 //
-// Nothing of it has a name on the machine: a namespace lives as long as the
-// thread that made it, and every process started in it gets SIGKILL when that
-// thread ends. So nothing is left behind, however the benchmark ends.
+// Nothing of it has a name on the machine. A namespace lives as long as the thread
+// that created it, and every process in it gets SIGKILL when that thread ends. So
+// nothing remains, however the benchmark ends.
 package world
 
 import (
@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace with a thread of its own.
-// Its methods are safe for concurrent use; calls are served one at a time.
+// Namespace is a network namespace with a thread of its own. Its methods are safe
+// for concurrent use; it serves one call at a time.
 type Namespace struct {
 	handle netns.NsHandle
 	calls  chan call
@@ -28,7 +28,7 @@ type call struct {
 	result chan<- error
 }
 
-// NewNamespace makes an empty network namespace with its loopback up.
+// NewNamespace creates an empty network namespace with its loopback interface up.
 // It needs CAP_SYS_ADMIN in the caller's user namespace.
 func NewNamespace() (*Namespace, error) {
 	n := &Namespace{handle: netns.None(), calls: make(chan call)}
@@ -49,8 +49,8 @@ func NewNamespace() (*Namespace, error) {
 func (n *Namespace) serve(ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
-		// The process's first thread would not end, and /proc/self shows
-		// its namespaces: hold it and let another one do the work.
+		// The process's first thread would not end, and /proc/self shows its
+		// namespaces: block it and use another thread.
 		done := make(chan struct{})
 		go func() {
 			n.serve(ready)
@@ -87,7 +87,7 @@ func (n *Namespace) Do(f func() error) error {
 // FD is the namespace's descriptor, valid until Close.
 func (n *Namespace) FD() int { return int(n.handle) }
 
-// Close ends the namespace's thread; what runs in the namespace is killed.
+// Close ends the namespace's thread and kills all processes in the namespace.
 func (n *Namespace) Close() {
 	close(n.calls)
 	_ = n.handle.Close()

@@ -18,15 +18,14 @@ type Process struct {
 	done chan struct{}
 }
 
-// Command says what to start.
+// Command describes what to start.
 type Command struct {
 	Path  string
-	Args  []string // without the program's own name
+	Args  []string // without the program's name
 	Env   []string // added to this process's environment
 	Dir   string
 	Stdin []byte // the whole input; nil for none
-	// OwnPIDs gives the program a PID namespace, so that children of its own
-	// die with it.
+	// OwnPIDs gives the program a PID namespace, so that its children die with it.
 	OwnPIDs bool
 }
 
@@ -42,8 +41,8 @@ func (n *Namespace) Start(c Command) (*Process, error) {
 	return p, nil
 }
 
-// Run runs a program in the namespace to its end and gives its standard
-// output. After limit it is killed and Run fails.
+// Run runs a program in the namespace to its end and returns its standard output.
+// After limit it is killed and Run fails.
 func (n *Namespace) Run(c Command, limit time.Duration) ([]byte, error) {
 	var out bytes.Buffer
 	log := &tail{limit: 16 << 10}
@@ -63,7 +62,7 @@ func (n *Namespace) Run(c Command, limit time.Duration) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Talk starts a program in the namespace and gives its standard input and
+// Talk starts a program in the namespace and returns its standard input and
 // output. The program should end when its input does.
 func (n *Namespace) Talk(c Command) (*Process, io.WriteCloser, io.Reader, error) {
 	p := &Process{log: &tail{limit: 16 << 10}, done: make(chan struct{})}
@@ -100,21 +99,21 @@ func (n *Namespace) command(c Command) *exec.Cmd {
 }
 
 func (p *Process) wait() {
-	// How it ended is in its log; that it ended is what matters.
+	// Its log says how it ended; here only the end matters.
 	_ = p.cmd.Wait()
 	close(p.done)
 }
 
-// PID is the process's identifier as this process sees it.
+// PID is the process's identifier as seen by this process.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Log is the end of what the process wrote.
+// Log is the end of the process's output.
 func (p *Process) Log() string { return p.log.String() }
 
-// Stop asks the process to end and kills it after a grace of three seconds.
+// Stop asks the process to end, and kills it after three seconds.
 func (p *Process) Stop() {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	select {

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AnyIP delivers the whole service CIDR to the node itself, so that a relay
-// can bind to the service's address or be steered to (fact F2). IPv6 wants to
-// be told that binding to such an address is meant.
+// AnyIP delivers the whole service CIDR to the node itself, so that a relay can
+// bind the service's address or be steered to (fact F2). IPv6 also needs
+// ip_nonlocal_bind.
 func (w *World) AnyIP() error {
 	h, err := netlink.NewHandleAt(w.Node.handle)
 	if err != nil {
@@ -48,8 +48,8 @@ func (w *World) Loopback() netip.Addr {
 	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 }
 
-// TPROXY steers every port of the service's address to the same port of
-// Loopback, where a transparent socket must listen. One rule, no conntrack.
+// TPROXY steers every port of the service's address to the same port of Loopback,
+// where a transparent socket must listen. It uses one rule and no conntrack.
 func (w *World) TPROXY() error {
 	c, table, err := w.nft("tproxy")
 	if err != nil {
@@ -72,9 +72,9 @@ func (w *World) TPROXY() error {
 	return nil
 }
 
-// DNAT translates the service's address to the endpoints in the kernel, one
-// after the other. It is leaner than what kube-proxy installs: no chains for
-// each service and endpoint, no masquerading, no checks of connection state.
+// DNAT translates the service's address to the endpoints in the kernel, in turn.
+// It is leaner than kube-proxy's rules: no chains for each service and endpoint,
+// no masquerading, no checks of connection state.
 func (w *World) DNAT() error {
 	c, table, err := w.nft("dnat")
 	if err != nil {
@@ -106,7 +106,7 @@ func (w *World) DNAT() error {
 	return nil
 }
 
-// endpointMap makes a map from 0, 1, … to the endpoints and the expressions
+// endpointMap creates a map from 0, 1, … to the endpoints, and the expressions
 // that look up the next one.
 func (w *World) endpointMap(c *nftables.Conn, table *nftables.Table) ([]expr.Any, error) {
 	set := &nftables.Set{
@@ -146,7 +146,7 @@ func (w *World) nft(name string) (*nftables.Conn, *nftables.Table, error) {
 	return c, c.AddTable(table), nil
 }
 
-// matchVIP lets a protocol's packets to the service's address through.
+// matchVIP matches a protocol's packets to the service's address.
 func (w *World) matchVIP(protocol byte) []expr.Any {
 	daddr := &expr.Payload{DestRegister: unix.NFT_REG_1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4}
 	if w.IPv6 {

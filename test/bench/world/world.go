@@ -23,7 +23,7 @@ type World struct {
 	ServiceCIDR netip.Prefix
 }
 
-// Options says how large a World is.
+// Options are a World's sizes.
 type Options struct {
 	IPv6      bool
 	Clients   int // addresses of the client, at least 1
@@ -76,8 +76,8 @@ func New(opts Options) (_ *World, err error) {
 	return w, nil
 }
 
-// Strangers puts a range of addresses behind the client that nobody has: what is
-// sent to them ends there. A World of IPv4 only.
+// Strangers routes a range of unused addresses behind the client: packets to them
+// end there. Only for an IPv4 World.
 func (w *World) Strangers(addrs netip.Prefix) error {
 	for ns, route := range map[*Namespace]*netlink.Route{
 		w.Node:   {Dst: ipNet(addrs), Gw: w.Clients[0].AsSlice()},
@@ -96,7 +96,7 @@ func (w *World) Strangers(addrs netip.Prefix) error {
 	return nil
 }
 
-// Close takes the World down. Processes in it are killed.
+// Close removes the World and kills its processes.
 func (w *World) Close() {
 	for _, ns := range []*Namespace{w.Client, w.Node, w.Server} {
 		if ns != nil {
@@ -113,7 +113,7 @@ func addresses(first netip.Addr, n int) []netip.Addr {
 	return list
 }
 
-// join lays a veth pair from the node to a host and makes the node the host's
+// join connects the node and a host with a veth pair and makes the node the host's
 // default route.
 func join(node *Namespace, name string, nodeAddr netip.Addr, host *Namespace, hostAddrs []netip.Addr, bits int) error {
 	atNode, err := netlink.NewHandleAt(node.handle)
@@ -168,16 +168,16 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// settings are those that every namespace has.
+// settings are the sysctls of every namespace.
 func (o Options) settings() error {
 	if o.Congestion != "" {
-		// Also for what cannot choose for itself, as HAProxy.
+		// Also for programs that cannot choose it, such as HAProxy.
 		if err := sysctl("ipv4/tcp_congestion_control", o.Congestion); err != nil {
 			return err
 		}
 	}
 	if o.IPv6 {
-		// No waiting until an address has proved to be nobody else's.
+		// No duplicate address detection.
 		return sysctl("ipv6/conf/default/accept_dad", "0")
 	}
 	return nil
@@ -190,9 +190,9 @@ func (w *World) forwarding() error {
 	return sysctl("ipv4/ip_forward", "1")
 }
 
-// manyPorts lets the load generator open tens of thousands of connections a
-// second without running out of ports, which would measure the generator. The
-// node keeps the kernel's defaults: its ports are the relay's own concern.
+// manyPorts lets the load generator open tens of thousands of connections a second
+// without running out of ports, which would measure the generator. The node keeps
+// the kernel's defaults: its ports are part of what is measured.
 func manyPorts() error {
 	if err := sysctl("ipv4/ip_local_port_range", "1024 65535"); err != nil {
 		return err
@@ -200,7 +200,7 @@ func manyPorts() error {
 	return sysctl("ipv4/tcp_tw_reuse", "1")
 }
 
-// sysctl writes a setting of the calling thread's network namespace.
+// sysctl writes a sysctl of the calling thread's network namespace.
 func sysctl(name, value string) error {
 	if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0); err != nil {
 		return fmt.Errorf("sysctl net/%s=%s: %w", name, value, err)

@@ -34,7 +34,7 @@ func newTestWorld(t *testing.T, opts Options) *World {
 	return w
 }
 
-// serveName answers every connection with the address that it was made to.
+// serveName answers every connection with the connection's destination address.
 func serveName(t *testing.T, ns *Namespace, at netip.Addr, control func(string, string, syscall.RawConn) error) {
 	t.Helper()
 	var l net.Listener
@@ -65,7 +65,7 @@ func serveName(t *testing.T, ns *Namespace, at netip.Addr, control func(string, 
 	})
 }
 
-// ask connects from the client and gives the answer, or the error.
+// ask connects from the client and returns the answer or the error.
 func ask(w *World, to netip.Addr) string {
 	var answer []byte
 	err := w.Client.Do(func() error {
@@ -142,7 +142,7 @@ func TestTPROXY(t *testing.T) {
 	}
 }
 
-// Whatever runs in a namespace ends with it, even if nobody stops it.
+// All processes in a namespace end with it, even if nobody stops them.
 func TestCloseKills(t *testing.T) {
 	w := newTestWorld(t, Options{Clients: 1, Endpoints: 1})
 	ns, err := NewNamespace()
