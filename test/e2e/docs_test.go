@@ -85,6 +85,23 @@ func TestPromisesNameTheirTests(t *testing.T) {
 	}
 }
 
+// TestContributingNamesFiles checks that each path that CONTRIBUTING.md names exists.
+func TestContributingNamesFiles(t *testing.T) {
+	text, err := os.ReadFile("../../CONTRIBUTING.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths := regexp.MustCompile("`([a-z0-9_./]+/[a-z0-9_.]*)`").FindAllStringSubmatch(string(text), -1)
+	for _, path := range paths {
+		if _, err := os.Stat(filepath.Join("../..", path[1])); err != nil {
+			t.Errorf("CONTRIBUTING.md names %s: %v", path[1], err)
+		}
+	}
+	if len(paths) < 20 {
+		t.Errorf("CONTRIBUTING.md names %d paths", len(paths))
+	}
+}
+
 // TestDocumentationLinksResolve expects each relative link of a page to lead to a
 // file, and its fragment to a heading of that page.
 func TestDocumentationLinksResolve(t *testing.T) {
