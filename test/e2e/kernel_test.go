@@ -205,7 +205,9 @@ func playTakeOver(t *testing.T, m mode) {
 		t.Fatal(err)
 	}
 	p.kill()
-	_ = ended(held) // a killed process cannot choose how they end
+	if err := ended(held); !isReset(err) {
+		t.Errorf("the killed proxy's connection ended with %v, want a reset", err)
+	}
 	everRefused, refused := refused, refused
 	if m.lacks(lateRefusals) {
 		refused = unanswered

@@ -47,7 +47,9 @@ func TestRestartEndsOpenConnections(t *testing.T) {
 	began = time.Now()
 	p.kill()
 	for _, c := range held {
-		_ = ended(c) // a killed process cannot choose how they end
+		if err := ended(c); !isReset(err) {
+			t.Errorf("killed: %s ended with %v, want a reset", c.LocalAddr(), err)
+		}
 	}
 	if err := refused(lab.Client, address); err != nil {
 		t.Errorf("killed: a new connection: %v", err)
