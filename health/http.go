@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/httpport"
+	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -21,7 +22,7 @@ type opener struct {
 
 	mu     sync.Mutex
 	timer  *time.Timer // guarded by mu
-	told   string      // the error that was logged last
+	told   once.Trouble
 	closed bool
 }
 
@@ -38,8 +39,7 @@ func (o *opener) open() {
 		o.laterLocked(err)
 		return
 	}
-	if o.told != "" {
-		o.told = ""
+	if o.told.Over() {
 		options.Logger.Info().Str("address", options.Address).Msg("/healthz is served at last")
 	}
 	go func() {
@@ -53,8 +53,7 @@ func (o *opener) open() {
 
 func (o *opener) laterLocked(err error) {
 	options := &o.server.options
-	if text := err.Error(); text != o.told {
-		o.told = text
+	if text := err.Error(); o.told.New(text) {
 		options.Logger.Error().Err(err).Str("event", "FailedToStartProxierHealthcheck").Msg("/healthz and /livez are not served; trying again")
 		options.Event(service.Name{}, "FailedToStartProxierHealthcheck", text)
 	}

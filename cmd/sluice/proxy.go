@@ -80,8 +80,8 @@ type proxy struct {
 	repairs  atomic.Uint64 // times that kernel state was restored
 	noLocal  atomic.Pointer[admin.NoLocalEndpoints]
 	reported map[service.Problem]bool
-	lines    once.Lines // about problems, for each namespace
-	trouble  string     // the last thing that notInForce said, until it is over
+	lines    once.Lines   // about problems, for each namespace
+	trouble  once.Trouble // what notInForce said
 }
 
 // newProxy makes everything that can fail before anything in the kernel is
@@ -401,7 +401,7 @@ func (p *proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
 // inForce takes note that all of the last configuration is in force.
 func (p *proxy) inForce() {
 	p.health.Applied()
-	p.trouble = ""
+	p.trouble.Over()
 	if p.applied.Swap(time.Now().UnixNano()) != 0 {
 		return
 	}
@@ -419,10 +419,9 @@ func (p *proxy) inForce() {
 // that follow would fill the log.
 func (p *proxy) notInForce(err error) {
 	p.failures.Add(1)
-	if p.trouble == err.Error() {
+	if !p.trouble.New(err.Error()) {
 		return
 	}
-	p.trouble = err.Error()
 	p.log.Error().Err(err).Msg("the kernel's tables are not as they should be; trying again")
 }
 
@@ -478,7 +477,7 @@ func (p *proxy) maintain() {
 		p.notInForce(err)
 		return
 	}
-	if !complete || p.trouble != "" {
+	if !complete || p.trouble.Lasts() {
 		p.inForce()
 	}
 	if repaired {
@@ -503,7 +502,7 @@ func (p *proxy) watch() (changed <-chan struct{}, stop func()) {
 
 // nextMaintenance is sooner while something is not in force.
 func (p *proxy) nextMaintenance() time.Duration {
-	if p.trouble != "" {
+	if p.trouble.Lasts() {
 		return min(retryTrouble, p.manager.NextMaintenance())
 	}
 	return p.manager.NextMaintenance()

@@ -42,3 +42,21 @@ func TestLines(t *testing.T) {
 		}
 	}
 }
+
+func TestTrouble(t *testing.T) {
+	var trouble Trouble
+	if trouble.Over() || trouble.Lasts() {
+		t.Error("there is trouble at first")
+	}
+	for _, step := range []struct {
+		text string
+		want bool
+	}{{"a", true}, {"a", false}, {"b", true}, {"a", true}} {
+		if got := trouble.New(step.text); got != step.want || !trouble.Lasts() {
+			t.Errorf("%s: new %v, want %v", step.text, got, step.want)
+		}
+	}
+	if !trouble.Over() || trouble.Over() || trouble.Lasts() {
+		t.Error("the trouble is not over once")
+	}
+}

@@ -53,14 +53,12 @@ func (w *Watcher) look(now time.Time, first bool, apply func(service.Change)) (a
 	}
 	if err != nil {
 		w.watches.end(tree{}) // the parent is watched for its return
-		if text := err.Error(); !first && text != w.rootErr {
-			w.rootErr = text
+		if text := err.Error(); !first && w.root.New(text) {
 			w.log.Error().Msgf("manifests: %s: what was read last stays in force", text)
 		}
 		return false, err
 	}
-	if w.rootErr != "" {
-		w.rootErr = ""
+	if w.root.Over() {
 		w.log.Info().Str("directory", w.dir).Msg("manifests: the directory is back")
 	}
 	again = w.watches.end(t)

@@ -56,7 +56,7 @@ type Watcher struct {
 	files   map[string]*fileState
 	catalog *catalog
 	told    map[string]bool // trouble with the tree that was told
-	rootErr string          // trouble with the directory itself that was told
+	root    once.Trouble    // with the directory itself
 	lines   once.Lines      // about each file
 
 	stats atomic.Pointer[Stats]
