@@ -48,7 +48,7 @@ type state struct {
 
 // New gives a Server that serves nothing yet.
 func New(o Options) *Server {
-	if most := o.Traits.MaxLanes; most > 0 {
+	if most := o.Traits.MaxListeners; most > 0 {
 		o.MaxListeners = min(o.MaxListeners, most)
 	}
 	o.Balancer.Plan.AtOnce = maxAttempts

@@ -2,8 +2,8 @@ package redirect
 
 import "fmt"
 
-// Feature is something of the kernel's or a right of the process's that a way
-// of steering needs. Each way names its own.
+// Feature is a part of the kernel, or a right of the process, that a mode needs. Each
+// mode names its own.
 type Feature string
 
 // FeatureNetAdmin is what every mode needs.
@@ -12,8 +12,8 @@ const FeatureNetAdmin Feature = "CAP_NET_ADMIN"
 // RemedyNetAdmin says how to get FeatureNetAdmin.
 const RemedyNetAdmin = "run as root, or grant CAP_NET_ADMIN in the user namespace that owns the network namespace"
 
-// MissingError says what the kernel or the process lacks for a way of
-// steering, and what can be done about it.
+// MissingError says what the kernel or the process lacks for a mode, and what can be
+// done about it.
 type MissingError struct {
 	Mode    string // what lacks it: "steering by nftables"
 	Feature Feature

@@ -54,9 +54,9 @@ type Traits struct {
 	// addresses local, and Targets mean nothing. A destination in Plan.Silent
 	// then needs a listening socket that filters everything (F5).
 	BindEach bool
-	// MaxLanes is how many listening sockets of each protocol and family there
+	// MaxListeners is how many listening sockets of each protocol and family there
 	// should be at most, as each makes steering slower; 0 means any number.
-	MaxLanes int
+	MaxListeners int
 	// PastMark is a mark that exempts a socket's packets from steering; 0 if there is
 	// none. Sockets that bypass connection tracking are never steered.
 	PastMark uint32

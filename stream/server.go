@@ -132,7 +132,7 @@ func New(o Options) *Server {
 		bound:     make(map[service.Destination]*boundSocket),
 		once:      once.Log{Logger: o.Logger},
 	}
-	if most := o.Traits.MaxLanes; most > 0 {
+	if most := o.Traits.MaxListeners; most > 0 {
 		s.config.MaxListeners = min(s.config.MaxListeners, most)
 	}
 	if s.clock == nil {

@@ -112,16 +112,16 @@ func openBoth(o Options) (redirect.Redirector, error) {
 	return r, nil
 }
 
-// way is one mode.
-type way struct {
+// candidate is one mode, with its backend.
+type candidate struct {
 	name          string
 	mode, backend string
 	open          func(Options) (redirect.Redirector, error)
 }
 
-// ways are all of them, the best first: those that can do everything, the
+// all lists all of them, the best first: those that can do everything, the
 // fastest of them first (docs/benchmarks.md), then those that cannot.
-var ways = []way{
+var all = []candidate{
 	{"sklookup/nftables", Both, "", openBoth},
 	{"tproxy/nftables", TProxy, NFTables, func(o Options) (redirect.Redirector, error) {
 		return opened(tproxy.New(o.nftables()))
@@ -148,7 +148,7 @@ func opened[R redirect.Redirector](r R, err error) (redirect.Redirector, error) 
 // Names gives the names of all modes, the best first.
 func Names() []string {
 	var names []string
-	for _, w := range ways {
+	for _, w := range all {
 		names = append(names, w.name)
 	}
 	return names
@@ -200,10 +200,10 @@ func Brief(err error) string {
 }
 
 // Open chooses and opens; nothing is steered yet. Where the options leave one
-// way only, it is opened without a trial, and its own error says what it lacks.
-func Open(o Options) (*Choice, error) { return open(o, ways, try) }
+// mode only, it is opened without a trial, and its own error says what it lacks.
+func Open(o Options) (*Choice, error) { return open(o, all, try) }
 
-func open(o Options, from []way, try func(way, Options) error) (*Choice, error) {
+func open(o Options, from []candidate, try func(candidate, Options) error) (*Choice, error) {
 	begin := time.Now()
 	candidates, err := o.candidates(from)
 	if err != nil {
@@ -217,14 +217,14 @@ func open(o Options, from []way, try func(way, Options) error) (*Choice, error) 
 	return c, nil
 }
 
-func pick(o Options, candidates []way, try func(way, Options) error) (c *Choice, err error) {
+func pick(o Options, candidates []candidate, try func(candidate, Options) error) (c *Choice, err error) {
 	c = &Choice{}
 	if len(candidates) == 1 {
 		c.Asked, c.Name = true, candidates[0].name
 		c.Redirector, err = candidates[0].open(o)
 		return c, err
 	}
-	var without *way // the best of those that bring no answers back
+	var without *candidate // the best of those that bring no answers back
 	for _, w := range candidates {
 		err := try(w, o)
 		if err == nil {
@@ -253,7 +253,7 @@ func pick(o Options, candidates []way, try func(way, Options) error) (c *Choice,
 }
 
 // openWhole opens a mode that brings answers back, if it is to.
-func openWhole(w way, o Options) (redirect.Redirector, error) {
+func openWhole(w candidate, o Options) (redirect.Redirector, error) {
 	r, err := w.open(o)
 	if err != nil || o.NoReplies {
 		return r, err
@@ -266,7 +266,7 @@ func openWhole(w way, o Options) (redirect.Redirector, error) {
 
 // openWithout takes a mode that was passed over because it brings no
 // answers back.
-func (c *Choice) openWithout(w way, o Options) (err error) {
+func (c *Choice) openWithout(w candidate, o Options) (err error) {
 	i := slices.IndexFunc(c.PassedOver, func(f Failure) bool { return f.Name == w.name })
 	errors.As(c.PassedOver[i].Err, &c.NoReplies)
 	c.PassedOver = slices.Delete(c.PassedOver, i, i+1)
@@ -276,9 +276,9 @@ func (c *Choice) openWithout(w way, o Options) (err error) {
 	return err
 }
 
-// candidates are the ways that the options leave.
-func (o Options) candidates(from []way) ([]way, error) {
-	var left []way
+// candidates are those that the options leave.
+func (o Options) candidates(from []candidate) ([]candidate, error) {
+	var left []candidate
 	for _, w := range from {
 		if o.Mode != "" && o.Mode != Auto && o.Mode != w.mode {
 			continue

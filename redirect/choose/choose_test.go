@@ -58,15 +58,15 @@ func TestBestThatWorksIsChosen(t *testing.T) {
 		{"no such backend", TProxy, "telepathy", nil, `with the backend "telepathy"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var from []way
-			for _, w := range ways {
+			var from []candidate
+			for _, w := range all {
 				w.open = func(o Options) (redirect.Redirector, error) {
 					return fake{replies: redirect.Replies{Diverted: !o.NoReplies}}, nil
 				}
 				from = append(from, w)
 			}
 			var got string
-			choice, err := open(Options{Mode: c.mode, Backend: c.backend}, from, func(w way, _ Options) error { return c.fails[w.name] })
+			choice, err := open(Options{Mode: c.mode, Backend: c.backend}, from, func(w candidate, _ Options) error { return c.fails[w.name] })
 			if err != nil {
 				got = err.Error()
 			} else {
@@ -86,13 +86,13 @@ func TestBestThatWorksIsChosen(t *testing.T) {
 // whatever it did in a trial, is passed over too; asked to leave clients'
 // addresses alone, it does not matter.
 func TestWhoBringsNoAnswersBackIsPassedOver(t *testing.T) {
-	var from []way
-	for _, w := range ways {
+	var from []candidate
+	for _, w := range all {
 		replies := redirect.Replies{Diverted: w.mode == SkLookup, Why: "the mark is in use"}
 		w.open = func(Options) (redirect.Redirector, error) { return fake{replies: replies}, nil }
 		from = append(from, w)
 	}
-	works := func(way, Options) error { return nil }
+	works := func(candidate, Options) error { return nil }
 	for _, c := range []struct {
 		noReplies bool
 		want      string
@@ -112,7 +112,7 @@ func TestTrials(t *testing.T) {
 	lab.Settle(t)
 	before := lab.Node.Dump(t)
 	o := Options{Routes: route.Options{NetNS: lab.Node.FD()}, ReplyPorts: [2]uint16{61000, 65534}}
-	for _, w := range ways {
+	for _, w := range all {
 		begin := time.Now()
 		var missing *redirect.MissingError
 		switch err := try(w, o); {
@@ -143,7 +143,7 @@ func TestTrials(t *testing.T) {
 // lacks: a plan that leads nowhere is found out.
 func TestTrialFindsOutWhatDoesNotSteer(t *testing.T) {
 	netns.Require(t)
-	broken := way{name: "broken", open: func(Options) (redirect.Redirector, error) { return idle{}, nil }}
+	broken := candidate{name: "broken", open: func(Options) (redirect.Redirector, error) { return idle{}, nil }}
 	if err := try(broken, Options{}); err == nil || !strings.Contains(err.Error(), "a connection to TCP ") {
 		t.Errorf("got %v", err)
 	}
@@ -153,12 +153,12 @@ func TestTrialFindsOutWhatDoesNotSteer(t *testing.T) {
 // that does not steer.
 func TestTrialFindsOutWhoBringsNoAnswersBack(t *testing.T) {
 	netns.Require(t)
-	for _, w := range ways {
+	for _, w := range all {
 		want := map[string]string{"tproxy/nftables": "were lost", "bind": "are not brought back"}[w.name] // by mark, by port
 		if want == "" {
 			continue
 		}
-		deaf := way{name: w.name, open: func(o Options) (redirect.Redirector, error) {
+		deaf := candidate{name: w.name, open: func(o Options) (redirect.Redirector, error) {
 			r, err := w.open(o)
 			if err != nil {
 				return nil, err
@@ -186,11 +186,11 @@ func TestTrialFindsOutWhoBringsNoAnswersBack(t *testing.T) {
 func TestTrialFindsOutWhoTakesOtherNodesAnswers(t *testing.T) {
 	netns.Require(t)
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		for _, w := range ways {
+		for _, w := range all {
 			if w.name != "bind" && w.name != "sklookup" {
 				continue
 			}
-			hog := way{name: w.name, open: func(o Options) (redirect.Redirector, error) {
+			hog := candidate{name: w.name, open: func(o Options) (redirect.Redirector, error) {
 				r, err := w.open(o)
 				return greedy{r, o.Routes.NetNS, family}, err
 			}}

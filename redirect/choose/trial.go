@@ -35,7 +35,7 @@ var (
 // Try tells whether the mode with this name works here, by a trial;
 // nil if it does. A *RepliesError says that it works without clients' addresses.
 func Try(name string, o Options) error {
-	for _, w := range ways {
+	for _, w := range all {
 		if w.name == name {
 			return try(w, o)
 		}
@@ -45,7 +45,7 @@ func Try(name string, o Options) error {
 
 // try plays a trial in a namespace of its own, or, where none can be made, has
 // the mode look for itself what it lacks.
-func try(w way, o Options) error {
+func try(w candidate, o Options) error {
 	scratch, err := newScratch()
 	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOSPC) {
 		return look(w, o)
@@ -122,9 +122,9 @@ func address(a netip.Addr) *netlink.Addr {
 const noDAD = 0x02
 
 // look opens a mode and closes it again, which changes nothing in
-// the namespace, and makes a transparent socket, as every way needs. Whether it
+// the namespace, and makes a transparent socket, as every mode needs. Whether it
 // would bring answers back is what it says by itself.
-func look(w way, o Options) error {
+func look(w candidate, o Options) error {
 	r, err := w.open(o)
 	if err != nil {
 		return err
@@ -148,7 +148,7 @@ func look(w way, o Options) error {
 
 // play puts a plan in force and connects through it, then tries whether an
 // endpoint's answers to a client's address come back.
-func play(w way, o Options, scratch *os.File) (err error) {
+func play(w candidate, o Options, scratch *os.File) (err error) {
 	r, err := w.open(o)
 	if err != nil {
 		return err

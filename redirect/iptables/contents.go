@@ -43,22 +43,22 @@ const (
 	listNode    list = "node"    // the node's own addresses
 )
 
-// lane is a listener that destinations are steered to.
-type lane struct {
+// listener is a listener that destinations are steered to.
+type listener struct {
 	protocol service.Protocol // TCP or UDP
 	port     uint16
 }
 
-// list gives the list of the lane's destinations.
-func (l lane) list() list {
+// list gives the list of the listener's destinations.
+func (l listener) list() list {
 	return list(protocolName(l.protocol) + "-" + strconv.Itoa(int(l.port)))
 }
 
-// lane gives the listener whose destinations a list has, if it is such a list.
-func (l list) lane() (lane, bool) {
+// listener gives the listener whose destinations a list has, if it is such a list.
+func (l list) listener() (listener, bool) {
 	name, number, _ := strings.Cut(string(l), "-")
 	port, err := strconv.ParseUint(number, 10, 16)
-	return lane{protocolOf(name), uint16(port)}, err == nil
+	return listener{protocolOf(name), uint16(port)}, err == nil
 }
 
 // element is a range, an address, or a destination.
@@ -131,13 +131,13 @@ func (e elements) sorted() []element {
 // count.
 type contents struct {
 	lists [versions]map[list]elements
-	ways
+	sockets
 }
 
-// ways are the sockets of ours that rules look for: those on clients' addresses,
+// sockets are the sockets of ours that rules look for: those on clients' addresses,
 // whose answers have to be brought back, and those on the node's own addresses that
 // bypass connection tracking.
-type ways struct{ replies, untracked bool }
+type sockets struct{ replies, untracked bool }
 
 // fixed are the lists that always have rules, as they often become empty for a while.
 var fixed = []list{listLocal, listCluster, listRefuse, listSilent}
@@ -168,16 +168,16 @@ func (c *contents) has(v version, l list) bool {
 }
 
 // lanes gives the listeners of a family, in order.
-func (c *contents) lanes(v version) (lanes []lane) {
+func (c *contents) listeners(v version) (listeners []listener) {
 	for l := range c.lists[v] {
-		if lane, is := l.lane(); is {
-			lanes = append(lanes, lane)
+		if listener, is := l.listener(); is {
+			listeners = append(listeners, listener)
 		}
 	}
-	slices.SortFunc(lanes, func(a, b lane) int {
+	slices.SortFunc(listeners, func(a, b listener) int {
 		return cmp.Or(cmp.Compare(a.protocol, b.protocol), cmp.Compare(a.port, b.port))
 	})
-	return lanes
+	return listeners
 }
 
 // edits are what has to be done to lists.
@@ -194,9 +194,9 @@ type edit struct {
 // not handle [redirect.Changes.Rehomes].
 func editsOf(c *redirect.Changes, from, to *redirect.Plan) (e edits) {
 	for _, s := range c.Steer {
-		after := lane{s.Destination.Protocol, s.Target.Port}.list()
+		after := listener{s.Destination.Protocol, s.Target.Port}.list()
 		if s.Replaces {
-			before := laneOf(from, s.Destination).list()
+			before := listenerOf(from, s.Destination).list()
 			if before == after {
 				continue
 			}
@@ -205,7 +205,7 @@ func editsOf(c *redirect.Changes, from, to *redirect.Plan) (e edits) {
 		e.add = append(e.add, on(after, destination(s.Destination)))
 	}
 	for _, d := range c.Unsteer {
-		e.drop = append(e.drop, on(laneOf(from, d).list(), destination(d)))
+		e.drop = append(e.drop, on(listenerOf(from, d).list(), destination(d)))
 	}
 	change(&e, listRefuse, &c.Refuse, destination)
 	change(&e, listSilent, &c.Silent, destination)
@@ -234,9 +234,9 @@ func editsOf(c *redirect.Changes, from, to *redirect.Plan) (e edits) {
 
 func on(l list, e element) edit { return edit{service.FamilyOf(e.prefix.Addr()), l, e} }
 
-func laneOf(p *redirect.Plan, d service.Destination) lane {
+func listenerOf(p *redirect.Plan, d service.Destination) listener {
 	t, _ := p.Steer.Get(d)
-	return lane{d.Protocol, t.Port}
+	return listener{d.Protocol, t.Port}
 }
 
 func change[K redirect.Key](e *edits, l list, d *redirect.Delta[K], toElement func(K) element) {

@@ -69,7 +69,7 @@ func listed(p *redirect.Plan) map[edit]bool {
 		}
 	}
 	for d, target := range p.Steer.All() {
-		destinations(lane{d.Protocol, target.Port}.list(), redirect.SetOf(d))
+		destinations(listener{d.Protocol, target.Port}.list(), redirect.SetOf(d))
 	}
 	destinations(listRefuse, p.Refuse)
 	destinations(listSilent, p.Silent)

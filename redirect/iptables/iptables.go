@@ -14,7 +14,7 @@
 //
 // Rules are written as one text for each family and given to one
 // iptables-restore. With ipset, their number depends on nothing but the number
-// of listeners ([maxLanes] at most), and a change of the plan is one ipset
+// of listeners ([maxListeners] at most), and a change of the plan is one ipset
 // restore with what changes, unless a list appears that no rule is about. Without
 // ipset there is a rule for each destination: packets to services' addresses then
 // pass them one after the other, and each change writes all of them anew, so that
@@ -73,9 +73,9 @@ const Name = "tproxy/iptables"
 // DefaultName is the name if Options has none.
 const DefaultName = "sluice"
 
-// maxLanes is what Traits ask for: with ipset, every packet that opens a
+// maxListeners is what Traits ask for: with ipset, every packet that opens a
 // connection to a service meets one look-up for each listener and protocol.
-const maxLanes = 16
+const maxListeners = 16
 
 func (o Options) withDefaults() Options {
 	o.Name = strings.ReplaceAll(cmp.Or(o.Name, DefaultName), "-", "_")
@@ -176,7 +176,7 @@ func (r *Redirector) release() {
 func (r *Redirector) Traits() redirect.Traits {
 	t := redirect.Traits{Name: Name + "-" + string(r.opts.Variant), Replies: r.answers, PastMark: r.answers.Mark}
 	if r.sets != nil {
-		t.MaxLanes = maxLanes
+		t.MaxListeners = maxListeners
 	}
 	return t
 }
@@ -226,7 +226,7 @@ func (r *Redirector) put(p *redirect.Plan, still bool) (drop []edit, err error) 
 		return nil, err
 	}
 	named := r.sets.sizes.after(&e).outline()
-	named.ways = r.ways(p)
+	named.sockets = r.sockets(p)
 	if r.ruled != nil && r.ruled.covers(named) {
 		named = r.ruled
 	}
@@ -266,13 +266,13 @@ func (r *Redirector) drop(drop []edit, p *redirect.Plan) error {
 // contents gives the lists of a plan, and what else rules are about.
 func (r *Redirector) contents(p *redirect.Plan) *contents {
 	c := contentsOf(p)
-	c.ways = r.ways(p)
+	c.sockets = r.sockets(p)
 	return c
 }
 
-// ways tells which sockets rules have to look for.
-func (r *Redirector) ways(p *redirect.Plan) ways {
-	return ways{replies: !p.NodeSourceOnly && r.answers.Diverted, untracked: r.answers.Untracked && r.answers.Tracking.InUse()}
+// sockets tells which sockets rules have to look for.
+func (r *Redirector) sockets(p *redirect.Plan) sockets {
+	return sockets{replies: !p.NodeSourceOnly && r.answers.Diverted, untracked: r.answers.Untracked && r.answers.Tracking.InUse()}
 }
 
 // forget makes the next Apply read everything.
@@ -324,7 +324,7 @@ func (r *Redirector) look() error {
 		return nil // Verify writes all of them
 	}
 	named := *r.ruled
-	named.ways = r.ways(&r.Plan)
+	named.sockets = r.sockets(&r.Plan)
 	if err := r.eachTables(func(t *tables) error { return t.apply(&named, true) }); err != nil {
 		r.forget()
 		return err
@@ -343,7 +343,7 @@ func (r *Redirector) verifyRules() (repaired bool, err error) {
 		}
 		if r.ruled == nil {
 			r.ruled = r.sets.sizes.outline()
-			r.ruled.ways = r.ways(&r.Plan)
+			r.ruled.sockets = r.sockets(&r.Plan)
 		}
 		want = r.ruled
 	}

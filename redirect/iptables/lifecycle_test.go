@@ -54,7 +54,7 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 			conns = append(conns, steering.Hold(t, lab.Client, d), steering.Hold(t, lab.Node, d))
 		}
 		ipt := "iptables-" + string(opts.Variant)
-		lane := setName(DefaultName, lane{service.TCP, f.Target(web[0]).Port}.list(), v4)
+		listener := setName(DefaultName, listener{service.TCP, f.Target(web[0]).Port}.list(), v4)
 		for _, c := range []struct {
 			name    string
 			damages bool
@@ -71,7 +71,7 @@ func TestVerifyPutsBackWhatSomebodyChanged(t *testing.T) {
 			{"everything of ours removed", true, false, []string{ipt + " -t mangle -F", ipt + " -t mangle -X"}},
 			{"somebody before us", true, false, []string{ipt + " -t mangle -I PREROUTING -p icmp -j ACCEPT"}},
 			{"somebody after us", false, false, []string{ipt + " -t mangle -A PREROUTING -p icmp -j ACCEPT"}},
-			{"a set flushed", true, true, []string{"ipset flush " + lane}},
+			{"a set flushed", true, true, []string{"ipset flush " + listener}},
 			{"an element removed", true, true, []string{"ipset del sluice-local-6 fd01::/112"}},
 			{"an element added", true, true, []string{"ipset add sluice-cluster-4 10.96.0.77"}},
 			{"somebody else's set", false, true, []string{"ipset add theirs 192.0.2.8"}},

@@ -185,7 +185,7 @@ func (w *writer) raw() {
 // nothing of it: the kernel finds the socket by itself, and its route with it,
 // and where there is none the filter's INPUT turns the packet away. What may open
 // a connection passes on: a SYN, and an ACK alone, which may answer a SYN cookie.
-// It meets a look-up for each lane, unless it is of an established connection.
+// It meets a look-up for each listener, unless it is of an established connection.
 // One that opens a connection must not be taken for one of an established
 // socket, which may be waiting for its end: TPROXY knows what to do then.
 //
@@ -223,7 +223,7 @@ func (w *writer) mangle() {
 		w.rule("FOREIGN", "-g %LANES")
 	}
 	w.rule("MARK", "-j MARK --set-xmark", w.steer)
-	for _, l := range w.want.lanes(w.v) {
+	for _, l := range w.want.listeners(w.v) {
 		w.eachOf("LANES", l.list(), protocolName(l.protocol), "-j TPROXY",
 			"--on-ip", families[w.v].listen.String(), "--on-port", fmt.Sprint(l.port))
 	}

@@ -82,7 +82,7 @@ func (c *contents) covers(o *contents) bool {
 			}
 		}
 	}
-	return c.ways == o.ways
+	return c.sockets == o.sockets
 }
 
 // typeOf gives the type of a set.

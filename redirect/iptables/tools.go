@@ -183,7 +183,7 @@ const probeName = "sluice_probe"
 
 func (t *tools) probeFamilies(opts Options, withSets bool) error {
 	want := contentsOf(samplePlan())
-	want.ways = ways{replies: true, untracked: true}
+	want.sockets = sockets{replies: true, untracked: true}
 	if withSets {
 		s := newSets(t, opts.Name)
 		e, err := s.compare(want)

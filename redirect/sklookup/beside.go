@@ -43,7 +43,7 @@ func (x *parts) of(p redirect.Plan) redirect.Plan {
 func (b *beside) traits() redirect.Traits {
 	t := b.Redirector.Traits()
 	t.Name = Name + "/" + t.Name[strings.LastIndexByte(t.Name, '/')+1:]
-	t.MaxLanes = 0
+	t.MaxListeners = 0
 	return t
 }
 
