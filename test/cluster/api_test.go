@@ -17,14 +17,14 @@ import (
 )
 
 // api creates, reads and changes objects as one user. The typed clients of
-// client-go would do the same with a hundred packages more.
+// client-go would need a hundred more packages.
 type api struct {
 	t       *testing.T
 	clients map[schema.GroupVersion]rest.Interface
 	scheme  *runtime.Scheme
 }
 
-// plurals are the resources of the kinds that the tests use.
+// plurals are the resource names of the kinds that the tests use.
 var plurals = map[string]string{
 	"Service": "services", "Endpoints": "endpoints", "EndpointSlice": "endpointslices", "Node": "nodes", "Namespace": "namespaces", "Pod": "pods",
 	"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings",
@@ -67,7 +67,7 @@ type object interface {
 	metav1.Object
 }
 
-// request begins a request about an object.
+// request starts a request about an object.
 func (a *api) request(verb string, o object) *rest.Request {
 	gvks, _, err := a.scheme.ObjectKinds(o)
 	if err != nil {
@@ -83,7 +83,7 @@ func (a *api) request(verb string, o object) *rest.Request {
 	return r
 }
 
-// create makes an object; it is what the API server made of it afterwards.
+// create creates an object and fills in the API server's version of it.
 func (a *api) create(o object) {
 	a.t.Helper()
 	if err := a.request("POST", o).Body(o).Do(ctx).Into(o); err != nil {
@@ -99,7 +99,7 @@ func (a *api) update(o object, sub ...string) {
 	}
 }
 
-// tryUpdate is update for an object that may not be there.
+// tryUpdate is update for an object that may not exist.
 func (a *api) tryUpdate(o object) error { return a.request("PUT", o).Body(o).Do(ctx).Error() }
 
 // read fills in the object of that name.
@@ -118,13 +118,13 @@ func (a *api) delete(o object) {
 	}
 }
 
-// ready tells whether the API server serves.
+// ready tells whether the API server is ready.
 func (a *api) ready() error {
 	return a.clients[corev1.SchemeGroupVersion].Get().AbsPath("/readyz").Do(ctx).Error()
 }
 
-// deleteServices removes all Services of a namespace, so that what they claim
-// is free for the next case.
+// deleteServices removes all Services of a namespace, so that the next case can
+// use their addresses and ports.
 func (a *api) deleteServices(namespace string) {
 	a.t.Helper()
 	list := &corev1.ServiceList{}

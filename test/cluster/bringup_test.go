@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// TestBringUp begins on a node that has no object yet, and goes on with what
-// happens to objects in clusters that live long.
+// TestBringUp starts on a node without objects, and continues with changes that
+// occur in long-lived clusters.
 func TestBringUp(t *testing.T) {
 	w := setUp(t)
 	w.namespace = "default"
@@ -96,7 +96,7 @@ func TestBringUp(t *testing.T) {
 		w.expect(w.hosts.Outside, "tcp", at(first.Spec.ClusterIP, 80), "silent") // A3.12
 		w.dropSlice("again-4")
 		w.expect(w.hosts.Outside, "tcp", at(second.Spec.ClusterIP, 80), "refused")
-		w.slice("again", w.pod3()) // a slice of that name, with another UID
+		w.slice("again", w.pod3()) // a slice of the same name, with another UID
 		w.expect(w.hosts.Outside, "tcp", at(second.Spec.ClusterIP, 80), fmtPods(3))
 	})
 	play("a slice moves from one Service to another by its label", func(*testing.T) {
@@ -110,7 +110,7 @@ func TestBringUp(t *testing.T) {
 		w.admin.update(s)
 		w.expect(w.hosts.Outside, "tcp", at(to.Spec.ClusterIP, 80), fmtPods(2))
 		w.expect(w.hosts.Outside, "tcp", at(from.Spec.ClusterIP, 80), "refused")
-		delete(s.Labels, discoveryv1.LabelServiceName) // nobody's
+		delete(s.Labels, discoveryv1.LabelServiceName) // of no Service
 		w.admin.update(s)
 		w.expect(w.hosts.Outside, "tcp", at(to.Spec.ClusterIP, 80), "refused")
 	})

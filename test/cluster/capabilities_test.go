@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// deployedContainer is the container of the DaemonSet that deploy/ has.
+// deployedContainer is the container of the DaemonSet in deploy/.
 func deployedContainer(t *testing.T) *corev1.Container {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(deploy, "kustomize/base/daemonset.yaml"))
@@ -33,9 +33,9 @@ func deployedContainer(t *testing.T) *corev1.Container {
 	return &set.Spec.Template.Spec.Containers[0]
 }
 
-// testContainer runs the program as a container of the DaemonSet would run it:
-// the image's file system, read-only, with /proc and /sys as a runtime gives them,
-// and exactly these capabilities; then without each of them.
+// testContainer runs the program as a container of the DaemonSet: on the image's
+// file system, read-only, with /proc and /sys as a runtime mounts them, and with
+// exactly these capabilities; then without each of them.
 func testContainer(t *testing.T, w *world) {
 	w = w.with(t, "n")
 	deployed := deployedContainer(t)
@@ -53,7 +53,7 @@ func testContainer(t *testing.T, w *world) {
 	defer w.admin.deleteServices(w.namespace)
 	w.slice("held", w.pod2(), w.pod3())
 	inside := at(svc.Spec.ClusterIP, 80)
-	// Another program of the node has the UDP port of this one.
+	// Another program of the node has bound the UDP port of this Service.
 	crowded := w.service("crowded", func(s *corev1.Service) {
 		s.Spec.Ports = []corev1.ServicePort{{Name: "p-udp", Port: 54324, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolUDP}}
 	})
@@ -72,7 +72,7 @@ func testContainer(t *testing.T, w *world) {
 		t.Run(name, func(t *testing.T) {
 			w := w.with(t, w.namespace)
 			program := "sluice-" + strings.ReplaceAll(name, " ", "-")
-			// A kubeconfig takes the place of a service account here.
+			// Here a kubeconfig replaces a service account.
 			cmd := w.startContained(container{
 				name: program, granted: capabilities, files: map[string]string{"/etc/kubernetes/kubeconfig": w.kubeconfig("sluice")},
 				args: []string{"run", "--kubeconfig", "/etc/kubernetes/kubeconfig", "--hostname-override", "node", "--detect-local-mode=NodeCIDR",
@@ -90,7 +90,7 @@ func testContainer(t *testing.T, w *world) {
 			}
 			switch name {
 			case "no NET_ADMIN":
-				says("CAP_NET_ADMIN is missing") // and it ends
+				says("CAP_NET_ADMIN is missing") // and the program exits
 				return
 			case "no BPF":
 				says("steering by tproxy/nftables; not sklookup/nftables (CAP_BPF is missing)")

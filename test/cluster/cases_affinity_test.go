@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// affinityCases are about clients that stay where they are.
+// affinityCases test session affinity.
 var affinityCases = []testCase{
 	{"session affinity for cluster IP and NodePort, switched on and off", func(w *world) {
 		svc := w.service("sticky", func(s *corev1.Service) {
@@ -100,8 +100,8 @@ var affinityCases = []testCase{
 	}},
 }
 
-// expectOne waits until one endpoint serves 15 times in a row (A5.8), and gives
-// its name.
+// expectOne waits until one endpoint serves 15 consecutive connections (A5.8), and
+// returns its name.
 func (w *world) expectOne(from *netns.Host, network, address string) (name string) {
 	w.t.Helper()
 	w.until("one endpoint for 15 in a row, "+network+" from "+from.Name()+" to "+address, func() error {

@@ -14,11 +14,11 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// hostCases are about what else there is on a node, and must be left alone.
+// hostCases test other uses of a node, with which a proxy must not interfere.
 var hostCases = []testCase{
 	{"HostPorts beside node ports", func(w *world) {
 		port := w.nodePort()
-		// This is what the portmap plugin of CNI makes of a pod's hostPort.
+		// These are the rules of CNI's portmap plugin for a pod's hostPort.
 		table := fmt.Sprintf("hostport%d", port)
 		for _, rule := range []string{
 			"add table ip " + table,
@@ -105,7 +105,7 @@ var hostCases = []testCase{
 			{"http://127.0.0.1:10249/statusz", "\nkube-proxy statusz\nWarning: "},
 			{"http://127.0.0.1:10249/statusz", "\nGo version"},
 		} {
-			w.until(page.url+" is as it should be", func() error { // some metrics come with the next change
+			w.until(page.url+" is as it should be", func() error { // some metrics follow with the next change
 				body, err := w.get(page.url)
 				if err == nil && (!strings.HasPrefix(body, "200 ") || !strings.Contains(body, page.want)) {
 					err = fmt.Errorf("%.200q, want %q in it", body, page.want)

@@ -11,8 +11,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// loadBalancerCases are about load balancers; what a cloud's controller does is done
-// by hand.
+// loadBalancerCases test load balancers. The tests do what a cloud's controller
+// does.
 var loadBalancerCases = []testCase{
 	{"only source ranges", func(w *world) {
 		vip := w.vip()
@@ -23,7 +23,7 @@ var loadBalancerCases = []testCase{
 		w.slice("ranged", w.pod1())
 		w.everybody("tcp", at(vip, 80), "silent") // A3.10
 		for _, address := range []string{at(svc.Spec.ClusterIP, 80), at(w.hosts.Node.IPv4.String(), svc.Spec.Ports[0].NodePort)} {
-			w.everybody("tcp", address, fmtPods(1)) // only the load balancer's address is guarded
+			w.everybody("tcp", address, fmtPods(1)) // source ranges apply only to the load balancer's address
 		}
 		w.change("ranged", func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"10.1.0.0/24"} })
 		w.expect(w.hosts.Outside, "tcp", at(vip, 80), fmtPods(1))
@@ -43,7 +43,7 @@ var loadBalancerCases = []testCase{
 		w.everybody("tcp", at(left, 80), fmtPods(1, 3))
 		w.expect(w.hosts.Outside, "tcp", at(taken, 80), "world:80")
 		w.setIngress("mode")
-		w.everybody("tcp", at(left, 80), "world:80") // A3.13: it is not ours
+		w.everybody("tcp", at(left, 80), "world:80") // A3.13: the address is not ours
 	}},
 	{"a load balancer without node ports", func(w *world) {
 		vip := w.vip()
@@ -96,7 +96,7 @@ var loadBalancerCases = []testCase{
 			s.Spec.Ports[0].NodePort, s.Spec.Ports[1].NodePort = 0, 0
 		})
 		both(at(node, second), "refused")
-		w.expect(w.hosts.Outside, "tcp", at(vip, 81), "refused") // by the world, who has it
+		w.expect(w.hosts.Outside, "tcp", at(vip, 81), "refused") // by the world, which has the address
 		both(at(svc.Spec.ClusterIP, 81), fmtPods(1, 3))
 	}},
 	{"no disruption during a rolling update, policies Cluster and Local", func(w *world) {
@@ -140,7 +140,7 @@ var loadBalancerCases = []testCase{
 	}},
 }
 
-// setIngress does to a Service's status what a load balancer's controller does.
+// setIngress changes a Service's status like a load balancer's controller.
 func (w *world) setIngress(name string, ingress ...corev1.LoadBalancerIngress) {
 	w.t.Helper()
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name}}

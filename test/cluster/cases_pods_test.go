@@ -12,8 +12,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// podCases are about Pods, of which the real controller makes slices. In other
-// cases the slices are made by hand, so that they hold what no controller is in time for.
+// podCases test Pods, for which the real controller creates slices. Other cases
+// create slices themselves, with content that no controller would produce in time.
 var podCases = []testCase{
 	{"endpoints made of Pods by the real controller", func(w *world) {
 		svc := w.service("web", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "web"} })
@@ -46,7 +46,7 @@ var podCases = []testCase{
 			w.setReady(pods[0], false)
 			w.everybody("tcp", inside, fmtPods(2))
 			w.setReady(pods[1], false)
-			w.everybody("tcp", inside, fmtPods(3)) // none is left in the zone
+			w.everybody("tcp", inside, fmtPods(3)) // the zone has none left
 			w.setReady(pods[0], true)
 			w.everybody("tcp", inside, fmtPods(1))
 			for _, p := range pods {
@@ -88,7 +88,7 @@ var podCases = []testCase{
 		leaving := w.pod("pod-3", w.pod3())
 		w.everybody("tcp", inside, fmtPods(3))
 		w.admin.delete(leaving)
-		w.everybody("tcp", inside, fmtPods(3)) // it still serves, and nobody else does (A2.4)
+		w.everybody("tcp", inside, fmtPods(3)) // it still serves, and no other endpoint does (A2.4)
 		w.setReady(leaving, false)
 		w.setReady(w.pod("pod-1", w.pod1()), false)
 		w.everybody("tcp", inside, "refused")

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// policyCases are about which endpoints may serve: policies, conditions, hints.
+// policyCases test which endpoints may serve: policies, conditions, hints.
 var policyCases = []testCase{
 	{"internalTrafficPolicy Local", func(w *world) {
 		svc := w.service("local", func(s *corev1.Service) {
@@ -79,13 +79,13 @@ var policyCases = []testCase{
 		near.terminating = true
 		w.slice("fall", near, far)
 		for _, address := range []string{inside, node, at(vip, 80)} {
-			w.expect(w.hosts.Outside, "tcp", address, fmtPods(3)) // policy Cluster: what is ready is enough
+			w.expect(w.hosts.Outside, "tcp", address, fmtPods(3)) // policy Cluster: ready suffices
 		}
 		w.change("fall", func(s *corev1.Service) {
 			s.Spec.InternalTrafficPolicy, s.Spec.ExternalTrafficPolicy = ptr.To(corev1.ServiceInternalTrafficPolicyLocal), corev1.ServiceExternalTrafficPolicyLocal
 		})
 		for _, address := range []string{inside, node, at(vip, 80)} {
-			w.expect(w.hosts.Outside, "tcp", address, fmtPods(1)) // A2.5: nothing else is here
+			w.expect(w.hosts.Outside, "tcp", address, fmtPods(1)) // A2.5: no other endpoint is local
 		}
 		local := w.pod2()
 		w.slice("fall", near, local, far)
@@ -111,7 +111,7 @@ var policyCases = []testCase{
 		w.until("the health check port says 200", func() error { return w.wantStatus(health, "200") })
 		w.slice("ends", withTerminating(w.pod1()))
 		w.until("the health check port says 503", func() error { return w.wantStatus(health, "503") })
-		w.expect(w.hosts.Outside, "tcp", node, fmtPods(1)) // which goes on being served (A6.3)
+		w.expect(w.hosts.Outside, "tcp", node, fmtPods(1)) // it is still served (A6.3)
 	}},
 	{"internalTrafficPolicy Local, pods of the nodes' own network", func(w *world) {
 		svc := w.service("own", func(s *corev1.Service) {

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// serviceCases are about what a Service is: its type, ports, addresses, slices.
+// serviceCases test a Service's type, ports, addresses and slices.
 var serviceCases = []testCase{
 	{"serve a basic endpoint, change and lose endpoints", func(w *world) {
 		svc := w.service("web", nil)
@@ -82,7 +82,7 @@ var serviceCases = []testCase{
 		w.admin.delete(svc)
 		w.expect(w.hosts.Outside, "tcp", at(ip, 80), "silent")
 		w.service("again", func(s *corev1.Service) { s.Spec.ClusterIP = ip })
-		w.slice("again", w.pod2()) // the controller may have taken the old one away
+		w.slice("again", w.pod2()) // the controller may have deleted the old one
 		w.expect(w.hosts.Outside, "tcp", at(ip, 80), fmtPods(2))
 		w.change("again", func(s *corev1.Service) { s.Spec.Ports[0].Port = 81 })
 		w.expect(w.hosts.Outside, "tcp", at(ip, 81), fmtPods(2))
@@ -110,8 +110,8 @@ var serviceCases = []testCase{
 		w.expect(w.hosts.Outside, "tcp", at(svc.Spec.ClusterIP, 80), fmtPods(1))
 		w.labelSlice("head-4", corev1.IsHeadlessService, "")
 		w.everybody("tcp", at(svc.Spec.ClusterIP, 80), "refused") // A1.3
-		// On a Service that has a cluster IP the label says nothing: the controller
-		// does not hand it on to the slices.
+		// If the Service has a cluster IP, the label has no effect: the controller
+		// does not copy it to the slices.
 		w.pod("pod-1", w.pod1())
 		labelled := w.service("labelled", func(s *corev1.Service) {
 			s.Spec.Selector = map[string]string{"name": "pod-1"}
@@ -191,7 +191,7 @@ var serviceCases = []testCase{
 		w.everybody("udp", at(svc.Spec.ClusterIP, 80), fmtPods(1, 3))
 		for _, from := range []*netns.Host{w.hosts.Outside, w.hosts.Pods[1], w.hosts.Node} {
 			w.large(from, "tcp", at(svc.Spec.ClusterIP, 80), 4<<20)
-			for _, size := range []int{1400, 4096, 20000, 60000} { // most of them in fragments
+			for _, size := range []int{1400, 4096, 20000, 60000} { // most of them are fragmented
 				w.large(from, "udp", at(svc.Spec.ClusterIP, 80), size)
 			}
 		}
@@ -212,8 +212,8 @@ var serviceCases = []testCase{
 		})
 		ip, node := svc.Spec.ClusterIPs[1], at(w.hosts.Node.IPv6.String(), svc.Spec.Ports[0].NodePort)
 		w.slice("second", w.pod1())
-		// kube-proxy's ICMPv6 messages do not tell all clients of a port without
-		// endpoints, so that only we are asked.
+		// kube-proxy's ICMPv6 messages do not reach all clients of a port without
+		// endpoints, so only Sluice is tested.
 		refused := func(addresses ...string) {
 			w.t.Helper()
 			if w.proxy != "sluice" {

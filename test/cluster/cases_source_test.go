@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// sourceCases are about the address that endpoints see.
+// sourceCases test the client's address that endpoints see.
 var sourceCases = []testCase{
 	{"preserve source pod IP for traffic through a cluster IP", func(w *world) {
 		svc := w.tcpAndUDP("see", nil)
@@ -59,8 +59,8 @@ var sourceCases = []testCase{
 		w.expectSeen(w.hosts.Pods[0], at(svc.Spec.ClusterIP, 80), "pod-1")
 		w.expectSeen(w.hosts.Outside, at(svc.Spec.ClusterIP, 80), "node")
 		w.expectSeen(w.hosts.Node, at(svc.Spec.ClusterIP, 80), "node")
-		// What is sent to this node itself is masqueraded by nobody; a proxy that
-		// accepts connections would not get the answers.
+		// No proxy masquerades packets to this node itself; a proxy that accepts
+		// connections would not get the replies.
 		w.slice("own", w.hostPod1())
 		w.expect(w.hosts.Outside, "tcp", at(svc.Spec.ClusterIP, 80), "node:7070")
 		w.expectSeen(w.hosts.Pods[0], at(svc.Spec.ClusterIP, 80), w.differs("node", "pod-1"))
@@ -68,7 +68,8 @@ var sourceCases = []testCase{
 	}},
 }
 
-// tcpAndUDP is service with a port of each protocol on one number, also on nodes.
+// tcpAndUDP is service with a port of each protocol on one number, also as node
+// ports.
 func (w *world) tcpAndUDP(name string, edit func(*corev1.Service)) *corev1.Service {
 	w.t.Helper()
 	return w.service(name, func(s *corev1.Service) {

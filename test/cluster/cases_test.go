@@ -27,10 +27,10 @@ func TestMain(m *testing.M) {
 	os.Exit(netns.Main(m))
 }
 
-// testCase is something that clients of a cluster rely on, named after the
-// upstream test that it stands for. Cases are played at the same time: each has a
-// namespace of its own in the API, and takes the addresses and ports that nobody
-// else may be given from [world.clusterIP], [world.nodePort] and [world.vip].
+// testCase is a behaviour on which clients of a cluster rely, named after the
+// upstream test. Cases run in parallel: each has its own namespace in the API, and
+// gets its addresses and ports from [world.clusterIP], [world.nodePort] and
+// [world.vip].
 type testCase struct {
 	name string
 	play func(*world)
@@ -46,7 +46,7 @@ func (w *world) wantStatus(url, status string) error {
 	return err
 }
 
-// setUp gives a cluster with its control plane, its nodes and servers in its
+// setUp returns a cluster with its control plane, its nodes and servers in its
 // pods.
 func setUp(t *testing.T) *world {
 	t.Helper()
@@ -60,7 +60,8 @@ func setUp(t *testing.T) *world {
 			h.WitnessUDP(t, port)
 		}
 	}
-	// Pods of the hosts' own network, and somebody far away who has a port too.
+	// Pods of the hosts' own network, and a remote host with a server on that port
+	// too.
 	for _, h := range []*netns.Host{hosts.Node, hosts.Node2} {
 		address := at(h.IPv4.String(), hostPodPort)
 		h.WitnessTCPAt(t, address)
@@ -76,7 +77,7 @@ func setUp(t *testing.T) *world {
 	return w
 }
 
-// createNodes makes the objects of both nodes.
+// createNodes creates the objects of both nodes.
 func (w *world) createNodes() {
 	w.t.Helper()
 	hosts := w.hosts
@@ -99,7 +100,7 @@ func (w *world) createNodes() {
 	}
 }
 
-// proxies are what the cases are played with.
+// proxies are the proxies with which the cases run.
 var proxies = []struct {
 	name  string
 	start func(*world) *netns.Cmd
@@ -110,7 +111,7 @@ var proxies = []struct {
 
 func startSluice(w *world) *netns.Cmd {
 	w.t.Helper()
-	// The file is kind's but for the kubeconfig's place and the ranges.
+	// The file is kind's, except for the kubeconfig's path and the ranges.
 	w.write("proxy.conf", proxyConfig(w, "iptables"))
 	cmd := w.start("sluice", os.Getenv("SLUICE_BIN"), "run", "--config", filepath.Join(w.dir, "proxy.conf"), "--hostname-override", "node",
 		"--access-log", "off", "-v", "4")
@@ -126,7 +127,7 @@ func startKubeProxy(w *world) *netns.Cmd {
 	return cmd
 }
 
-// proxyConfig gives kube-proxy's configuration file.
+// proxyConfig returns kube-proxy's configuration file.
 func proxyConfig(w *world, mode string) string {
 	return fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -140,8 +141,8 @@ nftables: {minSyncPeriod: 100ms}
 `, mode, w.kubeconfig("system:kube-proxy"))
 }
 
-// awaitProxy waits until a proxy has put something in force: its /healthz says
-// nothing of that.
+// awaitProxy waits until a proxy has applied a change; its /healthz does not tell
+// that.
 func (w *world) awaitProxy() {
 	w.t.Helper()
 	w.until("the proxy has put something in force", func() error {
@@ -153,7 +154,7 @@ func (w *world) awaitProxy() {
 	})
 }
 
-// TestCases plays each case with Sluice and with the real kube-proxy.
+// TestCases runs each case with Sluice and with the real kube-proxy.
 func TestCases(t *testing.T) {
 	w := setUp(t)
 	for _, p := range proxies {
@@ -198,7 +199,7 @@ func TestCases(t *testing.T) {
 	}
 }
 
-// stop ends a program in an orderly way.
+// stop ends a program with SIGTERM.
 func stop(cmd *netns.Cmd) {
 	_ = cmd.Process.Signal(syscall.SIGTERM)
 	_ = cmd.Wait()

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// udpCases are about UDP clients that keep their sockets.
+// udpCases test UDP clients that keep their sockets.
 var udpCases = []testCase{
 	{"preserve UDP traffic when the server pod cycles: cluster IP, NodePort, load balancer, policy Local, clients of the node", func(w *world) {
 		vip := w.vip()
@@ -62,7 +62,7 @@ var udpCases = []testCase{
 			for _, address := range addresses {
 				w.expect(from, "udp", address, "refused")
 				s := w.socket(from, address)
-				_ = s.ask() // nobody is there
+				_ = s.ask() // there is no endpoint
 				sockets = append(sockets, s)
 			}
 		}
@@ -101,7 +101,7 @@ var udpCases = []testCase{
 	}},
 }
 
-// socket is a UDP client that asks who serves it again and again.
+// socket is a UDP client that repeatedly asks who serves it.
 type socket struct {
 	w    *world
 	name string
@@ -118,7 +118,7 @@ func (w *world) socket(from *netns.Host, address string) *socket {
 	return &socket{w, from.Name() + " to " + address, c}
 }
 
-// ask gives the name of who serves now, or why there is none.
+// ask returns the name of the current server, or the reason why there is none.
 func (s *socket) ask() string {
 	line, err := greeting(silence, s.conn, "udp")
 	if err != nil {
@@ -128,7 +128,7 @@ func (s *socket) ask() string {
 	return name
 }
 
-// expect waits until the socket is served by that one, and stays so.
+// expect waits until that server serves the socket, and checks that this stays so.
 func (s *socket) expect(want string) {
 	s.w.t.Helper()
 	deadline := time.Now().Add(inForce)

@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The defaults that we write are those that kube-proxy writes, but for the periods
-// of the modes that are not the default: it leaves them out.
+// Our defaults are those that kube-proxy writes, except the periods of the modes
+// that are not the default, which it leaves out.
 func TestDefaultConfigIsKubeProxys(t *testing.T) {
 	written := func(command ...string) map[string]any {
 		t.Helper()
@@ -42,10 +42,10 @@ func TestDefaultConfigIsKubeProxys(t *testing.T) {
 	}
 }
 
-// testKubeProxysConfiguration puts the program in the place of the image and the
-// command of kube-proxy's DaemonSet: with its ConfigMap as kubeadm and kind write
-// it, where they mount it, the arguments that they give, and the rights of its
-// user.
+// testKubeProxysConfiguration runs the program in place of the image and the
+// command of kube-proxy's DaemonSet: with the ConfigMap that kubeadm and kind
+// write, where they mount it, with their arguments, and with the rights of
+// kube-proxy's user.
 func testKubeProxysConfiguration(t *testing.T, w *world) {
 	w = w.with(t, "n")
 	svc := w.tcpAndUDP("configured", func(*corev1.Service) {})

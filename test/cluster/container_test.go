@@ -17,26 +17,25 @@ import (
 )
 
 const (
-	// containedEnv makes the test's own program the last step into a container:
-	// the directory that becomes its root.
+	// containedEnv makes the test's own program enter a container: it names the
+	// container's root directory.
 	containedEnv = "SLUICE_TEST_CONTAINER"
-	// grantedEnv lists its capabilities, separated by blanks.
+	// grantedEnv lists its capabilities, separated by spaces.
 	grantedEnv = "SLUICE_TEST_CAPABILITIES"
 )
 
-// everything is what a privileged container has.
+// everything is the capabilities of a privileged container.
 const everything = "ALL"
 
 var capabilities = map[string]int{
 	"BPF": unix.CAP_BPF, "CHOWN": unix.CAP_CHOWN, "NET_ADMIN": unix.CAP_NET_ADMIN, "NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE, "NET_RAW": unix.CAP_NET_RAW,
 }
 
-// container is what the program is started in: a file system that is read-only and
-// has nothing but it and these files, and these capabilities, beside which it can
-// get no others.
+// container is the program's environment: a read-only file system with only the
+// program and these files, and only these capabilities.
 type container struct {
 	name    string
-	files   map[string]string // by their path inside: the file that is there
+	files   map[string]string // by path inside: the file's path outside
 	granted []string
 	args    []string
 }
@@ -79,12 +78,12 @@ exec "$@"
 	return w.start(c.name, "env", command...)
 }
 
-// containedProgram is where a container has the program.
+// containedProgram is the program's path in a container.
 const containedProgram = "/usr/local/bin/sluice"
 
-// enterContainer becomes the program in the container.
+// enterContainer starts the program in the container.
 func enterContainer() error {
-	runtime.LockOSThread() // capabilities are a thread's
+	runtime.LockOSThread() // capabilities belong to a thread
 	if err := unix.Chroot(os.Getenv(containedEnv)); err != nil {
 		return fmt.Errorf("chroot: %w", err)
 	}

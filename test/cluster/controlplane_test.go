@@ -37,18 +37,18 @@ var users = []struct{ name, groups string }{
 	{"sluice", ""},
 }
 
-// controlPlane is the programs of a control plane, which run on the node.
+// controlPlane holds the programs of a control plane, which run on the node.
 type controlPlane struct {
 	t    *testing.T
 	node *netns.Host
 	dir  string
-	// the programs that tests end and start again
+	// programs that tests end and start again
 	api, store *netns.Cmd
 
 	admin *api
 }
 
-// program gives the path of a program of the control plane.
+// program returns the path of a program of the control plane.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	dir := os.Getenv("SLUICE_CLUSTER_BIN")
@@ -85,7 +85,7 @@ func startControlPlane(t *testing.T, node *netns.Host) *controlPlane {
 	return c
 }
 
-// startStore starts etcd on a folder of its own.
+// startStore starts etcd in its own directory.
 func (c *controlPlane) startStore(folder string) {
 	c.t.Helper()
 	c.store = c.start("etcd", program(c.t, "etcd"), "--data-dir", filepath.Join(c.dir, folder), "--unsafe-no-fsync",
@@ -104,7 +104,7 @@ func (c *controlPlane) startAPIServer() {
 		"--service-account-signing-key-file", filepath.Join(c.dir, "sa.key"), "--disable-admission-plugins", "ServiceAccount")
 }
 
-// kill ends a program as a crash does.
+// kill ends a program like a crash.
 func kill(c *netns.Cmd) {
 	_ = c.Process.Kill()
 	_ = c.Wait()
@@ -115,8 +115,8 @@ func (c *controlPlane) awaitAPIServer() {
 	c.until("the API server is ready", c.admin.ready)
 }
 
-// start runs a program on the node; its output goes to a file, which is shown
-// when the test fails.
+// start runs a program on the node. Its output goes to a file, which is printed if
+// the test fails.
 func (c *controlPlane) start(name, path string, args ...string) *netns.Cmd {
 	c.t.Helper()
 	log, err := os.Create(filepath.Join(c.dir, fmt.Sprintf("%s-%d.log", name, time.Now().UnixNano())))
@@ -140,7 +140,7 @@ func (c *controlPlane) start(name, path string, args ...string) *netns.Cmd {
 	return cmd
 }
 
-// said gives what the program of that name has written to its logs.
+// said returns a program's output.
 func (c *controlPlane) said(name string) string {
 	files, _ := filepath.Glob(filepath.Join(c.dir, name+"-*.log"))
 	var all strings.Builder
@@ -174,7 +174,7 @@ current-context: x
 `, server, "token-"+user)
 }
 
-// config reaches the API server from the test's own process.
+// config connects from the test's own process to the API server.
 func (c *controlPlane) config(user string) *rest.Config {
 	return &rest.Config{
 		Host: apiServer, BearerToken: "token-" + user, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: 1000, Burst: 1000,
@@ -184,7 +184,7 @@ func (c *controlPlane) config(user string) *rest.Config {
 	}
 }
 
-// get asks an HTTP server on the node. What it gives begins with the status.
+// get queries an HTTP server on the node. Its result begins with the status.
 func (c *controlPlane) get(url string) (string, error) {
 	request, err := http.NewRequest(http.MethodGet, url, nil)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 
 const deploy = "../../deploy"
 
-// deployedRole is the ClusterRole that deploy/ gives to the program.
+// deployedRole is the ClusterRole in deploy/.
 func deployedRole(t *testing.T) *rbacv1.ClusterRole {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(deploy, "kustomize/base/rbac.yaml"))
@@ -36,8 +36,8 @@ func deployedRole(t *testing.T) *rbacv1.ClusterRole {
 	return role
 }
 
-// TestDeploy applies the manifests of deploy/ to the real API server, without
-// effect, and runs the program with exactly the rights that they give.
+// TestDeploy applies the manifests of deploy/ to the real API server as a dry run,
+// and runs the program with exactly the rights that they grant.
 func TestDeploy(t *testing.T) {
 	w := setUp(t)
 	w.admin.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
@@ -59,9 +59,9 @@ func TestDeploy(t *testing.T) {
 	t.Run("ports", func(t *testing.T) { testPortsTaken(t, w) })
 }
 
-// testKubeProxysRights runs the program as somebody does who puts it in
-// kube-proxy's place, with the rights of its user and no file but its kubeconfig:
-// nothing is forbidden, and nothing in the log is a warning.
+// testKubeProxysRights runs the program as a replacement for kube-proxy, with the
+// rights of kube-proxy's user and only its kubeconfig. Nothing may be forbidden,
+// and the log may contain no warning.
 func testKubeProxysRights(t *testing.T, w *world) {
 	w.t, w.admin.t = t, t
 	name := "sluice-as-kube-proxy"
@@ -75,7 +75,7 @@ func testKubeProxysRights(t *testing.T, w *world) {
 	})
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}
 	w.admin.read(node)
-	node.Labels["changed"] = "yes" // all nodes are watched: the Service keyed is still there
+	node.Labels["changed"] = "yes" // all nodes are watched: the Service keyed still exists
 	w.admin.update(node)
 	w.wantMetric("sluice_kubernetes_connected 1")
 	_ = cmd.Process.Signal(os.Interrupt)
@@ -83,7 +83,7 @@ func testKubeProxysRights(t *testing.T, w *world) {
 	w.wantNoAlarm(name)
 }
 
-// wantNoAlarm wants a program to have said nothing that somebody has to look at.
+// wantNoAlarm expects no warning and no error in a program's log.
 func (w *world) wantNoAlarm(name string) {
 	w.t.Helper()
 	for line := range strings.Lines(w.said(name)) {
@@ -110,14 +110,14 @@ func rights(role *rbacv1.ClusterRole) []right {
 	return all
 }
 
-// grant puts a role with these rights in force for the user sluice.
+// grant creates or replaces a role with these rights for the user sluice.
 func (w *world) grant(all []right) {
 	w.t.Helper()
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "sluice"}}
 	for _, r := range all {
 		role.Rules = append(role.Rules, rbacv1.PolicyRule{APIGroups: []string{r.group}, Resources: []string{r.resource}, Verbs: []string{r.verb}})
 	}
-	if err := w.admin.tryUpdate(role); err != nil { // which creates it too
+	if err := w.admin.tryUpdate(role); err != nil { // this creates it too
 		w.t.Fatal(err)
 	}
 }
@@ -132,9 +132,9 @@ func (w *world) bind() {
 	})
 }
 
-// testRights wants nothing to be forbidden with the deployed role, and something
-// with each right of it taken away. Lists come by watching nowadays, so the right
-// to list is looked at with a program that lists the old way, as it does with an
+// testRights expects that nothing is forbidden with the deployed role, and that
+// something is with each of its rights removed. Clients now list by watching, so
+// the right to list is tested with a program that lists the old way, as with an
 // older API server.
 func testRights(t *testing.T, w *world) {
 	w.t, w.admin.t = t, t
@@ -144,7 +144,7 @@ func testRights(t *testing.T, w *world) {
 	})
 	try := func(name string, granted []right, oldWay bool) string {
 		w.grant(granted)
-		for _, r := range all { // the authorizer reads roles from its own cache
+		for _, r := range all { // the authorizer reads roles from a cache
 			w.until("the rights are in force", func() error {
 				review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: "sluice",
 					ResourceAttributes: &authorizationv1.ResourceAttributes{Group: r.group, Resource: r.resource, Verb: r.verb}}}
@@ -187,7 +187,7 @@ func (notYet) Error() string { return "not yet" }
 
 var errNotYet = notYet{}
 
-// startWith starts sluice on the node; oldWay has it list the old way.
+// startWith starts sluice on the node; oldWay makes it list the old way.
 func (w *world) startWith(name string, oldWay bool, args ...string) *netns.Cmd {
 	w.t.Helper()
 	bin := os.Getenv("SLUICE_BIN")

@@ -14,21 +14,22 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// enough is how many connections see each of a handful of endpoints, also when
-// they are chosen at random: one of three is missed by them once in 10^35.
+// enough is the number of connections after which each of a few endpoints has been
+// seen, even with random choice: the probability to miss one of three is 10^-35.
 const enough = 200
 
-// inForce is how long a change may take until all see it. kube-proxy looks at
-// what failed to load only after a while.
+// inForce bounds the time until all clients see a change. kube-proxy retries a
+// failed load only after a while.
 const inForce = 30 * time.Second
 
-// meet makes one connection, or sends one datagram, and gives the name of who
-// serves it and the client's address that they see. The name is "refused" or
-// "silent" where nobody does.
+// meet makes one connection, or sends one datagram, and returns the server's name
+// and the client's address that the server sees. The name is "refused" or "silent"
+// if no server answers.
 func meet(patience time.Duration, from *netns.Host, network, address string) (server string, seen netip.Addr) {
 	greeting, err := greet(patience, from, network, address)
 	switch {
-	// What a node's own packet filter rejects is EPERM to a UDP client there.
+	// If a node's own packet filter rejects a packet, a UDP client on the node
+	// gets EPERM.
 	case errors.Is(err, syscall.ECONNREFUSED), network == "udp" && errors.Is(err, syscall.EPERM):
 		return "refused", seen
 	case isTimeout(err):
@@ -37,11 +38,11 @@ func meet(patience time.Duration, from *netns.Host, network, address string) (se
 		return err.Error(), seen
 	}
 	server, client, _ := strings.Cut(greeting, " ")
-	ap, _ := netip.ParseAddrPort(client) // none is the zero address, which nobody has
+	ap, _ := netip.ParseAddrPort(client) // without one, the zero address
 	return server, ap.Addr()
 }
 
-// greet gives the line that a server says at first.
+// greet returns the line that a server sends first.
 func greet(patience time.Duration, from *netns.Host, network, address string) (string, error) {
 	c, err := from.Dialer(&net.Dialer{Timeout: patience}, network, address)
 	if err != nil {
@@ -51,7 +52,7 @@ func greet(patience time.Duration, from *netns.Host, network, address string) (s
 	return greeting(patience, c, network)
 }
 
-// greeting is greet on a connection that is there.
+// greeting is greet on an established connection.
 func greeting(patience time.Duration, c net.Conn, network string) (string, error) {
 	_ = c.SetDeadline(time.Now().Add(patience))
 	if network == "udp" {
@@ -65,8 +66,8 @@ func greeting(patience time.Duration, c net.Conn, network string) (string, error
 	return line, err
 }
 
-// round asks until each of those that are wanted has answered, some times at
-// least, or somebody else has. It gives who answered, sorted.
+// round asks at least some times, until each wanted server has answered, or an
+// unwanted one has. It returns the servers' names, sorted.
 func round(want string, ask func() string) string {
 	wanted := strings.Split(want, " ")
 	least := 8
@@ -90,8 +91,8 @@ func round(want string, ask func() string) string {
 	return strings.Join(got, " ")
 }
 
-// expectAnswers waits until what ask gives is what is wanted, names in their
-// order, and stays so.
+// expectAnswers waits until ask returns the wanted names, in their order, and
+// checks that this stays so.
 func (w *world) expectAnswers(what, want string, ask func(patience time.Duration) string) {
 	w.t.Helper()
 	confirm := patience
@@ -102,8 +103,8 @@ func (w *world) expectAnswers(what, want string, ask func(patience time.Duration
 	for {
 		got := round(want, func() string { return ask(silence) })
 		if got == want {
-			// On a busy machine an answer may take its time; only now is it known
-			// that there will be one.
+			// On a busy machine an answer may be late; only now is it certain that
+			// there will be one.
 			if got = round(want, func() string { return ask(confirm) }); got == want {
 				return
 			}
@@ -115,7 +116,8 @@ func (w *world) expectAnswers(what, want string, ask func(patience time.Duration
 	}
 }
 
-// expect waits until an address is served as wanted, and stays so.
+// expect waits until an address is served as wanted, and checks that this stays
+// so.
 func (w *world) expect(from *netns.Host, network, address, want string) {
 	w.t.Helper()
 	w.expectAnswers(network+" from "+from.Name()+" to "+address, want, func(patience time.Duration) string {
@@ -124,8 +126,8 @@ func (w *world) expect(from *netns.Host, network, address, want string) {
 	})
 }
 
-// everybody expects the same for clients of each place: outside, a pod of the
-// node, the node itself.
+// everybody expects the same for clients outside, in a pod of the node, and on the
+// node itself.
 func (w *world) everybody(network, address, want string) {
 	w.t.Helper()
 	for _, from := range []*netns.Host{w.hosts.Outside, w.hosts.Pods[0], w.hosts.Node} {
@@ -133,8 +135,8 @@ func (w *world) everybody(network, address, want string) {
 	}
 }
 
-// expectSeen waits until those who serve an address see a client whose address
-// is of the host of that name, by TCP and by UDP.
+// expectSeen waits until the servers of an address see a client address of the
+// host of that name, by TCP and by UDP.
 func (w *world) expectSeen(from *netns.Host, address, want string) {
 	w.t.Helper()
 	for _, network := range []string{"tcp", "udp"} {

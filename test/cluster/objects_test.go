@@ -19,24 +19,24 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// world is what a case works with: a cluster of hosts, its control plane, and
-// a namespace of its own in the API.
+// world is the environment of a case: a cluster of hosts, its control plane, and a
+// namespace in the API.
 type world struct {
 	*controlPlane
 	hosts     *netns.Cluster
 	namespace string
-	proxy     string                // whose turn it is: "sluice" or "kube-proxy"
-	owners    map[netip.Addr]string // the names of hosts by their addresses
+	proxy     string                // the current one: "sluice" or "kube-proxy"
+	owners    map[netip.Addr]string // hosts' names by address
 }
 
-// with gives the same world to a test of its own, with another namespace.
+// with returns the same world for another test, with another namespace.
 func (w *world) with(t *testing.T, namespace string) *world {
 	plane, admin := *w.controlPlane, *w.admin
 	plane.t, plane.admin, admin.t = t, &admin, t
 	return &world{controlPlane: &plane, hosts: w.hosts, namespace: namespace, proxy: w.proxy, owners: w.owners}
 }
 
-// differs gives what is wanted of each proxy where they differ, as
+// differs returns what is wanted of each proxy where they differ, as
 // docs/compared-with-kube-proxy.md says.
 func (w *world) differs(sluice, kubeProxy string) string {
 	if w.proxy == "sluice" {
@@ -45,18 +45,19 @@ func (w *world) differs(sluice, kubeProxy string) string {
 	return kubeProxy
 }
 
-// given counts the addresses and ports that cases were given.
+// given counts the addresses and ports that cases got.
 var given struct{ clusterIPs, nodePorts, vips atomic.Int32 }
 
-// clusterIP gives a cluster IP that no other Service of these tests has had.
-// The API server takes those of the first 256 by itself at last only.
+// clusterIP returns a cluster IP that no other Service of these tests has had. The
+// API server allocates from the first 256 only when no others are free.
 func (w *world) clusterIP() string { return fmt.Sprintf("10.96.0.%d", 20+given.clusterIPs.Add(1)) }
 
-// nodePort gives a node port likewise: 30000 to 30085 are taken at last.
+// nodePort returns a node port that no other Service has had. The API server
+// allocates 30000 to 30085 only when no others are free.
 func (w *world) nodePort() int32 { return 30000 + given.nodePorts.Add(1) }
 
-// vip gives an address for a load balancer, which the world outside has: what
-// is not steered goes there.
+// vip returns an address for a load balancer, which the host world has: packets
+// that are not steered go there.
 func (w *world) vip() string {
 	w.t.Helper()
 	ip := fmt.Sprintf("203.0.113.%d", 20+given.vips.Add(1))
@@ -74,7 +75,7 @@ type endpoint struct {
 	node                 string
 	notReady, notServing bool
 	terminating          bool
-	zones, nodes         []string // hints
+	zones, nodes         []string // 0 means 8080; the same for all of a slice
 	port                 int32    // 8080 if it is 0, and the same for all of a slice
 }
 
@@ -97,7 +98,7 @@ func (w *world) service(name string, edit func(*corev1.Service)) *corev1.Service
 	return svc
 }
 
-// change edits a Service that is there.
+// change edits an existing Service.
 func (w *world) change(name string, edit func(*corev1.Service)) *corev1.Service {
 	w.t.Helper()
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name}}
@@ -164,12 +165,12 @@ func (w *world) dropSlice(name string) {
 	w.admin.delete(&discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name}})
 }
 
-// The endpoints of the cluster: two on the node, one on the other.
+// The endpoints of the cluster: two on the node, one on the other node.
 func (w *world) pod1() endpoint { return endpoint{host: w.hosts.Pods[0], node: "node"} }
 func (w *world) pod2() endpoint { return endpoint{host: w.hosts.Pods[1], node: "node"} }
 func (w *world) pod3() endpoint { return endpoint{host: w.hosts.Remote[0], node: "node2"} }
 
-// hostPod1 and hostPod2 are pods of their nodes' own network.
+// hostPod1 and hostPod2 are pods in their nodes' own network.
 func (w *world) hostPod1() endpoint {
 	return endpoint{host: w.hosts.Node, node: "node", port: hostPodPort}
 }
@@ -177,8 +178,8 @@ func (w *world) hostPod2() endpoint {
 	return endpoint{host: w.hosts.Node2, node: "node2", port: hostPodPort}
 }
 
-// hostPodPort is where pods of a node's own network listen.
+// hostPodPort is the port of pods in a node's own network.
 const hostPodPort = 7070
 
-// all gives those that have addresses of their own.
+// all returns the endpoints with addresses of their own.
 func (w *world) all() []endpoint { return []endpoint{w.pod1(), w.pod2(), w.pod3()} }

@@ -14,31 +14,31 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// catchUp bounds how long it takes, once the API server can be reached again,
-// until what has changed is in force: the attempt to connect that is under way
-// (5 s), the longest pause between two (16 s), and a list; and a machine that has
-// much else to do.
+// catchUp bounds the time from when the API server is reachable again until all
+// changes are in force: the current attempt to connect (5 s), the longest pause
+// between two attempts (16 s), and a list; with a margin for a busy machine.
 const catchUp = 30 * time.Second
 
 // outage is a way to lose the API server.
 type outage struct {
 	name string
-	// take takes it away, and give gives it back.
+	// take makes it unreachable, and give makes it reachable again.
 	take, give func()
-	// changes is set if it can be told meanwhile that the Service web has another
-	// endpoint; otherwise it is told afterwards.
+	// changes is set if the Service web can get another endpoint during the
+	// outage; otherwise it gets it afterwards.
 	changes bool
-	// missed is set if it is given back only once it is missed.
+	// missed is set if the outage ends only after the proxy has noticed it.
 	missed bool
 }
 
-// TestOutage takes the API server away in several ways. Meanwhile connections go
-// on and new ones are served as before; afterwards it catches up by itself.
+// TestOutage makes the API server unreachable in several ways. During the outage
+// connections continue, and new ones are served as before; afterwards the proxy
+// catches up by itself.
 func TestOutage(t *testing.T) {
 	w := setUp(t)
 	w.namespace = "default"
-	// By the node's address, so that its way to the API server can be cut and the
-	// test's own stays.
+	// By the node's address, so that the test can cut the proxy's path to the API
+	// server and keep its own.
 	server := fmt.Sprintf("https://%s:6443", w.hosts.Node.IPv4)
 	w.write("far.conf", kubeconfig(server, "system:kube-proxy"))
 	environment, err := exec.LookPath("env")
@@ -47,7 +47,7 @@ func TestOutage(t *testing.T) {
 	}
 	full := os.Getenv("SLUICE_TEST_FULL") == "1"
 	args := []string{os.Getenv("SLUICE_BIN"), "run", "--kubeconfig", w.dir + "/far.conf", "--hostname-override", "node", "--access-log", "off"}
-	if !full { // a connection that is dead is found out within 2 s, in place of 20
+	if !full { // detect a dead connection within 2 s instead of 20
 		args = append([]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS=1", "HTTP2_PING_TIMEOUT_SECONDS=1"}, args...)
 	}
 	w.start("sluice", environment, args...)
@@ -69,7 +69,7 @@ func TestOutage(t *testing.T) {
 			w.mend()
 		}, true, false},
 	}
-	if full { // so many outages make the pauses between attempts long
+	if full { // after many outages the pauses between attempts are long
 		outages = append(outages, outage{"its store is set up afresh", func() { kill(w.api); kill(w.store) }, func() {
 			sub := w.t
 			w.t = t
@@ -104,7 +104,7 @@ func TestOutage(t *testing.T) {
 				time.Sleep(time.Until(begin.Add(time.Minute)))
 			}
 			if err := w.wantStatus("http://127.0.0.1:10256/healthz", "200"); err != nil {
-				t.Errorf("/healthz: %v", err) // A7.1: nothing waits to be put in force
+				t.Errorf("/healthz: %v", err) // A7.1: no change waits
 			}
 			if got := steady.names(); got != fmtPods(last) {
 				t.Errorf("while it is away new connections are served by %q, want %q", got, fmtPods(last))
@@ -168,7 +168,7 @@ func (w *world) wantMetric(line string) {
 	})
 }
 
-// pods gives the endpoint of that number.
+// pods returns the endpoint of that number.
 func (w *world) pods(n int) []endpoint { return []endpoint{w.all()[n-1]} }
 
 func (w *world) restartAPIServer(t *testing.T) {
@@ -180,8 +180,8 @@ func (w *world) restartAPIServer(t *testing.T) {
 	w.awaitAPIServer()
 }
 
-// cut lets all packets between the node's own address and the API server get
-// lost, without a word to either; mend ends that.
+// cut drops all packets between the node's own address and the API server; mend
+// ends that.
 func (w *world) cut() {
 	w.t.Helper()
 	ip := w.hosts.Node.IPv4
@@ -202,7 +202,7 @@ func (w *world) nft(script string) {
 	}
 }
 
-// compact has etcd forget all revisions but the last.
+// compact makes etcd forget all revisions but the last.
 func (w *world) compact() {
 	w.t.Helper()
 	body, err := w.post(etcd+"/v3/kv/range", `{"key":"AA==","range_end":"AA==","count_only":true}`)

@@ -17,9 +17,9 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// pod creates a Pod that runs and is ready at an endpoint's address, with its
-// name as the label name and 8080 as the port named http. No kubelet is there,
-// so a Pod that is deleted terminates until the test ends.
+// pod creates a Pod that runs and is ready at an endpoint's address, with its name
+// as the label name and 8080 as the port named http. There is no kubelet, so a
+// deleted Pod terminates until the test ends.
 func (w *world) pod(name string, e endpoint) *corev1.Pod {
 	w.t.Helper()
 	pod := &corev1.Pod{
@@ -38,7 +38,7 @@ func (w *world) pod(name string, e endpoint) *corev1.Pod {
 	return pod
 }
 
-// setReady says of a Pod whether it is ready.
+// setReady sets a Pod's condition Ready.
 func (w *world) setReady(pod *corev1.Pod, ready bool) {
 	w.t.Helper()
 	w.admin.read(pod)
@@ -49,7 +49,7 @@ func (w *world) setReady(pod *corev1.Pod, ready bool) {
 	w.admin.update(pod, "status")
 }
 
-// changeSlice edits an EndpointSlice that is there.
+// changeSlice edits an existing EndpointSlice.
 func (w *world) changeSlice(name string, edit func(*discoveryv1.EndpointSlice)) {
 	w.t.Helper()
 	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: name}}
@@ -63,13 +63,14 @@ func (w *world) labelSlice(name, label, value string) {
 	w.changeSlice(name, func(s *discoveryv1.EndpointSlice) { s.Labels[label] = value })
 }
 
-// namePort gives the only TCP port of a slice a name.
+// namePort names the only TCP port of a slice.
 func (w *world) namePort(slice, port string) {
 	w.t.Helper()
 	w.changeSlice(slice, func(s *discoveryv1.EndpointSlice) { s.Ports = s.Ports[:1]; s.Ports[0].Name = ptr.To(port) })
 }
 
-// widen gives a slice the ports p0, p1 and so on, all with the first one's number.
+// widen gives a slice the ports p0, p1 and so on, all with the first port's
+// number.
 func (w *world) widen(slice string, n int) {
 	w.t.Helper()
 	w.changeSlice(slice, func(s *discoveryv1.EndpointSlice) {
@@ -81,7 +82,7 @@ func (w *world) widen(slice string, n int) {
 	})
 }
 
-// large sends bytes to an echo server and wants them all back.
+// large sends bytes to an echo server and expects all of them back.
 func (w *world) large(from *netns.Host, network, address string, size int) {
 	w.t.Helper()
 	if err := echoLarge(from, network, address, size); err != nil {
@@ -123,7 +124,7 @@ func echoLarge(from *netns.Host, network, address string, size int) error {
 	return nil
 }
 
-// deleteNow removes a Pod at once.
+// deleteNow deletes a Pod immediately.
 func (w *world) deleteNow(pod *corev1.Pod) {
 	w.t.Helper()
 	now := &metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}

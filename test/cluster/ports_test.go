@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// testPortsTaken starts the program while somebody has the ports of /metrics and
-// of /healthz: it ends if --bind-address-hard-fail asks for that, and else serves,
-// says so, and takes the ports when they are free.
+// testPortsTaken starts the program while other programs have the ports of
+// /metrics and of /healthz. With --bind-address-hard-fail it exits. Otherwise it
+// serves, logs the conflict, and takes the ports when they are free.
 func testPortsTaken(t *testing.T, w *world) {
 	w = w.with(t, "n")
 	w.grant(rights(deployedRole(t)))

@@ -23,18 +23,18 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// scale is how much there is and how often it is measured.
+// scale is the size of the cluster and the number of measurements.
 type scale struct {
 	services, endpoints int // endpoints of each Service
 	rounds, changes     int
 }
 
-// TestScale measures, with Sluice and with kube-proxy in turn: how long after
-// the start all Services are served, the memory and the CPU that it took, and
-// how long after the change of a slice the first connection reaches the new
-// endpoint. It prints, and fails on nothing but wrong answers: what is measured
-// depends on what else the machine does. SLUICE_TEST_FULL=1 makes it 5,000
-// Services with 50,000 endpoints.
+// TestScale measures Sluice and kube-proxy in turn: the time from the start until
+// all Services are served, the memory and CPU for that, and the time from the
+// change of a slice until the first connection reaches the new endpoint. It prints
+// the figures, and fails only on wrong answers, as the figures depend on the
+// machine's other work. SLUICE_TEST_FULL=1 makes it 5,000 Services with 50,000
+// endpoints.
 func TestScale(t *testing.T) {
 	size := scale{services: 100, endpoints: 10, rounds: 1, changes: 3}
 	contenders := []contender{{"sluice", ""}, {"kube-proxy", "100ms"}}
@@ -49,7 +49,7 @@ func TestScale(t *testing.T) {
 	w.slice("web", w.pod1())
 
 	measured := make([][]figures, len(contenders))
-	for range size.rounds { // in turn, so that all meet the same machine
+	for range size.rounds { // in turn, so that all meet the same conditions
 		for i, p := range contenders {
 			measured[i] = append(measured[i], w.measure(p, size, at(svc.Spec.ClusterIP, 80)))
 		}
@@ -69,11 +69,11 @@ func TestScale(t *testing.T) {
 	t.Log(report.String())
 }
 
-// contender is a program that is measured, with the least time between two of
-// kube-proxy's changes, whose default is 1 s; Sluice waits for nothing.
+// contender is a measured program, with the minimum time between two changes of
+// kube-proxy, whose default is 1 s; Sluice does not wait.
 type contender struct{ name, minSyncPeriod string }
 
-// startScaled starts a program and waits for nothing.
+// startScaled starts a program and does not wait for it.
 func (w *world) startScaled(p contender) *netns.Cmd {
 	w.t.Helper()
 	if p.minSyncPeriod == "" {
@@ -84,7 +84,8 @@ func (w *world) startScaled(p contender) *netns.Cmd {
 	return w.start("kube-proxy", program(w.t, "kube-proxy"), "--config", filepath.Join(w.dir, "proxy.conf"), "--hostname-override", "node")
 }
 
-// figures are what one round of one program gave, in the order of figureNames.
+// figures are the results of one round of one program, in the order of
+// figureNames.
 type figures [6]float64
 
 var figureNames = [...]string{
@@ -109,8 +110,7 @@ func median(all []figures, row int) string {
 	return text
 }
 
-// measure starts a program, waits until all is in force, and has it follow
-// changes.
+// measure starts a program, waits until everything is in force, and makes changes.
 func (w *world) measure(p contender, size scale, address string) (f figures) {
 	w.t.Helper()
 	begin := time.Now()
@@ -153,7 +153,7 @@ func (w *world) measure(p contender, size scale, address string) (f figures) {
 	return f
 }
 
-// rest waits until a program has used next to no processor for half a second.
+// rest waits until a program has used almost no CPU time for half a second.
 func (w *world) rest(pid int) {
 	w.t.Helper()
 	last := processorTime(w.t, pid)
@@ -168,8 +168,8 @@ func (w *world) rest(pid int) {
 	})
 }
 
-// expectSoon waits, without pauses, until a connection from outside is served
-// as wanted.
+// expectSoon waits, without pauses, until a connection from outside is served as
+// wanted.
 func (w *world) expectSoon(address, want string) {
 	w.t.Helper()
 	begin := time.Now()
@@ -184,13 +184,12 @@ func (w *world) expectSoon(address, want string) {
 	}
 }
 
-// bulkServiceIP is the cluster IP of a Service that populate makes, and
-// bulkEndpointIP the address of an endpoint.
+// bulkServiceIP is the cluster IP of a Service of populate, and bulkEndpointIP the
+// address of an endpoint.
 func bulkServiceIP(i int) netip.Addr  { return nth(netip.AddrFrom4([4]byte{10, 96, 128, 1}), i) }
 func bulkEndpointIP(i int) netip.Addr { return nth(netip.AddrFrom4([4]byte{10, 250, 0, 1}), i) }
 
-// nth gives the address that many after another, as long as the last two bytes
-// hold it.
+// nth returns the address n after another, which must fit the last two bytes.
 func nth(a netip.Addr, n int) netip.Addr {
 	b := a.As4()
 	n += int(b[2])<<8 | int(b[3])
@@ -198,8 +197,8 @@ func nth(a netip.Addr, n int) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// populate makes many Services with one EndpointSlice each, as the controller
-// makes them of Pods. Pod-3 answers at all of their endpoints.
+// populate creates many Services with one EndpointSlice each, like the
+// controller's. Pod-3 answers at all of their endpoints.
 func (w *world) populate(size scale) {
 	w.t.Helper()
 	begin := time.Now()
@@ -236,7 +235,7 @@ func (w *world) populate(size scale) {
 	w.t.Logf("%d Services with %d endpoints each made within %s", size.services, size.endpoints, time.Since(begin).Round(time.Millisecond))
 }
 
-// makeBulk makes the Service of that number and its slice.
+// makeBulk creates the Service of that number and its slice.
 func (w *world) makeBulk(i, endpoints int) error {
 	name := fmt.Sprintf("bulk-%d", i)
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: w.namespace, Labels: map[string]string{"app.kubernetes.io/name": name}}}
@@ -272,7 +271,7 @@ func (w *world) makeBulk(i, endpoints int) error {
 	return w.admin.request("POST", slice).Body(slice).Do(ctx).Error()
 }
 
-// processorTime is what a program and the programs that it ran have used.
+// processorTime is the CPU time of a program and its child processes.
 func processorTime(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -293,7 +292,7 @@ func processorTime(t *testing.T, pid int) time.Duration {
 	return sum
 }
 
-// memory gives a line of a program's /proc/PID/status, in MiB.
+// memory returns a line of a program's /proc/PID/status, in MiB.
 func memory(t *testing.T, pid int, line string) float64 {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

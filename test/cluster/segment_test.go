@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Places in a TCP header, and flags (RFC 9293, section 3.1).
+// Offsets in a TCP header, and flags (RFC 9293, section 3.1).
 const (
 	tcpSource, tcpTarget, tcpSeq, tcpAck = 0, 2, 4, 8
 	tcpFlags, tcpWindow, tcpSum          = 13, 14, 16
@@ -20,11 +20,10 @@ const (
 	flagPush, flagAck                    = 8, 16
 )
 
-// staleSegment waits on a raw socket of the server's host for a segment from
-// the client, and makes one that answers it with bytes from long ago. Connection
-// tracking calls that invalid and does not translate it, so that a client
-// behind NAT gets a segment of a connection that it does not know, and resets it
-// (kubernetes/kubernetes#74839).
+// staleSegment waits on a raw socket of the server's host for a segment from the
+// client, and builds a reply with very old bytes. Connection tracking calls it
+// invalid and does not translate it, so that a client behind NAT gets a segment of
+// an unknown connection, and resets it (kubernetes/kubernetes#74839).
 func staleSegment(raw net.PacketConn, server, client netip.AddrPort) ([]byte, error) {
 	_ = raw.SetReadDeadline(time.Now().Add(patience))
 	in := make([]byte, 65536)
@@ -65,7 +64,7 @@ func tcpChecksum(from, to netip.Addr, segment []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// echoes wants a line back on a connection to an echo server.
+// echoes expects a line back on a connection to an echo server.
 func echoes(c net.Conn) error {
 	_ = c.SetDeadline(time.Now().Add(patience))
 	const line = "still there?\n"

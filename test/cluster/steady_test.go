@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// steady is clients of an address that go on while a test does something else:
-// some keep a connection busy, others make one connection after the other.
+// steady is a set of clients of an address that run while a test does something
+// else: some keep a connection busy, others make one connection after the other.
 type steady struct {
 	w       *world
 	address string
@@ -23,16 +23,17 @@ type steady struct {
 	done    sync.WaitGroup
 
 	mu       sync.Mutex
-	served   []string // who served new connections, in order, each change once
+	served   []string // names who served new connections, in order, without repetitions
 	attempts int
 	errors   []error
 }
 
 const (
-	// heartbeat is how often a connection is used and a new one made.
+	// heartbeat is the interval between uses of a connection and between new
+	// connections.
 	heartbeat = 10 * time.Millisecond
-	// answer bounds how long a client waits: no answer at all is an error, a
-	// busy machine is none.
+	// answer bounds a client's wait: no answer is an error, a slow one on a busy
+	// machine is not.
 	answer = 20 * time.Second
 )
 
@@ -51,7 +52,7 @@ func (w *world) watch(address string) *steady {
 		s.run(func() error { return s.exchange(c) })
 	}
 	s.run(s.connect)
-	w.t.Cleanup(s.end) // also when the test fails
+	w.t.Cleanup(s.end) // also if the test fails
 	return s
 }
 
@@ -78,7 +79,7 @@ func (s *steady) run(f func() error) {
 	}()
 }
 
-// exchange sends a line by a connection and reads it back.
+// exchange sends a line over a connection and reads it back.
 func (s *steady) exchange(c net.Conn) error {
 	const line = "still there\n"
 	_ = c.SetDeadline(time.Now().Add(answer))
@@ -110,15 +111,15 @@ func (s *steady) connect() error {
 	return nil
 }
 
-// names tells who served new connections so far, in order.
+// names lists who served new connections so far, in order.
 func (s *steady) names() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return strings.Join(s.served, " ")
 }
 
-// finish ends all clients. None of them may have met an error, and new
-// connections must have been served by these, one after the other.
+// finish ends all clients. None of them may have got an error, and these servers
+// must have served new connections, one after the other.
 func (s *steady) finish(want string) {
 	s.w.t.Helper()
 	s.end()

@@ -14,11 +14,12 @@ import (
 )
 
 const (
-	// silence is how long nothing must come before an address counts as silent.
+	// silence is the time without an answer after which an address counts as
+	// silent.
 	silence = 400 * time.Millisecond
 )
 
-// at gives an address and port.
+// at returns an address with a port.
 func at(ip string, port int32) string {
 	return netip.AddrPortFrom(netip.MustParseAddr(ip), uint16(port)).String()
 }
@@ -28,8 +29,8 @@ func isTimeout(err error) bool {
 	return errors.As(err, &e) && e.Timeout()
 }
 
-// askWithin gives the name of who serves an address to one connection or
-// datagram, with patience for the connection and again for the answer.
+// askWithin returns the name of the server that an address gives to one connection
+// or datagram, with patience for the connection and again for the answer.
 func askWithin(patience time.Duration, from *netns.Host, network, address string) (string, error) {
 	c, err := from.Dialer(&net.Dialer{Timeout: patience}, network, address)
 	if err != nil {

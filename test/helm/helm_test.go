@@ -1,4 +1,4 @@
-// Package helm compares what the Helm chart in deploy/ gives with the kustomize
+// Package helm compares the output of the Helm chart in deploy/ with the kustomize
 // base and its overlays.
 package helm
 
@@ -18,7 +18,7 @@ import (
 
 const deploy = "../../deploy"
 
-// render gives what helm template prints, one text for each object, sorted.
+// render returns the output of helm template, one text for each object, sorted.
 func render(t *testing.T, values map[string]any) ([]string, error) {
 	t.Helper()
 	chart, err := loader.Load(filepath.Join(deploy, "helm/sluice"))
@@ -40,7 +40,7 @@ func render(t *testing.T, values map[string]any) ([]string, error) {
 	return objects(t, strings.Join(text, "\n---\n")), nil
 }
 
-// kustomize gives what kubectl kustomize prints, in the same form.
+// kustomize returns the output of kubectl kustomize, in the same form.
 func kustomize(t *testing.T, folder string) []string {
 	t.Helper()
 	made, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(deploy, "kustomize", folder))
@@ -102,7 +102,7 @@ func TestChartIsTheKustomizeBase(t *testing.T) {
 	}
 }
 
-// A slip of the pen in the values is an error, not a cluster without a proxy.
+// A typo in the values is an error, not a cluster without a proxy.
 func TestValuesAreChecked(t *testing.T) {
 	for _, values := range []map[string]any{
 		{"serviceproxyname": "sluice"},

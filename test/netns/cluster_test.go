@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestClusterHostsReachEachOther also wants each server to see the client's own
-// address: nothing in the cluster translates any.
+// TestClusterHostsReachEachOther also expects each server to see the client's own
+// address: the cluster translates none.
 func TestClusterHostsReachEachOther(t *testing.T) {
 	c := NewCluster(t)
 	servers := append(c.Hosts(), c.Node)

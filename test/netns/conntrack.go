@@ -21,12 +21,12 @@ const (
 	ipv4Src, ipv4Dst                           = 1, 2
 	protoNum, protoSrcPort, protoDstPort       = 1, 2, 3
 
-	// The entry has seen an answer, must not be evicted, and is in the table.
+	// The entry has seen a reply, must not be evicted, and is in the table.
 	seenReplyAssuredConfirmed = 2 | 4 | 8
 )
 
-// TrackConnections switches connection tracking on, as any rule does that asks
-// for a connection's state.
+// TrackConnections enables connection tracking, like any rule that matches a
+// connection's state.
 func (n *Namespace) TrackConnections(t testing.TB) {
 	t.Helper()
 	conn, err := nftables.New(nftables.WithNetNSFd(n.FD()))
@@ -45,8 +45,7 @@ func (n *Namespace) TrackConnections(t testing.TB) {
 	}
 }
 
-// Tracked gives the number of connections that the namespace's connection
-// tracking knows of.
+// Tracked returns the number of the namespace's connection tracking entries.
 func (n *Namespace) Tracked(t testing.TB) int {
 	t.Helper()
 	return n.number(t, "net/netfilter/nf_conntrack_count")
@@ -65,10 +64,10 @@ func (n *Namespace) number(t testing.TB, key string) int {
 	return value
 }
 
-// FillConntrack fills the namespace's connection tracking table with entries
-// that are not evicted, so that no connection that is tracked can begin any
-// more. The table's size is one for all namespaces and cannot be lowered in
-// one, so that it takes as many entries as the machine allows.
+// FillConntrack fills the namespace's connection tracking table with entries that
+// cannot be evicted, so that no tracked connection can begin. All namespaces share
+// the table's size, which one namespace cannot lower, so FillConntrack makes as
+// many entries as the machine allows.
 func (n *Namespace) FillConntrack(t testing.TB) {
 	t.Helper()
 	conn, err := netlink.Dial(familyNetfilter, &netlink.Config{NetNS: n.FD()})
@@ -93,8 +92,8 @@ func (n *Namespace) FillConntrack(t testing.TB) {
 				number(m, i)
 				i++
 			}
-			// Entries that find no room are told of one by one, which
-			// nobody reads.
+			// The kernel reports each entry without room in a message that nobody
+			// reads.
 			if _, err := conn.SendMessages(list); err != nil {
 				t.Fatalf("%s: conntrack entries: %v", n.name, err)
 			}
@@ -102,8 +101,8 @@ func (n *Namespace) FillConntrack(t testing.TB) {
 	}
 }
 
-// number makes an entry another one: it sets the client's port and the last
-// byte of its address, where conntrackEntry has put them.
+// number changes an entry's identity: it sets the client's port and the last byte
+// of its address at their offsets in conntrackEntry.
 func number(entry netlink.Message, i int) {
 	const origSrc, origPort, replyDst, replyPort = 16, 44, 76, 104
 	for _, at := range []int{origSrc, replyDst} {
@@ -114,8 +113,8 @@ func number(entry netlink.Message, i int) {
 	}
 }
 
-// conntrackEntry makes the creation of an entry: a UDP session between two
-// addresses that nobody uses.
+// conntrackEntry builds the message that creates an entry: a UDP session between
+// two unused addresses.
 func conntrackEntry() (netlink.Message, error) {
 	tuple := func(e *netlink.AttributeEncoder, kind uint16, src, dst netip.Addr, from, to uint16) {
 		e.Nested(kind, func(e *netlink.AttributeEncoder) error {

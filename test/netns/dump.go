@@ -15,11 +15,11 @@ import (
 	"github.com/mdlayher/netlink"
 )
 
-// Dump gives everything in the namespace that steering may touch, as the
-// kernel tells it: nftables of all families with rules and elements, policy
-// routing rules, and the routes of all tables. Two dumps are equal when nothing
-// has changed, down to the handles of others' rules; what rules count, packets
-// above all, is left out. A lab whose dumps are compared is settled first.
+// Dump returns everything in the namespace that steering may change, as the kernel
+// reports it: nftables of all families with rules and elements, policy routing
+// rules, and the routes of all tables. Two dumps are equal if nothing has changed,
+// including the handles of other programs' rules; Dump leaves out the counters of
+// rules. Settle a lab before comparing its dumps.
 func (n *Namespace) Dump(t testing.TB) string {
 	t.Helper()
 	var b strings.Builder
@@ -68,7 +68,7 @@ func (n *Namespace) dump(b *strings.Builder) error {
 			fmt.Fprintf(b, "%s %x\n", what.name, withoutAge(m.Data))
 		}
 	}
-	// In another namespace, the library forgets the error of making a socket.
+	// In another namespace, the library loses the error of creating a socket.
 	filter, err := netlink.Dial(familyNetfilter, nil)
 	if errors.Is(err, syscall.EPROTONOSUPPORT) {
 		return nil // a kernel without netfilter
@@ -84,8 +84,8 @@ func (n *Namespace) dump(b *strings.Builder) error {
 	return dumpNFTables(b, filter)
 }
 
-// dumpNFTables leaves out what a message's header has: its family is told by
-// a number, and the generation is not part of the state.
+// dumpNFTables leaves out the header of a message: the family is known, and the
+// generation is not part of the state.
 func dumpNFTables(b *strings.Builder, conn *netlink.Conn) error {
 	var sets []netlink.Message
 	for _, what := range []struct {
@@ -121,8 +121,8 @@ func dumpNFTables(b *strings.Builder, conn *netlink.Conn) error {
 	return nil
 }
 
-// dumpElements asks for the elements of a set by its table and name, the first
-// two attributes of its own description.
+// dumpElements requests the elements of a set by its table and name, the first two
+// attributes of its description.
 func dumpElements(conn *netlink.Conn, set netlink.Message) ([]netlink.Message, error) {
 	attrs, err := netlink.UnmarshalAttributes(set.Data[4:])
 	if err != nil {
@@ -155,7 +155,7 @@ func dumpAll(conn *netlink.Conn, kind netlink.HeaderType, data []byte) ([]netlin
 	return answers, nil
 }
 
-// withoutAge blanks the attribute of a route that changes by itself.
+// withoutAge blanks a route's attribute that changes by itself.
 func withoutAge(data []byte) []byte {
 	const header = 12
 	if len(data) < header {
@@ -169,8 +169,8 @@ func withoutAge(data []byte) []byte {
 	return data
 }
 
-// withoutCounts blanks the counters in a rule, such as each rule of iptables
-// has: any packet that passes changes them.
+// withoutCounts blanks the counters in a rule, as in each rule of iptables: any
+// packet changes them.
 func withoutCounts(rule []byte) {
 	for kind, expressions := range attributes(rule) {
 		if kind != attrExpressions {
@@ -190,10 +190,10 @@ func withoutCounts(rule []byte) {
 	}
 }
 
-// attributes gives the netlink attributes in data, each with its type and its
+// attributes returns the netlink attributes in data, each with its type and its
 // value, which is part of data.
 func attributes(data []byte) iter.Seq2[uint16, []byte] {
-	const flags = 0xc000 // nested, in the network's order
+	const flags = 0xc000 // nested, network byte order
 	return func(yield func(uint16, []byte) bool) {
 		for rest := data; len(rest) >= 4; {
 			size := int(binary.NativeEndian.Uint16(rest))

@@ -13,24 +13,24 @@ import (
 	"time"
 )
 
-// Echo is a server that answers with its own name, so that what a test
-// asserts reads like a routing table.
+// Echo is a server that answers with its own name, so that a test's assertions
+// read like a routing table.
 type Echo struct {
 	// Name is the host's name and the port: "b1:8080".
 	Name string
 
-	witness bool // says the peer's address after the name
+	witness bool // adds the peer's address to the name
 
 	mu     sync.Mutex
-	peers  []netip.AddrPort // who connected, in order; guarded by mu
+	peers  []netip.AddrPort // addresses of clients, in order; guarded by mu
 	conns  map[net.Conn]struct{}
 	closed bool
 	close  func()
 }
 
-// EchoTCP listens on the port on all of the host's addresses of both families.
-// To each client it writes its name and a newline, then echoes what it reads
-// and passes a half-close back. It ends with the test.
+// EchoTCP listens on the port on all of the host's addresses of both families. It
+// sends each client its name and a newline, then echoes what it reads and passes a
+// half-close back. It ends with the test.
 func (h *Host) EchoTCP(t testing.TB, port uint16) *Echo {
 	t.Helper()
 	return h.EchoTCPAt(t, fmt.Sprintf(":%d", port))
@@ -42,8 +42,8 @@ func (h *Host) EchoTCPAt(t testing.TB, address string) *Echo {
 	return h.serve(t, address, false)
 }
 
-// WitnessTCP is EchoTCP whose servers also say the address that they see, after
-// their name and a blank: "pod-1:8080 10.1.0.2:43210".
+// WitnessTCP is EchoTCP whose servers also send the address that they see, after
+// their name and a space: "pod-1:8080 10.1.0.2:43210".
 func (h *Host) WitnessTCP(t testing.TB, port uint16) *Echo {
 	t.Helper()
 	return h.serve(t, fmt.Sprintf(":%d", port), true)
@@ -83,11 +83,11 @@ func (h *Host) serve(t testing.TB, address string, witness bool) *Echo {
 	return e
 }
 
-// Close stops the server before the test ends: the port is closed, and so are
-// its connections.
+// Close stops the server before the test ends: it closes the port and its
+// connections.
 func (e *Echo) Close() { e.close() }
 
-// Peers gives the addresses that clients had, in the order they came.
+// Peers returns the clients' addresses, in the order of their connections.
 func (e *Echo) Peers() []netip.AddrPort {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -101,7 +101,7 @@ func (e *Echo) serveTCP(l net.Listener, served *sync.WaitGroup) {
 			return
 		}
 		if err != nil {
-			continue // the client went away before it was accepted
+			continue // the client went away before accept
 		}
 		if !e.enter(c) {
 			_ = c.Close()
@@ -143,7 +143,7 @@ func (e *Echo) echo(c *net.TCPConn) {
 	}
 }
 
-// says is what the server greets a client with.
+// says is the server's greeting for a client.
 func (e *Echo) says(to net.Addr) string {
 	if e.witness {
 		return e.Name + " " + unmap(to).String()
@@ -158,8 +158,8 @@ func (h *Host) EchoUDP(t testing.TB, port uint16) *Echo {
 	return h.serveDatagrams(t, fmt.Sprintf(":%d", port), false)
 }
 
-// WitnessUDP is EchoUDP whose servers also say the address that they see, after
-// their name and a blank.
+// WitnessUDP is EchoUDP whose servers also send the address that they see, after
+// their name and a space.
 func (h *Host) WitnessUDP(t testing.TB, port uint16) *Echo {
 	t.Helper()
 	return h.serveDatagrams(t, fmt.Sprintf(":%d", port), true)
@@ -199,7 +199,7 @@ func (e *Echo) serveUDP(pc net.PacketConn) {
 			return
 		}
 		if err != nil {
-			continue // an ICMP error that an earlier answer brought back
+			continue // an ICMP error in reply to an earlier answer
 		}
 		e.mu.Lock()
 		e.peers = append(e.peers, unmap(from))
@@ -216,8 +216,8 @@ func unmap(a net.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 }
 
-// Ask connects from the host, reads the name that an echo server says, sends
-// a line, waits for it to come back, and closes. It gives the server's name.
+// Ask connects from the host, reads an echo server's name, sends a line, waits for
+// it to come back, and closes. It returns the server's name.
 func (h *Host) Ask(network, address string) (string, error) {
 	c, err := h.Dial(network, address)
 	if err != nil {
@@ -227,7 +227,7 @@ func (h *Host) Ask(network, address string) (string, error) {
 	return AskOn(c)
 }
 
-// AskOn is Ask on a connection that was just made; it stays open.
+// AskOn is Ask on a new connection, which it leaves open.
 func AskOn(c net.Conn) (string, error) {
 	if err := c.SetDeadline(time.Now().Add(dialTimeout)); err != nil {
 		return "", err

@@ -14,8 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// Host is a namespace that is a host of a lab, with the address of each family
-// that others reach it by.
+// Host is a namespace that is a host of a lab, with its address of each family.
 type Host struct {
 	*Namespace
 	IPv4, IPv6 netip.Addr
@@ -36,7 +35,7 @@ type Lab struct {
 	Backends     []*Host
 }
 
-// NewLab builds a lab that is released when the test ends. At most 250
+// NewLab builds a lab that is released when the test ends. It has at most 250
 // backends.
 func NewLab(t testing.TB, backends int) *Lab {
 	t.Helper()
@@ -52,9 +51,9 @@ func NewLab(t testing.TB, backends int) *Lab {
 	return lab
 }
 
-// Settle waits until the kernel has taken note that all wires are plugged in,
-// which can take it a second: until then packets pass all the same, but routes
-// change by themselves, which a test would see that compares dumps.
+// Settle waits until the kernel has noticed that all links are up, which can take
+// a second. Until then packets pass, but routes change by themselves, which would
+// disturb tests that compare dumps.
 func (lab *Lab) Settle(t testing.TB) {
 	t.Helper()
 	for _, h := range append([]*Host{lab.Client}, lab.Backends...) {
@@ -64,7 +63,7 @@ func (lab *Lab) Settle(t testing.TB) {
 	}
 }
 
-// AddBackend joins one more backend host to the node.
+// AddBackend connects one more backend host to the node.
 func (lab *Lab) AddBackend(t testing.TB) *Host {
 	t.Helper()
 	i := len(lab.Backends) + 1
@@ -88,7 +87,7 @@ func (h *Host) forward(t testing.TB) {
 	}
 }
 
-// attach joins a host to the node and gives it its default routes.
+// attach connects a host to the node and sets its default routes.
 func attach(t testing.TB, node, h *Host, gw4, gw6 netip.Addr) {
 	t.Helper()
 	Wire(t, node.Namespace, h.Name(), []netip.Prefix{netip.PrefixFrom(gw4, 24), netip.PrefixFrom(gw6, 64)},
@@ -112,7 +111,7 @@ func (n *Namespace) AddRoute(dst netip.Prefix, via netip.Addr) error {
 	return n.nl.RouteAdd(&netlink.Route{Dst: ipNet(dst), Gw: via.AsSlice()})
 }
 
-// AddLocalRoute makes all addresses of dst answer as the namespace's own.
+// AddLocalRoute makes all addresses of dst local to the namespace.
 func (n *Namespace) AddLocalRoute(dst netip.Prefix) error {
 	lo, err := n.nl.LinkByName("lo")
 	if err != nil {
@@ -121,8 +120,8 @@ func (n *Namespace) AddLocalRoute(dst netip.Prefix) error {
 	return n.nl.RouteAdd(&netlink.Route{Dst: ipNet(dst), LinkIndex: lo.Attrs().Index, Table: syscall.RT_TABLE_LOCAL, Type: syscall.RTN_LOCAL, Scope: netlink.SCOPE_HOST})
 }
 
-// Wire joins two namespaces by a pair of veth interfaces, both up, with the
-// addresses given, usable at once.
+// Wire joins two namespaces by a pair of veth interfaces, both up, with the given
+// addresses, which are usable at once.
 func Wire(t testing.TB, a *Namespace, ifA string, addrsA []netip.Prefix, b *Namespace, ifB string, addrsB []netip.Prefix) {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -142,7 +141,7 @@ func Wire(t testing.TB, a *Namespace, ifA string, addrsA []netip.Prefix, b *Name
 	}
 }
 
-// awaitUp waits until an interface works.
+// awaitUp waits until an interface is operational.
 func (n *Namespace) awaitUp(ifname string) error {
 	updates, done := make(chan netlink.LinkUpdate, 16), make(chan struct{})
 	defer close(done)
@@ -163,8 +162,8 @@ func (n *Namespace) awaitUp(ifname string) error {
 	}
 }
 
-// awaitLinkLocal waits for the address that the kernel gives to an interface
-// once it works, and with it its routes.
+// awaitLinkLocal waits for the kernel's link-local address of an operational
+// interface, and its routes.
 func (n *Namespace) awaitLinkLocal(link netlink.Link) error {
 	return wait.Poll(wait.Patience, func() error {
 		addrs, err := n.nl.AddrList(link, netlink.FAMILY_V6)
@@ -186,10 +185,10 @@ func (n *Namespace) configure(ifname string, addrs []netip.Prefix) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", ifname, err)
 	}
-	// An interface may lose its first packets, questions for a neighbour,
-	// while it comes up: ask again soon, not after a second. And go on asking:
-	// after three questions the host would be unreachable, which takes 60 ms
-	// then, and a busy machine answers later than that.
+	// An interface may lose its first packets, neighbour solicitations, while it
+	// comes up. So repeat them soon, not after a second, and more than three
+	// times: after three the host would count as unreachable, which would take
+	// only 60 ms with this interval, and a busy machine may answer later.
 	for _, version := range []string{"ipv4", "ipv6"} {
 		for _, s := range [][2]string{{"retrans_time_ms", "20"}, {"mcast_solicit", "250"}, {"ucast_solicit", "250"}} {
 			if err := n.SetSysctl("net/"+version+"/neigh/"+ifname+"/"+s[0], s[1]); err != nil {
@@ -208,7 +207,7 @@ func (n *Namespace) configure(ifname string, addrs []netip.Prefix) error {
 	return nil
 }
 
-// SetDown unplugs an interface.
+// SetDown sets an interface down.
 func (n *Namespace) SetDown(ifname string) error {
 	link, err := n.nl.LinkByName(ifname)
 	if err == nil {
@@ -220,7 +219,7 @@ func (n *Namespace) SetDown(ifname string) error {
 	return nil
 }
 
-// AddAddr gives an interface one more address.
+// AddAddr adds an address to an interface.
 func (n *Namespace) AddAddr(ifname string, a netip.Prefix) error {
 	link, err := n.nl.LinkByName(ifname)
 	if err != nil {

@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Line says how bad a line is: chances in thousands for each packet.
+// Line describes a bad link: chances per thousand for each packet.
 type Line struct {
 	Loss, Duplicate, Reorder int
-	Delay                    time.Duration // the most that a reordered packet is late
+	Delay                    time.Duration // maximum delay of a reordered packet
 	MTU                      int
 	Seed                     uint64
 }
 
-// AddFarHost joins a host to the node by a bad line: a TUN interface at each
-// end, and this process in between. Number is 1 to 250; its addresses are
+// AddFarHost connects a host to the node by a bad link: a TUN interface at each
+// end, and this process between them. Number is 1 to 250; its addresses are
 // 10.3.NUMBER.2 and fd00:3:NUMBER::2. The kernel needs no netem.
 func (lab *Lab) AddFarHost(t testing.TB, name string, number int, line Line) *Host {
 	t.Helper()
@@ -42,8 +42,8 @@ func (lab *Lab) AddFarHost(t testing.TB, name string, number int, line Line) *Ho
 	return h
 }
 
-// tun makes a TUN interface that is up and has the addresses. It goes with the
-// test.
+// tun creates a TUN interface that is up and has the addresses. It is removed with
+// the test.
 func (n *Namespace) tun(t testing.TB, ifname string, mtu int, addrs ...netip.Prefix) *os.File {
 	t.Helper()
 	var file *os.File
@@ -84,7 +84,7 @@ func (n *Namespace) tun(t testing.TB, ifname string, mtu int, addrs ...netip.Pre
 	return file
 }
 
-// carry moves packets one way until an end is closed.
+// carry moves packets in one direction until an end is closed.
 func (l Line) carry(from, to *os.File, r *rand.Rand) {
 	buf := make([]byte, 65536)
 	for {
@@ -106,13 +106,13 @@ func (l Line) carry(from, to *os.File, r *rand.Rand) {
 				time.AfterFunc(time.Duration(r.Int64N(int64(l.Delay))), func() { _, _ = to.Write(late) })
 				continue
 			}
-			_, _ = to.Write(packet) // an interface that is full loses it
+			_, _ = to.Write(packet) // a full interface drops it
 		}
 	}
 }
 
-// resets tells whether a packet is a TCP reset. Resets are not sent again, so
-// that the loss of one leaves a connection open until keepalive asks.
+// resets tells whether a packet is a TCP reset. TCP does not repeat resets, so a
+// lost one leaves a connection open until keepalive probes it.
 func resets(packet []byte) bool {
 	const tcp, rst = 6, 0x04
 	header := 40

@@ -32,8 +32,8 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// Namespace is one network namespace. Its methods may be called from any
-// number of goroutines until the test that made it ends.
+// Namespace is one network namespace. Any number of goroutines may call its
+// methods until the end of the test that created it.
 type Namespace struct {
 	name   string
 	file   *os.File       // nil if there is none
@@ -41,9 +41,9 @@ type Namespace struct {
 	nl     *netlink.Handle
 }
 
-// New makes an empty namespace with lo up, no route, and IPv6 without
-// duplicate address detection. It is released when the test ends. The name
-// only appears in errors.
+// New creates an empty namespace with lo up, no route, and IPv6 without duplicate
+// address detection. It is released when the test ends. The name only appears in
+// errors.
 func New(t testing.TB, name string) *Namespace {
 	t.Helper()
 	Require(t)
@@ -53,7 +53,7 @@ func New(t testing.TB, name string) *Namespace {
 	if n.file, err = sys.NewNetNS(); err == nil {
 		n.handle = netns.NsHandle(n.file.Fd())
 		n.nl, err = netlink.NewHandleAt(n.handle)
-		if errors.Is(err, syscall.EPROTONOSUPPORT) { // a kernel without netfilter, for one
+		if errors.Is(err, syscall.EPROTONOSUPPORT) { // for example a kernel without netfilter
 			n.nl, err = netlink.NewHandleAt(n.handle, syscall.NETLINK_ROUTE)
 		}
 	}
@@ -75,15 +75,15 @@ func (n *Namespace) close() {
 	}
 }
 
-// prepare makes the namespace behave the same whatever the machine's settings
-// are, some of which a new namespace inherits.
+// prepare makes the namespace independent of the machine's sysctls, some of which
+// a new namespace inherits.
 func (n *Namespace) prepare() error {
 	for _, s := range [][2]string{
 		{"net/ipv4/conf/all/rp_filter", "0"},
 		{"net/ipv4/conf/default/rp_filter", "0"},
 		{"net/ipv4/conf/all/src_valid_mark", "0"},
-		{"net/ipv4/icmp_ratemask", "0"},  // each refused datagram is answered
-		{"net/ipv6/icmp/ratelimit", "0"}, // likewise
+		{"net/ipv4/icmp_ratemask", "0"},  // each refused datagram gets an ICMP error
+		{"net/ipv6/icmp/ratelimit", "0"}, // the same
 		{"net/ipv6/conf/all/disable_ipv6", "0"},
 		{"net/ipv6/conf/default/disable_ipv6", "0"},
 		{"net/ipv6/conf/all/accept_dad", "0"},
@@ -101,33 +101,31 @@ func (n *Namespace) prepare() error {
 	return n.nl.LinkSetUp(lo)
 }
 
-// Name gives the name that New was called with.
+// Name returns the name passed to New.
 func (n *Namespace) Name() string { return n.name }
 
-// FD gives the descriptor of the namespace, which stays open until the test
-// ends.
+// FD returns the namespace's descriptor, which stays open until the test ends.
 func (n *Namespace) FD() int { return int(n.handle) }
 
-// Netlink gives a route netlink handle whose sockets are inside the namespace.
+// Netlink returns a route netlink handle whose sockets are inside the namespace.
 func (n *Namespace) Netlink() *netlink.Handle { return n.nl }
 
-// Do runs f inside the namespace, on a thread that runs nothing else, and
-// gives its error. Sockets that f makes belong to the namespace for ever.
-// Goroutines that f starts are outside of it. f must not end its goroutine
-// (no t.Fatal).
+// Do runs f inside the namespace, on a dedicated thread, and returns its error.
+// Sockets that f creates stay in the namespace. Goroutines that f starts are
+// outside of it. f must not end its goroutine (no t.Fatal).
 func (n *Namespace) Do(f func() error) error {
 	return sys.InNetNS(int(n.handle), f)
 }
 
-// SetSysctl writes one of the namespace's settings, for example
-// "net/ipv4/ip_forward", "1".
+// SetSysctl writes a sysctl of the namespace, for example "net/ipv4/ip_forward",
+// "1".
 func (n *Namespace) SetSysctl(key, value string) error {
 	return n.Do(func() error {
 		return os.WriteFile(filepath.Join("/proc/sys", key), []byte(value), 0)
 	})
 }
 
-// Sysctl reads one of the namespace's settings.
+// Sysctl reads a sysctl of the namespace.
 func (n *Namespace) Sysctl(key string) (string, error) {
 	var value string
 	err := n.Do(func() error {

@@ -43,7 +43,8 @@ func NewNodes(t testing.TB, podsEach int) *Nodes {
 	for _, i := range []int{1, 3} {
 		attach(t, middle.Host, c.Nodes[i-1].Host, addrs(fmt.Sprintf("10.1.%d.254", i))[0], addrs(fmt.Sprintf("fd00:1:%d::ff", i))[0])
 	}
-	// The node's own processes need a route for addresses that only a proxy has.
+	// The node's own processes need a route for addresses that only a proxy
+	// serves.
 	for _, via := range []netip.Addr{c.Outside.IPv4, c.Outside.IPv6} {
 		if err := middle.AddRoute(netip.PrefixFrom(zero(via), 0), via); err != nil {
 			t.Fatal(err)

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// pingPatience is how long Ping waits: what answers in a lab answers within
-// milliseconds, or as soon as a busy machine gets to it.
+// pingPatience bounds Ping: hosts in a lab answer within milliseconds, or later on
+// a busy machine.
 const pingPatience = 5 * time.Second
 
-// Ping sends an ICMP echo request from inside the namespace and waits for its
-// answer.
+// Ping sends an ICMP echo request from inside the namespace and waits for the
+// reply.
 func (n *Namespace) Ping(to netip.Addr) error {
 	network, request, reply := "ip4:icmp", byte(8), byte(0)
 	if to.Is6() {

@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// requireEnv set to 1 turns skipping into failing: where the tests are
-	// known to have what they need, a skip would hide that they lost it.
+	// requireEnv set to 1 turns skips into failures: where the tests are known to
+	// have what they need, a skip would hide a loss.
 	requireEnv = "SLUICE_REQUIRE_ROOT"
 	// insideEnv marks the process that Main started in a user namespace.
 	insideEnv = "SLUICE_TEST_USERNS"
 )
 
-// Require skips the test when the process may not make network namespaces,
-// with a message that begins with "SKIP-NEEDS: ". With SLUICE_REQUIRE_ROOT=1
-// it fails instead.
+// Require skips the test if the process may not create network namespaces, with a
+// message that begins with "SKIP-NEEDS: ". With SLUICE_REQUIRE_ROOT=1 it fails
+// instead.
 func Require(t testing.TB) {
 	t.Helper()
 	err := capable()
@@ -35,10 +35,10 @@ func Require(t testing.TB) {
 	}
 }
 
-// Main runs a package's tests and gives the exit status for TestMain. When the
-// process lacks the capabilities for network namespaces, it runs itself again
-// as root of a user namespace of its own; where that is not allowed either,
-// the tests run as they are and skip by name.
+// Main runs a package's tests and returns the exit status for TestMain. If the
+// process lacks the capabilities for network namespaces, it runs itself again as
+// root of a new user namespace. If that is not allowed either, the tests run
+// without and skip.
 func Main(m *testing.M) int {
 	if capable() == nil || os.Getenv(insideEnv) == "1" {
 		return m.Run()
@@ -59,7 +59,7 @@ func Main(m *testing.M) int {
 	return cmd.ProcessState.ExitCode()
 }
 
-// capable gives an error that names the capability that is missing.
+// capable returns an error that names the missing capability.
 func capable() error {
 	status, err := os.ReadFile("/proc/thread-self/status")
 	if err != nil {

@@ -10,14 +10,14 @@ import (
 )
 
 // Listen is net.Listen inside the namespace. The address must be literal. The
-// listener speaks plain TCP, never MPTCP.
+// listener uses plain TCP, never MPTCP.
 func (n *Namespace) Listen(network, address string) (net.Listener, error) {
 	var lc net.ListenConfig
 	lc.SetMultipathTCP(false)
 	return n.ListenConfig(&lc, network, address)
 }
 
-// ListenConfig listens inside the namespace with options of the caller's.
+// ListenConfig listens inside the namespace with the caller's options.
 func (n *Namespace) ListenConfig(lc *net.ListenConfig, network, address string) (net.Listener, error) {
 	var l net.Listener
 	err := n.Do(func() (err error) {
@@ -37,8 +37,8 @@ func (n *Namespace) ListenPacket(network, address string) (net.PacketConn, error
 	return pc, err
 }
 
-// dialTimeout bounds Dial. What answers in a lab answers within milliseconds,
-// or as soon as a busy machine gets to it.
+// dialTimeout bounds Dial. Hosts in a lab answer within milliseconds, or later on
+// a busy machine.
 const dialTimeout = 20 * time.Second
 
 // Dial connects from inside the namespace within twenty seconds. The address
@@ -47,7 +47,7 @@ func (n *Namespace) Dial(network, address string) (net.Conn, error) {
 	return n.Dialer(&net.Dialer{Timeout: dialTimeout}, network, address)
 }
 
-// Dialer connects from inside the namespace with options of the caller's.
+// Dialer connects from inside the namespace with the caller's options.
 func (n *Namespace) Dialer(d *net.Dialer, network, address string) (net.Conn, error) {
 	var conn net.Conn
 	err := n.Do(func() (err error) {
@@ -57,19 +57,19 @@ func (n *Namespace) Dialer(d *net.Dialer, network, address string) (net.Conn, er
 	return conn, err
 }
 
-// Cmd is an exec.Cmd that starts inside a namespace. Only the methods that
-// this package gives it start it there.
+// Cmd is an exec.Cmd that starts inside a namespace. Only this package's methods
+// start it there.
 type Cmd struct {
 	*exec.Cmd
 	ns *Namespace
 }
 
-// Command prepares a program that will run inside the namespace. A program
-// that still runs when the test ends is killed and waited for.
+// Command prepares a program that will run inside the namespace. When the test
+// ends, a running program is killed and waited for.
 func (n *Namespace) Command(t testing.TB, name string, args ...string) *Cmd {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Cmd{Cmd: exec.CommandContext(ctx, name, args...), ns: n}
-	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a test that is killed cleans nothing up
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a killed test cleans up nothing
 	t.Cleanup(func() {
 		cancel()
 		if c.Process != nil && c.ProcessState == nil {

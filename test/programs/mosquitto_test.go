@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// TestPublishAndSubscribe publishes messages by way of the Service to two
-// subscribers, which also stay connected while nothing is said: each gets every
+// TestPublishAndSubscribe publishes messages through the Service to two
+// subscribers, which stay connected also without messages. Each must get every
 // message, once and in order.
 func TestPublishAndSubscribe(t *testing.T) {
 	const messages = 5000

@@ -53,7 +53,7 @@ http {
 	return w.serve(h, dir, "nginx", "-e", "stderr", "-p", dir, "-c", file)
 }
 
-// hello asks once, on a connection of its own, and gives who answered.
+// hello asks once, on a new connection, and returns who answered.
 func (w *world) hello(vip string) (string, error) {
 	c, err := w.dial(vip)
 	if err != nil {
@@ -73,7 +73,7 @@ func (w *world) hello(vip string) (string, error) {
 	return string(text), err
 }
 
-// get asks for a path and gives the body.
+// get requests a path and returns the body.
 func get(c net.Conn, path string) (io.ReadCloser, error) {
 	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: program\r\nConnection: close\r\n\r\n", path); err != nil {
 		return nil, err
@@ -89,8 +89,8 @@ func get(c net.Conn, path string) (io.ReadCloser, error) {
 	return response.Body, nil
 }
 
-// TestDownloads has five clients download a large file at once, one of which
-// stops reading for longer than a minute: all get every byte.
+// TestDownloads has five clients download a large file at once, one of which stops
+// reading for longer than a minute. All must get every byte.
 func TestDownloads(t *testing.T) {
 	size := 50 << 20
 	if full() {
@@ -131,7 +131,7 @@ func TestDownloads(t *testing.T) {
 	}
 }
 
-// bigFile writes a file and gives its sum.
+// bigFile writes a file and returns its checksum.
 func bigFile(t *testing.T, path string, size int) [32]byte {
 	t.Helper()
 	f, err := os.Create(path)
@@ -149,8 +149,9 @@ func bigFile(t *testing.T, path string, size int) [32]byte {
 	return [32]byte(sum.Sum(nil))
 }
 
-// TestRestartOfTheOnlyEndpoint restarts nginx under load, with most of a second
-// between its end and its start: nobody who connects in the meantime sees it.
+// TestRestartOfTheOnlyEndpoint restarts nginx under load, with almost a second
+// between its end and its start. No client that connects in the meantime may
+// notice.
 func TestRestartOfTheOnlyEndpoint(t *testing.T) {
 	w := newWorld(t, 1, 8080)
 	s := w.nginx(w.Backends[0], directory(t))
@@ -169,8 +170,8 @@ func TestRestartOfTheOnlyEndpoint(t *testing.T) {
 	}
 }
 
-// TestOneOfTwoEndpointsIsKilled kills one nginx of two under load: whoever
-// connects afterwards is served by the other one.
+// TestOneOfTwoEndpointsIsKilled kills one nginx of two under load. The other one
+// must serve all later connections.
 func TestOneOfTwoEndpointsIsKilled(t *testing.T) {
 	w := newWorld(t, 2, 8080)
 	servers := []*server{w.nginx(w.Backends[0], directory(t)), w.nginx(w.Backends[1], directory(t))}

@@ -33,12 +33,12 @@ func postgres(t *testing.T) *world {
 	return w
 }
 
-// pg are the options that every client of PostgreSQL needs.
+// pg are the options of every PostgreSQL client.
 func (w *world) pg(vip string, more ...string) []string {
 	return append([]string{"-h", vip, "-p", strconv.Itoa(int(w.port)), "-U", "postgres"}, more...)
 }
 
-// TestPgbench runs pgbench: all kinds of transactions, selects, and a new
+// TestPgbench runs pgbench: transactions of all kinds, selects, and a new
 // connection for each.
 func TestPgbench(t *testing.T) {
 	w := postgres(t)
@@ -62,7 +62,7 @@ func TestPgbench(t *testing.T) {
 }
 
 // TestCopyWithAReaderThatPauses copies a table out while the reader stops for
-// longer than a minute: every row comes, in order.
+// longer than a minute. Every row must arrive, in order.
 func TestCopyWithAReaderThatPauses(t *testing.T) {
 	const rows = 1_000_000 // 64 MB
 	w := postgres(t)

@@ -43,7 +43,7 @@ func TestRedisBenchmark(t *testing.T) {
 }
 
 // TestRedisPipeToAPausedServer sends commands by `redis-cli --pipe` to a server
-// that is stopped in between for longer than a minute: each is executed once.
+// that is stopped in between for longer than a minute. Each must be executed once.
 func TestRedisPipeToAPausedServer(t *testing.T) {
 	const commands = 200_000 // 24 MB
 	w, s := redis(t)
@@ -64,7 +64,7 @@ func TestRedisPipeToAPausedServer(t *testing.T) {
 				s.signal(syscall.SIGSTOP)
 				time.AfterFunc(longPause(), func() { _ = s.cmd.Process.Signal(syscall.SIGCONT) })
 			}
-			// The counter tells whether a command was executed twice.
+			// The counter shows whether a command was executed twice.
 			if _, err := fmt.Fprintf(in, "APPEND k%d-%d %s\r\nINCR count%d\r\n", i, n, value, i); err != nil {
 				t.Fatalf("after %d commands: %v", n, err)
 			}
@@ -78,13 +78,13 @@ func TestRedisPipeToAPausedServer(t *testing.T) {
 			t.Errorf("%s commands were executed of %d", got, commands)
 		}
 		if full() {
-			break // one family is enough for so long a pause
+			break // one family suffices for such a long pause
 		}
 	}
 }
 
-// TestRedisClientsOutliveAPausedServer keeps idle connections and one that waits
-// for its answer while the server is stopped.
+// TestRedisClientsOutliveAPausedServer keeps idle connections, and one that waits
+// for its answer, while the server is stopped.
 func TestRedisClientsOutliveAPausedServer(t *testing.T) {
 	w, s := redis(t)
 	for _, vip := range vips {

@@ -25,14 +25,14 @@ func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 // The Service of every test.
 var vips = []string{"10.96.0.10", "fd00:96::10"}
 
-// nobody runs the servers.
+// nobody is the user that runs the servers.
 const nobody = 65534
 
 // full tells whether the tests may take minutes.
 func full() bool { return os.Getenv("SLUICE_TEST_FULL") == "1" }
 
-// longPause is how long a client or a server stops: longer than any time after
-// which somebody might take it for gone.
+// longPause is how long a client or a server stops: longer than any timeout after
+// which it might count as lost.
 func longPause() time.Duration {
 	if full() {
 		return 90 * time.Second
@@ -50,8 +50,7 @@ type world struct {
 	log       *output
 }
 
-// newWorld starts the proxy. All backends are endpoints, with the same port as
-// the Service.
+// newWorld starts the proxy. All backends are endpoints, with the Service's port.
 func newWorld(t *testing.T, backends int, port uint16, flags ...string) *world {
 	t.Helper()
 	t.Parallel()
@@ -84,7 +83,7 @@ func newWorld(t *testing.T, backends int, port uint16, flags ...string) *world {
 	return w
 }
 
-// yaml gives the Service and its EndpointSlices.
+// yaml returns the Service and its EndpointSlices.
 func (w *world) yaml() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `apiVersion: v1
@@ -116,12 +115,12 @@ endpoints:
 	return b.String()
 }
 
-// at gives the Service's address of a family with its port.
+// at returns the Service's address of a family with its port.
 func (w *world) at(vip string) string {
 	return netip.AddrPortFrom(netip.MustParseAddr(vip), w.port).String()
 }
 
-// find gives the path of a program, which may be where only root looks.
+// find returns the path of a program, also from root's directories.
 func find(t *testing.T, name string) string {
 	t.Helper()
 	if path, err := exec.LookPath(name); err == nil {
@@ -136,7 +135,7 @@ func find(t *testing.T, name string) string {
 	return ""
 }
 
-// directory gives nobody a directory.
+// directory creates a directory that belongs to nobody.
 func directory(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -153,10 +152,10 @@ func directory(t *testing.T) string {
 	return dir
 }
 
-// as makes a command one of nobody's.
+// as runs a command as nobody.
 func as(c *netns.Cmd, dir string) *netns.Cmd {
 	c.Dir = dir
-	c.WaitDelay = time.Second // children that outlive it may have its output
+	c.WaitDelay = time.Second // children that outlive it may hold its output
 	c.Env = append(os.Environ(), "HOME="+dir, "LC_ALL=C")
 	if os.Getuid() == 0 {
 		c.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
@@ -189,7 +188,7 @@ func (w *world) serve(h *netns.Host, dir, name string, args ...string) *server {
 	return s
 }
 
-// start runs it, again if it has ended.
+// start runs it, or runs it again.
 func (s *server) start() {
 	s.t.Helper()
 	s.cmd = as(s.host.Command(s.t, s.name, s.args...), s.dir)
@@ -215,14 +214,14 @@ func (s *server) signal(signal syscall.Signal) {
 	}
 }
 
-// end ends it by a signal and waits.
+// end stops it by a signal and waits.
 func (s *server) end(signal syscall.Signal) {
 	s.t.Helper()
 	s.signal(signal)
 	_ = s.cmd.Wait()
 }
 
-// client runs a program on the client host and gives what it wrote.
+// client runs a program on the client host and returns its output.
 func (w *world) client(name string, args ...string) string {
 	w.t.Helper()
 	out, err := as(w.Client.Command(w.t, find(w.t, name), args...), "/").CombinedOutput()
@@ -232,7 +231,7 @@ func (w *world) client(name string, args ...string) string {
 	return string(out)
 }
 
-// want wants a text in what a program wrote.
+// want expects a text in a program's output.
 func (w *world) want(out, text string) {
 	w.t.Helper()
 	if !strings.Contains(out, text) {
@@ -246,8 +245,8 @@ type attempt struct {
 	err   error
 }
 
-// load has clients try something over and over until stop is called, which
-// gives all attempts.
+// load has clients repeat something until stop is called, which returns all
+// attempts.
 func load(clients int, try func(i int) error) (stop func() []attempt) {
 	var mu sync.Mutex
 	var all []attempt
@@ -276,7 +275,7 @@ func load(clients int, try func(i int) error) (stop func() []attempt) {
 	}
 }
 
-// judge wants every attempt that began after a moment to have succeeded.
+// judge expects every attempt that began after a moment to have succeeded.
 func (w *world) judge(all []attempt, since time.Time) {
 	w.t.Helper()
 	late, failed, before := 0, 0, 0

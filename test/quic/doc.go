@@ -1,2 +1,2 @@
-// Package quic holds tests of QUIC through a Service of UDP.
+// Package quic tests QUIC through a UDP Service.
 package quic

@@ -37,7 +37,7 @@ type proxy struct {
 	http      http.Client
 }
 
-// program gives the binary that SLUICE_BIN names, or builds one.
+// program returns the binary that SLUICE_BIN names, or builds one.
 func program(t *testing.T) string {
 	t.Helper()
 	if path := os.Getenv("SLUICE_BIN"); path != "" {
@@ -71,7 +71,7 @@ func start(t *testing.T, node *netns.Host, endpoints ...netip.Addr) *proxy {
 	return p
 }
 
-// put changes the endpoints and waits until that is in force.
+// put changes the endpoints and waits until the change is in force.
 func (p *proxy) put(endpoints ...netip.Addr) {
 	p.t.Helper()
 	began := time.Now()
@@ -91,7 +91,7 @@ func (p *proxy) await(since time.Time) {
 	})
 }
 
-// applied gives when a configuration came into force last, in seconds since
+// applied returns when a configuration last came into force, in seconds since
 // 1970.
 func (p *proxy) applied() (float64, error) {
 	response, err := p.http.Get("http://" + metricsAddress + "/metrics")
@@ -107,7 +107,7 @@ func (p *proxy) applied() (float64, error) {
 	return 0, nil
 }
 
-// stop ends the proxy in order.
+// stop ends the proxy with SIGTERM.
 func (p *proxy) stop() {
 	p.t.Helper()
 	p.http.CloseIdleConnections()
@@ -119,7 +119,7 @@ func (p *proxy) stop() {
 	}
 }
 
-// write puts the Service's manifest in place in one step.
+// write replaces the Service's manifest atomically.
 func (p *proxy) write(endpoints []netip.Addr) {
 	p.t.Helper()
 	var list strings.Builder

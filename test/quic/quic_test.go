@@ -34,7 +34,7 @@ const (
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-// size is how much is transferred, in bytes.
+// size is the number of transferred bytes.
 func size() uint64 {
 	if os.Getenv("SLUICE_TEST_FULL") == "1" {
 		return 1 << 30
@@ -43,8 +43,9 @@ func size() uint64 {
 }
 
 // TestQUICSurvivesChanges transfers data on one connection, whose client and
-// server use large packets and trains of them, while another endpoint comes and
-// goes: it stays with its endpoint (A8.9), and what arrives is what was sent.
+// server use large packets and GSO batches, while another endpoint is added and
+// removed. The connection must stay with its endpoint (A8.9), and the data must
+// arrive unchanged.
 func TestQUICSurvivesChanges(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	stays, comes := lab.Backends[0], lab.Backends[1]
@@ -97,8 +98,8 @@ func settings() *quic.Config {
 	return &quic.Config{MaxIdleTimeout: time.Minute, HandshakeIdleTimeout: 20 * time.Second}
 }
 
-// fetch asks for so many bytes and compares their hash with the server's, which
-// follows them.
+// fetch requests n bytes and compares their hash with the server's, which follows
+// them.
 func fetch(ctx context.Context, conn *quic.Conn, n uint64) error {
 	stream, err := conn.OpenStreamSync(ctx)
 	if err != nil {
@@ -124,7 +125,7 @@ func fetch(ctx context.Context, conn *quic.Conn, n uint64) error {
 	return nil
 }
 
-// serveStream sends as many bytes as it is asked for, and their hash.
+// serveStream sends as many bytes as requested, and their hash.
 func serveStream(stream *quic.Stream) error {
 	var request [8]byte
 	if _, err := io.ReadFull(stream, request[:]); err != nil {

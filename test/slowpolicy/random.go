@@ -12,7 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// ownNode is the node that random clusters are seen from.
+// ownNode is the node from whose view random clusters are judged.
 const ownNode = "n0"
 
 func pick[T any](r *rand.Rand, list ...T) T { return list[r.IntN(len(list))] }
@@ -20,11 +20,11 @@ func pick[T any](r *rand.Rand, list ...T) T { return list[r.IntN(len(list))] }
 // chance is true once in n times.
 func chance(r *rand.Rand, n int) bool { return r.IntN(n) == 0 }
 
-// Random makes a small cluster of everything that the rules speak of.
+// Random creates a small cluster with everything that the rules mention.
 func Random(r *rand.Rand) *Cluster {
 	c := &Cluster{NodeName: ownNode, MasqueradeAll: chance(r, 6)}
 	c.DetectLocal = pick(r, "ClusterCIDR", "ClusterCIDR", "NodeCIDR", "Interface")
-	for range r.IntN(8) { // also ranges within ranges, and twice the same
+	for range r.IntN(8) { // also nested and repeated ranges
 		p := pick(r, "10.244.0.1/32", "10.244.0.4/32", "10.244.0.5/32", "10.244.0.4/31", "10.244.0.0/24", "10.245.0.0/16", "172.16.0.1/32", "fd44::1/128", "fd44::4/127", "fd44:1::/32")
 		c.PodRanges = append(c.PodRanges, netip.MustParsePrefix(p))
 	}
@@ -44,7 +44,7 @@ func Random(r *rand.Rand) *Cluster {
 		c.NodeIPs = append(c.NodeIPs, netip.MustParseAddr("192.168.7.1"), netip.MustParseAddr("fd02::1"))
 	}
 	c.LocalhostNodePorts = !chance(r, 4)
-	if chance(r, 3) { // 10.244.0.1 as a bridge has it, in the pods' range
+	if chance(r, 3) { // 10.244.0.1, like a bridge's address, is in the pods' range
 		for _, a := range strings.Fields("10.244.0.1 172.16.0.9 127.0.0.1 fd44::1 fe80::1") {
 			c.NodeAddresses = append(c.NodeAddresses, netip.MustParseAddr(a))
 		}
@@ -82,7 +82,7 @@ func randomNode(r *rand.Rand, i int) *corev1.Node {
 	return n
 }
 
-// addService adds a service with its slices. No two services have one port
+// addService adds a service with its slices. No two services have the same port
 // number, so that they may share addresses.
 func (c *Cluster) addService(r *rand.Rand, i int) {
 	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: pick(r, "default", "shop"), Name: fmt.Sprintf("s%d", i)}}
@@ -174,7 +174,7 @@ var (
 	nodes    = strings.Fields("172.16.0.1 192.168.7.1 127.0.0.1 127.1.2.3 fd01::1 fd02::1 ::1 172.16.0.9 10.244.0.1 fe80::1")
 )
 
-// Question makes a connection that somebody in or near the cluster might make.
+// Question returns a connection that a client in or near the cluster might make.
 func (c *Cluster) Question(r *rand.Rand) (protocol string, client netip.Addr, to netip.AddrPort) {
 	s := pick(r, c.Services...)
 	p := pick(r, s.Spec.Ports...)

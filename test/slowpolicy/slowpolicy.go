@@ -1,6 +1,6 @@
-// Package slowpolicy decides about connections a second time, for tests: the
-// rules written down as plainly as possible, straight from API objects, with
-// nothing prepared and nothing shared with the packages that serve.
+// Package slowpolicy is a second implementation of the decisions, for tests: the
+// rules as plainly as possible, straight from API objects, without preparation,
+// and without code of the packages that serve.
 package slowpolicy
 
 import (
@@ -14,8 +14,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// Cluster is everything that decisions depend on. No two services may claim
-// one address and port.
+// Cluster is everything on which decisions depend. No two services may have the
+// same address and port.
 type Cluster struct {
 	Services []*corev1.Service
 	Slices   []*discoveryv1.EndpointSlice
@@ -40,7 +40,7 @@ type Answer struct {
 	Verdict, Service, Address, Policy string
 	Candidates                        []string
 	Source, Affinity                  string
-	Rule                              string // that decided on the verdict
+	Rule                              string // that decided the verdict
 	SourceRule                        string
 }
 
@@ -157,7 +157,7 @@ func hasClusterIP(svc *corev1.Service) bool {
 	return svc.Spec.ClusterIP != "" && svc.Spec.ClusterIP != "None" && svc.Spec.Type != corev1.ServiceTypeExternalName
 }
 
-// find goes by A3.1; the very address and port of a service goes before a node
+// find implements A3.1; an exact address and port of a service wins over a node
 // port.
 func (c *Cluster) find(protocol string, to netip.AddrPort) (*corev1.Service, *corev1.ServicePort, string) {
 	addr := to.Addr().String()
@@ -217,7 +217,7 @@ func externalLocal(svc *corev1.Service) bool {
 		(svc.Spec.Type == corev1.ServiceTypeNodePort || svc.Spec.Type == corev1.ServiceTypeLoadBalancer || len(svc.Spec.ExternalIPs) > 0)
 }
 
-// endpoints goes by A1.3 and A1.10 to A1.15. Slices are merged in the order of
+// endpoints implements A1.3 and A1.10 to A1.15. Slices are merged in the order of
 // their names.
 func (c *Cluster) endpoints(svc *corev1.Service, port *corev1.ServicePort, family netip.Addr) []endpoint {
 	var mine []*discoveryv1.EndpointSlice
@@ -345,8 +345,8 @@ func (c *Cluster) node(name string) *corev1.Node {
 	return nil
 }
 
-// primary gives the node's own addresses: those of its object, or the
-// configured ones if it has none.
+// primary returns the node's own addresses: those of its object, or the configured
+// ones if it has none.
 func (c *Cluster) primary() []netip.Addr {
 	var out []netip.Addr
 	if n := c.node(c.NodeName); n != nil {
@@ -366,8 +366,8 @@ func (c *Cluster) isLocal(a netip.Addr) bool {
 	return a.IsLoopback() || slices.Contains(c.NodeAddresses, a) || slices.Contains(c.NodeIPs, a) || slices.Contains(c.primary(), a)
 }
 
-// isPod is A4.6 and A3.7: the first range of the family counts, or what leads
-// to the pods' interfaces.
+// isPod implements A4.6 and A3.7: the first range of the family counts, or the
+// addresses behind the pods' interfaces.
 func (c *Cluster) isPod(a netip.Addr) (pod, known bool) {
 	ranges := c.ClusterCIDRs
 	switch c.DetectLocal {
@@ -414,7 +414,7 @@ func (c *Cluster) hasNodePorts(a netip.Addr) bool {
 		}
 	}
 	all := len(ranges) == 0
-	named := false // by a range that is not all
+	named := false // by a range other than all addresses
 	for _, p := range ranges {
 		all = all || p.Bits() == 0
 		named = named || p.Bits() > 0 && p.Contains(a)

@@ -7,15 +7,15 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Table makes of the cluster what the proxy would decide by. It is the one
-// place where this package touches those that serve.
+// Table converts the cluster into the proxy's decision table. Only this function
+// uses the packages that serve.
 func (c *Cluster) Table() *policy.Table {
 	store := service.NewStore(service.StoreOptions{NodeName: c.NodeName, ServiceProxyName: c.ProxyName})
 	snap := store.Apply(service.Change{Services: c.Services, EndpointSlices: c.Slices, Nodes: c.Nodes})
 	return policy.Compile(nil, snap, c.Config())
 }
 
-// Config is the cluster's share of what decisions depend on.
+// Config is the cluster's part of the configuration of decisions.
 func (c *Cluster) Config() policy.Config {
 	cfg := policy.Config{
 		NodeName: c.NodeName, NodeIPs: c.NodeIPs, NodeAddresses: c.NodeAddresses,

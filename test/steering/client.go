@@ -18,22 +18,22 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// The answers of Reach other than what a server says.
+// Reach's results other than a server's greeting.
 const (
 	Refused = "refused"
 	Silence = "silence"
 )
 
-// silence is how long an answer is waited for where none should come, and
-// patience how long where one should.
+// silence is how long a client that expects no answer waits, and patience how long
+// one that expects an answer.
 const (
 	silence  = 300 * time.Millisecond
 	patience = 20 * time.Second
 )
 
-// Reach is what a client gets who connects, or sends a datagram, to a
-// destination: a greeting, Refused, Silence, or an error's text. Where silence
-// is wanted it waits for less.
+// Reach is the result of a client that connects, or sends a datagram, to a
+// destination: a greeting, Refused, Silence, or an error's text. If Silence is
+// expected, it waits for less time.
 func Reach(t testing.TB, from *netns.Host, d service.Destination, want string) string {
 	t.Helper()
 	wait := patience
@@ -58,7 +58,7 @@ func Reach(t testing.TB, from *netns.Host, d service.Destination, want string) s
 	_ = c.SetDeadline(time.Now().Add(wait))
 	if network == "udp" {
 		_, err := c.Write([]byte("hello"))
-		if errors.Is(err, syscall.EPERM) { // how netfilter refuses the node's own datagrams
+		if errors.Is(err, syscall.EPERM) { // netfilter refuses the node's own datagrams with EPERM
 			return Refused
 		}
 		if err != nil {
@@ -91,7 +91,7 @@ type Held struct {
 	to   service.Destination
 }
 
-// Hold connects and hears the greeting.
+// Hold connects and reads the greeting.
 func Hold(t testing.TB, from *netns.Host, d service.Destination) *Held {
 	t.Helper()
 	c, err := from.Dial("tcp", netip.AddrPortFrom(d.Addr, d.Port).String())
@@ -101,7 +101,7 @@ func Hold(t testing.TB, from *netns.Host, d service.Destination) *Held {
 	return Keep(t, c, from.Name(), d)
 }
 
-// Keep is Hold for a connection that was made otherwise.
+// Keep is Hold for an existing connection.
 func Keep(t testing.TB, c net.Conn, from string, d service.Destination) *Held {
 	t.Helper()
 	t.Cleanup(func() { _ = c.Close() })
@@ -111,7 +111,7 @@ func Keep(t testing.TB, c net.Conn, from string, d service.Destination) *Held {
 	return &Held{c, from, d}
 }
 
-// Works tells whether bytes still go both ways.
+// Works tells whether bytes still pass in both directions.
 func (h *Held) Works(t testing.TB, when string) {
 	t.Helper()
 	sent, got := bytes.Repeat([]byte("all well? "), 100), make([]byte, 1000)
@@ -127,10 +127,10 @@ func (h *Held) Works(t testing.TB, when string) {
 	}
 }
 
-// ipv4Header is the length of one without options.
+// ipv4Header is the length of an IPv4 header without options.
 const ipv4Header = 20
 
-// Ping tells whether an address answers an ICMP echo.
+// Ping tells whether an address answers an ICMP echo request.
 func Ping(from *netns.Host, to netip.Addr) error {
 	network, request, reply := "ip4:icmp", byte(8), byte(0)
 	if to.Is6() {
@@ -149,7 +149,7 @@ func Ping(from *netns.Host, to netip.Addr) error {
 	for sum > 0xffff {
 		sum = sum>>16 + sum&0xffff
 	}
-	binary.BigEndian.PutUint16(echo[2:], ^uint16(sum)) // of IPv6 the kernel makes its own
+	binary.BigEndian.PutUint16(echo[2:], ^uint16(sum)) // the kernel computes IPv6's
 	if _, err := c.Write(echo); err != nil {
 		return err
 	}

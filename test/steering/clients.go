@@ -7,13 +7,13 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 )
 
-// Counted is a Redirector that counts the sockets that its clients are held for.
+// Counted is a Redirector that counts the sockets for which it holds clients.
 type Counted struct {
 	redirect.Redirector
-	Held, Open atomic.Int64 // in all, and now
+	Held, Open atomic.Int64 // in total, and now
 }
 
-// Traits are those of the Redirector, with Clients that count.
+// Traits are those of the Redirector, with clients that are counted.
 func (c *Counted) Traits() redirect.Traits {
 	t := c.Redirector.Traits()
 	if t.Replies.Clients != nil {

@@ -15,13 +15,13 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// whoReachesWhat: destinations that are served, refuse and are silent; ports
-// and addresses that nothing names; and the host's own servers.
+// whoReachesWhat: destinations that are served, refuse or drop; ports and
+// addresses that the plan does not name; and the host's own servers.
 func whoReachesWhat(t *testing.T, m Mode) {
 	s := newStage(t, m, 0)
 	hostPort := uint16(80)
 	if m.Unshielded {
-		hostPort = 9999 // its server would keep the service from the port
+		hostPort = 9999 // its server would keep the service from binding the port
 	}
 	s.Node.EchoTCP(t, hostPort)
 	s.Node.EchoUDP(t, 53)
@@ -149,12 +149,12 @@ func answerUDP(t *testing.T, at *netns.Host, address string) {
 	}()
 }
 
-// Ports between these are used by node ports, and by Linux clients by themselves.
+// Node ports use the ports between these, and so do Linux clients.
 const firstNodePort, lastClientPort = 30000, 60999
 
-// clientAddresses: an endpoint sees the client's own address, its answer comes
-// back to our socket, and whoever uses ports of the same range is not harmed, be
-// it a client of a service, of the host, or of an endpoint itself (F7, F11).
+// clientAddresses: an endpoint sees the client's own address, its reply reaches
+// our socket, and other users of ports in the same range are not affected: clients
+// of a service, of the host, or of an endpoint itself (F7, F11).
 func clientAddresses(t *testing.T, m Mode) {
 	s := newStage(t, m, 1)
 	server := s.Backends[0]
@@ -214,8 +214,8 @@ func clientAddresses(t *testing.T, m Mode) {
 	}
 }
 
-// changes: whatever becomes of a destination, its connections live on, and new
-// ones go by the new plan at once (A8.1, A8.7).
+// changes: whatever happens to a destination, its connections continue, and new
+// ones follow the new plan at once (A8.1, A8.7).
 func changes(t *testing.T, m Mode) {
 	s := newStage(t, m, 0)
 	web := both(service.TCP, "10.96.0.10", "fd01::10", 80)
@@ -263,7 +263,7 @@ func changes(t *testing.T, m Mode) {
 	}
 }
 
-// richPlan has something of everything.
+// richPlan has destinations of every kind.
 func richPlan(f *Front) redirect.Plan {
 	return Plan(
 		Steer(f, all("10.96.0.10", "fd01::10", 80)...), Refuse(all("10.96.0.11", "fd01::11", 80)...),
@@ -272,8 +272,8 @@ func richPlan(f *Front) redirect.Plan {
 	)
 }
 
-// nothingStays: what somebody else removes comes back, and after Close the
-// namespace is as it was.
+// nothingStays: state that another program removes is restored, and after Close
+// the namespace is as before.
 func nothingStays(t *testing.T, m Mode) {
 	s := newStage(t, m, 0)
 	s.Settle(t)
@@ -305,7 +305,8 @@ func nothingStays(t *testing.T, m Mode) {
 	}
 }
 
-// flushRules does what `ip rule flush` and `ip route flush` do to ours.
+// flushRules removes our rules and routes as `ip rule flush` and `ip route flush`
+// do.
 func flushRules(node *netns.Host) error {
 	nl := node.Netlink()
 	for _, family := range []int{syscall.AF_INET, syscall.AF_INET6} {
@@ -335,8 +336,8 @@ func flushRules(node *netns.Host) error {
 	return nil
 }
 
-// killed: what a killed process leaves is taken over by the next, and removed
-// by Cleanup.
+// killed: the next process takes over the state of a killed one, and Cleanup
+// removes it.
 func killed(t *testing.T, m Mode) {
 	s := newStage(t, m, 0)
 	s.Settle(t)

@@ -17,10 +17,10 @@ import (
 
 // Mode is a mode, and what it cannot do.
 type Mode struct {
-	// New makes a Redirector in a node, as if in a process of its own.
+	// New creates a Redirector in a node, as if in a separate process.
 	New func(t testing.TB, node *netns.Host) redirect.Redirector
-	// Kill does what the end of the Redirector's process does to the kernel's
-	// state: descriptors are closed, and nothing is taken back.
+	// Kill does to the kernel's state what the end of the Redirector's process
+	// does: it closes descriptors, and removes nothing.
 	Kill func(t testing.TB, r redirect.Redirector)
 	// Cleanup is that of the mode's package.
 	Cleanup func(node *netns.Host) (removed []string, err error)
@@ -40,8 +40,8 @@ type Mode struct {
 	// OwnLingeringRefuses: such a destination refuses new connections of the
 	// node itself.
 	OwnLingeringRefuses bool
-	// Renumbers: who takes over from a killed process makes things anew, which
-	// gives them other numbers in the kernel.
+	// Renumbers: a process that takes over from a killed one creates objects
+	// again, with other numbers in the kernel.
 	Renumbers bool
 }
 
@@ -92,7 +92,7 @@ func (s *stage) apply(t *testing.T, p redirect.Plan) {
 	}
 }
 
-// fromEverywhere checks what clients on another host and on the node get.
+// fromEverywhere checks the results of clients on another host and on the node.
 func (s *stage) fromEverywhere(t *testing.T, when string, want string, ds ...service.Destination) {
 	t.Helper()
 	type answer struct {
@@ -120,7 +120,7 @@ func (s *stage) fromEverywhere(t *testing.T, when string, want string, ds ...ser
 // served stands for the front's greeting.
 const served = "served"
 
-// Plan makes one with the usual service ranges.
+// Plan returns a plan with the usual service ranges.
 func Plan(parts ...func(*redirect.Plan)) redirect.Plan {
 	p := redirect.Plan{
 		Local: redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd01::/112")),
@@ -184,7 +184,7 @@ func Linger(ds ...service.Destination) func(*redirect.Plan) {
 	}
 }
 
-// all gives a destination by TCP and UDP at both addresses.
+// all returns a destination by TCP and UDP at both addresses.
 func all(v4, v6 string, port uint16) []service.Destination {
 	return append(both(service.TCP, v4, v6, port), both(service.UDP, v4, v6, port)...)
 }

@@ -14,12 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsGuest tells whether this process is the first of a guest.
+// IsGuest tells whether this process is a guest's first process.
 func IsGuest() bool { return os.Getpid() == 1 && os.Getenv(jobEnv) != "" }
 
-// Guest is the life of the guest's first process: it prepares the guest, runs
-// the command, writes down its exit status, and switches the guest off. It does
-// not return.
+// Guest is the guest's first process: it prepares the guest, runs the command,
+// writes its exit status, and powers the guest off. It does not return.
 func Guest() {
 	status, err := guest()
 	text := strconv.Itoa(status)
@@ -31,11 +30,12 @@ func Guest() {
 	select {}
 }
 
-// jobDir is where the guest has the job's folder, to read and to write.
+// jobDir is the guest's mount point of the job's directory, which it reads and
+// writes.
 const jobDir = "/run/job"
 
 func guest() (status int, err error) {
-	// /run is needed first: the job's folder may be hidden by what comes after.
+	// Mount /run first: later mounts may hide the job's directory.
 	if err := mountAll([]mount{{"tmpfs", "/run", "mode=1777"}}); err != nil {
 		return 0, err
 	}
@@ -93,7 +93,7 @@ func runCommand(c *Config) (status int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	// A newline is to stay one.
+	// Newlines must not be translated.
 	if t, err := unix.IoctlGetTermios(int(console.Fd()), unix.TCGETS); err == nil {
 		t.Oflag &^= unix.OPOST
 		_ = unix.IoctlSetTermios(int(console.Fd()), unix.TCSETS, t)
@@ -129,7 +129,7 @@ func mountAll(list []mount) error {
 	return nil
 }
 
-// mountHost shows a folder of the host.
+// mountHost mounts a directory of the host.
 func mountHost(dir, target string, flags uintptr) error {
 	if err := os.MkdirAll(target, 0o755); err != nil {
 		return err
@@ -140,7 +140,7 @@ func mountHost(dir, target string, flags uintptr) error {
 	return nil
 }
 
-// loadModules loads modules by name, each after those that it needs.
+// loadModules loads modules by name, each after its dependencies.
 func loadModules(names []string) error {
 	if len(names) == 0 {
 		return nil

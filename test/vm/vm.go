@@ -35,31 +35,31 @@ import (
 	"time"
 )
 
-// Config says what runs in the guest.
+// Config describes what runs in the guest.
 type Config struct {
 	// Init is the static binary of test/vm/run: the guest's first process.
 	Init string `json:"-"`
 	// Command is the program, by its absolute path, and its arguments.
 	Command []string
-	// Dir is the folder it runs in; by default this process's.
+	// Dir is its working directory; by default this process's.
 	Dir string
-	// Env is its environment, besides PATH, HOME and TMPDIR.
+	// Env is its environment, in addition to PATH, HOME and TMPDIR.
 	Env []string
-	// Modules are loaded before it runs, with what they need. After that no
-	// module can be loaded.
+	// Modules are loaded before it runs, with their dependencies. Later no module
+	// can be loaded.
 	Modules []string
-	// Visible are host folders that it can see below /tmp and /root, where
-	// everything else is hidden, besides that of the command and Dir.
+	// Visible are host directories below /tmp and /root that it can see, in
+	// addition to the command's and Dir. All others there are hidden.
 	Visible []string
-	// Writable are host folders that it may write to.
+	// Writable are host directories that it may write to.
 	Writable []string
 	// Memory is the guest's, "1G" by default.
 	Memory string `json:"-"`
-	// Output gets what the command writes to its standard output and error.
+	// Output gets the command's standard output and error.
 	Output io.Writer `json:"-"`
 }
 
-// The names by which host and guest find each other.
+// The names that host and guest share.
 const (
 	jobEnv     = "SLUICE_VM_JOB" // the guest's first process gets it from the kernel's command line
 	configFile = "config.json"
@@ -67,10 +67,11 @@ const (
 	kernelLog  = "kernel.log"
 )
 
-// modulesRoot has a folder for each kernel release.
+// modulesRoot has a directory for each kernel release.
 const modulesRoot = "/usr/lib/uml/modules"
 
-// Available tells what is missing for running guests, or nil.
+// Available returns an error that names what guests need and this machine lacks,
+// or nil.
 func Available() error {
 	for _, program := range []string{"linux.uml", "gcc"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -80,9 +81,9 @@ func Available() error {
 	return nil
 }
 
-// Run boots a guest, runs the command, and gives its exit status. The guest
-// ends with the command, or with ctx. An error says that the guest failed, not
-// the command.
+// Run boots a guest, runs the command, and returns its exit status. The guest ends
+// with the command, or with ctx. An error is a failure of the guest, not of the
+// command.
 func Run(ctx context.Context, c Config) (status int, err error) {
 	if err := Available(); err != nil {
 		return 0, err
@@ -113,7 +114,7 @@ func Run(ctx context.Context, c Config) (status int, err error) {
 		"con0=null,fd:3", "con=null", "ssl=null", "quiet", "loglevel=0", "umid=vm", "uml_dir="+job+"/")
 	cmd.Env = append(os.Environ(), "LD_PRELOAD="+shim, "TMPDIR="+job)
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{input}
-	// The kernel is many processes: they go with their group.
+	// The kernel consists of many processes, which end with their group.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second
@@ -125,7 +126,7 @@ func Run(ctx context.Context, c Config) (status int, err error) {
 	go func() {
 		defer close(copied)
 		_, _ = io.Copy(c.Output, output)
-		_, _ = io.Copy(io.Discard, output) // the guest must not wait for a reader that is gone
+		_, _ = io.Copy(io.Discard, output) // the guest must not wait for a reader that has gone
 	}()
 	err = cmd.Wait()
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
@@ -144,8 +145,8 @@ func Run(ctx context.Context, c Config) (status int, err error) {
 	return status, nil
 }
 
-// prepare fills in what is missing and writes everything that the guest needs
-// into the job's folder.
+// prepare fills in defaults and writes everything that the guest needs into the
+// job's directory.
 func (c *Config) prepare(job string) error {
 	if len(c.Command) == 0 || !filepath.IsAbs(c.Command[0]) {
 		return fmt.Errorf("guest: command %q: want the absolute path of a program", c.Command)
@@ -178,7 +179,7 @@ func (c *Config) prepare(job string) error {
 	return os.WriteFile(filepath.Join(job, "init"), program, 0o755)
 }
 
-// tail gives the end of the kernel's log.
+// tail returns the end of the kernel's log.
 func tail(job string) string {
 	text, _ := os.ReadFile(filepath.Join(job, kernelLog))
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
@@ -188,8 +189,8 @@ func tail(job string) string {
 //go:embed shim/xstate.c
 var shimSource string
 
-// buildShim compiles what User Mode Linux needs on processors with more
-// registers than it knows of.
+// buildShim compiles a library that User Mode Linux needs on CPUs with more
+// registers than it knows.
 func buildShim(ctx context.Context, job string) (string, error) {
 	shim := filepath.Join(job, "xstate.so")
 	cmd := exec.CommandContext(ctx, "gcc", "-x", "c", "-O1", "-shared", "-fPIC", "-o", shim, "-", "-ldl")

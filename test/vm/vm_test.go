@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// need builds the programs, and skips the test where no guest can run.
+// need builds the programs, and skips the test if guests cannot run.
 func need(t *testing.T) {
 	t.Helper()
 	if err := vm.Available(); err != nil {
@@ -71,7 +71,7 @@ func build() (err error) {
 	return nil
 }
 
-// guest runs a command in a guest and gives its exit status and what it wrote.
+// guest runs a command in a guest and returns its exit status and output.
 func guest(t *testing.T, c vm.Config) (int, string) {
 	t.Helper()
 	need(t)
@@ -142,8 +142,8 @@ func TestGuestThatFailsSaysWhy(t *testing.T) {
 	}
 }
 
-// What the guest's kernel has is a matter of modules: without any it has
-// neither netfilter nor ipset, but BPF.
+// The guest's kernel gets its features by modules: without any it has neither
+// netfilter nor ipset, but BPF.
 var (
 	network  = []string{"veth", "ipv6"}
 	iptables = []string{
@@ -153,11 +153,11 @@ var (
 	ipset = []string{"xt_set", "ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_net"}
 )
 
-// In a kernel without nf_tables, without netfilter, and without CAP_BPF, auto
-// chooses what works, and that serves and keeps clients' addresses.
+// In a kernel without nf_tables, without netfilter, or without CAP_BPF, auto
+// chooses a mode that works, serves and keeps clients' addresses.
 func TestKernelsWithLess(t *testing.T) {
 	need(t)
-	// CAP_SYS_ADMIN brings CAP_BPF's rights with it.
+	// CAP_SYS_ADMIN includes CAP_BPF's rights.
 	const withoutBPF = "-bpf,-sys_admin"
 	for _, c := range []struct {
 		name    string

@@ -1,5 +1,4 @@
-// Package wait waits for what is to happen soon, so that no test sleeps and
-// hopes.
+// Package wait waits for expected events, so that no test sleeps and hopes.
 package wait
 
 import (
@@ -7,11 +6,11 @@ import (
 	"time"
 )
 
-// Patience bounds waits whose length is not itself under test. It is long
-// because machines that test have other work.
+// Patience bounds waits whose length is not under test. It is long because test
+// machines may be busy.
 const Patience = 20 * time.Second
 
-// pause waits between two looks, for longer where it has taken a while already.
+// pause waits between two checks, longer after a while.
 func pause(began time.Time) {
 	if time.Since(began) < time.Second {
 		time.Sleep(2 * time.Millisecond)
@@ -20,7 +19,7 @@ func pause(began time.Time) {
 	time.Sleep(20 * time.Millisecond)
 }
 
-// True waits until a condition holds, for Patience at most, and fails the test
+// True waits until a condition holds, at most for Patience, and fails the test
 // otherwise.
 func True(t testing.TB, what string, condition func() bool) {
 	t.Helper()
@@ -31,8 +30,8 @@ func True(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-// For waits until a condition gives nil, and fails the test with its last error
-// when it does not in time.
+// For waits until a condition returns nil, and fails the test with its last error
+// if it does not in time.
 func For(t testing.TB, what string, within time.Duration, condition func() error) {
 	t.Helper()
 	if err := Poll(within, condition); err != nil {
@@ -40,8 +39,8 @@ func For(t testing.TB, what string, within time.Duration, condition func() error
 	}
 }
 
-// Poll is For where the test may not be ended: it gives the last error. The last
-// look is after the time is up, as a busy machine may not have looked for a while.
+// Poll is For where it may not end the test: it returns the last error. It checks
+// once more after the time is up, as a busy machine may have delayed the checks.
 func Poll(within time.Duration, condition func() error) error {
 	for began := time.Now(); ; pause(began) {
 		late := time.Since(began) > within

@@ -1,4 +1,4 @@
-// Package inside is what tests of package vm run in guests: the real binary,
+// Package inside holds the tests that package vm runs in guests: the real binary,
 // in network namespaces of the guest. Elsewhere it does nothing.
 package inside
 
@@ -24,8 +24,8 @@ import (
 // The environment of the tests in a guest.
 const (
 	programEnv = "SLUICE_VM_PROGRAM" // the binary
-	wantEnv    = "SLUICE_VM_WANT"    // the way of steering that it has to choose
-	capsEnv    = "SLUICE_VM_CAPS"    // the capabilities that it gets, for setpriv; "" for all
+	wantEnv    = "SLUICE_VM_WANT"    // the steering mode that it must choose
+	capsEnv    = "SLUICE_VM_CAPS"    // its capabilities, for setpriv; "" for all
 )
 
 func TestMain(m *testing.M) {
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// output is what a program wrote until now.
+// output is a program's output until now.
 type output struct {
 	mu   sync.Mutex
 	text bytes.Buffer // guarded by mu
@@ -86,9 +86,8 @@ ports: [{name: http, port: 8080, protocol: TCP}, {name: dns, port: 5353, protoco
 endpoints: [{addresses: ["fd00:244:2::2"], nodeName: node2, conditions: {ready: true}}]
 `
 
-// The way of steering that is chosen here serves TCP and UDP over both
-// families, refuses where there are no endpoints, keeps clients' addresses, and
-// leaves nothing behind.
+// The chosen steering mode serves TCP and UDP over both families, refuses where
+// there are no endpoints, keeps clients' addresses, and leaves nothing behind.
 func TestServes(t *testing.T) {
 	c := netns.NewCluster(t)
 	for _, r := range c.Remote {
@@ -99,7 +98,7 @@ func TestServes(t *testing.T) {
 	stop := start(t, c.Node)
 	for _, q := range []struct {
 		from     *netns.Host
-		to, want string // what the endpoint sees
+		to, want string // want is what the endpoint sees
 	}{
 		{c.Pods[0], "tcp 10.96.0.10:80", "10.244.1.2"}, // A3.8
 		{c.Pods[0], "tcp [fd00:96::10]:80", "fd00:244:1::2"},
@@ -109,7 +108,7 @@ func TestServes(t *testing.T) {
 		{c.Outside, "tcp 203.0.113.10:80", "10.1.1.1"}, // A3.9, A3.13
 		{c.Pods[0], "tcp 10.96.0.11:80", "refused"},    // A3.4
 		{c.Outside, "tcp 10.96.0.11:80", "refused"},
-		{c.Pods[0], "tcp 10.244.2.2:8080", "10.244.1.2"}, // past us
+		{c.Pods[0], "tcp 10.244.2.2:8080", "10.244.1.2"}, // without the proxy
 	} {
 		if got := ask(q.from, q.to); got != q.want {
 			t.Errorf("from %s to %s: the endpoint saw %q, want %q", q.from.Name(), q.to, got, q.want)
@@ -121,7 +120,7 @@ func TestServes(t *testing.T) {
 	}
 }
 
-// start runs the proxy until the function that it gives is called.
+// start runs the proxy until the function that it returns is called.
 func start(t *testing.T, node *netns.Host) (stop func()) {
 	t.Helper()
 	dir := t.TempDir()
@@ -167,7 +166,7 @@ func start(t *testing.T, node *netns.Host) (stop func()) {
 	}
 }
 
-// ask gives the address that a witness sees, or "refused", or another error.
+// ask returns the address that a witness sees, or "refused", or another error.
 func ask(from *netns.Host, to string) string {
 	network, address, _ := strings.Cut(to, " ")
 	c, err := from.Dial(network, address)

@@ -24,7 +24,7 @@ func main() {
 	if vm.IsGuest() {
 		vm.Guest()
 	}
-	// Whoever reads what the program writes may go: the guest still has to end.
+	// The reader of the program's output may go away: the guest must still end.
 	signal.Ignore(syscall.SIGPIPE)
 	status, err := run()
 	if err != nil {
