@@ -153,8 +153,8 @@ func judge(out []byte, err error, test string, isLog func(file string, line int)
 			if e.Test == test {
 				ended = e.Action
 			}
-		case strings.HasPrefix(text, "panic:"), strings.HasPrefix(text, "fatal error:"):
-			return verdict{broken, text}
+		case strings.HasPrefix(e.Output, "panic:"), strings.HasPrefix(e.Output, "fatal error:"):
+			return verdict{broken, text} // the test's; what the product writes is indented
 		case name != test:
 			if text != "" && text != "FAIL" {
 				other = append(other, text)

@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -40,6 +42,11 @@ func TestJudge(t *testing.T) {
 			[]string{event("output", "TestA", `    a_test.go:2: x\n`), event("output", "TestA", `panic: test timed out after 2m0s\n`), event("fail", "TestA", "")},
 			failed, broken, "panic: test timed out after 2m0s",
 		},
+		{
+			"the product panicked",
+			[]string{event("output", "TestA", `    a_test.go:2: sluice panicked\n`), event("output", "TestA", `        panic: nil map\n`), event("fail", "TestA", "")},
+			failed, caught, "a_test.go:2: sluice panicked",
+		},
 		{"does not compile", []string{event("build-output", "", `x.go:1:2: undefined: y\n`), event("build-fail", "", ""), event("fail", "", "")}, failed, broken, ""},
 	} {
 		got := judge([]byte(strings.Join(row.lines, "\n")), row.err, "TestA", func(_ string, line int) bool { return line == 1 })
@@ -50,10 +57,17 @@ func TestJudge(t *testing.T) {
 }
 
 func TestIsLog(t *testing.T) {
-	for line, want := range map[int]bool{1: false, 12: false, 1 << 20: false} {
-		if got := isLog("gotest_test.go", line); got != want {
+	path := filepath.Join(t.TempDir(), "a_test.go")
+	if err := os.WriteFile(path, []byte("t.Logf(\"%d\", 1)\nt.Errorf(\"%d\", 2)\nt.Log()\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for line, want := range map[int]bool{0: false, 1: true, 2: false, 3: true, 9: false} {
+		if got := isLog(path, line); got != want {
 			t.Errorf("line %d: %v", line, got)
 		}
+	}
+	if isLog(filepath.Join(t.TempDir(), "none.go"), 1) {
+		t.Error("a file of another package is taken for a log line")
 	}
 }
 
