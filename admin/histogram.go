@@ -8,7 +8,8 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 )
 
-// sendHistogram sends a histogram in Prometheus's form: seconds, cumulative.
+// sendHistogram sends a histogram as Prometheus expects it: in seconds, with
+// cumulative buckets.
 func sendHistogram(ch chan<- prometheus.Metric, d *prometheus.Desc, h *conntrack.Histogram, bounds []time.Duration, labels []string) {
 	buckets := make(map[float64]uint64, len(bounds))
 	var cumulative uint64

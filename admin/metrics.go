@@ -1,4 +1,6 @@
-// Package admin shows what the proxy does: metrics for Prometheus.
+// Package admin serves Prometheus metrics and kube-proxy's other HTTP pages
+// (/healthz, /proxyMode, /configz, /flagz, /statusz) on one address. It only reads
+// counters of other packages and does not touch the data path.
 package admin
 
 import (
@@ -14,7 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Metric is a metric without labels whose value another package has. It is a
+// Metric is a metric without labels whose value another package provides. It is a
 // counter if its name ends in _total, a gauge otherwise.
 type Metric struct {
 	Name, Help string
@@ -22,7 +24,7 @@ type Metric struct {
 	Value func() float64
 }
 
-// NewMetric gives a metric.
+// NewMetric creates a Metric.
 func NewMetric(name, help string, value func() float64) Metric { return Metric{name, help, value} }
 
 func (m *Metric) collector() prometheus.Collector {
@@ -32,35 +34,35 @@ func (m *Metric) collector() prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: m.Name, Help: m.Help}, m.Value)
 }
 
-// Sources are where the metrics come from.
+// Sources provide the values of the metrics.
 type Sources struct {
-	// Version is the program's.
+	// Version is the program's version.
 	Version string
-	// Table has the counters of all service ports. It must be set.
+	// Table provides the counters of all service ports. It is required.
 	Table *conntrack.Table
-	// Log is the access log, nil if there is none.
+	// Log is the access log, or nil.
 	Log *conntrack.Log
-	// Health has the counts of health checks, nil if there are none. It is called
-	// at each scrape, from any goroutine, as is NoLocal, which may give nil.
+	// Health returns the counts of health checks. NoLocal may return nil. Both are
+	// called at each scrape, from any goroutine, and may be nil.
 	Health  func() health.Stats
 	NoLocal func() *NoLocalEndpoints
-	// Sync has what became of changes, nil if nobody keeps that. Changes counts
-	// what came from an API server; nil if there is none.
+	// Sync records how changes come into force. Changes returns the counts of
+	// objects from an API server. Both may be nil.
 	Sync    *Sync
 	Changes func() Changes
-	// Whole leaves out what belongs to single service ports, and gives their sum,
-	// with labels that are empty.
+	// Whole replaces the metrics of each service port by their sum, with empty
+	// labels.
 	Whole bool
-	// Metrics are those that other packages have.
+	// Metrics are the metrics of other packages.
 	Metrics []Metric
 }
 
-// NoLocalEndpoints counts, by service.Family, the service ports of a traffic
-// policy that is Local that have endpoints, but none on this node (A3.16).
+// NoLocalEndpoints counts, by service.Family, the service ports with traffic policy
+// Local whose endpoints are all on other nodes (A3.16).
 type NoLocalEndpoints [2]struct{ Internal, External int }
 
-// NewRegistry returns a registry with Sluice's own metrics and those of the Go
-// runtime and of the process.
+// NewRegistry creates a registry with Sluice's metrics and those of the Go runtime
+// and the process.
 func NewRegistry(s Sources) *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(
@@ -80,7 +82,7 @@ func NewRegistry(s Sources) *prometheus.Registry {
 	return r
 }
 
-// collector reads all values at each scrape. It keeps nothing.
+// collector reads all values at each scrape and stores none.
 type collector struct {
 	sources Sources
 
@@ -187,7 +189,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectHealth(send)
 }
 
-// collectHealth sends what health checks and their like counted.
+// collectHealth sends the counts of health checks and of NoLocal.
 func (c *collector) collectHealth(send func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string)) {
 	if c.sources.Health != nil {
 		h := c.sources.Health()
@@ -212,8 +214,8 @@ func (c *collector) collectHealth(send func(d *prometheus.Desc, kind prometheus.
 	}
 }
 
-// collectPort sends what a service port counted: only two values as long as it
-// has had no connection.
+// collectPort sends the values of a service port: only two before its first
+// connection.
 func (c *collector) collectPort(ch chan<- prometheus.Metric, p *conntrack.PortTotals) {
 	labels := portLabels(p.Name)
 	if c.sources.Whole {

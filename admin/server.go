@@ -15,34 +15,34 @@ import (
 	"github.com/sluice-proxy/sluice/internal/httpport"
 )
 
-// Server serves /metrics, /healthz and what else kube-proxy has on its port
-// 10249 over HTTP, off the data path.
+// Server serves /metrics, /healthz and the other pages of kube-proxy's port 10249
+// over HTTP.
 type Server struct {
 	listener net.Listener
 	server   *httpport.Server
 }
 
-// Pages are what a Server shows.
+// Pages is the content that a Server serves.
 type Pages struct {
-	// Metrics are at /metrics.
+	// Metrics are served at /metrics.
 	Metrics prometheus.Gatherer
-	// Mode is the text at /proxyMode.
+	// Mode is the text of /proxyMode.
 	Mode string
-	// Config is what /configz shows as JSON, under the name of kube-proxy's API
-	// group. Nothing if it is nil.
+	// Config is served at /configz as JSON, under the name of kube-proxy's API
+	// group. If it is nil, there is no such page.
 	Config any
-	// Flags are what /flagz shows, by their names.
+	// Flags are served at /flagz, by name.
 	Flags map[string]string
-	// Version is the program's.
+	// Version is the program's version.
 	Version string
-	// Profiling adds /debug/pprof, which can slow the program down.
+	// Profiling adds /debug/pprof. Profiles can slow the program down.
 	Profiling bool
-	// Connections bounds and counts the clients' connections; nil stands for a
-	// Group of the Server's own.
+	// Connections bounds and counts the clients' connections; nil means a Group of
+	// the Server's own.
 	Connections *httpport.Group
 }
 
-// Listen opens the address, such as "127.0.0.1:10249". The server answers once
+// Listen listens on an address, such as "127.0.0.1:10249". The server answers while
 // Serve runs.
 func Listen(address string, pages Pages) (*Server, error) {
 	l, err := net.Listen("tcp", address)
@@ -59,7 +59,7 @@ func Listen(address string, pages Pages) (*Server, error) {
 	}, nil
 }
 
-// handler answers for all pages.
+// handler serves all pages.
 func (p *Pages) handler(started time.Time) http.Handler {
 	mux := http.NewServeMux()
 	var paths []string // for statusz
@@ -67,8 +67,7 @@ func (p *Pages) handler(started time.Time) http.Handler {
 		mux.Handle("GET "+path, h)
 		paths = append(paths, path)
 	}
-	// One scrape that breaks (a value that cannot be had) must not hide all
-	// others.
+	// One failing collector must not hide all others.
 	options := promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, Timeout: 10 * time.Second}
 	health := newSLIs(started)
 	if p.Config != nil {
@@ -95,19 +94,20 @@ func (p *Pages) handler(started time.Time) http.Handler {
 	return mux
 }
 
-// text answers with a text.
+// text serves a fixed text.
 func text(body string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		_, _ = w.Write([]byte(body)) // the client may have gone; nobody to tell
+		_, _ = w.Write([]byte(body)) // ignore the error: the client has closed the connection
 	}
 }
 
 // Addr returns the address that the server listens on.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
-// Serve answers until ctx ends, then lets requests finish for up to a second.
+// Serve serves requests until ctx ends, then waits up to a second for running
+// requests. It returns an error if the listening socket fails.
 func (s *Server) Serve(ctx context.Context) error {
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -115,11 +115,11 @@ func (s *Server) Serve(ctx context.Context) error {
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		if err := s.server.Shutdown(grace); err != nil {
-			_ = s.server.Close() // the requests that did not finish are cut
+			_ = s.server.Close() // aborts the remaining requests
 		}
 	})
 	err := s.server.Serve(s.listener)
-	if stop() { // ctx has not ended: Serve broke
+	if stop() { // ctx has not ended, so the server failed
 		return fmt.Errorf("metrics address %s: %w", s.Addr(), err)
 	}
 	<-stopped

@@ -6,13 +6,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// familyLabels are the values of kube-proxy's label ip_family. One change of
-// ours is a sync of both families, so each of its metrics is there for both.
+// familyLabels are the values of kube-proxy's label ip_family. A change of Sluice
+// is a sync of both families, so each metric has both values.
 var familyLabels = []string{"IPv4", "IPv6"}
 
-// Sync keeps kube-proxy's metrics of how changes come into force, under its
-// names and with its buckets. Safe for concurrent use; its methods may be called
-// on nil, which keeps nothing.
+// Sync records how changes come into force, in kube-proxy's metrics and buckets. It
+// is safe for concurrent use. Methods on a nil Sync do nothing.
 type Sync struct {
 	duration, programming *prometheus.HistogramVec
 	last, queued          *prometheus.GaugeVec
@@ -20,7 +19,7 @@ type Sync struct {
 
 var _ prometheus.Collector = (*Sync)(nil)
 
-// NewSync returns a Sync that has seen no change.
+// NewSync creates a Sync without changes.
 func NewSync() *Sync {
 	return &Sync{
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -42,7 +41,7 @@ func NewSync() *Sync {
 	}
 }
 
-// Queued says that a change has come.
+// Queued records the arrival of a change.
 func (s *Sync) Queued(at time.Time) {
 	if s == nil {
 		return
@@ -52,8 +51,8 @@ func (s *Sync) Queued(at time.Time) {
 	}
 }
 
-// Applied says that all changes are in force since now; the last was begun with
-// at begin, and triggers are when what it tells of had happened.
+// Applied records that all changes are in force at now. begin is the start of the
+// last sync; triggers are the times of the events that caused its changes.
 func (s *Sync) Applied(begin, now time.Time, triggers []time.Time) {
 	if s == nil {
 		return
@@ -85,15 +84,15 @@ func (s *Sync) Collect(ch chan<- prometheus.Metric) {
 	s.each(func(c prometheus.Collector) { c.Collect(ch) })
 }
 
-// Changes counts the objects that came from the API server, as kube-proxy does.
+// Changes counts the objects from the API server, as kube-proxy does.
 type Changes struct {
-	// Services and Endpoints are all that were new, different or gone; the
+	// Services and Endpoints count all new, changed and deleted objects. The
 	// pending ones are not in force yet.
 	Services, Endpoints               uint64
 	PendingServices, PendingEndpoints int
 }
 
-// changesCollector gives Changes at each scrape.
+// changesCollector reads Changes at each scrape.
 type changesCollector struct {
 	read  func() Changes
 	descs [4]*prometheus.Desc

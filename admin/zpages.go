@@ -13,18 +13,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// The pages that components of Kubernetes have for people, of KEP-4827 and
-// KEP-4828, and the metrics of health checks of KEP-3466. Their texts are
-// promised to nobody; whoever wants to parse them asks for JSON.
+// Diagnostic pages of Kubernetes components (KEP-4827 and KEP-4828), and the
+// metrics of health checks (KEP-3466). Their text format is not stable; programs
+// should request JSON.
 const (
-	component = "kube-proxy" // whose place this is
+	component = "kube-proxy" // the component that Sluice replaces
 	zpageHead = `
 %s %s
 Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees and is for debugging purposes only.
 `
 )
 
-// zpage is what flagz and statusz have in common as JSON.
+// zpage is the JSON form of flagz and statusz.
 type zpage struct {
 	Kind       string `json:"kind"`
 	APIVersion string `json:"apiVersion"`
@@ -41,7 +41,7 @@ type zpage struct {
 	Paths         []string `json:"paths,omitempty"`
 }
 
-// flagz shows the flags and their values.
+// flagz serves the flags and their values.
 func flagz(flags map[string]string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if asJSON(r, "Flagz") {
@@ -57,7 +57,7 @@ func flagz(flags map[string]string) http.HandlerFunc {
 	}
 }
 
-// statusz shows the program, how long it has run, and the pages there are.
+// statusz serves the program's version, its uptime and the list of pages.
 func statusz(version string, started time.Time, paths []string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		up := time.Since(started)
@@ -80,8 +80,8 @@ Paths: %s
 	}
 }
 
-// asJSON reports whether a request asks for a page as an object of the API, such
-// as application/json;v=v1beta1;g=config.k8s.io;as=Flagz.
+// asJSON reports whether a request asks for an API object, such as
+// application/json;v=v1beta1;g=config.k8s.io;as=Flagz.
 func asJSON(r *http.Request, kind string) bool {
 	for _, accept := range r.Header.Values("Accept") {
 		for part := range strings.SplitSeq(strings.ReplaceAll(accept, " ", ""), ",") {
@@ -107,10 +107,10 @@ func writeJSON(w http.ResponseWriter, v any) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_, _ = w.Write(body) // the client may have gone; nobody to tell
+	_, _ = w.Write(body) // ignore the error: the client has closed the connection
 }
 
-// slis counts the answers of /healthz, for /metrics/slis.
+// slis counts the results of /healthz for /metrics/slis.
 type slis struct {
 	last  *prometheus.GaugeVec
 	total *prometheus.CounterVec
@@ -135,7 +135,7 @@ func newSLIs(started time.Time) *slis {
 	return s
 }
 
-// observe counts a request for /healthz before it is answered.
+// observe counts a request for /healthz, then serves it.
 func (s *slis) observe(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		s.last.WithLabelValues("ping", "healthz").Set(1)

@@ -166,7 +166,7 @@ func TestPromise5ExactlyOneRecord(t *testing.T) {
 			closeAll(s, func(rec *Record) {
 				note(rec)
 				rec.End = Shutdown
-				if r.IntN(2) == 0 { // as the connection's own end would
+				if r.IntN(2) == 0 { // as the connection does at its own end
 					s.Close(rec)
 				}
 			})
@@ -272,7 +272,7 @@ func TestQueueBoundCountsRecords(t *testing.T) {
 			s.Flush()
 		}
 		end(1) // the sink has it and takes no more
-		wait.True(t, "the sink is busy", func() bool { return table.queue.left() == 0 })
+		wait.True(t, "the sink is busy", func() bool { return table.queue.length() == 0 })
 		total := 1
 		for total+each <= 1+bound {
 			end(each)
@@ -301,7 +301,7 @@ func TestQueueBoundCountsRecords(t *testing.T) {
 	}
 }
 
-// A sink that does not take its records costs records, and no time.
+// A sink that blocks costs records, but no time.
 func TestFullQueueDropsAndCounts(t *testing.T) {
 	sink := &collector{gate: make(chan struct{})}
 	table := NewTable(Options{Sink: sink, Queue: 4 * batchSize})

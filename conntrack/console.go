@@ -10,10 +10,10 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// consoleTime is short: the day, and milliseconds.
+// consoleTime has the day and milliseconds, but no year and zone.
 const consoleTime = "01-02 15:04:05.000"
 
-// consoleEncoder writes records as lines for people. It is not safe for
+// consoleEncoder writes records as human-readable lines. It is not safe for
 // concurrent use.
 type consoleEncoder struct {
 	out     *bytes.Buffer
@@ -109,7 +109,8 @@ func (c *consoleEncoder) encode(r *Record) {
 	c.out.Write(b)
 }
 
-// appendAmount writes how much went one way: 78 B, or 78 B in 2.
+// appendAmount writes the bytes of one direction, and the datagrams if there are
+// any: "78 B", "78 B in 2".
 func appendAmount(b []byte, r *Record, bytes, datagrams uint64) []byte {
 	b = appendBytes(b, bytes)
 	if r.Protocol == service.UDP {
@@ -119,7 +120,7 @@ func appendAmount(b []byte, r *Record, bytes, datagrams uint64) []byte {
 	return b
 }
 
-// appendDuration writes a duration in ns with at most three digits that count:
+// appendDuration writes a duration in ns with at most three significant digits:
 // 85us, 1.24ms, 310ms, 12.3s, then 4m10s, 3h5m.
 func appendDuration(b []byte, ns int64) []byte {
 	d := time.Duration(max(ns, 0))
@@ -159,7 +160,7 @@ func appendBytes(b []byte, n uint64) []byte {
 	return append(b, units[i]...)
 }
 
-// appendThree writes n/unit, cut to three digits, without zeros at the end of
+// appendThree writes n/unit, truncated to three digits, without trailing zeros in
 // the fraction.
 func appendThree(b []byte, n, unit int64) []byte {
 	whole := n / unit

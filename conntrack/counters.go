@@ -8,8 +8,8 @@ import (
 )
 
 // ConnectBuckets and FirstByteBuckets are the upper bounds of the histograms'
-// buckets; a last bucket takes what is longer. The steps of the retry plan
-// (250 ms, 500 ms, 1 s, 2 s, 3.75 s) fall between bounds of their own.
+// buckets; one more bucket takes longer durations. The steps of the retry plan (250
+// ms, 500 ms, 1 s, 2 s, 3.75 s) are in separate buckets.
 var (
 	ConnectBuckets = [...]time.Duration{
 		100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
@@ -28,13 +28,13 @@ const bucketCount = len(ConnectBuckets)
 // The two histograms share a type.
 var _ = [1]struct{}{}[len(ConnectBuckets)-len(FirstByteBuckets)]
 
-// Counters count the connections of one service port. A connection resolves
-// them once, when it is accepted. Any goroutine may count and read.
+// Counters count the connections of one service port. A connection looks them up
+// once, when it is accepted. They are safe for concurrent use.
 type Counters struct {
 	name service.PortName
 
-	// What each connection touches at its beginning has a cache line of its
-	// own, apart from what is touched at its end.
+	// Fields that a connection writes at its start have a cache line of their own,
+	// apart from those that it writes at its end.
 	opened   atomic.Uint64
 	active   atomic.Int64
 	attempts atomic.Uint64
@@ -50,27 +50,28 @@ type Counters struct {
 	firstByte         histogram
 }
 
-// Totals are the values of Counters at about one moment.
+// Totals are a copy of Counters. The values are read one by one, so they may differ
+// by connections in progress.
 type Totals struct {
 	Opened  uint64
 	Active  int64
-	Retried uint64 // connections that took more than one attempt
-	// Attempts counts those begun; Failed those that failed, by DialError.
+	Retried uint64 // connections with more than one attempt
+	// Attempts counts started attempts; Failed counts failed ones by DialError.
 	Attempts uint64
 	Failed   [dialErrorCount]uint64
 	// Ended counts connections by End.
 	Ended             [endCount]uint64
 	BytesFromClient   uint64
 	BytesFromEndpoint uint64
-	// Datagrams are those passed on from clients and from endpoints.
+	// Datagrams that were forwarded from clients and from endpoints.
 	DatagramsFromClient   uint64
 	DatagramsFromEndpoint uint64
-	// Connect is over ConnectBuckets, FirstByte over FirstByteBuckets.
+	// Connect uses ConnectBuckets, FirstByte uses FirstByteBuckets.
 	Connect   Histogram
 	FirstByte Histogram
 }
 
-// Histogram counts durations by bucket. Buckets are not cumulative.
+// Histogram counts durations by bucket. Its buckets are not cumulative.
 type Histogram struct {
 	Buckets [bucketCount + 1]uint64
 	Sum     time.Duration
@@ -83,10 +84,10 @@ func (h *Histogram) add(o *Histogram) {
 	h.Sum += o.Sum
 }
 
-// Name returns the service port that is counted.
+// Name returns the service port of the counters.
 func (c *Counters) Name() service.PortName { return c.name }
 
-// Totals reads the counters.
+// Totals returns the current values.
 func (c *Counters) Totals() Totals {
 	t := Totals{
 		Opened:                c.opened.Load(),
@@ -109,7 +110,7 @@ func (c *Counters) Totals() Totals {
 	return t
 }
 
-// Add adds what another service port counted.
+// Add adds the values of another service port.
 func (t *Totals) Add(o *Totals) {
 	t.Opened += o.Opened
 	t.Active += o.Active
@@ -129,7 +130,7 @@ func (t *Totals) Add(o *Totals) {
 	t.FirstByte.add(&o.FirstByte)
 }
 
-// countDatagrams counts those that a record has and that were not counted yet.
+// countDatagrams adds a record's datagrams since the last call.
 func (c *Counters) countDatagrams(r *Record) {
 	for i, n := range [...]uint64{r.DatagramsFromClient, r.DatagramsFromEndpoint} {
 		if more := uint32(n) - r.countedDatagrams[i]; more != 0 {
@@ -161,7 +162,7 @@ type histogram struct {
 	sum     atomic.Int64
 }
 
-// observe counts over ConnectBuckets.
+// observe adds a duration by ConnectBuckets.
 func (h *histogram) observe(ns int64) { h.observeIn(ns, &ConnectBuckets) }
 
 func (h *histogram) observeIn(ns int64, bounds *[bucketCount]time.Duration) {

@@ -13,9 +13,9 @@ import (
 // jsonTime is RFC 3339 with microseconds.
 const jsonTime = "2006-01-02T15:04:05.000000Z07:00"
 
-// jsonEncoder writes records as JSON objects, one for each line. The fields and
-// their order are those of docs/connection-log.md. It is not safe for concurrent
-// use.
+// jsonEncoder writes records as JSON objects, one on each line.
+// docs/connection-log.md lists the fields in this order. It is not safe for
+// concurrent use.
 type jsonEncoder struct {
 	log     zerolog.Logger
 	scratch []byte
@@ -85,7 +85,7 @@ func (j *jsonEncoder) encode(r *Record) {
 	j.scratch = b
 }
 
-// failed returns the attempts that failed as an array.
+// failed returns the failed attempts as an array.
 func (j *jsonEncoder) failed(list []Attempt) *zerolog.Array {
 	array := zerolog.Arr()
 	for i := range list {
@@ -106,7 +106,7 @@ func (j *jsonEncoder) failed(list []Attempt) *zerolog.Array {
 	return array
 }
 
-// appendPortName writes what n.String() gives.
+// appendPortName appends n.String() without allocation.
 func appendPortName(b []byte, n *service.PortName) []byte {
 	b = appendName(b, &n.Name)
 	if n.Port != "" {
@@ -116,7 +116,7 @@ func appendPortName(b []byte, n *service.PortName) []byte {
 	return b
 }
 
-// appendName writes what n.String() gives.
+// appendName appends n.String() without allocation.
 func appendName(b []byte, n *service.Name) []byte {
 	b = append(b, n.Namespace...)
 	b = append(b, '/')

@@ -14,16 +14,16 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// Format is a form of the access log.
+// Format is the format of the access log.
 type Format uint8
 
-// The forms.
+// The formats.
 const (
-	JSON    Format = iota // one JSON object for each line
-	Console               // one line for people
+	JSON    Format = iota // one JSON object on each line
+	Console               // human-readable lines
 )
 
-// ParseFormat returns the format of a name: "json" or "console".
+// ParseFormat converts the name of a format: "json" or "console".
 func ParseFormat(name string) (Format, error) {
 	switch name {
 	case "json":
@@ -34,40 +34,40 @@ func ParseFormat(name string) (Format, error) {
 	return JSON, fmt.Errorf("access log format %q: unknown (available: json, console)", name)
 }
 
-// LogOptions say where the access log goes and what it looks like.
+// LogOptions configure the access log.
 type LogOptions struct {
-	// Path is a file that is appended to, or "-" for standard output.
+	// Path is the file to append to, or "-" for standard output.
 	Path string
-	// Writer is written to instead of Path if it is not nil.
+	// Writer replaces Path if it is not nil.
 	Writer io.Writer
 	Format Format
-	// Logger is the program's own log, which is told of write errors.
+	// Logger is the program's log, which gets reports of write errors.
 	Logger zerolog.Logger
-	// Zone is the time zone of the console form; nil means time.Local. JSON is
-	// in UTC.
+	// Zone is the time zone of the console format; nil means time.Local. JSON uses
+	// UTC.
 	Zone *time.Location
 }
 
 const (
-	// logMode lets the group read the log, such as the adm group that log
-	// shippers are in, and nobody else: it holds clients' addresses.
+	// logMode lets only the owner and the group read the log, because it contains
+	// client addresses. Log shippers are often in the group, such as adm.
 	logMode = 0o640
-	// writeSize is the size at which encoded lines are written without waiting
-	// for the queue to run empty.
+	// writeSize is the size from which encoded lines are written before the queue
+	// is empty.
 	writeSize = 64 << 10
-	// reportEvery is the least time between two reports of one kind of trouble.
+	// reportEvery is the minimum time between two reports of one kind.
 	reportEvery = time.Minute
-	// hangPatience is how long Reopen and Close wait for a write that hangs.
+	// hangPatience is how long Reopen and Close wait for a blocked write.
 	hangPatience = time.Second
 )
 
-// errHangs is what Reopen and Close give when nobody reads what the log writes.
+// errHangs is returned by Reopen and Close if a write blocks because the reader of
+// the log has stopped.
 var errHangs = errors.New("access log: a write hangs")
 
-// Log is the access log: a Sink that writes one line for each record. A write
-// error never stops it: the lines that could not be written are counted, the
-// program's log is told at most once a minute, and the next lines are tried
-// again. Its methods may be called from any goroutine.
+// Log is the access log: a Sink that writes one line for each record. It continues
+// after a write error: it counts the lost lines, reports to the program's log at
+// most once a minute, and writes the next lines. It is safe for concurrent use.
 type Log struct {
 	path   string
 	logger zerolog.Logger
@@ -77,13 +77,13 @@ type Log struct {
 	lost    atomic.Uint64
 	errors  atomic.Uint64
 
-	lock   chan struct{} // full while it is held; guards what follows
-	file   *os.File      // what Reopen replaces and Close closes, or nil
+	lock   chan struct{} // a mutex with timeout; full while held; guards the fields below
+	file   *os.File      // the file that OpenLog opened, or nil
 	out    io.Writer
 	buf    bytes.Buffer
 	encode func(*Record)
-	torn   bool   // the last write ended within a line
-	told   bool   // the program's log was told of an error and not yet of its end
+	torn   bool   // the last write ended in the middle of a line
+	told   bool   // an error was reported, and its end was not
 	failed report // writes
 	slow   report // records that were dropped
 }
@@ -93,14 +93,13 @@ var (
 	_ LossReporter = (*Log)(nil)
 )
 
-// report is a kind of trouble that the program's log is told of.
+// report limits how often one kind of trouble is reported.
 type report struct {
-	last   time.Time // when it was last told
-	unsaid uint64    // what was lost since then
+	last   time.Time // time of the last report
+	unsaid uint64    // losses since then
 }
 
-// due reports whether the program's log is to be told, and of how much. n was lost
-// now.
+// due adds n losses. It reports whether a report is due, and of how many losses.
 func (r *report) due(now time.Time, n uint64) (lost uint64, ok bool) {
 	r.unsaid += n
 	if !r.last.IsZero() && now.Sub(r.last) < reportEvery {
@@ -111,8 +110,8 @@ func (r *report) due(now time.Time, n uint64) (lost uint64, ok bool) {
 	return lost, true
 }
 
-// OpenLog opens the access log. It fails if the file cannot be opened, and waits
-// for nobody to read it.
+// OpenLog opens the access log. It returns an error if the file cannot be opened.
+// It does not wait for a reader of a named pipe.
 func OpenLog(opts LogOptions) (*Log, error) {
 	l := &Log{logger: opts.Logger, now: time.Now, out: opts.Writer, lock: make(chan struct{}, 1)}
 	switch {
@@ -150,7 +149,7 @@ func openFile(path string) (*os.File, error) {
 func (l *Log) acquire() { l.lock <- struct{}{} }
 func (l *Log) release() { <-l.lock }
 
-// acquireSoon is acquire for those who must not wait for ever.
+// acquireSoon is acquire with a timeout of hangPatience.
 func (l *Log) acquireSoon() error {
 	select {
 	case l.lock <- struct{}{}:
@@ -172,7 +171,7 @@ func (l *Log) Write(batch []Record) {
 	}
 }
 
-// Flush implements Sink: it writes what has been encoded.
+// Flush implements Sink: it writes the encoded lines.
 func (l *Log) Flush() {
 	l.acquire()
 	defer l.release()
@@ -192,9 +191,9 @@ func (l *Log) tellSlow(lost uint64) {
 	l.logger.Warn().Uint64("records_lost", lost).Msg("access log is too slow; records were dropped")
 }
 
-// Reopen closes the file and opens it anew by its name, after a log rotation has
-// renamed it. If that fails the old file stays in use. It does nothing if the log
-// does not go to a file that OpenLog opened.
+// Reopen closes the file and opens its path again, after log rotation has renamed
+// it. If that fails, it keeps the old file and returns the error. It does nothing
+// unless OpenLog opened a file.
 func (l *Log) Reopen() error {
 	if l.path == "" {
 		return nil
@@ -207,7 +206,7 @@ func (l *Log) Reopen() error {
 		return errors.Join(err, f.Close())
 	}
 	defer l.release()
-	if l.file == nil { // closed in the meantime
+	if l.file == nil { // closed meanwhile
 		return f.Close()
 	}
 	l.flushLocked()
@@ -219,8 +218,8 @@ func (l *Log) Reopen() error {
 	return nil
 }
 
-// Close writes what has been encoded and closes the file. It does not wait longer
-// than a second for a write that hangs. The log must not be written to afterwards.
+// Close writes the encoded lines and closes the file. It waits at most one second
+// for a blocked write. Do not call Write afterwards.
 func (l *Log) Close() error {
 	if err := l.acquireSoon(); err != nil {
 		return err
@@ -245,20 +244,20 @@ func (l *Log) Close() error {
 	return nil
 }
 
-// LogStats tells what became of the lines.
+// LogStats counts lines.
 type LogStats struct {
-	Written uint64 // lines that were written
-	Lost    uint64 // lines that could not be written
-	Errors  uint64 // writes that failed
+	Written uint64 // lines written
+	Lost    uint64 // lines lost by write errors
+	Errors  uint64 // failed writes
 }
 
-// Stats tells what became of the lines.
+// Stats returns the counts.
 func (l *Log) Stats() LogStats {
 	return LogStats{Written: l.written.Load(), Lost: l.lost.Load(), Errors: l.errors.Load()}
 }
 
-// flushLocked writes the encoded lines. What cannot be written is lost: keeping
-// it would hold up what comes later.
+// flushLocked writes the encoded lines. It drops lines that cannot be written,
+// because keeping them would delay later ones.
 func (l *Log) flushLocked() {
 	if l.buf.Len() == 0 {
 		return
@@ -291,7 +290,7 @@ func (l *Log) flushLocked() {
 	l.buf.Reset()
 }
 
-// closedWriter stands for a log that was closed.
+// closedWriter replaces the writer of a closed log.
 type closedWriter struct{}
 
 var errLogClosed = errors.New("access log is closed")

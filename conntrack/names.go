@@ -5,28 +5,28 @@ import (
 	"syscall"
 )
 
-// End tells who ended a connection, and how.
+// End is the reason why a connection ended, and the side that ended it.
 type End uint8
 
 // The ends. The zero value means that the connection is still open.
 const (
 	EndNone         End = iota
-	ClientFin           // the client closed first, in order
+	ClientFin           // the client closed first, with a FIN
 	ClientReset         // the client sent a reset
 	ClientTimeout       // the client no longer answered
-	EndpointFin         // the endpoint closed first, in order
-	EndpointReset       // the endpoint sent a reset after the connection had been made
+	EndpointFin         // the endpoint closed first, with a FIN
+	EndpointReset       // the endpoint sent a reset after the connection was established
 	EndpointTimeout     // the endpoint no longer answered
 	Idle                // no bytes for longer than the idle or the half-closed timeout
 	Shutdown            // the proxy stopped
 	ConnectFailed       // no candidate answered within the retry plan
-	NoEndpoints         // there was no candidate left when the connection was accepted
+	NoEndpoints         // there was no candidate when the connection was accepted
 	LimitReached        // a limit of the Service or of the process
-	NotAdmitted         // the client may not come in, and the kernel let it
-	Responses           // UDP: as many answers came as the service said
-	EndpointGone        // UDP: the endpoint serves no more (A8.2)
-	Evicted             // UDP: the session made room for a new one
-	NamespaceLimit      // the limit of a namespace
+	NotAdmitted         // the client is not allowed, but the socket's filter did not drop it
+	Responses           // UDP: the configured number of responses arrived
+	EndpointGone        // UDP: the endpoint is no longer usable (A8.2)
+	Evicted             // UDP: a new session replaced this one
+	NamespaceLimit      // the namespace reached its limit
 	endCount        = iota
 )
 
@@ -62,19 +62,19 @@ func Ends() []End {
 	return all
 }
 
-// DialError tells why an attempt to connect to an endpoint failed.
+// DialError is the reason why an attempt to connect to an endpoint failed.
 type DialError uint8
 
-// The reasons. The zero value means that it did not fail.
+// The reasons. The zero value means success.
 const (
 	DialOK          DialError = iota
 	DialTimeout               // no answer in time
 	DialRefused               // the endpoint's port is closed
-	DialReset                 // reset before the connection was made
-	DialUnreachable           // no route, or a router or neighbour said so
-	DialNoAddress             // our own: no local address and port free
-	DialNoResources           // our own: descriptors or memory ran out
-	DialDenied                // our own: a firewall rule or a missing right
+	DialReset                 // reset before the connection was established
+	DialUnreachable           // no route, or an ICMP error
+	DialNoAddress             // local: no free local address and port
+	DialNoResources           // local: out of descriptors or memory
+	DialDenied                // local: a firewall rule or a missing capability
 	DialOther
 	dialErrorCount = iota
 )
@@ -94,13 +94,13 @@ var dialErrorNames = [dialErrorCount]string{
 // String returns the name that the access log and the metrics use.
 func (e DialError) String() string { return nameOf(dialErrorNames[:], uint8(e)) }
 
-// Own tells that the reason lies with this node, so that the endpoint is not
-// to blame.
+// Own reports whether the cause is on this node, so that the endpoint is not to
+// blame.
 func (e DialError) Own() bool {
 	return e == DialNoAddress || e == DialNoResources || e == DialDenied
 }
 
-// DialErrors returns every reason for which an attempt can fail.
+// DialErrors returns all reasons except DialOK.
 func DialErrors() []DialError {
 	all := make([]DialError, 0, dialErrorCount-1)
 	for e := DialOK + 1; e < DialError(dialErrorCount); e++ {
@@ -109,7 +109,7 @@ func DialErrors() []DialError {
 	return all
 }
 
-// DialErrorOf returns the reason that an error of a system call stands for.
+// DialErrorOf converts the error of a system call to a reason.
 func DialErrorOf(err error) DialError {
 	var errno syscall.Errno
 	if err == nil {

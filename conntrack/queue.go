@@ -6,40 +6,40 @@ import (
 )
 
 const (
-	// batchSize is the number of records that are handed over together.
+	// batchSize is the number of records in a full batch.
 	batchSize = 128
-	// maxFree is how many empty batches are kept for the event loops.
+	// maxFree is how many empty batches the queue keeps for the event loops.
 	maxFree = 32
 )
 
-// batch holds records that have ended.
+// batch holds records of ended connections.
 type batch struct {
 	records []Record // of capacity batchSize
 }
 
-// queue carries records from the event loops to the sink's goroutine in batches,
-// and empty batches back. Its bound counts records: what a loop hands over is
-// joined with what waits, so that loops with little to say do not fill it.
+// queue passes batches of records from the event loops to the sink's goroutine, and
+// empty batches back. It is bounded by records, not by batches: it merges small
+// batches with waiting ones.
 type queue struct {
-	sink Sink
-	most int // records that may wait
+	sink  Sink
+	limit int // maximum of waiting
 
-	mu      sync.Mutex // guards what follows; held for a copy of a batch at most
-	full    []*batch   // the oldest first; all but the last have batchSize records
+	mu      sync.Mutex // guards the fields below; held at most for copying a batch
+	full    []*batch   // oldest first; all but the last have batchSize records
 	free    []*batch
 	waiting int // records in full
 	stopped bool
 
-	wake chan struct{} // has something in it while there is work
+	wake chan struct{} // not empty while there is work
 	done chan struct{}
 
 	queued   atomic.Uint64
 	dropped  atomic.Uint64
-	reported uint64 // of dropped; deliver's
+	reported uint64 // how many of dropped were reported; used only by deliver
 }
 
 func newQueue(sink Sink, records int) *queue {
-	return &queue{sink: sink, most: records, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	return &queue{sink: sink, limit: records, wake: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
 // get returns an empty batch.
@@ -54,27 +54,27 @@ func (q *queue) get() *batch {
 	return &batch{records: make([]Record, 0, batchSize)}
 }
 
-// put hands a batch over. It never waits for the sink: records for which there is
-// no room are dropped and counted. The batch is not the caller's any more.
+// put adds a batch and takes ownership of it. It never waits for the sink: it drops
+// and counts records beyond the bound.
 func (q *queue) put(b *batch) {
 	n := len(b.records)
 	q.mu.Lock()
 	room := 0
 	if !q.stopped {
-		room = min(n, q.most-q.waiting)
+		room = min(n, q.limit-q.waiting)
 	}
-	clear(b.records[room:]) // let go of what the records point to
+	clear(b.records[room:]) // release the objects that the records point to
 	b.records = b.records[:room]
 	q.waiting += room
-	q.enterLocked(b)
+	q.appendLocked(b)
 	q.mu.Unlock()
 	q.queued.Add(uint64(room))
 	q.dropped.Add(uint64(n - room))
 	q.awake()
 }
 
-// enterLocked appends a batch's records to those that wait.
-func (q *queue) enterLocked(b *batch) {
+// appendLocked appends a batch's records to the waiting ones.
+func (q *queue) appendLocked(b *batch) {
 	if last := len(q.full) - 1; last >= 0 {
 		tail := q.full[last]
 		n := min(batchSize-len(tail.records), len(b.records))
@@ -96,8 +96,8 @@ func (q *queue) freeLocked(b *batch) {
 	}
 }
 
-// take returns the oldest batch, nil if there is none. last says that none waits
-// behind it, stopped that none will come.
+// take returns the oldest batch, or nil. last means that no other batch waits;
+// stopped, that none will follow.
 func (q *queue) take() (b *batch, last, stopped bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -111,8 +111,8 @@ func (q *queue) take() (b *batch, last, stopped bool) {
 	return b, len(q.full) == 0, q.stopped
 }
 
-// left returns the number of records that wait.
-func (q *queue) left() int {
+// length returns the number of waiting records.
+func (q *queue) length() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.waiting
@@ -132,7 +132,8 @@ func (q *queue) awake() {
 	}
 }
 
-// deliver hands batches to the sink until the queue is stopped and empty.
+// deliver passes batches to the sink until the queue is stopped and empty. It runs
+// on its own goroutine.
 func (q *queue) deliver() {
 	defer close(q.done)
 	for range q.wake {

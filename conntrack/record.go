@@ -11,83 +11,79 @@ import (
 // maxFailedListed bounds Record.Failed.
 const maxFailedListed = 16
 
-// Record describes one connection from its acceptance to its end. It is plain
-// data that is embedded in the connection's own state; except for the methods
-// of Shard only its owner, on its event loop, touches it.
+// Record describes one connection from its acceptance to its end. It is embedded in
+// the connection's state. Except for the methods of Shard, only the connection's
+// event loop accesses it.
 //
-// Moments are nanoseconds of one monotonic clock, the event loop's; all times
-// that are counted from the acceptance.
+// Start and all now parameters are nanoseconds of the event loop's monotonic clock.
+// All other times are nanoseconds since the acceptance.
 type Record struct {
 	// ID is unique while the process runs. Open sets it.
 	ID uint64
 	// Start is when the connection was accepted, monotonic ns.
 	Start int64
-	// Wall is the same moment as Unix time in ns. Open sets it.
+	// Wall is Start as Unix time in ns. Open sets it.
 	Wall int64
 
 	Client netip.AddrPort
-	VIP    netip.AddrPort // the destination that the client connected to
+	VIP    netip.AddrPort // the client's destination
 
-	// Port is the service port; nil only if it is not known.
+	// Port is the service port; nil if it is unknown.
 	Port *service.Port
-	// Endpoint is the one that the connection was made to, or else the one
-	// tried last; nil if none was tried.
+	// Endpoint is the connected endpoint, or else the one tried last; nil without
+	// an attempt.
 	Endpoint *service.Endpoint
-	// SourceAddr is the address and port that the connection to the endpoint
-	// comes from; not valid before there is one.
+	// SourceAddr is the local address and port of the connection to the endpoint.
+	// It is invalid before that connection exists.
 	SourceAddr netip.AddrPort
-	// Counters are the service port's; nil if there are none.
+	// Counters are the service port's counters, or nil.
 	Counters *Counters
-	// Owner is the connection that the record belongs to, for those who find
-	// it in the table; copies that are handed on do not have it. It may be a
-	// Refresher.
+	// Owner is the connection of the record, for users of the table. Copies for the
+	// Sink do not have it. It may implement Refresher.
 	Owner any
 
-	// Failed lists the attempts that failed, in order; nil while none has. It
-	// is bounded: after the first 15 only the last one is kept.
+	// Failed lists the failed attempts in order; nil without any. After the first
+	// 15, it keeps only the last one.
 	Failed []Attempt
 
-	// ConnectTime is the time from acceptance until an endpoint answered, all
-	// attempts included. It has a meaning only if Connected.
+	// ConnectTime is the time until an endpoint answered, including failed
+	// attempts. It is valid only if Connected is set.
 	ConnectTime int64
-	// FirstByte is the time from acceptance until the endpoint's first byte, 0
-	// if there was none.
+	// FirstByte is the time until the endpoint's first byte, or 0.
 	FirstByte int64
-	// Duration is the time from acceptance to the end.
+	// Duration is the time until the end.
 	Duration int64
 
-	BytesFromClient   uint64 // that were passed on to the endpoint
-	BytesFromEndpoint uint64 // that were passed on to the client
-	// The same in datagrams; 0 unless the protocol has such.
+	BytesFromClient   uint64 // forwarded to the endpoint
+	BytesFromEndpoint uint64 // forwarded to the client
+	// The same in datagrams; 0 for stream protocols.
 	DatagramsFromClient   uint64
 	DatagramsFromEndpoint uint64
 
-	// attemptStart is when the attempt under way began.
+	// attemptStart is the start of the current attempt.
 	attemptStart int64
-	// counted are the bytes that Counters know of.
+	// counted are the bytes that are included in Counters.
 	countedFromClient, countedFromEndpoint uint64
-	// countedDatagrams are those, from client and endpoint, that Counters know
-	// of; differences do not mind that the number begins anew.
+	// countedDatagrams are the datagrams from client and endpoint that are included
+	// in Counters. Subtraction survives wrap-around.
 	countedDatagrams [2]uint32
 
 	prev, next *Record // in the shard's list
 
-	Attempts  uint16 // begun, the one under way included
+	Attempts  uint16 // including the current one
 	Protocol  service.Protocol
 	Kind      service.AddressKind
 	Source    policy.Source     // whose address the endpoint sees
 	Affinity  balancer.Affinity // what session affinity did
 	End       End
-	Connected bool // an endpoint answered
-	// Quiet keeps the record from being handed on at its end; it is counted
-	// all the same.
+	Connected bool // whether an endpoint answered
+	// Quiet suppresses the record in the Sink. Counters still count the connection.
 	Quiet bool
 	state recordState
 }
 
-// Refresher is an Owner that can bring the record of its connection up to date
-// while it is open, such as by Progress. It is called on the connection's event
-// loop.
+// Refresher is an Owner that can update the record of its open connection, for
+// example by Progress. It is called on the connection's event loop.
 type Refresher interface {
 	Refresh(*Record)
 }
@@ -104,17 +100,17 @@ const (
 	recordNew recordState = iota
 	recordOpen
 	recordClosed
-	recordMarker // a place in the list, not a connection
+	recordMarker // a position in the list, not a connection
 )
 
-// Attempt is an attempt to connect that failed.
+// Attempt is a failed attempt to connect.
 type Attempt struct {
 	Endpoint *service.Endpoint
 	Duration int64 // ns
 	Error    DialError
 }
 
-// BeginAttempt notes that the endpoint is being dialled.
+// BeginAttempt records the start of an attempt.
 func (r *Record) BeginAttempt(ep *service.Endpoint, now int64) {
 	r.Endpoint = ep
 	r.attemptStart = now
@@ -129,7 +125,7 @@ func (r *Record) BeginAttempt(ep *service.Endpoint, now int64) {
 	}
 }
 
-// AttemptFailed notes that the attempt under way failed.
+// AttemptFailed records the failure of the current attempt.
 func (r *Record) AttemptFailed(reason DialError, now int64) {
 	a := Attempt{Endpoint: r.Endpoint, Duration: now - r.attemptStart, Error: reason}
 	if len(r.Failed) < maxFailedListed {
@@ -142,7 +138,7 @@ func (r *Record) AttemptFailed(reason DialError, now int64) {
 	}
 }
 
-// AttemptSucceeded notes that the endpoint answered.
+// AttemptSucceeded records that the endpoint answered.
 func (r *Record) AttemptSucceeded(now int64) {
 	r.Connected = true
 	r.ConnectTime = now - r.Start
@@ -151,9 +147,8 @@ func (r *Record) AttemptSucceeded(now int64) {
 	}
 }
 
-// Progress notes how many bytes have been passed on so far, so that listings
-// and counters show connections that live long. It may be called at any time,
-// or never.
+// Progress sets the number of bytes forwarded so far, so that listings and counters
+// include long-lived connections. Calls are optional.
 func (r *Record) Progress(fromClient, fromEndpoint uint64) {
 	r.BytesFromClient, r.BytesFromEndpoint = fromClient, fromEndpoint
 	r.countBytes()

@@ -8,18 +8,17 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// registry holds the counters of all service ports. The number of service
-// ports is what bounds it: a port that is forgotten goes when its last
-// connection has ended.
+// registry holds the counters of all service ports, and of forgotten ports until
+// their last connection ends. So the number of service ports bounds it.
 type registry struct {
-	mu      sync.Mutex
-	ports   map[service.PortName]*Counters
-	leaving map[service.PortName]*Counters // those of them that are forgotten
-	retired Totals                         // what forgotten ports counted, so that totals never fall
+	mu        sync.Mutex
+	ports     map[service.PortName]*Counters
+	forgotten map[service.PortName]*Counters // the subset of ports that Forget named
+	retired   Totals                         // sum of removed ports, so that totals never decrease
 }
 
-// Counters returns the counters of a service port. They stay the same ones, and
-// keep their values, across all changes of the port until it is forgotten.
+// Counters returns the counters of a service port and creates them if necessary.
+// They keep their values across changes of the port until Forget.
 func (t *Table) Counters(name service.PortName) *Counters {
 	g := &t.registry
 	g.mu.Lock()
@@ -32,33 +31,33 @@ func (t *Table) Counters(name service.PortName) *Counters {
 		}
 		g.ports[name] = c
 	}
-	delete(g.leaving, name)
+	delete(g.forgotten, name)
 	return c
 }
 
-// Forget tells that the service port exists no more. Its counters go when its
-// last connection has ended, unless the port comes back before.
+// Forget removes the counters of a deleted service port after its last connection
+// has ended, unless Counters is called for the port before that.
 func (t *Table) Forget(name service.PortName) {
 	g := &t.registry
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if c := g.ports[name]; c != nil {
-		if g.leaving == nil {
-			g.leaving = make(map[service.PortName]*Counters)
+		if g.forgotten == nil {
+			g.forgotten = make(map[service.PortName]*Counters)
 		}
-		g.leaving[name] = c
+		g.forgotten[name] = c
 	}
 	g.sweepLocked()
 }
 
-// PortTotals is what one service port counted.
+// PortTotals are the totals of one service port.
 type PortTotals struct {
 	Name   service.PortName
 	Totals Totals
 }
 
-// Totals returns what each service port counted, sorted by name, and the sum over
-// these and all that were forgotten.
+// Totals returns the totals of each service port, sorted by name, and their sum
+// including removed ports.
 func (t *Table) Totals() (ports []PortTotals, all Totals) {
 	g := &t.registry
 	g.mu.Lock()
@@ -82,14 +81,14 @@ func (t *Table) Totals() (ports []PortTotals, all Totals) {
 	return ports, all
 }
 
-// sweepLocked lets forgotten ports without connections go.
+// sweepLocked removes forgotten ports without connections.
 func (g *registry) sweepLocked() {
-	for name, c := range g.leaving {
+	for name, c := range g.forgotten {
 		if c.active.Load() == 0 {
 			totals := c.Totals()
 			g.retired.Add(&totals)
 			delete(g.ports, name)
-			delete(g.leaving, name)
+			delete(g.forgotten, name)
 		}
 	}
 }

@@ -1,27 +1,27 @@
 package conntrack
 
-// Shard is the part of a Table that belongs to one event loop. All methods are
-// called on that loop; there are no locks.
+// Shard is the part of a Table that belongs to one event loop. Its methods must be
+// called on that loop. It has no locks.
 type Shard struct {
-	table  *Table
-	nextID uint64
-	count  int
-	list   Record // a ring of open records and markers, in the order of opening
-	place  Record // a marker: how far Refresh came
-	batch  *batch // records that have ended, nil if there are none
-	wake   func()
-	_      [64]byte
+	table    *Table
+	nextID   uint64
+	count    int
+	list     Record // head of a ring of open records and markers, in the order of opening
+	position Record // marks the position of Refresh
+	batch    *batch // records of ended connections, or nil
+	wake     func()
+	_        [64]byte
 }
 
-// OnPending sets a function that is called when a record has ended and none was
-// waiting to be flushed. The owner has Flush called some milliseconds later, by
-// a timer of its loop: then a burst of records makes one batch, and a single one
-// is not late. Without it records wait until their batch is full.
+// OnPending sets a function that is called when the first record waits for Flush.
+// The owner calls Flush some milliseconds later, by a timer of its loop. So a burst
+// of records makes one batch, and a single record is not delayed much. Without
+// OnPending, records wait until their batch is full.
 func (s *Shard) OnPending(f func()) { s.wake = f }
 
-// Open enters a connection into the table. The record's Start, Client, VIP,
-// Port, Kind, Protocol and Counters are set; Open sets ID and Wall. The record
-// must stay where it is until Close.
+// Open adds a connection to the table. The caller has set the record's Start,
+// Client, VIP, Port, Kind, Protocol and Counters; Open sets ID and Wall. The record
+// must not move in memory until Close.
 func (s *Shard) Open(r *Record) {
 	if r.state != recordNew {
 		s.table.misuse.Add(1)
@@ -38,11 +38,10 @@ func (s *Shard) Open(r *Record) {
 	}
 }
 
-// Close takes a connection out of the table and hands a copy of its record on.
-// End, Duration, FirstByte and the bytes are set. A second Close of a record, or
-// one without Open, does nothing but count as a misuse. The memory of Failed is
-// not the caller's any more; before it is used for another connection the record
-// is set to Record{}.
+// Close removes a connection from the table and queues a copy of its record. The
+// caller has set End, Duration, FirstByte and the bytes. A second Close, or a Close
+// without Open, only counts as a misuse. Close takes ownership of Failed; set the
+// record to Record{} before the next use.
 func (s *Shard) Close(r *Record) {
 	if r.state != recordOpen {
 		s.table.misuse.Add(1)
@@ -71,8 +70,7 @@ func (s *Shard) Close(r *Record) {
 	}
 }
 
-// Flush hands on the records that have ended. It costs nothing if there are
-// none.
+// Flush queues the records of ended connections. It is cheap if there are none.
 func (s *Shard) Flush() {
 	if b := s.batch; b != nil {
 		s.batch = nil
@@ -83,15 +81,14 @@ func (s *Shard) Flush() {
 // Len returns the number of open connections.
 func (s *Shard) Len() int { return s.count }
 
-// Refresh brings open records up to date, so that counters show the bytes of
-// connections that live long: at most n of them, from where the last call
-// stopped. It tells whether there are more, so that the owner goes on soon; the
-// call after the last one begins anew.
+// Refresh updates at most n open records, starting where the last call stopped, so
+// that counters include long-lived connections. It reports whether there are more,
+// so that the owner continues soon. The call after the last record starts again.
 func (s *Shard) Refresh(n int) (more bool) {
 	r := s.list.next
-	if s.place.next != nil {
-		r = s.place.next
-		s.place.unlink()
+	if s.position.next != nil {
+		r = s.position.next
+		s.position.unlink()
 	}
 	for ; r != &s.list && n > 0; r = r.next {
 		if r.state == recordOpen {
@@ -102,12 +99,12 @@ func (s *Shard) Refresh(n int) (more bool) {
 	if r == &s.list {
 		return false
 	}
-	s.place.insertBefore(r)
+	s.position.insertBefore(r)
 	return true
 }
 
-// Each calls f for each open connection, in the order of their opening. f may
-// close the connection that it is given.
+// Each calls f for each open connection, in the order of opening. f may close that
+// connection.
 func (s *Shard) Each(f func(*Record)) {
 	for r := s.list.next; r != &s.list; {
 		next := r.next
@@ -118,14 +115,14 @@ func (s *Shard) Each(f func(*Record)) {
 	}
 }
 
-// insertBefore links the record into the ring before another one.
+// insertBefore inserts the record into the ring before another one.
 func (r *Record) insertBefore(at *Record) {
 	r.prev, r.next = at.prev, at
 	at.prev.next = r
 	at.prev = r
 }
 
-// unlink takes the record out of its ring.
+// unlink removes the record from its ring.
 func (r *Record) unlink() {
 	r.prev.next, r.next.prev = r.next, r.prev
 	r.prev, r.next = nil, nil

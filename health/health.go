@@ -17,61 +17,63 @@ import (
 )
 
 const (
-	// healthzRetry is how often the address of /healthz is tried again (A7.7).
+	// healthzRetry is the time between attempts to listen on the address of
+	// /healthz (A7.7).
 	healthzRetry = 5 * time.Second
-	// portRetry is the same for the ports of Services (A6.6).
+	// portRetry is the time between attempts to open a health check port (A6.6).
 	portRetry = time.Second
 )
 
-// Options are what a Server works with. Only Logger is needed.
+// Options configure a Server. Only Logger is required.
 type Options struct {
-	// Address is where /healthz and /livez are, such as "0.0.0.0:10256"; none
-	// if it is empty.
+	// Address is the address of /healthz and /livez, such as "0.0.0.0:10256". If it
+	// is empty, they are not served.
 	Address string
 	Logger  zerolog.Logger
-	// Event takes what becomes an event about a Service, or about this node if
-	// the name is empty. Nil means that nobody wants to know. It must not wait.
+	// Event records a Kubernetes event about a Service, or about this node if svc
+	// is empty. It may be nil. It must not block.
 	Event func(svc service.Name, reason, text string)
-	// Now gives the time; nil stands for time.Now.
+	// Now returns the time; nil means time.Now.
 	Now func() time.Time
-	// Sockets shares the sockets of health check ports out among namespaces; nil
-	// means that there is no bound.
+	// Sockets bounds the sockets of health check ports by namespace; nil means no
+	// bound.
 	Sockets Sockets
-	// Listen opens a port; nil stands for a plain listening socket.
+	// Listen opens a listening socket; nil means a plain one.
 	Listen func(network, address string) (net.Listener, error)
-	// Retry is when a port that could not be opened is tried again; 0 stands
-	// for a second, and five seconds for Address.
+	// Retry is the time between attempts to open a port; 0 means a second, and five
+	// seconds for Address.
 	Retry time.Duration
 }
 
 // Sockets bounds the listening sockets of namespaces. It is safe for concurrent use.
 type Sockets interface {
-	// TakeSockets counts sockets that are about to be opened. The error says why they
-	// must not be.
+	// TakeSockets reserves sockets before they are opened. It returns an error if
+	// the bound does not allow them.
 	TakeSockets(namespace string, sockets int) error
-	// ReturnSockets says that so many are closed, or were not opened.
+	// ReturnSockets returns reserved sockets after they were closed, or were not
+	// opened.
 	ReturnSockets(namespace string, sockets int)
 }
 
-// unbounded are Sockets without a bound.
+// unbounded implements Sockets without a bound.
 type unbounded struct{}
 
 func (unbounded) TakeSockets(string, int) error { return nil }
 func (unbounded) ReturnSockets(string, int)     {}
 
-// Server answers health checks. Queued, Update and Applied are called from one
-// goroutine; Stats may be called from any.
+// Server answers health checks. Queued, Update and Applied must be called from one
+// goroutine. Stats is safe for concurrent use.
 type Server struct {
 	options Options
 	state   *State
 	proxy   *opener // nil without an address
 
-	proxyConns httpport.Group // of /healthz and /livez
-	portConns  httpport.Group // of the ports of all Services together
+	proxyConns httpport.Group // connections to /healthz and /livez
+	portConns  httpport.Group // connections to the ports of all Services
 
 	mu     sync.Mutex
-	ports  map[portKey]*port // guarded by mu, as is what follows
-	timer  *time.Timer       // tries again; nil unless a port failed
+	ports  map[portKey]*port // guarded by mu, like the following fields
+	timer  *time.Timer       // next attempt; nil unless a port failed
 	closed bool
 
 	counts counts
@@ -83,22 +85,23 @@ type counts struct {
 	failures                                 atomic.Uint64
 }
 
-// Stats is what a Server has counted.
+// Stats are the counts of a Server.
 type Stats struct {
-	// Healthz and Livez count answers with 200 and with 503 (A7.5).
+	// Answers of /healthz and /livez with status 200 and 503 (A7.5).
 	HealthzOK, HealthzUnavailable, LivezOK, LivezUnavailable uint64
-	// Ports is the number of health check ports of Services that are open, of
-	// both families, and PortFailures how often one could not be opened.
+	// Ports is the number of open health check ports, of both families.
+	// PortFailures counts failed attempts to open one.
 	Ports        int
 	PortFailures uint64
-	// PortsWaiting is the number of those that wait for room: see Options.Sockets.
+	// PortsWaiting is the number of ports that Options.Sockets does not allow at
+	// present.
 	PortsWaiting int
-	// Evicted counts connections that were closed to make room for others.
+	// Evicted counts connections that were closed in favour of new ones.
 	Evicted uint64
 }
 
-// New returns a Server that answers on Options.Address from now on, and on the
-// ports of Services from the first Update.
+// New creates a Server. It starts to serve Options.Address at once, and the ports
+// of Services with the first Update.
 func New(o Options) *Server {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -120,33 +123,33 @@ func New(o Options) *Server {
 	return s
 }
 
-// listen opens a port. Multipath TCP is of no use for a health check.
+// listen opens a plain TCP socket. Health checks do not need Multipath TCP.
 func listen(network, address string) (net.Listener, error) {
 	var c net.ListenConfig
 	c.SetMultipathTCP(false)
 	return c.Listen(context.Background(), network, address)
 }
 
-// Queued says that a change has come that is not in force yet.
+// Queued records a change that is not in force yet.
 func (s *Server) Queued() {
 	s.state.Queued(service.IPv4)
 	s.state.Queued(service.IPv6)
 }
 
-// Update says what there is now: the health check ports follow it, whether all
-// of it is in force or not.
+// Update opens and closes health check ports according to a table, which need not
+// be in force yet.
 func (s *Server) Update(t *policy.Table) {
 	s.state.SetNode(&t.Snapshot().Node)
 	s.syncPorts(t)
 }
 
-// Applied says that all changes are in force.
+// Applied records that all changes are in force.
 func (s *Server) Applied() {
 	s.state.Updated(service.IPv4)
 	s.state.Updated(service.IPv6)
 }
 
-// Stats returns what was counted.
+// Stats returns the counts.
 func (s *Server) Stats() Stats {
 	return Stats{
 		HealthzOK: s.counts.healthzOK.Load(), HealthzUnavailable: s.counts.healthzBad.Load(),
@@ -157,7 +160,7 @@ func (s *Server) Stats() Stats {
 	}
 }
 
-// Close closes all ports; requests under way are cut.
+// Close closes all ports and aborts requests in progress.
 func (s *Server) Close() {
 	if s.proxy != nil {
 		s.proxy.close()
@@ -173,7 +176,7 @@ func (s *Server) Close() {
 	}
 }
 
-// handler answers /healthz and /livez, whatever the method.
+// handler answers /healthz and /livez for all HTTP methods.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -199,12 +202,12 @@ func count(ok bool, good, bad *atomic.Uint64) {
 
 func writeReport(w http.ResponseWriter, r Report, ok bool) {
 	body, err := json.Marshal(r)
-	if err != nil { // a time that JSON cannot hold
+	if err != nil { // the time does not fit into JSON
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	writeHeader(w, ok)
-	_, _ = w.Write(body) // the client may have gone; nobody to tell
+	_, _ = w.Write(body) // ignore the error: the client has closed the connection
 }
 
 func writeHeader(w http.ResponseWriter, ok bool) {

@@ -11,11 +11,11 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// answerTime is how long a client may take to read an answer.
+// answerTime bounds how long a client may take to read an answer.
 const answerTime = 10 * time.Second
 
-// opener keeps the server of /healthz and /livez at its address, trying again
-// for as long as that takes (A7.7).
+// opener listens on the address of /healthz and /livez, and retries until that
+// succeeds (A7.7).
 type opener struct {
 	server *Server
 	http   *httpport.Server
@@ -26,7 +26,7 @@ type opener struct {
 	closed bool
 }
 
-// open opens the address, now or later.
+// open listens on the address, or schedules another attempt.
 func (o *opener) open() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -40,7 +40,7 @@ func (o *opener) open() {
 		return
 	}
 	if o.told.Over() {
-		options.Logger.Info().Str("address", options.Address).Msg("/healthz is served at last")
+		options.Logger.Info().Str("address", options.Address).Msg("/healthz is served again")
 	}
 	go func() {
 		if err := o.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -74,5 +74,5 @@ func (o *opener) close() {
 	if o.timer != nil {
 		o.timer.Stop()
 	}
-	_ = o.http.Close() // closing a listening socket loses nothing
+	_ = o.http.Close() // an error of a listening socket has no effect
 }

@@ -16,14 +16,14 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// portKey names a health check port: each family has its own sockets and its
+// portKey identifies a health check port. Each family has its own sockets and its
 // own count (A6.6).
 type portKey struct {
 	service service.Name
 	family  service.Family
 }
 
-// target is what a health check port must be.
+// target is the desired state of a health check port.
 type target struct {
 	number    uint16
 	addresses []netip.Addr // sorted
@@ -36,16 +36,16 @@ type port struct {
 	number    uint16
 	addresses []netip.Addr
 	endpoints atomic.Int64
-	http      *httpport.Server // nil while it is not open
+	http      *httpport.Server // nil while the port is closed
 	listeners []net.Listener
-	told      string // the error of the last attempt, without numbers that change
-	named     bool   // the log has named it
+	told      string // error of the last attempt, without variable numbers
+	named     bool   // the failure was logged for this port
 }
 
 var wildcard = [2]netip.Addr{service.IPv4: netip.IPv4Unspecified(), service.IPv6: netip.IPv6Unspecified()}
 
-// targets returns the health check ports that there must be (A6.1). They are on
-// the addresses that have node ports; the wildcard address if all have (A6.6).
+// targets returns the health check ports of a table (A6.1). They are on the
+// addresses that have node ports, or on the wildcard address if all have (A6.6).
 func targets(t *policy.Table) map[portKey]target {
 	var addresses [2][]netip.Addr
 	for f := range addresses {
@@ -78,8 +78,8 @@ func targets(t *policy.Table) map[portKey]target {
 	return out
 }
 
-// syncPorts opens and closes health check ports until they are what a table
-// wants. A port that stays as it is keeps its sockets (A6.7).
+// syncPorts opens and closes health check ports according to a table. An unchanged
+// port keeps its sockets (A6.7).
 func (s *Server) syncPorts(t *policy.Table) {
 	want := targets(t)
 	s.mu.Lock()
@@ -87,7 +87,7 @@ func (s *Server) syncPorts(t *policy.Table) {
 	if s.closed {
 		return
 	}
-	// All that goes is closed first: its number may be another's now.
+	// Close ports first: another Service may have the same number now.
 	for k, p := range s.ports {
 		if w, ok := want[k]; !ok || w.number != p.number || !slices.Equal(w.addresses, p.addresses) {
 			s.closePortLocked(p)
@@ -105,17 +105,17 @@ func (s *Server) syncPorts(t *policy.Table) {
 	s.openPortsLocked()
 }
 
-// mostNamed is how many ports are named at once that there is no room for.
+// mostNamed bounds the log lines about ports over the limit in one pass.
 const mostNamed = 16
 
-// noRoomError is why Options.Sockets does not allow a port.
-type noRoomError struct{ error }
+// overLimitError is the error of Options.Sockets for a port.
+type overLimitError struct{ error }
 
-// noRoom is what port.told says of noRoomErrors.
-const noRoom = "no room"
+// overLimit is port.told after an overLimitError.
+const overLimit = "over the limit"
 
-// openPortsLocked opens the ports that are not open, and sees to it that those
-// that cannot be opened are tried again (A6.6).
+// openPortsLocked tries to open all closed ports, and schedules another attempt if
+// one failed (A6.6).
 func (s *Server) openPortsLocked() {
 	failed := false
 	waiting, fresh := 0, 0
@@ -128,13 +128,13 @@ func (s *Server) openPortsLocked() {
 			continue
 		}
 		failed = true
-		if errors.As(err, new(noRoomError)) {
+		if errors.As(err, new(overLimitError)) {
 			waiting++
-			if p.told == noRoom {
+			if p.told == overLimit {
 				continue
 			}
 			if fresh++; fresh > mostNamed {
-				p.told, p.named = noRoom, false
+				p.told, p.named = overLimit, false
 				continue
 			}
 		}
@@ -168,7 +168,7 @@ func (s *Server) openPortsLocked() {
 func (s *Server) openPortLocked(p *port) error {
 	namespace := p.key.service.Namespace
 	if err := s.options.Sockets.TakeSockets(namespace, len(p.addresses)); err != nil {
-		return noRoomError{fmt.Errorf("too many ports are held (%w): raise --max-claims or the limit of open files", err)}
+		return overLimitError{fmt.Errorf("too many ports are held (%w): raise --max-claims or the limit of open files", err)}
 	}
 	network := [2]string{service.IPv4: "tcp4", service.IPv6: "tcp6"}[p.key.family]
 	var listeners []net.Listener
@@ -176,7 +176,7 @@ func (s *Server) openPortLocked(p *port) error {
 		l, err := s.options.Listen(network, netip.AddrPortFrom(a, p.number).String())
 		if err != nil {
 			for _, open := range listeners {
-				_ = open.Close() // nothing was accepted
+				_ = open.Close() // it has accepted no connection
 			}
 			s.options.Sockets.ReturnSockets(namespace, len(p.addresses))
 			return err
@@ -189,13 +189,13 @@ func (s *Server) openPortLocked(p *port) error {
 	}
 	s.counts.open.Add(1)
 	if p.named {
-		s.options.Logger.Info().Str("object", "Service "+p.key.service.String()).Uint16("port", p.number).Msg("the health check port is open at last")
+		s.options.Logger.Info().Str("object", "Service "+p.key.service.String()).Uint16("port", p.number).Msg("the health check port is open now")
 	}
 	p.told, p.named = "", false
 	return nil
 }
 
-// servePort answers on one address of a port.
+// servePort serves one address of a port. It runs on its own goroutine.
 func (s *Server) servePort(p *port, server *httpport.Server, l net.Listener) {
 	err := server.Serve(l)
 	if errors.Is(err, http.ErrServerClosed) {
@@ -211,12 +211,12 @@ func (s *Server) servePort(p *port, server *httpport.Server, l net.Listener) {
 	s.openPortsLocked()
 }
 
-// reportPort logs once why a port is not open.
+// reportPort logs a failure to open a port once, and records an event.
 func (s *Server) reportPort(p *port, err error) {
 	s.counts.failures.Add(1)
 	text := err.Error()
-	if errors.As(err, new(noRoomError)) {
-		text = noRoom
+	if errors.As(err, new(overLimitError)) {
+		text = overLimit
 	}
 	if text != p.told {
 		p.told, p.named = text, true
@@ -230,8 +230,8 @@ func (s *Server) closePortLocked(p *port) {
 	if p.http == nil {
 		return
 	}
-	// The server closes only the sockets that it has begun to serve. Closing a
-	// listening socket loses nothing.
+	// The server closes only sockets on which Serve has started. Closing a
+	// listening socket twice is harmless.
 	_ = p.http.Close()
 	for _, l := range p.listeners {
 		_ = l.Close()
@@ -241,8 +241,8 @@ func (s *Server) closePortLocked(p *port) {
 	s.counts.open.Add(-1)
 }
 
-// portHandler answers health checks of one Service, whatever the path and the
-// method (A6.2).
+// portHandler answers health checks of one Service, for all paths and methods
+// (A6.2).
 type portHandler struct {
 	port  *port
 	state *State
@@ -250,11 +250,11 @@ type portHandler struct {
 
 func (h *portHandler) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	n := h.port.endpoints.Load()
-	healthy := h.state.Report().Healthy // whatever the node is (A6.8)
+	healthy := h.state.Report().Healthy // independent of the node's eligibility (A6.8)
 	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.FormatInt(n, 10))
 	writeHeader(w, n > 0 && healthy)
 	name := h.port.key.service
-	// The client may have gone; nobody to tell.
+	// Ignore the error: the client has closed the connection.
 	_, _ = fmt.Fprintf(w, "{\n\t\"service\": {\n\t\t\"namespace\": %q,\n\t\t\"name\": %q\n\t},\n\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": %t\n}",
 		name.Namespace, name.Name, n, healthy)
 }

@@ -1,14 +1,14 @@
-// Package health tells load balancers and kubelet how the proxy is: a server
-// for each healthCheckNodePort of the Services (A6.1 to A6.8), and /healthz and
-// /livez of the proxy itself (A7.1 to A7.7). All of it is off the data path.
+// Package health reports the proxy's health to load balancers and to kubelet: a
+// server for each healthCheckNodePort of the Services (A6.1 to A6.8), and /healthz
+// and /livez of the proxy itself (A7.1 to A7.7). It does not touch the data path.
 //
 //	h := health.New(health.Options{Address: "0.0.0.0:10256", Logger: log})
 //	defer h.Close()
-//	h.Queued()       // a change has come
-//	h.Update(table)  // this is what there is now
-//	h.Applied()      // all of it is in force
+//	h.Queued()       // a change arrived
+//	h.Update(table)  // the new policy table
+//	h.Applied()      // the change is in force
 //
-// From Queued without Applied the proxy is healthy for another minute.
+// If Applied does not follow Queued, the proxy becomes unhealthy after a minute.
 package health
 
 import (
@@ -18,29 +18,29 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Timeout is how long a change may wait to be in force before the proxy counts
-// as unhealthy: twice kube-proxy's default syncPeriod (A7.1).
+// Timeout is how long a change may wait before the proxy is unhealthy: twice
+// kube-proxy's default syncPeriod (A7.1).
 const Timeout = 60 * time.Second
 
-// State is the health of the proxy: how long changes have been waiting, by
-// family, and whether the node may get traffic at all. Safe for concurrent use.
+// State is the health of the proxy: how long changes have waited, by family, and
+// whether the node is eligible for traffic. It is safe for concurrent use.
 type State struct {
 	timeout time.Duration
 	now     func() time.Time
 
 	mu           sync.Mutex
-	updated      [2]time.Time // by service.Family; zero before the first
-	pending      [2]time.Time // since when the oldest change waits; zero if none does
+	updated      [2]time.Time // by service.Family; zero before the first update
+	pending      [2]time.Time // arrival of the oldest waiting change; zero if none waits
 	nodeEligible bool
 }
 
-// NewState returns a State that is healthy and has seen no node. now gives the
-// time.
+// NewState creates a healthy State without a node. now returns the time.
 func NewState(timeout time.Duration, now func() time.Time) *State {
 	return &State{timeout: timeout, now: now}
 }
 
-// Queued says that a change of a family has come. Only the oldest counts (A7.1).
+// Queued records a change of a family. Only the oldest waiting change counts
+// (A7.1).
 func (s *State) Queued(f service.Family) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -49,7 +49,7 @@ func (s *State) Queued(f service.Family) {
 	}
 }
 
-// Updated says that all changes of a family are in force.
+// Updated records that all changes of a family are in force.
 func (s *State) Updated(f service.Family) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,7 +57,7 @@ func (s *State) Updated(f service.Family) {
 	s.updated[f] = s.now()
 }
 
-// SetNode says what is known of this node (A7.3).
+// SetNode sets the current state of this node (A7.3).
 func (s *State) SetNode(n *service.Node) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,16 +74,16 @@ type FamilyReport struct {
 type Report struct {
 	LastUpdated  time.Time `json:"lastUpdated"`
 	CurrentTime  time.Time `json:"currentTime"`
-	NodeEligible *bool     `json:"nodeEligible,omitempty"` // of /healthz only
-	// Healthy says that every family is (A7.6), whatever the node is.
+	NodeEligible *bool     `json:"nodeEligible,omitempty"` // only in /healthz
+	// Healthy is set if all families are healthy (A7.6), independent of the node.
 	Healthy bool                    `json:"healthy"`
 	Status  map[string]FamilyReport `json:"status,omitempty"`
 }
 
 var familyNames = [2]string{service.IPv4: "IPv4", service.IPv6: "IPv6"}
 
-// Report returns the health now, without the node. A family that has never been
-// updated is starting and counts as healthy (A7.1); it is not in the status.
+// Report returns the current health without the node. A family without any update
+// is starting: it counts as healthy (A7.1) and is not in the status.
 func (s *State) Report() Report {
 	r, _ := s.report()
 	return r

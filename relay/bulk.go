@@ -6,38 +6,40 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// A direction begins with small socket buffers, so that a reader that stops pins little
-// of the kernel's memory. One that delivers much gets large ones. What has been received,
-// or written and not delivered, cannot be taken back from the kernel: a reader that was
-// fast and stops pins all of it. So Config.MaxBulk bounds how many directions have large
-// buffers at once; the others keep small ones. The place is given back when the link
-// ends, or when a look finds that the direction delivered little since the last one and
-// that nothing of it is in the kernel: then its buffers become small again.
+// A direction starts with small socket buffers, so that a reader that stops reading
+// pins little kernel memory. A direction that delivers many bytes gets large
+// buffers. The kernel never discards received bytes, or written bytes that the peer
+// has not read. So a fast reader that stops reading pins all of its buffers, and
+// Config.MaxBulk bounds how many directions have large ones at the same time. The
+// others keep small buffers. A direction returns to small buffers when the link
+// ends, or when a check finds that it delivered little since the last check and has
+// no bytes in the kernel.
 
 const (
-	// measureAfter is how many bytes a direction delivers before it is looked at
-	// whether its source is far away, so that the receive buffer has to grow for
-	// its rate: a round trip of farAway or more allows less than 4 Gbit/s.
+	// measureAfter is how many bytes a direction delivers before the relay measures
+	// the round trip to its source. With a round trip of farAway or more, a receive
+	// buffer of fixed size allows less than 4 Gbit/s, so the kernel must tune it.
 	measureAfter = 1 << 20
 	farAway      = 500 * time.Microsecond
-	// widenAfter is how many bytes a direction delivers, since the last look, before
-	// it has buffers of bulkBuffer, which cost less CPU time for each byte. If its
-	// source is far away, measureAfter is enough.
+	// widenAfter is how many bytes a direction delivers, since the last check,
+	// before it gets buffers of bulkBuffer, which cost less CPU time per byte. For
+	// a far source, measureAfter suffices.
 	widenAfter = 4 << 20
 	bulkBuffer = 2 << 20
-	// nearPlaces and farPlaces are how many of Config.MaxBulk a direction takes: 4 MiB
-	// each. The kernel's own tuning goes to 6 MiB by default.
+	// nearPlaces and farPlaces are what a direction counts against Config.MaxBulk,
+	// in units of 4 MiB. The kernel's own tuning goes to 6 MiB by default.
 	nearPlaces = 1
 	farPlaces  = 2
 )
 
-// Bulk returns how many of Config.MaxBulk are in use, and how often a direction kept
-// its small buffers for want of them. It may be called from any goroutine.
+// Bulk returns how much of Config.MaxBulk is in use, and how often a direction kept
+// its small buffers because it was exhausted. It is safe for concurrent use.
 func (r *Relay) Bulk() (places int, refused uint64) {
 	return int(r.bulk.Load()), r.refused.Load()
 }
 
-// takeBulk takes places of Config.MaxBulk; false if there are not so many.
+// takeBulk reserves n units of Config.MaxBulk. It returns false if they are not
+// available.
 func (r *Relay) takeBulk(n int64) bool {
 	if r.bulk.Add(n) <= int64(r.config.MaxBulk) {
 		return true
@@ -47,7 +49,7 @@ func (r *Relay) takeBulk(n int64) bool {
 	return false
 }
 
-// places is how many of Config.MaxBulk a direction takes.
+// places returns what a direction counts against Config.MaxBulk.
 func (s *side) places() int64 {
 	if s.state&far != 0 {
 		return farPlaces
@@ -55,15 +57,16 @@ func (s *side) places() int64 {
 	return nearPlaces
 }
 
-// kib is how much a direction has delivered in KiB, modulo 4 TiB.
+// kib returns how much a direction has delivered in KiB, modulo 4 TiB.
 func (s *side) kib() uint32 { return uint32(s.bytes >> 10) }
 
-// lately is how many KiB a direction has delivered since its mark. The subtraction
+// lately returns how many KiB a direction has delivered since its mark. Subtraction
 // survives wrap-around.
 func (s *side) lately() uint32 { return s.kib() - s.mark }
 
-// widen gives a direction that delivers much larger buffers, if there is a place for
-// it. The client's socket has small ones by its listener, the endpoint's gets them here.
+// widen gives large buffers to a direction that has delivered many bytes, if
+// Config.MaxBulk allows it. The client's socket inherits its small buffers from the
+// listening socket; widen sets those of the endpoint's socket.
 func (l *Link) widen(i int) {
 	w, s := l.worker, &l.sides[i]
 	if i == endpoint && l.facts&bounded == 0 {
@@ -85,7 +88,7 @@ func (l *Link) widen(i int) {
 		return
 	}
 	if !w.relay.takeBulk(s.places()) {
-		s.mark = s.kib() // tried again after as much again
+		s.mark = s.kib() // try again after the same number of bytes
 		return
 	}
 	s.state |= widened
@@ -98,10 +101,9 @@ func (l *Link) widen(i int) {
 	}
 }
 
-// review gives a direction small buffers again if it delivered little since the last
-// look and nothing of it is in the kernel. unsent tells whether the destination has
-// something that is not acknowledged. It reports whether the direction has large
-// buffers.
+// review restores small buffers if a direction delivered little since the last
+// check and has no bytes in the kernel. unsent means that the destination has
+// unacknowledged bytes. review reports whether the direction has large buffers.
 func (l *Link) review(i int, unsent bool) (wide bool) {
 	w, s := l.worker, &l.sides[i]
 	busy := s.lately() >= widenAfter>>10
@@ -119,7 +121,7 @@ func (l *Link) review(i int, unsent bool) (wide bool) {
 	return false
 }
 
-// endBulk gives a direction's places back.
+// endBulk returns a direction's units of Config.MaxBulk.
 func (s *side) endBulk(r *Relay) {
 	if s.state&widened != 0 {
 		s.state &^= widened

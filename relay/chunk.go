@@ -1,8 +1,8 @@
 package relay
 
-// chunk holds bytes that were read and not yet written: buffer[from:to].
+// chunk holds bytes that were read but not yet written: buffer[from:to].
 type chunk struct {
-	next   *chunk // in the pool
+	next   *chunk // next unused chunk in the pool
 	buffer []byte
 	from   int32
 	to     int32
@@ -10,21 +10,19 @@ type chunk struct {
 
 func (c *chunk) bytes() []byte { return c.buffer[c.from:c.to] }
 
-// chunkSizes are the sizes of chunks; the last is that of a worker's buffer.
+// chunkSizes are the sizes of chunks. The last is the size of a worker's buffer.
 var chunkSizes = [...]int{2 << 10, 16 << 10, bufferSize}
 
 // chunksKept is how many unused chunks of each size a pool keeps.
 const chunksKept = 16
 
-// chunkPool keeps a worker's unused chunks for the next direction that is
-// blocked.
+// chunkPool keeps a worker's unused chunks for reuse by blocked directions.
 type chunkPool struct {
 	free  [len(chunkSizes)]*chunk
 	count [len(chunkSizes)]int
 }
 
-// take returns a chunk with a copy of p, which is not longer than a worker's
-// buffer.
+// take returns a chunk with a copy of p. p is not larger than a worker's buffer.
 func (cp *chunkPool) take(p []byte) *chunk {
 	class := 0
 	for chunkSizes[class] < len(p) {

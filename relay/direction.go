@@ -5,59 +5,60 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// side is one socket of a link and the direction that begins there.
+// side is one socket of a link and the direction that starts there.
 type side struct {
-	held   *chunk // read and not yet written; nil: nothing
+	held   *chunk // bytes read but not yet written, or nil
 	pipe   *pipe  // borrowed for a turn, or holding inPipe bytes
 	bytes  uint64 // written to the other side
 	reg    poll.Registration
 	fd     int32
 	inPipe int32
 	state  state
-	streak uint8  // copying: full reads in a row; moving: turns in a row that moved little
-	mark   uint32 // kib at the last look: see widen
+	streak uint8  // copying: consecutive full reads; moving: consecutive turns that moved little
+	mark   uint32 // kib at the last check; see widen
 }
 
-// state is what a side and its direction remember.
+// state is a set of flags of a side and its direction.
 type state uint16
 
 const (
-	readable   state = 1 << iota // there may be something to read
-	finKnown                     // the FIN has arrived, behind what there is to read
-	ending                       // everything was read, up to the FIN
-	done                         // the FIN was passed on
-	blocked                      // the destination takes no more, and will say when it does
-	moving                       // the mode: moving, not copying
-	queued                       // waits for its turn
-	urgent                       // urgent data came: reads stop short at it, and splice would never pass it
+	readable   state = 1 << iota // there may be bytes to read
+	finKnown                     // the FIN has arrived, after the unread bytes
+	ending                       // all bytes up to the FIN were read
+	done                         // the FIN was forwarded
+	blocked                      // the destination is full; an event will report when it is writable
+	moving                       // the direction splices instead of copying
+	queued                       // in the turn queue
+	urgent                       // urgent data arrived: reads stop at it, and splice never passes it
 	copyOnly                     // splice does not work on this socket
 	watchesOut                   // the socket's registration asks for Writable
 	probed                       // Probe has tried to read
 	failed                       // Probe found it reset
-	slow                         // the destination took less than it was offered, last time
-	measured                     // it is known whether the source is far away
-	far                          // it is: the receive buffer of a bulk stream grows by itself
-	widened                      // the direction has the buffers of a bulk stream, and places of Config.MaxBulk
+	slow                         // the last write was short
+	measured                     // far is decided
+	far                          // the source is far away: the kernel tunes the receive buffer
+	widened                      // the direction has large buffers and counts against Config.MaxBulk
 )
 
 const (
-	// promoteAfter is how many full reads in a row make a direction busy.
+	// promoteAfter is how many consecutive full reads make a direction busy.
 	promoteAfter = 2
-	// demoteBelow is how much a turn moves at least in a busy direction. A
-	// splice costs as much as copying some 16 KiB.
+	// demoteBelow is how many bytes a turn must move in a busy direction. A splice
+	// costs as much as copying some 16 KiB.
 	demoteBelow = 32 << 10
-	// demoteAfter is how many turns in a row below that make it quiet.
+	// demoteAfter is how many consecutive turns below demoteBelow make a direction
+	// quiet.
 	demoteAfter = 2
-	// boundAfter is how many bytes an endpoint delivers before its socket's receive
-	// buffer is bounded: the kernel's own tuning has not got far by then.
+	// boundAfter is how many bytes an endpoint delivers before the relay bounds its
+	// socket's receive buffer. The kernel's own tuning has not increased it much by
+	// then.
 	boundAfter = 64 << 10
-	// slowRead is how much is read at once for a slow destination: what it does
-	// not take has to be held.
+	// slowRead is the read size for a slow destination, because the relay must hold
+	// the bytes that it does not accept.
 	slowRead = 16 << 10
 )
 
-// run does what there is to do in direction i: at once if it copies, by a turn
-// if it is busy.
+// run makes progress in direction i: at once if it copies, by a turn if it is busy.
 func (l *Link) run(i int) {
 	s := &l.sides[i]
 	switch {
@@ -74,13 +75,13 @@ func (l *Link) run(i int) {
 	}
 }
 
-// promote makes a direction a busy one.
+// promote makes a direction busy, so that it splices.
 func (l *Link) promote(i int) {
 	w, s := l.worker, &l.sides[i]
 	s.state |= moving
 	s.streak = 0
 	w.stats.Promoted++
-	if i == client { // the client's socket has these from its listener
+	if i == client { // the client's socket inherits this from its listening socket
 		w.stats.Others++
 		w.kernel.limitUnsent(int(l.sides[endpoint].fd), sys.UnsentLimit)
 		l.undelay()
@@ -88,8 +89,8 @@ func (l *Link) promote(i int) {
 	w.turns.add(l, i)
 }
 
-// undelay has the endpoint's socket send small writes at once. The first write is
-// not delayed anyway: short connections need nothing.
+// undelay sets TCP_NODELAY on the endpoint's socket. The kernel does not delay the
+// first write, so short connections do not need it.
 func (l *Link) undelay() {
 	if l.facts&undelayed == 0 {
 		l.facts |= undelayed
@@ -98,9 +99,8 @@ func (l *Link) undelay() {
 	}
 }
 
-// copy moves at most one bufferful. It reports whether there may be more to do
-// at once; if not, the direction waits for an event, or is done, or the link is
-// over.
+// copy moves at most one buffer of bytes. It reports whether to continue at once.
+// Otherwise the direction waits for an event or is done, or the link has ended.
 func (l *Link) copy(i int) (more bool) {
 	w, s := l.worker, &l.sides[i]
 	if s.held != nil && !l.flush(i) {
@@ -144,20 +144,20 @@ func (l *Link) copy(i int) (more bool) {
 	return l.write(i, room[:n])
 }
 
-// recv reads from a side. EAGAIN means that it is empty.
+// recv reads from a side. EAGAIN means that no bytes are there.
 func (w *Worker) recv(s *side, p []byte) (int, sys.Errno) {
 	w.stats.Reads++
 	n, e := w.kernel.recv(int(s.fd), p)
 	if e == sys.EAGAIN && s.state&urgent != 0 {
-		// At an urgent byte a signal, such as the Go scheduler's, is enough
-		// for that.
+		// At an urgent byte, EAGAIN may also result from a signal, such as the Go
+		// scheduler's.
 		w.stats.Reads++
 		n, e = w.kernel.recv(int(s.fd), p)
 	}
 	return n, e
 }
 
-// came notes that bytes were read from side i.
+// came records that bytes were read from side i.
 func (l *Link) came(i int) {
 	if s := &l.sides[i]; s.bytes >= boundAfter && s.state&widened == 0 {
 		l.widen(i)
@@ -167,11 +167,11 @@ func (l *Link) came(i int) {
 	}
 }
 
-// emptied notes that a read took everything that had arrived: the next event
-// tells of more. If the FIN was there before the read, it is next, and need not
-// be read. Urgent data ends reads early, so that nothing follows from them; the
-// FIN is passed on only when nothing is left, because no event tells of urgent
-// data whose mark came after the bytes that it points to.
+// emptied records that a read took all bytes that had arrived; the next event
+// reports more. If the FIN had arrived before the read, no further read is needed.
+// Urgent data ends reads early, so they prove nothing. Then the FIN is forwarded
+// only after a read without bytes, because no event reports urgent data whose mark
+// arrives after the bytes before it.
 func (l *Link) emptied(i int) {
 	w, s := l.worker, &l.sides[i]
 	switch {
@@ -188,15 +188,15 @@ func (l *Link) emptied(i int) {
 	}
 }
 
-// write delivers what was just read in direction i, or holds what the other side
-// does not take. It reports whether the direction may go on.
+// write sends bytes just read in direction i, and holds those that the other side
+// does not accept. It reports whether the direction may continue.
 func (l *Link) write(i int, p []byte) bool {
 	w, s := l.worker, &l.sides[i]
 	if i == client && s.bytes > 0 {
 		l.undelay()
 	}
 	w.stats.Writes++
-	// A FIN that follows at once travels in the same segment.
+	// With MSG_MORE, the FIN that follows goes into the same segment.
 	n, e := w.kernel.send(int(l.sides[1-i].fd), p, s.state&ending != 0)
 	if e == sys.EAGAIN {
 		w.stats.Wasted++
@@ -214,8 +214,8 @@ func (l *Link) write(i int, p []byte) bool {
 	return true
 }
 
-// flush delivers what direction i holds in a chunk. It reports whether that is
-// all gone.
+// flush sends the chunk that direction i holds. It reports whether the chunk is
+// empty.
 func (l *Link) flush(i int) bool {
 	w, s := l.worker, &l.sides[i]
 	p := s.held.bytes()
@@ -236,22 +236,22 @@ func (l *Link) flush(i int) bool {
 	return s.held == nil || l.block(i)
 }
 
-// block stops direction i until the other side is writable. A socket that took
-// less than it was offered will say when it has room again.
+// block stops direction i until the other side is writable. The kernel reports that
+// after a short write.
 func (l *Link) block(i int) bool {
 	l.sides[i].state |= blocked | slow
 	l.await(1 - i)
 	return false
 }
 
-// end notes that side i has sent everything.
+// end records that side i has sent everything.
 func (l *Link) end(i int) {
 	l.sides[i].state |= ending
 	l.closed(i)
 }
 
-// pass passes the FIN of side i on, after everything is delivered. If the other
-// direction is done too, closing does it.
+// pass forwards the FIN of side i after all bytes. If the other direction is done
+// too, closing the socket sends the FIN.
 func (l *Link) pass(i int) {
 	w, s, other := l.worker, &l.sides[i], &l.sides[1-i]
 	if s.state&done != 0 {
@@ -268,24 +268,25 @@ func (l *Link) pass(i int) {
 		return
 	}
 	w.stats.Shuts++
-	// If this fails, the socket was reset, which its next event says.
+	// An error means that the socket was reset, which its next event reports.
 	w.kernel.shutdownWrite(int(other.fd))
 	l.facts |= halfClosed
 	l.setTimer(l.lookInterval())
 }
 
-// drain delivers what side i sent before it was lost, as far as the other side
-// takes it at once, and returns the error at the end of it, 0 if that did not
-// come.
+// drain forwards the bytes that side i sent before it failed, as far as the other
+// side accepts them at once. It returns the error behind the bytes, or 0 if it did
+// not get there.
 func (l *Link) drain(i int) sys.Errno {
 	w, s := l.worker, &l.sides[i]
 	other := int(l.sides[1-i].fd)
 	if s.state&done != 0 {
 		return 0
 	}
-	s.state |= urgent // perhaps, and no event will tell any more
+	s.state |= urgent // there may be urgent data, and no event follows
 	for s.inPipe > 0 {
-		// It may stop short for a signal: only EAGAIN means that there is no room.
+		// A signal may shorten a splice; only EAGAIN means that the pipe or socket
+		// is full.
 		w.stats.Splices++
 		n, e := w.kernel.splice(s.pipe.r, other, int(s.inPipe))
 		if e != 0 {
@@ -325,13 +326,13 @@ func (l *Link) drain(i int) sys.Errno {
 	}
 }
 
-// hold keeps p for a direction that holds nothing.
+// hold copies p into a chunk of a direction that has none.
 func (w *Worker) hold(s *side, p []byte) {
 	s.held = w.chunks.take(p)
 	w.stats.Held += uint64(len(p))
 }
 
-// delivered notes that n of the bytes that s holds were written.
+// delivered records that n of the held bytes were written.
 func (w *Worker) delivered(s *side, n int) {
 	w.count(s, n)
 	w.stats.Held -= uint64(n)
@@ -347,8 +348,8 @@ func (w *Worker) count(s *side, n int) {
 	w.stats.Bytes += uint64(n)
 }
 
-// giveUp returns what a direction holds or has borrowed. A pipe that is not empty
-// is closed.
+// giveUp releases the chunk and the pipe of a direction. It closes a pipe that is
+// not empty.
 func (w *Worker) giveUp(s *side) {
 	if s.held != nil {
 		w.stats.Held -= uint64(s.held.to - s.held.from)

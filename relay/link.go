@@ -5,69 +5,68 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// The sides of a link, which are also the tags of its registrations. A
-// direction has the number of the side that it begins at.
+// The sides of a link, which are also the tags of its registrations. A direction
+// has the index of its source.
 const (
 	client   = 0
 	endpoint = 1
 )
 
-// Owner is told of the end of a link.
+// Owner receives the end of a link.
 type Owner interface {
-	// LinkEnded is called exactly once for each Start, on the loop's
-	// goroutine, when both descriptors are closed; perhaps before Start
-	// returns. The link may be used again after LinkEnded has returned.
+	// LinkEnded is called exactly once for each Start, on the loop's goroutine,
+	// after both descriptors are closed, possibly before Start returns. The link
+	// may be reused after LinkEnded has returned.
 	LinkEnded(l *Link, end End)
 }
 
-// Socket is one of the two sockets that Start takes over.
+// Socket is a socket that Start takes over.
 type Socket struct {
 	FD  int
-	Reg poll.Registration // if it is registered already, for Watch
-	// Ready is what Reg's last event said. Without Readable in it nothing
-	// is read before the next event.
+	Reg poll.Registration // its registration for Watch, if there is one
+	// Ready are Reg's last events. Without Readable, nothing is read before the
+	// next event.
 	Ready poll.Events
 }
 
-// Link is one relayed connection. It is embedded in what its owner knows of the
-// connection; the zero Link is ready for Start. The fields that are exported may
-// be read at any time on the loop's goroutine.
+// Link is one relayed connection, embedded in its owner's connection state. The
+// zero Link is ready for Start. Exported fields may be read at any time on the
+// loop's goroutine.
 type Link struct {
 	worker *Worker
 	owner  Owner
 	timer  poll.Timer
-	moved  int64 // when something last happened
+	moved  int64 // time of the last movement
 	sides  [2]side
 	facts  fact
 
-	// FirstByte is when the endpoint's first byte came, in poll.Nanotime's
-	// clock; 0: none yet.
+	// FirstByte is the time of the endpoint's first byte by poll.Nanotime, or 0.
 	FirstByte int64
 }
 
-// BytesUp returns how many bytes went from the client to the endpoint.
+// BytesUp returns how many bytes were forwarded from the client to the endpoint.
 func (l *Link) BytesUp() uint64 { return l.sides[client].bytes }
 
-// BytesDown returns how many bytes went from the endpoint to the client.
+// BytesDown returns how many bytes were forwarded from the endpoint to the client.
 func (l *Link) BytesDown() uint64 { return l.sides[endpoint].bytes }
 
-// fact is what is known about a link as a whole.
+// fact is a set of flags of a link.
 type fact uint8
 
 const (
 	running       fact = 1 << iota // between Start and LinkEnded
-	closing                        // a FIN has come
-	endpointFirst                  // it was the endpoint's
+	closing                        // a FIN has arrived
+	endpointFirst                  // the first FIN was the endpoint's
 	halfClosed                     // one direction is done
 	matured                        // the endpoint's liveness options are set
-	bounded                        // the receive buffer of the endpoint's socket grows no more by itself
+	bounded                        // the receive buffer of the endpoint's socket has a fixed size
 	undelayed                      // the endpoint's socket has TCP_NODELAY
-	watched                        // the timer is set for the next look at what the peers acknowledge
+	watched                        // the timer is set for the next check of acknowledgements
 )
 
-// Start hands two connected, non-blocking sockets over to the link, which closes
-// them when it ends. They are such as sys.ListenTCP and sys.ConnectTCP make: urgent
-// bytes stay in the stream, as ordinary bytes, and closing them resets them.
+// Start transfers two connected, non-blocking sockets to the link, which closes
+// them at its end. They must come from sys.ListenTCP and sys.ConnectTCP or have the
+// same options: urgent bytes stay inline, and closing resets the connection.
 func (w *Worker) Start(l *Link, clientSocket, endpointSocket Socket, owner Owner) {
 	w.stats.Links++
 	w.stats.Open++
@@ -85,7 +84,7 @@ func (w *Worker) Start(l *Link, clientSocket, endpointSocket Socket, owner Owner
 	l.take(client, clientSocket)
 	l.take(endpoint, endpointSocket)
 	if c.state&probed == 0 && !clientSocket.Reg.Valid() {
-		// The client has mostly sent its request by now.
+		// Most clients have sent their request by now.
 		c.state |= readable
 	}
 	if c.state&failed != 0 {
@@ -120,12 +119,12 @@ func (l *Link) take(i int, from Socket) {
 		s.state |= watchesOut
 	}
 	if s.state&ending != 0 {
-		l.closed(i) // Probe found that
+		l.closed(i) // as Probe found out
 	}
 	l.note(i, from.Ready)
 }
 
-// note remembers what an event said about reading from side i.
+// note records the events of side i that concern reading.
 func (l *Link) note(i int, ev poll.Events) {
 	if ev&(poll.Readable|poll.Urgent|poll.PeerDone|poll.Failed|poll.HungUp) != 0 {
 		s := &l.sides[i]
@@ -140,7 +139,7 @@ func (l *Link) note(i int, ev poll.Events) {
 	}
 }
 
-// closed notes that side i has sent its FIN.
+// closed records that side i has sent its FIN.
 func (l *Link) closed(i int) {
 	if l.facts&closing == 0 {
 		l.facts |= closing
@@ -150,16 +149,15 @@ func (l *Link) closed(i int) {
 	}
 }
 
-// Watch is what an endpoint's socket is registered for while it connects, so that
-// Start can take the registration over as it is.
+// Watch are the events to register an endpoint's socket for while it connects.
+// Start can then take over the registration unchanged.
 const Watch = watchRead | poll.Writable
 
 const watchRead = poll.Readable | poll.PeerDone | poll.Urgent | poll.Edge
 
-// watch registers a side with the loop, for as long as it is open. Writable is
-// asked for only once it is needed: an epoll_ctl for the few that are ever
-// blocked is cheaper than an event for each new connection, which is always
-// writable.
+// watch registers a side with the loop. It does not ask for Writable: an epoll_ctl
+// for the few sockets that ever block is cheaper than an event for each new
+// connection.
 func (l *Link) watch(i int) {
 	s, w := &l.sides[i], l.worker
 	if s.reg.Valid() {
@@ -180,11 +178,11 @@ func (l *Link) watch(i int) {
 	s.reg = reg
 }
 
-// await makes sure that a side reports when it is writable again.
+// await makes the loop report when a side is writable again.
 func (l *Link) await(i int) {
 	s, w := &l.sides[i], l.worker
 	if s.state&watchesOut != 0 || !s.reg.Valid() {
-		return // not registered: Start is about to
+		return // not registered yet: Start will do that
 	}
 	s.state |= watchesOut
 	w.stats.Controls++
@@ -193,7 +191,7 @@ func (l *Link) await(i int) {
 	}
 }
 
-// HandleEvents is called by the loop.
+// HandleEvents implements poll.Handler.
 func (l *Link) HandleEvents(tag uint8, ev poll.Events) {
 	i := int(tag)
 	s := &l.sides[i]
@@ -216,21 +214,21 @@ func (l *Link) HandleEvents(tag uint8, ev poll.Events) {
 	}
 }
 
-// Abort ends a link at once: both sides are reset. Ending a link that is not
-// running does nothing.
+// Abort ends a link at once and resets both sides. It does nothing if the link is
+// not running.
 func (w *Worker) Abort(l *Link, end End) {
 	if l.facts&running != 0 {
 		l.finish(end)
 	}
 }
 
-// broken ends the link because side i was reset, or no longer answers. What it
-// sent before goes to the other side as far as that takes it at once. e is why;
-// 0: still to be found out.
+// broken ends the link because side i was reset or no longer answers. It forwards
+// the bytes that the side sent before, as far as the other side accepts them at
+// once. e is the cause, or 0 if it is unknown.
 func (l *Link) broken(i int, e sys.Errno) {
 	w, s := l.worker, &l.sides[i]
 	if why := l.drain(i); e == 0 {
-		e = why // the error comes behind the bytes
+		e = why // the error follows the bytes
 	}
 	if e == 0 {
 		w.stats.Others++
@@ -239,7 +237,7 @@ func (l *Link) broken(i int, e sys.Errno) {
 	l.lost(i, e)
 }
 
-// lost is broken when there is nothing left to read.
+// lost is broken for a side without unread bytes.
 func (l *Link) lost(i int, e sys.Errno) {
 	end := ClientReset
 	if i == endpoint {
@@ -252,7 +250,7 @@ func (l *Link) lost(i int, e sys.Errno) {
 }
 
 // unanswered reports whether a connection failed because its peer no longer
-// answers: ETIMEDOUT, or the error that routers told the kernel meanwhile.
+// answers: ETIMEDOUT, or the error of an ICMP message in the meantime.
 func unanswered(e sys.Errno) bool {
 	switch e {
 	case 0, sys.ECONNRESET, sys.EPIPE, sys.ECONNABORTED, sys.ENOMEM, sys.ENOBUFS:
@@ -261,8 +259,8 @@ func unanswered(e sys.Errno) bool {
 	return true
 }
 
-// finish closes both sides and tells the owner. Unless both have sent their FIN,
-// whoever is still there is reset.
+// finish closes both sides and calls the owner. Unless both sides have sent their
+// FIN, it resets the remaining peers.
 func (l *Link) finish(end End) {
 	w := l.worker
 	inOrder := end == ClientFin || end == EndpointFin

@@ -6,36 +6,35 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// pipe is a kernel pipe. What it holds is counted by the direction that has it.
+// pipe is a kernel pipe. Its direction counts the bytes in it.
 type pipe struct {
-	next *pipe // in the pool
+	next *pipe // next unused pipe in the pool
 	r, w int
 	size int // capacity in bytes
 }
 
 const (
-	// smallestPipe is the smallest capacity that is worth two system calls
-	// instead of one copy. Beyond the user's budget of pipe pages the kernel
-	// makes pipes of one or two pages.
+	// smallestPipe is the smallest capacity for which two splices are cheaper than
+	// a copy. Beyond the user's limit of pipe pages, the kernel creates pipes of
+	// one or two pages.
 	smallestPipe = 64 << 10
-	// pipesKept is how many empty pipes a worker keeps. Directions borrow one
-	// for a turn, so that few are in use at a time.
+	// pipesKept is how many empty pipes a worker keeps. Directions borrow one for a
+	// turn, so few are in use at a time.
 	pipesKept = 8
-	// pipePause is how long a worker does without after it could not make a
-	// pipe.
+	// pipePause is how long a worker does not create pipes after a failure.
 	pipePause = int64(time.Second)
 )
 
-// pipePool keeps a worker's empty pipes; the one used last is warm in the
-// caches and comes first.
+// pipePool keeps a worker's empty pipes. It returns the one used last first,
+// because that is in the CPU cache.
 type pipePool struct {
 	free  *pipe
 	count int
-	pause int64 // make none before
+	pause int64 // do not retry before this time
 }
 
-// take returns an empty pipe, or nil: then there are too many, or the
-// process has no descriptors or no budget left, and the caller copies.
+// take returns an empty pipe, or nil if the limit is reached or the process has no
+// descriptors or pipe pages left. Then the caller copies.
 func (pp *pipePool) take(w *Worker) *pipe {
 	if p := pp.free; p != nil {
 		pp.free, p.next = p.next, nil
@@ -81,7 +80,7 @@ func newPipe(w *Worker) *pipe {
 	return p
 }
 
-// put takes back a pipe that is empty.
+// put takes back an empty pipe.
 func (pp *pipePool) put(w *Worker, p *pipe) {
 	if pp.count == pipesKept {
 		p.destroy(w)
@@ -100,7 +99,7 @@ func (pp *pipePool) close(w *Worker) {
 	pp.count = 0
 }
 
-// destroy closes a pipe with what it holds.
+// destroy closes a pipe and discards the bytes in it.
 func (p *pipe) destroy(w *Worker) {
 	p.closeFDs(w)
 	w.relay.pipes.Add(-1)

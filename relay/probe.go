@@ -2,19 +2,19 @@ package relay
 
 import "github.com/sluice-proxy/sluice/internal/sys"
 
-// Probe tries to carry the client's first bytes over while the endpoint's
-// socket is connecting, before Start. It returns 0 when the endpoint is
-// connected: call Start now. EAGAIN means that it is not yet: call Probe again
-// when the endpoint's descriptor is writable. Anything else is why the connect
-// failed: dial again, and call Probe with the new descriptor.
+// Probe tries to send the client's first bytes while the endpoint's socket is
+// connecting, before Start. It returns 0 if the endpoint is connected: then call
+// Start. EAGAIN means that the connection is in progress: call Probe again when the
+// endpoint's descriptor is writable. Any other error is the cause of the failed
+// connect: dial again and call Probe with the new descriptor.
 //
-// An endpoint that accepted, sent something (why it is too busy, say) and reset
-// the connection at once is connected: Start delivers what it sent, and the reset.
+// An endpoint that accepted, sent bytes (such as an error message) and reset the
+// connection counts as connected. Start then forwards its bytes and the reset.
 //
-// The connection of an endpoint on the same node is usually established by the
-// time that connect returns, so that a Probe right after it saves waiting for
-// that event. What was read of the client stays in the link until an endpoint
-// takes it, or Drop.
+// A connection to an endpoint on the same node is usually established when connect
+// returns. A Probe at that time avoids waiting for an event. The link keeps the
+// bytes that Probe read from the client until an endpoint accepts them, or until
+// Drop.
 func (w *Worker) Probe(l *Link, clientFD, endpointFD int) sys.Errno {
 	d := &l.sides[client]
 	if d.state&probed == 0 {
@@ -44,8 +44,8 @@ func (w *Worker) Probe(l *Link, clientFD, endpointFD int) sys.Errno {
 	return 0
 }
 
-// saved takes what an endpoint sent before it reset the connection; false if that
-// is nothing.
+// saved reads the bytes that an endpoint sent before it reset the connection. It
+// returns false if there are none.
 func (w *Worker) saved(s *side, fd int) bool {
 	*s = side{}
 	w.prefetch(s, fd)
@@ -57,7 +57,7 @@ func (w *Worker) saved(s *side, fd int) bool {
 	return true
 }
 
-// prefetch reads what a side sent first.
+// prefetch reads the first bytes of a side.
 func (w *Worker) prefetch(d *side, fd int) {
 	w.stats.Reads++
 	n, e := w.kernel.recv(fd, w.buffer)
@@ -74,9 +74,9 @@ func (w *Worker) prefetch(d *side, fd int) {
 	d.state |= probed
 }
 
-// Drop returns back what Probe read, for a link that will not be started. The
-// descriptors stay the caller's; the client should be reset, as what it sent
-// is lost.
+// Drop releases the bytes that Probe read, for a link that will not start. The
+// caller keeps the descriptors and should reset the client, because its bytes are
+// lost.
 func (w *Worker) Drop(l *Link) {
 	w.giveUp(&l.sides[client])
 	l.sides[client] = side{}

@@ -25,13 +25,13 @@ type proxy struct {
 	endpoint netip.AddrPort
 	listener int
 	relay    *Relay
-	lanes    []*lane
+	lanes    []*accepter
 	ends     chan ended
 	refused  atomic.Int64
 }
 
-// lane is one loop of a proxy.
-type lane struct {
+// accepter is one event loop of a proxy.
+type accepter struct {
 	p      *proxy
 	loop   *poll.Loop
 	worker *Worker
@@ -41,7 +41,7 @@ type lane struct {
 // conn is one connection through a proxy.
 type conn struct {
 	Link
-	lane             *lane
+	accepter         *accepter
 	client, endpoint int
 	reg              poll.Registration
 }
@@ -67,7 +67,7 @@ func newProxy(t testing.TB, loops int, endpoint netip.AddrPort, config Config) *
 		if err != nil {
 			t.Fatal(err)
 		}
-		ln := &lane{p: p, loop: loop, worker: p.relay.NewWorker(loop), conns: map[*conn]struct{}{}}
+		ln := &accepter{p: p, loop: loop, worker: p.relay.NewWorker(loop), conns: map[*conn]struct{}{}}
 		if _, err := loop.Add(p.listener, 0, poll.Readable|poll.Exclusive, ln); err != nil {
 			t.Fatal(err)
 		}
@@ -100,7 +100,7 @@ func newProxy(t testing.TB, loops int, endpoint netip.AddrPort, config Config) *
 
 var loopback = netip.MustParseAddrPort("127.0.0.1:0")
 
-func (ln *lane) stop() {
+func (ln *accepter) stop() {
 	for c := range ln.conns {
 		ln.worker.Abort(&c.Link, Shutdown)
 	}
@@ -108,13 +108,13 @@ func (ln *lane) stop() {
 }
 
 // HandleEvents accepts.
-func (ln *lane) HandleEvents(uint8, poll.Events) {
+func (ln *accepter) HandleEvents(uint8, poll.Events) {
 	for range 16 {
 		fd, _, e := sys.Accept(ln.p.listener)
 		if e != 0 {
 			return
 		}
-		c := &conn{lane: ln, client: fd}
+		c := &conn{accepter: ln, client: fd}
 		c.endpoint, _ = sys.ConnectTCP(ln.p.endpoint, netip.AddrPort{}, sys.ConnectOptions{})
 		if c.endpoint < 0 {
 			ln.p.refused.Add(1)
@@ -146,11 +146,11 @@ func (c *conn) HandleEvents(_ uint8, ev poll.Events) {
 }
 
 func (c *conn) start(ev poll.Events) {
-	c.lane.worker.Start(&c.Link, Socket{FD: c.client}, Socket{FD: c.endpoint, Reg: c.reg, Ready: ev}, c)
+	c.accepter.worker.Start(&c.Link, Socket{FD: c.client}, Socket{FD: c.endpoint, Reg: c.reg, Ready: ev}, c)
 }
 
 func (c *conn) fail() {
-	ln := c.lane
+	ln := c.accepter
 	ln.worker.Drop(&c.Link)
 	ln.loop.Forget(c.reg)
 	sys.Close(c.endpoint)
@@ -160,9 +160,9 @@ func (c *conn) fail() {
 }
 
 func (c *conn) LinkEnded(l *Link, end End) {
-	delete(c.lane.conns, c)
+	delete(c.accepter.conns, c)
 	select {
-	case c.lane.p.ends <- ended{end, l.BytesUp(), l.BytesDown()}:
+	case c.accepter.p.ends <- ended{end, l.BytesUp(), l.BytesDown()}:
 	default:
 	}
 }

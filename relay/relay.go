@@ -1,20 +1,22 @@
-// Package relay moves bytes between two connected sockets, as fast as a process
-// can: a Link joins a client's socket and an endpoint's, and a Worker moves the
-// bytes of all links of one event loop.
+// Package relay forwards bytes between two connected TCP sockets. A Link joins a
+// client's and an endpoint's socket. A Worker forwards the bytes of all links of
+// one event loop. The package knows no Services; it neither selects endpoints nor
+// logs.
 //
 // # Use
 //
-// A Relay holds what the workers of a process share. NewWorker ties a worker to
-// an event loop; then, on that loop's goroutine, Start hands two sockets over
-// and the owner's LinkEnded is called exactly once, when both are closed.
-// Before that, Probe may carry the client's first bytes over while the endpoint's
-// socket is still connecting; package upstream makes that socket. Everything but
-// Relay.Pipes, Relay.Bulk and Worker.Stats belongs to the loop's goroutine.
+// A Relay holds the state that all workers of a process share. NewWorker creates
+// the worker of an event loop. On that loop's goroutine, Start takes over two
+// sockets, and LinkEnded of the owner is called exactly once, after both are
+// closed. Before Start, Probe can send the client's first bytes while the
+// endpoint's socket, which package upstream makes, is still connecting.
+// Relay.Pipes, Relay.Bulk and Worker.Stats are safe for concurrent use; all other
+// calls belong to the loop's goroutine.
 //
 // # A direction
 //
-// A link has two directions, client to endpoint and endpoint to client, which
-// know of each other only when one ends. A direction is in one of these states:
+// A link has two directions, client to endpoint and endpoint to client. They affect
+// each other only at their ends. A direction is in one of these states:
 //
 //	          FIN read,            all delivered:
 //	          or known to be next  FIN passed on
@@ -24,56 +26,53 @@
 //	     both directions are done, or either side was reset or timed out, or
 //	     the owner aborts it
 //
-// Within open and ending it is idle (nothing to read), or blocked (the
-// destination takes no more; what was read and not yet written is held, and
-// nothing more is read until it is gone: backpressure), or has work. Sockets
-// are edge-triggered, so a direction remembers what it was told: readable stays
-// set until a read comes back short or empty, blocked until the destination is
-// reported writable.
+// In the states open and ending, a direction is idle (nothing to read), blocked, or
+// has work. It is blocked while the destination is full: it holds the bytes that it
+// has read and reads no more until they are written (backpressure). Sockets are
+// edge-triggered, so a direction keeps flags: readable stays set until a read is
+// short or empty, blocked until the destination is writable.
 //
-// How bytes move has two modes:
+// A direction has one of two modes:
 //
-//	copying   through the worker's one buffer. A read that comes back short has
-//	          emptied the socket, so that no second one is made to find that out.
-//	          Work is done in the event itself. What the destination does not
-//	          take is held in a chunk: 64 KiB at most, and 16 KiB from then on
-//	          until it takes everything again.
-//	moving    through a pipe, by splice, without copying. Work is done in turns
-//	          (see below). A pipe is borrowed for a turn and kept beyond it only
-//	          while it holds bytes; without one, the turn copies.
+//	copying   uses the worker's one buffer. A short read has emptied the socket,
+//	          so a second read is unnecessary.
+//	          The direction works during the event. A chunk holds what the destination
+//	          does not accept: at most 64 KiB, and 16 KiB from then on
+//	          until the destination accepts everything again.
+//	moving    splices through a pipe, without copying. The direction works in turns
+//	          (see below). It borrows a pipe for each turn and keeps it only
+//	          while there are bytes in it. Without a pipe, the turn copies.
 //
-// A direction begins by copying. Two full reads in a row make it moving; two
-// turns in a row that moved little make it copying again.
+// A direction starts by copying. Two consecutive full reads make it moving. Two
+// consecutive turns that moved little make it copying again.
 //
-// Turns keep bulk from starving the rest: after each batch of events the worker
-// gives turns, in order, to the moving directions that have work, for a
-// fraction of a millisecond altogether; the rest of them wait for the next
-// round, which looks for events first. So a small message waits for one such
-// slice at most, however many streams are busy.
+// Turns prevent bulk transfers from delaying small messages. After each batch of
+// events, the worker gives turns, in order, to moving directions with work, for a
+// fraction of a millisecond in total. The others wait for the next round, which
+// polls for events first. So a small message waits for at most one such slice,
+// however many streams are busy.
 //
 // # How a link ends
 //
-// A FIN is passed on when everything before it is delivered, as a half-close;
-// the other direction goes on, but no longer than Config.HalfClosedTimeout
-// without a byte. A reset is passed on as a reset: what its sender sent before
-// is delivered as far as the other side takes it at once, then the other side
-// is reset too. The same goes for a side that no longer answers, which the
-// kernel's keepalive probes or Config.GoneAfter find out.
-// A link that moved nothing for Config.IdleTimeout, or is aborted, is reset on
-// both sides, so that neither takes a truncated stream for a whole one.
+// A FIN is forwarded as a half-close after all bytes before it. The other direction
+// continues, but at most Config.HalfClosedTimeout without a byte. A reset is
+// forwarded as a reset: the other side first gets the bytes before it, as far as it
+// accepts them at once. The same applies to a side that no longer answers,
+// according to the kernel's keepalive probes or Config.GoneAfter. A link without
+// movement for Config.IdleTimeout, and an aborted link, is reset on both sides, so
+// that neither peer takes a truncated stream for a complete one.
 //
 // # What a link consists of
 //
-// Plain data: two descriptors; for each direction its state and mode, the
-// number of bytes, the bytes held (in a buffer or in a pipe, whose two
-// descriptors are part of them); the times of the start, the last movement and
-// the first byte; who closed first. An idle link holds its two descriptors and
-// no buffer. Between two events nothing of a link is anywhere else: taking it out
-// of the loop at that moment (deregister both descriptors, cancel the timer) and
-// writing these fields down with the descriptors is all that handing it to
-// another process takes; that process registers the descriptors, which reports
-// what is ready, and goes on. Registrations, the place in the worker's queue and
-// the timer are made anew and need not travel.
+// A link is plain data: two descriptors; for each direction its state, mode, byte
+// count and held bytes (in a chunk or in a pipe, which has two descriptors); the
+// times of the start, the last movement and the first byte; and which side closed
+// first. An idle link holds two descriptors and no buffer. Between two events,
+// there is no other state. To hand a link to another process, remove it from the
+// loop (deregister both descriptors, cancel the timer) and transfer these fields
+// and descriptors. The other process registers the descriptors, which reports the
+// pending events. Registrations, the position in the worker's queue and the timer
+// are created again.
 package relay
 
 import (
@@ -84,13 +83,13 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// End is how a link ended, and by whom.
+// End is the reason why a link ended, and the side that ended it.
 type End uint8
 
-// The ends of a link. The side that is named closed first, or is the one that
-// was reset or lost.
+// The ends of a link. The named side closed first, was reset, or no longer
+// answered.
 const (
-	EndNone         End = iota // it has not
+	EndNone         End = iota // the link has not ended
 	ClientFin                  // both sides closed, the client first
 	ClientReset                // the client sent a reset
 	ClientTimeout              // the client no longer answers
@@ -99,7 +98,7 @@ const (
 	EndpointTimeout            // the endpoint no longer answers
 	Idle                       // nothing moved for too long
 	Shutdown                   // the proxy stopped
-	Limit                      // the proxy ran out of something it needs
+	Limit                      // the proxy ran out of a resource
 )
 
 var endNames = [...]string{"none", "client_fin", "client_reset", "client_timeout", "endpoint_fin", "endpoint_reset", "endpoint_timeout", "idle", "shutdown", "limit"}
@@ -112,26 +111,27 @@ func (e End) String() string {
 	return "unknown"
 }
 
-// Config is how links are run. The zero Config copies and never times out.
+// Config configures links. The zero Config copies and has no timeouts.
 type Config struct {
 	Splice            bool          // move busy directions through pipes
-	IdleTimeout       time.Duration // end a link that moved nothing for so long; 0: never
-	HalfClosedTimeout time.Duration // the same once one side has closed; 0: IdleTimeout
-	MaxPipes          int           // pipes at the same time in all workers; 0 means 128. Two descriptors each; beyond it directions copy
-	PipeSize          int           // bytes; 0 means 512 KiB; a kernel that gives less is taken at its word
+	IdleTimeout       time.Duration // ends a link after this time without movement; 0: never
+	HalfClosedTimeout time.Duration // the same after one side has closed; 0: IdleTimeout
+	MaxPipes          int           // bound on the pipes of all workers, two descriptors each; 0 means 128. Beyond it, directions copy
+	PipeSize          int           // bytes; 0 means 512 KiB; the kernel may grant less
 
-	// EndpointLiveness is set on the endpoint's socket once a link has lived
-	// LivenessAfter (0 means 10 s, or half of GoneAfter if that is less); the client's has it from its listener.
+	// EndpointLiveness is set on the endpoint's socket when a link is LivenessAfter
+	// old (0 means 10 s, or half of GoneAfter if that is less). The client's socket
+	// inherits its options from the listening socket.
 	EndpointLiveness sys.Liveness
 	LivenessAfter    time.Duration
-	// GoneAfter ends a link with a side that acknowledged nothing for so long,
-	// though bytes wait for that; 0: never. A side that answers may leave them
-	// unread for as long as it likes.
+	// GoneAfter ends a link if a side acknowledged nothing for this time although
+	// bytes are unacknowledged; 0: never. A side that answers may leave bytes
+	// unread without limit.
 	GoneAfter time.Duration
 
-	// MaxBulk is how many directions have large socket buffers at the same time in all
-	// workers; 0 means 64. Each takes up to 4 MiB; one whose source is far away counts
-	// as two.
+	// MaxBulk bounds the directions of all workers that have large socket buffers
+	// at the same time; 0 means 64. Each takes up to 4 MiB. One with a far source
+	// counts twice.
 	MaxBulk int
 }
 
@@ -157,25 +157,25 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Relay is what the workers of a process share: the configuration and the bounds
-// on pipes and bulk.
+// Relay is the state that all workers of a process share: the configuration, and
+// the numbers of pipes and of directions with large buffers.
 type Relay struct {
 	config  Config
 	kernel  kernel
 	pipes   atomic.Int64
-	bulk    atomic.Int64  // places of MaxBulk in use
-	refused atomic.Uint64 // times that there was none
+	bulk    atomic.Int64  // how much of MaxBulk is in use
+	refused atomic.Uint64 // how often MaxBulk was exhausted
 }
 
-// New makes a relay.
+// New creates a relay.
 func New(c Config) *Relay {
 	return &Relay{config: c.withDefaults(), kernel: linux{}}
 }
 
-// Pipes returns how many pipes exist. It may be called from any goroutine.
+// Pipes returns the current number of pipes. It is safe for concurrent use.
 func (r *Relay) Pipes() int { return int(r.pipes.Load()) }
 
-// bufferSize is the size of a worker's buffer and so of the largest read while
+// bufferSize is the size of a worker's buffer, and so of the largest read while
 // copying.
 const bufferSize = 64 << 10
 
@@ -194,7 +194,7 @@ type Worker struct {
 	rounds uint
 }
 
-// loop is what a worker needs of a poll.Loop.
+// loop is the part of poll.Loop that a worker uses.
 type loop interface {
 	Now() int64
 	Add(fd int, tag uint8, ev poll.Events, h poll.Handler) (poll.Registration, error)
@@ -210,8 +210,8 @@ type loop interface {
 
 var _ loop = (*poll.Loop)(nil)
 
-// NewWorker makes the worker of a loop, before the loop runs or on its
-// goroutine. It lives as long as the loop; Close releases what it pools.
+// NewWorker creates the worker of a loop. Call it before the loop runs or on its
+// goroutine. Close releases the worker's pools.
 func (r *Relay) NewWorker(l *poll.Loop) *Worker { return r.newWorker(l) }
 
 func (r *Relay) newWorker(l loop) *Worker {
@@ -227,7 +227,7 @@ func (r *Relay) newWorker(l loop) *Worker {
 	return w
 }
 
-// tick ends each of the loop's rounds.
+// tick runs at the end of each round of the loop.
 func (w *Worker) tick() {
 	if !w.turns.empty() {
 		w.giveTurns()
@@ -235,14 +235,14 @@ func (w *Worker) tick() {
 			w.loop.NoWait()
 		}
 	}
-	// A busy loop does not wait: publish now and then.
+	// A busy loop never waits, so publish from time to time.
 	if w.rounds++; w.rounds%64 == 0 {
 		w.publish()
 	}
 }
 
-// Close closes the pooled pipes. Links that still run keep theirs: abort them
-// first.
+// Close closes the pooled pipes. Abort running links first, because they keep
+// theirs.
 func (w *Worker) Close() {
 	w.pipes.close(w)
 	w.publish()

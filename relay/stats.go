@@ -2,35 +2,33 @@ package relay
 
 import "sync/atomic"
 
-// Stats counts what a worker did since it began. The system calls are all that
-// it makes for its links; those for accepting, connecting and waiting for
-// events are others'.
+// Stats counts the work of a worker. It includes all system calls for links, but
+// not those for accepting connections and waiting for events.
 type Stats struct {
 	Links    uint64 // started
-	Open     uint64 // started and not ended
-	Bytes    uint64 // moved, both ways
-	Spliced  uint64 // of Bytes: those that were not copied
+	Open     uint64 // currently open
+	Bytes    uint64 // moved in both directions
+	Spliced  uint64 // part of Bytes that was not copied
 	Reads    uint64 // recv calls
 	Writes   uint64 // send calls
 	Splices  uint64
 	Shuts    uint64 // shutdown calls
 	Closes   uint64 // close calls
 	Controls uint64 // epoll_ctl calls
-	Others   uint64 // socket options, and what pipes need
-	Wasted   uint64 // of Reads, Writes and Splices: those that moved nothing, with EAGAIN
+	Others   uint64 // calls for socket options and pipes
+	Wasted   uint64 // part of Reads, Writes and Splices that returned EAGAIN
 	Promoted uint64 // directions that began to move through pipes
-	NoPipe   uint64 // turns that copied because no pipe was to be had
-	Held     uint64 // bytes in buffers, waiting for a slow destination (those in pipes are not counted)
+	NoPipe   uint64 // turns that copied for lack of a pipe
+	Held     uint64 // bytes in chunks that wait for a slow destination, without those in pipes
 }
 
-// SystemCalls returns the sum of the calls.
+// SystemCalls returns the total number of system calls.
 func (s *Stats) SystemCalls() uint64 {
 	return s.Reads + s.Writes + s.Splices + s.Shuts + s.Closes + s.Controls + s.Others
 }
 
-// publicStats is the copy of a worker's Stats that others may read. The worker
-// brings it up to date before it waits for events, and every so often while it
-// has no time to wait.
+// publicStats is a copy of a worker's Stats for other goroutines. The worker
+// updates it before it waits for events, and after some rounds without waiting.
 type publicStats struct {
 	links, open, bytes, spliced                             atomic.Uint64
 	reads, writes, splices, shuts, closes, controls, others atomic.Uint64
@@ -56,8 +54,8 @@ func (w *Worker) publish() {
 	p.held.Store(s.Held)
 }
 
-// Stats returns the counters as of the last time that the worker had nothing to
-// do, or a few rounds ago. It may be called from any goroutine.
+// Stats returns the counters as of a few rounds ago at most. It is safe for
+// concurrent use.
 func (w *Worker) Stats() Stats {
 	p := &w.public
 	return Stats{

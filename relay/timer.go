@@ -5,21 +5,20 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// A link has one timer, for its nearest deadline: the endpoint's liveness options,
-// the idle timeout, and looks for a peer that is gone.
+// A link has one timer, for its nearest deadline: setting the endpoint's liveness
+// options, the idle timeout, or checking for a dead peer.
 //
-// The kernel's keepalive probes find a peer that is gone while everything that was
-// written to it is acknowledged. They do not run otherwise, and TCP_USER_TIMEOUT
-// does not replace them: since Linux 5.11 it also ends connections whose peer
-// answers, but has not read for so long. So a link that moved is looked at now and
-// then, and one that is quiet only as long as something is unacknowledged. A link
-// that is idle costs nothing.
+// The kernel's keepalive probes detect a dead peer only while all bytes to it are
+// acknowledged. TCP_USER_TIMEOUT does not help: since Linux 5.11, it also ends
+// connections whose peer answers but does not read. So the relay checks a link
+// periodically while it moves, and then for as long as bytes are unacknowledged. An
+// idle link costs nothing.
 
-// unansweredLimit is how many retransmissions or window probes a peer leaves
-// unanswered before it is given up: one may be lost.
+// unansweredLimit is how many retransmissions or window probes a dead peer leaves
+// unanswered. More than one, because one may be lost.
 const unansweredLimit = 3
 
-// HandleTimer is called by the loop.
+// HandleTimer implements poll.TimerHandler.
 func (l *Link) HandleTimer(*poll.Timer) {
 	w := l.worker
 	if l.facts&matured == 0 {
@@ -42,16 +41,16 @@ func (l *Link) HandleTimer(*poll.Timer) {
 	}
 }
 
-// setTimer sets the timer. look is how long it is until the next look; 0: none.
-// Movement does not touch the timer: when it fires too early for the link's last
-// movement, it is set again for the rest.
+// setTimer sets the timer. look is the time until the next check; 0: none. Movement
+// does not touch the timer. If it fires too early for the last movement, it is set
+// again for the remaining time.
 func (l *Link) setTimer(look int64) {
 	w := l.worker
 	at := int64(0)
 	if quiet := l.patience(); quiet > 0 {
 		at = l.moved + quiet
 	}
-	l.facts |= watched // without looks, movement has nothing to set
+	l.facts |= watched // without checks, movement need not set the timer
 	if look > 0 {
 		if next := w.loop.Now() + look; at == 0 || next < at {
 			at = next
@@ -64,7 +63,7 @@ func (l *Link) setTimer(look int64) {
 	}
 }
 
-// lookInterval is how long it is until a link that moved is looked at.
+// lookInterval returns the time until the next check of a link that moved.
 func (l *Link) lookInterval() int64 {
 	c := &l.worker.config
 	if l.facts&matured == 0 && (c.GoneAfter > 0 || !c.EndpointLiveness.IsZero()) {
@@ -73,9 +72,9 @@ func (l *Link) lookInterval() int64 {
 	return int64(c.GoneAfter) / 2
 }
 
-// look ends the link if a side is gone: it has sent no acknowledgement for
-// Config.GoneAfter, though something was sent to it again and again. It returns
-// how long it is until the next look; 0: none before something moves.
+// look checks for a dead peer. It ends the link if a side has sent no
+// acknowledgement for Config.GoneAfter despite several retransmissions. It returns
+// the time until the next check; 0: none before the next movement.
 func (l *Link) look() (next int64) {
 	w := l.worker
 	limit := int64(w.config.GoneAfter)
@@ -95,7 +94,7 @@ func (l *Link) look() (next int64) {
 			l.broken(i, sys.ETIMEDOUT)
 			return 0
 		}
-		// At the moment when it may be over, and not all the time after that.
+		// Check again when the limit is reached, but not continuously after that.
 		again := max(limit-silence, limit/6)
 		if next == 0 || again < next {
 			next = again
@@ -109,7 +108,7 @@ func (l *Link) look() (next int64) {
 	return next
 }
 
-// patience is how long the link may be quiet; 0: for ever.
+// patience returns how long the link may be quiet; 0: for ever.
 func (l *Link) patience() int64 {
 	if l.facts&halfClosed != 0 {
 		return int64(l.worker.config.HalfClosedTimeout)

@@ -6,14 +6,14 @@ const (
 	// turnShare is how many bytes a direction may move in one turn.
 	turnShare = 256 << 10
 	// roundShare is how many bytes all turns of one round move before the loop
-	// looks for events again: some hundred microseconds.
+	// polls for events: some hundred microseconds.
 	roundShare = 1 << 20
-	// turnPrice is what a turn counts for beside its bytes, so that turns
-	// that move little also come to an end.
+	// turnPrice is the cost of a turn in addition to its bytes, so that turns that
+	// move little also use up roundShare.
 	turnPrice = 4 << 10
 )
 
-// turnQueue is the line of directions that wait for a turn.
+// turnQueue is the FIFO queue of directions that wait for a turn.
 type turnQueue struct {
 	line []turnEntry
 	head int
@@ -26,7 +26,7 @@ type turnEntry struct {
 
 func (q *turnQueue) empty() bool { return q.head == len(q.line) }
 
-// add puts a direction at the end of the line, unless it is in it.
+// add appends a direction, unless it is queued.
 func (q *turnQueue) add(l *Link, i int) {
 	s := &l.sides[i]
 	if s.state&queued != 0 {
@@ -41,7 +41,7 @@ func (q *turnQueue) add(l *Link, i int) {
 	q.line = append(q.line, turnEntry{l, uint8(i)})
 }
 
-// next takes the first direction out of a line that is not empty.
+// next removes and returns the first direction. The queue must not be empty.
 func (q *turnQueue) next() (*Link, int) {
 	e := q.line[q.head]
 	q.line[q.head] = turnEntry{}
@@ -53,7 +53,7 @@ func (q *turnQueue) next() (*Link, int) {
 	return e.link, int(e.side)
 }
 
-// remove takes a link that is over out of the line.
+// remove removes an ended link.
 func (q *turnQueue) remove(l *Link) {
 	if (l.sides[client].state|l.sides[endpoint].state)&queued == 0 {
 		return
@@ -68,7 +68,7 @@ func (q *turnQueue) remove(l *Link) {
 	q.line = kept
 }
 
-// giveTurns lets the first in the line move until this round's share is used up.
+// giveTurns gives turns until this round's share is used up.
 func (w *Worker) giveTurns() {
 	for left := roundShare; left > 0 && !w.turns.empty(); {
 		l, i := w.turns.next()
@@ -77,11 +77,11 @@ func (w *Worker) giveTurns() {
 	}
 }
 
-// turn moves up to turnShare in direction i, and puts it back into the line if
-// it has more to do. It returns how much it moved.
+// turn moves up to turnShare bytes in direction i, and queues the direction again
+// if it has more work. It returns the number of bytes.
 func (l *Link) turn(i int) (moved int) {
 	w, s := l.worker, &l.sides[i]
-	before := w.stats.Bytes // the link may be its owner's again after its end
+	before := w.stats.Bytes // after its end, the owner may reuse the link
 	for more := true; more && moved < turnShare; moved = int(w.stats.Bytes - before) {
 		switch {
 		case s.inPipe > 0:
@@ -113,9 +113,8 @@ func (l *Link) turn(i int) (moved int) {
 	return moved
 }
 
-// splice moves at most one pipeful; it is copy without copying, for a direction
-// that holds nothing. As a pipe is filled only while it is empty, EAGAIN says
-// that there is nothing to read.
+// splice moves at most one pipe of bytes, for a direction that holds none. It is
+// called only with an empty pipe, so EAGAIN means that there is nothing to read.
 func (l *Link) splice(i int) (more bool) {
 	w, s := l.worker, &l.sides[i]
 	if s.state&ending != 0 {
@@ -142,11 +141,11 @@ func (l *Link) splice(i int) (more bool) {
 		s.state |= copyOnly
 		return true
 	case e != 0:
-		l.broken(i, e) // there may be urgent data before the error
+		l.broken(i, e) // urgent data may precede the error
 		return false
 	case n == 0:
-		// The end of the stream, or urgent data before it: splice stops at both,
-		// and only a read tells them apart.
+		// This is the end of the stream, or urgent data before it: splice stops at
+		// both, and only a read distinguishes them.
 		s.state |= urgent
 		return true
 	}
@@ -155,10 +154,9 @@ func (l *Link) splice(i int) (more bool) {
 	return l.empty(i)
 }
 
-// empty writes what is in the pipe to the other side. It reports whether to go
-// on. Only EAGAIN says that the other side is full and will tell when it is not:
-// a splice that moved less than the pipe holds may have stopped for another
-// reason, after which no event comes.
+// empty writes the pipe to the other side. It reports whether to continue. Only
+// EAGAIN means that the other side is full and that an event will follow. A short
+// splice may have other reasons, after which no event comes.
 func (l *Link) empty(i int) bool {
 	w, s := l.worker, &l.sides[i]
 	w.stats.Splices++

@@ -1,19 +1,17 @@
-// Package hostnet tells what this node's network stack says about addresses:
-// which are the node's own, which lead to its pods, and which reach each other
-// without it.
+// Package hostnet reads this node's addresses and routes: the node's own addresses,
+// the ranges that lead to its pods, and which hosts share a link.
 //
-// kube-proxy can tell local pods by the interface that their packets come in by
-// (A4.6). A proxy in user space sees a client's address and no interface, so it
-// asks the other way round: a client is a local pod if the node routes its
-// address out of an interface of pods. [Watcher] reads that from the main
-// routing table of both families.
+// kube-proxy can recognize local pods by the interface of their packets (A4.6). A
+// proxy in user space sees only the client's address. So it checks the route back:
+// a client is a local pod if the node routes its address to a pod interface.
+// [Watcher] reads the main routing tables of both families.
 //
 //	w, err := hostnet.Open(hostnet.Options{Pods: hostnet.Prefixed("cali")})
 //	state, err := w.Read()
-//	err = w.Run(ctx, func(s hostnet.State) { ... })  // whenever it differs
+//	err = w.Run(ctx, func(s hostnet.State) { ... })  // after each change
 //
-// A node without such interfaces has no pod ranges, which is not an error: they
-// come with the first pod.
+// A node without pod interfaces has no pod ranges. That is not an error: the first
+// pod may come later.
 package hostnet
 
 import (
@@ -31,67 +29,65 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// State is what was true at one moment. It is read-only.
+// State is a snapshot of addresses and routes. It is read-only.
 type State struct {
-	// Addresses are those of all interfaces, sorted, each once.
+	// Addresses are the addresses of all interfaces, sorted and without duplicates.
 	Addresses []netip.Addr
-	// Broadcasts are the broadcast addresses of all links but 255.255.255.255,
-	// likewise.
+	// Broadcasts are the broadcast addresses of all links except 255.255.255.255,
+	// sorted and without duplicates.
 	Broadcasts []netip.Addr
-	// PodRanges are the ranges of addresses whose route leads out of a pod
-	// interface, sorted and apart from each other. The node's own addresses are
-	// never in them.
+	// PodRanges are the ranges that are routed to pod interfaces, sorted and
+	// disjoint. They do not contain the node's own addresses.
 	PodRanges []netip.Prefix
 
 	links *links
 }
 
-// Equal reports whether two States say the same.
+// Equal reports whether two States are equal.
 func (s State) Equal(o State) bool {
 	return slices.Equal(s.Addresses, o.Addresses) && slices.Equal(s.Broadcasts, o.Broadcasts) && slices.Equal(s.PodRanges, o.PodRanges) && s.links.equal(o.links)
 }
 
-// Options say what to look for. The zero value looks for addresses only.
+// Options configure a Watcher. The zero value reads addresses only.
 type Options struct {
-	// Pods tells by its name whether local pods are behind an interface; with
-	// nil there are no pod ranges.
+	// Pods reports by name whether an interface leads to local pods. If it is nil,
+	// there are no pod ranges.
 	Pods   func(name string) bool
 	Logger zerolog.Logger
 }
 
-// Named is for the interface of one name, as of a bridge that pods are
-// connected to.
+// Named matches one interface name, such as a bridge of pods.
 func Named(name string) func(string) bool {
 	return func(s string) bool { return s == name }
 }
 
-// Prefixed is for all interfaces whose names begin with prefix, where each pod
-// has one.
+// Prefixed matches all interface names with a prefix, for networks with one
+// interface for each pod.
 func Prefixed(prefix string) func(string) bool {
 	return func(s string) bool { return strings.HasPrefix(s, prefix) }
 }
 
-// A pod that comes or goes changes an interface, addresses and routes one after
-// the other: they are waited for until it has been quiet for as long, but not
-// longer than patience.
+// Starting or stopping a pod changes an interface, addresses and routes one after
+// another. Run waits until there was no change for the time quiet, but at most
+// patience.
 const (
 	quiet    = 50 * time.Millisecond
 	patience = 500 * time.Millisecond
-	// retry is the time until what could not be read is read again.
+	// retry is the time until the next attempt after a failed read.
 	retry = time.Second
 )
 
-// Watcher follows one network namespace: that of the thread that opened it. Read
-// is for before Run, which is for once.
+// Watcher follows the network namespace of the thread that opened it. Call Read
+// only before Run, and Run once.
 type Watcher struct {
 	opts   Options
 	nl     *netlink.Handle
 	events *mdnetlink.Conn
 	dirty  chan struct{}
-	last   State // what Read last gave
+	last   State // the last result of Read
 }
 
-// Open makes a Watcher. Whatever changes from then on, Run will see.
+// Open creates a Watcher. Run sees all changes from then on.
 func Open(opts Options) (*Watcher, error) {
 	groups := []uint32{
 		syscall.RTNLGRP_LINK, syscall.RTNLGRP_IPV4_IFADDR, syscall.RTNLGRP_IPV6_IFADDR,
@@ -107,25 +103,24 @@ func Open(opts Options) (*Watcher, error) {
 	}
 	nl, err := netlink.NewHandle(syscall.NETLINK_ROUTE)
 	if err != nil {
-		_ = events.Close() // the error to tell is another
+		_ = events.Close() // return the first error
 		return nil, fmt.Errorf("addresses and routes: %w", err)
 	}
-	// The kernel then sends the routes of the table that is asked for. Kernels
-	// before 4.20 send all.
+	// With strict checks, the kernel sends only the routes of the requested table.
+	// Kernels before 4.20 send all.
 	_ = nl.SetStrictCheck(true)
 	return &Watcher{opts: opts, nl: nl, events: events, dirty: make(chan struct{}, 1)}, nil
 }
 
-// Close releases what Open made and ends Run. It may be called again.
+// Close releases the Watcher and ends Run. It may be called more than once.
 func (w *Watcher) Close() {
 	_ = w.events.Close() // nothing was written
 	w.nl.Close()
 }
 
-// Run calls deliver with each State that differs from what Read gave before Run
-// began, or from the one delivered before, until ctx ends. It then closes the
-// Watcher. What cannot be read is logged and read again; the error is that of
-// following changes.
+// Run calls deliver with each new State until ctx ends. The first one is compared
+// with the last Read. Run then closes the Watcher. It logs and retries failed
+// reads; it returns an error if it cannot follow changes.
 func (w *Watcher) Run(ctx context.Context, deliver func(State)) error {
 	var lost error
 	deaf := make(chan struct{})
@@ -133,7 +128,7 @@ func (w *Watcher) Run(ctx context.Context, deliver func(State)) error {
 		defer close(deaf)
 		lost = w.listen()
 	}()
-	again := time.NewTimer(0) // Read may not have been called
+	again := time.NewTimer(0) // the caller may not have called Read
 	defer again.Stop()
 	for {
 		select {
@@ -151,7 +146,7 @@ func (w *Watcher) Run(ctx context.Context, deliver func(State)) error {
 		prev := w.last
 		next, err := w.Read()
 		if err != nil {
-			w.opts.Logger.Warn().Err(err).Msg("what is known of addresses and routes may be old; trying again")
+			w.opts.Logger.Warn().Err(err).Msg("cannot read addresses and routes; the known ones may be outdated; trying again")
 			again.Reset(retry)
 			continue
 		}
@@ -161,9 +156,8 @@ func (w *Watcher) Run(ctx context.Context, deliver func(State)) error {
 	}
 }
 
-// listen takes note of every change. When there are more of them than the
-// socket holds, the kernel says so, and that some were lost does not matter: all
-// is read anew.
+// listen records every change. If the socket overflows, the kernel reports that;
+// the lost messages do not matter, because Run reads everything again.
 func (w *Watcher) listen() error {
 	for {
 		if _, err := w.events.Receive(); err != nil && !errors.Is(err, syscall.ENOBUFS) {
@@ -176,7 +170,7 @@ func (w *Watcher) listen() error {
 	}
 }
 
-// settle waits until changes pause.
+// settle waits for a pause between changes.
 func (w *Watcher) settle(ctx context.Context) {
 	limit := time.NewTimer(patience)
 	defer limit.Stop()

@@ -8,23 +8,22 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// onLink is a range of addresses whose hosts share a link with each other, or,
-// with link 0, a range within one of those that is routed otherwise: a pod's
-// own route, for example.
+// onLink is a range whose hosts share a link. Link 0 marks a range inside another
+// one that is routed differently, such as a pod's own route.
 type onLink struct {
 	dst  netip.Prefix // masked
-	link int          // interface number
+	link int          // interface index
 }
 
-// links are all such ranges, ready to be looked up. They never change.
+// links is an immutable lookup table of all such ranges.
 type links struct {
 	ranges  []onLink // sorted, each prefix once
 	byRange map[netip.Prefix]int
-	lengths [2][]int // of prefixes, for IPv4 and IPv6, the longest first
+	lengths [2][]int // prefix lengths for IPv4 and IPv6, longest first
 }
 
-// newLinks makes them of the main table's routes: a range without a gateway is
-// on its link, and a single address there has the link for itself.
+// newLinks builds the table from the main table's routes. A range without a gateway
+// is on its link. A single address has a link of its own.
 func newLinks(routes []netlink.Route) *links {
 	l := &links{byRange: make(map[netip.Prefix]int)}
 	var on []netip.Prefix
@@ -78,7 +77,7 @@ func familyOf(a netip.Addr) int {
 	return 1
 }
 
-// of returns the link that an address shares with others; 0 is none.
+// of returns the link that an address shares with others, or 0.
 func (l *links) of(a netip.Addr) int {
 	for _, bits := range l.lengths[familyOf(a)] {
 		p, err := a.Prefix(bits)
@@ -93,9 +92,9 @@ func (l *links) of(a netip.Addr) int {
 }
 
 // SameLink reports whether two hosts reach each other without this node: both are
-// in the range of one interface, as pods on a bridge are, and neither has a
-// route of its own. What they send to each other does not pass here. It takes
-// no lock and allocates nothing.
+// in the range of one interface, such as a bridge of pods, and neither has a route
+// of its own. Their packets to each other do not pass this node's IP layer.
+// SameLink takes no lock and does not allocate.
 func (s State) SameLink(a, b netip.Addr) bool {
 	if s.links == nil {
 		return false

@@ -7,16 +7,16 @@ import (
 	"sort"
 )
 
-// route is what counts of a route: where it leads to, and whether that is a
-// pod's interface. Of two to one destination, the lower metric counts.
+// route is a destination and whether it leads to a pod interface. Of two routes to
+// one destination, the lower metric wins.
 type route struct {
 	dst    netip.Prefix // masked
 	metric int
 	pods   bool
 }
 
-// podRanges returns the ranges of addresses whose route, the longest that matches,
-// leads to pods. They are sorted and lie apart.
+// podRanges returns the ranges whose longest matching route leads to pods, sorted
+// and disjoint.
 func podRanges(routes []route) []netip.Prefix {
 	slices.SortFunc(routes, func(a, b route) int {
 		return cmp.Or(a.dst.Compare(b.dst), cmp.Compare(a.metric, b.metric), -boolCompare(a.pods, b.pods))
@@ -27,8 +27,8 @@ func podRanges(routes []route) []netip.Prefix {
 	return carve(out, netip.PrefixFrom(netip.IPv6Unspecified(), 0), false, routes[at:])
 }
 
-// carve appends the ranges of a region that lead to pods. Where no route says
-// otherwise, it is pods that tells. The routes are sorted and lie within.
+// carve appends the parts of a region that lead to pods. pods applies to the parts
+// without a route of their own. The routes are sorted and lie within the region.
 func carve(out []netip.Prefix, region netip.Prefix, pods bool, routes []route) []netip.Prefix {
 	if len(routes) > 0 && routes[0].dst == region {
 		pods, routes = routes[0].pods, routes[1:]

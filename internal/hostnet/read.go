@@ -11,11 +11,11 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// attempts bounds how often a list is asked for that changed while the kernel
-// gave it.
+// attempts bounds how often a list is read again because it changed during the
+// dump.
 const attempts = 5
 
-// Read returns the State of this moment.
+// Read returns the current State.
 func (w *Watcher) Read() (State, error) {
 	var s State
 	var err error
@@ -61,15 +61,15 @@ func (w *Watcher) read() (State, error) {
 	if err != nil {
 		return s, err
 	}
-	for _, a := range s.Addresses { // the table local, which goes before
+	for _, a := range s.Addresses { // the local table takes precedence
 		routes = append(routes, route{dst: netip.PrefixFrom(a, a.BitLen()), metric: -1})
 	}
 	s.PodRanges = podRanges(routes)
 	return s, nil
 }
 
-// broadcasts returns the broadcast addresses that come with an address: the last
-// one of its range, which the kernel knows by itself, and the one that is set.
+// broadcasts returns the broadcast addresses of an address: the last one of its
+// range, which the kernel adds itself, and the configured one.
 func broadcasts(a *netlink.Addr) (list []netip.Addr) {
 	ip := a.IP.To4()
 	if ip == nil {
@@ -103,7 +103,7 @@ func (w *Watcher) mainTable() ([]netlink.Route, error) {
 	return all, nil
 }
 
-// routes returns those that say something about pods.
+// routes returns the routes that matter for pod ranges.
 func (w *Watcher) routes(main []netlink.Route) ([]route, error) {
 	links, err := w.nl.LinkList()
 	if err != nil {
@@ -127,9 +127,9 @@ func (w *Watcher) routes(main []netlink.Route) ([]route, error) {
 	return out, nil
 }
 
-// newRoute returns what counts of a route. The default route and those of
-// link-local and multicast addresses say nothing about pods: they lead to
-// everybody, and to whoever shares the link. A route of type throw is none.
+// newRoute converts a route. It returns false for default routes and those of
+// link-local and multicast addresses, which do not identify pods, and for routes of
+// type throw, which do not lead anywhere.
 func newRoute(r *netlink.Route, pods map[int]bool) (route, bool) {
 	dst, ok := prefixOf(r.Dst)
 	if !ok || dst.Bits() == 0 || dst.Addr().IsMulticast() || dst.Addr().Is6() && dst.Addr().IsLinkLocalUnicast() ||

@@ -8,29 +8,29 @@ import (
 	"sync/atomic"
 )
 
-// MaxConnections is how many connections a Group has at most if it does not say
-// otherwise. Probes of a node are fewer; each connection takes a descriptor and
-// about 24 KiB.
+// MaxConnections is the default bound of a Group. A node makes fewer probes at a
+// time. Each connection takes a descriptor and about 24 KiB.
 const MaxConnections = 32
 
-// maxEnding is how many connections for each one of the bound may be closed while
-// their goroutines still run: http.Server keeps some for half a second.
+// maxEnding bounds, as a multiple of Max, the closed connections whose goroutines
+// still run. http.Server keeps some for half a second.
 const maxEnding = 16
 
-// Group bounds the connections of one or more servers together. When it is full,
-// a new connection takes the place of another, so that a probe is answered
-// whatever others hold open: see victimLocked. The zero value is ready.
+// Group bounds the connections of one or more servers together. In a full Group, a
+// new connection evicts another one, so that a probe is answered however many
+// connections others hold open; see victimLocked. The zero value is ready for use.
+// It is safe for concurrent use.
 type Group struct {
-	// Max is the number of connections; 0 means MaxConnections.
+	// Max is the maximum number of connections; 0 means MaxConnections.
 	Max int
 
 	evicted atomic.Uint64
 
 	mu      sync.Mutex
-	open    map[*conn]struct{} // guarded by mu, as is what follows
+	open    map[*conn]struct{} // guarded by mu, like the following fields
 	serving int                // connections whose goroutine has not ended
-	ended   chan struct{}      // one of them has; nil unless admit waits for it
-	turn    uint64             // counts changes of state
+	ended   chan struct{}      // signals the end of one; nil unless admit waits
+	turn    uint64             // counts state changes
 }
 
 // conn is a connection of a Group.
@@ -38,9 +38,9 @@ type conn struct {
 	net.Conn
 	group  *Group
 	source netip.Prefix   // the client
-	state  http.ConnState // guarded by the group's mu, as is turn
-	turn   uint64         // of the last change of state
-	inUse  sync.RWMutex   // read-locked by calls that keep the descriptor open
+	state  http.ConnState // guarded by the group's mu, like turn
+	turn   uint64         // Group.turn at the last state change
+	inUse  sync.RWMutex   // read-locked by calls that use the descriptor
 }
 
 // Read implements net.Conn.
@@ -66,7 +66,7 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// groupListener gives connections of a Group.
+// groupListener accepts connections into a Group.
 type groupListener struct {
 	net.Listener
 	group *Group
@@ -81,10 +81,10 @@ func (l groupListener) Accept() (net.Conn, error) {
 	return l.group.admit(c), nil
 }
 
-// Evicted returns the number of connections that were closed to make room.
+// Evicted returns the number of connections that were closed in favour of new ones.
 func (g *Group) Evicted() uint64 { return g.evicted.Load() }
 
-// admit makes room for a connection and takes it in.
+// admit adds a connection, and evicts another one if the Group is full.
 func (g *Group) admit(nc net.Conn) *conn {
 	c := &conn{Conn: nc, group: g, source: source(nc.RemoteAddr())}
 	limit := g.Max
@@ -107,8 +107,8 @@ func (g *Group) admit(nc net.Conn) *conn {
 		victim := g.victimLocked()
 		delete(g.open, victim)
 		g.evicted.Add(1)
-		_ = victim.Conn.Close() // its server deals with the error of its next read
-		victim.inUse.Lock()     // the descriptor is free when nobody uses it any more
+		_ = victim.Conn.Close() // its server gets an error from the next read
+		victim.inUse.Lock()     // waits until no call uses the descriptor
 		victim.inUse.Unlock()   //nolint:staticcheck // see above
 	}
 	g.turn++
@@ -118,7 +118,7 @@ func (g *Group) admit(nc net.Conn) *conn {
 	return c
 }
 
-// stateChanged is an http.Server's ConnState.
+// stateChanged implements http.Server.ConnState.
 func (g *Group) stateChanged(nc net.Conn, state http.ConnState) {
 	c, ok := nc.(*conn)
 	if !ok {
@@ -137,9 +137,10 @@ func (g *Group) stateChanged(nc net.Conn, state http.ConnState) {
 	}
 }
 
-// victimLocked returns the connection to close: one of the client that has most;
-// of these an idle one before one whose first request has not come yet, and that
-// before one that is being answered; of these the one that has been so longest.
+// victimLocked selects the connection to evict: one of the client with most
+// connections; among these, an idle one before one without a first request, and
+// that before one that is being answered; among these, the one longest in its
+// state.
 func (g *Group) victimLocked() (victim *conn) {
 	held := make(map[netip.Prefix]int, len(g.open))
 	for c := range g.open {
@@ -163,7 +164,7 @@ func (c *conn) goesBefore(o *conn, held map[netip.Prefix]int) bool {
 	return c.turn < o.turn
 }
 
-// worth orders the states of connections.
+// worth orders the states of connections for eviction.
 func (c *conn) worth() int {
 	switch c.state {
 	case http.StateIdle:
@@ -174,8 +175,8 @@ func (c *conn) worth() int {
 	return 2
 }
 
-// source names a client: an IPv4 address, or an IPv6 network of 64 bits, all
-// addresses of which one host can have.
+// source identifies a client by its IPv4 address, or by its IPv6 /64, because one
+// host can have all addresses of that.
 func source(a net.Addr) netip.Prefix {
 	tcp, ok := a.(*net.TCPAddr)
 	if !ok {

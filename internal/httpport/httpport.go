@@ -1,6 +1,6 @@
-// Package httpport makes the HTTP servers of the proxy: health checks and
-// metrics. It bounds what their clients can take from the data path: connections,
-// sizes and times.
+// Package httpport creates the HTTP servers for health checks and metrics. It
+// bounds the connections, sizes and times of their clients, so that these cannot
+// take resources from the data path.
 package httpport
 
 import (
@@ -17,8 +17,8 @@ type Server struct {
 	group *Group
 }
 
-// New returns a server whose connections belong to a group. A request has 10 s to
-// arrive, its answer has the time given.
+// New creates a server whose connections belong to a group. A request must arrive
+// within 10 s; answer bounds the time for its answer.
 func New(g *Group, h http.Handler, answer time.Duration) *Server {
 	return &Server{group: g, Server: http.Server{
 		Handler:           withoutBody(h),
@@ -28,23 +28,23 @@ func New(g *Group, h http.Handler, answer time.Duration) *Server {
 		WriteTimeout:      answer,
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          log.New(io.Discard, "", 0), // errors of single clients
+		ErrorLog:          log.New(io.Discard, "", 0), // these are errors of single clients
 	}}
 }
 
-// Serve answers on a listener, as http.Server does.
+// Serve serves a listening socket, like http.Server.
 func (s *Server) Serve(l net.Listener) error { return s.Server.Serve(groupListener{l, s.group}) }
 
-// maxBody is how large a request's body may be. No request needs one.
+// maxBody bounds a request's body. No request needs one.
 const maxBody = 4 << 10
 
-// withoutBody closes the connection of a request with a large body, which
-// http.Server would read or keep waiting.
+// withoutBody closes the connection of a request with a larger body, which
+// http.Server would otherwise read or wait for.
 func withoutBody(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength < 0 || r.ContentLength > maxBody {
 			if c, _, err := http.NewResponseController(w).Hijack(); err == nil {
-				_ = c.Close() // nothing was promised to it
+				_ = c.Close() // the client gets no answer
 				return
 			}
 		}

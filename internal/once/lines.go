@@ -2,18 +2,18 @@ package once
 
 import "time"
 
-// PerMinute is how many lines the log has about one subject in a minute.
+// PerMinute bounds the log lines about one subject in a minute.
 const PerMinute = 100
 
-// Lines bounds how much the log says about each of many subjects, so that one
-// that changes all the time does not fill it. The zero value is ready. It is not
+// Lines limits the log lines about each of many subjects, so that a subject that
+// changes often does not flood the log. The zero value is ready for use. It is not
 // safe for concurrent use.
 type Lines struct {
-	began time.Time      // of the minute
+	began time.Time      // start of the current minute
 	said  map[string]int // by subject; at most Most
 }
 
-// Take reports whether there may be one more line about a subject in this minute, and
+// Take reports whether another line about a subject is allowed in this minute, and
 // whether it is the last one.
 func (l *Lines) Take(subject string, now time.Time) (last, ok bool) {
 	if l.said == nil || now.Sub(l.began) >= time.Minute || len(l.said) == Most {

@@ -1,16 +1,16 @@
-// Package once keeps what was said from being said again, in bounded memory.
+// Package once suppresses repeated log lines, in bounded memory.
 package once
 
-// Most is how many texts are remembered.
+// Most bounds the remembered texts.
 const Most = 4096
 
-// Texts remembers texts. The zero value is ready. It is not safe for concurrent
-// use.
+// Texts remembers texts. The zero value is ready for use. It is not safe for
+// concurrent use.
 type Texts struct{ said map[string]struct{} }
 
-// First reports whether a text is new, and remembers it. When there are too many, all
-// are forgotten: rather some of them twice than memory that grows for ever, as
-// texts hold what others write.
+// First reports whether a text is new, and remembers it. When the set is full, it
+// is cleared: repeated lines are better than unbounded memory, because texts
+// contain strings from tenants.
 func (t *Texts) First(text string) bool {
 	if _, was := t.said[text]; was {
 		return false

@@ -1,21 +1,18 @@
-// Package poll is the event loop under the data path: one epoll instance, one
-// timer wheel and one queue of posted functions, served by one goroutine that
-// keeps an operating-system thread to itself.
+// Package poll is the event loop of the data path: one epoll instance, one timer
+// wheel and one queue of posted functions, run by one goroutine on its own
+// operating-system thread.
 //
-// A loop owns what is registered with it. Handlers, timers, posted functions
-// and tick functions all run on the loop's goroutine, one at a time, so that
-// the state they share needs no lock; they must not block. Only Post, Stop and
-// Waits may be called from elsewhere.
+// Handlers, timers, posted functions and tick functions run on the loop's
+// goroutine, one at a time. So their shared state needs no lock. They must not
+// block. Only Post, Stop and Waits may be called from other goroutines.
 //
-// Registrations are numbers: the kernel gives back a slot and its generation,
-// never a Go pointer. An event that was collected for a registration which was
-// removed (by the handler of an earlier event of the same batch, say) no longer
-// matches its slot's generation and is dropped.
+// A Registration is a slot number and a generation, never a Go pointer. If a
+// handler removes a registration, later events of the same batch for it have an old
+// generation, and the loop drops them.
 //
-// A round of the loop is: collect events, read the clock, handle the events,
-// run the posted functions, fire the timers that are due, run the tick
-// functions. A tick function that says it has more work makes the next round
-// begin without waiting.
+// A round of the loop collects events, reads the clock, handles the events, runs
+// posted functions, fires due timers, and runs tick functions. If a tick function
+// calls NoWait, the next round does not wait for events.
 package poll
 
 import (
@@ -32,7 +29,7 @@ import (
 // Events is a set of epoll events.
 type Events uint32
 
-// What can happen to a descriptor. Failed and HungUp are always reported.
+// The events of a descriptor. Failed and HungUp are always reported.
 const (
 	Readable Events = sys.EPOLLIN
 	Urgent   Events = sys.EPOLLPRI
@@ -42,39 +39,37 @@ const (
 	HungUp   Events = sys.EPOLLHUP // both directions are closed
 )
 
-// How a registration behaves; added to the events asked for.
+// Modes of a registration, added to the requested events.
 const (
 	Edge      Events = sys.EPOLLET        // report changes, not states
-	Exclusive Events = sys.EPOLLEXCLUSIVE // of several loops wake one (for a shared listening socket, level-triggered)
+	Exclusive Events = sys.EPOLLEXCLUSIVE // wake only one of several loops (for a shared listening socket, level-triggered)
 )
 
-// Handler receives the events of descriptors. tag is the one that the
-// descriptor was registered with: it tells the descriptors of one handler
-// apart.
+// Handler receives the events of descriptors. tag is the one of the registration.
+// It distinguishes the descriptors of one handler.
 type Handler interface {
 	HandleEvents(tag uint8, ev Events)
 }
 
-// Registration names a registered descriptor: plain data, valid until Remove or
-// Forget. The zero Registration names nothing.
+// Registration identifies a registered descriptor. It is plain data, valid until
+// Remove or Forget. The zero Registration is invalid.
 type Registration struct {
 	slot uint32 // index + 1
 	gen  uint32
 }
 
-// Valid reports whether r was ever filled in; it does not tell whether the
-// descriptor is still registered.
+// Valid reports whether r is not zero. It does not tell whether the descriptor is
+// still registered.
 func (r Registration) Valid() bool { return r.slot != 0 }
 
-// maxEvents is how many events are collected at once. It bounds how long
-// tick functions and timers wait when all descriptors are busy.
+// maxEvents is how many events one round collects. It bounds the delay of tick
+// functions and timers if all descriptors are busy.
 const maxEvents = 256
 
-// wakeSlot stands in the user data of the loop's own wake-up descriptor, where
-// others have their slot.
+// wakeSlot is the slot number of the loop's own wake-up descriptor.
 const wakeSlot = ^uint32(0)
 
-// Loop is an event loop. See the package comment for who may call what.
+// Loop is an event loop. The package comment tells which goroutine may call what.
 type Loop struct {
 	epfd   int
 	wakefd int
@@ -86,37 +81,37 @@ type Loop struct {
 	noWait bool
 	buffer []sys.EpollEvent
 
-	handled uint64 // events that were handed to handlers
+	handled uint64 // events passed to handlers
 
 	waits atomic.Uint64 // system calls to collect events
-	woken atomic.Bool   // a wake-up is under way; coalesces Post's
+	woken atomic.Bool   // a wake-up is pending; coalesces those of Post
 
 	mu     sync.Mutex
 	posted []func()      // guarded by mu
 	state  state         // guarded by mu
 	done   chan struct{} // closed when state is closed
-	spare  []func()      // the loop's: the slice that posted is swapped with
+	spare  []func()      // the slice to swap with posted; used by the loop only
 }
 
-// state is where a loop is in its life.
+// state is the life cycle of a loop.
 type state uint8
 
 const (
-	idle     state = iota // not run yet
+	idle     state = iota // before Run
 	running               // in Run
-	stopping              // in Run, Stop was called
+	stopping              // in Run, after Stop
 	closed                // its descriptors are released
 )
 
-// start is the moment from which all loops count their time.
+// start is the zero of the clock of all loops.
 var start = time.Now()
 
-// Nanotime returns the time that Loop.Now is read from: monotonic nanoseconds
-// since the process started. It may be called from anywhere.
+// Nanotime returns the current time of Loop.Now's clock: monotonic nanoseconds
+// since the process started. It is safe for concurrent use.
 func Nanotime() int64 { return int64(time.Since(start)) }
 
-// New makes a loop that does not run yet. Everything may be called on it from
-// the caller's goroutine until Run begins.
+// New creates a loop. Until Run begins, the caller's goroutine may call all
+// methods.
 func New() (*Loop, error) {
 	epfd, e := sys.EpollCreate()
 	if e != 0 {
@@ -143,10 +138,10 @@ func New() (*Loop, error) {
 	return l, nil
 }
 
-// Run serves the loop on the calling goroutine, which keeps its thread until
-// Stop. After Stop it returns at once. Before it returns it runs what was posted until
-// then, and releases the loop's descriptors (those that are registered are
-// their owners' to close). The error is one of epoll itself.
+// Run runs the loop on the calling goroutine and locks its thread until Stop. If
+// Stop was called before, it returns at once. Before it returns, it runs all posted
+// functions and releases the loop's descriptors; owners close registered
+// descriptors themselves. It returns errors of epoll.
 func (l *Loop) Run() error {
 	l.mu.Lock()
 	before := l.state
@@ -156,7 +151,7 @@ func (l *Loop) Run() error {
 	l.mu.Unlock()
 	switch before {
 	case closed:
-		return nil // stopped before it began
+		return nil // stopped before Run
 	case running, stopping:
 		return errors.New("event loop: it runs already")
 	}
@@ -185,23 +180,22 @@ func (l *Loop) Run() error {
 	}
 }
 
-// shortWait is how many milliseconds a loop waits without telling the Go
-// scheduler. It is longer than the tick of most kernels (250 Hz): a processor
-// that has other work then need not set its clock for this timer and back for
-// each wait, which costs a virtual machine more than the system call itself. And it
-// is shorter than the 10 ms after which the Go scheduler asks for room.
+// shortWait is how many milliseconds a loop waits without telling the Go scheduler.
+// It is longer than the tick of most kernels (250 Hz). Otherwise, each wait would
+// make a processor with other work reprogram its timer twice, which costs a virtual
+// machine more than the system call. It is shorter than the 10 ms after which the
+// Go scheduler preempts a goroutine.
 const shortWait = 5
 
-// collect fills the buffer. It waits for a moment first without telling the Go
-// scheduler, then, if the loop really is idle, as a system call that the
+// collect fills the buffer. It first waits up to shortWait without telling the Go
+// scheduler. If the loop is still idle, it waits in a system call that the
 // scheduler knows of.
 //
-// A goroutine that goes into a system call for each round costs a busy loop a
-// quarter of its time: after 10 ms the scheduler thinks that it hogs its P,
-// takes the P away at each call from then on, and looks every 20 us whether to
-// do so. Within the short wait the loop is, to the scheduler, a goroutine that
-// computes, and is asked to make room a hundred times a second, no more. In
-// exchange there must be a P for everybody else: see Procs.
+// If a goroutine enters a system call in each round, it costs a busy loop a quarter
+// of its time: after 10 ms, the scheduler takes the goroutine's P away at each
+// call, and checks for that every 20 us. During the short wait, the loop looks like
+// a computing goroutine to the scheduler, which preempts it at most a hundred times
+// a second. In exchange, other goroutines need a P of their own: see Procs.
 func (l *Loop) collect() (int, error) {
 	again := l.noWait
 	l.noWait = false
@@ -221,15 +215,15 @@ func (l *Loop) collect() (int, error) {
 		switch e {
 		case 0:
 			return n, nil
-		case sys.EINTR: // a signal of the Go runtime's
+		case sys.EINTR: // a signal of the Go runtime
 		default:
 			return 0, fmt.Errorf("event loop: epoll wait: %w", e)
 		}
 	}
 }
 
-// poll is the short wait: for as long as wait, in milliseconds (-1: for ever),
-// and shortWait allow.
+// poll is the short wait. It waits at most wait milliseconds (-1: for ever) and at
+// most shortWait.
 func (l *Loop) poll(wait int) (int, sys.Errno) {
 	if wait < 0 || wait > shortWait {
 		wait = shortWait
@@ -238,14 +232,12 @@ func (l *Loop) poll(wait int) (int, sys.Errno) {
 	return sys.EpollPoll(l.epfd, l.buffer, wait)
 }
 
-// Procs returns what GOMAXPROCS should be for a process with so many loops: a P
-// for each, which it occupies while it is busy, and one for all other
-// goroutines.
+// Procs returns the GOMAXPROCS for a process with this number of loops: a P for
+// each loop, and one for all other goroutines.
 func Procs(loops int) int { return loops + 1 }
 
-// timeout is how many milliseconds to wait for events, -1 for ever: until
-// shortly after the next timer, so that it does not wake up too early by a
-// rounding.
+// timeout returns how many milliseconds to wait for events, -1 for ever. It rounds
+// the time of the next timer up, so that the loop does not wake up too early.
 func (l *Loop) timeout() int {
 	at, ok := l.wheel.next()
 	if !ok {
@@ -260,7 +252,7 @@ func (l *Loop) timeout() int {
 
 func (l *Loop) dispatch(slot, gen uint32, ev Events) {
 	if slot == wakeSlot {
-		return // woken says what there is to do
+		return // run handles wake-ups
 	}
 	if s := l.slots.find(Registration{slot: slot, gen: gen}); s != nil {
 		l.handled++
@@ -268,12 +260,12 @@ func (l *Loop) dispatch(slot, gen uint32, ev Events) {
 	}
 }
 
-// Now returns the time in monotonic nanoseconds (see Nanotime), read once in
-// each round.
+// Now returns the time of this round in monotonic nanoseconds (see Nanotime). The
+// loop reads the clock once for each round.
 func (l *Loop) Now() int64 { return l.now }
 
-// Add registers a descriptor: h gets its events with tag. The descriptor must
-// stay open until Remove, or be given up with Forget just before it is closed.
+// Add registers a descriptor. h receives its events with tag. The descriptor must
+// stay open until Remove, or until just after Forget.
 func (l *Loop) Add(fd int, tag uint8, ev Events, h Handler) (Registration, error) {
 	r := l.slots.take(fd, tag, h)
 	if e := sys.EpollControl(l.epfd, sys.EpollAdd, fd, uint32(ev), r.slot, r.gen); e != 0 {
@@ -283,8 +275,8 @@ func (l *Loop) Add(fd int, tag uint8, ev Events, h Handler) (Registration, error
 	return r, nil
 }
 
-// Modify changes which events are asked for. What is ready at that moment is
-// reported again, also edge-triggered.
+// Modify changes the requested events. It reports pending events again, even
+// edge-triggered ones.
 func (l *Loop) Modify(r Registration, ev Events) error {
 	s := l.slots.find(r)
 	if s == nil {
@@ -296,8 +288,8 @@ func (l *Loop) Modify(r Registration, ev Events) error {
 	return nil
 }
 
-// Hand returns a registration to another handler, without a system call. It
-// reports whether the registration is valid.
+// Hand assigns a registration to another handler without a system call. It reports
+// whether the registration is valid.
 func (l *Loop) Hand(r Registration, tag uint8, h Handler) bool {
 	s := l.slots.find(r)
 	if s == nil {
@@ -307,8 +299,8 @@ func (l *Loop) Hand(r Registration, tag uint8, h Handler) bool {
 	return true
 }
 
-// Remove takes a descriptor out that stays open. Its events that were collected
-// already are dropped.
+// Remove deregisters a descriptor that stays open. Collected events of it are
+// dropped.
 func (l *Loop) Remove(r Registration) {
 	if s := l.slots.find(r); s != nil {
 		sys.EpollControl(l.epfd, sys.EpollDelete, int(s.fd), 0, 0, 0)
@@ -316,37 +308,36 @@ func (l *Loop) Remove(r Registration) {
 	}
 }
 
-// Forget is Remove for a descriptor that the caller closes next, which takes it
-// out of epoll without another system call. That holds as long as nobody else
-// has the same open file: a descriptor that was duplicated or sent to another
-// process needs Remove.
+// Forget is Remove for a descriptor that the caller closes next. Closing removes it
+// from epoll without another system call, unless the open file has other
+// descriptors: a duplicated or passed descriptor needs Remove.
 func (l *Loop) Forget(r Registration) {
 	if l.slots.find(r) != nil {
 		l.slots.free(r)
 	}
 }
 
-// Handled returns how many events were handed to handlers. Like all but Post,
-// Stop and Waits it is for the loop's goroutine.
+// Handled returns how many events were passed to handlers.
 func (l *Loop) Handled() uint64 { return l.handled }
 
 // Len returns how many descriptors are registered.
 func (l *Loop) Len() int { return l.slots.used }
 
-// AtTick has f run at the end of each round, in the order of the calls.
+// AtTick adds a function that runs at the end of each round, in the order of the
+// calls.
 func (l *Loop) AtTick(f func()) { l.ticks = append(l.ticks, f) }
 
-// AtWait has f run each time before the loop waits for events, because there
-// is nothing left to do. f may not schedule timers or post.
+// AtWait adds a function that runs each time before the loop waits for events. f
+// must not schedule timers or post functions.
 func (l *Loop) AtWait(f func()) { l.rests = append(l.rests, f) }
 
-// NoWait makes the next round begin without waiting for events: somebody has
-// more to do than one round's share.
+// NoWait makes the next round start without waiting for events, because there is
+// more work than one round may do.
 func (l *Loop) NoWait() { l.noWait = true }
 
-// Post has f run on the loop's goroutine, in the order of the calls, at the
-// latest before Run returns. After that it is never run, and Post says false.
-// It may be called from any goroutine, the loop's own too.
+// Post runs f on the loop's goroutine, in the order of the calls, before Run
+// returns. After that, Post returns false and never runs f. It is safe for
+// concurrent use, also on the loop's goroutine.
 func (l *Loop) Post(f func()) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -358,8 +349,8 @@ func (l *Loop) Post(f func()) bool {
 	return true
 }
 
-// wakeLocked ends a wait. One wake-up serves all that is posted until the loop
-// looks.
+// wakeLocked ends a wait. One wake-up serves all posted functions until the loop
+// reads the queue.
 func (l *Loop) wakeLocked() {
 	if !l.woken.Swap(true) {
 		sys.Notify(l.wakefd)
@@ -379,7 +370,7 @@ func (l *Loop) runPosted() state {
 	return state
 }
 
-// release ends the loop. What was posted up to here has run or runs now.
+// release closes the loop's descriptors after it has run all posted functions.
 func (l *Loop) release() {
 	l.mu.Lock()
 	l.state = closed
@@ -394,10 +385,10 @@ func (l *Loop) release() {
 	close(l.done)
 }
 
-// Stop makes Run return, after what is posted, and waits for that; if Run was
-// never called, it releases the loop's descriptors itself. What is registered
-// stays open: first Post a function that closes it. Stop may be called more
-// than once, but not on the loop's own goroutine.
+// Stop makes Run return after all posted functions, and waits for that. If Run was
+// never called, Stop releases the loop's descriptors itself. It leaves registered
+// descriptors open; Post a function that closes them first. Stop may be called more
+// than once, but not on the loop's goroutine.
 func (l *Loop) Stop() {
 	l.mu.Lock()
 	switch l.state {
@@ -413,6 +404,6 @@ func (l *Loop) Stop() {
 	<-l.done
 }
 
-// Waits returns how many system calls the loop has made to collect events. It
-// may be called from any goroutine.
+// Waits returns how many system calls the loop has made to collect events. It is
+// safe for concurrent use.
 func (l *Loop) Waits() uint64 { return l.waits.Load() }

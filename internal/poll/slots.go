@@ -1,16 +1,16 @@
 package poll
 
-// slot is one registered descriptor, or a free place.
+// slot is one registered descriptor, or is free.
 type slot struct {
 	handler Handler // nil while free
 	fd      int32
-	gen     uint32 // counts how often the slot was freed
+	gen     uint32 // how often the slot was freed
 	next    uint32 // while free: the next free slot (index + 1)
 	tag     uint8
 }
 
-// slots is the table of registrations. A Registration finds its slot by index
-// and is valid as long as the slot's generation is the same.
+// slots is the table of registrations. A Registration has the index of its slot. It
+// is valid while the slot's generation is the same.
 type slots struct {
 	list     []slot
 	firstGap uint32 // index + 1; 0: none is free
@@ -31,8 +31,8 @@ func (t *slots) take(fd int, tag uint8, h Handler) Registration {
 	return r
 }
 
-// find returns nil for a registration that is not valid any more, or never was.
-// The slot moves with the next take.
+// find returns nil for an invalid registration. The slot may move with the next
+// take.
 func (t *slots) find(r Registration) *slot {
 	i := int(r.slot) - 1
 	if i < 0 || i >= len(t.list) {
@@ -45,7 +45,7 @@ func (t *slots) find(r Registration) *slot {
 	return s
 }
 
-// free returns back a slot that find returns.
+// free releases a slot that find returned.
 func (t *slots) free(r Registration) {
 	s := &t.list[r.slot-1]
 	s.handler = nil

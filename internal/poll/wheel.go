@@ -7,51 +7,51 @@ const (
 	levelBits = 6
 	levelSize = 1 << levelBits
 	levels    = 4
-	// horizon is how many ticks ahead the wheel reaches (39 hours). A later
-	// timer waits at the horizon and is placed again from there.
+	// horizon is the range of the wheel in ticks (39 hours). A later timer waits at
+	// the horizon and is inserted again from there.
 	horizon = 1 << (levels * levelBits)
 )
 
-// TimerHandler is told that a timer is due. The timer is no longer scheduled and
-// may be scheduled again.
+// TimerHandler is called when a timer is due. The timer is then unscheduled and may
+// be scheduled again.
 type TimerHandler interface {
 	HandleTimer(t *Timer)
 }
 
-// Timer is one deadline. It is embedded in what it belongs to, and its zero
-// value is ready: scheduling it allocates nothing. A scheduled timer must not be
-// copied. A timer that is pushed back by every byte should not be rescheduled
-// each time: let it fire, compare, and schedule it for the rest.
+// Timer is one deadline, embedded in the object that it belongs to. Its zero value
+// is ready for use, and scheduling does not allocate. Do not copy a scheduled
+// timer. To extend a deadline often, such as for each byte, do not reschedule each
+// time: let the timer fire, compare, and schedule it for the remaining time.
 type Timer struct {
 	handler    TimerHandler
 	next, prev *Timer
-	tick       int64 // when it is due
+	tick       int64 // due time
 	place      uint16
 }
 
-// unscheduled is the place of a timer outside the wheel; places count from 1.
+// unscheduled is the place of a timer outside the wheel. Places count from 1.
 const unscheduled = 0
 
-// Scheduled reports whether the timer is waiting.
+// Scheduled reports whether the timer is scheduled.
 func (t *Timer) Scheduled() bool { return t.place != unscheduled }
 
-// Schedule sets t to fire at the given time of Loop.Now's clock, at most a tick
-// later (more when the loop is busy) and never earlier; in the past means at
-// the next tick. A timer that is scheduled already is moved.
+// Schedule sets t to fire at the given time of Loop.Now's clock, or up to a tick
+// later (more if the loop is busy), never earlier. A time in the past means the
+// next tick. It moves a timer that is already scheduled.
 func (l *Loop) Schedule(t *Timer, at int64, h TimerHandler) { l.wheel.schedule(t, at, h) }
 
-// Cancel takes t out; h is not called. A timer that is not scheduled is left
-// alone.
+// Cancel unschedules t without calling its handler. It does nothing if t is not
+// scheduled.
 func (l *Loop) Cancel(t *Timer) { l.wheel.cancel(t) }
 
 // wheel is a hierarchical timer wheel. Level n has 64 slots of 64^n ticks each.
-// A timer goes into the lowest level that reaches it. When the time comes to the
-// beginning of a slot of a higher level, its timers are placed again, lower;
-// at level 0 they fire. Scheduling and cancelling take constant time.
+// insert puts a timer into the lowest level that reaches its time. When the time
+// reaches a slot of a higher level, cascade inserts its timers again at lower
+// levels. Timers fire at level 0. Scheduling and cancelling take constant time.
 type wheel struct {
-	current int64 // the last tick that was processed
+	current int64 // the last processed tick
 	heads   [levels * levelSize]*Timer
-	busy    [levels]uint64 // a bit for each slot that holds timers
+	busy    [levels]uint64 // a bit for each slot with timers
 }
 
 func (w *wheel) init(now int64) { w.current = now >> tickBits }
@@ -106,15 +106,14 @@ func (w *wheel) remove(t *Timer) {
 	t.next, t.prev = nil, nil
 }
 
-// nextTick is the next tick at which there is something to do: timers to fire,
-// or to place again.
+// nextTick returns the next tick with timers to fire or to cascade.
 func (w *wheel) nextTick() (tick int64, ok bool) {
 	for level := range levels {
 		if w.busy[level] == 0 {
 			continue
 		}
 		shift := level * levelBits
-		first := w.current>>shift + 1 // the next slot to begin
+		first := w.current>>shift + 1 // the next slot
 		ahead := bits.TrailingZeros64(bits.RotateLeft64(w.busy[level], -int(first&(levelSize-1))))
 		if at := (first + int64(ahead)) << shift; !ok || at < tick {
 			tick, ok = at, true
@@ -123,13 +122,13 @@ func (w *wheel) nextTick() (tick int64, ok bool) {
 	return tick, ok
 }
 
-// next is the time of nextTick, in nanoseconds.
+// next returns the time of nextTick in nanoseconds.
 func (w *wheel) next() (at int64, ok bool) {
 	tick, ok := w.nextTick()
 	return tick << tickBits, ok
 }
 
-// advance fires what is due at now.
+// advance fires all timers that are due at now.
 func (w *wheel) advance(now int64) {
 	target := now >> tickBits
 	for w.current < target {
@@ -160,8 +159,9 @@ func (w *wheel) cascade(level, slot int) {
 	}
 }
 
-// fire empties a slot of level 0. A handler may schedule and cancel any timer:
-// none can come into this slot, as the earliest is the next tick's.
+// fire runs the timers of a slot of level 0. A handler may schedule and cancel any
+// timer. None can enter this slot, because the earliest possible time is the next
+// tick.
 func (w *wheel) fire(slot int) {
 	for {
 		t := w.heads[slot]

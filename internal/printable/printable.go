@@ -1,8 +1,7 @@
-// Package printable quotes what comes from outside (names, annotations, paths,
-// errors of others) wherever it leaves the program: in logs, answers, metrics and
-// events. Nobody who reads them in a terminal, or line by line, meets a character
-// that moves the cursor, changes the order of text or begins a line, unless it is
-// the program's own.
+// Package printable escapes strings from outside (names, annotations, paths,
+// errors) in logs, HTTP answers, metrics and events. So they cannot move a
+// terminal's cursor, change the direction of text, or forge a line of the program's
+// output.
 package printable
 
 import (
@@ -12,9 +11,9 @@ import (
 	"unicode/utf8"
 )
 
-// Text returns a sentence with what cannot be printed escaped as in Go: control
-// characters, those that change the direction of text, and invalid UTF-8. Printable
-// texts are given as they are.
+// Text returns a sentence with unprintable characters escaped as in Go: control
+// characters, those that change the direction of text, and invalid UTF-8. It
+// returns a printable string unchanged.
 func Text(s string) string {
 	for i := range len(s) {
 		if s[i] < ' ' || s[i] > '~' {
@@ -24,8 +23,8 @@ func Text(s string) string {
 	return s
 }
 
-// Lines is Text for a text of several lines, which stay: one that the program has
-// made itself, for a terminal.
+// Lines is Text for a text of several lines. It keeps line breaks, so use it only
+// for the program's own texts.
 func Lines(s string) string {
 	lines := strings.Split(s, "\n")
 	for i, line := range lines {
@@ -52,9 +51,8 @@ func appendText(b []byte, s string) []byte {
 	return b
 }
 
-// Name returns a name for a place among others in a line. Whatever is not made of
-// the characters of names, paths and addresses is quoted as in Go, so that it
-// cannot be taken for more than one word.
+// Name returns a name for use inside a line. It quotes, as in Go, anything but the
+// characters of names, paths and addresses, so that the result is always one word.
 func Name(s string) string {
 	if isName(s) {
 		return s
@@ -70,7 +68,7 @@ func AppendName(b []byte, s string) []byte {
 	return strconv.AppendQuote(b, s)
 }
 
-// isName reports whether a name can stand without quotes.
+// isName reports whether a name needs no quotes.
 func isName(s string) bool {
 	for i := range len(s) {
 		switch c := s[i]; c {
@@ -85,9 +83,9 @@ func isName(s string) bool {
 	return true
 }
 
-// JSON escapes what cannot be printed in JSON without blanks between its tokens:
-// encoders leave everything from U+007F on as it is. It gives b itself if there is
-// nothing to escape.
+// JSON escapes unprintable characters in JSON without blanks between tokens,
+// because encoders do not escape most characters from U+007F on. It returns b
+// itself if there is nothing to escape.
 func JSON(b []byte) []byte {
 	for i, c := range b {
 		if c >= 0x7f {
@@ -102,7 +100,7 @@ func appendJSON(out, b []byte) []byte {
 		r, n := utf8.DecodeRune(b)
 		switch {
 		case r < ' ' && n == 1, strconv.IsPrint(r) && (r != utf8.RuneError || n > 1):
-			out = append(out, b[:n]...) // below a blank only what ends a line
+			out = append(out, b[:n]...) // the only control characters outside strings end a line
 		case r > 0xffff:
 			r -= 0x10000
 			out = appendUnit(appendUnit(out, 0xd800+r>>10), 0xdc00+r&0x3ff)
@@ -114,13 +112,13 @@ func appendJSON(out, b []byte) []byte {
 	return out
 }
 
-// appendUnit appends a unit of UTF-16 as JSON has it.
+// appendUnit appends a UTF-16 code unit as a JSON escape.
 func appendUnit(b []byte, u rune) []byte {
 	const digits = "0123456789abcdef"
 	return append(b, '\\', 'u', digits[u>>12&15], digits[u>>8&15], digits[u>>4&15], digits[u&15])
 }
 
-// JSONWriter passes each Write on as JSON does it.
+// JSONWriter applies JSON to each Write.
 type JSONWriter struct{ W io.Writer }
 
 // Write implements io.Writer.

@@ -94,7 +94,7 @@ func TestServicePortsAreBounded(t *testing.T) {
 		got := w.server.Stats()
 		return got.Ports == services-most && got.PortsWaiting == 0
 	})
-	if log := w.log.String(); strings.Count(log, "is open at last") != mostNamed {
+	if log := w.log.String(); strings.Count(log, "is open now") != mostNamed {
 		t.Errorf("the log says %s", log)
 	}
 	w.server.Close()
