@@ -7,78 +7,78 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// To begin a session costs ten times what another datagram of one does, and
-// datagrams from ever new addresses are as easily sent as any. So that the
-// clients of one service cannot take all of the processors from everybody else,
-// beginning sessions for it has an allowance of each loop's time. It counts only
-// while others use the loop. When it is used up, the service's lane rests, and
-// its datagrams wait in the kernel. A lane that services share goes on without
-// the one service's new sessions: their datagrams are lost.
+// A datagram that begins a session costs ten times as much as another one, and a flood
+// can have a new source address in each datagram. So that the clients of one service
+// cannot take the processors from all others, beginning sessions for a service port has
+// an allowance of each loop's time. It is charged only while other users share the loop.
+// When it is used up, the service port's socket pauses, and its datagrams wait in the
+// kernel. A socket that several service ports share does not pause: datagrams that would
+// begin a session of that service port are lost.
 const (
-	// allowancePart says how much it is in the long run: one part in so many.
+	// allowancePart: the allowance is 1/8 of the loop's time.
 	allowancePart = 8
-	// allowanceMost is how much is saved up, in ns of processor time: what a
-	// thousand sessions and more take.
+	// allowanceMost is how much can be saved up, in ns of processor time: more than a
+	// thousand sessions take.
 	allowanceMost = int64(100 * time.Millisecond)
-	// companyTime is how long others count as users of the loop, in ns.
-	companyTime = int64(100 * time.Millisecond)
+	// otherUsersTime is how long others count as users of the loop, in ns.
+	otherUsersTime = int64(100 * time.Millisecond)
 )
 
-// allowance is what is left of a service port's. The zero value is that of a
-// service that has begun none since the process started.
+// allowance is a service port's remaining processor time for new sessions. The zero value
+// is that of a service port that has begun none since the process started.
 type allowance struct {
-	left  int64 // ns; below 0 it is overdrawn, by a session at most
-	since int64 // when left was as it is
+	left  int64 // ns; below 0 it is overdrawn, by one session at most
+	since int64 // when left was computed
 }
 
-// charge takes off the processor time that a session took.
+// charge subtracts the processor time that a session took.
 func (a *allowance) charge(now, ns int64) {
 	a.left = min(a.left+(now-a.since)/allowancePart, allowanceMost) - ns
 	a.since = now
 }
 
-// overdrawn tells whether no more sessions should begin for now.
+// overdrawn reports whether no more sessions should begin for now.
 func (a *allowance) overdrawn(now int64) bool { return a.left+(now-a.since)/allowancePart < 0 }
 
-// rest is how long to begin no more sessions, in ns.
-func (a *allowance) rest() int64 { return max(-a.left*allowancePart, 0) }
+// pause is how long to begin no more sessions, in ns.
+func (a *allowance) pause() int64 { return max(-a.left*allowancePart, 0) }
 
-// opening measures what beginning sessions takes, with what is sent for them, in
-// one turn of a lane. It belongs to a loop.
+// opening measures the processor time of beginning sessions, with the datagrams that are
+// sent for them, in one turn of a listening socket. It belongs to a loop.
 type opening struct {
-	share   *share // whose session began last in this turn; nil before
-	company bool   // others use the loop
-	since   int64  // processor time when it began
+	sessions *serviceSessions // whose session began last in this turn; nil before
+	others   bool             // others use the loop
+	since    int64            // processor time when it began
 }
 
 // begin is told that a session begins.
-func (o *opening) begin(h *share, now int64, company bool) {
+func (o *opening) begin(h *serviceSessions, now int64, others bool) {
 	o.settle(now)
-	o.share, o.company = h, company
-	if company {
+	o.sessions, o.others = h, others
+	if others {
 		o.since = sys.ThreadTime()
 	}
 }
 
 // settle charges a service for the session before.
 func (o *opening) settle(now int64) {
-	if o.share != nil && o.company {
-		o.share.begin.charge(now, sys.ThreadTime()-o.since)
+	if o.sessions != nil && o.others {
+		o.sessions.begin.charge(now, sys.ThreadTime()-o.since)
 	}
 }
 
 // endTurn gives the service whose session began last in this turn, nil if none
 // did, and whether others use the loop.
-func (o *opening) endTurn(now int64) (h *share, company bool) {
+func (o *opening) endTurn(now int64) (h *serviceSessions, others bool) {
 	o.settle(now)
-	h, company = o.share, o.company
-	o.share = nil
-	return h, company
+	h, others = o.sessions, o.others
+	o.sessions = nil
+	return h, others
 }
 
-// company knows who has used a loop lately. It belongs to the loop.
-type company struct {
-	last    *share // the last one
+// otherUsers tracks which other service ports used a loop recently. It belongs to the loop.
+type otherUsers struct {
+	last    *serviceSessions // the last one
 	lastAt  int64
 	otherAt int64  // when the last one but that did
 	events  uint64 // of the loop, that were for its worker
@@ -87,7 +87,7 @@ type company struct {
 }
 
 // note takes note of a service's datagram.
-func (c *company) note(h *share, now int64) {
+func (c *otherUsers) note(h *serviceSessions, now int64) {
 	if c.last != h {
 		c.last, c.otherAt = h, c.lastAt
 	}
@@ -95,17 +95,17 @@ func (c *company) note(h *share, now int64) {
 }
 
 // endRound takes note of what others than the worker have done.
-func (c *company) endRound(loop *poll.Loop) {
+func (c *otherUsers) endRound(loop *poll.Loop) {
 	if foreign := loop.Handled() - c.events; foreign != c.foreign {
 		c.foreign, c.foreAt = foreign, loop.Now()
 	}
 }
 
 // has tells whether anybody but a service has used the loop lately.
-func (c *company) has(h *share, now int64) bool {
+func (c *otherUsers) has(h *serviceSessions, now int64) bool {
 	other := c.lastAt
 	if c.last == h {
 		other = c.otherAt
 	}
-	return now-max(other, c.foreAt) < companyTime
+	return now-max(other, c.foreAt) < otherUsersTime
 }

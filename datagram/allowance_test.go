@@ -27,7 +27,7 @@ func TestAllowanceIsKept(t *testing.T) {
 			now += int64(c.cost)
 			took += int64(c.cost)
 			a.charge(now, int64(c.cost))
-			now += a.rest()
+			now += a.pause()
 		}
 		if off := time.Duration(took) - c.want; off.Abs() > 10*time.Millisecond {
 			t.Errorf("sessions of %v, asked for every %v, take %v of ten seconds, want %v", c.cost, c.every, time.Duration(took), c.want)
@@ -35,13 +35,13 @@ func TestAllowanceIsKept(t *testing.T) {
 	}
 }
 
-func TestCompany(t *testing.T) {
-	var c company
-	one, two := new(share), new(share)
+func TestOtherUsers(t *testing.T) {
+	var c otherUsers
+	one, two := new(serviceSessions), new(serviceSessions)
 	at := func(ms int) int64 { return int64(time.Minute) + int64(ms)*int64(time.Millisecond) }
 	for i, step := range []struct {
 		ms   int
-		by   *share // who used the loop then
+		by   *serviceSessions // who used the loop then
 		want [2]bool
 	}{
 		{0, one, [2]bool{false, true}},
@@ -54,7 +54,7 @@ func TestCompany(t *testing.T) {
 	} {
 		c.note(step.by, at(step.ms))
 		if got := [2]bool{c.has(one, at(step.ms)), c.has(two, at(step.ms))}; got != step.want {
-			t.Errorf("step %d: company %v, want %v", i, got, step.want)
+			t.Errorf("step %d: otherUsers %v, want %v", i, got, step.want)
 		}
 	}
 }
@@ -72,7 +72,7 @@ func TestPromise8_FloodTakesTurns(t *testing.T) {
 		lab.Backends[i].EchoUDP(t, 5300)
 		n.apply(svc([]string{"flooded", "quiet"}[i], vip, nil, at(lab.Backends[i].IPv4, 5300)))
 	}
-	// The loops stand still until all has been sent, and then have company.
+	// The loops stand still until all has been sent, and then have otherUsers.
 	var still sync.WaitGroup
 	gate := make(chan struct{})
 	for _, w := range n.server.workers {
@@ -80,7 +80,7 @@ func TestPromise8_FloodTakesTurns(t *testing.T) {
 		w.loop.Post(func() {
 			still.Done()
 			<-gate
-			w.company.foreAt = w.loop.Now() + int64(time.Hour)
+			w.others.foreAt = w.loop.Now() + int64(time.Hour)
 		})
 	}
 	still.Wait()
@@ -114,7 +114,7 @@ func TestPromise8_FloodTakesTurns(t *testing.T) {
 				turn++
 			default:
 				quiet++
-				// Before a lane has seen a flood its turn is larger.
+				// Before a socket has seen a flood its turn is larger.
 				if turn > leastBatch {
 					t.Errorf("loop %d: %d sessions of the flood in one turn", loop, turn)
 				}
@@ -128,7 +128,7 @@ func TestPromise8_FloodTakesTurns(t *testing.T) {
 	}
 }
 
-// What comes while a lane rests, as its service has begun too many sessions,
+// What comes while a listening socket pauses, as its service has begun too many sessions,
 // waits and is not lost.
 func TestRestingLaneLosesNothing(t *testing.T) {
 	const clients = 40
@@ -142,8 +142,8 @@ func TestRestingLaneLosesNothing(t *testing.T) {
 			set.Add(1)
 			w.loop.Post(func() {
 				defer set.Done()
-				w.company.foreAt = w.loop.Now() + int64(time.Hour)
-				p.shares[i].begin = allowance{left: -int64(5 * time.Millisecond), since: w.loop.Now()}
+				w.others.foreAt = w.loop.Now() + int64(time.Hour)
+				p.sessions[i].begin = allowance{left: -int64(5 * time.Millisecond), since: w.loop.Now()}
 			})
 		}
 	}
@@ -169,14 +169,14 @@ func TestRestingLaneLosesNothing(t *testing.T) {
 	}
 }
 
-// Services that share a lane do not wait for one of them that has begun too many
+// Services that share a listening socket do not wait for one of them that has begun too many
 // sessions.
 func TestPromise8_FloodOnASharedLaneStopsNoNeighbour(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, func(o *Options) { o.MaxListeners = 1 })
 	lab.Backends[0].EchoUDP(t, 5300)
 	vips := []string{vip4, "10.96.0.11", "10.96.0.12"}
-	for i, vip := range vips { // the first has a lane of its own
+	for i, vip := range vips { // the first has sockets of its own
 		n.apply(svc([]string{"first", "flooded", "quiet"}[i], vip, nil, at(lab.Backends[0].IPv4, 5300)))
 	}
 	var set sync.WaitGroup
@@ -185,9 +185,9 @@ func TestPromise8_FloodOnASharedLaneStopsNoNeighbour(t *testing.T) {
 			set.Add(1)
 			w.loop.Post(func() {
 				defer set.Done()
-				w.company.foreAt = w.loop.Now() + int64(time.Hour)
+				w.others.foreAt = w.loop.Now() + int64(time.Hour)
 				if name.Name.Name == "flooded" {
-					p.shares[i].begin = allowance{left: -int64(10 * time.Second), since: w.loop.Now()}
+					p.sessions[i].begin = allowance{left: -int64(10 * time.Second), since: w.loop.Now()}
 				}
 			})
 		}

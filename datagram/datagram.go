@@ -1,54 +1,58 @@
-// Package datagram serves UDP: it takes the datagrams that clients send to
-// Services, keeps a session for each client socket and destination, and passes
-// datagrams on, both ways.
+// Package datagram serves UDP: it receives the datagrams that clients send to Services,
+// keeps a session for each pair of client socket and destination, and forwards datagrams
+// both ways. It is the data path for UDP, as package stream is for TCP.
 //
-// # How a datagram travels
+//	s := datagram.New(datagram.Options{Config: config, Loops: loops, Table: table, Traits: redirector.Traits(), Upstream: rules})
+//	target, err := s.Listen(opening) // steer the destination there
+//	err = s.Bind(opening)            // or bind sockets to the destination itself
+//	s.Apply(policy, addresses, false)
+//	s.Prune()
+//	err = s.Stop(ctx)
 //
-// Steering delivers a client's datagrams to the service's lane: one socket for
-// each event loop, on one port of a loopback address (SO_REUSEPORT), so that a
-// client's datagrams always come to the same loop. The original destination comes with
-// each datagram. The loop's [worker] looks the session up. For a new one policy
-// and balancer choose an endpoint, to which a socket of the session's own is
-// connected: so the kernel tells when nobody listens there, the endpoint may see
-// the client's own address, and an answer needs no look-up. Answers leave from an
-// outlet: a socket that is bound to the very destination that the client sent to.
+// # What happens to a datagram
 //
-// Datagrams are received and sent in batches; consecutive ones of one size
-// travel as a train through the kernel (UDP_GRO, UDP_SEGMENT). Order within a session
-// is kept, and no datagram is cut.
+// Steering delivers a client's datagrams to the service port's listening sockets: one for
+// each event loop, all on one port of a loopback address (SO_REUSEPORT), so that a client's
+// datagrams always reach the same loop. Each datagram carries its original destination. The
+// loop's [worker] looks up the session. For a new session, policy and balancer choose an
+// endpoint, and a socket is connected to it for this session only: the kernel reports when
+// nothing listens there, the endpoint may see the client's own address, and a reply needs
+// no lookup. Replies leave from an outlet: a socket that is bound to the destination that
+// the client sent to.
+//
+// Datagrams are received and sent in batches; consecutive ones of one size travel through
+// the kernel as one GSO batch (UDP_GRO, UDP_SEGMENT). Order within a session is kept, and
+// no datagram is truncated.
 //
 // # The life of a session
 //
-// A session that was never answered ends after Config.Timeout without a
-// datagram, one that was too; once it has been used both ways for two seconds, it is a
-// stream and ends after Config.StreamTimeout, as in the kernel's connection
-// tracking (A8.8). The same client socket stays on its endpoint meanwhile (A8.9). A
-// session is cut as soon as its endpoint serves no more, and the client's next
-// datagram goes to another (A8.2 to A8.6).
+// A session ends after Config.Timeout without a datagram. Once it has been used both ways
+// for two seconds, it is a stream and ends after Config.StreamTimeout, as in the kernel's
+// connection tracking (A8.8). Until then the client socket keeps its endpoint (A8.9). A
+// session is cut as soon as its endpoint does not serve any more, and the client's next
+// datagram goes to another endpoint (A8.2 to A8.6).
 //
-// As long as an endpoint has not answered, the session keeps a copy of what was
-// sent to it, for a second and within bounds. If the endpoint turns out to be
-// closed, another one gets them: a dead endpoint costs a client no datagram.
+// Until an endpoint has answered, the session keeps copies of the datagrams that were sent
+// to it, for a second and within bounds. If the endpoint turns out to be closed, another
+// one gets them: a dead endpoint costs a client no datagram.
 //
-// Only the endpoint's own address may say that it is closed (ICMP port
-// unreachable). Once the endpoint has answered, its first refusal is not believed
-// either, as anybody may forge one who guesses the socket's port: copies are kept
-// from then on, and a refusal that quotes one of them ends the session. The copies
-// begin the next one.
+// Only the endpoint's own address may say that it is closed (ICMP port unreachable). Once
+// the endpoint has answered, its first refusal is not trusted either, because anyone who
+// guesses the socket's port can forge one. From then on copies are kept, and a refusal that
+// quotes one of them ends the session. The copies begin the next one.
 //
 // # Limits
 //
-// The number of sessions is bounded, in all and for each Service. At the
-// bound of all a new session takes the place of the oldest answered one, else
-// of the oldest, of a namespace that has more than its share, and there of a
-// Service that has more than its share of the namespace's; so a flood drives out its own
-// sessions. And the time is bounded that beginning
-// sessions for a service may take from others ([allowance]).
+// The number of sessions is bounded, in all and for each Service. At the bound of all, a
+// new session replaces the oldest answered session, else the oldest, of a namespace that
+// has more than its part, and there of a Service that has more than its part of the
+// namespace's: a flood evicts its own sessions. The time that beginning sessions for a
+// service may take from others is bounded too ([allowance]).
 //
-// # Who may call what
+// # Goroutines
 //
-// [Server]'s methods belong to one goroutine, but Stats. Everything else lives
-// on the loops.
+// [Server]'s methods belong to one goroutine, except Stats. Everything else runs on the
+// event loops.
 package datagram
 
 import (
@@ -137,7 +141,7 @@ type Options struct {
 	Config
 	// Loops are the event loops; they may run already.
 	Loops []*poll.Loop
-	// Table has one shard for each loop. Somebody else has the shards flushed
+	// Table has one shard for each loop. The caller has the shards flushed
 	// (conntrack.Shard.OnPending) and refreshed.
 	Table *conntrack.Table
 	// Traits are the Redirector's.

@@ -196,13 +196,13 @@ func TestRetrySendsNoDatagramTwice(t *testing.T) {
 	}
 }
 
-// byHand runs a function while the loops stand still. turn has all lanes receive
+// byHand runs a function while the loops stand still. turn has all listening sockets receive
 // a whole batch, and gives the number of sessions.
 func (n *node) byHand(f func(turn func() (sessions int))) {
 	n.t.Helper()
-	var all []*shard
-	for _, l := range n.server.lanes {
-		all = append(all, l.shards...)
+	var all []*listener
+	for _, l := range n.server.listening {
+		all = append(all, l.sockets...)
 	}
 	over := make(chan struct{})
 	still := make(chan struct{})

@@ -9,7 +9,7 @@ import (
 )
 
 // deliver passes the first n datagrams that were received from clients on.
-func (w *worker) deliver(l *shard, n int) {
+func (w *worker) deliver(l *listener, n int) {
 	var (
 		at  key
 		cur *session
@@ -41,20 +41,20 @@ func (w *worker) deliver(l *shard, n int) {
 		l.limitTTL(cur, ttl)
 		p := w.upIn.Data(i)
 		if w.up.Empty() {
-			w.upAfter = cur.held.count()
+			w.upAfter = cur.unacked.count()
 		}
 		if cur.class == unanswered || cur.doubted {
-			w.held.keep(cur, p, segment)
+			w.unacked.keep(cur, p, segment)
 		}
-		w.up.Append(netip.AddrPort{}, p, segment, !cur.socket.noTrain)
+		w.up.Append(netip.AddrPort{}, p, segment, !cur.socket.noGSO)
 		cur.record.BytesFromClient += uint64(len(p))
 		cur.record.DatagramsFromClient += datagramsOf(len(p), segment)
-		cur.share.touch(cur, now, false)
+		cur.sessions.touch(cur, now, false)
 	}
 	w.flushUp(cur)
 }
 
-// datagramsOf gives the number of datagrams in a train.
+// datagramsOf returns the number of datagrams in a GRO batch.
 func datagramsOf(bytes, segment int) uint64 {
 	if segment <= 0 || bytes <= segment {
 		return 1
@@ -62,8 +62,8 @@ func datagramsOf(bytes, segment int) uint64 {
 	return uint64((bytes + segment - 1) / segment)
 }
 
-// flushUp sends what there is of a session to its endpoint. The session may
-// end, and another take its place, which gets all of it.
+// flushUp sends the datagrams of a session to its endpoint. The session may end, and
+// another replace it, which gets all of them.
 func (w *worker) flushUp(c *session) {
 	tries := 0
 	for !w.up.Empty() {
@@ -83,7 +83,7 @@ func (w *worker) flushUp(c *session) {
 		case read > 0 && tries < mostTries:
 			tries++ // the error was about an earlier datagram, and nothing was sent
 		default:
-			w.sendFailed(w.up, int(c.socket.fd), errno, &c.socket.noTrain)
+			w.sendFailed(w.up, int(c.socket.fd), errno, &c.socket.noGSO)
 		}
 	}
 }
@@ -94,13 +94,13 @@ const mostTries = 3
 
 // sendFailed deals with an error for the first of some datagrams: it is sent
 // otherwise, or lost.
-func (w *worker) sendFailed(out *sys.Outbox, fd int, errno sys.Errno, noTrain *bool) {
+func (w *worker) sendFailed(out *sys.Outbox, fd int, errno sys.Errno, noGSO *bool) {
 	var lost int
 	switch {
-	case out.Train() && (errno == sys.EIO || errno == sys.EINVAL || errno == sys.EMSGSIZE):
-		// The device cannot send trains, or the datagrams do not fit its
+	case out.IsGSO() && (errno == sys.EIO || errno == sys.EINVAL || errno == sys.EMSGSIZE):
+		// The device cannot send GSO batches, or the datagrams do not fit its
 		// packets.
-		*noTrain = *noTrain || errno == sys.EIO
+		*noGSO = *noGSO || errno == sys.EIO
 		lost, _ = out.Split(fd)
 	default:
 		lost = out.Skip()
@@ -112,7 +112,7 @@ func (w *worker) sendFailed(out *sys.Outbox, fd int, errno sys.Errno, noTrain *b
 
 // receive takes what a session's endpoint sent.
 func (c *session) receive() {
-	w := c.share.worker
+	w := c.sessions.worker
 	if w.downOutlet != c.outlet || w.downUsed+int(c.batch) > w.downIn.Slots() {
 		w.flushDown()
 		w.downOutlet = c.outlet
@@ -127,9 +127,9 @@ func (c *session) receive() {
 		c.record.FirstByte = max(poll.Nanotime()-c.record.Start, 1)
 	}
 	c.doubted = false
-	w.held.drop(c)
-	c.share.touch(c, w.loop.Now(), true)
-	limit := uint64(c.share.service.terms.Load().responses)
+	w.unacked.drop(c)
+	c.sessions.touch(c, w.loop.Now(), true)
+	limit := uint64(c.sessions.service.terms.Load().responses)
 	for i := first; i < first+got; i++ {
 		if w.downIn.Cut(i) {
 			w.server.stats.lost.Add(1)
@@ -147,11 +147,11 @@ func (c *session) receive() {
 	}
 }
 
-// answer puts an endpoint's datagram, or train, on its way to the client.
+// answer queues an endpoint's datagram, or GRO batch, for the client.
 func (w *worker) answer(c *session, p []byte, segment int) {
 	o := c.outlet
 	if !o.raw {
-		w.down.Append(c.record.Client, p, segment, !o.noTrain)
+		w.down.Append(c.record.Client, p, segment, !o.noGSO)
 		return
 	}
 	if segment == 0 {
@@ -181,7 +181,7 @@ func (w *worker) sendDown() {
 	o := w.downOutlet
 	for !w.down.Empty() {
 		if errno := w.down.Send(o.fd); errno != 0 {
-			w.sendFailed(w.down, o.fd, errno, &o.noTrain)
+			w.sendFailed(w.down, o.fd, errno, &o.noGSO)
 		}
 	}
 }

@@ -2,26 +2,26 @@ package datagram
 
 import "github.com/sluice-proxy/sluice/service"
 
-// group is what the ports of one Service have in one loop together.
+// group is the sessions of all ports of one Service on one loop.
 type group struct {
-	shares []*share // those with sessions
-	count  int      // of sessions
-	place  int      // in namespace.groups while count > 0
+	members []*serviceSessions // those with sessions
+	count   int                // of sessions
+	index   int                // in namespace.groups while count > 0
 
 	namespace *namespace
 }
 
-// namespace is what the Services of one namespace have in one loop together.
+// namespace is the sessions of all Services of one namespace on one loop.
 type namespace struct {
 	groups []*group // those with sessions
 	count  int      // of sessions
-	place  int      // in worker.active while count > 0
+	index  int      // in worker.active while count > 0
 }
 
 // groups are those of one Service, by worker.
 type groups struct {
 	loops []group
-	ports int // of the Service, that are served; the Server's
+	ports int // of the Service; the Server's
 }
 
 // namespaces are those of one namespace, by worker.
@@ -30,8 +30,7 @@ type namespaces struct {
 	services int // of the namespace, that are served; the Server's
 }
 
-// joinGroups gives the groups of a service port, which has them until
-// leaveGroups.
+// joinGroups returns the groups of a service port; leaveGroups must follow.
 func (s *Server) joinGroups(name service.Name) *groups {
 	g := s.groups[name]
 	if g == nil {
@@ -63,25 +62,25 @@ func (s *Server) leaveGroups(name service.Name) {
 	}
 }
 
-// enter takes note of a share's first session.
-func (g *group) enter(h *share) {
-	h.place = len(g.shares)
-	g.shares = append(g.shares, h)
+// enter adds a service port that has its first session.
+func (g *group) enter(h *serviceSessions) {
+	h.index = len(g.members)
+	g.members = append(g.members, h)
 }
 
-// leave takes note that a share has no session any more.
-func (g *group) leave(h *share) {
-	last := len(g.shares) - 1
-	g.shares[h.place] = g.shares[last]
-	g.shares[h.place].place = h.place
-	g.shares[last] = nil
-	g.shares = g.shares[:last]
+// leave removes a service port that has no session any more.
+func (g *group) leave(h *serviceSessions) {
+	last := len(g.members) - 1
+	g.members[h.index] = g.members[last]
+	g.members[h.index].index = h.index
+	g.members[last] = nil
+	g.members = g.members[:last]
 }
 
-// largest gives the share with the most sessions. There is one if count > 0.
-func (g *group) largest() *share {
-	largest := g.shares[0]
-	for _, h := range g.shares[1:] {
+// largest returns the service port with the most sessions. There is one if count > 0.
+func (g *group) largest() *serviceSessions {
+	largest := g.members[0]
+	for _, h := range g.members[1:] {
 		if h.count > largest.count {
 			largest = h
 		}
@@ -89,22 +88,22 @@ func (g *group) largest() *share {
 	return largest
 }
 
-// enter takes note of a Service's first session.
+// enter adds a Service that has its first session.
 func (n *namespace) enter(g *group) {
-	g.place = len(n.groups)
+	g.index = len(n.groups)
 	n.groups = append(n.groups, g)
 }
 
-// leave takes note that a Service has no session any more.
+// leave removes a Service that has no session any more.
 func (n *namespace) leave(g *group) {
 	last := len(n.groups) - 1
-	n.groups[g.place] = n.groups[last]
-	n.groups[g.place].place = g.place
+	n.groups[g.index] = n.groups[last]
+	n.groups[g.index].index = g.index
 	n.groups[last] = nil
 	n.groups = n.groups[:last]
 }
 
-// largest gives the Service with the most sessions. There is one if count > 0.
+// largest returns the Service with the most sessions. There is one if count > 0.
 func (n *namespace) largest() *group {
 	largest := n.groups[0]
 	for _, g := range n.groups[1:] {

@@ -35,7 +35,7 @@ func TestSocketsCannotBeJoined(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, l := range n.server.lanes {
+	for _, l := range n.server.listening {
 		all = append(all, l.address)
 	}
 	for _, address := range all {

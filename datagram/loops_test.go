@@ -33,7 +33,7 @@ func TestDatagramsThatPassedAProxyPassOneMore(t *testing.T) {
 		{vip4, [2]netip.Addr{lab.Backends[0].IPv4, lab.Backends[1].IPv4}, syscall.IPPROTO_IP, syscall.IP_TTL, syscall.IP_RECVTTL},
 		{vip6, [2]netip.Addr{lab.Backends[0].IPv6, lab.Backends[1].IPv6}, syscall.IPPROTO_IPV6, syscall.IPV6_UNICAST_HOPS, syscall.IPV6_RECVHOPLIMIT},
 	} {
-		learn := true // which lanes do with the first datagram of each socket
+		learn := true // which listening sockets do with the first datagram of each socket
 		open := func(i int, port uint16) (server int) {
 			if err := lab.Backends[i].Do(func() (err error) {
 				if server, err = sys.BindUDP(at(family.endpoints[i], port), sys.UDPOptions{}); err == nil {
@@ -81,7 +81,7 @@ func TestDatagramsThatPassedAProxyPassOneMore(t *testing.T) {
 			t.Fatal(err)
 		}
 		if on, err := syscall.GetsockoptInt(at53.FD, family.level, family.learned); on != 0 || err != nil {
-			t.Errorf("%s: the lane tells TTLs with no need: %d, %v", family.vip, on, err)
+			t.Errorf("%s: the listening socket tells TTLs with no need: %d, %v", family.vip, on, err)
 		}
 		server = open(0, 30053)
 		n.apply(svc("dns", family.vip, nil, at(family.endpoints[0], 30053)))

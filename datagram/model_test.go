@@ -69,7 +69,7 @@ func newGame(t *testing.T) *game {
 		Loops:  []*poll.Loop{loop}, Table: table,
 	})
 	g.worker = s.workers[0]
-	g.outlet = &outlet{worker: g.worker, lane: true}
+	g.outlet = &outlet{worker: g.worker, listens: true}
 	for i := range g.services {
 		name := service.PortName{Name: service.Name{Namespace: fmt.Sprint(modelNamespaceOf(modelServiceOf(i))), Name: fmt.Sprint(modelServiceOf(i))}, Port: fmt.Sprint(i), Protocol: service.UDP}
 		p, err := newPortService(&service.Port{Name: name}, &s.options.Config, table.Counters(name), s.workers, s.joinGroups(name.Name))
@@ -102,7 +102,7 @@ func (g *game) step(what, which byte) {
 		g.datagram(svc, k, int(what/8))
 	case 4, 5: // an answer
 		if c := g.worker.sessions[k]; c != nil {
-			c.share.touch(c, g.now, true)
+			c.sessions.touch(c, g.now, true)
 		}
 		if m := g.find(k); m != nil {
 			g.used(m, true)
@@ -110,7 +110,7 @@ func (g *game) step(what, which byte) {
 	case 6: // time
 		g.now += int64(which) * int64(time.Second) / 4
 		for i := range g.services {
-			g.services[i].shares[0].expire(g.now)
+			g.services[i].sessions[0].expire(g.now)
 		}
 		g.model = slices.DeleteFunc(g.model, func(m modelled) bool { return m.last+m.timeout() <= g.now })
 	case 7: // an endpoint of a service goes
@@ -141,9 +141,9 @@ func (g *game) used(m *modelled, answer bool) {
 }
 
 func (g *game) datagram(svc int, k key, endpoint int) {
-	w, h := g.worker, &g.services[svc].shares[0]
+	w, h := g.worker, &g.services[svc].sessions[0]
 	if c := w.sessions[k]; c != nil {
-		c.share.touch(c, g.now, false)
+		c.sessions.touch(c, g.now, false)
 		g.used(g.find(k), false)
 		return
 	}
@@ -188,7 +188,7 @@ func (g *game) makeRoom(svc int) {
 			}
 		}
 		for i := range modelPorts {
-			if modelServiceOf(i) == s && port(i) == most && g.services[i].shares[0].count < most {
+			if modelServiceOf(i) == s && port(i) == most && g.services[i].sessions[0].count < most {
 				g.evict(i)
 				return
 			}
@@ -200,7 +200,7 @@ func (g *game) makeRoom(svc int) {
 		evict(own)
 	}
 	// Of several that have most, it is the one that lost a session.
-	lost := func(s int) bool { return g.services[2*s].shares[0].group.count < whole(s) }
+	lost := func(s int) bool { return g.services[2*s].sessions[0].group.count < whole(s) }
 	inNamespace := func(n int) int {
 		return count(func(m modelled) bool { return modelNamespaceOf(modelServiceOf(m.service)) == n })
 	}
@@ -284,7 +284,7 @@ func (g *game) compare() {
 	}
 	active := make(map[*group]int)
 	for i := range g.services {
-		h := &g.services[i].shares[0]
+		h := &g.services[i].sessions[0]
 		n := 0
 		for class := range h.lists {
 			var before *session
@@ -303,7 +303,7 @@ func (g *game) compare() {
 		}
 		if n > 0 {
 			active[h.group] += n
-			if o := h.group.namespace; w.active[o.place] != o || o.groups[h.group.place] != h.group || h.group.shares[h.place] != h {
+			if o := h.group.namespace; w.active[o.index] != o || o.groups[h.group.index] != h.group || h.group.members[h.index] != h {
 				g.t.Fatalf("step %d: service %d is not at its place", g.turn, i)
 			}
 		}
@@ -355,7 +355,7 @@ func FuzzSessions(f *testing.F) {
 // sent.
 func TestHeldStaysWithinBounds(t *testing.T) {
 	g := newGame(t)
-	h := &g.worker.held
+	h := &g.worker.unacked
 	random := rand.New(rand.NewPCG(6, 6))
 	var sessions [300]session
 	want := make(map[*session][][]byte)
@@ -370,14 +370,14 @@ func TestHeldStaysWithinBounds(t *testing.T) {
 			h.drop(s)
 		default:
 			p := content[random.IntN(1<<16):][:[]int{0, 40, 1200, 9000, 65507}[random.IntN(5)]]
-			before := s.held.count()
+			before := s.unacked.count()
 			h.keep(s, p, 0)
-			all := s.held.count() > before
+			all := s.unacked.count() > before
 			used := 0
 			for _, d := range want[s] {
 				used += len(d)
 			}
-			if fits := len(want[s]) < heldDatagrams && used+len(p) <= heldBytes; s.held != nil && all && !fits {
+			if fits := len(want[s]) < unackedDatagrams && used+len(p) <= unackedBytes; s.unacked != nil && all && !fits {
 				t.Fatalf("kept %d bytes after %d datagrams of %d", len(p), len(want[s]), used)
 			}
 			if all {
@@ -387,22 +387,22 @@ func TestHeldStaysWithinBounds(t *testing.T) {
 		total := 0
 		for i := range sessions {
 			s := &sessions[i]
-			if s.held == nil {
+			if s.unacked == nil {
 				delete(want, s)
 				continue
 			}
-			total += len(s.held.data)
+			total += len(s.unacked.data)
 		}
-		if total != h.total || total > heldTotal {
-			t.Fatalf("%d bytes are held, counted %d, at most %d", total, h.total, heldTotal)
+		if total != h.total || total > unackedTotal {
+			t.Fatalf("%d bytes are copied, counted %d, at most %d", total, h.total, unackedTotal)
 		}
 	}
 	for s, list := range want {
-		if s.held.n != len(list) {
-			t.Fatalf("%d datagrams are held of %d", s.held.n, len(list))
+		if s.unacked.n != len(list) {
+			t.Fatalf("%d datagrams are copied of %d", s.unacked.n, len(list))
 		}
 		for i, p := range list {
-			if string(s.held.datagram(i)) != string(p) {
+			if string(s.unacked.datagram(i)) != string(p) {
 				t.Fatalf("datagram %d differs", i)
 			}
 		}

@@ -11,27 +11,27 @@ import (
 )
 
 const (
-	// outletRest is how long an outlet stays open that no session uses.
-	outletRest = 10 * time.Second
-	// outletRetry is how long nothing is tried after an outlet could not be made.
+	// outletIdle is how long an outlet stays open that no session uses.
+	outletIdle = 10 * time.Second
+	// outletRetry is the time before an outlet is tried again that could not be opened.
 	outletRetry = time.Second
 )
 
-// outlet is where answers leave from: a socket that is bound to the destination
-// that clients sent to. It receives nothing.
+// outlet is the socket that replies leave from: it is bound to the destination that
+// clients sent to, and receives nothing.
 type outlet struct {
 	worker  *worker
 	address netip.AddrPort
 	fd      int // -1: it could not be made, until the timer fires
 	users   int // sessions
 	timer   poll.Timer
-	lane    bool // the socket is a lane's, that has it closed
+	listens bool // the socket is a listener's, which closes it
 	raw     bool // a raw socket, as another program has the port on all addresses
-	noTrain bool // the kernel does not send trains from it
+	noGSO   bool // the kernel does not send GSO batches from it
 }
 
-// outletFor gives the outlet of a destination, for one more session; nil if it
-// cannot be made.
+// outletFor returns the outlet of a destination, for one more session; nil if it cannot
+// be opened.
 func (w *worker) outletFor(address netip.AddrPort) *outlet {
 	o := w.outlets[address]
 	if o == nil {
@@ -49,9 +49,8 @@ func (w *worker) outletFor(address netip.AddrPort) *outlet {
 	return o
 }
 
-// open makes the socket. A server of the host's that is bound to the port on all
-// addresses stands in the way of that (F4): then a raw socket does, from which
-// datagrams leave just the same.
+// open opens the socket. If a server of the host is bound to the port on all addresses,
+// the port cannot be bound (F4): then a raw socket sends the datagrams.
 func (o *outlet) open() bool {
 	s := o.worker.server
 	fd, err := sys.BindUDP(o.address, sys.UDPOptions{Transparent: true, FreeBind: true, ReusePort: true, Deaf: true})
@@ -73,7 +72,7 @@ func (o *outlet) open() bool {
 	return true
 }
 
-// warn logs what has happened, once a minute for each cause.
+// warn logs a problem once a minute for each cause.
 func (o *outlet) warn(cause string, err error, text string) {
 	s := o.worker.server
 	unsaid, ok := s.warnings.due(cause, o.worker.loop.Now())
@@ -87,7 +86,7 @@ func (o *outlet) warn(cause string, err error, text string) {
 	e.Msg(text)
 }
 
-// missing names the right that the socket needs, if it is that.
+// missing names the capability that the socket lacks, if that is the cause.
 func (o *outlet) missing(err error) string {
 	switch {
 	case !errors.Is(err, fs.ErrPermission):
@@ -98,14 +97,14 @@ func (o *outlet) missing(err error) string {
 	return ". A port below net.ipv4.ip_unprivileged_port_start needs CAP_NET_BIND_SERVICE"
 }
 
-// release takes a session off.
+// release says that a session does not use the outlet any more.
 func (o *outlet) release() {
-	if o.users--; o.users == 0 && !o.lane {
-		o.worker.loop.Schedule(&o.timer, o.worker.loop.Now()+int64(outletRest), o)
+	if o.users--; o.users == 0 && !o.listens {
+		o.worker.loop.Schedule(&o.timer, o.worker.loop.Now()+int64(outletIdle), o)
 	}
 }
 
-// HandleTimer closes an outlet that nobody has used for a while.
+// HandleTimer closes an outlet that no session has used for a while.
 func (o *outlet) HandleTimer(*poll.Timer) { o.close() }
 
 func (o *outlet) close() {

@@ -30,13 +30,13 @@ type Server struct {
 	warnings warnings
 
 	// What follows is the configuring goroutine's.
-	services   map[service.PortName]*portService
-	groups     map[service.Name]*groups
-	namespaces map[string]*namespaces
-	lanes      map[place]*lane
-	lanesOf    [2]int             // those that are not bound to a destination, by service.Family
-	left       []service.PortName // services that went since the last Prune
-	once       once.Log
+	services    map[service.PortName]*portService
+	groups      map[service.Name]*groups
+	namespaces  map[string]*namespaces
+	listening   map[listeningKey]*listening
+	listeningOf [2]int             // those that are not bound to a destination, by service.Family
+	removed     []service.PortName // services that went since the last Prune
+	once        once.Log
 }
 
 // state is one configuration in force. It never changes.
@@ -58,7 +58,7 @@ func New(o Options) *Server {
 		services:   make(map[service.PortName]*portService),
 		groups:     make(map[service.Name]*groups),
 		namespaces: make(map[string]*namespaces),
-		lanes:      make(map[place]*lane),
+		listening:  make(map[listeningKey]*listening),
 		once:       once.Log{Logger: o.Logger},
 	}
 	if err := sys.CanDisown(); err != nil {
@@ -113,7 +113,7 @@ func (s *Server) Apply(table *policy.Table, host hostnet.Addresses, _ bool) {
 		s.leaveGroups(p.port.Name.Name)
 		s.options.Table.Forget(p.port.Name)
 		cuts = append(cuts, &cut{service: p, all: true})
-		s.left = append(s.left, p.port.Name)
+		s.removed = append(s.removed, p.port.Name)
 	}
 	s.state.Store(next)
 	if len(cuts) > 0 {
@@ -165,24 +165,24 @@ func (s *Server) warn(port *service.Port, problem error) {
 // opens them if necessary. Policy decides about each client when its session begins.
 func (s *Server) Listen(o policy.Opening) (redirect.Target, error) {
 	f := service.FamilyOf(o.Addr)
-	at := place{name: o.Name, family: f}
-	if s.lanes[at] == nil && s.lanesOf[f] >= s.options.MaxListeners {
-		s.once.Warn("UDP lanes", fmt.Errorf("more than %d UDP service ports: the others share a socket, and with it its queue", s.options.MaxListeners))
-		at = place{family: f}
+	at := listeningKey{name: o.Name, family: f}
+	if s.listening[at] == nil && s.listeningOf[f] >= s.options.MaxListeners {
+		s.once.Warn("UDP listening sockets", fmt.Errorf("more than %d UDP service ports: the others share a socket, and with it its queue", s.options.MaxListeners))
+		at = listeningKey{family: f}
 	}
 	addr := redirect.ListenIPv4
 	if f == service.IPv6 {
 		addr = redirect.ListenIPv6
 	}
-	l := s.lanes[at]
+	l := s.listening[at]
 	if l == nil {
 		var err error
-		if l, err = openLane(at, netip.AddrPortFrom(addr, 0), s.workers); err != nil {
-			return redirect.Target{}, fmt.Errorf("service %s: UDP lane: %w", o.Name, err)
+		if l, err = openListening(at, netip.AddrPortFrom(addr, 0), s.workers); err != nil {
+			return redirect.Target{}, fmt.Errorf("service %s: UDP: %w", o.Name, err)
 		}
 		s.add(at, l)
 	}
-	return redirect.Target{Port: l.address.Port(), FD: l.shards[0].fd}, nil
+	return redirect.Target{Port: l.address.Port(), FD: l.sockets[0].fd}, nil
 }
 
 // Unlisten does nothing: who may send is not up to the sockets.
@@ -202,15 +202,15 @@ func (s *Server) InGrace() bool { return false }
 // refuses, it has no socket, so that the kernel refuses. Policy decides about each
 // client. The error wraps EADDRINUSE if another program has the port.
 func (s *Server) Bind(o policy.Opening) error {
-	at := place{bound: o.Destination}
+	at := listeningKey{bound: o.Destination}
 	if o.Action == policy.Refuse {
 		s.Unbind(o.Destination)
 		return nil
 	}
-	if s.lanes[at] != nil {
+	if s.listening[at] != nil {
 		return nil
 	}
-	l, err := openLane(at, netip.AddrPortFrom(o.Addr, o.Port), s.workers)
+	l, err := openListening(at, netip.AddrPortFrom(o.Addr, o.Port), s.workers)
 	if err != nil {
 		return err
 	}
@@ -218,45 +218,45 @@ func (s *Server) Bind(o policy.Opening) error {
 	return nil
 }
 
-// Unbind undoes Bind. Sessions whose answers left from there end.
+// Unbind undoes Bind. Sessions whose replies leave from there end.
 func (s *Server) Unbind(d service.Destination) {
-	at := place{bound: d}
-	if l := s.lanes[at]; l != nil {
-		s.closeLane(at, l)
+	at := listeningKey{bound: d}
+	if l := s.listening[at]; l != nil {
+		s.closeListening(at, l)
 	}
 }
 
-// add takes note of a lane that was opened.
-func (s *Server) add(at place, l *lane) {
-	s.lanes[at] = l
+// add notes listening sockets that were opened.
+func (s *Server) add(at listeningKey, l *listening) {
+	s.listening[at] = l
 	if !at.isBound() {
-		s.lanesOf[at.family]++
+		s.listeningOf[at.family]++
 	}
 }
 
-// Prune closes the lanes of services that went. Steering should not lead to
-// them any more.
+// Prune closes the listening sockets of service ports that went. Steering must not lead
+// to them any more.
 func (s *Server) Prune() {
-	for _, name := range s.left {
+	for _, name := range s.removed {
 		if s.services[name] != nil {
 			continue // it came back
 		}
 		for _, f := range []service.Family{service.IPv4, service.IPv6} {
-			at := place{name: name, family: f}
-			if l := s.lanes[at]; l != nil {
-				s.closeLane(at, l)
+			at := listeningKey{name: name, family: f}
+			if l := s.listening[at]; l != nil {
+				s.closeListening(at, l)
 			}
 		}
 	}
-	s.left = nil
+	s.removed = nil
 }
 
-func (s *Server) closeLane(at place, l *lane) {
-	delete(s.lanes, at)
+func (s *Server) closeListening(at listeningKey, l *listening) {
+	delete(s.listening, at)
 	if !at.isBound() {
-		s.lanesOf[at.family]--
+		s.listeningOf[at.family]--
 	}
-	for _, sh := range l.shards {
+	for _, sh := range l.sockets {
 		if !sh.worker.loop.Post(sh.close) {
 			sys.Close(sh.fd)
 		}
@@ -266,8 +266,8 @@ func (s *Server) closeLane(at place, l *lane) {
 // Stop ends all sessions and closes all sockets. Steering should have been taken
 // back before. The loops go on.
 func (s *Server) Stop(ctx context.Context) error {
-	for at, l := range s.lanes {
-		s.closeLane(at, l)
+	for at, l := range s.listening {
+		s.closeListening(at, l)
 	}
 	var pending sync.WaitGroup
 	for _, w := range s.workers {
@@ -300,7 +300,7 @@ type stats struct {
 // Stats is what a Server has counted.
 type Stats struct {
 	Sessions    int64  // now
-	Pauses      uint64 // times that a lane rested, as its service had begun too many sessions
+	Pauses      uint64 // times that a listener paused, as its service port had begun too many sessions
 	Unserved    uint64 // datagrams that policy dropped, or that were for no service
 	Lost        uint64 // datagrams that could not be sent on: no room in the kernel, too large for the way
 	Resent      uint64 // datagrams that were sent again because an endpoint was closed

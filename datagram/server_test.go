@@ -104,7 +104,7 @@ func TestLargestDatagram(t *testing.T) {
 }
 
 // What a client sends arrives in its order, also when it comes faster than it
-// is read, in batches and in trains.
+// is read, in batches and in GSO batches.
 func TestOrder(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
@@ -156,8 +156,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// Answers that an endpoint sends in trains arrive one by one and in their order:
-// the first ones, when the session's socket does not take trains yet, and the others.
+// Answers that an endpoint sends in GSO batches arrive one by one and in their order:
+// the first ones, when the session's socket does not take GRO batches yet, and the others.
 func TestAnswersInTrains(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)

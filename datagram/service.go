@@ -31,7 +31,7 @@ type portService struct {
 	balancer *balancer.Balancer
 	counters *conntrack.Counters
 	terms    atomic.Pointer[terms]
-	shares   []share // by worker; each is its loop's
+	sessions []serviceSessions // by worker; each is its loop's
 
 	port *service.Port // as of the last Apply; the Server's
 }
@@ -43,9 +43,9 @@ type terms struct {
 }
 
 func newPortService(port *service.Port, cfg *Config, counters *conntrack.Counters, workers []*worker, g *groups) (*portService, error) {
-	p := &portService{counters: counters, shares: make([]share, len(workers))}
-	for i := range p.shares {
-		p.shares[i] = share{service: p, worker: workers[i], group: &g.loops[i]}
+	p := &portService{counters: counters, sessions: make([]serviceSessions, len(workers))}
+	for i := range p.sessions {
+		p.sessions[i] = serviceSessions{service: p, worker: workers[i], group: &g.loops[i]}
 	}
 	opts, problem := cfg.Balancer.For(port)
 	p.balancer = balancer.New(opts)

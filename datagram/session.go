@@ -17,17 +17,17 @@ type key struct {
 	client, vip netip.AddrPort
 }
 
-// session is what one client socket and one destination of a service have
-// between them. Its worker's loop owns it.
+// session is the state of one client/VIP flow: a client socket and a destination. Its
+// worker's loop owns it.
 type session struct {
 	record     conntrack.Record
 	plan       balancer.Dial
-	share      *share
+	sessions   *serviceSessions
 	outlet     *outlet
 	socket     *socket  // nil until an endpoint was chosen
-	held       *held    // nil if nothing is kept
-	prev, next *session // in the share's list
-	last       int64    // when the last datagram came, either way
+	unacked    *unacked // nil if no datagram is kept
+	prev, next *session // in a list of sessions
+	last       int64    // when the last datagram arrived, either way
 	dialed     int64    // when the endpoint was chosen
 	class      class
 	outClass   uint8  // DSCP of the client's datagrams
@@ -37,11 +37,11 @@ type session struct {
 	ttl        int    // towards an endpoint that may lead back to a Service
 }
 
-// open makes the session of a client that has none, by the policy that is in
-// force. It is nil if there is to be none: the datagram is not for a service, its
-// client is dropped (A3.5, A3.10), something has run out, or its service has
-// begun too many sessions on a shared lane. (What refuses does not get
-// here, or only in the moment in which a service's last endpoint goes.)
+// open begins the session of a client that has none, by the policy in force. It returns
+// nil if the datagram is for no service, its client is dropped (A3.5, A3.10), a resource
+// has run out, or its service port has begun too many sessions on a shared listener. (The
+// kernel refuses datagrams to destinations that refuse; one may get here in the moment in
+// which a service's last endpoint goes.)
 func (w *worker) open(o *outlet, k key) *session {
 	s := w.server
 	st := s.state.Load()
@@ -51,14 +51,14 @@ func (w *worker) open(o *outlet, k key) *session {
 		return nil
 	}
 	p := st.services[v.Port.ID]
-	h := &p.shares[w.index]
+	h := &p.sessions[w.index]
 	now := w.loop.Now()
-	company := w.company.has(h, now)
-	if w.shared && company && h.begin.overdrawn(now) {
+	others := w.others.has(h, now)
+	if w.shared && others && h.begin.overdrawn(now) {
 		s.stats.lost.Add(1)
 		return nil
 	}
-	w.opening.begin(h, now, company)
+	w.opening.begin(h, now, others)
 	w.makeRoom(h)
 	if o == nil {
 		if o = w.outletFor(k.vip); o == nil {
@@ -74,10 +74,10 @@ func (w *worker) open(o *outlet, k key) *session {
 	return c
 }
 
-// enter puts a session in the table that has no endpoint yet. There must be room.
-func (w *worker) enter(h *share, o *outlet, k key, now int64) *session {
+// enter adds a session that has no endpoint yet. There must be room.
+func (w *worker) enter(h *serviceSessions, o *outlet, k key, now int64) *session {
 	c := w.newSession()
-	c.share, c.outlet, c.batch, c.ttl = h, o, 1, redirect.FirstReturnTTL
+	c.sessions, c.outlet, c.batch, c.ttl = h, o, 1, redirect.FirstReturnTTL
 	o.users++
 	c.record = conntrack.Record{
 		Start:    now,
@@ -95,8 +95,8 @@ func (w *worker) enter(h *share, o *outlet, k key, now int64) *session {
 	return c
 }
 
-// makeRoom ends sessions until there may be one more of a Service.
-func (w *worker) makeRoom(h *share) {
+// makeRoom evicts sessions until there may be one more of a Service.
+func (w *worker) makeRoom(h *serviceSessions) {
 	for h.group.count >= w.maxService {
 		h.group.largest().oldest().evict()
 	}
@@ -105,11 +105,11 @@ func (w *worker) makeRoom(h *share) {
 	}
 }
 
-// victim gives the share that has to make room for a session of a Service. It is one
-// of its own namespace if that has its part of all sessions, else of the
+// victim returns the service port that has to give up a session for one of a Service. It
+// is one of the Service's own namespace if that has its part of all sessions, else of the
 // namespace with most; and there one of the Service itself if it has its part of the
 // namespace's, else of the Service with most.
-func (w *worker) victim(g *group) *share {
+func (w *worker) victim(g *group) *serviceSessions {
 	n := g.namespace
 	if n.count*len(w.active) < w.maxSessions {
 		n = w.active[0]
@@ -125,11 +125,11 @@ func (w *worker) victim(g *group) *share {
 	return n.largest().largest()
 }
 
-// dial connects the session to the endpoint that the balancer proposes, or to
-// the next one if that cannot be reached. If none can, the session ends.
+// dial connects the session to the endpoint that the balancer proposes, or to the next one
+// if that fails. If all fail, the session ends.
 func (c *session) dial(st *state, v *policy.Verdict) bool {
-	w := c.share.worker
-	b := c.share.service.balancer
+	w := c.sessions.worker
+	b := c.sessions.service.balancer
 	client := c.record.Client.Addr()
 	for {
 		now := poll.Nanotime()
@@ -144,8 +144,8 @@ func (c *session) dial(st *state, v *policy.Verdict) bool {
 		c.record.Source = choice.Source
 		u, errno := w.connectTo(ep, client, &choice)
 		if errno == sys.EMFILE || errno == sys.ENFILE {
-			// Others of this process have taken what was left.
-			if o := w.victim(c.share.group).oldest(); o != nil && o != c {
+			// The rest of the process has taken the descriptors.
+			if o := w.victim(c.sessions.group).oldest(); o != nil && o != c {
 				o.evict()
 				u, errno = w.connectTo(ep, client, &choice)
 			}
@@ -168,13 +168,13 @@ func (c *session) dial(st *state, v *policy.Verdict) bool {
 	}
 }
 
-// readErrors takes what ICMP messages say about the session's datagrams, and
-// tells whether the endpoint is closed. Anybody can send such a message who
-// guesses the socket's port, so that only the endpoint itself is believed. One
-// that has answered is doubted at first: what is sent to it is kept from then on,
-// and who refuses it has to quote it. read is the number of messages.
+// readErrors reads the ICMP messages about the session's datagrams, and reports whether the
+// endpoint is closed. Anyone who guesses the socket's port can send such a message, so only
+// the endpoint itself is trusted. One that has answered is doubted at first: copies of what
+// is sent to it are kept from then on, and a refusal has to quote one. read is the number
+// of messages.
 func (c *session) readErrors() (closed bool, read int) {
-	w := c.share.worker
+	w := c.sessions.worker
 	q := &w.errors
 	for ; read < errorShare && q.Read(int(c.socket.fd)) == 0; read++ {
 		switch {
@@ -184,7 +184,7 @@ func (c *session) readErrors() (closed bool, read int) {
 			closed = true
 		case !c.doubted:
 			c.doubted = true
-		case c.held.quotes(q.Quote):
+		case c.unacked.quotes(q.Quote):
 			closed = true
 		default:
 			w.server.stats.disbelieved.Add(1)
@@ -196,10 +196,9 @@ func (c *session) readErrors() (closed bool, read int) {
 // errorShare is how many ICMP messages are read at once.
 const errorShare = 64
 
-// leave goes to another endpoint, as the one that the session has is closed, and
-// sends the first n of the datagrams that are kept again. It gives the session to go on
-// with: the same one if the endpoint never answered, else a new one; nil if
-// there is none.
+// leave moves to another endpoint, as the current one is closed, and sends the first n
+// copies there. It returns the session to go on with: the same one if the endpoint never
+// answered, else a new one; nil if there is none.
 func (c *session) leave(n int) *session {
 	if c.class == unanswered {
 		return c.refused(n)
@@ -207,11 +206,11 @@ func (c *session) leave(n int) *session {
 	return c.closed(n)
 }
 
-// refused moves the session to another endpoint. It is nil if the session ended.
+// refused moves the session to another endpoint. It returns nil if the session ended.
 func (c *session) refused(n int) *session {
-	w := c.share.worker
-	p := c.share.service
-	if poll.Nanotime()-c.dialed > int64(heldTime) {
+	w := c.sessions.worker
+	p := c.sessions.service
+	if poll.Nanotime()-c.dialed > int64(unackedTime) {
 		c.plan = balancer.Dial{} // it served for a while: this is a new trouble
 	}
 	for {
@@ -235,16 +234,16 @@ func (c *session) refused(n int) *session {
 	}
 }
 
-// closed ends the session, and begins another one for what is kept.
+// closed ends the session, and begins another one with its copies.
 func (c *session) closed(n int) *session {
-	w := c.share.worker
+	w := c.sessions.worker
 	k, o := key{c.record.Client, c.record.VIP}, c.outlet
-	if !o.lane {
+	if !o.listens {
 		o = nil
 	}
-	c.share.service.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr(), poll.Nanotime())
-	kept := c.held
-	c.held = nil
+	c.sessions.service.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr(), poll.Nanotime())
+	kept := c.unacked
+	c.unacked = nil
 	class, ttl := c.outClass, c.ttl
 	c.end(conntrack.EndpointGone)
 	next := w.find(o, k)
@@ -254,10 +253,10 @@ func (c *session) closed(n int) *session {
 	if kept != nil {
 		kept.session = next
 		if next == nil {
-			w.held.remove(kept)
+			w.unacked.remove(kept)
 			return nil
 		}
-		next.held = kept
+		next.unacked = kept
 	}
 	if next != nil && !w.resend(next, n) {
 		return next.refused(n)
@@ -276,14 +275,14 @@ func (c *session) evict() { c.end(conntrack.Evicted) }
 
 // end ends the session and writes its record. It must not be used afterwards.
 func (c *session) end(end conntrack.End) {
-	w := c.share.worker
+	w := c.sessions.worker
 	r := &c.record
 	delete(w.sessions, key{r.Client, r.VIP})
 	if w.recent == c {
 		w.recent = nil
 	}
-	c.share.leave(c)
-	w.held.drop(c)
+	c.sessions.leave(c)
+	w.unacked.drop(c)
 	if c.socket != nil {
 		w.giveSocket(c.socket)
 	}

@@ -19,22 +19,22 @@ type socket struct {
 	family    service.Family
 	once      bool  // bound, or marked as returning: it cannot be used again
 	untracked bool  // it passes connection tracking
-	trains    bool  // the kernel hands trains over in one piece
+	gro       bool  // the kernel delivers GRO batches in one piece
 	class     uint8 // DSCP of its packets
-	noTrain   bool  // the kernel does not send trains from it
+	noGSO     bool  // the kernel does not send GSO batches from it
 	ttl       uint8 // of packets to an endpoint that may lead back to a Service; 0 to another
-	// held is the client's address that answers come back to while the socket is
-	// open, if the way of steering has to be told: see redirect.Clients.
+	// held is the client's address that must be released when the socket is closed; see
+	// upstream.Rules.Hold.
 	held netip.Addr
 }
 
-// HandleEvents is told that an endpoint sent something, or that it is closed.
-// What it sent before it was closed goes first: then the next refusal counts.
+// HandleEvents receives what an endpoint sent, or learns that it is closed. What it sent
+// before it was closed comes first: then the next refusal counts.
 func (u *socket) HandleEvents(_ uint8, ev poll.Events) {
 	w, c := u.worker, u.session
-	w.company.events++
+	w.others.events++
 	if c == nil {
-		u.drain() // it was on its way when the session ended
+		u.drain() // it arrived after the session had ended
 		return
 	}
 	closed := false
@@ -45,7 +45,7 @@ func (u *socket) HandleEvents(_ uint8, ev poll.Events) {
 	case ev&poll.Readable != 0:
 		c.receive()
 	case closed:
-		c.leave(c.held.count())
+		c.leave(c.unacked.count())
 		w.opening.endTurn(w.loop.Now())
 	}
 }
@@ -62,18 +62,17 @@ func (c *session) setHeader() {
 	}
 }
 
-// trainBatch is from how many answers at once on a socket takes trains.
-const trainBatch = 4
+// groBatch is the number of replies at once from which on a socket receives GRO batches.
+const groBatch = 4
 
-// receive takes what the endpoint sent into the first slots of w.downIn from
-// first on, and gives their number. Most sessions have one answer for each
-// question: that is received by the cheapest call, and the socket takes trains only
-// once answers come in numbers.
+// receive puts what the endpoint sent into the slots of w.downIn from first on, and
+// returns their number. Most sessions have one reply for each request: it is received by
+// the cheapest call, and the socket receives GRO batches only once replies come in numbers.
 func (u *socket) receive(c *session, w *worker, first int) (int, sys.Errno) {
 	n, got := int(c.batch), 1
 	before := c.round
 	c.round = w.round
-	if n == 1 && !u.trains {
+	if n == 1 && !u.gro {
 		if errno := w.downIn.ReceiveOne(int(u.fd), first); errno != 0 {
 			return 0, errno
 		}
@@ -88,20 +87,20 @@ func (u *socket) receive(c *session, w *worker, first int) (int, sys.Errno) {
 		}
 	}
 	c.batch = uint8(nextBatch(n, got, 1, w.downIn.Slots()))
-	if c.batch >= trainBatch && !u.trains {
+	if c.batch >= groBatch && !u.gro {
 		// A kernel that cannot goes on handing datagrams over one by one.
 		sys.SetCoalesce(int(u.fd))
-		u.trains = true
+		u.gro = true
 	}
 	return got, 0
 }
 
-// leastSpare is how many sockets rest before one is used again, as long as new
-// ones can be had: what was on its way to a socket when it was disconnected has
-// arrived by then, and is thrown away.
+// leastSpare is how many spare sockets are kept before one is used again, as long as new
+// ones can be opened: what was in flight to a socket when it was disconnected has arrived
+// by then, and is discarded.
 const leastSpare = 16
 
-// spares are sockets that can be used again, the one that rested longest first.
+// spares are sockets that can be used again, the one that was spare longest first.
 type spares struct {
 	list []*socket
 	head int
@@ -125,8 +124,8 @@ func (p *spares) pop() *socket {
 	return u
 }
 
-// pool gives the sockets that can be used again of a family, those that pass
-// connection tracking or the others.
+// pool returns the spare sockets of a family: those that pass connection tracking, or the
+// others.
 func (w *worker) pool(f service.Family, untracked bool) *spares {
 	if untracked {
 		return &w.spares[f][1]
@@ -179,7 +178,7 @@ func (w *worker) reuse(pool *spares) *socket {
 	return u
 }
 
-// drain throws away what a socket received for a session that ended.
+// drain discards what a socket received for a session that ended.
 func (u *socket) drain() {
 	u.worker.errors.Drain(int(u.fd))
 	sys.Drain(int(u.fd))

@@ -9,13 +9,13 @@ import (
 )
 
 const (
-	// batchSlots is how many datagrams, or trains, are received at once.
+	// batchSlots is how many datagrams, or GRO batches, are received at once.
 	batchSlots = 32
 	// spareSessions bounds the memory that is kept for sessions to come.
 	spareSessions = 1024
 )
 
-// worker is the Server's share of one event loop. Everything in it belongs to
+// worker is the Server's part of one event loop. Everything in it belongs to
 // that loop; other goroutines reach it by post only.
 type worker struct {
 	server *Server
@@ -31,18 +31,18 @@ type worker struct {
 	active   []*namespace // those with sessions
 	outlets  map[netip.AddrPort]*outlet
 	spares   [2][2]spares // by service.Family; those that pass connection tracking last
-	held     holder
+	unacked  keeper
 	spare    []*session
 	round    uint32 // of the loop; it wraps
-	company  company
+	others   otherUsers
 	opening  opening
-	shared   bool // the lane whose turn it is is shared
+	shared   bool // the listener whose turn it is is shared
 
 	// upIn is where clients' datagrams are received; up are those of one
 	// session, on their way to its endpoint.
 	upIn *sys.Inbox
 	up   *sys.Outbox
-	// upAfter is how many datagrams are held that were sent before those of up.
+	// upAfter is the number of copies of datagrams that were sent before those of up.
 	upAfter int
 	errors  sys.ErrorQueue
 	// downIn is where endpoints' datagrams are received; its first downUsed
@@ -67,7 +67,7 @@ func newWorker(s *Server, index int, loop *poll.Loop, shard *conntrack.Shard) *w
 		maxSpare:    max(part(o.MaxSessions)/8, 2*leastSpare),
 		sessions:    make(map[key]*session),
 		outlets:     make(map[netip.AddrPort]*outlet),
-		held:        holder{loop: loop},
+		unacked:     keeper{loop: loop},
 		upIn:        sys.NewInbox(batchSlots),
 		up:          sys.NewOutbox(batchSlots),
 		downIn:      sys.NewInbox(batchSlots),
@@ -80,7 +80,7 @@ func newWorker(s *Server, index int, loop *poll.Loop, shard *conntrack.Shard) *w
 // endRound runs at the end of each round of the loop.
 func (w *worker) endRound() {
 	w.flushDown()
-	w.company.endRound(w.loop)
+	w.others.endRound(w.loop)
 	w.round++
 }
 
@@ -116,11 +116,11 @@ func (w *worker) freeSession(c *session) {
 }
 
 // retime sets a service port's timer anew after its timeouts changed.
-func (w *worker) retime(p *portService) { p.shares[w.index].schedule() }
+func (w *worker) retime(p *portService) { p.sessions[w.index].schedule() }
 
 // cut ends the sessions that a change of the configuration ends (A8.2).
 func (w *worker) cut(c *cut) {
-	h := &c.service.shares[w.index]
+	h := &c.service.sessions[w.index]
 	for i := range h.lists {
 		for s := h.lists[i].head; s != nil; {
 			next := s.next
@@ -166,6 +166,6 @@ func (w *worker) stop() {
 			}
 		}
 	}
-	w.loop.Cancel(&w.held.timer)
+	w.loop.Cancel(&w.unacked.timer)
 	w.shard.Flush()
 }

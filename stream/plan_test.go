@@ -120,7 +120,7 @@ func randomWeb(r *rand.Rand, n *node) service.Change {
 }
 
 // TestPlanAgainstModel: whatever happens to services and to the node's
-// addresses, the plan that grew is the one that is made anew, and each claim's
+// addresses, the plan that grew is the one that is made anew, and each bound port's
 // socket does what it should.
 func TestPlanAgainstModel(t *testing.T) {
 	netns.Require(t)

@@ -13,7 +13,7 @@ type limits struct {
 	serviceConnections   int // of one Service
 	namespaceConnections int // of one namespace
 	serviceDialing       int // of one Service, that wait for an endpoint
-	listeners            int // listening sockets of lanes
+	listeners            int // listening sockets that are steered to
 	claims               int // listening sockets that are bound to addresses of Services and nodes
 	descriptors          int // that connections and claims share
 	sessions             int // of UDP, in all; a descriptor each, and what sessionFiles says
@@ -40,7 +40,7 @@ const (
 )
 
 // sessionFiles gives the descriptors that UDP needs for so many sessions: a
-// quarter more, for sockets that rest, lanes, and those that answers leave from.
+// quarter more, for spare sockets, listening sockets, and those that replies leave from.
 func sessionFiles(sessions int) int { return sessions + sessions/4 }
 
 // limits shares the descriptors out that this process may open, so that

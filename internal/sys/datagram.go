@@ -17,19 +17,19 @@ type mmsghdr struct {
 }
 
 const (
-	// slotSize is room for the largest datagram, and for the largest train that
+	// slotSize is room for the largest datagram, and for the largest GSO batch that
 	// UDP_GRO makes.
 	slotSize = 1 << 16
 	// slotStride is not a power of two: the beginnings of all slots would share
 	// a few lines of the processor's cache.
 	slotStride = slotSize + 5*64
 	// controlSize is room for the control messages of a datagram that is
-	// received: its destination, the size of a train's datagrams, its class and TTL.
+	// received: its destination, the size of a GSO batch's datagrams, its class and TTL.
 	controlSize = 120
 )
 
 // Inbox is memory that datagrams are received into: slots of one datagram, or
-// one train of datagrams (UDP_GRO), each. It belongs to one goroutine.
+// one batch of datagrams (UDP_GRO), each. It belongs to one goroutine.
 type Inbox struct {
 	data     []byte
 	headers  []mmsghdr
@@ -78,7 +78,7 @@ func (b *Inbox) Receive(fd, first, n int) (int, Errno) {
 
 // ReceiveOne takes one datagram from a socket into a slot, by the cheapest
 // call there is: where it came from is not known afterwards, nor its destination. The
-// socket must not coalesce (SetCoalesce), or a train looks like one datagram.
+// socket must not coalesce (SetCoalesce), or a GSO batch looks like one datagram.
 func (b *Inbox) ReceiveOne(fd, slot int) Errno {
 	r, _, e := syscall.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(b.vectors[slot].Base)), slotSize, 0, 0, 0)
 	n, errno := result(r, e)
@@ -106,8 +106,8 @@ func (b *Inbox) From(i int) netip.AddrPort { return b.names[i].get() }
 
 // Details returns what the control messages say: the destination that the
 // datagram was sent to, if the socket has UDPOptions.Destination, and the size of
-// each datagram of a train but the last, which may be shorter; 0 if it is no
-// train. class is the datagram's DSCP, with UDPOptions.Class, and ttl its TTL, or hop
+// each datagram of a GSO batch but the last, which may be shorter; 0 if it is no
+// GSO batch. class is the datagram's DSCP, with UDPOptions.Class, and ttl its TTL, or hop
 // limit, after ReceiveTTL; 0 if that is not known.
 func (b *Inbox) Details(i int) (to netip.AddrPort, segment int, class uint8, ttl int) {
 	c := b.controls[i][:b.headers[i].Controllen]
@@ -139,14 +139,14 @@ func isTTL(h *unix.Cmsghdr) bool {
 }
 
 const (
-	// maxTrain is how many datagrams travel in one message at most: the least
+	// maxSegments is how many datagrams travel in one message at most: the least
 	// of what kernels allow.
-	maxTrain = 64
-	// maxJoin is the size of the largest datagrams that are joined to a train:
-	// those of a train must fit in packets of the way.
+	maxSegments = 64
+	// maxJoin is the size of the largest datagrams that are joined to a GSO batch:
+	// those of a GSO batch must fit in packets of the way.
 	maxJoin = 1472
-	// maxTrainBytes is how many bytes they may have together: an IPv4 packet's.
-	maxTrainBytes = 65507
+	// maxSegmentsBytes is how many bytes they may have together: an IPv4 packet's.
+	maxSegmentsBytes = 65507
 	// udpHeader is the length of a UDP header.
 	udpHeader = 8
 )
@@ -157,13 +157,13 @@ type outgoing struct {
 	control [24]byte // of CMSG_SPACE(2)
 	header  [udpHeader]byte
 	bytes   int
-	segment int // size of the datagrams of a train; 0 if it is one datagram
+	segment int // size of the datagrams of a GSO batch; 0 if it is one datagram
 	closed  bool
 }
 
 // Outbox collects datagrams and sends them with as few system calls, and as few
 // passes through the kernel, as can be: consecutive ones of one size to one
-// destination travel as a train (UDP_SEGMENT). It refers to the memory of the
+// destination travel as a GSO batch (UDP_SEGMENT). It refers to the memory of the
 // datagrams until they are sent. It belongs to one goroutine.
 type Outbox struct {
 	headers []mmsghdr
@@ -189,9 +189,9 @@ func (o *Outbox) Empty() bool { return o.sent == o.n }
 // Full reports whether there is no room for another datagram.
 func (o *Outbox) Full() bool { return o.n == len(o.headers) || o.used+2 > len(o.vectors) }
 
-// Append adds a datagram, or a train of datagrams whose size is segment. to is
+// Append adds a datagram, or a GSO batch of datagrams whose size is segment. to is
 // where it goes, not valid for a connected socket. With join it may become part
-// of a train together with the one before, if that goes to the same place. The
+// of a GSO batch together with the one before, if that goes to the same place. The
 // Outbox must not be full.
 func (o *Outbox) Append(to netip.AddrPort, p []byte, segment int, join bool) {
 	if segment >= len(p) {
@@ -262,9 +262,9 @@ func (o *Outbox) join(name *sockaddr, p []byte) bool {
 	if size == 0 {
 		size = m.bytes
 	}
-	// A train's datagrams have one size; a shorter one may be the last.
-	if m.closed || len(p) == 0 || size == 0 || size > maxJoin || len(p) > size || m.bytes+len(p) > maxTrainBytes ||
-		int(h.Iovlen) >= maxTrain || m.name != *name {
+	// A GSO batch's datagrams have one size; a shorter one may be the last.
+	if m.closed || len(p) == 0 || size == 0 || size > maxJoin || len(p) > size || m.bytes+len(p) > maxSegmentsBytes ||
+		int(h.Iovlen) >= maxSegments || m.name != *name {
 		return false
 	}
 	v := &o.vectors[o.used]
@@ -281,7 +281,7 @@ func (o *Outbox) join(name *sockaddr, p []byte) bool {
 	return true
 }
 
-// setSegment asks for a message to be sent as a train.
+// setSegment asks for a message to be sent as a GSO batch.
 func (o *Outbox) setSegment(i, segment int) {
 	m, h := &o.out[i], &o.headers[i]
 	c := (*unix.Cmsghdr)(unsafe.Pointer(&m.control[0]))
@@ -322,8 +322,8 @@ func (o *Outbox) Send(fd int) Errno {
 	return 0
 }
 
-// Train reports whether the first message is a train.
-func (o *Outbox) Train() bool { return o.sent < o.n && o.out[o.sent].segment != 0 }
+// IsGSO reports whether the first message is a GSO batch.
+func (o *Outbox) IsGSO() bool { return o.sent < o.n && o.out[o.sent].segment != 0 }
 
 // Skip returns the first message up, and gives the number of its datagrams.
 func (o *Outbox) Skip() (datagrams int) {
@@ -339,7 +339,7 @@ func (o *Outbox) Skip() (datagrams int) {
 	return datagrams
 }
 
-// Split sends the first message, a train, datagram by datagram, and gives the
+// Split sends the first message, a GSO batch, datagram by datagram, and gives the
 // number of those that could not be sent, and why the last of them could not.
 func (o *Outbox) Split(fd int) (lost int, e Errno) {
 	m, h := &o.out[o.sent], o.headers[o.sent].Msghdr

@@ -21,7 +21,7 @@ type UDPOptions struct {
 	Destination bool
 	// Class has Inbox know the DSCP of each datagram.
 	Class bool
-	// Coalesce lets the kernel hand a train of equal datagrams over in one piece
+	// Coalesce lets the kernel hand a batch of equal datagrams over in one piece
 	// (UDP_GRO).
 	Coalesce bool
 	// MinTTL has the socket ignore datagrams with a smaller TTL, or hop limit; 0
@@ -110,7 +110,7 @@ func setDeaf(fd int) Errno {
 	return SetRecvBuffer(fd, 0)
 }
 
-// SetCoalesce lets the kernel hand trains of equal datagrams over in one piece
+// SetCoalesce lets the kernel hand batches of equal datagrams over in one piece
 // (UDP_GRO, Linux 5.0).
 func SetCoalesce(fd int) Errno { return setInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 1) }
 

@@ -25,7 +25,7 @@ func bound(t *testing.T, ip string, o UDPOptions) (int, netip.AddrPort) {
 }
 
 // receiveAll receives until so many bytes are there, and gives the datagrams
-// with the size of their trains.
+// with the size of their GSO batches.
 func receiveAll(t *testing.T, fd, datagrams int) (got [][]byte, segments []int, to []netip.AddrPort) {
 	t.Helper()
 	in := NewInbox(4)
@@ -51,7 +51,7 @@ func receiveAll(t *testing.T, fd, datagrams int) (got [][]byte, segments []int, 
 	return got, segments, to
 }
 
-// Datagrams of all sizes travel in trains where they can, and come out as they
+// Datagrams of all sizes travel in GSO batches where they can, and come out as they
 // went in, whatever the receiver understands.
 func TestTrainsKeepDatagrams(t *testing.T) {
 	sizes := []int{100, 100, 100, 100, 30, 100, 0, 1, 1, 1400, 1400, 1401, 1400, 9000, 9000, 1472, 1472, 5}
@@ -87,7 +87,7 @@ func TestTrainsKeepDatagrams(t *testing.T) {
 						t.Errorf("destination %v, want %v", d, addr)
 					}
 				}
-				if trains := segments[0] != 0; trains != coalesce {
+				if joined := segments[0] != 0; joined != coalesce {
 					t.Errorf("segments %v", segments)
 				}
 			})
@@ -95,7 +95,7 @@ func TestTrainsKeepDatagrams(t *testing.T) {
 	}
 }
 
-// A train that the kernel does not take is sent datagram by datagram.
+// A GSO batch that the kernel does not take is sent datagram by datagram.
 func TestSplit(t *testing.T) {
 	to, addr := bound(t, "127.0.0.1", UDPOptions{})
 	from, _ := bound(t, "127.0.0.1", UDPOptions{})
@@ -103,8 +103,8 @@ func TestSplit(t *testing.T) {
 	train := append(bytes.Repeat([]byte{1}, 700), bytes.Repeat([]byte{2}, 200)...)
 	out.Append(addr, train, 300, true)
 	out.Append(addr, []byte("next"), 0, true)
-	if !out.Train() {
-		t.Fatal("no train")
+	if !out.IsGSO() {
+		t.Fatal("no GSO batch")
 	}
 	if lost, e := out.Split(from); lost != 0 || e != 0 {
 		t.Fatal(lost, e)

@@ -144,7 +144,7 @@ var mutations = []mutation{
 	},
 	{
 		name: "session-sleeps", what: "the first datagram of each UDP session holds its event loop for a millisecond",
-		file: "datagram/held.go", old: "\tk := s.held\n\tused := 0\n", new: "\ttime.Sleep(time.Millisecond)\n\tk := s.held\n\tused := 0\n",
+		file: "datagram/unacked.go", old: "\tk := s.unacked\n\tused := 0\n", new: "\ttime.Sleep(time.Millisecond)\n\tk := s.unacked\n\tused := 0\n",
 		pkg: "test/e2e", test: "TestPromise8_FloodOfDatagramsSlowsNoOther",
 	},
 	{

@@ -22,10 +22,10 @@ import (
 // made to, and echoed. A datagram is answered with the same, from where it was
 // sent to.
 type Front struct {
-	t    testing.TB
-	node *netns.Host
-	name string
-	lane [2][2]redirect.Target // by family, then TCP or UDP
+	t      testing.TB
+	node   *netns.Host
+	name   string
+	target [2][2]redirect.Target // by family, then TCP or UDP
 
 	mu     sync.Mutex
 	closed bool
@@ -45,19 +45,19 @@ func NewFront(t testing.TB, node *netns.Host, name string) *Front {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f.lane[family][i] = target
+			f.target[family][i] = target
 		}
 	}
 	return f
 }
 
-// Target gives the lane of a destination.
+// Target returns the listening socket of a destination.
 func (f *Front) Target(d service.Destination) redirect.Target {
 	i := 0
 	if d.Protocol == service.UDP {
 		i = 1
 	}
-	return f.lane[service.FamilyOf(d.Addr)][i]
+	return f.target[service.FamilyOf(d.Addr)][i]
 }
 
 // Says is what clients hear who asked for a destination.

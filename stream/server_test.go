@@ -496,7 +496,7 @@ func TestAttemptsAreRecorded(t *testing.T) {
 	}
 }
 
-// A stray connection, sent to a lane's own address, is reset and makes no
+// A stray connection, sent to a listening socket's own address, is reset and makes no
 // record.
 func TestStraysAreReset(t *testing.T) {
 	netns.Require(t)

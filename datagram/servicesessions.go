@@ -6,8 +6,8 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 )
 
-// class is how far a session has come. It decides on its timeout, and on who
-// goes first when room is needed.
+// class is the stage of a session. It determines its timeout, and which session is evicted
+// first.
 type class uint8
 
 const (
@@ -21,22 +21,22 @@ const (
 // stream, as in the kernel's connection tracking.
 const streamAge = int64(2 * time.Second)
 
-// share is a service port's part in one loop: its sessions there. As all
-// sessions of a class have one timeout, the order of their last datagrams is also the
-// order in which they end, and one timer serves all.
-type share struct {
+// serviceSessions are the sessions of one service port on one loop. As all sessions of a
+// class have the same timeout, they end in the order of their last datagrams, and one timer
+// serves all.
+type serviceSessions struct {
 	service *portService
 	worker  *worker
 	group   *group // of its Service
 	lists   [classes]list
 	count   int
 	begin   allowance // of new sessions
-	place   int       // in group.shares while count > 0
+	index   int       // in group.members while count > 0
 	timer   poll.Timer
 }
 
 // enter adds a new session.
-func (h *share) enter(s *session, now int64) {
+func (h *serviceSessions) enter(s *session, now int64) {
 	s.class, s.last = unanswered, now
 	h.lists[unanswered].push(s)
 	if h.count++; h.count == 1 {
@@ -47,7 +47,7 @@ func (h *share) enter(s *session, now int64) {
 		n.enter(h.group)
 	}
 	if n.count++; n.count == 1 {
-		n.place = len(h.worker.active)
+		n.index = len(h.worker.active)
 		h.worker.active = append(h.worker.active, n)
 	}
 	if !h.timer.Scheduled() {
@@ -56,7 +56,7 @@ func (h *share) enter(s *session, now int64) {
 }
 
 // leave takes a session out.
-func (h *share) leave(s *session) {
+func (h *serviceSessions) leave(s *session) {
 	w, g, n := h.worker, h.group, h.group.namespace
 	h.lists[s.class].remove(s)
 	if h.count--; h.count == 0 {
@@ -70,15 +70,15 @@ func (h *share) leave(s *session) {
 		return
 	}
 	last := len(w.active) - 1
-	w.active[n.place] = w.active[last]
-	w.active[n.place].place = n.place
+	w.active[n.index] = w.active[last]
+	w.active[n.index].index = n.index
 	w.active[last] = nil
 	w.active = w.active[:last]
 }
 
-// touch notes a datagram of a session; answer says that it was an endpoint's.
-func (h *share) touch(s *session, now int64, answer bool) {
-	h.worker.company.note(h, now)
+// touch notes a datagram of a session; answer says that the endpoint sent it.
+func (h *serviceSessions) touch(s *session, now int64, answer bool) {
+	h.worker.others.note(h, now)
 	s.last = now
 	to := s.class
 	switch {
@@ -95,10 +95,9 @@ func (h *share) touch(s *session, now int64, answer bool) {
 	h.lists[to].push(s)
 }
 
-// oldest gives the session that goes first when room is needed: of those that
-// were answered the one that has been quiet longest, else of the others. There
-// is one if count > 0.
-func (h *share) oldest() *session {
+// oldest returns the session that is evicted first: of those that were answered the one
+// that has been quiet longest, else of the others. There is one if count > 0.
+func (h *serviceSessions) oldest() *session {
 	a, b := h.lists[answered].head, h.lists[stream].head
 	switch {
 	case a != nil && (b == nil || a.last <= b.last):
@@ -109,9 +108,9 @@ func (h *share) oldest() *session {
 	return h.lists[unanswered].head
 }
 
-// schedule sets the timer for the end of the session that ends first. It fires
-// too early if that one is used until then, and is set again.
-func (h *share) schedule() {
+// schedule sets the timer for the session that ends first. It fires too early if that one
+// is used until then, and is set again.
+func (h *serviceSessions) schedule() {
 	t := h.service.terms.Load()
 	at, found := int64(0), false
 	for c := range h.lists {
@@ -130,13 +129,13 @@ func (h *share) schedule() {
 const expireShare = 256
 
 // HandleTimer ends the sessions whose timeout is over.
-func (h *share) HandleTimer(*poll.Timer) {
+func (h *serviceSessions) HandleTimer(*poll.Timer) {
 	h.expire(h.worker.loop.Now())
 	h.schedule()
 }
 
 // expire ends the sessions whose timeout is over, up to expireShare of them.
-func (h *share) expire(now int64) {
+func (h *serviceSessions) expire(now int64) {
 	t := h.service.terms.Load()
 	left := expireShare
 	for c := range h.lists {

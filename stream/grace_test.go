@@ -52,7 +52,7 @@ func (n *node) silences(fd int) bool {
 
 // Whoever had an answer before a service went is served by the policy of that
 // time; whoever comes afterwards is refused.
-func TestLateConnectionsAreServed(t *testing.T) {
+func TestConnectionsInGraceAreServed(t *testing.T) {
 	netns.Require(t)
 	lab := netns.NewLab(t, 1)
 	options, _ := onAddresses(lab)
@@ -67,10 +67,10 @@ func TestLateConnectionsAreServed(t *testing.T) {
 	} {
 		n.apply(full)
 		target, _ := n.steer.plan.Steer.Get(destination("10.97.0.1:80"))
-		lane := target.FD
+		listener := target.FD
 		finish := []func(){
-			n.halfOpen(lane, "10.97.0.1:80"),
-			n.halfOpen(lane, "192.0.2.1:80"),
+			n.halfOpen(listener, "10.97.0.1:80"),
+			n.halfOpen(listener, "192.0.2.1:80"),
 			n.halfOpen(n.server.bound[port].socket.fd, "10.1.0.1:30080"),
 		}
 		n.apply(change)
@@ -85,7 +85,7 @@ func TestLateConnectionsAreServed(t *testing.T) {
 		}
 		n.pass()
 		if past, left := len(n.server.state.Load().past), len(n.server.grace.closing); past+left > 0 {
-			t.Errorf("%s: %d policies and %d sockets kept when nobody is late any more", what, past, left)
+			t.Errorf("%s: %d policies and %d sockets kept after the grace period", what, past, left)
 		}
 	}
 	n.stop()
@@ -94,8 +94,8 @@ func TestLateConnectionsAreServed(t *testing.T) {
 	}
 }
 
-// Whoever is late has further attempts by the policy of that time too.
-func TestLateConnectionsAreServedAfterAFailedAttempt(t *testing.T) {
+// Connections in grace have further attempts by the policy of that time too.
+func TestConnectionsInGraceAreServedAfterAFailedAttempt(t *testing.T) {
 	netns.Require(t)
 	for what, change := range map[string]service.Change{
 		"no endpoint is left": {Deleted: gone("web", 2).Deleted[1:]},
@@ -124,7 +124,7 @@ func TestLateConnectionsAreServedAfterAFailedAttempt(t *testing.T) {
 }
 
 // Also where the socket itself becomes silent; later it is that to all packets.
-func TestLateConnectionsToSilentSocketsAreServed(t *testing.T) {
+func TestConnectionsInGraceToDroppingSocketsAreServed(t *testing.T) {
 	netns.Require(t)
 	lab := netns.NewLab(t, 1)
 	options, _ := onAddresses(lab)
@@ -141,7 +141,7 @@ func TestLateConnectionsToSilentSocketsAreServed(t *testing.T) {
 	finish()
 	n.pass()
 	if left := len(n.server.grace.dropping); left > 0 {
-		t.Errorf("%d sockets still wait for somebody who is late", left)
+		t.Errorf("%d sockets are still in their grace period", left)
 	}
 	n.want(lab.Client, "10.96.0.3:80", "silence")
 	n.stop()
@@ -150,13 +150,13 @@ func TestLateConnectionsToSilentSocketsAreServed(t *testing.T) {
 	}
 }
 
-// Those that are withdrawn are late once, not for ever: another policy that
+// Destinations that are withdrawn are in grace once, not for ever: another policy that
 // serves them not is not gone behind.
-func TestLateIsDecidedByTheLastPolicyThatServed(t *testing.T) {
+func TestGraceIsDecidedByTheLastPolicyThatServed(t *testing.T) {
 	netns.Require(t)
 	n := newNode(t, netns.NewLab(t, 1), func(o *setup) { o.Redirector.(*spy).Redirector = nowhere{} })
 	vip, client := netip.MustParseAddrPort("10.96.0.1:80"), netip.MustParseAddr("10.1.0.2")
-	late := func() string {
+	inGrace := func() string {
 		s := n.server.state.Load()
 		now := s.table.Resolve(service.TCP, client, vip)
 		_, v := s.inGrace(client, vip, now, n.server.clock())
@@ -167,7 +167,7 @@ func TestLateIsDecidedByTheLastPolicyThatServed(t *testing.T) {
 	}
 	want := func(what, want string) {
 		t.Helper()
-		if got := late(); got != want {
+		if got := inGrace(); got != want {
 			t.Errorf("%s: %s, want %s", what, got, want)
 		}
 	}

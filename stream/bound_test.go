@@ -101,7 +101,7 @@ func (n *node) want(from *netns.Host, address, want string) {
 	}
 }
 
-// pass lets the time pass that late connections have, and does what is due.
+// pass lets the grace period end, and does what is due.
 func (n *node) pass() {
 	n.t.Helper()
 	n.passed.Add(int64(redirect.Grace) + 1)
@@ -123,7 +123,7 @@ func destination(a string) service.Destination {
 
 // Rule A3.15: a node port is a listening socket on the node's addresses, and
 // what becomes of the service becomes of the port, which stays ours.
-func TestA315_NodePortIsClaimed(t *testing.T) {
+func TestA315_NodePortIsBound(t *testing.T) {
 	netns.Require(t)
 	lab := netns.NewLab(t, 1)
 	options, _ := onAddresses(lab)
@@ -189,7 +189,7 @@ func TestA315_NodePortIsClaimed(t *testing.T) {
 		t.Fatalf("%q, %v", buf, err)
 	}
 	if claims, listeners := n.manager.Stats().Claims, n.server.Stats().Listeners; claims != 0 || listeners != 0 {
-		t.Errorf("%d claims, %d listeners left", claims, listeners)
+		t.Errorf("%d bound ports, %d listeners left", claims, listeners)
 	}
 }
 
@@ -232,7 +232,7 @@ func TestA315_ConflictIsReportedAndRetried(t *testing.T) {
 }
 
 // With more node ports than may be held, those that came first stay.
-func TestClaimsAreBounded(t *testing.T) {
+func TestBoundPortsAreLimited(t *testing.T) {
 	netns.Require(t)
 	lab := netns.NewLab(t, 1)
 	options, log := onAddresses(lab)
@@ -318,15 +318,15 @@ func TestA87_ForeignDestinationLingers(t *testing.T) {
 	c := web("web", "10.96.0.1", n.echo(0, 8080))
 	c.Services[0].Spec.ExternalIPs = []string{vip.String()}
 	n.apply(c)
-	// Nothing is steered here: the connection comes to the lane by the address
+	// Nothing is steered here: the connection comes to the listening socket by the address
 	// itself, which the node has for the moment.
-	lane, _ := n.steer.plan.Steer.Get(destination("192.0.2.1:80"))
+	target, _ := n.steer.plan.Steer.Get(destination("192.0.2.1:80"))
 	record := conntrack.Record{VIP: netip.MustParseAddrPort("192.0.2.1:80"), Protocol: service.TCP, Start: 1}
 	w := n.server.workers[0]
 	done := make(chan struct{})
 	w.post(func() { w.shard.Open(&record); close(done) })
 	<-done
-	if lane.Port == 0 {
+	if target.Port == 0 {
 		t.Fatal("not steered")
 	}
 	n.apply(gone("web", 1))

@@ -22,8 +22,8 @@ func balanced(c service.Change, ip string, ranges ...string) service.Change {
 	return c
 }
 
-// Rule A3.10: who is not in the source ranges meets silence, on lanes and on
-// claims, with connections going on through each change of the ranges.
+// Rule A3.10: who is not in the source ranges meets silence, on steered sockets and on
+// bound ports, with connections going on through each change of the ranges.
 func TestA310_SourceRangesSilenceOthers(t *testing.T) {
 	netns.Require(t)
 	lab := netns.NewLab(t, 2)
@@ -35,11 +35,11 @@ func TestA310_SourceRangesSilenceOthers(t *testing.T) {
 	n := newNode(t, lab, func(o *setup) {
 		options(o)
 		o.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}
-		o.MaxListeners = 1 // both services share their lane
+		o.MaxListeners = 1 // both services share their listening socket
 	})
 	ep := n.echo(0, 8080)
 	client, other := lab.Client, lab.Backends[1]
-	for _, c := range []struct{ what, vip string }{{"a lane", "10.96.200.1"}, {"a claim", "192.0.2.1"}} {
+	for _, c := range []struct{ what, vip string }{{"a steered socket", "10.96.200.1"}, {"a bound port", "192.0.2.1"}} {
 		t.Run(c.what, func(t *testing.T) {
 			n.t = t
 			at := c.vip + ":80"
