@@ -500,7 +500,7 @@ func (r *Router) ourRules(f service.Family) ([]netlink.Rule, error) {
 
 // each calls do for all of a list, whatever errors there are, and tells whether
 // there was anything to do.
-func each[T any](list []T, do func(*T) error) (any bool, err error) {
+func each[T any](list []T, do func(*T) error) (changed bool, err error) {
 	var errs []error
 	for i := range list {
 		errs = append(errs, do(&list[i]))
