@@ -13,7 +13,7 @@ type limits struct {
 	serviceConnections   int // of one Service
 	namespaceConnections int // of one namespace
 	serviceDialing       int // of one Service, that wait for an endpoint
-	listeners            int // listening sockets that are steered to
+	listeners            int // listening sockets of service ports
 	claims               int // listening sockets that are bound to addresses of Services and nodes
 	descriptors          int // that connections and claims share
 	sessions             int // of UDP, in all; a descriptor each, and what sessionFiles says
@@ -39,13 +39,12 @@ const (
 	leastConnections = 16
 )
 
-// sessionFiles gives the descriptors that UDP needs for so many sessions: a
-// quarter more, for spare sockets, listening sockets, and those that replies leave from.
+// sessionFiles returns the descriptors that UDP needs for so many sessions: a
+// quarter more, for pooled sockets, listening sockets, and sockets for replies.
 func sessionFiles(sessions int) int { return sessions + sessions/4 }
 
-// limits shares the descriptors out that this process may open, so that
-// connections can never take those that the proxy itself needs, and one service
-// can never take all.
+// limits divides the descriptors of this process, so that connections can never take
+// those that the proxy itself needs, and one service can never take all.
 func (o *runOptions) limits() (limits, error) {
 	files, err := sys.RaiseFileLimit()
 	if err != nil {

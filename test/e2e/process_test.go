@@ -141,7 +141,7 @@ func TestHangupReopensTheLog(t *testing.T) {
 func TestNeedsNoMoreThanNetAdmin(t *testing.T) {
 	const nobody = 65534
 	if strings.Contains(os.Getenv("SLUICE_TEST_FLAGS"), "sklookup") {
-		t.Skip("SKIP-NEEDS: a way of steering without BPF, which needs a capability of its own")
+		t.Skip("SKIP-NEEDS: a steering mode without BPF, which needs another capability")
 	}
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)

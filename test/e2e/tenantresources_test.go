@@ -29,7 +29,7 @@ func (w *tenancy) resources() []resource {
 			take: w.takeConnections,
 		},
 		{
-			name: "connections that wait for silent endpoints", most: "1/8 of all connections, at most 1,024, for each Service", flag: "`--max-dialing-per-service`",
+			name: "connections that wait for endpoints that drop", most: "1/8 of all connections, at most 1,024, for each Service", flag: "`--max-dialing-per-service`",
 			take: w.takeDialing,
 		},
 		{

@@ -16,16 +16,16 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// Front is what a proxy listens with: transparent TCP and UDP sockets on the
-// loopback addresses, or, in a mode that binds each destination, one for each.
-// A TCP connection is told the front's name and the destination that it was
-// made to, and echoed. A datagram is answered with the same, from where it was
-// sent to.
+// Front is a proxy's set of listening sockets: transparent TCP and UDP sockets on
+// the loopback addresses, or, in a mode that binds each destination, one for each.
+// It sends the front's name and the destination address to each TCP connection,
+// and then echoes. It answers a datagram with the same text, from the datagram's
+// destination.
 type Front struct {
-	t      testing.TB
-	node   *netns.Host
-	name   string
-	target [2][2]redirect.Target // by family, then TCP or UDP
+	t       testing.TB
+	node    *netns.Host
+	name    string
+	targets [2][2]redirect.Target // by family, then TCP or UDP
 
 	mu     sync.Mutex
 	closed bool
@@ -34,7 +34,7 @@ type Front struct {
 	served sync.WaitGroup
 }
 
-// NewFront makes one on a node; it ends with the test.
+// NewFront creates a front on a node; it is closed with the test.
 func NewFront(t testing.TB, node *netns.Host, name string) *Front {
 	t.Helper()
 	f := &Front{t: t, node: node, name: name, bound: map[service.Destination]binding{}}
@@ -45,7 +45,7 @@ func NewFront(t testing.TB, node *netns.Host, name string) *Front {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f.target[family][i] = target
+			f.targets[family][i] = target
 		}
 	}
 	return f
@@ -57,17 +57,17 @@ func (f *Front) Target(d service.Destination) redirect.Target {
 	if d.Protocol == service.UDP {
 		i = 1
 	}
-	return f.target[service.FamilyOf(d.Addr)][i]
+	return f.targets[service.FamilyOf(d.Addr)][i]
 }
 
-// Says is what clients hear who asked for a destination.
+// Says is the text that clients of a destination get.
 func (f *Front) Says(d service.Destination) string {
 	return f.name + " for " + netip.AddrPortFrom(d.Addr, d.Port).String()
 }
 
-// Bind does what a mode with Traits.BindEach leaves to the listener: it listens
-// at each destination to steer, and has a socket that filters everything at
-// each that is silent (F5).
+// Bind does what a mode with Traits.BindEach leaves to the listener: it listens at
+// each destination to steer, and binds a socket whose filter drops everything at
+// each destination to drop (F5).
 func (f *Front) Bind(p redirect.Plan) {
 	f.t.Helper()
 	for d, b := range f.bound {
@@ -142,8 +142,8 @@ func (f *Front) listen(d service.Destination, filter []unix.SockFilter) (t redir
 	return t, func() { _ = l.Close() }, nil
 }
 
-// prepare makes a socket transparent, and one of UDP tell where a datagram was
-// sent to.
+// prepare makes a socket transparent, and makes a UDP socket report the
+// destination of each datagram.
 func prepare(fd int, d service.Destination, filter []unix.SockFilter) error {
 	level, transparent, recvDst := unix.SOL_IP, unix.IP_TRANSPARENT, unix.IP_RECVORIGDSTADDR
 	if d.Addr.Is6() {
@@ -221,8 +221,7 @@ func (f *Front) answerDatagrams(pc *net.UDPConn) {
 	}
 }
 
-// DialerFrom connects, or sends datagrams, from an address that need not be the
-// host's own.
+// DialerFrom connects, or sends datagrams, from an address that may be non-local.
 func DialerFrom(network string, as netip.AddrPort) *net.Dialer {
 	d := service.Destination{Addr: as.Addr(), Port: as.Port(), Protocol: service.TCP}
 	var local net.Addr = net.TCPAddrFromAddrPort(as)
@@ -239,7 +238,7 @@ func DialerFrom(network string, as netip.AddrPort) *net.Dialer {
 	}
 }
 
-// sentTo reads the original destination out of control messages.
+// sentTo reads the original destination from control messages.
 func sentTo(oob []byte) (netip.AddrPort, bool) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {

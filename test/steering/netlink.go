@@ -6,7 +6,7 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/route"
 )
 
-// ourProtocol marks what is ours.
+// ourProtocol marks our routes and rules.
 const ourProtocol = route.Protocol
 
 // everyTable and filterTable ask for the routes of all tables.

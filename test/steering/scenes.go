@@ -53,9 +53,9 @@ func whoReachesWhat(t *testing.T, m Mode) {
 	}
 }
 
-// foreign: of an address that is not ours, only the ports that are named are
-// taken; the others, and ping, go where they always went (A3.13).
-func foreign(t *testing.T, m Mode) {
+// nonLocal: of a non-local address, only the ports in the plan are steered; other
+// ports, and ping, still reach the address's owner (A3.13).
+func nonLocal(t *testing.T, m Mode) {
 	s := newStage(t, m, 1)
 	behind := s.Backends[0]
 	for i, a := range []string{"192.0.2.10", "2001:db8::10"} {

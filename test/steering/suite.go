@@ -1,6 +1,6 @@
-// Package steering plays the same scenes with every mode, in
-// namespaces of their own: who reaches what, from another host and from the
-// node itself, by IPv4 and IPv6, TCP and UDP.
+// Package steering plays the same scenes in every steering mode, in network
+// namespaces: which clients reach which destinations, from another host and from
+// the node itself, by IPv4 and IPv6, TCP and UDP.
 //
 //	func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 //	func TestSteering(t *testing.T) { steering.Run(t, steering.Mode{...}) }
@@ -25,20 +25,20 @@ type Mode struct {
 	// Cleanup is that of the mode's package.
 	Cleanup func(node *netns.Host) (removed []string, err error)
 
-	// UnallocatedRefuses: an address of a service range that nothing names
-	// refuses, where it should be silent (A3.12).
+	// UnallocatedRefuses: an address of a service range that the plan does not
+	// name refuses; it should drop (A3.12).
 	UnallocatedRefuses bool
 	// Unshielded: a wildcard server of the host is reachable on services'
 	// addresses, and keeps a service from its port (F4).
 	Unshielded bool
-	// NonLocalSilent: an IPv4 destination to refuse, on an address that is not
-	// ours, is silent.
+	// NonLocalSilent: an IPv4 destination to refuse drops, if its address is
+	// non-local.
 	NonLocalSilent bool
-	// LingeringStays: a destination that only established connections use is
-	// still ours for new ones: refused, or silent with NonLocalSilent.
+	// LingeringStays: a destination in its grace period still takes new
+	// connections: it refuses them, or drops them with NonLocalSilent.
 	LingeringStays bool
-	// OwnLingeringRefuses: such a destination refuses new connections of the
-	// node itself.
+	// OwnLingeringRefuses: a destination in its grace period refuses new
+	// connections of the node itself.
 	OwnLingeringRefuses bool
 	// Renumbers: a process that takes over from a killed one creates objects
 	// again, with other numbers in the kernel.
@@ -48,7 +48,7 @@ type Mode struct {
 // Run plays all scenes.
 func Run(t *testing.T, m Mode) {
 	t.Run("who reaches what", func(t *testing.T) { whoReachesWhat(t, m) })
-	t.Run("addresses that are not ours", func(t *testing.T) { foreign(t, m) })
+	t.Run("addresses that are not ours", func(t *testing.T) { nonLocal(t, m) })
 	t.Run("clients' own addresses", func(t *testing.T) { clientAddresses(t, m) })
 	t.Run("changes leave connections alone", func(t *testing.T) { changes(t, m) })
 	t.Run("nothing stays", func(t *testing.T) { nothingStays(t, m) })
@@ -131,11 +131,11 @@ func Plan(parts ...func(*redirect.Plan)) redirect.Plan {
 	return p
 }
 
-// foreignRange is where the addresses of the scenes are that are not ours.
-var foreignRange = [2]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}
+// nonLocalRange holds the non-local addresses of the scenes.
+var nonLocalRange = [2]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}
 
 func own(p *redirect.Plan, d service.Destination) {
-	for _, r := range foreignRange {
+	for _, r := range nonLocalRange {
 		if r.Contains(d.Addr) {
 			p.NonLocal = p.NonLocal.With(d.Addr, struct{}{})
 			return
@@ -144,7 +144,7 @@ func own(p *redirect.Plan, d service.Destination) {
 	p.ClusterIPs = p.ClusterIPs.With(d.Addr, struct{}{})
 }
 
-// Steer has a front serve destinations.
+// Steer makes a front serve destinations.
 func Steer(f *Front, ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
@@ -154,7 +154,7 @@ func Steer(f *Front, ds ...service.Destination) func(*redirect.Plan) {
 	}
 }
 
-// Refuse has destinations refuse.
+// Refuse makes destinations refuse.
 func Refuse(ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
@@ -164,7 +164,7 @@ func Refuse(ds ...service.Destination) func(*redirect.Plan) {
 	}
 }
 
-// Silent has destinations answer nothing.
+// Silent makes destinations drop.
 func Silent(ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {
@@ -174,7 +174,7 @@ func Silent(ds ...service.Destination) func(*redirect.Plan) {
 	}
 }
 
-// Linger has destinations be only for connections that there are.
+// Linger makes destinations serve only established connections.
 func Linger(ds ...service.Destination) func(*redirect.Plan) {
 	return func(p *redirect.Plan) {
 		for _, d := range ds {

@@ -41,7 +41,7 @@ type Finding struct {
 
 // Report is everything that was found, in an order that is always the same.
 type Report struct {
-	// Chosen is the way of steering that `--redirect auto` takes; empty if none
+	// Chosen is the steering mode that `--redirect auto` takes; empty if none
 	// works.
 	Chosen   string    `json:"chosen"`
 	Findings []Finding `json:"findings"`
