@@ -1,9 +1,9 @@
 package main
 
-// mutations are the mistakes that a test has to notice. Each end-to-end test of a
+// promises are the mistakes that a test has to notice. Each end-to-end test of a
 // promise in the README has at least one, and so has each cleverness that no promise
 // names. Keep old texts short: they have to be changed with the code.
-var mutations = []mutation{
+var promises = []mutation{
 	// Promise 1: a dead endpoint costs a moment, never the connection.
 	{
 		name: "retry-same-endpoint", what: "a retry may go to the endpoint that has just failed",
