@@ -31,7 +31,7 @@ func (o *clusterOptions) register(f *pflag.FlagSet) {
 	_ = f.MarkHidden("iptables-min-sync-period") // it exists
 }
 
-// given tells whether the flags name an API server.
+// given reports whether the flags name an API server.
 func (o *clusterOptions) given() bool {
 	return o.connection.Kubeconfig != "" || o.connection.Master != ""
 }
@@ -48,14 +48,14 @@ func (o *clusterOptions) validate() error {
 	return nil
 }
 
-// errNothingToServe says how to begin.
+// errNothingToServe says how to start.
 var errNothingToServe = errors.New(`there is nothing to serve. Give one of:
   --manifests DIR     a directory of Kubernetes manifests; no cluster is needed
   --kubeconfig FILE   how to reach the API server of a cluster
   --config FILE       kube-proxy's configuration file
 In a pod with a service account none of them is needed. sluice demo shows what it does, without any`)
 
-// openSource makes what tells of Services: a directory or a cluster.
+// openSource opens the source of Services: a directory or a cluster.
 func (p *proxy) openSource() error {
 	o := p.options
 	if o.manifests != "" {
@@ -89,7 +89,7 @@ func (o *runOptions) connect(log zerolog.Logger) (*kubernetes.Client, error) {
 	return kubernetes.Connect(connection)
 }
 
-// openCluster makes what tells of Services in a cluster.
+// openCluster opens the source of Services in a cluster.
 func (o *runOptions) openCluster(client *kubernetes.Client, log zerolog.Logger) *kubernetes.Source {
 	return kubernetes.New(client, kubernetes.Options{
 		NodeName:         o.hostname,

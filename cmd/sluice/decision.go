@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-proxy/sluice/source/manifests"
 )
 
-// decisionOptions are the flags that decisions depend on. sluice run and
-// sluice explain share them, so that the same flags give the same decisions.
+// decisionOptions are the flags that decisions depend on, shared by sluice run and
+// sluice explain.
 type decisionOptions struct {
 	manifests       string
 	maxManifestSize int64
@@ -54,7 +54,7 @@ func (o *decisionOptions) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.masqueradeAll, "masquerade-all", false, "never show endpoints a client's address on cluster IPs")
 }
 
-// validate completes the flags and tells what is wrong with them.
+// validate completes and checks the flags.
 func (o *decisionOptions) validate() error {
 	if o.manifests != "" {
 		if info, err := os.Stat(o.manifests); err != nil {
@@ -91,8 +91,8 @@ const (
 	detectPrefix      = "InterfaceNamePrefix"
 )
 
-// validDetectLocal checks that the flags of the interfaces of pods and the mode
-// belong together (A4.6).
+// validDetectLocal checks that --detect-local-mode and the flags of pods' interfaces
+// fit together (A4.6).
 func (o *decisionOptions) validDetectLocal() error {
 	for _, f := range []struct{ mode, flag, value string }{
 		{detectBridge, "--pod-bridge-interface", o.podBridge},
@@ -113,8 +113,8 @@ func (o *decisionOptions) validDetectLocal() error {
 // maxInterfaceName is the kernel's IFNAMSIZ without the zero at the end.
 const maxInterfaceName = 15
 
-// podInterfaces tells the interfaces of pods by their names; nil if pods are not
-// told by interfaces.
+// podInterfaces returns a predicate for the names of pods' interfaces; nil if the
+// mode does not use interfaces.
 func (o *decisionOptions) podInterfaces() func(name string) bool {
 	switch o.detectLocal.value {
 	case detectBridge:
@@ -125,15 +125,15 @@ func (o *decisionOptions) podInterfaces() func(name string) bool {
 	return nil
 }
 
-// proxyNameLabel gives a Service to a proxy by its name (A1.1, A1.2).
+// proxyNameLabel assigns a Service to a proxy by name (A1.1, A1.2).
 const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 
-// store says whose services are taken in.
+// store returns the options of the Store.
 func (o *decisionOptions) store() service.StoreOptions {
 	return service.StoreOptions{NodeName: o.hostname, ServiceProxyName: o.serviceProxyName, ExternalIPs: o.externalIPs.ExternalIPs}
 }
 
-// serviceRanges gives the ranges of cluster IPs that are ours as a whole. As a
+// serviceRanges returns the ranges of cluster IPs that are ours as a whole. As a
 // proxy beside another one we have the cluster IPs of our own Services alone.
 func (o *decisionOptions) serviceRanges() []netip.Prefix {
 	if o.serviceProxyName != "" {
@@ -142,8 +142,8 @@ func (o *decisionOptions) serviceRanges() []netip.Prefix {
 	return o.serviceCIDRs
 }
 
-// config gives what decisions depend on beside the manifests. host is what is
-// known of this node's network stack.
+// config returns the policy's configuration. host describes this node's network
+// stack.
 func (o *decisionOptions) config(host hostnet.State) policy.Config {
 	c := policy.Config{
 		NodeName:           o.hostname,

@@ -75,8 +75,8 @@ has no endpoints.`,
 	return cmd
 }
 
-// playDemo starts the demo in namespaces of its own; there it calls itself again
-// with inside set.
+// playDemo starts the demo in namespaces of its own, where the program calls itself
+// again with inside set.
 func playDemo(o demo.Options, inside string) error {
 	if inside != "" {
 		return demo.RunInside(o, inside)

@@ -47,8 +47,8 @@ func (p *proxy) sendHealth(svc service.Name, reason, text string) {
 	p.events.Send(kubernetes.Event{Service: svc, Warning: true, Reason: reason, Action: action, Note: text})
 }
 
-// metricsRetry is how often the address of the metrics is tried again when it is
-// taken: in kube-proxy's place, by kube-proxy that has not gone yet.
+// metricsRetry is the pause before the address of the metrics is tried again when it
+// is taken, for example by a kube-proxy that is still running.
 const metricsRetry = 5 * time.Second
 
 // serveMetrics answers on the address of the metrics until ctx ends.

@@ -28,7 +28,7 @@ type explainOptions struct {
 	to       string
 	file     string
 	output   choice
-	// podCIDRs stand for what run finds out about the interfaces of pods.
+	// podCIDRs replace what run reads of pods' interfaces.
 	podCIDRs prefixes
 }
 
@@ -97,8 +97,7 @@ var decisionFlags = []string{
 	"external-ips", "feature-gates", "masquerade-all",
 }
 
-// validate completes the flags as sluice run does, and tells what is wrong with
-// them.
+// validate completes the flags as sluice run does, and checks them.
 func (o *explainOptions) validate(cmd *cobra.Command) error {
 	if err := o.readConfig(cmd.Flags()); err != nil {
 		return err
@@ -163,11 +162,11 @@ func answerAll(cmd *cobra.Command, table *policy.Table, in io.Reader) error {
 	return nil
 }
 
-// apiPatience is how long the API server has to give everything.
+// apiPatience bounds the wait for all objects of the API server.
 const apiPatience = time.Minute
 
-// load reads the manifests, or asks the API server, once. What is wrong is said
-// on standard error, as run says it.
+// load reads the manifests, or the API server, once. It writes problems to standard
+// error, as run does.
 func (o *explainOptions) load(cmd *cobra.Command) (*policy.Table, error) {
 	out := zerolog.ConsoleWriter{Out: cmd.ErrOrStderr(), NoColor: true, PartsExclude: []string{zerolog.TimestampFieldName}}
 	log := zerolog.New(textWriter(out)).Level(zerolog.WarnLevel)
@@ -202,7 +201,7 @@ func (o *explainOptions) load(cmd *cobra.Command) (*policy.Table, error) {
 	return policy.Compile(nil, snap, o.config(hostnet.State{PodRanges: o.podCIDRs})), nil
 }
 
-// objects makes what tells of Services: a directory or a cluster.
+// objects opens the source of Services: a directory or a cluster.
 func (o *explainOptions) objects(log zerolog.Logger) (source, error) {
 	if o.manifests != "" {
 		return o.openManifests(log), nil

@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// verdict gives what explain decides about a connection from elsewhere.
+// verdict returns what explain decides about a connection from elsewhere.
 func verdict(t *testing.T, to string, args ...string) string {
 	t.Helper()
 	out, warnings, err := runCommand("", append([]string{"explain", "--hostname-override", "node-1", "--from", "198.51.100.7", "--to", to, "-o", "json"}, args...)...)
@@ -32,7 +32,7 @@ func verdict(t *testing.T, to string, args ...string) string {
 	return answer.Verdict
 }
 
-// writeFile gives the name of a file with a text.
+// writeFile returns the name of a file with a text.
 func writeFile(t *testing.T, name, text string) string {
 	t.Helper()
 	name = filepath.Join(t.TempDir(), name)

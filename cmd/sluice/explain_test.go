@@ -13,7 +13,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// runCommand runs sluice with arguments, and gives what it writes and its error.
+// runCommand runs sluice with arguments, and returns what it writes and its error.
 func runCommand(stdin string, args ...string) (stdout, stderr string, err error) {
 	cmd := newRootCommand()
 	var out, errOut bytes.Buffer

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// noArguments refuses arguments and says what was probably meant: a forgotten
-// flag name is the usual cause.
+// noArguments rejects arguments and says what was probably meant; usually a flag's
+// name was forgotten.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -30,7 +30,7 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("%s takes no arguments, only flags: %q is one too many (%s --help lists the flags)", cmd.CommandPath(), args[0], cmd.CommandPath())
 }
 
-// explainFlagError adds what would be right to what pflag says is wrong.
+// explainFlagError adds a suggestion to pflag's error.
 func explainFlagError(cmd *cobra.Command, err error) error {
 	text := err.Error()
 	name, unknown := strings.CutPrefix(text, "unknown flag: --")
@@ -43,7 +43,7 @@ func explainFlagError(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%s (%s --help lists the flags)", text, cmd.CommandPath())
 }
 
-// nearestFlag gives the flag that was probably meant, or "".
+// nearestFlag returns the flag that was probably meant, or "".
 func nearestFlag(flags *pflag.FlagSet, name string) string {
 	var names []string
 	flags.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
@@ -67,7 +67,7 @@ func (c *choice) Set(s string) error {
 	return nil
 }
 
-// joined gives the values of a flag that takes several.
+// joined returns the values of a flag that takes several.
 func joined[T fmt.Stringer](list []T) string {
 	texts := make([]string, len(list))
 	for i, v := range list {

@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// openHost begins to follow this node's network stack, and reads it once.
+// openHost opens the watcher of this node's network stack and reads the first state.
 func (p *proxy) openHost() error {
 	watcher, err := hostnet.Open(hostnet.Options{Pods: p.options.podInterfaces(), Logger: p.log})
 	if err != nil {
@@ -27,15 +27,15 @@ func (p *proxy) openHost() error {
 	return nil
 }
 
-// setHost takes note of this node's addresses and pods.
+// setHost stores this node's addresses and pods.
 func (p *proxy) setHost(s hostnet.State) {
 	p.host.Store(&s)
 	p.policy = p.options.config(s)
-	// What policy is made of follows with the next snapshot.
+	// The next snapshot contains it.
 	p.store.Apply(service.Change{Host: &service.Host{Addresses: slices.Concat(s.Addresses, p.options.nodeIPs), Broadcasts: s.Broadcasts}})
 }
 
-// hostChanged puts this node's addresses and pods in force (A4.4, A4.6).
+// hostChanged applies changed addresses and pods of this node (A4.4, A4.6).
 func (p *proxy) hostChanged(s hostnet.State) {
 	p.setHost(s)
 	p.log.Debug().Int("addresses", len(s.Addresses)).Int("pod_ranges", len(s.PodRanges)).Msg("this node's addresses or pods have changed")
@@ -45,8 +45,8 @@ func (p *proxy) hostChanged(s hostnet.State) {
 	}
 }
 
-// tellForwardPolicies says once what does not judge clients of Services, though
-// whoever made it may think so.
+// tellForwardPolicies logs rules for forwarded packets once: they do not see
+// packets to Services, although their author may expect that.
 func (p *proxy) tellForwardPolicies() {
 	found, err := doctor.ForwardPolicies()
 	if err != nil {

@@ -9,10 +9,10 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// quietKlog has the Kubernetes libraries log where we do, at the level for
-// debugging: what matters of it is told by package kubernetes in one line, while
-// they would repeat it with each attempt. The logger of the first call stays:
-// klog has one for the process, which must not change while a client runs.
+// quietKlog sends the log of the Kubernetes libraries to ours, at the debug level:
+// package kubernetes logs what matters in one line, while the libraries repeat it
+// with each attempt. Only the first call has an effect: klog has one logger for the
+// process, which must not change while a client runs.
 func quietKlog(log zerolog.Logger) {
 	setKlog.Do(func() {
 		klog.SetLogger(logr.New(klogSink{log: log.With().Str("library", "client-go").Logger()}))

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// kubeProxyOptions are kube-proxy's flags, as far as they are no others'.
+// kubeProxyOptions are flags that only kube-proxy has.
 type kubeProxyOptions struct {
 	configFile         string
 	writeConfigTo      string
@@ -76,8 +76,8 @@ func (o *kubeProxyOptions) register(f *pflag.FlagSet) {
 	slices.SortFunc(o.ignored, func(a, b *ignoredFlag) int { return cmp.Compare(a.name, b.name) })
 }
 
-// meaningless are the flags of kube-proxy that it can be given and that mean
-// nothing here, with whether they are switches.
+// meaningless are flags of kube-proxy that are accepted and have no effect; the value
+// says whether the flag is a switch.
 var meaningless = map[string]bool{
 	"config-sync-period": false, "show-hidden-metrics-for-version": false,
 	"iptables-masquerade-bit": false, "iptables-sync-period": false,
@@ -89,7 +89,7 @@ var meaningless = map[string]bool{
 	"log-json-split-stream": true, "log-json-info-buffer-size": false, "vmodule": false,
 }
 
-// ignoredFlag takes any value and remembers that it was given.
+// ignoredFlag accepts any value and remembers that it was given.
 type ignoredFlag struct {
 	name  string
 	given bool
@@ -99,7 +99,7 @@ func (f *ignoredFlag) String() string   { return "" }
 func (f *ignoredFlag) Type() string     { return "value" }
 func (f *ignoredFlag) Set(string) error { f.given = true; return nil }
 
-// logIgnored names, once, what was accepted and means nothing.
+// logIgnored logs what was accepted and has no effect.
 func (o *kubeProxyOptions) logIgnored(log zerolog.Logger) {
 	for _, note := range o.notes {
 		log.Warn().Str("file", o.configFile).Msg(note)
@@ -118,8 +118,8 @@ func (o *kubeProxyOptions) logIgnored(log zerolog.Logger) {
 // externalIPsGate is the feature gate that forbids external IPs when it is off.
 const externalIPsGate = "AllowServiceExternalIPs"
 
-// takeFeatureGates honours the one gate that restricts, from the flag and from
-// the file.
+// takeFeatureGates applies the one gate that restricts something, from the flag and
+// from the file.
 func (o *runOptions) takeFeatureGates() error {
 	var others []string
 	forbidden := false
@@ -151,8 +151,8 @@ func (o *runOptions) takeFeatureGates() error {
 	return nil
 }
 
-// readConfig reads --config, if there is one, into the options. flags tells
-// which of them were given.
+// readConfig reads --config, if given, into the options. flags says which flags were
+// given.
 func (o *runOptions) readConfig(flags *pflag.FlagSet) error {
 	if o.configFile != "" {
 		if err := o.loadConfig(flags); err != nil {
@@ -165,8 +165,8 @@ func (o *runOptions) readConfig(flags *pflag.FlagSet) error {
 	return o.takeUDPTimeouts(flags)
 }
 
-// takeUDPTimeouts has kube-proxy's times of UDP flows stand for ours, unless
-// ours were given (A8.8).
+// takeUDPTimeouts uses kube-proxy's timeouts of UDP flows, unless ours were given
+// (A8.8).
 func (o *runOptions) takeUDPTimeouts(flags *pflag.FlagSet) error {
 	for _, t := range []struct {
 		own, theirs string
@@ -201,7 +201,7 @@ func (o *runOptions) loadConfig(flags *pflag.FlagSet) error {
 	return o.take(f, flags)
 }
 
-// take puts a configuration file in the place of the flags that mean the same.
+// take overrides flags with the fields of a configuration file.
 func (o *runOptions) take(f *kubeproxyconfig.File, flags *pflag.FlagSet) error {
 	c := f.Config
 	if !flags.Changed("hostname-override") {
@@ -251,8 +251,8 @@ func (o *runOptions) take(f *kubeproxyconfig.File, flags *pflag.FlagSet) error {
 	return nil
 }
 
-// completeKubeProxy fills in what follows from kube-proxy's flags and from
-// there being a cluster.
+// completeKubeProxy derives defaults from kube-proxy's flags, and from whether there
+// is a cluster.
 func (o *runOptions) completeKubeProxy() error {
 	family6 := false
 	if o.bindAddress != "" {
@@ -296,7 +296,7 @@ func (o *runOptions) completeKubeProxy() error {
 	return nil
 }
 
-// adjustOOMScore does what --oom-score-adj asks for, as far as we may.
+// adjustOOMScore applies --oom-score-adj, if the process may.
 func (o *runOptions) adjustOOMScore(log zerolog.Logger) {
 	if o.oomScoreAdj == 0 {
 		return
@@ -306,20 +306,20 @@ func (o *runOptions) adjustOOMScore(log zerolog.Logger) {
 	}
 }
 
-// proxyModeText is what /proxyMode answers: the mode that the configuration
-// names, for the sake of tools that know those of kube-proxy only.
+// proxyModeText is the answer of /proxyMode: the mode that the configuration names,
+// for tools that know only kube-proxy's modes.
 func (o *runOptions) proxyModeText() string { return cmp.Or(o.proxyMode.value, "iptables") }
 
-// watchConfig gives an error when the configuration file changes: the program
-// ends then and is started again by whoever looks after it, as kube-proxy is.
+// watchConfig returns an error when the configuration file changes: the program then
+// ends and its supervisor starts it again, as with kube-proxy.
 func watchConfig(ctx context.Context, path string) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return fmt.Errorf("watching %s: %w", path, err)
 	}
 	defer func() { _ = watcher.Close() }()
-	// A ConfigMap's files are symlinks through a folder that is exchanged as a
-	// whole, so the folder is watched, and the content compared.
+	// A ConfigMap's files are symlinks through a directory that is replaced as a
+	// whole, so watch the directory and compare the content.
 	before, err := os.ReadFile(path) //nolint:gosec // the file that the flag names
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)
@@ -342,8 +342,8 @@ func watchConfig(ctx context.Context, path string) error {
 	}
 }
 
-// source tells of Services and what belongs to them; Run gives everything
-// first, then each change, until ctx ends.
+// source is a source of Services and what belongs to them. Run passes on
+// everything first, then each change, until ctx ends.
 type source interface {
 	Run(ctx context.Context, apply func(service.Change)) error
 }

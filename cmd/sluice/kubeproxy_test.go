@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// runFlags gives the options that sluice run has with these arguments, complete
+// runFlags returns the options that sluice run has with these arguments, complete
 // and checked.
 func runFlags(t *testing.T, args ...string) (*runOptions, error) {
 	t.Helper()

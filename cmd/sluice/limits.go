@@ -53,7 +53,7 @@ func (o *runOptions) limits() (limits, error) {
 	return o.shareOut(int(min(files, 1<<30)))
 }
 
-// shareOut is limits for a number of descriptors.
+// shareOut is limits for a given number of descriptors.
 func (o *runOptions) shareOut(files int) (limits, error) {
 	l := limits{
 		connections:          o.maxConnections,
@@ -66,11 +66,10 @@ func (o *runOptions) shareOut(files int) (limits, error) {
 		serviceSessions:      o.maxServiceSessions,
 	}
 	if l.sessions == 0 {
-		// Few, as TCP connections are what most of a limit is for, and a session
-		// that was answered makes room for another without harm. With the million
-		// files of a container it is as many as connection tracking has for each
-		// processor, enough for a thousand new clients in each of the 30 s that
-		// a session rests.
+		// Few, as most descriptors are for TCP connections, and an answered session
+		// can make room for another without harm. With the million files of a
+		// container it is as many as connection tracking has for each processor,
+		// enough for a thousand new clients in each of the 30 s of a session's timeout.
 		l.sessions = min(max(files/32, 16), mostSessions)
 	}
 	if l.serviceSessions == 0 {
@@ -100,8 +99,8 @@ func (o *runOptions) shareOut(files int) (limits, error) {
 		l.namespaceConnections = max(l.connections-l.connections/32, l.serviceConnections)
 	}
 	if l.serviceDialing == 0 {
-		// Clients of a Service whose endpoints are dead wait for some seconds,
-		// which must not take what others need.
+		// Clients of a Service with dead endpoints wait for seconds; they must
+		// not take the descriptors of others.
 		l.serviceDialing = min(max(l.connections/8, 1), mostDialing)
 	}
 	return l, nil

@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// logLines is how many lines of the program's own log wait for their reader;
-	// the oldest give way.
+	// logLines is how many lines of the program's own log may wait for their reader;
+	// then the oldest are dropped.
 	logLines = 1024
 	// logPatience is how long the end of the program waits for that reader.
 	logPatience = time.Second
 )
 
-// newLogger gives the program's own log, on standard error, and a function that
-// writes what waits. Nothing else waits for who reads it: neither changes nor
-// the end of the program.
+// newLogger returns the program's own log, on standard error, and a function that
+// writes queued lines. A slow reader delays neither changes nor the end of the
+// program.
 func newLogger(o *runOptions) (log zerolog.Logger, flush func()) {
 	level := zerolog.InfoLevel
 	switch {
@@ -42,7 +42,7 @@ func newLogger(o *runOptions) (log zerolog.Logger, flush func()) {
 	return formatted(out), func() { within(logPatience, func() { _ = out.Close() }) }
 }
 
-// formatLog gives what log lines become, in the form "text" or "json".
+// formatLog returns what log lines become, in the form "text" or "json".
 func formatLog(form string, out io.Writer, colours bool) io.Writer {
 	if form == "json" {
 		return printable.JSONWriter{W: out}
@@ -50,8 +50,8 @@ func formatLog(form string, out io.Writer, colours bool) io.Writer {
 	return textWriter(zerolog.ConsoleWriter{Out: out, TimeFormat: "15:04:05.000", NoColor: !colours})
 }
 
-// textWriter has a writer of log lines for people quote messages, which hold names
-// and texts of others, and lists, as it quotes fields that are texts.
+// textWriter makes a console writer quote messages and lists too, as they hold names
+// and texts of others.
 func textWriter(w zerolog.ConsoleWriter) zerolog.ConsoleWriter {
 	w.FormatPrepare = func(event map[string]any) error {
 		for name, value := range event {
@@ -73,10 +73,10 @@ func textWriter(w zerolog.ConsoleWriter) zerolog.ConsoleWriter {
 	return w
 }
 
-// keepOpen hides that a file can be closed.
+// keepOpen hides a file's Close.
 type keepOpen struct{ io.Writer }
 
-// within waits for f, for so long at most.
+// within waits for f, but no longer than patience.
 func within(patience time.Duration, f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -89,7 +89,7 @@ func within(patience time.Duration, f func()) {
 	}
 }
 
-// isTerminal tells whether somebody looks at what is written, and wants colours.
+// isTerminal reports whether a file is a terminal and colours are wanted.
 func isTerminal(f *os.File) bool {
 	info, err := f.Stat()
 	_, unwanted := os.LookupEnv("NO_COLOR")

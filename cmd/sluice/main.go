@@ -14,8 +14,8 @@ import (
 // version is set by the linker.
 var version = "dev"
 
-// errReported ends the program with status 1 without another line: whoever
-// returns it has said everything already.
+// errReported ends the program with status 1 without another line: the error was
+// reported already.
 var errReported = errors.New("reported")
 
 func main() {

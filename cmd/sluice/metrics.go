@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/stream"
 )
 
-// registry gives the metrics of the whole proxy.
+// registry returns the metrics of the whole proxy.
 func (p *proxy) registry() *prometheus.Registry {
 	sources := admin.Sources{
 		Sync:    p.sync,

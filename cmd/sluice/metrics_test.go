@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// everyMetric gives a registry with all metrics that there can be.
+// everyMetric returns a registry with all metrics that there can be.
 func everyMetric(t *testing.T) *prometheus.Registry {
 	t.Helper()
 	accessLog, err := conntrack.OpenLog(conntrack.LogOptions{Writer: new(strings.Builder)})

@@ -30,7 +30,7 @@ import (
 	"github.com/sluice-proxy/sluice/source/manifests"
 )
 
-// named gives objects with a text wherever a tenant may write one. All but the
+// named returns objects with a text wherever a tenant may write one. All but the
 // names of ports and objects pass the API server's validation with any text.
 func named(s string) service.Change {
 	return service.Change{
@@ -58,7 +58,7 @@ func named(s string) service.Change {
 	}
 }
 
-// outputs gives everything that leaves the program about such objects, by kind.
+// outputs returns everything that leaves the program about such objects, by kind.
 func outputs(t *testing.T, s string) map[string]string {
 	t.Helper()
 	out := make(map[string]string)

@@ -84,8 +84,8 @@ type proxy struct {
 	trouble  once.Trouble // what notInForce said
 }
 
-// newProxy makes everything that can fail before anything in the kernel is
-// touched. What it opened is closed again when it fails.
+// newProxy creates everything that can fail before it changes anything in the
+// kernel. If it fails, it closes what it has opened.
 func newProxy(o *runOptions, log zerolog.Logger) (*proxy, error) {
 	p := &proxy{
 		options:  o,
@@ -191,8 +191,8 @@ func (p *proxy) openAccessLog() (err error) {
 	return err
 }
 
-// makeLoops makes the event loops and what shares them out: relay, table of
-// connections, listeners.
+// makeLoops creates the event loops and what uses them: relay, table of connections,
+// listeners.
 func (p *proxy) makeLoops(limits limits) error {
 	o := p.options
 	// A nil *Log would be a Sink that is not nil.
@@ -282,8 +282,8 @@ func (p *proxy) makeLoops(limits limits) error {
 	return nil
 }
 
-// run serves until ctx ends, and opens the access log anew at each of the
-// hangups. It returns nil after an orderly stop.
+// run serves until ctx ends, and reopens the access log at each hangup. It returns
+// nil after an orderly stop.
 func (p *proxy) run(ctx context.Context, hangups <-chan os.Signal) error {
 	defer p.close()
 	ctx, cancel := context.WithCancel(ctx)
@@ -367,7 +367,7 @@ func (p *proxy) run(ctx context.Context, hangups <-chan os.Signal) error {
 	}
 }
 
-// apply puts a change of the configuration in force.
+// apply applies a change of the configuration.
 func (p *proxy) apply(c service.Change) {
 	snap := p.store.Apply(c)
 	if p.table == nil {
@@ -380,8 +380,8 @@ func (p *proxy) apply(c service.Change) {
 	p.enforce(snap, c.Triggers...)
 }
 
-// enforce puts a snapshot in force, on the node as it is now. triggers are when
-// what is new in it happened, as far as that is known.
+// enforce applies a snapshot with the node's current state. triggers are the times
+// at which its changes happened, as far as known.
 func (p *proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
 	begin := time.Now()
 	p.table = policy.Compile(p.table, snap, p.policy)
@@ -398,7 +398,7 @@ func (p *proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
 	p.log.Debug().Dur("took", time.Since(begin)).Int("service_ports", servicePorts(snap)).Msg("configuration in force")
 }
 
-// inForce takes note that all of the last configuration is in force.
+// inForce records that the last configuration is completely in force.
 func (p *proxy) inForce() {
 	p.health.Applied()
 	p.trouble.Over()
@@ -415,8 +415,8 @@ func (p *proxy) inForce() {
 	p.events.Send(kubernetes.Event{Reason: "Starting", Action: "StartKubeProxy", Note: "sluice " + version + " serves the Services of this node"})
 }
 
-// notInForce takes note that some of it is not. It says so once: the attempts
-// that follow would fill the log.
+// notInForce records that a part of it is not. It logs the same error once only, as
+// the retries would fill the log.
 func (p *proxy) notInForce(err error) {
 	p.failures.Add(1)
 	if !p.trouble.New(err.Error()) {
@@ -425,7 +425,7 @@ func (p *proxy) notInForce(err error) {
 	p.log.Error().Err(err).Msg("the kernel's tables are not as they should be; trying again")
 }
 
-// countNoLocal counts the service ports that are dropped on this node (A3.16).
+// countNoLocal counts the service ports that this node drops (A3.16).
 func (p *proxy) countNoLocal() {
 	var n admin.NoLocalEndpoints
 	for f := range n {
@@ -434,9 +434,8 @@ func (p *proxy) countNoLocal() {
 	p.noLocal.Store(&n)
 }
 
-// reportProblems logs each problem of a snapshot once, and again when it comes
-// back. A namespace that has too many of them in a minute has the others logged with
-// a later change.
+// reportProblems logs each problem of a snapshot once, and again when it returns. If
+// a namespace has too many in a minute, the others are logged with a later change.
 func (p *proxy) reportProblems(snap *service.Snapshot) {
 	current := make(map[service.Problem]bool, len(snap.Problems))
 	now := time.Now()
@@ -460,7 +459,7 @@ func (p *proxy) reportProblems(snap *service.Snapshot) {
 	p.reported = current
 }
 
-// namespaceOf gives the namespace of an object, such as "Namespace default" for
+// namespaceOf returns the namespace of an object, such as "Namespace default" for
 // "Service default/web", or the object itself if it has none.
 func namespaceOf(object string) string {
 	_, name, _ := strings.Cut(object, " ")
@@ -486,8 +485,8 @@ func (p *proxy) maintain() {
 	}
 }
 
-// watch gives what tells of changes to the kernel's tables: the steering mode
-// itself, or else a watcher of the routes that each of them rests on.
+// watch returns a channel for changes to the kernel's tables: that of the steering
+// mode, or else of a watcher of the routes that all modes use.
 func (p *proxy) watch() (changed <-chan struct{}, stop func()) {
 	if n, ok := p.steer.(redirect.Notifier); ok {
 		return n.Changed(), func() {}
@@ -500,7 +499,7 @@ func (p *proxy) watch() (changed <-chan struct{}, stop func()) {
 	return w.Changed(), w.Close
 }
 
-// nextMaintenance is sooner while something is not in force.
+// nextMaintenance is shorter while something is not in force.
 func (p *proxy) nextMaintenance() time.Duration {
 	if p.trouble.Lasts() {
 		return min(retryTrouble, p.manager.NextMaintenance())
@@ -508,11 +507,11 @@ func (p *proxy) nextMaintenance() time.Duration {
 	return p.manager.NextMaintenance()
 }
 
-// retryTrouble is how soon a repair that did not succeed is tried again.
+// retryTrouble is the pause before a failed repair is retried.
 const retryTrouble = 500 * time.Millisecond
 
-// reopenAccessLog opens the access log anew at each hangup, until ctx ends. It
-// has a goroutine of its own, as a file may keep who opens or writes it waiting.
+// reopenAccessLog reopens the access log at each hangup, until ctx ends. It has its
+// own goroutine, as opening and writing a file may block.
 func (p *proxy) reopenAccessLog(ctx context.Context, hangups <-chan os.Signal) {
 	for {
 		select {
@@ -529,9 +528,8 @@ func (p *proxy) reopenAccessLog(ctx context.Context, hangups <-chan os.Signal) {
 	}
 }
 
-// stop ends what run has started, in an order that leaves no client waiting:
-// first the kernel stops steering, then connections end, then the records are
-// written.
+// stop ends what run has started, in an order in which no client has to wait: first
+// steering, then connections, then the records are written.
 func (p *proxy) stop() {
 	ctx, cancel := context.WithTimeout(context.Background(), stopPatience)
 	defer cancel()
@@ -546,7 +544,7 @@ func (p *proxy) stop() {
 	}
 }
 
-// close releases what newProxy made.
+// close releases what newProxy has opened.
 func (p *proxy) close() {
 	if p.health != nil {
 		p.health.Close()

@@ -66,7 +66,7 @@ type runOptions struct {
 	values            map[string]string // of all flags, for /flagz
 }
 
-// newRunOptions gives the options without any flag.
+// newRunOptions returns the options without any flag.
 func newRunOptions() *runOptions {
 	return &runOptions{
 		steering:        newSteeringOptions(),
@@ -172,7 +172,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.IntVarP(&o.verbosity, "v", "v", 0, "verbosity of the log; 4 and more is for debugging")
 }
 
-// validate completes the flags and tells what is wrong with them.
+// validate completes and checks the flags.
 func (o *runOptions) validate() error {
 	if o.manifests != "" && o.cluster.given() {
 		return errors.New("--manifests and a cluster (--kubeconfig, --master, or a --config that names a kubeconfig) exclude each other: give one of them")
@@ -253,7 +253,7 @@ func (o *runOptions) validate() error {
 	return nil
 }
 
-// flagValues gives the flags by their names, as they were given.
+// flagValues returns the flags by their names, as they were given.
 func flagValues(f *pflag.FlagSet) map[string]string {
 	values := make(map[string]string)
 	f.VisitAll(func(flag *pflag.Flag) { values[flag.Name] = flag.Value.String() })

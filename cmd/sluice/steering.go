@@ -60,7 +60,7 @@ func (o *steeringOptions) registerNames(f *pflag.FlagSet) {
 	f.IntVar(&o.replyTable, "route-table-replies", route.DefaultReplyTable, "number of the routing table for replies to clients' own addresses; without netfilter, the next one too")
 }
 
-// choose gives what the choice of a mode is made from.
+// choose returns what the choice of a mode is made from.
 func (o *steeringOptions) choose(nodeIPs addresses) choose.Options {
 	return choose.Options{
 		Mode:    o.mode.value,
@@ -79,7 +79,7 @@ func (o *steeringOptions) choose(nodeIPs addresses) choose.Options {
 	}
 }
 
-// validate tells what is wrong with the flags.
+// validate says what is wrong with the flags.
 func (o *steeringOptions) validate() error {
 	all := o.choose(nil)
 	all.Routes.SocketMark = all.SocketMark

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Name gives the first of the names that are the fewest edits away, if these are
+// Name returns the first of the names that are the fewest edits away, if these are
 // less than the limit; else "". Case does not count.
 func Name(name string, limit int, names iter.Seq[string]) string {
 	best := ""

@@ -9,27 +9,27 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// box is where the watch of one kind puts its objects: it passes on what is new
-// and keeps no object, only names and resource versions, so that a new list can
-// be compared with what was passed on. One reflector at a time uses it, from one
+// box receives the objects of one kind from a reflector and passes on those that
+// are new. It keeps names and resource versions, no objects, so that it can compare
+// a new list with what it has passed on. One reflector at a time uses it, from one
 // goroutine.
 type box[T any, P interface {
 	*T
 	metav1.Object
 }] struct {
 	trim func(P)
-	// put passes on an object; nil means that it is gone.
+	// put passes on an object; nil means that the object was deleted.
 	put func(service.Name, P)
-	// listed is called after each list, with how many objects were new,
-	// different or gone.
+	// listed is called after each list, with the number of objects that were
+	// new, changed or deleted.
 	listed func(changed int)
 
 	known map[service.Name]edition
 }
 
-// edition is one state of an object. An object that is made anew under the name
-// of another may have its resource version too, once the API server's store was
-// set up afresh, but never its UID.
+// edition identifies one state of an object. After the API server's store was
+// rebuilt, a new object may have the name and the resource version of an old one,
+// but never its UID.
 type edition struct{ version, uid string }
 
 func newBox[T any, P interface {
@@ -39,8 +39,8 @@ func newBox[T any, P interface {
 	return &box[T, P]{trim: trim, put: put, listed: listed, known: make(map[service.Name]edition)}
 }
 
-// Transformer implements cache.TransformingStore: objects are trimmed one by
-// one as they are decoded, so that a list is never there in full.
+// Transformer implements cache.TransformingStore: it trims each object when it is
+// decoded, so that memory never holds a whole untrimmed list.
 func (b *box[T, P]) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) {
 		if p, ok := object.(P); ok {
@@ -50,7 +50,7 @@ func (b *box[T, P]) Transformer() cache.TransformFunc {
 	}
 }
 
-// nameOf gives the name of what a reflector brings.
+// nameOf returns the name of an object.
 func nameOf(o metav1.Object) service.Name {
 	return service.Name{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
@@ -63,8 +63,8 @@ func (b *box[T, P]) object(object any) (P, error) {
 	return p, nil
 }
 
-// set passes an object on unless it was passed on already, and tells whether it
-// was not.
+// set passes an object on, unless it has done so already, and reports whether it
+// did.
 func (b *box[T, P]) set(p P) bool {
 	name, this := nameOf(p), edition{p.GetResourceVersion(), string(p.GetUID())}
 	if known, ok := b.known[name]; ok && known == this && this.version != "" {
@@ -104,7 +104,8 @@ func (b *box[T, P]) forget(name service.Name) {
 	}
 }
 
-// Replace implements cache.ReflectorStore: what is not in the list is gone.
+// Replace implements cache.ReflectorStore: objects that are not in the list were
+// deleted.
 func (b *box[T, P]) Replace(objects []any, _ string) error {
 	changed, there := 0, make(map[service.Name]struct{}, len(objects))
 	for _, object := range objects {
@@ -127,12 +128,12 @@ func (b *box[T, P]) Replace(objects []any, _ string) error {
 	return nil
 }
 
-// clear says that everything is gone.
+// clear passes on that all objects are gone.
 func (b *box[T, P]) clear() {
 	for name := range b.known {
 		b.forget(name)
 	}
 }
 
-// Resync implements cache.ReflectorStore. Nothing is ever passed on again.
+// Resync implements cache.ReflectorStore. It does nothing: objects are passed on once.
 func (b *box[T, P]) Resync() error { return nil }

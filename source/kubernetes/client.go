@@ -33,10 +33,9 @@ const (
 	defaultBurst       = 10
 )
 
-// A network that loses everything is noticed by nobody but who asks. Where
-// client-go alone takes 45 s for a connection (its HTTP/2 pings) and 30 s for the
-// attempt to make another, these find out within some 20 s, and try again often
-// enough to be back soon after the network is.
+// Timeouts for a network that drops all packets. client-go alone needs 45 s to
+// notice (its HTTP/2 pings) and 30 s for each attempt to reconnect. With these it
+// takes 20 s, and the connection is back within seconds of the network.
 const dialTimeout = 5 * time.Second
 
 var liveness = sys.Liveness{Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 2, UserTimeout: 20 * time.Second}
@@ -51,21 +50,21 @@ func dial(ctx context.Context, network, address string) (net.Conn, error) {
 	return d.DialContext(ctx, network, address)
 }
 
-// ErrNoCluster is what Connect's error wraps when nothing says where the API
-// server is: no kubeconfig, no master, and not in a pod.
+// ErrNoCluster is wrapped by Connect's error when nothing names the API server: no
+// kubeconfig, no master, and not in a pod.
 var ErrNoCluster = errors.New("no API server is known")
 
-// Connection says how to reach the API server. The zero value is a pod's own
-// service account.
+// Connection says how to reach the API server. The zero value uses the service
+// account of this pod.
 type Connection struct {
-	// Kubeconfig is a file with address and credentials, Master an address that
-	// goes before that of the file.
+	// Kubeconfig is a file with address and credentials. Master is an address that
+	// overrides that of the file.
 	Kubeconfig, Master string
-	// ContentType is the media type that is asked for and sent, AcceptContentTypes
-	// a list that goes before it in asking. Protobuf if empty.
+	// ContentType is the media type of requests and responses; empty means
+	// Protobuf. AcceptContentTypes overrides it for responses.
 	ContentType, AcceptContentTypes string
-	// QPS is how many requests a second are made at most, after the first Burst
-	// ones. 0 means 5 and 10. A watch counts when it begins.
+	// QPS limits the requests a second, after the first Burst ones. 0 means 5 and
+	// 10. A watch counts when it begins.
 	QPS   float32
 	Burst int
 	// UserAgent says who asks.
@@ -80,11 +79,11 @@ type Client struct {
 	host                                string
 }
 
-// Host gives the API server's address, for logs.
+// Host returns the API server's address, for logs.
 func (c *Client) Host() string { return c.host }
 
-// newScheme knows the kinds that are read and written, and no others: the scheme
-// of the whole API brings some fifty groups more.
+// newScheme contains only the kinds that are read and written: the scheme of the
+// whole API links some fifty more groups.
 func newScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
@@ -134,7 +133,7 @@ func Connect(c Connection) (*Client, error) {
 	return out, nil
 }
 
-// config finds where the API server is, the way kube-proxy does.
+// config finds the API server as kube-proxy does.
 func (c Connection) config() (*rest.Config, error) {
 	var config *rest.Config
 	var err error

@@ -13,23 +13,23 @@
 // and ServiceCIDRs. While a Service has the annotation sluice.dev/topology-keys,
 // the metadata of all nodes is watched too, as it holds their labels.
 //
-// Objects are trimmed to the fields that the model reads and given on; no copy
-// of them is kept here but for their names and resource versions.
+// Objects are trimmed to the fields that the model reads and passed on. The
+// package keeps only their names and resource versions.
 //
 // # Order
 //
-// Nothing is given on before Services and EndpointSlices have both been listed
-// (A1.16). The first change holds all of it; node and ServiceCIDRs are in it
-// unless the API server does not give them within some seconds. From then on a
-// lone change is given on at once. Those that come while the receiver is busy,
-// or within Options.MinSyncPeriod of the last, are gathered into one.
+// The first change comes after Services and EndpointSlices have both been listed
+// (A1.16), and holds all of them. It also holds the node and the ServiceCIDRs,
+// unless the API server takes more than some seconds for these. From then on, a
+// single change is passed on at once. Changes that come while the receiver is busy,
+// or within Options.MinSyncPeriod of the last, are joined into one.
 //
 // # When the API server is gone
 //
-// Then nothing is given on, so that what is in force stays. Lists and watches
-// are tried again, with growing and random pauses up to a few seconds, for as
-// long as it takes; what has changed meanwhile is found by a new list. It is
-// logged once when it begins and once when it is over, and Stats tells.
+// The configuration in force stays. Lists and watches are retried without end, with
+// random, growing pauses of up to some seconds; a new list then shows what has
+// changed. The log has one line when the server is lost and one when it is back,
+// and Stats has it too.
 //
 // # Goroutines
 //

@@ -19,13 +19,13 @@ import (
 )
 
 const (
-	// eventQueue is how many events wait to be sent; more are lost.
+	// eventQueue is how many events may wait to be sent; further ones are lost.
 	eventQueue = 64
-	// eventBurst is how many are sent at once, and eventRate how many a second
+	// eventBurst is how many may be sent at once, eventRate how many a second
 	// after that: one in ten seconds.
 	eventBurst = 25
 	eventRate  = 0.1
-	// eventRepeat is how long the same event is not sent again.
+	// eventRepeat is the least time between two equal events.
 	eventRepeat = 10 * time.Minute
 	// eventTimeout bounds one attempt to send.
 	eventTimeout = 10 * time.Second
@@ -35,7 +35,7 @@ const (
 	controller = "sluice"
 )
 
-// Event is something that whoever looks after the cluster should know.
+// Event is something that an operator of the cluster should know.
 type Event struct {
 	// Service is what it is about; this node if it is empty.
 	Service service.Name
@@ -49,9 +49,9 @@ type Event struct {
 	Note string
 }
 
-// Events sends events to the API server, few at a time: the same one at most
-// every ten minutes, 25 at first and one in ten seconds after. What is more is
-// lost, as is what cannot be sent; the log has all of it.
+// Events sends events to the API server at a limited rate: an equal one at most
+// every ten minutes, 25 at first, then one in ten seconds. Further ones, and those
+// that cannot be sent, are lost; the log has them all.
 //
 // Its methods may be called on nil, which sends nothing.
 type Events struct {
@@ -61,7 +61,7 @@ type Events struct {
 	queue  chan Event
 }
 
-// NewEvents gives Events about a node and the Services on it.
+// NewEvents returns Events about a node and the Services on it.
 func NewEvents(client *Client, node string, log zerolog.Logger) *Events {
 	return &Events{client: client, node: node, log: log, queue: make(chan Event, eventQueue)}
 }
@@ -114,7 +114,7 @@ func (e *Events) send(ctx context.Context, event Event, now time.Time) error {
 	return e.client.events.Post().Namespace(object.Namespace).Resource("events").Body(object).Do(ctx).Error()
 }
 
-// object gives the event as the API has it. Events about nodes live in the
+// object returns the event as the API has it. Events about nodes live in the
 // namespace default.
 func (e *Events) object(event Event, now time.Time) *eventsv1.Event {
 	regarding := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.node}

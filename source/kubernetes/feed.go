@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// feed gathers what the watches bring until it is taken. Of each object only
-// the last state counts (A1.18). Safe for concurrent use.
+// feed collects changed objects from the watches until they are taken. It keeps
+// only the last state of each object (A1.18). Safe for concurrent use.
 type feed struct {
 	wake chan struct{} // holds a token while there is something to take
 
@@ -50,7 +50,7 @@ func (f *feed) edit(change func()) {
 	}
 }
 
-// put notes an object; nil means that it is gone.
+// put adds an object; nil means that it was deleted.
 func put[T any](f *feed, objects *map[service.Name]*T, name service.Name, object *T) {
 	f.edit(func() { putLocked(f, objects, name, object) })
 }
@@ -63,7 +63,7 @@ func putLocked[T any](f *feed, objects *map[service.Name]*T, name service.Name, 
 	(*objects)[name] = object
 }
 
-// take gives all that has come since the last time.
+// take returns everything that has come since the last call.
 func (f *feed) take() service.Change {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -78,8 +78,7 @@ func (f *feed) take() service.Change {
 	return c
 }
 
-// drain gives the objects that are there, and enters those that are gone into
-// the change.
+// drain returns the objects that exist, and adds the deleted ones to the change.
 func drain[T any](objects map[service.Name]*T, kind service.ObjectKind, c *service.Change) []*T {
 	var out []*T
 	for name, object := range objects {

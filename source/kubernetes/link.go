@@ -11,8 +11,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// link knows how it stands with the API server, and says so when that changes.
-// Safe for concurrent use.
+// link tracks whether the API server answers, and logs when that changes. Safe for
+// concurrent use.
 type link struct {
 	log  zerolog.Logger
 	host string
@@ -27,26 +27,27 @@ type link struct {
 	relists uint64
 }
 
-// refusal is what the server says in place of a kind's objects.
+// refusal is the state of a kind that the server does not let us read.
 type refusal struct {
 	since  time.Time
 	logged map[string]bool // its texts that are in the log
 }
 
-// mostRefusals bounds the texts: a right to list and one to watch are two.
+// mostRefusals bounds the logged texts of one kind: the rights to list and to watch
+// have one each.
 const mostRefusals = 4
 
-// misgiving is how long a server may refuse what it has shown before: one that
-// has just started does not know anybody's rights for some moments.
+// misgiving is how long a server may refuse what it has allowed before without a
+// log line: a server that has just started does not know anybody's rights.
 const misgiving = 5 * time.Second
 
 func newLink(log zerolog.Logger, host string) *link {
 	return &link{log: log, host: host, broken: make(map[string]bool), refused: make(map[string]*refusal), known: make(map[string]bool), trips: make(map[string]error)}
 }
 
-// tripped takes note of how one attempt of a request for a kind ended: err is nil
-// once the server has answered anything. client-go makes up to ten attempts
-// where an attempt times out, without a word.
+// tripped notes how one attempt of a request for a kind ended: err is nil once the
+// server has answered anything. After timeouts, client-go makes up to ten attempts
+// without reporting them.
 func (l *link) tripped(ctx context.Context, kind string, err error) {
 	if ctx.Err() != nil {
 		return // we broke it off
@@ -60,9 +61,9 @@ func (l *link) tripped(ctx context.Context, kind string, err error) {
 	}
 }
 
-// answered takes note of how a request for a kind ended, and gives its error:
-// where all attempts to begin a watch have timed out, client-go gives a watch
-// that ends at once, and no error.
+// answered notes how a request for a kind ended, and returns its error. When all
+// attempts to begin a watch have timed out, client-go returns no error, but a watch
+// that ends at once.
 func (l *link) answered(ctx context.Context, kind string, err error) error {
 	if ctx.Err() != nil {
 		return err
@@ -128,8 +129,8 @@ func (l *link) clearLocked(kind string) {
 	}
 }
 
-// listed takes note that all objects of a kind were listed. After the first time
-// that is because watching could not go on where it was.
+// listed notes that all objects of a kind were listed. After the first time, the
+// reason is that a watch could not continue where it was.
 func (l *link) listed(kind string, changed int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -151,7 +152,7 @@ func (l *link) forget(kind string) {
 	delete(l.trips, kind)
 }
 
-// linkState is how it stands.
+// linkState is the state of a link at one moment.
 type linkState struct {
 	connected       bool // all requests got through when they were last made
 	errors, relists uint64
@@ -163,8 +164,8 @@ func (l *link) state() linkState {
 	return linkState{connected: len(l.broken) == 0 && len(l.refused) == 0, errors: l.errors, relists: l.relists}
 }
 
-// asker is who wants to know how a request's attempts end; it travels with the
-// request's context.
+// asker receives the results of a request's attempts; it travels in the request's
+// context.
 type asker struct {
 	link *link
 	kind string
@@ -176,7 +177,7 @@ func (a asker) context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, askerKey{}, a)
 }
 
-// attempts tells the asker of a request how each attempt ended.
+// attempts is a RoundTripper that reports the result of each attempt to its asker.
 type attempts struct{ http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -188,5 +189,5 @@ func (a attempts) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// WrappedRoundTripper lets client-go find what is below.
+// WrappedRoundTripper lets client-go find the RoundTripper below.
 func (a attempts) WrappedRoundTripper() http.RoundTripper { return a.RoundTripper }

@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	// nodePatience is how long the first change waits for this node's object
-	// and the ServiceCIDRs once all else is there.
+	// nodePatience is how long the first change waits for this node's object and the
+	// ServiceCIDRs after everything else has come.
 	nodePatience = 5 * time.Second
-	// calm bounds how long a change waits because the one before it kept the
-	// receiver busy.
+	// calm bounds how long a change waits because the last one kept the receiver
+	// busy.
 	calm = 100 * time.Millisecond
 )
 
@@ -31,23 +31,22 @@ type Options struct {
 	// ServiceProxyName is the value of the label service-proxy-name of the
 	// Services that are ours (A1.2); "" stands for those without it (A1.1).
 	ServiceProxyName string
-	// MinSyncPeriod is the least time between two changes. 0 gives a lone
-	// change on at once.
+	// MinSyncPeriod is the least time between two changes. With 0, a single change
+	// is passed on at once.
 	MinSyncPeriod time.Duration
-	// Logger takes what happens with the API server.
+	// Logger receives lines about the API server.
 	Logger zerolog.Logger
 }
 
-// Stats is what a Source has to say about its work, at one moment.
+// Stats describes a Source at one moment.
 type Stats struct {
 	// Connected is set while the API server answers all our requests.
 	Connected bool
-	// Errors counts the requests that failed, and Relists the times that all
-	// objects of a kind were listed again, because watching them could not go
-	// on where it was.
+	// Errors counts failed requests. Relists counts how often all objects of a
+	// kind were listed again because a watch could not continue where it was.
 	Errors, Relists uint64
-	// ServiceChanges and EndpointChanges count the objects that were new,
-	// different or gone; the pending ones were not given on yet.
+	// ServiceChanges and EndpointChanges count the objects that were new, changed
+	// or deleted; the pending ones have not been passed on yet.
 	ServiceChanges, EndpointChanges               uint64
 	PendingServiceChanges, PendingEndpointChanges int
 }
@@ -63,8 +62,8 @@ type Source struct {
 
 	topology *topology
 	watchers []*watcher
-	// required must be listed before anything is given on (A1.16), wanted may
-	// keep it waiting for nodePatience.
+	// required kinds must be listed before the first change (A1.16); wanted kinds
+	// may delay it for nodePatience.
 	required, wanted []<-chan struct{}
 
 	synced                       atomic.Bool
@@ -72,7 +71,7 @@ type Source struct {
 	started                      time.Time
 }
 
-// New makes a Source that has not asked for anything yet.
+// New creates a Source. It makes no request yet.
 func New(client *Client, options Options) *Source {
 	s := &Source{client: client, options: options, log: options.Logger, feed: newFeed()}
 	s.link = newLink(options.Logger, client.host)
@@ -145,7 +144,7 @@ func (s *Source) add(w *watcher) <-chan struct{} {
 	return w.settled
 }
 
-// listed gives what takes note that a kind was listed.
+// listed returns the callback for when a kind was listed.
 func (s *Source) listed(w *watcher) func(changed int) {
 	return func(changed int) {
 		s.link.listed(w.kind, changed)
@@ -153,12 +152,11 @@ func (s *Source) listed(w *watcher) func(changed int) {
 	}
 }
 
-// Run watches, and calls apply with everything once it is known, and with each
-// change from then on. It returns nil when ctx ends; whatever the API server
-// does, it goes on trying.
+// Run watches and calls apply, first with everything, then with each change. It
+// returns nil when ctx ends, and retries whatever the API server does.
 func (s *Source) Run(ctx context.Context, apply func(service.Change)) error {
-	// Whoever waits between two attempts looks at ctx only afterwards, so that
-	// nobody waits for these goroutines: they have nothing to lose.
+	// A watcher between two attempts notices the end of ctx only after its pause.
+	// Nothing waits for these goroutines, as they have nothing to clean up.
 	s.started = time.Now()
 	for _, w := range s.watchers {
 		go w.run(ctx, s.link)
@@ -185,8 +183,8 @@ func (s *Source) Run(ctx context.Context, apply func(service.Change)) error {
 	}
 }
 
-// await waits until everything is known that the first change must hold, and
-// tells whether it is.
+// await waits for everything that the first change must hold, and reports whether
+// it has come.
 func (s *Source) await(ctx context.Context) bool {
 	for _, ready := range s.required {
 		select {
@@ -214,8 +212,8 @@ func (s *Source) await(ctx context.Context) bool {
 	return true
 }
 
-// rest lets the minimum period pass since begin. Without one, it rests as long
-// as the receiver took, so that a storm takes half of its time at most.
+// rest waits until the minimum period has passed since begin. Without one, it waits
+// as long as the receiver took, so that many changes take half of its time at most.
 func (s *Source) rest(ctx context.Context, begin time.Time) bool {
 	took := time.Since(begin)
 	wait := max(s.options.MinSyncPeriod-took, min(took, calm))
@@ -229,7 +227,7 @@ func (s *Source) rest(ctx context.Context, begin time.Time) bool {
 	}
 }
 
-// Stats tells how it stands. Safe for concurrent use.
+// Stats returns the current state. Safe for concurrent use.
 func (s *Source) Stats() Stats {
 	link := s.link.state()
 	services, slices := s.feed.waiting()

@@ -94,7 +94,7 @@ func (f *follower) given() int {
 	return len(f.changes)
 }
 
-// dump gives what is known, one line for each service port and node.
+// dump returns what is known, one line for each service port and node.
 func (f *follower) dump() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -14,9 +14,9 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// topology watches the labels of all nodes, for as long as a Service chooses
-// its endpoints by them. In a large cluster that is most of what there is to
-// watch, so it is done for those who need it only.
+// topology watches the labels of all nodes while a Service selects endpoints by
+// them. In a large cluster this is most of the watch traffic, so it runs only when
+// needed.
 type topology struct {
 	source *Source
 	wanted chan bool // holds what is wanted until it is seen to
@@ -33,7 +33,7 @@ func newTopology(s *Source) *topology {
 	return t
 }
 
-// note looks whether a Service has topology keys; nil stands for one that is gone.
+// note checks a Service for topology keys; nil is a deleted one.
 func (t *topology) note(name service.Name, svc *corev1.Service) {
 	before := len(t.services) > 0
 	if svc != nil && svc.Annotations[topologyAnnotation] != "" {
@@ -51,7 +51,7 @@ func (t *topology) note(name service.Name, svc *corev1.Service) {
 	}
 }
 
-// run begins and ends watching all nodes as it is wanted.
+// run starts and stops the watch of all nodes.
 func (t *topology) run(ctx context.Context) {
 	for {
 		select {
@@ -87,8 +87,8 @@ type allNodes struct {
 	box     *box[metav1.PartialObjectMetadata, *metav1.PartialObjectMetadata]
 }
 
-// allNodes prepares to watch the labels of all nodes but our own, whose object is
-// watched already.
+// allNodes prepares the watch of the labels of all nodes but our own, whose object
+// is watched already.
 func (t *topology) allNodes() allNodes {
 	w := &watcher{kind: "labels of all nodes", optional: true, object: &metav1.PartialObjectMetadata{}, settled: make(chan struct{})}
 	labels := make(map[string]map[string]string)

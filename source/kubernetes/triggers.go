@@ -9,16 +9,16 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// triggers reads from EndpointSlices when the change that they tell of happened
-// to a Pod or Service, for kube-proxy's metric network_programming_duration. The
-// annotation stays on the slice until the next change, so only a new time counts.
+// triggers reads from EndpointSlices when a Pod or Service changed, for kube-proxy's
+// metric network_programming_duration. The annotation stays on the slice until the
+// next change, so only a new time counts.
 type triggers struct {
 	last map[service.Name]string
 }
 
 func newTriggers() *triggers { return &triggers{last: make(map[service.Name]string)} }
 
-// next gives the time of a change that was not seen before.
+// next returns the time of a change, unless it was seen before.
 func (t *triggers) next(name service.Name, slice *discoveryv1.EndpointSlice) (time.Time, bool) {
 	if slice == nil {
 		delete(t.last, name)

@@ -11,12 +11,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// An object of the API is some kilobytes of managed fields, selectors and
-// conditions around the few fields that the model reads. What follows empties
-// all others, in the object itself: a big cluster's objects are all there at once
-// when it starts, and a copy of each would be so too. Whoever reads more of an
-// object in package service keeps it here (TestTrimKeepsWhatTheModelReads tells
-// when that is forgotten). To trim an object twice is as good as once.
+// An API object has some kilobytes of managed fields, selectors and conditions
+// besides the few fields that the model reads. These functions empty the other
+// fields in place: at the start, all objects of a large cluster are in memory at
+// once, and copies would double that. A field that package service reads must be
+// kept here (TestTrimKeepsWhatTheModelReads fails otherwise). Trimming twice is
+// harmless.
 
 const (
 	proxyNameLabel     = "service.kubernetes.io/service-proxy-name"
@@ -40,7 +40,8 @@ func trimMeta(m *metav1.ObjectMeta, label, annotation func(key string) bool) {
 func all(string) bool  { return true }
 func none(string) bool { return false }
 
-// keep leaves the entries of m whose key is wanted; nil if there are none.
+// keep deletes the entries of m whose key is not wanted; the result is nil if none
+// is left.
 func keep(m map[string]string, wanted func(key string) bool) map[string]string {
 	maps.DeleteFunc(m, func(k, _ string) bool { return !wanted(k) })
 	if len(m) == 0 {
@@ -104,7 +105,7 @@ func trimSlice(s *discoveryv1.EndpointSlice) {
 	}
 }
 
-// exact gives a list without the room for more that decoding left.
+// exact returns a list without the spare capacity that decoding left.
 func exact[T any](list []T) []T {
 	if cap(list) == len(list) {
 		return list
@@ -116,7 +117,7 @@ func exact[T any](list []T) []T {
 
 var yes, no = true, false
 
-// truth gives a pointer to the same that all share; nil stays nil.
+// truth returns a shared pointer to an equal value; nil stays nil.
 func truth(p *bool) *bool {
 	switch {
 	case p == nil:
@@ -127,7 +128,7 @@ func truth(p *bool) *bool {
 	return &no
 }
 
-// shared lets a name that many objects have be in memory once.
+// shared keeps a name that many objects have in memory once.
 func shared(name *string) *string {
 	if name != nil {
 		*name = unique.Make(*name).Value()

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// full gives one object of each kind with every field filled that a proxy may
+// full returns one object of each kind with every field filled that a proxy may
 // read, and some that it does not.
 func full() service.Change {
 	meta := func(namespace, name string) metav1.ObjectMeta {

@@ -13,24 +13,24 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// backoff is how long is waited between attempts to reach the API server: each
-// pause is up to twice as long as the last one, at random, so that the nodes of
-// a cluster do not all come at once when it is back.
+// backoff sets the pauses between attempts to reach the API server. They grow and
+// are random, so that the nodes of a cluster do not all come at once when it is
+// back.
 var backoff = wait.Backoff{Duration: 250 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 1 << 20, Cap: 8 * time.Second}
 
 // watcher follows the objects of one kind.
 type watcher struct {
-	// kind is what messages call the objects: "services".
+	// kind names the objects in messages: "services".
 	kind string
-	// object is an example of what comes.
+	// object is an empty object of the kind.
 	object runtime.Object
-	// from lists and watches, and into takes the objects.
+	// from lists and watches; into receives the objects.
 	from cache.ListerWatcherWithContext
 	into cache.TransformingStore
 	// selector narrows requests.
 	selector selector
-	// settled is closed once the objects are listed; those that are optional
-	// also when the server does not give them.
+	// settled is closed once the objects are listed; of an optional kind, also
+	// when the server does not have or show them.
 	settled  chan struct{}
 	optional bool
 }
@@ -38,7 +38,7 @@ type watcher struct {
 // selector narrows a list or watch to some objects.
 type selector struct{ labels, fields string }
 
-// resource gives a way to list and watch a resource by its plural name.
+// resource returns a way to list and watch a resource by its plural name.
 func resource(c rest.Interface, plural string) cache.ListerWatcherWithContext {
 	return cache.NewFilteredListWatchFromClient(c, plural, metav1.NamespaceAll, func(*metav1.ListOptions) {})
 }
@@ -72,8 +72,8 @@ func (w *watcher) run(ctx context.Context, link *link) {
 
 func (s selector) apply(o *metav1.ListOptions) { o.LabelSelector, o.FieldSelector = s.labels, s.fields }
 
-// settleAfter gives up waiting for an optional kind that the server does not
-// have or does not show us: what else there is need not wait for it.
+// settleAfter stops waiting for an optional kind that the server does not have or
+// does not show us, so that the others need not wait for it.
 func (w *watcher) settleAfter(err error) {
 	if !w.optional {
 		return

@@ -216,7 +216,7 @@ func eps(name, address string) string {
 	return "apiVersion: v1\nkind: Endpoints\nmetadata:\n  name: " + name + "\nsubsets:\n- addresses:\n  - ip: " + address + "\n  ports:\n  - port: 8080\n"
 }
 
-// fakeNotifier gives the events that a test wants.
+// fakeNotifier sends the events that a test wants.
 type fakeNotifier struct {
 	ev  chan fsnotify.Event
 	err chan error

@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// filePatience is how long a file may take to be read, or a symlink to be
-	// followed: a network's file system may never answer.
+	// filePatience bounds reading a file or following a symlink: a network file
+	// system may never answer.
 	filePatience = 5 * time.Second
 	// maxHanging is how many calls may hang at once. Each has a thread.
 	maxHanging = 16
@@ -16,7 +16,7 @@ const (
 
 var errHangs = errors.New("cannot be read: its file system does not answer")
 
-// calls bounds the time of calls about files. The zero value waits for
+// calls bounds the time of file system calls. The zero value waits for
 // filePatience.
 type calls struct {
 	limit time.Duration
@@ -25,8 +25,8 @@ type calls struct {
 	hanging map[string]bool // guarded by mu: files with a call that was given up
 }
 
-// within gives what f gives, or errHangs if that takes too long. f goes on then,
-// and until it ends, later calls about the same file fail at once.
+// within returns the result of f, or errHangs if f takes too long. f then continues,
+// and until it ends, further calls for the same file fail at once.
 func within[T any](p *calls, name string, f func() T) (result T, err error) {
 	p.mu.Lock()
 	hangs := p.hanging[name] || len(p.hanging) >= maxHanging

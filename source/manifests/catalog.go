@@ -14,9 +14,9 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// catalog puts the contents of all files together: which object of a name is in
-// force, which slices come from Endpoints, and what differs from the time
-// before. It belongs to one goroutine.
+// catalog merges the contents of all files: it decides which object of a name is in
+// force, makes slices from Endpoints, and computes the difference to the last time.
+// It belongs to one goroutine.
 type catalog struct {
 	files  map[string][]object // by file
 	claims map[objectKey][]claim
@@ -34,7 +34,7 @@ type catalog struct {
 	tooMany map[service.Name]int
 }
 
-// claim is an object of a file that wants to be the one of its name.
+// claim is an object of a file; one claim of each name is in force.
 type claim struct {
 	file string
 	object
@@ -54,7 +54,7 @@ func newCatalog() *catalog {
 	}
 }
 
-// set replaces the objects of a file; none takes them away.
+// set replaces the objects of a file; an empty list removes them.
 func (c *catalog) set(file string, objects []object) {
 	for _, o := range c.files[file] {
 		c.claims[o.key] = slices.DeleteFunc(c.claims[o.key], func(cl claim) bool { return cl.file == file })
@@ -71,9 +71,9 @@ func (c *catalog) set(file string, objects []object) {
 	}
 }
 
-// commit gives what changed since the last one, and what there is to tell: of
-// several objects with one name the first in the order of paths is in force,
-// the others are findings, once.
+// commit returns what changed since the last commit, and the new findings: of
+// several objects with one name, the first in the order of paths is in force, and
+// each other one is a finding, once.
 func (c *catalog) commit() (service.Change, []finding) {
 	var change service.Change
 	var findings []finding
@@ -183,8 +183,8 @@ func (c *catalog) mirror(change *service.Change, name service.Name) []finding {
 	return findings
 }
 
-// record puts an object, nil for one that is gone, into a change. Endpoints are
-// not part of the model.
+// record adds an object, or nil for a deleted one, to a change. Endpoints are not
+// part of the model.
 func record(change *service.Change, k objectKey, value metav1.Object) {
 	if k.kind == kindEndpoints {
 		return
@@ -203,8 +203,8 @@ func record(change *service.Change, k objectKey, value metav1.Object) {
 	}
 }
 
-// losers gives the findings about the claims that are not in force, those that
-// were not there at the last commit.
+// losers returns findings about claims that are not in force, unless the last commit
+// had them.
 func (c *catalog) losers(k objectKey, claims []claim) []finding {
 	if len(claims) < 2 {
 		delete(c.told, k)

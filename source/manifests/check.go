@@ -20,17 +20,16 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// checker gives an object the API server's defaults and finds what the API
-// server would not take, as far as a service proxy could stumble over it. It is
-// as lenient as the API server with what clusters have held for long: addresses
-// with leading zeros (A1.7). It is more lenient in one point: endpoints may be
-// loopback addresses, which is what a manifest without a cluster needs.
+// checker sets the API server's defaults and reports what the API server would
+// reject, as far as it matters to a service proxy. Like the API server it allows
+// addresses with leading zeros (A1.7), which old clusters have. Unlike it, endpoints
+// may be loopback addresses, for manifests without a cluster.
 type checker struct {
 	d    *decoder
 	node *yaml.Node // the object's
 }
 
-// place is where a field is; it makes the text only when there is an error.
+// place is the path of a field; its text is formatted only for an error.
 type place struct {
 	format string
 	args   []any
@@ -50,11 +49,11 @@ func (c *checker) warnf(p place, format string, args ...any) {
 	c.d.warnf(c.line(path), "%s: %s", path, fmt.Sprintf(format, args...))
 }
 
-// line gives the line of a field "spec.ports[0].port", or of the nearest that
+// line returns the line of a field "spec.ports[0].port", or of the nearest that
 // holds it when it is not there.
 func (c *checker) line(path string) int { return lineOf(c.node, path) }
 
-// check completes and judges an object.
+// check sets the defaults of an object and validates it.
 func (c *checker) check(v metav1.Object, namespaced bool) {
 	c.meta(v, namespaced)
 	switch o := v.(type) {
@@ -157,7 +156,7 @@ func oneOf[T ~string](c *checker, p place, value T, allowed ...T) bool {
 	return false
 }
 
-// cidr checks a range of addresses that the object cannot do without.
+// cidr checks a required range of addresses.
 func (c *checker) cidr(p place, cidr string) bool {
 	wrong := cidrFault(cidr)
 	if wrong != "" {
@@ -166,15 +165,15 @@ func (c *checker) cidr(p place, cidr string) bool {
 	return wrong == ""
 }
 
-// optionalCIDR checks one range of several: it is left out if it is none, and
-// the others count (A1.7).
+// optionalCIDR checks one range of several: an invalid one is left out, the others
+// count (A1.7).
 func (c *checker) optionalCIDR(p place, cidr string) {
 	if wrong := cidrFault(cidr); wrong != "" {
 		c.warnf(p, "%s: left out", wrong)
 	}
 }
 
-// cidrFault tells what is wrong with a range of addresses, or "".
+// cidrFault says what is wrong with a range of addresses, or "".
 func cidrFault(cidr string) string {
 	if _, _, err := netutils.ParseCIDRSloppy(strings.TrimSpace(cidr)); err != nil {
 		return quotedText(cidr) + ` is not a range of addresses such as "10.0.0.0/8" or "fd00::/48"`
@@ -182,7 +181,7 @@ func cidrFault(cidr string) string {
 	return ""
 }
 
-// ip checks an address that others send to or that answers: nil if it is none.
+// ip checks a required address; it returns nil for an invalid one.
 func (c *checker) ip(p place, address string) net.IP {
 	ip, wrong := parseIP(address)
 	if wrong != "" {
@@ -191,15 +190,15 @@ func (c *checker) ip(p place, address string) net.IP {
 	return ip
 }
 
-// optionalIP checks one address of several: it is left out if it is none, and
-// the others count (A1.7).
+// optionalIP checks one address of several: an invalid one is left out, the others
+// count (A1.7).
 func (c *checker) optionalIP(p place, address string) {
 	if _, wrong := parseIP(address); wrong != "" {
 		c.warnf(p, "%s: left out", wrong)
 	}
 }
 
-// parseIP gives an address, or tells what is wrong with it.
+// parseIP returns an address, or what is wrong with it.
 func parseIP(address string) (ip net.IP, wrong string) {
 	ip = netutils.ParseIPSloppy(address)
 	if ip == nil {

@@ -14,7 +14,7 @@ const (
 	maxPorts     = 100
 )
 
-// defaultEndpointSlice fills in what the API server would.
+// defaultEndpointSlice sets the API server's defaults.
 func defaultEndpointSlice(s *discoveryv1.EndpointSlice) {
 	for i := range s.Ports {
 		p := &s.Ports[i]
@@ -27,7 +27,7 @@ func defaultEndpointSlice(s *discoveryv1.EndpointSlice) {
 	}
 }
 
-// defaultEndpoints fills in what the API server would.
+// defaultEndpoints sets the API server's defaults.
 func defaultEndpoints(e *endpoints) {
 	for i := range e.Subsets {
 		for j := range e.Subsets[i].Ports {

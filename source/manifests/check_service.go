@@ -13,11 +13,11 @@ import (
 // maxAffinitySeconds is the API server's limit (A5.2).
 const maxAffinitySeconds = 86400
 
-// defaultService fills in what the API server would. It cannot give a cluster
-// IP: nothing here hands them out.
+// defaultService sets the API server's defaults, except a cluster IP, which nothing
+// here allocates.
 //
-// A file does not say how old a Service is: whoever writes one could go before
-// others that claim the same address.
+// It ignores a file's creation time: its author could otherwise take an address
+// from another Service by an early one.
 func defaultService(s *corev1.Service) {
 	s.CreationTimestamp = metav1.Time{}
 	spec := &s.Spec

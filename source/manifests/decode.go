@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// kind is a kind of API object that is read from manifests, as the API spells
-// it. It is one more than the model has: Endpoints become EndpointSlices.
+// kind is a kind of API object that manifests may hold, as the API spells it. The
+// model has all of them but Endpoints, which become EndpointSlices.
 type kind string
 
 const (
@@ -49,7 +49,7 @@ type objectKey struct {
 	service.Name
 }
 
-// String gives "Service default/web", "Node a".
+// String returns "Service default/web", "Node a".
 func (k objectKey) String() string {
 	if k.Namespace == "" {
 		return string(k.kind) + " " + k.Name.Name
@@ -70,8 +70,8 @@ type content struct {
 	passedOver map[string]int // other kinds, counted by kind
 }
 
-// maxFindings is how many errors of a file, and how many warnings, are told;
-// what follows is counted.
+// maxFindings bounds the errors, and the warnings, that are reported for a file;
+// further ones are counted.
 const maxFindings = 10
 
 // decoder reads one file.
@@ -79,23 +79,23 @@ type decoder struct {
 	file     string
 	content  content
 	findings []finding
-	// warned holds the places of warnings without their indices, so that a
-	// field that each of a thousand objects has is told once.
+	// warned holds the places of warnings without their indices, so that a field
+	// that a thousand objects have is reported once.
 	warned map[string]*repeated
 	fill   filler
 	object string // the one being read
 	at     string // where it is in a list, "items[3]"
 }
 
-// repeated is a warning that a file deserves at many places.
+// repeated counts a warning that applies to several places of a file.
 type repeated struct {
 	index int // of the first, in findings
 	more  int
 }
 
-// decode reads a file's data; name decides between YAML and JSON and is put
-// into the findings. If one of the findings is an error the content is not fit
-// to be used. The content's objects have the API server's defaults.
+// decode reads a file's data. The name decides between YAML and JSON and is part of
+// the findings. If a finding is an error, the content must not be used. The
+// content's objects have the API server's defaults.
 func decode(name string, data []byte) (content, []finding) {
 	d := decoder{file: name, warned: make(map[string]*repeated)}
 	d.content.passedOver = make(map[string]int)
@@ -125,7 +125,7 @@ func (d *decoder) warnf(line int, format string, args ...any) {
 	d.findings = append(d.findings, finding{file: d.file, line: line, object: d.object, text: fmt.Sprintf(format, args...), warning: true})
 }
 
-// reportField is the filler's way to tell about a field.
+// reportField is the filler's report function.
 func (d *decoder) reportField(line int, path, text string, warning bool) {
 	if path != "" {
 		text = path + ": " + text
@@ -143,7 +143,7 @@ func (d *decoder) reportField(line int, path, text string, warning bool) {
 	d.warnf(line, "%s", text)
 }
 
-// withoutIndices gives "spec.ports[].name" for "spec.ports[3].name".
+// withoutIndices returns "spec.ports[].name" for "spec.ports[3].name".
 func withoutIndices(path string) string {
 	var b strings.Builder
 	inside := false
@@ -161,7 +161,7 @@ func withoutIndices(path string) string {
 	return b.String()
 }
 
-// told gives the findings in the order of the file, not too many of them.
+// told returns a bounded number of findings in the order of the file.
 func (d *decoder) told() []finding {
 	for _, r := range d.warned {
 		if r.more > 0 {
@@ -190,8 +190,8 @@ func (d *decoder) told() []finding {
 	return out
 }
 
-// document reads an object or a list of objects. The items of a ServiceList may
-// leave their kind out; itemKind is theirs then.
+// document reads an object or a list of objects. The items of a ServiceList may have
+// no kind of their own; it is itemKind then.
 func (d *decoder) document(n *yaml.Node, itemKind string, depth int) {
 	d.object = d.at
 	if n = d.fill.enter(n); n == nil {
@@ -299,8 +299,7 @@ func (d *decoder) one(n *yaml.Node, k kind) {
 	d.content.objects = append(d.content.objects, object{key: key, line: n.Line, value: v})
 }
 
-// field gives the value of a mapping's key, nil if there is none. Aliases are
-// followed.
+// field returns the value of a mapping's key, or nil. It follows aliases.
 func field(n *yaml.Node, name string) *yaml.Node {
 	n = follow(n)
 	if n.Kind != yaml.MappingNode {
@@ -314,9 +313,8 @@ func field(n *yaml.Node, name string) *yaml.Node {
 	return nil
 }
 
-// lineOf gives the line of a field "spec.ports[0].port" of an object, or of the
-// nearest that holds it when it is not there. Of two fields with one name it is
-// the second's.
+// lineOf returns the line of a field such as "spec.ports[0].port", or of its nearest
+// parent if the field does not exist. Of two fields with one name it is the second's.
 func lineOf(n *yaml.Node, path string) int {
 	n = follow(n)
 	line := n.Line
@@ -350,7 +348,7 @@ func lineOf(n *yaml.Node, path string) int {
 	return line
 }
 
-// follow gives the node that an alias stands for.
+// follow returns the node that an alias stands for.
 func follow(n *yaml.Node) *yaml.Node {
 	for n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -358,7 +356,7 @@ func follow(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// scalar gives the text of a mapping's key, "" if there is none.
+// scalar returns the text of a mapping's key, "" if there is none.
 func scalar(n *yaml.Node, name string) string {
 	if v := field(n, name); v != nil && v.Kind == yaml.ScalarNode && v.Tag != "!!null" {
 		return v.Value
@@ -366,7 +364,7 @@ func scalar(n *yaml.Node, name string) string {
 	return ""
 }
 
-// group gives the API group of an apiVersion.
+// group returns the API group of an apiVersion.
 func group(apiVersion string) string {
 	if g, _, ok := strings.Cut(apiVersion, "/"); ok {
 		return g
@@ -374,7 +372,7 @@ func group(apiVersion string) string {
 	return ""
 }
 
-// wantedVersion gives ": write apiVersion: v1", or "" for an unknown kind.
+// wantedVersion returns ": write apiVersion: v1", or "" for an unknown kind.
 func wantedVersion(kindName string) string {
 	if k, ok := kinds[kind(kindName)]; ok {
 		return ": write apiVersion: " + k.apiVersion

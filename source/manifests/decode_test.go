@@ -359,7 +359,7 @@ func TestJSONEscapes(t *testing.T) {
 	}
 }
 
-// JSON gives the same nodes, lines included, by either parser.
+// Both parsers make the same nodes of JSON, lines included.
 func TestJSONParserAgreesWithYAML(t *testing.T) {
 	text := `{
 	"a": [1, -2.5e3, true, null, "x\u00e9\n", {}],
@@ -390,7 +390,7 @@ func TestJSONParserAgreesWithYAML(t *testing.T) {
 }
 
 // FuzzDecode: whatever is in a file, reading it ends, names lines that exist,
-// and gives objects that have names of their own.
+// and returns objects that have names of their own.
 func FuzzDecode(f *testing.F) {
 	for _, dir := range []string{"broken", "hand"} {
 		files, _ := filepath.Glob(filepath.Join(samples, dir, "*"))

@@ -18,15 +18,15 @@
 //
 // # Errors
 //
-// Files are judged as the API server would, and as wholes. A file with an error
-// is logged with file, line and object, once for each content; what it held
-// when it was last in order stays in force, and all other files go on. That
-// includes files that can no longer be read and a directory that disappears. A
-// file that is deleted takes its objects away; one that is emptied does so
-// after two seconds, because programs empty files before they write them.
+// Files are validated as the API server would, each as a whole. An error is logged
+// with file, line and object, once for each content; the file's last good content
+// stays in force, and so do all other files. The same holds for files that become
+// unreadable and a directory that disappears. Deleting a file deletes its objects;
+// emptying it does so after two seconds, because programs empty files before they
+// write them.
 //
-// A field that the API does not know is a warning, not an error: it may be a
-// slip of the pen, or come from a newer cluster.
+// An unknown field is a warning, not an error: it may be a typing error, or come from
+// a newer cluster.
 //
 // # Goroutines
 //

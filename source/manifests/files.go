@@ -20,7 +20,7 @@ const (
 	// maxLinkedDirs how many of them behind symlinks: these may lead anywhere.
 	maxDirs       = 4096
 	maxLinkedDirs = 256
-	// maxTreeFindings is how much is told about directories and symlinks.
+	// maxTreeFindings bounds the findings about directories and symlinks.
 	maxTreeFindings = 100
 )
 
@@ -36,20 +36,20 @@ type foundFile struct {
 type tree struct {
 	files []foundFile
 	dirs  []string // the directories that were walked, as paths that can be opened
-	// kept are directories, relative, that could not be read: what is known
-	// of the files below them stays.
+	// kept are relative directories that could not be read; the known files
+	// below them stay.
 	kept     []string
 	findings []finding
 }
 
-// walker walks a directory tree. Names that begin with a dot are left out:
-// editors' and version control's files, and the ..data directories of mounted
-// ConfigMaps, whose files are found through their symlinks.
+// walker walks a directory tree. It skips names that begin with a dot: files of
+// editors and version control, and the ..data directories of mounted ConfigMaps,
+// whose files are found through symlinks.
 type walker struct {
 	root  string
 	calls *calls
-	// enter is called for each directory before it is read, so that whatever
-	// changes afterwards is seen by a watch that enter sets.
+	// enter is called for each directory before it is read, so that a watch set
+	// by enter sees every later change.
 	enter func(dir string)
 
 	tree   tree
@@ -60,20 +60,20 @@ type walker struct {
 	later  []symlinkedDir
 }
 
-// symlinkedDir is a symlink to a directory. They are walked last and only if
-// their target was not, so that no file is read twice and no loop is endless.
+// symlinkedDir is a symlink to a directory. It is walked last, and only if its
+// target was not, so that no file is read twice and loops end.
 type symlinkedDir struct {
 	rel       string
 	info      fs.FileInfo
 	ancestors []fs.FileInfo
 }
 
-// errReplaced says that the root was another directory after the walk.
+// errReplaced says that the root was a different directory after the walk.
 var errReplaced = errors.New("another directory keeps taking its place")
 
-// walk finds the manifests below root. The error is that of the root itself. A
-// root that is moved away meanwhile must not look like one that lost its files,
-// so it has to be the same directory before and after.
+// walk finds the manifests below root. The error is that of the root itself. If the
+// root is moved away during the walk, its files must not look deleted, so it must be
+// the same directory before and after.
 func walk(root string, p *calls, enter func(dir string)) (tree, error) {
 	for range 5 {
 		before, err := statDir(root)
@@ -131,8 +131,7 @@ func containsFile(infos []fs.FileInfo, info fs.FileInfo) bool {
 	return false
 }
 
-// above gives the directories that a directory is in, wherever symlinks on the
-// way to it lead.
+// above returns the parents of a directory, with symlinks resolved.
 func above(dir string) (list []fs.FileInfo) {
 	if target, err := filepath.EvalSymlinks(dir); err == nil {
 		dir = target
@@ -181,8 +180,8 @@ func (w *walker) dir(rel string, info fs.FileInfo, ancestors []fs.FileInfo, link
 	return nil
 }
 
-// subdir walks a directory below the root. What is known of the files in a
-// directory that is one too many stays.
+// subdir walks a directory below the root. Beyond the bound, known files of a
+// directory stay.
 func (w *walker) subdir(rel string, info fs.FileInfo, ancestors []fs.FileInfo, linked bool) {
 	if len(ancestors) > maxTreeDepth {
 		w.problem(rel, "directories are nested too deeply: it is passed over")
@@ -233,7 +232,7 @@ func (w *walker) entry(rel string, e fs.DirEntry, ancestors []fs.FileInfo, linke
 	}
 }
 
-// isManifest tells whether a file's name is that of a manifest.
+// isManifest reports whether a file's name is that of a manifest.
 func isManifest(name string) bool {
 	base := path.Base(name)
 	if strings.HasPrefix(base, ".") {
@@ -274,7 +273,7 @@ func (e tooLargeError) Error() string {
 	return fmt.Sprintf("has %d bytes, more than the %d that --max-manifest-size allows: make several files of it", e.size, e.limit)
 }
 
-// ioText gives what a person needs of an error about a file whose name is known.
+// ioText returns the text of an error about a file, without the file's name.
 func ioText(err error) string {
 	var pe *fs.PathError
 	switch {

@@ -186,7 +186,7 @@ func (e *encoder) mapping(n *yaml.Node, path []byte) error {
 	return nil
 }
 
-// merged gives a mapping's keys and values in turn, those of merged mappings
+// merged returns a mapping's keys and values in turn, those of merged mappings
 // behind its own.
 func merged(n *yaml.Node, depth int) ([]*yaml.Node, error) {
 	isMerge := func(n *yaml.Node) bool { return n.Value == "<<" && n.ShortTag() == "!!merge" }
@@ -256,7 +256,7 @@ func (e *encoder) scalar(n *yaml.Node) error {
 	return nil
 }
 
-// isWord tells whether a node is one of the words, without quotes: yes, Yes, YES.
+// isWord reports whether a node is one of the words, without quotes: yes, Yes, YES.
 func isWord(n *yaml.Node, words ...string) bool {
 	return n.Style == 0 && n.Kind == yaml.ScalarNode && len(n.Value) <= 3 && slices.ContainsFunc(words, func(w string) bool {
 		return n.Value == w || n.Value == strings.ToUpper(w) || n.Value == strings.ToUpper(w[:1])+w[1:]
@@ -341,7 +341,7 @@ func describe(n *yaml.Node) string {
 	}
 }
 
-// quoted gives a node's value as an error shows it.
+// quoted returns a node's value as an error shows it.
 func quoted(n *yaml.Node) string {
 	if n.Kind != yaml.ScalarNode {
 		return describe(n)

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// finding is something to tell a person about a file: an error, which keeps
-// the file's new content from taking effect, or a warning, which does not.
+// finding is an error in a file, which keeps the file's new content from taking
+// effect, or a warning, which does not.
 type finding struct {
 	file    string // relative to the watched directory, with slashes
 	line    int    // 1 is the first; 0 when no line is to blame
@@ -16,7 +16,7 @@ type finding struct {
 	warning bool
 }
 
-// String gives one line: "web.yaml:12: Service default/web: spec.ports[0].port:
+// String returns one line: "web.yaml:12: Service default/web: spec.ports[0].port:
 // 0 is not in 1..65535".
 func (f finding) String() string {
 	var b strings.Builder
@@ -34,7 +34,7 @@ func (f finding) String() string {
 	return b.String()
 }
 
-// hasErrors tells whether one of the findings is more than a warning.
+// hasErrors reports whether one of the findings is an error.
 func hasErrors(fs []finding) bool {
 	return slices.ContainsFunc(fs, func(f finding) bool { return !f.warning })
 }

@@ -16,15 +16,15 @@ import (
 )
 
 const (
-	// emptyGrace is how long a file that was emptied keeps its content: who
-	// writes "kubectl get … > file" empties it first.
+	// emptyGrace is how long an emptied file keeps its content:
+	// "kubectl get … > file" empties it first.
 	emptyGrace = 2 * time.Second
-	// settleTime is how old a file's time stamp must be to be trusted: a file
-	// that is written twice within a tick of the clock has one stamp for both.
+	// settleTime is how old a file's time stamp must be to be trusted: two writes
+	// within one tick of the clock have the same stamp.
 	settleTime = time.Second
 )
 
-// fileState is what is known of a file.
+// fileState is the state of a known file.
 type fileState struct {
 	info    fs.FileInfo
 	readAt  time.Time
@@ -39,16 +39,16 @@ type fileState struct {
 
 func (st *fileState) inError() bool { return st.bad || st.trouble != "" }
 
-// look walks the tree, reads what changed and gives the difference on. It tells
-// whether another look must follow at once. The error is that of the directory
-// itself; nothing changes then.
+// look walks the tree, reads what has changed and passes the difference on. again
+// says that another look must follow at once. After an error, which is that of the
+// directory itself, nothing has changed.
 func (w *Watcher) look(now time.Time, first bool, apply func(service.Change)) (again bool, err error) {
 	touched := w.watches.take()
 	w.watches.begin(now)
 	t, err := walk(w.dir, &w.calls, w.watches.add)
 	if err == nil && len(w.missing(t)) > 0 {
-		// A file that is moved while the tree is walked may be seen at neither
-		// place. It must not look deleted, so look twice.
+		// A file that is moved during the walk may be seen at neither place. It
+		// must not look deleted, so walk twice.
 		t, err = walk(w.dir, &w.calls, w.watches.add)
 	}
 	if err != nil {
@@ -78,7 +78,7 @@ func (w *Watcher) look(now time.Time, first bool, apply func(service.Change)) (a
 	return again, nil
 }
 
-// tellOnce logs what is wrong with the tree itself, until it is mended.
+// tellOnce logs each finding about the tree once, while it lasts.
 func (w *Watcher) tellOnce(findings []finding) {
 	told := make(map[string]bool, len(findings))
 	for _, f := range findings {
@@ -90,7 +90,7 @@ func (w *Watcher) tellOnce(findings []finding) {
 	w.told = told
 }
 
-// forget takes away the files that are no longer there.
+// forget removes the files that are no longer there.
 func (w *Watcher) forget(t tree) {
 	for _, name := range w.missing(t) {
 		delete(w.files, name)
@@ -98,7 +98,7 @@ func (w *Watcher) forget(t tree) {
 	}
 }
 
-// missing gives the files that are known and not in the tree, but for those in
+// missing returns the known files that are not in the tree, except those in
 // directories that cannot be read.
 func (w *Watcher) missing(t tree) []string {
 	there := make(map[string]bool, len(t.files))
@@ -114,7 +114,7 @@ func (w *Watcher) missing(t tree) []string {
 	return names
 }
 
-// below tells whether a file is in one of the directories, however deep.
+// below reports whether a file is below one of the directories.
 func below(name string, dirs []string) bool {
 	for _, dir := range dirs {
 		if strings.HasPrefix(name, dir+"/") {
@@ -124,7 +124,7 @@ func below(name string, dirs []string) bool {
 	return false
 }
 
-// reading is what came of reading a file.
+// reading is the result of reading a file.
 type reading struct {
 	unread   bool // there was no need to
 	info     fs.FileInfo
@@ -161,7 +161,7 @@ func (w *Watcher) read(files []foundFile, touched func(string) bool) []reading {
 	return readings
 }
 
-// mustRead tells whether a file may differ from what is known of it.
+// mustRead reports whether a file may have changed.
 func (w *Watcher) mustRead(f *foundFile, touched func(string) bool) bool {
 	st := w.files[f.path]
 	if st == nil || f.err != nil || st.info == nil || st.trouble != "" || !st.emptySince.IsZero() {
@@ -172,7 +172,7 @@ func (w *Watcher) mustRead(f *foundFile, touched func(string) bool) bool {
 		st.readAt.Sub(st.info.ModTime()) < settleTime
 }
 
-// readOne is called by several goroutines; it changes nothing of the watcher's.
+// readOne is called by several goroutines; it does not change the watcher.
 func (w *Watcher) readOne(f *foundFile, st *fileState) reading {
 	r := reading{readAt: time.Now(), err: f.err}
 	if r.err != nil {
@@ -193,7 +193,7 @@ func (w *Watcher) readOne(f *foundFile, st *fileState) reading {
 		r.err = err
 	}
 	if r.err != nil {
-		// Gone since the walk: the next look settles it, its event is on the way.
+		// Deleted since the walk: its event will cause the next look.
 		r.unread = errors.Is(r.err, fs.ErrNotExist) && f.target == ""
 		return r
 	}
@@ -205,7 +205,7 @@ func (w *Watcher) readOne(f *foundFile, st *fileState) reading {
 	return r
 }
 
-// take makes a reading known.
+// take updates a file's state from a reading.
 func (w *Watcher) take(now time.Time, f *foundFile, r reading) {
 	if r.unread {
 		return
@@ -246,7 +246,7 @@ func (w *Watcher) take(now time.Time, f *foundFile, r reading) {
 	}
 }
 
-// unreadable notes that a file cannot be read; its last good content stays.
+// unreadable records that a file cannot be read; its last good content stays.
 func (w *Watcher) unreadable(path string, st *fileState, err error) {
 	text := ioText(err)
 	kind := text
@@ -260,7 +260,7 @@ func (w *Watcher) unreadable(path string, st *fileState, err error) {
 	w.tell([]finding{{file: path, text: text}}, st.inForce())
 }
 
-// inForce says what is in force in the place of a file's content that is wrong.
+// inForce says what is in force in place of a file's invalid content.
 func (st *fileState) inForce() string {
 	if len(st.good.objects) > 0 {
 		return "last good content"
@@ -268,8 +268,8 @@ func (st *fileState) inForce() string {
 	return "nothing"
 }
 
-// tell logs what is wrong with files, and what is in force in the place of their
-// errors, up to a bound for each file.
+// tell logs findings about files, and what is in force instead, up to a bound for
+// each file.
 func (w *Watcher) tell(findings []finding, instead string) {
 	now := time.Now()
 	for _, f := range findings {

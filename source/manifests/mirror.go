@@ -15,8 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The API calls Endpoints deprecated. That is good advice for those who write
-// them; here they are read as long as clusters have them.
+// The API deprecates Endpoints, but clusters still have them.
 type (
 	endpoints       = corev1.Endpoints       //nolint:staticcheck // see above
 	endpointSubset  = corev1.EndpointSubset  //nolint:staticcheck // see above
@@ -37,9 +36,8 @@ const leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"
 // nothing but the Endpoints' name, the family and the ports, so that a change
 // of addresses changes a slice and does not replace it.
 //
-// The controller leaves out services that have a selector, because another
-// controller makes slices for these; here the slices in the manifests speak for
-// themselves, and who lists Services and Endpoints alone gets what they say.
+// The controller skips services with a selector, because another controller makes
+// their slices. Here they are mirrored too, unless the manifests have slices.
 func mirror(e *endpoints) (mirrored []*discoveryv1.EndpointSlice, left int) {
 	if e.Labels[discoveryv1.LabelSkipMirror] == "true" || e.DeletionTimestamp != nil {
 		return nil, 0
@@ -67,7 +65,7 @@ type mirroredSlice struct {
 	seen  map[string]bool // addresses
 }
 
-// subset adds a subset's addresses and gives how many were too many.
+// subset adds a subset's addresses and returns how many were too many.
 func (m *mirroring) subset(s *endpointSubset) int {
 	ports := mirrorPorts(s.Ports)
 	taken := 0
@@ -111,7 +109,7 @@ func (m *mirroring) address(a *endpointAddress, ready bool, ports []discoveryv1.
 	ms.slice.Endpoints = append(ms.slice.Endpoints, endpoint)
 }
 
-// slice gives the slice of a family and a set of ports.
+// slice returns the slice of a family and a set of ports.
 func (m *mirroring) slice(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort) *mirroredSlice {
 	name := mirrorName(m.endpoints.Name, family, ports)
 	if ms, ok := m.slices[name]; ok {
@@ -144,7 +142,7 @@ func (m *mirroring) slice(family discoveryv1.AddressType, ports []discoveryv1.En
 	return ms
 }
 
-// mirrorName gives "web-mirror-ipv4-1f2e3d4c".
+// mirrorName returns "web-mirror-ipv4-1f2e3d4c".
 func mirrorName(endpoints string, family discoveryv1.AddressType, ports []discoveryv1.EndpointPort) string {
 	h := fnv.New32a()
 	for i := range ports {
@@ -153,8 +151,8 @@ func mirrorName(endpoints string, family discoveryv1.AddressType, ports []discov
 	return fmt.Sprintf("%s-mirror-%s-%08x", endpoints, strings.ToLower(string(family)), h.Sum32())
 }
 
-// mirrorPorts gives a slice's ports, sorted: the order of a subset's ports
-// means nothing.
+// mirrorPorts returns a slice's ports, sorted, as the order of a subset's ports has
+// no meaning.
 func mirrorPorts(ports []corev1.EndpointPort) []discoveryv1.EndpointPort {
 	out := make([]discoveryv1.EndpointPort, len(ports))
 	for i, p := range ports {

@@ -9,7 +9,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// dump gives slices as lines for people: name, family, ports, then endpoints.
+// dump returns slices as lines for people: name, family, ports, then endpoints.
 func dump(slices []*discoveryv1.EndpointSlice) string {
 	var b strings.Builder
 	for _, s := range slices {

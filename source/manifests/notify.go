@@ -13,8 +13,8 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// notifier gives events of directories. Adding a directory again is no error
-// and finds out when another directory has taken its place.
+// notifier reports events of directories. Adding a directory again is no error, and
+// detects that it was replaced by another.
 type notifier interface {
 	Add(dir string) error
 	Remove(dir string) error
@@ -28,10 +28,10 @@ type fsNotifier struct{ *fsnotify.Watcher }
 func (n fsNotifier) events() <-chan fsnotify.Event { return n.Events }
 func (n fsNotifier) errors() <-chan error          { return n.Errors }
 
-// Remove takes the watch of a directory away. fsnotify panics where another
-// watched directory was renamed to the one's name and added under it: its maps
-// then name a watch that it has not any more (1.10.1). It has forgotten the
-// directory by then and let go of its lock, so that there is nothing left to do.
+// Remove removes the watch of a directory. fsnotify (1.10.1) panics if another watched
+// directory was renamed to this name and added under it: its maps then name a watch
+// that no longer exists. By then it has removed the directory and released its lock,
+// so nothing is left to do.
 func (n fsNotifier) Remove(dir string) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -41,8 +41,8 @@ func (n fsNotifier) Remove(dir string) (err error) {
 	return n.Watcher.Remove(dir)
 }
 
-// newNotifier makes a notifier of the system's. The buffer is for bursts; the
-// kernel's own queue is much longer.
+// newNotifier opens the system's notifier. The buffer is for bursts; the kernel's own
+// queue is much longer.
 func newNotifier() (notifier, error) {
 	w, err := fsnotify.NewBufferedWatcher(256)
 	if err != nil {
@@ -55,9 +55,9 @@ func newNotifier() (notifier, error) {
 // with more, all files are read.
 const maxTouched = 4096
 
-// inbox takes a notifier's events in, always at once: fsnotify may hold its lock
-// while it waits for somebody to take an error, and adding a directory waits
-// for that lock. What comes in is merged, so there is an end to it.
+// inbox receives a notifier's events without delay: fsnotify may hold its lock while
+// an error waits to be received, and adding a directory needs that lock. Events are
+// merged, so memory is bounded.
 type inbox struct {
 	n    notifier
 	wake chan struct{} // has something in it while there is news
@@ -68,7 +68,7 @@ type inbox struct {
 	news news
 }
 
-// news is what the notifier had to say.
+// news are the events that came since the last time.
 type news struct {
 	ops  map[string]fsnotify.Op // by name
 	lost bool                   // events were lost: anything may have changed
@@ -130,7 +130,7 @@ func (in *inbox) err(err error) {
 	}
 }
 
-// take gives what came in since the last time.
+// take returns the events since the last time.
 func (in *inbox) take() news {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -145,15 +145,14 @@ func (in *inbox) close() {
 	<-in.gone
 }
 
-// watches keeps the directories watched that matter: those of the tree, and
-// others in which a symlink or its target can be replaced. An event is only a
-// hint to look at the tree; what changed is found there. It belongs to Run's
-// goroutine.
+// watches watches the directories of the tree, and others in which a symlink or its
+// target can be replaced. An event only triggers a look at the tree, which finds what
+// has changed. It belongs to Run's goroutine.
 type watches struct {
 	root string
 	make func() (notifier, error)
 	in   *inbox // nil when the system has no notifier to give
-	// tried is when making a notifier was tried last.
+	// tried is when a notifier was last opened, or failed to open.
 	tried      time.Time
 	lastMake   error // what came of that
 	failed     error // why there may be changes without events; nil if all is well
@@ -176,7 +175,7 @@ func (w *watches) close() {
 	}
 }
 
-// wake gives nil, on which a receive waits for ever, when there is no notifier.
+// wake returns nil, from which a receive never returns, if there is no notifier.
 func (w *watches) wake() <-chan struct{} {
 	if w.in == nil {
 		return nil
@@ -184,8 +183,8 @@ func (w *watches) wake() <-chan struct{} {
 	return w.in.wake
 }
 
-// news takes in what the notifier had to say and tells whether it is a reason
-// to look at the tree.
+// news receives the notifier's events and reports whether they are a reason to look
+// at the tree.
 func (w *watches) news() (look bool, errs []error) {
 	n := w.in.take()
 	for name, op := range n.ops {
@@ -201,7 +200,7 @@ func (w *watches) news() (look bool, errs []error) {
 	return look, n.errs
 }
 
-// relevant tells whether an event can mean that manifests changed.
+// relevant reports whether an event can mean that manifests changed.
 func (w *watches) relevant(name string, op fsnotify.Op) bool {
 	if name == "" {
 		return false
@@ -213,12 +212,12 @@ func (w *watches) relevant(name string, op fsnotify.Op) bool {
 	if names, ok := w.foreign[dir]; ok && !w.tree[dir] {
 		return names[base]
 	}
-	// Whatever else is written to cannot matter, but directories and symlinks
-	// of any name that come and go can.
+	// Writes to other files do not matter, but new or deleted directories and
+	// symlinks of any name do.
 	return op.Has(fsnotify.Create) || op.Has(fsnotify.Remove) || op.Has(fsnotify.Rename)
 }
 
-// take gives a function that tells whether a file had an event since the last
+// take returns a function that reports whether a file had an event since the last
 // take.
 func (w *watches) take() func(name string) bool {
 	touched, all := w.touched, w.all
@@ -243,8 +242,8 @@ func (w *watches) begin(now time.Time) {
 	w.failed = w.lastMake
 }
 
-// add watches a directory. A directory that is gone is not a failure: its
-// parent's event is on its way.
+// add watches a directory. A deleted directory is no failure: its parent has an
+// event.
 func (w *watches) add(dir string) {
 	if w.in == nil {
 		return
@@ -254,9 +253,9 @@ func (w *watches) add(dir string) {
 	}
 }
 
-// end finishes a look: it watches what lies outside of the tree and no longer
-// watches what was left. It tells whether the tree must be looked at again
-// because a watch was set, or taken away, after the walk.
+// end finishes a look: it watches directories outside of the tree and removes
+// obsolete watches. It reports whether the tree must be looked at again because a
+// watch was set or removed after the walk.
 func (w *watches) end(t tree) bool {
 	was := make(map[string]bool, len(w.tree)+len(w.foreign))
 	for dir := range w.tree {
@@ -289,9 +288,8 @@ func (w *watches) end(t tree) bool {
 	return again
 }
 
-// outside gives the directories outside of the tree in which a symlink on the
-// way to the root, the root itself, or the target of a symlinked file can be
-// replaced, with the names of these.
+// outside returns directories outside of the tree, each with the names that matter in
+// it: symlinks on the path of the root, the root itself, targets of symlinked files.
 func (w *watches) outside(t tree) map[string]map[string]bool {
 	out := make(map[string]map[string]bool)
 	add := func(name string) {

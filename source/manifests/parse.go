@@ -46,8 +46,7 @@ func parseYAML(data []byte, each func(*yaml.Node)) error {
 
 var yamlErrorText = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)$`)
 
-// yamlSyntaxError turns the parser's error into one with the line that a person
-// has to look at.
+// yamlSyntaxError turns the parser's error into one with the line of the mistake.
 func yamlSyntaxError(data []byte, err error) *syntaxError {
 	e := &syntaxError{text: strings.TrimPrefix(err.Error(), "yaml: ")}
 	if m := yamlErrorText.FindStringSubmatch(err.Error()); m != nil {
@@ -71,14 +70,13 @@ func yamlSyntaxError(data []byte, err error) *syntaxError {
 	return e
 }
 
-// maxLineSearch is the size up to which firstBadLine is worth its time.
+// maxLineSearch bounds the data that firstBadLine searches.
 const maxLineSearch = 1 << 20
 
-// firstBadLine finds the line that breaks the document. The parser names the
-// line where the broken mapping or list begins, or the line before the broken
-// one, which may be a long way off: so look for the shortest beginning of the
-// data, of at least from lines, that gives the same error. It gives 0 when it
-// does not know better.
+// firstBadLine finds the line of a mistake. The parser names the line where the broken
+// mapping or list begins, which may be far from it. So firstBadLine looks for the
+// shortest beginning of the data, of at least from lines, with the same error. It
+// returns 0 if it finds none.
 func firstBadLine(data []byte, from int, text string) int {
 	ends := lineEnds(data)
 	if len(data) > maxLineSearch || len(ends) == 0 {
@@ -93,8 +91,7 @@ func firstBadLine(data []byte, from int, text string) int {
 			}
 		}
 	}
-	// It is near, as a rule: take longer and longer steps to a beginning that
-	// fails, and halve the last one.
+	// It is usually near: try growing steps until one fails, then bisect.
 	lo := min(max(from, 1), len(ends))
 	hi := lo
 	for step := 1; hi < len(ends) && !fails(hi); step *= 2 {
@@ -111,7 +108,7 @@ func firstBadLine(data []byte, from int, text string) int {
 	return lo
 }
 
-// lineEnds gives the offset behind each line.
+// lineEnds returns the offset behind each line.
 func lineEnds(data []byte) []int {
 	var ends []int
 	for i, c := range data {
@@ -125,7 +122,7 @@ func lineEnds(data []byte) []int {
 	return ends
 }
 
-// tabIndented tells whether the line has a tab in its indentation.
+// tabIndented reports whether the line has a tab in its indentation.
 func tabIndented(data []byte, line int) bool {
 	lines := bytes.SplitN(data, []byte("\n"), line+1)
 	if line < 1 || len(lines) < line {
@@ -161,7 +158,7 @@ type jsonParser struct {
 	offset int
 }
 
-// value reads one value. It gives nil and io.EOF when there is none.
+// value reads one value. It returns nil and io.EOF if there is none.
 func (p *jsonParser) value(depth int) (*yaml.Node, error) {
 	tok, err := p.dec.Token()
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// fresh gives what a Watcher that starts now finds.
+// fresh returns what a Watcher that starts now finds.
 func fresh(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	b := &bench{t: t, news: make(chan struct{}), objects: make(map[string]string)}

@@ -5,26 +5,26 @@ import (
 	"time"
 )
 
-// Stats is what a Watcher has to say about its work, at one moment.
+// Stats describes a Watcher at one moment.
 type Stats struct {
 	// Files is the number of files with a manifest's name.
 	Files int
-	// FilesInError is how many of them could not be read or do not hold what
-	// they should; their last good content, if any, is in force.
+	// FilesInError is how many of them are unreadable or invalid; their last good
+	// content, if any, is in force.
 	FilesInError int
 	// Objects counts the objects in force by kind, as the manifests have
 	// them: "Service", "EndpointSlice", "Endpoints", "Node", "ServiceCIDR".
 	Objects map[string]int
 	// PassedOver counts the objects of other kinds by kind.
 	PassedOver map[string]int
-	// LastChange is when the last change was given on; zero before the first.
+	// LastChange is when the last change was passed on; zero before the first.
 	LastChange time.Time
-	// Polling is set while the directory is looked at every so often because
-	// the system does not tell about changes.
+	// Polling is set while the directory is read every 50 ms because the system
+	// does not report changes.
 	Polling bool
 }
 
-// Stats gives the numbers as of the last look at the directory. The maps are
+// Stats returns the numbers as of the last look at the directory. The maps are
 // the caller's. Safe for concurrent use.
 func (w *Watcher) Stats() Stats {
 	s := *w.stats.Load()

@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/nearest"
 )
 
-// suggest gives `; did you mean "targetPort"?` when the type has a field that is
+// suggest returns `; did you mean "targetPort"?` when the type has a field that is
 // spelled nearly as the unknown one at the path's end, else "".
 func suggest(t reflect.Type, path string) string {
 	parts := strings.Split(strings.ReplaceAll(withoutIndices(path), "[]", ""), ".")
@@ -25,7 +25,7 @@ func suggest(t reflect.Type, path string) string {
 	return fmt.Sprintf("; did you mean %q?", best)
 }
 
-// fields gives the JSON names of a struct, of what a pointer leads to, or of a
+// fields returns the JSON names of a struct, of what a pointer leads to, or of a
 // list's elements.
 func fields(t reflect.Type) map[string]reflect.Type {
 	for t != nil && (t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice) {

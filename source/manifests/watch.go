@@ -16,24 +16,24 @@ import (
 const DefaultMaxFileSize = 4 << 20
 
 const (
-	// quietTime is how long there must be no event before the tree is looked
-	// at, maxDelay how long a storm of events can put that off.
+	// quietTime is the pause in events before the tree is looked at; maxDelay
+	// bounds how long events can delay that.
 	quietTime = 15 * time.Millisecond
 	maxDelay  = 50 * time.Millisecond
-	// rescanTime is how often the tree is looked at without any event:
-	// file systems that give none, events that were lost.
+	// rescanTime is how often the tree is looked at without events, as some file
+	// systems have none and events can be lost.
 	rescanTime = 10 * time.Second
-	// slowLook is how long a look may take until that is told.
+	// slowLook is how long a look may take until it is logged.
 	slowLook = time.Minute
-	// pollTime is how often it is when there are no events to be had, or no
-	// directory. A look takes at most a tenth of the time.
+	// pollTime is how often it is if the system reports no events, or there is
+	// no directory. Looks take at most a tenth of the time.
 	pollTime  = 50 * time.Millisecond
 	pollShare = 10
 )
 
-// Options are the choices of a Watcher. The zero value is ready.
+// Options configure a Watcher. The zero value is ready.
 type Options struct {
-	// Logger takes errors in files, once for each content, and warnings.
+	// Logger receives errors in files, once for each content, and warnings.
 	Logger zerolog.Logger
 	// MaxFileSize is the size in bytes above which a file is not read
 	// (--max-manifest-size). 0 means DefaultMaxFileSize.
@@ -86,14 +86,13 @@ func New(dir string, opts Options) *Watcher {
 	return w
 }
 
-// Run reads the directory and calls apply with everything that it holds, also
-// if that is nothing; from then on it watches, and calls apply with each
-// difference. It returns nil when ctx ends, and an error when the directory
-// cannot be read at the start. Apply is called by one goroutine; no two calls
-// overlap.
+// Run reads the directory and calls apply with everything in it, even if that is
+// nothing. Then it watches, and calls apply with each difference. It returns nil when
+// ctx ends, and an error if the directory cannot be read at the start. One goroutine
+// calls apply.
 //
-// When the directory disappears later, what it held last stays in force until
-// it is back. A file system that never answers keeps Run a second longer than ctx.
+// If the directory disappears later, its last content stays in force until it is
+// back. If a file system does not answer, Run ends a second after ctx.
 func (w *Watcher) Run(ctx context.Context, apply func(service.Change)) error {
 	done := make(chan error, 1)
 	go func() {
@@ -170,7 +169,7 @@ func (w *Watcher) run(ctx context.Context, apply func(service.Change)) error {
 	}
 }
 
-// nextLook says when the tree is to be looked at again if there is no event.
+// nextLook returns the time until the next look without an event.
 func (w *Watcher) nextLook(noDirectory bool, took time.Duration) time.Duration {
 	wait := w.rescanTime
 	if noDirectory || w.watches.failed != nil {
@@ -184,7 +183,7 @@ func (w *Watcher) nextLook(noDirectory bool, took time.Duration) time.Duration {
 	return wait
 }
 
-// watchTrouble tells when the system stops and begins to give events.
+// watchTrouble logs when the system stops and starts to report events.
 func (w *Watcher) watchTrouble() {
 	switch failed := w.watches.failed; {
 	case failed != nil && !w.watches.toldFailed:

@@ -18,8 +18,7 @@ import (
 // trying endpoints.
 const callPatience = 5 * time.Second
 
-// call is a connection of a client's that is open. What becomes of it goes into
-// its visit.
+// call is an open connection of a client. Its results go into its visit.
 type call struct {
 	visit *visit
 	conn  net.Conn
@@ -27,11 +26,11 @@ type call struct {
 	began time.Time
 }
 
-// errRefused tells that connect itself was refused.
+// errRefused says that connect itself was refused.
 var errRefused = errors.New("connection refused")
 
-// dial connects a client to a service. It gives errRefused, and nothing in the
-// ledger, if connect is refused; any other outcome is in the ledger.
+// dial connects a client to a service. If connect is refused, it returns errRefused
+// and adds nothing to the ledger; the ledger has every other result.
 func (s *show) dial(ctx context.Context, client int, svc *shopService, ipv6 bool) (*call, error) {
 	vip, vip6 := svc.vips()
 	if ipv6 {

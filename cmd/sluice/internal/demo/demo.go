@@ -1,4 +1,4 @@
-// Package demo plays the proxy to somebody who has no cluster.
+// Package demo shows the proxy without a cluster.
 //
 // The program starts itself again in network namespaces of its own (and, unless
 // root's rights are at hand, in a user namespace of its own), so that nothing on
@@ -36,8 +36,8 @@ type Options struct {
 	Command string
 }
 
-// ErrFailed tells that something went wrong, and that it has been said on
-// standard error or standard output.
+// ErrFailed says that something failed, and that it was reported on standard error
+// or standard output.
 var ErrFailed = errors.New("the demo failed")
 
 // doorDescriptor is where the inner process finds the listening socket for
@@ -176,7 +176,7 @@ func (s *show) close() {
 	}
 }
 
-// introduce tells where we are.
+// introduce prints the network.
 func (s *show) introduce() {
 	p := s.out
 	p.line("%s", p.in(bold, "Sluice demo: the real proxy, five small web servers and four client pods"))
@@ -192,7 +192,7 @@ func (s *show) introduce() {
 	}
 }
 
-// fail tells what went wrong, with what the proxy said about it.
+// fail says what went wrong, with what the proxy said about it.
 func (s *show) fail(err error) {
 	switch {
 	case errors.Is(err, ErrFailed): // has been shown
@@ -238,7 +238,7 @@ func (s *show) stay(ctx context.Context) error {
 	}
 }
 
-// place gives the namespace that a command runs in.
+// place returns the namespace that a command runs in.
 func (s *show) place(from string) (*namespace, error) {
 	switch from {
 	case FromClient:
@@ -258,7 +258,7 @@ func (s *show) showRecord(r *record) {
 	s.out.record("log", text)
 }
 
-// invite tells what can be tried.
+// invite says what can be tried.
 func (s *show) invite() {
 	p := s.out
 	url := func(i int, ipv6 bool) string {

@@ -202,7 +202,7 @@ func (s *screen) text() string {
 	return s.b.String()
 }
 
-// await waits for a text and gives what comes after it, so far.
+// await waits for a text and returns what comes after it, so far.
 func (p *player) await(text string) {
 	p.t.Helper()
 	deadline := time.After(patience)
@@ -375,7 +375,7 @@ func TestDemoKilled(t *testing.T) {
 	}
 }
 
-// childOf gives the process's child; it must have exactly one.
+// childOf returns the process's child; it must have exactly one.
 func childOf(t *testing.T, pid int) int {
 	t.Helper()
 	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
@@ -400,7 +400,7 @@ func childOf(t *testing.T, pid int) int {
 	return child
 }
 
-// running tells whether the process is there and not only waiting for its
+// running reports whether the process is there and not only waiting for its
 // parent to take note of its end.
 func running(t *testing.T, pid int) bool {
 	t.Helper()

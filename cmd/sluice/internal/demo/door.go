@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// The door is the socket through which `sluice demo --exec` reaches a running
-// demo. It lies in a directory that only its owner can enter: whoever connects
-// hands its environment and its terminal over, whoever listens runs commands.
+// The door is the socket through which `sluice demo --exec` reaches a running demo.
+// It is in a directory that only its owner can enter: the client sends its
+// environment and its terminal, and the server runs commands.
 
 const doorName = "exec.sock"
 
-// doorDirs gives the directories that the door can be in, best first.
+// doorDirs returns the possible directories of the door, best first.
 func doorDirs(runtimeDir, tempDir string, uid int) []string {
 	var dirs []string
 	if filepath.IsAbs(runtimeDir) {
@@ -30,7 +30,7 @@ func ownDoorDirs() []string {
 	return doorDirs(os.Getenv("XDG_RUNTIME_DIR"), os.TempDir(), os.Geteuid())
 }
 
-// private gives an error unless the directory is the user's own and closed to
+// private returns an error unless the directory is the user's own and closed to
 // others.
 func private(dir string, uid int) error {
 	info, err := os.Lstat(dir)
@@ -49,7 +49,7 @@ func private(dir string, uid int) error {
 	return nil
 }
 
-// errBusy tells that a demo of the same user runs.
+// errBusy says that a demo of the same user is running.
 var errBusy = errors.New("a demo of yours is running already: use it, or end it first")
 
 // openDoor listens for `sluice demo --exec`. A socket that a killed demo left
@@ -100,7 +100,7 @@ func closeDoor(l *net.UnixListener) {
 	_ = os.Remove(filepath.Dir(path))
 }
 
-// errNobody tells that no demo runs.
+// errNobody says that no demo is running.
 var errNobody = errors.New("no demo of yours is running: start `sluice demo` in another terminal (if it runs with sudo, this command needs sudo too)")
 
 // knock connects to the running demo.

@@ -83,7 +83,7 @@ func Exec(from string, command []string) (status int, err error) {
 	return status, nil
 }
 
-// visitDemo sends the request and gives the exit status. Signals that end or
+// visitDemo sends the request and returns the exit status. Signals that end or
 // interrupt a program are passed on meanwhile.
 func visitDemo(c *net.UnixConn, r *request, stdio ...*os.File) (int, error) {
 	if err := sendRequest(c, r, stdio...); err != nil {

@@ -96,7 +96,7 @@ func (j *journal) await(ctx context.Context, within time.Duration, condition fun
 	}
 }
 
-// recordsOf waits until each of the connections has a record and gives them in
+// recordsOf waits until each of the connections has a record and returns them in
 // the same order. More than one for a connection is an error.
 func (j *journal) recordsOf(ctx context.Context, keys []key, within time.Duration) ([]*record, error) {
 	var missing key
@@ -121,7 +121,7 @@ func (j *journal) recordsOf(ctx context.Context, keys []key, within time.Duratio
 	return found, err
 }
 
-// retried tells whether a record of the connection says that an endpoint did
+// retried reports whether a record of the connection says that an endpoint did
 // not answer.
 func (j *journal) retried(k key) bool {
 	j.mu.Lock()
@@ -134,7 +134,7 @@ func (j *journal) retried(k key) bool {
 	return false
 }
 
-// size gives the number of records that have come.
+// size returns the number of records that have come.
 func (j *journal) size() int {
 	j.mu.Lock()
 	defer j.mu.Unlock()

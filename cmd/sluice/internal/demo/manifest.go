@@ -29,16 +29,16 @@ const (
 	servicePort       = 80
 )
 
-// vips gives the cluster IPs.
+// vips returns the cluster IPs.
 func (s *shopService) vips() (v4, v6 netip.AddrPort) {
 	cidr4, cidr6 := netip.MustParsePrefix(serviceCIDR4), netip.MustParsePrefix(serviceCIDR6)
 	return netip.AddrPortFrom(host(cidr4, s.number), servicePort), netip.AddrPortFrom(host(cidr6, s.number), servicePort)
 }
 
-// String gives the name as records give it, without the port.
+// String returns the name as records give it, without the port.
 func (s *shopService) String() string { return manifestNamespace + "/" + s.name }
 
-// file gives the name of the service's manifest.
+// file returns the name of the service's manifest.
 func (s *shopService) file() string { return s.name + ".yaml" }
 
 // manifestDir is the directory that the proxy reads.

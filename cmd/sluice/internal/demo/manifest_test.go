@@ -92,7 +92,7 @@ func checkPort(t *testing.T, snapshot *service.Snapshot, svc *shopService, vip n
 	}
 }
 
-// readManifests gives what the directory says, and what the reader had to say
+// readManifests returns what the directory says, and what the reader had to say
 // about it.
 func readManifests(t *testing.T, dir string) (*service.Snapshot, string) {
 	t.Helper()

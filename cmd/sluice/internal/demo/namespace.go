@@ -24,7 +24,7 @@ type namespace struct {
 	nl   *netlink.Handle
 }
 
-// ownNamespace gives the namespace that the process runs in, with lo up.
+// ownNamespace returns the namespace that the process runs in, with lo up.
 func ownNamespace(name string) (*namespace, error) { return openNamespace(name, sys.OwnNetNS) }
 
 // newNamespace makes an empty namespace, with lo up.
@@ -62,8 +62,8 @@ func (n *namespace) do(f func() error) error {
 	return sys.InNetNS(int(n.file.Fd()), f)
 }
 
-// untouched gives an error if the namespace has any interface but lo: then it
-// is not one that was made for the demo.
+// untouched returns an error if the namespace has any interface but lo: then it was
+// not made for the demo.
 func (n *namespace) untouched() error {
 	links, err := n.nl.LinkList()
 	if err != nil {
@@ -88,7 +88,7 @@ func (n *namespace) up(ifname string) error {
 	return nil
 }
 
-// addAddresses gives an interface addresses that are usable at once.
+// addAddresses adds addresses to an interface, usable at once.
 func (n *namespace) addAddresses(ifname string, addrs ...netip.Prefix) error {
 	link, err := n.nl.LinkByName(ifname)
 	if err != nil {
@@ -106,13 +106,12 @@ func (n *namespace) addAddresses(ifname string, addrs ...netip.Prefix) error {
 	return nil
 }
 
-// ifaFNoDAD is IFA_F_NODAD: nobody is asked whether the address is taken.
+// ifaFNoDAD is IFA_F_NODAD: no duplicate address detection.
 const ifaFNoDAD = 0x02
 
-// withoutDAD keeps interfaces that are made from now on from looking for their
-// addresses elsewhere, which takes seconds and finds nothing on a veth pair. It
-// is of no importance where it cannot be switched off (/proc is read-only in
-// some containers): settled tells when it is over.
+// withoutDAD switches duplicate address detection off for new interfaces: it takes
+// seconds and finds nothing on a veth pair. Where it cannot be switched off (/proc
+// is read-only in some containers), settled waits for its end.
 func (n *namespace) withoutDAD() {
 	_ = n.do(func() error {
 		var all error
@@ -123,7 +122,7 @@ func (n *namespace) withoutDAD() {
 	})
 }
 
-// settled tells whether each IPv6 address can be used.
+// settled reports whether each IPv6 address can be used.
 func (n *namespace) settled() (bool, error) {
 	addrs, err := n.nl.AddrList(nil, netlink.FAMILY_V6)
 	if err != nil {
@@ -132,7 +131,7 @@ func (n *namespace) settled() (bool, error) {
 	return !slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.Flags&ifaFTentative != 0 }), nil
 }
 
-// ifaFTentative is IFA_F_TENTATIVE: nobody knows yet whether it is taken.
+// ifaFTentative is IFA_F_TENTATIVE: duplicate address detection is not finished.
 const ifaFTentative = 0x40
 
 func (n *namespace) addRoute(dst netip.Prefix, via netip.Addr) error {
@@ -142,7 +141,7 @@ func (n *namespace) addRoute(dst netip.Prefix, via netip.Addr) error {
 	return nil
 }
 
-// wire joins the namespace to another by a pair of veth interfaces, both up.
+// wire connects the namespace to another by a pair of veth interfaces, both up.
 func (n *namespace) wire(ifname string, peer *namespace, peerIf string) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = ifname

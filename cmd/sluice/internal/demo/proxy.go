@@ -40,7 +40,7 @@ func proxyArgs(manifests string) []string {
 		"--access-log", "-", "--access-log-format", "json", "--logging-format", "json"}
 }
 
-// proxyCommand gives it for people.
+// proxyCommand returns it for people.
 func proxyCommand(manifests string) string { return strings.Join(proxyArgs(manifests), " ") }
 
 // startProxy runs the proxy on a directory of manifests and waits until the

@@ -63,7 +63,7 @@ type key struct{ client, vip netip.AddrPort }
 // retried tells that an endpoint did not answer.
 func (r *record) retried() bool { return len(r.FailedAttempts) > 0 }
 
-// console gives the record as `--access-log-format console` writes it, by the
+// console returns the record as `--access-log-format console` writes it, by the
 // same code.
 func (r *record) console() (string, error) {
 	var text bytes.Buffer
@@ -123,7 +123,7 @@ func objectName(s string) service.Name {
 	return service.Name{Namespace: namespace, Name: name}
 }
 
-// named gives the value that has the name, or the zero value.
+// named returns the value that has the name, or the zero value.
 func named[T fmt.Stringer](name string, values ...T) T {
 	for _, v := range values {
 		if v.String() == name {

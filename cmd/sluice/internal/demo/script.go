@@ -24,7 +24,7 @@ const retryPatience = 3750 * time.Millisecond
 // theNode stands for a program on the node itself where a client is wanted.
 const theNode = -1
 
-// story gives the steps. They run in order: the later ones change manifests.
+// story returns the steps, which run in order, as later ones change manifests.
 func (s *show) story() []step {
 	web, cart, search, soon := s.services[0], s.services[1], s.services[2], s.services[3]
 	return []step{
@@ -61,7 +61,7 @@ func (s *show) story() []step {
 	}
 }
 
-// vip gives a service's address for people, IPv4 if there is no IPv6.
+// vip returns a service's address for people, IPv4 if there is no IPv6.
 func (s *show) vip(svc *shopService, ipv6 bool) string {
 	v4, v6 := svc.vips()
 	if ipv6 && s.world.ipv6 {

@@ -56,7 +56,7 @@ func startStage(user bool, args []string, file *os.File) (*stage, error) {
 	return s, nil
 }
 
-// wait passes signals on until the process ends, and gives an error if it did
+// wait passes signals on until the process ends, and returns an error if it did
 // not end with exit status 0. A process that ended by itself has said why.
 func (s *stage) wait() error {
 	signals := make(chan os.Signal, 8)
@@ -89,7 +89,7 @@ func (s *stage) forward(signals <-chan os.Signal, ended <-chan struct{}) {
 
 // settings are what the machine says about namespaces, by the names of its
 // sysctls; those that the kernel does not have are left out. The name "root"
-// tells whether the demo runs with root's own rights.
+// reports whether the demo runs with root's own rights.
 type settings map[string]string
 
 func readSettings(root bool) settings {
@@ -147,7 +147,7 @@ func advise(err error, s settings) string {
 	return ""
 }
 
-// rootless tells whether the process lives in a user namespace that newStage
+// rootless reports whether the process lives in a user namespace that newStage
 // made.
 func rootless() bool {
 	b, err := os.ReadFile("/proc/self/uid_map")

@@ -39,9 +39,8 @@ func (o *outcome) check(err error) {
 	}
 }
 
-// play tells the story and gives ErrFailed unless each step held. Its last line
-// is the tally. With Once the proxy is stopped before that, so that the log is
-// whole.
+// play plays the story and returns ErrFailed if a step did not hold. Its last line is
+// the tally. With Once it stops the proxy before that, so that the log is complete.
 func (s *show) play(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, storyPatience, fmt.Errorf("the whole story took more than %v", storyPatience))
 	defer cancel()
@@ -135,7 +134,7 @@ func (s *show) end(held bool) error {
 }
 
 // compare checks that each of the connections was answered and has exactly one
-// record, which says what its client saw, and gives the records. The records
+// record, which says what its client saw, and returns the records. The records
 // of connections that failed are left out.
 func (s *show) compare(ctx context.Context, o *outcome, visits []*visit) []*record {
 	for _, v := range visits {
@@ -161,8 +160,7 @@ func (s *show) compare(ctx context.Context, o *outcome, visits []*visit) []*reco
 // recordPatience bounds the time from a connection's end to its record.
 const recordPatience = 3 * time.Second
 
-// agree gives an error if the record does not say what the client saw, who was
-// answered.
+// agree returns an error if the record differs from what the client saw.
 func agree(v *visit, r *record) error {
 	for _, c := range []struct {
 		field     string
@@ -209,7 +207,7 @@ func caller(i int) string {
 	return fmt.Sprintf("client %d", i+1)
 }
 
-// slowest gives the longest time that a client waited for its answer.
+// slowest returns the longest time that a client waited for its answer.
 func slowest(visits []*visit) time.Duration {
 	var most time.Duration
 	for _, v := range visits {

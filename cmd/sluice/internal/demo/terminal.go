@@ -52,7 +52,7 @@ const (
 	cyan   style = "36"
 )
 
-// in gives the text in a style, if there is colour.
+// in returns the text in a style, if there is colour.
 func (p *printer) in(s style, text string) string {
 	if !p.colour || s == plain || text == "" {
 		return text

@@ -40,7 +40,7 @@ var (
 	podsB4, podsB6 = netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:10:244:1::/64")
 )
 
-// host gives the address of a range that ends in .n or ::n, where n is written
+// host returns the address of a range that ends in .n or ::n, where n is written
 // in decimal digits.
 func host(p netip.Prefix, n int) netip.Addr {
 	if p.Addr().Is4() {
@@ -53,7 +53,7 @@ func host(p netip.Prefix, n int) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// client gives the addresses of client i, which counts from 0. Those of an
+// client returns the addresses of client i, which counts from 0. Those of an
 // index below 0 are not valid: they stand for a program on the node itself.
 func client(i int) (v4, v6 netip.Addr) {
 	if i < 0 {
@@ -223,7 +223,7 @@ func (w *world) listen(ctx context.Context, at netip.AddrPort) (net.Listener, er
 	return l, nil
 }
 
-// hasIPv6 tells whether the kernel speaks IPv6 and new interfaces get it.
+// hasIPv6 reports whether the kernel speaks IPv6 and new interfaces get it.
 func hasIPv6() bool {
 	off, err := os.ReadFile("/proc/sys/net/ipv6/conf/default/disable_ipv6")
 	return err == nil && strings.TrimSpace(string(off)) == "0"

@@ -1,6 +1,6 @@
-// Package doctor looks at a machine and says what of it Sluice could use, what
-// is in its way, and what to do about it. It tries things where that changes
-// nothing, and asks the kernel otherwise; it never goes by version numbers.
+// Package doctor examines a machine and reports what Sluice can use of it, what
+// prevents the rest, and what to do about it. It tests features where that changes
+// nothing, and asks the kernel otherwise; it never looks at version numbers.
 //
 //	report := doctor.Examine(doctor.Host(options))
 //	report.WriteText(os.Stdout)
@@ -47,17 +47,17 @@ type Report struct {
 	Findings []Finding `json:"findings"`
 }
 
-// Works tells whether any steering mode works.
+// Works reports whether any steering mode works.
 func (r *Report) Works() bool { return r.Chosen != "" }
 
-// Prober is what an examination asks. Host gives the real one.
+// Prober is what an examination asks. Host returns the real one.
 type Prober interface {
 	// Ways are the names of the steering modes, best first, and Try tells
 	// what one of them lacks; a *choose.RepliesError is about clients' addresses
 	// only.
 	Ways() []string
 	Try(way string) error
-	// Scratch tells why no network namespaces can be made for trials, and why
+	// Scratch says why no network namespaces can be made for trials, and why
 	// these cannot try whether answers come back to clients' addresses.
 	Scratch() (namespace, answers error)
 	// Capabilities are those in effect, a bit for each.
@@ -78,7 +78,7 @@ type Prober interface {
 	Leftovers() ([]string, error)
 	// ForwardPolicies are what judges packets that the node forwards.
 	ForwardPolicies() ([]string, error)
-	// Running gives the process that steers here; ok is false if there is none.
+	// Running returns the process that steers here; ok is false if there is none.
 	Running() (pid int, ok bool, err error)
 }
 

@@ -25,7 +25,8 @@ func ForwardPolicies() ([]string, error) {
 	return append(found, legacy...), errors.Join(err, legacyErr)
 }
 
-// passers are chains that judge nothing for anybody else: kube-proxy's and ours.
+// isPasser reports whether a chain is kube-proxy's or ours, which judge no packets of
+// others.
 func isPasser(chain string) bool {
 	return strings.HasPrefix(chain, kubeProxyChains) || strings.HasPrefix(chain, "SLUICE-")
 }
@@ -56,7 +57,7 @@ func forwardInNFTables() ([]string, error) {
 	return found, nil
 }
 
-// judgesPackets tells whether a rule decides about packets, or has a chain do so.
+// judgesPackets reports whether a rule decides about packets, or has a chain do so.
 func judgesPackets(r *nftables.Rule) bool {
 	return slices.ContainsFunc(r.Exprs, func(e expr.Any) bool {
 		switch e := e.(type) {

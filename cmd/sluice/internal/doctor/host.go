@@ -21,7 +21,7 @@ type host struct {
 	namespace, answers error // of Scratch
 }
 
-// Host gives a Prober of the machine, for a proxy with these options, whatever
+// Host returns a Prober of the machine, for a proxy with these options, whatever
 // mode they name.
 func Host(o choose.Options) Prober {
 	h := &host{options: o}

@@ -39,7 +39,7 @@ func leftovers() ([]string, error) {
 	return found, errors.Join(errs...)
 }
 
-// nftablesChains gives the chains of all tables; none where the kernel has no
+// nftablesChains returns the chains of all tables; none where the kernel has no
 // nf_tables.
 func nftablesChains() (*nftables.Conn, []*nftables.Chain, error) {
 	conn, err := nftables.New()

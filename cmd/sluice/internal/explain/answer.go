@@ -78,7 +78,7 @@ func WriteJSON(w io.Writer, t *policy.Table, q Question) error {
 	return newEncoder(w).Encode(Ask(t, q))
 }
 
-// newEncoder gives an encoder of lines that leaves "<" and "&" as they are.
+// newEncoder returns an encoder of lines that leaves "<" and "&" as they are.
 func newEncoder(w io.Writer) *json.Encoder {
 	e := json.NewEncoder(printable.JSONWriter{W: w})
 	e.SetEscapeHTML(false)

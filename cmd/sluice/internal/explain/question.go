@@ -1,5 +1,5 @@
-// Package explain puts decisions into words and JSON: it asks the very
-// [policy.Table] that serves connections, and sends no packet.
+// Package explain reports decisions as text and JSON: it asks the [policy.Table] that
+// also serves connections, and sends no packet.
 package explain
 
 import (
@@ -20,8 +20,8 @@ type Question struct {
 	To       netip.AddrPort
 }
 
-// ParseQuestion reads a question. No protocol stands for tcp. IPv4 addresses
-// mapped into IPv6 are taken for what they are.
+// ParseQuestion reads a question. An empty protocol means tcp. IPv4-mapped IPv6
+// addresses count as IPv4.
 func ParseQuestion(protocol, from, to string) (Question, error) {
 	var q Question
 	switch {

@@ -17,7 +17,7 @@ var used = []string{
 	"logging.format", "logging.verbosity", "featureGates.AllowServiceExternalIPs",
 }
 
-// Ignored gives the fields, sorted, that the file sets to something else than
+// Ignored returns the fields, sorted, that the file sets to something else than
 // kube-proxy's default and that have no meaning here.
 func (f *File) Ignored() []string {
 	given, empty := tree(f.Given), tree(&Config{})
@@ -36,7 +36,7 @@ func (f *File) Ignored() []string {
 	return out
 }
 
-// tree gives a configuration as JSON has it.
+// tree returns a configuration as JSON has it.
 func tree(c *Config) map[string]any {
 	text, err := json.Marshal(c)
 	if err != nil {
@@ -73,7 +73,7 @@ func at(m map[string]any, path string) any {
 	return value
 }
 
-// isZero tells whether a value of JSON says nothing: "0s" is what an unset
+// isZero reports whether a value of JSON says nothing: "0s" is what an unset
 // duration looks like.
 func isZero(value any) bool {
 	switch v := value.(type) {

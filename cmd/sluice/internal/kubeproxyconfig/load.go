@@ -78,7 +78,7 @@ func Parse(text []byte) (*File, error) {
 	return f, nil
 }
 
-// Default gives the configuration that an empty file stands for.
+// Default returns the configuration that an empty file stands for.
 func Default() *Config {
 	c := &Config{}
 	c.APIVersion, c.Kind = apiVersion, kind
