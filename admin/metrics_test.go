@@ -91,7 +91,7 @@ sluice_connections_retried_total{namespace="default",port="http",protocol="TCP",
 # HELP sluice_dial_attempts_total Attempts to connect to an endpoint.
 # TYPE sluice_dial_attempts_total counter
 sluice_dial_attempts_total{namespace="default",port="http",protocol="TCP",service="web"} 3
-# HELP sluice_relayed_bytes_total Bytes passed on, by where they came from.
+# HELP sluice_relayed_bytes_total Relayed bytes, by the side that sent them.
 # TYPE sluice_relayed_bytes_total counter
 sluice_relayed_bytes_total{from="client",namespace="default",port="http",protocol="TCP",service="web"} 111
 sluice_relayed_bytes_total{from="endpoint",namespace="default",port="http",protocol="TCP",service="web"} 2022
@@ -151,7 +151,7 @@ func TestSumsOverServicePorts(t *testing.T) {
 # HELP sluice_connections_opened_total Connections accepted from clients.
 # TYPE sluice_connections_opened_total counter
 sluice_connections_opened_total{namespace="",port="",protocol="",service=""} 2
-# HELP sluice_relayed_bytes_total Bytes passed on, by where they came from.
+# HELP sluice_relayed_bytes_total Relayed bytes, by the side that sent them.
 # TYPE sluice_relayed_bytes_total counter
 sluice_relayed_bytes_total{from="client",namespace="",port="",protocol="",service=""} 111
 sluice_relayed_bytes_total{from="endpoint",namespace="",port="",protocol="",service=""} 2022

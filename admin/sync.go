@@ -23,20 +23,20 @@ var _ prometheus.Collector = (*Sync)(nil)
 func NewSync() *Sync {
 	return &Sync{
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "kubeproxy_sync_proxy_rules_duration_seconds", Help: "Time to put a change in force.",
+			Name: "kubeproxy_sync_proxy_rules_duration_seconds", Help: "Time to apply a change.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
 		}, []string{"ip_family"}),
 		programming: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "kubeproxy_network_programming_duration_seconds",
-			Help: "Time from the change of a Pod or Service until it is in force here, as far as EndpointSlices tell of it.",
+			Help: "Time from the change of a Pod or Service until it is in force here, for changes with a timestamp in EndpointSlices.",
 			Buckets: append(prometheus.ExponentialBuckets(0.015625, 2, 7), // 15 ms to 1 s: kube-proxy has one bucket there
 				2, 3, 4, 5, 10, 20, 30, 40, 50, 60, 120, 180, 240, 300),
 		}, []string{"ip_family"}),
 		last: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "kubeproxy_sync_proxy_rules_last_timestamp_seconds", Help: "When a change was put in force last.",
+			Name: "kubeproxy_sync_proxy_rules_last_timestamp_seconds", Help: "When a change was last applied.",
 		}, []string{"ip_family"}),
 		queued: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", Help: "When a change came last.",
+			Name: "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", Help: "When a change last arrived.",
 		}, []string{"ip_family"}),
 	}
 }
@@ -103,9 +103,9 @@ func newChangesCollector(read func() Changes) *changesCollector {
 		return prometheus.NewDesc("kubeproxy_sync_proxy_rules_"+name, help, []string{"ip_family"}, nil)
 	}
 	return &changesCollector{read: read, descs: [4]*prometheus.Desc{
-		desc("service_changes_total", "Services that were new, different or gone."),
+		desc("service_changes_total", "Services that were added, changed or removed."),
 		desc("service_changes_pending", "Services among them that are not in force yet."),
-		desc("endpoint_changes_total", "EndpointSlices that were new, different or gone."),
+		desc("endpoint_changes_total", "EndpointSlices that were added, changed or removed."),
 		desc("endpoint_changes_pending", "EndpointSlices among them that are not in force yet."),
 	}}
 }
