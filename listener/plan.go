@@ -102,18 +102,9 @@ func (p *planner) put(dst service.Destination, action policy.Action, own bool, t
 	} else {
 		p.steer.Remove(dst)
 	}
-	keep(&p.refuse, dst, action == policy.Refuse && !own)
-	keep(&p.silent, dst, action == policy.Drop && !own)
-	keep(&p.own, dst, action != policy.None && own)
-}
-
-// keep puts a key into a set, or takes it out.
-func keep[K redirect.Key](set *redirect.Builder[K, struct{}], k K, in bool) {
-	if in {
-		set.Set(k, struct{}{})
-	} else {
-		set.Remove(k)
-	}
+	p.refuse.Put(dst, action == policy.Refuse && !own)
+	p.silent.Put(dst, action == policy.Drop && !own)
+	p.own.Put(dst, action != policy.None && own)
 }
 
 // use counts the destinations on an address, which is steered as long as it has any.
@@ -146,7 +137,7 @@ func (p *planner) linger(dst service.Destination, in bool) {
 	case was && !in:
 		p.count(p.foreignUses, dst.Addr, -1)
 	}
-	keep(&p.lingering, dst, in)
+	p.lingering.Put(dst, in)
 }
 
 // lingerIP does the same for a cluster IP.
@@ -229,10 +220,10 @@ func (p *planner) assign(a netip.Addr) {
 	_, others := p.foreignUses[a]
 	_, lingers := p.lingeringIPs[a]
 	covered := p.covers(a)
-	keep(&p.clusterIPs, a, cluster)
-	keep(&p.foreign, a, others && !cluster && !lingers && !covered)
+	p.clusterIPs.Put(a, cluster)
+	p.foreign.Put(a, others && !cluster && !lingers && !covered)
 	if !covered {
-		keep(&p.local, netip.PrefixFrom(a, a.BitLen()), cluster || lingers)
+		p.local.Put(netip.PrefixFrom(a, a.BitLen()), cluster || lingers)
 	}
 }
 
