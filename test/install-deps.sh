@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that the tests need, if any of them is missing.
-# Root installs them; everybody else is told which ones to install. Nothing is
-# touched when everything is there.
+# Root installs them; for other users it prints which ones to install. It does
+# nothing if all are installed.
 set -euo pipefail
 
-# What to look for, and the package that brings it.
+# What to look for, and the package that contains it.
 needs=(
   "gcc gcc"             # the race detector links with it
   "make make"
   "nft nftables"        # the tests compare its dumps; sluice itself needs no nft
-  "ip iproute2"         # likewise
+  "ip iproute2"         # the same
   "iptables iptables"   # redirect/iptables steers by it, in both variants
-  "ipset ipset"         # likewise
+  "ipset ipset"         # the same
   "dnsmasq dnsmasq-base" # a DNS server of Debian's behind a Service
   "linux.uml user-mode-linux" # test/vm: a kernel without netfilter
 )

@@ -308,7 +308,7 @@ func (s *stage) clean(r *load.Result) error {
 		s.b.note("%d failed: %s", n, cause)
 	}
 	if r.Count == 0 && r.Bytes == 0 {
-		return fmt.Errorf("nothing came through")
+		return fmt.Errorf("no datagram or connection arrived")
 	}
 	return nil
 }

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs the programs that the benchmark compares with and checks itself
-# against. Debian and its children; needs root. Starts no service: the
-# benchmark runs every program itself, in network namespaces of its own.
+# Installs the programs to which the benchmark compares Sluice, and those that
+# check the benchmark. For Debian and its derivatives; needs root. It starts no
+# service: the benchmark runs every program itself, in network namespaces.
 set -eu
 
 packages="haproxy nginx libnginx-mod-stream wrk iperf3"

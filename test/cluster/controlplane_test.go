@@ -135,7 +135,7 @@ func (c *controlPlane) start(name, path string, args ...string) *netns.Cmd {
 		}
 		text, _ := os.ReadFile(log.Name())
 		lines := strings.Split(string(text), "\n")
-		c.t.Logf("%s said at last:\n%s", name, strings.Join(lines[max(len(lines)-15, 0):], "\n"))
+		c.t.Logf("the end of the output of %s:\n%s", name, strings.Join(lines[max(len(lines)-15, 0):], "\n"))
 	})
 	return cmd
 }

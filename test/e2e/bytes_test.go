@@ -180,7 +180,7 @@ func (j *joiner) join(t *testing.T, from *netns.Host, address string) pipe {
 		}
 		return pipe{c.(*net.TCPConn), s}
 	case <-time.After(startTimeout):
-		t.Fatalf("%s: connected, and nobody came to the endpoint", address)
+		t.Fatalf("%s: connected, but the endpoint got no connection", address)
 	}
 	return pipe{}
 }

@@ -156,10 +156,10 @@ func TestPromise1_DeadEndpointCostsAMomentNeverTheConnection(t *testing.T) {
 			t.Logf("%d met it: median %v, slowest %v", len(retried), retried[len(retried)/2], retried[len(retried)-1])
 			// Half of each, as single connections may wait on a busy machine.
 			if median := retried[len(retried)/2]; median > allTimeouts {
-				t.Errorf("who met the dead endpoint took %v, more than the four attempts together", median)
+				t.Errorf("clients that met the dead endpoint took %v, more than the four attempts together", median)
 			}
 			if median := undelayed[len(undelayed)/2]; median >= firstTimeout {
-				t.Errorf("who never met the dead endpoint took %v", median)
+				t.Errorf("clients that never met the dead endpoint took %v", median)
 			}
 		})
 	}

@@ -215,7 +215,7 @@ func playTakeOver(t *testing.T, m mode) {
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, address := range addresses(80, vip4, vip6) {
 			if err := refused(from, address); err != nil {
-				t.Errorf("%s to %s, which nobody serves for the moment: %v", from.Name(), address, err)
+				t.Errorf("%s to %s, while no proxy serves: %v", from.Name(), address, err)
 			}
 		}
 	}

@@ -37,7 +37,7 @@ func TestOtherPortsOfNonLocalAddressesAreLeftAlone(t *testing.T) {
 				}
 				w.wantWorld(t, c, netip.AddrPortFrom(a.Addr(), 2222))
 				if got := c.dial(netip.AddrPortFrom(a.Addr(), 3333), w.nodeAddrs, startTimeout); got != "refused" {
-					t.Errorf("%s to a port of %s where nobody listens: %s", c.name, a.Addr(), got)
+					t.Errorf("%s to a port of %s without a listener: %s", c.name, a.Addr(), got)
 				}
 				if _, got := c.visit("udp", a, w.nodeAddrs, startTimeout); !strings.HasPrefix(got, fmt.Sprintf("world:%d ", o.port)) {
 					t.Errorf("%s by UDP to the Service's TCP port at %s: %s", c.name, a, got)

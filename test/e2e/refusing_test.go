@@ -86,10 +86,10 @@ func TestPromise1_DroppingEndpointDelaysFewConnections(t *testing.T) {
 			delayed++
 		}
 	}
-	t.Logf("%d of %d connections in %v met the silent endpoint", delayed, connections, took)
+	t.Logf("%d of %d connections in %v met the endpoint that drops", delayed, connections, took)
 	// Once at first, and then after periods that double from half a second.
 	if most := 3 + int(took/time.Second); delayed < 1 || delayed > most {
-		t.Errorf("%d of %d connections in %v met the silent endpoint, want 1 to %d", delayed, connections, took, most)
+		t.Errorf("%d of %d connections in %v met the endpoint that drops, want 1 to %d", delayed, connections, took, most)
 	}
 }
 

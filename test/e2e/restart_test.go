@@ -38,9 +38,9 @@ func TestRestartEndsOpenConnections(t *testing.T) {
 		early <- err
 	}()
 	p.start()
-	t.Logf("stopped: nobody was served for %v", time.Since(began))
+	t.Logf("stopped: no client was served for %v", time.Since(began))
 	if err := <-early; err != nil {
-		t.Errorf("stopped: who came too early: %v", err)
+		t.Errorf("stopped: a client that connected too early: %v", err)
 	}
 
 	held = hold(t, lab.Client, address, 3)
@@ -55,7 +55,7 @@ func TestRestartEndsOpenConnections(t *testing.T) {
 		t.Errorf("killed: a new connection: %v", err)
 	}
 	p.start()
-	t.Logf("killed: nobody was served for %v", time.Since(began))
+	t.Logf("killed: no client was served for %v", time.Since(began))
 	if _, err := lab.Client.Ask("tcp", address); err != nil {
 		t.Errorf("after the kill: %v", err)
 	}

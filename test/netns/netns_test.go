@@ -139,7 +139,7 @@ func TestDumpIsTheSameWhenNothingChanged(t *testing.T) {
 		t.Errorf("dump:\n%s", before)
 	}
 	if _, err := lab.Node.Ask("tcp", "10.2.1.2:1"); err == nil {
-		t.Error("an answer where nobody listens")
+		t.Error("an answer without a listener")
 	}
 	if after := lab.Node.Dump(t); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)

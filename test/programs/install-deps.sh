@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Installs the Debian packages of the programs that test/programs puts behind
-# Services. Root installs them; everybody else is told which ones to install.
-# No service of theirs is started, and those of packages that were not there
-# before are disabled: the tests run the programs themselves.
+# Services. Root installs them; for other users it prints which ones to install.
+# It starts no services, and disables those of newly installed packages: the tests
+# run the programs themselves.
 set -euo pipefail
 
-# A package, and the service that it brings.
+# A package, and its service.
 needs=(
   "postgresql postgresql" # pgbench too
   "redis-server redis-server"
@@ -30,8 +30,8 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 fi
 echo "install-deps: installing ${packages[*]}"
 
-# Exit status 101 of this file keeps packages from starting services. A file
-# that is there already is left alone.
+# Exit status 101 of this file keeps packages from starting services. An existing
+# file is not changed.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
   trap 'rm -f "$policy"' EXIT

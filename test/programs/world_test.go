@@ -296,7 +296,7 @@ func (w *world) judge(all []attempt, since time.Time) {
 	}
 	w.t.Logf("%d attempts, %d of those under way failed; of %d that began later %d failed", len(all), before, late, failed)
 	if late == 0 {
-		w.t.Error("nobody came later: it proves nothing")
+		w.t.Error("no attempt began later: the test proves nothing")
 	}
 }
 

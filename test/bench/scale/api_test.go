@@ -160,7 +160,7 @@ func TestStreamedList(t *testing.T) {
 		t.Fatalf("after the list: %s %T %v", e.Type, e.Object, e.Object)
 	}
 	if !a.watched("endpointslices") || a.watched("services") {
-		t.Error("it does not know who watches what")
+		t.Error("it does not know the watchers")
 	}
 	other := netip.MustParseAddr("10.2.0.3")
 	if err := a.send("endpointslices", "MODIFIED", testCluster.sliceOf(7, other)); err != nil {
