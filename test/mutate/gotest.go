@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -27,14 +28,33 @@ const (
 	mostSaid = 160
 )
 
-// runner builds and tests the module, with or without a mutation.
+// runner builds and tests the module, with or without a mutation. Its methods are safe
+// for concurrent use.
 type runner struct {
-	root     string
-	dir      string             // temporary
-	controls map[string]verdict // of the tests without a mutation
+	root string
+	dir  string // temporary
 	// program and tests are the product without a mutation and the end-to-end
 	// tests, built when they are first needed.
 	program, tests string
+	endToEnd       sync.Once
+	endToEndError  error
+
+	mu       sync.Mutex
+	controls map[string]*control // by test; guarded by mu
+}
+
+// control is a run of a test without a mutation.
+type control struct {
+	once    sync.Once
+	verdict verdict
+}
+
+func newRunner(root, dir string) *runner {
+	return &runner{
+		root: root, dir: dir,
+		program: filepath.Join(dir, "sluice"), tests: filepath.Join(dir, "e2e.test"),
+		controls: make(map[string]*control),
+	}
 }
 
 // verdict is what a run of a test showed.
@@ -59,15 +79,14 @@ func (r *runner) build(ctx context.Context, m *mutation, overlay, dir string) (p
 	if m.pkg != endToEnd {
 		return "", r.compile(ctx, "build", "-overlay", overlay, "-o", os.DevNull, "./"+filepath.Dir(m.file))
 	}
-	if r.program == "" {
-		program, tests := filepath.Join(r.dir, "sluice"), filepath.Join(r.dir, "e2e.test")
-		if err := r.compile(ctx, "build", "-buildvcs=false", "-o", program, "./cmd/sluice"); err != nil {
-			return "", err
+	r.endToEnd.Do(func() {
+		r.endToEndError = r.compile(ctx, "build", "-buildvcs=false", "-o", r.program, "./cmd/sluice")
+		if r.endToEndError == nil {
+			r.endToEndError = r.compile(ctx, "test", "-c", "-vet=off", "-o", r.tests, "./"+endToEnd)
 		}
-		if err := r.compile(ctx, "test", "-c", "-vet=off", "-o", tests, "./"+endToEnd); err != nil {
-			return "", err
-		}
-		r.program, r.tests = program, tests
+	})
+	if r.endToEndError != nil {
+		return "", r.endToEndError
 	}
 	program = filepath.Join(dir, "sluice")
 	return program, r.compile(ctx, "build", "-overlay", overlay, "-buildvcs=false", "-o", program, "./cmd/sluice")
@@ -83,12 +102,15 @@ func (r *runner) compile(ctx context.Context, args ...string) error {
 // control runs a mutation's test without the mutation, once for each test.
 func (r *runner) control(ctx context.Context, m *mutation) verdict {
 	key := m.pkg + " " + m.test
-	v, known := r.controls[key]
-	if !known {
-		v = r.test(ctx, m, "", r.program)
-		r.controls[key] = v
+	r.mu.Lock()
+	c := r.controls[key]
+	if c == nil {
+		c = new(control)
+		r.controls[key] = c
 	}
-	return v
+	r.mu.Unlock()
+	c.once.Do(func() { c.verdict = r.test(ctx, m, "", r.program) })
+	return c.verdict
 }
 
 // test runs a mutation's test: an end-to-end test on a binary of the product, another

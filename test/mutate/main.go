@@ -23,12 +23,16 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
 
 func main() {
 	run := flag.String("run", "", "apply only the mutations whose names match this regular expression")
+	parallel := flag.Int("parallel", min(max(runtime.NumCPU(), 2), 4), "how many mutations to apply at a time; tests that compare times run alone")
 	list := flag.Bool("list", false, "print the mutations and apply none")
 	flag.Parse()
 	selected, err := choose(*run)
@@ -40,7 +44,7 @@ func main() {
 	}
 	if err == nil {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-		err = play(ctx, selected)
+		err = play(ctx, selected, max(*parallel, 1))
 		stop()
 	}
 	if err != nil {
@@ -68,7 +72,7 @@ func choose(expression string) ([]*mutation, error) {
 }
 
 // play applies the mutations. The error says how many were not caught.
-func play(ctx context.Context, selected []*mutation) error {
+func play(ctx context.Context, selected []*mutation, parallel int) error {
 	root, err := moduleRoot(ctx)
 	if err != nil {
 		return err
@@ -79,27 +83,56 @@ func play(ctx context.Context, selected []*mutation) error {
 	}
 	defer os.RemoveAll(dir)
 	start := time.Now()
-	r := &runner{root: root, dir: dir, controls: make(map[string]verdict)}
-	missed := 0
+	r := newRunner(root, dir)
+	var beside, alone []*mutation
 	for _, m := range selected {
-		began := time.Now()
-		v, err := r.apply(ctx, m)
-		if ctx.Err() != nil {
-			return ctx.Err()
+		if m.judgesTime() {
+			alone = append(alone, m)
+		} else {
+			beside = append(beside, m)
 		}
-		took := time.Since(began).Round(time.Second)
-		if err != nil {
-			missed++
-			fmt.Printf("%-26s MISSED by %s (%v): %v\n", m.name, m.testName(), took, err)
-			continue
-		}
-		fmt.Printf("%-26s caught by %s (%v): %s\n", m.name, m.testName(), took, v.line)
+	}
+	missed := r.applyAll(ctx, beside, parallel) + r.applyAll(ctx, alone, 1)
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
 	fmt.Printf("%d of %d mutations were caught in %v\n", len(selected)-missed, len(selected), time.Since(start).Round(time.Second))
 	if missed > 0 {
 		return fmt.Errorf("%d mutations were not caught: their tests cannot fail, or the list is out of date", missed)
 	}
 	return nil
+}
+
+// applyAll applies mutations, so many at a time, and says how each came out. It gives
+// the number of those that were missed.
+func (r *runner) applyAll(ctx context.Context, list []*mutation, parallel int) int {
+	next := make(chan *mutation)
+	var missed atomic.Int64
+	var workers sync.WaitGroup
+	for range parallel {
+		workers.Go(func() {
+			for m := range next {
+				began := time.Now()
+				v, err := r.apply(ctx, m)
+				if ctx.Err() != nil {
+					continue
+				}
+				took := time.Since(began).Round(time.Second)
+				if err != nil {
+					missed.Add(1)
+					fmt.Printf("%-26s MISSED by %s (%v): %v\n", m.name, m.testName(), took, err)
+					continue
+				}
+				fmt.Printf("%-26s caught by %s (%v): %s\n", m.name, m.testName(), took, v.line)
+			}
+		})
+	}
+	for _, m := range list {
+		next <- m
+	}
+	close(next)
+	workers.Wait()
+	return int(missed.Load())
 }
 
 // apply applies one mutation. The error says why it counts as missed.

@@ -25,6 +25,9 @@ func (m *mutation) testName() string {
 	return name
 }
 
+// judgesTime tells whether the test compares times, so that nothing may run beside it.
+func (m *mutation) judgesTime() bool { return strings.HasPrefix(m.test, "TestPromise8_") }
+
 // mutated gives the file's text with the mistake in it.
 func (m *mutation) mutated(root string) ([]byte, error) {
 	text, err := os.ReadFile(filepath.Join(root, m.file))
