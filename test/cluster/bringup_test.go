@@ -69,7 +69,7 @@ func TestBringUp(t *testing.T) {
 		w.expect(w.hosts.Outside, "tcp", nodePort, fmtPods(3))
 		w.everybody("tcp", address, fmtPods(3))
 	})
-	play("the Node object is made anew, with other ranges of pods", func(t *testing.T) {
+	play("the Node object is recreated, with other pod ranges", func(t *testing.T) {
 		steady := w.watch(address)
 		for _, n := range nodes {
 			w.admin.delete(n)
@@ -85,7 +85,7 @@ func TestBringUp(t *testing.T) {
 			t.Error(steady.errors)
 		}
 	})
-	play("a Service made anew under its name has another address", func(*testing.T) {
+	play("a Service recreated under its name has another address", func(*testing.T) {
 		first := w.service("again", nil)
 		w.slice("again", w.pod1())
 		w.expect(w.hosts.Outside, "tcp", at(first.Spec.ClusterIP, 80), fmtPods(1))
@@ -127,7 +127,7 @@ func TestBringUp(t *testing.T) {
 		w.dropSlice("twice-a")
 		w.expect(w.hosts.Outside, "tcp", at(svc.Spec.ClusterIP, 80), fmtPods(1))
 	})
-	play("Endpoints made by hand, which the controller mirrors", func(*testing.T) {
+	play("Endpoints that the controller mirrors", func(*testing.T) {
 		svc := w.service("mirrored", func(s *corev1.Service) { s.Spec.Ports[0].TargetPort = intstr.FromString("named") })
 		e := &corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "mirrored"}} //nolint:staticcheck // old, and in use
 		e.Subsets = []corev1.EndpointSubset{                                                            //nolint:staticcheck // as above
@@ -137,7 +137,7 @@ func TestBringUp(t *testing.T) {
 		w.admin.create(e)
 		w.expect(w.hosts.Outside, "tcp", at(svc.Spec.ClusterIP, 80), "pod-1:8080 pod-2:9090")
 	})
-	play("the program is replaced: the new one waits for nothing that the old one leaves", func(t *testing.T) {
+	play("a second program exits; after the end of the first a new one serves at once", func(t *testing.T) {
 		if err := start().Wait(); err == nil || !strings.Contains(w.said("sluice"), "another sluice serves this node") {
 			t.Errorf("a second one beside the first: %v", err)
 		}

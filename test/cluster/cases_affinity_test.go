@@ -43,7 +43,7 @@ var affinityCases = []testCase{
 			}
 		}
 	}},
-	{"session affinity is one for all addresses of a port, and moves when its endpoint goes", func(w *world) {
+	{"all addresses of a port share session affinity, which moves when its endpoint is removed", func(w *world) {
 		svc := w.service("moves", func(s *corev1.Service) {
 			s.Spec.Type, s.Spec.SessionAffinity = corev1.ServiceTypeNodePort, corev1.ServiceAffinityClientIP
 		})

@@ -58,7 +58,7 @@ var hostCases = []testCase{
 		w.everybody("tcp", at(w.hosts.Node.IPv4.String(), svc.Spec.Ports[0].NodePort), fmtPods(3))
 		check()
 	}},
-	{"servers of the node's own", func(w *world) {
+	{"the node's own servers", func(w *world) {
 		l, err := w.hosts.Node.Listen("tcp", ":54322")
 		if err != nil {
 			w.t.Fatal(err)
@@ -80,7 +80,7 @@ var hostCases = []testCase{
 		w.everybody("tcp", at(svc.Spec.ClusterIP, 54322), fmtPods(1, 3)) // F9
 		w.everybody("tcp", at(svc.Spec.ClusterIP, 54323), "refused")
 	}},
-	{"node ports are on the node's primary address alone, where that is asked for", func(w *world) {
+	{"node ports only on the node's primary address, if configured", func(w *world) {
 		svc := w.tcpAndUDP("primary", func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort })
 		w.slice("primary", w.pod1())
 		port := svc.Spec.Ports[0].NodePort
@@ -114,7 +114,7 @@ var hostCases = []testCase{
 			})
 		}
 	}},
-	{"a segment outside of the window resets nobody's connection", func(w *world) {
+	{"a segment outside of the window resets no connection", func(w *world) {
 		svc := w.service("window", nil)
 		w.slice("window", w.pod3())
 		w.expect(w.hosts.Pods[0], "tcp", at(svc.Spec.ClusterIP, 80), fmtPods(3))

@@ -28,7 +28,7 @@ var loadBalancerCases = []testCase{
 		w.change("ranged", func(s *corev1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"10.1.0.0/24"} })
 		w.expect(w.hosts.Outside, "tcp", at(vip, 80), fmtPods(1))
 	}},
-	{"a load balancer's address of ipMode Proxy is not taken", func(w *world) {
+	{"a load balancer's address with ipMode Proxy is not steered", func(w *world) {
 		taken, left := w.vip(), w.vip()
 		w.service("mode", func(s *corev1.Service) {
 			s.Spec.Type = corev1.ServiceTypeLoadBalancer

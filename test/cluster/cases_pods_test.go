@@ -15,7 +15,7 @@ import (
 // podCases test Pods, for which the real controller creates slices. Other cases
 // create slices themselves, with content that no controller would produce in time.
 var podCases = []testCase{
-	{"endpoints made of Pods by the real controller", func(w *world) {
+	{"endpoints of Pods from the real controller", func(w *world) {
 		svc := w.service("web", func(s *corev1.Service) { s.Spec.Selector = map[string]string{"app": "web"} })
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "pod-1", Labels: map[string]string{"app": "web"}},
 			Spec: corev1.PodSpec{NodeName: "node", Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
@@ -29,7 +29,7 @@ var podCases = []testCase{
 		w.admin.update(pod, "status")
 		w.expect(w.hosts.Outside, "tcp", at(svc.Spec.ClusterIP, 80), "refused")
 	}},
-	{"trafficDistribution PreferSameZone and PreferClose, hints made by the real controller", func(w *world) {
+	{"trafficDistribution PreferSameZone and PreferClose, hints from the real controller", func(w *world) {
 		for _, distribution := range []string{corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferClose} {
 			name := strings.ToLower(distribution)
 			svc := w.service(name, func(s *corev1.Service) {
@@ -54,7 +54,7 @@ var podCases = []testCase{
 			}
 		}
 	}},
-	{"trafficDistribution PreferSameNode, hints made by the real controller", func(w *world) {
+	{"trafficDistribution PreferSameNode, hints from the real controller", func(w *world) {
 		svc := w.service("near", func(s *corev1.Service) {
 			s.Spec.Selector, s.Spec.TrafficDistribution = map[string]string{"app": "web"}, ptr.To(corev1.ServiceTrafficDistributionPreferSameNode)
 		})

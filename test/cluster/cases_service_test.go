@@ -119,7 +119,7 @@ var serviceCases = []testCase{
 		})
 		w.everybody("tcp", at(labelled.Spec.ClusterIP, 80), fmtPods(1))
 	}},
-	{"headless Services and ExternalNames have nothing to steer, and become what has", func(w *world) {
+	{"headless Services and ExternalNames are not steered until their type changes", func(w *world) {
 		w.service("none", func(s *corev1.Service) { s.Spec.ClusterIP = corev1.ClusterIPNone })
 		w.slice("none", w.pod1())
 		w.service("name", func(s *corev1.Service) {
@@ -183,7 +183,7 @@ var serviceCases = []testCase{
 		w.everybody("tcp", at(two.Spec.ClusterIP, 80), fmtPods(2, 3))
 		w.everybody("tcp", at(w.hosts.Node.IPv4.String(), two.Spec.Ports[0].NodePort), fmtPods(2, 3))
 	}},
-	{"function for requests and answers that are large", func(w *world) {
+	{"function for large requests and answers", func(w *world) {
 		svc := w.service("large", func(s *corev1.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "p-udp", Port: 80, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolUDP})
 		})
@@ -196,7 +196,7 @@ var serviceCases = []testCase{
 			}
 		}
 	}},
-	{"an SCTP port leaves the other ports of its number alone", func(w *world) {
+	{"an SCTP port does not affect other ports of its number", func(w *world) {
 		svc := w.service("sctp", func(s *corev1.Service) {
 			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "p-sctp", Port: 80, TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolSCTP})
 		})

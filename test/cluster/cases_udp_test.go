@@ -42,7 +42,7 @@ var udpCases = []testCase{
 			s.expect(fmtPods(2)) // A8.2
 		}
 	}},
-	{"UDP clients whose server goes to another node", func(w *world) {
+	{"UDP clients whose server moves to another node", func(w *world) {
 		svc := w.tcpAndUDP("away", nil)
 		w.slice("away", w.pod1())
 		w.expect(w.hosts.Outside, "udp", at(svc.Spec.ClusterIP, 80), fmtPods(1))
@@ -51,7 +51,7 @@ var udpCases = []testCase{
 		w.slice("away", w.pod3())
 		s.expect(fmtPods(3))
 	}},
-	{"UDP clients that were there before the first endpoint is ready", func(w *world) {
+	{"UDP clients that start before the first endpoint is ready", func(w *world) {
 		svc := w.tcpAndUDP("early", func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort })
 		unready := w.pod1()
 		unready.notReady, unready.notServing = true, true

@@ -48,7 +48,7 @@ type Mode struct {
 // Run plays all scenes.
 func Run(t *testing.T, m Mode) {
 	t.Run("who reaches what", func(t *testing.T) { whoReachesWhat(t, m) })
-	t.Run("addresses that are not ours", func(t *testing.T) { nonLocal(t, m) })
+	t.Run("non-local addresses", func(t *testing.T) { nonLocal(t, m) })
 	t.Run("clients' own addresses", func(t *testing.T) { clientAddresses(t, m) })
 	t.Run("changes leave connections alone", func(t *testing.T) { changes(t, m) })
 	t.Run("nothing stays", func(t *testing.T) { nothingStays(t, m) })
