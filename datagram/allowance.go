@@ -86,7 +86,7 @@ type otherUsers struct {
 	foreAt  int64  // when there were some
 }
 
-// note takes note of a service's datagram.
+// note records a datagram of a service port.
 func (c *otherUsers) note(h *serviceSessions, now int64) {
 	if c.last != h {
 		c.last, c.otherAt = h, c.lastAt
@@ -94,14 +94,14 @@ func (c *otherUsers) note(h *serviceSessions, now int64) {
 	c.lastAt = now
 }
 
-// endRound takes note of what others than the worker have done.
+// endRound records the events for others than the worker.
 func (c *otherUsers) endRound(loop *poll.Loop) {
 	if foreign := loop.Handled() - c.events; foreign != c.foreign {
 		c.foreign, c.foreAt = foreign, loop.Now()
 	}
 }
 
-// has tells whether anybody but a service has used the loop lately.
+// has reports whether anything but a service port has used the loop recently.
 func (c *otherUsers) has(h *serviceSessions, now int64) bool {
 	other := c.lastAt
 	if c.last == h {

@@ -17,7 +17,7 @@
 // loop's [worker] looks up the session. For a new session, policy and balancer choose an
 // endpoint, and a socket is connected to it for this session only: the kernel reports when
 // nothing listens there, the endpoint may see the client's own address, and a reply needs
-// no lookup. Replies leave from an outlet: a socket that is bound to the destination that
+// no lookup. Replies leave from a reply socket: a socket that is bound to the destination that
 // the client sent to.
 //
 // Datagrams are received and sent in batches; consecutive ones of one size travel through
@@ -68,47 +68,47 @@ import (
 	"github.com/sluice-proxy/sluice/upstream"
 )
 
-// Config holds the limits and times. Zero values are not defaults: cmd gives
-// all of them.
+// Config holds limits and timeouts. Zero values are not defaults; the caller sets
+// all fields.
 type Config struct {
-	// MaxSessions bounds the sessions in all. Each has a descriptor, and an
-	// eighth as many are kept to be used again.
+	// MaxSessions bounds all sessions. Each has a descriptor. An eighth as many
+	// sockets are kept for reuse.
 	MaxSessions int
-	// MaxServiceSessions bounds those of one Service, all its ports together.
+	// MaxServiceSessions bounds the sessions of one Service with all of its ports.
 	MaxServiceSessions int
-	// MaxListeners bounds the service ports of each family that have sockets of their
-	// own to be steered to. The others share a socket of each loop.
+	// MaxListeners bounds the service ports of each family that have listening
+	// sockets of their own. The others share one listening socket on each loop.
 	MaxListeners int
 
-	// Timeout ends a session without a datagram, StreamTimeout one that was
-	// used both ways for a while. The annotation sluice.dev/udp-timeout goes
-	// before both.
+	// Timeout ends a session without a datagram; StreamTimeout ends one that was
+	// used in both directions for a while. The annotation sluice.dev/udp-timeout
+	// overrides both.
 	Timeout       time.Duration
 	StreamTimeout time.Duration
 
-	// Balancer holds the defaults of service ports' balancers.
+	// Balancer holds the default options of service ports' balancers.
 	Balancer balancer.Options
 
-	// Log says which sessions' records are handed on.
+	// Log selects the sessions that leave a record in the access log.
 	Log Logging
 }
 
-// Logging says which sessions leave a record in the access log.
+// Logging selects the sessions that leave a record in the access log.
 type Logging uint8
 
-// The choices.
+// The values of Logging.
 const (
 	LogAll Logging = iota
-	// LogSampled is one session in sampleEvery, and each that met a failed
-	// endpoint or ended otherwise than by itself.
+	// LogSampled selects one session in sampleEvery, and each session that met a
+	// failed endpoint or did not end by its timeout.
 	LogSampled
 	LogOff
 )
 
-// sampleEvery is how many ordinary sessions LogSampled takes one of.
+// sampleEvery: LogSampled selects one in so many ordinary sessions.
 const sampleEvery = 100
 
-// ParseLogging reads all, sampled or off.
+// ParseLogging converts "all", "sampled" or "off".
 func ParseLogging(s string) (Logging, error) {
 	switch s {
 	case "all":
@@ -121,7 +121,7 @@ func ParseLogging(s string) (Logging, error) {
 	return LogAll, fmt.Errorf("%q: not one of all, sampled, off", s)
 }
 
-// wants tells whether a session's record is to be handed on.
+// wants reports whether a session's record goes to the access log.
 func (l Logging) wants(r *conntrack.Record) bool {
 	switch l {
 	case LogAll:
@@ -136,17 +136,17 @@ func (l Logging) wants(r *conntrack.Record) bool {
 	return true
 }
 
-// Options are what a Server works with, beside its Config.
+// Options are what a Server uses beside its Config.
 type Options struct {
 	Config
-	// Loops are the event loops; they may run already.
+	// Loops are the event loops. They may be running already.
 	Loops []*poll.Loop
 	// Table has one shard for each loop. The caller has the shards flushed
 	// (conntrack.Shard.OnPending) and refreshed.
 	Table *conntrack.Table
-	// Traits are the Redirector's.
+	// Traits are those of the Redirector.
 	Traits redirect.Traits
-	// Upstream decides how sockets to endpoints are made.
+	// Upstream decides how sockets to endpoints are created.
 	Upstream *upstream.Rules
 	Logger   zerolog.Logger
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// deliver passes the first n datagrams that were received from clients on.
+// deliver forwards the first n datagrams that were received from clients.
 func (w *worker) deliver(l *listener, n int) {
 	var (
 		at  key
@@ -21,19 +21,19 @@ func (w *worker) deliver(l *listener, n int) {
 			continue
 		}
 		to, segment, class, ttl := w.upIn.Details(i)
-		if l.outlet != nil {
-			to = l.outlet.address
+		if l.replySocket != nil {
+			to = l.replySocket.address
 		}
 		if k := (key{w.upIn.From(i), to}); k != at {
 			w.flushUp(cur)
-			at, cur = k, w.find(l.outlet, k)
+			at, cur = k, w.find(l.replySocket, k)
 		}
 		if cur == nil {
 			continue
 		}
 		if class != cur.outClass {
 			w.flushUp(cur)
-			if cur = w.find(l.outlet, at); cur == nil {
+			if cur = w.find(l.replySocket, at); cur == nil {
 				continue
 			}
 			cur.outClass = class
@@ -54,7 +54,7 @@ func (w *worker) deliver(l *listener, n int) {
 	w.flushUp(cur)
 }
 
-// datagramsOf returns the number of datagrams in a GRO batch.
+// datagramsOf returns the number of datagrams in a GSO batch.
 func datagramsOf(bytes, segment int) uint64 {
 	if segment <= 0 || bytes <= segment {
 		return 1
@@ -62,8 +62,8 @@ func datagramsOf(bytes, segment int) uint64 {
 	return uint64((bytes + segment - 1) / segment)
 }
 
-// flushUp sends the datagrams of a session to its endpoint. The session may end, and
-// another replace it, which gets all of them.
+// flushUp sends a session's pending datagrams to its endpoint. If the session ends
+// and another one replaces it, that one gets all of them.
 func (w *worker) flushUp(c *session) {
 	tries := 0
 	for !w.up.Empty() {
@@ -75,30 +75,30 @@ func (w *worker) flushUp(c *session) {
 		closed, read := c.readErrors()
 		switch {
 		case closed:
-			if c = c.leave(w.upAfter); c == nil {
+			if c = c.failOver(w.upAfter); c == nil {
 				w.up.Reset()
 				return
 			}
 			w.up.Rewind()
 		case read > 0 && tries < mostTries:
-			tries++ // the error was about an earlier datagram, and nothing was sent
+			tries++ // the error concerns an earlier datagram, and nothing was sent
 		default:
 			w.sendFailed(w.up, int(c.socket.fd), errno, &c.socket.noGSO)
 		}
 	}
 }
 
-// mostTries is how often datagrams are sent again because of errors that are
-// about others.
+// mostTries bounds how often datagrams are sent again after errors that concern
+// other datagrams.
 const mostTries = 3
 
-// sendFailed deals with an error for the first of some datagrams: it is sent
-// otherwise, or lost.
+// sendFailed handles an error of the first pending message: it sends the datagrams
+// one by one, or drops them.
 func (w *worker) sendFailed(out *sys.Outbox, fd int, errno sys.Errno, noGSO *bool) {
 	var lost int
 	switch {
 	case out.IsGSO() && (errno == sys.EIO || errno == sys.EINVAL || errno == sys.EMSGSIZE):
-		// The device cannot send GSO batches, or the datagrams do not fit its
+		// The device does not support GSO, or the datagrams do not fit into its
 		// packets.
 		*noGSO = *noGSO || errno == sys.EIO
 		lost, _ = out.Split(fd)
@@ -110,17 +110,17 @@ func (w *worker) sendFailed(out *sys.Outbox, fd int, errno sys.Errno, noGSO *boo
 	}
 }
 
-// receive takes what a session's endpoint sent.
+// receive receives the datagrams of a session's endpoint.
 func (c *session) receive() {
 	w := c.sessions.worker
-	if w.downOutlet != c.outlet || w.downUsed+int(c.batch) > w.downIn.Slots() {
+	if w.downSocket != c.replySocket || w.downUsed+int(c.batch) > w.downIn.Slots() {
 		w.flushDown()
-		w.downOutlet = c.outlet
+		w.downSocket = c.replySocket
 	}
 	first := w.downUsed
 	got, errno := c.socket.receive(c, w, first)
 	if errno != 0 {
-		return // another event tells of an error
+		return // another event reports an error
 	}
 	w.downUsed += got
 	if c.class == unanswered {
@@ -149,7 +149,7 @@ func (c *session) receive() {
 
 // answer queues an endpoint's datagram, or GRO batch, for the client.
 func (w *worker) answer(c *session, p []byte, segment int) {
-	o := c.outlet
+	o := c.replySocket
 	if !o.raw {
 		w.down.Append(c.record.Client, p, segment, !o.noGSO)
 		return
@@ -169,16 +169,16 @@ func (w *worker) answer(c *session, p []byte, segment int) {
 	}
 }
 
-// flushDown sends the answers that are on their way, at the end of each round of
-// the loop at the latest.
+// flushDown sends the queued replies, at the latest at the end of each round of the
+// loop.
 func (w *worker) flushDown() {
 	w.sendDown()
 	w.downUsed = 0
 }
 
-// sendDown sends them, while what they were received into stays in use.
+// sendDown sends the queued replies. The slots that hold them remain in use.
 func (w *worker) sendDown() {
-	o := w.downOutlet
+	o := w.downSocket
 	for !w.down.Empty() {
 		if errno := w.down.Send(o.fd); errno != 0 {
 			w.sendFailed(w.down, o.fd, errno, &o.noGSO)

@@ -2,7 +2,7 @@ package datagram
 
 import "github.com/sluice-proxy/sluice/service"
 
-// group is the sessions of all ports of one Service on one loop.
+// group is the part of one Service on one loop: all of its ports.
 type group struct {
 	members []*serviceSessions // those with sessions
 	count   int                // of sessions
@@ -11,26 +11,27 @@ type group struct {
 	namespace *namespace
 }
 
-// namespace is the sessions of all Services of one namespace on one loop.
+// namespace is the part of one namespace on one loop: all of its Services.
 type namespace struct {
 	groups []*group // those with sessions
 	count  int      // of sessions
 	index  int      // in worker.active while count > 0
 }
 
-// groups are those of one Service, by worker.
+// groups are the groups of one Service, by worker.
 type groups struct {
 	loops []group
 	ports int // of the Service; the Server's
 }
 
-// namespaces are those of one namespace, by worker.
+// namespaces are the parts of one namespace, by worker.
 type namespaces struct {
 	loops    []namespace
-	services int // of the namespace, that are served; the Server's
+	services int // number of served Services of the namespace; used by the Server only
 }
 
-// joinGroups returns the groups of a service port; leaveGroups must follow.
+// joinGroups returns the groups of a service port and counts the port until
+// leaveGroups.
 func (s *Server) joinGroups(name service.Name) *groups {
 	g := s.groups[name]
 	if g == nil {
@@ -62,14 +63,14 @@ func (s *Server) leaveGroups(name service.Name) {
 	}
 }
 
-// enter adds a service port that has its first session.
-func (g *group) enter(h *serviceSessions) {
+// add adds a service port that has its first session.
+func (g *group) add(h *serviceSessions) {
 	h.index = len(g.members)
 	g.members = append(g.members, h)
 }
 
-// leave removes a service port that has no session any more.
-func (g *group) leave(h *serviceSessions) {
+// remove removes a service port that has no session any more.
+func (g *group) remove(h *serviceSessions) {
 	last := len(g.members) - 1
 	g.members[h.index] = g.members[last]
 	g.members[h.index].index = h.index
@@ -88,14 +89,14 @@ func (g *group) largest() *serviceSessions {
 	return largest
 }
 
-// enter adds a Service that has its first session.
-func (n *namespace) enter(g *group) {
+// add adds a Service that has its first session.
+func (n *namespace) add(g *group) {
 	g.index = len(n.groups)
 	n.groups = append(n.groups, g)
 }
 
-// leave removes a Service that has no session any more.
-func (n *namespace) leave(g *group) {
+// remove removes a Service that has no session any more.
+func (n *namespace) remove(g *group) {
 	last := len(n.groups) - 1
 	n.groups[g.index] = n.groups[last]
 	n.groups[g.index].index = g.index

@@ -53,7 +53,7 @@ func openListening(at listeningKey, addr netip.AddrPort, workers []*worker) (*li
 		if err == nil {
 			sh := &listener{worker: w, fd: fd, batch: leastBatch, shared: at.isShared()}
 			if bound {
-				sh.outlet = &outlet{fd: fd, address: addr, listens: true}
+				sh.replySocket = &replySocket{fd: fd, address: addr, listens: true}
 			}
 			l.sockets = append(l.sockets, sh)
 			if l.address.Port() == 0 {
@@ -83,14 +83,14 @@ func localAddr(fd int) (netip.AddrPort, error) {
 
 // listener is one loop's listening socket.
 type listener struct {
-	worker *worker
-	fd     int
-	reg    poll.Registration
-	outlet *outlet // where answers leave; nil if the destination is the datagram's
-	batch  int     // datagrams to receive at once
-	shared bool    // by several service ports
-	ttl    bool    // the TTL of datagrams is known
-	pause  poll.Timer
+	worker      *worker
+	fd          int
+	reg         poll.Registration
+	replySocket *replySocket // where answers leave; nil if the destination is the datagram's
+	batch       int          // datagrams to receive at once
+	shared      bool         // by several service ports
+	ttl         bool         // the TTL of datagrams is known
+	pause       poll.Timer
 }
 
 // listen begins to receive.
@@ -107,8 +107,8 @@ func (l *listener) listen() {
 func (l *listener) close() {
 	w := l.worker
 	w.flushDown()
-	if l.outlet != nil {
-		w.endOf(l.outlet)
+	if l.replySocket != nil {
+		w.endOf(l.replySocket)
 	}
 	w.loop.Cancel(&l.pause)
 	w.loop.Forget(l.reg)

@@ -46,14 +46,14 @@ func (m *modelled) timeout() int64 {
 
 // game plays both.
 type game struct {
-	t        *testing.T
-	worker   *worker
-	services [modelPorts]*portService
-	outlet   *outlet
-	ends     map[key]conntrack.End // of what ended in this step
-	model    []modelled
-	now      int64
-	turn     int
+	t           *testing.T
+	worker      *worker
+	services    [modelPorts]*portService
+	replySocket *replySocket
+	ends        map[key]conntrack.End // of what ended in this step
+	model       []modelled
+	now         int64
+	turn        int
 }
 
 func newGame(t *testing.T) *game {
@@ -69,7 +69,7 @@ func newGame(t *testing.T) *game {
 		Loops:  []*poll.Loop{loop}, Table: table,
 	})
 	g.worker = s.workers[0]
-	g.outlet = &outlet{worker: g.worker, listens: true}
+	g.replySocket = &replySocket{worker: g.worker, listens: true}
 	for i := range g.services {
 		name := service.PortName{Name: service.Name{Namespace: fmt.Sprint(modelNamespaceOf(modelServiceOf(i))), Name: fmt.Sprint(modelServiceOf(i))}, Port: fmt.Sprint(i), Protocol: service.UDP}
 		p, err := newPortService(&service.Port{Name: name}, &s.options.Config, table.Counters(name), s.workers, s.joinGroups(name.Name))
@@ -149,7 +149,7 @@ func (g *game) datagram(svc int, k key, endpoint int) {
 	}
 	w.makeRoom(h)
 	g.makeRoom(svc)
-	c := w.enter(h, g.outlet, k, g.now)
+	c := w.enter(h, g.replySocket, k, g.now)
 	c.record.Endpoint = &service.Endpoint{Addr: modelEndpoint(endpoint % 3)}
 	g.model = append(g.model, modelled{key: k, service: svc, endpoint: c.record.Endpoint.Addr, start: g.now, last: g.now, turn: g.turn})
 }
@@ -318,8 +318,8 @@ func (g *game) compare() {
 		listed += len(n.groups)
 		counted += n.count
 	}
-	if len(active) != listed || counted != w.count || g.outlet.users != w.count {
-		g.t.Fatalf("step %d: %d Services are active, listed %d; namespaces count %d of %d sessions; the outlet has %d users", g.turn, len(active), listed, counted, w.count, g.outlet.users)
+	if len(active) != listed || counted != w.count || g.replySocket.users != w.count {
+		g.t.Fatalf("step %d: %d Services are active, listed %d; namespaces count %d of %d sessions; the replySocket has %d users", g.turn, len(active), listed, counted, w.count, g.replySocket.users)
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Server serves UDP. Its methods belong to one goroutine, except Stats.
+// Server serves UDP. Its methods must be called from one goroutine, except Stats.
 type Server struct {
 	options Options
 	log     zerolog.Logger
@@ -29,24 +29,24 @@ type Server struct {
 	stats    stats
 	warnings warnings
 
-	// What follows is the configuring goroutine's.
+	// The fields below belong to the configuring goroutine.
 	services    map[service.PortName]*portService
 	groups      map[service.Name]*groups
 	namespaces  map[string]*namespaces
 	listening   map[listeningKey]*listening
-	listeningOf [2]int             // those that are not bound to a destination, by service.Family
-	removed     []service.PortName // services that went since the last Prune
+	listeningOf [2]int             // number of those that are not bound to a destination, by service.Family
+	removed     []service.PortName // service ports deleted since the last Prune
 	once        once.Log
 }
 
-// state is one configuration in force. It never changes.
+// state is a configuration. It never changes.
 type state struct {
 	table    *policy.Table
-	host     hostnet.Addresses // of this node
-	services []*portService    // by service.PortID; nil where there is none of UDP
+	host     hostnet.Addresses // this node's addresses
+	services []*portService    // by service.PortID; nil for other protocols
 }
 
-// New gives a Server that serves nothing yet.
+// New creates a Server without services.
 func New(o Options) *Server {
 	if most := o.Traits.MaxListeners; most > 0 {
 		o.MaxListeners = min(o.MaxListeners, most)
@@ -71,9 +71,9 @@ func New(o Options) *Server {
 	return s
 }
 
-// Apply puts a policy in force for new sessions, and cuts those whose endpoint
-// serves no more or whose service went. Sockets of service ports that went stay open
-// until Prune.
+// Apply applies a policy to new sessions, and ends the sessions of deleted services
+// and unusable endpoints (A8.2). Sockets of deleted service ports stay open until
+// Prune.
 func (s *Server) Apply(table *policy.Table, host hostnet.Addresses, _ bool) {
 	prev, ports := s.state.Load(), table.Snapshot().Ports
 	next := &state{table: table, host: host, services: make([]*portService, len(ports))}
@@ -121,9 +121,9 @@ func (s *Server) Apply(table *policy.Table, host hostnet.Addresses, _ bool) {
 	}
 }
 
-// cut ends sessions, and waits for that, so that what a client sends after Apply
-// goes to the endpoints that there are. (A session that a loop makes by the state
-// before is made before the loop gets to this.)
+// cut ends sessions and waits until they have ended, so that a datagram that a
+// client sends after Apply goes to a current endpoint. A loop that still uses the
+// old state creates its sessions before it handles the cut.
 func (s *Server) cut(cuts []*cut) {
 	var pending sync.WaitGroup
 	for _, w := range s.workers {
@@ -137,7 +137,7 @@ func (s *Server) cut(cuts []*cut) {
 			pending.Done()
 		}
 	}
-	if s.stats.sessions.Load() > 0 { // else the loops may not even run
+	if s.stats.sessions.Load() > 0 { // without sessions, the loops may not be running
 		pending.Wait()
 	}
 }
@@ -149,7 +149,7 @@ func (s *Server) addService(port *service.Port) *portService {
 	return p
 }
 
-// onLoops has f run on each loop.
+// onLoops runs f on each loop.
 func (s *Server) onLoops(f func(*worker)) {
 	for _, w := range s.workers {
 		w.loop.Post(func() { f(w) })
@@ -161,8 +161,9 @@ func (s *Server) warn(port *service.Port, problem error) {
 	s.once.Warn("Service "+port.Name.Name.String(), problem)
 }
 
-// Listen returns the sockets that a destination's datagrams are to be steered to, and
-// opens them if necessary. Policy decides about each client when its session begins.
+// Listen returns the sockets to which a destination's datagrams must be steered,
+// and opens them if necessary. Policy decides about each client when its session
+// starts.
 func (s *Server) Listen(o policy.Opening) (redirect.Target, error) {
 	f := service.FamilyOf(o.Addr)
 	at := listeningKey{name: o.Name, family: f}
@@ -185,22 +186,23 @@ func (s *Server) Listen(o policy.Opening) (redirect.Target, error) {
 	return redirect.Target{Port: l.address.Port(), FD: l.sockets[0].fd}, nil
 }
 
-// Unlisten does nothing: who may send is not up to the sockets.
+// Unlisten does nothing, because the sockets do not depend on the clients that are
+// allowed.
 func (s *Server) Unlisten(policy.Opening) {}
 
-// SocketsPerPort is the number of sockets of a bound destination.
+// SocketsPerPort returns the number of sockets of a bound destination.
 func (s *Server) SocketsPerPort() int { return len(s.workers) }
 
-// KeepsConnections is false: sessions end with their destination (A8.2).
+// KeepsConnections returns false: sessions end with their destination (A8.2).
 func (s *Server) KeepsConnections() bool { return false }
 
-// InGrace is false: there is no handshake that could have begun before.
+// InGrace returns false: UDP has no handshakes in progress.
 func (s *Server) InGrace() bool { return false }
 
-// Bind has datagrams to a destination received by sockets that are bound to it: a
-// node port, or any destination where steering binds each. While the destination
-// refuses, it has no socket, so that the kernel refuses. Policy decides about each
-// client. The error wraps EADDRINUSE if another program has the port.
+// Bind opens sockets that are bound to a destination: a node port, or any
+// destination if the steering mode binds each. A refusing destination has no
+// socket, so that the kernel refuses. Policy decides about each client. The error
+// wraps EADDRINUSE if another program has the port.
 func (s *Server) Bind(o policy.Opening) error {
 	at := listeningKey{bound: o.Destination}
 	if o.Action == policy.Refuse {
@@ -218,7 +220,7 @@ func (s *Server) Bind(o policy.Opening) error {
 	return nil
 }
 
-// Unbind undoes Bind. Sessions whose replies leave from there end.
+// Unbind closes the sockets of Bind and ends the sessions that reply by them.
 func (s *Server) Unbind(d service.Destination) {
 	at := listeningKey{bound: d}
 	if l := s.listening[at]; l != nil {
@@ -234,12 +236,12 @@ func (s *Server) add(at listeningKey, l *listening) {
 	}
 }
 
-// Prune closes the listening sockets of service ports that went. Steering must not lead
-// to them any more.
+// Prune closes the listening sockets of deleted services. Steering must no longer
+// lead to them.
 func (s *Server) Prune() {
 	for _, name := range s.removed {
 		if s.services[name] != nil {
-			continue // it came back
+			continue // the service exists again
 		}
 		for _, f := range []service.Family{service.IPv4, service.IPv6} {
 			at := listeningKey{name: name, family: f}
@@ -263,8 +265,8 @@ func (s *Server) closeListening(at listeningKey, l *listening) {
 	}
 }
 
-// Stop ends all sessions and closes all sockets. Steering should have been taken
-// back before. The loops go on.
+// Stop ends all sessions and closes all sockets. Remove steering before. The loops
+// continue to run. Stop returns an error if ctx ends first.
 func (s *Server) Stop(ctx context.Context) error {
 	for at, l := range s.listening {
 		s.closeListening(at, l)
@@ -286,7 +288,7 @@ func (s *Server) Stop(ctx context.Context) error {
 	}
 }
 
-// stats counts what concerns no single session.
+// stats counts events that do not concern a single session.
 type stats struct {
 	sessions    atomic.Int64
 	pauses      atomic.Uint64
@@ -297,18 +299,18 @@ type stats struct {
 	conflicts   atomic.Uint64
 }
 
-// Stats is what a Server has counted.
+// Stats are the counts of a Server.
 type Stats struct {
-	Sessions    int64  // now
+	Sessions    int64  // currently open
 	Pauses      uint64 // times that a listener paused, as its service port had begun too many sessions
-	Unserved    uint64 // datagrams that policy dropped, or that were for no service
-	Lost        uint64 // datagrams that could not be sent on: no room in the kernel, too large for the way
-	Resent      uint64 // datagrams that were sent again because an endpoint was closed
-	Disbelieved uint64 // ICMP messages about sessions that were not believed
-	Conflicts   uint64 // destinations whose port another program has on all addresses
+	Unserved    uint64 // datagrams that policy dropped, or without a service
+	Lost        uint64 // datagrams lost while sending: full socket buffers, too large for the path
+	Resent      uint64 // datagrams sent again because an endpoint was closed
+	Disbelieved uint64 // ICMP messages about sessions that were ignored
+	Conflicts   uint64 // destinations whose port another program has on all addresses (F4)
 }
 
-// Stats gives what was counted.
+// Stats returns the counts. It is safe for concurrent use.
 func (s *Server) Stats() Stats {
 	return Stats{
 		Sessions:    s.stats.sessions.Load(),
@@ -321,5 +323,5 @@ func (s *Server) Stats() Stats {
 	}
 }
 
-// InUse tells whether an error of Bind says that another program has the port.
+// InUse reports whether an error of Bind means that another program has the port.
 func InUse(err error) bool { return errors.Is(err, sys.EADDRINUSE) }

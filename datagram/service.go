@@ -14,32 +14,31 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// The annotations that concern UDP, without the prefix sluice.dev/.
+// Annotations for UDP, without the prefix sluice.dev/.
 const (
 	timeoutAnnotation   = "udp-timeout"
 	responsesAnnotation = "udp-responses"
 )
 
-// maxAttempts bounds the endpoints that one session is moved to when they refuse
-// one after another. The client's next datagram begins a session that passes them
-// over.
+// maxAttempts bounds how many refusing endpoints one session tries. The client's
+// next datagram starts a session that skips them.
 const maxAttempts = 16
 
-// portService is what one service port of UDP needs while it serves. It lives
-// as long as the port has its name, whatever else of it changes.
+// portService is a served UDP service port. It lives as long as the port has its
+// name, across all other changes.
 type portService struct {
 	balancer *balancer.Balancer
 	counters *conntrack.Counters
 	terms    atomic.Pointer[terms]
-	sessions []serviceSessions // by worker; each is its loop's
+	sessions []serviceSessions // by worker; each belongs to its loop
 
-	port *service.Port // as of the last Apply; the Server's
+	port *service.Port // as of the last Apply; used by the Server only
 }
 
-// terms are what ends a service port's sessions. They never change.
+// terms are the conditions that end a service port's sessions. They never change.
 type terms struct {
 	timeouts  [classes]int64 // ns
-	responses uint32         // 0: any number
+	responses uint32         // 0: unlimited
 }
 
 func newPortService(port *service.Port, cfg *Config, counters *conntrack.Counters, workers []*worker, g *groups) (*portService, error) {
@@ -52,15 +51,15 @@ func newPortService(port *service.Port, cfg *Config, counters *conntrack.Counter
 	return p, errors.Join(problem, p.setTerms(port, cfg))
 }
 
-// configure takes a changed port over.
+// configure applies a changed port.
 func (p *portService) configure(port *service.Port, cfg *Config) error {
 	opts, problem := cfg.Balancer.For(port)
 	p.balancer.Configure(opts)
 	return errors.Join(problem, p.setTerms(port, cfg))
 }
 
-// setTerms reads what the port's annotations say. What they say wrongly is in
-// the error, and is as if it were not there.
+// setTerms parses the port's annotations. It ignores invalid values and returns an
+// error about them.
 func (p *portService) setTerms(port *service.Port, cfg *Config) error {
 	p.port = port
 	t := &terms{timeouts: [classes]int64{
@@ -87,20 +86,20 @@ func (p *portService) setTerms(port *service.Port, cfg *Config) error {
 	return errors.Join(problems...)
 }
 
-// cut says which sessions of a service port end at once (A8.2).
+// cut selects the sessions of a service port that must end (A8.2).
 type cut struct {
 	service *portService
-	all     bool // the service went
-	// endpoints are those that served and serve no more; a changed port is
-	// another endpoint (A8.5).
+	all     bool // the service was deleted
+	// endpoints are those that became unusable. A changed port makes another
+	// endpoint (A8.5).
 	endpoints map[netip.AddrPort]struct{}
-	// vips are destinations that are not the port's any more: they may be
-	// another's.
+	// vips are destinations that the port no longer has. They may belong to another
+	// one.
 	vips     map[netip.AddrPort]struct{}
-	nodePort uint16 // the same for a node port; 0 if it stays
+	nodePort uint16 // a node port that the port no longer has; 0 if none
 }
 
-// hits tells whether a session is to end.
+// hits reports whether a session must end.
 func (c *cut) hits(r *conntrack.Record) bool {
 	if c.all || c.nodePort != 0 && r.Kind == service.NodePort && r.VIP.Port() == c.nodePort {
 		return true
@@ -112,8 +111,8 @@ func (c *cut) hits(r *conntrack.Record) bool {
 	return gone
 }
 
-// changesOf gives what a port's change ends, or nil. Readiness, topology and
-// policies end nothing (A8.3).
+// changesOf returns what a port's change ends, or nil. Readiness, topology and
+// policies end no sessions (A8.3).
 func changesOf(p *portService, to *service.Port) *cut {
 	from := p.port
 	c := &cut{service: p}
@@ -130,8 +129,8 @@ func changesOf(p *portService, to *service.Port) *cut {
 	return c
 }
 
-// serving gives the endpoints that keep their sessions. One that is ready
-// although it does not serve (publishNotReadyAddresses) has sessions too.
+// serving returns the endpoints that keep their sessions. An endpoint that is ready
+// but not serving (publishNotReadyAddresses) keeps them too.
 func serving(v *service.FamilyView) []netip.AddrPort {
 	list := make([]netip.AddrPort, 0, len(v.Endpoints))
 	for i := range v.Endpoints {
@@ -149,7 +148,7 @@ func destinations(p *service.Port) (list []netip.AddrPort) {
 	return list
 }
 
-// missing adds what is in one list and not in the other to a set.
+// missing adds the elements of from that to does not contain to a set.
 func missing(set map[netip.AddrPort]struct{}, from, to []netip.AddrPort) map[netip.AddrPort]struct{} {
 	if slices.Equal(from, to) {
 		return set

@@ -6,45 +6,45 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 )
 
-// class is the stage of a session. It determines its timeout, and which session is evicted
-// first.
+// class is the phase of a session. It decides on the timeout and on the order of
+// eviction.
 type class uint8
 
 const (
 	unanswered class = iota
 	answered
-	stream // used both ways for longer than streamAge
+	stream // used in both directions for longer than streamAge
 	classes
 )
 
-// streamAge is when a session that was answered and is still used counts as a
-// stream, as in the kernel's connection tracking.
+// streamAge is the age from which an answered session that is still in use counts
+// as a stream, as in the kernel's connection tracking.
 const streamAge = int64(2 * time.Second)
 
-// serviceSessions are the sessions of one service port on one loop. As all sessions of a
-// class have the same timeout, they end in the order of their last datagrams, and one timer
-// serves all.
+// serviceSessions are a service port's sessions on one loop. All sessions of a
+// class have one timeout, so the order of their last datagrams is also the order in
+// which they expire, and one timer serves all.
 type serviceSessions struct {
 	service *portService
 	worker  *worker
-	group   *group // of its Service
+	group   *group // the Service's part on this loop
 	lists   [classes]list
 	count   int
-	begin   allowance // of new sessions
+	begin   allowance // budget for new sessions
 	index   int       // in group.members while count > 0
 	timer   poll.Timer
 }
 
-// enter adds a new session.
-func (h *serviceSessions) enter(s *session, now int64) {
+// add adds a new session.
+func (h *serviceSessions) add(s *session, now int64) {
 	s.class, s.last = unanswered, now
 	h.lists[unanswered].push(s)
 	if h.count++; h.count == 1 {
-		h.group.enter(h)
+		h.group.add(h)
 	}
 	n := h.group.namespace
 	if h.group.count++; h.group.count == 1 {
-		n.enter(h.group)
+		n.add(h.group)
 	}
 	if n.count++; n.count == 1 {
 		n.index = len(h.worker.active)
@@ -55,16 +55,16 @@ func (h *serviceSessions) enter(s *session, now int64) {
 	}
 }
 
-// leave takes a session out.
-func (h *serviceSessions) leave(s *session) {
+// remove removes a session.
+func (h *serviceSessions) remove(s *session) {
 	w, g, n := h.worker, h.group, h.group.namespace
 	h.lists[s.class].remove(s)
 	if h.count--; h.count == 0 {
-		g.leave(h)
+		g.remove(h)
 		w.loop.Cancel(&h.timer)
 	}
 	if g.count--; g.count == 0 {
-		n.leave(g)
+		n.remove(g)
 	}
 	if n.count--; n.count > 0 {
 		return
@@ -76,7 +76,8 @@ func (h *serviceSessions) leave(s *session) {
 	w.active = w.active[:last]
 }
 
-// touch notes a datagram of a session; answer says that the endpoint sent it.
+// touch records a datagram of a session. answer means that it came from the
+// endpoint.
 func (h *serviceSessions) touch(s *session, now int64, answer bool) {
 	h.worker.others.note(h, now)
 	s.last = now
@@ -108,8 +109,8 @@ func (h *serviceSessions) oldest() *session {
 	return h.lists[unanswered].head
 }
 
-// schedule sets the timer for the session that ends first. It fires too early if that one
-// is used until then, and is set again.
+// schedule sets the timer for the session that expires first. If that session is
+// used until then, the timer fires too early and is set again.
 func (h *serviceSessions) schedule() {
 	t := h.service.terms.Load()
 	at, found := int64(0), false
@@ -125,16 +126,17 @@ func (h *serviceSessions) schedule() {
 	}
 }
 
-// expireShare is how many sessions end in one go; then others have their turn.
+// expireShare bounds how many sessions expire at once, so that other work
+// continues.
 const expireShare = 256
 
-// HandleTimer ends the sessions whose timeout is over.
+// HandleTimer ends expired sessions.
 func (h *serviceSessions) HandleTimer(*poll.Timer) {
 	h.expire(h.worker.loop.Now())
 	h.schedule()
 }
 
-// expire ends the sessions whose timeout is over, up to expireShare of them.
+// expire ends up to expireShare expired sessions.
 func (h *serviceSessions) expire(now int64) {
 	t := h.service.terms.Load()
 	left := expireShare
@@ -155,7 +157,7 @@ type list struct {
 	head, tail *session
 }
 
-// push adds a session at the end.
+// push appends a session.
 func (l *list) push(s *session) {
 	s.prev, s.next = l.tail, nil
 	if l.tail != nil {
@@ -166,7 +168,7 @@ func (l *list) push(s *session) {
 	l.tail = s
 }
 
-// remove takes a session of the list out.
+// remove removes a session from the list.
 func (l *list) remove(s *session) {
 	if s.prev != nil {
 		s.prev.next = s.next

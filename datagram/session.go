@@ -12,29 +12,28 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// key is what a session is found by.
+// key identifies a session.
 type key struct {
 	client, vip netip.AddrPort
 }
 
-// session is the state of one client/VIP flow: a client socket and a destination. Its
-// worker's loop owns it.
+// session is the state of one client/VIP flow. Its worker's loop owns it.
 type session struct {
-	record     conntrack.Record
-	plan       balancer.Dial
-	sessions   *serviceSessions
-	outlet     *outlet
-	socket     *socket  // nil until an endpoint was chosen
-	unacked    *unacked // nil if no datagram is kept
-	prev, next *session // in a list of sessions
-	last       int64    // when the last datagram arrived, either way
-	dialed     int64    // when the endpoint was chosen
-	class      class
-	outClass   uint8  // DSCP of the client's datagrams
-	doubted    bool   // the endpoint seemed to be closed after it had answered
-	batch      uint8  // answers to receive at once
-	round      uint32 // the worker's, when the last answer came
-	ttl        int    // towards an endpoint that may lead back to a Service
+	record      conntrack.Record
+	plan        balancer.Dial
+	sessions    *serviceSessions
+	replySocket *replySocket
+	socket      *socket  // nil until an endpoint is chosen
+	unacked     *unacked // nil if no datagram is kept
+	prev, next  *session // in a list of sessions
+	last        int64    // when the last datagram arrived, either way
+	dialed      int64    // time when the endpoint was chosen
+	class       class
+	outClass    uint8  // DSCP of the client's datagrams
+	doubted     bool   // an ICMP message said that the endpoint is closed, after it had answered
+	batch       uint8  // replies to receive at once
+	round       uint32 // worker.round of the last reply
+	ttl         int    // TTL towards an endpoint whose address may be a Service's
 }
 
 // open begins the session of a client that has none, by the policy in force. It returns
@@ -42,7 +41,7 @@ type session struct {
 // has run out, or its service port has begun too many sessions on a shared listener. (The
 // kernel refuses datagrams to destinations that refuse; one may get here in the moment in
 // which a service's last endpoint goes.)
-func (w *worker) open(o *outlet, k key) *session {
+func (w *worker) open(o *replySocket, k key) *session {
 	s := w.server
 	st := s.state.Load()
 	v := st.table.Resolve(service.UDP, k.client.Addr(), k.vip)
@@ -61,7 +60,7 @@ func (w *worker) open(o *outlet, k key) *session {
 	w.opening.begin(h, now, others)
 	w.makeRoom(h)
 	if o == nil {
-		if o = w.outletFor(k.vip); o == nil {
+		if o = w.replySocketFor(k.vip); o == nil {
 			s.stats.lost.Add(1)
 			return nil
 		}
@@ -75,9 +74,9 @@ func (w *worker) open(o *outlet, k key) *session {
 }
 
 // enter adds a session that has no endpoint yet. There must be room.
-func (w *worker) enter(h *serviceSessions, o *outlet, k key, now int64) *session {
+func (w *worker) enter(h *serviceSessions, o *replySocket, k key, now int64) *session {
 	c := w.newSession()
-	c.sessions, c.outlet, c.batch, c.ttl = h, o, 1, redirect.FirstReturnTTL
+	c.sessions, c.replySocket, c.batch, c.ttl = h, o, 1, redirect.FirstReturnTTL
 	o.users++
 	c.record = conntrack.Record{
 		Start:    now,
@@ -89,7 +88,7 @@ func (w *worker) enter(h *serviceSessions, o *outlet, k key, now int64) *session
 	}
 	w.shard.Open(&c.record)
 	w.sessions[k] = c
-	h.enter(c, now)
+	h.add(c, now)
 	w.count++
 	w.server.stats.sessions.Add(1)
 	return c
@@ -125,8 +124,8 @@ func (w *worker) victim(g *group) *serviceSessions {
 	return n.largest().largest()
 }
 
-// dial connects the session to the endpoint that the balancer proposes, or to the next one
-// if that fails. If all fail, the session ends.
+// dial connects the session to the endpoint that the balancer proposes, or to the
+// next one after a failure. If all fail, the session ends.
 func (c *session) dial(st *state, v *policy.Verdict) bool {
 	w := c.sessions.worker
 	b := c.sessions.service.balancer
@@ -134,7 +133,7 @@ func (c *session) dial(st *state, v *policy.Verdict) bool {
 	for {
 		now := poll.Nanotime()
 		i, _, ok := b.Next(&c.plan, v.Candidates, client, now)
-		if !ok || i == balancer.Pause { // datagrams do not wait for an endpoint to come back
+		if !ok || i == balancer.Pause { // datagrams do not wait for an endpoint to recover
 			c.end(conntrack.ConnectFailed)
 			return false
 		}
@@ -193,25 +192,26 @@ func (c *session) readErrors() (closed bool, read int) {
 	return closed, read
 }
 
-// errorShare is how many ICMP messages are read at once.
+// errorShare bounds how many ICMP messages are read at once.
 const errorShare = 64
 
-// leave moves to another endpoint, as the current one is closed, and sends the first n
-// copies there. It returns the session to go on with: the same one if the endpoint never
-// answered, else a new one; nil if there is none.
-func (c *session) leave(n int) *session {
+// failOver replaces the closed endpoint and sends the first n copies again. It
+// returns the session to continue with: the same one if the endpoint never
+// answered, else a new one, or nil.
+func (c *session) failOver(n int) *session {
 	if c.class == unanswered {
 		return c.refused(n)
 	}
 	return c.closed(n)
 }
 
-// refused moves the session to another endpoint. It returns nil if the session ended.
+// refused moves the session to another endpoint. It returns nil if the session
+// ended.
 func (c *session) refused(n int) *session {
 	w := c.sessions.worker
 	p := c.sessions.service
 	if poll.Nanotime()-c.dialed > int64(unackedTime) {
-		c.plan = balancer.Dial{} // it served for a while: this is a new trouble
+		c.plan = balancer.Dial{} // the endpoint served for a while, so start a new plan
 	}
 	for {
 		ep, now := c.record.Endpoint.Addr, poll.Nanotime()
@@ -234,10 +234,10 @@ func (c *session) refused(n int) *session {
 	}
 }
 
-// closed ends the session, and begins another one with its copies.
+// closed ends the session, and starts another one for the copies.
 func (c *session) closed(n int) *session {
 	w := c.sessions.worker
-	k, o := key{c.record.Client, c.record.VIP}, c.outlet
+	k, o := key{c.record.Client, c.record.VIP}, c.replySocket
 	if !o.listens {
 		o = nil
 	}
@@ -264,7 +264,7 @@ func (c *session) closed(n int) *session {
 	return next
 }
 
-// Refresh brings the record up to date while the session is open: it is always.
+// Refresh implements conntrack.Refresher. The record is always current.
 func (c *session) Refresh(r *conntrack.Record) {
 	r.Progress(r.BytesFromClient, r.BytesFromEndpoint)
 }
@@ -273,7 +273,8 @@ func (c *session) endIdle() { c.end(conntrack.Idle) }
 
 func (c *session) evict() { c.end(conntrack.Evicted) }
 
-// end ends the session and writes its record. It must not be used afterwards.
+// end ends the session and writes its record. The session must not be used
+// afterwards.
 func (c *session) end(end conntrack.End) {
 	w := c.sessions.worker
 	r := &c.record
@@ -281,12 +282,12 @@ func (c *session) end(end conntrack.End) {
 	if w.recent == c {
 		w.recent = nil
 	}
-	c.sessions.leave(c)
+	c.sessions.remove(c)
 	w.unacked.drop(c)
 	if c.socket != nil {
 		w.giveSocket(c.socket)
 	}
-	c.outlet.release()
+	c.replySocket.release()
 	r.End = end
 	r.Duration = poll.Nanotime() - r.Start
 	r.Quiet = !w.server.options.Log.wants(r)

@@ -10,19 +10,19 @@ import (
 	"github.com/sluice-proxy/sluice/upstream"
 )
 
-// socket is a socket to endpoints, registered with its loop for good.
+// socket is a socket to endpoints. It stays registered with its loop.
 type socket struct {
 	worker    *worker
-	session   *session // nil while it is spare, and connected to nothing
+	session   *session // nil while the socket is spare and not connected
 	reg       poll.Registration
 	fd        int32
 	family    service.Family
-	once      bool  // bound, or marked as returning: it cannot be used again
-	untracked bool  // it passes connection tracking
+	once      bool  // bound or marked as returning, so not reusable
+	untracked bool  // exempt from connection tracking
 	gro       bool  // the kernel delivers GRO batches in one piece
 	class     uint8 // DSCP of its packets
 	noGSO     bool  // the kernel does not send GSO batches from it
-	ttl       uint8 // of packets to an endpoint that may lead back to a Service; 0 to another
+	ttl       uint8 // TTL towards an endpoint whose address may be a Service's; 0 otherwise
 	// held is the client's address that must be released when the socket is closed; see
 	// upstream.Rules.Hold.
 	held netip.Addr
@@ -45,13 +45,13 @@ func (u *socket) HandleEvents(_ uint8, ev poll.Events) {
 	case ev&poll.Readable != 0:
 		c.receive()
 	case closed:
-		c.leave(c.unacked.count())
+		c.failOver(c.unacked.count())
 		w.opening.endTurn(w.loop.Now())
 	}
 }
 
-// setHeader has what is sent to the endpoint carry the client's DSCP, and the TTL
-// of an endpoint that may lead back to a Service.
+// setHeader sets the client's DSCP on datagrams to the endpoint, and the TTL if the
+// endpoint's address may be a Service's.
 func (c *session) setHeader() {
 	u := c.socket
 	if u.class != c.outClass && sys.SetClass(int(u.fd), u.family == service.IPv6, c.outClass) == 0 {
@@ -62,7 +62,7 @@ func (c *session) setHeader() {
 	}
 }
 
-// groBatch is the number of replies at once from which on a socket receives GRO batches.
+// groBatch is the batch size from which a socket receives GSO batches.
 const groBatch = 4
 
 // receive puts what the endpoint sent into the slots of w.downIn from first on, and
@@ -79,7 +79,8 @@ func (u *socket) receive(c *session, w *worker, first int) (int, sys.Errno) {
 		if w.round-before > 1 {
 			return got, 0
 		}
-		// The round before had an answer too: there may be more behind this.
+		// There was a reply in the previous round too, so there may be more than
+		// one.
 	} else {
 		var errno sys.Errno
 		if got, errno = w.downIn.Receive(int(u.fd), first, n); errno != 0 {
@@ -88,19 +89,19 @@ func (u *socket) receive(c *session, w *worker, first int) (int, sys.Errno) {
 	}
 	c.batch = uint8(nextBatch(n, got, 1, w.downIn.Slots()))
 	if c.batch >= groBatch && !u.gro {
-		// A kernel that cannot goes on handing datagrams over one by one.
+		// An older kernel continues to deliver single datagrams.
 		sys.SetCoalesce(int(u.fd))
 		u.gro = true
 	}
 	return got, 0
 }
 
-// leastSpare is how many spare sockets are kept before one is used again, as long as new
-// ones can be opened: what was in flight to a socket when it was disconnected has arrived
-// by then, and is discarded.
+// leastSpare is how many spare sockets must wait before one is reused, as long as
+// new ones can be created. By then, datagrams that were in flight when a socket was
+// disconnected have arrived and can be discarded.
 const leastSpare = 16
 
-// spares are sockets that can be used again, the one that was spare longest first.
+// spares is a FIFO queue of reusable sockets.
 type spares struct {
 	list []*socket
 	head int
@@ -133,8 +134,8 @@ func (w *worker) pool(f service.Family, untracked bool) *spares {
 	return &w.spares[f][0]
 }
 
-// takeSocket returns a socket that is not connected, for a Choice. once says that it is
-// used for this one session only.
+// takeSocket returns an unconnected socket for a Choice. once means that it is used
+// for one session only.
 func (w *worker) takeSocket(f service.Family, choice *upstream.Choice, once bool) (*socket, sys.Errno) {
 	untracked := choice.Kind == upstream.Untracked
 	pool := w.pool(f, untracked)
@@ -158,7 +159,7 @@ func (w *worker) takeSocket(f service.Family, choice *upstream.Choice, once bool
 		sys.Close(fd)
 		return nil, errno
 	}
-	sys.SetReceiveBuffer(fd, socketBuffer) // not vital
+	sys.SetReceiveBuffer(fd, socketBuffer) // best effort
 	u := &socket{worker: w, fd: int32(fd), family: f, once: once, untracked: untracked}
 	var err error
 	if u.reg, err = w.loop.Add(fd, 0, poll.Readable, u); err != nil {
@@ -168,8 +169,7 @@ func (w *worker) takeSocket(f service.Family, choice *upstream.Choice, once bool
 	return u, 0
 }
 
-// socketBuffer is what the kernel may hold of one endpoint's answers, in
-// bytes.
+// socketBuffer is the receive buffer of a socket to an endpoint, in bytes.
 const socketBuffer = 1 << 20
 
 func (w *worker) reuse(pool *spares) *socket {
@@ -184,7 +184,7 @@ func (u *socket) drain() {
 	sys.Drain(int(u.fd))
 }
 
-// giveSocket takes a socket back.
+// giveSocket returns a socket for reuse, or closes it.
 func (w *worker) giveSocket(u *socket) {
 	u.session = nil
 	pool, other := w.pool(u.family, u.untracked), w.pool(u.family, !u.untracked)
@@ -211,7 +211,7 @@ func (w *worker) connectTo(ep *service.Endpoint, client netip.Addr, choice *upst
 		return nil, errno
 	}
 	if ep.MayReturn {
-		// Datagrams that come to Services all the same end: see session.setHeader.
+		// A low TTL ends loops through Services: see session.setHeader.
 		u.ttl = redirect.FirstReturnTTL
 		errno = sys.SetTTL(int(u.fd), u.family == service.IPv6, redirect.FirstReturnTTL)
 	}

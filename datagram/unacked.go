@@ -17,10 +17,10 @@ const (
 	unackedTotal = 8 << 20
 )
 
-// unackedSizes are the sizes of memory that datagrams are kept in.
+// unackedSizes are the sizes of buffers for copies.
 var unackedSizes = [...]int{1 << 10, 8 << 10, unackedBytes}
 
-// spareUnacked is how much memory of each size is kept to be used again.
+// spareUnacked is how many buffers of each size are kept for reuse.
 var spareUnacked = [len(unackedSizes)]int{256, 32, 8}
 
 // unacked holds copies of the first datagrams of a session, until its endpoint has
@@ -44,8 +44,8 @@ type keeper struct {
 	timer      poll.Timer
 }
 
-// keep copies datagrams of a session within the bounds; copies that exist stay. p is a GSO
-// batch if segment is not 0.
+// keep copies datagrams of a session within the bounds. It never replaces earlier
+// copies. p is a GSO batch if segment is not 0.
 func (h *keeper) keep(s *session, p []byte, segment int) {
 	if segment == 0 {
 		h.keepOne(s, p)
@@ -78,7 +78,7 @@ func (h *keeper) keepOne(s *session, p []byte) bool {
 	return true
 }
 
-// used returns the number of bytes that are kept.
+// used returns the number of bytes in use.
 func (k *unacked) used() int {
 	if k.n == 0 {
 		return 0
@@ -86,7 +86,7 @@ func (k *unacked) used() int {
 	return int(k.ends[k.n-1])
 }
 
-// datagram returns one of the copies.
+// datagram returns the i-th copy.
 func (k *unacked) datagram(i int) []byte {
 	from := int32(0)
 	if i > 0 {
@@ -95,7 +95,7 @@ func (k *unacked) datagram(i int) []byte {
 	return k.data[from:k.ends[i]]
 }
 
-// grow gives a session memory for so many bytes, and moves its copies there.
+// grow gives a session a buffer for so many bytes and moves its copies there.
 func (h *keeper) grow(s *session, bytes int) *unacked {
 	size := 0
 	for unackedSizes[size] < bytes {
@@ -156,7 +156,7 @@ func (h *keeper) append(k *unacked) {
 	h.tail = k
 }
 
-// replace puts to where from was in the order.
+// replace puts to at the position of from in the list.
 func (h *keeper) replace(from, to *unacked) {
 	to.prev, to.next = from.prev, from.next
 	if to.prev != nil {
@@ -172,7 +172,7 @@ func (h *keeper) replace(from, to *unacked) {
 	h.put(from)
 }
 
-// drop forgets what is kept of a session.
+// drop discards the copies of a session.
 func (h *keeper) drop(s *session) {
 	if s.unacked != nil {
 		h.remove(s.unacked)
@@ -180,7 +180,7 @@ func (h *keeper) drop(s *session) {
 	}
 }
 
-// remove takes k out and gives its memory back.
+// remove removes k from the list and frees its buffer.
 func (h *keeper) remove(k *unacked) {
 	if k.prev != nil {
 		k.prev.next = k.next
@@ -195,7 +195,7 @@ func (h *keeper) remove(k *unacked) {
 	h.put(k)
 }
 
-// HandleTimer drops what was kept long enough.
+// HandleTimer discards expired copies.
 func (h *keeper) HandleTimer(*poll.Timer) {
 	for h.head != nil && h.head.since+int64(unackedTime) <= h.loop.Now() {
 		h.drop(h.head.session)
@@ -205,8 +205,8 @@ func (h *keeper) HandleTimer(*poll.Timer) {
 	}
 }
 
-// quotes reports whether a quote is the beginning of one of the copies: the sender of the
-// quote has seen the datagram.
+// quotes reports whether a quote is the beginning of one of the copies. Then its
+// sender has seen that datagram.
 func (k *unacked) quotes(quote []byte) bool {
 	if k == nil {
 		return false
@@ -221,7 +221,7 @@ func (k *unacked) quotes(quote []byte) bool {
 	return false
 }
 
-// leastQuote is how many bytes of a datagram cannot be guessed.
+// leastQuote is how many bytes of a quote an attacker cannot guess.
 const leastQuote = 8
 
 // count returns the number of copies.
@@ -232,7 +232,7 @@ func (k *unacked) count() int {
 	return k.n
 }
 
-// resend sends the first n copies of a session again. It returns false if the endpoint
+// resend sends the first n copies of a session. It returns false if the endpoint
 // refused meanwhile.
 func (w *worker) resend(s *session, n int) bool {
 	s.setHeader()

@@ -6,27 +6,27 @@ import (
 )
 
 const (
-	// warnEvery is the least time between two warnings of one cause, in ns.
+	// warnEvery is the minimum time between two warnings of one cause, in ns.
 	warnEvery = int64(time.Minute)
-	// mostCauses bounds the causes that are remembered.
+	// mostCauses bounds the remembered causes.
 	mostCauses = 1024
 )
 
-// warnings keeps what loops have to say again and again from filling the log.
-// The zero value is ready; it may be used from any goroutine.
+// warnings limits repeated warnings of the loops. The zero value is ready for use.
+// It is safe for concurrent use.
 type warnings struct {
 	mu     sync.Mutex
 	causes map[string]*warned // guarded by mu
 }
 
-// warned is what is known of one cause.
+// warned is the state of one cause.
 type warned struct {
-	last  int64 // when it was said
-	times int   // that it was not said since
+	last  int64 // time of the last warning
+	times int   // suppressed warnings since then
 }
 
-// due tells whether to say something now, and how many times it was left unsaid
-// since the last time.
+// due reports whether to log a warning now, and how many were suppressed since the
+// last one.
 func (w *warnings) due(cause string, now int64) (unsaid int, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

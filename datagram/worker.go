@@ -9,14 +9,14 @@ import (
 )
 
 const (
-	// batchSlots is how many datagrams, or GRO batches, are received at once.
+	// batchSlots is how many datagrams, or GSO batches, are received at once.
 	batchSlots = 32
-	// spareSessions bounds the memory that is kept for sessions to come.
+	// spareSessions bounds the unused session objects that are kept for reuse.
 	spareSessions = 1024
 )
 
-// worker is the Server's part of one event loop. Everything in it belongs to
-// that loop; other goroutines reach it by post only.
+// worker is the Server's part on one event loop. All of its state belongs to that
+// loop. Other goroutines access it only by post.
 type worker struct {
 	server *Server
 	index  int
@@ -25,32 +25,33 @@ type worker struct {
 
 	maxSessions, maxService, maxSpare int
 
-	sessions map[key]*session
-	recent   *session // the one that was found last
-	count    int
-	active   []*namespace // those with sessions
-	outlets  map[netip.AddrPort]*outlet
-	spares   [2][2]spares // by service.Family; those that pass connection tracking last
-	unacked  keeper
-	spare    []*session
-	round    uint32 // of the loop; it wraps
-	others   otherUsers
-	opening  opening
-	shared   bool // the listener whose turn it is is shared
+	sessions     map[key]*session
+	recent       *session // the last result of find
+	count        int
+	active       []*namespace // those with sessions
+	replySockets map[netip.AddrPort]*replySocket
+	spares       [2][2]spares // by service.Family, then tracked and untracked
+	unacked      keeper
+	spare        []*session
+	round        uint32 // number of the loop's round; it wraps around
+	others       otherUsers
+	opening      opening
+	shared       bool // whether the current listening socket is shared
 
-	// upIn is where clients' datagrams are received; up are those of one
-	// session, on their way to its endpoint.
+	// upIn receives clients' datagrams. up holds those of one session for its
+	// endpoint.
 	upIn *sys.Inbox
 	up   *sys.Outbox
-	// upAfter is the number of copies of datagrams that were sent before those of up.
+	// upAfter is how many of the session's copies are older than the datagrams in
+	// up.
 	upAfter int
 	errors  sys.ErrorQueue
-	// downIn is where endpoints' datagrams are received; its first downUsed
-	// slots are on their way, in down, to clients, out of one outlet.
+	// downIn receives endpoints' datagrams. Its first downUsed slots are queued in
+	// down for one reply socket.
 	downIn     *sys.Inbox
 	downUsed   int
 	down       *sys.Outbox
-	downOutlet *outlet
+	downSocket *replySocket
 }
 
 func newWorker(s *Server, index int, loop *poll.Loop, shard *conntrack.Shard) *worker {
@@ -58,20 +59,20 @@ func newWorker(s *Server, index int, loop *poll.Loop, shard *conntrack.Shard) *w
 	n := len(o.Loops)
 	part := func(all int) int { return max((all+n-1)/n, 1) }
 	w := &worker{
-		server:      s,
-		index:       index,
-		loop:        loop,
-		shard:       shard,
-		maxSessions: part(o.MaxSessions),
-		maxService:  part(o.MaxServiceSessions),
-		maxSpare:    max(part(o.MaxSessions)/8, 2*leastSpare),
-		sessions:    make(map[key]*session),
-		outlets:     make(map[netip.AddrPort]*outlet),
-		unacked:     keeper{loop: loop},
-		upIn:        sys.NewInbox(batchSlots),
-		up:          sys.NewOutbox(batchSlots),
-		downIn:      sys.NewInbox(batchSlots),
-		down:        sys.NewOutbox(batchSlots),
+		server:       s,
+		index:        index,
+		loop:         loop,
+		shard:        shard,
+		maxSessions:  part(o.MaxSessions),
+		maxService:   part(o.MaxServiceSessions),
+		maxSpare:     max(part(o.MaxSessions)/8, 2*leastSpare),
+		sessions:     make(map[key]*session),
+		replySockets: make(map[netip.AddrPort]*replySocket),
+		unacked:      keeper{loop: loop},
+		upIn:         sys.NewInbox(batchSlots),
+		up:           sys.NewOutbox(batchSlots),
+		downIn:       sys.NewInbox(batchSlots),
+		down:         sys.NewOutbox(batchSlots),
 	}
 	loop.Post(func() { loop.AtTick(w.endRound) })
 	return w
@@ -84,9 +85,10 @@ func (w *worker) endRound() {
 	w.round++
 }
 
-// find gives the session of a client, or makes it; nil if there is to be none.
-// Its answers leave by o, or by an outlet of its destination if that is nil.
-func (w *worker) find(o *outlet, k key) *session {
+// find returns the session of a client and creates it if necessary; nil if the
+// datagram must be dropped. Its replies leave by o, or if that is nil, by a reply
+// socket of its destination.
+func (w *worker) find(o *replySocket, k key) *session {
 	if c := w.recent; c != nil && c.record.Client == k.client && c.record.VIP == k.vip {
 		return c
 	}
@@ -115,10 +117,10 @@ func (w *worker) freeSession(c *session) {
 	}
 }
 
-// retime sets a service port's timer anew after its timeouts changed.
+// retime resets a service port's timer after its timeouts changed.
 func (w *worker) retime(p *portService) { p.sessions[w.index].schedule() }
 
-// cut ends the sessions that a change of the configuration ends (A8.2).
+// cut ends the sessions that a configuration change ends (A8.2).
 func (w *worker) cut(c *cut) {
 	h := &c.service.sessions[w.index]
 	for i := range h.lists {
@@ -130,9 +132,9 @@ func (w *worker) cut(c *cut) {
 			s = next
 		}
 	}
-	// A socket that is bound to a destination can keep the kernel from refusing
-	// what is sent there.
-	for _, o := range w.outlets {
+	// Close unused reply sockets at once: a socket that is bound to a destination
+	// can prevent the kernel from refusing datagrams to it.
+	for _, o := range w.replySockets {
 		if o.users == 0 && o.fd >= 0 {
 			w.loop.Cancel(&o.timer)
 			o.close()
@@ -140,10 +142,10 @@ func (w *worker) cut(c *cut) {
 	}
 }
 
-// endOf ends the sessions whose answers leave by an outlet that is closed.
-func (w *worker) endOf(o *outlet) {
+// endOf ends the sessions that reply by a closed socket.
+func (w *worker) endOf(o *replySocket) {
 	for _, c := range w.sessions {
-		if c.outlet == o {
+		if c.replySocket == o {
 			c.end(conntrack.EndpointGone)
 		}
 	}
@@ -155,7 +157,7 @@ func (w *worker) stop() {
 	for _, c := range w.sessions {
 		c.end(conntrack.Shutdown)
 	}
-	for _, o := range w.outlets {
+	for _, o := range w.replySockets {
 		w.loop.Cancel(&o.timer)
 		o.close()
 	}

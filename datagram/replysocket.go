@@ -11,35 +11,36 @@ import (
 )
 
 const (
-	// outletIdle is how long an outlet stays open that no session uses.
-	outletIdle = 10 * time.Second
-	// outletRetry is the time before an outlet is tried again that could not be opened.
-	outletRetry = time.Second
+	// replySocketIdle is how long a reply socket without sessions stays open.
+	replySocketIdle = 10 * time.Second
+	// replySocketRetry is the time until the next attempt after a failure to open a
+	// reply socket.
+	replySocketRetry = time.Second
 )
 
-// outlet is the socket that replies leave from: it is bound to the destination that
-// clients sent to, and receives nothing.
-type outlet struct {
+// replySocket sends replies. It is bound to the destination that clients sent to,
+// and receives nothing.
+type replySocket struct {
 	worker  *worker
 	address netip.AddrPort
-	fd      int // -1: it could not be made, until the timer fires
+	fd      int // -1 after a failure, until the timer fires
 	users   int // sessions
 	timer   poll.Timer
 	listens bool // the socket is a listener's, which closes it
-	raw     bool // a raw socket, as another program has the port on all addresses
+	raw     bool // a raw socket, because another program has the port on all addresses
 	noGSO   bool // the kernel does not send GSO batches from it
 }
 
-// outletFor returns the outlet of a destination, for one more session; nil if it cannot
-// be opened.
-func (w *worker) outletFor(address netip.AddrPort) *outlet {
-	o := w.outlets[address]
+// replySocketFor returns the reply socket of a destination for one more session, or
+// nil if it cannot be opened.
+func (w *worker) replySocketFor(address netip.AddrPort) *replySocket {
+	o := w.replySockets[address]
 	if o == nil {
-		o = &outlet{worker: w, address: address}
-		w.outlets[address] = o
+		o = &replySocket{worker: w, address: address}
+		w.replySockets[address] = o
 		if !o.open() {
 			o.fd = -1
-			w.loop.Schedule(&o.timer, w.loop.Now()+int64(outletRetry), o)
+			w.loop.Schedule(&o.timer, w.loop.Now()+int64(replySocketRetry), o)
 		}
 	}
 	if o.fd < 0 {
@@ -51,7 +52,7 @@ func (w *worker) outletFor(address netip.AddrPort) *outlet {
 
 // open opens the socket. If a server of the host is bound to the port on all addresses,
 // the port cannot be bound (F4): then a raw socket sends the datagrams.
-func (o *outlet) open() bool {
+func (o *replySocket) open() bool {
 	s := o.worker.server
 	fd, err := sys.BindUDP(o.address, sys.UDPOptions{Transparent: true, FreeBind: true, ReusePort: true, Deaf: true})
 	if err != nil && InUse(err) {
@@ -63,7 +64,7 @@ func (o *outlet) open() bool {
 	if err != nil {
 		cause := err
 		for next := cause; next != nil; next = errors.Unwrap(next) {
-			cause = next // the destination is not in it
+			cause = next // without the destination, so that one cause is one text
 		}
 		o.warn(cause.Error(), err, "UDP answers cannot be sent from this destination: its clients are not served; tried again each second"+o.missing(err))
 		return false
@@ -72,8 +73,8 @@ func (o *outlet) open() bool {
 	return true
 }
 
-// warn logs a problem once a minute for each cause.
-func (o *outlet) warn(cause string, err error, text string) {
+// warn logs a message at most once a minute for each cause.
+func (o *replySocket) warn(cause string, err error, text string) {
 	s := o.worker.server
 	unsaid, ok := s.warnings.due(cause, o.worker.loop.Now())
 	if !ok {
@@ -86,8 +87,8 @@ func (o *outlet) warn(cause string, err error, text string) {
 	e.Msg(text)
 }
 
-// missing names the capability that the socket lacks, if that is the cause.
-func (o *outlet) missing(err error) string {
+// missing names the capability that the socket needs if err is a permission error.
+func (o *replySocket) missing(err error) string {
 	switch {
 	case !errors.Is(err, fs.ErrPermission):
 		return ""
@@ -97,22 +98,22 @@ func (o *outlet) missing(err error) string {
 	return ". A port below net.ipv4.ip_unprivileged_port_start needs CAP_NET_BIND_SERVICE"
 }
 
-// release says that a session does not use the outlet any more.
-func (o *outlet) release() {
+// release says that a session does not use the replySocket any more.
+func (o *replySocket) release() {
 	if o.users--; o.users == 0 && !o.listens {
-		o.worker.loop.Schedule(&o.timer, o.worker.loop.Now()+int64(outletIdle), o)
+		o.worker.loop.Schedule(&o.timer, o.worker.loop.Now()+int64(replySocketIdle), o)
 	}
 }
 
-// HandleTimer closes an outlet that no session has used for a while.
-func (o *outlet) HandleTimer(*poll.Timer) { o.close() }
+// HandleTimer closes a reply socket without sessions.
+func (o *replySocket) HandleTimer(*poll.Timer) { o.close() }
 
-func (o *outlet) close() {
+func (o *replySocket) close() {
 	w := o.worker
-	if w.downOutlet == o {
+	if w.downSocket == o {
 		w.flushDown()
 	}
-	delete(w.outlets, o.address)
+	delete(w.replySockets, o.address)
 	if o.fd >= 0 {
 		sys.Close(o.fd)
 	}
