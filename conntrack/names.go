@@ -54,13 +54,7 @@ var endNames = [endCount]string{
 func (e End) String() string { return nameOf(endNames[:], uint8(e)) }
 
 // Ends returns every way in which a connection can end.
-func Ends() []End {
-	all := make([]End, 0, endCount-1)
-	for e := EndNone + 1; e < End(endCount); e++ {
-		all = append(all, e)
-	}
-	return all
-}
+func Ends() []End { return allBelow(End(endCount)) }
 
 // DialError is the reason why an attempt to connect to an endpoint failed.
 type DialError uint8
@@ -101,13 +95,7 @@ func (e DialError) Own() bool {
 }
 
 // DialErrors returns all reasons except DialOK.
-func DialErrors() []DialError {
-	all := make([]DialError, 0, dialErrorCount-1)
-	for e := DialOK + 1; e < DialError(dialErrorCount); e++ {
-		all = append(all, e)
-	}
-	return all
-}
+func DialErrors() []DialError { return allBelow(DialError(dialErrorCount)) }
 
 // DialErrorOf converts the error of a system call to a reason.
 func DialErrorOf(err error) DialError {
@@ -144,4 +132,13 @@ func nameOf(names []string, i uint8) string {
 		return names[i]
 	}
 	return "unknown"
+}
+
+// allBelow returns the values from 1 on.
+func allBelow[T ~uint8](end T) []T {
+	all := make([]T, 0, end-1)
+	for v := T(1); v < end; v++ {
+		all = append(all, v)
+	}
+	return all
 }

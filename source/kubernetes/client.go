@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -154,23 +155,13 @@ func (c Connection) config() (*rest.Config, error) {
 			return nil, fmt.Errorf("kubeconfig %s: %w", c.Kubeconfig, err)
 		}
 	}
-	config.ContentType, config.AcceptContentTypes = c.ContentType, c.AcceptContentTypes
-	if config.ContentType == "" {
-		config.ContentType = defaultContentType
-	}
+	config.ContentType, config.AcceptContentTypes = cmp.Or(c.ContentType, defaultContentType), c.AcceptContentTypes
 	if config.AcceptContentTypes == "" && config.ContentType != runtime.ContentTypeJSON {
 		config.AcceptContentTypes = config.ContentType + "," + runtime.ContentTypeJSON
 	}
 	config.UserAgent, config.Dial = c.UserAgent, dial
 	config.Wrap(func(below http.RoundTripper) http.RoundTripper { return attempts{below} })
-	qps, burst := c.QPS, c.Burst
-	if qps == 0 {
-		qps = defaultQPS
-	}
-	if burst == 0 {
-		burst = defaultBurst
-	}
-	config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(qps, burst)
+	config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(cmp.Or(c.QPS, defaultQPS), cmp.Or(c.Burst, defaultBurst))
 	return config, nil
 }
 

@@ -1,6 +1,7 @@
 package kubeproxyconfig
 
 import (
+	"cmp"
 	"net"
 	"net/netip"
 	"strconv"
@@ -18,7 +19,7 @@ const (
 
 // SetDefaults fills in what a file leaves out, as kube-proxy does.
 func SetDefaults(c *Config) {
-	setString(&c.BindAddress, "0.0.0.0")
+	c.BindAddress = cmp.Or(c.BindAddress, "0.0.0.0")
 	anywhere, loopback := "0.0.0.0", "127.0.0.1"
 	if a, err := netip.ParseAddr(c.BindAddress); err == nil && a.Unmap().Is6() {
 		anywhere, loopback = "::", "::1"
@@ -26,54 +27,34 @@ func SetDefaults(c *Config) {
 	c.HealthzBindAddress = withPort(c.HealthzBindAddress, anywhere, HealthzPort)
 	c.MetricsBindAddress = withPort(c.MetricsBindAddress, loopback, MetricsPort)
 	setPointer(&c.OOMScoreAdj, -999)
-	if c.Mode == "" {
-		c.Mode = "iptables"
-	}
-	if c.DetectLocalMode == "" {
-		c.DetectLocalMode = "ClusterCIDR"
-	}
+	c.Mode = cmp.Or(c.Mode, "iptables")
+	c.DetectLocalMode = cmp.Or(c.DetectLocalMode, "ClusterCIDR")
 
-	setDuration(&c.IPTables.SyncPeriod, 30*time.Second)
-	setDuration(&c.IPTables.MinSyncPeriod, time.Second)
+	c.IPTables.SyncPeriod.Duration = cmp.Or(c.IPTables.SyncPeriod.Duration, 30*time.Second)
+	c.IPTables.MinSyncPeriod.Duration = cmp.Or(c.IPTables.MinSyncPeriod.Duration, time.Second)
 	setPointer(&c.IPTables.LocalhostNodePorts, true)
 	setPointer(&c.IPTables.MasqueradeBit, 14)
-	setDuration(&c.IPVS.SyncPeriod, 30*time.Second)
-	setDuration(&c.NFTables.SyncPeriod, 30*time.Second)
-	setDuration(&c.NFTables.MinSyncPeriod, time.Second)
+	c.IPVS.SyncPeriod.Duration = cmp.Or(c.IPVS.SyncPeriod.Duration, 30*time.Second)
+	c.NFTables.SyncPeriod.Duration = cmp.Or(c.NFTables.SyncPeriod.Duration, 30*time.Second)
+	c.NFTables.MinSyncPeriod.Duration = cmp.Or(c.NFTables.MinSyncPeriod.Duration, time.Second)
 	setPointer(&c.NFTables.MasqueradeBit, 14)
 
 	setPointer(&c.Conntrack.MaxPerCore, 32*1024)
 	setPointer(&c.Conntrack.Min, 128*1024)
 	setPointer(&c.Conntrack.TCPEstablishedTimeout, metav1.Duration{Duration: 24 * time.Hour})
 	setPointer(&c.Conntrack.TCPCloseWaitTimeout, metav1.Duration{Duration: time.Hour})
-	setDuration(&c.ConfigSyncPeriod, 15*time.Minute)
+	c.ConfigSyncPeriod.Duration = cmp.Or(c.ConfigSyncPeriod.Duration, 15*time.Minute)
 
-	setString(&c.ClientConnection.ContentType, "application/vnd.kubernetes.protobuf")
-	if c.ClientConnection.QPS == 0 {
-		c.ClientConnection.QPS = 5
-	}
-	if c.ClientConnection.Burst == 0 {
-		c.ClientConnection.Burst = 10
-	}
+	c.ClientConnection.ContentType = cmp.Or(c.ClientConnection.ContentType, "application/vnd.kubernetes.protobuf")
+	c.ClientConnection.QPS = cmp.Or(c.ClientConnection.QPS, 5)
+	c.ClientConnection.Burst = cmp.Or(c.ClientConnection.Burst, 10)
 	if c.FeatureGates == nil {
 		c.FeatureGates = map[string]bool{}
 	}
-	setString(&c.Logging.Format, "text")
+	c.Logging.Format = cmp.Or(c.Logging.Format, "text")
 	if c.Logging.FlushFrequency.Duration.Duration == 0 {
 		c.Logging.FlushFrequency.Duration.Duration = 5 * time.Second
 		c.Logging.FlushFrequency.SerializeAsString = true
-	}
-}
-
-func setString(s *string, value string) {
-	if *s == "" {
-		*s = value
-	}
-}
-
-func setDuration(d *metav1.Duration, value time.Duration) {
-	if d.Duration == 0 {
-		d.Duration = value
 	}
 }
 
