@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -339,17 +340,27 @@ func TestManyRangesAreValidatedAtOnce(t *testing.T) {
 			t.Fatalf("%d ranges", plan.Local.Len())
 		}
 	}
-	begin := time.Now()
+	begin := cpuTime(t)
 	if err := plan.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	if took := time.Since(begin); took > 15*time.Second {
+	if took := cpuTime(t) - begin; took > 15*time.Second {
 		t.Errorf("%d ranges took %v", plan.Local.Len(), took)
 	}
 	plan.Local = plan.Local.With(netip.MustParsePrefix("10.0.0.0/8"), struct{}{})
 	if err := plan.Validate(); err == nil {
 		t.Error("a range within another one is accepted")
 	}
+}
+
+// cpuTime is what this process has used, however busy the machine is.
+func cpuTime(t *testing.T) time.Duration {
+	t.Helper()
+	var used syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(used.Utime.Nano())
 }
 
 // Validate tells what is wrong with a plan, or nil.

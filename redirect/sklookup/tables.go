@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"syscall"
 
 	"github.com/cilium/ebpf"
@@ -57,30 +56,15 @@ func (t *tables) fill(p *redirect.Plan, silent silence) error {
 // different; what is gone stays.
 func (t *tables) add(p *redirect.Plan, c *redirect.Changes) error {
 	for _, s := range c.Steer {
-		n, err := t.slots.take(t.maps, listenerOf(s.Destination, s.Target))
-		if err == nil {
-			err = t.setDestination(s.Destination, n)
-		}
-		if err != nil {
+		if _, err := t.slots.take(t.maps, listenerOf(s.Destination, s.Target)); err != nil {
 			return t.full(err, "steer "+redirect.Format(s.Destination))
 		}
 	}
-	for _, d := range c.Refuse.Add {
-		if err := t.setDestination(d, refused); err != nil {
-			return t.full(err, "refuse "+redirect.Format(d))
-		}
-	}
-	for _, d := range c.Silent.Add {
-		if err := t.setDestination(d, silentSlot(d)); err != nil {
-			return t.full(err, "silence "+redirect.Format(d))
-		}
-	}
 	for d := range c.Touched {
-		if p.Names(d) || !p.Lingering.Has(d) {
-			continue
-		}
-		if err := t.setDestination(d, refused); err != nil {
-			return t.full(err, "refuse "+redirect.Format(d))
+		if s, is := t.verdict(p, d); is {
+			if err := t.setDestination(d, s); err != nil {
+				return t.full(err, redirect.Format(d))
+			}
 		}
 	}
 	for _, a := range c.ClusterIPs.Add {
@@ -104,8 +88,8 @@ func (t *tables) add(p *redirect.Plan, c *redirect.Changes) error {
 func (t *tables) remove(old, p *redirect.Plan, c *redirect.Changes) error {
 	var errs []error
 	note := func(err error) { errs = append(errs, err) }
-	for _, d := range slices.Concat(c.Unsteer, c.Refuse.Drop, c.Silent.Drop, c.Lingering.Drop) {
-		if !p.Lingering.Has(d) && !p.Names(d) {
+	for d := range c.Touched {
+		if _, is := t.verdict(p, d); !is {
 			note(t.deleteDestination(d))
 		}
 	}
@@ -159,7 +143,7 @@ func (t *tables) match(p *redirect.Plan) (bool, error) {
 	})
 }
 
-// verdict gives the slot that a destination has by a plan that is in force.
+// verdict gives the slot that a destination has by a plan whose listeners have theirs.
 func (t *tables) verdict(p *redirect.Plan, d service.Destination) (slot, bool) {
 	if target, is := p.Steer.Get(d); is {
 		at := t.slots.used[listenerOf(d, target)]
