@@ -5,14 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/internal/once"
+	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
@@ -75,47 +74,29 @@ func New(o Options) *Server {
 // and unusable endpoints (A8.2). Sockets of deleted service ports stay open until
 // Prune.
 func (s *Server) Apply(table *policy.Table, host hostnet.Addresses, _ bool) {
-	prev, ports := s.state.Load(), table.Snapshot().Ports
-	next := &state{table: table, host: host, services: make([]*portService, len(ports))}
-	copy(next.services, prev.services)
-	ids := slices.Collect(table.Changed(prev.table))
+	prev := s.state.Load()
 	var cuts []*cut
-	for _, id := range ids {
-		if int(id) >= len(ports) {
-			continue
-		}
-		next.services[id] = nil
-		port := ports[id]
-		if port == nil || port.Name.Protocol != service.UDP {
-			continue
-		}
+	services := policy.Sync(table, prev.table, service.UDP, prev.services, func(port *service.Port) *portService {
 		p := s.services[port.Name]
 		if p == nil {
-			p = s.addService(port)
-		} else if p.port != port {
+			return s.addService(port)
+		}
+		if p.port != port {
 			if c := changesOf(p, port); c != nil {
 				cuts = append(cuts, c)
 			}
 			s.warn(port, p.configure(port, &s.options.Config))
-			s.onLoops(func(w *worker) { w.retime(p) })
+			poll.PostAll(s.options.Loops, func(i int) { s.workers[i].retime(p) })
 		}
-		next.services[id] = p
-	}
-	for _, id := range ids {
-		if int(id) >= len(prev.services) || prev.services[id] == nil {
-			continue
-		}
-		p := prev.services[id]
-		if now := p.port.ID; int(now) < len(next.services) && next.services[now] == p {
-			continue
-		}
+		return p
+	}, func(p *portService) {
 		delete(s.services, p.port.Name)
 		s.leaveGroups(p.port.Name.Name)
 		s.options.Table.Forget(p.port.Name)
 		cuts = append(cuts, &cut{service: p, all: true})
 		s.removed = append(s.removed, p.port.Name)
-	}
-	s.state.Store(next)
+	})
+	s.state.Store(&state{table: table, host: host, services: services})
 	if len(cuts) > 0 {
 		s.cut(cuts)
 	}
@@ -125,20 +106,13 @@ func (s *Server) Apply(table *policy.Table, host hostnet.Addresses, _ bool) {
 // client sends after Apply goes to a current endpoint. A loop that still uses the
 // old state creates its sessions before it handles the cut.
 func (s *Server) cut(cuts []*cut) {
-	var pending sync.WaitGroup
-	for _, w := range s.workers {
-		pending.Add(1)
-		if !w.loop.Post(func() {
-			defer pending.Done()
-			for _, c := range cuts {
-				w.cut(c)
-			}
-		}) {
-			pending.Done()
+	done := poll.PostAll(s.options.Loops, func(i int) {
+		for _, c := range cuts {
+			s.workers[i].cut(c)
 		}
-	}
+	})
 	if s.stats.sessions.Load() > 0 { // without sessions, the loops may not be running
-		pending.Wait()
+		<-done
 	}
 }
 
@@ -147,13 +121,6 @@ func (s *Server) addService(port *service.Port) *portService {
 	s.warn(port, problem)
 	s.services[port.Name] = p
 	return p
-}
-
-// onLoops runs f on each loop.
-func (s *Server) onLoops(f func(*worker)) {
-	for _, w := range s.workers {
-		w.loop.Post(func() { f(w) })
-	}
 }
 
 // warn logs a problem of a service port once.
@@ -271,17 +238,8 @@ func (s *Server) Stop(ctx context.Context) error {
 	for at, l := range s.listening {
 		s.closeListening(at, l)
 	}
-	var pending sync.WaitGroup
-	for _, w := range s.workers {
-		pending.Add(1)
-		if !w.loop.Post(func() { defer pending.Done(); w.stop() }) {
-			pending.Done()
-		}
-	}
-	done := make(chan struct{})
-	go func() { pending.Wait(); close(done) }()
 	select {
-	case <-done:
+	case <-poll.PostAll(s.options.Loops, func(i int) { s.workers[i].stop() }):
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("ending %d UDP sessions: %w", s.stats.sessions.Load(), ctx.Err())

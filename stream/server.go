@@ -3,8 +3,6 @@ package stream
 import (
 	"context"
 	"fmt"
-	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -88,6 +86,7 @@ type Server struct {
 	traits   redirect.Traits
 	upstream *upstream.Rules
 	table    *conntrack.Table
+	loops    []*poll.Loop
 	workers  []*worker
 	clock    func() int64
 
@@ -141,6 +140,7 @@ func New(o Options) *Server {
 	s.HoldBack(0)
 	s.state.Store(&state{table: policy.Compile(nil, &service.Snapshot{}, policy.Config{})})
 	for i, l := range o.Loops {
+		s.loops = append(s.loops, l.Poll)
 		s.workers = append(s.workers, newWorker(s, l.Poll, l.Relay, o.Upstream.NewDialer(l.Poll.Now, i, len(o.Loops)), o.Table.Shard(i)))
 	}
 	return s
@@ -153,7 +153,8 @@ func New(o Options) *Server {
 func (s *Server) Apply(table *policy.Table, host hostnet.Addresses, withdrawn bool) {
 	prev := s.state.Load()
 	next := &state{table: table, host: host, past: keepPast(prev, withdrawn, s.clock())}
-	s.syncPools(prev, next)
+	s.quotas.sweep()
+	next.pools = policy.Sync(table, prev.table, service.TCP, prev.pools, s.keep, s.remove)
 	s.state.Store(next)
 	s.updateFilters()
 }
@@ -221,17 +222,8 @@ func (s *Server) Stop(ctx context.Context) error {
 		s.closeNow(c.socket)
 	}
 	s.grace = grace{}
-	var pending sync.WaitGroup
-	for _, w := range s.workers {
-		pending.Add(1)
-		if !w.post(func() { defer pending.Done(); w.stop() }) {
-			pending.Done()
-		}
-	}
-	done := make(chan struct{})
-	go func() { pending.Wait(); close(done) }()
 	select {
-	case <-done:
+	case <-poll.PostAll(s.loops, func(i int) { s.workers[i].stop() }):
 	case <-ctx.Done():
 		return fmt.Errorf("ending %d connections: %w", s.open.Load(), ctx.Err())
 	}
@@ -253,43 +245,23 @@ func (s *Server) warn(port *service.Port, problem error) {
 	s.once.Warn("Service "+port.Name.Name.String(), problem)
 }
 
-// syncPools creates the pools of new service ports, configures those of changed
-// ones, and removes those of ports that went.
-func (s *Server) syncPools(prev, next *state) {
-	s.quotas.sweep()
-	ids := slices.Collect(next.table.Changed(prev.table))
-	ports := next.table.Snapshot().Ports
-	next.pools = make([]*pool, len(ports))
-	copy(next.pools, prev.pools)
-	for _, id := range ids {
-		if int(id) >= len(ports) {
-			continue
-		}
-		next.pools[id] = nil
-		port := ports[id]
-		if port == nil || port.Name.Protocol != service.TCP {
-			continue
-		}
-		p := s.pools[port.Name]
-		if p == nil {
-			p = &pool{counters: s.table.Counters(port.Name)}
-			s.pools[port.Name] = p
-			s.quotas.join(p, port.Name.Name)
-		}
-		if p.port != port {
-			s.warn(port, p.configure(port, s.config.Balancer))
-		}
-		next.pools[id] = p
+// keep returns the pool of a new or changed service port.
+func (s *Server) keep(port *service.Port) *pool {
+	p := s.pools[port.Name]
+	if p == nil {
+		p = &pool{counters: s.table.Counters(port.Name)}
+		s.pools[port.Name] = p
+		s.quotas.join(p, port.Name.Name)
 	}
-	for _, id := range ids {
-		if int(id) >= len(prev.pools) || prev.pools[id] == nil {
-			continue
-		}
-		p := prev.pools[id]
-		if now := p.port.ID; int(now) >= len(next.pools) || next.pools[now] != p {
-			delete(s.pools, p.port.Name)
-			s.quotas.leave(p)
-			s.removed = append(s.removed, p.port.Name)
-		}
+	if p.port != port {
+		s.warn(port, p.configure(port, s.config.Balancer))
 	}
+	return p
+}
+
+// remove takes the pool of a service port that went.
+func (s *Server) remove(p *pool) {
+	delete(s.pools, p.port.Name)
+	s.quotas.leave(p)
+	s.removed = append(s.removed, p.port.Name)
 }

@@ -1,0 +1,39 @@
+package poll
+
+import (
+	"sync/atomic"
+	"testing"
+)
+
+// PostAll is done when each running loop has run the function, and does not wait for loops
+// that have stopped.
+func TestPostAll(t *testing.T) {
+	var loops []*Loop
+	for range 3 {
+		l, err := New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		loops = append(loops, l)
+	}
+	running := make(chan error, 2)
+	for _, l := range loops[:2] {
+		go func() { running <- l.Run() }()
+	}
+	loops[2].Stop()
+	if err := loops[2].Run(); err != nil {
+		t.Fatal(err)
+	}
+	var ran [3]atomic.Int32
+	<-PostAll(loops, func(i int) { ran[i].Add(1) })
+	if a, b, c := ran[0].Load(), ran[1].Load(), ran[2].Load(); a != 1 || b != 1 || c != 0 {
+		t.Errorf("the loops ran it %d, %d and %d times", a, b, c)
+	}
+	<-PostAll(nil, func(int) { t.Error("no loop ran it") })
+	for _, l := range loops[:2] {
+		l.Stop()
+		if err := <-running; err != nil {
+			t.Error(err)
+		}
+	}
+}
