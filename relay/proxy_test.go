@@ -20,14 +20,14 @@ import (
 // proxy is the least that makes a proxy of a relay: it accepts on each loop and
 // connects to one endpoint.
 type proxy struct {
-	t        testing.TB
-	addr     netip.AddrPort
-	endpoint netip.AddrPort
-	listener int
-	relay    *Relay
-	lanes    []*accepter
-	ends     chan ended
-	refused  atomic.Int64
+	t         testing.TB
+	addr      netip.AddrPort
+	endpoint  netip.AddrPort
+	listener  int
+	relay     *Relay
+	accepters []*accepter
+	ends      chan ended
+	refused   atomic.Int64
 }
 
 // accepter is one event loop of a proxy.
@@ -71,10 +71,10 @@ func newProxy(t testing.TB, loops int, endpoint netip.AddrPort, config Config) *
 		if _, err := loop.Add(p.listener, 0, poll.Readable|poll.Exclusive, ln); err != nil {
 			t.Fatal(err)
 		}
-		p.lanes = append(p.lanes, ln)
+		p.accepters = append(p.accepters, ln)
 	}
 	var running sync.WaitGroup
-	for _, ln := range p.lanes {
+	for _, ln := range p.accepters {
 		running.Go(func() {
 			if err := ln.loop.Run(); err != nil {
 				t.Error(err)
@@ -82,7 +82,7 @@ func newProxy(t testing.TB, loops int, endpoint netip.AddrPort, config Config) *
 		})
 	}
 	t.Cleanup(func() {
-		for _, ln := range p.lanes {
+		for _, ln := range p.accepters {
 			ln.loop.Post(ln.stop)
 			ln.loop.Stop()
 		}
@@ -169,7 +169,7 @@ func (c *conn) LinkEnded(l *Link, end End) {
 
 // stats sums up the workers' counters.
 func (p *proxy) stats() (sum Stats) {
-	for _, ln := range p.lanes {
+	for _, ln := range p.accepters {
 		done := make(chan struct{})
 		if ln.loop.Post(func() { ln.worker.publish(); close(done) }) {
 			<-done
@@ -195,7 +195,7 @@ func (p *proxy) stats() (sum Stats) {
 
 // waits sums up the calls to wait for events.
 func (p *proxy) waits() (n uint64) {
-	for _, ln := range p.lanes {
+	for _, ln := range p.accepters {
 		n += ln.loop.Waits()
 	}
 	return n

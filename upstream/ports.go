@@ -23,9 +23,9 @@ func kernelPorts() Range {
 	return Range{First: first, Last: last}
 }
 
-// spare returns the range that is used when the kernel's own runs out: the ports above
-// it, so that other programs lose none of the kernel's; if there are too few, the upper
-// eighth of the kernel's.
+// spare returns the range that is used when the kernel's range is exhausted: the
+// ports above it, so that other programs lose none of the kernel's ports; if there
+// are too few, the upper eighth of the kernel's range.
 func (r Range) spare() Range {
 	const enough = 2048
 	if r.Last <= 65534-enough {

@@ -52,7 +52,7 @@ type Rules struct {
 	replyPorts  []uint16     // ports that replies to clients' addresses come back to; none if any will do
 }
 
-// New returns the rules for a way of steering. sameLink reports whether replies from an
+// New returns the rules for a steering mode. sameLink reports whether replies from an
 // endpoint reach a client without passing this node; nil means that none do. It is
 // called on event loops, and must be quick. The local ports are those of the calling
 // thread's network namespace.

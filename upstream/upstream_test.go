@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// rules returns those of a way of steering that brings replies back and passes
+// rules returns those of a steering mode that brings replies back and passes
 // connection tracking. change may alter them.
 func rules(change func(*Rules)) *Rules {
 	r := New(redirect.Traits{Replies: redirect.Replies{Diverted: true, Untracked: true, Mark: 0x100}, PastMark: 0x200}, nil, zerolog.Nop())

@@ -7,25 +7,24 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// blockEntries is how many entries lie in one block. A conditional jump spans
-// 255 instructions at most: a block has two for each entry, one for each step
-// that they lead to, and three more.
+// blockEntries bounds the entries of a block. A conditional jump spans at most 255
+// instructions. A block has two for each entry, one for each step that they lead
+// to, and three more.
 const blockEntries = 80
 
-// assembler writes the instructions of steps. All jumps go forward, as the
-// kernel wants it.
+// assembler emits the instructions of steps. The kernel allows only forward jumps.
 type assembler struct {
 	ops []sys.FilterOp
 	far []far
 }
 
-// far is a jump to a step that may not have its place yet.
+// far is a jump to a step whose address may not be known yet.
 type far struct {
 	at int
 	to *step
 }
 
-// program writes the steps, each after all those that lead to it.
+// program emits the steps. Each step follows all steps that lead to it.
 func (b *builder) program() ([]sys.FilterOp, error) {
 	slices.SortStableFunc(b.steps, func(x, y *step) int { return cmp.Compare(x.stage, y.stage) })
 	var a assembler
@@ -43,8 +42,8 @@ func (b *builder) program() ([]sys.FilterOp, error) {
 	return a.ops, nil
 }
 
-// search finds the value that was loaded among entries. bounded says that it is
-// not below the first one.
+// search emits a search for the loaded value among entries. bounded means that the
+// value is not below the first one.
 func (a *assembler) search(entries []entry, otherwise *step, bounded bool) {
 	if len(entries) <= blockEntries {
 		a.block(entries, otherwise, bounded)
@@ -60,13 +59,13 @@ func (a *assembler) search(entries []entry, otherwise *step, bounded bool) {
 	a.search(entries[middle:], otherwise, true)
 }
 
-// block is a search whose jumps are all short. Its tree is followed by one exit
-// for each step that it leads to.
+// block emits a search in which all jumps are short: a tree, then one exit for each
+// step that it leads to.
 func (a *assembler) block(entries []entry, otherwise *step, bounded bool) {
 	exits := []*step{otherwise}
 	begin := len(a.ops)
 	end := begin + treeSize(entries, bounded)
-	// to gives the jump from the next instruction to the exit of a step.
+	// to returns the jump distance from the next instruction to the exit of a step.
 	to := func(s *step) uint8 {
 		i := slices.Index(exits, s)
 		if i < 0 {
@@ -107,8 +106,8 @@ func (a *assembler) block(entries []entry, otherwise *step, bounded bool) {
 	}
 }
 
-// treeSize is how many instructions the tree over entries has: one for each
-// entry and each fork, and one more where a lower bound must be checked.
+// treeSize returns the number of instructions of the tree over entries: one for
+// each entry and each fork, and one more for each lower bound check.
 func treeSize(entries []entry, bounded bool) int {
 	if len(entries) == 0 {
 		return 0

@@ -1,5 +1,5 @@
-// Package sockfilter compiles programs that let a listening socket answer some
-// clients and be silent to all others.
+// Package sockfilter compiles programs with which a listening socket answers some
+// clients and drops all others.
 //
 // A program is classic BPF, which every kernel takes without any right, and
 // runs for the first packet of a connection, before a handshake begins: who is
@@ -17,24 +17,24 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// Rule says who may come to one address and port. What is sent to others is
-// kept.
+// Rule selects the clients of one address and port. The program keeps packets to
+// other destinations.
 type Rule struct {
 	Addr netip.Addr
 	Port uint16
-	// Allowed are the clients whose packets are kept, in any order; ranges of
-	// the other family have no effect. None means that nobody's are.
+	// Allowed are the clients whose packets are kept, in any order. Ranges of the
+	// other family have no effect. An empty list allows no client.
 	Allowed []netip.Prefix
 }
 
-// ErrTooLong means that the kernel takes no program that is long enough.
+// ErrTooLong means that the program would exceed the kernel's limit.
 var ErrTooLong = errors.New("too many source ranges for a socket filter")
 
 // Nothing drops every packet.
 var Nothing = []sys.FilterOp{{Code: sys.FilterReturn, K: 0}}
 
-// NoOpenings drops the packets that open a connection, and keeps what belongs to
-// a handshake that has begun.
+// NoOpenings drops the packets that open a connection and keeps those of handshakes
+// in progress.
 var NoOpenings = []sys.FilterOp{
 	{Code: sys.FilterLoadWord, K: 12},    // of the TCP header, with the flags
 	{Code: sys.FilterAnd, K: 0x00020000}, // SYN
@@ -43,10 +43,11 @@ var NoOpenings = []sys.FilterOp{
 	{Code: sys.FilterReturn, K: 0},
 }
 
-// Compile returns the program for a socket of one family, that of the rules. An
-// IPv4 range takes a little more than two instructions, so that 1,900 of them
-// fit; IPv6 takes up to six times as many, less where ranges share their first
-// bits. Finding a client among n ranges takes log n steps.
+// Compile returns the program for a socket of the family of the rules. An IPv4
+// range takes a little more than two instructions, so 1,900 ranges fit. An IPv6
+// range takes up to six times as many, less if ranges share their first bits. A
+// lookup among n ranges takes log n steps. The error wraps ErrTooLong if the
+// program does not fit.
 func Compile(rules []Rule) ([]sys.FilterOp, error) {
 	if len(rules) == 0 {
 		return []sys.FilterOp{{Code: sys.FilterReturn, K: keepAll}}, nil
@@ -69,48 +70,50 @@ func Compile(rules []Rule) ([]sys.FilterOp, error) {
 	return b.program()
 }
 
-// A program is a graph of steps: each loads a part of the packet, finds it among
-// its entries, and goes on to the step that the entry names.
+// A program is classic BPF, which every kernel accepts without privileges. It runs
+// for the first packet of a connection, before the handshake, so a dropped client
+// gets no answer (F5). [Compile] is pure and safe for concurrent use.
+// sys.AttachFilter attaches the program.
 type step struct {
 	load      sys.FilterOp
-	stage     int // steps go on to higher stages only
+	stage     int // steps lead only to higher stages
 	entries   []entry
 	otherwise *step
-	at        int // where its instructions begin
+	at        int // index of its first instruction
 }
 
-// entry is a range of values, first to last. Those of a step are sorted and do
-// not overlap.
+// entry is a range of values, first to last. Those of a step are sorted and
+// disjoint.
 type entry struct {
 	first, last uint32
 	next        *step
 }
 
-// The ends of all programs.
+// The final steps of all programs.
 var (
 	keep = new(step)
 	drop = new(step)
 )
 
-// keepAll is how much is kept of a packet that is not dropped.
+// keepAll is the return value that keeps the whole packet.
 const keepAll = 0xffffffff
 
-// Offsets in the two IP headers, and of the destination port in those of TCP
-// and UDP.
+// Offsets in the two IP headers, and of the destination port in the TCP and UDP
+// header.
 const (
 	source4, dest4 = 12, 16
 	source6, dest6 = 8, 24
 	destPort       = 2
 )
 
-// builder makes the graph of a program.
+// builder builds the graph of a program.
 type builder struct {
 	v6      bool
 	steps   []*step
-	sources map[string]*step // by the ranges that they let in
+	sources map[string]*step // by the ranges that they allow
 }
 
-// words is how many 32-bit words an address has.
+// words returns the number of 32-bit words of an address.
 func (b *builder) words() int {
 	if b.v6 {
 		return 4
@@ -133,8 +136,8 @@ func (b *builder) newStep(stage int, load sys.FilterOp, otherwise *step) *step {
 	return s
 }
 
-// destinations makes the step for the i-th word of the address, and all that
-// come after. The rules are sorted and share the words before.
+// destinations builds the step for the i-th word of the destination address, and
+// all later ones. The rules are sorted and share the previous words.
 func (b *builder) destinations(rules []Rule, i int) *step {
 	if i == b.words() {
 		return b.ports(rules)
@@ -156,7 +159,7 @@ func (b *builder) destinations(rules []Rule, i int) *step {
 	return s
 }
 
-// ports makes the step for the destination port. The rules have one address.
+// ports builds the step for the destination port. The rules have the same address.
 func (b *builder) ports(rules []Rule) *step {
 	s := b.newStep(b.words(), sys.FilterOp{Code: sys.FilterLoadHalf, K: destPort}, keep)
 	for _, r := range rules {
@@ -166,7 +169,7 @@ func (b *builder) ports(rules []Rule) *step {
 	return s
 }
 
-// from returns the step that lets ranges in. Rules with the same ranges share it.
+// from returns the step that allows ranges. Rules with the same ranges share it.
 func (b *builder) from(allowed []netip.Prefix) *step {
 	ranges := make([]netip.Prefix, 0, len(allowed))
 	for _, p := range allowed {
@@ -178,12 +181,12 @@ func (b *builder) from(allowed []netip.Prefix) *step {
 	var key []byte
 	tidy := ranges[:0]
 	for _, p := range ranges {
-		// A range sorts after every range that it lies within.
+		// A range sorts after all ranges that contain it.
 		if n := len(tidy); n > 0 && tidy[n-1].Overlaps(p) {
 			continue
 		}
 		tidy = append(tidy, p)
-		key, _ = p.AppendBinary(key) // it always succeeds
+		key, _ = p.AppendBinary(key) // never fails
 	}
 	if len(tidy) == 0 {
 		return drop
@@ -196,9 +199,8 @@ func (b *builder) from(allowed []netip.Prefix) *step {
 	return s
 }
 
-// clients makes the step for the i-th word of the client's address, and all
-// that come after. The ranges are sorted, do not overlap, and share the words
-// before.
+// clients builds the step for the i-th word of the client's address, and all later
+// ones. The ranges are sorted, disjoint, and share the previous words.
 func (b *builder) clients(ranges []netip.Prefix, i int) *step {
 	at := uint32(source4)
 	if b.v6 {

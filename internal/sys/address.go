@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sockaddr is room for a struct sockaddr_in or sockaddr_in6, in the kernel's
+// sockaddr is memory for a struct sockaddr_in or sockaddr_in6 in the kernel's
 // layout: family (host order), port (network order), then the address.
 type sockaddr [unix.SizeofSockaddrInet6]byte
 
-// put fills in a and returns its length. An IPv4-mapped address counts as IPv4.
-// A zone is given by number or by the interface's name.
+// put stores a and returns the length. An IPv4-mapped address counts as IPv4. The
+// zone is an interface index or name.
 func (s *sockaddr) put(a netip.AddrPort) uintptr {
 	ip := a.Addr().Unmap()
 	binary.BigEndian.PutUint16(s[2:], a.Port())
@@ -35,9 +35,9 @@ func (s *sockaddr) put(a netip.AddrPort) uintptr {
 	return unix.SizeofSockaddrInet6
 }
 
-// get reads the address back; IPv4-mapped ones come out as IPv4. The zero
-// AddrPort means that it is no IP address. Only a link-local address, which has
-// a zone, costs an allocation.
+// get returns the address. An IPv4-mapped address is returned as IPv4. The zero
+// AddrPort means that it is not an IP address. Only an address with a zone
+// (link-local) needs an allocation.
 func (s *sockaddr) get() netip.AddrPort {
 	port := binary.BigEndian.Uint16(s[2:])
 	switch binary.NativeEndian.Uint16(s[0:]) {
@@ -64,8 +64,7 @@ func zoneIndex(zone string) uint32 {
 	return uint32(ifi.Index)
 }
 
-// Unspecified returns the address of a's family that leaves the choice of one to
-// the kernel: 0.0.0.0 or ::.
+// Unspecified returns 0.0.0.0 or ::, in a's family.
 func Unspecified(a netip.Addr) netip.Addr {
 	if family(a) == unix.AF_INET {
 		return netip.IPv4Unspecified()
@@ -80,8 +79,8 @@ func family(a netip.Addr) uintptr {
 	return unix.AF_INET6
 }
 
-// Accept takes the next connection of a listening socket, non-blocking and
-// close-on-exec, with the client's address.
+// Accept accepts the next connection of a listening socket and returns a
+// non-blocking, close-on-exec descriptor and the client's address.
 func Accept(listener int) (fd int, client netip.AddrPort, e Errno) {
 	var s sockaddr
 	size := uint32(len(s))
@@ -92,8 +91,8 @@ func Accept(listener int) (fd int, client netip.AddrPort, e Errno) {
 	return int(r), s.get(), 0
 }
 
-// LocalAddr returns a socket's own address. For a connection that was steered
-// here (TPROXY, AnyIP) that is the address that the client connected to.
+// LocalAddr returns a socket's own address. For a steered connection (TPROXY,
+// AnyIP), that is the destination that the client used.
 func LocalAddr(fd int) (netip.AddrPort, Errno) {
 	var s sockaddr
 	size := uint32(len(s))

@@ -7,8 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ThreadTime returns the processor time that the calling thread has had, in
-// nanoseconds.
+// ThreadTime returns the CPU time of the calling thread in nanoseconds.
 func ThreadTime() int64 {
 	var t unix.Timespec
 	_, _, _ = syscall.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_THREAD_CPUTIME_ID, uintptr(unsafe.Pointer(&t)), 0)

@@ -17,19 +17,19 @@ type mmsghdr struct {
 }
 
 const (
-	// slotSize is room for the largest datagram, and for the largest GSO batch that
-	// UDP_GRO makes.
+	// slotSize suffices for the largest datagram and the largest GSO batch of
+	// UDP_GRO.
 	slotSize = 1 << 16
-	// slotStride is not a power of two: the beginnings of all slots would share
-	// a few lines of the processor's cache.
+	// slotStride is not a power of two. Otherwise the starts of all slots would
+	// compete for a few cache lines.
 	slotStride = slotSize + 5*64
-	// controlSize is room for the control messages of a datagram that is
-	// received: its destination, the size of a GSO batch's datagrams, its class and TTL.
+	// controlSize suffices for the control messages of a received datagram: its
+	// destination, the segment size of a GSO batch, its class and its TTL.
 	controlSize = 120
 )
 
-// Inbox is memory that datagrams are received into: slots of one datagram, or
-// one batch of datagrams (UDP_GRO), each. It belongs to one goroutine.
+// Inbox is memory for received datagrams. Each slot holds one datagram or one GSO
+// batch (UDP_GRO). An Inbox is not safe for concurrent use.
 type Inbox struct {
 	data     []byte
 	headers  []mmsghdr
@@ -38,8 +38,8 @@ type Inbox struct {
 	controls [][controlSize]byte
 }
 
-// NewInbox makes an Inbox. Its slots take 64 KiB each of address space, and as
-// much memory as the datagrams that arrive.
+// NewInbox creates an Inbox. Each slot takes 64 KiB of address space, but only as
+// much memory as arriving datagrams need.
 func NewInbox(slots int) *Inbox {
 	b := &Inbox{
 		data:     make([]byte, slots*slotStride),
@@ -64,8 +64,8 @@ func NewInbox(slots int) *Inbox {
 // Slots returns the number of slots.
 func (b *Inbox) Slots() int { return len(b.headers) }
 
-// Receive takes up to n datagrams from a socket into the slots from first on,
-// and gives their number. It does not wait.
+// Receive receives up to n datagrams from a socket into the slots from first on,
+// and returns their number. It does not wait.
 func (b *Inbox) Receive(fd, first, n int) (int, Errno) {
 	h := b.headers[first : first+n]
 	for i := range h {
@@ -76,9 +76,9 @@ func (b *Inbox) Receive(fd, first, n int) (int, Errno) {
 	return result(r, e)
 }
 
-// ReceiveOne takes one datagram from a socket into a slot, by the cheapest
-// call there is: where it came from is not known afterwards, nor its destination. The
-// socket must not coalesce (SetCoalesce), or a GSO batch looks like one datagram.
+// ReceiveOne receives one datagram into a slot by the cheapest system call. Its
+// source and destination are not available afterwards. The socket must not coalesce
+// (SetCoalesce), because a GSO batch would look like one datagram.
 func (b *Inbox) ReceiveOne(fd, slot int) Errno {
 	r, _, e := syscall.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(b.vectors[slot].Base)), slotSize, 0, 0, 0)
 	n, errno := result(r, e)
@@ -90,25 +90,23 @@ func (b *Inbox) ReceiveOne(fd, slot int) Errno {
 	return errno
 }
 
-// Data returns what a slot received. It is valid until the slot is received into
-// again.
+// Data returns what a slot received. It is valid until the slot is used again.
 func (b *Inbox) Data(i int) []byte {
 	from := i * slotStride
 	return b.data[from : from+int(b.headers[i].length)]
 }
 
-// Cut reports whether the datagram was longer than a slot, which no UDP datagram
-// is.
+// Cut reports whether the datagram was longer than a slot. No UDP datagram is.
 func (b *Inbox) Cut(i int) bool { return b.headers[i].Flags&unix.MSG_TRUNC != 0 }
 
-// From returns the address that a slot's datagram came from.
+// From returns the source of a slot's datagram.
 func (b *Inbox) From(i int) netip.AddrPort { return b.names[i].get() }
 
-// Details returns what the control messages say: the destination that the
-// datagram was sent to, if the socket has UDPOptions.Destination, and the size of
-// each datagram of a GSO batch but the last, which may be shorter; 0 if it is no
-// GSO batch. class is the datagram's DSCP, with UDPOptions.Class, and ttl its TTL, or hop
-// limit, after ReceiveTTL; 0 if that is not known.
+// Details returns the contents of the control messages: the destination of the
+// datagram, if the socket has UDPOptions.Destination; the size of each datagram of
+// a GSO batch except the last, which may be shorter, or 0 for a single datagram;
+// class, the DSCP, if the socket has UDPOptions.Class; and ttl, the TTL or hop
+// limit, after ReceiveTTL. Unknown values are 0.
 func (b *Inbox) Details(i int) (to netip.AddrPort, segment int, class uint8, ttl int) {
 	c := b.controls[i][:b.headers[i].Controllen]
 	for len(c) >= unix.SizeofCmsghdr {
@@ -139,13 +137,14 @@ func isTTL(h *unix.Cmsghdr) bool {
 }
 
 const (
-	// maxSegments is how many datagrams travel in one message at most: the least
-	// of what kernels allow.
+	// maxSegments bounds the datagrams of one message: the smallest limit of
+	// supported kernels.
 	maxSegments = 64
-	// maxJoin is the size of the largest datagrams that are joined to a GSO batch:
-	// those of a GSO batch must fit in packets of the way.
+	// maxJoin bounds the size of datagrams that join adds to a GSO batch, because
+	// each must fit into one packet.
 	maxJoin = 1472
-	// maxSegmentsBytes is how many bytes they may have together: an IPv4 packet's.
+	// maxSegmentsBytes bounds the total size of a GSO batch: that of an IPv4
+	// packet.
 	maxSegmentsBytes = 65507
 	// udpHeader is the length of a UDP header.
 	udpHeader = 8
@@ -157,24 +156,24 @@ type outgoing struct {
 	control [24]byte // of CMSG_SPACE(2)
 	header  [udpHeader]byte
 	bytes   int
-	segment int // size of the datagrams of a GSO batch; 0 if it is one datagram
+	segment int // size of the datagrams of a GSO batch; 0 for a single datagram
 	closed  bool
 }
 
-// Outbox collects datagrams and sends them with as few system calls, and as few
-// passes through the kernel, as can be: consecutive ones of one size to one
-// destination travel as a GSO batch (UDP_SEGMENT). It refers to the memory of the
-// datagrams until they are sent. It belongs to one goroutine.
+// Outbox collects datagrams and sends them with few system calls. It sends
+// consecutive datagrams of one size to one destination as one GSO batch
+// (UDP_SEGMENT). It refers to the memory of the datagrams until they are sent. It
+// is not safe for concurrent use.
 type Outbox struct {
 	headers []mmsghdr
 	vectors []unix.Iovec
 	out     []outgoing
-	sent    int // messages before this one are done
+	sent    int // number of sent messages
 	n       int
-	used    int // vectors
+	used    int // number of used vectors
 }
 
-// NewOutbox makes an Outbox with room for so many datagrams.
+// NewOutbox creates an Outbox for at most so many datagrams.
 func NewOutbox(datagrams int) *Outbox {
 	return &Outbox{
 		headers: make([]mmsghdr, datagrams),
@@ -183,16 +182,16 @@ func NewOutbox(datagrams int) *Outbox {
 	}
 }
 
-// Empty reports whether there is nothing to send.
+// Empty reports whether all messages were sent.
 func (o *Outbox) Empty() bool { return o.sent == o.n }
 
-// Full reports whether there is no room for another datagram.
+// Full reports whether Append must not be called.
 func (o *Outbox) Full() bool { return o.n == len(o.headers) || o.used+2 > len(o.vectors) }
 
-// Append adds a datagram, or a GSO batch of datagrams whose size is segment. to is
-// where it goes, not valid for a connected socket. With join it may become part
-// of a GSO batch together with the one before, if that goes to the same place. The
-// Outbox must not be full.
+// Append adds a datagram, or a GSO batch of datagrams of the size segment. to is
+// the destination; it must be invalid for a connected socket. With join, the
+// datagram may be added to the previous message if that has the same destination.
+// The Outbox must not be full.
 func (o *Outbox) Append(to netip.AddrPort, p []byte, segment int, join bool) {
 	if segment >= len(p) {
 		segment = 0
@@ -219,7 +218,8 @@ func (o *Outbox) Append(to netip.AddrPort, p []byte, segment int, join bool) {
 // AppendRaw adds one datagram with its UDP header, for a socket of RawUDP.
 func (o *Outbox) AppendRaw(from, to netip.AddrPort, p []byte) {
 	var name sockaddr
-	// The port of a raw socket's destination is a protocol, or must be 0.
+	// In the destination of a raw socket, the port means a protocol and must be 0
+	// here.
 	nameLen := name.put(netip.AddrPortFrom(to.Addr(), 0))
 	v := &o.vectors[o.used]
 	m := o.begin(name, nameLen, v, 2)
@@ -252,7 +252,7 @@ func (o *Outbox) begin(name sockaddr, nameLen uintptr, v *unix.Iovec, vectors in
 	return m
 }
 
-// join adds a datagram to the message before, if that may be.
+// join adds a datagram to the previous message, if possible.
 func (o *Outbox) join(name *sockaddr, p []byte) bool {
 	if o.n == o.sent {
 		return false
@@ -262,7 +262,7 @@ func (o *Outbox) join(name *sockaddr, p []byte) bool {
 	if size == 0 {
 		size = m.bytes
 	}
-	// A GSO batch's datagrams have one size; a shorter one may be the last.
+	// The datagrams of a GSO batch have one size; only the last may be shorter.
 	if m.closed || len(p) == 0 || size == 0 || size > maxJoin || len(p) > size || m.bytes+len(p) > maxSegmentsBytes ||
 		int(h.Iovlen) >= maxSegments || m.name != *name {
 		return false
@@ -281,7 +281,7 @@ func (o *Outbox) join(name *sockaddr, p []byte) bool {
 	return true
 }
 
-// setSegment asks for a message to be sent as a GSO batch.
+// setSegment marks a message as a GSO batch.
 func (o *Outbox) setSegment(i, segment int) {
 	m, h := &o.out[i], &o.headers[i]
 	c := (*unix.Cmsghdr)(unsafe.Pointer(&m.control[0]))
@@ -292,9 +292,9 @@ func (o *Outbox) setSegment(i, segment int) {
 	h.SetControllen(unix.CmsgSpace(2))
 }
 
-// Send sends what is there. An error is that of the first message that was not
-// sent, which stays the first: Skip it, Split it, or Send again. 0 means that
-// all was sent and the Outbox is empty.
+// Send sends all messages. 0 means that all were sent and the Outbox is empty.
+// Otherwise it returns the error of the first unsent message, which remains the
+// first: call Skip, Split or Send again.
 func (o *Outbox) Send(fd int) Errno {
 	for o.sent < o.n {
 		var r uintptr
@@ -325,7 +325,7 @@ func (o *Outbox) Send(fd int) Errno {
 // IsGSO reports whether the first message is a GSO batch.
 func (o *Outbox) IsGSO() bool { return o.sent < o.n && o.out[o.sent].segment != 0 }
 
-// Skip returns the first message up, and gives the number of its datagrams.
+// Skip drops the first message and returns the number of its datagrams.
 func (o *Outbox) Skip() (datagrams int) {
 	m := &o.out[o.sent]
 	datagrams = 1
@@ -339,8 +339,8 @@ func (o *Outbox) Skip() (datagrams int) {
 	return datagrams
 }
 
-// Split sends the first message, a GSO batch, datagram by datagram, and gives the
-// number of those that could not be sent, and why the last of them could not.
+// Split sends the datagrams of the first message, a GSO batch, one by one. It
+// returns the number of lost datagrams and the last error.
 func (o *Outbox) Split(fd int) (lost int, e Errno) {
 	m, h := &o.out[o.sent], o.headers[o.sent].Msghdr
 	segment := m.segment
@@ -370,13 +370,13 @@ func (o *Outbox) Split(fd int) (lost int, e Errno) {
 	return lost, e
 }
 
-// Rewind has Send begin with the first message again, for another socket.
+// Rewind makes Send start with the first message again, for another socket.
 func (o *Outbox) Rewind() { o.sent = 0 }
 
-// Reset forgets what is there.
+// Reset removes all messages.
 func (o *Outbox) Reset() { o.sent, o.n, o.used = 0, 0, 0 }
 
-// udpChecksum returns the checksum of a datagram: of its pseudo-header, its header
+// udpChecksum returns the checksum of a datagram from its pseudo-header, its header
 // with a checksum of 0, and its data.
 func udpChecksum(from, to netip.Addr, header, p []byte) uint16 {
 	var sum uint64
@@ -405,7 +405,7 @@ func udpChecksum(from, to netip.Addr, header, p []byte) uint16 {
 		sum = sum>>16 + sum&0xffff
 	}
 	if sum == 0xffff {
-		return 0xffff // 0 would say that there is no checksum
+		return 0xffff // 0 means no checksum
 	}
 	return ^uint16(sum)
 }

@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EpollEvent is the kernel's struct epoll_event. Fd and Pad are the two halves
-// of its 64 bits of user data.
+// EpollEvent is the kernel's struct epoll_event. Fd and Pad are the two halves of
+// its 64 bits of user data.
 type EpollEvent = unix.EpollEvent
 
-// The events of epoll, and the modes of a registration.
+// Events of epoll, and modes of a registration.
 const (
 	EPOLLIN        = unix.EPOLLIN
 	EPOLLPRI       = unix.EPOLLPRI
@@ -23,7 +23,7 @@ const (
 	EPOLLEXCLUSIVE = unix.EPOLLEXCLUSIVE
 )
 
-// EpollOp is what EpollControl does to a registration.
+// EpollOp is an operation of EpollControl.
 type EpollOp int
 
 // The operations of EpollControl.
@@ -33,44 +33,44 @@ const (
 	EpollDelete EpollOp = unix.EPOLL_CTL_DEL
 )
 
-// EpollCreate makes an epoll instance.
+// EpollCreate creates an epoll instance.
 func EpollCreate() (int, Errno) {
 	r, _, e := syscall.RawSyscall(unix.SYS_EPOLL_CREATE1, unix.EPOLL_CLOEXEC, 0, 0)
 	return result(r, e)
 }
 
-// EpollControl adds, changes or deletes fd. low and high come back with its
-// events; they are numbers, never Go pointers, which the kernel would hide from
-// the garbage collector.
+// EpollControl adds, changes or deletes fd. Its events carry low and high. These
+// must be numbers, never Go pointers, which the garbage collector would not see in
+// the kernel.
 func EpollControl(epfd int, op EpollOp, fd int, events, low, high uint32) Errno {
 	ev := EpollEvent{Events: events, Fd: int32(low), Pad: int32(high)}
 	_, _, e := syscall.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(epfd), uintptr(op), uintptr(fd), uintptr(unsafe.Pointer(&ev)), 0, 0)
 	return e
 }
 
-// EpollPoll collects the events that are ready, or waits for some for at most
-// timeout milliseconds, which must be few: the Go scheduler does not know that
-// the thread waits, so its P does no other work meanwhile.
+// EpollPoll returns ready events, or waits for events for at most timeout
+// milliseconds. The timeout must be short: the Go scheduler does not know that the
+// thread waits, so its P does no other work.
 func EpollPoll(epfd int, events []EpollEvent, timeout int) (int, Errno) {
 	r, _, e := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(timeout), 0, 0)
 	return result(r, e)
 }
 
-// EpollWait waits for events, at most timeout milliseconds (-1: for ever). It
-// lets the Go scheduler give the processor to others meanwhile.
+// EpollWait waits for events, at most timeout milliseconds (-1: for ever). The Go
+// scheduler can run other goroutines meanwhile.
 func EpollWait(epfd int, events []EpollEvent, timeout int) (int, Errno) {
 	r, _, e := syscall.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(timeout), 0, 0)
 	return result(r, e)
 }
 
-// EventFD makes an event counter, the way for other threads to wake a loop.
+// EventFD creates an event counter, with which other threads wake a loop.
 func EventFD() (int, Errno) {
 	r, _, e := syscall.RawSyscall(unix.SYS_EVENTFD2, 0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK, 0)
 	return result(r, e)
 }
 
-// Notify adds one to an event counter. An edge-triggered epoll registration
-// sees each call, so that the counter need never be read.
+// Notify adds one to an event counter. An edge-triggered epoll registration reports
+// each call, so the counter is never read.
 func Notify(fd int) Errno {
 	one := uint64(1)
 	_, _, e := syscall.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&one)), 8)

@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// quoteSize is how much of a quoted datagram is kept.
+// quoteSize is how many bytes of a quoted datagram are kept.
 const quoteSize = 128
 
-// ErrorQueue reads what ICMP messages say about datagrams that a UDP socket
-// sent, and holds the last one. It belongs to one goroutine.
+// ErrorQueue reads the ICMP messages about datagrams that a UDP socket sent, and
+// holds the last one. It is not safe for concurrent use.
 type ErrorQueue struct {
 	header  unix.Msghdr
 	vector  unix.Iovec
@@ -21,25 +21,25 @@ type ErrorQueue struct {
 	control [256]byte
 	data    [quoteSize]byte
 
-	// Errno is what the message means for the socket: ECONNREFUSED for port
+	// Errno is the message's meaning for the socket, such as ECONNREFUSED for port
 	// unreachable.
 	Errno Errno
-	// Offender sent the message. It is not valid for an error of this host.
+	// Offender is the sender of the message. It is invalid for a local error.
 	Offender netip.Addr
-	// Quote is the beginning of the datagram as the message quotes it; it may be
+	// Quote is the beginning of the datagram as quoted in the message, possibly
 	// empty. It is valid until the next Read.
 	Quote []byte
 }
 
-// SetErrorQueue has a UDP socket keep ICMP messages for ErrorQueue.Read. The
-// socket's calls fail once for each of them, also for those that the kernel
-// would hide otherwise.
+// SetErrorQueue makes a UDP socket keep ICMP messages for ErrorQueue.Read. For each
+// message, one call on the socket fails, even for messages that the kernel would
+// otherwise hide.
 func SetErrorQueue(fd int, v6 bool) Errno {
 	return setByFamily(fd, v6, unix.IP_RECVERR, unix.IPV6_RECVERR, 1)
 }
 
-// Read takes the oldest message that a socket keeps, and with it the error that
-// the socket's next call would fail with. EAGAIN means that there is none.
+// Read reads the oldest message of a socket and clears the error that the socket's
+// next call would return. EAGAIN means that there is none.
 func (q *ErrorQueue) Read(fd int) Errno {
 	q.vector.Base = &q.data[0]
 	q.vector.SetLen(len(q.data))
@@ -65,7 +65,7 @@ func (q *ErrorQueue) Read(fd int) Errno {
 	return 0
 }
 
-// parse reads a struct sock_extended_err and the address behind it.
+// parse parses a struct sock_extended_err and the address after it.
 func (q *ErrorQueue) parse(b []byte) {
 	const size = 16
 	if len(b) < size {
@@ -79,7 +79,7 @@ func (q *ErrorQueue) parse(b []byte) {
 	}
 }
 
-// Drain takes all messages that a socket keeps.
+// Drain discards all messages of a socket.
 func (q *ErrorQueue) Drain(fd int) {
 	for q.Read(fd) == 0 {
 	}

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OpenRegular opens a regular file of a real file system for reading. Whatever
-// else has the name is never opened, as that may wait or do something: the error
-// says what it is.
+// OpenRegular opens a regular file of a real file system for reading. It opens
+// nothing else, because opening other files may block or have side effects. The
+// error names the kind of file.
 func OpenRegular(name string) (*os.File, error) {
 	path, err := os.OpenFile(name, unix.O_PATH, 0)
 	if err != nil {
@@ -41,7 +41,7 @@ func OpenRegular(name string) (*os.File, error) {
 	return f, err
 }
 
-// Kind names what a mode says of a file that is not regular.
+// Kind describes the mode of a file that is not regular.
 func Kind(m fs.FileMode) string {
 	switch {
 	case m&fs.ModeNamedPipe != 0:
@@ -56,8 +56,8 @@ func Kind(m fs.FileMode) string {
 	return "no regular file"
 }
 
-// KernelFileSystem returns the name of the file system that a file is in if the
-// kernel makes that up, such as procfs; else "".
+// KernelFileSystem returns the name of the file's file system if that is a virtual
+// one of the kernel, such as procfs, or else "".
 func KernelFileSystem(name string) (string, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(name, &st); err != nil {
@@ -88,15 +88,15 @@ func kernelFileSystem(st *unix.Statfs_t) string {
 	return ""
 }
 
-// Of linux/magic.h and its like, and not in package unix.
+// Constants from linux/magic.h and similar headers that package unix lacks.
 const (
 	configFSMagic = 0x62656570
 	mqueueMagic   = 0x19800202
 )
 
-// OpenAppend opens a file for appending, makes it if there is none, and never
-// waits. A FIFO that nobody reads is opened for reading too: it keeps what is
-// written until a reader comes.
+// OpenAppend opens a file for appending, creates it if necessary, and never waits.
+// It opens a FIFO without a reader for reading too; the FIFO then buffers the data
+// until a reader comes.
 func OpenAppend(name string, mode fs.FileMode) (*os.File, error) {
 	const flags = os.O_APPEND | os.O_CREATE | unix.O_NONBLOCK | unix.O_NOCTTY
 	f, err := os.OpenFile(name, flags|os.O_WRONLY, mode)

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FilterOp is one instruction of a classic BPF program, in the kernel's layout
+// FilterOp is one instruction of a classic BPF program in the kernel's layout
 // (struct sock_filter).
 type FilterOp struct {
 	Code   uint16
@@ -27,18 +27,18 @@ const (
 	FilterReturn   = unix.BPF_RET | unix.BPF_K // keep K bytes of the packet; 0 drops it
 )
 
-// MaxFilterOps is how many instructions a program may have.
+// MaxFilterOps is the maximum length of a program.
 const MaxFilterOps = unix.BPF_MAXINSNS
 
-// FilterNetwork is added to an offset that counts from the IP header; others
-// count from the header of TCP or UDP.
+// FilterNetwork, added to an offset, makes it relative to the IP header. Otherwise
+// it is relative to the TCP or UDP header.
 const FilterNetwork = 0xfff00000 // SKF_NET_OFF
 
-// AttachFilter has a program decide which packets a socket gets, in place of
-// the one before, between two packets. On a listening TCP socket that goes for
-// the first packet of a handshake: what is dropped gets no answer (F5). What the
-// socket accepts inherits the program. ENOMEM means that net.core.optmem_max
-// leaves no room for it, beside the one before.
+// AttachFilter attaches a program that decides which packets a socket receives, and
+// atomically replaces the previous one. On a listening TCP socket, it applies to
+// the first packet of a handshake: a dropped client gets no answer (F5). Accepted
+// sockets inherit the program. ENOMEM means that net.core.optmem_max is too small
+// for both programs.
 func AttachFilter(fd int, program []FilterOp) Errno {
 	if len(program) == 0 || len(program) > MaxFilterOps {
 		return EINVAL
@@ -51,8 +51,7 @@ func AttachFilter(fd int, program []FilterOp) Errno {
 	return e
 }
 
-// DetachFilter lets a socket get all packets again; ENOENT means that it had no
-// program.
+// DetachFilter removes a socket's program. ENOENT means that it had none.
 func DetachFilter(fd int) Errno {
 	return setInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
 }

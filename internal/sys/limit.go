@@ -2,8 +2,7 @@ package sys
 
 import "golang.org/x/sys/unix"
 
-// FileLimit returns how many descriptors this process may have open, now and
-// at most.
+// FileLimit returns the soft and hard limit of this process's open descriptors.
 func FileLimit() (now, most uint64, err error) {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
@@ -12,9 +11,8 @@ func FileLimit() (now, most uint64, err error) {
 	return l.Cur, l.Max, nil
 }
 
-// RaiseFileLimit raises the limit to the most that the process may have, and
-// returns it. Go does that by itself at start-up, but keeps it from the limit's
-// readers.
+// RaiseFileLimit raises the soft limit to the hard limit and returns it. Go does so
+// at start-up too, but hides that from programs that read the limit.
 func RaiseFileLimit() (uint64, error) {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
@@ -29,8 +27,8 @@ func RaiseFileLimit() (uint64, error) {
 	return l.Cur, nil
 }
 
-// LockedMemoryLimit returns how many bytes of memory this process may lock,
-// now and at most; before Linux 5.11 that bounds its BPF maps.
+// LockedMemoryLimit returns the soft and hard limit of locked memory in bytes.
+// Before Linux 5.11, it bounds BPF maps.
 func LockedMemoryLimit() (now, most uint64, err error) {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l); err != nil {
@@ -39,8 +37,8 @@ func LockedMemoryLimit() (now, most uint64, err error) {
 	return l.Cur, l.Max, nil
 }
 
-// LiftLockedMemoryLimit takes that limit away. It needs CAP_SYS_RESOURCE where
-// the limit may not be as high.
+// LiftLockedMemoryLimit removes that limit. It needs CAP_SYS_RESOURCE to exceed the
+// hard limit.
 func LiftLockedMemoryLimit() error {
 	return unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 }

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// InNetNS runs f in the network namespace that fd is open on, on a thread that
-// runs nothing else meanwhile, and gives its error. Sockets that f makes belong
-// to that namespace for ever; goroutines that f starts are outside of it. With
-// fd 0 f runs where the process is.
+// InNetNS runs f in the network namespace of fd, on a thread of its own, and
+// returns f's error. Sockets that f creates belong to that namespace permanently.
+// Goroutines that f starts do not run in it. With fd 0, f runs in the process's
+// namespace.
 func InNetNS(fd int, f func() error) error {
 	if fd == 0 {
 		return f()
@@ -25,8 +25,8 @@ func InNetNS(fd int, f func() error) error {
 	})
 }
 
-// NewNetNS makes a network namespace with nothing in it but a lo that is down.
-// It lasts until the file is closed and no socket is left in it. It needs
+// NewNetNS creates a network namespace with only a lo interface, which is down. The
+// namespace exists until the file and all sockets in it are closed. It needs
 // CAP_SYS_ADMIN.
 func NewNetNS() (*os.File, error) {
 	var f *os.File
@@ -40,13 +40,12 @@ func NewNetNS() (*os.File, error) {
 	return f, err
 }
 
-// OwnNetNS opens the network namespace that the calling thread is in.
+// OwnNetNS opens the network namespace of the calling thread.
 func OwnNetNS() (*os.File, error) { return os.Open("/proc/thread-self/ns/net") }
 
-// onOwnThread runs f on a thread that is locked to a goroutine of its own and
-// takes the thread back to the namespace that it came from. A thread that
-// cannot be taken back stays locked, so that the runtime ends it together with
-// its goroutine instead of running others on it.
+// onOwnThread runs f on a locked thread of its own and then returns the thread to
+// its original namespace. If that fails, the thread stays locked, so that the
+// runtime ends it with its goroutine instead of reusing it.
 func onOwnThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {

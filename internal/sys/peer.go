@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ListenerCredentials returns the process that began to listen at the name of a unix
-// socket. Its PID is 0 when it is in a PID namespace that this one cannot see into.
-// It does not wait: a listener with a full queue is an error.
+// ListenerCredentials returns the credentials of the process that listens at the
+// name of a unix socket. The PID is 0 if that process is in a PID namespace that is
+// not visible here. It does not wait: a full accept queue is an error.
 func ListenerCredentials(name string) (*unix.Ucred, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -24,8 +24,8 @@ func ListenerCredentials(name string) (*unix.Ucred, error) {
 	return unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 }
 
-// IsNetAdmin reports whether a process of a user has CAP_NET_ADMIN in the user
-// namespace that this process is in. The error is that it cannot be seen.
+// IsNetAdmin reports whether a process of a user has CAP_NET_ADMIN in this
+// process's user namespace. It returns an error if that is not visible.
 func IsNetAdmin(pid int, uid uint32) (bool, error) {
 	dir := "/proc/" + strconv.Itoa(pid)
 	own, err := os.Readlink("/proc/self/ns/user")

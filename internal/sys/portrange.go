@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// LocalPortRange returns the first and the last port that the kernel gives to
-// sockets by itself, in the network namespace of the calling thread's process
-// (net.ipv4.ip_local_port_range, which counts for IPv6 too).
+// LocalPortRange returns the first and last port of the range from which the kernel
+// assigns local ports, in the process's network namespace
+// (net.ipv4.ip_local_port_range, which also applies to IPv6).
 func LocalPortRange() (first, last uint16, err error) {
 	const path = "/proc/sys/net/ipv4/ip_local_port_range"
 	text, err := os.ReadFile(path)
@@ -22,14 +22,14 @@ func LocalPortRange() (first, last uint16, err error) {
 	return first, last, nil
 }
 
-// PortSet is a set of ports. A nil one is empty.
+// PortSet is a set of ports. A nil set is empty.
 type PortSet [1 << 16 / 64]uint64
 
-// Has reports whether a port is in the set.
+// Has reports whether the set contains a port.
 func (s *PortSet) Has(port uint16) bool { return s != nil && s[port/64]&(1<<(port%64)) != 0 }
 
-// Without returns the ports of a range that are not in the set; the whole range if
-// all are.
+// Without returns the ports of a range that are not in the set, or the whole range
+// if all are.
 func (s *PortSet) Without(first, last uint16) (list []uint16) {
 	for port := int(first); port <= int(last); port++ {
 		if !s.Has(uint16(port)) {
@@ -42,9 +42,9 @@ func (s *PortSet) Without(first, last uint16) (list []uint16) {
 	return list
 }
 
-// ReservedPorts returns the ports that the administrator reserves for servers
-// (net.ipv4.ip_local_reserved_ports), in the network namespace of the calling
-// thread's process; nil if there are none, or nobody knows.
+// ReservedPorts returns the ports that the administrator reserves for servers in
+// the process's network namespace (net.ipv4.ip_local_reserved_ports), or nil if
+// there are none or they cannot be read.
 func ReservedPorts() *PortSet {
 	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_reserved_ports")
 	if err != nil {
@@ -53,8 +53,7 @@ func ReservedPorts() *PortSet {
 	return parsePorts(strings.TrimSpace(string(text)))
 }
 
-// parsePorts reads a list such as "8080,9000-9010". What is no port counts for
-// nothing.
+// parsePorts parses a list such as "8080,9000-9010". It ignores invalid entries.
 func parsePorts(list string) *PortSet {
 	if list == "" {
 		return nil

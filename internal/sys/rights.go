@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SendFiles writes p, which must not be empty, and hands the files to the
-// process at the other end. They stay open here.
+// SendFiles writes p, which must not be empty, and sends the files to the peer
+// process. They stay open in this process.
 func SendFiles(c *net.UnixConn, p []byte, files ...*os.File) error {
 	fds := make([]int, len(files))
 	for i, f := range files {
@@ -22,8 +22,8 @@ func SendFiles(c *net.UnixConn, p []byte, files ...*os.File) error {
 	return err
 }
 
-// ReceiveFiles reads what one SendFiles wrote and gives the files that came
-// with it, at most limit. Their descriptors are close-on-exec.
+// ReceiveFiles reads the data of one SendFiles and returns the files with it, at
+// most limit. Their descriptors are close-on-exec.
 func ReceiveFiles(c *net.UnixConn, p []byte, limit int) (n int, files []*os.File, err error) {
 	oob := make([]byte, unix.CmsgSpace(4*limit))
 	n, used, flags, _, err := c.ReadMsgUnix(p, oob)

@@ -2,8 +2,8 @@ package sys
 
 import "golang.org/x/sys/unix"
 
-// TrySCTP tells why there are no SCTP sockets here; nil if there are. The kernel
-// may load a module for it.
+// TrySCTP returns nil if the kernel supports SCTP sockets, or else the reason. The
+// kernel may load a module.
 func TrySCTP() error {
 	fd, e := socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP)
 	if e != 0 {

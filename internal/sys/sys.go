@@ -1,16 +1,16 @@
-// Package sys is the only place with raw system calls.
+// Package sys is the only package with raw system calls.
 //
-// The calls of the data path are thin: they take and return descriptors, byte
-// slices and netip values, report a kernel's error number as it is (0 is
-// success), and allocate nothing. Descriptors are non-blocking and
-// close-on-exec from birth.
+// The functions of the data path are thin. They take and return descriptors, byte
+// slices and netip values, return the kernel's error number unchanged (0 is
+// success), and do not allocate. Descriptors are non-blocking and close-on-exec
+// from their creation.
 //
-// A call that cannot block goes through syscall.RawSyscall, which does not tell
-// the Go scheduler about it: on a non-blocking socket it returns within
-// microseconds, and telling the scheduler would cost as much as the call. The
-// one call that waits, EpollWait with a timeout, does tell it.
+// System calls that cannot block use syscall.RawSyscall, which does not inform the
+// Go scheduler: on a non-blocking socket they return within microseconds, and
+// informing the scheduler would cost as much as the call. EpollWait, which waits,
+// informs it.
 //
-// Nothing here keeps state; every function may be called from any goroutine.
+// The package has no state. All functions are safe for concurrent use.
 package sys
 
 import (
@@ -20,11 +20,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Errno is an error number of the kernel; 0 means success. It is an error, so
-// that the few callers who report one can wrap it.
+// Errno is an error number of the kernel; 0 means success. It implements error, so
+// that callers can wrap it.
 type Errno = syscall.Errno
 
-// The error numbers that the data path tells apart.
+// The error numbers that the data path distinguishes.
 const (
 	EACCES        = unix.EACCES
 	EAGAIN        = unix.EAGAIN
@@ -48,8 +48,8 @@ const (
 	ETIMEDOUT     = unix.ETIMEDOUT
 )
 
-// anchor gives zero-length buffers an address: the kernel refuses some
-// calls with a null pointer even when the length is zero.
+// anchor provides an address for empty buffers: some system calls reject a null
+// pointer even for length 0.
 var anchor byte
 
 func base(p []byte) unsafe.Pointer {
@@ -59,8 +59,7 @@ func base(p []byte) unsafe.Pointer {
 	return unsafe.Pointer(&p[0])
 }
 
-// result turns a raw result into a count (-1 with an error) and an error
-// number.
+// result converts a raw result to a count (-1 after an error) and an error number.
 func result(r uintptr, e Errno) (int, Errno) {
 	if e != 0 {
 		return -1, e
@@ -68,7 +67,7 @@ func result(r uintptr, e Errno) (int, Errno) {
 	return int(r), 0
 }
 
-// setInt sets an option whose value is an int.
+// setInt sets an int option.
 func setInt(fd, level, option, value int) Errno {
 	v := int32(value)
 	_, _, e := syscall.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option), uintptr(unsafe.Pointer(&v)), 4, 0)
@@ -103,7 +102,7 @@ func setAll(settings []setting) (failed string, e Errno) {
 	return "", 0
 }
 
-// getInt reads an option whose value is an int.
+// getInt returns an int option.
 func getInt(fd, level, option int) (int, Errno) {
 	var v int32
 	size := uint32(4)

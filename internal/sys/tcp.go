@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Liveness is how a silent peer is found out. The kernel counts the first three
-// in whole seconds; 0 leaves a value as the kernel has it.
+// Liveness configures the detection of dead peers. The kernel uses the first three
+// in whole seconds; 0 keeps the kernel's value.
 type Liveness struct {
 	Idle        time.Duration // silence before the first keepalive probe
 	Interval    time.Duration // between probes
@@ -20,12 +20,12 @@ type Liveness struct {
 	UserTimeout time.Duration // how long data may stay unacknowledged (TCP_USER_TIMEOUT); milliseconds
 }
 
-// IsZero reports whether there is nothing to set.
+// IsZero reports whether all fields are zero.
 func (l Liveness) IsZero() bool { return l == Liveness{} }
 
-// SetLiveness switches keepalive probes and the user timeout on: up to five
-// system calls. Accepted sockets inherit all of it from their listener; for a
-// socket that connects it can wait until the connection has lived a while.
+// SetLiveness enables keepalive probes and the user timeout with up to five system
+// calls. Accepted sockets inherit them from their listening socket. On a connecting
+// socket, set them only once the connection has existed for a while.
 func SetLiveness(fd int, l Liveness) Errno {
 	if l.Idle > 0 || l.Interval > 0 || l.Count > 0 {
 		if e := setInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1); e != 0 {
@@ -57,9 +57,9 @@ func wholeSeconds(d time.Duration) int {
 	return max(1, int((d+time.Second-1)/time.Second))
 }
 
-// ListenOptions are what a listening socket, and with it every socket that it
-// accepts, is set to. TCP_NODELAY and SO_OOBINLINE are always on, and Close
-// resets a connection: see CloseInOrder.
+// ListenOptions are the options of a listening socket, which accepted sockets
+// inherit. TCP_NODELAY and SO_OOBINLINE are always set, and Close resets a
+// connection: see CloseInOrder.
 type ListenOptions struct {
 	Transparent bool     // IP_TRANSPARENT: accept connections to addresses that are not this host's (TPROXY); needs CAP_NET_ADMIN
 	FreeBind    bool     // IP_FREEBIND: bind to an address that no interface has yet
@@ -68,14 +68,14 @@ type ListenOptions struct {
 	Backlog     int      // connections not yet accepted; 0 means 4096, and net.core.somaxconn caps it
 	Liveness    Liveness // inherited by accepted sockets
 	Congestion  string   // TCP congestion control of accepted sockets; empty: the system's
-	// Filter is attached before the first client can come; empty for none. See
+	// Filter is attached before the socket listens; empty for none. See
 	// AttachFilter.
 	Filter []FilterOp
 }
 
-// ListenTCP makes a listening socket on addr (port 0: the kernel picks one,
-// see LocalAddr). It is a plain TCP socket, not a Multipath TCP one as Go's
-// own are, so that BPF maps take it; an IPv6 one takes IPv6 alone.
+// ListenTCP creates a listening socket on addr. With port 0, the kernel chooses
+// one; see LocalAddr. It is a plain TCP socket, unlike Go's Multipath TCP sockets,
+// so that BPF maps accept it. An IPv6 socket accepts IPv6 only.
 func ListenTCP(addr netip.AddrPort, o ListenOptions) (fd int, err error) {
 	fam := family(addr.Addr())
 	fd, e := socket(fam, unix.SOCK_STREAM, unix.IPPROTO_TCP)
@@ -108,23 +108,22 @@ func startListening(fd, backlog int) Errno {
 	return e
 }
 
-// Hide makes the kernel refuse new connections to a listening socket's address
-// and port, while the socket goes on to hold both, so that no other program can
-// listen there. Handshakes that are under way are completed, and what waits to be
-// accepted still does. There is no way back without CAP_NET_RAW; see
-// ListenInPlaceOf. It needs Linux 5.7, or CAP_NET_RAW (EPERM), and 5.0
-// (ENOPROTOOPT).
+// Hide makes the kernel refuse new connections to a listening socket's address and
+// port. The socket keeps both, so that no other program can listen there.
+// Handshakes in progress are completed, and waiting connections remain acceptable.
+// Without CAP_NET_RAW, a hidden socket cannot listen again; see ListenInPlaceOf. It
+// needs Linux 5.7, or CAP_NET_RAW (EPERM) and Linux 5.0 (ENOPROTOOPT).
 func Hide(fd int) Errno {
-	// Bound to an interface that nobody has, it is found for no SYN. A handshake
-	// that has begun has its own entry, bound to the interface that it came by.
+	// A socket that is bound to a nonexistent interface matches no SYN. A handshake
+	// in progress has an entry of its own, bound to the interface of its SYN.
 	return setInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, math.MaxInt32)
 }
 
-// StopListening is Hide for kernels that cannot, but for what was not accepted,
-// which is reset.
+// StopListening is Hide for older kernels. It resets connections that were not
+// accepted.
 func StopListening(fd int) Errno {
-	// Sockets that all share their address may be bound beside each other as
-	// long as none of them listens.
+	// Sockets that share an address may be bound together only while none of them
+	// listens.
 	if e := setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 0); e != 0 {
 		return e
 	}
@@ -132,18 +131,18 @@ func StopListening(fd int) Errno {
 	return e
 }
 
-// LetGo is StopListening for a socket that cannot be closed just yet: other
-// sockets can listen on its address and port at once, if they have SO_REUSEADDR
-// (ListenTCP's have). It may follow StopListening.
+// LetGo is StopListening for a socket that cannot be closed yet. Afterwards, other
+// sockets with SO_REUSEADDR, such as those of ListenTCP, can listen on its address
+// and port. It may follow StopListening.
 func LetGo(fd int) Errno {
 	syscall.RawSyscall(unix.SYS_SHUTDOWN, uintptr(fd), unix.SHUT_RD, 0) // ENOTCONN: it listens no more
 	return setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 }
 
-// ListenInPlaceOf is ListenTCP for an address and port that other sockets of
-// this process hold, after Hide or StopListening. At no moment can another
-// program have them, unless Disown could not be done, and it is of this user and
-// sets SO_REUSEPORT.
+// ListenInPlaceOf is ListenTCP for an address and port that other sockets of this
+// process hold, after Hide or StopListening. No other program can take the port in
+// between, unless Disown failed and the program has the same user and sets
+// SO_REUSEPORT.
 func ListenInPlaceOf(old []int, addr netip.AddrPort, o ListenOptions) (fd int, err error) {
 	share := func(fd, on int) {
 		setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, on) // if it fails, bind says so
@@ -179,8 +178,8 @@ func prepareListener(fd int, fam uintptr, o ListenOptions) (what string, e Errno
 	})
 }
 
-// SetTransparent lets a socket have addresses that are not this host's
-// (IP_TRANSPARENT); it needs CAP_NET_ADMIN.
+// SetTransparent allows a socket to use non-local addresses (IP_TRANSPARENT). It
+// needs CAP_NET_ADMIN.
 func SetTransparent(fd int, v6 bool) Errno {
 	return setByFamily(fd, v6, unix.IP_TRANSPARENT, unix.IPV6_TRANSPARENT, 1)
 }
@@ -189,7 +188,7 @@ func setFreeBind(fd int, v6 bool) Errno {
 	return setByFamily(fd, v6, unix.IP_FREEBIND, unix.IPV6_FREEBIND, 1)
 }
 
-// ConnectOptions are for one connecting socket.
+// ConnectOptions are the options of a connecting socket.
 type ConnectOptions struct {
 	Transparent bool   // IP_TRANSPARENT: the local address need not be this host's (the client's own is kept)
 	Congestion  string // TCP congestion control; empty: the system's
@@ -250,14 +249,14 @@ func ConnectTCP(remote, local netip.AddrPort, o ConnectOptions) (int, Errno) {
 	return fd, e
 }
 
-// SetTTL sets the TTL, or hop limit, of a socket's packets.
+// SetTTL sets the TTL or hop limit of a socket's packets.
 func SetTTL(fd int, v6 bool, ttl int) Errno {
 	return setByFamily(fd, v6, unix.IP_TTL, unix.IPV6_UNICAST_HOPS, ttl)
 }
 
-// ClientTTL returns the TTL, or hop limit, that the client's packet had with which
-// an accepted connection was made; 0 if that is not known. The kernel keeps it
-// where sockets for datagrams keep that of what they send to groups.
+// ClientTTL returns the TTL or hop limit of the client's packet that completed the
+// handshake of an accepted connection, or 0 if unknown. The kernel stores it where
+// datagram sockets have their multicast TTL.
 func ClientTTL(fd int, v6 bool) int {
 	level, option := unix.IPPROTO_IP, unix.IP_MULTICAST_TTL
 	if v6 {
@@ -270,15 +269,15 @@ func ClientTTL(fd int, v6 bool) int {
 	return ttl
 }
 
-// SetMark has a socket's packets marked, which needs CAP_NET_ADMIN. 0 marks none.
+// SetMark sets the mark of a socket's packets; 0 for none. It needs CAP_NET_ADMIN.
 func SetMark(fd int, mark uint32) Errno {
 	return setInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark))
 }
 
 func bindSource(fd int, local netip.AddrPort) Errno {
-	// Without the one, bind would reserve a port for each connection alone. The
-	// other lets bind share the port with connections in TIME_WAIT and with
-	// others of ours.
+	// IP_BIND_ADDRESS_NO_PORT avoids reserving a port for each connection alone.
+	// SO_REUSEADDR lets bind share the port with connections in TIME_WAIT and with
+	// other connections of ours.
 	level, option := unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT
 	if local.Port() != 0 {
 		level, option = unix.SOL_SOCKET, unix.SO_REUSEADDR
@@ -289,8 +288,8 @@ func bindSource(fd int, local netip.AddrPort) Errno {
 	return bind(fd, local)
 }
 
-// ConnectResult says how a connect that was in progress came out: 0 connected,
-// EAGAIN still in progress, else why it failed.
+// ConnectResult returns the result of a connect: 0 if connected, EAGAIN while in
+// progress, or else the error.
 func ConnectResult(fd int) Errno {
 	_, e := Send(fd, nil, false)
 	return e
@@ -305,15 +304,15 @@ func SocketError(fd int) Errno {
 	return Errno(v)
 }
 
-// setCongestion chooses the TCP congestion control by its name. It must come
-// before the connection is made: BBR leaves its pacing timers behind.
+// setCongestion sets the TCP congestion control by name. Set it before connecting,
+// because BBR leaves its pacing timers behind.
 func setCongestion(fd int, name string) Errno {
 	_, _, e := syscall.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, uintptr(unsafe.Pointer(unsafe.StringData(name))), uintptr(len(name)), 0)
 	return e
 }
 
-// CheckCongestion tells why a TCP congestion control cannot be used here; nil
-// if it can. Empty stands for the system's.
+// CheckCongestion returns nil if a TCP congestion control can be used here, or else
+// the reason. Empty means the system's default.
 func CheckCongestion(name string) error {
 	if name == "" {
 		return nil
@@ -329,8 +328,8 @@ func CheckCongestion(name string) error {
 	return nil
 }
 
-// CloseInOrder closes a connection that Close would reset: what was written is
-// still delivered, then FIN is sent.
+// CloseInOrder closes a connection that Close would reset: the kernel delivers the
+// written bytes, then sends a FIN.
 func CloseInOrder(fd int) {
 	setLinger(fd, unix.Linger{})
 	Close(fd)
@@ -341,10 +340,10 @@ func setLinger(fd int, l unix.Linger) Errno {
 	return e
 }
 
-// prepare sets what every socket of the data path has: urgent bytes that stay in
-// the stream, where Recv finds them (the kernel would take them out), and a reset
-// when it is closed, so that a stream that is truncated because the process was
-// killed does not look complete.
+// prepare sets the options of all TCP sockets of the data path: no delay for small
+// writes; urgent bytes inline, where Recv finds them; a reset on close, so that a
+// stream truncated by the death of the process does not look complete; and a fixed
+// receive buffer (see FreeReceiveBuffer).
 func prepare(fd int) Errno {
 	if e := setLinger(fd, unix.Linger{Onoff: 1, Linger: 0}); e != 0 {
 		return e
@@ -356,7 +355,7 @@ func prepare(fd int) Errno {
 // not acknowledged.
 func SetNoDelay(fd int) Errno { return setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) }
 
-// Delivery is what has become of the bytes that were written to a connection.
+// Delivery is the state of the bytes that were written to a connection.
 type Delivery struct {
 	Pending    bool          // some are not acknowledged, or not sent because the peer has no room
 	Silence    time.Duration // since the peer's last acknowledgement
@@ -364,8 +363,8 @@ type Delivery struct {
 	RTT        time.Duration // the shortest that was measured lately
 }
 
-// DeliveryOf asks the kernel (TCP_INFO). A peer without room acknowledges window
-// probes, which come 120 s apart in the end.
+// DeliveryOf reads TCP_INFO. A peer with a closed window acknowledges window
+// probes, whose interval grows to 120 s.
 func DeliveryOf(fd int) (Delivery, Errno) {
 	var info unix.TCPInfo
 	size := uint32(unsafe.Sizeof(info))
@@ -383,43 +382,42 @@ func DeliveryOf(fd int) (Delivery, Errno) {
 // itself it lets that grow to net.ipv4.tcp_rmem's 6 MiB.
 const ReceiveBuffer = 512 << 10
 
-// GrowReceiveBuffer returns a connection a receive buffer that does not grow by itself
-// any more, and the peer a window of it.
+// GrowReceiveBuffer sets a larger receive buffer and advertises its window to the
+// peer.
 func GrowReceiveBuffer(fd, bytes int) {
 	fixReceiveBuffer(fd, bytes)
 	setInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, bytes)
 }
 
-// fixReceiveBuffer sets the size of a socket's receive buffer, which does not grow by
-// itself any more. Without CAP_NET_ADMIN net.core.rmem_max bounds it. It is not vital.
+// fixReceiveBuffer sets a fixed size of a socket's receive buffer. Without
+// CAP_NET_ADMIN, net.core.rmem_max bounds it. Errors are ignored.
 func fixReceiveBuffer(fd, bytes int) {
 	if setInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bytes/2) != 0 { // the kernel doubles it
 		SetRecvBuffer(fd, bytes/2)
 	}
 }
 
-// FreeReceiveBuffer lets the kernel choose the size of a connection's receive
-// buffer again, up to net.ipv4.tcp_rmem. It needs Linux 5.14; before that the
-// buffer becomes 6 MiB.
+// FreeReceiveBuffer lets the kernel tune a connection's receive buffer again, up to
+// net.ipv4.tcp_rmem. It needs Linux 5.14; on older kernels the buffer grows to 6
+// MiB.
 func FreeReceiveBuffer(fd int) {
 	if setInt(fd, unix.SOL_SOCKET, unix.SO_BUF_LOCK, 0) != 0 {
 		GrowReceiveBuffer(fd, 6<<20)
 	}
 }
 
-// LimitUnsent has the kernel take so many bytes beyond those that it can send at
-// once (TCP_NOTSENT_LOWAT): a peer that does not read holds no more than that.
-// Accepted sockets inherit it.
+// LimitUnsent bounds the bytes that the kernel accepts beyond those that it can
+// send at once (TCP_NOTSENT_LOWAT), and so the memory for a peer that does not
+// read. Accepted sockets inherit it.
 func LimitUnsent(fd, bytes int) Errno {
 	return setInt(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, bytes)
 }
 
-// UnsentLimit is the limit of sockets that are accepted.
+// UnsentLimit is the LimitUnsent of accepted sockets.
 const UnsentLimit = 256 << 10
 
-// SetRecvBuffer fixes a socket's receive buffer, which stops the kernel's own
-// tuning; the kernel doubles the value and enforces a minimum. Accepted sockets
-// inherit it.
+// SetRecvBuffer sets a fixed receive buffer, which disables the kernel's tuning.
+// The kernel doubles the value and enforces a minimum. Accepted sockets inherit it.
 func SetRecvBuffer(fd, bytes int) Errno {
 	return setInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, bytes)
 }

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Terminal reports whether a file is a terminal, and how many columns it has (0
-// if it does not say).
+// Terminal reports whether a file is a terminal, and its number of columns, or 0 if
+// unknown.
 func Terminal(f *os.File) (columns int, ok bool) {
 	raw, err := f.SyscallConn()
 	if err != nil {

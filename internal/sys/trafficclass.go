@@ -7,19 +7,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dscpMask takes the bits of ECN off: these are a hop's own.
+// dscpMask removes the ECN bits, which belong to each hop.
 const dscpMask = 0xfc
 
-// receiveClass has a socket tell the DSCP of what it receives: an Inbox by
-// Class, an accepted connection by ClientClass.
+// receiveClass makes a socket report the DSCP of received packets: to an Inbox as
+// class, for an accepted connection by ClientClass.
 func receiveClass(fd int, v6 bool, on int) Errno {
 	return setByFamily(fd, v6, unix.IP_RECVTOS, unix.IPV6_RECVTCLASS, on)
 }
 
-// ClientClass returns the DSCP that the client's packets had when the connection
-// was made, as bits of the traffic class; 0 if none. The socket was accepted by one
-// of ListenTCP. It must be called once, early: until then each segment over IPv6
-// costs more.
+// ClientClass returns the DSCP of the client's packets in the handshake, as bits of
+// the traffic class, or 0. The connection must come from a socket of ListenTCP.
+// Call it once and early: until then, each segment over IPv6 costs more.
 func ClientClass(fd int, v6 bool) (class uint8) {
 	level, option := uintptr(unix.IPPROTO_IP), uintptr(unix.IP_PKTOPTIONS)
 	if v6 {
@@ -47,12 +46,12 @@ func ClientClass(fd int, v6 bool) (class uint8) {
 	return class
 }
 
-// SetClass has a socket's packets carry a DSCP.
+// SetClass sets the DSCP of a socket's packets.
 func SetClass(fd int, v6 bool, class uint8) Errno {
 	return setByFamily(fd, v6, unix.IP_TOS, unix.IPV6_TCLASS, int(class))
 }
 
-// nextControl cuts the first of some control messages off; nil if there is none.
+// nextControl splits off the first control message; nil if there is none.
 func nextControl(c []byte) (h *unix.Cmsghdr, body, rest []byte) {
 	h = (*unix.Cmsghdr)(unsafe.Pointer(&c[0]))
 	size := int(h.Len)
@@ -66,7 +65,7 @@ func isClass(h *unix.Cmsghdr) bool {
 	return h.Level == unix.IPPROTO_IP && h.Type == unix.IP_TOS || h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_TCLASS
 }
 
-// classOf reads a byte (a datagram's TOS) or an int.
+// classOf parses a byte (a datagram's TOS) or an int.
 func classOf(body []byte) uint8 {
 	if len(body) >= 4 {
 		return uint8(*(*int32)(unsafe.Pointer(&body[0]))) & dscpMask

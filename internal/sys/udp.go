@@ -10,32 +10,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UDPOptions are what a bound UDP socket is set to.
+// UDPOptions are the options of a bound UDP socket.
 type UDPOptions struct {
 	Transparent bool // IP_TRANSPARENT: datagrams to addresses that are not this host's, and replies from them; needs CAP_NET_ADMIN
 	FreeBind    bool // IP_FREEBIND: bind to an address that no interface has yet
 	// ReusePort lets several sockets of this program share the address (see
-	// Disown); the kernel gives each client to one of them.
+	// Disown). The kernel assigns each client to one of them.
 	ReusePort bool
-	// Destination has Inbox know the destination that each datagram was sent to.
+	// Destination makes Inbox report the destination of each datagram.
 	Destination bool
-	// Class has Inbox know the DSCP of each datagram.
+	// Class makes Inbox report the DSCP of each datagram.
 	Class bool
-	// Coalesce lets the kernel hand a batch of equal datagrams over in one piece
+	// Coalesce lets the kernel deliver equal-sized datagrams as one GSO batch
 	// (UDP_GRO).
 	Coalesce bool
-	// MinTTL has the socket ignore datagrams with a smaller TTL, or hop limit; 0
+	// MinTTL makes the socket ignore datagrams with a smaller TTL or hop limit; 0
 	// for none.
 	MinTTL int
-	// Deaf makes the socket receive nothing: it is for sending only.
+	// Deaf makes the socket receive nothing, for sockets that only send.
 	Deaf bool
-	// ReceiveBuffer is in bytes; 0 leaves it as the kernel has it. It may exceed
-	// net.core.rmem_max with CAP_NET_ADMIN.
+	// ReceiveBuffer is the receive buffer in bytes; 0 keeps the kernel's default.
+	// With CAP_NET_ADMIN, it may exceed net.core.rmem_max.
 	ReceiveBuffer int
 }
 
-// BindUDP makes a UDP socket on addr (port 0: the kernel picks one, see
-// LocalAddr). An IPv6 one takes IPv6 alone.
+// BindUDP creates a UDP socket on addr. With port 0, the kernel chooses one; see
+// LocalAddr. An IPv6 socket receives IPv6 only.
 func BindUDP(addr netip.AddrPort, o UDPOptions) (fd int, err error) {
 	fam := family(addr.Addr())
 	fd, e := socket(fam, unix.SOCK_DGRAM, unix.IPPROTO_UDP)
@@ -80,14 +80,14 @@ func prepareUDP(fd int, v6 bool, o *UDPOptions) (what string, e Errno) {
 	return "", 0
 }
 
-// ReceiveTTL has Inbox know the TTL, or hop limit, of each datagram that is taken
-// from a socket from now on. That costs some 30 ns for each.
+// ReceiveTTL makes Inbox report the TTL or hop limit of datagrams that are received
+// from a socket from now on. It costs some 30 ns for each.
 func ReceiveTTL(fd int, v6 bool) Errno {
 	return setByFamily(fd, v6, unix.IP_RECVTTL, unix.IPV6_RECVHOPLIMIT, 1)
 }
 
-// leastTTL is a program that drops packets with a smaller TTL: UDP has no
-// IP_MINTTL.
+// leastTTL returns a program that drops packets with a smaller TTL, because UDP has
+// no IP_MINTTL.
 func leastTTL(v6 bool, ttl int) []FilterOp {
 	at := uint32(8)
 	if v6 {
@@ -101,8 +101,7 @@ func leastTTL(v6 bool, ttl int) []FilterOp {
 	}
 }
 
-// setDeaf drops all that the socket would receive (F5), and keeps little room
-// for it.
+// setDeaf drops all packets to the socket (F5) and sets a small receive buffer.
 func setDeaf(fd int) Errno {
 	if e := AttachFilter(fd, []FilterOp{{Code: FilterReturn, K: 0}}); e != 0 {
 		return e
@@ -110,12 +109,12 @@ func setDeaf(fd int) Errno {
 	return SetRecvBuffer(fd, 0)
 }
 
-// SetCoalesce lets the kernel hand batches of equal datagrams over in one piece
+// SetCoalesce lets the kernel deliver equal-sized datagrams as one GSO batch
 // (UDP_GRO, Linux 5.0).
 func SetCoalesce(fd int) Errno { return setInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 1) }
 
-// SetReceiveBuffer is SetRecvBuffer over the system's limit where the process
-// has the right to that.
+// SetReceiveBuffer is SetRecvBuffer beyond the system's limit, if the process has
+// CAP_NET_ADMIN.
 func SetReceiveBuffer(fd, bytes int) Errno {
 	if e := setInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bytes); e != unix.EPERM {
 		return e
@@ -123,8 +122,8 @@ func SetReceiveBuffer(fd, bytes int) Errno {
 	return SetRecvBuffer(fd, bytes)
 }
 
-// UDPSocket makes a UDP socket that is bound to nothing, for ConnectUDP. It
-// keeps ICMP messages (see ErrorQueue).
+// UDPSocket creates an unbound UDP socket for ConnectUDP. It keeps ICMP messages
+// (see ErrorQueue).
 func UDPSocket(v6 bool) (int, Errno) {
 	fam := uintptr(unix.AF_INET)
 	if v6 {
@@ -141,22 +140,21 @@ func UDPSocket(v6 bool) (int, Errno) {
 	return fd, 0
 }
 
-// setFragments has IPv4 datagrams leave without the flag that forbids routers to
-// cut them up: who sent them first is not told when they do not fit, and from
-// the address of somebody else the kernel is not told either.
+// setFragments sends IPv4 datagrams without the DF flag, so that routers may
+// fragment them. The original sender gets no Packet Too Big, and neither does this
+// kernel for datagrams from another host's address.
 func setFragments(fd int) {
 	setInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT) // it cannot fail
 }
 
-// ConnectUDP connects a UDP socket that is not connected. Afterwards it
-// receives from remote only, and is told when nobody listens there
-// (ECONNREFUSED, by the next call on the socket). EADDRNOTAVAIL means that no
-// local port is free.
+// ConnectUDP connects an unconnected UDP socket. It then receives only from remote.
+// If nothing listens there, the next call on the socket returns ECONNREFUSED.
+// EADDRNOTAVAIL means that no local port is free.
 //
-// local is where it sends from; the zero value leaves that to the kernel. It need
-// not be an address of this host, which needs CAP_NET_ADMIN; with port 0 the
-// kernel picks one. EADDRINUSE means that the port is another socket's. A socket
-// that was given a local address cannot be connected again.
+// local is the source address; the zero value leaves it to the kernel. A non-local
+// address needs CAP_NET_ADMIN. With port 0, the kernel chooses one. EADDRINUSE
+// means that another socket has the port. A socket with a given local address
+// cannot be connected again.
 func ConnectUDP(fd int, remote, local netip.AddrPort) Errno {
 	if local.Addr().IsValid() {
 		e := SetTransparent(fd, local.Addr().Is6())
@@ -168,22 +166,21 @@ func ConnectUDP(fd int, remote, local netip.AddrPort) Errno {
 		}
 	}
 	e := connect(fd, remote)
-	if e == EAGAIN { // what the kernel says when it finds no port
+	if e == EAGAIN { // the kernel's error if no port is free
 		return EADDRNOTAVAIL
 	}
 	return e
 }
 
-// DisconnectUDP takes a socket's peer, and the port that the kernel chose for
-// it, away. Nothing reaches it any more; what it received before is still
-// there (see Drain).
+// DisconnectUDP removes a socket's peer and the port that the kernel chose for it.
+// The socket then receives nothing; earlier datagrams are still queued (see Drain).
 func DisconnectUDP(fd int) Errno {
 	var s sockaddr // AF_UNSPEC
 	_, _, e := syscall.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&s)), unix.SizeofSockaddrInet6)
 	return e
 }
 
-// Drain throws away what a socket has received and its pending error.
+// Drain discards a socket's queued datagrams and its pending error.
 func Drain(fd int) {
 	var b [1]byte
 	for {
@@ -193,9 +190,9 @@ func Drain(fd int) {
 	}
 }
 
-// RawUDP makes a socket that sends UDP datagrams of which it is given the
-// header too (see Outbox.AppendRaw), from an address without being bound to a port of it. It
-// needs CAP_NET_RAW.
+// RawUDP creates a socket that sends UDP datagrams with a given header (see
+// Outbox.AppendRaw) from an address, without being bound to a port. It needs
+// CAP_NET_RAW.
 func RawUDP(from netip.Addr) (fd int, err error) {
 	fam := family(from)
 	fd, e := socket(fam, unix.SOCK_RAW, unix.IPPROTO_UDP)

@@ -7,17 +7,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// XTables looks at the tables of ip_tables or ip6_tables (the legacy variant of
-// iptables) of one network namespace. Its methods are safe for concurrent use,
-// but for Close.
+// XTables reads the tables of ip_tables or ip6_tables (iptables-legacy) of one
+// network namespace. Its methods except Close are safe for concurrent use.
 type XTables struct {
 	fd    int
 	level int
 }
 
-// XTablesInfo is the size and the entry points of a table: struct ipt_getinfo
-// of linux/netfilter_ipv4/ip_tables.h, without the name. It changes whenever
-// the number of rules does, in any chain.
+// XTablesInfo is the size and the entry points of a table: struct ipt_getinfo of
+// linux/netfilter_ipv4/ip_tables.h without the name. It changes whenever the number
+// of rules in any chain changes.
 type XTablesInfo struct {
 	ValidHooks uint32
 	HookEntry  [5]uint32
@@ -31,8 +30,8 @@ const (
 	xtTableNameLen = 32 // XT_TABLE_MAXNAMELEN
 )
 
-// OpenXTables opens those of the network namespace that the calling thread is
-// in: IPv6's, or IPv4's.
+// OpenXTables opens the IPv6 or IPv4 tables of the calling thread's network
+// namespace.
 func OpenXTables(v6 bool) (*XTables, error) {
 	family, level := unix.AF_INET, unix.SOL_IP
 	if v6 {
@@ -45,8 +44,8 @@ func OpenXTables(v6 bool) (*XTables, error) {
 	return &XTables{fd: fd, level: level}, nil
 }
 
-// Info tells about a table. The error is ENOENT where there is none, and EPERM
-// without CAP_NET_ADMIN.
+// Info returns information about a table. The error is ENOENT if there is none, and
+// EPERM without CAP_NET_ADMIN.
 func (x *XTables) Info(table string) (XTablesInfo, error) {
 	var answer struct {
 		name [xtTableNameLen]byte
@@ -62,5 +61,5 @@ func (x *XTables) Info(table string) (XTablesInfo, error) {
 	return answer.info, nil
 }
 
-// Close returns the socket back.
+// Close closes the socket.
 func (x *XTables) Close() error { return unix.Close(x.fd) }

@@ -38,7 +38,7 @@ type watcher struct {
 // selector narrows a list or watch to some objects.
 type selector struct{ labels, fields string }
 
-// resource returns a way to list and watch a resource by its plural name.
+// resource returns a ListerWatcher for a resource by its plural name.
 func resource(c rest.Interface, plural string) cache.ListerWatcherWithContext {
 	return cache.NewFilteredListWatchFromClient(c, plural, metav1.NamespaceAll, func(*metav1.ListOptions) {})
 }
