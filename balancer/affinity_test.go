@@ -15,8 +15,8 @@ import (
 
 const second = int64(time.Second)
 
-// connect makes a connection of the client at the time, in which those of dead
-// do not answer, and gives the address of the one that did.
+// connect simulates a connection of the client at a time at which the endpoints in
+// dead do not answer. It returns the address of the endpoint that answered.
 func connect(t *testing.T, b *Balancer, list []service.Endpoint, who netip.Addr, now int64, dead ...service.Endpoint) (netip.AddrPort, Affinity) {
 	t.Helper()
 	var d Dial
@@ -238,9 +238,9 @@ func TestAffinityOutcomes(t *testing.T) {
 	}
 }
 
-// A client that opens several connections at once: those that are chosen while
-// the first is still being dialled follow it, and a failure that one of them
-// meets does not drop the pin that another has moved meanwhile.
+// A client opens several connections at once: those that are chosen while the first
+// is dialing follow it. A failure of one of them does not drop a pin that another
+// one has moved meanwhile.
 func TestConnectionsAtTheSameTime(t *testing.T) {
 	b := New(Options{AffinityTimeout: time.Hour})
 	list := endpoints(10)
@@ -301,8 +301,7 @@ func TestPinsAreBounded(t *testing.T) {
 	}
 }
 
-// modelPin and model are the affinity table as one would write it down: a list
-// in the order of use.
+// modelPin and model are an obvious affinity table: a list in the order of use.
 type modelPin struct {
 	who  netip.Addr
 	ep   netip.AddrPort

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// behaviour is what an endpoint of the simulated world does with a connection:
-// it answers after a time, refuses after a time, or says nothing.
+// behaviour is how an endpoint of the simulated world treats a connection: it
+// answers after a time, refuses after a time, or drops it.
 type behaviour struct {
 	accepts time.Duration // -1 = never
 	refuses time.Duration // -1 = never
@@ -32,8 +32,8 @@ type attempt struct {
 	timeout  time.Duration
 }
 
-// dialOne plays one connection: the endpoint that answered, or -1, what was
-// tried, and how long it took.
+// dialOne simulates one connection. It returns the endpoint that answered, or -1,
+// the attempts, and the duration.
 func dialOne(b *Balancer, list []service.Endpoint, world func(endpoint int) behaviour) (int, []attempt, time.Duration) {
 	var d Dial
 	var tried []attempt
@@ -100,8 +100,7 @@ func TestRetryPlan(t *testing.T) {
 	}
 }
 
-// A refusal at the last moment counts as one, not as running out of time,
-// within half of the patience.
+// A refusal counts as a timeout only after half of the timeout.
 func TestLateRefusals(t *testing.T) {
 	for _, tt := range []struct {
 		after time.Duration
@@ -120,9 +119,8 @@ func TestLateRefusals(t *testing.T) {
 	}
 }
 
-// Promise 1: as long as one candidate accepts, the connection succeeds. All
-// others refuse, which costs no time, or are silent, as many as fit into the
-// plan's total.
+// Promise 1: as long as one candidate accepts, the connection succeeds. All others
+// refuse, which costs no time, or drop, as many as the plan's total allows.
 func TestPromise1OneCandidateAccepts(t *testing.T) {
 	plan := DefaultPlan()
 	mostSilent := len(plan.Timeouts) + int((plan.Total-3750*time.Millisecond)/plan.After) - 1
@@ -221,8 +219,7 @@ func TestRoundsAlternate(t *testing.T) {
 	}
 }
 
-// The candidates are another list at each attempt: endpoints are told apart by
-// their addresses, not by their places.
+// The candidates change at each attempt: addresses identify endpoints, not indexes.
 func TestCandidatesChangeBetweenAttempts(t *testing.T) {
 	b := New(Options{})
 	all := endpoints(12)
@@ -307,8 +304,9 @@ func TestExcuse(t *testing.T) {
 	}
 }
 
-// A lack of local ports may concern one endpoint alone: the others have their
-// turn first, also if the client is pinned to it, and then it is tried again.
+// Local ports may be exhausted for one endpoint only: Next proposes the others
+// first, even if the client is pinned to that endpoint, and then that endpoint
+// again.
 func TestExcusedEndpointDoesNotStandInTheWay(t *testing.T) {
 	b := New(Options{AffinityTimeout: time.Hour})
 	list := endpoints(3)

@@ -49,7 +49,7 @@ type pin struct {
 	client     clientKey
 	addr       [16]byte
 	port       uint16
-	hint       uint16 // candidate index at last use
+	hint       uint16 // candidate index of the last use
 	prev, next int32  // to more and less recently used; next also links free pins
 	used       int64  // monotonic ns
 }

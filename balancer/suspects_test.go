@@ -111,8 +111,8 @@ func TestPromise1RestartBesideASilentEndpoint(t *testing.T) {
 	}
 }
 
-// Beside a silent endpoint few connections pay its timeout, however many come,
-// and when it answers again it soon has its share.
+// Beside an endpoint that drops, few connections wait for its timeout, however many
+// come. When it answers again, it soon gets its share.
 func TestSilentEndpointDelaysFewConnections(t *testing.T) {
 	for _, n := range []int{2, 3, 10, race.Fewer(1000)} {
 		for _, algorithm := range []Algorithm{RoundRobin, Random} {
@@ -153,8 +153,8 @@ func TestSilentEndpointDelaysFewConnections(t *testing.T) {
 	}
 }
 
-// What others have failed to reach is tried all the same when there is nothing
-// else: at once by each connection, and each of them has a chance.
+// Endpoints that failed for others are tried if there are no others: at once by
+// each connection, and each endpoint has a chance.
 func TestSuspectsAreTriedWhenAllAre(t *testing.T) {
 	for _, n := range []int{1, 2, 5} {
 		alive := -1
@@ -205,8 +205,8 @@ func TestAttemptsOfOneConnectionAreBounded(t *testing.T) {
 	}
 }
 
-// Many connections that meet the same failure at the same moment count once, and
-// one connection alone finds out whether the endpoint is back.
+// Many simultaneous failures count once, and only one connection tries whether the
+// endpoint is back.
 func TestOneConnectionTriesASuspect(t *testing.T) {
 	b := New(Options{})
 	ep := endpoints(1)[0].Addr
@@ -246,8 +246,7 @@ func TestOneConnectionTriesASuspect(t *testing.T) {
 	}
 }
 
-// The table's memory is bounded, and what it says is about the endpoint that it
-// was told of, or forgotten.
+// The table's memory is bounded. It may forget endpoints, but does not mix them up.
 func TestSuspectsAreBounded(t *testing.T) {
 	b := New(Options{})
 	r := rand.New(rand.NewPCG(1, 2))

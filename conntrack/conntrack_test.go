@@ -114,9 +114,9 @@ func TestDialErrorOf(t *testing.T) {
 	}
 }
 
-// Promise 5, as far as it lies with the table: whatever the order of events,
-// each connection that was opened leaves exactly one record, and those of a shard
-// come in the order of their ends.
+// Promise 5 for the table: whatever the order of events, each opened connection
+// leaves exactly one record, and the records of a shard are in the order of their
+// ends.
 func TestPromise5ExactlyOneRecord(t *testing.T) {
 	for seed := range uint64(20) {
 		sink := &collector{}
@@ -255,8 +255,8 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// The queue's bound counts records, however few of them a loop hands over at a
-// time: each of them fits until it is reached, in order.
+// The queue's bound counts records, even if a loop adds few at a time: all fit
+// until the bound, in order.
 func TestQueueBoundCountsRecords(t *testing.T) {
 	const bound = 10 * batchSize
 	for _, each := range []int{1, 3, batchSize - 1, batchSize} {

@@ -237,7 +237,8 @@ func TestJSONTypes(t *testing.T) {
 	}
 }
 
-// Names that nobody validated neither break a line nor reach a terminal.
+// Unvalidated names can neither break a line nor send control characters to a
+// terminal.
 func TestHostileNames(t *testing.T) {
 	evil := "a\n\x1b[2J\"b\x7f"
 	r := examples()[1]

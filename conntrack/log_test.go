@@ -97,7 +97,7 @@ func TestLogFile(t *testing.T) {
 	}
 }
 
-// What has been encoded is in the file after Flush, for those who follow it.
+// Flush writes all encoded lines to the file, for programs that follow it.
 func TestFlushWrites(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "access.log")
 	l := open(t, LogOptions{Path: path, Format: Console})

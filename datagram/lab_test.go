@@ -86,7 +86,7 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	return newNodeBy(t, lab, steer, change)
 }
 
-// newNodeBy is newNode with a way of steering.
+// newNodeBy is newNode with a steering mode.
 func newNodeBy(t testing.TB, lab *netns.Lab, steer redirect.Redirector, change func(*Options)) *node {
 	t.Helper()
 	n := &node{t: t, lab: lab, store: service.NewStore(service.StoreOptions{NodeName: "node"})}

@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// ways are the ways of steering.
+// ways are the steering modes.
 var ways = []struct {
 	name string
 	make func(route.Options) (redirect.Redirector, error)

@@ -108,7 +108,7 @@ func balanced(name string, port uint16, ports int, endpoints ...string) service.
 	return service.Change{Services: []*corev1.Service{svc}, EndpointSlices: []*discoveryv1.EndpointSlice{slice}}
 }
 
-// freePort returns a port that nobody has at the moment.
+// freePort returns a currently unused port.
 func freePort(t *testing.T) uint16 {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {

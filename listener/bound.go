@@ -203,7 +203,7 @@ type news struct {
 }
 
 // logBound logs what is new about bound ports: once that they cannot be bound, and
-// when they are bound at last.
+// when they are bound.
 func (m *Manager) logBound(tried []*boundPort) {
 	found := make(map[news][]*boundPort)
 	var order []news

@@ -59,7 +59,7 @@ import (
 // Transport is the data path of one protocol. Its methods are called from the
 // Manager's goroutine only.
 type Transport interface {
-	// Listen returns the socket that a destination is to be steered to, and opens
+	// Listen returns the socket to which a destination must be steered, and opens
 	// it if necessary. Clients are admitted as the Opening says once Apply returns.
 	Listen(policy.Opening) (redirect.Target, error)
 	// Unlisten says that a destination is not steered there any more, or that
@@ -84,7 +84,7 @@ type Transport interface {
 	// Prune closes the sockets of service ports that went, and what has passed its
 	// grace period. Nothing is steered to them any more.
 	Prune()
-	// InGrace reports whether Prune is to be called again soon.
+	// InGrace reports whether Prune must be called again soon.
 	InGrace() bool
 	// Stop ends everything. Steering has been undone.
 	Stop(context.Context) error

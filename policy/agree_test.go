@@ -18,7 +18,7 @@ var worlds = flag.Uint64("worlds", 250, "how many random clusters the tests go t
 
 var protocols = map[string]service.Protocol{"TCP": service.TCP, "UDP": service.UDP, "SCTP": service.SCTP}
 
-// say returns a verdict in the form of the second implementation's answers.
+// say converts a verdict to the form of the second implementation's answers.
 func say(v policy.Verdict) slowpolicy.Answer {
 	a := slowpolicy.Answer{Verdict: v.Action.String(), Rule: v.Rule.String()}
 	if v.Kind != 0 {
@@ -36,9 +36,9 @@ func say(v policy.Verdict) slowpolicy.Answer {
 	return a
 }
 
-// TestResolveAgrees asks Resolve and the second implementation of the rules
-// about random clusters, clients and destinations. That of package explain asks
-// about many more of them, in the words of sluice explain.
+// TestResolveAgrees compares Resolve with the second implementation of the rules
+// for random clusters, clients and destinations. The test of package explain
+// compares many more, in the words of sluice explain.
 func TestResolveAgrees(t *testing.T) {
 	const questions = 400
 	seen := map[string]int{}
@@ -67,9 +67,9 @@ func TestResolveAgrees(t *testing.T) {
 	t.Logf("%v", seen)
 }
 
-// TestAdmission: whoever asks for whatever in random clusters, he is dropped if
-// and only if he is not admitted (A3.5, A3.6, A3.10, A3.11). The second
-// implementation of the rules says who is dropped.
+// TestAdmission: in random clusters, a client is dropped if and only if Admission
+// does not allow it (A3.5, A3.6, A3.10, A3.11). The second implementation of the
+// rules decides who is dropped.
 func TestAdmission(t *testing.T) {
 	const questions = 400
 	limitedBy := map[string]int{}
@@ -121,8 +121,8 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-// TestDestinations: those of a service port are the very destinations, of all
-// that anybody asks for, that Resolve gives it (A3.1, A4.4, A4.5).
+// TestDestinations: Destinations yields exactly the destinations that Resolve
+// assigns to a service port (A3.1, A4.4, A4.5).
 func TestDestinations(t *testing.T) {
 	kinds := map[service.AddressKind]int{}
 	for seed := range *worlds {

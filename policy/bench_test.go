@@ -11,11 +11,11 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// nodePorts is how many of them Kubernetes has by default.
+// nodePorts is the size of Kubernetes' default node port range.
 const nodePorts = 2768
 
-// bigTable makes a cluster of services with ten endpoints each. Each has a
-// cluster IP, each other one a load balancer IP with source ranges, and the first
+// bigTable builds a cluster of services with ten endpoints each. Each has a cluster
+// IP, every second one a load balancer IP with source ranges, and the first ones
 // have node ports with policy Local.
 func bigTable(b testing.TB, services int, cfg Config) (*service.Store, *Table) {
 	b.Helper()
@@ -42,9 +42,9 @@ func bigTable(b testing.TB, services int, cfg Config) (*service.Store, *Table) {
 	return st, Compile(nil, st.Apply(c), cfg)
 }
 
-// destinations say by kind how many of them bigTable makes for a number of
-// services, and which they are. They are reckoned, as a list of them would be
-// one more thing to wait for that no connection waits for.
+// destinations returns, by kind, the number of bigTable's destinations and each of
+// them. They are computed, because reading a list would cost cache misses that a
+// connection does not have.
 var destinations = map[string]struct {
 	count func(services int) int
 	of    func(i int) netip.AddrPort
@@ -60,8 +60,8 @@ var destinations = map[string]struct {
 	}},
 }
 
-// reportCPU adds the processor time of an operation, which other work on the
-// machine disturbs less than the time on the clock.
+// reportCPU reports the CPU time of an operation. Other work on the machine affects
+// it less than elapsed time.
 func reportCPU(b *testing.B) func() {
 	used := func() time.Duration {
 		var u syscall.Rusage
@@ -74,11 +74,10 @@ func reportCPU(b *testing.B) func() {
 	return func() { b.ReportMetric(float64(used()-before)/float64(b.N), "cpu-ns/op") }
 }
 
-// BenchmarkResolve: the promise is at most 300 ns without allocation, flat
-// from 100 to 30,000 services. Each question is about another service than the
-// last ones, all of them in turn and not in the order of memory: the worst that
-// clients can do, as nothing but what all services share stays in a cache. Where
-// a few services have most of the connections, any cluster is a small one.
+// BenchmarkResolve: the target is at most 300 ns without allocation, constant from
+// 100 to 30,000 services. Each lookup is for another service, not in the order of
+// memory. That is the worst case, because only data that all services share stays
+// in a cache.
 func BenchmarkResolve(b *testing.B) {
 	for _, n := range []int{100, 1000, 10000, 30000} {
 		b.Run(fmt.Sprintf("services=%d/endpoints=%d", n, n*10), func(b *testing.B) {
@@ -105,9 +104,8 @@ func BenchmarkResolve(b *testing.B) {
 	}
 }
 
-// BenchmarkOneSliceChanged: what a change of one slice of a loaded cluster
-// costs until the next Table is there: the Store's Apply and Compile. The promise
-// is at most 5 ms.
+// BenchmarkOneSliceChanged measures the Store's Apply and Compile after a change of
+// one slice in a large cluster. The target is at most 5 ms.
 func BenchmarkOneSliceChanged(b *testing.B) {
 	for _, n := range []int{100, 10000, 30000} {
 		b.Run(fmt.Sprintf("services=%d/endpoints=%d", n, n*10), func(b *testing.B) {

@@ -271,8 +271,8 @@ func TestNodePortAddresses(t *testing.T) {
 	}
 }
 
-// TestNodePortAndExternalIP: an external IP that is the node's own address, on
-// the number of another service's node port, which goes before.
+// TestNodePortAndExternalIP: an external IP that is the node's own address, with
+// the number of another service's node port, takes precedence.
 func TestNodePortAndExternalIP(t *testing.T) {
 	a := svc{name: "a", clusterIPs: "10.96.0.1", nodePort: 80, endpoints: []string{"10.1.0.1"}}
 	b := svc{name: "b", clusterIPs: "10.96.0.2", externalIPs: "172.16.0.1", endpoints: []string{"10.1.0.2"}}
@@ -282,7 +282,7 @@ func TestNodePortAndExternalIP(t *testing.T) {
 	}
 }
 
-// TestNodeWithoutObject: what the flags say stands in.
+// TestNodeWithoutObject: without a Node object, the flags apply.
 func TestNodeWithoutObject(t *testing.T) {
 	c := change(t, svc{name: "web", clusterIPs: "10.96.0.1", nodePort: 30000, balancerIPs: "192.0.2.2", ranges: "172.16.0.0/24", endpoints: []string{"10.1.0.1"}})
 	table := Compile(nil, newStore().Apply(c), Config{NodeIPs: addresses("172.16.0.1"), NodePortPrimary: true})
@@ -307,8 +307,8 @@ func TestDetectNodeCIDR(t *testing.T) {
 	}
 }
 
-// TestDetectInterface: what the node routes to its pods' interfaces is a pod, and
-// where there is none yet, no client is (A4.6, A3.7).
+// TestDetectInterface: a client is a pod if the node routes its address to a pod
+// interface. Without such routes, no client is (A4.6, A3.7).
 func TestDetectInterface(t *testing.T) {
 	web := svc{name: "web", clusterIPs: "10.96.0.1 fd00::1", external: "Local", nodePort: 30000, endpoints: []string{"10.1.0.1", "fd10::1"}}
 	cfg := Config{DetectLocal: DetectInterface, ClusterCIDRs: prefixes("10.0.0.0/8"), PodRanges: prefixes("10.244.0.9/32", "10.244.0.5/32", "10.245.0.0/24", "10.245.0.0/24")}
@@ -325,7 +325,8 @@ func TestDetectInterface(t *testing.T) {
 	}
 }
 
-// TestZoneChange: another zone label of the node decides all services anew.
+// TestZoneChange: after a change of the node's zone label, all services are decided
+// again.
 func TestZoneChange(t *testing.T) {
 	st := newStore()
 	c := change(t, svc{name: "web", clusterIPs: "10.96.0.1", endpoints: []string{"10.1.0.1 zonehint=a", "10.1.0.2 zonehint=b"}})

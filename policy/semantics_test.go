@@ -11,9 +11,9 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// TestOnlyHintsCount shows A2.11: what a Service asks for, in its spec or by
-// annotation, changes nothing without hints; and A2.12: the hints that the
-// slice controller makes of it do.
+// TestOnlyHintsCount shows A2.11: the Service's spec and annotations have no effect
+// without hints; and A2.12: the hints that the slice controller derives from them
+// do.
 func TestOnlyHintsCount(t *testing.T) {
 	for _, tt := range []struct {
 		distribution *string
@@ -41,8 +41,8 @@ func TestOnlyHintsCount(t *testing.T) {
 	}
 }
 
-// TestNothingButTheTwoListsIsReached shows A2.14: whoever asks for whatever,
-// the candidates are of the cluster list and the local list.
+// TestNothingButTheTwoListsIsReached shows A2.14: for all clients and destinations,
+// the candidates come from the cluster list or the local list.
 func TestNothingButTheTwoListsIsReached(t *testing.T) {
 	c := change(t, svc{name: "web", clusterIPs: "10.96.0.1", internal: "Local", external: "Local", balancerIPs: "192.0.2.1", externalIPs: "192.0.2.2", nodePort: 30000,
 		endpoints: []string{"10.1.0.1 zonehint=a", "10.1.0.2 zonehint=b", "10.1.0.3 draining zonehint=a", "10.1.0.4 local zonehint=b", "10.1.0.5 unready local"}})
@@ -110,8 +110,8 @@ func TestKeepsClients(t *testing.T) {
 	}
 }
 
-// TestPodCIDRsComeAndChange shows what A4.8 becomes here: nothing waits for a
-// node's podCIDRs, and they count from when they are known.
+// TestPodCIDRsComeAndChange shows A4.8: nothing waits for a node's podCIDRs, and
+// they apply as soon as they are known.
 func TestPodCIDRsComeAndChange(t *testing.T) {
 	st := newStore()
 	dst := netip.MustParseAddrPort("10.96.0.1:80")

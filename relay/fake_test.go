@@ -10,10 +10,10 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// fake is a kernel and an event loop with two sockets in them, driven by a
-// script. It is as mean as Linux may be: edges are reported only when something
-// changed, room only after somebody was refused, a pipe holds few pieces, and
-// between any two system calls the peers may do something.
+// fake is a scripted kernel and event loop with two sockets. It is as unhelpful as
+// Linux may be: it reports edges only after a change, and writability only after a
+// short write; a pipe holds few pieces; and the peers may act between any two
+// system calls.
 type fake struct {
 	choose  func(n int) int // 0 to n-1: the script
 	meddle  func()          // called after each system call
@@ -34,8 +34,8 @@ type fakeTimer struct {
 	h  poll.TimerHandler
 }
 
-// fakeSock is a socket of the relay's and the peer behind it. Bytes have no
-// storage: the byte at an offset of a stream is known.
+// fakeSock is one of the relay's sockets and its peer. Bytes are not stored: their
+// offset in the stream determines them.
 type fakeSock struct {
 	side int
 	fd   int

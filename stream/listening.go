@@ -38,7 +38,7 @@ func listenAddress(f service.Family) netip.Addr {
 	return redirect.ListenIPv6
 }
 
-// Listen returns the listening socket that connections to a destination are to be
+// Listen returns the listening socket to which connections to a destination must be
 // steered to, and opens it if necessary. Its filter admits the clients that the
 // Opening allows once Apply has returned.
 func (s *Server) Listen(at policy.Opening) (redirect.Target, error) {
