@@ -295,7 +295,7 @@ func typeFault(n *yaml.Node, err error) error {
 	if !errors.As(err, &wrong) {
 		return fmt.Errorf("%s: %s", quoted(n), shorten(err.Error())) // from a type with a decoder of its own: a time, a quantity
 	}
-	wanted, hint := "", ""
+	var wanted, hint string
 	switch wrong.Type.Kind() {
 	case reflect.String:
 		if wanted = "text"; n.Kind == yaml.ScalarNode {
