@@ -40,7 +40,7 @@ func (o *opener) open() {
 		return
 	}
 	if o.told.Over() {
-		options.Logger.Info().Str("address", options.Address).Msg("/healthz is served again")
+		options.Logger.Info().Str("address", options.Address).Msg("/healthz is served now")
 	}
 	go func() {
 		if err := o.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
