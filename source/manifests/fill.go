@@ -308,7 +308,7 @@ func typeFault(n *yaml.Node, err error) error {
 	case reflect.Struct, reflect.Map:
 		wanted = "a mapping"
 	default:
-		wanted = fmt.Sprintf("a whole number of %d bits", wrong.Type.Bits())
+		wanted = fmt.Sprintf("a whole number of %d bits", 8*wrong.Type.Size())
 		if _, err := strconv.ParseUint(n.Value, 10, 16); err == nil {
 			hint = ": take the quotes off"
 		}
