@@ -41,7 +41,7 @@ func newWorker(s *Server, loop *poll.Loop, r *relay.Worker, d *upstream.Dialer, 
 }
 
 // post runs f on the worker's loop.
-func (w *worker) post(f func()) bool { return w.loop.Post(f) }
+func (w *worker) post(f func()) { w.loop.Post(f) }
 
 // newConn returns an empty connection.
 func (w *worker) newConn() *conn {
