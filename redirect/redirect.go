@@ -1,8 +1,8 @@
 // Package redirect steers packets that are sent to Services into this
 // process's listening sockets.
 //
-// A [Plan] says what is to be steered: plain data, complete, made anew after each
-// change of the Services. A [Redirector] puts it in force and keeps it there; there
+// A [Plan] holds everything to steer, as plain data. Each change of the Services makes
+// a new one. A [Redirector] puts it in force and keeps it there; there
 // is one for each mode (redirect/tproxy, for example). It knows a service's addresses
 // and listener ports, and nothing else of it.
 //
@@ -65,9 +65,8 @@ type Traits struct {
 	Replies Replies
 }
 
-// Plan is everything that is to be steered. Its maps are immutable. A plan that was
-// made from another one shares the unchanged parts with it, which are then not
-// compared: see [Map].
+// Plan is everything to steer. Its maps are immutable. A plan that is derived from
+// another one shares the unchanged parts with it, so that Diff skips them: see [Map].
 type Plan struct {
 	// Steer are the destinations that listeners accept for.
 	Steer Map[service.Destination, Target]

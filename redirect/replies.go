@@ -12,8 +12,7 @@ type Replies struct {
 	// Diverted is false where answers would go past us to the client; then
 	// endpoints see the node's address.
 	Diverted bool
-	// Why says for the log why they are not; empty where the way of steering
-	// never does it.
+	// Why says for the log why not; empty where the mode never does it.
 	Why string
 	// FirstPort and LastPort are the range that the sockets' own ports have to
 	// be from; 0 means any.
@@ -22,7 +21,7 @@ type Replies struct {
 	// tracking by as well, if they are transparent and have Mark. Their ports are
 	// those that the kernel chooses by itself, or above: see [NodePorts].
 	Untracked bool
-	// WhyTracked says for the log why not, where the way of steering can do it.
+	// WhyTracked says for the log why not, where the mode can do it.
 	WhyTracked string
 	// Mark is what packets of these sockets must be marked with.
 	Mark uint32

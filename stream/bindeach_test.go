@@ -184,7 +184,7 @@ func TestA39_NodesAddressWhereAnswersDoNotComeBack(t *testing.T) {
 			t.Errorf("the record says %s", r.Source)
 		}
 	}
-	if lines := log.lines("brings no answers back"); len(lines) != 1 {
+	if lines := log.lines("brings no replies"); len(lines) != 1 {
 		t.Errorf("log: %q", lines)
 	}
 }

@@ -72,8 +72,8 @@ func New(traits redirect.Traits, sameLink func(client, endpoint netip.Addr) bool
 		log.Warn().Str("object", "connection tracking").Msg("connections from the node's address to endpoints do not pass connection tracking: " + why)
 	}
 	if !r.replies.Diverted {
-		text := "this way of steering (" + traits.Name +
-			") brings no answers back to clients' addresses: endpoints see the node's, also where Kubernetes lets them see the client's (source=node in the access log)"
+		text := "mode " + traits.Name +
+			" brings no replies to clients' addresses back: endpoints see the node's address, also where Kubernetes lets them see the client's (source=node in the access log)"
 		if r.replies.Why != "" {
 			text += "; " + r.replies.Why
 		}

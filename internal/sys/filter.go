@@ -30,8 +30,8 @@ const (
 // MaxFilterOps is the maximum length of a program.
 const MaxFilterOps = unix.BPF_MAXINSNS
 
-// FilterNetwork, added to an offset, makes it relative to the IP header. Otherwise
-// it is relative to the TCP or UDP header.
+// FilterNetwork makes an offset that it is added to relative to the IP header, not to
+// the TCP or UDP header.
 const FilterNetwork = 0xfff00000 // SKF_NET_OFF
 
 // AttachFilter attaches a program that decides which packets a socket receives, and

@@ -8,15 +8,14 @@
 // plan has addresses that are not ours to own, or replies to clients' addresses
 // are to come back (Options.ReplyPorts).
 //
-// A destination without a socket refuses, because the kernel does so; one that
-// is to be silent has a socket that filters everything (F5), which is the
-// listener's to make.
+// The kernel refuses packets to a destination without a socket. The listener gives a
+// destination that drops a socket that filters everything (F5).
 //
-// What it cannot do: a server of the host's that listens on all addresses is
-// reachable at each service's address, and keeps a service from its port (F4);
-// and addresses of the service ranges that no service has refuse, where they
-// should be silent (A3.12). On addresses that are not ours to own, an IPv4
-// destination that is to refuse is silent, as the kernel sends no reset from an
+// What it cannot do: a server of the host that listens on all addresses is
+// reachable at each service's address, and keeps a service from its port (F4).
+// Addresses of the service ranges that no service has refuse, where they should
+// drop (A3.12). At non-local addresses, an IPv4 destination that should refuse
+// drops, as the kernel sends no reset from an
 // address that is not local; and a destination that only established
 // connections still use (Plan.Lingering) does not go past us.
 package bind

@@ -167,7 +167,7 @@ func (c *contents) has(v version, l list) bool {
 	return is
 }
 
-// lanes gives the listeners of a family, in order.
+// listeners returns the listeners of a family, in order.
 func (c *contents) listeners(v version) (listeners []listener) {
 	for l := range c.lists[v] {
 		if listener, is := l.listener(); is {

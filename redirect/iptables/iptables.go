@@ -212,8 +212,8 @@ func (r *Redirector) apply(p redirect.Plan, _ *redirect.Changes) error {
 	return routes
 }
 
-// put adds what is new in a plan, and gives what is to be removed from the sets
-// afterwards. If routes and rules stay as they are, it removes that too, by the same
+// put adds what is new in a plan, and returns what the caller must remove from the
+// sets afterwards. If routes and rules stay as they are, it removes that too, by the same
 // call of ipset.
 func (r *Redirector) put(p *redirect.Plan, still bool) (drop []edit, err error) {
 	if r.sets == nil {

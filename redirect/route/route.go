@@ -335,7 +335,7 @@ func (r *Router) diff(f service.Family, s *State) (tables [ourTables]routeChange
 		}
 		errs = append(errs, err)
 		if err != nil {
-			// Whatever is in that table, no packet is to be sent there anew.
+			// The table may hold anything: send no further packets there.
 			w.noMoreRules = append(w.noMoreRules, table)
 		}
 	}
@@ -359,7 +359,7 @@ type wants struct {
 	source netip.Addr // of the node's own connections to services; may be none
 	routes [ourTables][]netip.Prefix
 	rules  []rule
-	// noMoreRules are the tables that no rule is to be added for.
+	// noMoreRules are the tables that get no further rules.
 	noMoreRules []int
 }
 

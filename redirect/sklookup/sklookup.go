@@ -11,7 +11,7 @@
 //     unless a plan has addresses that are not ours to own, or replies to
 //     clients' addresses are to come back (Options.ReplyPorts).
 //   - at most four sockets on the listeners' loopback addresses that drop
-//     everything: what is to be silent is given to them.
+//     everything, for the destinations that drop.
 //   - where answers to clients' addresses are to come back, a program at the
 //     ingress of every interface but lo, held by descriptors too: see ingress.
 //     Where the kernel has no tcx (Linux 6.6), they come back by their ports.
@@ -93,7 +93,7 @@ type Redirector struct {
 	whole    bool            // the tables are those of Core.Plan
 	unread   int             // calls of Verify until the maps are read
 	unmarked route.Unmarked
-	marks    bool // answers are to be marked by ingress
+	marks    bool // ingress has to mark replies
 	linked   bool // ingress is where it has to be
 }
 

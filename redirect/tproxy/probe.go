@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 )
 
-// probe tries in a table that never comes to be whether the kernel has
-// everything that the rules are made of, and names what it has not.
+// probe asks the kernel, by a transaction that changes nothing, whether it has
+// everything that the rules need, and names what is missing.
 func (f *filter) probe() error {
 	port := []expr.Any{&expr.Immediate{Register: regTarget, Data: []byte{0, 1}}}
 	everything := []struct {

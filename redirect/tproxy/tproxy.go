@@ -165,7 +165,7 @@ func (r *Redirector) prepare(p *redirect.Plan) {
 
 // apply first routes non-local addresses, which affects only marked packets. Then it
 // puts the plan into the table with the ranges of both plans, adds routes, removes
-// routes, and at last removes the ranges that are gone from the table.
+// routes, and then removes the ranges that are gone from the table.
 func (r *Redirector) apply(p redirect.Plan, changes *redirect.Changes) error {
 	before, err := r.Routed()
 	if err != nil {

@@ -39,8 +39,8 @@ func told(w *Watcher, within time.Duration) bool {
 	}
 }
 
-// patience is how long a change is waited for that is to be told; quiet is how
-// long nothing is told when there is nothing.
+// patience is how long a test waits for a report; quiet is how long it makes sure
+// that there is none.
 const patience, quiet = 20 * time.Second, 200 * time.Millisecond
 
 // What is done to ours is told; what others do to theirs is not.
