@@ -19,6 +19,11 @@ func newNowhere() (*nowhere, error) {
 
 func (*nowhere) recv(int, []byte) (int, sys.Errno)             { return -1, sys.EAGAIN }
 func (*nowhere) send(_ int, p []byte, _ bool) (int, sys.Errno) { return len(p), 0 }
+func (*nowhere) setNoDelay(int) sys.Errno                      { return 0 }
+func (*nowhere) limitUnsent(int, int) sys.Errno                { return 0 }
+func (*nowhere) growReceiveBuffer(int, int)                    {}
+func (*nowhere) freeReceiveBuffer(int)                         {}
+func (*nowhere) delivery(int) (sys.Delivery, sys.Errno)        { return sys.Delivery{}, 0 }
 func (*nowhere) close(int)                                     {}
 func (*nowhere) closeInOrder(int)                              {}
 func (*nowhere) LinkEnded(*Link, End)                          {}
