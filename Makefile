@@ -36,6 +36,10 @@ build: bin/sluice ## Build the static binary bin/sluice
 bin/sluice: $(SOURCES)
 	go build -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/sluice
 
+.PHONY: bpf
+bpf: deps ## Compile the BPF programs of flow/bpf with Debian's clang-14
+	go generate ./flow
+
 .PHONY: demo
 demo: build ## Build and run the demo: it needs no cluster and changes nothing on this machine
 	bin/sluice demo --once
@@ -52,15 +56,41 @@ test-full: deps build ## Run the end-to-end tests at full size (10,000 connectio
 	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 30m -v ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_TEST_FULL=1 SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 -v .
 
+.PHONY: test-sctp-full
+test-sctp-full: deps ## Run 1,000 associations with 100 messages each, both ways, in a guest kernel with SCTP (10 minutes)
+	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 1h -v -run 'TestSCTP$$/(sklookup|faults)' $(TESTFLAGS) ./test/vm
+
+# Tests whose connections the kernel treats otherwise: it reassembles no datagrams for a
+# smaller link, tracks what it forwards, and completes no handshake without an endpoint.
+RELAYED := TestPromise8_DeadService|TestDatagramsPassASmallerLink|TestFullConntrack|TestKillResetsConnections|TestRestartEndsOpen|TestNeedsNoMore|TestDescriptorsRunOut|TestFuzzRelay
+
+.PHONY: test-flows
+test-flows: deps ## Run the end-to-end tests with --datapath=kernel
+	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--datapath=kernel go test -count=1 -parallel 4 -timeout 30m -skip '$(RELAYED)' $(TESTFLAGS) ./test/e2e
+
+.PHONY: test-flows-quick
+test-flows-quick: deps build ## As test-flows, the most important ones
+	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--datapath=kernel go test -count=1 -parallel 4 -timeout 10m $(TESTFLAGS) \
+	-run 'TestMatrix|TestPromise[123567]_|TestAffinity|TestSessionsFollow|TestPodCycles|TestDNSServers|TestServiceEdited' ./test/e2e
+	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_TEST_FLAGS=--datapath=kernel go test -count=1 $(TESTFLAGS) .
+
+FLOWS ?= 250000
+
+.PHONY: bench-flows
+bench-flows: deps ## Open 250,000 connections at once that the kernel forwards (3 minutes; FLOWS=60000 for fewer)
+	$(REQUIRE_ROOT) SLUICE_TEST_FLOWS=$(FLOWS) go test -count=1 -timeout 20m -v -run 'TestManyOpenFlows' ./test/e2e
+
 .PHONY: test-copy
 test-copy: deps ## Run the end-to-end tests with --splice=off: the relay only copies
 	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--splice=off go test -count=1 $(TESTFLAGS) ./test/e2e
 
 .PHONY: test-cluster
 test-cluster: deps build $(CLUSTER)/.built ## Run the tests with a real control plane, against Sluice and against kube-proxy
+	@test/cluster/install-deps.sh
+	cd test/helm && go build -o $(CURDIR)/$(CLUSTER)/render ./render
 	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) \
 	go test -tags cluster -count=1 -timeout 10m -parallel 8 $(TESTFLAGS) ./test/cluster
-	cd test/helm && go test $(TESTFLAGS) .
+	cd test/helm && go test $(TESTFLAGS) ./...
 
 .PHONY: test-programs
 test-programs: deps build ## Test Debian's PostgreSQL, Redis, nginx and mosquitto behind Services (2 minutes)
@@ -73,6 +103,12 @@ test-programs-quick: deps build ## As test-programs in half a minute: no pause e
 	@test/programs/install-deps.sh
 	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice \
 	go test -tags programs -count=1 -timeout 5m -parallel 8 $(TESTFLAGS) ./test/programs
+
+.PHONY: test-web
+test-web: deps build ## Look at the page with Debian's chromium; pictures are left in .cache/web
+	@test/web/install-deps.sh
+	@mkdir -p .cache/web
+	cd test/web && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 -timeout 5m -artifacts -outputdir $(CURDIR)/.cache/web $(TESTFLAGS) .
 
 .PHONY: bench-cluster
 bench-cluster: deps build $(CLUSTER)/.built ## Compare with kube-proxy at 5,000 Services and 50,000 endpoints of a real API server (5 minutes)
@@ -87,6 +123,26 @@ $(CLUSTER)/.built: test/cluster/controlplane/go.mod test/cluster/controlplane/go
 	  (cd test/cluster/controlplane && go build -ldflags '$(CLUSTER_LDFLAGS)' -o $(CURDIR)/$(@D)/$$name $$package); \
 	done
 	touch $@
+
+.PHONY: release
+release: ## Build archives, image, chart, SBOMs and checksums for amd64 and arm64 in dist; PUSH=registry.example.com/sluice
+	cd tools/release && go build -o $(CURDIR)/.cache/release .
+	.cache/release -source . -out dist -version '$(VERSION)' $(if $(PUSH),-push '$(PUSH)')
+
+.PHONY: test-release
+test-release: ## Build this machine's part of a release twice, compare, and run the image in containerd; SLUICE_TEST_FULL=1: all of it, with an empty cache
+	@tools/release/install-deps.sh
+	cd tools/release && $(REQUIRE_ROOT) go test -count=1 -timeout 60m $(TESTFLAGS) .
+
+# Packages whose tests pass under qemu-user. The others need netfilter, BPF, namespaces
+# or socket options that it does not have.
+ARM64 := ./admin ./balancer ./conntrack ./health ./listener ./policy ./relay ./service ./source/... \
+	$(addprefix ./internal/,hostnet httpport nearest once poll printable sockfilter) ./cmd/sluice/internal/kubeproxyconfig
+
+.PHONY: test-arm64
+test-arm64: ## Run tests as arm64 programs under Debian's qemu-user (5 minutes)
+	@command -v qemu-aarch64 >/dev/null || apt-get install -y -qq --no-install-recommends qemu-user >/dev/null
+	GOARCH=arm64 go test -p 1 -exec qemu-aarch64 -timeout 30m $(TESTFLAGS) $(ARM64)
 
 .PHONY: deps
 deps: ## Install the Debian packages that the tests need, or name them
@@ -130,9 +186,15 @@ bench-go: ## Run each Go benchmark for BENCHTIME (once)
 	$(REQUIRE_ROOT) go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) ./...
 
 .PHONY: bench
-bench: build ## Compare with HAProxy, nginx, kernel DNAT and others; write docs/benchmarks.md
+bench: deps build ## Compare with HAProxy, nginx, kernel DNAT and others; write docs/benchmarks.md
 	@test/bench/install-deps.sh
 	go run ./test/bench
+	go run ./test/bench -sctp
+
+.PHONY: bench-sctp
+bench-sctp: deps build ## Measure SCTP beside the plain route, DNAT and IPVS in a guest kernel (6 minutes); write that part of docs/benchmarks.md
+	@test/bench/install-deps.sh
+	go run ./test/bench -sctp
 
 .PHONY: bench-quick
 bench-quick: build ## As bench in under a minute; write nothing
@@ -142,6 +204,10 @@ bench-quick: build ## As bench in under a minute; write nothing
 .PHONY: bench-sync
 bench-sync: build ## Measure start, changes and memory with 100 to 30,000 services; write that part of docs/benchmarks.md
 	go run ./test/bench -sync
+
+.PHONY: bench-live
+bench-live: build ## Measure what sluice top, conns, tap and the page cost connections; write nothing
+	go run ./test/bench -looked-at -seconds 3
 
 .PHONY: cover
 cover: deps ## Run the tests and show the coverage

@@ -5,6 +5,7 @@ package admin
 
 import (
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,23 +17,30 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Metric is a metric without labels whose value another package provides. It is a
-// counter if its name ends in _total, a gauge otherwise.
+// Metric is a metric whose value another package provides. It is a counter if its name
+// ends in _total, a gauge otherwise.
 type Metric struct {
 	Name, Help string
 	// Value is called at each scrape, from any goroutine.
 	Value func() float64
+	// Labels tell the metrics of one name apart; nil if there is only one.
+	Labels prometheus.Labels
 }
 
-// NewMetric creates a Metric.
-func NewMetric(name, help string, value func() float64) Metric { return Metric{name, help, value} }
+// NewMetric creates a Metric without labels.
+func NewMetric(name, help string, value func() float64) Metric {
+	return Metric{Name: name, Help: help, Value: value}
+}
 
 func (m *Metric) collector() prometheus.Collector {
-	if strings.HasSuffix(m.Name, "_total") {
-		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: m.Name, Help: m.Help}, m.Value)
+	if strings.HasSuffix(m.Name, "_total") && m.Name != noLocal {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: m.Name, Help: m.Help, ConstLabels: m.Labels}, m.Value)
 	}
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: m.Name, Help: m.Help}, m.Value)
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: m.Name, Help: m.Help, ConstLabels: m.Labels}, m.Value)
 }
+
+// noLocal is kube-proxy's own name for a gauge.
+const noLocal = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
 
 // Sources provide the values of the metrics.
 type Sources struct {
@@ -53,8 +61,10 @@ type Sources struct {
 	// Whole replaces the metrics of each service port by their sum, with empty
 	// labels.
 	Whole bool
-	// Metrics are the metrics of other packages.
-	Metrics []Metric
+	// Metrics are the metrics of other packages, and Collectors those that have
+	// labels or buckets.
+	Metrics    []Metric
+	Collectors []prometheus.Collector
 }
 
 // NoLocalEndpoints counts, by service.Family, the service ports with traffic policy
@@ -70,45 +80,105 @@ func NewRegistry(s Sources) *prometheus.Registry {
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
-	for i := range s.Metrics {
-		r.MustRegister(s.Metrics[i].collector())
+	metrics := slices.Concat(s.Metrics, s.ofProgram(), s.ofHealth(), s.ofNoLocal(), s.ofChanges())
+	for i := range metrics {
+		r.MustRegister(metrics[i].collector())
 	}
+	r.MustRegister(s.Collectors...)
 	if s.Sync != nil {
-		r.MustRegister(s.Sync)
-	}
-	if s.Changes != nil {
-		r.MustRegister(newChangesCollector(s.Changes))
+		r.MustRegister(s.Sync.duration, s.Sync.programming, s.Sync.last, s.Sync.queued)
 	}
 	return r
 }
 
-// collector reads all values at each scrape and stores none.
+// ofProgram are the metrics of the program, its records and its access log.
+func (s *Sources) ofProgram() []Metric {
+	table, log := s.Table, s.Log
+	list := []Metric{
+		{"sluice_build_info", "The program; the value is 1.", func() float64 { return 1 }, prometheus.Labels{"version": s.Version, "go_version": runtime.Version()}},
+		NewMetric("sluice_records_queued_total", "Connection records that were handed to the access log.", func() float64 { return float64(table.Stats().Queued) }),
+		NewMetric("sluice_records_dropped_total", "Connection records that were lost because the access log was too slow.", func() float64 { return float64(table.Stats().Dropped) }),
+		NewMetric("sluice_records_misused_total", "Connection records that were opened or closed twice. Anything but 0 is a bug.", func() float64 { return float64(table.Stats().Misuse) }),
+	}
+	if log == nil {
+		return list
+	}
+	return append(list,
+		NewMetric("sluice_access_log_lines_total", "Lines written to the access log.", func() float64 { return float64(log.Stats().Written) }),
+		NewMetric("sluice_access_log_lines_left_out_total", "Records that got no line because of --access-log-rate.", func() float64 { return float64(log.Stats().LeftOut) }),
+		NewMetric("sluice_access_log_lines_lost_total", "Lines that could not be written to the access log.", func() float64 { return float64(log.Stats().Lost) }),
+		NewMetric("sluice_access_log_write_errors_total", "Writes to the access log that failed.", func() float64 { return float64(log.Stats().Errors) }),
+	)
+}
+
+// ofHealth are the counts of health checks.
+func (s *Sources) ofHealth() []Metric {
+	stats := s.Health
+	if stats == nil {
+		return nil
+	}
+	const healthz, livez = "kubeproxy_proxy_healthz_total", "kubeproxy_proxy_livez_total"
+	const ofHealthz, ofLivez = "Answers of /healthz, by HTTP status.", "Answers of /livez, by HTTP status."
+	ok, unavailable := prometheus.Labels{"code": "200"}, prometheus.Labels{"code": "503"}
+	return []Metric{
+		{healthz, ofHealthz, func() float64 { return float64(stats().HealthzOK) }, ok},
+		{healthz, ofHealthz, func() float64 { return float64(stats().HealthzUnavailable) }, unavailable},
+		{livez, ofLivez, func() float64 { return float64(stats().LivezOK) }, ok},
+		{livez, ofLivez, func() float64 { return float64(stats().LivezUnavailable) }, unavailable},
+		NewMetric("sluice_health_check_ports", "Health check ports of Services that are open, of both address families.", func() float64 { return float64(stats().Ports) }),
+		NewMetric("sluice_health_check_ports_waiting", "Health check ports of Services that wait for room within --max-claims.", func() float64 { return float64(stats().PortsWaiting) }),
+		NewMetric("sluice_health_check_port_failures_total", "Times that a health check port of a Service could not be opened.", func() float64 { return float64(stats().PortFailures) }),
+	}
+}
+
+// ofNoLocal are the counts of NoLocal.
+func (s *Sources) ofNoLocal() (list []Metric) {
+	if s.NoLocal == nil {
+		return nil
+	}
+	const help = "Service ports whose traffic policy is Local and that have endpoints, but none on this node."
+	for f, family := range familyLabels {
+		count := func(policy string, of func(NoLocalEndpoints) int) {
+			list = append(list, Metric{noLocal, help, func() float64 {
+				if n := s.NoLocal(); n != nil {
+					return float64(of(*n))
+				}
+				return 0 // nothing is known yet
+			}, prometheus.Labels{"traffic_policy": policy, "ip_family": family}})
+		}
+		count("internal", func(n NoLocalEndpoints) int { return n[f].Internal })
+		count("external", func(n NoLocalEndpoints) int { return n[f].External })
+	}
+	return list
+}
+
+// ofChanges are the counts of objects from the API server, as kube-proxy has them.
+func (s *Sources) ofChanges() (list []Metric) {
+	read := s.Changes
+	if read == nil {
+		return nil
+	}
+	const prefix = "kubeproxy_sync_proxy_rules_"
+	for _, family := range familyLabels {
+		labels := prometheus.Labels{"ip_family": family}
+		list = append(list,
+			Metric{prefix + "service_changes_total", "Services that were added, changed or removed.", func() float64 { return float64(read().Services) }, labels},
+			Metric{prefix + "service_changes_pending", "Services among them that are not in force yet.", func() float64 { return float64(read().PendingServices) }, labels},
+			Metric{prefix + "endpoint_changes_total", "EndpointSlices that were added, changed or removed.", func() float64 { return float64(read().Endpoints) }, labels},
+			Metric{prefix + "endpoint_changes_pending", "EndpointSlices among them that are not in force yet.", func() float64 { return float64(read().PendingEndpoints) }, labels},
+		)
+	}
+	return list
+}
+
+// collector sends the metrics of all service ports. It reads all values at each scrape
+// and stores none.
 type collector struct {
 	sources Sources
+	descs   []*prometheus.Desc // all that follow
 
-	build        *prometheus.Desc
-	opened       *prometheus.Desc
-	active       *prometheus.Desc
-	closed       *prometheus.Desc
-	retried      *prometheus.Desc
-	attempts     *prometheus.Desc
-	failures     *prometheus.Desc
-	bytes        *prometheus.Desc
-	datagrams    *prometheus.Desc
-	connect      *prometheus.Desc
-	firstByte    *prometheus.Desc
-	queued       *prometheus.Desc
-	dropped      *prometheus.Desc
-	misused      *prometheus.Desc
-	logLines     *prometheus.Desc
-	logLost      *prometheus.Desc
-	logErrors    *prometheus.Desc
-	healthz      *prometheus.Desc
-	livez        *prometheus.Desc
-	checkPorts   *prometheus.Desc
-	checkWaits   *prometheus.Desc
-	checkFailed  *prometheus.Desc
-	noLocal      *prometheus.Desc
+	opened, active, closed, retried, attempts, failures, bytes, datagrams, connect, firstByte *prometheus.Desc
+
 	ends         []conntrack.End
 	dialFailures []conntrack.DialError
 }
@@ -116,101 +186,40 @@ type collector struct {
 var _ prometheus.Collector = (*collector)(nil)
 
 func newCollector(s Sources) *collector {
-	plain := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc(name, help, labels, nil)
-	}
+	c := &collector{sources: s, ends: conntrack.Ends(), dialFailures: conntrack.DialErrors()}
 	perPort := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc(name, help, append([]string{"namespace", "service", "port", "protocol"}, labels...), nil)
+		d := prometheus.NewDesc(name, help, append([]string{"namespace", "service", "port", "protocol"}, labels...), nil)
+		c.descs = append(c.descs, d)
+		return d
 	}
-	c := &collector{
-		sources:     s,
-		build:       plain("sluice_build_info", "The program; the value is 1.", "version", "go_version"),
-		opened:      perPort("sluice_connections_opened_total", "Connections accepted from clients."),
-		active:      perPort("sluice_connections_active", "Connections that are open."),
-		closed:      perPort("sluice_connections_closed_total", "Connections that ended, by the side that ended them and how.", "end"),
-		retried:     perPort("sluice_connections_retried_total", "Connections that took more than one attempt to reach an endpoint."),
-		attempts:    perPort("sluice_dial_attempts_total", "Attempts to connect to an endpoint."),
-		failures:    perPort("sluice_dial_failures_total", "Attempts to connect to an endpoint that failed, by reason.", "reason"),
-		bytes:       perPort("sluice_relayed_bytes_total", "Relayed bytes, by the side that sent them.", "from"),
-		datagrams:   perPort("sluice_relayed_datagrams_total", "Relayed UDP datagrams, by the side that sent them.", "from"),
-		connect:     perPort("sluice_connect_duration_seconds", "Time from accepting a connection until an endpoint answered, all attempts included."),
-		firstByte:   perPort("sluice_first_byte_duration_seconds", "Time from accepting a connection until the endpoint's first byte."),
-		queued:      plain("sluice_records_queued_total", "Connection records that were handed to the access log."),
-		dropped:     plain("sluice_records_dropped_total", "Connection records that were lost because the access log was too slow."),
-		misused:     plain("sluice_records_misused_total", "Connection records that were opened or closed twice. Anything but 0 is a bug."),
-		logLines:    plain("sluice_access_log_lines_total", "Lines written to the access log."),
-		logLost:     plain("sluice_access_log_lines_lost_total", "Lines that could not be written to the access log."),
-		logErrors:   plain("sluice_access_log_write_errors_total", "Writes to the access log that failed."),
-		healthz:     plain("kubeproxy_proxy_healthz_total", "Answers of /healthz, by HTTP status.", "code"),
-		livez:       plain("kubeproxy_proxy_livez_total", "Answers of /livez, by HTTP status.", "code"),
-		checkPorts:  plain("sluice_health_check_ports", "Health check ports of Services that are open, of both address families."),
-		checkWaits:  plain("sluice_health_check_ports_waiting", "Health check ports of Services that wait for room within --max-claims."),
-		checkFailed: plain("sluice_health_check_port_failures_total", "Times that a health check port of a Service could not be opened."),
-		noLocal:     plain("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Service ports whose traffic policy is Local and that have endpoints, but none on this node.", "traffic_policy", "ip_family"),
-		ends:        conntrack.Ends(), dialFailures: conntrack.DialErrors(),
-	}
+	c.opened = perPort("sluice_connections_opened_total", "Connections accepted from clients.")
+	c.active = perPort("sluice_connections_active", "Connections that are open.")
+	c.closed = perPort("sluice_connections_closed_total", "Connections that ended, by the side that ended them and how.", "end")
+	c.retried = perPort("sluice_connections_retried_total", "Connections that took more than one attempt to reach an endpoint.")
+	c.attempts = perPort("sluice_dial_attempts_total", "Attempts to connect to an endpoint.")
+	c.failures = perPort("sluice_dial_failures_total", "Attempts to connect to an endpoint that failed, by reason.", "reason")
+	c.bytes = perPort("sluice_relayed_bytes_total", "Relayed bytes, by the side that sent them.", "from")
+	c.datagrams = perPort("sluice_relayed_datagrams_total", "Relayed UDP datagrams and SCTP messages, by the side that sent them.", "from")
+	c.connect = perPort("sluice_connect_duration_seconds", "Time from accepting a connection until an endpoint answered, all attempts included.")
+	c.firstByte = perPort("sluice_first_byte_duration_seconds", "Time from accepting a connection until the endpoint's first byte.")
 	return c
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
-		c.build, c.opened, c.active, c.closed, c.retried, c.attempts, c.failures, c.bytes, c.datagrams, c.connect, c.firstByte,
-		c.queued, c.dropped, c.misused, c.logLines, c.logLost, c.logErrors,
-		c.healthz, c.livez, c.checkPorts, c.checkWaits, c.checkFailed, c.noLocal,
-	} {
+	for _, d := range c.descs {
 		ch <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, kind, value, labels...)
-	}
-	send(c.build, prometheus.GaugeValue, 1, c.sources.Version, runtime.Version())
 	ports, all := c.sources.Table.Totals()
 	if c.sources.Whole {
 		ports = []conntrack.PortTotals{{Totals: all}}
 	}
 	for i := range ports {
 		c.collectPort(ch, &ports[i])
-	}
-	stats := c.sources.Table.Stats()
-	send(c.queued, prometheus.CounterValue, float64(stats.Queued))
-	send(c.dropped, prometheus.CounterValue, float64(stats.Dropped))
-	send(c.misused, prometheus.CounterValue, float64(stats.Misuse))
-	if c.sources.Log != nil {
-		stats := c.sources.Log.Stats()
-		send(c.logLines, prometheus.CounterValue, float64(stats.Written))
-		send(c.logLost, prometheus.CounterValue, float64(stats.Lost))
-		send(c.logErrors, prometheus.CounterValue, float64(stats.Errors))
-	}
-	c.collectHealth(send)
-}
-
-// collectHealth sends the counts of health checks and of NoLocal.
-func (c *collector) collectHealth(send func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string)) {
-	if c.sources.Health != nil {
-		h := c.sources.Health()
-		send(c.healthz, prometheus.CounterValue, float64(h.HealthzOK), "200")
-		send(c.healthz, prometheus.CounterValue, float64(h.HealthzUnavailable), "503")
-		send(c.livez, prometheus.CounterValue, float64(h.LivezOK), "200")
-		send(c.livez, prometheus.CounterValue, float64(h.LivezUnavailable), "503")
-		send(c.checkPorts, prometheus.GaugeValue, float64(h.Ports))
-		send(c.checkWaits, prometheus.GaugeValue, float64(h.PortsWaiting))
-		send(c.checkFailed, prometheus.CounterValue, float64(h.PortFailures))
-	}
-	if c.sources.NoLocal == nil {
-		return
-	}
-	n := c.sources.NoLocal()
-	if n == nil {
-		return // nothing is known yet
-	}
-	for f, name := range [2]string{service.IPv4: "IPv4", service.IPv6: "IPv6"} {
-		send(c.noLocal, prometheus.GaugeValue, float64(n[f].Internal), "internal", name)
-		send(c.noLocal, prometheus.GaugeValue, float64(n[f].External), "external", name)
 	}
 }
 

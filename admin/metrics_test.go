@@ -59,8 +59,8 @@ func sources(t *testing.T) Sources {
 	return Sources{
 		Version: "v1.2.3", Table: table, Log: accessLog,
 		Metrics: []Metric{
-			{"sluice_gauge", "A gauge.", func() float64 { return 1 }},
-			{"sluice_counter_total", "A counter.", func() float64 { return 2 }},
+			NewMetric("sluice_gauge", "A gauge.", func() float64 { return 1 }),
+			NewMetric("sluice_counter_total", "A counter.", func() float64 { return 2 }),
 		},
 		Health: func() health.Stats {
 			return health.Stats{HealthzOK: 3, HealthzUnavailable: 4, LivezOK: 5, LivezUnavailable: 6, Ports: 7, PortFailures: 8, PortsWaiting: 2}

@@ -3,11 +3,14 @@ package admin
 import (
 	"context"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/internal/httpport"
 )
 
 func get(t *testing.T, method, url string) (int, string) {
@@ -28,15 +31,33 @@ func get(t *testing.T, method, url string) (int, string) {
 	return response.StatusCode, string(body)
 }
 
+// serve answers on a listening socket, and returns a function that ends it.
+func serve(t *testing.T, l net.Listener, pages Pages) (end func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		NewServer(pages, new(httpport.Group)).Keep(ctx, l, nil, time.Hour, func(err error) {
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
 func TestServer(t *testing.T) {
-	s, err := Listen("127.0.0.1:0", Pages{Metrics: NewRegistry(sources(t)), Mode: "iptables", Config: map[string]string{"mode": ""}, Profiling: true})
+	l, err := Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- s.Serve(ctx) }()
-	url := "http://" + s.Addr().String()
+	address := l.Addr().String()
+	url := "http://" + address
+	end := serve(t, l, Pages{Metrics: NewRegistry(sources(t)), Mode: func() string { return "iptables" }, Config: func() any { return map[string]string{"mode": ""} }, Profiling: true})
 
 	if code, body := get(t, http.MethodGet, url+"/metrics"); code != http.StatusOK ||
 		!strings.Contains(body, `sluice_connections_active{namespace="default",port="http",protocol="TCP",service="web"} 1`) ||
@@ -63,41 +84,33 @@ func TestServer(t *testing.T) {
 	}
 
 	// A second one on that address says so, with the address.
-	if _, err := Listen(s.Addr().String(), Pages{}); err == nil || !strings.Contains(err.Error(), "metrics address "+s.Addr().String()) {
+	if _, err := Listen(address); err == nil || !strings.Contains(err.Error(), "metrics address "+address) {
 		t.Errorf("second Listen: %v", err)
 	}
-	if _, err := Listen("nonsense", Pages{}); err == nil {
+	if _, err := Listen("nonsense"); err == nil {
 		t.Error("Listen on nonsense")
 	}
 
-	cancel()
-	if err := <-served; err != nil {
-		t.Errorf("Serve: %v", err)
-	}
-	again, err := Listen(s.Addr().String(), Pages{Metrics: NewRegistry(sources(t))})
+	end()
+	again, err := Listen(address)
 	if err != nil {
 		t.Fatalf("the address is not free afterwards: %v", err)
 	}
 
 	// Nothing is shown that was not asked for.
-	go func() { served <- again.Serve(context.Background()) }()
+	end = serve(t, again, Pages{Metrics: NewRegistry(sources(t))})
+	defer end()
 	for _, path := range []string{"/configz", "/debug/pprof/"} {
 		if code, _ := get(t, http.MethodGet, url+path); code != http.StatusNotFound {
 			t.Errorf("%s without asking for it: %d", path, code)
 		}
-	}
-
-	// The listener breaks: that is an error, not an end.
-	again.listener.Close()
-	if err := <-served; err == nil {
-		t.Error("Serve without a listener")
 	}
 }
 
 // The pages that components of Kubernetes have are there under their names, as
 // text and as objects of the API.
 func TestPagesOfComponents(t *testing.T) {
-	pages := (&Pages{Metrics: NewRegistry(sources(t)), Mode: "ipvs", Flags: map[string]string{"v": "4", "config": "/c"}, Version: "v1.2.3"}).
+	pages := (&Pages{Metrics: NewRegistry(sources(t)), Mode: func() string { return "ipvs" }, Flags: func() map[string]string { return map[string]string{"v": "4", "config": "/c"} }, Version: "v1.2.3"}).
 		handler(time.Now().Add(-time.Hour))
 	for _, c := range []struct {
 		path, accept string
@@ -127,21 +140,5 @@ func TestPagesOfComponents(t *testing.T) {
 				t.Errorf("%s, Accept %q: %d\n%s\nwant %q in it", c.path, c.accept, answer.Code, answer.Body, want)
 			}
 		}
-	}
-}
-
-// Serve with a context that has ended before leaves nothing behind.
-func TestServeAfterTheEnd(t *testing.T) {
-	s, err := Listen("127.0.0.1:0", Pages{Metrics: NewRegistry(sources(t))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	if err := s.Serve(ctx); err != nil {
-		t.Errorf("Serve: %v", err)
-	}
-	if _, err := Listen(s.Addr().String(), Pages{Metrics: NewRegistry(sources(t))}); err != nil {
-		t.Errorf("the address is not free afterwards: %v", err)
 	}
 }

@@ -17,11 +17,9 @@ type Sync struct {
 	last, queued          *prometheus.GaugeVec
 }
 
-var _ prometheus.Collector = (*Sync)(nil)
-
 // NewSync creates a Sync without changes.
 func NewSync() *Sync {
-	return &Sync{
+	s := &Sync{
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "kubeproxy_sync_proxy_rules_duration_seconds", Help: "Time to apply a change.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
@@ -39,6 +37,11 @@ func NewSync() *Sync {
 			Name: "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", Help: "When a change last arrived.",
 		}, []string{"ip_family"}),
 	}
+	for _, f := range familyLabels { // so that a rate is 0, and not unknown, before the first change
+		s.duration.WithLabelValues(f)
+		s.programming.WithLabelValues(f)
+	}
+	return s
 }
 
 // Queued records the arrival of a change.
@@ -68,62 +71,10 @@ func (s *Sync) Applied(begin, now time.Time, triggers []time.Time) {
 
 func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
 
-func (s *Sync) each(f func(prometheus.Collector)) {
-	for _, c := range []prometheus.Collector{s.duration, s.programming, s.last, s.queued} {
-		f(c)
-	}
-}
-
-// Describe implements prometheus.Collector.
-func (s *Sync) Describe(ch chan<- *prometheus.Desc) {
-	s.each(func(c prometheus.Collector) { c.Describe(ch) })
-}
-
-// Collect implements prometheus.Collector.
-func (s *Sync) Collect(ch chan<- prometheus.Metric) {
-	s.each(func(c prometheus.Collector) { c.Collect(ch) })
-}
-
 // Changes counts the objects from the API server, as kube-proxy does.
 type Changes struct {
 	// Services and Endpoints count all new, changed and deleted objects. The
 	// pending ones are not in force yet.
 	Services, Endpoints               uint64
 	PendingServices, PendingEndpoints int
-}
-
-// changesCollector reads Changes at each scrape.
-type changesCollector struct {
-	read  func() Changes
-	descs [4]*prometheus.Desc
-}
-
-func newChangesCollector(read func() Changes) *changesCollector {
-	desc := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc("kubeproxy_sync_proxy_rules_"+name, help, []string{"ip_family"}, nil)
-	}
-	return &changesCollector{read: read, descs: [4]*prometheus.Desc{
-		desc("service_changes_total", "Services that were added, changed or removed."),
-		desc("service_changes_pending", "Services among them that are not in force yet."),
-		desc("endpoint_changes_total", "EndpointSlices that were added, changed or removed."),
-		desc("endpoint_changes_pending", "EndpointSlices among them that are not in force yet."),
-	}}
-}
-
-// Describe implements prometheus.Collector.
-func (c *changesCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range c.descs {
-		ch <- d
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (c *changesCollector) Collect(ch chan<- prometheus.Metric) {
-	n := c.read()
-	for _, f := range familyLabels {
-		ch <- prometheus.MustNewConstMetric(c.descs[0], prometheus.CounterValue, float64(n.Services), f)
-		ch <- prometheus.MustNewConstMetric(c.descs[1], prometheus.GaugeValue, float64(n.PendingServices), f)
-		ch <- prometheus.MustNewConstMetric(c.descs[2], prometheus.CounterValue, float64(n.Endpoints), f)
-		ch <- prometheus.MustNewConstMetric(c.descs[3], prometheus.GaugeValue, float64(n.PendingEndpoints), f)
-	}
 }

@@ -42,8 +42,9 @@ type zpage struct {
 }
 
 // flagz serves the flags and their values.
-func flagz(flags map[string]string) http.HandlerFunc {
+func flagz(values func() map[string]string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		flags := values()
 		if asJSON(r, "Flagz") {
 			writeZpage(w, "Flagz", &zpage{Flags: flags})
 			return

@@ -79,6 +79,15 @@ func Parse(name string) (Algorithm, error) {
 // annotation names the algorithm of a Service, without the prefix sluice.dev/.
 const annotation = "balancer"
 
+// CheckAnnotation returns what is wrong with the value of an annotation of a Service,
+// without the prefix sluice.dev/; nil for names that are not known here.
+func CheckAnnotation(name, value string) (err error) {
+	if name == annotation {
+		_, err = Parse(value)
+	}
+	return err
+}
+
 // For returns the options of a service port's balancer, from defaults: its session
 // affinity and the algorithm that its annotation names. A name that is not known is
 // the problem, and leaves it with the default.

@@ -29,6 +29,7 @@
 package balancer
 
 import (
+	"cmp"
 	"math/bits"
 	"math/rand/v2"
 	"net/netip"
@@ -84,11 +85,7 @@ const Pause = -1
 // New creates a Balancer.
 func New(opts Options) *Balancer {
 	b := &Balancer{}
-	seed := opts.Seed
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
-	b.random.Store(seed)
+	b.random.Store(cmp.Or(opts.Seed, rand.Uint64()))
 	b.Configure(opts)
 	return b
 }
@@ -103,10 +100,7 @@ func (b *Balancer) Configure(opts Options) {
 		algorithm: opts.Algorithm,
 		window:    int64(max(opts.AffinityTimeout, 0)),
 		plan:      opts.Plan.orDefault(),
-		maxPins:   opts.MaxPins,
-	}
-	if next.maxPins <= 0 {
-		next.maxPins = DefaultMaxPins
+		maxPins:   cmp.Or(opts.MaxPins, DefaultMaxPins),
 	}
 	prev := b.config.Load()
 	switch {
@@ -157,6 +151,22 @@ func (b *Balancer) Next(d *Dial, candidates []service.Endpoint, client netip.Add
 	d.settle(found, key)
 	d.begin(key, now)
 	return index, min(c.plan.patience(d.step), total), true
+}
+
+// Independent returns the algorithm if a new connection's choice depends on nothing but
+// the candidates: there is no affinity. Others may then make the choice, and call Chosen.
+func (b *Balancer) Independent() (a Algorithm, ok bool) {
+	c := b.config.Load()
+	return c.algorithm, c.pins == nil
+}
+
+// Chosen records a first attempt whose endpoint was not chosen by Next, and returns the
+// timeout of the attempt.
+func (b *Balancer) Chosen(d *Dial, ep netip.AddrPort, candidates int, now int64) time.Duration {
+	c := b.config.Load()
+	d.listBits = uint8(bits.Len(uint(candidates)))
+	d.begin(endpointKey(ep), now)
+	return min(c.plan.patience(d.step), c.plan.Total)
 }
 
 // Connected records that the endpoint answered. With affinity, it pins the client

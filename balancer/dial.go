@@ -24,17 +24,12 @@ const (
 	AffinityMoved
 )
 
+var affinityNames = [...]string{AffinityNone: "none", AffinityNew: "new", AffinityHit: "hit", AffinityMoved: "moved"}
+
 // String returns the name that the access log uses.
 func (a Affinity) String() string {
-	switch a {
-	case AffinityNone:
-		return "none"
-	case AffinityNew:
-		return "new"
-	case AffinityHit:
-		return "hit"
-	case AffinityMoved:
-		return "moved"
+	if int(a) < len(affinityNames) {
+		return affinityNames[a]
 	}
 	return "unknown"
 }

@@ -1,6 +1,9 @@
 package balancer
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // Plan is the retry schedule of one connection.
 type Plan struct {
@@ -44,15 +47,7 @@ func (p Plan) orDefault() Plan {
 	if len(p.Timeouts) == 0 {
 		p.Timeouts = def.Timeouts
 	}
-	if p.After <= 0 {
-		p.After = def.After
-	}
-	if p.Total <= 0 {
-		p.Total = def.Total
-	}
-	if p.AtOnce <= 0 {
-		p.AtOnce = def.AtOnce
-	}
+	p.After, p.Total, p.AtOnce = cmp.Or(p.After, def.After), cmp.Or(p.Total, def.Total), cmp.Or(p.AtOnce, def.AtOnce)
 	return p
 }
 

@@ -13,6 +13,10 @@ const (
 	firstSuspicion   = 500 * time.Millisecond
 	longestSuspicion = 16 * time.Second
 
+	// Distrust is how long after a failure an endpoint may be suspected, if connections
+	// go on to find out.
+	Distrust = longestSuspicion + 4*time.Second
+
 	leastBuckets = 2
 	mostBuckets  = 4096
 )
@@ -39,14 +43,8 @@ const (
 	tagShift    = untilBits + doubledBits
 )
 
-// newSuspects creates a table with four to eight words for each candidate.
-// listBits is the bit length of the number of candidates.
-func newSuspects(listBits uint8) *suspects {
-	t := make(suspects, bucketsFor(listBits))
-	return &t
-}
-
-// bucketsFor returns the number of buckets for a list of the given bit length.
+// bucketsFor returns the number of buckets for a list whose number of candidates has the
+// given bit length: so many that there are four to eight words for each.
 func bucketsFor(listBits uint8) int {
 	return min(max(1<<listBits/2, leastBuckets), mostBuckets)
 }
@@ -119,7 +117,8 @@ func (b *Balancer) take(key uint64, now int64) bool {
 func (b *Balancer) suspect(ep netip.AddrPort, listBits uint8, now int64) {
 	s := b.suspects.Load()
 	if s == nil || len(*s) < bucketsFor(listBits) {
-		b.suspects.CompareAndSwap(s, newSuspects(listBits))
+		larger := make(suspects, bucketsFor(listBits))
+		b.suspects.CompareAndSwap(s, &larger)
 		s = b.suspects.Load()
 	}
 	bucket, tag := s.bucket(endpointKey(ep))

@@ -57,14 +57,15 @@ func closeTable(t *testing.T, table *Table) {
 }
 
 func TestRecordSize(t *testing.T) {
-	if got := unsafe.Sizeof(Record{}); got > 320 {
-		t.Errorf("a Record takes %d bytes in each connection, want at most 320", got)
+	if got := unsafe.Sizeof(Record{}); got > 336 {
+		t.Errorf("a Record takes %d bytes in each connection, want at most 336", got)
 	}
 	t.Logf("Record: %d bytes, Counters: %d bytes", unsafe.Sizeof(Record{}), unsafe.Sizeof(Counters{}))
 }
 
 func TestNames(t *testing.T) {
-	want := []string{"client_fin", "client_reset", "client_timeout", "endpoint_fin", "endpoint_reset", "endpoint_timeout", "idle", "shutdown", "connect_failed", "no_endpoints", "limit", "not_admitted", "responses", "endpoint_gone", "evicted", "namespace_limit"}
+	want := []string{"client_fin", "client_reset", "client_timeout", "endpoint_fin", "endpoint_reset", "endpoint_timeout", "idle", "shutdown", "connect_failed", "no_endpoints", "limit", "not_admitted", "responses", "endpoint_gone", "evicted", "namespace_limit", "admin",
+		"client_shutdown", "client_abort", "client_comm_lost", "endpoint_shutdown", "endpoint_abort", "endpoint_comm_lost", "message_too_large", "no_stream"}
 	var got []string
 	for _, e := range Ends() {
 		got = append(got, e.String())
@@ -154,8 +155,8 @@ func TestPromise5ExactlyOneRecord(t *testing.T) {
 						misuse += 2
 					}
 				}
-				if s.Len() != len(open) {
-					t.Fatalf("%d open, Len says %d", len(open), s.Len())
+				if s.count != len(open) {
+					t.Fatalf("%d open, count says %d", len(open), s.count)
 				}
 			}
 			var each []*Record
@@ -171,8 +172,8 @@ func TestPromise5ExactlyOneRecord(t *testing.T) {
 				}
 			})
 			s.Flush()
-			if s.Len() != 0 {
-				t.Fatalf("%d open after closeAll", s.Len())
+			if s.count != 0 {
+				t.Fatalf("%d open after closeAll", s.count)
 			}
 		}
 		closeTable(t, table)
@@ -545,8 +546,8 @@ func TestCloseAllDuringList(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || n != listStep || s.Len() != 0 {
-		t.Errorf("%v, %d visited, %d open", err, n, s.Len())
+	if err != nil || n != listStep || s.count != 0 {
+		t.Errorf("%v, %d visited, %d open", err, n, s.count)
 	}
 }
 

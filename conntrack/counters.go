@@ -84,9 +84,6 @@ func (h *Histogram) add(o *Histogram) {
 	h.Sum += o.Sum
 }
 
-// Name returns the service port of the counters.
-func (c *Counters) Name() service.PortName { return c.name }
-
 // Totals returns the current values.
 func (c *Counters) Totals() Totals {
 	t := Totals{

@@ -74,7 +74,7 @@ func TestCountersLiveAsLongAsThePort(t *testing.T) {
 	table := NewTable(Options{})
 	s := table.Shard(0)
 	web := table.Counters(portName("web"))
-	if table.Counters(portName("web")) != web || web.Name() != portName("web") {
+	if table.Counters(portName("web")) != web || web.name != portName("web") {
 		t.Error("the counters of a port change")
 	}
 	udp := portName("web")

@@ -26,6 +26,7 @@ func examples() []Record {
 	bare := &service.Endpoint{Addr: netip.MustParseAddrPort("[fd00:1::7]:5432")}
 	db := &service.Port{Name: service.PortName{Name: service.Name{Namespace: "shop", Name: "db"}, Protocol: service.TCP}}
 	dns := &service.Port{Name: service.PortName{Name: service.Name{Namespace: "kube-system", Name: "dns"}, Protocol: service.UDP}}
+	diameter := &service.Port{Name: service.PortName{Name: service.Name{Namespace: "core", Name: "hss"}, Port: "diameter", Protocol: service.SCTP}}
 	return []Record{
 		{
 			ID: 1, Wall: wall, Protocol: service.TCP,
@@ -57,6 +58,13 @@ func examples() []Record {
 			Client: netip.MustParseAddrPort("10.0.0.8:40001"), VIP: netip.MustParseAddrPort("10.96.0.2:53"), Kind: service.ClusterIP,
 			Port: dns, Endpoint: named, SourceAddr: netip.MustParseAddrPort("10.1.0.1:53911"), Attempts: 1, FirstByte: ms, Duration: 2 * ms, End: Responses,
 			BytesFromClient: 31, BytesFromEndpoint: 47, DatagramsFromClient: 1, DatagramsFromEndpoint: 1,
+		},
+		{
+			ID: 6, Wall: wall + 70*ms, Protocol: service.SCTP,
+			Client: netip.MustParseAddrPort("10.0.0.9:36412"), VIP: netip.MustParseAddrPort("10.96.0.3:3868"), Kind: service.ClusterIP,
+			Port: diameter, Endpoint: live, SourceAddr: netip.MustParseAddrPort("10.1.0.1:40113"), Attempts: 1, Connected: true,
+			ConnectTime: ms, FirstByte: 2 * ms, Duration: 90 * 1000 * ms, End: ClientShutdown, StreamsFromClient: 10, StreamsToClient: 10,
+			BytesFromClient: 5120, BytesFromEndpoint: 3072, DatagramsFromClient: 40, DatagramsFromEndpoint: 38,
 		},
 	}
 }
@@ -116,15 +124,10 @@ func documentedIn(t *testing.T, heading string) []string {
 	return rows
 }
 
-// The documentation lists the fields that the code writes, in its order, and no
-// others.
-func TestDocumentedFields(t *testing.T) {
-	documented := documentedIn(t, "## Fields of the JSON form")
-	// The second example has all of them, if it is UDP's.
-	var written []string
-	all := examples()[1:2]
-	all[0].Protocol = service.UDP
-	d := json.NewDecoder(strings.NewReader(encodeAll(t, JSON, all)))
+// fieldsOf returns the fields that a record is written with, in order.
+func fieldsOf(t *testing.T, r *Record) (written []string) {
+	t.Helper()
+	d := json.NewDecoder(strings.NewReader(encodeAll(t, JSON, []Record{*r})))
 	path := ""
 	for depth, key := 0, true; d.More() || depth > 0; {
 		token, err := d.Token()
@@ -151,6 +154,32 @@ func TestDocumentedFields(t *testing.T) {
 			written = append(written, path+token.(string))
 		}
 		key = !key
+	}
+	return written
+}
+
+// The documentation lists the fields that the code writes, in its order, and no
+// others.
+func TestDocumentedFields(t *testing.T) {
+	documented := documentedIn(t, "## Fields of the JSON form")
+	// The second example has all of them, but for those of another protocol. One that is
+	// open has an event, and no end.
+	example := examples()[1]
+	example.Protocol = service.UDP
+	ended := fieldsOf(t, &example)
+	example.Event = Opened
+	opened := fieldsOf(t, &example)
+	written := append(opened, "end")
+	example = examples()[1]
+	example.Protocol = service.SCTP
+	for _, f := range fieldsOf(t, &example) {
+		if !slices.Contains(written, f) {
+			written = slices.Insert(written, len(written)-1, f)
+			ended = slices.Insert(ended, len(ended)-1, f)
+		}
+	}
+	if want := slices.DeleteFunc(slices.Clone(written), func(f string) bool { return f == "event" }); !slices.Equal(ended, want) {
+		t.Errorf("a record of the end has %v, want %v", ended, want)
 	}
 	if !slices.Equal(documented, written) {
 		t.Errorf("%s lists\n%v, the code writes\n%v", docPath, documented, written)
@@ -265,38 +294,6 @@ func TestEmptyRecord(t *testing.T) {
 	for _, format := range []Format{JSON, Console} {
 		if text := encodeAll(t, format, make([]Record, 1)); strings.Count(text, "\n") != 1 {
 			t.Errorf("%v: %q", format, text)
-		}
-	}
-}
-
-func TestAppendDuration(t *testing.T) {
-	for _, tt := range []struct {
-		d    time.Duration
-		want string
-	}{
-		{-1, "0us"}, {0, "0us"}, {999, "0us"}, {85 * time.Microsecond, "85us"}, {999999, "999us"},
-		{time.Millisecond, "1ms"}, {1240 * time.Microsecond, "1.24ms"}, {1200 * time.Microsecond, "1.2ms"}, {1009999, "1ms"},
-		{12345 * time.Microsecond, "12.3ms"}, {310*time.Millisecond + 999999, "310ms"}, {999999999, "999ms"},
-		{time.Second, "1s"}, {12300 * time.Millisecond, "12.3s"}, {59999 * time.Millisecond, "59.9s"},
-		{time.Minute, "1m0s"}, {250 * time.Second, "4m10s"}, {time.Hour - 1, "59m59s"},
-		{time.Hour, "1h0m"}, {185 * time.Minute, "3h5m"}, {1000 * time.Hour, "1000h0m"},
-	} {
-		if got := string(appendDuration(nil, int64(tt.d))); got != tt.want {
-			t.Errorf("%d ns: %s, want %s", tt.d, got, tt.want)
-		}
-	}
-}
-
-func TestAppendBytes(t *testing.T) {
-	for _, tt := range []struct {
-		n    uint64
-		want string
-	}{
-		{0, "0 B"}, {1023, "1023 B"}, {1024, "1 KiB"}, {1290, "1.25 KiB"}, {10 << 10, "10 KiB"}, {1<<20 - 1, "1023 KiB"},
-		{1 << 20, "1 MiB"}, {3 << 29, "1.5 GiB"}, {1 << 40, "1 TiB"}, {1 << 50, "1 PiB"}, {1 << 60, "1 EiB"}, {1<<64 - 1, "15.9 EiB"},
-	} {
-		if got := string(appendBytes(nil, tt.n)); got != tt.want {
-			t.Errorf("%d: %s, want %s", tt.n, got, tt.want)
 		}
 	}
 }

@@ -13,25 +13,35 @@ import (
 // jsonTime is RFC 3339 with microseconds.
 const jsonTime = "2006-01-02T15:04:05.000000Z07:00"
 
-// jsonEncoder writes records as JSON objects, one on each line.
+// JSONEncoder writes records as JSON objects, one on each line.
 // docs/connection-log.md lists the fields in this order. It is not safe for
 // concurrent use.
-type jsonEncoder struct {
+type JSONEncoder struct {
 	log     zerolog.Logger
 	scratch []byte
 }
 
-func newJSONEncoder(w io.Writer) *jsonEncoder {
-	return &jsonEncoder{log: zerolog.New(printable.JSONWriter{W: w}), scratch: make([]byte, 0, 1024)}
+// NewJSONEncoder returns an encoder that writes each record by one Write.
+func NewJSONEncoder(w io.Writer) *JSONEncoder {
+	return &JSONEncoder{log: zerolog.New(printable.JSONWriter{W: w}), scratch: make([]byte, 0, 1024)}
 }
 
-func (j *jsonEncoder) encode(r *Record) {
+// Encode writes one record.
+func (j *JSONEncoder) Encode(r *Record) {
 	b := j.scratch
 	e := j.log.Log()
 	b = time.Unix(0, r.Wall).UTC().AppendFormat(b[:0], jsonTime)
 	e.Bytes("time", b)
 	e.Uint64("id", r.ID)
+	switch r.Event {
+	case Ended:
+	case Listed:
+		e.Str("state", r.State().String())
+	default:
+		e.Str("event", r.Event.String())
+	}
 	e.Str("protocol", r.Protocol.String())
+	e.Str("path", r.Path.String())
 	b = r.Client.AppendTo(b[:0])
 	e.Bytes("client", b)
 	b = r.VIP.AppendTo(b[:0])
@@ -80,13 +90,21 @@ func (j *jsonEncoder) encode(r *Record) {
 		e.Uint64("datagrams_from_client", r.DatagramsFromClient)
 		e.Uint64("datagrams_from_endpoint", r.DatagramsFromEndpoint)
 	}
-	e.Str("end", r.End.String())
+	if r.Protocol == service.SCTP {
+		e.Uint64("messages_from_client", r.DatagramsFromClient)
+		e.Uint64("messages_from_endpoint", r.DatagramsFromEndpoint)
+		e.Uint16("streams_from_client", r.StreamsFromClient)
+		e.Uint16("streams_to_client", r.StreamsToClient)
+	}
+	if r.Event == Ended {
+		e.Str("end", r.End.String())
+	}
 	e.Send()
 	j.scratch = b
 }
 
 // failed returns the failed attempts as an array.
-func (j *jsonEncoder) failed(list []Attempt) *zerolog.Array {
+func (j *JSONEncoder) failed(list []Attempt) *zerolog.Array {
 	array := zerolog.Arr()
 	for i := range list {
 		a := &list[i]

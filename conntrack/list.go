@@ -2,17 +2,44 @@ package conntrack
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"slices"
+	"time"
+
+	"github.com/sluice-proxy/sluice/internal/poll"
 )
 
-// listStep is how many connections one step copies. A step occupies the event loop
-// for some ten microseconds.
-const listStep = 128
+const (
+	// listStep is how many connections one step copies. A step occupies the event
+	// loop for at most some hundred microseconds.
+	listStep = 256
+	// stepsTime is how long the steps of walks over a shard may take together before
+	// they pause, restShare how many times as long the pause is: however many walks
+	// there are, they take at most a fifth of the loop's time, and one step at a time.
+	stepsTime = 500 * time.Microsecond
+	restShare = 4
+	// longestRest bounds a pause: a step seems long if the loop's thread had to wait.
+	longestRest = 20 * time.Millisecond
+	// endStep is how many connections one step ends: each costs some system calls.
+	endStep = 16
+)
+
+var errLoopStopped = errors.New("the event loop has stopped")
 
 // Post runs f on the event loop of a shard, in the order of the calls. It returns
 // false if the loop has stopped.
 type Post func(shard int, f func()) bool
+
+// OnLoops returns the Post of the shards' loops. A shard without a loop has no records.
+func OnLoops(loops []*poll.Loop) Post {
+	return func(shard int, f func()) bool {
+		if shard >= len(loops) {
+			f()
+			return true
+		}
+		return loops[shard].Post(f)
+	}
+}
 
 // List calls visit with a copy of each open connection's record, shard by shard, in
 // the order of opening. Call it from any goroutine except an event loop. It
@@ -23,33 +50,128 @@ type Post func(shard int, f func()) bool
 // List stops at an error of visit and returns it unchanged. It returns ctx.Err()
 // wrapped if ctx ends, and an error if a loop has stopped.
 func (t *Table) List(ctx context.Context, post Post, visit func(*Record) error) error {
+	return t.walk(ctx, post, (*lister).copyNext, visit)
+}
+
+// Look is List for measuring rates: the copy's Looked tells the bytes at the Look
+// before this one. now is a monotonic time in ns. There must be one Look at a time.
+func (t *Table) Look(ctx context.Context, post Post, now int64, visit func(*Record) error) error {
+	return t.walk(ctx, post, func(l *lister) bool { l.now = now; return l.copyNext() }, visit)
+}
+
+// Find calls visit with a copy of the record of an open connection. It returns false
+// if there is none.
+func (t *Table) Find(ctx context.Context, post Post, id uint64, visit func(*Record)) (found bool, err error) {
+	if id == 0 {
+		return false, nil
+	}
+	shard := int((id - 1) % uint64(len(t.shards)))
+	err = t.shards[shard].walk(ctx, func(f func()) bool { return post(shard, f) }, func(l *lister) bool { return l.copyOne(id) },
+		func(r *Record) error {
+			found = true
+			visit(r)
+			return nil
+		})
+	return found, err
+}
+
+// EndWhere ends the connections that match, at most a number of them, and returns
+// how many. match is called on the event loops and must be quick. Connections whose
+// transport cannot end them are passed over.
+func (t *Table) EndWhere(ctx context.Context, post Post, most int, match func(*Record) bool) (ended int, err error) {
+	if most <= 0 {
+		return 0, nil
+	}
+	err = t.walk(ctx, post, func(l *lister) bool { return l.endNext(match, most-ended) }, func(*Record) error {
+		ended++
+		return nil
+	})
+	return ended, err
+}
+
+func (t *Table) walk(ctx context.Context, post Post, step func(*lister) bool, visit func(*Record) error) error {
 	for i := range t.shards {
-		if err := t.shards[i].listAll(ctx, func(f func()) bool { return post(i, f) }, visit); err != nil {
+		if err := t.shards[i].walk(ctx, func(f func()) bool { return post(i, f) }, step, visit); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *Shard) listAll(ctx context.Context, post func(func()) bool, visit func(*Record) error) error {
+// lister is the state of one walk over a shard. The loop owns it until a step is
+// over.
+type lister struct {
+	shard  *Shard
+	marker Record   // the position in the list
+	copies []Record // of the last step
+	failed []Attempt
+	now    int64 // of a Look; 0 for others
+	took   time.Duration
+}
+
+// turn lets the walks over a shard take their steps one after the other.
+type turn struct {
+	held chan struct{} // has room for one
+	used time.Duration // by steps since the last pause; guarded by held
+}
+
+// take waits for the turn.
+func (t *turn) take(ctx context.Context) error {
+	select {
+	case t.held <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// giveBack pauses if the steps have used up their time, and gives the turn to the next
+// walk.
+func (t *turn) giveBack(ctx context.Context, took time.Duration) {
+	defer func() { <-t.held }()
+	if t.used += took; t.used < stepsTime {
+		return
+	}
+	rest := time.NewTimer(min(restShare*t.used, longestRest))
+	defer rest.Stop()
+	t.used = 0
+	select {
+	case <-rest.C:
+	case <-ctx.Done():
+	}
+}
+
+func (s *Shard) walk(ctx context.Context, post func(func()) bool, step func(*lister) bool, visit func(*Record) error) error {
 	var (
-		marker  = &Record{state: recordMarker} // used only on the loop
-		copies  = make([]Record, 0, listStep)  // owned by the loop until it sends on stepped
+		l       = &lister{shard: s, marker: Record{state: recordMarker}, copies: make([]Record, 0, listStep)}
 		stepped = make(chan bool, 1)
 	)
+	next := func() {
+		began := poll.Nanotime()
+		more := step(l)
+		l.took = time.Duration(poll.Nanotime() - began)
+		stepped <- more
+	}
 	for more := true; more; {
-		if !post(func() { stepped <- s.listStep(marker, &copies) }) {
-			return fmt.Errorf("list connections: the event loop has stopped")
+		if err := s.turn.take(ctx); err != nil {
+			post(l.marker.detach)
+			return fmt.Errorf("list connections: %w", err)
+		}
+		if !post(next) {
+			<-s.turn.held
+			return fmt.Errorf("list connections: %w", errLoopStopped)
 		}
 		select {
 		case more = <-stepped:
+			s.turn.giveBack(ctx, l.took)
 		case <-ctx.Done():
-			post(marker.detach)
+			<-s.turn.held
+			post(l.marker.detach)
 			return fmt.Errorf("list connections: %w", ctx.Err())
 		}
-		for i := range copies {
-			if err := visit(&copies[i]); err != nil {
-				post(marker.detach)
+		for i := range l.copies {
+			if err := visit(&l.copies[i]); err != nil {
+				post(l.marker.detach)
 				return err
 			}
 		}
@@ -57,32 +179,95 @@ func (s *Shard) listAll(ctx context.Context, post func(func()) bool, visit func(
 	return nil
 }
 
-// listStep copies the next records into copies. It moves marker to its position in
-// the list, and returns false at the end of the list.
-func (s *Shard) listStep(marker *Record, copies *[]Record) bool {
-	out := (*copies)[:0]
-	r := s.list.next
-	if marker.next != nil {
-		r = marker.next
-		marker.unlink()
+// begin returns the record to continue with.
+func (l *lister) begin() *Record {
+	l.copies, l.failed = l.copies[:0], l.failed[:0]
+	r := l.shard.list.next
+	if l.marker.next != nil {
+		r = l.marker.next
+		l.marker.unlink()
 	}
-	for ; r != &s.list && len(out) < cap(out); r = r.next {
-		if r.state != recordOpen {
-			continue
-		}
-		r.refresh()
-		out = append(out, *r)
-		c := &out[len(out)-1]
-		c.Owner, c.prev, c.next = nil, nil, nil
-		c.Failed = slices.Clone(r.Failed) // AttemptFailed may replace the last one
-	}
-	*copies = out
-	if r == &s.list {
+	return r
+}
+
+// end remembers the record to continue with. It returns false at the end of the
+// list.
+func (l *lister) end(r *Record) (more bool) {
+	if r == &l.shard.list {
 		return false
 	}
-	marker.insertBefore(r)
+	l.marker.insertBefore(r)
 	return true
 }
+
+// copyNext copies the next records.
+func (l *lister) copyNext() (more bool) {
+	r := l.begin()
+	for ; r != &l.shard.list && len(l.copies) < listStep; r = r.next {
+		if r.state == recordOpen {
+			l.copy(r)
+		}
+	}
+	return l.end(r)
+}
+
+// findStep is how many records copyOne looks at in one step.
+const findStep = 1024
+
+// copyOne looks for one record.
+func (l *lister) copyOne(id uint64) (more bool) {
+	r := l.begin()
+	for n := 0; r != &l.shard.list && n < findStep; r, n = r.next, n+1 {
+		if r.state == recordOpen && r.ID == id {
+			l.copy(r)
+			return false
+		}
+	}
+	return l.end(r)
+}
+
+// copy appends a copy of a record and of its failed attempts.
+func (l *lister) copy(r *Record) {
+	r.refresh()
+	l.copies = append(l.copies, r.copyFor(Listed, poll.Nanotime()))
+	if n := len(r.Failed); n > 0 {
+		from := len(l.failed)
+		l.failed = append(l.failed, r.Failed...) // AttemptFailed may replace the last one
+		l.copies[len(l.copies)-1].Failed = l.failed[from : from+n : from+n]
+	}
+	if l.now != 0 {
+		r.lookedFromClient, r.lookedFromEndpoint, r.lookedAt = r.BytesFromClient, r.BytesFromEndpoint, l.now
+	}
+}
+
+// endNext ends the next matching connections, at most a number of them. Each leaves
+// an empty copy.
+func (l *lister) endNext(match func(*Record) bool, most int) (more bool) {
+	r := l.begin()
+	for n := 0; r != &l.shard.list && n < listStep && len(l.copies) < min(endStep, most); n++ {
+		r.insertMarker(&l.marker)
+		if owner, ok := r.Owner.(Ender); ok && r.state == recordOpen && r.matches(match) {
+			owner.EndConnection(Admin)
+			l.copies = append(l.copies, Record{})
+		}
+		r = l.marker.next
+		l.marker.unlink()
+	}
+	if len(l.copies) >= most {
+		return false
+	}
+	return l.end(r)
+}
+
+// matches brings the record up to date before it calls match.
+func (r *Record) matches(match func(*Record) bool) bool {
+	r.refresh()
+	r.Duration = max(poll.Nanotime()-r.Start, 0)
+	return match(r)
+}
+
+// insertMarker puts a marker behind the record.
+func (r *Record) insertMarker(marker *Record) { marker.insertBefore(r.next) }
 
 // detach removes a marker from the list, if it is in one.
 func (r *Record) detach() {

@@ -41,11 +41,17 @@ type LogOptions struct {
 	// Writer replaces Path if it is not nil.
 	Writer io.Writer
 	Format Format
+	// Keep selects the records that are written; nil selects all. The sink's goroutine
+	// calls it.
+	Keep func(*Record) bool
 	// Logger is the program's log, which gets reports of write errors.
 	Logger zerolog.Logger
 	// Zone is the time zone of the console format; nil means time.Local. JSON uses
 	// UTC.
 	Zone *time.Location
+	// Rate bounds the lines of a second; beyond it only connections with a failed
+	// attempt get one, up to ten times the rate. 0 means no bound.
+	Rate int
 }
 
 const (
@@ -76,16 +82,19 @@ type Log struct {
 	written atomic.Uint64
 	lost    atomic.Uint64
 	errors  atomic.Uint64
+	left    atomic.Uint64
 
 	lock   chan struct{} // a mutex with timeout; full while held; guards the fields below
 	file   *os.File      // the file that OpenLog opened, or nil
 	out    io.Writer
 	buf    bytes.Buffer
 	encode func(*Record)
-	torn   bool   // the last write ended in the middle of a line
-	told   bool   // an error was reported, and its end was not
-	failed report // writes
-	slow   report // records that were dropped
+	keep   func(*Record) bool // nil: all
+	torn   bool               // the last write ended in the middle of a line
+	told   bool               // an error was reported, and its end was not
+	failed report             // writes
+	slow   report             // records that were dropped
+	rate   rate
 }
 
 var (
@@ -113,7 +122,7 @@ func (r *report) due(now time.Time, n uint64) (lost uint64, ok bool) {
 // OpenLog opens the access log. It returns an error if the file cannot be opened.
 // It does not wait for a reader of a named pipe.
 func OpenLog(opts LogOptions) (*Log, error) {
-	l := &Log{logger: opts.Logger, now: time.Now, out: opts.Writer, lock: make(chan struct{}, 1)}
+	l := &Log{logger: opts.Logger, keep: opts.Keep, now: time.Now, out: opts.Writer, lock: make(chan struct{}, 1), rate: rate{most: opts.Rate}}
 	switch {
 	case opts.Writer != nil:
 	case opts.Path == "-":
@@ -133,7 +142,7 @@ func OpenLog(opts LogOptions) (*Log, error) {
 		}
 		l.encode = newConsoleEncoder(&l.buf, zone).encode
 	} else {
-		l.encode = newJSONEncoder(&l.buf).encode
+		l.encode = NewJSONEncoder(&l.buf).Encode
 	}
 	return l, nil
 }
@@ -164,6 +173,9 @@ func (l *Log) Write(batch []Record) {
 	l.acquire()
 	defer l.release()
 	for i := range batch {
+		if l.keep != nil && !l.keep(&batch[i]) || !l.admit(&batch[i]) {
+			continue
+		}
 		l.encode(&batch[i])
 		if l.buf.Len() >= writeSize {
 			l.flushLocked()
@@ -249,11 +261,12 @@ type LogStats struct {
 	Written uint64 // lines written
 	Lost    uint64 // lines lost by write errors
 	Errors  uint64 // failed writes
+	LeftOut uint64 // records beyond LogOptions.Rate
 }
 
 // Stats returns the counts.
 func (l *Log) Stats() LogStats {
-	return LogStats{Written: l.written.Load(), Lost: l.lost.Load(), Errors: l.errors.Load()}
+	return LogStats{Written: l.written.Load(), Lost: l.lost.Load(), Errors: l.errors.Load(), LeftOut: l.left.Load()}
 }
 
 // flushLocked writes the encoded lines. It drops lines that cannot be written,

@@ -10,24 +10,33 @@ type End uint8
 
 // The ends. The zero value means that the connection is still open.
 const (
-	EndNone         End = iota
-	ClientFin           // the client closed first, with a FIN
-	ClientReset         // the client sent a reset
-	ClientTimeout       // the client no longer answered
-	EndpointFin         // the endpoint closed first, with a FIN
-	EndpointReset       // the endpoint sent a reset after the connection was established
-	EndpointTimeout     // the endpoint no longer answered
-	Idle                // no bytes for longer than the idle or the half-closed timeout
-	Shutdown            // the proxy stopped
-	ConnectFailed       // no candidate answered within the retry plan
-	NoEndpoints         // there was no candidate when the connection was accepted
-	LimitReached        // a limit of the Service or of the process
-	NotAdmitted         // the client is not allowed, but the socket's filter did not drop it
-	Responses           // UDP: the configured number of responses arrived
-	EndpointGone        // UDP: the endpoint is no longer usable (A8.2)
-	Evicted             // UDP: a new session replaced this one
-	NamespaceLimit      // the namespace reached its limit
-	endCount        = iota
+	EndNone          End = iota
+	ClientFin            // the client closed first, with a FIN
+	ClientReset          // the client sent a reset
+	ClientTimeout        // the client no longer answered
+	EndpointFin          // the endpoint closed first, with a FIN
+	EndpointReset        // the endpoint sent a reset after the connection was established
+	EndpointTimeout      // the endpoint no longer answered
+	Idle                 // no bytes for longer than the idle or the half-closed timeout
+	Shutdown             // the proxy stopped
+	ConnectFailed        // no candidate answered within the retry plan
+	NoEndpoints          // there was no candidate when the connection was accepted
+	LimitReached         // a limit of the Service or of the process
+	NotAdmitted          // the client is not allowed, but the socket's filter did not drop it
+	Responses            // UDP: the configured number of responses arrived
+	EndpointGone         // UDP: the endpoint is no longer usable (A8.2)
+	Evicted              // UDP: a new session replaced this one
+	NamespaceLimit       // the namespace reached its limit
+	Admin                // an operator ended it
+	ClientShutdown       // SCTP: the client shut down first
+	ClientAbort          // SCTP: the client aborted
+	ClientLost           // SCTP: the client no longer answered
+	EndpointShutdown     // SCTP: the endpoint shut down first
+	EndpointAbort        // SCTP: the endpoint aborted
+	EndpointLost         // SCTP: the endpoint no longer answered
+	MessageTooLarge      // SCTP: a message exceeds the bound
+	NoStream             // SCTP: a message's stream was not granted by its receiver
+	endCount         = iota
 )
 
 var endNames = [endCount]string{
@@ -48,13 +57,79 @@ var endNames = [endCount]string{
 	EndpointGone:    "endpoint_gone",
 	Evicted:         "evicted",
 	NamespaceLimit:  "namespace_limit",
+	Admin:           "admin",
+
+	ClientShutdown:   "client_shutdown",
+	ClientAbort:      "client_abort",
+	ClientLost:       "client_comm_lost",
+	EndpointShutdown: "endpoint_shutdown",
+	EndpointAbort:    "endpoint_abort",
+	EndpointLost:     "endpoint_comm_lost",
+	MessageTooLarge:  "message_too_large",
+	NoStream:         "no_stream",
 }
 
 // String returns the name that the access log and the metrics use.
 func (e End) String() string { return nameOf(endNames[:], uint8(e)) }
 
+// Path is the data path of a connection.
+type Path uint8
+
+// The data paths.
+const (
+	Relayed Path = iota // a process moves the bytes
+	Kernel              // the kernel forwards the packets
+)
+
+// String returns the name that the access log uses.
+func (p Path) String() string {
+	if p == Kernel {
+		return "kernel"
+	}
+	return "relay"
+}
+
 // Ends returns every way in which a connection can end.
 func Ends() []End { return allBelow(End(endCount)) }
+
+// Paths returns every data path.
+func Paths() []Path { return []Path{Relayed, Kernel} }
+
+// Event is the moment that a copy of a record describes.
+type Event uint8
+
+// The events.
+const (
+	Ended      Event = iota // the connection has ended
+	Opened                  // an endpoint was reached
+	Lasts                   // the connection is open, and has been for an interval
+	Listed                  // the connection is open
+	eventCount = iota
+)
+
+var eventNames = [eventCount]string{Ended: "end", Opened: "open", Lasts: "interval", Listed: "listed"}
+
+// String returns the name that the access log uses.
+func (e Event) String() string { return nameOf(eventNames[:], uint8(e)) }
+
+// State is the state of a connection.
+type State uint8
+
+// The states.
+const (
+	Connecting State = iota // no endpoint has answered yet
+	Open                    // connected to an endpoint; UDP: an endpoint was chosen
+	Closed                  // ended
+	stateCount = iota
+)
+
+var stateNames = [stateCount]string{Connecting: "connecting", Open: "open", Closed: "ended"}
+
+// String returns the name that listings and filters use.
+func (s State) String() string { return nameOf(stateNames[:], uint8(s)) }
+
+// States returns every state.
+func States() []State { return append([]State{Connecting}, allBelow(State(stateCount))...) }
 
 // DialError is the reason why an attempt to connect to an endpoint failed.
 type DialError uint8

@@ -56,28 +56,41 @@ type Record struct {
 
 	BytesFromClient   uint64 // forwarded to the endpoint
 	BytesFromEndpoint uint64 // forwarded to the client
-	// The same in datagrams; 0 for stream protocols.
+	// The same in datagrams, or messages of SCTP; 0 for TCP.
 	DatagramsFromClient   uint64
 	DatagramsFromEndpoint uint64
 
-	// attemptStart is the start of the current attempt.
+	// attemptStart is the start of the current attempt; once the connection is
+	// announced, the time of its last Lasts record.
 	attemptStart int64
 	// counted are the bytes that are included in Counters.
 	countedFromClient, countedFromEndpoint uint64
-	// countedDatagrams are the datagrams from client and endpoint that are included
+	// countedDatagrams are the datagrams or messages from client and endpoint that are included
 	// in Counters. Subtraction survives wrap-around.
 	countedDatagrams [2]uint32
 
+	// looked are the bytes at the last Look, which was at lookedAt, monotonic ns.
+	lookedFromClient, lookedFromEndpoint uint64
+	lookedAt                             int64
+
+	shard      *Shard  // nil before Open and in copies
 	prev, next *Record // in the shard's list
 
-	Attempts  uint16 // including the current one
+	Attempts uint16 // including the current one
+	// Streams of an SCTP client's association.
+	StreamsFromClient, StreamsToClient uint16
+
 	Protocol  service.Protocol
 	Kind      service.AddressKind
 	Source    policy.Source     // whose address the endpoint sees
 	Affinity  balancer.Affinity // what session affinity did
 	End       End
+	Path      Path // the data path
 	Connected bool // whether an endpoint answered
-	// Quiet suppresses the record in the Sink. Counters still count the connection.
+	// Event is the moment that a copy describes.
+	Event Event
+	// Quiet keeps the record out of the access log. Counters and taps still have
+	// the connection.
 	Quiet bool
 	state recordState
 }
@@ -86,6 +99,13 @@ type Record struct {
 // example by Progress. It is called on the connection's event loop.
 type Refresher interface {
 	Refresh(*Record)
+}
+
+// Ender is an Owner whose connection can be ended from outside.
+type Ender interface {
+	// EndConnection ends the connection, or has it end as soon as that is possible.
+	// It is called on the connection's event loop.
+	EndConnection(End)
 }
 
 func (r *Record) refresh() {
@@ -136,6 +156,9 @@ func (r *Record) AttemptFailed(reason DialError, now int64) {
 	if r.Counters != nil {
 		r.Counters.failed[min(reason, DialOther)].Add(1)
 	}
+	if r.shard != nil {
+		r.shard.failures.add(r, &a)
+	}
 }
 
 // AttemptSucceeded records that the endpoint answered.
@@ -145,6 +168,44 @@ func (r *Record) AttemptSucceeded(now int64) {
 	if r.Counters != nil {
 		r.Counters.connect.observe(r.ConnectTime)
 	}
+	r.Announce(now)
+}
+
+// Announce says that the connection has its endpoint. AttemptSucceeded calls it;
+// transports without an answer from the endpoint call it themselves.
+func (r *Record) Announce(now int64) {
+	r.attemptStart = now
+	if s := r.shard; s != nil && s.table.opens.Load() {
+		s.tell(r, Opened, now)
+	}
+}
+
+// State returns the state of the connection.
+func (r *Record) State() State {
+	switch {
+	case r.state == recordClosed || r.End != EndNone:
+		return Closed
+	case r.Connected || r.Protocol == service.UDP && r.Endpoint != nil:
+		return Open
+	}
+	return Connecting
+}
+
+// Looked returns the bytes from client and endpoint at the last Look, and when that
+// was in monotonic ns; 0 if there was none.
+func (r *Record) Looked() (fromClient, fromEndpoint uint64, at int64) {
+	return r.lookedFromClient, r.lookedFromEndpoint, r.lookedAt
+}
+
+// copyFor returns a copy that may leave the loop. Failed is shared.
+func (r *Record) copyFor(e Event, now int64) Record {
+	c := *r
+	c.Owner, c.shard, c.prev, c.next = nil, nil, nil, nil
+	c.Event = e
+	if e != Ended {
+		c.Duration = max(now-r.Start, 0)
+	}
+	return c
 }
 
 // Progress sets the number of bytes forwarded so far, so that listings and counters
@@ -166,7 +227,7 @@ func (r *Record) countBytes() {
 		r.Counters.bytesFromEndpoint.Add(n)
 		r.countedFromEndpoint = r.BytesFromEndpoint
 	}
-	if r.Protocol == service.UDP {
+	if r.Protocol != service.TCP {
 		r.Counters.countDatagrams(r)
 	}
 }

@@ -56,7 +56,7 @@ func TestRefreshInShares(t *testing.T) {
 	}
 	s.Refresh(share)
 	closeAll(s, func(*Record) {})
-	if s.Refresh(share) || s.Len() != 0 {
+	if s.Refresh(share) || s.count != 0 {
 		t.Error("there is more when all are closed")
 	}
 }

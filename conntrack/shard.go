@@ -1,5 +1,7 @@
 package conntrack
 
+import "slices"
+
 // Shard is the part of a Table that belongs to one event loop. Its methods must be
 // called on that loop. It has no locks.
 type Shard struct {
@@ -10,6 +12,8 @@ type Shard struct {
 	position Record // marks the position of Refresh
 	batch    *batch // records of ended connections, or nil
 	wake     func()
+	failures failures
+	turn     turn // of walks, which are on other goroutines
 	_        [64]byte
 }
 
@@ -31,6 +35,7 @@ func (s *Shard) Open(r *Record) {
 	s.nextID += uint64(len(s.table.shards))
 	r.Wall = s.table.now().UnixNano()
 	r.state = recordOpen
+	r.shard = s
 	r.insertBefore(&s.list)
 	s.count++
 	if r.Counters != nil {
@@ -54,17 +59,30 @@ func (s *Shard) Close(r *Record) {
 	if r.Counters != nil {
 		r.Counters.recordClosed(r)
 	}
-	q := s.table.queue
-	if q == nil || r.Quiet {
-		return
+	if s.table.wants(r) {
+		s.push(r.copyFor(Ended, 0))
 	}
+}
+
+// tell queues a copy of the record of an open connection.
+func (s *Shard) tell(r *Record, e Event, now int64) {
+	if s.table.wants(r) {
+		r.refresh()
+		c := r.copyFor(e, now)
+		c.Failed = slices.Clone(r.Failed) // AttemptFailed may replace the last one
+		s.push(c)
+	}
+}
+
+// push adds a copy to the batch.
+func (s *Shard) push(c Record) {
 	if s.batch == nil {
-		s.batch = q.get()
+		s.batch = s.table.newBatch()
 		if s.wake != nil {
 			s.wake()
 		}
 	}
-	s.batch.records = append(s.batch.records, *r)
+	s.batch.records = append(s.batch.records, c)
 	if len(s.batch.records) == batchSize {
 		s.Flush()
 	}
@@ -74,12 +92,9 @@ func (s *Shard) Close(r *Record) {
 func (s *Shard) Flush() {
 	if b := s.batch; b != nil {
 		s.batch = nil
-		s.table.queue.put(b)
+		s.table.put(b)
 	}
 }
-
-// Len returns the number of open connections.
-func (s *Shard) Len() int { return s.count }
 
 // Refresh updates at most n open records, starting where the last call stopped, so
 // that counters include long-lived connections. It reports whether there are more,

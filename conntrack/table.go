@@ -29,6 +29,8 @@ package conntrack
 import (
 	"context"
 	"fmt"
+	"math"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -42,6 +44,8 @@ type Options struct {
 	Shards int
 	// Sink receives the records; nil discards them.
 	Sink Sink
+	// Opens adds a record when a connection has its endpoint.
+	Opens bool
 	// Queue bounds the records that wait for the sink; 0 means DefaultQueue.
 	Queue int
 	// Now returns the wall clock time; nil means time.Now.
@@ -73,6 +77,8 @@ type Table struct {
 
 	misuse atomic.Uint64
 	queue  *queue // nil without a sink
+	taps   taps
+	opens  atomic.Bool // whether the sink or a tap wants Opened records
 }
 
 // NewTable creates a table. If there is a sink, its goroutine runs until Close.
@@ -88,10 +94,13 @@ func NewTable(opts Options) *Table {
 		}
 		t.queue = newQueue(opts.Sink, records)
 		go t.queue.deliver()
+		t.opens.Store(opts.Opens)
 	}
+	t.taps.sinkOpens = opts.Sink != nil && opts.Opens
 	for i := range t.shards {
 		s := &t.shards[i]
 		s.table = t
+		s.turn.held = make(chan struct{}, 1)
 		s.nextID = uint64(i) + 1
 		s.list.prev, s.list.next = &s.list, &s.list
 		s.list.state, s.position.state = recordMarker, recordMarker
@@ -120,10 +129,44 @@ func (t *Table) Stats() Stats {
 	return s
 }
 
+// Room returns how many records the sink's queue takes now without loss. It is safe for
+// concurrent use.
+func (t *Table) Room() int {
+	if t.queue == nil {
+		return math.MaxInt
+	}
+	return t.queue.limit - t.queue.length()
+}
+
+// wants reports whether the sink or a tap gets a copy of the record.
+func (t *Table) wants(r *Record) bool {
+	return t.taps.any.Load() || t.queue != nil && !r.Quiet
+}
+
+// newBatch returns an empty batch.
+func (t *Table) newBatch() *batch {
+	if t.queue != nil {
+		return t.queue.get()
+	}
+	return &batch{records: make([]Record, 0, batchSize)}
+}
+
+// put hands a batch to the taps and to the sink.
+func (t *Table) put(b *batch) {
+	if t.taps.put(b.records) {
+		// Some records are for the taps alone.
+		b.records = slices.DeleteFunc(b.records, func(r Record) bool { return r.Quiet || r.Event == Opened && !t.taps.sinkOpens })
+	}
+	if t.queue != nil {
+		t.queue.put(b)
+	}
+}
+
 // Close waits until the sink has received all flushed records, or until ctx ends;
 // then it returns an error and the sink may still be in use. Records flushed
 // afterwards are dropped.
 func (t *Table) Close(ctx context.Context) error {
+	t.taps.stop()
 	if t.queue == nil {
 		return nil
 	}

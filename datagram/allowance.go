@@ -97,7 +97,7 @@ func (c *otherUsers) note(h *serviceSessions, now int64) {
 // endRound records the events for others than the worker.
 func (c *otherUsers) endRound(loop *poll.Loop) {
 	if foreign := loop.Handled() - c.events; foreign != c.foreign {
-		c.foreign, c.foreAt = foreign, loop.Now()
+		c.foreign, c.foreAt = foreign, loop.Lately()
 	}
 }
 

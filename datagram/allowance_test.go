@@ -9,14 +9,15 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// However sessions come, those of a service take its part of the time and what
-// was saved up.
+// Whatever the arrival pattern, new sessions of a service take its share of the
+// loop's time plus the saved budget.
 func TestAllowanceIsKept(t *testing.T) {
 	for _, c := range []struct{ every, cost, want time.Duration }{
-		{time.Millisecond, 50 * time.Microsecond, 476 * time.Millisecond}, // all that are asked for: one in 1.05 ms
+		{time.Millisecond, 50 * time.Microsecond, 476 * time.Millisecond}, // all of them: one in 1.05 ms
 		{20 * time.Microsecond, 50 * time.Microsecond, 1350 * time.Millisecond},
 		{200 * time.Microsecond, 100 * time.Microsecond, 1350 * time.Millisecond},
 		{0, time.Millisecond, 1350 * time.Millisecond},
@@ -41,7 +42,7 @@ func TestOtherUsers(t *testing.T) {
 	at := func(ms int) int64 { return int64(time.Minute) + int64(ms)*int64(time.Millisecond) }
 	for i, step := range []struct {
 		ms   int
-		by   *serviceSessions // who used the loop then
+		by   *serviceSessions // which used the loop then
 		want [2]bool
 	}{
 		{0, one, [2]bool{false, true}},
@@ -59,8 +60,8 @@ func TestOtherUsers(t *testing.T) {
 	}
 }
 
-// Between two turns of a service's clients a flood of another has one turn, and
-// begins one session in it.
+// Between two turns of a service's clients, a flood of another service has one turn
+// and begins one session in it.
 func TestPromise8_FloodTakesTurns(t *testing.T) {
 	const (
 		flood = 90
@@ -72,7 +73,7 @@ func TestPromise8_FloodTakesTurns(t *testing.T) {
 		lab.Backends[i].EchoUDP(t, 5300)
 		n.apply(svc([]string{"flooded", "quiet"}[i], vip, nil, at(lab.Backends[i].IPv4, 5300)))
 	}
-	// The loops stand still until all has been sent, and then have otherUsers.
+	// The loops pause until everything was sent; then each has other users.
 	var still sync.WaitGroup
 	gate := make(chan struct{})
 	for _, w := range n.server.workers {
@@ -114,7 +115,7 @@ func TestPromise8_FloodTakesTurns(t *testing.T) {
 				turn++
 			default:
 				quiet++
-				// Before a socket has seen a flood its turn is larger.
+				// The turns of a socket are longer until it detects the flood.
 				if turn > leastBatch {
 					t.Errorf("loop %d: %d sessions of the flood in one turn", loop, turn)
 				}
@@ -128,26 +129,26 @@ func TestPromise8_FloodTakesTurns(t *testing.T) {
 	}
 }
 
-// What comes while a listening socket pauses, as its service has begun too many sessions,
-// waits and is not lost.
+// Datagrams that arrive while a listening socket pauses, because its service began too
+// many sessions, wait and are not lost.
 func TestRestingLaneLosesNothing(t *testing.T) {
 	const clients = 40
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
 	lab.Backends[0].EchoUDP(t, 5300)
 	n.apply(svc("dns", vip4, nil, at(lab.Backends[0].IPv4, 5300)))
-	var set sync.WaitGroup
+	// The loops pause until everything was sent; then the service has begun too many.
+	gate := make(chan struct{})
 	for i, w := range n.server.workers {
-		for _, p := range n.server.services {
-			set.Add(1)
-			w.loop.Post(func() {
-				defer set.Done()
-				w.others.foreAt = w.loop.Now() + int64(time.Hour)
-				p.sessions[i].begin = allowance{left: -int64(5 * time.Millisecond), since: w.loop.Now()}
-			})
-		}
+		w.loop.Post(func() {
+			<-gate
+			now := poll.Nanotime()
+			w.others.foreAt = now + int64(time.Hour)
+			for _, p := range n.server.services {
+				p.sessions[i].begin = allowance{left: -int64(20 * time.Millisecond), since: now}
+			}
+		})
 	}
-	set.Wait()
 	var list []net.Conn
 	for range clients {
 		c := client(t, lab.Client, vip4+":53")
@@ -156,6 +157,7 @@ func TestRestingLaneLosesNothing(t *testing.T) {
 		}
 		list = append(list, c)
 	}
+	close(gate)
 	for i, c := range list {
 		if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
 			t.Fatal(err)
@@ -164,14 +166,14 @@ func TestRestingLaneLosesNothing(t *testing.T) {
 			t.Errorf("client %d: %v", i, err)
 		}
 	}
-	if s := n.server.Stats(); s.Pauses == 0 || s.Lost != 0 {
+	if s := n.server.Stats(); s.Pauses.Load() == 0 || s.Lost.Load() != 0 {
 		t.Errorf("stats %+v: want pauses, and nothing lost", s)
 	}
 }
 
 // Services that share a listening socket do not wait for one of them that has begun too many
 // sessions.
-func TestPromise8_FloodOnASharedLaneStopsNoNeighbour(t *testing.T) {
+func TestPromise8_FloodOnASharedListeningSocketStopsNoNeighbour(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, func(o *Options) { o.MaxListeners = 1 })
 	lab.Backends[0].EchoUDP(t, 5300)

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// The endpoint gets the DSCP of each of the client's datagrams, also when it
-// changes within a session.
+// The endpoint receives the DSCP of each client datagram, even if it changes within a
+// session.
 func TestEndpointGetsTheClientsDSCP(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
@@ -35,7 +35,7 @@ func TestEndpointGetsTheClientsDSCP(t *testing.T) {
 		defer sys.Close(server)
 		n.apply(svc("dns", family.vip, nil, to))
 		inbox := sys.NewInbox(1)
-		for range 2 { // the second client's socket to the endpoint may be a used one
+		for range 2 { // the second client may get a reused socket to the endpoint
 			c := client(t, lab.Client, netip.AddrPortFrom(netip.MustParseAddr(family.vip), 53).String()).(*net.UDPConn)
 			raw, err := c.SyscallConn()
 			if err != nil {

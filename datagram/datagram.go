@@ -121,8 +121,8 @@ func ParseLogging(s string) (Logging, error) {
 	return LogAll, fmt.Errorf("%q: not one of all, sampled, off", s)
 }
 
-// wants reports whether a session's record goes to the access log.
-func (l Logging) wants(r *conntrack.Record) bool {
+// Wants reports whether a session's record goes to the access log.
+func (l Logging) Wants(r *conntrack.Record) bool {
 	switch l {
 	case LogAll:
 		return true

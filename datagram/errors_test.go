@@ -17,9 +17,9 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// ICMP messages that another host sends end no session, nor move one that was
-// never answered. One that has the endpoint's address as its source does not
-// move an answered session either, as it does not quote what was sent.
+// Forged ICMP messages neither end a session nor move an unanswered one. A message from
+// the endpoint's address does not move an answered session either, because it does not
+// quote a datagram of the session.
 func TestForgedErrorsMoveNoSession(t *testing.T) {
 	for _, vip := range []string{vip4, vip6} {
 		t.Run(vip, func(t *testing.T) {
@@ -49,20 +49,27 @@ func TestForgedErrorsMoveNoSession(t *testing.T) {
 			if vip == vip4 {
 				sources = append(sources, victim)
 			}
+			// flood has the node receive so many messages, or lose the socket. The kernel
+			// forwards messages without a matching socket to the client, whose address
+			// they quote. Some may be lost on the way, so more are sent while they lack.
 			const messages = 200
-			// Without the socket that they are about, messages are forwarded to the
-			// client, whose address they carry.
-			taken := func(count int, endpoint netip.AddrPort) bool {
-				_, ok := findSocketTo(t, lab.Node, endpoint)
-				return !ok || unreachables(t, lab.Node) >= count
+			flood := func(source netip.Addr, endpoint netip.AddrPort) {
+				t.Helper()
+				want := unreachables(t, lab.Node) + messages
+				local := socketTo(t, lab.Node, endpoint)
+				for range messages {
+					forge(t, stranger, source, local, endpoint)
+				}
+				wait.True(t, "the node has received the messages", func() bool {
+					if _, is := findSocketTo(t, lab.Node, endpoint); !is || unreachables(t, lab.Node) >= want {
+						return true
+					}
+					forge(t, stranger, source, local, endpoint)
+					return false
+				})
 			}
 			for _, source := range sources {
-				before := unreachables(t, lab.Node)
-				local := socketTo(t, lab.Node, at(victim, 5300))
-				for range messages {
-					forge(t, stranger, source, local, at(victim, 5300))
-				}
-				wait.True(t, "the node has received the messages", func() bool { return taken(before+messages, at(victim, 5300)) })
+				flood(source, at(victim, 5300))
 				for range 4 {
 					if got := askWho(t, answered); got != endpoint {
 						t.Fatalf("after forged errors from %s %s answers, before them %s", source, got, endpoint)
@@ -70,7 +77,7 @@ func TestForgedErrorsMoveNoSession(t *testing.T) {
 				}
 			}
 
-			// A session that is never answered: both endpoints say who they are.
+			// An unanswered session: both endpoints report what they receive.
 			vip := netip.MustParseAddr(vip).Next().String()
 			n.apply(svc("sink", vip, nil, at(address(one), 5301), at(address(two), 5301)))
 			heard := make(chan string, 100)
@@ -93,12 +100,7 @@ func TestForgedErrorsMoveNoSession(t *testing.T) {
 			}
 			who := send()
 			victim = address(map[string]*netns.Host{"b1": one, "b2": two}[who])
-			before := unreachables(t, lab.Node)
-			local := socketTo(t, lab.Node, at(victim, 5301))
-			for range messages {
-				forge(t, stranger, address(stranger), local, at(victim, 5301))
-			}
-			wait.True(t, "the node has received the messages", func() bool { return taken(before+messages, at(victim, 5301)) })
+			flood(address(stranger), at(victim, 5301))
 			for range 4 {
 				if got := send(); got != who {
 					t.Errorf("after forged errors %s gets the datagrams, before them %s", got, who)
@@ -112,8 +114,8 @@ func TestForgedErrorsMoveNoSession(t *testing.T) {
 	}
 }
 
-// A session that was answered and whose endpoint is closed then loses the
-// datagram that finds that out, and no other.
+// If the endpoint of an answered session is closed, only the datagram that discovers
+// this is lost.
 func TestClosedEndpointCostsAnAnsweredSessionOneDatagram(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	n := newNode(t, lab, nil)
@@ -133,8 +135,8 @@ func TestClosedEndpointCostsAnAnsweredSessionOneDatagram(t *testing.T) {
 	}
 }
 
-// Datagrams that arrive together with the refusal of an earlier one, and of
-// which only some can be kept, are sent to the next endpoint once each.
+// Datagrams that arrive together with the refusal of an earlier one are sent to the
+// next endpoint exactly once, even if copies of only some of them fit.
 func TestRetrySendsNoDatagramTwice(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	n := newNode(t, lab, nil)
@@ -149,11 +151,24 @@ func TestRetrySendsNoDatagramTwice(t *testing.T) {
 	}
 	n.apply(svc("dns", vip4, nil, at(closed.IPv4, 5300), at(open.IPv4, 5300)))
 	const burst = 4
-	seen := make(map[string]int)
-	for round := range 2 { // one of them begins with the closed endpoint
+	seen, received, buf := make(map[string]int), 0, make([]byte, 1<<16)
+	receive := func(within time.Duration) error {
+		if err := server.SetReadDeadline(time.Now().Add(within)); err != nil {
+			return err
+		}
+		size, _, err := server.ReadFrom(buf)
+		if err != nil {
+			return err
+		}
+		what, _, _ := strings.Cut(string(buf[:size]), " ")
+		seen[what]++
+		received++
+		return nil
+	}
+	for round := range 2 { // one of the rounds begins with the closed endpoint
 		c := client(t, lab.Client, vip4+":53")
 		send := func(i int) {
-			// Three of these fit what is kept of a session.
+			// The copies of a session hold three of these.
 			p := append(fmt.Appendf(nil, "%d/%d ", round, i), make([]byte, 20000)...)
 			if _, err := c.Write(p); err != nil {
 				t.Error(err)
@@ -167,23 +182,15 @@ func TestRetrySendsNoDatagramTwice(t *testing.T) {
 			for i := range burst {
 				send(i + 1)
 			}
-			deadline := time.Now().Add(50 * time.Millisecond) // nobody refuses in one of the rounds
-			for unreachables(t, lab.Node) == before && time.Now().Before(deadline) {
-				time.Sleep(time.Millisecond)
-			}
+			wait.True(t, "an endpoint refuses or receives", func() bool {
+				return unreachables(t, lab.Node) > before || receive(time.Millisecond) == nil
+			})
 			turn()
 		})
-		buf := make([]byte, 1<<16)
-		for range burst + 1 {
-			if err := server.SetReadDeadline(time.Now().Add(patience)); err != nil {
-				t.Fatal(err)
-			}
-			size, _, err := server.ReadFrom(buf)
-			if err != nil {
+		for received < (round+1)*(burst+1) {
+			if err := receive(patience); err != nil {
 				t.Fatalf("%v; so far %v", err, seen)
 			}
-			what, _, _ := strings.Cut(string(buf[:size]), " ")
-			seen[what]++
 		}
 	}
 	for what, times := range seen {
@@ -191,13 +198,13 @@ func TestRetrySendsNoDatagramTwice(t *testing.T) {
 			t.Errorf("datagram %s came %d times", what, times)
 		}
 	}
-	if len(seen) != 2*(burst+1) || n.server.Stats().Resent == 0 {
-		t.Errorf("%d datagrams came, %d were sent again", len(seen), n.server.Stats().Resent)
+	if len(seen) != 2*(burst+1) || n.server.Stats().Resent.Load() == 0 {
+		t.Errorf("%d datagrams came, %d were sent again", len(seen), n.server.Stats().Resent.Load())
 	}
 }
 
-// byHand runs a function while the loops stand still. turn has all listening sockets receive
-// a whole batch, and gives the number of sessions.
+// byHand runs a function while the loops pause. turn makes each listening socket receive
+// a whole batch, and returns the number of sessions.
 func (n *node) byHand(f func(turn func() (sessions int))) {
 	n.t.Helper()
 	var all []*listener
@@ -223,11 +230,11 @@ func (n *node) byHand(f func(turn func() (sessions int))) {
 		}); err != nil {
 			n.t.Error(err)
 		}
-		return int(n.server.Stats().Sessions)
+		return int(n.server.Stats().Sessions.Load())
 	})
 }
 
-// askWho asks and gives the name of the server that answered.
+// askWho sends a request and returns the name of the server that answered.
 func askWho(t *testing.T, c net.Conn) string {
 	t.Helper()
 	got, err := ask(c, "who", patience)
@@ -238,7 +245,7 @@ func askWho(t *testing.T, c net.Conn) string {
 	return name
 }
 
-// sink is a server that answers nothing and says who got each datagram.
+// sink is a server that never answers and reports its name for each datagram.
 func sink(t *testing.T, h *netns.Host, port uint16, heard chan<- string) {
 	t.Helper()
 	pc, err := h.ListenPacket("udp", fmt.Sprintf(":%d", port))
@@ -258,7 +265,7 @@ func sink(t *testing.T, h *netns.Host, port uint16, heard chan<- string) {
 	}()
 }
 
-// socketTo gives the local end of the node's one socket that is connected to an
+// socketTo returns the local address of the node's only socket that is connected to an
 // endpoint.
 func socketTo(t *testing.T, node *netns.Host, endpoint netip.AddrPort) netip.AddrPort {
 	t.Helper()
@@ -304,7 +311,7 @@ func procAddr(s string) netip.AddrPort {
 	return netip.AddrPortFrom(a, number)
 }
 
-// unreachables gives how many messages of unreachable destinations a host has
+// unreachables returns how many "destination unreachable" messages a host has
 // received.
 func unreachables(t *testing.T, h *netns.Host) (n int) {
 	t.Helper()
@@ -334,7 +341,7 @@ func unreachables(t *testing.T, h *netns.Host) (n int) {
 	return n
 }
 
-// readIn reads a file of /proc as a host sees it.
+// readIn reads a file of /proc in the namespace of a host.
 func readIn(t *testing.T, h *netns.Host, path string) string {
 	t.Helper()
 	var text []byte

@@ -17,7 +17,7 @@ func (w *worker) deliver(l *listener, n int) {
 	)
 	for i := range n {
 		if w.upIn.Cut(i) {
-			w.server.stats.lost.Add(1)
+			w.server.stats.Lost.Add(1)
 			continue
 		}
 		to, segment, class, ttl := w.upIn.Details(i)
@@ -106,7 +106,7 @@ func (w *worker) sendFailed(out *sys.Outbox, fd int, errno sys.Errno, noGSO *boo
 		lost = out.Skip()
 	}
 	if lost > 0 {
-		w.server.stats.lost.Add(uint64(lost))
+		w.server.stats.Lost.Add(uint64(lost))
 	}
 }
 
@@ -132,7 +132,7 @@ func (c *session) receive() {
 	limit := uint64(c.sessions.service.terms.Load().responses)
 	for i := first; i < first+got; i++ {
 		if w.downIn.Cut(i) {
-			w.server.stats.lost.Add(1)
+			w.server.stats.Lost.Add(1)
 			continue
 		}
 		_, segment, _, _ := w.downIn.Details(i)

@@ -1,21 +1,63 @@
 package datagram
 
-import "github.com/sluice-proxy/sluice/service"
+import (
+	"cmp"
+	"slices"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// tally counts the sessions of a part of a loop. It knows the part's place in the list of
+// those that have sessions.
+type tally struct {
+	count int
+	index int // while count > 0
+}
+
+func (t *tally) own() *tally { return t }
+
+// parts are the parts that have sessions.
+type parts[P interface{ own() *tally }] []P
+
+// add counts a new session of a part.
+func (l *parts[P]) add(p P) {
+	t := p.own()
+	if t.count++; t.count == 1 {
+		t.index = len(*l)
+		*l = append(*l, p)
+	}
+}
+
+// remove counts a session less, and reports whether it was the part's last one.
+func (l *parts[P]) remove(p P) bool {
+	t, list := p.own(), *l
+	if t.count--; t.count > 0 {
+		return false
+	}
+	last := len(list) - 1
+	list[t.index] = list[last]
+	list[t.index].own().index = t.index
+	clear(list[last:])
+	*l = list[:last]
+	return true
+}
+
+// largest returns the part with the most sessions. There must be one.
+func (l parts[P]) largest() P {
+	return slices.MaxFunc(l, func(a, b P) int { return cmp.Compare(a.own().count, b.own().count) })
+}
 
 // group is the part of one Service on one loop: all of its ports.
 type group struct {
-	members []*serviceSessions // those with sessions
-	count   int                // of sessions
-	index   int                // in namespace.groups while count > 0
-
+	tally     // in namespace.groups
+	members   parts[*serviceSessions]
 	namespace *namespace
 }
 
 // namespace is the part of one namespace on one loop: all of its Services.
 type namespace struct {
-	groups []*group // those with sessions
-	count  int      // of sessions
-	index  int      // in worker.active while count > 0
+	tally  // in worker.active
+	groups parts[*group]
 }
 
 // groups are the groups of one Service, by worker.
@@ -61,56 +103,4 @@ func (s *Server) leaveGroups(name service.Name) {
 	if n.services--; n.services == 0 {
 		delete(s.namespaces, name.Namespace)
 	}
-}
-
-// add adds a service port that has its first session.
-func (g *group) add(h *serviceSessions) {
-	h.index = len(g.members)
-	g.members = append(g.members, h)
-}
-
-// remove removes a service port that has no session any more.
-func (g *group) remove(h *serviceSessions) {
-	last := len(g.members) - 1
-	g.members[h.index] = g.members[last]
-	g.members[h.index].index = h.index
-	g.members[last] = nil
-	g.members = g.members[:last]
-}
-
-// largest returns the service port with the most sessions. There is one if count > 0.
-func (g *group) largest() *serviceSessions {
-	largest := g.members[0]
-	for _, h := range g.members[1:] {
-		if h.count > largest.count {
-			largest = h
-		}
-	}
-	return largest
-}
-
-// add adds a Service that has its first session.
-func (n *namespace) add(g *group) {
-	g.index = len(n.groups)
-	n.groups = append(n.groups, g)
-}
-
-// remove removes a Service that has no session any more.
-func (n *namespace) remove(g *group) {
-	last := len(n.groups) - 1
-	n.groups[g.index] = n.groups[last]
-	n.groups[g.index].index = g.index
-	n.groups[last] = nil
-	n.groups = n.groups[:last]
-}
-
-// largest returns the Service with the most sessions. There is one if count > 0.
-func (n *namespace) largest() *group {
-	largest := n.groups[0]
-	for _, g := range n.groups[1:] {
-		if g.count > largest.count {
-			largest = g
-		}
-	}
-	return largest
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// A process of the same user, which needs no right for it, cannot join the
-// sockets that clients' datagrams come to, nor those that answers leave from.
+// An unprivileged process of the same user can join neither the listening sockets nor
+// the reply sockets (SO_REUSEPORT).
 func TestSocketsCannotBeJoined(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)

@@ -65,7 +65,7 @@ func (n *node) Write(batch []conntrack.Record) {
 
 func (n *node) Flush() {}
 
-// ends gives how many records there are of each end.
+// ends counts the records by their end.
 func (n *node) ends() map[conntrack.End]int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -76,7 +76,7 @@ func (n *node) ends() map[conntrack.End]int {
 	return ends
 }
 
-// newNode starts a node. change may alter the options that tests use.
+// newNode starts a node. change may modify the options.
 func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	t.Helper()
 	steer, err := tproxy.New(tproxy.Options{Routes: route.Options{NetNS: lab.Node.FD()}})
@@ -147,7 +147,7 @@ func (n *node) stop() {
 	if err := errors.Join(n.server.Stop(ctx), n.table.Close(ctx)); err != nil {
 		n.t.Error(err)
 	}
-	if got := n.server.Stats().Sessions; got != 0 {
+	if got := n.server.Stats().Sessions.Load(); got != 0 {
 		n.t.Errorf("%d sessions open after the stop", got)
 	}
 	if got := n.table.Stats().Misuse; got != 0 {
@@ -155,7 +155,7 @@ func (n *node) stop() {
 	}
 }
 
-// apply puts a change in force, as the listeners' manager does.
+// apply applies a change in the same steps as listener.Manager.
 func (n *node) apply(c service.Change) {
 	n.t.Helper()
 	var bound error
@@ -196,8 +196,8 @@ func (n *node) apply(c service.Change) {
 	}
 }
 
-// svc gives a UDP Service on port 53 and its endpoints. Annotations are
-// without their prefix.
+// svc returns a UDP Service on port 53 and its endpoints. The annotations have no
+// prefix.
 func svc(name, clusterIP string, annotations map[string]string, endpoints ...netip.AddrPort) service.Change {
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: name, Annotations: map[string]string{}},
@@ -214,8 +214,8 @@ func svc(name, clusterIP string, annotations map[string]string, endpoints ...net
 	return change
 }
 
-// endpointSlices gives the endpoint slice of a service, with each endpoint in a slice of
-// its own; places that are not given any more are empty.
+// endpointSlices returns one EndpointSlice for each endpoint of a service. Slices
+// without an endpoint are empty.
 func endpointSlices(name, clusterIP string, endpoints ...netip.AddrPort) (list []*discoveryv1.EndpointSlice) {
 	family := discoveryv1.AddressTypeIPv4
 	if netip.MustParseAddr(clusterIP).Is6() {
@@ -237,10 +237,10 @@ func endpointSlices(name, clusterIP string, endpoints ...netip.AddrPort) (list [
 	return list
 }
 
-// at gives an endpoint.
+// at returns an endpoint.
 func at(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
 
-// client gives a socket of the client host that is connected to an address.
+// client returns a socket on the client host that is connected to an address.
 func client(t testing.TB, h *netns.Host, to string) net.Conn {
 	t.Helper()
 	c, err := h.Dial("udp", to)
@@ -251,7 +251,7 @@ func client(t testing.TB, h *netns.Host, to string) net.Conn {
 	return c
 }
 
-// ask sends a datagram and gives the answer.
+// ask sends a datagram and returns the answer.
 func ask(c net.Conn, question string, wait time.Duration) (string, error) {
 	if _, err := c.Write([]byte(question)); err != nil {
 		return "", err

@@ -144,7 +144,7 @@ func (l *listener) HandleEvents(uint8, poll.Events) {
 	default:
 		l.batch = 1
 		if ns := h.begin.pause(); ns > 0 && !l.shared && w.loop.Modify(l.reg, 0) == nil {
-			w.server.stats.pauses.Add(1)
+			w.server.stats.Pauses.Add(1)
 			w.loop.Schedule(&l.pause, now+ns, l)
 		}
 	}

@@ -14,10 +14,10 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// A session to an endpoint whose port is a node port leaves with a TTL that the
-// next proxy takes, and with one that none takes from the first datagram on that came
-// from a proxy itself, whoever began the session. Sessions to other endpoints have
-// the system's TTL, and their sockets do not tell the TTL.
+// The TTL towards an endpoint whose port is a node port is high enough for the next
+// proxy. From the first datagram on that arrived from another proxy, no proxy accepts
+// it, whichever client began the session. Sessions to other endpoints have the system's
+// TTL, and their sockets do not report the TTL.
 func TestDatagramsThatPassedAProxyPassOneMore(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	n := newNode(t, lab, nil)
@@ -33,7 +33,7 @@ func TestDatagramsThatPassedAProxyPassOneMore(t *testing.T) {
 		{vip4, [2]netip.Addr{lab.Backends[0].IPv4, lab.Backends[1].IPv4}, syscall.IPPROTO_IP, syscall.IP_TTL, syscall.IP_RECVTTL},
 		{vip6, [2]netip.Addr{lab.Backends[0].IPv6, lab.Backends[1].IPv6}, syscall.IPPROTO_IPV6, syscall.IPV6_UNICAST_HOPS, syscall.IPV6_RECVHOPLIMIT},
 	} {
-		learn := true // which listening sockets do with the first datagram of each socket
+		learn := true // listening sockets learn from the first datagram of each client socket
 		open := func(i int, port uint16) (server int) {
 			if err := lab.Backends[i].Do(func() (err error) {
 				if server, err = sys.BindUDP(at(family.endpoints[i], port), sys.UDPOptions{}); err == nil {

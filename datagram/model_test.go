@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// The table of sessions with its bounds, classes and timeouts is compared with
-// a list that is searched from end to end.
+// These tests compare the table of sessions, with its bounds, classes and timeouts, with
+// a list that is searched completely.
 
 const (
 	modelPorts   = 5
@@ -27,7 +27,7 @@ const (
 	modelStream  = 120 * int64(time.Second)
 )
 
-// modelled is a session as the model has it.
+// modelled is a session in the model.
 type modelled struct {
 	key         key
 	service     int
@@ -44,7 +44,7 @@ func (m *modelled) timeout() int64 {
 	return modelTimeout
 }
 
-// game plays both.
+// game applies each operation to both.
 type game struct {
 	t           *testing.T
 	worker      *worker
@@ -92,7 +92,7 @@ func modelEndpoint(i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, 0, byte(i)}), 53)
 }
 
-// step plays one operation; what and which choose it.
+// step applies one operation; what and which select it.
 func (g *game) step(what, which byte) {
 	g.turn++
 	svc := int(which) % modelPorts
@@ -113,7 +113,7 @@ func (g *game) step(what, which byte) {
 			g.services[i].sessions[0].expire(g.now)
 		}
 		g.model = slices.DeleteFunc(g.model, func(m modelled) bool { return m.last+m.timeout() <= g.now })
-	case 7: // an endpoint of a service goes
+	case 7: // an endpoint of a service is removed
 		gone := modelEndpoint(int(what/8) % 3)
 		g.worker.cut(&cut{service: g.services[svc], endpoints: map[netip.AddrPort]struct{}{gone: {}}})
 		g.model = slices.DeleteFunc(g.model, func(m modelled) bool { return m.service == svc && m.endpoint == gone })
@@ -154,12 +154,12 @@ func (g *game) datagram(svc int, k key, endpoint int) {
 	g.model = append(g.model, modelled{key: k, service: svc, endpoint: c.record.Endpoint.Addr, start: g.now, last: g.now, turn: g.turn})
 }
 
-// modelServiceOf gives the Service that a port belongs to: the first two are of
-// one, and so are the next two.
+// modelServiceOf returns the Service of a port: the first two ports belong to one
+// Service, the next two to another.
 func modelServiceOf(port int) int { return port / 2 }
 
-// modelNamespaceOf gives the namespace that a Service belongs to: the first two
-// are of one.
+// modelNamespaceOf returns the namespace of a Service: the first two Services share
+// one.
 func modelNamespaceOf(service int) int { return service / 2 }
 
 // makeRoom says what may have made room: the oldest answered session, else the
@@ -264,8 +264,8 @@ func (g *game) evict(svc int) {
 	g.model = slices.DeleteFunc(g.model, func(m modelled) bool { return m.key == oldest.key })
 }
 
-// compare looks whether both have the same sessions, and whether the table's
-// numbers and lists agree with each other.
+// compare checks that both have the same sessions, and that the table's counters and
+// lists are consistent.
 func (g *game) compare() {
 	g.t.Helper()
 	w := g.worker
@@ -323,7 +323,7 @@ func (g *game) compare() {
 	}
 }
 
-// What sessions do, their times included (A8.8), is what a slow model says.
+// Sessions behave as in a slow model, including their timeouts (A8.8).
 func TestSessionsAgainstAModel(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
@@ -351,8 +351,8 @@ func FuzzSessions(f *testing.F) {
 	})
 }
 
-// What is kept for a closed endpoint stays within its bounds, and is what was
-// sent.
+// The copies for the case of a closed endpoint stay within their bounds, and are equal to
+// the datagrams that were sent.
 func TestHeldStaysWithinBounds(t *testing.T) {
 	g := newGame(t)
 	h := &g.worker.unacked

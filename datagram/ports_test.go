@@ -11,9 +11,9 @@ import (
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// An endpoint on this node whose server is down, with a port that the kernel may
-// choose for the session's socket: connected to itself, it would answer the
-// client with the client's own datagrams.
+// The server of an endpoint on this node is down, and the kernel may choose its port for
+// the session's socket. A socket that is connected to itself would echo the client's
+// datagrams.
 func TestEndpointOnThisNodeIsNeverTheSessionsOwnSocket(t *testing.T) {
 	for _, vip := range []string{vip4, vip6} {
 		t.Run(vip, func(t *testing.T) {
@@ -34,7 +34,7 @@ func TestEndpointOnThisNodeIsNeverTheSessionsOwnSocket(t *testing.T) {
 					t.Fatalf("nobody listens, and the client got %q", got)
 				}
 			}
-			// The server finds its port free.
+			// The server can still bind its port.
 			lab.Node.WitnessUDPAt(t, own.String())
 			c := client(t, lab.Client, netip.AddrPortFrom(netip.MustParseAddr(vip), 53).String())
 			if got, err := ask(c, "hello", patience); err != nil || !strings.HasSuffix(got, "\nhello") {
@@ -44,8 +44,8 @@ func TestEndpointOnThisNodeIsNeverTheSessionsOwnSocket(t *testing.T) {
 	}
 }
 
-// Ports that the administrator reserves for servers are not taken by sessions,
-// neither on clients' addresses nor, past connection tracking, on the node's.
+// Sessions do not use ports that the administrator reserved for servers, neither on
+// clients' addresses nor, with sockets that bypass connection tracking, on the node's.
 func TestReservedPortsAreNotTaken(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Node.TrackConnections(t)

@@ -56,7 +56,7 @@ func (o *replySocket) open() bool {
 	s := o.worker.server
 	fd, err := sys.BindUDP(o.address, sys.UDPOptions{Transparent: true, FreeBind: true, ReusePort: true, Deaf: true})
 	if err != nil && InUse(err) {
-		s.stats.conflicts.Add(1)
+		s.stats.Conflicts.Add(1)
 		o.warn(o.address.String(), nil, "another program on this node has this UDP port on all addresses: answers leave by a raw socket, which is slower")
 		o.raw = true
 		fd, err = sys.RawUDP(o.address.Addr())
@@ -80,7 +80,7 @@ func (o *replySocket) warn(cause string, err error, text string) {
 	if !ok {
 		return
 	}
-	e := s.log.Warn().Err(err).Stringer("destination", o.address)
+	e := s.options.Logger.Warn().Err(err).Stringer("destination", o.address)
 	if unsaid > 0 {
 		e.Int("times_since", unsaid)
 	}

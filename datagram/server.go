@@ -7,8 +7,7 @@ import (
 	"net/netip"
 	"sync/atomic"
 
-	"github.com/rs/zerolog"
-
+	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/poll"
@@ -21,11 +20,10 @@ import (
 // Server serves UDP. Its methods must be called from one goroutine, except Stats.
 type Server struct {
 	options Options
-	log     zerolog.Logger
 	workers []*worker
 
 	state    atomic.Pointer[state]
-	stats    stats
+	stats    Stats
 	warnings warnings
 
 	// The fields below belong to the configuring goroutine.
@@ -53,7 +51,6 @@ func New(o Options) *Server {
 	o.Balancer.Plan.AtOnce = maxAttempts
 	s := &Server{
 		options:    o,
-		log:        o.Logger,
 		services:   make(map[service.PortName]*portService),
 		groups:     make(map[service.Name]*groups),
 		namespaces: make(map[string]*namespaces),
@@ -76,7 +73,7 @@ func New(o Options) *Server {
 func (s *Server) Apply(table *policy.Table, host hostnet.Addresses, _ bool) {
 	prev := s.state.Load()
 	var cuts []*cut
-	services := policy.Sync(table, prev.table, service.UDP, prev.services, func(port *service.Port) *portService {
+	services := policy.Sync(table, prev.table, []service.Protocol{service.UDP}, prev.services, func(port *service.Port) *portService {
 		p := s.services[port.Name]
 		if p == nil {
 			return s.addService(port)
@@ -111,7 +108,7 @@ func (s *Server) cut(cuts []*cut) {
 			s.workers[i].cut(c)
 		}
 	})
-	if s.stats.sessions.Load() > 0 { // without sessions, the loops may not be running
+	if s.stats.Sessions.Load() > 0 { // without sessions, the loops may not be running
 		<-done
 	}
 }
@@ -121,6 +118,14 @@ func (s *Server) addService(port *service.Port) *portService {
 	s.warn(port, problem)
 	s.services[port.Name] = p
 	return p
+}
+
+// Balancer returns the balancer of a service port as of the last Apply, or nil.
+func (s *Server) Balancer(name service.PortName) *balancer.Balancer {
+	if p := s.services[name]; p != nil {
+		return p.balancer
+	}
+	return nil
 }
 
 // warn logs a problem of a service port once.
@@ -138,14 +143,10 @@ func (s *Server) Listen(o policy.Opening) (redirect.Target, error) {
 		s.once.Warn("UDP listening sockets", fmt.Errorf("more than %d UDP service ports: the others share a socket, and with it its queue", s.options.MaxListeners))
 		at = listeningKey{family: f}
 	}
-	addr := redirect.ListenIPv4
-	if f == service.IPv6 {
-		addr = redirect.ListenIPv6
-	}
 	l := s.listening[at]
 	if l == nil {
 		var err error
-		if l, err = openListening(at, netip.AddrPortFrom(addr, 0), s.workers); err != nil {
+		if l, err = openListening(at, netip.AddrPortFrom(redirect.ListenAddress(f), 0), s.workers); err != nil {
 			return redirect.Target{}, fmt.Errorf("service %s: UDP: %w", o.Name, err)
 		}
 		s.add(at, l)
@@ -159,6 +160,12 @@ func (s *Server) Unlisten(policy.Opening) {}
 
 // SocketsPerPort returns the number of sockets of a bound destination.
 func (s *Server) SocketsPerPort() int { return len(s.workers) }
+
+// BindsEach returns false: datagrams are steered to listening sockets.
+func (s *Server) BindsEach() bool { return false }
+
+// Available returns nil: every kernel has UDP.
+func (s *Server) Available() error { return nil }
 
 // KeepsConnections returns false: sessions end with their destination (A8.2).
 func (s *Server) KeepsConnections() bool { return false }
@@ -242,44 +249,23 @@ func (s *Server) Stop(ctx context.Context) error {
 	case <-poll.PostAll(s.options.Loops, func(i int) { s.workers[i].stop() }):
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("ending %d UDP sessions: %w", s.stats.sessions.Load(), ctx.Err())
+		return fmt.Errorf("ending %d UDP sessions: %w", s.stats.Sessions.Load(), ctx.Err())
 	}
-}
-
-// stats counts events that do not concern a single session.
-type stats struct {
-	sessions    atomic.Int64
-	pauses      atomic.Uint64
-	unserved    atomic.Uint64
-	lost        atomic.Uint64
-	resent      atomic.Uint64
-	disbelieved atomic.Uint64
-	conflicts   atomic.Uint64
 }
 
 // Stats are the counts of a Server.
 type Stats struct {
-	Sessions    int64  // currently open
-	Pauses      uint64 // times that a listener paused, as its service port had begun too many sessions
-	Unserved    uint64 // datagrams that policy dropped, or without a service
-	Lost        uint64 // datagrams lost while sending: full socket buffers, too large for the path
-	Resent      uint64 // datagrams sent again because an endpoint was closed
-	Disbelieved uint64 // ICMP messages about sessions that were ignored
-	Conflicts   uint64 // destinations whose port another program has on all addresses (F4)
+	Sessions    atomic.Int64  // currently open
+	Pauses      atomic.Uint64 // times that a listener paused, as its service port had begun too many sessions
+	Unserved    atomic.Uint64 // datagrams that policy dropped, or without a service
+	Lost        atomic.Uint64 // datagrams lost while sending: full socket buffers, too large for the path
+	Resent      atomic.Uint64 // datagrams sent again because an endpoint was closed
+	Disbelieved atomic.Uint64 // ICMP messages about sessions that were ignored
+	Conflicts   atomic.Uint64 // destinations whose port another program has on all addresses (F4)
 }
 
-// Stats returns the counts. It is safe for concurrent use.
-func (s *Server) Stats() Stats {
-	return Stats{
-		Sessions:    s.stats.sessions.Load(),
-		Pauses:      s.stats.pauses.Load(),
-		Unserved:    s.stats.unserved.Load(),
-		Lost:        s.stats.lost.Load(),
-		Resent:      s.stats.resent.Load(),
-		Disbelieved: s.stats.disbelieved.Load(),
-		Conflicts:   s.stats.conflicts.Load(),
-	}
-}
+// Stats returns the counts, which go on. It is safe for concurrent use.
+func (s *Server) Stats() *Stats { return &s.stats }
 
 // InUse reports whether an error of Bind means that another program has the port.
 func InUse(err error) bool { return errors.Is(err, sys.EADDRINUSE) }

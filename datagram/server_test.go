@@ -36,8 +36,7 @@ func TestServesFromNearAndFar(t *testing.T) {
 	n.apply(svc("six", vip6, nil, at(lab.Backends[0].IPv6, 5300)))
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, vip := range []string{vip4 + ":53", "[" + vip6 + "]:53"} {
-			// A connected socket takes answers from where it sent to, and
-			// from nowhere else.
+			// A connected socket receives only from the address that it sent to.
 			got, err := ask(client(t, from, vip), "hello", patience)
 			if err != nil || !strings.HasSuffix(got, "\nhello") {
 				t.Errorf("%s asks %s: %q, %v", from.Name(), vip, got, err)
@@ -75,7 +74,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// The largest datagram passes too, as one.
+// The largest datagram arrives in one piece.
 func TestLargestDatagram(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
@@ -103,8 +102,8 @@ func TestLargestDatagram(t *testing.T) {
 	}
 }
 
-// What a client sends arrives in its order, also when it comes faster than it
-// is read, in batches and in GSO batches.
+// A client's datagrams arrive in order, even if they come faster than they are read, in
+// batches and GSO batches.
 func TestOrder(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
@@ -151,13 +150,13 @@ func TestOrder(t *testing.T) {
 			}
 		}
 	}
-	if got := n.server.Stats().Sessions; got != 1 {
+	if got := n.server.Stats().Sessions.Load(); got != 1 {
 		t.Errorf("%d sessions, want 1 (A8.9)", got)
 	}
 }
 
-// Answers that an endpoint sends in GSO batches arrive one by one and in their order:
-// the first ones, when the session's socket does not take GRO batches yet, and the others.
+// Answers that an endpoint sends in GSO batches arrive one by one and in order, before
+// and after the session's socket enables GRO.
 func TestAnswersInTrains(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
@@ -207,8 +206,8 @@ func TestAnswersInTrains(t *testing.T) {
 	}
 }
 
-// A dead endpoint costs a client no datagram: those that were sent to it go to
-// another. Few sessions meet it: those that come later pass it over.
+// A dead endpoint costs a client no datagram: another endpoint gets them. Few sessions
+// try the dead endpoint: later ones skip it.
 func TestPromise1_ClosedEndpointCostsNoDatagram(t *testing.T) {
 	lab := netns.NewLab(t, 3)
 	n := newNode(t, lab, nil)
@@ -237,7 +236,7 @@ func TestPromise1_ClosedEndpointCostsNoDatagram(t *testing.T) {
 			}
 		}
 	}
-	if s := n.server.Stats(); s.Resent == 0 || s.Lost != 0 {
+	if s := n.server.Stats(); s.Resent.Load() == 0 || s.Lost.Load() != 0 {
 		t.Errorf("stats %+v: want some resent and none lost", s)
 	}
 	took := time.Since(start)
@@ -257,8 +256,8 @@ func TestPromise1_ClosedEndpointCostsNoDatagram(t *testing.T) {
 	}
 }
 
-// The client's own socket is served by the new endpoint within 100 ms of the
-// change (A8.2, A8.4, A8.5, A8.6).
+// The new endpoint serves the client's existing socket within 100 ms of the change
+// (A8.2, A8.4, A8.5, A8.6).
 func TestEndpointCycles(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	n := newNode(t, lab, nil)
@@ -306,8 +305,8 @@ func TestEndpointCycles(t *testing.T) {
 	}
 }
 
-// An endpoint that answered and was closed before the Service says so: its
-// session ends, and the same client socket gets to another one.
+// An endpoint that had answered is closed before the Service changes: its session ends,
+// and another endpoint serves the same client socket.
 func TestEndpointIsClosedAfterItAnswered(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	n := newNode(t, lab, nil)
@@ -333,8 +332,8 @@ func TestEndpointIsClosedAfterItAnswered(t *testing.T) {
 	}
 }
 
-// An endpoint that terminates and still serves keeps its sessions (A8.3); one
-// that serves no more loses them.
+// A terminating endpoint that still serves keeps its sessions (A8.3). They end when it
+// stops serving.
 func TestTerminatingKeepsSessions(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	n := newNode(t, lab, nil)
@@ -374,32 +373,36 @@ func TestResponsesEndASession(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wait.True(t, "no session", func() bool { return n.server.Stats().Sessions == 0 })
+	wait.True(t, "no session", func() bool { return n.server.Stats().Sessions.Load() == 0 })
 	n.stop()
 	if ends := n.ends(); ends[conntrack.Responses] != 100 {
 		t.Errorf("records end %v", ends)
 	}
 }
 
-// Sessions end when nothing is sent, on the times of the kernel (A8.8).
+// Idle sessions end after the timeouts of the kernel's connection tracking (A8.8).
 func TestIdleSessionsEnd(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
 	lab.Backends[0].EchoUDP(t, 5300)
 	n.apply(svc("dns", vip4, map[string]string{"udp-timeout": "50ms"}, at(lab.Backends[0].IPv4, 5300)))
+	asked := 0
 	for range 20 {
-		if _, err := ask(client(t, lab.Client, vip4+":53"), "q", patience); err != nil {
-			t.Fatal(err)
-		}
+		c := client(t, lab.Client, vip4+":53")
+		wait.True(t, "an answer", func() bool { // on a busy machine the session may end before
+			asked++
+			_, err := ask(c, "q", time.Second)
+			return err == nil
+		})
 	}
-	wait.True(t, "no session", func() bool { return n.server.Stats().Sessions == 0 })
+	wait.True(t, "no session", func() bool { return n.server.Stats().Sessions.Load() == 0 })
 	n.stop()
-	if ends := n.ends(); ends[conntrack.Idle] != 20 {
-		t.Errorf("records end %v", ends)
+	if ends := n.ends(); ends[conntrack.Idle] < 20 || ends[conntrack.Idle] > asked || len(ends) != 1 {
+		t.Errorf("records end %v, of %d datagrams", ends, asked)
 	}
 }
 
-// A flood of clients drives out its own service's sessions, and no other's.
+// A flood of clients evicts sessions of its own service only.
 func TestPromise8_FloodDrivesOutItsOwnSessions(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	n := newNode(t, lab, func(o *Options) { o.MaxSessions = 200 })
@@ -432,7 +435,7 @@ func TestPromise8_FloodDrivesOutItsOwnSessions(t *testing.T) {
 		}
 	}
 	s := n.server.Stats()
-	if s.Sessions > 200 || s.Lost != 0 {
+	if s.Sessions.Load() > 200 || s.Lost.Load() != 0 {
 		t.Errorf("stats %+v", s)
 	}
 	for _, c := range quiet {
@@ -452,8 +455,7 @@ func TestPromise8_FloodDrivesOutItsOwnSessions(t *testing.T) {
 	}
 }
 
-// The bound on a Service's sessions counts all its ports, and not another
-// Service's.
+// The limit of a Service's sessions counts all of its ports, and no other Service's.
 func TestServiceBoundCountsAllPorts(t *testing.T) {
 	const most = 20
 	lab := netns.NewLab(t, 1)
@@ -479,8 +481,8 @@ func TestServiceBoundCountsAllPorts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if s := n.server.Stats(); s.Sessions > most+10 {
-		t.Errorf("%d sessions of a Service with two ports and 10 of another; want at most %d", s.Sessions, most+10)
+	if s := n.server.Stats(); s.Sessions.Load() > most+10 {
+		t.Errorf("%d sessions of a Service with two ports and 10 of another; want at most %d", s.Sessions.Load(), most+10)
 	}
 	n.stop()
 	evicted := map[string]int{}
@@ -494,8 +496,8 @@ func TestServiceBoundCountsAllPorts(t *testing.T) {
 	}
 }
 
-// A server of the host's on the service's port, on all addresses, neither gets
-// the clients' datagrams nor keeps answers from leaving (F4).
+// A server of the host that has the service's port on all addresses neither receives
+// clients' datagrams nor prevents replies (F4).
 func TestHostsWildcardServerStandsInNobodysWay(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
@@ -523,7 +525,7 @@ func TestHostsWildcardServerStandsInNobodysWay(t *testing.T) {
 			}
 		}
 	}
-	if got := n.server.Stats().Conflicts; got == 0 {
+	if got := n.server.Stats().Conflicts.Load(); got == 0 {
 		t.Error("no conflict was found: the test does not test it")
 	}
 	for _, pc := range hosts {
@@ -536,7 +538,7 @@ func TestHostsWildcardServerStandsInNobodysWay(t *testing.T) {
 	}
 }
 
-// A destination that is bound to, as node ports are.
+// A destination with a socket of its own, such as a node port.
 func TestBoundDestination(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
@@ -555,7 +557,7 @@ func TestBoundDestination(t *testing.T) {
 			t.Errorf("%s: %q, %v", from.Name(), got, err)
 		}
 	}
-	// Another program's port is not taken.
+	// A port of another program stays with that program.
 	taken := service.Destination{Addr: lab.Node.IPv4, Port: 30054, Protocol: service.UDP}
 	pc, err := lab.Node.ListenPacket("udp4", ":30054")
 	if err != nil {

@@ -46,44 +46,68 @@ func newPortService(port *service.Port, cfg *Config, counters *conntrack.Counter
 	for i := range p.sessions {
 		p.sessions[i] = serviceSessions{service: p, worker: workers[i], group: &g.loops[i]}
 	}
-	opts, problem := cfg.Balancer.For(port)
-	p.balancer = balancer.New(opts)
-	return p, errors.Join(problem, p.setTerms(port, cfg))
+	return p, p.configure(port, cfg)
 }
 
-// configure applies a changed port.
+// configure applies a new or changed port. It ignores invalid values of annotations and
+// returns an error about them.
 func (p *portService) configure(port *service.Port, cfg *Config) error {
 	opts, problem := cfg.Balancer.For(port)
-	p.balancer.Configure(opts)
-	return errors.Join(problem, p.setTerms(port, cfg))
-}
-
-// setTerms parses the port's annotations. It ignores invalid values and returns an
-// error about them.
-func (p *portService) setTerms(port *service.Port, cfg *Config) error {
-	p.port = port
+	if p.port = port; p.balancer == nil {
+		p.balancer = balancer.New(opts)
+	} else {
+		p.balancer.Configure(opts)
+	}
 	t := &terms{timeouts: [classes]int64{
 		unanswered: int64(cfg.Timeout),
 		answered:   int64(cfg.Timeout),
 		stream:     int64(cfg.StreamTimeout),
 	}}
-	var problems []error
+	problems := []error{problem}
 	if text, ok := port.Annotations[timeoutAnnotation]; ok {
-		if d, err := time.ParseDuration(text); err == nil && d >= time.Millisecond && d <= 24*time.Hour {
+		if d, err := parseTimeout(text); err == nil {
 			t.timeouts = [classes]int64{int64(d), int64(d), int64(d)}
 		} else {
-			problems = append(problems, fmt.Errorf("annotation sluice.dev/%s: %q is not a duration such as 30s, of 1ms to 24h; it gets the default", timeoutAnnotation, text))
+			problems = append(problems, fmt.Errorf("annotation sluice.dev/%s: %w; it gets the default", timeoutAnnotation, err))
 		}
 	}
 	if text, ok := port.Annotations[responsesAnnotation]; ok {
-		if n, err := strconv.ParseUint(text, 10, 31); err == nil {
-			t.responses = uint32(n)
+		if n, err := parseResponses(text); err == nil {
+			t.responses = n
 		} else {
-			problems = append(problems, fmt.Errorf("annotation sluice.dev/%s: %q is not a number; sessions end by their timeout", responsesAnnotation, text))
+			problems = append(problems, fmt.Errorf("annotation sluice.dev/%s: %w; sessions end by their timeout", responsesAnnotation, err))
 		}
 	}
 	p.terms.Store(t)
 	return errors.Join(problems...)
+}
+
+func parseTimeout(text string) (time.Duration, error) {
+	d, err := time.ParseDuration(text)
+	if err != nil || d < time.Millisecond || d > 24*time.Hour {
+		return 0, fmt.Errorf("%q is not a duration such as 30s, of 1ms to 24h", text)
+	}
+	return d, nil
+}
+
+func parseResponses(text string) (uint32, error) {
+	n, err := strconv.ParseUint(text, 10, 31)
+	if err != nil {
+		return 0, fmt.Errorf("%q is not a number", text)
+	}
+	return uint32(n), nil
+}
+
+// CheckAnnotation returns what is wrong with the value of an annotation of a Service,
+// without the prefix sluice.dev/; nil for names that are not known here.
+func CheckAnnotation(name, value string) (err error) {
+	switch name {
+	case timeoutAnnotation:
+		_, err = parseTimeout(value)
+	case responsesAnnotation:
+		_, err = parseResponses(value)
+	}
+	return err
 }
 
 // cut selects the sessions of a service port that must end (A8.2).

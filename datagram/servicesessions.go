@@ -3,6 +3,7 @@ package datagram
 import (
 	"time"
 
+	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 )
 
@@ -25,13 +26,12 @@ const streamAge = int64(2 * time.Second)
 // class have one timeout, so the order of their last datagrams is also the order in
 // which they expire, and one timer serves all.
 type serviceSessions struct {
+	tally   // in group.members
 	service *portService
 	worker  *worker
 	group   *group // the Service's part on this loop
 	lists   [classes]list
-	count   int
 	begin   allowance // budget for new sessions
-	index   int       // in group.members while count > 0
 	timer   poll.Timer
 }
 
@@ -39,17 +39,9 @@ type serviceSessions struct {
 func (h *serviceSessions) add(s *session, now int64) {
 	s.class, s.last = unanswered, now
 	h.lists[unanswered].push(s)
-	if h.count++; h.count == 1 {
-		h.group.add(h)
-	}
-	n := h.group.namespace
-	if h.group.count++; h.group.count == 1 {
-		n.add(h.group)
-	}
-	if n.count++; n.count == 1 {
-		n.index = len(h.worker.active)
-		h.worker.active = append(h.worker.active, n)
-	}
+	h.group.members.add(h)
+	h.group.namespace.groups.add(h.group)
+	h.worker.active.add(h.group.namespace)
 	if !h.timer.Scheduled() {
 		h.schedule()
 	}
@@ -57,23 +49,12 @@ func (h *serviceSessions) add(s *session, now int64) {
 
 // remove removes a session.
 func (h *serviceSessions) remove(s *session) {
-	w, g, n := h.worker, h.group, h.group.namespace
 	h.lists[s.class].remove(s)
-	if h.count--; h.count == 0 {
-		g.remove(h)
-		w.loop.Cancel(&h.timer)
+	if h.group.members.remove(h) {
+		h.worker.loop.Cancel(&h.timer)
 	}
-	if g.count--; g.count == 0 {
-		n.remove(g)
-	}
-	if n.count--; n.count > 0 {
-		return
-	}
-	last := len(w.active) - 1
-	w.active[n.index] = w.active[last]
-	w.active[n.index].index = n.index
-	w.active[last] = nil
-	w.active = w.active[:last]
+	h.group.namespace.groups.remove(h.group)
+	h.worker.active.remove(h.group.namespace)
 }
 
 // touch records a datagram of a session. answer means that it came from the
@@ -146,7 +127,7 @@ func (h *serviceSessions) expire(now int64) {
 			if s == nil || s.last+t.timeouts[c] > now {
 				break
 			}
-			s.endIdle()
+			s.end(conntrack.Idle)
 			left--
 		}
 	}

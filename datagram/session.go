@@ -46,7 +46,7 @@ func (w *worker) open(o *replySocket, k key) *session {
 	st := s.state.Load()
 	v := st.table.Resolve(service.UDP, k.client.Addr(), k.vip)
 	if v.Action != policy.Accept {
-		s.stats.unserved.Add(1)
+		s.stats.Unserved.Add(1)
 		return nil
 	}
 	p := st.services[v.Port.ID]
@@ -54,14 +54,14 @@ func (w *worker) open(o *replySocket, k key) *session {
 	now := w.loop.Now()
 	others := w.others.has(h, now)
 	if w.shared && others && h.begin.overdrawn(now) {
-		s.stats.lost.Add(1)
+		s.stats.Lost.Add(1)
 		return nil
 	}
 	w.opening.begin(h, now, others)
 	w.makeRoom(h)
 	if o == nil {
 		if o = w.replySocketFor(k.vip); o == nil {
-			s.stats.lost.Add(1)
+			s.stats.Lost.Add(1)
 			return nil
 		}
 	}
@@ -70,6 +70,8 @@ func (w *worker) open(o *replySocket, k key) *session {
 	if !c.dial(st, &v) {
 		return nil
 	}
+	c.record.Quiet = s.options.Log != LogAll
+	c.record.Announce(now)
 	return c
 }
 
@@ -90,14 +92,14 @@ func (w *worker) enter(h *serviceSessions, o *replySocket, k key, now int64) *se
 	w.sessions[k] = c
 	h.add(c, now)
 	w.count++
-	w.server.stats.sessions.Add(1)
+	w.server.stats.Sessions.Add(1)
 	return c
 }
 
 // makeRoom evicts sessions until there may be one more of a Service.
 func (w *worker) makeRoom(h *serviceSessions) {
 	for h.group.count >= w.maxService {
-		h.group.largest().oldest().evict()
+		h.group.members.largest().oldest().evict()
 	}
 	for w.count >= w.maxSessions {
 		w.victim(h.group).oldest().evict()
@@ -111,17 +113,12 @@ func (w *worker) makeRoom(h *serviceSessions) {
 func (w *worker) victim(g *group) *serviceSessions {
 	n := g.namespace
 	if n.count*len(w.active) < w.maxSessions {
-		n = w.active[0]
-		for _, o := range w.active[1:] {
-			if o.count > n.count {
-				n = o
-			}
-		}
+		n = w.active.largest()
 	}
 	if n == g.namespace && g.count > 0 && g.count*len(n.groups) >= n.count {
-		return g.largest()
+		return g.members.largest()
 	}
-	return n.largest().largest()
+	return n.groups.largest().members.largest()
 }
 
 // dial connects the session to the endpoint that the balancer proposes, or to the
@@ -178,7 +175,7 @@ func (c *session) readErrors() (closed bool, read int) {
 	for ; read < errorShare && q.Read(int(c.socket.fd)) == 0; read++ {
 		switch {
 		case q.Errno != sys.ECONNREFUSED || q.Offender != c.record.Endpoint.Addr.Addr():
-			w.server.stats.disbelieved.Add(1)
+			w.server.stats.Disbelieved.Add(1)
 		case c.class == unanswered:
 			closed = true
 		case !c.doubted:
@@ -186,7 +183,7 @@ func (c *session) readErrors() (closed bool, read int) {
 		case c.unacked.quotes(q.Quote):
 			closed = true
 		default:
-			w.server.stats.disbelieved.Add(1)
+			w.server.stats.Disbelieved.Add(1)
 		}
 	}
 	return closed, read
@@ -269,7 +266,9 @@ func (c *session) Refresh(r *conntrack.Record) {
 	r.Progress(r.BytesFromClient, r.BytesFromEndpoint)
 }
 
-func (c *session) endIdle() { c.end(conntrack.Idle) }
+// EndConnection implements conntrack.Ender. The client's next datagram begins a new
+// session.
+func (c *session) EndConnection(end conntrack.End) { c.end(end) }
 
 func (c *session) evict() { c.end(conntrack.Evicted) }
 
@@ -290,9 +289,9 @@ func (c *session) end(end conntrack.End) {
 	c.replySocket.release()
 	r.End = end
 	r.Duration = poll.Nanotime() - r.Start
-	r.Quiet = !w.server.options.Log.wants(r)
+	r.Quiet = !w.server.options.Log.Wants(r)
 	w.shard.Close(r)
 	w.count--
-	w.server.stats.sessions.Add(-1)
+	w.server.stats.Sessions.Add(-1)
 	w.freeSession(c)
 }

@@ -112,15 +112,15 @@ func (h *keeper) grow(s *session, bytes int) *unacked {
 		h.drop(first.session)
 	}
 	k := h.get(size)
-	k.session, k.since = s, h.loop.Now()
-	if old := s.unacked; old != nil {
-		k.since, k.n, k.ends = old.since, old.n, old.ends
+	if old := s.unacked; old != nil { // it keeps its place, and takes the larger buffer
 		copy(k.data, old.data[:old.used()])
-		h.replace(old, k)
-	} else {
-		h.append(k)
+		old.data, k.data = k.data, old.data
+		old.size, k.size = k.size, old.size
+		h.put(k)
+		return old
 	}
-	s.unacked = k
+	k.session, k.since, s.unacked = s, h.loop.Now(), k
+	h.append(k)
 	if !h.timer.Scheduled() {
 		h.loop.Schedule(&h.timer, h.head.since+int64(unackedTime), h)
 	}
@@ -154,22 +154,6 @@ func (h *keeper) append(k *unacked) {
 		h.head = k
 	}
 	h.tail = k
-}
-
-// replace puts to at the position of from in the list.
-func (h *keeper) replace(from, to *unacked) {
-	to.prev, to.next = from.prev, from.next
-	if to.prev != nil {
-		to.prev.next = to
-	} else {
-		h.head = to
-	}
-	if to.next != nil {
-		to.next.prev = to
-	} else {
-		h.tail = to
-	}
-	h.put(from)
 }
 
 // drop discards the copies of a session.
@@ -245,9 +229,9 @@ func (w *worker) resend(s *session, n int) bool {
 			_, errno = sys.Send(int(s.socket.fd), s.unacked.datagram(i), false)
 		}
 		if errno == 0 {
-			w.server.stats.resent.Add(1)
+			w.server.stats.Resent.Add(1)
 		} else {
-			w.server.stats.lost.Add(1)
+			w.server.stats.Lost.Add(1)
 		}
 	}
 	return true

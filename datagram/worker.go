@@ -28,7 +28,7 @@ type worker struct {
 	sessions     map[key]*session
 	recent       *session // the last result of find
 	count        int
-	active       []*namespace // those with sessions
+	active       parts[*namespace]
 	replySockets map[netip.AddrPort]*replySocket
 	spares       [2][2]spares // by service.Family, then tracked and untracked
 	unacked      keeper

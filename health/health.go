@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/internal/httpport"
+	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -22,21 +24,22 @@ const (
 	healthzRetry = 5 * time.Second
 	// portRetry is the time between attempts to open a health check port (A6.6).
 	portRetry = time.Second
+	// answerTime bounds how long a client may take to read an answer.
+	answerTime = 10 * time.Second
 )
 
-// Options configure a Server. Only Logger is required.
+// Options configure a Server. Logger, Event and Sockets are required.
 type Options struct {
 	// Address is the address of /healthz and /livez, such as "0.0.0.0:10256". If it
 	// is empty, they are not served.
 	Address string
 	Logger  zerolog.Logger
 	// Event records a Kubernetes event about a Service, or about this node if svc
-	// is empty. It may be nil. It must not block.
+	// is empty. It must not block.
 	Event func(svc service.Name, reason, text string)
 	// Now returns the time; nil means time.Now.
 	Now func() time.Time
-	// Sockets bounds the sockets of health check ports by namespace; nil means no
-	// bound.
+	// Sockets bounds the sockets of health check ports by namespace.
 	Sockets Sockets
 	// Listen opens a listening socket; nil means a plain one.
 	Listen func(network, address string) (net.Listener, error)
@@ -55,18 +58,12 @@ type Sockets interface {
 	ReturnSockets(namespace string, sockets int)
 }
 
-// unbounded implements Sockets without a bound.
-type unbounded struct{}
-
-func (unbounded) TakeSockets(string, int) error { return nil }
-func (unbounded) ReturnSockets(string, int)     {}
-
 // Server answers health checks. Queued, Update and Applied must be called from one
 // goroutine. Stats is safe for concurrent use.
 type Server struct {
 	options Options
 	state   *State
-	proxy   *opener // nil without an address
+	end     func() // ends /healthz and /livez; nil without an address
 
 	proxyConns httpport.Group // connections to /healthz and /livez
 	portConns  httpport.Group // connections to the ports of all Services
@@ -106,19 +103,12 @@ func New(o Options) *Server {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	if o.Event == nil {
-		o.Event = func(service.Name, string, string) {}
-	}
-	if o.Sockets == nil {
-		o.Sockets = unbounded{}
-	}
 	if o.Listen == nil {
 		o.Listen = listen
 	}
 	s := &Server{options: o, state: NewState(Timeout, o.Now), ports: make(map[portKey]*port)}
 	if o.Address != "" {
-		s.proxy = &opener{server: s, http: httpport.New(&s.proxyConns, s.handler(), answerTime)}
-		s.proxy.open()
+		s.end = s.openProxy()
 	}
 	return s
 }
@@ -162,8 +152,8 @@ func (s *Server) Stats() Stats {
 
 // Close closes all ports and aborts requests in progress.
 func (s *Server) Close() {
-	if s.proxy != nil {
-		s.proxy.close()
+	if s.end != nil {
+		s.end()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -173,6 +163,30 @@ func (s *Server) Close() {
 	}
 	for _, p := range s.ports {
 		s.closePortLocked(p)
+	}
+}
+
+// openProxy serves /healthz and /livez, and retries until that succeeds (A7.7). It
+// returns a function that ends it.
+func (s *Server) openProxy() (end func()) {
+	o := &s.options
+	var failing once.Trouble
+	told := func(err error) {
+		switch {
+		case err == nil && failing.Over():
+			o.Logger.Info().Str("address", o.Address).Msg("/healthz is served now")
+		case err != nil && failing.New(err.Error()):
+			o.Logger.Error().Err(err).Str("event", "FailedToStartProxierHealthcheck").Msg("/healthz and /livez are not served; trying again")
+			o.Event(service.Name{}, "FailedToStartProxierHealthcheck", err.Error())
+		}
+	}
+	listen := func() (net.Listener, error) { return o.Listen("tcp", o.Address) }
+	ctx, cancel := context.WithCancel(context.Background())
+	server := httpport.New(&s.proxyConns, s.handler(), answerTime)
+	go server.Keep(ctx, nil, listen, cmp.Or(o.Retry, healthzRetry), told)
+	return func() {
+		cancel()
+		_ = server.Close() // an error of a listening socket has no effect
 	}
 }
 

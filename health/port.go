@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -151,11 +152,7 @@ func (s *Server) openPortsLocked() {
 	if !failed {
 		return
 	}
-	wait := portRetry
-	if s.options.Retry > 0 {
-		wait = s.options.Retry
-	}
-	s.timer = time.AfterFunc(wait, func() {
+	s.timer = time.AfterFunc(cmp.Or(s.options.Retry, portRetry), func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if !s.closed {

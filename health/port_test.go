@@ -55,6 +55,12 @@ func (b *safeBuffer) String() string {
 func newWorld(t *testing.T, o Options) *world {
 	w := &world{t: t, store: service.NewStore(service.StoreOptions{NodeName: "n0"}), clock: newFakeClock(), log: new(safeBuffer)}
 	o.Now, o.Logger = w.clock.now, zerolog.New(w.log)
+	if o.Sockets == nil {
+		o.Sockets = &someSockets{most: 1 << 20}
+	}
+	if o.Event == nil {
+		o.Event = func(service.Name, string, string) {}
+	}
 	if o.Listen == nil {
 		// All addresses would reach beyond the machine; loopback will do.
 		o.Listen = func(network, address string) (net.Listener, error) {

@@ -70,9 +70,7 @@ func (b *boundPorts) init(o *Options) {
 	b.all = make(map[service.Destination]*boundPort)
 	b.missing = make(map[service.Destination]*boundPort)
 	b.quotas.max, b.quotas.descriptors, b.quotas.namespaces = int64(o.MaxBound), o.Descriptors, make(map[string]int64)
-	if b.report = o.Report; b.report == nil {
-		b.report = func(service.Name, string) {}
-	}
+	b.report = o.Report
 }
 
 // has reports whether a destination has an open bound port.
@@ -227,15 +225,15 @@ func (m *Manager) logBound(tried []*boundPort) {
 		}
 		object := "Service " + n.name.Name.String()
 		if n.fault == noFault {
-			m.log.Info().Str("object", object).Msgf("%s is served now", subject(n, found[n]))
+			m.options.Logger.Info().Str("object", object).Msgf("%s is served now", subject(n, found[n]))
 			continue
 		}
 		text := fmt.Sprintf("%s is not served: %s", subject(n, found[n]), remedy(n, found[n][0].problem))
-		m.log.Warn().Str("object", object).Msg(text)
+		m.options.Logger.Warn().Str("object", object).Msg(text)
 		m.bound.report(n.name.Name, text)
 	}
 	if full > maxNoRoom {
-		m.log.Warn().Msgf("%d more ports of Services are not served for want of room", full-maxNoRoom)
+		m.options.Logger.Warn().Msgf("%d more ports of Services are not served for want of room", full-maxNoRoom)
 	}
 	m.countBound()
 }

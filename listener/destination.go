@@ -1,6 +1,7 @@
 package listener
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -14,9 +15,20 @@ import (
 // node as long as the policy stays as it is. Only its target is set later.
 type destination struct {
 	policy.Opening
-	bound  bool            // by a bound port; otherwise it is steered to a listening socket
-	own    bool            // the address is one of this node's
-	target redirect.Target // the listening socket; zero if it has none
+	bound bool // by a bound port; otherwise it is steered to a listening socket
+	own   bool // the address is one of this node's
+	// whole says that all of the address is delivered to this node on its account, and
+	// unsteered that nothing can steer it: a route alone leads to its bound port.
+	whole, unsteered bool
+	target           redirect.Target // the listening socket; zero if it has none
+}
+
+// lacks returns why a protocol is not served, or nil.
+func (m *Manager) lacks(p service.Protocol) error {
+	if t := m.transports[p]; t != nil {
+		return t.Available()
+	}
+	return errors.New("it is not served")
 }
 
 // needsListener reports whether it is steered to a listening socket.
@@ -24,7 +36,7 @@ func (d *destination) needsListener() bool { return d.Action == policy.Accept &&
 
 // equal reports whether d is in force and no change is needed to get to e.
 func (d *destination) equal(e *destination) bool {
-	return d.needsListener() == (d.target.Port != 0) && d.bound == e.bound && d.own == e.own && d.Opening.Equal(&e.Opening)
+	return d.needsListener() == (d.target.Port != 0) && d.bound == e.bound && d.own == e.own && d.whole == e.whole && d.Opening.Equal(&e.Opening)
 }
 
 // destinations returns those of a service port.
@@ -44,14 +56,18 @@ func (m *Manager) destinations(table *policy.Table, port *service.Port, host hos
 			m.warn(port, fmt.Errorf("%s %s: %w: not served", kind, dst.Addr, redirect.CheckAddr(dst.Addr)))
 			continue
 		}
-		if m.transports[dst.Protocol] == nil {
+		if m.lacks(dst.Protocol) != nil {
 			if kind == service.ClusterIP { // delivered to this node, where it refuses
-				list = append(list, &destination{own: own, Opening: policy.Opening{Destination: dst, Name: port.Name, Kind: kind}})
+				list = append(list, &destination{own: own, whole: true, Opening: policy.Opening{Destination: dst, Name: port.Name, Kind: kind}})
 			}
 			continue
 		}
 		if o := table.Open(dst, port.Name, kind); o.Action != policy.None {
-			list = append(list, &destination{Opening: o, own: own, bound: own || m.traits.BindEach})
+			unsteered := m.transports[dst.Protocol].BindsEach()
+			list = append(list, &destination{
+				Opening: o, own: own, unsteered: unsteered, bound: own || unsteered || m.traits.BindEach,
+				whole: !own && (unsteered || kind == service.ClusterIP),
+			})
 		}
 	}
 	return list

@@ -47,11 +47,15 @@ func (f *fakeRedirector) Apply(to redirect.Plan) error {
 	return nil
 }
 
-func (f *fakeRedirector) Verify() (bool, error) { return false, nil }
-func (f *fakeRedirector) Close() error          { return nil }
+func (f *fakeRedirector) Verify() (bool, error)    { return false, nil }
+func (f *fakeRedirector) Changed() <-chan struct{} { return nil }
+func (f *fakeRedirector) Close() error             { return nil }
 
 // fakeTransport opens no sockets. It writes down what it is told to do.
 type fakeTransport struct {
+	binds bool
+	lacks error
+
 	sockets int // for each bound port
 	keeps   bool
 	ports   map[service.PortName]uint16 // of listening sockets
@@ -75,7 +79,7 @@ func (f *fakeTransport) say(format string, args ...any) {
 }
 
 func (f *fakeTransport) Listen(o policy.Opening) (redirect.Target, error) {
-	f.say("listen %s%s", redirect.Format(o.Destination), ranges(o))
+	f.say("listen %s%s", o.Destination, ranges(o))
 	if f.ports[o.Name] == 0 {
 		f.ports[o.Name] = uint16(len(f.ports) + 1)
 	}
@@ -83,11 +87,11 @@ func (f *fakeTransport) Listen(o policy.Opening) (redirect.Target, error) {
 }
 
 func (f *fakeTransport) Unlisten(o policy.Opening) {
-	f.say("unlisten %s", redirect.Format(o.Destination))
+	f.say("unlisten %s", o.Destination)
 }
 
 func (f *fakeTransport) Bind(o policy.Opening) error {
-	f.say("bind %s %s%s", redirect.Format(o.Destination), o.Action, ranges(o))
+	f.say("bind %s %s%s", o.Destination, o.Action, ranges(o))
 	if f.taken[o.Destination] {
 		return fmt.Errorf("bind: %w", sys.EADDRINUSE)
 	}
@@ -96,12 +100,14 @@ func (f *fakeTransport) Bind(o policy.Opening) error {
 }
 
 func (f *fakeTransport) Unbind(d service.Destination) {
-	f.say("unbind %s", redirect.Format(d))
+	f.say("unbind %s", d)
 	delete(f.bound, d)
 }
 
 func (f *fakeTransport) SocketsPerPort() int    { return f.sockets }
 func (f *fakeTransport) KeepsConnections() bool { return f.keeps }
+func (f *fakeTransport) BindsEach() bool        { return f.binds }
+func (f *fakeTransport) Available() error       { return f.lacks }
 
 func (f *fakeTransport) Apply(table *policy.Table, _ hostnet.Addresses, withdrawn bool) {
 	f.table = table
@@ -140,6 +146,7 @@ func newPlane(t testing.TB, change func(*plane, *Options)) *plane {
 		steer: &fakeRedirector{}, tcp: newFakeTransport(1, true), udp: newFakeTransport(2, false),
 	}
 	o := Options{
+		Report:   func(service.Name, string) {},
 		MaxBound: 100, Table: conntrack.NewTable(conntrack.Options{}), Redirector: p.steer,
 		Clock: func() int64 { return p.now }, Logger: zerolog.New(zerolog.NewTestWriter(t)),
 		Transports: map[service.Protocol]Transport{service.TCP: p.tcp, service.UDP: p.udp},
@@ -213,13 +220,13 @@ func wantCalls(t *testing.T, f *fakeTransport, want ...string) {
 func dump(p *redirect.Plan) string {
 	var lines []string
 	for d, target := range p.Steer.All() {
-		lines = append(lines, fmt.Sprintf("steer %s to %d", redirect.Format(d), target.Port))
+		lines = append(lines, fmt.Sprintf("steer %s to %d", d, target.Port))
 	}
 	for name, set := range map[string]redirect.Set[service.Destination]{
 		"refuse": p.Refuse, "drop": p.Silent, "linger": p.Lingering, "own": p.Own,
 	} {
 		for d := range set.Keys() {
-			lines = append(lines, name+" "+redirect.Format(d))
+			lines = append(lines, name+" "+d.String())
 		}
 	}
 	for a := range p.ClusterIPs.Keys() {

@@ -15,8 +15,7 @@ func (p *planner) lingers() bool { return p.lingering.Len() > 0 || len(p.lingeri
 // connections calls visit with a copy of the record of each open connection, until
 // the event loops stop.
 func (m *Manager) connections(visit func(*conntrack.Record)) error {
-	post := func(shard int, f func()) bool { return m.loops[shard].Post(f) }
-	return m.records.List(context.Background(), post, func(r *conntrack.Record) error {
+	return m.options.Table.List(context.Background(), conntrack.OnLoops(m.options.Loops), func(r *conntrack.Record) error {
 		visit(r)
 		return nil
 	})
@@ -47,7 +46,7 @@ func (m *Manager) dropLingering() bool {
 	}
 	idleIPs := make(map[netip.Addr]struct{})
 	idle := make(map[service.Destination]struct{})
-	now := m.clock()
+	now := m.options.Clock()
 	maps.DeleteFunc(p.grace, func(_ service.Destination, until int64) bool { return until < now })
 	for a := range p.lingeringIPs {
 		if _, grace := p.grace[service.Destination{Addr: a}]; !grace {

@@ -43,8 +43,8 @@
 //
 // # Goroutines
 //
-// [Manager]'s methods belong to one goroutine, except Stats, Snapshot, TakeSockets and
-// ReturnSockets, which any goroutine may call.
+// [Manager]'s methods belong to one goroutine, except Stats, Snapshot, Policy,
+// TakeSockets and ReturnSockets, which any goroutine may call.
 package listener
 
 import (
@@ -71,6 +71,12 @@ type Transport interface {
 	Bind(policy.Opening) error
 	// Unbind closes that socket. New connections are refused at once.
 	Unbind(service.Destination)
+	// BindsEach says that each destination needs a bound port, as the kernel cannot
+	// steer the protocol to a listening socket.
+	BindsEach() bool
+	// Available returns why the kernel lacks the protocol for now, or nil. Until then,
+	// its ports on cluster IPs refuse.
+	Available() error
 	// SocketsPerPort is how many sockets Bind opens for one destination.
 	SocketsPerPort() int
 	// KeepsConnections says that connections go on when their destination is no

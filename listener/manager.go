@@ -23,7 +23,8 @@ import (
 
 // Options are what a Manager works with.
 type Options struct {
-	// Transports are the data paths. Cluster IP ports of other protocols refuse.
+	// Transports are the data paths. Cluster IP ports of other protocols, and of those
+	// that the kernel lacks, refuse.
 	Transports map[service.Protocol]Transport
 	// MaxBound bounds the sockets of bound ports and those of TakeSockets. Those that
 	// are bound stay; the rest wait until there is room.
@@ -43,30 +44,25 @@ type Options struct {
 	// Clock replaces poll.Nanotime for grace periods in tests.
 	Clock  func() int64
 	Logger zerolog.Logger
-	// Report takes what the log says of a Service's port that cannot be bound. It
-	// may be nil, and must not block.
+	// Report takes what the log says of a Service's port that cannot be bound. It must
+	// not block.
 	Report func(svc service.Name, text string)
 }
 
 // Manager puts configurations in force. Its methods belong to one goroutine, except
-// Stats, Snapshot, TakeSockets and ReturnSockets.
+// Stats, Snapshot, Policy, TakeSockets and ReturnSockets.
 type Manager struct {
-	transports    [service.SCTP + 1]Transport // by protocol; nil where there is none
-	serviceCIDRs  []netip.Prefix
-	hostAddresses func() []netip.Addr
-	redirector    redirect.Redirector
-	traits        redirect.Traits
-	loops         []*poll.Loop
-	records       *conntrack.Table
-	recorders     []*recorder
-	clock         func() int64
-	log           zerolog.Logger
-	once          once.Log
+	options    Options
+	transports [service.SCTP + 1]Transport // by protocol; nil where there is none
+	traits     redirect.Traits
+	recorders  []*recorder
+	once       once.Log
 
 	table      atomic.Pointer[policy.Table] // in force
 	host       hostnet.Addresses
-	ports      [][]*destination // by service.PortID
-	notServed  int              // destinations among them without a transport
+	ports      [][]*destination      // by service.PortID
+	lacking    [service.SCTP + 1]int // destinations among them whose protocol the kernel lacks
+	lackingAll atomic.Int64          // their sum
 	bound      boundPorts
 	planner    planner
 	incomplete bool // the last Apply did not succeed wholly
@@ -74,26 +70,15 @@ type Manager struct {
 
 // New returns a Manager that serves nothing yet. The loops may run already.
 func New(o Options) *Manager {
-	m := &Manager{
-		serviceCIDRs:  o.ServiceCIDRs,
-		hostAddresses: o.HostAddresses,
-		redirector:    o.Redirector,
-		traits:        o.Redirector.Traits(),
-		loops:         o.Loops,
-		records:       o.Table,
-		clock:         o.Clock,
-		log:           o.Logger,
-		once:          once.Log{Logger: o.Logger},
-		planner:       newPlanner(),
+	if o.Clock == nil {
+		o.Clock = poll.Nanotime
 	}
+	m := &Manager{options: o, traits: o.Redirector.Traits(), once: once.Log{Logger: o.Logger}, planner: newPlanner()}
 	m.bound.init(&o)
 	for p, t := range o.Transports {
 		m.transports[p] = t
 	}
 	m.planner.keeps = func(p service.Protocol) bool { return m.transports[p] != nil && m.transports[p].KeepsConnections() }
-	if m.clock == nil {
-		m.clock = poll.Nanotime
-	}
 	m.table.Store(policy.Compile(nil, &service.Snapshot{}, policy.Config{}))
 	for i, l := range o.Loops {
 		m.recorders = append(m.recorders, startRecorder(l, o.Table.Shard(i)))
@@ -142,7 +127,7 @@ func (m *Manager) steer(changes []change, table *policy.Table, host hostnet.Addr
 	for _, ch := range changes {
 		m.planner.replace(ch.old, ch.new, ch.new != nil && m.bound.has(ch.new.Destination))
 	}
-	if err := m.redirector.Apply(m.planner.finish(table, host, m.clock())); err != nil {
+	if err := m.options.Redirector.Apply(m.planner.finish(table, host, m.options.Clock())); err != nil {
 		return fmt.Errorf("steering: %w", err)
 	}
 	return nil
@@ -151,10 +136,10 @@ func (m *Manager) steer(changes []change, table *policy.Table, host hostnet.Addr
 // currentHost returns the node's addresses; the same set as before if they are the
 // same.
 func (m *Manager) currentHost() hostnet.Addresses {
-	if m.hostAddresses == nil {
+	if m.options.HostAddresses == nil {
 		return nil
 	}
-	now := hostnet.NewAddresses(m.hostAddresses())
+	now := hostnet.NewAddresses(m.options.HostAddresses())
 	if m.host != nil && maps.Equal(m.host, now) {
 		return m.host
 	}
@@ -212,17 +197,35 @@ func (m *Manager) sync(ids []service.PortID, table *policy.Table, host hostnet.A
 	}
 	changes := compare(was, is)
 	for _, ch := range changes {
-		if ch.old != nil && m.transports[ch.old.Protocol] == nil {
-			m.notServed--
+		if ch.old != nil && ch.old.Action == policy.None {
+			m.lacking[ch.old.Protocol]--
 		}
-		if ch.new != nil && m.transports[ch.new.Protocol] == nil {
-			m.notServed++
+		if ch.new != nil && ch.new.Action == policy.None {
+			m.lacking[ch.new.Protocol]++
 		}
 	}
-	if m.notServed > 0 {
-		m.once.Warn("Services", fmt.Errorf("%d cluster IP ports of SCTP refuse: this version serves TCP and UDP", m.notServed))
+	all := 0
+	for p, n := range m.lacking {
+		all += n
+		if protocol := service.Protocol(p); n > 0 {
+			m.once.Warn("Services", fmt.Errorf("%s ports refuse: %w", protocol, m.lacks(protocol)))
+		}
 	}
+	m.lackingAll.Store(int64(all))
 	return changes
+}
+
+// regained reports whether the kernel has a protocol now that it lacked when the
+// configuration in force was applied.
+func (m *Manager) regained() bool {
+	for p, n := range m.lacking {
+		if protocol := service.Protocol(p); n > 0 && m.lacks(protocol) == nil {
+			m.options.Logger.Info().Str("object", "Services").Msgf("%s ports are served now: the kernel has %s", protocol, protocol)
+			m.incomplete = true // so that Apply looks at all ports
+			return true
+		}
+	}
+	return false
 }
 
 // listen has the transports open listening sockets for the destinations that need
@@ -256,7 +259,7 @@ func (m *Manager) prune() {
 
 // serviceRanges returns the ranges of cluster IPs that this node delivers to itself.
 func (m *Manager) serviceRanges(table *policy.Table, host hostnet.Addresses) (ranges []netip.Prefix) {
-	for _, r := range slices.Concat(m.serviceCIDRs, table.Snapshot().ServiceCIDRs) {
+	for _, r := range slices.Concat(m.options.ServiceCIDRs, table.Snapshot().ServiceCIDRs) {
 		if a, is := host.Within(r); is {
 			m.once.Warn("service range "+r.String(), fmt.Errorf("holds %s, an address of this node: only the cluster IPs in use are taken from it", a))
 			continue
@@ -277,11 +280,11 @@ func (m *Manager) warn(port *service.Port, problem error) {
 
 // Maintain does what has to be done from time to time: it follows the node's
 // addresses, drops lingering destinations that no connection uses any more, tries
-// again what Apply could not do and ports that other programs held, and has the
-// steering verified. NextMaintenance says when it is due.
+// again what Apply could not do and ports that other programs held, serves a protocol
+// that the kernel has got since, and has the steering verified. NextMaintenance says when it is due.
 func (m *Manager) Maintain() (repaired bool, err error) {
 	table := m.table.Load()
-	if m.incomplete || !maps.Equal(m.host, m.currentHost()) {
+	if m.incomplete || m.regained() || !maps.Equal(m.host, m.currentHost()) {
 		return false, m.Apply(table)
 	}
 	m.prune()
@@ -295,7 +298,7 @@ func (m *Manager) Maintain() (repaired bool, err error) {
 			return false, err
 		}
 	}
-	return m.redirector.Verify()
+	return m.options.Redirector.Verify()
 }
 
 // Stop ends accepting and all connections, and hands their records on. Steering
@@ -326,6 +329,9 @@ func (m *Manager) Stop(ctx context.Context) error {
 // Snapshot returns the one that the configuration in force was made of.
 func (m *Manager) Snapshot() *service.Snapshot { return m.table.Load().Snapshot() }
 
+// Policy returns the policy in force.
+func (m *Manager) Policy() *policy.Table { return m.table.Load() }
+
 // Complete reports whether the last configuration is wholly in force.
 func (m *Manager) Complete() bool { return !m.incomplete }
 
@@ -335,6 +341,7 @@ type Stats struct {
 	Conflicts      int64  // ports that other programs hold
 	ConflictsTotal uint64 // times that a port was found to be held by another program
 	Unclaimed      int64  // ports that could not be bound for another reason
+	Lacking        int64  // cluster IP ports that refuse because the kernel lacks their protocol
 }
 
 // Stats returns what was counted. It may be called from any goroutine.
@@ -345,6 +352,7 @@ func (m *Manager) Stats() Stats {
 		Conflicts:      b.conflicts.Load(),
 		ConflictsTotal: b.conflictsTotal.Load(),
 		Unclaimed:      b.unbound.Load(),
+		Lacking:        m.lackingAll.Load(),
 	}
 }
 
@@ -358,7 +366,7 @@ const retryInterval = time.Second
 
 // NextMaintenance returns the time until Maintain should be called.
 func (m *Manager) NextMaintenance() time.Duration {
-	if m.incomplete || m.planner.lingers() || len(m.bound.missing) > 0 ||
+	if m.incomplete || m.lacking != ([service.SCTP + 1]int{}) || m.planner.lingers() || len(m.bound.missing) > 0 ||
 		slices.ContainsFunc(m.transports[:], func(t Transport) bool { return t != nil && t.InGrace() }) {
 		return retryInterval
 	}

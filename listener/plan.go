@@ -33,8 +33,9 @@ type planner struct {
 	// know yet.
 	grace map[service.Destination]int64
 
-	// How many destinations there are on a cluster IP, and how many served and
-	// lingering ones on other addresses that are not this node's.
+	// How many destinations there are on a cluster IP, or another address that is
+	// delivered whole to this node, and how many served and lingering ones on other
+	// addresses that are not this node's.
 	clusterUses map[netip.Addr]int
 	foreignUses map[netip.Addr]int
 
@@ -92,6 +93,9 @@ func (p *planner) place(d *destination, open bool) {
 	default:
 		target = d.target
 	}
+	if d.unsteered && !d.own {
+		action = policy.None // the route to its address is all that it needs
+	}
 	p.put(d.Destination, action, d.own, target)
 }
 
@@ -111,7 +115,7 @@ func (p *planner) put(dst service.Destination, action policy.Action, own bool, t
 func (p *planner) use(d *destination, by int) {
 	switch {
 	case d.own:
-	case d.Kind == service.ClusterIP:
+	case d.whole:
 		p.count(p.clusterUses, d.Addr, by)
 	default:
 		p.count(p.foreignUses, d.Addr, by)
@@ -243,7 +247,7 @@ func (p *planner) settle(host hostnet.Addresses, now int64) {
 		_, cluster := p.clusterUses[a]
 		switch {
 		case d.own || host.Has(a) || cluster || p.covers(a) || !p.keeps(d.Protocol):
-		case d.Kind == service.ClusterIP && !p.isOthers(a):
+		case d.whole && !p.isOthers(a):
 			p.lingerIP(a, true)
 			p.grace[service.Destination{Addr: a}] = until
 		case !p.planned(d.Destination):

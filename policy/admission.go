@@ -22,7 +22,7 @@ func (t *Table) Admission(d service.Destination) (allowed []netip.Prefix, limite
 	}
 	c, kind, fam := t.port(found.id), found.kind, service.FamilyOf(d.Addr)
 	f := &c.families[fam]
-	if !c.usable[fam] {
+	if !f.usable {
 		return nil, false // refused, not dropped
 	}
 	if kind == service.ClusterIP {

@@ -37,15 +37,16 @@ type compiled struct {
 	port          *service.Port // nil if the Snapshot has none
 	internalLocal bool
 	externalLocal bool
-	exists        [2]bool // by service.Family, like usable and families
-	usable        [2]bool // an endpoint on any node can serve (A2.6)
-	families      [2]family
+	families      [2]family // by service.Family
 }
 
+// family is a service port in one family.
 type family struct {
-	cluster  []service.Endpoint
-	local    []service.Endpoint
-	firewall *firewall // nil without source ranges
+	exists bool
+	usable bool // an endpoint on any node can serve (A2.6)
+	// The endpoints by traffic policy; nil if the port does not use the policy.
+	cluster, local []service.Endpoint
+	firewall       *firewall // nil without source ranges
 }
 
 // current reports whether c is still valid for p. keys means that the labels that
@@ -121,13 +122,10 @@ func compileChunk(prev *chunk, ports []*service.Port, n *node, keys bool) *chunk
 func compilePort(p *service.Port, n *node) compiled {
 	c := compiled{port: p, internalLocal: p.InternalLocal, externalLocal: p.ExternalLocal}
 	for f := range p.Families {
-		v := &p.Families[f]
-		if !v.Exists {
-			continue
+		if v := &p.Families[f]; v.Exists {
+			c.families[f] = categorize(p, v, n)
+			c.families[f].firewall = newFirewall(v.SourceRanges, n.primary)
 		}
-		l := categorize(p, v, n)
-		c.exists[f], c.usable[f] = true, l.any
-		c.families[f] = family{cluster: l.cluster, local: l.local, firewall: newFirewall(v.SourceRanges, n.primary)}
 	}
 	return c
 }

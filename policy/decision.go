@@ -42,7 +42,7 @@ func (d *decision) is(t traits) bool { return d.traits&t != 0 }
 func decide(c *compiled, fam service.Family, kind service.AddressKind) decision {
 	f := &c.families[fam]
 	d := decision{id: c.port.ID, kind: kind, candidates: f.cluster}
-	if c.usable[fam] {
+	if f.usable {
 		d.traits |= usable
 	}
 	if kind == service.ClusterIP && c.internalLocal || kind != service.ClusterIP && c.externalLocal {
@@ -121,8 +121,8 @@ func (c *compiled) addTo(e *service.IndexEdit[decision]) {
 	for d, kind := range c.port.Destinations {
 		e.Put(d, decide(c, service.FamilyOf(d.Addr), kind))
 	}
-	for f, exists := range c.exists {
-		if exists && c.port.NodePort != 0 {
+	for f := range c.families {
+		if c.families[f].exists && c.port.NodePort != 0 {
 			e.PutNodePort(service.Family(f), c.port.Name.Protocol, c.port.NodePort, decide(c, service.Family(f), service.NodePort))
 		}
 	}
@@ -133,8 +133,8 @@ func (c *compiled) removeFrom(e *service.IndexEdit[decision]) {
 	for d := range c.port.Destinations {
 		e.Remove(d)
 	}
-	for f, exists := range c.exists {
-		if exists && c.port.NodePort != 0 {
+	for f := range c.families {
+		if c.families[f].exists && c.port.NodePort != 0 {
 			e.RemoveNodePort(service.Family(f), c.port.Name.Protocol, c.port.NodePort)
 		}
 	}

@@ -38,6 +38,7 @@ type choice struct {
 	mode            mode
 	keys            []string
 	key             string // the topology key that matched; "" if none did
+	drained         Drained
 }
 
 // EndpointGrounds explains why an endpoint is a candidate or not.
@@ -94,7 +95,7 @@ func (e *Explanation) bypassed() bool {
 
 // choose reconstructs how Resolve selected its candidates.
 func (e *Explanation) choose(view *service.FamilyView) *choice {
-	c := &choice{all: view.Endpoints, local: e.Local && !e.bypassed()}
+	c := &choice{all: e.table.node.withDrains(view.Endpoints), drained: e.table.node.drained, local: e.Local && !e.bypassed()}
 	for i := range c.all {
 		switch ep := &c.all[i]; {
 		case c.local && !ep.Local:
@@ -142,7 +143,7 @@ func (e *Explanation) accepted() {
 	var b strings.Builder
 	switch {
 	case v.Rule != RuleShortCircuit:
-		fmt.Fprintf(&b, "%s traffic policy %s", e.traffic(), policyName(e.Local))
+		fmt.Fprintf(&b, "%s traffic policy %s", e.traffic(), TrafficPolicy(e.Local))
 	case e.table.node.isPod(e.client):
 		b.WriteString("a pod bypasses external traffic policy Local")
 	default:
@@ -174,6 +175,9 @@ func (e *Explanation) accepted() {
 		e.because(&b, "A3.7", "; the endpoint sees the client, as pods cannot be told from others")
 	default:
 		b.WriteString("; the endpoint sees the client")
+	}
+	if v.Source == SourceClient && v.Port.Name.Protocol == service.SCTP {
+		b.WriteString(" (of kernel flows: relayed, it sees the node)")
 	}
 	if v.Source == SourceClient && slices.ContainsFunc(v.Candidates, func(ep service.Endpoint) bool { return ep.Addr.Addr() == e.client }) {
 		b.WriteString(", but the client itself would see the node")
@@ -249,6 +253,10 @@ func (c *choice) judge(ep *service.Endpoint, candidate bool) (reason, rule strin
 		listRule = "A2.5"
 	}
 	switch {
+	case candidate && c.drained.Has(ep.Addr):
+		return "drained by an operator, but it serves and no other is ready", listRule
+	case c.drained.Has(ep.Addr) && draining(ep):
+		return "drained by an operator, and others are ready", listRule
 	case candidate && ep.Ready && ep.Local:
 		return "ready, on this node", listRule
 	case candidate && ep.Ready:
@@ -271,7 +279,8 @@ func (c *choice) judge(ep *service.Endpoint, candidate bool) (reason, rule strin
 	return "no hint for this zone", "A2.9"
 }
 
-func policyName(local bool) string {
+// TrafficPolicy returns the name of a traffic policy in the API.
+func TrafficPolicy(local bool) string {
 	if local {
 		return "Local"
 	}

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -39,6 +40,7 @@ type node struct {
 	serviceCIDRs []netip.Prefix
 
 	masqueradeAll bool
+	drained       Drained
 }
 
 var loopbackPrefix = [2]netip.Prefix{
@@ -60,6 +62,7 @@ func newNode(snap *service.Snapshot, cfg *Config) *node {
 		primary:       cfg.NodeIPs,
 		serviceCIDRs:  slices.Concat(cfg.ServiceCIDRs, snap.ServiceCIDRs),
 		masqueradeAll: cfg.MasqueradeAll,
+		drained:       cfg.Drained,
 	}
 	if len(snap.Node.Addresses) > 0 {
 		n.primary = snap.Node.Addresses
@@ -158,7 +161,7 @@ func needsInterface(a netip.Addr) bool { return a.Is6() && a.IsLinkLocalUnicast(
 // compilesAs reports whether compilePort returns the same for both nodes, apart
 // from ports with topology keys. Those also depend on labels and others.
 func (n *node) compilesAs(o *node) bool {
-	return n.name == o.name && n.zone == o.zone && slices.Equal(n.primary, o.primary)
+	return n.name == o.name && n.zone == o.zone && slices.Equal(n.primary, o.primary) && maps.Equal(n.drained, o.drained)
 }
 
 // isLocal reports whether an address is one of the node's.

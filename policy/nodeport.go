@@ -77,7 +77,7 @@ func (ch *chunk) count() {
 		for f := range c.families {
 			accessible := c.externalLocal && externallyAccessible(c.port, &c.port.Families[f])
 			ch.keeps = ch.keeps || accessible
-			if !c.usable[f] || len(c.families[f].local) > 0 {
+			if !c.families[f].usable || len(c.families[f].local) > 0 {
 				continue
 			}
 			if c.internalLocal {

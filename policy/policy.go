@@ -27,17 +27,12 @@ const (
 	Drop                 // do not answer
 )
 
+var actionNames = [...]string{None: "none", Accept: "accept", Refuse: "refuse", Drop: "drop"}
+
 // String returns the action's name in the output of "sluice explain".
 func (a Action) String() string {
-	switch a {
-	case None:
-		return "none"
-	case Accept:
-		return "accept"
-	case Refuse:
-		return "refuse"
-	case Drop:
-		return "drop"
+	if int(a) < len(actionNames) {
+		return actionNames[a]
 	}
 	return "unknown"
 }
@@ -123,6 +118,8 @@ type Config struct {
 	// MasqueradeAll hides the client's address on all connections to cluster
 	// IPs (A3.8).
 	MasqueradeAll bool
+	// Drained are the endpoints that an operator drains.
+	Drained Drained
 
 	// NodeAddresses are the addresses of this node's interfaces. Loopback may
 	// be missing. The addresses of the Snapshot's Node are added.

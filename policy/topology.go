@@ -6,15 +6,6 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// lists are the endpoints of a service port and family, by traffic policy. A list
-// is nil if the port does not use the policy.
-type lists struct {
-	// any is set if an endpoint on any node can serve (A2.6).
-	any     bool
-	cluster []service.Endpoint
-	local   []service.Endpoint
-}
-
 // mode is the topology mode that the hints allow (A2.8 to A2.10). The Service's
 // own fields and annotations have no influence (A2.11).
 type mode uint8
@@ -31,20 +22,21 @@ func externallyAccessible(p *service.Port, v *service.FamilyView) bool {
 }
 
 // categorize selects the endpoints of each traffic policy (A2.3 to A2.10).
-func categorize(p *service.Port, v *service.FamilyView, n *node) lists {
-	var out lists
+func categorize(p *service.Port, v *service.FamilyView, n *node) family {
+	out := family{exists: true}
+	endpoints := n.withDrains(v.Endpoints)
 	external := externallyAccessible(p, v)
 	if !p.InternalLocal || external { // A2.3
 		if len(p.TopologyKeys) > 0 {
-			out.cluster = keyedEndpoints(v.Endpoints, p.TopologyKeys, n)
+			out.cluster = keyedEndpoints(endpoints, p.TopologyKeys, n)
 		} else {
-			out.cluster = clusterEndpoints(v.Endpoints, n)
+			out.cluster = clusterEndpoints(endpoints, n)
 		}
 	}
 	if p.InternalLocal || p.ExternalLocal && external { // A2.3
-		out.local = localEndpoints(v.Endpoints)
+		out.local = readyOrDraining(endpoints, func(e *service.Endpoint) bool { return e.Local }) // A2.5
 	}
-	out.any = slices.ContainsFunc(v.Endpoints, func(e service.Endpoint) bool {
+	out.usable = slices.ContainsFunc(endpoints, func(e service.Endpoint) bool {
 		return e.Ready || draining(&e) // A2.6
 	})
 	return out
@@ -69,10 +61,7 @@ const anyTopology = "*"
 // match it returns none: keys without "*" are a restriction, not a preference. Keys
 // replace hints and also restrict terminating endpoints (A2.4).
 func keyedEndpoints(all []service.Endpoint, keys []string, n *node) []service.Endpoint {
-	usable := filter(all, func(e *service.Endpoint) bool { return e.Ready })
-	if len(usable) == 0 {
-		usable = filter(all, draining)
-	}
+	usable := readyOrDraining(all, func(*service.Endpoint) bool { return true })
 	for _, key := range keys {
 		if key == anyTopology {
 			return usable
@@ -96,14 +85,14 @@ func keyedEndpoints(all []service.Endpoint, keys []string, n *node) []service.En
 	return nil
 }
 
-// localEndpoints returns the ready endpoints on this node. If there are none, it
-// returns the terminating ones on this node that still serve (A2.5).
-func localEndpoints(all []service.Endpoint) []service.Endpoint {
-	usable := filter(all, func(e *service.Endpoint) bool { return e.Local && e.Ready })
-	if len(usable) > 0 {
-		return usable
+// readyOrDraining returns the ready endpoints of some. If there are none, it returns the
+// terminating ones of them that still serve.
+func readyOrDraining(all []service.Endpoint, is func(*service.Endpoint) bool) []service.Endpoint {
+	ready := filter(all, func(e *service.Endpoint) bool { return is(e) && e.Ready })
+	if len(ready) > 0 {
+		return ready
 	}
-	return filter(all, func(e *service.Endpoint) bool { return e.Local && draining(e) })
+	return filter(all, func(e *service.Endpoint) bool { return is(e) && draining(e) })
 }
 
 // draining reports whether an endpoint is Serving and Terminating. An endpoint that

@@ -103,8 +103,8 @@ func TestCategorize(t *testing.T) {
 			}
 			check("cluster", tt.cluster, got.cluster)
 			check("local", tt.local, got.local)
-			if got.any != tt.any {
-				t.Errorf("any: got %t", got.any)
+			if got.usable != tt.any {
+				t.Errorf("any: got %t", got.usable)
 			}
 		})
 	}

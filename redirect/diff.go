@@ -78,7 +78,7 @@ func Diff(from, to *Plan) Changes {
 	for _, d := range []*Delta[netip.Addr]{&c.ClusterIPs, &c.NonLocal, &c.Node} {
 		d.sort(netip.Addr.Compare)
 	}
-	c.Local.sort(comparePrefixes)
+	c.Local.sort(netip.Prefix.Compare)
 	return c
 }
 
@@ -123,7 +123,7 @@ func LocalOf(prefixes ...netip.Prefix) Set[netip.Prefix] { return SetOf(Cover(pr
 
 // Ranges gives the ranges of Plan.Local, sorted.
 func Ranges(local Set[netip.Prefix]) []netip.Prefix {
-	return slices.SortedFunc(local.Keys(), comparePrefixes)
+	return slices.SortedFunc(local.Keys(), netip.Prefix.Compare)
 }
 
 // Joined gives what two of Plan.Local cover together.
@@ -170,7 +170,7 @@ func Cover(prefixes []netip.Prefix) []netip.Prefix {
 	for i, p := range prefixes {
 		sorted[i] = p.Masked()
 	}
-	slices.SortFunc(sorted, comparePrefixes)
+	slices.SortFunc(sorted, netip.Prefix.Compare)
 	cover := sorted[:0]
 	for _, p := range sorted {
 		// A prefix sorts after every prefix that it lies within.
@@ -206,20 +206,7 @@ func except(out []netip.Prefix, p netip.Prefix, sorted []netip.Addr) []netip.Pre
 	return except(except(out, lower, sorted[:i]), netip.PrefixFrom(a, p.Bits()+1), sorted[i:])
 }
 
-func comparePrefixes(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return cmp.Compare(a.Bits(), b.Bits())
-}
-
 // CompareDestinations orders destinations by address, port and protocol.
 func CompareDestinations(a, b service.Destination) int {
-	if c := a.Addr.Compare(b.Addr); c != 0 {
-		return c
-	}
-	if c := cmp.Compare(a.Port, b.Port); c != 0 {
-		return c
-	}
-	return cmp.Compare(a.Protocol, b.Protocol)
+	return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
 }

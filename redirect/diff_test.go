@@ -171,7 +171,7 @@ func TestDiffLeadsToTheOtherPlan(t *testing.T) {
 			is, _ := to.Steer.Get(d)
 			differs := was != is || from.Refuse.Has(d) != to.Refuse.Has(d) || from.Silent.Has(d) != to.Silent.Has(d) || from.Lingering.Has(d) != to.Lingering.Has(d)
 			if touched[d] != differs {
-				t.Fatalf("%s is touched: %v, want %v", Format(d), touched[d], differs)
+				t.Fatalf("%s is touched: %v, want %v", d, touched[d], differs)
 			}
 		}
 		from = to

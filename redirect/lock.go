@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -97,7 +98,7 @@ func namesLike(base string) []string {
 		return []string{base}
 	}
 	defer f.Close()
-	names := map[string]struct{}{}
+	var names []string
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		line := lines.Text()
 		i := strings.Index(line, " "+base)
@@ -105,14 +106,11 @@ func namesLike(base string) []string {
 			continue
 		}
 		if name := line[i+1:]; name == base || strings.HasPrefix(name, base+"/") {
-			names[name] = struct{}{}
+			names = append(names, name)
 		}
 	}
-	list := make([]string, 0, len(names))
-	for n := range names {
-		list = append(list, n)
-	}
-	return list
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // holderOf gives the process that listens at a name. A process that does not answer

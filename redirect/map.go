@@ -1,11 +1,10 @@
 package redirect
 
 import (
-	"encoding/binary"
 	"fmt"
+	"hash/maphash"
 	"iter"
 	"maps"
-	"math/rand/v2"
 	"net/netip"
 
 	"github.com/sluice-proxy/sluice/service"
@@ -192,9 +191,6 @@ func (b *Builder[K, V]) Map() Map[K, V] {
 	return b.made
 }
 
-// Get finds a key's value.
-func (b *Builder[K, V]) Get(k K) (V, bool) { return b.made.Get(k) }
-
 // Has tells whether a key is there.
 func (b *Builder[K, V]) Has(k K) bool { return b.made.Has(k) }
 
@@ -263,26 +259,19 @@ func (b *Builder[K, V]) shard(k K) *shard[K, V] {
 // shardOf gives the shard of a key. The seed differs in each process, so that nobody
 // can choose external IPs that all fall into one shard.
 func shardOf[K Key](k K) int {
-	var a netip.Addr
-	var rest uint64
+	var hashed struct {
+		addr [16]byte
+		rest uint64
+	}
 	switch k := any(k).(type) {
 	case service.Destination:
-		a, rest = k.Addr, uint64(k.Port)<<8|uint64(k.Protocol)
+		hashed.addr, hashed.rest = k.Addr.As16(), uint64(k.Port)<<8|uint64(k.Protocol)
 	case netip.Addr:
-		a = k
+		hashed.addr = k.As16()
 	case netip.Prefix:
-		a, rest = k.Addr(), uint64(k.Bits())
+		hashed.addr, hashed.rest = k.Addr().As16(), uint64(k.Bits())
 	}
-	b := a.As16()
-	high, low := binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
-	return int(mix(mix(mix(high^seed)^low)^rest) >> (64 - 8))
+	return int(maphash.Comparable(seed, hashed) % shardCount)
 }
 
-var seed = rand.Uint64()
-
-// mix makes each bit depend on all (the finalizer of SplitMix64).
-func mix(h uint64) uint64 {
-	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
-	h = (h ^ h>>27) * 0x94d049bb133111eb
-	return h ^ h>>31
-}
+var seed = maphash.MakeSeed()

@@ -37,7 +37,7 @@ func TestMapAgainstModel(t *testing.T) {
 		if b.Len() != len(want) {
 			t.Fatalf("%d keys, want %d", b.Len(), len(want))
 		}
-		if v, is := b.Get(k); is != b.Has(k) || v != want[k] {
+		if v, is := b.made.Get(k); is != b.Has(k) || v != want[k] {
 			t.Fatalf("%v: %v, %v", k, v, is)
 		}
 		if rnd.IntN(20) == 0 {

@@ -20,6 +20,8 @@
 package redirect
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -34,6 +36,11 @@ var (
 	ListenIPv4 = netip.AddrFrom4([4]byte{127, 83, 76, 1})
 	ListenIPv6 = netip.IPv6Loopback()
 )
+
+// ListenAddress returns that of a family.
+func ListenAddress(f service.Family) netip.Addr {
+	return [...]netip.Addr{service.IPv4: ListenIPv4, service.IPv6: ListenIPv6}[f]
+}
 
 // Target says where connections to a destination go: to the listener on this
 // port of ListenIPv4 or ListenIPv6, by the destination's family.
@@ -70,17 +77,18 @@ type Traits struct {
 type Plan struct {
 	// Steer are the destinations that listeners accept for.
 	Steer Map[service.Destination, Target]
-	// Refuse are the destinations that refuse (A3.4): TCP with a reset, UDP
-	// and SCTP with ICMP port unreachable.
+	// Refuse are the destinations that refuse (A3.4): TCP with a reset, UDP with ICMP
+	// port unreachable.
 	Refuse Set[service.Destination]
 	// Silent are the destinations that do not answer (A3.5).
 	Silent Set[service.Destination]
 	// Local are the ranges that this node delivers to itself (F2): service
 	// CIDRs, cluster IPs outside of them, and addresses that left the model
 	// but still carry connections. Destinations to steer or refuse lie within.
-	// TCP, UDP and SCTP to an address of Local that nothing else in the Plan
+	// TCP and UDP to an address of Local that nothing else in the Plan
 	// says something about is dropped (A3.12, unallocated addresses). None lies
-	// within another one: see [LocalOf].
+	// within another one: see [LocalOf]. SCTP to Local is the kernel's: it finds
+	// the socket that is bound to the packet's destination, or answers with an ABORT.
 	Local Set[netip.Prefix]
 	// ClusterIPs are the addresses whose other ports refuse (A3.12), so that
 	// the host's own wildcard servers are not reachable on them (F4).
@@ -131,65 +139,80 @@ type Redirector interface {
 	// Verify checks that what was applied is still in the kernel and puts back
 	// what is missing. It tells whether there was anything to put back.
 	Verify() (repaired bool, err error)
+	// Changed delivers a value when Verify should be called at once, because another
+	// program may have changed what Apply put there, a few times a second at most. Our
+	// own changes count too.
+	Changed() <-chan struct{}
 	// Close takes everything out of the kernel that Apply put there.
 	Close() error
-}
-
-// Notifier is a Redirector that notices when another program changes what it put into
-// the kernel.
-type Notifier interface {
-	// Changed delivers a value when Verify should be called at once, a few times a
-	// second at most. Our own changes count too.
-	Changed() <-chan struct{}
 }
 
 // Validate tells what is wrong with a plan whose difference to a valid one is
 // given, or nil. It looks at the difference only.
 func (c *Changes) Validate(to *Plan) error {
 	for _, s := range c.Steer {
-		if err := to.validate("steer", s.Destination); err != nil {
-			return err
-		}
 		if s.Target.Port == 0 {
-			return fmt.Errorf("steer %s: listener port 0", Format(s.Destination))
+			return fmt.Errorf("steer %s: listener port 0", s.Destination)
+		}
+		if err := to.check(s.Destination); err != nil {
+			return fmt.Errorf("steer %s: %w", s.Destination, err)
 		}
 	}
-	for _, d := range c.Refuse.Add {
-		if err := to.validate("refuse", d); err != nil {
-			return err
-		}
-	}
-	for _, d := range c.Silent.Add {
-		if err := to.validate("silence", d); err != nil {
-			return err
-		}
-	}
-	for _, a := range c.ClusterIPs.Add {
-		if err := CheckAddr(a); err != nil {
-			return fmt.Errorf("cluster IP %s: %w", a, err)
-		}
-	}
-	if err := c.validateLocal(to); err != nil {
-		return err
-	}
-	return c.validateOthers(to)
+	return cmp.Or(
+		firstWrong("refuse", c.Refuse.Add, to.check),
+		firstWrong("silence", c.Silent.Add, to.check),
+		firstWrong("cluster IP", c.ClusterIPs.Add, CheckAddr),
+		c.validateLocal(to),
+		firstWrong("non-local", c.NonLocal.Add, to.checkNonLocal),
+		firstWrong("lingering", c.Lingering.Add, to.checkLingering),
+		firstWrong("own", c.Own.Add, checkOwn),
+	)
 }
 
-// validate tells what is wrong with a destination that the plan steers, refuses or
-// silences: it may be in one of these sets only.
-func (p *Plan) validate(verb string, d service.Destination) error {
-	if err := validDestination(d); err != nil {
-		return fmt.Errorf("%s %s: %w", verb, Format(d), err)
-	}
-	switch steered, refused, silent := p.Steer.Has(d), p.Refuse.Has(d), p.Silent.Has(d); {
-	case steered && refused:
-		return fmt.Errorf("%s is to be steered and refused", Format(d))
-	case steered && silent:
-		return fmt.Errorf("%s is to be steered and silent", Format(d))
-	case refused && silent:
-		return fmt.Errorf("%s is to be refused and silent", Format(d))
+// firstWrong gives the first error of a check of all keys.
+func firstWrong[K fmt.Stringer](what string, keys []K, check func(K) error) error {
+	for _, k := range keys {
+		if err := check(k); err != nil {
+			return fmt.Errorf("%s %s: %w", what, k, err)
+		}
 	}
 	return nil
+}
+
+// check tells what is wrong with a destination that the plan steers, refuses or
+// silences: it may be in one of these sets only.
+func (p *Plan) check(d service.Destination) error {
+	switch steered, refused, silent := p.Steer.Has(d), p.Refuse.Has(d), p.Silent.Has(d); {
+	case steered && refused:
+		return errors.New("it is to be steered and refused")
+	case steered && silent:
+		return errors.New("it is to be steered and silent")
+	case refused && silent:
+		return errors.New("it is to be refused and silent")
+	}
+	return checkDestination(d)
+}
+
+func (p *Plan) checkNonLocal(a netip.Addr) error {
+	if within, is := within(p.Local, a, a.BitLen()); is {
+		return fmt.Errorf("lies in %s, which is local", within)
+	}
+	return CheckAddr(a)
+}
+
+func (p *Plan) checkLingering(d service.Destination) error {
+	if !p.NonLocal.Has(d.Addr) {
+		return errors.New("not on a non-local address")
+	}
+	return checkDestination(d)
+}
+
+// checkOwn accepts special addresses: whatever else an address is, the node has it.
+func checkOwn(d service.Destination) error {
+	if !isPlain(d.Addr) {
+		return errNotPlain
+	}
+	return checkPort(d)
 }
 
 // validateLocal checks ranges. It reads all ranges and all non-local addresses, once,
@@ -226,46 +249,11 @@ func (c *Changes) validateLocal(to *Plan) error {
 	return nil
 }
 
-// validateOthers checks what is on addresses outside of Local.
-func (c *Changes) validateOthers(to *Plan) error {
-	for _, a := range c.NonLocal.Add {
-		if err := CheckAddr(a); err != nil {
-			return fmt.Errorf("non-local %s: %w", a, err)
-		}
-		if within, is := within(to.Local, a, a.BitLen()); is {
-			return fmt.Errorf("non-local %s: lies in %s, which is local", a, within)
-		}
-	}
-	for _, d := range c.Lingering.Add {
-		if err := validDestination(d); err != nil {
-			return fmt.Errorf("lingering %s: %w", Format(d), err)
-		}
-		if !to.NonLocal.Has(d.Addr) {
-			return fmt.Errorf("lingering %s: not on a non-local address", Format(d))
-		}
-	}
-	for _, d := range c.Own.Add {
-		err := validPort(d)
-		if err == nil && !isPlain(d.Addr) { // whatever else it is, the node has it
-			err = fmt.Errorf("not a plain IPv4 or IPv6 address")
-		}
-		if err != nil {
-			return fmt.Errorf("own %s: %w", Format(d), err)
-		}
-	}
-	return nil
-}
+func checkDestination(d service.Destination) error { return cmp.Or(checkPort(d), CheckAddr(d.Addr)) }
 
-func validDestination(d service.Destination) error {
-	if err := validPort(d); err != nil {
-		return err
-	}
-	return CheckAddr(d.Addr)
-}
-
-func validPort(d service.Destination) error {
+func checkPort(d service.Destination) error {
 	if d.Port == 0 {
-		return fmt.Errorf("port 0")
+		return errors.New("port 0")
 	}
 	if d.Protocol < service.TCP || d.Protocol > service.SCTP {
 		return fmt.Errorf("protocol %d", d.Protocol)
@@ -273,10 +261,12 @@ func validPort(d service.Destination) error {
 	return nil
 }
 
+var errNotPlain = errors.New("not a plain IPv4 or IPv6 address")
+
 // CheckAddr tells why destinations of a plan cannot be on an address, or nil.
 func CheckAddr(a netip.Addr) error {
 	if !isPlain(a) {
-		return fmt.Errorf("not a plain IPv4 or IPv6 address")
+		return errNotPlain
 	}
 	return service.CheckAddress(a)
 }
@@ -292,9 +282,4 @@ func CheckRange(p netip.Prefix) error {
 		return fmt.Errorf("not the first address of a range")
 	}
 	return service.CheckRange(p)
-}
-
-// Format gives a destination as dumps and errors show it: "TCP 10.96.0.1:443".
-func Format(d service.Destination) string {
-	return d.Protocol.String() + " " + netip.AddrPortFrom(d.Addr, d.Port).String()
 }

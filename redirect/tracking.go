@@ -5,36 +5,94 @@ import (
 	"net"
 	"os"
 	"sync/atomic"
+	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// Tracking tells whether a network namespace tracks connections: it does from
-// the moment on that anybody's rule asks for a connection's state. To pass
-// connection tracking by costs something, and is worth it only then. Its methods
+// Conntrack says whether our connections to endpoints are kept in connection tracking.
+type Conntrack string
+
+// The choices. Automatic, which "" means too, bypasses connection tracking until another
+// program's rules look at the state of connections.
+const (
+	Automatic Conntrack = "auto"
+	Bypass    Conntrack = "bypass"
+	Keep      Conntrack = "keep"
+)
+
+// Conntracks are the choices.
+var Conntracks = []string{string(Automatic), string(Bypass), string(Keep)}
+
+// Tracking tells whether our connections to endpoints should bypass connection tracking.
+// To bypass it costs something, and is worth it only in a network namespace that tracks
+// connections: it does from the moment on that anybody's rule asks for a connection's
+// state. And packets that bypass it have no state for rules that judge by it. Its methods
 // are safe for concurrent use.
 type Tracking struct {
-	netns int
-	inUse atomic.Bool
+	netns  int
+	choice Conntrack
+	judges func() (string, error)
+	inUse  atomic.Bool
+	kept   atomic.Pointer[string] // why connections are kept in it
+	next   atomic.Int64           // Unix time in ns of the next call of judges
 }
 
-// NewTracking is for the namespace of a descriptor, 0 for that of the process.
+// NewTracking is for the namespace of a descriptor, 0 for that of the process. judges
+// names a rule of somebody else's that looks at the state of connections, or returns "".
 // It has not looked yet.
-func NewTracking(netns int) *Tracking { return &Tracking{netns: netns} }
+func NewTracking(netns int, choice Conntrack, judges func() (string, error)) *Tracking {
+	t := &Tracking{netns: netns, choice: choice, judges: judges}
+	if choice == Keep {
+		why := "--conntrack=keep"
+		t.kept.Store(&why)
+	}
+	return t
+}
 
-// InUse tells what Look found. It costs next to nothing.
+// InUse tells whether Look found that connections are tracked. It costs next to nothing.
 func (t *Tracking) InUse() bool { return t.inUse.Load() }
 
-// Look finds out, and tells: once it was in use, it stays so.
-func (t *Tracking) Look() bool {
-	if t.InUse() {
-		return true
+// Kept tells whether connections to endpoints are kept in connection tracking, and why.
+func (t *Tracking) Kept() (why string, kept bool) {
+	if text := t.kept.Load(); text != nil {
+		return *text, true
 	}
-	err := sys.InNetNS(t.netns, func() error {
-		t.inUse.Store(hasTracked() || trySending("udp4", "127.0.0.1:0") && hasTracked() || trySending("udp6", "[::1]:0") && hasTracked())
-		return nil
-	})
-	return err != nil || t.InUse()
+	return "", false
+}
+
+// Bypassed tells whether they bypass it: nobody does where nothing is tracked.
+func (t *Tracking) Bypassed() bool { return t.inUse.Load() && t.kept.Load() == nil }
+
+// Look finds out, and tells whether connections are tracked: once they were, they stay
+// so. The same holds for the rules that look at their state.
+func (t *Tracking) Look() bool {
+	if !t.InUse() {
+		err := sys.InNetNS(t.netns, func() error {
+			t.inUse.Store(hasTracked() || trySending("udp4", "127.0.0.1:0") && hasTracked() || trySending("udp6", "[::1]:0") && hasTracked())
+			return nil
+		})
+		if err != nil {
+			return true
+		}
+	}
+	if t.InUse() {
+		t.lookForJudges()
+	}
+	return t.InUse()
+}
+
+// lookForJudges takes a hundredth of the time at most, as the rules may be many.
+func (t *Tracking) lookForJudges() {
+	begin := time.Now()
+	if t.judges == nil || t.choice == Keep || t.choice == Bypass || t.kept.Load() != nil || begin.UnixNano() < t.next.Load() {
+		return
+	}
+	rule, err := t.judges()
+	if err == nil && rule != "" {
+		t.kept.Store(&rule)
+	}
+	t.next.Store(time.Now().Add(100 * time.Since(begin)).UnixNano())
 }
 
 // hasTracked tells whether the calling thread's namespace knows of a connection.

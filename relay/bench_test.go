@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
 // The benchmarks run clients, proxy and endpoints in one process over loopback:
@@ -209,7 +210,7 @@ func BenchmarkIdleLink(b *testing.B) {
 	}
 	defer f.Stop()
 	r := New(Config{Splice: true, IdleTimeout: 1e12})
-	r.kernel = f
+	r.kernel = f.kernel()
 	w := r.newWorker(f)
 	b.ReportAllocs()
 	for b.Loop() {
@@ -228,7 +229,8 @@ func BenchmarkHandle(b *testing.B) {
 	}
 	defer f.Stop()
 	r := New(Config{Splice: true, IdleTimeout: 1e12})
-	r.kernel = &chatter{nowhere: f}
+	r.kernel = f.kernel()
+	r.kernel.recv = func(int, []byte) (int, sys.Errno) { return 128, 0 }
 	w := r.newWorker(f)
 	l := new(Link)
 	w.Start(l, Socket{FD: 1}, Socket{FD: 2}, f)

@@ -2,7 +2,6 @@ package relay
 
 // chunk holds bytes that were read but not yet written: buffer[from:to].
 type chunk struct {
-	next   *chunk // next unused chunk in the pool
 	buffer []byte
 	from   int32
 	to     int32
@@ -17,36 +16,31 @@ var chunkSizes = [...]int{2 << 10, 16 << 10, bufferSize}
 const chunksKept = 16
 
 // chunkPool keeps a worker's unused chunks for reuse by blocked directions.
-type chunkPool struct {
-	free  [len(chunkSizes)]*chunk
-	count [len(chunkSizes)]int
-}
+type chunkPool [len(chunkSizes)][]*chunk
 
 // take returns a chunk with a copy of p. p is not larger than a worker's buffer.
 func (cp *chunkPool) take(p []byte) *chunk {
-	class := 0
-	for chunkSizes[class] < len(p) {
-		class++
-	}
-	c := cp.free[class]
-	if c == nil {
+	class := classOf(len(p))
+	var c *chunk
+	if free := cp[class]; len(free) == 0 {
 		c = &chunk{buffer: make([]byte, chunkSizes[class])}
 	} else {
-		cp.free[class], c.next = c.next, nil
-		cp.count[class]--
+		c, cp[class] = free[len(free)-1], free[:len(free)-1]
 	}
 	c.from, c.to = 0, int32(copy(c.buffer, p))
 	return c
 }
 
 func (cp *chunkPool) put(c *chunk) {
-	class := 0
-	for chunkSizes[class] < len(c.buffer) {
+	if class := classOf(len(c.buffer)); len(cp[class]) < chunksKept {
+		cp[class] = append(cp[class], c)
+	}
+}
+
+// classOf returns the index of the smallest size for so many bytes.
+func classOf(bytes int) (class int) {
+	for chunkSizes[class] < bytes {
 		class++
 	}
-	if cp.count[class] == chunksKept {
-		return
-	}
-	c.next, cp.free[class] = cp.free[class], c
-	cp.count[class]++
+	return class
 }

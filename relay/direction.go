@@ -192,17 +192,8 @@ func (l *Link) emptied(i int) {
 // does not accept. It reports whether the direction may continue.
 func (l *Link) write(i int, p []byte) bool {
 	w, s := l.worker, &l.sides[i]
-	if i == client && s.bytes > 0 {
-		l.undelay()
-	}
-	w.stats.Writes++
-	// With MSG_MORE, the FIN that follows goes into the same segment.
-	n, e := w.kernel.send(int(l.sides[1-i].fd), p, s.state&ending != 0)
-	if e == sys.EAGAIN {
-		w.stats.Wasted++
-		n = 0
-	} else if e != 0 {
-		l.broken(1-i, e)
+	n, ok := l.send(i, p)
+	if !ok {
 		return false
 	}
 	w.count(s, n)
@@ -217,23 +208,34 @@ func (l *Link) write(i int, p []byte) bool {
 // flush sends the chunk that direction i holds. It reports whether the chunk is
 // empty.
 func (l *Link) flush(i int) bool {
+	s := &l.sides[i]
+	n, ok := l.send(i, s.held.bytes())
+	if !ok {
+		return false
+	}
+	l.worker.delivered(s, n)
+	return s.held == nil || l.block(i)
+}
+
+// send writes bytes of direction i to the other side, which accepts n of them. It returns
+// false if that ended the link.
+func (l *Link) send(i int, p []byte) (n int, ok bool) {
 	w, s := l.worker, &l.sides[i]
-	p := s.held.bytes()
 	if i == client && s.bytes > 0 {
 		l.undelay()
 	}
 	w.stats.Writes++
+	// With MSG_MORE, the FIN that follows goes into the same segment.
 	n, e := w.kernel.send(int(l.sides[1-i].fd), p, s.state&ending != 0)
 	if e == sys.EAGAIN {
 		w.stats.Wasted++
-		return l.block(i)
+		return 0, true
 	}
 	if e != 0 {
 		l.broken(1-i, e)
-		return false
+		return 0, false
 	}
-	w.delivered(s, n)
-	return s.held == nil || l.block(i)
+	return n, true
 }
 
 // block stops direction i until the other side is writable. The kernel reports that

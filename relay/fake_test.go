@@ -222,7 +222,27 @@ func (f *fake) peerReads(i, n int) {
 
 // The system calls.
 
-var _ kernel = (*fake)(nil)
+// kernel returns the system calls of the fake.
+func (f *fake) kernel() *kernel {
+	return &kernel{
+		recv:              f.recv,
+		unread:            f.unread,
+		send:              f.send,
+		splice:            f.splice,
+		shutdownWrite:     f.shutdownWrite,
+		setLiveness:       f.setLiveness,
+		growReceiveBuffer: f.growReceiveBuffer,
+		freeReceiveBuffer: f.freeReceiveBuffer,
+		limitUnsent:       f.limitUnsent,
+		setNoDelay:        f.setNoDelay,
+		delivery:          f.delivery,
+		socketError:       f.socketError,
+		close:             f.close,
+		closeInOrder:      f.closeInOrder,
+		pipe:              f.pipe,
+		setPipeSize:       f.setPipeSize,
+	}
+}
 
 // readable is how much one read takes: up to an urgent mark, and the byte at the
 // mark only at the beginning of a read.

@@ -87,12 +87,14 @@ func (w *Worker) Start(l *Link, clientSocket, endpointSocket Socket, owner Owner
 		// Most clients have sent their request by now.
 		c.state |= readable
 	}
+	if e.held != nil {
+		l.came(endpoint) // Probe read them
+	}
 	if c.state&failed != 0 {
 		l.lost(client, sys.ECONNRESET)
 		return
 	}
 	if e.state&failed != 0 {
-		l.came(endpoint)
 		l.broken(endpoint, sys.ECONNRESET)
 		return
 	}

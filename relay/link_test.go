@@ -396,7 +396,7 @@ func TestIdleMemory(t *testing.T) {
 	}
 	defer f.Stop()
 	r := New(Config{Splice: true, IdleTimeout: time.Hour})
-	r.kernel = f
+	r.kernel = f.kernel()
 	w := r.newWorker(f)
 	heap := func() uint64 {
 		var m runtime.MemStats

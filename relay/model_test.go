@@ -34,7 +34,7 @@ func (p *play) LinkEnded(l *Link, end End) { p.ends = append(p.ends, end) }
 func newPlay(choose func(int) int, config Config) *play {
 	p := &play{fake: newFake(choose), first: -1, link: new(Link)}
 	p.relay = New(config)
-	p.relay.kernel = p.fake
+	p.relay.kernel = p.fake.kernel()
 	p.worker = p.relay.newWorker(p.fake)
 	p.meddle = func() {
 		if p.meddles && p.budget > 0 && p.choose(3) == 0 {

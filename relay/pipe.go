@@ -8,7 +8,6 @@ import (
 
 // pipe is a kernel pipe. Its direction counts the bytes in it.
 type pipe struct {
-	next *pipe // next unused pipe in the pool
 	r, w int
 	size int // capacity in bytes
 }
@@ -28,32 +27,27 @@ const (
 // pipePool keeps a worker's empty pipes. It returns the one used last first,
 // because that is in the CPU cache.
 type pipePool struct {
-	free  *pipe
-	count int
+	free  []*pipe
 	pause int64 // do not retry before this time
 }
 
 // take returns an empty pipe, or nil if the limit is reached or the process has no
 // descriptors or pipe pages left. Then the caller copies.
 func (pp *pipePool) take(w *Worker) *pipe {
-	if p := pp.free; p != nil {
-		pp.free, p.next = p.next, nil
-		pp.count--
+	if last := len(pp.free) - 1; last >= 0 {
+		p := pp.free[last]
+		pp.free = pp.free[:last]
 		return p
 	}
 	if w.loop.Now() < pp.pause {
 		return nil
 	}
-	for made := w.relay.pipes.Load(); ; made = w.relay.pipes.Load() {
-		if made >= int64(w.config.MaxPipes) {
-			return nil
-		}
-		if w.relay.pipes.CompareAndSwap(made, made+1) {
-			break
-		}
+	var p *pipe
+	if w.relay.pipes.Add(1) > int64(w.config.MaxPipes) {
+		w.relay.pipes.Add(-1)
+		return nil
 	}
-	p := newPipe(w)
-	if p == nil {
+	if p = newPipe(w); p == nil {
 		w.relay.pipes.Add(-1)
 		pp.pause = w.loop.Now() + pipePause
 	}
@@ -82,21 +76,18 @@ func newPipe(w *Worker) *pipe {
 
 // put takes back an empty pipe.
 func (pp *pipePool) put(w *Worker, p *pipe) {
-	if pp.count == pipesKept {
+	if len(pp.free) == pipesKept {
 		p.destroy(w)
 		return
 	}
-	p.next, pp.free = pp.free, p
-	pp.count++
+	pp.free = append(pp.free, p)
 }
 
 func (pp *pipePool) close(w *Worker) {
-	for pp.free != nil {
-		p := pp.free
-		pp.free = p.next
+	for _, p := range pp.free {
 		p.destroy(w)
 	}
-	pp.count = 0
+	pp.free = nil
 }
 
 // destroy closes a pipe and discards the bytes in it.

@@ -76,6 +76,7 @@
 package relay
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -100,16 +101,6 @@ const (
 	Shutdown                   // the proxy stopped
 	Limit                      // the proxy ran out of a resource
 )
-
-var endNames = [...]string{"none", "client_fin", "client_reset", "client_timeout", "endpoint_fin", "endpoint_reset", "endpoint_timeout", "idle", "shutdown", "limit"}
-
-// String returns the name that connection records use.
-func (e End) String() string {
-	if int(e) < len(endNames) {
-		return endNames[e]
-	}
-	return "unknown"
-}
 
 // Config configures links. The zero Config copies and has no timeouts.
 type Config struct {
@@ -161,7 +152,7 @@ func (c Config) withDefaults() Config {
 // the numbers of pipes and of directions with large buffers.
 type Relay struct {
 	config  Config
-	kernel  kernel
+	kernel  *kernel
 	pipes   atomic.Int64
 	bulk    atomic.Int64  // how much of MaxBulk is in use
 	refused atomic.Uint64 // how often MaxBulk was exhausted
@@ -169,7 +160,7 @@ type Relay struct {
 
 // New creates a relay.
 func New(c Config) *Relay {
-	return &Relay{config: c.withDefaults(), kernel: linux{}}
+	return &Relay{config: c.withDefaults(), kernel: &linux}
 }
 
 // Pipes returns the current number of pipes. It is safe for concurrent use.
@@ -183,14 +174,17 @@ const bufferSize = 64 << 10
 type Worker struct {
 	relay  *Relay
 	config Config
-	kernel kernel
+	kernel *kernel
 	loop   loop
 	buffer []byte
 	chunks chunkPool
 	pipes  pipePool
 	turns  turnQueue
 	stats  Stats
-	public publicStats
+	public struct {
+		sync.Mutex
+		stats Stats
+	}
 	rounds uint
 }
 

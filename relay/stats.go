@@ -1,7 +1,5 @@
 package relay
 
-import "sync/atomic"
-
 // Stats counts the work of a worker. It includes all system calls for links, but
 // not those for accepting connections and waiting for events.
 type Stats struct {
@@ -27,52 +25,18 @@ func (s *Stats) SystemCalls() uint64 {
 	return s.Reads + s.Writes + s.Splices + s.Shuts + s.Closes + s.Controls + s.Others
 }
 
-// publicStats is a copy of a worker's Stats for other goroutines. The worker
-// updates it before it waits for events, and after some rounds without waiting.
-type publicStats struct {
-	links, open, bytes, spliced                             atomic.Uint64
-	reads, writes, splices, shuts, closes, controls, others atomic.Uint64
-	wasted, promoted, noPipe, held                          atomic.Uint64
-}
-
+// publish copies the counters for other goroutines: before the worker waits for events,
+// and after some rounds without waiting.
 func (w *Worker) publish() {
-	s, p := &w.stats, &w.public
-	p.links.Store(s.Links)
-	p.open.Store(s.Open)
-	p.bytes.Store(s.Bytes)
-	p.spliced.Store(s.Spliced)
-	p.reads.Store(s.Reads)
-	p.writes.Store(s.Writes)
-	p.splices.Store(s.Splices)
-	p.shuts.Store(s.Shuts)
-	p.closes.Store(s.Closes)
-	p.controls.Store(s.Controls)
-	p.others.Store(s.Others)
-	p.wasted.Store(s.Wasted)
-	p.promoted.Store(s.Promoted)
-	p.noPipe.Store(s.NoPipe)
-	p.held.Store(s.Held)
+	w.public.Lock()
+	defer w.public.Unlock()
+	w.public.stats = w.stats
 }
 
 // Stats returns the counters as of a few rounds ago at most. It is safe for
 // concurrent use.
 func (w *Worker) Stats() Stats {
-	p := &w.public
-	return Stats{
-		Links:    p.links.Load(),
-		Open:     p.open.Load(),
-		Bytes:    p.bytes.Load(),
-		Spliced:  p.spliced.Load(),
-		Reads:    p.reads.Load(),
-		Writes:   p.writes.Load(),
-		Splices:  p.splices.Load(),
-		Shuts:    p.shuts.Load(),
-		Closes:   p.closes.Load(),
-		Controls: p.controls.Load(),
-		Others:   p.others.Load(),
-		Wasted:   p.wasted.Load(),
-		Promoted: p.promoted.Load(),
-		NoPipe:   p.noPipe.Load(),
-		Held:     p.held.Load(),
-	}
+	w.public.Lock()
+	defer w.public.Unlock()
+	return w.public.stats
 }

@@ -187,7 +187,7 @@ func TestAbortInTheLine(t *testing.T) {
 	p.worker.turns.add(p.link, client)
 	p.worker.Abort(p.link, Shutdown)
 	p.wantEnds(t, Shutdown)
-	if !p.worker.turns.empty() || p.relay.Pipes() != p.worker.pipes.count {
+	if !p.worker.turns.empty() || p.relay.Pipes() != len(p.worker.pipes.free) {
 		t.Fatal("something is left")
 	}
 }
@@ -221,13 +221,23 @@ func (full) Add(int, uint8, poll.Events, poll.Handler) (poll.Registration, error
 func TestNoRoomInEpoll(t *testing.T) {
 	p := quiet(Config{})
 	f := newFake(p.choose)
-	p.relay.kernel = f
+	p.relay.kernel = f.kernel()
 	w := p.relay.newWorker(full{f})
 	w.Start(new(Link), Socket{FD: f.socks[client].fd}, Socket{FD: f.socks[endpoint].fd}, p)
 	p.wantEnds(t, Limit)
 	if f.socks[client].inOrder || !f.socks[endpoint].closed {
 		t.Fatal("the sockets are left open")
 	}
+}
+
+var endNames = [...]string{"none", "client_fin", "client_reset", "client_timeout", "endpoint_fin", "endpoint_reset", "endpoint_timeout", "idle", "shutdown", "limit"}
+
+// String returns the name that connection records use.
+func (e End) String() string {
+	if int(e) < len(endNames) {
+		return endNames[e]
+	}
+	return "unknown"
 }
 
 func TestNames(t *testing.T) {

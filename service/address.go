@@ -46,13 +46,6 @@ func parsePrefix(s string) (netip.Prefix, bool) {
 	return p.Masked(), true
 }
 
-func comparePrefixes(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return a.Bits() - b.Bits()
-}
-
 // addUnique appends v unless the list contains it. The lists are short.
 func addUnique[T comparable](list []T, v T) []T {
 	if slices.Contains(list, v) {

@@ -6,6 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // ObjectKind is a kind of API object that a Store reads.
@@ -21,17 +22,7 @@ const (
 
 // String returns the kind as the API spells it.
 func (k ObjectKind) String() string {
-	switch k {
-	case KindService:
-		return "Service"
-	case KindEndpointSlice:
-		return "EndpointSlice"
-	case KindNode:
-		return "Node"
-	case KindServiceCIDR:
-		return "ServiceCIDR"
-	}
-	return "unknown"
+	return nameIn(k, []string{KindService: "Service", KindEndpointSlice: "EndpointSlice", KindNode: "Node", KindServiceCIDR: "ServiceCIDR"})
 }
 
 // ObjectKey names an object. Namespace is empty for Nodes and ServiceCIDRs.
@@ -63,6 +54,22 @@ type Change struct {
 	// Triggers are the times of the Pod and Service changes that caused the
 	// EndpointSlice changes, if the slices carry them. The Store ignores them.
 	Triggers []time.Time
+}
+
+// Put adds an object of a kind that a Store reads, or nil for one that is gone.
+func (c *Change) Put(k ObjectKey, object metav1.Object) {
+	switch o := object.(type) {
+	case nil:
+		c.Deleted = append(c.Deleted, k)
+	case *corev1.Service:
+		c.Services = append(c.Services, o)
+	case *discoveryv1.EndpointSlice:
+		c.EndpointSlices = append(c.EndpointSlices, o)
+	case *corev1.Node:
+		c.Nodes = append(c.Nodes, o)
+	case *networkingv1.ServiceCIDR:
+		c.ServiceCIDRs = append(c.ServiceCIDRs, o)
+	}
 }
 
 // Empty reports whether the change contains nothing.

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // claim is a service port's claim to a key. A port may claim an address as two
@@ -31,21 +33,21 @@ const (
 	rankNodePort
 )
 
-// compareClaims sorts claims by precedence: by kind, then the earlier claim, so
+// compare sorts claims by precedence: by kind, then the earlier claim, so
 // that no service takes over an address in use. Claims from the same change, such
-// as all claims at the start, sort by age of the service, name and port.
-func compareClaims(a, b claim) int {
+// as all claims at the start, sort by age of the service, name and port. With
+// earlierFirst, the earlier claim goes before the kind.
+func (c *claims) compare(a, b claim) int {
+	if c.earlierFirst && a.since != b.since {
+		return cmp.Compare(a.since, b.since)
+	}
 	return cmp.Or(
 		cmp.Compare(a.rank, b.rank),
 		cmp.Compare(a.since, b.since),
 		cmp.Compare(a.svc.spec.created, b.svc.spec.created),
-		compareNames(a.svc.name, b.svc.name),
+		a.svc.name.Compare(b.svc.name),
 		cmp.Compare(a.port, b.port),
 	)
-}
-
-func compareNames(a, b Name) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
 // claims holds all claims to each key, by precedence.
@@ -58,6 +60,8 @@ type claims struct {
 	// change has withdrawn, in case it enters them again.
 	now     uint64
 	earlier map[claimant]uint64
+
+	earlierFirst bool // StoreOptions.EarlierFirst
 }
 
 // claimant identifies a claim in earlier.
@@ -66,8 +70,8 @@ type claimant struct {
 	svc Name
 }
 
-func newClaims() claims {
-	return claims{byKey: make(map[key][]claim), clusterIPs: make(map[key]int), outer: make(map[netip.Addr]int), earlier: make(map[claimant]uint64)}
+func newClaims(earlierFirst bool) claims {
+	return claims{earlierFirst: earlierFirst, byKey: make(map[key][]claim), clusterIPs: make(map[key]int), outer: make(map[netip.Addr]int), earlier: make(map[claimant]uint64)}
 }
 
 // portName names the service port of a claim.
@@ -101,9 +105,9 @@ func (st *state) each(f func(key, claim)) {
 }
 
 // withdraw removes all claims of a service and adds their keys to touched.
-func (c *claims) withdraw(st *state, touched map[key]struct{}) {
+func (c *claims) withdraw(st *state, touched sets.Set[key]) {
 	st.each(func(k key, _ claim) {
-		touched[k] = struct{}{}
+		touched.Insert(k)
 		list := slices.DeleteFunc(c.byKey[k], func(o claim) bool {
 			if o.svc == st {
 				c.earlier[claimant{k, st.name}] = o.since
@@ -120,22 +124,22 @@ func (c *claims) withdraw(st *state, touched map[key]struct{}) {
 }
 
 // enter adds all claims of a service and adds their keys to touched.
-func (c *claims) enter(st *state, touched map[key]struct{}) {
+func (c *claims) enter(st *state, touched sets.Set[key]) {
 	st.each(func(k key, n claim) {
-		touched[k] = struct{}{}
+		touched.Insert(k)
 		list := c.byKey[k]
 		var was bool
 		if n.since, was = c.earlier[claimant{k, st.name}]; !was {
 			n.since = c.now
 		}
-		at, _ := slices.BinarySearchFunc(list, n, compareClaims)
+		at, _ := slices.BinarySearchFunc(list, n, c.compare)
 		c.byKey[k] = slices.Insert(list, at, n)
 	})
 	c.count(st, 1, touched)
 }
 
 // count updates clusterIPs and outer.
-func (c *claims) count(st *state, by int, touched map[key]struct{}) {
+func (c *claims) count(st *state, by int, touched sets.Set[key]) {
 	if st.spec == nil {
 		return
 	}
@@ -153,7 +157,7 @@ func (c *claims) count(st *state, by int, touched map[key]struct{}) {
 			}
 		}
 		k := clusterIPKey(a)
-		touched[k] = struct{}{}
+		touched.Insert(k)
 		if c.clusterIPs[k] += by; c.clusterIPs[k] == 0 {
 			delete(c.clusterIPs, k)
 		}

@@ -51,6 +51,47 @@ func TestEarlierClaimStays(t *testing.T) {
 	}
 }
 
+// TestEarlierClaimStaysWhateverItsKind: where nothing allocates cluster IPs, a new
+// Service's cluster IP does not displace what is served.
+func TestEarlierClaimStaysWhateverItsKind(t *testing.T) {
+	const ip = "192.0.2.1"
+	served, late := newService("served", "10.96.0.2", withExternalIPs(ip)), newService("late", ip)
+	for _, tt := range []struct {
+		earlierFirst bool
+		steps        []Change
+		want         string
+	}{
+		{false, []Change{services(served), services(late)}, "ClusterIP default/late"},
+		{true, []Change{services(served), services(late)}, "ExternalIP default/served"},
+		{true, []Change{services(served, late)}, "ClusterIP default/late"}, // at the start the kind decides
+		{true, []Change{services(served), services(late), services(newService("served", "10.96.0.3", withExternalIPs(ip)))}, "ExternalIP default/served"},
+		{true, []Change{services(served), services(late), services(newService("served", "10.96.0.2"))}, "ClusterIP default/late"},
+	} {
+		s := NewStore(StoreOptions{EarlierFirst: tt.earlierFirst})
+		for _, c := range tt.steps {
+			s.Apply(c)
+		}
+		if got := found(s.Snapshot(), ip+":80", TCP); got != tt.want {
+			t.Errorf("earlier first %v, %d steps: got %q, want %q", tt.earlierFirst, len(tt.steps), got, tt.want)
+		}
+	}
+}
+
+// TestUnknownAnnotationsAreProblems names an annotation of ours that does not exist.
+func TestUnknownAnnotationsAreProblems(t *testing.T) {
+	s := NewStore(StoreOptions{})
+	svc := newService("web", "10.96.0.1")
+	svc.Annotations = map[string]string{"sluice.dev/balancr": "random", "sluice.dev/balancer": "random", "example.com/balancr": "a"}
+	got := problemTexts(s.Apply(services(svc)))
+	if len(got) != 1 || !strings.HasPrefix(got[0], "Service default/web: annotation sluice.dev/balancr is not known: it has no effect") {
+		t.Errorf("problems %q", got)
+	}
+	svc.Annotations = map[string]string{"sluice.dev/access-log": "none"}
+	if got := problemTexts(s.Apply(services(svc))); len(got) != 1 || !strings.Contains(got[0], `"none" is not one of all, failed, off`) {
+		t.Errorf("problems %q", got)
+	}
+}
+
 // TestNodePortGoesBeforeExternalIP: an external IP on an address of the node does
 // not take a node port, whichever Service came first.
 func TestNodePortGoesBeforeExternalIP(t *testing.T) {

@@ -44,10 +44,10 @@ func (s *Store) review(k key, u *update) {
 	switch a := netip.AddrFrom16(k.addr).Unmap(); {
 	case k.class == byNodePort:
 		if s.aims.ports[k.port] > 0 {
-			u.aimedPorts[k.port] = struct{}{}
+			u.aimedPorts.Insert(k.port)
 		}
 	case s.aims.addrs[hashAddr(a)] > 0:
-		u.aimedAddrs[a] = struct{}{}
+		u.aimedAddrs.Insert(a)
 	}
 }
 
@@ -59,7 +59,7 @@ func (s *Store) judgeAgain(u *update) {
 	}
 	for _, st := range s.services {
 		if st.aimedAt(u) {
-			u.endpoints[st] = struct{}{}
+			u.endpoints.Insert(st)
 		}
 	}
 }
@@ -67,12 +67,12 @@ func (s *Store) judgeAgain(u *update) {
 func (st *state) aimedAt(u *update) bool {
 	for _, sl := range st.slices {
 		for _, p := range sl.ports {
-			if _, is := u.aimedPorts[p.port]; is {
+			if u.aimedPorts.Has(p.port) {
 				return true
 			}
 		}
 		for i := range sl.endpoints {
-			if in(u.aimedAddrs, sl.endpoints[i].Addr.Addr()) {
+			if u.aimedAddrs.Has(sl.endpoints[i].Addr.Addr()) {
 				return true
 			}
 		}
@@ -109,9 +109,9 @@ var apiServer = Name{Namespace: "default", Name: "kubernetes"}
 // tenant's endpoint by an external IP or a node port.
 func (s *Store) judge(st *state, e *Endpoint, at Destination) (why string, mayReturn bool) {
 	switch {
-	case s.hosts.isBroadcast(at.Addr):
+	case s.hosts.broadcast.Has(at.Addr):
 		return "is the broadcast address of a link", false
-	case s.hosts.isOwn(at.Addr) && !e.Local && st.name != apiServer:
+	case s.hosts.own.Has(at.Addr) && !e.Local && st.name != apiServer:
 		return "is an address of this node, and its nodeName does not say so", false
 	case s.claims.clusterIPs[clusterIPKey(at.Addr)] > 0: // tenants do not choose cluster IPs
 		return "is a cluster IP", false

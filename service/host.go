@@ -2,6 +2,8 @@ package service
 
 import (
 	"net/netip"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // Host holds the addresses of this node's interfaces. It is read-only.
@@ -13,44 +15,24 @@ type Host struct {
 // hostAddresses are the addresses of a Host and of this node's Node object as sets.
 type hostAddresses struct {
 	host      Host
-	own       map[netip.Addr]struct{} // this node's
-	broadcast map[netip.Addr]struct{} // of its links
+	own       sets.Set[netip.Addr] // this node's
+	broadcast sets.Set[netip.Addr] // of its links
 }
 
 // next returns the sets after a change, and the addresses that were added or
 // removed.
-func (h *hostAddresses) next(host Host, nodes *Nodes, self string) (after hostAddresses, changed map[netip.Addr]struct{}) {
-	after = hostAddresses{host, setOf(host.Addresses), setOf(host.Broadcasts)}
+func (h *hostAddresses) next(host Host, nodes *Nodes, self string) (after hostAddresses, changed sets.Set[netip.Addr]) {
+	after = hostAddresses{host, unmapped(host.Addresses), unmapped(host.Broadcasts)}
 	if n := nodes.Get(self); n != nil {
-		for _, a := range n.Addresses {
-			after.own[a] = struct{}{}
-		}
+		after.own.Insert(n.Addresses...)
 	}
-	changed = make(map[netip.Addr]struct{})
-	for _, sets := range [][2]map[netip.Addr]struct{}{{h.own, after.own}, {h.broadcast, after.broadcast}} {
-		for i := range sets {
-			for a := range sets[i] {
-				if _, same := sets[1-i][a]; !same {
-					changed[a] = struct{}{}
-				}
-			}
-		}
-	}
-	return after, changed
+	return after, h.own.SymmetricDifference(after.own).Union(h.broadcast.SymmetricDifference(after.broadcast))
 }
 
-func (h *hostAddresses) isOwn(a netip.Addr) bool       { return in(h.own, a) }
-func (h *hostAddresses) isBroadcast(a netip.Addr) bool { return in(h.broadcast, a) }
-
-func setOf(list []netip.Addr) map[netip.Addr]struct{} {
-	set := make(map[netip.Addr]struct{})
+func unmapped(list []netip.Addr) sets.Set[netip.Addr] {
+	set := make(sets.Set[netip.Addr], len(list))
 	for _, a := range list {
-		set[a.Unmap()] = struct{}{}
+		set.Insert(a.Unmap())
 	}
 	return set
-}
-
-func in(set map[netip.Addr]struct{}, a netip.Addr) bool {
-	_, is := set[a]
-	return is
 }

@@ -101,6 +101,6 @@ func joinServiceCIDRs(byName map[string][]netip.Prefix) []netip.Prefix {
 	for _, list := range byName {
 		all = append(all, list...)
 	}
-	slices.SortFunc(all, comparePrefixes)
+	slices.SortFunc(all, netip.Prefix.Compare)
 	return slices.Compact(all)
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // Other is a Service of another proxy, according to the label
@@ -45,7 +46,7 @@ func parseOther(svc *corev1.Service, label string, labeled bool) *otherSpec {
 
 // noteOther updates the records of other proxies' Services when a service gets a
 // new spec. It adds addresses that another proxy gains or loses to moved.
-func (s *Store) noteOther(st *state, next *spec, moved map[netip.Addr]struct{}, u *update) {
+func (s *Store) noteOther(st *state, next *spec, moved sets.Set[netip.Addr], u *update) {
 	was, is := s.others[st.name], (*otherSpec)(nil)
 	if next != nil {
 		is = next.other
@@ -62,14 +63,14 @@ func (s *Store) noteOther(st *state, next *spec, moved map[netip.Addr]struct{}, 
 	}
 }
 
-func (s *Store) countOther(o *otherSpec, by int32, moved map[netip.Addr]struct{}) {
+func (s *Store) countOther(o *otherSpec, by int32, moved sets.Set[netip.Addr]) {
 	if o == nil {
 		return
 	}
 	for _, a := range o.clusterIPs {
 		if a.IsValid() {
 			bump(s.otherIPs, a, by)
-			moved[a] = struct{}{}
+			moved.Insert(a)
 		}
 	}
 }
@@ -78,7 +79,7 @@ func (s *Store) countOther(o *otherSpec, by int32, moved map[netip.Addr]struct{}
 // address, the first by name counts.
 func (s *Store) othersOf() map[netip.Addr]Other {
 	out := make(map[netip.Addr]Other, len(s.others))
-	for _, name := range slices.SortedFunc(maps.Keys(s.others), compareNames) {
+	for _, name := range slices.SortedFunc(maps.Keys(s.others), Name.Compare) {
 		for _, a := range s.others[name].clusterIPs {
 			if _, taken := out[a]; a.IsValid() && !taken {
 				out[a] = s.others[name].Other

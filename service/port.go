@@ -47,12 +47,12 @@ func (s *Store) fill(p *Port, st *state, i int, problems []string) []string {
 		case s.otherIPs[a] > 0: // a cluster IP takes precedence, whichever proxy serves it
 			problems = append(problems, fmt.Sprintf("%s %s is the cluster IP of a Service that another proxy serves: left out", what, a))
 			return false
-		case s.hosts.isBroadcast(a):
+		case s.hosts.broadcast.Has(a):
 			problems = append(problems, fmt.Sprintf("%s %s is the broadcast address of a link: left out", what, a))
 			return false
 		case st.leadsTo(i, at):
 			return false // the endpoint has this address, for example in the host network
-		case !s.hosts.isOwn(a):
+		case !s.hosts.own.Has(a):
 			return true
 		case what == ExternalIP:
 			// Node ports take precedence over external IPs, which any tenant may write.

@@ -12,6 +12,7 @@
 package service
 
 import (
+	"cmp"
 	"net/netip"
 )
 
@@ -27,15 +28,15 @@ const (
 
 // String returns the name as the API spells it: "TCP", "UDP", "SCTP".
 func (p Protocol) String() string {
-	switch p {
-	case TCP:
-		return "TCP"
-	case UDP:
-		return "UDP"
-	case SCTP:
-		return "SCTP"
+	return nameIn(p, []string{TCP: "TCP", UDP: "UDP", SCTP: "SCTP"})
+}
+
+// nameIn returns the name of a value, or "unknown" for one that has none.
+func nameIn[V ~uint8](v V, names []string) string {
+	if v == 0 || int(v) >= len(names) {
+		return "unknown"
 	}
-	return "unknown"
+	return names[v]
 }
 
 // Name is the namespaced name of an API object.
@@ -46,6 +47,11 @@ type Name struct {
 
 // String returns "namespace/name".
 func (n Name) String() string { return n.Namespace + "/" + n.Name }
+
+// Compare orders names by namespace, then by name.
+func (n Name) Compare(o Name) int {
+	return cmp.Or(cmp.Compare(n.Namespace, o.Namespace), cmp.Compare(n.Name, o.Name))
+}
 
 // PortName identifies a service port (A1.6). The same port number with TCP and UDP
 // makes two service ports.
@@ -77,17 +83,7 @@ const (
 
 // String returns the name in the access log and in the output of "sluice explain".
 func (k AddressKind) String() string {
-	switch k {
-	case ClusterIP:
-		return "ClusterIP"
-	case ExternalIP:
-		return "ExternalIP"
-	case LoadBalancer:
-		return "LoadBalancer"
-	case NodePort:
-		return "NodePort"
-	}
-	return "unknown"
+	return nameIn(k, []string{ClusterIP: "ClusterIP", ExternalIP: "ExternalIP", LoadBalancer: "LoadBalancer", NodePort: "NodePort"})
 }
 
 // Destination is the destination of a packet.
@@ -95,4 +91,9 @@ type Destination struct {
 	Addr     netip.Addr // never IPv4-mapped IPv6
 	Port     uint16
 	Protocol Protocol
+}
+
+// String returns "TCP 10.96.0.1:443".
+func (d Destination) String() string {
+	return d.Protocol.String() + " " + netip.AddrPortFrom(d.Addr, d.Port).String()
 }

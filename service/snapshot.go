@@ -96,6 +96,9 @@ func (n *Nodes) Get(name string) *Node {
 	return n.byName[name]
 }
 
+// Any reports whether there is any node. n may be nil.
+func (n *Nodes) Any() bool { return n != nil && len(n.byName) > 0 }
+
 // Port is one port of a Service (A1.6) with the addresses and endpoints of both
 // families.
 type Port struct {
@@ -168,6 +171,14 @@ type Endpoint struct {
 	// ZoneHints and NodeHints are the topology hints (A2.8, A2.9).
 	ZoneHints []string
 	NodeHints []string
+}
+
+// PodName returns namespace/name of the endpoint's pod, or "".
+func (e *Endpoint) PodName() string {
+	if e.Pod.Name == "" {
+		return ""
+	}
+	return e.Pod.String()
 }
 
 // InCluster reports whether the endpoint is on a node of the cluster, like a pod.

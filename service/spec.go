@@ -2,7 +2,9 @@ package service
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -10,7 +12,16 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
+// Annotations are the names of a Service's annotations that have an effect, without
+// the prefix "sluice.dev/".
+var Annotations = []string{accessLog, "balancer", "datapath", "sctp-streams", topologyKeys, "udp-responses", "udp-timeout"}
+
+// AccessLogValues are the values of the annotation access-log: which connections of
+// the Service leave a record.
+var AccessLogValues = []string{"all", "failed", "off"}
+
 const (
+	accessLog        = "access-log"
 	proxyNameLabel   = "service.kubernetes.io/service-proxy-name"
 	annotationPrefix = "sluice.dev/"
 
@@ -107,13 +118,8 @@ func (s *spec) parseClusterIPs(svc *corev1.Service) {
 		texts = []string{svc.Spec.ClusterIP}
 	}
 	for i, text := range texts {
-		a, ok := parseAddr(text)
+		a, ok := s.parseAddress("clusterIP", text)
 		if !ok {
-			s.problemf("clusterIP %q is not an IP address: left out (A1.7)", text)
-			continue
-		}
-		if err := CheckAddress(a); err != nil {
-			s.problemf("clusterIP %s cannot be used, %v: left out (A1.7)", a, err)
 			continue
 		}
 		f := FamilyOf(a)
@@ -130,6 +136,21 @@ func (s *spec) parseClusterIPs(svc *corev1.Service) {
 			s.families[f].clusterIP = a
 		}
 	}
+}
+
+// parseAddress parses an address that clients connect to. It adds a problem if that
+// cannot be used (A1.7).
+func (s *spec) parseAddress(what, text string) (netip.Addr, bool) {
+	a, ok := parseAddr(text)
+	if !ok {
+		s.problemf("%s %q is not an IP address: left out (A1.7)", what, text)
+		return a, false
+	}
+	if err := CheckAddress(a); err != nil {
+		s.problemf("%s %s cannot be used, %v: left out (A1.7)", what, a, err)
+		return a, false
+	}
+	return a, true
 }
 
 func familyName(f Family) corev1.IPFamily {
@@ -165,12 +186,7 @@ func (s *spec) parsePorts(svc *corev1.Service) {
 }
 
 func (s *spec) hasPort(name string, proto Protocol) bool {
-	for _, p := range s.ports {
-		if p.name == name && p.protocol == proto {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.ports, func(p portSpec) bool { return p.name == name && p.protocol == proto })
 }
 
 // parseProtocol parses a protocol. The empty string means TCP.
@@ -227,6 +243,14 @@ func (s *spec) parsePolicy(svc *corev1.Service) {
 			s.annotations[name] = v
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(s.annotations)) {
+		if !slices.Contains(Annotations, name) {
+			s.problemf("annotation %s%s is not known: it has no effect (those that have: %s)", annotationPrefix, name, strings.Join(Annotations, ", "))
+		}
+	}
+	if v, ok := s.annotations[accessLog]; ok && !slices.Contains(AccessLogValues, v) {
+		s.problemf("annotation %s%s: %q is not one of %s; all records are written", annotationPrefix, accessLog, v, strings.Join(AccessLogValues, ", "))
+	}
 	s.parseTopologyKeys()
 }
 
@@ -262,12 +286,11 @@ func (s *spec) parseTopologyKeys() {
 // out invalid addresses (A1.7) and those of a family without a cluster IP (A1.5).
 func (s *spec) parseExternal(svc *corev1.Service, allowed *ExternalIPs) {
 	for _, text := range svc.Spec.ExternalIPs {
-		a, ok := parseAddr(text)
+		a, ok := s.parseAddress("externalIP", text)
 		if !ok {
-			s.problemf("externalIP %q is not an IP address: left out (A1.7)", text)
-		} else if err := CheckAddress(a); err != nil {
-			s.problemf("externalIP %s cannot be used, %v: left out (A1.7)", a, err)
-		} else if !allowed.allow(a) {
+			continue
+		}
+		if !allowed.allow(a) {
 			s.problemf("externalIP %s is not allowed (--external-ips): left out", a)
 		} else if f := s.familyOf(a); f != nil {
 			f.externalIPs = addUnique(f.externalIPs, a)
@@ -277,12 +300,11 @@ func (s *spec) parseExternal(svc *corev1.Service, allowed *ExternalIPs) {
 		if in.IP == "" || in.IPMode != nil && *in.IPMode != corev1.LoadBalancerIPModeVIP {
 			continue // A1.9
 		}
-		a, ok := parseAddr(in.IP)
+		a, ok := s.parseAddress("load balancer IP", in.IP)
 		if !ok {
-			s.problemf("load balancer IP %q is not an IP address: left out (A1.7)", in.IP)
-		} else if err := CheckAddress(a); err != nil {
-			s.problemf("load balancer IP %s cannot be used, %v: left out (A1.7)", a, err)
-		} else if f := s.familyOf(a); f != nil {
+			continue
+		}
+		if f := s.familyOf(a); f != nil {
 			f.loadBalancerIPs = addUnique(f.loadBalancerIPs, a)
 		}
 	}

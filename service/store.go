@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // StoreOptions identify the node and the proxy that a Store works for. The zero
@@ -19,6 +21,10 @@ type StoreOptions struct {
 	ServiceProxyName string
 	// ExternalIPs restricts the external IPs.
 	ExternalIPs ExternalIPs
+	// EarlierFirst lets the Service that had an address first keep it, whatever
+	// kind of address it is to the other one. It is for sources in which nothing
+	// allocates cluster IPs: there a cluster IP may be a slip as well.
+	EarlierFirst bool
 }
 
 // ExternalIPs selects the external IPs to serve. The zero value selects all.
@@ -71,7 +77,7 @@ func NewStore(options StoreOptions) *Store {
 		others:   make(map[Name]*otherSpec),
 		otherIPs: make(map[netip.Addr]int32),
 		problems: make(map[ObjectKey][]Problem),
-		claims:   newClaims(),
+		claims:   newClaims(options.EarlierFirst),
 		aims:     newAims(),
 		last:     &Snapshot{Node: Node{Name: options.NodeName}, index: &Index[PortID]{}},
 	}
@@ -83,9 +89,9 @@ func (s *Store) Snapshot() *Snapshot { return s.last }
 // update is the state of one Apply.
 type update struct {
 	respec    map[*state]*spec // new specs
-	endpoints map[*state]struct{}
-	rebuild   map[*state]struct{} // services whose addresses may have changed
-	nodes     map[string]*Node    // nil for a deleted one
+	endpoints sets.Set[*state]
+	rebuild   sets.Set[*state] // services whose addresses may have changed
+	nodes     map[string]*Node // nil for a deleted one
 	cidrs     bool
 	others    bool
 	problems  bool
@@ -93,8 +99,8 @@ type update struct {
 	index     ownerEdit
 	host      *Host // nil if it does not change
 	// Addresses and node ports whose owner changed and that some endpoint may have.
-	aimedAddrs map[netip.Addr]struct{}
-	aimedPorts map[uint16]struct{}
+	aimedAddrs sets.Set[netip.Addr]
+	aimedPorts sets.Set[uint16]
 }
 
 // Apply applies a change and returns the new Snapshot, or the same pointer if
@@ -104,14 +110,14 @@ type update struct {
 func (s *Store) Apply(c Change) *Snapshot {
 	u := &update{
 		respec:    make(map[*state]*spec),
-		endpoints: make(map[*state]struct{}),
-		rebuild:   make(map[*state]struct{}),
+		endpoints: sets.New[*state](),
+		rebuild:   sets.New[*state](),
 		nodes:     make(map[string]*Node),
 		host:      c.Host,
 		index:     ownerEdit{EditIndex(s.last.index)},
 
-		aimedAddrs: make(map[netip.Addr]struct{}),
-		aimedPorts: make(map[uint16]struct{}),
+		aimedAddrs: sets.New[netip.Addr](),
+		aimedPorts: sets.New[uint16](),
 	}
 	s.take(c, u)
 	nodes := nextNodes(s.last.Nodes, u.nodes)
@@ -190,7 +196,7 @@ func (s *Store) setSlice(name Name, sl *slice, u *update) {
 		st := s.services[owner]
 		s.count(st, st.slices[name.Name], -1, u)
 		delete(st.slices, name.Name)
-		u.endpoints[st] = struct{}{}
+		u.endpoints.Insert(st)
 		delete(s.owners, name)
 	}
 	var problems []string
@@ -199,7 +205,7 @@ func (s *Store) setSlice(name Name, sl *slice, u *update) {
 		st.slices[name.Name] = sl
 		s.owners[name] = sl.owner
 		s.count(st, sl, 1, u)
-		u.endpoints[st] = struct{}{}
+		u.endpoints.Insert(st)
 		problems = sl.problems
 	}
 	s.setProblems(ObjectKey{KindEndpointSlice, name}, problems, u)
@@ -212,7 +218,7 @@ func (s *Store) count(st *state, sl *slice, by int32, u *update) {
 	s.aims.count(sl, by)
 	for i := range sl.endpoints {
 		if a := sl.endpoints[i].Addr.Addr(); s.claims.outer[a] > 0 {
-			u.rebuild[st] = struct{}{}
+			u.rebuild.Insert(st)
 		}
 	}
 }
@@ -226,29 +232,12 @@ func (s *Store) rehost(nodes *Nodes, u *update) {
 	if u.host != nil {
 		host = *u.host
 	}
-	var changed map[netip.Addr]struct{}
+	var changed sets.Set[netip.Addr]
 	s.hosts, changed = s.hosts.next(host, nodes, s.options.NodeName)
 	for a := range changed {
 		s.review(clusterIPKey(a), u)
 	}
 	s.rebuildAt(changed, u)
-}
-
-func (s *Store) setProblems(k ObjectKey, texts []string, u *update) {
-	old := s.problems[k]
-	if slices.EqualFunc(old, texts, func(p Problem, t string) bool { return p.Text == t }) {
-		return
-	}
-	u.problems = true
-	if len(texts) == 0 {
-		delete(s.problems, k)
-		return
-	}
-	list := make([]Problem, len(texts))
-	for i, t := range texts {
-		list[i] = Problem{Object: k.String(), Text: t}
-	}
-	s.problems[k] = list
 }
 
 // respec applies the new specs: it assigns addresses to services and IDs to ports.
@@ -259,9 +248,9 @@ func (s *Store) respec(u *update) {
 			changed = append(changed, st)
 		}
 	}
-	slices.SortFunc(changed, func(a, b *state) int { return compareNames(a.name, b.name) })
+	slices.SortFunc(changed, func(a, b *state) int { return a.name.Compare(b.name) })
 
-	touched, moved := make(map[key]struct{}), make(map[netip.Addr]struct{})
+	touched, moved := sets.New[key](), sets.New[netip.Addr]()
 	s.claims.now++
 	defer clear(s.claims.earlier)
 	for _, st := range changed {
@@ -274,25 +263,25 @@ func (s *Store) respec(u *update) {
 		s.takeSpec(st, u.respec[st])
 		s.noteOther(st, u.respec[st], moved, u)
 		s.claims.enter(st, touched)
-		u.rebuild[st] = struct{}{}
+		u.rebuild.Insert(st)
 	}
 	for k := range touched {
 		s.settle(k, u)
 		s.review(k, u)
 	}
-	maps.DeleteFunc(moved, func(a netip.Addr, _ struct{}) bool { return s.claims.outer[a] == 0 })
+	maps.DeleteFunc(moved, func(a netip.Addr, _ sets.Empty) bool { return s.claims.outer[a] == 0 })
 	s.rebuildAt(moved, u)
 }
 
 // rebuildAt schedules the services that claim one of the addresses.
-func (s *Store) rebuildAt(addrs map[netip.Addr]struct{}, u *update) {
+func (s *Store) rebuildAt(addrs sets.Set[netip.Addr], u *update) {
 	if len(addrs) == 0 {
 		return
 	}
 	for k, list := range s.claims.byKey {
-		if k.class == byAddress && in(addrs, netip.AddrFrom16(k.addr).Unmap()) {
+		if k.class == byAddress && addrs.Has(netip.AddrFrom16(k.addr).Unmap()) {
 			for _, c := range list {
-				u.rebuild[c.svc] = struct{}{}
+				u.rebuild.Insert(c.svc)
 			}
 		}
 	}
@@ -357,14 +346,14 @@ func (s *Store) settle(k key, u *update) {
 		return
 	}
 	for _, c := range s.claims.byKey[k] {
-		u.rebuild[c.svc] = struct{}{}
+		u.rebuild.Insert(c.svc)
 	}
 	if k.class != byNodePort {
 		return
 	}
 	for a := range s.hosts.own { // a node port takes precedence over an external IP that is the node's address
 		for _, c := range s.claims.byKey[addrKey(Destination{a, k.port, k.proto})] {
-			u.rebuild[c.svc] = struct{}{}
+			u.rebuild.Insert(c.svc)
 		}
 	}
 	if c, ok := s.claims.winner(k); ok {
@@ -380,7 +369,7 @@ func (s *Store) build(u *update) {
 		s.buildService(st, true, u)
 	}
 	for st := range u.endpoints {
-		if _, done := u.rebuild[st]; !done {
+		if !u.rebuild.Has(st) {
 			s.buildService(st, false, u)
 		}
 	}
@@ -491,18 +480,4 @@ func (s *Store) ownNode(nodes *Nodes) Node {
 		return *n
 	}
 	return Node{Name: s.options.NodeName}
-}
-
-func (s *Store) sortedProblems() []Problem {
-	keys := slices.SortedFunc(maps.Keys(s.problems), func(a, b ObjectKey) int {
-		if a.Kind != b.Kind {
-			return int(a.Kind) - int(b.Kind)
-		}
-		return compareNames(a.Name, b.Name)
-	})
-	var out []Problem
-	for _, k := range keys {
-		out = append(out, s.problems[k]...)
-	}
-	return out
 }

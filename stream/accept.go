@@ -57,7 +57,7 @@ func (a *acceptor) accept(share int) {
 			continue
 		}
 		w.backoff = 0
-		if a.socket.filtered.Load() {
+		if a.socket.filtered.Load() && a.socket.protocol == service.TCP {
 			// The filter is for first packets. For others it would cost time,
 			// and it would break the connection when it changes.
 			sys.DetachFilter(fd)
@@ -67,7 +67,7 @@ func (a *acceptor) accept(share int) {
 			sys.Close(fd)
 			continue
 		}
-		if c := w.admit(fd, unmap(client), unmap(vip)); c != nil {
+		if c := w.admit(fd, a.socket.protocol, unmap(client), unmap(vip)); c != nil {
 			if a.socket.shared.Load() {
 				c.fail(conntrack.LimitReached) // other service ports use the socket too
 				continue
@@ -85,11 +85,11 @@ func unmap(a netip.AddrPort) netip.AddrPort {
 
 // decide returns the verdict on a connection, and the configuration that it
 // follows from.
-func (w *worker) decide(client netip.Addr, vip netip.AddrPort) (*state, policy.Verdict) {
+func (w *worker) decide(protocol service.Protocol, client netip.Addr, vip netip.AddrPort) (*state, policy.Verdict) {
 	st := w.server.state.Load()
-	verdict := st.table.Resolve(service.TCP, client, vip)
+	verdict := st.table.Resolve(protocol, client, vip)
 	if verdict.Action != policy.Accept && len(st.past) > 0 {
-		return st.inGrace(client, vip, verdict, w.server.clock())
+		return st.inGrace(protocol, client, vip, verdict, w.server.clock())
 	}
 	return st, verdict
 }
@@ -97,8 +97,8 @@ func (w *worker) decide(client netip.Addr, vip netip.AddrPort) (*state, policy.V
 // admit decides about an accepted connection and begins to dial. It returns the
 // connection if it has to wait, because its Service is at its limit of connections
 // that are being dialled: no more should be accepted for the moment.
-func (w *worker) admit(fd int, client, vip netip.AddrPort) (waits *conn) {
-	st, verdict := w.decide(client.Addr(), vip)
+func (w *worker) admit(fd int, protocol service.Protocol, client, vip netip.AddrPort) (waits *conn) {
+	st, verdict := w.decide(protocol, client.Addr(), vip)
 	if verdict.Port == nil {
 		// Not a service's address: a client on this node found the socket's own.
 		w.server.stats.strays.Add(1)
@@ -106,15 +106,15 @@ func (w *worker) admit(fd int, client, vip netip.AddrPort) (waits *conn) {
 		return nil
 	}
 	p := st.pools[verdict.Port.ID]
-	c := w.newConn()
+	c := w.newConn(protocol)
 	c.pool = p
-	c.client = fd
+	c.client = int32(fd)
 	c.record = conntrack.Record{
 		Start:    w.loop.Now(),
 		Client:   client,
 		VIP:      vip,
 		Port:     verdict.Port,
-		Protocol: service.TCP,
+		Protocol: protocol,
 		Kind:     verdict.Kind,
 		Counters: p.counters,
 		Owner:    c,
@@ -140,7 +140,7 @@ func (w *worker) admit(fd int, client, vip netip.AddrPort) (waits *conn) {
 		c.fail(end)
 		return nil
 	}
-	c.class = sys.ClientClass(fd, vip.Addr().Is6())
+	c.carrier.accepted()
 	if !c.beginDialing() {
 		return c
 	}

@@ -82,7 +82,7 @@ func (s *Server) openBound(at policy.Opening, old []*socket) (*socket, error) {
 	// come back.
 	o.FreeBind = true
 	own := at.Kind == service.NodePort || s.state.Load().host.Has(at.Addr)
-	o.Transparent = s.traits.BindEach && !own
+	o.Transparent = s.options.Traits.BindEach && !own
 	if at.Limited || at.Action != policy.Accept {
 		o.Filter = dropAll
 	}

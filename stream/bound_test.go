@@ -357,4 +357,5 @@ func (n nowhere) Traits() redirect.Traits {
 
 func (nowhere) Apply(redirect.Plan) error { return nil }
 func (nowhere) Verify() (bool, error)     { return false, nil }
+func (nowhere) Changed() <-chan struct{}  { return nil }
 func (nowhere) Close() error              { return nil }

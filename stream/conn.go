@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/sluice-proxy/sluice/balancer"
@@ -8,29 +9,27 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
-	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/relay"
-	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/upstream"
 )
 
 // conn is one connection from accept to its end. Its worker's loop owns it. Until an
 // endpoint has answered, it handles the events of the socket that is connecting; then
-// the relay owns both sockets, and calls LinkEnded at the end.
+// the carrier's relay owns both sockets, until it calls ended.
 type conn struct {
-	link   relay.Link
-	record conntrack.Record
-	plan   balancer.Dial
-	worker *worker
-	pool   *pool
+	carrier carrier
+	record  conntrack.Record
+	plan    balancer.Dial
+	worker  *worker
+	pool    *pool
 
 	timer    poll.Timer // of the current attempt, or of the pause before the next
 	endpoint poll.Registration
-	client   int // the client's socket
-	upstream int // the socket that is connecting
+	client   int32 // the client's socket
+	upstream int32 // the socket that is connecting
 	dialing  bool
-	class    uint8          // the client's DSCP
-	held     upstream.Range // ports for sockets with the client's address, from Rules.Hold
+	cut      conntrack.End  // how EndConnection ends it, else EndNone
+	class    uint8          // the TCP client's DSCP
+	held     upstream.Range // ports for TCP sockets with the client's address, from Rules.Hold
 	next     *conn          // in a retryQueue
 }
 
@@ -58,18 +57,18 @@ func (c *conn) dial(st *state, v *policy.Verdict) {
 		}
 		ep := &v.Candidates[i]
 		c.record.BeginAttempt(ep, now)
-		fd, errno := c.connect(st, v, ep)
+		fd, errno := c.carrier.connect(st, v, ep)
 		if errno == 0 || errno == sys.EINPROGRESS {
 			// The handshake with an endpoint on this node is over by now.
-			errno = w.relay.Probe(&c.link, c.client, fd)
+			errno = c.carrier.probe(fd)
 			if errno == 0 {
-				c.connected(relay.Socket{FD: fd})
+				c.connected(fd, poll.Registration{}, 0)
 				return
 			}
 			if errno == sys.EAGAIN {
 				var err error
-				if c.endpoint, err = w.loop.Add(fd, 0, relay.Watch, c); err == nil {
-					c.upstream = fd
+				if c.endpoint, err = w.loop.Add(fd, 0, c.carrier.watch(), c); err == nil {
+					c.upstream = int32(fd)
 					w.loop.Schedule(&c.timer, now+int64(patience), c)
 					return
 				}
@@ -85,25 +84,6 @@ func (c *conn) dial(st *state, v *policy.Verdict) {
 			return
 		}
 	}
-}
-
-// connect begins to connect to an endpoint as package upstream decides. The record says
-// whose address the endpoint sees.
-func (c *conn) connect(st *state, v *policy.Verdict, ep *service.Endpoint) (int, sys.Errno) {
-	w, client := c.worker, c.record.Client.Addr()
-	choice := w.server.upstream.Choose(st.host, v, client, ep)
-	c.record.Source = choice.Source
-	o := sys.ConnectOptions{Congestion: w.server.config.Congestion, Class: c.class}
-	if ep.MayReturn {
-		o.TTL = redirect.TTLAfter(sys.ClientTTL(c.client, c.record.VIP.Addr().Is6()))
-	}
-	if choice.Kind == upstream.FromClient && c.held == (upstream.Range{}) {
-		var errno sys.Errno
-		if c.held, errno = w.server.upstream.Hold(client); errno != 0 {
-			return -1, errno
-		}
-	}
-	return w.dialer.Connect(&choice, ep.Addr, client, c.held, o)
 }
 
 // attemptFailed notes a failed attempt. It returns true if the next one has to wait,
@@ -123,10 +103,10 @@ func (c *conn) attemptFailed(errno sys.Errno) (waits bool) {
 
 // HandleEvents reports how the current attempt ended.
 func (c *conn) HandleEvents(_ uint8, ev poll.Events) {
-	switch errno := c.worker.relay.Probe(&c.link, c.client, c.upstream); errno {
+	switch errno := c.carrier.probe(int(c.upstream)); errno {
 	case 0:
 		c.worker.loop.Cancel(&c.timer)
-		c.connected(relay.Socket{FD: c.upstream, Reg: c.endpoint, Ready: ev})
+		c.connected(int(c.upstream), c.endpoint, ev)
 	case sys.EAGAIN:
 	default:
 		c.worker.loop.Cancel(&c.timer)
@@ -146,7 +126,7 @@ func (c *conn) HandleTimer(*poll.Timer) {
 // abandonAttempt closes the socket that was connecting and makes the next attempt.
 func (c *conn) abandonAttempt(errno sys.Errno) {
 	c.worker.loop.Forget(c.endpoint)
-	sys.Close(c.upstream)
+	sys.Close(int(c.upstream))
 	c.upstream = -1
 	if !c.attemptFailed(errno) {
 		c.retryInTurn()
@@ -165,7 +145,11 @@ func (c *conn) retryInTurn() {
 // retry makes the next attempt by the configuration that is in force now, with the
 // endpoints that exist now.
 func (c *conn) retry() {
-	st, v := c.worker.decide(c.record.Client.Addr(), c.record.VIP)
+	if c.cut != conntrack.EndNone {
+		c.fail(c.cut)
+		return
+	}
+	st, v := c.worker.decide(c.record.Protocol, c.record.Client.Addr(), c.record.VIP)
 	if v.Action != policy.Accept {
 		c.fail(conntrack.ConnectFailed)
 		return
@@ -173,38 +157,17 @@ func (c *conn) retry() {
 	c.dial(st, &v)
 }
 
-// connected hands the connection to the relay.
-func (c *conn) connected(endpoint relay.Socket) {
-	w := c.worker
+// connected hands the connection to the relay. ready are the last events of the
+// endpoint's registration, if it has one.
+func (c *conn) connected(endpoint int, reg poll.Registration, ready poll.Events) {
 	now := poll.Nanotime()
 	c.upstream = -1
 	c.pool.balancer.Connected(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr(), now)
 	c.record.Affinity = c.plan.Affinity()
-	c.record.SourceAddr, _ = sys.LocalAddr(endpoint.FD)
+	c.record.SourceAddr, _ = sys.LocalAddr(endpoint)
 	c.record.AttemptSucceeded(now)
 	c.endDialing()
-	w.relay.Start(&c.link, relay.Socket{FD: c.client}, endpoint, c)
-}
-
-// LinkEnded takes the connection back from the relay, which has closed both sockets.
-func (c *conn) LinkEnded(_ *relay.Link, end relay.End) {
-	if end == relay.ClientFin {
-		c.worker.dialer.Rest()
-	}
-	c.finish(ends[end])
-}
-
-// ends maps the relay's ends to the record's.
-var ends = [...]conntrack.End{
-	relay.ClientFin:       conntrack.ClientFin,
-	relay.ClientReset:     conntrack.ClientReset,
-	relay.EndpointFin:     conntrack.EndpointFin,
-	relay.EndpointReset:   conntrack.EndpointReset,
-	relay.ClientTimeout:   conntrack.ClientTimeout,
-	relay.EndpointTimeout: conntrack.EndpointTimeout,
-	relay.Idle:            conntrack.Idle,
-	relay.Shutdown:        conntrack.Shutdown,
-	relay.Limit:           conntrack.LimitReached,
+	c.carrier.start(endpoint, reg, ready)
 }
 
 // fail ends a connection that has no endpoint: the client is reset.
@@ -212,29 +175,53 @@ func (c *conn) fail(end conntrack.End) {
 	c.worker.loop.Cancel(&c.timer)
 	if c.upstream >= 0 {
 		c.worker.loop.Forget(c.endpoint)
-		sys.Close(c.upstream)
+		sys.Close(int(c.upstream))
 		c.upstream = -1
 	}
-	c.worker.relay.Drop(&c.link)
+	c.carrier.drop()
 	c.record.Affinity = c.plan.Affinity()
 	c.endDialing()
-	sys.Close(c.client) // resets it
+	sys.Close(int(c.client)) // resets it
 	c.finish(end)
 }
 
 // abort ends the connection, whatever its state.
 func (c *conn) abort() {
 	if c.record.Connected {
-		c.worker.relay.Abort(&c.link, relay.Shutdown)
+		c.carrier.abort()
 		return
 	}
 	c.fail(conntrack.Shutdown)
 }
 
+// EndConnection implements conntrack.Ender: both sides are reset. A connection that
+// waits for its turn or for room ends when it would have gone on.
+func (c *conn) EndConnection(end conntrack.End) {
+	c.cut = end
+	switch {
+	case c.record.Connected:
+		c.carrier.abort()
+	case c.upstream >= 0 || c.timer.Scheduled():
+		c.fail(end)
+	}
+}
+
 // Refresh brings the record up to date while the connection is open.
 func (c *conn) Refresh(r *conntrack.Record) {
-	r.Progress(c.link.BytesUp(), c.link.BytesDown())
+	c.count()
+	r.Progress(r.BytesFromClient, r.BytesFromEndpoint)
 }
+
+// count brings what the record says of forwarded bytes up to date.
+func (c *conn) count() {
+	if first := c.carrier.count(&c.record); first != 0 {
+		// The relay's clock does not advance within a round of the loop.
+		c.record.FirstByte = max(first-c.record.Start, c.record.ConnectTime, 1)
+	}
+}
+
+// ended finishes a connection that the relay has ended.
+func (c *conn) ended(end conntrack.End) { c.finish(cmp.Or(c.cut, end)) }
 
 // finish writes the record and frees the conn.
 func (c *conn) finish(end conntrack.End) {
@@ -242,16 +229,8 @@ func (c *conn) finish(end conntrack.End) {
 	r := &c.record
 	r.End = end
 	r.Duration = poll.Nanotime() - r.Start
-	r.BytesFromClient = c.link.BytesUp()
-	r.BytesFromEndpoint = c.link.BytesDown()
-	if first := c.link.FirstByte; first != 0 {
-		// The relay's clock does not advance within a round of the loop.
-		r.FirstByte = max(first-r.Start, r.ConnectTime, 1)
-	}
-	if c.held != (upstream.Range{}) {
-		w.server.upstream.Release(r.Client.Addr())
-		c.held = upstream.Range{}
-	}
+	c.count()
+	c.carrier.closed()
 	w.shard.Close(r)
 	c.pool.service.open.Add(-1)
 	c.pool.namespace.open.Add(-1)

@@ -38,14 +38,14 @@ func keepPast(prev *state, withdrawn bool, now int64) []past {
 // nothing new is steered to its destination, its handshake began before the
 // destination was withdrawn, and the last policy that served it decides. Otherwise,
 // and where no policy served it, the verdict stays.
-func (s *state) inGrace(client netip.Addr, vip netip.AddrPort, verdict policy.Verdict, now int64) (*state, policy.Verdict) {
-	dst := service.Destination{Addr: vip.Addr(), Port: vip.Port(), Protocol: service.TCP}
+func (s *state) inGrace(protocol service.Protocol, client netip.Addr, vip netip.AddrPort, verdict policy.Verdict, now int64) (*state, policy.Verdict) {
+	dst := service.Destination{Addr: vip.Addr(), Port: vip.Port(), Protocol: protocol}
 	if s.table.Steering(dst) == policy.Accept {
 		return s, verdict
 	}
 	for _, p := range slices.Backward(s.past) {
 		if now <= p.until && p.table.Steering(dst) == policy.Accept {
-			return p.state, p.table.Resolve(service.TCP, client, vip)
+			return p.state, p.table.Resolve(protocol, client, vip)
 		}
 	}
 	return s, verdict

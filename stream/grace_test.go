@@ -159,7 +159,7 @@ func TestGraceIsDecidedByTheLastPolicyThatServed(t *testing.T) {
 	inGrace := func() string {
 		s := n.server.state.Load()
 		now := s.table.Resolve(service.TCP, client, vip)
-		_, v := s.inGrace(client, vip, now, n.server.clock())
+		_, v := s.inGrace(service.TCP, client, vip, now, n.server.clock())
 		if len(v.Candidates) == 0 {
 			return v.Action.String()
 		}

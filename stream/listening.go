@@ -30,14 +30,6 @@ type side struct {
 	stale  bool                                    // the filter does not say what ranges do
 }
 
-// listenAddress is the address that the listening sockets of a family are bound to.
-func listenAddress(f service.Family) netip.Addr {
-	if f == service.IPv4 {
-		return redirect.ListenIPv4
-	}
-	return redirect.ListenIPv6
-}
-
 // Listen returns the listening socket to which connections to a destination must be
 // steered to, and opens it if necessary. Its filter admits the clients that the
 // Opening allows once Apply has returned.
@@ -116,7 +108,7 @@ func (s *Server) assign() *listening {
 func (s *Server) openSide(l *listening, f service.Family) error {
 	o := s.config.listenOptions()
 	o.Transparent = true
-	sock, err := listen(netip.AddrPortFrom(listenAddress(f), 0), o)
+	sock, err := listen(netip.AddrPortFrom(redirect.ListenAddress(f), 0), o)
 	if err != nil {
 		return err
 	}

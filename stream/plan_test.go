@@ -160,8 +160,8 @@ func (n *node) agrees(want model, bindEach bool) error {
 	steered := make(map[service.Destination]struct{})
 	for dst, target := range p.Steer.All() {
 		steered[dst] = struct{}{}
-		if bindEach && target.Port != dst.Port || !bindEach && !boundTo(target.FD, netip.AddrPortFrom(listenAddress(service.FamilyOf(dst.Addr)), target.Port)) {
-			return fmt.Errorf("%s has target %+v", redirect.Format(dst), target)
+		if bindEach && target.Port != dst.Port || !bindEach && !boundTo(target.FD, netip.AddrPortFrom(redirect.ListenAddress(service.FamilyOf(dst.Addr)), target.Port)) {
+			return fmt.Errorf("%s has target %+v", dst, target)
 		}
 	}
 	for name, c := range map[string]struct {
@@ -203,10 +203,10 @@ func (n *node) agrees(want model, bindEach bool) error {
 	table := n.server.state.Load().table
 	for dst, b := range n.server.bound {
 		if b.does != table.Steering(dst) {
-			return fmt.Errorf("the socket of %s does %s, want %s", redirect.Format(dst), b.does, table.Steering(dst))
+			return fmt.Errorf("the socket of %s does %s, want %s", dst, b.does, table.Steering(dst))
 		}
 		if !boundTo(b.socket.fd, netip.AddrPortFrom(dst.Addr, dst.Port)) {
-			return fmt.Errorf("the socket of %s is bound elsewhere", redirect.Format(dst))
+			return fmt.Errorf("the socket of %s is bound elsewhere", dst)
 		}
 	}
 	return nil

@@ -16,6 +16,7 @@ type pool struct {
 	balancer *balancer.Balancer
 	counters *conntrack.Counters
 
+	streams            uint16 // of SCTP associations, each way; the Server's
 	service, namespace *quota
 	dialing            atomic.Int64 // connections that have no endpoint yet
 }

@@ -1,5 +1,11 @@
 package stream
 
+import (
+	"slices"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
 // attemptShare is how many attempts the connections of a loop make in one of its
 // rounds, all together, not counting each connection's first.
 const attemptShare = 16
@@ -60,8 +66,16 @@ func (r *retries) pop() *conn {
 	return c
 }
 
-// clear forgets all waiting connections.
-func (r *retries) clear() { *r = newRetries() }
+// forget forgets the waiting connections of a protocol.
+func (r *retries) forget(protocol service.Protocol) {
+	r.turns = slices.DeleteFunc(r.turns, func(p *pool) bool {
+		is := r.waiting[p].head.record.Protocol == protocol // as all of a service port
+		if is {
+			delete(r.waiting, p)
+		}
+		return is
+	})
+}
 
 // giveTurns runs at the end of each round of the loop: it makes the attempts that
 // the round has room for.

@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/message"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/relay"
@@ -53,12 +54,21 @@ type Config struct {
 
 	// Balancer holds the defaults of service ports' balancers.
 	Balancer balancer.Options
+
+	// MaxMessage bounds an SCTP message, in bytes, and so sets the sizes of sockets'
+	// buffers. Streams bounds the streams of an association each way; the annotation
+	// sluice.dev/sctp-streams overrides it.
+	MaxMessage, Streams int
 }
 
-// Loop is one event loop with the relay's worker on it.
+// protocols are those that a Server serves.
+var protocols = []service.Protocol{service.TCP, service.SCTP}
+
+// Loop is one event loop with the relays' workers on it.
 type Loop struct {
-	Poll  *poll.Loop
-	Relay *relay.Worker
+	Poll     *poll.Loop
+	Relay    *relay.Worker
+	Messages *message.Worker // nil without SCTP
 }
 
 // Options are what a Server works with, beside its Config.
@@ -78,17 +88,15 @@ type Options struct {
 	Logger zerolog.Logger
 }
 
-// Server serves TCP. Its methods belong to one goroutine, except Stats, HoldBack and
+// Server serves TCP, and SCTP by the transport that SCTP returns: both share connection
+// limits and policy. Its methods belong to one goroutine, except Stats, HoldBack and
 // CanHoldBack.
 type Server struct {
-	config   Config
-	log      zerolog.Logger
-	traits   redirect.Traits
-	upstream *upstream.Rules
-	table    *conntrack.Table
-	loops    []*poll.Loop
-	workers  []*worker
-	clock    func() int64
+	options Options
+	config  Config
+	loops   []*poll.Loop
+	workers []*worker
+	clock   func() int64
 
 	state atomic.Pointer[state]
 	open  atomic.Int64 // connections, from accept to end
@@ -103,6 +111,7 @@ type Server struct {
 	shared    []*listening // all of listening, each once
 	stale     []*side      // sides whose filter does not say what ranges do
 	bound     map[service.Destination]*boundSocket
+	sctp      SCTP
 	grace     grace
 	once      once.Log
 }
@@ -111,7 +120,7 @@ type Server struct {
 // one atomic pointer.
 type state struct {
 	table *policy.Table
-	pools []*pool           // by service.PortID; nil where there is no TCP port
+	pools []*pool           // by service.PortID; nil where there is no port of protocols
 	host  hostnet.Addresses // of this node
 	past  []past            // configurations in their grace period, oldest first
 }
@@ -119,11 +128,8 @@ type state struct {
 // New returns a Server that serves nothing yet.
 func New(o Options) *Server {
 	s := &Server{
+		options:   o,
 		config:    o.Config,
-		log:       o.Logger,
-		traits:    o.Traits,
-		upstream:  o.Upstream,
-		table:     o.Table,
 		clock:     o.Clock,
 		pools:     make(map[service.PortName]*pool),
 		quotas:    newQuotas(),
@@ -137,11 +143,12 @@ func New(o Options) *Server {
 	if s.clock == nil {
 		s.clock = poll.Nanotime
 	}
+	s.sctp.server, s.sctp.bound = s, make(map[service.Destination]*sctpSocket)
 	s.HoldBack(0)
 	s.state.Store(&state{table: policy.Compile(nil, &service.Snapshot{}, policy.Config{})})
 	for i, l := range o.Loops {
 		s.loops = append(s.loops, l.Poll)
-		s.workers = append(s.workers, newWorker(s, l.Poll, l.Relay, o.Upstream.NewDialer(l.Poll.Now, i, len(o.Loops)), o.Table.Shard(i)))
+		s.workers = append(s.workers, newWorker(s, l, o.Upstream.NewDialer(l.Poll.Now, i, len(o.Loops)), o.Table.Shard(i)))
 	}
 	return s
 }
@@ -154,7 +161,7 @@ func (s *Server) Apply(table *policy.Table, host hostnet.Addresses, withdrawn bo
 	prev := s.state.Load()
 	next := &state{table: table, host: host, past: keepPast(prev, withdrawn, s.clock())}
 	s.quotas.sweep()
-	next.pools = policy.Sync(table, prev.table, service.TCP, prev.pools, s.keep, s.remove)
+	next.pools = policy.Sync(table, prev.table, protocols, prev.pools, s.keep, s.remove)
 	s.state.Store(next)
 	s.updateFilters()
 }
@@ -164,7 +171,7 @@ func (s *Server) Apply(table *policy.Table, host hostnet.Addresses, withdrawn bo
 func (s *Server) Prune() {
 	for _, name := range s.removed {
 		if s.pools[name] == nil { // else it came back
-			s.table.Forget(name)
+			s.options.Table.Forget(name)
 			s.unlisten(name)
 		}
 	}
@@ -207,6 +214,12 @@ func (s *Server) resumeBelow() int64 {
 // SocketsPerPort is the number of sockets of a bound destination.
 func (s *Server) SocketsPerPort() int { return 1 }
 
+// BindsEach is false: connections are steered to listening sockets.
+func (s *Server) BindsEach() bool { return false }
+
+// Available returns nil: every kernel has TCP.
+func (s *Server) Available() error { return nil }
+
 // KeepsConnections is true: established connections go on when their destination
 // is no longer served (A8.7).
 func (s *Server) KeepsConnections() bool { return true }
@@ -217,6 +230,9 @@ func (s *Server) KeepsConnections() bool { return true }
 func (s *Server) Stop(ctx context.Context) error {
 	for d := range s.bound {
 		s.Unbind(d)
+	}
+	for d := range s.sctp.bound {
+		s.sctp.Unbind(d) // unless End did
 	}
 	for _, c := range s.grace.closing {
 		s.closeNow(c.socket)
@@ -240,6 +256,14 @@ func (s *Server) Stop(ctx context.Context) error {
 	return nil
 }
 
+// Balancer returns the balancer of a service port as of the last Apply, or nil.
+func (s *Server) Balancer(name service.PortName) *balancer.Balancer {
+	if p := s.pools[name]; p != nil {
+		return p.balancer
+	}
+	return nil
+}
+
 // warn logs a problem of a service port once.
 func (s *Server) warn(port *service.Port, problem error) {
 	s.once.Warn("Service "+port.Name.Name.String(), problem)
@@ -249,12 +273,15 @@ func (s *Server) warn(port *service.Port, problem error) {
 func (s *Server) keep(port *service.Port) *pool {
 	p := s.pools[port.Name]
 	if p == nil {
-		p = &pool{counters: s.table.Counters(port.Name)}
+		p = &pool{counters: s.options.Table.Counters(port.Name)}
 		s.pools[port.Name] = p
 		s.quotas.join(p, port.Name.Name)
 	}
 	if p.port != port {
 		s.warn(port, p.configure(port, s.config.Balancer))
+		if port.Name.Protocol == service.SCTP {
+			s.sctp.configure(p)
+		}
 	}
 	return p
 }

@@ -147,6 +147,7 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*setup)) *node {
 			MaxServiceDialing: 100, Balancer: balancer.Options{MaxPins: 100, Plan: balancer.DefaultPlan()},
 		},
 		Options: listener.Options{
+			Report:   func(service.Name, string) {},
 			MaxBound: 100, Loops: polls, Table: n.table, Redirector: n.steer, Logger: zerolog.New(zerolog.NewTestWriter(t)),
 			Clock: n.passed.Load, // so that no grace period ends because the machine is slow
 		},

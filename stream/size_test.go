@@ -10,8 +10,8 @@ import (
 // event loop's slots.
 func TestConnectionIsSmall(t *testing.T) {
 	const most = 704 // a size class of the allocator
-	if got := unsafe.Sizeof(conn{}); got > most {
+	if got := unsafe.Sizeof(tcpConn{}); got > most {
 		t.Errorf("a connection takes %d bytes, want at most %d", got, most)
 	}
-	t.Logf("%d bytes", unsafe.Sizeof(conn{}))
+	t.Logf("%d bytes", unsafe.Sizeof(tcpConn{}))
 }

@@ -7,12 +7,14 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // socket is a listening socket that all workers accept from. The Server owns it;
 // workers use it until they have left it.
 type socket struct {
-	fd int
+	fd       int
+	protocol service.Protocol
 	// filtered says that it has had a filter. Accepted sockets may have
 	// inherited it.
 	filtered atomic.Bool
@@ -38,7 +40,7 @@ func listen(addr netip.AddrPort, o sys.ListenOptions) (*socket, error) {
 }
 
 func newSocket(fd int, o sys.ListenOptions) *socket {
-	s := &socket{fd: fd}
+	s := &socket{fd: fd, protocol: service.TCP}
 	s.filtered.Store(len(o.Filter) > 0)
 	return s
 }

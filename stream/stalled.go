@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 )
 
@@ -41,7 +42,7 @@ func (r *staller) HandleTimer(*poll.Timer) {
 	w := (*worker)(r)
 	var ready []stalled
 	w.stalled = slices.DeleteFunc(w.stalled, func(s stalled) bool {
-		if !s.conn.beginDialing() {
+		if s.conn.cut == conntrack.EndNone && !s.conn.beginDialing() {
 			return false
 		}
 		ready = append(ready, s)

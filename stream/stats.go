@@ -6,13 +6,10 @@ import (
 	"github.com/sluice-proxy/sluice/balancer"
 )
 
-// stats counts what concerns no single connection.
+// stats counts what concerns no single connection; see Stats.
 type stats struct {
-	strays    atomic.Uint64
-	atLimit   atomic.Uint64
-	exhausted atomic.Uint64
-	listeners atomic.Int64
-	unguarded atomic.Int64
+	strays, atLimit, exhausted atomic.Uint64
+	listeners, unguarded       atomic.Int64
 }
 
 // Stats is what a Server has counted.

@@ -1,11 +1,14 @@
 package stream
 
 import (
+	"slices"
 	"time"
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/message"
 	"github.com/sluice-proxy/sluice/relay"
+	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/upstream"
 )
 
@@ -18,6 +21,7 @@ type worker struct {
 	server    *Server
 	loop      *poll.Loop
 	relay     *relay.Worker
+	messages  *message.Worker
 	dialer    *upstream.Dialer
 	shard     *conntrack.Shard
 	acceptors map[*socket]*acceptor
@@ -31,12 +35,15 @@ type worker struct {
 	pauseTimer poll.Timer
 	backoff    time.Duration
 
-	spare []*conn
+	spare [service.SCTP + 1][]*conn // by protocol
 }
 
-func newWorker(s *Server, loop *poll.Loop, r *relay.Worker, d *upstream.Dialer, shard *conntrack.Shard) *worker {
-	w := &worker{server: s, loop: loop, relay: r, dialer: d, shard: shard, acceptors: make(map[*socket]*acceptor), retries: newRetries()}
-	w.post(func() { loop.AtTick(w.giveTurns) })
+func newWorker(s *Server, l Loop, d *upstream.Dialer, shard *conntrack.Shard) *worker {
+	w := &worker{
+		server: s, loop: l.Poll, relay: l.Relay, messages: l.Messages, dialer: d, shard: shard,
+		acceptors: make(map[*socket]*acceptor), retries: newRetries(),
+	}
+	w.post(func() { w.loop.AtTick(w.giveTurns) })
 	return w
 }
 
@@ -44,14 +51,17 @@ func newWorker(s *Server, loop *poll.Loop, r *relay.Worker, d *upstream.Dialer, 
 func (w *worker) post(f func()) { w.loop.Post(f) }
 
 // newConn returns an empty connection.
-func (w *worker) newConn() *conn {
+func (w *worker) newConn(protocol service.Protocol) *conn {
 	var c *conn
-	if n := len(w.spare); n > 0 {
-		c = w.spare[n-1]
-		w.spare[n-1] = nil
-		w.spare = w.spare[:n-1]
+	spare := w.spare[protocol]
+	if n := len(spare); n > 0 {
+		c = spare[n-1]
+		spare[n-1] = nil
+		w.spare[protocol] = spare[:n-1]
+	} else if protocol == service.SCTP {
+		c = newSCTPConn()
 	} else {
-		c = new(conn)
+		c = newTCPConn()
 	}
 	c.worker = w
 	c.upstream = -1
@@ -61,9 +71,11 @@ func (w *worker) newConn() *conn {
 // freeConn takes back a connection that has ended. Nothing refers to it any more:
 // its registrations are gone and its timer is cancelled.
 func (w *worker) freeConn(c *conn) {
-	*c = conn{}
-	if len(w.spare) < spareConns {
-		w.spare = append(w.spare, c)
+	protocol, f := c.record.Protocol, c.carrier
+	f.clear()
+	*c = conn{carrier: f}
+	if spare := w.spare[protocol]; len(spare) < spareConns {
+		w.spare[protocol] = append(spare, c)
 	}
 }
 
@@ -73,7 +85,7 @@ func (w *worker) stop() {
 	for s := range w.acceptors {
 		w.drop(s)
 	}
-	w.retries.clear()
+	w.retries = newRetries()
 	w.loop.Cancel(&w.stallTimer)
 	w.stalled = nil
 	w.shard.Each(func(r *conntrack.Record) {
@@ -82,4 +94,16 @@ func (w *worker) stop() {
 		}
 	})
 	w.shard.Flush()
+}
+
+// abortAll aborts the connections of a protocol, also those that wait for their turn to
+// be dialled, or for room.
+func (w *worker) abortAll(protocol service.Protocol) {
+	w.retries.forget(protocol)
+	w.stalled = slices.DeleteFunc(w.stalled, func(s stalled) bool { return s.conn.record.Protocol == protocol })
+	w.shard.Each(func(r *conntrack.Record) {
+		if c, is := r.Owner.(*conn); is && r.Protocol == protocol {
+			c.abort()
+		}
+	})
 }

@@ -14,9 +14,13 @@ needs=(
   "ipset ipset"         # the same
   "dnsmasq dnsmasq-base" # a DNS server of Debian's behind a Service
   "linux.uml user-mode-linux" # test/vm: a kernel without netfilter
+  "clang-14 clang-14"   # compiles flow/bpf; another version gives other objects
+  "llvm-strip-14 llvm-14" # the same
 )
 files=(
   "/usr/include/stdlib.h libc6-dev" # the race detector
+  "/usr/include/bpf/bpf_helpers.h libbpf-dev" # flow/bpf
+  "/usr/include/usrsctp.h libusrsctp-dev" # SCTP peers: this kernel may have none
 )
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin

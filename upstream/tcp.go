@@ -94,7 +94,7 @@ func (lp *localPorts) choose() (port uint16) {
 	return port
 }
 
-// Dialer connects the TCP sockets of one event loop to endpoints.
+// Dialer connects the sockets of one event loop's connections to endpoints.
 type Dialer struct {
 	rules   *Rules
 	now     func() int64 // the loop's
@@ -104,6 +104,7 @@ type Dialer struct {
 	number  int        // among the Dialers, from 0
 	dialers int
 	calls   atomic.Uint64
+	sources sources // for SCTP
 }
 
 // NewDialer returns the Dialer of the loop with a number, from 0, among so many loops.

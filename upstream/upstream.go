@@ -91,7 +91,8 @@ type Kind uint8
 const (
 	// FromNode has an address of the node that the kernel chooses.
 	FromNode Kind = iota
-	// Untracked is FromNode past connection tracking: transparent, and with a mark.
+	// Untracked is FromNode past connection tracking: transparent, and with a mark. Where
+	// connections are kept in connection tracking, the mark only exempts them from steering.
 	Untracked
 	// ToOwn is FromNode to an endpoint at an address of this node whose port the
 	// kernel could choose. While nothing listens there, TCP would connect the
@@ -159,11 +160,12 @@ func (r *Rules) repliesPass(client, endpoint netip.Addr, ownEndpoint bool) bool 
 // passesTracking reports whether a socket on this node's address passes connection
 // tracking when it connects to an endpoint that is not on this node's own addresses. It
 // does to one in the cluster: packets to others may have to be translated on their way.
-// Such a socket costs more than another, and is useless where nothing is tracked, except
-// to an endpoint that has a Service's address: its packets are not steered.
+// Such a socket costs more than another, and is useless where nothing is tracked, or all
+// is to be. It is needed to an endpoint that has a Service's address: its packets are not
+// steered.
 func (r *Rules) passesTracking(ep *service.Endpoint) bool {
 	return r.replies.Untracked &&
-		(ep.MayReturn || ep.InCluster() && (r.replies.Tracking == nil || r.replies.Tracking.InUse()))
+		(ep.MayReturn || ep.InCluster() && (r.replies.Tracking == nil || r.replies.Tracking.Bypassed()))
 }
 
 // Hold has replies to a client's address come back, for one socket, where the way of

@@ -5,44 +5,56 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/sluice-proxy/sluice/flow"
+	"github.com/sluice-proxy/sluice/live/socket"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
 	"github.com/sluice-proxy/sluice/redirect/kubeproxy"
 )
 
 func newCleanupCommand() *cobra.Command {
-	o := newSteeringOptions()
+	run := newRunOptions()
+	o := &run.steering
 	var kubeProxy bool
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove the kernel state of a killed proxy",
 		Long: `Cleanup removes the tables, routes and rules that a killed proxy left in this
 network namespace, in any steering mode. It touches nothing else, and nothing of
-a running proxy. Give it the flags that the proxy had.
+a running proxy. Give it the flags that the proxy had: it accepts all flags of
+sluice run, and this help lists those that matter.
 
 With --kube-proxy it also removes kube-proxy's state, even while a Sluice proxy
 runs: the tables of its nftables mode, the chains of its iptables mode, and the
-tracked UDP flows to Services, which would keep their endpoints.`,
+tracked UDP flows to Services, which would keep their endpoints. Only chains of
+iptables-legacy need the programs of iptables; without these the exit status is 1.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !kubeProxy {
-				return cleanUp(cmd, &o)
+				return cleanUp(cmd, o)
 			}
-			removed, err := kubeproxy.Remove(0)
-			report(cmd, removed)
+			theirs, err := kubeproxy.Remove(0)
+			report(cmd, theirs)
 			if err != nil {
 				return err
 			}
-			err = cleanUp(cmd, &o)
+			ours, err := removeOurs(cmd, o)
 			var locked *redirect.LockedError
 			if errors.As(err, &locked) {
-				return nil // what it made is in use
+				err = nil // what it made is in use
+			}
+			if err == nil && len(theirs)+len(ours) == 0 {
+				fmt.Fprintln(cmd.OutOrStdout(), "nothing to remove")
 			}
 			return err
 		},
 	}
-	o.registerNames(cmd.Flags())
+	names := pflag.NewFlagSet("", pflag.ContinueOnError)
+	named := newSteeringOptions()
+	named.registerNames(names)
+	run.addTo(cmd, func(flag string) bool { return names.Lookup(flag) != nil })
 	cmd.Flags().BoolVar(&kubeProxy, "kube-proxy", false, "also remove what kube-proxy left")
 	return cmd
 }
@@ -55,19 +67,30 @@ func report(cmd *cobra.Command, removed []string) {
 
 // cleanUp removes what a proxy has left, and prints what that was.
 func cleanUp(cmd *cobra.Command, o *steeringOptions) error {
-	lock, err := redirect.AcquireLock(o.table)
-	if err != nil {
-		var locked *redirect.LockedError
-		if errors.As(err, &locked) {
-			return fmt.Errorf("a proxy is running: %w; stop it, and it cleans up by itself", err)
-		}
-		return err
-	}
-	defer func() { _ = lock.Release() }() // the process ends, and the lock with it
-	removed, err := choose.Cleanup(o.choose(nil))
-	report(cmd, removed)
+	removed, err := removeOurs(cmd, o)
 	if err == nil && len(removed) == 0 {
 		fmt.Fprintln(cmd.OutOrStdout(), "nothing to remove")
 	}
 	return err
+}
+
+func removeOurs(cmd *cobra.Command, o *steeringOptions) (removed []string, err error) {
+	lock, err := redirect.AcquireLock(o.table)
+	if err != nil {
+		var locked *redirect.LockedError
+		if errors.As(err, &locked) {
+			return nil, fmt.Errorf("a proxy is running: %w; stop it, and it cleans up by itself", err)
+		}
+		return nil, err
+	}
+	defer func() { _ = lock.Release() }() // the process ends, and the lock with it
+	removed, err = choose.Cleanup(o.choose(nil))
+	pinned, errPinned := flow.Cleanup(o.bpfRoot, o.table, 0)
+	removed = append(removed, pinned...)
+	file, errFile := socket.Cleanup(o.instance())
+	if file != "" {
+		removed = append(removed, "admin socket "+file)
+	}
+	report(cmd, removed)
+	return removed, errors.Join(err, errPinned, errFile)
 }

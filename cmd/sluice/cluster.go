@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -8,8 +9,12 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
 
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/datagram"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
 	"github.com/sluice-proxy/sluice/source/manifests"
+	"github.com/sluice-proxy/sluice/stream"
 )
 
 // clusterOptions are the flags that say which API server is followed, and how.
@@ -22,7 +27,7 @@ type clusterOptions struct {
 func (o *clusterOptions) register(f *pflag.FlagSet) {
 	c := &o.connection
 	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file for the API server; in a pod the service account is enough")
-	f.StringVar(&c.Master, "master", "", "address of the API server, instead of that of --kubeconfig")
+	f.StringVar(&c.Master, "master", "", "address of the API server, in place of that of --kubeconfig or of the pod's service account")
 	f.StringVar(&c.ContentType, "kube-api-content-type", "application/vnd.kubernetes.protobuf", "media type of requests to the API server")
 	f.Float32Var(&c.QPS, "kube-api-qps", 5, "requests a second to the API server, after the first --kube-api-burst ones")
 	f.IntVar(&c.Burst, "kube-api-burst", 10, "requests to the API server that may be made at once")
@@ -55,46 +60,49 @@ var errNothingToServe = errors.New(`there is nothing to serve. Give one of:
   --config FILE       kube-proxy's configuration file
 In a pod with a service account none of them is needed. sluice demo shows what it does, without any`)
 
-// openSource opens the source of Services: a directory or a cluster.
+// openSource opens the source of Services.
 func (p *proxy) openSource() error {
 	o := p.options
-	if o.manifests != "" {
-		p.manifests = o.openManifests(p.log)
-		p.source = p.manifests
-		return nil
-	}
-	client, err := o.connect(p.log)
+	objects, client, err := o.openSource(p.log)
 	if errors.Is(err, kubernetes.ErrNoCluster) {
 		return errNothingToServe
 	}
 	if err != nil {
 		return err
 	}
-	p.cluster = o.openCluster(client, p.log)
-	p.source = p.cluster
-	p.events = kubernetes.NewEvents(client, o.hostname, p.log)
-	p.log.Info().Str("server", client.Host()).Str("node", o.hostname).Msg("following the API server")
+	p.source = objects
+	p.manifests, _ = objects.(*manifests.Watcher)
+	p.cluster, _ = objects.(*kubernetes.Source)
+	if client != nil {
+		p.events = kubernetes.NewEvents(client, o.hostname, p.log)
+		p.log.Info().Str("server", client.Host()).Str("node", o.hostname).Msg("following the API server")
+	}
 	return nil
 }
 
-func (o *decisionOptions) openManifests(log zerolog.Logger) *manifests.Watcher {
-	return manifests.New(o.manifests, manifests.Options{Logger: log, MaxFileSize: o.maxManifestSize})
-}
-
-// connect prepares to reach the API server.
-func (o *runOptions) connect(log zerolog.Logger) (*kubernetes.Client, error) {
+// openSource opens the source of Services: a directory, or a cluster, to whose API
+// server it also returns a client.
+func (o *runOptions) openSource(log zerolog.Logger) (source, *kubernetes.Client, error) {
+	if o.manifests != "" {
+		return manifests.New(o.manifests, manifests.Options{
+			Logger:      log,
+			MaxFileSize: o.maxManifestSize,
+			Annotation: func(name, value string) error {
+				return cmp.Or(balancer.CheckAnnotation(name, value), datagram.CheckAnnotation(name, value), conntrack.CheckAnnotation(name, value), stream.CheckAnnotation(name, value))
+			},
+		}), nil, nil
+	}
 	quietKlog(log)
 	connection := o.cluster.connection
 	connection.UserAgent = "sluice/" + version
-	return kubernetes.Connect(connection)
-}
-
-// openCluster opens the source of Services in a cluster.
-func (o *runOptions) openCluster(client *kubernetes.Client, log zerolog.Logger) *kubernetes.Source {
+	client, err := kubernetes.Connect(connection)
+	if err != nil {
+		return nil, nil, err
+	}
 	return kubernetes.New(client, kubernetes.Options{
 		NodeName:         o.hostname,
 		ServiceProxyName: o.serviceProxyName,
 		MinSyncPeriod:    o.cluster.minSyncPeriod,
 		Logger:           log,
-	})
+	}), client, nil
 }

@@ -32,7 +32,7 @@ type decisionOptions struct {
 	// noLocalhostNodePorts keeps node ports off 127.0.0.0/8 unless they are asked
 	// for there (A4.5).
 	noLocalhostNodePorts bool
-	detectLocal          choice
+	detectLocal          lateChoice
 	podBridge            string
 	podPrefix            string
 }
@@ -45,7 +45,8 @@ func (o *decisionOptions) register(f *pflag.FlagSet) {
 	f.Var(&o.nodeIPs, "node-ip", "this node's own addresses, at most one of each family: connections from this node to Services come from them (default: the InternalIP of the Node object, else the default route's source)")
 	f.Var(&o.serviceCIDRs, "service-cidr", "ranges of cluster IPs, in addition to those of ServiceCIDR objects; without ranges, and with --service-proxy-name, each cluster IP is steered on its own")
 	f.Var(&o.clusterCIDRs, "cluster-cidr", "ranges of pod addresses; clients in them count as pods")
-	o.detectLocal = choice{value: detectClusterCIDR, allowed: []string{detectClusterCIDR, detectNodeCIDR, detectBridge, detectPrefix}}
+	o.detectLocal.value, o.detectLocal.byDefault = detectClusterCIDR, detectClusterCIDR
+	o.detectLocal.allowed = []string{detectClusterCIDR, detectNodeCIDR, detectBridge, detectPrefix}
 	f.Var(&o.detectLocal, "detect-local-mode", "how Sluice recognises clients that are pods of this node: by --cluster-cidr, by the podCIDRs of this node's object, or by the interface to which their addresses are routed")
 	f.StringVar(&o.podBridge, "pod-bridge-interface", "", "the interface of pods, for --detect-local-mode BridgeInterface")
 	f.StringVar(&o.podPrefix, "pod-interface-name-prefix", "", "prefix of the names of pods' interfaces, for --detect-local-mode InterfaceNamePrefix")
@@ -63,8 +64,8 @@ func (o *decisionOptions) validate() error {
 			return fmt.Errorf("--manifests: %s is not a directory; put the file into one", o.manifests)
 		}
 	}
-	if o.maxManifestSize < 1 || o.maxManifestSize > 1<<30 {
-		return fmt.Errorf("--max-manifest-size: %d is not between 1 and %d", o.maxManifestSize, 1<<30)
+	if err := between("max-manifest-size", o.maxManifestSize, 1, 1<<30); err != nil {
+		return err
 	}
 	if o.hostname == "" {
 		name, err := os.Hostname()
@@ -94,6 +95,9 @@ const (
 // validDetectLocal checks that --detect-local-mode and the flags of pods' interfaces
 // fit together (A4.6).
 func (o *decisionOptions) validDetectLocal() error {
+	if err := o.detectLocal.check(); err != nil {
+		return fmt.Errorf("--detect-local-mode: %w", err)
+	}
 	for _, f := range []struct{ mode, flag, value string }{
 		{detectBridge, "--pod-bridge-interface", o.podBridge},
 		{detectPrefix, "--pod-interface-name-prefix", o.podPrefix},
@@ -130,7 +134,7 @@ const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 
 // store returns the options of the Store.
 func (o *decisionOptions) store() service.StoreOptions {
-	return service.StoreOptions{NodeName: o.hostname, ServiceProxyName: o.serviceProxyName, ExternalIPs: o.externalIPs.ExternalIPs}
+	return service.StoreOptions{NodeName: o.hostname, ServiceProxyName: o.serviceProxyName, ExternalIPs: o.externalIPs.ExternalIPs, EarlierFirst: o.manifests != ""}
 }
 
 // serviceRanges returns the ranges of cluster IPs that are ours as a whole. As a

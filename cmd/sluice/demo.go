@@ -14,9 +14,9 @@ func newDemoCommand() *cobra.Command {
 	var o demo.Options
 	var execute bool
 	var inside string
-	from := choice{value: demo.FromClient, allowed: []string{demo.FromClient, demo.FromNode}}
+	from := newChoice(demo.FromClient, demo.FromNode)
 	cmd := &cobra.Command{
-		Use:   "demo [--once] | demo --exec [--from client|node] COMMAND...",
+		Use:   "demo [--once | --web] | demo --exec [--from client|node] COMMAND...",
 		Short: "Show the proxy at work, without a cluster",
 		Long: `Demo runs the real proxy on a small network with client pods, a node and
 backend pods, and shows its features: it spreads connections over endpoints, a
@@ -27,6 +27,9 @@ step, demo compares the clients' results with the proxy's connection log.
 Demo runs in network namespaces of its own and changes nothing on this machine.
 It needs no root where unprivileged user namespaces are allowed.
 
+With --web the page of sluice web shows it all, and after the story the clients go on
+asking, so that there is something to see.
+
 After the story the proxy runs until Ctrl-C. Meanwhile --exec, in another terminal,
 runs commands in that network, and exits with their status.
 
@@ -36,12 +39,15 @@ ones are the rest. It does not count connects that were refused because the port
 has no endpoints.`,
 		Example: `  sluice demo
   sluice demo --once                                # exits after the story; status 0 if all steps succeeded
+  sluice demo --web                                 # and open http://127.0.0.1:8080/
   sluice demo --exec curl -s http://10.96.0.10/     # while it runs, from a client pod
   sluice demo --exec --from node ip rule            # from the node
   sluice demo --exec bash`,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
+			case o.Page != "" && (execute || o.Once):
+				return errors.New("--web shows a demo that keeps running: it excludes --once and --exec")
 			case execute && len(args) == 0:
 				return errors.New("sluice demo --exec: which command? for example: sluice demo --exec curl -s http://10.96.0.10/")
 			case execute && o.Once:
@@ -53,6 +59,13 @@ has no endpoints.`,
 			}
 			if err := noArguments(cmd, args); err != nil {
 				return err
+			}
+			if o.Page != "" {
+				address, err := pageAddress("web", o.Page)
+				if err != nil {
+					return err
+				}
+				o.Page = address
 			}
 			o.Command = os.Args[0]
 			err := playDemo(o, inside)
@@ -66,8 +79,10 @@ has no endpoints.`,
 	f.SortFlags = false
 	f.SetInterspersed(false) // the flags of --exec's command are its own
 	f.BoolVar(&o.Once, "once", false, "exit after the story: status 0 if every step succeeded, otherwise 1")
+	f.StringVar(&o.Page, "web", "", "show the demo as a page, at an address and port of this machine (--web=127.0.0.1:9000)")
+	f.Lookup("web").NoOptDefVal = "127.0.0.1:8080"
 	f.BoolVar(&execute, "exec", false, "run a command in the network of a demo that runs in another terminal")
-	f.Var(&from, "from", "where --exec runs the command: in the client pods' namespace, or on the node")
+	from.register(cmd, "from", "", "where --exec runs the command: in the client pods' namespace, or on the node")
 	f.StringVar(&inside, "inside", "", "run in this process, with files in this directory")
 	if err := f.MarkHidden("inside"); err != nil {
 		cmd.RunE = func(*cobra.Command, []string) error { return err }
@@ -84,6 +99,9 @@ func playDemo(o demo.Options, inside string) error {
 	args := []string{"demo"}
 	if o.Once {
 		args = append(args, "--once")
+	}
+	if o.Page != "" {
+		args = append(args, "--web="+o.Page)
 	}
 	return demo.Run(o, append(args, "--inside")...)
 }

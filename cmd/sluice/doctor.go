@@ -8,7 +8,7 @@ import (
 
 func newDoctorCommand() *cobra.Command {
 	o := newSteeringOptions()
-	output := choice{value: "text", allowed: []string{"text", "json"}}
+	output := newChoice("text", "json")
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Report what Sluice can use on this machine, and what prevents the rest",
@@ -36,7 +36,7 @@ The exit status is 1 if no steering mode works.`,
 			return nil
 		},
 	}
-	cmd.Flags().VarP(&output, "output", "o", "form of the report")
+	output.register(cmd, "output", "o", "form of the report")
 	o.registerNames(cmd.Flags())
 	return cmd
 }

@@ -5,19 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/explain"
 	"github.com/sluice-proxy/sluice/internal/hostnet"
+	"github.com/sluice-proxy/sluice/internal/printable"
+	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/live/client"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
+	"github.com/sluice-proxy/sluice/source/manifests"
 )
 
 // explainOptions are the flags of sluice explain.
@@ -35,30 +40,36 @@ type explainOptions struct {
 func newExplainCommand() *cobra.Command {
 	o := &explainOptions{
 		runOptions: newRunOptions(),
-		protocol:   choice{value: "tcp", allowed: []string{"tcp", "udp", "sctp"}},
-		output:     choice{value: "text", allowed: []string{"text", "json"}},
+		protocol:   newChoice("tcp", "udp", "sctp"),
+		output:     newChoice("text", "json"),
 	}
 	cmd := &cobra.Command{
-		Use:   "explain [--manifests DIR | --kubeconfig FILE | --config FILE] {--from IP --to IP:PORT | -f FILE}",
+		Use:   "explain [--admin-socket SOCKET | --manifests DIR | --kubeconfig FILE | --config FILE] {--from IP --to IP:PORT | -f FILE}",
 		Short: "Say what happens to a connection, and why",
 		Long: `Explain decides about a connection with the code of sluice run, and says why:
 which service matched, which rules decided, and why each endpoint is a candidate
-or not. It sends no packet, and needs no rights and no running proxy.
+or not. It sends no packet.
 
-It accepts all flags of sluice run, and kube-proxy's configuration file; this help
-lists those that change decisions. It reads Services from a directory of manifests,
-or once from the API server; --manifests has precedence over the API server of --config.
+Without flags that change decisions, it asks the proxy that runs in this network
+namespace, and says so on standard error: the answer is of the policy in force.
+--admin-socket off prevents that.
 
-It ignores the addresses and routes of its machine, so that its answers are the
-same everywhere. The node's addresses are those of its Node object, of --node-ip
-and of --bind-address; --pod-cidr names the ranges behind pods' interfaces.
+Otherwise it needs no rights and no running proxy: it accepts all flags of sluice
+run, and kube-proxy's configuration file; this help lists those that change
+decisions. It reads Services from a directory of manifests, or once from the API
+server; --manifests has precedence over the API server of --config. It ignores
+the addresses and routes of its machine, so that its answers are the same
+everywhere. The node's addresses are those of its Node object, of --node-ip and
+of --bind-address; --pod-cidr names the ranges behind pods' interfaces.
 
 With -f, each line of FILE (- for standard input) is a question, and each line of
 output the answer:
   {"protocol":"tcp","from":"10.244.0.5","to":"10.96.0.10:80"}
   {"verdict":"accept","service":"shop/web:http","address":"ClusterIP",...}
-The answer to an invalid line is {"error":"..."}, and the exit status is then 1. docs/explain.md describes the fields.`,
-		Example: `  sluice explain --manifests DIR --hostname-override node-1 --from 10.244.0.5 --to 10.96.0.10:80
+The answer to an invalid line is {"error":"..."}, and the exit status is then 1.
+docs/explain.md describes the fields.`,
+		Example: `  sluice explain --from 10.244.0.5 --to 10.96.0.10:80
+  sluice explain --manifests DIR --hostname-override node-1 --from 10.244.0.5 --to 10.96.0.10:80
   sluice explain --manifests DIR --hostname-override node-1 --from 203.0.113.9 --to 172.16.0.1:30080 --node-ip 172.16.0.1 -o json
   sluice explain --manifests DIR --hostname-override node-1 -f questions.jsonl | jq -r .verdict | sort | uniq -c`,
 		DisableFlagsInUseLine: true,
@@ -74,15 +85,12 @@ The answer to an invalid line is {"error":"..."}, and the exit status is then 1.
 	f.SortFlags = false
 	f.StringVar(&o.from, "from", "", "address of the client")
 	f.StringVar(&o.to, "to", "", "address and port that the client connects to")
-	f.Var(&o.protocol, "protocol", "protocol of the connection")
+	o.protocol.register(cmd, "protocol", "", "protocol of the connection")
 	f.StringVarP(&o.file, "file", "f", "", "file of questions, one JSON object on each line; - is standard input; answers are lines of JSON too")
-	f.VarP(&o.output, "output", "o", "format of the answer")
-	run := &cobra.Command{}
-	o.register(run)
-	run.Flags().VisitAll(func(flag *pflag.Flag) {
-		flag.Hidden = !slices.Contains(decisionFlags, flag.Name)
-		f.AddFlag(flag)
-	})
+	o.output.register(cmd, "output", "o", "format of the answer")
+	o.addTo(cmd, func(flag string) bool { return slices.Contains(decisionFlags, flag) })
+	socket := f.Lookup("admin-socket")
+	socket.Usage, socket.Hidden = "ask the proxy at this socket: a path, or @ and an abstract name; auto: that of this network namespace, if one runs; off: none", false
 	f.Lookup("node-ip").Usage = "this node's own addresses, beside those of its Node object"
 	f.Var(&o.podCIDRs, "pod-cidr", "ranges of addresses that this node routes to its pods' interfaces, for --detect-local-mode BridgeInterface and InterfaceNamePrefix")
 	return cmd
@@ -138,21 +146,27 @@ func (o *explainOptions) explain(cmd *cobra.Command) error {
 		defer f.Close()
 		in = f
 	}
-	table, err := o.load(cmd)
+	ask, err := o.asker(cmd)
 	if err != nil {
 		return err
 	}
-	switch {
-	case in != nil:
-		return answerAll(cmd, table, in)
-	case o.output.value == "json":
-		return explain.WriteJSON(cmd.OutOrStdout(), table, q)
+	if in != nil {
+		return answerAll(cmd, ask, in)
 	}
-	return explain.WriteText(cmd.OutOrStdout(), table, q)
+	a, err := ask(q)
+	switch {
+	case err != nil:
+		return err
+	case o.output.value == "json":
+		a.Text = ""
+		return explain.WriteJSON(cmd.OutOrStdout(), a)
+	}
+	_, err = io.WriteString(cmd.OutOrStdout(), a.Text)
+	return err
 }
 
-func answerAll(cmd *cobra.Command, table *policy.Table, in io.Reader) error {
-	s, err := explain.Batch(table, in, cmd.OutOrStdout())
+func answerAll(cmd *cobra.Command, ask explain.Asker, in io.Reader) error {
+	s, err := explain.Batch(ask, in, cmd.OutOrStdout())
 	if err != nil {
 		return err
 	}
@@ -160,6 +174,54 @@ func answerAll(cmd *cobra.Command, table *policy.Table, in io.Reader) error {
 		return fmt.Errorf("%d of %d lines are no questions; the first: %w", s.Failed, s.Failed+s.Answered, s.First)
 	}
 	return nil
+}
+
+// asker returns who answers: the proxy that runs here if the flags name no other
+// configuration than its own, else the policy of manifests or of the API server.
+func (o *explainOptions) asker(cmd *cobra.Command) (explain.Asker, error) {
+	own := slices.ContainsFunc(append([]string{"pod-cidr"}, decisionFlags...), cmd.Flags().Changed)
+	text := o.file == "" && o.output.value == "text"
+	var none error // why no proxy is asked
+	if !own && o.adminSocket != adminSocketOff {
+		var c *client.Client
+		if c, none = o.findProxy(cmd); none == nil {
+			cmd.PrintErrf("the running proxy answers: node %s, process %d, %s\n", printable.Name(c.Version.Node), c.Version.PID, c.Name)
+			return askProxy(cmd.Context(), c, text), nil
+		}
+		if cmd.Flags().Changed("admin-socket") {
+			return nil, none
+		}
+	}
+	table, err := o.load(cmd)
+	if errors.Is(err, errNothingToDecideBy) && none != nil {
+		return nil, fmt.Errorf("%w; and %w", err, none)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return func(q explain.Question) (*explain.Answer, error) {
+		return explain.Ask(table, q, text), nil
+	}, nil
+}
+
+// findProxy finds the proxy to ask.
+func (o *explainOptions) findProxy(cmd *cobra.Command) (*client.Client, error) {
+	name := o.adminSocket
+	if name == adminSocketAuto {
+		name = ""
+	}
+	return client.Find(cmd.Context(), name)
+}
+
+// askProxy has a running proxy answer by the policy in force.
+func askProxy(ctx context.Context, c *client.Client, text bool) explain.Asker {
+	return func(q explain.Question) (*explain.Answer, error) {
+		a := new(explain.Answer)
+		query := url.Values{
+			"protocol": {q.Protocol.String()}, "from": {q.From.String()}, "to": {q.To.String()}, "text": {strconv.FormatBool(text)},
+		}
+		return a, c.Get(ctx, api.PathExplain, query, a)
+	}
 }
 
 // apiPatience bounds the wait for all objects of the API server.
@@ -171,7 +233,10 @@ func (o *explainOptions) load(cmd *cobra.Command) (*policy.Table, error) {
 	out := zerolog.ConsoleWriter{Out: cmd.ErrOrStderr(), NoColor: true, PartsExclude: []string{zerolog.TimestampFieldName}}
 	log := zerolog.New(textWriter(out)).Level(zerolog.WarnLevel)
 	o.logIgnored(log)
-	objects, err := o.objects(log)
+	objects, _, err := o.openSource(log)
+	if errors.Is(err, kubernetes.ErrNoCluster) {
+		return nil, errNothingToDecideBy
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -195,23 +260,11 @@ func (o *explainOptions) load(cmd *cobra.Command) (*policy.Table, error) {
 		}
 		return nil, ctx.Err() // interrupted
 	}
+	from, _ := objects.(*manifests.Watcher)
 	for _, p := range snap.Problems {
-		log.Warn().Str("object", p.Object).Msg(p.Text)
+		logProblem(log, from, p)
 	}
 	return policy.Compile(nil, snap, o.config(hostnet.State{PodRanges: o.podCIDRs})), nil
 }
 
-// objects opens the source of Services: a directory or a cluster.
-func (o *explainOptions) objects(log zerolog.Logger) (source, error) {
-	if o.manifests != "" {
-		return o.openManifests(log), nil
-	}
-	client, err := o.connect(log)
-	if errors.Is(err, kubernetes.ErrNoCluster) {
-		return nil, errors.New("there is nothing to decide by: give --manifests DIR, a directory of Kubernetes manifests, or --kubeconfig FILE")
-	}
-	if err != nil {
-		return nil, err
-	}
-	return o.openCluster(client, log), nil
-}
+var errNothingToDecideBy = errors.New("there is nothing to decide by: give --manifests DIR, a directory of Kubernetes manifests, or --kubeconfig FILE")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -50,10 +51,35 @@ func nearestFlag(flags *pflag.FlagSet, name string) string {
 	return nearest.Name(name, len(name)/3+2, slices.Values(names))
 }
 
+// between returns an error unless a flag's value is in a range.
+func between[T cmp.Ordered](flag string, value, least, most T) error {
+	if value < least || value > most {
+		return fmt.Errorf("--%s: %v is not between %v and %v", flag, value, least, most)
+	}
+	return nil
+}
+
+// offOrSeconds returns an error unless a flag's value is 0, or a second at least.
+func offOrSeconds(flag string, value time.Duration) error {
+	if value < 0 || value > 0 && value < time.Second {
+		return fmt.Errorf("--%s: %s is shorter than a second; 0 switches it off", flag, value)
+	}
+	return nil
+}
+
 // choice is a flag that takes one of a few words.
 type choice struct {
 	value   string
 	allowed []string
+}
+
+// newChoice returns a choice whose default is the first of the words.
+func newChoice(words ...string) choice { return choice{value: words[0], allowed: words} }
+
+// register adds the flag to a command; the shell completes it.
+func (c *choice) register(cmd *cobra.Command, name, short, usage string) {
+	cmd.Flags().VarP(c, name, short, usage)
+	completeValues(cmd, name, c.allowed)
 }
 
 func (c *choice) String() string { return c.value }
@@ -65,6 +91,26 @@ func (c *choice) Set(s string) error {
 	}
 	c.value = s
 	return nil
+}
+
+// lateChoice is a choice that is checked when the value is used: kube-proxy reads no
+// value of a flag that its configuration file overrides. Empty means the default.
+type lateChoice struct {
+	choice
+	byDefault string
+}
+
+func (c *lateChoice) Set(s string) error {
+	c.value = cmp.Or(s, c.byDefault)
+	return nil
+}
+
+// check returns an error for a value that does not exist.
+func (c *lateChoice) check() error {
+	if c.value == c.byDefault {
+		return nil
+	}
+	return c.choice.Set(c.value)
 }
 
 // joined returns the values of a flag that takes several.

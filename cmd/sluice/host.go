@@ -5,6 +5,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/doctor"
 	"github.com/sluice-proxy/sluice/internal/hostnet"
+	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -30,7 +31,9 @@ func (p *proxy) openHost() error {
 // setHost stores this node's addresses and pods.
 func (p *proxy) setHost(s hostnet.State) {
 	p.host.Store(&s)
+	drained := p.policy.Drained
 	p.policy = p.options.config(s)
+	p.policy.Drained = drained
 	// The next snapshot contains it.
 	p.store.Apply(service.Change{Host: &service.Host{Addresses: slices.Concat(s.Addresses, p.options.nodeIPs), Broadcasts: s.Broadcasts}})
 }
@@ -54,5 +57,25 @@ func (p *proxy) tellForwardPolicies() {
 	}
 	if len(found) > 0 {
 		p.log.Warn().Strs("rules", found).Msg("these rules for forwarded packets do not see what clients send through Services, as it leaves from this node: have network policies judge packets where they leave pods or reach them")
+	}
+}
+
+// tellTracking logs once that connections to endpoints are kept in connection tracking,
+// and why, or that --conntrack asks for what the steering mode cannot do.
+func (p *proxy) tellTracking() {
+	if p.keptTold {
+		return
+	}
+	traits := p.steer.Traits()
+	if traits.Replies.Tracking == nil {
+		p.keptTold = true
+		if asked := p.options.steering.conntrack.value; asked == string(redirect.Bypass) {
+			p.log.Warn().Str("redirect", traits.Name).Msg("--conntrack=" + asked + " has no effect: in this mode, connections to endpoints do not bypass connection tracking")
+		}
+		return
+	}
+	if why, kept := traits.Replies.Tracking.Kept(); kept {
+		p.keptTold = true
+		p.log.Info().Str("because", why).Msg("connections to endpoints are kept in connection tracking")
 	}
 }

@@ -1,10 +1,10 @@
 package main
 
 import (
-	"fmt"
+	"context"
+	"log/slog"
 	"sync"
 
-	"github.com/go-logr/logr"
 	"github.com/rs/zerolog"
 	"k8s.io/klog/v2"
 )
@@ -15,45 +15,27 @@ import (
 // process, which must not change while a client runs.
 func quietKlog(log zerolog.Logger) {
 	setKlog.Do(func() {
-		klog.SetLogger(logr.New(klogSink{log: log.With().Str("library", "client-go").Logger()}))
+		klog.SetSlogLogger(slog.New(quiet{zerolog.NewSlogHandler(log.With().Str("library", "client-go").Logger())}))
 	})
 }
 
 var setKlog sync.Once
 
-// klogSink is a logr.LogSink that writes to our log.
-type klogSink struct{ log zerolog.Logger }
+// quiet logs everything at the debug level.
+type quiet struct{ slog.Handler }
 
-var _ logr.LogSink = klogSink{}
+// mostDetail is the level of what libraries say at their own verbosity 2; they say
+// more at higher ones.
+const mostDetail = slog.Level(-2)
 
-func (klogSink) Init(logr.RuntimeInfo) {}
-
-// Enabled lets through what libraries say at their ordinary levels.
-func (s klogSink) Enabled(level int) bool {
-	return level <= 2 && s.log.GetLevel() <= zerolog.DebugLevel
+func (q quiet) Enabled(ctx context.Context, level slog.Level) bool {
+	return level >= mostDetail && q.Handler.Enabled(ctx, slog.LevelDebug)
 }
 
-func (s klogSink) Info(_ int, msg string, pairs ...any) {
-	withPairs(s.log.Debug(), pairs).Msg(msg)
+func (q quiet) Handle(ctx context.Context, r slog.Record) error {
+	r.Level = slog.LevelDebug
+	return q.Handler.Handle(ctx, r)
 }
 
-func (s klogSink) Error(err error, msg string, pairs ...any) {
-	withPairs(s.log.Debug().Err(err), pairs).Msg(msg)
-}
-
-func (s klogSink) WithValues(pairs ...any) logr.LogSink {
-	c := s.log.With()
-	for i := 0; i+1 < len(pairs); i += 2 {
-		c = c.Str(fmt.Sprint(pairs[i]), fmt.Sprint(pairs[i+1]))
-	}
-	return klogSink{log: c.Logger()}
-}
-
-func (s klogSink) WithName(string) logr.LogSink { return s }
-
-func withPairs(e *zerolog.Event, pairs []any) *zerolog.Event {
-	for i := 0; i+1 < len(pairs); i += 2 {
-		e = e.Str(fmt.Sprint(pairs[i]), fmt.Sprint(pairs[i+1]))
-	}
-	return e
-}
+func (q quiet) WithAttrs(attrs []slog.Attr) slog.Handler { return quiet{q.Handler.WithAttrs(attrs)} }
+func (q quiet) WithGroup(string) slog.Handler            { return q }

@@ -3,18 +3,14 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
 
@@ -25,18 +21,20 @@ import (
 // kubeProxyOptions are flags that only kube-proxy has.
 type kubeProxyOptions struct {
 	configFile         string
+	onConfigChange     choice
 	writeConfigTo      string
 	cleanup, initOnly  bool
 	bindAddress        string
 	hardFail           bool
 	profiling          bool
-	proxyMode          choice
+	proxyMode          lateChoice
 	localhostNodePorts bool
 	oomScoreAdj        int
 	healthzPort        int
 	metricsPort        int
 	conntrackUDP       time.Duration // 0: as --udp-timeout says
 	conntrackUDPStream time.Duration // likewise
+	conntrack          conntrackOptions
 	featureGates       []string
 	ignored            []*ignoredFlag
 
@@ -45,19 +43,22 @@ type kubeProxyOptions struct {
 }
 
 func (o *kubeProxyOptions) register(f *pflag.FlagSet) {
-	f.StringVar(&o.configFile, "config", "", "kube-proxy's configuration file; it overrides flags of the same meaning, except --hostname-override and those of the log")
+	f.StringVar(&o.configFile, "config", "", "kube-proxy's configuration file; it overrides kube-proxy's flags, except --hostname-override, --master and those of the log, and the log names those it overrides")
+	o.onConfigChange = newChoice(configApply, configExit)
+	f.Var(&o.onConfigChange, "on-config-change", "when the file of --config changes: apply what can be applied and log what needs a restart, or exit with an error, to be restarted, as kube-proxy does")
 	f.StringVar(&o.writeConfigTo, "write-config-to", "", "write kube-proxy's default configuration to this file, and exit")
 	f.BoolVar(&o.cleanup, "cleanup", false, "do what sluice cleanup does, and exit")
 	f.BoolVar(&o.initOnly, "init-only", false, "exit at once: nothing needs preparation with more rights")
 	f.StringVar(&o.bindAddress, "bind-address", "", "this node's own address, as --node-ip; an IPv6 address moves the default ports of /healthz and /metrics to IPv6")
 	f.BoolVar(&o.hardFail, "bind-address-hard-fail", false, "exit if the port of /healthz or of /metrics is taken")
 	f.BoolVar(&o.profiling, "profiling", false, "serve /debug/pprof beside the metrics")
-	o.proxyMode = choice{allowed: []string{"iptables", "ipvs", "nftables"}}
+	o.proxyMode.allowed = []string{"iptables", "ipvs", "nftables"}
 	f.Var(&o.proxyMode, "proxy-mode", "kube-proxy's mode: sets the defaults for node ports; --redirect sets the steering mode")
 	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "serve node ports on 127.0.0.0/8 where all addresses have them")
 	f.IntVar(&o.oomScoreAdj, "oom-score-adj", 0, "the kernel's OOM score adjustment of this process, -1000 to 1000 (default: -999 with --config, else as it is)")
 	f.DurationVar(&o.conntrackUDP, "conntrack-udp-timeout", 0, "another name of --udp-timeout, which overrides it; 0 changes nothing")
 	f.DurationVar(&o.conntrackUDPStream, "conntrack-udp-timeout-stream", 0, "the same for --udp-stream-timeout")
+	o.conntrack.register(f)
 	f.StringSliceVar(&o.featureGates, "feature-gates", nil, "kube-proxy's feature gates; "+externalIPsGate+"=false means --external-ips none, the others have no effect")
 	f.IntVar(&o.healthzPort, "healthz-port", kubeproxyconfig.HealthzPort, "port of /healthz without --healthz-bind-address; 0 disables it")
 	f.IntVar(&o.metricsPort, "metrics-port", kubeproxyconfig.MetricsPort, "port of the metrics without --metrics-bind-address; 0 disables them")
@@ -81,12 +82,11 @@ func (o *kubeProxyOptions) register(f *pflag.FlagSet) {
 var meaningless = map[string]bool{
 	"config-sync-period": false, "show-hidden-metrics-for-version": false,
 	"iptables-masquerade-bit": false, "iptables-sync-period": false,
-	"conntrack-max-per-core": false, "conntrack-min": false, "conntrack-tcp-timeout-established": false,
-	"conntrack-tcp-timeout-close-wait": false, "conntrack-tcp-be-liberal": true,
 	"ipvs-sync-period": false, "ipvs-min-sync-period": false, "ipvs-scheduler": false, "ipvs-exclude-cidrs": false, "ipvs-strict-arp": true,
 	"ipvs-tcp-timeout": false, "ipvs-tcpfin-timeout": false, "ipvs-udp-timeout": false,
 	"log-flush-frequency": false, "log-text-split-stream": true, "log-text-info-buffer-size": false,
 	"log-json-split-stream": true, "log-json-info-buffer-size": false, "vmodule": false,
+	"boot-id-file": false, "machine-id-file": false,
 }
 
 // ignoredFlag accepts any value and remembers that it was given.
@@ -162,7 +162,11 @@ func (o *runOptions) readConfig(flags *pflag.FlagSet) error {
 	if err := o.takeFeatureGates(); err != nil {
 		return err
 	}
-	return o.takeUDPTimeouts(flags)
+	if err := o.takeUDPTimeouts(flags); err != nil {
+		return err
+	}
+	o.takeConntrack(flags)
+	return nil
 }
 
 // takeUDPTimeouts uses kube-proxy's timeouts of UDP flows, unless ours were given
@@ -173,8 +177,8 @@ func (o *runOptions) takeUDPTimeouts(flags *pflag.FlagSet) error {
 		value       *time.Duration
 		from        time.Duration
 	}{
-		{"udp-timeout", "conntrack-udp-timeout", &o.udpTimeout, o.conntrackUDP},
-		{"udp-stream-timeout", "conntrack-udp-timeout-stream", &o.udpStreamTimeout, o.conntrackUDPStream},
+		{"udp-timeout", "conntrack-udp-timeout", &o.datagram.Timeout, o.conntrackUDP},
+		{"udp-stream-timeout", "conntrack-udp-timeout-stream", &o.datagram.StreamTimeout, o.conntrackUDPStream},
 	} {
 		if t.from < 0 {
 			return fmt.Errorf("--%s: %s is negative; 0 leaves --%s as it is", t.theirs, t.from, t.own)
@@ -198,15 +202,38 @@ func (o *runOptions) loadConfig(flags *pflag.FlagSet) error {
 		o.notes = append(o.notes, "fields of the configuration that have no effect: "+strings.Join(names, ", "))
 	}
 	o.kubeProxy = f.Config
+	if names := givenOf(flags, overriddenByFile); len(names) > 0 {
+		o.notes = append(o.notes, "flags that the configuration file overrides, as with kube-proxy: "+strings.Join(names, ", "))
+	}
 	return o.take(f, flags)
+}
+
+// overriddenByFile are the flags that a configuration file overrides even where it
+// leaves their field out. kube-proxy takes its whole configuration from the file, and
+// only --hostname-override, --master and the log's flags go before it.
+var overriddenByFile = []string{
+	"bind-address", "bind-address-hard-fail", "profiling", "healthz-bind-address", "healthz-port", "metrics-bind-address", "metrics-port",
+	"kubeconfig", "kube-api-content-type", "kube-api-qps", "kube-api-burst",
+	"cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix", "nodeport-addresses",
+	"proxy-mode", "iptables-localhost-nodeports", "masquerade-all", "iptables-min-sync-period",
+	"conntrack-udp-timeout", "conntrack-udp-timeout-stream", "oom-score-adj",
+	"conntrack-max-per-core", "conntrack-min", "conntrack-tcp-timeout-established", "conntrack-tcp-timeout-close-wait", "conntrack-tcp-be-liberal",
+}
+
+// givenOf returns those of some flags that were given, as they are written.
+func givenOf(flags *pflag.FlagSet, names []string) (given []string) {
+	for _, name := range names {
+		if flags.Changed(name) {
+			given = append(given, "--"+name)
+		}
+	}
+	return given
 }
 
 // take overrides flags with the fields of a configuration file.
 func (o *runOptions) take(f *kubeproxyconfig.File, flags *pflag.FlagSet) error {
 	c := f.Config
-	if !flags.Changed("hostname-override") {
-		o.hostname = c.HostnameOverride
-	}
+	o.hostname = cmp.Or(o.hostname, c.HostnameOverride)
 	o.bindAddress, o.hardFail, o.profiling = c.BindAddress, c.BindAddressHardFail, c.EnableProfiling
 	o.healthzAddress, o.metricsAddress = c.HealthzBindAddress, c.MetricsBindAddress
 	connection := &o.cluster.connection
@@ -232,13 +259,16 @@ func (o *runOptions) take(f *kubeproxyconfig.File, flags *pflag.FlagSet) error {
 	o.localhostNodePorts = *c.IPTables.LocalhostNodePorts
 	// kube-proxy takes 0 for 1 s, because its rules take long to load. Here 0 is
 	// what it says, and only a period that somebody has written counts.
+	period := f.Given.IPTables.MinSyncPeriod.Duration
+	o.masqueradeAll = c.IPTables.MasqueradeAll
 	switch o.proxyMode.value {
 	case "nftables":
-		o.masqueradeAll, o.cluster.minSyncPeriod = c.NFTables.MasqueradeAll, f.Given.NFTables.MinSyncPeriod.Duration
+		o.masqueradeAll, period = c.NFTables.MasqueradeAll, f.Given.NFTables.MinSyncPeriod.Duration
 	case "ipvs":
-		o.masqueradeAll, o.cluster.minSyncPeriod = c.IPTables.MasqueradeAll, f.Given.IPVS.MinSyncPeriod.Duration
-	default:
-		o.masqueradeAll, o.cluster.minSyncPeriod = c.IPTables.MasqueradeAll, f.Given.IPTables.MinSyncPeriod.Duration
+		period = f.Given.IPVS.MinSyncPeriod.Duration
+	}
+	if !flags.Changed("min-sync-period") { // our own flag
+		o.cluster.minSyncPeriod = period
 	}
 	o.conntrackUDP, o.conntrackUDPStream = c.Conntrack.UDPTimeout.Duration, c.Conntrack.UDPStreamTimeout.Duration
 	o.oomScoreAdj = int(*c.OOMScoreAdj)
@@ -254,6 +284,9 @@ func (o *runOptions) take(f *kubeproxyconfig.File, flags *pflag.FlagSet) error {
 // completeKubeProxy derives defaults from kube-proxy's flags, and from whether there
 // is a cluster.
 func (o *runOptions) completeKubeProxy() error {
+	if err := o.proxyMode.check(); err != nil {
+		return fmt.Errorf("--proxy-mode: %w", err)
+	}
 	family6 := false
 	if o.bindAddress != "" {
 		a, err := netip.ParseAddr(o.bindAddress)
@@ -266,8 +299,8 @@ func (o *runOptions) completeKubeProxy() error {
 			o.nodeIPs = addresses{a}
 		}
 	}
-	if o.oomScoreAdj < -1000 || o.oomScoreAdj > 1000 {
-		return fmt.Errorf("--oom-score-adj: %d is not between -1000 and 1000", o.oomScoreAdj)
+	if err := between("oom-score-adj", o.oomScoreAdj, -1000, 1000); err != nil {
+		return err
 	}
 	// kube-proxy's nftables mode has node ports on fewer addresses (A4.4, A4.5).
 	o.noLocalhostNodePorts = !o.localhostNodePorts
@@ -284,16 +317,28 @@ func (o *runOptions) completeKubeProxy() error {
 	if family6 {
 		anywhere, loopback = "::", "::1"
 	}
-	complete := func(address *string, host string, port int) {
-		if *address == "" && port != 0 {
-			*address = net.JoinHostPort(host, strconv.Itoa(port))
-		} else if _, err := netip.ParseAddr(*address); err == nil {
-			*address = net.JoinHostPort(*address, strconv.Itoa(port))
-		}
+	if o.healthzAddress != "" || o.healthzPort != 0 {
+		o.healthzAddress = kubeproxyconfig.WithPort(o.healthzAddress, anywhere, o.healthzPort)
 	}
-	complete(&o.healthzAddress, anywhere, o.healthzPort)
-	complete(&o.metricsAddress, loopback, o.metricsPort)
+	if o.metricsAddress != "" || o.metricsPort != 0 {
+		o.metricsAddress = kubeproxyconfig.WithPort(o.metricsAddress, loopback, o.metricsPort)
+	}
 	return nil
+}
+
+// clusterRecordRate is the default of --access-log-rate for standard output in a
+// cluster: 0.7 GB a day at most. The kubelet keeps 50 MiB, which is two hours of it.
+const clusterRecordRate = 20
+
+// recordRate returns the bound of records a second; 0 is none.
+func (o *runOptions) recordRate() int {
+	switch {
+	case o.accessLogRate >= 0:
+		return o.accessLogRate
+	case o.manifests == "" && o.accessLog == "-":
+		return clusterRecordRate
+	}
+	return 0
 }
 
 // adjustOOMScore applies --oom-score-adj, if the process may.
@@ -309,38 +354,6 @@ func (o *runOptions) adjustOOMScore(log zerolog.Logger) {
 // proxyModeText is the answer of /proxyMode: the mode that the configuration names,
 // for tools that know only kube-proxy's modes.
 func (o *runOptions) proxyModeText() string { return cmp.Or(o.proxyMode.value, "iptables") }
-
-// watchConfig returns an error when the configuration file changes: the program then
-// ends and its supervisor starts it again, as with kube-proxy.
-func watchConfig(ctx context.Context, path string) error {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watching %s: %w", path, err)
-	}
-	defer func() { _ = watcher.Close() }()
-	// A ConfigMap's files are symlinks through a directory that is replaced as a
-	// whole, so watch the directory and compare the content.
-	before, err := os.ReadFile(path) //nolint:gosec // the file that the flag names
-	if err != nil {
-		return fmt.Errorf("--config: %w", err)
-	}
-	if err := watcher.Add(filepath.Dir(path)); err != nil {
-		return fmt.Errorf("watching %s: %w", path, err)
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case err := <-watcher.Errors:
-			return fmt.Errorf("watching %s: %w", path, err)
-		case <-watcher.Events:
-			now, err := os.ReadFile(path) //nolint:gosec // as above
-			if err != nil && !errors.Is(err, os.ErrNotExist) || err == nil && !slices.Equal(now, before) {
-				return fmt.Errorf("%s has changed; restart to use it", path)
-			}
-		}
-	}
-}
 
 // source is a source of Services and what belongs to them. Run passes on
 // everything first, then each change, until ctx ends.

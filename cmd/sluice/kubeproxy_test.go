@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -30,7 +29,7 @@ func runFlags(t *testing.T, args ...string) (*runOptions, error) {
 	return o, o.validate()
 }
 
-// kube-proxy's flags, as its help lists them in v1.37.
+// kube-proxy's flags, as its help lists them in v1.37, and two that its libraries add in other versions.
 var kubeProxyFlags = strings.Fields(`--bind-address=0.0.0.0 --bind-address-hard-fail --cleanup --cluster-cidr=10.0.0.0/8
 	--config-sync-period=15m --conntrack-max-per-core=0 --conntrack-min=1 --conntrack-tcp-be-liberal --conntrack-tcp-timeout-close-wait=1h
 	--conntrack-tcp-timeout-established=24h --conntrack-udp-timeout=0s --conntrack-udp-timeout-stream=0s --detect-local-mode=ClusterCIDR
@@ -40,7 +39,7 @@ var kubeProxyFlags = strings.Fields(`--bind-address=0.0.0.0 --bind-address-hard-
 	--kube-api-burst=10 --kube-api-content-type=application/json --kube-api-qps=5 --kubeconfig=/f --log-flush-frequency=5s --log-json-info-buffer-size=0
 	--log-json-split-stream --log-text-info-buffer-size=0 --log-text-split-stream --logging-format=text --masquerade-all --master=https://h --metrics-bind-address=127.0.0.1:10249
 	--metrics-port=1 --nodeport-addresses=primary --oom-score-adj=-999 --profiling --proxy-mode=iptables
-	--show-hidden-metrics-for-version=1.36 --v=2 --vmodule=a=1 --write-config-to=/f`)
+	--show-hidden-metrics-for-version=1.36 --v=2 --vmodule=a=1 --write-config-to=/f --boot_id_file=/b --machine-id-file=/m`)
 
 func TestKubeProxyFlagsAreAccepted(t *testing.T) {
 	o, err := runFlags(t, kubeProxyFlags...)
@@ -88,8 +87,8 @@ func TestUDPTimeoutsOfKubeProxy(t *testing.T) {
 		{"--config=" + file + " --udp-timeout=5s", 5 * time.Second, 2 * time.Minute},
 	} {
 		o, err := runFlags(t, append(strings.Fields(test.args), "--kubeconfig=/f")...)
-		if err != nil || o.udpTimeout != test.udp || o.udpStreamTimeout != test.stream {
-			t.Errorf("%q: %v and %v, %v; want %v and %v", test.args, o.udpTimeout, o.udpStreamTimeout, err, test.udp, test.stream)
+		if err != nil || o.datagram.Timeout != test.udp || o.datagram.StreamTimeout != test.stream {
+			t.Errorf("%q: %v and %v, %v; want %v and %v", test.args, o.datagram.Timeout, o.datagram.StreamTimeout, err, test.udp, test.stream)
 		}
 	}
 	if _, err := runFlags(t, "--kubeconfig=/f", "--conntrack-udp-timeout=-1s"); err == nil || !strings.Contains(err.Error(), "conntrack-udp-timeout") {
@@ -129,7 +128,7 @@ func TestConfigFilesOfClusters(t *testing.T) {
 		file   string
 		period time.Duration
 	}{{"kubeadm.yaml", 0}, {"kind.yaml", time.Second}} {
-		o, err := runFlags(t, "--config", "internal/kubeproxyconfig/testdata/"+test.file, "--hostname-override", "Node-1", "--cluster-cidr", "10.9.0.0/16")
+		o, err := runFlags(t, "--config", "internal/kubeproxyconfig/testdata/"+test.file, "--hostname-override", "Node-1")
 		if err != nil {
 			t.Errorf("%s: %v", test.file, err)
 			continue
@@ -164,51 +163,6 @@ func TestModesOfKubeProxy(t *testing.T) {
 	}
 	if _, err := runFlags(t, "--kubeconfig=/f", "--proxy-mode=userspace"); err == nil || !strings.Contains(err.Error(), "iptables, ipvs, nftables") {
 		t.Errorf("an unknown mode: %v", err)
-	}
-}
-
-// A ConfigMap's files change by exchanging a folder behind a symlink.
-func TestWatchConfig(t *testing.T) {
-	dir := t.TempDir()
-	put := func(folder, text string) {
-		t.Helper()
-		if err := os.MkdirAll(filepath.Join(dir, folder), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, folder, "config.conf"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(folder, filepath.Join(dir, "..next")); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(filepath.Join(dir, "..next"), filepath.Join(dir, "..data")); err != nil {
-			t.Fatal(err)
-		}
-	}
-	put("..1", "a")
-	path := filepath.Join(dir, "config.conf")
-	if err := os.Symlink("..data/config.conf", path); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	begun, ended := make(chan struct{}), make(chan error, 1)
-	go func() {
-		close(begun)
-		ended <- watchConfig(ctx, path)
-	}()
-	<-begun
-	put("..2", "a") // the same again is no change
-	for i := 0; ; i++ {
-		select {
-		case err := <-ended:
-			if err == nil || !strings.Contains(err.Error(), "has changed") {
-				t.Errorf("it ended with %v", err)
-			}
-			return
-		case <-time.After(10 * time.Millisecond):
-			put("..x"+strings.Repeat("x", i%50), strings.Repeat("b", i+1)) // until the watch has begun
-		}
 	}
 }
 

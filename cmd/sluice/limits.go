@@ -1,23 +1,22 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 
+	"github.com/sluice-proxy/sluice/datagram"
 	"github.com/sluice-proxy/sluice/internal/httpport"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/stream"
 )
 
-// limits are the bounds that follow from the limit of open files.
+// limits are the data paths' configurations, with the bounds that follow from the limit
+// of open files.
 type limits struct {
-	connections          int // in all; two descriptors each
-	serviceConnections   int // of one Service
-	namespaceConnections int // of one namespace
-	serviceDialing       int // of one Service, that wait for an endpoint
-	listeners            int // listening sockets of service ports
-	claims               int // listening sockets that are bound to addresses of Services and nodes
-	descriptors          int // that connections and claims share
-	sessions             int // of UDP, in all; a descriptor each, and what sessionFiles says
-	serviceSessions      int // of one Service
+	stream    stream.Config
+	datagram  datagram.Config
+	listeners int // listening sockets of service ports, of both families
+	claims    int // listening sockets that are bound to addresses of Services and nodes
 }
 
 const (
@@ -55,53 +54,31 @@ func (o *runOptions) limits() (limits, error) {
 
 // shareOut is limits for a given number of descriptors.
 func (o *runOptions) shareOut(files int) (limits, error) {
-	l := limits{
-		connections:          o.maxConnections,
-		serviceConnections:   o.maxServiceConnections,
-		namespaceConnections: o.maxNamespaceConnections,
-		serviceDialing:       o.maxServiceDialing,
-		listeners:            o.maxListeners,
-		claims:               o.maxClaims,
-		sessions:             o.maxSessions,
-		serviceSessions:      o.maxServiceSessions,
-	}
-	if l.sessions == 0 {
-		// Few, as most descriptors are for TCP connections, and an answered session
-		// can make room for another without harm. With the million files of a
-		// container it is as many as connection tracking has for each processor,
-		// enough for a thousand new clients in each of the 30 s of a session's timeout.
-		l.sessions = min(max(files/32, 16), mostSessions)
-	}
-	if l.serviceSessions == 0 {
-		l.serviceSessions = l.sessions
-	}
-	if l.listeners == 0 {
-		l.listeners = min(max(files/32, 2), mostListeners)
-	}
-	l.descriptors = files - ownFiles - 2*o.maxPipes - l.listeners - sessionFiles(l.sessions)
-	possible := l.descriptors / 2
+	l := limits{stream: o.stream, datagram: o.datagram}
+	tcp, udp := &l.stream, &l.datagram
+	// Few sessions, as most descriptors are for TCP connections, and an answered session
+	// can make room for another without harm. With the million files of a container it is
+	// as many as connection tracking has for each processor, enough for a thousand new
+	// clients in each of the 30 s of a session's timeout.
+	udp.MaxSessions = cmp.Or(udp.MaxSessions, min(max(files/32, 16), mostSessions))
+	udp.MaxServiceSessions = cmp.Or(udp.MaxServiceSessions, udp.MaxSessions)
+	l.listeners = cmp.Or(o.maxListeners, min(max(files/32, 2), mostListeners))
+	tcp.MaxListeners, udp.MaxListeners = max(l.listeners/2, 1), max(l.listeners/2, 1)
+	tcp.Descriptors = files - ownFiles - 2*o.relay.MaxPipes - l.listeners - sessionFiles(udp.MaxSessions)
+	possible := tcp.Descriptors / 2 // connections; two descriptors each
 	if possible < leastConnections {
 		return limits{}, fmt.Errorf("this process may open %d files, which leaves room for %d connections: raise the limit of open files (ulimit -n), or lower --max-pipes, --max-listeners and --max-udp-sessions", files, max(possible, 0))
 	}
-	if l.claims == 0 {
-		l.claims = l.descriptors / 2
+	l.claims = cmp.Or(o.maxClaims, tcp.Descriptors/2)
+	tcp.MaxConnections = cmp.Or(tcp.MaxConnections, possible)
+	if tcp.MaxConnections > possible {
+		return limits{}, fmt.Errorf("--max-connections %d: this process may open %d files, enough for %d; raise the limit of open files (ulimit -n)", tcp.MaxConnections, files, possible)
 	}
-	if l.connections == 0 {
-		l.connections = possible
-	}
-	if l.connections > possible {
-		return limits{}, fmt.Errorf("--max-connections %d: this process may open %d files, enough for %d; raise the limit of open files (ulimit -n)", l.connections, files, possible)
-	}
-	if l.serviceConnections == 0 {
-		l.serviceConnections = l.connections - l.connections/32
-	}
-	if l.namespaceConnections == 0 {
-		l.namespaceConnections = max(l.connections-l.connections/32, l.serviceConnections)
-	}
-	if l.serviceDialing == 0 {
-		// Clients of a Service with dead endpoints wait for seconds; they must
-		// not take the descriptors of others.
-		l.serviceDialing = min(max(l.connections/8, 1), mostDialing)
-	}
+	most := tcp.MaxConnections - tcp.MaxConnections/32
+	tcp.MaxServiceConnections = cmp.Or(tcp.MaxServiceConnections, most)
+	tcp.MaxNamespaceConnections = cmp.Or(tcp.MaxNamespaceConnections, max(most, tcp.MaxServiceConnections))
+	// Clients of a Service with dead endpoints wait for seconds; they must not take the
+	// descriptors of others.
+	tcp.MaxServiceDialing = cmp.Or(tcp.MaxServiceDialing, min(max(tcp.MaxConnections/8, 1), mostDialing))
 	return l, nil
 }

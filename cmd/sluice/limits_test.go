@@ -1,6 +1,12 @@
 package main
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/sluice-proxy/sluice/datagram"
+	"github.com/sluice-proxy/sluice/relay"
+	"github.com/sluice-proxy/sluice/stream"
+)
 
 // What connections, sessions and listeners can take together is never more than
 // there is, and TCP keeps most of it.
@@ -14,25 +20,25 @@ func TestDescriptorsAreSharedOut(t *testing.T) {
 		{1 << 20, 32768, 499484},
 		{1 << 30, 65536, 536825628},
 	} {
-		o := runOptions{maxPipes: 128}
+		o := runOptions{relay: relay.Config{MaxPipes: 128}}
 		l, err := o.shareOut(c.files)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if l.sessions != c.sessions || l.serviceSessions != c.sessions || l.connections != c.connections {
-			t.Errorf("%d files: %d sessions, %d connections; want %d, %d", c.files, l.sessions, l.connections, c.sessions, c.connections)
+		if l.datagram.MaxSessions != c.sessions || l.datagram.MaxServiceSessions != c.sessions || l.stream.MaxConnections != c.connections {
+			t.Errorf("%d files: %d sessions, %d connections; want %d, %d", c.files, l.datagram.MaxSessions, l.stream.MaxConnections, c.sessions, c.connections)
 		}
-		if most := c.connections - c.connections/32; l.serviceConnections != most || l.namespaceConnections != most || l.serviceDialing != min(c.connections/8, 1024) {
-			t.Errorf("%d files: %d connections of a Service, %d of a namespace, %d that wait for an endpoint", c.files, l.serviceConnections, l.namespaceConnections, l.serviceDialing)
+		if most := c.connections - c.connections/32; l.stream.MaxServiceConnections != most || l.stream.MaxNamespaceConnections != most || l.stream.MaxServiceDialing != min(c.connections/8, 1024) {
+			t.Errorf("%d files: %d connections of a Service, %d of a namespace, %d that wait for an endpoint", c.files, l.stream.MaxServiceConnections, l.stream.MaxNamespaceConnections, l.stream.MaxServiceDialing)
 		}
-		if sum := ownFiles + 2*o.maxPipes + l.listeners + sessionFiles(l.sessions) + 2*l.connections; sum > c.files {
+		if sum := ownFiles + 2*o.relay.MaxPipes + l.listeners + sessionFiles(l.datagram.MaxSessions) + 2*l.stream.MaxConnections; sum > c.files {
 			t.Errorf("%d files: %d are shared out", c.files, sum)
 		}
 	}
 	for _, o := range []runOptions{
-		{maxPipes: 128, maxSessions: 800},
-		{maxPipes: 128, maxConnections: 400},
-		{maxPipes: 500},
+		{relay: relay.Config{MaxPipes: 128}, datagram: datagram.Config{MaxSessions: 800}},
+		{relay: relay.Config{MaxPipes: 128}, stream: stream.Config{MaxConnections: 400}},
+		{relay: relay.Config{MaxPipes: 500}},
 	} {
 		if l, err := o.shareOut(1024); err == nil {
 			t.Errorf("%+v of 1024 files gives %+v", o, l)

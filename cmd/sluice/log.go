@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -24,22 +26,35 @@ const (
 // writes queued lines. A slow reader delays neither changes nor the end of the
 // program.
 func newLogger(o *runOptions) (log zerolog.Logger, flush func()) {
-	level := zerolog.InfoLevel
-	switch {
-	case o.verbosity >= 6:
-		level = zerolog.TraceLevel
-	case o.verbosity >= 4:
-		level = zerolog.DebugLevel
-	}
+	zerolog.SetGlobalLevel(levelOf(o.verbosity))
 	zerolog.TimeFieldFormat = time.RFC3339Nano
+	zerolog.DurationFieldFormat = zerolog.DurationFormatString // "1.2ms": with its unit
+	zerolog.ErrorMarshalFunc = func(err error) any {
+		if err == nil {
+			return nil
+		}
+		return strings.Join(errorLines(err), "; ")
+	}
 	formatted := func(out io.Writer) zerolog.Logger {
-		return zerolog.New(formatLog(o.logFormat.value, out, isTerminal(os.Stderr))).Level(level).With().Timestamp().Logger()
+		return zerolog.New(formatLog(o.logFormat.value, out, isTerminal(os.Stderr))).Level(zerolog.TraceLevel).With().Timestamp().Logger()
 	}
 	direct := formatted(os.Stderr)
 	out := diode.NewWriter(keepOpen{os.Stderr}, logLines, 0, func(lost int) {
 		direct.Warn().Int("lines_lost", lost).Msg("this log was read too slowly; lines were dropped")
 	})
 	return formatted(out), func() { within(logPatience, func() { _ = out.Close() }) }
+}
+
+// errorLines returns the lines of an error, each once: errors of both address families
+// are joined by newlines, and are often the same. What was said about all of them, such as
+// "steering: ", is before the first line only.
+func errorLines(err error) (lines []string) {
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		if !slices.ContainsFunc(lines, func(said string) bool { return said == line || strings.HasSuffix(said, ": "+line) }) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
 }
 
 // formatLog returns what log lines become, in the form "text" or "json".

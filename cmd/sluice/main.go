@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -25,7 +26,7 @@ func main() {
 			os.Exit(int(code))
 		}
 		if !errors.Is(err, errReported) {
-			within(logPatience, func() { fmt.Fprintln(os.Stderr, "sluice: "+printable.Lines(err.Error())) })
+			within(logPatience, func() { fmt.Fprintln(os.Stderr, "sluice: "+printable.Lines(strings.Join(errorLines(err), "\n  "))) })
 		}
 		os.Exit(1)
 	}
@@ -38,6 +39,7 @@ type exitCode int
 func (c exitCode) Error() string { return fmt.Sprintf("exit status %d", int(c)) }
 
 func newRootCommand() *cobra.Command {
+	var version versionFlag
 	root := &cobra.Command{
 		Use:   "sluice",
 		Short: "A service proxy for Kubernetes that needs no NAT",
@@ -50,11 +52,16 @@ To see it work, on any Linux machine and without a cluster:  sluice demo`,
 		SilenceErrors: true,
 		Args:          noArguments,
 		// Without it a command that does not exist would be no error.
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if version.given {
+				return writeVersion(cmd.OutOrStdout())
+			}
+			return cmd.Help()
+		},
 	}
+	version.register(root.Flags())
 	root.SetFlagErrorFunc(explainFlagError)
-	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SuggestionsMinimumDistance = 2
-	root.AddCommand(newRunCommand(), newDemoCommand(), newExplainCommand(), newDoctorCommand(), newCleanupCommand(), newVersionCommand())
+	root.AddCommand(newRunCommand(), newDemoCommand(), newConnsCommand(), newTapCommand(), newTopCommand(), newCloseCommand(), newDrainCommand(), newStatusCommand(), newWebCommand(), newFailuresCommand(), newDestinationsCommand(), newExplainCommand(), newDoctorCommand(), newCleanupCommand(), newVersionCommand())
 	return root
 }

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"sync/atomic"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-proxy/sluice/admin"
 	"github.com/sluice-proxy/sluice/datagram"
+	"github.com/sluice-proxy/sluice/flow"
 	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/listener"
 	"github.com/sluice-proxy/sluice/service"
@@ -30,6 +33,7 @@ func (p *proxy) registry() *prometheus.Registry {
 	}
 	if c := p.cluster; c != nil {
 		sources.Metrics = append(sources.Metrics, clusterMetrics(c)...)
+		sources.Collectors = kubernetes.Requests()
 		sources.Changes = func() admin.Changes {
 			n := c.Stats()
 			return admin.Changes{
@@ -49,13 +53,22 @@ func (p *proxy) ownMetrics() []admin.Metric {
 	streams := func(pick func(stream.Stats) float64) func() float64 {
 		return func() float64 { return pick(p.stream.Stats()) }
 	}
-	datagrams := func(pick func(datagram.Stats) float64) func() float64 {
-		return func() float64 { return pick(p.datagram.Stats()) }
+	datagrams := func(pick func(*datagram.Stats) *atomic.Uint64) func() float64 {
+		return func() float64 { return float64(pick(p.datagram.Stats()).Load()) }
+	}
+	flows := func(pick func(flow.Stats) float64) func() float64 {
+		return func() float64 {
+			if p.flows == nil {
+				return 0
+			}
+			return pick(p.flows.server.Stats())
+		}
 	}
 	return []admin.Metric{
 		admin.NewMetric("sluice_service_ports", "Service ports in the configuration in force.", func() float64 { return float64(servicePorts(p.manager.Snapshot())) }),
 		admin.NewMetric("sluice_service_endpoints", "Endpoints of all service ports in the configuration in force.", func() float64 { return float64(endpoints(p.manager.Snapshot())) }),
 		admin.NewMetric("sluice_config_problems", "Objects, or parts of them, that could not be used.", func() float64 { return float64(len(p.manager.Snapshot().Problems)) }),
+		admin.NewMetric("sluice_config_file_fields_pending", "Fields of --config that have changed and need a restart.", func() float64 { return float64(p.restartFields.Load()) }),
 		admin.NewMetric("sluice_config_applied_timestamp_seconds", "When the configuration in force was applied.", func() float64 { return float64(p.applied.Load()) / 1e9 }),
 		admin.NewMetric("sluice_config_failures_total", "Configurations that could not be applied.", func() float64 { return float64(p.failures.Load()) }),
 		admin.NewMetric("sluice_steering_repairs_total", "Repairs of our kernel state after another program had changed it.", func() float64 { return float64(p.repairs.Load()) }),
@@ -66,6 +79,7 @@ func (p *proxy) ownMetrics() []admin.Metric {
 		admin.NewMetric("sluice_port_conflicts", "Addresses and ports among them that another program has bound, so that they are not served.", stats(func(s listener.Stats) float64 { return float64(s.Conflicts) })),
 		admin.NewMetric("sluice_port_conflicts_total", "Times that another program was found to have bound one.", stats(func(s listener.Stats) float64 { return float64(s.ConflictsTotal) })),
 		admin.NewMetric("sluice_ports_unclaimed", "Addresses and ports among them that are not served because a limit is reached or a right is missing.", stats(func(s listener.Stats) float64 { return float64(s.Unclaimed) })),
+		admin.NewMetric("sluice_sctp_ports_missing", "SCTP ports of cluster IPs that are not relayed because this kernel has no SCTP: they refuse clients that kernel flows do not serve.", stats(func(s listener.Stats) float64 { return float64(s.Lacking) })),
 		admin.NewMetric("sluice_unguarded_destinations", "Addresses and ports with more source ranges than a socket filter holds: clients that are not allowed are reset instead of dropped.", streams(func(s stream.Stats) float64 { return float64(s.Unguarded) })),
 		admin.NewMetric("sluice_accept_pauses_total", "Pauses in accepting because of a limit of the process or a lack of descriptors or memory.", streams(func(s stream.Stats) float64 { return float64(s.AtLimit + s.Exhausted) })),
 		admin.NewMetric("sluice_connections_unserved_total", "Accepted connections to a destination that no service has; they are reset.", streams(func(s stream.Stats) float64 { return float64(s.Strays) })),
@@ -73,17 +87,25 @@ func (p *proxy) ownMetrics() []admin.Metric {
 		admin.NewMetric("sluice_affinity_pins", "Clients that are remembered for session affinity.", streams(func(s stream.Stats) float64 { return float64(s.Pins.Pins) })),
 		admin.NewMetric("sluice_affinity_evicted_total", "Clients whose affinity was evicted because their service port had too many.", streams(func(s stream.Stats) float64 { return float64(s.Pins.Evicted) })),
 		admin.NewMetric("sluice_affinity_expired_total", "Clients whose affinity expired.", streams(func(s stream.Stats) float64 { return float64(s.Pins.Expired) })),
-		admin.NewMetric("sluice_udp_sessions", "UDP sessions that are open.", datagrams(func(s datagram.Stats) float64 { return float64(s.Sessions) })),
-		admin.NewMetric("sluice_udp_pauses_total", "Times that a loop paused a service's UDP socket, because the service had created too many sessions.", datagrams(func(s datagram.Stats) float64 { return float64(s.Pauses) })),
-		admin.NewMetric("sluice_udp_datagrams_unserved_total", "UDP datagrams from a client that is not allowed, or to no service.", datagrams(func(s datagram.Stats) float64 { return float64(s.Unserved) })),
-		admin.NewMetric("sluice_udp_datagrams_lost_total", "UDP datagrams that were lost: full socket buffer, larger than the path's MTU, or no socket for the replies.", datagrams(func(s datagram.Stats) float64 { return float64(s.Lost) })),
-		admin.NewMetric("sluice_udp_icmp_ignored_total", "ICMP messages about UDP sessions that were ignored: not sent by the endpoint, not a refusal, or without a quote of the datagram.", datagrams(func(s datagram.Stats) float64 { return float64(s.Disbelieved) })),
-		admin.NewMetric("sluice_udp_datagrams_resent_total", "UDP datagrams that were sent again to another endpoint because the first one's port was closed.", datagrams(func(s datagram.Stats) float64 { return float64(s.Resent) })),
-		admin.NewMetric("sluice_udp_reply_conflicts_total", "Times that another program had a service's UDP port on all addresses, so that replies leave by a raw socket.", datagrams(func(s datagram.Stats) float64 { return float64(s.Conflicts) })),
-		admin.NewMetric("sluice_http_connections_evicted_total", "Connections to the ports for health checks and metrics that were closed to make room for new ones.", func() float64 { return float64(p.health.Stats().Evicted + p.metricsConns.Evicted()) }),
+		admin.NewMetric("sluice_udp_sessions", "UDP sessions that are open.", func() float64 { return float64(p.datagram.Stats().Sessions.Load()) }),
+		admin.NewMetric("sluice_udp_pauses_total", "Times that a loop paused a service's UDP socket, because the service had created too many sessions.", datagrams(func(s *datagram.Stats) *atomic.Uint64 { return &s.Pauses })),
+		admin.NewMetric("sluice_udp_datagrams_unserved_total", "UDP datagrams from a client that is not allowed, or to no service.", datagrams(func(s *datagram.Stats) *atomic.Uint64 { return &s.Unserved })),
+		admin.NewMetric("sluice_udp_datagrams_lost_total", "UDP datagrams that were lost: full socket buffer, larger than the path's MTU, or no socket for the replies.", datagrams(func(s *datagram.Stats) *atomic.Uint64 { return &s.Lost })),
+		admin.NewMetric("sluice_udp_icmp_ignored_total", "ICMP messages about UDP sessions that were ignored: not sent by the endpoint, not a refusal, or without a quote of the datagram.", datagrams(func(s *datagram.Stats) *atomic.Uint64 { return &s.Disbelieved })),
+		admin.NewMetric("sluice_udp_datagrams_resent_total", "UDP datagrams that were sent again to another endpoint because the first one's port was closed.", datagrams(func(s *datagram.Stats) *atomic.Uint64 { return &s.Resent })),
+		admin.NewMetric("sluice_udp_reply_conflicts_total", "Times that another program had a service's UDP port on all addresses, so that replies leave by a raw socket.", datagrams(func(s *datagram.Stats) *atomic.Uint64 { return &s.Conflicts })),
+		admin.NewMetric("sluice_http_connections_evicted_total", "Connections to the ports for health checks and metrics, to the admin socket and to the page, that were closed to make room for new ones.", func() float64 {
+			return float64(p.health.Stats().Evicted + p.metricsConns.Evicted() + p.adminEvicted() + p.pageEvicted())
+		}),
+		admin.NewMetric("sluice_flows", "Connections and UDP sessions that the kernel forwards.", flows(func(s flow.Stats) float64 { return float64(s.Open) })),
+		admin.NewMetric("sluice_flows_asked_total", "First packets of connections and UDP sessions about which the kernel's data path asked the process.", flows(func(s flow.Stats) float64 { return float64(s.Kernel["asked"]) })),
+		admin.NewMetric("sluice_flows_decided_total", "Connections and UDP sessions about which the table of the kernel's data path decided.", flows(func(s flow.Stats) float64 { return float64(s.Kernel["decided"]) })),
+		admin.NewMetric("sluice_flows_passed_total", "Packets to Services that the kernel's data path left to the relay.", flows(func(s flow.Stats) float64 { return float64(s.PassedInAll()) })),
+		admin.NewMetric("sluice_flows_packets_lost_total", "Packets that the kernel's data path could not send again after a decision.", flows(func(s flow.Stats) float64 { return float64(s.Lost) })),
 		admin.NewMetric("sluice_relay_pipes", "Pipes that the relay has open.", func() float64 { return float64(p.relay.Pipes()) }),
 		admin.NewMetric("sluice_relay_bulk_buffers", "Directions of connections that have large socket buffers, of --max-bulk-buffers.", func() float64 { n, _ := p.relay.Bulk(); return float64(n) }),
 		admin.NewMetric("sluice_relay_bulk_buffers_refused_total", "Times that a direction kept small socket buffers because --max-bulk-buffers was reached, at most once for each MiB.", func() float64 { _, n := p.relay.Bulk(); return float64(n) }),
+		admin.NewMetric("sluice_relay_held_message_bytes", "Bytes of SCTP messages that wait until their receiver has room, or for their end.", func() float64 { return float64(p.messages.Held()) }),
 		admin.NewMetric("sluice_relay_system_calls_total", "System calls that the relay made to move bytes.", func() float64 { return float64(p.systemCalls()) }),
 	}
 }
@@ -124,7 +146,8 @@ func (p *proxy) systemCalls() uint64 {
 	sum := p.stream.Stats().DialCalls
 	for _, l := range p.loops {
 		s := l.Relay.Stats()
-		sum += s.SystemCalls() + l.Poll.Waits()
+		m := l.Messages.Stats()
+		sum += s.SystemCalls() + l.Poll.Waits() + m.Receives + m.Sends
 	}
 	return sum
 }

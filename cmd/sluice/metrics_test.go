@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/source/kubernetes"
 )
 
 // everyMetric returns a registry with all metrics that there can be.
@@ -42,11 +43,27 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 		Health:  func() health.Stats { return health.Stats{} },
 		NoLocal: func() *admin.NoLocalEndpoints { return new(admin.NoLocalEndpoints) },
 		Changes: func() admin.Changes { return admin.Changes{} },
+
+		Collectors: requests(),
 	})
 }
 
+// requests returns the metrics of requests to the API server, each with a value.
+func requests() []prometheus.Collector {
+	all := kubernetes.Requests()
+	for _, c := range all {
+		switch c := c.(type) {
+		case *prometheus.HistogramVec:
+			c.WithLabelValues("GET", "192.0.2.1:6443")
+		case *prometheus.CounterVec:
+			c.WithLabelValues("200", "GET", "192.0.2.1:6443")
+		}
+	}
+	return all
+}
+
 // documentedMetric is a row of the tables in the documentation.
-var documentedMetric = regexp.MustCompile("(?m)^\\| `((?:sluice|kubeproxy)_[a-z_]+)` \\| ([a-z]+) \\| ([^|]*) \\|")
+var documentedMetric = regexp.MustCompile("(?m)^\\| `((?:sluice|kubeproxy|rest_client)_[a-z_]+)` \\| ([a-z]+) \\| ([^|]*) \\|")
 
 // The documentation lists the metrics that there are, with kind and labels, and
 // no others.
@@ -66,7 +83,7 @@ func TestDocumentedMetrics(t *testing.T) {
 	}
 	for _, f := range families {
 		name := f.GetName()
-		if !strings.HasPrefix(name, "sluice_") && !strings.HasPrefix(name, "kubeproxy_") {
+		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") {
 			continue
 		}
 		var labels []string

@@ -1,14 +1,10 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
-	"os"
-	"runtime"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,21 +21,28 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/listener"
+	"github.com/sluice-proxy/sluice/live/socket"
+	"github.com/sluice-proxy/sluice/message"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
-	"github.com/sluice-proxy/sluice/redirect/watch"
 	"github.com/sluice-proxy/sluice/relay"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
 	"github.com/sluice-proxy/sluice/source/manifests"
 	"github.com/sluice-proxy/sluice/stream"
 	"github.com/sluice-proxy/sluice/upstream"
+	"github.com/sluice-proxy/sluice/web"
 )
 
-// stopPatience bounds how long a stop waits for the loops and for the access
-// log to take the last records.
-const stopPatience = 5 * time.Second
+const (
+	// stopPatience bounds how long a stop waits for the loops and for the access
+	// log to take the last records.
+	stopPatience = 5 * time.Second
+	// flowsPatience is the same for flows, each of which is reset: 50,000 take a second.
+	// Kubernetes and systemd allow 30 seconds in all.
+	flowsPatience = 20 * time.Second
+)
 
 // proxy is the whole of sluice run, wired together. Its rooms, in the order in
 // which a change travels: source, store, policy, listeners, steering.
@@ -53,10 +56,12 @@ type proxy struct {
 	events    *kubernetes.Events // nil without a cluster
 	store     *service.Store
 	policy    policy.Config
+	node      *nodeDoubt
 	table     *policy.Table // the last one compiled; run's goroutine's
 	manager   *listener.Manager
-	stream    *stream.Server   // serves TCP
+	stream    *stream.Server   // serves TCP and SCTP
 	datagram  *datagram.Server // serves UDP
+	flows     *flows           // nil if all is relayed
 	steer     redirect.Redirector
 	lock      *redirect.Lock
 
@@ -65,23 +70,37 @@ type proxy struct {
 
 	loops     []stream.Loop
 	relay     *relay.Relay
+	messages  *message.Relay
 	conntrack *conntrack.Table
 	accessLog *conntrack.Log // nil when it is off
-	metrics   *admin.Server  // nil without an address
-	sync      *admin.Sync    // the same
-	pages     admin.Pages    // what metrics shows
+	metrics   net.Listener   // of the metrics; nil without an address, and while that is taken
+	pages     admin.Pages    // of the metrics
+	sync      *admin.Sync    // nil without metrics
+	admin     *socket.Server // nil when it is off
+	page      *web.Server    // nil without an address
 
-	metricsConns httpport.Group // of metrics
-	fatal        chan error     // what --bind-address-hard-fail makes of a port that is taken
-	health       *health.Server
+	metricsConns   httpport.Group // of metrics
+	started        time.Time
+	verbosity      *logVerbosity // nil without an admin socket
+	maxConnections int
+	requests       chan func()            // of the admin socket, for run's goroutine
+	steerChoice    string                 // why this mode steers
+	keptTold       bool                   // whether the log says that connections are kept in connection tracking
+	wrong          atomic.Pointer[string] // what is not in force, or nil
+	fatal          chan error             // what --bind-address-hard-fail makes of a port that is taken
+	health         *health.Server
 
 	applied  atomic.Int64  // Unix time in ns of the last configuration that is wholly in force
 	failures atomic.Uint64 // configurations that could not be applied wholly
 	repairs  atomic.Uint64 // times that kernel state was restored
 	noLocal  atomic.Pointer[admin.NoLocalEndpoints]
-	reported map[service.Problem]bool
-	lines    once.Lines   // about problems, for each namespace
-	trouble  once.Trouble // what notInForce said
+
+	file          atomic.Pointer[runOptions]        // those of the configuration file's last content that was usable
+	flags         atomic.Pointer[map[string]string] // the options in force, by the flags' names
+	restartFields atomic.Int64                      // fields of that which a restart would put into force
+	reported      map[service.Problem]bool
+	lines         once.Lines   // about problems, for each namespace
+	trouble       once.Trouble // what notInForce said
 }
 
 // newProxy creates everything that can fail before it changes anything in the
@@ -93,7 +112,10 @@ func newProxy(o *runOptions, log zerolog.Logger) (*proxy, error) {
 		store:    service.NewStore(o.store()),
 		reported: make(map[service.Problem]bool),
 		fatal:    make(chan error, 1),
+		requests: make(chan func()),
 	}
+	p.file.Store(o)
+	p.verbosity = newLogVerbosity(o.verbosity)
 	p.metricsConns.Max = metricsConnections
 	o.logIgnored(p.log)
 	if o.serviceProxyName != "" && len(o.serviceCIDRs) > 0 {
@@ -103,6 +125,7 @@ func newProxy(o *runOptions, log zerolog.Logger) (*proxy, error) {
 	if err := p.openSource(); err != nil {
 		return nil, err
 	}
+	p.node = newNodeDoubt(o, p.log, p.cluster != nil)
 	if err := p.open(); err != nil {
 		p.close()
 		return nil, err
@@ -116,8 +139,8 @@ func (p *proxy) open() error {
 	if err != nil {
 		return err
 	}
-	if err := sys.CheckCongestion(o.congestion); err != nil {
-		return fmt.Errorf("--congestion-control %s: %w; sysctl net.ipv4.tcp_available_congestion_control lists what the kernel has", o.congestion, err)
+	if err := sys.CheckCongestion(o.stream.Congestion); err != nil {
+		return fmt.Errorf("--congestion-control %s: %w; sysctl net.ipv4.tcp_available_congestion_control lists what the kernel has", o.stream.Congestion, err)
 	}
 	if p.lock, err = redirect.AcquireLock(o.steering.table); err != nil {
 		var locked *redirect.LockedError
@@ -134,35 +157,42 @@ func (p *proxy) open() error {
 	if err != nil {
 		return err
 	}
-	p.steer = choice.Redirector
+	p.steer, p.steerChoice = choice.Redirector, choice.String()
+	p.setConntrack()
 	p.tellForwardPolicies()
-	p.log.Info().Dur("took", choice.Took).Msg(choice.String())
+	p.log.Info().Dur("took", choice.Took).Msg(p.steerChoice)
+	p.tellTracking()
 	if err := p.openAccessLog(); err != nil {
 		return err
 	}
 	if err := p.makeLoops(limits); err != nil {
 		return err
 	}
+	p.started, p.maxConnections = time.Now(), limits.stream.MaxConnections
+	p.takeFlags()
+	if err := p.openLive(); err != nil {
+		return err
+	}
 	if o.metricsAddress != "" {
 		p.sync = admin.NewSync()
-		p.pages = admin.Pages{Metrics: p.registry(), Mode: o.proxyModeText(), Flags: o.values, Version: version, Profiling: o.profiling, Connections: &p.metricsConns}
+		p.pages = admin.Pages{Metrics: p.registry(), Mode: func() string { return p.file.Load().proxyModeText() }, Flags: func() map[string]string { return *p.flags.Load() }, Version: version, Profiling: o.profiling}
 		if o.kubeProxy != nil {
-			p.pages.Config = o.kubeProxy
+			p.pages.Config = func() any { return p.file.Load().kubeProxy }
 		}
-		if p.metrics, err = admin.Listen(o.metricsAddress, p.pages); err != nil && (o.hardFail || p.cluster == nil) {
+		if p.metrics, err = admin.Listen(o.metricsAddress); err != nil && (o.hardFail || p.cluster == nil) {
 			return err
 		}
 	}
 	p.health = health.New(health.Options{Address: o.healthzAddress, Logger: p.log, Event: p.sendHealth, Sockets: p.manager})
 	p.log.Debug().
 		Int("workers", len(p.loops)).
-		Int("max_connections", limits.connections).
-		Int("max_connections_per_service", limits.serviceConnections).
-		Int("max_connections_per_namespace", limits.namespaceConnections).
-		Int("max_dialing_per_service", limits.serviceDialing).
+		Int("max_connections", limits.stream.MaxConnections).
+		Int("max_connections_per_service", limits.stream.MaxServiceConnections).
+		Int("max_connections_per_namespace", limits.stream.MaxNamespaceConnections).
+		Int("max_dialing_per_service", limits.stream.MaxServiceDialing).
 		Int("max_listeners", limits.listeners).
 		Int("max_claims", limits.claims).
-		Int("max_udp_sessions", limits.sessions).
+		Int("max_udp_sessions", limits.datagram.MaxSessions).
 		Msg("limits")
 	return nil
 }
@@ -170,10 +200,7 @@ func (p *proxy) open() error {
 // logSquatters names who has the name of the lock and may not steer.
 func (p *proxy) logSquatters() {
 	const most = 3
-	for i, h := range p.lock.Squatters {
-		if i == most {
-			break
-		}
+	for _, h := range p.lock.Squatters[:min(len(p.lock.Squatters), most)] {
 		p.log.Warn().Int("pid", h.PID).Uint32("uid", h.UID).Msg("a process without CAP_NET_ADMIN has a socket with the name of the proxy's lock; it is passed over")
 	}
 }
@@ -187,9 +214,12 @@ func (p *proxy) openAccessLog() (err error) {
 	if err != nil {
 		return err
 	}
-	p.accessLog, err = conntrack.OpenLog(conntrack.LogOptions{Path: o.accessLog, Format: format, Logger: p.log})
+	p.accessLog, err = conntrack.OpenLog(conntrack.LogOptions{Path: o.accessLog, Format: format, Keep: o.records.keep(), Logger: p.log, Rate: o.recordRate()})
 	return err
 }
+
+// mostHeld bounds the bytes of SCTP messages that wait for a slow receiver, in all.
+const mostHeld = 64 << 20
 
 // makeLoops creates the event loops and what uses them: relay, table of connections,
 // listeners.
@@ -200,15 +230,24 @@ func (p *proxy) makeLoops(limits limits) error {
 	if p.accessLog != nil {
 		sink = p.accessLog
 	}
-	p.conntrack = conntrack.NewTable(conntrack.Options{Shards: o.workers, Sink: sink})
-	p.relay = relay.New(relay.Config{
-		Splice:            o.splice.value == "auto",
-		IdleTimeout:       o.idleTimeout,
-		HalfClosedTimeout: o.halfClosedTimeout,
-		MaxPipes:          o.maxPipes,
-		MaxBulk:           o.maxBulk,
-		EndpointLiveness:  stream.Liveness(o.keepAlive),
-		GoneAfter:         2 * o.keepAlive,
+	why, err := o.dataPathHere()
+	if err != nil {
+		return err
+	}
+	shards := o.workers
+	if why == nil {
+		shards++ // the last one is of kernel flows
+	}
+	p.conntrack = conntrack.NewTable(conntrack.Options{Shards: shards, Sink: sink, Opens: o.records.opens})
+	relaying := o.relay
+	relaying.Splice = o.splice.value == "auto"
+	relaying.EndpointLiveness, relaying.GoneAfter = stream.Liveness(o.stream.KeepAlive), 2*o.stream.KeepAlive
+	p.relay = relay.New(relaying)
+	p.messages = message.New(message.Config{
+		MaxMessage:   o.stream.MaxMessage,
+		MaxHeld:      max(mostHeld, 8*int64(o.stream.MaxMessage)),
+		IdleTimeout:  o.relay.IdleTimeout,
+		CloseTimeout: o.relay.HalfClosedTimeout,
 	})
 	var loops []*poll.Loop
 	for range o.workers {
@@ -216,35 +255,20 @@ func (p *proxy) makeLoops(limits limits) error {
 		if err != nil {
 			return err
 		}
-		p.loops = append(p.loops, stream.Loop{Poll: loop, Relay: p.relay.NewWorker(loop)})
+		p.loops = append(p.loops, stream.Loop{Poll: loop, Relay: p.relay.NewWorker(loop), Messages: p.messages.NewWorker(loop)})
 		loops = append(loops, loop)
 	}
-	algorithm, err := balancer.Parse(o.balancer.value)
-	if err != nil {
+	defaults := o.balancer
+	if defaults.Algorithm, err = balancer.Parse(o.algorithm.value); err != nil {
 		return fmt.Errorf("--balancer: %w", err)
 	}
-	logging, err := datagram.ParseLogging(o.accessLogUDP.value)
-	if err != nil {
+	limits.stream.Balancer, limits.datagram.Balancer = defaults, defaults
+	if limits.datagram.Log, err = datagram.ParseLogging(o.accessLogUDP.value); err != nil {
 		return fmt.Errorf("--access-log-udp: %w", err)
 	}
-	plan := balancer.DefaultPlan()
-	plan.Timeouts = o.dialTimeouts
-	defaults := balancer.Options{Algorithm: algorithm, Plan: plan, MaxPins: o.maxAffinityClients}
-	maxListeners := max(limits.listeners/2, 1)
 	rules := upstream.New(p.steer.Traits(), func(a, b netip.Addr) bool { return p.host.Load().SameLink(a, b) }, p.log)
 	p.stream = stream.New(stream.Options{
-		Config: stream.Config{
-			Backlog:                 o.listenBacklog,
-			MaxListeners:            maxListeners,
-			Descriptors:             limits.descriptors,
-			MaxConnections:          limits.connections,
-			MaxServiceConnections:   limits.serviceConnections,
-			MaxNamespaceConnections: limits.namespaceConnections,
-			MaxServiceDialing:       limits.serviceDialing,
-			KeepAlive:               o.keepAlive,
-			Congestion:              o.congestion,
-			Balancer:                defaults,
-		},
+		Config:   limits.stream,
 		Loops:    p.loops,
 		Table:    p.conntrack,
 		Traits:   p.steer.Traits(),
@@ -252,23 +276,26 @@ func (p *proxy) makeLoops(limits limits) error {
 		Logger:   p.log,
 	})
 	p.datagram = datagram.New(datagram.Options{
-		Config: datagram.Config{
-			MaxSessions:        limits.sessions,
-			MaxServiceSessions: limits.serviceSessions,
-			MaxListeners:       maxListeners,
-			Timeout:            o.udpTimeout,
-			StreamTimeout:      o.udpStreamTimeout,
-			Balancer:           defaults,
-			Log:                logging,
-		},
+		Config:   limits.datagram,
 		Loops:    loops,
 		Table:    p.conntrack,
 		Traits:   p.steer.Traits(),
 		Upstream: rules,
 		Logger:   p.log,
 	})
+	transports := map[service.Protocol]listener.Transport{service.TCP: p.stream, service.UDP: p.datagram, service.SCTP: p.stream.SCTP()}
+	if why == nil {
+		if why = p.openFlows(limits.datagram.Log, transports); why == nil {
+			loops = append(loops, p.flows.loop)
+		} else if o.dataPath.value == pathKernel {
+			return fmt.Errorf("--datapath kernel: %w", why)
+		}
+	}
+	if why != nil && o.dataPath.value != pathRelay {
+		p.log.Info().Str("because", why.Error()).Msg("all connections are relayed")
+	}
 	p.manager = listener.New(listener.Options{
-		Transports:    map[service.Protocol]listener.Transport{service.TCP: p.stream, service.UDP: p.datagram},
+		Transports:    transports,
 		MaxBound:      limits.claims,
 		Descriptors:   p.stream,
 		ServiceCIDRs:  o.serviceRanges(),
@@ -280,298 +307,4 @@ func (p *proxy) makeLoops(limits limits) error {
 		Report:        p.sendPort,
 	})
 	return nil
-}
-
-// run serves until ctx ends, and reopens the access log at each hangup. It returns
-// nil after an orderly stop.
-func (p *proxy) run(ctx context.Context, hangups <-chan os.Signal) error {
-	defer p.close()
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
-
-	runtime.GOMAXPROCS(poll.Procs(len(p.loops)))
-	failed := make(chan error, len(p.loops)+3)
-	start := func(f func() error) {
-		running.Add(1)
-		go func() {
-			defer running.Done()
-			if err := f(); err != nil {
-				failed <- err
-			}
-		}()
-	}
-	for _, l := range p.loops {
-		go func() {
-			if err := l.Poll.Run(); err != nil {
-				failed <- err
-			}
-		}()
-	}
-	if p.options.metricsAddress != "" {
-		start(func() error { return p.serveMetrics(ctx) })
-	}
-	changes := make(chan service.Change)
-	start(func() error {
-		return p.source.Run(ctx, func(c service.Change) {
-			p.sync.Queued(time.Now())
-			select {
-			case changes <- c:
-			case <-ctx.Done():
-			}
-		})
-	})
-	hosts := make(chan hostnet.State)
-	start(func() error {
-		return p.hostWatcher.Run(ctx, func(s hostnet.State) {
-			select {
-			case hosts <- s:
-			case <-ctx.Done():
-			}
-		})
-	})
-	go p.events.Run(ctx)
-	if p.options.configFile != "" {
-		start(func() error { return watchConfig(ctx, p.options.configFile) })
-	}
-	go p.reopenAccessLog(ctx, hangups)
-
-	defer p.stop()
-	maintenance := time.NewTimer(p.manager.NextMaintenance())
-	defer maintenance.Stop()
-	changed, stopWatching := p.watch()
-	defer stopWatching()
-	for {
-		select {
-		case c := <-changes:
-			p.apply(c)
-			maintenance.Reset(p.manager.NextMaintenance())
-		case s := <-hosts:
-			p.hostChanged(s)
-			maintenance.Reset(p.manager.NextMaintenance())
-		case <-maintenance.C:
-			p.maintain()
-			maintenance.Reset(p.nextMaintenance())
-		case <-changed:
-			p.maintain()
-			maintenance.Reset(p.nextMaintenance())
-		case err := <-failed:
-			return err
-		case err := <-p.fatal:
-			return err
-		case <-ctx.Done():
-			p.log.Info().Int64("connections", p.stream.Stats().Open).Msg("stopping")
-			return nil
-		}
-	}
-}
-
-// apply applies a change of the configuration.
-func (p *proxy) apply(c service.Change) {
-	snap := p.store.Apply(c)
-	if p.table == nil {
-		letGo(c)
-	}
-	if p.table != nil && p.table.Snapshot() == snap {
-		return // nothing that matters (A1.17)
-	}
-	p.reportProblems(snap)
-	p.enforce(snap, c.Triggers...)
-}
-
-// enforce applies a snapshot with the node's current state. triggers are the times
-// at which its changes happened, as far as known.
-func (p *proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
-	begin := time.Now()
-	p.table = policy.Compile(p.table, snap, p.policy)
-	p.health.Queued()
-	err := p.manager.Apply(p.table)
-	p.health.Update(p.table)
-	p.countNoLocal()
-	if err != nil {
-		p.notInForce(err)
-		return
-	}
-	p.inForce()
-	p.sync.Applied(begin, time.Now(), triggers)
-	p.log.Debug().Dur("took", time.Since(begin)).Int("service_ports", servicePorts(snap)).Msg("configuration in force")
-}
-
-// inForce records that the last configuration is completely in force.
-func (p *proxy) inForce() {
-	p.health.Applied()
-	p.trouble.Over()
-	if p.applied.Swap(time.Now().UnixNano()) != 0 {
-		return
-	}
-	go settleMemory()
-	event := p.log.Info().Str("version", version).Str("node", p.options.hostname).Str("redirect", p.steer.Traits().Name)
-	if p.manifests != nil {
-		found := p.manifests.Stats()
-		event = event.Int("files", found.Files).Int("objects_passed_over", sum(found.PassedOver))
-	}
-	event.Int("service_ports", servicePorts(p.table.Snapshot())).Msg("ready")
-	p.events.Send(kubernetes.Event{Reason: "Starting", Action: "StartKubeProxy", Note: "sluice " + version + " serves the Services of this node"})
-}
-
-// notInForce records that a part of it is not. It logs the same error once only, as
-// the retries would fill the log.
-func (p *proxy) notInForce(err error) {
-	p.failures.Add(1)
-	if !p.trouble.New(err.Error()) {
-		return
-	}
-	p.log.Error().Err(err).Msg("the kernel's tables are not as they should be; trying again")
-}
-
-// countNoLocal counts the service ports that this node drops (A3.16).
-func (p *proxy) countNoLocal() {
-	var n admin.NoLocalEndpoints
-	for f := range n {
-		n[f].Internal, n[f].External = p.table.NoLocalEndpoints(service.Family(f))
-	}
-	p.noLocal.Store(&n)
-}
-
-// reportProblems logs each problem of a snapshot once, and again when it returns. If
-// a namespace has too many in a minute, the others are logged with a later change.
-func (p *proxy) reportProblems(snap *service.Snapshot) {
-	current := make(map[service.Problem]bool, len(snap.Problems))
-	now := time.Now()
-	for _, problem := range snap.Problems {
-		if p.reported[problem] {
-			current[problem] = true
-			continue
-		}
-		subject := namespaceOf(problem.Object)
-		last, ok := p.lines.Take(subject, now)
-		if !ok {
-			continue
-		}
-		current[problem] = true
-		p.log.Warn().Str("object", problem.Object).Msg(problem.Text)
-		p.sendProblem(problem)
-		if last {
-			p.log.Warn().Str("object", subject).Msgf("had %d problems in a minute: further ones are logged with a later change; sluice_config_problems counts them all", once.PerMinute)
-		}
-	}
-	p.reported = current
-}
-
-// namespaceOf returns the namespace of an object, such as "Namespace default" for
-// "Service default/web", or the object itself if it has none.
-func namespaceOf(object string) string {
-	_, name, _ := strings.Cut(object, " ")
-	if namespace, _, ok := strings.Cut(name, "/"); ok {
-		return "Namespace " + namespace
-	}
-	return object
-}
-
-func (p *proxy) maintain() {
-	complete := p.manager.Complete()
-	repaired, err := p.manager.Maintain()
-	if err != nil {
-		p.notInForce(err)
-		return
-	}
-	if !complete || p.trouble.Lasts() {
-		p.inForce()
-	}
-	if repaired {
-		p.repairs.Add(1)
-		p.log.Warn().Msg("somebody had changed our part of the kernel's tables; it is restored")
-	}
-}
-
-// watch returns a channel for changes to the kernel's tables: that of the steering
-// mode, or else of a watcher of the routes that all modes use.
-func (p *proxy) watch() (changed <-chan struct{}, stop func()) {
-	if n, ok := p.steer.(redirect.Notifier); ok {
-		return n.Changed(), func() {}
-	}
-	w, err := watch.Open(watch.Options{})
-	if err != nil {
-		p.log.Warn().Err(err).Msg("changes to routes are noticed late, within seconds")
-		return nil, func() {}
-	}
-	return w.Changed(), w.Close
-}
-
-// nextMaintenance is shorter while something is not in force.
-func (p *proxy) nextMaintenance() time.Duration {
-	if p.trouble.Lasts() {
-		return min(retryTrouble, p.manager.NextMaintenance())
-	}
-	return p.manager.NextMaintenance()
-}
-
-// retryTrouble is the pause before a failed repair is retried.
-const retryTrouble = 500 * time.Millisecond
-
-// reopenAccessLog reopens the access log at each hangup, until ctx ends. It has its
-// own goroutine, as opening and writing a file may block.
-func (p *proxy) reopenAccessLog(ctx context.Context, hangups <-chan os.Signal) {
-	for {
-		select {
-		case <-hangups:
-		case <-ctx.Done():
-			return
-		}
-		if p.accessLog == nil {
-			continue
-		}
-		if err := p.accessLog.Reopen(); err != nil {
-			p.log.Error().Err(err).Msg("the access log goes on where it was")
-		}
-	}
-}
-
-// stop ends what run has started, in an order in which no client has to wait: first
-// steering, then connections, then the records are written.
-func (p *proxy) stop() {
-	ctx, cancel := context.WithTimeout(context.Background(), stopPatience)
-	defer cancel()
-	if err := p.steer.Close(); err != nil {
-		p.log.Error().Err(err).Msg("steering is not undone; sluice cleanup does it")
-	}
-	if err := p.manager.Stop(ctx); err != nil {
-		p.log.Error().Err(err).Msg("connections are cut without a record")
-	}
-	if err := p.conntrack.Close(ctx); err != nil {
-		p.log.Error().Err(err).Msg("records are lost")
-	}
-}
-
-// close releases what newProxy has opened.
-func (p *proxy) close() {
-	if p.health != nil {
-		p.health.Close()
-	}
-	if p.hostWatcher != nil {
-		p.hostWatcher.Close()
-	}
-	for _, l := range p.loops {
-		l.Poll.Stop()
-		l.Relay.Close()
-	}
-	if p.accessLog != nil {
-		if err := p.accessLog.Close(); err != nil {
-			p.log.Error().Err(err).Msg("access log")
-		}
-	}
-	if p.lock != nil {
-		_ = p.lock.Release() // the process ends, and the lock with it
-	}
-}
-
-func servicePorts(s *service.Snapshot) int {
-	n := 0
-	for _, port := range s.Ports {
-		if port != nil {
-			n++
-		}
-	}
-	return n
 }

@@ -1,15 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"os"
 	"os/signal"
 	"runtime"
-	"slices"
-	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -18,6 +16,10 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/kubeproxyconfig"
+	"github.com/sluice-proxy/sluice/datagram"
+	"github.com/sluice-proxy/sluice/flow"
+	"github.com/sluice-proxy/sluice/relay"
+	"github.com/sluice-proxy/sluice/stream"
 )
 
 // runOptions are the flags of sluice run. They have kube-proxy's names where
@@ -27,55 +29,53 @@ type runOptions struct {
 	kubeProxyOptions
 	cluster clusterOptions
 
-	steering      steeringOptions
-	maxListeners  int
-	maxClaims     int
-	listenBacklog int
+	steering steeringOptions
+	// What flags say of the data paths; limits completes their bounds.
+	stream   stream.Config
+	datagram datagram.Config
+	relay    relay.Config
+	balancer balancer.Options
 
-	workers                 int
-	maxConnections          int
-	maxServiceConnections   int
-	maxNamespaceConnections int
-	maxServiceDialing       int
-	maxAffinityClients      int
-
-	maxSessions        int
-	maxServiceSessions int
-	udpTimeout         time.Duration
-	udpStreamTimeout   time.Duration
-
-	balancer          choice
-	dialTimeouts      durations
-	keepAlive         time.Duration
-	idleTimeout       time.Duration
-	halfClosedTimeout time.Duration
-	congestion        string
-	splice            choice
-	maxPipes          int
-	maxBulk           int
+	workers      int
+	maxListeners int
+	maxClaims    int
+	maxFlows     int
+	algorithm    choice
+	dataPath     choice
+	keepFlows    choice
+	splice       choice
 
 	accessLog       string
 	accessLogFormat choice
 	accessLogUDP    choice
+	accessLogRate   int
+	records         recordOptions
 	logFormat       choice
 	verbosity       int
 	metricsAddress  string
 	healthzAddress  string
+	adminSocket     string
+	web             runWebOptions
+	history         bool
 
 	metricsPerService bool
-	values            map[string]string // of all flags, for /flagz
+	version           versionFlag
+	flags             *pflag.FlagSet // whose variables are these options
+	given             [][2]string    // names and values of the flags that were given
 }
 
 // newRunOptions returns the options without any flag.
 func newRunOptions() *runOptions {
 	return &runOptions{
 		steering:        newSteeringOptions(),
-		balancer:        choice{value: balancer.RoundRobin.String(), allowed: balancer.Names()},
-		splice:          choice{value: "auto", allowed: []string{"auto", "off"}},
-		accessLogFormat: choice{value: "json", allowed: []string{"json", "console"}},
-		accessLogUDP:    choice{value: "all", allowed: []string{"all", "sampled", "off"}},
-		logFormat:       choice{value: "text", allowed: []string{"text", "json"}},
-		dialTimeouts:    slices.Clone(balancer.DefaultPlan().Timeouts),
+		balancer:        balancer.Options{Plan: balancer.DefaultPlan()},
+		algorithm:       choice{value: balancer.RoundRobin.String(), allowed: balancer.Names()},
+		keepFlows:       newChoice(pathAuto, "always", "never"),
+		dataPath:        choice{value: pathRelay, allowed: []string{pathAuto, pathKernel, pathRelay}},
+		splice:          newChoice("auto", "off"),
+		accessLogFormat: newChoice("json", "console"),
+		accessLogUDP:    newChoice("all", "sampled", "off"),
+		logFormat:       newChoice("text", "json"),
 	}
 }
 
@@ -98,6 +98,9 @@ SIGHUP reopens the access log.`,
   kubectl get services,endpointslices,nodes -A -o yaml > all/cluster.yaml; sluice run --manifests all`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.version.given {
+				return writeVersion(cmd.OutOrStdout())
+			}
 			hangups := make(chan os.Signal, 1)
 			signal.Notify(hangups, syscall.SIGHUP) // first of all: it ends a program that does not
 			switch {
@@ -108,6 +111,7 @@ SIGHUP reopens the access log.`,
 			case o.initOnly:
 				return nil
 			}
+			o.given = givenFlags(cmd.Flags())
 			if err := o.readConfig(cmd.Flags()); err != nil {
 				return err
 			}
@@ -117,7 +121,7 @@ SIGHUP reopens the access log.`,
 			// Whoever reads the access log from standard output may go: that is
 			// a write error, and no reason to end without cleaning up.
 			signal.Ignore(syscall.SIGPIPE)
-			o.values = flagValues(cmd.Flags())
+			o.flags = cmd.Flags()
 			log, flush := newLogger(o)
 			defer flush()
 			p, err := newProxy(o, log)
@@ -130,44 +134,71 @@ SIGHUP reopens the access log.`,
 		},
 	}
 	o.register(cmd)
+	o.version.register(cmd.Flags())
 	return cmd
+}
+
+// addTo has another command accept all flags of sluice run; its help lists some.
+func (o *runOptions) addTo(cmd *cobra.Command, listed func(flag string) bool) {
+	run := &cobra.Command{}
+	o.register(run)
+	cmd.Flags().SetNormalizeFunc(run.Flags().GetNormalizeFunc())
+	run.Flags().VisitAll(func(flag *pflag.Flag) {
+		flag.Hidden = !listed(flag.Name)
+		cmd.Flags().AddFlag(flag)
+	})
 }
 
 func (o *runOptions) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.SortFlags = false
+	// kube-proxy's flags may be written with underscores, and --boot_id_file usually is.
+	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
+	})
 	o.decisionOptions.register(f)
 	o.cluster.register(f)
 	o.kubeProxyOptions.register(f)
 	o.steering.register(f)
 	f.IntVar(&o.maxListeners, "max-listeners", 0, "limit of listening sockets; each service port has one for each address family, and above the limit some share them (default: 1/32 of the limit of open files, at most 8192)")
 	f.IntVar(&o.maxClaims, "max-claims", 0, "limit of sockets that are bound to node ports, health check node ports, and addresses of Services on this node; each takes the descriptor of half a connection (default: half of what connections may have)")
-	f.IntVar(&o.listenBacklog, "listen-backlog", 4096, "connections of each service port that wait to be accepted (net.core.somaxconn caps it)")
+	f.IntVar(&o.stream.Backlog, "listen-backlog", 4096, "connections of each service port that wait to be accepted (net.core.somaxconn caps it)")
 	f.IntVar(&o.workers, "workers", 0, "event loops (default: one for each CPU)")
-	f.IntVar(&o.maxConnections, "max-connections", 0, "limit of open connections; more wait to be accepted (default: what the limit of open files allows)")
-	f.IntVar(&o.maxServiceConnections, "max-connections-per-service", 0, "limit of open connections of one Service, all its ports together; more are reset (default: 31/32 of --max-connections)")
-	f.IntVar(&o.maxNamespaceConnections, "max-connections-per-namespace", 0, "limit of open connections of all Services of one namespace; more are reset (default: 31/32 of --max-connections)")
-	f.IntVar(&o.maxServiceDialing, "max-dialing-per-service", 0, "limit of connections of one Service that wait for an endpoint to answer; more wait to be accepted (default: 1/8 of --max-connections, at most 1024)")
-	f.IntVar(&o.maxAffinityClients, "max-affinity-clients", balancer.DefaultMaxPins, "clients that session affinity remembers for each service port; above the limit it forgets the client that was quiet longest")
-	f.IntVar(&o.maxSessions, "max-udp-sessions", 0, "limit of UDP sessions; above it a new session evicts the oldest answered one of the Service with most sessions, in the namespace with most (default: 1/32 of the limit of open files, at most 65536)")
-	f.IntVar(&o.maxServiceSessions, "max-udp-sessions-per-service", 0, "limit of UDP sessions of one Service, all its ports together (default: --max-udp-sessions)")
-	f.DurationVar(&o.udpTimeout, "udp-timeout", 30*time.Second, "end a UDP session after this time without a datagram")
-	f.DurationVar(&o.udpStreamTimeout, "udp-stream-timeout", 2*time.Minute, "the same for a session that was used both ways for two seconds")
-	f.Var(&o.balancer, "balancer", "algorithm for Services without the annotation sluice.dev/balancer")
-	f.Var(&o.dialTimeouts, "dial-timeouts", "timeouts of the first, second, … attempt at an endpoint that does not answer")
-	f.DurationVar(&o.keepAlive, "keepalive", 30*time.Second, "probe an idle side after this time, and give it up if it does not answer for twice the time; 0 disables probes")
-	f.DurationVar(&o.idleTimeout, "idle-timeout", 24*time.Hour, "end a connection after this time without a byte; 0 means never")
-	f.DurationVar(&o.halfClosedTimeout, "half-closed-timeout", time.Hour, "the same for a connection that one side has closed")
-	f.StringVar(&o.congestion, "congestion-control", "", "TCP congestion control towards clients and endpoints, such as cubic (default: the system's)")
+	f.IntVar(&o.stream.MaxConnections, "max-connections", 0, "limit of open connections; more wait to be accepted (default: what the limit of open files allows)")
+	f.IntVar(&o.stream.MaxServiceConnections, "max-connections-per-service", 0, "limit of open connections of one Service, all its ports together; more are reset (default: 31/32 of --max-connections)")
+	f.IntVar(&o.stream.MaxNamespaceConnections, "max-connections-per-namespace", 0, "limit of open connections of all Services of one namespace; more are reset (default: 31/32 of --max-connections)")
+	f.IntVar(&o.stream.MaxServiceDialing, "max-dialing-per-service", 0, "limit of connections of one Service that wait for an endpoint to answer; more wait to be accepted (default: 1/8 of --max-connections, at most 1024)")
+	f.IntVar(&o.balancer.MaxPins, "max-affinity-clients", balancer.DefaultMaxPins, "clients that session affinity remembers for each service port; above the limit it forgets the client that was quiet longest")
+	f.IntVar(&o.datagram.MaxSessions, "max-udp-sessions", 0, "limit of UDP sessions; above it a new session evicts the oldest answered one of the Service with most sessions, in the namespace with most (default: 1/32 of the limit of open files, at most 65536)")
+	f.IntVar(&o.datagram.MaxServiceSessions, "max-udp-sessions-per-service", 0, "limit of UDP sessions of one Service, all its ports together (default: --max-udp-sessions)")
+	f.DurationVar(&o.datagram.Timeout, "udp-timeout", 30*time.Second, "end a UDP session after this time without a datagram")
+	f.DurationVar(&o.datagram.StreamTimeout, "udp-stream-timeout", 2*time.Minute, "the same for a session that was used both ways for two seconds")
+	f.Var(&o.algorithm, "balancer", "algorithm for Services without the annotation sluice.dev/balancer")
+	f.Var((*durations)(&o.balancer.Plan.Timeouts), "dial-timeouts", "timeouts of the first, second, … attempt at an endpoint that does not answer")
+	f.DurationVar(&o.stream.KeepAlive, "keepalive", 30*time.Second, "probe an idle side after this time, and give it up if it does not answer for twice the time; 0 disables probes")
+	f.DurationVar(&o.relay.IdleTimeout, "idle-timeout", 24*time.Hour, "end a connection after this time without a byte; 0 means never")
+	f.DurationVar(&o.relay.HalfClosedTimeout, "half-closed-timeout", time.Hour, "the same for a connection that one side has closed")
+	f.StringVar(&o.stream.Congestion, "congestion-control", "", "TCP congestion control towards clients and endpoints, such as cubic (default: the system's)")
+	f.Var(&o.dataPath, "datapath", "who moves the packets of clients that this node forwards: the relay, the kernel, or the kernel if a trial shows that it can")
+	f.IntVar(&o.maxFlows, "max-flows", 65536, "limit of connections and UDP sessions that the kernel forwards; more are relayed")
+	f.Var(&o.keepFlows, "keep-flows", "have connections that the kernel forwards go on when Sluice stops; auto does in a cluster")
 	f.Var(&o.splice, "splice", "splice bulk through pipes instead of copying it")
-	f.IntVar(&o.maxPipes, "max-pipes", 128, "limit of pipes for splicing, in all; above it bytes are copied")
-	f.IntVar(&o.maxBulk, "max-bulk-buffers", 64, "limit of directions of connections with large socket buffers, 4 MiB each; those whose sender is 0.5 ms away or more count as two")
+	f.IntVar(&o.relay.MaxPipes, "max-pipes", 128, "limit of pipes for splicing, in all; above it bytes are copied")
+	f.IntVar(&o.relay.MaxBulk, "max-bulk-buffers", 64, "limit of directions of connections with large socket buffers, 4 MiB each; those whose sender is 0.5 ms away or more count as two")
+	f.IntVar(&o.stream.MaxMessage, "max-sctp-message", 65536, "largest SCTP message, in bytes; a larger one aborts its association. Sockets' buffers follow: each association may take eight times as much of the kernel's memory")
+	f.IntVar(&o.stream.Streams, "sctp-streams", 64, "limit of streams of an SCTP association, each way, for Services without the annotation sluice.dev/sctp-streams; 1024 at most")
 	f.StringVar(&o.accessLog, "access-log", "-", "destination of connection records: a file, - for standard output, or off")
 	f.Var(&o.accessLogFormat, "access-log-format", "format of the records")
+	f.IntVar(&o.accessLogRate, "access-log-rate", -1, "records a second that are written; beyond it only those with a failed attempt, up to ten times the rate; 0 writes all (default: 20 in a cluster on standard output, else 0)")
+	f.Lookup("access-log-rate").DefValue = "0" // the help says what -1 means
 	f.Var(&o.accessLogUDP, "access-log-udp", "which UDP sessions leave a record: all, off, or sampled: one in a hundred, and all with a failed attempt or that Sluice cut")
+	o.records.register(f)
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", "", "address and port for Prometheus metrics (default: 127.0.0.1:10249 in a cluster, none with --manifests)")
 	f.BoolVar(&o.metricsPerService, "metrics-per-service", true, "export metrics of each service port, some 60 series for a used one; if false, the same metrics are sums over all ports")
 	f.StringVar(&o.healthzAddress, "healthz-bind-address", "", "address and port of the proxy's health, /healthz and /livez (default: 0.0.0.0:10256 in a cluster, none with --manifests)")
+	f.StringVar(&o.adminSocket, "admin-socket", adminSocketAuto, "unix socket that sluice conns, tap and others ask: a path, @ and an abstract name, auto (a file in /run/sluice, else an abstract name), or off")
+	f.BoolVar(&o.history, "history", false, "measure the rates of the last 15 minutes all the time, for the admin socket's /v1/history; if false, only while somebody asks for them")
+	o.web.register(f)
 	f.Var(&o.logFormat, "logging-format", "format of the log on standard error")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "verbosity of the log; 4 and more is for debugging")
 }
@@ -183,6 +214,12 @@ func (o *runOptions) validate() error {
 	if err := o.cluster.validate(); err != nil {
 		return err
 	}
+	if err := o.records.validate(); err != nil {
+		return err
+	}
+	if err := o.web.validate(); err != nil {
+		return err
+	}
 	if err := o.decisionOptions.validate(); err != nil {
 		return err
 	}
@@ -192,86 +229,53 @@ func (o *runOptions) validate() error {
 	if o.workers == 0 {
 		o.workers = runtime.GOMAXPROCS(0)
 	}
-	for _, check := range []struct {
-		flag       string
-		value      int64
-		least, top int64
-	}{
-		{"max-listeners", int64(o.maxListeners), 0, 60000},
-		{"max-claims", int64(o.maxClaims), 0, 1 << 30},
-		{"listen-backlog", int64(o.listenBacklog), 1, 1 << 20},
-		{"workers", int64(o.workers), 1, 1024},
-		{"max-connections", int64(o.maxConnections), 0, 1 << 30},
-		{"max-connections-per-service", int64(o.maxServiceConnections), 0, 1 << 30},
-		{"max-connections-per-namespace", int64(o.maxNamespaceConnections), 0, 1 << 30},
-		{"max-dialing-per-service", int64(o.maxServiceDialing), 0, 1 << 30},
-		{"max-affinity-clients", int64(o.maxAffinityClients), 1, 1 << 24},
-		{"max-udp-sessions", int64(o.maxSessions), 0, 1 << 30},
-		{"max-udp-sessions-per-service", int64(o.maxServiceSessions), 0, 1 << 30},
-		{"max-pipes", int64(o.maxPipes), 1, 1 << 20},
-		{"max-bulk-buffers", int64(o.maxBulk), 1, 1 << 20},
-		{"v", int64(o.verbosity), 0, 10},
-	} {
-		if check.value < check.least || check.value > check.top {
-			return fmt.Errorf("--%s: %d is not between %d and %d", check.flag, check.value, check.least, check.top)
-		}
-	}
-	for _, check := range []struct {
-		flag  string
-		value time.Duration
-	}{
-		{"keepalive", o.keepAlive},
-		{"idle-timeout", o.idleTimeout},
-		{"half-closed-timeout", o.halfClosedTimeout},
-	} {
-		if check.value < 0 || check.value > 0 && check.value < time.Second {
-			return fmt.Errorf("--%s: %s is shorter than a second; 0 switches it off", check.flag, check.value)
-		}
-	}
-	for _, check := range []struct {
-		flag  string
-		value time.Duration
-	}{
-		{"udp-timeout", o.udpTimeout},
-		{"udp-stream-timeout", o.udpStreamTimeout},
-	} {
-		if check.value < time.Millisecond || check.value > 24*time.Hour {
-			return fmt.Errorf("--%s: %s is not between 1ms and 24h", check.flag, check.value)
-		}
-	}
-	for _, check := range []struct{ flag, value string }{
-		{"metrics-bind-address", o.metricsAddress},
-		{"healthz-bind-address", o.healthzAddress},
-	} {
-		if check.value == "" {
-			continue
-		}
-		if err := validListenAddress(check.value); err != nil {
-			return fmt.Errorf("--%s: %w", check.flag, err)
-		}
-	}
-	return nil
+	return cmp.Or(
+		between("max-listeners", o.maxListeners, 0, 60000),
+		between("max-claims", o.maxClaims, 0, 1<<30),
+		between("listen-backlog", o.stream.Backlog, 1, 1<<20),
+		between("workers", o.workers, 1, 1024),
+		between("max-connections", o.stream.MaxConnections, 0, 1<<30),
+		between("max-connections-per-service", o.stream.MaxServiceConnections, 0, 1<<30),
+		between("max-connections-per-namespace", o.stream.MaxNamespaceConnections, 0, 1<<30),
+		between("max-dialing-per-service", o.stream.MaxServiceDialing, 0, 1<<30),
+		between("max-affinity-clients", o.balancer.MaxPins, 1, 1<<24),
+		between("max-udp-sessions", o.datagram.MaxSessions, 0, 1<<30),
+		between("max-udp-sessions-per-service", o.datagram.MaxServiceSessions, 0, 1<<30),
+		between("max-pipes", o.relay.MaxPipes, 1, 1<<20),
+		between("max-flows", o.maxFlows, 1, flow.MostFlows),
+		between("max-bulk-buffers", o.relay.MaxBulk, 1, 1<<20),
+		between("max-sctp-message", o.stream.MaxMessage, 1024, 8<<20),
+		between("sctp-streams", o.stream.Streams, 1, stream.MostStreams),
+		between("v", o.verbosity, 0, 10),
+		between("access-log-rate", o.accessLogRate, -1, 1<<30),
+		offOrSeconds("keepalive", o.stream.KeepAlive),
+		offOrSeconds("idle-timeout", o.relay.IdleTimeout),
+		offOrSeconds("half-closed-timeout", o.relay.HalfClosedTimeout),
+		between("udp-timeout", o.datagram.Timeout, time.Millisecond, 24*time.Hour),
+		between("udp-stream-timeout", o.datagram.StreamTimeout, time.Millisecond, 24*time.Hour),
+		validListenAddress("metrics-bind-address", o.metricsAddress),
+		validListenAddress("healthz-bind-address", o.healthzAddress),
+	)
 }
 
-// flagValues returns the flags by their names, as they were given.
-func flagValues(f *pflag.FlagSet) map[string]string {
+// values returns the options in force by their flags' names.
+func (o *runOptions) values() map[string]string {
 	values := make(map[string]string)
-	f.VisitAll(func(flag *pflag.Flag) { values[flag.Name] = flag.Value.String() })
+	o.flags.VisitAll(func(flag *pflag.Flag) { values[flag.Name] = flag.Value.String() })
 	return values
 }
 
-func validListenAddress(s string) error {
-	host, port, err := net.SplitHostPort(s)
-	if err != nil {
-		return fmt.Errorf("%q is not an address and a port such as 127.0.0.1:10249 or [::1]:10249", s)
+// validListenAddress checks the address and port of a server; empty means none, and no
+// address before the port means all of this node's.
+func validListenAddress(flag, s string) error {
+	if s == "" {
+		return nil
 	}
-	if host != "" {
-		if _, err := netip.ParseAddr(host); err != nil {
-			return fmt.Errorf("%q: %s is not an IP address", s, host)
-		}
+	if strings.HasPrefix(s, ":") {
+		s = "0.0.0.0" + s
 	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return fmt.Errorf("%q: port %s is not between 1 and 65535", s, port)
+	if err := kubeproxyconfig.CheckListenAddress(s); err != nil {
+		return fmt.Errorf("--%s: %w", flag, err)
 	}
 	return nil
 }

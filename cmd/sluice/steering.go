@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/sluice-proxy/sluice/internal/bpffs"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
 	"github.com/sluice-proxy/sluice/redirect/route"
@@ -25,12 +26,15 @@ type steeringOptions struct {
 	steerTable int
 	replyTable int
 	replyPorts portRange
+	conntrack  choice
+	bpfRoot    string
 }
 
 func newSteeringOptions() steeringOptions {
 	return steeringOptions{
-		mode:      choice{value: choose.Auto, allowed: choose.Modes},
-		backend:   choice{value: choose.Auto, allowed: choose.Backends},
+		mode:      newChoice(choose.Modes...),
+		backend:   newChoice(choose.Backends...),
+		conntrack: newChoice(redirect.Conntracks...),
 		steerMark: route.DefaultSteerMark,
 		replyMark: route.DefaultReplyMark,
 
@@ -43,6 +47,7 @@ func (o *steeringOptions) register(f *pflag.FlagSet) {
 	f.Var(&o.mode, "redirect", "steering mode; auto takes the first one that works here")
 	f.Var(&o.backend, "tproxy-backend", "implementation of tproxy; auto takes the first one that works here")
 	f.Var(&o.replyPorts, "reply-ports", "local ports of connections to endpoints that keep the client's address; off never keeps it (default: "+defaultReplyPorts+")")
+	f.Var(&o.conntrack, "conntrack", "whether connections to endpoints bypass connection tracking; auto keeps them in it once rules of another program, such as a network policy engine, look at the state of connections")
 	o.registerNames(f)
 }
 
@@ -53,11 +58,21 @@ var defaultReplyPorts = fmt.Sprintf("%d-%d, without netfilter %d-%d",
 // registerNames adds the flags that name what steering makes in the kernel.
 func (o *steeringOptions) registerNames(f *pflag.FlagSet) {
 	f.StringVar(&o.table, "nft-table", tproxy.DefaultTable, "name of the nftables table, and of the lock that keeps a second proxy out of the network namespace")
+	f.StringVar(&o.bpfRoot, "bpf-root", bpffs.DefaultRoot, "where the BPF file system is mounted, in which sklookup's program is pinned; empty: it ends with the process")
 	f.Var(&o.steerMark, "steer-mark", "bit of packet marks that marks steered packets")
 	f.Var(&o.replyMark, "reply-mark", "bit of packet marks that marks replies to clients' own addresses")
 	f.Var(&o.socketMark, "socket-mark", "bit of packet marks that marks packets of our sockets with the node's address that pass connection tracking")
 	f.IntVar(&o.steerTable, "route-table-steer", route.DefaultSteerTable, "number of the routing table for external and load balancer IPs that are not this node's")
 	f.IntVar(&o.replyTable, "route-table-replies", route.DefaultReplyTable, "number of the routing table for replies to clients' own addresses; without netfilter, the next one too")
+}
+
+// instance tells this proxy from others in the network namespace; it is empty for the
+// usual one.
+func (o *steeringOptions) instance() string {
+	if o.table == tproxy.DefaultTable {
+		return ""
+	}
+	return o.table
 }
 
 // choose returns what the choice of a mode is made from.
@@ -76,14 +91,23 @@ func (o *steeringOptions) choose(nodeIPs addresses) choose.Options {
 		SocketMark: uint32(o.socketMark),
 		ReplyPorts: o.replyPorts.ports,
 		NoReplies:  o.replyPorts.off,
+		Conntrack:  redirect.Conntrack(o.conntrack.value),
+		BPFRoot:    o.bpfRoot,
 	}
 }
 
 // validate says what is wrong with the flags.
 func (o *steeringOptions) validate() error {
+	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+	if o.table == "" || len(o.table) > 100 || strings.Trim(o.table, letters) != "" {
+		return fmt.Errorf("--nft-table: %q is not a name of at most 100 letters, digits, hyphens and underscores", o.table)
+	}
 	all := o.choose(nil)
 	all.Routes.SocketMark = all.SocketMark
-	return all.Routes.WithDefaults().Validate()
+	if err := all.Routes.WithDefaults().Validate(); err != nil {
+		return fmt.Errorf("--steer-mark, --reply-mark, --socket-mark, --route-table-steer and --route-table-replies: %w", err)
+	}
+	return nil
 }
 
 // mark is a flag that takes one bit of packets' marks.

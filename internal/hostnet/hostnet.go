@@ -172,17 +172,13 @@ func (w *Watcher) listen() error {
 
 // settle waits for a pause between changes.
 func (w *Watcher) settle(ctx context.Context) {
-	limit := time.NewTimer(patience)
-	defer limit.Stop()
-	pause := time.NewTimer(quiet)
-	defer pause.Stop()
+	limit := time.After(patience)
 	for {
 		select {
 		case <-w.dirty:
-			pause.Reset(quiet)
-		case <-pause.C:
+		case <-time.After(quiet):
 			return
-		case <-limit.C:
+		case <-limit:
 			return
 		case <-ctx.Done():
 			return

@@ -13,12 +13,13 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
 
-// node is a namespace with an interface eth0 that leads away.
+// node is a namespace with an uplink eth0.
 type node struct {
 	t  *testing.T
 	ns *netns.Namespace
@@ -40,7 +41,7 @@ func (n *node) check(what string, err error) {
 	}
 }
 
-// link adds an interface: one end of a pair whose other end is up too.
+// link adds a veth interface whose peer is up.
 func (n *node) link(name string) {
 	n.t.Helper()
 	peer := "x" + name
@@ -107,7 +108,7 @@ func text[T fmt.Stringer](list []T) string {
 	return strings.Join(out, " ")
 }
 
-// TestRead shows A4.6: what lies behind which interfaces.
+// TestRead checks which ranges are behind which interfaces (A4.6).
 func TestRead(t *testing.T) {
 	n := newNode(t)
 	n.link("cbr0")
@@ -120,7 +121,7 @@ func TestRead(t *testing.T) {
 	n.route("10.244.2.9/32", "cali2", nil)
 	n.route("fd44:0:0:2::5/128", "cali1", nil)
 	n.route("10.244.2.0/26", "", func(r *netlink.Route) { r.Type = 6 })           // blackhole
-	n.route("10.244.3.0/24", "cali1", func(r *netlink.Route) { r.Priority = 50 }) // hidden by the next
+	n.route("10.244.3.0/24", "cali1", func(r *netlink.Route) { r.Priority = 50 }) // the next route has precedence
 	n.route("10.244.3.0/24", "eth0", nil)
 	n.route("10.244.4.0/24", "cali1", func(r *netlink.Route) { r.Table = 100 })
 	n.route("10.244.5.0/24", "", func(r *netlink.Route) {
@@ -154,7 +155,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// follow runs a Watcher and gives a function that waits for a State.
+// follow runs a Watcher and returns a function that waits for a State.
 func (n *node) follow(w *Watcher) (wait func(what string, want func(State) bool)) {
 	n.t.Helper()
 	states := make(chan State)
@@ -191,7 +192,7 @@ func (n *node) follow(w *Watcher) (wait func(what string, want func(State) bool)
 	}
 }
 
-// TestRun changes a node in all ways that matter, and wants to be told.
+// TestRun changes a node in all relevant ways and expects a State for each.
 func TestRun(t *testing.T) {
 	n := newNode(t)
 	w := n.open(Prefixed("cali"))
@@ -223,15 +224,15 @@ func TestRun(t *testing.T) {
 	wait("a pod went", pods("10.244.2.9/32"))
 }
 
-// TestRunAfterOverflow: when there are more changes than the socket holds, the
-// last of them counts all the same.
+// TestRunAfterOverflow: after the socket's buffer has overflowed, the State is still
+// current.
 func TestRunAfterOverflow(t *testing.T) {
 	n := newNode(t)
 	n.link("cali1")
 	w := n.open(Prefixed("cali"))
 	n.check("read buffer", w.events.SetReadBuffer(1)) // the kernel's least
 	const routes = 300
-	for i := range routes { // nobody reads yet
+	for i := range routes { // before Run reads
 		n.route(fmt.Sprintf("10.244.%d.%d/32", i/250, i%250+1), "cali1", nil)
 	}
 	wait := n.follow(w)
@@ -251,9 +252,8 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// Hosts on one link answer each other without the node; those with a route of
-// their own, as pods have where each has an interface, and those behind a
-// gateway do not.
+// Hosts on one link answer each other without the node. Hosts with a route of their own,
+// such as pods with an interface each, and hosts behind a gateway do not.
 func TestSameLink(t *testing.T) {
 	n := newNode(t)
 	n.link("cbr0")
@@ -284,5 +284,24 @@ func TestSameLink(t *testing.T) {
 	}
 	if got := testing.AllocsPerRun(100, func() { s.SameLink(netip.MustParseAddr("10.244.1.7"), netip.MustParseAddr("fd44::8")) }); got > 0 {
 		t.Errorf("%v allocations", got)
+	}
+}
+
+// TestNamespaceWithoutRoutes can be read: nobody has set up its interface lo.
+func TestNamespaceWithoutRoutes(t *testing.T) {
+	netns.Require(t)
+	ns, err := sys.NewNetNS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	if err := sys.InNetNS(int(ns.Fd()), func() error {
+		w, err := Open(Options{Pods: func(string) bool { return true }})
+		if err == nil {
+			_, err = w.Read()
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // onLink is a range whose hosts share a link. Link 0 marks a range inside another
@@ -19,7 +21,7 @@ type onLink struct {
 type links struct {
 	ranges  []onLink // sorted, each prefix once
 	byRange map[netip.Prefix]int
-	lengths [2][]int // prefix lengths for IPv4 and IPv6, longest first
+	lengths [2][]int // prefix lengths by service.Family, longest first
 }
 
 // newLinks builds the table from the main table's routes. A range without a gateway
@@ -50,7 +52,7 @@ func newLinks(routes []netlink.Route) *links {
 	l.ranges = slices.CompactFunc(l.ranges, func(a, b onLink) bool { return a.dst == b.dst })
 	for _, r := range l.ranges {
 		l.byRange[r.dst] = r.link
-		of := &l.lengths[familyOf(r.dst.Addr())]
+		of := &l.lengths[service.FamilyOf(r.dst.Addr())]
 		if !slices.Contains(*of, r.dst.Bits()) {
 			*of = append(*of, r.dst.Bits())
 		}
@@ -70,16 +72,9 @@ func isOnLink(r *netlink.Route, dst netip.Prefix) bool {
 		dst.Bits() > 0 && !dst.IsSingleIP() && !dst.Addr().IsMulticast() && !dst.Addr().IsLinkLocalUnicast()
 }
 
-func familyOf(a netip.Addr) int {
-	if a.Is4() {
-		return 0
-	}
-	return 1
-}
-
 // of returns the link that an address shares with others, or 0.
 func (l *links) of(a netip.Addr) int {
-	for _, bits := range l.lengths[familyOf(a)] {
+	for _, bits := range l.lengths[service.FamilyOf(a)] {
 		p, err := a.Prefix(bits)
 		if err != nil {
 			return 0
@@ -89,6 +84,23 @@ func (l *links) of(a netip.Addr) int {
 		}
 	}
 	return 0
+}
+
+// Link is a range of hosts that reach each other without this node. Hosts of ranges with
+// one number do. Number 0 excepts a range from a wider one.
+type Link struct {
+	Range  netip.Prefix
+	Number int
+}
+
+// Links returns the ranges that SameLink goes by. The longest range of an address counts.
+func (s State) Links() (all []Link) {
+	if s.links != nil {
+		for _, r := range s.links.ranges {
+			all = append(all, Link{Range: r.dst, Number: r.link})
+		}
+	}
+	return all
 }
 
 // SameLink reports whether two hosts reach each other without this node: both are

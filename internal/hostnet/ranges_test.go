@@ -56,8 +56,7 @@ func TestPodRanges(t *testing.T) {
 	}
 }
 
-// slowLookup tells by the longest route that matches whether an address is a
-// pod's.
+// slowLookup decides by the longest matching route whether an address is a pod's.
 func slowLookup(routes []route, a netip.Addr) bool {
 	var matching []route
 	for _, r := range routes {

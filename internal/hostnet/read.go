@@ -95,7 +95,9 @@ func (w *Watcher) mainTable() ([]netlink.Route, error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		main := &netlink.Route{Table: syscall.RT_TABLE_MAIN}
 		list, err := w.nl.RouteListFiltered(family, main, netlink.RT_FILTER_TABLE)
-		if err != nil {
+		// Without any route yet, as in a namespace whose lo is down, the kernel has no such
+		// table.
+		if err != nil && !errors.Is(err, syscall.ENOENT) {
 			return nil, fmt.Errorf("routes: %w", err)
 		}
 		all = append(all, list...)

@@ -43,6 +43,9 @@ type conn struct {
 	inUse  sync.RWMutex   // read-locked by calls that use the descriptor
 }
 
+// NetConn returns the connection that the listener accepted.
+func (c *conn) NetConn() net.Conn { return c.Conn }
+
 // Read implements net.Conn.
 func (c *conn) Read(p []byte) (int, error) {
 	c.inUse.RLock()

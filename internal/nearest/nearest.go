@@ -2,6 +2,7 @@
 package nearest
 
 import (
+	"fmt"
 	"iter"
 	"strings"
 )
@@ -16,6 +17,14 @@ func Name(name string, limit int, names iter.Seq[string]) string {
 		}
 	}
 	return best
+}
+
+// Hint returns `; did you mean "name"?` for the name that Name returns, or "".
+func Hint(name string, limit int, names iter.Seq[string]) string {
+	if best := Name(name, limit, names); best != "" {
+		return fmt.Sprintf("; did you mean %q?", best)
+	}
+	return ""
 }
 
 // longest bounds the names that are compared, as the time grows with the product

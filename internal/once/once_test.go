@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-func TestTexts(t *testing.T) {
-	var texts Texts
-	if !texts.First("a") || texts.First("a") || !texts.First("b") {
+func TestLog(t *testing.T) {
+	var texts Log
+	if !texts.first("a") || texts.first("a") || !texts.first("b") {
 		t.Error("a text is not said exactly once")
 	}
 	for i := range 10 * Most {
-		if text := fmt.Sprint(i); !texts.First(text) || texts.First(text) {
+		if text := fmt.Sprint(i); !texts.first(text) || texts.first(text) {
 			t.Fatalf("%s is not said exactly once", text)
 		}
 		if len(texts.said) > Most {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// PostAll is done when each running loop has run the function, and does not wait for loops
-// that have stopped.
+// PostAll finishes when every running loop has run the function. It does not wait for
+// stopped loops.
 func TestPostAll(t *testing.T) {
 	var loops []*Loop
 	for range 3 {

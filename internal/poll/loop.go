@@ -10,9 +10,10 @@
 // handler removes a registration, later events of the same batch for it have an old
 // generation, and the loop drops them.
 //
-// A round of the loop collects events, reads the clock, handles the events, runs
-// posted functions, fires due timers, and runs tick functions. If a tick function
-// calls NoWait, the next round does not wait for events.
+// A round of the loop collects events, handles them, runs posted functions, fires due
+// timers, and runs tick functions. If a tick function calls NoWait, the next round does
+// not wait for events. A round reads the clock once if a function asks Now or a timer
+// may be due, else only every clockRounds rounds.
 package poll
 
 import (
@@ -74,6 +75,8 @@ type Loop struct {
 	epfd   int
 	wakefd int
 	now    int64
+	fresh  bool  // now was read in this round
+	age    uint8 // rounds since now was read; at least clockRounds after a long wait
 	slots  slots
 	wheel  wheel
 	ticks  []func()
@@ -163,7 +166,10 @@ func (l *Loop) Run() error {
 		if err != nil {
 			return err
 		}
-		l.now = Nanotime()
+		l.fresh = false
+		if l.age++; n == 0 || l.age >= clockRounds || l.timerNear() {
+			l.Now()
+		}
 		for i := range n {
 			ev := &l.buffer[i]
 			l.dispatch(uint32(ev.Fd), uint32(ev.Pad), Events(ev.Events))
@@ -173,7 +179,9 @@ func (l *Loop) Run() error {
 				return nil
 			}
 		}
-		l.wheel.advance(l.now)
+		if l.fresh {
+			l.wheel.advance(l.now)
+		}
 		for _, tick := range l.ticks {
 			tick()
 		}
@@ -197,19 +205,23 @@ const shortWait = 5
 // a computing goroutine to the scheduler, which preempts it at most a hundred times
 // a second. In exchange, other goroutines need a P of their own: see Procs.
 func (l *Loop) collect() (int, error) {
-	again := l.noWait
+	again, first := l.noWait, true
 	l.noWait = false
 	for {
 		wait := 0
-		if !again {
+		if !again && first {
+			wait = l.shortTimeout()
+		} else if !again {
 			wait = l.timeout()
 		}
+		first = false
 		n, e := l.poll(wait)
 		if e == 0 && n == 0 && !again {
 			for _, rest := range l.rests {
 				rest()
 			}
 			l.waits.Add(1)
+			l.age = clockRounds
 			n, e = sys.EpollWait(l.epfd, l.buffer, l.timeout())
 		}
 		switch e {
@@ -250,6 +262,29 @@ func (l *Loop) timeout() int {
 	return int(min((wait+int64(time.Millisecond)-1)/int64(time.Millisecond), 1<<30))
 }
 
+// clockRounds is in how many rounds the clock is read once while no timer is near. On
+// kernels where reading it is a system call, such as User Mode Linux and virtual machines
+// without a clock in the vDSO, a request through a relay then needs three calls, not four.
+const clockRounds = 4
+
+// farTimer is how far away a timer has to be, by the last reading of the clock, for a
+// round not to read it again. It is as long as the short waits of clockRounds rounds: a
+// timer is late by shortWait at most, unless handling events takes long.
+const farTimer = int64(clockRounds * shortWait * time.Millisecond)
+
+func (l *Loop) timerNear() bool {
+	at, ok := l.wheel.next()
+	return ok && at-l.now <= farTimer
+}
+
+// shortTimeout is timeout for the short wait. It reads no clock while no timer is near.
+func (l *Loop) shortTimeout() int {
+	if l.timerNear() {
+		return l.timeout()
+	}
+	return shortWait
+}
+
 func (l *Loop) dispatch(slot, gen uint32, ev Events) {
 	if slot == wakeSlot {
 		return // run handles wake-ups
@@ -261,8 +296,18 @@ func (l *Loop) dispatch(slot, gen uint32, ev Events) {
 }
 
 // Now returns the time of this round in monotonic nanoseconds (see Nanotime). The
-// loop reads the clock once for each round.
-func (l *Loop) Now() int64 { return l.now }
+// loop reads the clock at most once for each round.
+func (l *Loop) Now() int64 {
+	if !l.fresh {
+		l.now, l.fresh, l.age = Nanotime(), true, 0
+	}
+	return l.now
+}
+
+// Lately returns the last reading of the clock, which is of this round or one of the
+// clockRounds before it, with no long wait between: for what need not be more exact than
+// some 20 ms.
+func (l *Loop) Lately() int64 { return l.now }
 
 // Add registers a descriptor. h receives its events with tag. The descriptor must
 // stay open until Remove, or until just after Forget.
@@ -319,9 +364,6 @@ func (l *Loop) Forget(r Registration) {
 
 // Handled returns how many events were passed to handlers.
 func (l *Loop) Handled() uint64 { return l.handled }
-
-// Len returns how many descriptors are registered.
-func (l *Loop) Len() int { return l.slots.used }
 
 // AtTick adds a function that runs at the end of each round, in the order of the
 // calls.

@@ -51,7 +51,7 @@ func wait[T any](t *testing.T, c <-chan T) (v T) {
 	return v
 }
 
-// pair makes two connected sockets.
+// pair returns two connected sockets.
 func pair(t *testing.T) (a, b int) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
@@ -156,15 +156,15 @@ func TestEdgeTriggeredEvents(t *testing.T) {
 			}
 			seen <- ev
 		}))
-		if err != nil || l.Len() != 1 {
-			t.Errorf("%v, %d registered", err, l.Len())
+		if err != nil || l.slots.used != 1 {
+			t.Errorf("%v, %d registered", err, l.slots.used)
 		}
 	})
 	write(t, b)
 	if ev := wait(t, seen); ev != Readable {
 		t.Fatalf("events %x", ev)
 	}
-	// What was not read is not reported again, but after Modify it is.
+	// Unread data is reported again only after Modify.
 	on(t, l, func() {
 		if err := l.Modify(reg, Readable|Writable|PeerDone|Edge); err != nil {
 			t.Error(err)
@@ -186,7 +186,7 @@ func TestEdgeTriggeredEvents(t *testing.T) {
 		l.Remove(reg)
 		l.Remove(reg)
 		l.Forget(reg)
-		if l.Hand(reg, 0, handlerFunc(nil)) || l.Modify(reg, Readable) == nil || l.Len() != 0 {
+		if l.Hand(reg, 0, handlerFunc(nil)) || l.Modify(reg, Readable) == nil || l.slots.used != 0 {
 			t.Error("a removed registration still works")
 		}
 	})
@@ -211,8 +211,8 @@ func b2(t *testing.T, l *Loop, fd int) int {
 	return a
 }
 
-// TestStaleEventIsDropped: of two descriptors that are ready in one batch, the
-// handler of the first closes the other, whose number a new one takes over.
+// TestStaleEventIsDropped: two descriptors are ready in one batch; the handler of the first
+// closes the other, and a new descriptor reuses its number.
 func TestStaleEventIsDropped(t *testing.T) {
 	l := runLoop(t)
 	var fds, peers [2]int
@@ -266,8 +266,85 @@ func TestTimerFiresInTime(t *testing.T) {
 	}
 }
 
-// TestRounds: functions at the end of a round, more rounds without waiting, and
-// the word before the loop waits.
+// TestClock: Now stays within a round. Lately is at most as old as clockRounds rounds, and
+// is current after a long wait.
+func TestClock(t *testing.T) {
+	l := runLoop(t)
+	long := make(chan struct{}, 100)
+	on(t, l, func() { l.AtWait(func() { long <- struct{}{} }) })
+	for range 3 {
+		wait(t, long)
+		for began := Nanotime(); Nanotime() == began; {
+		}
+		before := Nanotime()
+		on(t, l, func() {
+			if lately := l.Lately(); lately < before {
+				t.Errorf("after a long wait, the clock is late by %v", time.Duration(before-lately))
+			}
+			now := l.Now()
+			for Nanotime() <= now {
+			}
+			if l.Now() != now {
+				t.Error("the time changed within a round")
+			}
+		})
+	}
+	// A descriptor that is always ready: no round waits.
+	a, b := pair(t)
+	write(t, b)
+	freshRounds := make(chan int, 1)
+	on(t, l, func() {
+		var starts [clockRounds]int64 // of the last rounds
+		rounds, fresh := 0, 0
+		var r Registration
+		r, err := l.Add(a, 0, Readable, handlerFunc(func(uint8, Events) {
+			if rounds > clockRounds && l.Lately() < starts[rounds%clockRounds] {
+				t.Errorf("round %d: the clock is %v old", rounds, time.Duration(Nanotime()-l.Lately()))
+			}
+			if l.fresh {
+				fresh++
+			}
+			starts[rounds%clockRounds] = Nanotime()
+			if rounds++; rounds == 100 {
+				l.Remove(r)
+				freshRounds <- fresh
+			}
+		}))
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	if fresh := wait(t, freshRounds); fresh > 30 {
+		t.Errorf("the clock was read in %d of 100 rounds", fresh)
+	}
+}
+
+// A timer that is set in a round that has not read the clock fires in time.
+func TestTimersOfBusyRounds(t *testing.T) {
+	l := runLoop(t)
+	a, b := pair(t)
+	write(t, b)
+	fired := make(chan int64, 1)
+	var timer Timer
+	var due int64
+	on(t, l, func() {
+		rounds := 0
+		if _, err := l.Add(a, 0, Readable, handlerFunc(func(uint8, Events) {
+			if rounds++; rounds == clockRounds+2 {
+				due = l.Now() + int64(30*time.Millisecond)
+				l.Schedule(&timer, due, timerFunc(func(*Timer) { fired <- l.Now() }))
+			}
+		})); err != nil {
+			t.Error(err)
+		}
+	})
+	if at := wait(t, fired); at < due {
+		t.Errorf("fired %v early", time.Duration(due-at))
+	}
+}
+
+// TestRounds: functions at the end of a round, rounds without waiting, and functions
+// before the loop waits.
 func TestRounds(t *testing.T) {
 	l, err := New()
 	if err != nil {
@@ -306,7 +383,7 @@ func TestInterrupted(t *testing.T) {
 	var tid int
 	on(t, l, func() { tid = unix.Gettid() })
 	for range 100 {
-		// The Go runtime uses SIGURG and takes others' as a sign to look.
+		// The Go runtime uses SIGURG itself and tolerates additional ones.
 		unix.Tgkill(unix.Getpid(), tid, unix.SIGURG)
 		on(t, l, func() {})
 	}
@@ -377,8 +454,8 @@ func TestHandlingAnEventAllocatesNothing(t *testing.T) {
 
 var one = []byte("x")
 
-// BenchmarkPost measures how long it takes to have a function run on an idle
-// loop and to hear of it.
+// BenchmarkPost measures the time until a function has run on an idle loop and the
+// caller knows it.
 func BenchmarkPost(b *testing.B) {
 	l, err := New()
 	if err != nil {

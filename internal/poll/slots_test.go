@@ -9,7 +9,7 @@ type nobody struct{ id int }
 
 func (*nobody) HandleEvents(uint8, Events) {}
 
-// TestSlotsAgainstModel runs the table beside a map that forgets nothing.
+// TestSlotsAgainstModel compares the table with a map that never reuses a key.
 func TestSlotsAgainstModel(t *testing.T) {
 	type entry struct {
 		handler Handler

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// alarm is a timer that writes down when it fired.
+// alarm is a timer that records when it fired.
 type alarm struct {
 	Timer
 	id   int
@@ -21,8 +21,8 @@ func (a *alarm) HandleTimer(t *Timer) {
 	a.bell(a)
 }
 
-// TestWheelAgainstModel runs the wheel beside a map of due times that is
-// searched from end to end.
+// TestWheelAgainstModel compares the wheel with a map of due times that is searched
+// completely.
 func TestWheelAgainstModel(t *testing.T) {
 	const tick = int64(1) << tickBits
 	spans := []int64{1, 10, 63, 64, 65, 700, 4095, 4096, 5000, 262143, 262145, 1 << 22, horizon - 1, horizon, horizon + 1, 3 * horizon}
@@ -92,8 +92,8 @@ func TestWheelAgainstModel(t *testing.T) {
 	}
 }
 
-// checkWheel compares what the wheel holds with the model, and its promise of
-// when the next work is due.
+// checkWheel compares the wheel's timers, and the time that it returns for the next work,
+// with the model.
 func checkWheel(t *testing.T, w *wheel, alarms []alarm, model map[int]int64) {
 	t.Helper()
 	held := 0

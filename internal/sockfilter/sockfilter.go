@@ -1,10 +1,10 @@
 // Package sockfilter compiles programs with which a listening socket answers some
 // clients and drops all others.
 //
-// A program is classic BPF, which every kernel takes without any right, and
-// runs for the first packet of a connection, before a handshake begins: who is
-// dropped sees no answer at all (F5). [Compile] is pure; sys.AttachFilter puts
-// what it gives in force.
+// A program is classic BPF, which every kernel accepts without privileges. It runs
+// for the first packet of a connection, before the handshake, so a dropped client
+// gets no answer (F5). [Compile] is pure and safe for concurrent use.
+// sys.AttachFilter attaches the program.
 package sockfilter
 
 import (
@@ -43,6 +43,29 @@ var NoOpenings = []sys.FilterOp{
 	{Code: sys.FilterReturn, K: 0},
 }
 
+// NoAssociations drops the packets that open an SCTP association. For SCTP, the program
+// sees a packet from its first chunk on, which an INIT is alone in.
+var NoAssociations = []sys.FilterOp{
+	{Code: sys.FilterLoadByte, K: 0},
+	{Code: sys.FilterIfEqual, K: chunkINIT, Jt: 1, Jf: 0},
+	{Code: sys.FilterReturn, K: keepAll},
+	{Code: sys.FilterReturn, K: 0},
+}
+
+// chunkINIT is the type of an INIT chunk (RFC 9260).
+const chunkINIT = 1
+
+// CompileClients returns the program for a socket that is bound to an address and serves
+// clients in some ranges only. Unlike Compile's, it does not look at the port, which is
+// not in sight for SCTP. The error wraps ErrTooLong if the program does not fit.
+func CompileClients(at netip.Addr, allowed []netip.Prefix) ([]sys.FilterOp, error) {
+	b := builder{v6: !at.Is4(), sources: make(map[string]*step)}
+	if b.from(allowed) == drop {
+		return Nothing, nil
+	}
+	return b.program()
+}
+
 // Compile returns the program for a socket of the family of the rules. An IPv4
 // range takes a little more than two instructions, so 1,900 ranges fit. An IPv6
 // range takes up to six times as many, less if ranges share their first bits. A
@@ -70,10 +93,7 @@ func Compile(rules []Rule) ([]sys.FilterOp, error) {
 	return b.program()
 }
 
-// A program is classic BPF, which every kernel accepts without privileges. It runs
-// for the first packet of a connection, before the handshake, so a dropped client
-// gets no answer (F5). [Compile] is pure and safe for concurrent use.
-// sys.AttachFilter attaches the program.
+// step loads a value of the packet and leads to the step of the entry that holds it.
 type step struct {
 	load      sys.FilterOp
 	stage     int // steps lead only to higher stages

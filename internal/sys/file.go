@@ -66,6 +66,15 @@ func KernelFileSystem(name string) (string, error) {
 	return kernelFileSystem(&st), nil
 }
 
+// IsBPFFS reports whether a file is in a BPF file system.
+func IsBPFFS(name string) (bool, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(name, &st); err != nil {
+		return false, &fs.PathError{Op: "statfs", Path: name, Err: err}
+	}
+	return uint32(st.Type) == unix.BPF_FS_MAGIC, nil
+}
+
 func kernelFileSystem(st *unix.Statfs_t) string {
 	switch uint32(st.Type) {
 	case unix.PROC_SUPER_MAGIC:

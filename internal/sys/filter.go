@@ -19,6 +19,7 @@ type FilterOp struct {
 const (
 	FilterLoadWord = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS // A = 4 bytes at K, in host order
 	FilterLoadHalf = unix.BPF_LD | unix.BPF_H | unix.BPF_ABS // A = 2 bytes at K
+	FilterLoadByte = unix.BPF_LD | unix.BPF_B | unix.BPF_ABS // A = the byte at K
 	FilterJump     = unix.BPF_JMP | unix.BPF_JA              // skip K instructions
 	FilterIfEqual  = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
 	FilterIfAbove  = unix.BPF_JMP | unix.BPF_JGT | unix.BPF_K

@@ -67,3 +67,19 @@ func onOwnThread(f func() error) error {
 	}()
 	return <-done
 }
+
+// NetNSInode returns the number of a network namespace, which no other one has at the
+// same time. With fd 0, it is that of the process's namespace.
+func NetNSInode(fd int) (uint64, error) {
+	var st unix.Stat_t
+	var err error
+	if fd == 0 {
+		err = unix.Stat("/proc/thread-self/ns/net", &st)
+	} else {
+		err = unix.Fstat(fd, &st)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("number of the network namespace: %w", err)
+	}
+	return st.Ino, nil
+}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,6 +23,21 @@ func ListenerCredentials(name string) (*unix.Ucred, error) {
 		return nil, err
 	}
 	return unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+}
+
+// PeerCredentials returns the credentials of the process that made, or listens for, a
+// connected unix socket.
+func PeerCredentials(c syscall.Conn) (*unix.Ucred, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var cred *unix.Ucred
+	var got error
+	if err := raw.Control(func(fd uintptr) { cred, got = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return nil, err
+	}
+	return cred, got
 }
 
 // IsNetAdmin reports whether a process of a user has CAP_NET_ADMIN in this

@@ -83,16 +83,25 @@ func ListenTCP(addr netip.AddrPort, o ListenOptions) (fd int, err error) {
 		return -1, fmt.Errorf("listen %s: socket: %w", addr, e)
 	}
 	Disown(fd) // for ListenInPlaceOf; without the right to that, the others of this user can join
-	what, e := prepareListener(fd, fam, o)
-	if e == 0 {
-		what, e = "bind", bind(fd, addr)
-	}
-	if e == 0 && len(o.Filter) > 0 {
-		what, e = "filter", AttachFilter(fd, o.Filter)
-	}
-	if e == 0 {
-		what, e = "listen", startListening(fd, o.Backlog)
-	}
+	fixReceiveBuffer(fd, ReceiveBuffer)
+	v6 := fam == unix.AF_INET6
+	what, e := setAll([]setting{
+		{true, "SO_REUSEADDR", func() Errno { return setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }},
+		{v6, "IPV6_V6ONLY", func() Errno { return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) }},
+		{o.ReusePort, "SO_REUSEPORT", func() Errno { return setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }},
+		{o.Transparent, "IP_TRANSPARENT", func() Errno { return SetTransparent(fd, v6) }},
+		{o.FreeBind, "IP_FREEBIND", func() Errno { return setFreeBind(fd, v6) }},
+		{o.MinTTL != 0, "IP_MINTTL", func() Errno { return setByFamily(fd, v6, unix.IP_MINTTL, unix.IPV6_MINHOPCOUNT, o.MinTTL) }},
+		{true, "SO_LINGER, SO_OOBINLINE", func() Errno { return prepare(fd) }},
+		{true, "TCP_NODELAY", func() Errno { return SetNoDelay(fd) }},
+		{true, "TCP_NOTSENT_LOWAT", func() Errno { return LimitUnsent(fd, UnsentLimit) }},
+		{true, "keepalive", func() Errno { return SetLiveness(fd, o.Liveness) }},
+		{true, "IP_RECVTOS", func() Errno { return receiveClass(fd, v6, 1) }},
+		{o.Congestion != "", "congestion control " + o.Congestion, func() Errno { return setCongestion(fd, o.Congestion) }},
+		{true, "bind", func() Errno { return bind(fd, addr) }},
+		{len(o.Filter) > 0, "filter", func() Errno { return AttachFilter(fd, o.Filter) }},
+		{true, "listen", func() Errno { return startListening(fd, o.Backlog) }},
+	})
 	if e != 0 {
 		Close(fd)
 		return -1, fmt.Errorf("listen %s: %s: %w", addr, what, e)
@@ -157,25 +166,6 @@ func ListenInPlaceOf(old []int, addr netip.AddrPort, o ListenOptions) (fd int, e
 		share(fd, 0)
 	}
 	return fd, err
-}
-
-func prepareListener(fd int, fam uintptr, o ListenOptions) (what string, e Errno) {
-	v6 := fam == unix.AF_INET6
-	fixReceiveBuffer(fd, ReceiveBuffer)
-	return setAll([]setting{
-		{true, "SO_REUSEADDR", func() Errno { return setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }},
-		{v6, "IPV6_V6ONLY", func() Errno { return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) }},
-		{o.ReusePort, "SO_REUSEPORT", func() Errno { return setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }},
-		{o.Transparent, "IP_TRANSPARENT", func() Errno { return SetTransparent(fd, v6) }},
-		{o.FreeBind, "IP_FREEBIND", func() Errno { return setFreeBind(fd, v6) }},
-		{o.MinTTL != 0, "IP_MINTTL", func() Errno { return setByFamily(fd, v6, unix.IP_MINTTL, unix.IPV6_MINHOPCOUNT, o.MinTTL) }},
-		{true, "SO_LINGER, SO_OOBINLINE", func() Errno { return prepare(fd) }},
-		{true, "TCP_NODELAY", func() Errno { return SetNoDelay(fd) }},
-		{true, "TCP_NOTSENT_LOWAT", func() Errno { return LimitUnsent(fd, UnsentLimit) }},
-		{true, "keepalive", func() Errno { return SetLiveness(fd, o.Liveness) }},
-		{true, "IP_RECVTOS", func() Errno { return receiveClass(fd, v6, 1) }},
-		{o.Congestion != "", "congestion control " + o.Congestion, func() Errno { return setCongestion(fd, o.Congestion) }},
-	})
 }
 
 // SetTransparent allows a socket to use non-local addresses (IP_TRANSPARENT). It

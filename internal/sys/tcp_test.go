@@ -160,7 +160,7 @@ func sparePort(t *testing.T) uint16 {
 		t.Fatal(err)
 	}
 	if last > 65000 {
-		t.Skip("no port is outside of the kernel's range")
+		t.Skip("SKIP-NEEDS: a port outside of the kernel's range")
 	}
 	return last + 77
 }

@@ -1,7 +1,9 @@
 package sys
 
 import (
+	"encoding/binary"
 	"fmt"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +29,7 @@ type XTablesInfo struct {
 
 const (
 	xtGetInfo      = 64 // IPT_SO_GET_INFO, IP6T_SO_GET_INFO
+	xtGetEntries   = 65 // IPT_SO_GET_ENTRIES, IP6T_SO_GET_ENTRIES
 	xtTableNameLen = 32 // XT_TABLE_MAXNAMELEN
 )
 
@@ -59,6 +62,122 @@ func (x *XTables) Info(table string) (XTablesInfo, error) {
 		return XTablesInfo{}, errno
 	}
 	return answer.info, nil
+}
+
+// Chains returns the names of a table's chains that are not built in. The error is
+// ENOENT if there is no such table, and EPERM without CAP_NET_ADMIN.
+func (x *XTables) Chains(table string) (chains []string, err error) {
+	entries, err := x.entries(table)
+	for _, e := range entries {
+		if name := e.begins(); name != "" {
+			chains = append(chains, name)
+		}
+	}
+	return chains, err
+}
+
+// XTablesRule is a rule of a table.
+type XTablesRule struct {
+	Chain string // "" for those that are built in
+	entry xtEntry
+}
+
+// Matches reports whether the rule has an extension that matches packets and whose name
+// is wanted.
+func (r *XTablesRule) Matches(wanted func(name string) bool) bool {
+	return slices.ContainsFunc(r.entry.matches(), wanted)
+}
+
+// Rules returns the rules of a table. The errors are those of Chains.
+func (x *XTables) Rules(table string) (rules []XTablesRule, err error) {
+	entries, err := x.entries(table)
+	chain := ""
+	for _, e := range entries {
+		if name := e.begins(); name != "" {
+			chain = name
+			continue
+		}
+		rules = append(rules, XTablesRule{chain, e})
+	}
+	return rules, err
+}
+
+// entries reads a table.
+func (x *XTables) entries(table string) ([]xtEntry, error) {
+	// The table may grow between the two calls, which is EAGAIN.
+	for attempt := 0; ; attempt++ {
+		info, err := x.Info(table)
+		if err != nil {
+			return nil, err
+		}
+		const header = xtTableNameLen + 8 // struct ipt_get_entries: name, size, padding
+		answer := make([]byte, header+info.Size)
+		copy(answer[:xtTableNameLen-1], table)
+		binary.NativeEndian.PutUint32(answer[xtTableNameLen:], info.Size)
+		size := uint32(len(answer))
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(x.fd), uintptr(x.level), xtGetEntries,
+			uintptr(unsafe.Pointer(&answer[0])), uintptr(unsafe.Pointer(&size)), 0)
+		switch {
+		case errno == unix.EAGAIN && attempt < 10:
+			continue
+		case errno != 0:
+			return nil, errno
+		}
+		return xtEntries(answer[header:], x.level == unix.SOL_IPV6), nil
+	}
+}
+
+// xtEntry is a struct ipt_entry or ip6t_entry with what follows it.
+type xtEntry struct {
+	b      []byte
+	first  int // where the matches begin
+	target int // where they end
+}
+
+// xtEntries finds the entries of a table.
+func xtEntries(b []byte, v6 bool) (entries []xtEntry) {
+	offsets, first := 88, 112 // target_offset and next_offset of struct ipt_entry, and its size
+	if v6 {
+		offsets, first = 140, 168
+	}
+	for len(b) >= first {
+		target := int(binary.NativeEndian.Uint16(b[offsets:]))
+		next := int(binary.NativeEndian.Uint16(b[offsets+2:]))
+		if next < first || next > len(b) || target < first || target > next {
+			break
+		}
+		entries = append(entries, xtEntry{b[:next], first, target})
+		b = b[next:]
+	}
+	return entries
+}
+
+// begins returns the name of the chain that an entry begins, or "": its target is ERROR,
+// with the chain's name. The last entry, which ends the table, is called ERROR itself.
+func (e *xtEntry) begins() string {
+	const targetHeader, nameLen = 32, 30 // struct xt_entry_target, XT_FUNCTION_MAXNAMELEN
+	target := e.b[e.target:]
+	if len(target) < targetHeader+nameLen || unix.ByteSliceToString(target[2:31]) != "ERROR" {
+		return ""
+	}
+	if name := unix.ByteSliceToString(target[targetHeader : targetHeader+nameLen]); name != "ERROR" {
+		return name
+	}
+	return ""
+}
+
+// matches returns the names of an entry's extensions.
+func (e *xtEntry) matches() (names []string) {
+	const header = 32 // struct xt_entry_match: size, name, revision
+	for b := e.b[e.first:e.target]; len(b) >= header; {
+		size := int(binary.NativeEndian.Uint16(b))
+		if size < header || size > len(b) {
+			break
+		}
+		names = append(names, unix.ByteSliceToString(b[2:31]))
+		b = b[size:]
+	}
+	return names
 }
 
 // Close closes the socket.

@@ -1,23 +1,21 @@
-// Package bind steers by routes alone: they make the services' addresses local
-// (F2), and the listener binds a socket to each destination itself
-// (Traits.BindEach). It needs neither netfilter nor BPF of the kernel, so that it
-// works in sandboxes.
+// Package bind steers with routes alone: they make the Services' addresses local
+// (F2), and the listener binds a socket to each destination (Traits.BindEach). The
+// kernel needs neither netfilter nor BPF, so it works in sandboxes.
 //
-// What it makes in the network namespace, and all that it ever touches, are
-// routes and policy routing rules; see package route. There is no rule unless a
-// plan has addresses that are not ours to own, or replies to clients' addresses
-// are to come back (Options.ReplyPorts).
+// In the network namespace it creates routes and policy routing rules, and touches
+// nothing else; see package route. There are rules only if a plan has non-local
+// addresses, or if replies to clients' addresses must come back
+// (Options.ReplyPorts).
 //
-// The kernel refuses packets to a destination without a socket. The listener gives a
-// destination that drops a socket that filters everything (F5).
+// The kernel refuses packets to a destination without a socket. The listener binds a
+// socket that filters all packets (F5) to a destination that drops.
 //
-// What it cannot do: a server of the host that listens on all addresses is
-// reachable at each service's address, and keeps a service from its port (F4).
-// Addresses of the service ranges that no service has refuse, where they should
-// drop (A3.12). At non-local addresses, an IPv4 destination that should refuse
-// drops, as the kernel sends no reset from an
-// address that is not local; and a destination that only established
-// connections still use (Plan.Lingering) does not go past us.
+// Limitations: a server of the host that listens on all addresses is reachable at
+// each Service's address, and prevents a Service from using its port (F4). Unused
+// addresses of the service ranges refuse instead of dropping (A3.12). At non-local
+// addresses, an IPv4 destination that should refuse drops, because the kernel sends no
+// reset from an address that is not local; and a destination that only established
+// connections still use (Plan.Lingering) is still delivered to this node.
 package bind
 
 import (
@@ -48,10 +46,7 @@ type Redirector struct {
 	unmarked route.Unmarked
 }
 
-var (
-	_ redirect.Redirector = (*Redirector)(nil)
-	_ redirect.Notifier   = (*Redirector)(nil)
-)
+var _ redirect.Redirector = (*Redirector)(nil)
 
 // New gets ready to steer and changes nothing in the kernel. What an earlier
 // process left behind is taken over by the first Apply.

@@ -4,17 +4,13 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"os"
 	"syscall"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
+	"github.com/sluice-proxy/sluice/internal/scratch"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
 // RepliesError says that a mode works, but brings no answers back to
@@ -45,74 +41,38 @@ const endpointPort = 80
 
 // newEndpoint makes a namespace that has the addresses of endpoints, at the other
 // end of a cable from the node's.
-func newEndpoint(node *os.File) (*os.File, error) {
-	away, err := sys.NewNetNS()
+func newEndpoint(node *scratch.Namespace) (*scratch.Namespace, error) {
+	away, err := scratch.New("endpoint")
 	if err != nil {
 		return nil, err
 	}
-	if err := layCable(away, node); err != nil {
-		_ = away.Close()
+	if err := connect(node, away); err != nil {
+		away.Close()
 		return nil, err
 	}
 	return away, nil
 }
 
-// cableName is that of both ends.
-const cableName = "endpoint"
+// cable is the name of the interfaces at both of its ends.
+const cable = "endpoint"
 
-// layCable lays a cable between two namespaces. Both of its ends have the same
-// hardware address and ask nobody for others', so that no packet waits for that.
-func layCable(away, node *os.File) error {
-	here, err := kernel.Open(int(node.Fd()), syscall.NETLINK_ROUTE)
-	if err != nil {
+func connect(node, away *scratch.Namespace) error {
+	if err := node.WireQuietly(cable, away, cable); err != nil {
 		return err
-	}
-	defer here.Close()
-	there, err := kernel.Open(int(away.Fd()), syscall.NETLINK_ROUTE)
-	if err != nil {
-		return err
-	}
-	defer there.Close()
-	const name = cableName
-	hardware := net.HardwareAddr{2, 0, 0, 0, 0, 1}
-	cable := &netlink.Veth{
-		LinkAttrs: netlink.LinkAttrs{Name: name, HardwareAddr: hardware},
-		PeerName:  name, PeerHardwareAddr: hardware, PeerNamespace: netlink.NsFd(away.Fd()),
-	}
-	if err := here.LinkAdd(cable); err != nil {
-		return fmt.Errorf("make a veth: %w", err)
-	}
-	// The end that is up first sends once the kernel has noticed the other.
-	var ends [2]netlink.Link
-	for i, handle := range []*netlink.Handle{there, here} {
-		if ends[i], err = handle.LinkByName(name); err == nil {
-			if err = handle.LinkSetARPOff(ends[i]); err == nil {
-				err = handle.LinkSetUp(ends[i])
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("interface %s: %w", name, err)
-		}
 	}
 	for i, a := range endpointAddresses {
-		err := there.AddrAdd(ends[0], address(a))
-		if err == nil {
-			err = there.RouteAdd(&netlink.Route{LinkIndex: ends[0].Attrs().Index, Scope: netlink.SCOPE_LINK, Dst: everything(a)})
-		}
-		if err == nil {
-			err = here.RouteAdd(&netlink.Route{LinkIndex: ends[1].Attrs().Index, Scope: netlink.SCOPE_LINK, Dst: address(a).IPNet})
-		}
+		err := cmp.Or(
+			away.AddAddresses(cable, single(a)),
+			away.AddLinkRoute(netip.PrefixFrom(a, 0).Masked(), cable),
+			node.AddLinkRoute(single(a), cable))
 		if err != nil && i == 0 { // there may be no IPv6
-			return fmt.Errorf("routes to %s and back: %w", a, err)
+			return err
 		}
 	}
 	return nil
 }
 
-// everything is the range of all addresses of a's family.
-func everything(a netip.Addr) *net.IPNet {
-	return &net.IPNet{IP: make(net.IP, a.BitLen()/8), Mask: net.CIDRMask(0, a.BitLen())}
-}
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // answersTried is how many answers have to be missed, one after the other, and
 // answerPatience how long each may be later than one that was sent after it: on
@@ -138,7 +98,7 @@ func claimsAnswers(r redirect.Replies) error {
 // node's own address, which goes the same way. And this node must let answers to
 // other nodes' clients pass, as it is their endpoints' node too. Where the kernel
 // has nothing to try it with, the mode is believed.
-func bringsAnswers(steering redirect.Redirector, node *os.File) error {
+func bringsAnswers(steering redirect.Redirector, node *scratch.Namespace) error {
 	r := steering.Traits().Replies
 	if err := claimsAnswers(r); err != nil {
 		return err
@@ -152,7 +112,7 @@ func bringsAnswers(steering redirect.Redirector, node *os.File) error {
 		return err
 	}
 	for i, client := range clientAddresses {
-		if client.Is6() && !hasIPv6() {
+		if client.Is6() && TryIPv6() != nil {
 			continue
 		}
 		firstPort := r.FirstPort

@@ -65,6 +65,12 @@ type Options struct {
 	ReplyPorts [2]uint16
 	// NoReplies leaves clients' addresses alone: no socket is bound to them.
 	NoReplies bool
+	// Conntrack says whether connections to endpoints bypass connection tracking, in modes
+	// that can do so.
+	Conntrack redirect.Conntrack
+	// BPFRoot is where the BPF file system is mounted, in which the program of sklookup
+	// is pinned; empty: it is not pinned.
+	BPFRoot string
 }
 
 // DefaultReplyPorts are those of modes without netfilter (F11): Linux clients
@@ -83,11 +89,15 @@ func (o *Options) unmarkedPorts() [2]uint16 {
 }
 
 func (o *Options) iptables() iptables.Options {
-	return iptables.Options{Name: o.Table, Routes: o.markedRoutes(), ReplyPorts: o.ReplyPorts, NoReplies: o.NoReplies}
+	return iptables.Options{Name: o.Table, Routes: o.markedRoutes(), ReplyPorts: o.ReplyPorts, NoReplies: o.NoReplies, Conntrack: o.Conntrack}
 }
 
 func (o *Options) nftables() tproxy.Options {
-	return tproxy.Options{Table: o.Table, Routes: o.markedRoutes(), ReplyPorts: o.ReplyPorts, NoReplies: o.NoReplies}
+	return tproxy.Options{Table: o.Table, Routes: o.markedRoutes(), ReplyPorts: o.ReplyPorts, NoReplies: o.NoReplies, Conntrack: o.Conntrack}
+}
+
+func (o *Options) sklookup() sklookup.Options {
+	return sklookup.Options{Routes: o.Routes, BPFRoot: o.BPFRoot, Name: o.Table}
 }
 
 // markedRoutes are the routes of modes that know sockets by their mark.
@@ -105,7 +115,9 @@ func openBoth(o Options) (redirect.Redirector, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := sklookup.New(sklookup.Options{Routes: o.Routes, Beside: beside})
+	finder := o.sklookup()
+	finder.Beside = beside
+	r, err := sklookup.New(finder)
 	if err != nil {
 		return nil, errors.Join(err, beside.Close())
 	}
@@ -130,9 +142,17 @@ var all = []candidate{
 		return opened(iptables.New(o.iptables()))
 	}},
 	{sklookup.Name, SkLookup, "", func(o Options) (redirect.Redirector, error) {
-		return opened(sklookup.New(sklookup.Options{Routes: o.Routes, ReplyPorts: o.unmarkedPorts()}))
+		if err := MayListen(o.Routes.NetNS); err != nil {
+			return nil, err // before it finds out in words of its own
+		}
+		alone := o.sklookup()
+		alone.ReplyPorts = o.unmarkedPorts()
+		return opened(sklookup.New(alone))
 	}},
 	{bind.Name, Bind, "", func(o Options) (redirect.Redirector, error) {
+		if err := MayListen(o.Routes.NetNS); err != nil {
+			return nil, err // bind itself finds out when there are Services
+		}
 		return opened(bind.New(bind.Options{Routes: o.Routes, ReplyPorts: o.unmarkedPorts()}))
 	}},
 }
@@ -163,6 +183,9 @@ type Choice struct {
 	// NoReplies says why endpoints see the node's address, where nothing brings
 	// answers to clients' addresses back; nil otherwise.
 	NoReplies *RepliesError
+	// Unpinned says why the BPF program ends with the process; nil if it does not, or
+	// if the mode has none.
+	Unpinned error
 	// PassedOver are the better ones that do not work here.
 	PassedOver []Failure
 	// Took is how long the choice took.
@@ -179,13 +202,16 @@ type Failure struct {
 func (c *Choice) String() string {
 	text := "steering by " + c.Name
 	if c.Asked {
-		return text + ", as asked for"
+		text += ", as asked for"
 	}
 	if c.NoReplies != nil {
 		text += " with the node's address (" + c.NoReplies.Error() + ")"
 	}
 	for i, f := range c.PassedOver {
 		text += [...]string{"; not ", ", not "}[min(i, 1)] + f.Name + " (" + Brief(f.Err) + ")"
+	}
+	if c.Unpinned != nil {
+		text += "; the BPF program ends with the process (" + c.Unpinned.Error() + ")"
 	}
 	return text
 }
@@ -212,6 +238,12 @@ func open(o Options, from []candidate, try func(candidate, Options) error) (*Cho
 	c, err := pick(o, candidates, try)
 	if err != nil {
 		return nil, err
+	}
+	if r, is := c.Redirector.(*sklookup.Redirector); is {
+		c.Unpinned = r.Unpinned()
+	} else if _, err := sklookup.Cleanup(o.sklookup()); err != nil {
+		// The program of a killed process would keep packets from this mode's sockets.
+		return nil, errors.Join(err, c.Redirector.Close())
 	}
 	c.Took = time.Since(begin)
 	return c, nil
@@ -302,5 +334,6 @@ func Cleanup(o Options) (removed []string, err error) {
 	// What bind and sklookup leave are routes and rules, the same as tproxy's.
 	removed, err = tproxy.Cleanup(o.nftables())
 	rules, rulesErr := iptables.Cleanup(o.iptables())
-	return append(removed, rules...), errors.Join(err, rulesErr)
+	pins, pinsErr := sklookup.Cleanup(o.sklookup())
+	return slices.Concat(removed, rules, pins), errors.Join(err, rulesErr, pinsErr)
 }

@@ -37,7 +37,7 @@ const (
 // isTaken tells whether a TCP packet that comes in by the cable is delivered
 // locally.
 func isTaken(from, to netip.AddrPort) (bool, error) {
-	cable, err := net.InterfaceByName(cableName)
+	in, err := net.InterfaceByName(cable)
 	if err != nil {
 		return false, err
 	}
@@ -54,7 +54,7 @@ func isTaken(from, to netip.AddrPort) (bool, error) {
 	}{
 		{syscall.RTA_DST, to.Addr().AsSlice()},
 		{syscall.RTA_SRC, from.Addr().AsSlice()},
-		{syscall.RTA_IIF, binary.NativeEndian.AppendUint32(nil, uint32(cable.Index))},
+		{syscall.RTA_IIF, binary.NativeEndian.AppendUint32(nil, uint32(in.Index))},
 		{attrProtocol, []byte{syscall.IPPROTO_TCP}},
 		{attrSourcePort, binary.BigEndian.AppendUint16(nil, from.Port())},
 		{attrDestinationPort, binary.BigEndian.AppendUint16(nil, to.Port())},

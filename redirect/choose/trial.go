@@ -10,11 +10,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
+	"github.com/sluice-proxy/sluice/internal/scratch"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/redirect/kernel"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -46,80 +44,49 @@ func Try(name string, o Options) error {
 // try plays a trial in a namespace of its own, or, where none can be made, has
 // the mode look for itself what it lacks.
 func try(w candidate, o Options) error {
-	scratch, err := newScratch()
+	node, err := newNode()
 	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOSPC) {
 		return look(w, o)
 	}
 	if err != nil {
 		return err
 	}
-	defer scratch.Close()
+	defer node.Close()
 	// Nothing in it can clash, and no address of the node's is there.
-	o.Routes = route.Options{NetNS: int(scratch.Fd())}
-	return play(w, o, scratch)
+	o.Routes, o.BPFRoot = route.Options{NetNS: node.FD()}, ""
+	return play(w, o, node)
 }
 
 // Scratch tells whether trials can have a namespace of their own, and whether
 // they can try if answers come back to clients' addresses.
 func Scratch() (namespace, answers error) {
-	f, err := newScratch()
+	node, err := newNode()
 	if err != nil {
 		return err, err
 	}
-	defer f.Close()
-	away, err := newEndpoint(f)
+	defer node.Close()
+	away, err := newEndpoint(node)
 	if err == nil {
-		_ = away.Close()
+		away.Close()
 	}
 	return nil, err
 }
 
-// newScratch makes a network namespace whose interface lo is up and has the
-// addresses that connections come from.
-func newScratch() (*os.File, error) {
-	f, err := sys.NewNetNS()
+// newNode makes a network namespace whose interface lo is up and has the addresses that
+// connections come from.
+func newNode() (*scratch.Namespace, error) {
+	n, err := scratch.New("trial")
 	if err != nil {
 		return nil, err
 	}
-	if err := furnish(f); err != nil {
-		_ = f.Close()
-		return nil, fmt.Errorf("lo in a network namespace of its own: %w", err)
-	}
-	return f, nil
-}
-
-func furnish(namespace *os.File) error {
-	nl, err := kernel.Open(int(namespace.Fd()), syscall.NETLINK_ROUTE)
-	if err != nil {
-		return err
-	}
-	defer nl.Close()
-	lo, err := nl.LinkByName("lo")
-	if err != nil {
-		return err
-	}
-	if err := nl.LinkSetUp(lo); err != nil {
-		return err
-	}
 	for _, a := range sourceAddresses {
-		if err := nl.AddrAdd(lo, address(a)); err != nil && a.Is4() {
-			return err
+		if err := n.AddAddresses("lo", single(a)); err != nil && a.Is4() {
+			n.Close()
+			return nil, err
 		}
 	}
-	return nil
+	return n, nil
 }
-
-// address is one for an interface.
-func address(a netip.Addr) *netlink.Addr {
-	addr := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}
-	if a.Is6() {
-		addr.Flags = noDAD
-	}
-	return addr
-}
-
-// noDAD is IFA_F_NODAD: the address is usable at once.
-const noDAD = 0x02
 
 // look opens a mode and closes it again, which changes nothing in
 // the namespace, and makes a transparent socket, as every mode needs. Whether it
@@ -133,13 +100,7 @@ func look(w candidate, o Options) error {
 	if err := r.Close(); err != nil {
 		return err
 	}
-	err = sys.InNetNS(o.Routes.NetNS, func() error {
-		fd, err := listen(netip.AddrPortFrom(redirect.ListenIPv4, 0))
-		if err == nil {
-			sys.Close(fd)
-		}
-		return err
-	})
+	err = MayListen(o.Routes.NetNS)
 	if err == nil && !o.NoReplies {
 		err = claimsAnswers(replies)
 	}
@@ -148,7 +109,7 @@ func look(w candidate, o Options) error {
 
 // play puts a plan in force and connects through it, then tries whether an
 // endpoint's answers to a client's address come back.
-func play(w candidate, o Options, scratch *os.File) (err error) {
+func play(w candidate, o Options, node *scratch.Namespace) (err error) {
 	r, err := w.open(o)
 	if err != nil {
 		return err
@@ -172,7 +133,7 @@ func play(w candidate, o Options, scratch *os.File) (err error) {
 		if o.NoReplies {
 			return nil
 		}
-		return bringsAnswers(r, scratch)
+		return bringsAnswers(r, node)
 	})
 }
 
@@ -188,7 +149,7 @@ type stage struct {
 func (s *stage) plan() (redirect.Plan, error) {
 	var p redirect.Plan
 	for _, a := range trialAddresses {
-		if a.Is6() && !hasIPv6() {
+		if a.Is6() && TryIPv6() != nil {
 			continue
 		}
 		d := service.Destination{Addr: a, Port: 80, Protocol: service.TCP}
@@ -222,6 +183,18 @@ func (s *stage) close() {
 	}
 }
 
+// MayListen tells why this process may make no transparent sockets in a network
+// namespace.
+func MayListen(namespace int) error {
+	return sys.InNetNS(namespace, func() error {
+		fd, err := listen(netip.AddrPortFrom(redirect.ListenIPv4, 0))
+		if err == nil {
+			sys.Close(fd)
+		}
+		return err
+	})
+}
+
 // listen makes a transparent socket, which tells who may not.
 func listen(at netip.AddrPort) (int, error) {
 	fd, err := sys.ListenTCP(at, sys.ListenOptions{Transparent: true, FreeBind: true})
@@ -231,14 +204,13 @@ func listen(at netip.AddrPort) (int, error) {
 	return fd, err
 }
 
-// hasIPv6 tells whether the calling thread's namespace has IPv6.
-func hasIPv6() bool {
+// TryIPv6 tells why the calling thread's namespace has no IPv6.
+func TryIPv6() error {
 	fd, err := sys.ListenTCP(netip.AddrPortFrom(redirect.ListenIPv6, 0), sys.ListenOptions{})
-	if err != nil {
-		return false
+	if err == nil {
+		sys.Close(fd)
 	}
-	sys.Close(fd)
-	return true
+	return err
 }
 
 // reaches connects to a destination, and to the port after it, which is to
@@ -246,16 +218,16 @@ func hasIPv6() bool {
 func reaches(d service.Destination, listener int) error {
 	c, err := dial(netip.AddrPortFrom(d.Addr, d.Port))
 	if err != nil {
-		return fmt.Errorf("a connection to %s: %w", redirect.Format(d), err)
+		return fmt.Errorf("a connection to %s: %w", d, err)
 	}
 	defer c.Close()
 	fd, _, e := sys.Accept(listener)
 	if e != 0 {
-		return fmt.Errorf("a connection to %s came to another socket: %w", redirect.Format(d), e)
+		return fmt.Errorf("a connection to %s came to another socket: %w", d, e)
 	}
 	defer sys.Close(fd)
 	if to, e := sys.LocalAddr(fd); e != 0 || to != netip.AddrPortFrom(d.Addr, d.Port) {
-		return fmt.Errorf("a connection to %s: its destination is not kept: %s", redirect.Format(d), to)
+		return fmt.Errorf("a connection to %s: its destination is not kept: %s", d, to)
 	}
 	d.Port++
 	none, err := dial(netip.AddrPortFrom(d.Addr, d.Port))
@@ -266,9 +238,9 @@ func reaches(d service.Destination, listener int) error {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return nil
 	case err == nil:
-		return fmt.Errorf("a connection to %s was not refused", redirect.Format(d))
+		return fmt.Errorf("a connection to %s was not refused", d)
 	}
-	return fmt.Errorf("a connection to %s was not refused: %w", redirect.Format(d), err)
+	return fmt.Errorf("a connection to %s was not refused: %w", d, err)
 }
 
 // dial connects from the calling thread's namespace, in which it stays: Go makes

@@ -3,6 +3,7 @@ package iptables
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -100,8 +101,7 @@ func (e element) match(d direction) string {
 }
 
 func compareElements(a, b element) int {
-	return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()),
-		cmp.Compare(a.port, b.port), cmp.Compare(a.protocol, b.protocol))
+	return cmp.Or(a.prefix.Compare(b.prefix), cmp.Compare(a.port, b.port), cmp.Compare(a.protocol, b.protocol))
 }
 
 func protocolName(p service.Protocol) string { return strings.ToLower(p.String()) }
@@ -118,14 +118,7 @@ func protocolOf(name string) service.Protocol {
 
 type elements map[element]struct{}
 
-func (e elements) sorted() []element {
-	all := make([]element, 0, len(e))
-	for x := range e {
-		all = append(all, x)
-	}
-	slices.SortFunc(all, compareElements)
-	return all
-}
+func (e elements) sorted() []element { return slices.SortedFunc(maps.Keys(e), compareElements) }
 
 // contents are a plan's lists. Each list has rules. With ipset, only their names
 // count.
@@ -136,8 +129,9 @@ type contents struct {
 
 // sockets are the sockets of ours that rules look for: those on clients' addresses,
 // whose answers have to be brought back, and those on the node's own addresses that
-// bypass connection tracking.
-type sockets struct{ replies, untracked bool }
+// bypass connection tracking. If connections to endpoints are kept in connection tracking,
+// the former do not bypass it either, and there are none of the latter.
+type sockets struct{ replies, untracked, kept bool }
 
 // fixed are the lists that always have rules, as they often become empty for a while.
 var fixed = []list{listLocal, listCluster, listRefuse, listSilent}

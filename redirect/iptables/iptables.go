@@ -1,31 +1,29 @@
-// Package iptables steers by iptables: TPROXY rules that look into ipsets, and
-// routes that make the services' addresses local (facts F1, F2, F3). It is for
-// kernels without nf_tables, and for nodes whose every rule has to be in
-// iptables. It works with the legacy programs and with those that speak to
-// nf_tables (iptables-nft), for IPv4 and IPv6.
+// Package iptables steers with iptables: TPROXY rules that look up ipsets, and
+// routes that make the Services' addresses local (F1, F2, F3). It is for kernels
+// without nf_tables, and for nodes on which all rules must be in iptables. It works
+// with the legacy programs and with those for nf_tables (iptables-nft), for IPv4 and
+// IPv6.
 //
-// What it makes in the network namespace, and all that it ever touches:
+// In the network namespace it creates, and touches nothing else:
 //
 //   - chains SLUICE-… (Options.Name) in the tables raw, mangle and filter, and
-//     one rule at the head of each built-in chain that is needed, which leads
-//     there.
-//   - ipsets sluice-…, where the kernel and the node have ipset.
+//     one rule at the head of each built-in chain that is needed, which jumps there.
+//   - ipsets sluice-…, if the kernel and the node have ipset.
 //   - routes and policy rules, by package redirect/route.
 //
-// Rules are written as one text for each family and given to one
-// iptables-restore. With ipset, their number depends on nothing but the number
-// of listeners ([maxListeners] at most), and a change of the plan is one ipset
-// restore with what changes, unless a list appears that no rule is about. Without
-// ipset there is a rule for each destination: packets to services' addresses then
-// pass them one after the other, and each change writes all of them anew, so that
-// some hundred services are its limit.
+// One iptables-restore writes the rules of a family as one text. With ipset, the
+// number of rules depends only on the number of listeners (at most [maxListeners]). A
+// change of the plan is one ipset restore of the difference, unless it needs a list
+// without rules. Without ipset, each destination has a rule: packets to Services pass
+// these rules one after the other, and each change rewrites all of them, so that this
+// works for some hundred Services only.
 //
 // The programs are called without a library: see docs/architecture.md.
 //
-// A packet to a steered destination is kept from connection tracking in the
-// table raw, handed to its listener in the table mangle, and passes the table
-// filter, where what is addressed to services but nobody's is refused or
-// dropped: iptables rejects nowhere earlier.
+// A packet to a steered destination bypasses connection tracking in the table raw,
+// and goes to its listener in the table mangle. The table filter refuses or drops
+// packets to Services' addresses that nothing accepted: iptables cannot reject in an
+// earlier table.
 package iptables
 
 import (
@@ -36,6 +34,7 @@ import (
 	"strings"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/firewall"
 	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/redirect/route"
 )
@@ -63,6 +62,8 @@ type Options struct {
 	NoReplies bool
 	// NoSets does without ipset, as if the node had none.
 	NoSets bool
+	// Conntrack says whether connections to endpoints bypass connection tracking.
+	Conntrack redirect.Conntrack
 
 	nodePorts [2]uint16 // see redirect.NodePorts
 }
@@ -146,7 +147,11 @@ func New(opts Options) (*Redirector, error) {
 		return nil, errors.Join(err, r.Close())
 	}
 	if !opts.NoReplies {
-		r.answers = router.RepliesByMark(opts.ReplyPorts)
+		tracking := redirect.NewTracking(opts.Routes.NetNS, opts.Conntrack, func() (string, error) {
+			return firewall.StateRule(opts.Routes.NetNS, opts.Name)
+		})
+		tracking.Look()
+		r.answers = router.RepliesByMark(opts.ReplyPorts, tracking)
 	}
 	return r, nil
 }
@@ -272,7 +277,12 @@ func (r *Redirector) contents(p *redirect.Plan) *contents {
 
 // sockets tells which sockets rules have to look for.
 func (r *Redirector) sockets(p *redirect.Plan) sockets {
-	return sockets{replies: !p.NodeSourceOnly && r.answers.Diverted, untracked: r.answers.Untracked && r.answers.Tracking.InUse()}
+	s := sockets{replies: !p.NodeSourceOnly && r.answers.Diverted}
+	if tracking := r.answers.Tracking; tracking != nil {
+		s.untracked = r.answers.Untracked && tracking.Bypassed()
+		_, s.kept = tracking.Kept()
+	}
+	return s
 }
 
 // forget makes the next Apply read everything.
@@ -311,10 +321,13 @@ func (r *Redirector) verify() (repaired bool, err error) {
 }
 
 // look writes the rules for sockets that bypass connection tracking once connections
-// are tracked.
+// are tracked, and those for sockets that do not once they are kept in it.
 func (r *Redirector) look() error {
-	tracking := r.answers.Tracking
-	if tracking == nil || tracking.InUse() || !tracking.Look() {
+	before := r.sockets(&r.Plan)
+	if tracking := r.answers.Tracking; tracking != nil {
+		tracking.Look()
+	}
+	if r.sockets(&r.Plan) == before {
 		return nil
 	}
 	if r.sets == nil {

@@ -140,7 +140,7 @@ func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
 					}
 					want = strings.Replace(want, "%", netip.AddrPortFrom(d.Addr, d.Port).String(), 1)
 					if got := steering.Reach(t, from, d, want); got != want {
-						t.Errorf("%s: from %s to %s: got %q, want %q", step.name, from.Name(), redirect.Format(d), got, want)
+						t.Errorf("%s: from %s to %s: got %q, want %q", step.name, from.Name(), d, got, want)
 					}
 				}
 			}
@@ -197,6 +197,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 // the next look on after somebody has begun to track; others do not.
 func TestMarkedSocketsAreNotTracked(t *testing.T) {
 	modes(t, func(t *testing.T, opts Options) {
+		opts.Conntrack = redirect.Bypass
 		lab := newLab(t)
 		lab.Backends[0].EchoTCP(t, 8080)
 		r := newOne(t, lab.Node, opts)
@@ -274,7 +275,7 @@ func TestConntrackSeesNothing(t *testing.T) {
 				udp("192.0.2.1:54"), tcp("10.96.0.11:80"), udp("10.96.0.11:53"), own} {
 				got := steering.Reach(t, from, d, "")
 				if list := tracked(t, lab.Node.Namespace); len(list) != 0 {
-					t.Fatalf("from %s to %s (%s): tracked %q", from.Name(), redirect.Format(d), got, list)
+					t.Fatalf("from %s to %s (%s): tracked %q", from.Name(), d, got, list)
 				}
 			}
 		}

@@ -102,10 +102,11 @@ func (e *programError) Error() string {
 
 func (e *programError) Unwrap() error { return e.err }
 
-// denied tells whether a program said that it may not do what it was told.
+// denied tells whether a program said that it may not do what it was told, or could
+// not be started in the namespace for that.
 func denied(err error) bool {
 	var p *programError
-	return errors.As(err, &p) && (strings.Contains(p.text, "Permission denied") || strings.Contains(p.text, "not permitted"))
+	return errors.Is(err, os.ErrPermission) || errors.As(err, &p) && (strings.Contains(p.text, "Permission denied") || strings.Contains(p.text, "not permitted"))
 }
 
 // shorten gives a program's complaint in one line.

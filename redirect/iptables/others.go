@@ -5,23 +5,31 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
-// RemoveChains removes chains of somebody else's, with the rules of built-in
-// chains that lead there, in both address families and every variant of
-// iptables that the node has. A chain that a third one's chain leads to stays.
-// It gives a line for each chain that it removed, and the rules that were in
-// them, or led there, as iptables-save writes them. netNS is a descriptor of the network
-// namespace; 0 is the one that it is called in. Where there is no iptables,
-// there is nothing to remove.
-func RemoveChains(netNS int, theirs func(chain string) bool) (removed, rules []string, err error) {
+// RemoveLegacyChains removes chains of somebody else's from iptables-legacy, with the
+// rules of built-in chains that lead there, in both address families. A chain that a
+// third one's chain leads to stays. It gives a line for each chain that it removed, and
+// the rules that were in them, or led there, as iptables-save writes them. left are
+// chains that stay because there are no programs to remove them. netNS is a descriptor
+// of the network namespace; 0 is the one that it is called in.
+func RemoveLegacyChains(netNS int, theirs func(chain string) bool) (removed, rules, left []string, err error) {
 	ns, err := openNamespace(netNS)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	defer ns.close()
 	var errs []error
+	var legacy []*tools
 	for _, t := range installed(ns) {
+		if t.variant == Legacy {
+			legacy = append(legacy, t)
+		}
+	}
+	for _, t := range legacy {
 		for v := range versions {
 			save, restore := t.programs[families[v].program+"-save"], t.programs[families[v].program+"-restore"]
 			if save == "" || restore == "" || !ns.hasFamily(v) {
@@ -52,7 +60,25 @@ func RemoveChains(netNS int, theirs func(chain string) bool) (removed, rules []s
 			}
 		}
 	}
-	return removed, rules, errors.Join(errs...)
+	if len(errs) == 0 {
+		left, err = legacyChains(ns, func(program, chain string) bool {
+			return theirs(chain) && !slices.ContainsFunc(legacy, func(t *tools) bool { return t.programs[program+"-restore"] != "" })
+		})
+		errs = append(errs, err)
+	}
+	return removed, rules, left, errors.Join(errs...)
+}
+
+// legacyChains asks the kernel for the chains of iptables-legacy that are wanted.
+func legacyChains(ns *namespace, wanted func(program, chain string) bool) (found []string, err error) {
+	err = ns.do(func() error {
+		return kernel.LegacyTables(func(x *sys.XTables, program, table string) error {
+			chains, err := x.Chains(table)
+			found = append(found, slices.DeleteFunc(chains, func(c string) bool { return !wanted(program, c) })...)
+			return err
+		})
+	})
+	return found, err
 }
 
 // leaveUsed forgets the chains that others' chains lead to.

@@ -24,6 +24,7 @@ type writer struct {
 	chains     string // prefix of chains: "SLUICE-"
 	want       *contents
 	sets       bool
+	connmark   bool   // the kernel has marks of connections
 	steer      string // mark and mask
 	reply      string // likewise
 	socket     string // likewise
@@ -36,7 +37,7 @@ func newWriter(v version, name string, opts Options, want *contents, sets bool) 
 	w := &writer{
 		v: v, name: name, chains: chainPrefix(name), want: want, sets: sets,
 		steer:     fmt.Sprintf("%#x/%#x", opts.Routes.SteerMark, opts.Routes.SteerMark),
-		transport: []string{"tcp", "udp", "sctp"},
+		transport: []string{"tcp", "udp"},
 	}
 	w.replyPorts = fmt.Sprintf("%d:%d", opts.ReplyPorts[0], opts.ReplyPorts[1])
 	w.nodePorts = fmt.Sprintf("%d:%d", opts.nodePorts[0], opts.nodePorts[1])
@@ -158,7 +159,9 @@ func (w *writer) raw() {
 		// Not before the services' addresses: a socket that answers from one of
 		// them is transparent, and would be taken for the receiver.
 		w.rule("PREROUTING", "-p udp --dport", w.replyPorts, isTransparent, "-g %REPLY")
-		w.rule("REPLY", "-j CT --notrack")
+		if !w.want.kept {
+			w.rule("REPLY", "-j CT --notrack")
+		}
 		w.rule("REPLY", "-j MARK --set-xmark", w.reply)
 	}
 	w.each("OUTPUT", listLocal, src, "-g %NOTRACK")
@@ -173,12 +176,28 @@ func (w *writer) raw() {
 	if w.want.untracked {
 		w.rule("OUTPUT", "-m mark --mark", w.socket, "-g %NOTRACK")
 	}
-	if w.want.replies {
-		for _, p := range []string{"tcp", "udp"} {
-			w.rule("OUTPUT", "-p", p, "--sport", w.replyPorts, "-m addrtype ! --src-type LOCAL -g %NOTRACK")
-		}
+	if w.want.replies && !w.want.kept {
+		w.fromClients("-g %NOTRACK")
 	}
 	w.rule("NOTRACK", "-j CT --notrack")
+}
+
+// fromClients adds rules for what sockets on clients' addresses send.
+func (w *writer) fromClients(target string) {
+	for _, p := range w.transport {
+		w.rule("OUTPUT", "-p", p, "--sport", w.replyPorts, "-m addrtype ! --src-type LOCAL", target)
+	}
+}
+
+// translated marks answers to clients' addresses where connections are kept in connection
+// tracking. Another program may translate them, and iptables has no table in which that
+// is undone and routing still to come: the connection itself is marked.
+func (w *writer) translated() {
+	if !w.want.replies || !w.want.kept || !w.connmark {
+		return
+	}
+	w.fromClients("-j CONNMARK --set-xmark " + w.reply)
+	w.rule("PREROUTING", "-m connmark --mark", w.reply, "-j MARK --set-xmark", w.reply)
 }
 
 // mangle hands packets to listeners. Data for an established connection needs
@@ -196,6 +215,7 @@ func (w *writer) raw() {
 // marked, and this node's new connections there are refused until the last of
 // the old ones has ended.
 func (w *writer) mangle() {
+	w.translated()
 	w.data()
 	w.each("PREROUTING", listLocal, dst, "-g %LOCAL")
 	w.each("PREROUTING", listForeign, dst, "-g %FOREIGN")
@@ -203,9 +223,7 @@ func (w *writer) mangle() {
 	if w.foreign() {
 		// A refused datagram is not marked: the answer comes from the filter's
 		// OUTPUT.
-		for _, p := range []string{"udp", "sctp"} {
-			w.eachOf("OUTPUT", listRefuse, p, "-j RETURN")
-		}
+		w.eachOf("OUTPUT", listRefuse, "udp", "-j RETURN")
 		w.rule("OUTPUT", "-m mark --mark", w.socket, "-j RETURN") // to an endpoint with such an address
 	}
 	w.each("OUTPUT", listForeign, dst, "-g %MARK")
@@ -260,11 +278,10 @@ func (w *writer) filter() {
 	w.each("INPUT", listLinger, dst, isTransparent, "-j RETURN")
 	w.each("INPUT", listLinger, dst, "-g %REFUSE") // the node's own; see mangle
 	if w.foreign() {
-		for _, p := range []string{"udp", "sctp"} {
-			w.eachOf("FORWARD", listRefuse, p, "-g %REFUSE")
-			w.eachOf("OUTPUT", listRefuse, p, "-g %REFUSE")
-		}
+		w.eachOf("FORWARD", listRefuse, "udp", "-g %REFUSE")
+		w.eachOf("OUTPUT", listRefuse, "udp", "-g %REFUSE")
 	}
+	w.rule("REST", "-p sctp -j RETURN") // the kernel finds its socket, or aborts
 	// One that opens a connection is turned away even if a socket of an earlier
 	// connection between the same ports is waiting for its end.
 	w.eachOf("REST", listRefuse, "tcp --syn", "-g %REFUSE")

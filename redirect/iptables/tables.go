@@ -91,7 +91,9 @@ func (t *tables) begin(b *strings.Builder, table string) {
 }
 
 func (t *tables) rules(want *contents, sets bool) ruleset {
-	return newWriter(t.v, t.name, t.opts, want, sets).rules()
+	w := newWriter(t.v, t.name, t.opts, want, sets)
+	w.connmark = !t.tools.noConnmark
+	return w.rules()
 }
 
 // write puts rules in force, and ours at the heads of the built-in chains.

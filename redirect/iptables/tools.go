@@ -48,6 +48,8 @@ type tools struct {
 	// "ip6tables-save".
 	programs map[string]string
 	ipset    string // "" without
+	// noConnmark says that the kernel has no marks of connections.
+	noConnmark bool
 }
 
 // installed gives the variants that the node has programs for, its default
@@ -76,13 +78,16 @@ func installed(ns *namespace) []*tools {
 	return all
 }
 
+// rootDirs hold programs for root; an image may have none.
+var rootDirs = []string{"/usr/sbin", "/sbin", "/usr/local/sbin"}
+
 // find gives the path of a program, or "". Those for root are found even if
 // PATH does not lead there.
 func find(name string) string {
 	if path, err := exec.LookPath(name); err == nil {
 		return path
 	}
-	for _, dir := range []string{"/usr/sbin", "/sbin", "/usr/local/sbin"} {
+	for _, dir := range rootDirs {
 		path := filepath.Join(dir, name)
 		if info, err := os.Stat(path); err == nil && info.Mode()&0o111 != 0 {
 			return path
@@ -172,6 +177,7 @@ func (t *tools) probe(opts Options) error {
 	}
 	defer try.ns.close()
 	opts.Name = probeName
+	defer func() { t.noConnmark = try.noConnmark }()
 	if t.ipset != "" && !opts.NoSets && try.probeFamilies(opts, true) == nil {
 		return nil
 	}
@@ -208,6 +214,9 @@ func (t *tools) probeFamilies(opts Options, withSets bool) error {
 			}
 			return explain(err, p)
 		}
+		kept := *want
+		kept.sockets = sockets{replies: true, kept: true}
+		t.noConnmark = t.noConnmark || p.apply(&kept, withSets) != nil
 	}
 	return nil
 }

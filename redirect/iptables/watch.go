@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
-	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/watch"
 )
 
@@ -23,8 +22,6 @@ type watcher struct {
 	closed  chan struct{}
 	running sync.WaitGroup
 }
-
-var _ redirect.Notifier = (*Redirector)(nil)
 
 // watchOptions say what the kernel tells of: routes, and tables of the nft variant.
 func watchOptions(t *tools) watch.Options {
@@ -64,7 +61,7 @@ func (w *watcher) open(t *tools, kernel <-chan struct{}) error {
 }
 
 // Changed gives a value when rules or routes may not be as they were; see
-// [redirect.Notifier].
+// [redirect.Redirector].
 func (r *Redirector) Changed() <-chan struct{} {
 	if r.watcher.changed != nil {
 		return r.watcher.changed

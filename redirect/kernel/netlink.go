@@ -1,5 +1,6 @@
-// Package kernel has what the modes of steering need to speak netlink: handles
-// in a network namespace, and a walk over attributes.
+// Package kernel has what the modes of steering need to speak with the kernel: handles of
+// netlink in a network namespace, a walk over attributes, and readers of nftables and of
+// the tables of iptables-legacy.
 package kernel
 
 import (

@@ -28,12 +28,14 @@ var addressSets = []string{"cluster-ips", "service-ips"}
 var chains = []string{
 	"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-NODE-PORT", "KUBE-POSTROUTING", "KUBE-FORWARD",
 	"KUBE-PROXY-FIREWALL", "KUBE-PROXY-CANARY", "KUBE-MARK-MASQ", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-LOAD-BALANCER",
+	"KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
 }
 
 // chainPrefixes are those of its chains for services and endpoints.
 var chainPrefixes = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-", "KUBE-XLB-"}
 
-func isChain(name string) bool {
+// IsChain reports whether a chain of iptables has a name of kube-proxy's.
+func IsChain(name string) bool {
 	return slices.Contains(chains, name) ||
 		slices.ContainsFunc(chainPrefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 }
@@ -42,18 +44,29 @@ func isChain(name string) bool {
 // network namespace, and the tracked UDP flows to Services' addresses, which
 // would otherwise go on to the endpoint that was chosen once (A8.6). netNS is a
 // descriptor of the namespace; 0 is the one that it is called in. It gives a
-// line for each thing that it removed.
+// line for each thing that it removed. Only chains of iptables-legacy need the
+// programs of iptables; the error says what stays without them.
 func Remove(netNS int) (removed []string, err error) {
 	fromTables, addresses, err := removeTables(netNS)
 	removed = append(removed, fromTables...)
-	fromChains, rules, chainErr := iptables.RemoveChains(netNS, isChain)
+	fromChains, inChains, chainErr := removeNFTChains(netNS)
 	removed = append(removed, fromChains...)
-	addresses = append(addresses, addressesOf(rules)...)
+	fromLegacy, rules, left, legacyErr := iptables.RemoveLegacyChains(netNS, IsChain)
+	removed = append(removed, fromLegacy...)
+	if len(left) > 0 {
+		legacyErr = errors.Join(legacyErr, missingPrograms(left))
+	}
+	addresses = slices.Concat(addresses, inChains, addressesOf(rules))
 	flows, flowErr := removeFlows(netNS, addresses)
 	if flows > 0 {
 		removed = append(removed, fmt.Sprintf("%d tracked UDP flows to Services", flows))
 	}
-	return removed, errors.Join(err, chainErr, flowErr)
+	return removed, errors.Join(err, chainErr, legacyErr, flowErr)
+}
+
+// noTables reports whether an error says that the kernel has no nf_tables.
+func noTables(err error) bool {
+	return errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EPROTONOSUPPORT)
 }
 
 // removeTables removes the nftables tables and gives the Services' addresses
@@ -64,7 +77,7 @@ func removeTables(netNS int) (removed []string, addresses []netip.Addr, err erro
 		return nil, nil, fmt.Errorf("nftables: %w", err)
 	}
 	tables, err := conn.ListTables()
-	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EPROTONOSUPPORT) {
+	if noTables(err) {
 		return nil, nil, nil
 	}
 	if err != nil {

@@ -74,7 +74,7 @@ func (c *Core) Open(s Steps, r *route.Router, o watch.Options) (err error) {
 	return err
 }
 
-// Changed tells when Verify should be called; see [redirect.Notifier].
+// Changed tells when Verify should be called; see [redirect.Redirector].
 func (c *Core) Changed() <-chan struct{} { return c.watch.Changed() }
 
 // Apply puts a plan in force; see [redirect.Redirector]. A plan that the mode
@@ -105,13 +105,13 @@ func (c *Core) check(p *redirect.Plan, changes *redirect.Changes) error {
 	}
 	for _, s := range changes.Steer {
 		if c.steps.Steers != "" && s.Destination.Protocol == service.SCTP {
-			return fmt.Errorf("steer %s: %s carries TCP and UDP only", redirect.Format(s.Destination), c.steps.Steers)
+			return fmt.Errorf("steer %s: %s carries TCP and UDP only", s.Destination, c.steps.Steers)
 		}
 		if c.steps.Check == nil {
 			continue
 		}
 		if err := c.steps.Check(s); err != nil {
-			return fmt.Errorf("steer %s: %w", redirect.Format(s.Destination), err)
+			return fmt.Errorf("steer %s: %w", s.Destination, err)
 		}
 	}
 	if c.Router == nil || len(changes.Local.Add) == 0 {

@@ -45,17 +45,16 @@ func Marked(p *redirect.Plan, answers redirect.Replies) State {
 // for among packets to a range of ports, can be brought back by their mark (F7),
 // and whether sockets on the node's address can pass connection tracking by theirs.
 // If not, it says why.
-func (r *Router) RepliesByMark(ports [2]uint16) redirect.Replies {
+func (r *Router) RepliesByMark(ports [2]uint16, tracking *redirect.Tracking) redirect.Replies {
 	if err := r.Check(State{MarkReplies: true}); err != nil {
 		return redirect.Replies{Why: err.Error()}
 	}
-	replies := redirect.Replies{Diverted: true, FirstPort: ports[0], LastPort: ports[1]}
+	replies := redirect.Replies{Diverted: true, FirstPort: ports[0], LastPort: ports[1], Tracking: tracking}
 	if err := r.CheckSockets(); err != nil {
 		replies.WhyTracked = err.Error()
 		return replies
 	}
-	replies.Untracked, replies.Mark, replies.Tracking = true, r.opts.SocketMark, redirect.NewTracking(r.opts.NetNS)
-	replies.Tracking.Look()
+	replies.Untracked, replies.Mark = true, r.opts.SocketMark
 	return replies
 }
 

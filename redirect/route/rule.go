@@ -114,8 +114,11 @@ func (r *Router) diffRules(f service.Family, w *wants) (c ruleChanges, err error
 	var clashes []error
 	for _, k := range have {
 		if !r.isOurRule(&k) {
-			if clash := r.clash(&k, missing); clash != nil {
-				clashes = append(clashes, clash)
+			for own := range missing {
+				if clash := own.clash(&k); clash != nil {
+					clashes = append(clashes, clash)
+					break
+				}
 			}
 			continue
 		}
@@ -126,7 +129,7 @@ func (r *Router) diffRules(f service.Family, w *wants) (c ruleChanges, err error
 		}
 	}
 	for _, k := range want {
-		if missing[k] && !r.clashes(k, have) && !slices.Contains(w.noMoreRules, k.table) {
+		if missing[k] && !r.prevents(have, k) && !slices.Contains(w.noMoreRules, k.table) {
 			c.add = append(c.add, k)
 			delete(missing, k)
 		}
@@ -140,15 +143,13 @@ func compareRules(a, b rule) int {
 	return cmp.Or(a.to.Compare(b.to), cmp.Compare(a.first, b.first), cmp.Compare(a.protocol, b.protocol))
 }
 
-// clash says how a rule of another program clashes with ours, or nil.
-func (r *Router) clash(theirs *netlink.Rule, wanted map[rule]bool) error {
-	for k := range wanted {
-		switch {
-		case k.table != 0 && theirs.Table == k.table:
-			return &redirect.ClashError{What: ruleText(theirs), Remedy: "give the proxy the number of a table that nobody uses"}
-		case usesMark(theirs, k.mark):
-			return &redirect.ClashError{What: ruleText(theirs), Remedy: "give the proxy a mark that nobody uses"}
-		}
+// clash says how a rule of another program clashes with one of ours, or nil.
+func (k rule) clash(theirs *netlink.Rule) error {
+	switch {
+	case k.table != 0 && theirs.Table == k.table:
+		return &redirect.ClashError{What: ruleText(theirs), Remedy: "give the proxy the number of a table that nobody uses"}
+	case usesMark(theirs, k.mark):
+		return &redirect.ClashError{What: ruleText(theirs), Remedy: "give the proxy a mark that nobody uses"}
 	}
 	return nil
 }
@@ -172,11 +173,9 @@ func (r *Router) CheckSockets() error {
 	return nil
 }
 
-// clashes tells whether a rule of another program prevents one of ours.
-func (r *Router) clashes(k rule, have []netlink.Rule) bool {
-	return slices.ContainsFunc(have, func(theirs netlink.Rule) bool {
-		return !r.isOurRule(&theirs) && (k.table != 0 && theirs.Table == k.table || usesMark(&theirs, k.mark))
-	})
+// prevents tells whether a rule of another program prevents one of ours.
+func (r *Router) prevents(have []netlink.Rule, k rule) bool {
+	return slices.ContainsFunc(have, func(theirs netlink.Rule) bool { return !r.isOurRule(&theirs) && k.clash(&theirs) != nil })
 }
 
 // usesMark tells whether a rule is for packets that have a bit of the mark set.

@@ -10,7 +10,7 @@ import (
 
 // beside is another mode, which does what sk_lookup cannot.
 type beside struct {
-	redirect.Redirector
+	Beside
 	plan redirect.Plan // the last one, whole
 	side parts         // of it, on non-local addresses
 	own  parts         // what is left for the program
@@ -41,18 +41,10 @@ func (x *parts) of(p redirect.Plan) redirect.Plan {
 
 // traits are its own, with the program in the name: "sklookup/nftables".
 func (b *beside) traits() redirect.Traits {
-	t := b.Redirector.Traits()
+	t := b.Beside.Traits()
 	t.Name = Name + "/" + t.Name[strings.LastIndexByte(t.Name, '/')+1:]
 	t.MaxListeners = 0
 	return t
-}
-
-// changed tells when to verify, if the mode notices.
-func (b *beside) changed() <-chan struct{} {
-	if n, ok := b.Redirector.(redirect.Notifier); ok {
-		return n.Changed()
-	}
-	return nil
 }
 
 // split removes non-local addresses from a plan, and keeps them for apply. The
@@ -61,7 +53,7 @@ func (b *beside) changed() <-chan struct{} {
 func (b *beside) split(p *redirect.Plan) {
 	c := redirect.Diff(&b.plan, p)
 	if c.Rehomes(&b.plan, p) {
-		*b = beside{Redirector: b.Redirector}
+		*b = beside{Beside: b.Beside}
 		c = redirect.Diff(&b.plan, p)
 	}
 	b.plan = *p
@@ -78,5 +70,5 @@ func (b *beside) split(p *redirect.Plan) {
 func (b *beside) apply() error {
 	p := b.side.of(b.plan)
 	p.ClusterIPs = redirect.Set[netip.Addr]{}
-	return b.Redirector.Apply(p)
+	return b.Beside.Apply(p)
 }

@@ -78,7 +78,7 @@ func TestVerifyRepairs(t *testing.T) {
 		}
 		for _, d := range []service.Destination{web4, web6} {
 			if got := steering.Reach(t, lab.Client, d, ""); got != front.Says(d) {
-				t.Errorf("%s: %s: %q", c.name, redirect.Format(d), got)
+				t.Errorf("%s: %s: %q", c.name, d, got)
 			}
 		}
 		for _, h := range held {
@@ -209,7 +209,7 @@ func TestManyServices(t *testing.T) {
 		many, first, slow, ratios[len(ratios)/2], few, verify, apply(r, moved))
 	for d, f := range map[service.Destination]*steering.Front{web4: other, web6: other} {
 		if got := steering.Reach(t, lab.Client, d, ""); got != f.Says(d) {
-			t.Errorf("%s: %q", redirect.Format(d), got)
+			t.Errorf("%s: %q", d, got)
 		}
 	}
 }

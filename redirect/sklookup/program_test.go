@@ -166,7 +166,7 @@ func TestProgramSaysWhatThePlanSays(t *testing.T) {
 		cookies := cookiesOf(t, r)
 		for _, d := range append(universe(), strangers...) {
 			if got, want := ask(t, r.tables.program, d), model(&p, cookies, d); got != want {
-				t.Fatalf("plan %d: %s: the program says %s, the plan %s", i, redirect.Format(d), got, want)
+				t.Fatalf("plan %d: %s: the program says %s, the plan %s", i, d, got, want)
 			}
 		}
 		if matching, err := r.tables.match(&p); !matching || err != nil {

@@ -1,34 +1,34 @@
-// Package sklookup steers by a BPF program that the kernel asks when it looks
-// for the socket of a packet that is delivered locally (sk_lookup, Linux 5.9;
-// fact F9), and by routes that make the services' addresses local (F2). No
-// netfilter is passed, and nothing but BPF and routes is needed of the kernel.
+// Package sklookup steers with a BPF program that the kernel runs when it looks up
+// the socket of a locally delivered packet (sk_lookup, Linux 5.9; F9), and with routes
+// that make the Services' addresses local (F2). Packets pass no netfilter; the kernel
+// needs only BPF and routes.
 //
-// What it makes in the network namespace, and all that it ever touches:
+// In the network namespace it creates, and touches nothing else:
 //
-//   - a program of the type sk_lookup, attached by a link. Link, program and
-//     maps are held by descriptors alone: they end with the process.
+//   - a program of the type sk_lookup, attached by a link. The link is pinned in the
+//     BPF file system where there is one: it outlives a process that is killed, and
+//     then refuses (see pin). Otherwise link, program and maps end with the process.
 //   - routes and policy routing rules; see package route. There is no rule
-//     unless a plan has addresses that are not ours to own, or replies to
-//     clients' addresses are to come back (Options.ReplyPorts).
+//     unless a plan has non-local addresses, or replies to clients' addresses
+//     must come back (Options.ReplyPorts).
 //   - at most four sockets on the listeners' loopback addresses that drop
 //     everything, for the destinations that drop.
-//   - where answers to clients' addresses are to come back, a program at the
-//     ingress of every interface but lo, held by descriptors too: see ingress.
-//     Where the kernel has no tcx (Linux 6.6), they come back by their ports.
+//   - if replies to clients' addresses must come back, a program at the ingress of
+//     each interface except lo, held by descriptors too: see ingress. Without tcx
+//     (Linux 6.6), their ports select them.
 //
-// The program answers by one look into a map from address, protocol and port
-// to a listening socket, or to a refusal. Other ports of cluster IPs refuse,
-// other addresses of the service ranges are silent (A3.12), and everything
-// else is the host's. Established connections are found by the kernel before
-// the program is asked, so they live on whatever plans say (A8.1, A8.7).
+// The program looks up address, protocol and port in one map, which contains the
+// listening socket or a refusal. Other ports of cluster IPs refuse, other addresses of
+// the service ranges drop (A3.12), and everything else belongs to the host. The kernel
+// finds established connections before it runs the program, so they continue
+// whatever the plans are (A8.1, A8.7).
 //
-// Where there is netfilter, something may stand beside the program that does the
-// rest (Options.Beside). What it cannot do without: see docs/steering.md. An
-// address that is not ours to own has policy routing rules for its ports, which
-// the kernel tries one by one. There, an IPv4 destination that is to refuse is
-// silent: the kernel sends no reset from an address that is not local. And a
-// destination that only established connections still use (Plan.Lingering)
-// does not go past us, but refuses, until the last of them has ended.
+// If the kernel has netfilter, another mode can do the rest (Options.Beside).
+// Limitations without it: see docs/steering.md. A non-local address has policy routing
+// rules for its ports, which the kernel tries one by one. There, an IPv4 destination
+// that should refuse drops, because the kernel sends no reset from an address that is
+// not local. And a destination that only established connections still use
+// (Plan.Lingering) refuses new ones until the last of them has ended.
 package sklookup
 
 import (
@@ -65,7 +65,10 @@ type Options struct {
 	// each plan without the destinations that are found here, and is closed
 	// with the Redirector; Routes.NetNS is all that counts of Routes then, and
 	// ReplyPorts nothing.
-	Beside redirect.Redirector
+	Beside Beside
+	// BPFRoot is where the BPF file system is mounted, and Name what tells the proxy
+	// from others in the network namespace. If it is empty, nothing is pinned.
+	BPFRoot, Name string
 	// MaxDestinations bounds the destinations, and the ranges and cluster IPs,
 	// of each family; 262,144 if 0. Each costs 16 bytes whether it is used or
 	// not.
@@ -80,6 +83,14 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
+// Beside is a mode that stands beside the program.
+type Beside interface {
+	redirect.Redirector
+	// Outlived says whether the program outlives the process. If not, Beside has to
+	// refuse packets to addresses of ours for which no listener is found.
+	Outlived(bool)
+}
+
 // Redirector steers by sk_lookup. Its methods are safe for concurrent use.
 type Redirector struct {
 	mode.Core
@@ -89,6 +100,7 @@ type Redirector struct {
 	ingress  *ingress         // nil where answers are found by ports
 	silent   silence
 	link     *link.NetNsLink // nil before the first Apply
+	pin      pin             // of the link
 	tables   *tables         // that the attached program looks into
 	whole    bool            // the tables are those of Core.Plan
 	unread   int             // calls of Verify until the maps are read
@@ -97,10 +109,7 @@ type Redirector struct {
 	linked   bool // ingress is where it has to be
 }
 
-var (
-	_ redirect.Redirector = (*Redirector)(nil)
-	_ redirect.Notifier   = (*Redirector)(nil)
-)
+var _ redirect.Redirector = (*Redirector)(nil)
 
 // New gets ready to steer and changes nothing in the network namespace but for
 // sockets. It tells what the kernel or the process lacks by a
@@ -108,24 +117,25 @@ var (
 // the first Apply.
 func New(opts Options) (*Redirector, error) {
 	opts = opts.withDefaults()
-	if err := probe(); err != nil {
-		return nil, err
-	}
 	silent, err := openSilence(opts.Routes.NetNS)
 	if err != nil {
 		return nil, err
 	}
 	r := &Redirector{opts: opts, silent: silent}
-	steps := mode.Steps{Steers: "sk_lookup", Check: check, Apply: r.apply, Verify: r.verify, Release: r.release}
+	if err := r.probe(); err != nil {
+		silent.close()
+		return nil, err
+	}
+	steps := mode.Steps{Steers: "sk_lookup", Check: check, Apply: r.apply, Verify: r.verify, Remove: r.remove, Release: r.release}
 	if opts.Beside != nil {
-		r.beside = &beside{Redirector: opts.Beside}
+		r.beside = &beside{Beside: opts.Beside}
 		r.Touched = true // it is closed with us
-		steps.Prepare, steps.Remove = r.beside.split, r.beside.Close
+		steps.Prepare = r.beside.split
 		return r, r.Open(steps, nil, watch.Options{})
 	}
 	router, err := route.Open(opts.Routes)
 	if err != nil {
-		silent.close()
+		r.release()
 		return nil, err
 	}
 	r.openAnswers(router)
@@ -149,6 +159,18 @@ func (r *Redirector) openAnswers(router *route.Router) {
 	r.answers = router.RepliesByPort(ports)
 }
 
+// remove takes out of the kernel what Apply put there.
+func (r *Redirector) remove() error {
+	err := r.pin.remove(r.link)
+	if r.beside != nil {
+		err = errors.Join(err, r.beside.Close())
+	}
+	return err
+}
+
+// Unpinned gives the reason why the program ends with the process; nil if it does not.
+func (r *Redirector) Unpinned() error { return r.pin.missing }
+
 // release gives back what New and Apply opened.
 func (r *Redirector) release() {
 	if r.link != nil {
@@ -161,23 +183,25 @@ func (r *Redirector) release() {
 		r.ingress.close()
 	}
 	r.silent.close()
+	r.pin.close()
 }
 
-// Changed tells when Verify should be called; see [redirect.Notifier].
+// Changed tells when Verify should be called; see [redirect.Redirector].
 func (r *Redirector) Changed() <-chan struct{} {
 	if r.beside != nil {
-		return r.beside.changed()
+		return r.beside.Changed()
 	}
 	return r.Core.Changed()
 }
 
 // probe has the kernel judge the program, with maps of the smallest size.
-func probe() error {
+func (r *Redirector) probe() error {
 	t, err := newTables(1, int(firstSlot))
 	if err != nil {
 		return err
 	}
-	t.close()
+	defer t.close()
+	r.pin = openPin(&r.opts, t.program)
 	return nil
 }
 
@@ -205,8 +229,12 @@ func (r *Redirector) apply(p redirect.Plan, changes *redirect.Changes) error {
 	if err := r.fill(&p, changes); err != nil {
 		return err
 	}
-	var routes error
+	var routes, pinned error
+	if !r.pin.there {
+		_, pinned = r.pin.keep(r.link)
+	}
 	if r.beside != nil {
+		r.beside.Outlived(r.pin.there)
 		routes = r.beside.apply()
 	} else {
 		routes = r.route(&old, &p, changes)
@@ -214,10 +242,10 @@ func (r *Redirector) apply(p redirect.Plan, changes *redirect.Changes) error {
 	if kept {
 		if err := r.tables.remove(&old, &p, changes); err != nil {
 			r.whole = false
-			return errors.Join(routes, err)
+			return errors.Join(pinned, routes, err)
 		}
 	}
-	return routes
+	return errors.Join(pinned, routes)
 }
 
 // route puts the routes of a plan in force. Answers are marked before the rule that
@@ -270,8 +298,12 @@ func (r *Redirector) refill(p *redirect.Plan) error {
 	return nil
 }
 
-// attach puts a program in the place of the one that is attached.
+// attach puts a program in the place of the one that is attached, be it that of a
+// process that was killed.
 func (r *Redirector) attach(program *ebpf.Program) error {
+	if r.link == nil {
+		r.link = r.pin.left(r.opts.Routes.NetNS)
+	}
 	if r.link != nil {
 		if attached(r.link) {
 			if err := r.link.Update(program); err != nil {
@@ -301,10 +333,7 @@ func (r *Redirector) attach(program *ebpf.Program) error {
 
 // attached tells whether a link still holds. After another process has detached it,
 // its network namespace is 0.
-func attached(l *link.NetNsLink) bool {
-	info, err := l.Info()
-	return err == nil && info.NetNs().NetnsInode != 0
-}
+func attached(l *link.NetNsLink) bool { return inodeOf(l) != 0 }
 
 // verify checks that the program is attached and that the routes are there, and
 // now and then that the maps hold what they should. A map is changed by nobody
@@ -332,13 +361,16 @@ func (r *Redirector) verify() (repaired bool, err error) {
 			return repaired, err
 		}
 	}
+	repinned, pinErr := r.pin.keep(r.link)
+	repaired = repaired || repinned
 	if r.beside != nil {
+		r.beside.Outlived(r.pin.there)
 		mended, err := r.beside.Verify()
-		return repaired || mended, err
+		return repaired || mended, errors.Join(pinErr, err)
 	}
 	attached, linkErr := r.followLinks()
 	rerouted, err := r.Router.Verify()
-	return repaired || attached || rerouted, errors.Join(linkErr, err)
+	return repaired || attached || rerouted, errors.Join(pinErr, linkErr, err)
 }
 
 // followLinks has the ingress program at all interfaces if answers are marked, else

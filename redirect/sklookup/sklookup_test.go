@@ -1,6 +1,7 @@
 package sklookup
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"strings"
@@ -29,19 +30,51 @@ func newRedirector(t testing.TB, node *netns.Host) *Redirector {
 	return r
 }
 
+// onNodes plays the scenes on a node without a BPF file system, and on one that has
+// it.
+func onNodes(t *testing.T, mode func(root string) steering.Mode) {
+	t.Run("without pins", func(t *testing.T) { steering.Run(t, mode("")) })
+	t.Run("with pins", func(t *testing.T) { steering.Run(t, mode(netns.MountBPF(t))) })
+}
+
 func TestSteering(t *testing.T) {
-	steering.Run(t, steering.Mode{
-		New: func(t testing.TB, node *netns.Host) redirect.Redirector { return newRedirector(t, node) },
-		Kill: func(_ testing.TB, r redirect.Redirector) {
-			r.(*Redirector).Touched = false
-			_ = r.Close()
-		},
-		Cleanup: func(node *netns.Host) ([]string, error) {
-			return route.Cleanup(optionsOf(node).Routes)
-		},
-		NonLocalSilent: true,
-		LingeringStays: true,
+	onNodes(t, func(root string) steering.Mode {
+		return steering.Mode{
+			New: func(t testing.TB, node *netns.Host) redirect.Redirector { return newPinned(t, node, root) },
+			Kill: func(_ testing.TB, r redirect.Redirector) {
+				kill(r.(*Redirector))
+			},
+			Cleanup: func(node *netns.Host) ([]string, error) {
+				pins, err := Cleanup(pinnedOptions(node, root))
+				routes, routesErr := route.Cleanup(optionsOf(node).Routes)
+				return append(pins, routes...), errors.Join(err, routesErr)
+			},
+			NonLocalSilent: true,
+			LingeringStays: true,
+		}
 	})
+}
+
+func pinnedOptions(node *netns.Host, root string) Options {
+	o := optionsOf(node)
+	o.BPFRoot, o.Name = root, "sluice"
+	return o
+}
+
+// newPinned makes one that pins its program; the test closes it.
+func newPinned(t testing.TB, node *netns.Host, root string) *Redirector {
+	t.Helper()
+	r, err := New(pinnedOptions(node, root))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// kill does what the end of a process does: it closes descriptors.
+func kill(r *Redirector) {
+	r.Touched = false
+	_ = r.Close()
 }
 
 // besideOptions are those of nftables that stands beside the program.
@@ -52,11 +85,16 @@ func besideOptions(node *netns.Host) tproxy.Options {
 // newBeside makes both inside the node; the test closes them.
 func newBeside(t testing.TB, node *netns.Host) *Redirector {
 	t.Helper()
+	return newPinnedBeside(t, node, "")
+}
+
+func newPinnedBeside(t testing.TB, node *netns.Host, root string) *Redirector {
+	t.Helper()
 	side, err := tproxy.New(besideOptions(node))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := New(Options{Routes: route.Options{NetNS: node.FD()}, Beside: side})
+	r, err := New(Options{Routes: route.Options{NetNS: node.FD()}, Beside: side, BPFRoot: root, Name: "sluice"})
 	if err != nil {
 		_ = side.Close()
 		t.Fatal(err)
@@ -67,15 +105,23 @@ func newBeside(t testing.TB, node *netns.Host) *Redirector {
 // With nftables beside it, the program has none of the limits that the lack of
 // netfilter sets.
 func TestSteeringBesideNFTables(t *testing.T) {
-	steering.Run(t, steering.Mode{
-		New: func(t testing.TB, node *netns.Host) redirect.Redirector { return newBeside(t, node) },
-		Kill: func(_ testing.TB, r redirect.Redirector) {
-			// What the kernel keeps of a killed process is the table and the routes.
-			r.(*Redirector).opts.Beside.(*tproxy.Redirector).Touched = false
-			_ = r.Close()
-		},
-		Cleanup:   func(node *netns.Host) ([]string, error) { return tproxy.Cleanup(besideOptions(node)) },
-		Renumbers: true, // generations of sets
+	onNodes(t, func(root string) steering.Mode {
+		return steering.Mode{
+			New: func(t testing.TB, node *netns.Host) redirect.Redirector { return newPinnedBeside(t, node, root) },
+			Kill: func(_ testing.TB, r redirect.Redirector) {
+				// What the kernel keeps of a killed process is the pin, the table and the routes.
+				side := r.(*Redirector).opts.Beside.(*tproxy.Redirector)
+				side.Touched = false
+				kill(r.(*Redirector))
+				_ = side.Close()
+			},
+			Cleanup: func(node *netns.Host) ([]string, error) {
+				pins, err := Cleanup(pinnedOptions(node, root))
+				table, tableErr := tproxy.Cleanup(besideOptions(node))
+				return append(pins, table...), errors.Join(err, tableErr)
+			},
+			Renumbers: true, // generations of sets
+		}
 	})
 }
 

@@ -57,13 +57,13 @@ func (t *tables) fill(p *redirect.Plan, silent silence) error {
 func (t *tables) add(p *redirect.Plan, c *redirect.Changes) error {
 	for _, s := range c.Steer {
 		if _, err := t.slots.take(t.maps, listenerOf(s.Destination, s.Target)); err != nil {
-			return t.full(err, "steer "+redirect.Format(s.Destination))
+			return t.full(err, "steer "+s.Destination.String())
 		}
 	}
 	for d := range c.Touched {
 		if s, is := t.verdict(p, d); is {
 			if err := t.setDestination(d, s); err != nil {
-				return t.full(err, redirect.Format(d))
+				return t.full(err, d.String())
 			}
 		}
 	}

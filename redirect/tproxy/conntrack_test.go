@@ -60,7 +60,7 @@ func TestFullConntrackTable(t *testing.T) {
 			{tcp("192.0.2.10:81"), "refused"},
 		} {
 			if got := steering.Reach(t, from, c.to, ""); got != c.want {
-				t.Errorf("from %s to %s: got %q, want %q", from.Name(), redirect.Format(c.to), got, c.want)
+				t.Errorf("from %s to %s: got %q, want %q", from.Name(), c.to, got, c.want)
 			}
 		}
 	}
@@ -121,7 +121,7 @@ func TestMarkedSocketsAreNotTracked(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { sys.Close(fd) })
-			wait.For(t, "a connection to "+endpoint.String(), 5*silence, func() error {
+			wait.For(t, "a connection to "+endpoint.String(), patience, func() error {
 				if e := sys.ConnectResult(fd); e != 0 {
 					return e
 				}

@@ -33,7 +33,7 @@ func Dump(opts Options) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer rd.close()
+	defer rd.Close()
 	rt, err := route.Open(opts.Routes)
 	if err != nil {
 		return "", err
@@ -135,17 +135,17 @@ func (e element) describe(k kind, v version) string {
 	}
 	if k == linger {
 		flow, _ := parseFlowKey([]byte(e.key))
-		return redirect.Format(tcpDestination(flow.here)) + " from " + flow.client.String()
+		return tcpDestination(flow.here).String() + " from " + flow.client.String()
 	}
 	d, ok := parseDestinationKey([]byte(e.key))
 	if !ok {
 		return fmt.Sprintf("key %x", e.key)
 	}
 	if k != steer && k != take || len(e.value) != 2 {
-		return redirect.Format(d)
+		return d.String()
 	}
 	listen, _ := netip.AddrFromSlice(families[v].listen)
-	return redirect.Format(d) + " to " + netip.AddrPortFrom(listen, uint16(e.value[0])<<8|uint16(e.value[1])).String()
+	return d.String() + " to " + netip.AddrPortFrom(listen, uint16(e.value[0])<<8|uint16(e.value[1])).String()
 }
 
 // describeRanges puts the ends of intervals together again.

@@ -32,6 +32,8 @@ type filter struct {
 	limit int
 
 	tracked    bool // connections are, in this namespace
+	kept       bool // those to endpoints are kept in connection tracking
+	outlived   bool // by the program that finds listeners
 	synced     bool // the table is what the last plan says, as far as is known
 	generation int  // of the sets in use
 	ownPorts   portCounts
@@ -64,7 +66,7 @@ func openFilter(opts Options) (*filter, error) {
 		return nil, err
 	}
 	if _, err := f.reader.generation(); err != nil {
-		f.reader.close()
+		f.reader.Close()
 		return nil, explain(err, FeatureNFTables)
 	}
 	return f, nil
@@ -72,7 +74,7 @@ func openFilter(opts Options) (*filter, error) {
 
 func (f *filter) close() {
 	f.reset()
-	f.reader.close()
+	f.reader.Close()
 }
 
 // checkName gives an error if another program has a table of that name.
@@ -86,7 +88,7 @@ func (f *filter) checkName() error {
 
 // apply puts a plan in force in place of another one.
 func (f *filter) apply(from, p *redirect.Plan) error {
-	if !f.synced || f.numbers.omitted != f.omittedFor(p) {
+	if !f.synced || f.outdated(p) {
 		return f.fill(p)
 	}
 	c := redirect.Diff(from, p)
@@ -104,6 +106,11 @@ func (f *filter) apply(from, p *redirect.Plan) error {
 		}
 	}
 	return f.fill(p)
+}
+
+// outdated tells whether a plan needs other rules than those that are there.
+func (f *filter) outdated(p *redirect.Plan) bool {
+	return f.numbers.omitted != f.omittedFor(p) || f.numbers.kept != f.kept
 }
 
 // retriable tells whether filling the table anew can help after an error: another
@@ -198,7 +205,7 @@ func (f *filter) fill(p *redirect.Plan) error {
 		return err
 	}
 	f.flows = flows
-	f.numbers.omitted = f.omittedFor(p)
+	f.numbers.omitted, f.numbers.kept = f.omittedFor(p), f.kept
 	e := f.planElements(p)
 	for {
 		err = f.fillWithin(e)
@@ -298,7 +305,7 @@ func (f *filter) remember() error {
 	if err != nil {
 		return err
 	}
-	if len(now.chains) == len(makeChains(f.table, f.numbers.omitted)) && now.rules == len(makeRules(f.generation, f.numbers)) {
+	if len(now.chains) == len(makeChains(f.table, f.numbers)) && now.rules == len(makeRules(f.generation, f.numbers)) {
 		f.frame = frame
 	}
 	return nil
@@ -312,7 +319,7 @@ func (f *filter) switchTo(b *batch, generation int, old *contents) {
 	if old.exists {
 		b.FlushTable(f.table) // its rules
 	}
-	chains := makeChains(f.table, f.numbers.omitted)
+	chains := makeChains(f.table, f.numbers)
 	for _, c := range old.chains {
 		if !sameHook(c, chains) {
 			b.dropChain(&nftables.Chain{Table: f.table, Name: c.Name})
@@ -361,7 +368,7 @@ func (f *filter) unstage(generation int, tableWasThere bool) {
 // verify compares the table with the plan and fills it anew when they differ, and
 // when connections are tracked all of a sudden.
 func (f *filter) verify(p *redirect.Plan) (repaired bool, err error) {
-	if f.synced && f.numbers.omitted != f.omittedFor(p) {
+	if f.synced && f.outdated(p) {
 		return false, f.fill(p) // nobody took anything away
 	}
 	now, err := f.reader.generation()

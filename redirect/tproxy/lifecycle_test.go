@@ -55,7 +55,7 @@ func TestChangesLeaveEstablishedConnectionsAlone(t *testing.T) {
 			for _, d := range []service.Destination{web4, web6} {
 				if step.want == nil {
 					if steering.Reach(t, from, d, steering.Silence) != steering.Silence {
-						t.Errorf("%s: from %s to %s: an answer, want silence", step.name, from.Name(), redirect.Format(d))
+						t.Errorf("%s: from %s to %s: an answer, want silence", step.name, from.Name(), d)
 					}
 					continue
 				}

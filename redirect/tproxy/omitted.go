@@ -9,6 +9,7 @@ type omitted struct {
 	tracking bool // nothing is tracked
 	replies  bool // no socket of ours has a client's address
 	foreign  bool // all addresses are ours
+	shield   bool // the program that finds listeners outlives the process
 }
 
 // omittedFor tells what a plan does not need. Without a BPF program that finds the
@@ -21,6 +22,7 @@ func (f *filter) omittedFor(p *redirect.Plan) omitted {
 		tracking: !f.tracked,
 		replies:  p.NodeSourceOnly,
 		foreign:  p.NonLocal.Len() == 0 && p.Lingering.Len() == 0,
+		shield:   f.outlived,
 	}
 }
 
@@ -29,3 +31,6 @@ func (o omitted) output() bool { return o.tracking && o.foreign }
 
 // data tells whether TCP packets count only if they open a connection.
 func (o omitted) data() bool { return o.tracking && o.replies && o.foreign }
+
+// input tells whether no packet that comes in has to be seen.
+func (o omitted) input() bool { return o.data() && o.shield }

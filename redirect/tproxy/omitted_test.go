@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -58,6 +59,41 @@ func TestRulesThatNothingNeedsAreLeftOut(t *testing.T) {
 	foreign.NodeSourceOnly = false
 	apply(t, r, foreign)
 	check("all of it", true, false)
+
+	hooked := func() bool {
+		t.Helper()
+		now, err := r.filter.reader.contents(r.filter.table.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(now.chains, func(c *nftables.Chain) bool { return c.Name == chainPrerouting })
+	}
+	looksUp := func() bool {
+		return slices.ContainsFunc(makeRules(1, r.filter.numbers), func(one rule) bool {
+			return one.chain == chainOf(v4, chainRest) && slices.ContainsFunc(one.exprs, func(e expr.Any) bool {
+				_, is := e.(*expr.TProxy)
+				return is
+			})
+		})
+	}
+	for _, outlived := range []bool{true, false, true} {
+		r.Outlived(outlived)
+		if repaired, err := r.Verify(); repaired || err != nil {
+			t.Errorf("the program outlives the process: %v: verify: %v, %v", outlived, repaired, err)
+		}
+		if looksUp() == outlived || !hooked() {
+			t.Errorf("the program outlives the process: %v: listeners are looked for: %v, hooked: %v", outlived, looksUp(), hooked())
+		}
+	}
+	r = newRedirector(t, netns.NewLab(t, 0).Node, Options{Lookup: true}) // where nothing is tracked
+	for _, outlived := range []bool{false, true, false} {
+		r.Outlived(outlived)
+		apply(t, r, least)
+		check("cluster IPs alone", false, true)
+		if hooked() == outlived {
+			t.Errorf("the program outlives the process: %v: hooked: %v", outlived, hooked())
+		}
+	}
 
 	plain := newRedirector(t, netns.NewLab(t, 0).Node, Options{})
 	apply(t, plain, redirect.Plan{NodeSourceOnly: true})

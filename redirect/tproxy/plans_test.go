@@ -40,13 +40,13 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 		if p.NonLocal.Has(d.Addr) {
 			what = "take"
 		}
-		add(what, d.Addr.Is6(), order(d), redirect.Format(d)+" to "+netip.AddrPortFrom(listen, t.Port).String())
+		add(what, d.Addr.Is6(), order(d), d.String()+" to "+netip.AddrPortFrom(listen, t.Port).String())
 	}
 	for d := range p.Refuse.Keys() {
-		add("refuse", d.Addr.Is6(), order(d), redirect.Format(d))
+		add("refuse", d.Addr.Is6(), order(d), d.String())
 	}
 	for d := range p.Silent.Keys() {
-		add("silent", d.Addr.Is6(), order(d), redirect.Format(d))
+		add("silent", d.Addr.Is6(), order(d), d.String())
 	}
 	for a := range p.ClusterIPs.Keys() {
 		add("cluster", a.Is6(), fmt.Sprintf("%x", a.As16()), a.String())
@@ -55,7 +55,7 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 		add("foreign", a.Is6(), fmt.Sprintf("%x", a.As16()), a.String())
 	}
 	for d := range p.Own.Keys() {
-		add("own", d.Addr.Is6(), order(d), redirect.Format(d))
+		add("own", d.Addr.Is6(), order(d), d.String())
 	}
 	var routes4, routes6, steer4, steer6 []string
 	for _, l := range redirect.Ranges(p.Local) {
@@ -69,7 +69,7 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 		}
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, "table inet sluice: %d chains, %d rules\n", len(makeChains(nil, omitted{})), len(makeRules(0, numbers{})))
+	fmt.Fprintf(&text, "table inet sluice: %d chains, %d rules\n", len(makeChains(nil, numbers{})), len(makeRules(0, numbers{})))
 	for _, what := range kindNames {
 		for _, digit := range []string{"4", "6"} {
 			list := lines[what+digit]

@@ -2,7 +2,6 @@ package tproxy
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -15,33 +14,13 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
-// reader reads nftables as the kernel tells them. The library that writes them
-// reads every rule into expressions, which fails for tproxy, and has no
-// generation number.
-type reader struct {
-	netns int
-	conn  *netlink.Conn // nil after an error, until the next request
-}
+// reader reads our table.
+type reader struct{ *kernel.NFTables }
 
-// From linux/netfilter/nfnetlink.h and nf_tables.h.
+// From linux/netfilter/nf_tables.h.
 const (
-	subsysNFTables = 10
-
-	msgGetTable   = 1
-	msgGetChain   = 4
-	msgGetRule    = 7
-	msgGetSet     = 10
-	msgGetElement = 13
-	msgGetGen     = 16
-
-	attrTableName    = 1
-	attrChainTable   = 1
-	attrChainName    = 3
-	attrChainHook    = 4
-	attrChainType    = 7
 	attrHookNum      = 1
 	attrHookPriority = 2
-	attrRuleTable    = 1
 	attrSetTable     = 1
 	attrSetName      = 2
 	attrSetUserData  = 13
@@ -54,85 +33,28 @@ const (
 	attrGenID        = 1
 
 	elemIntervalEnd = 1
-
-	flagDumpInterrupted = 0x10
 )
 
 func openReader(netns int) (*reader, error) {
-	r := &reader{netns: netns}
-	return r, r.connect()
+	nft, err := kernel.OpenNFTables(netns)
+	return &reader{nft}, explain(err, FeatureNFTables)
 }
 
-func (r *reader) connect() error {
-	// In another namespace, the library forgets the error of making a socket. A
-	// kernel that has no netfilter has none in any.
-	conn, err := netlink.Dial(syscall.NETLINK_NETFILTER, nil)
-	if err == nil && r.netns != 0 {
-		_ = conn.Close()
-		conn, err = netlink.Dial(syscall.NETLINK_NETFILTER, &netlink.Config{NetNS: r.netns})
-	}
-	if err != nil {
-		return explain(fmt.Errorf("netfilter netlink: %w", err), FeatureNFTables)
-	}
-	r.conn = conn
-	return nil
-}
-
-func (r *reader) close() {
-	if r.conn != nil {
-		_ = r.conn.Close()
-		r.conn = nil
-	}
-}
-
-// get sends a request for the inet family and gives the answers. A dump that a
-// change interrupted is read again.
-func (r *reader) get(kind uint16, flags netlink.HeaderFlags, attrs ...netlink.Attribute) ([]netlink.Message, error) {
-	data, err := netlink.MarshalAttributes(attrs)
-	if err != nil {
-		return nil, err
-	}
-	request := netlink.Message{
-		Header: netlink.Header{Type: netlink.HeaderType(subsysNFTables<<8 | kind), Flags: netlink.Request | flags},
-		Data:   slices.Concat([]byte{byte(nftables.TableFamilyINet), 0, 0, 0}, data),
-	}
-	for range 10 {
-		answers, err := r.ask(request)
-		if errors.Is(err, syscall.EINTR) {
-			continue
-		}
-		if err != nil || !slices.ContainsFunc(answers, interrupted) {
-			return answers, err
-		}
-	}
-	return nil, fmt.Errorf("nftables change too fast to be read: %w", syscall.EINTR)
-}
-
-func interrupted(m netlink.Message) bool { return m.Header.Flags&flagDumpInterrupted != 0 }
-
-func (r *reader) ask(request netlink.Message) ([]netlink.Message, error) {
-	if r.conn == nil {
-		if err := r.connect(); err != nil {
-			return nil, err
-		}
-	}
-	answers, err := r.conn.Execute(request)
-	if err != nil && !errors.Is(err, syscall.ENOENT) {
-		r.close() // it may hold answers that nobody read
-	}
-	return answers, err
+// get asks for objects of the inet family.
+func (r *reader) get(kind uint16, flags netlink.HeaderFlags, attrs ...netlink.Attribute) ([]kernel.Object, error) {
+	return r.Get(byte(nftables.TableFamilyINet), kind, flags, attrs...)
 }
 
 // generation gives the number of the generation of all nftables tables of the
 // namespace: each transaction of anybody's makes it one more.
 func (r *reader) generation() (uint32, error) {
-	answers, err := r.get(msgGetGen, 0)
+	answers, err := r.get(kernel.GetGen, 0)
 	if err != nil {
 		return 0, fmt.Errorf("nftables generation: %w", err)
 	}
 	for _, m := range answers {
-		if b := kernel.Attribute(body(m), attrGenID); len(b) == 4 {
-			return binary.BigEndian.Uint32(b), nil
+		if n, is := kernel.Number(m.Attribute(attrGenID)); is {
+			return n, nil
 		}
 	}
 	return 0, fmt.Errorf("nftables generation: no answer: %w", syscall.EOPNOTSUPP)
@@ -177,7 +99,7 @@ func (c *contents) lastGeneration() int {
 
 func (r *reader) contents(table string) (*contents, error) {
 	c := &contents{}
-	_, err := r.get(msgGetTable, 0, text(attrTableName, table))
+	_, err := r.get(kernel.GetTable, 0, kernel.Named(kernel.AttrTableName, table))
 	if errors.Is(err, syscall.ENOENT) {
 		return c, nil
 	}
@@ -185,20 +107,20 @@ func (r *reader) contents(table string) (*contents, error) {
 		return nil, fmt.Errorf("table inet %s: %w", table, err)
 	}
 	c.exists = true
-	sets, err := r.get(msgGetSet, netlink.Dump, text(attrSetTable, table))
+	sets, err := r.get(kernel.GetSet, netlink.Dump, kernel.Named(attrSetTable, table))
 	if err != nil {
 		return nil, fmt.Errorf("sets of table inet %s: %w", table, err)
 	}
 	for _, m := range sets {
-		c.sets = append(c.sets, cString(kernel.Attribute(body(m), attrSetName)))
-		c.marked = c.marked || bytes.Contains(kernel.Attribute(body(m), attrSetUserData), []byte(mark))
+		c.sets = append(c.sets, kernel.Text(m.Attribute(attrSetName)))
+		c.marked = c.marked || bytes.Contains(m.Attribute(attrSetUserData), []byte(mark))
 	}
 	chains, err := r.chains(table)
 	if err != nil {
 		return nil, err
 	}
 	for _, m := range chains {
-		c.chains = append(c.chains, parseChain(body(m)))
+		c.chains = append(c.chains, parseChain(&m))
 	}
 	rules, err := r.rules(table)
 	c.rules = len(rules)
@@ -207,36 +129,36 @@ func (r *reader) contents(table string) (*contents, error) {
 
 // chains gives the chains of a table; the kernel cannot be asked for them
 // alone.
-func (r *reader) chains(table string) ([]netlink.Message, error) {
-	all, err := r.get(msgGetChain, netlink.Dump)
+func (r *reader) chains(table string) ([]kernel.Object, error) {
+	all, err := r.get(kernel.GetChain, netlink.Dump)
 	if err != nil {
 		return nil, fmt.Errorf("chains: %w", err)
 	}
-	return slices.DeleteFunc(all, func(m netlink.Message) bool {
-		return cString(kernel.Attribute(body(m), attrChainTable)) != table
+	return slices.DeleteFunc(all, func(c kernel.Object) bool {
+		return kernel.Text(c.Attribute(kernel.AttrChainTable)) != table
 	}), nil
 }
 
 // rules gives the rules of a table, also of kernels that answer with those of
 // others.
-func (r *reader) rules(table string) ([]netlink.Message, error) {
-	all, err := r.get(msgGetRule, netlink.Dump, text(attrRuleTable, table))
+func (r *reader) rules(table string) ([]kernel.Object, error) {
+	all, err := r.get(kernel.GetRule, netlink.Dump, kernel.Named(kernel.AttrRuleTable, table))
 	if err != nil {
 		return nil, fmt.Errorf("rules of table inet %s: %w", table, err)
 	}
-	return slices.DeleteFunc(all, func(m netlink.Message) bool {
-		return cString(kernel.Attribute(body(m), attrRuleTable)) != table
+	return slices.DeleteFunc(all, func(rule kernel.Object) bool {
+		return kernel.Text(rule.Attribute(kernel.AttrRuleTable)) != table
 	}), nil
 }
 
-func parseChain(b []byte) *nftables.Chain {
-	c := &nftables.Chain{Name: cString(kernel.Attribute(b, attrChainName)), Type: nftables.ChainType(cString(kernel.Attribute(b, attrChainType)))}
-	hook := kernel.Attribute(b, attrChainHook)
-	number, priority := kernel.Attribute(hook, attrHookNum), kernel.Attribute(hook, attrHookPriority)
-	if len(number) == 4 && len(priority) == 4 {
-		n := nftables.ChainHook(binary.BigEndian.Uint32(number))
-		p := nftables.ChainPriority(int32(binary.BigEndian.Uint32(priority)))
-		c.Hooknum, c.Priority = &n, &p
+func parseChain(o *kernel.Object) *nftables.Chain {
+	c := &nftables.Chain{Name: kernel.Text(o.Attribute(kernel.AttrChainName)), Type: nftables.ChainType(kernel.Text(o.Attribute(kernel.AttrChainType)))}
+	hook := o.Attribute(kernel.AttrChainHook)
+	number, hooked := kernel.Number(kernel.Attribute(hook, attrHookNum))
+	priority, ordered := kernel.Number(kernel.Attribute(hook, attrHookPriority))
+	if hooked && ordered {
+		c.Hooknum = nftables.ChainHookRef(nftables.ChainHook(number))
+		c.Priority = nftables.ChainPriorityRef(nftables.ChainPriority(int32(priority)))
 	}
 	return c
 }
@@ -254,7 +176,7 @@ func (r *reader) frame(table string) ([]byte, error) {
 	}
 	var b bytes.Buffer
 	for _, m := range slices.Concat(chains, rules) {
-		b.Write(body(m)) // the header has the generation
+		b.Write(m.Attrs) // the header has the generation
 	}
 	return b.Bytes(), nil
 }
@@ -267,7 +189,7 @@ type element struct {
 
 // elements reads a set; one that does not exist has none.
 func (r *reader) elements(table, set string) ([]element, error) {
-	answers, err := r.get(msgGetElement, netlink.Dump, text(attrSetTable, table), text(attrElemListSet, set))
+	answers, err := r.get(kernel.GetElement, netlink.Dump, kernel.Named(attrSetTable, table), kernel.Named(attrElemListSet, set))
 	if errors.Is(err, syscall.ENOENT) {
 		return nil, nil
 	}
@@ -276,30 +198,15 @@ func (r *reader) elements(table, set string) ([]element, error) {
 	}
 	var list []element
 	for _, m := range answers {
-		for _, b := range kernel.Attributes(kernel.Attribute(body(m), attrElemList)) {
+		for _, b := range kernel.Attributes(m.Attribute(attrElemList)) {
 			e := element{
 				key:   string(kernel.Attribute(kernel.Attribute(b, attrElemKey), attrDataValue)),
 				value: string(kernel.Attribute(kernel.Attribute(b, attrElemData), attrDataValue)),
 			}
-			if flags := kernel.Attribute(b, attrElemFlags); len(flags) == 4 {
-				e.end = binary.BigEndian.Uint32(flags)&elemIntervalEnd != 0
-			}
+			flags, _ := kernel.Number(kernel.Attribute(b, attrElemFlags))
+			e.end = flags&elemIntervalEnd != 0
 			list = append(list, e)
 		}
 	}
 	return list, nil
 }
-
-// body gives what comes after a message's netfilter header.
-func body(m netlink.Message) []byte {
-	if len(m.Data) < 4 {
-		return nil
-	}
-	return m.Data[4:]
-}
-
-func text(kind uint16, s string) netlink.Attribute {
-	return netlink.Attribute{Type: kind, Data: append([]byte(s), 0)}
-}
-
-func cString(b []byte) string { return string(bytes.TrimRight(b, "\x00")) }

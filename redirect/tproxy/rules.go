@@ -5,11 +5,9 @@ import (
 	"syscall"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/redirect/kernel"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -27,6 +25,20 @@ type numbers struct {
 	lookup bool
 	// omitted is nothing without lookup.
 	omitted omitted
+	// kept says that connections to endpoints are kept in connection tracking.
+	kept bool
+}
+
+// answers tells whether answers to clients' own addresses are looked for after
+// translation.
+func (n *numbers) answers() bool { return n.kept && !n.omitted.replies }
+
+// ours is what becomes of packets of our sockets to endpoints, and of the answers.
+func (n *numbers) ours() []expr.Any {
+	if n.kept {
+		return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
+	}
+	return untracked
 }
 
 // rule is one rule before it is added.
@@ -68,8 +80,9 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 //	                  meta l4proto udp reject with icmpx port-unreachable
 //	                  socket transparent 1 notrack accept
 //	                  meta l4proto tcp reject with tcp reset
-//	                  meta l4proto sctp reject with icmpx port-unreachable
-//	chain silence:    as refuse, with drop
+//	                  meta l4proto sctp notrack accept
+//	chain silence:    as refuse, with drop, and first
+//	                  meta l4proto sctp @th,96,8 == 1 drop    (INIT)
 //	chain replies:    meta l4proto tcp tcp flags & (syn | ack) == syn return
 //	                  socket transparent 1 goto divert
 //	chain divert:     socket wildcard 1 return
@@ -85,6 +98,7 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 //	                  ip daddr @foreign4 goto out4
 //	                  th sport @ownport4 ip saddr . meta l4proto . th sport @own4 notrack accept
 //	                  tcp flags & rst == rst ip saddr @local4 notrack accept    (@foreign4 too)
+//	                  meta l4proto sctp ip saddr @local4 notrack accept
 //	chain proxy4:     meta mark & 0x100 == 0x100 notrack accept
 //	                  th sport 10000-29999 notrack accept
 //	                  ip saddr @local4 notrack accept
@@ -100,7 +114,7 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 //
 // With Options.Lookup, to4 has no tproxy of its own, and rest4 has one that looks
 // for the listener of the packet's own destination, where the kernel asks the
-// sk_lookup program. Once the program has ended with its process, nobody but a
+// sk_lookup program. If the program ends with its process, nobody but a
 // server of the host's is found there: such a packet is refused (F4). What
 // belongs to a connection needs no listener:
 //
@@ -110,24 +124,49 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 //	chain listener:   socket wildcard 1 goto refuse
 //	                  notrack accept
 //
+// Where the program outlives the process, it refuses by itself, and these rules,
+// which look each datagram up twice, are only
+//
+//	chain rest4:      notrack accept
+//
+// Where connections to endpoints are kept in connection tracking, the rules with socket
+// marks and for source ports 10000-29999 say accept without notrack, and come after those
+// for services' addresses. Another program may translate these connections, so that
+// replies are looked for afterwards, not in to4 (priority -90):
+//
+//	chain answers:    meta nfproto ipv4 goto back4
+//	chain back4:      tcp th dport 10000-29999 jump replies
+//	                  ip daddr @local4 accept
+//	                  ip daddr @foreign4 accept
+//	                  as in to4 for own addresses, UDP and ICMP
+//
 // And the rules that nothing needs are left out, see omitted. If no rule but those
 // of rest4 is needed, TCP packets that open no connection pass with one comparison:
 //
 //	chain prerouting: tcp flags & (syn | ack) != syn accept
+//
+// And if not even those are needed, there is no chain prerouting.
 func makeRules(generation int, n numbers) []rule {
 	var rules []rule
-	if n.omitted.data() {
+	if n.omitted.data() && !n.omitted.input() {
 		rules = append(rules, newRule(chainPrerouting, isOtherTCP(), []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}))
 	}
 	for v := range versions {
-		rules = append(rules, newRule(chainPrerouting, isFamily(v), goTo(chainOf(v, chainTo))))
+		if !n.omitted.input() {
+			rules = append(rules, newRule(chainPrerouting, isFamily(v), goTo(chainOf(v, chainTo))))
+		}
 		if !n.omitted.output() {
 			rules = append(rules, newRule(chainOutput, isFamily(v), goTo(chainOf(v, chainFrom))))
+		}
+		if n.answers() {
+			rules = append(rules, newRule(chainAnswers, isFamily(v), goTo(chainOf(v, chainBack))))
+			rules = append(rules, rulesBack(v, generation, n)...)
 		}
 		rules = append(rules, rulesIn(v, generation, n)...)
 		rules = append(rules, rulesOut(v, generation, n)...)
 	}
 	rules = append(rules, rulesForRest(chainRefuse, rejectTCP, rejectOther)...)
+	rules = append(rules, newRule(chainSilence, isINIT(), []expr.Any{drop}))
 	rules = append(rules, rulesForRest(chainSilence, drop, drop)...)
 	return append(rules,
 		newRule(chainListener, isWildcard(), goTo(chainRefuse)),
@@ -136,20 +175,32 @@ func makeRules(generation int, n numbers) []rule {
 		newRule(chainReplies, isTransparent(), goTo(chainDivert)),
 		// A wildcard listener of somebody else's is no connection of ours (F7).
 		newRule(chainDivert, isWildcard(), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}),
-		newRule(chainDivert, setMark(n.replyMark), untracked),
+		newRule(chainDivert, setMark(n.replyMark), n.ours()),
 		newRule(chainNode, isOpeningTCP(), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}),
 		newRule(chainNode, isTransparent(), goTo(chainOurs)),
 		// A socket that waits for its end does not say its mark: this rule passes it by.
 		newRule(chainOurs, hasNoSocketMark(n.socketMark), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}),
-		newRule(chainOurs, untracked),
+		newRule(chainOurs, n.ours()),
 		newRule(chainKeep, isWildcard(), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}),
 		newRule(chainKeep, setMark(n.steerMark), untracked),
 		newRule(chainAside, setMark(n.steerMark), untracked),
 		newRule(chainTurn, isOpeningTCP(), []expr.Any{rejectTCP}),
 		newRule(chainTurn, isProtocol(syscall.IPPROTO_TCP), goTo(chainAside)),
 		newRule(chainTurn, isProtocol(syscall.IPPROTO_UDP), []expr.Any{rejectOther}),
-		newRule(chainTurn, isProtocol(redirect.ProtocolNumber(service.SCTP)), []expr.Any{rejectOther}),
 	)
+}
+
+// isSCTP matches SCTP. Nothing steers it: the kernel finds the listener that is bound to
+// the packet's destination, answers with an ABORT where there is none, and sends what its
+// sockets and it itself say from the services' addresses.
+func isSCTP() []expr.Any { return isProtocol(redirect.ProtocolNumber(service.SCTP)) }
+
+// isINIT matches SCTP packets that open an association: an INIT is alone in its packet.
+func isINIT() []expr.Any {
+	return slices.Concat(isSCTP(), []expr.Any{
+		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseTransportHeader, Offset: 12, Len: 1},
+		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: []byte{1}},
+	})
 }
 
 // rulesIn are those for what comes in, also by lo from this node.
@@ -165,8 +216,9 @@ func rulesIn(v version, generation int, n numbers) []rule {
 		}
 	}
 	o := n.omitted
+	o.replies = o.replies || n.kept // see rulesBack
 	needs(o.replies, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies))
-	needs(o.tracking, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.nodePorts[0], n.nodePorts[1]), isFamily(v), inSet(f.dest, f.addrLen, set(node)), jump(chainNode))
+	needs(o.tracking || n.kept, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.nodePorts[0], n.nodePorts[1]), isFamily(v), inSet(f.dest, f.addrLen, set(node)), jump(chainNode))
 	if !n.lookup {
 		// Data for an established connection: the kernel finds the socket by
 		// itself, and its route with it, which tproxy would keep it from. What
@@ -184,16 +236,19 @@ func rulesIn(v version, generation int, n numbers) []rule {
 	// For UDP not before the services' addresses: a socket that answers
 	// from one of them is transparent, and would be taken for the receiver.
 	needs(o.replies, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies))
-	needs(o.tracking, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.nodePorts[0], n.nodePorts[1]), isFamily(v), inSet(f.dest, f.addrLen, set(node)), jump(chainNode))
+	needs(o.tracking || n.kept, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.nodePorts[0], n.nodePorts[1]), isFamily(v), inSet(f.dest, f.addrLen, set(node)), jump(chainNode))
 	// Errors about packets that were sent from a client's address.
 	needs(o.replies, isProtocol(f.icmp), jump(chainReplies))
-	if n.lookup {
+	switch {
+	case o.shield:
+		rules = append(rules, newRule(rest, untracked))
+	case n.lookup:
 		rules = append(rules,
 			newRule(rest, isOtherTCP(), untracked),
 			newRule(rest, isFamily(v), toOwnListener(v), goTo(chainListener)),
 			newRule(rest, goTo(chainRefuse)),
 		)
-	} else {
+	default:
 		rules = append(rules,
 			newRule(rest, isFamily(v), toDestination, found(set(refuse)), goTo(chainRefuse)),
 			newRule(rest, isFamily(v), toDestination, found(set(silent)), goTo(chainSilence)),
@@ -211,6 +266,22 @@ func rulesIn(v version, generation int, n numbers) []rule {
 		newRule(others, isFamily(v), toDestination, found(set(silent)), goTo(chainSilence)),
 		newRule(others, isFamily(v), toDestination, target(set(take)), setMark(n.steerMark), toListener(v), untracked),
 	)
+}
+
+// rulesBack find the answers to clients' own addresses where another program may have
+// translated the connection: by now, that is undone. The order is that of rulesIn.
+func rulesBack(v version, generation int, n numbers) []rule {
+	f, back := families[v], chainOf(v, chainBack)
+	set := func(k kind) string { return setName(k, v, generation) }
+	pass := []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
+	return []rule{
+		newRule(back, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies)),
+		newRule(back, isFamily(v), inSet(f.dest, f.addrLen, set(local)), pass),
+		newRule(back, isFamily(v), inSet(f.dest, f.addrLen, set(foreign)), pass),
+		newRule(back, isOwn(v, f.dest, portDestination, generation), pass),
+		newRule(back, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies)),
+		newRule(back, isProtocol(f.icmp), jump(chainReplies)),
+	}
 }
 
 // rulesOut are those for what this node sends. They keep packets from and to
@@ -233,6 +304,21 @@ func rulesOut(v version, generation int, n numbers) []rule {
 	if n.omitted.tracking {
 		return append(rules, newRule(from, isFamily(v), inSet(f.dest, f.addrLen, set(foreign)), goTo(out)))
 	}
+	services := []rule{
+		newRule(proxy, isFamily(v), inSet(f.source, f.addrLen, set(local)), untracked),
+		newRule(proxy, isFamily(v), inSet(f.source, f.addrLen, set(foreign)), untracked),
+	}
+	endpoints := []rule{
+		newRule(proxy, hasMark(n.socketMark), n.ours()),
+		newRule(proxy, isPort(portSource, n.firstReply, n.lastReply), n.ours()),
+	}
+	if n.kept {
+		// A service's port may be one of those for clients' addresses.
+		own := newRule(proxy, isOwn(v, f.source, portSource, generation), untracked)
+		rules = slices.Concat(rules, services, []rule{own}, endpoints)
+	} else {
+		rules = slices.Concat(rules, endpoints, services)
+	}
 	return append(rules,
 		newRule(from, isTransparent(), jump(proxy)),
 		newRule(from, isLoopback(), jump(inside)),
@@ -242,11 +328,7 @@ func rulesOut(v version, generation int, n numbers) []rule {
 		// room in the table of connection tracking either.
 		newRule(from, isReset(), isFamily(v), inSet(f.source, f.addrLen, set(local)), untracked),
 		newRule(from, isReset(), isFamily(v), inSet(f.source, f.addrLen, set(foreign)), untracked),
-
-		newRule(proxy, hasMark(n.socketMark), untracked),
-		newRule(proxy, isPort(portSource, n.firstReply, n.lastReply), untracked),
-		newRule(proxy, isFamily(v), inSet(f.source, f.addrLen, set(local)), untracked),
-		newRule(proxy, isFamily(v), inSet(f.source, f.addrLen, set(foreign)), untracked),
+		newRule(from, isSCTP(), isFamily(v), inSet(f.source, f.addrLen, set(local)), untracked),
 
 		newRule(inside, isFamily(v), inSet(f.dest, f.addrLen, set(local)), untracked),
 		newRule(inside, isOwn(v, f.dest, portDestination, generation), untracked),
@@ -281,188 +363,13 @@ func toOwnListener(v version) []expr.Any {
 // opens a connection is turned away at once, so that
 // a transparent wildcard listener of somebody else's cannot have it; what
 // belongs to an established transparent socket passes (A8.1, A8.7); the rest is
-// turned away. Other protocols, ICMP above all, pass.
+// turned away. SCTP passes (see isSCTP), as do other protocols, ICMP above all.
 func rulesForRest(chain string, turnTCP, turnOther expr.Any) []rule {
 	return []rule{
 		newRule(chain, isOpeningTCP(), []expr.Any{turnTCP}),
 		newRule(chain, isProtocol(syscall.IPPROTO_UDP), []expr.Any{turnOther}),
 		newRule(chain, isTransparent(), untracked),
 		newRule(chain, isProtocol(syscall.IPPROTO_TCP), []expr.Any{turnTCP}),
-		newRule(chain, isProtocol(redirect.ProtocolNumber(service.SCTP)), []expr.Any{turnOther}),
-	}
-}
-
-const (
-	tcpSYN = 0x02
-	tcpRST = 0x04
-	tcpPSH = 0x08
-	tcpACK = 0x10
-
-	// Offsets in the headers of TCP, UDP and SCTP.
-	portSource      = 0
-	portDestination = 2
-
-	// From linux/netfilter/nf_tables.h.
-	rejectWithReset      = 1 // NFT_REJECT_TCP_RST
-	rejectWithICMPX      = 2 // NFT_REJECT_ICMPX_UNREACH
-	icmpxPortUnreachable = 1 // NFT_REJECT_ICMPX_PORT_UNREACH
-)
-
-var (
-	rejectTCP   = &expr.Reject{Type: rejectWithReset}
-	rejectOther = &expr.Reject{Type: rejectWithICMPX, Code: icmpxPortUnreachable}
-	drop        = &expr.Verdict{Kind: expr.VerdictDrop}
-	untracked   = []expr.Any{&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept}}
-)
-
-func goTo(chain string) []expr.Any {
-	return []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
-}
-
-func jump(chain string) []expr.Any {
-	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}
-}
-
-// loadKey puts address, protocol and port into the register where sets are looked
-// into.
-func loadKey(v version, address, port uint32) []expr.Any {
-	f := families[v]
-	return []expr.Any{
-		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: address, Len: f.addrLen},
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: f.regProtocol},
-		&expr.Payload{DestRegister: f.regPort, Base: expr.PayloadBaseTransportHeader, Offset: port, Len: 2},
-	}
-}
-
-// loadFlowKey puts both addresses and ports there.
-func loadFlowKey(v version) []expr.Any {
-	f := families[v]
-	return []expr.Any{
-		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: f.source, Len: f.addrLen},
-		&expr.Payload{DestRegister: f.regFlow[0], Base: expr.PayloadBaseTransportHeader, Offset: portSource, Len: 2},
-		&expr.Payload{DestRegister: f.regFlow[1], Base: expr.PayloadBaseNetworkHeader, Offset: f.dest, Len: f.addrLen},
-		&expr.Payload{DestRegister: f.regFlow[2], Base: expr.PayloadBaseTransportHeader, Offset: portDestination, Len: 2},
-	}
-}
-
-func found(set string) []expr.Any {
-	return []expr.Any{&expr.Lookup{SourceRegister: regKey, SetName: set}}
-}
-
-// target finds the port of the listener.
-func target(set string) []expr.Any {
-	return []expr.Any{&expr.Lookup{SourceRegister: regKey, DestRegister: regTarget, IsDestRegSet: true, SetName: set}}
-}
-
-// isOwn matches packets of sockets of ours on the node's own addresses: the bit
-// of the port first, which costs less than the look-up.
-func isOwn(v version, address, port uint32, generation int) []expr.Any {
-	return slices.Concat(
-		[]expr.Any{
-			&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseTransportHeader, Offset: port, Len: 2},
-			&expr.Lookup{SourceRegister: regKey, SetName: setName(ownPort, v, generation)},
-		},
-		isFamily(v), loadKey(v, address, port), found(setName(own, v, generation)),
-	)
-}
-
-// isTransparent matches packets of sockets that are set to IP_TRANSPARENT.
-func isTransparent() []expr.Any { return isSocket(expr.SocketKeyTransparent) }
-
-// isWildcard matches packets of sockets that are bound to no address.
-func isWildcard() []expr.Any { return isSocket(expr.SocketKeyWildcard) }
-
-func isSocket(key expr.SocketKey) []expr.Any {
-	return []expr.Any{
-		&expr.Socket{Key: key, Register: regKey},
-		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: []byte{1}},
-	}
-}
-
-func isLoopback() []expr.Any {
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyOIF, Register: regKey},
-		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: binaryutil.NativeEndian.PutUint32(kernel.Loopback)},
-	}
-}
-
-// isFamily comes first in each rule that looks at addresses, also where the
-// chain has seen to it already: without it, nft shows offsets instead of names.
-func isFamily(v version) []expr.Any {
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: regKey},
-		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: []byte{families[v].nfproto}},
-	}
-}
-
-func isProtocol(p byte) []expr.Any {
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: regKey},
-		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: []byte{p}},
-	}
-}
-
-// isOpeningTCP matches the first packet of a connection.
-func isOpeningTCP() []expr.Any { return tcpFlags(tcpSYN|tcpACK, expr.CmpOpEq, tcpSYN) }
-
-// isOtherTCP matches all others.
-func isOtherTCP() []expr.Any { return tcpFlags(tcpSYN|tcpACK, expr.CmpOpNeq, tcpSYN) }
-
-// isReset matches what tells that there is no connection.
-func isReset() []expr.Any { return tcpFlags(tcpRST, expr.CmpOpEq, tcpRST) }
-
-// isTCPData matches packets that end what an application has sent.
-func isTCPData() []expr.Any { return tcpFlags(tcpSYN|tcpPSH, expr.CmpOpEq, tcpPSH) }
-
-// tcpFlags compares those flags that are in the mask.
-func tcpFlags(mask byte, op expr.CmpOp, want byte) []expr.Any {
-	return slices.Concat(isProtocol(syscall.IPPROTO_TCP), []expr.Any{
-		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
-		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 1, Mask: []byte{mask}, Xor: []byte{0}},
-		&expr.Cmp{Register: regKey, Op: op, Data: []byte{want}},
-	})
-}
-
-func isPort(port uint32, first, last uint16) []expr.Any {
-	return []expr.Any{
-		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseTransportHeader, Offset: port, Len: 2},
-		&expr.Range{Op: expr.CmpOpEq, Register: regKey,
-			FromData: binaryutil.BigEndian.PutUint16(first), ToData: binaryutil.BigEndian.PutUint16(last)},
-	}
-}
-
-// setMark sets one bit of the packet's mark and leaves the others.
-func setMark(bit uint32) []expr.Any {
-	return []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: regKey},
-		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 4,
-			Mask: binaryutil.NativeEndian.PutUint32(^bit), Xor: binaryutil.NativeEndian.PutUint32(bit)},
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: regKey, SourceRegister: true},
-	}
-}
-
-// hasMark matches packets that have one bit of the mark.
-func hasMark(bit uint32) []expr.Any {
-	return testBit(&expr.Meta{Key: expr.MetaKeyMARK, Register: regKey}, bit, bit)
-}
-
-// hasNoSocketMark matches packets for a socket without that bit.
-func hasNoSocketMark(bit uint32) []expr.Any {
-	return testBit(&expr.Socket{Key: expr.SocketKeyMark, Register: regKey}, bit, 0)
-}
-
-func testBit(load expr.Any, bit, want uint32) []expr.Any {
-	return []expr.Any{
-		load,
-		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: 4,
-			Mask: binaryutil.NativeEndian.PutUint32(bit), Xor: binaryutil.NativeEndian.PutUint32(0)},
-		&expr.Cmp{Register: regKey, Op: expr.CmpOpEq, Data: binaryutil.NativeEndian.PutUint32(want)},
-	}
-}
-
-func inSet(offset, length uint32, set string) []expr.Any {
-	return []expr.Any{
-		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
-		&expr.Lookup{SourceRegister: regKey, SetName: set},
+		newRule(chain, isSCTP(), untracked),
 	}
 }

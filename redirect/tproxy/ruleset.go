@@ -73,10 +73,15 @@ const (
 // each packet has its ports.
 var hookPriority nftables.ChainPriority = -310
 
+// answersPriority is just after what translates destinations, and undoes the translation
+// of sources (dstnat, -100).
+var answersPriority nftables.ChainPriority = -90
+
 // The chains; those of a family have its digit added.
 const (
 	chainPrerouting = "prerouting"
 	chainOutput     = "output"
+	chainAnswers    = "answers" // what comes in, after translation
 
 	// Of a family:
 	chainTo      = "to"      // what comes in
@@ -86,6 +91,7 @@ const (
 	chainProxy   = "proxy"   // what its transparent sockets send
 	chainInside  = "inside"  // what it sends to itself
 	chainOut     = "out"     // what it sends to addresses that are not ours
+	chainBack    = "back"    // what comes in, after translation
 
 	// Of both:
 	chainListener = "listener" // what a listener was found for
@@ -101,7 +107,7 @@ const (
 )
 
 var (
-	familyChains = []string{chainTo, chainRest, chainForeign, chainFrom, chainProxy, chainInside, chainOut}
+	familyChains = []string{chainTo, chainRest, chainForeign, chainFrom, chainProxy, chainInside, chainOut, chainBack}
 	sharedChains = []string{chainListener, chainRefuse, chainSilence, chainReplies, chainNode, chainOurs, chainDivert, chainKeep, chainAside, chainTurn}
 )
 
@@ -166,14 +172,19 @@ func makeSet(table *nftables.Table, k kind, v version, generation int) *nftables
 }
 
 // makeChains gives the chains, hooked ones first.
-func makeChains(table *nftables.Table, o omitted) []*nftables.Chain {
+func makeChains(table *nftables.Table, n numbers) []*nftables.Chain {
+	o := n.omitted
 	accept := nftables.ChainPolicyAccept
-	chains := []*nftables.Chain{
-		{Name: chainPrerouting, Hooknum: nftables.ChainHookPrerouting, Type: nftables.ChainTypeFilter},
+	var chains []*nftables.Chain
+	if !o.input() {
+		chains = append(chains, &nftables.Chain{Name: chainPrerouting, Hooknum: nftables.ChainHookPrerouting, Type: nftables.ChainTypeFilter})
 	}
 	if !o.output() {
 		// A mark that is set in a chain of this type changes the route.
 		chains = append(chains, &nftables.Chain{Name: chainOutput, Hooknum: nftables.ChainHookOutput, Type: nftables.ChainTypeRoute})
+	}
+	if n.answers() {
+		chains = append(chains, &nftables.Chain{Name: chainAnswers, Hooknum: nftables.ChainHookPrerouting, Type: nftables.ChainTypeFilter, Priority: &answersPriority})
 	}
 	for _, name := range familyChains {
 		for v := range versions {
@@ -185,8 +196,12 @@ func makeChains(table *nftables.Table, o omitted) []*nftables.Chain {
 	}
 	for _, c := range chains {
 		c.Table = table
-		if c.Hooknum != nil {
-			c.Priority, c.Policy = &hookPriority, &accept
+		if c.Hooknum == nil {
+			continue
+		}
+		c.Policy = &accept
+		if c.Priority == nil {
+			c.Priority = &hookPriority
 		}
 	}
 	return chains

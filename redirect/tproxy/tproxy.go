@@ -1,39 +1,43 @@
-// Package tproxy steers by nftables: one table with a map from destination to
-// listener port, filled over netlink, and routes that make the services'
-// addresses local (facts F2, F3). No program such as nft or ip is needed.
+// Package tproxy steers with nftables: one table has a map from destinations to
+// listener ports, filled over netlink, and routes make the Services' addresses local
+// (F2, F3). It needs no programs such as nft or ip.
 //
-// What it makes in the network namespace, and all that it ever touches:
+// In the network namespace it creates, and touches nothing else:
 //
 //   - the table `inet sluice` (Options.Table). The number of its chains and
-//     rules is constant; services are elements of its sets and map.
+//     rules is constant; Services are elements of its sets and map.
 //   - the routes and rules of package route: a route in the kernel's table
 //     local for each prefix of Plan.Local, one in the steer table for each
 //     address of Plan.NonLocal, and the default route of the reply table.
-//   - three bits of packets' marks.
+//   - three bits of packet marks.
 //
-// A packet to a steered destination is handed to the listener before
-// connection tracking sees it, or to the established socket if there is one
-// (the kernel looks for that first). It does not matter whether it came in by
-// an interface or from this node, whose own packets come in by lo (F3). A
-// packet to another destination in Plan.Local belongs to an established
-// connection that outlived its service port (A8.7), or is refused or dropped.
+// A packet to a steered destination goes to the listener before connection tracking
+// sees it, or to its established socket, which the kernel looks up first. The same
+// applies to this node's own packets, which arrive on lo (F3). A packet to another
+// destination in Plan.Local belongs to an established connection that outlived its
+// service port (A8.7), or is refused or dropped.
 //
-// Addresses of Plan.NonLocal stay routed as they are (A3.13). A packet for one
-// of their destinations, or of a connection of ours there, gets the steer mark,
-// which gives it a local route; those of this node get it on their way out,
-// which turns them round. All others pass. What a client that is not on this
-// node had open there before, goes on too.
+// Addresses of Plan.NonLocal keep their routes (A3.13). A packet to one of their
+// destinations, or of one of our connections there, gets the steer mark, which selects
+// a local route. This node's own packets get the mark in the output hook, so that they
+// come back on lo. All other packets pass. Connections that clients on other hosts
+// opened there earlier continue.
 //
-// Sockets that are bound to clients' own addresses get their answers by the
-// reply mark (F7): a packet to a port of Options.ReplyPorts that belongs to a
-// connected transparent socket. Whatever is sent between pods, or between the
-// host and pods, directly, belongs to none.
+// Sockets that are bound to clients' addresses receive their replies through the reply
+// mark (F7): packets to a port of Options.ReplyPorts that belong to a connected
+// transparent socket. Direct traffic between pods, or between the host and pods,
+// belongs to no such socket.
 //
-// Sockets on this node's own addresses that pass connection tracking are
-// transparent too, and have the socket mark: by that their packets are known, and
-// the answers by the socket that they are for.
+// Sockets on this node's own addresses that bypass connection tracking are
+// transparent too, and have the socket mark. The mark identifies their packets; the
+// receiving socket identifies the replies.
 //
-// TCP and UDP can be steered; SCTP can only be refused (F1).
+// With Options.Conntrack, connections to endpoints can be kept in connection tracking.
+// Another program may then translate the addresses of their packets, and replies are
+// looked for where that has been undone.
+//
+// TCP and UDP can be steered. SCTP passes to sockets that are bound to its destinations
+// (F1).
 package tproxy
 
 import (
@@ -42,8 +46,10 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/firewall"
 	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/redirect/route"
 	"github.com/sluice-proxy/sluice/redirect/watch"
@@ -61,8 +67,9 @@ type Options struct {
 	Routes route.Options
 	// Lookup says that a BPF program finds the sockets for what is in
 	// Plan.Local (redirect/sklookup). The table then keeps that out of
-	// connection tracking, and refuses it when the program is gone. It has no
-	// more rules than the plan and connection tracking need.
+	// connection tracking, and refuses it when the program is gone, unless the program
+	// outlives the process (Redirector.Outlived). It has no more rules than the plan
+	// and connection tracking need.
 	Lookup bool
 	// ReplyPorts, first and last, are the local ports of sockets that are bound
 	// to clients' own addresses; [redirect.ReplyPorts] if zero. Only packets to
@@ -71,6 +78,8 @@ type Options struct {
 	// NoReplies leaves clients' addresses alone: no answers to them are brought
 	// back.
 	NoReplies bool
+	// Conntrack says whether connections to endpoints bypass connection tracking.
+	Conntrack redirect.Conntrack
 }
 
 // DefaultTable is the table's name if Options has none.
@@ -101,13 +110,11 @@ type Redirector struct {
 	filter   *filter
 	answers  redirect.Replies // never changes
 	tracking *redirect.Tracking
+	outlived atomic.Bool
 	strict   bool // sources are looked up with marks; see route.SourceChecks
 }
 
-var (
-	_ redirect.Redirector = (*Redirector)(nil)
-	_ redirect.Notifier   = (*Redirector)(nil)
-)
+var _ redirect.Redirector = (*Redirector)(nil)
 
 // New gets ready to steer and changes nothing in the kernel. It tells what the
 // kernel or the process lacks by a *redirect.MissingError, and that somebody else
@@ -138,13 +145,13 @@ func New(opts Options) (*Redirector, error) {
 	if err := r.Open(steps, rt, watch.Options{Tables: []string{opts.Table}, NetNS: opts.Routes.NetNS}); err != nil {
 		return nil, err
 	}
+	r.tracking = redirect.NewTracking(opts.Routes.NetNS, opts.Conntrack, func() (string, error) {
+		return firewall.StateRule(opts.Routes.NetNS, opts.Table)
+	})
+	r.look()
 	if !opts.NoReplies {
-		r.answers = rt.RepliesByMark(opts.ReplyPorts)
+		r.answers = rt.RepliesByMark(opts.ReplyPorts, r.tracking)
 	}
-	if r.tracking = r.answers.Tracking; r.tracking == nil {
-		r.tracking = redirect.NewTracking(opts.Routes.NetNS)
-	}
-	f.tracked = r.tracking.Look()
 	checks, err := route.SourceChecks(opts.Routes.NetNS)
 	if err != nil {
 		return nil, errors.Join(err, r.Close())
@@ -158,6 +165,10 @@ func New(opts Options) (*Redirector, error) {
 func (r *Redirector) Traits() redirect.Traits {
 	return redirect.Traits{Name: "tproxy/nftables", Replies: r.answers}
 }
+
+// Outlived says whether the program of Options.Lookup outlives the process; at first it
+// does not. The next Apply or Verify heeds it.
+func (r *Redirector) Outlived(outlived bool) { r.outlived.Store(outlived) }
 
 func (r *Redirector) prepare(p *redirect.Plan) {
 	p.NodeSourceOnly = p.NodeSourceOnly || r.opts.NoReplies
@@ -196,8 +207,15 @@ func (r *Redirector) apply(p redirect.Plan, changes *redirect.Changes) error {
 	return r.fill(p)
 }
 
+// look finds out what rules are needed for beside the plan.
+func (r *Redirector) look() {
+	r.filter.tracked, r.filter.outlived = r.tracking.Look(), r.outlived.Load()
+	_, r.filter.kept = r.tracking.Kept()
+}
+
 // fill makes the table that of a plan.
 func (r *Redirector) fill(p redirect.Plan) error {
+	r.filter.outlived = r.outlived.Load()
 	if err := r.filter.apply(&r.Plan, &p); err != nil {
 		return err
 	}
@@ -228,7 +246,7 @@ func (r *Redirector) routes(p *redirect.Plan) route.State {
 // verify takes some hundred microseconds as long as nobody changed any nftables
 // table since the last look.
 func (r *Redirector) verify() (repaired bool, err error) {
-	r.filter.tracked = r.tracking.Look()
+	r.look()
 	refilled, err := r.filter.verify(&r.Plan)
 	if err != nil {
 		return refilled, err

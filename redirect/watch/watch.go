@@ -184,10 +184,8 @@ func (w *Watcher) pace() {
 
 // wait waits for a time, and tells whether to go on.
 func (w *Watcher) wait(d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return true
 	case <-w.closed:
 		return false

@@ -59,7 +59,7 @@ var ErrNoCluster = errors.New("no API server is known")
 // account of this pod.
 type Connection struct {
 	// Kubeconfig is a file with address and credentials. Master is an address that
-	// overrides that of the file.
+	// overrides that of the file, or of the service account.
 	Kubeconfig, Master string
 	// ContentType is the media type of requests and responses; empty means
 	// Protobuf. AcceptContentTypes overrides it for responses.
@@ -104,6 +104,7 @@ func Connect(c Connection) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	registerRequests().expect(config)
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
@@ -134,26 +135,27 @@ func Connect(c Connection) (*Client, error) {
 	return out, nil
 }
 
-// config finds the API server as kube-proxy does.
+// config finds the API server as kube-proxy does, except that a Master without a
+// Kubeconfig is asked with the credentials of this pod.
 func (c Connection) config() (*rest.Config, error) {
 	var config *rest.Config
 	var err error
-	if c.Kubeconfig == "" && c.Master == "" {
-		config, err = rest.InClusterConfig()
-		if errors.Is(err, rest.ErrNotInCluster) {
-			return nil, ErrNoCluster
-		}
-		if err != nil {
-			return nil, fmt.Errorf("service account of this pod: %w", err)
-		}
+	if c.Kubeconfig == "" {
+		config, err = c.podConfig(rest.InClusterConfig)
 	} else {
 		config, err = clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
 			&clientcmd.ClientConfigLoadingRules{ExplicitPath: c.Kubeconfig},
 			&clientcmd.ConfigOverrides{ClusterInfo: clientcmdapi.Cluster{Server: c.Master}},
 		).ClientConfig()
 		if err != nil {
-			return nil, fmt.Errorf("kubeconfig %s: %w", c.Kubeconfig, err)
+			if clientcmd.IsEmptyConfig(err) {
+				err = errors.New("it names no cluster: clusters, contexts and current-context are missing, or do not fit together")
+			}
+			err = fmt.Errorf("kubeconfig %s: %w", c.Kubeconfig, err)
 		}
+	}
+	if err != nil {
+		return nil, err
 	}
 	config.ContentType, config.AcceptContentTypes = cmp.Or(c.ContentType, defaultContentType), c.AcceptContentTypes
 	if config.AcceptContentTypes == "" && config.ContentType != runtime.ContentTypeJSON {
@@ -162,6 +164,29 @@ func (c Connection) config() (*rest.Config, error) {
 	config.UserAgent, config.Dial = c.UserAgent, dial
 	config.Wrap(func(below http.RoundTripper) http.RoundTripper { return attempts{below} })
 	config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(cmp.Or(c.QPS, defaultQPS), cmp.Or(c.Burst, defaultBurst))
+	return config, nil
+}
+
+// podConfig uses the service account of this pod, which inPod reads. The account's
+// address of the API server is a cluster IP, which nobody serves yet where this
+// program is the only service proxy: Master takes its place. A server without TLS
+// gets no token.
+func (c Connection) podConfig(inPod func() (*rest.Config, error)) (*rest.Config, error) {
+	config, err := inPod()
+	switch {
+	case errors.Is(err, rest.ErrNotInCluster) && c.Master != "":
+		return &rest.Config{Host: c.Master}, nil
+	case errors.Is(err, rest.ErrNotInCluster):
+		return nil, ErrNoCluster
+	case err != nil:
+		return nil, fmt.Errorf("service account of this pod: %w", err)
+	case c.Master == "":
+		return config, nil
+	}
+	config.Host = c.Master
+	if !rest.IsConfigTransportTLS(*config) {
+		return &rest.Config{Host: c.Master}, nil
+	}
 	return config, nil
 }
 

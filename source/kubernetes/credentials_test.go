@@ -17,6 +17,9 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/rest"
 
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -115,4 +118,52 @@ func TestTokenGoesToItsServerAlone(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A master that is given without a kubeconfig gets the token of the pod's service
+// account, as the account's own address is a cluster IP that this proxy has yet to
+// serve. A master without TLS does not get it.
+func TestMasterGetsTheTokenOfThePod(t *testing.T) {
+	var token atomic.Value
+	answer := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { token.Store(r.Header.Get("Authorization")) })
+	server := httptest.NewUnstartedServer(answer)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.StartTLS()
+	defer server.Close()
+	plain := httptest.NewServer(answer)
+	defer plain.Close()
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	inPod := func() (*rest.Config, error) {
+		return &rest.Config{Host: "https://192.0.2.1:443", BearerToken: secretToken, TLSClientConfig: rest.TLSClientConfig{CAData: ca}}, nil
+	}
+	for _, test := range []struct{ name, master, want string }{
+		{"with a scheme", server.URL, "Bearer " + secretToken},
+		{"host and port", strings.TrimPrefix(server.URL, "https://"), "Bearer " + secretToken},
+		{"without TLS", plain.URL, ""},
+	} {
+		config, err := Connection{Master: test.master}.podConfig(inPod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		client, err := rest.UnversionedRESTClientFor(unversioned(config))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := client.Get().AbsPath("/version").Do(t.Context()).Error(); err != nil || token.Load() != test.want {
+			t.Errorf("%s: the server has got %q, %v; want %q", test.name, token.Load(), err, test.want)
+		}
+	}
+	outside := func() (*rest.Config, error) { return nil, rest.ErrNotInCluster }
+	if config, err := (Connection{Master: "http://192.0.2.1"}).podConfig(outside); err != nil || config.Host != "http://192.0.2.1" {
+		t.Errorf("outside of a cluster: %+v, %v", config, err)
+	}
+	if _, err := (Connection{}).podConfig(outside); !errors.Is(err, ErrNoCluster) {
+		t.Errorf("outside of a cluster, without a master: %v", err)
+	}
+}
+
+// unversioned completes a configuration for requests that name no API group.
+func unversioned(c *rest.Config) *rest.Config {
+	c.NegotiatedSerializer = serializer.NewCodecFactory(runtime.NewScheme()).WithoutConversion()
+	return c
 }

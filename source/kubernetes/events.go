@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/sluice-proxy/sluice/internal/printable"
@@ -39,8 +38,6 @@ const (
 type Event struct {
 	// Service is what it is about; this node if it is empty.
 	Service service.Name
-	// UID is the object's, for events of a Service; may be empty.
-	UID string
 	// Warning is set when something is wrong.
 	Warning bool
 	// Reason and Action are words for programs: "Starting", "StartKubeProxy".
@@ -122,7 +119,6 @@ func (e *Events) object(event Event, now time.Time) *eventsv1.Event {
 	if event.Service != (service.Name{}) {
 		namespace = event.Service.Namespace
 		regarding = corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: namespace, Name: event.Service.Name}
-		regarding.UID = types.UID(event.UID)
 	}
 	kind := corev1.EventTypeNormal
 	if event.Warning {

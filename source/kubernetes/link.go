@@ -152,16 +152,11 @@ func (l *link) forget(kind string) {
 	delete(l.trips, kind)
 }
 
-// linkState is the state of a link at one moment.
-type linkState struct {
-	connected       bool // all requests got through when they were last made
-	errors, relists uint64
-}
-
-func (l *link) state() linkState {
+// stats returns the part of a Source's Stats that is about its link.
+func (l *link) stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return linkState{connected: len(l.broken) == 0 && len(l.refused) == 0, errors: l.errors, relists: l.relists}
+	return Stats{Connected: len(l.broken) == 0 && len(l.refused) == 0, Errors: l.errors, Relists: l.relists}
 }
 
 // asker receives the results of a request's attempts; it travels in the request's
@@ -182,7 +177,11 @@ type attempts struct{ http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
 func (a attempts) RoundTrip(r *http.Request) (*http.Response, error) {
+	begin := time.Now()
 	response, err := a.RoundTripper.RoundTrip(r)
+	if err == nil && r.URL.Query().Get("watch") != "" {
+		registerRequests().began(r, time.Since(begin))
+	}
 	if who, ok := r.Context().Value(askerKey{}).(asker); ok {
 		who.link.tripped(r.Context(), who.kind, err)
 	}

@@ -24,12 +24,12 @@ func TestAttemptsTellOfALostServer(t *testing.T) {
 	if err := l.answered(ctx, "services", nil); !errors.Is(err, timeout) {
 		t.Errorf("a watch without a server: %v", err)
 	}
-	if s := l.state(); s.connected || s.errors != 3 {
+	if s := l.stats(); s.Connected || s.Errors != 3 {
 		t.Errorf("without a server: %+v", s)
 	}
 	l.tripped(ctx, "services", nil)
-	if err := l.answered(ctx, "services", nil); err != nil || !l.state().connected {
-		t.Errorf("with a server: %v, %+v", err, l.state())
+	if err := l.answered(ctx, "services", nil); err != nil || !l.stats().Connected {
+		t.Errorf("with a server: %v, %+v", err, l.stats())
 	}
 	for _, text := range []string{"cannot be reached", "is reached again"} {
 		if n := strings.Count(log.String(), text); n != 1 {
@@ -47,7 +47,7 @@ func TestRefusalsThatPassAreNotSaid(t *testing.T) {
 	refuse := func() { _ = l.answered(ctx, "services", forbidden) }
 	said := func(want bool) {
 		t.Helper()
-		if strings.Contains(log.String(), "does not show us") != want || l.state().connected {
+		if strings.Contains(log.String(), "does not show us") != want || l.stats().Connected {
 			t.Errorf("said must be %t: %s", want, log)
 		}
 	}
@@ -56,7 +56,7 @@ func TestRefusalsThatPassAreNotSaid(t *testing.T) {
 	refuse()
 	said(false)
 	_ = l.answered(ctx, "services", nil)
-	if !l.state().connected || log.String() != "" {
+	if !l.stats().Connected || log.String() != "" {
 		t.Errorf("afterwards: %s", log)
 	}
 	refuse()

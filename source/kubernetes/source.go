@@ -66,6 +66,7 @@ type Source struct {
 	// may delay it for nodePatience.
 	required, wanted []<-chan struct{}
 
+	minSyncPeriod                atomic.Int64 // see Options
 	synced                       atomic.Bool
 	serviceChanges, sliceChanges atomic.Uint64
 	started                      time.Time
@@ -74,6 +75,7 @@ type Source struct {
 // New creates a Source. It makes no request yet.
 func New(client *Client, options Options) *Source {
 	s := &Source{client: client, options: options, log: options.Logger, feed: newFeed()}
+	s.SetMinSyncPeriod(options.MinSyncPeriod)
 	s.link = newLink(options.Logger, client.host)
 	s.topology = newTopology(s)
 	s.required = []<-chan struct{}{s.addServices(), s.addSlices()}
@@ -100,7 +102,7 @@ func (s *Source) addServices() <-chan struct{} {
 		} else {
 			s.topology.note(name, svc)
 		}
-		put(s.feed, &s.feed.services, name, svc)
+		put(s.feed, service.KindService, name, svc)
 	}, s.listed(w))
 	return s.add(w)
 }
@@ -111,13 +113,11 @@ func (s *Source) addSlices() <-chan struct{} {
 	triggers := newTriggers()
 	w.into = newBox(trimSlice, func(name service.Name, slice *discoveryv1.EndpointSlice) {
 		s.sliceChanges.Add(1)
-		at, ok := triggers.next(name, slice)
-		s.feed.edit(func() { // in one, as they must be taken together
-			putLocked(s.feed, &s.feed.slices, name, slice)
-			if ok && at.After(s.started) {
-				s.feed.triggers = append(s.feed.triggers, at)
-			}
-		})
+		var since []time.Time
+		if at, ok := triggers.next(name, slice); ok && at.After(s.started) {
+			since = append(since, at)
+		}
+		put(s.feed, service.KindEndpointSlice, name, slice, since...)
 	}, s.listed(w))
 	return s.add(w)
 }
@@ -126,7 +126,7 @@ func (s *Source) addNode() <-chan struct{} {
 	w := &watcher{kind: "nodes", optional: true, object: &corev1.Node{}, from: resource(s.client.core, "nodes"), settled: make(chan struct{})}
 	w.selector.fields = fields.OneTermEqualSelector("metadata.name", s.options.NodeName).String()
 	w.into = newBox(trimNode, func(name service.Name, node *corev1.Node) {
-		put(s.feed, &s.feed.nodes, name, node)
+		put(s.feed, service.KindNode, name, node)
 	}, s.listed(w))
 	return s.add(w)
 }
@@ -134,7 +134,7 @@ func (s *Source) addNode() <-chan struct{} {
 func (s *Source) addServiceCIDRs() <-chan struct{} {
 	w := &watcher{kind: "servicecidrs", optional: true, object: &networkingv1.ServiceCIDR{}, from: resource(s.client.networking, "servicecidrs"), settled: make(chan struct{})}
 	w.into = newBox(trimServiceCIDR, func(name service.Name, cidr *networkingv1.ServiceCIDR) {
-		put(s.feed, &s.feed.cidrs, name, cidr)
+		put(s.feed, service.KindServiceCIDR, name, cidr)
 	}, s.listed(w))
 	return s.add(w)
 }
@@ -151,6 +151,10 @@ func (s *Source) listed(w *watcher) func(changed int) {
 		w.settle()
 	}
 }
+
+// SetMinSyncPeriod changes Options.MinSyncPeriod. It may be called at any time by any
+// goroutine.
+func (s *Source) SetMinSyncPeriod(d time.Duration) { s.minSyncPeriod.Store(int64(d)) }
 
 // Run watches and calls apply, first with everything, then with each change. It
 // returns nil when ctx ends, and retries whatever the API server does.
@@ -193,8 +197,7 @@ func (s *Source) await(ctx context.Context) bool {
 			return false
 		}
 	}
-	patience := time.NewTimer(nodePatience)
-	defer patience.Stop()
+	patience := time.After(nodePatience)
 	wanted := s.wanted
 	if s.topology.needed.Load() {
 		wanted = append(slices.Clip(wanted), s.topology.nodes.watcher.settled)
@@ -202,7 +205,7 @@ func (s *Source) await(ctx context.Context) bool {
 	for _, ready := range wanted {
 		select {
 		case <-ready:
-		case <-patience.C:
+		case <-patience:
 			s.log.Warn().Msg("the API server is slow to give Nodes and ServiceCIDRs; going on without")
 			return true
 		case <-ctx.Done():
@@ -216,11 +219,9 @@ func (s *Source) await(ctx context.Context) bool {
 // as long as the receiver took, so that many changes take half of its time at most.
 func (s *Source) rest(ctx context.Context, begin time.Time) bool {
 	took := time.Since(begin)
-	wait := max(s.options.MinSyncPeriod-took, min(took, calm))
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
+	wait := max(time.Duration(s.minSyncPeriod.Load())-took, min(took, calm))
 	select {
-	case <-timer.C:
+	case <-time.After(wait):
 		return true
 	case <-ctx.Done():
 		return false
@@ -229,11 +230,8 @@ func (s *Source) rest(ctx context.Context, begin time.Time) bool {
 
 // Stats returns the current state. Safe for concurrent use.
 func (s *Source) Stats() Stats {
-	link := s.link.state()
-	services, slices := s.feed.waiting()
-	return Stats{
-		Connected: link.connected, Errors: link.errors, Relists: link.relists,
-		ServiceChanges: s.serviceChanges.Load(), EndpointChanges: s.sliceChanges.Load(),
-		PendingServiceChanges: services, PendingEndpointChanges: slices,
-	}
+	stats := s.link.stats()
+	stats.ServiceChanges, stats.EndpointChanges = s.serviceChanges.Load(), s.sliceChanges.Load()
+	stats.PendingServiceChanges, stats.PendingEndpointChanges = s.feed.waiting(service.KindService), s.feed.waiting(service.KindEndpointSlice)
+	return stats
 }

@@ -98,14 +98,14 @@ func (t *topology) allNodes() allNodes {
 		}
 		if m == nil {
 			delete(labels, name.Name)
-			put[corev1.Node](t.source.feed, &t.source.feed.nodes, name, nil)
+			put[corev1.Node](t.source.feed, service.KindNode, name, nil)
 			return
 		}
 		if last, ok := labels[name.Name]; ok && maps.Equal(last, m.Labels) {
 			return // something else of it changed, as it does all the time
 		}
 		labels[name.Name] = m.Labels
-		put(t.source.feed, &t.source.feed.nodes, name, &corev1.Node{ObjectMeta: m.ObjectMeta})
+		put(t.source.feed, service.KindNode, name, &corev1.Node{ObjectMeta: m.ObjectMeta})
 	}, func(int) { w.settle() })
 	w.into = b
 	w.from = &cache.ListWatch{

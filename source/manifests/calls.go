@@ -40,12 +40,10 @@ func within[T any](p *calls, name string, f func() T) (result T, err error) {
 	}
 	done := make(chan T, 1)
 	go func() { done <- f() }()
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
 	select {
 	case result = <-done:
 		return result, nil
-	case <-timer.C:
+	case <-time.After(limit):
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

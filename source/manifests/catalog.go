@@ -3,12 +3,11 @@ package manifests
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-proxy/sluice/service"
@@ -32,11 +31,15 @@ type catalog struct {
 	dirty   map[objectKey]bool // whose claims changed since the last commit
 	told    map[objectKey][]string
 	tooMany map[service.Name]int
+	commits uint64
+
+	belonging belonging
 }
 
 // claim is an object of a file; one claim of each name is in force.
 type claim struct {
-	file string
+	file  string
+	since uint64 // the commit with which the file first had an object of this name
 	object
 }
 
@@ -51,17 +54,29 @@ func newCatalog() *catalog {
 		dirty:    make(map[objectKey]bool),
 		told:     make(map[objectKey][]string),
 		tooMany:  make(map[service.Name]int),
+
+		belonging: newBelonging(),
 	}
 }
 
 // set replaces the objects of a file; an empty list removes them.
 func (c *catalog) set(file string, objects []object) {
+	since := make(map[objectKey]uint64, len(objects))
 	for _, o := range c.files[file] {
-		c.claims[o.key] = slices.DeleteFunc(c.claims[o.key], func(cl claim) bool { return cl.file == file })
+		c.claims[o.key] = slices.DeleteFunc(c.claims[o.key], func(cl claim) bool {
+			if cl.file == file {
+				since[o.key] = cl.since
+			}
+			return cl.file == file
+		})
 		c.dirty[o.key] = true
 	}
 	for _, o := range objects {
-		c.claims[o.key] = append(c.claims[o.key], claim{file, o})
+		first, had := since[o.key]
+		if !had {
+			first = c.commits
+		}
+		c.claims[o.key] = append(c.claims[o.key], claim{file, first, o})
 		c.dirty[o.key] = true
 	}
 	if len(objects) == 0 {
@@ -72,21 +87,16 @@ func (c *catalog) set(file string, objects []object) {
 }
 
 // commit returns what changed since the last commit, and the new findings: of
-// several objects with one name, the first in the order of paths is in force, and
-// each other one is a finding, once.
+// several objects with one name, the one that came first is in force, of those that
+// came at once the first in the order of paths; each other one is a finding, once.
 func (c *catalog) commit() (service.Change, []finding) {
 	var change service.Change
 	var findings []finding
-	keys := make([]objectKey, 0, len(c.dirty))
-	for k := range c.dirty {
-		keys = append(keys, k)
-	}
-	slices.SortFunc(keys, compareKeys)
 	remirror := make(map[service.Name]bool)
-	for _, k := range keys {
+	for _, k := range slices.SortedFunc(maps.Keys(c.dirty), compareKeys) {
 		claims := c.claims[k]
 		slices.SortStableFunc(claims, func(a, b claim) int {
-			return cmp.Or(cmp.Compare(a.file, b.file), cmp.Compare(a.line, b.line))
+			return cmp.Or(cmp.Compare(a.since, b.since), cmp.Compare(a.file, b.file), cmp.Compare(a.line, b.line))
 		})
 		findings = append(findings, c.losers(k, claims)...)
 		var value metav1.Object
@@ -98,12 +108,8 @@ func (c *catalog) commit() (service.Change, []finding) {
 		c.put(&change, k, value, remirror)
 	}
 	clear(c.dirty)
-	names := make([]service.Name, 0, len(remirror))
-	for name := range remirror {
-		names = append(names, name)
-	}
-	slices.SortFunc(names, compareNames)
-	for _, name := range names {
+	c.commits++
+	for _, name := range slices.SortedFunc(maps.Keys(remirror), service.Name.Compare) {
 		findings = append(findings, c.mirror(&change, name)...)
 	}
 	return change, findings
@@ -132,6 +138,7 @@ func (c *catalog) put(change *service.Change, k objectKey, value metav1.Object, 
 			remirror[k.Name] = true
 		}
 	}
+	c.belonging.changed(k, old, value)
 	if value == nil {
 		delete(c.inForce, k)
 	} else {
@@ -186,20 +193,8 @@ func (c *catalog) mirror(change *service.Change, name service.Name) []finding {
 // record adds an object, or nil for a deleted one, to a change. Endpoints are not
 // part of the model.
 func record(change *service.Change, k objectKey, value metav1.Object) {
-	if k.kind == kindEndpoints {
-		return
-	}
-	switch o := value.(type) {
-	case nil:
-		change.Deleted = append(change.Deleted, service.ObjectKey{Kind: kinds[k.kind].model, Name: k.Name})
-	case *corev1.Service:
-		change.Services = append(change.Services, o)
-	case *discoveryv1.EndpointSlice:
-		change.EndpointSlices = append(change.EndpointSlices, o)
-	case *corev1.Node:
-		change.Nodes = append(change.Nodes, o)
-	case *networkingv1.ServiceCIDR:
-		change.ServiceCIDRs = append(change.ServiceCIDRs, o)
+	if k.kind != kindEndpoints {
+		change.Put(service.ObjectKey{Kind: kinds[k.kind].model, Name: k.Name}, value)
 	}
 }
 
@@ -226,9 +221,5 @@ func (c *catalog) losers(k objectKey, claims []claim) []finding {
 }
 
 func compareKeys(a, b objectKey) int {
-	return cmp.Or(cmp.Compare(a.kind, b.kind), compareNames(a.Name, b.Name))
-}
-
-func compareNames(a, b service.Name) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	return cmp.Or(cmp.Compare(a.kind, b.kind), a.Name.Compare(b.Name))
 }

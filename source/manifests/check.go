@@ -142,10 +142,8 @@ func (c *checker) protocol(p place, proto corev1.Protocol) {
 
 // oneOf checks a field with a few possible values; "" is for the caller.
 func oneOf[T ~string](c *checker, p place, value T, allowed ...T) bool {
-	for _, a := range allowed {
-		if value == a {
-			return true
-		}
+	if slices.Contains(allowed, value) {
+		return true
 	}
 	texts := make([]string, len(allowed))
 	for i, a := range allowed {

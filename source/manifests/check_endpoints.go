@@ -4,7 +4,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/utils/ptr"
 )
 
 // The API server's limits.
@@ -19,10 +18,10 @@ func defaultEndpointSlice(s *discoveryv1.EndpointSlice) {
 	for i := range s.Ports {
 		p := &s.Ports[i]
 		if p.Name == nil {
-			p.Name = ptr.To("")
+			p.Name = new("")
 		}
 		if p.Protocol == nil {
-			p.Protocol = ptr.To(corev1.ProtocolTCP)
+			p.Protocol = new(corev1.ProtocolTCP)
 		}
 	}
 }

@@ -1,13 +1,19 @@
 package manifests
 
 import (
+	"fmt"
+	"maps"
 	"net"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/utils/ptr"
+
+	"github.com/sluice-proxy/sluice/internal/nearest"
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // maxAffinitySeconds is the API server's limit (A5.2).
@@ -35,7 +41,7 @@ func defaultService(s *corev1.Service) {
 			spec.SessionAffinityConfig.ClientIP = &corev1.ClientIPConfig{}
 		}
 		if spec.SessionAffinityConfig.ClientIP.TimeoutSeconds == nil {
-			spec.SessionAffinityConfig.ClientIP.TimeoutSeconds = ptr.To(corev1.DefaultClientIPServiceAffinitySeconds)
+			spec.SessionAffinityConfig.ClientIP.TimeoutSeconds = new(corev1.DefaultClientIPServiceAffinitySeconds)
 		}
 	}
 	for i := range spec.Ports {
@@ -54,7 +60,7 @@ func defaultService(s *corev1.Service) {
 		spec.ClusterIP = spec.ClusterIPs[0]
 	}
 	if spec.InternalTrafficPolicy == nil && spec.Type != corev1.ServiceTypeExternalName {
-		spec.InternalTrafficPolicy = ptr.To(corev1.ServiceInternalTrafficPolicyCluster)
+		spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyCluster)
 	}
 	if spec.ExternalTrafficPolicy == "" && externallyAccessible(spec) {
 		spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
@@ -82,6 +88,7 @@ func (c *checker) service(s *corev1.Service) {
 			c.errorf(at("spec.sessionAffinityConfig.clientIP.timeoutSeconds"), "%d is not in 1..%d", t, maxAffinitySeconds)
 		}
 	}
+	c.annotations(s.Annotations)
 	c.servicePorts(spec)
 	c.clusterIPs(spec)
 	for i, a := range spec.ExternalIPs {
@@ -89,6 +96,29 @@ func (c *checker) service(s *corev1.Service) {
 	}
 	for i, r := range spec.LoadBalancerSourceRanges {
 		c.optionalCIDR(at("spec.loadBalancerSourceRanges[%d]", i), r)
+	}
+}
+
+// annotations checks those that are ours.
+func (c *checker) annotations(all map[string]string) {
+	const prefix = "sluice.dev/"
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		name, ours := strings.CutPrefix(key, prefix)
+		if !ours {
+			continue
+		}
+		p := at("metadata.annotations[%s]", key)
+		if !slices.Contains(service.Annotations, name) {
+			hint := ": there are " + prefix + strings.Join(service.Annotations, ", "+prefix)
+			if near := nearest.Name(name, len(name)/3+2, slices.Values(service.Annotations)); near != "" {
+				hint = fmt.Sprintf("; did you mean %s%s?", prefix, near)
+			}
+			c.errorf(p, "is not known%s", hint)
+		} else if c.d.annotation != nil {
+			if err := c.d.annotation(name, all[key]); err != nil {
+				c.errorf(p, "%v", err)
+			}
+		}
 	}
 }
 

@@ -62,6 +62,7 @@ type object struct {
 	key   objectKey
 	line  int
 	value metav1.Object
+	lines *sliceLines // of an EndpointSlice
 }
 
 // content is what a file holds.
@@ -83,8 +84,10 @@ type decoder struct {
 	// that a thousand objects have is reported once.
 	warned map[string]*repeated
 	fill   filler
-	object string // the one being read
-	at     string // where it is in a list, "items[3]"
+	// annotation is Options.Annotation, which may be nil.
+	annotation func(name, value string) error
+	object     string // the one being read
+	at         string // where it is in a list, "items[3]"
 }
 
 // repeated counts a warning that applies to several places of a file.
@@ -96,8 +99,8 @@ type repeated struct {
 // decode reads a file's data. The name decides between YAML and JSON and is part of
 // the findings. If a finding is an error, the content must not be used. The
 // content's objects have the API server's defaults.
-func decode(name string, data []byte) (content, []finding) {
-	d := decoder{file: name, warned: make(map[string]*repeated)}
+func decode(name string, data []byte, annotation func(name, value string) error) (content, []finding) {
+	d := decoder{file: name, warned: make(map[string]*repeated), annotation: annotation}
 	d.content.passedOver = make(map[string]int)
 	d.fill.report = d.reportField
 	// As JSON, a file without aliases is some times as large at the most.
@@ -296,7 +299,26 @@ func (d *decoder) one(n *yaml.Node, k kind) {
 	key.Name = service.Name{Namespace: v.GetNamespace(), Name: v.GetName()}
 	c := checker{d: d, node: n}
 	c.check(v, info.namespaced)
-	d.content.objects = append(d.content.objects, object{key: key, line: n.Line, value: v})
+	d.content.objects = append(d.content.objects, object{key: key, line: n.Line, value: v, lines: linesOf(n, v)})
+}
+
+// sliceLines are the lines of what a slice says of its Service.
+type sliceLines struct {
+	service int   // of the label with its name
+	ports   []int // in order
+}
+
+// linesOf returns the lines of an EndpointSlice, and nil for other objects.
+func linesOf(n *yaml.Node, v metav1.Object) *sliceLines {
+	slice, ok := v.(*discoveryv1.EndpointSlice)
+	if !ok {
+		return nil
+	}
+	l := &sliceLines{service: lineOf(n, "metadata.labels["+discoveryv1.LabelServiceName+"]"), ports: make([]int, len(slice.Ports))}
+	for i := range slice.Ports {
+		l.ports[i] = lineOf(n, fmt.Sprintf("ports[%d].name", i))
+	}
+	return l
 }
 
 // field returns the value of a mapping's key, or nil. It follows aliases.

@@ -20,7 +20,7 @@ import (
 // one decodes a file of one object that must be in order.
 func one[T any](t *testing.T, name, text string) T {
 	t.Helper()
-	c, findings := decode(name, []byte(text))
+	c, findings := decode(name, []byte(text), nil)
 	if len(findings) > 0 || len(c.objects) != 1 {
 		t.Fatalf("%d objects, %v", len(c.objects), findings)
 	}
@@ -79,7 +79,7 @@ func TestLeniency(t *testing.T) {
 		"a byte order mark":           "\ufeff" + svc("a", "10.96.0.1"),
 		"a document end":              svc("a", "10.96.0.1") + "...\n---\n",
 	} {
-		if c, findings := decode("a.yaml", []byte(text)); len(findings) > 0 || len(c.objects) != 1 {
+		if c, findings := decode("a.yaml", []byte(text), nil); len(findings) > 0 || len(c.objects) != 1 {
 			t.Errorf("%s: %d objects, %v", name, len(c.objects), findings)
 		}
 	}
@@ -96,7 +96,7 @@ func TestBadEntriesAreLeftOut(t *testing.T) {
 		with("loadBalancerSourceRanges: [10.0.0.0/33, 10.0.0.0/8]"):              `a.yaml:7: Service default/a: spec.loadBalancerSourceRanges[0]: "10.0.0.0/33" is not a range of addresses such as "10.0.0.0/8" or "fd00::/48": left out`,
 		"apiVersion: v1\nkind: Node\nmetadata: {name: n}\nspec: {podCIDRs: [x]}": `a.yaml:4: Node n: spec.podCIDRs[0]: "x" is not a range of addresses such as "10.0.0.0/8" or "fd00::/48": left out`,
 	} {
-		c, findings := decode("a.yaml", []byte(text))
+		c, findings := decode("a.yaml", []byte(text), nil)
 		if len(findings) != 1 || !findings[0].warning || findings[0].String() != want || len(c.objects) != 1 {
 			t.Errorf("A1.7: %d objects, got %v\nwant %s", len(c.objects), findings, want)
 		}
@@ -113,7 +113,7 @@ func TestLists(t *testing.T) {
 		`{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", "kind": "Pod"},
 			{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}}]}]}`: "[Node n] map[Pod:1]",
 	} {
-		c, findings := decode("a.json", []byte(text))
+		c, findings := decode("a.json", []byte(text), nil)
 		var keys []string
 		for _, o := range c.objects {
 			keys = append(keys, o.key.String())
@@ -143,7 +143,7 @@ func TestLimits(t *testing.T) {
 		{slice + "ports:\n" + ports(101), "a.yaml:5: EndpointSlice default/a: ports: has 101 ports: 100 is the limit"},
 		{strings.Replace(svc("a", "10.96.0.1"), "  - port: 80\n", "  "+strings.ReplaceAll(ports(101), "\n", "\n  "), 1), "a.yaml:7: Service default/a: spec.ports: has 101 ports: 100 is the limit"},
 	} {
-		_, findings := decode("a.yaml", []byte(tt.text))
+		_, findings := decode("a.yaml", []byte(tt.text), nil)
 		got := ""
 		if len(findings) > 0 {
 			got = findings[0].String()
@@ -166,7 +166,7 @@ func TestLineOfSyntaxErrorInLongFile(t *testing.T) {
 		}
 		b.WriteString(item)
 	}
-	_, findings := decode("a.yaml", []byte(b.String()))
+	_, findings := decode("a.yaml", []byte(b.String()), nil)
 	want := fmt.Sprintf("a.yaml:%d: not valid YAML: mapping values are not allowed in this context (text with \": \" in it needs quotes; or the line is indented wrongly)", 3+2500*8+2)
 	if len(findings) != 1 || findings[0].String() != want {
 		t.Errorf("%v, want %s", findings, want)
@@ -179,7 +179,7 @@ func TestManyErrors(t *testing.T) {
 	for i := range 1000 {
 		b.WriteString("---\n" + strings.Replace(svc(fmt.Sprintf("a%d", i), "10.96.0.1"), "port: 80", "port: 0\n    new: 1", 1))
 	}
-	_, findings := decode("a.yaml", []byte(b.String()))
+	_, findings := decode("a.yaml", []byte(b.String()), nil)
 	if len(findings) != 12 || findings[11].String() != "a.yaml: 990 more errors" || !strings.Contains(fmt.Sprint(findings), "(and 999 more like it)") {
 		t.Errorf("%d: %v", len(findings), findings)
 	}
@@ -198,7 +198,7 @@ func TestAliasBomb(t *testing.T) {
 		"apiVersion: v1\nkind: Endpoints\nmetadata: {name: a}\nsubsets: &s\n- addresses: &a [" + strings.Repeat("{ip: 10.1.0.1}, ", 900) + "]\n" +
 		strings.Repeat("- {addresses: *a}\n", 900) + "---\n" + b.String()
 	from := time.Now()
-	_, findings := decode("a.yaml", []byte(text))
+	_, findings := decode("a.yaml", []byte(text), nil)
 	if took := time.Since(from); took > 5*time.Second {
 		t.Errorf("took %v", took)
 	}
@@ -223,7 +223,7 @@ func TestSamples(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c, findings := decode(filepath.Base(f), data)
+			c, findings := decode(filepath.Base(f), data, nil)
 			for _, f := range findings {
 				t.Error(f)
 			}
@@ -339,7 +339,7 @@ a.yaml:14: Node a: spec.unschedulable: "no" is text where true or false is wante
 a.yaml:15: Node a: spec.podCIDRs: "10.0.0.0/8" is text where a list is wanted
 a.yaml:16: Node a: spec.taints[0]: a number cannot be merged, only a mapping
 `
-	_, findings := decode("a.yaml", []byte(text))
+	_, findings := decode("a.yaml", []byte(text), nil)
 	var got strings.Builder
 	for _, f := range findings {
 		got.WriteString(f.String() + "\n")
@@ -407,7 +407,7 @@ func FuzzDecode(f *testing.F) {
 		if asJSON {
 			name = "a.json"
 		}
-		c, findings := decode(name, data)
+		c, findings := decode(name, data, nil)
 		lines := strings.Count(string(data), "\n") + strings.Count(string(data), "\r") + strings.Count(string(data), "\u0085") +
 			strings.Count(string(data), "\u2028") + strings.Count(string(data), "\u2029") + 1
 		for _, f := range findings {

@@ -13,8 +13,8 @@
 // kinds are counted and passed over.
 //
 // Endpoints become EndpointSlices unless the manifests hold a slice for the
-// same service. Of two objects with one name the first in the order of paths
-// counts.
+// same service. Of two objects with one name the one counts that came first, and at
+// the start the first in the order of paths.
 //
 // # Errors
 //
@@ -30,7 +30,7 @@
 //
 // # Goroutines
 //
-// Run's goroutine owns everything but Stats, and is the one that calls apply.
+// Run's goroutine owns everything but Stats and Where, and is the one that calls apply.
 // Files that changed are read by as many goroutines as there are processors,
 // which end before apply is called.
 package manifests

@@ -63,11 +63,15 @@ func (w *Watcher) look(now time.Time, first bool, apply func(service.Change)) (a
 	}
 	again = w.watches.end(t)
 	w.tellOnce(t.findings)
+	readings := w.read(t.files, touched)
+	w.mu.Lock()
 	w.forget(t)
-	for i, r := range w.read(t.files, touched) {
+	for i, r := range readings {
 		w.take(now, &t.files[i], r)
 	}
 	change, findings := w.catalog.commit()
+	findings = append(findings, w.catalog.strays(now, first)...)
+	w.mu.Unlock()
 	w.tell(findings, "")
 	if first || !change.Empty() {
 		w.publish(time.Now())
@@ -200,7 +204,7 @@ func (w *Watcher) readOne(f *foundFile, st *fileState) reading {
 	r.empty = len(data) == 0
 	r.sum = sha256.Sum256(data)
 	if r.same = st != nil && st.decoded && st.sum == r.sum; !r.same {
-		r.content, r.findings = decode(f.path, data)
+		r.content, r.findings = decode(f.path, data, w.annotation)
 	}
 	return r
 }

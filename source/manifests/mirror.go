@@ -12,7 +12,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	netutils "k8s.io/utils/net"
-	"k8s.io/utils/ptr"
 )
 
 // The API deprecates Endpoints, but clusters still have them.
@@ -99,12 +98,12 @@ func (m *mirroring) address(a *endpointAddress, ready bool, ports []discoveryv1.
 	ms.seen[text] = true
 	endpoint := discoveryv1.Endpoint{
 		Addresses:  []string{text},
-		Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(ready)},
+		Conditions: discoveryv1.EndpointConditions{Ready: new(ready)},
 		TargetRef:  a.TargetRef,
 		NodeName:   a.NodeName,
 	}
 	if a.Hostname != "" {
-		endpoint.Hostname = ptr.To(a.Hostname)
+		endpoint.Hostname = new(a.Hostname)
 	}
 	ms.slice.Endpoints = append(ms.slice.Endpoints, endpoint)
 }
@@ -157,7 +156,7 @@ func mirrorPorts(ports []corev1.EndpointPort) []discoveryv1.EndpointPort {
 	out := make([]discoveryv1.EndpointPort, len(ports))
 	for i, p := range ports {
 		out[i] = discoveryv1.EndpointPort{
-			Name: ptr.To(p.Name), Port: ptr.To(p.Port), Protocol: ptr.To(p.Protocol), AppProtocol: p.AppProtocol,
+			Name: new(p.Name), Port: new(p.Port), Protocol: new(p.Protocol), AppProtocol: p.AppProtocol,
 		}
 	}
 	slices.SortFunc(out, func(a, b discoveryv1.EndpointPort) int {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -55,103 +54,36 @@ func newNotifier() (notifier, error) {
 // with more, all files are read.
 const maxTouched = 4096
 
-// inbox receives a notifier's events without delay: fsnotify may hold its lock while
-// an error waits to be received, and adding a directory needs that lock. Events are
-// merged, so memory is bounded.
-type inbox struct {
-	n    notifier
-	wake chan struct{} // has something in it while there is news
-	done chan struct{}
-	gone chan struct{}
-
-	mu   sync.Mutex
-	news news
-}
-
-// news are the events that came since the last time.
-type news struct {
-	ops  map[string]fsnotify.Op // by name
-	lost bool                   // events were lost: anything may have changed
-	errs []error
-}
-
-func newInbox(n notifier) *inbox {
-	in := &inbox{n: n, wake: make(chan struct{}, 1), done: make(chan struct{}), gone: make(chan struct{})}
-	go in.run()
-	return in
-}
-
-func (in *inbox) run() {
-	defer close(in.gone)
-	events, errs := in.n.events(), in.n.errors()
-	for {
-		select {
-		case <-in.done:
-			return
-		case ev, ok := <-events:
-			if !ok {
-				events = nil
-				continue
+// losses passes on why a notifier lost events. It takes the notifier's errors without
+// delay: fsnotify may hold its lock while an error waits to be received, and adding a
+// directory needs that lock.
+func losses(n notifier, done <-chan struct{}) <-chan error {
+	lost := make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case err := <-n.errors():
+				select {
+				case lost <- err:
+				default: // one is enough
+				}
+			case <-done:
+				return
 			}
-			in.event(ev)
-		case err, ok := <-errs:
-			if !ok {
-				errs = nil
-				continue
-			}
-			in.err(err)
 		}
-		select {
-		case in.wake <- struct{}{}:
-		default:
-		}
-	}
-}
-
-func (in *inbox) event(ev fsnotify.Event) {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	if in.news.ops == nil {
-		in.news.ops = make(map[string]fsnotify.Op)
-	}
-	if _, ok := in.news.ops[ev.Name]; !ok && len(in.news.ops) >= maxTouched {
-		in.news.lost = true
-		return
-	}
-	in.news.ops[ev.Name] |= ev.Op
-}
-
-func (in *inbox) err(err error) {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	in.news.lost = true
-	if !errors.Is(err, fsnotify.ErrEventOverflow) && len(in.news.errs) < maxFindings {
-		in.news.errs = append(in.news.errs, err)
-	}
-}
-
-// take returns the events since the last time.
-func (in *inbox) take() news {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	n := in.news
-	in.news = news{}
-	return n
-}
-
-func (in *inbox) close() {
-	_ = in.n.Close() // nothing depends on it any more
-	close(in.done)
-	<-in.gone
+	}()
+	return lost
 }
 
 // watches watches the directories of the tree, and others in which a symlink or its
 // target can be replaced. An event only triggers a look at the tree, which finds what
 // has changed. It belongs to Run's goroutine.
 type watches struct {
-	root string
-	make func() (notifier, error)
-	in   *inbox // nil when the system has no notifier to give
+	root   string
+	make   func() (notifier, error)
+	system notifier      // nil when the system has none to give
+	lost   <-chan error  // gives why events of system were lost: anything may have changed
+	done   chan struct{} // ends what feeds lost
 	// tried is when a notifier was last opened, or failed to open.
 	tried      time.Time
 	lastMake   error // what came of that
@@ -166,38 +98,40 @@ type watches struct {
 }
 
 func newWatches(root string, newNotifier func() (notifier, error)) *watches {
-	return &watches{root: root, make: newNotifier, touched: make(map[string]bool)}
+	return &watches{root: root, make: newNotifier, done: make(chan struct{}), touched: make(map[string]bool)}
 }
 
 func (w *watches) close() {
-	if w.in != nil {
-		w.in.close()
+	close(w.done)
+	if w.system != nil {
+		_ = w.system.Close() // nothing depends on it any more
 	}
 }
 
-// wake returns nil, from which a receive never returns, if there is no notifier.
-func (w *watches) wake() <-chan struct{} {
-	if w.in == nil {
+// events returns nil, from which a receive never returns, if there is no notifier.
+func (w *watches) events() <-chan fsnotify.Event {
+	if w.system == nil {
 		return nil
 	}
-	return w.in.wake
+	return w.system.events()
 }
 
-// news receives the notifier's events and reports whether they are a reason to look
-// at the tree.
-func (w *watches) news() (look bool, errs []error) {
-	n := w.in.take()
-	for name, op := range n.ops {
-		if w.relevant(name, op) {
-			w.touched[name] = true
-			look = true
-		}
+// event takes an event and reports whether it is a reason to look at the tree.
+func (w *watches) event(ev fsnotify.Event) bool {
+	if !w.relevant(ev.Name, ev.Op) {
+		return false
 	}
-	if n.lost || len(w.touched) > maxTouched {
-		w.all, look = true, true
-		clear(w.touched)
+	w.touched[ev.Name] = true
+	if len(w.touched) > maxTouched {
+		w.anything()
 	}
-	return look, n.errs
+	return true
+}
+
+// anything notes that any file may have changed.
+func (w *watches) anything() {
+	w.all = true
+	clear(w.touched)
 }
 
 // relevant reports whether an event can mean that manifests changed.
@@ -228,14 +162,14 @@ func (w *watches) take() func(name string) bool {
 // begin starts a look at the tree.
 func (w *watches) begin(now time.Time) {
 	w.failed = nil
-	if w.in != nil {
+	if w.system != nil {
 		return
 	}
 	if w.tried.IsZero() || now.Sub(w.tried) >= rescanTime {
 		w.tried = now
 		n, err := w.make()
 		if err == nil {
-			w.in = newInbox(n)
+			w.system, w.lost = n, losses(n, w.done)
 		}
 		w.lastMake = err
 	}
@@ -245,10 +179,10 @@ func (w *watches) begin(now time.Time) {
 // add watches a directory. A deleted directory is no failure: its parent has an
 // event.
 func (w *watches) add(dir string) {
-	if w.in == nil {
+	if w.system == nil {
 		return
 	}
-	if err := w.in.n.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+	if err := w.system.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 		w.failed = err
 	}
 }
@@ -280,8 +214,8 @@ func (w *watches) end(t tree) bool {
 		delete(was, dir)
 	}
 	for dir := range was {
-		if w.in != nil {
-			_ = w.in.n.Remove(dir) // gone with the directory, as a rule
+		if w.system != nil {
+			_ = w.system.Remove(dir) // gone with the directory, as a rule
 		}
 		again = true
 	}

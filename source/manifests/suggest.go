@@ -1,7 +1,6 @@
 package manifests
 
 import (
-	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -18,11 +17,7 @@ func suggest(t reflect.Type, path string) string {
 	for _, part := range parts[:len(parts)-1] {
 		t = fields(t)[part]
 	}
-	best := nearest.Name(name, min(3, len(name)/2), slices.Values(slices.Sorted(maps.Keys(fields(t)))))
-	if best == "" {
-		return ""
-	}
-	return fmt.Sprintf("; did you mean %q?", best)
+	return nearest.Hint(name, min(3, len(name)/2), slices.Values(slices.Sorted(maps.Keys(fields(t)))))
 }
 
 // fields returns the JSON names of a struct, of what a pointer leads to, or of a

@@ -3,6 +3,7 @@ package manifests
 import (
 	"context"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -38,6 +39,9 @@ type Options struct {
 	// MaxFileSize is the size in bytes above which a file is not read
 	// (--max-manifest-size). 0 means DefaultMaxFileSize.
 	MaxFileSize int64
+	// Annotation returns what is wrong with the value of an annotation of a Service,
+	// given without the prefix "sluice.dev/". nil means that any value is right.
+	Annotation func(name, value string) error
 }
 
 // Watcher reads and watches a directory of manifests. Its Run may be called
@@ -48,12 +52,14 @@ type Watcher struct {
 	maxFileSize int64
 	rescanTime  time.Duration
 	emptyGrace  time.Duration
+	annotation  func(name, value string) error
 	newNotifier func() (notifier, error)
 	calls       calls
 
 	// What follows belongs to Run's goroutine.
 	watches *watches
 	files   map[string]*fileState
+	mu      sync.Mutex // for changes of catalog, which Where reads
 	catalog *catalog
 	told    map[string]bool // trouble with the tree that was told
 	root    once.Trouble    // with the directory itself
@@ -78,6 +84,7 @@ func New(dir string, opts Options) *Watcher {
 		rescanTime:  rescanTime,
 		emptyGrace:  emptyGrace,
 		newNotifier: newNotifier,
+		annotation:  opts.Annotation,
 		files:       make(map[string]*fileState),
 		catalog:     newCatalog(),
 		told:        make(map[string]bool),
@@ -120,7 +127,6 @@ func (w *Watcher) run(ctx context.Context, apply func(service.Change)) error {
 	defer func() { w.watches.close() }()
 
 	first := true
-	var timer *time.Timer
 	var pending time.Time // when the first event came that was not looked at
 	for {
 		start := time.Now()
@@ -138,12 +144,7 @@ func (w *Watcher) run(ctx context.Context, apply func(service.Change)) error {
 		if again {
 			wait = 0
 		}
-		if timer == nil {
-			timer = time.NewTimer(wait)
-			defer timer.Stop()
-		} else {
-			timer.Reset(wait)
-		}
+		timer := time.NewTimer(wait)
 	events:
 		for {
 			select {
@@ -151,14 +152,13 @@ func (w *Watcher) run(ctx context.Context, apply func(service.Change)) error {
 				return nil
 			case <-timer.C:
 				break events
-			case <-w.watches.wake():
-				look, errs := w.watches.news()
-				for _, err := range errs {
-					w.log.Debug().Err(err).Str("directory", w.dir).Msg("watching manifests")
-				}
-				if !look {
+			case ev := <-w.watches.events():
+				if !w.watches.event(ev) {
 					continue
 				}
+			case err := <-w.watches.lost:
+				w.watches.anything()
+				w.log.Debug().Err(err).Str("directory", w.dir).Msg("watching manifests: events were lost")
 			}
 			now := time.Now()
 			if pending.IsZero() {
@@ -179,6 +179,9 @@ func (w *Watcher) nextLook(noDirectory bool, took time.Duration) time.Duration {
 		if !st.emptySince.IsZero() {
 			wait = min(wait, max(time.Until(st.emptySince.Add(w.emptyGrace)), 0))
 		}
+	}
+	if since, waiting := w.catalog.oldestStray(); waiting {
+		wait = min(wait, max(time.Until(since.Add(strayGrace)), 0))
 	}
 	return wait
 }

@@ -167,8 +167,8 @@ func TestEmptiedFile(t *testing.T) {
 	b.has()
 }
 
-// The first file in the order of paths has the name; when it goes another
-// takes its place.
+// The first file in the order of paths has the name; when it goes another takes its
+// place. A file that comes later does not displace what is in force.
 func TestTwoObjectsWithOneName(t *testing.T) {
 	dir := t.TempDir()
 	mkdir(t, filepath.Join(dir, "m"))
@@ -182,7 +182,13 @@ func TestTwoObjectsWithOneName(t *testing.T) {
 	b.has("Service default/x", "10.96.0.2", "Service default/y", "10.96.0.9")
 	b.logs("n.yaml:19: Service default/x: is already in n.yaml:10, which is used")
 	write(t, filepath.Join(dir, "a.yaml"), svc("x", "10.96.0.4"))
-	b.has("Service default/x", "10.96.0.4", "Service default/y", "10.96.0.9")
+	b.logs("a.yaml:1: Service default/x: is already in n.yaml:10, which is used")
+	b.settled()
+	b.has("Service default/x", "10.96.0.2", "Service default/y", "10.96.0.9")
+	write(t, filepath.Join(dir, "n.yaml"), svc("x", "10.96.0.5")) // a change does not lose the name
+	b.has("Service default/x", "10.96.0.5")
+	remove(t, filepath.Join(dir, "n.yaml"))
+	b.has("Service default/x", "10.96.0.4")
 }
 
 func TestEndpointsGiveWayToSlices(t *testing.T) {

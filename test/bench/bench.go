@@ -29,6 +29,7 @@ type bench struct {
 	maxFiles int            // limit of descriptors of a process
 	iperf3   bool           // a column needs its server
 	now      string         // the current measurement, for notes
+	window   string         // its name for load.Spec.Mark
 	broken   map[string]int // failed starts by peer
 	data     report.Data
 	removed  sync.Once
@@ -215,6 +216,7 @@ func (b *bench) round(round int, peers []peer.Peer, columns []column, stages map
 				continue
 			}
 			b.now = fmt.Sprintf("round %d, %s, %s", round+1, c.id, p.Name)
+			b.window = window(round, p.Name, c.id)
 			b.measure(round, c, p, stages)
 		}
 	}
@@ -242,8 +244,12 @@ func (b *bench) measure(round int, c column, p peer.Peer, stages map[string]*sta
 		if b.broken[p.Name] == mostBroken {
 			return
 		}
+		flags := c.flags
+		if p.Kernel {
+			flags = nil
+		}
 		var err error
-		if s, err = b.openStage(p, c.flags); err != nil {
+		if s, err = b.openStage(p, flags); err != nil {
 			b.broken[p.Name]++
 			b.note("%v", err)
 			return
@@ -288,6 +294,9 @@ func (b *bench) again(file string) error {
 	return b.write()
 }
 
+// figuresFile has the figures of all rounds.
+const figuresFile = "benchmarks.json"
+
 // write prints the report. With an output directory, it writes the tables into the
 // page there, and the chart and the figures beside it.
 func (b *bench) write() error {
@@ -303,7 +312,7 @@ func (b *bench) write() error {
 	if err != nil {
 		return err
 	}
-	for name, content := range map[string]string{"benchmarks.json": string(text), "benchmarks.svg": b.data.Chart()} {
+	for name, content := range map[string]string{figuresFile: string(text), "benchmarks.svg": b.data.Chart()} {
 		if err := os.WriteFile(filepath.Join(b.opts.out, name), []byte(content), 0o644); err != nil {
 			return err
 		}

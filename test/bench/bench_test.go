@@ -2,10 +2,12 @@ package main
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/bench/peer"
 	"github.com/sluice-proxy/sluice/test/bench/procstat"
 	"github.com/sluice-proxy/sluice/test/bench/report"
 )
@@ -24,6 +26,11 @@ func TestFlags(t *testing.T) {
 		{"-open 9000", "", func(o *options) bool { return strings.Join(names(o), " ") == "sluice" && o.out == "" }},
 		{"-from x.json", "", func(o *options) bool { return o.out == "" }},
 		{"-soak 1000 -peers haproxy", "", func(o *options) bool { return strings.Join(names(o), " ") == "haproxy" }},
+		{"-sctp", "", func(o *options) bool {
+			return o.out == "docs" && o.columnNames() == "sctp-idle,sctp-rr1,sctp-rr16,sctp-bulk" && o.peerNames() == "direct,dnat,ipvs,sluice"
+		}},
+		{"-sctp -columns sctp-rr1 -base x", "", func(o *options) bool { return o.out == "" && strings.HasSuffix(o.peerNames(), ",sluice-base") }},
+		{"-columns sctp-rr1", `unknown column "sctp-rr1"`, nil},
 		{"-peers envoy", `unknown peer "envoy": there are direct,`, nil},
 		{"-columns rr2", `unknown column "rr2"`, nil},
 		{"-rounds 0", "above zero", nil},
@@ -146,9 +153,23 @@ func TestColumnsHaveMetrics(t *testing.T) {
 		id, _, _ := strings.Cut(m.ID, ".")
 		columns[id] = true
 	}
-	for _, c := range allColumns() {
+	for _, c := range slices.Concat(allColumns(), sctpColumns()) {
 		if !columns[c.id] {
 			t.Errorf("column %s has no row", c.id)
+		}
+	}
+}
+
+// Kernel flows are measured in every column of TCP and UDP, without the relay's flags.
+func TestKernelFlowsHaveEachColumn(t *testing.T) {
+	all := peer.All(peer.Builds{Sluice: "bin/sluice"})
+	i := slices.IndexFunc(all, func(p peer.Peer) bool { return p.Name == "sluice-kernel" })
+	if i < 0 || all[i].Extra || all[i].Variant || !all[i].Kernel {
+		t.Fatalf("peer %d of %v", i, all)
+	}
+	for _, c := range allColumns() {
+		if !concerns(c, all[i]) {
+			t.Errorf("%s leaves out kernel flows", c.id)
 		}
 	}
 }

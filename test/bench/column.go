@@ -51,8 +51,8 @@ const (
 // a relay that was busy has free memory, which hides what it takes.
 func allColumns() []column {
 	return []column{
-		{id: "idle", about: "memory and descriptors for each of 3,000 idle connections", quick: true, fresh: true, times: 1, run: idle("idle", idleConns, false)},
-		{id: "udp-idle", about: "UDP: memory for each of 10,000 idle sessions", fresh: true, times: 1, only: udpPeers, flags: []string{"--max-udp-sessions=12000"}, run: idle("udp-idle", idleSessions, true)},
+		{id: "idle", about: "memory and descriptors for each of 3,000 idle connections", quick: true, fresh: true, times: 1, run: idle("idle", idleConns, "")},
+		{id: "udp-idle", about: "UDP: memory for each of 10,000 idle sessions", fresh: true, times: 1, only: udpPeers, flags: []string{"--max-udp-sessions=12000"}, run: idle("udp-idle", idleSessions, "udp")},
 		{id: "bulk1", about: "download, 1 stream", quick: true, run: bulk("bulk1", load.Download, 1)},
 		{id: "bulk16", about: "download, 16 streams", quick: true, run: bulk("bulk16", load.Download, 16)},
 		{id: "up1", about: "upload, 1 stream", extra: true, run: bulk("up1", load.Upload, 1)},
@@ -74,8 +74,8 @@ func allColumns() []column {
 		{id: "iperf3", about: "cross-check by iperf3, download, 1 stream", tool: "iperf3", times: 1, run: iperf3},
 		{id: "crc-client", about: "as crc, the client closes first; 15,000 connections at most", fresh: true, times: 3, run: churn("crc-client", load.ClientCloses)},
 		{id: "crc-reset", about: "as crc, the client resets", extra: true, run: churn("crc-reset", load.ClientResets)},
-		{id: "steady", about: "crc, a long run", fresh: true, times: 1, long: true, only: []string{"sluice"}, run: steady("steady", load.ServerCloses)},
-		{id: "steady-client", about: "crc-client with no bound, a long run", fresh: true, times: 1, long: true, only: []string{"direct", "haproxy", "sluice"}, run: steady("steady-client", load.ClientCloses)},
+		{id: "steady", about: "crc, a long run", fresh: true, times: 1, long: true, only: []string{"sluice", "sluice-kernel"}, run: steady("steady", load.ServerCloses)},
+		{id: "steady-client", about: "crc-client with no bound, a long run", fresh: true, times: 1, long: true, only: []string{"direct", "haproxy", "sluice", "sluice-kernel"}, run: steady("steady-client", load.ClientCloses)},
 	}
 }
 
@@ -140,9 +140,10 @@ func churn(id string, closes load.Close) func(*stage) (figures, error) {
 			return nil, err
 		}
 		return figures{
-			id + ".rate": r.Rate,
-			id + ".p99":  microseconds(r.P99),
-			id + ".cpu":  per100k(r.Relay, r.Count),
+			id + ".rate":    r.Rate,
+			id + ".p99":     microseconds(r.P99),
+			id + ".cpu":     per100k(r.Relay, r.Count),
+			id + ".machine": per100k(r.Machine.Busy, r.Count),
 		}, s.clean(r)
 	}
 }
@@ -200,7 +201,7 @@ func mixed(s *stage) (figures, error) {
 
 // udpPeers are the peers that support UDP.
 var udpPeers = []string{"direct", "dnat", "nginx", "sluice", "sluice-base",
-	"sluice-client", "sluice-nftables", "sluice-iptables", "sluice-sklookup", "sluice-bind"}
+	"sluice-client", "sluice-kernel", "sluice-nftables", "sluice-iptables", "sluice-sklookup", "sluice-bind"}
 
 func datagrams(id string, spec load.Spec) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
@@ -209,11 +210,11 @@ func datagrams(id string, spec load.Spec) func(*stage) (figures, error) {
 			return nil, err
 		}
 		return figures{
-			id + ".rate": r.Rate,
-			id + ".p50":  microseconds(r.P50),
-			id + ".p99":  microseconds(r.P99),
-			id + ".cpu":  per100k(r.Relay, r.Count),
-			id + ".all":  per100k(r.Relay+r.Client+r.Server, r.Count),
+			id + ".rate":    r.Rate,
+			id + ".p50":     microseconds(r.P50),
+			id + ".p99":     microseconds(r.P99),
+			id + ".cpu":     per100k(r.Relay, r.Count),
+			id + ".machine": per100k(r.Machine.Busy, r.Count),
 		}, s.clean(r)
 	}
 }
@@ -229,6 +230,7 @@ func pour(id string, size int, gso bool) func(*stage) (figures, error) {
 		return figures{
 			id + ".rate": r.Rate,
 			id + ".loss": 100 * (1 - float64(r.Count)/float64(max(r.Sent, 1))),
+			id + ".cpu":  per100k(r.Relay, r.Count),
 		}, s.clean(r)
 	}
 }
@@ -242,10 +244,11 @@ func freshSockets(id string) func(*stage) (figures, error) {
 			return nil, err
 		}
 		return figures{
-			id + ".rate": r.Rate,
-			id + ".p99":  microseconds(r.P99),
-			id + ".lost": failures(r),
-			id + ".cpu":  per100k(r.Relay, r.Count),
+			id + ".rate":    r.Rate,
+			id + ".p99":     microseconds(r.P99),
+			id + ".lost":    failures(r),
+			id + ".cpu":     per100k(r.Relay, r.Count),
+			id + ".machine": per100k(r.Machine.Busy, r.Count),
 		}, s.clean(r)
 	}
 }
@@ -313,11 +316,11 @@ func (s *stage) clean(r *load.Result) error {
 	return nil
 }
 
-// idle opens connections or UDP sessions, uses each once, and compares the relay's
+// idle opens connections, UDP sessions or associations, uses each once, and compares the relay's
 // memory and descriptors before and after. A few connections before the first
 // reading trigger the relay's initial growth, which does not depend on their
 // number.
-func idle(id string, n int, udp bool) func(*stage) (figures, error) {
+func idle(id string, n int, network string) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
 		if len(s.relay.PIDs) == 0 {
 			return nil, nil
@@ -327,7 +330,7 @@ func idle(id string, n int, udp bool) func(*stage) (figures, error) {
 			return nil, err
 		}
 		defer h.close()
-		if _, err := h.do(load.HoldCommand{Op: "open", UDP: udp, N: 100}); err != nil {
+		if _, err := h.do(load.HoldCommand{Op: "open", Network: network, N: 100}); err != nil {
 			return nil, err
 		}
 		// Reading the metrics takes memory too, so do not do it between the two
@@ -337,7 +340,7 @@ func idle(id string, n int, udp bool) func(*stage) (figures, error) {
 		if err != nil {
 			return nil, err
 		}
-		reply, err := h.do(load.HoldCommand{Op: "open", UDP: udp, N: n})
+		reply, err := h.do(load.HoldCommand{Op: "open", Network: network, N: n})
 		if err != nil {
 			return nil, err
 		}

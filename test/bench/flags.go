@@ -24,6 +24,8 @@ type options struct {
 	threads   int           // of the relay, if it can be set
 	endpoints int
 	ipv6      bool
+	sctp      bool   // the columns of SCTP
+	inside    bool   // this is the guest
 	control   string // TCP congestion control; empty for the system's
 	out       string // directory of the page, the chart and the JSON; empty for none
 	builds    peer.Builds
@@ -54,7 +56,11 @@ func parseFlags(args []string) (*options, error) {
 	soak := f.Uint64("soak", 0, "`N`: open and close N connections (1000000 or more is meaningful) and check the relay's memory and descriptors; uses the first of -peers, or sluice")
 	slow := f.Duration("slow-reader", 0, "`time`: run fast writers and slow readers for this time, and check the relay's memory; uses the first of -peers, or sluice")
 	open := f.Int("open", 0, "`N`: hold N connections open at once, go to the limit of descriptors, and back; uses the first of -peers, or sluice")
+	lookedAt := f.Bool("looked-at", false, "measure what looking at the running product costs connections; -seconds should be 3 or more")
+	look := f.String("look", "all,page,top,conns,tap,nobody", "`names` of ways to look, for -looked-at, separated by commas; beside the default each record, /v1/rates, /v1/tap, /v1/history, /v1/connections and /v1/status")
 	inSync := f.Bool("sync", false, "start the product with 100 to 30,000 services in each steering mode, measure start, changes and memory, and write that part of the page")
+	sctp := f.Bool("sctp", false, "measure the SCTP columns in a guest kernel that has SCTP, and write that part of the page")
+	inside := f.Bool("inside", false, "measure the SCTP columns on this kernel: what -sctp runs in its guest")
 	var sizes syncOptions
 	f.StringVar(&sizes.sizes, "sync-sizes", "", "`numbers` of services of -sync, separated by commas")
 	f.StringVar(&sizes.modes, "sync-modes", "", "`names` of the steering modes of -sync as in its table, separated by semicolons")
@@ -87,11 +93,13 @@ func parseFlags(args []string) (*options, error) {
 	}
 	o.measure = time.Duration(*seconds * float64(time.Second))
 	o.warmup = min(o.measure/5, 500*time.Millisecond)
+	o.inside = *inside
+	o.sctp = *sctp || o.inside
 	var err error
 	if o.peers, err = o.pickPeers(*peers, *quick); err != nil {
 		return nil, err
 	}
-	if o.columns, err = pickColumns(*columns, *quick); err != nil {
+	if o.columns, err = o.pickColumns(*columns, *quick); err != nil {
 		return nil, err
 	}
 	modes := 0
@@ -109,6 +117,7 @@ func parseFlags(args []string) (*options, error) {
 	watch(*soak > 0, func(b *bench) error { return b.soak(*soak) })
 	watch(*slow > 0, func(b *bench) error { return b.slowReader(*slow) })
 	watch(*open > 0, func(b *bench) error { return b.openMany(*open) })
+	watch(*lookedAt, func(b *bench) error { return b.lookAt(*look) })
 	if *inSync {
 		modes++
 		s, err := sizes.parse(o.builds.Sluice)
@@ -120,8 +129,15 @@ func parseFlags(args []string) (*options, error) {
 			o.out = "docs"
 		}
 	}
+	if *sctp {
+		modes++
+		o.mode = (*bench).guest
+		if !given["o"] && *peers == "" && *columns == "" && !*quick {
+			o.out = "docs"
+		}
+	}
 	if modes > 1 {
-		return nil, errors.New("-from, -soak, -slow-reader, -open and -sync are separate runs: one at a time")
+		return nil, errors.New("-from, -soak, -slow-reader, -open, -looked-at, -sync and -sctp are separate runs: one at a time")
 	}
 	if modes == 0 && !given["o"] && !*quick && *peers == "" && *columns == "" {
 		o.out = "docs"
@@ -139,7 +155,7 @@ func usage(f *flag.FlagSet) {
 		fmt.Fprintf(w, "  %-16s %s%s\n", p.Name, p.About, marked(p.Extra))
 	}
 	fmt.Fprint(w, "\nColumns:\n")
-	for _, c := range allColumns() {
+	for _, c := range slices.Concat(allColumns(), sctpColumns()) {
 		fmt.Fprintf(w, "  %-16s %s%s\n", c.id, c.about, marked(c.extra))
 	}
 }
@@ -154,13 +170,21 @@ func marked(extra bool) string {
 // pickPeers finds peers by name, in the table's order; without names, all usual
 // ones. A quick run leaves out the peers that have only some columns.
 func (o *options) pickPeers(names string, quick bool) ([]peer.Peer, error) {
-	return pick(names, peer.All(o.builds), func(p peer.Peer) (string, bool) {
+	all := peer.All(o.builds)
+	if o.sctp {
+		all = peer.SCTP(o.builds)
+	}
+	return pick(names, all, func(p peer.Peer) (string, bool) {
 		return p.Name, !p.Extra && (!quick || len(p.Columns) == 0)
 	}, "peer")
 }
 
-func pickColumns(names string, quick bool) ([]column, error) {
-	return pick(names, allColumns(), func(c column) (string, bool) {
+func (o *options) pickColumns(names string, quick bool) ([]column, error) {
+	all := allColumns()
+	if o.sctp {
+		all = sctpColumns()
+	}
+	return pick(names, all, func(c column) (string, bool) {
 		return c.id, !c.extra && (!quick || c.quick)
 	}, "column")
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/test/bench/load"
 	"github.com/sluice-proxy/sluice/test/bench/peer"
+	"github.com/sluice-proxy/sluice/test/vm"
 )
 
 // The roles of a child process, as its first argument. Each reads its input from
@@ -42,6 +43,9 @@ func main() {
 }
 
 func run(args []string) error {
+	if vm.IsGuest() {
+		vm.Guest()
+	}
 	if len(args) > 0 && args[0] != "" && args[0][0] == '@' {
 		return play(args)
 	}

@@ -43,7 +43,7 @@ func (b *bench) openStage(p peer.Peer, flags []string) (_ *stage, err error) {
 		return nil, err
 	}
 	s.world, err = world.New(world.Options{
-		IPv6: b.opts.ipv6, Clients: 4, Endpoints: b.opts.endpoints, Congestion: b.opts.control,
+		IPv6: b.opts.ipv6, SCTP: b.opts.sctp, Clients: 4, Endpoints: b.opts.endpoints, Congestion: b.opts.control,
 	})
 	if err != nil {
 		return nil, err
@@ -52,7 +52,7 @@ func (b *bench) openStage(p peer.Peer, flags []string) (_ *stage, err error) {
 	if b.opts.ipv6 {
 		everywhere = netip.IPv6Unspecified()
 	}
-	spec, err := json.Marshal(load.ServerSpec{Address: everywhere, Threads: loadThreads()})
+	spec, err := json.Marshal(load.ServerSpec{Address: everywhere, Threads: loadThreads(), SCTP: b.opts.sctp})
 	if err != nil {
 		return nil, err
 	}
@@ -121,6 +121,9 @@ func (s *stage) awaitAnswer() error {
 }
 
 func (s *stage) tryEcho() error {
+	if s.b.opts.sctp {
+		return load.AskSCTP(s.relay.Targets[0])
+	}
 	target := netip.AddrPortFrom(s.relay.Targets[0], load.PortEcho)
 	conn, err := net.DialTimeout("tcp", target.String(), time.Second)
 	if err != nil {
@@ -148,6 +151,9 @@ func (s *stage) tryEcho() error {
 func (s *stage) load(spec load.Spec) (*load.Result, error) {
 	spec.Targets = s.relay.Targets
 	spec.RelayPIDs, spec.ServerPIDs = s.relay.PIDs, []int{s.server.PID()}
+	if s.b.opts.inside {
+		spec.Mark = s.b.window
+	}
 	if spec.Threads == 0 {
 		spec.Threads = loadThreads()
 	}

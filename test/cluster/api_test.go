@@ -27,7 +27,7 @@ type api struct {
 // plurals are the resource names of the kinds that the tests use.
 var plurals = map[string]string{
 	"Service": "services", "Endpoints": "endpoints", "EndpointSlice": "endpointslices", "Node": "nodes", "Namespace": "namespaces", "Pod": "pods",
-	"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings",
+	"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings", "ConfigMap": "configmaps",
 	"SubjectAccessReview": "subjectaccessreviews",
 }
 

@@ -71,11 +71,11 @@ func testContainer(t *testing.T, w *world) {
 		}
 		t.Run(name, func(t *testing.T) {
 			w := w.with(t, w.namespace)
-			program := "sluice-" + strings.ReplaceAll(name, " ", "-")
+			program := "contained-" + strings.ReplaceAll(name, " ", "-") // no other test has a program of that name
 			// Here a kubeconfig replaces a service account.
 			cmd := w.startContained(container{
 				name: program, granted: capabilities, files: map[string]string{"/etc/kubernetes/kubeconfig": w.kubeconfig("sluice")},
-				args: []string{"run", "--kubeconfig", "/etc/kubernetes/kubeconfig", "--hostname-override", "node", "--detect-local-mode=NodeCIDR",
+				args: []string{"run", "--kubeconfig", "/etc/kubernetes/kubeconfig", "--hostname-override", "node", "--detect-local-mode=NodeCIDR", "--bpf-root=/bpf",
 					"--healthz-port=0", "--metrics-port=0", "--access-log", "off", "-v", "4"},
 			})
 			defer stop(cmd)
@@ -96,6 +96,9 @@ func testContainer(t *testing.T, w *world) {
 				says("steering by tproxy/nftables; not sklookup/nftables (CAP_BPF is missing)")
 			default:
 				says("steering by sklookup/nftables")
+				if said := w.said(program); strings.Contains(said, "ends with the process") {
+					t.Errorf("its BPF program is not pinned:\n%s", said)
+				}
 			}
 			w.everybody("tcp", inside, fmtPods(2, 3))
 			w.everybody("tcp", at(w.hosts.Node.IPv4.String(), svc.Spec.Ports[0].NodePort), fmtPods(2, 3))

@@ -63,8 +63,8 @@ var sourceCases = []testCase{
 		// connections would not get the replies.
 		w.slice("own", w.hostPod1())
 		w.expect(w.hosts.Outside, "tcp", at(svc.Spec.ClusterIP, 80), "node:7070")
-		w.expectSeen(w.hosts.Pods[0], at(svc.Spec.ClusterIP, 80), w.differs("node", "pod-1"))
-		w.expectSeen(w.hosts.Outside, at(svc.Spec.ClusterIP, 80), w.differs("node", "outside"))
+		w.expectSeen(w.hosts.Pods[0], at(svc.Spec.ClusterIP, 80), w.relayed("node", "pod-1"))
+		w.expectSeen(w.hosts.Outside, at(svc.Spec.ClusterIP, 80), w.relayed("node", "outside"))
 	}},
 }
 

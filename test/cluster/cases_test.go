@@ -3,6 +3,8 @@
 package cluster
 
 import (
+	"bufio"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
@@ -16,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/sluice-proxy/sluice/test/bpffs"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -105,18 +108,75 @@ var proxies = []struct {
 	name  string
 	start func(*world) *netns.Cmd
 }{
-	{"sluice", startSluice},
+	{"sluice", func(w *world) *netns.Cmd { return startSluice(w, "relay") }},
+	{"sluice-kernel", func(w *world) *netns.Cmd { return startSluice(w, "kernel") }},
 	{"kube-proxy", startKubeProxy},
 }
 
-func startSluice(w *world) *netns.Cmd {
+// startSluice starts Sluice with a data path.
+func startSluice(w *world, path string) *netns.Cmd {
 	w.t.Helper()
 	// The file is kind's, except for the kubeconfig's path and the ranges.
 	w.write("proxy.conf", proxyConfig(w, "iptables"))
 	cmd := w.start("sluice", os.Getenv("SLUICE_BIN"), "run", "--config", filepath.Join(w.dir, "proxy.conf"), "--hostname-override", "node",
-		"--access-log", "off", "-v", "4")
+		"--access-log", w.accessLog(path), "--datapath", path, "--bpf-root", w.bpfRoot(), "-v", "4")
 	w.awaitProxy()
 	return cmd
+}
+
+// accessLog is the file of Sluice's access log with a data path.
+func (w *world) accessLog(path string) string { return filepath.Join(w.dir, path+".log") }
+
+// bpfRoot is a BPF file system, or empty if this kernel has none.
+func (w *world) bpfRoot() string {
+	if w.pins == "" {
+		root, closer, err := bpffs.Open()
+		if err != nil {
+			return ""
+		}
+		w.pins = root
+		w.t.Cleanup(closer)
+	}
+	return w.pins
+}
+
+// wantPath expects clients behind the node's interfaces to have been served by a data
+// path, over TCP and UDP. The node's own clients are always relayed.
+func (w *world) wantPath(path string) {
+	w.t.Helper()
+	log, err := os.Open(w.accessLog(path))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer log.Close()
+	own := w.hosts.NodeAddrs(w.t)
+	right, wrong := make(map[string]int), 0
+	for lines := bufio.NewScanner(log); lines.Scan(); {
+		var r struct {
+			Protocol, Path, Service string
+			Client                  netip.AddrPort
+		}
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			w.t.Fatal(err)
+		}
+		want := path
+		if slices.Contains(own, r.Client.Addr()) || r.Client.Addr().IsLoopback() {
+			want = "relay"
+		} else if strings.Contains(r.Service, "/large:") && r.Protocol == "UDP" {
+			continue // sessions that begin with a datagram that is too long for an upcall are relayed
+		} else if r.Path == want {
+			right[r.Protocol]++
+		}
+		if r.Path != want {
+			if wrong++; wrong <= 5 {
+				w.t.Errorf("the data path of this connection is not %s: %s", want, lines.Text())
+			}
+		}
+	}
+	w.t.Logf("connections and sessions of clients behind the node, %s: %v; with another data path: %d", path, right, wrong)
+	if right["TCP"] == 0 || right["UDP"] == 0 {
+		w.t.Errorf("the test has seen too few connections: %v", right)
+	}
 }
 
 func startKubeProxy(w *world) *netns.Cmd {
@@ -160,7 +220,7 @@ func TestCases(t *testing.T) {
 	for _, p := range proxies {
 		t.Run(p.name, func(t *testing.T) {
 			w := w.with(t, p.name)
-			w.proxy = p.name
+			w.proxy, w.forwarded = strings.CutSuffix(p.name, "-kernel")
 			w.admin.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace}})
 			cmd := p.start(w)
 			t.Run("at once", func(t *testing.T) {
@@ -190,6 +250,12 @@ func TestCases(t *testing.T) {
 				w.expect(w.hosts.Outside, "tcp", at(w.hosts.Node.IPv4.String(), svc.Spec.Ports[0].NodePort), fmtPods(1, 3))
 			})
 			stop(cmd)
+			switch p.name {
+			case "sluice":
+				w.wantPath("relay")
+			case "sluice-kernel":
+				w.wantPath("kernel")
+			}
 		})
 		if p.name == "kube-proxy" {
 			if out, err := w.hosts.Node.Command(t, program(t, "kube-proxy"), "--cleanup").CombinedOutput(); err != nil {

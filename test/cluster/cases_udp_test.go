@@ -3,14 +3,15 @@
 package cluster
 
 import (
+	"fmt"
 	"net"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // udpCases test UDP clients that keep their sockets.
@@ -131,21 +132,14 @@ func (s *socket) ask() string {
 // expect waits until that server serves the socket, and checks that this stays so.
 func (s *socket) expect(want string) {
 	s.w.t.Helper()
-	deadline := time.Now().Add(inForce)
-	for {
-		var got string
+	if err := wait.Poll(inForce, func() error {
 		for range 3 {
-			if got = s.ask(); got != want {
-				break
+			if got := s.ask(); got != want {
+				return fmt.Errorf("served by %q, want %q", got, want)
 			}
 		}
-		if got == want {
-			return
-		}
-		if time.Now().After(deadline) {
-			s.w.t.Errorf("the socket of %s is served by %q, want %q", s.name, got, want)
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
+		return nil
+	}); err != nil {
+		s.w.t.Errorf("the socket of %s: %v", s.name, err)
 	}
 }

@@ -22,6 +22,8 @@ const (
 	containedEnv = "SLUICE_TEST_CONTAINER"
 	// grantedEnv lists its capabilities, separated by spaces.
 	grantedEnv = "SLUICE_TEST_CAPABILITIES"
+	// variablesEnv lists its environment variables, separated by spaces.
+	variablesEnv = "SLUICE_TEST_VARIABLES"
 )
 
 // everything is the capabilities of a privileged container.
@@ -37,6 +39,7 @@ type container struct {
 	name    string
 	files   map[string]string // by path inside: the file's path outside
 	granted []string
+	env     []string // beside PATH
 	args    []string
 }
 
@@ -47,7 +50,7 @@ func (w *world) startContained(c container) *netns.Cmd {
 root=$1
 shift
 mount -t tmpfs -o mode=755 tmpfs "$root"
-mkdir -p "$root/proc" "$root/sys"
+mkdir -p "$root/proc" "$root/sys" "$root/bpf"
 while [ "$1" != -- ]; do
 	mkdir -p "$root$(dirname "$2")"
 	cp "$1" "$root$2"
@@ -58,6 +61,7 @@ mount -t proc -o nosuid,nodev,noexec proc "$root/proc"
 mount -o bind /proc/sys "$root/proc/sys"
 mount -o remount,bind,ro "$root/proc/sys"
 mount -t sysfs -o ro,nosuid,nodev,noexec sysfs "$root/sys"
+mount -t bpf -o mode=700 bpf "$root/bpf"
 mount -o remount,ro "$root"
 exec "$@"
 `
@@ -69,7 +73,7 @@ exec "$@"
 	if err := os.Mkdir(root, 0o755); err != nil {
 		w.t.Fatal(err)
 	}
-	command := []string{containedEnv + "=" + root, grantedEnv + "=" + strings.Join(c.granted, " "),
+	command := []string{containedEnv + "=" + root, grantedEnv + "=" + strings.Join(c.granted, " "), variablesEnv + "=" + strings.Join(c.env, " "),
 		"unshare", "--mount", "sh", "-c", script, "sh", root, os.Getenv("SLUICE_BIN"), containedProgram}
 	for inside, file := range c.files {
 		command = append(command, file, inside)
@@ -112,5 +116,5 @@ func enterContainer() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no new privileges: %w", err)
 	}
-	return syscall.Exec(containedProgram, append([]string{"sluice"}, os.Args[1:]...), []string{"PATH=/usr/local/bin"})
+	return syscall.Exec(containedProgram, append([]string{"sluice"}, os.Args[1:]...), append([]string{"PATH=/usr/local/bin"}, strings.Fields(os.Getenv(variablesEnv))...))
 }

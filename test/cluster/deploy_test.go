@@ -43,19 +43,21 @@ func TestDeploy(t *testing.T) {
 	w.admin.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "n"}})
 	w.namespace = "n"
 	w.bind()
-	for _, folder := range []string{"base", "replace-kube-proxy", "beside"} {
+	for folder, name := range map[string]string{"base": "sluice", "replace-kube-proxy": "sluice", "beside": "sluice-beside"} {
 		t.Run("dry run of "+folder, func(t *testing.T) {
-			out, err := w.hosts.Node.Command(t, program(t, "kubectl"), "--kubeconfig", w.kubeconfig("admin"),
-				"apply", "--dry-run=server", "--validate=strict", "-k", filepath.Join(deploy, "kustomize", folder)).CombinedOutput()
-			if err != nil || !strings.Contains(string(out), "daemonset.apps/sluice created (server dry run)") {
+			out, err := w.kubectl(t, "apply", "--dry-run=server", "--validate=strict", "-k", filepath.Join(deploy, "kustomize", folder)).CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "daemonset.apps/"+name+" created (server dry run)") {
 				t.Errorf("%v\n%s", err, out)
 			}
 		})
 	}
+	testChart(t, w)
 	t.Run("rights", func(t *testing.T) { testRights(t, w) })
 	t.Run("rights of kube-proxy", func(t *testing.T) { testKubeProxysRights(t, w) })
 	t.Run("configuration of kube-proxy", func(t *testing.T) { testKubeProxysConfiguration(t, w) })
 	t.Run("container", func(t *testing.T) { testContainer(t, w) })
+	t.Run("a change of the configuration of kube-proxy", func(t *testing.T) { testConfigurationChanges(t, w) })
+	t.Run("no other proxy", func(t *testing.T) { testNoOtherProxy(t, w) })
 	t.Run("ports", func(t *testing.T) { testPortsTaken(t, w) })
 }
 

@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // enough is the number of connections after which each of a few endpoints has been
@@ -99,21 +101,18 @@ func (w *world) expectAnswers(what, want string, ask func(patience time.Duration
 	if strings.Contains(want, "silent") {
 		confirm = silence
 	}
-	deadline := time.Now().Add(inForce)
-	for {
+	wait.For(w.t, what, inForce, func() error {
 		got := round(want, func() string { return ask(silence) })
 		if got == want {
 			// On a busy machine an answer may be late; only now is it certain that
 			// there will be one.
-			if got = round(want, func() string { return ask(confirm) }); got == want {
-				return
-			}
+			got = round(want, func() string { return ask(confirm) })
 		}
-		if time.Now().After(deadline) {
-			w.t.Fatalf("%s: %q, want %q", what, got, want)
+		if got != want {
+			return fmt.Errorf("%q, want %q", got, want)
 		}
-		time.Sleep(20 * time.Millisecond)
-	}
+		return nil
+	})
 }
 
 // expect waits until an address is served as wanted, and checks that this stays

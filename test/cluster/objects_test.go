@@ -26,14 +26,16 @@ type world struct {
 	hosts     *netns.Cluster
 	namespace string
 	proxy     string                // the current one: "sluice" or "kube-proxy"
+	forwarded bool                  // with kernel flows
 	owners    map[netip.Addr]string // hosts' names by address
+	pins      string                // a BPF file system, once it is needed
 }
 
 // with returns the same world for another test, with another namespace.
 func (w *world) with(t *testing.T, namespace string) *world {
 	plane, admin := *w.controlPlane, *w.admin
 	plane.t, plane.admin, admin.t = t, &admin, t
-	return &world{controlPlane: &plane, hosts: w.hosts, namespace: namespace, proxy: w.proxy, owners: w.owners}
+	return &world{controlPlane: &plane, hosts: w.hosts, namespace: namespace, proxy: w.proxy, forwarded: w.forwarded, owners: w.owners, pins: w.pins}
 }
 
 // differs returns what is wanted of each proxy where they differ, as
@@ -43,6 +45,14 @@ func (w *world) differs(sluice, kubeProxy string) string {
 		return sluice
 	}
 	return kubeProxy
+}
+
+// relayed returns what is wanted where only the relay differs from kube-proxy.
+func (w *world) relayed(relay, others string) string {
+	if w.forwarded {
+		return others
+	}
+	return w.differs(relay, others)
 }
 
 // given counts the addresses and ports that cases got.

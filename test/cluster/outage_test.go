@@ -12,6 +12,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // catchUp bounds the time from when the API server is reachable again until all
@@ -114,9 +116,12 @@ func TestOutage(t *testing.T) {
 			if !o.changes {
 				w.slice("web", w.pods(next)...)
 			}
-			for steady.names() == fmtPods(last) && time.Since(back) < catchUp {
-				time.Sleep(time.Millisecond)
-			}
+			_ = wait.Poll(catchUp, func() error {
+				if steady.names() == fmtPods(last) {
+					return errNotYet
+				}
+				return nil
+			})
 			t.Logf("what had changed was in force %s after it was back", time.Since(back).Round(time.Millisecond))
 			steady.finish(fmt.Sprintf("pod-%d:8080 pod-%d:8080", last, next))
 			still.finish(fmtPods(1))

@@ -128,7 +128,7 @@ func TestPromise1_DeadEndpointCostsAMomentNeverTheConnection(t *testing.T) {
 			if len(records) != connections {
 				t.Errorf("%d records of %d connections", len(records), connections)
 			}
-			var undelayed, retried []time.Duration
+			var undelayed, retried, attempts []time.Duration
 			byClient := index(t, records)
 			for _, v := range visits {
 				r, ok := byClient[v.client]
@@ -141,6 +141,9 @@ func TestPromise1_DeadEndpointCostsAMomentNeverTheConnection(t *testing.T) {
 					continue
 				}
 				retried = append(retried, v.elapsed)
+				for _, a := range r.Failed {
+					attempts = append(attempts, time.Duration(a.US)*time.Microsecond)
+				}
 				r.wantDeadEndpoint(t, lab.Backends[2], way == "black hole")
 			}
 			if t.Failed() {
@@ -148,12 +151,14 @@ func TestPromise1_DeadEndpointCostsAMomentNeverTheConnection(t *testing.T) {
 			}
 			slices.Sort(undelayed)
 			slices.Sort(retried)
+			slices.Sort(attempts)
 			if len(retried) == 0 || len(retried) > connections/10 {
 				t.Fatalf("%d connections met the dead endpoint, %d did not: those that come later should know of it", len(retried), len(undelayed))
 			}
 			t.Logf("%d did not meet it: median %v, 99%% %v, slowest %v", len(undelayed),
 				undelayed[len(undelayed)/2], undelayed[len(undelayed)*99/100], undelayed[len(undelayed)-1])
 			t.Logf("%d met it: median %v, slowest %v", len(retried), retried[len(retried)/2], retried[len(retried)-1])
+			t.Logf("%d failed attempts took: median %v, slowest %v", len(attempts), attempts[len(attempts)/2], attempts[len(attempts)-1])
 			// Half of each, as single connections may wait on a busy machine.
 			if median := retried[len(retried)/2]; median > allTimeouts {
 				t.Errorf("clients that met the dead endpoint took %v, more than the four attempts together", median)

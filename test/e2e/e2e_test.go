@@ -18,10 +18,12 @@ import (
 
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/race"
+	"github.com/sluice-proxy/sluice/test/usrsctp"
 )
 
 func TestMain(m *testing.M) {
 	status := netns.Main(m)
+	usrsctp.Clean()
 	if program.dir != "" {
 		_ = os.RemoveAll(program.dir)
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // edit is a stage in the life of one Service, with the results that clients
@@ -127,7 +129,7 @@ func TestServiceEditedWhileClientsConnect(t *testing.T) {
 					}
 					// Wait for silence only where it is expected: elsewhere a
 					// repeated SYN may still reach its destination.
-					patience, from := startTimeout, time.Now()
+					patience, from := wait.Patience, time.Now()
 					if now := s.during(from, from); slices.Contains(expected(kind, now), "silent") {
 						patience = silence / 10
 					}

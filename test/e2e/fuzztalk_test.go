@@ -428,12 +428,8 @@ func (s *fuzzServer) serve(l net.Listener) {
 }
 
 func (s *fuzzServer) one(c *net.TCPConn, killed *atomic.Bool) {
-	defer func() {
-		s.mu.Lock()
-		delete(s.conns, c)
-		s.mu.Unlock()
-		_ = c.Close()
-	}()
+	defer c.Close()
+	defer s.leave(c)
 	_ = c.SetDeadline(time.Now().Add(fuzzPatience))
 	var number [greetingUp]byte
 	if _, err := io.ReadFull(c, number[:]); err != nil {
@@ -453,8 +449,16 @@ func (s *fuzzServer) one(c *net.TCPConn, killed *atomic.Bool) {
 	if _, o.err = c.Write([]byte{byte(s.index)}); o.err == nil {
 		o = k.down.play(c, &k.up, rand.New(rand.NewPCG(uint64(id), 7)))
 	}
+	s.leave(c) // until now, a fault may reset it and so lose what the kernel still holds
 	o.killed, o.server = killed.Load(), s.index
 	s.told(k, o)
+}
+
+// leave takes a connection from those that a fault kills.
+func (s *fuzzServer) leave(c *net.TCPConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
 }
 
 // kill ends the server as a crash of its host would: it closes its port and resets

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -47,6 +49,12 @@ func stateOf(t *testing.T, node *netns.Host) string {
 		}
 		b.WriteString("# " + strings.Join(command, " ") + "\n" + text)
 	}
+	inode, err := sys.NetNSInode(node.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pins, _ := filepath.Glob(filepath.Join(bpfRoot(), "sluice", fmt.Sprintf("*-%d", inode), "*"))
+	fmt.Fprintf(&b, "# pins of BPF\n%s\n", strings.Join(pins, "\n"))
 	for _, key := range []string{
 		"net/ipv4/conf/all/rp_filter", "net/ipv4/conf/lo/rp_filter", "net/ipv4/conf/all/route_localnet",
 		"net/ipv4/conf/all/src_valid_mark", "net/ipv4/ip_nonlocal_bind", "net/ipv4/ip_local_reserved_ports",
@@ -205,7 +213,15 @@ func playTakeOver(t *testing.T, m mode) {
 		t.Fatal(err)
 	}
 	p.kill()
-	if err := ended(held); !isReset(err) {
+	if forwarded() {
+		line := []byte("on\n")
+		if _, err := held.Write(line); err != nil {
+			t.Error(err)
+		}
+		if _, err := io.ReadFull(held, line); err != nil || string(line) != "on\n" {
+			t.Errorf("a connection that the kernel forwards ended with the proxy: %q, %v", line, err)
+		}
+	} else if err := ended(held); !isReset(err) {
 		t.Errorf("the killed proxy's connection ended with %v, want a reset", err)
 	}
 	everRefused, refused := refused, refused
@@ -214,6 +230,12 @@ func playTakeOver(t *testing.T, m mode) {
 	}
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		for _, address := range addresses(80, vip4, vip6) {
+			if forwarded() && from == lab.Client { // the kernel decides about the Service by itself
+				if got, err := from.Ask("tcp", address); err != nil || !strings.HasPrefix(got, "b") {
+					t.Errorf("%s to %s, while no proxy serves: %q, %v", from.Name(), address, got, err)
+				}
+				continue
+			}
 			if err := refused(from, address); err != nil {
 				t.Errorf("%s to %s, while no proxy serves: %v", from.Name(), address, err)
 			}

@@ -242,20 +242,27 @@ func TestServicesThatLeadToThemselvesEnd(t *testing.T) {
 				}
 				return nil
 			})
-			before, err := p.metrics()
-			if err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(200 * time.Millisecond) // an endless loop would have run some thousand times by then
-			after, err := p.metrics()
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, name := range []string{"sluice_relayed_datagrams_total", "sluice_connections_opened_total"} {
-				if grown := after[name] - before[name]; grown > 20 {
-					t.Errorf("%s grows by %v with no client", name, grown)
+			// An endless loop runs a hundred times between two looks.
+			last, same := map[string]float64{}, 0
+			wait.For(t, "counters stand still with no client", startTimeout, func() error {
+				now, err := p.metrics()
+				if err != nil {
+					return err
 				}
-			}
+				for _, name := range []string{"sluice_relayed_datagrams_total", "sluice_connections_opened_total"} {
+					if now[name] != last[name] {
+						err = fmt.Errorf("%s grew from %v to %v", name, last[name], now[name])
+					}
+				}
+				if last, same = now, same+1; err != nil {
+					same = 0
+					return err
+				}
+				if same < 10 {
+					return errNotYet
+				}
+				return nil
+			})
 			for _, what := range []string{"endpoint 10.96.0.30:80/TCP is a cluster IP", "endpoint [fd00:96::32]:80/UDP is a cluster IP"} {
 				if !p.stderr.contains(what) {
 					t.Errorf("the log does not say %q", what)

@@ -76,7 +76,7 @@ var modes = []mode{
 	},
 	{
 		name: "sklookup", flags: []string{"--redirect", "sklookup"},
-		cannot: []string{fragments, nonLocalRefusals, untracked, shieldAfterKill},
+		cannot: []string{fragments, nonLocalRefusals, untracked},
 		flush:  flushRoutes,
 	},
 	{

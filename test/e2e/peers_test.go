@@ -130,7 +130,7 @@ func losePeers(t *testing.T, side, how string) {
 			running.Go(func() {
 				err := error(nil)
 				if state == "sent to" {
-					for ; err == nil; time.Sleep(50 * time.Millisecond) {
+					for tick := time.Tick(50 * time.Millisecond); err == nil; <-tick {
 						_, err = other.Write([]byte("x"))
 					}
 				} else {

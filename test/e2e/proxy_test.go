@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/test/bpffs"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -36,10 +37,11 @@ const (
 // metricsAddress is the node's.
 const metricsAddress = "127.0.0.1:10249"
 
-// Generous bounds for everything that is not under test.
+// Generous bounds for everything that is not under test. The kernel's verifier alone may
+// take 20 s for the programs of kernel flows, if the machine has much else to do.
 const (
-	startTimeout = 20 * time.Second
-	stopTimeout  = 20 * time.Second
+	startTimeout = time.Minute
+	stopTimeout  = time.Minute
 )
 
 // proxy is a running `sluice run` on a node.
@@ -52,10 +54,12 @@ type proxy struct {
 	// credential is the user that it runs as, with CAP_NET_ADMIN alone. If nil, it
 	// runs as the tests do.
 	credential *syscall.Credential
-	files      int // its limit of open files; 0 for the tests' own
+	files      int    // its limit of open files; 0 for the tests' own
+	relayed    string // why the relay serves forwarded clients too; empty if it must not
 	cmd        *exec.Cmd
 	stderr     *output
-	exited     chan struct{} // closed when it has ended and was waited for
+	ends       [][2]time.Time // when it got the signal to end, and was started again
+	exited     chan struct{}  // closed when it has ended and was waited for
 }
 
 // startProxy writes the services and runs the proxy until the test ends. It
@@ -121,11 +125,17 @@ func (p *proxy) launch(flags ...string) {
 	p.t.Helper()
 	args := append([]string{"run", "--manifests", p.manifests, "--hostname-override", "node",
 		"--service-cidr", serviceCIDRs, "--access-log", p.accessLog, "--access-log-format", "json",
-		"--logging-format", "json", "--metrics-bind-address", metricsAddress}, strings.Fields(os.Getenv("SLUICE_TEST_FLAGS"))...)
+		"--logging-format", "json", "--metrics-bind-address", metricsAddress, "--bpf-root", bpfRoot()}, strings.Fields(os.Getenv("SLUICE_TEST_FLAGS"))...)
+	if !strings.Contains(os.Getenv("SLUICE_TEST_FLAGS"), "--datapath") {
+		args = append(args, "--datapath", "relay")
+	}
 	args = slices.Concat(args, p.mode.flags, flags)
 	p.cmd, p.stderr, p.exited = exec.Command(built(p.t), args...), &output{}, make(chan struct{})
 	if p.files > 0 {
 		p.cmd = exec.Command("sh", slices.Concat([]string{"-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, p.files), built(p.t)}, args)...)
+	}
+	if n := len(p.ends); n > 0 && p.ends[n-1][1].IsZero() {
+		p.ends[n-1][1] = time.Now()
 	}
 	cmd, stderr, exited := p.cmd, p.stderr, p.exited
 	cmd.Stdout, cmd.Stderr = stderr, stderr
@@ -145,6 +155,11 @@ func (p *proxy) launch(flags ...string) {
 	p.t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		<-exited
+		_ = os.Remove(fmt.Sprintf("/run/sluice/admin-%d.sock", p.namespace())) // it may have been killed
+		_ = os.Remove("/run/sluice")                                           // if it is empty
+		if !slices.Contains(flags, "--datapath") {
+			p.checkPaths()
+		}
 		text := stderr.String()
 		if strings.Contains(text, "DATA RACE") || strings.Contains(text, "panic:") {
 			p.t.Error("sluice panicked or raced")
@@ -153,6 +168,18 @@ func (p *proxy) launch(flags ...string) {
 			p.t.Logf("sluice %s said:\n%s", strings.Join(args, " "), text)
 		}
 	})
+}
+
+// namespace returns the number of the node's network namespace.
+func (p *proxy) namespace() (number uint64) {
+	_ = p.node.Do(func() error { // 0 if the namespace is gone
+		info, err := os.Stat("/proc/thread-self/ns/net")
+		if err == nil {
+			number = info.Sys().(*syscall.Stat_t).Ino
+		}
+		return err
+	})
+	return number
 }
 
 // stop ends the proxy with SIGTERM and expects exit status 0.
@@ -174,6 +201,9 @@ func (p *proxy) kill() {
 
 func (p *proxy) signal(s syscall.Signal) {
 	p.t.Helper()
+	if s == syscall.SIGTERM {
+		p.ends = append(p.ends, [2]time.Time{time.Now()})
+	}
 	if err := p.cmd.Process.Signal(s); err != nil {
 		p.t.Fatal(err)
 	}
@@ -304,9 +334,22 @@ func (o *output) String() string {
 
 func (o *output) contains(s string) bool { return strings.Contains(o.String(), s) }
 
+// bpfRoot is a BPF file system for all nodes; empty if this process may not have one,
+// nor BPF.
+var bpfRoot = sync.OnceValue(func() string {
+	path, _, err := bpffs.Open()
+	if err != nil {
+		return ""
+	}
+	return path
+})
+
 // sluice runs another subcommand on the node and returns its output.
 func sluice(t *testing.T, lab *netns.Lab, args ...string) (string, error) {
 	t.Helper()
+	if args[0] == "cleanup" {
+		args = append(args, "--bpf-root", bpfRoot())
+	}
 	out, err := lab.Node.Command(t, built(t), args...).CombinedOutput()
 	return string(out), err
 }

@@ -20,6 +20,7 @@ import (
 type record struct {
 	Time          time.Time      `json:"time"`
 	Protocol      string         `json:"protocol"`
+	Path          string         `json:"path"`
 	Client        netip.AddrPort `json:"client"`
 	VIP           netip.AddrPort `json:"vip"`
 	VIPKind       string         `json:"vip_kind"`

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
@@ -78,7 +79,7 @@ func tunnel(to netip.AddrPort, datagrams int, gso bool) error {
 		for deadline := time.Now().Add(startTimeout); got < burst; {
 			n, errno := in.Receive(fd, 0, burst)
 			if errno == sys.EAGAIN && time.Now().Before(deadline) {
-				time.Sleep(50 * time.Microsecond)
+				_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 1000)
 				continue
 			}
 			if errno != 0 {

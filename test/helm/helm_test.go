@@ -1,43 +1,26 @@
 // Package helm compares the output of the Helm chart in deploy/ with the kustomize
-// base and its overlays.
+// base and its overlays, and checks what the chart makes of values.
 package helm
 
 import (
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
-	"helm.sh/helm/v3/pkg/chart/loader"
-	"helm.sh/helm/v3/pkg/chartutil"
-	"helm.sh/helm/v3/pkg/engine"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
-	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-proxy/sluice/test/helm/chart"
 )
 
-const deploy = "../../deploy"
+const (
+	deploy  = "../../deploy"
+	ourName = "sluice"
+)
 
-// render returns the output of helm template, one text for each object, sorted.
-func render(t *testing.T, values map[string]any) ([]string, error) {
-	t.Helper()
-	chart, err := loader.Load(filepath.Join(deploy, "helm/sluice"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := chartutil.ToRenderValues(chart, values, chartutil.ReleaseOptions{Name: "sluice", Namespace: "kube-system"}, nil)
-	if err != nil {
-		return nil, err
-	}
-	files, err := engine.Render(chart, all)
-	if err != nil {
-		return nil, err
-	}
-	var text []string
-	for _, f := range files {
-		text = append(text, f)
-	}
-	return objects(t, strings.Join(text, "\n---\n")), nil
+// render returns the output of helm template for a release in kube-system.
+func render(release string, values map[string]any) ([]string, error) {
+	return chart.Render(filepath.Join(deploy, "helm/sluice"), chart.Release{Name: release, Namespace: "kube-system", Values: values})
 }
 
 // kustomize returns the output of kubectl kustomize, in the same form.
@@ -51,41 +34,24 @@ func kustomize(t *testing.T, folder string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return objects(t, string(text))
-}
-
-func objects(t *testing.T, text string) []string {
-	t.Helper()
-	var out []string
-	for _, document := range strings.Split(text, "\n---\n") {
-		var value map[string]any
-		if err := yaml.UnmarshalStrict([]byte(document), &value); err != nil {
-			t.Fatalf("%v\n%s", err, document)
-		}
-		if value == nil {
-			continue
-		}
-		normal, err := yaml.Marshal(value)
-		if err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, string(normal))
+	out, err := chart.Objects(string(text))
+	if err != nil {
+		t.Fatal(err)
 	}
-	slices.Sort(out)
 	return out
 }
 
 func TestChartIsTheKustomizeBase(t *testing.T) {
 	for _, test := range []struct {
-		folder string
-		values map[string]any
+		folder, release string
+		values          map[string]any
 	}{
-		{"base", nil},
-		{"replace-kube-proxy", map[string]any{"kubeProxyConfigMap": "kube-proxy"}},
-		{"beside", map[string]any{"serviceProxyName": "sluice", "healthzPort": 10266, "metricsBindAddress": "127.0.0.1:10269"}},
+		{"base", ourName, nil},
+		{"replace-kube-proxy", ourName, map[string]any{"kubeProxyConfigMap": "kube-proxy", "healthzPort": 10256, "metricsBindAddress": "127.0.0.1:10249"}},
+		{"beside", "sluice-beside", map[string]any{"serviceProxyName": "sluice", "healthzPort": 10266, "metricsBindAddress": "127.0.0.1:10269"}},
 	} {
 		want := kustomize(t, test.folder)
-		got, err := render(t, test.values)
+		got, err := render(test.release, test.values)
 		if err != nil {
 			t.Errorf("%s: %v", test.folder, err)
 			continue
@@ -104,15 +70,33 @@ func TestChartIsTheKustomizeBase(t *testing.T) {
 
 // A typo in the values is an error, not a cluster without a proxy.
 func TestValuesAreChecked(t *testing.T) {
-	for _, values := range []map[string]any{
-		{"serviceproxyname": "sluice"},
-		{"healthzPort": 0},
-		{"detectLocalMode": "Guess"},
-		{"extraArgs": []any{"no flag"}},
-		{"image": map[string]any{"tag": ""}},
+	on := map[string]any{"enabled": true}
+	for _, test := range []struct {
+		values map[string]any
+		want   string // in the error
+	}{
+		{map[string]any{"serviceproxyname": "sluice"}, "serviceproxyname"},
+		{map[string]any{"healthzPort": 0}, "healthzPort"},
+		{map[string]any{"detectLocalMode": "Guess"}, "detectLocalMode"},
+		{map[string]any{"serviceProxyName": "a b"}, "serviceProxyName"},
+		{map[string]any{"metricsBindAddress": "localhost:10249"}, "metricsBindAddress"},
+		{map[string]any{"extraArgs": []any{"no flag"}}, "extraArgs"},
+		{map[string]any{"image": map[string]any{"tag": ""}}, "tag"},
+		{map[string]any{"image": map[string]any{"digest": "latest"}}, "digest"},
+		{map[string]any{"apiServer": map[string]any{"host": "https://10.0.0.1"}}, "host"},
+		{map[string]any{"livenessProbe": map[string]any{"port": 1}}, "port"},
+		{map[string]any{"tolerations": "all"}, "tolerations"},
+		{map[string]any{"extraArgs": []any{"--healthz-bind-address=0.0.0.0:1"}}, "use the value healthzPort"},
+		{map[string]any{"extraArgs": []any{"--metrics-port=1"}}, "use the value metricsBindAddress"},
+		{map[string]any{"extraArgs": []any{"--master=https://h"}}, "use the value apiServer"},
+		{map[string]any{"healthzPort": 10249}, "port 10249 is that of /healthz and that of the metrics"},
+		{map[string]any{"serviceProxyName": "b", "besideAnotherSluice": true}, "give healthzPort and metricsBindAddress"},
+		{map[string]any{"monitoring": map[string]any{"podMonitor": on}}, "where Prometheus cannot reach them"},
+		{map[string]any{"kubeProxyConfigMap": "kube-proxy"}, "give healthzPort and metricsBindAddress"},
+		{map[string]any{"kubeProxyConfigMap": "kube-proxy", "healthzPort": 10256}, "give healthzPort and metricsBindAddress"},
 	} {
-		if _, err := render(t, values); err == nil {
-			t.Errorf("%v is accepted", values)
+		if _, err := render(ourName, test.values); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%v: %v, want %q", test.values, err, test.want)
 		}
 	}
 }

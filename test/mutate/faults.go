@@ -28,7 +28,7 @@ var faults = []mutation{
 	},
 	{
 		name: "special-addresses", what: "an external IP may be a broadcast address",
-		file: "service/host.go", old: "{ return in(h.broadcast, a) }", new: "{ return false && in(h.broadcast, a) }",
+		file: "service/port.go", old: "case s.hosts.broadcast.Has(a):", new: "case false && s.hosts.broadcast.Has(a):",
 		pkg: "service", test: "TestBroadcastAddressesAreNotServed",
 	},
 	{
@@ -48,8 +48,63 @@ var faults = []mutation{
 	},
 	{
 		name: "class-lost", what: "the client's DSCP does not reach the endpoint",
-		file: "stream/accept.go", old: "c.class = sys.ClientClass(fd, vip.Addr().Is6())", new: "c.class = 0 * sys.ClientClass(fd, vip.Addr().Is6())",
+		file: "stream/tcpconn.go", old: "t.class = sys.ClientClass(int(t.client), t.record.VIP.Addr().Is6())", new: "t.class = 0 * sys.ClientClass(int(t.client), t.record.VIP.Addr().Is6())",
 		pkg: "stream", test: "TestEndpointGetsTheClientsDSCP",
+	},
+	{
+		name: "sctp-steered", what: "SCTP gets no socket at its destination",
+		file: "listener/destination.go", old: "bound: own || unsteered || m.traits.BindEach", new: "bound: own || m.traits.BindEach",
+		pkg: "listener", test: "TestUnsteeredProtocolIsBound",
+	},
+	{
+		name: "sctp-not-regained", what: "SCTP ports refuse for ever on a kernel that gets SCTP later",
+		file: "listener/manager.go", old: "m.incomplete || m.regained() ||", new: "m.incomplete ||",
+		pkg: "listener", test: "TestProtocolThatTheKernelLacks",
+	},
+	{
+		name: "message-relabelled", what: "an SCTP message that waited for room leaves on another stream",
+		file: "message/direction.go", old: "\t\ts.info = info\n\t\tl.block(i)", new: "\t\tl.block(i)",
+		pkg: "message", test: "TestLinkAgainstModel",
+	},
+	{
+		name: "message-overtaken", what: "an ABORT overtakes an SCTP message that waits for room",
+		file: "message/direction.go", old: "if !waits || now >= l.until", new: "if waits || now >= l.until",
+		pkg: "message", test: "TestLinkAgainstModel",
+	},
+	{
+		name: "message-cut", what: "an SCTP message that arrives in parts is passed on in parts",
+		file: "message/direction.go", old: "if s.state&partial == 0 && !part {", new: "if s.state&partial == 0 {",
+		pkg: "message", test: "TestLinkAgainstModel",
+	},
+	{
+		name: "messages-unbounded", what: "the memory of held SCTP messages is not given back",
+		file: "message/direction.go", old: "w.reserve(-s.reserved)", new: "w.reserve(0)",
+		pkg: "message", test: "TestLinkAgainstModel",
+	},
+	{
+		name: "message-spin", what: "a busy loop, while an SCTP receiver has no room",
+		file: "message/link.go", old: "if s.state&(blocked|ended) == 0 {\n\t\twant |= poll.Readable", new: "if s.state&ended == 0 {\n\t\twant |= poll.Readable",
+		pkg: "message", test: "TestLinkAgainstModel",
+	},
+	{
+		name: "message-endless", what: "an SCTP association goes on for ever after a send has met its error",
+		file: "message/direction.go", old: "\t\tother.failed = uint8(e)\n", new: "",
+		pkg: "message", test: "TestLinkAgainstModel",
+	},
+	{
+		name: "clock-stale", what: "the loop's clock stands still during a long wait",
+		file: "internal/poll/loop.go", old: "\t\t\tl.age = clockRounds\n", new: "",
+		pkg: "internal/poll", test: "TestClock",
+	},
+	{
+		name: "association-left", what: "associations that wait for their turn get no ABORT when the proxy stops",
+		file: "stream/retries.go", old: "is := r.waiting[p].head.record.Protocol == protocol", new: "is := r.waiting[p].head.record.Protocol != protocol",
+		pkg: "stream", test: "TestForgettingAProtocol",
+	},
+	{
+		name: "init-admitted", what: "a socket that drops admits SCTP clients, and drops all else",
+		file: "internal/sockfilter/sockfilter.go", old: "K: chunkINIT, Jt: 1, Jf: 0", new: "K: chunkINIT, Jt: 0, Jf: 1",
+		pkg: "internal/sockfilter", test: "TestNoAssociations",
 	},
 	{
 		name: "queue-of-batches", what: "the access log's queue is full of batches with one record each",
@@ -65,12 +120,12 @@ var faults = []mutation{
 	// In what tenants, processes of the node and strangers may do.
 	{
 		name: "endpoint-on-node", what: "a slice may name an address of the node as its endpoint",
-		file: "service/endpoint.go", old: "s.hosts.isOwn(at.Addr) && !e.Local", new: "false && !e.Local",
+		file: "service/endpoint.go", old: "s.hosts.own.Has(at.Addr) && !e.Local", new: "false && !e.Local",
 		pkg: "service", test: "TestEndpointsThatLeadAstray",
 	},
 	{
 		name: "external-ips-allowed", what: "--external-ips forbids nothing",
-		file: "service/spec.go", old: "} else if !allowed.allow(a) {", new: "} else if false {",
+		file: "service/spec.go", old: "if !allowed.allow(a) {", new: "if false {",
 		pkg: "service", test: "TestExternalIPsThatAreNotAllowed",
 	},
 	{
@@ -116,4 +171,4 @@ var faults = []mutation{
 }
 
 // mutations are all of them.
-var mutations = slices.Concat(promises, faults)
+var mutations = slices.Concat(promises, faults, flows, neighbours)

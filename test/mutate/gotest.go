@@ -77,7 +77,7 @@ const (
 // test is an end-to-end test.
 func (r *runner) build(ctx context.Context, m *mutation, overlay, dir string) (program string, err error) {
 	if m.pkg != endToEnd {
-		return "", r.compile(ctx, "build", "-overlay", overlay, "-o", os.DevNull, "./"+filepath.Dir(m.file))
+		return "", r.compile(ctx, "build", "-overlay", overlay, "-o", os.DevNull, "./"+m.place())
 	}
 	r.endToEnd.Do(func() {
 		r.endToEndError = r.compile(ctx, "build", "-buildvcs=false", "-o", r.program, "./cmd/sluice")

@@ -110,30 +110,40 @@ var promises = []mutation{
 	// Promise 5: each connection leaves exactly one record.
 	{
 		name: "record-missing", what: "connections that the stop cuts leave no record",
-		file: "conntrack/shard.go", old: "if q == nil || r.Quiet {", new: "if q == nil || r.Quiet || r.End == Shutdown {",
+		file: "conntrack/shard.go", old: "if s.table.wants(r) {\n\t\ts.push(r.copyFor(Ended, 0))", new: "if s.table.wants(r) && r.End != Shutdown {\n\t\ts.push(r.copyFor(Ended, 0))",
 		pkg: "test/e2e", test: "TestPromise5_OneRecordForEachConnectionAlsoWhenStopped",
 	},
 	{
 		name: "record-twice", what: "a connection that has no endpoint yet leaves two records",
-		file: "conntrack/shard.go", old: "s.batch.records = append(s.batch.records, *r)", new: "if !r.Connected {\n\t\ts.batch.records = append(s.batch.records, *r)\n\t}\n\ts.batch.records = append(s.batch.records, *r)",
+		file: "conntrack/shard.go", old: "\ts.push(r.copyFor(Ended, 0))", new: "\tif !r.Connected {\n\t\t\ts.push(r.copyFor(Ended, 0))\n\t\t}\n\t\ts.push(r.copyFor(Ended, 0))",
 		pkg: "test/e2e", test: "TestPromise5_OneRecordForEachConnectionAlsoWhenStopped",
 	},
 
 	// Promise 6: it owns what it makes in the kernel.
 	{
 		name: "repair-skipped", what: "what another program takes out of the kernel is not put back",
-		file: "listener/manager.go", old: "return m.redirector.Verify()", new: "return false, nil",
+		file: "listener/manager.go", old: "return m.options.Redirector.Verify()", new: "return false, nil",
 		pkg: "test/e2e", test: "TestPromise6_RemovedStateIsRepaired/sklookup-nftables",
 	},
 	{
 		name: "cleanup-leaves-routes", what: "IPv6 routes stay when the proxy ends, and after cleanup",
-		file: "redirect/route/route.go", old: "if err := r.removeRoute(&routes[i]); err != nil {\n\t\t\t\t\treturn", new: "if f == service.IPv6 {\n\t\t\t\t\tcontinue\n\t\t\t\t}\n\t\t\t\tif err := r.removeRoute(&routes[i]); err != nil {\n\t\t\t\t\treturn",
+		file: "redirect/route/remove.go", old: "list, err := r.ourRoutes(f, table)", new: "if f == service.IPv6 {\n\t\t\t\tcontinue\n\t\t\t}\n\t\t\tlist, err := r.ourRoutes(f, table)",
 		pkg: "test/e2e", test: "TestPromise6_StopAndCleanupLeaveNothing/tproxy-nftables",
 	},
 	{
 		name: "no-takeover", what: "the next proxy adds its rules behind those of a killed one",
 		file: "redirect/tproxy/filter.go", old: "if old.exists {\n\t\tb.FlushTable", new: "if false {\n\t\tb.FlushTable",
 		pkg: "test/e2e", test: "TestPromise6_KilledProxyIsTakenOver/tproxy-nftables",
+	},
+	{
+		name: "program-not-pinned", what: "the BPF program ends with a killed proxy, so that the host's servers answer for Services",
+		file: "redirect/sklookup/pin.go", old: "err := l.Pin(path); err != nil", new: "err := error(nil); err != nil",
+		pkg: "test/e2e", test: "TestHostsServersDoNotAnswerForAKilledProxy/sklookup",
+	},
+	{
+		name: "no-shield", what: "no rule refuses for a killed proxy, though the BPF program ends with it",
+		file: "redirect/tproxy/omitted.go", old: "shield:   f.outlived,", new: "shield:   true,",
+		pkg: "test/e2e", test: "TestHostsServersDoNotAnswerForAKilledProxy/sklookup-nftables",
 	},
 
 	// Promise 8: one service does not slow another.
@@ -186,7 +196,7 @@ var promises = []mutation{
 	},
 	{
 		name: "younger-claim-wins", what: "a new Service takes an external IP that another one serves",
-		file: "service/claims.go", old: "cmp.Compare(a.since, b.since)", new: "cmp.Compare(b.since, a.since)",
+		file: "service/claims.go", old: "cmp.Compare(a.rank, b.rank),\n\t\tcmp.Compare(a.since, b.since)", new: "cmp.Compare(a.rank, b.rank),\n\t\tcmp.Compare(b.since, a.since)",
 		pkg: "service", test: "TestEarlierClaimStays",
 	},
 	{
@@ -203,5 +213,78 @@ var promises = []mutation{
 		name: "broken-file-empties", what: "a manifest with a typo takes its Services out of force",
 		file: "source/manifests/load.go", old: "if !st.bad {", new: "if true {",
 		pkg: "test/e2e", test: "TestLastGoodContentStaysInForce",
+	},
+
+	// The API server and the configuration file.
+	{
+		name: "token-dropped", what: "--master is asked without the token of the pod",
+		file: "source/kubernetes/client.go", old: "config.Host = c.Master\n", new: "config.Host, config.BearerToken = c.Master, \"\"\n",
+		pkg: "source/kubernetes", test: "TestMasterGetsTheTokenOfThePod",
+	},
+	{
+		name: "token-in-plain", what: "the pod's token is sent to a server without TLS",
+		file: "source/kubernetes/client.go", old: "if !rest.IsConfigTransportTLS(*config) {", new: "if false {",
+		pkg: "source/kubernetes", test: "TestMasterGetsTheTokenOfThePod",
+	},
+	{
+		name: "restart-not-told", what: "a field of the configuration file that needs a restart is called applied",
+		file: "cmd/sluice/configfile.go", old: "\"clusterCIDR\", \"nodePortAddresses\",", new: "\"clusterCIDR\", \"healthzBindAddress\", \"nodePortAddresses\",",
+		pkg: "cmd/sluice", test: "TestChangesOfTheConfigurationFile",
+	},
+	// The admin socket.
+	{
+		name: "drain-forgotten", what: "new connections still go to a drained endpoint",
+		file: "policy/topology.go", old: "endpoints := n.withDrains(v.Endpoints)", new: "endpoints := v.Endpoints",
+		pkg: "policy", test: "TestDrained",
+	},
+	{
+		name: "tap-loss-miscounted", what: "a slow reader of records is told a wrong number of what it has lost",
+		file: "conntrack/tap.go", old: "\t\t\tp.lost++", new: "\t\t\tp.lost += 2",
+		pkg: "conntrack", test: "TestSlowTapLosesItsOwnRecords",
+	},
+	{
+		name: "walks-never-rest", what: "clients that list all connections again and again take the event loops' time",
+		file: "conntrack/list.go", old: "restShare = 4", new: "restShare = 0",
+		pkg: "conntrack", test: "TestWalksRest",
+	},
+	{
+		name: "proxy-of-another-namespace", what: "a command asks the only proxy of the machine, which serves another network namespace",
+		file: "live/client/find.go", old: "c.Version.Namespace != namespace:", new: "c.Version.Namespace == 0:",
+		pkg: "live/client", test: "TestFindHere",
+	},
+	{
+		name: "admin-clients-unbounded", what: "clients of the admin socket take as many descriptors as they like",
+		file: "live/socket/socket.go", old: "maxConnections = 64", new: "maxConnections = 6400",
+		pkg: "test/e2e", test: "TestHostileClientsOfTheSocket",
+	},
+	{
+		name: "others-may-act", what: "every user who reaches the admin socket may end connections",
+		file: "live/socket/socket.go", old: "err == nil && (peer.Uid == 0 || int(peer.Uid) == os.Geteuid())", new: "err == nil && peer != nil",
+		pkg: "live/socket", test: "TestOthers",
+	},
+	{
+		name: "read-only-may-act", what: "readers of the forwarded page are told that they may end connections",
+		file: "live/serve/serve.go", old: `r.Header.Get(api.ReadOnly) == "" && `, new: ``,
+		pkg: "live/serve", test: "TestReadOnly",
+	},
+	{
+		name: "host-check-off", what: "the page answers to any name, so that any site may be its own origin",
+		file: "web/hosts.go", old: "\tif err != nil {\n\t\treturn false\n\t}", new: "\tif err != nil {\n\t\treturn true\n\t}",
+		pkg: "web", test: "TestHosts",
+	},
+	{
+		name: "page-acts", what: "the page passes actions on to the admin socket",
+		file: "web/web.go", old: "r.Method != http.MethodGet && r.Method != http.MethodHead", new: "r.Method == http.MethodTrace",
+		pkg: "web", test: "TestReadsOnly",
+	},
+	{
+		name: "page-for-other-sites", what: "pages of other sites may open streams of the page's API",
+		file: "web/web.go", old: "case \"\", \"same-origin\", \"none\":", new: "case \"\", \"same-origin\", \"none\", \"same-site\", \"cross-site\":",
+		pkg: "web", test: "TestReadsOnly",
+	},
+	{
+		name: "inline-scripts", what: "the page's policy allows scripts in its markup",
+		file: "web/web.go", old: "script-src 'self';", new: "script-src 'self' 'unsafe-inline';",
+		pkg: "web", test: "TestPolicy",
 	},
 }

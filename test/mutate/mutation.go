@@ -51,7 +51,13 @@ func (m *mutation) overlay(root, dir string) (string, error) {
 	if err := os.WriteFile(mutated, text, 0o644); err != nil {
 		return "", err
 	}
-	list, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(root, m.file): mutated}})
+	replace := map[string]string{filepath.Join(root, m.file): mutated}
+	if m.isBPF() {
+		if replace, err = m.compile(root, dir, text); err != nil {
+			return "", err
+		}
+	}
+	list, err := json.Marshal(map[string]any{"Replace": replace})
 	if err != nil {
 		return "", err
 	}

@@ -163,7 +163,8 @@ func (n *Namespace) awaitUp(ifname string) error {
 }
 
 // awaitLinkLocal waits for the kernel's link-local address of an operational
-// interface, and its routes.
+// interface, and its routes. The address is tentative until the kernel's worker adds
+// the routes, which it does under the lock that every change of an interface takes.
 func (n *Namespace) awaitLinkLocal(link netlink.Link) error {
 	return wait.Poll(wait.Patience, func() error {
 		addrs, err := n.nl.AddrList(link, netlink.FAMILY_V6)
@@ -171,8 +172,8 @@ func (n *Namespace) awaitLinkLocal(link netlink.Link) error {
 			return fmt.Errorf("%s: addresses: %w", link.Attrs().Name, err)
 		}
 		for _, a := range addrs {
-			if a.IP.IsLinkLocalUnicast() {
-				return nil
+			if a.IP.IsLinkLocalUnicast() && a.Flags&syscall.IFA_F_TENTATIVE == 0 {
+				return n.nl.LinkSetUp(link) // it is up; this waits for the lock
 			}
 		}
 		return fmt.Errorf("%s: got no link-local address", link.Attrs().Name)

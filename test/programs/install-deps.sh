@@ -1,47 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian packages of the programs that test/programs puts behind
-# Services. Root installs them; for other users it prints which ones to install.
-# It starts no services, and disables those of newly installed packages: the tests
-# run the programs themselves.
-set -euo pipefail
-
-# A package, and its service.
-needs=(
-  "postgresql postgresql" # pgbench too
-  "redis-server redis-server"
-  "redis-tools -"
-  "nginx-light nginx"
-  "mosquitto mosquitto"
-  "mosquitto-clients -"
-)
-
-packages=() services=()
-for need in "${needs[@]}"; do
-  read -r package service <<<"$need"
-  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' && continue
-  packages+=("$package")
-  [ "$service" = - ] || services+=("$service")
-done
-[ ${#packages[@]} -gt 0 ] || exit 0
-
-if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-  echo "install-deps: please install: ${packages[*]}" >&2
-  exit 1
-fi
-echo "install-deps: installing ${packages[*]}"
-
-# Exit status 101 of this file keeps packages from starting services. An existing
-# file is not changed.
-policy=/usr/sbin/policy-rc.d
-if [ ! -e "$policy" ]; then
-  trap 'rm -f "$policy"' EXIT
-  printf '#!/bin/sh\nexit 101\n' >"$policy"
-  chmod 755 "$policy"
-fi
-export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq
-apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
-for service in "${services[@]}"; do
-  update-rc.d "$service" disable >/dev/null 2>&1 || true
-  deb-systemd-helper disable "$service.service" >/dev/null 2>&1 || true
-done
+# Services (pgbench is a part of postgresql), and of those to which it gives records.
+exec "$(dirname "$0")/../install-packages.sh" postgresql:postgresql redis-server:redis-server redis-tools \
+  nginx-light:nginx mosquitto:mosquitto mosquitto-clients \
+  logrotate rsyslog:rsyslog systemd

@@ -55,7 +55,7 @@ func TestPublishAndSubscribe(t *testing.T) {
 			t.Errorf("mosquitto_pub: %v\n%s", err, out)
 		}
 		if round == 0 && full() {
-			time.Sleep(longPause())
+			pause(longPause())
 		}
 	}
 	for i, vip := range vips {

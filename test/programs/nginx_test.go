@@ -120,7 +120,7 @@ func TestDownloads(t *testing.T) {
 				t.Fatal(err)
 			}
 			if i == 0 {
-				time.Sleep(longPause())
+				pause(longPause())
 			}
 			rest, err := io.Copy(sum, body)
 			if err != nil || n+rest != int64(size) || [32]byte(sum.Sum(nil)) != want {
@@ -149,6 +149,9 @@ func bigFile(t *testing.T, path string, size int) [32]byte {
 	return [32]byte(sum.Sum(nil))
 }
 
+// enough is how many requests are made before and after an endpoint ends.
+const enough = 300
+
 // TestRestartOfTheOnlyEndpoint restarts nginx under load, with almost a second
 // between its end and its start. No client that connects in the meantime may
 // notice.
@@ -156,17 +159,17 @@ func TestRestartOfTheOnlyEndpoint(t *testing.T) {
 	w := newWorld(t, 1, 8080)
 	s := w.nginx(w.Backends[0], directory(t))
 	for range 3 {
-		stop := load(8, func(i int) error {
+		l := newLoad(8, func(i int) error {
 			_, err := w.hello(vips[i%2])
 			return err
 		})
-		time.Sleep(500 * time.Millisecond)
+		l.served(t, enough)
 		s.end(syscall.SIGQUIT)
 		ended := time.Now()
-		time.Sleep(600 * time.Millisecond)
+		pause(600 * time.Millisecond)
 		s.start()
-		time.Sleep(500 * time.Millisecond)
-		w.judge(stop(), ended)
+		l.served(t, enough)
+		w.judge(l.stop(), ended)
 	}
 }
 
@@ -176,15 +179,15 @@ func TestOneOfTwoEndpointsIsKilled(t *testing.T) {
 	w := newWorld(t, 2, 8080)
 	servers := []*server{w.nginx(w.Backends[0], directory(t)), w.nginx(w.Backends[1], directory(t))}
 	for _, s := range servers {
-		stop := load(8, func(i int) error {
+		l := newLoad(8, func(i int) error {
 			_, err := w.hello(vips[i%2])
 			return err
 		})
-		time.Sleep(500 * time.Millisecond)
+		l.served(t, enough)
 		s.end(syscall.SIGKILL)
 		killed := time.Now()
-		time.Sleep(time.Second)
-		w.judge(stop(), killed)
+		l.served(t, enough)
+		w.judge(l.stop(), killed)
 		s.start()
 	}
 }

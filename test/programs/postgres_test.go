@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
 
 // postgres runs PostgreSQL on the first backend, with the table of pgbench.
@@ -87,7 +86,7 @@ func TestCopyWithAReaderThatPauses(t *testing.T) {
 					t.Fatalf("row %d is %q", n, lines.Text())
 				}
 				if n == rows/10 {
-					time.Sleep(longPause())
+					pause(longPause())
 				}
 			}
 			if err := cmd.Wait(); err != nil || n != rows {

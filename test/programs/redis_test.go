@@ -104,7 +104,7 @@ func TestRedisClientsOutliveAPausedServer(t *testing.T) {
 		ping()
 		s.signal(syscall.SIGSTOP)
 		_, _ = io.WriteString(c, "PING\r\n")
-		time.Sleep(longPause() / 2)
+		pause(longPause() / 2)
 		s.signal(syscall.SIGCONT)
 		ping()
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,6 +31,9 @@ const nobody = 65534
 
 // full tells whether the tests may take minutes.
 func full() bool { return os.Getenv("SLUICE_TEST_FULL") == "1" }
+
+// pause stops a reader or a server for a time that is itself under test.
+func pause(d time.Duration) { time.Sleep(d) }
 
 // longPause is how long a client or a server stops: longer than any timeout after
 // which it might count as lost.
@@ -53,6 +57,13 @@ type world struct {
 // newWorld starts the proxy. All backends are endpoints, with the Service's port.
 func newWorld(t *testing.T, backends int, port uint16, flags ...string) *world {
 	t.Helper()
+	return newWorldBy(t, nil, backends, port, flags...)
+}
+
+// newWorldBy is newWorld with a program that runs the proxy: with its own arguments,
+// then the proxy and its arguments.
+func newWorldBy(t *testing.T, program []string, backends int, port uint16, flags ...string) *world {
+	t.Helper()
 	t.Parallel()
 	dir := t.TempDir()
 	w := &world{t: t, Lab: netns.NewLab(t, backends), port: port, accessLog: filepath.Join(dir, "access.log"), log: &output{}}
@@ -68,13 +79,19 @@ func newWorld(t *testing.T, backends int, port uint16, flags ...string) *world {
 	if err != nil || os.Getenv("SLUICE_BIN") == "" {
 		t.Fatal("SLUICE_BIN is not set: use make test-programs")
 	}
-	w.cmd = w.Node.Command(t, binary, append([]string{"run", "--manifests", manifests, "--hostname-override", "node",
+	args := append(slices.Clone(program), append([]string{binary, "run", "--manifests", manifests, "--hostname-override", "node",
 		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--access-log", w.accessLog, "--access-log-format", "json"}, flags...)...)
+	w.cmd = w.Node.Command(t, args[0], args[1:]...)
 	w.cmd.Stdout, w.cmd.Stderr = w.log, w.log
 	if err := w.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	wait.True(t, "sluice is ready", func() bool { return strings.Contains(w.log.String(), "ready") })
+	wait.For(t, "sluice is ready", time.Minute, func() error {
+		if !strings.Contains(w.log.String(), "ready") {
+			return errors.New(w.log.String())
+		}
+		return nil
+	})
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("sluice said:\n%s", w.log)
@@ -245,34 +262,58 @@ type attempt struct {
 	err   error
 }
 
-// load has clients repeat something until stop is called, which returns all
-// attempts.
-func load(clients int, try func(i int) error) (stop func() []attempt) {
-	var mu sync.Mutex
-	var all []attempt
-	over := make(chan struct{})
-	var wg sync.WaitGroup
+// load is clients that repeat something.
+type load struct {
+	mu   sync.Mutex
+	all  []attempt // guarded by mu
+	over chan struct{}
+	wg   sync.WaitGroup
+}
+
+// newLoad starts clients, which go on until stop.
+func newLoad(clients int, try func(i int) error) *load {
+	l := &load{over: make(chan struct{})}
 	for i := range clients {
-		wg.Go(func() {
+		l.wg.Go(func() {
 			for n := i; ; n++ {
 				select {
-				case <-over:
+				case <-l.over:
 					return
 				default:
 				}
 				a := attempt{began: time.Now()}
 				a.err = try(n)
-				mu.Lock()
-				all = append(all, a)
-				mu.Unlock()
+				l.mu.Lock()
+				l.all = append(l.all, a)
+				l.mu.Unlock()
 			}
 		})
 	}
-	return func() []attempt {
-		close(over)
-		wg.Wait()
-		return all
+	return l
+}
+
+// served waits until so many more attempts have succeeded.
+func (l *load) served(t *testing.T, more int) {
+	t.Helper()
+	count := func() (n int) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, a := range l.all {
+			if a.err == nil {
+				n++
+			}
+		}
+		return n
 	}
+	before := count()
+	wait.True(t, "requests are served", func() bool { return count() >= before+more })
+}
+
+// stop ends the load and returns all attempts.
+func (l *load) stop() []attempt {
+	close(l.over)
+	l.wg.Wait()
+	return l.all
 }
 
 // judge expects every attempt that began after a moment to have succeeded.

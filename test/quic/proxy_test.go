@@ -60,8 +60,9 @@ func start(t *testing.T, node *netns.Host, endpoints ...netip.Addr) *proxy {
 		return node.Dial(network, address)
 	}}
 	p.write(endpoints)
-	p.cmd = node.Command(t, program(t), "run", "--manifests", p.manifests, "--hostname-override", "node",
-		"--service-cidr", "10.96.0.0/16", "--access-log", "off", "--metrics-bind-address", metricsAddress)
+	args := []string{"run", "--manifests", p.manifests, "--hostname-override", "node",
+		"--service-cidr", "10.96.0.0/16", "--access-log", "off", "--metrics-bind-address", metricsAddress}
+	p.cmd = node.Command(t, program(t), append(args, strings.Fields(os.Getenv("SLUICE_TEST_FLAGS"))...)...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {
@@ -82,7 +83,7 @@ func (p *proxy) put(endpoints ...netip.Addr) {
 // await waits until the configuration in force is newer than since.
 func (p *proxy) await(since time.Time) {
 	p.t.Helper()
-	wait.For(p.t, "the configuration is in force", 30*time.Second, func() error {
+	wait.For(p.t, "the configuration is in force", time.Minute, func() error {
 		applied, err := p.applied()
 		if err == nil && applied <= max(float64(since.UnixNano())/1e9, 0) {
 			err = fmt.Errorf("it is of %v\n%s", applied, p.log.String())
@@ -94,13 +95,18 @@ func (p *proxy) await(since time.Time) {
 // applied returns when a configuration last came into force, in seconds since
 // 1970.
 func (p *proxy) applied() (float64, error) {
+	return p.metric("sluice_config_applied_timestamp_seconds")
+}
+
+// metric returns the value of a metric without labels; 0 if there is none.
+func (p *proxy) metric(name string) (float64, error) {
 	response, err := p.http.Get("http://" + metricsAddress + "/metrics")
 	if err != nil {
 		return 0, err
 	}
 	defer response.Body.Close()
 	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
-		if value, ok := strings.CutPrefix(lines.Text(), "sluice_config_applied_timestamp_seconds "); ok {
+		if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
 			return strconv.ParseFloat(value, 64)
 		}
 	}
@@ -110,6 +116,10 @@ func (p *proxy) applied() (float64, error) {
 // stop ends the proxy with SIGTERM.
 func (p *proxy) stop() {
 	p.t.Helper()
+	decided, err := p.metric("sluice_flows_decided_total")
+	if wanted := strings.Contains(os.Getenv("SLUICE_TEST_FLAGS"), "--datapath=kernel"); err != nil || wanted != (decided > 0) {
+		p.t.Errorf("the kernel forwards %v sessions, %v", decided, err)
+	}
 	p.http.CloseIdleConnections()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		p.t.Fatal(err)

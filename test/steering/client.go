@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -106,7 +105,7 @@ func Keep(t testing.TB, c net.Conn, from string, d service.Destination) *Held {
 	t.Helper()
 	t.Cleanup(func() { _ = c.Close() })
 	if _, err := netns.AskOn(c); err != nil {
-		t.Fatalf("from %s to %s: %v", from, redirect.Format(d), err)
+		t.Fatalf("from %s to %s: %v", from, d, err)
 	}
 	return &Held{c, from, d}
 }
@@ -123,7 +122,7 @@ func (h *Held) Works(t testing.TB, when string) {
 		n += m
 	}
 	if err != nil || !bytes.Equal(sent, got) {
-		t.Errorf("%s: the connection from %s to %s: %v", when, h.from, redirect.Format(h.to), err)
+		t.Errorf("%s: the connection from %s to %s: %v", when, h.from, h.to, err)
 	}
 }
 

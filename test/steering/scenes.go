@@ -106,7 +106,7 @@ func nonLocal(t *testing.T, m Mode) {
 				want = Refused
 			}
 			if got := Reach(t, from, lingering[i], want); got != want {
-				t.Errorf("lingering: %s to %s: %q, want %q", from.Name(), redirect.Format(lingering[i]), got, want)
+				t.Errorf("lingering: %s to %s: %q, want %q", from.Name(), lingering[i], got, want)
 			}
 		}
 	}

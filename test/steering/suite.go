@@ -112,7 +112,7 @@ func (s *stage) fromEverywhere(t *testing.T, when string, want string, ds ...ser
 	}
 	for range 2 * len(ds) {
 		if a := <-answers; a.got != a.want {
-			t.Errorf("%s: %s to %s: %q, want %q", when, a.from.Name(), redirect.Format(a.to), a.got, a.want)
+			t.Errorf("%s: %s to %s: %q, want %q", when, a.from.Name(), a.to, a.got, a.want)
 		}
 	}
 }

@@ -71,11 +71,13 @@ func guest() (status int, err error) {
 			return 0, err
 		}
 	}
-	if err := loadModules(c.Modules); err != nil {
+	if err := LoadModules(c.Modules...); err != nil {
 		return 0, err
 	}
-	if err := os.WriteFile("/proc/sys/kernel/modules_disabled", []byte("1"), 0); err != nil {
-		return 0, err
+	if !c.Unlocked {
+		if err := os.WriteFile("/proc/sys/kernel/modules_disabled", []byte("1"), 0); err != nil {
+			return 0, err
+		}
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err == nil {
@@ -140,8 +142,9 @@ func mountHost(dir, target string, flags uintptr) error {
 	return nil
 }
 
-// loadModules loads modules by name, each after its dependencies.
-func loadModules(names []string) error {
+// LoadModules loads modules by name into this kernel, a guest's, each after its
+// dependencies.
+func LoadModules(names ...string) error {
 	if len(names) == 0 {
 		return nil
 	}

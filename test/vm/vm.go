@@ -33,6 +33,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Config describes what runs in the guest.
@@ -46,8 +48,9 @@ type Config struct {
 	// Env is its environment, in addition to PATH, HOME and TMPDIR.
 	Env []string
 	// Modules are loaded before it runs, with their dependencies. Later no module
-	// can be loaded.
-	Modules []string
+	// can be loaded, unless the guest is Unlocked.
+	Modules  []string
+	Unlocked bool
 	// Visible are host directories below /tmp and /root that it can see, in
 	// addition to the command's and Dir. All others there are hidden.
 	Visible []string
@@ -57,6 +60,8 @@ type Config struct {
 	Memory string `json:"-"`
 	// Output gets the command's standard output and error.
 	Output io.Writer `json:"-"`
+	// Started is called with the process group of the guest's kernel, unless it is nil.
+	Started func(group int) `json:"-"`
 }
 
 // The names that host and guest share.
@@ -112,7 +117,7 @@ func Run(ctx context.Context, c Config) (status int, err error) {
 	cmd := exec.CommandContext(ctx, "linux.uml", "mem="+c.Memory, "rootfstype=hostfs", "rootflags=/", "ro",
 		"init="+filepath.Join(job, "init"), jobEnv+"="+job,
 		"con0=null,fd:3", "con=null", "ssl=null", "quiet", "loglevel=0", "umid=vm", "uml_dir="+job+"/")
-	cmd.Env = append(os.Environ(), "LD_PRELOAD="+shim, "TMPDIR="+job)
+	cmd.Env = append(os.Environ(), "LD_PRELOAD="+shim, "TMPDIR="+memoryDir(job))
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{input}
 	// The kernel consists of many processes, which end with their group.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -122,6 +127,9 @@ func Run(ctx context.Context, c Config) (status int, err error) {
 		return 0, errors.Join(err, input.Close(), output.Close())
 	}
 	_ = input.Close()
+	if c.Started != nil {
+		c.Started(cmd.Process.Pid)
+	}
 	copied := make(chan struct{})
 	go func() {
 		defer close(copied)
@@ -177,6 +185,18 @@ func (c *Config) prepare(job string) error {
 		return fmt.Errorf("guest: first process: %w", err)
 	}
 	return os.WriteFile(filepath.Join(job, "init"), program, 0o755)
+}
+
+// memoryDir returns where the file that is the guest's memory belongs: shared memory, if
+// that has plenty of room and code may run there, else the job's directory. On a disk,
+// each write-back of the file makes the guest fault on the pages that it writes next.
+func memoryDir(job string) string {
+	const shared, plenty = "/dev/shm", 4 << 30
+	var s unix.Statfs_t
+	if unix.Statfs(shared, &s) != nil || s.Type != unix.TMPFS_MAGIC || s.Flags&unix.ST_NOEXEC != 0 || s.Bavail*uint64(s.Bsize) < plenty {
+		return job
+	}
+	return shared
 }
 
 // tail returns the end of the kernel's log.

@@ -23,6 +23,8 @@ var programs struct {
 	init  string // the guests' first process
 	proxy string
 	tests string // package inside
+	flows string // the tests of package flow
+	sctp  string // package test/sctp
 	err   error
 }
 
@@ -57,7 +59,9 @@ func build() (err error) {
 	}{
 		{&programs.init, []string{"build", "-buildvcs=false", "-trimpath", "-o", "init", module + "test/vm/run"}},
 		{&programs.proxy, []string{"build", "-buildvcs=false", "-trimpath", "-o", "sluice", module + "cmd/sluice"}},
+		{&programs.flows, []string{"test", "-c", "-trimpath", "-o", "flow.test", module + "flow"}},
 		{&programs.tests, []string{"test", "-c", "-trimpath", "-o", "inside.test", module + "test/vm/inside"}},
+		{&programs.sctp, []string{"test", "-c", "-trimpath", "-o", "sctp.test", module + "test/sctp"}},
 	} {
 		out := slices.Index(p.args, "-o") + 1
 		*p.path = filepath.Join(programs.dir, p.args[out])
@@ -77,12 +81,17 @@ func guest(t *testing.T, c vm.Config) (int, string) {
 	need(t)
 	var out bytes.Buffer
 	c.Init, c.Output = programs.init, &out
-	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
+	patience := 15 * time.Minute
+	if os.Getenv("SLUICE_TEST_FULL") != "" {
+		patience = 45 * time.Minute
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	status, err := vm.Run(ctx, c)
 	if err != nil {
 		t.Fatalf("%v\nit wrote:\n%s", err, out.String())
 	}
+	t.Logf("the guest wrote:\n%s", out.String())
 	return status, out.String()
 }
 
@@ -181,5 +190,62 @@ func TestKernelsWithLess(t *testing.T) {
 				t.Errorf("exit status %d:\n%s", status, out)
 			}
 		})
+	}
+}
+
+// sctpModules give the guest SCTP, and the checksum of its cookies.
+var sctpModules = []string{"sctp", "hmac"}
+
+// Services of SCTP, in every steering mode that this kernel has.
+func TestSCTP(t *testing.T) {
+	need(t)
+	for _, c := range []struct {
+		name, run string
+		modules   []string
+	}{
+		{"sockets and relay", "Mailbox|Refusing|StreamsAndSource|Ends$|Relay|Path", nil},
+		{"sklookup", "Promise|EndsThrough|Cases", nil},
+		{"settings", "TestProxy(Keeps|BoundsMessages|Follows|Stops|Mode|Independent)", nil},
+		{"faults", "TestProxy(Bears|BoundsSlow|Finds|Holds|Ends)", nil},
+		{"tproxy/iptables", "Cases", slices.Concat(iptables, ipset)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			status, out := guest(t, vm.Config{
+				Command: []string{programs.sctp, "-test.v", "-test.run", c.run},
+				Env:     []string{"SLUICE_SCTP_PROGRAM=" + programs.proxy, "SLUICE_REQUIRE_ROOT=1", "SLUICE_TEST_FULL=" + os.Getenv("SLUICE_TEST_FULL")},
+				Modules: slices.Concat(network, sctpModules, c.modules),
+			})
+			if status != 0 || !strings.Contains(out, "--- PASS: ") {
+				t.Errorf("exit status %d:\n%s", status, out)
+			}
+		})
+	}
+}
+
+// A kernel without SCTP serves everything else, says so, and serves SCTP once the module
+// is loaded.
+func TestKernelGetsSCTPLater(t *testing.T) {
+	need(t)
+	status, out := guest(t, vm.Config{
+		Command: []string{programs.sctp, "-test.v", "-test.run", "TestModuleComesLater"},
+		Env:     []string{"SLUICE_SCTP_PROGRAM=" + programs.proxy, "SLUICE_SCTP_LATER=1", "SLUICE_REQUIRE_ROOT=1"},
+		Modules: network, Unlocked: true,
+	})
+	if status != 0 || !strings.Contains(out, "--- PASS: TestModuleComesLater") {
+		t.Errorf("exit status %d:\n%s", status, out)
+	}
+}
+
+// A kernel without tcx forwards connections by clsact.
+func TestKernelFlowsWithoutTCX(t *testing.T) {
+	need(t)
+	status, out := guest(t, vm.Config{
+		Command: []string{programs.flows, "-test.v", "-test.run", "^(TestTrial|TestConnectionPassesTheKernel|TestDeadEndpointIsRetriedInTheHandshake|TestMasquerade)"},
+		Env:     []string{"SLUICE_REQUIRE_ROOT=1"},
+		Modules: slices.Concat(network, []string{"sch_ingress", "cls_bpf"}),
+	})
+	if status != 0 || !strings.Contains(out, "--- PASS: TestTrial") {
+		t.Errorf("exit status %d:\n%s", status, out)
 	}
 }

@@ -31,6 +31,9 @@ const (
 	UDPEcho  Kind = "udp-echo" // request and response on open sockets
 	UDPFresh Kind = "udp-new"  // the same, with a new socket for each request
 	UDPPour  Kind = "udp-bulk" // datagrams one way, from one socket
+
+	SCTPEcho     Kind = "sctp-echo"     // request and response on open associations
+	SCTPDownload Kind = "sctp-download" // read messages without end
 )
 
 // Close tells which side ends a connection of Churn first.
@@ -62,6 +65,25 @@ type Spec struct {
 
 	RelayPIDs  []int // whose CPU time is the relay's
 	ServerPIDs []int
+
+	Mark string // a line of the console tells this, where the measured time begins and ends; empty for none
+}
+
+// Marker begins a line that says that the measured time of a Spec with a Mark begins or
+// ends: Marker, "begin" or "end", and the Mark, separated by blanks.
+const Marker = "@window"
+
+// mark writes such a line.
+func (s *Spec) mark(what string) error {
+	if s.Mark == "" {
+		return nil
+	}
+	console, err := os.OpenFile("/dev/console", os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(console, "%s %s %s\n", Marker, what, s.Mark)
+	return errors.Join(err, console.Close())
 }
 
 // Result is the result of one measurement. Counts are of the measured time only.
@@ -108,12 +130,13 @@ func Run(spec Spec) (*Result, error) {
 
 	time.Sleep(spec.Warmup)
 	before, err := takeUsage(spec)
-	if err != nil {
+	if err := errors.Join(err, spec.mark("begin")); err != nil {
 		return nil, err
 	}
 	<-done // after the first one ends, the load is incomplete
-	after, err := takeUsage(spec)
-	if err != nil {
+	err = spec.mark("end")
+	after, usageErr := takeUsage(spec)
+	if err := errors.Join(err, usageErr); err != nil {
 		return nil, err
 	}
 	for range len(workers) - 1 {
@@ -162,15 +185,19 @@ func newWorkers(spec Spec) ([]worker, error) {
 		case Upload:
 			err = add(newStreamer(spec.targets(PortSink), n, true))
 		case Echo:
-			err = add(newEchoer(spec.targets(PortEcho), n))
+			err = add(newEchoer(spec.targets(PortEcho), n, MessageSize))
 		case Churn:
 			err = add(newChurner(spec, n))
+		case SCTPEcho:
+			err = add(newEchoer(spec.targets(PortEcho).overSCTP(), n, SCTPMessageSize))
+		case SCTPDownload:
+			err = add(newStreamer(spec.targets(PortSource).overSCTP(), n, false))
 		case UDPEcho, UDPFresh:
 			err = add(newAsker(spec, n, spec.Kind == UDPFresh))
 		case UDPPour:
 			err = add(newPourer(spec))
 		case Mixed:
-			err = add(newEchoer(spec.targets(PortAside), n))
+			err = add(newEchoer(spec.targets(PortAside), n, MessageSize))
 		default:
 			err = fmt.Errorf("load: unknown kind %q", spec.Kind)
 		}
@@ -208,6 +235,14 @@ func (s Spec) targets(port uint16) *rotation {
 	r := &rotation{}
 	for _, a := range s.Targets {
 		r.addrs = append(r.addrs, newSockaddr(netip.AddrPortFrom(a, port)))
+	}
+	return r
+}
+
+// overSCTP returns the addresses for SCTP.
+func (r *rotation) overSCTP() *rotation {
+	for _, a := range r.addrs {
+		a.overSCTP()
 	}
 	return r
 }

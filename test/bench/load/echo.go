@@ -13,6 +13,7 @@ type echoer struct {
 	m     meter
 	poll  *poller
 	conns []exchange
+	size  int // of a message
 	buf   [2 * MessageSize]byte
 }
 
@@ -25,18 +26,20 @@ type exchange struct {
 	sent   int64
 }
 
-func newEchoer(targets *rotation, clients int) (*echoer, error) {
+func newEchoer(targets *rotation, clients, size int) (*echoer, error) {
 	p, err := newPoller()
 	if err != nil {
 		return nil, err
 	}
-	e := &echoer{poll: p, conns: make([]exchange, clients)}
+	e := &echoer{poll: p, conns: make([]exchange, clients), size: size}
 	for i := range e.conns {
-		fd, err := connected(targets.next())
+		target := targets.next()
+		fd, err := connected(target)
 		if err != nil {
 			return nil, fmt.Errorf("client %d: %w", i, err)
 		}
-		setOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+		o := target.noDelay()
+		setOption(fd, o[0], o[1], o[2])
 		if errno := p.add(fd, unix.EPOLLIN, int32(i)); errno != 0 {
 			return nil, fmt.Errorf("epoll: %w", errno)
 		}
@@ -70,13 +73,13 @@ func (e *echoer) request(c *exchange, t int64) {
 	c.got, c.sent = 0, t
 	binary.NativeEndian.PutUint64(e.buf[:], c.number)
 	// An idle connection's buffer has room for a whole request.
-	if n, errno := write(c.fd, e.buf[:MessageSize]); errno != 0 || n != MessageSize {
+	if n, errno := write(c.fd, e.buf[:e.size]); errno != 0 || n != e.size {
 		e.drop(c, errno.Error())
 	}
 }
 
 func (e *echoer) receive(c *exchange) {
-	n, errno := read(c.fd, e.buf[c.got:MessageSize+1])
+	n, errno := read(c.fd, e.buf[c.got:e.size+1])
 	switch {
 	case errno == unix.EAGAIN:
 		return
@@ -87,11 +90,11 @@ func (e *echoer) receive(c *exchange) {
 		e.drop(c, "closed by peer")
 		return
 	}
-	if c.got == 0 && n >= 8 && binary.NativeEndian.Uint64(e.buf[:]) != c.number || c.got+n > MessageSize {
+	if c.got == 0 && n >= 8 && binary.NativeEndian.Uint64(e.buf[:]) != c.number || c.got+n > e.size {
 		e.drop(c, "wrong response")
 		return
 	}
-	if c.got += n; c.got == MessageSize {
+	if c.got += n; c.got == e.size {
 		t := now()
 		e.m.done(t, c.sent)
 		e.request(c, t)

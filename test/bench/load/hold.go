@@ -20,10 +20,10 @@ import (
 
 // HoldCommand is one line of the holder's input, in JSON.
 type HoldCommand struct {
-	Op     string // "open", "ping" or "close"
-	UDP    bool   // "open": sessions instead of connections
-	N      int    // how many to open or close
-	AtOnce int    // how many take their step at once; 0 for 32
+	Op      string // "open", "ping" or "close"
+	Network string // "open": "udp" for sessions, "sctp" for associations; empty for TCP connections
+	N       int    // how many to open or close
+	AtOnce  int    // how many take their step at once; 0 for 32
 }
 
 // HoldReply is one line of its output.
@@ -40,8 +40,9 @@ const holdTimeout = 10 * time.Second
 // Hold runs the holder until its input ends.
 func Hold(target netip.Addr, in io.Reader, out io.Writer) error {
 	h := holder{targets: map[string]string{
-		"tcp": netip.AddrPortFrom(target, PortEcho).String(),
-		"udp": netip.AddrPortFrom(target, PortUDPEcho).String(),
+		"tcp":  netip.AddrPortFrom(target, PortEcho).String(),
+		"udp":  netip.AddrPortFrom(target, PortUDPEcho).String(),
+		"sctp": netip.AddrPortFrom(target, PortEcho).String(),
 	}}
 	replies := json.NewEncoder(out)
 	commands := json.NewDecoder(in)
@@ -56,11 +57,7 @@ func Hold(target netip.Addr, in io.Reader, out io.Writer) error {
 		var reply HoldReply
 		switch c.Op {
 		case "open":
-			network := "tcp"
-			if c.UDP {
-				network = "udp"
-			}
-			reply = h.open(network, c.N)
+			reply = h.open(cmp.Or(c.Network, "tcp"), c.N)
 		case "ping":
 			reply = h.ping()
 		case "close":
@@ -78,13 +75,26 @@ func Hold(target netip.Addr, in io.Reader, out io.Writer) error {
 type holder struct {
 	targets map[string]string // by network
 	atOnce  int
-	conns   []net.Conn
+	conns   []line
+}
+
+// line is a connection, a UDP session or an association.
+type line interface {
+	io.ReadWriteCloser
+	SetDeadline(time.Time) error
+}
+
+func (h *holder) dial(network string) (line, error) {
+	if network == "sctp" {
+		return dialSCTP(h.targets[network])
+	}
+	return net.DialTimeout(network, h.targets[network], holdTimeout)
 }
 
 func (h *holder) open(network string, n int) HoldReply {
-	fresh := make([]net.Conn, n)
-	reply := h.each(fresh, func(int) (net.Conn, error) {
-		conn, err := net.DialTimeout(network, h.targets[network], holdTimeout)
+	fresh := make([]line, n)
+	reply := h.each(fresh, func(int) (line, error) {
+		conn, err := h.dial(network)
 		if err != nil {
 			return nil, err
 		}
@@ -104,8 +114,8 @@ func (h *holder) open(network string, n int) HoldReply {
 
 func (h *holder) ping() HoldReply {
 	before := h.conns
-	after := make([]net.Conn, len(before))
-	reply := h.each(after, func(i int) (net.Conn, error) {
+	after := make([]line, len(before))
+	reply := h.each(after, func(i int) (line, error) {
 		if err := ping(before[i]); err != nil {
 			_ = before[i].Close()
 			return nil, err
@@ -126,12 +136,12 @@ func (h *holder) close(n int) HoldReply {
 	for _, conn := range h.conns[:n] {
 		_ = conn.Close()
 	}
-	h.conns = append([]net.Conn(nil), h.conns[n:]...)
+	h.conns = append([]line(nil), h.conns[n:]...)
 	return HoldReply{Good: n}
 }
 
 // each fills the list by calling step for every index, a few at once.
-func (h *holder) each(list []net.Conn, step func(int) (net.Conn, error)) HoldReply {
+func (h *holder) each(list []line, step func(int) (line, error)) HoldReply {
 	var (
 		mu      sync.Mutex
 		latency Histogram
@@ -183,7 +193,7 @@ func cause(err error) string {
 }
 
 // ping exchanges one message.
-func ping(conn net.Conn) error {
+func ping(conn line) error {
 	if err := conn.SetDeadline(time.Now().Add(holdTimeout)); err != nil {
 		return err
 	}

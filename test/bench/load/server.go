@@ -25,8 +25,18 @@ const (
 // Ports lists them all.
 var Ports = []uint16{PortEcho, PortOnce, PortSource, PortSink, PortHTTP, PortPattern, PortAside, PortIperf}
 
+// SCTPPorts lists those that also serve SCTP.
+var SCTPPorts = []uint16{PortEcho, PortSource}
+
 // MessageSize is the size of a request and of its response, in bytes.
 const MessageSize = 128
+
+// The sizes of SCTP messages, in bytes: of a request and of its response, and of those
+// that PortSource sends.
+const (
+	SCTPMessageSize = 100
+	SCTPBulkSize    = 16 << 10
+)
 
 // bulkSize is the size of a bulk stream's reads and writes; iperf3 uses the same.
 const bulkSize = 128 << 10
@@ -35,19 +45,27 @@ const bulkSize = 128 << 10
 type ServerSpec struct {
 	Address netip.Addr // of the listening sockets; unspecified for all of the family
 	Threads int        // for each of bulk and small messages
+	SCTP    bool       // PortEcho and PortSource serve SCTP too
 }
 
 // Serve answers on all ports until the process is killed. It uses the whole
 // process: the garbage collector is off, and each loop has a thread.
 func Serve(spec ServerSpec) error {
 	debug.SetGCPercent(-1)
-	runtime.GOMAXPROCS(2*spec.Threads + 4 + len(UDPPorts))
+	runtime.GOMAXPROCS(2*spec.Threads + 5 + len(UDPPorts))
 	groups := [][]uint16{{PortAside}}
 	for range spec.Threads {
 		groups = append(groups, []uint16{PortEcho, PortOnce, PortHTTP}, []uint16{PortSource, PortSink})
 	}
 	for _, ports := range groups {
-		s, err := newServer(spec.Address, ports)
+		s, err := newServer(spec.Address, ports, unix.IPPROTO_TCP, bulkSize)
+		if err != nil {
+			return err
+		}
+		go s.run()
+	}
+	if spec.SCTP {
+		s, err := newServer(spec.Address, SCTPPorts, unix.IPPROTO_SCTP, SCTPBulkSize)
 		if err != nil {
 			return err
 		}
@@ -81,14 +99,16 @@ type served struct {
 var httpResponse = fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nContent-Type: text/plain\r\n\r\n%s",
 	MessageSize, bytes.Repeat([]byte("."), MessageSize))
 
-func newServer(at netip.Addr, ports []uint16) (*server, error) {
+func newServer(at netip.Addr, ports []uint16, protocol, bulk int) (*server, error) {
 	p, err := newPoller()
 	if err != nil {
 		return nil, fmt.Errorf("epoll: %w", err)
 	}
-	s := &server{poll: p, buf: make([]byte, 2*bulkSize), bulk: bytes.Repeat([]byte("sluice__"), bulkSize/8)}
+	s := &server{poll: p, buf: make([]byte, 2*bulkSize), bulk: bytes.Repeat([]byte("sluice__"), bulk/8)}
 	for _, port := range ports {
-		fd, errno := listen(netip.AddrPortFrom(at, port))
+		addr := newSockaddr(netip.AddrPortFrom(at, port))
+		addr.protocol = protocol
+		fd, errno := listen(addr)
 		if errno != 0 {
 			return nil, fmt.Errorf("listen at port %d: %w", port, errno)
 		}

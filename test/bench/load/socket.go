@@ -51,22 +51,23 @@ func resetOnClose(fd int) {
 
 // sockaddr is an address in the kernel's format.
 type sockaddr struct {
-	family int
-	size   uintptr
-	v4     unix.RawSockaddrInet4
-	v6     unix.RawSockaddrInet6
+	family   int
+	protocol int // IPPROTO_TCP or IPPROTO_SCTP
+	size     uintptr
+	v4       unix.RawSockaddrInet4
+	v6       unix.RawSockaddrInet6
 }
 
 func newSockaddr(a netip.AddrPort) *sockaddr {
 	port := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, a.Port()))
 	if a.Addr().Is4() {
 		return &sockaddr{
-			family: unix.AF_INET, size: unix.SizeofSockaddrInet4,
+			family: unix.AF_INET, protocol: unix.IPPROTO_TCP, size: unix.SizeofSockaddrInet4,
 			v4: unix.RawSockaddrInet4{Family: unix.AF_INET, Port: port, Addr: a.Addr().As4()},
 		}
 	}
 	return &sockaddr{
-		family: unix.AF_INET6, size: unix.SizeofSockaddrInet6,
+		family: unix.AF_INET6, protocol: unix.IPPROTO_TCP, size: unix.SizeofSockaddrInet6,
 		v6: unix.RawSockaddrInet6{Family: unix.AF_INET6, Port: port, Addr: a.Addr().As16()},
 	}
 }
@@ -78,15 +79,30 @@ func (s *sockaddr) pointer() unsafe.Pointer {
 	return unsafe.Pointer(&s.v6)
 }
 
-func socket(family int) (int, unix.Errno) {
-	n, _, errno := unix.RawSyscall(unix.SYS_SOCKET, uintptr(family), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+// overSCTP returns the address for one-to-one SCTP sockets.
+func (s *sockaddr) overSCTP() *sockaddr {
+	s.protocol = unix.IPPROTO_SCTP
+	return s
+}
+
+func (s *sockaddr) socket() (int, unix.Errno) {
+	n, _, errno := unix.RawSyscall(unix.SYS_SOCKET, uintptr(s.family), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, uintptr(s.protocol))
 	return int(n), errno
+}
+
+// noDelay is TCP_NODELAY or SCTP_NODELAY.
+func (s *sockaddr) noDelay() [3]int {
+	const sctpNoDelay = 3
+	if s.protocol == unix.IPPROTO_SCTP {
+		return [3]int{unix.IPPROTO_SCTP, sctpNoDelay, 1}
+	}
+	return [3]int{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1}
 }
 
 // dial starts a connection, from source unless it is nil. The kernel chooses the
 // port when it knows the peer, so that each peer has the whole range.
 func dial(target, source *sockaddr) (int, unix.Errno) {
-	fd, errno := socket(target.family)
+	fd, errno := target.socket()
 	if errno != 0 {
 		return -1, errno
 	}
@@ -106,16 +122,15 @@ func dial(target, source *sockaddr) (int, unix.Errno) {
 }
 
 // listen opens a listening socket that shares its port with other loops.
-func listen(at netip.AddrPort) (int, unix.Errno) {
-	addr := newSockaddr(at)
-	fd, errno := socket(addr.family)
+func listen(addr *sockaddr) (int, unix.Errno) {
+	fd, errno := addr.socket()
 	if errno != 0 {
 		return -1, errno
 	}
 	for _, o := range [][3]int{
 		{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1},
 		{unix.SOL_SOCKET, unix.SO_REUSEPORT, 1},
-		{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1}, // accepted sockets inherit it
+		addr.noDelay(), // accepted sockets inherit it
 	} {
 		if errno := setOption(fd, o[0], o[1], o[2]); errno != 0 {
 			closeFD(fd)

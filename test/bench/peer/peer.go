@@ -30,6 +30,7 @@ type Peer struct {
 	Extra   bool     // runs only if it is named
 	Columns []string // the columns that it has; nil for all
 	Variant bool     // other flags of the product, or another build
+	Kernel  bool     // the kernel forwards: flags of columns, which are about the relay, are not for it
 	Package string   // the Debian package that has the program
 	program string   // its name or file; empty if none is needed
 	version []string
@@ -62,6 +63,9 @@ type Running struct {
 
 // All lists the peers in the order of the table.
 func All(builds Builds) []Peer {
+	// As dnat: nothing of what decides about the source address is configured.
+	kernel := sluice(builds.Sluice, "sluice-kernel", "the whole product, forwarded by the kernel; the server sees the client's address", "--datapath=kernel")
+	kernel.Kernel = true
 	splice := haproxy("haproxy-splice", "the same, made to splice everything", "request", "response")
 	splice.Columns = []string{"bulk1", "bulk16", "rr64", "mixed"}
 	peers := []Peer{
@@ -72,6 +76,7 @@ func All(builds Builds) []Peer {
 		{Name: "nginx", About: "Debian's stream module, bound to the service's address", Package: "nginx and libnginx-mod-stream", program: "nginx", version: []string{"-v"}, start: startNginx},
 		{Name: "goproxy", About: "plain Go: two goroutines for each connection, io.Copy (which splices)", start: startGoProxy},
 		sluice(builds.Sluice, "sluice", "the whole product, access log on", fromNode),
+		kernel,
 	}
 	noSplice := sluice(builds.Sluice, "sluice-nosplice", "the same with --splice=off", fromNode, "--splice=off")
 	noSplice.Extra = true

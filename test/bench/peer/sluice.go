@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -43,6 +44,11 @@ func startSluice(s *Site, build string, flags []string) (*Running, error) {
 		"--access-log", filepath.Join(s.Dir, "access.log"),
 		"--metrics-bind-address", metrics,
 	}
+	if help, err := exec.Command(build, "run", "--help").Output(); err != nil {
+		return nil, fmt.Errorf("%s run --help: %w", build, err)
+	} else if strings.Contains(string(help), "--bpf-root") { // older builds have no such flag
+		args = append(args, "--bpf-root", s.World.BPFRoot)
+	}
 	r, err := s.launch(world.Command{Path: build, Args: slices.Concat(args, flags, s.Flags)})
 	if err != nil {
 		return nil, err
@@ -61,6 +67,12 @@ func Manifests(w *world.World) string {
 	for _, port := range load.Ports {
 		fmt.Fprintf(&ports, "  - {name: p%d, protocol: TCP, port: %d, targetPort: %d}\n", port, port, port)
 		fmt.Fprintf(&slicePorts, "- {name: p%d, protocol: TCP, port: %d}\n", port, port)
+	}
+	if w.SCTP {
+		for _, port := range load.SCTPPorts {
+			fmt.Fprintf(&ports, "  - {name: s%d, protocol: SCTP, port: %d, targetPort: %d}\n", port, port, port)
+			fmt.Fprintf(&slicePorts, "- {name: s%d, protocol: SCTP, port: %d}\n", port, port)
+		}
 	}
 	for _, port := range load.UDPPorts {
 		fmt.Fprintf(&ports, "  - {name: u%d, protocol: UDP, port: %d, targetPort: %d}\n", port, port, port)

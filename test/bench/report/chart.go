@@ -21,7 +21,7 @@ const (
 
 var colours = map[string]string{
 	"direct": "#9aa5b1", "dnat": "#c3cbd4", "haproxy": "#4f7cac", "haproxy-splice": "#7ba3cc", "nginx": "#5b9f8f", "goproxy": "#c9a24b",
-	"sluice": "#d1495b",
+	"sluice": "#d1495b", "sluice-kernel": "#8f2d56",
 }
 
 // variantColour is for Sluice with other flags, or another build of it.

@@ -32,8 +32,8 @@ func (d *Data) Summary() string {
 	return b.String()
 }
 
-// Figures writes each peer's figures, the ratios of Sluice to each, the variants,
-// and the notes.
+// Figures writes each peer's figures, the ratios of Sluice's data paths to each, the
+// variants, and the notes.
 func (d *Data) Figures() string {
 	var b strings.Builder
 	peers := d.having(false)
@@ -41,15 +41,9 @@ func (d *Data) Figures() string {
 		s, ok := d.Spread(peer, m.ID)
 		return s.words(ok)
 	})
+	d.writeRatios(&b, "Sluice", subject, peers)
+	d.writeRatios(&b, "Sluice's kernel flows", kernelFlows, peers)
 	if d.measured(subject) {
-		others := slices.DeleteFunc(slices.Clone(peers), func(p string) bool { return p == subject })
-		d.writeTable(&b, "ratio of Sluice to each peer: median of the rounds", others, func(m Metric, peer string) string {
-			ratio, ok := d.Ratio(subject, peer, m.ID)
-			if !ok || !m.Ratios {
-				return ""
-			}
-			return fmt.Sprintf("%.2f", ratio.Median)
-		})
 		d.writeTable(&b, "variants of Sluice: median, and ratio to the default", d.having(true), func(m Metric, peer string) string {
 			s, ok := d.Spread(peer, m.ID)
 			ratio, known := d.Ratio(peer, subject, m.ID)
@@ -68,8 +62,26 @@ func (d *Data) Figures() string {
 	return b.String()
 }
 
-// subject is the peer that the report is about.
-const subject = "sluice"
+// The peers that the report is about: the product's data paths.
+const (
+	subject     = "sluice"
+	kernelFlows = "sluice-kernel"
+)
+
+// writeRatios writes the ratios of one peer to all others.
+func (d *Data) writeRatios(b *strings.Builder, title, subject string, peers []string) {
+	if !d.measured(subject) {
+		return
+	}
+	others := slices.DeleteFunc(slices.Clone(peers), func(p string) bool { return p == subject })
+	d.writeTable(b, "ratio of "+title+" to each peer: median of the rounds", others, func(m Metric, peer string) string {
+		ratio, ok := d.Ratio(subject, peer, m.ID)
+		if !ok || !m.Ratios {
+			return ""
+		}
+		return fmt.Sprintf("%.2f", ratio.Median)
+	})
+}
 
 func (s Spread) words(ok bool) string {
 	if !ok {
@@ -114,9 +126,9 @@ func (d *Data) writeEnvironment(b *strings.Builder) {
 }
 
 // writeTable writes a row for each metric that has figures, in one table each for
-// TCP and UDP, with the peers that have figures there.
+// TCP, UDP and SCTP, with the peers that have figures there.
 func (d *Data) writeTable(b *strings.Builder, title string, peers []string, figure func(Metric, string) string) {
-	for _, protocol := range []string{"TCP", "UDP"} {
+	for _, protocol := range []string{"TCP", "UDP", "SCTP"} {
 		rows := map[string][]string{} // by peer, a cell for each metric
 		var metrics []Metric
 		for _, m := range Metrics {

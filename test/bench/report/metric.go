@@ -21,9 +21,10 @@ type Metric struct {
 var Metrics = []Metric{
 	{ID: "bulk1.rate", Title: "bulk, 1 stream", Unit: "Gbit/s", Ratios: true, Chart: true},
 	{ID: "bulk1.cpu", Title: "… relay's CPU for each GB", Unit: "s", Lower: true, Ratios: true},
+	{ID: "bulk1.machine", Title: "… whole machine's CPU for each GB", Unit: "s", Lower: true, Ratios: true},
 	{ID: "bulk16.rate", Title: "bulk, 16 streams", Unit: "Gbit/s", Ratios: true, Chart: true},
 	{ID: "bulk16.cpu", Title: "… relay's CPU for each GB", Unit: "s", Lower: true, Ratios: true, Chart: true},
-	{ID: "bulk16.machine", Title: "… whole machine's CPU for each GB", Unit: "s", Lower: true},
+	{ID: "bulk16.machine", Title: "… whole machine's CPU for each GB", Unit: "s", Lower: true, Ratios: true},
 	{ID: "up1.rate", Title: "bulk upload, 1 stream", Unit: "Gbit/s", Ratios: true},
 	{ID: "up16.rate", Title: "bulk upload, 16 streams", Unit: "Gbit/s", Ratios: true},
 	{ID: "rr1.p50", Title: "request-response, 1 client, p50", Unit: "us", Lower: true, Ratios: true, Chart: true},
@@ -31,10 +32,11 @@ var Metrics = []Metric{
 	{ID: "rr64.rate", Title: "request-response, 64 clients", Unit: "/s", Ratios: true, Chart: true},
 	{ID: "rr64.p99", Title: "… p99", Unit: "us", Lower: true, Ratios: true},
 	{ID: "rr64.cpu", Title: "… relay's CPU for each 100,000", Unit: "s", Lower: true, Ratios: true},
-	{ID: "rr64.machine", Title: "… whole machine's CPU for each 100,000", Unit: "s", Lower: true},
+	{ID: "rr64.machine", Title: "… whole machine's CPU for each 100,000", Unit: "s", Lower: true, Ratios: true},
 	{ID: "crc.rate", Title: "connect-request-close, 32 clients, server closes first", Unit: "/s", Ratios: true, Chart: true},
 	{ID: "crc.p99", Title: "… p99 of a whole connection", Unit: "us", Lower: true},
 	{ID: "crc.cpu", Title: "… relay's CPU for each 100,000", Unit: "s", Lower: true, Ratios: true},
+	{ID: "crc.machine", Title: "… whole machine's CPU for each 100,000", Unit: "s", Lower: true, Ratios: true},
 	{ID: "crc-client.rate", Title: "connect-request-close, 32 clients, client closes first", Unit: "/s", Ratios: true},
 	{ID: "crc-reset.rate", Title: "connect-request-close, 32 clients, client resets", Unit: "/s", Ratios: true},
 	{ID: "steady.rate", Title: "connect-request-close, long run, server closes first", Unit: "/s"},
@@ -57,19 +59,24 @@ var Metrics = []Metric{
 	{ID: "udp-rr64.rate", Title: "UDP request-response, 64 clients", Unit: "/s", Ratios: true, Chart: true},
 	{ID: "udp-rr64.p99", Title: "… p99", Unit: "us", Lower: true, Ratios: true},
 	{ID: "udp-rr64.cpu", Title: "… relay's CPU for each 100,000", Unit: "s", Lower: true, Ratios: true},
-	{ID: "udp-rr64.all", Title: "… CPU of client, relay and server for each 100,000", Unit: "s", Lower: true, Ratios: true},
+	{ID: "udp-rr64.machine", Title: "… whole machine's CPU for each 100,000", Unit: "s", Lower: true, Ratios: true},
 	{ID: "udp-new.rate", Title: "UDP, a new socket for each request, long run", Unit: "/s", Ratios: true, Chart: true},
 	{ID: "udp-new.p99", Title: "… p99", Unit: "us", Lower: true},
 	{ID: "udp-new.cpu", Title: "… relay's CPU for each 100,000", Unit: "s", Lower: true},
+	{ID: "udp-new.machine", Title: "… whole machine's CPU for each 100,000", Unit: "s", Lower: true, Ratios: true},
 	{ID: "udp-new.lost", Title: "… requests lost", Lower: true},
 	{ID: "udp-bulk.rate", Title: "UDP bulk, 1,200-byte datagrams that arrive", Unit: "/s", Ratios: true, Chart: true},
 	{ID: "udp-bulk.loss", Title: "… lost, of what the client sent", Unit: "%", Lower: true},
+	{ID: "udp-bulk.cpu", Title: "… relay's CPU for each 100,000 that arrive", Unit: "s", Lower: true, Ratios: true},
 	{ID: "udp-gso.rate", Title: "… with GSO", Unit: "/s", Ratios: true},
 	{ID: "udp-gso.loss", Title: "… with GSO, lost", Unit: "%", Lower: true},
+	{ID: "udp-gso.cpu", Title: "… relay's CPU for each 100,000 that arrive", Unit: "s", Lower: true, Ratios: true},
 	{ID: "udp-tunnel.rate", Title: "UDP bulk, 1,420-byte datagrams that arrive", Unit: "/s", Ratios: true},
 	{ID: "udp-tunnel.loss", Title: "… lost, of what the client sent", Unit: "%", Lower: true},
+	{ID: "udp-tunnel.cpu", Title: "… relay's CPU for each 100,000 that arrive", Unit: "s", Lower: true, Ratios: true},
 	{ID: "udp-tunnel-gso.rate", Title: "… with GSO", Unit: "/s", Ratios: true, Chart: true},
 	{ID: "udp-tunnel-gso.loss", Title: "… with GSO, lost", Unit: "%", Lower: true},
+	{ID: "udp-tunnel-gso.cpu", Title: "… relay's CPU for each 100,000 that arrive", Unit: "s", Lower: true, Ratios: true},
 	{ID: "udp-flood.quiet", Title: "UDP, p99 of one client, no flood of another service", Unit: "us", Lower: true},
 	{ID: "udp-flood.p99", Title: "… flood of 5,000 new clients a second", Unit: "us", Lower: true, Ratios: true},
 	{ID: "udp-flood.times", Title: "… ratio to no flood", Unit: "x", Lower: true},
@@ -79,12 +86,30 @@ var Metrics = []Metric{
 	{ID: "udp-flood-top.lost", Title: "… requests lost", Lower: true},
 	{ID: "udp-idle.pss", Title: "UDP, memory for each of 10,000 idle sessions", Unit: "B", Lower: true, Ratios: true, Chart: true},
 	{ID: "udp-idle.fds", Title: "… descriptors", Lower: true},
+	{ID: "sctp-rr1.rate", Title: "SCTP request-response, 100 bytes, 1 association", Unit: "/s", Ratios: true},
+	{ID: "sctp-rr1.p50", Title: "… p50", Unit: "us", Lower: true, Ratios: true},
+	{ID: "sctp-rr1.p99", Title: "… p99", Unit: "us", Lower: true},
+	{ID: "sctp-rr1.cpu", Title: "… relay's CPU for each 100,000", Unit: "s", Lower: true},
+	{ID: "sctp-rr1.persecond", Title: "… for each second of the guest's CPU", Unit: "/s", Ratios: true},
+	{ID: "sctp-rr16.rate", Title: "SCTP request-response, 100 bytes, 16 associations", Unit: "/s", Ratios: true},
+	{ID: "sctp-rr16.p50", Title: "… p50", Unit: "us", Lower: true, Ratios: true},
+	{ID: "sctp-rr16.p99", Title: "… p99", Unit: "us", Lower: true},
+	{ID: "sctp-rr16.cpu", Title: "… relay's CPU for each 100,000", Unit: "s", Lower: true},
+	{ID: "sctp-rr16.persecond", Title: "… for each second of the guest's CPU", Unit: "/s", Ratios: true},
+	{ID: "sctp-bulk.rate", Title: "SCTP messages of 16 KiB, 1 association", Unit: "/s", Ratios: true},
+	{ID: "sctp-bulk.cpu", Title: "… relay's CPU for each 100,000", Unit: "s", Lower: true},
+	{ID: "sctp-bulk.persecond", Title: "… for each second of the guest's CPU", Unit: "/s", Ratios: true},
+	{ID: "sctp-idle.pss", Title: "SCTP, memory for each of 1,000 idle associations", Unit: "B", Lower: true},
+	{ID: "sctp-idle.fds", Title: "… descriptors", Lower: true},
 }
 
 // protocol selects the metric's table.
 func (m Metric) protocol() string {
-	if strings.HasPrefix(m.ID, "udp-") {
+	switch {
+	case strings.HasPrefix(m.ID, "udp-"):
 		return "UDP"
+	case strings.HasPrefix(m.ID, "sctp-"):
+		return "SCTP"
 	}
 	return "TCP"
 }

@@ -347,3 +347,18 @@ func TestVariants(t *testing.T) {
 		t.Error("a variant has bars in the chart")
 	}
 }
+
+// The kernel's data path has ratios of its own, beside those of the relay.
+func TestKernelFlowsHaveRatios(t *testing.T) {
+	d := example()
+	d.Peers = append(d.Peers, Peer{Name: "sluice-kernel"})
+	for round, rate := range []float64{900, 950, 1000} {
+		d.Add(round, "direct", "crc.rate", 1000)
+		d.Add(round, "sluice-kernel", "crc.rate", rate)
+	}
+	text := d.Markdown()
+	_, ratios, ok := strings.Cut(text, "ratio of Sluice's kernel flows to each peer")
+	if !ok || !strings.Contains(ratios, "/s] | 0.95 |") || !strings.Contains(text, "| … connect-request-close, 32 clients | at least 0.90 x direct | 0.95 x") {
+		t.Errorf("no ratio, or no goal, of kernel flows:\n%s", text)
+	}
+}

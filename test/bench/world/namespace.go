@@ -94,7 +94,7 @@ func (n *Namespace) Close() {
 }
 
 func (n *Namespace) loopbackUp() error {
-	h, err := netlink.NewHandleAt(n.handle)
+	h, err := netlink.NewHandleAt(n.handle, unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("netlink: %w", err)
 	}

@@ -15,7 +15,7 @@ import (
 // bind the service's address or be steered to (fact F2). IPv6 also needs
 // ip_nonlocal_bind.
 func (w *World) AnyIP() error {
-	h, err := netlink.NewHandleAt(w.Node.handle)
+	h, err := netlink.NewHandleAt(w.Node.handle, unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("netlink: %w", err)
 	}

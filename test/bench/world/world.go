@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/bpffs"
 )
 
 // World is one client, one node and one server, joined client - node - server.
@@ -16,16 +18,21 @@ type World struct {
 	Client, Node, Server *Namespace
 
 	IPv6        bool
+	SCTP        bool         // the service has SCTP ports too
 	Clients     []netip.Addr // the client's addresses
 	Endpoints   []netip.Addr // the server's addresses
 	NodeAddr    netip.Addr   // the node's address on the client's side
 	VIP         netip.Addr   // the service's address, inside ServiceCIDR
 	ServiceCIDR netip.Prefix
+	BPFRoot     string // a BPF file system, as the node has one
+
+	unmount func()
 }
 
 // Options are a World's sizes.
 type Options struct {
 	IPv6      bool
+	SCTP      bool
 	Clients   int // addresses of the client, at least 1
 	Endpoints int // addresses of the server, at least 1
 	// Congestion is the TCP congestion control of all three; empty for the
@@ -35,12 +42,17 @@ type Options struct {
 
 // New builds a World. The caller closes it.
 func New(opts Options) (_ *World, err error) {
-	w := &World{IPv6: opts.IPv6}
+	w := &World{IPv6: opts.IPv6, SCTP: opts.SCTP, unmount: func() {}}
 	defer func() {
 		if err != nil {
 			w.Close()
 		}
 	}()
+	root, unmount, err := bpffs.Open()
+	if err != nil {
+		return nil, err
+	}
+	w.BPFRoot, w.unmount = root, unmount
 	for _, ns := range []**Namespace{&w.Client, &w.Node, &w.Server} {
 		if *ns, err = NewNamespace(); err != nil {
 			return nil, err
@@ -83,7 +95,7 @@ func (w *World) Strangers(addrs netip.Prefix) error {
 		w.Node:   {Dst: ipNet(addrs), Gw: w.Clients[0].AsSlice()},
 		w.Client: {Dst: ipNet(addrs), Type: unix.RTN_BLACKHOLE},
 	} {
-		h, err := netlink.NewHandleAt(ns.handle)
+		h, err := netlink.NewHandleAt(ns.handle, unix.NETLINK_ROUTE)
 		if err != nil {
 			return fmt.Errorf("netlink: %w", err)
 		}
@@ -103,6 +115,7 @@ func (w *World) Close() {
 			ns.Close()
 		}
 	}
+	w.unmount()
 }
 
 func addresses(first netip.Addr, n int) []netip.Addr {
@@ -116,12 +129,12 @@ func addresses(first netip.Addr, n int) []netip.Addr {
 // join connects the node and a host with a veth pair and makes the node the host's
 // default route.
 func join(node *Namespace, name string, nodeAddr netip.Addr, host *Namespace, hostAddrs []netip.Addr, bits int) error {
-	atNode, err := netlink.NewHandleAt(node.handle)
+	atNode, err := netlink.NewHandleAt(node.handle, unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("netlink: %w", err)
 	}
 	defer atNode.Close()
-	atHost, err := netlink.NewHandleAt(host.handle)
+	atHost, err := netlink.NewHandleAt(host.handle, unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("netlink: %w", err)
 	}

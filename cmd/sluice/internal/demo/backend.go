@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"net/netip"
 	"time"
+
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // backendNames are the pods that serve. Their addresses are numbered from 11.
@@ -20,9 +22,7 @@ const deadBackend = "dogwood"
 // backendPort is the port that the pods serve on.
 const backendPort = 8080
 
-func backendAddrs(i int) (v4, v6 netip.Addr) {
-	return host(podsB4, 11+i), host(podsB6, 11+i)
-}
+func backendAddr(i int, f service.Family) netip.Addr { return host(podsB[f], 11+i) }
 
 // backends are the small HTTP servers that answer with their own name.
 type backends struct {
@@ -36,15 +36,10 @@ func startBackends(ctx context.Context, w *world) (*backends, error) {
 		if name == deadBackend {
 			continue
 		}
-		v4, v6 := backendAddrs(i)
-		addrs := []netip.Addr{v4}
-		if w.ipv6 {
-			addrs = append(addrs, v6)
-		}
 		server := newBackend(name)
 		b.servers = append(b.servers, server)
-		for _, a := range addrs {
-			l, err := w.listen(ctx, netip.AddrPortFrom(a, backendPort))
+		for _, f := range w.families() {
+			l, err := w.listen(ctx, netip.AddrPortFrom(backendAddr(i, f), backendPort))
 			if err != nil {
 				return nil, errors.Join(fmt.Errorf("%s: %w", name, err), b.close())
 			}
@@ -57,9 +52,12 @@ func startBackends(ctx context.Context, w *world) (*backends, error) {
 func newBackend(name string) *http.Server {
 	return &http.Server{
 		ReadHeaderTimeout: 10 * time.Second,
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/plain")
 			_, _ = io.WriteString(w, name+"\n")
+			if r.URL.Path == streamPath {
+				stream(w, r)
+			}
 		}),
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // callPatience bounds connect, and each answer: longer than the proxy goes on
@@ -31,19 +33,26 @@ var errRefused = errors.New("connection refused")
 
 // dial connects a client to a service. If connect is refused, it returns errRefused
 // and adds nothing to the ledger; the ledger has every other result.
-func (s *show) dial(ctx context.Context, client int, svc *shopService, ipv6 bool) (*call, error) {
-	vip, vip6 := svc.vips()
-	if ipv6 {
-		vip = vip6
-	}
-	c := &call{visit: &visit{client: client, service: svc, vip: vip}, began: time.Now()}
-	ctx, cancel := context.WithTimeout(ctx, callPatience)
-	defer cancel()
-	conn, err := s.world.dial(ctx, client, vip)
-	if errors.Is(err, syscall.ECONNREFUSED) {
+func (s *show) dial(ctx context.Context, client int, svc *shopService, f service.Family) (*call, error) {
+	c, err := s.world.call(ctx, client, svc, f)
+	if errors.Is(err, errRefused) {
 		return nil, errRefused
 	}
 	s.ledger.add(c.visit)
+	return c, err
+}
+
+// call connects a client to a service. If connect is refused, it returns errRefused
+// and no call.
+func (w *world) call(ctx context.Context, client int, svc *shopService, f service.Family) (*call, error) {
+	vip := svc.vip(f)
+	c := &call{visit: &visit{client: client, service: svc, vip: vip}, began: time.Now()}
+	ctx, cancel := context.WithTimeout(ctx, callPatience)
+	defer cancel()
+	conn, err := w.dial(ctx, client, vip)
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return nil, errRefused
+	}
 	if err != nil {
 		c.visit.err = fmt.Errorf("connect: %w", err)
 		return c, c.visit.err
@@ -57,14 +66,10 @@ func (s *show) dial(ctx context.Context, client int, svc *shopService, ipv6 bool
 }
 
 // call is dial where being refused is a failure.
-func (s *show) call(ctx context.Context, client int, svc *shopService, ipv6 bool) *call {
-	c, err := s.dial(ctx, client, svc, ipv6)
+func (s *show) call(ctx context.Context, client int, svc *shopService, f service.Family) *call {
+	c, err := s.dial(ctx, client, svc, f)
 	if errors.Is(err, errRefused) {
-		vip, vip6 := svc.vips()
-		if ipv6 {
-			vip = vip6
-		}
-		c = &call{visit: &visit{client: client, service: svc, vip: vip, err: err}}
+		c = &call{visit: &visit{client: client, service: svc, vip: svc.vip(f), err: err}}
 		s.ledger.add(c.visit)
 	}
 	return c
@@ -119,18 +124,18 @@ func (c *call) hangUp() {
 }
 
 // visit makes a connection, asks once and hangs up.
-func (s *show) visit(ctx context.Context, client int, svc *shopService, ipv6 bool) *visit {
-	c := s.call(ctx, client, svc, ipv6)
+func (s *show) visit(ctx context.Context, client int, svc *shopService, f service.Family) *visit {
+	c := s.call(ctx, client, svc, f)
 	defer c.hangUp()
 	_, _ = c.ask() // the visit has the error
 	return c.visit
 }
 
 // visits makes n connections one after the other.
-func (s *show) visits(ctx context.Context, n, client int, svc *shopService, ipv6 bool) []*visit {
+func (s *show) visits(ctx context.Context, n, client int, svc *shopService, f service.Family) []*visit {
 	var list []*visit
 	for range n {
-		list = append(list, s.visit(ctx, client, svc, ipv6))
+		list = append(list, s.visit(ctx, client, svc, f))
 	}
 	return list
 }

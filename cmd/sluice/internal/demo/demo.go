@@ -21,11 +21,13 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/sluice-proxy/sluice/internal/scratch"
+	"github.com/sluice-proxy/sluice/web"
 )
 
 // Options say how the demo is played.
@@ -34,15 +36,20 @@ type Options struct {
 	Once bool
 	// Command is how the user called the program: "sluice", "bin/sluice".
 	Command string
+	// Page is the address and port, of this machine, of the page that shows the demo;
+	// empty for none. It excludes Once.
+	Page string
 }
 
 // ErrFailed says that something failed, and that it was reported on standard error
 // or standard output.
 var ErrFailed = errors.New("the demo failed")
 
-// doorDescriptor is where the inner process finds the listening socket for
-// Exec.
-const doorDescriptor = 3
+// Where the inner process finds the listening sockets for Exec and of the page.
+const (
+	doorDescriptor = 3
+	pageDescriptor = 4
+)
 
 // Run plays the demo on standard output and returns when it has ended and
 // nothing of it is left: ErrFailed if a step did not hold. Args are the
@@ -54,31 +61,42 @@ func Run(o Options, args ...string) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	var door *os.File
+	var sockets []*os.File // from doorDescriptor on
 	if !o.Once {
-		l, err := openDoor(ownDoorDirs(), os.Geteuid())
+		l, err := openDoor(doorOf(os.Geteuid()), os.Geteuid())
+		if err != nil {
+			return fmt.Errorf("a socket for sluice demo --exec: %w", err)
+		}
+		defer l.Close()
+		door, err := l.File()
 		if err != nil {
 			return err
 		}
-		defer closeDoor(l)
-		if door, err = l.File(); err != nil {
+		defer door.Close()
+		sockets = append(sockets, door)
+	}
+	if o.Page != "" {
+		page, err := listenForPage(o.Page)
+		if err != nil {
 			return err
 		}
-		defer door.Close()
+		defer page.Close()
+		sockets = append(sockets, page)
 	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	s, err := newStage(append(args, dir), door)
-	if err != nil {
-		return err
-	}
-	return s.wait()
+	ctx, stop := untilSignal()
+	defer stop()
+	return onStage(ctx, append(args, dir), sockets...)
+}
+
+// untilSignal returns a context that ends when the program is to end.
+func untilSignal() (ctx context.Context, stop context.CancelFunc) {
+	return signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 }
 
 // RunInside plays the demo in this process, which Run started, and keeps its
 // files in the directory.
 func RunInside(o Options, dir string) error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := untilSignal()
 	defer stop()
 	s := &show{options: o, out: newPrinter(os.Stdout), ledger: &ledger{}, services: shopServices()}
 	defer s.close()
@@ -101,6 +119,8 @@ type show struct {
 	ledger    *ledger
 	services  []*shopService
 	door      *net.UnixListener // nil with Once
+	page      *web.Server       // nil without Page
+	serving   sync.WaitGroup    // of the page
 }
 
 // run plays the whole demo. Steps that do not hold have been shown when it gives
@@ -120,14 +140,19 @@ func (s *show) run(ctx context.Context, dir string) error {
 	return s.stay(ctx)
 }
 
+// inherited returns a listening socket that Run opened.
+func inherited(descriptor uintptr) (net.Listener, error) {
+	f := os.NewFile(descriptor, "listener")
+	defer f.Close() // the listener has a descriptor of its own
+	return net.FileListener(f)
+}
+
 // takeDoor takes the listening socket that Run opened.
 func (s *show) takeDoor() error {
-	f := os.NewFile(doorDescriptor, "door")
-	l, err := net.FileListener(f)
+	l, err := inherited(doorDescriptor)
 	if err != nil {
 		return fmt.Errorf("the socket for sluice demo --exec: %w", err)
 	}
-	_ = f.Close() // l has a descriptor of its own
 	door, ok := l.(*net.UnixListener)
 	if !ok {
 		return fmt.Errorf("the socket for sluice demo --exec is a %T", l)
@@ -151,13 +176,19 @@ func (s *show) build(ctx context.Context, dir string) error {
 		return err
 	}
 	s.introduce()
-	s.proxy, err = startProxy(ctx, s.manifests.path)
-	return err
+	if s.proxy, err = startProxy(ctx, s.manifests.path); err != nil || s.options.Page == "" {
+		return err
+	}
+	return s.openPage(ctx)
 }
 
 // close ends everything that is still there, and removes the files: Run does
 // that too, but it may have been killed.
 func (s *show) close() {
+	if s.page != nil {
+		s.page.Close()
+		s.serving.Wait()
+	}
 	if s.proxy != nil {
 		_ = s.proxy.stop()
 	}
@@ -172,7 +203,7 @@ func (s *show) close() {
 		_ = os.Remove(filepath.Dir(s.manifests.path))
 	}
 	if s.door != nil {
-		closeDoor(s.door)
+		_ = s.door.Close()
 	}
 }
 
@@ -227,7 +258,12 @@ func (s *show) stay(ctx context.Context) error {
 	serving.Go(func() { g.serve(ctx) })
 
 	s.invite()
-	s.proxy.journal.follow(s.showRecord)
+	if s.page != nil {
+		s.proxy.journal.forget() // the page shows records
+		serving.Go(func() { s.traffic(ctx) })
+	} else {
+		s.proxy.journal.follow(s.showRecord)
+	}
 	select {
 	case <-ctx.Done():
 		s.out.line("")
@@ -239,7 +275,7 @@ func (s *show) stay(ctx context.Context) error {
 }
 
 // place returns the namespace that a command runs in.
-func (s *show) place(from string) (*namespace, error) {
+func (s *show) place(from string) (*scratch.Namespace, error) {
 	switch from {
 	case FromClient:
 		return s.world.clients, nil
@@ -250,30 +286,18 @@ func (s *show) place(from string) (*namespace, error) {
 }
 
 // showRecord shows one record as it comes.
-func (s *show) showRecord(r *record) {
-	text, err := r.console()
-	if err != nil {
-		text = err.Error()
-	}
-	s.out.record("log", text)
-}
+func (s *show) showRecord(r *record) { s.out.record("log", r.console()) }
 
 // invite says what can be tried.
 func (s *show) invite() {
 	p := s.out
-	url := func(i int, ipv6 bool) string {
-		v4, v6 := s.services[i].vips()
-		if ipv6 {
-			return "'http://[" + v6.Addr().String() + "]/'"
-		}
-		return "http://" + v4.Addr().String() + "/"
-	}
+	url := func(i int) string { return "http://" + s.services[i].vip(v4).Addr().String() + "/" }
 	lines := [][2]string{
-		{"curl -s " + url(0, false), "ash, cedar and elm in turn"},
-		{"curl -gs " + url(0, true), "the same over IPv6"},
-		{"curl -s " + url(1, false), "always the same"},
-		{"curl -s " + url(2, false), "never dogwood, which is dead"},
-		{"--from node curl -s " + url(0, false), "from the node itself"},
+		{"curl -s " + url(0), "ash, cedar and elm in turn"},
+		{"curl -gs 'http://[" + s.services[0].vip(v6).Addr().String() + "]/'", "the same over IPv6"},
+		{"curl -s " + url(1), "always the same"},
+		{"curl -s " + url(2), "never dogwood, which is dead"},
+		{"--from node curl -s " + url(0), "from the node itself"},
 		{"--from node nft list ruleset", "what steers, if there is nft"},
 		{"bash", "a shell where the client pods are"},
 	}
@@ -290,7 +314,11 @@ func (s *show) invite() {
 		p.line("  %s demo --exec %s  %s", s.options.Command, pad(l[0], width), p.in(dim, "# "+l[1]))
 	}
 	p.line("Edit the manifests in %s and see it follow.", s.manifests.path)
-	p.line("Each connection's record appears here when it ends. Ctrl-C ends everything.")
+	if s.page != nil {
+		p.line("The clients go on asking: %s shows each connection. Ctrl-C ends everything.", s.page.URL())
+	} else {
+		p.line("Each connection's record appears here when it ends. Ctrl-C ends everything.")
+	}
 	p.line("")
 }
 

@@ -137,7 +137,7 @@ func playDemo(t *testing.T, asNobody bool, args ...string) *player {
 
 func (p *player) command(args ...string) *exec.Cmd {
 	cmd := exec.Command(built(p.t), append([]string{"demo"}, args...)...)
-	cmd.Env = append(os.Environ(), "TMPDIR="+p.tmp, "XDG_RUNTIME_DIR=")
+	cmd.Env = append(os.Environ(), "TMPDIR="+p.tmp)
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if p.rootless {

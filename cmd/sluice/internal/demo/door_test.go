@@ -2,95 +2,91 @@ package demo
 
 import (
 	"errors"
+	"io"
+	"net"
 	"os"
-	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
-func TestDoorDirs(t *testing.T) {
-	for _, c := range []struct {
-		runtime, want string
-	}{
-		{"/run/user/7", "/run/user/7/sluice-demo /tmp/sluice-demo-7"},
-		{"", "/tmp/sluice-demo-7"},
-		{"relative", "/tmp/sluice-demo-7"},
-	} {
-		if got := strings.Join(doorDirs(c.runtime, "/tmp", 7), " "); got != c.want {
-			t.Errorf("%q: %s, want %s", c.runtime, got, c.want)
-		}
-	}
+// testDoor is a door for a test alone.
+func testDoor(t *testing.T) *net.UnixAddr {
+	return &net.UnixAddr{Net: "unix", Name: "@" + t.TempDir()}
 }
 
 func TestDoor(t *testing.T) {
-	uid := os.Geteuid()
-	dir := filepath.Join(t.TempDir(), "door")
-	dirs := []string{filepath.Join(t.TempDir(), "no", "such"), dir}
-	if _, err := knock(dirs, uid); !errors.Is(err, errNobody) {
+	uid, at := os.Geteuid(), testDoor(t)
+	if _, err := knock(at, uid); !errors.Is(err, errNobody) {
 		t.Fatalf("knock with nobody there: %v", err)
 	}
-	l, err := openDoor(dirs, uid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for path, want := range map[string]os.FileMode{dir: os.ModeDir | 0o700, filepath.Join(dir, doorName): os.ModeSocket | 0o600} {
-		if info, err := os.Lstat(path); err != nil || info.Mode() != want {
-			t.Errorf("%s: %v, %v; want %v", path, info.Mode(), err, want)
+	for range 2 { // nothing is left of the first
+		l, err := openDoor(at, uid)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	c, err := knock(dirs, uid)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.Close()
-	if _, err := openDoor(dirs, uid); !errors.Is(err, errBusy) {
-		t.Errorf("a second door: %v", err)
-	}
-
-	// A demo that was killed leaves its socket.
-	l.SetUnlinkOnClose(false)
-	l.Close()
-	if _, err := knock(dirs, uid); !errors.Is(err, errNobody) {
-		t.Errorf("knock at a dead socket: %v", err)
-	}
-	if l, err = openDoor(dirs, uid); err != nil {
-		t.Fatalf("over a dead socket: %v", err)
-	}
-	closeDoor(l)
-	if _, err := os.Lstat(dir); !os.IsNotExist(err) {
-		t.Errorf("the directory is left: %v", err)
+		c, err := knock(at, uid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+		if _, err := openDoor(at, uid); !errors.Is(err, errBusy) {
+			t.Errorf("a second door: %v", err)
+		}
+		l.Close()
+		if _, err := knock(at, uid); !errors.Is(err, errNobody) {
+			t.Errorf("knock at a closed door: %v", err)
+		}
 	}
 }
 
-func TestDoorIsPrivate(t *testing.T) {
-	uid := os.Geteuid()
-	dir := filepath.Join(t.TempDir(), "door")
-	if err := os.Mkdir(dir, 0o700); err != nil {
+// Somebody else's socket gets nothing, and is told apart from a demo of ours.
+func TestDoorOfSomebodyElse(t *testing.T) {
+	uid, at := os.Geteuid(), testDoor(t)
+	l, err := openDoor(at, uid)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(dir, 0o750); err != nil {
+	defer l.Close()
+	const want = "somebody else"
+	if _, err := openDoor(at, uid+1); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("open: %v, want %q", err, want)
+	}
+	if _, err := knock(at, uid+1); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("knock: %v, want %q", err, want)
+	}
+}
+
+// Another user cannot run commands in the demo.
+func TestVisitorIsSomebodyElse(t *testing.T) {
+	h := openHotel(t)
+	type result struct {
+		c   *net.UnixConn
+		err error
+	}
+	dialed := make(chan result)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		const nobody = 65534
+		if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, ^uintptr(0), nobody, ^uintptr(0)); errno != 0 {
+			dialed <- result{err: errno}
+			return
+		}
+		c, err := net.DialUnix("unix", nil, h.door)
+		dialed <- result{c, err}
+	}()
+	r := <-dialed
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	defer r.c.Close()
+	if err := r.c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []struct {
-		mode os.FileMode
-		uid  int
-		want string
-	}{{0o750, uid, "open to others"}, {0o700, uid + 1, "somebody else"}} {
-		if err := os.Chmod(dir, c.mode); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := openDoor([]string{dir}, c.uid); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("open: %v, want %q", err, c.want)
-		}
-		if _, err := knock([]string{dir}, c.uid); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("knock: %v, want %q", err, c.want)
-		}
-	}
-	link := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink(dir, link); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := openDoor([]string{link}, uid); err == nil || !strings.Contains(err.Error(), "not a directory") {
-		t.Errorf("a symbolic link: %v", err)
+	answer, err := io.ReadAll(r.c)
+	if err != nil || !strings.Contains(string(answer), "somebody else") {
+		t.Errorf("answer %q, %v; want that the visitor is somebody else", answer, err)
 	}
 }

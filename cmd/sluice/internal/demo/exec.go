@@ -70,7 +70,7 @@ func Exec(from string, command []string) (status int, err error) {
 	if err != nil {
 		return statusNotStarted, err
 	}
-	c, err := knock(ownDoorDirs(), os.Geteuid())
+	c, err := knock(doorOf(os.Geteuid()), os.Geteuid())
 	if err != nil {
 		return statusNotStarted, err
 	}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sluice-proxy/sluice/internal/scratch"
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
@@ -34,7 +35,7 @@ const (
 // guests runs the commands that come in by the door.
 type guests struct {
 	door  *net.UnixListener
-	place func(from string) (*namespace, error)
+	place func(from string) (*scratch.Namespace, error)
 	all   sync.WaitGroup
 }
 
@@ -66,6 +67,9 @@ func (g *guests) serveOne(ctx context.Context, c *net.UnixConn) {
 // run starts the command, passes signals on, and replies with its status. When
 // the visitor or the demo goes, so does the command.
 func (g *guests) run(ctx context.Context, c *net.UnixConn) error {
+	if err := checkPeer(c, os.Geteuid()); err != nil {
+		return fmt.Errorf("the visitor: %w", err)
+	}
 	_ = c.SetReadDeadline(time.Now().Add(requestPatience))
 	var hello [1]byte
 	n, files, err := sys.ReceiveFiles(c, hello[:], 3)
@@ -94,7 +98,7 @@ func (g *guests) run(ctx context.Context, c *net.UnixConn) error {
 		// A session of its own: the visitor's terminal belongs to another one,
 		// and the demo's must not get it into its hands.
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}}
-	if err := where.do(cmd.Start); err != nil {
+	if err := where.Do(cmd.Start); err != nil {
 		return err
 	}
 	ended := make(chan struct{})
@@ -131,11 +135,9 @@ func seeOff(ctx context.Context, pid int, left, ended <-chan struct{}) {
 	case <-ctx.Done():
 	}
 	_ = syscall.Kill(-pid, syscall.SIGHUP)
-	patience := time.NewTimer(goodbyePatience)
-	defer patience.Stop()
 	select {
 	case <-ended:
-	case <-patience.C:
+	case <-time.After(goodbyePatience):
 	}
 	_ = syscall.Kill(-pid, syscall.SIGKILL)
 }

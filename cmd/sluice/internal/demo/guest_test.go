@@ -7,12 +7,12 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/internal/scratch"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -20,27 +20,27 @@ import (
 // hotel is a demo that consists of the door and of one namespace.
 type hotel struct {
 	t      *testing.T
-	dirs   []string
-	here   *namespace
+	door   *net.UnixAddr
+	here   *scratch.Namespace
 	stop   context.CancelFunc
 	closed chan struct{}
 }
 
 func openHotel(t *testing.T) *hotel {
 	netns.Require(t)
-	here, err := newNamespace("inside")
+	here, err := scratch.New("inside")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(here.close)
-	h := &hotel{t: t, dirs: []string{filepath.Join(t.TempDir(), "door")}, here: here, closed: make(chan struct{})}
-	l, err := openDoor(h.dirs, os.Geteuid())
+	t.Cleanup(here.Close)
+	h := &hotel{t: t, door: testDoor(t), here: here, closed: make(chan struct{})}
+	l, err := openDoor(h.door, os.Geteuid())
 	if err != nil {
 		t.Fatal(err)
 	}
 	var ctx context.Context
 	ctx, h.stop = context.WithCancel(context.Background())
-	g := &guests{door: l, place: func(from string) (*namespace, error) {
+	g := &guests{door: l, place: func(from string) (*scratch.Namespace, error) {
 		if from != FromNode {
 			return nil, errors.New("no such place")
 		}
@@ -68,7 +68,7 @@ type guest struct {
 
 func (h *hotel) enter(r *request) *guest {
 	h.t.Helper()
-	c, err := knock(h.dirs, os.Geteuid())
+	c, err := knock(h.door, os.Geteuid())
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func shell(t *testing.T, script string) *request {
 func TestGuest(t *testing.T) {
 	h := openHotel(t)
 	var want string
-	if err := h.here.do(func() (err error) {
+	if err := h.here.Do(func() (err error) {
 		want, err = os.Readlink("/proc/thread-self/ns/net")
 		return err
 	}); err != nil {
@@ -219,7 +219,7 @@ func TestGuestIsSeenOff(t *testing.T) {
 func TestGuestNonsense(t *testing.T) {
 	h := openHotel(t)
 	for _, text := range []string{"", "x", "1{}"} {
-		c, err := knock(h.dirs, os.Geteuid())
+		c, err := knock(h.door, os.Geteuid())
 		if err != nil {
 			t.Fatal(err)
 		}

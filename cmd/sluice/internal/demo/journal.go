@@ -1,11 +1,9 @@
 package demo
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"sync"
 	"time"
 )
@@ -19,34 +17,34 @@ type journal struct {
 	ended   bool          // the proxy closed its log
 	news    chan struct{} // closed and replaced whenever something came
 	watch   func(*record) // is told of each record; may be nil
+	deaf    bool          // records that come are not kept
 }
 
 func newJournal() *journal {
 	return &journal{records: map[key][]*record{}, news: make(chan struct{})}
 }
 
-// read takes records until the log ends.
-func (j *journal) read(log io.Reader) {
-	lines := bufio.NewScanner(log)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		j.add(parseRecord(lines.Bytes()))
-	}
+// line takes a line of the log.
+func (j *journal) line(text string) { j.add(parseRecord([]byte(text))) }
+
+// end says that the proxy closed its log.
+func (j *journal) end() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if err := lines.Err(); err != nil {
-		j.bad = append(j.bad, fmt.Errorf("access log: %w", err))
-	}
 	j.ended = true
 	j.announceLocked()
 }
 
 func (j *journal) add(r *record, err error) {
 	j.mu.Lock()
+	if j.deaf {
+		j.mu.Unlock()
+		return
+	}
 	if err != nil {
 		j.bad = append(j.bad, err)
 	} else {
-		j.records[r.key()] = append(j.records[r.key()], r)
+		j.records[r.key] = append(j.records[r.key], r)
 	}
 	watch := j.watch
 	j.announceLocked()
@@ -59,6 +57,13 @@ func (j *journal) add(r *record, err error) {
 func (j *journal) announceLocked() {
 	close(j.news)
 	j.news = make(chan struct{})
+}
+
+// forget keeps no record that comes from now on.
+func (j *journal) forget() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.deaf = true
 }
 
 // follow tells f of each record that comes from now on.
@@ -74,8 +79,7 @@ var errNotYet = errors.New("not yet")
 // await waits until the condition gives something else than errNotYet. The
 // condition is called with the journal locked, each time something came.
 func (j *journal) await(ctx context.Context, within time.Duration, condition func() error) error {
-	deadline := time.NewTimer(within)
-	defer deadline.Stop()
+	deadline := time.After(within)
 	for {
 		j.mu.Lock()
 		err, news, ended := condition(), j.news, j.ended
@@ -88,7 +92,7 @@ func (j *journal) await(ctx context.Context, within time.Duration, condition fun
 		}
 		select {
 		case <-news:
-		case <-deadline.C:
+		case <-deadline:
 			return fmt.Errorf("not within %v", within)
 		case <-ctx.Done():
 			return context.Cause(ctx)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +20,16 @@ func lineOf(k key, retried bool) string {
 }
 
 func keyNumber(i int) key {
-	return key{netip.AddrPortFrom(host(podsA4, 11), uint16(40000+i)), netip.MustParseAddrPort("10.96.0.10:80")}
+	return key{netip.AddrPortFrom(client(0, v4), uint16(40000+i)), netip.MustParseAddrPort("10.96.0.10:80")}
+}
+
+// feed writes a text as a process does, in pieces that are no lines.
+func feed(line func(string), text string) {
+	w := lineWriter{line: line}
+	for piece := range slices.Chunk([]byte(text), 7) {
+		_, _ = w.Write(piece) // it has no error
+	}
+	w.end()
 }
 
 func TestJournal(t *testing.T) {
@@ -37,7 +47,8 @@ func TestJournal(t *testing.T) {
 		{"not JSON", lineOf(one, false) + "hello\n", []key{one}, `line "hello"`},
 	} {
 		j := newJournal()
-		j.read(strings.NewReader(c.log))
+		feed(j.line, c.log)
+		j.end()
 		err := j.audit(c.keys)
 		if c.wrong == "" && err != nil || c.wrong != "" && (err == nil || !strings.Contains(err.Error(), c.wrong)) {
 			t.Errorf("%s: audit says %v, want %q", c.name, err, c.wrong)
@@ -47,8 +58,8 @@ func TestJournal(t *testing.T) {
 			t.Errorf("%s: records of the connections: %v", c.name, err)
 		} else if ok {
 			for i, r := range found {
-				if r.key() != c.keys[i] {
-					t.Errorf("%s: record %d is %v", c.name, i, r.key())
+				if r.key != c.keys[i] {
+					t.Errorf("%s: record %d is %v", c.name, i, r.key)
 				}
 			}
 		}
@@ -102,18 +113,18 @@ func TestTranscript(t *testing.T) {
 	s := newTranscript()
 	var b strings.Builder
 	b.WriteString("not JSON: \"message\":\"ready\"\n" + `{"level":"info","message":"almost ready"}` + "\n")
-	s.read(strings.NewReader(b.String()))
+	feed(s.add, b.String())
 	select {
 	case <-s.ready:
 		t.Fatal("ready too early")
 	default:
 	}
-	s.read(strings.NewReader(`{"level":"info","message":"ready"}` + "\n" + `{"message":"ready"}`))
+	feed(s.add, `{"level":"info","message":"ready"}`+"\n"+`{"message":"ready"}`)
 	<-s.ready
 	if got := s.text(); len(got) != 4 || got[3] != `{"message":"ready"}` {
 		t.Errorf("kept %q", got)
 	}
-	s.read(strings.NewReader(strings.Repeat("line\n", 10*transcriptLines)))
+	feed(s.add, strings.Repeat("line\n", 10*transcriptLines))
 	if n := len(s.text()); n != transcriptLines {
 		t.Errorf("%d lines kept, want %d", n, transcriptLines)
 	}

@@ -9,6 +9,8 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // objects are the demo's manifests. Those below objects/changed take the place of
@@ -29,10 +31,9 @@ const (
 	servicePort       = 80
 )
 
-// vips returns the cluster IPs.
-func (s *shopService) vips() (v4, v6 netip.AddrPort) {
-	cidr4, cidr6 := netip.MustParsePrefix(serviceCIDR4), netip.MustParsePrefix(serviceCIDR6)
-	return netip.AddrPortFrom(host(cidr4, s.number), servicePort), netip.AddrPortFrom(host(cidr6, s.number), servicePort)
+// vip returns the cluster IP of a family, with the port.
+func (s *shopService) vip(f service.Family) netip.AddrPort {
+	return netip.AddrPortFrom(host(serviceCIDRs[f], s.number), servicePort)
 }
 
 // String returns the name as records give it, without the port.

@@ -34,9 +34,8 @@ func TestManifestsAreUnderstood(t *testing.T) {
 			t.Errorf("ipv6 %v: node %+v, want %d addresses", ipv6, snapshot.Node, want)
 		}
 		for _, svc := range shopServices() {
-			v4, v6 := svc.vips()
-			checkPort(t, snapshot, svc, v4, true, pods[svc.name])
-			checkPort(t, snapshot, svc, v6, ipv6, pods[svc.name])
+			checkPort(t, snapshot, svc, svc.vip(v4), true, pods[svc.name])
+			checkPort(t, snapshot, svc, svc.vip(v6), ipv6, pods[svc.name])
 		}
 	}
 }
@@ -77,7 +76,7 @@ func checkPort(t *testing.T, snapshot *service.Snapshot, svc *shopService, vip n
 	var names []string
 	for _, e := range port.Families[service.FamilyOf(vip.Addr())].Endpoints {
 		names = append(names, e.Pod.Name)
-		if v4, v6 := backendAddrs(slices.Index(backendNames, e.Pod.Name)); e.Addr.Addr() != v4 && e.Addr.Addr() != v6 {
+		if i := slices.Index(backendNames, e.Pod.Name); e.Addr.Addr() != backendAddr(i, v4) && e.Addr.Addr() != backendAddr(i, v6) {
 			t.Errorf("%s: the address of %s is %s", svc, e.Pod.Name, e.Addr)
 		}
 		if e.Pod.Namespace != "shop" || e.Node != "node-b" || e.Zone != "zone-b" || !e.Ready || e.Addr.Port() != backendPort {
@@ -121,9 +120,8 @@ func TestChangedManifests(t *testing.T) {
 			t.Fatal(err)
 		}
 		snapshot, _ := readManifests(t, d.path)
-		v4, v6 := svc.vips()
-		checkPort(t, snapshot, svc, v4, true, pods)
-		checkPort(t, snapshot, svc, v6, true, pods)
+		checkPort(t, snapshot, svc, svc.vip(v4), true, pods)
+		checkPort(t, snapshot, svc, svc.vip(v6), true, pods)
 	}
 	list, err := os.ReadDir(d.path)
 	if err != nil || len(list) != 5 {

@@ -1,14 +1,13 @@
 package demo
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -36,7 +35,7 @@ type proxy struct {
 // proxyArgs is the command line of the proxy.
 func proxyArgs(manifests string) []string {
 	return []string{"sluice", "run", "--manifests", manifests, "--hostname-override", "node-a",
-		"--service-cidr", serviceCIDR4 + "," + serviceCIDR6,
+		"--service-cidr", serviceCIDRs[v4].String() + "," + serviceCIDRs[v6].String(),
 		"--access-log", "-", "--access-log-format", "json", "--logging-format", "json"}
 }
 
@@ -50,45 +49,43 @@ func startProxy(ctx context.Context, manifests string) (*proxy, error) {
 	p.cmd.Args = proxyArgs(manifests)
 	// A group of its own: Ctrl-C is for this process, which stops it in order.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	records, err := p.cmd.StdoutPipe()
-	if err != nil {
-		return nil, fmt.Errorf("start the proxy: %w", err)
-	}
-	messages, err := p.cmd.StderrPipe()
-	if err != nil {
-		return nil, fmt.Errorf("start the proxy: %w", err)
-	}
+	records, messages := lineWriter{line: p.journal.line}, lineWriter{line: p.said.add}
+	p.cmd.Stdout, p.cmd.Stderr = &records, &messages
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the proxy: %w", err)
 	}
-	var readers sync.WaitGroup
-	readers.Go(func() { p.journal.read(records) })
-	readers.Go(func() { p.said.read(messages) })
-	go p.wait(&readers)
+	go func() {
+		p.err = p.cmd.Wait()
+		records.end()
+		messages.end()
+		p.journal.end()
+		close(p.exited)
+	}()
 	if err := p.awaitReady(ctx); err != nil {
 		return p, fmt.Errorf("the proxy is ready: %w", err)
 	}
 	return p, nil
 }
 
-func (p *proxy) wait(readers *sync.WaitGroup) {
-	readers.Wait()
-	p.err = p.cmd.Wait()
-	close(p.exited)
-}
-
 func (p *proxy) awaitReady(ctx context.Context) error {
-	deadline := time.NewTimer(readyPatience)
-	defer deadline.Stop()
 	select {
 	case <-p.said.ready:
 		return nil
 	case <-p.exited:
 		return p.ended()
-	case <-deadline.C:
+	case <-time.After(readyPatience):
 		return fmt.Errorf("not within %v", readyPatience)
 	case <-ctx.Done():
 		return context.Cause(ctx)
+	}
+}
+
+func (p *proxy) gone() bool {
+	select {
+	case <-p.exited:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -103,16 +100,12 @@ func (p *proxy) ended() error {
 // stop ends the proxy in order, and by force if it does not end. It gives an
 // error if it did not end in order. It may be called again.
 func (p *proxy) stop() error {
-	select {
-	case <-p.exited:
-	default:
+	if !p.gone() {
 		_ = p.cmd.Process.Signal(syscall.SIGTERM) // an error means that it has ended
 	}
-	deadline := time.NewTimer(stopPatience)
-	defer deadline.Stop()
 	select {
 	case <-p.exited:
-	case <-deadline.C:
+	case <-time.After(stopPatience):
 		_ = p.cmd.Process.Kill()
 		<-p.exited
 		return fmt.Errorf("the proxy did not stop within %v", stopPatience)
@@ -123,56 +116,64 @@ func (p *proxy) stop() error {
 	return nil
 }
 
+// lineWriter passes on what is written, line by line.
+type lineWriter struct {
+	line func(string)
+	rest []byte
+}
+
+// Write implements io.Writer.
+func (w *lineWriter) Write(p []byte) (int, error) {
+	w.rest = append(w.rest, p...)
+	for {
+		line, rest, ok := bytes.Cut(w.rest, []byte("\n"))
+		if !ok {
+			return len(p), nil
+		}
+		w.line(string(line))
+		w.rest = rest
+	}
+}
+
+// end passes on what was not ended by a line break.
+func (w *lineWriter) end() {
+	if len(w.rest) > 0 {
+		w.line(string(w.rest))
+	}
+}
+
 // transcript keeps what a process says, the last lines of it, and waits for the
 // message "ready".
 type transcript struct {
-	ready chan struct{} // closed
+	ready   chan struct{} // closed
+	isReady func()
 
 	mu    sync.Mutex // guards what follows
 	lines []string
-	done  bool // ready is closed
 }
 
 // transcriptLines bounds what is kept.
 const transcriptLines = 200
 
-func newTranscript() *transcript { return &transcript{ready: make(chan struct{})} }
-
-func (t *transcript) read(from io.Reader) {
-	lines := bufio.NewReader(from)
-	for {
-		line, err := lines.ReadString('\n')
-		if line != "" {
-			t.add(strings.TrimRight(line, "\n"))
-		}
-		if err != nil {
-			return
-		}
-	}
+func newTranscript() *transcript {
+	t := &transcript{ready: make(chan struct{})}
+	t.isReady = sync.OnceFunc(func() { close(t.ready) })
+	return t
 }
 
 func (t *transcript) add(line string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.lines) >= transcriptLines {
-		t.lines = append(t.lines[:0], t.lines[1:]...)
-	}
 	t.lines = append(t.lines, line)
-	if !t.done && isReady(line) {
-		t.done = true
-		close(t.ready)
+	t.lines = t.lines[max(len(t.lines)-transcriptLines, 0):]
+	var entry struct{ Message string }
+	if json.Unmarshal([]byte(line), &entry) == nil && entry.Message == "ready" {
+		t.isReady()
 	}
 }
 
 func (t *transcript) text() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return append([]string(nil), t.lines...)
-}
-
-func isReady(line string) bool {
-	var entry struct {
-		Message string `json:"message"`
-	}
-	return json.NewDecoder(bytes.NewReader([]byte(line))).Decode(&entry) == nil && entry.Message == "ready"
+	return slices.Clone(t.lines)
 }

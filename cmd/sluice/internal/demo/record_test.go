@@ -40,36 +40,13 @@ func exampleRecord() conntrack.Record {
 	}
 }
 
-// A record that was read from the log looks the same as if the proxy had
-// written the console form itself.
-func TestRecordConsole(t *testing.T) {
-	whole := exampleRecord()
-	plain := whole
-	plain.Failed, plain.Attempts, plain.Affinity = nil, 1, balancer.AffinityNone
-	failed := whole
-	failed.Connected, failed.ConnectTime, failed.FirstByte, failed.Attempts = false, 0, 0, 1
-	failed.Endpoint, failed.End = failed.Failed[0].Endpoint, conntrack.ConnectFailed
-	none := conntrack.Record{Wall: whole.Wall, Client: whole.Client, VIP: netip.MustParseAddrPort("[fd00:10:96::30]:80"), Port: whole.Port, Duration: 5000, End: conntrack.NoEndpoints}
-	for _, r := range []conntrack.Record{whole, plain, failed, none} {
-		want := written(t, conntrack.Console, r)
-		read, err := parseRecord([]byte(written(t, conntrack.JSON, r)))
-		if err != nil {
-			t.Error(err)
-			continue
-		}
-		if got, err := read.console(); err != nil || got != want {
-			t.Errorf("got %q, %v\nwant %q", got, err, want)
-		}
-	}
-}
-
 func TestParseRecord(t *testing.T) {
 	r, err := parseRecord([]byte(written(t, conntrack.JSON, exampleRecord())))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if r.Service != "shop/search:http" || r.Pod != "shop/elm" || r.Affinity != "moved" || r.Attempts != 2 || r.End != "client_fin" ||
-		r.BytesFromClient != 78 || r.BytesFromEndpoint != 1234 || !r.retried() || r.FailedAttempts[0].Pod != "shop/dogwood" || r.FailedAttempts[0].Error != "refused" {
+		r.BytesFromClient != 78 || r.BytesFromEndpoint != 1234 || !r.retried() || r.Failed[0].Pod != "shop/dogwood" || r.Failed[0].Error != "refused" {
 		t.Errorf("got %+v", r)
 	}
 	for _, line := range []string{"", "{", "{}", `{"client":"10.0.0.1:5"}`, `{"client":"nobody","vip":"10.0.0.1:5","end":"idle"}`, "2026 text"} {
@@ -87,8 +64,8 @@ func FuzzParseRecord(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if text, err := r.console(); err != nil || text == "" {
-			t.Errorf("console form of %q: %q, %v", line, text, err)
+		if r.console() == "" || !r.key.client.IsValid() || !r.key.vip.IsValid() {
+			t.Errorf("%q: %+v", line, r)
 		}
 	})
 }

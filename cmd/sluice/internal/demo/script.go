@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // shopServices are the Services of the story, in its order.
@@ -26,54 +28,54 @@ const theNode = -1
 
 // story returns the steps, which run in order, as later ones change manifests.
 func (s *show) story() []step {
+	second := s.world.second()
 	web, cart, search, soon := s.services[0], s.services[1], s.services[2], s.services[3]
 	return []step{
 		{
 			title:  fmt.Sprintf("Connections are spread over the endpoints (%s)", web),
-			do:     fmt.Sprintf("6 connections from a client pod to %s, 3 to %s, 3 from the node itself", s.vip(web, false), s.vip(web, true)),
+			do:     fmt.Sprintf("6 connections from a client pod to %s, 3 to %s, 3 from the node itself", web.vip(v4), web.vip(second)),
 			expect: "ash, birch and cedar answer 4 times each; one record for each connection",
 			play:   func(ctx context.Context, o *outcome) { s.playSpread(ctx, o, web) },
 		},
 		{
 			title:  fmt.Sprintf("A client stays with its endpoint (%s, sessionAffinity: ClientIP)", cart),
-			do:     fmt.Sprintf("3 connections from each of %d client pods to %s, the last pod's to %s", clientCount, s.vip(cart, false), s.vip(cart, true)),
+			do:     fmt.Sprintf("3 connections from each of %d client pods to %s, the last pod's to %s", clientCount, cart.vip(v4), cart.vip(second)),
 			expect: "each pod always has the same answer, not all pods the same; affinity is new, then hit",
 			play:   func(ctx context.Context, o *outcome) { s.playAffinity(ctx, o, cart) },
 		},
 		{
 			title:  fmt.Sprintf("A dead endpoint that no client notices (%s)", search),
-			do:     fmt.Sprintf("12 connections from client pods to %s, which ash, dogwood and elm serve; dogwood's port is closed", s.vip(search, false)),
+			do:     fmt.Sprintf("12 connections from client pods to %s, which ash, dogwood and elm serve; dogwood's port is closed", search.vip(v4)),
 			expect: "ash and elm answer all of them; the log shows who met dogwood and was sent on",
 			play:   func(ctx context.Context, o *outcome) { s.playDead(ctx, o, search) },
 		},
 		{
 			title:  fmt.Sprintf("Endpoints come and go while connections run (%s)", web),
-			do:     fmt.Sprintf("%d connections, one of them to %s, reach ash, birch and cedar and are held open; then %s takes birch out and puts elm in; then come 6 new connections", clientCount, s.vip(web, true), web.file()),
+			do:     fmt.Sprintf("%d connections, one of them to %s, reach ash, birch and cedar and are held open; then %s takes birch out and puts elm in; then come 6 new connections", clientCount, web.vip(second), web.file()),
 			expect: "the new ones reach ash, cedar and elm, never birch; the held ones live on, birch's too",
 			play:   func(ctx context.Context, o *outcome) { s.playChange(ctx, o, web) },
 		},
 		{
 			title:  fmt.Sprintf("A port with no endpoints refuses, until it has one (%s)", soon),
-			do:     fmt.Sprintf("connects to %s and %s, from a client pod and from the node; then %s gets its first endpoint, elm", s.vip(soon, false), s.vip(soon, true), soon.file()),
+			do:     fmt.Sprintf("connects to %s and %s, from a client pod and from the node; then %s gets its first endpoint, elm", soon.vip(v4), soon.vip(second), soon.file()),
 			expect: "connection refused at once, and no record, for no connection was made; then elm answers",
 			play:   func(ctx context.Context, o *outcome) { s.playRefuse(ctx, o, soon) },
 		},
 	}
 }
 
-// vip returns a service's address for people, IPv4 if there is no IPv6.
-func (s *show) vip(svc *shopService, ipv6 bool) string {
-	v4, v6 := svc.vips()
-	if ipv6 && s.world.ipv6 {
-		return v6.String()
+// familyOf is IPv4 for all client pods but the last.
+func (s *show) familyOf(client int) service.Family {
+	if client == clientCount-1 {
+		return s.world.second()
 	}
-	return v4.String()
+	return v4
 }
 
 func (s *show) playSpread(ctx context.Context, o *outcome, svc *shopService) {
-	visits := s.visits(ctx, 6, 0, svc, false)
-	visits = append(visits, s.visits(ctx, 3, 0, svc, s.world.ipv6)...)
-	visits = append(visits, s.visits(ctx, 3, theNode, svc, false)...)
+	visits := s.visits(ctx, 6, 0, svc, v4)
+	visits = append(visits, s.visits(ctx, 3, 0, svc, s.world.second())...)
+	visits = append(visits, s.visits(ctx, 3, theNode, svc, v4)...)
 	records := s.compare(ctx, o, visits)
 	o.sawf("%s", counts(visits))
 	o.sawf("%d records", len(records))
@@ -93,7 +95,7 @@ func (s *show) playSpread(ctx context.Context, o *outcome, svc *shopService) {
 func (s *show) playAffinity(ctx context.Context, o *outcome, svc *shopService) {
 	answers := map[string]bool{}
 	for i := range clientCount {
-		visits := s.visits(ctx, 3, i, svc, s.world.ipv6 && i == clientCount-1)
+		visits := s.visits(ctx, 3, i, svc, s.familyOf(i))
 		records := s.compare(ctx, o, visits)
 		o.sawf("%s: %s", caller(i), counts(visits))
 		for j, v := range visits {
@@ -121,7 +123,7 @@ func (s *show) playAffinity(ctx context.Context, o *outcome, svc *shopService) {
 func (s *show) playDead(ctx context.Context, o *outcome, svc *shopService) {
 	var visits []*visit
 	for i := range 12 {
-		visits = append(visits, s.visit(ctx, i%clientCount, svc, false))
+		visits = append(visits, s.visit(ctx, i%clientCount, svc, v4))
 	}
 	records := s.compare(ctx, o, visits)
 	retried := 0
@@ -132,7 +134,7 @@ func (s *show) playDead(ctx context.Context, o *outcome, svc *shopService) {
 		if retried++; retried <= 2 {
 			o.log = append(o.log, r)
 		}
-		for _, f := range r.FailedAttempts {
+		for _, f := range r.Failed {
 			if f.Pod != manifestNamespace+"/"+deadBackend || f.Error != "refused" {
 				o.wrongf("record of %s: attempt at %s failed with %q, want %s, refused", r.Client, f.Pod, f.Error, deadBackend)
 			}
@@ -153,7 +155,7 @@ func (s *show) playChange(ctx context.Context, o *outcome, svc *shopService) {
 	var held []*call
 	var all []*visit
 	for i := range clientCount {
-		c := s.call(ctx, i, svc, s.world.ipv6 && i == clientCount-1)
+		c := s.call(ctx, i, svc, s.familyOf(i))
 		defer c.hangUp()
 		_, _ = c.ask() // the visit has the error
 		held, all = append(held, c), append(all, c.visit)
@@ -166,7 +168,7 @@ func (s *show) playChange(ctx context.Context, o *outcome, svc *shopService) {
 	}
 	var last *visit
 	err := until(ctx, changePatience, func() (bool, error) {
-		last = s.visit(ctx, 3, svc, false)
+		last = s.visit(ctx, 3, svc, v4)
 		all = append(all, last)
 		return last.answer == "elm", last.err
 	})
@@ -175,7 +177,7 @@ func (s *show) playChange(ctx context.Context, o *outcome, svc *shopService) {
 	}
 	effect := time.Since(changed)
 
-	fresh := s.visits(ctx, 6, 3, svc, false)
+	fresh := s.visits(ctx, 6, 3, svc, v4)
 	all = append(all, fresh...)
 	o.sawf("new: %s, %v after the change", counts(fresh), effect.Round(time.Millisecond))
 	if got, want := counts(fresh), "ash 2, cedar 2, elm 2"; got != want {
@@ -210,10 +212,10 @@ func (s *show) playRefuse(ctx context.Context, o *outcome, svc *shopService) {
 	refused := 0
 	for _, who := range []struct {
 		client int
-		ipv6   bool
-	}{{0, false}, {1, s.world.ipv6}, {theNode, false}} {
+		family service.Family
+	}{{0, v4}, {1, s.world.second()}, {theNode, v4}} {
 		began := time.Now()
-		c, err := s.dial(ctx, who.client, svc, who.ipv6)
+		c, err := s.dial(ctx, who.client, svc, who.family)
 		switch {
 		case errors.Is(err, errRefused):
 			s.ledger.refused++
@@ -235,7 +237,7 @@ func (s *show) playRefuse(ctx context.Context, o *outcome, svc *shopService) {
 	}
 	var all []*visit
 	err := until(ctx, changePatience, func() (bool, error) {
-		c, err := s.dial(ctx, 2, svc, false)
+		c, err := s.dial(ctx, 2, svc, v4)
 		if errors.Is(err, errRefused) {
 			s.ledger.refused++
 			return false, nil

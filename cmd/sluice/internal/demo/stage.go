@@ -1,73 +1,43 @@
 package demo
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
-	"os/signal"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 )
 
-// stage is the process that plays the demo, in namespaces of its own. This
-// process only waits for it, passes signals on, and clears up what is left.
-type stage struct {
-	cmd *exec.Cmd
-}
-
-// newStage starts the program again with the arguments, in a network namespace
-// of its own, and in a user namespace of its own unless root's rights are at
-// hand. The file, if there is one, is its descriptor 3. It gets SIGTERM when
-// the thread that newStage was called on ends: lock it until wait has returned.
-func newStage(args []string, file *os.File) (*stage, error) {
+// onStage runs the program again with the arguments, in a network namespace of its
+// own, and in a user namespace of its own unless root's rights are at hand. The files
+// are its descriptors from 3 on. It gets SIGTERM when ctx ends, and when this
+// process does. A process that ended by itself has said why.
+func onStage(ctx context.Context, args []string, files ...*os.File) error {
+	runtime.LockOSThread() // the end of this thread would be taken for that of the process
+	defer runtime.UnlockOSThread()
 	root := os.Geteuid() == 0
-	if root {
-		s, err := startStage(false, args, file)
-		if !errors.Is(err, fs.ErrPermission) {
-			return s, explain(err, readSettings(root))
-		}
+	cmd := stageCommand(ctx, !root, args, files)
+	err := cmd.Start()
+	if root && errors.Is(err, fs.ErrPermission) {
 		// Root of a container without CAP_SYS_ADMIN is in the same place as
 		// anybody else.
+		cmd = stageCommand(ctx, true, args, files)
+		err = cmd.Start()
 	}
-	s, err := startStage(true, args, file)
-	return s, explain(err, readSettings(root))
-}
-
-func startStage(user bool, args []string, file *os.File) (*stage, error) {
-	s := &stage{cmd: exec.Command(self, args...)}
-	s.cmd.Args[0] = os.Args[0]
-	s.cmd.Stdin, s.cmd.Stdout, s.cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	if file != nil {
-		s.cmd.ExtraFiles = []*os.File{file}
+	if err != nil {
+		return explain(err, readSettings(root))
 	}
-	attr := &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGTERM}
-	if user {
-		attr.Cloneflags |= syscall.CLONE_NEWUSER
-		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
-		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
-	}
-	s.cmd.SysProcAttr = attr
-	if err := s.cmd.Start(); err != nil {
-		return nil, err
-	}
-	return s, nil
-}
-
-// wait passes signals on until the process ends, and returns an error if it did
-// not end with exit status 0. A process that ended by itself has said why.
-func (s *stage) wait() error {
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer signal.Stop(signals)
-	ended := make(chan struct{})
-	defer close(ended)
-	go s.forward(signals, ended)
-	err := s.cmd.Wait()
+	err = cmd.Wait()
 	var exit *exec.ExitError
-	if !errors.As(err, &exit) {
+	switch {
+	case errors.Is(err, context.Canceled):
+		return nil // it ended in order
+	case !errors.As(err, &exit):
 		return err
 	}
 	if ws, ok := exit.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
@@ -76,15 +46,19 @@ func (s *stage) wait() error {
 	return ErrFailed
 }
 
-func (s *stage) forward(signals <-chan os.Signal, ended <-chan struct{}) {
-	for {
-		select {
-		case sig := <-signals:
-			_ = s.cmd.Process.Signal(sig) // an error means that it has ended
-		case <-ended:
-			return
-		}
+func stageCommand(ctx context.Context, user bool, args []string, files []*os.File) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, self, args...)
+	cmd.Args[0] = os.Args[0]
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.ExtraFiles = files
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGTERM}
+	if user {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
 	}
+	return cmd
 }
 
 // settings are what the machine says about namespaces, by the names of its
@@ -147,7 +121,7 @@ func advise(err error, s settings) string {
 	return ""
 }
 
-// rootless reports whether the process lives in a user namespace that newStage
+// rootless reports whether the process lives in a user namespace that onStage
 // made.
 func rootless() bool {
 	b, err := os.ReadFile("/proc/self/uid_map")

@@ -55,7 +55,7 @@ func (s *show) play(ctx context.Context) error {
 		if errors.Is(context.Cause(ctx), context.Canceled) {
 			return context.Canceled
 		}
-		gone := s.proxyGone()
+		gone := s.proxy.gone()
 		if gone {
 			o.wrongf("the proxy: %w", s.proxy.ended())
 		}
@@ -67,26 +67,13 @@ func (s *show) play(ctx context.Context) error {
 	return s.end(held)
 }
 
-func (s *show) proxyGone() bool {
-	select {
-	case <-s.proxy.exited:
-		return true
-	default:
-		return false
-	}
-}
-
 // report shows what came of a step.
 func (s *show) report(o *outcome) bool {
 	s.out.checked("seen", len(o.wrong) == 0, strings.Join(o.seen, "; "))
 	s.wrong(o.wrong...)
 	label := "log"
 	for _, r := range o.log {
-		text, err := r.console()
-		if err != nil {
-			text = err.Error()
-		}
-		s.out.record(label, text)
+		s.out.record(label, r.console())
 		label = ""
 	}
 	if more := o.total - len(o.log); more > 0 && len(o.log) > 0 {
@@ -218,17 +205,14 @@ func slowest(visits []*visit) time.Duration {
 
 // until tries, every few milliseconds, until the trial gives true or an error.
 func until(ctx context.Context, within time.Duration, trial func() (bool, error)) error {
-	deadline := time.NewTimer(within)
-	defer deadline.Stop()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
+	deadline, tick := time.After(within), time.Tick(10*time.Millisecond)
 	for {
 		if done, err := trial(); done || err != nil {
 			return err
 		}
 		select {
-		case <-tick.C:
-		case <-deadline.C:
+		case <-tick:
+		case <-deadline:
 			return fmt.Errorf("not within %v", within)
 		case <-ctx.Done():
 			return context.Cause(ctx)

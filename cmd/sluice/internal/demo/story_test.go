@@ -8,11 +8,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/live/api"
 )
 
 func TestAgree(t *testing.T) {
 	v := visit{service: serviceNamed(t, "web"), vip: keyNumber(1).vip, from: keyNumber(1).client, answer: "ash", sent: 59, received: 105}
-	right := record{Service: "shop/web:http", Pod: "shop/ash", BytesFromClient: 59, BytesFromEndpoint: 105, End: "client_fin"}
+	right := record{Connection: api.Connection{Service: "shop/web:http", Pod: "shop/ash", BytesFromClient: 59, BytesFromEndpoint: 105, End: "client_fin"}}
 	if err := agree(&v, &right); err != nil {
 		t.Error(err)
 	}
@@ -45,7 +47,8 @@ func TestCounts(t *testing.T) {
 func endedShow(log string) (*show, *bytes.Buffer) {
 	var out bytes.Buffer
 	p := &proxy{journal: newJournal(), said: newTranscript(), exited: make(chan struct{})}
-	p.journal.read(strings.NewReader(log))
+	feed(p.journal.line, log)
+	p.journal.end()
 	p.said.add("the proxy's own words")
 	close(p.exited)
 	return &show{options: Options{Once: true}, out: &printer{out: &out, width: defaultWidth}, manifests: &manifestDir{},

@@ -1,8 +1,8 @@
 package demo
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +10,9 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/sluice-proxy/sluice/internal/scratch"
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // The demo's network. Client pods run on node-a, where the proxy is, and
@@ -23,21 +26,33 @@ import (
 // Each column is a network namespace; node-a is the one that the process
 // itself runs in. IPv6 is left out where the machine has none.
 type world struct {
-	nodeA, clients, nodeB *namespace
+	nodeA, clients, nodeB *scratch.Namespace
 	ipv6                  bool
 }
 
-const (
-	clientCount  = 4
-	serviceCIDR4 = "10.96.0.0/16"
-	serviceCIDR6 = "fd00:10:96::/112"
-)
+const clientCount = 4
 
+const v4, v6 = service.IPv4, service.IPv6
+
+// families are those that the network has.
+func (w *world) families() []service.Family {
+	if w.ipv6 {
+		return []service.Family{v4, v6}
+	}
+	return []service.Family{v4}
+}
+
+// second is IPv6, or IPv4 where there is no IPv6.
+func (w *world) second() service.Family { return w.families()[len(w.families())-1] }
+
+// The addresses and ranges, by service.Family.
 var (
-	nodeA4, nodeA6 = netip.MustParseAddr("192.168.77.1"), netip.MustParseAddr("fd00:77::1")
-	nodeB4, nodeB6 = netip.MustParseAddr("192.168.77.2"), netip.MustParseAddr("fd00:77::2")
-	podsA4, podsA6 = netip.MustParsePrefix("10.244.0.0/24"), netip.MustParsePrefix("fd00:10:244::/64")
-	podsB4, podsB6 = netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:10:244:1::/64")
+	addrA        = [2]netip.Addr{netip.MustParseAddr("192.168.77.1"), netip.MustParseAddr("fd00:77::1")}
+	addrB        = [2]netip.Addr{netip.MustParseAddr("192.168.77.2"), netip.MustParseAddr("fd00:77::2")}
+	podsA        = [2]netip.Prefix{netip.MustParsePrefix("10.244.0.0/24"), netip.MustParsePrefix("fd00:10:244::/64")}
+	podsB        = [2]netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:10:244:1::/64")}
+	serviceCIDRs = [2]netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
+	everywhere   = [2]netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 )
 
 // host returns the address of a range that ends in .n or ::n, where n is written
@@ -53,14 +68,8 @@ func host(p netip.Prefix, n int) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// client returns the addresses of client i, which counts from 0. Those of an
-// index below 0 are not valid: they stand for a program on the node itself.
-func client(i int) (v4, v6 netip.Addr) {
-	if i < 0 {
-		return netip.Addr{}, netip.Addr{}
-	}
-	return host(podsA4, 11+i), host(podsA6, 11+i)
-}
+// client returns an address of client i, which counts from 0.
+func client(i int, f service.Family) netip.Addr { return host(podsA[f], 11+i) }
 
 // buildWorld lays the network out. The process must be in an empty network
 // namespace; any other is left alone. An error is fs.ErrPermission if the
@@ -74,22 +83,22 @@ func buildWorld(ctx context.Context) (_ *world, err error) {
 	}()
 	for _, n := range []struct {
 		name  string
-		to    **namespace
-		enter func(string) (*namespace, error)
+		to    **scratch.Namespace
+		enter func(string) (*scratch.Namespace, error)
 	}{
-		{"node-a", &w.nodeA, ownNamespace},
-		{"clients", &w.clients, newNamespace},
-		{"node-b", &w.nodeB, newNamespace},
+		{"node-a", &w.nodeA, scratch.Own},
+		{"clients", &w.clients, scratch.New},
+		{"node-b", &w.nodeB, scratch.New},
 	} {
 		if *n.to, err = n.enter(n.name); err != nil {
 			return nil, err
 		}
 	}
-	if err = w.nodeA.untouched(); err != nil {
+	if err = untouched(w.nodeA); err != nil {
 		return nil, err
 	}
 	for _, n := range w.namespaces() {
-		n.withoutDAD()
+		withoutDAD(n)
 	}
 	if err = w.attachClients(); err == nil {
 		err = w.attachNodeB()
@@ -100,8 +109,8 @@ func buildWorld(ctx context.Context) (_ *world, err error) {
 	return w, err
 }
 
-func (w *world) namespaces() []*namespace {
-	return slices.DeleteFunc([]*namespace{w.nodeA, w.clients, w.nodeB}, func(n *namespace) bool { return n == nil })
+func (w *world) namespaces() []*scratch.Namespace {
+	return slices.DeleteFunc([]*scratch.Namespace{w.nodeA, w.clients, w.nodeB}, func(n *scratch.Namespace) bool { return n == nil })
 }
 
 // settlePatience is more than duplicate address detection takes.
@@ -111,97 +120,63 @@ const settlePatience = 5 * time.Second
 // address cannot, the node asks for no IPv6 neighbour there.
 func (w *world) settle(ctx context.Context) error {
 	for _, n := range w.namespaces() {
-		if err := until(ctx, settlePatience, n.settled); err != nil {
-			return fmt.Errorf("the addresses of %s can be used: %w", n.name, err)
+		if err := until(ctx, settlePatience, func() (bool, error) { return settled(n) }); err != nil {
+			return fmt.Errorf("the addresses of %s can be used: %w", n, err)
 		}
 	}
 	return nil
 }
 
 func (w *world) attachClients() error {
-	if err := w.nodeA.wire("pods", w.clients, "eth0"); err != nil {
-		return err
+	err := w.nodeA.Wire("pods", w.clients, "eth0")
+	for _, f := range w.families() {
+		gateway := host(podsA[f], 1)
+		var addrs []netip.Prefix
+		for i := range clientCount {
+			addrs = append(addrs, netip.PrefixFrom(client(i, f), podsA[f].Bits()))
+		}
+		err = cmp.Or(err,
+			w.nodeA.AddAddresses("pods", netip.PrefixFrom(gateway, podsA[f].Bits())),
+			w.clients.AddAddresses("eth0", addrs...),
+			w.clients.AddRoute(everywhere[f], gateway))
 	}
-	gateway4, gateway6 := host(podsA4, 1), host(podsA6, 1)
-	var addrs []netip.Prefix
-	for i := range clientCount {
-		v4, v6 := client(i)
-		addrs = append(addrs, netip.PrefixFrom(v4, podsA4.Bits()), netip.PrefixFrom(v6, podsA6.Bits()))
-	}
-	return errors.Join(
-		w.nodeA.addAddresses("pods", w.usable(netip.PrefixFrom(gateway4, podsA4.Bits()), netip.PrefixFrom(gateway6, podsA6.Bits()))...),
-		w.clients.addAddresses("eth0", w.usable(addrs...)...),
-		w.route(w.clients, everywhere4, gateway4),
-		w.route(w.clients, everywhere6, gateway6),
-	)
+	return err
 }
 
 func (w *world) attachNodeB() error {
-	if err := w.nodeA.wire("eth0", w.nodeB, "eth0"); err != nil {
-		return err
-	}
-	var addrs []netip.Prefix
-	for i := range backendNames {
-		v4, v6 := backendAddrs(i)
-		addrs = append(addrs, netip.PrefixFrom(v4, v4.BitLen()), netip.PrefixFrom(v6, v6.BitLen()))
-	}
-	return errors.Join(
-		w.nodeA.addAddresses("eth0", w.usable(netip.PrefixFrom(nodeA4, 24), netip.PrefixFrom(nodeA6, 64))...),
-		w.nodeB.addAddresses("eth0", w.usable(netip.PrefixFrom(nodeB4, 24), netip.PrefixFrom(nodeB6, 64))...),
-		w.nodeB.addAddresses("lo", w.usable(addrs...)...),
-		w.route(w.nodeA, podsB4, nodeB4),
-		w.route(w.nodeA, podsB6, nodeB6),
-		w.route(w.nodeB, everywhere4, nodeA4),
-		w.route(w.nodeB, everywhere6, nodeA6),
-	)
-}
-
-var (
-	everywhere4 = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-	everywhere6 = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-)
-
-// route adds a route, unless it is an IPv6 one and there is no IPv6.
-func (w *world) route(n *namespace, dst netip.Prefix, via netip.Addr) error {
-	if via.Is6() && !w.ipv6 {
-		return nil
-	}
-	return n.addRoute(dst, via)
-}
-
-// usable leaves IPv6 out where there is none.
-func (w *world) usable(addrs ...netip.Prefix) []netip.Prefix {
-	var list []netip.Prefix
-	for _, a := range addrs {
-		if w.ipv6 || a.Addr().Is4() {
-			list = append(list, a)
+	err := w.nodeA.Wire("eth0", w.nodeB, "eth0")
+	for _, f := range w.families() {
+		length := [2]int{24, 64}[f]
+		var addrs []netip.Prefix
+		for i := range backendNames {
+			addrs = append(addrs, netip.PrefixFrom(backendAddr(i, f), addrB[f].BitLen()))
 		}
+		err = cmp.Or(err,
+			w.nodeA.AddAddresses("eth0", netip.PrefixFrom(addrA[f], length)),
+			w.nodeB.AddAddresses("eth0", netip.PrefixFrom(addrB[f], length)),
+			w.nodeB.AddAddresses("lo", addrs...),
+			w.nodeA.AddRoute(podsB[f], addrB[f]),
+			w.nodeB.AddRoute(everywhere[f], addrA[f]))
 	}
-	return list
+	return err
 }
 
 func (w *world) close() {
 	for _, n := range w.namespaces() {
-		n.close()
+		n.Close()
 	}
 }
 
 // dial connects from client i, or from the node itself if i is below 0.
 func (w *world) dial(ctx context.Context, i int, to netip.AddrPort) (net.Conn, error) {
-	n, from := w.nodeA, netip.Addr{}
+	n := w.nodeA
+	var d net.Dialer
 	if i >= 0 {
 		n = w.clients
-		v4, v6 := client(i)
-		if from = v4; to.Addr().Is6() {
-			from = v6
-		}
-	}
-	var d net.Dialer
-	if from.IsValid() {
-		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(client(i, service.FamilyOf(to.Addr())), 0))
 	}
 	var c net.Conn
-	err := n.do(func() (err error) {
+	err := n.Do(func() (err error) {
 		c, err = d.DialContext(ctx, "tcp", to.String())
 		return err
 	})
@@ -213,7 +188,7 @@ func (w *world) listen(ctx context.Context, at netip.AddrPort) (net.Listener, er
 	var lc net.ListenConfig
 	lc.SetMultipathTCP(false)
 	var l net.Listener
-	err := w.nodeB.do(func() (err error) {
+	err := w.nodeB.Do(func() (err error) {
 		l, err = lc.Listen(ctx, "tcp", at.String())
 		return err
 	})

@@ -8,11 +8,13 @@
 package doctor
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
 
+	"github.com/sluice-proxy/sluice/internal/bpffs"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
 )
@@ -62,10 +64,14 @@ type Prober interface {
 	Scratch() (namespace, answers error)
 	// Capabilities are those in effect, a bit for each.
 	Capabilities() (uint64, error)
+	// Flows tells why the kernel cannot forward connections.
+	Flows() error
 	// Transparent, IPv6 and SCTP tell why there are no such sockets.
 	Transparent() error
 	IPv6() error
 	SCTP() error
+	// BPFFS tells why BPF programs cannot be pinned.
+	BPFFS() error
 	// Sysctl reads one by its path under /proc/sys; os.ErrNotExist if the
 	// kernel does not have it.
 	Sysctl(path string) (string, error)
@@ -78,6 +84,11 @@ type Prober interface {
 	Leftovers() ([]string, error)
 	// ForwardPolicies are what judges packets that the node forwards.
 	ForwardPolicies() ([]string, error)
+	// PolicyEngines are the known network policy engines whose rules are there.
+	PolicyEngines() ([]Engine, error)
+	// StateRule is a rule of another program that decides by the state of connections; ""
+	// if there is none.
+	StateRule() (string, error)
 	// Running returns the process that steers here; ok is false if there is none.
 	Running() (pid int, ok bool, err error)
 }
@@ -131,36 +142,56 @@ func way(p Prober, name string) Finding {
 		f.Remedy = "nothing, if another mode returns them: Sluice takes that one; with this mode, endpoints see the node's address (source=node in the access log)"
 		return f
 	}
-	return f.judge(err)
+	return f.judge(err, "")
 }
 
-// judge fills in what an error means for a feature.
-func (f Finding) judge(err error) Finding {
+// judge fills in what an error means for a feature. A remedy goes before that of the
+// error.
+func (f Finding) judge(err error, remedy string) Finding {
 	if err == nil {
 		f.State, f.Found = Fine, "works"
 		return f
 	}
-	f.State, f.Found = Missing, choose.Brief(err)
+	f.State, f.Found, f.Remedy = Missing, choose.Brief(err), remedy
 	var missing *redirect.MissingError
-	if errors.As(err, &missing) {
+	if remedy == "" && errors.As(err, &missing) {
 		f.Remedy = missing.Remedy
 	}
 	return f
 }
 
+// read fills in what was read, which is fine.
+func (f Finding) read(text string, err error) Finding {
+	f.State, f.Found = Fine, text
+	if err != nil {
+		f.State, f.Found = Unknown, err.Error()
+	}
+	return f
+}
+
+// warn fills in what had better not be there; none is said if there is nothing.
+func (f Finding) warn(none string, there []string, err error, remedy string) Finding {
+	if len(there) == 0 {
+		return f.read(none, err)
+	}
+	f.State, f.Found, f.Remedy = Warning, strings.Join(there, ", "), remedy
+	return f
+}
+
 func sockets(p Prober) []Finding {
-	transparent := Finding{Feature: "IP_TRANSPARENT", Probed: "made a listening socket with it", NeededBy: "every steering mode"}.
-		judge(p.Transparent())
-	ipv6 := Finding{Feature: "IPv6", Probed: "made a listening socket on ::1", NeededBy: "Services with an IPv6 address"}.
-		judge(p.IPv6())
-	if ipv6.State == Missing {
-		ipv6.Remedy = "nothing, if no Service has an IPv6 address; else sysctl net.ipv6.conf.all.disable_ipv6=0 and lo.disable_ipv6=0"
+	return []Finding{
+		Finding{Feature: "IP_TRANSPARENT", Probed: "made a listening socket with it", NeededBy: "every steering mode"}.
+			judge(p.Transparent(), ""),
+		Finding{Feature: "IPv6", Probed: "made a listening socket on ::1", NeededBy: "Services with an IPv6 address"}.
+			judge(p.IPv6(), "nothing, if no Service has an IPv6 address; else sysctl net.ipv6.conf.all.disable_ipv6=0 and lo.disable_ipv6=0"),
+		Finding{Feature: "SCTP", Probed: "made a socket", NeededBy: "Services of the protocol SCTP: all of their clients with --datapath relay, otherwise those on the node itself"}.
+			judge(p.SCTP(), "nothing, if no Service uses SCTP, or only clients whose packets the node forwards do, with --datapath kernel; else load the module sctp (CONFIG_IP_SCTP)"),
+		Finding{Feature: "kernel flows", Probed: "a connection through temporary network namespaces", NeededBy: "--datapath kernel or auto"}.
+			judge(p.Flows(), "nothing, if connections may be relayed; else a kernel with tcx (Linux 6.6) or clsact (sch_ingress, cls_bpf), CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW and CAP_PERFMON, and forwarding (net.ipv4.ip_forward=1)"),
+		Finding{Feature: "BPF file system", Probed: "asked for the file system at --bpf-root",
+			NeededBy: "sklookup: its program then refuses for a killed proxy, and rules of nftables that cost 10 % of the CPU for UDP are left out"}.
+			judge(p.BPFFS(), "mount -t bpf bpf "+bpffs.DefaultRoot+"; into a container, mount that directory of its host"),
 	}
-	sctp := Finding{Feature: "SCTP", Probed: "made a socket", NeededBy: "Services of the protocol SCTP"}.judge(p.SCTP())
-	if sctp.State == Missing {
-		sctp.Remedy = "nothing, if no Service uses SCTP; else load the module sctp (CONFIG_IP_SCTP)"
-	}
-	return []Finding{transparent, ipv6, sctp}
 }
 
 // Numbers of capabilities (linux/capability.h).
@@ -168,6 +199,7 @@ const (
 	capChown          = 0
 	capNetBindService = 10
 	capNetAdmin       = 12
+	capNetRaw         = 13
 	capSysAdmin       = 21
 	capSysResource    = 24
 	capBPF            = 39
@@ -183,6 +215,7 @@ func capabilities(p Prober) []Finding {
 	}{
 		{capNetAdmin, "CAP_NET_ADMIN", "every steering mode", redirect.RemedyNetAdmin},
 		{capNetBindService, "CAP_NET_BIND_SERVICE", "bind, and addresses of this node, for ports under net.ipv4.ip_unprivileged_port_start", "grant it, or lower that sysctl"},
+		{capNetRaw, "CAP_NET_RAW", "UDP answers from a port that another program of the node has bound on all addresses, and the programs of tproxy/iptables", "grant it; without it those answers are not sent"},
 		{capChown, "CAP_CHOWN", "keeping other processes of the same user from joining UDP sockets", "grant it, or run as a separate user"},
 		{capBPF, "CAP_BPF", "sklookup", "grant it in the initial user namespace, or use another steering mode"},
 		{capSysAdmin, "CAP_SYS_ADMIN", "trying steering modes in a separate namespace before one is chosen", "nothing: without it Sluice tries them in place"},
@@ -193,12 +226,7 @@ func capabilities(p Prober) []Finding {
 		if c.number == capBPF {
 			has = has || set&(1<<capSysAdmin) != 0 // it used to be a part of that
 		}
-		switch {
-		case err != nil:
-			f.State, f.Found = Unknown, err.Error()
-		case has:
-			f.State, f.Found = Fine, "yes"
-		default:
+		if f = f.read("yes", err); err == nil && !has {
 			f.State, f.Found, f.Remedy = Missing, "no", c.remedy
 		}
 		list = append(list, f)
@@ -211,24 +239,15 @@ func capabilities(p Prober) []Finding {
 const fewFiles = 20000
 
 func limits(p Prober) []Finding {
-	files := Finding{Feature: "open files", Probed: "getrlimit", NeededBy: "two for each connection, up to two for each service port"}
 	now, most, err := p.Files()
-	switch {
-	case err != nil:
-		files.State, files.Found = Unknown, err.Error()
-	case most < fewFiles:
-		files.State, files.Found = Warning, fmt.Sprintf("%d, at most %d", now, most)
-		files.Remedy = "raise it if there are many connections: ulimit -Hn, LimitNOFILE= of systemd"
-	default:
-		files.State, files.Found = Fine, fmt.Sprintf("%d, at most %d", now, most)
+	files := Finding{Feature: "open files", Probed: "getrlimit", NeededBy: "two for each connection, up to two for each service port"}.
+		read(fmt.Sprintf("%d, at most %d", now, most), err)
+	if err == nil && most < fewFiles {
+		files.State, files.Remedy = Warning, "raise it if there are many connections: ulimit -Hn, LimitNOFILE= of systemd"
 	}
-	memory := Finding{Feature: "locked memory", Probed: "getrlimit", NeededBy: "sklookup before Linux 5.11"}
 	now, most, err = p.LockedMemory()
-	if err != nil {
-		memory.State, memory.Found = Unknown, err.Error()
-	} else {
-		memory.State, memory.Found = Fine, bytesText(now)+", at most "+bytesText(most)
-	}
+	memory := Finding{Feature: "locked memory", Probed: "getrlimit", NeededBy: "sklookup before Linux 5.11"}.
+		read(bytesText(now)+", at most "+bytesText(most), err)
 	return []Finding{files, memory}
 }
 
@@ -289,60 +308,51 @@ func settings(p Prober) []Finding {
 		}
 		list = append(list, f)
 	}
-	marked := Finding{Feature: "net.ipv4.conf.*.src_valid_mark", State: Fine, Found: "0", Probed: "read",
-		NeededBy: "tproxy: with it, the kernel treats replies to clients' own addresses as spoofed"}
-	switch interfaces, err := p.SourceChecks(); {
-	case err != nil:
-		marked.State, marked.Found = Unknown, err.Error()
-	case len(interfaces) > 0:
-		marked.State, marked.Found = Warning, "1 on "+strings.Join(interfaces, ", ")
-		marked.Remedy = "nothing: Sluice then narrows its rule to --reply-ports; VPN tools such as wg-quick set it"
+	interfaces, err := p.SourceChecks()
+	marked := Finding{Feature: "net.ipv4.conf.*.src_valid_mark", Probed: "read", NeededBy: "tproxy: with it, the kernel treats replies to clients' own addresses as spoofed"}.
+		warn("0", interfaces, err, "nothing: Sluice then narrows its rule to --reply-ports; VPN tools such as wg-quick set it")
+	if marked.State == Warning {
+		marked.Found = "1 on " + marked.Found
 	}
 	return append(list, marked)
 }
 
 func trials(p Prober) []Finding {
 	namespace, answers := p.Scratch()
-	f := Finding{Feature: "network namespaces for trials", Probed: "made one", NeededBy: "trying a steering mode before it is chosen"}.
-		judge(namespace)
-	if f.State == Missing {
-		f.Remedy = "nothing: Sluice tries steering modes in place; CAP_SYS_ADMIN would allow it"
+	return []Finding{
+		Finding{Feature: "network namespaces for trials", Probed: "made one", NeededBy: "trying a steering mode before it is chosen"}.
+			judge(namespace, "nothing: Sluice tries steering modes in place; CAP_SYS_ADMIN would allow it"),
+		Finding{Feature: "veth for trials", Probed: "made a pair", NeededBy: "testing whether replies to clients' addresses come back"}.
+			judge(answers, "nothing: Sluice assumes that they come back; the test needs a separate namespace and the module veth (CONFIG_VETH)"),
 	}
-	veth := Finding{Feature: "veth for trials", Probed: "made a pair", NeededBy: "testing whether replies to clients' addresses come back"}.
-		judge(answers)
-	if veth.State == Missing {
-		veth.Remedy = "nothing: Sluice assumes that they come back; the test needs a separate namespace and the module veth (CONFIG_VETH)"
-	}
-	return []Finding{f, veth}
 }
 
 func others(p Prober) []Finding {
-	left := Finding{Feature: "leftovers of kube-proxy", State: Fine, Found: "none", Probed: "nftables, iptables and interfaces listed",
-		NeededBy: "nobody: they take packets before Sluice does"}
-	switch found, err := p.Leftovers(); {
-	case len(found) > 0:
-		left.State, left.Found = Warning, strings.Join(found, ", ")
-		left.Remedy = "stop kube-proxy, then sluice cleanup --kube-proxy"
-	case err != nil:
-		left.State, left.Found = Unknown, err.Error()
+	const listed = "nftables and iptables listed"
+	found, err := p.Leftovers()
+	left := Finding{Feature: "leftovers of kube-proxy", Probed: "nftables, iptables and interfaces listed", NeededBy: "nobody: they take packets before Sluice does"}.
+		warn("none", found, err, "stop kube-proxy, then sluice cleanup --kube-proxy")
+	found, err = p.ForwardPolicies()
+	forward := Finding{Feature: "rules for forwarded packets", Probed: listed, NeededBy: "nobody: clients' packets to Services do not pass them"}.
+		warn("none", found, err, "if they are network policies, apply them where packets leave or reach pods: docs/security.md")
+	engines, err := p.PolicyEngines()
+	var names, follows []string
+	for _, e := range engines {
+		names, follows = append(names, e.Name), append(follows, e.Name+": "+e.Follows)
 	}
-	forward := Finding{Feature: "rules for forwarded packets", State: Fine, Found: "none", Probed: "nftables and iptables listed",
-		NeededBy: "nobody: clients' packets to Services do not pass them"}
-	switch found, err := p.ForwardPolicies(); {
-	case len(found) > 0:
-		forward.State, forward.Found = Warning, strings.Join(found, ", ")
-		forward.Remedy = "if they are network policies, apply them where packets leave or reach pods: docs/security.md"
-	case err != nil:
-		forward.State, forward.Found = Unknown, err.Error()
-	}
-	running := Finding{Feature: "running sluice", State: Fine, Found: "none", Probed: "tried its lock", NeededBy: "at most one in a network namespace"}
-	switch pid, ok, err := p.Running(); {
-	case err != nil:
-		running.State, running.Found = Unknown, err.Error()
+	engine := Finding{Feature: "network policy engine", Probed: listed, NeededBy: "nobody: some of its rules do not see what Sluice relays"}.
+		warn("none that is known", names, err, strings.Join(follows, "; ")+": docs/network-policy.md")
+	rule, err := p.StateRule()
+	state := Finding{Feature: "rules about connections' state", Probed: listed, NeededBy: "nobody: with --conntrack auto, Sluice keeps its connections in connection tracking where there are any"}.
+		read(cmp.Or(rule, "none"), err)
+	pid, ok, err := p.Running()
+	who := "none"
+	switch {
 	case ok && pid != 0:
-		running.Found = fmt.Sprintf("process %d", pid)
+		who = fmt.Sprintf("process %d", pid)
 	case ok:
-		running.Found = "in another PID namespace"
+		who = "in another PID namespace"
 	}
-	return []Finding{left, forward, running}
+	running := Finding{Feature: "running sluice", Probed: "tried its lock", NeededBy: "at most one in a network namespace"}.read(who, err)
+	return []Finding{left, forward, engine, state, running}
 }

@@ -25,11 +25,15 @@ type fake struct {
 	scratch, answers error
 	transparent      error
 	ipv6, sctp       error
+	flows            error
+	bpffs            error
 	capabilities     uint64
 	sysctls          map[string]string
 	checks           []string
 	files            uint64
 	policies         []string
+	engines          []Engine
+	stateRule        string
 	leftovers        []string
 	pid              int
 	running          bool
@@ -53,6 +57,8 @@ func (f *fake) Capabilities() (uint64, error) { return f.capabilities, f.unreada
 func (f *fake) Transparent() error            { return f.transparent }
 func (f *fake) IPv6() error                   { return f.ipv6 }
 func (f *fake) SCTP() error                   { return f.sctp }
+func (f *fake) Flows() error                  { return f.flows }
+func (f *fake) BPFFS() error                  { return f.bpffs }
 func (f *fake) SourceChecks() ([]string, error) {
 	return f.checks, f.unreadable
 }
@@ -60,6 +66,8 @@ func (f *fake) Files() (uint64, uint64, error)        { return f.files, f.files,
 func (f *fake) LockedMemory() (uint64, uint64, error) { return 8 << 20, ^uint64(0), f.unreadable }
 func (f *fake) Leftovers() ([]string, error)          { return f.leftovers, f.unreadable }
 func (f *fake) ForwardPolicies() ([]string, error)    { return f.policies, f.unreadable }
+func (f *fake) PolicyEngines() ([]Engine, error)      { return f.engines, f.unreadable }
+func (f *fake) StateRule() (string, error)            { return f.stateRule, f.unreadable }
 func (f *fake) Running() (int, bool, error)           { return f.pid, f.running, f.unreadable }
 func (f *fake) Sysctl(path string) (string, error) {
 	if f.unreadable != nil {
@@ -100,9 +108,12 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		{"no namespaces", func(f *fake) { f.scratch = syscall.EPERM }, "network namespaces for trials", Missing, "operation not permitted", "in place", "tproxy/nftables"},
 		{"no IPv6", func(f *fake) { f.ipv6 = syscall.EAFNOSUPPORT }, "IPv6", Missing, "address family", "disable_ipv6", "tproxy/nftables"},
 		{"no SCTP", func(f *fake) { f.sctp = syscall.EPROTONOSUPPORT }, "SCTP", Missing, "protocol not supported", "module sctp", "tproxy/nftables"},
+		{"no kernel flows", func(f *fake) { f.flows = syscall.EPERM }, "kernel flows", Missing, "operation not permitted", "CAP_PERFMON", "tproxy/nftables"},
+		{"no BPF file system", func(f *fake) { f.bpffs = errors.New("none is mounted") }, "BPF file system", Missing, "none is mounted", "mount -t bpf", "tproxy/nftables"},
 		{"no CAP_BPF", func(f *fake) { f.capabilities &^= 1<<capBPF | 1<<capSysAdmin }, "CAP_BPF", Missing, "no", "grant it", "tproxy/nftables"},
 		{"CAP_SYS_ADMIN stands for CAP_BPF", func(f *fake) { f.capabilities &^= 1 << capBPF }, "CAP_BPF", Fine, "yes", "", "tproxy/nftables"},
 		{"no CAP_NET_BIND_SERVICE", func(f *fake) { f.capabilities &^= 1 << capNetBindService }, "CAP_NET_BIND_SERVICE", Missing, "no", "lower that sysctl", "tproxy/nftables"},
+		{"no CAP_NET_RAW", func(f *fake) { f.capabilities &^= 1 << capNetRaw }, "CAP_NET_RAW", Missing, "no", "answers are not sent", "tproxy/nftables"},
 		{"no CAP_CHOWN", func(f *fake) { f.capabilities &^= 1 << capChown }, "CAP_CHOWN", Missing, "no", "grant it", "tproxy/nftables"},
 		{"ports for everybody", func(f *fake) { f.sysctls["net/ipv4/ip_unprivileged_port_start"] = "1024" }, "net.ipv4.ip_unprivileged_port_start", Fine, "1024", "", "tproxy/nftables"},
 		{"few files", func(f *fake) { f.files = 1024 }, "open files", Warning, "1024, at most 1024", "ulimit", "tproxy/nftables"},
@@ -114,6 +125,8 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		{"VPN", func(f *fake) { f.checks = []string{"all", "wg0"} }, "net.ipv4.conf.*.src_valid_mark", Warning, "1 on all, wg0", "narrows", "tproxy/nftables"},
 		{"port range", func(*fake) {}, "net.ipv4.ip_local_port_range", Fine, "32768 60999", "", "tproxy/nftables"},
 		{"kube-proxy was here", func(f *fake) { f.leftovers = []string{"the interface kube-ipvs0"} }, "leftovers of kube-proxy", Warning, "kube-ipvs0", "cleanup --kube-proxy", "tproxy/nftables"},
+		{"a firewall", func(f *fake) { f.stateRule = "chain in of the nftables table fw" }, "rules about connections' state", Fine, "chain in of the nftables table fw", "", "tproxy/nftables"},
+		{"Calico", func(f *fake) { f.engines = engines[:1] }, "network policy engine", Warning, "Calico", "network-policy.md", "tproxy/nftables"},
 		{"network policies", func(f *fake) { f.policies = []string{"FORWARD of iptables-legacy"} }, "rules for forwarded packets", Warning, "FORWARD", "security.md", "tproxy/nftables"},
 		{"a proxy runs", func(f *fake) { f.pid, f.running = 83, true }, "running sluice", Fine, "process 83", "", "tproxy/nftables"},
 		{"unreadable", func(f *fake) { f.unreadable = errors.New("no proc") }, "open files", Unknown, "no proc", "", "tproxy/nftables"},

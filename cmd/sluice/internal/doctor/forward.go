@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+
+	"github.com/sluice-proxy/sluice/redirect/kubeproxy"
 )
 
 // ForwardPolicies names what judges packets that this node forwards, in nftables
@@ -32,7 +34,7 @@ func isPasser(chain string) bool {
 }
 
 func forwardInNFTables() ([]string, error) {
-	conn, chains, err := nftablesChains()
+	conn, chains, err := kubeproxy.NFTChains(0)
 	if err != nil {
 		return nil, err
 	}

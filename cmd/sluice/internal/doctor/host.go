@@ -3,15 +3,17 @@ package doctor
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
+	"github.com/sluice-proxy/sluice/flow"
+	"github.com/sluice-proxy/sluice/internal/bpffs"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
+	"github.com/sluice-proxy/sluice/redirect/firewall"
 	"github.com/sluice-proxy/sluice/redirect/route"
 )
 
@@ -51,24 +53,12 @@ func parseCapabilities(status string) (uint64, error) {
 	return 0, errors.New("no CapEff in /proc/thread-self/status")
 }
 
-func (h *host) Transparent() error {
-	err := listen(redirect.ListenIPv4, sys.ListenOptions{Transparent: true})
-	if errors.Is(err, os.ErrPermission) {
-		return &redirect.MissingError{Mode: "listening", Feature: redirect.FeatureNetAdmin, Remedy: redirect.RemedyNetAdmin, Err: err}
-	}
-	return err
-}
+func (h *host) BPFFS() error { return bpffs.Check(h.options.BPFRoot) }
 
-func (h *host) IPv6() error { return listen(redirect.ListenIPv6, sys.ListenOptions{}) }
-func (h *host) SCTP() error { return sys.TrySCTP() }
-
-func listen(at netip.Addr, o sys.ListenOptions) error {
-	fd, err := sys.ListenTCP(netip.AddrPortFrom(at, 0), o)
-	if err == nil {
-		sys.Close(fd)
-	}
-	return err
-}
+func (h *host) Transparent() error { return choose.MayListen(0) }
+func (h *host) IPv6() error        { return choose.TryIPv6() }
+func (h *host) SCTP() error        { return sys.TrySCTP() }
+func (h *host) Flows() error       { return flow.Try() }
 
 func (h *host) Sysctl(path string) (string, error) {
 	value, err := os.ReadFile(filepath.Join("/proc/sys", path))
@@ -80,6 +70,10 @@ func (h *host) Files() (uint64, uint64, error)        { return sys.FileLimit() }
 func (h *host) LockedMemory() (uint64, uint64, error) { return sys.LockedMemoryLimit() }
 func (h *host) Leftovers() ([]string, error)          { return leftovers() }
 func (h *host) ForwardPolicies() ([]string, error)    { return ForwardPolicies() }
+
+func (h *host) PolicyEngines() ([]Engine, error) { return policyEngines() }
+
+func (h *host) StateRule() (string, error) { return firewall.StateRule(0, h.options.Table) }
 
 func (h *host) Running() (pid int, ok bool, err error) {
 	lock, err := redirect.AcquireLock(h.options.Table)

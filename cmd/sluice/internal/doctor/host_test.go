@@ -70,7 +70,7 @@ func TestLeftoversAreFound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	chains(nftables.TableFamilyIPv4, "nat", "DOCKER", "KUBE-KUBELET-CANARY")
+	chains(nftables.TableFamilyIPv4, "nat", "DOCKER", "KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT")
 	if found := look(); len(found) != 0 {
 		t.Errorf("found %q where nothing is", found)
 	}

@@ -9,11 +9,11 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
-	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/redirect/kubeproxy"
 )
 
 // What kube-proxy makes.
@@ -22,9 +22,6 @@ const (
 	kubeProxyChains = "KUBE-"      // of its iptables and IPVS modes
 	kubeProxyDummy  = "kube-ipvs0" // the interface of its IPVS mode
 )
-
-// kubeletChains are the kubelet's own, on every node.
-var kubeletChains = []string{"KUBE-KUBELET-CANARY", "KUBE-FIREWALL", "KUBE-MARK-DROP"}
 
 // leftovers names what is there of kube-proxy's. What could not be looked at is
 // in the error.
@@ -39,26 +36,9 @@ func leftovers() ([]string, error) {
 	return found, errors.Join(errs...)
 }
 
-// nftablesChains returns the chains of all tables; none where the kernel has no
-// nf_tables.
-func nftablesChains() (*nftables.Conn, []*nftables.Chain, error) {
-	conn, err := nftables.New()
-	if err != nil {
-		return nil, nil, fmt.Errorf("nftables: %w", err)
-	}
-	chains, err := conn.ListChains()
-	switch {
-	case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.EPROTONOSUPPORT), errors.Is(err, syscall.EINVAL):
-		return conn, nil, nil
-	case err != nil:
-		return nil, nil, fmt.Errorf("nftables: %w", err)
-	}
-	return conn, chains, nil
-}
-
 // inNFTables looks at all tables; those of iptables-nft are among them.
 func inNFTables() ([]string, error) {
-	_, chains, err := nftablesChains()
+	_, chains, err := kubeproxy.NFTChains(0)
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +48,7 @@ func inNFTables() ([]string, error) {
 		switch {
 		case c.Table.Name == kubeProxyTable:
 			found = append(found, "the nftables table "+kubeProxyTable)
-		case isKubeProxyChain(c.Name):
+		case kubeproxy.IsChain(c.Name):
 			count++
 		}
 	}
@@ -77,10 +57,6 @@ func inNFTables() ([]string, error) {
 		found = append(found, fmt.Sprintf("%d iptables-nft chains %s…", count, kubeProxyChains))
 	}
 	return found, nil
-}
-
-func isKubeProxyChain(name string) bool {
-	return strings.HasPrefix(name, kubeProxyChains) && !slices.Contains(kubeletChains, name)
 }
 
 // legacyPatience bounds a call of iptables-legacy-save, which waits for others.
@@ -130,7 +106,7 @@ func countChains(rules string) (n int) {
 	for line := range strings.Lines(rules) {
 		name, isChain := strings.CutPrefix(line, ":")
 		name, _, _ = strings.Cut(name, " ")
-		if isChain && isKubeProxyChain(name) {
+		if isChain && kubeproxy.IsChain(name) {
 			n++
 		}
 	}

@@ -48,7 +48,7 @@ func TestAgreesWithSlowPolicy(t *testing.T) {
 			want[i] = c.Resolve(protocol, client, to)
 		}
 		asked := strings.Split(in.String(), "\n")
-		if s, err := Batch(table, &in, &out); err != nil || s.Failed > 0 {
+		if s, err := Batch(by(table), &in, &out); err != nil || s.Failed > 0 {
 			t.Fatal(err, s.First)
 		}
 		for i, got := range strings.Split(strings.TrimSpace(out.String()), "\n") {

@@ -33,17 +33,23 @@ type Answer struct {
 	Affinity string   `json:"affinity"`
 	Reason   string   `json:"reason"`
 	Rules    []string `json:"rules"`
+	// Text is the answer for people, if it was asked for.
+	Text string `json:"text,omitempty"`
 }
 
-// Ask answers a question.
-func Ask(t *policy.Table, q Question) Answer {
+// Ask answers a question, with text for people if that is wanted.
+func Ask(t *policy.Table, q Question, text bool) *Answer {
 	e := t.Explain(q.Protocol, q.From, q.To)
-	return answer(&e)
+	a := answer(&e)
+	if text {
+		a.Text = describe(t, q, &e, a)
+	}
+	return a
 }
 
-func answer(e *policy.Explanation) Answer {
+func answer(e *policy.Explanation) *Answer {
 	v := &e.Verdict
-	a := Answer{
+	a := &Answer{
 		Verdict:    v.Action.String(),
 		Candidates: make([]string, len(v.Candidates)),
 		Reason:     e.Reason,
@@ -73,10 +79,8 @@ func answer(e *policy.Explanation) Answer {
 	return a
 }
 
-// WriteJSON writes the answer to a question as one line of JSON.
-func WriteJSON(w io.Writer, t *policy.Table, q Question) error {
-	return newEncoder(w).Encode(Ask(t, q))
-}
+// WriteJSON writes an answer as one line of JSON.
+func WriteJSON(w io.Writer, a *Answer) error { return newEncoder(w).Encode(a) }
 
 // newEncoder returns an encoder of lines that leaves "<" and "&" as they are.
 func newEncoder(w io.Writer) *json.Encoder {
@@ -85,11 +89,9 @@ func newEncoder(w io.Writer) *json.Encoder {
 	return e
 }
 
-// WriteText writes the answer to a question for people: what matched, which
-// rules decided, and what is with each endpoint.
-func WriteText(w io.Writer, t *policy.Table, q Question) error {
-	e := t.Explain(q.Protocol, q.From, q.To)
-	a := answer(&e)
+// describe returns the answer for people: what matched, which rules decided, and what is
+// with each endpoint.
+func describe(t *policy.Table, q Question, e *policy.Explanation, a *Answer) string {
 	var b []byte
 	row := func(name, format string, args ...any) {
 		b = fmt.Appendf(b, "%-11s", name)
@@ -131,10 +133,9 @@ func WriteText(w io.Writer, t *policy.Table, q Question) error {
 		row("affinity", "%s%s", a.Affinity, window(e.Verdict.Port))
 	}
 	if e.Verdict.Port != nil {
-		b = appendEndpoints(b, &e)
+		b = appendEndpoints(b, e)
 	}
-	_, err := w.Write(b)
-	return err
+	return string(b)
 }
 
 func window(p *service.Port) string {

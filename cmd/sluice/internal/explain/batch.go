@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-
-	"github.com/sluice-proxy/sluice/policy"
 )
 
 // Summary is what a batch came to.
@@ -24,12 +22,15 @@ type failure struct {
 	Error string `json:"error"`
 }
 
+// Asker answers a question by a policy, or has a running proxy answer it.
+type Asker func(Question) (*Answer, error)
+
 // Batch answers questions: lines of JSON in, lines of JSON out in the same
 // order. Empty lines are passed over. A line that is no question is answered
 // with {"error":"line 3: …"}, and the others go on. Answers are written when
 // there is nothing more to read for the moment, so that a program can ask one
-// by one. The error is that of reading or writing.
-func Batch(t *policy.Table, in io.Reader, out io.Writer) (Summary, error) {
+// by one. The error is that of reading, asking or writing.
+func Batch(ask Asker, in io.Reader, out io.Writer) (Summary, error) {
 	var s Summary
 	w := bufio.NewWriterSize(out, 64<<10)
 	lines := bufio.NewScanner(flusher{in, w})
@@ -47,9 +48,10 @@ func Batch(t *policy.Table, in io.Reader, out io.Writer) (Summary, error) {
 				s.First = err
 			}
 			a = failure{err.Error()}
+		} else if a, err = ask(q); err != nil {
+			return s, cmp.Or(w.Flush(), err)
 		} else {
 			s.Answered++
-			a = Ask(t, q)
 		}
 		if err := enc.Encode(a); err != nil {
 			return s, err

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 )
 
 // The ports of /healthz and of /metrics.
@@ -24,8 +23,8 @@ func SetDefaults(c *Config) {
 	if a, err := netip.ParseAddr(c.BindAddress); err == nil && a.Unmap().Is6() {
 		anywhere, loopback = "::", "::1"
 	}
-	c.HealthzBindAddress = withPort(c.HealthzBindAddress, anywhere, HealthzPort)
-	c.MetricsBindAddress = withPort(c.MetricsBindAddress, loopback, MetricsPort)
+	c.HealthzBindAddress = WithPort(c.HealthzBindAddress, anywhere, HealthzPort)
+	c.MetricsBindAddress = WithPort(c.MetricsBindAddress, loopback, MetricsPort)
 	setPointer(&c.OOMScoreAdj, -999)
 	c.Mode = cmp.Or(c.Mode, "iptables")
 	c.DetectLocalMode = cmp.Or(c.DetectLocalMode, "ClusterCIDR")
@@ -60,13 +59,13 @@ func SetDefaults(c *Config) {
 
 func setPointer[T any](p **T, value T) {
 	if *p == nil {
-		*p = ptr.To(value)
+		*p = new(value)
 	}
 }
 
-// withPort completes an address of a server: nothing means the default address,
+// WithPort completes an address of a server: nothing means the default address,
 // and an address alone gets the default port.
-func withPort(address, host string, port int) string {
+func WithPort(address, host string, port int) string {
 	if address == "" {
 		return net.JoinHostPort(host, strconv.Itoa(port))
 	}

@@ -2,6 +2,7 @@ package kubeproxyconfig
 
 import (
 	"encoding/json"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -13,64 +14,45 @@ var used = []string{
 	"hostnameOverride", "clientConnection", "clusterCIDR", "detectLocalMode", "detectLocal", "nodePortAddresses", "mode",
 	"iptables.masqueradeAll", "iptables.localhostNodePorts", "iptables.minSyncPeriod",
 	"nftables.masqueradeAll", "nftables.minSyncPeriod", "ipvs.minSyncPeriod", "oomScoreAdj",
-	"conntrack.udpTimeout", "conntrack.udpStreamTimeout",
+	"conntrack",
 	"logging.format", "logging.verbosity", "featureGates.AllowServiceExternalIPs",
 }
 
 // Ignored returns the fields, sorted, that the file sets to something else than
 // kube-proxy's default and that have no meaning here.
 func (f *File) Ignored() []string {
-	given, empty := tree(f.Given), tree(&Config{})
-	usual := tree(Default())
+	empty, usual := leaves(&Config{}), leaves(Default())
 	var out []string
-	walk("", given, func(path string, value any) {
-		if slices.ContainsFunc(used, func(u string) bool { return path == u || strings.HasPrefix(path, u+".") }) {
-			return
+	for path, value := range leaves(f.Given) {
+		switch {
+		case isUsed(path):
+		case reflect.DeepEqual(value, empty[path]), reflect.DeepEqual(value, usual[path]), isZero(value):
+		default:
+			out = append(out, path)
 		}
-		if reflect.DeepEqual(value, at(empty, path)) || reflect.DeepEqual(value, at(usual, path)) || isZero(value) {
-			return
-		}
-		out = append(out, path)
-	})
+	}
 	slices.Sort(out)
 	return out
 }
 
-// tree returns a configuration as JSON has it.
-func tree(c *Config) map[string]any {
-	text, err := json.Marshal(c)
-	if err != nil {
-		return nil // not possible with this type
+// leaves returns the values of a configuration as JSON has them, by their paths.
+func leaves(c *Config) map[string]any {
+	out, tree := map[string]any{}, map[string]any{}
+	if text, err := json.Marshal(c); err == nil { // it has no error with this type
+		_ = json.Unmarshal(text, &tree) // our own text
 	}
-	out := map[string]any{}
-	_ = json.Unmarshal(text, &out) // our own text
+	var walk func(prefix string, m map[string]any)
+	walk = func(prefix string, m map[string]any) {
+		for k, value := range m {
+			if below, ok := value.(map[string]any); ok {
+				walk(prefix+k+".", below)
+			} else {
+				out[prefix+k] = value
+			}
+		}
+	}
+	walk("", tree)
 	return out
-}
-
-func walk(prefix string, m map[string]any, leaf func(path string, value any)) {
-	for k, value := range m {
-		path := k
-		if prefix != "" {
-			path = prefix + "." + k
-		}
-		if below, ok := value.(map[string]any); ok {
-			walk(path, below, leaf)
-		} else {
-			leaf(path, value)
-		}
-	}
-}
-
-func at(m map[string]any, path string) any {
-	var value any = m
-	for _, k := range strings.Split(path, ".") {
-		below, ok := value.(map[string]any)
-		if !ok {
-			return nil
-		}
-		value = below[k]
-	}
-	return value
 }
 
 // isZero reports whether a value of JSON says nothing: "0s" is what an unset
@@ -85,4 +67,23 @@ func isZero(value any) bool {
 		return len(v) == 0
 	}
 	return reflect.ValueOf(value).IsZero()
+}
+
+// Changed returns the fields, sorted, in which two configurations differ and that mean
+// something here.
+func Changed(a, b *Config) []string {
+	before, after := leaves(a), leaves(b)
+	all := maps.Clone(before)
+	maps.Copy(all, after)
+	var out []string
+	for _, path := range slices.Sorted(maps.Keys(all)) {
+		if isUsed(path) && !reflect.DeepEqual(before[path], after[path]) {
+			out = append(out, path)
+		}
+	}
+	return out
+}
+
+func isUsed(path string) bool {
+	return slices.ContainsFunc(used, func(u string) bool { return path == u || strings.HasPrefix(path, u+".") })
 }

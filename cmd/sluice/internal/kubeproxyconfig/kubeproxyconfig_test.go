@@ -107,7 +107,7 @@ featureGates: {Some: true}
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"conntrack.min", "featureGates.Some", "iptables.syncPeriod", "ipvs.scheduler", "ipvs.strictARP"}
+	want := []string{"featureGates.Some", "iptables.syncPeriod", "ipvs.scheduler", "ipvs.strictARP"}
 	if got := f.Ignored(); !slices.Equal(got, want) {
 		t.Errorf("ignored %q, want %q", got, want)
 	}

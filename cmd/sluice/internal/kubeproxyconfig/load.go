@@ -60,7 +60,7 @@ func Parse(text []byte) (*File, error) {
 		strict := err
 		*given = Config{}
 		if err := yaml.Unmarshal(text, given); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("not a %s: %w", kind, err)
 		}
 		f.Warnings = append(f.Warnings, strict.Error())
 	}

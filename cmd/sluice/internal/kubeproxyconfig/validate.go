@@ -22,8 +22,8 @@ func Validate(c *Config) error {
 	if _, err := netip.ParseAddr(c.BindAddress); err != nil {
 		v.add("bindAddress", "%q is not an IP address", c.BindAddress)
 	}
-	v.hostPort("healthzBindAddress", c.HealthzBindAddress)
-	v.hostPort("metricsBindAddress", c.MetricsBindAddress)
+	v.listenAddress("healthzBindAddress", c.HealthzBindAddress)
+	v.listenAddress("metricsBindAddress", c.MetricsBindAddress)
 	if o := c.OOMScoreAdj; o != nil {
 		v.check(*o >= -1000 && *o <= 1000, "oomScoreAdj", "%d is not between -1000 and 1000", *o)
 	}
@@ -74,18 +74,25 @@ func (v *validation) bit(field string, bit *int32) {
 	}
 }
 
-func (v *validation) hostPort(field, s string) {
+func (v *validation) listenAddress(field, s string) {
+	if err := CheckListenAddress(s); err != nil {
+		v.add(field, "%v", err)
+	}
+}
+
+// CheckListenAddress returns what is wrong with the address and port of a server.
+func CheckListenAddress(s string) error {
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		v.add(field, "%q is not an address and a port such as 0.0.0.0:10256", s)
-		return
+		return fmt.Errorf("%q is not an address and a port such as 127.0.0.1:10249 or [::1]:10249", s)
 	}
 	if _, err := netip.ParseAddr(host); err != nil {
-		v.add(field, "%q: %s is not an IP address", s, host)
+		return fmt.Errorf("%q: %s is not an IP address", s, host)
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		v.add(field, "%q: port %s is not between 1 and 65535", s, port)
+		return fmt.Errorf("%q: port %s is not between 1 and 65535", s, port)
 	}
+	return nil
 }
 
 // detectLocal checks how local pods are told, and the ranges of pods: one, or
@@ -104,7 +111,7 @@ func (v *validation) detectLocal(c *Config) {
 		return
 	}
 	families := map[bool]int{}
-	for _, text := range strings.Split(c.ClusterCIDR, ",") {
+	for text := range strings.SplitSeq(c.ClusterCIDR, ",") {
 		p, err := netip.ParsePrefix(text)
 		if err != nil {
 			v.add("clusterCIDR", "%q is not a CIDR such as 10.244.0.0/16", text)

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/live/filter"
+)
+
+// recordOptions are the flags that say which records the access log has.
+type recordOptions struct {
+	filter   recordFilter
+	samples  samples
+	opens    bool
+	interval time.Duration
+}
+
+func (o *recordOptions) register(f *pflag.FlagSet) {
+	f.Var(&o.filter, "access-log-filter", "write only records that match, such as 'end!=client_fin service=shop/*' (docs/admin-api.md lists the fields)")
+	f.Var(&o.samples, "access-log-sample", "of the records that match, write only those of one connection in N: '1/100 end=client_fin'; may be given several times, and the first that matches counts")
+	f.BoolVar(&o.opens, "access-log-opens", false, "also write a record when a connection has reached its endpoint, with \"event\":\"open\"")
+	f.DurationVar(&o.interval, "access-log-interval", 0, "also write a record of each open connection at this interval, with \"event\":\"interval\"; 0 means none")
+}
+
+// shortestRecordInterval is the least --access-log-interval.
+const shortestRecordInterval = time.Second
+
+func (o *recordOptions) validate() error {
+	if o.interval != 0 && o.interval < shortestRecordInterval {
+		return fmt.Errorf("--access-log-interval: %s is shorter than %s; 0 switches it off", o.interval, shortestRecordInterval)
+	}
+	return nil
+}
+
+// keep returns what selects records; nil if all are written.
+func (o *recordOptions) keep() func(*conntrack.Record) bool {
+	if o.filter.IsEmpty() && len(o.samples) == 0 {
+		return nil
+	}
+	return func(r *conntrack.Record) bool {
+		if !o.filter.Match(r) {
+			return false
+		}
+		for i := range o.samples {
+			if s := &o.samples[i]; s.filter.Match(r) {
+				return r.ID%s.each == 0
+			}
+		}
+		return true
+	}
+}
+
+// recordFilter is a flag that takes a filter.
+type recordFilter struct{ filter.Filter }
+
+func (f *recordFilter) Type() string { return "FILTER" }
+
+func (f *recordFilter) Set(s string) error {
+	parsed, err := filter.Parse(s)
+	if err != nil {
+		return errors.New("\n" + pointed(err).Error())
+	}
+	f.Filter = *parsed
+	return nil
+}
+
+// sample says that one connection in each of those that match is written.
+type sample struct {
+	each   uint64
+	filter *filter.Filter
+}
+
+// samples is a flag that may be given several times.
+type samples []sample
+
+func (s *samples) Type() string { return "1/N [FILTER]" }
+
+func (s *samples) String() string {
+	var list []string
+	for i := range *s {
+		list = append(list, strings.TrimSpace(fmt.Sprintf("1/%d %s", (*s)[i].each, (*s)[i].filter)))
+	}
+	return strings.Join(list, "; ")
+}
+
+func (s *samples) Set(text string) error {
+	rate, rest, _ := strings.Cut(strings.TrimSpace(text), " ")
+	count, ok := strings.CutPrefix(rate, "1/")
+	each, err := strconv.ParseUint(count, 10, 32)
+	if !ok || err != nil || each == 0 {
+		return fmt.Errorf("%q does not begin with 1/N, such as 1/100", text)
+	}
+	f, err := filter.Parse(rest)
+	if err != nil {
+		return errors.New("\n" + pointed(err).Error())
+	}
+	*s = append(*s, sample{each, f})
+	return nil
+}
+
+// remind has the access log write records of open connections until ctx ends.
+func (p *proxy) remind(ctx context.Context) {
+	interval := p.options.records.interval
+	tick := time.NewTicker(max(interval/8, 250*time.Millisecond))
+	defer tick.Stop()
+	post := p.onLoops()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if err := p.conntrack.Remind(ctx, post, interval); err != nil {
+			return // the proxy stops
+		}
+	}
+}

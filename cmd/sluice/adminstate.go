@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/sluice-proxy/sluice/listener"
+	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// maxProblems bounds the problems that a status lists.
+const maxProblems = 100
+
+// onRun runs f on run's goroutine, which owns the configuration, and waits for it.
+func (p *proxy) onRun(ctx context.Context, f func()) error {
+	done := make(chan struct{})
+	select {
+	case p.requests <- func() { defer close(done); f() }:
+		<-done
+		return nil
+	case <-ctx.Done():
+		return errors.New("the proxy starts or stops")
+	}
+}
+
+// drain puts a set of drained endpoints in force.
+func (p *proxy) drain(ctx context.Context, set policy.Drained) error {
+	return p.onRun(ctx, func() {
+		p.policy.Drained = set
+		if p.table != nil { // else the first configuration takes them
+			p.enforce(p.store.Snapshot())
+		}
+	})
+}
+
+// status returns the state of the proxy.
+func (p *proxy) status(ctx context.Context) (*api.Status, error) {
+	o := p.options
+	snap := p.manager.Snapshot()
+	streams, ports := p.stream.Stats(), p.manager.Stats()
+	s := &api.Status{
+		Source: "manifests " + o.manifests, Failures: p.failures.Load(),
+		Ports: servicePorts(snap), Endpoints: endpoints(snap), ProblemsAll: len(snap.Problems),
+		Connections: streams.Open, Sessions: p.datagram.Stats().Sessions.Load(), Limit: int64(p.maxConnections),
+		Steering:  api.Steering{Mode: p.steer.Traits().Name, Choice: p.steerChoice, Repairs: p.repairs.Load(), Conflicts: ports.Conflicts},
+		AccessLog: api.Records{To: o.accessLog},
+	}
+	if p.cluster != nil {
+		connected := p.cluster.Stats().Connected
+		s.Source, s.Connected = "API server", &connected
+	}
+	if at := p.applied.Load(); at != 0 {
+		s.Ready, s.Applied = true, time.Unix(0, at).UTC()
+	}
+	if text := p.wrong.Load(); text != nil {
+		s.Ready, s.Trouble = false, *text
+	}
+	for _, problem := range snap.Problems[:min(len(snap.Problems), maxProblems)] {
+		s.Problems = append(s.Problems, api.Problem{Object: problem.Object, Text: problem.Text})
+	}
+	records := p.conntrack.Stats()
+	s.AccessLog.Queued, s.AccessLog.Dropped = records.Queued, records.Dropped
+	if p.accessLog != nil {
+		lines := p.accessLog.Stats()
+		s.AccessLog.Written, s.AccessLog.Lost = lines.Written, lines.Lost
+	}
+	v, until := p.verbosity.state()
+	if s.Log.V = v; !until.IsZero() {
+		until = until.UTC()
+		s.Log.Until = &until
+	}
+	return s, p.onRun(ctx, func() {
+		n := p.manager.Steering()
+		s.Steering.Complete = p.manager.Complete()
+		s.Steering.Steered, s.Steering.Refused, s.Steering.Silent = n.Steered.Len(), n.Refused.Len(), n.Silent.Len()
+		s.Steering.Own, s.Steering.Lingering = n.Own.Len(), n.Lingering.Len()
+	})
+}
+
+// destinations visits what the steering plan names, and says what happens there.
+func (p *proxy) destinations(ctx context.Context, visit func(d service.Destination, steering string)) error {
+	var plan listener.Steering
+	if err := p.onRun(ctx, func() { plan = p.manager.Steering() }); err != nil {
+		return err
+	}
+	for d := range plan.Steered.Keys() {
+		visit(d, "steered")
+	}
+	for what, set := range map[string]redirect.Set[service.Destination]{
+		"refused": plan.Refused, "dropped": plan.Silent, "own": plan.Own, "lingering": plan.Lingering,
+	} {
+		for d := range set.Keys() {
+			visit(d, what)
+		}
+	}
+	return nil
+}

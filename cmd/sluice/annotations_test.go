@@ -1,0 +1,56 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// TestAnnotationsAreDocumented compares the annotations that are known with the table
+// of docs/configuration.md.
+func TestAnnotationsAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var documented []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `sluice.dev/([a-z-]+)` \\|").FindAllStringSubmatch(string(text), -1) {
+		documented = append(documented, m[1])
+	}
+	known := slices.Sorted(slices.Values(service.Annotations))
+	slices.Sort(documented)
+	if !slices.Equal(known, documented) {
+		t.Errorf("known %q, documented %q", known, documented)
+	}
+}
+
+// TestManifestsAnnotationsAreChecked: the program checks values where files are read.
+func TestManifestsAnnotationsAreChecked(t *testing.T) {
+	for annotation, want := range map[string]string{
+		"balancer: ramdom":       `balancer "ramdom": unknown`,
+		"udp-timeout: '30'":      "is not a duration",
+		"udp-responses: some":    "is not a number",
+		"udp-response: '1'":      "did you mean sluice.dev/udp-responses?",
+		"sctp-streams: '1025'":   "is not a number from 1 to 1024",
+		"sctp-streams: '17'":     "",
+		"balancer: random":       "",
+		"udp-timeout: 30s":       "",
+		"udp-responses: '1'":     "",
+		"topology-keys: 'a/b,*'": "",
+	} {
+		dir := t.TempDir()
+		manifest := "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\n  annotations:\n    sluice.dev/" + annotation + "\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n"
+		if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(manifest), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, warnings, err := runCommand("", "explain", "--manifests", dir, "--from", "192.0.2.1", "--to", "10.96.0.1:80")
+		if err != nil || (want == "") != (warnings == "") || !strings.Contains(warnings, want) || want != "" && !strings.Contains(warnings, "a.yaml:6: Service default/web: ") {
+			t.Errorf("%s: %v, %s, want %q", annotation, err, warnings, want)
+		}
+	}
+}

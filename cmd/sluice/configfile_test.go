@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-proxy/sluice/cmd/sluice/internal/kubeproxyconfig"
+)
+
+// A ConfigMap's files change by exchanging a folder behind a symlink.
+func TestWatchFile(t *testing.T) {
+	dir := t.TempDir()
+	put := func(folder, text string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(dir, folder), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, folder, "config.conf"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(folder, filepath.Join(dir, "..next")); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(filepath.Join(dir, "..next"), filepath.Join(dir, "..data")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("..1", "a")
+	path := filepath.Join(dir, "config.conf")
+	if err := os.Symlink("..data/config.conf", path); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	begun, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		close(begun)
+		ended <- watchFile(ctx, path, func() error { return errors.New("has changed") })
+	}()
+	<-begun
+	put("..2", "a") // the same again is no change
+	for i := 0; ; i++ {
+		select {
+		case err := <-ended:
+			if err == nil || !strings.Contains(err.Error(), "has changed") {
+				t.Errorf("it ended with %v", err)
+			}
+			return
+		case <-time.After(10 * time.Millisecond):
+			put("..x"+strings.Repeat("x", i%50), strings.Repeat("b", i+1)) // until the watch has begun
+		}
+	}
+}
+
+// reread has the values of all flags that were given, whatever their type is.
+func TestFlagsAreGivenAgain(t *testing.T) {
+	args := strings.Fields(`--manifests=` + t.TempDir() + ` --hostname-override=N --service-cidr=10.96.0.0/16,fd00::/112 --service-cidr=10.97.0.0/16 --node-ip=192.0.2.1
+		--nodeport-addresses=primary,10.0.0.0/8 --external-ips=none --feature-gates=A=true,B=false --dial-timeouts=1s,2s --reply-ports=61000-61010
+		--steer-mark=0x10000 --balancer=random --ipvs-strict-arp --idle-timeout=1h -v=4 --masquerade-all --metrics-per-service=false --max-pipes=7
+		--on-config-change=exit --kube-api-qps=7.5 --conntrack-tcp-timeout-close-wait=2h`)
+	values := func(o *runOptions, given [][2]string) map[string]string {
+		t.Helper()
+		cmd := &cobra.Command{Use: "run"}
+		o.register(cmd)
+		var err error
+		if given == nil {
+			err = cmd.ParseFlags(args)
+			given = givenFlags(cmd.Flags())
+		} else {
+			for _, f := range given {
+				err = errors.Join(err, cmd.Flags().Set(f[0], f[1]))
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.given, o.flags = given, cmd.Flags()
+		out := o.values()
+		cmd.Flags().Visit(func(f *pflag.Flag) { out["given "+f.Name] = "yes" })
+		return out
+	}
+	first := newRunOptions()
+	want := values(first, nil)
+	got := values(newRunOptions(), first.given)
+	for name, value := range want {
+		if got[name] != value {
+			t.Errorf("--%s is %q again, and was %q", name, got[name], value)
+		}
+	}
+	if len(got) != len(want) || len(first.given) < 19 {
+		t.Errorf("%d flags and %d, %d of them given", len(got), len(want), len(first.given))
+	}
+}
+
+// configured returns the options of a configuration file with this content.
+func configured(t *testing.T, text string) *runOptions {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.conf")
+	if err := os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, err := runFlags(t, "--config="+file, "--hostname-override=n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// Each field of the file that means something is applied at once or needs a restart.
+func TestChangesOfTheConfigurationFile(t *testing.T) {
+	for _, test := range []struct{ before, after, atOnce, restart string }{
+		{"", "# nothing", "", ""},
+		{"", "clusterCIDR: 10.0.0.0/8", "clusterCIDR", ""},
+		{"clusterCIDR: 10.0.0.0/8", "", "clusterCIDR", ""},
+		{"nodePortAddresses: [primary]", "nodePortAddresses: [10.0.0.0/8]", "nodePortAddresses", ""},
+		{"iptables: {masqueradeAll: true}", "iptables: {localhostNodePorts: false}", "iptables.localhostNodePorts iptables.masqueradeAll", ""},
+		{"mode: iptables", "mode: nftables", "mode", ""},
+		{"", "logging: {verbosity: 4}", "logging.verbosity", ""},
+		{"", "oomScoreAdj: 5", "oomScoreAdj", ""},
+		{"", "conntrack: {tcpCloseWaitTimeout: 2h, udpTimeout: 5s}", "conntrack.tcpCloseWaitTimeout", "conntrack.udpTimeout"},
+		{"", "detectLocalMode: NodeCIDR", "detectLocalMode", ""},
+		{"", "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cbr0}", "", "detectLocal.bridgeInterface detectLocalMode"},
+		{"", "healthzBindAddress: 0.0.0.0:10356\nmetricsBindAddress: 0.0.0.0:1", "", "healthzBindAddress metricsBindAddress"},
+		{"", "clientConnection: {kubeconfig: /k, qps: 50}", "", "clientConnection.kubeconfig clientConnection.qps"},
+		{"", "featureGates: {AllowServiceExternalIPs: false, Other: true}", "", "featureGates.AllowServiceExternalIPs"},
+		{"", "iptables: {minSyncPeriod: 5s}", "iptables.minSyncPeriod", ""},
+		{"", "iptables: {syncPeriod: 5m}\nipvs: {scheduler: rr}", "", ""},
+	} {
+		o, next := configured(t, test.before), configured(t, test.after)
+		atOnce, restart := sortFields(kubeproxyconfig.Changed(o.kubeProxy, next.kubeProxy), o, next)
+		if !slices.Equal(atOnce, strings.Fields(test.atOnce)) || !slices.Equal(restart, strings.Fields(test.restart)) {
+			t.Errorf("%q to %q: %v at once and %v with a restart, want %s and %s", test.before, test.after, atOnce, restart, test.atOnce, test.restart)
+		}
+	}
+}

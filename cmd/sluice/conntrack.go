@@ -1,0 +1,71 @@
+package main
+
+import (
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-proxy/sluice/cmd/sluice/internal/kubeproxyconfig"
+	"github.com/sluice-proxy/sluice/cmd/sluice/internal/tracking"
+)
+
+// conntrackOptions are kube-proxy's flags of the kernel's connection tracking, on
+// which hostPorts and masqueraded traffic depend.
+type conntrackOptions struct {
+	maxPerCore  int
+	least       int
+	established time.Duration
+	closeWait   time.Duration
+	beLiberal   bool
+
+	settings tracking.Settings
+}
+
+func (o *conntrackOptions) register(f *pflag.FlagSet) {
+	f.IntVar(&o.maxPerCore, "conntrack-max-per-core", 0, "set net.netfilter.nf_conntrack_max to this for each CPU; 0 leaves it (default: 32768 with --config, else as it is)")
+	f.IntVar(&o.least, "conntrack-min", 0, "and to this at least (default: 131072 if --conntrack-max-per-core is set)")
+	f.DurationVar(&o.established, "conntrack-tcp-timeout-established", 0, "set net.netfilter.nf_conntrack_tcp_timeout_established; 0 leaves it (default: 24h with --config, else as it is)")
+	f.DurationVar(&o.closeWait, "conntrack-tcp-timeout-close-wait", 0, "set net.netfilter.nf_conntrack_tcp_timeout_close_wait; 0 leaves it (default: 1h with --config, else as it is)")
+	f.BoolVar(&o.beLiberal, "conntrack-tcp-be-liberal", false, "set net.netfilter.nf_conntrack_tcp_be_liberal to 1")
+}
+
+// takeConntrack decides what is set in the kernel: with a configuration file all that
+// kube-proxy would set, else what the flags name, with kube-proxy's other half of a
+// pair. Beside another proxy, these settings are that one's.
+func (o *runOptions) takeConntrack(flags *pflag.FlagSet) {
+	c := &o.conntrack
+	c.settings = tracking.Settings{Established: c.established, CloseWait: c.closeWait, BeLiberal: c.beLiberal, UDP: o.conntrackUDP, UDPStream: o.conntrackUDPStream}
+	usual := kubeproxyconfig.Default().Conntrack
+	perCore, least := *usual.MaxPerCore, *usual.Min
+	switch {
+	case o.serviceProxyName != "":
+		c.settings = tracking.Settings{}
+		return
+	case o.kubeProxy != nil:
+		given := o.kubeProxy.Conntrack
+		perCore, least = *given.MaxPerCore, *given.Min
+		c.settings.Established, c.settings.CloseWait, c.settings.BeLiberal = given.TCPEstablishedTimeout.Duration, given.TCPCloseWaitTimeout.Duration, given.TCPBeLiberal
+	case !flags.Changed("conntrack-max-per-core") && !flags.Changed("conntrack-min"):
+		return
+	default:
+		if flags.Changed("conntrack-max-per-core") {
+			perCore = int32(min(c.maxPerCore, 1<<30)) //nolint:gosec // within bounds
+		}
+		if flags.Changed("conntrack-min") {
+			least = int32(min(c.least, 1<<30)) //nolint:gosec // within bounds
+		}
+	}
+	c.settings.Max = tracking.MaxFor(int(perCore), int(least))
+}
+
+// setConntrack makes kube-proxy's settings in its place, as far as that is allowed:
+// a container that is not privileged may only set timeouts.
+func (p *proxy) setConntrack() {
+	set, problems := p.options.conntrack.settings.Apply(tracking.Host())
+	if len(set) > 0 {
+		p.log.Info().Strs("sysctls", set).Msg("connection tracking is set as kube-proxy sets it")
+	}
+	for _, problem := range problems {
+		p.log.Warn().Err(problem).Msg("connection tracking is not set as kube-proxy sets it; hostPorts and masqueraded traffic depend on it: set it on the node")
+	}
+}

@@ -1,0 +1,77 @@
+package show
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/sluice-proxy/sluice/internal/amount"
+	"github.com/sluice-proxy/sluice/internal/printable"
+	"github.com/sluice-proxy/sluice/live/api"
+)
+
+// Line returns a record as the access log's console form has it; see package conntrack.
+func Line(c *api.Connection) string {
+	var b strings.Builder
+	b.WriteString(c.Time.Local().Format("01-02 15:04:05.000"))
+	add := func(before, text string) {
+		if text != "" {
+			b.WriteString(before + text)
+		}
+	}
+	add(" ", c.Client)
+	add(" -> ", c.VIP)
+	if c.Protocol != "TCP" {
+		add(" ", c.Protocol)
+	}
+	add(" ", printable.Name(c.Service))
+	if c.ConnectUS != nil || len(c.Failed) < c.Attempts {
+		add(" -> ", c.Endpoint)
+		add(" ", podName(c.Pod))
+		add(" on ", printable.Name(c.Node))
+		add(" from ", c.SourceAddr)
+	}
+	for i, a := range c.Failed {
+		if i == 0 {
+			fmt.Fprintf(&b, " | %d attempts:", c.Attempts)
+		} else {
+			b.WriteByte(',')
+		}
+		add(" ", a.Endpoint)
+		add(" ", podName(a.Pod))
+		add(" ", a.Error)
+		add(" ", us(a.US))
+	}
+	if c.Affinity != "none" {
+		add(" | affinity ", c.Affinity)
+	}
+	b.WriteString(" | ")
+	if c.ConnectUS != nil {
+		fmt.Fprintf(&b, "connect %s, ", us(*c.ConnectUS))
+	}
+	if c.FirstByteUS != nil {
+		fmt.Fprintf(&b, "first byte %s, ", us(*c.FirstByteUS))
+	}
+	add("total ", us(c.DurationUS))
+	add(" | ", moved(c.BytesFromClient, c.DatagramsFromClient, c.MessagesFromClient)+" up")
+	add(", ", moved(c.BytesFromEndpoint, c.DatagramsFromEndpoint, c.MessagesFromEndpoint)+" down")
+	add(" | ", c.End+c.Event)
+	return b.String()
+}
+
+// podName returns a pod's name without its namespace.
+func podName(pod string) string {
+	_, name, _ := strings.Cut(pod, "/")
+	return printable.Name(name)
+}
+
+// moved writes the bytes of one direction, and how many datagrams or messages they
+// came in.
+func moved(bytes uint64, counts ...*uint64) string {
+	text := amount.Bytes(bytes)
+	for _, n := range counts {
+		if n != nil {
+			text += fmt.Sprintf(" in %d", *n)
+		}
+	}
+	return text
+}

@@ -1,0 +1,84 @@
+package show
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/netip"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// lineOf reads a record in its JSON form.
+func lineOf(t *testing.T, text string) string {
+	t.Helper()
+	var c api.Connection
+	d := json.NewDecoder(strings.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&c); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	return Line(&c)
+}
+
+// The documentation shows the same records in both forms.
+func TestLineOfDocumentedExamples(t *testing.T) {
+	local := time.Local
+	time.Local = time.UTC
+	t.Cleanup(func() { time.Local = local })
+	text, err := os.ReadFile("../../../../docs/connection-log.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples := regexp.MustCompile(`(?m)^\{"time".*$`).FindAllString(string(text), -1)
+	if len(examples) < 6 {
+		t.Errorf("%d examples in the documentation, want 6 at least", len(examples))
+	}
+	for _, example := range examples {
+		if got := lineOf(t, example); !strings.Contains(string(text), "\n"+got+"\n") {
+			t.Errorf("not in the documentation: %s", got)
+		}
+	}
+}
+
+// Records that the documentation does not show have the console form of the access log
+// too.
+func TestLineIsTheConsoleForm(t *testing.T) {
+	endpoint := &service.Endpoint{Addr: netip.MustParseAddrPort("10.244.1.15:8080"), Pod: service.Name{Namespace: "shop", Name: "elm|\x1b"}, Node: "node b"}
+	whole := conntrack.Record{
+		Wall: time.Now().UnixNano(), Protocol: service.TCP, Client: netip.MustParseAddrPort("10.244.0.11:41822"), VIP: netip.MustParseAddrPort("10.96.0.30:80"),
+		Endpoint: endpoint, Attempts: 2, Connected: true, Failed: []conntrack.Attempt{{Error: conntrack.DialNoAddress, Duration: 213_000}, {Endpoint: endpoint, Error: conntrack.DialRefused}},
+		ConnectTime: 400_000, Duration: 12_000_000, BytesFromClient: 78, BytesFromEndpoint: 1234, End: conntrack.ClientFin,
+	}
+	opened := whole
+	opened.Event = conntrack.Opened
+	connecting := whole
+	connecting.Connected, connecting.Attempts = false, 3
+	failed := connecting
+	failed.Attempts = 2
+	datagrams := conntrack.Record{Wall: whole.Wall, Protocol: service.UDP, Client: whole.Client, VIP: whole.VIP}
+	for _, r := range []conntrack.Record{whole, opened, connecting, failed, datagrams} {
+		var forms [2]string
+		for i, format := range []conntrack.Format{conntrack.JSON, conntrack.Console} {
+			var text bytes.Buffer
+			log, err := conntrack.OpenLog(conntrack.LogOptions{Writer: &text, Format: format})
+			if err != nil {
+				t.Fatal(err)
+			}
+			log.Write([]conntrack.Record{r})
+			if err := log.Close(); err != nil {
+				t.Fatal(err)
+			}
+			forms[i] = text.String()
+		}
+		if got := lineOf(t, forms[0]) + "\n"; got != forms[1] {
+			t.Errorf("got  %swant %s", got, forms[1])
+		}
+	}
+}

@@ -1,0 +1,34 @@
+package show
+
+import (
+	"io"
+	"time"
+
+	"github.com/sluice-proxy/sluice/internal/amount"
+	"github.com/sluice-proxy/sluice/live/api"
+)
+
+// Failures writes a table of failed attempts, with their ages.
+func Failures(out io.Writer, all []api.Failure, now time.Time) error {
+	t := NewTable(out, "AGE", "SERVICE", "ENDPOINT", "POD", "NODE", "ERROR", "AFTER", "CLIENT")
+	for i := range all {
+		f := &all[i]
+		err := t.Row(amount.Duration(max(now.Sub(f.Time), 0)), dash(f.Service), dash(f.Endpoint), dash(f.Pod), dash(f.Node), dash(f.Error), us(f.US), dash(f.Client))
+		if err != nil {
+			return err
+		}
+	}
+	return t.Flush()
+}
+
+// Destinations writes a table of destinations.
+func Destinations(out io.Writer, all []api.Destination) error {
+	t := NewTable(out, "PROTOCOL", "DESTINATION", "STEERING", "SERVICE")
+	for i := range all {
+		d := &all[i]
+		if err := t.Row(dash(d.Protocol), dash(d.Destination), dash(d.Steering), dash(d.Service)); err != nil {
+			return err
+		}
+	}
+	return t.Flush()
+}

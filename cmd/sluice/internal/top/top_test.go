@@ -1,0 +1,202 @@
+package top
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"github.com/sluice-proxy/sluice/live/api"
+)
+
+// screen is a Model whose streams a test answers.
+type screen struct {
+	*Model
+	asked []Query
+}
+
+func newScreen() *screen {
+	s := &screen{}
+	s.Model = New("node-a", Query{By: "service", Sort: "opened"}, func(q Query, _ int) { s.asked = append(s.asked, q) })
+	s.Init()
+	s.Update(tea.WindowSizeMsg{Width: 110, Height: 9})
+	return s
+}
+
+// press types keys.
+func (s *screen) press(keys ...string) tea.Cmd {
+	var cmd tea.Cmd
+	for _, key := range keys {
+		msg := tea.KeyMsg{Type: tea.KeyRunes, Runes: []rune(key)}
+		for kind, name := range map[tea.KeyType]string{tea.KeyEnter: "enter", tea.KeyEsc: "esc", tea.KeyDown: "down", tea.KeyTab: "tab", tea.KeyBackspace: "backspace",
+			tea.KeyPgDown: "pgdown", tea.KeyEnd: "end", tea.KeyHome: "home"} {
+			if key == name {
+				msg = tea.KeyMsg{Type: kind}
+			}
+		}
+		_, cmd = s.Update(msg)
+	}
+	return cmd
+}
+
+func (s *screen) answer(f *api.Frame) { s.Update(Frame{Number: s.number, Frame: f}) }
+
+var frame = &api.Frame{
+	Seconds: 1, Groups: 2, Total: api.Rates{Open: 12, Opened: 3.4, BytesFromClient: 2048},
+	Rows: []api.Rates{
+		{Service: "shop/web:http", Protocol: "TCP", Open: 10, Opened: 3.4, Failed: 12.2, BytesFromClient: 2048, ConnectP50US: 250, ConnectP99US: 251000},
+		{Service: "kube-system/dns", Protocol: "UDP", Open: 2},
+	},
+}
+
+func TestView(t *testing.T) {
+	s := newScreen()
+	if !strings.Contains(s.View(), "measuring") {
+		t.Errorf("before the first frame:\n%s", s.View())
+	}
+	s.answer(frame)
+	got := strings.NewReplacer(bold, "", plain, "", reverse, ">").Replace(s.View())
+	want := `services by opened - sluice top, node node-a
+
+12 open, 3.4 new/s, 0 failed/s, 2 KiB/s up, 0 B/s down, 2 rows
+NAME                                      OPEN   NEW/s  FAIL/s RETRY/s      UP/s    DOWN/s CONNECT p50     p99
+>shop/web:http                               10     3.4      12       0     2 KiB       0 B       250us   251ms
+kube-system/dns UDP                          2       0       0       0       0 B       0 B           -       -
+
+
+1 2 3 4 view | sort: o new n open b bytes e err c conn a name | / filter q quit`
+	if got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
+}
+
+func TestKeys(t *testing.T) {
+	s := newScreen()
+	s.answer(frame)
+	s.press("b")
+	s.answer(frame)
+	s.press("down", "enter") // into dns
+	s.press("/")
+	s.press(strings.Split(" end=client_re", "")...)
+	s.press("tab", "enter")
+	s.press("3", "esc")
+	want := []Query{
+		{"service", "opened", ""},
+		{"service", "bytes", ""},
+		{"service,endpoint", "bytes", "service=kube-system/dns"},
+		{"service,endpoint", "bytes", "service=kube-system/dns end=client_reset"},
+		{"client", "bytes", "service=kube-system/dns end=client_reset"},
+		{"client", "bytes", ""},
+	}
+	for i := range max(len(want), len(s.asked)) {
+		if i >= len(want) || i >= len(s.asked) || s.asked[i] != want[i] {
+			t.Fatalf("asked %+v\nwant %+v", s.asked, want)
+		}
+	}
+	s.press("/", "x", "=", "1", "enter")
+	if !s.editing || !strings.Contains(s.View(), `there is no field "x"`) || len(s.asked) != len(want) {
+		t.Errorf("a wrong filter was taken:\n%s", s.View())
+	}
+	s.press("esc")
+	if s.editing {
+		t.Error("esc does not leave the filter")
+	}
+	s.answer(frame)
+	s.press("p")
+	s.answer(&api.Frame{})
+	if !strings.Contains(s.View(), "paused") || len(s.frame.Rows) != 2 {
+		t.Errorf("a paused view changes:\n%s", s.View())
+	}
+	s.press("p")
+	s.Update(Frame{Number: s.number - 1, Frame: &api.Frame{}}) // of an older stream
+	if len(s.frame.Rows) != 2 {
+		t.Error("a frame of an older stream is shown")
+	}
+	s.Update(Frame{Number: s.number, Err: errors.New("the proxy has ended")})
+	if !strings.Contains(s.View(), "the proxy has ended") {
+		t.Errorf("the error is not shown:\n%s", s.View())
+	}
+	if cmd := s.press("q"); cmd == nil {
+		t.Error("q does not end the view")
+	}
+}
+
+// A name cannot move the cursor.
+func TestHostileName(t *testing.T) {
+	s := newScreen()
+	s.answer(&api.Frame{Rows: []api.Rates{{Service: "shop/\x1b[2Jweb"}}})
+	if strings.Contains(s.View(), "\x1b[2J") {
+		t.Error("a name's escape sequence reaches the terminal")
+	}
+}
+
+// Each size of a terminal shows the names, the column that the rows are sorted by, and
+// how to leave.
+func TestSizes(t *testing.T) {
+	long := "shop/cart-with-a-long-name:http"
+	for _, tt := range []struct {
+		width, height int
+		by, sort      string
+		want          []string
+	}{
+		{200, 50, "service", "opened", []string{"RETRY/s", "p99", long, "enter into, / filter, esc all, p pause, q quit"}},
+		{200, 50, "service,endpoint", "opened", []string{"RETRY/s", "p99", long + " [fd00:10:244::11]:8080 shop/cart-2"}},
+		{80, 24, "service", "opened", []string{long, "OPEN", "NEW/s", "FAIL/s", "DOWN/s", "CONNECT p50", "q quit"}},
+		{80, 24, "service,endpoint", "connect", []string{"[fd00:10:244::11]:8080 shop/cart-2", "OPEN", "NEW/s", "p99", "q quit"}},
+		{40, 10, "service", "opened", []string{"services by opened", "shop/cart-with-~", "OPEN", "NEW/s", "FAIL/s", "q quit"}},
+		{40, 10, "service", "connect", []string{"services by connect", "shop/cart-", "OPEN", "NEW/s", "p99", "q quit"}},
+		{20, 4, "service", "opened", []string{"OPEN"}},
+		{1, 1, "service", "opened", nil},
+	} {
+		s := newScreen()
+		s.query.By, s.query.Sort = tt.by, tt.sort
+		s.Update(tea.WindowSizeMsg{Width: tt.width, Height: tt.height})
+		r := api.Rates{Service: long, Protocol: "TCP", Open: 10}
+		if tt.by != "service" {
+			r.Endpoint, r.Pod = "[fd00:10:244::11]:8080", "shop/cart-2"
+		}
+		s.answer(&api.Frame{Groups: 1, Rows: []api.Rates{r}})
+		got := strings.NewReplacer(bold, "", plain, "", reverse, "").Replace(s.View())
+		for _, want := range tt.want {
+			if !strings.Contains(got, want) {
+				t.Errorf("%d x %d, %s by %s: lacks %q:\n%s", tt.width, tt.height, tt.by, tt.sort, want, got)
+			}
+		}
+		for line := range strings.Lines(got) {
+			if n := len(strings.TrimSuffix(line, "\n")); n > tt.width {
+				t.Errorf("%d x %d: a line has %d characters: %q", tt.width, tt.height, n, line)
+			}
+		}
+	}
+}
+
+// Keys move by a row, by a screen and to the ends, and what is typed stays in sight.
+func TestMoving(t *testing.T) {
+	s := newScreen() // 4 rows have room
+	s.answer(&api.Frame{Rows: make([]api.Rates, 50)})
+	for _, step := range []struct {
+		key  string
+		want int
+	}{{"down", 1}, {"k", 0}, {"k", 0}, {"pgdown", 4}, {"end", 49}, {"j", 49}, {"home", 0}, {"G", 49}, {"g", 0}} {
+		if s.press(step.key); s.cursor != step.want {
+			t.Errorf("after %s row %d is selected, want %d", step.key, s.cursor, step.want)
+		}
+	}
+	s.press("end")
+	s.answer(&api.Frame{Rows: make([]api.Rates, 3)})
+	if s.cursor != 2 {
+		t.Errorf("row %d of 3 is selected", s.cursor)
+	}
+	s.answer(&api.Frame{})
+	s.press("enter", "down", "end")
+	if s.cursor != 0 {
+		t.Errorf("row %d of none is selected", s.cursor)
+	}
+	s.Update(tea.WindowSizeMsg{Width: 40, Height: 10})
+	s.press("/")
+	s.press(strings.Split("service=shop/cart-with-a-long-name endpoint=10.1.2.3", "")...)
+	if !strings.Contains(s.View(), "long-name endpoint=10.1.2.3_\n") {
+		t.Errorf("the end of what is typed is out of sight:\n%s", s.View())
+	}
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestLogNamesUnitsAndErrorsOnce: a duration has its unit, and an error that both
+// address families have is one line, without a newline of its own.
+func TestLogNamesUnitsAndErrorsOnce(t *testing.T) {
+	for form, want := range map[string]string{
+		"text": `INF error="steering: no route; no table" took=128.3ms`,
+		"json": `{"level":"info","took":"128.3ms","error":"steering: no route; no table"`,
+	} {
+		stderr, err := os.CreateTemp(t.TempDir(), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		saved := os.Stderr
+		os.Stderr = stderr
+		o := newRunOptions()
+		o.logFormat.value = form
+		log, flush := newLogger(o)
+		os.Stderr = saved
+		same := errors.New("no route")
+		log.Info().Dur("took", 128300*time.Microsecond).Err(fmt.Errorf("steering: %w", errors.Join(same, same, errors.New("no table")))).AnErr("none", nil).Send()
+		flush()
+		text, err := os.ReadFile(stderr.Name())
+		if err != nil || !strings.Contains(string(text), want) || bytes.Count(text, []byte("\n")) != 1 {
+			t.Errorf("%s: %q, %v, want %q", form, text, err, want)
+		}
+	}
+}
+
+// TestCleanupTakesTheFlagsOfRun: the command line of a killed proxy serves again, and
+// the help lists only what matters.
+func TestCleanupTakesTheFlagsOfRun(t *testing.T) {
+	cleanup, run := newCleanupCommand(), newRunCommand()
+	if err := cleanup.ParseFlags(append(strings.Fields("--redirect=bind --manifests=/nowhere --access-log off --nft-table=x -v 4"), kubeProxyFlags...)); err != nil {
+		t.Error(err)
+	}
+	if got := cleanup.Flags().Lookup("nft-table").Value.String(); got != "x" {
+		t.Errorf("--nft-table is %q", got)
+	}
+	if run.Flags().Lookup("redirect").Hidden || !cleanup.Flags().Lookup("redirect").Hidden || cleanup.Flags().Lookup("nft-table").Hidden {
+		t.Error("the help lists the wrong flags")
+	}
+}

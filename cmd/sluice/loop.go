@@ -1,0 +1,367 @@
+package main
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/sluice-proxy/sluice/admin"
+	"github.com/sluice-proxy/sluice/internal/hostnet"
+	"github.com/sluice-proxy/sluice/internal/once"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/source/kubernetes"
+	"github.com/sluice-proxy/sluice/source/manifests"
+)
+
+// run serves until ctx ends, and reopens the access log at each hangup. It returns
+// nil after an orderly stop.
+func (p *proxy) run(ctx context.Context, hangups <-chan os.Signal) error {
+	defer p.close()
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+
+	procs := poll.Procs(len(p.loops))
+	if p.flows != nil {
+		procs++
+	}
+	runtime.GOMAXPROCS(procs)
+	failed := make(chan error, len(p.loops)+5)
+	start := func(f func() error) {
+		running.Go(func() {
+			if err := f(); err != nil {
+				failed <- err
+			}
+		})
+	}
+	for _, l := range p.loops {
+		go func() {
+			if err := l.Poll.Run(); err != nil {
+				failed <- err
+			}
+		}()
+	}
+	if p.admin != nil {
+		start(func() error { return p.admin.Serve(ctx) })
+	}
+	if p.page != nil {
+		running.Go(func() { p.servePage(ctx) })
+	}
+	if p.flows != nil {
+		go func() {
+			if err := p.flows.loop.Run(); err != nil {
+				failed <- err
+			}
+		}()
+		if err := p.flows.server.Start(); err != nil {
+			return err
+		}
+	}
+	if p.options.metricsAddress != "" {
+		running.Go(func() { p.serveMetrics(ctx) })
+	}
+	changes := make(chan service.Change)
+	start(func() error {
+		return p.source.Run(ctx, func(c service.Change) {
+			p.sync.Queued(time.Now())
+			sendTo(ctx, changes, c)
+		})
+	})
+	hosts := make(chan hostnet.State)
+	start(func() error {
+		return p.hostWatcher.Run(ctx, func(s hostnet.State) { sendTo(ctx, hosts, s) })
+	})
+	go p.events.Run(ctx)
+	if p.options.configFile != "" {
+		start(func() error { return p.followConfig(ctx) })
+	}
+	go p.reopenAccessLog(ctx, hangups)
+	if p.options.records.interval > 0 {
+		go p.remind(ctx)
+	}
+
+	defer p.stop()
+	maintenance := time.NewTimer(p.manager.NextMaintenance())
+	defer maintenance.Stop()
+	for {
+		select {
+		case c := <-changes:
+			p.apply(c)
+			maintenance.Reset(p.manager.NextMaintenance())
+		case f := <-p.requests:
+			f()
+			maintenance.Reset(p.manager.NextMaintenance())
+		case s := <-hosts:
+			p.hostChanged(s)
+			maintenance.Reset(p.manager.NextMaintenance())
+		case <-maintenance.C:
+			p.maintain()
+			maintenance.Reset(p.nextMaintenance())
+		case <-p.node.timer.C:
+			p.node.tell()
+		case <-p.steer.Changed():
+			p.maintain()
+			maintenance.Reset(p.nextMaintenance())
+		case err := <-failed:
+			return err
+		case err := <-p.fatal:
+			return err
+		case <-ctx.Done():
+			e := p.log.Info().Int64("connections", p.stream.Stats().Open)
+			if p.flows != nil {
+				e = e.Int64("flows", p.flows.server.Stats().Open)
+			}
+			e.Msg("stopping")
+			return nil
+		}
+	}
+}
+
+// sendTo sends a value, unless ctx ends first.
+func sendTo[T any](ctx context.Context, to chan<- T, value T) {
+	select {
+	case to <- value:
+	case <-ctx.Done():
+	}
+}
+
+// apply applies a change of the configuration.
+func (p *proxy) apply(c service.Change) {
+	snap := p.store.Apply(c)
+	if p.table == nil {
+		letGo(c)
+	}
+	if p.table != nil && p.table.Snapshot() == snap {
+		return // nothing that matters (A1.17)
+	}
+	p.reportProblems(snap)
+	p.enforce(snap, c.Triggers...)
+}
+
+// enforce applies a snapshot with the node's current state. triggers are the times
+// at which its changes happened, as far as known.
+func (p *proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
+	begin := time.Now()
+	p.node.update(snap)
+	p.table = policy.Compile(p.table, snap, p.policy)
+	p.health.Queued()
+	err := p.manager.Apply(p.table)
+	p.health.Update(p.table)
+	p.countNoLocal()
+	if err != nil {
+		p.notInForce(err)
+		return
+	}
+	p.inForce()
+	p.sync.Applied(begin, time.Now(), triggers)
+	p.log.Debug().Dur("took", time.Since(begin)).Int("service_ports", servicePorts(snap)).Msg("configuration in force")
+}
+
+// inForce records that the last configuration is completely in force.
+func (p *proxy) inForce() {
+	p.health.Applied()
+	p.trouble.Over()
+	p.wrong.Store(nil)
+	if p.applied.Swap(time.Now().UnixNano()) != 0 {
+		return
+	}
+	go settleMemory()
+	event := p.log.Info().Str("version", version).Str("node", p.options.hostname).Str("redirect", p.steer.Traits().Name)
+	if p.manifests != nil {
+		found := p.manifests.Stats()
+		event = event.Int("files", found.Files).Int("objects_passed_over", sum(found.PassedOver))
+	}
+	event.Int("service_ports", servicePorts(p.table.Snapshot())).Msg("ready")
+	p.events.Send(kubernetes.Event{Reason: "Starting", Action: "StartKubeProxy", Note: "sluice " + version + " serves the Services of this node"})
+}
+
+// notInForce records that a part of it is not. It logs the same error once only, as
+// the retries would fill the log.
+func (p *proxy) notInForce(err error) {
+	p.failures.Add(1)
+	text := err.Error()
+	p.wrong.Store(&text)
+	if !p.trouble.New(text) {
+		return
+	}
+	p.log.Error().Err(err).Msg("the kernel's tables are not as they should be; trying again")
+}
+
+// countNoLocal counts the service ports that this node drops (A3.16).
+func (p *proxy) countNoLocal() {
+	var n admin.NoLocalEndpoints
+	for f := range n {
+		n[f].Internal, n[f].External = p.table.NoLocalEndpoints(service.Family(f))
+	}
+	p.noLocal.Store(&n)
+}
+
+// reportProblems logs each problem of a snapshot once, and again when it returns. If
+// a namespace has too many in a minute, the others are logged with a later change.
+func (p *proxy) reportProblems(snap *service.Snapshot) {
+	current := make(map[service.Problem]bool, len(snap.Problems))
+	now := time.Now()
+	for _, problem := range snap.Problems {
+		if p.reported[problem] {
+			current[problem] = true
+			continue
+		}
+		subject := namespaceOf(problem.Object)
+		last, ok := p.lines.Take(subject, now)
+		if !ok {
+			continue
+		}
+		current[problem] = true
+		logProblem(p.log, p.manifests, problem)
+		p.sendProblem(problem)
+		if last {
+			p.log.Warn().Str("object", subject).Msgf("had %d problems in a minute: further ones are logged with a later change; sluice_config_problems counts them all", once.PerMinute)
+		}
+	}
+	p.reported = current
+}
+
+// logProblem logs a problem of an object, with its file and line if it is of a
+// manifest. from may be nil.
+func logProblem(log zerolog.Logger, from *manifests.Watcher, problem service.Problem) {
+	if from != nil {
+		if where := from.Where(problem.Object); where != "" {
+			log.Warn().Msgf("%s: %s: %s", where, problem.Object, problem.Text)
+			return
+		}
+	}
+	log.Warn().Str("object", problem.Object).Msg(problem.Text)
+}
+
+// namespaceOf returns the namespace of an object, such as "Namespace default" for
+// "Service default/web", or the object itself if it has none.
+func namespaceOf(object string) string {
+	_, name, _ := strings.Cut(object, " ")
+	if namespace, _, ok := strings.Cut(name, "/"); ok {
+		return "Namespace " + namespace
+	}
+	return object
+}
+
+func (p *proxy) maintain() {
+	complete := p.manager.Complete()
+	repaired, err := p.manager.Maintain()
+	if err != nil {
+		p.notInForce(err)
+		return
+	}
+	if !complete || p.trouble.Lasts() {
+		p.inForce()
+	}
+	p.tellTracking()
+	if repaired {
+		p.repairs.Add(1)
+		p.log.Warn().Msg("somebody had changed our part of the kernel's tables; it is restored")
+	}
+}
+
+// nextMaintenance is shorter while something is not in force.
+func (p *proxy) nextMaintenance() time.Duration {
+	if p.trouble.Lasts() {
+		return min(retryTrouble, p.manager.NextMaintenance())
+	}
+	return p.manager.NextMaintenance()
+}
+
+// retryTrouble is the pause before a failed repair is retried.
+const retryTrouble = 500 * time.Millisecond
+
+// reopenAccessLog reopens the access log at each hangup, until ctx ends. It has its
+// own goroutine, as opening and writing a file may block.
+func (p *proxy) reopenAccessLog(ctx context.Context, hangups <-chan os.Signal) {
+	for {
+		select {
+		case <-hangups:
+		case <-ctx.Done():
+			return
+		}
+		if p.accessLog == nil {
+			continue
+		}
+		if err := p.accessLog.Reopen(); err != nil {
+			p.log.Error().Err(err).Msg("the access log goes on where it was")
+		}
+	}
+}
+
+// stop ends what run has started, in an order in which no client has to wait: first
+// SCTP, whose ABORTs need the routes, then steering, then connections, then the records
+// are written.
+func (p *proxy) stop() {
+	dropped := p.conntrack.Stats().Dropped
+	p.within(stopPatience, "associations are cut without an ABORT", p.stream.SCTP().End)
+	if err := p.steer.Close(); err != nil {
+		p.log.Error().Err(err).Msg("steering is not undone; sluice cleanup does it")
+	}
+	if p.flows != nil {
+		p.within(flowsPatience, "forwarded connections are cut without a reset or a record", p.flows.server.Stop)
+	}
+	p.within(stopPatience, "connections are cut without a record", p.manager.Stop)
+	p.within(stopPatience, "records are lost", p.conntrack.Close)
+	if n := p.conntrack.Stats().Dropped - dropped; n > 0 {
+		p.log.Error().Uint64("records_lost", n).Msg("the access log was too slow for the last records")
+	}
+}
+
+// within ends a part, and says in the log what it means if that takes too long.
+func (p *proxy) within(patience time.Duration, otherwise string, stop func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := stop(ctx); err != nil {
+		p.log.Error().Err(err).Msg(otherwise)
+	}
+}
+
+// close releases what newProxy has opened.
+func (p *proxy) close() {
+	if p.health != nil {
+		p.health.Close()
+	}
+	if p.hostWatcher != nil {
+		p.hostWatcher.Close()
+	}
+	if p.admin != nil {
+		p.admin.Close()
+	}
+	if p.page != nil {
+		p.page.Close()
+	}
+	for _, l := range p.loops {
+		l.Poll.Stop()
+		l.Relay.Close()
+	}
+	if p.flows != nil {
+		p.flows.close()
+	}
+	if p.accessLog != nil {
+		if err := p.accessLog.Close(); err != nil {
+			p.log.Error().Err(err).Msg("access log")
+		}
+	}
+	if p.lock != nil {
+		_ = p.lock.Release() // the process ends, and the lock with it
+	}
+}
+
+func servicePorts(s *service.Snapshot) int {
+	n := 0
+	for _, port := range s.Ports {
+		if port != nil {
+			n++
+		}
+	}
+	return n
+}

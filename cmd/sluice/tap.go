@@ -1,0 +1,102 @@
+package main
+
+import (
+	"fmt"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-proxy/sluice/cmd/sluice/internal/show"
+	"github.com/sluice-proxy/sluice/live/api"
+)
+
+// tapOptions are the flags of sluice tap.
+type tapOptions struct {
+	asker
+	output choice
+	opens  bool
+	count  int
+	rate   int
+}
+
+// terminalRate is how many records a second a terminal gets.
+const terminalRate = 200
+
+func newTapCommand() *cobra.Command {
+	o := &tapOptions{output: newChoice("text", "json")}
+	cmd := &cobra.Command{
+		Use:   "tap [FILTER]",
+		Short: "Show connections as they end",
+		Long: `Tap shows the record of each connection and UDP session when it ends, until Ctrl-C.
+It sees all of them, whatever the access log leaves out, and delays none: if its
+output is read too slowly, records are dropped, and it says how many.
+
+` + filterHelp,
+		Example: `  sluice tap
+  sluice tap service=shop/cart --opens
+  sluice tap end=endpoint_reset,endpoint_timeout,connect_failed
+  sluice tap 'attempts>1' -o json | jq -r '.failed_attempts[].endpoint' | sort | uniq -c`,
+		ValidArgsFunction: o.completeFilter,
+		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
+	}
+	o.register(cmd)
+	f := cmd.Flags()
+	o.output.register(cmd, "output", "o", "form of the output: lines of the access log in its console or its JSON form")
+	f.BoolVar(&o.opens, "opens", false, "also show connections when they have reached their endpoint")
+	f.IntVar(&o.rate, "rate", -1, "records a second at most; more are only counted; 0 shows all (default: 200 on a terminal, else 0)")
+	f.Lookup("rate").DefValue = "0" // the help says what -1 means
+	f.IntVarP(&o.count, "count", "n", 0, "exit after so many records (default: never)")
+	return cmd
+}
+
+func (o *tapOptions) run(cmd *cobra.Command, args []string) error {
+	text, err := parseFilter(args)
+	if err != nil {
+		return err
+	}
+	if err := between("rate", o.rate, -1, 1_000_000); err != nil {
+		return err
+	}
+	if o.count < 0 {
+		return fmt.Errorf("--count: %d is negative", o.count)
+	}
+	ctx, c, err := o.find(cmd)
+	if err != nil {
+		return err
+	}
+	if o.rate < 0 {
+		o.rate = 0
+		if isTerminal(os.Stdout) {
+			o.rate = terminalRate
+		}
+	}
+	why := ", as they were read too slowly"
+	if o.rate > 0 {
+		why = fmt.Sprintf(", as there are more than %d a second: see --rate", o.rate)
+	}
+	values := url.Values{"filter": {text}, "rate": {strconv.Itoa(o.rate)}}
+	if o.opens {
+		values.Set("opens", "true")
+	}
+	out, shown := cmd.OutOrStdout(), 0
+	return unlessGone(follow(ctx, c, api.PathTap, values, func(line []byte, r *api.Connection) error {
+		text := string(line)
+		switch {
+		case strings.HasPrefix(text, `{"lost":`):
+			cmd.PrintErrf("%d records are not shown%s\n", r.Lost, why)
+			return nil
+		case o.output.value == "text":
+			text = show.Line(r)
+		}
+		if _, err := fmt.Fprintln(out, text); err != nil {
+			return err
+		}
+		if shown++; shown == o.count {
+			return errEnough
+		}
+		return nil
+	}))
+}

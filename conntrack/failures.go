@@ -1,0 +1,68 @@
+package conntrack
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// failuresKept is how many failed attempts each shard keeps.
+const failuresKept = 256
+
+// Failure is a failed attempt to connect to an endpoint.
+type Failure struct {
+	At       time.Time
+	ID       uint64 // of the connection
+	Client   netip.AddrPort
+	Port     *service.Port
+	Endpoint *service.Endpoint // nil if the attempt had none
+	Duration time.Duration
+	Error    DialError
+}
+
+// failures are the last failed attempts of a shard. The ring is allocated at the
+// first one.
+type failures struct {
+	ring []Failure
+	next int
+}
+
+// add stores a failed attempt of a connection.
+func (f *failures) add(r *Record, a *Attempt) {
+	if f.ring == nil {
+		f.ring = make([]Failure, 0, failuresKept)
+	}
+	e := Failure{
+		At: time.Unix(0, r.Wall+r.attemptStart-r.Start+a.Duration), ID: r.ID, Client: r.Client, Port: r.Port,
+		Endpoint: a.Endpoint, Duration: time.Duration(a.Duration), Error: a.Error,
+	}
+	if len(f.ring) < failuresKept {
+		f.ring = append(f.ring, e)
+		return
+	}
+	f.ring[f.next] = e
+	f.next = (f.next + 1) % failuresKept
+}
+
+// Failures returns the last failed attempts of all shards, newest first.
+func (t *Table) Failures(ctx context.Context, post Post) ([]Failure, error) {
+	var all []Failure
+	for i := range t.shards {
+		s := &t.shards[i]
+		copied := make(chan []Failure, 1)
+		if !post(i, func() { copied <- slices.Clone(s.failures.ring) }) {
+			return nil, errLoopStopped
+		}
+		select {
+		case ring := <-copied:
+			all = append(all, ring...)
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	slices.SortFunc(all, func(a, b Failure) int { return b.At.Compare(a.At) })
+	return all, nil
+}

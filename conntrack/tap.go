@@ -1,0 +1,255 @@
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// maxTaps bounds the taps of a Table.
+	maxTaps = 64
+	// tapRoom is how many records wait for the reader of a tap, about 1.2 MiB.
+	tapRoom = 4096
+)
+
+// ErrTooManyTaps is returned by Table.Tap.
+var ErrTooManyTaps = errors.New("too many streams of records are open")
+
+// TapOptions say which records a Tap receives.
+type TapOptions struct {
+	// Match selects records; nil selects all. The taps' goroutine calls it.
+	Match func(*Record) bool
+	// Opens adds Opened records.
+	Opens bool
+	// Rate bounds the records of a second; more count as lost. 0 means no bound.
+	Rate int
+}
+
+// Tap receives copies of records as connections end. One goroutine reads it. A
+// reader that is too slow loses records of its own Tap, which are counted.
+type Tap struct {
+	table *Table
+	match func(*Record) bool
+	opens bool
+	rate  int // records a second, or 0
+
+	// Of the taps' goroutine: the second that runs, and the records in it.
+	second  int64
+	records int
+
+	mu    sync.Mutex // guards the fields below; held at most for copying records
+	ring  []Record   // grows to tapRoom
+	first int        // the oldest record
+	count int
+	lost  uint64
+
+	wake chan struct{}
+}
+
+// taps are the Taps of a Table. Their goroutine runs while there are any.
+type taps struct {
+	any       atomic.Bool // whether there are taps
+	used      atomic.Bool // whether there ever was one
+	sinkOpens bool        // the sink wants Opened records
+
+	mu    sync.Mutex
+	all   map[*Tap]struct{}
+	queue *queue // nil while all is empty
+	off   bool   // the Table is closed
+}
+
+// Tap begins to receive records. The caller must Close the Tap.
+func (t *Table) Tap(o TapOptions) (*Tap, error) {
+	tap := &Tap{table: t, match: o.Match, opens: o.Opens, rate: o.Rate, wake: make(chan struct{}, 1)}
+	s := &t.taps
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.all) >= maxTaps {
+		return nil, ErrTooManyTaps
+	}
+	if s.off {
+		return nil, errors.New("the proxy stops")
+	}
+	if s.all == nil {
+		s.all = make(map[*Tap]struct{})
+	}
+	s.all[tap] = struct{}{}
+	if s.queue == nil {
+		s.queue = newQueue(s, DefaultQueue)
+		go s.queue.deliver()
+	}
+	s.settle(t)
+	return tap, nil
+}
+
+// Close ends the Tap.
+func (p *Tap) Close() {
+	s := &p.table.taps
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.all, p)
+	s.settle(p.table)
+	if len(s.all) == 0 && s.queue != nil {
+		s.queue.stop()
+		s.queue = nil
+	}
+}
+
+// settle sets what the loops read. s.mu is held.
+func (s *taps) settle(t *Table) {
+	opens := s.sinkOpens
+	for p := range s.all {
+		opens = opens || p.opens
+	}
+	if len(s.all) > 0 {
+		s.used.Store(true)
+	}
+	s.any.Store(len(s.all) > 0)
+	t.opens.Store(opens)
+}
+
+// put queues copies of a batch's records if there are taps, or were a moment ago.
+func (s *taps) put(records []Record) bool {
+	if !s.used.Load() {
+		return false
+	}
+	s.mu.Lock()
+	q := s.queue
+	s.mu.Unlock()
+	if q != nil {
+		b := q.get()
+		b.records = append(b.records, records...)
+		q.put(b)
+	}
+	return true
+}
+
+// stop ends the taps' goroutine for good.
+func (s *taps) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.off = true
+	if s.queue != nil {
+		s.queue.stop()
+	}
+}
+
+// Write implements Sink.
+func (s *taps) Write(batch []Record) {
+	s.mu.Lock()
+	all := make([]*Tap, 0, maxTaps)
+	for p := range s.all {
+		all = append(all, p)
+	}
+	s.mu.Unlock()
+	for _, p := range all {
+		p.put(batch)
+	}
+}
+
+// Flush implements Sink.
+func (s *taps) Flush() {}
+
+var (
+	_ Sink         = (*taps)(nil)
+	_ LossReporter = (*taps)(nil)
+)
+
+// RecordsLost implements LossReporter: all taps have lost them.
+func (s *taps) RecordsLost(n uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for p := range s.all {
+		p.mu.Lock()
+		p.lost += n
+		p.mu.Unlock()
+	}
+}
+
+// put adds the records that the Tap wants.
+func (p *Tap) put(batch []Record) {
+	added := false
+	if now := time.Now().Unix(); p.rate > 0 && now != p.second {
+		p.second, p.records = now, 0
+	}
+	for i := range batch {
+		r := &batch[i]
+		if r.Event == Lasts || r.Event == Opened && !p.opens || p.match != nil && !p.match(r) {
+			continue
+		}
+		if p.records++; p.rate > 0 && p.records > p.rate {
+			p.lose()
+			continue
+		}
+		added = true
+		p.add(r)
+	}
+	if added {
+		select {
+		case p.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// lose counts a record as lost.
+func (p *Tap) lose() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lost++
+}
+
+// add adds a record, or counts it as lost.
+func (p *Tap) add(r *Record) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.count == len(p.ring) {
+		if len(p.ring) >= tapRoom {
+			p.lost++
+			return
+		}
+		larger := make([]Record, min(max(2*len(p.ring), batchSize), tapRoom))
+		n := copy(larger, p.ring[p.first:])
+		copy(larger[n:], p.ring[:p.first])
+		p.ring, p.first = larger, 0
+	}
+	p.ring[(p.first+p.count)%len(p.ring)] = *r
+	p.count++
+}
+
+// Next waits for records and moves them into buf. lost is the number of records
+// that were dropped since it was told last, because they were not read in time or
+// beyond the rate. It returns ctx.Err() when ctx ends.
+func (p *Tap) Next(ctx context.Context, buf []Record) (n int, lost uint64, err error) {
+	for {
+		if n, lost = p.take(buf); n > 0 || lost > 0 {
+			return n, lost, nil
+		}
+		select {
+		case <-p.wake:
+		case <-ctx.Done():
+			return 0, 0, ctx.Err()
+		}
+	}
+}
+
+// take moves waiting records into buf. The loss comes after the records that were
+// there before it.
+func (p *Tap) take(buf []Record) (n int, lost uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for n < len(buf) && p.count > 0 {
+		buf[n] = p.ring[p.first]
+		p.ring[p.first] = Record{} // releases what it points to
+		p.first = (p.first + 1) % len(p.ring)
+		p.count--
+		n++
+	}
+	if p.count == 0 {
+		lost, p.lost = p.lost, 0
+	}
+	return n, lost
+}

@@ -1,0 +1,212 @@
+package flow
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// A process that ends leaves its flows in pinned maps, whose programs go on. The next one
+// finds out at its start which indices are free (survey). Once it knows the Services, it
+// adopts the flows of each protocol (adopt): connections that are open get their timers and
+// leave their record at the end; handshakes end, and the client's next SYN begins anew.
+
+// survey finds the free indices, and removes entries that nobody would remove. BPF's table
+// may decide about flows all the time.
+func (w *worker) survey() error {
+	w.read(w.upcalls, math.MaxInt, func(*kernelEvent, []byte) {}) // void: nobody has answered
+	for i := range w.kernel.loads {
+		if l := &w.kernel.loads[i]; l.Asked != l.Decided {
+			atomic.StoreUint64(&l.Decided, atomic.LoadUint64(&l.Asked))
+		}
+	}
+	if c := w.kernel.control; c.SpareMask == 0 && c.Given == 0 {
+		for i := len(w.flows) - 1; i > 0; i-- {
+			w.spares.give(uint32(i))
+		}
+		atomic.StoreUint32(&c.SpareMask, uint32(len(w.kernel.spares)-1))
+		return nil
+	}
+	for i := 1; i < len(w.flows); i++ {
+		if w.kernel.flows[i].State != kernelStateFREE {
+			w.left++
+		}
+	}
+	w.missing = w.unaccounted()
+	if err := w.forgetRelayed(); err != nil {
+		return err
+	}
+	return w.removeOrphans()
+}
+
+// forgetRelayed forgets what the relay served: that ended with its process.
+func (w *worker) forgetRelayed() error {
+	var keys []kernelTuple
+	var key kernelTuple
+	var until uint64
+	all := w.kernel.Relayed.Iterate()
+	for all.Next(&key, &until) {
+		keys = append(keys, key)
+	}
+	for i := range keys {
+		_ = w.kernel.Relayed.Delete(&keys[i])
+	}
+	if err := all.Err(); err != nil {
+		return fmt.Errorf("read what was relayed: %w", err)
+	}
+	return nil
+}
+
+// unaccounted returns the indices that neither a flow has nor the spares: the dead process
+// had them in its hands. BPF may just have taken one, so that only those count which are
+// still missing after reclaimAfter.
+func (w *worker) unaccounted() (missing []uint32) {
+	spare := make([]bool, len(w.flows))
+	w.spares.has(spare)
+	for _, index := range w.freed {
+		spare[index] = true
+	}
+	for i := 1; i < len(w.flows); i++ {
+		if !spare[i] && w.flows[i] == nil && w.kernel.flows[i].State == kernelStateFREE {
+			missing = append(missing, uint32(i))
+		}
+	}
+	return missing
+}
+
+// reclaimAfter is longer than a BPF program runs.
+const reclaimAfter = time.Second
+
+// reclaim puts indices back that are still missing.
+func (w *worker) reclaim() {
+	if len(w.missing) == 0 || w.loop.Now()-w.began < int64(reclaimAfter) {
+		return
+	}
+	still := make(map[uint32]bool)
+	for _, index := range w.unaccounted() {
+		still[index] = true
+	}
+	for _, index := range w.missing {
+		if still[index] {
+			w.spares.give(index)
+		}
+	}
+	w.missing = nil
+}
+
+// removeOrphans deletes entries of endpoints that were given up, and of flows that ended
+// just before the process did.
+func (w *worker) removeOrphans() error {
+	const batch = 4096
+	var orphans []kernelTuple
+	var cursor ebpf.MapBatchCursor
+	keys, values := make([]kernelTuple, batch), make([]kernelEntry, batch)
+	for {
+		n, err := w.kernel.Tuples.BatchLookup(&cursor, keys, values, nil)
+		for i := range n {
+			e := &values[i]
+			if e.Role == kernelRoleSTALE || int(e.Flow) >= len(w.flows) || w.kernel.flows[e.Flow].State == kernelStateFREE {
+				orphans = append(orphans, keys[i])
+			}
+		}
+		if err != nil {
+			if !isEnd(err) {
+				return fmt.Errorf("read the entries of flows: %w", err)
+			}
+			break
+		}
+	}
+	for i := range orphans {
+		_ = w.kernel.Tuples.Delete(&orphans[i])
+	}
+	return nil
+}
+
+// adopt takes over the flows of a protocol, by its first configuration.
+func (w *worker) adopt(path *Path, st *state) {
+	path.ready = true
+	if w.left == 0 && w.kernel.control.Taken == 0 {
+		return
+	}
+	now := poll.Nanotime()
+	n := 0
+	for i := 1; i < len(w.flows); i++ {
+		k := &w.kernel.flows[i]
+		if k.State == kernelStateFREE || w.flows[i] != nil || protocolOf(k.Protocol) != path.protocol {
+			continue
+		}
+		w.left--
+		n++
+		if k.Seen&kernelSeenKNOWN != 0 {
+			w.take(path, st, uint32(i), now)
+		} else {
+			w.discover(uint32(i))
+		}
+	}
+	w.flushDeletes()
+	if n > 0 {
+		w.server.log.Info().Int("flows", n).Stringer("took", time.Duration(poll.Nanotime()-now).Round(time.Microsecond)).Stringer("protocol", path.protocol).Msg("adopted what an earlier process forwarded")
+	}
+}
+
+// take adopts one flow.
+func (w *worker) take(path *Path, st *state, index uint32, now int64) {
+	k := &w.kernel.flows[index]
+	f := w.newFlow(index)
+	v := f.describe(path, st)
+	r := &f.record
+	r.Attempts = uint16(k.Attempts)
+	if r.Connected = path.protocol != service.UDP && k.Answered != 0; r.Connected {
+		r.ConnectTime = w.loopTime(k.Answered) - r.Start
+	}
+	endpoint := portOf(k.Endpoint, k.EndpointPort)
+	found, serves := endpointOf(v.Port, endpoint)
+	if r.Endpoint = found; found == nil {
+		r.Endpoint = &service.Endpoint{Addr: endpoint}
+	}
+	w.flows[index] = f
+	f.service.add(f)
+	w.server.stats.open.Add(1)
+	if f.seen()&kernelSeenRECORDED != 0 {
+		f.ended = true
+		f.drop()
+		return
+	}
+	w.shard.Open(r)
+	switch {
+	case f.state() == kernelStateCLOSED:
+		f.closed(w.loopTime(k.Closed), f.seen())
+	case f.state() == kernelStateASKING && !f.isUDP():
+		f.catchUp(&v)
+	case f.state() != kernelStateOPEN && !f.isUDP():
+		f.end(conntrack.Shutdown, now)
+		f.drop()
+	case f.isUDP() && !serves: // A8.2
+		f.end(conntrack.EndpointGone, now)
+		f.drop()
+	default:
+		w.loop.Schedule(&f.timer, now+int64(confirmation), f)
+	}
+}
+
+// endpointOf finds an endpoint of a port, and reports whether it keeps its sessions.
+func endpointOf(port *service.Port, at netip.AddrPort) (*service.Endpoint, bool) {
+	if port == nil {
+		return nil, false
+	}
+	list := port.Families[service.FamilyOf(at.Addr())].Endpoints
+	for i := range list {
+		if list[i].Addr == at {
+			return &list[i], list[i].Serving || list[i].Ready
+		}
+	}
+	return nil, false
+}

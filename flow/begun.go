@@ -1,0 +1,170 @@
+package flow
+
+import (
+	"sync/atomic"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// The table in BPF has decided about these flows. Userspace hears of them some milliseconds
+// later, from then on follows them like the others, and asks the next endpoint if theirs does
+// not answer. Most are open by then, or over.
+
+// begun takes note of a flow that the table has decided about.
+func (w *worker) begun(e *kernelEvent, data []byte) {
+	k := &w.kernel.flows[e.Flow]
+	f := w.flows[e.Flow]
+	if f == nil && k.Generation == e.Generation {
+		f = w.discover(e.Flow)
+	}
+	if f == nil || f.generation != e.Generation || f.ended || f.state() != kernelStateASKING || f.handshake != nil && len(f.handshake.data) > 0 {
+		return
+	}
+	p, ok := parseFrame(data, int(e.Header))
+	if !ok || !p.complete() {
+		w.server.stats.damaged.Add(1)
+		return // without a packet that could be sent again
+	}
+	h := f.handshake
+	if h == nil {
+		h = w.newHandshake()
+		f.handshake = h
+	}
+	h.ipv6 = p.ipv6
+	h.data = append(h.data[:0], p.data...)
+}
+
+// discover begins to follow a flow that the table has decided about. It returns nil if
+// there is none, or if its protocol's flows are not adopted yet.
+func (w *worker) discover(index uint32) *flow {
+	k := &w.kernel.flows[index]
+	state := kernelState(atomic.LoadUint32((*uint32)(&k.State)))
+	path := w.server.paths[protocolOf(k.Protocol)]
+	if state == kernelStateFREE || path == nil || !path.ready {
+		return nil
+	}
+	f := w.newFlow(index)
+	st := path.state.Load()
+	v := f.describe(path, st)
+	r := &f.record
+	atomic.OrUint32((*uint32)(&k.Seen), uint32(kernelSeenKNOWN))
+	w.flows[index] = f
+	f.service.add(f)
+	w.server.stats.open.Add(1)
+	w.shard.Open(r)
+	endpoint := portOf(k.Endpoint, k.EndpointPort)
+	found, serves := endpointOf(v.Port, endpoint)
+	if found == nil {
+		found = &service.Endpoint{Addr: endpoint}
+	}
+	r.BeginAttempt(found, r.Start)
+	if f.isUDP() {
+		if !serves { // A8.2: it began while the configuration changed
+			f.retire(conntrack.EndpointGone, poll.Nanotime())
+			return f
+		}
+		r.Announce(r.Start)
+	}
+	f.catchUp(&v)
+	return f
+}
+
+// catchUp does what has been due since the flow began.
+func (f *flow) catchUp(v *policy.Verdict) {
+	w, r := f.worker, &f.record
+	switch f.state() {
+	case kernelStateCLOSED:
+		f.closed(w.loopTime(f.shared().Closed), f.seen())
+	case kernelStateOPEN:
+		if f.isUDP() {
+			w.loop.Schedule(&f.timer, r.Start+int64(resendable), f)
+			return
+		}
+		f.opened(w.loopTime(f.shared().Answered))
+	default:
+		h := w.newHandshake()
+		f.handshake = h
+		due := r.Start + int64(resendable)
+		if b := f.service.balancer; b != nil {
+			patience := b.Chosen(&h.plan, r.Endpoint.Addr, len(v.Candidates), r.Start)
+			if !f.isUDP() {
+				due = r.Start + int64(patience)
+			}
+		}
+		w.loop.Schedule(&f.timer, due, f)
+	}
+}
+
+// describe sets what a flow's record says about it, from shared memory, and finds its
+// service port.
+func (f *flow) describe(path *Path, st *state) policy.Verdict {
+	k, r := f.shared(), &f.record
+	*r = conntrack.Record{
+		Start:    f.worker.loopTime(k.Started),
+		Client:   portOf(k.Client, k.ClientPort),
+		VIP:      portOf(k.Vip, k.VipPort),
+		Protocol: path.protocol,
+		Path:     conntrack.Kernel,
+		Owner:    f,
+	}
+	v := st.table.Resolve(path.protocol, r.Client.Addr(), r.VIP)
+	f.service = nil
+	if v.Port != nil {
+		f.service, r.Port, r.Kind = st.services[v.Port.ID], v.Port, v.Kind
+	}
+	if f.service == nil {
+		f.service = path.orphans
+	}
+	r.Counters = f.service.counters
+	r.Source = policy.SourceClient
+	if k.Options&kernelOptionOPTION_MASQUERADE != 0 {
+		r.Source = policy.SourceNode
+	}
+	f.noteSource()
+	return v
+}
+
+// discoverAll finds the flows that BPF could not tell of.
+func (w *worker) discoverAll() {
+	untold := atomic.LoadUint64(&w.kernel.control.Untold)
+	if untold == w.untold {
+		return
+	}
+	w.untold = untold
+	for i := 1; i < len(w.flows); i++ {
+		if w.flows[i] == nil && w.kernel.flows[i].State != kernelStateFREE {
+			w.discover(uint32(i))
+		}
+	}
+}
+
+// distrust has userspace decide about a service port's new flows for a while: it knows
+// which endpoints have failed, and when to try them again.
+func (s *portService) distrust(w *worker, now int64) {
+	atomic.StoreUint64(&w.kernel.loads[s.load].AskUntil, w.kernelTime(now+int64(balancer.Distrust)))
+}
+
+// newFlow returns an object for an index.
+func (w *worker) newFlow(index uint32) *flow {
+	var f *flow
+	if n := len(w.idle); n > 0 {
+		f = w.idle[n-1]
+		w.idle = w.idle[:n-1]
+		*f = flow{}
+	} else {
+		f = new(flow)
+	}
+	f.worker, f.index, f.generation = w, index, w.kernel.flows[index].Generation
+	return f
+}
+
+// lost ends a flow that cannot go to another endpoint, as nobody has its first packet: the
+// client's next one begins anew.
+func (f *flow) lost(now int64) {
+	f.end(conntrack.ConnectFailed, now)
+	f.drop()
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernel flows: package flow describes them.
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "association.h"
+#include "icmp.h"
+#include "inject.h"
+#include "layout.h"
+#include "maps.h"
+#include "packet.h"
+#include "table.h"
+#include "track.h"
+#include "translate.h"
+#include "upcall.h"
+
+// join_fragments gives a later fragment the ports of the first one, which it notes. It
+// returns -1 if the first one has not come yet.
+static __always_inline int join_fragments(struct packet *p)
+{
+	struct tuple key = p->tuple;
+	__be32 *ports = (__be32 *)&key.sport;
+	__be32 own = ports_of(&p->tuple);
+	*ports = p->identification;
+	key.fragment = 1;
+	count(COUNT_FRAGMENTS);
+	if (p->fragment == FIRST_FRAGMENT) {
+		bpf_map_update_elem(&fragments, &key, &own, BPF_ANY);
+		return 0;
+	}
+	ports = bpf_map_lookup_elem(&fragments, &key);
+	if (!ports)
+		return -1;
+	*(__be32 *)&p->tuple.sport = *ports;
+	return 0;
+}
+
+static __always_inline int is_icmp(const struct packet *p)
+{
+	return p->tuple.protocol == IPPROTO_ICMP || p->tuple.protocol == IPPROTO_ICMPV6;
+}
+
+static __always_inline int give(struct __sk_buff *skb, const struct packet *p, const struct flow *f, enum role role)
+{
+	struct tuple to;
+	target(&to, f, role);
+	if (serves_sctp && (p->chunks & (CHUNK_INIT | CHUNK_INIT_ACK)) && (role == TO_ENDPOINT || role == TO_CLIENT) &&
+	    hide_addresses(skb, p->transport, p->end))
+		return TCX_DROP;
+	if (translate(skb, p, &to))
+		return TCX_DROP;
+	count(COUNT_TRANSLATED);
+	return TCX_NEXT;
+}
+
+// begins says whether a packet may be the first of a flow.
+static __always_inline int begins(struct __sk_buff *skb, const struct packet *p)
+{
+	if (p->fragment || segmented(skb))
+		return 0;
+	return p->tuple.protocol == IPPROTO_UDP || opens(p);
+}
+
+// begin handles a packet without an entry, or one that begins a new connection with the
+// tuple of a flow.
+static __always_inline int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
+{
+	struct destination d = {.addr = p->tuple.dst, .port = p->tuple.dport, .protocol = p->tuple.protocol};
+	struct served *s = bpf_map_lookup_elem(&destinations, &d);
+	if (!s)
+		return TCX_NEXT;
+	if (!begins(skb, p)) {
+		count(PASSED_SHAPE);
+		note_relayed(p);
+		return TCX_NEXT;
+	}
+	if (s->list && !before) {
+		__u32 index = decide(skb, p, s);
+		if (!index) {
+			// Another CPU may have handled a copy of the packet meanwhile.
+			struct entry *e = bpf_map_lookup_elem(&tuples, &p->tuple);
+			if (e && e->role == TO_ENDPOINT)
+				index = e->flow;
+		}
+		struct flow *f = index ? flow_of(index) : NULL;
+		if (f)
+			return from_client(skb, p, f, index) == GO ? give(skb, p, f, TO_ENDPOINT) : TCX_DROP;
+	}
+	int relay = ask(skb, p, s->service, before);
+	if (!relay)
+		return TCX_DROP;
+	if (relay < 0)
+		note_relayed(p);
+	return TCX_NEXT;
+}
+
+SEC("tc")
+int ingress(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	if (parse(skb, &p))
+		return TCX_NEXT;
+	if (is_icmp(&p))
+		return translate_error(skb, &p, 0);
+	if (p.fragment && join_fragments(&p))
+		return TCX_NEXT;
+	struct entry *e = bpf_map_lookup_elem(&tuples, &p.tuple);
+	if (!e)
+		return begin(skb, &p, 0);
+	enum role role = e->role;
+	__u32 index = e->flow;
+	if (role != TO_ENDPOINT && role != UNMASQUERADE)
+		return TCX_NEXT;
+	struct flow *f = flow_of(index);
+	if (!f)
+		return TCX_NEXT;
+	if (role == TO_ENDPOINT) {
+		int sctp = serves_sctp && p.tuple.protocol == IPPROTO_SCTP;
+		switch (sctp ? association_from_client(skb, &p, f, index) : from_client(skb, &p, f, index)) {
+		case ABSORB:
+			return TCX_DROP;
+		case RESTART:
+			return begin(skb, &p, index);
+		default:
+			break;
+		}
+	}
+	return give(skb, &p, f, role);
+}
+
+SEC("tc")
+int egress(struct __sk_buff *skb)
+{
+	if (skb->mark) {
+		int verdict = injected(skb);
+		if (verdict >= 0)
+			return verdict;
+	}
+	struct packet p = {};
+	if (parse(skb, &p))
+		return TCX_NEXT;
+	if (is_icmp(&p))
+		return translate_error(skb, &p, 1);
+	if (p.fragment && join_fragments(&p))
+		return TCX_NEXT;
+	struct entry *e = bpf_map_lookup_elem(&tuples, &p.tuple);
+	if (!e)
+		return TCX_NEXT;
+	enum role role = e->role;
+	__u32 index = e->flow;
+	if (role != TO_CLIENT && role != MASQUERADE && role != STALE)
+		return TCX_NEXT;
+	struct flow *f = flow_of(index);
+	if (!f)
+		return TCX_NEXT;
+	if (role == STALE) {
+		if ((p.flags & (SYN | ACK)) == (SYN | ACK) || (p.chunks & CHUNK_INIT_ACK))
+			late(skb, f, index);
+		return TCX_DROP;
+	}
+	if (role == TO_CLIENT) {
+		int sctp = serves_sctp && p.tuple.protocol == IPPROTO_SCTP;
+		switch (sctp ? association_from_endpoint(skb, &p, f, index) : from_endpoint(skb, &p, f, index)) {
+		case ABSORB:
+			return TCX_DROP;
+		case LEAVE:
+			return TCX_NEXT;
+		default:
+			break;
+		}
+	}
+	return give(skb, &p, f, role);
+}
+
+char license_name[] SEC("license") = "Apache-2.0";

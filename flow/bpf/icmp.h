@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// Translates ICMP errors: their addresses, and those of the packet that they quote.
+#ifndef ICMP_H
+#define ICMP_H
+
+#include <stddef.h>
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "layout.h"
+#include "maps.h"
+#include "packet.h"
+#include "translate.h"
+#include "upcall.h"
+
+enum { ICMP_HEADER = 8, ICMP_CHECKSUM = 2, QUOTED = 8 };
+enum { UNREACHABLE = 3, EXCEEDED = 11, PROBLEM = 12, CODE_PORT = 3, CODE_TOO_BIG = 4 };
+enum { UNREACHABLE6 = 1, TOO_BIG6 = 2, PROBLEM6 = 4, CODE_PORT6 = 4 };
+
+struct icmp {
+	__u8 type, code;
+	__u32 quoted;       // offset of the quoted IP header
+	__u32 ports;        // offset of its ports
+	__u32 sequence;     // TCP: its sequence number; SCTP: the initiate tag, if it is an INIT
+	struct tuple tuple; // of the answer to the quoted packet
+};
+
+// quoted_init returns the initiate tag of a quoted INIT, or 0. INIT has no verification
+// tag.
+static __always_inline __u32 quoted_init(struct __sk_buff *skb, const struct packet *p, const struct icmp *i)
+{
+	struct {
+		struct chunk_header head;
+		__be32 tag;
+	} init;
+	__u32 at = i->ports + COMMON_HEADER;
+	if (at + sizeof(init) > p->transport + p->payload || bpf_skb_load_bytes(skb, at, &init, sizeof(init)))
+		return 0;
+	return init.head.type == TYPE_INIT ? bpf_ntohl(init.tag) : 0;
+}
+
+// quote reads the packet that an error quotes.
+static __always_inline int quote(struct __sk_buff *skb, const struct packet *p, struct icmp *i)
+{
+	__u8 head[2];
+	if (bpf_skb_load_bytes(skb, p->transport, head, sizeof(head)))
+		return -1;
+	i->type = head[0];
+	i->code = head[1];
+	i->quoted = p->transport + ICMP_HEADER;
+	if (p->ipv6) {
+		if (i->type < UNREACHABLE6 || i->type > PROBLEM6)
+			return -1;
+		struct ipv6hdr ip;
+		if (bpf_skb_load_bytes(skb, i->quoted, &ip, sizeof(ip)) || ip.version != 6)
+			return -1;
+		copy_address(&i->tuple.dst, &ip.saddr);
+		copy_address(&i->tuple.src, &ip.daddr);
+		i->tuple.protocol = ip.nexthdr;
+		i->ports = i->quoted + sizeof(ip);
+	} else {
+		if (i->type != UNREACHABLE && i->type != EXCEEDED && i->type != PROBLEM)
+			return -1;
+		struct iphdr ip;
+		if (bpf_skb_load_bytes(skb, i->quoted, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
+			return -1;
+		if (ip.frag_off & bpf_htons(0x1fff))
+			return -1;
+		map_ipv4(&i->tuple.dst, ip.saddr);
+		map_ipv4(&i->tuple.src, ip.daddr);
+		i->tuple.protocol = ip.protocol;
+		i->ports = i->quoted + ip.ihl * 4;
+	}
+	int sctp = serves_sctp && i->tuple.protocol == IPPROTO_SCTP;
+	if (i->tuple.protocol != IPPROTO_TCP && i->tuple.protocol != IPPROTO_UDP && !sctp)
+		return -1;
+	// Each error quotes eight bytes behind the IP header (RFC 792).
+	if (i->ports + QUOTED > p->transport + p->payload)
+		return -1;
+	struct {
+		__be16 source, destination;
+		__be32 sequence;
+	} quoted;
+	if (bpf_skb_load_bytes(skb, i->ports, &quoted, sizeof(quoted)))
+		return -1;
+	i->tuple.dport = quoted.source;
+	i->tuple.sport = quoted.destination;
+	i->sequence = bpf_ntohl(quoted.sequence);
+	if (sctp)
+		i->sequence = i->sequence ? 0 : quoted_init(skb, p, i);
+	return 0;
+}
+
+// unreachable says why an error refuses a flow: a reason, or -1.
+static __always_inline int unreachable(const struct packet *p, const struct icmp *i)
+{
+	if (p->ipv6)
+		return i->type != UNREACHABLE6 ? -1 : i->code == CODE_PORT6 ? REASON_PORT : REASON_HOST;
+	if (i->type != UNREACHABLE || i->code == CODE_TOO_BIG)
+		return -1;
+	return i->code == CODE_PORT ? REASON_PORT : REASON_HOST;
+}
+
+// replace_quoted updates the checksum of the quoted segment, which lies in the error if
+// that quotes enough. Senders may know their packet again by it. It returns 1 if there is
+// a checksum, 0 if not, -1 on an error. A CRC of SCTP stays: the verification tag tells.
+static __always_inline int replace_quoted(struct __sk_buff *skb, const struct packet *p, const struct icmp *i, __be32 old, __be32 new, __s64 addresses)
+{
+	if (i->tuple.protocol == IPPROTO_SCTP)
+		return 0;
+	int udp = i->tuple.protocol == IPPROTO_UDP;
+	__u32 at = i->ports + (udp ? offsetof(struct udphdr, check) : offsetof(struct tcphdr, check));
+	__u64 flags = udp ? BPF_F_MARK_MANGLED_0 : 0;
+	__be16 check;
+	if (at + sizeof(check) > p->transport + p->payload)
+		return 0;
+	if (bpf_skb_load_bytes(skb, at, &check, sizeof(check)))
+		return -1;
+	if (udp && !check)
+		return 0;
+	if (bpf_l4_csum_replace(skb, at, 0, addresses, flags) || bpf_l4_csum_replace(skb, at, old, new, flags | sizeof(new)))
+		return -1;
+	return 1;
+}
+
+// rewrite_error gives the quoted packet and the error the addresses of a tuple.
+static __always_inline int rewrite_error(struct __sk_buff *skb, const struct packet *p, const struct icmp *i, const struct tuple *to)
+{
+	struct tuple was, is, outer = p->tuple;
+	swap(&was, &i->tuple);
+	swap(&is, to);
+	if (same_address(&p->tuple.src, &i->tuple.src))
+		outer.src = to->src;
+	if (same_address(&p->tuple.dst, &i->tuple.dst))
+		outer.dst = to->dst;
+	__u32 check = p->transport + ICMP_CHECKSUM;
+	__be32 old = ports_of(&was), new = ports_of(&is);
+	__s64 inner = difference(&was, &is), changed = difference(&p->tuple, &outer);
+	int balanced = replace_quoted(skb, p, i, old, new, inner);
+	if (balanced < 0 || bpf_skb_store_bytes(skb, i->ports, &new, sizeof(new), 0))
+		return -1;
+	// A checksum in the quoted segment balances its ports and the quoted addresses.
+	if (!balanced && bpf_l4_csum_replace(skb, check, old, new, sizeof(new)))
+		return -1;
+	if (p->ipv6) {
+		if (!balanced && bpf_l4_csum_replace(skb, check, 0, inner, 0))
+			return -1;
+		if (replace_pseudo(skb, check, changed, 0, 1))
+			return -1;
+	} else {
+		// The quoted IP header's checksum balances the quoted addresses too. If both
+		// do, the difference is that of the opposite change.
+		if (balanced && bpf_l4_csum_replace(skb, check, 0, difference(&is, &was), 0))
+			return -1;
+		if (bpf_l3_csum_replace(skb, i->quoted + offsetof(struct iphdr, check), 0, inner, 0))
+			return -1;
+		if (bpf_l3_csum_replace(skb, link_header + offsetof(struct iphdr, check), 0, changed, 0))
+			return -1;
+	}
+	if (store_addresses(skb, i->quoted, &is, p->ipv6, 0))
+		return -1;
+	return store_addresses(skb, link_header, &outer, p->ipv6, 0);
+}
+
+// translate_error handles an ICMP error at a hook. It returns TCX's verdict.
+static __always_inline int translate_error(struct __sk_buff *skb, const struct packet *p, int egress)
+{
+	struct icmp i = {};
+	if (p->fragment || quote(skb, p, &i))
+		return TCX_NEXT;
+	struct entry *e = bpf_map_lookup_elem(&tuples, &i.tuple);
+	if (!e)
+		return TCX_NEXT;
+	enum role role = e->role;
+	if (egress != (role == MASQUERADE || role == TO_CLIENT || role == STALE))
+		return TCX_NEXT;
+	__u32 index = e->flow;
+	struct flow *f = flow_of(index);
+	if (!f)
+		return TCX_NEXT;
+	count(COUNT_ICMP);
+	if (role == STALE)
+		return TCX_DROP;
+	if (role == TO_CLIENT) {
+		struct control *c = control();
+		int heard = c && alive(c, bpf_ktime_get_ns()); // else the client has to know
+		int reason = unreachable(p, &i);
+		enum state state = f->state;
+		if (reason >= 0 && (state == ASKING || state == MOVING)) {
+			// Another one is about the client's own connection to the endpoint.
+			if (f->protocol != IPPROTO_UDP && i.sequence != f->first_sequence)
+				return TCX_NEXT;
+			if (state == MOVING)
+				return TCX_DROP; // userspace knows already
+			if (heard) {
+				count(COUNT_REFUSED);
+				tell(&upcalls, skb, f, index, EVENT_REFUSED, reason, 0);
+				return TCX_DROP;
+			}
+		} else if (reason == REASON_PORT && heard && f->protocol == IPPROTO_UDP && same_address(&p->tuple.src, &f->endpoint)) {
+			tell(&upcalls, skb, f, index, EVENT_UNREACHABLE, reason, 0);
+			return TCX_DROP;
+		}
+	}
+	struct tuple to;
+	target(&to, f, role);
+	return rewrite_error(skb, p, &i, &to) ? TCX_DROP : TCX_NEXT;
+}
+
+#endif

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the maps hold. bpf2go derives the Go types from these structs. Addresses are
+// IPv6, IPv4 ones are mapped into it (::ffff:0:0/96). Addresses and ports are in
+// network byte order, times are ns of CLOCK_MONOTONIC.
+#ifndef LAYOUT_H
+#define LAYOUT_H
+
+#include <linux/types.h>
+
+struct address {
+	__be32 word[4];
+};
+
+// tuple is the source and destination of a packet.
+struct tuple {
+	struct address src, dst;
+	__be16 sport, dport;
+	__u8 protocol;
+	__u8 fragment; // 1: a key of fragments, whose identification is in place of the ports
+	__u8 zero[2];
+};
+
+// Roles of entries. C is the client, V the Service's address, E the endpoint, N the
+// node's address; m is the client's port between the hooks, n the masquerading port.
+enum role {
+	ROLE_NONE,
+	TO_ENDPOINT,  // ingress: C -> V becomes C:m -> E
+	MASQUERADE,   // egress:  C:m -> E becomes N:n -> E
+	UNMASQUERADE, // ingress: E -> N:n becomes E -> C:m
+	TO_CLIENT,    // egress:  E -> C:m becomes V -> C
+	STALE,        // egress:  E -> C:m of an endpoint that was given up: dropped
+};
+
+// entry says what to do with the packets of one tuple.
+struct entry {
+	__u32 flow; // index of flows
+	enum role role;
+};
+
+enum state {
+	FREE,
+	ASKING, // an endpoint has been chosen and has not answered
+	MOVING, // it was given up; userspace chooses another one
+	OPEN,
+	CLOSED,
+};
+
+// Options of a flow.
+enum option {
+	OPTION_MASQUERADE = 1,
+	OPTION_IPV6 = 2,
+};
+
+// Marks of a flow: what has been seen of it.
+enum seen {
+	CLIENT_FIN = 1,
+	ENDPOINT_FIN = 2,
+	CLIENT_FIN_ACKED = 4,
+	ENDPOINT_FIN_ACKED = 8,
+	CLIENT_RST = 16,
+	ENDPOINT_RST = 32,
+	CLOSING_TOLD = 64,
+	CONFIRMED = 128, // the client has completed the handshake
+	COLLIDED = 256,  // another flow has the tuple of the way back
+	RECORDED = 512,  // userspace has written the record
+	KNOWN = 1024,    // userspace follows the flow
+};
+
+// direction counts packets from the client (0) or from the endpoint (1).
+struct direction {
+	__u64 bytes;   // payload; TCP: without retransmissions; SCTP: user data as it passes
+	__u64 packets; // UDP: datagrams; SCTP: messages; TCP: not counted
+	__u64 last;    // when the last one came, less a tick at most
+	__u32 end;     // TCP: sequence number after the last byte seen; SCTP: the packets' verification tag
+	__u32 acked;   // TCP: the latest acknowledgement sent in this direction
+};
+
+// flow is the state of one connection or UDP session.
+struct flow {
+	enum state state;
+	__u32 generation; // changes with each use of the index
+	__u32 ifindex;    // of the client's interface
+	__u32 service;    // index of loads
+	struct address client, vip, endpoint, node;
+	__be16 client_port, vip_port, endpoint_port, middle_port, node_port;
+	__u8 protocol;
+	__u8 attempts; // to find an endpoint
+	enum option options;
+	__u32 first_sequence; // TCP: of the client's SYN; SCTP: the initiate tag of its INIT
+	enum seen seen;
+	__u32 fin[2];   // sequence numbers after the FINs; SCTP: see association.h
+	enum seen first_end; // the mark that came first of those that end a connection
+	__u32 inject;   // packets that userspace has sent and inject.h has not seen
+	__u64 started;  // when the first packet came
+	__u64 answered; // when the endpoint answered
+	__u64 data;     // when its first payload came
+	__u64 closed;
+	struct direction way[2];
+};
+
+// destination is a key of destinations: an address that Services are reached at.
+struct destination {
+	struct address addr;
+	__be16 port;
+	__u8 protocol;
+	__u8 zero;
+};
+
+// Options of a destination.
+enum deciding {
+	DECIDE_RANDOM = 1, // else round-robin
+	DECIDE_PODS = 2,   // only for pods: of other clients, the endpoint sees the node's address
+};
+
+struct served {
+	__u32 service; // index of loads
+	__u32 list;    // of places, whose slots are 0 to count - 1; 0: userspace decides
+	__u32 count;
+	__u32 turn;    // of round-robin
+	enum deciding options;
+};
+
+// slot is a key of places. A list never changes: its successor has another number, so
+// that a program which still knows the old one finds what it expects, or nothing.
+struct slot {
+	__u32 list, number;
+};
+
+// place is an endpoint.
+struct place {
+	struct address addr;
+	__be16 port;
+	__u16 zero;
+};
+
+// origin_key is a key of origins: a range of addresses. The longest range counts.
+struct origin_key {
+	__u32 bits;
+	struct address addr;
+};
+
+// origin is what policy has to know about a client.
+struct origin {
+	__u32 link; // hosts with the same number reach each other without this node; 0 is none
+	__u32 pod;  // 1: a pod, whose address the endpoint may see
+};
+
+// powers are those of x that CRCs need (sctp.h): of[n] is x^(32 n). hidden[n] is what an
+// address adds that becomes a parameter to skip, n words before the end. Userspace computes
+// them.
+#define POWERS (1 << 14)
+struct powers {
+	__u32 of[POWERS], hidden[POWERS];
+};
+
+// load counts what one service port occupies. Differences count; both only grow.
+struct load {
+	__u64 asked, decided;    // upcalls
+	__u64 begun, confirmed;  // handshakes, until the client has completed them
+	__u64 opened, ended;     // flows
+	__u64 ask_until;         // until then, userspace decides: an endpoint has failed
+};
+
+// control is written by userspace.
+struct control {
+	__u64 beat; // when userspace last said that it is alive
+	__u32 magic; // upper bits of the mark of injected packets
+	__u32 most_undecided, most_unconfirmed; // for each service port
+	__u32 most_flows;                       // the same
+	__u16 first_reply, last_reply; // client ports whose replies steering takes for its own; 0 if none
+	__u32 last_list; // the latest number of a list
+	__u32 spare_mask; // spares is a ring of so many elements + 1
+	// Indices of flows that are free: userspace has put them, both sides take them.
+	__u64 given, taken;
+	__u64 untold; // flows that userspace has not been told of
+};
+
+// spare is an index of flows.
+struct spare {
+	__u64 flow;
+};
+
+enum event_kind {
+	EVENT_ASK = 1,   // the first packet of a flow; the packet follows
+	EVENT_REFUSED,   // the endpoint refused the flow
+	EVENT_LATE,      // an endpoint that was given up answered; the packet follows
+	EVENT_OPEN,      // the endpoint has answered a SYN
+	EVENT_COLLISION, // the client has a connection of its own with the same tuple
+	EVENT_CLOSED,
+	EVENT_UNREACHABLE, // an endpoint that had answered has closed its UDP port
+	EVENT_BEGUN,  // the table has decided about a flow; the first packet follows
+	EVENT_UNUSED, // an index that was taken in vain
+};
+
+// Reasons of EVENT_REFUSED.
+enum reason {
+	REASON_RST,
+	REASON_PORT,       // ICMP port unreachable
+	REASON_HOST,       // ICMP: any other unreachable
+};
+
+struct event {
+	__u64 time;
+	enum event_kind kind;
+	__u32 flow;    // EVENT_ASK: the flow that had the tuple before, or 0
+	__u32 service; // EVENT_ASK: index of loads
+	__u32 generation;
+	__u32 ifindex;
+	enum reason reason; // EVENT_CLOSED: what has been seen of the flow
+	__u32 length;  // of the packet that follows
+	__u32 header;  // of that, the length of its link header
+};
+
+// Reasons why a packet passed to the relay, and other counts.
+enum counter {
+	COUNT_TRANSLATED,
+	COUNT_ASKED,
+	COUNT_INJECTED,
+	COUNT_REFUSED,
+	COUNT_LATE,
+	COUNT_ICMP,
+	COUNT_FRAGMENTS,
+	COUNT_COLLISIONS,
+	COUNT_SCTP_FRAGMENTS, // dropped: their ports cannot be changed
+	COUNT_DECIDED, // flows that the table has decided about
+	PASSED_NO_HEARTBEAT,
+	PASSED_UNDECIDED,   // too many upcalls of the service port wait
+	PASSED_UNCONFIRMED, // too many handshakes of the service port are incomplete
+	PASSED_RING_FULL,
+	PASSED_SOCKET,      // the relay has the connection already
+	PASSED_RELAYED,     // the client's packets are being relayed
+	PASSED_SHAPE,       // too large, segmented or fragmented, or not a first packet
+	COUNTERS,
+};
+
+#endif

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef MAPS_H
+#define MAPS_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "layout.h"
+
+// Userspace sets the sizes of flows, tuples and spares when it loads the maps.
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct flow);
+} flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, struct tuple);
+	__type(value, struct entry);
+} tuples SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 18);
+	__type(key, struct destination);
+	__type(value, struct served);
+} destinations SEC(".maps");
+
+// places are the endpoints that the table chooses among.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 20);
+	__type(key, struct slot);
+	__type(value, struct place);
+} places SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 16);
+	__type(key, struct origin_key);
+	__type(value, struct origin);
+} origins SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct spare);
+} spares SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1 << 16);
+	__type(key, __u32);
+	__type(value, struct load);
+} loads SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct control);
+} controls SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct powers);
+} powers SEC(".maps");
+
+// fragments are the ports of fragmented packets, by their identification.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct tuple);
+	__type(value, __be32);
+} fragments SEC(".maps");
+
+// relayed are tuples that the relay serves, and until when at least.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct tuple);
+	__type(value, __u64);
+} relayed SEC(".maps");
+
+// upcalls wake userspace. notices (and EVENT_OPEN) do not: it reads them by a timer, and
+// before each upcall.
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+	__type(value, struct event);
+} upcalls SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 22);
+	__type(value, struct event);
+} notices SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, COUNTERS);
+	__type(key, enum counter);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+static __always_inline void count(enum counter which)
+{
+	__u64 *n = bpf_map_lookup_elem(&counters, &which);
+	if (n)
+		*n += 1;
+}
+
+static __always_inline struct control *control(void)
+{
+	__u32 zero = 0;
+	return bpf_map_lookup_elem(&controls, &zero);
+}
+
+static __always_inline struct flow *flow_of(__u32 index)
+{
+	return bpf_map_lookup_elem(&flows, &index);
+}
+
+static __always_inline struct load *load_of(__u32 service)
+{
+	return bpf_map_lookup_elem(&loads, &service);
+}
+
+#endif

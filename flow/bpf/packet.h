@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads packets' headers.
+#ifndef PACKET_H
+#define PACKET_H
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "chunks.h"
+#include "layout.h"
+
+// link_header is the length of the link header: 14, or 0 where there is none (L3
+// devices such as WireGuard). Userspace loads the programs once for each.
+const volatile __u32 link_header = ETH_HLEN;
+
+// serves_sctp is 0 on kernels before 6.4: their verifier follows too many paths through
+// functions, and SCTP's are too long to be inlined.
+const volatile __u32 serves_sctp = 1;
+
+// Verdicts of tcx (Linux 6.6): other programs look at the packet too, or it is dropped.
+enum tcx { TCX_NEXT = -1, TCX_DROP = 2 };
+
+enum fragment { WHOLE, FIRST_FRAGMENT, LATER_FRAGMENT };
+
+enum tcp_flag { FIN = 1, SYN = 2, RST = 4, ACK = 16 };
+
+struct packet {
+	struct tuple tuple;
+	__u32 transport; // offset of the transport header
+	__u32 end;       // offset behind the packet; padding may follow
+	__u32 payload;   // length of what follows it; of a later fragment's, all of it; SCTP: user data
+	__u32 sequence;  // SCTP: the initiate tag
+	__u32 ack;       // SCTP: the verification tag
+	__u32 chunks;    // of SCTP: enum chunk
+	__u32 messages;  // of SCTP that end in this packet
+	__u32 identification; // of a fragment
+	__u8 flags;           // of TCP
+	__u8 ipv6;
+	__u8 fragment;
+	__u8 unchecked; // UDP without a checksum
+	__u16 check;    // of the IPv4 header
+};
+
+struct fragment_header {
+	__u8 next, reserved;
+	__be16 offset;
+	__be32 identification;
+};
+
+static __always_inline void map_ipv4(struct address *a, __be32 ipv4)
+{
+	a->word[0] = 0;
+	a->word[1] = 0;
+	a->word[2] = bpf_htonl(0xffff);
+	a->word[3] = ipv4;
+}
+
+static __always_inline void copy_address(struct address *to, const void *from)
+{
+	__builtin_memcpy(to, from, sizeof(*to));
+}
+
+static __always_inline int same_address(const struct address *a, const struct address *b)
+{
+	return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] && a->word[3] == b->word[3];
+}
+
+#define LARGEST_HEADERS 8191 // offset of a transport header
+
+// load copies a header. A helper does it if the packet is not linear there.
+static __always_inline int load(struct __sk_buff *skb, __u32 at, void *to, const __u32 size)
+{
+	__u64 from = at;
+	// The verifier has to see the bound.
+	asm volatile("" : "+r"(from));
+	void *start = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	if (from <= LARGEST_HEADERS && start + from + size <= end) {
+		__builtin_memcpy(to, start + from, size);
+		return 0;
+	}
+	return bpf_skb_load_bytes(skb, at, to, size);
+}
+
+// rest is how much of a packet follows an offset, if it is long enough. total counts
+// from the IP header on.
+static __always_inline __s64 rest(__u32 total, __u32 to)
+{
+	return (__s64)total + link_header - to;
+}
+
+static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p, __u32 *total)
+{
+	struct iphdr ip;
+	if (load(skb, link_header, &ip, sizeof(ip)))
+		return -1;
+	if (ip.version != 4 || ip.ihl < 5)
+		return -1;
+	map_ipv4(&p->tuple.src, ip.saddr);
+	map_ipv4(&p->tuple.dst, ip.daddr);
+	p->tuple.protocol = ip.protocol;
+	p->transport = link_header + ip.ihl * 4;
+	*total = bpf_ntohs(ip.tot_len);
+	__u16 offset = bpf_ntohs(ip.frag_off);
+	if (offset & 0x1fff)
+		p->fragment = LATER_FRAGMENT;
+	else if (offset & 0x2000)
+		p->fragment = FIRST_FRAGMENT;
+	p->identification = ip.id;
+	p->check = ip.check;
+	return 0;
+}
+
+static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p, __u32 *total)
+{
+	struct ipv6hdr ip;
+	if (load(skb, link_header, &ip, sizeof(ip)))
+		return -1;
+	if (ip.version != 6)
+		return -1;
+	p->ipv6 = 1;
+	copy_address(&p->tuple.src, &ip.saddr);
+	copy_address(&p->tuple.dst, &ip.daddr);
+	__u8 next = ip.nexthdr;
+	__u32 at = link_header + sizeof(ip);
+	*total = sizeof(ip) + bpf_ntohs(ip.payload_len);
+	// Hop-by-hop and destination options. A routing header changes the destination,
+	// so that such a packet passes.
+#pragma unroll
+	for (int i = 0; i < 3; i++) {
+		if (next != IPPROTO_HOPOPTS && next != IPPROTO_DSTOPTS)
+			break;
+		__u8 option[2];
+		if (bpf_skb_load_bytes(skb, at, option, sizeof(option)))
+			return -1;
+		next = option[0];
+		at += (option[1] + 1) * 8;
+	}
+	if (next == IPPROTO_FRAGMENT) {
+		struct fragment_header f;
+		if (bpf_skb_load_bytes(skb, at, &f, sizeof(f)))
+			return -1;
+		next = f.next;
+		at += sizeof(f);
+		if (f.offset & bpf_htons(0xfff8))
+			p->fragment = LATER_FRAGMENT;
+		else if (f.offset & bpf_htons(1))
+			p->fragment = FIRST_FRAGMENT;
+		p->identification = f.identification;
+	}
+	p->tuple.protocol = next;
+	p->transport = at;
+	return 0;
+}
+
+// segmented says whether a packet is several segments in one (GRO, or a sender's GSO).
+// gso_segs is 0 if it comes from a virtual machine.
+static __always_inline int segmented(const struct __sk_buff *skb)
+{
+	return skb->gso_size || skb->gso_segs > 1;
+}
+
+// parse reads the headers. It returns -1 for a packet that is not for us to look at.
+static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
+{
+	__u32 total = 0;
+	// The VLAN's own interface shows the packet again, without the tag.
+	if (skb->vlan_present)
+		return -1;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (parse_ipv4(skb, p, &total))
+			return -1;
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		if (parse_ipv6(skb, p, &total))
+			return -1;
+	} else {
+		return -1;
+	}
+	if (segmented(skb))
+		total = skb->len - link_header; // the header's may be 0 (BIG TCP)
+	if (total + link_header > skb->len)
+		return -1;
+	__s64 left = rest(total, p->transport);
+	if (left < 0)
+		return -1;
+	p->payload = left;
+	p->end = p->transport + left;
+	if (p->fragment == LATER_FRAGMENT)
+		return 0;
+	if (p->tuple.protocol == IPPROTO_TCP) {
+		struct tcphdr tcp;
+		if (load(skb, p->transport, &tcp, sizeof(tcp)))
+			return -1;
+		if (tcp.doff < 5 || left < tcp.doff * 4)
+			return -1;
+		p->tuple.sport = tcp.source;
+		p->tuple.dport = tcp.dest;
+		p->sequence = bpf_ntohl(tcp.seq);
+		p->ack = bpf_ntohl(tcp.ack_seq);
+		p->flags = tcp.fin * FIN | tcp.syn * SYN | tcp.rst * RST | tcp.ack * ACK;
+		p->payload = left - tcp.doff * 4;
+		return 0;
+	}
+	if (p->tuple.protocol == IPPROTO_UDP) {
+		__be16 udp[4];
+		if (load(skb, p->transport, udp, sizeof(udp)) || left < 8)
+			return -1;
+		p->tuple.sport = udp[0];
+		p->tuple.dport = udp[1];
+		p->payload = left - 8;
+		p->unchecked = !udp[3];
+		return 0;
+	}
+	if (serves_sctp && p->tuple.protocol == IPPROTO_SCTP) {
+		struct {
+			__be16 source, destination;
+			__be32 tag;
+		} head;
+		struct chunks c = {};
+		// Chunks are padded to four bytes.
+		if (left < COMMON_HEADER + CHUNK_HEADER || left % 4 || bpf_skb_load_bytes(skb, p->transport, &head, sizeof(head)))
+			return -1;
+		if (read_chunks(skb, p->transport + COMMON_HEADER, p->end, &c) <= p->transport)
+			return -1; // never: the compiler must not drop the result, which the verifier reads
+		p->tuple.sport = head.source;
+		p->tuple.dport = head.destination;
+		p->ack = bpf_ntohl(head.tag);
+		p->sequence = c.tag;
+		p->chunks = c.kinds;
+		p->messages = c.messages;
+		p->payload = c.bytes;
+		return 0;
+	}
+	if (p->tuple.protocol == (p->ipv6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
+		return left < 8 ? -1 : 0;
+	return -1;
+}
+
+#endif

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decides about new flows where the Service alone does, so that no client waits for
+// userspace, and goes on while that is away. Whatever else there is to consider is asked.
+#ifndef TABLE_H
+#define TABLE_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "inject.h"
+#include "layout.h"
+#include "maps.h"
+#include "packet.h"
+#include "translate.h"
+#include "upcall.h"
+
+#define TAKE_TRIES 8
+
+// take returns the index of a free flow, or 0.
+static __always_inline __u32 take(struct control *c)
+{
+	for (int i = 0; i < TAKE_TRIES; i++) {
+		__u64 at = c->taken;
+		// Adding nothing is a barrier: the slot is read after this.
+		if (at == __sync_fetch_and_add(&c->given, 0))
+			return 0;
+		__u32 slot = at & c->spare_mask;
+		struct spare *s = bpf_map_lookup_elem(&spares, &slot);
+		if (!s)
+			return 0;
+		__u32 index = *(volatile __u64 *)&s->flow;
+		if (__sync_val_compare_and_swap(&c->taken, at, at + 1) == at)
+			return index;
+	}
+	return 0;
+}
+
+static __always_inline struct origin *origin_of(const struct address *a)
+{
+	struct origin_key key = {.bits = 8 * sizeof(*a), .addr = *a};
+	return bpf_map_lookup_elem(&origins, &key);
+}
+
+// same_link says whether a client's hosts reach an address without this node.
+static __always_inline int same_link(const struct origin *client, const struct address *a)
+{
+	if (!client || !client->link)
+		return 0;
+	struct origin *o = origin_of(a);
+	return o && o->link == client->link;
+}
+
+// choose returns an endpoint that serves a client without userspace, or NULL.
+static __always_inline struct place *choose(const struct packet *p, struct served *s)
+{
+	struct origin *o = origin_of(&p->tuple.src);
+	if ((s->options & DECIDE_PODS) && !(o && o->pod))
+		return NULL;
+	if (!s->count || same_address(&p->tuple.src, &p->tuple.dst))
+		return NULL;
+	__u32 turn = s->options & DECIDE_RANDOM ? bpf_get_prandom_u32() : __sync_fetch_and_add(&s->turn, 1);
+	struct slot slot = {.list = s->list, .number = turn % s->count};
+	struct place *e = bpf_map_lookup_elem(&places, &slot);
+	if (!e)
+		return NULL;
+	// The endpoint has to see the node's address: it is the client, or its replies
+	// would not pass this node.
+	if (same_address(&e->addr, &p->tuple.src) || same_link(o, &e->addr))
+		return NULL;
+	return e;
+}
+
+// is_open says whether the table may decide about a packet now.
+static __always_inline int is_open(struct __sk_buff *skb, struct packet *p, const struct control *c, const struct load *l, __u64 now)
+{
+	if (l->ask_until > now && alive(c, now))
+		return 0;
+	if ((__s64)(l->opened - l->ended) >= c->most_flows || is_relayed(p, now))
+		return 0;
+	__u16 port = bpf_ntohs(p->tuple.sport);
+	if (c->last_reply && port >= c->first_reply && port <= c->last_reply)
+		return 0;
+	if (p->tuple.protocol != IPPROTO_TCP)
+		return 1;
+	return (__s64)(l->begun - l->confirmed) < c->most_unconfirmed && !has_socket(skb, &p->tuple, p->ipv6);
+}
+
+// enter makes the entries of a flow. It returns -1 if another flow has one of them.
+static __always_inline int enter(const struct packet *p, const struct flow *f, __u32 index)
+{
+	struct tuple there, back;
+	struct entry e = {.flow = index, .role = TO_CLIENT};
+	target(&there, f, TO_ENDPOINT);
+	swap(&back, &there);
+	if (bpf_map_update_elem(&tuples, &back, &e, BPF_NOEXIST))
+		return -1;
+	e.role = TO_ENDPOINT;
+	if (!bpf_map_update_elem(&tuples, &p->tuple, &e, BPF_NOEXIST))
+		return 0;
+	bpf_map_delete_elem(&tuples, &back);
+	return -1;
+}
+
+// decide begins a flow, of which userspace hears afterwards. It returns the flow's index, or
+// 0 if userspace has to be asked.
+static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, struct served *s)
+{
+	struct control *c = control();
+	struct load *l = load_of(s->service);
+	if (!c || !l)
+		return 0;
+	__u64 now = bpf_ktime_get_ns();
+	if (!is_open(skb, p, c, l, now))
+		return 0;
+	struct place *e = choose(p, s);
+	if (!e)
+		return 0;
+	__u32 index = take(c);
+	struct flow *f = flow_of(index);
+	if (!index || !f)
+		return 0;
+	__u32 generation = f->generation + 1;
+	__builtin_memset(f, 0, sizeof(*f));
+	f->generation = generation;
+	f->ifindex = skb->ifindex;
+	f->service = s->service;
+	f->client = p->tuple.src;
+	f->vip = p->tuple.dst;
+	f->endpoint = e->addr;
+	f->client_port = p->tuple.sport;
+	f->middle_port = p->tuple.sport;
+	f->vip_port = p->tuple.dport;
+	f->endpoint_port = e->port;
+	f->protocol = p->tuple.protocol;
+	f->attempts = 1;
+	f->options = p->ipv6 ? OPTION_IPV6 : 0;
+	f->first_sequence = p->sequence;
+	f->started = now;
+	f->way[0].last = now;
+	f->way[0].end = f->way[1].acked = p->sequence + 1;
+	__sync_fetch_and_or(&f->state, ASKING); // a barrier too
+	if (enter(p, f, index)) {
+		f->state = FREE;
+		tell(&notices, skb, f, index, EVENT_UNUSED, 0, BPF_RB_NO_WAKEUP);
+		return 0;
+	}
+	__sync_fetch_and_add(&l->opened, 1);
+	if (f->protocol == IPPROTO_TCP)
+		__sync_fetch_and_add(&l->begun, 1);
+	if (hand_up(&notices, skb, index, s->service, generation, EVENT_BEGUN, BPF_RB_NO_WAKEUP))
+		__sync_fetch_and_add(&c->untold, 1);
+	count(COUNT_DECIDED);
+	return index;
+}
+
+#endif

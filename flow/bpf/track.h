@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// Follows the state of a flow, by packets that belong to it.
+#ifndef TRACK_H
+#define TRACK_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "layout.h"
+#include "maps.h"
+#include "packet.h"
+#include "upcall.h"
+
+enum verdict {
+	GO,      // translate the packet
+	ABSORB,  // drop it: userspace goes on with it
+	LEAVE,   // it does not belong to the flow
+	RESTART, // it begins a new connection with the tuple of an old one
+};
+
+static __always_inline void mark(struct flow *f, __u32 bits)
+{
+	if ((f->seen & bits) != bits)
+		__sync_fetch_and_or(&f->seen, bits);
+}
+
+// close_flow tells userspace once that a flow has ended.
+static __always_inline void close_flow(struct __sk_buff *skb, struct flow *f, __u32 index)
+{
+	if (__sync_fetch_and_or(&f->seen, CLOSING_TOLD) & CLOSING_TOLD)
+		return;
+	f->closed = bpf_ktime_get_ns();
+	f->state = CLOSED;
+	tell(&notices, skb, f, index, EVENT_CLOSED, (enum reason)f->seen, BPF_RB_NO_WAKEUP);
+}
+
+// behind says whether a sequence number is another one or lies behind it.
+static __always_inline int behind(__u32 a, __u32 b)
+{
+	return (__s32)(a - b) >= 0;
+}
+
+#define LARGEST_WINDOW (1U << 30) // RFC 7323
+
+// advance counts what is new up to a sequence number, unless no window lets it be sent.
+static __always_inline void advance(struct direction *d, __u32 end)
+{
+	__u32 new = end - d->end;
+	if (new > LARGEST_WINDOW)
+		return;
+	d->bytes += new;
+	d->end = end;
+}
+
+// believed says whether the receiver would believe an RST: its sequence number lies
+// between what the receiver has acknowledged and what has been sent, or a FIN.
+static __always_inline int believed(const struct flow *f, const struct packet *p, int from)
+{
+	return behind(p->sequence, f->way[!from].acked) && behind(f->way[from].end + 1, p->sequence);
+}
+
+// confirm notes that the client has completed the handshake.
+static __always_inline void confirm(struct flow *f)
+{
+	if (__sync_fetch_and_or(&f->seen, CONFIRMED) & CONFIRMED)
+		return;
+	struct load *l = load_of(f->service);
+	if (l)
+		__sync_fetch_and_add(&l->confirmed, 1);
+}
+
+// ends notes a mark of those that end a connection.
+static __always_inline void ends(struct flow *f, __u32 bit)
+{
+	if (!f->first_end)
+		f->first_end = bit;
+	mark(f, bit);
+}
+
+// follow_tcp notes what a segment from the client (0) or the endpoint (1) says about the
+// connection's end.
+static __always_inline void follow_tcp(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index, int from)
+{
+	__u32 fin = from ? ENDPOINT_FIN : CLIENT_FIN, rst = from ? ENDPOINT_RST : CLIENT_RST;
+	__u32 other_fin = from ? CLIENT_FIN : ENDPOINT_FIN, acked = from ? CLIENT_FIN_ACKED : ENDPOINT_FIN_ACKED;
+	struct direction *d = &f->way[from];
+	if (p->flags & SYN)
+		return; // an old one, or of another connection
+	if (p->flags & RST) {
+		if (believed(f, p, from)) {
+			ends(f, rst);
+			close_flow(skb, f, index);
+		}
+		return;
+	}
+	if (f->state == ASKING || f->state == MOVING)
+		return; // the endpoint has agreed to nothing
+	__u32 end = p->sequence + p->payload;
+	if (!(f->seen & fin)) // a FIN has a sequence number, which is no byte
+		advance(d, end);
+	if ((p->flags & FIN) && end == d->end) {
+		f->fin[from] = end + 1;
+		ends(f, fin);
+	}
+	// Nobody acknowledges what was not sent.
+	if ((p->flags & ACK) && behind(f->way[!from].end + 1, p->ack)) {
+		if (!behind(d->acked, p->ack)) {
+			d->acked = p->ack;
+			if (!from && f->state == OPEN)
+				confirm(f);
+		}
+		if ((f->seen & other_fin) && behind(p->ack, f->fin[!from]))
+			mark(f, acked);
+	}
+	if ((f->seen & (CLIENT_FIN_ACKED | ENDPOINT_FIN_ACKED)) == (CLIENT_FIN_ACKED | ENDPOINT_FIN_ACKED))
+		close_flow(skb, f, index);
+}
+
+// used notes that a packet has come. A clock of ticks is cheap, and most packets find
+// their tick there: no cache line of the other CPU's has to be written.
+static __always_inline void used(struct direction *d)
+{
+	__u64 now = bpf_ktime_get_coarse_ns();
+	if (d->last < now)
+		d->last = now;
+}
+
+static __always_inline void counted(struct flow *f, const struct packet *p, int from)
+{
+	struct direction *d = &f->way[from];
+	if (f->protocol != IPPROTO_TCP) {
+		__sync_fetch_and_add(&d->packets, 1);
+		__sync_fetch_and_add(&d->bytes, p->payload);
+	}
+	used(d);
+}
+
+// opens says whether a segment asks for a connection.
+static __always_inline int opens(const struct packet *p)
+{
+	if (p->tuple.protocol == IPPROTO_SCTP)
+		return p->chunks == CHUNK_INIT && !p->ack;
+	return (p->flags & (SYN | ACK | RST | FIN)) == SYN;
+}
+
+// from_client follows a packet C -> V.
+static __always_inline enum verdict from_client(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+{
+	if (f->protocol == IPPROTO_TCP && p->fragment != LATER_FRAGMENT) {
+		__u32 state = f->state;
+		if (!opens(p)) {
+			follow_tcp(skb, p, f, index, 0);
+		} else if (state != OPEN) {
+			if (state == CLOSED || p->sequence != f->first_sequence)
+				return RESTART;
+			if (state == MOVING)
+				return ABSORB; // the SYN that userspace has goes to the next endpoint
+			advance(&f->way[0], p->sequence + 1 + p->payload); // TCP Fast Open
+		}
+	}
+	counted(f, p, 0);
+	return GO;
+}
+
+// late hands up the SYN-ACK of an endpoint that was given up.
+static __always_inline void late(struct __sk_buff *skb, struct flow *f, __u32 index)
+{
+	hand_up(&upcalls, skb, index, 0, f->generation, EVENT_LATE, 0);
+	count(COUNT_LATE);
+}
+
+// refusal handles an RST or an ABORT in answer to the first packet.
+static __always_inline enum verdict refusal(struct __sk_buff *skb, struct flow *f, __u32 index)
+{
+	if (f->state == MOVING)
+		return ABSORB; // userspace knows already
+	struct control *c = control();
+	if (c && alive(c, bpf_ktime_get_ns())) {
+		count(COUNT_REFUSED);
+		tell(&upcalls, skb, f, index, EVENT_REFUSED, REASON_RST, 0);
+		return ABSORB;
+	}
+	ends(f, ENDPOINT_RST); // nobody could choose another endpoint
+	close_flow(skb, f, index);
+	return GO;
+}
+
+// answer follows what an endpoint sends while it is asked.
+static __always_inline enum verdict answer(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+{
+	// It acknowledges the SYN, or also the SYN's data.
+	int ours = (p->flags & ACK) && behind(p->ack, f->first_sequence + 1) && behind(f->way[0].end, p->ack);
+	if (ours && (p->flags & RST))
+		return refusal(skb, f, index);
+	if (ours && (p->flags & (SYN | ACK | FIN)) == (SYN | ACK)) {
+		if (__sync_val_compare_and_swap(&f->state, ASKING, OPEN) != ASKING) {
+			late(skb, f, index);
+			return ABSORB;
+		}
+		// Nobody else sends before this packet has arrived.
+		f->way[0].acked = p->sequence;
+		f->way[1].acked = p->ack;
+		f->way[1].end = p->sequence + 1;
+		advance(&f->way[1], p->sequence + 1 + p->payload);
+		f->answered = bpf_ktime_get_ns();
+		tell(&notices, skb, f, index, EVENT_OPEN, 0, BPF_RB_NO_WAKEUP);
+		return GO;
+	}
+	// Not an answer to this SYN: it belongs to a connection that the client has to the
+	// endpoint itself, with the same ports.
+	count(COUNT_COLLISIONS);
+	tell(&upcalls, skb, f, index, EVENT_COLLISION, 0, 0);
+	return LEAVE;
+}
+
+// from_endpoint follows a packet E -> C:m.
+static __always_inline enum verdict from_endpoint(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+{
+	if (p->fragment != LATER_FRAGMENT) {
+		if (f->protocol == IPPROTO_TCP) {
+			if (f->state == ASKING || f->state == MOVING) {
+				enum verdict v = answer(skb, p, f, index);
+				if (v != GO)
+					return v;
+			} else {
+				follow_tcp(skb, p, f, index, 1);
+			}
+		} else if (f->state == ASKING) {
+			if (__sync_val_compare_and_swap(&f->state, ASKING, OPEN) == ASKING)
+				f->answered = bpf_ktime_get_ns();
+		}
+		if (p->payload && !f->data)
+			f->data = bpf_ktime_get_ns();
+	}
+	counted(f, p, 1);
+	return GO;
+}
+
+#endif

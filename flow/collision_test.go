@@ -1,0 +1,117 @@
+package flow
+
+import (
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// named gives a Service another name.
+func named(name string, c service.Change) service.Change {
+	c.Services[0].Name = name
+	for _, s := range c.EndpointSlices {
+		s.Name = name + s.Name
+		s.Labels["kubernetes.io/service-name"] = name
+	}
+	return c
+}
+
+// dialFrom connects from a port that other connections of the host have too.
+func dialFrom(t *testing.T, h *netns.Host, port int, to string) net.Conn {
+	t.Helper()
+	c, err := h.Dialer(&net.Dialer{
+		Timeout:   patience,
+		LocalAddr: &net.TCPAddr{IP: h.IPv4.AsSlice(), Port: port},
+		Control: func(_, _ string, c syscall.RawConn) error {
+			var err error
+			_ = c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
+			return err
+		},
+	}, "tcp", to)
+	if err != nil {
+		t.Fatalf("to %s: %v", to, err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// A client may use one port towards two Services that lead to one endpoint, and towards
+// that endpoint itself: one of them gets another port between the hooks.
+func TestOnePortTowardsOneEndpoint(t *testing.T) {
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 1)
+		lab.Backends[0].WitnessTCP(t, 8080)
+		endpoint := netip.AddrPortFrom(lab.Backends[0].IPv4, 8080)
+		for _, order := range [][]string{
+			{vip4 + ":80", "10.96.0.11:80"},
+			{endpoint.String(), vip4 + ":80", "10.96.0.11:80"},
+		} {
+			n := newNode(t, lab, by)
+			n.apply(svc(vip4, nil, endpoint))
+			n.apply(named("other", svc("10.96.0.11", nil, endpoint)))
+			seen := make(map[string]string)
+			var open []net.Conn
+			for _, to := range order {
+				c := dialFrom(t, lab.Client, 45678, to)
+				said, err := netns.AskOn(c)
+				if err != nil {
+					t.Fatalf("%v: to %s: %v", order, to, err)
+				}
+				if other, is := seen[said]; is {
+					t.Errorf("%v: the endpoint saw %s from %s and %s", order, said, other, to)
+				}
+				seen[said] = to
+				open = append(open, c)
+			}
+			for _, c := range open {
+				_ = c.(*net.TCPConn).SetLinger(0)
+				_ = c.Close()
+			}
+			n.stop()
+			n.left = true
+			n.end()
+		}
+	})
+}
+
+// A packet whose way back another flow has is sent again with another port, also if one
+// system call sends others before it. Else the client's SYN would leave by its interface.
+func TestCollisionBehindAnotherPacket(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].WitnessTCP(t, 8080)
+	endpoint := netip.AddrPortFrom(lab.Backends[0].IPv4, 8080)
+	n := newNode(t, lab, func(o *Options) { o.ask = true })
+	n.apply(svc(vip4, nil, endpoint))
+	n.apply(named("other", svc("10.96.0.11", nil, endpoint)))
+	dialFrom(t, lab.Client, 45678, vip4+":80")
+	asked := n.server.Stats().Kernel["asked"]
+	held := make(chan struct{})
+	n.loop.Post(func() { <-held })
+	var dialing sync.WaitGroup
+	for i, to := range []string{vip4 + ":80", "10.96.0.11:80"} {
+		dialing.Go(func() { dialFrom(t, lab.Client, 45679-i, to) })
+		wait.True(t, "an upcall", func() bool { return n.server.Stats().Kernel["asked"] == asked+uint64(i)+1 })
+	}
+	close(held)
+	dialing.Wait()
+	n.stop()
+	n.left = true
+	n.end()
+	for _, r := range n.taken() {
+		if r.Attempts != 1 || r.Path != conntrack.Kernel {
+			t.Errorf("%+v", r)
+		}
+	}
+	if got := len(n.taken()); got != 3 {
+		t.Errorf("%d records, want 3", got)
+	}
+}

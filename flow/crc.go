@@ -1,0 +1,51 @@
+package flow
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+
+	"github.com/cilium/ebpf"
+)
+
+// castagnoli is the polynomial of SCTP's checksum.
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// sctpChecksum is the offset of the checksum in SCTP's common header.
+const sctpChecksum = 8
+
+// crcOf returns the checksum of an SCTP packet whose own field is taken as 0.
+func crcOf(packet []byte) uint32 {
+	crc := crc32.Update(0, castagnoli, packet[:sctpChecksum])
+	crc = crc32.Update(crc, castagnoli, []byte{0, 0, 0, 0})
+	return crc32.Update(crc, castagnoli, packet[sctpChecksum+4:])
+}
+
+// completeCRC makes an SCTP packet's checksum complete if it is 0: a device, or the kernel,
+// was to compute it later. It returns false if the packet is damaged.
+func completeCRC(packet []byte) bool {
+	was, is := binary.LittleEndian.Uint32(packet[sctpChecksum:]), crcOf(packet)
+	if was == 0 {
+		binary.LittleEndian.PutUint32(packet[sctpChecksum:], is)
+	}
+	return was == 0 || was == is
+}
+
+// powersSize is how many powers the programs need: POWERS of bpf/layout.h.
+const powersSize = 1 << 14
+
+// powers returns the map's content: x^(32 n), modulo the polynomial, whose lowest bit is
+// the highest power; then x^(32 n + 24), the first bit of a word's first byte.
+func powers() []ebpf.MapKV {
+	of := make([]uint32, 2*powersSize)
+	power := uint32(1) << 31
+	for i := range powersSize {
+		of[i] = power
+		for bit := range 32 {
+			if bit == 24 {
+				of[powersSize+i] = power
+			}
+			power = power>>1 ^ crc32.Castagnoli&-(power&1)
+		}
+	}
+	return []ebpf.MapKV{{Key: uint32(0), Value: of}}
+}

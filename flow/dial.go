@@ -1,0 +1,275 @@
+package flow
+
+import (
+	"math"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+const (
+	// lateAnswers is how long the way back of an endpoint that was given up is kept, so
+	// that its SYN-ACK can be answered with an RST.
+	lateAnswers = 4 * time.Second
+	// resendable is how long the first datagram is kept, for another endpoint.
+	resendable = time.Second
+	// ownTroublePause is how long an attempt waits if this node made the last one fail.
+	ownTroublePause = 25 * time.Millisecond
+)
+
+// dial chooses an endpoint and sends it the first packet. If there is none, the flow ends.
+func (f *flow) dial(st *state, v *policy.Verdict) {
+	w, h := f.worker, f.handshake
+	now := poll.Nanotime()
+	i, patience, ok := f.service.balancer.Next(&h.plan, v.Candidates, f.client(), now)
+	switch {
+	case !ok, i == balancer.Pause && f.isUDP(): // datagrams do not wait for an endpoint to recover
+		f.fail()
+		return
+	case i == balancer.Pause:
+		f.setState(kernelStateMOVING)
+		w.loop.Schedule(&f.timer, now+int64(patience), f)
+		return
+	}
+	ep := &v.Candidates[i]
+	f.record.BeginAttempt(ep, now)
+	f.shared().Attempts = uint8(min(f.record.Attempts, math.MaxUint8))
+	if !f.aim(st, v, ep) {
+		f.record.AttemptFailed(conntrack.DialNoAddress, now)
+		h.plan.Excuse()
+		if f.isUDP() {
+			f.fail()
+			return
+		}
+		f.setState(kernelStateMOVING)
+		w.loop.Schedule(&f.timer, now+int64(ownTroublePause), f)
+		return
+	}
+	f.setState(kernelStateASKING)
+	w.injector.put(f, h.ipv6, h.data)
+	if !f.isUDP() {
+		w.loop.Schedule(&f.timer, now+int64(patience), f)
+		return
+	}
+	// Pin when sending: many endpoints never reply.
+	f.service.balancer.Connected(&h.plan, ep.Addr, f.client(), now)
+	f.record.Affinity = h.plan.Affinity()
+	f.record.Announce(now)
+	w.loop.Schedule(&f.timer, now+int64(resendable), f)
+}
+
+// aim sets the endpoint and whose address it sees. It returns false if the node has no
+// address for that.
+func (f *flow) aim(st *state, v *policy.Verdict, ep *service.Endpoint) bool {
+	w, k := f.worker, f.shared()
+	client, addr := f.client(), ep.Addr.Addr()
+	k.Endpoint, k.EndpointPort = addressOf(addr), wire(ep.Addr.Port())
+	k.MiddlePort = k.ClientPort
+	if w.ports.reserved(f.record.Client.Port()) {
+		k.MiddlePort = wire(w.ports.next())
+	}
+	k.Options &^= kernelOptionOPTION_MASQUERADE
+	f.record.Source = v.SourceFor(client, addr)
+	// Replies that do not pass this node's IP layer would be unknown to its
+	// connection tracking.
+	if f.record.Source == policy.SourceClient && w.server.options.SameLink(client, addr) {
+		f.record.Source = policy.SourceNode
+	}
+	if st.host.Has(addr) {
+		f.record.Source = policy.SourceClient // nothing egresses, so that nothing needs to be hidden
+	}
+	if f.record.Source == policy.SourceNode {
+		node, ok := w.sources.to(addr)
+		if !ok {
+			return false
+		}
+		k.Node, k.NodePort = addressOf(node), wire(w.ports.next())
+		k.Options |= kernelOptionOPTION_MASQUERADE
+	}
+	f.noteSource()
+	return true
+}
+
+// opened records that the endpoint has answered the SYN.
+func (f *flow) opened(at int64) {
+	w, h := f.worker, f.handshake
+	if f.record.Connected || f.isUDP() {
+		return
+	}
+	if h != nil {
+		f.record.Affinity = h.plan.Affinity()
+	}
+	if b := f.service.balancer; b != nil {
+		b.Connected(nil, f.record.Endpoint.Addr, f.client(), at)
+	}
+	f.record.AttemptSucceeded(max(at, f.record.Start))
+	if h == nil || len(h.stale) == 0 {
+		f.endHandshake()
+		w.loop.Schedule(&f.timer, at+int64(confirmation), f)
+		return
+	}
+	w.forget(f, h)
+	w.loop.Schedule(&f.timer, at+int64(lateAnswers), f)
+}
+
+// endHandshake frees what only the handshake needs.
+func (f *flow) endHandshake() {
+	if h := f.handshake; h != nil {
+		f.worker.deleteOwn(f.index, h.stale)
+		f.handshake = nil
+		f.worker.freeHandshake(h, f)
+	}
+}
+
+// refused handles an RST, or an ICMP error, in answer to the first packet.
+func (f *flow) refused(reason kernelReason, now int64) {
+	if f.handshake == nil || !f.change(kernelStateASKING, kernelStateMOVING) {
+		return
+	}
+	why := conntrack.DialRefused
+	if reason == kernelReasonREASON_HOST {
+		why = conntrack.DialUnreachable
+	}
+	f.abandon(why, false, now)
+}
+
+// silent handles an attempt that got no answer in time. The next one is a kernel flow too,
+// even if no endpoint ever answers: a network policy may drop what the node forwards, and
+// would not see the relay's own connections.
+func (f *flow) silent(now int64) {
+	if f.change(kernelStateASKING, kernelStateMOVING) {
+		f.abandon(conntrack.DialTimeout, true, now)
+	}
+}
+
+// abandon gives an endpoint up and tries the next one.
+func (f *flow) abandon(why conntrack.DialError, late bool, now int64) {
+	w, h := f.worker, f.handshake
+	f.record.AttemptFailed(why, now)
+	if b := f.service.balancer; b != nil {
+		b.Failed(&h.plan, f.record.Endpoint.Addr, f.client(), now)
+		f.service.distrust(w, now)
+	}
+	if len(h.data) == 0 {
+		f.lost(now)
+		return
+	}
+	keys := f.endpointKeys(w.keys[:0])
+	w.keys = keys
+	if late {
+		// The first key is the way back.
+		if w.makeStale(f.index, keys[0]) {
+			h.stale = append(h.stale, keys[0])
+		}
+		keys = keys[1:]
+	}
+	w.deleteOwn(f.index, keys)
+	f.retry()
+}
+
+// retry makes the next attempt, by the configuration that is in force now.
+func (f *flow) retry() {
+	st := f.service.path.state.Load()
+	v := st.table.Resolve(f.record.Protocol, f.client(), f.record.VIP)
+	if v.Action != policy.Accept || st.services[v.Port.ID] == nil {
+		f.fail()
+		return
+	}
+	if s := st.services[v.Port.ID]; s != f.service { // the destination is another port's now
+		f.moveTo(s)
+	}
+	f.dial(st, &v)
+}
+
+// refuse answers the client's SYN or INIT.
+func (f *flow) refuse() {
+	k, from, to := f.shared(), f.record.VIP, f.record.Client
+	if f.record.Protocol == service.SCTP {
+		f.worker.injector.abort(abort{from: from, to: to, tag: k.FirstSequence})
+		return
+	}
+	f.worker.injector.reset(reset{from: from, to: to, ack: k.FirstSequence + 1, flags: flagRST | flagACK})
+}
+
+// fail ends a flow without an endpoint. Clients of TCP and SCTP are told.
+func (f *flow) fail() {
+	if !f.isUDP() {
+		f.refuse()
+	}
+	f.end(conntrack.ConnectFailed, poll.Nanotime())
+	f.drop()
+}
+
+// late answers the SYN-ACK or INIT ACK of an endpoint that was given up.
+func (w *worker) late(p *frame) {
+	if p.protocol == syscall.IPPROTO_SCTP {
+		w.injector.abort(abort{from: p.vip, to: p.client, tag: p.sequence})
+		return
+	}
+	w.injector.reset(reset{from: p.vip, to: p.client, sequence: p.ack, flags: flagRST})
+}
+
+// collision handles a packet that an endpoint sent for a connection of its own with the
+// client: the flow has to use other ports than that one.
+func (f *flow) collision() {
+	h := f.handshake
+	if h == nil || f.state() != kernelStateASKING {
+		return
+	}
+	if len(h.data) == 0 {
+		f.lost(poll.Nanotime())
+		return
+	}
+	f.worker.deleteOwn(f.index, f.endpointKeys(f.worker.keys[:0]))
+	f.movePorts()
+	f.worker.injector.put(f, h.ipv6, h.data)
+}
+
+// gone handles a UDP endpoint that answered before and has closed its port.
+func (f *flow) gone(now int64) {
+	if b := f.service.balancer; b != nil {
+		b.Failed(&balancer.Dial{}, f.record.Endpoint.Addr, f.client(), now)
+		f.service.distrust(f.worker, now)
+	}
+	f.end(conntrack.EndpointGone, now)
+	f.drop()
+}
+
+// retire ends a UDP session whose endpoint may still answer. What it sends is dropped: the
+// client's next datagram goes to another one.
+func (f *flow) retire(end conntrack.End, now int64) {
+	if f.ended {
+		return
+	}
+	f.end(end, now)
+	f.endHandshake()
+	keys := append(f.endpointKeys(f.worker.keys[:0]), f.wayThere())
+	f.worker.keys = keys
+	f.worker.makeStale(f.index, keys[0])
+	f.worker.deleteOwn(f.index, keys[1:])
+	f.setState(kernelStateCLOSED)
+	f.worker.loop.Schedule(&f.timer, now+int64(lateAnswers), f)
+}
+
+// closed handles the end of a connection. Its entries stay a while, for packets that are
+// sent again.
+func (f *flow) closed(at int64, seen kernelSeen) {
+	if f.ended {
+		return
+	}
+	if answered := atomic.LoadUint64(&f.shared().Answered); answered != 0 {
+		f.opened(f.worker.loopTime(answered))
+	}
+	how := endOf
+	if f.record.Protocol == service.SCTP {
+		how = endOfAssociation
+	}
+	f.end(how(f.shared().FirstEnd, seen), at)
+	f.worker.loop.Schedule(&f.timer, at+int64(lingers(seen)), f)
+}

@@ -1,0 +1,81 @@
+// Package flow is the second data path: the kernel forwards the packets of a connection,
+// and userspace only decides where they go. It serves clients whose packets this node
+// forwards: pods, and other hosts. Everything else is left to the relay (packages stream
+// and datagram), which it stands in front of.
+//
+// # What happens to a packet
+//
+// BPF programs at the interfaces rewrite addresses where netfilter has its own
+// translations: destinations at tcx ingress, before routing and connection tracking,
+// sources at tcx egress, after them. So routing, connection tracking, FORWARD rules and
+// network policies see the client and the endpoint in both directions, from the SYN on,
+// and never the Service's address.
+//
+//	C -> V      ingress of the client's interface: C:m -> E
+//	C:m -> E    egress, if the client's address is hidden: N:n -> E
+//	E -> N:n    ingress: E -> C:m
+//	E -> C:m    egress of the client's interface: V -> C
+//
+// C is the client, V the Service's address, E the endpoint, N the node. m is the client's
+// own port, unless another connection of this client has the tuple; n is a port of the
+// node. Each line is an entry of the map tuples, with the index of the flow's state in the
+// map flows.
+//
+// # Who decides
+//
+// Where the Service alone decides, the table in BPF does (bpf/table.h; table.go fills it by
+// policy.Uniform): the packet goes on at once, and the worker hears of the flow by a notice
+// (begun.go). Indices of free flows are in a ring that both sides take from (spares.go). The
+// table goes on while no process runs; the next one finds these flows in shared memory. A
+// failed attempt has userspace decide for a while, whose balancer knows what to leave out.
+//
+// Otherwise, a SYN, or a datagram, of an unknown flow to a served destination goes up a ring. The
+// same policy and balancer decide as for relayed connections. The flow's state is written
+// to shared memory, and the packet goes back by an AF_PACKET socket, with a mark that
+// names the flow. The egress program recognizes the mark, makes the entries itself, and
+// puts the packet back to the ingress of its interface. So a decision costs one system
+// call, which it shares with others of the same moment.
+//
+// The way back is claimed first. If another flow has its tuple, the sender gets ENOBUFS
+// and takes another port m.
+//
+// # Retries
+//
+// If an endpoint answers a SYN with an RST or an ICMP error, or not within the time of
+// --dial-timeouts, the same SYN goes to the next endpoint. The state changes by
+// compare-and-swap from asking to open (in BPF, by the SYN-ACK) or to moving (here), so that
+// exactly one of both happens. A SYN-ACK that comes too late is answered with an RST. If no
+// endpoint is left, the client gets the RST. A datagram whose endpoint is closed is sent to
+// the next one too.
+//
+// # What passes to the relay
+//
+//   - packets of this node's own clients: they never arrive at an interface
+//   - packets with a VLAN tag (the VLAN's interface shows them again), and IPv6 packets with
+//     other headers than three options headers and then a fragment header
+//   - first packets that are fragmented, segmented (GRO) or longer than a frame; the rest
+//     of such a UDP session follows them. Later fragments follow the flow, once the first
+//     one of their packet has come
+//   - new flows, while userspace gives no sign of life, while the ring or the flow table is
+//     full, or a service port has too many undecided flows or incomplete handshakes: a
+//     flood meets the relay's SYN cookies
+//   - connections and sessions that the relay serves already
+//   - service ports with the annotation sluice.dev/datapath: relay
+//
+// # SCTP
+//
+// INIT is the SYN of an association, and ABORT its RST. The kernel need not have SCTP. The
+// relay does need it, so that without it what passes to the relay is refused. See
+// bpf/association.h for its state, and bpf/sctp.h for CRCs and addresses.
+//
+// # Layout
+//
+// bpf/layout.h defines what the maps hold; bpf2go derives kernel_bpfel.go from it. The
+// programs are in bpf/: packet.h and chunks.h parse, translate.h, sctp.h and icmp.h rewrite,
+// track.h and association.h follow a flow's state, table.h decides about new ones, upcall.h
+// tells userspace, inject.h takes its packets back, flow.bpf.c joins
+// them. "make bpf" builds them with Debian's clang; a test proves that the committed objects
+// are what the sources give.
+package flow
+
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel,bpfeb -cflags "-O2 -g -Wall -Werror -mcpu=v3" -type address -type direction -type tuple -type entry -type flow -type destination -type deciding -type served -type slot -type place -type origin_key -type origin -type spare -type load -type control -type event -type counter -type role -type state -type option -type seen -type event_kind -type reason kernel bpf/flow.bpf.c -- -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu

@@ -1,0 +1,117 @@
+package flow
+
+import (
+	"errors"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// endAll ends all connections, as an operator does, and returns how
+// many there were.
+func (n *node) endAll() (ended int) {
+	n.t.Helper()
+	// Userspace hears of flows somewhat later.
+	wait.True(n.t, "a flow", func() bool { return n.server.Stats().Open > 0 })
+	done := make(chan struct{})
+	shard := n.table.Shard(0)
+	n.loop.Post(func() {
+		defer close(done)
+		shard.Each(func(r *conntrack.Record) {
+			ended++
+			r.Owner.(conntrack.Ender).EndConnection(conntrack.Admin)
+		})
+	})
+	<-done
+	return ended
+}
+
+func TestOperatorEndsFlows(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	echo := lab.Backends[0]
+	echo.EchoTCP(t, 8080)
+	echo.EchoUDP(t, 8080)
+	n := newNode(t, lab, nil)
+	wantAdmin := func(records int) {
+		t.Helper()
+		wait.True(t, "a record", func() bool { return len(n.taken()) == records })
+		if r := n.taken()[records-1]; r.End != conntrack.Admin {
+			t.Errorf("%+v", r)
+		}
+	}
+
+	n.apply(svc(vip4, nil, at(echo.IPv4, 8080)))
+	open, err := lab.Client.Dial("tcp", vip4+":80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	if _, err := netns.AskOn(open); err != nil {
+		t.Fatal(err)
+	}
+	n.endAll()
+	_ = open.SetReadDeadline(time.Now().Add(patience))
+	if _, err := open.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("an open connection: %v", err)
+	}
+	wantAdmin(1)
+
+	session, err := lab.Client.Dial("udp", vip4+":80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Close()
+	for i := range 2 {
+		if said, err := question(session); err != nil || !strings.HasPrefix(said, "b1:8080") {
+			t.Fatalf("session %d: %q, %v", i, said, err)
+		}
+		n.endAll()
+		wantAdmin(2 + i)
+	}
+
+	// No host has this address.
+	n.apply(svc(vip4, nil, at(echo.IPv4.Next(), 8080)))
+	took := time.Hour
+	for try := 0; try < 5 && took > time.Second; try++ { // a busy machine delays some
+		failed := make(chan error, 1)
+		began := time.Now()
+		go func() {
+			c, err := lab.Client.Dialer(&net.Dialer{Timeout: patience}, "tcp", vip4+":80")
+			if err == nil {
+				_ = c.Close()
+			}
+			failed <- err
+		}()
+		wait.True(t, "an endpoint is asked", func() bool { return n.endAll() == 1 })
+		if err := <-failed; !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("a handshake: %v", err)
+		}
+		took = time.Since(began)
+		wantAdmin(4 + try)
+	}
+	if took > time.Second { // the client would have sent its SYN again
+		t.Errorf("a handshake was refused after %v", took)
+	}
+}
+
+// Connections that are over leave the table sooner than those that a forged RST may have ended.
+func TestLingers(t *testing.T) {
+	fins := kernelSeenCLIENT_FIN | kernelSeenENDPOINT_FIN | kernelSeenCLIENT_FIN_ACKED | kernelSeenENDPOINT_FIN_ACKED
+	for seen, want := range map[kernelSeen]time.Duration{
+		fins:                          lingerDone,
+		kernelSeenCLIENT_RST:          linger,
+		kernelSeenENDPOINT_RST:        linger,
+		fins | kernelSeenENDPOINT_RST: linger,
+		fins&^kernelSeenCLIENT_FIN_ACKED | kernelSeenCLIENT_RST: linger,
+	} {
+		if got := lingers(seen); got != want {
+			t.Errorf("%b: %v, want %v", seen, got, want)
+		}
+	}
+}

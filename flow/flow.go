@@ -1,0 +1,264 @@
+package flow
+
+import (
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// flow is one connection or UDP session. Its worker's loop owns it. What BPF reads and
+// writes of it is its kernelFlow.
+type flow struct {
+	record     conntrack.Record
+	timer      poll.Timer
+	worker     *worker
+	service    *portService
+	handshake  *handshake // nil once it is not needed any more
+	prev, next *flow      // in the service port's list
+	index      uint32
+	generation uint32
+	ended      bool // its record is written
+}
+
+// handshake is what a flow needs until an endpoint has answered, and while answers of
+// others may be late.
+type handshake struct {
+	plan  balancer.Dial
+	key   kernelTuple // of the client's packets
+	data  []byte      // the first packet
+	ipv6  bool
+	stale []kernelTuple // ways back of endpoints that were given up
+}
+
+func (f *flow) shared() *kernelFlow { return &f.worker.kernel.flows[f.index] }
+
+func (f *flow) state() kernelState {
+	return kernelState(atomic.LoadUint32((*uint32)(&f.shared().State)))
+}
+
+func (f *flow) setState(s kernelState) { atomic.StoreUint32((*uint32)(&f.shared().State), uint32(s)) }
+
+// change changes the state, unless BPF has changed it.
+func (f *flow) change(from, to kernelState) bool {
+	return atomic.CompareAndSwapUint32((*uint32)(&f.shared().State), uint32(from), uint32(to))
+}
+
+func (f *flow) seen() kernelSeen {
+	return kernelSeen(atomic.LoadUint32((*uint32)(&f.shared().Seen)))
+}
+
+func (f *flow) isUDP() bool { return f.record.Protocol == service.UDP }
+
+// last is when the last packet came, either way.
+func (f *flow) last() int64 {
+	k := f.shared()
+	return f.worker.loopTime(max(atomic.LoadUint64(&k.Way[0].Last), atomic.LoadUint64(&k.Way[1].Last)))
+}
+
+// Refresh implements conntrack.Refresher.
+func (f *flow) Refresh(r *conntrack.Record) {
+	k := f.shared()
+	if f.record.Protocol != service.TCP {
+		r.DatagramsFromClient = atomic.LoadUint64(&k.Way[0].Packets)
+		r.DatagramsFromEndpoint = atomic.LoadUint64(&k.Way[1].Packets)
+	}
+	r.Progress(atomic.LoadUint64(&k.Way[0].Bytes), atomic.LoadUint64(&k.Way[1].Bytes))
+}
+
+// collided gives the flow other ports if BPF found that another flow has its way back. It
+// reports whether the packet is to be sent again.
+func (f *flow) collided() bool {
+	k := f.shared()
+	if f.seen()&kernelSeenCOLLIDED == 0 {
+		return false
+	}
+	atomic.AndUint32((*uint32)(&k.Seen), ^uint32(kernelSeenCOLLIDED))
+	f.movePorts()
+	atomic.AddUint32(&k.Inject, 1) // BPF has counted the packet that it dropped
+	return true
+}
+
+// movePorts gives the flow another port between the hooks, or another one of the node.
+func (f *flow) movePorts() {
+	k := f.shared()
+	k.MiddlePort = wire(f.worker.ports.next())
+	if k.Options&kernelOptionOPTION_MASQUERADE != 0 {
+		k.NodePort = wire(f.worker.ports.next())
+	}
+	f.noteSource()
+}
+
+// noteSource records the address that the endpoint sees.
+func (f *flow) noteSource() {
+	k := f.shared()
+	if k.Options&kernelOptionOPTION_MASQUERADE != 0 {
+		f.record.SourceAddr = portOf(k.Node, k.NodePort)
+	} else {
+		f.record.SourceAddr = portOf(k.Client, k.MiddlePort)
+	}
+}
+
+// wayThere is the key of packets from the client.
+func (f *flow) wayThere() kernelTuple {
+	k := f.shared()
+	return kernelTuple{Src: k.Client, Dst: k.Vip, Sport: k.ClientPort, Dport: k.VipPort, Protocol: k.Protocol}
+}
+
+// wayBack is the key of packets from the endpoint to the client.
+func (f *flow) wayBack() kernelTuple {
+	k := f.shared()
+	return kernelTuple{Src: k.Endpoint, Dst: k.Client, Sport: k.EndpointPort, Dport: k.MiddlePort, Protocol: k.Protocol}
+}
+
+// endpointKeys appends the keys of all entries that depend on the endpoint.
+func (f *flow) endpointKeys(keys []kernelTuple) []kernelTuple {
+	k := f.shared()
+	back := f.wayBack()
+	keys = append(keys, back)
+	if k.Options&kernelOptionOPTION_MASQUERADE != 0 {
+		keys = append(keys,
+			kernelTuple{Src: k.Endpoint, Dst: k.Node, Sport: k.EndpointPort, Dport: k.NodePort, Protocol: k.Protocol},
+			kernelTuple{Src: back.Dst, Dst: back.Src, Sport: back.Dport, Dport: back.Sport, Protocol: k.Protocol})
+	}
+	return keys
+}
+
+// resetBoth sends an RST, or an ABORT, to each side: what Sluice cuts must not look complete.
+func (f *flow) resetBoth() {
+	k := f.shared()
+	client, vip := portOf(k.Client, k.ClientPort), portOf(k.Vip, k.VipPort)
+	middle, endpoint := portOf(k.Client, k.MiddlePort), portOf(k.Endpoint, k.EndpointPort)
+	if f.record.Protocol == service.SCTP {
+		f.worker.injector.abort(abort{from: vip, to: client, tag: k.Way[1].End})
+		if k.Way[0].End != 0 {
+			f.worker.injector.abort(abort{from: middle, to: endpoint, tag: k.Way[0].End})
+		}
+		return
+	}
+	for _, r := range []reset{
+		{from: vip, to: client, sequence: k.Way[1].End, ack: k.Way[0].End, flags: flagRST | flagACK},
+		{from: middle, to: endpoint, sequence: k.Way[0].End, ack: k.Way[1].End, flags: flagRST | flagACK},
+	} {
+		f.worker.injector.reset(r)
+		// A receiver that misses segments expects an earlier one (RFC 5961).
+		acked := k.Way[0].Acked
+		if r.from == middle {
+			acked = k.Way[1].Acked
+		}
+		if acked != r.sequence {
+			r.sequence = acked
+			f.worker.injector.reset(r)
+		}
+	}
+}
+
+// endOfAssociation is endOf for SCTP.
+func endOfAssociation(first, seen kernelSeen) conntrack.End {
+	switch endOf(first, seen) {
+	case conntrack.ClientReset:
+		return conntrack.ClientAbort
+	case conntrack.EndpointReset:
+		return conntrack.EndpointAbort
+	case conntrack.EndpointFin:
+		return conntrack.EndpointShutdown
+	}
+	return conntrack.ClientShutdown
+}
+
+// endOf returns how a connection ended, from what BPF saw until then and what came first.
+// A reset counts more than a FIN of the other side before it: bytes may be missing.
+func endOf(first, seen kernelSeen) conntrack.End {
+	switch {
+	case first == kernelSeenCLIENT_RST:
+		return conntrack.ClientReset
+	case first == kernelSeenENDPOINT_RST, seen&kernelSeenENDPOINT_RST != 0:
+		return conntrack.EndpointReset
+	case seen&kernelSeenCLIENT_RST != 0:
+		return conntrack.ClientReset
+	case first == kernelSeenENDPOINT_FIN:
+		return conntrack.EndpointFin
+	}
+	return conntrack.ClientFin
+}
+
+// end writes the record. The entries stay.
+func (f *flow) end(end conntrack.End, at int64) {
+	if f.ended {
+		return
+	}
+	f.ended = true
+	w, r, k := f.worker, &f.record, f.shared()
+	if h := f.handshake; h != nil && r.Affinity == balancer.AffinityNone {
+		r.Affinity = h.plan.Affinity()
+	}
+	f.Refresh(r)
+	r.End = end
+	r.Duration = max(at-r.Start, 0)
+	if k.Data != 0 {
+		r.FirstByte = max(w.loopTime(k.Data)-r.Start, r.ConnectTime, 1)
+	}
+	r.Quiet = f.isUDP() && !w.server.options.WantsUDP(r) || !f.isUDP() && f.unconfirmed()
+	w.shard.Close(r)
+	atomic.OrUint32((*uint32)(&k.Seen), uint32(kernelSeenRECORDED))
+}
+
+// EndConnection implements conntrack.Ender: both sides of a TCP connection are reset, or
+// the client alone while an endpoint is asked. A UDP client's next datagram begins another
+// session.
+func (f *flow) EndConnection(end conntrack.End) {
+	now := f.worker.loop.Now()
+	switch {
+	case f.isUDP():
+		f.retire(end, now)
+		return
+	case f.state() == kernelStateOPEN:
+		f.resetBoth()
+	default:
+		f.refuse()
+	}
+	f.end(end, now)
+	f.drop()
+}
+
+// unconfirmed reports whether the client has not completed the handshake with an endpoint
+// that answered: there was no connection, only a SYN, perhaps of a flood.
+func (f *flow) unconfirmed() bool {
+	return f.record.Connected && f.seen()&(kernelSeenCONFIRMED|kernelSeenCLIENT_RST) == 0
+}
+
+// drop frees a flow and deletes its entries.
+func (f *flow) drop() {
+	w, k := f.worker, f.shared()
+	w.loop.Cancel(&f.timer)
+	keys := append(f.endpointKeys(w.keys[:0]), f.wayThere())
+	if h := f.handshake; h != nil {
+		keys = append(keys, h.stale...)
+		f.handshake = nil
+		w.freeHandshake(h, f)
+	}
+	w.keys = keys
+	if f.seen()&kernelSeenCONFIRMED != 0 {
+		w.deletes = append(w.deletes, keys...) // nobody else has had them
+	} else {
+		w.deleteOwn(f.index, keys)
+	}
+	if !f.isUDP() {
+		if atomic.OrUint32((*uint32)(&k.Seen), uint32(kernelSeenCONFIRMED))&uint32(kernelSeenCONFIRMED) == 0 {
+			atomic.AddUint64(&w.kernel.loads[k.Service].Confirmed, 1)
+		}
+	}
+	atomic.AddUint64(&w.kernel.loads[k.Service].Ended, 1)
+	f.setState(kernelStateFREE)
+	f.service.remove(f)
+	w.flows[f.index] = nil
+	w.freed = append(w.freed, f.index)
+	w.gone = append(w.gone, f)
+	w.server.stats.open.Add(-1)
+}
+
+// clientOf returns the client's address.
+func (f *flow) client() netip.Addr { return f.record.Client.Addr() }

@@ -1,0 +1,259 @@
+package flow
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/hostnet"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/usrsctp"
+)
+
+func TestMain(m *testing.M) {
+	runtime.GOMAXPROCS(poll.Procs(1))
+	status := m.Run()
+	usrsctp.Clean()
+	os.Exit(status)
+}
+
+// patience bounds every wait of the tests.
+const patience = 20 * time.Second
+
+// noRelay is a Relay that serves nothing: what a test sees, the kernel did.
+type noRelay struct {
+	options   balancer.Options
+	balancers map[service.PortName]*balancer.Balancer
+	names     map[service.PortName]string // of their algorithms
+}
+
+func (*noRelay) Listen(policy.Opening) (redirect.Target, error)      { return redirect.Target{}, nil }
+func (*noRelay) Unlisten(policy.Opening)                             {}
+func (*noRelay) Bind(policy.Opening) error                           { return nil }
+func (*noRelay) Unbind(service.Destination)                          {}
+func (*noRelay) BindsEach() bool                                     { return false }
+func (*noRelay) Available() error                                    { return nil }
+func (*noRelay) SocketsPerPort() int                                 { return 1 }
+func (*noRelay) KeepsConnections() bool                              { return true }
+func (*noRelay) Prune()                                              {}
+func (*noRelay) InGrace() bool                                       { return false }
+func (*noRelay) Stop(context.Context) error                          { return nil }
+func (r *noRelay) Balancer(name service.PortName) *balancer.Balancer { return r.balancers[name] }
+func (r *noRelay) Apply(table *policy.Table, _ hostnet.Addresses, _ bool) {
+	for _, port := range table.Snapshot().Ports {
+		if port == nil {
+			continue
+		}
+		name := port.Annotations["balancer"]
+		o, _ := r.options.For(port)
+		if b := r.balancers[port.Name]; b != nil && r.names[port.Name] == name {
+			b.Configure(o)
+		} else {
+			r.balancers[port.Name], r.names[port.Name] = balancer.New(o), name
+		}
+	}
+}
+
+// node is a Server in a lab's node.
+type node struct {
+	t      testing.TB
+	lab    *netns.Lab
+	store  *service.Store
+	loop   *poll.Loop
+	table  *conntrack.Table
+	server *Server
+	config policy.Config
+	end    func()
+	left   bool
+
+	mu      sync.Mutex
+	records []conntrack.Record // guarded by mu
+}
+
+// Write and Flush make the node the sink of its own records.
+func (n *node) Write(batch []conntrack.Record) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.records = append(n.records, batch...)
+}
+
+func (n *node) Flush() {}
+
+// record waits for the first record.
+func (n *node) taken() []conntrack.Record {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return append([]conntrack.Record(nil), n.records...)
+}
+
+// newNode starts a node. change may alter the options that tests use.
+func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
+	t.Helper()
+	n := &node{t: t, lab: lab, store: service.NewStore(service.StoreOptions{NodeName: "node"})}
+	n.config = policy.Config{
+		NodeName: "node", NodeAddresses: []netip.Addr{lab.Node.IPv4, lab.Node.IPv6}, NodeIPs: []netip.Addr{lab.Node.IPv4, lab.Node.IPv6},
+		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/14"), netip.MustParsePrefix("fd00::/16")},
+	}
+	n.table = conntrack.NewTable(conntrack.Options{Shards: 1, Sink: n})
+	var err error
+	if n.loop, err = poll.New(); err != nil {
+		t.Fatal(err)
+	}
+	loop, shard := n.loop, n.table.Shard(0)
+	shard.OnPending(func() { loop.Post(shard.Flush) })
+	o := Options{
+		MaxFlows: 4096, Namespace: lab.Node.FD(), Loop: loop, Shard: shard, Table: n.table,
+		HalfClosedTimeout: time.Hour, UDPTimeout: 30 * time.Second, UDPStreamTimeout: 2 * time.Minute,
+		Logger: zerolog.New(zerolog.NewTestWriter(t)),
+	}
+	if change != nil {
+		change(&o)
+	}
+	if err := lab.Node.Do(func() (err error) {
+		n.server, err = New(o)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	relay := &noRelay{options: balancer.Options{MaxPins: 100, Plan: balancer.DefaultPlan()}, balancers: make(map[service.PortName]*balancer.Balancer), names: make(map[service.PortName]string)}
+	n.server.Over(relay, service.TCP)
+	n.server.Over(relay, service.UDP)
+	n.server.Over(relay, service.SCTP)
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := lab.Node.Do(loop.Run); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := n.server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	n.end = sync.OnceFunc(func() {
+		loop.Stop()
+		running.Wait()
+		if t.Failed() {
+			t.Logf("%+v", n.server.Stats())
+		}
+		n.server.Close()
+	})
+	t.Cleanup(func() {
+		if !n.left {
+			n.stop()
+		}
+		n.end()
+	})
+	return n
+}
+
+// leave ends the node as a killed process ends.
+func (n *node) leave() {
+	n.left = true
+	n.end()
+}
+
+// stop ends all flows and waits for their records.
+func (n *node) stop() {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := n.server.Stop(ctx); err != nil {
+		n.t.Error(err)
+	}
+	if err := n.table.Close(ctx); err != nil {
+		n.t.Error(err)
+	}
+	if got := n.server.Stats().Open; got != 0 {
+		n.t.Errorf("%d flows are open after the stop", got)
+	}
+	if got := n.table.Stats().Misuse; got != 0 {
+		n.t.Errorf("%d records were opened or closed twice", got)
+	}
+	if got := n.entries(); got != 0 {
+		n.t.Errorf("%d entries are left after the stop", got)
+	}
+}
+
+// entries counts the entries in the kernel.
+func (n *node) entries() int {
+	var key kernelTuple
+	var entry kernelEntry
+	count := 0
+	for all := n.server.kernel.Tuples.Iterate(); all.Next(&key, &entry); {
+		count++
+	}
+	return count
+}
+
+// apply puts a change in force, as the listeners' manager does.
+func (n *node) apply(c service.Change) {
+	n.t.Helper()
+	table := policy.Compile(nil, n.store.Apply(c), n.config)
+	host := hostnet.NewAddresses([]netip.Addr{n.lab.Node.IPv4, n.lab.Node.IPv6})
+	for _, p := range n.server.paths {
+		if p != nil {
+			p.Apply(table, host, false)
+		}
+	}
+}
+
+// svc gives a Service with port 80 of both protocols, and its endpoints.
+func svc(clusterIP string, change func(*corev1.Service), endpoints ...netip.AddrPort) service.Change {
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: "web", Annotations: map[string]string{}},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: clusterIP,
+			Ports: []corev1.ServicePort{
+				{Name: "tcp", Port: 80, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(8080)},
+				{Name: "udp", Port: 80, Protocol: corev1.ProtocolUDP, TargetPort: intstr.FromInt32(8080)},
+			},
+		},
+	}
+	if change != nil {
+		change(s)
+	}
+	c := service.Change{Services: []*corev1.Service{s}}
+	family := discoveryv1.AddressTypeIPv4
+	if netip.MustParseAddr(clusterIP).Is6() {
+		family = discoveryv1.AddressTypeIPv6
+	}
+	tcp, udp := corev1.ProtocolTCP, corev1.ProtocolUDP
+	for i := range 4 {
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "test", Name: fmt.Sprintf("web-%d", i), Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+			AddressType: family,
+		}
+		if i < len(endpoints) {
+			port, t, u := int32(endpoints[i].Port()), "tcp", "udp"
+			slice.Ports = []discoveryv1.EndpointPort{{Name: &t, Port: &port, Protocol: &tcp}, {Name: &u, Port: &port, Protocol: &udp}}
+			slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{endpoints[i].Addr().String()}}}
+		}
+		c.EndpointSlices = append(c.EndpointSlices, slice)
+	}
+	return c
+}
+
+// forDeciders runs a test twice: with flows that the table in BPF decides about where it can,
+// and with flows that userspace decides about.
+func forDeciders(t *testing.T, test func(t *testing.T, by func(*Options))) {
+	t.Run("table", func(t *testing.T) { test(t, func(*Options) {}) })
+	t.Run("upcall", func(t *testing.T) { test(t, func(o *Options) { o.ask = true }) })
+}
+
+func at(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }

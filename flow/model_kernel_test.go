@@ -1,0 +1,368 @@
+package flow
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/race"
+)
+
+// tested is BPF's programs with the state that a model has, to compare both.
+type tested struct {
+	*bpf
+	*generator
+	rings     [2]*ringbuf.Reader
+	tuples    []kernelTuple // put into the map, as are the others
+	served    []kernelDestination
+	relayed   []kernelTuple
+	loaded    *model
+	slots     []kernelSlot
+	ranges    []kernelOriginKey
+	list      uint32 // the latest number
+	fragments map[modelFragment]bool
+	complete  uint32 // a flag of BPF_PROG_TEST_RUN, where the kernel has it
+	counts    map[string]int
+}
+
+// checksumComplete has a packet's checksum taken as a device's (CHECKSUM_COMPLETE), and
+// compared afterwards (BPF_F_TEST_SKB_CHECKSUM_COMPLETE, Linux 6.16).
+const checksumComplete = 1 << 2
+
+func newTested(t testing.TB, seed uint64) *tested {
+	t.Helper()
+	requireRoot(t)
+	k, err := openKernel(64, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.close)
+	x := &tested{bpf: k, generator: newGenerator(seed), counts: make(map[string]int)}
+	for i, m := range []*ebpf.Map{k.Upcalls, k.Notices} {
+		if x.rings[i], err = ringbuf.NewReader(m); err != nil {
+			t.Fatal(err)
+		}
+		x.rings[i].SetDeadline(time.Unix(1, 0))
+		t.Cleanup(func() { _ = x.rings[i].Close() })
+	}
+	x.complete = checksumComplete
+	if _, err := k.ethernet.Ingress.Run(&ebpf.RunOptions{Data: make([]byte, 64), Flags: checksumComplete}); err != nil {
+		x.complete = 0
+	}
+	return x
+}
+
+func newGenerator(seed uint64) *generator { return &generator{Rand: rand.New(rand.NewPCG(seed, 0))} }
+
+// modelSeed is random, or SLUICE_MODEL_SEED.
+func modelSeed(t testing.TB) uint64 {
+	seed := rand.Uint64()
+	if s := os.Getenv("SLUICE_MODEL_SEED"); s != "" {
+		var err error
+		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("SLUICE_MODEL_SEED=%d", seed)
+	return seed
+}
+
+func keyOf(t modelTuple) kernelTuple { return tupleOf(t.protocol, t.src, t.dst) }
+
+// load puts the model's state into the kernel, in place of what was there.
+func (x *tested) load(t testing.TB) {
+	t.Helper()
+	check := func(err error) {
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			t.Fatal(err)
+		}
+	}
+	if x.loaded != nil {
+		for t := range x.loaded.entries { // the table has made some
+			check(x.Tuples.Delete(keyOf(t)))
+		}
+	}
+	x.loaded = x.m
+	for _, k := range x.tuples {
+		check(x.Tuples.Delete(k))
+	}
+	for _, k := range x.served {
+		check(x.Destinations.Delete(k))
+	}
+	for _, k := range x.relayed {
+		check(x.Relayed.Delete(k))
+	}
+	for f := range x.fragments {
+		key := tupleOf(f.protocol, netip.AddrPortFrom(f.src, 0), netip.AddrPortFrom(f.dst, 0))
+		id := make([]byte, 4)
+		if f.src.Is4() {
+			binary.BigEndian.PutUint16(id, uint16(f.id))
+		} else {
+			binary.BigEndian.PutUint32(id, f.id)
+		}
+		key.Sport, key.Dport, key.Fragment = binary.NativeEndian.Uint16(id), binary.NativeEndian.Uint16(id[2:]), 1
+		check(x.Fragments.Delete(key))
+	}
+	x.loadTables(check)
+	x.tuples, x.served, x.relayed, x.fragments = nil, nil, nil, make(map[modelFragment]bool)
+	for key, e := range x.m.entries {
+		k := keyOf(key)
+		check(x.Tuples.Put(k, kernelEntry{Flow: uint32(e.flow), Role: e.role}))
+		x.tuples = append(x.tuples, k)
+	}
+	for key, id := range x.m.served {
+		k := kernelDestination{Addr: addressOf(key.dst.Addr()), Port: wire(key.dst.Port()), Protocol: key.protocol}
+		check(x.Destinations.Put(k, x.servedOf(key, id, check)))
+		x.served = append(x.served, k)
+	}
+	for key, later := range x.m.relayed {
+		until := uint64(1)
+		if later {
+			until = 1 << 62
+		}
+		check(x.Relayed.Put(keyOf(key), until))
+	}
+	for i := range x.m.flows {
+		x.flows[i] = kernelFlow{}
+		if i > 0 {
+			x.store(i)
+		}
+	}
+	for id, l := range x.m.loads {
+		x.loads[id] = kernelLoad{Asked: uint64(l.asked), Decided: uint64(l.decided), Begun: uint64(l.begun), Confirmed: uint64(l.confirmed), Opened: uint64(l.opened), Ended: uint64(l.ended)}
+		if l.distrusted {
+			x.loads[id].AskUntil = 1 << 62
+		}
+	}
+	x.control.MostUndecided, x.control.MostUnconfirmed = uint32(x.m.mostUndecided), uint32(x.m.mostUnconfirmed)
+	x.control.Magic = 0xabc00000
+}
+
+// store writes a flow as userspace does.
+func (x *tested) store(i int) {
+	f := &x.m.flows[i]
+	moment := func(is bool) uint64 {
+		if is {
+			return 1
+		}
+		return 0
+	}
+	k := kernelFlow{
+		State: f.state, Generation: f.generation, Service: f.service, Ifindex: 1,
+		Client: addressOf(f.client.Addr()), Vip: addressOf(f.vip.Addr()), Endpoint: addressOf(f.endpoint.Addr()), Node: addressOf(f.node.Addr()),
+		ClientPort: wire(f.client.Port()), VipPort: wire(f.vip.Port()), EndpointPort: wire(f.endpoint.Port()),
+		MiddlePort: wire(f.middle.Port()), NodePort: wire(f.node.Port()),
+		Protocol: f.protocol, FirstSequence: f.first, Seen: f.seen, FirstEnd: f.firstEnd, Fin: f.fin,
+		Answered: moment(f.answered), Data: moment(f.data), Closed: moment(f.closed),
+	}
+	if f.masquerade {
+		k.Options |= kernelOptionOPTION_MASQUERADE
+	}
+	for from := range k.Way {
+		k.Way[from] = kernelDirection{Bytes: f.bytes[from], Packets: f.packets[from], End: f.end[from], Acked: f.acked[from]}
+	}
+	x.flows[i] = k
+}
+
+// verdicts of tcx.
+var modelVerdicts = map[uint32]modelVerdict{1<<32 - 1: pass, 2: drop}
+
+// skBuff is struct __sk_buff with what a test may set.
+func skBuff(segments, size int) []byte {
+	b := make([]byte, 192)
+	binary.NativeEndian.PutUint32(b[41*4:], uint32(segments))
+	binary.NativeEndian.PutUint32(b[44*4:], uint32(size))
+	return b
+}
+
+// run has the kernel handle a packet.
+func (x *tested) run(s *skbuff, ingress bool) (modelVerdict, []byte, error) {
+	programs := &x.ethernet
+	o := &ebpf.RunOptions{Data: slices.Clone(s.frame), DataOut: make([]byte, len(s.frame)), Flags: x.complete}
+	if s.link == 0 {
+		programs, o.Flags = &x.bare, 0 // it would begin in the middle of the packet
+	}
+	if s.gso {
+		// Packets of virtual machines (taps) do not say how many segments they have.
+		o.Context = skBuff(x.IntN(2)*2, 100)
+	}
+	program := programs.Egress
+	if ingress {
+		program = programs.Ingress
+	}
+	x.control.Beat = 0
+	if x.m.alive {
+		x.control.Beat = uint64(sys.Monotonic())
+	}
+	code, err := program.Run(o)
+	verdict, ok := modelVerdicts[code]
+	if !ok {
+		verdict = modelVerdict(fmt.Sprintf("verdict %d", code))
+	}
+	return verdict, o.DataOut, err
+}
+
+// drain empties the rings.
+func (x *tested) drain() error {
+	for _, r := range x.rings {
+		for r.AvailableBytes() > 0 {
+			if _, err := r.Read(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// told reads what userspace is told.
+func (x *tested) told(t testing.TB) (told []modelEvent) {
+	for _, r := range x.rings {
+		for r.AvailableBytes() > 0 {
+			rec, err := r.Read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			e, ok := decodeEvent(rec.RawSample)
+			if !ok || e.Time == 0 || e.Ifindex != 1 {
+				t.Fatalf("a wrong event: %+v", e)
+			}
+			told = append(told, modelEvent{
+				kind: e.Kind, flow: e.Flow, service: e.Service, generation: e.Generation, reason: e.Reason,
+				packet: string(rec.RawSample[eventSize : eventSize+int(e.Length)]),
+			})
+		}
+	}
+	return told
+}
+
+// compare has the model and the kernel handle a packet, and returns how they differ.
+func (x *tested) compare(t testing.TB, s *skbuff, ingress bool) error {
+	m := x.m
+	in := slices.Clone(s.frame)
+	hook := m.egress
+	if ingress {
+		hook = m.ingress
+	}
+	verdict, out, err := x.run(s, ingress)
+	if err != nil {
+		return fmt.Errorf("BPF_PROG_TEST_RUN: %w", err)
+	}
+	m.events = m.events[:0]
+	expected := hook(s)
+	for f := range m.fragments {
+		x.fragments[f] = true
+	}
+	for r := range m.relayed {
+		x.relayed = append(x.relayed, keyOf(r))
+	}
+	name := string(expected)
+	if expected == pass && !bytes.Equal(in, s.frame) {
+		name = "translated"
+	}
+	for _, e := range m.events {
+		name += fmt.Sprintf(", event %d", e.kind)
+	}
+	x.counts[name]++
+	if verdict != expected {
+		return fmt.Errorf("verdict %q, the model says %q", verdict, expected)
+	}
+	if told := x.told(t); !slices.Equal(told, m.events) {
+		return fmt.Errorf("userspace is told %+v, the model says %+v", told, m.events)
+	}
+	for _, at := range s.checksums {
+		if be16(out[at:]) == 0xffff && be16(s.frame[at:]) == 0 {
+			copy(out[at:], []byte{0, 0}) // the same number
+		}
+	}
+	if verdict == pass && !bytes.Equal(out, s.frame) {
+		return fmt.Errorf("bytes\n%s, the model says\n%s, it was\n%s", hex.Dump(out), hex.Dump(s.frame), hex.Dump(in))
+	}
+	return x.compareFlows()
+}
+
+// compareFlows compares the state of all flows and loads.
+func (x *tested) compareFlows() error {
+	for i := 1; i < len(x.m.flows); i++ {
+		f, k := &x.m.flows[i], &x.flows[i]
+		if f.state == kernelStateFREE {
+			if k.State != kernelStateFREE || k.Generation != f.generation {
+				return fmt.Errorf("flow %d is in state %d, generation %d; the model says free, generation %d", i, k.State, k.Generation, f.generation)
+			}
+			continue
+		}
+		is := modelFlow{
+			client: portOf(k.Client, k.ClientPort), vip: portOf(k.Vip, k.VipPort), endpoint: portOf(k.Endpoint, k.EndpointPort),
+			middle: netip.AddrPortFrom(f.middle.Addr(), wire(k.MiddlePort)), node: f.node,
+			masquerade: f.masquerade, protocol: f.protocol, first: f.first,
+			generation: k.Generation, service: k.Service, state: k.State, seen: k.Seen, firstEnd: k.FirstEnd, fin: k.Fin,
+			answered: k.Answered != 0, data: k.Data != 0, closed: k.Closed != 0,
+		}
+		for from, d := range k.Way {
+			is.bytes[from], is.packets[from], is.end[from], is.acked[from] = d.Bytes, d.Packets, d.End, d.Acked
+		}
+		if is != *f {
+			return fmt.Errorf("flow %d is\n%+v, the model says\n%+v", i, is, *f)
+		}
+	}
+	if c := x.control; int(c.Given-c.Taken) != len(x.m.spare) || int(c.Untold) != x.m.untold {
+		return fmt.Errorf("%d flows are spare, %d untold of; the model says %d and %d", c.Given-c.Taken, c.Untold, len(x.m.spare), x.m.untold)
+	}
+	for id, l := range x.m.loads {
+		is := x.loads[id]
+		undecided, begun, confirmed, opened := int(is.Asked-is.Decided), int(is.Begun), int(is.Confirmed), int(is.Opened)
+		if undecided != l.asked-l.decided || begun != l.begun || confirmed != l.confirmed || opened != l.opened {
+			return fmt.Errorf("load %d is %+v, the model says %+v", id, is, *l)
+		}
+	}
+	return nil
+}
+
+func full() bool { return os.Getenv("SLUICE_TEST_FULL") == "1" }
+
+// rounds is how many packets a test plays, of so many at full size.
+func rounds(n int) int {
+	if full() {
+		return n
+	}
+	return race.Fewer(n / 50)
+}
+
+// TestModelOfPackets plays random packets: whatever their shape, BPF does what the model
+// says.
+func TestModelOfPackets(t *testing.T) {
+	x := newTested(t, modelSeed(t))
+	n := rounds(1_000_000)
+	for i := range n {
+		if i%500 == 0 {
+			x.world(12)
+			x.load(t)
+		}
+		s, ingress := x.packet(pick(x.generator, 0, ethernetHeader))
+		in := slices.Clone(s.frame)
+		if err := x.compare(t, s, ingress); err != nil {
+			t.Fatalf("packet %d, link header %d, ingress %v, GSO %v: %v\n%s", i, s.link, ingress, s.gso, err, hex.Dump(in))
+		}
+	}
+	t.Logf("%d packets, device's sums %v: %v", n, x.complete != 0, x.counts)
+	for _, kind := range []string{"pass", "drop", "translated", "drop, event 1", "drop, event 2", "translated, event 8"} {
+		if full() && x.counts[kind] < n/5000 {
+			t.Errorf("too few: %s", kind)
+		}
+	}
+	if full() && x.counts["drop, event 1, event 9"] == 0 {
+		t.Error("the table has never met a way back that is taken")
+	}
+}

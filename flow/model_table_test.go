@@ -1,0 +1,171 @@
+package flow
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// modelTable is what the table in BPF knows about a destination.
+type modelTable struct {
+	endpoints []netip.AddrPort
+	turn      uint32
+	podsOnly  bool
+	random    bool // of one endpoint, so that the model knows which
+}
+
+// modelOrigin is what policy has to know about the clients of a range.
+type modelOrigin struct {
+	prefix netip.Prefix
+	link   uint32
+	pod    bool
+}
+
+// origin returns what the longest range of an address says.
+func (m *model) origin(a netip.Addr) (longest modelOrigin) {
+	for _, o := range m.origins {
+		if o.prefix.Contains(a) && (!longest.prefix.IsValid() || o.prefix.Bits() > longest.prefix.Bits()) {
+			longest = o
+		}
+	}
+	return longest
+}
+
+// decide begins a flow without userspace. It returns nil if that has to be asked.
+func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable) *modelFlow {
+	l := m.loads[service]
+	client, vip := p.tuple.src, p.tuple.dst
+	from := m.origin(client.Addr())
+	reserved := m.replies[1] != 0 && client.Port() >= m.replies[0] && client.Port() <= m.replies[1]
+	switch {
+	case l.distrusted && m.alive, // an endpoint has just failed
+		l.opened-l.ended >= m.mostFlows, m.relayed[p.tuple], reserved,
+		!p.isUDP() && l.begun-l.confirmed >= m.mostUnconfirmed,
+		t.podsOnly && !from.pod, // A3.8
+		len(t.endpoints) == 0, client.Addr() == vip.Addr():
+		return nil
+	}
+	endpoint := t.endpoints[t.turn%uint32(len(t.endpoints))]
+	if !t.random {
+		t.turn++
+	}
+	if endpoint.Addr() == client.Addr() || from.link != 0 && m.origin(endpoint.Addr()).link == from.link || len(m.spare) == 0 {
+		return nil
+	}
+	index := m.spare[0]
+	m.spare = m.spare[1:]
+	f := &m.flows[index]
+	*f = modelFlow{
+		client: client, vip: vip, endpoint: endpoint, middle: client, node: vip, protocol: p.tuple.protocol,
+		generation: f.generation + 1, service: service, first: p.sequence,
+	}
+	f.end[fromClient], f.acked[fromEndpoint] = f.first+1, f.first+1
+	back := modelTuple{endpoint, client, p.tuple.protocol}
+	if _, taken := m.entries[back]; taken {
+		m.unused = index
+		return nil
+	}
+	f.state = kernelStateASKING
+	m.entries[back] = modelEntry{index, kernelRoleTO_CLIENT}
+	m.entries[p.tuple] = modelEntry{index, kernelRoleTO_ENDPOINT}
+	l.opened++
+	if !p.isUDP() {
+		l.begun++
+	}
+	if len(s.frame) > longestUpcall {
+		m.untold++
+	} else {
+		m.events = append(m.events, modelEvent{kind: kernelEventKindEVENT_BEGUN, flow: uint32(index), service: service, generation: f.generation, packet: string(s.frame)})
+	}
+	m.fromClient(p, f, index)
+	return f
+}
+
+// tables has the table decide about some destinations, with so many spare flows.
+func (g *generator) tables(spare int) {
+	m := g.m
+	m.tables, m.spare, m.origins, m.unused = make(map[modelTuple]*modelTable), nil, nil, 0
+	m.mostFlows = pick(g, 1, 8, 8, 100)
+	m.replies = pick(g, [2]uint16{}, [2]uint16{20000, 30000})
+	for range spare {
+		m.spare = append(m.spare, len(m.flows))
+		m.flows = append(m.flows, modelFlow{generation: g.Uint32()})
+	}
+	for range g.IntN(6) {
+		a := g.addr(g.one(2))
+		prefix, _ := a.Prefix(a.BitLen() - pick(g, 0, 4, 8, 12, 15, 16, 20))
+		if !slices.ContainsFunc(m.origins, func(o modelOrigin) bool { return o.prefix == prefix }) {
+			m.origins = append(m.origins, modelOrigin{prefix, g.Uint32N(3), g.one(2)})
+		}
+	}
+	for i := range m.flows {
+		f := &m.flows[i]
+		if f.state == kernelStateFREE || f.protocol == sctp || g.one(3) { // userspace decides about SCTP
+			continue
+		}
+		t := &modelTable{turn: pick(g, 0, 1<<32-1, g.Uint32()), podsOnly: g.one(4)}
+		for range g.IntN(4) {
+			e := g.addrPort(f.vip.Addr().Is6())
+			if other := &m.flows[1+g.IntN(len(m.flows)-1)]; other.state != kernelStateFREE && other.vip.Addr().Is6() == e.Addr().Is6() {
+				e = other.endpoint // ways back that are taken
+			}
+			t.endpoints = append(t.endpoints, e)
+		}
+		if len(t.endpoints) == 1 && g.one(2) {
+			t.random, t.turn = true, 0
+		}
+		m.tables[modelTuple{dst: f.vip, protocol: f.protocol}] = t
+	}
+}
+
+// loadTables puts the model's tables into the kernel.
+func (x *tested) loadTables(check func(error)) {
+	for _, k := range x.slots {
+		check(x.Places.Delete(k))
+	}
+	for _, k := range x.ranges {
+		check(x.Origins.Delete(k))
+	}
+	x.slots, x.ranges = nil, nil
+	for _, o := range x.m.origins {
+		bits := o.prefix.Bits()
+		if o.prefix.Addr().Is4() {
+			bits += 96
+		}
+		k, v := kernelOriginKey{Bits: uint32(bits), Addr: addressOf(o.prefix.Addr())}, kernelOrigin{Link: o.link}
+		if o.pod {
+			v.Pod = 1
+		}
+		check(x.Origins.Put(k, v))
+		x.ranges = append(x.ranges, k)
+	}
+	for i, index := range x.m.spare {
+		x.spares[i].Flow = uint64(index)
+	}
+	c := x.control
+	c.Taken, c.Given, c.SpareMask, c.Untold = 0, uint64(len(x.m.spare)), uint32(len(x.spares)-1), 0
+	c.MostFlows = uint32(x.m.mostFlows)
+	c.FirstReply, c.LastReply = x.m.replies[0], x.m.replies[1]
+}
+
+// served returns what the kernel has of a destination.
+func (x *tested) servedOf(key modelTuple, id uint32, check func(error)) kernelServed {
+	s := kernelServed{Service: id}
+	t := x.m.tables[key]
+	if t == nil {
+		return s
+	}
+	x.list++
+	s.List, s.Count, s.Turn = x.list, uint32(len(t.endpoints)), t.turn
+	if t.podsOnly {
+		s.Options |= kernelDecidingDECIDE_PODS
+	}
+	if t.random {
+		s.Options |= kernelDecidingDECIDE_RANDOM
+	}
+	for i, e := range t.endpoints {
+		k := kernelSlot{List: s.List, Number: uint32(i)}
+		check(x.Places.Put(k, kernelPlace{Addr: addressOf(e.Addr()), Port: wire(e.Port())}))
+		x.slots = append(x.slots, k)
+	}
+	return s
+}

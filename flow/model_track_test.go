@@ -1,0 +1,198 @@
+package flow
+
+// modelStep says what follows from a packet of a flow.
+type modelStep int
+
+const (
+	translate modelStep = iota
+	absorb              // userspace goes on with the packet
+	leave               // the packet belongs to another connection
+	restart             // the packet begins a new connection
+)
+
+const (
+	fromClient   = 0
+	fromEndpoint = 1
+)
+
+// after reports whether sequence number a lies behind b, or at it.
+func after(a, b uint32) bool { return int32(a-b) >= 0 }
+
+// count adds a packet to what a flow's record will say.
+func (f *modelFlow) count(p *modelPacket, from int) {
+	switch f.protocol {
+	case tcp:
+		return
+	case sctp:
+		f.packets[from] += uint64(p.chunks.messages)
+	default:
+		f.packets[from]++
+	}
+	f.bytes[from] += uint64(p.payload)
+}
+
+// fromClient follows a packet C -> V.
+func (m *model) fromClient(p *modelPacket, f *modelFlow, index int) modelStep {
+	if f.protocol == sctp {
+		if step := m.associationFromClient(p, f, index); step != translate {
+			return step
+		}
+	} else if f.protocol == tcp && p.fragment != laterFragment {
+		asked := f.state == kernelStateASKING || f.state == kernelStateMOVING
+		switch {
+		case p.opens() && (f.state == kernelStateCLOSED || asked && p.sequence != f.first):
+			return restart
+		case p.opens() && f.state == kernelStateMOVING:
+			return absorb
+		case p.opens() && asked:
+			// The SYN may bring data (TCP Fast Open).
+			f.progress(p.sequence+1+uint32(p.payload), fromClient)
+		default:
+			m.follow(p, f, index, fromClient)
+		}
+	}
+	f.count(p, fromClient)
+	return translate
+}
+
+// fromEndpoint follows a packet E -> C:m.
+func (m *model) fromEndpoint(s *skbuff, p *modelPacket, f *modelFlow, index int) modelStep {
+	if p.fragment != laterFragment {
+		if f.protocol == sctp {
+			if step := m.associationFromEndpoint(s, p, f, index); step != translate {
+				return step
+			}
+		} else if f.protocol == tcp && (f.state == kernelStateASKING || f.state == kernelStateMOVING) {
+			if step := m.answer(s, p, f, index); step != translate {
+				return step
+			}
+		} else if f.protocol == tcp {
+			m.follow(p, f, index, fromEndpoint)
+		} else if f.state == kernelStateASKING {
+			f.state, f.answered = kernelStateOPEN, true
+		}
+		if p.payload > 0 {
+			f.data = true
+		}
+	}
+	f.count(p, fromEndpoint)
+	return translate
+}
+
+// answer follows what an endpoint sends before it has accepted the connection. Only what
+// acknowledges this SYN, or also its data, is an answer.
+func (m *model) answer(s *skbuff, p *modelPacket, f *modelFlow, index int) modelStep {
+	ours := p.has(flagACK) && after(p.ack, f.first+1) && after(f.end[fromClient], p.ack)
+	accepts := ours && p.has(flagSYN) && !p.has(flagRST) && !p.has(flagFIN)
+	refuses := ours && p.has(flagRST)
+	moving := f.state == kernelStateMOVING
+	switch {
+	case accepts && moving:
+		m.tell(s, kernelEventKindEVENT_LATE, index, 0)
+		return absorb
+	case refuses && moving:
+		return absorb
+	case refuses && m.alive:
+		m.tell(s, kernelEventKindEVENT_REFUSED, index, kernelReasonREASON_RST)
+		return absorb
+	case refuses:
+		m.reset(f, index, kernelSeenENDPOINT_RST)
+		return translate
+	case accepts:
+		f.state, f.answered = kernelStateOPEN, true
+		f.end[fromEndpoint] = p.sequence + 1 + uint32(p.payload)
+		f.bytes[fromEndpoint] += uint64(p.payload)
+		f.acked[fromEndpoint] = p.ack
+		f.acked[fromClient] = p.sequence
+		m.tell(s, kernelEventKindEVENT_OPEN, index, 0)
+		return translate
+	}
+	m.tell(s, kernelEventKindEVENT_COLLISION, index, 0)
+	return leave
+}
+
+// progress counts what is new up to a sequence number. A window has 1 GiB at most.
+func (f *modelFlow) progress(end uint32, from int) {
+	if n := int64(int32(end - f.end[from])); n > 0 && n <= 1<<30 {
+		f.bytes[from] += uint64(n)
+		f.end[from] = end
+	}
+}
+
+// follow notes what a segment says about the connection's end. A SYN says nothing: it is
+// old, or of another connection.
+func (m *model) follow(p *modelPacket, f *modelFlow, index, from int) {
+	other := 1 - from
+	fin, rst, otherFin, acks := kernelSeenCLIENT_FIN, kernelSeenCLIENT_RST, kernelSeenENDPOINT_FIN, kernelSeenENDPOINT_FIN_ACKED
+	if from == fromEndpoint {
+		fin, rst, otherFin, acks = kernelSeenENDPOINT_FIN, kernelSeenENDPOINT_RST, kernelSeenCLIENT_FIN, kernelSeenCLIENT_FIN_ACKED
+	}
+	if p.has(flagSYN) {
+		return
+	}
+	if p.has(flagRST) {
+		// Between what the receiver has acknowledged and the number behind the last
+		// byte that was sent, or behind a FIN.
+		if after(p.sequence, f.acked[other]) && after(f.end[from]+1, p.sequence) {
+			m.reset(f, index, rst)
+		}
+		return
+	}
+	if f.state == kernelStateASKING || f.state == kernelStateMOVING {
+		return // nothing has been agreed upon
+	}
+	end := p.sequence + uint32(p.payload)
+	if f.seen&fin == 0 {
+		f.progress(end, from)
+	}
+	if p.has(flagFIN) && end == f.end[from] {
+		f.fin[from] = end + 1
+		f.ends(fin)
+		f.seen |= fin
+	}
+	// Nobody can acknowledge what was not sent.
+	if p.has(flagACK) && after(f.end[other]+1, p.ack) {
+		if !after(f.acked[from], p.ack) {
+			f.acked[from] = p.ack
+			if from == fromClient && f.state == kernelStateOPEN {
+				m.confirm(f)
+			}
+		}
+		if f.seen&otherFin != 0 && after(p.ack, f.fin[other]) {
+			f.seen |= acks
+		}
+	}
+	if both := kernelSeenCLIENT_FIN_ACKED | kernelSeenENDPOINT_FIN_ACKED; f.seen&both == both {
+		m.close(f, index)
+	}
+}
+
+// ends notes which end came first.
+func (f *modelFlow) ends(mark kernelSeen) {
+	if f.firstEnd == 0 {
+		f.firstEnd = mark
+	}
+}
+
+// confirm notes that the client has completed the handshake: it acknowledges something
+// that only a receiver of the SYN-ACK knows.
+func (m *model) confirm(f *modelFlow) {
+	if f.seen&kernelSeenCONFIRMED == 0 {
+		f.seen |= kernelSeenCONFIRMED
+		m.loads[f.service].confirmed++
+	}
+}
+
+func (m *model) reset(f *modelFlow, index int, mark kernelSeen) {
+	f.ends(mark)
+	f.seen |= mark
+	m.close(f, index)
+}
+
+func (m *model) close(f *modelFlow, index int) {
+	if f.seen&kernelSeenCLOSING_TOLD == 0 {
+		f.seen |= kernelSeenCLOSING_TOLD
+		f.state, f.closed = kernelStateCLOSED, true
+		m.tell(nil, kernelEventKindEVENT_CLOSED, index, kernelReason(f.seen))
+	}
+}

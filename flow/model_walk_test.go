@@ -1,0 +1,210 @@
+package flow
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"slices"
+	"testing"
+)
+
+// walk is a connection between two peers that know nothing of BPF. It knows what really
+// happened.
+type walk struct {
+	index     int
+	next      [2]uint32 // sequence numbers that the peers send next
+	got       [2]uint32 // what each has received in order
+	acked     [2]uint32 // the latest acknowledgement of each
+	sent      [2]uint64 // bytes
+	fin       [2]bool
+	syn       bool
+	open      bool       // the endpoint has accepted
+	end       kernelSeen // what ended the connection first
+	disturbed bool       // forged segments have come
+}
+
+// segmentOf is a frame with a segment of one of the peers, as it comes to BPF.
+func (g *generator) segmentOf(f *modelFlow, from int, flags byte, sequence, ack uint32, length int) *skbuff {
+	t := modelTuple{f.client, f.vip, tcp}
+	if from == fromEndpoint {
+		t = modelTuple{f.endpoint, f.middle, tcp}
+	}
+	b := binary.BigEndian.AppendUint16(nil, t.src.Port())
+	b = binary.BigEndian.AppendUint16(b, t.dst.Port())
+	b = binary.BigEndian.AppendUint32(b, sequence)
+	b = binary.BigEndian.AppendUint32(b, ack)
+	b = append(b, 5<<4, flags, 0xff, 0xff, 0, 0, 0, 0)
+	b = append(b, g.bytes(length)...)
+	s := &skbuff{link: ethernetHeader, protocol: 0x0800}
+	if f.client.Addr().Is6() {
+		s.protocol = 0x86dd
+	}
+	s.frame = append(binary.BigEndian.AppendUint16(g.bytes(12), s.protocol), g.ip(t, b, wholePacket, g.Uint32())...)
+	return s
+}
+
+// step makes the next segment of a walk. It returns nil if there is none.
+func (w *walk) step(g *generator, f *modelFlow, forge bool) (s *skbuff, from int) {
+	from = g.IntN(2)
+	other := 1 - from
+	segment := func(flags byte, sequence uint32, length int) *skbuff {
+		if flags&flagACK != 0 && flags&flagRST == 0 {
+			w.acked[from] = w.got[from]
+		}
+		return g.segmentOf(f, from, flags, sequence, w.got[from], length)
+	}
+	switch {
+	case forge && g.one(5):
+		w.disturbed = true
+		flags, sequence, ack := g.numbers(f, from)
+		return g.segmentOf(f, from, flags, sequence, ack, g.IntN(50)), from
+	case !w.syn || !w.open && from == fromClient:
+		w.syn, from = true, fromClient
+		return g.segmentOf(f, fromClient, flagSYN, f.first, 0, 0), from
+	case !w.open && g.one(3):
+		return g.segmentOf(f, fromEndpoint, flagRST|flagACK, 0, f.first+1, 0), from
+	case !w.open:
+		isn := pick(g, g.Uint32(), 1<<32-1, 1<<31-1)
+		w.open = true
+		w.next, w.got = [2]uint32{f.first + 1, isn + 1}, [2]uint32{isn + 1, f.first + 1}
+		w.acked = [2]uint32{isn, f.first + 1}
+		return g.segmentOf(f, fromEndpoint, flagSYN|flagACK, isn, f.first+1, 0), from
+	case g.one(12): // an old segment again
+		n := uint32(g.IntN(3))
+		return segment(flagACK, w.next[from]-n, 0), from
+	case g.one(40): // a reset that nobody believes
+		return segment(flagRST, pick(g, w.acked[other]-1, w.next[from]+2, w.next[from]+1<<31), 0), from
+	case g.one(60):
+		if w.end == 0 {
+			w.end = [2]kernelSeen{kernelSeenCLIENT_RST, kernelSeenENDPOINT_RST}[from]
+		}
+		return segment(flagRST|byte(g.IntN(2))*flagACK, w.next[from], 0), from
+	case w.fin[from]:
+		return segment(flagACK, w.next[from], 0), from
+	}
+	n := g.IntN(60) * g.IntN(2)
+	at := w.next[from]
+	w.sent[from] += uint64(n)
+	w.next[from] += uint32(n)
+	flags := byte(flagACK)
+	if g.one(15) {
+		if w.end == 0 {
+			w.end = [2]kernelSeen{kernelSeenCLIENT_FIN, kernelSeenENDPOINT_FIN}[from]
+		}
+		w.fin[from] = true
+		w.next[from]++
+		flags |= flagFIN
+	}
+	if !g.one(10) { // else it is lost behind BPF
+		defer func() { w.got[other] = w.next[from] }()
+	}
+	return segment(flags, at, n), from
+}
+
+// TestModelOfConnections plays connections from the SYN to the end, with resets inside and
+// outside the window, refusals, segments that come again, and forged ones. BPF does what
+// the model says, and both know in the end what the peers have really done.
+func TestModelOfConnections(t *testing.T) {
+	x := newTested(t, modelSeed(t))
+	const flows, steps = 16, 640
+	ends := make(map[kernelSeen]int)
+	for range max(rounds(500_000)/steps, 3) {
+		x.walkWorld(flows)
+		x.plain = true
+		x.load(t)
+		walks := make([]walk, flows)
+		for i := range walks {
+			walks[i].index = i + 1
+		}
+		for range steps {
+			i := x.IntN(len(walks))
+			w, f := &walks[i], &x.m.flows[i+1]
+			if f.state == kernelStateMOVING && !x.one(3) { // another endpoint
+				delete(x.m.entries, modelTuple{f.endpoint, f.middle, tcp})
+				f.state = kernelStateASKING
+				f.endpoint = x.addrPort(f.client.Addr().Is6())
+				x.m.entries[modelTuple{f.endpoint, f.middle, tcp}] = modelEntry{i + 1, kernelRoleTO_CLIENT}
+				x.load(t)
+			}
+			s, from := w.step(x.generator, f, i%2 == 0)
+			in := slices.Clone(s.frame)
+			if err := x.compare(t, s, from == fromClient); err != nil {
+				t.Fatalf("flow %d, from %d: %v\n%s", i+1, from, err, hex.Dump(in))
+			}
+			w.open = w.open && f.answered // else the answer came too late
+			for _, e := range x.m.events {
+				if e.kind == kernelEventKindEVENT_REFUSED && f.state == kernelStateASKING && !x.one(4) {
+					f.state = kernelStateMOVING
+					x.store(i + 1)
+				}
+			}
+		}
+		for i := range walks {
+			w, f := &walks[i], &x.m.flows[i+1]
+			if w.disturbed || !x.m.alive {
+				continue
+			}
+			w.check(t, f)
+			ends[f.firstEnd]++
+		}
+	}
+	t.Logf("%v, ends: %v", x.counts, ends)
+	if full() && len(ends) < 5 {
+		t.Error("not all ends have been")
+	}
+}
+
+// check compares what BPF knows about a connection with what has happened.
+func (w *walk) check(t *testing.T, f *modelFlow) {
+	if w.sent != f.bytes || w.end != f.firstEnd {
+		t.Fatalf("%+v ended as\n%+v", w, f)
+	}
+	if w.fin[0] != (f.seen&kernelSeenCLIENT_FIN != 0) || w.fin[1] != (f.seen&kernelSeenENDPOINT_FIN != 0) {
+		t.Fatalf("%+v: FINs of\n%+v", w, f)
+	}
+}
+
+// walkWorld makes TCP flows whose endpoints are to be asked.
+func (g *generator) walkWorld(flows int) {
+	g.world(1)
+	g.m.entries = make(map[modelTuple]modelEntry)
+	g.m.flows = make([]modelFlow, flows+1)
+	g.tables(0)
+	for i := 1; i <= flows; i++ {
+		f := g.flow(g.one(2), tcp)
+		for f.state != kernelStateASKING {
+			f = g.flow(g.one(2), tcp)
+		}
+		f.masquerade = false
+		g.m.flows[i] = f
+		g.m.entries[modelTuple{f.client, f.vip, tcp}] = modelEntry{i, kernelRoleTO_ENDPOINT}
+		g.m.entries[modelTuple{f.endpoint, f.middle, tcp}] = modelEntry{i, kernelRoleTO_CLIENT}
+		g.m.served[modelTuple{dst: f.vip, protocol: tcp}] = f.service
+	}
+}
+
+// FuzzTranslate lets the fuzzer change packets: BPF does with each what the model says.
+func FuzzTranslate(f *testing.F) {
+	const seed = 1
+	x := newTested(f, seed)
+	x.world(12)
+	for range 200 {
+		link := pick(x.generator, 0, ethernetHeader)
+		s, ingress := x.packet(link)
+		f.Add(s.frame, ingress, link == 0, s.gso)
+	}
+	f.Fuzz(func(t *testing.T, frame []byte, ingress, bare, gso bool) {
+		if len(frame) < 15 || len(frame) > 3000 || len(frame) < shortest(frame) {
+			return
+		}
+		x.generator = newGenerator(seed)
+		x.world(12)
+		x.load(t)
+		s := &skbuff{frame: slices.Clone(frame), link: ethernetHeader, protocol: be16(frame[12:]), gso: gso}
+		if bare {
+			s.link = 0
+		}
+		if err := x.compare(t, s, ingress); err != nil {
+			t.Fatal(err)
+		}
+	})
+}

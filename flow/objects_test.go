@@ -1,0 +1,99 @@
+package flow
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unsafe"
+)
+
+// TestObjectsAreWhatTheSourcesGive compiles bpf/ again, with the same version of clang
+// (Debian's package clang-14), and compares everything with what is committed.
+func TestObjectsAreWhatTheSourcesGive(t *testing.T) {
+	for _, program := range []string{"clang-14", "llvm-strip-14"} {
+		if _, err := exec.LookPath(program); err != nil {
+			if os.Getenv("SLUICE_REQUIRE_ROOT") == "1" {
+				t.Fatal(err)
+			}
+			t.Skipf("SKIP-NEEDS: %v", err)
+		}
+	}
+	text, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, command, found := strings.Cut(string(text), "//go:generate go run ")
+	if !found {
+		t.Fatal("doc.go has no go:generate line")
+	}
+	command, _, _ = strings.Cut(command, "\n")
+	dir := t.TempDir()
+	if err := os.CopyFS(filepath.Join(dir, "bpf"), os.DirFS("bpf")); err != nil {
+		t.Fatal(err)
+	}
+	// bpf2go names the sources relative to its working directory.
+	bpf2go := filepath.Join(dir, "bpf2go")
+	program, arguments, _ := strings.Cut(command, " ")
+	if out, err := exec.Command("go", "build", "-o", bpf2go, program).CombinedOutput(); err != nil {
+		t.Fatalf("build bpf2go: %v\n%s", err, out)
+	}
+	run := exec.Command("bash", "-c", bpf2go+" "+arguments)
+	run.Dir = dir
+	run.Env = append(os.Environ(), "GOPACKAGE=flow")
+	if out, err := run.CombinedOutput(); err != nil {
+		t.Fatalf("bpf2go: %v\n%s", err, out)
+	}
+	for _, file := range []string{"kernel_bpfel.go", "kernel_bpfeb.go", "kernel_bpfel.o", "kernel_bpfeb.o"} {
+		committed, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		built, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(committed, built) {
+			t.Errorf("%s is not what bpf/ gives: run make bpf", file)
+		}
+	}
+}
+
+// TestSizes keeps what an open flow costs in view, and that array elements lie one behind
+// the other in memory (the kernel rounds their size to 8).
+func TestSizes(t *testing.T) {
+	if size := unsafe.Sizeof(kernelFlow{}); size != 216 {
+		t.Errorf("a flow has %d bytes", size)
+	}
+	if size := unsafe.Sizeof(kernelTuple{}) + unsafe.Sizeof(kernelEntry{}); size != 48 {
+		t.Errorf("an entry has %d bytes with its key", size)
+	}
+	if size := unsafe.Sizeof(kernelLoad{}); size != 56 {
+		t.Errorf("a load has %d bytes", size)
+	}
+	if size := unsafe.Sizeof(kernelControl{}); size != 64 {
+		t.Errorf("control has %d bytes", size)
+	}
+}
+
+func TestKernelLoads(t *testing.T) {
+	requireRoot(t)
+	k, err := openKernel(1000, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.close()
+	if len(k.flows) != 1001 || int(k.Flows.ValueSize()) != int(unsafe.Sizeof(kernelFlow{})) {
+		t.Errorf("%d flows of %d bytes", len(k.flows), k.Flows.ValueSize())
+	}
+}
+
+// requireRoot skips a test that loads BPF programs.
+func requireRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP-NEEDS: root, to load BPF programs")
+	}
+}

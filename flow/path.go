@@ -1,0 +1,192 @@
+package flow
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync/atomic"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/internal/hostnet"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Relay is the data path of a protocol behind kernel flows: everything that the kernel does
+// not forward is its. stream.Server and datagram.Server are Relays.
+type Relay interface {
+	Listen(policy.Opening) (redirect.Target, error)
+	Unlisten(policy.Opening)
+	Bind(policy.Opening) error
+	Unbind(service.Destination)
+	BindsEach() bool
+	Available() error
+	SocketsPerPort() int
+	KeepsConnections() bool
+	Apply(table *policy.Table, host hostnet.Addresses, withdrawn bool)
+	Prune()
+	InGrace() bool
+	Stop(context.Context) error
+
+	// Balancer returns the balancer of a service port, which both data paths use, or
+	// nil. It is called after Apply.
+	Balancer(service.PortName) *balancer.Balancer
+}
+
+// Path is the data path of one protocol: kernel flows, and the Relay behind them. The
+// control plane knows it as it knows the Relay alone.
+type Path struct {
+	Relay
+	server   *Server
+	protocol service.Protocol
+	state    atomic.Pointer[state]
+	services map[service.PortName]*portService
+	orphans  *portService // of adopted flows whose Service is gone
+	adopted  bool
+	ready    bool // of the loop: flows of an earlier process are adopted
+}
+
+// state is a configuration. It never changes.
+type state struct {
+	table    *policy.Table
+	host     hostnet.Addresses
+	services []*portService // by service.PortID; nil for other protocols
+}
+
+// Over returns the data path of a protocol with a Relay behind it. Call it before the
+// first Apply.
+func (s *Server) Over(r Relay, p service.Protocol) *Path {
+	path := &Path{Relay: r, server: s, protocol: p, services: make(map[service.PortName]*portService)}
+	path.orphans = &portService{path: path}
+	path.orphans.timeouts.Store(&timeouts{session: s.options.UDPTimeout, stream: s.options.UDPStreamTimeout})
+	path.state.Store(&state{table: policy.Compile(nil, &service.Snapshot{}, policy.Config{})})
+	s.paths[p] = path
+	return path
+}
+
+// Available returns why the relay cannot serve the protocol, or nil. Kernel flows serve it
+// all the same.
+func (p *Path) Available() error {
+	if err := p.Relay.Available(); err != nil {
+		return fmt.Errorf("clients on this node itself, and others that would be relayed, as %w; kernel flows serve all others", err)
+	}
+	return nil
+}
+
+// Apply publishes a policy to both data paths. The kernel asks about the destinations of
+// the policy when it returns.
+func (p *Path) Apply(table *policy.Table, host hostnet.Addresses, withdrawn bool) {
+	p.Relay.Apply(table, host, withdrawn)
+	p.server.setOrigins(table)
+	prev := p.state.Load()
+	next := &state{table: table, host: host}
+	cuts := make(map[*portService]*service.Port)
+	replaced := make(map[*portService]*portService)
+	var changed, gone []*portService
+	next.services = policy.Sync(table, prev.table, []service.Protocol{p.protocol}, prev.services, func(port *service.Port) *portService {
+		s, old := p.keep(port)
+		if s.port != port {
+			s.port = port
+			cuts[s] = port
+		}
+		if old != nil {
+			replaced[old] = s
+		}
+		changed = append(changed, s)
+		return s
+	}, func(s *portService) {
+		if p.services[s.port.Name] == s { // else keep has replaced it
+			delete(p.services, s.port.Name)
+			cuts[s] = nil
+		}
+		gone = append(gone, s)
+	})
+	if !table.UniformAs(prev.table) {
+		changed = slices.Collect(maps.Values(p.services))
+	}
+	// The worker must know each destination that the kernel asks about: it is withdrawn
+	// before the policy that lacks it comes, and there only after the one that has it.
+	wanted := make([]steering, len(changed))
+	stay := make(map[kernelDestination]bool)
+	for i, s := range changed {
+		wanted[i] = p.wanted(s, table)
+		for d := range wanted[i].destinations {
+			stay[d] = true
+		}
+	}
+	if p.adopted && len(changed)+len(gone) > 0 {
+		p.onLoop(p.server.worker.readNotices) // flows have begun by the old policy
+	}
+	for _, s := range slices.Concat(changed, gone) {
+		p.withdraw(s, stay)
+	}
+	p.state.Store(next)
+	for i, s := range changed {
+		p.steer(s, wanted[i])
+	}
+	for _, s := range gone {
+		p.forget(s, nil)
+	}
+	if !p.adopted {
+		p.adopted = true
+		p.purge()
+		p.onLoop(func() { p.server.worker.adopt(p, next) })
+	}
+	p.follow(next, replaced, cuts)
+}
+
+// keep returns the service of a new or changed port, and the one that it replaces, if any.
+func (p *Path) keep(port *service.Port) (s, replaced *portService) {
+	s = p.services[port.Name]
+	is, problem := eligible(port)
+	p.server.once.Warn("Service "+port.Name.Name.String(), problem)
+	b := p.Relay.Balancer(port.Name)
+	load := uint32(port.ID) + 1
+	if s == nil || s.inKernel != is || s.balancer != b || s.load != load {
+		// The loop reads both without a lock: a port that changes one begins anew.
+		// Its flows stay with the old object.
+		replaced = s
+		s = &portService{path: p, balancer: b, counters: p.server.options.Table.Counters(port.Name), inKernel: is, load: load}
+		if replaced != nil {
+			s.destinations, replaced.destinations = replaced.destinations, nil
+			s.lists, replaced.lists = replaced.lists, nil
+		}
+		p.services[port.Name] = s
+	}
+	s.timeouts.Store(sessionTimeouts(port, &p.server.options))
+	return s, replaced
+}
+
+// follow has flows follow a change: those of replaced services, and UDP sessions that end.
+// It waits until that is done.
+func (p *Path) follow(st *state, replaced map[*portService]*portService, cuts map[*portService]*service.Port) {
+	if p.protocol != service.UDP {
+		clear(cuts) // connections outlive their endpoint's removal (A8.1)
+	}
+	if len(replaced)+len(cuts) == 0 {
+		return
+	}
+	p.onLoop(func() {
+		p.server.worker.readNotices()
+		now := poll.Nanotime()
+		for old, s := range replaced {
+			for f := old.first; f != nil; f = old.first {
+				f.moveTo(s)
+			}
+		}
+		for s, port := range cuts {
+			s.cut(st, port, now)
+		}
+	})
+}
+
+// onLoop runs f on the loop, and waits for it.
+func (p *Path) onLoop(f func()) {
+	done := make(chan struct{})
+	if p.server.worker.loop.Post(func() { defer close(done); f() }) {
+		<-done
+	}
+}

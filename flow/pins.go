@@ -1,0 +1,183 @@
+package flow
+
+import (
+	"crypto/sha256"
+	_ "embed" // for layout.h
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/sluice-proxy/sluice/internal/bpffs"
+	"github.com/sluice-proxy/sluice/redirect/kernel"
+)
+
+//go:embed bpf/layout.h
+var layoutText string
+
+// pinPrefix begins the names of all pins of this package.
+const pinPrefix = "flow_"
+
+// pins is where maps and links stay when the process ends, so that forwarded connections
+// go on and the next process adopts them. Their names have a version: what the maps hold,
+// and how much. A process leaves those of another version alone, whose programs go on for
+// their connections, until oldPins is over.
+type pins struct {
+	dir     bpffs.Dir
+	version string
+}
+
+// openPins returns the pins of a proxy in a network namespace. An error says why nothing
+// can be pinned.
+func openPins(root, proxy string, namespace, flows int) (*pins, error) {
+	dir, err := bpffs.Of(root, proxy, namespace)
+	if err != nil {
+		return nil, err
+	}
+	if err := dir.Make(); err != nil {
+		return nil, fmt.Errorf("pins: %w", err)
+	}
+	return &pins{dir: dir, version: layoutVersion(layoutText) + "_" + strconv.Itoa(flows)}, nil
+}
+
+// layoutVersion is a hash of what the compiler sees of the layout.
+func layoutVersion(text string) string {
+	var code strings.Builder
+	for line := range strings.Lines(text) {
+		line, _, _ = strings.Cut(line, "//")
+		code.WriteString(strings.Join(strings.Fields(line), " "))
+	}
+	hash := sha256.Sum256([]byte(code.String()))
+	return hex.EncodeToString(hash[:4])
+}
+
+// path returns the path of a pin.
+func (p *pins) path(what string) string { return p.dir.Pin(pinPrefix + p.version + "_" + what) }
+
+// linkPath returns the path of the link at a hook of an interface.
+func (p *pins) linkPath(hook string, index int) string {
+	return p.path(hook + "_" + strconv.Itoa(index))
+}
+
+// maps opens the pinned maps, if all that a spec has are there and fit. Otherwise it
+// removes them, and links that use them.
+func (p *pins) maps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
+	found := make(map[string]*ebpf.Map)
+	for name, s := range spec.Maps {
+		if !isOwnMap(name) {
+			continue
+		}
+		m, err := ebpf.LoadPinnedMap(p.path(name), nil)
+		if err == nil {
+			found[name] = m
+			err = s.Compatible(m)
+		}
+		if err != nil {
+			for _, m := range found {
+				_ = m.Close()
+			}
+			_, _ = removePins(p.dir, func(name string) bool { return strings.HasPrefix(name, pinPrefix+p.version+"_") })
+			return nil
+		}
+	}
+	return found
+}
+
+// isOwnMap reports whether a map is of maps.h, and not one of the compiler's.
+func isOwnMap(name string) bool { return !strings.HasPrefix(name, ".") }
+
+// removeOthers removes the pins of other versions.
+func (p *pins) removeOthers() error {
+	_, err := removePins(p.dir, func(name string) bool { return !strings.HasPrefix(name, pinPrefix+p.version+"_") })
+	return err
+}
+
+// disarmOthers has programs of other versions decide about no new flows any more: they
+// would go by the Services of their time.
+func (p *pins) disarmOthers() {
+	own := pinPrefix + p.version + "_"
+	for _, name := range pinNames(p.dir) {
+		if strings.HasPrefix(name, own) || !strings.HasSuffix(name, "_"+kernelMapDestinations) {
+			continue
+		}
+		m, err := ebpf.LoadPinnedMap(filepath.Join(string(p.dir), name), nil)
+		if err != nil {
+			continue
+		}
+		for {
+			key, err := m.NextKeyBytes(nil)
+			if err != nil || key == nil || m.Delete(key) != nil {
+				break
+			}
+		}
+		_ = m.Close()
+	}
+}
+
+// Cleanup removes what a process left pinned: its connections end. It returns a line for
+// what it removed.
+func Cleanup(root, proxy string, namespace int) (removed []string, err error) {
+	if nl, errOpen := kernel.Open(namespace, syscall.NETLINK_ROUTE); errOpen == nil {
+		var n int
+		if n, err = removeFilters(nl); n > 0 {
+			removed = append(removed, fmt.Sprintf("%d filters of kernel flows", n))
+		}
+		nl.Close()
+	}
+	dir, errDir := bpffs.Of(root, proxy, namespace)
+	if errDir != nil {
+		return removed, err // nothing can be pinned there
+	}
+	n, errPins := removePins(dir, func(string) bool { return true })
+	if n > 0 {
+		removed = append(removed, fmt.Sprintf("%d maps and links of kernel flows in %s", n, dir))
+	}
+	dir.Remove()
+	return removed, errors.Join(err, errPins)
+}
+
+// pinNames lists this package's pins in a directory.
+func pinNames(dir bpffs.Dir) (names []string) {
+	entries, err := os.ReadDir(string(dir))
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), pinPrefix) {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+// removePins removes some pins and detaches links at once: the kernel would do that
+// somewhat later.
+func removePins(dir bpffs.Dir, which func(name string) bool) (n int, err error) {
+	var errs []error
+	for _, name := range pinNames(dir) {
+		if !which(name) {
+			continue
+		}
+		path := filepath.Join(string(dir), name)
+		if strings.Contains(name, "_"+ingressSide.name+"_") || strings.Contains(name, "_"+egressSide.name+"_") {
+			if l, err := link.LoadPinnedLink(path, nil); err == nil {
+				_ = l.Detach()
+				_ = l.Close()
+			}
+		}
+		if err := os.Remove(path); err == nil {
+			n++
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return n, errors.Join(errs...)
+}

@@ -1,0 +1,49 @@
+package flow
+
+import (
+	"math/rand/v2"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+// portTries is how many ports a flow tries whose way back another flow has.
+const portTries = 64
+
+// Ports that translated packets get are below those that sockets of the relay and of the
+// kernel's choice usually have.
+const (
+	firstPort = 1024
+	lastPort  = 9999
+)
+
+// ports chooses ports: of the node for flows that hide the client's address, and between
+// the hooks for flows whose own port is taken.
+type ports struct {
+	first, count int
+	at           int
+	replies      [2]uint16 // ports whose replies steering takes for its own (F11); 0 if none
+	keep         *sys.PortSet
+}
+
+func newPorts(replies [2]uint16) ports {
+	p := ports{first: firstPort, count: lastPort - firstPort + 1, replies: replies, keep: sys.ReservedPorts()}
+	p.at = rand.IntN(p.count)
+	return p
+}
+
+// next returns another port.
+func (p *ports) next() uint16 {
+	for range p.count {
+		p.at = (p.at + 1) % p.count
+		port := uint16(p.first + p.at)
+		if !p.keep.Has(port) && !p.reserved(port) {
+			return port
+		}
+	}
+	return uint16(p.first)
+}
+
+// reserved reports whether replies to a client's port would be steered to this node.
+func (p *ports) reserved(port uint16) bool {
+	return p.replies[1] != 0 && port >= p.replies[0] && port <= p.replies[1]
+}

@@ -1,0 +1,348 @@
+package flow
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/usrsctp"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// diameter is a Service's SCTP port.
+const diameter = 3868
+
+// sctpService gives a Service with an SCTP port.
+func sctpService(clusterIP string, endpoints ...netip.AddrPort) service.Change {
+	sctp, name := corev1.ProtocolSCTP, "sctp"
+	c := service.Change{Services: []*corev1.Service{{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: "aaa"},
+		Spec:       corev1.ServiceSpec{ClusterIP: clusterIP, Ports: []corev1.ServicePort{{Name: name, Port: diameter, Protocol: sctp}}},
+	}}}
+	family := discoveryv1.AddressTypeIPv4
+	if netip.MustParseAddr(clusterIP).Is6() {
+		family = discoveryv1.AddressTypeIPv6
+	}
+	for i := range 4 {
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "test", Name: fmt.Sprintf("aaa-%d", i), Labels: map[string]string{discoveryv1.LabelServiceName: "aaa"}},
+			AddressType: family,
+		}
+		if i < len(endpoints) {
+			port := int32(endpoints[i].Port())
+			slice.Ports = []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &sctp}}
+			slice.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{endpoints[i].Addr().String()}}}
+		}
+		c.EndpointSlices = append(c.EndpointSlices, slice)
+	}
+	return c
+}
+
+func call(vip string) usrsctp.Call {
+	return usrsctp.Call{To: netip.AddrPortFrom(netip.MustParseAddr(vip), diameter), Messages: 10, Size: 5000}
+}
+
+// serveSCTP starts a server at ports of both addresses of a host.
+func serveSCTP(t *testing.T, h *netns.Host, ports ...uint16) *usrsctp.Peer {
+	t.Helper()
+	var all []usrsctp.Listener
+	for _, p := range ports {
+		all = append(all, usrsctp.Listener{Port: p, At: []netip.Addr{h.IPv4}}, usrsctp.Listener{Port: p, At: []netip.Addr{h.IPv6}})
+	}
+	return usrsctp.Serve(t, h, all...)
+}
+
+// wait waits for so many records of a node, in the order of their end.
+func (n *node) wait(t *testing.T, count int) []conntrack.Record {
+	t.Helper()
+	wait.For(t, "records", patience, func() error {
+		if got := len(n.taken()); got != count {
+			return fmt.Errorf("%d records in place of %d", got, count)
+		}
+		return nil
+	})
+	return n.taken()
+}
+
+// An association passes the kernel: messages of several packets arrive whole, on their
+// streams, and the endpoint sees the client. Target ports are the Service's, or others, so
+// that the CRC has to change.
+func TestAssociationPassesTheKernel(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, nil)
+	b := lab.Backends[0]
+	count := 0
+	serveSCTP(t, b, diameter, 13868)
+	for _, c := range []struct {
+		vip      string
+		client   netip.Addr
+		endpoint netip.AddrPort
+	}{
+		{vip4, lab.Client.IPv4, at(b.IPv4, diameter)},
+		{vip4, lab.Client.IPv4, at(b.IPv4, 13868)},
+		{vip6, lab.Client.IPv6, at(b.IPv6, diameter)},
+		{vip6, lab.Client.IPv6, at(b.IPv6, 13868)},
+	} {
+		t.Run(c.endpoint.String(), func(t *testing.T) {
+			n.apply(sctpService(c.vip, c.endpoint))
+			who := call(c.vip)
+			who.From = []netip.Addr{c.client}
+			a, err := who.Do(t, lab.Client)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if a.Server != "b1" || a.Client.Addr() != c.client {
+				t.Errorf("%+v", a)
+			}
+			count++
+			r := n.wait(t, count)[count-1]
+			if r.Protocol != service.SCTP || r.Path != conntrack.Kernel || r.End != conntrack.ClientShutdown || !r.Connected || r.Attempts != 1 ||
+				r.Source != policy.SourceClient || r.Endpoint.Addr != c.endpoint || r.ConnectTime <= 0 || r.FirstByte < r.ConnectTime || r.StreamsFromClient != 10 || r.StreamsToClient != 10 {
+				t.Errorf("%+v", r)
+			}
+			// "who?" and ten messages; loss is not to be expected here.
+			if r.DatagramsFromClient != 11 || r.BytesFromClient != 4+10*5000 || r.DatagramsFromEndpoint != 11 || r.BytesFromEndpoint < 10*5000 {
+				t.Errorf("%d messages, %d bytes from the client, %d, %d from the endpoint", r.DatagramsFromClient, r.BytesFromClient, r.DatagramsFromEndpoint, r.BytesFromEndpoint)
+			}
+		})
+	}
+}
+
+// An endpoint that answers with an ABORT, with an ICMP error, or not at all, costs a moment.
+func TestDeadEndpointOfAnAssociationIsRetried(t *testing.T) {
+	lab := netns.NewLab(t, 3)
+	aborts, icmp, serves := lab.Backends[0], lab.Backends[1], lab.Backends[2]
+	serveSCTP(t, aborts, 1) // another port
+	serveSCTP(t, serves, 13868)
+	for _, c := range []struct {
+		name   string
+		vip    string
+		dead   netip.Addr
+		reason conntrack.DialError
+	}{
+		{"ABORT", vip4, aborts.IPv4, conntrack.DialRefused},
+		{"ICMP", vip4, icmp.IPv4, conntrack.DialUnreachable}, // its kernel has no SCTP
+		{"silence", vip4, aborts.IPv4.Next(), conntrack.DialTimeout},
+		{"ABORT, IPv6", vip6, aborts.IPv6, conntrack.DialRefused},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newNode(t, lab, nil)
+			serving := serves.IPv4
+			if c.vip == vip6 {
+				serving = serves.IPv6
+			}
+			n.apply(sctpService(c.vip, at(c.dead, 13868), at(serving, 13868)))
+			for i := range 3 {
+				began := time.Now()
+				a, err := call(c.vip).Do(t, lab.Client)
+				if err != nil || a.Server != "b3" {
+					t.Fatalf("%+v, %v", a, err)
+				}
+				t.Logf("association %d took %s", i, time.Since(began))
+			}
+			retried := 0
+			for _, r := range n.wait(t, 3) {
+				for _, f := range r.Failed {
+					retried++
+					if f.Error != c.reason || f.Endpoint.Addr.Addr() != c.dead {
+						t.Errorf("%+v", f)
+					}
+				}
+			}
+			if retried == 0 {
+				t.Error("no association met the dead endpoint")
+			}
+			n.stop()
+			n.left = true
+			n.end()
+		})
+	}
+}
+
+// If no endpoint is left, the client gets an ABORT.
+func TestAllEndpointsOfAnAssociationDead(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	serveSCTP(t, lab.Backends[0], 1)
+	n := newNode(t, lab, nil)
+	n.apply(sctpService(vip4, at(lab.Backends[0].IPv4, 13868)))
+	_, err := call(vip4).Do(t, lab.Client)
+	if err == nil || errors.Is(err, usrsctp.ErrSilent) {
+		t.Errorf("the client was not told that no endpoint is left: %v", err)
+	}
+	t.Log(err)
+	if r := n.wait(t, 1)[0]; r.End != conntrack.ConnectFailed || len(r.Failed) < 2 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// Hidden clients have the node's address and another port, also those that are their own
+// endpoint's host.
+func TestHiddenClientOfAnAssociation(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	b := lab.Backends[0]
+	serveSCTP(t, b, 13868)
+	n := newNode(t, lab, nil)
+	n.config.MasqueradeAll = true
+	for _, c := range []struct {
+		vip            string
+		endpoint, node netip.Addr
+	}{{vip4, b.IPv4, netip.MustParseAddr("10.2.1.1")}, {vip6, b.IPv6, netip.MustParseAddr("fd00:2:1::1")}} {
+		n.apply(sctpService(c.vip, at(c.endpoint, 13868)))
+		a, err := call(c.vip).Do(t, lab.Client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.Client.Addr() != c.node || a.Client.Port() < firstPort || a.Client.Port() > lastPort {
+			t.Errorf("the endpoint saw %s", a.Client)
+		}
+	}
+}
+
+// One port towards two Services of one endpoint: one of them gets another port between the
+// hooks.
+func TestOnePortOfTwoAssociations(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	b := lab.Backends[0]
+	serveSCTP(t, b, 13868)
+	n := newNode(t, lab, nil)
+	n.apply(sctpService(vip4, at(b.IPv4, 13868)))
+	first := call(vip4)
+	first.Port, first.How, first.From = 45678, "wait", []netip.Addr{lab.Client.IPv4}
+	p := first.Connect(t, lab.Client)
+	one, err := p.Answered()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The flow of another Service has the way back. A host has one peer, so that the
+	// second association is not the client's own: a process that ended has left it.
+	p.Kill()
+	n.apply(named("other", sctpService("10.96.0.11", at(b.IPv4, 13868))))
+	second := call("10.96.0.11")
+	second.Port, second.From = first.Port, first.From
+	two, err := second.Do(t, lab.Client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if one.Client.Port() != 45678 || two.Client.Port() == 45678 {
+		t.Errorf("the endpoint saw %s and %s", one.Client, two.Client)
+	}
+}
+
+// A host with several addresses lists them. The endpoint would use them past the node, so
+// that it must not learn them.
+func TestClientWithSeveralAddresses(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	b := lab.Backends[0]
+	second := netip.MustParseAddr("10.1.0.77")
+	if err := lab.Client.AddAddr("eth0", netip.PrefixFrom(second, 24)); err != nil {
+		t.Fatal(err)
+	}
+	serveSCTP(t, b, diameter, 13868)
+	for _, port := range []uint16{diameter, 13868} {
+		n := newNode(t, lab, nil)
+		n.apply(sctpService(vip4, at(b.IPv4, port)))
+		c := call(vip4)
+		c.How, c.From = "wait", []netip.Addr{lab.Client.IPv4, second}
+		p := c.Connect(t, lab.Client)
+		a, err := p.Answered()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.ClientAddresses != 1 || a.Client.Addr() != lab.Client.IPv4 && a.Client.Addr() != second {
+			t.Errorf("port %d: the endpoint knows %d addresses of its client, and saw %s", port, a.ClientAddresses, a.Client)
+		}
+		if err := p.Again(); err != nil {
+			t.Error(err)
+		}
+		if r := n.wait(t, 1)[0]; r.End != conntrack.ClientShutdown {
+			t.Errorf("%+v", r)
+		}
+		n.stop()
+		n.left = true
+		n.end()
+	}
+}
+
+// An ABORT ends an association for both sides, and so does a stop.
+func TestEndsOfAssociations(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	b := lab.Backends[0]
+	server := serveSCTP(t, b, 13868)
+	n := newNode(t, lab, nil)
+	n.apply(sctpService(vip4, at(b.IPv4, 13868)))
+	c := call(vip4)
+	c.How = "abort"
+	if _, err := c.Do(t, lab.Client); err != nil {
+		t.Fatal(err)
+	}
+	if r := n.wait(t, 1)[0]; r.End != conntrack.ClientAbort {
+		t.Errorf("%+v", r)
+	}
+	// A server that is there again knows nothing of the association, and says so.
+	c.How = "wait"
+	p := c.Connect(t, lab.Client)
+	if _, err := p.Answered(); err != nil {
+		t.Fatal(err)
+	}
+	server.Kill()
+	serveSCTP(t, b, 13868)
+	if err := p.Again(); err == nil {
+		t.Error("messages of an association that has ended came back")
+	}
+	if r := n.wait(t, 2)[1]; r.End != conntrack.EndpointAbort {
+		t.Errorf("%+v", r)
+	}
+	p = c.Connect(t, lab.Client)
+	if _, err := p.Answered(); err != nil {
+		t.Fatal(err)
+	}
+	n.stop()
+	if err := p.Again(); err == nil {
+		t.Error("a stop has aborted nothing")
+	}
+	if r := n.wait(t, 3)[2]; r.End != conntrack.Shutdown {
+		t.Errorf("%+v", r)
+	}
+	n.left = true
+	n.end()
+}
+
+// The associations of a process that ended go on, and the next one adopts them.
+func TestAssociationsAreAdopted(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	b := lab.Backends[0]
+	serveSCTP(t, b, 13868)
+	root := netns.MountBPF(t)
+	pinned := func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true }
+	first := newNode(t, lab, pinned)
+	services := sctpService(vip4, at(b.IPv4, 13868))
+	first.apply(services)
+	c := call(vip4)
+	c.How = "wait"
+	p := c.Connect(t, lab.Client)
+	if _, err := p.Answered(); err != nil {
+		t.Fatal(err)
+	}
+	first.leave()
+	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
+	next.apply(services)
+	if got := next.server.Stats().Open; got != 1 {
+		t.Errorf("%d associations were adopted", got)
+	}
+	if err := p.Again(); err != nil {
+		t.Fatal(err)
+	}
+	if r := next.wait(t, 1)[0]; r.Protocol != service.SCTP || r.End != conntrack.ClientShutdown || r.DatagramsFromClient != 21 || !r.Connected {
+		t.Errorf("%+v", r)
+	}
+}

@@ -1,0 +1,264 @@
+package flow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/hostnet"
+	"github.com/sluice-proxy/sluice/internal/once"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Options are what a Server works with.
+type Options struct {
+	// MaxFlows bounds the flows. Each takes 216 bytes of kernel memory from the start,
+	// and some 800 bytes more while it is open.
+	MaxFlows int
+	// Namespace is a descriptor of the network namespace; 0 is the process's own.
+	Namespace int
+	// BPFRoot is where the BPF file system is mounted, in which everything is pinned
+	// that outlives the process, and Name that of the proxy; empty: nothing does.
+	BPFRoot, Name string
+	// Keep has the flows go on when the Server stops, if they are pinned.
+	Keep bool
+	// Loop is an event loop of its own, and Shard its part of Table.
+	Loop  *poll.Loop
+	Shard *conntrack.Shard
+	Table *conntrack.Table
+	// SameLink reports whether two hosts reach each other without this node's IP layer.
+	SameLink func(a, b netip.Addr) bool
+	// Links returns what SameLink goes by.
+	Links func() []hostnet.Link
+	// ReplyPorts are ports whose replies steering delivers to this node; 0 if none.
+	ReplyPorts [2]uint16
+
+	IdleTimeout       time.Duration // 0 for none
+	HalfClosedTimeout time.Duration // 0 for none
+	UDPTimeout        time.Duration
+	UDPStreamTimeout  time.Duration
+	// WantsUDP reports whether a session's record goes to the access log.
+	WantsUDP func(*conntrack.Record) bool
+	Logger   zerolog.Logger
+
+	filters bool // tests: as if there were no tcx
+	ask     bool // tests: userspace decides about all flows
+}
+
+// Limits of each service port: beyond them, new flows pass to the relay.
+const (
+	mostUndecided   = 256
+	mostUnconfirmed = 1024
+)
+
+// Server is the second data path. Its methods belong to one goroutine, except Stats.
+type Server struct {
+	options    Options
+	log        zerolog.Logger
+	kernel     *bpf
+	pins       *pins // nil if nothing outlives the process
+	interfaces *interfaces
+	worker     *worker
+	paths      [service.SCTP + 1]*Path
+	families   [2]bool // by service.Family: the node forwards packets
+	once       once.Log
+	stats      stats
+	origins    map[kernelOriginKey]kernelOrigin // in the kernel's map; nil: unknown
+}
+
+// New loads the programs and maps. The caller's thread is in the network namespace, and
+// the loop does not run yet, or this is its goroutine. Start begins.
+func New(o Options) (*Server, error) {
+	s := &Server{options: o, log: o.Logger, once: once.Log{Logger: o.Logger}}
+	if s.options.SameLink == nil {
+		s.options.SameLink = func(netip.Addr, netip.Addr) bool { return false }
+	}
+	if s.options.Links == nil {
+		s.options.Links = func() []hostnet.Link { return nil }
+	}
+	if s.options.WantsUDP == nil {
+		s.options.WantsUDP = func(*conntrack.Record) bool { return true }
+	}
+	for f := range s.families {
+		s.families[f] = forwarding(service.Family(f))
+	}
+	if !s.families[service.IPv4] && !s.families[service.IPv6] {
+		return nil, errForwarding
+	}
+	var err error
+	if o.BPFRoot != "" {
+		if s.pins, err = openPins(o.BPFRoot, o.Name, o.Namespace, o.MaxFlows); err != nil {
+			s.log.Info().Str("because", err.Error()).Msg("kernel flows end with the process")
+		}
+	}
+	if s.kernel, err = openKernel(o.MaxFlows, s.pins); err != nil {
+		return nil, err
+	}
+	c := s.kernel.control
+	for c.Magic == 0 {
+		c.Magic = rand.Uint32() &^ flowMask
+	}
+	c.MostUndecided, c.MostUnconfirmed = mostUndecided, mostUnconfirmed
+	c.MostFlows = uint32(o.MaxFlows / serviceShare)
+	c.FirstReply, c.LastReply = o.ReplyPorts[0], o.ReplyPorts[1]
+	if s.worker, err = newWorker(s, o.Loop, o.Shard); err != nil {
+		s.Close()
+		return nil, err
+	}
+	if s.interfaces, err = openInterfaces(s.kernel, s.pins, o.Namespace, o.Logger); err != nil {
+		s.Close()
+		return nil, err
+	}
+	s.interfaces.filters = o.filters
+	return s, nil
+}
+
+var errLoopEnded = errors.New("the event loop has ended")
+
+// Start begins to serve, once the loop runs: the programs are at all interfaces when it returns, and at each
+// one that comes later.
+func (s *Server) Start() error {
+	started := make(chan error, 1)
+	if !s.options.Loop.Post(func() { started <- s.worker.start() }) {
+		return errLoopEnded
+	}
+	if err := <-started; err != nil {
+		return err
+	}
+	if err := s.interfaces.follow(); err != nil {
+		return err
+	}
+	if s.pins != nil {
+		s.pins.disarmOthers()
+	}
+	s.interfaces.start()
+	return nil
+}
+
+// forwards reports whether the node forwards packets of an address's family.
+func (s *Server) forwards(a netip.Addr) bool { return s.families[service.FamilyOf(a)] }
+
+// Stop ends all flows, or leaves them to the next process. Nothing new is forwarded from
+// then on. It fails if ctx ends before.
+func (s *Server) Stop(ctx context.Context) error {
+	done := make(chan struct{})
+	end := func() { s.worker.stop(func() { close(done) }) }
+	if keep := s.options.Keep && s.pins != nil; keep {
+		end = func() {
+			s.worker.leave()
+			close(done)
+		}
+		s.interfaces.close(true)
+	} else {
+		s.interfaces.close(false)
+		if s.pins != nil {
+			_, _ = removePins(s.pins.dir, func(string) bool { return true })
+			s.pins.dir.Remove()
+		}
+	}
+	if !s.worker.loop.Post(end) {
+		return errLoopEnded
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("ending %d flows: %w", s.stats.open.Load(), ctx.Err())
+	}
+}
+
+// Close releases everything. The loop must have ended, or never have run.
+func (s *Server) Close() {
+	if s.interfaces != nil {
+		s.interfaces.close(true)
+	}
+	if s.worker != nil {
+		s.worker.close()
+	}
+	s.kernel.close()
+}
+
+// stats counts what concerns no single flow.
+type stats struct {
+	open     atomic.Int64
+	late     atomic.Uint64
+	void     atomic.Uint64
+	damaged  atomic.Uint64
+	unserved atomic.Uint64
+	passed   atomic.Uint64
+}
+
+// Stats are the counts of a Server.
+type Stats struct {
+	Open     int64             // flows
+	Passed   uint64            // first packets that were decided to be the relay's
+	Void     uint64            // upcalls that were too old
+	Damaged  uint64            // first packets with a wrong checksum
+	Unserved uint64            // first packets that policy dropped
+	Late     uint64            // SYN-ACKs and INIT ACKs of endpoints that had been given up
+	Lost     uint64            // packets that could not be put back
+	Kernel   map[string]uint64 // counts of BPF, by name
+}
+
+// counterNames are the names of Stats.Kernel.
+var counterNames = map[kernelCounter]string{
+	kernelCounterCOUNT_TRANSLATED:     "translated",
+	kernelCounterCOUNT_ASKED:          "asked",
+	kernelCounterCOUNT_INJECTED:       "injected",
+	kernelCounterCOUNT_REFUSED:        "refused",
+	kernelCounterCOUNT_LATE:           "late",
+	kernelCounterCOUNT_ICMP:           "icmp_errors",
+	kernelCounterCOUNT_FRAGMENTS:      "fragments",
+	kernelCounterCOUNT_COLLISIONS:     "collisions",
+	kernelCounterCOUNT_DECIDED:        "decided",
+	kernelCounterCOUNT_SCTP_FRAGMENTS: "sctp_fragments",
+	kernelCounterPASSED_NO_HEARTBEAT:  "passed_no_heartbeat",
+	kernelCounterPASSED_UNDECIDED:     "passed_undecided",
+	kernelCounterPASSED_UNCONFIRMED:   "passed_unconfirmed",
+	kernelCounterPASSED_RING_FULL:     "passed_ring_full",
+	kernelCounterPASSED_SOCKET:        "passed_socket",
+	kernelCounterPASSED_RELAYED:       "passed_relayed",
+	kernelCounterPASSED_SHAPE:         "passed_shape",
+}
+
+// Stats returns the counts. It is safe for concurrent use.
+func (s *Server) Stats() Stats {
+	st := Stats{
+		Open:     s.stats.open.Load(),
+		Passed:   s.stats.passed.Load(),
+		Void:     s.stats.void.Load(),
+		Damaged:  s.stats.damaged.Load(),
+		Unserved: s.stats.unserved.Load(),
+		Late:     s.stats.late.Load(),
+		Lost:     s.worker.injector.lost.Load(),
+		Kernel:   make(map[string]uint64, len(counterNames)),
+	}
+	for which, name := range counterNames {
+		var each []uint64
+		if s.kernel.Counters.Lookup(&which, &each) == nil {
+			for _, n := range each {
+				st.Kernel[name] += n
+			}
+		}
+	}
+	return st
+}
+
+// PassedInAll returns how many packets to Services were left to the relay.
+func (s *Stats) PassedInAll() uint64 {
+	n := s.Passed
+	for which, name := range counterNames {
+		if which >= kernelCounterPASSED_NO_HEARTBEAT {
+			n += s.Kernel[name]
+		}
+	}
+	return n
+}

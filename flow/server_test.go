@@ -1,0 +1,261 @@
+package flow
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// Cluster IPs of the tests.
+const (
+	vip4 = "10.96.0.10"
+	vip6 = "fd00:96::10"
+)
+
+func TestConnectionPassesTheKernel(t *testing.T) {
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 2)
+		for _, b := range lab.Backends {
+			b.WitnessTCP(t, 8080)
+		}
+		n := newNode(t, lab, by)
+		for _, c := range []struct {
+			vip  string
+			ipv6 bool
+		}{{vip4, false}, {vip6, true}} {
+			t.Run(c.vip, func(t *testing.T) {
+				client, b1, b2 := lab.Client.IPv4, lab.Backends[0].IPv4, lab.Backends[1].IPv4
+				if c.ipv6 {
+					client, b1, b2 = lab.Client.IPv6, lab.Backends[0].IPv6, lab.Backends[1].IPv6
+				}
+				n.apply(svc(c.vip, nil, at(b1, 8080), at(b2, 8080)))
+				servers := make(map[string]int)
+				for range 10 {
+					said, err := lab.Client.Ask("tcp", net.JoinHostPort(c.vip, "80"))
+					if err != nil {
+						t.Fatal(err)
+					}
+					server, peer, _ := strings.Cut(said, " ")
+					servers[server]++
+					if !strings.Contains(peer, client.String()) {
+						t.Errorf("the endpoint saw %s", peer)
+					}
+				}
+				if servers["b1:8080"] != 5 || servers["b2:8080"] != 5 {
+					t.Errorf("not round-robin: %v", servers)
+				}
+			})
+		}
+		wait.For(t, "records", patience, func() error {
+			records := n.taken()
+			if len(records) != 20 {
+				return fmt.Errorf("%d records of 20 connections", len(records))
+			}
+			for _, r := range records {
+				if r.Path != conntrack.Kernel || r.End != conntrack.ClientFin || r.Attempts != 1 || !r.Connected || r.ConnectTime <= 0 ||
+					r.FirstByte < r.ConnectTime || r.BytesFromClient != 12 || r.BytesFromEndpoint == 0 {
+					t.Errorf("%+v", r)
+				}
+			}
+			return nil
+		})
+	})
+}
+
+func TestDeadEndpointIsRetriedInTheHandshake(t *testing.T) {
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 2)
+		lab.Backends[1].EchoTCP(t, 8080)
+		n := newNode(t, lab, by)
+		// Nothing listens on b1: it answers with an RST.
+		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)))
+		for range 20 {
+			if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != "b2:8080" {
+				t.Fatalf("%q, %v", said, err)
+			}
+		}
+		wait.For(t, "records", patience, func() error {
+			records := n.taken()
+			if len(records) != 20 {
+				return fmt.Errorf("%d records of 20 connections", len(records))
+			}
+			retried := 0
+			for _, r := range records {
+				if len(r.Failed) > 0 {
+					retried++
+					if r.Failed[0].Error != conntrack.DialRefused || r.Attempts != 2 {
+						t.Errorf("%+v", r)
+					}
+				}
+			}
+			if retried == 0 {
+				return fmt.Errorf("no connection met the dead endpoint")
+			}
+			return nil
+		})
+	})
+}
+
+func TestAllEndpointsDead(t *testing.T) {
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 1)
+		n := newNode(t, lab, by)
+		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+		took := time.Hour
+		for try := 0; try < 3 && took > 6*time.Second; try++ { // a busy machine delays some
+			began := time.Now()
+			if _, err := lab.Client.Ask("tcp", vip4+":80"); err == nil || !strings.Contains(err.Error(), "refused") {
+				t.Errorf("%v", err)
+			}
+			took = time.Since(began)
+		}
+		if took < time.Second || took > 6*time.Second {
+			t.Errorf("took %s; the plan is 3.75 s", took)
+		}
+		wait.True(t, "a record", func() bool { return len(n.taken()) > 0 })
+		if r := n.taken()[0]; r.End != conntrack.ConnectFailed || len(r.Failed) < 2 {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+func TestMasquerade(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].WitnessTCP(t, 8080)
+	lab.Backends[0].WitnessUDP(t, 8080)
+	n := newNode(t, lab, nil)
+	n.config.MasqueradeAll = true
+	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+	for _, network := range []string{"tcp", "udp"} {
+		said, err := askBy(lab.Client, network, vip4+":80")
+		if err != nil || !strings.HasPrefix(said, "b1:8080 10.2.1.1:") {
+			t.Errorf("%s: %q, %v", network, said, err)
+		}
+	}
+}
+
+// askBy asks an echo server by TCP or UDP.
+func askBy(h *netns.Host, network, address string) (string, error) {
+	if network == "tcp" {
+		return h.Ask(network, address)
+	}
+	c, err := h.Dial(network, address)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	return question(c)
+}
+
+func question(c net.Conn) (string, error) {
+	if _, err := c.Write([]byte("who?")); err != nil {
+		return "", err
+	}
+	_ = c.SetReadDeadline(time.Now().Add(patience))
+	b := make([]byte, 1<<16)
+	n, err := c.Read(b)
+	said, _, _ := strings.Cut(string(b[:n]), "\n")
+	return said, err
+}
+
+func TestSessionFollowsItsEndpoint(t *testing.T) {
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 2)
+		for _, b := range lab.Backends {
+			b.WitnessUDP(t, 8080)
+		}
+		n := newNode(t, lab, by)
+		b1, b2 := at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)
+		n.apply(svc(vip4, nil, b1))
+		c, err := lab.Client.Dial("udp", vip4+":80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		for range 5 {
+			if said, err := question(c); err != nil || said != "b1:8080 "+c.LocalAddr().String() {
+				t.Fatalf("%q, %v", said, err)
+			}
+		}
+		n.apply(svc(vip4, nil, b2)) // A8.2
+		if said, err := question(c); err != nil || !strings.HasPrefix(said, "b2:8080") {
+			t.Fatalf("%q, %v", said, err)
+		}
+		wait.True(t, "a record", func() bool { return len(n.taken()) == 1 })
+		if r := n.taken()[0]; r.End != conntrack.EndpointGone || r.DatagramsFromClient != 5 || r.DatagramsFromEndpoint != 5 || r.BytesFromClient != 20 || r.Protocol != service.UDP {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+func TestDatagramToClosedEndpointIsSentAgain(t *testing.T) {
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 2)
+		lab.Backends[1].EchoUDP(t, 8080)
+		n := newNode(t, lab, by)
+		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)))
+		for range 10 {
+			if said, err := askBy(lab.Client, "udp", vip4+":80"); err != nil || said != "b2:8080" {
+				t.Fatalf("%q, %v", said, err)
+			}
+		}
+	})
+}
+
+func TestSilentEndpoint(t *testing.T) {
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 2)
+		lab.Backends[1].EchoTCP(t, 8080)
+		n := newNode(t, lab, by)
+		// b1's link has no such host.
+		n.apply(svc(vip4, func(s *corev1.Service) { s.Annotations["sluice.dev/balancer"] = "random" },
+			at(lab.Backends[0].IPv4.Next(), 8080), at(lab.Backends[1].IPv4, 8080)))
+		for range 6 {
+			if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != "b2:8080" {
+				t.Fatalf("%q, %v", said, err)
+			}
+		}
+	})
+}
+
+func TestAnnotationLeavesPortToTheRelay(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	n := newNode(t, lab, nil)
+	n.apply(svc(vip4, func(s *corev1.Service) { s.Annotations["sluice.dev/datapath"] = "relay" }, at(lab.Backends[0].IPv4, 8080)))
+	var d kernelDestination
+	var s kernelServed
+	if n.server.kernel.Destinations.Iterate().Next(&d, &s) {
+		t.Errorf("the kernel asks about %v", d)
+	}
+	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+	if _, err := lab.Client.Ask("tcp", vip4+":80"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTrial(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	if err := lab.Node.Do(Try); err != nil {
+		t.Error(err)
+	}
+	if err := lab.Node.SetSysctl("net/ipv4/ip_forward", "0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := lab.Node.SetSysctl("net/ipv6/conf/all/forwarding", "0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := lab.Node.Do(Try); !errors.Is(err, errForwarding) {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,146 @@
+package flow
+
+import (
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Annotations, without the prefix sluice.dev/.
+const (
+	pathAnnotation      = "datapath"
+	timeoutAnnotation   = "udp-timeout"
+	responsesAnnotation = "udp-responses"
+)
+
+// portService is a service port. It lives as long as the port has its name.
+type portService struct {
+	path     *Path
+	balancer *balancer.Balancer // read by the loop; set before the service is published, like inKernel
+	counters *conntrack.Counters
+	inKernel bool
+	load     uint32 // index of loads
+	timeouts atomic.Pointer[timeouts]
+
+	// Of the configuring goroutine.
+	port         *service.Port
+	destinations map[kernelDestination]kernelServed // in the kernel's map
+	lists        []list                             // of endpoints, there
+
+	// Of the loop.
+	first *flow
+	count int
+}
+
+// timeouts are those of a service port's UDP sessions.
+type timeouts struct{ session, stream time.Duration }
+
+// problem returns what an annotation says wrongly, or nil.
+func pathOf(port *service.Port) (kernel bool, problem error) {
+	switch name, ok := port.Annotations[pathAnnotation]; {
+	case !ok, name == "auto", name == "kernel":
+		kernel = true
+	case name == "relay":
+	default:
+		kernel = true
+		problem = fmt.Errorf("annotation sluice.dev/%s: %q is not one of auto, kernel, relay; it gets auto", pathAnnotation, name)
+	}
+	return kernel, problem
+}
+
+// eligible reports whether the kernel can serve a port: nothing about it needs the relay.
+func eligible(port *service.Port) (bool, error) {
+	is, problem := pathOf(port)
+	if _, counts := port.Annotations[responsesAnnotation]; counts && port.Name.Protocol == service.UDP {
+		is = false // the relay counts responses
+	}
+	for f := range port.Families {
+		for i := range port.Families[f].Endpoints {
+			e := &port.Families[f].Endpoints[i]
+			// A connection to such an address may come back: the relay bounds that by
+			// its TTL.
+			if e.MayReturn || e.Addr.Addr().IsLoopback() || e.Addr.Addr().IsLinkLocalUnicast() {
+				return false, problem
+			}
+		}
+	}
+	return is, problem
+}
+
+// sessionTimeouts returns a UDP port's timeouts. datagram says what is wrong with them.
+func sessionTimeouts(port *service.Port, o *Options) *timeouts {
+	t := &timeouts{session: o.UDPTimeout, stream: o.UDPStreamTimeout}
+	if text, ok := port.Annotations[timeoutAnnotation]; ok {
+		if d, err := time.ParseDuration(text); err == nil && d >= time.Millisecond && d <= 24*time.Hour {
+			*t = timeouts{session: d, stream: d}
+		}
+	}
+	return t
+}
+
+// add adds a flow to the service port's list.
+func (s *portService) add(f *flow) {
+	f.next = s.first
+	if s.first != nil {
+		s.first.prev = f
+	}
+	s.first = f
+	s.count++
+}
+
+func (s *portService) remove(f *flow) {
+	if f.prev != nil {
+		f.prev.next = f.next
+	} else {
+		s.first = f.next
+	}
+	if f.next != nil {
+		f.next.prev = f.prev
+	}
+	f.prev, f.next = nil, nil
+	s.count--
+}
+
+// moveTo gives the flow to another service port. Its next attempt asks that one's balancer.
+func (f *flow) moveTo(s *portService) {
+	f.service.remove(f)
+	f.service = s
+	s.add(f)
+	if h := f.handshake; h != nil {
+		h.plan = balancer.Dial{}
+	}
+}
+
+// cut ends the UDP sessions that a change of the configuration ends (A8.2): their
+// endpoint does not serve any more, or their destination is another port's. Readiness,
+// topology and policies end none (A8.3).
+func (s *portService) cut(st *state, port *service.Port, now int64) {
+	serving := make(map[netip.AddrPort]bool)
+	if port != nil {
+		for f := range port.Families {
+			for i := range port.Families[f].Endpoints {
+				if e := &port.Families[f].Endpoints[i]; e.Serving || e.Ready {
+					serving[e.Addr] = true
+				}
+			}
+		}
+	}
+	for f := s.first; f != nil; {
+		next := f.next
+		r := &f.record
+		keep := port != nil && r.Endpoint != nil && serving[r.Endpoint.Addr]
+		if keep {
+			v := st.table.Resolve(service.UDP, r.Client.Addr(), r.VIP)
+			keep = v.Port != nil && v.Port.Name == port.Name
+		}
+		if !keep {
+			f.retire(conntrack.EndpointGone, now)
+		}
+		f = next
+	}
+}

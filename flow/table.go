@@ -1,0 +1,285 @@
+package flow
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/internal/hostnet"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// list is a list of endpoints in the kernel's map places. Its number is used once: a program
+// that still knows an old list finds its endpoints or none.
+type list struct {
+	number uint32
+	places []kernelPlace
+}
+
+// decidable returns how BPF is to decide about a service port by itself, and false if
+// userspace has to be asked.
+func (s *portService) decidable() (options kernelDeciding, ok bool) {
+	algorithm, ok := s.balancer.Independent()
+	switch {
+	case !ok:
+		return 0, false
+	case algorithm == balancer.RoundRobin:
+		return 0, true
+	case algorithm == balancer.Random:
+		return kernelDecidingDECIDE_RANDOM, true
+	}
+	return 0, false
+}
+
+// uniform is what the table has of a destination.
+type uniform struct {
+	candidates []service.Endpoint
+	options    kernelDeciding
+}
+
+// uniformOf returns what policy answers to all clients of a destination, if BPF can go by
+// that alone.
+func uniformOf(table *policy.Table, at service.Destination) (u uniform, ok bool) {
+	v, ok := table.Uniform(at)
+	if !ok {
+		return u, false
+	}
+	u.candidates = v.Candidates
+	if v.PodsOnly {
+		u.options = kernelDecidingDECIDE_PODS
+	}
+	return u, true
+}
+
+// decide has the kernel decide about a destination by itself. It finds or makes the list
+// of the candidates among lists.
+func (p *Path) decide(s *portService, u uniform, how kernelDeciding, served *kernelServed, lists *[]list) error {
+	places := make([]kernelPlace, len(u.candidates))
+	for i := range u.candidates {
+		addr := u.candidates[i].Addr
+		places[i] = kernelPlace{Addr: addressOf(addr.Addr()), Port: wire(addr.Port())}
+	}
+	same := func(l list) bool { return slices.Equal(l.places, places) }
+	at := slices.IndexFunc(*lists, same)
+	if at < 0 {
+		if old := slices.IndexFunc(s.lists, same); old >= 0 {
+			*lists = append(*lists, s.lists[old])
+		} else {
+			l, err := p.server.newList(places)
+			if err != nil {
+				return err
+			}
+			*lists = append(*lists, l)
+		}
+		at = len(*lists) - 1
+	}
+	served.List, served.Count = (*lists)[at].number, uint32(len(places))
+	served.Options = u.options | how
+	return nil
+}
+
+// newList puts a list into the kernel's map.
+func (s *Server) newList(places []kernelPlace) (list, error) {
+	c := s.kernel.control
+	c.LastList++
+	l := list{number: c.LastList, places: places}
+	if _, err := s.kernel.Places.BatchUpdate(l.keys(), places, nil); err != nil {
+		s.removeList(l)
+		return list{}, fmt.Errorf("the kernel's table of endpoints: %w", err)
+	}
+	return l, nil
+}
+
+func (s *Server) removeList(l list) {
+	keys := l.keys()
+	if _, err := s.kernel.Places.BatchDelete(keys, nil); err != nil {
+		for i := range keys { // some were missing
+			_ = s.kernel.Places.Delete(&keys[i])
+		}
+	}
+}
+
+func (l *list) keys() []kernelSlot {
+	keys := make([]kernelSlot, len(l.places))
+	for i := range keys {
+		keys[i] = kernelSlot{List: l.number, Number: uint32(i)}
+	}
+	return keys
+}
+
+// steering is what the kernel is to have of a service port.
+type steering struct {
+	destinations map[kernelDestination]kernelServed
+	lists        []list
+}
+
+// wanted returns the destinations of a service port that the kernel is to decide, or ask,
+// about. Their lists are in the kernel.
+func (p *Path) wanted(s *portService, table *policy.Table) (w steering) {
+	if !s.inKernel || s.balancer == nil || int(s.port.ID)+1 >= services {
+		return w
+	}
+	w.destinations = make(map[kernelDestination]kernelServed)
+	how, decides := s.decidable()
+	decides = decides && p.protocol != service.SCTP && !p.server.options.ask
+	for d := range table.Destinations(s.port) {
+		if table.Steering(d) != policy.Accept || d.Addr.IsLoopback() || !p.server.forwards(d.Addr) {
+			continue
+		}
+		served := kernelServed{Service: s.load}
+		if u, ok := uniformOf(table, d); ok && decides {
+			if err := p.decide(s, u, how, &served, &w.lists); err != nil {
+				p.server.once.Warn("kernel flows", err) // userspace decides
+			}
+		}
+		w.destinations[destinationOf(d)] = served
+	}
+	return w
+}
+
+// withdraw removes a service port's destinations from the kernel's map, but those that stay
+// with it or with another one.
+func (p *Path) withdraw(s *portService, stay map[kernelDestination]bool) {
+	m := p.server.kernel.Destinations
+	for d, served := range s.destinations {
+		if stay[d] {
+			continue
+		}
+		var now kernelServed
+		// It may be another service port's already.
+		if m.Lookup(&d, &now) == nil && now.Service == served.Service {
+			_ = m.Delete(&d)
+		}
+	}
+}
+
+// steer has the kernel decide, or ask, about a service port's destinations, after withdraw.
+func (p *Path) steer(s *portService, wanted steering) {
+	m := p.server.kernel.Destinations
+	for d, served := range wanted.destinations {
+		if had, ok := s.destinations[d]; ok && had == served {
+			continue
+		}
+		put := served
+		put.Turn = rand.Uint32() // many nodes begin at the same time
+		if err := m.Put(&d, &put); err != nil {
+			p.server.once.Warn("kernel flows", err) // the relay serves it
+			_ = m.Delete(&d)
+			delete(wanted.destinations, d)
+		}
+	}
+	s.destinations = wanted.destinations
+	p.forget(s, wanted.lists)
+}
+
+// forget removes those of a service port's lists that are not wanted, after steer.
+func (p *Path) forget(s *portService, wanted []list) {
+	for _, l := range s.lists {
+		if !slices.ContainsFunc(wanted, func(n list) bool { return n.number == l.number }) {
+			p.server.removeList(l)
+		}
+	}
+	s.lists = wanted
+}
+
+// purge removes the destinations that an earlier process left and nobody wants, and lists
+// of endpoints that are in no use. It belongs to the first Apply.
+func (p *Path) purge() {
+	wanted := make(map[kernelDestination]bool)
+	for _, s := range p.services {
+		for d := range s.destinations {
+			wanted[d] = true
+		}
+	}
+	var d kernelDestination
+	var served kernelServed
+	var gone []kernelDestination
+	used := make(map[uint32]bool)
+	for all := p.server.kernel.Destinations.Iterate(); all.Next(&d, &served); {
+		if protocolOf(d.Protocol) == p.protocol && !wanted[d] {
+			gone = append(gone, d)
+		} else {
+			used[served.List] = true
+		}
+	}
+	for i := range gone {
+		_ = p.server.kernel.Destinations.Delete(&gone[i])
+	}
+	var slot kernelSlot
+	var place kernelPlace
+	var unused []kernelSlot
+	for all := p.server.kernel.Places.Iterate(); all.Next(&slot, &place); {
+		if !used[slot.List] {
+			unused = append(unused, slot)
+		}
+	}
+	for i := range unused {
+		_ = p.server.kernel.Places.Delete(&unused[i])
+	}
+}
+
+// originsOf returns what BPF has to know about clients: whether they are pods, and which
+// link they are on. A range has what holds for all of its addresses that are in no longer one.
+func originsOf(pods []netip.Prefix, links []hostnet.Link) map[kernelOriginKey]kernelOrigin {
+	all := make(map[kernelOriginKey]kernelOrigin)
+	covers := func(a, b netip.Prefix) bool { return a.Bits() <= b.Bits() && a.Contains(b.Addr()) }
+	add := func(p netip.Prefix) {
+		var o kernelOrigin
+		if slices.ContainsFunc(pods, func(r netip.Prefix) bool { return covers(r, p) }) {
+			o.Pod = 1
+		}
+		longest := -1
+		for _, l := range links {
+			if covers(l.Range, p) && l.Range.Bits() > longest {
+				longest, o.Link = l.Range.Bits(), uint32(l.Number)
+			}
+		}
+		bits := p.Bits()
+		if p.Addr().Is4() {
+			bits += 96
+		}
+		all[kernelOriginKey{Bits: uint32(bits), Addr: addressOf(p.Masked().Addr())}] = o
+	}
+	for _, p := range pods {
+		add(p)
+	}
+	for _, l := range links {
+		add(l.Range)
+	}
+	return all
+}
+
+// setOrigins brings the kernel's map of origins up to date.
+func (s *Server) setOrigins(table *policy.Table) {
+	wanted := originsOf(table.Pods(), s.options.Links())
+	if s.origins != nil && maps.Equal(s.origins, wanted) {
+		return
+	}
+	m := s.kernel.Origins
+	for k, o := range wanted {
+		if err := m.Put(&k, &o); err != nil {
+			s.once.Warn("kernel flows", fmt.Errorf("the kernel's table of clients: %w", err))
+		}
+	}
+	var key kernelOriginKey
+	var gone []kernelOriginKey
+	var o kernelOrigin
+	for all := m.Iterate(); all.Next(&key, &o); {
+		if _, is := wanted[key]; !is {
+			gone = append(gone, key)
+		}
+	}
+	for i := range gone {
+		if err := m.Delete(&gone[i]); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			s.once.Warn("kernel flows", fmt.Errorf("the kernel's table of clients: %w", err))
+		}
+	}
+	s.origins = wanted
+}

@@ -1,0 +1,328 @@
+package flow
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/hostnet"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// decided counts the flows that the table has decided about, and those of which userspace
+// was asked.
+func (n *node) decided() (table, asked uint64) {
+	s := n.server.Stats()
+	return s.Kernel["decided"], s.Kernel["asked"]
+}
+
+// expectDecided compares these counts, and begins anew.
+func (n *node) expectDecided(what string, table, asked uint64, do func()) {
+	n.t.Helper()
+	t0, a0 := n.decided()
+	do()
+	if t1, a1 := n.decided(); t1-t0 != table || a1-a0 != asked {
+		n.t.Errorf("%s: the table decided about %d, userspace about %d; want %d and %d", what, t1-t0, a1-a0, table, asked)
+	}
+}
+
+func (n *node) ask(times int) {
+	n.t.Helper()
+	for range times {
+		if said, err := n.lab.Client.Ask("tcp", vip4+":80"); err != nil {
+			n.t.Fatalf("%q, %v", said, err)
+		}
+	}
+}
+
+// TestWhoDecides: the table decides where the Service alone does; userspace is asked where
+// the client counts.
+func TestWhoDecides(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+	}
+	n := newNode(t, lab, nil)
+	b1, b2 := at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)
+	for _, c := range []struct {
+		what         string
+		change       func(*corev1.Service)
+		table, asked uint64
+	}{
+		{"round-robin", nil, 4, 0},
+		{"random", func(s *corev1.Service) { s.Annotations["sluice.dev/balancer"] = "random" }, 4, 0},
+		{"A5.1: affinity", func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }, 0, 4},
+		{"A2.2: internal policy Local, which all clients share", func(s *corev1.Service) {
+			local := corev1.ServiceInternalTrafficPolicyCluster
+			s.Spec.InternalTrafficPolicy = &local
+		}, 4, 0},
+	} {
+		n.apply(svc(vip4, c.change, b1, b2))
+		n.expectDecided(c.what, c.table, c.asked, func() { n.ask(4) })
+	}
+	// A3.8: of clients that are no pods, the endpoint sees the node's address.
+	n.config.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16")}
+	n.apply(svc(vip4, nil, b1, b2))
+	n.expectDecided("the client is no pod", 0, 2, func() { n.ask(2) })
+	n.config.ClusterCIDRs = nil // A3.7
+	n.apply(svc(vip4, nil, b1, b2))
+	n.expectDecided("pods are unknown", 2, 0, func() { n.ask(2) })
+	n.config.MasqueradeAll = true
+	n.apply(svc(vip4, nil, b1, b2))
+	n.expectDecided("all clients are hidden", 0, 2, func() { n.ask(2) })
+}
+
+// An endpoint that fails makes userspace decide, which knows when to try it again.
+func TestFailureLeavesTheDecisionToUserspace(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	lab.Backends[1].EchoTCP(t, 8080)
+	n := newNode(t, lab, nil)
+	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)))
+	n.ask(2) // one of both meets the dead endpoint
+	n.expectDecided("after a refusal", 0, 5, func() { n.ask(5) })
+	s := n.server.paths[service.TCP].state.Load().services
+	for _, each := range s {
+		if each != nil {
+			until := &n.server.kernel.loads[each.load].AskUntil
+			if left := time.Duration(atomic.LoadUint64(until) - n.server.worker.kernelTime(poll.Nanotime())); left > balancer.Distrust {
+				t.Errorf("for %s", left)
+			}
+			atomic.StoreUint64(until, 0)
+		}
+	}
+	n.expectDecided("when it is over", 1, 0, func() { n.ask(1) })
+}
+
+// Hosts of one link would answer each other without this node, so that the endpoint must see
+// the node's address.
+func TestSameLinkIsAsked(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].WitnessTCP(t, 8080)
+	all := netip.MustParsePrefix("10.0.0.0/8")
+	client := netip.PrefixFrom(lab.Client.IPv4, 32)
+	var links atomic.Pointer[[]hostnet.Link]
+	links.Store(new([]hostnet.Link))
+	n := newNode(t, lab, func(o *Options) {
+		o.Links = func() []hostnet.Link { return *links.Load() }
+		o.SameLink = func(netip.Addr, netip.Addr) bool { return len(*links.Load()) == 1 }
+	})
+	services := svc(vip4, nil, at(lab.Backends[0].IPv4, 8080))
+	for _, c := range []struct {
+		links        []hostnet.Link
+		table, asked uint64
+		sees         netip.Addr
+	}{
+		{[]hostnet.Link{{Range: all, Number: 7}}, 0, 1, netip.MustParseAddr("10.2.1.1")},
+		{[]hostnet.Link{{Range: all, Number: 7}, {Range: client, Number: 0}}, 1, 0, lab.Client.IPv4},
+		{nil, 1, 0, lab.Client.IPv4},
+	} {
+		links.Store(&c.links)
+		n.apply(services)
+		n.expectDecided(fmt.Sprint(c.links), c.table, c.asked, func() {
+			if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || !strings.HasPrefix(said, "b1:8080 "+c.sees.String()+":") {
+				t.Errorf("%q, %v", said, err)
+			}
+		})
+	}
+}
+
+// TestNewConnectionsWhileNobodyRuns kills the process: new connections go on, and the next
+// process has exactly one record of each.
+func TestNewConnectionsWhileNobodyRuns(t *testing.T) {
+	connections, sessions := 100, 20
+	if full() {
+		connections, sessions = 1000, 200
+	}
+	lab := netns.NewLab(t, 2)
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+		b.EchoUDP(t, 8080)
+	}
+	root := netns.MountBPF(t)
+	pinned := func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true }
+	first := newNode(t, lab, pinned)
+	services := svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080))
+	first.apply(services)
+	first.ask(4)
+	wait.True(t, "records", func() bool { return len(first.taken()) == 4 })
+	first.leave()
+	servers := make(map[string]int)
+	for range connections {
+		said, err := lab.Client.Ask("tcp", vip4+":80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		servers[said]++
+	}
+	if len(servers) != 2 || max(servers["b1:8080"], servers["b2:8080"]) != connections/2 {
+		t.Errorf("not round-robin: %v", servers)
+	}
+	for range sessions {
+		if _, err := askBy(lab.Client, "udp", vip4+":80"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held, err := lab.Client.Dial("tcp", vip4+":80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
+	next.apply(services)
+	if _, err := netns.AskOn(held); err != nil {
+		t.Error(err)
+	}
+	next.ask(3)
+	_ = held.Close()
+	wait.For(t, "records", patience, func() error {
+		if got := len(next.taken()); got != connections+4 {
+			return fmt.Errorf("%d records of %d connections", got, connections+4)
+		}
+		return nil
+	})
+	next.stop()
+	tcp, udp := 0, 0
+	clients := make(map[string]bool)
+	for _, r := range next.taken() {
+		if clients[r.Protocol.String()+r.Client.String()] {
+			t.Errorf("two records of %s", r.Client)
+		}
+		clients[r.Protocol.String()+r.Client.String()] = true
+		if r.Path != conntrack.Kernel || r.Attempts != 1 || r.Port == nil || r.Endpoint == nil || r.BytesFromEndpoint == 0 || r.Counters == nil {
+			t.Errorf("%+v", r)
+		}
+		if r.Protocol == service.UDP {
+			udp++
+			continue
+		}
+		tcp++
+		if r.End != conntrack.ClientFin || !r.Connected || r.ConnectTime <= 0 || r.FirstByte < r.ConnectTime || r.BytesFromClient != 12 {
+			t.Errorf("%+v", r)
+		}
+	}
+	if tcp != connections+4 || udp != sessions {
+		t.Errorf("%d records of connections, %d of sessions", tcp, udp)
+	}
+}
+
+// The next process takes the table over: it removes what nobody wants any more, and later
+// lists have other numbers.
+func TestTableOfAnEarlierProcess(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+	}
+	root := netns.MountBPF(t)
+	pinned := func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true }
+	b1, b2 := at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)
+	first := newNode(t, lab, pinned)
+	first.apply(svc(vip4, nil, b1))
+	first.apply(named("old", svc("10.96.0.99", nil, b1)))
+	first.ask(1)
+	first.leave()
+	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
+	next.ask(1) // nobody has configured it yet
+	next.apply(svc(vip4, nil, b2))
+	if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != "b2:8080" {
+		t.Errorf("%q, %v", said, err)
+	}
+	var destinations []string
+	var d kernelDestination
+	var s kernelServed
+	for all := next.server.kernel.Destinations.Iterate(); all.Next(&d, &s); {
+		destinations = append(destinations, fmt.Sprintf("%d %s", d.Protocol, d.Addr.addr()))
+	}
+	slices.Sort(destinations)
+	if want := []string{"17 " + vip4, "6 " + vip4}; !slices.Equal(destinations, want) {
+		t.Errorf("destinations %v", destinations)
+	}
+	var slot kernelSlot
+	var place kernelPlace
+	places := 0
+	for all := next.server.kernel.Places.Iterate(); all.Next(&slot, &place); places++ {
+		if place.Addr.addr() != b2.Addr() {
+			t.Errorf("list %d has %s", slot.List, place.Addr.addr())
+		}
+	}
+	if places != 2 { // a list for each protocol
+		t.Errorf("%d endpoints", places)
+	}
+}
+
+// A process that was killed may have had indices in its hands.
+func TestIndicesAreReclaimed(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	root := netns.MountBPF(t)
+	pinned := func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true }
+	first := newNode(t, lab, pinned)
+	for range 10 {
+		if _, ok := first.server.worker.spares.take(); !ok {
+			t.Fatal("no index")
+		}
+	}
+	first.leave()
+	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
+	wait.True(t, "all indices are free", func() bool { return next.server.worker.spares.len() == 4096 })
+	if err := os.RemoveAll(string(next.server.pins.dir)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOrigins(t *testing.T) {
+	p := netip.MustParsePrefix
+	got := originsOf(
+		[]netip.Prefix{p("10.1.0.0/16"), p("fd00:1::/64")},
+		[]hostnet.Link{{Range: p("10.0.0.0/8"), Number: 3}, {Range: p("10.1.2.0/24"), Number: 4}, {Range: p("10.1.2.3/32"), Number: 0}, {Range: p("fd00:1::/64"), Number: 5}})
+	want := map[string]kernelOrigin{
+		"10.0.0.0/104": {Link: 3}, "10.1.0.0/112": {Link: 3, Pod: 1}, "10.1.2.0/120": {Link: 4, Pod: 1},
+		"10.1.2.3/128": {Pod: 1}, "fd00:1::/64": {Link: 5, Pod: 1},
+	}
+	for k, o := range got {
+		name := fmt.Sprintf("%s/%d", k.Addr.addr(), k.Bits)
+		if want[name] != o {
+			t.Errorf("%s: %+v, want %+v", name, o, want[name])
+		}
+		delete(want, name)
+	}
+	if len(want) > 0 {
+		t.Errorf("missing: %v", want)
+	}
+}
+
+// A flood of new flows leaves a service port half of the table at most, and nothing is lost
+// track of when userspace cannot be told.
+func TestFlowsThatNobodyWasToldOf(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoUDP(t, 8080)
+	n := newNode(t, lab, func(o *Options) { o.MaxFlows = 64 })
+	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+	var held []net.Conn
+	for range 40 {
+		c, err := lab.Client.Dial("udp", vip4+":80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := c.Write([]byte("who?")); err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, c)
+	}
+	wait.True(t, "flows", func() bool { return n.server.Stats().Open == 32 })
+	if _, err := question(held[0]); err != nil {
+		t.Error(err)
+	}
+}

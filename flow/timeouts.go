@@ -1,0 +1,125 @@
+package flow
+
+import (
+	"time"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+const (
+	// confirmation is how long a client may take to complete the handshake.
+	confirmation = 10 * time.Second
+	// linger is how long the entries of a reset connection stay: perhaps nobody believed the
+	// RST, and the connection goes on.
+	linger = 2 * time.Second
+	// lingerDone is the same where both sides have acknowledged the other one's end: the last
+	// packet may be lost on its way from here, and what it answers is sent again.
+	lingerDone = 500 * time.Millisecond
+	// clockTick is how much earlier than a packet the time of its coming may be, at most.
+	clockTick = 10 * time.Millisecond
+	// abandoned ends a connection without a packet if no idle timeout is configured:
+	// both sides may have vanished. It is that of connection tracking.
+	abandoned = 5 * 24 * time.Hour
+	// abandonedAssociation is the same for SCTP, whose sides look every 30 seconds whether
+	// the other one is there, unless they are told not to.
+	abandonedAssociation = time.Hour
+	// streamAge: a UDP session that is used in both directions for longer is a stream.
+	streamAge = 2 * time.Second
+)
+
+// HandleTimer does what is due. Each flow has one timer. It is not moved at each packet:
+// when it fires, the time of the last packet says whether the flow is idle.
+func (f *flow) HandleTimer(*poll.Timer) {
+	now := f.worker.loop.Now()
+	switch f.state() {
+	case kernelStateASKING:
+		if f.isUDP() {
+			f.checkSession(now)
+			return
+		}
+		f.silent(now)
+	case kernelStateMOVING:
+		f.retry()
+	case kernelStateOPEN:
+		if f.isUDP() {
+			f.checkSession(now)
+			return
+		}
+		f.opened(f.worker.loopTime(f.shared().Answered)) // if the notice was lost
+		f.endHandshake()
+		f.checkConnection(now)
+	case kernelStateCLOSED:
+		if !f.ended { // the notice was lost
+			f.closed(f.worker.loopTime(f.shared().Closed), f.seen())
+			return
+		}
+		if due := f.last() + int64(lingers(f.seen())); now < due {
+			f.worker.loop.Schedule(&f.timer, due, f)
+			return
+		}
+		f.drop()
+	default:
+		f.end(conntrack.Idle, now)
+		f.drop()
+	}
+}
+
+// lingers is how long the entries of a connection stay that has ended so.
+func lingers(seen kernelSeen) time.Duration {
+	if seen&(kernelSeenCLIENT_RST|kernelSeenENDPOINT_RST) != 0 {
+		return linger
+	}
+	return lingerDone
+}
+
+// checkConnection ends a TCP connection, or an association, that is idle.
+func (f *flow) checkConnection(now int64) {
+	o := &f.worker.server.options
+	seen := f.seen()
+	limit := o.IdleTimeout
+	if limit <= 0 && f.record.Protocol == service.SCTP {
+		limit = abandonedAssociation
+	} else if limit <= 0 {
+		limit = abandoned
+	}
+	if seen&kernelSeenCONFIRMED == 0 {
+		limit = confirmation
+	} else if seen&(kernelSeenCLIENT_FIN|kernelSeenENDPOINT_FIN) != 0 && o.HalfClosedTimeout > 0 {
+		limit = min(limit, o.HalfClosedTimeout)
+	}
+	if due := f.last() + int64(limit+clockTick); now < due {
+		f.worker.loop.Schedule(&f.timer, due, f)
+		return
+	}
+	f.resetBoth()
+	end := conntrack.Idle
+	if seen&kernelSeenCONFIRMED == 0 {
+		end = conntrack.ClientTimeout
+	}
+	f.end(end, now)
+	f.drop()
+}
+
+// checkSession ends a UDP session that is idle.
+func (f *flow) checkSession(now int64) {
+	if f.handshake != nil && now-f.record.Start >= int64(resendable) {
+		f.endHandshake()
+	}
+	k := f.shared()
+	t := f.service.timeouts.Load()
+	limit := t.session
+	if k.Answered != 0 && k.Way[1].Last > k.Answered && f.last()-f.record.Start > int64(streamAge) {
+		limit = t.stream
+	}
+	if due := f.last() + int64(limit+clockTick); now < due {
+		if f.handshake != nil {
+			due = min(due, f.record.Start+int64(resendable))
+		}
+		f.worker.loop.Schedule(&f.timer, due, f)
+		return
+	}
+	f.end(conntrack.Idle, f.last())
+	f.drop()
+}

@@ -1,0 +1,497 @@
+package flow
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+const (
+	// upcallShare is how many events are handled before other work of the loop.
+	upcallShare = 128
+	// noticeInterval is how often notices are read while there are flows.
+	noticeInterval = 10 * time.Millisecond
+	// quietInterval is the same while there are none.
+	quietInterval = 50 * time.Millisecond
+	// beatInterval is how often BPF is told that userspace is alive. It believes that
+	// for two seconds (DEAD_AFTER).
+	beatInterval = 250 * time.Millisecond
+	// askTimeout is the age from which an upcall is void: the client has sent its SYN
+	// again, and that may have passed to the relay.
+	askTimeout = 500 * time.Millisecond
+	// spareObjects bounds the unused flows and handshakes that are kept.
+	spareObjects = 16384
+	// serviceShare: one service port may have one part in so many of all flows.
+	serviceShare = 2
+)
+
+// worker decides about flows. All of its state belongs to its loop.
+type worker struct {
+	server   *Server
+	loop     *poll.Loop
+	shard    *conntrack.Shard
+	kernel   *bpf
+	injector *injector
+	sources  *sources
+	ports    ports
+
+	upcalls, notices *ringbuf.Reader
+	record           ringbuf.Record
+	beat, tick       poll.Timer
+	clock            int64 // CLOCK_MONOTONIC at time 0 of the loop's clock
+
+	flows   []*flow // by index
+	spares  spares
+	freed   []uint32              // whose entries are in deletes
+	asking  map[kernelTuple]*flow // without an answer
+	deletes []kernelTuple         // entries to delete at the end of the round
+	keys    []kernelTuple         // scratch
+	decided []uint32              // services whose upcalls are answered in this round
+	spare   []*handshake
+	idle    []*flow  // objects of flows that are gone
+	gone    []*flow  // the same, of this round
+	untold  uint64   // control's, when it was read
+	missing []uint32 // indices that nobody has
+	began   int64    // when the worker did
+	left    int      // flows of an earlier process that are not adopted yet
+}
+
+func newWorker(s *Server, loop *poll.Loop, shard *conntrack.Shard) (*worker, error) {
+	w := &worker{
+		server: s, loop: loop, shard: shard, kernel: s.kernel,
+		ports:  newPorts(s.options.ReplyPorts),
+		clock:  sys.Monotonic() - poll.Nanotime(),
+		flows:  make([]*flow, len(s.kernel.flows)),
+		asking: make(map[kernelTuple]*flow),
+		spares: spares{ring: s.kernel.spares, control: s.kernel.control},
+		untold: s.kernel.control.Untold,
+	}
+	var err error
+	if w.upcalls, err = ringbuf.NewReader(s.kernel.Upcalls); err != nil {
+		return nil, err
+	}
+	if w.notices, err = ringbuf.NewReader(s.kernel.Notices); err != nil {
+		return nil, err
+	}
+	past := time.Unix(1, 0)
+	w.upcalls.SetDeadline(past)
+	w.notices.SetDeadline(past)
+	if err := w.survey(); err != nil {
+		return nil, err
+	}
+	if w.injector, err = newInjector(s.kernel.control.Magic); err != nil {
+		return nil, err
+	}
+	if w.sources, err = newSources(s.options.Namespace); err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// start begins to handle upcalls, on the loop.
+func (w *worker) start() error {
+	if _, err := w.loop.Add(w.kernel.Upcalls.FD(), 0, poll.Readable, w); err != nil {
+		return err
+	}
+	w.loop.AtTick(w.endRound)
+	(*beater)(w).HandleTimer(nil)
+	w.began = w.loop.Now()
+	w.HandleTimer(nil)
+	return nil
+}
+
+func (w *worker) close() {
+	if w.upcalls != nil {
+		_ = w.upcalls.Close()
+	}
+	if w.notices != nil {
+		_ = w.notices.Close()
+	}
+	if w.injector != nil {
+		w.injector.close()
+	}
+	if w.sources != nil {
+		w.sources.close()
+	}
+}
+
+// loopTime converts a time of BPF to the loop's clock.
+func (w *worker) loopTime(t uint64) int64 { return int64(t) - w.clock }
+
+// kernelTime undoes loopTime.
+func (w *worker) kernelTime(t int64) uint64 { return uint64(t + w.clock) }
+
+// beater is the worker as the handler of its heartbeat.
+type beater worker
+
+// HandleTimer tells BPF that userspace is alive.
+func (b *beater) HandleTimer(*poll.Timer) {
+	atomic.StoreUint64(&b.kernel.control.Beat, uint64(sys.Monotonic()))
+	b.loop.Schedule(&b.beat, b.loop.Now()+int64(beatInterval), b)
+}
+
+// HandleTimer reads what BPF does not wake anybody for.
+func (w *worker) HandleTimer(*poll.Timer) {
+	w.readNotices()
+	w.discoverAll()
+	w.reclaim()
+	interval := noticeInterval
+	if w.server.stats.open.Load() == 0 {
+		interval = quietInterval
+	}
+	w.loop.Schedule(&w.tick, w.loop.Now()+int64(interval), w)
+}
+
+// readNotices reads what has come since the last tick.
+func (w *worker) readNotices() { w.read(w.notices, math.MaxInt, w.handle) }
+
+// HandleEvents handles upcalls. Notices come first: an upcall may depend on one.
+func (w *worker) HandleEvents(uint8, poll.Events) {
+	w.readNotices()
+	w.read(w.upcalls, upcallShare, w.handle)
+}
+
+func (w *worker) read(r *ringbuf.Reader, most int, handle func(*kernelEvent, []byte)) {
+	for ; most > 0 && r.AvailableBytes() > 0; most-- {
+		if err := r.ReadInto(&w.record); err != nil {
+			if !errors.Is(err, os.ErrDeadlineExceeded) {
+				w.server.log.Error().Err(err).Msg("kernel flows: the ring of events cannot be read")
+			}
+			return
+		}
+		if e, ok := decodeEvent(w.record.RawSample); ok {
+			handle(&e, w.record.RawSample[eventSize:])
+		}
+	}
+}
+
+const eventSize = 40
+
+func decodeEvent(b []byte) (e kernelEvent, ok bool) {
+	if len(b) < eventSize {
+		return e, false
+	}
+	n := binary.NativeEndian
+	e = kernelEvent{
+		Time: n.Uint64(b), Kind: kernelEventKind(n.Uint32(b[8:])), Flow: n.Uint32(b[12:]), Service: n.Uint32(b[16:]),
+		Generation: n.Uint32(b[20:]), Ifindex: n.Uint32(b[24:]), Reason: kernelReason(n.Uint32(b[28:])),
+		Length: n.Uint32(b[32:]), Header: n.Uint32(b[36:]),
+	}
+	return e, int(e.Length) <= len(b)-eventSize
+}
+
+// handle handles one event.
+func (w *worker) handle(e *kernelEvent, data []byte) {
+	data = data[:e.Length]
+	if e.Kind == kernelEventKindEVENT_ASK {
+		w.decided = append(w.decided, e.Service)
+		w.ask(e, data)
+		return
+	}
+	if int(e.Flow) >= len(w.flows) {
+		return
+	}
+	if e.Kind == kernelEventKindEVENT_LATE {
+		if p, ok := parseFrame(data, int(e.Header)); ok {
+			w.server.stats.late.Add(1)
+			w.late(&p)
+		}
+		return
+	}
+	switch e.Kind {
+	case kernelEventKindEVENT_BEGUN:
+		w.begun(e, data)
+		return
+	case kernelEventKindEVENT_UNUSED:
+		if w.flows[e.Flow] == nil {
+			w.spares.give(e.Flow)
+		}
+		return
+	}
+	f := w.flows[e.Flow]
+	if f == nil {
+		f = w.discover(e.Flow) // BPF could not tell
+	}
+	if f == nil || f.generation != e.Generation {
+		return
+	}
+	now := w.loopTime(e.Time)
+	switch e.Kind {
+	case kernelEventKindEVENT_REFUSED:
+		f.refused(e.Reason, now)
+	case kernelEventKindEVENT_OPEN:
+		f.opened(now)
+	case kernelEventKindEVENT_CLOSED:
+		f.closed(now, kernelSeen(e.Reason))
+	case kernelEventKindEVENT_COLLISION:
+		f.collision()
+	case kernelEventKindEVENT_UNREACHABLE:
+		f.gone(now)
+	}
+}
+
+// ask decides about a packet of an unknown flow.
+func (w *worker) ask(e *kernelEvent, data []byte) {
+	now := w.loop.Now()
+	at := w.loopTime(e.Time)
+	if now-at > int64(askTimeout) {
+		w.server.stats.void.Add(1)
+		return
+	}
+	p, ok := parseFrame(data, int(e.Header))
+	if !ok || !p.complete() {
+		w.server.stats.damaged.Add(1)
+		return
+	}
+	key := tupleOf(p.protocol, p.client, p.vip)
+	if f := w.asking[key]; f != nil {
+		if f.isUDP() {
+			w.injector.putCopy(f, p.ipv6, p.data)
+			return
+		}
+		if f.shared().FirstSequence == p.sequence {
+			return // sent again while the first one was on its way
+		}
+		f.replaced(now)
+	}
+	if old := w.flows[min(int(e.Flow), len(w.flows)-1)]; old != nil && old.wayThere() == key {
+		old.replaced(now)
+	}
+	path := w.server.paths[protocolOf(p.protocol)]
+	if path == nil {
+		return
+	}
+	st := path.state.Load()
+	v := st.table.Resolve(path.protocol, p.client.Addr(), p.vip)
+	if v.Action == policy.Drop {
+		w.server.stats.unserved.Add(1)
+		return
+	}
+	var s *portService
+	if v.Action == policy.Accept {
+		s = st.services[v.Port.ID]
+	}
+	if v.Action == policy.Refuse {
+		w.pass(e, &p, key, relayedRefusal)
+		return
+	}
+	if s == nil || !s.inKernel || w.spares.len() == 0 || s.count >= (len(w.flows)-1)/serviceShare {
+		w.pass(e, &p, key, relayedFor(path.protocol))
+		return
+	}
+	if path.protocol == service.UDP && w.isRelayed(key) {
+		w.pass(e, &p, key, relayedUDP)
+		return
+	}
+	if f := w.open(e, &p, key, s, &v); f != nil {
+		f.dial(st, &v)
+	}
+}
+
+// Times for which the relay has a client's packets at least: a refusal, a handshake, a
+// session. Only the last one is prolonged by each packet.
+const (
+	relayedRefusal = 10 * time.Millisecond
+	relayedTCP     = time.Second
+	relayedUDP     = 3 * time.Minute
+)
+
+func relayedFor(p service.Protocol) time.Duration {
+	if p == service.UDP {
+		return relayedUDP
+	}
+	return relayedTCP
+}
+
+// isRelayed reports whether another datagram of the client has gone to the relay since
+// this one came up.
+func (w *worker) isRelayed(key kernelTuple) bool {
+	var until uint64
+	return w.kernel.Relayed.Lookup(&key, &until) == nil && until > uint64(sys.Monotonic())
+}
+
+// pass hands a packet to the relay, with those that follow it for some time.
+func (w *worker) pass(e *kernelEvent, p *frame, key kernelTuple, keep time.Duration) {
+	until := w.kernelTime(w.loop.Now() + int64(keep))
+	if err := w.kernel.Relayed.Put(&key, &until); err != nil {
+		return // else the packet would come up again
+	}
+	w.server.stats.passed.Add(1)
+	w.injector.pass(int(e.Ifindex), p.ipv6, p.data)
+}
+
+// open begins a flow that has no endpoint yet. It returns nil if BPF has taken the last
+// index meanwhile: the client's next packet comes up again.
+func (w *worker) open(e *kernelEvent, p *frame, key kernelTuple, s *portService, v *policy.Verdict) *flow {
+	index, ok := w.spares.take()
+	if !ok {
+		return nil
+	}
+	k := &w.kernel.flows[index]
+	*k = kernelFlow{
+		Generation: k.Generation + 1, Ifindex: e.Ifindex, Service: e.Service,
+		Client: key.Src, Vip: key.Dst, ClientPort: key.Sport, VipPort: key.Dport,
+		Protocol: key.Protocol, FirstSequence: p.sequence, Started: e.Time, Seen: kernelSeenKNOWN,
+	}
+	if p.ipv6 {
+		k.Options = kernelOptionOPTION_IPV6
+	}
+	k.Way[0].Last = e.Time
+	switch s.path.protocol {
+	case service.TCP:
+		k.Way[0].End, k.Way[1].Acked = p.sequence+1, p.sequence+1
+	case service.SCTP:
+		k.Way[1].End = p.sequence
+	}
+	h := w.newHandshake()
+	h.key, h.ipv6 = key, p.ipv6
+	h.data = append(h.data[:0], p.data...)
+	f := w.newFlow(index)
+	f.service, f.handshake = s, h
+	f.record = conntrack.Record{
+		Start:    w.loopTime(e.Time),
+		Client:   p.client,
+		VIP:      p.vip,
+		Port:     v.Port,
+		Protocol: s.path.protocol,
+		Kind:     v.Kind,
+		Path:     conntrack.Kernel,
+		Counters: s.counters,
+		Owner:    f,
+	}
+	if s.path.protocol == service.SCTP {
+		f.record.StreamsFromClient, f.record.StreamsToClient = streamsOf(p.data[p.transport:])
+	}
+	w.flows[index] = f
+	w.asking[key] = f
+	s.add(f)
+	w.server.stats.open.Add(1)
+	w.shard.Open(&f.record)
+	l := &w.kernel.loads[e.Service]
+	atomic.AddUint64(&l.Opened, 1)
+	if s.path.protocol != service.UDP {
+		atomic.AddUint64(&l.Begun, 1)
+	}
+	return f
+}
+
+// replaced ends a flow whose client uses its tuple for a new connection.
+func (f *flow) replaced(now int64) {
+	f.end(conntrack.ClientReset, now)
+	f.drop()
+	f.worker.flushDeletes()
+}
+
+func (w *worker) newHandshake() *handshake {
+	if n := len(w.spare); n > 0 {
+		h := w.spare[n-1]
+		w.spare = w.spare[:n-1]
+		return h
+	}
+	return new(handshake)
+}
+
+func (w *worker) freeHandshake(h *handshake, f *flow) {
+	w.forget(f, h)
+	// The outbox may hold its packet.
+	w.injector.flush()
+	if len(w.spare) < spareObjects {
+		*h = handshake{data: h.data[:0], stale: h.stale[:0]}
+		w.spare = append(w.spare, h)
+	}
+}
+
+// forget says that a flow is not asking any more.
+func (w *worker) forget(f *flow, h *handshake) {
+	if w.asking[h.key] == f {
+		delete(w.asking, h.key)
+	}
+}
+
+// deleteOwn deletes those of some entries that are of a flow. Another flow may have
+// claimed the others.
+func (w *worker) deleteOwn(index uint32, keys []kernelTuple) {
+	for i := range keys {
+		var e kernelEntry
+		if w.kernel.Tuples.Lookup(&keys[i], &e) == nil && e.Flow == index {
+			_ = w.kernel.Tuples.Delete(&keys[i])
+		}
+	}
+}
+
+// makeStale has late answers on a way back told. It returns false if the entry is not the
+// flow's.
+func (w *worker) makeStale(index uint32, key kernelTuple) bool {
+	var e kernelEntry
+	if w.kernel.Tuples.Lookup(&key, &e) != nil || e.Flow != index {
+		return false
+	}
+	e.Role = kernelRoleSTALE
+	return w.kernel.Tuples.Put(&key, &e) == nil
+}
+
+// endRound does what the round's events share: entries are deleted, packets put back.
+func (w *worker) endRound() {
+	w.flushDeletes()
+	w.injector.flush()
+	for _, s := range w.decided {
+		atomic.AddUint64(&w.kernel.loads[s].Decided, 1)
+	}
+	w.decided = w.decided[:0]
+	// Nothing refers to them any more.
+	w.idle = append(w.idle, w.gone[:min(len(w.gone), max(spareObjects-len(w.idle), 0))]...)
+	clear(w.gone)
+	w.gone = w.gone[:0]
+}
+
+// flushDeletes deletes the entries of flows that have ended, before their indices are used
+// again.
+func (w *worker) flushDeletes() {
+	for keys := w.deletes; len(keys) > 0; {
+		n, err := w.kernel.Tuples.BatchDelete(keys, nil)
+		if err == nil {
+			break
+		}
+		if !isEnd(err) && n == 0 {
+			for i := range keys {
+				_ = w.kernel.Tuples.Delete(&keys[i])
+			}
+			break
+		}
+		keys = keys[min(n+1, len(keys)):] // one was missing
+	}
+	w.deletes = w.deletes[:0]
+	for _, index := range w.freed {
+		w.spares.give(index)
+	}
+	w.freed = w.freed[:0]
+}
+
+// isEnd reports whether a batch ended for lack of a key.
+func isEnd(err error) bool { return errors.Is(err, ebpf.ErrKeyNotExist) }
+
+// leave ends the worker, and leaves the flows to the next process.
+func (w *worker) leave() {
+	w.endRound()
+	for _, f := range w.flows {
+		if f != nil {
+			w.loop.Cancel(&f.timer)
+		}
+	}
+	w.loop.Cancel(&w.tick)
+	w.loop.Cancel(&w.beat)
+	atomic.StoreUint64(&w.kernel.control.Beat, 0)
+	w.shard.Flush()
+}

@@ -1,0 +1,84 @@
+package bpffs_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/internal/bpffs"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
+
+// Each proxy has a directory of its own, which goes with its last pin.
+func TestDirectoriesOfProxies(t *testing.T) {
+	root := netns.MountBPF(t)
+	other := netns.New(t, "other")
+	var all []bpffs.Dir
+	for _, p := range []struct {
+		name      string
+		namespace int
+	}{{"sluice", 0}, {"sluice", other.FD()}, {"second", 0}, {"a.b/../c", 0}} {
+		d, err := bpffs.Of(root, p.name, p.namespace)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slices.Contains(all, d) {
+			t.Errorf("%s twice", d)
+		}
+		if err := errors.Join(d.Make(), d.Make()); err != nil {
+			t.Errorf("%s: %v", p.name, err)
+		}
+		all = append(all, d)
+	}
+	if found, err := all[0].Siblings(); err != nil || len(found) != len(all) {
+		t.Errorf("%v, %v, want %v", found, err, all)
+	}
+	if err := os.Mkdir(all[0].Pin("pin"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range all {
+		d.Remove()
+	}
+	if found, err := all[0].Siblings(); err != nil || !slices.Equal(found, all[:1]) {
+		t.Errorf("while something is pinned: %v, %v", found, err)
+	}
+	if err := os.Remove(all[0].Pin("pin")); err != nil {
+		t.Fatal(err)
+	}
+	all[0].Remove()
+	if _, err := os.Lstat(filepath.Dir(string(all[0]))); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory of all: %v", err)
+	}
+}
+
+// What is no BPF file system, and a directory of another user, is not used.
+func TestPlacesThatAreNotUsed(t *testing.T) {
+	for root, want := range map[string]string{
+		"":                                 "--bpf-root is empty",
+		t.TempDir():                        "no BPF file system is mounted at",
+		filepath.Join(t.TempDir(), "none"): "no BPF file system is mounted at",
+	} {
+		if _, err := bpffs.Of(root, "sluice", 0); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", root, err)
+		}
+	}
+	root := netns.MountBPF(t)
+	d, err := bpffs.Of(root, "sluice", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Make(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Dir(string(d)), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Make(); err == nil || !strings.Contains(err.Error(), "belongs to another user") {
+		t.Errorf("a directory that all may write to: %v", err)
+	}
+}

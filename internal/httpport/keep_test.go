@@ -1,0 +1,88 @@
+package httpport
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+)
+
+// A server that cannot listen tries again, and once more when its socket fails; at the
+// end its address is free.
+func TestKeep(t *testing.T) {
+	refused := errors.New("refused")
+	sockets := make(chan net.Listener, 2)
+	attempts := 0
+	listen := func() (net.Listener, error) {
+		if attempts++; attempts == 1 {
+			return nil, refused
+		}
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		sockets <- l
+		return l, err
+	}
+	told := make(chan error, 8)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s := New(new(Group), http.NotFoundHandler(), time.Minute)
+		s.Keep(ctx, nil, listen, time.Millisecond, func(err error) { told <- err })
+	}()
+	answers := func(l net.Listener) {
+		t.Helper()
+		r, err := http.Get("http://" + l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = r.Body.Close()
+		if r.StatusCode != http.StatusNotFound {
+			t.Errorf("answered with %s", r.Status)
+		}
+	}
+	first := <-sockets
+	answers(first)
+	_ = first.Close()
+	second := <-sockets
+	answers(second)
+	cancel()
+	<-done
+	if l, err := net.Listen("tcp", second.Addr().String()); err != nil {
+		t.Errorf("the address is not free afterwards: %v", err)
+	} else {
+		_ = l.Close()
+	}
+	close(told)
+	errs := slices.Collect(func(yield func(error) bool) {
+		for err := range told {
+			if !yield(err) {
+				return
+			}
+		}
+	})
+	if len(errs) != 4 || !errors.Is(errs[0], refused) || errs[1] != nil || !errors.Is(errs[2], net.ErrClosed) || errs[3] != nil {
+		t.Errorf("told %v", errs)
+	}
+}
+
+// A context that has ended leaves nothing behind.
+func TestKeepAfterTheEnd(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, first := range []net.Listener{nil, l} {
+		New(new(Group), http.NotFoundHandler(), time.Minute).Keep(ctx, first, func() (net.Listener, error) {
+			t.Error("it listens")
+			return nil, net.ErrClosed
+		}, time.Hour, func(error) {})
+	}
+	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("its socket is open: %v", err)
+	}
+}

@@ -1,0 +1,171 @@
+// Package client asks a running proxy through its admin socket.
+package client
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"time"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/live/filter"
+)
+
+// Client asks one proxy. It is safe for concurrent use.
+type Client struct {
+	// Name is the path or abstract name of the socket.
+	Name string
+	// Version is what the proxy said of itself when it was found.
+	Version api.Version
+	http    *http.Client
+}
+
+// dialTime bounds how long connecting to a socket takes.
+const dialTime = 5 * time.Second
+
+// New returns a Client of a socket, whether anything listens there or not.
+func New(name string) *Client {
+	return &Client{Name: name, http: &http.Client{Transport: Transport(name)}}
+}
+
+// Transport returns a transport to a socket. It connects only to a proxy that runs as
+// root or as our user: an abstract name may be anybody's.
+func Transport(name string) *http.Transport {
+	return &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			ctx, cancel := context.WithTimeout(ctx, dialTime)
+			defer cancel()
+			c, err := new(net.Dialer).DialContext(ctx, "unix", name)
+			if err != nil {
+				return nil, err
+			}
+			if err := trusted(c); err != nil {
+				_ = c.Close() // the error to tell is another
+				return nil, err
+			}
+			return c, nil
+		},
+		MaxIdleConns: 4, IdleConnTimeout: 10 * time.Second,
+	}
+}
+
+// trusted returns why the process at the other end is not believed, or nil.
+func trusted(c net.Conn) error {
+	conn, ok := c.(*net.UnixConn)
+	if !ok {
+		return errors.New("not a unix socket")
+	}
+	peer, err := sys.PeerCredentials(conn)
+	if err != nil {
+		return err
+	}
+	if peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
+		return fmt.Errorf("uid %d listens there, which is neither root nor our user", peer.Uid)
+	}
+	return nil
+}
+
+// request sends a request. The answer has status 200.
+func (c *Client) request(ctx context.Context, method, path string, query url.Values, body any) (*http.Response, error) {
+	target := url.URL{Scheme: "http", Host: "sluice", Path: path, RawQuery: query.Encode()}
+	var sent io.Reader = http.NoBody
+	if body != nil {
+		text, err := json.Marshal(body)
+		if err != nil {
+			return nil, err
+		}
+		sent = bytes.NewReader(text)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, target.String(), sent)
+	if err != nil {
+		return nil, err
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		var wrapped *url.Error
+		if errors.As(err, &wrapped) {
+			err = wrapped.Err // without the URL, which says nothing
+		}
+		return nil, fmt.Errorf("admin socket %s: %w", c.Name, err)
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	var failed api.Error
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&failed); err != nil || failed.Error == "" {
+		return nil, fmt.Errorf("admin socket %s: %s", c.Name, resp.Status)
+	}
+	if failed.Filter != "" {
+		// The proxy may be of another version: its fields are what counts.
+		if _, err := filter.Parse(failed.Filter); err != nil {
+			return nil, err
+		}
+	}
+	return nil, errors.New(failed.Error)
+}
+
+// Get asks for one object.
+func (c *Client) Get(ctx context.Context, path string, query url.Values, answer any) error {
+	return c.exchange(ctx, http.MethodGet, path, query, nil, answer)
+}
+
+// Act sends an action.
+func (c *Client) Act(ctx context.Context, path string, body, answer any) error {
+	return c.exchange(ctx, http.MethodPost, path, nil, body, answer)
+}
+
+func (c *Client) exchange(ctx context.Context, method, path string, query url.Values, body, answer any) error {
+	resp, err := c.request(ctx, method, path, query, body)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(answer); err != nil {
+		return fmt.Errorf("admin socket %s: the answer: %w", c.Name, err)
+	}
+	return nil
+}
+
+// maxLine bounds a line of a stream: a frame of 10,000 rows is one.
+const maxLine = 16 << 20
+
+// Stream calls visit with each line of a stream, until the stream or ctx ends or
+// visit returns an error. The line is valid only during the call. The end of ctx is
+// no error.
+func (c *Client) Stream(ctx context.Context, path string, query url.Values, visit func(line []byte) error) error {
+	resp, err := c.request(ctx, http.MethodGet, path, query, nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(make([]byte, 64<<10), maxLine)
+	for lines.Scan() {
+		if line := lines.Bytes(); bytes.HasPrefix(line, []byte(`{"error":`)) {
+			var failed api.Error
+			if json.Unmarshal(line, &failed) == nil {
+				return errors.New(failed.Error)
+			}
+		}
+		if err := visit(lines.Bytes()); err != nil {
+			return err
+		}
+	}
+	if err := lines.Err(); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("admin socket %s: %w", c.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,291 @@
+package filter
+
+import (
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// sample is a connection whose second endpoint answered.
+func sample() *conntrack.Record {
+	dead := &service.Endpoint{Addr: netip.MustParseAddrPort("10.1.0.4:8080"), Pod: service.Name{Namespace: "shop", Name: "cart-1"}}
+	return &conntrack.Record{
+		ID: 17, Protocol: service.TCP, Kind: service.ClusterIP, Client: netip.MustParseAddrPort("10.2.3.4:40000"), VIP: netip.MustParseAddrPort("10.96.0.10:80"),
+		Port: &service.Port{Name: service.PortName{Name: service.Name{Namespace: "shop", Name: "cart"}, Port: "http"}},
+		Endpoint: &service.Endpoint{
+			Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Node: "node-b", Zone: "z2", Pod: service.Name{Namespace: "shop", Name: "cart-2"},
+		},
+		SourceAddr: netip.MustParseAddrPort("10.1.0.1:50000"), Source: policy.SourceNode,
+		Failed:   []conntrack.Attempt{{Endpoint: dead, Error: conntrack.DialTimeout, Duration: int64(250 * time.Millisecond)}},
+		Attempts: 2, Connected: true, ConnectTime: int64(251 * time.Millisecond), Duration: int64(3 * time.Second),
+		BytesFromClient: 1000, BytesFromEndpoint: 2_000_000, End: conntrack.EndpointReset,
+	}
+}
+
+func TestMatch(t *testing.T) {
+	// An open connection that has no endpoint yet.
+	waits := sample()
+	waits.Endpoint, waits.Connected, waits.Failed, waits.End, waits.SourceAddr, waits.Attempts = nil, false, nil, conntrack.EndNone, netip.AddrPort{}, 0
+	for _, tt := range []struct {
+		filter string
+		sample bool
+		waits  bool
+	}{
+		{"", true, true},
+		{"service=cart", true, true},
+		{"service=shop/cart", true, true},
+		{"service=shop/cart:http", true, true},
+		{"service=shop/cart:https", false, false},
+		{"service=sho*/ca*", true, true},
+		{"service=shop", false, false},
+		{"service!=cart", false, false},
+		{"namespace=shop", true, true},
+		{"namespace=sh", false, false},
+		{"client=10.2.3.4", true, true},
+		{"client=10.2.0.0/16", true, true},
+		{"client=10.3.0.0/16,10.2.0.0/16", true, true},
+		{"client=10.2.3.4:40000", true, true},
+		{"client=10.2.3.4:40001", false, false},
+		{"vip=:80", true, true},
+		{"vip=:70-79", false, false},
+		{"vip=:79-81", true, true},
+		{"endpoint=10.1.0.5", true, false},
+		{"endpoint!=10.1.0.5", false, true},
+		{"endpoint=10.1.0.4", false, false},
+		{"tried=10.1.0.4", true, false},
+		{"tried=10.1.0.5", true, false},
+		{"source_address=10.1.0.1", true, false},
+		{"pod=cart-2", true, false},
+		{"pod=shop/cart-*", true, false},
+		{"pod=cart-1", false, false},
+		{"node=node-b zone=z2", true, false},
+		{"node=node-b zone=z1", false, false},
+		{"zone!=z1", true, true},
+		{"protocol=tcp", true, true},
+		{"path=relay", true, true},
+		{"state=ended", true, false},
+		{"state=connecting", false, true},
+		{"end=endpoint_reset,idle", true, false},
+		{"end!=endpoint_reset", false, true},
+		{"end=idle", false, false},
+		{"error=timeout", true, false},
+		{"error=refused", false, false},
+		{"error!=refused", true, true},
+		{"affinity=none", true, true},
+		{"vip_kind=ClusterIP", true, true},
+		{"source=node", true, false},
+		{"id=17", true, true},
+		{"attempts>1", true, false},
+		{"attempts>=2", true, false},
+		{"attempts>2", false, false},
+		{"attempts<2", false, true},
+		{"attempts=1..2", true, false},
+		{"attempts!=1..2", false, true},
+		{"failures=1", true, false},
+		{"bytes>2MB", true, true},
+		{"bytes>2MiB", false, false},
+		{"bytes_from_client<=1kB", true, true},
+		{"bytes_from_endpoint=2MB", true, true},
+		{"duration>2s", true, true},
+		{"connect>250ms connect<252ms", true, false},
+		{"first_byte>=0", false, false},
+		{"cart", true, true},
+		{"CART", true, true},
+		{"p/ca", true, true},
+		{"10.1.0.5", true, false},
+		{"node-b cart-2", true, false},
+		{"elsewhere", false, false},
+		{`"cart" service="shop/cart"`, true, true},
+	} {
+		f, err := Parse(tt.filter)
+		if err != nil {
+			t.Errorf("%s: %v", tt.filter, err)
+			continue
+		}
+		if got := f.Match(sample()); got != tt.sample {
+			t.Errorf("%s: %t for a connection that ended, want %t", tt.filter, got, tt.sample)
+		}
+		if got := f.Match(waits); got != tt.waits {
+			t.Errorf("%s: %t for one without an endpoint, want %t", tt.filter, got, tt.waits)
+		}
+	}
+}
+
+// Errors point at the place that is wrong.
+func TestErrors(t *testing.T) {
+	for _, tt := range []struct{ filter, want string }{
+		{"service=shop attemptss>1", `
+service=shop attemptss>1
+             ^^^^^^^^^
+there is no field "attemptss"; did you mean attempts?`},
+		{"end=endpoint_rest", `
+end=endpoint_rest
+    ^^^^^^^^^^^^^
+"endpoint_rest" is not one of client_fin, client_reset, client_timeout, endpoint_fin, endpoint_reset, endpoint_timeout, idle, shutdown, connect_failed, no_endpoints, limit, not_admitted, responses, endpoint_gone, evicted, namespace_limit, admin, client_shutdown, client_abort, client_comm_lost, endpoint_shutdown, endpoint_abort, endpoint_comm_lost, message_too_large, no_stream; did you mean endpoint_reset?`},
+		{"state=open,closed", `
+state=open,closed
+           ^^^^^^
+"closed" is not one of connecting, open, ended`},
+		{"client=10.1.0.0/33", `
+client=10.1.0.0/33
+       ^^^^^^^^^^^
+this is not an address such as 10.0.0.7, 10.0.0.7:80, 10.1.0.0/16, [fd00::7]:80, :443 or :8000-8999`},
+		{"vip=10.0.0.1:99999", `
+vip=10.0.0.1:99999
+    ^^^^^^^^^^^^^^
+"99999" is not a port or a range of ports such as 8000-8999`},
+		{"service>a", `
+service>a
+       ^
+service has no order: use = or !=`},
+		{"bytes>", `
+bytes>
+^^^^^^
+bytes> needs a value, such as bytes=1MB..1GB`},
+		{"bytes=1MB..1kB", `
+bytes=1MB..1kB
+      ^^^^^^^^
+the range 1MB..1kB is empty: its first value is the larger one`},
+		{"bytes>1MB..2MB", `
+bytes>1MB..2MB
+      ^^^^^^^^
+> takes one value, not a range`},
+		{"bytes=1XB", `
+bytes=1XB
+      ^^^
+"1XB" is not a size such as 500, 64KiB, 1MB or 2.5GB`},
+		{"duration>5", `
+duration>5
+         ^
+"5" is not a duration such as 250ms, 5s or 1h30m`},
+		{"attempts=many", `
+attempts=many
+         ^^^^
+"many" is not a number such as 3`},
+		{"=5", `
+=5
+^
+a field must stand before =, such as service=`},
+		{"node=a,,b", `
+node=a,,b
+       ^
+node needs a value here, such as node=node-b`},
+		{`pod="a b`, `
+pod="a b
+    ^^^^
+this quote has no end`},
+		{`pod=a"b"`, `
+pod=a"b"
+    ^^^^
+quotes must be around the whole value, such as pod="a b"`},
+		{"ü=1 x=1", `
+ü=1 x=1
+^
+there is no field "ü"; fields are affinity, attempts, bytes, bytes_from_client, bytes_from_endpoint, client, connect, duration, end, endpoint, error, failures, first_byte, id, namespace, node, path, pod, protocol, service, source, source_address, state, tried, vip, vip_kind, zone`},
+	} {
+		_, err := Parse(tt.filter)
+		e, ok := err.(*Error)
+		if !ok {
+			t.Errorf("%s: error %v", tt.filter, err)
+			continue
+		}
+		if got := "\n" + e.Pointer(); got != tt.want {
+			t.Errorf("%s:%s\nwant:%s", tt.filter, got, tt.want)
+		}
+	}
+	if _, err := Parse(strings.Repeat("a ", MaxLength)); err == nil {
+		t.Error("no error about a filter that is too long")
+	}
+	if _, err := Parse("node=a" + strings.Repeat(",a", maxValues)); err == nil {
+		t.Error("no error about too many values")
+	}
+}
+
+func TestJoin(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"service=shop/cart", "bytes>1MB"}, "service=shop/cart bytes>1MB"},
+		{[]string{"pod=a b"}, `pod="a b"`},
+		{[]string{`pod="a b"`}, `pod="a b"`},
+		{[]string{"service=a bytes>1"}, "service=a bytes>1"},
+	} {
+		if got := Join(tt.args); got != tt.want {
+			t.Errorf("%q: %s, want %s", tt.args, got, tt.want)
+		}
+	}
+}
+
+// Match runs on event loops when connections are ended.
+func TestMatchAllocatesNothing(t *testing.T) {
+	f, err := Parse("service=shop/cart endpoint=10.1.0.0/16 tried=10.1.0.4 bytes>1MB end=endpoint_reset cart-2 10.1.0.5 error=timeout")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := sample()
+	if n := testing.AllocsPerRun(100, func() {
+		if !f.Match(r) {
+			t.Fatal("no match")
+		}
+	}); n != 0 {
+		t.Errorf("%.0f allocations", n)
+	}
+}
+
+// The documentation lists every field, and no other.
+func TestDocumentedFields(t *testing.T) {
+	text, err := os.ReadFile("../../docs/admin-api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(text), "| field | value |")
+	var documented []string
+	for line := range strings.Lines(table) {
+		cell, _, _ := strings.Cut(strings.TrimPrefix(line, "| "), " | ")
+		for i, name := range strings.Split(cell, "`") {
+			if i%2 == 1 {
+				documented = append(documented, name)
+			}
+		}
+	}
+	for _, name := range documented {
+		if fields[name] == nil {
+			t.Errorf("the documentation has a field %q that does not exist", name)
+		}
+	}
+	if len(documented) != len(fields) {
+		t.Errorf("the documentation lists %d fields %v, want %v", len(documented), documented, Fields())
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, seed := range []string{"service=shop/cart bytes>1MB", `pod="a b",c`, "client=10.0.0.0/8,[fd00::1]:80 vip=:1-2", "attempts=1..3", `x"`, "=,", "duration<1ms", "\v"} {
+		f.Add(seed)
+	}
+	r := sample()
+	f.Fuzz(func(t *testing.T, text string) {
+		parsed, err := Parse(text)
+		if err != nil {
+			e, ok := err.(*Error)
+			if !ok || e.At < 0 || e.At > e.End || e.End > len(e.Filter) {
+				t.Fatalf("%q: error %#v", text, err)
+			}
+			_ = e.Pointer()
+			return
+		}
+		again, err := Parse(parsed.String())
+		if err != nil {
+			t.Fatalf("%q: parsed, but not %q: %v", text, parsed, err)
+		}
+		if parsed.Match(r) != again.Match(r) {
+			t.Fatalf("%q and %q differ", text, again)
+		}
+	})
+}

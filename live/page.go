@@ -1,0 +1,163 @@
+package live
+
+import (
+	"cmp"
+	"container/heap"
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/live/filter"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Order compares records.
+type Order func(a, b *conntrack.Record) int
+
+// orders by their names.
+var orders = map[string]Order{
+	"id":                  byNumber(func(r *conntrack.Record) int64 { return int64(r.ID) }),
+	"time":                byNumber(func(r *conntrack.Record) int64 { return r.Start }),
+	"duration":            byNumber(func(r *conntrack.Record) int64 { return r.Duration }),
+	"attempts":            byNumber(func(r *conntrack.Record) int64 { return int64(r.Attempts) }),
+	"bytes":               byNumber(func(r *conntrack.Record) int64 { return int64(r.BytesFromClient + r.BytesFromEndpoint) }),
+	"bytes_from_client":   byNumber(func(r *conntrack.Record) int64 { return int64(r.BytesFromClient) }),
+	"bytes_from_endpoint": byNumber(func(r *conntrack.Record) int64 { return int64(r.BytesFromEndpoint) }),
+	"connect":             byNumber(func(r *conntrack.Record) int64 { return r.ConnectTime }),
+	"first_byte":          byNumber(func(r *conntrack.Record) int64 { return r.FirstByte }),
+	"client":              func(a, b *conntrack.Record) int { return a.Client.Compare(b.Client) },
+	"vip":                 func(a, b *conntrack.Record) int { return a.VIP.Compare(b.VIP) },
+	"endpoint":            func(a, b *conntrack.Record) int { return endpointOf(a).Addr.Compare(endpointOf(b).Addr) },
+	"pod":                 func(a, b *conntrack.Record) int { return compareNames(&endpointOf(a).Pod, &endpointOf(b).Pod) },
+	"node":                func(a, b *conntrack.Record) int { return cmp.Compare(endpointOf(a).Node, endpointOf(b).Node) },
+	"service":             compareServices,
+	"state":               byNumber(func(r *conntrack.Record) int64 { return int64(r.State()) }),
+}
+
+func byNumber(get func(*conntrack.Record) int64) Order {
+	return func(a, b *conntrack.Record) int { return cmp.Compare(get(a), get(b)) }
+}
+
+// noEndpoint stands for the endpoint of a connection without an attempt.
+var noEndpoint = service.Endpoint{Addr: netip.AddrPort{}}
+
+func endpointOf(r *conntrack.Record) *service.Endpoint {
+	if r.Endpoint == nil {
+		return &noEndpoint
+	}
+	return r.Endpoint
+}
+
+func compareNames(a, b *service.Name) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
+func compareServices(a, b *conntrack.Record) int {
+	switch {
+	case a.Port == b.Port:
+		return 0
+	case a.Port == nil:
+		return -1
+	case b.Port == nil:
+		return 1
+	}
+	return cmp.Or(compareNames(&a.Port.Name.Name, &b.Port.Name.Name), cmp.Compare(a.Port.Name.Port, b.Port.Name.Port))
+}
+
+// Orders returns the names of all orders, sorted.
+func Orders() []string { return slices.Sorted(maps.Keys(orders)) }
+
+// ParseOrder returns an order by its name. A minus before it reverses it. The empty
+// name is the order of opening. Equal records are in the order of opening.
+func ParseOrder(name string) (Order, error) {
+	field, down := strings.CutPrefix(name, "-")
+	order, ok := orders[cmp.Or(field, "time")]
+	if !ok {
+		return nil, fmt.Errorf("sort %q: not one of %s", name, strings.Join(Orders(), ", "))
+	}
+	return func(a, b *conntrack.Record) int {
+		n := order(a, b)
+		if down {
+			n = -n
+		}
+		return cmp.Or(n, cmp.Compare(a.ID, b.ID))
+	}, nil
+}
+
+// Page is a part of the open connections.
+type Page struct {
+	Open    int // connections that were looked at
+	Matched int
+	Records []conntrack.Record
+}
+
+// Page returns the open connections that match, in an order: those from offset on,
+// at most limit. It keeps no more than offset and limit together.
+func (v *View) Page(ctx context.Context, f *filter.Filter, order Order, offset, limit int) (*Page, error) {
+	p := &Page{}
+	top := &topHeap{order: order}
+	if err := v.begin(ctx); err != nil {
+		return nil, err
+	}
+	defer v.end()
+	err := v.List(ctx, func(r *conntrack.Record) error {
+		p.Open++
+		if !f.Match(r) {
+			return nil
+		}
+		p.Matched++
+		top.offer(r, offset+limit)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(top.records, func(a, b conntrack.Record) int { return order(&a, &b) })
+	p.Records = top.records[min(offset, len(top.records)):]
+	return p, nil
+}
+
+// topHeap keeps the first records of an order. The last of them is on top.
+type topHeap struct {
+	order   Order
+	records []conntrack.Record
+}
+
+// offer keeps a copy of a record if it is among the first n.
+func (h *topHeap) offer(r *conntrack.Record, n int) {
+	full := len(h.records) >= n
+	if n == 0 || full && h.order(r, &h.records[0]) >= 0 {
+		return
+	}
+	kept := *r
+	kept.Failed = slices.Clone(r.Failed)
+	if full {
+		h.records[0] = kept
+		heap.Fix(h, 0)
+		return
+	}
+	heap.Push(h, kept)
+}
+
+// Len implements heap.Interface.
+func (h *topHeap) Len() int { return len(h.records) }
+
+// Less implements heap.Interface.
+func (h *topHeap) Less(i, j int) bool { return h.order(&h.records[i], &h.records[j]) > 0 }
+
+// Swap implements heap.Interface.
+func (h *topHeap) Swap(i, j int) { h.records[i], h.records[j] = h.records[j], h.records[i] }
+
+// Push implements heap.Interface.
+func (h *topHeap) Push(x any) {
+	if r, ok := x.(conntrack.Record); ok {
+		h.records = append(h.records, r)
+	}
+}
+
+// Pop implements heap.Interface. Records are never taken one by one.
+func (h *topHeap) Pop() any { return nil }

@@ -1,0 +1,200 @@
+package serve
+
+import (
+	"io"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/live/api"
+)
+
+// act sends an action.
+func (s *site) act(t *testing.T, path, body string, status int, answer any) {
+	t.Helper()
+	s.send(t, path, "application/json", body, status, answer)
+}
+
+func (s *site) send(t *testing.T, path, kind, body string, status int, answer any) {
+	t.Helper()
+	resp, err := s.client.Post(s.url+path, kind, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	got, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.StatusCode != status {
+		t.Fatalf("%s %s: status %d: %s", path, body, resp.StatusCode, got)
+	}
+	strict(t, got, answer)
+}
+
+// Who says that he only reads may not act, and is told so.
+func TestReadOnly(t *testing.T) {
+	s := newSite(t)
+	s.mayAct.Store(true)
+	for header, want := range map[string]bool{"": true, "true": false} {
+		for _, tt := range []struct{ method, path string }{{http.MethodGet, api.PathVersion}, {http.MethodPost, api.PathClose}} {
+			r, err := http.NewRequestWithContext(t.Context(), tt.method, s.url+tt.path, strings.NewReader(`{"filter":"id>0","dry_run":true}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Header.Set("Content-Type", "application/json")
+			if header != "" {
+				r.Header.Set(api.ReadOnly, header)
+			}
+			resp, err := s.client.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(resp.Body)
+			_ = resp.Body.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := resp.StatusCode == http.StatusOK
+			if tt.method == http.MethodGet {
+				got = strings.Contains(string(body), `"actions":true`)
+			}
+			if got != want {
+				t.Errorf("%s %s with %q: %s %s", tt.method, tt.path, header, resp.Status, body)
+			}
+		}
+	}
+}
+
+// closing is an Owner that closes its record.
+type closing struct {
+	shard  *conntrack.Shard
+	record *conntrack.Record
+}
+
+func (c closing) EndConnection(e conntrack.End) {
+	c.record.End = e
+	c.shard.Close(c.record)
+}
+
+func TestClose(t *testing.T) {
+	s := newSite(t)
+	var all []*conntrack.Record
+	for _, client := range []string{"10.0.0.1:1", "10.0.0.1:2", "10.0.0.2:1"} {
+		r := s.open(client)
+		s.on(func() { r.Owner = closing{s.shard, r} })
+		all = append(all, r)
+	}
+	var failed api.Error
+	s.act(t, api.PathClose, `{"filter":"client=10.0.0.1"}`, http.StatusForbidden, &failed)
+	s.mayAct.Store(true)
+	s.send(t, api.PathClose, "text/plain", `{"filter":"client=10.0.0.1"}`, http.StatusUnsupportedMediaType, &failed)
+	for _, body := range []string{
+		``, `{}`, `{"filter":""}`, `{"filter":"nix=1"}`, `{"filtre":"id>0"}`, `{"filter":"id>0"}{}`, `{"filter":"id>0","limit":-1}`,
+		`{"filter":"` + strings.Repeat("a ", 4000) + `"}`,
+	} {
+		failed = api.Error{}
+		if s.act(t, api.PathClose, body, http.StatusBadRequest, &failed); failed.Error == "" {
+			t.Errorf("%s: no error", body)
+		}
+	}
+	var closed api.Closed
+	s.act(t, api.PathClose, `{"filter":"client=10.0.0.1","dry_run":true}`, http.StatusOK, &closed)
+	if closed != (api.Closed{Matched: 2}) {
+		t.Errorf("%+v", closed)
+	}
+	if s.log.Len() > 0 {
+		t.Errorf("the log says %s, and nothing was done", s.log.String())
+	}
+	s.act(t, api.PathClose, `{"filter":"client=10.0.0.1 service=shop/web"}`, http.StatusOK, &closed)
+	if closed != (api.Closed{Matched: 2, Ended: 2}) {
+		t.Errorf("%+v", closed)
+	}
+	s.on(func() {
+		for i, want := range []conntrack.End{conntrack.Admin, conntrack.Admin, conntrack.EndNone} {
+			if all[i].End != want {
+				t.Errorf("connection %d ended with %s, want %s", i, all[i].End, want)
+			}
+		}
+	})
+	if !strings.Contains(s.log.String(), `"filter":"client=10.0.0.1 service=shop/web","ended":2`) {
+		t.Errorf("the log says %s", s.log.String())
+	}
+}
+
+func TestDrain(t *testing.T) {
+	s := newSite(t)
+	s.mayAct.Store(true)
+	s.open("10.0.0.1:1") // to 10.1.0.5
+	var drains api.Drains
+	s.act(t, api.PathDrain, `{"endpoint":"10.1.0.5:80"}`, http.StatusOK, &drains)
+	if len(drains.Drained) != 1 || drains.Changed != 1 || drains.Drained[0].Open != 1 || drains.Drained[0].Services[0] != "shop/web:http" || drains.Drained[0].LastResort != nil {
+		t.Errorf("%+v", drains)
+	}
+	if !s.set.Has(netip.MustParseAddrPort("10.1.0.5:80")) || s.set.Has(netip.MustParseAddrPort("10.1.0.4:80")) {
+		t.Errorf("%v is in force", s.set)
+	}
+	drains = api.Drains{}
+	s.act(t, api.PathDrain, `{"endpoint":"shop/web-a"}`, http.StatusOK, &drains)
+	if len(drains.Drained) != 2 || drains.Drained[0].Endpoint != "10.1.0.4" || drains.Drained[0].Pod != "shop/web-a" || len(drains.Drained[0].LastResort) != 1 {
+		t.Errorf("%+v", drains)
+	}
+	if !s.set.Has(netip.MustParseAddrPort("10.1.0.4:80")) {
+		t.Errorf("%v is in force", s.set)
+	}
+	var failed api.Error
+	s.act(t, api.PathDrain, `{"endpoint":"10.9.9.9"}`, http.StatusNotFound, &failed)
+	s.act(t, api.PathDrain, `{"endpoint":"web"}`, http.StatusBadRequest, &failed)
+	drains = api.Drains{}
+	s.act(t, api.PathDrain, `{"endpoint":"shop/web-a","back":true}`, http.StatusOK, &drains)
+	if len(drains.Drained) != 1 || drains.Changed != 1 || s.set.Has(netip.MustParseAddrPort("10.1.0.4:80")) {
+		t.Errorf("%+v", drains)
+	}
+	drains = api.Drains{}
+	s.ask(t, api.PathDrain, http.StatusOK, &drains)
+	if len(drains.Drained) != 1 {
+		t.Errorf("%+v", drains)
+	}
+	if strings.Count(s.log.String(), "drained") != 2 || strings.Count(s.log.String(), "taken back") != 1 {
+		t.Errorf("the log says %s", s.log.String())
+	}
+}
+
+func TestState(t *testing.T) {
+	s := newSite(t)
+	var status api.Status
+	s.ask(t, api.PathStatus, http.StatusOK, &status)
+	if !status.Ready || status.Node != "node-a" {
+		t.Errorf("%+v", status)
+	}
+	var config api.Config
+	s.ask(t, api.PathConfig, http.StatusOK, &config)
+	if config.Flags["v"] != "0" {
+		t.Errorf("%+v", config)
+	}
+	var answer map[string]string
+	s.ask(t, api.PathExplain+"?protocol=tcp&from=10.0.0.1&to=10.96.0.10:80", http.StatusOK, &answer)
+	if answer["verdict"] != "tcp10.0.0.110.96.0.10:80false" {
+		t.Errorf("%v", answer)
+	}
+	var failed api.Error
+	s.ask(t, api.PathExplain, http.StatusBadRequest, &failed)
+	var completions api.Completions
+	for filter, want := range map[string]string{"service=": "shop/web:http", "end=cl": "client_abort", "endpoint=": "10.1.0.4:80", "pod=": "shop/web-a", "dur": "duration>"} {
+		s.ask(t, api.PathComplete+"?filter="+url.QueryEscape(filter), http.StatusOK, &completions)
+		if len(completions.Suggestions) == 0 || completions.Suggestions[0].Text != want {
+			t.Errorf("%s goes on with %+v, want %s", filter, completions, want)
+		}
+	}
+	s.mayAct.Store(true)
+	s.act(t, api.PathVerbosity, `{"v":11,"seconds":5}`, http.StatusBadRequest, &failed)
+	s.act(t, api.PathVerbosity, `{"v":4,"seconds":0}`, http.StatusBadRequest, &failed)
+	var state api.LogState
+	s.act(t, api.PathVerbosity, `{"v":4,"seconds":5}`, http.StatusOK, &state)
+	if s.v != "4 5s" || state.V != 4 || state.Until == nil {
+		t.Errorf("%s is set, the answer is %+v", s.v, state)
+	}
+}

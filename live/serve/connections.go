@@ -1,0 +1,159 @@
+package serve
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/live"
+	"github.com/sluice-proxy/sluice/live/api"
+)
+
+// page is api.Connections with records that are encoded already.
+type page struct {
+	Open        int               `json:"open"`
+	Matched     int               `json:"matched"`
+	Connections []json.RawMessage `json:"connections"`
+}
+
+// connections answers with a page of open connections.
+func (h *Handler) connections(r *http.Request, q *params) (any, error) {
+	f := q.filter()
+	order, err := live.ParseOrder(q.Get("sort"))
+	if err != nil {
+		q.note(wrong("%w", err))
+	}
+	offset, limit := q.page()
+	if q.err != nil {
+		return nil, q.err
+	}
+	found, err := h.options.View.Page(r.Context(), f, order, offset, limit)
+	if err != nil {
+		return nil, err
+	}
+	answer := &page{Open: found.Open, Matched: found.Matched, Connections: []json.RawMessage{}}
+	for i := range found.Records {
+		answer.Connections = append(answer.Connections, encode(&found.Records[i]))
+	}
+	return answer, nil
+}
+
+// encode returns a record as one JSON object.
+func encode(r *conntrack.Record) json.RawMessage {
+	var b bytes.Buffer
+	conntrack.NewJSONEncoder(&b).Encode(r)
+	return bytes.TrimSpace(b.Bytes())
+}
+
+// connection answers with one open connection.
+func (h *Handler) connection(r *http.Request, _ *params) (any, error) {
+	id, err := strconv.ParseUint(r.PathValue("id"), 10, 64)
+	if err != nil {
+		return nil, wrong("%q is not the number of a connection", r.PathValue("id"))
+	}
+	var answer json.RawMessage
+	found, err := h.options.View.Find(r.Context(), id, func(r *conntrack.Record) { answer = encode(r) })
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		return nil, &requestError{http.StatusNotFound, fmt.Errorf("no open connection has the number %d", id)}
+	}
+	return answer, nil
+}
+
+// allConnections streams the open connections that match, in no certain order.
+func (h *Handler) allConnections(s *stream, q *params) error {
+	f := q.filter()
+	if q.err != nil {
+		return q.err
+	}
+	encoder := conntrack.NewJSONEncoder(s)
+	return h.options.View.List(s.context(), func(r *conntrack.Record) error {
+		if f.Match(r) {
+			encoder.Encode(r)
+		}
+		return s.err
+	})
+}
+
+const (
+	// tapBatch is how many records a tap takes at once.
+	tapBatch = 128
+	// maxRate bounds the rate of a tap.
+	maxRate = 1_000_000
+)
+
+// tap streams the records of connections as they end, or open.
+func (h *Handler) tap(s *stream, q *params) error {
+	f, opens, rate := q.filter(), q.truth("opens"), q.number("rate", 0, maxRate)
+	if q.err != nil {
+		return q.err
+	}
+	tap, err := h.options.View.Tap(conntrack.TapOptions{Match: f.Match, Opens: opens, Rate: rate})
+	if err != nil {
+		return err
+	}
+	defer tap.Close()
+	s.begin()
+	encoder := conntrack.NewJSONEncoder(s)
+	buf := make([]conntrack.Record, tapBatch)
+	for {
+		n, lost, err := tap.Next(s.context(), buf)
+		if err != nil {
+			return nil // the client has gone
+		}
+		for i := range buf[:n] {
+			encoder.Encode(&buf[i])
+		}
+		if lost > 0 {
+			s.send(&struct {
+				Lost uint64 `json:"lost"`
+			}{lost})
+		}
+		s.flush()
+		if s.err != nil {
+			return nil
+		}
+	}
+}
+
+// failures answers with the last failed attempts.
+func (h *Handler) failures(r *http.Request, q *params) (any, error) {
+	limit := q.number("limit", api.DefaultRows, api.MaxRows)
+	if q.err != nil {
+		return nil, q.err
+	}
+	all, err := h.options.View.Failures(r.Context())
+	if err != nil {
+		return nil, err
+	}
+	answer := &api.Failures{Failures: []api.Failure{}}
+	wanted, name := q.Get("endpoint"), q.Get("service")
+	for i := range all {
+		if len(answer.Failures) >= limit {
+			break
+		}
+		f := &all[i]
+		if wanted != "" && (f.Endpoint == nil || f.Endpoint.Addr.String() != wanted) ||
+			name != "" && (f.Port == nil || f.Port.Name.String() != name && f.Port.Name.Name.String() != name) {
+			continue
+		}
+		answer.Failures = append(answer.Failures, failureOf(f))
+	}
+	return answer, nil
+}
+
+func failureOf(f *conntrack.Failure) api.Failure {
+	out := api.Failure{Time: f.At.UTC(), ID: f.ID, Client: f.Client.String(), Error: f.Error.String(), US: f.Duration.Microseconds()}
+	if f.Port != nil {
+		out.Service = f.Port.Name.String()
+	}
+	if ep := f.Endpoint; ep != nil {
+		out.Endpoint, out.Pod, out.Node = ep.Addr.String(), ep.PodName(), ep.Node
+	}
+	return out
+}

@@ -1,0 +1,79 @@
+package serve
+
+import (
+	"cmp"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/live/filter"
+)
+
+// params are the parameters of a request. err is the first error of all that were read:
+// check it before any of them is used.
+type params struct {
+	url.Values
+	err error
+}
+
+// readParams reads the parameters of a request, each at most once, and no others than
+// those that are allowed.
+func readParams(r *http.Request, allowed []string) *params {
+	values, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return &params{err: wrong("the query of the URL: %w", err)}
+	}
+	for name, list := range values {
+		if !slices.Contains(allowed, name) {
+			return &params{err: wrong("parameter %q: not one of %s", name, strings.Join(allowed, ", "))}
+		}
+		if len(list) > 1 {
+			return &params{err: wrong("parameter %q: given %d times", name, len(list))}
+		}
+	}
+	return &params{Values: values}
+}
+
+func (q *params) note(err error) { q.err = cmp.Or(q.err, err) }
+
+// filter reads the filter; the empty one selects all.
+func (q *params) filter() *filter.Filter {
+	f, err := filter.Parse(q.Get("filter"))
+	q.note(err)
+	return f
+}
+
+// number reads a number between 0 and a bound.
+func (q *params) number(name string, missing, most int) int {
+	text := q.Get(name)
+	if text == "" {
+		return missing
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 || n > most {
+		q.note(wrong("parameter %s: %q is not a number from 0 to %d", name, text, most))
+	}
+	return n
+}
+
+// truth reads true or false; false if it is missing.
+func (q *params) truth(name string) bool {
+	text := cmp.Or(q.Get(name), "false")
+	is, err := strconv.ParseBool(text)
+	if err != nil {
+		q.note(wrong("parameter %s: %q is not true or false", name, text))
+	}
+	return is
+}
+
+// page reads offset and limit.
+func (q *params) page() (offset, limit int) {
+	offset, limit = q.number("offset", 0, api.MaxRows), q.number("limit", api.DefaultRows, api.MaxRows)
+	if offset+limit > api.MaxRows {
+		q.note(wrong("offset and limit together are more than %d: use %s, or a narrower filter", api.MaxRows, api.PathStream))
+	}
+	return offset, limit
+}

@@ -1,0 +1,86 @@
+package socket
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// Directory is where socket files are.
+const Directory = "/run/sluice"
+
+// File returns the path of the socket file of a proxy in this network namespace. In
+// that of the machine it is admin.sock; in others it carries the namespace's number,
+// as they may share the file system. instance tells proxies of one namespace apart;
+// it is empty for the usual one.
+func File(instance string) string {
+	name := "admin"
+	if own := Namespace(); own != inode("/proc/1/ns/net") {
+		name = fmt.Sprintf("admin-%d", own)
+	}
+	if instance != "" {
+		name += "-" + instance
+	}
+	return filepath.Join(Directory, name+".sock")
+}
+
+// Abstract returns the abstract name that is used where no file can be made. It
+// belongs to the network namespace.
+func Abstract(instance string) string {
+	if instance != "" {
+		instance = "/" + instance
+	}
+	return "@sluice-admin" + instance
+}
+
+// Namespace returns the number of this process's network namespace, or 0.
+func Namespace() uint64 { return inode("/proc/self/ns/net") }
+
+func inode(path string) uint64 {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0
+	}
+	if s, ok := info.Sys().(*syscall.Stat_t); ok {
+		return s.Ino
+	}
+	return 0
+}
+
+// ListenDefault listens at the file of an instance, or at its abstract name if the
+// file cannot be made. why is the reason then.
+func ListenDefault(instance string, h http.Handler) (s *Server, why, err error) {
+	for range 100 { // a proxy of another namespace may remove the empty folder between the two
+		_ = os.Mkdir(Directory, 0o755) // Listen says why it has failed
+		if s, why = Listen(File(instance), h); !errors.Is(why, fs.ErrNotExist) {
+			break
+		}
+	}
+	if why == nil {
+		return s, nil, nil
+	}
+	s, err = Listen(Abstract(instance), h)
+	return s, why, err
+}
+
+// Cleanup removes the socket file that a killed proxy has left. It returns the path
+// if there was one.
+func Cleanup(instance string) (removed string, err error) {
+	path := File(instance)
+	if info, _ := os.Lstat(path); info == nil || info.Mode().Type() != os.ModeSocket {
+		return "", nil // there is none
+	}
+	if c, err := net.Dial("unix", path); err == nil {
+		return "", c.Close() // a proxy answers
+	}
+	if err := os.Remove(path); err != nil {
+		return "", err
+	}
+	_ = os.Remove(Directory) // if it is empty
+	return path, nil
+}

@@ -1,0 +1,45 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Uniform is a verdict that holds for all clients of a destination alike. It accepts
+// connections, and endpoints see the client's address. Exceptions: a client that is the
+// endpoint, or has the destination as its address (A3.8).
+type Uniform struct {
+	Port       *service.Port
+	Candidates []service.Endpoint
+	// PodsOnly restricts it to the clients in Pods; of others, endpoints see the node's
+	// address (A3.8).
+	PodsOnly bool
+}
+
+// Uniform returns what Resolve answers to all clients of a destination, or false: the
+// answer depends on the client, as with source ranges (A3.10) and external policy Local
+// (A3.6), or nobody is to be accepted, or all clients' addresses are hidden (A3.8).
+func (t *Table) Uniform(at service.Destination) (u Uniform, ok bool) {
+	d := t.find(at)
+	if d == nil || d.kind != service.ClusterIP || d.is(limited) || !d.is(usable) || len(d.candidates) == 0 || t.node.masqueradeAll {
+		return u, false
+	}
+	return Uniform{
+		Port:       t.snap.Ports[d.id],
+		Candidates: d.candidates,
+		PodsOnly:   t.node.podsKnown[service.FamilyOf(at.Addr)],
+	}, true
+}
+
+// Pods returns the ranges of local pods (A4.6).
+func (t *Table) Pods() []netip.Prefix {
+	return slices.Concat(t.node.pods[service.IPv4].list, t.node.pods[service.IPv6].list)
+}
+
+// UniformAs reports whether Uniform says the same as prev's about service ports that have
+// not changed.
+func (t *Table) UniformAs(prev *Table) bool {
+	return t.node.masqueradeAll == prev.node.masqueradeAll && t.node.podsKnown == prev.node.podsKnown
+}

@@ -1,0 +1,60 @@
+package policy_test
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/slowpolicy"
+)
+
+// TestUniformIsWhatResolveSays: in random clusters, what Uniform says of a destination is
+// what each client gets from Resolve: the same candidates (A3.2), and whether the endpoint
+// sees its address (A3.7 to A3.9). Nothing else is uniform that could be.
+func TestUniformIsWhatResolveSays(t *testing.T) {
+	const questions = 400
+	seen := map[string]int{}
+	for seed := range *worlds {
+		r := rand.New(rand.NewPCG(11, seed))
+		c := slowpolicy.Random(r)
+		table := c.Table()
+		pods := table.Pods()
+		for range questions {
+			protocol, client, to := c.Question(r)
+			at := service.Destination{Addr: to.Addr(), Port: to.Port(), Protocol: protocols[protocol]}
+			u, ok := table.Uniform(at)
+			v := table.Resolve(at.Protocol, client, to)
+			if !ok {
+				seen["not uniform"]++
+				if v.Action == policy.Accept && v.Kind == service.ClusterIP && v.Source == policy.SourceClient {
+					t.Fatalf("seed %d: %s to %s is not uniform, but %s is accepted: %+v", seed, protocol, to, client, v)
+				}
+				continue
+			}
+			if v.Action != policy.Accept || v.Port != u.Port || !reflect.DeepEqual(v.Candidates, u.Candidates) {
+				t.Fatalf("seed %d: %s from %s to %s\ngot  %+v\nwant %+v", seed, protocol, client, to, u, v)
+			}
+			isPod := slices.ContainsFunc(pods, func(p netip.Prefix) bool { return p.Contains(client) })
+			for _, e := range u.Candidates {
+				want := policy.SourceNode
+				if (!u.PodsOnly || isPod) && client != e.Addr.Addr() && client != to.Addr() && !client.IsLoopback() {
+					want = policy.SourceClient
+				}
+				if got := v.SourceFor(client, e.Addr.Addr()); got != want {
+					t.Fatalf("seed %d: %s from %s to %s: endpoint %s sees the %s, Uniform says the %s", seed, protocol, client, to, e.Addr, got, want)
+				}
+				seen["uniform, endpoint sees the "+want.String()]++
+			}
+		}
+	}
+	for _, what := range []string{"not uniform", "uniform, endpoint sees the client", "uniform, endpoint sees the node"} {
+		if seen[what] == 0 {
+			t.Errorf("no case is %q", what)
+		}
+	}
+	t.Logf("%v", seen)
+}

@@ -1,0 +1,53 @@
+// Package firewall finds rules of other programs, such as firewalls and network policy
+// engines, that decide about packets by the state of their connection: in nftables,
+// iptables-nft and iptables-legacy. Packets that bypass connection tracking have no
+// state for them.
+//
+//	rule, err := firewall.StateRule(netns, "sluice")
+//
+// Rules of kube-proxy and the kubelet do not count: they judge no packets of ours. Nor do
+// rules that translate addresses, and rules that only count or log.
+package firewall
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+// StateRule names a chain with such a rule, or returns "" if there is none. own is the
+// name of our nftables table, and begins the names of our chains. netns is a descriptor
+// of a network namespace; 0 is the one that it is called in.
+func StateRule(netns int, own string) (chain string, err error) {
+	err = sys.InNetNS(netns, func() error {
+		inNFTables, errNFTables := nftables(own)
+		inLegacy, errLegacy := "", error(nil)
+		if inNFTables == "" {
+			inLegacy, errLegacy = legacy(own)
+		}
+		chain = cmp.Or(inNFTables, inLegacy)
+		return errors.Join(errNFTables, errLegacy)
+	})
+	if chain != "" {
+		return chain, nil
+	}
+	return "", err
+}
+
+// engines are the beginnings of chains' names that are those of network policy engines,
+// although kube-proxy's and the kubelet's begin like them.
+var engines = []string{"KUBE-ROUTER-", "KUBE-POD-FW-", "KUBE-NWPLCY-"}
+
+// counts reports whether a chain is of a program whose rules count.
+func counts(chain, own string) bool {
+	if slices.ContainsFunc(engines, func(prefix string) bool { return strings.HasPrefix(chain, prefix) }) {
+		return true
+	}
+	return !strings.HasPrefix(chain, "KUBE-") && !strings.HasPrefix(chain, strings.ToUpper(strings.ReplaceAll(own, "-", "_"))+"-")
+}
+
+// isState reports whether an extension of iptables matches the state of connections.
+func isState(match string) bool { return match == "conntrack" || match == "state" }

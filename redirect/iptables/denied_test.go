@@ -1,0 +1,26 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"testing"
+)
+
+// TestDenied: what a user without rights sees is not taken for a missing module.
+func TestDenied(t *testing.T) {
+	for _, test := range []struct {
+		err  error
+		want bool
+	}{
+		{fmt.Errorf("iptables-save: %w", fmt.Errorf("enter the network namespace: %w", syscall.EPERM)), true},
+		{&programError{name: "iptables-restore", text: "Permission denied (you must be root)", err: errors.New("exit status 4")}, true},
+		{&programError{name: "iptables-restore", text: "can't initialize iptables table", err: errors.New("exit status 3")}, false},
+		{fmt.Errorf("iptables-save: %w", os.ErrNotExist), false},
+	} {
+		if got := denied(test.err); got != test.want {
+			t.Errorf("%v: %v, want %v", test.err, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,36 @@
+package stream
+
+import (
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// carrier is what TCP and SCTP do differently with one connection. It contains the conn,
+// so that a connection is one piece of memory.
+type carrier interface {
+	// accepted notes what the client's socket says, once the connection is admitted.
+	accepted()
+	// connect begins to connect to an endpoint. The record says whose address it sees.
+	connect(st *state, v *policy.Verdict, ep *service.Endpoint) (int, sys.Errno)
+	// watch are the events to wait for while a socket is connecting.
+	watch() poll.Events
+	// probe returns 0 if the socket is connected, EAGAIN while it is connecting, or
+	// else why it failed.
+	probe(fd int) sys.Errno
+	// start hands both sockets to the relay. conn.ended follows at the end.
+	start(endpoint int, reg poll.Registration, ready poll.Events)
+	// drop forgets what probe has read, for a connection without an endpoint.
+	drop()
+	// abort ends a started connection at once.
+	abort()
+	// count sets what the record says of what was forwarded, and returns the time of
+	// the endpoint's first byte or message, or 0.
+	count(r *conntrack.Record) (first int64)
+	// closed gives back what connect took, once the sockets are closed.
+	closed()
+	// clear empties the carrier for another connection. Its conn is cleared next.
+	clear()
+}

@@ -1,0 +1,96 @@
+package stream
+
+import (
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/relay"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/upstream"
+)
+
+// tcpConn is a TCP connection.
+type tcpConn struct {
+	conn
+	link relay.Link
+}
+
+var _ carrier = (*tcpConn)(nil)
+
+// newTCPConn returns the conn of an empty TCP connection.
+func newTCPConn() *conn {
+	t := new(tcpConn)
+	t.carrier = t
+	return &t.conn
+}
+
+func (t *tcpConn) accepted() { t.class = sys.ClientClass(int(t.client), t.record.VIP.Addr().Is6()) }
+
+// connect begins to connect to an endpoint as package upstream decides. The record says
+// whose address the endpoint sees.
+func (t *tcpConn) connect(st *state, v *policy.Verdict, ep *service.Endpoint) (int, sys.Errno) {
+	c := &t.conn
+	w, client := c.worker, c.record.Client.Addr()
+	choice := w.server.options.Upstream.Choose(st.host, v, client, ep)
+	c.record.Source = choice.Source
+	o := sys.ConnectOptions{Congestion: w.server.config.Congestion, Class: t.class}
+	if ep.MayReturn {
+		o.TTL = redirect.TTLAfter(sys.ClientTTL(int(c.client), c.record.VIP.Addr().Is6()))
+	}
+	if choice.Kind == upstream.FromClient && t.held == (upstream.Range{}) {
+		var errno sys.Errno
+		if t.held, errno = w.server.options.Upstream.Hold(client); errno != 0 {
+			return -1, errno
+		}
+	}
+	return w.dialer.Connect(&choice, ep.Addr, client, t.held, o)
+}
+
+func (t *tcpConn) watch() poll.Events { return relay.Watch }
+
+func (t *tcpConn) probe(fd int) sys.Errno { return t.worker.relay.Probe(&t.link, int(t.client), fd) }
+
+func (t *tcpConn) start(endpoint int, reg poll.Registration, ready poll.Events) {
+	t.worker.relay.Start(&t.link, relay.Socket{FD: int(t.client)}, relay.Socket{FD: endpoint, Reg: reg, Ready: ready}, t)
+}
+
+// LinkEnded takes the connection back from the relay, which has closed both sockets.
+func (t *tcpConn) LinkEnded(_ *relay.Link, end relay.End) {
+	if end == relay.ClientFin {
+		t.worker.dialer.Rest()
+	}
+	t.ended(ends[end])
+}
+
+// ends maps the relay's ends to the record's.
+var ends = [...]conntrack.End{
+	relay.ClientFin:       conntrack.ClientFin,
+	relay.ClientReset:     conntrack.ClientReset,
+	relay.EndpointFin:     conntrack.EndpointFin,
+	relay.EndpointReset:   conntrack.EndpointReset,
+	relay.ClientTimeout:   conntrack.ClientTimeout,
+	relay.EndpointTimeout: conntrack.EndpointTimeout,
+	relay.Idle:            conntrack.Idle,
+	relay.Shutdown:        conntrack.Shutdown,
+	relay.Limit:           conntrack.LimitReached,
+}
+
+func (t *tcpConn) drop() { t.worker.relay.Drop(&t.link) }
+
+func (t *tcpConn) abort() { t.worker.relay.Abort(&t.link, relay.Shutdown) }
+
+func (t *tcpConn) count(r *conntrack.Record) (first int64) {
+	r.BytesFromClient, r.BytesFromEndpoint = t.link.BytesUp(), t.link.BytesDown()
+	return t.link.FirstByte
+}
+
+func (t *tcpConn) closed() {
+	if t.held != (upstream.Range{}) {
+		t.worker.server.options.Upstream.Release(t.record.Client.Addr())
+		t.held = upstream.Range{}
+	}
+}
+
+func (t *tcpConn) clear() { t.link = relay.Link{} }

@@ -1,0 +1,83 @@
+package e2e
+
+import (
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// The data path of a connection follows from its client and its Service.
+func TestDataPathOfConnections(t *testing.T) {
+	t.Parallel()
+	lab := netns.NewLab(t, 2)
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+	}
+	relayed := webService{name: "relayed", vips: []string{"10.96.0.11"}, port: 80, endpoints: on(8080, lab.Backends[0])[:1]}
+	p := prepareProxy(t, lab, []webService{webOn(lab)})
+	p.write("relayed.yaml", strings.Replace(relayed.yaml(), "metadata:\n", "metadata:\n  annotations: {sluice.dev/datapath: relay}\n", 1))
+	p.start("--datapath", "kernel")
+	for _, c := range []struct {
+		from *netns.Host
+		vip  string
+		path string
+	}{
+		{lab.Client, vip4, "kernel"},
+		{lab.Client, vip6, "kernel"},
+		{lab.Client, "10.96.0.11", "relay"}, // annotated
+		{lab.Node, vip4, "relay"},           // arrives at no interface
+		{lab.Backends[0], vip4, "kernel"},   // reaches itself too
+		{lab.Backends[0], vip4, "kernel"},
+		{lab.Backends[0], vip6, "kernel"},
+		{lab.Backends[0], vip6, "kernel"},
+	} {
+		had := len(p.records())
+		if _, err := c.from.Ask("tcp", net.JoinHostPort(c.vip, "80")); err != nil {
+			t.Fatalf("from %s to %s: %v", c.from.Name(), c.vip, err)
+		}
+		if all := p.awaitRecords(had + 1); all[had].Path != c.path {
+			t.Errorf("from %s to %s: the path is %s, want %s", c.from.Name(), c.vip, all[had].Path, c.path)
+		}
+	}
+}
+
+// forwarded reports whether the suite runs with connections that the kernel forwards.
+func forwarded() bool {
+	return strings.Contains(os.Getenv("SLUICE_TEST_FLAGS"), "--datapath=kernel")
+}
+
+// checkPaths expects the data path that the suite runs with in each record: none of its
+// tests passes on the other one.
+func (p *proxy) checkPaths() {
+	records, err := readRecords(p.accessLog)
+	if err != nil || p.relayed != "" {
+		return // its test judges what is in the log
+	}
+	own := p.node.Addrs(p.t)
+	wrong := 0
+	for _, r := range records {
+		want := "relay"
+		if a := r.Client.Addr(); forwarded() && !a.IsLoopback() && !slices.Contains(own, a) {
+			want = "kernel"
+		}
+		// While it stops, the relay serves those who still send, without kernel flows.
+		if r.Path != want && !p.endedAt(r.Time) {
+			if wrong++; wrong <= 3 {
+				p.t.Errorf("the data path of this connection is not %s: %+v", want, r)
+			}
+		}
+	}
+	if wrong > 3 {
+		p.t.Errorf("%d of %d connections had the wrong data path", wrong, len(records))
+	}
+}
+
+// endedAt reports whether the proxy was ending, or not running, at a time.
+func (p *proxy) endedAt(at time.Time) bool {
+	return slices.ContainsFunc(p.ends, func(e [2]time.Time) bool { return !at.Before(e[0]) && (e[1].IsZero() || at.Before(e[1])) })
+}

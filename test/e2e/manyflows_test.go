@@ -1,0 +1,153 @@
+package e2e
+
+import (
+	"bufio"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// TestManyOpenFlows opens many connections at once that the kernel forwards, asks on each,
+// and measures new ones beside them, memory, and how long the next process takes to adopt
+// them. SLUICE_TEST_FLOWS is how many; `make bench-flows` opens 250,000.
+func TestManyOpenFlows(t *testing.T) {
+	size, beside, atOnce := 2000, 500, 64
+	if text := os.Getenv("SLUICE_TEST_FLOWS"); text != "" {
+		var err error
+		if size, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, masquerade := range []bool{false, true} {
+		t.Run(fmt.Sprintf("masquerade=%t", masquerade), func(t *testing.T) {
+			lab := netns.NewLab(t, 0)
+			vips := []netip.Addr{netip.MustParseAddr("10.96.1.1"), netip.MustParseAddr("10.96.1.2"), netip.MustParseAddr("10.96.1.3")}
+			c := newPacketClients(t, lab.Node, size+2*beside, vips...)
+			p := newProxy(t, lab.Node)
+			for i, vip := range vips { // the node has 8,976 ports to each endpoint
+				p.apply(webService{name: fmt.Sprintf("s%d", i), vips: []string{vip.String()}, port: 80, endpoints: endpointsOf(100)})
+			}
+			flags := []string{"--datapath", "kernel", "--max-flows", strconv.Itoa(size + 2*beside), fmt.Sprintf("--masquerade-all=%t", masquerade)}
+			p.start(flags...)
+			say := func(format string, args ...any) { t.Helper(); t.Logf(format, args...) }
+
+			// The first connections find an empty table.
+			c.each(0, beside, 1, greeting)
+			p50, p99 := c.times(0, beside)
+			say("new connections, none beside them: p50 %v, p99 %v", p50, p99)
+
+			before := p.holds()
+			began := time.Now()
+			c.each(beside, size, atOnce, greeting)
+			say("%d connections in %v", size, time.Since(began).Round(time.Millisecond))
+			p.wantFlows(size)
+			after := p.holds()
+			n := size - beside
+			say("memory of each: %d B of the process, %d B of the kernel's maps as they say; %d MiB of the maps were there before",
+				(after.process-before.process)/n, (after.maps-before.maps)/n, before.maps>>20)
+
+			began = time.Now()
+			c.each(0, size, atOnce, asking)
+			p50, p99 = c.times(0, size)
+			say("a request on each in %v: p50 %v, p99 %v", time.Since(began).Round(time.Millisecond), p50, p99)
+
+			c.each(size, size+beside, 1, greeting)
+			p50, p99 = c.times(size, size+beside)
+			say("new connections beside them: p50 %v, p99 %v", p50, p99)
+
+			p.kill()
+			c.each(0, size, atOnce, asking) // nobody is missed
+			began = time.Now()
+			p.start(flags...)
+			p.wantFlows(size + beside)
+			say("adopted %v after the start: %s", time.Since(began).Round(time.Millisecond), p.said("adopted what an earlier process forwarded"))
+			c.each(0, size, atOnce, asking)
+			c.each(size+beside, size+2*beside, 1, greeting)
+			p50, p99 = c.times(size+beside, size+2*beside)
+			say("new connections after that: p50 %v, p99 %v", p50, p99)
+			c.mu.Lock()
+			if c.strange > 0 {
+				t.Errorf("%d packets that nobody expects, the first is %s", c.strange, c.oddity)
+			}
+			c.mu.Unlock()
+			took := time.Now()
+			p.stop()
+			say("stopped in %v", time.Since(took).Round(time.Millisecond))
+			if got, want := p.countLines(), size+2*beside; got != want {
+				t.Errorf("%d records, want %d", got, want)
+			}
+		})
+	}
+}
+
+// wantFlows waits until the kernel forwards so many connections.
+func (p *proxy) wantFlows(n int) {
+	p.t.Helper()
+	wait.For(p.t, fmt.Sprintf("%d flows", n), startTimeout, func() error {
+		m, err := p.metrics()
+		if err == nil && int(m["sluice_flows"]) != n {
+			err = fmt.Errorf("%v flows", m["sluice_flows"])
+		}
+		return err
+	})
+}
+
+// said is a line of the proxy's output.
+func (p *proxy) said(what string) string {
+	for line := range strings.Lines(p.stderr.String()) {
+		if strings.Contains(line, what) {
+			return strings.TrimSpace(line)
+		}
+	}
+	return ""
+}
+
+// countLines counts the lines of the access log.
+func (p *proxy) countLines() (n int) {
+	p.t.Helper()
+	f, err := os.Open(p.accessLog)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		n++
+	}
+	return n
+}
+
+// holding is what memory a proxy holds, in bytes.
+type holding struct{ process, maps int }
+
+// holds returns the memory of the process, and of its BPF maps as the kernel states it.
+func (p *proxy) holds() (h holding) {
+	p.t.Helper()
+	h.process = p.memory()
+	seen := make(map[string]bool)
+	infos, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", p.cmd.Process.Pid))
+	for _, name := range infos {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue
+		}
+		fields := make(map[string]string)
+		for line := range strings.Lines(string(text)) {
+			key, value, _ := strings.Cut(line, ":")
+			fields[key] = strings.TrimSpace(value)
+		}
+		if id := fields["map_id"]; id != "" && !seen[id] {
+			seen[id] = true
+			n, _ := strconv.Atoi(fields["memlock"])
+			h.maps += n
+		}
+	}
+	return h
+}

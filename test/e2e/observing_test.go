@@ -1,0 +1,154 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// observed is what the commands of docs/observing.md say in the test's world. An empty
+// text is for those that have nothing to say there.
+var observed = map[string]string{
+	"conns client=10.1.0.2 -o wide":     "default/web-1",
+	"tap client=10.1.0.2":               "default/web",
+	"conns pod=default/web-1":           "default/web-1",
+	"drain default/web-1":               "(default/web-1)",
+	"drain":                             "(default/web-1)",
+	"close pod=default/web-1":           "ended 1 connection",
+	"conns --sort=-duration --limit 20": "no open connection matches", /* they are closed by then */
+	"top --by client --sort bytes":      "10.1.0.2",
+	"tap 'connect>100ms'":               "",
+	"tap 'first_byte>1s connect<10ms'":  "",
+	"top --sort connect":                "default/web",
+	"top --sort failed":                 "default/web",
+	"tap 'failures>0' -o json":          `"error":"refused"`,
+	"failures":                          "refused",
+	"conns state=connecting -o json":    "",
+	"tap end=client_reset,endpoint_reset service=default/web": "client_reset",
+	"explain --from 10.1.0.2 --to 10.96.0.10:80":              "endpoints: ",
+	"destinations 10.96.0.10":                                 "steered",
+	"status":                                                  "all is in force",
+	"status --set-v 4 --for 10m":                              "verbosity 4",
+}
+
+// documentedCommands returns the sluice commands of the page's table, without what
+// their output is piped to, and with the names and addresses of the test's world.
+func documentedCommands(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/observing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := strings.NewReplacer("shop/cart-2", "default/web-1", "shop/cart", "default/web", "10.1.2.3", "10.1.0.2")
+	var all []string
+	for _, line := range strings.Split(string(text), "\n") {
+		if !strings.HasPrefix(line, "| ") {
+			continue
+		}
+		for _, m := range regexp.MustCompile("`sluice ([^`]*)`").FindAllStringSubmatch(line, -1) {
+			command, _, _ := strings.Cut(m[1], ` \| `)
+			if command = names.Replace(command); !strings.HasPrefix(command, "web") && !strings.HasPrefix(command, "demo") {
+				all = append(all, command)
+			}
+		}
+	}
+	return all
+}
+
+// said collects the output of a command.
+type said struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (s *said) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.Write(b)
+}
+
+func (s *said) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.String()
+}
+
+// TestObservingCommands runs each command of docs/observing.md.
+func TestObservingCommands(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	lab.Backends[0].EchoTCP(t, 8080) // the other one refuses
+	startProxy(t, lab, []webService{webOn(lab)})
+	commands := documentedCommands(t)
+	if len(commands) < 15 {
+		t.Fatalf("only %q", commands)
+	}
+	for _, c := range commands {
+		if _, is := observed[c]; !is {
+			t.Errorf("sluice %s: the test does not know what to expect", c)
+		}
+	}
+	// Those that go on run from before the traffic until they have said what they should.
+	type follower struct {
+		command string
+		cmd     *netns.Cmd
+		out     *said
+	}
+	var followers []*follower
+	for _, c := range commands {
+		if !strings.HasPrefix(c, "tap") && !strings.HasPrefix(c, "top") {
+			continue
+		}
+		f := &follower{c, lab.Node.Command(t, "sh", "-c", `exec "$0" `+c, built(t)), &said{}}
+		f.cmd.Stdout, f.cmd.Stderr = f.out, f.out
+		if err := lab.Node.Do(f.cmd.Start); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = f.cmd.Process.Kill(); _ = f.cmd.Wait() })
+		followers = append(followers, f)
+	}
+	address := addresses(80, vip4)[0]
+	held := hold(t, lab.Client, address, 1)
+	for _, f := range followers {
+		wait.For(t, "sluice "+f.command+" says "+observed[f.command], startTimeout, func() error {
+			if _, err := lab.Client.Ask("tcp", address); err != nil {
+				return err
+			}
+			c := hold(t, lab.Client, address, 1)[0]
+			if tcp, ok := c.(*net.TCPConn); ok {
+				_ = tcp.SetLinger(0)
+			}
+			_ = c.Close()
+			if out := f.out.String(); !strings.Contains(out, observed[f.command]) {
+				return fmt.Errorf("it says %q", out)
+			}
+			return nil
+		})
+	}
+	alive(t, held)
+	for _, c := range commands {
+		if strings.HasPrefix(c, "tap") || strings.HasPrefix(c, "top") {
+			continue
+		}
+		run := c
+		if strings.HasPrefix(c, "close") {
+			run += " --yes"
+		}
+		out, err := lab.Node.Command(t, "sh", "-c", `exec "$0" `+run, built(t)).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), observed[c]) {
+			t.Errorf("sluice %s: %v, want %q:\n%s", run, err, observed[c], out)
+		}
+	}
+	for _, f := range followers {
+		if out := f.out.String(); strings.Contains(out, "sluice:") {
+			t.Errorf("sluice %s: %s", f.command, out)
+		}
+	}
+}

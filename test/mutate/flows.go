@@ -1,0 +1,115 @@
+package main
+
+// flows are mistakes in the BPF programs of kernel flows.
+var flows = []mutation{
+	{
+		name: "flow-ports-unsummed", what: "the checksum does not follow translated ports",
+		file: "flow/bpf/translate.h", old: "bpf_l4_csum_replace(skb, at, old, new, flags | sizeof(new))", new: "0",
+		pkg: "flow", test: "TestModelOfPackets",
+	},
+	{
+		name: "flow-quote-unsummed", what: "an ICMP error is damaged by its quoted packet's checksum",
+		file: "flow/bpf/icmp.h", old: "if (balanced && bpf_l4_csum_replace(skb, check, 0, difference(&is, &was), 0))", new: "if (0)",
+		pkg: "flow", test: "TestModelOfPackets",
+	},
+	{
+		name: "flow-reset-believed", what: "anybody resets a connection by an old sequence number",
+		file: "flow/bpf/track.h", old: "behind(p->sequence, f->way[!from].acked) &&", new: "1 &&",
+		pkg: "flow", test: "TestModelOfConnections",
+	},
+	{
+		name: "flow-fin-counted", what: "a record counts a FIN as a byte",
+		file: "flow/bpf/track.h", old: "if (!(f->seen & fin)) // a FIN", new: "if (1) // a FIN",
+		pkg: "flow", test: "TestModelOfConnections",
+	},
+	{
+		name: "flow-open-checksum", what: "checksums that a device completes are wrong",
+		file: "flow/bpf/translate.h", old: "flags |= BPF_F_PSEUDO_HDR;", new: "",
+		pkg: "flow", test: "TestModelOfDevices",
+	},
+	{
+		name: "sctp-crc-kept", what: "an SCTP packet's CRC does not follow translated ports",
+		file: "flow/bpf/sctp.h", old: "	crc ^= little_endian(change);", new: "",
+		pkg: "flow", test: "TestAssociationPassesTheKernel",
+	},
+	{
+		name: "sctp-addresses-kept", what: "an endpoint of SCTP learns its client's other addresses, which pass the node by",
+		file: "flow/bpf/sctp.h", old: "if (type == PARAMETER_IPV4 || type == PARAMETER_IPV6) {", new: "if (0) {",
+		pkg: "flow", test: "TestClientWithSeveralAddresses",
+	},
+	{
+		name: "sctp-abort-believed", what: "anybody ends an association by an ABORT with any tag",
+		file: "flow/bpf/association.h", old: "	if (tag != (p->chunks & REFLECTED ? f->way[!from].end : f->way[from].end))\n		return;\n", new: "",
+		pkg: "flow", test: "TestModelOfPackets",
+	},
+	{
+		name: "sctp-client-not-told", what: "a client of SCTP is not told that no endpoint is left",
+		file: "flow/dial.go", old: "		f.worker.injector.abort(abort{from: from, to: to, tag: k.FirstSequence})\n", new: "",
+		pkg: "flow", test: "TestAllEndpointsOfAnAssociationDead",
+	},
+	{
+		name: "flow-programs-end-with-us", what: "a killed proxy's programs leave the interfaces",
+		file: "flow/hook.go", old: "if err := l.Pin(path); err != nil {", new: "if err := error(nil); err != nil {",
+		pkg: "test/e2e", test: "TestPromise7_KilledProxyCutsNoForwardedConnection",
+	},
+	{
+		name: "flow-replaced-lost", what: "flows of a Service whose balancer changes do not follow its later changes",
+		file: "flow/path.go", old: "if old != nil {", new: "if false {",
+		pkg: "flow", test: "TestReplacedServiceKeepsItsDestinationsAndSessions",
+	},
+	{
+		name: "flow-handshake-unended", what: "a client whose handshake an operator ends is not told",
+		file: "flow/flow.go", old: "	default:\n		f.refuse()", new: "	default:",
+		pkg: "flow", test: "TestOperatorEndsFlows",
+	},
+	{
+		name: "flow-stop-silent", what: "connections that a stop cuts are not reset",
+		file: "flow/stop.go", old: "				f.resetBoth()", new: "",
+		pkg: "flow", test: "TestStopResetsConnections",
+	},
+	{
+		name: "flow-no-retry", what: "a refused SYN goes to no other endpoint",
+		file: "flow/dial.go", old: "	f.abandon(why, false, now)", new: "	f.record.AttemptFailed(why, now)\n	f.fail()",
+		pkg: "flow", test: "TestDeadEndpointIsRetriedInTheHandshake",
+	},
+	{
+		name: "flow-collision-lost", what: "a SYN whose ports another flow has is lost if other packets are sent before it",
+		file: "flow/inject.go", old: "if f != nil && f.collided() {", new: "if f != nil && tries > 0 && f.collided() {",
+		pkg: "flow", test: "TestCollisionBehindAnotherPacket",
+	},
+	{
+		name: "flow-no-shares", what: "one Service may have all flows",
+		file: "flow/worker.go", old: "serviceShare = 2", new: "serviceShare = 1",
+		pkg: "test/e2e", test: "TestPromise8_FloodOfForwardedClientsSlowsNoOther",
+	},
+	{
+		name: "flow-reset-final", what: "a forged RST that nobody believed ends a connection that goes on",
+		file: "flow/timeouts.go", old: "if due := f.last() + int64(lingers(f.seen())); now < due {", new: "if due := f.last(); now < due {",
+		pkg: "flow", test: "TestForgedResetCutsNoBusyConnection",
+	},
+	{
+		name: "flow-table-any-client", what: "the table lets endpoints see the address of clients that are no pods",
+		file: "flow/bpf/table.h", old: "if ((s->options & DECIDE_PODS) && !(o && o->pod))", new: "if (0)",
+		pkg: "flow", test: "TestModelOfPackets",
+	},
+	{
+		name: "flow-table-untold", what: "userspace does not hear of flows that the table decides about",
+		file: "flow/adopt.go", old: "	path.ready = true\n", new: "",
+		pkg: "flow", test: "TestConnectionPassesTheKernel",
+	},
+	{
+		name: "flow-table-forgotten", what: "connections that began while no process ran leave no record",
+		file: "flow/adopt.go", old: "w.discover(uint32(i))", new: "_ = i",
+		pkg: "flow", test: "TestNewConnectionsWhileNobodyRuns",
+	},
+	{
+		name: "flow-table-trusts", what: "the table goes on to choose an endpoint that has just failed",
+		file: "flow/begun.go", old: "atomic.StoreUint64(&w.kernel.loads[s.load].AskUntil, w.kernelTime(now+int64(balancer.Distrust)))", new: "_, _, _ = w, now, balancer.Distrust",
+		pkg: "flow", test: "TestFailureLeavesTheDecisionToUserspace",
+	},
+	{
+		name: "flow-table-limited", what: "the table ignores who is hidden from endpoints (A3.8)",
+		file: "policy/uniform.go", old: "t.node.masqueradeAll {", new: "false {",
+		pkg: "policy", test: "TestUniformIsWhatResolveSays",
+	},
+}

@@ -1,0 +1,95 @@
+package main
+
+// neighbours are mistakes about other programs on the node, and about what operators see.
+var neighbours = []mutation{
+	{
+		name: "answers-untranslated", what: "where a network plugin masquerades, a tracked connection with the client's address gets no answers",
+		file: "redirect/tproxy/ruleset.go", old: "answersPriority nftables.ChainPriority = -90", new: "answersPriority nftables.ChainPriority = -310",
+		pkg: "redirect/tproxy", test: "TestConnectionsToEndpointsAreKept/keep",
+	},
+	{
+		name: "kept-untracked", what: "--conntrack keep keeps nothing, and endpoints that may open nothing cannot answer",
+		file: "redirect/tproxy/rules.go", old: "\tif n.kept {\n\t\treturn", new: "\tif false {\n\t\treturn",
+		pkg: "redirect/tproxy", test: "TestConnectionsToEndpointsAreKept/keep",
+	},
+	{
+		name: "connection-unmarked", what: "the same as answers-untranslated, with iptables",
+		file: "redirect/iptables/rules.go", old: "|| !w.connmark {", new: "|| w.connmark {",
+		pkg: "redirect/iptables", test: "TestConnectionsToEndpointsAreKept/nft",
+	},
+	{
+		name: "state-unseen", what: "--conntrack auto does not notice a firewall in nftables",
+		file: "redirect/firewall/nftables.go", old: "attrCTKey), ctState)", new: "attrCTKey), ctState+100)",
+		pkg: "redirect/firewall", test: "TestStateRule",
+	},
+	{
+		name: "kube-proxy-counts", what: "kube-proxy's own rules have --conntrack auto track everything",
+		file: "redirect/firewall/firewall.go", old: "return !strings.HasPrefix(chain, \"KUBE-\") &&", new: "return",
+		pkg: "redirect/firewall", test: "TestStateRule",
+	},
+	{
+		name: "close-wait-lost", what: "without kube-proxy, CLOSE_WAIT lasts a minute on the node",
+		file: "cmd/sluice/internal/tracking/tracking.go", old: "seconds(s.CloseWait), protocolTCP", new: "0, protocolTCP",
+		pkg: "cmd/sluice/internal/tracking", test: "TestKernelTakesTheSettings",
+	},
+	{
+		name: "conntrack-beside", what: "beside another proxy, Sluice changes that one's kernel settings",
+		file: "cmd/sluice/conntrack.go", old: "case o.serviceProxyName != \"\":", new: "case false:",
+		pkg: "cmd/sluice", test: "TestConntrackSettingsInKubeProxysPlace",
+	},
+	{
+		name: "override-untold", what: "flags beside --config are dropped without a word",
+		file: "cmd/sluice/kubeproxy.go", old: "givenOf(flags, overriddenByFile); len(names) > 0", new: "givenOf(flags, overriddenByFile); len(names) < 0",
+		pkg: "cmd/sluice", test: "TestFlagsBesideAConfigurationFile",
+	},
+	{
+		name: "missing-node-untold", what: "/healthz is 503 for ever, and the log is silent",
+		file: "cmd/sluice/ownnode.go", old: "d.timer.Reset(nodePatience)", new: "",
+		pkg: "cmd/sluice", test: "TestMissingNodeIsLogged",
+	},
+	{
+		name: "legacy-chains-untold", what: "cleanup --kube-proxy says that nothing is left while chains of iptables-legacy are",
+		file: "redirect/iptables/others.go", old: "left, err = legacyChains(", new: "_, err = legacyChains(",
+		pkg: "redirect/iptables", test: "TestLegacyChainsAreNamedWithoutPrograms",
+	},
+	{
+		name: "log-rate-ignored", what: "the access log fills the node's disk",
+		file: "conntrack/lograte.go", old: "case b.lines < b.most:", new: "case b.most > 0:",
+		pkg: "conntrack", test: "TestLogRate",
+	},
+	{
+		name: "annotation-unread", what: "sluice.dev/access-log of a Service has no effect",
+		file: "conntrack/lograte.go", old: "if r.Port != nil && r.Port.Annotations != nil {", new: "if false {",
+		pkg: "conntrack", test: "TestLogOfAService",
+	},
+	{
+		name: "strays-untold", what: "a slice whose Service does not exist is silent",
+		file: "source/manifests/belonging.go", old: "case len(found) == 0:", new: "case true:",
+		pkg: "source/manifests", test: "TestSlicesThatBelongNowhere",
+	},
+	{
+		name: "newcomer-displaces", what: "a new manifest takes the place of the object that is served",
+		file: "source/manifests/catalog.go", old: "first, had := since[o.key]\n\t\tif !had {", new: "first, had := since[o.key]\n\t\tif !had && first > 0 {",
+		pkg: "source/manifests", test: "TestTwoObjectsWithOneName",
+	},
+	{
+		name: "annotation-unknown", what: "a misspelled annotation is silent",
+		file: "source/manifests/check_service.go", old: "if !slices.Contains(service.Annotations, name) {", new: "if false {",
+		pkg: "source/manifests", test: "TestAnnotationsThatAreNotKnown",
+	},
+	{
+		name: "error-repeated", what: "an error of both address families is printed twice",
+		file: "cmd/sluice/log.go", old: "|| strings.HasSuffix(said, \": \"+line)", new: "",
+		pkg: "cmd/sluice", test: "TestLogNamesUnitsAndErrorsOnce",
+	},
+	{
+		name: "no-units", what: "the log says took=128.3",
+		file: "cmd/sluice/log.go", old: "zerolog.DurationFieldFormat = zerolog.DurationFormatString", new: "_ = zerolog.DurationFormatString",
+		pkg: "cmd/sluice", test: "TestLogNamesUnitsAndErrorsOnce",
+	},
+	{
+		name: "cleanup-help", what: "the help of sluice cleanup lists every flag of sluice run",
+		file: "cmd/sluice/cleanup.go", old: "return names.Lookup(flag) != nil", new: "return true",
+		pkg: "cmd/sluice", test: "TestCleanupTakesTheFlagsOfRun",
+	},
+}

@@ -1,0 +1,381 @@
+package sctp
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/message"
+)
+
+// rig is the relay alone, between a listener and one endpoint.
+type rig struct {
+	addr netip.AddrPort
+	ends chan message.End
+}
+
+type owner struct {
+	link message.Link
+	ends chan message.End
+}
+
+func (o *owner) LinkEnded(end message.End) { o.ends <- end }
+
+func newRig(t *testing.T, c message.Config, o sys.SCTPOptions, endpoint netip.AddrPort) *rig {
+	t.Helper()
+	loop, err := poll.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := message.New(c).NewWorker(loop)
+	done := make(chan error, 1)
+	go func() { done <- loop.Run() }()
+	t.Cleanup(func() {
+		loop.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	r := &rig{ends: make(chan message.End, 1000)}
+	s := serve(t, nil, "127.0.0.1:0", o, func(c *peer) {
+		e, err := dial(nil, endpoint.String(), o)
+		if err != nil {
+			t.Errorf("to the endpoint: %v", err)
+			return
+		}
+		sc, _ := sys.SCTPStatusOf(c.fd)
+		se, _ := sys.SCTPStatusOf(e.fd)
+		loop.Post(func() {
+			w.Start(&(&owner{}).link, message.Socket{FD: c.fd, Streams: sc.Out}, message.Socket{FD: e.fd, Streams: se.Out}, &owner{ends: r.ends})
+		})
+	})
+	r.addr = s.addr
+	return r
+}
+
+// proxied are the options of the proxy's sockets for a largest message.
+func proxied(largest int) sys.SCTPOptions {
+	return sys.SCTPOptions{OutStreams: 64, InStreams: 64, SendBuffer: largest, ReceiveBuffer: 3 * largest}
+}
+
+func config(largest int) message.Config {
+	return message.Config{MaxMessage: largest, MaxHeld: 64 << 20, DrainTimeout: 2 * time.Second}
+}
+
+func (r *rig) end(t *testing.T, want message.End) {
+	t.Helper()
+	select {
+	case got := <-r.ends:
+		if got != want {
+			t.Errorf("the link ended by %v, want %v", got, want)
+		}
+	case <-time.After(patience):
+		t.Errorf("the link did not end, want %v", want)
+	}
+}
+
+// Each end keeps its kind, in both directions, after what was sent before it.
+func TestRelayKeepsEnds(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		end  func(*peer)
+		sees error
+		want [2]message.End // client ends, endpoint ends
+	}{
+		{"shutdown", func(p *peer) { _ = p.shutDown() }, io.EOF, [2]message.End{message.ClientShutdown, message.EndpointShutdown}},
+		{"close", func(p *peer) { sys.CloseInOrder(p.fd) }, io.EOF, [2]message.End{message.ClientShutdown, message.EndpointShutdown}},
+		{"abort", func(p *peer) { _ = p.settled(); p.abort() }, sys.ECONNRESET, [2]message.End{message.ClientAbort, message.EndpointAbort}},
+	} {
+		for side, name := range []string{"client", "endpoint"} {
+			t.Run(name+" "+c.name, func(t *testing.T) {
+				accepted := make(chan *peer, 1)
+				s := serve(t, nil, "127.0.0.1:0", options(), func(p *peer) { accepted <- p })
+				r := newRig(t, config(64<<10), proxied(64<<10), s.addr)
+				p, err := dial(nil, r.addr.String(), options())
+				if err != nil {
+					t.Fatal(err)
+				}
+				a, b := p, <-accepted
+				if side == 1 {
+					a, b = b, a
+				}
+				const messages = 40
+				var sent []note
+				for i := range messages {
+					n := note{sys.MessageInfo{Stream: uint16(i % 5), PPID: uint32(i)}, bytes.Repeat([]byte{byte(i)}, 1+rand.IntN(3000))}
+					sent = append(sent, n)
+					if err := a.send(n); err != nil {
+						t.Fatal(err)
+					}
+				}
+				c.end(a)
+				for i := 0; ; i++ {
+					got, err := b.receive()
+					if err != nil {
+						if !errors.Is(err, c.sees) || i != messages {
+							t.Errorf("after %d messages: %v, want %v", i, err, c.sees)
+						}
+						break
+					}
+					if want := sent[got.PPID]; got.MessageInfo != want.MessageInfo || !bytes.Equal(got.text, want.text) {
+						t.Errorf("message %d: %+v of %d bytes, want %+v of %d", i, got.MessageInfo, len(got.text), want.MessageInfo, len(want.text))
+					}
+				}
+				sys.Close(b.fd)
+				r.end(t, c.want[side])
+				if c.name == "shutdown" {
+					if _, err := a.receive(); !errors.Is(err, errShutDown) {
+						t.Errorf("who began the shutdown saw %v", err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// A side that aborts while the other one sends ends the link at once, with its own end:
+// also if the error shows when a message is sent to it, or while one waits for room.
+func TestRelayEndsWhileMessagesPass(t *testing.T) {
+	for side, want := range []message.End{message.ClientAbort, message.EndpointAbort} {
+		for _, reads := range []int{0, 100} {
+			t.Run(fmt.Sprint(want, " after ", reads), func(t *testing.T) {
+				accepted := make(chan *peer, 1)
+				s := serve(t, nil, "127.0.0.1:0", options(), func(p *peer) { accepted <- p })
+				r := newRig(t, config(64<<10), proxied(64<<10), s.addr)
+				for range 3 {
+					p, err := dial(nil, r.addr.String(), options())
+					if err != nil {
+						t.Fatal(err)
+					}
+					aborts, sends := p, <-accepted
+					if side == 1 {
+						aborts, sends = sends, aborts
+					}
+					text := make([]byte, 2000)
+					for reads == 0 && (sends.box.Send(sends.fd, text, sys.MessageInfo{}) != sys.EAGAIN || sends.poll(unix.POLLOUT, 100*time.Millisecond)) {
+					}
+					sent := make(chan error, 1)
+					go func() {
+						for {
+							if err := sends.send(note{text: text}); err != nil {
+								sent <- err
+								return
+							}
+						}
+					}()
+					for range reads {
+						if _, err := aborts.receive(); err != nil {
+							t.Fatal(err)
+						}
+					}
+					aborts.abort()
+					r.end(t, want)
+					if err := <-sent; !errors.Is(err, sys.ECONNRESET) && !errors.Is(err, sys.EPIPE) {
+						t.Errorf("the sender saw %v", err)
+					}
+					sends.abort()
+				}
+			})
+		}
+	}
+}
+
+// Large messages pass whole up to the bound; beyond it the association is aborted.
+func TestRelayBoundsMessages(t *testing.T) {
+	const bound = 900 << 10
+	s := serve(t, nil, "127.0.0.1:0", options(), echo)
+	r := newRig(t, config(bound), proxied(bound), s.addr)
+	for _, c := range []struct {
+		size int
+		ok   bool
+	}{{1, true}, {64 << 10, true}, {64<<10 + 1, true}, {bound, true}, {bound + 1, false}} {
+		p, err := dial(nil, r.addr.String(), options())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := note{sys.MessageInfo{Stream: 3, PPID: 9}, bytes.Repeat([]byte("0123456789abcdef"), c.size/16+1)[:c.size]}
+		for round := range 3 {
+			if err := p.send(want); err != nil {
+				t.Fatal(err)
+			}
+			got, err := p.receive()
+			if !c.ok {
+				if !errors.Is(err, sys.ECONNRESET) {
+					t.Errorf("%d bytes: %v", c.size, err)
+				}
+				r.end(t, message.TooLarge)
+				break
+			}
+			if err != nil || got.MessageInfo != want.MessageInfo || !bytes.Equal(got.text, want.text) {
+				t.Fatalf("round %d: %d bytes came back as %d, %v", round, c.size, len(got.text), err)
+			}
+		}
+		if c.ok {
+			_ = p.shutDown()
+			r.end(t, message.ClientShutdown)
+		}
+		p.abort()
+	}
+}
+
+// A message on a stream that the endpoint does not grant ends the association.
+func TestRelayNamesMissingStreams(t *testing.T) {
+	few := options()
+	few.InStreams = 2
+	s := serve(t, nil, "127.0.0.1:0", few, echo)
+	r := newRig(t, config(64<<10), proxied(64<<10), s.addr)
+	p, err := dial(nil, r.addr.String(), options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, stream := range []uint16{0, 1} {
+		if err := p.send(note{sys.MessageInfo{Stream: stream}, []byte("x")}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.receive(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = p.send(note{sys.MessageInfo{Stream: 2}, []byte("x")})
+	if _, err := p.receive(); !errors.Is(err, sys.ECONNRESET) {
+		t.Errorf("got %v", err)
+	}
+	r.end(t, message.NoStream)
+}
+
+// A slow reader stops the sender, and loses nothing; the memory for others' messages is
+// bounded.
+func TestRelayPassesBackpressureOn(t *testing.T) {
+	for _, held := range []int64{64 << 20, 0} { // with 0, nothing may be held
+		release := make(chan struct{})
+		got := make(chan int, 1)
+		s := serve(t, nil, "127.0.0.1:0", sys.SCTPOptions{}, func(p *peer) {
+			<-release
+			n := 0
+			for {
+				m, err := p.receive()
+				if err != nil {
+					got <- n
+					return
+				}
+				if int(m.PPID) != n {
+					t.Errorf("message %d came in the place of %d", m.PPID, n)
+				}
+				n++
+			}
+		})
+		c := config(64 << 10)
+		c.MaxHeld = held
+		r := newRig(t, c, proxied(64<<10), s.addr)
+		p, err := dial(nil, r.addr.String(), sys.SCTPOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent := 0
+		for ; ; sent++ {
+			e := p.box.Send(p.fd, make([]byte, 10_000), sys.MessageInfo{PPID: uint32(sent)})
+			if e == sys.EAGAIN {
+				if !p.poll(unix.POLLOUT, 300*time.Millisecond) {
+					break
+				}
+				sent--
+			} else if e != 0 {
+				t.Fatal(e)
+			}
+		}
+		t.Logf("%d messages until the sender stopped", sent)
+		close(release)
+		if err := p.shutDown(); err != nil {
+			t.Fatal(err)
+		}
+		if n := <-got; n != sent {
+			t.Errorf("%d of %d messages arrived", n, sent)
+		}
+		r.end(t, message.ClientShutdown)
+	}
+}
+
+// Many associations at once: every message arrives once, whole, in order within its
+// stream, with its stream and identifier.
+func TestRelayKeepsMessages(t *testing.T) {
+	s := serve(t, nil, "127.0.0.1:0", options(), echo)
+	r := newRig(t, config(64<<10), proxied(64<<10), s.addr)
+	var all sync.WaitGroup
+	for a := range 20 {
+		all.Go(func() {
+			if err := exchange(r.addr, uint64(a), 40); err != nil {
+				t.Errorf("association %d: %v", a, err)
+			}
+		})
+	}
+	all.Wait()
+	for range 20 {
+		r.end(t, message.ClientShutdown)
+	}
+}
+
+// exchange sends messages of random size to an echo and compares what comes back.
+func exchange(to netip.AddrPort, seed uint64, messages int) error {
+	p, err := dial(nil, to.String(), options())
+	if err != nil {
+		return err
+	}
+	return exchangeOver(p, seed, messages)
+}
+
+func exchangeOver(p *peer, seed uint64, messages int) error {
+	defer p.abort()
+	r := rand.New(rand.NewPCG(seed, 1))
+	sent := make(map[uint32]note)
+	next := make(map[uint16][]uint32) // by stream: the ordered messages to come
+	const window = 8
+	for i := 0; i < messages || len(sent) > 0; {
+		if i < messages && len(sent) < window {
+			n := note{sys.MessageInfo{PPID: uint32(i), Stream: uint16(r.IntN(8)), Unordered: r.IntN(4) == 0}, make([]byte, 1+r.IntN(64<<10))}
+			for j := range n.text {
+				n.text[j] = byte(i + j + int(seed))
+			}
+			sent[n.PPID] = n
+			if !n.Unordered {
+				next[n.Stream] = append(next[n.Stream], n.PPID)
+			}
+			if err := p.send(n); err != nil {
+				return err
+			}
+			i++
+			continue
+		}
+		got, err := p.receive()
+		if err != nil {
+			return fmt.Errorf("%d messages are missing: %w", len(sent), err)
+		}
+		want, is := sent[got.PPID]
+		if !is || got.MessageInfo != want.MessageInfo || !bytes.Equal(got.text, want.text) {
+			return fmt.Errorf("got %+v of %d bytes, want %+v of %d", got.MessageInfo, len(got.text), want.MessageInfo, len(want.text))
+		}
+		delete(sent, got.PPID)
+		if !want.Unordered {
+			if first := next[want.Stream][0]; first != got.PPID {
+				return fmt.Errorf("message %d came in the place of %d", got.PPID, first)
+			}
+			next[want.Stream] = next[want.Stream][1:]
+		}
+	}
+	if err := p.shutDown(); err != nil {
+		return err
+	}
+	if _, err := p.receive(); !errors.Is(err, errShutDown) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,162 @@
+// Package sctp holds tests that need a kernel with SCTP. Package vm runs them in a guest;
+// elsewhere they do nothing.
+package sctp
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+// Messages arrive with their bounds, streams, identifiers and order.
+func TestMailboxKeepsMessages(t *testing.T) {
+	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
+		s := serve(t, nil, at, options(), echo)
+		p, err := dial(nil, s.addr.String(), options())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, size := range []int{1, 2, 100, 1452, 65535, 65536, 200_000} {
+			want := note{sys.MessageInfo{PPID: 0x01020304 + uint32(i), Stream: uint16(9 * i), Unordered: i%2 == 1}, bytes.Repeat([]byte{byte(i + 1)}, size)}
+			if err := p.send(want); err != nil {
+				t.Fatalf("%s: %d bytes: %v", at, size, err)
+			}
+			got, err := p.receive()
+			if err != nil || got.MessageInfo != want.MessageInfo || !bytes.Equal(got.text, want.text) {
+				t.Fatalf("%s: %d bytes came back as %d, %+v, %v, want %+v", at, size, len(got.text), got.MessageInfo, err, want.MessageInfo)
+			}
+		}
+		if e := p.box.Send(p.fd, []byte("x"), sys.MessageInfo{Stream: 64}); e != sys.EINVAL {
+			t.Errorf("a stream that was not granted: %v", e)
+		}
+		if err := p.shutDown(); err != nil {
+			t.Error(err)
+		}
+		if _, err := p.receive(); !errors.Is(err, errShutDown) {
+			t.Errorf("after the shutdown: %v", err)
+		}
+		sys.Close(p.fd)
+	}
+}
+
+// Receive and Send do not allocate.
+func TestMailboxDoesNotAllocate(t *testing.T) {
+	s := serve(t, nil, "127.0.0.1:0", options(), func(*peer) {})
+	p, err := dial(nil, s.addr.String(), options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := make([]byte, 100)
+	if n := testing.AllocsPerRun(100, func() {
+		if e := p.box.Send(p.fd, text, sys.MessageInfo{Stream: 1}); e != 0 {
+			t.Error(e)
+		}
+		_, _, _, _ = p.box.Receive(p.fd, p.buffer)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	p.abort()
+}
+
+// talk sends a text to an echo.
+func talk(t testing.TB, p *peer, text string) {
+	t.Helper()
+	if err := p.send(note{text: []byte(text)}); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	if got, err := p.receive(); err != nil || string(got.text) != text {
+		t.Fatalf("%s: %q, %v", text, got.text, err)
+	}
+}
+
+// RefuseSCTP has the kernel abort; ListenAgain undoes it.
+func TestRefusing(t *testing.T) {
+	s := serve(t, nil, "127.0.0.1:0", options(), echo)
+	quickest := time.Hour // a busy machine delays some
+	for round := range 3 {
+		p, err := dial(nil, s.addr.String(), options())
+		if err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		talk(t, p, "accepted")
+		if e := sys.RefuseSCTP(s.fd); e != 0 {
+			t.Fatal(e)
+		}
+		began := time.Now()
+		if _, err := dial(nil, s.addr.String(), options()); !errors.Is(err, sys.ECONNREFUSED) {
+			t.Errorf("a refusing socket: %v", err)
+		}
+		quickest = min(quickest, time.Since(began))
+		talk(t, p, "lives on")
+		if e := sys.ListenAgain(s.fd, 0); e != 0 {
+			t.Fatal(e)
+		}
+		p.abort()
+	}
+	if quickest > time.Second {
+		t.Errorf("the ABORT took %v", quickest)
+	}
+}
+
+// The number of streams, and the address of the source.
+func TestStreamsAndSource(t *testing.T) {
+	o := options()
+	o.InStreams, o.OutStreams = 7, 9
+	s := serve(t, nil, "127.0.0.1:0", o, echo)
+	p, err := dial(nil, s.addr.String(), options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, e := sys.SCTPStatusOf(p.fd); e != 0 || got.Out != 7 || got.In != 9 {
+		t.Errorf("%+v, %v", got, e)
+	}
+	p.abort()
+	if got, e := sys.SourceOf(netip.MustParseAddrPort("127.0.0.9:5")); e != 0 || got != netip.MustParseAddr("127.0.0.1") {
+		t.Errorf("%v, %v", got, e)
+	}
+}
+
+// How each end looks to the peer: relays depend on it.
+func TestEnds(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		end  func(*peer)
+		want error
+	}{
+		{"close in order", func(p *peer) { sys.CloseInOrder(p.fd) }, io.EOF},
+		{"shutdown", func(p *peer) { _ = p.shutDown() }, io.EOF},
+		{"abort", func(p *peer) { _ = p.settled(); p.abort() }, sys.ECONNRESET},
+	} {
+		got := make(chan string, 1)
+		s := serve(t, nil, "127.0.0.1:0", options(), func(p *peer) {
+			read := 0
+			for {
+				if _, err := p.receive(); err != nil {
+					got <- fmt.Sprint(read, " ", err)
+					return
+				}
+				read++
+			}
+		})
+		p, err := dial(nil, s.addr.String(), options())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 20 {
+			if err := p.send(note{text: make([]byte, 1+rand.IntN(2000))}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.end(p)
+		if saw, want := <-got, fmt.Sprint("20 ", c.want); saw != want {
+			t.Errorf("%s: the peer saw %q, want %q", c.name, saw, want)
+		}
+	}
+}

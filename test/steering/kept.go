@@ -1,0 +1,146 @@
+package steering
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// Kept plays what has to hold where connections to endpoints are kept in connection
+// tracking: an endpoint that may only answer does so, to a client's address (F7) and to
+// the node's, over TCP and UDP; the same where another program translates the source; and
+// an error about a packet finds the socket. open opens a Redirector in the node's network
+// namespace that keeps them.
+func Kept(t *testing.T, open func(t testing.TB, node *netns.Host) redirect.Redirector) {
+	lab := netns.NewLab(t, 1)
+	b := lab.Backends[0]
+	echo, echoUDP := b.EchoTCP(t, 8080), b.EchoUDP(t, 8080)
+	nft(t, lab.Node, fmt.Sprintf(`table inet policies {
+		chain incoming {
+			type filter hook input priority 0
+			ct state established,related accept
+			ip saddr %s drop
+			ip6 saddr %s meta l4proto { tcp, udp } drop
+		}
+	}`, b.IPv4, b.IPv6))
+	r := open(t, lab.Node)
+	p := Plan()
+	p.Node = redirect.SetOf(netip.MustParseAddr("10.2.1.1"), netip.MustParseAddr("fd00:2:1::1"))
+	if err := r.Apply(p); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Verify(); err != nil {
+		t.Fatal(err)
+	}
+	replies := r.Traits().Replies
+	if why, kept := replies.Tracking.Kept(); !kept || replies.Tracking.Bypassed() {
+		t.Fatalf("connections are not kept in connection tracking: %q", why)
+	}
+	port := replies.FirstPort
+	for _, masqueraded := range []bool{false, true} {
+		if masqueraded {
+			nft(t, lab.Node, `table inet translation {
+				chain post {
+					type nat hook postrouting priority srcnat
+					oifname != lo masquerade fully-random
+				}
+			}`)
+		}
+		for _, pair := range []struct{ client, endpoint, node netip.Addr }{
+			{lab.Client.IPv4, b.IPv4, netip.MustParseAddr("10.2.1.1")}, {lab.Client.IPv6, b.IPv6, netip.MustParseAddr("fd00:2:1::1")},
+		} {
+			seen := pair.client
+			if masqueraded {
+				seen = pair.node
+			}
+			to := netip.AddrPortFrom(pair.endpoint, 8080)
+			for network, at := range map[string]*netns.Echo{"tcp": echo, "udp": echoUDP} {
+				port++
+				as := netip.AddrPortFrom(pair.client, port)
+				if got := exchange(lab.Node, network, as, to.String()); !strings.HasPrefix(got, "b1:8080") {
+					t.Errorf("%s as %s, masqueraded %v: %s", network, as, masqueraded, got)
+					continue
+				}
+				if peers := at.Peers(); peers[len(peers)-1].Addr() != seen {
+					t.Errorf("%s as %s, masqueraded %v: the endpoint saw %s", network, as, masqueraded, peers[len(peers)-1])
+				}
+			}
+			port++
+			as := netip.AddrPortFrom(pair.client, port)
+			if got := exchange(lab.Node, "tcp", as, netip.AddrPortFrom(pair.endpoint, 8081).String()); !strings.Contains(got, "refused") {
+				t.Errorf("a closed port as %s, masqueraded %v: %s", as, masqueraded, got)
+			}
+			if got := connectMarked(t, lab.Node, to, replies.Mark); got != nil {
+				t.Errorf("a socket on the node's address to %s, masqueraded %v: %v", to, masqueraded, got)
+			}
+		}
+	}
+}
+
+// exchange sends a word from an address, and returns the answer, or an error's text.
+func exchange(from *netns.Host, network string, as netip.AddrPort, to string) string {
+	d := DialerFrom(network, as)
+	d.Timeout = keptPatience
+	c, err := from.Dialer(d, network, to)
+	if err != nil {
+		return err.Error()
+	}
+	defer c.Close()
+	return say(c)
+}
+
+const keptPatience = 2 * time.Second
+
+func say(c net.Conn) string {
+	_ = c.SetDeadline(time.Now().Add(keptPatience))
+	if _, err := c.Write([]byte("hello")); err != nil {
+		return err.Error()
+	}
+	answer := make([]byte, 100)
+	n, err := c.Read(answer)
+	if err != nil {
+		return err.Error()
+	}
+	return string(answer[:n])
+}
+
+// connectMarked connects a socket on the node's address that has a mark.
+func connectMarked(t *testing.T, node *netns.Host, to netip.AddrPort, mark uint32) error {
+	t.Helper()
+	var fd int
+	if err := sys.InNetNS(node.FD(), func() error {
+		var e sys.Errno
+		if fd, e = sys.ConnectTCP(to, netip.AddrPort{}, sys.ConnectOptions{Transparent: true, Mark: mark}); e != 0 && e != sys.EINPROGRESS {
+			return e
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	defer sys.Close(fd)
+	wait.For(t, "a connection to "+to.String(), keptPatience, func() error {
+		if e := sys.ConnectResult(fd); e != 0 {
+			return e
+		}
+		return nil
+	})
+	return nil
+}
+
+// nft gives nft a text.
+func nft(t *testing.T, n *netns.Host, text string) {
+	t.Helper()
+	cmd := n.Command(t, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(text)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("nft: %v: %s\n%s", err, out, text)
+	}
+}

@@ -1,0 +1,292 @@
+package web
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+)
+
+// TestPage looks at one demo with one browser: each part goes on where the last one
+// left the page.
+func TestPage(t *testing.T) {
+	d := startDemo(t)
+	b := open(t, d.url)
+	for _, part := range []struct {
+		name string
+		test func(*testing.T, *demo, *browser)
+	}{
+		{"EachService", eachService}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Story", retriedStory}, {"Charts", charted},
+		{"Records", pausing}, {"Explain", explained}, {"Keyboard", keyboard}, {"ManyServices", manyShown}, {"HostileNames", hostileNames}, {"Pictures", pictures}, {"Policy", policy}, {"Headers", headers},
+	} {
+		if !t.Run(part.name, func(t *testing.T) {
+			b.t = t
+			part.test(t, d, b)
+			b.quiet()
+		}) {
+			b.t = t
+			b.picture("failed-" + part.name)
+			return
+		}
+	}
+	b.t = t
+}
+
+var services = []string{"shop/cart:http", "shop/search:http", "shop/soon:http", "shop/web:http"}
+
+// The map and the table show each Service, and the map what flows.
+func eachService(t *testing.T, _ *demo, b *browser) {
+	b.await("the map has each Service", `document.querySelectorAll(".node.service").length === 4`)
+	b.await("clients are on the map", `document.querySelectorAll(".node.client").length >= 4`)
+	b.await("something flows", `document.querySelectorAll(".links .link:not(.idle)").length > 8`)
+	for _, pod := range []string{"ash", "cedar", "dogwood", "elm"} {
+		b.await("the map has "+pod, fmt.Sprintf(`[...document.querySelectorAll(".node.endpoint .name")].some((n) => n.textContent === %q)`, pod))
+	}
+	b.visit("#/services")
+	b.await("the table has each Service", `document.querySelectorAll("main tbody tr").length === 4`)
+	if got := b.rows(0); !slices.Equal(got, services) {
+		t.Errorf("Services: %q", got)
+	}
+	b.visit("#/endpoints")
+	b.await("the table has each endpoint", `document.querySelectorAll("main tbody tr").length >= 5`)
+	if got := strings.Join(b.rows(0), " "); !strings.Contains(got, "shop/dogwood") {
+		t.Errorf("endpoints: %s", got)
+	}
+}
+
+// A connection appears within a second.
+func newConnection(t *testing.T, d *demo, b *browser) {
+	b.visit("#/connections")
+	b.await("the demo's connections are listed", `document.querySelectorAll("main tbody tr").length > 1`)
+	within(t, time.Second, "from the connection to the page", func() time.Duration {
+		h := d.hold(t, "10.96.0.20:80")
+		defer h.end()
+		b.await(h.from+" is listed", fmt.Sprintf(`[...document.querySelectorAll("main tbody tr")].some((r) => r.cells[0].innerText === %q)`, h.from))
+		return time.Since(h.opened)
+	})
+}
+
+// The filter narrows all views, and its error points at the place.
+func filtering(t *testing.T, d *demo, b *browser) {
+	h := d.hold(t, "10.96.0.10:80")
+	defer h.end()
+	b.filter("client=" + h.from)
+	b.await("one connection is left", `document.querySelectorAll("main tbody tr").length === 1`)
+	if got := b.rows(0); !slices.Equal(got, []string{h.from}) {
+		t.Errorf("connections: %q", got)
+	}
+	b.visit("#/services?f=service%3Dshop%2Fcart")
+	b.await("one Service is left", `document.querySelectorAll("main tbody tr").length === 1`)
+	if got := b.rows(0); !slices.Equal(got, services[:1]) {
+		t.Errorf("Services: %q", got)
+	}
+	b.visit("#/map?f=service%3Dshop%2Fcart")
+	b.await("one Service is left on the map", `document.querySelectorAll(".node.service").length === 1`)
+	b.filter("service=cart atempts>1")
+	b.await("the error is told", `/attempts/.test(document.getElementById("filter-error").textContent)`)
+	if got := eval[string](b, `document.querySelector(".marks .mark").textContent`); got != "atempts" {
+		t.Errorf("the place that is marked is %q", got)
+	}
+	b.filter("")
+	b.await("all Services are back", `document.querySelectorAll(".node.service").length === 4 && document.getElementById("filter-error").hidden`)
+}
+
+// The story of a connection that met the dead pod names it.
+func retriedStory(t *testing.T, _ *demo, b *browser) {
+	b.visit("#/records?f=failures%3E0")
+	b.await("a connection was retried", `document.querySelectorAll("main tbody tr").length > 0`)
+	b.run(chromedp.Evaluate(`document.querySelector("main tbody tr").focus()`, nil))
+	b.press(kb.Enter)
+	b.await("its story is told", `document.querySelectorAll("#panel .attempts li").length === 2 && document.querySelector("#panel .candidates")`)
+	story := eval[string](b, `document.getElementById("panel").innerText`)
+	for _, want := range []string{"shop/dogwood", "refused", "answered", "shop/search:http", "an endpoint answered", "first byte", "closed by the client", "Why this endpoint", "3 candidates", "tried: refused"} {
+		if !strings.Contains(story, want) {
+			t.Errorf("the story lacks %q:\n%s", want, story)
+		}
+	}
+	b.picture("story")
+	b.filter("")
+}
+
+// What is chosen has charts of what the proxy has kept.
+func charted(_ *testing.T, _ *demo, b *browser) {
+	b.visit("#/map?sel=service%3Ashop%2Fweb%3Ahttp%20TCP")
+	b.await("the Service's charts are drawn", `[...document.querySelectorAll("#panel .chart")].length === 4 && /L/.test(document.querySelector("#panel .chart path.line.flow").getAttribute("d"))`)
+	b.await("they say what they show", `/New connections, the last 15 minutes: now [0-9.]+\/s/.test(document.querySelector("#panel .plot").getAttribute("aria-label"))`)
+	b.await("the Service's pods are listed", `/cedar/.test(document.querySelector("#panel .listing").innerText)`)
+}
+
+// Records come, and stop while they are paused.
+func pausing(t *testing.T, _ *demo, b *browser) {
+	b.visit("#/records")
+	b.await("records come", `document.querySelectorAll("main tbody tr").length > 3`)
+	b.press("p")
+	b.await("it says what waits", `/paused; [1-9][0-9]* came since/.test(document.querySelector(".records .where").textContent)`)
+	first := `document.querySelector("main tbody tr").innerText`
+	before := eval[string](b, first)
+	b.await("more wait", `/paused; ([5-9]|[1-9][0-9]+) came since/.test(document.querySelector(".records .where").textContent)`)
+	if now := eval[string](b, first); now != before {
+		t.Errorf("the first record was %q and is %q", before, now)
+	}
+	b.press("p")
+	b.await("they are shown", fmt.Sprintf(`%s !== %q`, first, before))
+}
+
+func explained(_ *testing.T, _ *demo, b *browser) {
+	b.visit("#/explain")
+	b.await("the form is there", `document.getElementById("explain-from")`)
+	b.run(chromedp.SendKeys("#explain-from", "10.244.0.11"), chromedp.SendKeys("#explain-to", "10.96.0.30:80"))
+	b.press(kb.Enter)
+	b.await("the reasons are there", `/Accepted/.test(document.querySelector(".result").innerText) && /dogwood/.test(document.querySelector(".result").innerText)`)
+	b.run(chromedp.SetValue("#explain-to", "nonsense"), chromedp.Click(".explain button"))
+	b.await("an error is told", `document.querySelector(".result .wrong")`)
+}
+
+// Everything is reached by keys alone.
+func keyboard(t *testing.T, _ *demo, b *browser) {
+	b.run(chromedp.Evaluate(`document.activeElement.blur()`, nil))
+	b.press(kb.Escape, "2")
+	b.await("2 is the Services", `document.querySelector("[aria-current]").textContent === "Services" && document.querySelectorAll("main tbody tr").length === 4`)
+	for range 60 {
+		b.press(kb.Tab)
+		if eval[bool](b, `document.activeElement.matches("main tbody tr")`) {
+			break
+		}
+	}
+	b.press(kb.ArrowDown, kb.Enter)
+	b.await("the second Service is chosen", `document.querySelector("#panel h2").textContent === "shop/search:http"`)
+	b.press(kb.Escape)
+	b.await("Escape closes it", `document.querySelector("#panel h2").textContent === "node-a"`)
+	if !eval[bool](b, `document.activeElement.matches("main tbody tr")`) {
+		t.Error("the focus has not stayed")
+	}
+	b.press("1")
+	b.await("1 is the map", `document.querySelectorAll(".node.service").length === 4`)
+	b.run(chromedp.Focus(".node.service"))
+	b.press(kb.ArrowRight, kb.Enter)
+	b.await("a pod is chosen", `document.querySelector("#panel .kind").textContent === "Pod"`)
+	b.press("?")
+	b.await("? lists the keys", `document.querySelector("dialog").open`)
+	b.press(kb.Escape)
+	b.await("Escape closes the list", `!document.querySelector("dialog").open`)
+	b.press(kb.Escape)
+}
+
+// hostile is a Service whose names are markup wherever an API server allows it.
+const hostile = `apiVersion: v1
+kind: Service
+metadata:
+  name: hostile
+  namespace: shop
+  annotations: {example.com/name: "<img src=x onerror='window.hostile=1'>"}
+spec:
+  clusterIP: 10.96.0.50
+  clusterIPs: [10.96.0.50]
+  ports: [{name: http, port: 80, targetPort: 8080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: hostile-1
+  namespace: shop
+  labels: {kubernetes.io/service-name: hostile}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints:
+- addresses: ["10.244.1.13"]
+  zone: "<img src=x onerror='window.hostile=2'>"
+  targetRef: {kind: Pod, namespace: "<script>window.hostile=3</script>", name: "<img src=x onerror='window.hostile=4'>"}
+`
+
+// Names that are markup are shown as they are, and run nothing.
+func hostileNames(t *testing.T, d *demo, b *browser) {
+	const name = "<img src=x onerror='window.hostile=4'>"
+	d.put(t, "hostile.yaml", hostile)
+	b.visit("#/map?f=service%3Dshop%2Fhostile")
+	shown := func(where string) string {
+		return fmt.Sprintf(`(document.querySelector(%q)?.textContent ?? "").includes(%q)`, where, name)
+	}
+	b.await("the map shows the name", shown("main"))
+	b.visit("#/endpoints?f=service%3Dshop%2Fhostile")
+	b.await("the table shows it", shown("main"))
+	h := d.hold(t, "10.96.0.50:80")
+	defer h.end()
+	b.visit("#/connections?f=service%3Dshop%2Fhostile")
+	b.await("its connection is listed", shown("main tbody"))
+	b.run(chromedp.Click("main tbody tr"))
+	b.await("the story shows it", shown("#panel .attempts"))
+	h.end()
+	b.await("the end is told", `/closed by/.test(document.getElementById("panel").innerText)`)
+	// What the address of the page says is text, too.
+	b.visit("#/map?f=" + "%3Cimg%20src%3Dx%20onerror%3Dwindow.hostile%3D5%3E&sel=endpoint%3A%3Cimg%20src%3Dx%20onerror%3Dwindow.hostile%3D6%3E")
+	b.await("the error is told", `!document.getElementById("filter-error").hidden`)
+	b.await("the panel names what is chosen", `/<img/.test(document.querySelector("#panel h2").textContent)`)
+	if n := eval[int](b, `document.querySelectorAll("img, iframe, body script:not([src])").length`); n > 0 {
+		t.Errorf("%d elements were made of names", n)
+	}
+	if eval[bool](b, `"hostile" in window`) {
+		t.Error("a name has run")
+	}
+	b.press(kb.Escape)
+	b.filter("")
+	b.visit("#/map")
+}
+
+// pictures leaves pictures in the output.
+func pictures(_ *testing.T, _ *demo, b *browser) {
+	b.await("something flows", `document.querySelectorAll(".links .link:not(.idle)").length > 8`)
+	for _, scheme := range []string{"light", "dark"} {
+		b.scheme(scheme)
+		for name, size := range map[string][2]int64{"wide": {1440, 900}, "narrow": {390, 844}} {
+			b.size(size[0], size[1])
+			b.await("nothing is cut off", fmt.Sprintf(`document.documentElement.scrollWidth <= %d`, size[0]))
+			b.picture(scheme + "-" + name)
+		}
+	}
+	b.size(1440, 900)
+}
+
+// policy shows that what the other parts rely on is there: inline scripts do not run,
+// markup is not made of text, and the browser's complaint is heard.
+func policy(t *testing.T, _ *demo, b *browser) {
+	b.quiet()
+	got := eval[string](b, `(() => {
+		const script = document.createElement("script");
+		try { script.textContent = "window.hostile = 7"; } catch {}
+		document.body.append(script);
+		const a = document.createElement("div");
+		try { a.setAttribute("onclick", "window.hostile = 8"); a.click(); } catch {}
+		let said = "";
+		try { a.innerHTML = "<img src=x onerror='window.hostile=9'>"; } catch (e) { said = e.name; }
+		return said + ("hostile" in window);
+	})()`)
+	if got != "TypeErrorfalse" {
+		t.Errorf("markup and inline scripts: %s", got)
+	}
+	b.await("nothing runs", `!("hostile" in window)`)
+	if len(b.complaints()) == 0 {
+		t.Error("the browser has not complained")
+	}
+}
+
+// headers shows that the demo's page has the same guard as all.
+func headers(t *testing.T, d *demo, _ *browser) {
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, d.url, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Host = "attacker.example"
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode != http.StatusMisdirectedRequest {
+		t.Errorf("by another name: %s", resp.Status)
+	}
+}

@@ -1,0 +1,144 @@
+// The page: views, what is selected, keys.
+
+import { el, text, attribute } from "/js/dom.js";
+import { begin, emit, on, select, setFilter, store } from "/js/store.js";
+import { filterBox } from "/js/filter.js";
+import { strip } from "/js/strip.js";
+import { panel } from "/js/panel.js";
+import { mapView } from "/js/map.js";
+import { endpointsView, servicesView } from "/js/tables.js";
+import { connectionsView } from "/js/connections.js";
+import { recordsView } from "/js/records.js";
+import { explainView } from "/js/explain.js";
+import { help } from "/js/help.js";
+
+const views = [
+  { name: "map", label: "Map", make: mapView },
+  { name: "services", label: "Services", make: servicesView },
+  { name: "endpoints", label: "Endpoints", make: endpointsView },
+  { name: "connections", label: "Connections", make: connectionsView },
+  { name: "records", label: "Records", make: recordsView },
+  { name: "explain", label: "Explain", make: explainView },
+];
+
+const $ = (id) => document.getElementById(id);
+const place = $("view");
+let current = null;
+
+const tabs = views.map((v, i) => el("a", { href: "#/" + v.name, "aria-keyshortcuts": String(i + 1) }, v.label));
+$("tabs").append(...tabs);
+
+/** What the address says: the view, the filter, the selection. */
+function read() {
+  const [path, query] = location.hash.slice(1).split("?");
+  const params = new URLSearchParams(query);
+  let selection = null;
+  const [kind, ...rest] = (params.get("sel") ?? "").split(":");
+  const value = rest.join(":");
+  if (kind === "service") {
+    const at = value.lastIndexOf(" ");
+    selection = { kind, key: value, service: value.slice(0, at), protocol: value.slice(at + 1) };
+  } else if (kind === "endpoint") selection = { kind, endpoint: value };
+  else if (kind === "pod") selection = { kind, pod: value };
+  else if (kind === "client") selection = { kind, client: value };
+  else if (kind === "connection" && /^\d+$/.test(value)) selection = { kind, id: Number(value) };
+  return { view: views.find((v) => "/" + v.name === path) ?? views[0], filter: params.get("f") ?? "", selection };
+}
+
+const valueOf = (s) => s && s.kind + ":" + (s.key ?? s.endpoint ?? s.pod ?? s.client ?? s.id);
+
+/** Writes it into the address. */
+function write(view = current) {
+  const params = new URLSearchParams();
+  if (store.filter) params.set("f", store.filter);
+  if (store.selection) params.set("sel", valueOf(store.selection));
+  const query = params.toString();
+  const hash = "#/" + view.name + (query ? "?" + query : "");
+  if (hash !== location.hash) history.pushState(null, "", hash);
+  tabs.forEach((t, i) => t.setAttribute("href", "#/" + views[i].name + (query ? "?" + query : "")));
+}
+
+function show(view) {
+  if (view === current) return;
+  current?.made.hide();
+  current = view;
+  view.made ??= view.make();
+  place.replaceChildren(view.made.root);
+  place.dataset.view = view.name;
+  place.scrollTop = 0;
+  tabs.forEach((t, i) => attribute(t, "aria-current", views[i] === view ? "page" : null));
+  view.made.show();
+}
+
+function arrive() {
+  const to = read();
+  show(to.view);
+  if (to.filter !== store.filter) setFilter(to.filter).catch(() => emit("propose", to.filter));
+  if (valueOf(to.selection) !== valueOf(store.selection)) select(to.selection);
+  write();
+}
+
+on("go", (name) => {
+  show(views.find((v) => v.name === name));
+  write();
+});
+on("selection", () => current && write());
+on("filter", () => write());
+
+function state() {
+  const s = store.status;
+  let kind = "good", said = "ready", more = "";
+  if (store.trouble) [kind, said, more] = ["bad", "no answer", store.trouble];
+  else if (!s) [kind, said] = ["wait", "asking"];
+  else if (!s.ready) [kind, said, more] = ["bad", "not in force", s.trouble ?? ""];
+  else if (s.connected === false) [kind, said] = ["warn", "API server away"];
+  const pill = $("state");
+  text(pill, said);
+  attribute(pill, "data-kind", kind);
+  attribute(pill, "title", more || null);
+  attribute(document.body, "data-away", store.trouble ? "" : null);
+  text($("node"), s?.node ?? "");
+  document.title = s?.node ? "Sluice on " + s.node : "Sluice";
+}
+for (const event of ["status", "trouble"]) on(event, state);
+state();
+
+const themes = ["", "light", "dark"];
+const labels = { "": "Theme: system", light: "Theme: light", dark: "Theme: dark" };
+function theme(next) {
+  if (next) document.documentElement.dataset.theme = next;
+  else delete document.documentElement.dataset.theme;
+  text($("theme"), labels[next]);
+  try {
+    localStorage.setItem("sluice.theme", next);
+  } catch {
+    // The browser keeps nothing for this page.
+  }
+}
+text($("theme"), labels[document.documentElement.dataset.theme ?? ""]);
+$("theme").addEventListener("click", () => theme(themes[(themes.indexOf(document.documentElement.dataset.theme ?? "") + 1) % themes.length]));
+
+strip($("strip"));
+const box = filterBox($("filter"));
+panel($("panel"));
+const keys = help();
+
+addEventListener("keydown", (e) => {
+  if (e.ctrlKey || e.metaKey || e.altKey) return;
+  const typing = e.target.matches?.("input[type=text], select, textarea");
+  if (e.key === "Escape" && !typing && store.selection) return select(null);
+  if (typing) return;
+  if (e.key === "/") {
+    e.preventDefault();
+    box.focus();
+  } else if (e.key === "?") keys.open();
+  else if (/^[1-6]$/.test(e.key)) {
+    show(views[e.key - 1]);
+    write();
+  } else current.made.key?.(e);
+});
+
+addEventListener("hashchange", arrive);
+addEventListener("popstate", arrive);
+begin();
+arrive();

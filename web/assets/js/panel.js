@@ -1,0 +1,209 @@
+// The panel: what is selected, with its charts; without a selection, the node.
+
+import { el, text, attribute, keyed } from "/js/dom.js";
+import { charts } from "/js/charts.js";
+import { get, poll } from "/js/api.js";
+import { bare, clock, count, rate, time } from "/js/format.js";
+import { propose } from "/js/filter.js";
+import { kept, measured } from "/js/history.js";
+import { story } from "/js/story.js";
+import { stateOf } from "/js/tables.js";
+import { edgeKey, endpointsOf, on, select, servicesOf, store } from "/js/store.js";
+
+const row = (k, v) => v && [el("dt", {}, k), el("dd", {}, v)];
+const facts = (rows) => el("dl", { class: "facts" }, rows.filter(Boolean).flat());
+const link = (label, go) => el("button", { type: "button", class: "link", onclick: go }, label);
+const actions = (filter) => el("p", { class: "actions" },
+  el("button", { type: "button", class: "quiet", onclick: () => propose(filter) }, "Filter by it"),
+  el("button", { type: "button", class: "quiet", onclick: () => propose(filter, "connections") }, "Its connections"),
+  el("button", { type: "button", class: "quiet", onclick: () => propose(filter, "records") }, "Its records"));
+
+const quoted = (v) => (/[\s,"]/.test(v) ? '"' + v.replaceAll('"', "") + '"' : v);
+
+/** A list of endpoints or Services with what flows to each. */
+function listing(title, items) {
+  const list = el("ul", { class: "listing" });
+  return {
+    root: el("section", {}, el("h3", {}, title), list),
+    draw() {
+      keyed(list, items(), (x) => x.key, (x) => {
+        const parts = { name: el("span", { class: "who" }), said: el("span", { class: "said" }), value: el("span", { class: "value" }) };
+        const item = el("li", {}, el("button", { type: "button", class: "line", onclick: x.go }, parts.name, parts.said, parts.value));
+        item.parts = parts;
+        return item;
+      }, (item, x) => {
+        text(item.parts.name, x.name);
+        text(item.parts.said, x.said);
+        text(item.parts.value, x.value);
+        attribute(item.parts.said, "data-bad", x.bad ? "" : null);
+      });
+    },
+  };
+}
+
+function ofService(s) {
+  const find = () => store.services.find((x) => x.service === s.service && x.protocol === s.protocol);
+  const top = el("div");
+  const endpoints = listing("Endpoints", () => (find()?.endpoints ?? []).map((e) => {
+    const r = store.edges.get(edgeKey(s.service, s.protocol, e.endpoint));
+    const bad = (r?.failed_attempts ?? 0) > 0.02;
+    return { key: e.endpoint, name: e.pod ? bare(e.pod) : e.endpoint, bad, said: bad ? rate(r.failed_attempts) + "/s fail" : stateOf(e) === "ready" ? "" : stateOf(e), value: r?.opened > 0.005 ? rate(r.opened) + "/s" : r?.open ? count(r.open) + " open" : "", go: () => select({ kind: "endpoint", endpoint: e.endpoint }) };
+  }));
+  const filter = "service=" + quoted(s.service) + " protocol=" + s.protocol;
+  return {
+    kind: "Service", title: s.service, past: (changed) => kept([{ by: "service", service: s.service }], changed),
+    below: [endpoints.root, actions(filter)], top,
+    draw() {
+      const x = find();
+      endpoints.draw();
+      if (top.of === x) return;
+      top.of = x;
+      top.replaceChildren(x ? facts([
+        row("Type", x.type + ", " + x.protocol + " " + x.port + (x.node_port ? ", node port " + x.node_port : "")),
+        row("Addresses", x.vips?.length ? el("span", { class: "code" }, x.vips.join("\n")) : "none"),
+        row("Policy", "inside " + x.internal_traffic_policy + ", outside " + x.external_traffic_policy),
+        x.affinity_seconds && row("Affinity", "a client stays with its endpoint for " + time(x.affinity_seconds * 1e6)),
+        row("Since the start", count(x.totals.opened) + " connections, " + count(x.totals.retried) + " retried"),
+      ]) : el("p", { class: "empty" }, store.servicesKnown ? "It is not there, or the filter hides it." : "Asking…"));
+    },
+  };
+}
+
+function ofEndpoint(s) {
+  const top = el("div");
+  const services = listing("Services", () => servicesOf(s.endpoint).map((x) => {
+    const r = store.edges.get(edgeKey(x.service, x.protocol, s.endpoint));
+    return { key: x.service + x.protocol, name: x.service, said: r?.failed_attempts > 0.02 ? rate(r.failed_attempts) + "/s fail" : "", bad: true, value: r?.opened > 0.005 ? rate(r.opened) + "/s" : "", go: () => select({ kind: "service", key: x.service + " " + x.protocol, service: x.service, protocol: x.protocol }) };
+  }));
+  const failures = el("ul", { class: "listing" });
+  const failed = el("section", { hidden: true }, el("h3", {}, "Last failed attempts"), failures);
+  const asking = poll(3000, async (signal) => {
+    try {
+      const answer = await get("failures", { endpoint: s.endpoint, limit: 8 }, signal);
+      failed.hidden = answer.failures.length === 0;
+      failures.replaceChildren(...answer.failures.map((f) => el("li", {}, el("button", { type: "button", class: "line", onclick: () => select({ kind: "connection", id: f.id }) },
+        el("span", { class: "who code" }, clock(f.time)), el("span", { class: "said", "data-bad": true }, f.error + " after " + time(f.us)), el("span", { class: "value" }, bare(f.service ?? ""))))));
+    } catch {
+      failed.hidden = true;
+    }
+  });
+  return {
+    kind: "Endpoint", title: s.endpoint, past: (changed) => kept([{ by: "endpoint", endpoint: s.endpoint }], changed),
+    below: [services.root, failed, actions("tried=" + s.endpoint)], top, stop: asking.stop,
+    draw() {
+      const list = servicesOf(s.endpoint);
+      const e = list[0]?.endpoints.find((x) => x.endpoint === s.endpoint);
+      services.draw();
+      const now = e ? JSON.stringify([e, stateOf(e)]) : "none";
+      if (top.of === now) return;
+      top.of = now;
+      top.replaceChildren(e ? facts([
+        e.pod && row("Pod", e.pod), e.node && row("Node", e.node + (e.local ? ", this one" : "")), e.zone && row("Zone", e.zone), row("State", stateOf(e)),
+      ]) : el("p", { class: "empty" }, store.servicesKnown ? "No Service has it now, or the filter hides it." : "Asking…"));
+    },
+  };
+}
+
+function ofClient(s) {
+  const services = listing("Services that it uses now", () => [...store.clients.values()].filter((r) => r.client === s.client && (r.opened > 0.005 || r.open > 0)).map((r) => (
+    { key: r.service + r.protocol, name: r.service, bad: r.failed > 0.02, said: r.failed > 0.02 ? rate(r.failed) + "/s fail" : "", value: r.opened > 0.005 ? rate(r.opened) + "/s" : r.open + " open", go: () => select({ kind: "service", key: r.service + " " + r.protocol, service: r.service, protocol: r.protocol }) })));
+  return {
+    kind: "Client", title: s.client, past: (changed) => measured("client=" + s.client, changed),
+    top: el("p", { class: "hint" }, "The page measures a client while you look at it."), below: [services.root, actions("client=" + s.client)], draw: services.draw,
+  };
+}
+
+function ofNode() {
+  const top = el("div");
+  return {
+    kind: "Node", past: () => ({ list: () => store.past.list(), stop() {} }), top, below: [],
+    get title() {
+      return store.filter ? "What the filter selects" : store.status?.node ?? "This node";
+    },
+    draw() {
+      const s = store.status;
+      if (!s || top.of === s) return;
+      top.of = s;
+      const problems = s.problems ?? [];
+      top.replaceChildren(facts([
+        row("Serves", count(s.service_ports) + " Service ports, " + count(s.endpoints) + " endpoints"),
+        row("From", s.source + (s.connected === false ? ", not connected" : "")),
+        row("Steered by", s.steering.mode + (s.steering.complete ? "" : ", not complete")),
+        row("Connections", count(s.connections) + " of at most " + count(s.connections_limit)),
+        row("Version", s.version),
+        s.drained?.length && row("Drained", s.drained.map((d) => d.pod || d.endpoint).join(", ")),
+      ]), s.trouble ? el("p", { class: "wrong" }, s.trouble) : "",
+      problems.length ? el("details", { class: "problems" }, el("summary", {}, s.problems_count === 1 ? "One object is not served as it says" : count(s.problems_count) + " objects are not served as they say"),
+        el("ul", {}, problems.map((p) => el("li", {}, el("b", {}, p.object), " ", p.text)))) : "");
+    },
+  };
+}
+
+function ofPod(s) {
+  const top = el("div");
+  const addresses = listing("Addresses", () => endpointsOf(s.pod).map((e) => {
+    const r = store.byEndpoint.get(e.endpoint);
+    const bad = (r?.failed_attempts ?? 0) > 0.02;
+    return { key: e.endpoint, name: e.endpoint, bad, said: bad ? rate(r.failed_attempts) + "/s fail" : stateOf(e) === "ready" ? "" : stateOf(e), value: r?.opened > 0.005 ? rate(r.opened) + "/s" : r?.open ? count(r.open) + " open" : "", go: () => select({ kind: "endpoint", endpoint: e.endpoint }) };
+  }));
+  const first = endpointsOf(s.pod).slice(0, 4);
+  return {
+    kind: "Pod", title: s.pod, past: (changed) => kept(first.map((e) => ({ by: "endpoint", endpoint: e.endpoint })), changed),
+    below: [addresses.root, actions("pod=" + quoted(s.pod))], top,
+    late: () => first.length === 0 && endpointsOf(s.pod).length > 0, // its addresses were not known
+    draw() {
+      const e = endpointsOf(s.pod)[0];
+      addresses.draw();
+      const now = e ? e.node + " " + e.zone : "none";
+      if (top.of === now) return;
+      top.of = now;
+      top.replaceChildren(e ? facts([e.node && row("Node", e.node + (e.local ? ", this one" : "")), e.zone && row("Zone", e.zone)])
+        : el("p", { class: "empty" }, store.servicesKnown ? "No Service has it now, or the filter hides it." : "Asking…"));
+    },
+  };
+}
+
+const kinds = { pod: ofPod, service: ofService, endpoint: ofEndpoint, client: ofClient, connection: story };
+
+export function panel(root) {
+  let shown = null;
+  let picture = null;
+  let past = null;
+  let opener = null;
+  const kind = el("span", { class: "kind" });
+  const title = el("h2", { tabindex: "-1" });
+  const close = el("button", { type: "button", class: "quiet close", "aria-label": "Close", onclick: () => select(null) }, "✕");
+  const content = el("div", { class: "content" });
+  root.append(el("header", {}, el("div", {}, kind, title), close), content);
+
+  function open() {
+    shown?.stop?.();
+    past?.stop();
+    const s = store.selection;
+    shown = s ? kinds[s.kind](s) : ofNode();
+    picture = shown.past ? charts() : null;
+    past = shown.past?.(() => picture.draw(past.list()));
+    content.replaceChildren(...(shown.kind === "Connection" ? [shown.root] : [shown.top, picture?.root ?? "", ...shown.below]));
+    content.scrollTop = 0;
+    root.classList.toggle("chosen", Boolean(s));
+    close.hidden = !s;
+    draw();
+    picture?.draw(past.list());
+    if (s && !opener) opener = document.activeElement;
+    if (s && matchMedia("(max-width: 1099px)").matches) title.focus();
+    if (!s && opener?.isConnected) opener.focus();
+    if (!s) opener = null;
+  }
+
+  function draw() {
+    text(kind, shown.kind);
+    text(title, shown.title);
+    shown.draw?.();
+  }
+
+  on("selection", open);
+  for (const event of ["frame", "services", "status", "clients", "filter"]) on(event, draw);
+  on("services", () => shown.late?.() && open());
+  on("past", () => !store.selection && picture?.draw(past.list()));
+  open();
+}

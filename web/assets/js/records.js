@@ -1,0 +1,165 @@
+// The stream of records: connections as they end, and if wanted as they open.
+
+import { el, text, attribute, keyed } from "/js/dom.js";
+import { follow } from "/js/api.js";
+import { bare, bytes, clock, ending, isFailure, time } from "/js/format.js";
+import { drawName } from "/js/tables.js";
+import { drawEndpoint } from "/js/connections.js";
+import { on, select, store } from "/js/store.js";
+
+const most = 300; // records that are shown
+const kept = new Map(); // records of connections that have ended, by their number
+const mostKept = 3000;
+
+/** Keeps a record, so that its story can be told. */
+export function keep(record) {
+  kept.delete(record.id);
+  kept.set(record.id, record);
+  if (kept.size > mostKept) kept.delete(kept.keys().next().value);
+}
+
+/** Returns the record of a connection that has ended, if the page has seen it. */
+export const recordOf = (id) => kept.get(id);
+
+export function recordsView() {
+  let stop = null;
+  let paused = false;
+  let opens = false;
+  let waiting = []; // records that came while it was paused
+  let missed = 0;
+  let shown = [];
+  let lost = 0;
+  let number = 0;
+  let failed = null;
+  let due = false;
+
+  const pause = el("button", { type: "button", onclick: toggle });
+  const withOpens = el("input", { type: "checkbox", onchange: () => {
+    opens = withOpens.checked;
+    restart();
+  } });
+  const state = el("span", { class: "where", role: "status" });
+  const body = el("tbody");
+  const note = el("p", { class: "empty" });
+  const root = el("div", { class: "records" },
+    el("div", { class: "tools" }, pause, el("label", {}, withOpens, " also as they open"), state),
+    el("div", { class: "tabled" }, el("div", { class: "scroll" }, el("table", { "aria-label": "Records" },
+      el("thead", {}, el("tr", {}, ["Ended", "Client", "Service", "Endpoint", "Attempts", "Lasted", "Bytes", "End"].map((h, i) => el("th", { scope: "col", class: i >= 4 && i <= 6 ? "number" : "" }, h)))),
+      body)), note));
+
+  function toggle() {
+    paused = !paused;
+    if (!paused) {
+      shown = [...waiting.reverse(), ...shown].slice(0, most);
+      waiting = [];
+      missed = 0;
+    }
+    draw();
+  }
+
+  function line(r) {
+    if (r.lost) {
+      lost += r.lost;
+    } else {
+      r.number = ++number;
+      r.at = Date.parse(r.time) + r.duration_us / 1000;
+      if (r.end) keep(r);
+      if (paused) {
+        waiting.push(r);
+        if (waiting.length > most) {
+          waiting.shift();
+          missed++;
+        }
+      } else {
+        shown.unshift(r);
+        shown.length = Math.min(shown.length, most);
+      }
+    }
+    if (due) return;
+    due = true;
+    requestAnimationFrame(() => {
+      due = false;
+      draw();
+    });
+  }
+
+  function make() {
+    const cells = [..."12345678"].map((c, i) => el("td", { class: i >= 4 && i <= 6 ? "number" : i <= 1 ? "code" : "" }));
+    const row = el("tr", { tabindex: "0", onclick: () => open(row.item), onkeydown: (e) => {
+      if (e.key === "Enter") open(row.item);
+      if (e.key === "ArrowDown") row.nextElementSibling?.focus();
+      if (e.key === "ArrowUp") row.previousElementSibling?.focus();
+      if (e.key.startsWith("Arrow")) e.preventDefault();
+    } }, cells);
+    row.cells_ = cells;
+    return row;
+  }
+
+  const open = (r) => select({ kind: "connection", id: r.id, seen: r });
+
+  function change(row, r) {
+    if (row.item === r) return;
+    row.item = r;
+    const c = row.cells_;
+    text(c[0], clock(r.at, true));
+    text(c[1], r.client);
+    drawName(c[2], r.service ?? r.vip);
+    drawEndpoint(c[3], r);
+    text(c[4], String(r.attempts));
+    attribute(c[4], "data-bad", r.failed_attempts?.length ? "" : null);
+    attribute(c[4], "title", r.failed_attempts?.map((f) => (f.pod ? bare(f.pod) : f.endpoint) + " " + f.error).join(", "));
+    text(c[5], r.end ? time(r.duration_us) : "");
+    text(c[6], r.end ? bytes(r.bytes_from_client + r.bytes_from_endpoint) : "");
+    text(c[7], r.end ?? "opened"); // as filters write it
+    attribute(c[7], "title", r.end && ending(r.end));
+    attribute(c[7], "data-bad", r.end && isFailure(r.end) ? "" : null);
+    attribute(c[7], "data-quiet", r.end && !isFailure(r.end) ? "" : null);
+  }
+
+  function draw() {
+    text(pause, paused ? "Go on" : "Pause");
+    attribute(pause, "aria-pressed", String(paused));
+    let said = paused ? `paused; ${waiting.length + missed} came since` + (missed ? `, of which the last ${most} are kept` : "") : "";
+    if (lost) said += (said ? "; " : "") + lost + " were too fast for this page";
+    text(state, said);
+    if (!root.isConnected) return;
+    keyed(body, shown, (r) => r.number, make, change);
+    note.hidden = shown.length > 0;
+    text(note, failed ?? "Records appear here as connections end");
+  }
+
+  function restart() {
+    if (!stop) return;
+    stop();
+    stop = follow("tap", { filter: store.filter, opens: opens || undefined, rate: 200 }, line, (error) => {
+      failed = error?.message ?? null;
+      draw();
+    });
+  }
+
+  on("filter", () => {
+    shown = [];
+    waiting = [];
+    missed = 0;
+    restart();
+    draw();
+  });
+  draw();
+  return {
+    root,
+    show() {
+      stop ??= () => {};
+      restart();
+      draw();
+    },
+    hide() {
+      stop?.();
+      stop = null;
+    },
+    key(e) {
+      if (e.key !== "p") return false;
+      toggle();
+      return true;
+    },
+  };
+}

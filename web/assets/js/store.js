@@ -1,0 +1,233 @@
+// What the page knows: the configuration, the rates of now, and those of before.
+
+import { follow, get, poll, Refused } from "/js/api.js";
+import { kept, own } from "/js/history.js";
+
+const listeners = new Map();
+
+/** Calls f when something has changed: frame, past, services, status, filter, selection, clients, trouble. */
+export function on(event, f) {
+  if (!listeners.has(event)) listeners.set(event, new Set());
+  listeners.get(event).add(f);
+  return () => listeners.get(event).delete(f);
+}
+
+export function emit(event, value) {
+  for (const f of [...(listeners.get(event) ?? [])]) f(value);
+}
+
+export const store = {
+  filter: "",
+  filterError: null,
+  /** What is selected: null, or {kind, ...}. */
+  selection: null,
+  services: [], // of api.Services, those that the filter selects
+  partial: false, // the filter has terms that only connections have
+  servicesKnown: false,
+  status: null,
+  trouble: null, // why the proxy does not answer
+  total: null, // rates of all
+  edges: new Map(), // rates by service and endpoint
+  byService: new Map(),
+  byEndpoint: new Map(),
+  clients: new Map(), // rates by client and service
+  past: { list: () => [], stop() {} }, // the last 15 minutes of what the filter selects
+};
+
+export const serviceKey = (service, protocol) => service + " " + protocol;
+export const edgeKey = (service, protocol, endpoint) => service + " " + protocol + " " + endpoint;
+
+const smooth = ["opened", "ended", "failed", "failed_attempts", "bytes_from_client", "bytes_from_endpoint"];
+const share = 0.35; // of a new value in what is shown
+
+/** Brings a map of rates up to date; values fade in and out over some seconds. */
+function blend(map, rows, keyOf) {
+  const seen = new Set();
+  for (const row of rows) {
+    const key = keyOf(row);
+    seen.add(key);
+    const old = map.get(key);
+    if (!old) {
+      map.set(key, { ...row, key, last: Date.now(), lastFailed: row.failed_attempts > 0 ? Date.now() : 0 });
+      continue;
+    }
+    if (row.failed_attempts > 0) old.lastFailed = Date.now();
+    for (const name of smooth) old[name] += (row[name] - old[name]) * share;
+    old.open = row.open;
+    old.connecting = row.connecting;
+    old.connect_p50_us = row.connect_p50_us ?? old.connect_p50_us;
+    old.connect_p99_us = row.connect_p99_us ?? old.connect_p99_us;
+    if (row.pod) old.pod = row.pod;
+    if (row.opened > 0 || row.open > 0 || row.failed_attempts > 0) old.last = Date.now();
+  }
+  for (const [key, old] of map) {
+    if (seen.has(key)) continue;
+    let alive = false;
+    for (const name of smooth) {
+      old[name] *= 1 - share;
+      if (old[name] < 0.004) old[name] = 0;
+      alive ||= old[name] > 0;
+    }
+    old.open = old.connecting = 0;
+    if (!alive && Date.now() - old.last > 15 * 60 * 1000) map.delete(key);
+  }
+}
+
+/** Adds the rates of rows by a key. */
+function gather(rows, keyOf) {
+  const out = new Map();
+  for (const row of rows) {
+    const key = keyOf(row);
+    if (!key) continue;
+    const sum = out.get(key);
+    if (!sum) {
+      out.set(key, { ...row });
+      continue;
+    }
+    for (const name of smooth) sum[name] += row[name];
+    sum.open += row.open;
+    sum.connecting += row.connecting;
+    const weight = sum.opened > 0 ? row.opened / sum.opened : 0;
+    if (row.connect_p50_us) sum.connect_p50_us = Math.round((sum.connect_p50_us ?? row.connect_p50_us) * (1 - weight) + row.connect_p50_us * weight);
+    sum.connect_p99_us = Math.max(sum.connect_p99_us ?? 0, row.connect_p99_us ?? 0) || undefined;
+  }
+  return out;
+}
+
+function frame(f) {
+  const total = new Map(store.total ? [["", store.total]] : []);
+  blend(total, [f.total], () => "");
+  store.total = total.get("");
+  const byService = gather(f.rows, (r) => r.service && serviceKey(r.service, r.protocol));
+  const byEndpoint = gather(f.rows, (r) => r.endpoint);
+  blend(store.edges, f.rows.filter((r) => r.service), (r) => edgeKey(r.service, r.protocol, r.endpoint ?? ""));
+  blend(store.byService, byService.values(), (r) => serviceKey(r.service, r.protocol));
+  blend(store.byEndpoint, byEndpoint.values(), (r) => r.endpoint);
+  mine?.add(f);
+  emit("frame");
+}
+
+const troubles = new Map(); // by what was asked
+
+/** Keeps why something was not answered, or that it was. */
+function answered(what, error) {
+  if (error instanceof Refused && error.status === 400) return; // the filter box says it
+  if (error) troubles.set(what, error.message);
+  else troubles.delete(what);
+  const text = [...troubles.values()][0] ?? null;
+  if (text === store.trouble) return;
+  store.trouble = text;
+  emit("trouble");
+}
+
+const mostRows = 5000;
+let stopRates = () => {};
+let mine = null; // the history that the page keeps itself
+let services = null;
+
+/** Asks for the Services that the filter selects. */
+async function askServices(signal) {
+  try {
+    const list = [];
+    const params = { filter: store.filter, limit: 1000 };
+    let answer;
+    do {
+      answer = await get("services", { ...params, offset: list.length }, signal);
+      list.push(...answer.services);
+    } while (list.length < answer.matched && answer.services.length > 0 && list.length + 1000 <= 10000);
+    store.services = list;
+    store.partial = Boolean(answer.partial);
+    store.servicesKnown = true;
+    answered("services", null);
+    emit("services");
+  } catch (error) {
+    if (!signal.aborted) answered("services", error);
+  }
+}
+
+async function askStatus(signal) {
+  try {
+    store.status = await get("status", {}, signal);
+    answered("status", null);
+    emit("status");
+  } catch (error) {
+    if (!signal.aborted) answered("status", error);
+  }
+}
+
+/** Begins to ask. */
+export function begin() {
+  poll(5000, askStatus);
+  services = poll(4000, askServices);
+  again();
+}
+
+function again() {
+  stopRates();
+  store.edges = new Map();
+  store.byService = new Map();
+  store.byEndpoint = new Map();
+  store.clients = new Map();
+  store.total = null;
+  store.past.stop();
+  mine = store.filter ? own(() => emit("past")) : null; // the proxy keeps it without a filter
+  store.past = mine ?? kept([{ by: "total" }], () => emit("past"));
+  stopRates = follow("rates", { by: "service,endpoint", sort: "name", limit: mostRows, filter: store.filter }, frame, (error) => answered("rates", error));
+}
+
+/** Sets the filter, if the proxy understands it. Throws what is wrong. */
+export async function setFilter(text, signal) {
+  if (text === store.filter) return;
+  if (text) await get("connections", { filter: text, limit: 0 }, signal);
+  store.filter = text;
+  again();
+  services?.now();
+  emit("filter");
+}
+
+let stopClients = () => {};
+let clientUsers = 0;
+
+function followClients() {
+  stopClients();
+  store.clients = new Map();
+  if (clientUsers === 0) return;
+  stopClients = follow("rates", { by: "client,service", limit: 1000, filter: store.filter }, (f) => {
+    blend(store.clients, f.rows.filter((r) => r.client && r.service), (r) => r.client + " " + serviceKey(r.service, r.protocol));
+    emit("clients");
+  });
+}
+
+on("filter", followClients);
+
+/** Follows the rates of clients until the returned function is called. */
+export function watchClients() {
+  if (++clientUsers === 1) followClients();
+  return () => {
+    if (--clientUsers === 0) followClients();
+  };
+}
+
+/** Selects something, or null. */
+export function select(selection) {
+  store.selection = selection;
+  emit("selection");
+}
+
+/** Whether an endpoint is drained. */
+export function drained(endpoint) {
+  const list = store.status?.drained ?? [];
+  return list.some((d) => d.endpoint === endpoint || d.endpoint === endpoint.slice(0, endpoint.lastIndexOf(":")).replace(/^\[|\]$/g, ""));
+}
+
+/** The Services that have an endpoint. */
+export function servicesOf(endpoint) {
+  return store.services.filter((s) => s.endpoints.some((e) => e.endpoint === endpoint));
+}
+
+/** The endpoints of a pod, each once. */
+export function endpointsOf(pod) {
+  const all = new Map();
+  for (const s of store.services) for (const e of s.endpoints) if (e.pod === pod) all.set(e.endpoint, e);
+  return [...all.values()];
+}

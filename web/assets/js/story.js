@@ -1,0 +1,172 @@
+// One connection's story: each attempt, the first byte, its bytes over time, how it
+// ended, and why it has this endpoint.
+
+import { el, svg, text, attribute } from "/js/dom.js";
+import { follow, get, poll, Refused } from "/js/api.js";
+import { bytes, clock, ending, host, isFailure, time } from "/js/format.js";
+import { reasons } from "/js/explain.js";
+import { keep, recordOf } from "/js/records.js";
+import { note, samples } from "/js/samples.js";
+import { emit, select } from "/js/store.js";
+
+const errors = {
+  refused: "refused", timeout: "did not answer in time", reset: "reset it", unreachable: "cannot be reached",
+  no_address: "not tried: no free local address", no_resources: "not tried: no descriptor or memory", denied: "not tried: a firewall rule of this node",
+};
+
+const W = 320, H = 80;
+
+/** The attempts and what came after, as steps in time. */
+function steps(c) {
+  const list = [];
+  let at = 0;
+  for (const f of c.failed_attempts ?? []) {
+    list.push({ from: at, to: at + f.us, who: f.pod ?? f.endpoint ?? "no endpoint", place: f.endpoint, said: errors[f.error] ?? f.error, bad: true });
+    at += f.us;
+  }
+  if (c.connect_us !== undefined) {
+    list.push({ from: Math.min(at, c.connect_us), to: c.connect_us, who: c.pod ?? c.endpoint, place: c.endpoint, said: "answered", good: true });
+    at = c.connect_us;
+  }
+  return { list, end: Math.max(at, 1) };
+}
+
+/** Returns the panel of a connection. */
+export function story(selection) {
+  let c = recordOf(selection.id) ?? selection.seen ?? null;
+  let gone = false;
+  let why = null;
+  let asked = "";
+  const root = el("div", { class: "story" });
+  const stops = [];
+
+  function head() {
+    const state = !c.end ? (gone ? "has ended" : c.state === "connecting" ? "connecting" : "open") : ending(c.end);
+    return el("dl", { class: "facts" }, [
+      ["Client", el("span", { class: "code" }, c.client)],
+      ["Asked for", el("span", { class: "code" }, c.vip + " (" + c.vip_kind + ")")],
+      ["Service", c.service && el("button", { type: "button", class: "link", onclick: () => select({ kind: "service", key: c.service + " " + c.protocol, service: c.service, protocol: c.protocol }) }, c.service)],
+      ["Reached", c.endpoint && el("button", { type: "button", class: "link", onclick: () => select({ kind: "endpoint", endpoint: c.endpoint }) }, (c.pod ?? c.endpoint) + (c.pod ? ", " + c.endpoint : ""))],
+      ["On", [c.node, c.zone].filter(Boolean).join(", ")],
+      ["As", c.source && (c.source === "client" ? "the client's own address" : "the node, " + (c.source_address ?? ""))],
+      ["Began", clock(c.time, true)],
+      ["State", el("span", { class: c.end && isFailure(c.end) ? "bad" : "" }, state)],
+    ].filter(([, v]) => v).flatMap(([k, v]) => [el("dt", {}, k), el("dd", {}, v)]));
+  }
+
+  function attempts() {
+    const { list, end } = steps(c);
+    const row = (s) => {
+      const bar = svg("svg", { class: "span", viewBox: "0 0 100 6", preserveAspectRatio: "none", "aria-hidden": "true" },
+        svg("rect", { class: "track", x: 0, y: 2.5, width: 100, height: 1 }),
+        svg("rect", { class: s.bad ? "fail" : "good", x: (s.from / end) * 98, y: 0, width: Math.max(2, ((s.to - s.from) / end) * 100), height: 6 }));
+      return el("li", { class: s.bad ? "failed" : "" },
+        el("span", { class: "who" }, s.who), el("span", { class: "said" }, (s.bad ? "✕ " : "✓ ") + s.said), bar,
+        el("span", { class: "code dim" }, s.place ?? ""), el("span", { class: "took" }, (s.bad ? "after " : "at ") + time(s.bad ? s.to - s.from : s.to)));
+    };
+    return el("section", {}, el("h3", {}, list.length === 1 ? "One attempt" : c.attempts + " attempts"),
+      el("ol", { class: "attempts" }, list.map(row), c.connect_us === undefined && !c.end && !gone && el("li", { class: "waiting" }, "waiting for an endpoint")),
+      c.attempts > list.length && c.connect_us !== undefined && el("p", { class: "hint" }, "The log keeps the first 15 failed attempts and the last."));
+  }
+
+  function times() {
+    const all = [["accepted", 0], ["an endpoint answered", c.connect_us], ["first byte of the endpoint", c.first_byte_us], [c.end ? ending(c.end) : gone ? "ended" : "now", c.duration_us]].filter(([, v]) => v !== undefined);
+    return el("section", {}, el("h3", {}, "Times"), el("ol", { class: "times" }, all.map(([k, v], i) => el("li", {}, el("span", { class: "took" }, i === 0 ? clock(c.time, true) : "+ " + time(v)), el("span", {}, k)))));
+  }
+
+  function flow() {
+    const list = [{ us: 0, from: 0, to: 0 }, ...samples(c.id).filter((s) => s.us <= c.duration_us), { us: c.duration_us, from: c.bytes_from_client, to: c.bytes_from_endpoint }];
+    const most = Math.max(1, ...list.map((s) => Math.max(s.from, s.to)));
+    const end = Math.max(1, c.duration_us);
+    const d = (name) => list.map((s, i) => (i ? "L" : "M") + ((s.us / end) * W).toFixed(1) + " " + (H - 1 - (s[name] / most) * (H - 6)).toFixed(1)).join("");
+    const seen = list.length > 2;
+    return el("section", {}, el("h3", {}, "Bytes"),
+      el("p", { class: "both" }, el("span", { class: "legend" }, el("span", { class: "name flow" }, "to the client"), el("span", { class: "value" }, bytes(c.bytes_from_endpoint))),
+        el("span", { class: "legend" }, el("span", { class: "name second" }, "from the client"), el("span", { class: "value" }, bytes(c.bytes_from_client)))),
+      seen
+        ? el("div", { class: "plot", role: "img", "aria-label": "Bytes over time" }, svg("svg", { viewBox: `0 0 ${W} ${H}`, preserveAspectRatio: "none", "aria-hidden": "true" },
+          svg("line", { class: "base", x1: 0, x2: W, y1: H - 0.5, y2: H - 0.5 }),
+          svg("path", { class: "line flow", d: d("to"), "vector-effect": "non-scaling-stroke" }), svg("path", { class: "line second", d: d("from"), "vector-effect": "non-scaling-stroke" })),
+        el("span", { class: "scale" }, bytes(most)))
+        : el("p", { class: "hint" }, c.end ? "The page had not looked at it while it was open, so it has only the sums." : "They appear here as they come."),
+      seen && el("div", { class: "axis", "aria-hidden": "true" }, el("span", {}, "0"), el("span", {}, time(c.duration_us))));
+  }
+
+  function reason() {
+    if (!why) return null;
+    const mark = new Map();
+    for (const f of c.failed_attempts ?? []) if (f.endpoint) mark.set(f.endpoint, { text: "tried: " + (errors[f.error] ?? f.error), class: "failed" });
+    if (c.endpoint && c.connect_us !== undefined) mark.set(c.endpoint, { text: c.affinity === "hit" ? "chosen: session affinity" : mark.size ? "chosen next, and answered" : "chosen by the balancer", class: "chosen" });
+    return el("section", {}, el("h3", {}, "Why this endpoint"), sentence(), reasons(why, mark),
+      el("button", { type: "button", class: "quiet", onclick: () => {
+        emit("go", "explain");
+        emit("question", { from: host(c.client), to: c.vip, protocol: c.protocol });
+      } }, "Open in Explain"));
+  }
+
+  function sentence() {
+    const failed = c.failed_attempts ?? [];
+    const affinity = { new: "Session affinity now keeps this client here.", hit: "Session affinity had kept this client here.", moved: "Its endpoint of before could not be used, so session affinity moved it." }[c.affinity] ?? "";
+    const tried = failed.length ? failed.map((f) => (f.pod ?? f.endpoint ?? "an endpoint") + " " + (errors[f.error] ?? f.error)).slice(0, 3).join(", then ") + (failed.length > 3 ? ", and more" : "") + "; " + (c.connect_us !== undefined ? (c.pod ?? c.endpoint) + " answered." : "none has answered.") : "";
+    const both = [tried, affinity].filter(Boolean).join(" ");
+    return both ? el("p", { class: "lead" }, both) : null;
+  }
+
+  function draw() {
+    if (!c) {
+      root.replaceChildren(el("p", { class: "empty" }, gone ? "It has ended, and this page has not seen its record. The connection log has it." : "Asking…"));
+      return;
+    }
+    const parts = [head(), attempts(), times(), flow(), reason()].filter(Boolean);
+    const focused = root.contains(document.activeElement) ? [...root.querySelectorAll("button")].indexOf(document.activeElement) : -1;
+    root.replaceChildren(...parts);
+    root.querySelectorAll("button")[focused]?.focus();
+    explain();
+  }
+
+  async function explain() {
+    const question = host(c.client) + " " + c.vip;
+    if (asked === question) return;
+    asked = question;
+    try {
+      why = await get("explain", { protocol: c.protocol.toLowerCase(), from: host(c.client), to: c.vip });
+      draw();
+    } catch {
+      asked = question; // an older proxy, or a question that it does not take
+    }
+  }
+
+  const ended = (r) => {
+    if (!r.end) return;
+    keep(r);
+    c = r;
+    for (const stop of stops) stop();
+    draw();
+  };
+
+  if (!c?.end) {
+    const asking = poll(500, async (signal) => {
+      try {
+        c = await get("connections/" + selection.id, {}, signal);
+        note(c);
+        draw();
+      } catch (error) {
+        if (signal.aborted || !(error instanceof Refused) || error.status !== 404) return;
+        gone = true;
+        if (recordOf(selection.id)) return ended(recordOf(selection.id));
+        draw();
+        asking.stop();
+      }
+    });
+    stops.push(asking.stop, follow("tap", { filter: "id=" + selection.id }, ended));
+  }
+  draw();
+  return {
+    root,
+    title: "Connection " + selection.id,
+    kind: "Connection",
+    stop() {
+      for (const stop of stops) stop();
+    },
+  };
+}
