@@ -169,6 +169,9 @@ func (l *Link) unblock(i int) {
 	s.state &^= blocked
 	if s.held != nil {
 		l.deliver(i, s.held, s.info)
+		if l.facts&running != 0 && s.state&blocked != 0 {
+			l.starve(i)
+		}
 		if l.facts&running == 0 || s.state&blocked != 0 {
 			return
 		}

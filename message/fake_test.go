@@ -46,6 +46,8 @@ type fakeSock struct {
 	unread  []int // sizes of what the peer has not taken yet
 	used    int   // their sum
 	room    int   // of the send buffer
+	starved bool  // the kernel has no memory for what is sent, which epoll does not know
+	calls   int   // of send
 	shut    bool  // we have shut it down
 	done    bool  // that is complete
 	closed  bool
@@ -124,6 +126,7 @@ func (f *fake) none(s *fakeSock) sys.Errno {
 
 func (f *fake) send(_ *sys.SCTPMailbox, fd int, p []byte, info sys.MessageInfo) sys.Errno {
 	s := f.sock(fd)
+	s.calls++
 	switch {
 	case len(p) == 0:
 		f.failf("an empty message is sent")
@@ -135,7 +138,7 @@ func (f *fake) send(_ *sys.SCTPMailbox, fd int, p []byte, info sys.MessageInfo) 
 		return sys.EPIPE
 	case info.Stream >= s.streams:
 		return sys.EINVAL
-	case s.used >= s.room:
+	case s.used >= s.room, s.starved:
 		return sys.EAGAIN
 	}
 	s.taken++

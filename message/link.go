@@ -51,6 +51,7 @@ const (
 	running  facts = 1 << iota
 	closing        // one side has shut down
 	draining       // one side aborted; the other gets what was received
+	starved        // the kernel lacks memory to send, and epoll cannot tell when it has some
 )
 
 // side is a socket, and the direction that begins there.
@@ -125,7 +126,7 @@ func (l *Link) watch(i int) {
 	if s.state&(blocked|ended) == 0 {
 		want |= poll.Readable
 	}
-	if l.sides[1-i].state&blocked != 0 {
+	if l.sides[1-i].state&blocked != 0 && l.facts&starved == 0 {
 		want |= poll.Writable
 	}
 	var err error
@@ -189,6 +190,12 @@ func (l *Link) failsBlocked(i int) {
 // HandleTimer implements poll.TimerHandler.
 func (l *Link) HandleTimer(*poll.Timer) {
 	now := l.worker.loop.Now()
+	if l.facts&starved != 0 {
+		l.tryAgain()
+		if l.facts&running == 0 {
+			return
+		}
+	}
 	switch {
 	case l.facts&draining != 0:
 		l.drained()
@@ -224,6 +231,28 @@ func (l *Link) goesOn() bool {
 	return true
 }
 
+// starve has direction i wait for the timer instead of for room: the other side, which
+// epoll reports as writable, took nothing, as the memory of all associations
+// (net.sctp.sctp_mem) is used up. The level-triggered registration would report it again
+// at once.
+func (l *Link) starve(i int) {
+	l.facts |= starved
+	l.watch(1 - i)
+	if l.facts&running != 0 {
+		l.setTimer()
+	}
+}
+
+// tryAgain waits for room again.
+func (l *Link) tryAgain() {
+	l.facts &^= starved
+	for i := range l.sides {
+		if l.facts&running != 0 && l.sides[i].state&blocked != 0 && l.sides[1-i].state&deaf == 0 {
+			l.watch(1 - i)
+		}
+	}
+}
+
 // setTimer schedules the nearest deadline.
 func (l *Link) setTimer() {
 	at := int64(0)
@@ -232,6 +261,9 @@ func (l *Link) setTimer() {
 	}
 	if l.until != 0 && (at == 0 || l.until < at) {
 		at = l.until
+	}
+	if again := l.worker.loop.Now() + int64(starvedPause); l.facts&starved != 0 && (at == 0 || again < at) {
+		at = again
 	}
 	if at != 0 {
 		l.worker.loop.Schedule(&l.timer, at, l)
@@ -253,6 +285,9 @@ func (w *Worker) Abort(l *Link, end End) {
 		l.finish(end)
 	}
 }
+
+// starvedPause is how long a link waits for memory.
+const starvedPause = 50 * time.Millisecond
 
 // lookPause is the shortest pause between two looks while draining.
 const lookPause = 2 * time.Millisecond

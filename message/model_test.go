@@ -107,6 +107,9 @@ func (p *play) step() {
 		p.fails(s, sys.ETIMEDOUT)
 	case what < 99:
 		s.in = append(s.in, letter{kind: sys.SCTPOtherNotice})
+	case p.choose(3) == 0:
+		s.starved = !s.starved
+		p.slow = true // what waits for memory may be late
 	}
 }
 
@@ -168,10 +171,14 @@ func (p *play) run(t *testing.T) {
 				m := &s.in[len(s.in)-1]
 				m.arrived = len(m.text)
 			}
+			s.starved = false
 			p.peerTakes(s, len(s.unread))
 			if !s.gone() && !s.shut {
 				s.fin = true
 			}
+		}
+		if p.link.facts&starved != 0 {
+			p.elapse()
 		}
 		p.quiet(t)
 		if n > 10 && !p.elapse() || n > 1000 {
@@ -201,6 +208,7 @@ func (p *play) quiet(t *testing.T) {
 		waits := d.held != nil && d.state&partial == 0
 		switch complete := p.complete(src); {
 		case dst.gone() || dst.shut || p.link.facts&(closing|draining) != 0:
+		case dst.starved || p.link.facts&starved != 0:
 		case src.err != 0 && src.raised && d.state&blocked == 0:
 			t.Fatalf("side %d: its error did not end the link", i)
 		case len(dst.got) < complete && dst.used < dst.room:
@@ -304,6 +312,39 @@ func (p *play) checkEnd(t *testing.T) {
 	case end == Limit && p.relay.config.MaxHeld < 1<<20:
 	default:
 		t.Fatalf("ended by %v", end)
+	}
+}
+
+// TestLinkWaitsForTheKernelsMemory has epoll report a socket as writable that takes
+// nothing: settle fails if the link spins.
+func TestLinkWaitsForTheKernelsMemory(t *testing.T) {
+	p := newPlay(func(int) int { return 1 }, playHeld[0])
+	c, e := p.socks[client], p.socks[endpoint]
+	for _, s := range p.socks {
+		s.room, s.streams = 1<<20, playStreams
+	}
+	p.worker.Start(p.link, Socket{FD: 10, Streams: playStreams}, Socket{FD: 11, Streams: playStreams}, p)
+	e.starved = true
+	for i := range 5 {
+		m := letter{info: sys.MessageInfo{PPID: uint32(i)}, text: make([]byte, 100+i), arrived: 100 + i}
+		c.in, c.sent = append(c.in, m), append(c.sent, m)
+	}
+	const pauses = 20
+	for range pauses {
+		p.quiet(t)
+		if !p.elapse() {
+			t.Fatal("no timer is set to try again")
+		}
+	}
+	p.quiet(t)
+	if len(e.got) != 0 || len(p.ends) != 0 || e.calls < pauses || e.calls > 2*pauses {
+		t.Fatalf("%d messages sent by %d calls in %d pauses, ended %v", len(e.got), e.calls, pauses, p.ends)
+	}
+	e.starved = false
+	p.elapse()
+	p.quiet(t)
+	if len(e.got) != len(c.sent) {
+		t.Fatalf("%d of %d messages were passed on once there was memory", len(e.got), len(c.sent))
 	}
 }
 

@@ -87,6 +87,11 @@ var faults = []mutation{
 		pkg: "message", test: "TestLinkAgainstModel",
 	},
 	{
+		name: "message-starved", what: "a busy loop, while the kernel lacks memory for SCTP messages",
+		file: "message/direction.go", old: "\t\t\tl.starve(i)\n", new: "",
+		pkg: "message", test: "TestLinkWaitsForTheKernelsMemory",
+	},
+	{
 		name: "message-endless", what: "an SCTP association goes on for ever after a send has met its error",
 		file: "message/direction.go", old: "\t\tother.failed = uint8(e)\n", new: "",
 		pkg: "message", test: "TestLinkAgainstModel",

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -16,12 +17,15 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/message"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // rig is the relay alone, between a listener and one endpoint.
 type rig struct {
 	addr netip.AddrPort
 	ends chan message.End
+	did  func() message.Stats
+	out  chan int // the relay's sockets to the endpoint
 }
 
 type owner struct {
@@ -46,7 +50,7 @@ func newRig(t *testing.T, c message.Config, o sys.SCTPOptions, endpoint netip.Ad
 			t.Error(err)
 		}
 	})
-	r := &rig{ends: make(chan message.End, 1000)}
+	r := &rig{ends: make(chan message.End, 1000), did: w.Stats, out: make(chan int, 1000)}
 	s := serve(t, nil, "127.0.0.1:0", o, func(c *peer) {
 		e, err := dial(nil, endpoint.String(), o)
 		if err != nil {
@@ -55,6 +59,7 @@ func newRig(t *testing.T, c message.Config, o sys.SCTPOptions, endpoint netip.Ad
 		}
 		sc, _ := sys.SCTPStatusOf(c.fd)
 		se, _ := sys.SCTPStatusOf(e.fd)
+		r.out <- e.fd
 		loop.Post(func() {
 			w.Start(&(&owner{}).link, message.Socket{FD: c.fd, Streams: sc.Out}, message.Socket{FD: e.fd, Streams: se.Out}, &owner{ends: r.ends})
 		})
@@ -303,6 +308,88 @@ func TestRelayPassesBackpressureOn(t *testing.T) {
 		}
 		r.end(t, message.ClientShutdown)
 	}
+}
+
+// A link whose message the kernel has no memory for does not spin, though its send buffer
+// has room and epoll says so, and goes on once there is memory.
+func TestRelayWaitsForMemory(t *testing.T) {
+	const limits = "/proc/sys/net/sctp/sctp_mem" // of all associations, in pages
+	usual, err := os.ReadFile(limits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := func(text []byte) {
+		if err := os.WriteFile(limits, text, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer set(usual)
+
+	release, got := make(chan struct{}), make(chan int, 1)
+	s := serve(t, nil, "127.0.0.1:0", options(), func(p *peer) {
+		<-release
+		for n := 0; ; n++ {
+			m, err := p.receive()
+			if err != nil {
+				got <- n
+				return
+			}
+			if int(m.PPID) != n {
+				t.Errorf("message %d came in the place of %d", m.PPID, n)
+			}
+		}
+	})
+	r := newRig(t, config(64<<10), proxied(8<<20), s.addr)
+	p, err := dial(nil, r.addr.String(), options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := 0
+	send := func(size int) {
+		t.Helper()
+		if err := p.send(note{sys.MessageInfo{PPID: uint32(sent)}, make([]byte, size)}); err != nil {
+			t.Fatal(err)
+		}
+		sent++
+	}
+	await := func(what string, done func(message.Stats) bool) {
+		t.Helper()
+		if err := wait.Poll(patience, func() error {
+			if did := r.did(); !done(did) {
+				return fmt.Errorf("%s: not yet: %+v", what, did)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for r.did().Blocked == 0 {
+		send(10_000)
+	}
+	set([]byte("1 2 3"))
+	before, began := r.did(), time.Now()
+	if err := unix.SetsockoptInt(<-r.out, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 16<<20); err != nil {
+		t.Fatal(err)
+	}
+	await("trying again", func(did message.Stats) bool { return did.Sends > before.Sends })
+	time.Sleep(time.Second)
+	after, lasted := r.did(), time.Since(began)
+	if after.Messages > before.Messages {
+		t.Fatalf("the kernel had memory for %d messages", after.Messages-before.Messages)
+	}
+	if calls := after.Sends - before.Sends; calls > uint64(lasted/(10*time.Millisecond)) {
+		t.Errorf("%d sends in %v without memory", calls, lasted)
+	}
+	set(usual)
+	await("going on", func(did message.Stats) bool { return did.Messages == uint64(sent) })
+	close(release)
+	if err := p.shutDown(); err != nil {
+		t.Fatal(err)
+	}
+	if n := <-got; n != sent {
+		t.Errorf("%d of %d messages arrived", n, sent)
+	}
+	r.end(t, message.ClientShutdown)
 }
 
 // Many associations at once: every message arrives once, whole, in order within its
