@@ -29,7 +29,7 @@ type Replies struct {
 	// nobody knows.
 	Tracking *Tracking
 	// Clients has to be asked for the ports of each socket that is bound to a
-	// client's address; nil where answers are found by the socket itself.
+	// client's address; nil where all answers always come back.
 	Clients Clients
 }
 

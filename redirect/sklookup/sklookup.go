@@ -13,7 +13,8 @@
 //     must come back (Options.ReplyPorts).
 //   - at most four sockets on the listeners' loopback addresses that drop
 //     everything, for the destinations that drop.
-//   - if replies to clients' addresses must come back, a program at the ingress of
+//   - if replies to clients' addresses must come back, from the first socket on such an
+//     address on (see mode.Demand), a program at the ingress of
 //     each interface except lo, held by descriptors too: see ingress. Without tcx
 //     (Linux 6.6), their ports select them.
 //
@@ -105,8 +106,9 @@ type Redirector struct {
 	whole    bool            // the tables are those of Core.Plan
 	unread   int             // calls of Verify until the maps are read
 	unmarked route.Unmarked
-	marks    bool // ingress has to mark replies
-	linked   bool // ingress is where it has to be
+	demand   *mode.Demand // nil where ingress is
+	marks    bool         // ingress has to mark replies
+	linked   bool         // ingress is where it has to be
 }
 
 var _ redirect.Redirector = (*Redirector)(nil)
@@ -139,6 +141,7 @@ func New(opts Options) (*Redirector, error) {
 		return nil, err
 	}
 	r.openAnswers(router)
+	steps.Prepare = r.prepare
 	if err := r.Open(steps, router, watch.Options{NetNS: opts.Routes.NetNS, Links: r.ingress != nil}); err != nil {
 		return nil, err
 	}
@@ -153,10 +156,22 @@ func (r *Redirector) openAnswers(router *route.Router) {
 		var err error
 		if r.ingress, err = openIngress(routes.NetNS, routes.ReplyMark, ports); err == nil {
 			r.answers = redirect.Replies{Diverted: true, FirstPort: ports[0], LastPort: ports[1]}
+			r.demand = mode.NewDemand(&r.Core, r.answers, func(p redirect.Plan) error {
+				err := r.route(&r.Plan, &p, &redirect.Changes{})
+				r.Set(p)
+				return err
+			})
+			r.answers.Clients = r.demand
 			return
 		}
 	}
 	r.answers = router.RepliesByPort(ports)
+}
+
+func (r *Redirector) prepare(p *redirect.Plan) {
+	if r.demand != nil {
+		r.demand.Prepare(p)
+	}
 }
 
 // remove takes out of the kernel what Apply put there.
@@ -367,6 +382,11 @@ func (r *Redirector) verify() (repaired bool, err error) {
 		r.beside.Outlived(r.pin.there)
 		mended, err := r.beside.Verify()
 		return repaired || mended, errors.Join(pinErr, err)
+	}
+	if r.demand != nil {
+		if err := r.demand.Follow(); err != nil {
+			return repaired, errors.Join(pinErr, err)
+		}
 	}
 	attached, linkErr := r.followLinks()
 	rerouted, err := r.Router.Verify()

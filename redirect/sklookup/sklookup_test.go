@@ -125,26 +125,48 @@ func TestSteeringBesideNFTables(t *testing.T) {
 	})
 }
 
-// A plan whose sockets have only the node's address has no rule that each
-// look-up of a route would have to pass. The table stays: it refuses once the
-// program has gone with its process (F4).
-func TestNoReplyRuleWhereNoneIsNeeded(t *testing.T) {
-	lab := netns.NewLab(t, 1)
-	lab.Settle(t)
-	r := newBeside(t, lab.Node)
-	t.Cleanup(func() { _ = r.Close() })
-	// As the kernel tells them: a table of nftables, and a rule's RTA_TABLE 8377.
-	const table, rule = "\ntable ", "08000f00b9200000"
-	for _, nodeOnly := range []bool{true, false, true} {
-		p := redirect.Plan{NodeSourceOnly: nodeOnly, Local: redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/16"))}
-		if err := r.Apply(p); err != nil {
-			t.Fatal(err)
-		}
-		if repaired, err := r.Verify(); repaired || err != nil {
-			t.Fatalf("verify: %v, %v", repaired, err)
-		}
-		if made := lab.Node.Dump(t); !strings.Contains(made, table) || strings.Contains(made, rule) == nodeOnly {
-			t.Errorf("the node's address only: %v:\n%s", nodeOnly, made)
-		}
+// Replies to clients' addresses cost every packet of the node a policy routing rule, and
+// with nftables a chain. Both come with the first socket on such an address. The table
+// stays: it refuses once the program has gone with its process (F4).
+func TestRepliesCostNothingUntilASocketNeedsThem(t *testing.T) {
+	for name, open := range map[string]func(testing.TB, *netns.Host) *Redirector{
+		"alone":           func(t testing.TB, node *netns.Host) *Redirector { return newPinned(t, node, "") },
+		"beside nftables": newBeside,
+	} {
+		t.Run(name, func(t *testing.T) {
+			lab := netns.NewLab(t, 1)
+			lab.Settle(t)
+			r := open(t, lab.Node)
+			t.Cleanup(func() { _ = r.Close() })
+			replies := r.Traits().Replies
+			// As the kernel tells them: a table of nftables, and a rule's RTA_TABLE 8377.
+			const table, rule = "\ntable ", "08000f00b9200000"
+			apply := func(when string, nodeOnly, want bool) {
+				t.Helper()
+				p := redirect.Plan{NodeSourceOnly: nodeOnly, Local: redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/16"))}
+				if err := r.Apply(p); err != nil {
+					t.Fatal(err)
+				}
+				if repaired, err := r.Verify(); repaired || err != nil {
+					t.Fatalf("%s: verify: %v, %v", when, repaired, err)
+				}
+				made := lab.Node.Dump(t)
+				if strings.Contains(made, rule) != want || strings.Contains(made, table) != (name != "alone") {
+					t.Errorf("%s: want a rule for replies: %v:\n%s", when, want, made)
+				}
+			}
+			if _, err := replies.Clients.Hold(lab.Client.IPv4); err == nil {
+				t.Error("before anything is steered, replies come back")
+			}
+			apply("before the first socket", false, false)
+			ports, err := replies.Clients.Hold(lab.Client.IPv4)
+			if want := [2]uint16{replies.FirstPort, replies.LastPort}; err != nil || ports != want {
+				t.Errorf("ports of a socket: %d, %v, want %d", ports, err, want)
+			}
+			apply("with a socket", false, true)
+			replies.Clients.Release(lab.Client.IPv4)
+			apply("soon after the last socket", false, true)
+			apply("with the node's address alone", true, false)
+		})
 	}
 }

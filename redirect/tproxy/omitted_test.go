@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/steering"
 )
 
 // Beside a BPF program that finds the sockets, rules that neither the plan nor
@@ -58,6 +59,8 @@ func TestRulesThatNothingNeedsAreLeftOut(t *testing.T) {
 	check("with connection tracking", true, true)
 	foreign.NodeSourceOnly = false
 	apply(t, r, foreign)
+	check("all but a socket on a client's address", true, true)
+	steering.HoldClients(t, r, lab.Node.IPv4)
 	check("all of it", true, false)
 
 	hooked := func() bool {

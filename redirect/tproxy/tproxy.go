@@ -26,7 +26,8 @@
 // Sockets that are bound to clients' addresses receive their replies through the reply
 // mark (F7): packets to a port of Options.ReplyPorts that belong to a connected
 // transparent socket. Direct traffic between pods, or between the host and pods,
-// belongs to no such socket.
+// belongs to no such socket. Beside a BPF program that finds sockets, the rules for
+// them come with the first such socket; see [mode.Demand].
 //
 // Sockets on this node's own addresses that bypass connection tracking are
 // transparent too, and have the socket mark. The mark identifies their packets; the
@@ -111,7 +112,8 @@ type Redirector struct {
 	answers  redirect.Replies // never changes
 	tracking *redirect.Tracking
 	outlived atomic.Bool
-	strict   bool // sources are looked up with marks; see route.SourceChecks
+	strict   bool         // sources are looked up with marks; see route.SourceChecks
+	demand   *mode.Demand // nil where replies always come back, or never
 }
 
 var _ redirect.Redirector = (*Redirector)(nil)
@@ -152,6 +154,10 @@ func New(opts Options) (*Redirector, error) {
 	if !opts.NoReplies {
 		r.answers = rt.RepliesByMark(opts.ReplyPorts, r.tracking)
 	}
+	if opts.Lookup && r.answers.Diverted {
+		r.demand = mode.NewDemand(&r.Core, r.answers, func(p redirect.Plan) error { return r.apply(p, &redirect.Changes{}) })
+		r.answers.Clients = r.demand
+	}
 	checks, err := route.SourceChecks(opts.Routes.NetNS)
 	if err != nil {
 		return nil, errors.Join(err, r.Close())
@@ -172,6 +178,9 @@ func (r *Redirector) Outlived(outlived bool) { r.outlived.Store(outlived) }
 
 func (r *Redirector) prepare(p *redirect.Plan) {
 	p.NodeSourceOnly = p.NodeSourceOnly || r.opts.NoReplies
+	if r.demand != nil {
+		r.demand.Prepare(p)
+	}
 }
 
 // apply first routes non-local addresses, which affects only marked packets. Then it
@@ -247,6 +256,11 @@ func (r *Redirector) routes(p *redirect.Plan) route.State {
 // table since the last look.
 func (r *Redirector) verify() (repaired bool, err error) {
 	r.look()
+	if r.demand != nil {
+		if err := r.demand.Follow(); err != nil {
+			return false, err
+		}
+	}
 	refilled, err := r.filter.verify(&r.Plan)
 	if err != nil {
 		return refilled, err

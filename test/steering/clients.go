@@ -3,9 +3,25 @@ package steering
 import (
 	"net/netip"
 	"sync/atomic"
+	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
 )
+
+// HoldClients has answers to addresses come back until the test ends.
+func HoldClients(t testing.TB, r redirect.Redirector, clients ...netip.Addr) {
+	t.Helper()
+	held := r.Traits().Replies.Clients
+	if held == nil {
+		return
+	}
+	for _, c := range clients {
+		if _, err := held.Hold(c); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { held.Release(c) })
+	}
+}
 
 // Counted is a Redirector that counts the sockets for which it holds clients.
 type Counted struct {

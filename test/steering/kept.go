@@ -40,6 +40,7 @@ func Kept(t *testing.T, open func(t testing.TB, node *netns.Host) redirect.Redir
 	if _, err := r.Verify(); err != nil {
 		t.Fatal(err)
 	}
+	HoldClients(t, r, lab.Client.IPv4, lab.Client.IPv6)
 	replies := r.Traits().Replies
 	if why, kept := replies.Tracking.Kept(); !kept || replies.Tracking.Bypassed() {
 		t.Fatalf("connections are not kept in connection tracking: %q", why)

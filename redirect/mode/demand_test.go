@@ -1,0 +1,175 @@
+package mode
+
+import (
+	"errors"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/watch"
+)
+
+// fakeMode is a mode that only knows whether replies come back.
+type fakeMode struct {
+	Core
+	demand  *Demand
+	replies atomic.Bool // come back in the "kernel"
+	puts    int
+	fails   error
+}
+
+func newFakeMode(t *testing.T) *fakeMode {
+	t.Helper()
+	m := new(fakeMode)
+	m.demand = NewDemand(&m.Core, redirect.Replies{FirstPort: 10, LastPort: 20}, m.put)
+	err := m.Open(Steps{
+		Prepare: m.demand.Prepare,
+		Apply:   func(p redirect.Plan, _ *redirect.Changes) error { return m.put(p) },
+		Verify:  func() (bool, error) { return false, m.demand.Follow() },
+	}, nil, watch.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = m.Close() })
+	return m
+}
+
+func (m *fakeMode) put(p redirect.Plan) error {
+	m.puts++
+	if m.fails != nil {
+		return m.fails
+	}
+	m.replies.Store(!p.NodeSourceOnly)
+	m.Set(p)
+	return nil
+}
+
+func (m *fakeMode) apply(t *testing.T, p redirect.Plan) {
+	t.Helper()
+	if err := m.Apply(p); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (m *fakeMode) verify(t *testing.T) {
+	t.Helper()
+	if _, err := m.Verify(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (m *fakeMode) want(t *testing.T, when string, replies bool) {
+	t.Helper()
+	if m.replies.Load() != replies {
+		t.Errorf("%s: replies come back: %v, want %v", when, !replies, replies)
+	}
+}
+
+var client = netip.MustParseAddr("10.1.0.1")
+
+func TestDemandFollowsSockets(t *testing.T) {
+	m := newFakeMode(t)
+	if _, err := m.demand.Hold(client); err == nil {
+		t.Error("a socket is held before the first plan")
+	}
+	m.apply(t, redirect.Plan{})
+	m.want(t, "without a socket", false)
+	for range 2 {
+		if ports, err := m.demand.Hold(client); err != nil || ports != [2]uint16{10, 20} {
+			t.Fatalf("hold: %d, %v", ports, err)
+		}
+	}
+	m.want(t, "with two", true)
+	if m.puts != 2 {
+		t.Errorf("%d changes of the kernel, want that of Apply and one for the first socket", m.puts)
+	}
+	m.apply(t, redirect.Plan{})
+	m.want(t, "with two, after another plan", true)
+	m.demand.Release(client)
+	m.demand.Release(client)
+	m.verify(t)
+	m.verify(t)
+	m.want(t, "soon after the last one", true)
+	m.demand.linger = 0
+	if _, err := m.demand.Hold(client); err != nil {
+		t.Fatal(err)
+	}
+	m.verify(t)
+	m.want(t, "with one again", true)
+	m.demand.Release(client)
+	m.verify(t)
+	m.want(t, "after one that was open since the last look", true)
+	m.verify(t)
+	m.want(t, "at the next look", false)
+	m.apply(t, redirect.Plan{})
+	m.want(t, "after another plan", false)
+	if _, err := m.demand.Hold(client); err != nil {
+		t.Fatal(err)
+	}
+	m.want(t, "with one again", true)
+	m.apply(t, redirect.Plan{NodeSourceOnly: true})
+	m.want(t, "in a plan without clients' addresses", false)
+}
+
+// Where the kernel refuses, each connection fails at once: only Verify tries again, and
+// says why.
+func TestDemandTriesAgainInVerify(t *testing.T) {
+	m := newFakeMode(t)
+	m.apply(t, redirect.Plan{})
+	m.fails = errors.New("a rule of somebody else's")
+	for range 3 {
+		if _, err := m.demand.Hold(client); !errors.Is(err, m.fails) {
+			t.Errorf("hold: %v, want %v", err, m.fails)
+		}
+	}
+	if m.puts != 2 {
+		t.Errorf("%d changes were tried, want that of Apply and one more", m.puts)
+	}
+	if _, err := m.Verify(); !errors.Is(err, m.fails) {
+		t.Errorf("verify: %v, want %v", err, m.fails)
+	}
+	m.fails = nil
+	m.verify(t)
+	if _, err := m.demand.Hold(client); err != nil {
+		t.Error(err)
+	}
+	m.want(t, "once the kernel takes it", true)
+	_ = m.Close()
+	m.demand.ready.Store(false)
+	if _, err := m.demand.Hold(client); !errors.Is(err, ErrClosed) {
+		t.Errorf("hold after the end: %v", err)
+	}
+}
+
+// A socket never waits for a reply that does not come back, however its Hold and the
+// Verify that ends the demand meet.
+func TestDemandEndsForNoOpenSocket(t *testing.T) {
+	m := newFakeMode(t)
+	m.apply(t, redirect.Plan{})
+	m.demand.linger = 0
+	const rounds = 2000
+	for range rounds {
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if _, err := m.demand.Hold(client); err != nil {
+				t.Error(err)
+			}
+			if !m.replies.Load() {
+				t.Error("a socket is held, and replies do not come back")
+			}
+		})
+		for range 3 {
+			m.verify(t)
+		}
+		wg.Wait()
+		if !m.replies.Load() {
+			t.Fatal("a socket is open, and replies do not come back")
+		}
+		m.demand.Release(client)
+	}
+	if m.puts < rounds/2 {
+		t.Errorf("the kernel was changed %d times: replies hardly ever ended", m.puts)
+	}
+}
