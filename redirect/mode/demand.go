@@ -18,8 +18,8 @@ const replyLinger = 2 * time.Minute
 // node forwards pays for it: for a policy routing rule, and for a look at its port. A node
 // whose Services are served by kernel flows has no such socket for most of the time.
 //
-// A mode calls Prepare and Follow in its steps, and gives Demand out as
-// [redirect.Replies].Clients. Hold and Release are safe for concurrent use.
+// A mode sets it as Core.Demand, and gives it out as [redirect.Replies].Clients. Its
+// methods are safe for concurrent use.
 type Demand struct {
 	core   *Core
 	ports  [2]uint16
@@ -27,7 +27,7 @@ type Demand struct {
 	linger time.Duration
 
 	sockets atomic.Int64 // on clients' addresses now
-	used    atomic.Bool  // there was one since the last Follow
+	used    atomic.Bool  // there was one since the last Verify
 	ready   atomic.Bool  // replies come back
 
 	// Guarded by the Core's lock:
@@ -69,8 +69,8 @@ func (d *Demand) Release(netip.Addr) {
 	d.sockets.Add(-1)
 }
 
-// Prepare removes the replies from a plan for as long as no socket needs them.
-func (d *Demand) Prepare(p *redirect.Plan) {
+// prepare removes the replies from a plan for as long as no socket needs them.
+func (d *Demand) prepare(p *redirect.Plan) {
 	d.allowed = !p.NodeSourceOnly
 	p.NodeSourceOnly = !d.allowed || !d.wanted
 }
@@ -99,9 +99,9 @@ func (d *Demand) again() error {
 	return d.failed
 }
 
-// Follow is a part of Verify. It tries again what failed, and ends what has not been
+// follow is a part of Verify. It tries again what failed, and ends what has not been
 // needed for long.
-func (d *Demand) Follow() error {
+func (d *Demand) follow() error {
 	used := d.used.Swap(false)
 	switch {
 	case d.failed != nil:

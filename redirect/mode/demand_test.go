@@ -14,7 +14,6 @@ import (
 // fakeMode is a mode that only knows whether replies come back.
 type fakeMode struct {
 	Core
-	demand  *Demand
 	replies atomic.Bool // come back in the "kernel"
 	puts    int
 	fails   error
@@ -23,11 +22,10 @@ type fakeMode struct {
 func newFakeMode(t *testing.T) *fakeMode {
 	t.Helper()
 	m := new(fakeMode)
-	m.demand = NewDemand(&m.Core, redirect.Replies{FirstPort: 10, LastPort: 20}, m.put)
+	m.Demand = NewDemand(&m.Core, redirect.Replies{FirstPort: 10, LastPort: 20}, m.put)
 	err := m.Open(Steps{
-		Prepare: m.demand.Prepare,
-		Apply:   func(p redirect.Plan, _ *redirect.Changes) error { return m.put(p) },
-		Verify:  func() (bool, error) { return false, m.demand.Follow() },
+		Apply:  func(p redirect.Plan, _ *redirect.Changes) error { return m.put(p) },
+		Verify: func() (bool, error) { return false, nil },
 	}, nil, watch.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -71,13 +69,13 @@ var client = netip.MustParseAddr("10.1.0.1")
 
 func TestDemandFollowsSockets(t *testing.T) {
 	m := newFakeMode(t)
-	if _, err := m.demand.Hold(client); err == nil {
+	if _, err := m.Demand.Hold(client); err == nil {
 		t.Error("a socket is held before the first plan")
 	}
 	m.apply(t, redirect.Plan{})
 	m.want(t, "without a socket", false)
 	for range 2 {
-		if ports, err := m.demand.Hold(client); err != nil || ports != [2]uint16{10, 20} {
+		if ports, err := m.Demand.Hold(client); err != nil || ports != [2]uint16{10, 20} {
 			t.Fatalf("hold: %d, %v", ports, err)
 		}
 	}
@@ -87,25 +85,25 @@ func TestDemandFollowsSockets(t *testing.T) {
 	}
 	m.apply(t, redirect.Plan{})
 	m.want(t, "with two, after another plan", true)
-	m.demand.Release(client)
-	m.demand.Release(client)
+	m.Demand.Release(client)
+	m.Demand.Release(client)
 	m.verify(t)
 	m.verify(t)
 	m.want(t, "soon after the last one", true)
-	m.demand.linger = 0
-	if _, err := m.demand.Hold(client); err != nil {
+	m.Demand.linger = 0
+	if _, err := m.Demand.Hold(client); err != nil {
 		t.Fatal(err)
 	}
 	m.verify(t)
 	m.want(t, "with one again", true)
-	m.demand.Release(client)
+	m.Demand.Release(client)
 	m.verify(t)
 	m.want(t, "after one that was open since the last look", true)
 	m.verify(t)
 	m.want(t, "at the next look", false)
 	m.apply(t, redirect.Plan{})
 	m.want(t, "after another plan", false)
-	if _, err := m.demand.Hold(client); err != nil {
+	if _, err := m.Demand.Hold(client); err != nil {
 		t.Fatal(err)
 	}
 	m.want(t, "with one again", true)
@@ -120,7 +118,7 @@ func TestDemandTriesAgainInVerify(t *testing.T) {
 	m.apply(t, redirect.Plan{})
 	m.fails = errors.New("a rule of somebody else's")
 	for range 3 {
-		if _, err := m.demand.Hold(client); !errors.Is(err, m.fails) {
+		if _, err := m.Demand.Hold(client); !errors.Is(err, m.fails) {
 			t.Errorf("hold: %v, want %v", err, m.fails)
 		}
 	}
@@ -132,13 +130,13 @@ func TestDemandTriesAgainInVerify(t *testing.T) {
 	}
 	m.fails = nil
 	m.verify(t)
-	if _, err := m.demand.Hold(client); err != nil {
+	if _, err := m.Demand.Hold(client); err != nil {
 		t.Error(err)
 	}
 	m.want(t, "once the kernel takes it", true)
 	_ = m.Close()
-	m.demand.ready.Store(false)
-	if _, err := m.demand.Hold(client); !errors.Is(err, ErrClosed) {
+	m.Demand.ready.Store(false)
+	if _, err := m.Demand.Hold(client); !errors.Is(err, ErrClosed) {
 		t.Errorf("hold after the end: %v", err)
 	}
 }
@@ -148,12 +146,12 @@ func TestDemandTriesAgainInVerify(t *testing.T) {
 func TestDemandEndsForNoOpenSocket(t *testing.T) {
 	m := newFakeMode(t)
 	m.apply(t, redirect.Plan{})
-	m.demand.linger = 0
+	m.Demand.linger = 0
 	const rounds = 2000
 	for range rounds {
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			if _, err := m.demand.Hold(client); err != nil {
+			if _, err := m.Demand.Hold(client); err != nil {
 				t.Error(err)
 			}
 			if !m.replies.Load() {
@@ -167,7 +165,7 @@ func TestDemandEndsForNoOpenSocket(t *testing.T) {
 		if !m.replies.Load() {
 			t.Fatal("a socket is open, and replies do not come back")
 		}
-		m.demand.Release(client)
+		m.Demand.Release(client)
 	}
 	if m.puts < rounds/2 {
 		t.Errorf("the kernel was changed %d times: replies hardly ever ended", m.puts)

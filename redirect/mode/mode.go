@@ -10,6 +10,7 @@
 package mode
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -58,6 +59,8 @@ type Core struct {
 	Router  *route.Router
 	watch   *watch.Watcher // nil likewise
 	applied bool           // Plan is in force
+	// Demand, if not nil, brings replies back only while a socket needs it.
+	Demand *Demand
 	// Touched is true while there may be something of ours in the kernel.
 	Touched bool
 }
@@ -90,6 +93,9 @@ func (c *Core) Apply(p redirect.Plan) error {
 	}
 	if c.steps.Prepare != nil {
 		c.steps.Prepare(&p)
+	}
+	if c.Demand != nil {
+		c.Demand.prepare(&p)
 	}
 	changes := redirect.Diff(&c.Plan, &p)
 	if err := c.check(&p, &changes); err != nil {
@@ -144,7 +150,12 @@ func (c *Core) Verify() (repaired bool, err error) {
 	if !c.applied {
 		return false, nil
 	}
-	return c.steps.Verify()
+	var failed error
+	if c.Demand != nil {
+		failed = c.Demand.follow()
+	}
+	repaired, err = c.steps.Verify()
+	return repaired, cmp.Or(err, failed)
 }
 
 // Close takes everything of ours out of the kernel, the routes first, and gives

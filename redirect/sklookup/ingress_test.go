@@ -150,7 +150,7 @@ func TestSteeringWithoutTCX(t *testing.T) {
 	noIngress := func(t testing.TB, node *netns.Host) redirect.Redirector {
 		r := newRedirector(t, node)
 		r.ingress.close()
-		r.ingress, r.demand = nil, nil
+		r.ingress, r.Demand = nil, nil
 		r.answers = r.Router.RepliesByPort(r.opts.ReplyPorts)
 		return r
 	}

@@ -106,9 +106,8 @@ type Redirector struct {
 	whole    bool            // the tables are those of Core.Plan
 	unread   int             // calls of Verify until the maps are read
 	unmarked route.Unmarked
-	demand   *mode.Demand // nil where ingress is
-	marks    bool         // ingress has to mark replies
-	linked   bool         // ingress is where it has to be
+	marks    bool // ingress has to mark replies
+	linked   bool // ingress is where it has to be
 }
 
 var _ redirect.Redirector = (*Redirector)(nil)
@@ -141,7 +140,6 @@ func New(opts Options) (*Redirector, error) {
 		return nil, err
 	}
 	r.openAnswers(router)
-	steps.Prepare = r.prepare
 	if err := r.Open(steps, router, watch.Options{NetNS: opts.Routes.NetNS, Links: r.ingress != nil}); err != nil {
 		return nil, err
 	}
@@ -156,22 +154,16 @@ func (r *Redirector) openAnswers(router *route.Router) {
 		var err error
 		if r.ingress, err = openIngress(routes.NetNS, routes.ReplyMark, ports); err == nil {
 			r.answers = redirect.Replies{Diverted: true, FirstPort: ports[0], LastPort: ports[1]}
-			r.demand = mode.NewDemand(&r.Core, r.answers, func(p redirect.Plan) error {
+			r.Demand = mode.NewDemand(&r.Core, r.answers, func(p redirect.Plan) error {
 				err := r.route(&r.Plan, &p, &redirect.Changes{})
 				r.Set(p)
 				return err
 			})
-			r.answers.Clients = r.demand
+			r.answers.Clients = r.Demand
 			return
 		}
 	}
 	r.answers = router.RepliesByPort(ports)
-}
-
-func (r *Redirector) prepare(p *redirect.Plan) {
-	if r.demand != nil {
-		r.demand.Prepare(p)
-	}
 }
 
 // remove takes out of the kernel what Apply put there.
@@ -382,11 +374,6 @@ func (r *Redirector) verify() (repaired bool, err error) {
 		r.beside.Outlived(r.pin.there)
 		mended, err := r.beside.Verify()
 		return repaired || mended, errors.Join(pinErr, err)
-	}
-	if r.demand != nil {
-		if err := r.demand.Follow(); err != nil {
-			return repaired, errors.Join(pinErr, err)
-		}
 	}
 	attached, linkErr := r.followLinks()
 	rerouted, err := r.Router.Verify()

@@ -112,8 +112,7 @@ type Redirector struct {
 	answers  redirect.Replies // never changes
 	tracking *redirect.Tracking
 	outlived atomic.Bool
-	strict   bool         // sources are looked up with marks; see route.SourceChecks
-	demand   *mode.Demand // nil where replies always come back, or never
+	strict   bool // sources are looked up with marks; see route.SourceChecks
 }
 
 var _ redirect.Redirector = (*Redirector)(nil)
@@ -155,8 +154,8 @@ func New(opts Options) (*Redirector, error) {
 		r.answers = rt.RepliesByMark(opts.ReplyPorts, r.tracking)
 	}
 	if opts.Lookup && r.answers.Diverted {
-		r.demand = mode.NewDemand(&r.Core, r.answers, func(p redirect.Plan) error { return r.apply(p, &redirect.Changes{}) })
-		r.answers.Clients = r.demand
+		r.Demand = mode.NewDemand(&r.Core, r.answers, func(p redirect.Plan) error { return r.apply(p, &redirect.Changes{}) })
+		r.answers.Clients = r.Demand
 	}
 	checks, err := route.SourceChecks(opts.Routes.NetNS)
 	if err != nil {
@@ -178,9 +177,6 @@ func (r *Redirector) Outlived(outlived bool) { r.outlived.Store(outlived) }
 
 func (r *Redirector) prepare(p *redirect.Plan) {
 	p.NodeSourceOnly = p.NodeSourceOnly || r.opts.NoReplies
-	if r.demand != nil {
-		r.demand.Prepare(p)
-	}
 }
 
 // apply first routes non-local addresses, which affects only marked packets. Then it
@@ -256,11 +252,6 @@ func (r *Redirector) routes(p *redirect.Plan) route.State {
 // table since the last look.
 func (r *Redirector) verify() (repaired bool, err error) {
 	r.look()
-	if r.demand != nil {
-		if err := r.demand.Follow(); err != nil {
-			return false, err
-		}
-	}
 	refilled, err := r.filter.verify(&r.Plan)
 	if err != nil {
 		return refilled, err
