@@ -78,6 +78,9 @@ func (f *flow) collided() bool {
 	}
 	atomic.AndUint32((*uint32)(&k.Seen), ^uint32(kernelSeenCOLLIDED))
 	f.movePorts()
+	if f.isUDP() {
+		f.clearWay(poll.Nanotime())
+	}
 	atomic.AddUint32(&k.Inject, 1) // BPF has counted the packet that it dropped
 	return true
 }

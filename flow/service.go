@@ -33,8 +33,8 @@ type portService struct {
 	lists        []list                             // of endpoints, there
 
 	// Of the loop.
-	first *flow
-	count int
+	first, last *flow // the newest and the oldest
+	count       int
 }
 
 // timeouts are those of a service port's UDP sessions.
@@ -88,6 +88,8 @@ func (s *portService) add(f *flow) {
 	f.next = s.first
 	if s.first != nil {
 		s.first.prev = f
+	} else {
+		s.last = f
 	}
 	s.first = f
 	s.count++
@@ -101,6 +103,8 @@ func (s *portService) remove(f *flow) {
 	}
 	if f.next != nil {
 		f.next.prev = f.prev
+	} else {
+		s.last = f.prev
 	}
 	f.prev, f.next = nil, nil
 	s.count--

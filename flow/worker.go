@@ -287,7 +287,10 @@ func (w *worker) ask(e *kernelEvent, data []byte) {
 		w.pass(e, &p, key, relayedRefusal)
 		return
 	}
-	if s == nil || !s.inKernel || w.spares.len() == 0 || s.count >= (len(w.flows)-1)/serviceShare {
+	if s != nil && s.inKernel && path.protocol == service.UDP && !w.hasRoom(s) && !w.isRelayed(key) {
+		s.makeRoom(w, now)
+	}
+	if s == nil || !s.inKernel || !w.hasRoom(s) {
 		w.pass(e, &p, key, relayedFor(path.protocol))
 		return
 	}
@@ -298,6 +301,11 @@ func (w *worker) ask(e *kernelEvent, data []byte) {
 	if f := w.open(e, &p, key, s, &v); f != nil {
 		f.dial(st, &v)
 	}
+}
+
+// hasRoom reports whether a service port may have another flow.
+func (w *worker) hasRoom(s *portService) bool {
+	return w.spares.len() > 0 && s.count < (len(w.flows)-1)/serviceShare
 }
 
 // Times for which the relay has a client's packets at least: a refusal, a handshake, a

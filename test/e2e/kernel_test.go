@@ -43,7 +43,7 @@ func stateOf(t *testing.T, node *netns.Host) string {
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
 		}
-		text := counters.ReplaceAllString(string(out), "")
+		text := generations.ReplaceAllString(counters.ReplaceAllString(string(out), ""), "$1")
 		if strings.HasSuffix(command[0], "-save") {
 			text = emptyTable.ReplaceAllString(comments.ReplaceAllString(text, ""), "")
 		}
@@ -71,8 +71,10 @@ func stateOf(t *testing.T, node *netns.Host) string {
 
 var (
 	// Packet and byte counters are not part of the state, nor are dates.
-	counters = regexp.MustCompile(`\[\d+:\d+\]|packets \d+ bytes \d+`)
-	comments = regexp.MustCompile(`(?m)^# .*\n`)
+	// Sets of nftables have the number of their generation in their names.
+	generations = regexp.MustCompile(`\b((?:steer|take|refuse|silent|cluster|local|foreign|linger|own|ownport|node)[46])-\d+\b`)
+	counters    = regexp.MustCompile(`\[\d+:\d+\]|packets \d+ bytes \d+`)
+	comments    = regexp.MustCompile(`(?m)^# .*\n`)
 	// emptyTable is a table of iptables-legacy that some program has listed: the
 	// kernel creates it then, and no program can remove it.
 	emptyTable = regexp.MustCompile(`\*\w+\n(:[A-Z]+ ACCEPT \n)+COMMIT\n`)

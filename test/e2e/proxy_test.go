@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -197,6 +198,17 @@ func (p *proxy) kill() {
 	p.t.Helper()
 	p.signal(syscall.SIGKILL)
 	p.waitExit()
+	// A child that has not executed its program yet has all sockets of its parent.
+	wait.For(p.t, "its children are other programs", stopTimeout, func() error {
+		lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+		for _, name := range lines {
+			line, _ := os.ReadFile(name) // some have ended meanwhile
+			if bytes.Contains(line, []byte("\x00run\x00--manifests\x00"+p.manifests+"\x00")) {
+				return fmt.Errorf("%s is a copy of the proxy", name)
+			}
+		}
+		return err
+	})
 }
 
 func (p *proxy) signal(s syscall.Signal) {

@@ -1,0 +1,63 @@
+package flow
+
+import (
+	"time"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+)
+
+// Where UDP sessions lack room or ports, new ones replace old ones: those that were answered
+// and have been quiet for a moment.
+const (
+	// evictable is how long a session must have been quiet. A client that asks again is
+	// likely to do so sooner.
+	evictable = 100 * time.Millisecond
+	// evictShare is how many sessions are looked at for one that has no room. The table in
+	// BPF then decides about as many new ones before anybody has to be asked again.
+	evictShare = 64
+)
+
+// isEvictable reports whether a new session may replace this one.
+func (f *flow) isEvictable(now int64) bool {
+	return f.isUDP() && !f.ended && f.state() == kernelStateOPEN && now-f.last() >= int64(evictable)
+}
+
+// evict ends a session to make room. The client's next datagram begins another one.
+func (f *flow) evict(now int64) {
+	f.end(conntrack.Evicted, now)
+	f.drop()
+}
+
+// makeRoom evicts some of the oldest sessions of a service port. Those that are in use
+// become its newest.
+func (s *portService) makeRoom(w *worker, now int64) {
+	for range min(evictShare, s.count) {
+		f := s.last
+		if f.isEvictable(now) {
+			f.evict(now)
+			continue
+		}
+		s.remove(f)
+		s.add(f)
+	}
+	w.flushDeletes() // the flows' indices can be used again
+}
+
+// clearWay evicts the sessions that have the ports which a flow is about to try. It is
+// called while packets are sent, so that sessions stay whose packets may be among them.
+func (f *flow) clearWay(now int64) {
+	w := f.worker
+	keys := f.endpointKeys(w.keys[:0])
+	w.keys = keys
+	for i := range keys {
+		var e kernelEntry
+		if w.kernel.Tuples.Lookup(&keys[i], &e) != nil || int(e.Flow) >= len(w.flows) {
+			continue
+		}
+		if o := w.flows[e.Flow]; o != nil && o != f && o.handshake == nil && o.isEvictable(now) {
+			o.evict(now)
+			w.flushDeletes()
+			return
+		}
+	}
+}

@@ -1,0 +1,139 @@
+package flow
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// sessions opens so many UDP sessions, and expects an answer in each.
+func sessions(t *testing.T, lab *netns.Lab, n int) []net.Conn {
+	t.Helper()
+	var conns []net.Conn
+	for range n {
+		c, err := lab.Client.Dial("udp", vip4+":80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		if _, err := question(c); err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+	}
+	return conns
+}
+
+// onLoop calls f on the node's loop.
+func (n *node) onLoop(f func()) {
+	n.t.Helper()
+	done := make(chan struct{})
+	if !n.loop.Post(func() { f(); close(done) }) {
+		n.t.Fatal("the loop has ended")
+	}
+	<-done
+}
+
+// awaitQuiet waits until userspace knows so many sessions, and all but busy may be replaced
+// and have ended their handshake.
+func (n *node) awaitQuiet(open int64, busy netip.AddrPort) {
+	n.t.Helper()
+	wait.For(n.t, "sessions are quiet", patience, func() (err error) {
+		if got := n.server.Stats().Open; got != open {
+			return fmt.Errorf("%d sessions are known, want %d", got, open)
+		}
+		n.onLoop(func() {
+			for _, f := range n.server.worker.flows {
+				if f == nil || f.record.Client == busy {
+					continue
+				}
+				if !f.isEvictable(poll.Nanotime()) || f.handshake != nil {
+					err = fmt.Errorf("%s is not", f.record.Client)
+				}
+			}
+		})
+		return err
+	})
+}
+
+// keepBusy has a session look as if it were always in use. It reports whether there is one.
+func (n *node) keepBusy(client netip.AddrPort) (found bool) {
+	n.t.Helper()
+	n.onLoop(func() {
+		for _, f := range n.server.worker.flows {
+			if f != nil && f.record.Client == client {
+				atomic.StoreUint64(&f.shared().Way[0].Last, ^uint64(0)>>2)
+				found = true
+			}
+		}
+	})
+	return found
+}
+
+// endedBy counts the records with an end.
+func (n *node) endedBy(end conntrack.End) (count int) {
+	for _, r := range n.taken() {
+		if r.End == end {
+			count++
+		}
+	}
+	return count
+}
+
+// Where a service port's part of the table is full, new UDP sessions replace old ones that
+// are quiet. One that is in use stays, and nobody goes to the relay.
+func TestNewSessionsReplaceQuietOnes(t *testing.T) {
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		const share = 16
+		lab := netns.NewLab(t, 1)
+		lab.Backends[0].EchoUDP(t, 8080)
+		n := newNode(t, lab, func(o *Options) { by(o); o.MaxFlows = serviceShare * share })
+		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+		first := sessions(t, lab, share)[0]
+		busy := netip.MustParseAddrPort(first.LocalAddr().String())
+		for range 3 {
+			wait.True(t, "the first session is known", func() bool { return n.keepBusy(busy) })
+			n.awaitQuiet(share, busy)
+			sessions(t, lab, share-1)
+		}
+		n.stop()
+		n.left = true
+		n.end()
+		if s := n.server.Stats(); s.PassedInAll() != 0 || s.Lost != 0 {
+			t.Errorf("%d packets went to the relay, %d were lost", s.PassedInAll(), s.Lost)
+		}
+		if got := n.endedBy(conntrack.Evicted); got != 3*(share-1) {
+			t.Errorf("%d sessions were replaced, want %d", got, 3*(share-1))
+		}
+		for _, r := range n.taken() {
+			if r.Client == busy && r.End == conntrack.Evicted {
+				t.Errorf("the session that was in use was replaced: %+v", r)
+			}
+		}
+	})
+}
+
+// Clients whose own ports are those of the relay get others. Where these run out, new UDP
+// sessions take those of quiet ones.
+func TestSessionsTakeThePortsOfQuietOnes(t *testing.T) {
+	const ports = 4
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoUDP(t, 8080)
+	n := newNode(t, lab, func(o *Options) { o.ReplyPorts = [2]uint16{32768, 60999} })
+	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+	n.onLoop(func() { n.server.worker.ports.count = ports; n.server.worker.ports.at = 0 })
+	for range 3 {
+		sessions(t, lab, ports)
+		n.awaitQuiet(ports, netip.AddrPort{})
+	}
+	if got, s := n.endedBy(conntrack.Evicted), n.server.Stats(); got != 2*ports || s.Lost != 0 {
+		t.Errorf("%d sessions were replaced, want %d; %d packets were lost", got, 2*ports, s.Lost)
+	}
+}
