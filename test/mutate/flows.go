@@ -78,6 +78,21 @@ var flows = []mutation{
 		pkg: "flow", test: "TestCollisionBehindAnotherPacket",
 	},
 	{
+		name: "flow-evicts-busy", what: "a new UDP session replaces one that is in use",
+		file: "flow/room.go", old: "if f.isEvictable(now) {", new: "if f.isUDP() {",
+		pkg: "flow", test: "TestNewSessionsReplaceQuietOnes",
+	},
+	{
+		name: "flow-ports-run-out", what: "a UDP session whose ports are all taken loses its datagram",
+		file: "flow/flow.go", old: "f.clearWay(poll.Nanotime())", new: "_ = poll.Nanotime()",
+		pkg: "flow", test: "TestSessionsTakeThePortsOfQuietOnes",
+	},
+	{
+		name: "replies-end-early", what: "replies stop to come back as a socket opens",
+		file: "redirect/mode/demand.go", old: "if d.sockets.Load() > 0 {", new: "if false {",
+		pkg: "redirect/mode", test: "TestDemandEndsForNoOpenSocket",
+	},
+	{
 		name: "flow-no-shares", what: "one Service may have all flows",
 		file: "flow/worker.go", old: "serviceShare = 2", new: "serviceShare = 1",
 		pkg: "test/e2e", test: "TestPromise8_FloodOfForwardedClientsSlowsNoOther",
