@@ -33,7 +33,7 @@ type Demand struct {
 	// Guarded by the Core's lock:
 	allowed bool      // by the plan
 	wanted  bool      // by a socket
-	unused  time.Time // since when there is no socket; zero while there is one
+	unused  time.Time // since when no socket has been closed; zero if that is not known
 	failed  error     // of the last try
 }
 
@@ -108,7 +108,7 @@ func (d *Demand) follow() error {
 		return d.again()
 	case !d.wanted:
 		return nil
-	case used || d.sockets.Load() > 0:
+	case used:
 		d.unused = time.Time{}
 		return nil
 	case d.unused.IsZero():
@@ -119,11 +119,12 @@ func (d *Demand) follow() error {
 	}
 	// A Hold either sees that replies are not ready, and waits for our lock, or is seen
 	// here.
+	d.unused = time.Time{}
 	d.ready.Store(false)
 	if d.sockets.Load() > 0 {
 		d.ready.Store(true)
 		return nil
 	}
-	d.wanted, d.unused = false, time.Time{}
+	d.wanted = false
 	return d.again()
 }
