@@ -93,6 +93,12 @@ func play(args []string) error {
 			return err
 		}
 		return peer.RunGoProxy(spec)
+	case peer.LeastRelayRole:
+		var spec peer.LeastRelaySpec
+		if err := orders.Decode(&spec); err != nil {
+			return err
+		}
+		return peer.RunLeastRelay(spec)
 	case holdRole:
 		target, err := netip.ParseAddr(args[1])
 		if err != nil {

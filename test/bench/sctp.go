@@ -35,15 +35,16 @@ var guestModules = []string{"veth", "ipv6", "sctp", "hmac", "iptable_nat", "xt_n
 func sctpColumns() []column {
 	return []column{
 		{id: "sctp-idle", about: "SCTP: memory and descriptors for each of 1,000 idle associations", fresh: true, times: 3, run: idle("sctp-idle", idleAssociations, "sctp")},
-		{id: "sctp-rr1", about: "SCTP: 100 bytes there and back, 1 association", quick: true, run: associations("sctp-rr1", 1)},
-		{id: "sctp-rr16", about: "SCTP: the same, 16 associations", quick: true, run: associations("sctp-rr16", 16)},
+		{id: "sctp-rr1", about: "SCTP: 100 bytes there and back, 1 association", quick: true, run: associations("sctp-rr1", 1, load.SCTPMessageSize)},
+		{id: "sctp-rr16", about: "SCTP: the same, 16 associations", quick: true, run: associations("sctp-rr16", 16, load.SCTPMessageSize)},
+		{id: "sctp-rr16k", about: "SCTP: 16 KiB there and back, 1 association", extra: true, run: associations("sctp-rr16k", 1, load.SCTPBulkSize)},
 		{id: "sctp-bulk", about: "SCTP: messages of 16 KiB from the server, 1 association", quick: true, run: messages("sctp-bulk")},
 	}
 }
 
-func associations(id string, n int) func(*stage) (figures, error) {
+func associations(id string, n, size int) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
-		r, err := s.load(load.Spec{Kind: load.SCTPEcho, Clients: n})
+		r, err := s.load(load.Spec{Kind: load.SCTPEcho, Clients: n, Size: size})
 		if err != nil {
 			return nil, err
 		}

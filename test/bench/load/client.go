@@ -55,7 +55,7 @@ type Spec struct {
 	Beside  int          // Mixed: streams
 	Close   Close        // Churn
 	Threads int          // at most; at least 1
-	Size    int          // UDPPour: of a datagram, in bytes; 9 or more
+	Size    int          // UDPPour: of a datagram, in bytes; SCTPEcho: of a request and its response; 9 or more
 	GSO     bool         // UDPPour: datagrams leave in GSO batches (UDP_SEGMENT)
 	Flood   int          // new clients a second of PortUDPFlood beside the load, each with one datagram; IPv4 only
 
@@ -189,7 +189,7 @@ func newWorkers(spec Spec) ([]worker, error) {
 		case Churn:
 			err = add(newChurner(spec, n))
 		case SCTPEcho:
-			err = add(newEchoer(spec.targets(PortEcho).overSCTP(), n, SCTPMessageSize))
+			err = add(newEchoer(spec.targets(PortEcho).overSCTP(), n, spec.Size))
 		case SCTPDownload:
 			err = add(newStreamer(spec.targets(PortSource).overSCTP(), n, false))
 		case UDPEcho, UDPFresh:

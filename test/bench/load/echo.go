@@ -14,7 +14,7 @@ type echoer struct {
 	poll  *poller
 	conns []exchange
 	size  int // of a message
-	buf   [2 * MessageSize]byte
+	buf   []byte
 }
 
 // exchange is a request that waits for its response. Every request carries a
@@ -31,7 +31,7 @@ func newEchoer(targets *rotation, clients, size int) (*echoer, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &echoer{poll: p, conns: make([]exchange, clients), size: size}
+	e := &echoer{poll: p, conns: make([]exchange, clients), size: size, buf: make([]byte, size+1)}
 	for i := range e.conns {
 		target := targets.next()
 		fd, err := connected(target)
@@ -71,7 +71,7 @@ func (e *echoer) run(w window) {
 func (e *echoer) request(c *exchange, t int64) {
 	c.number++
 	c.got, c.sent = 0, t
-	binary.NativeEndian.PutUint64(e.buf[:], c.number)
+	binary.NativeEndian.PutUint64(e.buf, c.number)
 	// An idle connection's buffer has room for a whole request.
 	if n, errno := write(c.fd, e.buf[:e.size]); errno != 0 || n != e.size {
 		e.drop(c, errno.Error())
@@ -90,7 +90,7 @@ func (e *echoer) receive(c *exchange) {
 		e.drop(c, "closed by peer")
 		return
 	}
-	if c.got == 0 && n >= 8 && binary.NativeEndian.Uint64(e.buf[:]) != c.number || c.got+n > e.size {
+	if c.got == 0 && n >= 8 && binary.NativeEndian.Uint64(e.buf) != c.number || c.got+n > e.size {
 		e.drop(c, "wrong response")
 		return
 	}
