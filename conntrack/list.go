@@ -42,7 +42,8 @@ func OnLoops(loops []*poll.Loop) Post {
 }
 
 // List calls visit with a copy of each open connection's record, shard by shard, in
-// the order of opening. Call it from any goroutine except an event loop. It
+// the order of opening; parked ones come after the others of their shard, in the order of
+// parking. Call it from any goroutine except an event loop. It
 // interrupts the loops for a few records at a time. A connection that is open
 // during the whole listing is visited exactly once. One that opens or ends
 // meanwhile may be visited or not. The copy is valid only during the call.
@@ -50,13 +51,16 @@ func OnLoops(loops []*poll.Loop) Post {
 // List stops at an error of visit and returns it unchanged. It returns ctx.Err()
 // wrapped if ctx ends, and an error if a loop has stopped.
 func (t *Table) List(ctx context.Context, post Post, visit func(*Record) error) error {
-	return t.walk(ctx, post, (*lister).copyNext, visit)
+	return t.walk(ctx, post, walking{(*lister).copyNext, (*lister).copyParked}, visit)
 }
 
 // Look is List for measuring rates: the copy's Looked tells the bytes at the Look
 // before this one. now is a monotonic time in ns. There must be one Look at a time.
 func (t *Table) Look(ctx context.Context, post Post, now int64, visit func(*Record) error) error {
-	return t.walk(ctx, post, func(l *lister) bool { l.now = now; return l.copyNext() }, visit)
+	return t.walk(ctx, post, walking{
+		func(l *lister) bool { l.now = now; return l.copyNext() },
+		func(l *lister) bool { l.now = now; return l.copyParked() },
+	}, visit)
 }
 
 // Find calls visit with a copy of the record of an open connection. It returns false
@@ -66,7 +70,10 @@ func (t *Table) Find(ctx context.Context, post Post, id uint64, visit func(*Reco
 		return false, nil
 	}
 	shard := int((id - 1) % uint64(len(t.shards)))
-	err = t.shards[shard].walk(ctx, func(f func()) bool { return post(shard, f) }, func(l *lister) bool { return l.copyOne(id) },
+	err = t.shards[shard].walk(ctx, func(f func()) bool { return post(shard, f) }, walking{
+		func(l *lister) bool { return l.copyOne(id) },
+		func(l *lister) bool { return l.copyParkedOne(id) },
+	},
 		func(r *Record) error {
 			found = true
 			visit(r)
@@ -82,16 +89,23 @@ func (t *Table) EndWhere(ctx context.Context, post Post, most int, match func(*R
 	if most <= 0 {
 		return 0, nil
 	}
-	err = t.walk(ctx, post, func(l *lister) bool { return l.endNext(match, most-ended) }, func(*Record) error {
+	err = t.walk(ctx, post, walking{
+		func(l *lister) bool { return l.endNext(match, most-ended) },
+		func(l *lister) bool { return l.endParked(match, most-ended) },
+	}, func(*Record) error {
 		ended++
 		return nil
 	})
 	return ended, err
 }
 
-func (t *Table) walk(ctx context.Context, post Post, step func(*lister) bool, visit func(*Record) error) error {
+// walking is the steps of a walk, first over a shard's records, then over what is parked.
+// Each returns false after the last one.
+type walking struct{ step, parkedStep func(*lister) bool }
+
+func (t *Table) walk(ctx context.Context, post Post, w walking, visit func(*Record) error) error {
 	for i := range t.shards {
-		if err := t.shards[i].walk(ctx, func(f func()) bool { return post(i, f) }, step, visit); err != nil {
+		if err := t.shards[i].walk(ctx, func(f func()) bool { return post(i, f) }, w, visit); err != nil {
 			return err
 		}
 	}
@@ -102,7 +116,9 @@ func (t *Table) walk(ctx context.Context, post Post, step func(*lister) bool, vi
 // over.
 type lister struct {
 	shard  *Shard
-	marker Record   // the position in the list
+	marker Record // the position in the list
+	parked Parked // the position among parked connections
+	phase  phase
 	copies []Record // of the last step
 	failed []Attempt
 	now    int64 // of a Look; 0 for others
@@ -141,20 +157,20 @@ func (t *turn) giveBack(ctx context.Context, took time.Duration) {
 	}
 }
 
-func (s *Shard) walk(ctx context.Context, post func(func()) bool, step func(*lister) bool, visit func(*Record) error) error {
+func (s *Shard) walk(ctx context.Context, post func(func()) bool, w walking, visit func(*Record) error) error {
 	var (
 		l       = &lister{shard: s, marker: Record{state: recordMarker}, copies: make([]Record, 0, listStep)}
 		stepped = make(chan bool, 1)
 	)
 	next := func() {
 		began := poll.Nanotime()
-		more := step(l)
+		more := l.step(w)
 		l.took = time.Duration(poll.Nanotime() - began)
 		stepped <- more
 	}
 	for more := true; more; {
 		if err := s.turn.take(ctx); err != nil {
-			post(l.marker.detach)
+			post(l.leave)
 			return fmt.Errorf("list connections: %w", err)
 		}
 		if !post(next) {
@@ -166,12 +182,12 @@ func (s *Shard) walk(ctx context.Context, post func(func()) bool, step func(*lis
 			s.turn.giveBack(ctx, l.took)
 		case <-ctx.Done():
 			<-s.turn.held
-			post(l.marker.detach)
+			post(l.leave)
 			return fmt.Errorf("list connections: %w", ctx.Err())
 		}
 		for i := range l.copies {
 			if err := visit(&l.copies[i]); err != nil {
-				post(l.marker.detach)
+				post(l.leave)
 				return err
 			}
 		}
@@ -190,14 +206,53 @@ func (l *lister) begin() *Record {
 	return r
 }
 
-// end remembers the record to continue with. It returns false at the end of the
-// list.
+// end remembers the record to continue with: parked connections at the end of the list.
 func (l *lister) end(r *Record) (more bool) {
 	if r == &l.shard.list {
-		return false
+		l.phase = amongParked
+		return true
 	}
 	l.marker.insertBefore(r)
 	return true
+}
+
+// phase is how far a walk over a shard is.
+type phase uint8
+
+const (
+	notBegun phase = iota
+	amongRecords
+	amongParked
+	over
+)
+
+// step makes a step.
+func (l *lister) step(w walking) (more bool) {
+	if l.phase == notBegun {
+		l.phase = amongRecords
+		l.shard.walks++
+	}
+	if l.phase == amongRecords {
+		more = w.step(l)
+	} else {
+		more = w.parkedStep(l)
+	}
+	if !more {
+		l.leave()
+	}
+	return more
+}
+
+// leave ends the walk.
+func (l *lister) leave() {
+	if l.phase != notBegun && l.phase != over {
+		l.shard.walks--
+	}
+	l.phase = over
+	l.marker.detach()
+	if l.parked.next != nil {
+		l.parked.unlink()
+	}
 }
 
 // copyNext copies the next records.
@@ -209,6 +264,24 @@ func (l *lister) copyNext() (more bool) {
 		}
 	}
 	return l.end(r)
+}
+
+// copyParked copies the next parked connections' records.
+func (l *lister) copyParked() (more bool) {
+	return l.eachParked(listStep, listStep, func(p *Parked) bool {
+		p.with(l.shard, l.copy)
+		return true
+	})
+}
+
+// copyParkedOne looks for one parked connection.
+func (l *lister) copyParkedOne(id uint64) (more bool) {
+	return l.eachParked(findStep, 1, func(p *Parked) bool {
+		if p.id == id {
+			p.with(l.shard, l.copy)
+		}
+		return p.id != id
+	})
 }
 
 // findStep is how many records copyOne looks at in one step.
@@ -257,6 +330,23 @@ func (l *lister) endNext(match func(*Record) bool, most int) (more bool) {
 		return false
 	}
 	return l.end(r)
+}
+
+// endParked is endNext for parked connections.
+func (l *lister) endParked(match func(*Record) bool, most int) (more bool) {
+	more = l.eachParked(listStep, min(endStep, most), func(p *Parked) bool {
+		owner, is := p.keeper.(Ender)
+		if !is {
+			return true
+		}
+		p.with(l.shard, func(r *Record) { is = r.matches(match) })
+		if is {
+			owner.EndConnection(Admin)
+			l.copies = append(l.copies, Record{})
+		}
+		return true
+	})
+	return more && len(l.copies) < most
 }
 
 // matches brings the record up to date before it calls match.

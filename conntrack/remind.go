@@ -18,11 +18,21 @@ func (t *Table) Remind(ctx context.Context, post Post, interval time.Duration) e
 	if t.queue == nil {
 		return nil
 	}
-	return t.walk(ctx, post, func(l *lister) bool {
-		if t.queue.length() > t.queue.limit/2 {
-			return l.stay()
-		}
-		return l.remindNext(int64(interval))
+	behind := func() bool { return t.queue.length() > t.queue.limit/2 }
+	return t.walk(ctx, post, walking{
+		func(l *lister) bool {
+			if behind() {
+				return l.stay()
+			}
+			return l.remindNext(int64(interval))
+		},
+		func(l *lister) bool {
+			if behind() {
+				l.copies = append(l.copies[:0], Record{})
+				return true
+			}
+			return l.remindParked(int64(interval))
+		},
 	}, func(r *Record) error {
 		if r.ID != 0 {
 			return nil
@@ -53,4 +63,16 @@ func (l *lister) remindNext(interval int64) (more bool) {
 		}
 	}
 	return l.end(r)
+}
+
+// remindParked is remindNext for parked connections. They are all open.
+func (l *lister) remindParked(interval int64) (more bool) {
+	now := poll.Nanotime()
+	return l.eachParked(listStep, listStep, func(p *Parked) bool {
+		if now-p.announced >= interval {
+			p.announced = now
+			p.with(l.shard, func(r *Record) { l.shard.tell(r, Lasts, now) })
+		}
+		return true
+	})
 }

@@ -5,16 +5,20 @@ import "slices"
 // Shard is the part of a Table that belongs to one event loop. Its methods must be
 // called on that loop. It has no locks.
 type Shard struct {
-	table    *Table
-	nextID   uint64
-	count    int
-	list     Record // head of a ring of open records and markers, in the order of opening
-	position Record // marks the position of Refresh
-	batch    *batch // records of ended connections, or nil
-	wake     func()
-	failures failures
-	turn     turn // of walks, which are on other goroutines
-	_        [64]byte
+	table          *Table
+	nextID         uint64
+	count          int
+	list           Record // head of a ring of open records and markers, in the order of opening
+	position       Record // marks the position of Refresh
+	parked         Parked // head of a ring of parked connections and markers, in the order of parking
+	parkedPosition Parked // position among them
+	walks          int    // over the shard, at present
+	scratch        Record // of a parked connection, while somebody looks at it
+	batch          *batch // records of ended connections, or nil
+	wake           func()
+	failures       failures
+	turn           turn // of walks, which are on other goroutines
+	_              [64]byte
 }
 
 // OnPending sets a function that is called when the first record waits for Flush.
@@ -100,6 +104,9 @@ func (s *Shard) Flush() {
 // that counters include long-lived connections. It reports whether there are more,
 // so that the owner continues soon. The call after the last record starts again.
 func (s *Shard) Refresh(n int) (more bool) {
+	if s.parkedPosition.next != nil {
+		return s.refreshParked(n)
+	}
 	r := s.list.next
 	if s.position.next != nil {
 		r = s.position.next
@@ -112,14 +119,14 @@ func (s *Shard) Refresh(n int) (more bool) {
 		}
 	}
 	if r == &s.list {
-		return false
+		return s.refreshParked(n)
 	}
 	s.position.insertBefore(r)
 	return true
 }
 
-// Each calls f for each open connection, in the order of opening. f may close that
-// connection.
+// Each calls f for each open connection that has a record, in the order of opening. f may
+// close that connection.
 func (s *Shard) Each(f func(*Record)) {
 	for r := s.list.next; r != &s.list; {
 		next := r.next

@@ -104,6 +104,7 @@ func NewTable(opts Options) *Table {
 		s.nextID = uint64(i) + 1
 		s.list.prev, s.list.next = &s.list, &s.list
 		s.list.state, s.position.state = recordMarker, recordMarker
+		s.parked.prev, s.parked.next = &s.parked, &s.parked
 	}
 	return t
 }

@@ -162,7 +162,7 @@ func (w *worker) take(path *Path, st *state, index uint32, now int64) {
 	k := &w.kernel.flows[index]
 	f := w.newFlow(index)
 	v := f.describe(path, st)
-	r := &f.record
+	r := f.record
 	r.Attempts = uint16(k.Attempts)
 	if r.Connected = path.protocol != service.UDP && k.Answered != 0; r.Connected {
 		r.ConnectTime = w.loopTime(k.Answered) - r.Start
@@ -194,6 +194,7 @@ func (w *worker) take(path *Path, st *state, index uint32, now int64) {
 		f.drop()
 	default:
 		w.loop.Schedule(&f.timer, now+int64(confirmation), f)
+		f.park()
 	}
 }
 

@@ -50,7 +50,7 @@ func (w *worker) discover(index uint32) *flow {
 	f := w.newFlow(index)
 	st := path.state.Load()
 	v := f.describe(path, st)
-	r := &f.record
+	r := f.record
 	atomic.OrUint32((*uint32)(&k.Seen), uint32(kernelSeenKNOWN))
 	w.flows[index] = f
 	f.service.add(f)
@@ -75,7 +75,7 @@ func (w *worker) discover(index uint32) *flow {
 
 // catchUp does what has been due since the flow began.
 func (f *flow) catchUp(v *policy.Verdict) {
-	w, r := f.worker, &f.record
+	w, r := f.worker, f.record
 	switch f.state() {
 	case kernelStateCLOSED:
 		f.closed(w.loopTime(f.shared().Closed), f.seen())
@@ -102,7 +102,8 @@ func (f *flow) catchUp(v *policy.Verdict) {
 // describe sets what a flow's record says about it, from shared memory, and finds its
 // service port.
 func (f *flow) describe(path *Path, st *state) policy.Verdict {
-	k, r := f.shared(), &f.record
+	k, r := f.shared(), f.record
+	f.protocol = path.protocol
 	*r = conntrack.Record{
 		Start:    f.worker.loopTime(k.Started),
 		Client:   portOf(k.Client, k.ClientPort),
@@ -154,9 +155,12 @@ func (w *worker) newFlow(index uint32) *flow {
 	if n := len(w.idle); n > 0 {
 		f = w.idle[n-1]
 		w.idle = w.idle[:n-1]
-		*f = flow{}
+		*f = flow{record: f.record}
 	} else {
 		f = new(flow)
+	}
+	if f.record == nil {
+		f.record = w.newRecord()
 	}
 	f.worker, f.index, f.generation = w, index, w.kernel.flows[index].Generation
 	return f

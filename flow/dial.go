@@ -99,7 +99,7 @@ func (f *flow) aim(st *state, v *policy.Verdict, ep *service.Endpoint) bool {
 // opened records that the endpoint has answered the SYN.
 func (f *flow) opened(at int64) {
 	w, h := f.worker, f.handshake
-	if f.record.Connected || f.isUDP() {
+	if f.record == nil || f.record.Connected || f.isUDP() {
 		return
 	}
 	if h != nil {
@@ -111,7 +111,7 @@ func (f *flow) opened(at int64) {
 	f.record.AttemptSucceeded(max(at, f.record.Start))
 	if h == nil || len(h.stale) == 0 {
 		f.endHandshake()
-		w.loop.Schedule(&f.timer, at+int64(confirmation), f)
+		w.loop.Schedule(&f.timer, at+int64(settling), f)
 		return
 	}
 	w.forget(f, h)
@@ -176,7 +176,7 @@ func (f *flow) abandon(why conntrack.DialError, late bool, now int64) {
 // retry makes the next attempt, by the configuration that is in force now.
 func (f *flow) retry() {
 	st := f.service.path.state.Load()
-	v := st.table.Resolve(f.record.Protocol, f.client(), f.record.VIP)
+	v := st.table.Resolve(f.protocol, f.client(), f.record.VIP)
 	if v.Action != policy.Accept || st.services[v.Port.ID] == nil {
 		f.fail()
 		return
@@ -190,7 +190,7 @@ func (f *flow) retry() {
 // refuse answers the client's SYN or INIT.
 func (f *flow) refuse() {
 	k, from, to := f.shared(), f.record.VIP, f.record.Client
-	if f.record.Protocol == service.SCTP {
+	if f.protocol == service.SCTP {
 		f.worker.injector.abort(abort{from: from, to: to, tag: k.FirstSequence})
 		return
 	}
@@ -233,6 +233,7 @@ func (f *flow) collision() {
 
 // gone handles a UDP endpoint that answered before and has closed its port.
 func (f *flow) gone(now int64) {
+	f.unpark()
 	if b := f.service.balancer; b != nil {
 		b.Failed(&balancer.Dial{}, f.record.Endpoint.Addr, f.client(), now)
 		f.service.distrust(f.worker, now)
@@ -267,7 +268,7 @@ func (f *flow) closed(at int64, seen kernelSeen) {
 		f.opened(f.worker.loopTime(answered))
 	}
 	how := endOf
-	if f.record.Protocol == service.SCTP {
+	if f.protocol == service.SCTP {
 		how = endOfAssociation
 	}
 	f.end(how(f.shared().FirstEnd, seen), at)

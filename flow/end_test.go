@@ -1,7 +1,9 @@
 package flow
 
 import (
+	"context"
 	"errors"
+	"math"
 	"net"
 	"strings"
 	"syscall"
@@ -19,16 +21,10 @@ func (n *node) endAll() (ended int) {
 	n.t.Helper()
 	// Userspace hears of flows somewhat later.
 	wait.True(n.t, "a flow", func() bool { return n.server.Stats().Open > 0 })
-	done := make(chan struct{})
-	shard := n.table.Shard(0)
-	n.loop.Post(func() {
-		defer close(done)
-		shard.Each(func(r *conntrack.Record) {
-			ended++
-			r.Owner.(conntrack.Ender).EndConnection(conntrack.Admin)
-		})
-	})
-	<-done
+	ended, err := n.table.EndWhere(context.Background(), n.post, math.MaxInt, func(*conntrack.Record) bool { return true })
+	if err != nil {
+		n.t.Fatal(err)
+	}
 	return ended
 }
 

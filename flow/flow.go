@@ -7,21 +7,31 @@ import (
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 )
 
 // flow is one connection or UDP session. Its worker's loop owns it. What BPF reads and
 // writes of it is its kernelFlow.
 type flow struct {
-	record     conntrack.Record
+	record     *conntrack.Record // nil while it is parked
 	timer      poll.Timer
 	worker     *worker
 	service    *portService
 	handshake  *handshake // nil once it is not needed any more
-	prev, next *flow      // in the service port's list
+	prev, next uint32     // indices in the service port's list; 0: none
 	index      uint32
 	generation uint32
+	protocol   service.Protocol
 	ended      bool // its record is written
+
+	// What a parked record says, and BPF does not know.
+	kind     service.AddressKind
+	source   policy.Source
+	affinity balancer.Affinity
+	port     *service.Port
+	endpoint *service.Endpoint
+	place    conntrack.Parked
 }
 
 // handshake is what a flow needs until an endpoint has answered, and while answers of
@@ -51,7 +61,7 @@ func (f *flow) seen() kernelSeen {
 	return kernelSeen(atomic.LoadUint32((*uint32)(&f.shared().Seen)))
 }
 
-func (f *flow) isUDP() bool { return f.record.Protocol == service.UDP }
+func (f *flow) isUDP() bool { return f.protocol == service.UDP }
 
 // last is when the last packet came, either way.
 func (f *flow) last() int64 {
@@ -62,7 +72,7 @@ func (f *flow) last() int64 {
 // Refresh implements conntrack.Refresher.
 func (f *flow) Refresh(r *conntrack.Record) {
 	k := f.shared()
-	if f.record.Protocol != service.TCP {
+	if f.protocol != service.TCP {
 		r.DatagramsFromClient = atomic.LoadUint64(&k.Way[0].Packets)
 		r.DatagramsFromEndpoint = atomic.LoadUint64(&k.Way[1].Packets)
 	}
@@ -97,12 +107,16 @@ func (f *flow) movePorts() {
 
 // noteSource records the address that the endpoint sees.
 func (f *flow) noteSource() {
+	f.record.SourceAddr = f.seenFrom()
+}
+
+// seenFrom is the address that the endpoint sees.
+func (f *flow) seenFrom() netip.AddrPort {
 	k := f.shared()
 	if k.Options&kernelOptionOPTION_MASQUERADE != 0 {
-		f.record.SourceAddr = portOf(k.Node, k.NodePort)
-	} else {
-		f.record.SourceAddr = portOf(k.Client, k.MiddlePort)
+		return portOf(k.Node, k.NodePort)
 	}
+	return portOf(k.Client, k.MiddlePort)
 }
 
 // wayThere is the key of packets from the client.
@@ -135,7 +149,7 @@ func (f *flow) resetBoth() {
 	k := f.shared()
 	client, vip := portOf(k.Client, k.ClientPort), portOf(k.Vip, k.VipPort)
 	middle, endpoint := portOf(k.Client, k.MiddlePort), portOf(k.Endpoint, k.EndpointPort)
-	if f.record.Protocol == service.SCTP {
+	if f.protocol == service.SCTP {
 		f.worker.injector.abort(abort{from: vip, to: client, tag: k.Way[1].End})
 		if k.Way[0].End != 0 {
 			f.worker.injector.abort(abort{from: middle, to: endpoint, tag: k.Way[0].End})
@@ -193,8 +207,9 @@ func (f *flow) end(end conntrack.End, at int64) {
 	if f.ended {
 		return
 	}
+	f.unpark()
 	f.ended = true
-	w, r, k := f.worker, &f.record, f.shared()
+	w, r, k := f.worker, f.record, f.shared()
 	if h := f.handshake; h != nil && r.Affinity == balancer.AffinityNone {
 		r.Affinity = h.plan.Affinity()
 	}
@@ -213,6 +228,7 @@ func (f *flow) end(end conntrack.End, at int64) {
 // the client alone while an endpoint is asked. A UDP client's next datagram begins another
 // session.
 func (f *flow) EndConnection(end conntrack.End) {
+	f.unpark()
 	now := f.worker.loop.Now()
 	switch {
 	case f.isUDP():
@@ -263,5 +279,5 @@ func (f *flow) drop() {
 	w.server.stats.open.Add(-1)
 }
 
-// clientOf returns the client's address.
+// client is the client's address.
 func (f *flow) client() netip.Addr { return f.record.Client.Addr() }

@@ -173,12 +173,13 @@ func (p *Path) follow(st *state, replaced map[*portService]*portService, cuts ma
 		p.server.worker.readNotices()
 		now := poll.Nanotime()
 		for old, s := range replaced {
-			for f := old.first; f != nil; f = old.first {
+			for old.first != 0 {
+				f := p.server.worker.flows[old.first]
 				f.moveTo(s)
 			}
 		}
 		for s, port := range cuts {
-			s.cut(st, port, now)
+			s.cut(p.server.worker.flows, st, port, now)
 		}
 	})
 }

@@ -32,7 +32,7 @@ func (f *flow) evict(now int64) {
 // become its newest.
 func (s *portService) makeRoom(w *worker, now int64) {
 	for range min(evictShare, s.count) {
-		f := s.last
+		f := w.flows[s.last]
 		if f.isEvictable(now) {
 			f.evict(now)
 			continue

@@ -33,7 +33,7 @@ type portService struct {
 	lists        []list                             // of endpoints, there
 
 	// Of the loop.
-	first, last *flow // the newest and the oldest
+	first, last uint32 // indices of the newest flow and the oldest
 	count       int
 }
 
@@ -86,27 +86,28 @@ func sessionTimeouts(port *service.Port, o *Options) *timeouts {
 // add adds a flow to the service port's list.
 func (s *portService) add(f *flow) {
 	f.next = s.first
-	if s.first != nil {
-		s.first.prev = f
+	if s.first != 0 {
+		f.worker.flows[s.first].prev = f.index
 	} else {
-		s.last = f
+		s.last = f.index
 	}
-	s.first = f
+	s.first = f.index
 	s.count++
 }
 
 func (s *portService) remove(f *flow) {
-	if f.prev != nil {
-		f.prev.next = f.next
+	flows := f.worker.flows
+	if f.prev != 0 {
+		flows[f.prev].next = f.next
 	} else {
 		s.first = f.next
 	}
-	if f.next != nil {
-		f.next.prev = f.prev
+	if f.next != 0 {
+		flows[f.next].prev = f.prev
 	} else {
 		s.last = f.prev
 	}
-	f.prev, f.next = nil, nil
+	f.prev, f.next = 0, 0
 	s.count--
 }
 
@@ -123,7 +124,7 @@ func (f *flow) moveTo(s *portService) {
 // cut ends the UDP sessions that a change of the configuration ends (A8.2): their
 // endpoint does not serve any more, or their destination is another port's. Readiness,
 // topology and policies end none (A8.3).
-func (s *portService) cut(st *state, port *service.Port, now int64) {
+func (s *portService) cut(flows []*flow, st *state, port *service.Port, now int64) {
 	serving := make(map[netip.AddrPort]bool)
 	if port != nil {
 		for f := range port.Families {
@@ -134,9 +135,10 @@ func (s *portService) cut(st *state, port *service.Port, now int64) {
 			}
 		}
 	}
-	for f := s.first; f != nil; {
-		next := f.next
-		r := &f.record
+	for index := s.first; index != 0; {
+		f := flows[index]
+		index = f.next // f may go
+		r := f.record
 		keep := port != nil && r.Endpoint != nil && serving[r.Endpoint.Addr]
 		if keep {
 			v := st.table.Resolve(service.UDP, r.Client.Addr(), r.VIP)
@@ -145,6 +147,5 @@ func (s *portService) cut(st *state, port *service.Port, now int64) {
 		if !keep {
 			f.retire(conntrack.EndpointGone, now)
 		}
-		f = next
 	}
 }

@@ -17,6 +17,8 @@ const (
 	// lingerDone is the same where both sides have acknowledged the other one's end: the last
 	// packet may be lost on its way from here, and what it answers is sent again.
 	lingerDone = 500 * time.Millisecond
+	// settling is how long a connection keeps its record after the handshake: many end before.
+	settling = 100 * time.Millisecond
 	// clockTick is how much earlier than a packet the time of its coming may be, at most.
 	clockTick = 10 * time.Millisecond
 	// abandoned ends a connection without a packet if no idle timeout is configured:
@@ -79,7 +81,7 @@ func (f *flow) checkConnection(now int64) {
 	o := &f.worker.server.options
 	seen := f.seen()
 	limit := o.IdleTimeout
-	if limit <= 0 && f.record.Protocol == service.SCTP {
+	if limit <= 0 && f.protocol == service.SCTP {
 		limit = abandonedAssociation
 	} else if limit <= 0 {
 		limit = abandoned
@@ -90,6 +92,9 @@ func (f *flow) checkConnection(now int64) {
 		limit = min(limit, o.HalfClosedTimeout)
 	}
 	if due := f.last() + int64(limit+clockTick); now < due {
+		if seen&kernelSeenCONFIRMED != 0 && !f.park() {
+			due = min(due, now+int64(confirmation))
+		}
 		f.worker.loop.Schedule(&f.timer, due, f)
 		return
 	}

@@ -60,12 +60,13 @@ type worker struct {
 	keys    []kernelTuple         // scratch
 	decided []uint32              // services whose upcalls are answered in this round
 	spare   []*handshake
-	idle    []*flow  // objects of flows that are gone
-	gone    []*flow  // the same, of this round
-	untold  uint64   // control's, when it was read
-	missing []uint32 // indices that nobody has
-	began   int64    // when the worker did
-	left    int      // flows of an earlier process that are not adopted yet
+	idle    []*flow             // objects of flows that are gone
+	gone    []*flow             // the same, of this round
+	records []*conntrack.Record // unused ones
+	untold  uint64              // control's, when it was read
+	missing []uint32            // indices that nobody has
+	began   int64               // when the worker did
+	left    int                 // flows of an earlier process that are not adopted yet
 }
 
 func newWorker(s *Server, loop *poll.Loop, shard *conntrack.Shard) (*worker, error) {
@@ -232,7 +233,7 @@ func (w *worker) handle(e *kernelEvent, data []byte) {
 	case kernelEventKindEVENT_REFUSED:
 		f.refused(e.Reason, now)
 	case kernelEventKindEVENT_OPEN:
-		f.opened(now)
+		f.opened(w.loopTime(atomic.LoadUint64(&f.shared().Answered)))
 	case kernelEventKindEVENT_CLOSED:
 		f.closed(now, kernelSeen(e.Reason))
 	case kernelEventKindEVENT_COLLISION:
@@ -368,7 +369,8 @@ func (w *worker) open(e *kernelEvent, p *frame, key kernelTuple, s *portService,
 	h.data = append(h.data[:0], p.data...)
 	f := w.newFlow(index)
 	f.service, f.handshake = s, h
-	f.record = conntrack.Record{
+	f.protocol = s.path.protocol
+	*f.record = conntrack.Record{
 		Start:    w.loopTime(e.Time),
 		Client:   p.client,
 		VIP:      p.vip,
@@ -386,7 +388,7 @@ func (w *worker) open(e *kernelEvent, p *frame, key kernelTuple, s *portService,
 	w.asking[key] = f
 	s.add(f)
 	w.server.stats.open.Add(1)
-	w.shard.Open(&f.record)
+	w.shard.Open(f.record)
 	l := &w.kernel.loads[e.Service]
 	atomic.AddUint64(&l.Opened, 1)
 	if s.path.protocol != service.UDP {

@@ -25,15 +25,21 @@ type TimerHandler interface {
 type Timer struct {
 	handler    TimerHandler
 	next, prev *Timer
-	tick       int64 // due time
-	place      uint16
+	due        int64 // tick << placeBits, and the place in the wheel
 }
+
+// placeBits is how many bits of Timer.due are the place.
+const placeBits = 16
+
+func (t *Timer) tick() int64 { return t.due >> placeBits }
+
+func (t *Timer) place() int { return int(t.due & (1<<placeBits - 1)) }
 
 // unscheduled is the place of a timer outside the wheel. Places count from 1.
 const unscheduled = 0
 
 // Scheduled reports whether the timer is scheduled.
-func (t *Timer) Scheduled() bool { return t.place != unscheduled }
+func (t *Timer) Scheduled() bool { return t.place() != unscheduled }
 
 // Schedule sets t to fire at the given time of Loop.Now's clock, or up to a tick
 // later (more if the loop is busy), never earlier. A time in the past means the
@@ -57,30 +63,30 @@ type wheel struct {
 func (w *wheel) init(now int64) { w.current = now >> tickBits }
 
 func (w *wheel) schedule(t *Timer, at int64, h TimerHandler) {
-	if t.place != unscheduled {
+	if t.place() != unscheduled {
 		w.remove(t)
 	}
 	t.handler = h
-	t.tick = max((at+1<<tickBits-1)>>tickBits, w.current+1)
+	t.due = max((at+1<<tickBits-1)>>tickBits, w.current+1) << placeBits
 	w.insert(t)
 }
 
 func (w *wheel) cancel(t *Timer) {
-	if t.place != unscheduled {
+	if t.place() != unscheduled {
 		w.remove(t)
 		t.handler = nil
 	}
 }
 
 func (w *wheel) insert(t *Timer) {
-	tick := min(t.tick, w.current+horizon-1)
+	tick := min(t.tick(), w.current+horizon-1)
 	level := 0
 	if d := uint64(tick - w.current); d >= levelSize {
 		level = (bits.Len64(d) - 1) / levelBits
 	}
 	slot := int(tick>>(level*levelBits)) & (levelSize - 1)
 	i := level*levelSize + slot
-	t.place = uint16(i) + 1
+	t.due = t.tick()<<placeBits | int64(i+1)
 	t.prev, t.next = nil, w.heads[i]
 	if t.next != nil {
 		t.next.prev = t
@@ -90,8 +96,8 @@ func (w *wheel) insert(t *Timer) {
 }
 
 func (w *wheel) remove(t *Timer) {
-	i := int(t.place) - 1
-	t.place = unscheduled
+	i := t.place() - 1
+	t.due &^= 1<<placeBits - 1 // unscheduled
 	if t.next != nil {
 		t.next.prev = t.prev
 	}

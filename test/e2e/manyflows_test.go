@@ -49,15 +49,14 @@ func TestManyOpenFlows(t *testing.T) {
 			c.each(beside, size, atOnce, greeting)
 			say("%d connections in %v", size, time.Since(began).Round(time.Millisecond))
 			p.wantFlows(size)
-			after := p.holds()
-			n := size - beside
-			say("memory of each: %d B of the process, %d B of the kernel's maps as they say; %d MiB of the maps were there before",
-				(after.process-before.process)/n, (after.maps-before.maps)/n, before.maps>>20)
-
 			began = time.Now()
 			c.each(0, size, atOnce, asking)
 			p50, p99 = c.times(0, size)
 			say("a request on each in %v: p50 %v, p99 %v", time.Since(began).Round(time.Millisecond), p50, p99)
+			after := p.holds()
+			n := size - beside
+			say("memory of each: %d B of the process, %d B of the kernel's maps as they say; %d MiB of the maps were there before",
+				(after.process-before.process)/n, (after.maps-before.maps)/n, before.maps>>20)
 
 			c.each(size, size+beside, 1, greeting)
 			p50, p99 = c.times(size, size+beside)

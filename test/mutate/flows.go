@@ -98,6 +98,11 @@ var flows = []mutation{
 		pkg: "test/e2e", test: "TestPromise8_FloodOfForwardedClientsSlowsNoOther",
 	},
 	{
+		name: "flow-parked-forgets", what: "the record of a connection that was open for a while does not say how long its endpoint took",
+		file: "flow/parked.go", old: "r.Connected, r.ConnectTime = true, f.connectTime(r.Start)", new: "r.Connected = true",
+		pkg: "flow", test: "TestOpenConnectionIsParked",
+	},
+	{
 		name: "flow-reset-final", what: "a forged RST that nobody believed ends a connection that goes on",
 		file: "flow/timeouts.go", old: "if due := f.last() + int64(lingers(f.seen())); now < due {", new: "if due := f.last(); now < due {",
 		pkg: "flow", test: "TestForgedResetCutsNoBusyConnection",
