@@ -1,8 +1,10 @@
 package flow
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/cilium/ebpf"
 
@@ -61,13 +63,14 @@ func openKernel(flows int, p *pins) (k *bpf, err error) {
 	if err = k.openMaps(spec, p); err != nil {
 		return k, fmt.Errorf("BPF maps: %w", err)
 	}
-	for _, v := range []struct {
-		linkHeader uint32
-		programs   *kernelPrograms
-	}{{ethernetHeader, &k.ethernet}, {0, &k.bare}} {
-		if err = k.loadPrograms(v.linkHeader, v.programs); err != nil {
-			return k, err
-		}
+	// Verification takes most of a start. The kernel does it on several CPUs at once.
+	var bare error
+	var loading sync.WaitGroup
+	loading.Go(func() { bare = k.loadPrograms(0, &k.bare) })
+	err = k.loadPrograms(ethernetHeader, &k.ethernet)
+	loading.Wait()
+	if err = cmp.Or(err, bare); err != nil {
+		return k, err
 	}
 	if k.flows, err = sys.MapArray[kernelFlow](k.Flows.FD(), flows+1); err != nil {
 		return k, err
