@@ -7,7 +7,7 @@ import (
 )
 
 // portTries is how many ports a flow tries whose way back another flow has.
-const portTries = 16
+const portTries = 64
 
 // Ports that translated packets get are below those that sockets of the relay and of the
 // kernel's choice usually have.

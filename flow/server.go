@@ -21,7 +21,7 @@ import (
 // Options are what a Server works with.
 type Options struct {
 	// MaxFlows bounds the flows. Each takes 216 bytes of kernel memory from the start,
-	// and some 800 bytes more while it is open.
+	// and some 550 bytes more while it is open.
 	MaxFlows int
 	// Namespace is a descriptor of the network namespace; 0 is the process's own.
 	Namespace int
