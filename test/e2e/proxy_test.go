@@ -203,7 +203,7 @@ func (p *proxy) kill() {
 		lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 		for _, name := range lines {
 			line, _ := os.ReadFile(name) // some have ended meanwhile
-			if bytes.Contains(line, []byte("\x00run\x00--manifests\x00"+p.manifests+"\x00")) {
+			if bytes.Contains(line, []byte("\x00run\x00")) && bytes.Contains(line, []byte("\x00"+p.accessLog+"\x00")) {
 				return fmt.Errorf("%s is a copy of the proxy", name)
 			}
 		}
