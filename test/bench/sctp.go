@@ -24,6 +24,8 @@ import (
 const (
 	// idleAssociations is the number of associations in the column sctp-idle.
 	idleAssociations = 1000
+	// wideWindow is SO_RCVBUF in the column sctp-bulk-wide, in bytes.
+	wideWindow = 8 << 20
 	// guestLimit bounds a run in the guest.
 	guestLimit = 15 * time.Minute
 )
@@ -38,7 +40,8 @@ func sctpColumns() []column {
 		{id: "sctp-rr1", about: "SCTP: 100 bytes there and back, 1 association", quick: true, run: associations("sctp-rr1", 1, load.SCTPMessageSize)},
 		{id: "sctp-rr16", about: "SCTP: the same, 16 associations", quick: true, run: associations("sctp-rr16", 16, load.SCTPMessageSize)},
 		{id: "sctp-rr16k", about: "SCTP: 16 KiB there and back, 1 association", extra: true, run: associations("sctp-rr16k", 1, load.SCTPBulkSize)},
-		{id: "sctp-bulk", about: "SCTP: messages of 16 KiB from the server, 1 association", quick: true, run: messages("sctp-bulk")},
+		{id: "sctp-bulk", about: "SCTP: messages of 16 KiB from the server, 1 association", quick: true, run: messages("sctp-bulk", 0)},
+		{id: "sctp-bulk-wide", about: "SCTP: the same, with a window of the client that does not close", extra: true, run: messages("sctp-bulk-wide", wideWindow)},
 	}
 }
 
@@ -58,15 +61,20 @@ func associations(id string, n, size int) func(*stage) (figures, error) {
 	}
 }
 
-func messages(id string) func(*stage) (figures, error) {
+// messages measures a client that reads messages without end, with SO_RCVBUF of a size;
+// 0 for the kernel's. When the window closes, the kernel drops the packet that probes it,
+// and then delivers messages in parts, each of which wakes the client: see
+// docs/benchmarks.md.
+func messages(id string, window int) func(*stage) (figures, error) {
 	return func(s *stage) (figures, error) {
-		r, err := s.load(load.Spec{Kind: load.SCTPDownload, Clients: 1})
+		r, err := s.load(load.Spec{Kind: load.SCTPDownload, Clients: 1, Window: window})
 		if err != nil {
 			return nil, err
 		}
 		return figures{
 			id + ".rate":     r.ByteRate / load.SCTPBulkSize,
 			id + ".cpu":      per100k(r.Relay, r.Bytes/load.SCTPBulkSize),
+			id + ".reads":    float64(r.Reads) / max(1, float64(r.Bytes)/load.SCTPBulkSize),
 			id + countSuffix: float64(r.Bytes) / load.SCTPBulkSize,
 		}, s.clean(r)
 	}

@@ -56,6 +56,7 @@ type Spec struct {
 	Close   Close        // Churn
 	Threads int          // at most; at least 1
 	Size    int          // UDPPour: of a datagram, in bytes; SCTPEcho: of a request and its response; 9 or more
+	Window  int          // SCTPDownload: SO_RCVBUF of the client, of which the kernel advertises the half, in bytes; 0 for the kernel's
 	GSO     bool         // UDPPour: datagrams leave in GSO batches (UDP_SEGMENT)
 	Flood   int          // new clients a second of PortUDPFlood beside the load, each with one datagram; IPv4 only
 
@@ -92,6 +93,7 @@ type Result struct {
 	Bytes   uint64  // payload received (Upload: sent)
 	Count   uint64  // responses (Echo, Mixed), whole connections (Churn), datagrams received (UDPPour)
 	Sent    uint64  // UDPPour, Flood: datagrams sent
+	Reads   uint64  // Download, SCTPDownload: read calls that returned bytes
 
 	ByteRate, Rate        float64       // for each second
 	P50, P90, P99, P999   time.Duration // of requests, or of whole connections
@@ -191,7 +193,7 @@ func newWorkers(spec Spec) ([]worker, error) {
 		case SCTPEcho:
 			err = add(newEchoer(spec.targets(PortEcho).overSCTP(), n, spec.Size))
 		case SCTPDownload:
-			err = add(newStreamer(spec.targets(PortSource).overSCTP(), n, false))
+			err = add(newStreamer(spec.targets(PortSource).overSCTP().withWindow(spec.Window), n, false))
 		case UDPEcho, UDPFresh:
 			err = add(newAsker(spec, n, spec.Kind == UDPFresh))
 		case UDPPour:
@@ -247,6 +249,14 @@ func (r *rotation) overSCTP() *rotation {
 	return r
 }
 
+// withWindow sets SO_RCVBUF of the sockets that connect; 0 for the kernel's.
+func (r *rotation) withWindow(bytes int) *rotation {
+	for _, a := range r.addrs {
+		a.receiveBuffer = bytes
+	}
+	return r
+}
+
 func (s Spec) sources() *rotation {
 	r := &rotation{}
 	for _, a := range s.Sources {
@@ -281,6 +291,7 @@ type meter struct {
 	bytes   uint64
 	count   uint64
 	sent    uint64
+	reads   uint64
 	latency Histogram
 	slices  []uint64
 	errors  map[string]uint64
@@ -298,7 +309,7 @@ func (m *meter) open(w window) {
 func (m *meter) tick(t int64) bool {
 	if m.start == 0 && t >= m.window.begin {
 		m.start = t
-		m.bytes, m.count, m.sent = 0, 0, 0
+		m.bytes, m.count, m.sent, m.reads = 0, 0, 0, 0
 		m.latency.Reset()
 	}
 	if t >= m.window.end {
@@ -333,6 +344,7 @@ func (m *meter) addTo(r *Result, latency *Histogram) {
 	r.Bytes += m.bytes
 	r.Count += m.count
 	r.Sent += m.sent
+	r.Reads += m.reads
 	r.ByteRate += float64(m.bytes) / seconds
 	r.Rate += float64(m.count) / seconds
 	latency.Merge(&m.latency)

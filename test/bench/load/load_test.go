@@ -35,6 +35,7 @@ func TestMeterWindow(t *testing.T) {
 		}
 		m.done(at, at-10)
 		m.bytes += 100
+		m.reads++
 	}
 	m.failed("refused")
 	r := Result{Errors: map[string]uint64{}}
@@ -42,6 +43,9 @@ func TestMeterWindow(t *testing.T) {
 	m.addTo(&r, &latency)
 	if r.Count != 4 || r.Bytes != 400 || latency.Count() != 4 {
 		t.Errorf("counted %d, %d bytes, %d latencies; want 4, 400, 4", r.Count, r.Bytes, latency.Count())
+	}
+	if r.Reads != 4 {
+		t.Errorf("%d reads, want 4", r.Reads)
 	}
 	if r.Rate != 2 || r.Seconds != 2 {
 		t.Errorf("%v a second over %v s, want 2 over 2", r.Rate, r.Seconds)

@@ -54,8 +54,11 @@ type sockaddr struct {
 	family   int
 	protocol int // IPPROTO_TCP or IPPROTO_SCTP
 	size     uintptr
-	v4       unix.RawSockaddrInet4
-	v6       unix.RawSockaddrInet6
+	// receiveBuffer is SO_RCVBUF of sockets that connect to it; 0 for the kernel's.
+	receiveBuffer int
+
+	v4 unix.RawSockaddrInet4
+	v6 unix.RawSockaddrInet6
 }
 
 func newSockaddr(a netip.AddrPort) *sockaddr {
@@ -105,6 +108,12 @@ func dial(target, source *sockaddr) (int, unix.Errno) {
 	fd, errno := target.socket()
 	if errno != 0 {
 		return -1, errno
+	}
+	if target.receiveBuffer > 0 {
+		if errno := setOption(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, target.receiveBuffer/2); errno != 0 { // the kernel doubles it
+			closeFD(fd)
+			return -1, errno
+		}
 	}
 	if source != nil {
 		setOption(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)

@@ -54,6 +54,7 @@ func (s *streamer) run(w window) {
 				closeFD(fd)
 			default:
 				s.m.bytes += uint64(n)
+				s.m.reads++
 			}
 		}
 	}

@@ -9,7 +9,7 @@ func SCTP(builds Builds) []Peer {
 		{Name: "dnat", About: "kernel DNAT by iptables", Package: "iptables", program: "iptables-legacy", version: []string{"--version"}, start: startSCTPDNAT},
 		{Name: "ipvs", About: "kernel IPVS, as kube-proxy's mode ipvs", Package: "ipvsadm", program: "ipvsadm", version: []string{"--version"}, start: startIPVS},
 		sluice(builds.Sluice, "sluice", "the whole product, access log on"),
-		{Name: "least", About: "the least SCTP relay: receives a message, sends it", Extra: true, Columns: []string{"sctp-bulk", "sctp-rr16k"}, start: startLeastRelay},
+		{Name: "least", About: "the least SCTP relay: receives a message, sends it", Extra: true, Columns: []string{"sctp-bulk", "sctp-bulk-wide", "sctp-rr16k"}, start: startLeastRelay},
 	}
 	if builds.Base != "" {
 		base := sluice(builds.Base, "sluice-base", "another build")

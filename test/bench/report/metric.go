@@ -104,6 +104,11 @@ var Metrics = []Metric{
 	{ID: "sctp-bulk.rate", Title: "SCTP messages of 16 KiB, 1 association", Unit: "/s", Ratios: true},
 	{ID: "sctp-bulk.cpu", Title: "… relay's CPU for each 100,000", Unit: "s", Lower: true},
 	{ID: "sctp-bulk.persecond", Title: "… for each second of the guest's CPU", Unit: "/s", Ratios: true},
+	{ID: "sctp-bulk.reads", Title: "… the client's reads for each", Lower: true},
+	{ID: "sctp-bulk-wide.rate", Title: "SCTP messages of 16 KiB, a window that does not close", Unit: "/s", Ratios: true},
+	{ID: "sctp-bulk-wide.cpu", Title: "… relay's CPU for each 100,000", Unit: "s", Lower: true},
+	{ID: "sctp-bulk-wide.persecond", Title: "… for each second of the guest's CPU", Unit: "/s", Ratios: true},
+	{ID: "sctp-bulk-wide.reads", Title: "… the client's reads for each", Lower: true},
 	{ID: "sctp-idle.pss", Title: "SCTP, memory for each of 1,000 idle associations", Unit: "B", Lower: true},
 	{ID: "sctp-idle.fds", Title: "… descriptors", Lower: true},
 }
