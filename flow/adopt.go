@@ -182,7 +182,7 @@ func (w *worker) take(path *Path, st *state, index uint32, now int64) {
 	}
 	w.shard.Open(r)
 	switch {
-	case f.state() == kernelStateCLOSED:
+	case f.state() >= kernelStateCLOSED:
 		f.closed(w.loopTime(k.Closed), f.seen())
 	case f.state() == kernelStateASKING && !f.isUDP():
 		f.catchUp(&v)

@@ -27,7 +27,8 @@
 // policy.Uniform): the packet goes on at once, and the worker hears of the flow by a notice
 // (begun.go). Indices of free flows are in a ring that both sides take from (spares.go). The
 // table goes on while no process runs; the next one finds these flows in shared memory. A
-// failed attempt has userspace decide for a while, whose balancer knows what to leave out.
+// client that uses the port of a closed connection again gets a new flow, and the table deletes
+// the old one's entries. A failed attempt has userspace decide for a while, whose balancer knows what to leave out.
 //
 // Otherwise, a SYN, or a datagram, of an unknown flow to a served destination goes up a ring. The
 // same policy and balancer decide as for relayed connections. The flow's state is written

@@ -253,7 +253,11 @@ func (f *flow) unconfirmed() bool {
 func (f *flow) drop() {
 	w, k := f.worker, f.shared()
 	w.loop.Cancel(&f.timer)
-	keys := append(f.endpointKeys(w.keys[:0]), f.wayThere())
+	keys := w.keys[:0]
+	// From here on BPF leaves the entries alone.
+	if kernelState(atomic.SwapUint32((*uint32)(&k.State), uint32(kernelStateFREE))) != kernelStateREPLACED {
+		keys = append(f.endpointKeys(keys), f.wayThere())
+	}
 	if h := f.handshake; h != nil {
 		keys = append(keys, h.stale...)
 		f.handshake = nil
@@ -271,7 +275,6 @@ func (f *flow) drop() {
 		}
 	}
 	atomic.AddUint64(&w.kernel.loads[k.Service].Ended, 1)
-	f.setState(kernelStateFREE)
 	f.service.remove(f)
 	w.flows[f.index] = nil
 	w.freed = append(w.freed, f.index)

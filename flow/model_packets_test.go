@@ -88,6 +88,9 @@ func (g *generator) flow(ipv6 bool, protocol byte) modelFlow {
 	if f.state == kernelStateCLOSED {
 		f.seen, f.closed = kernelSeenCLOSING_TOLD|kernelSeenCLIENT_RST, true
 	}
+	if g.one(2) {
+		f.seen |= kernelSeenKNOWN
+	}
 	return f
 }
 

@@ -117,7 +117,7 @@ func (m *model) followAssociation(p *modelPacket, f *modelFlow, index, from int)
 func (m *model) associationFromClient(p *modelPacket, f *modelFlow, index int) modelStep {
 	asked := f.state == kernelStateASKING || f.state == kernelStateMOVING
 	switch {
-	case p.initiates() && (f.state == kernelStateCLOSED || asked && p.sequence != f.first):
+	case p.initiates() && (f.state >= kernelStateCLOSED || asked && p.sequence != f.first):
 		return restart
 	case p.initiates() && f.state == kernelStateMOVING:
 		return absorb
@@ -153,7 +153,7 @@ func (m *model) associationFromEndpoint(s *skbuff, p *modelPacket, f *modelFlow,
 		f.state, f.answered = kernelStateOPEN, true
 		f.end = [2]uint32{fromClient: p.sequence, fromEndpoint: f.first}
 		f.fin = [2]uint32{f.first, p.sequence}
-		m.tell(s, kernelEventKindEVENT_OPEN, index, 0)
+		m.notice(kernelEventKindEVENT_OPEN, index, 0)
 		return translate
 	}
 	m.tell(s, kernelEventKindEVENT_COLLISION, index, 0)

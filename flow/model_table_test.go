@@ -30,8 +30,9 @@ func (m *model) origin(a netip.Addr) (longest modelOrigin) {
 	return longest
 }
 
-// decide begins a flow without userspace. It returns nil if that has to be asked.
-func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable) *modelFlow {
+// decide begins a flow without userspace. It returns nil if that has to be asked. before is
+// the flow that has the client's tuple, or 0.
+func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable, before int) *modelFlow {
 	l := m.loads[service]
 	client, vip := p.tuple.src, p.tuple.dst
 	from := m.origin(client.Addr())
@@ -48,7 +49,7 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable)
 	if !t.random {
 		t.turn++
 	}
-	if endpoint.Addr() == client.Addr() || from.link != 0 && m.origin(endpoint.Addr()).link == from.link || len(m.spare) == 0 {
+	if endpoint.Addr() == client.Addr() || from.link != 0 && m.origin(endpoint.Addr()).link == from.link || !m.vacate(before) || len(m.spare) == 0 {
 		return nil
 	}
 	index := m.spare[0]
@@ -78,6 +79,23 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable)
 	}
 	m.fromClient(p, f, index)
 	return f
+}
+
+// vacate has a closed connection make room for the client's next one. It reports false if
+// userspace has to do that. Of flow 0, which is none, there is nothing to do.
+func (m *model) vacate(index int) bool {
+	f := &m.flows[index]
+	if index == 0 {
+		return true
+	}
+	if f.state != kernelStateCLOSED || f.masquerade {
+		return false
+	}
+	f.state = kernelStateREPLACED
+	for tuple := range f.entries() {
+		delete(m.entries, tuple)
+	}
+	return true
 }
 
 // tables has the table decide about some destinations, with so many spare flows.

@@ -236,8 +236,8 @@ func (m *model) begin(s *skbuff, p *modelPacket, before uint32) modelVerdict {
 	}
 	l := m.loads[id]
 	first := p.fragment == wholePacket && !s.gso && (p.isUDP() || p.opens())
-	if t := m.tables[modelTuple{dst: p.tuple.dst, protocol: p.tuple.protocol}]; t != nil && first && before == 0 {
-		if f := m.decide(s, p, id, t); f != nil {
+	if t := m.tables[modelTuple{dst: p.tuple.dst, protocol: p.tuple.protocol}]; t != nil && first {
+		if f := m.decide(s, p, id, t, int(before)); f != nil {
 			p.rewrite(s, f.tuple(kernelRoleTO_ENDPOINT))
 			return pass
 		}

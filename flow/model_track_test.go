@@ -40,7 +40,7 @@ func (m *model) fromClient(p *modelPacket, f *modelFlow, index int) modelStep {
 	} else if f.protocol == tcp && p.fragment != laterFragment {
 		asked := f.state == kernelStateASKING || f.state == kernelStateMOVING
 		switch {
-		case p.opens() && (f.state == kernelStateCLOSED || asked && p.sequence != f.first):
+		case p.opens() && (f.state >= kernelStateCLOSED || asked && p.sequence != f.first):
 			return restart
 		case p.opens() && f.state == kernelStateMOVING:
 			return absorb
@@ -104,7 +104,7 @@ func (m *model) answer(s *skbuff, p *modelPacket, f *modelFlow, index int) model
 		f.bytes[fromEndpoint] += uint64(p.payload)
 		f.acked[fromEndpoint] = p.ack
 		f.acked[fromClient] = p.sequence
-		m.tell(s, kernelEventKindEVENT_OPEN, index, 0)
+		m.notice(kernelEventKindEVENT_OPEN, index, 0)
 		return translate
 	}
 	m.tell(s, kernelEventKindEVENT_COLLISION, index, 0)
@@ -193,6 +193,13 @@ func (m *model) close(f *modelFlow, index int) {
 	if f.seen&kernelSeenCLOSING_TOLD == 0 {
 		f.seen |= kernelSeenCLOSING_TOLD
 		f.state, f.closed = kernelStateCLOSED, true
-		m.tell(nil, kernelEventKindEVENT_CLOSED, index, kernelReason(f.seen))
+		m.notice(kernelEventKindEVENT_CLOSED, index, kernelReason(f.seen))
+	}
+}
+
+// notice tells userspace what has become of a flow, if it follows it.
+func (m *model) notice(kind kernelEventKind, index int, reason kernelReason) {
+	if m.flows[index].seen&kernelSeenKNOWN != 0 {
+		m.tell(nil, kind, index, reason)
 	}
 }

@@ -106,6 +106,51 @@ func TestFailureLeavesTheDecisionToUserspace(t *testing.T) {
 	n.expectDecided("when it is over", 1, 0, func() { n.ask(1) })
 }
 
+// A client may use a port again as soon as its connection has ended. The table decides then
+// too, deletes what the old connection had, and leaves what the new one has.
+func TestPortIsUsedAgainAtOnce(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	for _, b := range lab.Backends {
+		b.WitnessTCP(t, 8080)
+	}
+	n := newNode(t, lab, nil)
+	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)))
+	const times, port = 20, 40001
+	client := at(lab.Client.IPv4, port)
+	n.expectDecided("connections from one port", times, 0, func() {
+		last := ""
+		for i := range times {
+			c := dialFrom(t, lab.Client, port, vip4+":80")
+			said, err := netns.AskOn(c)
+			if err != nil || !strings.HasSuffix(said, ":8080 "+client.String()) || said == last {
+				t.Fatalf("connection %d: %q after %q, %v", i, said, last, err)
+			}
+			last = said
+			if i == times-1 {
+				break
+			}
+			if err := c.(*net.TCPConn).SetLinger(0); err != nil { // it ends by an RST
+				t.Fatal(err)
+			}
+			if err := c.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	wait.True(t, "only the last connection's entries and flow are left", func() bool {
+		return n.entries() == 2 && n.server.Stats().Open == 1
+	})
+	records := n.taken()
+	if len(records) != times-1 {
+		t.Errorf("%d records, want %d", len(records), times-1)
+	}
+	for _, r := range records {
+		if r.End != conntrack.ClientReset || r.Client != client || r.BytesFromClient == 0 {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
 // Hosts of one link would answer each other without this node, so that the endpoint must see
 // the node's address.
 func TestSameLinkIsAsked(t *testing.T) {

@@ -52,7 +52,7 @@ func (f *flow) HandleTimer(*poll.Timer) {
 		f.opened(f.worker.loopTime(f.shared().Answered)) // if the notice was lost
 		f.endHandshake()
 		f.checkConnection(now)
-	case kernelStateCLOSED:
+	case kernelStateCLOSED, kernelStateREPLACED:
 		if !f.ended { // the notice was lost
 			f.closed(f.worker.loopTime(f.shared().Closed), f.seen())
 			return

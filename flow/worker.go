@@ -399,6 +399,9 @@ func (w *worker) open(e *kernelEvent, p *frame, key kernelTuple, s *portService,
 
 // replaced ends a flow whose client uses its tuple for a new connection.
 func (f *flow) replaced(now int64) {
+	if f.state() >= kernelStateCLOSED {
+		f.closed(f.worker.loopTime(f.shared().Closed), f.seen())
+	}
 	f.end(conntrack.ClientReset, now)
 	f.drop()
 	f.worker.flushDeletes()

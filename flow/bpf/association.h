@@ -66,7 +66,7 @@ static __always_inline enum verdict association_from_client(struct __sk_buff *sk
 			// has to know.
 			f->fin[0] = p->sequence;
 			f->fin[1] = 0;
-		} else if (state == CLOSED || p->sequence != f->first_sequence) {
+		} else if (state >= CLOSED || p->sequence != f->first_sequence) {
 			return RESTART;
 		} else if (state == MOVING) {
 			return ABSORB; // the INIT that userspace has goes to the next endpoint
@@ -93,7 +93,7 @@ static __always_inline enum verdict association_answer(struct __sk_buff *skb, st
 		f->way[0].end = f->fin[1] = p->sequence;
 		f->way[1].end = f->fin[0] = f->first_sequence;
 		f->answered = bpf_ktime_get_ns();
-		tell(&notices, skb, f, index, EVENT_OPEN, 0, BPF_RB_NO_WAKEUP);
+		notice(skb, f, index, EVENT_OPEN);
 		return GO;
 	}
 	// It belongs to an association that the client has with the endpoint itself.

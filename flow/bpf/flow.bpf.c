@@ -74,12 +74,12 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p, __u32 
 		note_relayed(p);
 		return TCX_NEXT;
 	}
-	if (s->list && !before) {
-		__u32 index = decide(skb, p, s);
+	if (s->list) {
+		__u32 index = decide(skb, p, s, before);
 		if (!index) {
 			// Another CPU may have handled a copy of the packet meanwhile.
 			struct entry *e = bpf_map_lookup_elem(&tuples, &p->tuple);
-			if (e && e->role == TO_ENDPOINT)
+			if (e && e->role == TO_ENDPOINT && e->flow != before)
 				index = e->flow;
 		}
 		struct flow *f = index ? flow_of(index) : NULL;

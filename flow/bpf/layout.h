@@ -43,6 +43,7 @@ enum state {
 	MOVING, // it was given up; userspace chooses another one
 	OPEN,
 	CLOSED,
+	REPLACED, // closed, and the table has deleted its entries for a new connection
 };
 
 // Options of a flow.

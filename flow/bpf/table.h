@@ -101,9 +101,27 @@ static __always_inline int enter(const struct packet *p, const struct flow *f, _
 	return -1;
 }
 
+// vacate deletes the entries of a closed connection, whose client uses its tuple for a new
+// one. It returns 0 if userspace has to: the connection is not closed, or has more entries.
+static __always_inline int vacate(const struct packet *p, __u32 index)
+{
+	struct flow *f = flow_of(index);
+	if (!f || (f->options & OPTION_MASQUERADE))
+		return 0;
+	struct tuple there, back;
+	target(&there, f, TO_ENDPOINT);
+	swap(&back, &there);
+	// Once the state says it, userspace may use the index for another flow.
+	if (__sync_val_compare_and_swap(&f->state, CLOSED, REPLACED) != CLOSED)
+		return 0;
+	bpf_map_delete_elem(&tuples, &p->tuple);
+	bpf_map_delete_elem(&tuples, &back);
+	return 1;
+}
+
 // decide begins a flow, of which userspace hears afterwards. It returns the flow's index, or
-// 0 if userspace has to be asked.
-static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, struct served *s)
+// 0 if userspace has to be asked. before is the flow that had the packet's tuple, or 0.
+static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, struct served *s, __u32 before)
 {
 	struct control *c = control();
 	struct load *l = load_of(s->service);
@@ -113,7 +131,7 @@ static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, str
 	if (!is_open(skb, p, c, l, now))
 		return 0;
 	struct place *e = choose(p, s);
-	if (!e)
+	if (!e || (before && !vacate(p, before)))
 		return 0;
 	__u32 index = take(c);
 	struct flow *f = flow_of(index);

@@ -24,14 +24,24 @@ static __always_inline void mark(struct flow *f, __u32 bits)
 		__sync_fetch_and_or(&f->seen, bits);
 }
 
+// notice tells userspace of a state that a flow has just got. Of a flow that userspace has
+// not heard of yet, it will read the state then: it sets KNOWN first. Both sides do that by
+// atomic operations, so that one of them sees what the other one has written.
+static __always_inline void notice(struct __sk_buff *skb, struct flow *f, __u32 index, enum event_kind kind)
+{
+	__u32 seen = *(volatile __u32 *)&f->seen;
+	if (seen & KNOWN)
+		tell(&notices, skb, f, index, kind, kind == EVENT_CLOSED ? (enum reason)seen : 0, BPF_RB_NO_WAKEUP);
+}
+
 // close_flow tells userspace once that a flow has ended.
 static __always_inline void close_flow(struct __sk_buff *skb, struct flow *f, __u32 index)
 {
 	if (__sync_fetch_and_or(&f->seen, CLOSING_TOLD) & CLOSING_TOLD)
 		return;
 	f->closed = bpf_ktime_get_ns();
-	f->state = CLOSED;
-	tell(&notices, skb, f, index, EVENT_CLOSED, (enum reason)f->seen, BPF_RB_NO_WAKEUP);
+	__sync_lock_test_and_set(&f->state, CLOSED);
+	notice(skb, f, index, EVENT_CLOSED);
 }
 
 // behind says whether a sequence number is another one or lies behind it.
@@ -151,7 +161,7 @@ static __always_inline enum verdict from_client(struct __sk_buff *skb, struct pa
 		if (!opens(p)) {
 			follow_tcp(skb, p, f, index, 0);
 		} else if (state != OPEN) {
-			if (state == CLOSED || p->sequence != f->first_sequence)
+			if (state >= CLOSED || p->sequence != f->first_sequence)
 				return RESTART;
 			if (state == MOVING)
 				return ABSORB; // the SYN that userspace has goes to the next endpoint
@@ -203,7 +213,7 @@ static __always_inline enum verdict answer(struct __sk_buff *skb, struct packet 
 		f->way[1].end = p->sequence + 1;
 		advance(&f->way[1], p->sequence + 1 + p->payload);
 		f->answered = bpf_ktime_get_ns();
-		tell(&notices, skb, f, index, EVENT_OPEN, 0, BPF_RB_NO_WAKEUP);
+		notice(skb, f, index, EVENT_OPEN);
 		return GO;
 	}
 	// Not an answer to this SYN: it belongs to a connection that the client has to the

@@ -93,6 +93,16 @@ var flows = []mutation{
 		pkg: "redirect/mode", test: "TestDemandEndsForNoOpenSocket",
 	},
 	{
+		name: "flow-replaced-deletes", what: "a connection that has ended deletes the entries of the next one from the same port",
+		file: "flow/flow.go", old: "!= kernelStateREPLACED {", new: "!= kernelStateFREE {",
+		pkg: "flow", test: "TestPortIsUsedAgainAtOnce",
+	},
+	{
+		name: "flow-vacates-half", what: "the way back of a connection stays when the table begins another one from the same port",
+		file: "flow/bpf/table.h", old: "	bpf_map_delete_elem(&tuples, &p->tuple);\n	bpf_map_delete_elem(&tuples, &back);\n	return 1;", new: "	bpf_map_delete_elem(&tuples, &p->tuple);\n	return 1;",
+		pkg: "flow", test: "TestPortIsUsedAgainAtOnce",
+	},
+	{
 		name: "flow-no-shares", what: "one Service may have all flows",
 		file: "flow/worker.go", old: "serviceShare = 2", new: "serviceShare = 1",
 		pkg: "test/e2e", test: "TestPromise8_FloodOfForwardedClientsSlowsNoOther",
