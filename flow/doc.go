@@ -28,7 +28,8 @@
 // (begun.go). Indices of free flows are in a ring that both sides take from (spares.go). The
 // table goes on while no process runs; the next one finds these flows in shared memory. A
 // client that uses the port of a closed connection again gets a new flow, and the table deletes
-// the old one's entries. A failed attempt has userspace decide for a while, whose balancer knows what to leave out.
+// the old one's entries. After a failed attempt userspace decides for a while: its balancer
+// knows which endpoints to leave out.
 //
 // Otherwise, a SYN, or a datagram, of an unknown flow to a served destination goes up a ring. The
 // same policy and balancer decide as for relayed connections. The flow's state is written

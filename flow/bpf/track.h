@@ -24,9 +24,9 @@ static __always_inline void mark(struct flow *f, __u32 bits)
 		__sync_fetch_and_or(&f->seen, bits);
 }
 
-// notice tells userspace of a state that a flow has just got. Of a flow that userspace has
-// not heard of yet, it will read the state then: it sets KNOWN first. Both sides do that by
-// atomic operations, so that one of them sees what the other one has written.
+// notice tells userspace that a flow's state has changed, if userspace follows the flow.
+// Userspace sets KNOWN before it reads the state for the first time, and this reads KNOWN
+// after the state was changed. Both use atomic operations, so no change is missed.
 static __always_inline void notice(struct __sk_buff *skb, struct flow *f, __u32 index, enum event_kind kind)
 {
 	__u32 seen = *(volatile __u32 *)&f->seen;
