@@ -41,10 +41,9 @@ func (r *Relay) Bulk() (places int, refused uint64) {
 // takeBulk reserves n units of Config.MaxBulk. It returns false if they are not
 // available.
 func (r *Relay) takeBulk(n int64) bool {
-	if r.bulk.Add(n) <= int64(r.config.MaxBulk) {
+	if reserve(&r.bulk, n, int64(r.config.MaxBulk)) {
 		return true
 	}
-	r.bulk.Add(-n)
 	r.refused.Add(1)
 	return false
 }

@@ -42,12 +42,11 @@ func (pp *pipePool) take(w *Worker) *pipe {
 	if w.loop.Now() < pp.pause {
 		return nil
 	}
-	var p *pipe
-	if w.relay.pipes.Add(1) > int64(w.config.MaxPipes) {
-		w.relay.pipes.Add(-1)
+	if !reserve(&w.relay.pipes, 1, int64(w.config.MaxPipes)) {
 		return nil
 	}
-	if p = newPipe(w); p == nil {
+	p := newPipe(w)
+	if p == nil {
 		w.relay.pipes.Add(-1)
 		pp.pause = w.loop.Now() + pipePause
 	}

@@ -166,6 +166,20 @@ func New(c Config) *Relay {
 // Pipes returns the current number of pipes. It is safe for concurrent use.
 func (r *Relay) Pipes() int { return int(r.pipes.Load()) }
 
+// reserve adds n to count if the sum is at most limit, and tells whether it did. count
+// never exceeds limit, not even for a moment while workers reserve at the same time.
+func reserve(count *atomic.Int64, n, limit int64) bool {
+	for {
+		used := count.Load()
+		if used+n > limit {
+			return false
+		}
+		if count.CompareAndSwap(used, used+n) {
+			return true
+		}
+	}
+}
+
 // bufferSize is the size of a worker's buffer, and so of the largest read while
 // copying.
 const bufferSize = 64 << 10

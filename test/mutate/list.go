@@ -55,6 +55,11 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestPromise3_BytesArriveCompleteAndInOrder/splice=auto",
 	},
 	{
+		name: "limit-passed", what: "the number of pipes exceeds its limit for a moment",
+		file: "relay/relay.go", old: "\t\tused := count.Load()\n", new: "\t\tif count.Add(n) <= limit {\n\t\t\treturn true\n\t\t}\n\t\tused := count.Add(-n)\n",
+		pkg: "relay", test: "TestReserveKeepsTheLimit",
+	},
+	{
 		name: "half-close-lost", what: "a FIN is not passed on while the other half goes on",
 		file: "relay/direction.go", old: "w.kernel.shutdownWrite(int(other.fd))", new: "",
 		pkg: "test/e2e", test: "TestPromise3_HalfCloseStaysAHalfClose/splice=auto",
