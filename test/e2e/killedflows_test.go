@@ -227,14 +227,17 @@ func TestPromise7_KilledProxyCutsNoForwardedConnection(t *testing.T) {
 	}
 	progress := func() {
 		t.Helper()
-		for _, k := range talkers {
-			from := k.done.Load()
+		from := make([]uint64, len(talkers))
+		for i, k := range talkers {
+			from[i] = k.done.Load()
+		}
+		for i, k := range talkers {
 			wait.For(t, "a connection goes on", startTimeout, func() error {
 				if t.Failed() {
 					return nil
 				}
-				if k.done.Load() < from+3 {
-					return fmt.Errorf("it has sent %d lines since %d", k.done.Load(), from)
+				if k.done.Load() < from[i]+3 {
+					return fmt.Errorf("it has sent %d lines since %d", k.done.Load(), from[i])
 				}
 				return nil
 			})
