@@ -36,10 +36,13 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 	l := m.loads[service]
 	client, vip := p.tuple.src, p.tuple.dst
 	from := m.origin(client.Addr())
-	reserved := m.replies[1] != 0 && client.Port() >= m.replies[0] && client.Port() <= m.replies[1]
+	middle := client
+	if m.isReply(client.Port()) {
+		middle = netip.AddrPortFrom(client.Addr(), firstPort+client.Port()%(lastPort-firstPort+1))
+	}
 	switch {
 	case l.distrusted && m.alive, // an endpoint has just failed
-		l.opened-l.ended >= m.mostFlows, m.relayed[p.tuple], reserved,
+		l.opened-l.ended >= m.mostFlows, m.relayed[p.tuple], m.isReply(middle.Port()),
 		!p.isUDP() && l.begun-l.confirmed >= m.mostUnconfirmed,
 		t.podsOnly && !from.pod, // A3.8
 		len(t.endpoints) == 0, client.Addr() == vip.Addr():
@@ -56,11 +59,11 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 	m.spare = m.spare[1:]
 	f := &m.flows[index]
 	*f = modelFlow{
-		client: client, vip: vip, endpoint: endpoint, middle: client, node: vip, protocol: p.tuple.protocol,
+		client: client, vip: vip, endpoint: endpoint, middle: middle, node: vip, protocol: p.tuple.protocol,
 		generation: f.generation + 1, service: service, first: p.sequence,
 	}
 	f.end[fromClient], f.acked[fromEndpoint] = f.first+1, f.first+1
-	back := modelTuple{endpoint, client, p.tuple.protocol}
+	back := modelTuple{endpoint, middle, p.tuple.protocol}
 	if _, taken := m.entries[back]; taken {
 		m.unused = index
 		return nil
@@ -79,6 +82,11 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 	}
 	m.fromClient(p, f, index)
 	return f
+}
+
+// isReply reports whether steering takes replies to a port for the relay's.
+func (m *model) isReply(port uint16) bool {
+	return m.replies[1] != 0 && port >= m.replies[0] && port <= m.replies[1]
 }
 
 // vacate has a closed connection make room for the client's next one. It reports false if
@@ -103,7 +111,7 @@ func (g *generator) tables(spare int) {
 	m := g.m
 	m.tables, m.spare, m.origins, m.unused = make(map[modelTuple]*modelTable), nil, nil, 0
 	m.mostFlows = pick(g, 1, 8, 8, 100)
-	m.replies = pick(g, [2]uint16{}, [2]uint16{20000, 30000})
+	m.replies = pick(g, [2]uint16{}, [2]uint16{20000, 30000}, [2]uint16{9000, 30000})
 	for range spare {
 		m.spare = append(m.spare, len(m.flows))
 		m.flows = append(m.flows, modelFlow{generation: g.Uint32()})

@@ -120,13 +120,14 @@ func TestNewSessionsReplaceQuietOnes(t *testing.T) {
 	})
 }
 
-// Clients whose own ports are those of the relay get others. Where these run out, new UDP
+// Clients whose address is hidden get ports of the node. Where these run out, new UDP
 // sessions take those of quiet ones.
 func TestSessionsTakeThePortsOfQuietOnes(t *testing.T) {
 	const ports = 4
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoUDP(t, 8080)
-	n := newNode(t, lab, func(o *Options) { o.ReplyPorts = [2]uint16{32768, 60999} })
+	n := newNode(t, lab, nil)
+	n.config.MasqueradeAll = true
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 	n.onLoop(func() { n.server.worker.ports.count = ports; n.server.worker.ports.at = 0 })
 	for range 3 {

@@ -151,6 +151,39 @@ func TestPortIsUsedAgainAtOnce(t *testing.T) {
 	}
 }
 
+// Clients whose own ports are those of the relay get others, and the table decides about them
+// too. It asks where another flow has that port, or where it is the relay's as well.
+func TestClientsOnReplyPorts(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].WitnessTCP(t, 8080)
+	n := newNode(t, lab, func(o *Options) { o.ReplyPorts = [2]uint16{20000, 29999} })
+	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+	const port, count = 20001, lastPort - firstPort + 1
+	seen := make(map[string]bool)
+	connect := func(what string, port int, table, asked uint64) (source string) {
+		t.Helper()
+		n.expectDecided(what, table, asked, func() {
+			c := dialFrom(t, lab.Client, port, vip4+":80")
+			said, err := netns.AskOn(c)
+			source = strings.TrimPrefix(said, "b1:8080 ")
+			sees, parseErr := netip.ParseAddrPort(source)
+			if err != nil || parseErr != nil || sees.Addr() != lab.Client.IPv4 || sees.Port() < firstPort || sees.Port() > lastPort || seen[source] {
+				t.Fatalf("%s: %q, %v", what, said, err)
+			}
+			seen[source] = true
+		})
+		return source
+	}
+	want := at(lab.Client.IPv4, firstPort+port%count).String()
+	if got := connect("a port of the relay's", port, 1, 0); got != want {
+		t.Errorf("the endpoint saw %s, want %s", got, want)
+	}
+	connect("another client port that becomes the same", port+count, 0, 1)
+
+	n.server.kernel.control.FirstReply = firstPort
+	connect("all ports are the relay's", port+1, 0, 1)
+}
+
 // Hosts of one link would answer each other without this node, so that the endpoint must see
 // the node's address.
 func TestSameLinkIsAsked(t *testing.T) {

@@ -16,6 +16,10 @@
 
 #define TAKE_TRIES 8
 
+// Ports that translated packets get (ports.go).
+#define FIRST_PORT 1024
+#define LAST_PORT 9999
+
 // take returns the index of a free flow, or 0.
 static __always_inline __u32 take(struct control *c)
 {
@@ -77,12 +81,22 @@ static __always_inline int is_open(struct __sk_buff *skb, struct packet *p, cons
 		return 0;
 	if ((__s64)(l->opened - l->ended) >= c->most_flows || is_relayed(p, now))
 		return 0;
-	__u16 port = bpf_ntohs(p->tuple.sport);
-	if (c->last_reply && port >= c->first_reply && port <= c->last_reply)
-		return 0;
 	if (p->tuple.protocol != IPPROTO_TCP)
 		return 1;
 	return (__s64)(l->begun - l->confirmed) < c->most_unconfirmed && !has_socket(skb, &p->tuple, p->ipv6);
+}
+
+static __always_inline int is_reply_port(const struct control *c, __u16 port)
+{
+	return c->last_reply && port >= c->first_reply && port <= c->last_reply;
+}
+
+// middle_port returns the client's port between the hooks: its own one, or another one if
+// steering takes replies to that for the relay's.
+static __always_inline __u16 middle_port(const struct packet *p, const struct control *c)
+{
+	__u16 port = bpf_ntohs(p->tuple.sport);
+	return is_reply_port(c, port) ? FIRST_PORT + port % (LAST_PORT - FIRST_PORT + 1) : port;
 }
 
 // enter makes the entries of a flow. It returns -1 if another flow has one of them.
@@ -128,7 +142,8 @@ static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, str
 	if (!c || !l)
 		return 0;
 	__u64 now = bpf_ktime_get_ns();
-	if (!is_open(skb, p, c, l, now))
+	__u16 middle = middle_port(p, c);
+	if (is_reply_port(c, middle) || !is_open(skb, p, c, l, now))
 		return 0;
 	struct place *e = choose(p, s);
 	if (!e || (before && !vacate(p, before)))
@@ -146,7 +161,7 @@ static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, str
 	f->vip = p->tuple.dst;
 	f->endpoint = e->addr;
 	f->client_port = p->tuple.sport;
-	f->middle_port = p->tuple.sport;
+	f->middle_port = bpf_htons(middle);
 	f->vip_port = p->tuple.dport;
 	f->endpoint_port = e->port;
 	f->protocol = p->tuple.protocol;

@@ -83,6 +83,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestNewSessionsReplaceQuietOnes",
 	},
 	{
+		name: "flow-reply-ports-asked", what: "a client on one of the relay's reply ports is not served while userspace is away",
+		file: "flow/bpf/table.h", old: "is_reply_port(c, port) ? FIRST_PORT + port % (LAST_PORT - FIRST_PORT + 1) : port", new: "port",
+		pkg: "flow", test: "TestClientsOnReplyPorts",
+	},
+	{
 		name: "flow-ports-run-out", what: "a UDP session whose ports are all taken loses its datagram",
 		file: "flow/flow.go", old: "f.clearWay(poll.Nanotime())", new: "_ = poll.Nanotime()",
 		pkg: "flow", test: "TestSessionsTakeThePortsOfQuietOnes",
