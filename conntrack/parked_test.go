@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // kept is a connection that can do without its record.
@@ -217,13 +218,13 @@ func TestListWhileConnectionsAreParked(t *testing.T) {
 			}
 		}
 	}
-	for enough := false; !enough; {
+	wait.True(t, "more than 500 are parked between lists", func() (enough bool) {
 		list()
 		ctx, cancel := context.WithCancel(context.Background())
 		_ = table.List(ctx, post, func(*Record) error { cancel(); return nil }) // broken off
-		time.Sleep(time.Millisecond)                                            // nobody lists
 		loop.do(func() { enough = parked > 500 })
-	}
+		return enough
+	})
 	close(stop)
 	churn.Wait()
 	loop.do(func() {
