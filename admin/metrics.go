@@ -249,7 +249,7 @@ func (c *collector) collectPort(ch chan<- prometheus.Metric, p *conntrack.PortTo
 	}
 	send(c.bytes, prometheus.CounterValue, float64(t.BytesFromClient), "client")
 	send(c.bytes, prometheus.CounterValue, float64(t.BytesFromEndpoint), "endpoint")
-	if p.Name.Protocol == service.UDP || c.sources.Whole {
+	if p.Name.Protocol != service.TCP || c.sources.Whole {
 		send(c.datagrams, prometheus.CounterValue, float64(t.DatagramsFromClient), "client")
 		send(c.datagrams, prometheus.CounterValue, float64(t.DatagramsFromEndpoint), "endpoint")
 	}

@@ -65,8 +65,7 @@ func sources(t *testing.T) Sources {
 		Health: func() health.Stats {
 			return health.Stats{HealthzOK: 3, HealthzUnavailable: 4, LivezOK: 5, LivezUnavailable: 6, Ports: 7, PortFailures: 8, PortsWaiting: 2}
 		},
-		Sync:    sync,
-		Changes: func() Changes { return Changes{Services: 1, Endpoints: 2, PendingServices: 3, PendingEndpoints: 4} },
+		Sync: sync,
 		NoLocal: func() *NoLocalEndpoints {
 			n := new(NoLocalEndpoints)
 			n[service.IPv4].Internal, n[service.IPv6].External = 9, 10
@@ -114,6 +113,31 @@ sluice_connect_duration_seconds_count{namespace="default",port="http",protocol="
 		"sluice_connections_opened_total", "sluice_connections_active", "sluice_connections_retried_total",
 		"sluice_dial_attempts_total", "sluice_relayed_bytes_total", "sluice_connect_duration_seconds")
 	if err != nil {
+		t.Error(err)
+	}
+}
+
+// Datagrams of UDP and messages of SCTP are counted; TCP has neither.
+func TestDatagramsAndMessages(t *testing.T) {
+	s := sources(t)
+	for _, protocol := range []service.Protocol{service.UDP, service.SCTP} {
+		name := service.PortName{Name: service.Name{Namespace: "default", Name: "web"}, Port: "http", Protocol: protocol}
+		r := &conntrack.Record{Counters: s.Table.Counters(name), Protocol: protocol}
+		shard := s.Table.Shard(0)
+		shard.Open(r)
+		r.DatagramsFromClient, r.DatagramsFromEndpoint = 3, 4+uint64(protocol)
+		r.Progress(11, 22)
+		shard.Close(r)
+	}
+	want := fmt.Sprintf(`
+# HELP sluice_relayed_datagrams_total Relayed UDP datagrams and SCTP messages, by the side that sent them.
+# TYPE sluice_relayed_datagrams_total counter
+sluice_relayed_datagrams_total{from="client",namespace="default",port="http",protocol="SCTP",service="web"} 3
+sluice_relayed_datagrams_total{from="client",namespace="default",port="http",protocol="UDP",service="web"} 3
+sluice_relayed_datagrams_total{from="endpoint",namespace="default",port="http",protocol="SCTP",service="web"} %d
+sluice_relayed_datagrams_total{from="endpoint",namespace="default",port="http",protocol="UDP",service="web"} %d
+`, 4+service.SCTP, 4+service.UDP)
+	if err := testutil.GatherAndCompare(NewRegistry(s), strings.NewReader(want), "sluice_relayed_datagrams_total"); err != nil {
 		t.Error(err)
 	}
 }
