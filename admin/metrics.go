@@ -32,6 +32,18 @@ func NewMetric(name, help string, value func() float64) Metric {
 	return Metric{Name: name, Help: help, Value: value}
 }
 
+// PerFamily returns metrics that kube-proxy has for each address family. Sluice handles
+// both families as one, so that each has the whole value.
+func PerFamily(metrics ...Metric) (list []Metric) {
+	for _, family := range familyLabels {
+		for _, m := range metrics {
+			m.Labels = prometheus.Labels{"ip_family": family}
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
 func (m *Metric) collector() prometheus.Collector {
 	if strings.HasSuffix(m.Name, "_total") && m.Name != noLocal {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: m.Name, Help: m.Help, ConstLabels: m.Labels}, m.Value)
@@ -54,10 +66,8 @@ type Sources struct {
 	// called at each scrape, from any goroutine, and may be nil.
 	Health  func() health.Stats
 	NoLocal func() *NoLocalEndpoints
-	// Sync records how changes come into force. Changes returns the counts of
-	// objects from an API server. Both may be nil.
-	Sync    *Sync
-	Changes func() Changes
+	// Sync records how changes come into force. It may be nil.
+	Sync *Sync
 	// Whole replaces the metrics of each service port by their sum, with empty
 	// labels.
 	Whole bool
@@ -80,7 +90,7 @@ func NewRegistry(s Sources) *prometheus.Registry {
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
-	metrics := slices.Concat(s.Metrics, s.ofProgram(), s.ofHealth(), s.ofNoLocal(), s.ofChanges())
+	metrics := slices.Concat(s.Metrics, s.ofProgram(), s.ofHealth(), s.ofNoLocal())
 	for i := range metrics {
 		r.MustRegister(metrics[i].collector())
 	}
@@ -148,25 +158,6 @@ func (s *Sources) ofNoLocal() (list []Metric) {
 		}
 		count("internal", func(n NoLocalEndpoints) int { return n[f].Internal })
 		count("external", func(n NoLocalEndpoints) int { return n[f].External })
-	}
-	return list
-}
-
-// ofChanges are the counts of objects from the API server, as kube-proxy has them.
-func (s *Sources) ofChanges() (list []Metric) {
-	read := s.Changes
-	if read == nil {
-		return nil
-	}
-	const prefix = "kubeproxy_sync_proxy_rules_"
-	for _, family := range familyLabels {
-		labels := prometheus.Labels{"ip_family": family}
-		list = append(list,
-			Metric{prefix + "service_changes_total", "Services that were added, changed or removed.", func() float64 { return float64(read().Services) }, labels},
-			Metric{prefix + "service_changes_pending", "Services among them that are not in force yet.", func() float64 { return float64(read().PendingServices) }, labels},
-			Metric{prefix + "endpoint_changes_total", "EndpointSlices that were added, changed or removed.", func() float64 { return float64(read().Endpoints) }, labels},
-			Metric{prefix + "endpoint_changes_pending", "EndpointSlices among them that are not in force yet.", func() float64 { return float64(read().PendingEndpoints) }, labels},
-		)
 	}
 	return list
 }

@@ -70,11 +70,3 @@ func (s *Sync) Applied(begin, now time.Time, triggers []time.Time) {
 }
 
 func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
-
-// Changes counts the objects from the API server, as kube-proxy does.
-type Changes struct {
-	// Services and Endpoints count all new, changed and deleted objects. The
-	// pending ones are not in force yet.
-	Services, Endpoints               uint64
-	PendingServices, PendingEndpoints int
-}

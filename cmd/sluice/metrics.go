@@ -34,13 +34,6 @@ func (p *proxy) registry() *prometheus.Registry {
 	if c := p.cluster; c != nil {
 		sources.Metrics = append(sources.Metrics, clusterMetrics(c)...)
 		sources.Collectors = kubernetes.Requests()
-		sources.Changes = func() admin.Changes {
-			n := c.Stats()
-			return admin.Changes{
-				Services: n.ServiceChanges, PendingServices: n.PendingServiceChanges,
-				Endpoints: n.EndpointChanges, PendingEndpoints: n.PendingEndpointChanges,
-			}
-		}
 	}
 	return admin.NewRegistry(sources)
 }
@@ -120,11 +113,17 @@ func manifestMetrics(w *manifests.Watcher) []admin.Metric {
 }
 
 func clusterMetrics(c *kubernetes.Source) []admin.Metric {
-	return []admin.Metric{
+	const ofKubeProxy = "kubeproxy_sync_proxy_rules_"
+	return append(admin.PerFamily(
+		admin.NewMetric(ofKubeProxy+"service_changes_total", "Services that were added, changed or removed.", func() float64 { return float64(c.Stats().ServiceChanges) }),
+		admin.NewMetric(ofKubeProxy+"service_changes_pending", "Services among them that are not in force yet.", func() float64 { return float64(c.Stats().PendingServiceChanges) }),
+		admin.NewMetric(ofKubeProxy+"endpoint_changes_total", "EndpointSlices that were added, changed or removed.", func() float64 { return float64(c.Stats().EndpointChanges) }),
+		admin.NewMetric(ofKubeProxy+"endpoint_changes_pending", "EndpointSlices among them that are not in force yet.", func() float64 { return float64(c.Stats().PendingEndpointChanges) }),
+	),
 		admin.NewMetric("sluice_kubernetes_connected", "1 while the API server answers all requests, 0 otherwise.", func() float64 { return oneIf(c.Stats().Connected) }),
 		admin.NewMetric("sluice_kubernetes_errors_total", "Requests to the API server that failed.", func() float64 { return float64(c.Stats().Errors) }),
 		admin.NewMetric("sluice_kubernetes_relists_total", "Times that all objects of a kind were listed again, because their watch could not be resumed.", func() float64 { return float64(c.Stats().Relists) }),
-	}
+	)
 }
 
 func oneIf(b bool) float64 {

@@ -40,10 +40,8 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 	}
 	return admin.NewRegistry(admin.Sources{
 		Table: table, Log: accessLog, Sync: sync, Metrics: metrics,
-		Health:  func() health.Stats { return health.Stats{} },
-		NoLocal: func() *admin.NoLocalEndpoints { return new(admin.NoLocalEndpoints) },
-		Changes: func() admin.Changes { return admin.Changes{} },
-
+		Health:     func() health.Stats { return health.Stats{} },
+		NoLocal:    func() *admin.NoLocalEndpoints { return new(admin.NoLocalEndpoints) },
 		Collectors: requests(),
 	})
 }
