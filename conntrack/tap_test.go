@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // here runs posted functions at once, as if the caller were the loop.
@@ -109,6 +110,11 @@ func TestSlowTapLosesItsOwnRecords(t *testing.T) {
 			t.Fatalf("the quick reader has %d records and lost %d", len(got), lost)
 		}
 	}
+	wait.True(t, "the last records reach the slow reader, too", func() bool {
+		slow.mu.Lock()
+		defer slow.mu.Unlock()
+		return slow.count+int(slow.lost) == rounds*each
+	})
 	got, lost := readTap(t, slow, rounds*each)
 	if len(got) != tapRoom || lost != rounds*each-tapRoom {
 		t.Errorf("the slow reader has %d records and lost %d, want %d and %d", len(got), lost, tapRoom, rounds*each-tapRoom)
