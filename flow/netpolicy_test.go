@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -74,7 +75,8 @@ func states(pairs string) string {
 // policyNet is a cluster in which one data path serves.
 type policyNet struct {
 	*netns.Cluster
-	ipv6 bool
+	ipv6       bool
+	udpClients atomic.Int32
 }
 
 // Services of policyNet: one has pod-2, the other pod-3.
@@ -146,23 +148,25 @@ func (c *policyNet) flows(t *testing.T, masquerade bool) *node {
 }
 
 // try reports whether a question from a client's own address to a Service is answered. It
-// waits long for an answer that is expected.
-func try(client *netns.Host, own netip.Addr, network, vip string, expected bool) (string, bool) {
+// waits long for an answer that is expected. UDP clients have a port that is used once: what
+// earlier rules allowed goes on.
+func (c *policyNet) try(client *netns.Host, network, vip string, expected bool) (string, bool) {
 	limit := 250 * time.Millisecond
 	if expected {
 		limit = patience
 	}
-	var local net.Addr = &net.TCPAddr{IP: own.AsSlice()} // a host may have several
+	own := c.addr(client).AsSlice() // a host may have several
+	var local net.Addr = &net.TCPAddr{IP: own}
 	if network == "udp" {
-		local = &net.UDPAddr{IP: own.AsSlice()}
+		local = &net.UDPAddr{IP: own, Port: 40000 + int(c.udpClients.Add(1))}
 	}
-	c, err := client.Dialer(&net.Dialer{Timeout: limit, LocalAddr: local}, network, net.JoinHostPort(vip, "80"))
+	conn, err := client.Dialer(&net.Dialer{Timeout: limit, LocalAddr: local}, network, net.JoinHostPort(vip, "80"))
 	if err != nil {
 		return err.Error(), false
 	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(limit))
-	said, err := line(c)
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(limit))
+	said, err := line(conn)
 	if err != nil {
 		return err.Error(), false
 	}
@@ -193,7 +197,7 @@ func TestNetworkPolicies(t *testing.T) {
 					if masquerade && ipv6 && !full() {
 						return // 6 s
 					}
-					c := &policyNet{netns.NewCluster(t), ipv6}
+					c := &policyNet{Cluster: netns.NewCluster(t), ipv6: ipv6}
 					for _, h := range []*netns.Host{c.Pods[1], c.Remote[0]} {
 						h.WitnessTCP(t, 8080)
 						h.WitnessUDP(t, 8080)
@@ -231,7 +235,7 @@ func (c *policyNet) judge(t *testing.T, masquerade bool, more policyCase) {
 		}{{c.Pods[0], vips[0], p.near}, {c.Pods[0], vips[1], p.remote}, {c.Outside, vips[0], p.outside}} {
 			for _, network := range []string{"tcp", "udp"} {
 				asked.Go(func() {
-					said, allowed := try(a.client, c.addr(a.client), network, a.vip, a.expected)
+					said, allowed := c.try(a.client, network, a.vip, a.expected)
 					if allowed != a.expected {
 						t.Errorf("%s: %s by %s to %s: %q", p.name, a.client.Name(), network, a.vip, said)
 					}
