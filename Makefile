@@ -15,7 +15,6 @@ FUZZTIME ?= 5s
 FUZZRELAY ?= 1m
 BENCHTIME ?= 1x
 TESTFLAGS ?=
-SOURCES := $(shell find . -path ./.cache -prune -o -name '*.go' -print) go.mod go.sum
 # All builds use the flags of bin/sluice, so that they share the build cache. Only
 # the race detector and fuzzing, which compile everything again anyway, use these:
 INSTRUMENTED := CGO_ENABLED=1 GOFLAGS="$(GOFLAGS)"
@@ -31,10 +30,8 @@ help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: bin/sluice ## Build the static binary bin/sluice
-
-bin/sluice: $(SOURCES)
-	go build -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o $@ ./cmd/sluice
+build: ## Build the static binary bin/sluice
+	go build -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o bin/sluice ./cmd/sluice
 
 .PHONY: bpf
 bpf: deps ## Compile the BPF programs of flow/bpf with Debian's clang-14

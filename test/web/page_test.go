@@ -21,7 +21,7 @@ func TestPage(t *testing.T) {
 		name string
 		test func(*testing.T, *demo, *browser)
 	}{
-		{"EachService", eachService}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Story", retriedStory}, {"Charts", charted},
+		{"EachService", eachService}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Address", addressed}, {"Story", retriedStory}, {"Charts", charted},
 		{"Records", pausing}, {"Explain", explained}, {"Keyboard", keyboard}, {"ManyServices", manyShown}, {"HostileNames", hostileNames}, {"Pictures", pictures}, {"Policy", policy}, {"Headers", headers},
 	} {
 		if !t.Run(part.name, func(t *testing.T) {
@@ -94,6 +94,20 @@ func filtering(t *testing.T, d *demo, b *browser) {
 	}
 	b.filter("")
 	b.await("all Services are back", `document.querySelectorAll(".node.service").length === 4 && document.getElementById("filter-error").hidden`)
+}
+
+// An address with a filter is one step of the browser's history, and Back leaves it.
+func addressed(t *testing.T, _ *demo, b *browser) {
+	b.visit("#/services")
+	b.await("the Services are shown", `document.querySelectorAll("main tbody tr").length === 4`)
+	before := eval[int](b, `history.length`)
+	b.visit("#/endpoints?f=service%3Dshop%2Fcart")
+	b.await("the endpoints of one Service are left", `document.querySelector("main [aria-label=Endpoints]") && document.getElementById("filter-input").value === "service=shop/cart"`)
+	if after := eval[int](b, `history.length`); after != before+1 {
+		t.Errorf("the address took %d steps, want 1", after-before)
+	}
+	b.run(chromedp.Evaluate(`history.back()`, nil))
+	b.await("Back shows all Services", `location.hash === "#/services" && document.querySelectorAll("main tbody tr").length === 4`)
 }
 
 // The story of a connection that met the dead pod names it.

@@ -70,10 +70,17 @@ function show(view) {
   view.made.show();
 }
 
-function arrive() {
+let arrival = null; // what waits for the proxy's answer to the filter of the address
+
+/** Goes where the address says: the filter first, so that no view shows what it excludes. */
+async function arrive() {
+  arrival?.abort();
+  const { signal } = (arrival = new AbortController());
   const to = read();
+  if (to.filter !== store.filter) await setFilter(to.filter, signal).catch(() => signal.aborted || emit("propose", to.filter));
+  if (signal.aborted) return;
+  arrival = null;
   show(to.view);
-  if (to.filter !== store.filter) setFilter(to.filter).catch(() => emit("propose", to.filter));
   if (valueOf(to.selection) !== valueOf(store.selection)) select(to.selection);
   write();
 }
@@ -82,8 +89,7 @@ on("go", (name) => {
   show(views.find((v) => v.name === name));
   write();
 });
-on("selection", () => current && write());
-on("filter", () => write());
+for (const event of ["selection", "filter"]) on(event, () => arrival || write());
 
 function state() {
   const s = store.status;
@@ -135,10 +141,9 @@ addEventListener("keydown", (e) => {
   else if (/^[1-6]$/.test(e.key)) {
     show(views[e.key - 1]);
     write();
-  } else current.made.key?.(e);
+  } else current?.made.key?.(e);
 });
 
 addEventListener("hashchange", arrive);
-addEventListener("popstate", arrive);
 begin();
 arrive();
