@@ -2,7 +2,9 @@ package web
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,7 +25,6 @@ import (
 type browser struct {
 	t   *testing.T
 	ctx context.Context
-	url string
 
 	mu    sync.Mutex
 	wrong []string // guarded by mu
@@ -37,7 +38,7 @@ const watching = `addEventListener("securitypolicyviolation", (e) => {
 window.alert = window.confirm = window.prompt = () => { window.hostile = 99; };`
 
 // open starts chromium with the page.
-func open(t *testing.T, url string) *browser {
+func open(t *testing.T, address string) *browser {
 	t.Helper()
 	path := "/usr/bin/chromium"
 	if _, err := os.Stat(path); err != nil {
@@ -51,14 +52,14 @@ func open(t *testing.T, url string) *browser {
 		_ = chromedp.Cancel(ctx) // waits for the end of chromium
 		stop()
 	})
-	b := &browser{t: t, ctx: ctx, url: url}
+	b := &browser{t: t, ctx: ctx}
 	chromedp.ListenTarget(ctx, b.heard)
 	b.run(log.Enable(), runtime.Enable(), chromedp.ActionFunc(func(ctx context.Context) error {
 		_, err := page.AddScriptToEvaluateOnNewDocument(watching).Do(ctx)
 		return err
 	}))
 	b.size(1440, 900)
-	b.run(chromedp.Navigate(url))
+	b.run(chromedp.Navigate(address))
 	t.Cleanup(b.quiet)
 	return b
 }
@@ -143,10 +144,16 @@ func (b *browser) await(what, expression string) {
 	}
 }
 
-// visit goes to a view by its address.
+// visit goes to a view by its address, and waits until the page is there.
 func (b *browser) visit(hash string) {
 	b.t.Helper()
+	to, err := url.Parse(hash[1:])
+	if err != nil {
+		b.t.Fatal(err)
+	}
 	b.run(chromedp.Evaluate(fmt.Sprintf("document.activeElement.blur(); void (location.hash = %q)", hash), nil))
+	b.await(hash+" is shown", fmt.Sprintf(`document.querySelector("[aria-current]").textContent.toLowerCase() === %q && document.getElementById("filter-input").value === %q`,
+		to.Path[1:], to.Query().Get("f")))
 }
 
 // press sends keys.
@@ -193,10 +200,14 @@ func (b *browser) picture(name string) {
 	}
 }
 
-// rows returns the texts of a column of the table that is shown.
-func (b *browser) rows(column int) []string {
+// awaitRows waits until the table that is shown has these texts in its first column.
+func (b *browser) awaitRows(want ...string) {
 	b.t.Helper()
-	return eval[[]string](b, fmt.Sprintf(`[...document.querySelectorAll("main tbody tr")].map((r) => r.cells[%d].innerText)`, column))
+	list, err := json.Marshal(want)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.await(fmt.Sprintf("the table has %q", want), fmt.Sprintf(`JSON.stringify([...document.querySelectorAll("main tbody tr")].map((r) => r.cells[0].innerText)) === JSON.stringify(%s)`, list))
 }
 
 // within measures how long something takes, at most three times, and wants it to take
