@@ -72,12 +72,7 @@ func Unspecified(a netip.Addr) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-func family(a netip.Addr) uintptr {
-	if a.Is4() || a.Is4In6() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
+func family(a netip.Addr) uintptr { return familyOf(!a.Is4() && !a.Is4In6()) }
 
 // Accept accepts the next connection of a listening socket and returns a
 // non-blocking, close-on-exec descriptor and the client's address.

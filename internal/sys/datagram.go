@@ -108,12 +108,7 @@ func (b *Inbox) From(i int) netip.AddrPort { return b.names[i].get() }
 // class, the DSCP, if the socket has UDPOptions.Class; and ttl, the TTL or hop
 // limit, after ReceiveTTL. Unknown values are 0.
 func (b *Inbox) Details(i int) (to netip.AddrPort, segment int, class uint8, ttl int) {
-	c := b.controls[i][:b.headers[i].Controllen]
-	for len(c) >= unix.SizeofCmsghdr {
-		h, body, rest := nextControl(c)
-		if h == nil {
-			break
-		}
+	for h, body, rest := nextControl(b.controls[i][:b.headers[i].Controllen]); h != nil; h, body, rest = nextControl(rest) {
 		switch {
 		case isClass(h) && len(body) > 0:
 			class = classOf(body)
@@ -127,7 +122,6 @@ func (b *Inbox) Details(i int) (to netip.AddrPort, segment int, class uint8, ttl
 			copy(s[:], body)
 			to = s.get()
 		}
-		c = rest
 	}
 	return to, segment, class, ttl
 }
@@ -332,11 +326,15 @@ func (o *Outbox) Skip() (datagrams int) {
 	if m.segment != 0 {
 		datagrams = (m.bytes + m.segment - 1) / m.segment
 	}
-	o.sent++
-	if o.sent == o.n {
+	o.next()
+	return datagrams
+}
+
+// next goes on to the message after the first.
+func (o *Outbox) next() {
+	if o.sent++; o.sent == o.n {
 		o.Reset()
 	}
-	return datagrams
 }
 
 // Split sends the datagrams of the first message, a GSO batch, one by one. It
@@ -363,10 +361,7 @@ func (o *Outbox) Split(fd int) (lost int, e Errno) {
 			}
 		}
 	}
-	o.sent++
-	if o.sent == o.n {
-		o.Reset()
-	}
+	o.next()
 	return lost, e
 }
 
@@ -390,13 +385,7 @@ func udpChecksum(from, to netip.Addr, header, p []byte) uint16 {
 		}
 	}
 	for _, a := range [2]netip.Addr{from, to} {
-		if a.Is4() {
-			b := a.As4()
-			add(b[:])
-		} else {
-			b := a.As16()
-			add(b[:])
-		}
+		add(a.AsSlice())
 	}
 	sum += unix.IPPROTO_UDP + uint64(len(header)+len(p))
 	add(header)

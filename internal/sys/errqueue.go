@@ -52,15 +52,10 @@ func (q *ErrorQueue) Read(fd int) Errno {
 		return errno
 	}
 	q.Errno, q.Offender, q.Quote = 0, netip.Addr{}, q.data[:n]
-	for c := q.control[:q.header.Controllen]; len(c) >= unix.SizeofCmsghdr; {
-		h, body, rest := nextControl(c)
-		if h == nil {
-			break
-		}
+	for h, body, rest := nextControl(q.control[:q.header.Controllen]); h != nil; h, body, rest = nextControl(rest) {
 		if h.Level == unix.IPPROTO_IP && h.Type == unix.IP_RECVERR || h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_RECVERR {
 			q.parse(body)
 		}
-		c = rest
 	}
 	return 0
 }

@@ -94,26 +94,22 @@ func PacketSender() (int, error) {
 		return -1, fmt.Errorf("packet socket: %w", e)
 	}
 	const buffer = 8 << 20
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, buffer)
+	setInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, buffer)
 	return fd, nil
 }
 
 // RawSender opens a socket that sends IP packets with headers of their own, from any
 // source, and receives none. It needs CAP_NET_RAW.
 func RawSender(ipv6 bool) (int, error) {
-	fam := uintptr(unix.AF_INET)
-	if ipv6 {
-		fam = unix.AF_INET6
-	}
-	fd, e := socket(fam, unix.SOCK_RAW, unix.IPPROTO_RAW)
+	fd, e := socket(familyOf(ipv6), unix.SOCK_RAW, unix.IPPROTO_RAW)
 	if e != 0 {
 		return -1, fmt.Errorf("raw socket: %w", e)
 	}
 	if ipv6 {
 		const headerIncluded = 36 // IPV6_HDRINCL
-		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, headerIncluded, 1); err != nil {
+		if e := setInt(fd, unix.IPPROTO_IPV6, headerIncluded, 1); e != 0 {
 			Close(fd)
-			return -1, fmt.Errorf("raw socket: %w", err)
+			return -1, fmt.Errorf("raw socket: %w", e)
 		}
 	}
 	return fd, nil
@@ -125,11 +121,4 @@ func SendRaw(fd int, to netip.Addr, packet []byte) Errno {
 	n := s.put(netip.AddrPortFrom(to, 0))
 	_, _, e := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&packet[0])), uintptr(len(packet)), 0, uintptr(unsafe.Pointer(&s)), n)
 	return e
-}
-
-// Monotonic returns the time of CLOCK_MONOTONIC in nanoseconds, which BPF programs read too.
-func Monotonic() int64 {
-	var t unix.Timespec
-	_, _, _ = syscall.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&t)), 0)
-	return t.Nano()
 }

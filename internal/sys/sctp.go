@@ -116,12 +116,6 @@ func ConnectSCTP(remote netip.AddrPort, local netip.Addr, o SCTPOptions) (int, E
 		return -1, e
 	}
 	e = prepareSCTP(fd, &o)
-	if e == 0 && o.InitTimeout > 0 {
-		e = SetInitTimeout(fd, o.InitTimeout)
-	}
-	if e == 0 && o.Mark != 0 {
-		e = SetMark(fd, o.Mark)
-	}
 	if e == 0 && local.IsValid() {
 		// An unbound socket lists all addresses of the host in its INIT.
 		e = bind(fd, netip.AddrPortFrom(local, 0))
@@ -165,52 +159,37 @@ func SourceOf(remote netip.AddrPort) (netip.Addr, Errno) {
 
 // prepareSCTP sets the options that listening and connecting sockets share.
 func prepareSCTP(fd int, o *SCTPOptions) Errno {
-	// Messages are sent at once, and Close aborts, as does the death of the process.
-	if e := setInt(fd, unix.IPPROTO_SCTP, sctpNoDelay, 1); e != 0 {
-		return e
-	}
-	if e := setLinger(fd, unix.Linger{Onoff: 1}); e != 0 {
-		return e
-	}
-	if e := setInt(fd, unix.IPPROTO_SCTP, sctpRecvRcvInfo, 1); e != 0 {
-		return e
-	}
 	// Not SCTP_RECVNXTINFO: with it, recvmsg loses the error of an association.
 	events := [8]byte{1: 1, 6: 1} // association changes, end of a partial delivery
-	if e := setSCTP(fd, sctpEvents, unsafe.Pointer(&events), unsafe.Sizeof(events)); e != 0 {
-		return e
-	}
-	if o.OutStreams|o.InStreams != 0 {
-		if e := SetStreams(fd, o.OutStreams, o.InStreams); e != 0 {
-			return e
-		}
-	}
+	sack := struct {
+		assoc            int32
+		delay, frequency uint32
+	}{0, milliseconds(o.SACKDelay), 2}
 	if o.SendBuffer > 0 {
 		fixSendBuffer(fd, o.SendBuffer)
 	}
 	if o.ReceiveBuffer > 0 {
 		fixReceiveBuffer(fd, 2*o.ReceiveBuffer) // the kernel advertises half of it
 	}
-	if e := setSCTPLiveness(fd, &o.Liveness); e != 0 {
-		return e
-	}
-	if o.SACKDelay > 0 {
-		info := struct {
-			assoc            int32
-			delay, frequency uint32
-		}{0, milliseconds(o.SACKDelay), 2}
-		return setSCTP(fd, sctpDelayedSACK, unsafe.Pointer(&info), unsafe.Sizeof(info))
-	}
-	return 0
+	_, e := setAll([]setting{
+		// Messages are sent at once, and Close aborts, as does the death of the process.
+		{true, "SCTP_NODELAY", func() Errno { return setInt(fd, unix.IPPROTO_SCTP, sctpNoDelay, 1) }},
+		{true, "SO_LINGER", func() Errno { return setLinger(fd, unix.Linger{Onoff: 1}) }},
+		{true, "SCTP_RECVRCVINFO", func() Errno { return setInt(fd, unix.IPPROTO_SCTP, sctpRecvRcvInfo, 1) }},
+		{true, "SCTP_EVENTS", func() Errno { return setOption(fd, unix.IPPROTO_SCTP, sctpEvents, &events) }},
+		{o.OutStreams|o.InStreams != 0, "SCTP_INITMSG", func() Errno { return SetStreams(fd, o.OutStreams, o.InStreams) }},
+		{o.Liveness != SCTPLiveness{}, "liveness", func() Errno { return setSCTPLiveness(fd, &o.Liveness) }},
+		{o.SACKDelay > 0, "SCTP_DELAYED_SACK", func() Errno { return setOption(fd, unix.IPPROTO_SCTP, sctpDelayedSACK, &sack) }},
+		{o.InitTimeout > 0, "SCTP_RTOINFO", func() Errno { return SetInitTimeout(fd, o.InitTimeout) }},
+		{o.Mark != 0, "SO_MARK", func() Errno { return SetMark(fd, o.Mark) }},
+	})
+	return e
 }
 
 func setSCTPLiveness(fd int, l *SCTPLiveness) Errno {
-	if *l == (SCTPLiveness{}) {
-		return 0
-	}
 	p := peerParams{interval: milliseconds(l.Heartbeat), flags: sctpHeartbeatsOn, pathAttempts: uint16(l.PathUnanswered)}
 	b := p.encode()
-	if e := setSCTP(fd, sctpPeerParams, unsafe.Pointer(&b), unsafe.Sizeof(b)); e != 0 {
+	if e := setOption(fd, unix.IPPROTO_SCTP, sctpPeerParams, &b); e != 0 {
 		return e
 	}
 	info := struct {
@@ -218,7 +197,7 @@ func setSCTPLiveness(fd int, l *SCTPLiveness) Errno {
 		attempts, peers          uint16
 		peerWindow, window, life uint32
 	}{attempts: uint16(l.Unanswered)}
-	if e := setSCTP(fd, sctpAssocInfo, unsafe.Pointer(&info), unsafe.Sizeof(info)); e != 0 {
+	if e := setOption(fd, unix.IPPROTO_SCTP, sctpAssocInfo, &info); e != 0 {
 		return e
 	}
 	return setTimeouts(fd, timeouts{max: milliseconds(l.MaxTimeout)})
@@ -231,13 +210,13 @@ type timeouts struct {
 }
 
 func setTimeouts(fd int, t timeouts) Errno {
-	return setSCTP(fd, sctpRTOInfo, unsafe.Pointer(&t), unsafe.Sizeof(t))
+	return setOption(fd, unix.IPPROTO_SCTP, sctpRTOInfo, &t)
 }
 
 // SetStreams sets the streams that a socket's next associations ask for and grant.
 func SetStreams(fd int, out, in uint16) Errno {
 	m := struct{ out, in, attempts, timeout uint16 }{out: out, in: in}
-	return setSCTP(fd, sctpInitMsg, unsafe.Pointer(&m), unsafe.Sizeof(m))
+	return setOption(fd, unix.IPPROTO_SCTP, sctpInitMsg, &m)
 }
 
 // SetInitTimeout sets the time until the first INIT is sent again, which is also that
@@ -290,12 +269,6 @@ func SCTPStatusOf(fd int) (SCTPStatus, Errno) {
 		fragment         uint32
 		primary          [152]byte
 	}
-	size := uint32(unsafe.Sizeof(s))
-	_, _, e := syscall.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_SCTP, sctpStatus, uintptr(unsafe.Pointer(&s)), uintptr(unsafe.Pointer(&size)), 0)
+	e := getOption(fd, unix.IPPROTO_SCTP, sctpStatus, &s)
 	return SCTPStatus{Unsent: int(s.unacked) + int(s.pending), In: s.in, Out: s.out}, e
-}
-
-func setSCTP(fd, option int, value unsafe.Pointer, size uintptr) Errno {
-	_, _, e := syscall.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.IPPROTO_SCTP, uintptr(option), uintptr(value), size, 0)
-	return e
 }

@@ -84,16 +84,11 @@ func (m *SCTPMailbox) Receive(fd int, p []byte) (n int, kind Received, info Mess
 	if n > 0 && flags&unix.MSG_EOR == 0 {
 		kind = SCTPPart
 	}
-	for c := m.control[:min(int(m.header.Controllen), len(m.control))]; len(c) >= unix.SizeofCmsghdr; {
-		h, body, rest := nextControl(c)
-		if h == nil {
-			break
-		}
+	for h, body, rest := nextControl(m.control[:min(int(m.header.Controllen), len(m.control))]); h != nil; h, body, rest = nextControl(rest) {
 		if h.Level == unix.IPPROTO_SCTP && h.Type == cmsgRcvInfo && len(body) >= int(unsafe.Sizeof(rcvInfo{})) {
 			r := (*rcvInfo)(unsafe.Pointer(&body[0]))
 			info = MessageInfo{Stream: r.stream, PPID: r.ppid, Unordered: r.flags&sctpUnordered != 0}
 		}
-		c = rest
 	}
 	return n, kind, info, 0
 }

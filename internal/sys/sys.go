@@ -71,7 +71,12 @@ func result(r uintptr, e Errno) (int, Errno) {
 // setInt sets an int option.
 func setInt(fd, level, option, value int) Errno {
 	v := int32(value)
-	_, _, e := syscall.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option), uintptr(unsafe.Pointer(&v)), 4, 0)
+	return setOption(fd, level, option, &v)
+}
+
+// setOption sets an option whose value has the kernel's layout.
+func setOption[T any](fd, level, option int, value *T) Errno {
+	_, _, e := syscall.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option), uintptr(unsafe.Pointer(value)), unsafe.Sizeof(*value), 0)
 	return e
 }
 
@@ -106,7 +111,21 @@ func setAll(settings []setting) (failed string, e Errno) {
 // getInt returns an int option.
 func getInt(fd, level, option int) (int, Errno) {
 	var v int32
-	size := uint32(4)
-	_, _, e := syscall.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option), uintptr(unsafe.Pointer(&v)), uintptr(unsafe.Pointer(&size)), 0)
+	e := getOption(fd, level, option, &v)
 	return int(v), e
+}
+
+// getOption reads an option whose value has the kernel's layout.
+func getOption[T any](fd, level, option int, value *T) Errno {
+	size := uint32(unsafe.Sizeof(*value))
+	_, _, e := syscall.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option), uintptr(unsafe.Pointer(value)), uintptr(unsafe.Pointer(&size)), 0)
+	return e
+}
+
+// familyOf returns the address family of IPv6 or IPv4.
+func familyOf(v6 bool) uintptr {
+	if v6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
 }

@@ -27,35 +27,25 @@ func (l Liveness) IsZero() bool { return l == Liveness{} }
 // calls. Accepted sockets inherit them from their listening socket. On a connecting
 // socket, set them only once the connection has existed for a while.
 func SetLiveness(fd int, l Liveness) Errno {
-	if l.Idle > 0 || l.Interval > 0 || l.Count > 0 {
-		if e := setInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1); e != 0 {
-			return e
+	idle, interval := wholeSeconds(l.Idle), wholeSeconds(l.Interval)
+	for _, o := range [...]struct{ level, option, value int }{
+		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, min(1, max(idle, interval, l.Count))},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, idle},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, interval},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, l.Count},
+		{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(l.UserTimeout / time.Millisecond)},
+	} {
+		if o.value > 0 {
+			if e := setInt(fd, o.level, o.option, o.value); e != 0 {
+				return e
+			}
 		}
-	}
-	if l.Idle > 0 {
-		if e := setInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, wholeSeconds(l.Idle)); e != 0 {
-			return e
-		}
-	}
-	if l.Interval > 0 {
-		if e := setInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, wholeSeconds(l.Interval)); e != 0 {
-			return e
-		}
-	}
-	if l.Count > 0 {
-		if e := setInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPCNT, l.Count); e != 0 {
-			return e
-		}
-	}
-	if l.UserTimeout > 0 {
-		return setInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(l.UserTimeout/time.Millisecond))
 	}
 	return 0
 }
 
-func wholeSeconds(d time.Duration) int {
-	return max(1, int((d+time.Second-1)/time.Second))
-}
+// wholeSeconds rounds up.
+func wholeSeconds(d time.Duration) int { return int((d + time.Second - 1) / time.Second) }
 
 // ListenOptions are the options of a listening socket, which accepted sockets
 // inherit. TCP_NODELAY and SO_OOBINLINE are always set, and Close resets a
@@ -252,10 +242,7 @@ func ClientTTL(fd int, v6 bool) int {
 	if v6 {
 		level, option = unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS
 	}
-	ttl, e := getInt(fd, level, option)
-	if e != 0 {
-		return 0
-	}
+	ttl, _ := getInt(fd, level, option)
 	return ttl
 }
 
@@ -326,8 +313,7 @@ func CloseInOrder(fd int) {
 }
 
 func setLinger(fd int, l unix.Linger) Errno {
-	_, _, e := syscall.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_LINGER, uintptr(unsafe.Pointer(&l)), unsafe.Sizeof(l), 0)
-	return e
+	return setOption(fd, unix.SOL_SOCKET, unix.SO_LINGER, &l)
 }
 
 // prepare sets the options of all TCP sockets of the data path: no delay for small
@@ -357,8 +343,7 @@ type Delivery struct {
 // probes, whose interval grows to 120 s.
 func DeliveryOf(fd int) (Delivery, Errno) {
 	var info unix.TCPInfo
-	size := uint32(unsafe.Sizeof(info))
-	_, _, e := syscall.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, unix.TCP_INFO, uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	e := getOption(fd, unix.IPPROTO_TCP, unix.TCP_INFO, &info)
 	return Delivery{
 		Pending:    info.Unacked > 0 || info.Notsent_bytes > 0,
 		Silence:    time.Duration(info.Last_ack_recv) * time.Millisecond,

@@ -33,15 +33,10 @@ func ClientClass(fd int, v6 bool) (class uint8) {
 	if e != 0 {
 		return 0
 	}
-	for c := b[:min(int(size), len(b))]; len(c) >= unix.SizeofCmsghdr; {
-		h, body, rest := nextControl(c)
-		if h == nil {
-			break
-		}
+	for h, body, rest := nextControl(b[:min(int(size), len(b))]); h != nil; h, body, rest = nextControl(rest) {
 		if isClass(h) && len(body) > 0 {
 			class = classOf(body)
 		}
-		c = rest
 	}
 	return class
 }
@@ -53,6 +48,9 @@ func SetClass(fd int, v6 bool, class uint8) Errno {
 
 // nextControl splits off the first control message; nil if there is none.
 func nextControl(c []byte) (h *unix.Cmsghdr, body, rest []byte) {
+	if len(c) < unix.SizeofCmsghdr {
+		return nil, nil, nil
+	}
 	h = (*unix.Cmsghdr)(unsafe.Pointer(&c[0]))
 	size := int(h.Len)
 	if size < unix.SizeofCmsghdr || size > len(c) {

@@ -125,11 +125,7 @@ func SetReceiveBuffer(fd, bytes int) Errno {
 // UDPSocket creates an unbound UDP socket for ConnectUDP. It keeps ICMP messages
 // (see ErrorQueue).
 func UDPSocket(v6 bool) (int, Errno) {
-	fam := uintptr(unix.AF_INET)
-	if v6 {
-		fam = unix.AF_INET6
-	}
-	fd, e := socket(fam, unix.SOCK_DGRAM, unix.IPPROTO_UDP)
+	fd, e := socket(familyOf(v6), unix.SOCK_DGRAM, unix.IPPROTO_UDP)
 	if e != 0 {
 		return -1, e
 	}
@@ -199,13 +195,11 @@ func RawUDP(from netip.Addr) (fd int, err error) {
 	if e != 0 {
 		return -1, fmt.Errorf("raw UDP from %s: socket: %w", from, e)
 	}
-	what, e := "SO_ATTACH_FILTER", setDeaf(fd)
-	if e == 0 {
-		what, e = "IP_TRANSPARENT", SetTransparent(fd, fam == unix.AF_INET6)
-	}
-	if e == 0 {
-		what, e = "bind", bind(fd, netip.AddrPortFrom(from, 0))
-	}
+	what, e := setAll([]setting{
+		{true, "SO_ATTACH_FILTER", func() Errno { return setDeaf(fd) }},
+		{true, "IP_TRANSPARENT", func() Errno { return SetTransparent(fd, fam == unix.AF_INET6) }},
+		{true, "bind", func() Errno { return bind(fd, netip.AddrPortFrom(from, 0)) }},
+	})
 	if e != 0 {
 		Close(fd)
 		return -1, fmt.Errorf("raw UDP from %s: %s: %w", from, what, e)

@@ -36,13 +36,13 @@ const (
 // OpenXTables opens the IPv6 or IPv4 tables of the calling thread's network
 // namespace.
 func OpenXTables(v6 bool) (*XTables, error) {
-	family, level := unix.AF_INET, unix.SOL_IP
+	level := unix.SOL_IP
 	if v6 {
-		family, level = unix.AF_INET6, unix.SOL_IPV6
+		level = unix.SOL_IPV6
 	}
-	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("socket: %w", err)
+	fd, e := socket(familyOf(v6), unix.SOCK_DGRAM, 0)
+	if e != 0 {
+		return nil, fmt.Errorf("socket: %w", e)
 	}
 	return &XTables{fd: fd, level: level}, nil
 }
@@ -55,11 +55,8 @@ func (x *XTables) Info(table string) (XTablesInfo, error) {
 		info XTablesInfo
 	}
 	copy(answer.name[:xtTableNameLen-1], table)
-	size := uint32(unsafe.Sizeof(answer))
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(x.fd), uintptr(x.level), xtGetInfo,
-		uintptr(unsafe.Pointer(&answer)), uintptr(unsafe.Pointer(&size)), 0)
-	if errno != 0 {
-		return XTablesInfo{}, errno
+	if e := getOption(x.fd, x.level, xtGetInfo, &answer); e != 0 {
+		return XTablesInfo{}, e
 	}
 	return answer.info, nil
 }
