@@ -3,10 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -68,8 +66,8 @@ func compressedLayer(packed []byte) (v1.Layer, error) {
 	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(packed)), nil }, tarball.WithMediaType(types.OCILayer))
 }
 
-// index returns the image for all architectures.
-func (r *release) index(programs []program) (v1.ImageIndex, error) {
+// indexOf returns the image for all architectures.
+func (r *release) indexOf(programs []program) (v1.ImageIndex, error) {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, p := range programs {
 		image, err := r.imageOf(p)
@@ -88,9 +86,8 @@ func (r *release) imageArchive() string { return "sluice-" + r.version + "-image
 
 // writeImage writes the image as an archive of an OCI layout, which containerd, Docker,
 // podman and skopeo read.
-func (r *release) writeImage(programs []program) error {
-	index, err := r.index(programs)
-	if err != nil {
+func (r *release) writeImage(programs []program) (err error) {
+	if r.index, err = r.indexOf(programs); err != nil {
 		return err
 	}
 	folder, err := os.MkdirTemp("", "sluice-image-")
@@ -102,7 +99,7 @@ func (r *release) writeImage(programs []program) error {
 	if err != nil {
 		return err
 	}
-	if err := written.AppendIndex(index, layout.WithAnnotations(map[string]string{
+	if err := written.AppendIndex(r.index, layout.WithAnnotations(map[string]string{
 		"org.opencontainers.image.ref.name": r.version,
 		"io.containerd.image.name":          r.image + ":" + r.version,
 	})); err != nil {
@@ -119,35 +116,12 @@ func (r *release) writeImage(programs []program) error {
 	return r.write(r.imageArchive(), packed)
 }
 
-// push sends the image that was written to a repository of a registry, tagged with the
-// version. Credentials are those of docker login.
+// push sends the image to a repository of a registry, tagged with the version.
+// Credentials are those of docker login.
 func (r *release) push(ctx context.Context, repository string) error {
 	tag, err := name.NewTag(repository + ":" + r.version)
 	if err != nil {
 		return err
 	}
-	folder, err := os.MkdirTemp("", "sluice-push-")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.RemoveAll(folder) }()
-	if err := unpack(filepath.Join(r.out, r.imageArchive()), folder); err != nil {
-		return err
-	}
-	index, err := layout.ImageIndexFromPath(folder)
-	if err != nil {
-		return err
-	}
-	manifest, err := index.IndexManifest()
-	if err != nil {
-		return err
-	}
-	if len(manifest.Manifests) != 1 {
-		return fmt.Errorf("%s holds %d images", r.imageArchive(), len(manifest.Manifests))
-	}
-	all, err := index.ImageIndex(manifest.Manifests[0].Digest)
-	if err != nil {
-		return err
-	}
-	return remote.WriteIndex(tag, all, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain))
+	return remote.WriteIndex(tag, r.index, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain))
 }

@@ -18,6 +18,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
 // release is one version that is built.
@@ -27,7 +29,8 @@ type release struct {
 	version string
 	date    time.Time // of everything: that of the commit
 	arches  []string
-	image   string // the image's name, without a tag
+	image   string        // the image's name, without a tag
+	index   v1.ImageIndex // the image, once it is built
 }
 
 func main() {

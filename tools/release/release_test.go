@@ -281,6 +281,13 @@ func TestPush(t *testing.T) {
 	if err != nil || len(manifest.Manifests) != len(r.arches) {
 		t.Fatalf("%+v, %v", manifest, err)
 	}
+	archive, err := os.ReadFile(filepath.Join(r.out, r.imageArchive()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if digest, err := index.Digest(); err != nil || !bytes.Contains(archive, []byte(digest.String())) {
+		t.Errorf("the archive has no %s, %v", digest, err)
+	}
 	for i, arch := range r.arches {
 		image, err := index.Image(manifest.Manifests[i].Digest)
 		if err != nil {
