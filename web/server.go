@@ -68,8 +68,13 @@ func (s *Server) URL() string {
 	return "http://" + address + "/"
 }
 
-// Evicted returns how many connections were closed in favour of new ones.
-func (s *Server) Evicted() uint64 { return s.connections.Evicted() }
+// Evicted returns how many connections were closed in favour of new ones; 0 for nil.
+func (s *Server) Evicted() uint64 {
+	if s == nil {
+		return 0
+	}
+	return s.connections.Evicted()
+}
 
 // Serve serves browsers until ctx ends. It returns an error if the socket fails.
 func (s *Server) Serve(ctx context.Context) error {

@@ -97,11 +97,3 @@ func (p *proxy) onLoops() conntrack.Post {
 	}
 	return conntrack.OnLoops(loops)
 }
-
-// adminEvicted returns how many clients of the admin socket made room for others.
-func (p *proxy) adminEvicted() uint64 {
-	if p.admin == nil {
-		return 0
-	}
-	return p.admin.Evicted()
-}

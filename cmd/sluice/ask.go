@@ -43,6 +43,15 @@ func (a *asker) find(cmd *cobra.Command) (context.Context, *client.Client, error
 	return ctx, c, err
 }
 
+// findFor is find for a command whose arguments are a filter, of which it returns the
+// text.
+func (a *asker) findFor(cmd *cobra.Command, args []string) (ctx context.Context, c *client.Client, text string, err error) {
+	if text, err = parseFilter(args); err == nil {
+		ctx, c, err = a.find(cmd)
+	}
+	return ctx, c, text, err
+}
+
 // parseFilter returns the text of a filter that was given as arguments. The error
 // shows the place that is wrong.
 func parseFilter(args []string) (string, error) {

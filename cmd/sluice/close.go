@@ -46,14 +46,10 @@ func (o *closeOptions) run(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return errors.New("which connections? give a filter, such as endpoint=10.244.1.7; 'id>0' selects all")
 	}
-	text, err := parseFilter(args)
-	if err != nil {
-		return err
-	}
 	if o.limit < 0 {
 		return fmt.Errorf("--limit: %d is negative", o.limit)
 	}
-	ctx, c, err := o.find(cmd)
+	ctx, c, text, err := o.findFor(cmd, args)
 	if err != nil {
 		return err
 	}

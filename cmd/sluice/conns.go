@@ -50,17 +50,13 @@ connects to which Service, and which endpoint serves it.
 }
 
 func (o *connsOptions) run(cmd *cobra.Command, args []string) error {
-	text, err := parseFilter(args)
-	if err != nil {
-		return err
-	}
 	if err := between("limit", o.limit, 0, api.MaxRows); err != nil {
 		return err
 	}
 	if _, err := live.ParseOrder(o.sort); err != nil {
 		return fmt.Errorf("--%w", err)
 	}
-	ctx, c, err := o.find(cmd)
+	ctx, c, text, err := o.findFor(cmd, args)
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rs/zerolog"
 	"github.com/rs/zerolog/diode"
+	"golang.org/x/term"
 
 	"github.com/sluice-proxy/sluice/internal/printable"
 )
@@ -35,8 +36,9 @@ func newLogger(o *runOptions) (log zerolog.Logger, flush func()) {
 		}
 		return strings.Join(errorLines(err), "; ")
 	}
+	colours := isTerminal(os.Stderr) && os.Getenv("NO_COLOR") == ""
 	formatted := func(out io.Writer) zerolog.Logger {
-		return zerolog.New(formatLog(o.logFormat.value, out, isTerminal(os.Stderr))).Level(zerolog.TraceLevel).With().Timestamp().Logger()
+		return zerolog.New(formatLog(o.logFormat.value, out, colours)).Level(zerolog.TraceLevel).With().Timestamp().Logger()
 	}
 	direct := formatted(os.Stderr)
 	out := diode.NewWriter(keepOpen{os.Stderr}, logLines, 0, func(lost int) {
@@ -104,9 +106,4 @@ func within(patience time.Duration, f func()) {
 	}
 }
 
-// isTerminal reports whether a file is a terminal and colours are wanted.
-func isTerminal(f *os.File) bool {
-	info, err := f.Stat()
-	_, unwanted := os.LookupEnv("NO_COLOR")
-	return err == nil && info.Mode()&os.ModeCharDevice != 0 && !unwanted
-}
+func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }

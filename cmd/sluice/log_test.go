@@ -51,3 +51,15 @@ func TestCleanupTakesTheFlagsOfRun(t *testing.T) {
 		t.Error("the help lists the wrong flags")
 	}
 }
+
+// A device that is no terminal, as in sluice tap > /dev/null.
+func TestNullDeviceIsNoTerminal(t *testing.T) {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if isTerminal(null) {
+		t.Errorf("%s counts as a terminal", os.DevNull)
+	}
+}

@@ -88,7 +88,7 @@ func (p *proxy) ownMetrics() []admin.Metric {
 		admin.NewMetric("sluice_udp_datagrams_resent_total", "UDP datagrams that were sent again to another endpoint because the first one's port was closed.", datagrams(func(s *datagram.Stats) *atomic.Uint64 { return &s.Resent })),
 		admin.NewMetric("sluice_udp_reply_conflicts_total", "Times that another program had a service's UDP port on all addresses, so that replies leave by a raw socket.", datagrams(func(s *datagram.Stats) *atomic.Uint64 { return &s.Conflicts })),
 		admin.NewMetric("sluice_http_connections_evicted_total", "Connections to the ports for health checks and metrics, to the admin socket and to the page, that were closed to make room for new ones.", func() float64 {
-			return float64(p.health.Stats().Evicted + p.metricsConns.Evicted() + p.adminEvicted() + p.pageEvicted())
+			return float64(p.health.Stats().Evicted + p.metricsConns.Evicted() + p.admin.Evicted() + p.page.Evicted())
 		}),
 		admin.NewMetric("sluice_flows", "Connections and UDP sessions that the kernel forwards.", flows(func(s flow.Stats) float64 { return float64(s.Open) })),
 		admin.NewMetric("sluice_flows_asked_total", "First packets of connections and UDP sessions about which the kernel's data path asked the process.", flows(func(s flow.Stats) float64 { return float64(s.Kernel["asked"]) })),

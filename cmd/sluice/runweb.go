@@ -68,11 +68,3 @@ func (p *proxy) servePage(ctx context.Context) {
 		}
 	})
 }
-
-// pageEvicted returns how many connections of browsers made room for others.
-func (p *proxy) pageEvicted() uint64 {
-	if p.page == nil {
-		return 0
-	}
-	return p.page.Evicted()
-}

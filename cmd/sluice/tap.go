@@ -53,17 +53,13 @@ output is read too slowly, records are dropped, and it says how many.
 }
 
 func (o *tapOptions) run(cmd *cobra.Command, args []string) error {
-	text, err := parseFilter(args)
-	if err != nil {
-		return err
-	}
 	if err := between("rate", o.rate, -1, 1_000_000); err != nil {
 		return err
 	}
 	if o.count < 0 {
 		return fmt.Errorf("--count: %d is negative", o.count)
 	}
-	ctx, c, err := o.find(cmd)
+	ctx, c, text, err := o.findFor(cmd, args)
 	if err != nil {
 		return err
 	}

@@ -64,10 +64,6 @@ terminal, it prints frames instead.
 }
 
 func (o *topOptions) run(cmd *cobra.Command, args []string) error {
-	text, err := parseFilter(args)
-	if err != nil {
-		return err
-	}
 	if err := between("interval", o.interval, time.Second, time.Hour); err != nil {
 		return err
 	}
@@ -77,7 +73,7 @@ func (o *topOptions) run(cmd *cobra.Command, args []string) error {
 	if err := new(live.Frame).Sort(o.sort); err != nil {
 		return fmt.Errorf("--%w", err)
 	}
-	ctx, c, err := o.find(cmd)
+	ctx, c, text, err := o.findFor(cmd, args)
 	if err != nil {
 		return err
 	}

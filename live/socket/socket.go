@@ -155,8 +155,13 @@ func isOwner(c net.Conn) bool {
 // Name returns the path or the abstract name.
 func (s *Server) Name() string { return s.name }
 
-// Evicted returns how many connections were closed in favour of new ones.
-func (s *Server) Evicted() uint64 { return s.connections.Evicted() }
+// Evicted returns how many connections were closed in favour of new ones; 0 for nil.
+func (s *Server) Evicted() uint64 {
+	if s == nil {
+		return 0
+	}
+	return s.connections.Evicted()
+}
 
 // Serve serves requests until ctx ends. It returns an error if the socket fails.
 func (s *Server) Serve(ctx context.Context) error {

@@ -111,15 +111,7 @@ func (c portCounts) change(d *redirect.Delta[service.Destination], add, drop *el
 
 // destinationKey joins address, protocol and port, each padded to four bytes.
 func destinationKey(d service.Destination) []byte {
-	key := make([]byte, 0, 24)
-	if d.Addr.Is4() {
-		a := d.Addr.As4()
-		key = append(key, a[:]...)
-	} else {
-		a := d.Addr.As16()
-		key = append(key, a[:]...)
-	}
-	return append(key, redirect.ProtocolNumber(d.Protocol), 0, 0, 0, byte(d.Port>>8), byte(d.Port), 0, 0)
+	return append(d.Addr.AsSlice(), redirect.ProtocolNumber(d.Protocol), 0, 0, 0, byte(d.Port>>8), byte(d.Port), 0, 0)
 }
 
 // lastAddr gives the last address of a range.

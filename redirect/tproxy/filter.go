@@ -256,13 +256,10 @@ func (f *filter) fillWithin(e *elements) (err error) {
 			if err := b.set(s); err != nil {
 				return err
 			}
-			list := e[k][v]
-			for len(list) > 0 {
-				n := min(len(list), elementsPerMessage)
-				if err := b.elements(b.SetAddElements, s, list[:n]); err != nil {
+			for part := range slices.Chunk(e[k][v], elementsPerMessage) {
+				if err := b.elements(b.SetAddElements, s, part); err != nil {
 					return err
 				}
-				list = list[n:]
 				if b.size > flushAt {
 					if err := f.commit(b); err != nil {
 						return err

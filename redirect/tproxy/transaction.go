@@ -3,6 +3,7 @@ package tproxy
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/google/nftables"
@@ -96,13 +97,11 @@ func (b *batch) rule(t *nftables.Table, r rule) {
 }
 
 func (b *batch) elements(change func(*nftables.Set, []nftables.SetElement) error, s *nftables.Set, list []nftables.SetElement) error {
-	for len(list) > 0 {
-		n := min(len(list), elementsPerMessage)
-		if err := change(s, list[:n]); err != nil {
+	for part := range slices.Chunk(list, elementsPerMessage) {
+		if err := change(s, part); err != nil {
 			return err
 		}
-		b.size += sizeOfMessage + n*sizeOfElement
-		list = list[n:]
+		b.size += sizeOfMessage + len(part)*sizeOfElement
 	}
 	return nil
 }

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"unicode/utf8"
 
-	"github.com/sluice-proxy/sluice/internal/sys"
+	"golang.org/x/term"
 )
 
 // printer writes for people: with colour on a terminal, plain otherwise. Its
@@ -30,7 +30,7 @@ const (
 // newPrinter finds out what the output is.
 func newPrinter(out *os.File) *printer {
 	p := &printer{out: out, width: defaultWidth}
-	if columns, ok := sys.Terminal(out); ok {
+	if columns, _, err := term.GetSize(int(out.Fd())); err == nil {
 		p.colour = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 		if columns > 0 {
 			p.width = min(max(columns, minWidth), maxWidth)
