@@ -69,10 +69,10 @@ func examples() []Record {
 	}
 }
 
-func encodeAll(t *testing.T, format Format, records []Record) string {
+func encodeAll(t *testing.T, console bool, records []Record) string {
 	t.Helper()
 	var out bytes.Buffer
-	l, err := OpenLog(LogOptions{Writer: &out, Format: format, Zone: time.UTC})
+	l, err := OpenLog(LogOptions{Writer: &out, Console: console, Zone: time.UTC})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,8 +97,8 @@ func doc(t *testing.T) string {
 // The examples in the documentation are what the code writes.
 func TestDocumentedExamples(t *testing.T) {
 	text := doc(t)
-	for _, format := range []Format{JSON, Console} {
-		for line := range strings.Lines(encodeAll(t, format, examples())) {
+	for _, console := range []bool{false, true} {
+		for line := range strings.Lines(encodeAll(t, console, examples())) {
 			if !strings.Contains(text, line) {
 				t.Errorf("%s does not show\n%s", docPath, line)
 			}
@@ -127,7 +127,7 @@ func documentedIn(t *testing.T, heading string) []string {
 // fieldsOf returns the fields that a record is written with, in order.
 func fieldsOf(t *testing.T, r *Record) (written []string) {
 	t.Helper()
-	d := json.NewDecoder(strings.NewReader(encodeAll(t, JSON, []Record{*r})))
+	d := json.NewDecoder(strings.NewReader(encodeAll(t, false, []Record{*r})))
 	path := ""
 	for depth, key := 0, true; d.More() || depth > 0; {
 		token, err := d.Token()
@@ -224,7 +224,7 @@ func TestDocumentedValues(t *testing.T) {
 
 // Every line is one JSON object whose fields have the types that programs expect.
 func TestJSONTypes(t *testing.T) {
-	text := encodeAll(t, JSON, examples())
+	text := encodeAll(t, false, examples())
 	if strings.Count(text, "\n") != len(examples()) {
 		t.Fatalf("%d lines for %d records", strings.Count(text, "\n"), len(examples()))
 	}
@@ -276,12 +276,12 @@ func TestHostileNames(t *testing.T) {
 	r.Endpoint = &ep
 	r.Failed = []Attempt{{&ep, 1, DialRefused}}
 	r.Port = &service.Port{Name: service.PortName{Name: service.Name{Namespace: evil, Name: evil}, Port: evil}}
-	for _, format := range []Format{JSON, Console} {
-		text := encodeAll(t, format, []Record{r})
-		if strings.Count(text, "\n") != 1 || strings.ContainsAny(text[:len(text)-1], "\n\x1b\x7f") && format == Console {
-			t.Errorf("%v: %q", format, text)
+	for _, console := range []bool{false, true} {
+		text := encodeAll(t, console, []Record{r})
+		if strings.Count(text, "\n") != 1 || strings.ContainsAny(text[:len(text)-1], "\n\x1b\x7f") && console {
+			t.Errorf("console %v: %q", console, text)
 		}
-		if format == JSON {
+		if !console {
 			var v map[string]any
 			if err := json.Unmarshal([]byte(text), &v); err != nil || v["node"] != evil || v["pod"] != "default/"+evil {
 				t.Errorf("%v: %s", err, text)
@@ -291,18 +291,18 @@ func TestHostileNames(t *testing.T) {
 }
 
 func TestEmptyRecord(t *testing.T) {
-	for _, format := range []Format{JSON, Console} {
-		if text := encodeAll(t, format, make([]Record, 1)); strings.Count(text, "\n") != 1 {
-			t.Errorf("%v: %q", format, text)
+	for _, console := range []bool{false, true} {
+		if text := encodeAll(t, console, make([]Record, 1)); strings.Count(text, "\n") != 1 {
+			t.Errorf("console %v: %q", console, text)
 		}
 	}
 }
 
 func BenchmarkEncode(b *testing.B) {
-	for form, format := range map[string]Format{"json": JSON, "console": Console} {
+	for form, console := range map[string]bool{"json": false, "console": true} {
 		for i, name := range []string{"plain", "retried"} {
 			b.Run(form+"/"+name, func(b *testing.B) {
-				l, err := OpenLog(LogOptions{Writer: discard{}, Format: format})
+				l, err := OpenLog(LogOptions{Writer: discard{}, Console: console})
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -14,7 +14,7 @@ import (
 // The record of a connection whose first endpoint refused, as a line for people.
 // Times are nanoseconds of the event loop's clock.
 func Example() {
-	log, err := conntrack.OpenLog(conntrack.LogOptions{Writer: os.Stdout, Format: conntrack.Console, Zone: time.UTC})
+	log, err := conntrack.OpenLog(conntrack.LogOptions{Writer: os.Stdout, Console: true, Zone: time.UTC})
 	if err != nil {
 		fmt.Println(err)
 		return

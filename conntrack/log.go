@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -14,33 +15,14 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// Format is the format of the access log.
-type Format uint8
-
-// The formats.
-const (
-	JSON    Format = iota // one JSON object on each line
-	Console               // human-readable lines
-)
-
-// ParseFormat converts the name of a format: "json" or "console".
-func ParseFormat(name string) (Format, error) {
-	switch name {
-	case "json":
-		return JSON, nil
-	case "console":
-		return Console, nil
-	}
-	return JSON, fmt.Errorf("access log format %q: unknown (available: json, console)", name)
-}
-
 // LogOptions configure the access log.
 type LogOptions struct {
 	// Path is the file to append to, or "-" for standard output.
 	Path string
 	// Writer replaces Path if it is not nil.
 	Writer io.Writer
-	Format Format
+	// Console writes lines for people in place of JSON objects.
+	Console bool
 	// Keep selects the records that are written; nil selects all. The sink's goroutine
 	// calls it.
 	Keep func(*Record) bool
@@ -135,12 +117,8 @@ func OpenLog(opts LogOptions) (*Log, error) {
 		l.path, l.file, l.out = opts.Path, f, f
 	}
 	l.buf.Grow(writeSize + writeSize/4)
-	if opts.Format == Console {
-		zone := opts.Zone
-		if zone == nil {
-			zone = time.Local
-		}
-		l.encode = newConsoleEncoder(&l.buf, zone).encode
+	if opts.Console {
+		l.encode = newConsoleEncoder(&l.buf, cmp.Or(opts.Zone, time.Local)).encode
 	} else {
 		l.encode = NewJSONEncoder(&l.buf).Encode
 	}

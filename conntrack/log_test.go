@@ -58,17 +58,6 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
-func TestParseFormat(t *testing.T) {
-	for name, f := range map[string]Format{"json": JSON, "console": Console} {
-		if got, err := ParseFormat(name); got != f || err != nil {
-			t.Errorf("ParseFormat(%q) = %v, %v", name, got, err)
-		}
-	}
-	if _, err := ParseFormat("xml"); err == nil || err.Error() != `access log format "xml": unknown (available: json, console)` {
-		t.Errorf("ParseFormat(xml): %v", err)
-	}
-}
-
 func TestLogFile(t *testing.T) {
 	old := syscall.Umask(0)
 	defer syscall.Umask(old)
@@ -100,7 +89,7 @@ func TestLogFile(t *testing.T) {
 // Flush writes all encoded lines to the file, for programs that follow it.
 func TestFlushWrites(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "access.log")
-	l := open(t, LogOptions{Path: path, Format: Console})
+	l := open(t, LogOptions{Path: path, Console: true})
 	defer l.Close()
 	l.Write(numbered(1, 4))
 	if text := read(t, path); text != "" {

@@ -89,7 +89,7 @@ func TestSchema(t *testing.T) {
 	all := examples()[1]
 	all.Protocol = service.UDP
 	all.Event = Opened
-	for line := range strings.Lines(encodeAll(t, JSON, append(records, all))) {
+	for line := range strings.Lines(encodeAll(t, false, append(records, all))) {
 		var v any
 		if err := json.Unmarshal([]byte(line), &v); err != nil {
 			t.Fatal(err)

@@ -56,7 +56,6 @@
 package datagram
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -93,44 +92,28 @@ type Config struct {
 	Log Logging
 }
 
-// Logging selects the sessions that leave a record in the access log.
-type Logging uint8
+// Logging selects the sessions that leave a record in the access log; all of them if
+// empty.
+type Logging string
 
 // The values of Logging.
 const (
-	LogAll Logging = iota
+	LogAll Logging = "all"
 	// LogSampled selects one session in sampleEvery, and each session that met a
 	// failed endpoint or did not end by its timeout.
-	LogSampled
-	LogOff
+	LogSampled Logging = "sampled"
+	LogOff     Logging = "off"
 )
 
 // sampleEvery: LogSampled selects one in so many ordinary sessions.
 const sampleEvery = 100
 
-// ParseLogging converts "all", "sampled" or "off".
-func ParseLogging(s string) (Logging, error) {
-	switch s {
-	case "all":
-		return LogAll, nil
-	case "sampled":
-		return LogSampled, nil
-	case "off":
-		return LogOff, nil
-	}
-	return LogAll, fmt.Errorf("%q: not one of all, sampled, off", s)
-}
-
 // Wants reports whether a session's record goes to the access log.
 func (l Logging) Wants(r *conntrack.Record) bool {
-	switch l {
-	case LogAll:
-		return true
-	case LogOff:
-		return false
-	}
-	switch r.End {
-	case conntrack.Idle, conntrack.Responses, conntrack.Evicted:
+	switch {
+	case l != LogSampled:
+		return l != LogOff
+	case r.End == conntrack.Idle, r.End == conntrack.Responses, r.End == conntrack.Evicted:
 		return len(r.Failed) > 0 || r.ID%sampleEvery == 0
 	}
 	return true

@@ -70,7 +70,7 @@ func (w *worker) open(o *replySocket, k key) *session {
 	if !c.dial(st, &v) {
 		return nil
 	}
-	c.record.Quiet = s.options.Log != LogAll
+	c.record.Quiet = s.options.Log == LogSampled || s.options.Log == LogOff
 	c.record.Announce(now)
 	return c
 }

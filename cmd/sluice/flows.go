@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/datagram"
 	"github.com/sluice-proxy/sluice/flow"
 	"github.com/sluice-proxy/sluice/internal/hostnet"
@@ -74,7 +73,7 @@ func (p *proxy) openFlows(logging datagram.Logging, transports map[service.Proto
 		HalfClosedTimeout: o.relay.HalfClosedTimeout,
 		UDPTimeout:        o.datagram.Timeout,
 		UDPStreamTimeout:  o.datagram.StreamTimeout,
-		WantsUDP:          func(r *conntrack.Record) bool { return logging.Wants(r) },
+		WantsUDP:          logging.Wants,
 		Logger:            p.log,
 	})
 	if err != nil {

@@ -90,9 +90,9 @@ func outputs(t *testing.T, s string) map[string]string {
 		})
 		write("findings as "+form, func(b *bytes.Buffer) { readManifest(t, s, zerolog.New(formatLog(form, b, false))) })
 	}
-	for form, name := range map[conntrack.Format]string{conntrack.JSON: "access log as json", conntrack.Console: "access log for people"} {
+	for console, name := range map[bool]string{false: "access log as json", true: "access log for people"} {
 		write(name, func(b *bytes.Buffer) {
-			l, err := conntrack.OpenLog(conntrack.LogOptions{Writer: b, Format: form, Zone: time.UTC})
+			l, err := conntrack.OpenLog(conntrack.LogOptions{Writer: b, Console: console, Zone: time.UTC})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -210,11 +210,7 @@ func (p *proxy) openAccessLog() (err error) {
 	if o.accessLog == "off" {
 		return nil
 	}
-	format, err := conntrack.ParseFormat(o.accessLogFormat.value)
-	if err != nil {
-		return err
-	}
-	p.accessLog, err = conntrack.OpenLog(conntrack.LogOptions{Path: o.accessLog, Format: format, Keep: o.records.keep(), Logger: p.log, Rate: o.recordRate()})
+	p.accessLog, err = conntrack.OpenLog(conntrack.LogOptions{Path: o.accessLog, Console: o.accessLogFormat.value == "console", Keep: o.records.keep(), Logger: p.log, Rate: o.recordRate()})
 	return err
 }
 
@@ -263,9 +259,7 @@ func (p *proxy) makeLoops(limits limits) error {
 		return fmt.Errorf("--balancer: %w", err)
 	}
 	limits.stream.Balancer, limits.datagram.Balancer = defaults, defaults
-	if limits.datagram.Log, err = datagram.ParseLogging(o.accessLogUDP.value); err != nil {
-		return fmt.Errorf("--access-log-udp: %w", err)
-	}
+	limits.datagram.Log = datagram.Logging(o.accessLogUDP.value)
 	rules := upstream.New(p.steer.Traits(), func(a, b netip.Addr) bool { return p.host.Load().SameLink(a, b) }, p.log)
 	p.stream = stream.New(stream.Options{
 		Config:   limits.stream,

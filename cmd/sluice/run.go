@@ -74,7 +74,7 @@ func newRunOptions() *runOptions {
 		dataPath:        choice{value: pathRelay, allowed: []string{pathAuto, pathKernel, pathRelay}},
 		splice:          newChoice("auto", "off"),
 		accessLogFormat: newChoice("json", "console"),
-		accessLogUDP:    newChoice("all", "sampled", "off"),
+		accessLogUDP:    newChoice(string(datagram.LogAll), string(datagram.LogSampled), string(datagram.LogOff)),
 		logFormat:       newChoice("text", "json"),
 	}
 }

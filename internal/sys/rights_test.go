@@ -57,15 +57,3 @@ func TestSendFiles(t *testing.T) {
 		t.Errorf("3 files where 1 is taken: no error, %d files", len(files))
 	}
 }
-
-func TestTerminal(t *testing.T) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	defer w.Close()
-	if _, ok := Terminal(w); ok {
-		t.Error("a pipe is taken for a terminal")
-	}
-}

@@ -12,10 +12,10 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-func written(t *testing.T, f conntrack.Format, r conntrack.Record) string {
+func written(t *testing.T, console bool, r conntrack.Record) string {
 	t.Helper()
 	var text bytes.Buffer
-	log, err := conntrack.OpenLog(conntrack.LogOptions{Writer: &text, Format: f})
+	log, err := conntrack.OpenLog(conntrack.LogOptions{Writer: &text, Console: console})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func exampleRecord() conntrack.Record {
 }
 
 func TestParseRecord(t *testing.T) {
-	r, err := parseRecord([]byte(written(t, conntrack.JSON, exampleRecord())))
+	r, err := parseRecord([]byte(written(t, false, exampleRecord())))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -65,9 +65,9 @@ func TestLineIsTheConsoleForm(t *testing.T) {
 	datagrams := conntrack.Record{Wall: whole.Wall, Protocol: service.UDP, Client: whole.Client, VIP: whole.VIP}
 	for _, r := range []conntrack.Record{whole, opened, connecting, failed, datagrams} {
 		var forms [2]string
-		for i, format := range []conntrack.Format{conntrack.JSON, conntrack.Console} {
+		for i, console := range []bool{false, true} {
 			var text bytes.Buffer
-			log, err := conntrack.OpenLog(conntrack.LogOptions{Writer: &text, Format: format})
+			log, err := conntrack.OpenLog(conntrack.LogOptions{Writer: &text, Console: console})
 			if err != nil {
 				t.Fatal(err)
 			}
