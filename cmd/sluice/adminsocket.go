@@ -87,13 +87,15 @@ func (p *proxy) openAdminSocket(h http.Handler) (err error) {
 }
 
 // onLoops posts to the loop of each shard of the table of connections.
-func (p *proxy) onLoops() conntrack.Post {
-	var loops []*poll.Loop
+func (p *proxy) onLoops() conntrack.Post { return conntrack.OnLoops(p.allLoops()) }
+
+// allLoops returns the loop of each shard.
+func (p *proxy) allLoops() (loops []*poll.Loop) {
 	for _, l := range p.loops {
 		loops = append(loops, l.Poll)
 	}
 	if p.flows != nil {
 		loops = append(loops, p.flows.loop)
 	}
-	return conntrack.OnLoops(loops)
+	return loops
 }

@@ -42,9 +42,9 @@ func (p *proxy) run(ctx context.Context, hangups <-chan os.Signal) error {
 			}
 		})
 	}
-	for _, l := range p.loops {
+	for _, l := range p.allLoops() {
 		go func() {
-			if err := l.Poll.Run(); err != nil {
+			if err := l.Run(); err != nil {
 				failed <- err
 			}
 		}()
@@ -56,11 +56,6 @@ func (p *proxy) run(ctx context.Context, hangups <-chan os.Signal) error {
 		running.Go(func() { p.servePage(ctx) })
 	}
 	if p.flows != nil {
-		go func() {
-			if err := p.flows.loop.Run(); err != nil {
-				failed <- err
-			}
-		}()
 		if err := p.flows.server.Start(); err != nil {
 			return err
 		}
@@ -89,27 +84,25 @@ func (p *proxy) run(ctx context.Context, hangups <-chan os.Signal) error {
 	}
 
 	defer p.stop()
-	maintenance := time.NewTimer(p.manager.NextMaintenance())
+	p.maintained = time.Now()
+	maintenance := time.NewTimer(0)
 	defer maintenance.Stop()
 	for {
+		// Counted from the last one: whatever happens often must not put it off.
+		maintenance.Reset(time.Until(p.maintained.Add(p.nextMaintenance())))
 		select {
 		case c := <-changes:
 			p.apply(c)
-			maintenance.Reset(p.manager.NextMaintenance())
 		case f := <-p.requests:
 			f()
-			maintenance.Reset(p.manager.NextMaintenance())
 		case s := <-hosts:
 			p.hostChanged(s)
-			maintenance.Reset(p.manager.NextMaintenance())
 		case <-maintenance.C:
 			p.maintain()
-			maintenance.Reset(p.nextMaintenance())
 		case <-p.node.timer.C:
 			p.node.tell()
 		case <-p.steer.Changed():
 			p.maintain()
-			maintenance.Reset(p.nextMaintenance())
 		case err := <-failed:
 			return err
 		case err := <-p.fatal:
@@ -252,6 +245,7 @@ func namespaceOf(object string) string {
 }
 
 func (p *proxy) maintain() {
+	defer func() { p.maintained = time.Now() }()
 	complete := p.manager.Complete()
 	repaired, err := p.manager.Maintain()
 	if err != nil {

@@ -101,6 +101,7 @@ type proxy struct {
 	reported      map[service.Problem]bool
 	lines         once.Lines   // about problems, for each namespace
 	trouble       once.Trouble // what notInForce said
+	maintained    time.Time    // when maintenance ended last; run's goroutine's
 }
 
 // newProxy creates everything that can fail before it changes anything in the

@@ -169,6 +169,11 @@ var faults = []mutation{
 		pkg: "source/manifests", test: "TestDirectoriesBehindSymlinksAreBounded",
 	},
 	{
+		name: "maintenance-put-off", what: "each change puts the next look at the kernel's state off",
+		file: "cmd/sluice/loop.go", old: "p.maintained.Add(p.nextMaintenance())", new: "time.Now().Add(p.nextMaintenance())",
+		pkg: "test/e2e", test: "TestPortThatAnotherProgramHoldsIsNotTaken",
+	},
+	{
 		name: "others-table", what: "another program's table of our name is removed",
 		file: "redirect/tproxy/reader.go", old: "return c.marked || len(c.sets) > 0 &&", new: "return true || len(c.sets) > 0 &&",
 		pkg: "redirect/tproxy", test: "TestSomebodyElsesTableOfOurName",
