@@ -1,7 +1,6 @@
 package conntrack
 
 import (
-	"cmp"
 	"slices"
 	"sync"
 
@@ -70,14 +69,7 @@ func (t *Table) Totals() (ports []PortTotals, all Totals) {
 		all.Add(&p.Totals)
 		ports = append(ports, p)
 	}
-	slices.SortFunc(ports, func(a, b PortTotals) int {
-		return cmp.Or(
-			cmp.Compare(a.Name.Namespace, b.Name.Namespace),
-			cmp.Compare(a.Name.Name.Name, b.Name.Name.Name),
-			cmp.Compare(a.Name.Port, b.Name.Port),
-			cmp.Compare(a.Name.Protocol, b.Name.Protocol),
-		)
-	})
+	slices.SortFunc(ports, func(a, b PortTotals) int { return a.Name.Compare(b.Name) })
 	return ports, all
 }
 

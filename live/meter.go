@@ -329,13 +329,5 @@ func (f *Frame) Sort(by string) error {
 }
 
 func (k *Key) compare(o *Key) int {
-	return cmp.Or(
-		cmp.Compare(k.Service.Namespace, o.Service.Namespace),
-		cmp.Compare(k.Service.Name.Name, o.Service.Name.Name),
-		cmp.Compare(k.Service.Port, o.Service.Port),
-		cmp.Compare(k.Service.Protocol, o.Service.Protocol),
-		k.Endpoint.Compare(o.Endpoint),
-		k.Client.Compare(o.Client),
-		cmp.Compare(k.Node, o.Node),
-	)
+	return cmp.Or(k.Service.Compare(o.Service), k.Endpoint.Compare(o.Endpoint), k.Client.Compare(o.Client), cmp.Compare(k.Node, o.Node))
 }

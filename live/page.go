@@ -32,7 +32,7 @@ var orders = map[string]Order{
 	"client":              func(a, b *conntrack.Record) int { return a.Client.Compare(b.Client) },
 	"vip":                 func(a, b *conntrack.Record) int { return a.VIP.Compare(b.VIP) },
 	"endpoint":            func(a, b *conntrack.Record) int { return endpointOf(a).Addr.Compare(endpointOf(b).Addr) },
-	"pod":                 func(a, b *conntrack.Record) int { return compareNames(&endpointOf(a).Pod, &endpointOf(b).Pod) },
+	"pod":                 func(a, b *conntrack.Record) int { return endpointOf(a).Pod.Compare(endpointOf(b).Pod) },
 	"node":                func(a, b *conntrack.Record) int { return cmp.Compare(endpointOf(a).Node, endpointOf(b).Node) },
 	"service":             compareServices,
 	"state":               byNumber(func(r *conntrack.Record) int64 { return int64(r.State()) }),
@@ -52,10 +52,6 @@ func endpointOf(r *conntrack.Record) *service.Endpoint {
 	return r.Endpoint
 }
 
-func compareNames(a, b *service.Name) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-}
-
 func compareServices(a, b *conntrack.Record) int {
 	switch {
 	case a.Port == b.Port:
@@ -65,7 +61,7 @@ func compareServices(a, b *conntrack.Record) int {
 	case b.Port == nil:
 		return 1
 	}
-	return cmp.Or(compareNames(&a.Port.Name.Name, &b.Port.Name.Name), cmp.Compare(a.Port.Name.Port, b.Port.Name.Port))
+	return a.Port.Name.Compare(b.Port.Name)
 }
 
 // Orders returns the names of all orders, sorted.

@@ -70,6 +70,11 @@ func (n PortName) String() string {
 	return n.Name.String() + ":" + n.Port
 }
 
+// Compare orders service ports by name, port name and protocol.
+func (n PortName) Compare(o PortName) int {
+	return cmp.Or(n.Name.Compare(o.Name), cmp.Compare(n.Port, o.Port), cmp.Compare(n.Protocol, o.Protocol))
+}
+
 // AddressKind is the kind of a service's address (A3.1).
 type AddressKind uint8
 

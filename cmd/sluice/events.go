@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/admin"
-	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
 )
@@ -55,15 +54,8 @@ const metricsRetry = 5 * time.Second
 
 // serveMetrics answers on the address of the metrics until ctx ends.
 func (p *proxy) serveMetrics(ctx context.Context) {
-	var failing once.Trouble
 	listen := func() (net.Listener, error) { return admin.Listen(p.options.metricsAddress) }
-	admin.NewServer(p.pages, &p.metricsConns).Keep(ctx, p.metrics, listen, metricsRetry, func(err error) {
-		switch {
-		case err == nil && failing.Over():
-			p.log.Info().Msg("the metrics are served now")
-		case err != nil && failing.New(err.Error()):
-			p.log.Error().Err(err).Msg("the metrics are not served; trying again")
-			p.events.Send(kubernetes.Event{Warning: true, Reason: "FailedToStartMetricServer", Action: "StartKubeProxy", Note: err.Error()})
-		}
-	})
+	admin.NewServer(p.pages, &p.metricsConns).Keep(ctx, p.metrics, listen, metricsRetry, p.tellServed("the metrics are", func(err error) {
+		p.events.Send(kubernetes.Event{Warning: true, Reason: "FailedToStartMetricServer", Action: "StartKubeProxy", Note: err.Error()})
+	}))
 }

@@ -58,13 +58,20 @@ const webRetry = 5 * time.Second
 
 // servePage serves the page until ctx ends.
 func (p *proxy) servePage(ctx context.Context) {
+	p.page.Keep(ctx, webRetry, p.tellServed("the page is", func(error) {}))
+}
+
+// tellServed returns a function that logs, once each, that something is not served, which
+// it also tells failed, and that it is again.
+func (p *proxy) tellServed(what string, failed func(error)) func(error) {
 	var failing once.Trouble
-	p.page.Keep(ctx, webRetry, func(err error) {
+	return func(err error) {
 		switch {
 		case err == nil && failing.Over():
-			p.log.Info().Msg("the page is served now")
+			p.log.Info().Msg(what + " served now")
 		case err != nil && failing.New(err.Error()):
-			p.log.Error().Err(err).Msg("the page is not served; trying again")
+			p.log.Error().Err(err).Msg(what + " not served; trying again")
+			failed(err)
 		}
-	})
+	}
 }

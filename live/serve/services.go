@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -31,9 +32,7 @@ func (h *Handler) services(_ *http.Request, q *params) (any, error) {
 			found = append(found, p)
 		}
 	}
-	slices.SortFunc(found, func(a, b *service.Port) int {
-		return strings.Compare(a.Name.String()+" "+a.Name.Protocol.String(), b.Name.String()+" "+b.Name.Protocol.String())
-	})
+	slices.SortFunc(found, func(a, b *service.Port) int { return a.Name.Compare(b.Name) })
 	answer := &api.Services{Matched: len(found), Partial: !all, Services: []api.Service{}}
 	found = found[min(offset, len(found)):]
 	found = found[:min(limit, len(found))]
@@ -156,20 +155,20 @@ func totalsOf(t *conntrack.Totals) api.Totals {
 		BytesFromClient: t.BytesFromClient, BytesFromEndpoint: t.BytesFromEndpoint,
 	}
 	for _, e := range conntrack.DialErrors() {
-		if n := t.Failed[e]; n > 0 {
-			if out.FailedAttempts == nil {
-				out.FailedAttempts = make(map[string]uint64)
-			}
-			out.FailedAttempts[e.String()] = n
-		}
+		count(&out.FailedAttempts, e, t.Failed[e])
 	}
 	for _, e := range conntrack.Ends() {
-		if n := t.Ended[e]; n > 0 {
-			if out.Ended == nil {
-				out.Ended = make(map[string]uint64)
-			}
-			out.Ended[e.String()] = n
-		}
+		count(&out.Ended, e, t.Ended[e])
 	}
 	return out
+}
+
+// count adds a number that is not 0 to a map, which is nil while it is empty.
+func count(to *map[string]uint64, what fmt.Stringer, n uint64) {
+	if n > 0 && *to == nil {
+		*to = make(map[string]uint64)
+	}
+	if n > 0 {
+		(*to)[what.String()] = n
+	}
 }
