@@ -205,8 +205,9 @@ func setSCTPLiveness(fd int, l *SCTPLiveness) Errno {
 
 // timeouts is struct sctp_rtoinfo; 0 leaves a value as it is.
 type timeouts struct {
-	assoc             int32
-	initial, max, min uint32
+	_            int32 // the association
+	initial, max uint32
+	_            uint32 // min
 }
 
 func setTimeouts(fd int, t timeouts) Errno {
