@@ -83,7 +83,8 @@ func filtering(t *testing.T, d *demo, b *browser) {
 	b.await("all Services are back", `document.querySelectorAll(".node.service").length === 4 && document.getElementById("filter-error").hidden`)
 }
 
-// An address with a filter is one step of the browser's history, and Back leaves it.
+// An address is one step of the browser's history, also where the page writes it in
+// another way, and Back leaves it.
 func addressed(t *testing.T, _ *demo, b *browser) {
 	b.visit("#/services")
 	b.await("the Services are shown", `document.querySelectorAll("main tbody tr").length === 4`)
@@ -95,6 +96,13 @@ func addressed(t *testing.T, _ *demo, b *browser) {
 	}
 	b.run(chromedp.Evaluate(`history.back()`, nil))
 	b.await("Back shows all Services", `location.hash === "#/services" && document.querySelectorAll("main tbody tr").length === 4`)
+	for address, shown := range map[string]string{"#/nowhere": "#/map", "#/records?f=atempts%3E1": "#/records", "#/services?f=service%3Dshop/cart": "#/services?f=service%3Dshop%2Fcart"} {
+		b.run(chromedp.Evaluate(fmt.Sprintf("void (location.hash = %q)", address), nil))
+		b.await(address+" is "+shown, fmt.Sprintf("location.hash === %q", shown))
+		b.run(chromedp.Evaluate(`history.back()`, nil))
+		b.await("Back leaves "+address, `location.hash === "#/services"`)
+	}
+	b.filter("")
 }
 
 // The story of a connection that met the dead pod names it.

@@ -47,14 +47,14 @@ function read() {
 
 const valueOf = (s) => s && s.kind + ":" + (s.key ?? s.endpoint ?? s.pod ?? s.client ?? s.id);
 
-/** Writes it into the address. */
-function write(view = current) {
+/** Writes it into the address, as a step of the browser's history or in the place of the last one. */
+function write(how = "pushState") {
   const params = new URLSearchParams();
   if (store.filter) params.set("f", store.filter);
   if (store.selection) params.set("sel", valueOf(store.selection));
   const query = params.toString();
-  const hash = "#/" + view.name + (query ? "?" + query : "");
-  if (hash !== location.hash) history.pushState(null, "", hash);
+  const hash = "#/" + current.name + (query ? "?" + query : "");
+  if (hash !== location.hash) history[how](null, "", hash);
   tabs.forEach((t, i) => t.setAttribute("href", "#/" + views[i].name + (query ? "?" + query : "")));
 }
 
@@ -79,10 +79,10 @@ async function arrive() {
   const to = read();
   if (to.filter !== store.filter) await setFilter(to.filter, signal).catch(() => signal.aborted || emit("propose", to.filter));
   if (signal.aborted) return;
-  arrival = null;
   show(to.view);
   if (valueOf(to.selection) !== valueOf(store.selection)) select(to.selection);
-  write();
+  arrival = null;
+  write("replaceState");
 }
 
 on("go", (name) => {
