@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 )
@@ -103,6 +104,14 @@ func addressed(t *testing.T, _ *demo, b *browser) {
 		b.await("Back leaves "+address, `location.hash === "#/services"`)
 	}
 	b.filter("")
+	// A key while the proxy is asked for the filter of an address is what counts.
+	b.run(chromedp.Evaluate(`addEventListener("hashchange", () => dispatchEvent(new KeyboardEvent("keydown", { key: "3" })), { once: true }); void (location.hash = "#/records?f=attempts%3E1")`, nil))
+	b.await("3 is the endpoints", `document.querySelector("[aria-current]").textContent === "Endpoints"`)
+	await := func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }
+	b.run(chromedp.Evaluate(`fetch("/v1/connections?limit=0&filter=attempts%3E1").then((r) => r.text())`, nil, await))
+	if got := eval[string](b, `document.querySelector("[aria-current]").textContent + document.getElementById("filter-input").value`); got != "Endpoints" {
+		t.Errorf("the page shows %s", got)
+	}
 }
 
 // The story of a connection that met the dead pod names it.

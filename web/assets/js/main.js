@@ -85,10 +85,15 @@ async function arrive() {
   write("replaceState");
 }
 
-on("go", (name) => {
-  show(views.find((v) => v.name === name));
+/** Goes to a view, whatever an address waits for. */
+function go(view) {
+  arrival?.abort();
+  arrival = null;
+  show(view);
   write();
-});
+}
+
+on("go", (name) => go(views.find((v) => v.name === name)));
 for (const event of ["selection", "filter"]) on(event, () => arrival || write());
 
 function state() {
@@ -138,10 +143,8 @@ addEventListener("keydown", (e) => {
     e.preventDefault();
     box.focus();
   } else if (e.key === "?") keys.open();
-  else if (/^[1-6]$/.test(e.key)) {
-    show(views[e.key - 1]);
-    write();
-  } else current?.made.key?.(e);
+  else if (/^[1-6]$/.test(e.key)) go(views[e.key - 1]);
+  else current?.made.key?.(e);
 });
 
 addEventListener("hashchange", arrive);
