@@ -13,11 +13,8 @@ import (
 	"github.com/sluice-proxy/sluice/live/socket"
 )
 
-// Values of --admin-socket beside paths and names.
-const (
-	adminSocketAuto = "auto"
-	adminSocketOff  = "off"
-)
+// adminSocketOff is a value of --admin-socket, as socket.Auto is.
+const adminSocketOff = "off"
 
 // openLive opens what answers questions about now: the admin socket, and the page.
 func (p *proxy) openLive() error {
@@ -71,7 +68,7 @@ func (p *proxy) answers() (serve.Options, error) {
 // error: the proxy serves without it.
 func (p *proxy) openAdminSocket(h http.Handler) (err error) {
 	o := p.options
-	if o.adminSocket != adminSocketAuto {
+	if o.adminSocket != socket.Auto {
 		p.admin, err = socket.Listen(o.adminSocket, h)
 		return err
 	}

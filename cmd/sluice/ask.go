@@ -33,7 +33,7 @@ commas. A word alone is searched for in names and addresses. Quote < and > for
 the shell. docs/admin-api.md lists the fields; the shell completes them.`
 
 func (a *asker) register(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&a.socket, "admin-socket", "", "socket of the proxy: a path, or @ and an abstract name (default: that of the proxy that runs here)")
+	cmd.Flags().StringVar(&a.socket, "admin-socket", "", "socket of the proxy: a path, @ and an abstract name, or auto: that of the proxy that runs here (default: auto)")
 }
 
 // find returns the proxy to ask, and a context that ends with Ctrl-C.

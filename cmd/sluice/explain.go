@@ -184,7 +184,7 @@ func (o *explainOptions) asker(cmd *cobra.Command) (explain.Asker, error) {
 	var none error // why no proxy is asked
 	if !own && o.adminSocket != adminSocketOff {
 		var c *client.Client
-		if c, none = o.findProxy(cmd); none == nil {
+		if c, none = client.Find(cmd.Context(), o.adminSocket); none == nil {
 			cmd.PrintErrf("the running proxy answers: node %s, process %d, %s\n", printable.Name(c.Version.Node), c.Version.PID, c.Name)
 			return askProxy(cmd.Context(), c, text), nil
 		}
@@ -202,15 +202,6 @@ func (o *explainOptions) asker(cmd *cobra.Command) (explain.Asker, error) {
 	return func(q explain.Question) (*explain.Answer, error) {
 		return explain.Ask(table, q, text), nil
 	}, nil
-}
-
-// findProxy finds the proxy to ask.
-func (o *explainOptions) findProxy(cmd *cobra.Command) (*client.Client, error) {
-	name := o.adminSocket
-	if name == adminSocketAuto {
-		name = ""
-	}
-	return client.Find(cmd.Context(), name)
 }
 
 // askProxy has a running proxy answer by the policy in force.

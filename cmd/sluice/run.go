@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/kubeproxyconfig"
 	"github.com/sluice-proxy/sluice/datagram"
 	"github.com/sluice-proxy/sluice/flow"
+	"github.com/sluice-proxy/sluice/live/socket"
 	"github.com/sluice-proxy/sluice/relay"
 	"github.com/sluice-proxy/sluice/stream"
 )
@@ -196,7 +197,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.StringVar(&o.metricsAddress, "metrics-bind-address", "", "address and port for Prometheus metrics (default: 127.0.0.1:10249 in a cluster, none with --manifests)")
 	f.BoolVar(&o.metricsPerService, "metrics-per-service", true, "export metrics of each service port, some 60 series for a used one; if false, the same metrics are sums over all ports")
 	f.StringVar(&o.healthzAddress, "healthz-bind-address", "", "address and port of the proxy's health, /healthz and /livez (default: 0.0.0.0:10256 in a cluster, none with --manifests)")
-	f.StringVar(&o.adminSocket, "admin-socket", adminSocketAuto, "unix socket that sluice conns, tap and others ask: a path, @ and an abstract name, auto (a file in /run/sluice, else an abstract name), or off")
+	f.StringVar(&o.adminSocket, "admin-socket", socket.Auto, "unix socket that sluice conns, tap and others ask: a path, @ and an abstract name, auto (a file in /run/sluice, else an abstract name), or off")
 	f.BoolVar(&o.history, "history", false, "measure the rates of the last 15 minutes all the time, for the admin socket's /v1/history; if false, only while somebody asks for them")
 	o.web.register(f)
 	f.Var(&o.logFormat, "logging-format", "format of the log on standard error")
@@ -208,23 +209,10 @@ func (o *runOptions) validate() error {
 	if o.manifests != "" && o.cluster.given() {
 		return errors.New("--manifests and a cluster (--kubeconfig, --master, or a --config that names a kubeconfig) exclude each other: give one of them")
 	}
-	if err := o.completeKubeProxy(); err != nil {
-		return err
-	}
-	if err := o.cluster.validate(); err != nil {
-		return err
-	}
-	if err := o.records.validate(); err != nil {
-		return err
-	}
-	if err := o.web.validate(); err != nil {
-		return err
-	}
-	if err := o.decisionOptions.validate(); err != nil {
-		return err
-	}
-	if err := o.steering.validate(); err != nil {
-		return err
+	for _, validate := range []func() error{o.completeKubeProxy, o.cluster.validate, o.records.validate, o.web.validate, o.decisionOptions.validate, o.steering.validate} {
+		if err := validate(); err != nil {
+			return err
+		}
 	}
 	if o.workers == 0 {
 		o.workers = runtime.GOMAXPROCS(0)

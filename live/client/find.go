@@ -16,11 +16,11 @@ import (
 	"github.com/sluice-proxy/sluice/live/socket"
 )
 
-// Find returns a Client of a proxy: that of a socket if it is named, else the one of
-// this network namespace. Proxies of others are never taken by themselves: they may
+// Find returns a Client of a proxy: that of a socket if it is named, else (empty, or
+// socket.Auto) the one of this network namespace. Proxies of others are never taken by themselves: they may
 // be tests, or demos. The error says what to do.
 func Find(ctx context.Context, name string) (*Client, error) {
-	if name != "" {
+	if name != "" && name != socket.Auto {
 		c := New(name)
 		if err := c.greet(ctx); err != nil {
 			return nil, advise(name, err)

@@ -66,3 +66,16 @@ func TestFindHere(t *testing.T) {
 		})
 	}
 }
+
+// No name and "auto" mean the same.
+func TestFindAuto(t *testing.T) {
+	texts := map[string]string{}
+	for _, name := range []string{"", socket.Auto, "nowhere.sock"} {
+		if _, err := Find(t.Context(), name); err != nil {
+			texts[name] = err.Error()
+		}
+	}
+	if texts[""] != texts[socket.Auto] || texts[""] == texts["nowhere.sock"] {
+		t.Errorf("%q", texts)
+	}
+}

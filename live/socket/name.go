@@ -11,6 +11,9 @@ import (
 	"syscall"
 )
 
+// Auto, in place of a socket's name, means the usual one.
+const Auto = "auto"
+
 // Directory is where socket files are.
 const Directory = "/run/sluice"
 
