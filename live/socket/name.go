@@ -11,7 +11,7 @@ import (
 	"syscall"
 )
 
-// Auto, in place of a socket's name, means the usual one.
+// Auto means the usual socket where the name of one is expected.
 const Auto = "auto"
 
 // Directory is where socket files are.
