@@ -3,9 +3,11 @@ package flow
 import (
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -113,5 +115,56 @@ func TestCollisionBehindAnotherPacket(t *testing.T) {
 	}
 	if got := len(n.taken()); got != 3 {
 		t.Errorf("%d records, want 3", got)
+	}
+}
+
+// A client that has a UDP session through a Service may ask its endpoint itself from the
+// same port: the session's port is another socket's soon. What the endpoint sends belongs
+// to what the client asked last, and it sees the client's own address where the session
+// hides it.
+func TestSessionLeavesItsPortToTheClient(t *testing.T) {
+	for _, hidden := range []bool{false, true} {
+		forDeciders(t, func(t *testing.T, by func(*Options)) {
+			lab := netns.NewLab(t, 1)
+			lab.Backends[0].WitnessUDP(t, 8080)
+			endpoint := at(lab.Backends[0].IPv4, 8080)
+			n := newNode(t, lab, by)
+			n.config.MasqueradeAll = hidden
+			n.apply(svc(vip4, nil, endpoint))
+			socket, err := lab.Client.ListenPacket("udp4", lab.Client.IPv4.String()+":45678")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer socket.Close()
+			own := "b1:8080 " + lab.Client.IPv4.String() + ":45678"
+			ask := func(to string) (said string) {
+				t.Helper()
+				if _, err := socket.WriteTo([]byte("hello"), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to))); err != nil {
+					t.Fatal(err)
+				}
+				b := make([]byte, 1<<10)
+				_ = socket.SetReadDeadline(time.Now().Add(patience))
+				size, from, err := socket.ReadFrom(b)
+				if err != nil || from.String() != to {
+					t.Fatalf("hidden %v: asked %s: an answer of %v, %v", hidden, to, from, err)
+				}
+				said, _, _ = strings.Cut(string(b[:size]), "\n")
+				return said
+			}
+			for range 3 {
+				if said := ask(vip4 + ":80"); (said == own) == hidden {
+					t.Errorf("hidden %v: by the Service: %s", hidden, said)
+				}
+				if said := ask(endpoint.String()); said != own {
+					t.Errorf("hidden %v: by itself: %s, want %s", hidden, said, own)
+				}
+			}
+			n.stop()
+			n.left = true
+			n.end()
+			if r := n.taken(); len(r) != 1 || r[0].DatagramsFromClient != 3 || r[0].DatagramsFromEndpoint != 3 || r[0].Path != conntrack.Kernel {
+				t.Errorf("hidden %v: %+v", hidden, r)
+			}
+		})
 	}
 }

@@ -221,6 +221,7 @@ const (
 	kernelSeenCOLLIDED           kernelSeen = 256
 	kernelSeenRECORDED           kernelSeen = 512
 	kernelSeenKNOWN              kernelSeen = 1024
+	kernelSeenBESIDE             kernelSeen = 2048
 )
 
 type kernelServed struct {

@@ -25,6 +25,7 @@ import (
 type device struct {
 	in, out *os.File
 	link    int
+	ifindex int // of in
 }
 
 const virtioHeader = 10 // struct virtio_net_hdr
@@ -42,9 +43,9 @@ func newDevice(t *testing.T, link int, program *ebpf.Program) *device {
 		t.Fatal(err)
 	}
 	d := &device{link: link}
-	var from, to int
+	var to int
 	if err := ns.Do(func() (err error) {
-		if d.in, from, err = openTap("in", link); err != nil {
+		if d.in, d.ifindex, err = openTap("in", link); err != nil {
 			return err
 		}
 		d.out, to, err = openTap("out", link)
@@ -64,7 +65,7 @@ func newDevice(t *testing.T, link int, program *ebpf.Program) *device {
 	}
 	defer onward.Close()
 	for _, p := range []*ebpf.Program{program, onward} {
-		if err := ns.Do(func() error { return attach(t, from, p) }); err != nil {
+		if err := ns.Do(func() error { return attach(t, d.ifindex, p) }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -196,6 +197,7 @@ func TestModelOfDevices(t *testing.T) {
 					program = programs.Ingress
 				}
 				d := newDevice(t, header, program)
+				x.ifindex = uint32(d.ifindex)
 				for i := range max(rounds(20_000), 100) {
 					if i%100 == 0 {
 						x.openWorld()

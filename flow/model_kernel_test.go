@@ -34,6 +34,7 @@ type tested struct {
 	ranges    []kernelOriginKey
 	list      uint32 // the latest number
 	fragments map[modelFragment]bool
+	ifindex   uint32 // of the packets' interface
 	complete  uint32 // a flag of BPF_PROG_TEST_RUN, where the kernel has it
 	counts    map[string]int
 }
@@ -50,7 +51,7 @@ func newTested(t testing.TB, seed uint64) *tested {
 		t.Fatal(err)
 	}
 	t.Cleanup(k.close)
-	x := &tested{bpf: k, generator: newGenerator(seed), counts: make(map[string]int)}
+	x := &tested{bpf: k, generator: newGenerator(seed), ifindex: 1, counts: make(map[string]int)}
 	for i, m := range []*ebpf.Map{k.Upcalls, k.Notices} {
 		if x.rings[i], err = ringbuf.NewReader(m); err != nil {
 			t.Fatal(err)
@@ -161,7 +162,7 @@ func (x *tested) store(i int) {
 		return 0
 	}
 	k := kernelFlow{
-		State: f.state, Generation: f.generation, Service: f.service, Ifindex: 1,
+		State: f.state, Generation: f.generation, Service: f.service, Ifindex: x.ifindex,
 		Client: addressOf(f.client.Addr()), Vip: addressOf(f.vip.Addr()), Endpoint: addressOf(f.endpoint.Addr()), Node: addressOf(f.node.Addr()),
 		ClientPort: wire(f.client.Port()), VipPort: wire(f.vip.Port()), EndpointPort: wire(f.endpoint.Port()),
 		MiddlePort: wire(f.middle.Port()), NodePort: wire(f.node.Port()),
@@ -170,6 +171,9 @@ func (x *tested) store(i int) {
 	}
 	if f.masquerade {
 		k.Options |= kernelOptionOPTION_MASQUERADE
+	}
+	if f.elsewhere {
+		k.Ifindex++
 	}
 	for from := range k.Way {
 		k.Way[from] = kernelDirection{Bytes: f.bytes[from], Packets: f.packets[from], End: f.end[from], Acked: f.acked[from]}
@@ -308,7 +312,7 @@ func (x *tested) compareFlows() error {
 			middle: netip.AddrPortFrom(f.middle.Addr(), wire(k.MiddlePort)), node: f.node,
 			masquerade: f.masquerade, protocol: f.protocol, first: f.first,
 			generation: k.Generation, service: k.Service, state: k.State, seen: k.Seen, firstEnd: k.FirstEnd, fin: k.Fin,
-			answered: k.Answered != 0, data: k.Data != 0, closed: k.Closed != 0,
+			answered: k.Answered != 0, data: k.Data != 0, closed: k.Closed != 0, elsewhere: k.Ifindex != x.ifindex,
 		}
 		for from, d := range k.Way {
 			is.bytes[from], is.packets[from], is.end[from], is.acked[from] = d.Bytes, d.Packets, d.End, d.Acked

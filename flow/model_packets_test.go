@@ -91,6 +91,10 @@ func (g *generator) flow(ipv6 bool, protocol byte) modelFlow {
 	if g.one(2) {
 		f.seen |= kernelSeenKNOWN
 	}
+	if protocol == udp && g.one(4) {
+		f.seen |= kernelSeenBESIDE
+	}
+	f.elsewhere = g.one(4)
 	return f
 }
 

@@ -39,6 +39,7 @@ type modelFlow struct {
 	bytes, packets [2]uint64
 	answered, data bool
 	closed         bool
+	elsewhere      bool // the client's packets come by another interface
 }
 
 // tuple is what the packets of an entry get.
@@ -143,6 +144,9 @@ func (m *model) ingress(s *skbuff) modelVerdict {
 	}
 	f := &m.flows[e.flow]
 	switch e.role {
+	case kernelRoleMASQUERADE:
+		f.beside()
+		return pass
 	case kernelRoleTO_ENDPOINT:
 		switch m.fromClient(p, f, e.flow) {
 		case absorb:
@@ -174,6 +178,9 @@ func (m *model) egress(s *skbuff) modelVerdict {
 		return pass
 	}
 	f := &m.flows[e.flow]
+	if f.seen&kernelSeenBESIDE != 0 && e.role != kernelRoleTO_ENDPOINT && e.role != kernelRoleUNMASQUERADE {
+		return pass // the client has asked the endpoint itself last
+	}
 	switch e.role {
 	case kernelRoleTO_CLIENT:
 		switch m.fromEndpoint(s, p, f, e.flow) {
@@ -232,6 +239,9 @@ const longestUpcall = 1600
 func (m *model) begin(s *skbuff, p *modelPacket, before uint32) modelVerdict {
 	id, ok := m.served[modelTuple{dst: p.tuple.dst, protocol: p.tuple.protocol}]
 	if !ok {
+		if e := m.entries[p.tuple.swapped()]; e.role == kernelRoleTO_CLIENT || e.role == kernelRoleSTALE {
+			m.flows[e.flow].beside()
+		}
 		return pass
 	}
 	l := m.loads[id]
@@ -293,6 +303,9 @@ func (m *model) icmpError(s *skbuff, p *modelPacket, roles ...kernelRole) modelV
 		return pass
 	}
 	f := &m.flows[e.flow]
+	if f.seen&kernelSeenBESIDE != 0 && roles[0] == kernelRoleTO_CLIENT {
+		return pass
+	}
 	if e.role == kernelRoleSTALE {
 		return drop
 	}

@@ -51,8 +51,18 @@ func (m *model) fromClient(p *modelPacket, f *modelFlow, index int) modelStep {
 			m.follow(p, f, index, fromClient)
 		}
 	}
+	if f.protocol == udp {
+		f.seen &^= kernelSeenBESIDE
+	}
 	f.count(p, fromClient)
 	return translate
+}
+
+// beside notes a datagram from the client to the endpoint itself, by the session's ports.
+func (f *modelFlow) beside() {
+	if f.protocol == udp && !f.elsewhere {
+		f.seen |= kernelSeenBESIDE
+	}
 }
 
 // fromEndpoint follows a packet E -> C:m.

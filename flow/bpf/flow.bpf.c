@@ -61,14 +61,30 @@ static __always_inline int begins(struct __sk_buff *skb, const struct packet *p)
 	return p->tuple.protocol == IPPROTO_UDP || opens(p);
 }
 
+// to_endpoint looks for a session whose endpoint a client's datagram is for.
+static __always_inline void to_endpoint(struct __sk_buff *skb, const struct packet *p)
+{
+	struct tuple back;
+	swap(&back, &p->tuple);
+	struct entry *e = bpf_map_lookup_elem(&tuples, &back);
+	if (!e || (e->role != TO_CLIENT && e->role != STALE))
+		return;
+	struct flow *f = flow_of(e->flow);
+	if (f)
+		beside(skb, f);
+}
+
 // begin handles a packet without an entry, or one that begins a new connection with the
 // tuple of a flow.
 static __always_inline int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 {
 	struct destination d = {.addr = p->tuple.dst, .port = p->tuple.dport, .protocol = p->tuple.protocol};
 	struct served *s = bpf_map_lookup_elem(&destinations, &d);
-	if (!s)
+	if (!s) {
+		if (p->tuple.protocol == IPPROTO_UDP)
+			to_endpoint(skb, p);
 		return TCX_NEXT;
+	}
 	if (!begins(skb, p)) {
 		count(PASSED_SHAPE);
 		note_relayed(p);
@@ -109,11 +125,15 @@ int ingress(struct __sk_buff *skb)
 		return begin(skb, &p, 0);
 	enum role role = e->role;
 	__u32 index = e->flow;
-	if (role != TO_ENDPOINT && role != UNMASQUERADE)
+	if (role != TO_ENDPOINT && role != UNMASQUERADE && role != MASQUERADE)
 		return TCX_NEXT;
 	struct flow *f = flow_of(index);
 	if (!f)
 		return TCX_NEXT;
+	if (role == MASQUERADE) { // a flow's own packets get this tuple behind this hook
+		beside(skb, f);
+		return TCX_NEXT;
+	}
 	if (role == TO_ENDPOINT) {
 		int sctp = serves_sctp && p.tuple.protocol == IPPROTO_SCTP;
 		switch (sctp ? association_from_client(skb, &p, f, index) : from_client(skb, &p, f, index)) {
@@ -151,7 +171,7 @@ int egress(struct __sk_buff *skb)
 	if (role != TO_CLIENT && role != MASQUERADE && role != STALE)
 		return TCX_NEXT;
 	struct flow *f = flow_of(index);
-	if (!f)
+	if (!f || (f->seen & BESIDE))
 		return TCX_NEXT;
 	if (role == STALE) {
 		if ((p.flags & (SYN | ACK)) == (SYN | ACK) || (p.chunks & CHUNK_INIT_ACK))

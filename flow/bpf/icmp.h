@@ -176,7 +176,7 @@ static __always_inline int translate_error(struct __sk_buff *skb, const struct p
 		return TCX_NEXT;
 	__u32 index = e->flow;
 	struct flow *f = flow_of(index);
-	if (!f)
+	if (!f || (egress && (f->seen & BESIDE)))
 		return TCX_NEXT;
 	count(COUNT_ICMP);
 	if (role == STALE)

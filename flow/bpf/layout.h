@@ -65,6 +65,7 @@ enum seen {
 	COLLIDED = 256,  // another flow has the tuple of the way back
 	RECORDED = 512,  // userspace has written the record
 	KNOWN = 1024,    // userspace follows the flow
+	BESIDE = 2048,   // UDP: the client's last datagram by these ports was for the endpoint itself
 };
 
 // direction counts packets from the client (0) or from the endpoint (1).

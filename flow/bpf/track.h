@@ -145,6 +145,15 @@ static __always_inline void counted(struct flow *f, const struct packet *p, int 
 	used(d);
 }
 
+// beside notes that a client has sent a datagram from a session's port to the session's
+// endpoint itself: what the endpoint sends next belongs to that. The session's own packets
+// look the same at a second interface, such as a bridge that the client's belongs to.
+static __always_inline void beside(struct __sk_buff *skb, struct flow *f)
+{
+	if (f->protocol == IPPROTO_UDP && f->ifindex == skb->ifindex)
+		mark(f, BESIDE);
+}
+
 // opens says whether a segment asks for a connection.
 static __always_inline int opens(const struct packet *p)
 {
@@ -168,6 +177,8 @@ static __always_inline enum verdict from_client(struct __sk_buff *skb, struct pa
 			advance(&f->way[0], p->sequence + 1 + p->payload); // TCP Fast Open
 		}
 	}
+	if (f->protocol == IPPROTO_UDP && (f->seen & BESIDE))
+		__sync_fetch_and_and(&f->seen, ~BESIDE);
 	counted(f, p, 0);
 	return GO;
 }

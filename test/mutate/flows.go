@@ -83,6 +83,16 @@ var flows = []mutation{
 		pkg: "flow", test: "TestNewSessionsReplaceQuietOnes",
 	},
 	{
+		name: "flow-beside-forgotten", what: "an endpoint's answer to the client's own question is taken for the session's",
+		file: "flow/bpf/flow.bpf.c", old: "if (!f || (f->seen & BESIDE))", new: "if (!f)",
+		pkg: "flow", test: "TestSessionLeavesItsPortToTheClient",
+	},
+	{
+		name: "flow-beside-elsewhere", what: "a session's packet at a second interface is taken for the client's own question",
+		file: "flow/bpf/track.h", old: "f->protocol == IPPROTO_UDP && f->ifindex == skb->ifindex", new: "f->protocol == IPPROTO_UDP",
+		pkg: "flow", test: "TestModelOfPackets",
+	},
+	{
 		name: "flow-reply-ports-asked", what: "a client on one of the relay's reply ports is not served while userspace is away",
 		file: "flow/bpf/table.h", old: "is_reply_port(c, port) ? FIRST_PORT + port % (LAST_PORT - FIRST_PORT + 1) : port", new: "port",
 		pkg: "flow", test: "TestClientsOnReplyPorts",
