@@ -21,7 +21,10 @@ func (w *worker) begun(e *kernelEvent, data []byte) {
 	if f == nil && k.Generation == e.Generation {
 		f = w.discover(e.Flow)
 	}
-	if f == nil || f.generation != e.Generation || f.ended || f.state() != kernelStateASKING || f.handshake != nil && len(f.handshake.data) > 0 {
+	if f == nil || f.generation != e.Generation || f.ended || f.handshake != nil && len(f.handshake.data) > 0 {
+		return
+	}
+	if s := f.state(); s != kernelStateASKING && s != kernelStateMOVING {
 		return
 	}
 	p, ok := parseFrame(data, int(e.Header))

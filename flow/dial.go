@@ -127,13 +127,14 @@ func (f *flow) endHandshake() {
 	}
 }
 
-// refused handles an RST, or an ICMP error, in answer to the first packet.
-func (f *flow) refused(reason kernelReason, now int64) {
-	if f.handshake == nil || !f.change(kernelStateASKING, kernelStateMOVING) {
+// refused handles an RST, or an ICMP error, in answer to the first packet. An endpoint that
+// refuses each of several datagrams is given up once.
+func (f *flow) refused(e *kernelEvent, now int64) {
+	if f.handshake == nil || e.Attempt != uint32(f.shared().Attempts) || !f.change(kernelStateASKING, kernelStateMOVING) {
 		return
 	}
 	why := conntrack.DialRefused
-	if reason == kernelReasonREASON_HOST {
+	if e.Reason == kernelReasonREASON_HOST {
 		why = conntrack.DialUnreachable
 	}
 	f.abandon(why, false, now)
@@ -156,9 +157,12 @@ func (f *flow) abandon(why conntrack.DialError, late bool, now int64) {
 		b.Failed(&h.plan, f.record.Endpoint.Addr, f.client(), now)
 		f.service.distrust(w, now)
 	}
-	if len(h.data) == 0 {
-		f.lost(now)
-		return
+	if f.isUDP() && len(h.data) > 0 {
+		// The client's next datagrams come up, and follow the first one to the next endpoint:
+		// there are no entries that would hide the client from that yet.
+		h.key = f.wayThere()
+		w.deleteOwn(f.index, append(w.keys[:0], h.key))
+		w.asking[h.key] = f
 	}
 	keys := f.endpointKeys(w.keys[:0])
 	w.keys = keys
@@ -170,11 +174,20 @@ func (f *flow) abandon(why conntrack.DialError, late bool, now int64) {
 		keys = keys[1:]
 	}
 	w.deleteOwn(f.index, keys)
+	if len(h.data) == 0 {
+		// BPF told of the flow before, but perhaps the notice with the packet is still to be read.
+		w.loop.Schedule(&f.timer, now+int64(noticeInterval), f)
+		return
+	}
 	f.retry()
 }
 
 // retry makes the next attempt, by the configuration that is in force now.
 func (f *flow) retry() {
+	if len(f.handshake.data) == 0 {
+		f.lost(poll.Nanotime())
+		return
+	}
 	st := f.service.path.state.Load()
 	v := st.table.Resolve(f.protocol, f.client(), f.record.VIP)
 	if v.Action != policy.Accept || st.services[v.Port.ID] == nil {
@@ -250,10 +263,9 @@ func (f *flow) retire(end conntrack.End, now int64) {
 	}
 	f.end(end, now)
 	f.endHandshake()
-	keys := append(f.endpointKeys(f.worker.keys[:0]), f.wayThere())
-	f.worker.keys = keys
-	f.worker.makeStale(f.index, keys[0])
-	f.worker.deleteOwn(f.index, keys[1:])
+	// The entries that hide the client stay, for packets that are on their way.
+	f.worker.deleteOwn(f.index, append(f.worker.keys[:0], f.wayThere()))
+	f.worker.makeStale(f.index, f.wayBack())
 	f.setState(kernelStateCLOSED)
 	f.worker.loop.Schedule(&f.timer, now+int64(lateAnswers), f)
 }

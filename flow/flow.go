@@ -131,7 +131,8 @@ func (f *flow) wayBack() kernelTuple {
 	return kernelTuple{Src: k.Endpoint, Dst: k.Client, Sport: k.EndpointPort, Dport: k.MiddlePort, Protocol: k.Protocol}
 }
 
-// endpointKeys appends the keys of all entries that depend on the endpoint.
+// endpointKeys appends the keys of all entries that depend on the endpoint. While the way
+// there has an entry, these must have theirs, or the endpoint would see a client that is hidden.
 func (f *flow) endpointKeys(keys []kernelTuple) []kernelTuple {
 	k := f.shared()
 	back := f.wayBack()
@@ -256,7 +257,7 @@ func (f *flow) drop() {
 	keys := w.keys[:0]
 	// From here on BPF leaves the entries alone.
 	if kernelState(atomic.SwapUint32((*uint32)(&k.State), uint32(kernelStateFREE))) != kernelStateREPLACED {
-		keys = append(f.endpointKeys(keys), f.wayThere())
+		keys = f.endpointKeys(append(keys, f.wayThere())) // in this order: see endpointKeys
 	}
 	if h := f.handshake; h != nil {
 		keys = append(keys, h.stale...)

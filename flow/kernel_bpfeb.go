@@ -99,6 +99,8 @@ type kernelEvent struct {
 	Reason     kernelReason
 	Length     uint32
 	Header     uint32
+	Attempt    uint32
+	Zero       uint32
 }
 
 type kernelEventKind uint32

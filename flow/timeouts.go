@@ -43,6 +43,9 @@ func (f *flow) HandleTimer(*poll.Timer) {
 		}
 		f.silent(now)
 	case kernelStateMOVING:
+		if len(f.handshake.data) == 0 {
+			f.worker.readNotices()
+		}
 		f.retry()
 	case kernelStateOPEN:
 		if f.isUDP() {

@@ -178,7 +178,7 @@ func (w *worker) read(r *ringbuf.Reader, most int, handle func(*kernelEvent, []b
 	}
 }
 
-const eventSize = 40
+const eventSize = 48
 
 func decodeEvent(b []byte) (e kernelEvent, ok bool) {
 	if len(b) < eventSize {
@@ -188,7 +188,7 @@ func decodeEvent(b []byte) (e kernelEvent, ok bool) {
 	e = kernelEvent{
 		Time: n.Uint64(b), Kind: kernelEventKind(n.Uint32(b[8:])), Flow: n.Uint32(b[12:]), Service: n.Uint32(b[16:]),
 		Generation: n.Uint32(b[20:]), Ifindex: n.Uint32(b[24:]), Reason: kernelReason(n.Uint32(b[28:])),
-		Length: n.Uint32(b[32:]), Header: n.Uint32(b[36:]),
+		Length: n.Uint32(b[32:]), Header: n.Uint32(b[36:]), Attempt: n.Uint32(b[40:]),
 	}
 	return e, int(e.Length) <= len(b)-eventSize
 }
@@ -231,7 +231,7 @@ func (w *worker) handle(e *kernelEvent, data []byte) {
 	now := w.loopTime(e.Time)
 	switch e.Kind {
 	case kernelEventKindEVENT_REFUSED:
-		f.refused(e.Reason, now)
+		f.refused(e, now)
 	case kernelEventKindEVENT_OPEN:
 		f.opened(w.loopTime(atomic.LoadUint64(&f.shared().Answered)))
 	case kernelEventKindEVENT_CLOSED:

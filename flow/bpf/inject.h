@@ -52,6 +52,10 @@ static __always_inline int insert(struct __sk_buff *skb, struct flow *f, __u32 i
 		}
 		e.role = MASQUERADE;
 		bpf_map_update_elem(&tuples, &there, &e, BPF_ANY);
+	} else {
+		struct entry *old = bpf_map_lookup_elem(&tuples, &there);
+		if (old && old->role == MASQUERADE) // of a session that has ended
+			bpf_map_delete_elem(&tuples, &there);
 	}
 	target(&back, f, TO_CLIENT);
 	swap(&t, &back);

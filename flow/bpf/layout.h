@@ -211,6 +211,8 @@ struct event {
 	enum reason reason; // EVENT_CLOSED: what has been seen of the flow
 	__u32 length;  // of the packet that follows
 	__u32 header;  // of that, the length of its link header
+	__u32 attempt; // EVENT_REFUSED: which of the flow's
+	__u32 zero;
 };
 
 // Reasons why a packet passed to the relay, and other counts.

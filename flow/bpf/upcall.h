@@ -37,6 +37,7 @@ static __always_inline void describe(struct event *e, struct __sk_buff *skb, enu
 	e->reason = reason;
 	e->length = 0;
 	e->header = link_header;
+	e->attempt = e->zero = 0;
 }
 
 // tell reports an event of a flow, without a packet.
@@ -48,6 +49,7 @@ static __always_inline void tell(void *ring, struct __sk_buff *skb, struct flow 
 		return;
 	}
 	describe(e, skb, kind, index, 0, f->generation, reason);
+	e->attempt = f->attempts;
 	bpf_ringbuf_submit(e, flags);
 }
 

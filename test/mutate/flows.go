@@ -93,6 +93,31 @@ var flows = []mutation{
 		pkg: "flow", test: "TestModelOfPackets",
 	},
 	{
+		name: "flow-notice-overtaken", what: "a flow that an endpoint refused is lost where its notice is still to be read",
+		file: "flow/dial.go", old: "		w.loop.Schedule(&f.timer, now+int64(noticeInterval), f)\n		return\n", new: "		f.lost(now)\n		return\n",
+		pkg: "flow", test: "TestRefusalOvertakesNoNotice",
+	},
+	{
+		name: "flow-refused-twice", what: "a second datagram's refusal gives up the next endpoint too",
+		file: "flow/dial.go", old: "e.Attempt != uint32(f.shared().Attempts) || ", new: "",
+		pkg: "flow", test: "TestRefusalHidesTheClient",
+	},
+	{
+		name: "flow-refused-bare", what: "datagrams behind one that was refused show a hidden client",
+		file: "flow/dial.go", old: "		w.deleteOwn(f.index, append(w.keys[:0], h.key))\n", new: "",
+		pkg: "flow", test: "TestRefusalHidesTheClient",
+	},
+	{
+		name: "flow-retired-bare", what: "a session that ends shows a hidden client",
+		file: "flow/dial.go", old: "append(f.worker.keys[:0], f.wayThere())", new: "append(f.endpointKeys(nil)[1:], f.wayThere())",
+		pkg: "flow", test: "TestEndOfSessionHidesTheClient",
+	},
+	{
+		name: "flow-hidden-still", what: "an ended session hides a client that the endpoint may see",
+		file: "flow/bpf/inject.h", old: "if (old && old->role == MASQUERADE)", new: "if (0)",
+		pkg: "flow", test: "TestEndedSessionHidesNobody",
+	},
+	{
 		name: "flow-reply-ports-asked", what: "a client on one of the relay's reply ports is not served while userspace is away",
 		file: "flow/bpf/table.h", old: "is_reply_port(c, port) ? FIRST_PORT + port % (LAST_PORT - FIRST_PORT + 1) : port", new: "port",
 		pkg: "flow", test: "TestClientsOnReplyPorts",

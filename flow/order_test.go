@@ -1,0 +1,179 @@
+package flow
+
+import (
+	"net/netip"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// An endpoint may refuse a flow of the table between the moment at which userspace reads
+// the notices and that at which it reads the upcalls. The first packet is in a notice:
+// userspace must have it when it hears of the refusal, or the client has to send again.
+func TestRefusalOvertakesNoNotice(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	lab.Backends[1].EchoTCP(t, 8080)
+	n := newNode(t, lab, nil)
+	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)))
+	w := n.server.worker
+	for refused := false; !refused; {
+		var answered atomic.Bool
+		asked, round := make(chan error, 1), make(chan bool, 1)
+		n.loop.Post(func() {
+			w.readNotices()
+			go func() {
+				c, err := lab.Client.Dial("tcp", vip4+":80")
+				if err == nil {
+					_, err = netns.AskOn(c)
+					_ = c.Close()
+				}
+				answered.Store(true)
+				asked <- err
+			}()
+			said := false
+			for !said && !answered.Load() {
+				runtime.Gosched()
+				said = w.upcalls.AvailableBytes() > 0
+			}
+			w.read(w.upcalls, upcallShare, w.handle)
+			w.endRound()
+			round <- said
+		})
+		refused = <-round
+		if err := <-asked; err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.stop()
+	n.left = true
+	n.end()
+	for _, r := range n.taken() {
+		if r.End == conntrack.ConnectFailed || r.Attempts > 1 && r.Endpoint.Addr.Addr() != lab.Backends[1].IPv4 {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
+// wantHidden expects that a server saw no client's own address.
+func wantHidden(t *testing.T, lab *netns.Lab, s *netns.Echo) {
+	t.Helper()
+	for _, p := range s.Peers() {
+		if p.Addr() == lab.Client.IPv4 {
+			t.Fatalf("%s saw %s", s.Name, p)
+		}
+	}
+}
+
+// The endpoint sees the address of no client that is to be hidden, also while the client
+// sends and its session ends because the endpoint is gone.
+func TestEndOfSessionHidesTheClient(t *testing.T) {
+	const changes, senders = 120, 2
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 2)
+		var servers []*netns.Echo
+		var endpoints []netip.AddrPort
+		for _, b := range lab.Backends {
+			servers = append(servers, b.WitnessUDP(t, 8080))
+			endpoints = append(endpoints, at(b.IPv4, 8080))
+		}
+		n := newNode(t, lab, by)
+		n.config.MasqueradeAll = true
+		n.apply(svc(vip4, nil, endpoints[0]))
+		var over atomic.Bool
+		var sending sync.WaitGroup
+		for range senders {
+			c, err := lab.Client.Dial("udp", vip4+":80")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			sending.Go(func() {
+				answer := make([]byte, 1<<10)
+				for !over.Load() {
+					_, _ = c.Write([]byte("hello"))
+					_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
+					_, _ = c.Read(answer)
+				}
+			})
+		}
+		for i := range changes {
+			had := len(servers[i%2].Peers())
+			wait.True(t, "a datagram", func() bool { return len(servers[i%2].Peers()) > had })
+			n.apply(svc(vip4, nil, endpoints[(i+1)%2]))
+		}
+		over.Store(true)
+		sending.Wait()
+		for _, s := range servers {
+			wantHidden(t, lab, s)
+		}
+	})
+}
+
+// The same where an endpoint refuses each of some datagrams: it is given up once, and what
+// the client sends then follows the first one to the next endpoint.
+func TestRefusalHidesTheClient(t *testing.T) {
+	const rounds, datagrams = 100, 50
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 2)
+		server := lab.Backends[1].WitnessUDP(t, 8080)
+		n := newNode(t, lab, by)
+		n.config.MasqueradeAll = true
+		for i := range uint16(rounds) {
+			n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 9000+i), at(lab.Backends[1].IPv4, 8080)))
+			for range 2 {
+				c, err := lab.Client.Dial("udp", vip4+":80")
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				for range datagrams {
+					_, _ = c.Write([]byte("hello"))
+				}
+				_ = c.SetReadDeadline(time.Now().Add(patience))
+				if _, err := c.Read(make([]byte, 1<<10)); err != nil {
+					t.Fatalf("round %d: %v", i, err)
+				}
+			}
+		}
+		wantHidden(t, lab, server)
+		n.stop()
+		n.left = true
+		n.end()
+		for _, r := range n.taken() {
+			if r.End == conntrack.ConnectFailed || len(r.Failed) > 1 || r.Endpoint.Addr.Addr() != lab.Backends[1].IPv4 {
+				t.Errorf("%+v", r)
+			}
+		}
+	})
+}
+
+// A session that hid its client leaves nothing that would hide it from an endpoint which may
+// see it now.
+func TestEndedSessionHidesNobody(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	server := lab.Backends[0].WitnessUDP(t, 8080)
+	lab.Backends[1].WitnessUDP(t, 8080)
+	n := newNode(t, lab, nil)
+	c, err := lab.Client.Dial("udp", vip4+":80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for i, b := range []int{0, 1, 0} {
+		n.config.MasqueradeAll = i == 0
+		n.apply(svc(vip4, nil, at(lab.Backends[b].IPv4, 8080)))
+		if _, err := question(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	own := netip.MustParseAddrPort(c.LocalAddr().String())
+	if saw := server.Peers(); len(saw) != 2 || saw[0] == own || saw[1] != own {
+		t.Errorf("%s saw %v, want an address of the node, then %s", server.Name, saw, own)
+	}
+}
