@@ -189,9 +189,8 @@ func (w *worker) take(path *Path, st *state, index uint32, now int64) {
 	case f.state() != kernelStateOPEN && !f.isUDP():
 		f.end(conntrack.Shutdown, now)
 		f.drop()
-	case f.isUDP() && !serves: // A8.2
-		f.end(conntrack.EndpointGone, now)
-		f.drop()
+	case f.isUDP() && (!serves || f.state() == kernelStateMOVING): // A8.2
+		f.retire(conntrack.EndpointGone, now)
 	default:
 		w.loop.Schedule(&f.timer, now+int64(confirmation), f)
 		f.park()

@@ -93,6 +93,42 @@ func TestFlowsAreAdopted(t *testing.T) {
 	}
 }
 
+// A process may be killed while it moves a UDP session to another endpoint. The next one ends
+// the session: the client's next datagram begins another.
+func TestSessionBetweenEndpointsIsAdopted(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].WitnessUDP(t, 8080)
+	root := netns.MountBPF(t)
+	pinned := func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true }
+	first := newNode(t, lab, pinned)
+	services := svc(vip4, nil, at(lab.Backends[0].IPv4, 8080))
+	first.apply(services)
+	udp, err := lab.Client.Dial("udp", vip4+":80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer udp.Close()
+	if _, err := question(udp); err != nil {
+		t.Fatal(err)
+	}
+	wait.True(t, "the session is known", func() bool { return first.server.Stats().Open == 1 })
+	for i := range first.server.kernel.flows {
+		if k := &first.server.kernel.flows[i]; k.State == kernelStateOPEN {
+			k.State = kernelStateMOVING
+		}
+	}
+	first.leave()
+	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
+	next.apply(services)
+	if _, err := question(udp); err != nil {
+		t.Fatal(err)
+	}
+	next.stop()
+	if r := next.taken(); len(r) != 2 || r[0].End != conntrack.EndpointGone || r[1].End != conntrack.Shutdown {
+		t.Errorf("%+v", r)
+	}
+}
+
 func TestLayoutVersionIgnoresComments(t *testing.T) {
 	a, b := layoutVersion("struct a { // one\n\tint b;\n};\n"), layoutVersion("struct a {\n int b; // other\n};\n")
 	if a != b {
