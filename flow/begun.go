@@ -37,8 +37,7 @@ func (w *worker) begun(e *kernelEvent, data []byte) {
 		h = w.newHandshake()
 		f.handshake = h
 	}
-	h.ipv6 = p.ipv6
-	h.data = append(h.data[:0], p.data...)
+	h.keepFirst(&p)
 }
 
 // discover begins to follow a flow that the table has decided about. It returns nil if

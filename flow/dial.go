@@ -52,7 +52,7 @@ func (f *flow) dial(st *state, v *policy.Verdict) {
 		return
 	}
 	f.setState(kernelStateASKING)
-	w.injector.put(f, h.ipv6, h.data)
+	f.putAll()
 	if !f.isUDP() {
 		w.loop.Schedule(&f.timer, now+int64(patience), f)
 		return

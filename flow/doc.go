@@ -47,7 +47,7 @@
 // --dial-timeouts, the same SYN goes to the next endpoint. The state changes by
 // compare-and-swap from asking to open (in BPF, by the SYN-ACK) or to moving (here), so that
 // exactly one of both happens. A SYN-ACK that comes too late is answered with an RST. If no
-// endpoint is left, the client gets the RST. A datagram whose endpoint is closed is sent to
+// endpoint is left, the client gets the RST. Datagrams whose endpoint is closed are sent to
 // the next one too.
 //
 // # What passes to the relay

@@ -37,10 +37,11 @@ type flow struct {
 // handshake is what a flow needs until an endpoint has answered, and while answers of
 // others may be late.
 type handshake struct {
-	plan  balancer.Dial
-	key   kernelTuple // of the client's packets
-	data  []byte      // the first packet
-	ipv6  bool
+	plan balancer.Dial
+	key  kernelTuple // of the client's packets
+	data []byte      // the first packet
+	ipv6 bool
+	unanswered
 	stale []kernelTuple // ways back of endpoints that were given up
 }
 

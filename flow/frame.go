@@ -138,6 +138,9 @@ func (f *frame) complete() bool {
 	return true
 }
 
+// payload returns how many bytes a datagram brings.
+func (f *frame) payload() int { return f.end - f.transport - 8 }
+
 // checksum returns the checksum of a segment whose own field is 0. 0 stands for "none" in
 // UDP, so that its other form is used.
 func checksum(pseudo uint32, segment []byte) uint16 {

@@ -115,6 +115,7 @@ const (
 	kernelEventKindEVENT_UNREACHABLE kernelEventKind = 7
 	kernelEventKindEVENT_BEGUN       kernelEventKind = 8
 	kernelEventKindEVENT_UNUSED      kernelEventKind = 9
+	kernelEventKindEVENT_UNANSWERED  kernelEventKind = 10
 )
 
 type kernelFlow struct {

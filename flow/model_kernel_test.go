@@ -361,7 +361,7 @@ func TestModelOfPackets(t *testing.T) {
 		}
 	}
 	t.Logf("%d packets, device's sums %v: %v", n, x.complete != 0, x.counts)
-	for _, kind := range []string{"pass", "drop", "translated", "drop, event 1", "drop, event 2", "translated, event 8"} {
+	for _, kind := range []string{"pass", "drop", "translated", "drop, event 1", "drop, event 2", "translated, event 8", "translated, event 10"} {
 		if full() && x.counts[kind] < n/5000 {
 			t.Errorf("too few: %s", kind)
 		}

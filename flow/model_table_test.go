@@ -80,7 +80,7 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 	} else {
 		m.events = append(m.events, modelEvent{kind: kernelEventKindEVENT_BEGUN, flow: uint32(index), service: service, generation: f.generation, packet: string(s.frame)})
 	}
-	m.fromClient(p, f, index)
+	m.fromClient(s, p, f, index)
 	return f
 }
 

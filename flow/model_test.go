@@ -148,7 +148,7 @@ func (m *model) ingress(s *skbuff) modelVerdict {
 		f.beside()
 		return pass
 	case kernelRoleTO_ENDPOINT:
-		switch m.fromClient(p, f, e.flow) {
+		switch m.fromClient(s, p, f, e.flow) {
 		case absorb:
 			return drop
 		case restart:

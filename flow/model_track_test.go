@@ -32,7 +32,7 @@ func (f *modelFlow) count(p *modelPacket, from int) {
 }
 
 // fromClient follows a packet C -> V.
-func (m *model) fromClient(p *modelPacket, f *modelFlow, index int) modelStep {
+func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) modelStep {
 	if f.protocol == sctp {
 		if step := m.associationFromClient(p, f, index); step != translate {
 			return step
@@ -53,6 +53,10 @@ func (m *model) fromClient(p *modelPacket, f *modelFlow, index int) modelStep {
 	}
 	if f.protocol == udp {
 		f.seen &^= kernelSeenBESIDE
+		if n := f.packets[fromClient]; f.state == kernelStateASKING && n >= 1 && n < mostUnanswered && m.alive &&
+			p.fragment == wholePacket && !s.gso && len(s.frame) <= longestUpcall {
+			m.events = append(m.events, modelEvent{kind: kernelEventKindEVENT_UNANSWERED, flow: uint32(index), generation: f.generation, packet: string(s.frame)})
+		}
 	}
 	f.count(p, fromClient)
 	return translate

@@ -60,6 +60,7 @@ type worker struct {
 	keys    []kernelTuple         // scratch
 	decided []uint32              // services whose upcalls are answered in this round
 	spare   []*handshake
+	copied  int                 // bytes of the handshakes' others
 	idle    []*flow             // objects of flows that are gone
 	gone    []*flow             // the same, of this round
 	records []*conntrack.Record // unused ones
@@ -240,6 +241,8 @@ func (w *worker) handle(e *kernelEvent, data []byte) {
 		f.collision()
 	case kernelEventKindEVENT_UNREACHABLE:
 		f.gone(now)
+	case kernelEventKindEVENT_UNANSWERED:
+		f.sent(e, data)
 	}
 }
 
@@ -259,6 +262,7 @@ func (w *worker) ask(e *kernelEvent, data []byte) {
 	key := tupleOf(p.protocol, p.client, p.vip)
 	if f := w.asking[key]; f != nil {
 		if f.isUDP() {
+			w.keep(f.handshake, &p)
 			w.injector.putCopy(f, p.ipv6, p.data)
 			return
 		}
@@ -365,8 +369,8 @@ func (w *worker) open(e *kernelEvent, p *frame, key kernelTuple, s *portService,
 		k.Way[1].End = p.sequence
 	}
 	h := w.newHandshake()
-	h.key, h.ipv6 = key, p.ipv6
-	h.data = append(h.data[:0], p.data...)
+	h.key = key
+	h.keepFirst(p)
 	f := w.newFlow(index)
 	f.service, f.handshake = s, h
 	f.protocol = s.path.protocol
@@ -418,8 +422,9 @@ func (w *worker) newHandshake() *handshake {
 
 func (w *worker) freeHandshake(h *handshake, f *flow) {
 	w.forget(f, h)
-	// The outbox may hold its packet.
+	// The outbox may hold its packets.
 	w.injector.flush()
+	w.forgetOthers(h)
 	if len(w.spare) < spareObjects {
 		*h = handshake{data: h.data[:0], stale: h.stale[:0]}
 		w.spare = append(w.spare, h)

@@ -80,6 +80,8 @@ static __always_inline int injected(struct __sk_buff *skb)
 			__sync_fetch_and_or(&f->seen, COLLIDED);
 			return TCX_DROP; // the sender gets ENOBUFS
 		}
+		if (f->protocol == IPPROTO_UDP)
+			skb->tc_index = PUT_BACK;
 	}
 	count(COUNT_INJECTED);
 	skb->mark = 0;

@@ -192,6 +192,7 @@ enum event_kind {
 	EVENT_UNREACHABLE, // an endpoint that had answered has closed its UDP port
 	EVENT_BEGUN,  // the table has decided about a flow; the first packet follows
 	EVENT_UNUSED, // an index that was taken in vain
+	EVENT_UNANSWERED, // UDP: a datagram to an endpoint that has not answered yet; it follows
 };
 
 // Reasons of EVENT_REFUSED.

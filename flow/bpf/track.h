@@ -162,6 +162,25 @@ static __always_inline int opens(const struct packet *p)
 	return (p->flags & (SYN | ACK | RST | FIN)) == SYN;
 }
 
+// MOST_UNANSWERED is how many datagrams userspace keeps of a session (unanswered.go).
+#define MOST_UNANSWERED 8
+
+// keep hands up a copy of a datagram whose endpoint may turn out to be closed. Userspace has
+// the first one, and those that it has put back.
+static __always_inline void keep(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 index)
+{
+	if (skb->tc_index == PUT_BACK) {
+		skb->tc_index = 0;
+		return;
+	}
+	__u64 n = f->way[0].packets;
+	if (f->state != ASKING || !n || n >= MOST_UNANSWERED || p->fragment || segmented(skb) || skb->len > LARGE)
+		return;
+	struct control *c = control();
+	if (c && alive(c, bpf_ktime_get_ns()))
+		hand_up(&notices, skb, index, 0, f->generation, EVENT_UNANSWERED, BPF_RB_NO_WAKEUP);
+}
+
 // from_client follows a packet C -> V.
 static __always_inline enum verdict from_client(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
 {
@@ -177,8 +196,11 @@ static __always_inline enum verdict from_client(struct __sk_buff *skb, struct pa
 			advance(&f->way[0], p->sequence + 1 + p->payload); // TCP Fast Open
 		}
 	}
-	if (f->protocol == IPPROTO_UDP && (f->seen & BESIDE))
-		__sync_fetch_and_and(&f->seen, ~BESIDE);
+	if (f->protocol == IPPROTO_UDP) {
+		if (f->seen & BESIDE)
+			__sync_fetch_and_and(&f->seen, ~BESIDE);
+		keep(skb, p, f, index);
+	}
 	counted(f, p, 0);
 	return GO;
 }

@@ -178,6 +178,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestFailureLeavesTheDecisionToUserspace",
 	},
 	{
+		name: "flow-others-dropped", what: "of the datagrams that a closed endpoint refuses, only the first one reaches the next endpoint",
+		file: "flow/unanswered.go", old: "	for _, d := range h.others {\n		i.put", new: "	for _, d := range h.others[:0] {\n		i.put",
+		pkg: "flow", test: "TestDatagramsBeforeARefusalAreSentAgain",
+	},
+	{
 		name: "flow-table-limited", what: "the table ignores who is hidden from endpoints (A3.8)",
 		file: "policy/uniform.go", old: "t.node.masqueradeAll {", new: "false {",
 		pkg: "policy", test: "TestUniformIsWhatResolveSays",

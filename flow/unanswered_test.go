@@ -1,0 +1,66 @@
+package flow
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// Datagrams that a client sends before its endpoint has refused the first one reach the next
+// endpoint too, in their order, and count once.
+func TestDatagramsBeforeARefusalAreSentAgain(t *testing.T) {
+	for _, hidden := range []bool{false, true} {
+		forDeciders(t, func(t *testing.T, by func(*Options)) {
+			lab := netns.NewLab(t, 3)
+			lab.Backends[2].EchoUDP(t, 8080)
+			n := newNode(t, lab, by)
+			n.config.MasqueradeAll = hidden
+			for sessions := 1; ; sessions++ {
+				// Nobody has failed yet, as far as this balancer knows.
+				n.apply(svc(fmt.Sprintf("10.96.0.%d", sessions), nil,
+					at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080), at(lab.Backends[2].IPv4, 8080)))
+				sendInARow(t, n, fmt.Sprintf("10.96.0.%d:80", sessions))
+				n.apply(svc(fmt.Sprintf("10.96.0.%d", sessions), nil))
+				wait.True(t, "a record", func() bool { return len(n.taken()) == sessions })
+				r := n.taken()[sessions-1]
+				if r.DatagramsFromClient != mostUnanswered || r.BytesFromClient != 5*mostUnanswered || r.DatagramsFromEndpoint != mostUnanswered || r.Path != conntrack.Kernel {
+					t.Errorf("hidden %v: %+v", hidden, r)
+				}
+				if len(r.Failed) > 0 {
+					return
+				}
+			}
+		})
+	}
+}
+
+// sendInARow sends as many datagrams as are kept while the loop does nothing else, and wants
+// an answer to each.
+func sendInARow(t *testing.T, n *node, to string) {
+	t.Helper()
+	c, err := n.lab.Client.Dial("udp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	sent := make(chan bool)
+	n.loop.Post(func() { <-sent })
+	for i := range mostUnanswered {
+		if _, err := fmt.Fprintf(c, "say %d", i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(sent)
+	_ = c.SetReadDeadline(time.Now().Add(patience))
+	b := make([]byte, 1<<10)
+	for i := range mostUnanswered {
+		size, err := c.Read(b)
+		if want := fmt.Sprintf("b3:8080\nsay %d", i); err != nil || string(b[:size]) != want {
+			t.Fatalf("%q, %v; want %q", b[:size], err, want)
+		}
+	}
+}
