@@ -64,8 +64,11 @@ type Running struct {
 // All lists the peers in the order of the table.
 func All(builds Builds) []Peer {
 	// As dnat: nothing of what decides about the source address is configured.
-	kernel := sluice(builds.Sluice, "sluice-kernel", "the whole product, forwarded by the kernel; the server sees the client's address", "--datapath=kernel")
-	kernel.Kernel = true
+	kernel := func(build, name, about string) Peer {
+		p := sluice(build, name, about, "--datapath=kernel")
+		p.Kernel = true
+		return p
+	}
 	splice := haproxy("haproxy-splice", "the same, made to splice everything", "request", "response")
 	splice.Columns = []string{"bulk1", "bulk16", "rr64", "mixed"}
 	peers := []Peer{
@@ -76,13 +79,15 @@ func All(builds Builds) []Peer {
 		{Name: "nginx", About: "Debian's stream module, bound to the service's address", Package: "nginx and libnginx-mod-stream", program: "nginx", version: []string{"-v"}, start: startNginx},
 		{Name: "goproxy", About: "plain Go: two goroutines for each connection, io.Copy (which splices)", start: startGoProxy},
 		sluice(builds.Sluice, "sluice", "the whole product, access log on", fromNode),
-		kernel,
+		kernel(builds.Sluice, "sluice-kernel", "the whole product, forwarded by the kernel; the server sees the client's address"),
 	}
 	noSplice := sluice(builds.Sluice, "sluice-nosplice", "the same with --splice=off", fromNode, "--splice=off")
 	noSplice.Extra = true
 	variants := append(modes(builds.Sluice), noSplice)
 	if builds.Base != "" {
-		variants = append(variants, sluice(builds.Base, "sluice-base", "another build", fromNode))
+		variants = append(variants,
+			sluice(builds.Base, "sluice-base", "another build", fromNode),
+			kernel(builds.Base, "sluice-kernel-base", "another build, forwarded by the kernel"))
 	}
 	for _, v := range variants {
 		v.Variant = true
