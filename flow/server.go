@@ -252,7 +252,7 @@ func (s *Server) Stats() Stats {
 	return st
 }
 
-// PassedInAll returns how many packets to Services were left to the relay.
+// PassedInAll returns how many packets to Services were left to the relay; of TCP, SYNs alone.
 func (s *Stats) PassedInAll() uint64 {
 	n := s.Passed
 	for which, name := range counterNames {

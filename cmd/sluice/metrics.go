@@ -93,7 +93,7 @@ func (p *proxy) ownMetrics() []admin.Metric {
 		admin.NewMetric("sluice_flows", "Connections and UDP sessions that the kernel forwards.", flows(func(s flow.Stats) float64 { return float64(s.Open) })),
 		admin.NewMetric("sluice_flows_asked_total", "First packets of connections and UDP sessions about which the kernel's data path asked the process.", flows(func(s flow.Stats) float64 { return float64(s.Kernel["asked"]) })),
 		admin.NewMetric("sluice_flows_decided_total", "Connections and UDP sessions about which the table of the kernel's data path decided.", flows(func(s flow.Stats) float64 { return float64(s.Kernel["decided"]) })),
-		admin.NewMetric("sluice_flows_passed_total", "Packets to Services that the kernel's data path left to the relay.", flows(func(s flow.Stats) float64 { return float64(s.PassedInAll()) })),
+		admin.NewMetric("sluice_flows_passed_total", "Packets to Services that the kernel's data path left to the relay; of TCP, SYNs alone.", flows(func(s flow.Stats) float64 { return float64(s.PassedInAll()) })),
 		admin.NewMetric("sluice_flows_packets_lost_total", "Packets that the kernel's data path could not send again after a decision.", flows(func(s flow.Stats) float64 { return float64(s.Lost) })),
 		admin.NewMetric("sluice_relay_pipes", "Pipes that the relay has open.", func() float64 { return float64(p.relay.Pipes()) }),
 		admin.NewMetric("sluice_relay_bulk_buffers", "Directions of connections that have large socket buffers, of --max-bulk-buffers.", func() float64 { n, _ := p.relay.Bulk(); return float64(n) }),

@@ -78,6 +78,8 @@ static __always_inline void to_endpoint(struct __sk_buff *skb, const struct pack
 // tuple of a flow.
 static __always_inline int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 {
+	if (p->tuple.protocol == IPPROTO_TCP && !opens(p))
+		return TCX_NEXT; // of a connection that is not ours
 	struct destination d = {.addr = p->tuple.dst, .port = p->tuple.dport, .protocol = p->tuple.protocol};
 	struct served *s = bpf_map_lookup_elem(&destinations, &d);
 	if (!s) {

@@ -234,7 +234,7 @@ enum counter {
 	PASSED_RING_FULL,
 	PASSED_SOCKET,      // the relay has the connection already
 	PASSED_RELAYED,     // the client's packets are being relayed
-	PASSED_SHAPE,       // too large, segmented or fragmented, or not a first packet
+	PASSED_SHAPE,       // too large, segmented or fragmented, or not the first packet of SCTP
 	COUNTERS,
 };
 
