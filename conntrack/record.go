@@ -191,6 +191,19 @@ func (r *Record) State() State {
 	return Connecting
 }
 
+// Sampled reports whether the connection is among the one in n that a sample takes; it is
+// the same for all records of a connection. Numbers of one loop are a multiple of the
+// number of loops apart, so that remainders of the number itself would take all of them
+// from some loops. n is not 0.
+func (r *Record) Sampled(n uint64) bool { return scramble(r.ID)%n == 0 }
+
+// scramble is the finalizer of splitmix64: each input bit affects all output bits.
+func scramble(z uint64) uint64 {
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
 // Looked returns the bytes from client and endpoint at the last Look, and when that
 // was in monotonic ns; 0 if there was none.
 func (r *Record) Looked() (fromClient, fromEndpoint uint64, at int64) {

@@ -114,7 +114,7 @@ func (l Logging) Wants(r *conntrack.Record) bool {
 	case l != LogSampled:
 		return l != LogOff
 	case r.End == conntrack.Idle, r.End == conntrack.Responses, r.End == conntrack.Evicted:
-		return len(r.Failed) > 0 || r.ID%sampleEvery == 0
+		return len(r.Failed) > 0 || r.Sampled(sampleEvery)
 	}
 	return true
 }

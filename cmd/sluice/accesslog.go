@@ -50,7 +50,7 @@ func (o *recordOptions) keep() func(*conntrack.Record) bool {
 		}
 		for i := range o.samples {
 			if s := &o.samples[i]; s.filter.Match(r) {
-				return r.ID%s.each == 0
+				return r.Sampled(s.each)
 			}
 		}
 		return true
