@@ -102,6 +102,8 @@ func TestMatch(t *testing.T) {
 		{"node-b cart-2", true, false},
 		{"elsewhere", false, false},
 		{`"cart" service="shop/cart"`, true, true},
+		{`service!="=<>!"`, true, true},
+		{"service=*/cart:*", true, true},
 	} {
 		f, err := Parse(tt.filter)
 		if err != nil {
@@ -184,6 +186,34 @@ this quote has no end`},
 pod=a"b"
     ^^^^
 quotes must be around the whole value, such as pod="a b"`},
+		{"service!==shop/cart", `
+service!==shop/cart
+         ^
+operators are =, !=, <, <=, > and >=, between a field and a value; a value with = is in quotes`},
+		{"attempts=>2", `
+attempts=>2
+         ^
+operators are =, !=, <, <=, > and >=, between a field and a value; a value with > is in quotes`},
+		{"node=a,b=c", `
+node=a,b=c
+        ^
+operators are =, !=, <, <=, > and >=, between a field and a value; a value with = is in quotes`},
+		{"a !cart", `
+a !cart
+  ^
+operators are =, !=, <, <=, > and >=, between a field and a value; a value with ! is in quotes`},
+		{"pod=shop/*-7", `
+pod=shop/*-7
+    ^^^^^^^^
+* may only be at the end of a name`},
+		{"service=*p/cart", `
+service=*p/cart
+        ^^^^^^^
+* may only be at the end of a name`},
+		{"node!=a*b", `
+node!=a*b
+      ^^^
+* may only be at the end of a name`},
 		{"ü=1 x=1", `
 ü=1 x=1
 ^

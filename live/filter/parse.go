@@ -154,6 +154,10 @@ func (p *parser) tooMany(from, to int) error {
 func (p *parser) unquote(from, to int) (string, error) {
 	v := p.text[from:to]
 	if !strings.Contains(v, `"`) {
+		// service==cart is a mistake, and no name has such a byte.
+		if at := strings.IndexAny(v, "!<>="); at >= 0 {
+			return "", p.fail(from+at, from+at+1, "operators are =, !=, <, <=, > and >=, between a field and a value; a value with %c is in quotes", v[at])
+		}
 		return v, nil
 	}
 	if len(v) < 2 || v[0] != '"' || v[len(v)-1] != '"' || strings.Count(v, `"`) != 2 {

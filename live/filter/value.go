@@ -25,9 +25,12 @@ type pattern struct {
 	prefix bool
 }
 
-func newPattern(text string) pattern {
+func newPattern(text string) (pattern, error) {
 	before, ok := strings.CutSuffix(text, "*")
-	return pattern{before, ok}
+	if strings.Contains(before, "*") {
+		return pattern{}, errors.New("* may only be at the end of a name")
+	}
+	return pattern{before, ok}, nil
 }
 
 func (p pattern) match(s string) bool {
@@ -40,33 +43,34 @@ func (p pattern) match(s string) bool {
 // names compiles the value of a field that is one name.
 func names(get func(*conntrack.Record) string) compiler {
 	return func(_ operator, text string) (match, error) {
-		p := newPattern(text)
+		p, err := newPattern(text)
 		return func(r *conntrack.Record) bool {
 			name := get(r)
 			return name != "" && p.match(name)
-		}, nil
+		}, err
 	}
 }
 
 // qualified compiles namespace/name, or name alone.
 func qualified(get func(*conntrack.Record) *service.Name) compiler {
 	return func(_ operator, text string) (match, error) {
-		holds := namePattern(text)
+		holds, err := namePattern(text)
 		return func(r *conntrack.Record) bool {
 			n := get(r)
 			return n.Name != "" && holds(n)
-		}, nil
+		}, err
 	}
 }
 
-func namePattern(text string) func(*service.Name) bool {
+func namePattern(text string) (func(*service.Name) bool, error) {
 	namespace, name, ok := strings.Cut(text, "/")
 	if !ok {
-		p := newPattern(text)
-		return func(n *service.Name) bool { return p.match(n.Name) }
+		p, err := newPattern(text)
+		return func(n *service.Name) bool { return p.match(n.Name) }, err
 	}
-	in, p := newPattern(namespace), newPattern(name)
-	return func(n *service.Name) bool { return in.match(n.Namespace) && p.match(n.Name) }
+	in, err1 := newPattern(namespace)
+	p, err2 := newPattern(name)
+	return func(n *service.Name) bool { return in.match(n.Namespace) && p.match(n.Name) }, cmp.Or(err1, err2)
 }
 
 // services compiles namespace/name:port, without what is not given.
@@ -75,10 +79,11 @@ func services(_ operator, text string) (match, error) {
 	if name == "" {
 		return nil, errors.New("a service is namespace/name or namespace/name:port, such as shop/cart:http")
 	}
-	holds, p := namePattern(name), newPattern(port)
+	holds, err1 := namePattern(name)
+	p, err2 := newPattern(port)
 	return func(r *conntrack.Record) bool {
 		return r.Port != nil && holds(&r.Port.Name.Name) && (!withPort || p.match(r.Port.Name.Port))
-	}, nil
+	}, cmp.Or(err1, err2)
 }
 
 // enumerated compiles one of some values.

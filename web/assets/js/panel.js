@@ -18,7 +18,7 @@ const actions = (filter) => el("p", { class: "actions" },
   el("button", { type: "button", class: "quiet", onclick: () => propose(filter, "connections") }, "Its connections"),
   el("button", { type: "button", class: "quiet", onclick: () => propose(filter, "records") }, "Its records"));
 
-const quoted = (v) => (/[\s,"]/.test(v) ? '"' + v.replaceAll('"', "") + '"' : v);
+const quoted = (v) => (/[\s,"=<>!]/.test(v) ? '"' + v.replaceAll('"', "") + '"' : v);
 
 /** A list of endpoints or Services with what flows to each. */
 function listing(title, items) {
