@@ -185,18 +185,31 @@ func unlessGone(err error) error {
 	return pointed(err)
 }
 
-// confirm asks a question on the terminal.
-func confirm(cmd *cobra.Command, question string) (bool, error) {
+// confirm asks a question on the terminal. The end of ctx, as by Ctrl-C, means no.
+func confirm(ctx context.Context, cmd *cobra.Command, question string) (bool, error) {
 	if !isTerminal(os.Stdin) {
 		return false, errors.New("standard input is no terminal: give --yes")
 	}
 	cmd.PrintErr(question + " [y/N] ")
-	var answer string
-	buf := make([]byte, 64)
-	n, err := os.Stdin.Read(buf)
-	if err != nil && n == 0 {
-		return false, nil
+	yes := agrees(ctx, os.Stdin)
+	if ctx.Err() != nil {
+		cmd.PrintErrln()
 	}
-	answer = strings.ToLower(strings.TrimSpace(string(buf[:n])))
-	return answer == "y" || answer == "yes", nil
+	return yes, nil
+}
+
+// agrees reports whether a line says yes.
+func agrees(ctx context.Context, in io.Reader) bool {
+	line := make(chan string, 1)
+	go func() { // it waits until the process ends, if nothing is typed
+		buf := make([]byte, 64)
+		n, _ := in.Read(buf) // without an answer it is no
+		line <- strings.ToLower(strings.TrimSpace(string(buf[:n])))
+	}()
+	select {
+	case answer := <-line:
+		return answer == "y" || answer == "yes"
+	case <-ctx.Done():
+		return false
+	}
 }

@@ -60,14 +60,14 @@ func (o *closeOptions) run(cmd *cobra.Command, args []string) error {
 			return pointed(err)
 		}
 		if o.dryRun || answer.Matched == 0 {
-			fmt.Fprintf(cmd.OutOrStdout(), "%s\n", counted(answer.Matched, "connection matches", "connections match"))
-			return nil
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), counted(answer.Matched, "connection matches", "connections match"))
+			return err
 		}
 		n := answer.Matched
 		if o.limit > 0 {
 			n = min(n, o.limit)
 		}
-		ok, err := confirm(cmd, fmt.Sprintf("end %s on node %s?", counted(n, "connection", "connections"), c.Version.Node))
+		ok, err := confirm(ctx, cmd, fmt.Sprintf("end %s on node %s?", counted(n, "connection", "connections"), c.Version.Node))
 		if err != nil || !ok {
 			return err
 		}
@@ -76,8 +76,8 @@ func (o *closeOptions) run(cmd *cobra.Command, args []string) error {
 	if err := c.Act(ctx, api.PathClose, &asked, &answer); err != nil {
 		return pointed(err)
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "ended %s\n", counted(answer.Ended, "connection", "connections"))
-	return nil
+	_, err = fmt.Fprintln(cmd.OutOrStdout(), "ended "+counted(answer.Ended, "connection", "connections"))
+	return err
 }
 
 // counted returns a number and its noun.
