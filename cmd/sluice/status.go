@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -45,13 +46,16 @@ for the user that the proxy runs as, and for root.`,
 }
 
 func (o *statusOptions) run(cmd *cobra.Command) error {
-	if cmd.Flags().Changed("set-v") {
+	switch set := cmd.Flags().Changed("set-v"); {
+	case set:
 		if err := between("set-v", o.verbosity, 0, 10); err != nil {
 			return err
 		}
 		if err := between("for", o.duration, time.Second, 24*time.Hour); err != nil {
 			return err
 		}
+	case cmd.Flags().Changed("for"):
+		return errors.New("--for is the time of --set-v, which is missing")
 	}
 	ctx, c, err := o.find(cmd)
 	if err != nil {
@@ -73,7 +77,9 @@ func (o *statusOptions) run(cmd *cobra.Command) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintln(cmd.OutOrStdout(), string(printable.JSON(text)))
+		if _, err := fmt.Fprintln(cmd.OutOrStdout(), string(printable.JSON(text))); err != nil {
+			return err
+		}
 	} else if err := show.Status(cmd.OutOrStdout(), &status); err != nil {
 		return err
 	}
