@@ -21,7 +21,7 @@ type destinationsOptions struct {
 func newDestinationsCommand() *cobra.Command {
 	o := &destinationsOptions{
 		output:   newChoice("text", "json"),
-		steering: choice{allowed: []string{"steered", "refused", "dropped", "own", "lingering"}},
+		steering: choice{allowed: api.Steerings},
 	}
 	cmd := &cobra.Command{
 		Use:   "destinations [TEXT]",
@@ -67,9 +67,12 @@ func (o *destinationsOptions) run(cmd *cobra.Command, args []string) error {
 	if err := c.Get(ctx, api.PathDestinations, query, &answer); err != nil {
 		return err
 	}
-	if o.output.value == "json" {
+	switch {
+	case o.output.value == "json":
 		err = writeLines(cmd.OutOrStdout(), answer.Destinations)
-	} else {
+	case len(answer.Destinations) == 0:
+		cmd.PrintErrln("no destination matches")
+	default:
 		err = show.Destinations(cmd.OutOrStdout(), answer.Destinations)
 	}
 	if more := answer.Matched - len(answer.Destinations); err == nil && more > 0 {

@@ -36,7 +36,7 @@ failed attempt is no failed connection: the proxy tries another endpoint.`,
 	o.register(cmd)
 	f := cmd.Flags()
 	o.output.register(cmd, "output", "o", "form of the output; json is one object on each line")
-	f.StringVar(&o.endpoint, "endpoint", "", "only this endpoint: an address and port")
+	f.StringVar(&o.endpoint, "endpoint", "", "only this endpoint: an address, or an address and port")
 	f.StringVar(&o.service, "service", "", "only this service, NAMESPACE/NAME, or one port of it, NAMESPACE/NAME:PORT")
 	f.IntVar(&o.limit, "limit", api.DefaultRows, "show at most so many")
 	completeFlag(cmd, "endpoint", o.complete("endpoint"))
@@ -61,7 +61,11 @@ func (o *failuresOptions) run(cmd *cobra.Command) error {
 		return writeLines(cmd.OutOrStdout(), answer.Failures)
 	}
 	if len(answer.Failures) == 0 {
-		cmd.PrintErrln("no attempt has failed")
+		text := "no attempt has failed"
+		if o.endpoint != "" || o.service != "" {
+			text = "no failed attempt matches"
+		}
+		cmd.PrintErrln(text)
 		return nil
 	}
 	return show.Failures(cmd.OutOrStdout(), answer.Failures, time.Now())

@@ -365,11 +365,14 @@ type Destinations struct {
 type Destination struct {
 	Destination string `json:"destination"`
 	Protocol    string `json:"protocol"`
-	// Steering is what happens there: steered, refused, dropped, own (sockets are
-	// bound to an address of this node) or lingering (gone, but connections go on).
+	// Steering is what happens there: one of Steerings.
 	Steering string `json:"steering"`
 	Service  string `json:"service,omitempty"`
 }
+
+// Steerings are the values of Destination.Steering. own are addresses of this node that
+// sockets are bound to; lingering are gone, but connections to them go on.
+var Steerings = []string{"steered", "refused", "dropped", "own", "lingering"}
 
 // Problem is an object that is not served as it says.
 type Problem struct {

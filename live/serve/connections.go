@@ -123,7 +123,7 @@ func (h *Handler) tap(s *stream, q *params) error {
 
 // failures answers with the last failed attempts.
 func (h *Handler) failures(r *http.Request, q *params) (any, error) {
-	limit := q.number("limit", api.DefaultRows, api.MaxRows)
+	limit, wanted, name := q.number("limit", api.DefaultRows, api.MaxRows), q.endpoint(), q.Get("service")
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -132,13 +132,12 @@ func (h *Handler) failures(r *http.Request, q *params) (any, error) {
 		return nil, err
 	}
 	answer := &api.Failures{Failures: []api.Failure{}}
-	wanted, name := q.Get("endpoint"), q.Get("service")
 	for i := range all {
 		if len(answer.Failures) >= limit {
 			break
 		}
 		f := &all[i]
-		if wanted != "" && (f.Endpoint == nil || f.Endpoint.Addr.String() != wanted) ||
+		if wanted.IsValid() && (f.Endpoint == nil || !covers(wanted, f.Endpoint.Addr)) ||
 			name != "" && (f.Port == nil || f.Port.Name.String() != name && f.Port.Name.Name.String() != name) {
 			continue
 		}

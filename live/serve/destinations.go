@@ -14,6 +14,10 @@ import (
 // destinations answers with a page of what the steering plan names.
 func (h *Handler) destinations(r *http.Request, q *params) (any, error) {
 	offset, limit := q.page()
+	search, steering := strings.ToLower(q.Get("search")), q.Get("steering")
+	if steering != "" && !slices.Contains(api.Steerings, steering) {
+		q.note(wrong("parameter steering: %q is not one of %s", steering, strings.Join(api.Steerings, ", ")))
+	}
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -22,7 +26,7 @@ func (h *Handler) destinations(r *http.Request, q *params) (any, error) {
 		steering, service string
 	}
 	var found []entry
-	search, steering, table := q.Get("search"), q.Get("steering"), h.options.Policy()
+	table := h.options.Policy()
 	err := h.options.Destinations(r.Context(), func(d service.Destination, what string) {
 		at := netip.AddrPortFrom(d.Addr, d.Port)
 		name := ""

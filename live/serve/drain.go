@@ -115,10 +115,8 @@ func endpointsOf(snap *service.Snapshot, visit func(*service.Port, *service.Endp
 // target returns the endpoints that a text names: an address, an address and a port,
 // or a pod.
 func (h *Handler) target(text string, back bool) (endpoints []netip.AddrPort, pod string, err error) {
-	if ep, err := netip.ParseAddrPort(text); err == nil {
-		endpoints = []netip.AddrPort{netip.AddrPortFrom(ep.Addr().Unmap(), ep.Port())}
-	} else if a, err := netip.ParseAddr(text); err == nil {
-		endpoints = []netip.AddrPort{netip.AddrPortFrom(a.Unmap(), 0)}
+	if ep, ok := parseEndpoint(text); ok {
+		endpoints = []netip.AddrPort{ep}
 	} else if namespace, name, ok := strings.Cut(text, "/"); ok && namespace != "" && name != "" {
 		pod = text
 		if back {

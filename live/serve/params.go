@@ -3,6 +3,7 @@ package serve
 import (
 	"cmp"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -67,6 +68,28 @@ func (q *params) truth(name string) bool {
 		q.note(wrong("parameter %s: %q is not true or false", name, text))
 	}
 	return is
+}
+
+// endpoint reads an endpoint: an address and a port, or an address alone, which has port 0
+// then and stands for all ports. It is invalid if it is missing.
+func (q *params) endpoint() netip.AddrPort {
+	text := q.Get("endpoint")
+	if text == "" {
+		return netip.AddrPort{}
+	}
+	ep, ok := parseEndpoint(text)
+	if !ok {
+		q.note(wrong("parameter endpoint: %q is not an address, or an address and port", text))
+	}
+	return ep
+}
+
+func parseEndpoint(text string) (_ netip.AddrPort, ok bool) {
+	if ep, err := netip.ParseAddrPort(text); err == nil {
+		return netip.AddrPortFrom(ep.Addr().Unmap(), ep.Port()), true
+	}
+	a, err := netip.ParseAddr(text)
+	return netip.AddrPortFrom(a.Unmap(), 0), err == nil
 }
 
 // page reads offset and limit.

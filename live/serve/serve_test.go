@@ -205,10 +205,14 @@ func TestConnections(t *testing.T) {
 		t.Errorf("%+v, want %+v", failed, want)
 	}
 	var failures api.Failures
-	s.ask(t, "/v1/failures?endpoint=10.1.0.4:80", 200, &failures)
-	if len(failures.Failures) != 2 || failures.Failures[0].Service != "shop/web:http" || failures.Failures[0].Error != "refused" {
-		t.Errorf("%+v", failures)
+	for _, endpoint := range []string{"10.1.0.4:80", "10.1.0.4", "[::ffff:10.1.0.4]:80"} {
+		s.ask(t, "/v1/failures?endpoint="+endpoint, 200, &failures)
+		if len(failures.Failures) != 2 || failures.Failures[0].Service != "shop/web:http" || failures.Failures[0].Error != "refused" {
+			t.Errorf("%s: %+v", endpoint, failures)
+		}
 	}
+	s.ask(t, "/v1/failures?endpoint=web-1", 400, &failed)
+	s.ask(t, "/v1/destinations?steering=nix", 400, &failed)
 	var services api.Services
 	s.ask(t, "/v1/services?search=10.96.0.1", 200, &services)
 	if services.Matched != 1 || services.Services[0].Service != "shop/web:http" || services.Services[0].VIPs[0] != "10.96.0.10" {
@@ -227,10 +231,13 @@ func TestConnections(t *testing.T) {
 	if want := (api.Destination{Destination: "10.96.0.10:80", Protocol: "TCP", Steering: "steered", Service: "shop/web:http"}); destinations.Matched != 2 || destinations.Destinations[0] != want {
 		t.Errorf("%+v", destinations)
 	}
-	for _, query := range []string{"steering=refused", "search=0.99", "offset=1"} {
+	for _, query := range []string{"steering=refused", "search=0.99", "offset=1", "steering=refused&search=0.99"} {
 		if s.ask(t, "/v1/destinations?"+query, 200, &destinations); len(destinations.Destinations) != 1 || destinations.Destinations[0].Destination != "10.96.0.99:53" {
 			t.Errorf("%s: %+v", query, destinations)
 		}
+	}
+	if s.ask(t, "/v1/destinations?search=Shop/Web", 200, &destinations); destinations.Matched != 1 {
+		t.Errorf("%+v", destinations)
 	}
 	s.ask(t, "/v1/services?service=shop/cart", 200, &services)
 	if services.Matched != 0 {
