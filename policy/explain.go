@@ -253,9 +253,9 @@ func (c *choice) judge(ep *service.Endpoint, candidate bool) (reason, rule strin
 		listRule = "A2.5"
 	}
 	switch {
-	case candidate && c.drained.Has(ep.Addr):
+	case candidate && c.drained.Has(ep):
 		return "drained by an operator, but it serves and no other is ready", listRule
-	case c.drained.Has(ep.Addr) && draining(ep):
+	case c.drained.Has(ep) && draining(ep):
 		return "drained by an operator, and others are ready", listRule
 	case candidate && ep.Ready && ep.Local:
 		return "ready, on this node", listRule

@@ -8,8 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	discoveryv1 "k8s.io/api/discovery/v1"
+
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // act sends an action.
@@ -125,6 +128,15 @@ func TestClose(t *testing.T) {
 	}
 }
 
+// drained reports whether an endpoint is drained.
+func (s *site) drained(addr, pod string) bool {
+	e := &service.Endpoint{Addr: netip.MustParseAddrPort(addr)}
+	if pod != "" {
+		e.Pod = service.Name{Namespace: "shop", Name: pod}
+	}
+	return s.set.Has(e)
+}
+
 func TestDrain(t *testing.T) {
 	s := newSite(t)
 	s.mayAct.Store(true)
@@ -134,7 +146,7 @@ func TestDrain(t *testing.T) {
 	if len(drains.Drained) != 1 || drains.Changed != 1 || drains.Drained[0].Open != 1 || drains.Drained[0].Services[0] != "shop/web:http" || drains.Drained[0].LastResort != nil {
 		t.Errorf("%+v", drains)
 	}
-	if !s.set.Has(netip.MustParseAddrPort("10.1.0.5:80")) || s.set.Has(netip.MustParseAddrPort("10.1.0.4:80")) {
+	if !s.drained("10.1.0.5:80", "") || s.drained("10.1.0.4:80", "web-a") {
 		t.Errorf("%v is in force", s.set)
 	}
 	drains = api.Drains{}
@@ -142,7 +154,7 @@ func TestDrain(t *testing.T) {
 	if len(drains.Drained) != 2 || drains.Drained[0].Endpoint != "10.1.0.4" || drains.Drained[0].Pod != "shop/web-a" || len(drains.Drained[0].LastResort) != 1 {
 		t.Errorf("%+v", drains)
 	}
-	if !s.set.Has(netip.MustParseAddrPort("10.1.0.4:80")) {
+	if !s.drained("10.1.0.4:80", "web-a") {
 		t.Errorf("%v is in force", s.set)
 	}
 	var failed api.Error
@@ -150,7 +162,7 @@ func TestDrain(t *testing.T) {
 	s.act(t, api.PathDrain, `{"endpoint":"web"}`, http.StatusBadRequest, &failed)
 	drains = api.Drains{}
 	s.act(t, api.PathDrain, `{"endpoint":"shop/web-a","back":true}`, http.StatusOK, &drains)
-	if len(drains.Drained) != 1 || drains.Changed != 1 || s.set.Has(netip.MustParseAddrPort("10.1.0.4:80")) {
+	if len(drains.Drained) != 1 || drains.Changed != 1 || s.drained("10.1.0.4:80", "web-a") {
 		t.Errorf("%+v", drains)
 	}
 	drains = api.Drains{}
@@ -160,6 +172,37 @@ func TestDrain(t *testing.T) {
 	}
 	if strings.Count(s.log.String(), "drained") != 2 || strings.Count(s.log.String(), "taken back") != 1 {
 		t.Errorf("the log says %s", s.log.String())
+	}
+}
+
+// A drain of a pod is of no other pod that has its address: one of the host's network, or
+// the next one.
+func TestDrainOfASharedAddress(t *testing.T) {
+	at := func(name string) discoveryv1.Endpoint {
+		return discoveryv1.Endpoint{Addresses: []string{"10.1.0.9"}, TargetRef: pod(name)}
+	}
+	s := newSite(t, slice("a", 81, at("host-a")), slice("b", 82, at("host-b")))
+	s.mayAct.Store(true)
+	for i, name := range []string{"host-a", "host-b"} {
+		var drains api.Drains
+		s.act(t, api.PathDrain, `{"endpoint":"shop/`+name+`"}`, http.StatusOK, &drains)
+		if len(drains.Drained) != i+1 || drains.Drained[i].Pod != "shop/"+name || len(drains.Drained[i].Services) != 1 {
+			t.Errorf("%s is drained: %+v", name, drains)
+		}
+		if isLast := i == 1; isLast != (len(drains.Drained[i].LastResort) == 1) {
+			t.Errorf("%s: %+v", name, drains.Drained[i])
+		}
+	}
+	if s.drained("10.1.0.9:81", "host-c") || !s.drained("10.1.0.9:81", "host-a") {
+		t.Errorf("%v is in force", s.set)
+	}
+	var drains api.Drains
+	if s.act(t, api.PathDrain, `{"endpoint":"shop/host-a","back":true}`, http.StatusOK, &drains); drains.Changed != 1 || len(drains.Drained) != 1 {
+		t.Errorf("host-a is taken back: %+v", drains)
+	}
+	drains = api.Drains{}
+	if s.act(t, api.PathDrain, `{"endpoint":"10.1.0.9","back":true}`, http.StatusOK, &drains); drains.Changed != 1 || len(drains.Drained) != 0 {
+		t.Errorf("the address is taken back: %+v", drains)
 	}
 }
 

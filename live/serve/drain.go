@@ -26,36 +26,30 @@ const maxDrains = 1024
 type Drains struct {
 	apply func(context.Context, policy.Drained) error
 
-	mu  sync.Mutex // held while a change is put in force
-	all map[netip.AddrPort]drained
-}
-
-// drained says since when an endpoint is drained, and by which pod's name.
-type drained struct {
-	since time.Time
-	pod   string
+	mu  sync.Mutex                 // held while a change is put in force
+	all map[policy.Drain]time.Time // since when
 }
 
 // NewDrains returns Drains without endpoints. apply puts a set in force: when it
 // returns, new connections obey it.
 func NewDrains(apply func(context.Context, policy.Drained) error) *Drains {
-	return &Drains{apply: apply, all: make(map[netip.AddrPort]drained)}
+	return &Drains{apply: apply, all: make(map[policy.Drain]time.Time)}
 }
 
-// change adds or removes endpoints, and returns how many entries that changed.
-func (d *Drains) change(ctx context.Context, endpoints []netip.AddrPort, pod string, back bool) (changed int, err error) {
+// change adds or removes entries, and returns how many that changed.
+func (d *Drains) change(ctx context.Context, entries []policy.Drain, back bool) (changed int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	next := maps.Clone(d.all)
-	for _, ep := range endpoints {
-		if _, is := next[ep]; is != back {
+	for _, e := range entries {
+		if _, is := next[e]; is != back {
 			continue
 		}
 		changed++
 		if back {
-			delete(next, ep)
+			delete(next, e)
 		} else {
-			next[ep] = drained{time.Now(), pod}
+			next[e] = time.Now()
 		}
 	}
 	switch {
@@ -72,30 +66,19 @@ func (d *Drains) change(ctx context.Context, endpoints []netip.AddrPort, pod str
 }
 
 // list returns a copy of what is drained.
-func (d *Drains) list() map[netip.AddrPort]drained {
+func (d *Drains) list() map[policy.Drain]time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return maps.Clone(d.all)
 }
 
 // setOf returns the set of endpoints that policy knows.
-func setOf(all map[netip.AddrPort]drained) policy.Drained {
+func setOf(all map[policy.Drain]time.Time) policy.Drained {
 	set := make(policy.Drained, len(all))
-	for ep := range all {
-		set[ep] = struct{}{}
+	for d := range all {
+		set[d] = struct{}{}
 	}
 	return set
-}
-
-// named returns the entries of a pod.
-func (d *Drains) named(pod string) []netip.AddrPort {
-	var found []netip.AddrPort
-	for ep, entry := range d.list() {
-		if entry.pod == pod {
-			found = append(found, ep)
-		}
-	}
-	return found
 }
 
 // endpointsOf visits the endpoints of all service ports.
@@ -112,35 +95,38 @@ func endpointsOf(snap *service.Snapshot, visit func(*service.Port, *service.Endp
 	}
 }
 
-// target returns the endpoints that a text names: an address, an address and a port,
-// or a pod.
-func (h *Handler) target(text string, back bool) (endpoints []netip.AddrPort, pod string, err error) {
-	if ep, ok := parseEndpoint(text); ok {
-		endpoints = []netip.AddrPort{ep}
-	} else if namespace, name, ok := strings.Cut(text, "/"); ok && namespace != "" && name != "" {
-		pod = text
-		if back {
-			endpoints = h.options.Drains.named(pod)
+// target returns the entries that a text names, an address, an address and a port, or a
+// pod: those of endpoints, or if they are to be taken back, those that are drained.
+func (h *Handler) target(text string, back bool) ([]policy.Drain, error) {
+	addr, isAddr := parseEndpoint(text)
+	var pod service.Name
+	if !isAddr {
+		pod.Namespace, pod.Name, _ = strings.Cut(text, "/")
+		if pod.Namespace == "" || pod.Name == "" {
+			return nil, wrong("endpoint %q: not an address, an address and port, or namespace/name of a pod", text)
 		}
-	} else {
-		return nil, "", wrong("endpoint %q: not an address, an address and port, or namespace/name of a pod", text)
 	}
+	found := make(map[policy.Drain]struct{})
 	if back {
-		return endpoints, pod, nil
+		for d := range h.options.Drains.list() {
+			if isAddr && d.Addr == addr || !isAddr && d.Pod == pod {
+				found[d] = struct{}{}
+			}
+		}
+		return slices.Collect(maps.Keys(found)), nil
 	}
-	found := make(map[netip.AddrPort]struct{})
 	endpointsOf(h.options.Policy().Snapshot(), func(_ *service.Port, e *service.Endpoint) {
 		switch {
-		case pod != "" && e.Pod.String() == pod:
-			found[netip.AddrPortFrom(e.Addr.Addr(), 0)] = struct{}{}
-		case pod == "" && covers(endpoints[0], e.Addr):
-			found[endpoints[0]] = struct{}{}
+		case isAddr && covers(addr, e.Addr):
+			found[policy.Drain{Addr: addr}] = struct{}{}
+		case !isAddr && e.Pod == pod:
+			found[policy.Drain{Addr: netip.AddrPortFrom(e.Addr.Addr(), 0), Pod: pod}] = struct{}{}
 		}
 	})
 	if len(found) == 0 {
-		return nil, "", &requestError{http.StatusNotFound, errors.New("no service has the endpoint " + text)}
+		return nil, &requestError{http.StatusNotFound, errors.New("no service has the endpoint " + text)}
 	}
-	return slices.Collect(maps.Keys(found)), pod, nil
+	return slices.Collect(maps.Keys(found)), nil
 }
 
 // covers reports whether an entry, which may have port 0 for all, names an endpoint.
@@ -150,11 +136,11 @@ func covers(entry, ep netip.AddrPort) bool {
 
 // drain drains endpoints or takes them back.
 func (h *Handler) drain(r *http.Request, asked *api.Drain) (any, error) {
-	endpoints, pod, err := h.target(asked.Endpoint, asked.Back)
+	entries, err := h.target(asked.Endpoint, asked.Back)
 	if err != nil {
 		return nil, err
 	}
-	changed, err := h.options.Drains.change(r.Context(), endpoints, pod, asked.Back)
+	changed, err := h.options.Drains.change(r.Context(), entries, asked.Back)
 	if err != nil {
 		return nil, err
 	}
@@ -182,45 +168,47 @@ func (h *Handler) drainedNow(ctx context.Context) (list []api.Drained, err error
 	if len(all) == 0 {
 		return list, nil
 	}
-	open := make(map[netip.AddrPort]int)
+	set, open := setOf(all), make(map[policy.Drain]int)
 	err = h.options.View.List(ctx, func(c *conntrack.Record) error {
 		if c.Endpoint != nil {
-			for _, ep := range []netip.AddrPort{c.Endpoint.Addr, netip.AddrPortFrom(c.Endpoint.Addr.Addr(), 0)} {
-				if _, is := all[ep]; is {
-					open[ep]++
-				}
+			for _, d := range set.By(c.Endpoint) {
+				open[d]++
 			}
 		}
 		return nil
 	})
-	set := setOf(all)
-	for ep, entry := range all {
-		out := api.Drained{Endpoint: ep.String(), Pod: entry.pod, Since: entry.since.UTC(), Services: []string{}, Open: open[ep]}
-		if ep.Port() == 0 {
-			out.Endpoint = ep.Addr().String()
+	for d, since := range all {
+		out := api.Drained{Endpoint: d.Addr.String(), Since: since.UTC(), Services: []string{}, Open: open[d]}
+		if d.Addr.Port() == 0 {
+			out.Endpoint = d.Addr.Addr().String()
+		}
+		if d.Pod.Name != "" {
+			out.Pod = d.Pod.String()
 		}
 		var at []*service.Port
 		endpointsOf(h.options.Policy().Snapshot(), func(p *service.Port, e *service.Endpoint) {
-			if covers(ep, e.Addr) && !slices.Contains(at, p) {
+			if d.Names(e) && !slices.Contains(at, p) {
 				at = append(at, p)
 			}
 		})
 		for _, p := range at {
 			out.Services = append(out.Services, p.Name.String())
-			if isLastResort(p, ep, set) {
+			if isLastResort(p, d.Addr.Addr(), set) {
 				out.LastResort = append(out.LastResort, p.Name.String())
 			}
 		}
 		list = append(list, out)
 	}
-	slices.SortFunc(list, func(a, b api.Drained) int { return cmp.Compare(a.Endpoint, b.Endpoint) })
+	slices.SortFunc(list, func(a, b api.Drained) int {
+		return cmp.Or(cmp.Compare(a.Endpoint, b.Endpoint), cmp.Compare(a.Pod, b.Pod))
+	})
 	return list, err
 }
 
 // isLastResort reports whether all endpoints of a port that could serve are drained,
-// in the family of one of them.
-func isLastResort(p *service.Port, ep netip.AddrPort, set policy.Drained) bool {
-	return !slices.ContainsFunc(p.Families[service.FamilyOf(ep.Addr())].Endpoints, func(e service.Endpoint) bool {
-		return e.Ready && !set.Has(e.Addr)
+// in the family of an address.
+func isLastResort(p *service.Port, a netip.Addr, set policy.Drained) bool {
+	return !slices.ContainsFunc(p.Families[service.FamilyOf(a)].Endpoints, func(e service.Endpoint) bool {
+		return e.Ready && !set.Has(&e)
 	})
 }

@@ -26,6 +26,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
@@ -48,7 +49,21 @@ type site struct {
 	v      string         // the last verbosity
 }
 
-func newSite(t testing.TB) *site {
+// slice returns an EndpointSlice of the Service shop/web.
+func slice(name string, port int32, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: &port}}, Endpoints: endpoints,
+	}
+}
+
+func pod(name string) *corev1.ObjectReference {
+	return &corev1.ObjectReference{Kind: "Pod", Namespace: "shop", Name: name}
+}
+
+// newSite returns a server of the Service shop/web, with two endpoints if no slices are
+// given.
+func newSite(t testing.TB, slices ...*discoveryv1.EndpointSlice) *site {
 	t.Helper()
 	before := runtime.GOMAXPROCS(max(poll.Procs(1), runtime.GOMAXPROCS(0)))
 	t.Cleanup(func() { runtime.GOMAXPROCS(before) })
@@ -61,14 +76,10 @@ func newSite(t testing.TB) *site {
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}
 	svc.Spec.ClusterIP = "10.96.0.10"
 	svc.Spec.Ports = []corev1.ServicePort{{Port: 80, Name: "http"}}
-	name, number := "http", int32(80)
-	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}}}
-	slice.AddressType, slice.Ports = discoveryv1.AddressTypeIPv4, []discoveryv1.EndpointPort{{Name: &name, Port: &number}}
-	slice.Endpoints = []discoveryv1.Endpoint{
-		{Addresses: []string{"10.1.0.4"}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: "shop", Name: "web-a"}},
-		{Addresses: []string{"10.1.0.5"}},
+	if len(slices) == 0 {
+		slices = append(slices, slice("web-1", 80, discoveryv1.Endpoint{Addresses: []string{"10.1.0.4"}, TargetRef: pod("web-a")}, discoveryv1.Endpoint{Addresses: []string{"10.1.0.5"}}))
 	}
-	snap := service.NewStore(service.StoreOptions{}).Apply(service.Change{Services: []*corev1.Service{svc}, EndpointSlices: []*discoveryv1.EndpointSlice{slice}})
+	snap := service.NewStore(service.StoreOptions{}).Apply(service.Change{Services: []*corev1.Service{svc}, EndpointSlices: slices})
 	policies := policy.Compile(nil, snap, policy.Config{})
 	table := conntrack.NewTable(conntrack.Options{})
 	s := &site{shard: table.Shard(0), loop: loop, port: snap.Ports[0]}

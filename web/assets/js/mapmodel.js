@@ -168,7 +168,7 @@ export function model(open) {
 }
 
 function stateOf(e) {
-  if (drained(e.endpoint)) return "drained";
+  if (drained(e)) return "drained";
   if (e.terminating) return "terminating";
   return e.ready ? "" : "not ready";
 }

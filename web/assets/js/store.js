@@ -1,6 +1,7 @@
 // What the page knows: the configuration, the rates of now, and those of before.
 
 import { follow, get, poll, Refused } from "/js/api.js";
+import { host } from "/js/format.js";
 import { kept, own } from "/js/history.js";
 
 const listeners = new Map();
@@ -215,9 +216,9 @@ export function select(selection) {
 }
 
 /** Whether an endpoint is drained. */
-export function drained(endpoint) {
+export function drained(e) {
   const list = store.status?.drained ?? [];
-  return list.some((d) => d.endpoint === endpoint || d.endpoint === endpoint.slice(0, endpoint.lastIndexOf(":")).replace(/^\[|\]$/g, ""));
+  return list.some((d) => (!d.pod || d.pod === e.pod) && (d.endpoint === e.endpoint || d.endpoint === host(e.endpoint)));
 }
 
 /** The Services that have an endpoint. */

@@ -70,7 +70,7 @@ export function servicesView() {
 
 /** What is said about the state of an endpoint. */
 export function stateOf(e) {
-  if (drained(e.endpoint)) return "drained";
+  if (drained(e)) return "drained";
   if (e.terminating) return e.serving ? "terminating, serving" : "terminating";
   return e.ready ? "ready" : "not ready";
 }
