@@ -325,6 +325,28 @@ func TestStreams(t *testing.T) {
 	}
 }
 
+// The answer to HEAD ends, so that the next request on the connection is answered.
+func TestHeadOfStreams(t *testing.T) {
+	s := newSite(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for _, path := range []string{"/v1/tap", "/v1/rates", "/v1/connections/stream"} {
+		for _, method := range []string{http.MethodHead, http.MethodGet} {
+			req, err := http.NewRequestWithContext(ctx, method, s.url+path, http.NoBody)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp, err := s.client.Do(req)
+			if err != nil {
+				t.Fatalf("%s %s: %v", method, path, err)
+			}
+			if _ = resp.Body.Close(); resp.StatusCode != http.StatusOK {
+				t.Errorf("%s %s: %s", method, path, resp.Status)
+			}
+		}
+	}
+}
+
 // docs/admin-api.md lists each path, and none that is not there.
 func TestDocsListEachPath(t *testing.T) {
 	read := func(file, pattern string) map[string]bool {

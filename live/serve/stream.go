@@ -36,7 +36,9 @@ func (h *Handler) stream(path string, f func(*stream, *params) error, allowed ..
 		s.buffer = bufio.NewWriterSize(timed{s}, streamBuffer)
 		q := readParams(r, allowed)
 		err := q.err
-		if err == nil {
+		// The answer to HEAD has no lines. Its end would not come, and the connection's
+		// next request would wait for it.
+		if err == nil && r.Method != http.MethodHead {
 			err = f(s, q)
 		}
 		switch {
