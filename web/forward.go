@@ -17,6 +17,7 @@ import (
 func Forward(transport http.RoundTripper) http.Handler {
 	return &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL.RawQuery = r.In.URL.RawQuery // also what is wrong, for the error
 			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", "sluice", "sluice"
 			r.Out.Header = http.Header{"Accept": r.In.Header.Values("Accept"), api.ReadOnly: {"true"}}
 			r.Out.Body, r.Out.ContentLength = nil, 0

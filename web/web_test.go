@@ -229,6 +229,9 @@ func TestForward(t *testing.T) {
 	if body, err := io.ReadAll(get("v1/echo?a=b%20c").Body); string(body) != "sluice /v1/echo?a=b%20c 0 true" || err != nil {
 		t.Errorf("the socket was asked %q: %v", body, err)
 	}
+	if body, err := io.ReadAll(get("v1/echo?a=b;c").Body); string(body) != "sluice /v1/echo?a=b;c 0 true" || err != nil {
+		t.Errorf("the socket was asked %q: %v", body, err)
+	}
 	// The next line is sent when the one before has come.
 	go func() { next <- "0" }()
 	lines := bufio.NewScanner(get("v1/tap").Body)
