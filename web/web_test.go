@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/live/client"
 	"github.com/sluice-proxy/sluice/live/socket"
 )
@@ -173,6 +174,29 @@ func TestAssets(t *testing.T) {
 			if _, ok := files[m[1]]; !ok {
 				t.Errorf("%s names %s, which is not there", name, m[1])
 			}
+		}
+	}
+}
+
+// The page has words for ends that exist.
+func TestEnds(t *testing.T) {
+	files, err := newAssets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(files["/js/format.js"].data), "const ends = {")
+	table, _, _ = strings.Cut(table, "}")
+	known := make(map[string]bool)
+	for _, e := range conntrack.Ends() {
+		known[e.String()] = true
+	}
+	words := regexp.MustCompile(`(?m)^  (\w+): "`).FindAllStringSubmatch(table, -1)
+	if len(words) < 10 {
+		t.Errorf("only %d ends are found", len(words))
+	}
+	for _, m := range words {
+		if !known[m[1]] {
+			t.Errorf("there is no end %s", m[1])
 		}
 	}
 }

@@ -190,9 +190,21 @@ func keyboard(t *testing.T, _ *demo, b *browser) {
 	b.await("a pod is chosen", `document.querySelector("#panel .kind").textContent === "Pod"`)
 	b.press("?")
 	b.await("? lists the keys", `document.querySelector("dialog").open`)
-	b.press(kb.Escape)
+	b.press("5", kb.Escape)
 	b.await("Escape closes the list", `!document.querySelector("dialog").open`)
+	if got := eval[string](b, `document.querySelector("[aria-current]").textContent + " " + document.querySelector("#panel .kind").textContent`); got != "Map Pod" {
+		t.Errorf("behind the list of keys the page has become %s", got)
+	}
 	b.press(kb.Escape)
+	b.visit("#/services?f=service%3Dshop%2Fcart")
+	b.awaitRows(services[0])
+	b.run(chromedp.Focus(".skip"))
+	b.press(kb.Enter)
+	b.await("the link skips to the view", `document.activeElement.id === "view"`)
+	if got := eval[string](b, `location.hash`); got != "#/services?f=service%3Dshop%2Fcart" {
+		t.Errorf("the link skips to %s", got)
+	}
+	b.filter("")
 }
 
 // hostile is a Service whose names are markup wherever an API server allows it.
@@ -265,6 +277,11 @@ func pictures(_ *testing.T, _ *demo, b *browser) {
 			b.await("nothing is cut off", fmt.Sprintf(`document.documentElement.scrollWidth <= %d`, size[0]))
 			b.picture(scheme + "-" + name)
 		}
+	}
+	b.size(320, 640) // the smallest phones
+	for _, view := range []string{"services", "endpoints", "connections", "records", "explain", "map"} {
+		b.visit("#/" + view)
+		b.await("nothing of "+view+" is cut off", `document.querySelector("main > *") && document.documentElement.scrollWidth <= 320`)
 	}
 	b.size(1440, 900)
 }

@@ -91,7 +91,7 @@ const ends = {
   limit: "a limit was reached",
   namespace_limit: "the limit of its namespace was reached",
   admin: "ended through the admin socket",
-  endpoint_removed: "the endpoint was removed",
+  endpoint_gone: "the endpoint was removed, or serves no more",
 };
 
 /** What an end means. */

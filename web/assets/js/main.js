@@ -134,8 +134,14 @@ const box = filterBox($("filter"));
 panel($("panel"));
 const keys = help();
 
+// Its address would be taken for that of a view.
+document.querySelector(".skip").addEventListener("click", (e) => {
+  e.preventDefault();
+  place.focus();
+});
+
 addEventListener("keydown", (e) => {
-  if (e.ctrlKey || e.metaKey || e.altKey) return;
+  if (e.ctrlKey || e.metaKey || e.altKey || document.querySelector("dialog[open]")) return;
   const typing = e.target.matches?.("input[type=text], select, textarea");
   if (e.key === "Escape" && !typing && store.selection) return select(null);
   if (typing) return;
