@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/live/api"
 )
 
@@ -35,11 +36,17 @@ func Complete(text string, at int, values func(field string) []string) api.Compl
 	}
 	slices.Sort(all)
 	for _, v := range slices.Compact(all) {
-		if len(found.Suggestions) < MaxSuggestions && strings.HasPrefix(strings.ToLower(v), typed) {
+		if len(found.Suggestions) < MaxSuggestions && isPlain(v) && strings.HasPrefix(strings.ToLower(v), typed) {
 			found.Suggestions = append(found.Suggestions, api.Suggestion{Text: v})
 		}
 	}
 	return found
+}
+
+// isPlain reports whether a value needs no quotes and is safe to show: a terminal shows
+// what is suggested. API servers accept few other names.
+func isPlain(v string) bool {
+	return !strings.ContainsAny(v, blanks+`",=<>!`) && printable.Text(v) == v
 }
 
 // completeField suggests fields with the operator that is used most.

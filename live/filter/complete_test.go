@@ -10,6 +10,9 @@ func TestComplete(t *testing.T) {
 		if field == "service" {
 			return []string{"shop/web", "shop/cart", "shop/web", "kube-system/dns"}
 		}
+		if field == "zone" { // of an endpoint: the API server takes any text
+			return []string{"z1", "a b", "z\x1b[2J", "z\u202e", "z\ny", `z"`, "z=1", "z,2", "Zürich"}
+		}
 		return nil
 	}
 	for _, tt := range []struct {
@@ -23,6 +26,7 @@ func TestComplete(t *testing.T) {
 		{"state=|", "6: connecting ended open"},
 		{"end=endpoint_|", "4: endpoint_abort endpoint_comm_lost endpoint_fin endpoint_gone endpoint_reset endpoint_shutdown endpoint_timeout"},
 		{"protocol=u|", "9: UDP"},
+		{"zone=|", "5: Zürich z1"},
 		{"nix=|", "4:"},
 		{"bytes>|", "6:"},
 	} {
