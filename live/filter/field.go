@@ -137,7 +137,18 @@ func mentions(r *conntrack.Record, text string) bool {
 		return true
 	}
 	ep := r.Endpoint
-	return ep != nil && (inAddress(ep.Addr, text) || strings.Contains(ep.Pod.Name, text) || strings.Contains(ep.Node, text) || strings.Contains(ep.Zone, text))
+	return ep != nil && (inAddress(ep.Addr, text) || strings.Contains(ep.Pod.Name, text) || strings.Contains(ep.Node, text) || containsFold(ep.Zone, text))
+}
+
+// containsFold reports whether a name, which may have capitals, contains a text in lower
+// case. It allocates nothing.
+func containsFold(name, text string) bool {
+	for i := 0; i+len(text) <= len(name); i++ {
+		if strings.EqualFold(name[i:i+len(text)], text) {
+			return true
+		}
+	}
+	return false
 }
 
 // inAddress reports whether the text of an address contains another text.
