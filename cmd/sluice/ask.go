@@ -163,7 +163,7 @@ func follow[T any](ctx context.Context, c *client.Client, path string, query url
 	case errors.Is(err, errEnough):
 		return nil
 	case err == nil && ctx.Err() == nil:
-		return errors.New("the proxy has ended, or made room for other clients")
+		return client.ErrEnded
 	}
 	return err
 }

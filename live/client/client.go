@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"syscall"
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
@@ -139,6 +140,9 @@ func (c *Client) exchange(ctx context.Context, method, path string, query url.Va
 	return nil
 }
 
+// ErrEnded is why an answer stops in the middle.
+var ErrEnded = errors.New("the proxy has ended, or made room for other clients")
+
 // maxLine bounds a line of a stream: a frame of 10,000 rows is one.
 const maxLine = 16 << 20
 
@@ -165,6 +169,9 @@ func (c *Client) Stream(ctx context.Context, path string, query url.Values, visi
 		}
 	}
 	if err := lines.Err(); err != nil && ctx.Err() == nil {
+		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) {
+			return ErrEnded
+		}
 		return fmt.Errorf("admin socket %s: %w", c.Name, err)
 	}
 	return nil

@@ -15,16 +15,9 @@ import (
 // proxyAt answers as a proxy of a network namespace.
 func proxyAt(t *testing.T, path string, namespace uint64) {
 	t.Helper()
-	s, err := socket.Listen(path, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	serve(t, path, func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(api.Version{API: "v1", Node: "node-a", Namespace: namespace})
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	ctx, stop := context.WithCancel(context.Background())
-	go func() { defer close(done); _ = s.Serve(ctx) }()
-	t.Cleanup(func() { stop(); <-done })
+	})
 }
 
 // A proxy is found by the network namespace that it serves, and not by being the only
