@@ -120,6 +120,23 @@ func (o *topOptions) print(ctx context.Context, cmd *cobra.Command, c *client.Cl
 	}))
 }
 
+// topPause is how long top waits after an error, such as the end of the proxy, before it
+// asks again.
+const topPause = 2 * time.Second
+
+// keepOn calls stream until ctx ends, with a pause between two calls, and tells its errors.
+func keepOn(ctx context.Context, pause time.Duration, stream func() error, tell func(error)) {
+	for ctx.Err() == nil {
+		if err := stream(); err != nil {
+			tell(err)
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+	}
+}
+
 // watch shows the view on the terminal until the user leaves it.
 func (o *topOptions) watch(ctx context.Context, c *client.Client, q top.Query) error {
 	var program *tea.Program
@@ -128,15 +145,12 @@ func (o *topOptions) watch(ctx context.Context, c *client.Client, q top.Query) e
 		end() // the stream before
 		var streaming context.Context
 		streaming, end = context.WithCancel(ctx)
-		go func() {
-			err := o.stream(streaming, c, q, func(_ []byte, f *api.Frame) error {
+		go keepOn(streaming, topPause, func() error {
+			return o.stream(streaming, c, q, func(_ []byte, f *api.Frame) error {
 				program.Send(top.Frame{Number: number, Frame: f})
 				return nil
 			})
-			if err != nil {
-				program.Send(top.Frame{Number: number, Err: err})
-			}
-		}()
+		}, func(err error) { program.Send(top.Frame{Number: number, Err: err}) })
 	})
 	program = tea.NewProgram(model, tea.WithAltScreen(), tea.WithContext(ctx))
 	_, err := program.Run()
