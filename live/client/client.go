@@ -9,10 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
+	"strings"
 	"syscall"
 	"time"
 
@@ -49,7 +51,7 @@ func Transport(name string) *http.Transport {
 			if err != nil {
 				return nil, err
 			}
-			if err := trusted(c); err != nil {
+			if err := trusted(name, c); err != nil {
 				_ = c.Close() // the error to tell is another
 				return nil, err
 			}
@@ -59,8 +61,9 @@ func Transport(name string) *http.Transport {
 	}
 }
 
-// trusted returns why the process at the other end is not believed, or nil.
-func trusted(c net.Conn) error {
+// trusted returns why the process at the other end of a connection to a socket is not
+// believed, or nil.
+func trusted(name string, c net.Conn) error {
 	conn, ok := c.(*net.UnixConn)
 	if !ok {
 		return errors.New("not a unix socket")
@@ -69,8 +72,19 @@ func trusted(c net.Conn) error {
 	if err != nil {
 		return err
 	}
-	if peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
-		return fmt.Errorf("uid %d listens there, which is neither root nor our user", peer.Uid)
+	return believed(name, int(peer.Uid), os.Geteuid())
+}
+
+// believed returns why our user does not believe a peer, or cannot ask it: an abstract
+// socket has no mode, and its server closes connections of others without a word.
+func believed(name string, peer, own int) error {
+	switch {
+	case peer == own:
+		return nil
+	case peer != 0:
+		return fmt.Errorf("uid %d listens there, which is neither root nor our user", peer)
+	case strings.HasPrefix(name, "@"):
+		return fs.ErrPermission
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/live/socket"
@@ -22,6 +23,27 @@ func serve(t *testing.T, path string, h http.HandlerFunc) {
 	ctx, stop := context.WithCancel(context.Background())
 	go func() { defer close(done); _ = s.Serve(ctx) }()
 	t.Cleanup(func() { stop(); <-done })
+}
+
+// Only root and our user are believed, and an abstract socket of root's is for root alone.
+func TestBelieved(t *testing.T) {
+	const us, other = 1000, 1001
+	for _, tt := range []struct {
+		name      string
+		peer, own int
+		want      string
+	}{
+		{"/s", 0, 0, ""}, {"/s", us, us, ""}, {"/s", 0, us, ""}, {"@s", 0, 0, ""}, {"@s", us, us, ""},
+		{"/s", other, us, "uid 1001"}, {"@s", other, us, "uid 1001"}, {"@s", us, 0, "uid 1000"}, {"@s", 0, us, "no right to use @s"},
+	} {
+		got := ""
+		if err := believed(tt.name, tt.peer, tt.own); err != nil {
+			got = advise(tt.name, fmt.Errorf("dial: %w", err)).Error()
+		}
+		if tt.want == "" && got != "" || !strings.Contains(got, tt.want) {
+			t.Errorf("%s of %d, for %d: %q, want %q", tt.name, tt.peer, tt.own, got, tt.want)
+		}
+	}
 }
 
 // A stream that is cut in the middle says what that means.
