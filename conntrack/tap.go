@@ -13,6 +13,9 @@ const (
 	maxTaps = 64
 	// tapRoom is how many records wait for the reader of a tap, about 1.2 MiB.
 	tapRoom = 4096
+	// tapLossTime is how long a loss waits for records to be told with. It wakes no
+	// reader, as it happens where there are many.
+	tapLossTime = time.Second
 )
 
 // ErrTooManyTaps is returned by Table.Tap.
@@ -230,6 +233,7 @@ func (p *Tap) Next(ctx context.Context, buf []Record) (n int, lost uint64, err e
 		}
 		select {
 		case <-p.wake:
+		case <-time.After(tapLossTime):
 		case <-ctx.Done():
 			return 0, 0, ctx.Err()
 		}

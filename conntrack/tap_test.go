@@ -282,3 +282,19 @@ func TestTapRate(t *testing.T) {
 		t.Errorf("%d records and %d lost, want %d to %d of %d", len(got), lost, rate, most, records)
 	}
 }
+
+// A loss is told also if no further record comes.
+func TestTapTellsOfLossAlone(t *testing.T) {
+	table := NewTable(Options{})
+	tap, err := table.Tap(TapOptions{Rate: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tap.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	time.AfterFunc(10*time.Millisecond, tap.lose) // while Next waits
+	if n, lost, err := tap.Next(ctx, make([]Record, 1)); n != 0 || lost != 1 || err != nil {
+		t.Errorf("%d records, %d lost, %v", n, lost, err)
+	}
+}
