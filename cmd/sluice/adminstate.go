@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/sluice-proxy/sluice/listener"
@@ -10,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/source/manifests"
 )
 
 // maxProblems bounds the problems that a status lists.
@@ -59,6 +62,11 @@ func (p *proxy) status(ctx context.Context) (*api.Status, error) {
 	if text := p.wrong.Load(); text != nil {
 		s.Ready, s.Trouble = false, *text
 	}
+	if p.manifests != nil {
+		if found := p.manifests.Stats(); found.FilesInError > 0 {
+			s.Ready, s.Trouble = false, filesInError(&found)+strings.TrimSuffix("; "+s.Trouble, "; ")
+		}
+	}
 	for _, problem := range snap.Problems[:min(len(snap.Problems), maxProblems)] {
 		s.Problems = append(s.Problems, api.Problem{Object: problem.Object, Text: problem.Text})
 	}
@@ -79,6 +87,18 @@ func (p *proxy) status(ctx context.Context) (*api.Status, error) {
 		s.Steering.Steered, s.Steering.Refused, s.Steering.Silent = n.Steered.Len(), n.Refused.Len(), n.Silent.Len()
 		s.Steering.Own, s.Steering.Lingering = n.Own.Len(), n.Lingering.Len()
 	})
+}
+
+// filesInError names manifests whose content is not in force.
+func filesInError(s *manifests.Stats) string {
+	text := "1 manifest is in error: "
+	if s.FilesInError > 1 {
+		text = fmt.Sprintf("%d manifests are in error: ", s.FilesInError)
+	}
+	if text += strings.Join(s.Errors, "; "); len(s.Errors) < s.FilesInError {
+		text += "; and others"
+	}
+	return text
 }
 
 // destinations visits what the steering plan names, and says what happens there.

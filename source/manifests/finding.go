@@ -38,3 +38,11 @@ func (f finding) String() string {
 func hasErrors(fs []finding) bool {
 	return slices.ContainsFunc(fs, func(f finding) bool { return !f.warning })
 }
+
+// firstError returns the first error; "" if there are only warnings.
+func firstError(fs []finding) string {
+	if i := slices.IndexFunc(fs, func(f finding) bool { return !f.warning }); i >= 0 {
+		return fs[i].String()
+	}
+	return ""
+}

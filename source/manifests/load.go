@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -32,6 +33,7 @@ type fileState struct {
 	decoded bool              // sum is set
 	bad     bool              // that data has errors
 	trouble string            // why the file cannot be read; "" if it can
+	why     string            // the first error, while it is in error
 	good    content           // what is in force
 	// emptySince is when the file was first seen empty after it had content.
 	emptySince time.Time
@@ -236,7 +238,7 @@ func (w *Watcher) take(now time.Time, f *foundFile, r reading) {
 	}
 	st.emptySince = time.Time{}
 	if !r.same {
-		st.sum, st.decoded, st.bad = r.sum, true, hasErrors(r.findings)
+		st.sum, st.decoded, st.bad, st.why = r.sum, true, hasErrors(r.findings), firstError(r.findings)
 		w.tell(r.findings, st.inForce())
 		if !st.bad {
 			st.good = r.content
@@ -261,7 +263,9 @@ func (w *Watcher) unreadable(path string, st *fileState, err error) {
 		return
 	}
 	st.trouble = kind
-	w.tell([]finding{{file: path, text: text}}, st.inForce())
+	found := []finding{{file: path, text: text}}
+	st.why = firstError(found)
+	w.tell(found, st.inForce())
 }
 
 // inForce says what is in force in place of a file's invalid content.
@@ -304,11 +308,14 @@ func (w *Watcher) publish(lastChange time.Time) {
 	for _, st := range w.files {
 		if st.inError() {
 			s.FilesInError++
+			s.Errors = append(s.Errors, st.why)
 		}
 		for k, n := range st.good.passedOver {
 			s.PassedOver[k] += n
 		}
 	}
+	slices.Sort(s.Errors)
+	s.Errors = s.Errors[:min(len(s.Errors), maxErrors)]
 	for k, n := range w.catalog.count {
 		s.Objects[string(k)] = n
 	}

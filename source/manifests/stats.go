@@ -5,6 +5,9 @@ import (
 	"time"
 )
 
+// maxErrors bounds Stats.Errors.
+const maxErrors = 5
+
 // Stats describes a Watcher at one moment.
 type Stats struct {
 	// Files is the number of files with a manifest's name.
@@ -12,6 +15,9 @@ type Stats struct {
 	// FilesInError is how many of them are unreadable or invalid; their last good
 	// content, if any, is in force.
 	FilesInError int
+	// Errors has the first error of each of them, of at most maxErrors, with the file's
+	// name.
+	Errors []string
 	// Objects counts the objects in force by kind, as the manifests have
 	// them: "Service", "EndpointSlice", "Endpoints", "Node", "ServiceCIDR".
 	Objects map[string]int

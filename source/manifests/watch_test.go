@@ -106,8 +106,8 @@ func TestBrokenFileKeepsItsLastGoodContent(t *testing.T) {
 	b.logs(`"in_force":"last good content"`)
 	write(t, filepath.Join(dir, "b.yaml"), svc("b", "10.96.0.2"))
 	b.has("Service default/a", "10.96.0.1", "Service default/b", "10.96.0.2")
-	if got := b.w.Stats().FilesInError; got != 2 {
-		t.Errorf("%d files in error", got)
+	if got := b.w.Stats(); got.FilesInError != 2 || len(got.Errors) != 2 || !strings.HasPrefix(got.Errors[0], "a.yaml:6: Service default/a: spec.clusterIP") || !strings.HasPrefix(got.Errors[1], "never.yaml:6: ") {
+		t.Errorf("%d files in error: %q", got.FilesInError, got.Errors)
 	}
 
 	// The same content again is not told again; another is.

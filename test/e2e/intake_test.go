@@ -148,9 +148,19 @@ func TestLastGoodContentStaysInForce(t *testing.T) {
 	if err := onlyOn(lab.Client, target, "b1:8080"); err != nil {
 		t.Errorf("while the file is broken: %v", err)
 	}
+	wait.For(t, "the status names the file", startTimeout, func() error {
+		if out, err := sluice(t, lab, "status"); err == nil || !strings.Contains(out, "NOT all is in force: 1 manifest is in error: web.yaml:") {
+			return fmt.Errorf("%v: %s", err, out)
+		}
+		return nil
+	})
 	web.endpoints = on(8080, lab.Backends[1])
 	p.apply(web)
 	wait.For(t, "the mended file is in force", startTimeout, func() error { return onlyOn(lab.Client, target, "b2:8080") })
+	wait.For(t, "the status is in order", startTimeout, func() error {
+		_, err := sluice(t, lab, "status")
+		return err
+	})
 	p.remove("web")
 	wait.For(t, "the deleted file's service is gone", startTimeout, func() error { return unanswered(lab.Client, target) })
 	p.stop()
