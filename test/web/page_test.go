@@ -21,7 +21,7 @@ func TestPage(t *testing.T) {
 		name string
 		test func(*testing.T, *demo, *browser)
 	}{
-		{"EachService", eachService}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Address", addressed}, {"Story", retriedStory}, {"Charts", charted},
+		{"EachService", eachService}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Address", addressed}, {"Story", retriedStory}, {"UDPStory", udpStory}, {"Charts", charted},
 		{"Records", pausing}, {"Explain", explained}, {"Keyboard", keyboard}, {"ManyServices", manyShown}, {"HostileNames", hostileNames}, {"Pictures", pictures}, {"Policy", policy}, {"Headers", headers},
 	} {
 		if !t.Run(part.name, func(t *testing.T) {
@@ -129,6 +129,29 @@ func retriedStory(t *testing.T, _ *demo, b *browser) {
 	}
 	b.picture("story")
 	b.filter("")
+}
+
+// The story of a UDP session names its endpoint, although no answer is waited for.
+func udpStory(t *testing.T, _ *demo, b *browser) {
+	const session = `{ id: 1e9, time: "2026-06-01T12:00:00Z", protocol: "UDP", client: "10.244.0.11:4000", vip: "10.96.0.2:53", vip_kind: "ClusterIP", endpoint: "10.244.1.9:53", affinity: "none",
+		duration_us: 2000, bytes_from_client: 31, bytes_from_endpoint: 47, `
+	for rest, want := range map[string]string{
+		`attempts: 1, end: "idle" }`:                           "One attempt✓ chosen",
+		`attempts: 1, first_byte_us: 1000, end: "responses" }`: "One attempt✓ answered",
+		`attempts: 2, failed_attempts: [{ endpoint: "10.244.1.8:53", error: "refused", us: 9 }], first_byte_us: 1000, end: "idle" }`: "2 attempts✕ refused ✓ answered",
+		`attempts: 1, failed_attempts: [{ endpoint: "10.244.1.8:53", error: "refused", us: 9 }], end: "endpoint_gone" }`:             "One attempt✕ refused",
+	} {
+		var got string
+		b.run(chromedp.Evaluate(`import("/js/story.js").then(({ story }) => {
+			const { root, stop } = story({ id: 1e9, seen: `+session+rest+` });
+			stop();
+			const of = (s) => [...root.querySelectorAll(s)].map((e) => e.textContent);
+			return of("section:nth-of-type(1) h3")[0] + of(".attempts .said, .attempts .waiting").join(" ");
+		})`, &got, func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }))
+		if got != want {
+			t.Errorf("%s: %q, want %q", rest, got, want)
+		}
+	}
 }
 
 // What is chosen has charts of what the proxy has kept.

@@ -16,6 +16,11 @@ const errors = {
 
 const W = 320, H = 80;
 
+/** Whether a connection has its endpoint. A UDP session waits for no answer of it. */
+const reached = (c) => c.connect_us !== undefined || (c.protocol === "UDP" && c.attempts > (c.failed_attempts ?? []).length);
+
+const said = (c) => ((c.connect_us ?? c.first_byte_us) === undefined ? "chosen" : "answered");
+
 /** The attempts and what came after, as steps in time. */
 function steps(c) {
   const list = [];
@@ -24,9 +29,10 @@ function steps(c) {
     list.push({ from: at, to: at + f.us, who: f.pod ?? f.endpoint ?? "no endpoint", place: f.endpoint, said: errors[f.error] ?? f.error, bad: true });
     at += f.us;
   }
-  if (c.connect_us !== undefined) {
-    list.push({ from: Math.min(at, c.connect_us), to: c.connect_us, who: c.pod ?? c.endpoint, place: c.endpoint, said: "answered", good: true });
-    at = c.connect_us;
+  if (reached(c)) {
+    const to = c.connect_us ?? c.first_byte_us ?? at;
+    list.push({ from: Math.min(at, to), to, who: c.pod ?? c.endpoint, place: c.endpoint, said: said(c), good: true });
+    at = to;
   }
   return { list, end: Math.max(at, 1) };
 }
@@ -65,8 +71,8 @@ export function story(selection) {
         el("span", { class: "code dim" }, s.place ?? ""), el("span", { class: "took" }, (s.bad ? "after " : "at ") + time(s.bad ? s.to - s.from : s.to)));
     };
     return el("section", {}, el("h3", {}, list.length === 1 ? "One attempt" : c.attempts + " attempts"),
-      el("ol", { class: "attempts" }, list.map(row), c.connect_us === undefined && !c.end && !gone && el("li", { class: "waiting" }, "waiting for an endpoint")),
-      c.attempts > list.length && c.connect_us !== undefined && el("p", { class: "hint" }, "The log keeps the first 15 failed attempts and the last."));
+      el("ol", { class: "attempts" }, list.map(row), !reached(c) && !c.end && !gone && el("li", { class: "waiting" }, "waiting for an endpoint")),
+      c.attempts > list.length && reached(c) && el("p", { class: "hint" }, "The log keeps the first 15 failed attempts and the last."));
   }
 
   function times() {
@@ -96,7 +102,7 @@ export function story(selection) {
     if (!why) return null;
     const mark = new Map();
     for (const f of c.failed_attempts ?? []) if (f.endpoint) mark.set(f.endpoint, { text: "tried: " + (errors[f.error] ?? f.error), class: "failed" });
-    if (c.endpoint && c.connect_us !== undefined) mark.set(c.endpoint, { text: c.affinity === "hit" ? "chosen: session affinity" : mark.size ? "chosen next, and answered" : "chosen by the balancer", class: "chosen" });
+    if (c.endpoint && reached(c)) mark.set(c.endpoint, { text: c.affinity === "hit" ? "chosen: session affinity" : mark.size ? "chosen next, and answered" : "chosen by the balancer", class: "chosen" });
     return el("section", {}, el("h3", {}, "Why this endpoint"), sentence(), reasons(why, mark),
       el("button", { type: "button", class: "quiet", onclick: () => {
         emit("go", "explain");
@@ -107,7 +113,7 @@ export function story(selection) {
   function sentence() {
     const failed = c.failed_attempts ?? [];
     const affinity = { new: "Session affinity now keeps this client here.", hit: "Session affinity had kept this client here.", moved: "Its endpoint of before could not be used, so session affinity moved it." }[c.affinity] ?? "";
-    const tried = failed.length ? failed.map((f) => (f.pod ?? f.endpoint ?? "an endpoint") + " " + (errors[f.error] ?? f.error)).slice(0, 3).join(", then ") + (failed.length > 3 ? ", and more" : "") + "; " + (c.connect_us !== undefined ? (c.pod ?? c.endpoint) + " answered." : "none has answered.") : "";
+    const tried = failed.length ? failed.map((f) => (f.pod ?? f.endpoint ?? "an endpoint") + " " + (errors[f.error] ?? f.error)).slice(0, 3).join(", then ") + (failed.length > 3 ? ", and more" : "") + "; " + (reached(c) ? (c.pod ?? c.endpoint) + " " + (said(c) === "chosen" ? "was chosen." : "answered.") : "none has answered.") : "";
     const both = [tried, affinity].filter(Boolean).join(" ");
     return both ? el("p", { class: "lead" }, both) : null;
   }
