@@ -260,3 +260,32 @@ func TestDurations(t *testing.T) {
 	d.Add(0)
 	d.Add(time.Hour)
 }
+
+// A Meter that opens as the last one has closed waits for the looks of before without the
+// lock: those may want it for their end.
+func TestMeterAfterTheLastOne(t *testing.T) {
+	w := newWorld(t, 1)
+	looks := make(chan struct{})
+	w.view.meters.done = looks // of before, and still under way
+	opened := make(chan *Meter, 1)
+	go func() {
+		m, err := w.view.Meter(MeterOptions{Filter: parse(t, ""), By: ByService, Interval: time.Second})
+		if err != nil {
+			t.Error(err)
+		}
+		opened <- m
+	}()
+	select {
+	case m := <-opened:
+		defer m.Close()
+		w.view.meters.current() // as the looks do
+		close(looks)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := m.Next(ctx); err != nil {
+			t.Errorf("no frame: %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("Meter holds the lock until the looks are over")
+	}
+}

@@ -34,7 +34,7 @@ type meters struct {
 	mu   sync.Mutex
 	all  map[*Meter]struct{}
 	stop context.CancelFunc // nil while all is empty
-	done chan struct{}
+	done chan struct{}      // closed when the goroutines that were started last are over
 }
 
 // Meter begins to measure. The caller must Close the Meter.
@@ -51,13 +51,17 @@ func (v *View) Meter(o MeterOptions) (*Meter, error) {
 		if err != nil {
 			return nil, err
 		}
-		if s.done != nil {
-			<-s.done // the looks before must be over
-		}
 		ctx, stop := context.WithCancel(context.Background())
-		s.stop, s.done = stop, make(chan struct{})
+		before, done := s.done, make(chan struct{})
+		s.stop, s.done = stop, done
 		s.all = make(map[*Meter]struct{})
-		go s.run(ctx, tap, s.done)
+		go func() {
+			defer close(done)
+			if before != nil {
+				<-before // the looks before must be over; they may wait for s.mu
+			}
+			s.run(ctx, tap)
+		}()
 	}
 	s.all[m] = struct{}{}
 	return m, nil
@@ -97,8 +101,7 @@ func (s *meters) current() []*Meter {
 }
 
 // run feeds the Meters until ctx ends.
-func (s *meters) run(ctx context.Context, tap *conntrack.Tap, done chan<- struct{}) {
-	defer close(done)
+func (s *meters) run(ctx context.Context, tap *conntrack.Tap) {
 	defer tap.Close()
 	since := poll.Nanotime()
 	var lost uint64 // guarded by reading, like the tap
