@@ -45,7 +45,7 @@ func (t *tcpConn) connect(st *state, v *policy.Verdict, ep *service.Endpoint) (i
 			return -1, errno
 		}
 	}
-	return w.dialer.Connect(&choice, ep.Addr, client, t.held, o)
+	return w.dialer.Connect(&choice, ep.Addr, c.record.Client, t.held, o)
 }
 
 func (t *tcpConn) watch() poll.Events { return relay.Watch }

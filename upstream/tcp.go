@@ -127,8 +127,14 @@ func (d *Dialer) Rest() { d.ports.rest(d.now()) }
 // Connect begins to connect to an endpoint as a Choice says; the options' Mark and
 // Transparent are set here. held is what Hold returned. It finds a local port also when
 // thousands are in TIME_WAIT. EADDRNOTAVAIL means that none is left for this endpoint and
-// local address: the node's own problem, never the endpoint's.
-func (d *Dialer) Connect(c *Choice, endpoint netip.AddrPort, client netip.Addr, held Range, o sys.ConnectOptions) (int, sys.Errno) {
+// local address: the node's own problem, never the endpoint's. Where the endpoint sees the
+// node's address, a client with a privileged port gets such a port, if one is free.
+func (d *Dialer) Connect(c *Choice, endpoint, client netip.AddrPort, held Range, o sys.ConnectOptions) (int, sys.Errno) {
+	if isPrivileged(client) {
+		if fd, e, done := d.connectPrivileged(c, endpoint, client, o); done {
+			return fd, e
+		}
+	}
 	o.Mark = c.Mark
 	switch c.Kind {
 	case Untracked:
@@ -136,9 +142,9 @@ func (d *Dialer) Connect(c *Choice, endpoint netip.AddrPort, client netip.Addr, 
 	case ToOwn:
 		return d.connectOwn(endpoint, o)
 	case FromOwnClient:
-		return d.connect(endpoint, client, o)
+		return d.connect(endpoint, client.Addr(), o)
 	case FromClient:
-		return d.connectAs(endpoint, client, held, o)
+		return d.connectAs(endpoint, client.Addr(), held, o)
 	}
 	return d.connect(endpoint, netip.Addr{}, o)
 }

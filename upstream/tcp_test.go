@@ -39,7 +39,7 @@ func TestConnectAsTheClient(t *testing.T) {
 	client, endpoint := netip.MustParseAddr("10.1.0.2"), netip.MustParseAddrPort("10.2.1.2:80")
 	f := &fakeDial{answer: func(netip.AddrPort) sys.Errno { return 0 }}
 	choice := &Choice{Kind: FromClient}
-	fd, e := newDialer(rules(nil), f, 0, 2).Connect(choice, endpoint, client, Range{}, sys.ConnectOptions{Congestion: "cubic"})
+	fd, e := newDialer(rules(nil), f, 0, 2).Connect(choice, endpoint, netip.AddrPortFrom(client, 40000), Range{}, sys.ConnectOptions{Congestion: "cubic"})
 	if fd != 7 || e != sys.EINPROGRESS || len(f.asked) != 1 || f.asked[0] != netip.AddrPortFrom(client, 0) {
 		t.Errorf("%d, %v, asked for %v", fd, e, f.asked)
 	}
@@ -66,7 +66,7 @@ func TestConnectAsTheClient(t *testing.T) {
 			}
 			for n := range 6 {
 				f.asked = nil
-				_, e := d.Connect(choice, endpoint, client, c.held, sys.ConnectOptions{})
+				_, e := d.Connect(choice, endpoint, netip.AddrPortFrom(client, 1023), c.held, sys.ConnectOptions{})
 				want := sys.EINPROGRESS
 				if n == 5 { // half of the ten ports are the other loop's
 					want = sys.EADDRNOTAVAIL
@@ -97,7 +97,7 @@ func TestConnectUntracked(t *testing.T) {
 		return 0
 	}
 	d := newDialer(r, f, 0, 1)
-	if _, e := d.Connect(&Choice{Kind: Untracked, Mark: 0x100}, endpoint, netip.Addr{}, Range{}, sys.ConnectOptions{Congestion: "cubic"}); e != sys.EINPROGRESS ||
+	if _, e := d.Connect(&Choice{Kind: Untracked, Mark: 0x100}, endpoint, netip.AddrPort{}, Range{}, sys.ConnectOptions{Congestion: "cubic"}); e != sys.EINPROGRESS ||
 		!f.opts.Transparent || f.opts.Mark != 0x100 || f.opts.Congestion != "cubic" || len(f.asked) != 2 {
 		t.Fatalf("%v after %v, %+v", e, f.asked, f.opts)
 	}
@@ -132,7 +132,7 @@ func TestPortsInTimeWait(t *testing.T) {
 			last := r.spare.Last
 			d.ports = newLocalPorts(Range{last - 9, last}, true, nil, 0, 1)
 			connect := func() int {
-				fd, e := d.Connect(&Choice{}, endpoint, netip.Addr{}, Range{}, sys.ConnectOptions{})
+				fd, e := d.Connect(&Choice{}, endpoint, netip.AddrPort{}, Range{}, sys.ConnectOptions{})
 				if e != 0 && e != sys.EINPROGRESS {
 					t.Fatal(e)
 				}
@@ -177,7 +177,7 @@ func TestPortsInTimeWait(t *testing.T) {
 				defer sys.Close(fd)
 				read(fd)
 			}
-			if fd, e := d.Connect(&Choice{}, endpoint, netip.Addr{}, Range{}, sys.ConnectOptions{}); e != sys.EADDRNOTAVAIL {
+			if fd, e := d.Connect(&Choice{}, endpoint, netip.AddrPort{}, Range{}, sys.ConnectOptions{}); e != sys.EADDRNOTAVAIL {
 				t.Errorf("an eleventh connection: %d, %v", fd, e)
 			}
 		})

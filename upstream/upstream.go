@@ -7,8 +7,8 @@
 //	if choice.Kind == upstream.FromClient {
 //		ports, errno = rules.Hold(client) // and Release, once the socket is closed
 //	}
-//	fd, errno = dialer.Connect(&choice, endpoint.Addr, client, ports, options) // TCP
-//	errno = rules.ConnectUDP(fd, &choice, endpoint.Addr, client, ports)        // UDP
+//	fd, errno = dialer.Connect(&choice, endpoint.Addr, clientAndPort, ports, options) // TCP
+//	errno = rules.ConnectUDP(fd, &choice, endpoint.Addr, client, ports)               // UDP
 //
 // # Whose address
 //
@@ -17,10 +17,16 @@
 // address does not fall back to the node's if it finds no port: the endpoint admits and
 // logs clients by their address.
 //
+// # Privileged ports
+//
+// Some servers admit only clients with a port below 1024. Where the endpoint sees the node's
+// address, a TCP client with such a port gets one, its own if possible.
+//
 // # Connection tracking
 //
 // Sockets with the node's address are transparent and marked where that keeps the kernel
-// from tracking their packets.
+// from tracking their packets. Those with a privileged port are tracked: steering recognises
+// replies past connection tracking by higher ports.
 //
 // # Goroutines
 //
@@ -111,6 +117,8 @@ type Choice struct {
 	Source policy.Source // whose address the endpoint sees
 	Kind   Kind
 	Mark   uint32 // of the socket's packets; 0: none
+	// MayReturn is the endpoint's: Mark also exempts the packets from steering.
+	MayReturn bool
 }
 
 // IsBound reports whether the socket is bound to an address, so that it cannot be
@@ -122,7 +130,7 @@ func (c *Choice) IsBound() bool { return c.Kind >= ToOwn }
 func (r *Rules) Choose(own hostnet.Addresses, v *policy.Verdict, client netip.Addr, ep *service.Endpoint) Choice {
 	endpoint := ep.Addr.Addr()
 	ownEndpoint := own.Has(endpoint)
-	var c Choice
+	c := Choice{MayReturn: ep.MayReturn}
 	if ep.MayReturn {
 		c.Mark = r.pastMark
 	}

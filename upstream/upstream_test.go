@@ -66,7 +66,7 @@ func TestChoose(t *testing.T) {
 		{"F7 on one link", func(r *Rules) { r.sameLink = func(_, _ netip.Addr) bool { return true } }, client, "10.2.1.9", in, node, Untracked, 0x100, false},
 	} {
 		got := rules(c.change).Choose(own, &policy.Verdict{Source: c.wants}, addr(c.client), &c.ep)
-		if want := (Choice{c.source, c.kind, c.mark}); got != want || got.IsBound() != c.isBound {
+		if want := (Choice{c.source, c.kind, c.mark, c.ep.MayReturn}); got != want || got.IsBound() != c.isBound {
 			t.Errorf("%s: %+v, bound %t; want %+v, %t", c.what, got, got.IsBound(), want, c.isBound)
 		}
 	}
