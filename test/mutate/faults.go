@@ -17,6 +17,16 @@ var faults = []mutation{
 		pkg: "datagram", test: "TestEndpointOnThisNodeIsNeverTheSessionsOwnSocket",
 	},
 	{
+		name: "privileged-client", what: "servers that admit only privileged ports refuse the node's connections and masqueraded ones",
+		file: "upstream/privileged.go", old: "return client.Port() != 0 && client.Port() < firstUnprivileged", new: "return false",
+		pkg: "test/e2e", test: "TestPrivilegedClientsGetPrivilegedPorts/bind",
+	},
+	{
+		name: "privileged-untracked", what: "replies to a privileged port are invalid to connection tracking",
+		file: "upstream/privileged.go", old: "\t\to.Mark = 0\n", new: "\t\to.Transparent = true\n",
+		pkg: "test/e2e", test: "TestPrivilegedClientsGetPrivilegedPorts/tproxy-nftables",
+	},
+	{
 		name: "urgent-end", what: "splice's stop at urgent data is taken for the end of the stream",
 		file: "relay/turn.go", old: "s.state |= urgent\n\t\treturn true", new: "s.state |= urgent\n\t\tl.end(i)\n\t\treturn false",
 		pkg: "relay", test: "TestUrgentByteBeforeTheEnd",
