@@ -82,12 +82,14 @@ type samples []sample
 
 func (s *samples) Type() string { return "1/N [FILTER]" }
 
-func (s *samples) String() string {
-	var list []string
+func (s *samples) String() string { return strings.Join(s.GetSlice(), "; ") }
+
+// GetSlice returns each value as Set takes it.
+func (s *samples) GetSlice() (list []string) {
 	for i := range *s {
 		list = append(list, strings.TrimSpace(fmt.Sprintf("1/%d %s", (*s)[i].each, (*s)[i].filter)))
 	}
-	return strings.Join(list, "; ")
+	return list
 }
 
 func (s *samples) Set(text string) error {

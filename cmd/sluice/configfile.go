@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/fsnotify/fsnotify"
 	"github.com/spf13/cobra"
@@ -86,14 +85,20 @@ func watchFile(ctx context.Context, path string, changed func() error) error {
 	}
 }
 
-// givenFlags returns the flags that were given, in a form that Set takes.
+// givenFlags returns the flags that were given, in a form that Set takes; a flag with
+// several values has an entry for each.
 func givenFlags(flags *pflag.FlagSet) (given [][2]string) {
 	flags.Visit(func(f *pflag.Flag) {
-		value := f.Value.String()
-		if list, ok := f.Value.(pflag.SliceValue); ok {
-			value = strings.Join(list.GetSlice(), ",")
+		values := []string{f.Value.String()}
+		if list, ok := f.Value.(interface{ GetSlice() []string }); ok {
+			values = list.GetSlice()
+			if len(values) == 0 {
+				values = []string{""}
+			}
 		}
-		given = append(given, [2]string{f.Name, value})
+		for _, value := range values {
+			given = append(given, [2]string{f.Name, value})
+		}
 	})
 	return given
 }
