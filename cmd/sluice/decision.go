@@ -24,7 +24,7 @@ type decisionOptions struct {
 	hostname          string
 	serviceProxyName  string
 	nodeIPs           addresses
-	clusterCIDRs      prefixes
+	clusterCIDRs      latePrefixes
 	serviceCIDRs      prefixes
 	nodePortAddresses []string
 	masqueradeAll     bool
@@ -77,6 +77,9 @@ func (o *decisionOptions) validate() error {
 	o.hostname = strings.ToLower(strings.TrimSpace(o.hostname))
 	if wrong := validation.IsValidLabelValue(o.serviceProxyName); len(wrong) > 0 {
 		return fmt.Errorf("--service-proxy-name: %q cannot be the value of a label: %s", o.serviceProxyName, wrong[0])
+	}
+	if o.clusterCIDRs.wrong != nil {
+		return fmt.Errorf("--cluster-cidr: %w", o.clusterCIDRs.wrong)
 	}
 	if err := o.validDetectLocal(); err != nil {
 		return err
@@ -151,7 +154,7 @@ func (o *decisionOptions) serviceRanges() []netip.Prefix {
 func (o *decisionOptions) config(host hostnet.State) policy.Config {
 	c := policy.Config{
 		NodeName:           o.hostname,
-		ClusterCIDRs:       o.clusterCIDRs,
+		ClusterCIDRs:       o.clusterCIDRs.prefixes,
 		PodRanges:          host.PodRanges,
 		ServiceCIDRs:       o.serviceRanges(),
 		MasqueradeAll:      o.masqueradeAll,

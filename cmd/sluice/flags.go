@@ -176,6 +176,20 @@ func (e *externalIPs) Set(s string) error {
 	return nil
 }
 
+// latePrefixes are prefixes that are checked when they are used, as a lateChoice is.
+// Empty means none.
+type latePrefixes struct {
+	prefixes
+	wrong error
+}
+
+func (p *latePrefixes) Set(s string) error {
+	if s != "" && p.wrong == nil {
+		p.wrong = p.prefixes.Set(s)
+	}
+	return nil
+}
+
 func parsePrefix(s string) (netip.Prefix, error) {
 	prefix, err := netip.ParsePrefix(s)
 	if err != nil {

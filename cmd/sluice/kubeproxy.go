@@ -240,9 +240,9 @@ func (o *runOptions) take(f *kubeproxyconfig.File, flags *pflag.FlagSet) error {
 	connection.Kubeconfig = c.ClientConnection.Kubeconfig
 	connection.ContentType, connection.AcceptContentTypes = c.ClientConnection.ContentType, c.ClientConnection.AcceptContentTypes
 	connection.QPS, connection.Burst = c.ClientConnection.QPS, int(c.ClientConnection.Burst)
-	o.clusterCIDRs = nil
+	o.clusterCIDRs = latePrefixes{}
 	if c.ClusterCIDR != "" {
-		if err := o.clusterCIDRs.Set(c.ClusterCIDR); err != nil {
+		if err := o.clusterCIDRs.prefixes.Set(c.ClusterCIDR); err != nil {
 			return fmt.Errorf("--config: %s: clusterCIDR: %w", o.configFile, err)
 		}
 	}

@@ -134,7 +134,7 @@ func TestConfigFilesOfClusters(t *testing.T) {
 			continue
 		}
 		if o.hostname != "node-1" || o.cluster.connection.Kubeconfig != "/var/lib/kube-proxy/kubeconfig.conf" || o.cluster.minSyncPeriod != test.period ||
-			!slices.Equal(o.clusterCIDRs, prefixes{netip.MustParsePrefix("10.244.0.0/16")}) || o.healthzAddress != "0.0.0.0:10256" || len(o.notes) != 0 {
+			!slices.Equal(o.clusterCIDRs.prefixes, prefixes{netip.MustParsePrefix("10.244.0.0/16")}) || o.healthzAddress != "0.0.0.0:10256" || len(o.notes) != 0 {
 			t.Errorf("%s: %+v", test.file, o)
 		}
 	}

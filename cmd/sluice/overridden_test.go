@@ -26,7 +26,7 @@ func TestFlagsBesideAConfigurationFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	o, err := runFlags(t, append(slices.Clone(kubeProxyFlags), "--config="+file, "--min-sync-period=3s",
-		"--pod-bridge-interface=cbr0", "--pod-interface-name-prefix=veth", "--proxy-mode=userspace", "--detect-local-mode=Guess", "--cluster-cidr=192.168.0.0/16")...)
+		"--pod-bridge-interface=cbr0", "--pod-interface-name-prefix=veth", "--proxy-mode=userspace", "--detect-local-mode=Guess", "--cluster-cidr=pods")...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func TestFlagsBesideAConfigurationFile(t *testing.T) {
 		t.Errorf("the node %q, the API server %q, verbosity %d, minimum period %s: the flags are not used",
 			o.hostname, o.cluster.connection.Master, o.verbosity, o.cluster.minSyncPeriod)
 	}
-	if len(o.clusterCIDRs) > 0 || o.proxyMode.value != "iptables" || o.detectLocal.value != detectClusterCIDR || o.masqueradeAll || o.profiling || o.cluster.connection.Kubeconfig != "" {
+	if len(o.clusterCIDRs.prefixes) > 0 || o.proxyMode.value != "iptables" || o.detectLocal.value != detectClusterCIDR || o.masqueradeAll || o.profiling || o.cluster.connection.Kubeconfig != "" {
 		t.Errorf("flags are used that the file overrides: %+v", o)
 	}
 	var log bytes.Buffer
@@ -70,7 +70,8 @@ func TestFlagsBesideAConfigurationFile(t *testing.T) {
 
 func TestLateChoices(t *testing.T) {
 	for _, test := range []struct{ args, want string }{
-		{"--proxy-mode= --detect-local-mode=", ""},
+		{"--proxy-mode= --detect-local-mode= --cluster-cidr=", ""},
+		{"--cluster-cidr=10.244.0.0/16 --cluster-cidr=pods", `--cluster-cidr: "pods" is not a CIDR`},
 		{"--proxy-mode=userspace", "iptables, ipvs, nftables"},
 		{"--detect-local-mode=Guess", "ClusterCIDR, NodeCIDR"},
 	} {
