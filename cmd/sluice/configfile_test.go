@@ -68,7 +68,7 @@ func TestFlagsAreGivenAgain(t *testing.T) {
 		--steer-mark=0x10000 --balancer=random --ipvs-strict-arp --idle-timeout=1h -v=4 --masquerade-all --metrics-per-service=false --max-pipes=7
 		--on-config-change=exit --kube-api-qps=7.5 --conntrack-tcp-timeout-close-wait=2h`)
 	args = append(args, "--access-log-filter=namespace!=kube-system end!=client_fin,endpoint_fin",
-		"--access-log-sample=1/1000 end=client_fin,endpoint_fin attempts=1", "--access-log-sample=1/2 service=shop/*", "--web-allowed-hosts=")
+		"--access-log-sample=1/1000 end=client_fin,endpoint_fin attempts=1", "--access-log-sample=1/2 service=shop/*", "--web-allowed-hosts=", "--version=v1.37.0")
 	values := func(o *runOptions, given [][2]string) map[string]string {
 		t.Helper()
 		cmd := &cobra.Command{Use: "run"}

@@ -135,18 +135,20 @@ SIGHUP reopens the access log.`,
 		},
 	}
 	o.register(cmd)
-	o.version.register(cmd.Flags())
 	return cmd
 }
 
-// addTo has another command accept all flags of sluice run; its help lists some.
+// addTo has another command accept all flags of sluice run but --version; its help
+// lists some.
 func (o *runOptions) addTo(cmd *cobra.Command, listed func(flag string) bool) {
 	run := &cobra.Command{}
 	o.register(run)
 	cmd.Flags().SetNormalizeFunc(run.Flags().GetNormalizeFunc())
 	run.Flags().VisitAll(func(flag *pflag.Flag) {
-		flag.Hidden = !listed(flag.Name)
-		cmd.Flags().AddFlag(flag)
+		if flag.Name != "version" {
+			flag.Hidden = !listed(flag.Name)
+			cmd.Flags().AddFlag(flag)
+		}
 	})
 }
 
@@ -202,6 +204,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	o.web.register(f)
 	f.Var(&o.logFormat, "logging-format", "format of the log on standard error")
 	f.IntVarP(&o.verbosity, "v", "v", 0, "verbosity of the log; 4 and more is for debugging")
+	o.version.register(f)
 }
 
 // validate completes and checks the flags.
