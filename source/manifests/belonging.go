@@ -3,6 +3,7 @@ package manifests
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,7 +25,8 @@ const strayGrace = 2 * time.Second
 const mostCompared = 1000
 
 // belonging finds EndpointSlices and Endpoints whose Service, or whose port of that
-// name, does not exist. Kubernetes allows that, and it is the likeliest slip.
+// name, does not exist, and others that their Service cannot use. Kubernetes allows
+// that, and it is the likeliest slip.
 type belonging struct {
 	members map[service.Name]map[objectKey]bool // slices and Endpoints by Service
 	dirty   map[service.Name]bool               // Services that changed, or whose members did
@@ -136,13 +138,28 @@ func (c *catalog) judge(k objectKey, owner service.Name) (findings []finding) {
 	}
 	switch o := c.inForce[k].(type) {
 	case *discoveryv1.EndpointSlice:
+		if len(o.Endpoints) == 0 {
+			break // the controller writes such slices, without ports
+		}
+		if !hasFamily(svc, o.AddressType) {
+			add(claim.line, "the Service %s has no cluster IP of addressType %s, so these endpoints are not used", owner, o.AddressType)
+		}
+		if len(o.Ports) == 0 {
+			add(claim.line, "ports: is missing, so these endpoints are not used; the Service %s has %s", owner, portsOf(svc))
+		}
 		for i := range o.Ports {
-			if p := &o.Ports[i]; !hasPort(svc, *p.Name, *p.Protocol) {
+			switch p := &o.Ports[i]; {
+			case !hasPort(svc, *p.Name, *p.Protocol):
 				add(claim.lines.ports[i], "ports[%d]: %s", i, noPort(svc, *p.Name, *p.Protocol))
+			case p.Port == nil:
+				add(claim.lines.ports[i], "ports[%d].port: is missing: this port is not used", i)
 			}
 		}
 	case *endpoints:
 		for i := range o.Subsets {
+			if len(o.Subsets[i].Ports) == 0 {
+				add(claim.line, "subsets[%d].ports: is missing, so these endpoints are not used; the Service %s has %s", i, owner, portsOf(svc))
+			}
 			for j := range o.Subsets[i].Ports {
 				if p := &o.Subsets[i].Ports[j]; !hasPort(svc, p.Name, p.Protocol) {
 					add(claim.line, "subsets[%d].ports[%d]: %s", i, j, noPort(svc, p.Name, p.Protocol))
@@ -157,8 +174,28 @@ func hasPort(svc *corev1.Service, name string, protocol corev1.Protocol) bool {
 	return slices.ContainsFunc(svc.Spec.Ports, func(p corev1.ServicePort) bool { return p.Name == name && p.Protocol == protocol })
 }
 
+// hasFamily reports whether a Service has a cluster IP of a slice's family; also if it
+// has none at all, as it is not served then.
+func hasFamily(svc *corev1.Service, family discoveryv1.AddressType) bool {
+	none := true
+	for _, text := range append([]string{svc.Spec.ClusterIP}, svc.Spec.ClusterIPs...) {
+		if a, err := netip.ParseAddr(text); err == nil {
+			none = false
+			if a.Is4() && family == discoveryv1.AddressTypeIPv4 || a.Is6() && family == discoveryv1.AddressTypeIPv6 {
+				return true
+			}
+		}
+	}
+	return none
+}
+
 // noPort says that a Service has no port of a name, and which ones it has.
 func noPort(svc *corev1.Service, name string, protocol corev1.Protocol) string {
+	return fmt.Sprintf("the Service %s/%s has no port %s, only %s: this port is not used", svc.Namespace, svc.Name, portText(name, protocol), portsOf(svc))
+}
+
+// portsOf names the ports of a Service.
+func portsOf(svc *corev1.Service) string {
 	var ports []string
 	for i, p := range svc.Spec.Ports {
 		if i == maxFindings {
@@ -167,7 +204,7 @@ func noPort(svc *corev1.Service, name string, protocol corev1.Protocol) string {
 		}
 		ports = append(ports, portText(p.Name, p.Protocol))
 	}
-	return fmt.Sprintf("the Service %s/%s has no port %s, only %s: this port is not used", svc.Namespace, svc.Name, portText(name, protocol), strings.Join(ports, ", "))
+	return strings.Join(ports, ", ")
 }
 
 func portText(name string, protocol corev1.Protocol) string {

@@ -14,6 +14,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/sluice-proxy/sluice/internal/nearest"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -227,9 +228,11 @@ func (d *decoder) document(n *yaml.Node, itemKind string, depth int) {
 	switch {
 	case !ok:
 		d.content.passedOver[kindName]++
+		d.misspelt(n, kindName, apiVersion)
 		return
 	case group(apiVersion) != group(k.apiVersion):
 		d.content.passedOver[kindName+"."+group(apiVersion)]++ // somebody else's kind of that name
+		d.misspelt(n, kindName, apiVersion)
 		return
 	case apiVersion != k.apiVersion:
 		d.content.passedOver[kindName]++
@@ -237,6 +240,28 @@ func (d *decoder) document(n *yaml.Node, itemKind string, depth int) {
 		return
 	}
 	d.one(n, kind(kindName))
+}
+
+// misspelt warns of an object in one of our kinds' groups that is almost of that kind.
+func (d *decoder) misspelt(n *yaml.Node, kindName, apiVersion string) {
+	for _, k := range kinds {
+		if group(apiVersion) != group(k.apiVersion) {
+			continue
+		}
+		if name := nearest.Name(kindName, 2, kindNames); name != "" {
+			d.warnf(n.Line, "%s of apiVersion %s is passed over; did you mean %s of apiVersion %s?", quotedText(kindName), quotedText(apiVersion), name, kinds[kind(name)].apiVersion)
+		}
+		return
+	}
+}
+
+// kindNames yields the names of the kinds.
+func kindNames(yield func(string) bool) {
+	for k := range kinds {
+		if !yield(string(k)) {
+			return
+		}
+	}
 }
 
 // list reads the items of a List.

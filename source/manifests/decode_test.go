@@ -124,6 +124,29 @@ func TestLists(t *testing.T) {
 	}
 }
 
+// An object that is almost of one of our kinds is passed over, with a warning; one of
+// another kind, or of somebody else's kind of that name, is not worth a line.
+func TestMisspeltKinds(t *testing.T) {
+	for text, want := range map[string]string{
+		"apiVersion: discovery.k8s.io/v1\nkind: Endpointslices": `a.yaml:1: "Endpointslices" of apiVersion "discovery.k8s.io/v1" is passed over; did you mean EndpointSlice of apiVersion discovery.k8s.io/v1?`,
+		"apiVersion: v1\nkind: EndpointSlice":                   `a.yaml:1: "EndpointSlice" of apiVersion "v1" is passed over; did you mean EndpointSlice of apiVersion discovery.k8s.io/v1?`,
+		"apiVersion: v1\nkind: Srvice":                          `a.yaml:1: "Srvice" of apiVersion "v1" is passed over; did you mean Service of apiVersion v1?`,
+		"apiVersion: v1\nkind: Pod":                             "",
+		"apiVersion: v1\nkind: ServiceAccount":                  "",
+		"apiVersion: networking.k8s.io/v1\nkind: Ingress":       "",
+		"apiVersion: serving.knative.dev/v1\nkind: Service":     "",
+	} {
+		c, findings := decode("a.yaml", []byte(text), nil)
+		switch {
+		case len(c.passedOver) != 1 || len(c.objects) > 0:
+			t.Errorf("%q: %v, %d objects", text, c.passedOver, len(c.objects))
+		case want == "" && len(findings) == 0:
+		case len(findings) != 1 || !findings[0].warning || findings[0].String() != want:
+			t.Errorf("%q: %v, want %q", text, findings, want)
+		}
+	}
+}
+
 // The API server's limits on numbers of things.
 func TestLimits(t *testing.T) {
 	many := func(n int, item string) string { return strings.TrimSuffix(strings.Repeat(item+", ", n), ", ") }
