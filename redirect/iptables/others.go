@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
@@ -72,10 +71,10 @@ func RemoveLegacyChains(netNS int, theirs func(chain string) bool) (removed, rul
 // legacyChains asks the kernel for the chains of iptables-legacy that are wanted.
 func legacyChains(ns *namespace, wanted func(program, chain string) bool) (found []string, err error) {
 	err = ns.do(func() error {
-		return kernel.LegacyTables(func(x *sys.XTables, program, table string) error {
-			chains, err := x.Chains(table)
-			found = append(found, slices.DeleteFunc(chains, func(c string) bool { return !wanted(program, c) })...)
-			return err
+		return kernel.LegacyChains(func(program, chain string) {
+			if wanted(program, chain) {
+				found = append(found, chain)
+			}
 		})
 	})
 	return found, err

@@ -30,3 +30,14 @@ func LegacyTables(visit func(x *sys.XTables, program, table string) error) error
 	}
 	return nil
 }
+
+// LegacyChains calls visit with each chain of these tables that is not built in.
+func LegacyChains(visit func(program, chain string)) error {
+	return LegacyTables(func(x *sys.XTables, program, table string) error {
+		chains, err := x.Chains(table)
+		for _, c := range chains {
+			visit(program, c)
+		}
+		return err
+	})
+}

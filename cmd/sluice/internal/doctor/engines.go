@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-proxy/sluice/redirect/kernel"
 	"github.com/sluice-proxy/sluice/redirect/kubeproxy"
 )
 
@@ -40,14 +41,7 @@ func policyEngines() ([]Engine, error) {
 	for _, c := range chains {
 		names, tables = append(names, c.Name), append(tables, c.Table.Name)
 	}
-	_, legacyErr := eachLegacy(func(_, rules string) string {
-		for line := range strings.Lines(rules) {
-			if name, isChain := strings.CutPrefix(line, ":"); isChain {
-				names = append(names, name)
-			}
-		}
-		return ""
-	})
+	legacyErr := kernel.LegacyChains(func(_, chain string) { names = append(names, chain) })
 	return enginesOf(names, tables), errors.Join(err, legacyErr)
 }
 

@@ -1,10 +1,15 @@
 package doctor
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -18,12 +23,7 @@ import (
 // sockets of this node.
 func ForwardPolicies() ([]string, error) {
 	found, err := forwardInNFTables()
-	legacy, legacyErr := eachLegacy(func(program, rules string) string {
-		if judgesForwarded(rules) {
-			return "FORWARD of " + program
-		}
-		return ""
-	})
+	legacy, legacyErr := forwardInLegacy()
 	return append(found, legacy...), errors.Join(err, legacyErr)
 }
 
@@ -89,4 +89,34 @@ func judgesForwarded(rules string) bool {
 		}
 	}
 	return false
+}
+
+// legacyPatience bounds a call of iptables-legacy-save, which waits for others.
+const legacyPatience = 2 * time.Second
+
+// forwardInLegacy looks at the tables of iptables-legacy, if there are any: the
+// kernel lists their names, and the program what is in them.
+func forwardInLegacy() ([]string, error) {
+	var found []string
+	var errs []error
+	for _, f := range []struct{ names, program string }{
+		{"/proc/thread-self/net/ip_tables_names", "iptables-legacy-save"},
+		{"/proc/thread-self/net/ip6_tables_names", "ip6tables-legacy-save"},
+	} {
+		names, err := os.ReadFile(f.names)
+		if err != nil || len(bytes.TrimSpace(names)) == 0 {
+			continue // no such module, or no table
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), legacyPatience)
+		rules, err := exec.CommandContext(ctx, f.program).Output()
+		cancel()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", f.program, err))
+			continue
+		}
+		if judgesForwarded(string(rules)) {
+			found = append(found, "FORWARD of "+strings.TrimSuffix(f.program, "-save"))
+		}
+	}
+	return found, errors.Join(errs...)
 }

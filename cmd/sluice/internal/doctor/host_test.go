@@ -1,7 +1,10 @@
 package doctor
 
 import (
+	"errors"
+	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/nftables"
@@ -140,10 +143,32 @@ func TestForwardPoliciesAreFound(t *testing.T) {
 	}
 }
 
-func TestCountChains(t *testing.T) {
-	rules := "*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n:KUBE-FIREWALL - [0:0]\n:KUBE-POSTROUTING - [0:0]\n-A PREROUTING -j KUBE-SERVICES\nCOMMIT\n"
-	if n := countChains(rules); n != 2 {
-		t.Errorf("%d chains, want 2", n)
+// An image has no programs of iptables, and doctor says all the same what is there.
+func TestLegacyChainsAreFoundWithoutPrograms(t *testing.T) {
+	node := netns.New(t, "node")
+	for _, program := range []string{"iptables-legacy-restore", "ip6tables-legacy-restore"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("SKIP-NEEDS: %s", program)
+		}
+		cmd := node.Command(t, program)
+		cmd.Stdin = strings.NewReader("*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-FIREWALL - [0:0]\n:KUBE-POSTROUTING - [0:0]\n-A PREROUTING -j KUBE-SERVICES\nCOMMIT\n*filter\n:cali-FORWARD - [0:0]\nCOMMIT\n")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	t.Setenv("PATH", "/nowhere")
+	if err := node.Do(func() error {
+		found, err := leftovers()
+		if want := []string{"2 chains KUBE-… of ip6tables-legacy", "2 chains KUBE-… of iptables-legacy"}; !slices.Equal(found, want) {
+			t.Errorf("found %q, want %q", found, want)
+		}
+		engines, engineErr := policyEngines()
+		if len(engines) != 1 || engines[0].Name != "Calico" {
+			t.Errorf("found the engines %+v, want Calico", engines)
+		}
+		return errors.Join(err, engineErr)
+	}); err != nil {
+		t.Error(err)
 	}
 }
 

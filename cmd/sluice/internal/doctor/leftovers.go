@@ -1,18 +1,14 @@
 package doctor
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
+	"maps"
 	"slices"
-	"strings"
-	"time"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/redirect/kernel"
 	"github.com/sluice-proxy/sluice/redirect/kubeproxy"
 )
 
@@ -59,58 +55,19 @@ func inNFTables() ([]string, error) {
 	return found, nil
 }
 
-// legacyPatience bounds a call of iptables-legacy-save, which waits for others.
-const legacyPatience = 2 * time.Second
-
 // inLegacyIPTables counts kube-proxy's chains of iptables-legacy.
 func inLegacyIPTables() ([]string, error) {
-	return eachLegacy(func(program, rules string) string {
-		if n := countChains(rules); n > 0 {
-			return fmt.Sprintf("%d chains %s… of %s", n, kubeProxyChains, program)
+	counts := make(map[string]int)
+	err := kernel.LegacyChains(func(program, chain string) {
+		if kubeproxy.IsChain(chain) {
+			counts[program]++
 		}
-		return ""
 	})
-}
-
-// eachLegacy looks at the tables of iptables-legacy, if there are any: the
-// kernel lists their names, and the program what is in them. It gives what look
-// says of each family, unless that is "".
-func eachLegacy(look func(program, rules string) string) ([]string, error) {
 	var found []string
-	var errs []error
-	for _, f := range []struct{ names, program string }{
-		{"/proc/net/ip_tables_names", "iptables-legacy-save"},
-		{"/proc/net/ip6_tables_names", "ip6tables-legacy-save"},
-	} {
-		names, err := os.ReadFile(f.names)
-		if err != nil || len(bytes.TrimSpace(names)) == 0 {
-			continue // no such module, or no table
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), legacyPatience)
-		rules, err := exec.CommandContext(ctx, f.program).Output()
-		cancel()
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", f.program, err))
-			continue
-		}
-		if text := look(strings.TrimSuffix(f.program, "-save"), string(rules)); text != "" {
-			found = append(found, text)
-		}
+	for _, program := range slices.Sorted(maps.Keys(counts)) {
+		found = append(found, fmt.Sprintf("%d chains %s… of %s-legacy", counts[program], kubeProxyChains, program))
 	}
-	return found, errors.Join(errs...)
-}
-
-// countChains counts kube-proxy's in the output of iptables-save, where a chain
-// is a line such as ":KUBE-SERVICES - [0:0]".
-func countChains(rules string) (n int) {
-	for line := range strings.Lines(rules) {
-		name, isChain := strings.CutPrefix(line, ":")
-		name, _, _ = strings.Cut(name, " ")
-		if isChain && kubeproxy.IsChain(name) {
-			n++
-		}
-	}
-	return n
+	return found, err
 }
 
 func inInterfaces() ([]string, error) {
