@@ -35,16 +35,14 @@ iptables-legacy need the programs of iptables; without these the exit status is 
 			if !kubeProxy {
 				return cleanUp(cmd, o)
 			}
-			theirs, err := kubeproxy.Remove(0)
+			theirs, errTheirs := kubeproxy.Remove(0)
 			report(cmd, theirs)
-			if err != nil {
-				return err
-			}
 			ours, err := removeOurs(cmd, o)
 			var locked *redirect.LockedError
 			if errors.As(err, &locked) {
 				err = nil // what it made is in use
 			}
+			err = errors.Join(errTheirs, err)
 			if err == nil && len(theirs)+len(ours) == 0 {
 				fmt.Fprintln(cmd.OutOrStdout(), "nothing to remove")
 			}

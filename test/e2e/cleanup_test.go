@@ -1,0 +1,35 @@
+package e2e
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// TestCleanupGoesOnAfterAFailure: where the programs that kube-proxy's chains of
+// iptables-legacy need are missing, as in the image, cleanup --kube-proxy fails, and
+// removes our own state all the same.
+func TestCleanupGoesOnAfterAFailure(t *testing.T) {
+	if _, err := exec.LookPath("iptables-legacy-restore"); err != nil {
+		t.Skip("SKIP-NEEDS: iptables-legacy-restore")
+	}
+	lab := netns.NewLab(t, 1)
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	p.kill()
+	restore := lab.Node.Command(t, "iptables-legacy-restore")
+	restore.Stdin = strings.NewReader("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n")
+	if out, err := restore.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	const image = `for dir in /usr/sbin /usr/bin; do mount -t tmpfs none $dir || exit 2; done; exec "$@"`
+	out, err := lab.Node.Command(t, "unshare", "-m", "--propagation", "private", "sh", "-c", image, "sh",
+		built(t), "cleanup", "--kube-proxy", "--bpf-root", bpfRoot()).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "there is no program iptables-legacy-restore here") || !strings.Contains(string(out), "removed ") {
+		t.Errorf("cleanup --kube-proxy: %v\n%s", err, out)
+	}
+	if out, err := sluice(t, lab, "cleanup"); err != nil || !strings.Contains(out, "nothing to remove") {
+		t.Errorf("cleanup afterwards: %v\n%s", err, out)
+	}
+}
