@@ -76,14 +76,27 @@ type choice struct {
 // newChoice returns a choice whose default is the first of the words.
 func newChoice(words ...string) choice { return choice{value: words[0], allowed: words} }
 
-// register adds the flag to a command; the shell completes it.
+// register adds the flag to a command.
 func (c *choice) register(cmd *cobra.Command, name, short, usage string) {
 	cmd.Flags().VarP(c, name, short, usage)
-	completeValues(cmd, name, c.allowed)
 }
 
-func (c *choice) String() string { return c.value }
-func (c *choice) Type() string   { return strings.Join(c.allowed, "|") }
+func (c *choice) String() string  { return c.value }
+func (c *choice) Type() string    { return strings.Join(c.allowed, "|") }
+func (c *choice) words() []string { return c.allowed }
+
+// completeChoices has the shell complete the flags of a command, and of those below it,
+// that take one of a few words.
+func completeChoices(cmd *cobra.Command) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if c, ok := f.Value.(interface{ words() []string }); ok {
+			completeValues(cmd, f.Name, c.words())
+		}
+	})
+	for _, below := range cmd.Commands() {
+		completeChoices(below)
+	}
+}
 
 func (c *choice) Set(s string) error {
 	if !slices.Contains(c.allowed, s) {
@@ -150,7 +163,8 @@ func (p *prefixes) Set(s string) error {
 // externalIPs is a flag that takes all, none, or ranges.
 type externalIPs struct{ service.ExternalIPs }
 
-func (e *externalIPs) Type() string { return "all|none|CIDR,..." }
+func (e *externalIPs) Type() string  { return "all|none|CIDR,..." }
+func (*externalIPs) words() []string { return []string{"all", "none"} }
 
 func (e *externalIPs) String() string {
 	switch list := prefixes(e.Ranges); {

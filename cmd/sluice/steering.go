@@ -132,7 +132,8 @@ type portRange struct {
 	off   bool
 }
 
-func (r *portRange) Type() string { return "FIRST-LAST|off" }
+func (r *portRange) Type() string  { return "FIRST-LAST|off" }
+func (*portRange) words() []string { return []string{"off"} }
 
 func (r *portRange) String() string {
 	switch {

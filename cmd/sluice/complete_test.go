@@ -1,0 +1,42 @@
+package main
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+// TestShellsCompleteWords: the shell completes each flag whose help lists words, in
+// every command.
+func TestShellsCompleteWords(t *testing.T) {
+	count := 0
+	for _, cmd := range newRootCommand().Commands() {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			want := strings.Split(f.Value.Type(), "|")
+			if len(want) == 1 {
+				return
+			}
+			want = slices.DeleteFunc(want, func(w string) bool { return strings.ToUpper(w) == w }) // CIDR,... and FIRST-LAST
+			count++
+			var out bytes.Buffer
+			root := newRootCommand()
+			root.SetOut(&out)
+			root.SetErr(&out)
+			root.SetArgs([]string{"__complete", cmd.Name(), "--" + f.Name, ""})
+			if err := root.Execute(); err != nil {
+				t.Fatal(err)
+			}
+			for _, word := range want {
+				if !slices.Contains(strings.Fields(out.String()), word) {
+					t.Errorf("sluice %s --%s: %q, want %s", cmd.Name(), f.Name, out.String(), want)
+				}
+			}
+		})
+	}
+	if count < 40 {
+		t.Errorf("%d flags, too few", count)
+	}
+}
