@@ -130,6 +130,8 @@ func TestPortsFollowTheValues(t *testing.T) {
 		{nil, "", "", ":10256 healthz 10256 metrics 10249"},
 		{10266, "127.0.0.1:10269", "--healthz-bind-address=0.0.0.0:10266 --metrics-bind-address=127.0.0.1:10269", ":10266 healthz 10266 metrics 10269"},
 		{nil, "0.0.0.0", "--metrics-bind-address=0.0.0.0", ":10256 healthz 10256 metrics 10249"},
+		{nil, ":10349", "--metrics-bind-address=:10349", ":10256 healthz 10256 metrics 10349"},
+		{nil, "::", "--metrics-bind-address=::", ":10256 healthz 10256 metrics 10249"},
 		{nil, "[::]:1", "--metrics-bind-address=[::]:1", ":10256 healthz 10256 metrics 1"},
 	} {
 		objects, err := render(ourName, map[string]any{"healthzPort": test.healthz, "metricsBindAddress": test.metrics})

@@ -89,6 +89,8 @@ the flags; without it, the values.
 {{- $given := toString .given }}
 {{- if not $given }}
 {{- dict "host" .host "port" (int .port) | toJson }}
+{{- else if regexMatch "^:[0-9]+$" $given }}
+{{- dict "host" "0.0.0.0" "port" (int (trimPrefix ":" $given)) | toJson }}
 {{- else if regexMatch "^(\\[[0-9a-fA-F:.]+\\]|[0-9.]+):[0-9]+$" $given }}
 {{- dict "host" (regexReplaceAll ":[0-9]+$" $given "" | trimPrefix "[" | trimSuffix "]") "port" (int (regexFind "[0-9]+$" $given)) | toJson }}
 {{- else }}
@@ -101,11 +103,19 @@ the flags; without it, the values.
 {{- $v := .Values }}
 {{- $ports := include "sluice.ports" . | fromJson }}
 {{- range $v.extraArgs }}
-  {{- $name := regexFind "^--?[a-z0-9-]+" . | trimPrefix "-" | trimPrefix "-" }}
+  {{- $name := regexFind "^--?[a-z0-9_-]+" . | trimPrefix "-" | trimPrefix "-" | replace "_" "-" }}
   {{- $value := get (dict "healthz-bind-address" "healthzPort" "healthz-port" "healthzPort" "metrics-bind-address" "metricsBindAddress" "metrics-port" "metricsBindAddress" "config" "kubeProxyConfigMap" "master" "apiServer" "service-proxy-name" "serviceProxyName") $name }}
   {{- if $value }}
     {{- fail (printf "extraArgs: %s: use the value %s, which other parts of the chart follow" . $value) }}
   {{- end }}
+{{- end }}
+{{- range $name, $_ := $v.podLabels }}
+  {{- if or (has $name (list "app.kubernetes.io/name" "app.kubernetes.io/instance")) (and (eq $name "k8s-app") (not $v.serviceProxyName)) }}
+    {{- fail (printf "podLabels: %s: the chart sets this label itself" $name) }}
+  {{- end }}
+{{- end }}
+{{- if gt (int $ports.metrics.port) 65535 }}
+  {{- fail (printf "metricsBindAddress: %d is no port" (int $ports.metrics.port)) }}
 {{- end }}
 {{- if eq (int $ports.health.port) (int $ports.metrics.port) }}
   {{- fail (printf "port %d is that of /healthz and that of the metrics" (int $ports.health.port)) }}
