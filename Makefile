@@ -87,7 +87,7 @@ test-cluster: deps build $(CLUSTER)/.built ## Run the tests with a real control 
 	cd test/helm && go build -o $(CURDIR)/$(CLUSTER)/render ./render
 	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_CLUSTER_BIN=$(CURDIR)/$(CLUSTER) \
 	go test -tags cluster -count=1 -timeout 10m -parallel 8 $(TESTFLAGS) ./test/cluster
-	cd test/helm && go test $(TESTFLAGS) ./...
+	cd test/helm && go test -count=1 $(TESTFLAGS) ./...
 
 .PHONY: test-programs
 test-programs: deps build ## Test Debian's PostgreSQL, Redis, nginx and mosquitto behind Services (2 minutes)
