@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -29,6 +30,16 @@ func (o *conntrackOptions) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.beLiberal, "conntrack-tcp-be-liberal", false, "set net.netfilter.nf_conntrack_tcp_be_liberal to 1")
 }
 
+// validate checks the flags.
+func (o *conntrackOptions) validate() error {
+	return cmp.Or(
+		between("conntrack-max-per-core", o.maxPerCore, 0, 1<<30),
+		between("conntrack-min", o.least, 0, 1<<30),
+		offOrSeconds("conntrack-tcp-timeout-established", o.established),
+		offOrSeconds("conntrack-tcp-timeout-close-wait", o.closeWait),
+	)
+}
+
 // takeConntrack decides what is set in the kernel: with a configuration file all that
 // kube-proxy would set, else what the flags name, with kube-proxy's other half of a
 // pair. Beside another proxy, these settings are that one's.
@@ -49,10 +60,10 @@ func (o *runOptions) takeConntrack(flags *pflag.FlagSet) {
 		return
 	default:
 		if flags.Changed("conntrack-max-per-core") {
-			perCore = int32(min(c.maxPerCore, 1<<30)) //nolint:gosec // within bounds
+			perCore = int32(c.maxPerCore) //nolint:gosec // within bounds
 		}
 		if flags.Changed("conntrack-min") {
-			least = int32(min(c.least, 1<<30)) //nolint:gosec // within bounds
+			least = int32(c.least) //nolint:gosec // within bounds
 		}
 	}
 	c.settings.Max = tracking.MaxFor(int(perCore), int(least))

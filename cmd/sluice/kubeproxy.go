@@ -158,6 +158,8 @@ func (o *runOptions) readConfig(flags *pflag.FlagSet) error {
 		if err := o.loadConfig(flags); err != nil {
 			return err
 		}
+	} else if err := o.conntrack.validate(); err != nil {
+		return err
 	}
 	if err := o.takeFeatureGates(); err != nil {
 		return err

@@ -91,8 +91,11 @@ func TestUDPTimeoutsOfKubeProxy(t *testing.T) {
 			t.Errorf("%q: %v and %v, %v; want %v and %v", test.args, o.datagram.Timeout, o.datagram.StreamTimeout, err, test.udp, test.stream)
 		}
 	}
-	if _, err := runFlags(t, "--kubeconfig=/f", "--conntrack-udp-timeout=-1s"); err == nil || !strings.Contains(err.Error(), "conntrack-udp-timeout") {
-		t.Errorf("a negative time: %v", err)
+	for _, flag := range []string{"--conntrack-udp-timeout=-1s", "--conntrack-max-per-core=-1", "--conntrack-min=-1", "--conntrack-tcp-timeout-established=-1s", "--conntrack-tcp-timeout-close-wait=1ms"} {
+		name, _, _ := strings.Cut(flag, "=")
+		if _, err := runFlags(t, "--kubeconfig=/f", flag); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", flag, err)
+		}
 	}
 }
 

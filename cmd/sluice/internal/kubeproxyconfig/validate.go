@@ -35,6 +35,10 @@ func Validate(c *Config) error {
 	}
 	v.bit("iptables.masqueradeBit", c.IPTables.MasqueradeBit)
 	v.bit("nftables.masqueradeBit", c.NFTables.MasqueradeBit)
+	v.check(*c.Conntrack.MaxPerCore >= 0, "conntrack.maxPerCore", "%d is negative", *c.Conntrack.MaxPerCore)
+	v.check(*c.Conntrack.Min >= 0, "conntrack.min", "%d is negative", *c.Conntrack.Min)
+	v.notNegative("conntrack.tcpEstablishedTimeout", c.Conntrack.TCPEstablishedTimeout.Duration)
+	v.notNegative("conntrack.tcpCloseWaitTimeout", c.Conntrack.TCPCloseWaitTimeout.Duration)
 	v.notNegative("conntrack.udpTimeout", c.Conntrack.UDPTimeout.Duration)
 	v.notNegative("conntrack.udpStreamTimeout", c.Conntrack.UDPStreamTimeout.Duration)
 	v.detectLocal(c)
