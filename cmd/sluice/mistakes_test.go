@@ -25,4 +25,8 @@ func TestMistakesNameTheFlagOrTheFile(t *testing.T) {
 	if _, err := kubernetes.Connect(kubernetes.Connection{Kubeconfig: file}); err == nil || !strings.Contains(err.Error(), file+": it names no cluster") {
 		t.Errorf("a kubeconfig without a cluster: %v", err)
 	}
+	file = writeFile(t, "config", "apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: https://h}}]\ncontexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n")
+	if _, err := kubernetes.Connect(kubernetes.Connection{Kubeconfig: file, Master: "https://a b"}); err == nil || !strings.Contains(err.Error(), "--master") {
+		t.Errorf("an address that is none: %v", err)
+	}
 }

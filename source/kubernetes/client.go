@@ -126,7 +126,7 @@ func Connect(c Connection) (*Client, error) {
 		{&out.events, "/apis", eventsv1.SchemeGroupVersion},
 	} {
 		if *group.client, err = clientFor(config, client, codecs, group.path, group.gv); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("address of the API server (--master, or that of the kubeconfig): %w", err)
 		}
 	}
 	if out.metadata, err = metadata.NewForConfigAndClient(metadata.ConfigFor(config), client); err != nil {
