@@ -98,6 +98,10 @@ func TestLenientSecondAttempt(t *testing.T) {
 	if len(f.Warnings) != 1 || !strings.Contains(f.Warnings[0], "resourceContainer") || f.Config.HostnameOverride != "a" {
 		t.Errorf("warnings %q, config %+v", f.Warnings, f.Config)
 	}
+	f, err = Parse([]byte(head + "mode: iptables\nmode: nftables\n"))
+	if err != nil || len(f.Warnings) != 1 || !strings.Contains(f.Warnings[0], `: line 4: key "mode" already set`) {
+		t.Errorf("a field twice: %v, warnings %q", err, f.Warnings)
+	}
 }
 
 func TestIgnored(t *testing.T) {

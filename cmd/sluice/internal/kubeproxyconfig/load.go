@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
@@ -62,7 +63,7 @@ func Parse(text []byte) (*File, error) {
 		if err := yaml.Unmarshal(text, given); err != nil {
 			return nil, fmt.Errorf("not a %s: %w", kind, err)
 		}
-		f.Warnings = append(f.Warnings, strict.Error())
+		f.Warnings = append(f.Warnings, strings.Join(strings.Fields(strict.Error()), " ")) // on one line
 	}
 	switch {
 	case given.Kind == "" && given.APIVersion == "":
