@@ -27,9 +27,11 @@ a running proxy. Give it the flags that the proxy had: it accepts all flags of
 sluice run, and this help lists those that matter.
 
 With --kube-proxy it also removes kube-proxy's state, even while a Sluice proxy
-runs: the tables of its nftables mode, the chains of its iptables mode, and the
-tracked UDP flows to Services, which would keep their endpoints. Only chains of
-iptables-legacy need the programs of iptables; without these the exit status is 1.`,
+runs: the tables of its nftables mode, the chains of its iptables mode, the
+interface of its IPVS mode, and the tracked UDP flows to Services, which would
+keep their endpoints. Only chains of iptables-legacy need the programs of
+iptables; without these, and while IPVS has virtual servers for Services, the exit
+status is 1.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !kubeProxy {

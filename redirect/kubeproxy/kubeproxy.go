@@ -40,12 +40,13 @@ func IsChain(name string) bool {
 		slices.ContainsFunc(chainPrefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
-// Remove removes what kube-proxy's nftables and iptables modes left in a
+// Remove removes what kube-proxy's nftables, iptables and IPVS modes left in a
 // network namespace, and the tracked UDP flows to Services' addresses, which
 // would otherwise go on to the endpoint that was chosen once (A8.6). netNS is a
 // descriptor of the namespace; 0 is the one that it is called in. It gives a
 // line for each thing that it removed. Only chains of iptables-legacy need the
-// programs of iptables; the error says what stays without them.
+// programs of iptables; the error says what stays without them, and that virtual
+// servers of IPVS stay.
 func Remove(netNS int) (removed []string, err error) {
 	fromTables, addresses, err := removeTables(netNS)
 	removed = append(removed, fromTables...)
@@ -56,12 +57,14 @@ func Remove(netNS int) (removed []string, err error) {
 	if len(left) > 0 {
 		legacyErr = errors.Join(legacyErr, missingPrograms(left))
 	}
-	addresses = slices.Concat(addresses, inChains, addressesOf(rules))
+	fromIPVS, ofIPVS, ipvsErr := removeIPVS(netNS)
+	removed = append(removed, fromIPVS...)
+	addresses = slices.Concat(addresses, inChains, addressesOf(rules), ofIPVS)
 	flows, flowErr := removeFlows(netNS, addresses)
 	if flows > 0 {
 		removed = append(removed, fmt.Sprintf("%d tracked UDP flows to Services", flows))
 	}
-	return removed, errors.Join(err, chainErr, legacyErr, flowErr)
+	return removed, errors.Join(err, chainErr, legacyErr, ipvsErr, flowErr)
 }
 
 // noTables reports whether an error says that the kernel has no nf_tables.
