@@ -196,14 +196,16 @@ func (l *Loop) Run() error {
 const shortWait = 5
 
 // collect fills the buffer. It first waits up to shortWait without telling the Go
-// scheduler. If the loop is still idle, it waits in a system call that the
-// scheduler knows of.
+// scheduler. If the loop is still idle and no timer is near, it waits in a system call
+// that the scheduler knows of.
 //
 // If a goroutine enters a system call in each round, it costs a busy loop a quarter
 // of its time: after 10 ms, the scheduler takes the goroutine's P away at each
 // call, and checks for that every 20 us. During the short wait, the loop looks like
 // a computing goroutine to the scheduler, which preempts it at most a hundred times
-// a second. In exchange, other goroutines need a P of their own: see Procs.
+// a second. In exchange, other goroutines need a P of their own: see Procs. The loop of
+// kernel flows has a timer every 10 ms: with a longer wait in each, the scheduler's monitor
+// woke a thousand times a second.
 func (l *Loop) collect() (int, error) {
 	again, first := l.noWait, true
 	l.noWait = false
@@ -219,6 +221,9 @@ func (l *Loop) collect() (int, error) {
 		if e == 0 && n == 0 && !again {
 			for _, rest := range l.rests {
 				rest()
+			}
+			if l.timerNear() {
+				return 0, nil
 			}
 			l.waits.Add(1)
 			l.age = clockRounds
@@ -369,8 +374,8 @@ func (l *Loop) Handled() uint64 { return l.handled }
 // calls.
 func (l *Loop) AtTick(f func()) { l.ticks = append(l.ticks, f) }
 
-// AtWait adds a function that runs each time before the loop waits for events. f
-// must not schedule timers or post functions.
+// AtWait adds a function that runs whenever the loop has waited for a moment and got no
+// event. f must not schedule timers or post functions.
 func (l *Loop) AtWait(f func()) { l.rests = append(l.rests, f) }
 
 // NoWait makes the next round start without waiting for events, because there is
