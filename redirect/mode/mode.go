@@ -71,6 +71,7 @@ func (c *Core) Open(s Steps, r *route.Router, o watch.Options) (err error) {
 	if r == nil {
 		return nil
 	}
+	o.Gone = r.Follow // Verify takes longer
 	if c.watch, err = watch.Open(o); err != nil {
 		c.release()
 	}

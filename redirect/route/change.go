@@ -59,6 +59,9 @@ func (r *Router) changeLocked(from, to *State) (done bool, err error) {
 				return false, err
 			}
 			sources[f] = &source
+			if !r.sources[f].IsValid() {
+				r.sources[f] = source
+			}
 		}
 		if err := r.nl.RouteAdd(r.route(e.table, e.Prefix, *sources[f])); err != nil { // also if it is there
 			return false, err

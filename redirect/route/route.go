@@ -189,6 +189,8 @@ type Router struct {
 	handles
 	want  *State // that was asked for last; nil before the first
 	known bool   // the tables are those of want
+	// sources are what the routes of each family have; zero before the first route.
+	sources [redirect.Families]netip.Addr
 
 	clients clients // of a State with ReplyPorts and without MarkReplies
 }
@@ -278,7 +280,8 @@ func (r *Router) applyLocked(s *State) (changed bool, err error) {
 		errs = append(errs, err)
 	}
 	for f := range redirect.Families {
-		tables, rules, err := r.diff(f, s)
+		w, tables, rules, err := r.diff(f, s)
+		r.sources[f] = w.source
 		errs = append(errs, err)
 		for i := range tables {
 			note(each(tables[i].add, r.replaceRoute))
@@ -313,7 +316,7 @@ func (r *Router) Check(s State) error {
 	defer r.mu.Unlock()
 	var errs []error
 	for f := range redirect.Families {
-		_, _, err := r.diff(f, &s)
+		_, _, _, err := r.diff(f, &s)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
@@ -321,10 +324,9 @@ func (r *Router) Check(s State) error {
 
 // diff compares the kernel's tables of a family with a state. The error names
 // what is left out, and why.
-func (r *Router) diff(f service.Family, s *State) (tables [ourTables]routeChanges, rules ruleChanges, err error) {
-	w, err := r.wanted(f, s)
-	if err != nil {
-		return tables, rules, err
+func (r *Router) diff(f service.Family, s *State) (w wants, tables [ourTables]routeChanges, rules ruleChanges, err error) {
+	if w, err = r.wanted(f, s); err != nil {
+		return w, tables, rules, err
 	}
 	var errs []error
 	for i, table := range r.tables() {
@@ -340,7 +342,7 @@ func (r *Router) diff(f service.Family, s *State) (tables [ourTables]routeChange
 		}
 	}
 	rules, err = r.diffRules(f, &w)
-	return tables, rules, errors.Join(append(errs, err)...)
+	return w, tables, rules, errors.Join(append(errs, err)...)
 }
 
 // tables are those that hold routes of ours, in the order of wants.routes.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/kernel"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -84,6 +85,35 @@ func (r *Router) source(f service.Family, s *State) (netip.Addr, error) {
 		}
 	}
 	return last, nil
+}
+
+// Follow replaces the source of our routes if it is no longer assigned. It is the fast
+// part of Verify: the kernel keeps IPv4 routes whose source was removed, unless they
+// are in the table main, and fails this node's own connections by them (ENETUNREACH).
+// Verify repairs everything else, and reports errors.
+func (r *Router) Follow() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for f := range redirect.Families {
+		if !r.sources[f].IsValid() {
+			continue
+		}
+		if a, err := r.source(f, r.want); err != nil || a == r.sources[f] {
+			continue // it was another address: do not read tables
+		}
+		w, err := r.wanted(f, r.want)
+		if err != nil {
+			continue
+		}
+		r.sources[f] = w.source
+		for i, table := range r.tables() {
+			if r.isReplyTable(table) {
+				continue // no sources
+			}
+			c, _ := r.diffRoutes(f, table, w.routes[i], w.source)
+			_, _ = each(c.moved, r.replaceRoute)
+		}
+	}
 }
 
 // defaultRoute gives the default route of the main table with the lowest metric;

@@ -3,6 +3,7 @@ package route
 import (
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
@@ -75,10 +76,18 @@ func TestSourceOfTheNodesConnections(t *testing.T) {
 				t.Errorf("round %d, the address is gone: %s is routed by %v, %v", round, to, routes, err)
 			}
 		}
-		apply(t, r, s, false)
+		r.Follow()
 		if got := sources(); got != byDefault {
 			t.Errorf("round %d, by the default route again: %s", round, got)
 		}
+		apply(t, r, s, false)
+	}
+	if err := nl.RouteDel(r.route(syscall.RT_TABLE_LOCAL, prefixes("10.96.0.0/16")[0], netip.Addr{})); err != nil {
+		t.Fatal(err)
+	}
+	r.Follow()
+	if repaired, err := r.Verify(); err != nil || !repaired {
+		t.Errorf("a route that another program removed: repaired %v, %v, want Verify to restore it", repaired, err)
 	}
 	if removed, err := r.Remove(); err != nil || len(removed) != 6 {
 		t.Errorf("removed %q, %v", removed, err)

@@ -34,6 +34,9 @@ type Options struct {
 	Tables []string
 	// Links has it tell of new interfaces.
 	Links bool
+	// Gone, if not nil, is called at once after a source address may have been
+	// removed. Calls do not overlap.
+	Gone func()
 	// NetNS is a descriptor of the network namespace to watch; 0 is the one
 	// that Open is called in.
 	NetNS int
@@ -44,6 +47,7 @@ type Watcher struct {
 	tables  []string
 	conns   []*netlink.Conn
 	noticed chan time.Duration // the pause after this report
+	gone    chan struct{}      // call Options.Gone
 	changed chan struct{}
 	closed  chan struct{}
 	running sync.WaitGroup
@@ -75,6 +79,7 @@ func Open(o Options) (*Watcher, error) {
 	w := &Watcher{
 		tables:  o.Tables,
 		noticed: make(chan time.Duration, 1),
+		gone:    make(chan struct{}, 1),
 		changed: make(chan struct{}, 1),
 		closed:  make(chan struct{}),
 	}
@@ -92,6 +97,10 @@ func Open(o Options) (*Watcher, error) {
 	}
 	w.running.Add(1)
 	go w.pace()
+	if o.Gone != nil {
+		w.running.Add(1)
+		go w.follow(o.Gone)
+	}
 	return w, nil
 }
 
@@ -138,6 +147,10 @@ func (w *Watcher) receive(conn *netlink.Conn, ours func(netlink.Message) bool) {
 		case err != nil:
 			return // closed
 		case slices.ContainsFunc(messages, addressGone):
+			select {
+			case w.gone <- struct{}{}:
+			default: // a call is pending
+			}
 			w.notice(atOnce)
 		case slices.ContainsFunc(messages, ours):
 			w.notice(pause)
@@ -150,6 +163,20 @@ func (w *Watcher) notice(then time.Duration) {
 	select {
 	case w.noticed <- then:
 	default: // there is already
+	}
+}
+
+// follow calls Options.Gone. It has its own goroutine: the call changes routes, which
+// the kernel reports to receive.
+func (w *Watcher) follow(call func()) {
+	defer w.running.Done()
+	for {
+		select {
+		case <-w.gone:
+			call()
+		case <-w.closed:
+			return
+		}
 	}
 }
 

@@ -120,6 +120,59 @@ func TestTellsOfWhatIsOurs(t *testing.T) {
 	}
 }
 
+// Gone is called after an address was removed, and again if one was removed during the
+// call.
+func TestCallsWhenAnAddressIsGone(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	calls, resume := make(chan struct{}), make(chan struct{})
+	w, err := Open(Options{NetNS: lab.Node.FD(), Gone: func() { calls <- struct{}{}; <-resume }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.Close)
+	called := func(want bool) {
+		t.Helper()
+		select {
+		case <-calls:
+			if !want {
+				t.Error("called")
+			}
+		case <-time.After(map[bool]time.Duration{false: quiet, true: patience}[want]):
+			if want {
+				t.Fatal("not called")
+			}
+		}
+	}
+	nl := lab.Node.Netlink()
+	lo, err := nl.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := []string{"10.9.9.9/32", "fd00:9::9/128"}
+	for _, a := range list {
+		if err := lab.Node.AddAddr("lo", netip.MustParsePrefix(a)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	called(false)
+	for _, text := range list {
+		a, err := netlink.ParseAddr(text)
+		if err == nil {
+			err = nl.AddrDel(lo, a)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text == list[0] {
+			called(true)
+		}
+	}
+	resume <- struct{}{}
+	called(true)
+	resume <- struct{}{}
+	called(false)
+}
+
 // Somebody who changes our table all the time is told of some times a second.
 func TestTellsNotTooOften(t *testing.T) {
 	lab := netns.NewLab(t, 0)

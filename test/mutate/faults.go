@@ -131,6 +131,11 @@ var faults = []mutation{
 		file: "relay/probe.go", old: "(e == sys.ECONNRESET || e == sys.EPIPE) && w.saved(", new: "false && w.saved(",
 		pkg: "relay", test: "TestProbeDeliversWhatCameBeforeAReset",
 	},
+	{
+		name: "source-waits", what: "the node's own connections fail for longer when its address is removed",
+		file: "redirect/mode/mode.go", old: "o.Gone = r.Follow", new: "o.Gone = nil",
+		pkg: "redirect/mode", test: "TestRoutesFollowTheirSourceBeforeVerify",
+	},
 
 	// In what tenants, processes of the node and strangers may do.
 	{
