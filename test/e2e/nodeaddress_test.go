@@ -56,7 +56,7 @@ func TestNodesOwnAddressIsFollowed(t *testing.T) {
 			awaitAnswer(t, "from the Node object's address to "+address, internal[f].String(), func() string { return own(address) })
 		}
 		var failed sync.Map
-		var made, early atomic.Int64
+		var made, early, removed, latest atomic.Int64
 		done := make(chan struct{})
 		var clients sync.WaitGroup
 		for _, address := range addresses(80, vip4, vip6) {
@@ -71,9 +71,11 @@ func TestNodesOwnAddressIsFollowed(t *testing.T) {
 					// in vain; until the routes have another source, the kernel
 					// fails at once to send from the old one.
 					made.Add(1)
-					switch got := own(address); {
+					got, now := own(address), time.Now().UnixNano()
+					switch {
 					case strings.Contains(got, "unreachable"):
 						early.Add(1)
+						latest.Store(max(latest.Load(), now-removed.Load()))
 					case !isAddress(got) && !strings.Contains(got, "timeout"):
 						failed.Store(address+": "+got, nil)
 					}
@@ -85,6 +87,7 @@ func TestNodesOwnAddressIsFollowed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			removed.Store(time.Now().UnixNano())
 			for _, a := range list {
 				if ip, _ := netip.AddrFromSlice(a.IP); ip.Unmap() == internal[0] || ip == internal[1] {
 					if err := lab.Node.Netlink().AddrDel(link, &a); err != nil {
@@ -107,7 +110,7 @@ func TestNodesOwnAddressIsFollowed(t *testing.T) {
 		}
 		close(done)
 		clients.Wait()
-		t.Logf("%d connections while the address went and came back %d times, %d of them before the routes followed", made.Load(), rounds, early.Load())
+		t.Logf("%d connections while the address went and came back %d times, %d of them before the routes followed, %v after the removal at most", made.Load(), rounds, early.Load(), time.Duration(latest.Load()))
 		failed.Range(func(what, _ any) bool {
 			t.Errorf("failed: %v", what)
 			return true
