@@ -33,6 +33,7 @@ type kernelControl struct {
 	Given           uint64
 	Taken           uint64
 	Untold          uint64
+	Netns           uint64
 }
 
 type kernelCounter uint32

@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"github.com/sluice-proxy/sluice/internal/bpffs"
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
@@ -33,6 +34,7 @@ const pinPrefix = "flow_"
 type pins struct {
 	dir     bpffs.Dir
 	version string
+	netns   uint64 // kernelControl's
 }
 
 // openPins returns the pins of a proxy in a network namespace. An error says why nothing
@@ -45,7 +47,11 @@ func openPins(root, proxy string, namespace, flows int) (*pins, error) {
 	if err := dir.Make(); err != nil {
 		return nil, fmt.Errorf("pins: %w", err)
 	}
-	return &pins{dir: dir, version: layoutVersion(layoutText) + "_" + strconv.Itoa(flows)}, nil
+	netns, err := sys.NetNSCookie(namespace)
+	if err != nil {
+		return nil, err
+	}
+	return &pins{dir: dir, netns: netns, version: layoutVersion(layoutText) + "_" + strconv.Itoa(flows)}, nil
 }
 
 // layoutVersion is a hash of what the compiler sees of the layout.
@@ -80,6 +86,9 @@ func (p *pins) maps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 			found[name] = m
 			err = s.Compatible(m)
 		}
+		if err == nil && name == kernelMapControls {
+			err = p.checkNamespace(m)
+		}
 		if err != nil {
 			for _, m := range found {
 				_ = m.Close()
@@ -89,6 +98,19 @@ func (p *pins) maps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 		}
 	}
 	return found
+}
+
+// checkNamespace returns an error if the pins are of a network namespace that is gone. The
+// directory has the number of the namespace's inode, which the kernel gives to later ones.
+func (p *pins) checkNamespace(controls *ebpf.Map) error {
+	var c kernelControl
+	if err := controls.Lookup(uint32(0), &c); err != nil {
+		return err
+	}
+	if c.Netns != p.netns {
+		return errors.New("of another network namespace")
+	}
+	return nil
 }
 
 // isOwnMap reports whether a map is of maps.h, and not one of the compiler's.

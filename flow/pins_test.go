@@ -3,10 +3,12 @@ package flow
 import (
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/bpffs"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -126,6 +128,41 @@ func TestSessionBetweenEndpointsIsAdopted(t *testing.T) {
 	next.stop()
 	if r := next.taken(); len(r) != 2 || r[0].End != conntrack.EndpointGone || r[1].End != conntrack.Shutdown {
 		t.Errorf("%+v", r)
+	}
+}
+
+// The number of a network namespace's inode, which its pins have in their path, may be that of
+// a later namespace. What was forwarded in the earlier one is not adopted.
+func TestPinsOfAnEarlierNamespaceAreNotAdopted(t *testing.T) {
+	root := netns.MountBPF(t)
+	pinned := func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true }
+	var labs [2]*netns.Lab
+	var dirs [2]bpffs.Dir
+	for i := range labs {
+		labs[i] = netns.NewLab(t, 1)
+		labs[i].Backends[0].EchoTCP(t, 8080)
+		var err error
+		if dirs[i], err = bpffs.Of(root, "test", labs[i].Node.FD()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := newNode(t, labs[0], pinned)
+	services := svc(vip4, nil, at(labs[0].Backends[0].IPv4, 8080))
+	first.apply(services)
+	if _, err := labs[0].Client.Ask("tcp", vip4+":80"); err != nil {
+		t.Fatal(err)
+	}
+	first.leave()
+	if err := os.Rename(string(dirs[0]), string(dirs[1])); err != nil {
+		t.Fatal(err)
+	}
+	next := newNode(t, labs[1], func(o *Options) { pinned(o); o.Keep = false })
+	next.apply(services)
+	if got := next.server.Stats().Open; got != 0 {
+		t.Errorf("%d flows of another namespace were adopted", got)
+	}
+	if said, err := labs[1].Client.Ask("tcp", vip4+":80"); err != nil || said != "b1:8080" {
+		t.Errorf("%q, %v", said, err)
 	}
 }
 

@@ -106,6 +106,9 @@ func New(o Options) (*Server, error) {
 	for c.Magic == 0 {
 		c.Magic = rand.Uint32() &^ flowMask
 	}
+	if s.pins != nil {
+		c.Netns = s.pins.netns
+	}
 	c.MostUndecided, c.MostUnconfirmed = mostUndecided, mostUnconfirmed
 	c.MostFlows = uint32(o.MaxFlows / serviceShare)
 	c.FirstReply, c.LastReply = o.ReplyPorts[0], o.ReplyPorts[1]

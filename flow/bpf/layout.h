@@ -175,6 +175,7 @@ struct control {
 	// Indices of flows that are free: userspace has put them, both sides take them.
 	__u64 given, taken;
 	__u64 untold; // flows that userspace has not been told of
+	__u64 netns;  // cookie of the network namespace; its inode's number is used again
 };
 
 // spare is an index of flows.

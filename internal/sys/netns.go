@@ -83,3 +83,20 @@ func NetNSInode(fd int) (uint64, error) {
 	}
 	return st.Ino, nil
 }
+
+// NetNSCookie returns a number of a network namespace that no other one ever has. With fd 0,
+// it is that of the process's namespace. Before Linux 5.14 it is 0.
+func NetNSCookie(fd int) (cookie uint64, err error) {
+	err = InNetNS(fd, func() error {
+		s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			defer func() { _ = unix.Close(s) }()
+			cookie, err = unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		}
+		if err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
+			return fmt.Errorf("cookie of the network namespace: %w", err)
+		}
+		return nil
+	})
+	return cookie, err
+}

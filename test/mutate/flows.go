@@ -178,6 +178,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestFailureLeavesTheDecisionToUserspace",
 	},
 	{
+		name: "flow-pins-of-another", what: "a proxy adopts what was forwarded in a network namespace that is gone",
+		file: "flow/pins.go", old: "if c.Netns != p.netns {", new: "if false {",
+		pkg: "flow", test: "TestPinsOfAnEarlierNamespaceAreNotAdopted",
+	},
+	{
 		name: "flow-others-dropped", what: "of the datagrams that a closed endpoint refuses, only the first one reaches the next endpoint",
 		file: "flow/unanswered.go", old: "	for _, d := range h.others {\n		i.put", new: "	for _, d := range h.others[:0] {\n		i.put",
 		pkg: "flow", test: "TestDatagramsBeforeARefusalAreSentAgain",
