@@ -42,11 +42,12 @@ type noRelay struct {
 	options   balancer.Options
 	balancers map[service.PortName]*balancer.Balancer
 	names     map[service.PortName]string // of their algorithms
+	held      error                       // why nothing can be bound
 }
 
 func (*noRelay) Listen(policy.Opening) (redirect.Target, error)      { return redirect.Target{}, nil }
 func (*noRelay) Unlisten(policy.Opening)                             {}
-func (*noRelay) Bind(policy.Opening) error                           { return nil }
+func (r *noRelay) Bind(policy.Opening) error                         { return r.held }
 func (*noRelay) Unbind(service.Destination)                          {}
 func (*noRelay) BindsEach() bool                                     { return false }
 func (*noRelay) Available() error                                    { return nil }
@@ -80,6 +81,7 @@ type node struct {
 	table  *conntrack.Table
 	server *Server
 	config policy.Config
+	relay  *noRelay
 	end    func()
 	left   bool
 
@@ -132,10 +134,10 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	relay := &noRelay{options: balancer.Options{MaxPins: 100, Plan: balancer.DefaultPlan()}, balancers: make(map[service.PortName]*balancer.Balancer), names: make(map[service.PortName]string)}
-	n.server.Over(relay, service.TCP)
-	n.server.Over(relay, service.UDP)
-	n.server.Over(relay, service.SCTP)
+	n.relay = &noRelay{options: balancer.Options{MaxPins: 100, Plan: balancer.DefaultPlan()}, balancers: make(map[service.PortName]*balancer.Balancer), names: make(map[service.PortName]string)}
+	n.server.Over(n.relay, service.TCP)
+	n.server.Over(n.relay, service.UDP)
+	n.server.Over(n.relay, service.SCTP)
 	var running sync.WaitGroup
 	running.Go(func() {
 		if err := lab.Node.Do(loop.Run); err != nil {

@@ -44,7 +44,8 @@ type Path struct {
 	protocol service.Protocol
 	state    atomic.Pointer[state]
 	services map[service.PortName]*portService
-	orphans  *portService // of adopted flows whose Service is gone
+	orphans  *portService                 // of adopted flows whose Service is gone
+	bound    map[service.Destination]bool // by sockets of the relay
 	adopted  bool
 	ready    bool // of the loop: flows of an earlier process are adopted
 }
@@ -59,7 +60,7 @@ type state struct {
 // Over returns the data path of a protocol with a Relay behind it. Call it before the
 // first Apply.
 func (s *Server) Over(r Relay, p service.Protocol) *Path {
-	path := &Path{Relay: r, server: s, protocol: p, services: make(map[service.PortName]*portService)}
+	path := &Path{Relay: r, server: s, protocol: p, services: make(map[service.PortName]*portService), bound: make(map[service.Destination]bool)}
 	path.orphans = &portService{path: path}
 	path.orphans.timeouts.Store(&timeouts{session: s.options.UDPTimeout, stream: s.options.UDPStreamTimeout})
 	path.state.Store(&state{table: policy.Compile(nil, &service.Snapshot{}, policy.Config{})})
@@ -104,7 +105,7 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses, withdrawn bool
 		}
 		gone = append(gone, s)
 	})
-	if !table.UniformAs(prev.table) {
+	if !table.UniformAs(prev.table) || !maps.Equal(host, prev.host) {
 		changed = slices.Collect(maps.Values(p.services))
 	}
 	// The worker must know each destination that the kernel asks about: it is withdrawn
@@ -112,7 +113,7 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses, withdrawn bool
 	wanted := make([]steering, len(changed))
 	stay := make(map[kernelDestination]bool)
 	for i, s := range changed {
-		wanted[i] = p.wanted(s, table)
+		wanted[i] = p.wanted(s, next)
 		for d := range wanted[i].destinations {
 			stay[d] = true
 		}
@@ -136,6 +137,41 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses, withdrawn bool
 		p.onLoop(func() { p.server.worker.adopt(p, next) })
 	}
 	p.follow(next, replaced, cuts)
+}
+
+// Bind binds a destination. At an address of this node, the kernel forwards only what is
+// bound: another program may hold the port (A3.15).
+func (p *Path) Bind(o policy.Opening) error {
+	err := p.Relay.Bind(o)
+	p.isBound(o.Destination, o.Name, err == nil)
+	return err
+}
+
+// Unbind undoes Bind, after the policy that has the destination was withdrawn.
+func (p *Path) Unbind(d service.Destination) {
+	p.Relay.Unbind(d)
+	delete(p.bound, d)
+}
+
+// isBound notes whether a destination of a service port is bound, and steers accordingly.
+func (p *Path) isBound(d service.Destination, name service.PortName, is bool) {
+	if p.bound[d] == is {
+		return
+	}
+	if is {
+		p.bound[d] = true
+	} else {
+		delete(p.bound, d)
+	}
+	if s := p.services[name]; s != nil {
+		w := p.wanted(s, p.state.Load())
+		stay := make(map[kernelDestination]bool)
+		for d := range w.destinations {
+			stay[d] = true
+		}
+		p.withdraw(s, stay)
+		p.steer(s, w)
+	}
 }
 
 // keep returns the service of a new or changed port, and the one that it replaces, if any.

@@ -122,19 +122,19 @@ type steering struct {
 
 // wanted returns the destinations of a service port that the kernel is to decide, or ask,
 // about. Their lists are in the kernel.
-func (p *Path) wanted(s *portService, table *policy.Table) (w steering) {
+func (p *Path) wanted(s *portService, st *state) (w steering) {
 	if !s.inKernel || s.balancer == nil || int(s.port.ID)+1 >= services {
 		return w
 	}
 	w.destinations = make(map[kernelDestination]kernelServed)
 	how, decides := s.decidable()
 	decides = decides && p.protocol != service.SCTP && !p.server.options.ask
-	for d := range table.Destinations(s.port) {
-		if table.Steering(d) != policy.Accept || d.Addr.IsLoopback() || !p.server.forwards(d.Addr) {
+	for d := range st.table.Destinations(s.port) {
+		if st.table.Steering(d) != policy.Accept || d.Addr.IsLoopback() || !p.server.forwards(d.Addr) || st.host.Has(d.Addr) && !p.bound[d] {
 			continue
 		}
 		served := kernelServed{Service: s.load}
-		if u, ok := uniformOf(table, d); ok && decides {
+		if u, ok := uniformOf(st.table, d); ok && decides {
 			if err := p.decide(s, u, how, &served, &w.lists); err != nil {
 				p.server.once.Warn("kernel flows", err) // userspace decides
 			}

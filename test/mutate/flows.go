@@ -183,6 +183,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestPinsOfAnEarlierNamespaceAreNotAdopted",
 	},
 	{
+		name: "flow-unbound-ports", what: "the kernel forwards what comes to a node port that another program holds",
+		file: "flow/table.go", old: " || st.host.Has(d.Addr) && !p.bound[d]", new: "",
+		pkg: "flow", test: "TestPortOfAnotherProgramIsLeftToIt",
+	},
+	{
 		name: "flow-others-dropped", what: "of the datagrams that a closed endpoint refuses, only the first one reaches the next endpoint",
 		file: "flow/unanswered.go", old: "	for _, d := range h.others {\n		i.put", new: "	for _, d := range h.others[:0] {\n		i.put",
 		pkg: "flow", test: "TestDatagramsBeforeARefusalAreSentAgain",
