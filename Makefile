@@ -57,9 +57,8 @@ test-full: deps build ## Run the end-to-end tests at full size (10,000 connectio
 test-sctp-full: deps ## Run 1,000 associations with 100 messages each, both ways, in a guest kernel with SCTP (10 minutes)
 	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 1h -v -run 'TestSCTP$$/(sklookup|faults)' $(TESTFLAGS) ./test/vm
 
-# Tests whose connections the kernel treats otherwise: it reassembles no datagrams for a
-# smaller link, tracks what it forwards, and completes no handshake without an endpoint.
-RELAYED := TestPromise8_DeadService|TestDatagramsPassASmallerLink|TestFullConntrack|TestKillResetsConnections|TestRestartEndsOpen|TestNeedsNoMore|TestDescriptorsRunOut|TestFuzzRelay
+# Tests of what only the relay does: docs/datapath.md has a table of them.
+RELAYED := TestPromise8_DeadService|TestDatagramsPassASmallerLink|TestFullConntrack|TestKillResetsConnections|TestRestartEndsOpen|TestNeedsNoMore|TestDescriptorsRunOut|TestFuzzRelay|TestReadersThatStop|TestConnectionLimit|TestResourcesOfOneNamespace|TestConnectionsFromTheNodeTake|TestConnectionTrackingIsKept|TestServiceWhoseEndpointsRefuse|TestGonePeer
 
 .PHONY: test-flows
 test-flows: deps ## Run the end-to-end tests with --datapath=kernel
@@ -68,7 +67,7 @@ test-flows: deps ## Run the end-to-end tests with --datapath=kernel
 .PHONY: test-flows-quick
 test-flows-quick: deps build ## As test-flows, the most important ones
 	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--datapath=kernel go test -count=1 -parallel 4 -timeout 10m $(TESTFLAGS) \
-	-run 'TestMatrix|TestPromise[123567]_|TestAffinity|TestSessionsFollow|TestPodCycles|TestDNSServers|TestServiceEdited' ./test/e2e
+	-run 'TestMatrix|TestPromise[123567]_|TestAffinity|TestSessionsFollow|TestPodCycles|TestDNSServers|TestServiceEdited|TestPortThatAnother' ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_TEST_FLAGS=--datapath=kernel go test -count=1 $(TESTFLAGS) .
 
 FLOWS ?= 250000

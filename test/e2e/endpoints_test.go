@@ -76,6 +76,9 @@ func playEveryFamily(t *testing.T, m mode) {
 				}
 				seen[name]++
 			}
+			if forwarded() && from == lab.Backends[0] && seen["b1:8080"] > 0 && seen["b2:8080"] > 0 {
+				continue // docs/datapath.md: turns of clients that are endpoints
+			}
 			if seen["b1:8080"] != 2 || seen["b2:8080"] != 2 {
 				t.Errorf("%s to %s: got %v, want each endpoint twice in turn", from.Name(), address, seen)
 			}

@@ -58,6 +58,9 @@ func (l *loop) yaml() string {
 
 func hostAddrs(h *netns.Host) []netip.Addr { return []netip.Addr{h.IPv4, h.IPv6} }
 
+// mayReturn is why connections of these tests are relayed.
+const mayReturn = "endpoints' addresses may be Services'"
+
 // TestEndpointInANodesNetworkIsServedAtItsOwnAddress has external IPs that are
 // addresses of another node, where the endpoint itself has them, as an ingress in
 // the node's network does; with and without the endpoint's nodeName, and with a
@@ -86,7 +89,7 @@ func servedAtItsOwnAddress(t *testing.T, m mode, node string, tracked bool) {
 		c.Node2.WitnessUDPAt(t, netip.AddrPortFrom(a, 80).String())
 	}
 	p := newClusterProxy(t, c)
-	p.mode = m
+	p.mode, p.relayed = m, mayReturn
 	ingress := loop{name: "ingress", number: 20, port: 80, external: hostAddrs(c.Node2), endpoint: hostAddrs(c.Node2), target: 80, node: node}
 	inside := loop{name: "inside", number: 21, port: 8080, endpoint: hostAddrs(c.Node2), target: 80, node: node}
 	p.write("ingress.yaml", ingress.yaml())
@@ -133,6 +136,7 @@ func TestServiceLeadsToAnotherClustersNodePort(t *testing.T) {
 		c.Remote[0].WitnessUDP(t, 8080)
 		here, there := newClusterProxy(t, c), newProxy(t, c.Node2)
 		here.mode, there.mode = m, m
+		here.relayed, there.relayed = mayReturn, mayReturn
 		web := loop{name: "web", number: 40, port: 80, nodePort: 30080, endpoint: hostAddrs(c.Pods[0]), target: 8080, node: "node"}
 		remote := loop{name: "remote", number: 41, port: 80, endpoint: hostAddrs(c.Node2), target: 30080}
 		here.write("web.yaml", web.yaml())
@@ -185,7 +189,7 @@ func TestServicesThatLeadToThemselvesEnd(t *testing.T) {
 		}
 		proxies := []*proxy{newClusterProxy(t, c), newProxy(t, c.Node2)}
 		for i, p := range proxies {
-			p.mode = m
+			p.mode, p.relayed = m, mayReturn
 			for _, s := range services {
 				p.write(s.name+".yaml", s.yaml())
 			}

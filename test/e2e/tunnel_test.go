@@ -31,6 +31,7 @@ func TestTunnelsKeepTheirDatagrams(t *testing.T) {
 	back := lab.Backends[0]
 	reflector(t, back, 9000)
 	p := newProxy(t, lab.Node)
+	p.relayed = "sessions that begin with a GSO batch"
 	p.put(&object{
 		name: "tunnel", kind: corev1.ServiceTypeClusterIP, vips: []string{vip4, vip6}, port: 1000, target: 9000,
 		protocol: corev1.ProtocolUDP, endpoints: []endpoint{{host: back, node: "elsewhere"}},
