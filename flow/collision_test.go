@@ -3,6 +3,7 @@ package flow
 import (
 	"net"
 	"net/netip"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -167,4 +168,51 @@ func TestSessionLeavesItsPortToTheClient(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A flow that ends while it is asked sends what is queued. If another flow's packet collides
+// then, the entries of the first one are deleted all the same.
+func TestFlowEndsWhileAnotherOneCollides(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].WitnessUDP(t, 8080)
+	endpoint := at(lab.Backends[0].IPv4, 8080)
+	n := newNode(t, lab, func(o *Options) { o.ask = true })
+	n.apply(svc(vip4, nil, endpoint))
+	n.apply(named("other", svc("10.96.0.11", nil, endpoint)))
+	n.apply(named("silent", svc("10.96.0.12", nil, at(lab.Backends[0].IPv4.Next(), 8080))))
+	socket, err := lab.Client.ListenPacket("udp4", lab.Client.IPv4.String()+":45678")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	send := func(to string) {
+		if _, err := socket.WriteTo([]byte("hello"), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to))); err != nil {
+			t.Error(err)
+		}
+	}
+	send(vip4 + ":80")
+	wait.True(t, "a session", func() bool { return n.server.Stats().Open == 1 })
+	var dialing sync.WaitGroup
+	dialing.Go(func() { _, _ = lab.Client.Ask("tcp", "10.96.0.12:80") })
+	wait.True(t, "a handshake", func() bool { return n.server.Stats().Open == 2 })
+	w, ended := n.server.worker, make(chan struct{})
+	n.loop.Post(func() {
+		defer close(ended)
+		send("10.96.0.11:80")
+		for w.upcalls.AvailableBytes() == 0 {
+			runtime.Gosched()
+		}
+		w.read(w.upcalls, upcallShare, w.handle)
+		w.keys = make([]kernelTuple, 0, 8) // as after others
+		for _, f := range w.flows {
+			if f != nil && !f.isUDP() {
+				f.EndConnection(conntrack.Admin)
+			}
+		}
+	})
+	<-ended
+	dialing.Wait()
+	n.stop() // counts the entries
+	n.left = true
+	n.end()
 }

@@ -260,16 +260,19 @@ func (f *flow) drop() {
 	if kernelState(atomic.SwapUint32((*uint32)(&k.State), uint32(kernelStateFREE))) != kernelStateREPLACED {
 		keys = f.endpointKeys(append(keys, f.wayThere())) // in this order: see endpointKeys
 	}
-	if h := f.handshake; h != nil {
+	h := f.handshake
+	if h != nil {
 		keys = append(keys, h.stale...)
-		f.handshake = nil
-		w.freeHandshake(h, f)
 	}
 	w.keys = keys
 	if f.seen()&kernelSeenCONFIRMED != 0 {
 		w.deletes = append(w.deletes, keys...) // nobody else has had them
 	} else {
 		w.deleteOwn(f.index, keys)
+	}
+	if h != nil {
+		f.handshake = nil
+		w.freeHandshake(h, f) // after keys: it may send packets, and collisions use w.keys
 	}
 	if !f.isUDP() {
 		if atomic.OrUint32((*uint32)(&k.Seen), uint32(kernelSeenCONFIRMED))&uint32(kernelSeenCONFIRMED) == 0 {
