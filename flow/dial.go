@@ -130,7 +130,14 @@ func (f *flow) endHandshake() {
 // refused handles an RST, or an ICMP error, in answer to the first packet. An endpoint that
 // refuses each of several datagrams is given up once.
 func (f *flow) refused(e *kernelEvent, now int64) {
-	if f.handshake == nil || e.Attempt != uint32(f.shared().Attempts) || !f.change(kernelStateASKING, kernelStateMOVING) {
+	if e.Attempt != uint32(f.shared().Attempts) {
+		return
+	}
+	if f.handshake == nil && f.isUDP() && f.state() == kernelStateASKING && e.Reason == kernelReasonREASON_PORT {
+		f.gone(now) // it received datagrams for a while
+		return
+	}
+	if f.handshake == nil || !f.change(kernelStateASKING, kernelStateMOVING) {
 		return
 	}
 	why := conntrack.DialRefused
@@ -244,7 +251,7 @@ func (f *flow) collision() {
 	f.worker.injector.put(f, h.ipv6, h.data)
 }
 
-// gone handles a UDP endpoint that answered before and has closed its port.
+// gone handles a UDP endpoint that has served for a while and has closed its port.
 func (f *flow) gone(now int64) {
 	f.unpark()
 	if b := f.service.balancer; b != nil {

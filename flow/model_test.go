@@ -309,7 +309,11 @@ func (m *model) icmpError(s *skbuff, p *modelPacket, roles ...kernelRole) modelV
 	if e.role == kernelRoleSTALE {
 		return drop
 	}
-	if reason := p.unreachable(s); e.role == kernelRoleTO_CLIENT && reason >= 0 && (f.state == kernelStateASKING || f.state == kernelStateMOVING) {
+	reason := p.unreachable(s)
+	if f.protocol == udp && kernelReason(reason) == kernelReasonREASON_PORT && p.tuple.src.Addr() != f.endpoint.Addr() {
+		reason = int(kernelReasonREASON_HOST)
+	}
+	if e.role == kernelRoleTO_CLIENT && reason >= 0 && (f.state == kernelStateASKING || f.state == kernelStateMOVING) {
 		if f.protocol != udp && q.sequence != f.first {
 			return pass // of the client's own connection to the endpoint
 		}
@@ -320,7 +324,7 @@ func (m *model) icmpError(s *skbuff, p *modelPacket, roles ...kernelRole) modelV
 			m.tell(s, kernelEventKindEVENT_REFUSED, e.flow, kernelReason(reason))
 			return drop
 		}
-	} else if e.role == kernelRoleTO_CLIENT && kernelReason(reason) == kernelReasonREASON_PORT && reason >= 0 && f.protocol == udp && p.tuple.src.Addr() == f.endpoint.Addr() && m.alive {
+	} else if e.role == kernelRoleTO_CLIENT && kernelReason(reason) == kernelReasonREASON_PORT && reason >= 0 && f.protocol == udp && m.alive {
 		m.tell(s, kernelEventKindEVENT_UNREACHABLE, e.flow, kernelReasonREASON_PORT)
 		return drop
 	}

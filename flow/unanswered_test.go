@@ -64,3 +64,67 @@ func sendInARow(t *testing.T, n *node, to string) {
 		}
 	}
 }
+
+// A UDP endpoint that has never answered may close its port at any time, also while another
+// process takes over. The client's next datagrams go to another one.
+func TestClientLeavesAClosedEndpointThatNeverAnswered(t *testing.T) {
+	for _, adopted := range []bool{false, true} {
+		forDeciders(t, func(t *testing.T, by func(*Options)) {
+			lab := netns.NewLab(t, 2)
+			lab.Backends[1].EchoUDP(t, 8080)
+			silent, err := lab.Backends[0].ListenPacket("udp", ":8080")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer silent.Close()
+			root := netns.MountBPF(t)
+			start := func(keep bool) *node {
+				return newNode(t, lab, func(o *Options) {
+					by(o)
+					o.BPFRoot, o.Name, o.Keep = root, "test", keep
+				})
+			}
+			n := start(adopted)
+			n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+			c, err := lab.Client.Dial("udp", vip4+":80")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if _, err := c.Write([]byte("hello")); err != nil {
+				t.Fatal(err)
+			}
+			wait.True(t, "a session without a copy of its datagrams", func() bool { return n.server.Stats().Open == 1 && !n.keepsCopies() })
+			both := svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080))
+			if adopted {
+				n.leave()
+				n = start(false)
+			}
+			n.apply(both)
+			_ = silent.Close()
+			b := make([]byte, 1<<10)
+			wait.For(t, "an answer", patience, func() error {
+				_, _ = c.Write([]byte("hello"))
+				_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+				_, err := c.Read(b)
+				return err
+			})
+			n.stop()
+			n.left = true
+			n.end()
+			if r := n.taken(); len(r) != 2 || r[0].End != conntrack.EndpointGone || r[1].Endpoint.Addr.Addr() != lab.Backends[1].IPv4 {
+				t.Errorf("adopted %v: %+v", adopted, r)
+			}
+		})
+	}
+}
+
+// keepsCopies reports whether the process keeps the first datagrams of a session.
+func (n *node) keepsCopies() (keeps bool) {
+	n.onLoop(func() {
+		for _, f := range n.server.worker.flows {
+			keeps = keeps || f != nil && f.handshake != nil
+		}
+	})
+	return keeps
+}

@@ -185,6 +185,8 @@ static __always_inline int translate_error(struct __sk_buff *skb, const struct p
 		struct control *c = control();
 		int heard = c && alive(c, bpf_ktime_get_ns()); // else the client has to know
 		int reason = unreachable(p, &i);
+		if (reason == REASON_PORT && f->protocol == IPPROTO_UDP && !same_address(&p->tuple.src, &f->endpoint))
+			reason = REASON_HOST; // only the endpoint knows its ports
 		enum state state = f->state;
 		if (reason >= 0 && (state == ASKING || state == MOVING)) {
 			// Another one is about the client's own connection to the endpoint.
@@ -197,7 +199,7 @@ static __always_inline int translate_error(struct __sk_buff *skb, const struct p
 				tell(&upcalls, skb, f, index, EVENT_REFUSED, reason, 0);
 				return TCX_DROP;
 			}
-		} else if (reason == REASON_PORT && heard && f->protocol == IPPROTO_UDP && same_address(&p->tuple.src, &f->endpoint)) {
+		} else if (reason == REASON_PORT && heard && f->protocol == IPPROTO_UDP) {
 			tell(&upcalls, skb, f, index, EVENT_UNREACHABLE, reason, 0);
 			return TCX_DROP;
 		}

@@ -199,7 +199,7 @@ enum event_kind {
 // Reasons of EVENT_REFUSED.
 enum reason {
 	REASON_RST,
-	REASON_PORT,       // ICMP port unreachable
+	REASON_PORT,       // ICMP port unreachable; of UDP, by the endpoint itself
 	REASON_HOST,       // ICMP: any other unreachable
 };
 

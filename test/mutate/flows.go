@@ -99,7 +99,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-refused-twice", what: "a second datagram's refusal gives up the next endpoint too",
-		file: "flow/dial.go", old: "e.Attempt != uint32(f.shared().Attempts) || ", new: "",
+		file: "flow/dial.go", old: "if e.Attempt != uint32(f.shared().Attempts) {", new: "if false {",
 		pkg: "flow", test: "TestRefusalHidesTheClient",
 	},
 	{
@@ -186,6 +186,11 @@ var flows = []mutation{
 		name: "flow-unbound-ports", what: "the kernel forwards what comes to a node port that another program holds",
 		file: "flow/table.go", old: " || st.host.Has(d.Addr) && !p.bound[d]", new: "",
 		pkg: "flow", test: "TestPortOfAnotherProgramIsLeftToIt",
+	},
+	{
+		name: "flow-sink-closed", what: "a UDP session goes on with a closed endpoint that has never answered",
+		file: "flow/dial.go", old: "if f.handshake == nil && f.isUDP() && f.state() == kernelStateASKING", new: "if false",
+		pkg: "flow", test: "TestClientLeavesAClosedEndpointThatNeverAnswered",
 	},
 	{
 		name: "flow-others-dropped", what: "of the datagrams that a closed endpoint refuses, only the first one reaches the next endpoint",
