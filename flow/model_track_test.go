@@ -53,7 +53,7 @@ func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) m
 	}
 	if f.protocol == udp {
 		f.seen &^= kernelSeenBESIDE
-		if n := f.packets[fromClient]; f.state == kernelStateASKING && n >= 1 && n < mostUnanswered && m.alive &&
+		if n := f.packets[fromClient]; f.state <= kernelStateMOVING && n >= 1 && n < mostUnanswered && m.alive &&
 			p.fragment == wholePacket && !s.gso && len(s.frame) <= longestUpcall {
 			m.events = append(m.events, modelEvent{kind: kernelEventKindEVENT_UNANSWERED, flow: uint32(index), generation: f.generation, packet: string(s.frame)})
 		}

@@ -3,6 +3,8 @@ package flow
 import (
 	"bytes"
 	"sync/atomic"
+
+	"github.com/sluice-proxy/sluice/internal/poll"
 )
 
 const (
@@ -16,7 +18,8 @@ const (
 // has answered. They go to the next endpoint if theirs is closed.
 type unanswered struct {
 	others  [][]byte
-	payload int // of the first one and the others, in bytes
+	payload int   // of the first one and the others, in bytes
+	resent  int64 // when they were last sent to another endpoint
 }
 
 // keepFirst notes the first packet of a flow.
@@ -25,23 +28,33 @@ func (h *handshake) keepFirst(p *frame) {
 	h.payload = p.payload() // of UDP
 }
 
-// keep copies a datagram within the bounds. It never replaces earlier ones.
-func (w *worker) keep(h *handshake, p *frame) {
-	if len(h.others) < mostUnanswered-1 && w.copied+len(p.data) <= mostCopied {
-		h.others = append(h.others, bytes.Clone(p.data))
-		h.payload += p.payload()
-		w.copied += len(p.data)
+// keep copies a datagram within the bounds. It never replaces earlier ones. It returns the
+// copy, or nil.
+func (w *worker) keep(h *handshake, p *frame) []byte {
+	if len(h.others) >= mostUnanswered-1 || w.copied+len(p.data) > mostCopied {
+		return nil
 	}
+	d := bytes.Clone(p.data)
+	h.others = append(h.others, d)
+	h.payload += p.payload()
+	w.copied += len(d)
+	return d
 }
 
-// sent keeps a datagram that BPF has sent to an endpoint without an answer.
+// sent keeps a datagram that BPF has sent to an endpoint without an answer. It may have done
+// so just before that was given up: then the next endpoint gets the datagram too.
 func (f *flow) sent(e *kernelEvent, data []byte) {
 	h := f.handshake
 	if h == nil || f.ended || !f.isUDP() {
 		return
 	}
-	if p, ok := parseFrame(data, int(e.Header)); ok && p.complete() {
-		f.worker.keep(h, &p)
+	p, ok := parseFrame(data, int(e.Header))
+	if !ok || !p.complete() {
+		return
+	}
+	if d := f.worker.keep(h, &p); d != nil && f.worker.loopTime(e.Time) < h.resent {
+		f.uncount(1, p.payload())
+		f.worker.injector.put(f, h.ipv6, d)
 	}
 }
 
@@ -58,9 +71,8 @@ func (w *worker) forgetOthers(h *handshake) {
 func (f *flow) putAll() {
 	h, i := f.handshake, f.worker.injector
 	if f.isUDP() && f.record.Attempts > 1 {
-		way := &f.shared().Way[0]
-		uncount(&way.Packets, 1+len(h.others))
-		uncount(&way.Bytes, h.payload)
+		f.uncount(1+len(h.others), h.payload)
+		h.resent = poll.Nanotime()
 	}
 	i.put(f, h.ipv6, h.data)
 	for _, d := range h.others {
@@ -68,8 +80,10 @@ func (f *flow) putAll() {
 	}
 }
 
-// uncount takes back what BPF has counted. It may not have got to all of it.
-func uncount(counter *uint64, n int) {
-	had := atomic.LoadUint64(counter)
-	atomic.AddUint64(counter, -min(uint64(n), had))
+// uncount takes back what BPF has counted of the client's datagrams. It may not have got to
+// all of it.
+func (f *flow) uncount(datagrams, payload int) {
+	way := &f.shared().Way[0]
+	atomic.AddUint64(&way.Packets, -min(uint64(datagrams), atomic.LoadUint64(&way.Packets)))
+	atomic.AddUint64(&way.Bytes, -min(uint64(payload), atomic.LoadUint64(&way.Bytes)))
 }

@@ -2,6 +2,7 @@ package flow
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
@@ -62,6 +63,63 @@ func sendInARow(t *testing.T, n *node, to string) {
 		if want := fmt.Sprintf("b3:8080\nsay %d", i); err != nil || string(b[:size]) != want {
 			t.Fatalf("%q, %v; want %q", b[:size], err, want)
 		}
+	}
+}
+
+// A datagram may go to an endpoint after userspace has read the notices, and before it hears
+// of that endpoint's refusal. It reaches the next endpoint too.
+func TestDatagramJustBeforeARefusalIsSentAgain(t *testing.T) {
+	for _, hidden := range []bool{false, true} {
+		forDeciders(t, func(t *testing.T, by func(*Options)) {
+			lab := netns.NewLab(t, 2)
+			lab.Backends[1].EchoUDP(t, 8080)
+			n := newNode(t, lab, by)
+			n.config.MasqueradeAll = hidden
+			w := n.server.worker
+			for sessions := 1; ; sessions++ {
+				// Nobody has failed yet, as far as this balancer knows.
+				vip := fmt.Sprintf("10.96.0.%d", sessions)
+				n.apply(svc(vip, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)))
+				c, err := lab.Client.Dial("udp", vip+":80")
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				n.onLoop(func() {
+					_, _ = c.Write([]byte("first"))
+					sent := false
+					for range 2 { // an upcall, and the refusal, or an answer
+						for at := time.Now(); w.upcalls.AvailableBytes() == 0 && time.Since(at) < 50*time.Millisecond; {
+							runtime.Gosched()
+						}
+						w.readNotices()
+						if !sent && n.server.Stats().Kernel["refused"] > 0 {
+							_, _ = c.Write([]byte("second"))
+							sent = true
+						}
+						w.read(w.upcalls, upcallShare, w.handle)
+						w.endRound()
+					}
+				})
+				if n.server.Stats().Kernel["refused"] == 0 {
+					continue
+				}
+				_ = c.SetReadDeadline(time.Now().Add(patience))
+				b := make([]byte, 1<<10)
+				for _, want := range []string{"b2:8080\nfirst", "b2:8080\nsecond"} {
+					if size, err := c.Read(b); err != nil || string(b[:size]) != want {
+						t.Fatalf("%q, %v; want %q", b[:size], err, want)
+					}
+				}
+				n.stop()
+				n.left = true
+				n.end()
+				if r := n.taken()[sessions-1]; r.DatagramsFromClient != 2 || r.BytesFromClient != 11 || r.DatagramsFromEndpoint != 2 {
+					t.Errorf("hidden %v: %+v", hidden, r)
+				}
+				return
+			}
+		})
 	}
 }
 

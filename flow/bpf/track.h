@@ -174,7 +174,7 @@ static __always_inline void keep(struct __sk_buff *skb, const struct packet *p, 
 		return;
 	}
 	__u64 n = f->way[0].packets;
-	if (f->state != ASKING || !n || n >= MOST_UNANSWERED || p->fragment || segmented(skb) || skb->len > LARGE)
+	if (f->state > MOVING || !n || n >= MOST_UNANSWERED || p->fragment || segmented(skb) || skb->len > LARGE)
 		return;
 	struct control *c = control();
 	if (c && alive(c, bpf_ktime_get_ns()))

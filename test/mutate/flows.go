@@ -188,6 +188,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestPortOfAnotherProgramIsLeftToIt",
 	},
 	{
+		name: "flow-others-overtaken", what: "a datagram that was sent just before its endpoint was given up is lost",
+		file: "flow/unanswered.go", old: "f.worker.loopTime(e.Time) < h.resent", new: "false",
+		pkg: "flow", test: "TestDatagramJustBeforeARefusalIsSentAgain",
+	},
+	{
 		name: "flow-sink-closed", what: "a UDP session goes on with a closed endpoint that has never answered",
 		file: "flow/dial.go", old: "if f.handshake == nil && f.isUDP() && f.state() == kernelStateASKING", new: "if false",
 		pkg: "flow", test: "TestClientLeavesAClosedEndpointThatNeverAnswered",
