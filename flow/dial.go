@@ -137,6 +137,9 @@ func (f *flow) refused(e *kernelEvent, now int64) {
 		f.gone(now) // it received datagrams for a while
 		return
 	}
+	if f.isUDP() {
+		f.worker.injector.flush() // what is queued is among what is sent again
+	}
 	if f.handshake == nil || !f.change(kernelStateASKING, kernelStateMOVING) {
 		return
 	}

@@ -123,6 +123,48 @@ func TestDatagramJustBeforeARefusalIsSentAgain(t *testing.T) {
 	}
 }
 
+// A datagram may be queued for an endpoint when userspace hears of that endpoint's refusal. The
+// next endpoint gets it once.
+func TestQueuedDatagramIsSentAgainOnce(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	server := lab.Backends[1].WitnessUDP(t, 8080)
+	n := newNode(t, lab, func(o *Options) { o.ask = true })
+	w := n.server.worker
+	count := func(which string) uint64 { return n.server.Stats().Kernel[which] }
+	for sessions := uint64(1); count("refused") == 0; sessions++ {
+		// Nobody has failed yet, as far as this balancer knows.
+		vip := fmt.Sprintf("10.96.0.%d", sessions)
+		n.apply(svc(vip, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)))
+		c, err := lab.Client.Dial("udp", vip+":80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		had := len(server.Peers())
+		n.onLoop(func() {
+			for range 2 {
+				_, _ = c.Write([]byte("hello"))
+			}
+			for count("asked") < 2*sessions {
+				runtime.Gosched()
+			}
+			w.read(w.upcalls, 1, w.handle)
+			w.endRound()
+			for count("refused") == 0 && len(server.Peers()) == had {
+				runtime.Gosched()
+			}
+			w.read(w.upcalls, upcallShare, w.handle)
+			w.endRound()
+		})
+		wait.True(t, "datagrams", func() bool { return len(server.Peers()) >= had+2 })
+		n.apply(svc(vip, nil))
+		wait.True(t, "a record", func() bool { return len(n.taken()) == int(sessions) })
+		if r := n.taken()[sessions-1]; r.DatagramsFromClient != 2 || r.BytesFromClient != 10 || len(server.Peers()) != had+2 {
+			t.Errorf("the endpoint got %d: %+v", len(server.Peers())-had, r)
+		}
+	}
+}
+
 // A UDP endpoint that has never answered may close its port at any time, also while another
 // process takes over. The client's next datagrams go to another one.
 func TestClientLeavesAClosedEndpointThatNeverAnswered(t *testing.T) {
