@@ -276,6 +276,7 @@ func (x *tested) passOne(d *device, ingress bool) error {
 		s.gso = true
 		v.size, v.header = uint16(100+x.IntN(100)), uint16(transport+8)
 		segment = int(v.size)
+		s.segment = segment
 		switch {
 		case t.protocol == udp:
 			v.gso = unix.VIRTIO_NET_HDR_GSO_UDP_L4

@@ -201,7 +201,7 @@ func (x *tested) run(s *skbuff, ingress bool) (modelVerdict, []byte, error) {
 	}
 	if s.gso {
 		// Packets of virtual machines (taps) do not say how many segments they have.
-		o.Context = skBuff(x.IntN(2)*2, 100)
+		o.Context = skBuff(x.IntN(2)*2, segmentSize)
 	}
 	program := programs.Egress
 	if ingress {

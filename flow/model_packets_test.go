@@ -371,7 +371,7 @@ func (g *generator) packet(link int) (s *skbuff, ingress bool) {
 	if g.one(6) { // padding
 		b = append(b, g.bytes(1+g.IntN(40))...)
 	}
-	s = &skbuff{frame: g.damage(b, link), link: link, gso: g.one(20)}
+	s = &skbuff{frame: g.damage(b, link), link: link, gso: g.one(20), segment: segmentSize}
 	for len(s.frame) < shortest(s.frame) {
 		s.frame = append(s.frame, byte(g.Uint32()))
 	}

@@ -116,12 +116,16 @@ const (
 	drop modelVerdict = "drop"
 )
 
+// segmentSize is what BPF_PROG_TEST_RUN says about packets with GSO.
+const segmentSize = 100
+
 // skbuff is a packet as the kernel shows it to a program.
 type skbuff struct {
 	frame    []byte
 	link     int    // length of the link header
 	protocol uint16 // of the network layer
 	gso      bool
+	segment  int // bytes of each datagram's payload, with GSO
 
 	checksums []int // where checksums changed that may be 0 and 0xffff alike
 }

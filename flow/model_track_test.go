@@ -1,5 +1,7 @@
 package flow
 
+import "math"
+
 // modelStep says what follows from a packet of a flow.
 type modelStep int
 
@@ -19,12 +21,15 @@ const (
 func after(a, b uint32) bool { return int32(a-b) >= 0 }
 
 // count adds a packet to what a flow's record will say.
-func (f *modelFlow) count(p *modelPacket, from int) {
-	switch f.protocol {
-	case tcp:
+func (f *modelFlow) count(s *skbuff, p *modelPacket, from int) {
+	switch {
+	case f.protocol == tcp:
 		return
-	case sctp:
+	case f.protocol == sctp:
 		f.packets[from] += uint64(p.chunks.messages)
+	case p.fragment == laterFragment:
+	case s.gso:
+		f.packets[from] += uint64(math.Ceil(float64(p.payload) / float64(s.segment)))
 	default:
 		f.packets[from]++
 	}
@@ -58,7 +63,7 @@ func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) m
 			m.events = append(m.events, modelEvent{kind: kernelEventKindEVENT_UNANSWERED, flow: uint32(index), generation: f.generation, packet: string(s.frame)})
 		}
 	}
-	f.count(p, fromClient)
+	f.count(s, p, fromClient)
 	return translate
 }
 
@@ -89,7 +94,7 @@ func (m *model) fromEndpoint(s *skbuff, p *modelPacket, f *modelFlow, index int)
 			f.data = true
 		}
 	}
-	f.count(p, fromEndpoint)
+	f.count(s, p, fromEndpoint)
 	return translate
 }
 

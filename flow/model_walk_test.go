@@ -199,7 +199,7 @@ func FuzzTranslate(f *testing.F) {
 		x.generator = newGenerator(seed)
 		x.world(12)
 		x.load(t)
-		s := &skbuff{frame: slices.Clone(frame), link: ethernetHeader, protocol: be16(frame[12:]), gso: gso}
+		s := &skbuff{frame: slices.Clone(frame), link: ethernetHeader, protocol: be16(frame[12:]), gso: gso, segment: segmentSize}
 		if bare {
 			s.link = 0
 		}

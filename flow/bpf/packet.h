@@ -38,7 +38,7 @@ struct packet {
 	__u32 sequence;  // SCTP: the initiate tag
 	__u32 ack;       // SCTP: the verification tag
 	__u32 chunks;    // of SCTP: enum chunk
-	__u32 messages;  // of SCTP that end in this packet
+	__u32 messages;  // of SCTP that end in this packet; datagrams of UDP that begin in it
 	__u32 identification; // of a fragment
 	__u8 flags;           // of TCP
 	__u8 ipv6;
@@ -213,6 +213,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 		p->tuple.sport = udp[0];
 		p->tuple.dport = udp[1];
 		p->payload = left - 8;
+		p->messages = skb->gso_size ? (p->payload + skb->gso_size - 1) / skb->gso_size : 1;
 		p->unchecked = !udp[3];
 		return 0;
 	}

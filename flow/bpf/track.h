@@ -139,7 +139,7 @@ static __always_inline void counted(struct flow *f, const struct packet *p, int 
 {
 	struct direction *d = &f->way[from];
 	if (f->protocol != IPPROTO_TCP) {
-		__sync_fetch_and_add(&d->packets, 1);
+		__sync_fetch_and_add(&d->packets, p->messages);
 		__sync_fetch_and_add(&d->bytes, p->payload);
 	}
 	used(d);

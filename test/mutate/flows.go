@@ -188,6 +188,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestPortOfAnotherProgramIsLeftToIt",
 	},
 	{
+		name: "flow-counts-packets", what: "records of UDP sessions count fragments, and packets of many datagrams, instead of datagrams",
+		file: "flow/bpf/track.h", old: "__sync_fetch_and_add(&d->packets, p->messages);", new: "__sync_fetch_and_add(&d->packets, 1);",
+		pkg: "flow", test: "TestRecordsCountDatagrams",
+	},
+	{
 		name: "flow-others-twice", what: "datagrams that are queued when their endpoint is given up reach the next one twice",
 		file: "flow/dial.go", old: "		f.worker.injector.flush() // what", new: "		// what",
 		pkg: "flow", test: "TestQueuedDatagramIsSentAgainOnce",

@@ -1,0 +1,61 @@
+package flow
+
+import (
+	"net"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// Records count datagrams, whether they come in fragments or many in one packet (GSO).
+func TestRecordsCountDatagrams(t *testing.T) {
+	for _, hidden := range []bool{false, true} {
+		lab := netns.NewLab(t, 1)
+		lab.Backends[0].EchoUDP(t, 8080)
+		n := newNode(t, lab, nil)
+		n.config.MasqueradeAll = hidden
+		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+		c, err := lab.Client.Dial("udp", vip4+":80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		exchange := func(bytes, datagrams int) {
+			t.Helper()
+			if _, err := c.Write(make([]byte, bytes)); err != nil {
+				t.Fatal(err)
+			}
+			for range datagrams {
+				_ = c.SetReadDeadline(time.Now().Add(patience))
+				if _, err := c.Read(make([]byte, 1<<16)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		exchange(1, 1)
+		exchange(4000, 1) // in three fragments
+		raw, err := c.(*net.UDPConn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := raw.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), syscall.IPPROTO_UDP, unix.UDP_SEGMENT, 100)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		exchange(950, 10)
+		n.stop()
+		n.left = true
+		n.end()
+		if r := n.taken(); len(r) != 1 || r[0].DatagramsFromClient != 12 || r[0].BytesFromClient != 4951 || r[0].DatagramsFromEndpoint != 12 {
+			t.Errorf("hidden %v: %+v", hidden, r)
+		}
+	}
+}
