@@ -105,9 +105,11 @@ struct {
 	__type(value, struct event);
 } upcalls SEC(".maps");
 
+#define NOTICES (1 << 22) // bytes
+
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 22);
+	__uint(max_entries, NOTICES);
 	__type(value, struct event);
 } notices SEC(".maps");
 

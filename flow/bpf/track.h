@@ -177,7 +177,8 @@ static __always_inline void keep(struct __sk_buff *skb, const struct packet *p, 
 	if (f->state > MOVING || !n || n >= MOST_UNANSWERED || p->fragment || segmented(skb) || skb->len > LARGE)
 		return;
 	struct control *c = control();
-	if (c && alive(c, bpf_ktime_get_ns()))
+	// Copies leave half of the ring to the notices of flows.
+	if (c && alive(c, bpf_ktime_get_ns()) && bpf_ringbuf_query(&notices, BPF_RB_AVAIL_DATA) < NOTICES / 2)
 		hand_up(&notices, skb, index, 0, f->generation, EVENT_UNANSWERED, BPF_RB_NO_WAKEUP);
 }
 
