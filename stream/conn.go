@@ -143,14 +143,15 @@ func (c *conn) retryInTurn() {
 }
 
 // retry makes the next attempt by the configuration that is in force now, with the
-// endpoints that exist now.
+// endpoints that exist now. The connection ends if the address is another service port's
+// by now: its record, limits and balancer are those of the port that it began with.
 func (c *conn) retry() {
 	if c.cut != conntrack.EndNone {
 		c.fail(c.cut)
 		return
 	}
 	st, v := c.worker.decide(c.record.Protocol, c.record.Client.Addr(), c.record.VIP)
-	if v.Action != policy.Accept {
+	if v.Action != policy.Accept || v.Port.Name != c.record.Port.Name {
 		c.fail(conntrack.ConnectFailed)
 		return
 	}

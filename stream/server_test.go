@@ -497,6 +497,29 @@ func TestAttemptsAreRecorded(t *testing.T) {
 	}
 }
 
+// A connection that looks for an endpoint while another Service gets its address does not
+// reach that Service's endpoints: its record would name the wrong Service.
+func TestConnectionStaysWithItsService(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), nil)
+	n.apply(web("before", "10.96.0.1", netip.AddrPortFrom(n.lab.Backends[0].IPv4, 9))) // closed
+	c := n.dial("10.96.0.1:80")
+	wait.True(t, "the connection waits for an endpoint", func() bool { return n.server.Stats().Dialing == 1 })
+	change := web("after", "10.96.0.1", n.echo(0, 8080))
+	change.Deleted = gone("before", 1).Deleted
+	n.apply(change)
+	if got, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%d bytes, %v, want a reset", got, err)
+	}
+	if got := name(t, n.dial("10.96.0.1:80")); got != "b1:8080" {
+		t.Error(got)
+	}
+	n.stop()
+	if ends := n.ends(); ends[conntrack.ConnectFailed] != 1 || ends[conntrack.Shutdown] != 1 {
+		t.Errorf("ends %v", ends)
+	}
+}
+
 // A stray connection, sent to a listening socket's own address, is reset and makes no
 // record.
 func TestStraysAreReset(t *testing.T) {
