@@ -72,7 +72,7 @@ type Log struct {
 	buf    bytes.Buffer
 	encode func(*Record)
 	keep   func(*Record) bool // nil: all
-	torn   bool               // the last write ended in the middle of a line
+	torn   bool               // out ends in the middle of a line
 	told   bool               // an error was reported, and its end was not
 	failed report             // writes
 	slow   report             // records that were dropped
@@ -114,7 +114,7 @@ func OpenLog(opts LogOptions) (*Log, error) {
 		if err != nil {
 			return nil, err
 		}
-		l.path, l.file, l.out = opts.Path, f, f
+		l.path, l.file, l.out, l.torn = opts.Path, f, f, endsTorn(f)
 	}
 	l.buf.Grow(writeSize + writeSize/4)
 	if opts.Console {
@@ -131,6 +131,23 @@ func openFile(path string) (*os.File, error) {
 		return nil, fmt.Errorf("access log: %w", err)
 	}
 	return f, nil
+}
+
+// endsTorn reports whether a file ends in the middle of a line. A full disk causes that,
+// and the file may be opened again, by Reopen or by the next process.
+func endsTorn(f *os.File) bool {
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
+		return false
+	}
+	r, err := os.Open(f.Name()) // f cannot be read
+	if err != nil {
+		return false
+	}
+	defer r.Close()
+	var last [1]byte
+	_, err = r.ReadAt(last[:], info.Size()-1)
+	return err == nil && last[0] != '\n'
 }
 
 func (l *Log) acquire() { l.lock <- struct{}{} }
@@ -201,7 +218,7 @@ func (l *Log) Reopen() error {
 	}
 	l.flushLocked()
 	old := l.file
-	l.file, l.out, l.torn = f, f, false
+	l.file, l.out, l.torn = f, f, endsTorn(f)
 	if err := old.Close(); err != nil {
 		return fmt.Errorf("access log: %w", err)
 	}

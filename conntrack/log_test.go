@@ -287,6 +287,42 @@ func TestDiskFillsUpAndRecovers(t *testing.T) {
 	}
 }
 
+// A file that ends with half a line, because the disk was full, is opened again: at the
+// next start, or by SIGHUP without a rotation. The lines that follow are whole.
+func TestHalfALineIsEnded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "access.log")
+	if err := os.WriteFile(path, []byte(`{"half`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l := open(t, LogOptions{Path: path})
+	l.Write(numbered(1, 3))
+	l.Flush()
+	text := read(t, path)
+	if err := os.Truncate(path, int64(len(text)-2)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // once the line is ended, nothing is to be done
+		if err := l.Reopen(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.Write(numbered(3, 4))
+	if err := l.Reopen(); err != nil {
+		t.Fatal(err)
+	}
+	l.Write(numbered(4, 5))
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.SplitAfter(read(t, path), "\n")
+	if len(lines) != 6 || lines[0] != "{\"half\n" || lines[5] != "" {
+		t.Fatalf("lines %q", lines)
+	}
+	if got := fmt.Sprint(ids(t, lines[1]+lines[3]+lines[4])); got != "[1 3 4]" {
+		t.Errorf("ids %s", got)
+	}
+}
+
 // A disk that fails now and then does not fill the program's log either.
 func TestErrorsThatComeAndGo(t *testing.T) {
 	var told bytes.Buffer
