@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
@@ -103,12 +104,12 @@ func (l *listener) listen() {
 	l.reg = reg
 }
 
-// close ends receiving. Sessions whose answers leave by this socket were cut.
-func (l *listener) close() {
+// close ends receiving, and the sessions whose answers leave by this socket.
+func (l *listener) close(end conntrack.End) {
 	w := l.worker
 	w.flushDown()
 	if l.replySocket != nil {
-		w.endOf(l.replySocket)
+		w.endOf(l.replySocket, end)
 	}
 	w.loop.Cancel(&l.pause)
 	w.loop.Forget(l.reg)

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/poll"
@@ -198,7 +199,7 @@ func (s *Server) Bind(o policy.Opening) error {
 func (s *Server) Unbind(d service.Destination) {
 	at := listeningKey{bound: d}
 	if l := s.listening[at]; l != nil {
-		s.closeListening(at, l)
+		s.closeListening(at, l, conntrack.EndpointGone)
 	}
 }
 
@@ -220,20 +221,21 @@ func (s *Server) Prune() {
 		for _, f := range []service.Family{service.IPv4, service.IPv6} {
 			at := listeningKey{name: name, family: f}
 			if l := s.listening[at]; l != nil {
-				s.closeListening(at, l)
+				s.closeListening(at, l, conntrack.EndpointGone)
 			}
 		}
 	}
 	s.removed = nil
 }
 
-func (s *Server) closeListening(at listeningKey, l *listening) {
+// closeListening closes sockets, and ends the sessions whose answers leave by them.
+func (s *Server) closeListening(at listeningKey, l *listening, end conntrack.End) {
 	delete(s.listening, at)
 	if !at.isBound() {
 		s.listeningOf[at.family]--
 	}
 	for _, sh := range l.sockets {
-		if !sh.worker.loop.Post(sh.close) {
+		if !sh.worker.loop.Post(func() { sh.close(end) }) {
 			sys.Close(sh.fd)
 		}
 	}
@@ -243,7 +245,7 @@ func (s *Server) closeListening(at listeningKey, l *listening) {
 // continue to run. Stop returns an error if ctx ends first.
 func (s *Server) Stop(ctx context.Context) error {
 	for at, l := range s.listening {
-		s.closeListening(at, l)
+		s.closeListening(at, l, conntrack.Shutdown)
 	}
 	select {
 	case <-poll.PostAll(s.options.Loops, func(i int) { s.workers[i].stop() }):

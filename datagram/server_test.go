@@ -574,3 +574,27 @@ func TestBoundDestination(t *testing.T) {
 		return errors.Is(err, syscall.ECONNREFUSED)
 	})
 }
+
+// When the proxy ends, the sessions of bound destinations end for that reason too.
+func TestSessionsOfBoundDestinationsEndWithTheProxy(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, nil)
+	lab.Backends[0].EchoUDP(t, 5300)
+	change := svc("np", vip4, nil, at(lab.Backends[0].IPv4, 5300))
+	change.Services[0].Spec.Type = "NodePort"
+	change.Services[0].Spec.Ports[0].NodePort = 30053
+	n.apply(change)
+	d := service.Destination{Addr: lab.Node.IPv4, Port: 30053, Protocol: service.UDP}
+	if err := lab.Node.Do(func() error { return n.server.Bind(policy.Opening{Destination: d, Action: policy.Accept}) }); err != nil {
+		t.Fatal(err)
+	}
+	for _, to := range []string{"10.1.0.1:30053", vip4 + ":53"} {
+		if _, err := ask(client(t, lab.Client, to), "q", patience); err != nil {
+			t.Errorf("%s: %v", to, err)
+		}
+	}
+	n.stop()
+	if ends := n.ends(); ends[conntrack.Shutdown] != 2 || len(ends) != 1 {
+		t.Errorf("records end %v, want shutdown twice", ends)
+	}
+}

@@ -143,10 +143,10 @@ func (w *worker) cut(c *cut) {
 }
 
 // endOf ends the sessions that reply by a closed socket.
-func (w *worker) endOf(o *replySocket) {
+func (w *worker) endOf(o *replySocket, end conntrack.End) {
 	for _, c := range w.sessions {
 		if c.replySocket == o {
-			c.end(conntrack.EndpointGone)
+			c.end(end)
 		}
 	}
 }
