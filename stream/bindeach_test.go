@@ -2,11 +2,15 @@ package stream
 
 import (
 	"errors"
+	"io"
+	"net"
 	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/policy"
@@ -75,6 +79,59 @@ func TestBindEachDestination(t *testing.T) {
 		}
 		n.apply(web("web", "10.96.0.1", ep))
 		n.want(lab.Client, "10.96.0.1:80", "b1:8080")
+	}
+}
+
+// An external IP that is this node's moves to another host. Connections to it that come by
+// this node are served as before, and those that are open go on.
+func TestExternalIPThatLeavesTheNodeIsServed(t *testing.T) {
+	netns.Require(t)
+	lab := netns.NewLab(t, 1)
+	external := []netip.Addr{netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("2001:db8::7")}
+	own := external
+	n := newNode(t, lab, func(o *setup) {
+		byRoutes(t, lab, o)
+		o.HostAddresses = func() []netip.Addr { return append([]netip.Addr{lab.Node.IPv4, lab.Node.IPv6}, own...) }
+	})
+	four, six := web("four", "10.96.0.1", n.echo(0, 8080)), web("six", "fd00:96::1", netip.AddrPortFrom(lab.Backends[0].IPv6, 8080))
+	var held []net.Conn
+	for i, change := range []service.Change{four, six} {
+		whole := netip.PrefixFrom(external[i], external[i].BitLen())
+		if err := lab.Node.AddAddr("client", whole); err != nil {
+			t.Fatal(err)
+		}
+		change.Services[0].Spec.ExternalIPs = []string{external[i].String()}
+		n.apply(change)
+		c := n.dial(netip.AddrPortFrom(external[i], 80).String())
+		name(t, c)
+		held = append(held, c)
+	}
+	link, err := lab.Node.Netlink().LinkByName("client")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range external {
+		bits := a.BitLen()
+		if err := lab.Node.Netlink().AddrDel(link, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, bits)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	own = nil
+	n.maintain()
+	for i, a := range external {
+		c, err := lab.Client.Dialer(&net.Dialer{Timeout: patience}, "tcp", netip.AddrPortFrom(a, 80).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetDeadline(time.Now().Add(patience))
+		name(t, c)
+		_ = c.Close()
+		if _, err := held[i].Write([]byte("x")); err != nil {
+			t.Error(err)
+		}
+		if _, err := io.ReadFull(held[i], make([]byte, 1)); err != nil {
+			t.Errorf("the open connection to %s: %v", a, err)
+		}
 	}
 }
 

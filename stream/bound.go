@@ -79,10 +79,10 @@ func (s *Server) bind(at policy.Opening) error {
 func (s *Server) openBound(at policy.Opening, old []*socket) (*socket, error) {
 	o := s.config.listenOptions()
 	// The address may be tentative (IPv6 duplicate address detection), or go and
-	// come back.
+	// come back. If an external IP moves to another host, the socket that was bound
+	// while it was this node's goes on serving it.
 	o.FreeBind = true
-	own := at.Kind == service.NodePort || s.state.Load().host.Has(at.Addr)
-	o.Transparent = s.options.Traits.BindEach && !own
+	o.Transparent = s.options.Traits.BindEach && at.Kind != service.NodePort
 	if at.Limited || at.Action != policy.Accept {
 		o.Filter = dropAll
 	}
