@@ -192,6 +192,12 @@ func (f *flow) abandon(why conntrack.DialError, late bool, now int64) {
 	f.retry()
 }
 
+// isOfAnother reports whether a flow began with another service port, which its record names
+// and whose balancer and limits it has.
+func (f *flow) isOfAnother(port *service.Port) bool {
+	return f.record.Port != nil && f.record.Port.Name != port.Name
+}
+
 // retry makes the next attempt, by the configuration that is in force now.
 func (f *flow) retry() {
 	if len(f.handshake.data) == 0 {
@@ -200,11 +206,11 @@ func (f *flow) retry() {
 	}
 	st := f.service.path.state.Load()
 	v := st.table.Resolve(f.protocol, f.client(), f.record.VIP)
-	if v.Action != policy.Accept || st.services[v.Port.ID] == nil {
+	if v.Action != policy.Accept || st.services[v.Port.ID] == nil || f.isOfAnother(v.Port) {
 		f.fail()
 		return
 	}
-	if s := st.services[v.Port.ID]; s != f.service { // the destination is another port's now
+	if s := st.services[v.Port.ID]; s != f.service { // the port was replaced
 		f.moveTo(s)
 	}
 	f.dial(st, &v)

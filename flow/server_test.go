@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/service"
@@ -124,6 +125,40 @@ func TestAllEndpointsDead(t *testing.T) {
 		}
 		wait.True(t, "a record", func() bool { return len(n.taken()) > 0 })
 		if r := n.taken()[0]; r.End != conntrack.ConnectFailed || len(r.Failed) < 2 {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+// A connection that waits for an endpoint ends if its address becomes another Service's: its
+// record names the Service that it began with. The client's next one is the other Service's.
+func TestAddressOfAnotherServiceEndsTheHandshake(t *testing.T) {
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 2)
+		lab.Backends[1].EchoTCP(t, 8080)
+		n := newNode(t, lab, by)
+		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080))) // nothing listens there
+		asked := make(chan error, 1)
+		go func() {
+			_, err := lab.Client.Ask("tcp", vip4+":80")
+			asked <- err
+		}()
+		wait.True(t, "it was refused", func() bool { return n.server.Stats().Kernel["refused"] > 0 })
+		other := svc(vip4, func(s *corev1.Service) { s.Name = "other" }, at(lab.Backends[1].IPv4, 8080))
+		for _, slice := range other.EndpointSlices {
+			slice.Name, slice.Labels = "other-"+slice.Name, map[string]string{discoveryv1.LabelServiceName: "other"}
+		}
+		moved := svc("10.96.0.99", nil)
+		moved.Services, moved.EndpointSlices = append(moved.Services, other.Services...), append(moved.EndpointSlices, other.EndpointSlices...)
+		n.apply(moved)
+		if err := <-asked; err == nil || !strings.Contains(err.Error(), "refused") {
+			t.Errorf("it got %v", err)
+		}
+		if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != "b2:8080" {
+			t.Errorf("the next one: %q, %v", said, err)
+		}
+		wait.True(t, "records", func() bool { return len(n.taken()) == 2 })
+		if r := n.taken(); r[0].End != conntrack.ConnectFailed || r[0].Port.Name.Name.Name != "web" || r[1].Port.Name.Name.Name != "other" {
 			t.Errorf("%+v", r)
 		}
 	})

@@ -208,6 +208,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestClientLeavesAClosedEndpointThatNeverAnswered",
 	},
 	{
+		name: "flow-of-another", what: "a connection that waits goes on with the endpoints of whichever Service has its address by then",
+		file: "flow/dial.go", old: " || f.isOfAnother(v.Port)", new: "",
+		pkg: "flow", test: "TestAddressOfAnotherServiceEndsTheHandshake",
+	},
+	{
 		name: "flow-others-dropped", what: "of the datagrams that a closed endpoint refuses, only the first one reaches the next endpoint",
 		file: "flow/unanswered.go", old: "	for _, d := range h.others {\n		i.put", new: "	for _, d := range h.others[:0] {\n		i.put",
 		pkg: "flow", test: "TestDatagramsBeforeARefusalAreSentAgain",
