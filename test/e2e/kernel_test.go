@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -49,11 +48,11 @@ func stateOf(t *testing.T, node *netns.Host) string {
 		}
 		b.WriteString("# " + strings.Join(command, " ") + "\n" + text)
 	}
-	inode, err := sys.NetNSInode(node.FD())
-	if err != nil {
-		t.Fatal(err)
+	var pins []string
+	for _, dir := range pinDirs(t, node) {
+		found, _ := filepath.Glob(filepath.Join(dir, "*"))
+		pins = append(pins, found...)
 	}
-	pins, _ := filepath.Glob(filepath.Join(bpfRoot(), "sluice", fmt.Sprintf("*-%d", inode), "*"))
 	fmt.Fprintf(&b, "# pins of BPF\n%s\n", strings.Join(pins, "\n"))
 	for _, key := range []string{
 		"net/ipv4/conf/all/rp_filter", "net/ipv4/conf/lo/rp_filter", "net/ipv4/conf/all/route_localnet",

@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/test/bpffs"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -99,6 +100,13 @@ func newProxy(t *testing.T, node *netns.Host) *proxy {
 	if err := os.Mkdir(p.manifests, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	// A later node's network namespace may get the number of this one's inode, and a killed
+	// proxy leaves pins.
+	t.Cleanup(func() {
+		for _, dir := range pinDirs(t, node) {
+			_ = os.RemoveAll(dir)
+		}
+	})
 	return p
 }
 
@@ -355,6 +363,17 @@ var bpfRoot = sync.OnceValue(func() string {
 	}
 	return path
 })
+
+// pinDirs are the directories of a node's proxies in the BPF file system.
+func pinDirs(t *testing.T, node *netns.Host) []string {
+	t.Helper()
+	inode, err := sys.NetNSInode(node.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dirs, _ := filepath.Glob(filepath.Join(bpfRoot(), "sluice", fmt.Sprintf("*-%d", inode)))
+	return dirs
+}
 
 // sluice runs another subcommand on the node and returns its output.
 func sluice(t *testing.T, lab *netns.Lab, args ...string) (string, error) {
