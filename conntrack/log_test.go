@@ -301,7 +301,7 @@ func TestHalfALineIsEnded(t *testing.T) {
 	if err := os.Truncate(path, int64(len(text)-2)); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // once the line is ended, nothing is to be done
+	for range 2 { // the second time, the line is ended already
 		if err := l.Reopen(); err != nil {
 			t.Fatal(err)
 		}

@@ -81,7 +81,7 @@ func (f *flow) Refresh(r *conntrack.Record) {
 }
 
 // collided gives the flow other ports if BPF found that another flow has its way back. It
-// reports whether the packet is to be sent again.
+// reports whether to send the packet again.
 func (f *flow) collided() bool {
 	k := f.shared()
 	if f.seen()&kernelSeenCOLLIDED == 0 {

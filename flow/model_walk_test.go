@@ -163,7 +163,7 @@ func (w *walk) check(t *testing.T, f *modelFlow) {
 	}
 }
 
-// walkWorld makes TCP flows whose endpoints are to be asked.
+// walkWorld makes TCP flows whose endpoints are asked next.
 func (g *generator) walkWorld(flows int) {
 	g.world(1)
 	g.m.entries = make(map[modelTuple]modelEntry)

@@ -70,7 +70,7 @@ func wantHidden(t *testing.T, lab *netns.Lab, s *netns.Echo) {
 	}
 }
 
-// The endpoint sees the address of no client that is to be hidden, also while the client
+// The endpoint sees the address of no hidden client, also while the client
 // sends and its session ends because the endpoint is gone.
 func TestEndOfSessionHidesTheClient(t *testing.T) {
 	const changes, senders = 120, 2
