@@ -538,10 +538,9 @@ func TestHostsWildcardServerStandsInNobodysWay(t *testing.T) {
 	}
 }
 
-// A destination with a socket of its own, such as a node port.
-func TestBoundDestination(t *testing.T) {
-	lab := netns.NewLab(t, 1)
-	n := newNode(t, lab, nil)
+// bindNodePort serves a Service with a node port, and returns that.
+func bindNodePort(t *testing.T, lab *netns.Lab, n *node) service.Destination {
+	t.Helper()
 	lab.Backends[0].EchoUDP(t, 5300)
 	change := svc("np", vip4, nil, at(lab.Backends[0].IPv4, 5300))
 	change.Services[0].Spec.Type = "NodePort"
@@ -551,6 +550,14 @@ func TestBoundDestination(t *testing.T) {
 	if err := lab.Node.Do(func() error { return n.server.Bind(policy.Opening{Destination: d, Action: policy.Accept}) }); err != nil {
 		t.Fatal(err)
 	}
+	return d
+}
+
+// A destination with a socket of its own, such as a node port.
+func TestBoundDestination(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	n := newNode(t, lab, nil)
+	d := bindNodePort(t, lab, n)
 	to := netip.AddrPortFrom(d.Addr, d.Port).String()
 	for _, from := range []*netns.Host{lab.Client, lab.Node} {
 		if got, err := ask(client(t, from, to), "q", patience); err != nil || got != "b1:5300\nq" {
@@ -579,15 +586,7 @@ func TestBoundDestination(t *testing.T) {
 func TestSessionsOfBoundDestinationsEndWithTheProxy(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
-	lab.Backends[0].EchoUDP(t, 5300)
-	change := svc("np", vip4, nil, at(lab.Backends[0].IPv4, 5300))
-	change.Services[0].Spec.Type = "NodePort"
-	change.Services[0].Spec.Ports[0].NodePort = 30053
-	n.apply(change)
-	d := service.Destination{Addr: lab.Node.IPv4, Port: 30053, Protocol: service.UDP}
-	if err := lab.Node.Do(func() error { return n.server.Bind(policy.Opening{Destination: d, Action: policy.Accept}) }); err != nil {
-		t.Fatal(err)
-	}
+	bindNodePort(t, lab, n)
 	for _, to := range []string{"10.1.0.1:30053", vip4 + ":53"} {
 		if _, err := ask(client(t, lab.Client, to), "q", patience); err != nil {
 			t.Errorf("%s: %v", to, err)

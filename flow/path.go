@@ -143,18 +143,18 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses, withdrawn bool
 // bound: another program may hold the port (A3.15).
 func (p *Path) Bind(o policy.Opening) error {
 	err := p.Relay.Bind(o)
-	p.isBound(o.Destination, o.Name, err == nil)
+	p.noteBound(o.Destination, o.Name, err == nil)
 	return err
 }
 
-// Unbind undoes Bind, after the policy that has the destination was withdrawn.
+// Unbind undoes Bind. The next Apply withdraws the destination from the kernel.
 func (p *Path) Unbind(d service.Destination) {
 	p.Relay.Unbind(d)
 	delete(p.bound, d)
 }
 
-// isBound notes whether a destination of a service port is bound, and steers accordingly.
-func (p *Path) isBound(d service.Destination, name service.PortName, is bool) {
+// noteBound notes whether a destination of a service port is bound, and steers accordingly.
+func (p *Path) noteBound(d service.Destination, name service.PortName, is bool) {
 	if p.bound[d] == is {
 		return
 	}
