@@ -37,6 +37,13 @@ func TestMain(m *testing.M) {
 // patience bounds every wait of the tests.
 const patience = 20 * time.Second
 
+// plan waits longer than balancer.DefaultPlan does: on a busy machine, and in an emulated
+// guest, an endpoint that is up may need more than 250 ms.
+var plan = balancer.Plan{Timeouts: []time.Duration{patience}, After: patience, Total: patience}
+
+// hasty gives up the first endpoint of a connection after a second: the silent one.
+var hasty = balancer.Plan{Timeouts: []time.Duration{time.Second}, After: patience, Total: patience}
+
 // noRelay is a Relay that serves nothing: what a test sees, the kernel did.
 type noRelay struct {
 	options   balancer.Options
@@ -134,7 +141,7 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	n.relay = &noRelay{options: balancer.Options{MaxPins: 100, Plan: balancer.DefaultPlan()}, balancers: make(map[service.PortName]*balancer.Balancer), names: make(map[service.PortName]string)}
+	n.relay = &noRelay{options: balancer.Options{MaxPins: 100, Plan: plan}, balancers: make(map[service.PortName]*balancer.Balancer), names: make(map[service.PortName]string)}
 	n.server.Over(n.relay, service.TCP)
 	n.server.Over(n.relay, service.UDP)
 	n.server.Over(n.relay, service.SCTP)

@@ -137,6 +137,7 @@ func TestDeadEndpointOfAnAssociationIsRetried(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNode(t, lab, nil)
+			n.relay.options.Plan = hasty
 			serving := serves.IPv4
 			if c.vip == vip6 {
 				serving = serves.IPv6

@@ -252,6 +252,7 @@ func TestSilentEndpoint(t *testing.T) {
 		lab := netns.NewLab(t, 2)
 		lab.Backends[1].EchoTCP(t, 8080)
 		n := newNode(t, lab, by)
+		n.relay.options.Plan = hasty
 		// b1's link has no such host.
 		n.apply(svc(vip4, func(s *corev1.Service) { s.Annotations["sluice.dev/balancer"] = "random" },
 			at(lab.Backends[0].IPv4.Next(), 8080), at(lab.Backends[1].IPv4, 8080)))

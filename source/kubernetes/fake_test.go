@@ -128,10 +128,14 @@ func (f *fakeAPI) brokenLists() int {
 }
 
 // replaceQuietly puts an object in another's place, version and all, and tells
-// nobody.
+// nobody. An object without a version gets the next one.
 func (f *fakeAPI) replaceQuietly(resource string, o object) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if o.GetResourceVersion() == "" {
+		f.version++
+		o.SetResourceVersion(strconv.Itoa(f.version))
+	}
 	f.objects[path(resource, o)] = o
 }
 
