@@ -208,8 +208,8 @@ func (x *tested) run(s *skbuff, ingress bool) (modelVerdict, []byte, error) {
 		program = programs.Ingress
 	}
 	x.control.Beat = 0
-	if x.m.alive {
-		x.control.Beat = uint64(sys.Monotonic())
+	if x.m.alive { // userspace may say so after the packet has come, and this thread may be stopped here
+		x.control.Beat = uint64(sys.Monotonic() + int64(time.Hour))
 	}
 	code, err := program.Run(o)
 	verdict, ok := modelVerdicts[code]

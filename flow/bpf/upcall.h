@@ -128,9 +128,10 @@ static __always_inline int has_socket(struct __sk_buff *skb, const struct tuple 
 	return state == ESTABLISHED;
 }
 
+// alive says whether userspace lives. It may have said so after now was read.
 static __always_inline int alive(const struct control *c, __u64 now)
 {
-	return now - c->beat < DEAD_AFTER;
+	return (__s64)(now - c->beat) < (__s64)DEAD_AFTER;
 }
 
 #define SESSION 180000000000ULL // ns: as long as any UDP session, unless configured
