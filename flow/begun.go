@@ -83,14 +83,14 @@ func (f *flow) catchUp(v *policy.Verdict) {
 		f.closed(w.loopTime(f.shared().Closed), f.seen())
 	case kernelStateOPEN:
 		if f.isUDP() {
-			w.loop.Schedule(&f.timer, r.Start+int64(resendable), f)
+			w.loop.Schedule(&f.timer, r.Start+int64(w.waits.resend), f)
 			return
 		}
 		f.opened(w.loopTime(f.shared().Answered))
 	default:
 		h := w.newHandshake()
 		f.handshake = h
-		due := r.Start + int64(resendable)
+		due := r.Start + int64(w.waits.resend)
 		if b := f.service.balancer; b != nil {
 			patience := b.Chosen(&h.plan, r.Endpoint.Addr, len(v.Candidates), r.Start)
 			if !f.isUDP() {

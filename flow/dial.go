@@ -61,7 +61,7 @@ func (f *flow) dial(st *state, v *policy.Verdict) {
 	f.service.balancer.Connected(&h.plan, ep.Addr, f.client(), now)
 	f.record.Affinity = h.plan.Affinity()
 	f.record.Announce(now)
-	w.loop.Schedule(&f.timer, now+int64(resendable), f)
+	w.loop.Schedule(&f.timer, now+int64(w.waits.resend), f)
 }
 
 // aim sets the endpoint and whose address it sees. It returns false if the node has no

@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
@@ -141,6 +143,8 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	// As the plan: a thread that is stopped for seconds must not make the relay get a packet.
+	n.server.worker.waits = waits{ask: patience, resend: patience, dead: patience}
 	n.relay = &noRelay{options: balancer.Options{MaxPins: 100, Plan: plan}, balancers: make(map[service.PortName]*balancer.Balancer), names: make(map[service.PortName]string)}
 	n.server.Over(n.relay, service.TCP)
 	n.server.Over(n.relay, service.UDP)
@@ -171,9 +175,19 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	return n
 }
 
+// forgetsSoon has the first datagrams of a session be kept no longer than on a node.
+func (n *node) forgetsSoon() {
+	n.onLoop(func() { n.server.worker.waits.resend = resendable })
+}
+
 // leave ends the node as a killed process ends.
 func (n *node) leave() {
 	n.left = true
+	n.onLoop(func() {
+		w := n.server.worker
+		w.waits.dead = 0
+		atomic.StoreUint64(&w.kernel.control.Beat, uint64(sys.Monotonic()))
+	})
 	n.end()
 }
 

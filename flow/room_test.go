@@ -95,6 +95,7 @@ func TestNewSessionsReplaceQuietOnes(t *testing.T) {
 		lab := netns.NewLab(t, 1)
 		lab.Backends[0].EchoUDP(t, 8080)
 		n := newNode(t, lab, func(o *Options) { by(o); o.MaxFlows = serviceShare * share })
+		n.forgetsSoon()
 		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 		first := sessions(t, lab, share)[0]
 		busy := netip.MustParseAddrPort(first.LocalAddr().String())
@@ -127,6 +128,7 @@ func TestSessionsTakeThePortsOfQuietOnes(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoUDP(t, 8080)
 	n := newNode(t, lab, nil)
+	n.forgetsSoon()
 	n.config.MasqueradeAll = true
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 	n.onLoop(func() { n.server.worker.ports.count = ports; n.server.worker.ports.at = 0 })

@@ -112,7 +112,7 @@ func (f *flow) checkConnection(now int64) {
 
 // checkSession ends a UDP session that is idle.
 func (f *flow) checkSession(now int64) {
-	if f.handshake != nil && now-f.record.Start >= int64(resendable) {
+	if f.handshake != nil && now-f.record.Start >= int64(f.worker.waits.resend) {
 		f.endHandshake()
 	}
 	k := f.shared()
@@ -123,7 +123,7 @@ func (f *flow) checkSession(now int64) {
 	}
 	if due := f.last() + int64(limit+clockTick); now < due {
 		if f.handshake != nil {
-			due = min(due, f.record.Start+int64(resendable))
+			due = min(due, f.record.Start+int64(f.worker.waits.resend))
 		}
 		f.worker.loop.Schedule(&f.timer, due, f)
 		return

@@ -179,10 +179,12 @@ func TestClientLeavesAClosedEndpointThatNeverAnswered(t *testing.T) {
 			defer silent.Close()
 			root := netns.MountBPF(t)
 			start := func(keep bool) *node {
-				return newNode(t, lab, func(o *Options) {
+				n := newNode(t, lab, func(o *Options) {
 					by(o)
 					o.BPFRoot, o.Name, o.Keep = root, "test", keep
 				})
+				n.forgetsSoon()
+				return n
 			}
 			n := start(adopted)
 			n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
