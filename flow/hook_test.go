@@ -53,9 +53,10 @@ func TestFiltersInPlaceOfTCX(t *testing.T) {
 	if err := nl.FilterDel(own); err != nil {
 		t.Fatal(err)
 	}
-	wait.True(t, "the filter is there again", func() bool {
-		own, _ := ownFilters(nl, index, netlink.HANDLE_MIN_EGRESS)
-		return own != nil
+	wait.True(t, "the filters are there again", func() bool { // both are replaced, one after the other
+		egress, _ := ownFilters(nl, index, netlink.HANDLE_MIN_EGRESS)
+		ingress, _ := ownFilters(nl, index, netlink.HANDLE_MIN_INGRESS)
+		return egress != nil && ingress != nil
 	})
 	ask()
 	n.stop()

@@ -55,14 +55,15 @@ func TestProgramsOfOthersAndDetachedOnes(t *testing.T) {
 		served("another program " + place.name)
 	}
 
-	n.server.interfaces.mu.Lock()
+	n.server.interfaces.mu.Lock() // nobody attaches them again meanwhile
 	for _, h := range n.server.interfaces.links {
 		if err := h.ingress.(*tcxHook).link.Detach(); err != nil {
 			t.Error(err)
 		}
 	}
+	_, err := lab.Client.Ask("tcp", vip4+":80")
 	n.server.interfaces.mu.Unlock()
-	if _, err := lab.Client.Ask("tcp", vip4+":80"); err == nil {
+	if err == nil {
 		t.Error("served without our programs")
 	}
 	wait.For(t, "the programs are there again", patience, func() error {
