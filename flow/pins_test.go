@@ -114,13 +114,13 @@ func TestSessionBetweenEndpointsIsAdopted(t *testing.T) {
 		t.Fatal(err)
 	}
 	wait.True(t, "the session is known", func() bool { return first.server.Stats().Open == 1 })
-	for i := range first.server.kernel.flows {
-		if k := &first.server.kernel.flows[i]; k.State == kernelStateOPEN {
+	first.leave()
+	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
+	for i := range next.server.kernel.flows { // it follows none before it has Services
+		if k := &next.server.kernel.flows[i]; k.State == kernelStateOPEN {
 			k.State = kernelStateMOVING
 		}
 	}
-	first.leave()
-	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
 	next.apply(services)
 	if _, err := question(udp); err != nil {
 		t.Fatal(err)

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// sessions opens so many UDP sessions, and expects an answer in each.
-func sessions(t *testing.T, lab *netns.Lab, n int) []net.Conn {
+// openSessions opens so many UDP sessions, and expects an answer in each.
+func openSessions(t *testing.T, lab *netns.Lab, n int) []net.Conn {
 	t.Helper()
 	var conns []net.Conn
 	for range n {
@@ -97,12 +97,12 @@ func TestNewSessionsReplaceQuietOnes(t *testing.T) {
 		n := newNode(t, lab, func(o *Options) { by(o); o.MaxFlows = serviceShare * share })
 		n.forgetsSoon()
 		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
-		first := sessions(t, lab, share)[0]
+		first := openSessions(t, lab, share)[0]
 		busy := netip.MustParseAddrPort(first.LocalAddr().String())
 		for range 3 {
 			wait.True(t, "the first session is known", func() bool { return n.keepBusy(busy) })
 			n.awaitQuiet(share, busy)
-			sessions(t, lab, share-1)
+			openSessions(t, lab, share-1)
 		}
 		n.stop()
 		n.left = true
@@ -133,9 +133,12 @@ func TestSessionsTakeThePortsOfQuietOnes(t *testing.T) {
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 	n.onLoop(func() { n.server.worker.ports.count = ports; n.server.worker.ports.at = 0 })
 	for range 3 {
-		sessions(t, lab, ports)
+		openSessions(t, lab, ports)
 		n.awaitQuiet(ports, netip.AddrPort{})
 	}
+	n.stop() // all records are written then
+	n.left = true
+	n.end()
 	if got, s := n.endedBy(conntrack.Evicted), n.server.Stats(); got != 2*ports || s.Lost != 0 {
 		t.Errorf("%d sessions were replaced, want %d; %d packets were lost", got, 2*ports, s.Lost)
 	}
