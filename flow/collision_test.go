@@ -102,7 +102,7 @@ func TestCollisionBehindAnotherPacket(t *testing.T) {
 	var dialing sync.WaitGroup
 	for i, to := range []string{vip4 + ":80", "10.96.0.11:80"} {
 		dialing.Go(func() { dialFrom(t, lab.Client, 45679-i, to) })
-		wait.True(t, "an upcall", func() bool { return n.server.Stats().Kernel["asked"] == asked+uint64(i)+1 })
+		wait.True(t, "an upcall", func() bool { return n.server.Stats().Kernel["asked"] > asked+uint64(i) }) // a SYN may come again
 	}
 	close(held)
 	dialing.Wait()

@@ -92,9 +92,9 @@ func TestStopWaitsForTheAccessLog(t *testing.T) {
 				for n.table.Room() > 0 {
 					record()
 				}
-				s := stopper{worker: n.server.worker, since: poll.Nanotime(), done: func() { close(done) }}
+				s := stopper{worker: n.server.worker, since: poll.Nanotime() + int64(patience), done: func() { close(done) }}
 				if stuck {
-					s.since -= roomPatience + 1
+					s.since = poll.Nanotime() - roomPatience - 1
 				}
 				s.HandleTimer(nil)
 			})
