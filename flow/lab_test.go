@@ -43,8 +43,9 @@ const patience = 20 * time.Second
 // guest, an endpoint that is up may need more than 250 ms.
 var plan = balancer.Plan{Timeouts: []time.Duration{patience}, After: patience, Total: patience}
 
-// hasty gives up the first endpoint of a connection after a second: the silent one.
-var hasty = balancer.Plan{Timeouts: []time.Duration{time.Second}, After: patience, Total: patience}
+// hasty gives up the first endpoint of a connection soon: the silent one. One that is up may
+// need some seconds.
+var hasty = balancer.Plan{Timeouts: []time.Duration{5 * time.Second}, After: patience, Total: patience}
 
 // noRelay is a Relay that serves nothing: what a test sees, the kernel did.
 type noRelay struct {

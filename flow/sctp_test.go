@@ -137,7 +137,9 @@ func TestDeadEndpointOfAnAssociationIsRetried(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := newNode(t, lab, nil)
-			n.relay.options.Plan = hasty
+			if c.reason == conntrack.DialTimeout {
+				n.relay.options.Plan = hasty
+			}
 			serving := serves.IPv4
 			if c.vip == vip6 {
 				serving = serves.IPv6

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -111,6 +112,7 @@ func TestAllEndpointsDead(t *testing.T) {
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 1)
 		n := newNode(t, lab, by)
+		n.relay.options.Plan = balancer.DefaultPlan()
 		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 		took := time.Hour
 		for try := 0; try < 3 && took > 6*time.Second; try++ { // a busy machine delays some

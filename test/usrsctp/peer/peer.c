@@ -256,6 +256,11 @@ int main(int c, char **v)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	usrsctp_init(0, NULL, debug);
 	usrsctp_sysctl_set_sctp_ecn_enable(0);
+	// No packet is lost here. A peer that a busy machine stops for seconds must not make the
+	// other one send again: tests count messages.
+	usrsctp_sysctl_set_sctp_rto_max_default(20000);
+	usrsctp_sysctl_set_sctp_rto_min_default(10000);
+	usrsctp_sysctl_set_sctp_rto_initial_default(10000);
 	if (c >= 4 && !strcmp(v[1], "serve")) {
 		name = v[2];
 		run_server(v + 3, c - 3);
