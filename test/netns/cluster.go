@@ -1,8 +1,10 @@
 package netns
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -105,7 +107,11 @@ func (c *Cluster) Hosts() []*Host {
 func (c *Cluster) Settle(t testing.TB) {
 	t.Helper()
 	for _, h := range c.Hosts() {
-		if err := h.awaitUp("eth0"); err != nil {
+		router := c.Node
+		if slices.Contains(c.Remote, h) {
+			router = c.Node2
+		}
+		if err := errors.Join(h.awaitUp("eth0"), router.awaitUp(h.Name())); err != nil {
 			t.Fatal(err)
 		}
 	}
