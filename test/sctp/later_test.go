@@ -2,7 +2,7 @@ package sctp
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -64,9 +64,16 @@ func TestModuleComesLater(t *testing.T) {
 	if err := tcp(); err != nil {
 		t.Errorf("TCP without SCTP: %v", err)
 	}
-	if got := missing(); got != "2" {
-		t.Errorf("sluice_sctp_ports_missing is %s", got)
+	counts := func(want string) {
+		t.Helper()
+		wait.For(t, "the metric", patience, func() error {
+			if got := missing(); got != want {
+				return fmt.Errorf("sluice_sctp_ports_missing is %s, want %s", got, want)
+			}
+			return nil
+		})
 	}
+	counts("2")
 	if out, _ := exec.Command(os.Getenv(programEnv), "doctor").CombinedOutput(); !strings.Contains(string(out), "missing  SCTP") {
 		t.Errorf("doctor said:\n%s", out)
 	}
@@ -95,10 +102,5 @@ func TestModuleComesLater(t *testing.T) {
 	if err := tcp(); err != nil {
 		t.Errorf("TCP with SCTP: %v", err)
 	}
-	wait.For(t, "the metric", patience, func() error {
-		if got := missing(); got != "0" {
-			return errors.New(got)
-		}
-		return nil
-	})
+	counts("0")
 }

@@ -44,12 +44,15 @@ func TestProxyHoldsManyAssociations(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, c := range clients {
-		wait.True(t, "connected", func() bool {
+		wait.For(t, "connected", patience, func() error {
 			_, e := sys.SCTPConnected(c.fd)
 			if e != 0 && e != sys.EAGAIN {
 				t.Fatalf("association %d: %v", i, e)
 			}
-			return e == 0
+			if e != 0 {
+				return e
+			}
+			return nil
 		})
 		if err := c.send(note{text: fmt.Append(nil, i)}); err != nil {
 			t.Fatalf("association %d: %v", i, err)
@@ -107,9 +110,11 @@ func TestProxyEndsRestartedClients(t *testing.T) {
 		}
 		a := newPeer(fd)
 		var e sys.Errno
-		wait.True(t, "connected", func() bool {
-			_, e = sys.SCTPConnected(fd)
-			return e != sys.EAGAIN
+		wait.For(t, "connected", patience, func() error {
+			if _, e = sys.SCTPConnected(fd); e == sys.EAGAIN {
+				return e
+			}
+			return nil
 		})
 		if e != 0 {
 			a.abort()

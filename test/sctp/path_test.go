@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -85,6 +86,11 @@ func twoAddresses(t *testing.T, in *netns.Namespace, first, second, to string) *
 		t.Fatal(err)
 	}
 	p := newPeer(fd)
-	wait.True(t, "connected", func() bool { return p.poll(unix.POLLOUT, time.Second) })
+	wait.For(t, "connected", patience, func() error {
+		if !p.poll(unix.POLLOUT, time.Second) {
+			return sys.EAGAIN
+		}
+		return nil
+	})
 	return p
 }

@@ -190,6 +190,7 @@ func serve(t testing.TB, in *netns.Namespace, at string, o sys.SCTPOptions, hand
 	}
 	s.addr, _ = sys.LocalAddr(s.fd)
 	stop, stopped := make(chan struct{}), make(chan struct{})
+	listening := newPollOnly(s.fd) // one for all waits: a test counts allocations
 	go func() {
 		defer close(stopped)
 		for {
@@ -202,7 +203,7 @@ func serve(t testing.TB, in *netns.Namespace, at string, o sys.SCTPOptions, hand
 			case <-stop:
 				return
 			default:
-				newPollOnly(s.fd).poll(unix.POLLIN, 50*time.Millisecond)
+				listening.poll(unix.POLLIN, 50*time.Millisecond)
 			}
 		}
 	}()

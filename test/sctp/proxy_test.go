@@ -64,10 +64,12 @@ func startProxy(t testing.TB, node *netns.Namespace, manifest string, flags ...s
 	return p
 }
 
+// run starts the proxy. It waits long for an endpoint, unless flags say otherwise: in a guest on a
+// busy machine, one that is up may need more than 250 ms.
 func (p *proxy) run(node *netns.Namespace, flags ...string) {
 	p.t.Helper()
 	p.cmd = exec.Command(os.Getenv(programEnv), append([]string{"run", "--manifests", p.dir, "--hostname-override", "node", "--workers", "2",
-		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--logging-format", "json", "--access-log", "-"}, flags...)...)
+		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--logging-format", "json", "--access-log", "-", "--dial-timeouts", "20s"}, flags...)...)
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
 		p.t.Fatal(err)
