@@ -20,6 +20,7 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/json"
@@ -216,7 +217,7 @@ func buildShim(ctx context.Context, job string) (string, error) {
 	cmd := exec.CommandContext(ctx, "gcc", "-x", "c", "-O1", "-shared", "-fPIC", "-o", shim, "-", "-ldl")
 	cmd.Stdin = strings.NewReader(shimSource)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("gcc: %w\n%s", err, out)
+		return "", fmt.Errorf("gcc: %w\n%s", cmp.Or(context.Cause(ctx), err), out)
 	}
 	return shim, nil
 }

@@ -94,6 +94,7 @@ func TestServes(t *testing.T) {
 		r.WitnessTCP(t, 8080)
 		r.WitnessUDP(t, 5353)
 	}
+	c.Settle(t)
 	before := c.Node.Dump(t)
 	stop := start(t, c.Node)
 	for _, q := range []struct {
@@ -128,7 +129,7 @@ func start(t *testing.T, node *netns.Host) (stop func()) {
 		t.Fatal(err)
 	}
 	args := []string{os.Getenv(programEnv), "run", "--manifests", dir, "--hostname-override", "node",
-		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--logging-format", "json", "--access-log", "off"}
+		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--logging-format", "json", "--access-log", "off", "--dial-timeouts", "20s"}
 	if caps := os.Getenv(capsEnv); caps != "" {
 		args = append([]string{"/usr/bin/setpriv", "--bounding-set=" + caps}, args...)
 	}
@@ -172,7 +173,7 @@ func ask(from *netns.Host, to string) string {
 	c, err := from.Dial(network, address)
 	if err == nil {
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		_, _ = c.Write([]byte("hello\n"))
 		buf := make([]byte, 200)
 		var n int
