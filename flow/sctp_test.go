@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
@@ -177,6 +178,8 @@ func TestAllEndpointsOfAnAssociationDead(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	serveSCTP(t, lab.Backends[0], 1)
 	n := newNode(t, lab, nil)
+	const total = 8 * time.Second // less than the client waits
+	n.relay.options.Plan = balancer.Plan{Timeouts: []time.Duration{total}, After: total, Total: total}
 	n.apply(sctpService(vip4, at(lab.Backends[0].IPv4, 13868)))
 	_, err := call(vip4).Do(t, lab.Client)
 	if err == nil || errors.Is(err, usrsctp.ErrSilent) {

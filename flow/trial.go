@@ -34,8 +34,8 @@ var (
 )
 
 // trialPatience bounds each attempt to connect in a trial. An interface that has just come
-// up may lose its first packets.
-var trialPatience = []time.Duration{20 * time.Millisecond, 100 * time.Millisecond, 500 * time.Millisecond, time.Second}
+// up may lose its first packets, and a node that boots may be busy for seconds.
+var trialPatience = []time.Duration{20 * time.Millisecond, 100 * time.Millisecond, 500 * time.Millisecond, time.Second, 3 * time.Second}
 
 // Try forwards a connection between temporary network namespaces, and returns why that
 // does not work here.
