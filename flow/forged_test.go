@@ -23,7 +23,7 @@ func TestForgedResetCutsNoBusyConnection(t *testing.T) {
 	defer l.Close()
 	n := newNode(t, lab, nil)
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
-	wait.For(t, "a test that was not stopped itself", time.Minute, func() error { return forgeReset(t, n, l) })
+	wait.For(t, "a test that was not stopped itself", 5*time.Minute, func() error { return forgeReset(t, n, l) })
 }
 
 // errPaused says that the connection was quiet for longer than the time after which it may be
