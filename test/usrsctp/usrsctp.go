@@ -25,7 +25,7 @@ import (
 var source string
 
 // patience bounds every wait for a peer.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // built is the program, compiled once for a test program.
 var built struct {
@@ -121,7 +121,7 @@ func (p *Peer) Kill() {
 	_ = p.end()
 }
 
-// ErrSilent means that a peer has written nothing for 30 seconds.
+// ErrSilent means that a peer has written nothing for a minute.
 var ErrSilent = errors.New("the peer says nothing")
 
 // Line returns the next line that the peer writes.

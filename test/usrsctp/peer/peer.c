@@ -260,7 +260,7 @@ int main(int c, char **v)
 	// other one send again: tests count messages.
 	usrsctp_sysctl_set_sctp_rto_max_default(20000);
 	usrsctp_sysctl_set_sctp_rto_min_default(10000);
-	usrsctp_sysctl_set_sctp_rto_initial_default(10000);
+	usrsctp_sysctl_set_sctp_rto_initial_default(3000);
 	if (c >= 4 && !strcmp(v[1], "serve")) {
 		name = v[2];
 		run_server(v + 3, c - 3);
