@@ -132,7 +132,8 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	shard.OnPending(func() { loop.Post(shard.Flush) })
 	o := Options{
 		MaxFlows: 4096, Namespace: lab.Node.FD(), Loop: loop, Shard: shard, Table: n.table,
-		HalfClosedTimeout: time.Hour, UDPTimeout: 30 * time.Second, UDPStreamTimeout: 2 * time.Minute,
+		// No session is to end while a busy machine verifies the programs of the next process.
+		HalfClosedTimeout: time.Hour, UDPTimeout: time.Hour, UDPStreamTimeout: time.Hour,
 		Logger: zerolog.New(zerolog.NewTestWriter(t)),
 	}
 	if change != nil {
