@@ -27,8 +27,9 @@ func TestMain(m *testing.M) {
 	os.Exit(netns.Main(m))
 }
 
-// patience is how long tests wait: a guest shares its CPU with all that the host does.
-const patience = time.Minute
+// patience is how long tests wait: a guest shares its CPU with all that the host does. Five
+// megabytes that wait in a relay took more than a minute.
+const patience = 5 * time.Minute
 
 // peer is one side of an association, used by one goroutine.
 type peer struct {
