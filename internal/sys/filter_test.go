@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 func TestMain(m *testing.M) { os.Exit(netns.Main(m)) }
@@ -23,11 +24,11 @@ var nothing = []sys.FilterOp{{Code: sys.FilterReturn}}
 // Where silence is wanted it waits for less.
 func outcome(t *testing.T, ns *netns.Namespace, addr netip.AddrPort, want string) string {
 	t.Helper()
-	wait := 10 * time.Second
+	patience := wait.Patience
 	if want == "silence" {
-		wait = 300 * time.Millisecond
+		patience = 300 * time.Millisecond
 	}
-	c, err := ns.Dialer(&net.Dialer{Timeout: wait}, "tcp", addr.String())
+	c, err := ns.Dialer(&net.Dialer{Timeout: patience}, "tcp", addr.String())
 	var timeout net.Error
 	switch {
 	case err == nil:
@@ -52,6 +53,20 @@ func listenIn(t *testing.T, ns *netns.Namespace, addr netip.AddrPort, o sys.List
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { sys.Close(fd) })
+	return fd
+}
+
+// accept waits for a connection: a client has one before its last packet has come.
+func accept(t *testing.T, listener int) (fd int) {
+	t.Helper()
+	wait.True(t, "a connection comes", func() bool {
+		var e sys.Errno
+		if fd, _, e = sys.Accept(listener); e != 0 && e != sys.EAGAIN {
+			t.Fatal(e)
+		}
+		return e == 0
+	})
 	t.Cleanup(func() { sys.Close(fd) })
 	return fd
 }
@@ -115,12 +130,7 @@ func TestAcceptedSocketsInheritTheFilter(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	fd, _, e := sys.Accept(listener)
-	if e != 0 {
-		t.Fatal(e)
-	}
-	defer sys.Close(fd)
-	if e := sys.DetachFilter(fd); e != 0 {
+	if e := sys.DetachFilter(accept(t, listener)); e != 0 {
 		t.Errorf("detach from an accepted socket: %v", e)
 	}
 	if e := sys.AttachFilter(listener, nil); e != sys.EINVAL {
@@ -145,11 +155,7 @@ func TestRefusingHoldsThePort(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer client.Close()
-			conn, _, e := sys.Accept(fd)
-			if e != 0 {
-				t.Fatal(e)
-			}
-			defer sys.Close(conn)
+			conn := accept(t, fd)
 			var old []int
 			for range 3 {
 				if e := refuse(fd); e != 0 {
