@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // eachMode runs a test with and without splice.
@@ -158,6 +160,9 @@ func TestReset(t *testing.T) {
 					a, b = e, c
 				}
 				a.Write(make([]byte, size))
+				if size < 10 {
+					acknowledged(t, a) // else the reset may overtake them
+				}
 				a.SetLinger(0)
 				a.Close()
 				got, err := io.ReadAll(b)
@@ -174,6 +179,22 @@ func TestReset(t *testing.T) {
 				b.Close()
 			}
 		}
+	})
+}
+
+// acknowledged waits until the other side's kernel has all that was written.
+func acknowledged(t *testing.T, c *net.TCPConn) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	wait.True(t, "all bytes are acknowledged", func() bool {
+		left := -1
+		if e := raw.Control(func(fd uintptr) { left, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }); e != nil || err != nil {
+			t.Fatal(e, err)
+		}
+		return left == 0
 	})
 }
 

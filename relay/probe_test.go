@@ -9,8 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // probeLab is a client's connection and the one to an endpoint that is made for
@@ -26,8 +29,8 @@ type probeLab struct {
 
 func (p *probeLab) LinkEnded(_ *Link, end End) { p.end = end }
 
-// newProbeLab connects a client and an endpoint, that f serves, to a worker whose
-// loop does not run. It returns when f has.
+// newProbeLab connects a client and an endpoint, that f serves and resets, to a worker
+// whose loop does not run. It returns when the reset has come.
 func newProbeLab(t *testing.T, says string, f func(*net.TCPConn)) *probeLab {
 	t.Helper()
 	loop, err := poll.New()
@@ -53,9 +56,10 @@ func newProbeLab(t *testing.T, says string, f func(*net.TCPConn)) *probeLab {
 		t.Fatal(err)
 	}
 	var errno sys.Errno
-	if p.clientFD, _, errno = sys.Accept(listener); errno != 0 {
-		t.Fatal(errno)
-	}
+	wait.True(t, "the client's connection comes", func() bool { // it has one before its last packet has come
+		p.clientFD, _, errno = sys.Accept(listener)
+		return errno == 0
+	})
 	served := make(chan struct{})
 	endpoint := backend(t, func(c *net.TCPConn) {
 		f(c)
@@ -65,7 +69,21 @@ func newProbeLab(t *testing.T, says string, f func(*net.TCPConn)) *probeLab {
 		t.Fatal(errno)
 	}
 	<-served
+	until(t, p.upstream, unix.POLLERR) // the reset has come
+	if says != "" {
+		until(t, p.clientFD, unix.POLLIN)
+	}
 	return p
+}
+
+// until waits for an event of a descriptor.
+func until(t *testing.T, fd int, event int16) {
+	t.Helper()
+	wait.True(t, "an event", func() bool {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: event}}
+		_, err := unix.Poll(fds, 0)
+		return err == nil && fds[0].Revents&event != 0
+	})
 }
 
 // An endpoint that says why it is too busy and resets the connection, before
@@ -115,6 +133,7 @@ func TestProbeOfAnEndpointThatResets(t *testing.T) {
 		got <- string(b)
 	})
 	p.upstream, _ = sys.ConnectTCP(other, netip.AddrPort{}, sys.ConnectOptions{})
+	until(t, p.upstream, unix.POLLOUT)
 	if e := p.worker.Probe(&p.link, p.clientFD, p.upstream); e != 0 {
 		t.Fatal(e)
 	}
