@@ -16,6 +16,8 @@ import (
 
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 func open(t *testing.T, opts LogOptions) *Log {
@@ -375,6 +377,14 @@ func TestStuckWriter(t *testing.T) {
 	if err := table.Close(ctx); err == nil {
 		t.Error("the table is closed with nobody reading")
 	}
+	wait.True(t, "the first write hangs", func() bool {
+		fds := []unix.PollFd{{Events: unix.POLLOUT}}
+		if err := raw.Control(func(fd uintptr) { fds[0].Fd = int32(fd) }); err != nil {
+			t.Fatal(err)
+		}
+		n, err := unix.Poll(fds, 0)
+		return n == 0 && err == nil
+	})
 	if err := l.Close(); !errors.Is(err, errHangs) {
 		t.Errorf("Close with nobody reading: %v", err)
 	}
