@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/redirect"
@@ -133,7 +134,12 @@ func TestChangeIsOneCall(t *testing.T) {
 		calls := filepath.Join(t.TempDir(), "calls")
 		script := calls + ".sh"
 		ipset := r.tools.ipset
-		if err := os.WriteFile(script, []byte("#!/bin/sh\necho \"$@\" >> "+calls+"\nexec "+ipset+" \"$@\"\n"), 0o700); err != nil {
+		// The test of the other variant starts programs meanwhile. One that has the open file
+		// until its exec would make ours fail: ETXTBSY.
+		syscall.ForkLock.RLock()
+		err := os.WriteFile(script, []byte("#!/bin/sh\necho \"$@\" >> "+calls+"\nexec "+ipset+" \"$@\"\n"), 0o700)
+		syscall.ForkLock.RUnlock()
+		if err != nil {
 			t.Fatal(err)
 		}
 		was := *r.tools
