@@ -221,7 +221,7 @@ func reaches(d service.Destination, listener int) error {
 		return fmt.Errorf("a connection to %s: %w", d, err)
 	}
 	defer c.Close()
-	fd, _, e := sys.Accept(listener)
+	fd, e := accept(listener)
 	if e != 0 {
 		return fmt.Errorf("a connection to %s came to another socket: %w", d, e)
 	}
@@ -241,6 +241,20 @@ func reaches(d service.Destination, listener int) error {
 		return fmt.Errorf("a connection to %s was not refused", d)
 	}
 	return fmt.Errorf("a connection to %s was not refused: %w", d, err)
+}
+
+// accept waits for a moment for a connection: the client's last packet, which completes the
+// handshake, may come after the client has its connection.
+func accept(listener int) (int, sys.Errno) {
+	fd, _, e := sys.Accept(listener)
+	for _, patience := range trialPatience {
+		if e != sys.EAGAIN {
+			break
+		}
+		time.Sleep(patience)
+		fd, _, e = sys.Accept(listener)
+	}
+	return fd, e
 }
 
 // dial connects from the calling thread's namespace, in which it stays: Go makes
