@@ -88,9 +88,7 @@ func Kept(t *testing.T, open func(t testing.TB, node *netns.Host) redirect.Redir
 
 // exchange sends a word from an address, and returns the answer, or an error's text.
 func exchange(from *netns.Host, network string, as netip.AddrPort, to string) string {
-	d := DialerFrom(network, as)
-	d.Timeout = keptPatience
-	c, err := from.Dialer(d, network, to)
+	c, err := from.Dialer(DialerFrom(network, as), network, to)
 	if err != nil {
 		return err.Error()
 	}
@@ -98,10 +96,8 @@ func exchange(from *netns.Host, network string, as netip.AddrPort, to string) st
 	return say(c)
 }
 
-const keptPatience = 2 * time.Second
-
 func say(c net.Conn) string {
-	_ = c.SetDeadline(time.Now().Add(keptPatience))
+	_ = c.SetDeadline(time.Now().Add(patience))
 	if _, err := c.Write([]byte("hello")); err != nil {
 		return err.Error()
 	}
@@ -127,7 +123,7 @@ func connectMarked(t *testing.T, node *netns.Host, to netip.AddrPort, mark uint3
 		return err
 	}
 	defer sys.Close(fd)
-	wait.For(t, "a connection to "+to.String(), keptPatience, func() error {
+	wait.For(t, "a connection to "+to.String(), patience, func() error {
 		if e := sys.ConnectResult(fd); e != 0 {
 			return e
 		}
