@@ -135,16 +135,25 @@ func TestNoticesAtOnce(t *testing.T) {
 			{true, []string{"ip", "route", "flush", "table", "local", "proto", "83"}},
 			{false, []string{ipt, "-t", "nat", "-N", "THEIRS"}},
 		} {
-			quiet()
-			program(t, lab.Node.Namespace, c.do[0], c.do[1:]...)
-			noticed, wait := false, 3*pollPeriod
-			if c.notices {
-				wait = longest
+			do := func() (noticed bool) {
+				quiet()
+				program(t, lab.Node.Namespace, c.do[0], c.do[1:]...)
+				wait := 3 * pollPeriod
+				if c.notices {
+					wait = longest
+				}
+				select {
+				case <-r.Changed():
+					return true
+				case <-time.After(wait):
+					return false
+				}
 			}
-			select {
-			case <-r.Changed():
-				noticed = true
-			case <-time.After(wait):
+			noticed := do()
+			for try := 0; noticed && !c.notices && try < 2; try++ {
+				// It may have been the step before, late: that is told once.
+				program(t, lab.Node.Namespace, ipt, "-t", "nat", "-X", "THEIRS")
+				noticed = do()
 			}
 			if noticed != c.notices {
 				t.Errorf("%s: noticed %v, want %v", strings.Join(c.do, " "), noticed, c.notices)
