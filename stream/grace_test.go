@@ -101,7 +101,7 @@ func TestConnectionsInGraceAreServedAfterAFailedAttempt(t *testing.T) {
 		"no endpoint is left": {Deleted: gone("web", 2).Deleted[1:]},
 		"the service is gone": gone("web", 2),
 	} {
-		n := newNode(t, netns.NewLab(t, 1), nil)
+		n := newNode(t, netns.NewLab(t, 1), func(o *setup) { o.Balancer.Plan = besideSilent })
 		n.apply(web("web", "10.97.0.1", n.echo(0, 8080), n.silent()))
 		target, _ := n.steer.plan.Steer.Get(destination("10.97.0.1:80"))
 		var finish []func()

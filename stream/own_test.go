@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -33,6 +34,7 @@ func TestEndpointOnThisNodeIsNeverTheProxyItself(t *testing.T) {
 			}
 			n := newNode(t, lab, func(o *setup) {
 				o.HostAddresses = func() []netip.Addr { return []netip.Addr{lab.Node.IPv4, lab.Node.IPv6} }
+				o.Balancer.Plan = balancer.DefaultPlan() // gives up before the clients do
 			})
 			n.apply(web("down", vip, own))
 

@@ -7,8 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -64,18 +66,17 @@ func TestDialingLimitIsExact(t *testing.T) {
 	const limit = 10
 	n := newNode(t, netns.NewLab(t, 1), func(o *setup) {
 		o.MaxServiceDialing = limit
-		o.Balancer.Plan.Timeouts = []time.Duration{time.Second}
-		o.Balancer.Plan.Total = time.Second
+		o.Balancer.Plan = balancer.Plan{Timeouts: []time.Duration{time.Second}, Total: time.Second}
 	})
 	n.apply(twoPorts("dead", "10.96.0.1", n.silent()))
 	n.apply(web("well", "10.96.0.2", n.echo(0, 8080)))
 	ended := n.rush(120, "10.96.0.1:80", "10.96.0.1:81")
 	most := int64(0)
-	wait.True(t, "some connections were given up", func() bool {
+	wait.True(t, "as many wait for an endpoint as may, and some were given up", func() bool {
 		most = max(most, n.server.Stats().Dialing)
-		return ended.Load() > limit
+		return ended.Load() > limit && most >= limit
 	})
-	if most != limit {
+	if most > limit {
 		t.Errorf("%d connections wait for an endpoint, want %d", most, limit)
 	}
 	name(t, n.dial("10.96.0.2:80"))
@@ -88,8 +89,6 @@ func TestDialingLimitStopsNoOtherServiceOfTheSocket(t *testing.T) {
 	const limit, all = 4, 40
 	n := newNode(t, netns.NewLab(t, 1), func(o *setup) {
 		o.MaxServiceDialing, o.MaxListeners = limit, 1
-		o.Balancer.Plan.Timeouts = []time.Duration{patience}
-		o.Balancer.Plan.Total = patience
 	})
 	n.apply(web("dead", "10.96.0.1", n.silent()))
 	n.apply(web("well", "10.96.0.2", n.echo(0, 8080)))
@@ -177,20 +176,30 @@ func TestServiceGoesWhileItsConnectionsWait(t *testing.T) {
 	netns.Require(t)
 	n := newNode(t, netns.NewLab(t, 1), func(o *setup) {
 		o.MaxServiceDialing = 2
-		o.Balancer.Plan.Timeouts = []time.Duration{500 * time.Millisecond}
-		o.Balancer.Plan.Total = 500 * time.Millisecond
 	})
 	n.apply(web("well", "10.96.0.2", n.echo(0, 8080)))
+	backend, dead := n.lab.Backends[0], netip.PrefixFrom(n.silent().Addr(), 32)
 	for range 3 {
 		n.apply(web("dead", "10.96.0.1", n.silent()))
 		ended := n.rush(8, "10.96.0.1:80")
 		wait.True(t, "as many as may wait for the endpoint", func() bool { return n.server.Stats().Dialing == 2 })
 		n.apply(gone("dead", 1))
 		n.pass()
+		// The endpoint refuses now: what waits for it would go on.
+		if err := backend.AddAddr("eth0", dead); err != nil {
+			t.Fatal(err)
+		}
 		wait.True(t, "all have ended", func() bool { return ended.Load() == 8 && n.server.Stats().Open == 0 })
 		c := n.dial("10.96.0.2:80")
 		name(t, c)
 		_ = c.Close()
 		wait.True(t, "nothing is open", func() bool { return n.server.Stats().Open == 0 })
+		link, err := backend.Netlink().LinkByName("eth0")
+		if err == nil {
+			err = backend.Netlink().AddrDel(link, &netlink.Addr{IPNet: &net.IPNet{IP: dead.Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -48,6 +48,16 @@ const loops = 2
 // patience bounds every wait of the tests.
 const patience = 20 * time.Second
 
+// patient is the plan of nodes whose endpoints answer or refuse: a busy machine may take
+// longer for that than the default plan waits.
+var patient = balancer.Plan{Timeouts: []time.Duration{patience}, Total: patience}
+
+// besideSilent is the plan of nodes with a silent endpoint: it soon goes on to another
+// one, and comes back to that with more patience if the machine is busy.
+var besideSilent = balancer.Plan{Timeouts: []time.Duration{
+	250 * time.Millisecond, 250 * time.Millisecond, time.Second, time.Second, 4 * time.Second, 4 * time.Second,
+}, Total: patience}
+
 // node is a Server with everything around it, in a lab's node.
 type node struct {
 	t       testing.TB
@@ -144,7 +154,7 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*setup)) *node {
 	o := setup{
 		Config: Config{
 			Backlog: 128, MaxListeners: 100, MaxConnections: 1000, MaxServiceConnections: 1000, MaxNamespaceConnections: 1000,
-			MaxServiceDialing: 100, Balancer: balancer.Options{MaxPins: 100, Plan: balancer.DefaultPlan()},
+			MaxServiceDialing: 100, Balancer: balancer.Options{MaxPins: 100, Plan: patient},
 		},
 		Options: listener.Options{
 			Report:   func(service.Name, string) {},
@@ -406,7 +416,7 @@ func TestA87_ConnectionOutlivesItsService(t *testing.T) {
 // lost, and the neighbour service does not notice.
 func TestDialingLimitMakesClientsWait(t *testing.T) {
 	netns.Require(t)
-	n := newNode(t, netns.NewLab(t, 1), func(o *setup) { o.MaxServiceDialing = 2 })
+	n := newNode(t, netns.NewLab(t, 1), func(o *setup) { o.MaxServiceDialing, o.Balancer.Plan = 2, besideSilent })
 	live := n.echo(0, 8080)
 	n.apply(web("half", "10.96.0.1", live, n.silent()))
 	n.apply(web("well", "10.96.0.2", live))
