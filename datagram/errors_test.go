@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -125,11 +127,23 @@ func TestClosedEndpointCostsAnAnsweredSessionOneDatagram(t *testing.T) {
 	c := client(t, lab.Client, vip4+":53")
 	who := askWho(t, c)
 	echo[who].Close()
-	before := unreachables(t, lab.Node)
 	if got, err := ask(c, "lost", 50*time.Millisecond); err == nil {
 		t.Fatalf("%s is closed, and %q came back", who, got)
 	}
-	wait.True(t, "the endpoint has refused", func() bool { return unreachables(t, lab.Node) > before })
+	wait.True(t, "the refusal was read", func() bool {
+		found := make(chan bool, loops)
+		for i := range loops {
+			n.loops[i].Post(func() {
+				doubted := false
+				for _, s := range n.server.workers[i].sessions {
+					doubted = doubted || s.doubted
+				}
+				found <- doubted
+			})
+		}
+		one, other := <-found, <-found
+		return one || other
+	})
 	if now := askWho(t, c); now == who {
 		t.Errorf("%s answers, which is closed", now)
 	}
@@ -174,7 +188,6 @@ func TestRetrySendsNoDatagramTwice(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		before := unreachables(t, lab.Node)
 		n.byHand(func(turn func() (sessions int)) {
 			start := turn()
 			send(0)
@@ -183,7 +196,7 @@ func TestRetrySendsNoDatagramTwice(t *testing.T) {
 				send(i + 1)
 			}
 			wait.True(t, "an endpoint refuses or receives", func() bool {
-				return unreachables(t, lab.Node) > before || receive(time.Millisecond) == nil
+				return n.refused() || receive(time.Millisecond) == nil
 			})
 			turn()
 		})
@@ -232,6 +245,20 @@ func (n *node) byHand(f func(turn func() (sessions int))) {
 		}
 		return int(n.server.Stats().Sessions.Load())
 	})
+}
+
+// refused reports whether a session's socket has an error that was not read. The loops
+// must pause.
+func (n *node) refused() bool {
+	for _, w := range n.server.workers {
+		for _, s := range w.sessions {
+			fds := []unix.PollFd{{Fd: s.socket.fd}}
+			if _, err := unix.Poll(fds, 0); err == nil && fds[0].Revents&unix.POLLERR != 0 {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // askWho sends a request and returns the name of the server that answered.
@@ -313,12 +340,29 @@ func procAddr(s string) netip.AddrPort {
 
 // unreachables returns how many "destination unreachable" messages a host has
 // received.
-func unreachables(t *testing.T, h *netns.Host) (n int) {
+func unreachables(t *testing.T, h *netns.Host) int {
+	t.Helper()
+	n := counter(t, h, "Icmp:", "InDestUnreachs")
+	for line := range strings.Lines(readIn(t, h, "/proc/thread-self/net/snmp6")) {
+		if fields := strings.Fields(line); fields[0] == "Icmp6InDestUnreachs" {
+			var n6 int
+			_, _ = fmt.Sscan(fields[1], &n6)
+			n += n6
+		}
+	}
+	return n
+}
+
+// delivered returns how many IPv4 packets have come to sockets of a host.
+func delivered(t *testing.T, h *netns.Host) int { return counter(t, h, "Ip:", "InDelivers") }
+
+// counter returns a counter of /proc/net/snmp.
+func counter(t *testing.T, h *netns.Host, protocol, name string) (n int) {
 	t.Helper()
 	var heads []string
 	for line := range strings.Lines(readIn(t, h, "/proc/thread-self/net/snmp")) {
 		fields := strings.Fields(line)
-		if fields[0] != "Icmp:" {
+		if fields[0] != protocol {
 			continue
 		}
 		if heads == nil {
@@ -326,16 +370,9 @@ func unreachables(t *testing.T, h *netns.Host) (n int) {
 			continue
 		}
 		for i := range heads {
-			if heads[i] == "InDestUnreachs" {
+			if heads[i] == name {
 				_, _ = fmt.Sscan(fields[i], &n)
 			}
-		}
-	}
-	for line := range strings.Lines(readIn(t, h, "/proc/thread-self/net/snmp6")) {
-		if fields := strings.Fields(line); fields[0] == "Icmp6InDestUnreachs" {
-			var n6 int
-			_, _ = fmt.Sscan(fields[1], &n6)
-			n += n6
 		}
 	}
 	return n
