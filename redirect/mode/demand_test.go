@@ -149,6 +149,12 @@ func TestDemandEndsForNoOpenSocket(t *testing.T) {
 	m := newFakeMode(t)
 	m.apply(t, redirect.Plan{})
 	m.Demand.linger = 0
+	if _, err := m.Demand.Hold(client); err != nil {
+		t.Fatal(err)
+	}
+	m.verify(t)
+	m.want(t, "with a socket that came before Verify", true)
+	m.Demand.Release(client)
 	// How often the Verify comes first is up to the scheduler.
 	const rounds = 2000
 	began := time.Now()
