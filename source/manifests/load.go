@@ -228,9 +228,9 @@ func (w *Watcher) take(now time.Time, f *foundFile, r reading) {
 		return
 	}
 	st.trouble = ""
-	if r.empty && len(st.good.objects) > 0 && !st.bad {
+	if r.empty && len(st.good.objects) > 0 {
 		if st.emptySince.IsZero() {
-			st.emptySince = now
+			st.emptySince = time.Now() // not now: it may have been emptied during this look
 		}
 		if now.Sub(st.emptySince) < w.emptyGrace {
 			return

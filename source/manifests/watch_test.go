@@ -167,6 +167,23 @@ func TestEmptiedFile(t *testing.T) {
 	b.has()
 }
 
+// A file in error keeps its last good content while it is empty, as any other: whoever
+// mends it may empty it first.
+func TestEmptiedFileInError(t *testing.T) {
+	dir := t.TempDir()
+	name := filepath.Join(dir, "a.yaml")
+	write(t, name, svc("a", "10.96.0.1"))
+	b := start(t, dir)
+	write(t, name, svc("a", "10.96.0.300"))
+	b.logs(`"in_force":"last good content"`)
+	write(t, name, "")
+	b.settled()
+	b.has("Service default/a", "10.96.0.1")
+	write(t, name, svc("a", "10.96.0.2"))
+	b.has("Service default/a", "10.96.0.2")
+	b.logs("a.yaml: is in order again")
+}
+
 // The first file in the order of paths has the name; when it goes another takes its
 // place. A file that comes later does not displace what is in force.
 func TestTwoObjectsWithOneName(t *testing.T) {
