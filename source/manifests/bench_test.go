@@ -79,12 +79,14 @@ func (b *bench) apply(c service.Change) {
 }
 
 // start runs a Watcher of dir until the test ends. Without events nothing is
-// looked at again: what a test sees, it sees by events.
+// looked at again: what a test sees, it sees by events. An emptied file keeps its
+// content for as long as the test takes: write empties a file before it fills it, and
+// may be delayed in between. A file system that is late is waited for.
 func start(t testing.TB, dir string, adjust ...func(*Watcher)) *bench {
 	t.Helper()
 	b := &bench{t: t, dir: dir, news: make(chan struct{}), objects: make(map[string]string)}
 	b.w = New(dir, Options{Logger: zerolog.New(b)})
-	b.w.rescanTime = time.Hour
+	b.w.rescanTime, b.w.emptyGrace, b.w.calls.limit = time.Hour, time.Hour, patience
 	for _, a := range adjust {
 		a(b.w)
 	}
