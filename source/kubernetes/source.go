@@ -65,6 +65,7 @@ type Source struct {
 	// required kinds must be listed before the first change (A1.16); wanted kinds
 	// may delay it for nodePatience.
 	required, wanted []<-chan struct{}
+	nodePatience     time.Duration
 
 	minSyncPeriod                atomic.Int64 // see Options
 	synced                       atomic.Bool
@@ -74,7 +75,7 @@ type Source struct {
 
 // New creates a Source. It makes no request yet.
 func New(client *Client, options Options) *Source {
-	s := &Source{client: client, options: options, log: options.Logger, feed: newFeed()}
+	s := &Source{client: client, options: options, log: options.Logger, feed: newFeed(), nodePatience: nodePatience}
 	s.SetMinSyncPeriod(options.MinSyncPeriod)
 	s.link = newLink(options.Logger, client.host)
 	s.topology = newTopology(s)
@@ -197,7 +198,7 @@ func (s *Source) await(ctx context.Context) bool {
 			return false
 		}
 	}
-	patience := time.After(nodePatience)
+	patience := time.After(s.nodePatience)
 	wanted := s.wanted
 	if s.topology.needed.Load() {
 		wanted = append(slices.Clip(wanted), s.topology.nodes.watcher.settled)

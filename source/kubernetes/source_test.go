@@ -53,6 +53,8 @@ func (b *logBuffer) String() string {
 	return b.text.String()
 }
 
+// follow runs a Source of a fake API server until the test ends. The first change waits
+// for Nodes and ServiceCIDRs as long as the test does: they may be late.
 func follow(t *testing.T, api *fakeAPI, o Options, apply func()) *follower {
 	t.Helper()
 	client, err := Connect(Connection{Master: api.server.URL, QPS: 1000, Burst: 1000})
@@ -63,6 +65,7 @@ func follow(t *testing.T, api *fakeAPI, o Options, apply func()) *follower {
 	o.Logger = zerolog.New(f.log)
 	f.store = service.NewStore(service.StoreOptions{NodeName: o.NodeName, ServiceProxyName: o.ServiceProxyName})
 	f.source = New(client, o)
+	f.source.nodePatience = time.Hour
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
@@ -415,17 +418,23 @@ func TestMinSyncPeriod(t *testing.T) {
 	})
 	f.expect("default/web=")
 	f.source.SetMinSyncPeriod(period) // as when the configuration file changes
-	for i := range 3 {
+	var made []time.Time
+	for i := range 4 {
 		ip := fmt.Sprintf("10.1.0.%d", i+1)
+		made = append(made, time.Now())
 		api.put("endpointslices", slice("web", ip))
 		f.expect("default/web=" + ip + ":8080")
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	for i := 2; i < len(times); i++ {
-		// The time is taken a moment after the period began.
-		if d := times[i].Sub(times[i-1]); d < period/2 {
-			t.Errorf("change %d came %s after the one before, want some %s", i, d, period)
+	if len(times) != 1+len(made) {
+		t.Fatalf("%d changes, want %d", len(times), 1+len(made))
+	}
+	// A time may be taken long after its period began, so a change is compared with
+	// the moment before which the first one cannot have begun.
+	for i, at := range times[1:] {
+		if d, least := at.Sub(made[0]), time.Duration(i)*period; d < least {
+			t.Errorf("change %d came %s after the first was made, want at least %s", i, d, least)
 		}
 	}
 }
