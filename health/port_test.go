@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // world is a Store, and a Server that follows it on 127.0.0.1 and ::1: the only
@@ -64,7 +66,7 @@ func newWorld(t *testing.T, o Options) *world {
 	if o.Listen == nil {
 		// All addresses would reach beyond the machine; loopback will do.
 		o.Listen = func(network, address string) (net.Listener, error) {
-			return listen(network, strings.NewReplacer("0.0.0.0", "127.0.0.1", "[::]", "[::1]").Replace(address))
+			return listen(network, strings.NewReplacer("0.0.0.0", home, "[::]", "[::1]").Replace(address))
 		}
 	}
 	w.server = New(o)
@@ -114,9 +116,16 @@ func balanced(name string, port uint16, ports int, endpoints ...string) service.
 	return service.Change{Services: []*corev1.Service{svc}, EndpointSlices: []*discoveryv1.EndpointSlice{slice}}
 }
 
+// home is an address of loopback that no other process uses, so that none takes a port
+// of the tests, or answers there.
+var home = fmt.Sprintf("127.%d.%d.%d", 100+os.Getpid()>>16&63, os.Getpid()>>8&255, os.Getpid()&255)
+
+// at is home with a port.
+func at(port uint16) string { return net.JoinHostPort(home, fmt.Sprint(port)) }
+
 // freePort returns a currently unused port.
 func freePort(t *testing.T) uint16 {
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	l, err := net.Listen("tcp4", home+":0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,11 +133,11 @@ func freePort(t *testing.T) uint16 {
 	return l.Addr().(*net.TCPAddr).AddrPort().Port()
 }
 
-var client = &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+var client = &http.Client{Timeout: wait.Patience, Transport: &http.Transport{DisableKeepAlives: true}}
 
 func (w *world) ask(method string, port uint16, path string) (*http.Response, string) {
 	w.t.Helper()
-	req, err := http.NewRequestWithContext(context.Background(), method, fmt.Sprintf("http://127.0.0.1:%d%s", port, path), nil)
+	req, err := http.NewRequestWithContext(context.Background(), method, "http://"+at(port)+path, nil)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -145,7 +154,7 @@ func (w *world) ask(method string, port uint16, path string) (*http.Response, st
 }
 
 func (w *world) refused(port uint16) bool {
-	c, err := net.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", port))
+	c, err := net.Dial("tcp4", at(port))
 	if err == nil {
 		_ = c.Close()
 	}
@@ -234,10 +243,10 @@ func TestServicePortKept(t *testing.T) {
 	w := newWorld(t, Options{})
 	port := freePort(t)
 	w.apply(balanced("web", port, 1, "10.0.0.1:local"))
-	keep := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{MaxConnsPerHost: 1}}
+	keep := &http.Client{Timeout: wait.Patience, Transport: &http.Transport{MaxConnsPerHost: 1}}
 	var local string
 	for n := range 3 {
-		resp, err := keep.Get(fmt.Sprintf("http://127.0.0.1:%d/", port))
+		resp, err := keep.Get("http://" + at(port) + "/")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -270,14 +279,14 @@ func TestServicePortSwap(t *testing.T) {
 // TestServicePortTaken shows A6.6: a port that another program holds is
 // reported once, counted, and opened when it is free.
 func TestServicePortTaken(t *testing.T) {
-	taken, err := net.Listen("tcp4", "127.0.0.1:0")
+	taken, err := net.Listen("tcp4", home+":0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	port := taken.Addr().(*net.TCPAddr).AddrPort().Port()
 	tried := make(chan error, 100)
 	w := newWorld(t, Options{Retry: time.Millisecond, Listen: func(network, address string) (net.Listener, error) {
-		l, err := listen(network, strings.Replace(address, "0.0.0.0", "127.0.0.1", 1))
+		l, err := listen(network, strings.Replace(address, "0.0.0.0", home, 1))
 		tried <- err
 		return l, err
 	}})
@@ -347,7 +356,7 @@ func TestServicePortAddresses(t *testing.T) {
 
 // TestProxyAddress shows A7.7: an address that is taken is tried again.
 func TestProxyAddress(t *testing.T) {
-	taken, err := net.Listen("tcp4", "127.0.0.1:0")
+	taken, err := net.Listen("tcp4", home+":0")
 	if err != nil {
 		t.Fatal(err)
 	}
