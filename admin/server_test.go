@@ -1,11 +1,13 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -110,16 +112,19 @@ func TestServer(t *testing.T) {
 // The pages that components of Kubernetes have are there under their names, as
 // text and as objects of the API.
 func TestPagesOfComponents(t *testing.T) {
+	began := time.Now().Add(-time.Hour)
 	pages := (&Pages{Metrics: NewRegistry(sources(t)), Mode: func() string { return "ipvs" }, Flags: func() map[string]string { return map[string]string{"v": "4", "config": "/c"} }, Version: "v1.2.3"}).
-		handler(time.Now().Add(-time.Hour))
+		handler(began)
+	const uptime = "the uptime" // stands for it: it depends on how long the test takes
+	numbers := regexp.MustCompile(`Up: ([0-9hms]+)\n|"uptimeSeconds":([0-9]+),`)
 	for _, c := range []struct {
 		path, accept string
 		want         []string
 	}{
 		{"/flagz", "", []string{"\nkube-proxy flagz\nWarning: ", "\nconfig=/c\nv=4\n"}},
 		{"/flagz", "application/json;v=v1beta1;g=config.k8s.io;as=Flagz", []string{`{"kind":"Flagz","apiVersion":"config.k8s.io/v1beta1","metadata":{"name":"kube-proxy"},"flags":{"config":"/c","v":"4"}}`}},
-		{"/statusz", "", []string{"\nkube-proxy statusz\nWarning: ", "\nUp: 1h0m0s\n", "\nBinary version: v1.2.3\n", "\nPaths: /flagz /healthz /metrics /metrics/slis /proxyMode /statusz\n"}},
-		{"/statusz", "text/plain, application/json; v=v1beta1; g=config.k8s.io; as=Statusz", []string{`"uptimeSeconds":3600,`, `"binaryVersion":"v1.2.3","paths":["/flagz",`}},
+		{"/statusz", "", []string{"\nkube-proxy statusz\nWarning: ", "\nUp: " + uptime + "\n", "\nBinary version: v1.2.3\n", "\nPaths: /flagz /healthz /metrics /metrics/slis /proxyMode /statusz\n"}},
+		{"/statusz", "text/plain, application/json; v=v1beta1; g=config.k8s.io; as=Statusz", []string{`"uptimeSeconds":` + uptime + `,`, `"binaryVersion":"v1.2.3","paths":["/flagz",`}},
 		{"/statusz", "application/json", []string{"kube-proxy statusz"}},
 		{"/metrics/slis", "", []string{"process_start_time_seconds "}},
 		{"/healthz", "", []string{"ok"}},
@@ -135,9 +140,17 @@ func TestPagesOfComponents(t *testing.T) {
 		}
 		answer := httptest.NewRecorder()
 		pages.ServeHTTP(answer, request)
+		body := answer.Body.String()
+		if m := numbers.FindStringSubmatch(body); m != nil {
+			up, err := time.ParseDuration(cmp.Or(m[1], m[2]+"s"))
+			if most := time.Since(began); err != nil || up < time.Hour || up > most {
+				t.Errorf("%s: the uptime is %s, %v; want 1h to %s", c.path, up, err, most)
+			}
+			body = strings.Replace(body, cmp.Or(m[1], m[2]), uptime, 1)
+		}
 		for _, want := range c.want {
-			if answer.Code != http.StatusOK || !strings.Contains(answer.Body.String(), want) {
-				t.Errorf("%s, Accept %q: %d\n%s\nwant %q in it", c.path, c.accept, answer.Code, answer.Body, want)
+			if answer.Code != http.StatusOK || !strings.Contains(body, want) {
+				t.Errorf("%s, Accept %q: %d\n%s\nwant %q in it", c.path, c.accept, answer.Code, body, want)
 			}
 		}
 	}
