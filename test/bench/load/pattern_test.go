@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/iotest"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 func TestPattern(t *testing.T) {
@@ -48,7 +50,7 @@ func TestPatternSlowSide(t *testing.T) {
 	if _, err := readPattern(&b, 1, 50*time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
-	if passed := time.Since(begin); passed < 50*time.Millisecond || passed > 5*time.Second {
+	if passed := time.Since(begin); passed < 50*time.Millisecond || passed > wait.Patience {
 		t.Errorf("read for %v, at a byte a second for 50 ms and then at once", passed)
 	}
 }

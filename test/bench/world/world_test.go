@@ -65,16 +65,19 @@ func serveName(t *testing.T, ns *Namespace, at netip.Addr, control func(string, 
 	})
 }
 
+// patience is how long an answer may take, silence how long none is waited for.
+const patience, silence = 20 * time.Second, 2 * time.Second
+
 // ask connects from the client and returns the answer or the error.
-func ask(w *World, to netip.Addr) string {
+func ask(w *World, to netip.Addr, patience time.Duration) string {
 	var answer []byte
 	err := w.Client.Do(func() error {
-		conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(to, testPort).String(), 2*time.Second)
+		conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(to, testPort).String(), patience)
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+		_ = conn.SetDeadline(time.Now().Add(patience))
 		answer, err = io.ReadAll(conn)
 		return err
 	})
@@ -93,11 +96,11 @@ func TestDirectAndDNAT(t *testing.T) {
 				serveName(t, w.Server, e, nil)
 				name := netip.AddrPortFrom(e, testPort).String()
 				names = append(names, name)
-				if got := ask(w, e); got != name {
+				if got := ask(w, e, patience); got != name {
 					t.Errorf("asked %s directly, got %q", name, got)
 				}
 			}
-			if got := ask(w, w.VIP); strings.HasPrefix(got, names[0][:4]) {
+			if got := ask(w, w.VIP, silence); strings.HasPrefix(got, names[0][:4]) {
 				t.Errorf("the service answers before anything steers to it: %q", got)
 			}
 			if err := w.DNAT(); err != nil {
@@ -105,7 +108,7 @@ func TestDirectAndDNAT(t *testing.T) {
 			}
 			counts := map[string]int{}
 			for range 6 {
-				counts[ask(w, w.VIP)]++
+				counts[ask(w, w.VIP, patience)]++
 			}
 			if counts[names[0]] != 3 || counts[names[1]] != 3 {
 				t.Errorf("DNAT spread six connections as %v", counts)
@@ -135,7 +138,7 @@ func TestTPROXY(t *testing.T) {
 				return err
 			})
 			want := netip.AddrPortFrom(w.VIP, testPort).String()
-			if got := ask(w, w.VIP); got != want {
+			if got := ask(w, w.VIP, patience); got != want {
 				t.Errorf("the listener saw %q, want %q", got, want)
 			}
 		})
@@ -156,14 +159,14 @@ func TestCloseKills(t *testing.T) {
 	ns.Close()
 	select {
 	case <-p.Done():
-	case <-time.After(5 * time.Second):
+	case <-time.After(patience):
 		t.Error("the process is alive without its namespace")
 		p.Stop()
 	}
 	if _, err := w.Client.Run(Command{Path: "sleep", Args: []string{"60"}}, 50*time.Millisecond); err == nil {
 		t.Error("a program that runs too long is no error")
 	}
-	out, err := w.Client.Run(Command{Path: "cat", Stdin: []byte("there and back")}, 5*time.Second)
+	out, err := w.Client.Run(Command{Path: "cat", Stdin: []byte("there and back")}, patience)
 	if err != nil || string(out) != "there and back" {
 		t.Errorf("cat: %q, %v", out, err)
 	}
