@@ -60,7 +60,7 @@ func (w *world) hello(vip string) (string, error) {
 		return "", err
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	body, err := get(c, "/hello")
 	if err != nil {
 		return "", err
@@ -154,9 +154,9 @@ const enough = 300
 
 // TestRestartOfTheOnlyEndpoint restarts nginx under load, with almost a second
 // between its end and its start. No client that connects in the meantime may
-// notice.
+// notice. Attempts go on for fifteen seconds, as nginx may be slow to start.
 func TestRestartOfTheOnlyEndpoint(t *testing.T) {
-	w := newWorld(t, 1, 8080)
+	w := newWorld(t, 1, 8080, "--dial-timeouts", "5s,5s,5s")
 	s := w.nginx(w.Backends[0], directory(t))
 	for range 3 {
 		l := newLoad(8, func(i int) error {

@@ -172,7 +172,7 @@ func directory(t *testing.T) string {
 // as runs a command as nobody.
 func as(c *netns.Cmd, dir string) *netns.Cmd {
 	c.Dir = dir
-	c.WaitDelay = time.Second // children that outlive it may hold its output
+	c.WaitDelay = wait.Patience // children that outlive it may hold its output
 	c.Env = append(os.Environ(), "HOME="+dir, "LC_ALL=C")
 	if os.Getuid() == 0 {
 		c.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
