@@ -195,7 +195,7 @@ func (c *controlPlane) get(url string) (string, error) {
 
 // do is get for any request.
 func (c *controlPlane) do(request *http.Request) (string, error) {
-	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
+	client := http.Client{Timeout: answer, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(_ context.Context, network, address string) (net.Conn, error) {
 			return c.node.Dial(network, address)

@@ -144,9 +144,13 @@ func testMixin(t *testing.T, w *world) {
 			return err
 		})
 	}
-	if _, up, err := w.query(`sum(up{job="kube-proxy"})`); err != nil || up != "1" {
-		t.Errorf("up is %q, %v", up, err)
-	}
+	w.until("the proxy is up", func() error { // also after a reading that was too late
+		_, up, err := w.query(`sum(up{job="kube-proxy"})`)
+		if err == nil && up != "1" {
+			err = fmt.Errorf("up is %q", up)
+		}
+		return err
+	})
 }
 
 // testAlerts expects Prometheus to take the rules, every metric that they name to
@@ -177,14 +181,21 @@ func testAlerts(t *testing.T, w *world) {
 				return err
 			})
 		}
-		if series, largest, err := w.query(r.Expr); err != nil || series != 0 {
-			t.Errorf("%s: %s holds, %s, %v", r.Alert, r.Expr, largest, err)
+		w.until(r.Alert+" does not hold", func() error { // after a reading that was too late it does, for a moment
+			series, largest, err := w.query(r.Expr)
+			if err == nil && series != 0 {
+				err = fmt.Errorf("%s holds, %s", r.Expr, largest)
+			}
+			return err
+		})
+	}
+	w.until("all rules are evaluated", func() error {
+		body, err := w.get("http://" + prometheus + "/api/v1/rules?type=alert")
+		if err == nil && strings.Count(body, `"health":"ok"`) != len(file.Groups[0].Rules) {
+			err = fmt.Errorf("the rules:\n%s", body)
 		}
-	}
-	body, err := w.get("http://" + prometheus + "/api/v1/rules?type=alert")
-	if err != nil || strings.Count(body, `"health":"ok"`) != len(file.Groups[0].Rules) {
-		t.Errorf("the rules: %v\n%s", err, body)
-	}
+		return err
+	})
 }
 
 var family = regexp.MustCompile(`(?m)^# TYPE (\S+) `)

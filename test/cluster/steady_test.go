@@ -37,7 +37,8 @@ const (
 	answer = 20 * time.Second
 )
 
-// watch starts clients outside, in a pod and on the node.
+// watch starts clients outside, in a pod and on the node, and waits until a new connection
+// was served.
 func (w *world) watch(address string) *steady {
 	w.t.Helper()
 	s := &steady{w: w, address: address, stop: make(chan struct{})}
@@ -53,6 +54,12 @@ func (w *world) watch(address string) *steady {
 	}
 	s.run(s.connect)
 	w.t.Cleanup(s.end) // also if the test fails
+	w.until("a new connection is served", func() error {
+		if s.names() == "" {
+			return errNotYet
+		}
+		return nil
+	})
 	return s
 }
 
