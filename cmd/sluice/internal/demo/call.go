@@ -16,9 +16,9 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// callPatience bounds connect, and each answer: longer than the proxy goes on
-// trying endpoints.
-const callPatience = 5 * time.Second
+// callPatience bounds connect, and each answer: as long as the proxy goes on trying
+// endpoints.
+const callPatience = 15 * time.Second
 
 // call is an open connection of a client. Its results go into its visit.
 type call struct {

@@ -18,8 +18,8 @@ import (
 const self = "/proc/self/exe"
 
 const (
-	readyPatience = 10 * time.Second
-	stopPatience  = 5 * time.Second
+	readyPatience = 20 * time.Second
+	stopPatience  = 15 * time.Second
 )
 
 // proxy is the real proxy, a child process in the namespace that this process

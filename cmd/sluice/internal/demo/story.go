@@ -145,7 +145,7 @@ func (s *show) compare(ctx context.Context, o *outcome, visits []*visit) []*reco
 }
 
 // recordPatience bounds the time from a connection's end to its record.
-const recordPatience = 3 * time.Second
+const recordPatience = 15 * time.Second
 
 // agree returns an error if the record differs from what the client saw.
 func agree(v *visit, r *record) error {
