@@ -105,6 +105,18 @@ func (b *browser) complaints() []string {
 	return list
 }
 
+// hasHeard returns an error unless there is a complaint with a text.
+func (b *browser) hasHeard(text string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range b.wrong {
+		if strings.Contains(c, text) {
+			return nil
+		}
+	}
+	return fmt.Errorf("it has said %q", b.wrong)
+}
+
 // quiet fails the test if there is a complaint.
 func (b *browser) quiet() {
 	b.t.Helper()
