@@ -220,9 +220,9 @@ func TestAliasBomb(t *testing.T) {
 	text := "apiVersion: v1\nkind: List\nitems: &i\n- *i\n- *i\n---\n" +
 		"apiVersion: v1\nkind: Endpoints\nmetadata: {name: a}\nsubsets: &s\n- addresses: &a [" + strings.Repeat("{ip: 10.1.0.1}, ", 900) + "]\n" +
 		strings.Repeat("- {addresses: *a}\n", 900) + "---\n" + b.String()
-	from := time.Now()
+	from := cpuTime(t)
 	_, findings := decode("a.yaml", []byte(text), nil)
-	if took := time.Since(from); took > 5*time.Second {
+	if took := cpuTime(t) - from; took > 5*time.Second {
 		t.Errorf("took %v", took)
 	}
 	if !strings.Contains(fmt.Sprint(findings), "aliases stand for too many values") {
