@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // postgres runs PostgreSQL on the first backend, with the table of pgbench.
@@ -27,8 +29,10 @@ func postgres(t *testing.T) *world {
 	if err := os.WriteFile(filepath.Join(data, "pg_hba.conf"), []byte(everybody), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	w.serve(h, dir, "postgres", "-D", data, "-p", strconv.Itoa(int(w.port)), "-h", "0.0.0.0,::", "-k", dir,
+	s := w.serve(h, dir, "postgres", "-D", data, "-p", strconv.Itoa(int(w.port)), "-h", "0.0.0.0,::", "-k", dir,
 		"-c", "fsync=off", "-c", "shared_buffers=32MB", "-c", "max_connections=60")
+	// It accepts connections, and refuses their users, before it is ready.
+	wait.True(t, "the database is ready", func() bool { return strings.Contains(s.log.String(), "ready to accept connections") })
 	return w
 }
 
