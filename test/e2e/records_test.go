@@ -133,13 +133,18 @@ func readRecords(file string) ([]record, error) {
 	return list, lines.Err()
 }
 
-// index finds records by client.
+// index finds records by client. A client's port may come again for another destination,
+// as the kernel assigns ports at random: only both together have one record.
 func index(t *testing.T, records []record) map[netip.AddrPort]record {
 	t.Helper()
+	type way struct{ client, vip netip.AddrPort }
+	seen := make(map[way]bool, len(records))
 	m := make(map[netip.AddrPort]record, len(records))
 	for _, r := range records {
-		if _, twice := m[r.Client]; twice {
-			t.Errorf("%s has two records", r.Client)
+		if w := (way{r.Client, r.VIP}); seen[w] {
+			t.Errorf("%s to %s has two records", r.Client, r.VIP)
+		} else {
+			seen[w] = true
 		}
 		m[r.Client] = r
 	}
