@@ -96,7 +96,7 @@ func crowdUntil(n, clients int, one func(i int) visit, enough func(visit) bool) 
 }
 
 // firstTimeout is the timeout of the first attempt, and allTimeouts that of the
-// four attempts together.
+// four attempts together, with promptDials.
 const firstTimeout, allTimeouts = 250 * time.Millisecond, 3750 * time.Millisecond
 
 // TestPromise1_DeadEndpointCostsAMomentNeverTheConnection has one dead endpoint of
@@ -108,10 +108,12 @@ func TestPromise1_DeadEndpointCostsAMomentNeverTheConnection(t *testing.T) {
 			lab := netns.NewLab(t, 3)
 			lab.Backends[0].EchoTCP(t, 8080)
 			lab.Backends[1].EchoTCP(t, 8080)
+			dials := patientDials // a closed port answers at once
 			if way == "black hole" {
 				swallow(t, lab.Backends[2], 8080)
+				dials = promptDials
 			}
-			p := startProxy(t, lab, []webService{webOn(lab)})
+			p := startProxy(t, lab, []webService{webOn(lab)}, dials)
 			targets := addresses(80, vip4, vip6)
 			visits := crowdUntilOneFails(connections, clients, func(i int) visit { return ask(lab.Client, targets[i%2]) })
 			for _, v := range visits {
@@ -176,7 +178,7 @@ func TestPromise1_OneLiveEndpointOfManyIsFound(t *testing.T) {
 	lab := netns.NewLab(t, 6)
 	lab.Backends[3].EchoTCP(t, 8080)
 	swallow(t, lab.Backends[0], 8080)
-	p := startProxy(t, lab, []webService{webOn(lab)})
+	p := startProxy(t, lab, []webService{webOn(lab)}, promptDials)
 	target := addresses(80, vip4)[0]
 	for _, v := range crowdUntilOneFails(30, 6, func(int) visit { return ask(lab.Client, target) }) {
 		if v.err != nil || v.name != "b4:8080" {

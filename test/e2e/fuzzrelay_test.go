@@ -169,7 +169,7 @@ func newFuzz(t *testing.T, m mode, seed uint64, splice string, total *fuzzCounts
 	f.faults = newFuzzFaults(f)
 	f.list(f.hosts)
 	f.targets, f.lookups = append(f.destinations(f.web[0]), f.destinations(f.web[1])...), f.destinations(f.dns)
-	f.p.start(splice)
+	f.p.start(splice, promptDials)
 	for client := range f.clients {
 		f.faults.untilServed(client)
 	}

@@ -193,7 +193,7 @@ func TestServicesThatLeadToThemselvesEnd(t *testing.T) {
 			for _, s := range services {
 				p.write(s.name+".yaml", s.yaml())
 			}
-			p.start(decisionFlags("--hostname-override", []string{"node", "node2"}[i])...)
+			p.start(decisionFlags("--hostname-override", []string{"node", "node2"}[i], promptDials)...)
 		}
 		attempts := 0
 		done := make(chan struct{}, 256)

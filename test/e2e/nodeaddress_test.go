@@ -39,7 +39,7 @@ func TestNodesOwnAddressIsFollowed(t *testing.T) {
 		p := prepareProxy(t, lab, []webService{webOn(lab)})
 		p.mode = m
 		p.write("node.yaml", nodeYAML("node", internal, netns.NodePods))
-		p.start()
+		p.start(promptDials)
 		own := func(address string) string {
 			c, err := lab.Node.Dialer(&net.Dialer{Timeout: time.Second}, "tcp", address)
 			if err != nil {

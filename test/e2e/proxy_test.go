@@ -46,6 +46,15 @@ const (
 	stopTimeout  = time.Minute
 )
 
+// Timeouts of attempts. A proxy of the tests has time for an endpoint that a busy machine
+// makes answer late: otherwise it would take that for dead, set it aside for a while, and
+// have one attempt more in the record. Tests of dead endpoints have the program's own
+// timeouts, which give up earlier.
+const (
+	patientDials = "--dial-timeouts=10s,10s"
+	promptDials  = "--dial-timeouts=250ms,500ms,1s,2s"
+)
+
 // proxy is a running `sluice run` on a node.
 type proxy struct {
 	t         *testing.T
@@ -134,7 +143,7 @@ func (p *proxy) launch(flags ...string) {
 	p.t.Helper()
 	args := append([]string{"run", "--manifests", p.manifests, "--hostname-override", "node",
 		"--service-cidr", serviceCIDRs, "--access-log", p.accessLog, "--access-log-format", "json",
-		"--logging-format", "json", "--metrics-bind-address", metricsAddress, "--bpf-root", bpfRoot()}, strings.Fields(os.Getenv("SLUICE_TEST_FLAGS"))...)
+		"--logging-format", "json", "--metrics-bind-address", metricsAddress, "--bpf-root", bpfRoot(), patientDials}, strings.Fields(os.Getenv("SLUICE_TEST_FLAGS"))...)
 	if !strings.Contains(os.Getenv("SLUICE_TEST_FLAGS"), "--datapath") {
 		args = append(args, "--datapath", "relay")
 	}

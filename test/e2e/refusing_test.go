@@ -48,7 +48,7 @@ func TestPromise1_RestartOfTheOnlyEndpointFailsNoConnection(t *testing.T) {
 // plan's time, not earlier, and not later by much.
 func TestServiceWhoseEndpointsRefuseResetsClients(t *testing.T) {
 	lab := netns.NewLab(t, 2)
-	p := startProxy(t, lab, []webService{webOn(lab)})
+	p := startProxy(t, lab, []webService{webOn(lab)}, promptDials)
 	targets := addresses(80, vip4, vip6)
 	for _, v := range crowd(4, 4, func(i int) visit { return ask(lab.Client, targets[i%2]) }) {
 		if !isReset(v.err) || v.elapsed < allTimeouts-200*time.Millisecond {
@@ -70,7 +70,7 @@ func TestPromise1_DroppingEndpointDelaysFewConnections(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	lab.Backends[0].EchoTCP(t, 8080)
 	swallow(t, lab.Backends[1], 8080)
-	p := startProxy(t, lab, []webService{webOn(lab)})
+	p := startProxy(t, lab, []webService{webOn(lab)}, promptDials)
 	target := addresses(80, vip4)[0]
 	start := time.Now()
 	for range connections {
@@ -82,8 +82,11 @@ func TestPromise1_DroppingEndpointDelaysFewConnections(t *testing.T) {
 	p.stop()
 	delayed := 0
 	for _, r := range p.records() {
-		if len(r.Failed) > 0 {
-			delayed++
+		for _, a := range r.Failed {
+			if a.Endpoint.Addr() == lab.Backends[1].IPv4 { // a busy machine may make the other one late, too
+				delayed++
+				break
+			}
 		}
 	}
 	t.Logf("%d of %d connections in %v met the endpoint that drops", delayed, connections, took)
@@ -125,7 +128,7 @@ func TestPromise8_RefusingServiceSlowsNoOther(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	lab.Backends[1].EchoTCP(t, 8080)
 	live := webService{name: "live", vips: []string{"10.96.0.11"}, port: 80, endpoints: on(8080, lab.Backends[1])}
-	p := startProxy(t, lab, []webService{refusing(t, lab, endpoints), live})
+	p := startProxy(t, lab, []webService{refusing(t, lab, endpoints), live}, promptDials)
 	target, dead := addresses(80, live.vips...)[0], addresses(80, vip4)[0]
 	past := addresses(8080, lab.Backends[1].IPv4.String())[0]
 
