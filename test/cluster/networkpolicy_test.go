@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/netpolicy"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // TestNetworkPolicies plays rules of network policies against the real kube-proxy and
@@ -66,8 +67,12 @@ func TestNetworkPolicies(t *testing.T) {
 			for _, a := range addresses {
 				w.expect(w.hosts.Pods[1], "tcp", a, fmtPods(1))
 			}
-			netpolicy.Play(t, w.hosts.Node, p.path, func(service int) bool {
-				server, _ := meet(1200*time.Millisecond, w.hosts.Pods[1], "tcp", addresses[service])
+			netpolicy.Play(t, w.hosts.Node, p.path, func(service int, expected bool) bool {
+				patience := 1200 * time.Millisecond
+				if expected {
+					patience = wait.Patience
+				}
+				server, _ := meet(patience, w.hosts.Pods[1], "tcp", addresses[service])
 				return strings.HasPrefix(server, "pod-1")
 			})
 		})
