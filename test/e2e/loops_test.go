@@ -104,7 +104,7 @@ func servedAtItsOwnAddress(t *testing.T, m mode, node string, tracked bool) {
 		}
 		for _, at := range to {
 			for _, network := range m.networks() {
-				if _, got := from.visit(network, at, nil, 2*time.Second); !strings.HasPrefix(got, "node2:80 ") {
+				if _, got := from.visit(network, at, nil, startTimeout); !strings.HasPrefix(got, "node2:80 ") {
 					t.Errorf("%s to %s/%s: %s", from.name, at, network, got)
 				}
 				if network == "tcp" && at.Addr() != c.Node2.IPv4 && at.Addr() != c.Node2.IPv6 {
