@@ -110,6 +110,10 @@ type fuzzSession struct {
 	wrong                  error
 }
 
+// lastChance is how long a session without any answer waits for the first one at its end: a
+// proxy that is paused, on a busy machine, may answer that late.
+const lastChance = 10 * time.Second
+
 // playSession sends datagrams, a few at a time, and receives answers.
 func (s *fuzzDatagramServer) playSession(f *fuzzSession, conn *net.UDPConn) {
 	r := rand.New(rand.NewPCG(s.seed, uint64(f.id)))
@@ -130,11 +134,15 @@ func (s *fuzzDatagramServer) playSession(f *fuzzSession, conn *net.UDPConn) {
 			}
 		}
 		_ = conn.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
+		if left == 1 && f.answered == 0 { // the last chance of a session that has to be answered
+			_ = conn.SetReadDeadline(time.Now().Add(lastChance))
+		}
 		for range window {
 			n, err := conn.Read(buf)
 			if err != nil {
 				break
 			}
+			_ = conn.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
 			b := buf[:n]
 			if n < fuzzHeader {
 				f.wrong = fmt.Errorf("an answer of %d bytes", n)
