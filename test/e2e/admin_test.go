@@ -145,10 +145,10 @@ func TestOperatorSeesAndEndsConnections(t *testing.T) {
 			break
 		}
 	}
+	p.stop() // now all that it said has come
 	if !p.stderr.contains(`"filter":"endpoint=` + dead.String()) {
 		t.Error("the log does not say who was ended")
 	}
-	p.stop()
 	if left, err := filepath.Glob("/run/sluice/*"); err == nil {
 		for _, name := range left {
 			if strings.Contains(name, fmt.Sprint(p.namespace())) {

@@ -98,12 +98,14 @@ func TestHealthCheckPort(t *testing.T) {
 		})
 	}
 	want("A6.3 the family whose port is free", "[fd00:1::1]:32000", 200, "2")
-	if !p.stderr.contains("FailedToStartServiceHealthcheck") {
-		t.Error("A6.6: the log does not tell that the port is taken")
-	}
-	if m, err := p.metrics(); err != nil || m["sluice_health_check_port_failures_total"] < 1 || m["sluice_health_check_ports"] != 1 {
-		t.Errorf("A6.6: metrics %v %v, %v", m["sluice_health_check_port_failures_total"], m["sluice_health_check_ports"], err)
-	}
+	p.awaitLog("FailedToStartServiceHealthcheck") // A6.6: the log tells that the port is taken
+	wait.For(t, "A6.6 the metrics tell", startTimeout, func() error {
+		m, err := p.metrics()
+		if err == nil && (m["sluice_health_check_port_failures_total"] < 1 || m["sluice_health_check_ports"] != 1) {
+			err = fmt.Errorf("%v failures, %v ports", m["sluice_health_check_port_failures_total"], m["sluice_health_check_ports"])
+		}
+		return err
+	})
 	if err := taken.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -113,9 +115,7 @@ func TestHealthCheckPort(t *testing.T) {
 	want("the other family", "[fd00:1::1]:32000", 200, "2")
 	p.write("checked.yaml", checkedService(32001, true))
 	want("A6.7 another port", "10.1.0.1:32001", 200, "1")
-	if err := refused(lab.Client, "10.1.0.1:32000"); err != nil {
-		t.Errorf("A6.7 the old port: %v", err)
-	}
+	wait.For(t, "A6.7 the old port is closed", startTimeout, func() error { return refused(lab.Client, "10.1.0.1:32000") })
 	p.remove("checked")
 	wait.For(t, "A6.1 no port without the Service", startTimeout, func() error { return refused(lab.Client, "10.1.0.1:32001") })
 	p.stop()
@@ -142,9 +142,13 @@ func TestHealthz(t *testing.T) {
 	p.write("node.yaml", nodeManifest+"spec: {taints: [{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}]}\n")
 	want("A7.3 the node is to be deleted", "/healthz", 503, `"nodeEligible":false`)
 	want("A7.2 it is alive all the same", "/livez", 200, `"healthy":true`)
-	if m, err := p.metrics(); err != nil || m[`kubeproxy_proxy_healthz_total{code="200"}`] < 1 || m[`kubeproxy_proxy_livez_total{code="200"}`] < 2 {
-		t.Errorf("A7.5: %v %v, %v", m[`kubeproxy_proxy_healthz_total{code="200"}`], m[`kubeproxy_proxy_livez_total{code="200"}`], err)
-	}
+	wait.For(t, "A7.5 the metrics count", startTimeout, func() error {
+		m, err := p.metrics()
+		if healthy, alive := m[`kubeproxy_proxy_healthz_total{code="200"}`], m[`kubeproxy_proxy_livez_total{code="200"}`]; err == nil && (healthy < 1 || alive < 2) {
+			err = fmt.Errorf("%v and %v", healthy, alive)
+		}
+		return err
+	})
 	p.stop()
 }
 
@@ -214,11 +218,15 @@ func TestIdleHealthClientsTakeNothingFromServices(t *testing.T) {
 		_ = resp.Body.Close()
 	}
 	const most = 2*32 + 8 // connections of all HTTP ports together
-	if now := p.descriptors(); now > before+most+16 {
-		t.Errorf("%d descriptors, %d before the flood: HTTP clients may have %d", now, before, most)
-	}
-	if m, err := p.metrics(); err != nil || m["sluice_http_connections_evicted_total"] < files {
-		t.Errorf("sluice_http_connections_evicted_total is %v, %v", m["sluice_http_connections_evicted_total"], err)
-	}
+	wait.For(t, "the flood is cut down", startTimeout, func() error {
+		m, err := p.metrics()
+		if now := p.descriptors(); now > before+most+16 {
+			return fmt.Errorf("%d descriptors, %d before the flood: HTTP clients may have %d", now, before, most)
+		}
+		if n := m["sluice_http_connections_evicted_total"]; err == nil && n < files {
+			err = fmt.Errorf("%v were evicted", n)
+		}
+		return err
+	})
 	p.stop()
 }

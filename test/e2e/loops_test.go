@@ -268,9 +268,7 @@ func TestServicesThatLeadToThemselvesEnd(t *testing.T) {
 				return nil
 			})
 			for _, what := range []string{"endpoint 10.96.0.30:80/TCP is a cluster IP", "endpoint [fd00:96::32]:80/UDP is a cluster IP"} {
-				if !p.stderr.contains(what) {
-					t.Errorf("the log does not say %q", what)
-				}
+				p.awaitLog(what)
 			}
 			p.stop()
 		}

@@ -363,6 +363,18 @@ func (o *output) String() string {
 
 func (o *output) contains(s string) bool { return strings.Contains(o.String(), s) }
 
+// awaitLog waits until the proxy has said something: its output comes by a pipe, and may
+// come late.
+func (p *proxy) awaitLog(what string) {
+	p.t.Helper()
+	wait.For(p.t, fmt.Sprintf("the log says %q", what), startTimeout, func() error {
+		if !p.stderr.contains(what) {
+			return errNotYet
+		}
+		return nil
+	})
+}
+
 // bpfRoot is a BPF file system for all nodes; empty if this process may not have one,
 // nor BPF.
 var bpfRoot = sync.OnceValue(func() string {
