@@ -183,6 +183,7 @@ func TestDrainedEndpointGetsNoNewConnections(t *testing.T) {
 		t.Fatalf("%d endpoints serve, want 2", n)
 	}
 	drained := on(8080, lab.Backends[0])[0].Addr().String()
+	p.awaitOpen(len(held))
 	out, err := sluice(t, lab, "drain", drained)
 	if err != nil || !strings.Contains(out, "2 connections, of default/web:http") {
 		t.Errorf("%v: %s", err, out)
@@ -238,9 +239,12 @@ func TestCommandsAskTheProxyOfTheirNamespace(t *testing.T) {
 		{"explain --from 10.9.9.9 --to " + addresses(80, vip4)[0], "endpoints: 2 of 2 are candidates"},
 		{"explain --from 10.9.9.9 --to 10.96.0.81:81 -o json", `"verdict":"refuse"`},
 	} {
-		if out, err := sluice(t, lab, strings.Fields(tt.args)...); err != nil || !strings.Contains(out, tt.want) {
-			t.Errorf("sluice %s: %v: %s, want %s", tt.args, err, out, tt.want)
-		}
+		wait.For(t, "sluice "+tt.args+" says "+tt.want, startTimeout, func() error {
+			if out, err := sluice(t, lab, strings.Fields(tt.args)...); err != nil || !strings.Contains(out, tt.want) {
+				return fmt.Errorf("%v: %s", err, out)
+			}
+			return nil
+		})
 	}
 	for _, args := range []string{"--admin-socket off", "--masquerade-all", "--admin-socket /run/sluice/none.sock"} {
 		out, err := sluice(t, lab, append(strings.Fields("explain --from 10.9.9.9 --to 10.96.0.81:81"), strings.Fields(args)...)...)

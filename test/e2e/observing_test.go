@@ -85,7 +85,7 @@ func (s *said) String() string {
 func TestObservingCommands(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	lab.Backends[0].EchoTCP(t, 8080) // the other one refuses
-	startProxy(t, lab, []webService{webOn(lab)})
+	p := startProxy(t, lab, []webService{webOn(lab)})
 	commands := documentedCommands(t)
 	if len(commands) < 15 {
 		t.Fatalf("only %q", commands)
@@ -133,6 +133,7 @@ func TestObservingCommands(t *testing.T) {
 		})
 	}
 	alive(t, held)
+	p.awaitOpen(len(held)) // that one, which a command ends
 	for _, c := range commands {
 		if strings.HasPrefix(c, "tap") || strings.HasPrefix(c, "top") {
 			continue

@@ -53,16 +53,7 @@ func TestPromise5_OneRecordForEachConnectionAlsoWhenStopped(t *testing.T) {
 		}
 		defer c.Close()
 	}
-	wait.For(t, "they wait for an endpoint", startTimeout, func() error {
-		m, err := p.metrics()
-		if err != nil {
-			return err
-		}
-		if open := m[metricOpen]; open != live+dialling {
-			return fmt.Errorf("%v are open, want %d", open, live+dialling)
-		}
-		return nil
-	})
+	p.awaitOpen(live + dialling) // the latter wait for an endpoint
 	p.stop()
 	for _, c := range held {
 		if err := ended(c); !isReset(err) {

@@ -50,6 +50,19 @@ func (p *proxy) residue() (residue, error) {
 	}, nil
 }
 
+// awaitOpen waits until exactly so many connections are open: those that clients have closed
+// end a moment later.
+func (p *proxy) awaitOpen(n int) {
+	p.t.Helper()
+	wait.For(p.t, fmt.Sprintf("%d connections are open", n), startTimeout, func() error {
+		m, err := p.metrics()
+		if err == nil && m[metricOpen] != float64(n) {
+			err = fmt.Errorf("%v are", m[metricOpen])
+		}
+		return err
+	})
+}
+
 // settle waits until no connection is open, and returns what remains. With limit
 // it also waits until no more than that remains, apart from pooled pipes.
 func (p *proxy) settle(limit *residue) residue {
