@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"net"
 	"testing"
 	"time"
 
@@ -32,9 +33,14 @@ func TestRestartEndsOpenConnections(t *testing.T) {
 	if err := unanswered(lab.Client, address); err != nil {
 		t.Errorf("stopped: a new connection: %v", err)
 	}
-	early := make(chan error)
+	early := make(chan error, 1)
 	go func() {
-		_, err := lab.Client.Ask("tcp", address)
+		// The pauses between its SYNs double: it may need twice the time of the start.
+		c, err := lab.Client.Dialer(&net.Dialer{Timeout: 2*startTimeout + 10*time.Second}, "tcp", address)
+		if err == nil {
+			_, err = netns.AskOn(c)
+			_ = c.Close()
+		}
 		early <- err
 	}()
 	p.start()
