@@ -22,7 +22,7 @@ func TestDataPathOfConnections(t *testing.T) {
 	p := prepareProxy(t, lab, []webService{webOn(lab)})
 	p.write("relayed.yaml", strings.Replace(relayed.yaml(), "metadata:\n", "metadata:\n  annotations: {sluice.dev/datapath: relay}\n", 1))
 	p.start("--datapath", "kernel")
-	for _, c := range []struct {
+	for had, c := range []struct {
 		from *netns.Host
 		vip  string
 		path string
@@ -36,7 +36,6 @@ func TestDataPathOfConnections(t *testing.T) {
 		{lab.Backends[0], vip6, "kernel"},
 		{lab.Backends[0], vip6, "kernel"},
 	} {
-		had := len(p.records())
 		if _, err := c.from.Ask("tcp", net.JoinHostPort(c.vip, "80")); err != nil {
 			t.Fatalf("from %s to %s: %v", c.from.Name(), c.vip, err)
 		}

@@ -267,8 +267,10 @@ func TestPromise7_KilledProxyCutsNoForwardedConnection(t *testing.T) {
 	}
 	served := judgeArrivals(t, came, away)
 	var records []record
-	wait.For(t, "a record for each connection", stopTimeout, func() error {
-		records = p.records()
+	wait.For(t, "a record for each connection", stopTimeout, func() (err error) {
+		if records, err = readRecords(p.accessLog); err != nil {
+			return err // half a line, for example, that is being written
+		}
 		missing := slices.Clone(clients)
 		for _, r := range records {
 			if i := slices.Index(missing, r.Client.String()); i >= 0 && r.Service != "default/new:http" {
