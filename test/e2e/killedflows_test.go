@@ -245,10 +245,25 @@ func TestPromise7_KilledProxyCutsNoForwardedConnection(t *testing.T) {
 	}
 	ask()
 	arriving := arrive(t, lab.Client, netip.AddrPortFrom(netip.MustParseAddr(newcomers), 80), perSecond)
-	var away [][2]time.Time // when nobody decided
+	lost := kills * perSecond / 10 // a killed process loses the records of the last moment
+	var away [][2]time.Time        // when nobody decided
 	for range kills {
 		progress()
 		ask() // no session is idle
+		served := int(arriving.served.Load())
+		wait.For(t, "the log keeps up", startTimeout, func() error {
+			list, err := readRecords(p.accessLog)
+			n := 0
+			for _, r := range list {
+				if r.Service == "default/new:http" {
+					n++
+				}
+			}
+			if err == nil && n < served-lost {
+				err = fmt.Errorf("%d records of %d connections", n, served)
+			}
+			return err
+		})
 		away = append(away, [2]time.Time{time.Now()})
 		p.kill()
 		progress()
@@ -294,8 +309,7 @@ func TestPromise7_KilledProxyCutsNoForwardedConnection(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
-	// A killed process loses the records of the last moment.
-	got, lost := had["default/new:http TCP"], kills*perSecond/10
+	got := had["default/new:http TCP"]
 	t.Logf("%d new connections were served; records: %v", served, had)
 	if relayed > served/20 {
 		t.Errorf("%d of %d new connections were relayed", relayed, served)
