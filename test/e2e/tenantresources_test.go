@@ -3,6 +3,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -112,17 +113,39 @@ func (w *tenancy) takeConnections() func() string {
 }
 
 // takeDialing keeps as many connections waiting as it can, and as many again in
-// the kernel's queues.
+// the kernel's queues. Those that are given up are made again.
 func (w *tenancy) takeDialing() func() string {
 	targets, limit := w.serve(8081, tenantServices), w.size.dialing*tenantServices
-	waiting := make([]net.Conn, 2*limit)
-	for i, v := range crowd(len(waiting), 8, func(i int) (v visit) {
-		waiting[i], v.err = w.lab.Client.Dial("tcp", targets[i%len(targets)])
-		return v
-	}) {
-		if v.err != nil {
-			w.t.Errorf("connection %d of the tenant: %v", i, v.err)
-		}
+	over := make(chan struct{})
+	var clients sync.WaitGroup
+	end := sync.OnceFunc(func() {
+		close(over)
+		clients.Wait()
+	})
+	w.t.Cleanup(end)
+	for i := range 2 * limit {
+		clients.Go(func() {
+			for {
+				c, err := w.lab.Client.Dial("tcp", targets[i%len(targets)])
+				if err != nil {
+					w.t.Errorf("connection %d of the tenant: %v", i, err)
+					return
+				}
+				ended := make(chan struct{})
+				go func() {
+					_, _ = io.Copy(io.Discard, c)
+					close(ended)
+				}()
+				select {
+				case <-ended:
+					_ = c.Close()
+				case <-over:
+					cutAll([]net.Conn{c})
+					<-ended
+					return
+				}
+			}
+		})
 	}
 	most := 0
 	wait.For(w.t, "as many wait for an endpoint as may", startTimeout, func() error {
@@ -142,7 +165,7 @@ func (w *tenancy) takeDialing() func() string {
 		if over := most - limit; over > 1 { // the neighbour's own
 			w.t.Errorf("%d connections of the tenant wait for an endpoint, the limit of %d Services is %d", most, tenantServices, limit)
 		}
-		cutAll(waiting)
+		end()
 		return fmt.Sprintf("%d for each of %d Services", limit/tenantServices, tenantServices)
 	}
 }
@@ -380,7 +403,7 @@ func (w *tenancy) takeLog() func() string {
 	delay := time.Since(changed)
 	return func() string {
 		stop()
-		w.p.remove(late.name)
+		w.p.settled(func() { w.p.remove(late.name) })
 		lines, size := 0, 0
 		for line := range strings.Lines(w.p.stderr.String()) {
 			if strings.Contains(line, "169.254.") {
