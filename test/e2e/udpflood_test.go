@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/race"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -22,7 +23,8 @@ var spoofed = netip.MustParsePrefix("172.16.0.0/12")
 
 // flood sends datagrams to one destination, each from its own unused address and
 // port. It sends n of them, up to 20,000 a second, so that the queues between the
-// namespaces, which all traffic shares, do not overflow.
+// namespaces, which all traffic shares, do not overflow; fewer to a proxy that the
+// race detector slows, which would need all of a CPU for them.
 func flood(h *netns.Host, to netip.AddrPort, n int) error {
 	var fd int
 	err := h.Do(func() (err error) {
@@ -43,10 +45,13 @@ func flood(h *netns.Host, to netip.AddrPort, n int) error {
 	address := &unix.SockaddrInet4{Addr: to.Addr().As4()}
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	first := spoofed.Addr().As4()
+	first, each := spoofed.Addr().As4(), 20
+	if race.Enabled {
+		each = 4
+	}
 	for sent := 0; sent < n; {
 		<-tick.C
-		for range 20 {
+		for range each {
 			source := binary.BigEndian.Uint32(first[:]) + 1 + uint32(sent)%(1<<20-2)
 			binary.BigEndian.PutUint32(p[12:], source)
 			binary.BigEndian.PutUint16(p[20:], uint16(1024+sent%60000))
