@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -33,8 +34,26 @@ type proxy struct {
 	node      *netns.Host
 	manifests string
 	cmd       *netns.Cmd
-	log       bytes.Buffer
+	log       output
 	http      http.Client
+}
+
+// output is what the proxy has said, which is read while it goes on.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer // guarded by mu
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
 }
 
 // program returns the binary that SLUICE_BIN names, or builds one.
