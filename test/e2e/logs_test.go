@@ -108,7 +108,7 @@ func TestFullOutputPipeBlocksNothing(t *testing.T) {
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	served := func(s webService) {
 		t.Helper()
-		wait.For(t, s.name+" is served", startTimeout, func() error {
+		wait.For(t, s.name+" is served", readyTimeout, func() error {
 			_, err := lab.Client.Ask("tcp", addresses(80, s.vips...)[0])
 			return err
 		})
@@ -172,7 +172,7 @@ func TestHangupDuringTheStart(t *testing.T) {
 		}
 		return errNotYet
 	})
-	wait.For(t, "sluice is ready", startTimeout, func() error {
+	wait.For(t, "sluice is ready", readyTimeout, func() error {
 		select {
 		case <-p.exited:
 			t.Fatalf("it ended: %v", p.cmd.ProcessState)

@@ -39,9 +39,10 @@ const (
 // metricsAddress is the node's.
 const metricsAddress = "127.0.0.1:10249"
 
-// Generous bounds for everything that is not under test. The kernel's verifier alone may
-// take 20 s for the programs of kernel flows, if the machine has much else to do.
+// Generous bounds for everything that is not under test. The kernel's verifier alone took
+// more than a minute for the programs of kernel flows, on a machine that had much else to do.
 const (
+	readyTimeout = 5 * time.Minute
 	startTimeout = time.Minute
 	stopTimeout  = time.Minute
 )
@@ -123,10 +124,10 @@ func newProxy(t *testing.T, node *netns.Host) *proxy {
 func (p *proxy) start(flags ...string) {
 	p.t.Helper()
 	p.launch(flags...)
-	wait.For(p.t, "sluice is ready", startTimeout, func() error {
+	wait.For(p.t, "sluice is ready", readyTimeout, func() error {
 		select {
 		case <-p.exited:
-			return fmt.Errorf("it ended: %v", p.cmd.ProcessState)
+			p.t.Fatalf("sluice ended before it was ready: %v", p.cmd.ProcessState)
 		default:
 		}
 		if !p.stderr.contains(`"message":"ready"`) {

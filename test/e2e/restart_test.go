@@ -36,7 +36,7 @@ func TestRestartEndsOpenConnections(t *testing.T) {
 	early := make(chan error, 1)
 	go func() {
 		// The pauses between its SYNs double: it may need twice the time of the start.
-		c, err := lab.Client.Dialer(&net.Dialer{Timeout: 2*startTimeout + 10*time.Second}, "tcp", address)
+		c, err := lab.Client.Dialer(&net.Dialer{Timeout: 2 * readyTimeout}, "tcp", address)
 		if err == nil {
 			_, err = netns.AskOn(c)
 			_ = c.Close()

@@ -87,7 +87,7 @@ func start(t *testing.T, node *netns.Host, endpoints ...netip.Addr) *proxy {
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	p.await(time.Time{})
+	p.await(time.Time{}, 5*time.Minute) // for the kernel's verifier, on a busy machine
 	return p
 }
 
@@ -96,13 +96,13 @@ func (p *proxy) put(endpoints ...netip.Addr) {
 	p.t.Helper()
 	began := time.Now()
 	p.write(endpoints)
-	p.await(began)
+	p.await(began, time.Minute)
 }
 
 // await waits until the configuration in force is newer than since.
-func (p *proxy) await(since time.Time) {
+func (p *proxy) await(since time.Time, within time.Duration) {
 	p.t.Helper()
-	wait.For(p.t, "the configuration is in force", time.Minute, func() error {
+	wait.For(p.t, "the configuration is in force", within, func() error {
 		applied, err := p.applied()
 		if err == nil && applied <= max(float64(since.UnixNano())/1e9, 0) {
 			err = fmt.Errorf("it is of %v\n%s", applied, p.log.String())
