@@ -187,6 +187,9 @@ func (j *joiner) join(t *testing.T, from *netns.Host, address string) pipe {
 
 func transfer(t *testing.T, from, to net.Conn, text string) {
 	t.Helper()
+	for _, end := range []net.Conn{from, to} { // the test may have taken its time since they were joined
+		_ = end.SetDeadline(time.Now().Add(talkTimeout))
+	}
 	if _, err := io.WriteString(from, text); err != nil {
 		t.Fatalf("write %q: %v", text, err)
 	}
@@ -339,6 +342,9 @@ func readSlowly(t *testing.T, splice string) {
 	}
 	got := 0
 	buf := make([]byte, piece)
+	for _, end := range []*net.TCPConn{c.client, c.server} {
+		_ = end.SetDeadline(time.Now().Add(2 * talkTimeout))
+	}
 	for {
 		n, err := c.client.Read(buf[:min(1+got%(3*piece), piece-got%piece)])
 		if !bytes.Equal(buf[:n], at(got - got%piece)[got%piece:][:n]) {
