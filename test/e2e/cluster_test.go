@@ -44,14 +44,17 @@ func (p *proxy) put(o *object) {
 }
 
 // settled makes a change that has an effect, and waits until the whole
-// configuration is in force.
+// configuration is in force. A change of the node's addresses, such as the late end of a
+// new interface's start, puts the old objects in force once more: so the change has to
+// have been read first.
 func (p *proxy) settled(change func()) {
 	p.t.Helper()
 	began := time.Now()
 	change()
 	wait.For(p.t, "the change is in force", startTimeout, func() error {
 		m, err := p.metrics()
-		if err == nil && m["sluice_config_applied_timestamp_seconds"] < float64(began.UnixNano())/1e9 {
+		read := m[`kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv4"}`]
+		if err == nil && (read < float64(began.UnixNano())/1e9 || m["sluice_config_applied_timestamp_seconds"] < read) {
 			err = errNotYet
 		}
 		return err
