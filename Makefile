@@ -66,7 +66,7 @@ test-flows: deps ## Run the end-to-end tests with --datapath=kernel
 
 .PHONY: test-flows-quick
 test-flows-quick: deps build ## As test-flows, the most important ones
-	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--datapath=kernel go test -count=1 -parallel 4 -timeout 10m $(TESTFLAGS) \
+	$(REQUIRE_ROOT) SLUICE_TEST_FLAGS=--datapath=kernel go test -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) \
 	-run 'TestMatrix|TestPromise[123567]_|TestAffinity|TestSessionsFollow|TestPodCycles|TestDNSServers|TestServiceEdited|TestPortThatAnother' ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_TEST_FLAGS=--datapath=kernel go test -count=1 $(TESTFLAGS) .
 
