@@ -9,6 +9,7 @@ import (
 
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-proxy/sluice/test/helm/chart"
 )
@@ -104,5 +105,50 @@ func TestValuesAreChecked(t *testing.T) {
 		if _, err := render(ourName, test.values); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%v: %v, want %q", test.values, err, test.want)
 		}
+	}
+}
+
+// A name may read as a number or a truth value: it is text all the same, or the API
+// server takes none of the objects, and a ConfigMap 0x10 would be another one, 16.
+func TestNamesAreTexts(t *testing.T) {
+	objects, err := chart.Render(filepath.Join(deploy, "helm/sluice"), chart.Release{Name: "7", Namespace: "42", Values: map[string]any{
+		"fullnameOverride": "1e3", "kubeProxyConfigMap": "0x10", "serviceProxyName": "on", "healthzPort": 10266, "metricsBindAddress": "0.0.0.0:10269",
+		"priorityClassName": "5", "serviceAccount": map[string]any{"name": "12"},
+		"monitoring": map[string]any{"podMonitor": map[string]any{"enabled": true}, "prometheusRule": map[string]any{"enabled": true}, "networkPolicy": map[string]any{"enabled": true}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range objects {
+		var o struct {
+			Kind     string
+			Metadata struct {
+				Name, Namespace any
+				Labels          map[string]any
+			}
+			Spec struct{ Groups []struct{ Name any } }
+		}
+		if err := yaml.Unmarshal([]byte(text), &o); err != nil {
+			t.Fatal(err)
+		}
+		m := o.Metadata
+		if _, ok := m.Name.(string); !ok {
+			t.Errorf("%s: the name is %v", o.Kind, m.Name)
+		}
+		if _, ok := m.Namespace.(string); !ok && m.Namespace != nil {
+			t.Errorf("%s: the namespace is %v", o.Kind, m.Namespace)
+		}
+		if m.Labels["app.kubernetes.io/instance"] != "7" {
+			t.Errorf("%s: the labels are %v", o.Kind, m.Labels)
+		}
+		for _, g := range o.Spec.Groups {
+			if g.Name != "7" {
+				t.Errorf("%s: the group is %v", o.Kind, g.Name)
+			}
+		}
+	}
+	pod := daemonSet(t, objects).Spec.Template.Spec
+	if pod.PriorityClassName != "5" || pod.ServiceAccountName != "12" || pod.Volumes[1].ConfigMap.Name != "0x10" {
+		t.Errorf("priority class %q, service account %q, ConfigMap %q", pod.PriorityClassName, pod.ServiceAccountName, pod.Volumes[1].ConfigMap.Name)
 	}
 }

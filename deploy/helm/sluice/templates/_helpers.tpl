@@ -24,7 +24,7 @@
 
 {{- define "sluice.selectorLabels" -}}
 app.kubernetes.io/name: sluice
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{/* The labels of a pod; in kube-proxy's place also the one by which monitoring finds kube-proxy. */}}
