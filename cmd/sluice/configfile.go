@@ -1,13 +1,16 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -30,10 +33,18 @@ var appliedAtOnce = []string{
 	"conntrack.maxPerCore", "conntrack.min", "conntrack.tcpEstablishedTimeout", "conntrack.tcpCloseWaitTimeout", "conntrack.tcpBeLiberal",
 }
 
+// configLook is the time between two looks at the configuration file, for changes of
+// which no event tells: those of what a symlink leads to, or where the system has no
+// inotify instances left.
+const configLook = 10 * time.Second
+
 // followConfig follows the configuration file until ctx ends. It returns an error only
 // where a change is to end the program.
 func (p *proxy) followConfig(ctx context.Context) error {
-	return watchFile(ctx, p.options.configFile, func() error {
+	looks := time.NewTicker(configLook)
+	defer looks.Stop()
+	w := fileWatch{path: p.options.configFile, content: p.options.configText, looks: looks.C, log: p.log}
+	return w.run(ctx, func() error {
 		if p.options.onConfigChange.value == configExit {
 			return fmt.Errorf("%s has changed; restart to use it", p.options.configFile)
 		}
@@ -47,42 +58,62 @@ func (p *proxy) followConfig(ctx context.Context) error {
 	})
 }
 
-// watchFile calls changed whenever the content of a file is another one, until ctx
-// ends or changed returns an error.
-func watchFile(ctx context.Context, path string, changed func() error) error {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return fmt.Errorf("watching %s: %w", path, err)
+// fileWatch follows the content of a file.
+type fileWatch struct {
+	path    string
+	content []byte           // as it is known; it may be another one already
+	looks   <-chan time.Time // when to look without an event
+	log     zerolog.Logger
+}
+
+// run calls changed whenever the content of the file is another one, until ctx ends or
+// changed returns an error.
+func (w *fileWatch) run(ctx context.Context, changed func() error) error {
+	var events <-chan fsnotify.Event // none, where there is no watcher
+	var faults <-chan error
+	if watcher, err := w.open(); err == nil {
+		defer func() { _ = watcher.Close() }()
+		events, faults = watcher.Events, watcher.Errors
+	} else {
+		w.log.Warn().Err(err).Str("file", w.path).Msgf("the system gives no events for the configuration file: looking at it every %s (see fs.inotify.max_user_instances and max_user_watches)", configLook)
 	}
-	defer func() { _ = watcher.Close() }()
-	// A ConfigMap's files are symlinks through a directory that is replaced as a
-	// whole, so watch the directory and compare the content.
-	if err := watcher.Add(filepath.Dir(path)); err != nil {
-		return fmt.Errorf("watching %s: %w", path, err)
-	}
-	content, err := os.ReadFile(path) //nolint:gosec // the file that the flag names
-	if err != nil {
-		return fmt.Errorf("--config: %w", err)
-	}
-	for {
+	for { // at once, for a change since it was read
+		now, err := os.ReadFile(w.path) //nolint:gosec // the file that the flag names
+		// A file that is gone or cannot be read is no new configuration.
+		if err == nil && !bytes.Equal(now, w.content) {
+			w.content = now
+			if err := changed(); err != nil {
+				return err
+			}
+		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case _, open := <-watcher.Errors: // events may be lost, so look
+		case _, open := <-faults: // events may be lost, so look
 			if !open {
-				return nil
+				faults = nil
 			}
-		case <-watcher.Events:
-		}
-		now, err := os.ReadFile(path) //nolint:gosec // as above
-		if err != nil || slices.Equal(now, content) {
-			continue // a file that is gone or cannot be read is no new configuration
-		}
-		content = now
-		if err := changed(); err != nil {
-			return err
+		case _, open := <-events:
+			if !open {
+				events = nil
+			}
+		case <-w.looks:
 		}
 	}
+}
+
+// open watches the file's directory: a ConfigMap's files are symlinks through a
+// directory that is replaced as a whole.
+func (w *fileWatch) open() (*fsnotify.Watcher, error) {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, err
+	}
+	if err := watcher.Add(filepath.Dir(w.path)); err != nil {
+		_ = watcher.Close()
+		return nil, err
+	}
+	return watcher, nil
 }
 
 // givenFlags returns the flags that were given, in a form that Set takes; a flag with

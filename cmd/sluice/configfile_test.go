@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -10,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -39,24 +39,71 @@ func TestWatchFile(t *testing.T) {
 	if err := os.Symlink("..data/config.conf", path); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	begun, ended := make(chan struct{}), make(chan error, 1)
-	go func() {
-		close(begun)
-		ended <- watchFile(ctx, path, func() error { return errors.New("has changed") })
-	}()
-	<-begun
+	w, ended := watch(t, path, "a", nil)
 	put("..2", "a") // the same again is no change
 	for i := 0; ; i++ {
 		select {
 		case err := <-ended:
-			if err == nil || !strings.Contains(err.Error(), "has changed") {
-				t.Errorf("it ended with %v", err)
+			if err != errChanged || string(w.content) != strings.Repeat("b", len(w.content)) {
+				t.Errorf("it ended with %v and %q", err, w.content)
 			}
 			return
 		case <-time.After(10 * time.Millisecond):
 			put("..x"+strings.Repeat("x", i%50), strings.Repeat("b", i+1)) // until the watch has begun
+		}
+	}
+}
+
+var errChanged = errors.New("has changed")
+
+// watch follows a file until it has another content than this one.
+func watch(t *testing.T, path, content string, looks <-chan time.Time) (w *fileWatch, ended chan error) {
+	w, ended = &fileWatch{path: path, content: []byte(content), looks: looks, log: zerolog.Nop()}, make(chan error, 1)
+	go func() { ended <- w.run(t.Context(), func() error { return errChanged }) }()
+	return w, ended
+}
+
+// A change while the program begins, after it has read the file, is a change.
+func TestFileThatHasChangedSinceItWasRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.conf")
+	if err := os.WriteFile(path, []byte("b"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, ended := watch(t, path, "a", nil); <-ended != errChanged {
+		t.Error("it is not seen")
+	}
+}
+
+// Where no event tells of a change, the next look sees it: the folder cannot be
+// watched, as without inotify instances, or the file is a symlink to another folder.
+func TestFileWithoutEvents(t *testing.T) {
+	dir := t.TempDir()
+	for _, in := range []string{"missing", "elsewhere"} {
+		folder := filepath.Join(dir, in)
+		path := filepath.Join(folder, "config.conf")
+		if in == "elsewhere" {
+			path = filepath.Join(t.TempDir(), "config.conf")
+			if err := os.Symlink(filepath.Join(folder, "config.conf"), path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		looks := make(chan time.Time)
+		_, ended := watch(t, path, "a", looks)
+		looks <- time.Now() // there is no file: this is no change, and no reason to end
+		if err := os.Mkdir(folder, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(folder, "config.conf"), []byte("b"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		select {
+		case looks <- time.Now():
+			err = <-ended
+		case err = <-ended: // the first look came late, and has seen it
+		}
+		if err != errChanged {
+			t.Errorf("%s: it ended with %v", in, err)
 		}
 	}
 }

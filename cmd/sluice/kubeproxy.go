@@ -38,8 +38,9 @@ type kubeProxyOptions struct {
 	featureGates       []string
 	ignored            []*ignoredFlag
 
-	kubeProxy *kubeproxyconfig.Config // what /configz shows; nil without --config
-	notes     []string                // for the log, once there is one
+	configText []byte                  // the configuration file as it was read
+	kubeProxy  *kubeproxyconfig.Config // what /configz shows; nil without --config
+	notes      []string                // for the log, once there is one
 }
 
 func (o *kubeProxyOptions) register(f *pflag.FlagSet) {
@@ -203,7 +204,7 @@ func (o *runOptions) loadConfig(flags *pflag.FlagSet) error {
 	if names := f.Ignored(); len(names) > 0 {
 		o.notes = append(o.notes, "fields of the configuration that have no effect: "+strings.Join(names, ", "))
 	}
-	o.kubeProxy = f.Config
+	o.configText, o.kubeProxy = f.Text, f.Config
 	if names := givenOf(flags, overriddenByFile); len(names) > 0 {
 		o.notes = append(o.notes, "flags that the configuration file overrides, as with kube-proxy: "+strings.Join(names, ", "))
 	}

@@ -23,6 +23,7 @@ type Config = v1alpha1.KubeProxyConfiguration
 
 // File is a configuration file that was read.
 type File struct {
+	Text []byte
 	// Config is the file with the defaults filled in.
 	Config *Config
 	// Given is the file as it was written.
@@ -56,7 +57,7 @@ func Load(path string) (*File, error) {
 // Parse is Load for the text of a file.
 func Parse(text []byte) (*File, error) {
 	given := &Config{}
-	f := &File{Given: given}
+	f := &File{Text: text, Given: given}
 	if err := yaml.UnmarshalStrict(text, given); err != nil {
 		strict := err
 		*given = Config{}
