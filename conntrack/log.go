@@ -239,7 +239,10 @@ func (l *Log) Close() error {
 	if l.failed.unsaid > 0 {
 		l.logger.Error().Uint64("lines_lost", l.failed.unsaid).Msg("access log could not be written")
 	}
-	l.slow.unsaid, l.failed.unsaid = 0, 0
+	if l.rate.left.unsaid > 0 {
+		l.tellLeft(l.rate.left.unsaid)
+	}
+	l.slow.unsaid, l.failed.unsaid, l.rate.left.unsaid = 0, 0, 0
 	if l.file == nil {
 		return nil
 	}

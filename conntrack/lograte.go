@@ -62,18 +62,26 @@ func (l *Log) admit(r *Record) bool {
 	if now.Sub(b.begin) >= time.Second || now.Before(b.begin) {
 		b.begin, b.lines, b.failed = now, 0, 0
 	}
+	admitted := true
 	switch {
 	case b.lines < b.most:
 		b.lines++
-		return true
 	case failed && b.failed < failedShare*b.most:
 		b.failed++
-		return true
+	default:
+		admitted = false
+		l.left.Add(1)
+		b.left.unsaid++
 	}
-	l.left.Add(1)
-	if n, ok := b.left.due(now, 1); ok {
-		l.logger.Warn().Uint64("records", n).Int("a_second", b.most).
-			Msg("more connections end than --access-log-rate allows: records are left out; sluice_access_log_lines_left_out_total counts them")
+	if b.left.unsaid > 0 { // perhaps of a minute ago
+		if n, ok := b.left.due(now, 0); ok {
+			l.tellLeft(n)
+		}
 	}
-	return false
+	return admitted
+}
+
+func (l *Log) tellLeft(n uint64) {
+	l.logger.Warn().Uint64("records", n).Int("a_second", l.rate.most).
+		Msg("more connections end than --access-log-rate allows: records are left out; sluice_access_log_lines_left_out_total counts them")
 }

@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"bytes"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -53,6 +54,43 @@ func TestLogRate(t *testing.T) {
 	}
 	if got := strings.Count(said.String(), "--access-log-rate"); got != 1 {
 		t.Errorf("the log says it %d times in a minute", got)
+	}
+}
+
+// TestLogSaysHowManyAreLeftOut also where no further one is left out, and at the end.
+func TestLogSaysHowManyAreLeftOut(t *testing.T) {
+	var said bytes.Buffer
+	l, err := OpenLog(LogOptions{Writer: io.Discard, Logger: zerolog.New(&said), Rate: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	l.now = func() time.Time { return now }
+	fine := Record{Port: &service.Port{}, Connected: true}
+	for _, step := range []struct {
+		n     int
+		after time.Duration
+		want  string
+	}{
+		{10, 0, `"records":1,`}, // the first at once
+		{1, reportEvery - 1, ""},
+		{1, 1, `"records":7,`},
+		{10, time.Second, ""},
+		{0, 0, `"records":8,`}, // the end
+	} {
+		said.Reset()
+		now = now.Add(step.after)
+		for range step.n {
+			l.Write([]Record{fine})
+		}
+		if step.n == 0 {
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := said.String(); strings.Count(got, "records are left out") != strings.Count(step.want, "records") || !strings.Contains(got, step.want) {
+			t.Errorf("after %d records the log says %q, want %s", step.n, got, step.want)
+		}
 	}
 }
 
