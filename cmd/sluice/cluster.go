@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -29,7 +30,7 @@ func (o *clusterOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file for the API server; in a pod the service account is enough")
 	f.StringVar(&c.Master, "master", "", "address of the API server, in place of that of --kubeconfig or of the pod's service account")
 	f.StringVar(&c.ContentType, "kube-api-content-type", "application/vnd.kubernetes.protobuf", "media type of requests to the API server")
-	f.Float32Var(&c.QPS, "kube-api-qps", 5, "requests a second to the API server, after the first --kube-api-burst ones")
+	f.Float32Var(&c.QPS, "kube-api-qps", 5, "requests a second to the API server, after the first --kube-api-burst ones; negative: no limit")
 	f.IntVar(&c.Burst, "kube-api-burst", 10, "requests to the API server that may be made at once")
 	f.DurationVar(&o.minSyncPeriod, "min-sync-period", 0, "minimum time between two applied changes; 0 applies a single change at once")
 	f.DurationVar(&o.minSyncPeriod, "iptables-min-sync-period", 0, "another name of --min-sync-period")
@@ -43,8 +44,8 @@ func (o *clusterOptions) given() bool {
 
 func (o *clusterOptions) validate() error {
 	switch c := &o.connection; {
-	case c.QPS < 0:
-		return fmt.Errorf("--kube-api-qps: %g is negative", c.QPS)
+	case math.IsNaN(float64(c.QPS)):
+		return fmt.Errorf("--kube-api-qps: %g is not a number", c.QPS)
 	case c.Burst < 0:
 		return fmt.Errorf("--kube-api-burst: %d is negative", c.Burst)
 	case o.minSyncPeriod < 0 || o.minSyncPeriod > time.Hour:

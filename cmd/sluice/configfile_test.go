@@ -191,3 +191,10 @@ func TestChangesOfTheConfigurationFile(t *testing.T) {
 		}
 	}
 }
+
+// kube-proxy takes a negative QPS, which means no limit.
+func TestConfigurationWithoutLimitOfRequests(t *testing.T) {
+	if o := configured(t, "clientConnection: {qps: -1}\n"); o.cluster.connection.QPS != -1 {
+		t.Errorf("the QPS is %v, and -1 is given", o.cluster.connection.QPS)
+	}
+}

@@ -15,6 +15,7 @@ func TestMistakesNameTheFlagOrTheFile(t *testing.T) {
 		"--socket-mark=0x1000":     "--socket-mark",
 		"--route-table-steer=8377": "--route-table-steer",
 		"--conntrack=kep":          "is not one of auto, bypass, keep",
+		"--kube-api-qps=NaN":       "--kube-api-qps",
 		"--config=" + writeFile(t, "passwd", "root:x:0:0\n"): "not a KubeProxyConfiguration",
 	} {
 		if _, err := runFlags(t, "--manifests="+t.TempDir(), flag); err == nil || !strings.Contains(err.Error(), want) {

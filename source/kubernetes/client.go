@@ -65,7 +65,7 @@ type Connection struct {
 	// Protobuf. AcceptContentTypes overrides it for responses.
 	ContentType, AcceptContentTypes string
 	// QPS limits the requests a second, after the first Burst ones. 0 means 5 and
-	// 10. A watch counts when it begins.
+	// 10; a negative QPS is no limit, as in client-go. A watch counts when it begins.
 	QPS   float32
 	Burst int
 	// UserAgent says who asks.
@@ -163,7 +163,11 @@ func (c Connection) config() (*rest.Config, error) {
 	}
 	config.UserAgent, config.Dial = c.UserAgent, dial
 	config.Wrap(func(below http.RoundTripper) http.RoundTripper { return attempts{below} })
-	config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(cmp.Or(c.QPS, defaultQPS), cmp.Or(c.Burst, defaultBurst))
+	if c.QPS < 0 {
+		config.RateLimiter = flowcontrol.NewFakeAlwaysRateLimiter()
+	} else {
+		config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(cmp.Or(c.QPS, defaultQPS), cmp.Or(c.Burst, defaultBurst))
+	}
 	return config, nil
 }
 

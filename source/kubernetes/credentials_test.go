@@ -167,3 +167,24 @@ func unversioned(c *rest.Config) *rest.Config {
 	c.NegotiatedSerializer = serializer.NewCodecFactory(runtime.NewScheme()).WithoutConversion()
 	return c
 }
+
+// A negative QPS is no limit, as kube-proxy has it of client-go; 0 is the default.
+func TestLimitOfRequests(t *testing.T) {
+	for _, test := range []struct {
+		qps      float32
+		want     float32
+		limiting bool
+	}{{0, defaultQPS, true}, {7, 7, true}, {-1, 0, false}} {
+		config, err := Connection{Master: "http://192.0.2.1", QPS: test.qps, Burst: 3}.config()
+		if err != nil {
+			t.Fatal(err)
+		}
+		limiting := false
+		for range 1000 {
+			limiting = limiting || !config.RateLimiter.TryAccept()
+		}
+		if limiting != test.limiting || test.limiting && config.RateLimiter.QPS() != test.want {
+			t.Errorf("QPS %v: limited %v, to %v", test.qps, limiting, config.RateLimiter.QPS())
+		}
+	}
+}
