@@ -29,7 +29,8 @@ sluice run, and this help lists those that matter.
 With --kube-proxy it also removes kube-proxy's state, even while a Sluice proxy
 runs: the tables of its nftables mode, the chains of its iptables mode, the
 interface of its IPVS mode, and the tracked UDP flows to Services, which would
-keep their endpoints. Only chains of iptables-legacy need the programs of
+keep their endpoints. A chain to which another program's chain leads stays, and
+the output says so. Only chains of iptables-legacy need the programs of
 iptables; without these, and while IPVS has virtual servers for Services, the exit
 status is 1.`,
 		Args: noArguments,
@@ -39,13 +40,18 @@ status is 1.`,
 			}
 			theirs, errTheirs := kubeproxy.Remove(0)
 			report(cmd, theirs)
+			var kept []string
+			if errTheirs == nil {
+				kept, errTheirs = kubeproxy.Kept()
+			}
+			reportKept(cmd, kept)
 			ours, err := removeOurs(cmd, o)
 			var locked *redirect.LockedError
 			if errors.As(err, &locked) {
 				err = nil // what it made is in use
 			}
 			err = errors.Join(errTheirs, err)
-			if err == nil && len(theirs)+len(ours) == 0 {
+			if err == nil && len(theirs)+len(ours)+len(kept) == 0 {
 				fmt.Fprintln(cmd.OutOrStdout(), "nothing to remove")
 			}
 			return err
@@ -62,6 +68,17 @@ status is 1.`,
 func report(cmd *cobra.Command, removed []string) {
 	for _, what := range removed {
 		fmt.Fprintln(cmd.OutOrStdout(), "removed", what)
+	}
+}
+
+// reportKept prints which of kube-proxy's chains stay, of many the first ones.
+func reportKept(cmd *cobra.Command, kept []string) {
+	const most = 10
+	for _, chain := range kept[:min(len(kept), most)] {
+		fmt.Fprintf(cmd.OutOrStdout(), "left %s: another program's chain leads to it, or kube-proxy still runs\n", chain)
+	}
+	if more := len(kept) - most; more > 0 {
+		fmt.Fprintf(cmd.OutOrStdout(), "left %d further chains of kube-proxy\n", more)
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+
+	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
 // programs name iptables-nft's tables of a family as its programs do.
@@ -151,6 +153,24 @@ func chainOf(r *nftables.Rule) string {
 		}
 	}
 	return ""
+}
+
+// Kept names the chains of kube-proxy that are there after Remove, in the calling
+// thread's network namespace: chains of others lead to them, or kube-proxy still runs.
+func Kept() (kept []string, err error) {
+	_, chains, err := NFTChains(0)
+	for _, c := range chains {
+		if program := programs[c.Table.Family]; program != "" && c.Table.Name != table && IsChain(c.Name) {
+			kept = append(kept, program+" (nft) "+c.Table.Name+" chain "+c.Name)
+		}
+	}
+	err = errors.Join(err, kernel.LegacyChains(func(program, chain string) {
+		if IsChain(chain) {
+			kept = append(kept, program+" (legacy) chain "+chain)
+		}
+	}))
+	slices.Sort(kept)
+	return kept, err
 }
 
 // destinationOf returns the address to which a rule applies, "-d 10.96.0.10/32".

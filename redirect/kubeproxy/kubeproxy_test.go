@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -135,6 +136,16 @@ func TestRemove(t *testing.T) {
 			}
 			if slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == "kube-proxy" }) {
 				t.Error("a table is left")
+			}
+			chain := map[string]string{"nft": "iptables (nft) nat chain KUBE-MARK-MASQ", "legacy": "iptables (legacy) chain KUBE-MARK-MASQ"}[variant]
+			if err := sys.InNetNS(lab.Node.FD(), func() error {
+				kept, err := Kept()
+				if !slices.Equal(kept, []string{chain}) {
+					t.Errorf("kept %q, want %s", kept, chain)
+				}
+				return err
+			}); err != nil {
+				t.Error(err)
 			}
 			if again, err := Remove(lab.Node.FD()); err != nil || len(again) != 0 {
 				t.Errorf("again: %q, %v", again, err)

@@ -33,3 +33,24 @@ func TestCleanupGoesOnAfterAFailure(t *testing.T) {
 		t.Errorf("cleanup afterwards: %v\n%s", err, out)
 	}
 }
+
+// TestCleanupNamesWhatItLeaves: a chain of kube-proxy that another program uses stays,
+// which is not "nothing to remove": sluice doctor goes on to count it.
+func TestCleanupNamesWhatItLeaves(t *testing.T) {
+	if _, err := exec.LookPath("iptables-nft-restore"); err != nil {
+		t.Skip("SKIP-NEEDS: iptables-nft-restore")
+	}
+	lab := netns.NewLab(t, 1)
+	restore := lab.Node.Command(t, "iptables-nft-restore")
+	restore.Stdin = strings.NewReader("*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n:THEIRS - [0:0]\n-A OUTPUT -j THEIRS\n-A THEIRS -j KUBE-MARK-MASQ\nCOMMIT\n")
+	if out, err := restore.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	const left = "left iptables (nft) nat chain KUBE-MARK-MASQ: another program's chain leads to it"
+	for _, removed := range []bool{true, false} {
+		out, err := sluice(t, lab, "cleanup", "--kube-proxy")
+		if err != nil || !strings.Contains(out, left) || strings.Contains(out, "nothing to remove") || strings.Contains(out, "removed iptables (nft) nat chain KUBE-SERVICES") != removed {
+			t.Errorf("%v\n%s", err, out)
+		}
+	}
+}
