@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	netutils "k8s.io/utils/net"
 
 	"github.com/sluice-proxy/sluice/internal/nearest"
 	"github.com/sluice-proxy/sluice/service"
@@ -160,6 +161,11 @@ func (c *catalog) judge(k objectKey, owner service.Name) (findings []finding) {
 			if len(o.Subsets[i].Ports) == 0 {
 				add(claim.line, "subsets[%d].ports: is missing, so these endpoints are not used; the Service %s has %s", i, owner, portsOf(svc))
 			}
+			for _, family := range familiesOf(&o.Subsets[i]) {
+				if !hasFamily(svc, family) {
+					add(claim.line, "subsets[%d]: the Service %s has no cluster IP of addressType %s, so the subset's addresses of this family are not used", i, owner, family)
+				}
+			}
 			for j := range o.Subsets[i].Ports {
 				if p := &o.Subsets[i].Ports[j]; !hasPort(svc, p.Name, p.Protocol) {
 					add(claim.line, "subsets[%d].ports[%d]: %s", i, j, noPort(svc, p.Name, p.Protocol))
@@ -187,6 +193,20 @@ func hasFamily(svc *corev1.Service, family discoveryv1.AddressType) bool {
 		}
 	}
 	return none
+}
+
+// familiesOf returns the address families of a subset.
+func familiesOf(s *endpointSubset) (families []discoveryv1.AddressType) {
+	for _, a := range slices.Concat(s.Addresses, s.NotReadyAddresses) {
+		family := discoveryv1.AddressTypeIPv6
+		if isIPv4(netutils.ParseIPSloppy(a.IP)) {
+			family = discoveryv1.AddressTypeIPv4
+		}
+		if !slices.Contains(families, family) {
+			families = append(families, family)
+		}
+	}
+	return families
 }
 
 // noPort says that a Service has no port of a name, and which ones it has.

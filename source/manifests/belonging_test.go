@@ -25,12 +25,14 @@ func TestSlicesThatBelongNowhere(t *testing.T) {
 	write(t, filepath.Join(dir, "g.yaml"), strings.Replace(slice("g-1", "web", "name: http"), "ports:\n- name: http\n", "", 1)+"---\n"+slice("g-2", "web", "name: http")+"---\n"+
 		strings.NewReplacer("IPv4", "IPv6", "10.1.0.1", "fd00::1").Replace(slice("g-3", "web", "name: http\n  port: 8080"))+"---\n"+
 		strings.Replace(eps("web", "10.1.0.9"), "  ports:\n  - port: 8080\n", "", 1))
+	write(t, filepath.Join(dir, "h.yaml"), svc("one", "10.96.0.9")+"---\n"+strings.Replace(eps("one", "10.1.0.9"), "  ports:", "  notReadyAddresses: [{ip: \"fd00::9\"}]\n  ports:", 1))
 	b := start(t, dir)
 	for _, line := range []string{
 		`g.yaml:1: EndpointSlice default/g-1: ports: is missing, so these endpoints are not used; the Service default/web has \"http\" (TCP), \"dns\" (UDP)`,
 		`g.yaml:18: EndpointSlice default/g-2: ports[0].port: is missing: this port is not used`,
 		`g.yaml:21: EndpointSlice default/g-3: the Service default/web has no cluster IP of addressType IPv6, so these endpoints are not used`,
 		`g.yaml:33: Endpoints default/web: subsets[0].ports: is missing`,
+		`: Endpoints default/one: subsets[0]: the Service default/one has no cluster IP of addressType IPv6, so the subset's addresses of this family are not used`,
 		`a.yaml:14: EndpointSlice default/a-1: ports[0]: the Service default/web has no port \"htpp\" (TCP), only \"http\" (TCP), \"dns\" (UDP): this port is not used`,
 		`a.yaml:23: EndpointSlice default/a-2: the Service default/webb does not exist, so these endpoints are not used; did you mean \"web\"?`,
 		`b.yaml:9: EndpointSlice default/b-1: ports[0]: the Service default/web has no port without a name (TCP)`,
