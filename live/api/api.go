@@ -306,8 +306,9 @@ type Drained struct {
 	Since    time.Time `json:"since"`
 	Services []string  `json:"services"` // that have it
 	Open     int       `json:"open"`     // connections to it
-	// LastResort names the services among them that have no other ready endpoint, so
-	// that new connections still go to this one.
+	// LastResort names the services among them that have no other ready endpoint, or
+	// none on this node where the traffic policy is Local, so that new connections still
+	// go to this one.
 	LastResort []string `json:"last_resort,omitempty"`
 }
 

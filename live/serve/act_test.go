@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -203,6 +204,37 @@ func TestDrainOfASharedAddress(t *testing.T) {
 	drains = api.Drains{}
 	if s.act(t, api.PathDrain, `{"endpoint":"10.1.0.9","back":true}`, http.StatusOK, &drains); drains.Changed != 1 || len(drains.Drained) != 0 {
 		t.Errorf("the address is taken back: %+v", drains)
+	}
+}
+
+// With the traffic policy Local, an endpoint that is drained serves on if no other one of
+// this node is ready, although one elsewhere is.
+func TestLastResort(t *testing.T) {
+	at := func(addr string, local, ready bool) service.Endpoint {
+		return service.Endpoint{Addr: netip.MustParseAddrPort(addr), Local: local, Ready: ready, Serving: true}
+	}
+	here, elsewhere := at("10.1.0.4:80", true, true), at("10.1.1.4:80", false, true)
+	for _, tt := range []struct {
+		name               string
+		internal, external bool
+		drained            service.Endpoint
+		others             []service.Endpoint
+		want               bool
+	}{
+		{"no other", false, false, here, nil, true},
+		{"one elsewhere", false, false, here, []service.Endpoint{elsewhere}, false},
+		{"one elsewhere, internal Local", true, false, here, []service.Endpoint{elsewhere}, true},
+		{"one elsewhere, external Local", false, true, here, []service.Endpoint{elsewhere}, true},
+		{"one here, Local", true, true, here, []service.Endpoint{elsewhere, at("10.1.0.5:80", true, true)}, false},
+		{"one here that is not ready, Local", true, true, here, []service.Endpoint{elsewhere, at("10.1.0.5:80", true, false)}, true},
+		{"drained elsewhere, Local", true, true, elsewhere, []service.Endpoint{at("10.1.1.5:80", false, true)}, false},
+	} {
+		p := &service.Port{InternalLocal: tt.internal, ExternalLocal: tt.external}
+		p.Families[service.IPv4].Endpoints = append([]service.Endpoint{tt.drained}, tt.others...)
+		set := policy.Drained{policy.Drain{Addr: tt.drained.Addr}: {}}
+		if got := isLastResort(p, &tt.drained, set); got != tt.want {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+		}
 	}
 }
 

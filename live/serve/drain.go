@@ -185,18 +185,18 @@ func (h *Handler) drainedNow(ctx context.Context) (list []api.Drained, err error
 		if d.Pod.Name != "" {
 			out.Pod = d.Pod.String()
 		}
-		var at []*service.Port
 		endpointsOf(h.options.Policy().Snapshot(), func(p *service.Port, e *service.Endpoint) {
-			if d.Names(e) && !slices.Contains(at, p) {
-				at = append(at, p)
+			if !d.Names(e) {
+				return
+			}
+			name := p.Name.String()
+			if !slices.Contains(out.Services, name) {
+				out.Services = append(out.Services, name)
+			}
+			if !slices.Contains(out.LastResort, name) && isLastResort(p, e, set) {
+				out.LastResort = append(out.LastResort, name)
 			}
 		})
-		for _, p := range at {
-			out.Services = append(out.Services, p.Name.String())
-			if isLastResort(p, d.Addr.Addr(), set) {
-				out.LastResort = append(out.LastResort, p.Name.String())
-			}
-		}
 		list = append(list, out)
 	}
 	slices.SortFunc(list, func(a, b api.Drained) int {
@@ -205,10 +205,13 @@ func (h *Handler) drainedNow(ctx context.Context) (list []api.Drained, err error
 	return list, err
 }
 
-// isLastResort reports whether all endpoints of a port that could serve are drained,
-// in the family of an address.
-func isLastResort(p *service.Port, a netip.Addr, set policy.Drained) bool {
-	return !slices.ContainsFunc(p.Families[service.FamilyOf(a)].Endpoints, func(e service.Endpoint) bool {
-		return e.Ready && !set.Has(&e)
-	})
+// isLastResort reports whether new connections to a port still go to a drained endpoint:
+// all others of its family that are ready are drained too, or with the traffic policy
+// Local, those on this node.
+func isLastResort(p *service.Port, drained *service.Endpoint, set policy.Drained) bool {
+	isReady := func(e service.Endpoint) bool { return e.Ready && !set.Has(&e) }
+	isReadyHere := func(e service.Endpoint) bool { return e.Local && isReady(e) }
+	all := p.Families[service.FamilyOf(drained.Addr.Addr())].Endpoints
+	return !slices.ContainsFunc(all, isReady) ||
+		drained.Local && (p.InternalLocal || p.ExternalLocal) && !slices.ContainsFunc(all, isReadyHere)
 }

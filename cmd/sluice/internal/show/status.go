@@ -96,7 +96,7 @@ func drained(d *api.Drained) string {
 		text += ", of no service now"
 	}
 	if len(d.LastResort) > 0 {
-		text += "; still used by new connections to " + strings.Join(d.LastResort, ", ") + ", as no other endpoint is ready"
+		text += "; still used by new connections to " + strings.Join(d.LastResort, ", ") + ", as no other endpoint that may serve them is ready"
 	}
 	return text
 }
