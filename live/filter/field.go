@@ -129,7 +129,8 @@ func mentions(r *conntrack.Record, text string) bool {
 		if strings.Contains(n.Namespace, text) || strings.Contains(n.Name.Name, text) || n.Port != "" && strings.Contains(n.Port, text) {
 			return true
 		}
-		if in, name, ok := strings.Cut(text, "/"); ok && strings.HasSuffix(n.Namespace, in) && strings.HasPrefix(n.Name.Name, name) {
+		name, port, ended := strings.Cut(text, ":")
+		if spans(&n.Name, name, ended) && (!ended || n.Port != "" && strings.HasPrefix(n.Port, port)) {
 			return true
 		}
 	}
@@ -137,7 +138,21 @@ func mentions(r *conntrack.Record, text string) bool {
 		return true
 	}
 	ep := r.Endpoint
-	return ep != nil && (inAddress(ep.Addr, text) || strings.Contains(ep.Pod.Name, text) || strings.Contains(ep.Node, text) || containsFold(ep.Zone, text))
+	return ep != nil && (inAddress(ep.Addr, text) || strings.Contains(ep.Pod.Name, text) || spans(&ep.Pod, text, false) ||
+		strings.Contains(ep.Node, text) || containsFold(ep.Zone, text))
+}
+
+// spans reports whether namespace/name contains a text that has the slash, or if it ended
+// there, ends with a text.
+func spans(n *service.Name, text string, ended bool) bool {
+	in, name, slash := strings.Cut(text, "/")
+	switch {
+	case slash && ended:
+		return strings.HasSuffix(n.Namespace, in) && n.Name == name
+	case slash:
+		return strings.HasSuffix(n.Namespace, in) && strings.HasPrefix(n.Name, name)
+	}
+	return ended && strings.HasSuffix(n.Name, text)
 }
 
 // containsFold reports whether a name, which may have capitals, contains a text in lower

@@ -98,6 +98,15 @@ func TestMatch(t *testing.T) {
 		{"cart", true, true},
 		{"CART", true, true},
 		{"p/ca", true, true},
+		{"shop/cart:http", true, true},
+		{"p/cart:ht", true, true},
+		{"rt:http", true, true},
+		{":http", true, true},
+		{"shop/ca:http", false, false},
+		{"cart:https", false, false},
+		{"shop/cart-2", true, false},
+		{"op/cart-2", true, false},
+		{"other/cart-2", false, false},
 		{"10.1.0.5", true, false},
 		{"node-b cart-2", true, false},
 		{"z2", true, false},
@@ -184,6 +193,10 @@ node needs a value here, such as node=node-b`},
 pod="a b
     ^^^^
 this quote has no end`},
+		{`node=a ""`, `
+node=a ""
+       ^^
+this word is empty; id>0 selects all`},
 		{`pod=a"b"`, `
 pod=a"b"
     ^^^^
@@ -257,7 +270,7 @@ func TestJoin(t *testing.T) {
 
 // Match runs on event loops when connections are ended.
 func TestMatchAllocatesNothing(t *testing.T) {
-	f, err := Parse("service=shop/cart endpoint=10.1.0.0/16 tried=10.1.0.4 bytes>1MB end=endpoint_reset cart-2 10.1.0.5 error=timeout")
+	f, err := Parse("service=shop/cart endpoint=10.1.0.0/16 tried=10.1.0.4 bytes>1MB end=endpoint_reset cart-2 shop/cart:http shop/cart-2 10.1.0.5 error=timeout")
 	if err != nil {
 		t.Fatal(err)
 	}

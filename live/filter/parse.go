@@ -139,6 +139,9 @@ func (p *parser) search(from, to int) (term, error) {
 	if err != nil {
 		return term{}, err
 	}
+	if text == "" { // sluice close would end all connections
+		return term{}, p.fail(from, to, "this word is empty; id>0 selects all")
+	}
 	if p.values++; p.values > maxValues {
 		return term{}, p.tooMany(from, to)
 	}

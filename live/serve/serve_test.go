@@ -229,6 +229,9 @@ func TestConnections(t *testing.T) {
 	if services.Matched != 1 || services.Services[0].Service != "shop/web:http" || services.Services[0].VIPs[0] != "10.96.0.10" {
 		t.Errorf("%+v", services)
 	}
+	if s.ask(t, "/v1/services?search=Shop/Web-A", 200, &services); services.Matched != 1 {
+		t.Errorf("the name of a pod: %+v", services)
+	}
 	s.ask(t, "/v1/failures?service=shop/web&limit=1", 200, &failures)
 	if len(failures.Failures) != 1 {
 		t.Errorf("%+v", failures)

@@ -58,7 +58,7 @@ func portMentions(p *service.Port, text string) bool {
 			return true
 		}
 		if slices.ContainsFunc(p.Families[f].Endpoints, func(e service.Endpoint) bool {
-			return strings.Contains(e.Addr.String(), text) || strings.Contains(e.Pod.Name, text) || strings.Contains(e.Node, text)
+			return strings.Contains(e.Addr.String(), text) || strings.Contains(e.PodName(), text) || strings.Contains(e.Node, text)
 		}) {
 			return true
 		}
