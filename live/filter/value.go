@@ -150,6 +150,10 @@ func parsePlace(text string) (place, error) {
 	}
 	addr = strings.TrimSuffix(strings.TrimPrefix(addr, "["), "]")
 	if prefix, err := netip.ParsePrefix(addr); err == nil {
+		// Addresses of records are never mapped ones.
+		if a := prefix.Addr(); a.Is4In6() && prefix.Bits() >= 96 {
+			prefix = netip.PrefixFrom(a.Unmap(), prefix.Bits()-96)
+		}
 		p.prefix = prefix.Masked()
 		return p, nil
 	}
