@@ -44,7 +44,9 @@ func historyQuestion(p *params) (q live.Question, err error) {
 	name, endpoint := p.Get("service"), p.Get("endpoint")
 	switch by := cmp.Or(p.Get("by"), "total"); by {
 	case "service":
-		q.By = live.ByService
+		if q.By = live.ByService; endpoint != "" {
+			return q, wrong("by=service is of all endpoints: use by=endpoint")
+		}
 	case "endpoint":
 		q.By = live.ByService | live.ByEndpoint
 	case "total":
@@ -54,14 +56,17 @@ func historyQuestion(p *params) (q live.Question, err error) {
 	default:
 		return q, wrong("by %q: not one of endpoint, service, total", by)
 	}
+	var only netip.AddrPort // as an address may be written in several ways
 	if endpoint != "" {
-		if _, err := netip.ParseAddrPort(endpoint); err != nil {
+		ep, err := netip.ParseAddrPort(endpoint)
+		if err != nil {
 			return q, wrong("parameter endpoint: %q is not an address and port", endpoint)
 		}
+		only = netip.AddrPortFrom(ep.Addr().Unmap(), ep.Port())
 	}
 	q.Match = func(s *live.SeriesName) bool {
 		return (name == "" || s.Service.String() == name || s.Service.Name.String() == name) &&
-			(endpoint == "" || s.Endpoint.String() == endpoint)
+			(endpoint == "" || s.Endpoint == only)
 	}
 	q.Sort = cmp.Or(p.Get("sort"), "opened")
 	if !slices.Contains(live.Ratings(), q.Sort) {

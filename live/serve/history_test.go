@@ -25,7 +25,7 @@ func TestHistory(t *testing.T) {
 	var got api.History
 	wait.For(t, "the history has a connection", time.Minute, func() error {
 		got = api.History{} // absent fields must not stay
-		s.ask(t, "/v1/history?by=endpoint&service=shop/web:http&endpoint=10.1.0.5:80", 200, &got)
+		s.ask(t, "/v1/history?by=endpoint&service=shop/web:http&endpoint=[::ffff:10.1.0.5]:80", 200, &got)
 		if len(got.Series) == 0 {
 			return errors.New("no series")
 		}
@@ -63,7 +63,7 @@ func TestHistoryRefuses(t *testing.T) {
 	s := newSite(t)
 	for _, tt := range []struct{ query, want string }{
 		{"by=pod", "by"}, {"service=shop/web", "by=total"}, {"since=NaN", "since"}, {"since=-1", "since"}, {"since=x", "since"},
-		{"limit=1001", "limit"}, {"sort=nix", "sort"}, {"by=endpoint&endpoint=10.0.0.1", "endpoint"}, {"nix=1", "nix"},
+		{"limit=1001", "limit"}, {"sort=nix", "sort"}, {"by=endpoint&endpoint=10.0.0.1", "endpoint"}, {"by=service&endpoint=10.0.0.1:80", "by=endpoint"}, {"nix=1", "nix"},
 	} {
 		var failed api.Error
 		if s.ask(t, "/v1/history?"+tt.query, 400, &failed); !strings.Contains(failed.Error, tt.want) {
