@@ -24,7 +24,7 @@ func TestPage(t *testing.T) {
 		name string
 		test func(*testing.T, *demo, *browser)
 	}{
-		{"EachService", eachService}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Address", addressed}, {"Story", retriedStory}, {"UDPStory", udpStory}, {"Charts", charted},
+		{"EachService", eachService}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Address", addressed}, {"Story", retriedStory}, {"UDPStory", udpStory}, {"NumberAgain", numberAgain}, {"Charts", charted},
 		{"Records", pausing}, {"Explain", explained}, {"Keyboard", keyboard}, {"ManyServices", manyShown}, {"HostileNames", hostileNames}, {"Pictures", pictures}, {"Policy", policy}, {"Headers", headers},
 	} {
 		if !t.Run(part.name, func(t *testing.T) {
@@ -155,6 +155,37 @@ func udpStory(t *testing.T, _ *demo, b *browser) {
 		if got != want {
 			t.Errorf("%s: %q, want %q", rest, got, want)
 		}
+	}
+}
+
+// module returns what a function makes of a module of the page.
+func module[T any](b *browser, path, function string) (value T) {
+	b.t.Helper()
+	b.run(chromedp.Evaluate(fmt.Sprintf("import(%q).then(%s)", path, function), &value, func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }))
+	return value
+}
+
+// A proxy that starts again gives numbers again: the record that the page has of the last
+// connection with a number is not the story of the next one.
+func numberAgain(t *testing.T, _ *demo, b *browser) {
+	const one = `({ id: 2e9, protocol: "TCP", client: "10.244.0.11:4000", vip: "10.96.0.20:80", vip_kind: "ClusterIP", affinity: "none", attempts: 1, connect_us: 1,
+		bytes_from_client: 31, bytes_from_endpoint: 47, duration_us: 2000, ...more })`
+	const stories = `async ({ story }) => {
+		const { keep } = await import("/js/records.js"), { note, samples } = await import("/js/samples.js");
+		const one = (more) => ` + one + `;
+		const before = one({ time: "2026-06-01T12:00:00Z", end: "client_fin", endpoint: "10.244.1.8:80" });
+		keep(before);
+		note(before);
+		const now = one({ time: "2026-06-01T13:00:00Z", end: "idle", endpoint: "10.244.1.9:80" });
+		const told = [now, before].map((seen) => {
+			const { root, stop } = story({ id: 2e9, seen });
+			stop();
+			return root.querySelector(".attempts .code").textContent;
+		});
+		return told.join(" ") + " " + samples(now).length + samples(before).length;
+	}`
+	if got, want := module[string](b, "/js/story.js", stories), "10.244.1.9:80 10.244.1.8:80 01"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 

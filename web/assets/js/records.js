@@ -18,8 +18,14 @@ export function keep(record) {
   if (kept.size > mostKept) kept.delete(kept.keys().next().value);
 }
 
-/** Returns the record of a connection that has ended, if the page has seen it. */
-export const recordOf = (id) => kept.get(id);
+/**
+ * Returns the record of a connection that has ended, if the page has seen it. A proxy that
+ * starts again gives numbers again: time, if it is known, says whose.
+ */
+export function recordOf(id, time) {
+  const record = kept.get(id);
+  return record && (time === undefined || record.time === time) ? record : undefined;
+}
 
 export function recordsView() {
   let stop = null;

@@ -2,13 +2,16 @@
 
 const mostConnections = 400;
 const mostSamples = 240;
-const all = new Map(); // by number, the one looked at last is last
+const all = new Map(); // the one looked at last is last
+
+/** What tells connections apart: a proxy that starts again gives numbers again. */
+const keyOf = (c) => c.id + " " + c.time;
 
 /** Keeps the bytes that a connection has moved until now. */
 export function note(c) {
-  const list = all.get(c.id) ?? [];
-  all.delete(c.id);
-  all.set(c.id, list);
+  const list = all.get(keyOf(c)) ?? [];
+  all.delete(keyOf(c));
+  all.set(keyOf(c), list);
   const sample = { us: c.duration_us, from: c.bytes_from_client, to: c.bytes_from_endpoint };
   const last = list[list.length - 1];
   if (last && last.us >= sample.us) return;
@@ -22,4 +25,4 @@ export function note(c) {
 }
 
 /** Returns the samples of a connection, oldest first. */
-export const samples = (id) => all.get(id) ?? [];
+export const samples = (c) => all.get(keyOf(c)) ?? [];

@@ -39,7 +39,7 @@ function steps(c) {
 
 /** Returns the panel of a connection. */
 export function story(selection) {
-  let c = recordOf(selection.id) ?? selection.seen ?? null;
+  let c = recordOf(selection.id, selection.seen?.time) ?? selection.seen ?? null;
   let gone = false;
   let why = null;
   let asked = "";
@@ -81,7 +81,7 @@ export function story(selection) {
   }
 
   function flow() {
-    const list = [{ us: 0, from: 0, to: 0 }, ...samples(c.id).filter((s) => s.us <= c.duration_us), { us: c.duration_us, from: c.bytes_from_client, to: c.bytes_from_endpoint }];
+    const list = [{ us: 0, from: 0, to: 0 }, ...samples(c).filter((s) => s.us <= c.duration_us), { us: c.duration_us, from: c.bytes_from_client, to: c.bytes_from_endpoint }];
     const most = Math.max(1, ...list.map((s) => Math.max(s.from, s.to)));
     const end = Math.max(1, c.duration_us);
     const d = (name) => list.map((s, i) => (i ? "L" : "M") + ((s.us / end) * W).toFixed(1) + " " + (H - 1 - (s[name] / most) * (H - 6)).toFixed(1)).join("");
@@ -143,7 +143,7 @@ export function story(selection) {
   }
 
   const ended = (r) => {
-    if (!r.end) return;
+    if (!r.end || (c && r.time !== c.time)) return;
     keep(r);
     c = r;
     for (const stop of stops) stop();
@@ -153,16 +153,20 @@ export function story(selection) {
   if (!c?.end) {
     const asking = poll(500, async (signal) => {
       try {
-        c = await get("connections/" + selection.id, {}, signal);
-        note(c);
-        draw();
+        const now = await get("connections/" + selection.id, {}, signal);
+        if (!c || now.time === c.time) {
+          c = now;
+          note(c);
+          return draw();
+        } // else the proxy has started again, and the number is another connection's
       } catch (error) {
         if (signal.aborted || !(error instanceof Refused) || error.status !== 404) return;
-        gone = true;
-        if (recordOf(selection.id)) return ended(recordOf(selection.id));
-        draw();
-        asking.stop();
       }
+      gone = true;
+      const record = recordOf(selection.id, c?.time);
+      if (record) return ended(record);
+      draw();
+      asking.stop();
     });
     stops.push(asking.stop, follow("tap", { filter: "id=" + selection.id }, ended));
   }
