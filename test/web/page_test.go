@@ -24,7 +24,7 @@ func TestPage(t *testing.T) {
 		name string
 		test func(*testing.T, *demo, *browser)
 	}{
-		{"EachService", eachService}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Address", addressed}, {"Story", retriedStory}, {"UDPStory", udpStory}, {"NumberAgain", numberAgain}, {"Charts", charted},
+		{"EachService", eachService}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Address", addressed}, {"Story", retriedStory}, {"UDPStory", udpStory}, {"NumberAgain", numberAgain}, {"LastPage", lastPage}, {"Charts", charted},
 		{"Records", pausing}, {"Explain", explained}, {"Keyboard", keyboard}, {"ManyServices", manyShown}, {"HostileNames", hostileNames}, {"Pictures", pictures}, {"Policy", policy}, {"Headers", headers},
 	} {
 		if !t.Run(part.name, func(t *testing.T) {
@@ -185,6 +185,27 @@ func numberAgain(t *testing.T, _ *demo, b *browser) {
 		return told.join(" ") + " " + samples(now).length + samples(before).length;
 	}`
 	if got, want := module[string](b, "/js/story.js", stories), "10.244.1.9:80 10.244.1.8:80 01"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// When fewer connections are left than there were pages, the last page is asked for.
+func lastPage(t *testing.T, _ *demo, b *browser) {
+	const turned = `({ table }) => {
+		let matched = 120;
+		const asked = [];
+		const answer = (first, page) => t.set([...Array(Math.max(0, Math.min(page, matched - first)))].map((_, i) => ({ id: first + i })), matched);
+		const t = table({ label: "", columns: [{ key: "id", label: "", value: (x) => String(x.id) }], key: (x) => String(x.id), sort: { key: "id" }, empty: () => "none",
+			open() {}, query: (by, first, page) => (asked.push(first), answer(first, page)) });
+		answer(0, 50);
+		const next = [...t.root.querySelectorAll("button")].at(-1);
+		next.click();
+		next.click();
+		matched = 60;
+		answer(100, 50);
+		return asked.join(" ") + ": " + t.root.querySelector(".where").textContent;
+	}`
+	if got, want := module[string](b, "/js/table.js", turned), "50 100 50: 51 to 60 of 60"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

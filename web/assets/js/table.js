@@ -119,6 +119,11 @@ export function table({ label, columns, key, open, sort, page = 50, query, empty
     root,
     /** Shows rows; of a query, those of the page, and how many match in all. */
     set(list, all = list.length) {
+      if (query && list.length === 0 && all > 0 && first > 0) { // fewer match than before
+        first = Math.floor((all - 1) / page) * page;
+        query(by, first, page);
+        return;
+      }
       rows = list;
       matched = all;
       draw();
