@@ -24,7 +24,7 @@ func TestPage(t *testing.T) {
 		name string
 		test func(*testing.T, *demo, *browser)
 	}{
-		{"EachService", eachService}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Address", addressed}, {"Story", retriedStory}, {"UDPStory", udpStory}, {"NumberAgain", numberAgain}, {"LastPage", lastPage}, {"Charts", charted},
+		{"EachService", eachService}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Address", addressed}, {"Story", retriedStory}, {"UDPStory", udpStory}, {"NumberAgain", numberAgain}, {"LastPage", lastPage}, {"Networks", networks}, {"Charts", charted},
 		{"Records", pausing}, {"Explain", explained}, {"Keyboard", keyboard}, {"ManyServices", manyShown}, {"HostileNames", hostileNames}, {"Pictures", pictures}, {"Policy", policy}, {"Headers", headers},
 	} {
 		if !t.Run(part.name, func(t *testing.T) {
@@ -207,6 +207,18 @@ func lastPage(t *testing.T, _ *demo, b *browser) {
 	}`
 	if got, want := module[string](b, "/js/table.js", turned), "50 100 50: 51 to 60 of 60"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// The network of many clients is a filter that finds them.
+func networks(t *testing.T, _ *demo, b *browser) {
+	for address, want := range map[string]string{
+		"10.244.0.11": "10.244.0.0/24", "fd00:1::2": "fd00:1::/64", "::1": "::/64", "fd00:1:2:3:4:5:6:7": "fd00:1:2:3::/64",
+		"fd00::1:a8bb:ccff:fe00:1": "fd00:0:0:1::/64", "2001:db8:0:1::5": "2001:db8:0:1::/64", "2001:db8::5:6:7:8": "2001:db8::/64", "1::": "1::/64",
+	} {
+		if got := module[string](b, "/js/mapmodel.js", fmt.Sprintf("({ network }) => network(%q)", address)); got != want {
+			t.Errorf("%s: %s, want %s", address, got, want)
+		}
 	}
 }
 

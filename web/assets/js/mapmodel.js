@@ -23,10 +23,12 @@ function add(sum, row, failures) {
 }
 
 /** The network of an address: /24 or /64. */
-function network(address) {
+export function network(address) {
   if (!address.includes(":")) return address.slice(0, address.lastIndexOf(".")) + ".0/24";
-  const parts = address.split("::")[0].split(":").slice(0, 4);
-  return parts.join(":") + "::/64";
+  const [start, end] = address.split("::").map((half) => (half ? half.split(":") : []));
+  const zeros = end ? Array(8 - start.length - end.length).fill("0") : [];
+  const parts = [...start, ...zeros, ...(end ?? [])].slice(0, 4);
+  return parts.join(":").replace(/(^|:)0(:0)*$/, "") + "::/64";
 }
 
 const busy = new Map(); // Services by when they were last busy, so that they do not flicker
