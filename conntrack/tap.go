@@ -48,6 +48,7 @@ type Tap struct {
 	first int        // the oldest record
 	count int
 	lost  uint64
+	ahead int // records that were there before the first of the lost ones
 
 	wake chan struct{}
 }
@@ -166,9 +167,7 @@ func (s *taps) RecordsLost(n uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for p := range s.all {
-		p.mu.Lock()
-		p.lost += n
-		p.mu.Unlock()
+		p.lose(n)
 	}
 }
 
@@ -184,7 +183,7 @@ func (p *Tap) put(batch []Record) {
 			continue
 		}
 		if p.records++; p.rate > 0 && p.records > p.rate {
-			p.lose()
+			p.lose(1)
 			continue
 		}
 		added = true
@@ -198,11 +197,18 @@ func (p *Tap) put(batch []Record) {
 	}
 }
 
-// lose counts a record as lost.
-func (p *Tap) lose() {
+// lose counts records as lost.
+func (p *Tap) lose(n uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.lost++
+	p.loseLocked(n)
+}
+
+func (p *Tap) loseLocked(n uint64) {
+	if p.lost == 0 {
+		p.ahead = p.count
+	}
+	p.lost += n
 }
 
 // add adds a record, or counts it as lost.
@@ -211,7 +217,7 @@ func (p *Tap) add(r *Record) {
 	defer p.mu.Unlock()
 	if p.count == len(p.ring) {
 		if len(p.ring) >= tapRoom {
-			p.lost++
+			p.loseLocked(1)
 			return
 		}
 		larger := make([]Record, min(max(2*len(p.ring), batchSize), tapRoom))
@@ -241,7 +247,8 @@ func (p *Tap) Next(ctx context.Context, buf []Record) (n int, lost uint64, err e
 }
 
 // take moves waiting records into buf. The loss comes after the records that were
-// there before it.
+// there before it began, not when none waits: with a reader that is always too slow, some
+// always do.
 func (p *Tap) take(buf []Record) (n int, lost uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -252,7 +259,7 @@ func (p *Tap) take(buf []Record) (n int, lost uint64) {
 		p.count--
 		n++
 	}
-	if p.count == 0 {
+	if p.ahead -= min(n, p.ahead); p.ahead == 0 {
 		lost, p.lost = p.lost, 0
 	}
 	return n, lost

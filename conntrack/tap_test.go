@@ -129,6 +129,27 @@ func TestSlowTapLosesItsOwnRecords(t *testing.T) {
 	closeTable(t, table)
 }
 
+// A reader that is always too slow is told what it loses while it reads.
+func TestAlwaysSlowTapIsToldItsLoss(t *testing.T) {
+	tap := &Tap{wake: make(chan struct{}, 1)}
+	batch, buf := make([]Record, 2*batchSize), make([]Record, batchSize)
+	var put, took, told uint64
+	for range 100 * tapRoom / batchSize {
+		tap.put(batch)
+		put += uint64(len(batch))
+		n, lost := tap.take(buf)
+		if took += uint64(n); lost > 0 {
+			told += lost
+			if waits := uint64(tap.count); took+told+waits != put {
+				t.Fatalf("of %d records %d were read, %d wait, and %d are told as lost", put, took, waits, told)
+			}
+		}
+	}
+	if told < put/4 {
+		t.Errorf("of %d records %d were read, and %d are told as lost", put, took, told)
+	}
+}
+
 func TestTapsAreBounded(t *testing.T) {
 	table := NewTable(Options{})
 	for range maxTaps {
@@ -293,7 +314,7 @@ func TestTapTellsOfLossAlone(t *testing.T) {
 	defer tap.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	time.AfterFunc(10*time.Millisecond, tap.lose) // while Next waits
+	time.AfterFunc(10*time.Millisecond, func() { tap.lose(1) }) // while Next waits
 	if n, lost, err := tap.Next(ctx, make([]Record, 1)); n != 0 || lost != 1 || err != nil {
 		t.Errorf("%d records, %d lost, %v", n, lost, err)
 	}
