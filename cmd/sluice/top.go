@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"strconv"
@@ -103,14 +104,11 @@ func (o *topOptions) print(ctx context.Context, cmd *cobra.Command, c *client.Cl
 				return err
 			}
 		} else {
-			const wide = 60
-			if _, err := fmt.Fprintln(out, top.Header(wide)); err != nil {
+			if _, err := io.WriteString(out, top.Table(f)); err != nil {
 				return err
 			}
-			for i := range f.Rows {
-				if _, err := fmt.Fprintln(out, top.Row(&f.Rows[i], wide)); err != nil {
-					return err
-				}
+			if more := f.Groups - len(f.Rows); more > 0 {
+				cmd.PrintErrf("and %d more\n", more)
 			}
 		}
 		if printed++; printed == o.frames {

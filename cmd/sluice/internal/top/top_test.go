@@ -200,3 +200,20 @@ func TestMoving(t *testing.T) {
 		t.Errorf("the end of what is typed is out of sight:\n%s", s.View())
 	}
 }
+
+// A printed table has whole names.
+func TestTable(t *testing.T) {
+	long := strings.Repeat("a", 63) + "/" + strings.Repeat("b", 63) + ":http [fd00:10:244::11]:8080 shop/cart-2"
+	service, rest, _ := strings.Cut(long, " ")
+	endpoint, pod, _ := strings.Cut(rest, " ")
+	got := Table(&api.Frame{Rows: []api.Rates{{Service: "shop/web", Open: 3}, {Service: service, Endpoint: endpoint, Pod: pod, Open: 12}}})
+	lines := strings.Split(strings.TrimSuffix(got, "\n"), "\n")
+	if len(lines) != 3 || !strings.HasPrefix(lines[0], "NAME ") || !strings.HasPrefix(lines[1], "shop/web ") || !strings.HasPrefix(lines[2], long+" ") {
+		t.Fatalf("the table is\n%s", got)
+	}
+	for i, line := range lines {
+		if len(line) != len(lines[0]) {
+			t.Errorf("line %d has %d bytes, and the first %d", i, len(line), len(lines[0]))
+		}
+	}
+}

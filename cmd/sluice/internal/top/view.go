@@ -159,8 +159,19 @@ func (m *Model) table(b *strings.Builder) {
 	}
 }
 
-// Header returns the headings of Row.
-func Header(wide int) string { return header(columns, wide) }
+// Table returns the rows of a frame with all columns, and with whole names: a program may
+// read it.
+func Table(f *api.Frame) string {
+	wide := 60
+	for i := range f.Rows {
+		wide = max(wide, utf8.RuneCountInString(Name(&f.Rows[i]))+1)
+	}
+	text := header(columns, wide) + "\n"
+	for i := range f.Rows {
+		text += row(&f.Rows[i], columns, wide) + "\n"
+	}
+	return text
+}
 
 func header(shown []column, wide int) string {
 	line := pad("NAME", wide)
@@ -169,9 +180,6 @@ func header(shown []column, wide int) string {
 	}
 	return line
 }
-
-// Row returns a line of the table, with a name of a width.
-func Row(r *api.Rates, wide int) string { return row(r, columns, wide) }
 
 func row(r *api.Rates, shown []column, wide int) string {
 	name := cut(Name(r), wide-1)
