@@ -17,8 +17,11 @@ type Server struct {
 	group *Group
 }
 
+// maxHeader bounds a request's line and header.
+const maxHeader = 16 << 10
+
 // New creates a server whose connections belong to a group. A request must arrive
-// within 10 s; answer bounds the time for its answer.
+// within 10 s, and its header within 5 s; answer bounds the time for its answer.
 func New(g *Group, h http.Handler, answer time.Duration) *Server {
 	return &Server{group: g, Server: http.Server{
 		Handler:           withoutBody(h),
@@ -27,7 +30,7 @@ func New(g *Group, h http.Handler, answer time.Duration) *Server {
 		ReadTimeout:       10 * time.Second,
 		WriteTimeout:      answer,
 		IdleTimeout:       time.Minute,
-		MaxHeaderBytes:    16 << 10,
+		MaxHeaderBytes:    maxHeader - 4<<10,          // net/http reads 4 KiB more
 		ErrorLog:          log.New(io.Discard, "", 0), // these are errors of single clients
 	}}
 }

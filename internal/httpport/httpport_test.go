@@ -59,6 +59,25 @@ func ask(c net.Conn) error {
 	return resp.Body.Close()
 }
 
+// A header of 16 KiB is taken, and a longer one is not.
+func TestHeaderIsBounded(t *testing.T) {
+	address := serve(t, &Group{})
+	for size, want := range map[int]int{maxHeader: http.StatusOK, maxHeader + 1: http.StatusRequestHeaderFieldsTooLarge} {
+		text := "GET / HTTP/1.1\r\nHost: node\r\nX: \r\n\r\n"
+		text = strings.Replace(text, "X: ", "X: "+strings.Repeat("x", size-len(text)), 1)
+		c := dial(t, "127.0.0.1", address, text)
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatalf("%d bytes: %v", size, err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("%d bytes: %s, want %d", size, resp.Status, want)
+		}
+	}
+}
+
 func (g *Group) count() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
