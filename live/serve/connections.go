@@ -123,7 +123,7 @@ func (h *Handler) tap(s *stream, q *params) error {
 
 // failures answers with the last failed attempts.
 func (h *Handler) failures(r *http.Request, q *params) (any, error) {
-	limit, wanted, name := q.number("limit", api.DefaultRows, api.MaxRows), q.endpoint(), q.Get("service")
+	limit, wanted, name := q.number("limit", api.DefaultRows, api.MaxRows), q.endpoint(), q.service()
 	if q.err != nil {
 		return nil, q.err
 	}

@@ -41,7 +41,7 @@ func (h *Handler) history(_ *http.Request, q *params) (any, error) {
 
 // historyQuestion reads the parameters of a request for the history.
 func historyQuestion(p *params) (q live.Question, err error) {
-	name, endpoint := p.Get("service"), p.Get("endpoint")
+	name, endpoint := p.service(), p.Get("endpoint")
 	switch by := cmp.Or(p.Get("by"), "total"); by {
 	case "service":
 		if q.By = live.ByService; endpoint != "" {

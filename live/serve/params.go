@@ -84,6 +84,15 @@ func (q *params) endpoint() netip.AddrPort {
 	return ep
 }
 
+// service reads the name of a Service or of a port of it; empty if it is missing.
+func (q *params) service() string {
+	text := q.Get("service")
+	if namespace, name, _ := strings.Cut(text, "/"); text != "" && (namespace == "" || name == "") {
+		q.note(wrong("parameter service: %q is not namespace/name or namespace/name:port", text))
+	}
+	return text
+}
+
 func parseEndpoint(text string) (_ netip.AddrPort, ok bool) {
 	if ep, err := netip.ParseAddrPort(text); err == nil {
 		return netip.AddrPortFrom(ep.Addr().Unmap(), ep.Port()), true

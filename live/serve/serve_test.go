@@ -223,6 +223,14 @@ func TestConnections(t *testing.T) {
 		}
 	}
 	s.ask(t, "/v1/failures?endpoint=web-1", 400, &failed)
+	for _, service := range []string{"web", "/web", "shop/"} {
+		for _, path := range []string{"/v1/failures?service=", "/v1/services?service=", "/v1/history?by=service&service="} {
+			failed = api.Error{}
+			if s.ask(t, path+service, 400, &failed); !strings.Contains(failed.Error, "namespace/name") {
+				t.Errorf("%s%s: %+v", path, service, failed)
+			}
+		}
+	}
 	s.ask(t, "/v1/destinations?steering=nix", 400, &failed)
 	var services api.Services
 	s.ask(t, "/v1/services?search=10.96.0.1", 200, &services)

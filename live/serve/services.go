@@ -18,11 +18,11 @@ import (
 func (h *Handler) services(_ *http.Request, q *params) (any, error) {
 	whole := q.filter()
 	offset, limit := q.page()
+	search, name := strings.ToLower(q.Get("search")), q.service()
 	if q.err != nil {
 		return nil, q.err
 	}
 	terms, all := whole.Configured()
-	search, name := strings.ToLower(q.Get("search")), q.Get("service")
 	var found []*service.Port
 	for _, p := range h.options.Policy().Snapshot().Ports {
 		if p == nil || name != "" && p.Name.String() != name && p.Name.Name.String() != name {
