@@ -244,8 +244,18 @@ var promises = []mutation{
 	},
 	{
 		name: "tap-loss-miscounted", what: "a slow reader of records is told a wrong number of what it has lost",
-		file: "conntrack/tap.go", old: "\t\t\tp.lost++", new: "\t\t\tp.lost += 2",
+		file: "conntrack/tap.go", old: "p.loseLocked(1)", new: "p.loseLocked(2)",
 		pkg: "conntrack", test: "TestSlowTapLosesItsOwnRecords",
+	},
+	{
+		name: "tap-loss-told-when-nothing-waits", what: "a reader of records that is always too slow is never told of its loss",
+		file: "conntrack/tap.go", old: "p.ahead -= min(n, p.ahead); p.ahead == 0 {", new: "p.ahead -= min(n, p.ahead); p.count == 0 {",
+		pkg: "conntrack", test: "TestAlwaysSlowTapIsToldItsLoss",
+	},
+	{
+		name: "drain-forgets-local-policy", what: "sluice drain does not say that a pod still serves ports whose traffic policy is Local",
+		file: "live/serve/drain.go", old: "drained.Local && (p.InternalLocal || p.ExternalLocal) &&", new: "drained.Local && p.InternalLocal && p.ExternalLocal &&",
+		pkg: "live/serve", test: "TestLastResort",
 	},
 	{
 		name: "walks-never-rest", what: "clients that list all connections again and again take the event loops' time",
