@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"os"
 	"os/signal"
 	"runtime"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/cmd/sluice/internal/hangup"
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/kubeproxyconfig"
 	"github.com/sluice-proxy/sluice/datagram"
 	"github.com/sluice-proxy/sluice/flow"
@@ -102,8 +102,7 @@ SIGHUP reopens the access log.`,
 			if o.version.given {
 				return writeVersion(cmd.OutOrStdout())
 			}
-			hangups := make(chan os.Signal, 1)
-			signal.Notify(hangups, syscall.SIGHUP) // first of all: it ends a program that does not
+			hangups := hangup.Notify()
 			switch {
 			case o.writeConfigTo != "":
 				return kubeproxyconfig.Write(o.writeConfigTo, kubeproxyconfig.Default())

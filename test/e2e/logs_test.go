@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -152,25 +153,21 @@ func fill(t *testing.T, w *os.File) {
 	}
 }
 
-// TestHangupDuringTheStart sends SIGHUP continuously from the time when the proxy
-// has opened a socket until it is ready.
+// TestHangupDuringTheStart sends SIGHUP continuously from the time when the proxy takes
+// it, which must be before the packages of the API's types are made ready, until it is
+// ready.
 func TestHangupDuringTheStart(t *testing.T) {
-	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	p := prepareProxy(t, lab, []webService{webOn(lab)})
+	built(t)                           // without a line for each of the compiler's packages
+	t.Setenv("GODEBUG", "inittrace=1") // a line when a package is ready
 	p.launch()
-	files := fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid)
-	wait.For(t, "it has begun: it has a socket", startTimeout, func() error {
-		list, err := os.ReadDir(files)
-		if err != nil {
-			return err
+	began := regexp.MustCompile(`(?m)^init \S+/internal/hangup `)
+	wait.For(t, "it takes SIGHUP", startTimeout, func() error {
+		if !began.MatchString(p.stderr.String()) {
+			return errNotYet
 		}
-		for _, f := range list {
-			if target, _ := os.Readlink(filepath.Join(files, f.Name())); strings.HasPrefix(target, "socket:") {
-				return nil
-			}
-		}
-		return errNotYet
+		return nil
 	})
 	wait.For(t, "sluice is ready", readyTimeout, func() error {
 		select {
@@ -184,5 +181,9 @@ func TestHangupDuringTheStart(t *testing.T) {
 		}
 		return nil
 	})
+	text := p.stderr.String()
+	if api := strings.Index(text, "init k8s.io/"); api < 0 || api < began.FindStringIndex(text)[0] {
+		t.Errorf("SIGHUP is taken only after the API's types are ready:\n%s", text)
+	}
 	p.stop()
 }
