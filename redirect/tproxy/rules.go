@@ -75,7 +75,8 @@ func newRule(chain string, parts ...[]expr.Any) rule { return rule{chain, slices
 //	                  meta l4proto tcp tcp flags & (syn | ack) != syn accept
 //	                  ip daddr . meta l4proto . th dport @refuse4 goto refuse
 //	                  ip daddr . meta l4proto . th dport @silent4 goto silence
-//	                  as the second of to4, with @take4 and meta mark set meta mark | 0x1000
+//	                  as the fourth of to4, with @take4 and meta mark set meta mark | 0x1000
+//	                  ip daddr . meta l4proto . th dport map @take4 goto refuse
 //	chain refuse:     meta l4proto tcp tcp flags & (syn | ack) == syn reject with tcp reset
 //	                  meta l4proto udp reject with icmpx port-unreachable
 //	                  socket transparent 1 notrack accept
@@ -265,6 +266,8 @@ func rulesIn(v version, generation int, n numbers) []rule {
 		newRule(others, isFamily(v), toDestination, found(set(refuse)), goTo(chainRefuse)),
 		newRule(others, isFamily(v), toDestination, found(set(silent)), goTo(chainSilence)),
 		newRule(others, isFamily(v), toDestination, target(set(take)), setMark(n.steerMark), toListener(v), untracked),
+		// The listener has ended with its process: a server of the host's may be found (F4).
+		newRule(others, isFamily(v), toDestination, target(set(take)), goTo(chainRefuse)),
 	)
 }
 

@@ -17,8 +17,9 @@ import (
 
 // TestHostsServersDoNotAnswerForAKilledProxy kills the proxy on a node whose own
 // servers listen on all addresses, at the Service's ports. Until the next start,
-// no client may reach them by the Service's addresses (F4). Other ports of these
-// addresses refuse or drop, and so do addresses that no Service has.
+// no client may reach them by the Service's addresses (F4), also external ones that are
+// not the node's. Other ports of these addresses refuse or drop, and so do addresses that
+// no Service has.
 func TestHostsServersDoNotAnswerForAKilledProxy(t *testing.T) {
 	forModes(t, func(t *testing.T, m mode) {
 		if m.lacks(shieldAfterKill) {
@@ -33,8 +34,20 @@ func TestHostsServersDoNotAnswerForAKilledProxy(t *testing.T) {
 		}
 		web, dns := webOn(lab), webOn(lab)
 		dns.name, dns.vips = "dns", []string{"10.96.0.11", "fd00:96::11"}
-		p := prepareProxy(t, lab, []webService{web})
-		p.write("dns.yaml", strings.ReplaceAll(dns.yaml(), "protocol: TCP", "protocol: UDP"))
+		external := map[string][]string{"tcp": nonLocalIPs, "udp": {"203.0.113.11", "2001:db8:113::11"}}
+		for _, a := range nonLocalIPs {
+			a := netip.MustParseAddr(a)
+			via, bits := lab.Client.IPv4, 24
+			if a.Is6() {
+				via, bits = lab.Client.IPv6, 48
+			}
+			if err := lab.Node.AddRoute(netip.PrefixFrom(a, bits).Masked(), via); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p := newProxy(t, lab.Node)
+		p.write("web.yaml", at(external["tcp"], web.yaml()))
+		p.write("dns.yaml", at(external["udp"], strings.ReplaceAll(dns.yaml(), "protocol: TCP", "protocol: UDP")))
 		p.mode = m
 		variants := [][]string{nil}
 		if m.name == modes[0].name { // for cluster IPs with the node's address alone, fewer netfilter rules exist
@@ -63,6 +76,13 @@ func TestHostsServersDoNotAnswerForAKilledProxy(t *testing.T) {
 						}
 					}
 				}
+				for network, ips := range external {
+					// Errors about the node's own datagrams do not come back.
+					refuses := !m.lacks(nonLocalRefusals) && !(h == lab.Node && network == "udp")
+					for _, a := range addresses(80, ips...) {
+						attempts = append(attempts, m.attempt(h, network, a, refuses))
+					}
+				}
 			}
 			p.kill()
 			var running sync.WaitGroup
@@ -83,6 +103,11 @@ func TestHostsServersDoNotAnswerForAKilledProxy(t *testing.T) {
 			t.Errorf("the host's own server: %q, %v", got, err)
 		}
 	})
+}
+
+// at adds external IPs to a Service.
+func at(ips []string, yaml string) string {
+	return strings.Replace(yaml, "spec:\n", "spec:\n  externalIPs: ["+quoted(ips)+"]\n", 1)
 }
 
 // attempt returns an error if a server answers.

@@ -150,6 +150,11 @@ var promises = []mutation{
 		file: "redirect/tproxy/omitted.go", old: "shield:   f.outlived,", new: "shield:   true,",
 		pkg: "test/e2e", test: "TestHostsServersDoNotAnswerForAKilledProxy/sklookup-nftables",
 	},
+	{
+		name: "external-not-shielded", what: "the host's servers answer for a killed proxy at addresses that are not the node's",
+		file: "redirect/tproxy/rules.go", old: "target(set(take)), goTo(chainRefuse)", new: "target(set(take)), goTo(chainAside)",
+		pkg: "test/e2e", test: "TestHostsServersDoNotAnswerForAKilledProxy/tproxy-nftables",
+	},
 
 	// Promise 8: one service does not slow another.
 	{
