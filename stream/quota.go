@@ -91,11 +91,11 @@ const warnEvery = int64(time.Minute)
 // namespace, EndNone if it does not.
 func (c *conn) overLimit() conntrack.End {
 	s, p := c.worker.server, c.pool
-	if most := s.mostOf(s.config.MaxServiceConnections); p.service.open.Load() > most {
+	if most := s.mostOf(s.config.MaxServiceConnections, 16); p.service.open.Load() > most {
 		s.warnOfLimit(p.service, most, "--max-connections-per-service")
 		return conntrack.LimitReached
 	}
-	if most := s.mostOf(s.config.MaxNamespaceConnections); p.namespace.open.Load() > most {
+	if most := s.mostOf(s.config.MaxNamespaceConnections, 32); p.namespace.open.Load() > most {
 		s.warnOfLimit(p.namespace, most, "--max-connections-per-namespace")
 		return conntrack.NamespaceLimit
 	}
@@ -103,11 +103,12 @@ func (c *conn) overLimit() conntrack.End {
 }
 
 // mostOf returns how many connections a configured limit of one Service or namespace
-// allows now. HoldBack takes descriptors from connections: 1/32 of what it leaves stays
-// for others, if the limit keeps that much for others at all.
-func (s *Server) mostOf(configured int) int64 {
+// allows now. HoldBack takes descriptors from connections: 1/share of what it leaves stays
+// for others, if the limit keeps that much for others at all. Half of what a Service
+// leaves is for its own namespace.
+func (s *Server) mostOf(configured int, share int64) int64 {
 	limit := s.limit.Load()
-	others := min(int64(s.config.MaxConnections-configured), limit/32)
+	others := min(int64(s.config.MaxConnections-configured), limit/share)
 	return min(int64(configured), limit-others)
 }
 

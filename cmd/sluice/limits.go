@@ -75,8 +75,9 @@ func (o *runOptions) shareOut(files int) (limits, error) {
 		return limits{}, fmt.Errorf("--max-connections %d: this process may open %d files, enough for %d; raise the limit of open files (ulimit -n)", tcp.MaxConnections, files, possible)
 	}
 	most := tcp.MaxConnections - tcp.MaxConnections/32
-	tcp.MaxServiceConnections = cmp.Or(tcp.MaxServiceConnections, most)
 	tcp.MaxNamespaceConnections = cmp.Or(tcp.MaxNamespaceConnections, max(most, tcp.MaxServiceConnections))
+	// A Service leaves something for the others of its namespace.
+	tcp.MaxServiceConnections = cmp.Or(tcp.MaxServiceConnections, min(most, tcp.MaxNamespaceConnections-tcp.MaxNamespaceConnections/32))
 	// Clients of a Service with dead endpoints wait for seconds; they must not take the
 	// descriptors of others.
 	tcp.MaxServiceDialing = cmp.Or(tcp.MaxServiceDialing, min(max(tcp.MaxConnections/8, 1), mostDialing))

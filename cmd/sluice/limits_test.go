@@ -28,11 +28,21 @@ func TestDescriptorsAreSharedOut(t *testing.T) {
 		if l.datagram.MaxSessions != c.sessions || l.datagram.MaxServiceSessions != c.sessions || l.stream.MaxConnections != c.connections {
 			t.Errorf("%d files: %d sessions, %d connections; want %d, %d", c.files, l.datagram.MaxSessions, l.stream.MaxConnections, c.sessions, c.connections)
 		}
-		if most := c.connections - c.connections/32; l.stream.MaxServiceConnections != most || l.stream.MaxNamespaceConnections != most || l.stream.MaxServiceDialing != min(c.connections/8, 1024) {
+		if most := c.connections - c.connections/32; l.stream.MaxServiceConnections != most-most/32 || l.stream.MaxNamespaceConnections != most || l.stream.MaxServiceDialing != min(c.connections/8, 1024) {
 			t.Errorf("%d files: %d connections of a Service, %d of a namespace, %d that wait for an endpoint", c.files, l.stream.MaxServiceConnections, l.stream.MaxNamespaceConnections, l.stream.MaxServiceDialing)
 		}
 		if sum := ownFiles + 2*o.relay.MaxPipes + l.listeners + sessionFiles(l.datagram.MaxSessions) + 2*l.stream.MaxConnections; sum > c.files {
 			t.Errorf("%d files: %d are shared out", c.files, sum)
+		}
+	}
+	// A Service leaves something for others of its namespace, whichever limit is given.
+	for _, o := range []runOptions{
+		{stream: stream.Config{MaxConnections: 64}},
+		{stream: stream.Config{MaxNamespaceConnections: 32}},
+		{stream: stream.Config{MaxServiceConnections: 200}},
+	} {
+		if l, err := o.shareOut(1024); err != nil || l.stream.MaxServiceConnections >= l.stream.MaxNamespaceConnections {
+			t.Errorf("%+v: %d connections of a Service, %d of a namespace, %v", o.stream, l.stream.MaxServiceConnections, l.stream.MaxNamespaceConnections, err)
 		}
 	}
 	for _, o := range []runOptions{

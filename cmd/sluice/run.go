@@ -167,7 +167,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.IntVar(&o.stream.Backlog, "listen-backlog", 4096, "connections of each service port that wait to be accepted (net.core.somaxconn caps it)")
 	f.IntVar(&o.workers, "workers", 0, "event loops (default: one for each CPU)")
 	f.IntVar(&o.stream.MaxConnections, "max-connections", 0, "limit of open connections; more wait to be accepted (default: what the limit of open files allows)")
-	f.IntVar(&o.stream.MaxServiceConnections, "max-connections-per-service", 0, "limit of open connections of one Service, all its ports together; more are reset (default: 31/32 of --max-connections)")
+	f.IntVar(&o.stream.MaxServiceConnections, "max-connections-per-service", 0, "limit of open connections of one Service, all its ports together; more are reset (default: 31/32 of --max-connections-per-namespace)")
 	f.IntVar(&o.stream.MaxNamespaceConnections, "max-connections-per-namespace", 0, "limit of open connections of all Services of one namespace; more are reset (default: 31/32 of --max-connections)")
 	f.IntVar(&o.stream.MaxServiceDialing, "max-dialing-per-service", 0, "limit of connections of one Service that wait for an endpoint to answer; more wait to be accepted (default: 1/8 of --max-connections, at most 1024)")
 	f.IntVar(&o.balancer.MaxPins, "max-affinity-clients", balancer.DefaultMaxPins, "clients that session affinity remembers for each service port; above the limit it forgets the client that was quiet longest")
