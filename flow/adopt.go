@@ -7,8 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
@@ -19,7 +17,7 @@ import (
 // adopts the flows of each protocol (adopt): connections that are open get their timers and
 // leave their record at the end; handshakes end, and the client's next SYN begins anew.
 
-// survey finds the free indices, and removes entries that nobody would remove. BPF's table
+// survey finds the free indices, and takes out tuples that nobody would take out. BPF's table
 // may decide about flows all the time.
 func (w *worker) survey() error {
 	w.read(w.upcalls, math.MaxInt, func(*kernelEvent, []byte) {}) // void: nobody has answered
@@ -44,7 +42,11 @@ func (w *worker) survey() error {
 	if err := w.forgetRelayed(); err != nil {
 		return err
 	}
-	return w.removeOrphans()
+	// Endpoints that were given up, and flows that ended just before the process did.
+	w.kernel.index.prune(func(r reference) bool {
+		return r.role() == kernelRoleSTALE || int(r.flow()) >= len(w.flows) || w.kernel.flows[r.flow()].State == kernelStateFREE
+	})
+	return nil
 }
 
 // forgetRelayed forgets what the relay served: that ended with its process.
@@ -74,6 +76,14 @@ func (w *worker) unaccounted() (missing []uint32) {
 	for _, index := range w.freed {
 		spare[index] = true
 	}
+	for _, f := range w.flows {
+		if f == nil || f.handshake == nil {
+			continue
+		}
+		for _, s := range f.handshake.stale {
+			spare[s.index] = true
+		}
+	}
 	for i := 1; i < len(w.flows); i++ {
 		if !spare[i] && w.flows[i] == nil && w.kernel.flows[i].State == kernelStateFREE {
 			missing = append(missing, uint32(i))
@@ -102,34 +112,6 @@ func (w *worker) reclaim() {
 	w.missing = nil
 }
 
-// removeOrphans deletes entries of endpoints that were given up, and of flows that ended
-// just before the process did.
-func (w *worker) removeOrphans() error {
-	const batch = 4096
-	var orphans []kernelTuple
-	var cursor ebpf.MapBatchCursor
-	keys, values := make([]kernelTuple, batch), make([]kernelEntry, batch)
-	for {
-		n, err := w.kernel.Tuples.BatchLookup(&cursor, keys, values, nil)
-		for i := range n {
-			e := &values[i]
-			if e.Role == kernelRoleSTALE || int(e.Flow) >= len(w.flows) || w.kernel.flows[e.Flow].State == kernelStateFREE {
-				orphans = append(orphans, keys[i])
-			}
-		}
-		if err != nil {
-			if !isEnd(err) {
-				return fmt.Errorf("read the entries of flows: %w", err)
-			}
-			break
-		}
-	}
-	for i := range orphans {
-		_ = w.kernel.Tuples.Delete(&orphans[i])
-	}
-	return nil
-}
-
 // adopt takes over the flows of a protocol, by its first configuration.
 func (w *worker) adopt(path *Path, st *state) {
 	path.ready = true
@@ -151,7 +133,7 @@ func (w *worker) adopt(path *Path, st *state) {
 			w.discover(uint32(i))
 		}
 	}
-	w.flushDeletes()
+	w.giveFreed()
 	if n > 0 {
 		w.server.log.Info().Int("flows", n).Stringer("took", time.Duration(poll.Nanotime()-now).Round(time.Microsecond)).Stringer("protocol", path.protocol).Msg("adopted what an earlier process forwarded")
 	}

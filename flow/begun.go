@@ -79,7 +79,7 @@ func (w *worker) discover(index uint32) *flow {
 func (f *flow) catchUp(v *policy.Verdict) {
 	w, r := f.worker, f.record
 	switch f.state() {
-	case kernelStateCLOSED, kernelStateREPLACED:
+	case kernelStateCLOSED:
 		f.closed(w.loopTime(f.shared().Closed), f.seen())
 	case kernelStateOPEN:
 		if f.isUDP() {

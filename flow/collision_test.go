@@ -203,7 +203,6 @@ func TestFlowEndsWhileAnotherOneCollides(t *testing.T) {
 			runtime.Gosched()
 		}
 		w.read(w.upcalls, upcallShare, w.handle)
-		w.keys = make([]kernelTuple, 0, 8) // as after others
 		for _, f := range w.flows {
 			if f != nil && !f.isUDP() {
 				f.EndConnection(conntrack.Admin)

@@ -17,6 +17,8 @@ const (
 	// lateAnswers is how long the way back of an endpoint that was given up is kept, so
 	// that its SYN-ACK can be answered with an RST.
 	lateAnswers = 4 * time.Second
+	// staleShare: endpoints that were given up leave one part in so many of all indices free.
+	staleShare = 4
 	// resendable is how long the first datagram is kept, for another endpoint.
 	resendable = time.Second
 	// ownTroublePause is how long an attempt waits if this node made the last one fail.
@@ -121,7 +123,6 @@ func (f *flow) opened(at int64) {
 // endHandshake frees what only the handshake needs.
 func (f *flow) endHandshake() {
 	if h := f.handshake; h != nil {
-		f.worker.deleteOwn(f.index, h.stale)
 		f.handshake = nil
 		f.worker.freeHandshake(h, f)
 	}
@@ -169,27 +170,49 @@ func (f *flow) abandon(why conntrack.DialError, late bool, now int64) {
 	}
 	if f.isUDP() && len(h.data) > 0 {
 		// The client's next datagrams come up, and follow the first one to the next endpoint:
-		// there are no entries that would hide the client from that yet.
+		// there are no tuples that would hide the client from that yet.
 		h.key = f.wayThere()
-		w.deleteOwn(f.index, append(w.keys[:0], h.key))
+		w.kernel.index.erase(f.index, h.key)
 		w.asking[h.key] = f
 	}
-	keys := f.endpointKeys(w.keys[:0])
-	w.keys = keys
 	if late {
-		// The first key is the way back.
-		if w.makeStale(f.index, keys[0]) {
-			h.stale = append(h.stale, keys[0])
-		}
-		keys = keys[1:]
+		f.keepStale()
 	}
-	w.deleteOwn(f.index, keys)
+	f.eraseEndpoint()
 	if len(h.data) == 0 {
 		// BPF told of the flow before, but perhaps the notice with the packet is still to be read.
 		w.loop.Schedule(&f.timer, now+int64(noticeInterval), f)
 		return
 	}
 	f.retry()
+}
+
+// keepStale has late answers of the flow's endpoint told, which is given up. It does without
+// if there is little room: new flows need the indices more.
+func (f *flow) keepStale() {
+	w, h, back := f.worker, f.handshake, f.wayBack()
+	for i := range h.stale {
+		if h.stale[i].key == back { // the flow has tried this endpoint before
+			w.kernel.index.exchange(&back, f.index, referenceTo(h.stale[i].index, kernelRoleSTALE))
+			return
+		}
+	}
+	if w.spares.len() <= len(w.flows)/staleShare {
+		return
+	}
+	index, ok := w.spares.take()
+	if !ok {
+		return
+	}
+	k := &w.kernel.flows[index]
+	stale := *f.shared()
+	stale.State, stale.Generation = kernelStateFREE, k.Generation+1 // it is no flow, at no time
+	*k = stale
+	if !w.kernel.index.exchange(&back, f.index, referenceTo(index, kernelRoleSTALE)) {
+		w.freed = append(w.freed, index)
+		return
+	}
+	h.stale = append(h.stale, staleWay{back, index})
 }
 
 // isOfAnother reports whether a flow began with another service port, which its record names
@@ -255,7 +278,7 @@ func (f *flow) collision() {
 		f.lost(poll.Nanotime())
 		return
 	}
-	f.worker.deleteOwn(f.index, f.endpointKeys(f.worker.keys[:0]))
+	f.eraseEndpoint()
 	f.movePorts()
 	f.worker.injector.put(f, h.ipv6, h.data)
 }
@@ -279,14 +302,15 @@ func (f *flow) retire(end conntrack.End, now int64) {
 	}
 	f.end(end, now)
 	f.endHandshake()
-	// The entries that hide the client stay, for packets that are on their way.
-	f.worker.deleteOwn(f.index, append(f.worker.keys[:0], f.wayThere()))
-	f.worker.makeStale(f.index, f.wayBack())
+	// The tuples that hide the client stay, for packets that are on their way.
+	x, back := &f.worker.kernel.index, f.wayBack()
+	x.erase(f.index, f.wayThere())
+	x.exchange(&back, f.index, referenceTo(f.index, kernelRoleSTALE))
 	f.setState(kernelStateCLOSED)
 	f.worker.loop.Schedule(&f.timer, now+int64(lateAnswers), f)
 }
 
-// closed handles the end of a connection. Its entries stay a while, for packets that are
+// closed handles the end of a connection. Its tuples stay a while, for packets that are
 // sent again.
 func (f *flow) closed(at int64, seen kernelSeen) {
 	if f.ended {

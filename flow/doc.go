@@ -18,8 +18,8 @@
 //
 // C is the client, V the Service's address, E the endpoint, N the node. m is the client's
 // own port, unless another connection of this client has the tuple; n is a port of the
-// node. Each line is an entry of the map tuples, with the index of the flow's state in the
-// map flows.
+// node. Each line is a tuple that a flow has: the index (bpf/index.h, index.go) finds by it
+// the flow's state in the map flows.
 //
 // # Who decides
 //
@@ -27,14 +27,14 @@
 // policy.Uniform): the packet goes on at once, and the worker hears of the flow by a notice
 // (begun.go). Indices of free flows are in a ring that both sides take from (spares.go). The
 // table goes on while no process runs; the next one finds these flows in shared memory. A
-// client that uses the port of a closed connection again gets a new flow, and the table deletes
-// the old one's entries. After a failed attempt userspace decides for a while: its balancer
+// client that uses the port of a closed connection again gets a new flow, and the table takes
+// the old one's tuples. After a failed attempt userspace decides for a while: its balancer
 // knows which endpoints to leave out.
 //
 // Otherwise, a SYN, or a datagram, of an unknown flow to a served destination goes up a ring. The
 // same policy and balancer decide as for relayed connections. The flow's state is written
 // to shared memory, and the packet goes back by an AF_PACKET socket, with a mark that
-// names the flow. The egress program recognizes the mark, makes the entries itself, and
+// names the flow. The egress program recognizes the mark, enters the tuples itself, and
 // puts the packet back to the ingress of its interface. So a decision costs one system
 // call, which it shares with others of the same moment.
 //
@@ -73,11 +73,11 @@
 // # Layout
 //
 // bpf/layout.h defines what the maps hold; bpf2go derives kernel_bpfel.go from it. The
-// programs are in bpf/: packet.h and chunks.h parse, translate.h, sctp.h and icmp.h rewrite,
+// programs are in bpf/: packet.h and chunks.h parse, index.h finds flows, translate.h, sctp.h and icmp.h rewrite,
 // track.h and association.h follow a flow's state, table.h decides about new ones, upcall.h
 // tells userspace, inject.h takes its packets back, flow.bpf.c joins
 // them. "make bpf" builds them with Debian's clang; a test proves that the committed objects
 // are what the sources give.
 package flow
 
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel,bpfeb -cflags "-O2 -g -Wall -Werror -mcpu=v3" -type address -type direction -type tuple -type entry -type flow -type destination -type deciding -type served -type slot -type place -type origin_key -type origin -type spare -type load -type control -type event -type counter -type role -type state -type option -type seen -type event_kind -type reason kernel bpf/flow.bpf.c -- -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel,bpfeb -cflags "-O2 -g -Wall -Werror -mcpu=v3" -type address -type direction -type tuple -type bucket -type flow -type destination -type deciding -type served -type slot -type place -type origin_key -type origin -type spare -type load -type control -type event -type counter -type role -type state -type option -type seen -type event_kind -type reason kernel bpf/flow.bpf.c -- -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu

@@ -42,7 +42,14 @@ type handshake struct {
 	data []byte      // the first packet
 	ipv6 bool
 	unanswered
-	stale []kernelTuple // ways back of endpoints that were given up
+	stale []staleWay // ways back of endpoints that were given up
+}
+
+// staleWay is the way back of an endpoint that was given up. The flow turned to another one,
+// so that an index of its own has the tuple.
+type staleWay struct {
+	key   kernelTuple
+	index uint32
 }
 
 func (f *flow) shared() *kernelFlow { return &f.worker.kernel.flows[f.index] }
@@ -120,20 +127,23 @@ func (f *flow) seenFrom() netip.AddrPort {
 	return portOf(k.Client, k.MiddlePort)
 }
 
-// wayThere is the key of packets from the client.
+// wayThere is the tuple of packets from the client.
 func (f *flow) wayThere() kernelTuple {
 	k := f.shared()
 	return kernelTuple{Src: k.Client, Dst: k.Vip, Sport: k.ClientPort, Dport: k.VipPort, Protocol: k.Protocol}
 }
 
-// wayBack is the key of packets from the endpoint to the client.
+// wayBack is the tuple of packets from the endpoint to the client.
 func (f *flow) wayBack() kernelTuple {
 	k := f.shared()
 	return kernelTuple{Src: k.Endpoint, Dst: k.Client, Sport: k.EndpointPort, Dport: k.MiddlePort, Protocol: k.Protocol}
 }
 
-// endpointKeys appends the keys of all entries that depend on the endpoint. While the way
-// there has an entry, these must have theirs, or the endpoint would see a client that is hidden.
+// endpointTuples is how many tuples endpointKeys appends at most.
+const endpointTuples = 3
+
+// endpointKeys appends all tuples that depend on the endpoint. While the index has the way
+// there, it must have these, or the endpoint would see a client that is hidden.
 func (f *flow) endpointKeys(keys []kernelTuple) []kernelTuple {
 	k := f.shared()
 	back := f.wayBack()
@@ -144,6 +154,12 @@ func (f *flow) endpointKeys(keys []kernelTuple) []kernelTuple {
 			kernelTuple{Src: back.Dst, Dst: back.Src, Sport: back.Dport, Dport: back.Sport, Protocol: k.Protocol})
 	}
 	return keys
+}
+
+// eraseEndpoint takes the tuples from the flow that depend on the endpoint.
+func (f *flow) eraseEndpoint() {
+	var keys [endpointTuples]kernelTuple
+	f.worker.kernel.index.erase(f.index, f.endpointKeys(keys[:0])...)
 }
 
 // resetBoth sends an RST, or an ABORT, to each side: what Sluice cuts must not look complete.
@@ -204,7 +220,7 @@ func endOf(first, seen kernelSeen) conntrack.End {
 	return conntrack.ClientFin
 }
 
-// end writes the record. The entries stay.
+// end writes the record. The tuples stay.
 func (f *flow) end(end conntrack.End, at int64) {
 	if f.ended {
 		return
@@ -251,29 +267,14 @@ func (f *flow) unconfirmed() bool {
 	return f.record.Connected && f.seen()&(kernelSeenCONFIRMED|kernelSeenCLIENT_RST) == 0
 }
 
-// drop frees a flow and deletes its entries.
+// drop frees a flow and its tuples.
 func (f *flow) drop() {
 	w, k := f.worker, f.shared()
 	w.loop.Cancel(&f.timer)
-	keys := w.keys[:0]
-	// From here on BPF leaves the entries alone.
-	if kernelState(atomic.SwapUint32((*uint32)(&k.State), uint32(kernelStateFREE))) != kernelStateREPLACED {
-		keys = f.endpointKeys(append(keys, f.wayThere())) // in this order: see endpointKeys
-	}
-	h := f.handshake
-	if h != nil {
-		keys = append(keys, h.stale...)
-	}
-	w.keys = keys
-	if f.seen()&kernelSeenCONFIRMED != 0 {
-		w.deletes = append(w.deletes, keys...) // nobody else has had them
-	} else {
-		w.deleteOwn(f.index, keys)
-	}
-	if h != nil {
-		f.handshake = nil
-		w.freeHandshake(h, f) // after keys: it may send packets, and collisions use w.keys
-	}
+	f.setState(kernelStateFREE)
+	w.kernel.index.erase(f.index, f.wayThere()) // first: see endpointKeys
+	f.eraseEndpoint()
+	f.endHandshake()
 	if !f.isUDP() {
 		if atomic.OrUint32((*uint32)(&k.Seen), uint32(kernelSeenCONFIRMED))&uint32(kernelSeenCONFIRMED) == 0 {
 			atomic.AddUint64(&w.kernel.loads[k.Service].Confirmed, 1)

@@ -5,6 +5,9 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -81,5 +84,58 @@ func TestFiltersInPlaceOfTCX(t *testing.T) {
 		if strings.Contains(q.Type(), "clsact") {
 			t.Errorf("%v is left", q)
 		}
+	}
+}
+
+const tcIndex = 44 // its offset in struct __sk_buff
+
+// attachAtEgress attaches a program to the egress of a host's interface, before ours or behind it.
+func attachAtEgress(t *testing.T, host *netns.Host, name string, at link.Anchor, code asm.Instructions) {
+	t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Apache-2.0", Instructions: code})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close() // the link keeps it
+	list, err := host.Netlink().LinkByName(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := host.Do(func() error {
+		l, err := link.AttachTCX(link.TCXOptions{Interface: list.Attrs().Index, Program: p, Attach: ebpf.AttachTCXEgress, Anchor: at})
+		if err == nil {
+			t.Cleanup(func() { _ = l.Close() })
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What a packet's tc_index says of its way ends with our programs: others behind them find 0.
+func TestTcIndexIsGivenBack(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	lab.Backends[0].EchoUDP(t, 8080)
+	for _, hidden := range []bool{false, true} {
+		n := newNode(t, lab, nil)
+		n.config.MasqueradeAll = hidden
+		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+		for _, name := range []string{"b1", "client"} {
+			attachAtEgress(t, lab.Node, name, link.Tail(), asm.Instructions{
+				asm.LoadMem(asm.R2, asm.R1, tcIndex, asm.Word),
+				asm.Mov.Imm(asm.R0, -1), // go on
+				asm.JEq.Imm(asm.R2, 0, "end"),
+				asm.Mov.Imm(asm.R0, 2), // drop
+				asm.Return().WithSymbol("end"),
+			})
+		}
+		for _, network := range []string{"tcp", "udp"} {
+			if said, err := askBy(lab.Client, network, vip4+":80"); err != nil || said != "b1:8080" {
+				t.Errorf("hidden %v, %s: %q, %v", hidden, network, said, err)
+			}
+		}
+		n.stop()
+		n.leave()
 	}
 }

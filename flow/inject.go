@@ -47,7 +47,7 @@ func (i *injector) close() {
 	}
 }
 
-// put queues the packet of a flow. BPF makes the flow's entries when it sees the packet.
+// put queues the packet of a flow. BPF enters the flow's tuples when it sees the packet.
 func (i *injector) put(f *flow, ipv6 bool, data []byte) {
 	atomic.AddUint32(&f.shared().Inject, 1)
 	i.add(f, int(f.shared().Ifindex), ipv6, i.magic|f.index, data)
@@ -129,7 +129,7 @@ func portOf(a kernelAddress, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(a.addr(), wire(port))
 }
 
-// putCopy queues another packet of a flow that has no entries yet.
+// putCopy queues another packet of a flow that has no tuples yet.
 func (i *injector) putCopy(f *flow, ipv6 bool, data []byte) {
 	at := len(i.arena)
 	i.arena = append(i.arena, data...)

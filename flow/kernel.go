@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -12,15 +13,12 @@ import (
 )
 
 const (
-	// flowBits is how many bits of a mark are the index of a flow: FLOW_BITS of
-	// bpf/inject.h.
+	// flowBits is how many bits of a mark, and of a reference, are the index of a flow:
+	// FLOW_BITS of bpf/index.h.
 	flowBits = 20
 	flowMask = 1<<flowBits - 1
 	// MostFlows bounds Options.MaxFlows: index 0 is none.
 	MostFlows = flowMask
-	// tuplesPerFlow is the most entries that a flow has, without those that wait for
-	// late answers.
-	tuplesPerFlow = 4
 	// services is how many service ports have a load, as maps.h says. 0 is none.
 	services = 1 << 16
 )
@@ -31,6 +29,7 @@ const (
 type bpf struct {
 	kernelMaps
 	flows    []kernelFlow
+	index    index
 	loads    []kernelLoad
 	spares   []kernelSpare
 	control  *kernelControl
@@ -50,7 +49,7 @@ func openKernel(flows int, p *pins) (k *bpf, err error) {
 		return nil, err
 	}
 	spec.Maps[kernelMapFlows].MaxEntries = uint32(flows + 1)
-	spec.Maps[kernelMapTuples].MaxEntries = uint32(flows * tuplesPerFlow)
+	spec.Maps[kernelMapBuckets].MaxEntries = uint32(ringFor(flows)) // a flow has four tuples at most
 	spec.Maps[kernelMapPowers].Contents = powers()
 	spec.Maps[kernelMapSpares].MaxEntries = uint32(ringFor(flows))
 	k = &bpf{}
@@ -63,16 +62,10 @@ func openKernel(flows int, p *pins) (k *bpf, err error) {
 	if err = k.openMaps(spec, p); err != nil {
 		return k, fmt.Errorf("BPF maps: %w", err)
 	}
-	// Verification takes most of a start. The kernel does it on several CPUs at once.
-	var bare error
-	var loading sync.WaitGroup
-	loading.Go(func() { bare = k.loadPrograms(0, &k.bare) })
-	err = k.loadPrograms(ethernetHeader, &k.ethernet)
-	loading.Wait()
-	if err = cmp.Or(err, bare); err != nil {
+	if k.flows, err = sys.MapArray[kernelFlow](k.Flows.FD(), flows+1); err != nil {
 		return k, err
 	}
-	if k.flows, err = sys.MapArray[kernelFlow](k.Flows.FD(), flows+1); err != nil {
+	if k.index.buckets, err = sys.MapArray[kernelBucket](k.Buckets.FD(), ringFor(flows)); err != nil {
 		return k, err
 	}
 	if k.loads, err = sys.MapArray[kernelLoad](k.Loads.FD(), services); err != nil {
@@ -85,6 +78,19 @@ func openKernel(flows int, p *pins) (k *bpf, err error) {
 		return k, err
 	}
 	k.control = &k.controls[0]
+	for k.control.Seed == 0 {
+		k.control.Seed = rand.Uint64()
+	}
+	k.index.flows, k.index.seed = k.flows, k.control.Seed
+	// Verification takes most of a start. The kernel does it on several CPUs at once.
+	var bare error
+	var loading sync.WaitGroup
+	loading.Go(func() { bare = k.loadPrograms(0, &k.bare) })
+	err = k.loadPrograms(ethernetHeader, &k.ethernet)
+	loading.Wait()
+	if err = cmp.Or(err, bare); err != nil {
+		return k, err
+	}
 	return k, nil
 }
 
@@ -134,10 +140,14 @@ func (k *bpf) loadPrograms(linkHeader uint32, to *kernelPrograms) error {
 		return err
 	}
 	spec.Maps[kernelMapFlows].MaxEntries = k.Flows.MaxEntries()
-	spec.Maps[kernelMapTuples].MaxEntries = k.Tuples.MaxEntries()
+	spec.Maps[kernelMapBuckets].MaxEntries = k.Buckets.MaxEntries()
 	spec.Maps[kernelMapSpares].MaxEntries = k.Spares.MaxEntries()
-	if err := spec.Variables[kernelVarLinkHeader].Set(linkHeader); err != nil {
-		return fmt.Errorf("BPF programs: %w", err)
+	for name, value := range map[string]any{
+		kernelVarLinkHeader: linkHeader, kernelVarSeed: k.index.seed, kernelVarLastBucket: k.Buckets.MaxEntries() - 1,
+	} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("BPF programs: %w", err)
+		}
 	}
 	if !ServesSCTP() {
 		if err := spec.Variables[kernelVarServesSctp].Set(uint32(0)); err != nil {
@@ -146,6 +156,7 @@ func (k *bpf) loadPrograms(linkHeader uint32, to *kernelPrograms) error {
 	}
 	err = spec.LoadAndAssign(to, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
 		kernelMapNotices:      k.Notices,
+		kernelMapBuckets:      k.Buckets,
 		kernelMapControls:     k.Controls,
 		kernelMapCounters:     k.Counters,
 		kernelMapDestinations: k.Destinations,
@@ -157,7 +168,6 @@ func (k *bpf) loadPrograms(linkHeader uint32, to *kernelPrograms) error {
 		kernelMapPowers:       k.Powers,
 		kernelMapRelayed:      k.Relayed,
 		kernelMapSpares:       k.Spares,
-		kernelMapTuples:       k.Tuples,
 		kernelMapUpcalls:      k.Upcalls,
 	}})
 	var verifier *ebpf.VerifierError
@@ -173,6 +183,7 @@ func (k *bpf) loadPrograms(linkHeader uint32, to *kernelPrograms) error {
 
 func (k *bpf) close() {
 	sys.UnmapArray(k.flows)
+	sys.UnmapArray(k.index.buckets)
 	sys.UnmapArray(k.loads)
 	sys.UnmapArray(k.spares)
 	sys.UnmapArray(k.controls)

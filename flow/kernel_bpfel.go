@@ -18,6 +18,12 @@ type kernelAddress struct {
 	Word [4]uint32
 }
 
+type kernelBucket struct {
+	_     structs.HostLayout
+	Slot  [7]uint64
+	Moved uint64
+}
+
 type kernelControl struct {
 	_               structs.HostLayout
 	Beat            uint64
@@ -34,6 +40,7 @@ type kernelControl struct {
 	Taken           uint64
 	Untold          uint64
 	Netns           uint64
+	Seed            uint64
 }
 
 type kernelCounter uint32
@@ -81,12 +88,6 @@ type kernelDirection struct {
 	Last    uint64
 	End     uint32
 	Acked   uint32
-}
-
-type kernelEntry struct {
-	_    structs.HostLayout
-	Flow uint32
-	Role kernelRole
 }
 
 type kernelEvent struct {
@@ -251,12 +252,11 @@ type kernelSpare struct {
 type kernelState uint32
 
 const (
-	kernelStateFREE     kernelState = 0
-	kernelStateASKING   kernelState = 1
-	kernelStateMOVING   kernelState = 2
-	kernelStateOPEN     kernelState = 3
-	kernelStateCLOSED   kernelState = 4
-	kernelStateREPLACED kernelState = 5
+	kernelStateFREE   kernelState = 0
+	kernelStateASKING kernelState = 1
+	kernelStateMOVING kernelState = 2
+	kernelStateOPEN   kernelState = 3
+	kernelStateCLOSED kernelState = 4
 )
 
 type kernelTuple struct {
@@ -274,6 +274,7 @@ type kernelTuple struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	kernelMapBuckets      = "buckets"
 	kernelMapControls     = "controls"
 	kernelMapCounters     = "counters"
 	kernelMapDestinations = "destinations"
@@ -286,11 +287,12 @@ const (
 	kernelMapPowers       = "powers"
 	kernelMapRelayed      = "relayed"
 	kernelMapSpares       = "spares"
-	kernelMapTuples       = "tuples"
 	kernelMapUpcalls      = "upcalls"
 	kernelProgEgress      = "egress"
 	kernelProgIngress     = "ingress"
+	kernelVarLastBucket   = "last_bucket"
 	kernelVarLinkHeader   = "link_header"
+	kernelVarSeed         = "seed"
 	kernelVarServesSctp   = "serves_sctp"
 )
 
@@ -344,6 +346,7 @@ type kernelProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type kernelMapSpecs struct {
+	Buckets      *ebpf.MapSpec `ebpf:"buckets"`
 	Controls     *ebpf.MapSpec `ebpf:"controls"`
 	Counters     *ebpf.MapSpec `ebpf:"counters"`
 	Destinations *ebpf.MapSpec `ebpf:"destinations"`
@@ -356,7 +359,6 @@ type kernelMapSpecs struct {
 	Powers       *ebpf.MapSpec `ebpf:"powers"`
 	Relayed      *ebpf.MapSpec `ebpf:"relayed"`
 	Spares       *ebpf.MapSpec `ebpf:"spares"`
-	Tuples       *ebpf.MapSpec `ebpf:"tuples"`
 	Upcalls      *ebpf.MapSpec `ebpf:"upcalls"`
 }
 
@@ -364,7 +366,9 @@ type kernelMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type kernelVariableSpecs struct {
+	LastBucket *ebpf.VariableSpec `ebpf:"last_bucket"`
 	LinkHeader *ebpf.VariableSpec `ebpf:"link_header"`
+	Seed       *ebpf.VariableSpec `ebpf:"seed"`
 	ServesSctp *ebpf.VariableSpec `ebpf:"serves_sctp"`
 }
 
@@ -388,6 +392,7 @@ func (o *kernelObjects) Close() error {
 //
 // It can be passed to loadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type kernelMaps struct {
+	Buckets      *ebpf.Map `ebpf:"buckets"`
 	Controls     *ebpf.Map `ebpf:"controls"`
 	Counters     *ebpf.Map `ebpf:"counters"`
 	Destinations *ebpf.Map `ebpf:"destinations"`
@@ -400,12 +405,12 @@ type kernelMaps struct {
 	Powers       *ebpf.Map `ebpf:"powers"`
 	Relayed      *ebpf.Map `ebpf:"relayed"`
 	Spares       *ebpf.Map `ebpf:"spares"`
-	Tuples       *ebpf.Map `ebpf:"tuples"`
 	Upcalls      *ebpf.Map `ebpf:"upcalls"`
 }
 
 func (m *kernelMaps) Close() error {
 	return _KernelClose(
+		m.Buckets,
 		m.Controls,
 		m.Counters,
 		m.Destinations,
@@ -418,7 +423,6 @@ func (m *kernelMaps) Close() error {
 		m.Powers,
 		m.Relayed,
 		m.Spares,
-		m.Tuples,
 		m.Upcalls,
 	)
 }
@@ -427,7 +431,9 @@ func (m *kernelMaps) Close() error {
 //
 // It can be passed to loadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type kernelVariables struct {
+	LastBucket *ebpf.Variable `ebpf:"last_bucket"`
 	LinkHeader *ebpf.Variable `ebpf:"link_header"`
+	Seed       *ebpf.Variable `ebpf:"seed"`
 	ServesSctp *ebpf.Variable `ebpf:"serves_sctp"`
 }
 

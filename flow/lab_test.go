@@ -217,11 +217,13 @@ func (n *node) stop() {
 
 // entries counts the entries in the kernel.
 func (n *node) entries() int {
-	var key kernelTuple
-	var entry kernelEntry
 	count := 0
-	for all := n.server.kernel.Tuples.Iterate(); all.Next(&key, &entry); {
-		count++
+	for _, b := range n.server.kernel.index.buckets {
+		for i := range b.Slot {
+			if atomic.LoadUint64(&b.Slot[i]) != 0 {
+				count++
+			}
+		}
 	}
 	return count
 }

@@ -26,10 +26,8 @@ type tested struct {
 	*bpf
 	*generator
 	rings     [2]*ringbuf.Reader
-	tuples    []kernelTuple // put into the map, as are the others
-	served    []kernelDestination
+	served    []kernelDestination // put into the map, as are the others
 	relayed   []kernelTuple
-	loaded    *model
 	slots     []kernelSlot
 	ranges    []kernelOriginKey
 	list      uint32 // the latest number
@@ -91,14 +89,11 @@ func (x *tested) load(t testing.TB) {
 			t.Fatal(err)
 		}
 	}
-	if x.loaded != nil {
-		for t := range x.loaded.entries { // the table has made some
-			check(x.Tuples.Delete(keyOf(t)))
+	clear(x.index.buckets)
+	for i := 0; i < len(x.index.buckets); i += 2 { // tuples whose home this is have to move
+		for j := range x.index.buckets[i].Slot {
+			x.index.buckets[i].Slot[j] = x.Uint64()<<32 | MostFlows
 		}
-	}
-	x.loaded = x.m
-	for _, k := range x.tuples {
-		check(x.Tuples.Delete(k))
 	}
 	for _, k := range x.served {
 		check(x.Destinations.Delete(k))
@@ -118,11 +113,12 @@ func (x *tested) load(t testing.TB) {
 		check(x.Fragments.Delete(key))
 	}
 	x.loadTables(check)
-	x.tuples, x.served, x.relayed, x.fragments = nil, nil, nil, make(map[modelFragment]bool)
+	x.served, x.relayed, x.fragments = nil, nil, make(map[modelFragment]bool)
 	for key, e := range x.m.entries {
 		k := keyOf(key)
-		check(x.Tuples.Put(k, kernelEntry{Flow: uint32(e.flow), Role: e.role}))
-		x.tuples = append(x.tuples, k)
+		if !x.index.put(&k, referenceTo(uint32(e.flow), e.role)) {
+			t.Fatal("no room for a tuple")
+		}
 	}
 	for key, id := range x.m.served {
 		k := kernelDestination{Addr: addressOf(key.dst.Addr()), Port: wire(key.dst.Port()), Protocol: key.protocol}

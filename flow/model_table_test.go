@@ -99,9 +99,10 @@ func (m *model) vacate(index int) bool {
 	if f.state != kernelStateCLOSED || f.masquerade {
 		return false
 	}
-	f.state = kernelStateREPLACED
 	for tuple := range f.entries() {
-		delete(m.entries, tuple)
+		if m.entries[tuple].flow == index {
+			delete(m.entries, tuple)
+		}
 	}
 	return true
 }

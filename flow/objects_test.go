@@ -67,13 +67,13 @@ func TestSizes(t *testing.T) {
 	if size := unsafe.Sizeof(kernelFlow{}); size != 216 {
 		t.Errorf("a flow has %d bytes", size)
 	}
-	if size := unsafe.Sizeof(kernelTuple{}) + unsafe.Sizeof(kernelEntry{}); size != 48 {
-		t.Errorf("an entry has %d bytes with its key", size)
+	if size := unsafe.Sizeof(kernelBucket{}); size != 64 {
+		t.Errorf("a bucket has %d bytes, no cache line", size)
 	}
 	if size := unsafe.Sizeof(kernelLoad{}); size != 56 {
 		t.Errorf("a load has %d bytes", size)
 	}
-	if size := unsafe.Sizeof(kernelControl{}); size != 72 {
+	if size := unsafe.Sizeof(kernelControl{}); size != 80 {
 		t.Errorf("control has %d bytes", size)
 	}
 }

@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -168,12 +171,17 @@ func TestRefusalHidesTheClient(t *testing.T) {
 }
 
 // A session that hid its client leaves nothing that would hide it from an endpoint which may
-// see it now.
+// see it now, also where another program takes our sign (tc_index) from the packets.
 func TestEndedSessionHidesNobody(t *testing.T) {
 	lab := netns.NewLab(t, 2)
 	server := lab.Backends[0].WitnessUDP(t, 8080)
 	lab.Backends[1].WitnessUDP(t, 8080)
 	n := newNode(t, lab, nil)
+	attachAtEgress(t, lab.Node, "b1", link.Head(), asm.Instructions{
+		asm.StoreImm(asm.R1, tcIndex, 0, asm.Word),
+		asm.Mov.Imm(asm.R0, -1), // go on
+		asm.Return(),
+	})
 	c, err := lab.Client.Dial("udp", vip4+":80")
 	if err != nil {
 		t.Fatal(err)

@@ -21,8 +21,13 @@ import (
 	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
-//go:embed bpf/layout.h
-var layoutText string
+// What all that a process leaves depends on: what the maps hold, and how the index finds it.
+var (
+	//go:embed bpf/layout.h
+	layoutText string
+	//go:embed bpf/index.h
+	indexText string
+)
 
 // pinPrefix begins the names of all pins of this package.
 const pinPrefix = "flow_"
@@ -51,7 +56,7 @@ func openPins(root, proxy string, namespace, flows int) (*pins, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &pins{dir: dir, netns: netns, version: layoutVersion(layoutText) + "_" + strconv.Itoa(flows)}, nil
+	return &pins{dir: dir, netns: netns, version: layoutVersion(layoutText+indexText) + "_" + strconv.Itoa(flows)}, nil
 }
 
 // layoutVersion is a hash of what the compiler sees of the layout.

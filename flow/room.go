@@ -40,23 +40,17 @@ func (s *portService) makeRoom(w *worker, now int64) {
 		s.remove(f)
 		s.add(f)
 	}
-	w.flushDeletes() // the flows' indices can be used again
+	w.giveFreed() // the flows' indices can be used again
 }
 
 // clearWay evicts the sessions that have the ports which a flow is about to try. It is
 // called while packets are sent, so that sessions stay whose packets may be among them.
 func (f *flow) clearWay(now int64) {
 	w := f.worker
-	keys := f.endpointKeys(w.keys[:0])
-	w.keys = keys
-	for i := range keys {
-		var e kernelEntry
-		if w.kernel.Tuples.Lookup(&keys[i], &e) != nil || int(e.Flow) >= len(w.flows) {
-			continue
-		}
-		if o := w.flows[e.Flow]; o != nil && o != f && o.handshake == nil && o.isEvictable(now) {
+	var keys [endpointTuples]kernelTuple
+	for i := range f.endpointKeys(keys[:0]) {
+		if o := w.flows[w.kernel.index.find(&keys[i]).flow()]; o != nil && o != f && o.handshake == nil && o.isEvictable(now) {
 			o.evict(now)
-			w.flushDeletes()
 			return
 		}
 	}

@@ -20,8 +20,8 @@ import (
 
 // Options are what a Server works with.
 type Options struct {
-	// MaxFlows bounds the flows. Each takes 216 bytes of kernel memory from the start,
-	// and some 550 bytes more while it is open.
+	// MaxFlows bounds the flows. Each takes 280 bytes of kernel memory from the start (up to
+	// 344 if their number is no power of two), and 240 bytes of the process's while it is open.
 	MaxFlows int
 	// Namespace is a descriptor of the network namespace; 0 is the process's own.
 	Namespace int

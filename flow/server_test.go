@@ -6,9 +6,13 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
@@ -263,6 +267,68 @@ func TestSilentEndpoint(t *testing.T) {
 			if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != "b2:8080" {
 				t.Fatalf("%q, %v", said, err)
 			}
+		}
+	})
+}
+
+// dropping returns a program for tcx that drops a protocol's packets.
+func dropping(t *testing.T, protocol uint16) *ebpf.Program {
+	t.Helper()
+	const offset, next, drop = 16, -1, 2
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Apache-2.0", Instructions: asm.Instructions{
+		asm.LoadMem(asm.R2, asm.R1, offset, asm.Word),
+		asm.Mov.Imm(asm.R0, next),
+		asm.JNE.Imm(asm.R2, int32(wire(protocol)), "end"),
+		asm.Mov.Imm(asm.R0, drop),
+		asm.Return().WithSymbol("end"),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Close() })
+	return p
+}
+
+// An endpoint that was given up answers late: it is told that nobody is there.
+func TestLateAnswerIsRefused(t *testing.T) {
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 2)
+		for _, b := range lab.Backends {
+			b.EchoTCP(t, 8080)
+		}
+		n := newNode(t, lab, by)
+		n.relay.options.Plan = hasty
+		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080), at(lab.Backends[1].IPv4, 8080)))
+		mute := dropping(t, syscall.ETH_P_IP)
+		eth0, err := lab.Backends[0].Netlink().LinkByName("eth0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for began := time.Now(); n.server.Stats().Late == 0; {
+			if time.Since(began) > patience {
+				t.Fatalf("no answer came late: %+v", n.server.Stats())
+			}
+			// b1's answer is lost. It sends that again some seconds later, perhaps when a busy
+			// machine has forgotten the connection: then another round.
+			var l link.Link
+			if err := lab.Backends[0].Do(func() (err error) {
+				l, err = link.AttachTCX(link.TCXOptions{Interface: eth0.Attrs().Index, Program: mute, Attach: ebpf.AttachTCXEgress})
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != "b2:8080" {
+					t.Errorf("%q, %v", said, err)
+				}
+			}
+			_ = l.Close()
+			_ = wait.Poll(lateAnswers, func() error {
+				if n.server.Stats().Late == 0 {
+					return errors.New("not yet")
+				}
+				return nil
+			})
 		}
 	})
 }

@@ -11,7 +11,7 @@ import (
 const (
 	// confirmation is how long a client may take to complete the handshake.
 	confirmation = 10 * time.Second
-	// linger is how long the entries of a reset connection stay: perhaps nobody believed the
+	// linger is how long the tuples of a reset connection stay: perhaps nobody believed the
 	// RST, and the connection goes on.
 	linger = 2 * time.Second
 	// lingerDone is the same where both sides have acknowledged the other one's end: the last
@@ -55,7 +55,7 @@ func (f *flow) HandleTimer(*poll.Timer) {
 		f.opened(f.worker.loopTime(f.shared().Answered)) // if the notice was lost
 		f.endHandshake()
 		f.checkConnection(now)
-	case kernelStateCLOSED, kernelStateREPLACED:
+	case kernelStateCLOSED:
 		if !f.ended { // the notice was lost
 			f.closed(f.worker.loopTime(f.shared().Closed), f.seen())
 			return
@@ -71,7 +71,7 @@ func (f *flow) HandleTimer(*poll.Timer) {
 	}
 }
 
-// lingers is how long the entries of a connection stay that has ended so.
+// lingers is how long the tuples of a connection stay that has ended so.
 func lingers(seen kernelSeen) time.Duration {
 	if seen&(kernelSeenCLIENT_RST|kernelSeenENDPOINT_RST) != 0 {
 		return linger

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/sluice-proxy/sluice/conntrack"
@@ -62,10 +61,8 @@ type worker struct {
 
 	flows   []*flow // by index
 	spares  spares
-	freed   []uint32              // whose entries are in deletes
+	freed   []uint32              // of flows that ended in this round
 	asking  map[kernelTuple]*flow // without an answer
-	deletes []kernelTuple         // entries to delete at the end of the round
-	keys    []kernelTuple         // scratch
 	decided []uint32              // services whose upcalls are answered in this round
 	spare   []*handshake
 	copied  int                 // bytes of the handshakes' others
@@ -431,7 +428,6 @@ func (f *flow) replaced(now int64) {
 	}
 	f.end(conntrack.ClientReset, now)
 	f.drop()
-	f.worker.flushDeletes()
 }
 
 func (w *worker) newHandshake() *handshake {
@@ -448,6 +444,10 @@ func (w *worker) freeHandshake(h *handshake, f *flow) {
 	// The outbox may hold its packets.
 	w.injector.flush()
 	w.forgetOthers(h)
+	for _, s := range h.stale {
+		w.kernel.index.erase(s.index, s.key)
+		w.freed = append(w.freed, s.index)
+	}
 	if len(w.spare) < spareObjects {
 		*h = handshake{data: h.data[:0], stale: h.stale[:0]}
 		w.spare = append(w.spare, h)
@@ -461,31 +461,9 @@ func (w *worker) forget(f *flow, h *handshake) {
 	}
 }
 
-// deleteOwn deletes those of some entries that are of a flow. Another flow may have
-// claimed the others.
-func (w *worker) deleteOwn(index uint32, keys []kernelTuple) {
-	for i := range keys {
-		var e kernelEntry
-		if w.kernel.Tuples.Lookup(&keys[i], &e) == nil && e.Flow == index {
-			_ = w.kernel.Tuples.Delete(&keys[i])
-		}
-	}
-}
-
-// makeStale has late answers on a way back told. It returns false if the entry is not the
-// flow's.
-func (w *worker) makeStale(index uint32, key kernelTuple) bool {
-	var e kernelEntry
-	if w.kernel.Tuples.Lookup(&key, &e) != nil || e.Flow != index {
-		return false
-	}
-	e.Role = kernelRoleSTALE
-	return w.kernel.Tuples.Put(&key, &e) == nil
-}
-
-// endRound does what the round's events share: entries are deleted, packets put back.
+// endRound does what the round's events share: indices are given back, and packets put back.
 func (w *worker) endRound() {
-	w.flushDeletes()
+	w.giveFreed()
 	w.injector.flush()
 	for _, s := range w.decided {
 		atomic.AddUint64(&w.kernel.loads[s].Decided, 1)
@@ -497,31 +475,13 @@ func (w *worker) endRound() {
 	w.gone = w.gone[:0]
 }
 
-// flushDeletes deletes the entries of flows that have ended, before their indices are used
-// again.
-func (w *worker) flushDeletes() {
-	for keys := w.deletes; len(keys) > 0; {
-		n, err := w.kernel.Tuples.BatchDelete(keys, nil)
-		if err == nil {
-			break
-		}
-		if !isEnd(err) && n == 0 {
-			for i := range keys {
-				_ = w.kernel.Tuples.Delete(&keys[i])
-			}
-			break
-		}
-		keys = keys[min(n+1, len(keys)):] // one was missing
-	}
-	w.deletes = w.deletes[:0]
+// giveFreed has the indices of flows that have ended used again.
+func (w *worker) giveFreed() {
 	for _, index := range w.freed {
 		w.spares.give(index)
 	}
 	w.freed = w.freed[:0]
 }
-
-// isEnd reports whether a batch ended for lack of a key.
-func isEnd(err error) bool { return errors.Is(err, ebpf.ErrKeyNotExist) }
 
 // leave ends the worker, and leaves the flows to the next process.
 func (w *worker) leave() {

@@ -5,6 +5,7 @@
 
 #include "association.h"
 #include "icmp.h"
+#include "index.h"
 #include "inject.h"
 #include "layout.h"
 #include "maps.h"
@@ -40,16 +41,19 @@ static __always_inline int is_icmp(const struct packet *p)
 	return p->tuple.protocol == IPPROTO_ICMP || p->tuple.protocol == IPPROTO_ICMPV6;
 }
 
+// give gives a packet what the packets of a role get.
 static __always_inline int give(struct __sk_buff *skb, const struct packet *p, const struct flow *f, enum role role)
 {
 	struct tuple to;
 	target(&to, f, role);
-	if (serves_sctp && (p->chunks & (CHUNK_INIT | CHUNK_INIT_ACK)) && (role == TO_ENDPOINT || role == TO_CLIENT) &&
+	if (unlikely(serves_sctp && p->chunks) && (p->chunks & (CHUNK_INIT | CHUNK_INIT_ACK)) && (role == TO_ENDPOINT || role == TO_CLIENT) &&
 	    hide_addresses(skb, p->transport, p->end))
 		return TCX_DROP;
-	if (translate(skb, p, &to))
+	if (unlikely(translate(skb, p, &to)))
 		return TCX_DROP;
 	count(COUNT_TRANSLATED);
+	if (role == TO_ENDPOINT && !(f->options & OPTION_MASQUERADE))
+		skb->tc_index = TRANSLATED;
 	return TCX_NEXT;
 }
 
@@ -66,15 +70,15 @@ static __always_inline void to_endpoint(struct __sk_buff *skb, const struct pack
 {
 	struct tuple back;
 	swap(&back, &p->tuple);
-	struct entry *e = bpf_map_lookup_elem(&tuples, &back);
-	if (!e || (e->role != TO_CLIENT && e->role != STALE))
+	__u32 found = find(&back);
+	if (role_in(found) != TO_CLIENT && role_in(found) != STALE)
 		return;
-	struct flow *f = flow_of(e->flow);
+	struct flow *f = flow_of(flow_in(found));
 	if (f)
 		beside(skb, f);
 }
 
-// begin handles a packet without an entry, or one that begins a new connection with the
+// begin handles a packet of no flow, or one that begins a new connection with the
 // tuple of a flow.
 static __always_inline int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 {
@@ -96,9 +100,9 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p, __u32 
 		__u32 index = decide(skb, p, s, before);
 		if (!index) {
 			// Another CPU may have handled a copy of the packet meanwhile.
-			struct entry *e = bpf_map_lookup_elem(&tuples, &p->tuple);
-			if (e && e->role == TO_ENDPOINT && e->flow != before)
-				index = e->flow;
+			__u32 found = find(&p->tuple);
+			if (role_in(found) == TO_ENDPOINT && flow_in(found) != before)
+				index = flow_in(found);
 		}
 		struct flow *f = index ? flow_of(index) : NULL;
 		if (f)
@@ -116,23 +120,23 @@ SEC("tc")
 int ingress(struct __sk_buff *skb)
 {
 	struct packet p = {};
-	if (parse(skb, &p))
+	if (unlikely(parse(skb, &p)))
 		return TCX_NEXT;
-	if (is_icmp(&p))
+	if (unlikely(is_icmp(&p)))
 		return translate_error(skb, &p, 0);
-	if (p.fragment && join_fragments(&p))
+	if (unlikely(p.fragment && join_fragments(&p)))
 		return TCX_NEXT;
-	struct entry *e = bpf_map_lookup_elem(&tuples, &p.tuple);
-	if (!e)
+	__u32 found = find(&p.tuple);
+	if (unlikely(!found))
 		return begin(skb, &p, 0);
-	enum role role = e->role;
-	__u32 index = e->flow;
+	enum role role = role_in(found);
+	__u32 index = flow_in(found);
 	if (role != TO_ENDPOINT && role != UNMASQUERADE && role != MASQUERADE)
 		return TCX_NEXT;
 	struct flow *f = flow_of(index);
-	if (!f)
+	if (unlikely(!f))
 		return TCX_NEXT;
-	if (role == MASQUERADE) { // a flow's own packets get this tuple behind this hook
+	if (unlikely(role == MASQUERADE)) { // a flow's own packets get this tuple behind this hook
 		beside(skb, f);
 		return TCX_NEXT;
 	}
@@ -153,29 +157,33 @@ int ingress(struct __sk_buff *skb)
 SEC("tc")
 int egress(struct __sk_buff *skb)
 {
-	if (skb->mark) {
+	if (skb->tc_index == TRANSLATED) {
+		skb->tc_index = 0;
+		return TCX_NEXT;
+	}
+	if (unlikely(skb->mark)) {
 		int verdict = injected(skb);
 		if (verdict >= 0)
 			return verdict;
 	}
 	struct packet p = {};
-	if (parse(skb, &p))
+	if (unlikely(parse(skb, &p)))
 		return TCX_NEXT;
-	if (is_icmp(&p))
+	if (unlikely(is_icmp(&p)))
 		return translate_error(skb, &p, 1);
-	if (p.fragment && join_fragments(&p))
+	if (unlikely(p.fragment && join_fragments(&p)))
 		return TCX_NEXT;
-	struct entry *e = bpf_map_lookup_elem(&tuples, &p.tuple);
-	if (!e)
+	__u32 found = find(&p.tuple);
+	if (!found)
 		return TCX_NEXT;
-	enum role role = e->role;
-	__u32 index = e->flow;
+	enum role role = role_in(found);
+	__u32 index = flow_in(found);
 	if (role != TO_CLIENT && role != MASQUERADE && role != STALE)
 		return TCX_NEXT;
 	struct flow *f = flow_of(index);
-	if (!f || (f->seen & BESIDE))
+	if (unlikely(!f || (f->seen & BESIDE)))
 		return TCX_NEXT;
-	if (role == STALE) {
+	if (unlikely(role == STALE)) {
 		if ((p.flags & (SYN | ACK)) == (SYN | ACK) || (p.chunks & CHUNK_INIT_ACK))
 			late(skb, f, index);
 		return TCX_DROP;

@@ -7,6 +7,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "index.h"
 #include "layout.h"
 #include "maps.h"
 #include "packet.h"
@@ -168,13 +169,13 @@ static __always_inline int translate_error(struct __sk_buff *skb, const struct p
 	struct icmp i = {};
 	if (p->fragment || quote(skb, p, &i))
 		return TCX_NEXT;
-	struct entry *e = bpf_map_lookup_elem(&tuples, &i.tuple);
-	if (!e)
+	__u32 found = find(&i.tuple);
+	if (!found)
 		return TCX_NEXT;
-	enum role role = e->role;
+	enum role role = role_in(found);
 	if (egress != (role == MASQUERADE || role == TO_CLIENT || role == STALE))
 		return TCX_NEXT;
-	__u32 index = e->flow;
+	__u32 index = flow_in(found);
 	struct flow *f = flow_of(index);
 	if (!f || (egress && (f->seen & BESIDE)))
 		return TCX_NEXT;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Takes back the packets that userspace has decided about. They come by an AF_PACKET
-// socket of the client's interface; their mark names the flow. The entries are made
+// socket of the client's interface; their mark names the flow. Its tuples are entered
 // here, so that a decision costs userspace one system call, which it shares with others.
 #ifndef INJECT_H
 #define INJECT_H
@@ -8,59 +8,67 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "index.h"
 #include "layout.h"
 #include "maps.h"
 #include "packet.h"
 #include "translate.h"
 #include "upcall.h"
 
-#define FLOW_BITS 20
-#define FLOW_MASK ((1U << FLOW_BITS) - 1) // flow 0 is none: the packet goes to the relay
-
-// claim makes an entry. It returns -1 if another flow has the tuple, unless that is only
+// claim enters a tuple for a flow. It returns -1 if another flow has it, unless that is only
 // waiting for late answers.
-static __always_inline int claim(const struct tuple *t, const struct entry *e)
+static __always_inline int claim(const struct tuple *t, __u32 flow, enum role role)
 {
-	if (!bpf_map_update_elem(&tuples, t, e, BPF_NOEXIST))
+	if (!put(t, flow, role))
 		return 0;
-	struct entry *old = bpf_map_lookup_elem(&tuples, t);
-	if (!old || (old->flow != e->flow && old->role != STALE))
+	__u32 old = find(t);
+	if (!old || (flow_in(old) != flow && role_in(old) != STALE))
 		return -1;
-	*old = *e;
-	return 0;
+	return exchange(t, old, reference(flow, role));
 }
 
-// insert makes the entries of a flow. The way back comes first: once packets pass in one
+// take_over enters a tuple for a flow, whoever has it.
+static __always_inline int take_over(const struct tuple *t, __u32 flow, enum role role)
+{
+	__u32 old = find(t);
+	return old ? exchange(t, old, reference(flow, role)) : put(t, flow, role);
+}
+
+// insert enters the tuples of a flow. The way back comes first: once packets pass in one
 // direction, they pass in both.
 static __always_inline int insert(struct __sk_buff *skb, struct flow *f, __u32 index)
 {
-	struct tuple there, back, t;
-	struct entry e = {.flow = index, .role = TO_CLIENT};
+	struct tuple there, back, t, hidden_back = {};
 	target(&there, f, TO_ENDPOINT);
 	swap(&back, &there);
-	if (claim(&back, &e))
+	if (claim(&back, index, TO_CLIENT))
 		return -1;
-	if (f->options & OPTION_MASQUERADE) {
-		struct tuple hidden;
-		target(&hidden, f, MASQUERADE);
-		swap(&t, &hidden);
-		e.role = UNMASQUERADE;
+	int masquerade = f->options & OPTION_MASQUERADE;
+	if (masquerade) {
+		target(&t, f, MASQUERADE);
+		swap(&hidden_back, &t);
 		int sctp = f->protocol == IPPROTO_SCTP;
-		if ((!sctp && has_socket(skb, &t, f->options & OPTION_IPV6)) || claim(&t, &e)) {
-			bpf_map_delete_elem(&tuples, &back);
-			return -1;
-		}
-		e.role = MASQUERADE;
-		bpf_map_update_elem(&tuples, &there, &e, BPF_ANY);
+		if (!sctp && has_socket(skb, &hidden_back, f->options & OPTION_IPV6))
+			goto undo;
+		if (claim(&hidden_back, index, UNMASQUERADE) || take_over(&there, index, MASQUERADE))
+			goto undo;
 	} else {
-		struct entry *old = bpf_map_lookup_elem(&tuples, &there);
-		if (old && old->role == MASQUERADE) // of a session that has ended
-			bpf_map_delete_elem(&tuples, &there);
+		__u32 old = find(&there);
+		if (role_in(old) == MASQUERADE) // of a session that has ended
+			exchange(&there, old, 0);
 	}
-	target(&back, f, TO_CLIENT);
-	swap(&t, &back);
-	e.role = TO_ENDPOINT;
-	return bpf_map_update_elem(&tuples, &t, &e, BPF_ANY);
+	target(&there, f, TO_CLIENT);
+	swap(&t, &there);
+	if (!take_over(&t, index, TO_ENDPOINT))
+		return 0;
+	swap(&there, &back);
+undo:
+	exchange(&back, reference(index, TO_CLIENT), 0);
+	if (masquerade) {
+		exchange(&hidden_back, reference(index, UNMASQUERADE), 0);
+		exchange(&there, reference(index, MASQUERADE), 0);
+	}
+	return -1;
 }
 
 // injected handles a packet of userspace. It returns -1 for all other packets.

@@ -20,7 +20,7 @@ struct tuple {
 	__u8 zero[2];
 };
 
-// Roles of entries. C is the client, V the Service's address, E the endpoint, N the
+// Roles of a flow's packets. C is the client, V the Service's address, E the endpoint, N the
 // node's address; m is the client's port between the hooks, n the masquerading port.
 enum role {
 	ROLE_NONE,
@@ -31,10 +31,11 @@ enum role {
 	STALE,        // egress:  E -> C:m of an endpoint that was given up: dropped
 };
 
-// entry says what to do with the packets of one tuple.
-struct entry {
-	__u32 flow; // index of flows
-	enum role role;
+// bucket is a part of the index (index.h).
+#define SLOTS 7
+struct bucket {
+	__u64 slot[SLOTS];
+	__u64 moved; // tuples whose home this is and that are elsewhere, as it was full
 };
 
 enum state {
@@ -43,7 +44,6 @@ enum state {
 	MOVING, // it was given up; userspace chooses another one
 	OPEN,
 	CLOSED,
-	REPLACED, // closed, and the table has deleted its entries for a new connection
 };
 
 // Options of a flow.
@@ -176,6 +176,7 @@ struct control {
 	__u64 given, taken;
 	__u64 untold; // flows that userspace has not been told of
 	__u64 netns;  // cookie of the network namespace; its inode's number is used again
+	__u64 seed;   // of the index
 };
 
 // spare is an index of flows.

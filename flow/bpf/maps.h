@@ -7,7 +7,7 @@
 
 #include "layout.h"
 
-// Userspace sets the sizes of flows, tuples and spares when it loads the maps.
+// Userspace sets the sizes of flows, buckets and spares when it loads the maps.
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -18,12 +18,12 @@ struct {
 } flows SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
-	__type(key, struct tuple);
-	__type(value, struct entry);
-} tuples SEC(".maps");
+	__type(key, __u32);
+	__type(value, struct bucket);
+} buckets SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

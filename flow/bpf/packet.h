@@ -23,8 +23,19 @@ const volatile __u32 link_header = ETH_HLEN;
 // functions, and SCTP's are too long to be inlined.
 const volatile __u32 serves_sctp = 1;
 
+// unlikely has the compiler put what follows a condition aside, so that the instructions of
+// most packets lie close together.
+#define unlikely(condition) __builtin_expect(!!(condition), 0)
+
 // Verdicts of tcx (Linux 6.6): other programs look at the packet too, or it is dropped.
 enum tcx { TCX_NEXT = -1, TCX_DROP = 2 };
+
+// What a packet's tc_index says on its way from one program to the next one. Cilium uses the
+// lower bits.
+enum passage {
+	PUT_BACK = 0x5100,   // userspace has put it back
+	TRANSLATED = 0x5200, // it is on its way to the endpoint: there is nothing left to do
+};
 
 enum fragment { WHOLE, FIRST_FRAGMENT, LATER_FRAGMENT };
 
@@ -80,11 +91,10 @@ static __always_inline int load(struct __sk_buff *skb, __u32 at, void *to, const
 	// The verifier has to see the bound.
 	asm volatile("" : "+r"(from));
 	void *start = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	if (from <= LARGEST_HEADERS && start + from + size <= end) {
-		__builtin_memcpy(to, start + from, size);
-		return 0;
-	}
-	return bpf_skb_load_bytes(skb, at, to, size);
+	if (unlikely(from > LARGEST_HEADERS || start + from + size > end))
+		return bpf_skb_load_bytes(skb, at, to, size);
+	__builtin_memcpy(to, start + from, size);
+	return 0;
 }
 
 // rest is how much of a packet follows an offset, if it is long enough. total counts
@@ -97,9 +107,9 @@ static __always_inline __s64 rest(__u32 total, __u32 to)
 static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p, __u32 *total)
 {
 	struct iphdr ip;
-	if (load(skb, link_header, &ip, sizeof(ip)))
+	if (unlikely(load(skb, link_header, &ip, sizeof(ip))))
 		return -1;
-	if (ip.version != 4 || ip.ihl < 5)
+	if (unlikely(ip.version != 4 || ip.ihl < 5))
 		return -1;
 	map_ipv4(&p->tuple.src, ip.saddr);
 	map_ipv4(&p->tuple.dst, ip.daddr);
@@ -107,10 +117,8 @@ static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p, _
 	p->transport = link_header + ip.ihl * 4;
 	*total = bpf_ntohs(ip.tot_len);
 	__u16 offset = bpf_ntohs(ip.frag_off);
-	if (offset & 0x1fff)
-		p->fragment = LATER_FRAGMENT;
-	else if (offset & 0x2000)
-		p->fragment = FIRST_FRAGMENT;
+	if (unlikely(offset & 0x3fff))
+		p->fragment = offset & 0x1fff ? LATER_FRAGMENT : FIRST_FRAGMENT;
 	p->identification = ip.id;
 	p->check = ip.check;
 	return 0;
@@ -170,7 +178,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 {
 	__u32 total = 0;
 	// The VLAN's own interface shows the packet again, without the tag.
-	if (skb->vlan_present)
+	if (unlikely(skb->vlan_present))
 		return -1;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		if (parse_ipv4(skb, p, &total))
@@ -181,22 +189,22 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 	} else {
 		return -1;
 	}
-	if (segmented(skb))
+	if (unlikely(segmented(skb)))
 		total = skb->len - link_header; // the header's may be 0 (BIG TCP)
-	if (total + link_header > skb->len)
+	if (unlikely(total + link_header > skb->len))
 		return -1;
 	__s64 left = rest(total, p->transport);
-	if (left < 0)
+	if (unlikely(left < 0))
 		return -1;
 	p->payload = left;
 	p->end = p->transport + left;
-	if (p->fragment == LATER_FRAGMENT)
+	if (unlikely(p->fragment == LATER_FRAGMENT))
 		return 0;
 	if (p->tuple.protocol == IPPROTO_TCP) {
 		struct tcphdr tcp;
-		if (load(skb, p->transport, &tcp, sizeof(tcp)))
+		if (unlikely(load(skb, p->transport, &tcp, sizeof(tcp))))
 			return -1;
-		if (tcp.doff < 5 || left < tcp.doff * 4)
+		if (unlikely(tcp.doff < 5 || left < tcp.doff * 4))
 			return -1;
 		p->tuple.sport = tcp.source;
 		p->tuple.dport = tcp.dest;
@@ -208,7 +216,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 	}
 	if (p->tuple.protocol == IPPROTO_UDP) {
 		__be16 udp[4];
-		if (load(skb, p->transport, udp, sizeof(udp)) || left < 8)
+		if (unlikely(load(skb, p->transport, udp, sizeof(udp)) || left < 8))
 			return -1;
 		p->tuple.sport = udp[0];
 		p->tuple.dport = udp[1];
@@ -217,7 +225,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 		p->unchecked = !udp[3];
 		return 0;
 	}
-	if (serves_sctp && p->tuple.protocol == IPPROTO_SCTP) {
+	if (unlikely(serves_sctp && p->tuple.protocol == IPPROTO_SCTP)) {
 		struct {
 			__be16 source, destination;
 			__be32 tag;

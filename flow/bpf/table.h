@@ -7,7 +7,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "inject.h"
+#include "index.h"
 #include "layout.h"
 #include "maps.h"
 #include "packet.h"
@@ -99,24 +99,22 @@ static __always_inline __u16 middle_port(const struct packet *p, const struct co
 	return is_reply_port(c, port) ? FIRST_PORT + port % (LAST_PORT - FIRST_PORT + 1) : port;
 }
 
-// enter makes the entries of a flow. It returns -1 if another flow has one of them.
+// enter enters the tuples of a flow. It returns -1 if another flow has one of them.
 static __always_inline int enter(const struct packet *p, const struct flow *f, __u32 index)
 {
 	struct tuple there, back;
-	struct entry e = {.flow = index, .role = TO_CLIENT};
 	target(&there, f, TO_ENDPOINT);
 	swap(&back, &there);
-	if (bpf_map_update_elem(&tuples, &back, &e, BPF_NOEXIST))
+	if (put(&back, index, TO_CLIENT))
 		return -1;
-	e.role = TO_ENDPOINT;
-	if (!bpf_map_update_elem(&tuples, &p->tuple, &e, BPF_NOEXIST))
+	if (!put(&p->tuple, index, TO_ENDPOINT))
 		return 0;
-	bpf_map_delete_elem(&tuples, &back);
+	exchange(&back, reference(index, TO_CLIENT), 0);
 	return -1;
 }
 
-// vacate deletes the entries of a closed connection, whose client uses its tuple for a new
-// one. It returns 0 if userspace has to: the connection is not closed, or has more entries.
+// vacate takes the tuples from a closed connection, whose client uses its tuple for a new
+// one. It returns 0 if userspace has to: the connection is not closed, or has more tuples.
 static __always_inline int vacate(const struct packet *p, __u32 index)
 {
 	struct flow *f = flow_of(index);
@@ -125,11 +123,11 @@ static __always_inline int vacate(const struct packet *p, __u32 index)
 	struct tuple there, back;
 	target(&there, f, TO_ENDPOINT);
 	swap(&back, &there);
-	// Once the state says it, userspace may use the index for another flow.
-	if (__sync_val_compare_and_swap(&f->state, CLOSED, REPLACED) != CLOSED)
+	// The exchange is a barrier: the tuples are those of the closed connection.
+	if (__sync_val_compare_and_swap(&f->state, CLOSED, CLOSED) != CLOSED)
 		return 0;
-	bpf_map_delete_elem(&tuples, &p->tuple);
-	bpf_map_delete_elem(&tuples, &back);
+	exchange(&p->tuple, reference(index, TO_ENDPOINT), 0);
+	exchange(&back, reference(index, TO_CLIENT), 0);
 	return 1;
 }
 

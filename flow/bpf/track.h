@@ -94,21 +94,21 @@ static __always_inline void follow_tcp(struct __sk_buff *skb, struct packet *p, 
 	__u32 fin = from ? ENDPOINT_FIN : CLIENT_FIN, rst = from ? ENDPOINT_RST : CLIENT_RST;
 	__u32 other_fin = from ? CLIENT_FIN : ENDPOINT_FIN, acked = from ? CLIENT_FIN_ACKED : ENDPOINT_FIN_ACKED;
 	struct direction *d = &f->way[from];
-	if (p->flags & SYN)
+	if (unlikely(p->flags & SYN))
 		return; // an old one, or of another connection
-	if (p->flags & RST) {
+	if (unlikely(p->flags & RST)) {
 		if (believed(f, p, from)) {
 			ends(f, rst);
 			close_flow(skb, f, index);
 		}
 		return;
 	}
-	if (f->state == ASKING || f->state == MOVING)
+	if (unlikely(f->state == ASKING || f->state == MOVING))
 		return; // the endpoint has agreed to nothing
 	__u32 end = p->sequence + p->payload;
 	if (!(f->seen & fin)) // a FIN has a sequence number, which is no byte
 		advance(d, end);
-	if ((p->flags & FIN) && end == d->end) {
+	if (unlikely((p->flags & FIN) && end == d->end)) {
 		f->fin[from] = end + 1;
 		ends(f, fin);
 	}
@@ -119,10 +119,10 @@ static __always_inline void follow_tcp(struct __sk_buff *skb, struct packet *p, 
 			if (!from && f->state == OPEN)
 				confirm(f);
 		}
-		if ((f->seen & other_fin) && behind(p->ack, f->fin[!from]))
+		if (unlikely(f->seen & other_fin) && behind(p->ack, f->fin[!from]))
 			mark(f, acked);
 	}
-	if ((f->seen & (CLIENT_FIN_ACKED | ENDPOINT_FIN_ACKED)) == (CLIENT_FIN_ACKED | ENDPOINT_FIN_ACKED))
+	if (unlikely((f->seen & (CLIENT_FIN_ACKED | ENDPOINT_FIN_ACKED)) == (CLIENT_FIN_ACKED | ENDPOINT_FIN_ACKED)))
 		close_flow(skb, f, index);
 }
 
@@ -187,7 +187,7 @@ static __always_inline enum verdict from_client(struct __sk_buff *skb, struct pa
 {
 	if (f->protocol == IPPROTO_TCP && p->fragment != LATER_FRAGMENT) {
 		__u32 state = f->state;
-		if (!opens(p)) {
+		if (!unlikely(opens(p))) {
 			follow_tcp(skb, p, f, index, 0);
 		} else if (state != OPEN) {
 			if (state >= CLOSED || p->sequence != f->first_sequence)
@@ -198,7 +198,7 @@ static __always_inline enum verdict from_client(struct __sk_buff *skb, struct pa
 		}
 	}
 	if (f->protocol == IPPROTO_UDP) {
-		if (f->seen & BESIDE)
+		if (unlikely(f->seen & BESIDE))
 			__sync_fetch_and_and(&f->seen, ~BESIDE);
 		keep(skb, p, f, index);
 	}
@@ -262,18 +262,18 @@ static __always_inline enum verdict from_endpoint(struct __sk_buff *skb, struct 
 {
 	if (p->fragment != LATER_FRAGMENT) {
 		if (f->protocol == IPPROTO_TCP) {
-			if (f->state == ASKING || f->state == MOVING) {
+			if (unlikely(f->state == ASKING || f->state == MOVING)) {
 				enum verdict v = answer(skb, p, f, index);
 				if (v != GO)
 					return v;
 			} else {
 				follow_tcp(skb, p, f, index, 1);
 			}
-		} else if (f->state == ASKING) {
+		} else if (unlikely(f->state == ASKING)) {
 			if (__sync_val_compare_and_swap(&f->state, ASKING, OPEN) == ASKING)
 				f->answered = bpf_ktime_get_ns();
 		}
-		if (p->payload && !f->data)
+		if (unlikely(p->payload && !f->data))
 			f->data = bpf_ktime_get_ns();
 	}
 	counted(f, p, 1);

@@ -60,17 +60,19 @@ static __always_inline int store_addresses(struct __sk_buff *skb, __u32 header, 
 	return bpf_skb_store_bytes(skb, header + offsetof(struct iphdr, saddr), both, sizeof(both), 0);
 }
 
-// store_ipv4 writes both addresses of the outer IPv4 header, and its checksum.
-static __always_inline int store_ipv4(struct __sk_buff *skb, const struct packet *p, const struct tuple *to, __s64 difference)
+// store_ipv4 writes both addresses of the outer IPv4 header, and its checksum. Ports that
+// follow it go with them.
+static __always_inline int store_ipv4(struct __sk_buff *skb, const struct packet *p, const struct tuple *to, __s64 difference, int ports)
 {
 	__u64 sum = (__u16)~p->check + (difference & 0xffff) + ((difference >> 16) & 0xffff);
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
 	struct {
 		__u16 check;
-		__be32 both[2];
-	} __attribute__((packed)) new = {~sum, {to->src.word[3], to->dst.word[3]}};
-	return bpf_skb_store_bytes(skb, link_header + offsetof(struct iphdr, check), &new, sizeof(new), 0);
+		__be32 both[2], ports;
+	} __attribute__((packed)) new = {~sum, {to->src.word[3], to->dst.word[3]}, ports_of(to)};
+	__u32 size = ports ? sizeof(new) : sizeof(new) - sizeof(new.ports);
+	return bpf_skb_store_bytes(skb, link_header + offsetof(struct iphdr, check), &new, size, 0);
 }
 
 // translate_sctp gives a packet the ports of a tuple. Only the first fragment has the CRC,
@@ -91,12 +93,13 @@ static __always_inline int translate_sctp(struct __sk_buff *skb, const struct pa
 static __always_inline int translate(struct __sk_buff *skb, const struct packet *p, const struct tuple *to)
 {
 	__s64 changed = p->ipv6 ? difference(&p->tuple, to) : ipv4_difference(&p->tuple, to);
-	int sctp = serves_sctp && p->tuple.protocol == IPPROTO_SCTP;
+	int sctp = unlikely(serves_sctp && p->tuple.protocol == IPPROTO_SCTP);
+	int adjacent = 0; // ports to write stand behind the addresses
 	int unbalanced = p->fragment == LATER_FRAGMENT || p->unchecked || sctp;
 	if (sctp) {
 		if (translate_sctp(skb, p, to))
 			return -1;
-	} else if (p->unchecked) {
+	} else if (unlikely(p->unchecked)) {
 		__be32 new = ports_of(to);
 		if (bpf_skb_store_bytes(skb, p->transport, &new, sizeof(new), BPF_F_RECOMPUTE_CSUM))
 			return -1;
@@ -110,12 +113,13 @@ static __always_inline int translate(struct __sk_buff *skb, const struct packet 
 		if (old != new) {
 			if (bpf_l4_csum_replace(skb, at, old, new, flags | sizeof(new)))
 				return -1;
-			if (bpf_skb_store_bytes(skb, p->transport, &new, sizeof(new), 0))
+			adjacent = !p->ipv6 && p->transport == link_header + sizeof(struct iphdr);
+			if (!adjacent && bpf_skb_store_bytes(skb, p->transport, &new, sizeof(new), 0))
 				return -1;
 		}
 	}
 	if (!p->ipv6)
-		return store_ipv4(skb, p, to, changed);
+		return store_ipv4(skb, p, to, changed, adjacent);
 	return store_addresses(skb, link_header, to, p->ipv6, unbalanced);
 }
 
@@ -128,7 +132,7 @@ static __always_inline void swap(struct tuple *to, const struct tuple *from)
 	to->dport = from->sport;
 }
 
-// target is the tuple that an entry's packets get.
+// target is the tuple that a role's packets get.
 static __always_inline void target(struct tuple *to, const struct flow *f, enum role role)
 {
 	__builtin_memset(to, 0, sizeof(*to));

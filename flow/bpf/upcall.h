@@ -14,9 +14,6 @@
 #define SMALL 192                // a SYN with all options
 #define LARGE 1600               // a datagram of an Ethernet frame
 
-// PUT_BACK is the tc_index of a packet that userspace has put back, until its flow is found.
-#define PUT_BACK 1
-
 struct small_event {
 	struct event event;
 	__u8 packet[SMALL];

@@ -84,7 +84,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-beside-forgotten", what: "an endpoint's answer to the client's own question is taken for the session's",
-		file: "flow/bpf/flow.bpf.c", old: "if (!f || (f->seen & BESIDE))", new: "if (!f)",
+		file: "flow/bpf/flow.bpf.c", old: "unlikely(!f || (f->seen & BESIDE))", new: "!f",
 		pkg: "flow", test: "TestSessionLeavesItsPortToTheClient",
 	},
 	{
@@ -104,17 +104,17 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-refused-bare", what: "datagrams behind one that was refused show a hidden client",
-		file: "flow/dial.go", old: "		w.deleteOwn(f.index, append(w.keys[:0], h.key))\n", new: "",
+		file: "flow/dial.go", old: "		w.kernel.index.erase(f.index, h.key)\n", new: "",
 		pkg: "flow", test: "TestRefusalHidesTheClient",
 	},
 	{
 		name: "flow-retired-bare", what: "a session that ends shows a hidden client",
-		file: "flow/dial.go", old: "append(f.worker.keys[:0], f.wayThere())", new: "append(f.endpointKeys(nil)[1:], f.wayThere())",
+		file: "flow/dial.go", old: "x.erase(f.index, f.wayThere())", new: "x.erase(f.index, append(f.endpointKeys(nil)[1:], f.wayThere())...)",
 		pkg: "flow", test: "TestEndOfSessionHidesTheClient",
 	},
 	{
 		name: "flow-hidden-still", what: "an ended session hides a client that the endpoint may see",
-		file: "flow/bpf/inject.h", old: "if (old && old->role == MASQUERADE)", new: "if (0)",
+		file: "flow/bpf/inject.h", old: "if (role_in(old) == MASQUERADE)", new: "if (0)",
 		pkg: "flow", test: "TestEndedSessionHidesNobody",
 	},
 	{
@@ -133,14 +133,39 @@ var flows = []mutation{
 		pkg: "redirect/mode", test: "TestDemandEndsForNoOpenSocket",
 	},
 	{
-		name: "flow-replaced-deletes", what: "a connection that has ended deletes the entries of the next one from the same port",
-		file: "flow/flow.go", old: "!= kernelStateREPLACED {", new: "!= kernelStateFREE {",
+		name: "flow-replaced-deletes", what: "a connection that has ended takes the tuples of the next one from the same port",
+		file: "flow/index.go", old: "reference(slot).flow() == flow && ", new: "",
 		pkg: "flow", test: "TestPortIsUsedAgainAtOnce",
 	},
 	{
 		name: "flow-vacates-half", what: "the way back of a connection stays when the table begins another one from the same port",
-		file: "flow/bpf/table.h", old: "	bpf_map_delete_elem(&tuples, &p->tuple);\n	bpf_map_delete_elem(&tuples, &back);\n	return 1;", new: "	bpf_map_delete_elem(&tuples, &p->tuple);\n	return 1;",
+		file: "flow/bpf/table.h", old: "	exchange(&back, reference(index, TO_CLIENT), 0);\n	return 1;", new: "	return 1;",
 		pkg: "flow", test: "TestPortIsUsedAgainAtOnce",
+	},
+	{
+		name: "flow-passage-kept", what: "programs of others find our sign in packets",
+		file: "flow/bpf/flow.bpf.c", old: "		skb->tc_index = 0;\n		return TCX_NEXT;", new: "		return TCX_NEXT;",
+		pkg: "flow", test: "TestTcIndexIsGivenBack",
+	},
+	{
+		name: "flow-passage-hides-nobody", what: "the endpoint sees a client that is to be hidden",
+		file: "flow/bpf/flow.bpf.c", old: "if (role == TO_ENDPOINT && !(f->options & OPTION_MASQUERADE))", new: "if (role == TO_ENDPOINT)",
+		pkg: "flow", test: "TestMasquerade",
+	},
+	{
+		name: "flow-index-leaks", what: "a flow without room for one of its tuples leaves the others",
+		file: "flow/bpf/inject.h", old: "undo:\n	exchange(&back, reference(index, TO_CLIENT), 0);", new: "undo:",
+		pkg: "flow", test: "TestNoRoomInTheIndex",
+	},
+	{
+		name: "flow-index-one-bucket", what: "tuples are not found whose first place was full",
+		file: "flow/bpf/index.h", old: "if (unlikely(!found && b->moved)) {", new: "if (0) {",
+		pkg: "flow", test: "TestModelOfPackets",
+	},
+	{
+		name: "flow-stale-forgotten", what: "late answers of an endpoint that was given up reach the client",
+		file: "flow/dial.go", old: "		f.keepStale()\n", new: "",
+		pkg: "flow", test: "TestLateAnswerIsRefused",
 	},
 	{
 		name: "flow-no-shares", what: "one Service may have all flows",
