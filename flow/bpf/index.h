@@ -180,6 +180,7 @@ static __always_inline int move(struct bucket *home, __u64 hash, __u64 slot)
 	return -1;
 }
 
+// PUT_TRIES is how often a CPU tries to enter a tuple that another one enters too.
 #define PUT_TRIES 16
 
 // put enters a tuple for a flow. It returns -1 if the tuple is there, or there is no room.
