@@ -273,6 +273,9 @@ func (r *Router) Apply(s State) (changed bool, err error) {
 }
 
 func (r *Router) applyLocked(s *State) (changed bool, err error) {
+	if r.want == nil {
+		r.splitTables()
+	}
 	r.want, r.known = s, false
 	var errs []error
 	note := func(c bool, err error) {

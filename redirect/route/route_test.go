@@ -242,6 +242,39 @@ func TestAddsBeforeItRemoves(t *testing.T) {
 	}
 }
 
+// TestTablesAreSplitBeforeServicesAreServed: the first rule of a namespace makes
+// local addresses unreachable for a moment, which must not be when a connection
+// first needs a rule. The kernel shows tables that it keeps in one as the same.
+func TestTablesAreSplitBeforeServicesAreServed(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	merged := func() bool {
+		t.Helper()
+		var text []byte
+		if err := lab.Node.Do(func() (err error) {
+			text, err = os.ReadFile("/proc/thread-self/net/fib_trie")
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		main, local, found := strings.Cut(string(text), "Local:\n")
+		if !found || !strings.Contains(local, "host LOCAL") {
+			t.Fatalf("not as expected:\n%s", text)
+		}
+		return strings.Contains(main, "host LOCAL")
+	}
+	if !merged() {
+		t.Fatal("this kernel keeps the tables of a new namespace apart: the test proves nothing")
+	}
+	r := open(t, lab.Node, Options{})
+	apply(t, r, State{Local: redirect.LocalOf(prefixes("10.96.0.0/16")...)}, true)
+	if merged() {
+		t.Error("the tables are in one while a Service's address is local")
+	}
+	if got, want := dump(t, r), "route local 10.96.0.0/16 dev lo proto 83 src 10.1.0.1"; got != want {
+		t.Errorf("in force:\n%s\nwant:\n%s", got, want)
+	}
+}
+
 // TestPortRulesAreAddedInOrder: the kernel keeps rules of one priority in the
 // order in which they were added, which is by address, port and protocol.
 func TestPortRulesAreAddedInOrder(t *testing.T) {

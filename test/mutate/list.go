@@ -136,6 +136,11 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestPromise6_StopAndCleanupLeaveNothing/tproxy-nftables",
 	},
 	{
+		name: "tables-in-one", what: "the first connection that needs a policy routing rule makes local addresses unreachable for a moment",
+		file: "redirect/route/route.go", old: "if r.want == nil {", new: "if false {",
+		pkg: "redirect/route", test: "TestTablesAreSplitBeforeServicesAreServed",
+	},
+	{
 		name: "no-takeover", what: "the next proxy adds its rules behind those of a killed one",
 		file: "redirect/tproxy/filter.go", old: "if old.exists {\n\t\tb.FlushTable", new: "if false {\n\t\tb.FlushTable",
 		pkg: "test/e2e", test: "TestPromise6_KilledProxyIsTakenOver/tproxy-nftables",
