@@ -154,7 +154,9 @@ func (p *proxy) open() error {
 	if err := p.openHost(); err != nil {
 		return err
 	}
-	choice, err := choose.Open(o.steering.choose(o.nodeIPs))
+	modes := o.steering.choose(o.nodeIPs)
+	modes.Routes.SplitLate = o.dataPath.value != pathRelay // few of its connections need a rule
+	choice, err := choose.Open(modes)
 	if err != nil {
 		return err
 	}

@@ -54,7 +54,7 @@ func TestTellsOfWhatIsOurs(t *testing.T) {
 	table := func(name string) *nftables.Table {
 		return &nftables.Table{Name: name, Family: nftables.TableFamilyINet}
 	}
-	r, err := route.Open(route.Options{NetNS: lab.Node.FD()})
+	r, err := route.Open(route.Options{NetNS: lab.Node.FD(), SplitLate: true})
 	if err != nil {
 		t.Fatal(err)
 	}
