@@ -68,7 +68,7 @@ func (p *proxy) checkPaths() {
 		if r.Path != want && forwarded() && r.VIPKind == "NodePort" {
 			// The relay may have the first connections of a new node port: it binds the port
 			// before the kernel forwards.
-			if early++; early <= len(records)/100 {
+			if early++; early <= max(3, len(records)/100) {
 				continue
 			}
 		}
