@@ -21,6 +21,13 @@
 // node. Each line is a tuple that a flow has: the index (bpf/index.h, index.go) finds by it
 // the flow's state in the map flows.
 //
+// # Shortcuts
+//
+// While nothing else looks at forwarded packets, those of open flows skip the IP stack: the
+// program at ingress gives a packet what it gets at both hooks, finds the next interface by
+// the routing tables, and hands the packet to that interface or to its peer (bpf/shortcut.h).
+// Userspace says again and again where that may be (shortcut.go, others.go).
+//
 // # Who decides
 //
 // Where the Service alone decides, the table in BPF does (bpf/table.h; table.go fills it by
@@ -73,11 +80,11 @@
 // # Layout
 //
 // bpf/layout.h defines what the maps hold; bpf2go derives kernel_bpfel.go from it. The
-// programs are in bpf/: packet.h and chunks.h parse, index.h finds flows, translate.h, sctp.h and icmp.h rewrite,
-// track.h and association.h follow a flow's state, table.h decides about new ones, upcall.h
-// tells userspace, inject.h takes its packets back, flow.bpf.c joins
-// them. "make bpf" builds them with Debian's clang; a test proves that the committed objects
+// programs are in bpf/: packet.h and chunks.h parse, index.h finds flows, translate.h, sctp.h and
+// icmp.h rewrite, shortcut.h sends packets past the IP stack, track.h and association.h follow a
+// flow's state, table.h decides about new ones, upcall.h tells userspace, inject.h takes its
+// packets back, flow.bpf.c joins them. "make bpf" builds them with Debian's clang; a test proves that the committed objects
 // are what the sources give.
 package flow
 
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel,bpfeb -cflags "-O2 -g -Wall -Werror -mcpu=v3" -type address -type direction -type tuple -type bucket -type flow -type destination -type deciding -type served -type slot -type place -type origin_key -type origin -type spare -type load -type control -type event -type counter -type role -type state -type option -type seen -type event_kind -type reason kernel bpf/flow.bpf.c -- -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel,bpfeb -cflags "-O2 -g -Wall -Werror -mcpu=v3" -type address -type direction -type tuple -type bucket -type flow -type destination -type deciding -type served -type slot -type place -type origin_key -type origin -type spare -type load -type control -type event -type counter -type role -type state -type option -type seen -type way -type event_kind -type reason kernel bpf/flow.bpf.c -- -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -39,6 +40,7 @@ type interfaces struct {
 	trouble        once.Trouble
 	done           chan struct{}
 	running        sync.WaitGroup
+	shortcuts      *shortcuts // nil if packets take none
 
 	mu      sync.Mutex
 	closed  bool
@@ -86,15 +88,28 @@ func (i *interfaces) start() {
 		repair := time.NewTicker(repairInterval)
 		defer repair.Stop()
 		old := time.After(oldPins)
+		var stack <-chan time.Time
+		if i.shortcuts != nil {
+			each := time.NewTicker(stackInterval)
+			defer each.Stop()
+			stack = each.C
+			i.shortcuts.check()
+		}
 		for {
+			var changed func(int) bool // interfaces
 			select {
 			case <-i.done:
 				return
-			case _, ok := <-updates:
+			case <-stack:
+				i.shortcuts.check()
+				continue
+			case u, ok := <-updates:
 				if !ok {
 					updates = nil
 				}
+				changed = func(index int) bool { return index == int(u.Index) }
 			case <-repair.C:
+				changed = func(int) bool { return true }
 			case <-old:
 				if i.pins != nil {
 					if err := i.pins.removeOthers(); err != nil {
@@ -102,7 +117,7 @@ func (i *interfaces) start() {
 					}
 				}
 			}
-			err := i.follow()
+			err := i.follow(changed)
 			if err == nil {
 				i.trouble.Over()
 			} else if i.trouble.New(err.Error()) {
@@ -113,8 +128,8 @@ func (i *interfaces) start() {
 }
 
 // follow attaches the programs to the interfaces that are new, or that somebody took them
-// from, and lets go of those that are gone.
-func (i *interfaces) follow() error {
+// from, and lets go of those that are gone. Those that are changed may have other ways.
+func (i *interfaces) follow(changed func(index int) bool) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.closed {
@@ -150,6 +165,12 @@ func (i *interfaces) follow() error {
 			h.release(false)
 			delete(i.links, index)
 		}
+	}
+	if i.shortcuts != nil {
+		i.shortcuts.follow(slices.DeleteFunc(list, func(l netlink.Link) bool {
+			_, attached := i.links[l.Attrs().Index]
+			return !attached || i.programsFor(l.Attrs()) != i.ethernet
+		}), changed)
 	}
 	return errors.Join(errs...)
 }
@@ -227,6 +248,9 @@ func (i *interfaces) close(keep bool) {
 	close(i.done)
 	i.mu.Unlock()
 	i.running.Wait()
+	if i.shortcuts != nil {
+		i.shortcuts.close()
+	}
 	i.nl.Close()
 }
 

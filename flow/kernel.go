@@ -169,6 +169,7 @@ func (k *bpf) loadPrograms(linkHeader uint32, to *kernelPrograms) error {
 		kernelMapRelayed:      k.Relayed,
 		kernelMapSpares:       k.Spares,
 		kernelMapUpcalls:      k.Upcalls,
+		kernelMapWays:         k.Ways,
 	}})
 	var verifier *ebpf.VerifierError
 	if errors.As(err, &verifier) && len(verifier.Log) > 1 {

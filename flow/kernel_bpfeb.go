@@ -41,6 +41,7 @@ type kernelControl struct {
 	Untold          uint64
 	Netns           uint64
 	Seed            uint64
+	ShortcutsUntil  uint64
 }
 
 type kernelCounter uint32
@@ -56,14 +57,15 @@ const (
 	kernelCounterCOUNT_COLLISIONS     kernelCounter = 7
 	kernelCounterCOUNT_SCTP_FRAGMENTS kernelCounter = 8
 	kernelCounterCOUNT_DECIDED        kernelCounter = 9
-	kernelCounterPASSED_NO_HEARTBEAT  kernelCounter = 10
-	kernelCounterPASSED_UNDECIDED     kernelCounter = 11
-	kernelCounterPASSED_UNCONFIRMED   kernelCounter = 12
-	kernelCounterPASSED_RING_FULL     kernelCounter = 13
-	kernelCounterPASSED_SOCKET        kernelCounter = 14
-	kernelCounterPASSED_RELAYED       kernelCounter = 15
-	kernelCounterPASSED_SHAPE         kernelCounter = 16
-	kernelCounterCOUNTERS             kernelCounter = 17
+	kernelCounterCOUNT_SHORTCUTS      kernelCounter = 10
+	kernelCounterPASSED_NO_HEARTBEAT  kernelCounter = 11
+	kernelCounterPASSED_UNDECIDED     kernelCounter = 12
+	kernelCounterPASSED_UNCONFIRMED   kernelCounter = 13
+	kernelCounterPASSED_RING_FULL     kernelCounter = 14
+	kernelCounterPASSED_SOCKET        kernelCounter = 15
+	kernelCounterPASSED_RELAYED       kernelCounter = 16
+	kernelCounterPASSED_SHAPE         kernelCounter = 17
+	kernelCounterCOUNTERS             kernelCounter = 18
 )
 
 type kernelDeciding uint32
@@ -270,6 +272,14 @@ type kernelTuple struct {
 	Zero     [2]uint8
 }
 
+type kernelWay uint32
+
+const (
+	kernelWayWAY_FROM kernelWay = 1
+	kernelWayWAY_INTO kernelWay = 2
+	kernelWayWAY_PEER kernelWay = 4
+)
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -288,6 +298,7 @@ const (
 	kernelMapRelayed      = "relayed"
 	kernelMapSpares       = "spares"
 	kernelMapUpcalls      = "upcalls"
+	kernelMapWays         = "ways"
 	kernelProgEgress      = "egress"
 	kernelProgIngress     = "ingress"
 	kernelVarLastBucket   = "last_bucket"
@@ -360,6 +371,7 @@ type kernelMapSpecs struct {
 	Relayed      *ebpf.MapSpec `ebpf:"relayed"`
 	Spares       *ebpf.MapSpec `ebpf:"spares"`
 	Upcalls      *ebpf.MapSpec `ebpf:"upcalls"`
+	Ways         *ebpf.MapSpec `ebpf:"ways"`
 }
 
 // kernelVariableSpecs contains global variables before they are loaded into the kernel.
@@ -406,6 +418,7 @@ type kernelMaps struct {
 	Relayed      *ebpf.Map `ebpf:"relayed"`
 	Spares       *ebpf.Map `ebpf:"spares"`
 	Upcalls      *ebpf.Map `ebpf:"upcalls"`
+	Ways         *ebpf.Map `ebpf:"ways"`
 }
 
 func (m *kernelMaps) Close() error {
@@ -424,6 +437,7 @@ func (m *kernelMaps) Close() error {
 		m.Relayed,
 		m.Spares,
 		m.Upcalls,
+		m.Ways,
 	)
 }
 

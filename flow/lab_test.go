@@ -131,7 +131,8 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	loop, shard := n.loop, n.table.Shard(0)
 	shard.OnPending(func() { loop.Post(shard.Flush) })
 	o := Options{
-		MaxFlows: 4096, Namespace: lab.Node.FD(), Loop: loop, Shard: shard, Table: n.table,
+		Shortcuts: true,
+		MaxFlows:  4096, Namespace: lab.Node.FD(), Loop: loop, Shard: shard, Table: n.table,
 		// No session is to end while a busy machine verifies the programs of the next process.
 		HalfClosedTimeout: time.Hour, UDPTimeout: time.Hour, UDPStreamTimeout: time.Hour,
 		Logger: zerolog.New(zerolog.NewTestWriter(t)),

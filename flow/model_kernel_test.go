@@ -178,11 +178,12 @@ func (x *tested) store(i int) {
 }
 
 // verdicts of tcx.
-var modelVerdicts = map[uint32]modelVerdict{1<<32 - 1: pass, 2: drop}
+var modelVerdicts = map[uint32]modelVerdict{1<<32 - 1: pass, 2: drop, 7: sent}
 
 // skBuff is struct __sk_buff with what a test may set.
-func skBuff(segments, size int) []byte {
+func skBuff(ifindex uint32, segments, size int) []byte {
 	b := make([]byte, 192)
+	binary.NativeEndian.PutUint32(b[10*4:], ifindex)
 	binary.NativeEndian.PutUint32(b[41*4:], uint32(segments))
 	binary.NativeEndian.PutUint32(b[44*4:], uint32(size))
 	return b
@@ -195,10 +196,12 @@ func (x *tested) run(s *skbuff, ingress bool) (modelVerdict, []byte, error) {
 	if s.link == 0 {
 		programs, o.Flags = &x.bare, 0 // it would begin in the middle of the packet
 	}
+	segments, size := 0, 0
 	if s.gso {
 		// Packets of virtual machines (taps) do not say how many segments they have.
-		o.Context = skBuff(x.IntN(2)*2, segmentSize)
+		segments, size = x.IntN(2)*2, segmentSize
 	}
+	o.Context = skBuff(x.ifindex, segments, size)
 	program := programs.Egress
 	if ingress {
 		program = programs.Ingress
@@ -206,6 +209,9 @@ func (x *tested) run(s *skbuff, ingress bool) (modelVerdict, []byte, error) {
 	x.control.Beat = 0
 	if x.m.alive { // userspace may say so after the packet has come, and this thread may be stopped here
 		x.control.Beat = uint64(sys.Monotonic() + int64(time.Hour))
+	}
+	if x.m.way != nil {
+		x.refresh()
 	}
 	code, err := program.Run(o)
 	verdict, ok := modelVerdicts[code]
@@ -236,7 +242,7 @@ func (x *tested) told(t testing.TB) (told []modelEvent) {
 				t.Fatal(err)
 			}
 			e, ok := decodeEvent(rec.RawSample)
-			if !ok || e.Time == 0 || e.Ifindex != 1 {
+			if !ok || e.Time == 0 || e.Ifindex != x.ifindex {
 				t.Fatalf("a wrong event: %+v", e)
 			}
 			told = append(told, modelEvent{
@@ -287,7 +293,7 @@ func (x *tested) compare(t testing.TB, s *skbuff, ingress bool) error {
 			copy(out[at:], []byte{0, 0}) // the same number
 		}
 	}
-	if verdict == pass && !bytes.Equal(out, s.frame) {
+	if verdict != drop && !bytes.Equal(out, s.frame) {
 		return fmt.Errorf("bytes\n%s, the model says\n%s, it was\n%s", hex.Dump(out), hex.Dump(s.frame), hex.Dump(in))
 	}
 	return x.compareFlows()

@@ -107,6 +107,8 @@ type model struct {
 	replies [2]uint16
 
 	mostUndecided, mostUnconfirmed, mostFlows int
+
+	way *modelWay // nil: no packet takes the shortcut
 }
 
 type modelVerdict string
@@ -147,6 +149,11 @@ func (m *model) ingress(s *skbuff) modelVerdict {
 		return m.begin(s, p, 0)
 	}
 	f := &m.flows[e.flow]
+	from := fromEndpoint
+	if e.role == kernelRoleTO_ENDPOINT {
+		from = fromClient
+	}
+	direct := m.direct(s, p, f, from)
 	switch e.role {
 	case kernelRoleMASQUERADE:
 		f.beside()
@@ -158,7 +165,17 @@ func (m *model) ingress(s *skbuff) modelVerdict {
 		case restart:
 			return m.begin(s, p, uint32(e.flow))
 		}
-	case kernelRoleUNMASQUERADE:
+		if direct {
+			return m.forward(s, p, f, fromClient)
+		}
+	case kernelRoleUNMASQUERADE, kernelRoleTO_CLIENT:
+		if direct {
+			m.fromEndpoint(s, p, f, e.flow)
+			return m.forward(s, p, f, fromEndpoint)
+		}
+		if e.role == kernelRoleTO_CLIENT {
+			return pass
+		}
 	default:
 		return pass
 	}

@@ -73,7 +73,7 @@ func TestSizes(t *testing.T) {
 	if size := unsafe.Sizeof(kernelLoad{}); size != 56 {
 		t.Errorf("a load has %d bytes", size)
 	}
-	if size := unsafe.Sizeof(kernelControl{}); size != 80 {
+	if size := unsafe.Sizeof(kernelControl{}); size != 88 {
 		t.Errorf("control has %d bytes", size)
 	}
 }

@@ -45,6 +45,9 @@ type Options struct {
 	HalfClosedTimeout time.Duration // 0 for none
 	UDPTimeout        time.Duration
 	UDPStreamTimeout  time.Duration
+	// Shortcuts lets packets of open flows skip the node's IP stack where nobody else
+	// looks at them there.
+	Shortcuts bool
 	// WantsUDP reports whether a session's record goes to the access log.
 	WantsUDP func(*conntrack.Record) bool
 	Logger   zerolog.Logger
@@ -121,6 +124,12 @@ func New(o Options) (*Server, error) {
 		return nil, err
 	}
 	s.interfaces.filters = o.filters
+	if o.Shortcuts {
+		if s.interfaces.shortcuts, err = openShortcuts(s.kernel, o.Namespace, o.Name, o.Logger); err != nil {
+			s.Close()
+			return nil, err
+		}
+	}
 	return s, nil
 }
 
@@ -136,7 +145,7 @@ func (s *Server) Start() error {
 	if err := <-started; err != nil {
 		return err
 	}
-	if err := s.interfaces.follow(); err != nil {
+	if err := s.interfaces.follow(func(int) bool { return true }); err != nil {
 		return err
 	}
 	if s.pins != nil {
@@ -223,6 +232,7 @@ var counterNames = map[kernelCounter]string{
 	kernelCounterCOUNT_COLLISIONS:     "collisions",
 	kernelCounterCOUNT_DECIDED:        "decided",
 	kernelCounterCOUNT_SCTP_FRAGMENTS: "sctp_fragments",
+	kernelCounterCOUNT_SHORTCUTS:      "shortcuts",
 	kernelCounterPASSED_NO_HEARTBEAT:  "passed_no_heartbeat",
 	kernelCounterPASSED_UNDECIDED:     "passed_undecided",
 	kernelCounterPASSED_UNCONFIRMED:   "passed_unconfirmed",

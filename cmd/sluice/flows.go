@@ -69,6 +69,7 @@ func (p *proxy) openFlows(logging datagram.Logging, transports map[service.Proto
 		SameLink:          func(a, b netip.Addr) bool { return p.host.Load().SameLink(a, b) },
 		Links:             func() []hostnet.Link { return p.host.Load().Links() },
 		ReplyPorts:        ports,
+		Shortcuts:         o.shortcuts.value == "auto",
 		IdleTimeout:       o.relay.IdleTimeout,
 		HalfClosedTimeout: o.relay.HalfClosedTimeout,
 		UDPTimeout:        o.datagram.Timeout,

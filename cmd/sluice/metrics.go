@@ -93,6 +93,7 @@ func (p *proxy) ownMetrics() []admin.Metric {
 		admin.NewMetric("sluice_flows", "Connections and UDP sessions that the kernel forwards.", flows(func(s flow.Stats) float64 { return float64(s.Open) })),
 		admin.NewMetric("sluice_flows_asked_total", "First packets of connections and UDP sessions about which the kernel's data path asked the process.", flows(func(s flow.Stats) float64 { return float64(s.Kernel["asked"]) })),
 		admin.NewMetric("sluice_flows_decided_total", "Connections and UDP sessions about which the table of the kernel's data path decided.", flows(func(s flow.Stats) float64 { return float64(s.Kernel["decided"]) })),
+		admin.NewMetric("sluice_flows_shortcuts_total", "Packets of the kernel's data path that skipped the node's IP stack.", flows(func(s flow.Stats) float64 { return float64(s.Kernel["shortcuts"]) })),
 		admin.NewMetric("sluice_flows_passed_total", "Packets to Services that the kernel's data path left to the relay; of TCP, SYNs alone.", flows(func(s flow.Stats) float64 { return float64(s.PassedInAll()) })),
 		admin.NewMetric("sluice_flows_packets_lost_total", "Packets that the kernel's data path could not send again after a decision.", flows(func(s flow.Stats) float64 { return float64(s.Lost) })),
 		admin.NewMetric("sluice_relay_pipes", "Pipes that the relay has open.", func() float64 { return float64(p.relay.Pipes()) }),

@@ -44,6 +44,7 @@ type runOptions struct {
 	algorithm    choice
 	dataPath     choice
 	keepFlows    choice
+	shortcuts    choice
 	splice       choice
 
 	accessLog       string
@@ -72,6 +73,7 @@ func newRunOptions() *runOptions {
 		balancer:        balancer.Options{Plan: balancer.DefaultPlan()},
 		algorithm:       choice{value: balancer.RoundRobin.String(), allowed: balancer.Names()},
 		keepFlows:       newChoice(pathAuto, "always", "never"),
+		shortcuts:       newChoice("auto", "off"),
 		dataPath:        choice{value: pathRelay, allowed: []string{pathAuto, pathKernel, pathRelay}},
 		splice:          newChoice("auto", "off"),
 		accessLogFormat: newChoice("json", "console"),
@@ -184,6 +186,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.Var(&o.dataPath, "datapath", "who moves the packets of clients that this node forwards: the relay, the kernel, or the kernel if a trial shows that it can")
 	f.IntVar(&o.maxFlows, "max-flows", 65536, "limit of connections and UDP sessions that the kernel forwards; more are relayed")
 	f.Var(&o.keepFlows, "keep-flows", "have connections that the kernel forwards go on when Sluice stops; auto does in a cluster")
+	f.Var(&o.shortcuts, "shortcuts", "have packets of connections that the kernel forwards skip the node's IP stack where no other program looks at them")
 	f.Var(&o.splice, "splice", "splice bulk through pipes instead of copying it")
 	f.IntVar(&o.relay.MaxPipes, "max-pipes", 128, "limit of pipes for splicing, in all; above it bytes are copied")
 	f.IntVar(&o.relay.MaxBulk, "max-bulk-buffers", 64, "limit of directions of connections with large socket buffers, 4 MiB each; those whose sender is 0.5 ms away or more count as two")

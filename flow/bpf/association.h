@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // Follows the state of SCTP associations. INIT is what SYN is for TCP, INIT ACK what
 // SYN-ACK is. Who completes the handshake is known by the endpoint's COOKIE ACK: nobody
 // makes it send one who has not received its INIT ACK.

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // Reads the chunks of SCTP packets (RFC 9260).
 #ifndef CHUNKS_H
 #define CHUNKS_H

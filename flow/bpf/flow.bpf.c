@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // Kernel flows: package flow describes them.
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -10,6 +10,7 @@
 #include "layout.h"
 #include "maps.h"
 #include "packet.h"
+#include "shortcut.h"
 #include "table.h"
 #include "track.h"
 #include "translate.h"
@@ -49,7 +50,7 @@ static __always_inline int give(struct __sk_buff *skb, const struct packet *p, c
 	if (unlikely(serves_sctp && p->chunks) && (p->chunks & (CHUNK_INIT | CHUNK_INIT_ACK)) && (role == TO_ENDPOINT || role == TO_CLIENT) &&
 	    hide_addresses(skb, p->transport, p->end))
 		return TCX_DROP;
-	if (unlikely(translate(skb, p, &to)))
+	if (unlikely(translate(skb, p, &to, 0)))
 		return TCX_DROP;
 	count(COUNT_TRANSLATED);
 	if (role == TO_ENDPOINT && !(f->options & OPTION_MASQUERADE))
@@ -116,6 +117,19 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p, __u32 
 	return TCX_NEXT;
 }
 
+// forward gives a packet what it gets at both hooks, and sends it by the shortcut.
+static __always_inline int forward(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index, int from, const struct hop *h)
+{
+	struct tuple to;
+	if (from && from_endpoint(skb, p, f, index) != GO)
+		return TCX_DROP; // the endpoint was given up
+	target(&to, f, from ? TO_CLIENT : f->options & OPTION_MASQUERADE ? MASQUERADE : TO_ENDPOINT);
+	if (unlikely(translate(skb, p, &to, 1)))
+		return TCX_DROP;
+	count(COUNT_TRANSLATED);
+	return hand_over(skb, h);
+}
+
 SEC("tc")
 int ingress(struct __sk_buff *skb)
 {
@@ -131,7 +145,7 @@ int ingress(struct __sk_buff *skb)
 		return begin(skb, &p, 0);
 	enum role role = role_in(found);
 	__u32 index = flow_in(found);
-	if (role != TO_ENDPOINT && role != UNMASQUERADE && role != MASQUERADE)
+	if (role == STALE)
 		return TCX_NEXT;
 	struct flow *f = flow_of(index);
 	if (unlikely(!f))
@@ -140,6 +154,10 @@ int ingress(struct __sk_buff *skb)
 		beside(skb, f);
 		return TCX_NEXT;
 	}
+	struct hop hop = {};
+	int from = role != TO_ENDPOINT, direct = shortcut(skb, &p, f, from, &hop);
+	if (role == TO_CLIENT && !direct)
+		return TCX_NEXT; // egress translates it
 	if (role == TO_ENDPOINT) {
 		int sctp = serves_sctp && p.tuple.protocol == IPPROTO_SCTP;
 		switch (sctp ? association_from_client(skb, &p, f, index) : from_client(skb, &p, f, index)) {
@@ -151,7 +169,7 @@ int ingress(struct __sk_buff *skb)
 			break;
 		}
 	}
-	return give(skb, &p, f, role);
+	return direct ? forward(skb, &p, f, index, from, &hop) : give(skb, &p, f, role);
 }
 
 SEC("tc")
@@ -202,4 +220,4 @@ int egress(struct __sk_buff *skb)
 	return give(skb, &p, f, role);
 }
 
-char license_name[] SEC("license") = "Apache-2.0";
+char license_name[] SEC("license") = "GPL";

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // Translates ICMP errors: their addresses, and those of the packet that they quote.
 #ifndef ICMP_H
 #define ICMP_H

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // The index finds a flow by a packet's tuple. It is a hash table of references: the flow
 // itself has the tuple, so that an entry takes eight bytes, and finding it one cache line.
 // Both sides change it without locks, userspace by index.go.

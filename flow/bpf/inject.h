@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // Takes back the packets that userspace has decided about. They come by an AF_PACKET
 // socket of the client's interface; their mark names the flow. Its tuples are entered
 // here, so that a decision costs userspace one system call, which it shares with others.

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // What the maps hold. bpf2go derives the Go types from these structs. Addresses are
 // IPv6, IPv4 ones are mapped into it (::ffff:0:0/96). Addresses and ports are in
 // network byte order, times are ns of CLOCK_MONOTONIC.
@@ -177,6 +177,14 @@ struct control {
 	__u64 untold; // flows that userspace has not been told of
 	__u64 netns;  // cookie of the network namespace; its inode's number is used again
 	__u64 seed;   // of the index
+	__u64 shortcuts_until; // until then, packets may take shortcuts
+};
+
+// Ways that packets may take past the IP stack at an interface (shortcut.h).
+enum way {
+	WAY_FROM = 1, // those that come in here
+	WAY_INTO = 2, // those that leave here
+	WAY_PEER = 4, // and go to its peer at once
 };
 
 // spare is an index of flows.
@@ -230,6 +238,7 @@ enum counter {
 	COUNT_COLLISIONS,
 	COUNT_SCTP_FRAGMENTS, // dropped: their ports cannot be changed
 	COUNT_DECIDED, // flows that the table has decided about
+	COUNT_SHORTCUTS, // packets that did not pass the IP stack
 	PASSED_NO_HEARTBEAT,
 	PASSED_UNDECIDED,   // too many upcalls of the service port wait
 	PASSED_UNCONFIRMED, // too many handshakes of the service port are incomplete

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 #ifndef MAPS_H
 #define MAPS_H
 
@@ -119,6 +119,15 @@ struct {
 	__type(key, enum counter);
 	__type(value, __u64);
 } counters SEC(".maps");
+
+// ways are those of interfaces, by their index.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 16);
+	__type(key, __u32);
+	__type(value, enum way);
+} ways SEC(".maps");
 
 static __always_inline void count(enum counter which)
 {

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // Reads packets' headers.
 #ifndef PACKET_H
 #define PACKET_H
@@ -34,7 +34,7 @@ enum tcx { TCX_NEXT = -1, TCX_DROP = 2 };
 // lower bits.
 enum passage {
 	PUT_BACK = 0x5100,   // userspace has put it back
-	TRANSLATED = 0x5200, // it is on its way to the endpoint: there is nothing left to do
+	TRANSLATED = 0x5200, // there is nothing left to do
 };
 
 enum fragment { WHOLE, FIRST_FRAGMENT, LATER_FRAGMENT };
@@ -56,6 +56,8 @@ struct packet {
 	__u8 fragment;
 	__u8 unchecked; // UDP without a checksum
 	__u16 check;    // of the IPv4 header
+	__u8 ttl;       // IPv6: hop limit
+	__u8 tos;       // IPv6: traffic class
 };
 
 struct fragment_header {
@@ -121,6 +123,8 @@ static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p, _
 		p->fragment = offset & 0x1fff ? LATER_FRAGMENT : FIRST_FRAGMENT;
 	p->identification = ip.id;
 	p->check = ip.check;
+	p->ttl = ip.ttl;
+	p->tos = ip.tos;
 	return 0;
 }
 
@@ -132,6 +136,8 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p, _
 	if (ip.version != 6)
 		return -1;
 	p->ipv6 = 1;
+	p->ttl = ip.hop_limit;
+	p->tos = ip.priority << 4 | ip.flow_lbl[0] >> 4;
 	copy_address(&p->tuple.src, &ip.saddr);
 	copy_address(&p->tuple.dst, &ip.daddr);
 	__u8 next = ip.nexthdr;

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // Rewrites SCTP packets. SCTP's checksum, a CRC-32C, covers no addresses, but ports and
 // chunks. It is linear: the CRC of a changed packet differs by the change, multiplied by a
 // power of x that depends on how much follows the change. A CRC of 0 belongs to a sender

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // Decides about new flows where the Service alone does, so that no client waits for
 // userspace, and goes on while that is away. Whatever else there is to consider is asked.
 #ifndef TABLE_H

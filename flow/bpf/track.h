@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // Follows the state of a flow, by packets that belong to it.
 #ifndef TRACK_H
 #define TRACK_H
@@ -229,14 +229,24 @@ static __always_inline enum verdict refusal(struct __sk_buff *skb, struct flow *
 	return GO;
 }
 
+// answers says whether a segment acknowledges the SYN, or also the SYN's data.
+static __always_inline int answers(const struct packet *p, const struct flow *f)
+{
+	return (p->flags & ACK) && behind(p->ack, f->first_sequence + 1) && behind(f->way[0].end, p->ack);
+}
+
+// accepts says whether a segment is the SYN-ACK to the SYN.
+static __always_inline int accepts(const struct packet *p, const struct flow *f)
+{
+	return (p->flags & (SYN | ACK | FIN | RST)) == (SYN | ACK) && answers(p, f);
+}
+
 // answer follows what an endpoint sends while it is asked.
 static __always_inline enum verdict answer(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
 {
-	// It acknowledges the SYN, or also the SYN's data.
-	int ours = (p->flags & ACK) && behind(p->ack, f->first_sequence + 1) && behind(f->way[0].end, p->ack);
-	if (ours && (p->flags & RST))
+	if ((p->flags & RST) && answers(p, f))
 		return refusal(skb, f, index);
-	if (ours && (p->flags & (SYN | ACK | FIN)) == (SYN | ACK)) {
+	if (accepts(p, f)) {
 		if (__sync_val_compare_and_swap(&f->state, ASKING, OPEN) != ASKING) {
 			late(skb, f, index);
 			return ABSORB;

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // Rewrites addresses and ports, and keeps checksums right: complete ones, those that
 // a device completes later (CHECKSUM_PARTIAL holds the pseudo header's sum alone), and
 // the sum that a device has computed (CHECKSUM_COMPLETE).
@@ -60,19 +60,27 @@ static __always_inline int store_addresses(struct __sk_buff *skb, __u32 header, 
 	return bpf_skb_store_bytes(skb, header + offsetof(struct iphdr, saddr), both, sizeof(both), 0);
 }
 
-// store_ipv4 writes both addresses of the outer IPv4 header, and its checksum. Ports that
-// follow it go with them.
-static __always_inline int store_ipv4(struct __sk_buff *skb, const struct packet *p, const struct tuple *to, __s64 difference, int ports)
+// store_ipv4 writes the outer IPv4 header from its TTL on. Ports that follow it go with it.
+static __always_inline int store_ipv4(struct __sk_buff *skb, const struct packet *p, const struct tuple *to, __s64 difference, int hops, int ports)
 {
 	__u64 sum = (__u16)~p->check + (difference & 0xffff) + ((difference >> 16) & 0xffff);
+	if (hops)
+		sum += bpf_htons(0xffff - (1 << 8)); // the TTL is the upper byte of its word
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
 	struct {
+		__u8 ttl, protocol;
 		__u16 check;
 		__be32 both[2], ports;
-	} __attribute__((packed)) new = {~sum, {to->src.word[3], to->dst.word[3]}, ports_of(to)};
+	} __attribute__((packed)) new = {p->ttl - hops, p->tuple.protocol, ~sum, {to->src.word[3], to->dst.word[3]}, ports_of(to)};
 	__u32 size = ports ? sizeof(new) : sizeof(new) - sizeof(new.ports);
-	return bpf_skb_store_bytes(skb, link_header + offsetof(struct iphdr, check), &new, size, 0);
+	return bpf_skb_store_bytes(skb, link_header + offsetof(struct iphdr, ttl), &new, size, 0);
+}
+
+// store_hop_limit writes the outer IPv6 header's.
+static __always_inline int store_hop_limit(struct __sk_buff *skb, __u8 limit)
+{
+	return bpf_skb_store_bytes(skb, link_header + offsetof(struct ipv6hdr, hop_limit), &limit, 1, BPF_F_RECOMPUTE_CSUM);
 }
 
 // translate_sctp gives a packet the ports of a tuple. Only the first fragment has the CRC,
@@ -89,8 +97,9 @@ static __always_inline int translate_sctp(struct __sk_buff *skb, const struct pa
 	return replace_ports(skb, p->transport, p->end - p->transport, old, new);
 }
 
-// translate gives a packet the addresses and ports of a tuple.
-static __always_inline int translate(struct __sk_buff *skb, const struct packet *p, const struct tuple *to)
+// translate gives a packet the addresses and ports of a tuple, and a hop limit that is
+// smaller by hops (0 or 1).
+static __always_inline int translate(struct __sk_buff *skb, const struct packet *p, const struct tuple *to, int hops)
 {
 	__s64 changed = p->ipv6 ? difference(&p->tuple, to) : ipv4_difference(&p->tuple, to);
 	int sctp = unlikely(serves_sctp && p->tuple.protocol == IPPROTO_SCTP);
@@ -119,7 +128,9 @@ static __always_inline int translate(struct __sk_buff *skb, const struct packet 
 		}
 	}
 	if (!p->ipv6)
-		return store_ipv4(skb, p, to, changed, adjacent);
+		return store_ipv4(skb, p, to, changed, hops, adjacent);
+	if (hops && store_hop_limit(skb, p->ttl - hops))
+		return -1;
 	return store_addresses(skb, link_header, to, p->ipv6, unbalanced);
 }
 

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // Tells userspace: by the ring upcalls what it must answer at once, by notices the rest.
 #ifndef UPCALL_H
 #define UPCALL_H

@@ -136,6 +136,16 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestPromise6_StopAndCleanupLeaveNothing/tproxy-nftables",
 	},
 	{
+		name: "shortcut-past-rules", what: "forwarded packets skip the IP stack although rules of another program look at them there",
+		file: "flow/others.go", old: "if passes(&c) && ", new: "if false && passes(&c) && ",
+		pkg: "flow", test: "TestShortcuts",
+	},
+	{
+		name: "shortcut-past-programs", what: "forwarded packets go past a program of another one at the interface",
+		file: "flow/others.go", old: "if !o.own[p.ID] {", new: "if false && !o.own[p.ID] {",
+		pkg: "flow", test: "TestOthersAtInterfaces",
+	},
+	{
 		name: "tables-in-one", what: "the first connection that needs a policy routing rule makes local addresses unreachable for a moment",
 		file: "redirect/route/route.go", old: "if r.want == nil && !r.opts.SplitLate {", new: "if false {",
 		pkg: "redirect/route", test: "TestTablesAreSplitBeforeServicesAreServed",

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// The shortcut: a packet of an open flow goes straight to the interface that it leaves by.
+// The node's IP stack does not see it. Userspace says where nobody else looks at such packets
+// (shortcut.go).
+#ifndef SHORTCUT_H
+#define SHORTCUT_H
+
+#include <linux/bpf.h>
+#include <linux/if_packet.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "layout.h"
+#include "maps.h"
+#include "packet.h"
+#include "track.h"
+
+#define FAMILY_IPV4 2
+#define FAMILY_IPV6 10
+
+// REFRESH is a shift of ns: a packet of each 1.1 s takes the IP stack, so that the kernel
+// checks the neighbours that are used.
+#define REFRESH 30
+
+// hop is where a packet goes.
+struct hop {
+	__u32 ifindex;
+	__u32 peer; // to the interface's peer, past the interface itself
+	__u8 macs[2][ETH_ALEN]; // destination, source
+};
+
+// shortcuts_open says whether packets take shortcuts at all. Userspace says so again and again.
+static __always_inline int shortcuts_open(__u64 now)
+{
+	struct control *c = control();
+	return c && c->shortcuts_until > now;
+}
+
+// plain says whether a packet asks for nothing that only the IP stack does.
+static __always_inline int plain(struct __sk_buff *skb, const struct packet *p)
+{
+	__u32 header = p->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+	return p->transport == link_header + header && !p->fragment && p->ttl > 1 &&
+	       (p->tuple.protocol == IPPROTO_TCP || p->tuple.protocol == IPPROTO_UDP) && !skb->mark && skb->pkt_type == PACKET_HOST;
+}
+
+// may_go says whether a packet of a flow can only be one that is translated: of an open flow,
+// or the endpoint's answer to the client's SYN, which passes the stack.
+static __always_inline int may_go(const struct packet *p, const struct flow *f, int from)
+{
+	if (f->state == OPEN)
+		return !(p->flags & SYN) && !(f->seen & BESIDE);
+	return f->state == ASKING && from && f->protocol == IPPROTO_TCP && accepts(p, f);
+}
+
+// longest is the length from the IP header on, of a packet or of the segments that it will be.
+static __always_inline __u32 longest(const struct __sk_buff *skb, const struct packet *p)
+{
+	__u32 whole = p->end - link_header;
+	return skb->gso_size ? whole - p->payload + skb->gso_size : whole;
+}
+
+static __always_inline __u32 ways_of(__u32 ifindex)
+{
+	enum way *w = bpf_map_lookup_elem(&ways, &ifindex);
+	return w ? *w : 0;
+}
+
+// shortcut finds where a packet from the client (0) or from the endpoint (1) goes by the
+// routing tables. It returns 0 if the packet takes the IP stack: also if its neighbour is
+// unknown, or if it is too long.
+static __noinline int shortcut(struct __sk_buff *skb, const struct packet *p, const struct flow *f, int from, struct hop *h)
+{
+	if (link_header != ETH_HLEN)
+		return 0;
+	__u64 now = bpf_ktime_get_coarse_ns();
+	if (!shortcuts_open(now) || !may_go(p, f, from) || !plain(skb, p) || !(ways_of(skb->ifindex) & WAY_FROM))
+		return 0;
+	__u64 last = f->way[from].last ?: f->started;
+	if ((last ^ now) >> REFRESH)
+		return 0;
+	const struct address *src = from ? &f->endpoint : &f->client, *dst = from ? &f->client : &f->endpoint;
+	struct bpf_fib_lookup fib = {
+		.family = p->ipv6 ? FAMILY_IPV6 : FAMILY_IPV4,
+		.l4_protocol = p->tuple.protocol,
+		.sport = from ? f->endpoint_port : f->middle_port,
+		.dport = from ? f->middle_port : f->endpoint_port,
+		.tot_len = longest(skb, p),
+		.ifindex = skb->ifindex,
+	};
+	if (p->ipv6) {
+		fib.flowinfo = bpf_htonl((__u32)p->tos << 20);
+		__builtin_memcpy(fib.ipv6_src, src, sizeof(*src));
+		__builtin_memcpy(fib.ipv6_dst, dst, sizeof(*dst));
+	} else {
+		fib.tos = p->tos;
+		fib.ipv4_src = src->word[3];
+		fib.ipv4_dst = dst->word[3];
+	}
+	if (bpf_fib_lookup(skb, &fib, sizeof(fib), 0) || fib.ifindex == skb->ifindex)
+		return 0;
+	__u32 ways = ways_of(fib.ifindex);
+	if (!(ways & WAY_INTO))
+		return 0;
+	h->ifindex = fib.ifindex;
+	h->peer = ways & WAY_PEER;
+	__builtin_memcpy(h->macs[0], fib.dmac, ETH_ALEN);
+	__builtin_memcpy(h->macs[1], fib.smac, ETH_ALEN);
+	return 1;
+}
+
+// hand_over sends a packet where it goes. Its addresses and its hop limit are right.
+static __always_inline int hand_over(struct __sk_buff *skb, const struct hop *h)
+{
+	if (bpf_skb_store_bytes(skb, 0, h->macs, sizeof(h->macs), 0))
+		return TCX_DROP;
+	count(COUNT_SHORTCUTS);
+	if (h->peer)
+		return bpf_redirect_peer(h->ifindex, 0);
+	skb->tc_index = TRANSLATED;
+	return bpf_redirect(h->ifindex, 0);
+}
+
+#endif

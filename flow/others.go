@@ -1,0 +1,269 @@
+package flow
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	mdlayher "github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/redirect/kernel"
+)
+
+// others finds other programs that look at packets which the node forwards. It is for one
+// goroutine.
+type others struct {
+	namespace int
+	ownTable  string // of nftables
+	own       map[ebpf.ProgramID]bool
+	nft       *kernel.NFTables // nil: the kernel has no nftables
+	xfrm, nl  *netlink.Handle  // xfrm is nil where the kernel has no IPsec
+
+	generation string       // of nftables, when they were listed
+	chain      string       // of another program
+	queues     map[int]bool // interfaces with a queueing discipline that packets wait in
+}
+
+// openOthers opens what finds programs but these.
+func openOthers(namespace int, ownTable string, own ...*ebpf.Program) (*others, error) {
+	o := &others{namespace: namespace, ownTable: ownTable, own: make(map[ebpf.ProgramID]bool)}
+	for _, p := range own {
+		info, err := p.Info()
+		if err != nil {
+			return nil, err
+		}
+		id, _ := info.ID()
+		o.own[id] = true
+	}
+	var err error
+	if o.nl, err = kernel.Open(namespace, syscall.NETLINK_ROUTE); err != nil {
+		return nil, err
+	}
+	if err := o.open(); err != nil {
+		o.close()
+		return nil, err
+	}
+	return o, nil
+}
+
+// open opens what the kernel has now: modules may be loaded later.
+func (o *others) open() (err error) {
+	if o.nft == nil {
+		nft, err := kernel.OpenNFTables(o.namespace)
+		if err == nil {
+			o.nft = nft
+		} else if !isMissing(err) {
+			return err
+		}
+	}
+	if o.xfrm == nil {
+		if o.xfrm, err = kernel.Open(o.namespace, syscall.NETLINK_XFRM); err != nil && !isMissing(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// isMissing reports whether the kernel does not have what was asked for.
+func isMissing(err error) bool {
+	return errors.Is(err, syscall.EPROTONOSUPPORT) || errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.EINVAL)
+}
+
+func (o *others) close() {
+	if o.nft != nil {
+		o.nft.Close()
+	}
+	if o.xfrm != nil {
+		o.xfrm.Close()
+	}
+	o.nl.Close()
+}
+
+// inStack names what looks at forwarded packets in the node's IP stack: a chain of nftables,
+// a table of iptables-legacy, a service of IPVS, or a policy of IPsec. It is empty if nothing
+// does. The kernel does not list the functions of other modules (CONFIG_NETFILTER_NETLINK_HOOK
+// is often missing).
+func (o *others) inStack() (what string, err error) {
+	if what, err = o.nftables(); what != "" || err != nil {
+		return what, err
+	}
+	err = sys.InNetNS(o.namespace, func() error {
+		for _, program := range []string{"ip", "ip6"} {
+			names, _ := os.ReadFile("/proc/thread-self/net/" + program + "_tables_names")
+			if tables := strings.Fields(string(names)); len(tables) > 0 {
+				what = fmt.Sprintf("the table %s of %stables-legacy", tables[0], program)
+			}
+		}
+		const heading = 3 // lines
+		if services, _ := os.ReadFile("/proc/thread-self/net/ip_vs"); strings.Count(string(services), "\n") > heading {
+			what = "IPVS"
+		}
+		return nil
+	})
+	if what != "" || err != nil || o.xfrm == nil {
+		return what, err
+	}
+	policies, err := o.xfrm.XfrmPolicyList(netlink.FAMILY_ALL)
+	if err != nil && !isMissing(err) {
+		return "", fmt.Errorf("policies of IPsec: %w", err)
+	}
+	if len(policies) > 0 {
+		what = "an IPsec policy"
+	}
+	return what, nil
+}
+
+// Numbers of linux/netfilter.h.
+const (
+	nfprotoInet, nfprotoNetdev = 1, 5
+	hookForward                = 2
+	hookPostrouting            = 4
+	hookPrerouting             = 0
+	hookIngress                = 5 // of NFPROTO_INET
+)
+
+// nftables names a base chain of others that packets pass. It reads the chains again only if
+// nftables have changed.
+func (o *others) nftables() (string, error) {
+	if o.nft == nil {
+		return "", nil
+	}
+	answers, err := o.nft.Get(syscall.AF_UNSPEC, kernel.GetGen, 0)
+	if isMissing(err) {
+		return "", nil // netfilter without nf_tables
+	}
+	if err != nil || len(answers) == 0 {
+		return "", fmt.Errorf("nftables: generation: %w", err)
+	}
+	generation := string(answers[0].Attribute(attrGeneration))
+	if generation == o.generation {
+		return o.chain, nil
+	}
+	chains, err := o.nft.Get(syscall.AF_UNSPEC, kernel.GetChain, mdlayher.Dump)
+	if err != nil {
+		return "", fmt.Errorf("nftables: chains: %w", err)
+	}
+	o.generation, o.chain = generation, ""
+	for _, c := range chains {
+		table := kernel.Text(c.Attribute(kernel.AttrChainTable))
+		if passes(&c) && !(c.Family == nfprotoInet && table == o.ownTable) {
+			o.chain = fmt.Sprintf("the chain %s of nftables' table %s", kernel.Text(c.Attribute(kernel.AttrChainName)), table)
+			break
+		}
+	}
+	return o.chain, nil
+}
+
+const (
+	attrGeneration = 1 // NFTA_GEN_ID
+	attrHookNumber = 1 // NFTA_HOOK_HOOKNUM
+)
+
+// passes reports whether forwarded packets, or those that an interface receives, pass a chain.
+func passes(c *kernel.Object) bool {
+	hook, is := kernel.Number(kernel.Attribute(c.Attribute(kernel.AttrChainHook), attrHookNumber))
+	if !is {
+		return false
+	}
+	switch c.Family {
+	case nfprotoNetdev:
+		return true
+	case nfprotoInet, syscall.AF_INET, syscall.AF_INET6:
+		return hook == hookPrerouting || hook == hookForward || hook == hookPostrouting || hook == hookIngress
+	}
+	return false
+}
+
+// look reads what at goes by for all interfaces.
+func (o *others) look() error {
+	if err := o.open(); err != nil {
+		return err
+	}
+	list, err := o.nl.QdiscList(nil)
+	if err != nil {
+		return fmt.Errorf("queueing disciplines: %w", err)
+	}
+	o.queues = make(map[int]bool)
+	for _, q := range list {
+		if kind := q.Type(); kind != "noqueue" && kind != "clsact" && kind != "ingress" {
+			o.queues[q.Attrs().LinkIndex] = true
+		}
+	}
+	return nil
+}
+
+// at returns the ways that packets may take at an interface.
+func (o *others) at(l netlink.Link) (ways kernelWay, err error) {
+	a := l.Attrs()
+	if a.MasterIndex != 0 {
+		return 0, nil
+	}
+	ways = kernelWayWAY_INTO
+	ingress, err := o.programs(a.Index, ingressSide)
+	if err != nil {
+		return 0, err
+	}
+	strict, err := o.checksSources(a.Name)
+	if err != nil {
+		return 0, err
+	}
+	if !ingress && !strict {
+		ways |= kernelWayWAY_FROM
+	}
+	if l.Type() != "veth" || a.NetNsID < 0 || o.queues[a.Index] { // the peer has to be in another namespace
+		return ways, nil
+	}
+	egress, err := o.programs(a.Index, egressSide)
+	if err != nil {
+		return 0, err
+	}
+	if !egress {
+		ways |= kernelWayWAY_PEER
+	}
+	return ways, nil
+}
+
+// programs reports whether others have programs at one side of an interface.
+func (o *others) programs(index int, s side) (bool, error) {
+	var attached *link.QueryResult
+	err := sys.InNetNS(o.namespace, func() (err error) {
+		attached, err = link.QueryPrograms(link.QueryOptions{Target: index, Attach: s.tcx})
+		return err
+	})
+	if err != nil && !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, ebpf.ErrNotSupported) {
+		return false, fmt.Errorf("programs at %s: %w", s.name, err)
+	}
+	if err == nil {
+		for _, p := range attached.Programs {
+			if !o.own[p.ID] {
+				return true, nil
+			}
+		}
+	}
+	_, filters := ownFilters(o.nl, index, s.parent)
+	return filters > 0, nil
+}
+
+// checksSources reports whether the kernel compares where packets come in with the route to
+// their source (strict reverse path filtering), which a shortcut does not.
+func (o *others) checksSources(ifname string) (strict bool, err error) {
+	err = sys.InNetNS(o.namespace, func() error {
+		larger := ""
+		for _, name := range []string{"all", ifname} {
+			b, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + name + "/rp_filter")
+			if err != nil {
+				return fmt.Errorf("reverse path filter: %w", err)
+			}
+			larger = max(larger, strings.TrimSpace(string(b)))
+		}
+		strict = larger == "1"
+		return nil
+	})
+	return strict, err
+}

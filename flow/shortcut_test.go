@@ -1,0 +1,171 @@
+package flow
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// shortcutNet is a node with an open connection or session of each protocol and family,
+// hidden and not.
+type shortcutNet struct {
+	*node
+	conns []net.Conn
+}
+
+// newShortcutNet opens them. With queues, packets cannot go straight to the peers of the node's
+// interfaces.
+func newShortcutNet(t *testing.T, queues bool) *shortcutNet {
+	lab := netns.NewLab(t, 1)
+	for _, name := range []string{"client", "b1"} {
+		if !queues {
+			break
+		}
+		if err := lab.Node.Netlink().QdiscAdd(&netlink.GenericQdisc{
+			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: linkOf(t, lab.Node, name).Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+			QdiscType:  "pfifo",
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := lab.Backends[0]
+	b.EchoTCP(t, 8080)
+	b.EchoUDP(t, 8080)
+	s := &shortcutNet{node: newNode(t, lab, nil)}
+	s.awaitShortcuts(true)
+	for _, hidden := range []bool{false, true} {
+		s.config.MasqueradeAll = hidden
+		for _, e := range []struct {
+			vip      string
+			endpoint netip.Addr
+		}{{vip4, b.IPv4}, {vip6, b.IPv6}} {
+			s.apply(named("of-"+strconv.Itoa(e.endpoint.BitLen()), svc(e.vip, nil, at(e.endpoint, 8080))))
+			for _, network := range []string{"tcp", "udp"} {
+				c, err := lab.Client.Dial(network, net.JoinHostPort(e.vip, "80"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { c.Close() })
+				s.conns = append(s.conns, c)
+			}
+			s.ask(10)
+		}
+	}
+	return s
+}
+
+// awaitShortcuts waits until packets may take shortcuts, or may not.
+func (s *shortcutNet) awaitShortcuts(open bool) {
+	s.t.Helper()
+	wait.For(s.t, "shortcuts "+strconv.FormatBool(open), patience, func() error {
+		const tick = 20 * time.Millisecond // of the clock that programs read
+		if until := atomic.LoadUint64(&s.server.kernel.control.ShortcutsUntil); (until > uint64(sys.Monotonic()-int64(tick))) != open {
+			return fmt.Errorf("until %d", until)
+		}
+		return nil
+	})
+}
+
+// ask sends so many questions on each connection, and returns how many packets skipped the
+// IP stack.
+func (s *shortcutNet) ask(n int) uint64 {
+	s.t.Helper()
+	before := s.server.Stats().Kernel["shortcuts"]
+	for _, c := range s.conns {
+		_ = c.SetDeadline(time.Now().Add(patience))
+		for range n {
+			if _, err := line(c); err != nil {
+				s.t.Fatalf("%s %s: %v", c.RemoteAddr().Network(), c.RemoteAddr(), err)
+			}
+		}
+	}
+	return s.server.Stats().Kernel["shortcuts"] - before
+}
+
+// TestShortcuts: packets of open connections skip the node's IP stack, both ways, until
+// something there looks at them.
+func TestShortcuts(t *testing.T) {
+	for _, queues := range []bool{false, true} {
+		t.Run(fmt.Sprintf("queues=%v", queues), func(t *testing.T) { newShortcutNet(t, queues).endByARule(t) })
+	}
+}
+
+func (s *shortcutNet) endByARule(t *testing.T) {
+	const questions = 50
+	all := uint64(2 * questions * len(s.conns))
+	if took := s.ask(questions); took < all*9/10 {
+		t.Errorf("%d of %d packets skipped the IP stack", took, all)
+	}
+	firewall := policyNet{Cluster: &netns.Cluster{Node: s.lab.Node}}
+	firewall.nft(t, `table inet other {
+	chain forward {
+		type filter hook forward priority filter
+	}
+}`)
+	s.awaitShortcuts(false)
+	if took := s.ask(questions); took > 0 {
+		t.Errorf("%d packets skipped another program's rules", took)
+	}
+	// What it drops stays dropped.
+	firewall.nft(t, "add rule inet other forward meta l4proto udp drop")
+	c := s.conns[1]
+	_ = c.SetDeadline(time.Now().Add(100 * time.Millisecond))
+	if said, err := line(c); err == nil {
+		t.Errorf("a dropped datagram was answered: %q", said)
+	}
+	firewall.nft(t, "delete table inet other")
+	s.awaitShortcuts(true)
+	if took := s.ask(questions); took < all*9/10 {
+		t.Errorf("%d of %d packets skipped the IP stack when the rules were gone", took, all)
+	}
+}
+
+// TestShortcutsEndWithTheProcess: nobody checks any more who looks at packets.
+func TestShortcutsEndWithTheProcess(t *testing.T) {
+	s := newShortcutNet(t, false)
+	close(s.server.interfaces.done) // its goroutine ends, as with a killed process
+	s.server.interfaces.running.Wait()
+	s.server.interfaces.done = make(chan struct{})
+	s.awaitShortcuts(false)
+	if took := s.ask(20); took > 0 {
+		t.Errorf("%d packets skipped the IP stack", took)
+	}
+}
+
+// TestShortcutsKeepPathMTU: what is too long for the way takes the IP stack, which says so.
+func TestShortcutsKeepPathMTU(t *testing.T) {
+	s := newShortcutNet(t, false)
+	link := linkOf(t, s.lab.Node, "b1")
+	if err := s.lab.Node.Netlink().LinkSetMTU(link, 1300); err != nil {
+		t.Fatal(err)
+	}
+	payload := make([]byte, 100_000)
+	for i := range payload {
+		payload[i] = 'a'
+	}
+	payload[len(payload)-1] = '\n'
+	for _, c := range s.conns {
+		if c.RemoteAddr().Network() != "tcp" {
+			continue
+		}
+		_ = c.SetDeadline(time.Now().Add(patience))
+		go func() { _, _ = c.Write(payload) }()
+		for got, b := 0, make([]byte, 1<<16); got < len(payload); {
+			n, err := c.Read(b)
+			if err != nil {
+				t.Fatalf("%s: after %d bytes: %v", c.RemoteAddr(), got, err)
+			}
+			got += n
+		}
+	}
+}
