@@ -109,3 +109,20 @@ func (c *consoleEncoder) encode(r *Record) {
 	c.scratch = b
 	c.out.Write(b)
 }
+
+// appendPortName appends n.String() without allocation.
+func appendPortName(b []byte, n *service.PortName) []byte {
+	b = appendName(b, &n.Name)
+	if n.Port != "" {
+		b = append(b, ':')
+		b = append(b, n.Port...)
+	}
+	return b
+}
+
+// appendName appends n.String() without allocation.
+func appendName(b []byte, n *service.Name) []byte {
+	b = append(b, n.Namespace...)
+	b = append(b, '/')
+	return append(b, n.Name...)
+}

@@ -1,142 +1,182 @@
 package conntrack
 
 import (
+	"encoding/json"
 	"io"
+	"net/netip"
+	"strconv"
 	"time"
-
-	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// jsonTime is RFC 3339 with microseconds.
-const jsonTime = "2006-01-02T15:04:05.000000Z07:00"
-
 // JSONEncoder writes records as JSON objects, one on each line.
 // docs/connection-log.md lists the fields in this order. It is not safe for
 // concurrent use.
 type JSONEncoder struct {
-	log     zerolog.Logger
-	scratch []byte
+	w      io.Writer
+	line   []byte
+	second int64  // since 1970, that date is for
+	date   []byte // as in RFC 3339, up to the second
 }
 
 // NewJSONEncoder returns an encoder that writes each record by one Write.
 func NewJSONEncoder(w io.Writer) *JSONEncoder {
-	return &JSONEncoder{log: zerolog.New(printable.JSONWriter{W: w}), scratch: make([]byte, 0, 1024)}
+	return &JSONEncoder{w: w, line: make([]byte, 0, 1024)}
 }
 
 // Encode writes one record.
 func (j *JSONEncoder) Encode(r *Record) {
-	b := j.scratch
-	e := j.log.Log()
-	b = time.Unix(0, r.Wall).UTC().AppendFormat(b[:0], jsonTime)
-	e.Bytes("time", b)
-	e.Uint64("id", r.ID)
+	b := append(j.line[:0], `{"time":"`...)
+	b = j.appendTime(b, r.Wall)
+	b = appendNumber(append(b, '"'), "id", r.ID)
 	switch r.Event {
 	case Ended:
 	case Listed:
-		e.Str("state", r.State().String())
+		b = appendText(b, "state", r.State().String())
 	default:
-		e.Str("event", r.Event.String())
+		b = appendText(b, "event", r.Event.String())
 	}
-	e.Str("protocol", r.Protocol.String())
-	e.Str("path", r.Path.String())
-	b = r.Client.AppendTo(b[:0])
-	e.Bytes("client", b)
-	b = r.VIP.AppendTo(b[:0])
-	e.Bytes("vip", b)
-	e.Str("vip_kind", r.Kind.String())
+	b = appendText(b, "protocol", r.Protocol.String())
+	b = appendText(b, "path", r.Path.String())
+	b = appendAddress(b, "client", r.Client)
+	b = appendAddress(b, "vip", r.VIP)
+	b = appendText(b, "vip_kind", r.Kind.String())
 	if r.Port != nil {
-		b = appendPortName(b[:0], &r.Port.Name)
-		e.Bytes("service", b)
+		n := &r.Port.Name
+		b = appendKey(b, "service")
+		if n.Port == "" {
+			b = appendStrings(b, n.Namespace, "/", n.Name.Name)
+		} else {
+			b = appendStrings(b, n.Namespace, "/", n.Name.Name, ":", n.Port)
+		}
 	}
 	if ep := r.Endpoint; ep != nil {
-		b = ep.Addr.AppendTo(b[:0])
-		e.Bytes("endpoint", b)
-		if ep.Pod.Name != "" {
-			b = appendName(b[:0], &ep.Pod)
-			e.Bytes("pod", b)
-		}
+		b = appendEndpoint(b, ep)
 		if ep.Node != "" {
-			e.Str("node", ep.Node)
+			b = appendText(b, "node", ep.Node)
 		}
 		if ep.Zone != "" {
-			e.Str("zone", ep.Zone)
+			b = appendText(b, "zone", ep.Zone)
 		}
-		e.Str("source", r.Source.String())
+		b = appendText(b, "source", r.Source.String())
 		if r.SourceAddr.IsValid() {
-			b = r.SourceAddr.AppendTo(b[:0])
-			e.Bytes("source_address", b)
+			b = appendAddress(b, "source_address", r.SourceAddr)
 		}
 	}
-	e.Str("affinity", r.Affinity.String())
-	e.Uint16("attempts", r.Attempts)
+	b = appendText(b, "affinity", r.Affinity.String())
+	b = appendNumber(b, "attempts", uint64(r.Attempts))
 	if len(r.Failed) > 0 {
-		j.scratch = b
-		e.Array("failed_attempts", j.failed(r.Failed))
-		b = j.scratch
+		b = appendFailed(b, r.Failed)
 	}
 	if r.Connected {
-		e.Int64("connect_us", r.ConnectTime/int64(time.Microsecond))
+		b = appendMicroseconds(b, "connect_us", r.ConnectTime)
 	}
 	if r.FirstByte > 0 {
-		e.Int64("first_byte_us", r.FirstByte/int64(time.Microsecond))
+		b = appendMicroseconds(b, "first_byte_us", r.FirstByte)
 	}
-	e.Int64("duration_us", r.Duration/int64(time.Microsecond))
-	e.Uint64("bytes_from_client", r.BytesFromClient)
-	e.Uint64("bytes_from_endpoint", r.BytesFromEndpoint)
+	b = appendMicroseconds(b, "duration_us", r.Duration)
+	b = appendNumber(b, "bytes_from_client", r.BytesFromClient)
+	b = appendNumber(b, "bytes_from_endpoint", r.BytesFromEndpoint)
 	if r.Protocol == service.UDP {
-		e.Uint64("datagrams_from_client", r.DatagramsFromClient)
-		e.Uint64("datagrams_from_endpoint", r.DatagramsFromEndpoint)
+		b = appendNumber(b, "datagrams_from_client", r.DatagramsFromClient)
+		b = appendNumber(b, "datagrams_from_endpoint", r.DatagramsFromEndpoint)
 	}
 	if r.Protocol == service.SCTP {
-		e.Uint64("messages_from_client", r.DatagramsFromClient)
-		e.Uint64("messages_from_endpoint", r.DatagramsFromEndpoint)
-		e.Uint16("streams_from_client", r.StreamsFromClient)
-		e.Uint16("streams_to_client", r.StreamsToClient)
+		b = appendNumber(b, "messages_from_client", r.DatagramsFromClient)
+		b = appendNumber(b, "messages_from_endpoint", r.DatagramsFromEndpoint)
+		b = appendNumber(b, "streams_from_client", uint64(r.StreamsFromClient))
+		b = appendNumber(b, "streams_to_client", uint64(r.StreamsToClient))
 	}
 	if r.Event == Ended {
-		e.Str("end", r.End.String())
+		b = appendText(b, "end", r.End.String())
 	}
-	e.Send()
-	j.scratch = b
+	j.line = append(b, '}', '\n')
+	_, _ = j.w.Write(j.line) // the writer notes its errors
 }
 
-// failed returns the failed attempts as an array.
-func (j *JSONEncoder) failed(list []Attempt) *zerolog.Array {
-	array := zerolog.Arr()
-	for i := range list {
-		a := &list[i]
-		e := zerolog.Dict()
-		if a.Endpoint != nil {
-			j.scratch = a.Endpoint.Addr.AppendTo(j.scratch[:0])
-			e.Bytes("endpoint", j.scratch)
-			if a.Endpoint.Pod.Name != "" {
-				j.scratch = appendName(j.scratch[:0], &a.Endpoint.Pod)
-				e.Bytes("pod", j.scratch)
-			}
-		}
-		e.Str("error", a.Error.String())
-		e.Int64("us", a.Duration/int64(time.Microsecond))
-		array.Dict(e)
+// appendTime appends a time in RFC 3339 with microseconds. Most records are of one second.
+func (j *JSONEncoder) appendTime(b []byte, wall int64) []byte {
+	t := time.Unix(0, wall).UTC()
+	if s := t.Unix(); s != j.second || j.date == nil {
+		j.second, j.date = s, t.AppendFormat(j.date[:0], "2006-01-02T15:04:05")
 	}
-	return array
-}
-
-// appendPortName appends n.String() without allocation.
-func appendPortName(b []byte, n *service.PortName) []byte {
-	b = appendName(b, &n.Name)
-	if n.Port != "" {
-		b = append(b, ':')
-		b = append(b, n.Port...)
+	b = append(append(b, j.date...), ".000000Z"...)
+	us := t.Nanosecond() / int(time.Microsecond)
+	for at := len(b) - 2; us > 0; at-- {
+		b[at] = byte('0' + us%10)
+		us /= 10
 	}
 	return b
 }
 
-// appendName appends n.String() without allocation.
-func appendName(b []byte, n *service.Name) []byte {
-	b = append(b, n.Namespace...)
-	b = append(b, '/')
-	return append(b, n.Name...)
+// appendFailed appends the failed attempts as an array.
+func appendFailed(b []byte, list []Attempt) []byte {
+	b = append(appendKey(b, "failed_attempts"), '[')
+	for i := range list {
+		a := &list[i]
+		if i > 0 {
+			b = append(b, ',')
+		}
+		start := len(b)
+		if a.Endpoint != nil {
+			b = appendEndpoint(b, a.Endpoint)
+		}
+		b = appendText(b, "error", a.Error.String())
+		b = append(appendMicroseconds(b, "us", a.Duration), '}')
+		b[start] = '{' // in place of the first field's comma
+	}
+	return append(b, ']')
+}
+
+func appendEndpoint(b []byte, ep *service.Endpoint) []byte {
+	b = appendAddress(b, "endpoint", ep.Addr)
+	if ep.Pod.Name != "" {
+		b = appendStrings(appendKey(b, "pod"), ep.Pod.Namespace, "/", ep.Pod.Name)
+	}
+	return b
+}
+
+// appendKey appends a comma and the name of a field.
+func appendKey(b []byte, name string) []byte {
+	b = append(b, ',', '"')
+	b = append(b, name...)
+	return append(b, '"', ':')
+}
+
+func appendText(b []byte, name, value string) []byte {
+	return appendStrings(appendKey(b, name), value)
+}
+
+func appendAddress(b []byte, name string, a netip.AddrPort) []byte {
+	b = appendKey(b, name)
+	if a.Addr().Zone() != "" { // an interface's name may have any character
+		return appendStrings(b, a.String())
+	}
+	return append(a.AppendTo(append(b, '"')), '"')
+}
+
+func appendNumber(b []byte, name string, n uint64) []byte {
+	return strconv.AppendUint(appendKey(b, name), n, 10)
+}
+
+func appendMicroseconds(b []byte, name string, ns int64) []byte {
+	return strconv.AppendInt(appendKey(b, name), ns/int64(time.Microsecond), 10)
+}
+
+// appendStrings appends texts as one string of JSON.
+func appendStrings(b []byte, texts ...string) []byte {
+	start := len(b)
+	b = append(b, '"')
+	for _, s := range texts {
+		b = append(b, s...)
+	}
+	for _, c := range b[start+1:] {
+		if c < ' ' || c > '~' || c == '"' || c == '\\' {
+			quoted, _ := json.Marshal(string(b[start+1:])) // a string is no error
+			return append(b[:start], printable.JSON(quoted)...)
+		}
+	}
+	return append(b, '"')
 }
