@@ -1,0 +1,151 @@
+package flow
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// echoed sends blocks to an echo server and compares what comes back.
+func echoed(c net.Conn, blocks int) error {
+	block := bytes.Repeat([]byte("0123456789abcde\n"), 4096)
+	go func() {
+		for range blocks {
+			if _, err := c.Write(block); err != nil {
+				return // the reader says so
+			}
+		}
+	}()
+	got := make([]byte, len(block))
+	for i := range blocks {
+		_ = c.SetReadDeadline(time.Now().Add(patience))
+		if n, err := io.ReadFull(c, got); err != nil {
+			return fmt.Errorf("block %d, after %d bytes: %w", i, n, err)
+		}
+		if !bytes.Equal(got, block) {
+			return fmt.Errorf("block %d has other bytes", i)
+		}
+	}
+	return nil
+}
+
+// TestShortcutsBesideAFirewall: connections that are open or begin while a firewall with
+// connection tracking comes and goes lose nothing.
+func TestShortcutsBesideAFirewall(t *testing.T) {
+	s := newShortcutNet(t, false)
+	firewall := policyNet{Cluster: &netns.Cluster{Node: s.lab.Node}}
+	stop := make(chan struct{})
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	defer close(stop)
+	for i := range 4 {
+		clients.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				c, err := s.lab.Client.Dial("tcp", net.JoinHostPort([]string{vip4, vip6}[i%2], "80"))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if _, err = io.ReadFull(c, make([]byte, len("b1:8080\n"))); err == nil {
+					err = echoed(c, 1+i/2*50)
+				}
+				c.Close()
+				if err != nil {
+					t.Errorf("connection %d: %v", n, err)
+					return
+				}
+			}
+		})
+	}
+	for range 3 {
+		firewall.nft(t, "table inet other {"+states("")+"\n}")
+		s.awaitShortcuts(false)
+		s.ask(50)
+		firewall.nft(t, "delete table inet other")
+		s.awaitShortcuts(true)
+		s.ask(50)
+	}
+}
+
+// TestShortcutsOfABridge: packets skip the IP stack from a bridge's pods and to them, but
+// the stack leads those from one pod of it to another.
+func TestShortcutsOfABridge(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	nl := lab.Node.Netlink()
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "pods"}}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(nl.LinkAdd(bridge))
+	gateways := []string{"10.3.0.1", "fd00:3::1"}
+	for i, prefix := range []string{"/24", "/64"} {
+		a, err := netlink.ParseAddr(gateways[i] + prefix)
+		must(err)
+		const noDAD = 2 // IFA_F_NODAD: usable at once
+		a.Flags = noDAD
+		must(nl.AddrAdd(bridge, a))
+	}
+	must(nl.LinkSetUp(bridge))
+	var pods []*netns.Host
+	for i := range 2 {
+		p := &netns.Host{
+			Namespace: netns.New(t, fmt.Sprintf("p%d", i)),
+			IPv4:      netip.AddrFrom4([4]byte{10, 3, 0, byte(10 + i)}), IPv6: netip.MustParseAddr(fmt.Sprintf("fd00:3::%d", 10+i)),
+		}
+		netns.Wire(t, lab.Node.Namespace, p.Name(), nil, p.Namespace, "eth0", []netip.Prefix{netip.PrefixFrom(p.IPv4, 24), netip.PrefixFrom(p.IPv6, 64)})
+		must(nl.LinkSetMaster(linkOf(t, lab.Node, p.Name()), bridge))
+		must(p.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr(gateways[0])))
+		must(p.AddRoute(netip.MustParsePrefix("::/0"), netip.MustParseAddr(gateways[1])))
+		p.EchoTCP(t, 8080)
+		p.EchoUDP(t, 8080)
+		pods = append(pods, p)
+	}
+	s := &shortcutNet{node: newNode(t, lab, nil)}
+	s.awaitShortcuts(true)
+	s.config.MasqueradeAll = true // or a pod would answer the other one directly
+	s.apply(named("four", svc(vip4, nil, at(pods[1].IPv4, 8080))))
+	s.apply(named("six", svc(vip6, nil, at(pods[1].IPv6, 8080))))
+	for _, c := range []struct {
+		client   *netns.Host
+		shortcut bool
+	}{{lab.Client, true}, {pods[0], false}} {
+		for _, vip := range []string{vip4, vip6} {
+			for _, network := range []string{"tcp", "udp"} {
+				var conn net.Conn
+				wait.For(t, "the bridge forwards", patience, func() (err error) {
+					if conn, err = c.client.Dial(network, net.JoinHostPort(vip, "80")); err != nil {
+						return err
+					}
+					_ = conn.SetDeadline(time.Now().Add(time.Second))
+					_, err = line(conn)
+					return err
+				})
+				t.Cleanup(func() { conn.Close() })
+				s.conns = []net.Conn{conn}
+				if c.shortcut {
+					s.awaitMost()
+				} else if took := s.ask(50); took > 0 {
+					t.Errorf("%s by %s to %s: %d packets skipped the IP stack", c.client.Name(), network, vip, took)
+				}
+			}
+		}
+	}
+}
