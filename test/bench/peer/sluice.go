@@ -29,8 +29,10 @@ func sluice(build, name, about string, flags ...string) Peer {
 }
 
 func startSluice(s *Site, build string, flags []string) (*Running, error) {
-	dir := filepath.Join(s.Dir, "manifests")
-	if err := os.Mkdir(dir, 0o755); err != nil {
+	// In a directory of their own: their parent is watched too, and the access log is no
+	// file there.
+	dir := filepath.Join(s.Dir, "config", "manifests")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
 	if err := os.WriteFile(filepath.Join(dir, "bench.yaml"), []byte(Manifests(s.World)), 0o644); err != nil {
