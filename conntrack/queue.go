@@ -7,9 +7,9 @@ import (
 
 const (
 	// batchSize is the number of records in a full batch.
-	batchSize = 128
+	batchSize = 512
 	// maxFree is how many empty batches the queue keeps for the event loops.
-	maxFree = 32
+	maxFree = 8
 )
 
 // batch holds records of ended connections.
