@@ -96,7 +96,9 @@ func TestIndexModel(t *testing.T) {
 					x.erase(i, x.tuple(referenceTo(i, role)))
 					has[referenceTo(i, role)] = false
 				}
+				continue
 			}
+			x.erase(i%flows+1, x.tuple(referenceTo(i, kernelRoleTO_ENDPOINT))) // not that one's
 		}
 		check()
 	}

@@ -85,7 +85,10 @@ func TestEndOfSessionHidesTheClient(t *testing.T) {
 			servers = append(servers, b.WitnessUDP(t, 8080))
 			endpoints = append(endpoints, at(b.IPv4, 8080))
 		}
-		n := newNode(t, lab, by)
+		n := newNode(t, lab, func(o *Options) {
+			by(o)
+			o.Shortcuts = false // its packets pass both hooks
+		})
 		n.config.MasqueradeAll = true
 		n.apply(svc(vip4, nil, endpoints[0]))
 		var over atomic.Bool
