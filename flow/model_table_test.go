@@ -100,10 +100,12 @@ func (m *model) vacate(index int) bool {
 		return false
 	}
 	for tuple := range f.entries() {
-		if m.entries[tuple].flow == index {
+		// The way back of an endpoint that was given up belongs to an index of its own.
+		if e := m.entries[tuple]; e.flow == index && e.role != kernelRoleSTALE {
 			delete(m.entries, tuple)
 		}
 	}
+	f.state = kernelStateVACATED
 	return true
 }
 
