@@ -46,7 +46,7 @@ func (w *worker) discover(index uint32) *flow {
 	k := &w.kernel.flows[index]
 	state := kernelState(atomic.LoadUint32((*uint32)(&k.State)))
 	path := w.server.paths[protocolOf(k.Protocol)]
-	if state == kernelStateFREE || path == nil || !path.ready {
+	if state == kernelStateFREE || path == nil || !path.ready || atomic.LoadUint32((*uint32)(&k.Seen))&uint32(kernelSeenRECORDED) != 0 {
 		return nil
 	}
 	f := w.newFlow(index)
@@ -79,7 +79,7 @@ func (w *worker) discover(index uint32) *flow {
 func (f *flow) catchUp(v *policy.Verdict) {
 	w, r := f.worker, f.record
 	switch f.state() {
-	case kernelStateCLOSED:
+	case kernelStateCLOSED, kernelStateVACATED:
 		f.closed(w.loopTime(f.shared().Closed), f.seen())
 	case kernelStateOPEN:
 		if f.isUDP() {

@@ -178,7 +178,7 @@ func (f *flow) abandon(why conntrack.DialError, late bool, now int64) {
 	if late {
 		f.keepStale()
 	}
-	f.eraseEndpoint()
+	w.kernel.index.eraseEndpoint(f.index)
 	if len(h.data) == 0 {
 		// BPF told of the flow before, but perhaps the notice with the packet is still to be read.
 		w.loop.Schedule(&f.timer, now+int64(noticeInterval), f)
@@ -278,7 +278,7 @@ func (f *flow) collision() {
 		f.lost(poll.Nanotime())
 		return
 	}
-	f.eraseEndpoint()
+	f.worker.kernel.index.eraseEndpoint(f.index)
 	f.movePorts()
 	f.worker.injector.put(f, h.ipv6, h.data)
 }
@@ -324,5 +324,9 @@ func (f *flow) closed(at int64, seen kernelSeen) {
 		how = endOfAssociation
 	}
 	f.end(how(f.shared().FirstEnd, seen), at)
-	f.worker.loop.Schedule(&f.timer, at+int64(lingers(seen)), f)
+	if h := f.handshake; h != nil && len(h.stale) > 0 {
+		f.worker.loop.Schedule(&f.timer, at+int64(lateAnswers), f) // other endpoints may answer
+		return
+	}
+	f.linger(at)
 }

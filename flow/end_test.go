@@ -99,6 +99,7 @@ func TestOperatorEndsFlows(t *testing.T) {
 // Connections that are over leave the table sooner than those that a forged RST may have ended.
 func TestLingers(t *testing.T) {
 	fins := kernelSeenCLIENT_FIN | kernelSeenENDPOINT_FIN | kernelSeenCLIENT_FIN_ACKED | kernelSeenENDPOINT_FIN_ACKED
+	all := newLingering(1)
 	for seen, want := range map[kernelSeen]time.Duration{
 		fins:                          lingerDone,
 		kernelSeenCLIENT_RST:          linger,
@@ -106,7 +107,7 @@ func TestLingers(t *testing.T) {
 		fins | kernelSeenENDPOINT_RST: linger,
 		fins&^kernelSeenCLIENT_FIN_ACKED | kernelSeenCLIENT_RST: linger,
 	} {
-		if got := lingers(seen); got != want {
+		if got := all.queue(seen).wait; got != want {
 			t.Errorf("%b: %v, want %v", seen, got, want)
 		}
 	}

@@ -72,9 +72,11 @@ func (f *flow) seen() kernelSeen {
 func (f *flow) isUDP() bool { return f.protocol == service.UDP }
 
 // last is when the last packet came, either way.
-func (f *flow) last() int64 {
-	k := f.shared()
-	return f.worker.loopTime(max(atomic.LoadUint64(&k.Way[0].Last), atomic.LoadUint64(&k.Way[1].Last)))
+func (f *flow) last() int64 { return f.worker.loopTime(f.shared().last()) }
+
+// last is when the last packet came, either way, by the kernel's clock.
+func (k *kernelFlow) last() uint64 {
+	return max(atomic.LoadUint64(&k.Way[0].Last), atomic.LoadUint64(&k.Way[1].Last))
 }
 
 // Refresh implements conntrack.Refresher.
@@ -129,37 +131,12 @@ func (f *flow) seenFrom() netip.AddrPort {
 
 // wayThere is the tuple of packets from the client.
 func (f *flow) wayThere() kernelTuple {
-	k := f.shared()
-	return kernelTuple{Src: k.Client, Dst: k.Vip, Sport: k.ClientPort, Dport: k.VipPort, Protocol: k.Protocol}
+	return f.worker.kernel.index.tuple(referenceTo(f.index, kernelRoleTO_ENDPOINT))
 }
 
 // wayBack is the tuple of packets from the endpoint to the client.
 func (f *flow) wayBack() kernelTuple {
-	k := f.shared()
-	return kernelTuple{Src: k.Endpoint, Dst: k.Client, Sport: k.EndpointPort, Dport: k.MiddlePort, Protocol: k.Protocol}
-}
-
-// endpointTuples is how many tuples endpointKeys appends at most.
-const endpointTuples = 3
-
-// endpointKeys appends all tuples that depend on the endpoint. While the index has the way
-// there, it must have these, or the endpoint would see a client that is hidden.
-func (f *flow) endpointKeys(keys []kernelTuple) []kernelTuple {
-	k := f.shared()
-	back := f.wayBack()
-	keys = append(keys, back)
-	if k.Options&kernelOptionOPTION_MASQUERADE != 0 {
-		keys = append(keys,
-			kernelTuple{Src: k.Endpoint, Dst: k.Node, Sport: k.EndpointPort, Dport: k.NodePort, Protocol: k.Protocol},
-			kernelTuple{Src: back.Dst, Dst: back.Src, Sport: back.Dport, Dport: back.Sport, Protocol: k.Protocol})
-	}
-	return keys
-}
-
-// eraseEndpoint takes the tuples from the flow that depend on the endpoint.
-func (f *flow) eraseEndpoint() {
-	var keys [endpointTuples]kernelTuple
-	f.worker.kernel.index.erase(f.index, f.endpointKeys(keys[:0])...)
+	return f.worker.kernel.index.tuple(referenceTo(f.index, kernelRoleTO_CLIENT))
 }
 
 // resetBoth sends an RST, or an ABORT, to each side: what Sluice cuts must not look complete.
@@ -267,24 +244,34 @@ func (f *flow) unconfirmed() bool {
 	return f.record.Connected && f.seen()&(kernelSeenCONFIRMED|kernelSeenCLIENT_RST) == 0
 }
 
-// drop frees a flow and its tuples.
+// drop ends what is left of a flow: its tuples, and itself.
 func (f *flow) drop() {
-	w, k := f.worker, f.shared()
+	f.worker.free(f.index)
+	f.leave()
+}
+
+// leave has the flow's object used for another one. The index keeps its tuples.
+func (f *flow) leave() {
+	w := f.worker
 	w.loop.Cancel(&f.timer)
-	f.setState(kernelStateFREE)
-	w.kernel.index.erase(f.index, f.wayThere()) // first: see endpointKeys
-	f.eraseEndpoint()
 	f.endHandshake()
-	if !f.isUDP() {
-		if atomic.OrUint32((*uint32)(&k.Seen), uint32(kernelSeenCONFIRMED))&uint32(kernelSeenCONFIRMED) == 0 {
-			atomic.AddUint64(&w.kernel.loads[k.Service].Confirmed, 1)
-		}
-	}
-	atomic.AddUint64(&w.kernel.loads[k.Service].Ended, 1)
 	f.service.remove(f)
 	w.flows[f.index] = nil
-	w.freed = append(w.freed, f.index)
 	w.gone = append(w.gone, f)
+}
+
+// free has an index used for another flow, and takes out its tuples.
+func (w *worker) free(index uint32) {
+	k := &w.kernel.flows[index]
+	if atomic.SwapUint32((*uint32)(&k.State), uint32(kernelStateFREE)) != uint32(kernelStateVACATED) {
+		w.kernel.index.eraseAll(index)
+	}
+	l := &w.kernel.loads[k.Service]
+	if protocolOf(k.Protocol) != service.UDP && atomic.OrUint32((*uint32)(&k.Seen), uint32(kernelSeenCONFIRMED))&uint32(kernelSeenCONFIRMED) == 0 {
+		atomic.AddUint64(&l.Confirmed, 1)
+	}
+	atomic.AddUint64(&l.Ended, 1)
+	w.freed = append(w.freed, index)
 	w.server.stats.open.Add(-1)
 }
 

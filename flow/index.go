@@ -126,6 +126,31 @@ func (x *index) erase(flow uint32, tuples ...kernelTuple) {
 	}
 }
 
+// eraseAll takes all of its tuples from a flow. The way there goes first: while the index has
+// it, it must have the others, or the endpoint would see a client that is hidden.
+func (x *index) eraseAll(flow uint32) {
+	x.erase(flow, x.tuple(referenceTo(flow, kernelRoleTO_ENDPOINT)))
+	x.eraseEndpoint(flow)
+}
+
+// eraseEndpoint takes the tuples from a flow that depend on the endpoint.
+func (x *index) eraseEndpoint(flow uint32) {
+	var tuples [mostTuples]kernelTuple
+	x.erase(flow, x.endpointTuples(flow, tuples[:0])...)
+}
+
+// mostTuples is how many tuples of a flow depend on the endpoint, at most.
+const mostTuples = 3
+
+// endpointTuples appends all tuples of a flow that depend on the endpoint.
+func (x *index) endpointTuples(flow uint32, tuples []kernelTuple) []kernelTuple {
+	tuples = append(tuples, x.tuple(referenceTo(flow, kernelRoleTO_CLIENT)))
+	if x.flows[flow].Options&kernelOptionOPTION_MASQUERADE != 0 {
+		tuples = append(tuples, x.tuple(referenceTo(flow, kernelRoleUNMASQUERADE)), x.tuple(referenceTo(flow, kernelRoleMASQUERADE)))
+	}
+	return tuples
+}
+
 // prune takes out the references that are orphans.
 func (x *index) prune(orphan func(reference) bool) {
 	for i := range x.buckets {

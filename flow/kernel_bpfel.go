@@ -254,11 +254,12 @@ type kernelSpare struct {
 type kernelState uint32
 
 const (
-	kernelStateFREE   kernelState = 0
-	kernelStateASKING kernelState = 1
-	kernelStateMOVING kernelState = 2
-	kernelStateOPEN   kernelState = 3
-	kernelStateCLOSED kernelState = 4
+	kernelStateFREE    kernelState = 0
+	kernelStateASKING  kernelState = 1
+	kernelStateMOVING  kernelState = 2
+	kernelStateOPEN    kernelState = 3
+	kernelStateCLOSED  kernelState = 4
+	kernelStateVACATED kernelState = 5
 )
 
 type kernelTuple struct {

@@ -241,7 +241,8 @@ func (x *tested) told(t testing.TB) (told []modelEvent) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			e, ok := decodeEvent(rec.RawSample)
+			var e kernelEvent
+			ok := decodeEvent(&e, rec.RawSample)
 			if !ok || e.Time == 0 || e.Ifindex != x.ifindex {
 				t.Fatalf("a wrong event: %+v", e)
 			}

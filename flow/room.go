@@ -47,9 +47,9 @@ func (s *portService) makeRoom(w *worker, now int64) {
 // called while packets are sent, so that sessions stay whose packets may be among them.
 func (f *flow) clearWay(now int64) {
 	w := f.worker
-	var keys [endpointTuples]kernelTuple
-	for i := range f.endpointKeys(keys[:0]) {
-		if o := w.flows[w.kernel.index.find(&keys[i]).flow()]; o != nil && o != f && o.handshake == nil && o.isEvictable(now) {
+	var tuples [mostTuples]kernelTuple
+	for i := range w.kernel.index.endpointTuples(f.index, tuples[:0]) {
+		if o := w.flows[w.kernel.index.find(&tuples[i]).flow()]; o != nil && o != f && o.handshake == nil && o.isEvictable(now) {
 			o.evict(now)
 			return
 		}

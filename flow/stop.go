@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"math"
 	"time"
 
 	"github.com/sluice-proxy/sluice/conntrack"
@@ -68,6 +69,8 @@ func (s *stopper) HandleTimer(*poll.Timer) {
 		w.loop.Schedule(&s.timer, now+pause, s)
 		return
 	}
+	w.expire(math.MaxInt64)
+	w.endRound()
 	w.loop.Cancel(&w.tick)
 	w.loop.Cancel(&w.beat)
 	s.done()

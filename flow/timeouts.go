@@ -15,8 +15,9 @@ const (
 	// RST, and the connection goes on.
 	linger = 2 * time.Second
 	// lingerDone is the same where both sides have acknowledged the other one's end: the last
-	// packet may be lost on its way from here, and what it answers is sent again.
-	lingerDone = 500 * time.Millisecond
+	// packet may be lost on its way from here, and what it answers is sent again. Linux does
+	// that 0.2 seconds and a round trip later.
+	lingerDone = 300 * time.Millisecond
 	// settling is how long a connection keeps its record after the handshake: many end before.
 	settling = 100 * time.Millisecond
 	// clockTick is how much earlier than a packet the time of its coming may be, at most.
@@ -55,28 +56,16 @@ func (f *flow) HandleTimer(*poll.Timer) {
 		f.opened(f.worker.loopTime(f.shared().Answered)) // if the notice was lost
 		f.endHandshake()
 		f.checkConnection(now)
-	case kernelStateCLOSED:
+	case kernelStateCLOSED, kernelStateVACATED:
 		if !f.ended { // the notice was lost
 			f.closed(f.worker.loopTime(f.shared().Closed), f.seen())
 			return
 		}
-		if due := f.last() + int64(lingers(f.seen())); now < due {
-			f.worker.loop.Schedule(&f.timer, due, f)
-			return
-		}
-		f.drop()
+		f.linger(now)
 	default:
 		f.end(conntrack.Idle, now)
 		f.drop()
 	}
-}
-
-// lingers is how long the tuples of a connection stay that has ended so.
-func lingers(seen kernelSeen) time.Duration {
-	if seen&(kernelSeenCLIENT_RST|kernelSeenENDPOINT_RST) != 0 {
-		return linger
-	}
-	return lingerDone
 }
 
 // checkConnection ends a TCP connection, or an association, that is idle.

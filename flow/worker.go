@@ -54,7 +54,8 @@ type worker struct {
 	ports    ports
 
 	upcalls, notices *ringbuf.Reader
-	record           ringbuf.Record
+	record           ringbuf.Record // the event that is read
+	event            kernelEvent    // the same, decoded
 	beat, tick       poll.Timer
 	waits            waits
 	clock            int64 // CLOCK_MONOTONIC at time 0 of the loop's clock
@@ -62,6 +63,7 @@ type worker struct {
 	flows   []*flow // by index
 	spares  spares
 	freed   []uint32              // of flows that ended in this round
+	ended   lingering             // whose tuples stay
 	asking  map[kernelTuple]*flow // without an answer
 	decided []uint32              // services whose upcalls are answered in this round
 	spare   []*handshake
@@ -85,6 +87,7 @@ func newWorker(s *Server, loop *poll.Loop, shard *conntrack.Shard) (*worker, err
 		asking: make(map[kernelTuple]*flow),
 		spares: spares{ring: s.kernel.spares, control: s.kernel.control},
 		untold: s.kernel.control.Untold,
+		ended:  newLingering(len(s.kernel.flows)),
 	}
 	var err error
 	if w.upcalls, err = ringbuf.NewReader(s.kernel.Upcalls); err != nil {
@@ -168,6 +171,7 @@ func (b *beater) HandleTimer(*poll.Timer) {
 func (w *worker) HandleTimer(*poll.Timer) {
 	w.readNotices()
 	w.discoverAll()
+	w.expire(w.loop.Now())
 	w.reclaim()
 	interval := noticeInterval
 	if w.server.stats.open.Load() == 0 {
@@ -193,25 +197,25 @@ func (w *worker) read(r *ringbuf.Reader, most int, handle func(*kernelEvent, []b
 			}
 			return
 		}
-		if e, ok := decodeEvent(w.record.RawSample); ok {
-			handle(&e, w.record.RawSample[eventSize:])
+		if decodeEvent(&w.event, w.record.RawSample) {
+			handle(&w.event, w.record.RawSample[eventSize:])
 		}
 	}
 }
 
 const eventSize = 48
 
-func decodeEvent(b []byte) (e kernelEvent, ok bool) {
+func decodeEvent(e *kernelEvent, b []byte) (ok bool) {
 	if len(b) < eventSize {
-		return e, false
+		return false
 	}
 	n := binary.NativeEndian
-	e = kernelEvent{
+	*e = kernelEvent{
 		Time: n.Uint64(b), Kind: kernelEventKind(n.Uint32(b[8:])), Flow: n.Uint32(b[12:]), Service: n.Uint32(b[16:]),
 		Generation: n.Uint32(b[20:]), Ifindex: n.Uint32(b[24:]), Reason: kernelReason(n.Uint32(b[28:])),
 		Length: n.Uint32(b[32:]), Header: n.Uint32(b[36:]), Attempt: n.Uint32(b[40:]),
 	}
-	return e, int(e.Length) <= len(b)-eventSize
+	return int(e.Length) <= len(b)-eventSize
 }
 
 // handle handles one event.
@@ -291,8 +295,12 @@ func (w *worker) ask(e *kernelEvent, data []byte) {
 		}
 		f.replaced(now)
 	}
-	if old := w.flows[min(int(e.Flow), len(w.flows)-1)]; old != nil && old.wayThere() == key {
-		old.replaced(now)
+	if before := e.Flow; int(before) < len(w.flows) && w.kernel.index.tuple(referenceTo(before, kernelRoleTO_ENDPOINT)) == key {
+		if old := w.flows[before]; old != nil {
+			old.replaced(now)
+		} else {
+			w.kernel.index.eraseAll(before) // it lingers
+		}
 	}
 	path := w.server.paths[protocolOf(p.protocol)]
 	if path == nil {
@@ -330,7 +338,8 @@ func (w *worker) ask(e *kernelEvent, data []byte) {
 
 // hasRoom reports whether a service port may have another flow.
 func (w *worker) hasRoom(s *portService) bool {
-	return w.spares.len() > 0 && s.count < (len(w.flows)-1)/serviceShare
+	l := &w.kernel.loads[s.load]
+	return w.spares.len() > 0 && int(atomic.LoadUint64(&l.Opened)-atomic.LoadUint64(&l.Ended)) < (len(w.flows)-1)/serviceShare
 }
 
 // Times for which the relay has a client's packets at least: a refusal, a handshake, a

@@ -44,6 +44,7 @@ enum state {
 	MOVING, // it was given up; userspace chooses another one
 	OPEN,
 	CLOSED,
+	VACATED, // the same, and its client uses its tuples again: it has none
 };
 
 // Options of a flow.

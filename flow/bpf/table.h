@@ -128,6 +128,7 @@ static __always_inline int vacate(const struct packet *p, __u32 index)
 		return 0;
 	exchange(&p->tuple, reference(index, TO_ENDPOINT), 0);
 	exchange(&back, reference(index, TO_CLIENT), 0);
+	__sync_val_compare_and_swap(&f->state, CLOSED, VACATED);
 	return 1;
 }
 

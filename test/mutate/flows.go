@@ -109,7 +109,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-retired-bare", what: "a session that ends shows a hidden client",
-		file: "flow/dial.go", old: "x.erase(f.index, f.wayThere())", new: "x.erase(f.index, append(f.endpointKeys(nil)[1:], f.wayThere())...)",
+		file: "flow/dial.go", old: "x.erase(f.index, f.wayThere())", new: "x.erase(f.index, append(x.endpointTuples(f.index, nil)[1:], f.wayThere())...)",
 		pkg: "flow", test: "TestEndOfSessionHidesTheClient",
 	},
 	{
@@ -135,11 +135,11 @@ var flows = []mutation{
 	{
 		name: "flow-replaced-deletes", what: "a connection that has ended takes the tuples of the next one from the same port",
 		file: "flow/index.go", old: "reference(slot).flow() == flow && ", new: "",
-		pkg: "flow", test: "TestPortIsUsedAgainAtOnce",
+		pkg: "flow", test: "TestIndexModel",
 	},
 	{
 		name: "flow-vacates-half", what: "the way back of a connection stays when the table begins another one from the same port",
-		file: "flow/bpf/table.h", old: "	exchange(&back, reference(index, TO_CLIENT), 0);\n	return 1;", new: "	return 1;",
+		file: "flow/bpf/table.h", old: "	exchange(&back, reference(index, TO_CLIENT), 0);\n	__sync_val", new: "	__sync_val",
 		pkg: "flow", test: "TestPortIsUsedAgainAtOnce",
 	},
 	{
@@ -179,7 +179,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-reset-final", what: "a forged RST that nobody believed ends a connection that goes on",
-		file: "flow/timeouts.go", old: "if due := f.last() + int64(lingers(f.seen())); now < due {", new: "if due := f.last(); now < due {",
+		file: "flow/lingering.go", old: "last+int64(q.wait) > now {", new: "last > now {",
 		pkg: "flow", test: "TestForgedResetCutsNoBusyConnection",
 	},
 	{
