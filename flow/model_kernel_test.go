@@ -190,7 +190,7 @@ func skBuff(ifindex uint32, segments, size int) []byte {
 }
 
 // run has the kernel handle a packet.
-func (x *tested) run(s *skbuff, ingress bool) (modelVerdict, []byte, error) {
+func (x *tested) run(t testing.TB, s *skbuff, ingress bool) (modelVerdict, []byte, error) {
 	programs := &x.ethernet
 	o := &ebpf.RunOptions{Data: slices.Clone(s.frame), DataOut: make([]byte, len(s.frame)), Flags: x.complete}
 	if s.link == 0 {
@@ -211,7 +211,7 @@ func (x *tested) run(s *skbuff, ingress bool) (modelVerdict, []byte, error) {
 		x.control.Beat = uint64(sys.Monotonic() + int64(time.Hour))
 	}
 	if x.m.way != nil {
-		x.refresh()
+		x.age(t)
 	}
 	code, err := program.Run(o)
 	verdict, ok := modelVerdicts[code]
@@ -263,7 +263,7 @@ func (x *tested) compare(t testing.TB, s *skbuff, ingress bool) error {
 	if ingress {
 		hook = m.ingress
 	}
-	verdict, out, err := x.run(s, ingress)
+	verdict, out, err := x.run(t, s, ingress)
 	if err != nil {
 		return fmt.Errorf("BPF_PROG_TEST_RUN: %w", err)
 	}

@@ -18,9 +18,13 @@
 #define FAMILY_IPV4 2
 #define FAMILY_IPV6 10
 
-// REFRESH is a shift of ns: a packet of each 1.1 s takes the IP stack, so that the kernel
-// checks the neighbours that are used.
+// A packet of each 1.1 s takes the IP stack, so that the kernel checks the neighbours that are
+// used. What came in one batch with it overtakes it, which TCP does not mind. A datagram takes
+// the stack only after a pause, so that streams keep their order. Those without a pause send one
+// each 34 s, as the kernel forgets neighbours after a minute. These are shifts of ns.
 #define REFRESH 30
+#define REFRESH_BUSY 35
+#define PAUSE 20000000 // ns: two ticks of the slowest clock
 
 // hop is where a packet goes.
 struct hop {
@@ -60,6 +64,16 @@ static __always_inline __u32 longest(const struct __sk_buff *skb, const struct p
 	return skb->gso_size ? whole - p->payload + skb->gso_size : whole;
 }
 
+// refreshes says whether a packet takes the IP stack for its neighbour's sake.
+static __always_inline int refreshes(const struct flow *f, int from, __u64 now)
+{
+	__u64 last = f->way[from].last ?: f->started, apart = last ^ now;
+	if (!(apart >> REFRESH))
+		return 0;
+	// Another CPU may be a tick ahead.
+	return f->protocol == IPPROTO_TCP || (__s64)(now - last) >= PAUSE || apart >> REFRESH_BUSY;
+}
+
 static __always_inline __u32 ways_of(__u32 ifindex)
 {
 	enum way *w = bpf_map_lookup_elem(&ways, &ifindex);
@@ -76,8 +90,7 @@ static __noinline int shortcut(struct __sk_buff *skb, const struct packet *p, co
 	__u64 now = bpf_ktime_get_coarse_ns();
 	if (!shortcuts_open(now) || !may_go(p, f, from) || !plain(skb, p) || !(ways_of(skb->ifindex) & WAY_FROM))
 		return 0;
-	__u64 last = f->way[from].last ?: f->started;
-	if ((last ^ now) >> REFRESH)
+	if (refreshes(f, from, now))
 		return 0;
 	const struct address *src = from ? &f->endpoint : &f->client, *dst = from ? &f->client : &f->endpoint;
 	struct bpf_fib_lookup fib = {

@@ -146,6 +146,11 @@ var promises = []mutation{
 		pkg: "flow", test: "TestOthersAtInterfaces",
 	},
 	{
+		name: "shortcut-overtakes", what: "once a second, datagrams of a stream overtake one that the kernel checks a neighbour with",
+		file: "flow/bpf/shortcut.h", old: "(__s64)(now - last) >= PAUSE", new: "1",
+		pkg: "flow", test: "TestModelOfShortcuts",
+	},
+	{
 		name: "tables-in-one", what: "the first connection that needs a policy routing rule makes local addresses unreachable for a moment",
 		file: "redirect/route/route.go", old: "if r.want == nil && !r.opts.SplitLate {", new: "if false {",
 		pkg: "redirect/route", test: "TestTablesAreSplitBeforeServicesAreServed",
