@@ -61,7 +61,7 @@ func (m *model) direct(s *skbuff, p *modelPacket, f *modelFlow, from int) bool {
 	if p.ipv6 {
 		header, ttl = 40, 7
 	}
-	length := p.end - s.link
+	length := len(s.frame) - s.link
 	if s.gso {
 		length += segmentSize - p.payload
 	}
@@ -126,6 +126,9 @@ func TestModelOfShortcuts(t *testing.T) {
 			ingress = ingress || !x.one(4)
 			if !x.one(16) {
 				copy(s.frame, way.mac)
+			}
+			if x.one(4) && !s.gso { // what follows a packet goes with it
+				s.frame = append(s.frame, x.bytes(max(way.mtu-50+x.IntN(100)-len(s.frame), 0))...)
 			}
 			in := slices.Clone(s.frame)
 			err := x.compare(t, s, ingress)

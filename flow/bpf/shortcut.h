@@ -58,9 +58,10 @@ static __always_inline int may_go(const struct packet *p, const struct flow *f, 
 }
 
 // longest is the length from the IP header on, of a packet or of the segments that it will be.
+// Bytes may follow a packet, which the IP stack would cut off: they go along.
 static __always_inline __u32 longest(const struct __sk_buff *skb, const struct packet *p)
 {
-	__u32 whole = p->end - link_header;
+	__u32 whole = skb->len - link_header;
 	return skb->gso_size ? whole - p->payload + skb->gso_size : whole;
 }
 

@@ -151,6 +151,11 @@ var promises = []mutation{
 		pkg: "flow", test: "TestModelOfShortcuts",
 	},
 	{
+		name: "shortcut-with-a-trailer", what: "frames leave by a link that are longer than it allows, as nobody measures what follows their packet",
+		file: "flow/bpf/shortcut.h", old: "whole = skb->len - link_header", new: "whole = p->end - link_header",
+		pkg: "flow", test: "TestModelOfShortcuts",
+	},
+	{
 		name: "tables-in-one", what: "the first connection that needs a policy routing rule makes local addresses unreachable for a moment",
 		file: "redirect/route/route.go", old: "if r.want == nil && !r.opts.SplitLate {", new: "if false {",
 		pkg: "redirect/route", test: "TestTablesAreSplitBeforeServicesAreServed",
