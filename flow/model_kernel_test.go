@@ -34,6 +34,7 @@ type tested struct {
 	fragments map[modelFragment]bool
 	ifindex   uint32 // of the packets' interface
 	complete  uint32 // a flag of BPF_PROG_TEST_RUN, where the kernel has it
+	priority  uint32 // of the last packet, afterwards
 	counts    map[string]int
 }
 
@@ -181,8 +182,9 @@ func (x *tested) store(i int) {
 var modelVerdicts = map[uint32]modelVerdict{1<<32 - 1: pass, 2: drop, 7: sent}
 
 // skBuff is struct __sk_buff with what a test may set.
-func skBuff(ifindex uint32, segments, size int) []byte {
+func skBuff(ifindex, priority uint32, segments, size int) []byte {
 	b := make([]byte, 192)
+	binary.NativeEndian.PutUint32(b[8*4:], priority)
 	binary.NativeEndian.PutUint32(b[10*4:], ifindex)
 	binary.NativeEndian.PutUint32(b[41*4:], uint32(segments))
 	binary.NativeEndian.PutUint32(b[44*4:], uint32(size))
@@ -201,7 +203,9 @@ func (x *tested) run(t testing.TB, s *skbuff, ingress bool) (modelVerdict, []byt
 		// Packets of virtual machines (taps) do not say how many segments they have.
 		segments, size = x.IntN(2)*2, segmentSize
 	}
-	o.Context = skBuff(x.ifindex, segments, size)
+	o.Context = skBuff(x.ifindex, s.priority, segments, size)
+	after := skBuff(0, 0, 0, 0)
+	o.ContextOut = after
 	program := programs.Egress
 	if ingress {
 		program = programs.Ingress
@@ -218,6 +222,7 @@ func (x *tested) run(t testing.TB, s *skbuff, ingress bool) (modelVerdict, []byt
 	if !ok {
 		verdict = modelVerdict(fmt.Sprintf("verdict %d", code))
 	}
+	x.priority = binary.NativeEndian.Uint32(after[8*4:])
 	return verdict, o.DataOut, err
 }
 
@@ -296,6 +301,9 @@ func (x *tested) compare(t testing.TB, s *skbuff, ingress bool) error {
 	}
 	if verdict != drop && !bytes.Equal(out, s.frame) {
 		return fmt.Errorf("bytes\n%s, the model says\n%s, it was\n%s", hex.Dump(out), hex.Dump(s.frame), hex.Dump(in))
+	}
+	if verdict != drop && x.priority != s.priority {
+		return fmt.Errorf("priority %d, the model says %d", x.priority, s.priority)
 	}
 	return x.compareFlows()
 }

@@ -24,6 +24,7 @@ type modelWay struct {
 	mac  net.HardwareAddr // of the interface that they come in at
 	macs []byte           // destination and source at the one that they leave by
 	mtu  int
+	peer bool // they go to its peer at once
 
 	now  int64    // by the clock that programs read
 	last [2]int64 // when the last packet of each flow came, from the client (0), from the endpoint (1)
@@ -86,6 +87,17 @@ func (m *model) forward(s *skbuff, p *modelPacket, f *modelFlow, from int) model
 		s.keeping([]modelChecksum{{at: at + 10, from: at, to: p.transport, pseudo: -1}}, func() { s.frame[at+8]-- })
 	}
 	copy(s.frame, m.way.macs)
+	switch {
+	case m.way.peer: // which has no queues, and takes nothing from elsewhere
+		s.priority = 0
+	case !p.ipv6:
+		const bulk, interactive, interactiveBulk = 2, 6, 4 // linux/pkt_sched.h
+		s.priority = [16]uint32{
+			4: bulk, 5: bulk, 6: bulk, 7: bulk,
+			8: interactive, 9: interactive, 10: interactive, 11: interactive,
+			12: interactiveBulk, 13: interactiveBulk, 14: interactiveBulk, 15: interactiveBulk,
+		}[s.frame[at+1]&0x1e>>1]
+	}
 	return sent
 }
 
@@ -130,6 +142,7 @@ func TestModelOfShortcuts(t *testing.T) {
 			if x.one(4) && !s.gso { // what follows a packet goes with it
 				s.frame = append(s.frame, x.bytes(max(way.mtu-50+x.IntN(100)-len(s.frame), 0))...)
 			}
+			s.priority = pick(x.generator, 0, x.Uint32())
 			in := slices.Clone(s.frame)
 			err := x.compare(t, s, ingress)
 			fresh = err == nil
@@ -175,7 +188,7 @@ func (x *tested) openWays(t *testing.T, w *modelWay, out uint32) {
 	}
 	x.m.way = nil
 	if from&kernelWayWAY_FROM != 0 && into&kernelWayWAY_INTO != 0 && until > 0 {
-		x.m.way = w
+		x.m.way, w.peer = w, into&kernelWayWAY_PEER != 0
 	}
 }
 

@@ -128,6 +128,7 @@ type skbuff struct {
 	protocol uint16 // of the network layer
 	gso      bool
 	segment  int // bytes of each datagram's payload, with GSO
+	priority uint32
 
 	checksums []int // where checksums changed that may be 0 and 0xffff alike
 }

@@ -127,7 +127,7 @@ static __always_inline int forward(struct __sk_buff *skb, struct packet *p, stru
 	if (unlikely(translate(skb, p, &to, 1)))
 		return TCX_DROP;
 	count(COUNT_TRANSLATED);
-	return hand_over(skb, h);
+	return hand_over(skb, p, h);
 }
 
 SEC("tc")

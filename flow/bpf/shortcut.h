@@ -123,12 +123,21 @@ static __noinline int shortcut(struct __sk_buff *skb, const struct packet *p, co
 	return 1;
 }
 
+// priority_of is what ip_forward makes of TOS for queues and VLANs: four bits for each value of
+// the two bits that count. IPv6 has no such rule.
+static __always_inline __u32 priority_of(const struct __sk_buff *skb, const struct packet *p)
+{
+	return p->ipv6 ? skb->priority : 0x4620 >> (p->tos >> 1 & 12) & 15;
+}
+
 // hand_over sends a packet where it goes. Its addresses and its hop limit are right.
-static __always_inline int hand_over(struct __sk_buff *skb, const struct hop *h)
+static __always_inline int hand_over(struct __sk_buff *skb, const struct packet *p, const struct hop *h)
 {
 	if (bpf_skb_store_bytes(skb, 0, h->macs, sizeof(h->macs), 0))
 		return TCX_DROP;
 	count(COUNT_SHORTCUTS);
+	// A packet that comes out of a virtual interface has no priority.
+	skb->priority = h->peer ? 0 : priority_of(skb, p);
 	if (h->peer)
 		return bpf_redirect_peer(h->ifindex, 0);
 	skb->tc_index = TRANSLATED;

@@ -156,6 +156,11 @@ var promises = []mutation{
 		pkg: "flow", test: "TestModelOfShortcuts",
 	},
 	{
+		name: "shortcut-of-any-priority", what: "a VLAN does not tell urgent packets that were forwarded from others",
+		file: "flow/bpf/shortcut.h", old: "0x4620 >> (p->tos >> 1 & 12) & 15", new: "skb->priority",
+		pkg: "flow", test: "TestModelOfShortcuts",
+	},
+	{
 		name: "tables-in-one", what: "the first connection that needs a policy routing rule makes local addresses unreachable for a moment",
 		file: "redirect/route/route.go", old: "if r.want == nil && !r.opts.SplitLate {", new: "if false {",
 		pkg: "redirect/route", test: "TestTablesAreSplitBeforeServicesAreServed",
