@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -173,6 +175,74 @@ func TestShortcutsKeepPathMTU(t *testing.T) {
 				t.Fatalf("%s: after %d bytes: %v", c.RemoteAddr(), got, err)
 			}
 			got += n
+		}
+	}
+}
+
+// TestShortcutsAreNoLongerThanTheWay: the sender hears of each datagram that is longer than a
+// route allows, also of one that is a part of a batch.
+func TestShortcutsAreNoLongerThanTheWay(t *testing.T) {
+	const mtu, long = 1300, 1300 // without headers
+	for _, count := range []int{1, 4} {
+		t.Run(fmt.Sprintf("batch=%d", count), func(t *testing.T) {
+			s := newShortcutNet(t, false)
+			for _, ip := range []netip.Addr{s.lab.Backends[0].IPv4, s.lab.Backends[0].IPv6} {
+				if err := s.lab.Node.Netlink().RouteAdd(&netlink.Route{
+					LinkIndex: linkOf(t, s.lab.Node, "b1").Attrs().Index, Scope: netlink.SCOPE_LINK,
+					Dst: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())},
+					MTU: mtu, MTULock: true, // bpf_fib_lookup does not see others
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, c := range s.conns {
+				if u, ok := c.(*net.UDPConn); ok {
+					always(t, u, long)
+					s.refused(u, make([]byte, count*long))
+				}
+			}
+		})
+	}
+}
+
+// always has a socket send datagrams of a size whole, whatever it has heard, and several at once.
+func always(t *testing.T, c *net.UDPConn, size int) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := func(fd uintptr, level, option, value int) {
+		if err := unix.SetsockoptInt(int(fd), level, option, value); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := raw.Control(func(fd uintptr) {
+		if c.RemoteAddr().(*net.UDPAddr).IP.To4() != nil {
+			set(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
+		} else {
+			set(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE)
+		}
+		set(fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT, size)
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refused sends too long datagrams. Each time a short one has been answered just before, so
+// that they would take the shortcut.
+func (s *shortcutNet) refused(c *net.UDPConn, datagrams []byte) {
+	s.t.Helper()
+	for i := range 5 {
+		_ = c.SetDeadline(time.Now().Add(patience))
+		if _, err := line(c); err != nil {
+			s.t.Fatalf("%s: %v", c.RemoteAddr(), err)
+		}
+		if _, err := c.Write(datagrams); err != nil {
+			s.t.Fatalf("%s: %v", c.RemoteAddr(), err)
+		}
+		if n, err := c.Read(make([]byte, 1<<16)); !errors.Is(err, unix.EMSGSIZE) {
+			s.t.Fatalf("%s, write %d: %d bytes came back: %v", c.RemoteAddr(), i, n, err)
 		}
 	}
 }

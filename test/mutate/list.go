@@ -161,6 +161,11 @@ var promises = []mutation{
 		pkg: "flow", test: "TestModelOfShortcuts",
 	},
 	{
+		name: "shortcut-of-any-length", what: "datagrams that are longer than a route allows go on, and nobody tells the sender",
+		file: "flow/bpf/shortcut.h", old: ".tot_len = longest(skb, p)", new: ".tot_len = 0",
+		pkg: "flow", test: "TestShortcutsAreNoLongerThanTheWay",
+	},
+	{
 		name: "tables-in-one", what: "the first connection that needs a policy routing rule makes local addresses unreachable for a moment",
 		file: "redirect/route/route.go", old: "if r.want == nil && !r.opts.SplitLate {", new: "if false {",
 		pkg: "redirect/route", test: "TestTablesAreSplitBeforeServicesAreServed",
