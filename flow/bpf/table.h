@@ -79,10 +79,10 @@ static __always_inline int is_open(struct __sk_buff *skb, struct packet *p, cons
 {
 	if (l->ask_until > now && alive(c, now))
 		return 0;
-	if ((__s64)(l->opened - l->ended) >= c->most_flows || is_relayed(p, now))
+	if ((__s64)(l->opened - l->ended) >= c->most_flows)
 		return 0;
 	if (p->tuple.protocol != IPPROTO_TCP)
-		return 1;
+		return !is_relayed(p, now);
 	return (__s64)(l->begun - l->confirmed) < c->most_unconfirmed && !has_socket(skb, &p->tuple, p->ipv6);
 }
 
