@@ -22,8 +22,10 @@ type others struct {
 	namespace int
 	ownTable  string // of nftables
 	own       map[ebpf.ProgramID]bool
-	nft       *kernel.NFTables // nil: the kernel has no nftables
-	xfrm, nl  *netlink.Handle  // xfrm is nil where the kernel has no IPsec
+	nft       *kernel.NFTables   // nil: the kernel has no nftables
+	xfrm, nl  *netlink.Handle    // xfrm is nil where the kernel has no IPsec
+	netfilter *netfilterPrograms // nil: the kernel has none of them, or unread says why they cannot be read
+	unread    error
 
 	generation string       // of nftables, when they were listed
 	chain      string       // of another program
@@ -49,6 +51,7 @@ func openOthers(namespace int, ownTable string, own ...*ebpf.Program) (*others, 
 		o.close()
 		return nil, err
 	}
+	o.netfilter, o.unread = openNetfilterPrograms(namespace)
 	return o, nil
 }
 
@@ -82,16 +85,27 @@ func (o *others) close() {
 	if o.xfrm != nil {
 		o.xfrm.Close()
 	}
+	if o.netfilter != nil {
+		o.netfilter.close()
+	}
 	o.nl.Close()
 }
 
 // inStack names what looks at forwarded packets in the node's IP stack: a chain of nftables,
-// a table of iptables-legacy, a service of IPVS, or a policy of IPsec. It is empty if nothing
-// does. The kernel does not list the functions of other modules (CONFIG_NETFILTER_NETLINK_HOOK
+// a BPF program of netfilter, a table of iptables-legacy, a service of IPVS, or a policy of
+// IPsec. It is empty if nothing does. The kernel does not list the functions of other modules (CONFIG_NETFILTER_NETLINK_HOOK
 // is often missing).
 func (o *others) inStack() (what string, err error) {
 	if what, err = o.nftables(); what != "" || err != nil {
 		return what, err
+	}
+	if o.unread != nil {
+		return "", o.unread
+	}
+	if o.netfilter != nil {
+		if what, err = o.netfilter.inStack(); what != "" || err != nil {
+			return what, err
+		}
 	}
 	err = sys.InNetNS(o.namespace, func() error {
 		for _, program := range []string{"ip", "ip6"} {
@@ -175,9 +189,14 @@ func passes(c *kernel.Object) bool {
 	case nfprotoNetdev:
 		return true
 	case nfprotoInet, syscall.AF_INET, syscall.AF_INET6:
-		return hook == hookPrerouting || hook == hookForward || hook == hookPostrouting || hook == hookIngress
+		return isForwarding(hook) || hook == hookIngress
 	}
 	return false
+}
+
+// isForwarding reports whether forwarded packets pass a hook of an IP family.
+func isForwarding(hook uint32) bool {
+	return hook == hookPrerouting || hook == hookForward || hook == hookPostrouting
 }
 
 // look reads what at goes by for all interfaces.

@@ -141,6 +141,11 @@ var promises = []mutation{
 		pkg: "flow", test: "TestShortcuts",
 	},
 	{
+		name: "shortcut-past-netfilter", what: "forwarded packets go past a BPF program of the type netfilter",
+		file: "flow/netfilter.go", old: "ip && isForwarding(l.Hook)", new: "ip && false",
+		pkg: "flow", test: "TestShortcutsEndByANetfilterProgram",
+	},
+	{
 		name: "shortcut-past-programs", what: "forwarded packets go past a program of another one at the interface",
 		file: "flow/others.go", old: "if !o.own[p.ID] {", new: "if false && !o.own[p.ID] {",
 		pkg: "flow", test: "TestOthersAtInterfaces",
