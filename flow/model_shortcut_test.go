@@ -160,7 +160,7 @@ func TestModelOfShortcuts(t *testing.T) {
 	}
 }
 
-func linkOf(t *testing.T, n *netns.Host, name string) netlink.Link {
+func linkOf(t testing.TB, n *netns.Host, name string) netlink.Link {
 	t.Helper()
 	l, err := n.Netlink().LinkByName(name)
 	if err != nil {

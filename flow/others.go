@@ -26,6 +26,7 @@ type others struct {
 	xfrm, nl  *netlink.Handle    // xfrm is nil where the kernel has no IPsec
 	netfilter *netfilterPrograms // nil: the kernel has none of them, or unread says why they cannot be read
 	unread    error
+	peers     *peers
 
 	generation string       // of nftables, when they were listed
 	chain      string       // of another program
@@ -45,6 +46,10 @@ func openOthers(namespace int, ownTable string, own ...*ebpf.Program) (*others, 
 	}
 	var err error
 	if o.nl, err = kernel.Open(namespace, syscall.NETLINK_ROUTE); err != nil {
+		return nil, err
+	}
+	if o.peers, err = openPeers(namespace); err != nil {
+		o.nl.Close()
 		return nil, err
 	}
 	if err := o.open(); err != nil {
@@ -88,6 +93,7 @@ func (o *others) close() {
 	if o.netfilter != nil {
 		o.netfilter.close()
 	}
+	o.peers.close()
 	o.nl.Close()
 }
 
@@ -223,7 +229,7 @@ func (o *others) at(l netlink.Link) (ways kernelWay, err error) {
 	if a.MasterIndex != 0 {
 		return 0, nil
 	}
-	ways = kernelWayWAY_INTO
+	ways = o.peers.ways(l)
 	ingress, err := o.programs(a.Index, ingressSide)
 	if err != nil {
 		return 0, err
@@ -235,15 +241,15 @@ func (o *others) at(l netlink.Link) (ways kernelWay, err error) {
 	if !ingress && !strict {
 		ways |= kernelWayWAY_FROM
 	}
-	if l.Type() != "veth" || a.NetNsID < 0 || o.queues[a.Index] { // the peer has to be in another namespace
+	if ways&kernelWayWAY_PEER == 0 {
 		return ways, nil
 	}
 	egress, err := o.programs(a.Index, egressSide)
 	if err != nil {
 		return 0, err
 	}
-	if !egress {
-		ways |= kernelWayWAY_PEER
+	if egress || o.queues[a.Index] {
+		ways &^= kernelWayWAY_PEER
 	}
 	return ways, nil
 }

@@ -173,9 +173,7 @@ func TestOthersAtInterfaces(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer o.close()
-			if err := o.look(); err != nil {
-				t.Fatal(err)
-			}
+			lookAll(t, o, lab.Node)
 			if ways, err := o.at(linkOf(t, lab.Node, "b1")); ways != c.ways || err != nil {
 				t.Errorf("ways %b, %v; want %b", ways, err, c.ways)
 			}
@@ -194,6 +192,23 @@ func attachBoth(t *testing.T, n *netns.Host, l netlink.Link, p *ebpf.Program, si
 		}
 		return nil
 	})
+}
+
+// lookAll has everything read that ways go by, and returns whether peers have news.
+func lookAll(t *testing.T, o *others, n *netns.Host) bool {
+	t.Helper()
+	list, err := n.Netlink().LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := o.look(); err != nil {
+		t.Fatal(err)
+	}
+	news, err := o.peers.look(list, func(int) bool { return true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return news
 }
 
 // TestPeersOfOneNamespace: a packet cannot go straight to a peer in the node's own namespace,
@@ -215,6 +230,7 @@ func TestPeersOfOneNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer o.close()
+	lookAll(t, o, lab.Node)
 	for _, name := range []string{"one", "two", "br"} {
 		if ways, err := o.at(linkOf(t, lab.Node, name)); ways != kernelWayWAY_FROM|kernelWayWAY_INTO || err != nil {
 			t.Errorf("%s: %b, %v", name, ways, err)

@@ -81,6 +81,11 @@ func (s *shortcuts) follow(list []netlink.Link, changed func(index int) bool) {
 	if failed != nil {
 		list = nil // nothing is known of any
 	}
+	news, err := s.others.peers.look(list, changed)
+	failed = errors.Join(failed, err)
+	if news { // it is news for bridges too
+		changed = func(int) bool { return true }
+	}
 	for _, l := range list {
 		index := l.Attrs().Index
 		there[index] = true

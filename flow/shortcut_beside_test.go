@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -83,7 +84,7 @@ func TestShortcutsBesideAFirewall(t *testing.T) {
 }
 
 // TestShortcutsOfABridge: packets skip the IP stack from a bridge's pods and to them, but
-// the stack leads those from one pod of it to another.
+// the stack leads those from one pod of it to another, and to a pod with XDP.
 func TestShortcutsOfABridge(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	nl := lab.Node.Netlink()
@@ -123,6 +124,7 @@ func TestShortcutsOfABridge(t *testing.T) {
 	s.config.MasqueradeAll = true // or a pod would answer the other one directly
 	s.apply(named("four", svc(vip4, nil, at(pods[1].IPv4, 8080))))
 	s.apply(named("six", svc(vip6, nil, at(pods[1].IPv6, 8080))))
+	var fromOutside []net.Conn
 	for _, c := range []struct {
 		client   *netns.Host
 		shortcut bool
@@ -142,10 +144,13 @@ func TestShortcutsOfABridge(t *testing.T) {
 				s.conns = []net.Conn{conn}
 				if c.shortcut {
 					s.awaitMost()
+					fromOutside = append(fromOutside, conn)
 				} else if took := s.ask(50); took > 0 {
 					t.Errorf("%s by %s to %s: %d packets skipped the IP stack", c.client.Name(), network, vip, took)
 				}
 			}
 		}
 	}
+	s.conns = fromOutside
+	s.passXDP(pods[1], link.XDPGenericMode, "pods", 0)
 }

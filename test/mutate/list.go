@@ -146,6 +146,11 @@ var promises = []mutation{
 		pkg: "flow", test: "TestShortcutsEndByANetfilterProgram",
 	},
 	{
+		name: "shortcut-past-xdp", what: "forwarded packets go past an XDP program at a pod's own interface",
+		file: "flow/peer.go", old: "case xdp.AttachMode == driver:", new: "case true:",
+		pkg: "flow", test: "TestPeersWithXDP",
+	},
+	{
 		name: "shortcut-past-programs", what: "forwarded packets go past a program of another one at the interface",
 		file: "flow/others.go", old: "if !o.own[p.ID] {", new: "if false && !o.own[p.ID] {",
 		pkg: "flow", test: "TestOthersAtInterfaces",
