@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
 // hook is a program at one side of an interface.
@@ -144,7 +146,9 @@ func (h *filterHook) release(keep bool) {
 // ownFilters returns this package's filter at one side of an interface, or nil, and how
 // many others have.
 func ownFilters(nl *netlink.Handle, index int, parent uint32) (own *netlink.BpfFilter, others int) {
-	list, err := nl.FilterList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index}}, parent)
+	list, err := kernel.Uninterrupted(func() ([]netlink.Filter, error) {
+		return nl.FilterList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index}}, parent)
+	})
 	if err != nil {
 		return nil, 1
 	}
@@ -170,7 +174,7 @@ func removeIfEmpty(nl *netlink.Handle, index int) {
 
 // removeFilters removes all filters of this package, which a killed process left.
 func removeFilters(nl *netlink.Handle) (n int, err error) {
-	list, err := nl.LinkList()
+	list, err := kernel.Uninterrupted(nl.LinkList)
 	if err != nil {
 		return 0, fmt.Errorf("interfaces: %w", err)
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/rs/zerolog"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/sys"
@@ -28,6 +27,9 @@ const repairInterval = 5 * time.Second
 // oldPins is how long programs of another version go on for their connections.
 const oldPins = time.Hour
 
+// changesPause is how long after a loss changes are listened for again. Then all is looked at.
+const changesPause = 100 * time.Millisecond
+
 // interfaces keeps the programs at all interfaces but lo: by tcx (Linux 6.6), else by clsact. They come before
 // those of others: one that ends the look at a packet would leave it untranslated in one
 // direction.
@@ -37,7 +39,9 @@ type interfaces struct {
 	namespace      int
 	nl             *netlink.Handle
 	log            zerolog.Logger
-	trouble        once.Trouble
+	trouble, deaf  once.Trouble
+	changes        changes
+	repair, old    time.Duration // repairInterval, oldPins
 	done           chan struct{}
 	running        sync.WaitGroup
 	shortcuts      *shortcuts // nil if packets take none
@@ -65,6 +69,8 @@ func (h hooks) release(keep bool) {
 
 func openInterfaces(k *bpf, p *pins, namespace int, log zerolog.Logger) (*interfaces, error) {
 	i := &interfaces{ethernet: &k.ethernet, bare: &k.bare, pins: p, namespace: namespace, log: log, done: make(chan struct{}), links: make(map[int]hooks)}
+	i.changes.namespace = namespace
+	i.repair, i.old = repairInterval, oldPins
 	var err error
 	if i.nl, err = kernel.Open(namespace, syscall.NETLINK_ROUTE); err != nil {
 		return nil, err
@@ -74,20 +80,12 @@ func openInterfaces(k *bpf, p *pins, namespace int, log zerolog.Logger) (*interf
 
 // start follows the interfaces until close.
 func (i *interfaces) start() {
-	updates := make(chan netlink.LinkUpdate, 64)
-	o := netlink.LinkSubscribeOptions{}
-	if i.namespace != 0 {
-		h := netns.NsHandle(i.namespace)
-		o.Namespace = &h
-	}
-	if err := netlink.LinkSubscribeWithOptions(updates, i.done, o); err != nil {
-		i.log.Warn().Err(err).Msg("kernel flows: new interfaces are found late")
-		updates = nil
-	}
 	i.running.Go(func() {
-		repair := time.NewTicker(repairInterval)
+		defer i.changes.end()
+		repair := time.NewTicker(i.repair)
 		defer repair.Stop()
-		old := time.After(oldPins)
+		old := time.After(i.old)
+		begin := time.After(0)
 		var stack <-chan time.Time
 		if i.shortcuts != nil {
 			each := time.NewTicker(stackInterval)
@@ -96,26 +94,39 @@ func (i *interfaces) start() {
 			i.shortcuts.check()
 		}
 		for {
-			var changed func(int) bool // interfaces
+			changed := all
 			select {
 			case <-i.done:
 				return
 			case <-stack:
 				i.shortcuts.check()
 				continue
-			case u, ok := <-updates:
-				if !ok {
-					updates = nil
-				}
-				changed = func(index int) bool { return index == int(u.Index) }
-			case <-repair.C:
-				changed = func(int) bool { return true }
 			case <-old:
 				if i.pins != nil {
 					if err := i.pins.removeOthers(); err != nil {
 						i.log.Warn().Err(err).Msg("kernel flows: pins of an earlier version stay")
 					}
 				}
+				continue
+			case <-begin:
+				if err := i.changes.begin(); err == nil {
+					i.deaf.Over()
+				} else {
+					begin = time.After(i.repair)
+					if i.deaf.New(err.Error()) {
+						i.log.Warn().Err(err).Msg("kernel flows: new interfaces are found late")
+					}
+				}
+			case u, ok := <-i.changes.updates:
+				if !ok { // the kernel has dropped some
+					i.log.Debug().Msg("kernel flows: too many changes of interfaces at once; all are looked at")
+					i.changes.end()
+					begin = time.After(changesPause)
+					continue
+				}
+				indices := i.changes.waiting(u)
+				changed = func(index int) bool { return indices[index] }
+			case <-repair.C:
 			}
 			err := i.follow(changed)
 			if err == nil {
@@ -127,6 +138,9 @@ func (i *interfaces) start() {
 	})
 }
 
+// all is for a look at all interfaces.
+func all(int) bool { return true }
+
 // follow attaches the programs to the interfaces that are new, or that somebody took them
 // from, and lets go of those that are gone. Those that are changed may have other ways.
 func (i *interfaces) follow(changed func(index int) bool) error {
@@ -135,7 +149,7 @@ func (i *interfaces) follow(changed func(index int) bool) error {
 	if i.closed {
 		return nil
 	}
-	list, err := i.nl.LinkList()
+	list, err := kernel.Uninterrupted(i.nl.LinkList)
 	if err != nil {
 		return fmt.Errorf("interfaces: %w", err)
 	}

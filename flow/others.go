@@ -129,7 +129,7 @@ func (o *others) inStack() (what string, err error) {
 	if what != "" || err != nil || o.xfrm == nil {
 		return what, err
 	}
-	policies, err := o.xfrm.XfrmPolicyList(netlink.FAMILY_ALL)
+	policies, err := kernel.Uninterrupted(func() ([]netlink.XfrmPolicy, error) { return o.xfrm.XfrmPolicyList(netlink.FAMILY_ALL) })
 	if err != nil && !isMissing(err) {
 		return "", fmt.Errorf("policies of IPsec: %w", err)
 	}
@@ -210,7 +210,7 @@ func (o *others) look() error {
 	if err := o.open(); err != nil {
 		return err
 	}
-	list, err := o.nl.QdiscList(nil)
+	list, err := kernel.Uninterrupted(func() ([]netlink.Qdisc, error) { return o.nl.QdiscList(nil) })
 	if err != nil {
 		return fmt.Errorf("queueing disciplines: %w", err)
 	}

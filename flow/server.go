@@ -52,8 +52,10 @@ type Options struct {
 	WantsUDP func(*conntrack.Record) bool
 	Logger   zerolog.Logger
 
-	filters bool // tests: as if there were no tcx
-	ask     bool // tests: userspace decides about all flows
+	filters bool          // tests: as if there were no tcx
+	ask     bool          // tests: userspace decides about all flows
+	repair  time.Duration // tests: instead of repairInterval
+	old     time.Duration // tests: instead of oldPins
 }
 
 // Limits of each service port: beyond them, new flows pass to the relay.
@@ -124,6 +126,12 @@ func New(o Options) (*Server, error) {
 		return nil, err
 	}
 	s.interfaces.filters = o.filters
+	if o.repair > 0 {
+		s.interfaces.repair = o.repair
+	}
+	if o.old > 0 {
+		s.interfaces.old = o.old
+	}
 	if o.Shortcuts {
 		if s.interfaces.shortcuts, err = openShortcuts(s.kernel, o.Namespace, o.Name, o.Logger); err != nil {
 			s.Close()
@@ -145,7 +153,7 @@ func (s *Server) Start() error {
 	if err := <-started; err != nil {
 		return err
 	}
-	if err := s.interfaces.follow(func(int) bool { return true }); err != nil {
+	if err := s.interfaces.follow(all); err != nil {
 		return err
 	}
 	if s.pins != nil {

@@ -84,7 +84,7 @@ func (s *shortcuts) follow(list []netlink.Link, changed func(index int) bool) {
 	news, err := s.others.peers.look(list, changed)
 	failed = errors.Join(failed, err)
 	if news { // it is news for bridges too
-		changed = func(int) bool { return true }
+		changed = all
 	}
 	for _, l := range list {
 		index := l.Attrs().Index

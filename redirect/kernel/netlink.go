@@ -5,6 +5,7 @@ package kernel
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"iter"
 
@@ -27,6 +28,17 @@ func Open(namespace, protocol int) (nl *netlink.Handle, err error) {
 		return nil, fmt.Errorf("netlink socket: %w", err)
 	}
 	return nl, nil
+}
+
+// Uninterrupted asks for a list again if a change came between its parts, so that some may be
+// missing.
+func Uninterrupted[T any](ask func() (T, error)) (list T, err error) {
+	for range 10 {
+		if list, err = ask(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return list, err
 }
 
 // Attributes gives the netlink attributes in b, by type and value. It stops at

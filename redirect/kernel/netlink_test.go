@@ -2,9 +2,12 @@ package kernel
 
 import (
 	"bytes"
+	"errors"
+	"syscall"
 	"testing"
 
 	"github.com/mdlayher/netlink"
+	vnetlink "github.com/vishvananda/netlink"
 )
 
 // Attributes are read as another library writes them, and broken ones end the walk.
@@ -28,6 +31,26 @@ func TestAttributes(t *testing.T) {
 		for kind, value := range Attributes(broken) {
 			t.Errorf("%v: %d %v", broken, kind, value)
 		}
+	}
+}
+
+// A list that changes meanwhile is asked for again, but not for ever.
+func TestUninterrupted(t *testing.T) {
+	for changes, want := range map[int]error{0: nil, 3: nil, 1000: vnetlink.ErrDumpInterrupted} {
+		asked := 0
+		n, err := Uninterrupted(func() (int, error) {
+			if asked++; asked <= changes {
+				return 0, vnetlink.ErrDumpInterrupted
+			}
+			return 7, nil
+		})
+		if !errors.Is(err, want) || err == nil && n != 7 || asked > 100 {
+			t.Errorf("%d changes: %d, %v after %d questions", changes, n, err, asked)
+		}
+	}
+	asked := 0
+	if _, err := Uninterrupted(func() (int, error) { asked++; return 0, syscall.EPERM }); err != syscall.EPERM || asked != 1 {
+		t.Errorf("another error: %v after %d questions", err, asked)
 	}
 }
 

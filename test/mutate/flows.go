@@ -243,6 +243,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestDatagramsBeforeARefusalAreSentAgain",
 	},
 	{
+		name: "flow-changes-lost", what: "after a burst of changes, new interfaces are found late until the process ends",
+		file: "flow/interfaces.go", old: "					begin = time.After(changesPause)\n", new: "",
+		pkg: "flow", test: "TestChangesAfterALoss",
+	},
+	{
 		name: "flow-table-limited", what: "the table ignores who is hidden from endpoints (A3.8)",
 		file: "policy/uniform.go", old: "t.node.masqueradeAll {", new: "false {",
 		pkg: "policy", test: "TestUniformIsWhatResolveSays",
