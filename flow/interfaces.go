@@ -87,10 +87,11 @@ func (i *interfaces) start() {
 		old := time.After(i.old)
 		begin := time.After(0)
 		var stack <-chan time.Time
+		var routes <-chan struct{}
 		if i.shortcuts != nil {
 			each := time.NewTicker(stackInterval)
 			defer each.Stop()
-			stack = each.C
+			stack, routes = each.C, i.shortcuts.routes.changed
 			i.shortcuts.check()
 		}
 		for {
@@ -101,6 +102,8 @@ func (i *interfaces) start() {
 			case <-stack:
 				i.shortcuts.check()
 				continue
+			case <-routes:
+				changed = none // shortcuts know which
 			case <-old:
 				if i.pins != nil {
 					if err := i.pins.removeOthers(); err != nil {
@@ -138,8 +141,9 @@ func (i *interfaces) start() {
 	})
 }
 
-// all is for a look at all interfaces.
-func all(int) bool { return true }
+// all is for a look at all interfaces, none for one at new ones alone.
+func all(int) bool  { return true }
+func none(int) bool { return false }
 
 // follow attaches the programs to the interfaces that are new, or that somebody took them
 // from, and lets go of those that are gone. Those that are changed may have other ways.
@@ -181,6 +185,7 @@ func (i *interfaces) follow(changed func(index int) bool) error {
 		}
 	}
 	if i.shortcuts != nil {
+		i.shortcuts.routes.look(list)
 		i.shortcuts.follow(slices.DeleteFunc(list, func(l netlink.Link) bool {
 			_, attached := i.links[l.Attrs().Index]
 			return !attached || i.programsFor(l.Attrs()) != i.ethernet

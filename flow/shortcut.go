@@ -29,6 +29,7 @@ const (
 type shortcuts struct {
 	kernel  *bpf
 	others  *others
+	routes  *routes
 	log     zerolog.Logger
 	none    once.Trouble // why no packet takes one
 	trouble once.Trouble
@@ -40,7 +41,12 @@ func openShortcuts(k *bpf, namespace int, table string, log zerolog.Logger) (*sh
 	if err != nil {
 		return nil, err
 	}
-	s := &shortcuts{kernel: k, others: o, log: log, ways: make(map[int]kernelWay)}
+	r, err := openRoutes(namespace, routesBuffer, log)
+	if err != nil {
+		o.close()
+		return nil, err
+	}
+	s := &shortcuts{kernel: k, others: o, routes: r, log: log, ways: make(map[int]kernelWay)}
 	atomic.StoreUint64(&k.control.ShortcutsUntil, 0)
 	var index uint32
 	var way kernelWay
@@ -74,10 +80,10 @@ func (s *shortcuts) check() {
 }
 
 // follow finds the ways of interfaces, and forgets those of others. It looks at an interface
-// anew if that is changed.
+// anew if that is changed, or if routes to it are.
 func (s *shortcuts) follow(list []netlink.Link, changed func(index int) bool) {
 	there := make(map[int]bool, len(list))
-	failed := s.others.look()
+	failed, moved := s.others.look(), s.routes.take()
 	if failed != nil {
 		list = nil // nothing is known of any
 	}
@@ -89,12 +95,12 @@ func (s *shortcuts) follow(list []netlink.Link, changed func(index int) bool) {
 	for _, l := range list {
 		index := l.Attrs().Index
 		there[index] = true
-		if _, known := s.ways[index]; known && !changed(index) {
+		if _, known := s.ways[index]; known && !moved(index) && !changed(index) {
 			continue
 		}
 		ways, err := s.others.at(l)
 		if err == nil {
-			err = s.put(index, ways)
+			err = s.put(index, s.routes.limit(l.Attrs(), ways))
 		}
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", l.Attrs().Name, err))
@@ -132,5 +138,6 @@ func (s *shortcuts) forget(index int) {
 // close has all packets pass the IP stack again.
 func (s *shortcuts) close() {
 	atomic.StoreUint64(&s.kernel.control.ShortcutsUntil, 0)
+	s.routes.close()
 	s.others.close()
 }

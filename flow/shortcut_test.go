@@ -190,7 +190,7 @@ func TestShortcutsAreNoLongerThanTheWay(t *testing.T) {
 				if err := s.lab.Node.Netlink().RouteAdd(&netlink.Route{
 					LinkIndex: linkOf(t, s.lab.Node, "b1").Attrs().Index, Scope: netlink.SCOPE_LINK,
 					Dst: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())},
-					MTU: mtu, MTULock: true, // bpf_fib_lookup does not see others
+					MTU: mtu, MTULock: true, // others keep all packets from shortcuts
 				}); err != nil {
 					t.Fatal(err)
 				}

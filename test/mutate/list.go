@@ -176,6 +176,16 @@ var promises = []mutation{
 		pkg: "flow", test: "TestShortcutsAreNoLongerThanTheWay",
 	},
 	{
+		name: "shortcut-past-a-routes-mtu", what: "datagrams that are longer than a route allows, which has not locked its MTU, go on, and nobody tells the sender",
+		file: "flow/routes.go", old: "least != 0 && least < a.MTU", new: "least < 0",
+		pkg: "flow", test: "TestShortcutsKeepTheMTUOfRoutes",
+	},
+	{
+		name: "shortcut-past-unknown-routes", what: "forwarded packets skip the IP stack although changes of the routes' MTUs were lost",
+		file: "flow/routes.go", old: "!r.known || ", new: "",
+		pkg: "flow", test: "TestRoutesAreListedAgain",
+	},
+	{
 		name: "tables-in-one", what: "the first connection that needs a policy routing rule makes local addresses unreachable for a moment",
 		file: "redirect/route/route.go", old: "if r.want == nil && !r.opts.SplitLate {", new: "if false {",
 		pkg: "redirect/route", test: "TestTablesAreSplitBeforeServicesAreServed",
