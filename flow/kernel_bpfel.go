@@ -124,14 +124,9 @@ const (
 
 type kernelFlow struct {
 	_             structs.HostLayout
-	State         kernelState
-	Generation    uint32
-	Ifindex       uint32
-	Service       uint32
 	Client        kernelAddress
 	Vip           kernelAddress
 	Endpoint      kernelAddress
-	Node          kernelAddress
 	ClientPort    uint16
 	VipPort       uint16
 	EndpointPort  uint16
@@ -140,15 +135,22 @@ type kernelFlow struct {
 	Protocol      uint8
 	Attempts      uint8
 	Options       kernelOption
+	Node          kernelAddress
+	Started       uint64
+	Generation    uint32
+	Ifindex       uint32
+	Service       uint32
 	FirstSequence uint32
+	_             [24]byte
+	State         kernelState
 	Seen          kernelSeen
-	Fin           [2]uint32
 	FirstEnd      kernelSeen
 	Inject        uint32
-	Started       uint64
+	Fin           [2]uint32
 	Answered      uint64
 	Data          uint64
 	Closed        uint64
+	_             [16]byte
 	Way           [2]kernelDirection
 }
 

@@ -78,27 +78,37 @@ struct direction {
 	__u32 acked;   // TCP: the latest acknowledgement sent in this direction
 };
 
-// flow is the state of one connection or UDP session.
+// LINE begins a cache line.
+#define LINE __attribute__((aligned(64)))
+
+// flow is the state of one connection or UDP session. CPUs that handle packets of both
+// directions share its lines: the first two change rarely once the flow has an endpoint.
 struct flow {
-	enum state state;
-	__u32 generation; // changes with each use of the index
-	__u32 ifindex;    // of the client's interface
-	__u32 service;    // index of loads
-	struct address client, vip, endpoint, node;
+	// What the index compares.
+	LINE struct address client;
+	struct address vip, endpoint;
 	__be16 client_port, vip_port, endpoint_port, middle_port, node_port;
 	__u8 protocol;
 	__u8 attempts; // to find an endpoint
 	enum option options;
+
+	LINE struct address node;
+	__u64 started;    // when the first packet came
+	__u32 generation; // changes with each use of the index
+	__u32 ifindex;    // of the client's interface
+	__u32 service;    // index of loads
 	__u32 first_sequence; // TCP: of the client's SYN; SCTP: the initiate tag of its INIT
+
+	LINE enum state state;
 	enum seen seen;
-	__u32 fin[2];   // sequence numbers after the FINs; SCTP: see association.h
 	enum seen first_end; // the mark that came first of those that end a connection
 	__u32 inject;   // packets that userspace has sent and inject.h has not seen
-	__u64 started;  // when the first packet came
+	__u32 fin[2];   // sequence numbers after the FINs; SCTP: see association.h
 	__u64 answered; // when the endpoint answered
 	__u64 data;     // when its first payload came
 	__u64 closed;
-	struct direction way[2];
+
+	LINE struct direction way[2];
 };
 
 // destination is a key of destinations: an address that Services are reached at.
