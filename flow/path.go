@@ -119,7 +119,7 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses, withdrawn bool
 		}
 	}
 	if p.adopted && len(changed)+len(gone) > 0 {
-		p.onLoop(p.server.worker.readNotices) // flows have begun by the old policy
+		p.onLoop(func() { p.server.worker.readNotices() }) // flows have begun by the old policy
 	}
 	for _, s := range slices.Concat(changed, gone) {
 		p.withdraw(s, stay)

@@ -22,7 +22,10 @@ const (
 	upcallShare = 128
 	// noticeInterval is how often notices are read while there are flows.
 	noticeInterval = 10 * time.Millisecond
-	// quietInterval is the same while there are none.
+	// busyInterval is the same while notices come. With more at once, this thread keeps others
+	// from a CPU for longer: on two CPUs, connections of one request are 2.7 % slower at 10 ms.
+	busyInterval = 5 * time.Millisecond
+	// quietInterval is the same while there are no flows.
 	quietInterval = 50 * time.Millisecond
 	// beatInterval is how often BPF is told that userspace is alive. It believes that
 	// for two seconds (DEAD_AFTER).
@@ -169,19 +172,20 @@ func (b *beater) HandleTimer(*poll.Timer) {
 
 // HandleTimer reads what BPF does not wake anybody for.
 func (w *worker) HandleTimer(*poll.Timer) {
-	w.readNotices()
+	interval := noticeInterval
+	if w.readNotices() > 0 {
+		interval = busyInterval
+	} else if w.server.stats.open.Load() == 0 {
+		interval = quietInterval
+	}
 	w.discoverAll()
 	w.expire(w.loop.Now())
 	w.reclaim()
-	interval := noticeInterval
-	if w.server.stats.open.Load() == 0 {
-		interval = quietInterval
-	}
 	w.loop.Schedule(&w.tick, w.loop.Now()+int64(interval), w)
 }
 
-// readNotices reads what has come since the last tick.
-func (w *worker) readNotices() { w.read(w.notices, math.MaxInt, w.handle) }
+// readNotices reads what has come since the last tick, and returns how many events.
+func (w *worker) readNotices() int { return w.read(w.notices, math.MaxInt, w.handle) }
 
 // HandleEvents handles upcalls. Notices come first: an upcall may depend on one.
 func (w *worker) HandleEvents(uint8, poll.Events) {
@@ -189,18 +193,20 @@ func (w *worker) HandleEvents(uint8, poll.Events) {
 	w.read(w.upcalls, upcallShare, w.handle)
 }
 
-func (w *worker) read(r *ringbuf.Reader, most int, handle func(*kernelEvent, []byte)) {
-	for ; most > 0 && r.AvailableBytes() > 0; most-- {
+// read handles so many events at most, and returns how many.
+func (w *worker) read(r *ringbuf.Reader, most int, handle func(*kernelEvent, []byte)) (n int) {
+	for ; n < most && r.AvailableBytes() > 0; n++ {
 		if err := r.ReadInto(&w.record); err != nil {
 			if !errors.Is(err, os.ErrDeadlineExceeded) {
 				w.server.log.Error().Err(err).Msg("kernel flows: the ring of events cannot be read")
 			}
-			return
+			return n
 		}
 		if decodeEvent(&w.event, w.record.RawSample) {
 			handle(&w.event, w.record.RawSample[eventSize:])
 		}
 	}
+	return n
 }
 
 const eventSize = 48
