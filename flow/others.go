@@ -99,8 +99,8 @@ func (o *others) close() {
 
 // inStack names what looks at forwarded packets in the node's IP stack: a chain of nftables,
 // a BPF program of netfilter, a table of iptables-legacy, a service of IPVS, or a policy of
-// IPsec. It is empty if nothing does. The kernel does not list the functions of other modules (CONFIG_NETFILTER_NETLINK_HOOK
-// is often missing).
+// IPsec. It is empty if nothing does. Few kernels list the functions of other modules
+// (CONFIG_NETFILTER_NETLINK_HOOK).
 func (o *others) inStack() (what string, err error) {
 	if what, err = o.nftables(); what != "" || err != nil {
 		return what, err
