@@ -13,8 +13,8 @@ type Algorithm uint8
 
 // The algorithms.
 const (
-	// RoundRobin takes the candidates in turn and starts at a random one. It
-	// is the default.
+	// RoundRobin takes the candidates in turn. It starts at the node's Rank, or
+	// at a random one. It is the default.
 	RoundRobin Algorithm = iota
 	// Random takes each candidate with the same probability.
 	Random
@@ -92,7 +92,7 @@ func CheckAnnotation(name, value string) (err error) {
 // affinity and the algorithm that its annotation names. A name that is not known is
 // the problem, and leaves it with the default.
 func (o Options) For(port *service.Port) (opts Options, problem error) {
-	o.AffinityTimeout = port.AffinityTimeout
+	o.AffinityTimeout, o.port = port.AffinityTimeout, nameKey(port.Name)
 	if name, ok := port.Annotations[annotation]; ok {
 		algorithm, err := Parse(name)
 		if err != nil {

@@ -53,6 +53,10 @@ type Options struct {
 	Plan Plan
 	// Seed makes the choices repeatable if it is not 0.
 	Seed uint64
+	// Rank is where round-robin begins. nil means at random.
+	Rank *Rank
+
+	port uint64 // nameKey of the service port, by For
 }
 
 // config holds validated Options. It never changes.
@@ -62,6 +66,8 @@ type config struct {
 	plan      Plan
 	pins      *pinTable // nil without affinity
 	maxPins   int
+	rank      *Rank
+	port      uint64
 }
 
 // Balancer chooses endpoints for one service port. All methods are safe for
@@ -101,6 +107,8 @@ func (b *Balancer) Configure(opts Options) {
 		window:    int64(max(opts.AffinityTimeout, 0)),
 		plan:      opts.Plan.orDefault(),
 		maxPins:   cmp.Or(opts.MaxPins, DefaultMaxPins),
+		rank:      opts.Rank,
+		port:      opts.port,
 	}
 	prev := b.config.Load()
 	switch {
@@ -209,11 +217,17 @@ func (b *Balancer) Pins() PinStats {
 // cursor of its own; its length and its first and last element identify it. If
 // lists of different families or traffic policies shared a cursor, alternating
 // use could skip the same candidates of each list every time. A new list starts
-// at a random index, so that lists that change often are used evenly too.
-func (b *Balancer) turn(candidates []service.Endpoint) int {
+// at the node's rank in the Service's order, so that the nodes of a cluster use it
+// evenly; at a random index if the rank is unknown.
+func (b *Balancer) turn(c *config, candidates []service.Endpoint) int {
 	n := len(candidates)
 	if n == 1 {
 		return 0
+	}
+	start, ranked := c.rank.start(n)
+	at := func(turn uint32) int { return int(turn % uint32(n)) }
+	if ranked {
+		at = orderOf(c.port, candidates).at
 	}
 	list := mix(endpointKey(candidates[0].Addr)+uint64(n), endpointKey(candidates[n-1].Addr)^hashKeys[0])
 	const count = 1<<32 - 1 // a cursor is the list's tag and a counter
@@ -225,7 +239,7 @@ func (b *Balancer) turn(candidates []service.Endpoint) int {
 			// Another goroutine may have reassigned the cursor since Load, so
 			// check the tag again.
 			if v = b.cursors[i].Add(1); v&^count == list {
-				return int(uint32(v) % uint32(n))
+				return at(uint32(v))
 			}
 		case v == 0 && slot < 0:
 			slot = i
@@ -234,9 +248,11 @@ func (b *Balancer) turn(candidates []service.Endpoint) int {
 	if slot < 0 {
 		slot = b.below(len(b.cursors))
 	}
-	v := list | b.next()&(count>>1)
-	b.cursors[slot].Store(v)
-	return int(uint32(v) % uint32(n))
+	if !ranked {
+		start = uint32(b.next() & (count >> 1))
+	}
+	b.cursors[slot].Store(list | uint64(start))
+	return at(start)
 }
 
 // below returns a random number from 0 to n-1.

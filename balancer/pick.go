@@ -20,7 +20,7 @@ func (b *Balancer) pick(c *config, d *Dial, candidates []service.Endpoint, now i
 	if d.attempts == 0 {
 		var first int
 		if c.algorithm == RoundRobin {
-			first = b.turn(candidates)
+			first = b.turn(c, candidates)
 		} else {
 			first = b.below(len(candidates))
 		}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 
@@ -41,6 +40,7 @@ func (s *portService) decidable() (options kernelDeciding, ok bool) {
 // uniform is what the table has of a destination.
 type uniform struct {
 	candidates []service.Endpoint
+	first      uint32 // the turn of the first connection
 	options    kernelDeciding
 }
 
@@ -81,7 +81,7 @@ func (p *Path) decide(s *portService, u uniform, how kernelDeciding, served *ker
 		at = len(*lists) - 1
 	}
 	served.List, served.Count = (*lists)[at].number, uint32(len(places))
-	served.Options = u.options | how
+	served.Options, served.Turn = u.options|how, u.first
 	return nil
 }
 
@@ -135,6 +135,7 @@ func (p *Path) wanted(s *portService, st *state) (w steering) {
 		}
 		served := kernelServed{Service: s.load}
 		if u, ok := uniformOf(st.table, d); ok && decides {
+			u.candidates, u.first = s.balancer.Turns(u.candidates)
 			if err := p.decide(s, u, how, &served, &w.lists); err != nil {
 				p.server.once.Warn("kernel flows", err) // userspace decides
 			}
@@ -164,12 +165,10 @@ func (p *Path) withdraw(s *portService, stay map[kernelDestination]bool) {
 func (p *Path) steer(s *portService, wanted steering) {
 	m := p.server.kernel.Destinations
 	for d, served := range wanted.destinations {
-		if had, ok := s.destinations[d]; ok && had == served {
+		if had, ok := s.destinations[d]; ok && sameDecision(had, served) {
 			continue
 		}
-		put := served
-		put.Turn = rand.Uint32() // many nodes begin at the same time
-		if err := m.Put(&d, &put); err != nil {
+		if err := m.Put(&d, &served); err != nil {
 			p.server.once.Warn("kernel flows", err) // the relay serves it
 			_ = m.Delete(&d)
 			delete(wanted.destinations, d)
@@ -177,6 +176,12 @@ func (p *Path) steer(s *portService, wanted steering) {
 	}
 	s.destinations = wanted.destinations
 	p.forget(s, wanted.lists)
+}
+
+// sameDecision reports whether the kernel decides alike by both. The turn goes on by itself.
+func sameDecision(a, b kernelServed) bool {
+	a.Turn, b.Turn = 0, 0
+	return a == b
 }
 
 // forget removes those of a service port's lists that are not wanted, after steer.

@@ -228,6 +228,46 @@ func TestSameLinkIsAsked(t *testing.T) {
 
 // TestNewConnectionsWhileNobodyRuns kills the process: new connections go on, and the next
 // process has exactly one record of each.
+// TestTableBeginsAtTheRank: the table takes endpoints in the order of the balancer, and its
+// first connection goes where the node's rank says.
+func TestTableBeginsAtTheRank(t *testing.T) {
+	lab := netns.NewLab(t, 3)
+	var list []netip.AddrPort
+	names := make(map[netip.AddrPort]string)
+	for i, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+		list = append(list, at(b.IPv4, 8080))
+		names[list[i]] = fmt.Sprintf("b%d:8080", i+1)
+	}
+	for _, rank := range []string{"10.0.7.0/24", "10.0.8.0/24", "10.0.9.0/24"} {
+		n := newNode(t, lab, nil)
+		n.relay.options.Rank = &balancer.Rank{}
+		n.relay.options.Rank.Set("node", []netip.Prefix{netip.MustParsePrefix(rank)}, nil)
+		n.apply(svc(vip4, nil, list...))
+		for name, b := range n.relay.balancers {
+			if name.Protocol != service.TCP {
+				continue
+			}
+			var candidates []service.Endpoint
+			for _, addr := range list {
+				candidates = append(candidates, service.Endpoint{Addr: addr})
+			}
+			ordered, start := b.Turns(candidates)
+			n.expectDecided(rank, 6, 0, func() {
+				for k := range 6 {
+					want := names[ordered[(int(start)+k)%len(ordered)].Addr]
+					if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != want {
+						t.Errorf("rank %s, connection %d: %q, %v; want %q", rank, k, said, err, want)
+					}
+				}
+			})
+		}
+		n.stop()
+		n.left = true
+		n.end()
+	}
+}
+
 func TestNewConnectionsWhileNobodyRuns(t *testing.T) {
 	connections, sessions := 100, 20
 	if full() {

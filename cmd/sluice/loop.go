@@ -144,6 +144,9 @@ func (p *proxy) apply(c service.Change) {
 func (p *proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
 	begin := time.Now()
 	p.node.update(snap)
+	if p.rank != nil {
+		p.rank.Set(p.options.hostname, snap.Node.PodCIDRs, p.policy.ClusterCIDRs)
+	}
 	p.table = policy.Compile(p.table, snap, p.policy)
 	p.health.Queued()
 	err := p.manager.Apply(p.table)

@@ -57,7 +57,8 @@ type proxy struct {
 	store     *service.Store
 	policy    policy.Config
 	node      *nodeDoubt
-	table     *policy.Table // the last one compiled; run's goroutine's
+	rank      *balancer.Rank // nil without a cluster: this node is alone
+	table     *policy.Table  // the last one compiled; run's goroutine's
 	manager   *listener.Manager
 	stream    *stream.Server   // serves TCP and SCTP
 	datagram  *datagram.Server // serves UDP
@@ -258,6 +259,10 @@ func (p *proxy) makeLoops(limits limits) error {
 		loops = append(loops, loop)
 	}
 	defaults := o.balancer
+	if o.manifests == "" {
+		p.rank = &balancer.Rank{}
+		defaults.Rank = p.rank
+	}
 	if defaults.Algorithm, err = balancer.Parse(o.algorithm.value); err != nil {
 		return fmt.Errorf("--balancer: %w", err)
 	}

@@ -36,6 +36,17 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestAffinityHoldsAndMoves/leaves",
 	},
 
+	{
+		name: "rank-ignored", what: "each node begins round-robin at random",
+		file: "balancer/rank.go", old: "\tif known == 0 {", new: "\tif known >= 0 {",
+		pkg: "balancer", test: "TestNodesSpreadFewConnections",
+	},
+	{
+		name: "rank-ignored-in-the-table", what: "kernel flows begin round-robin at the first endpoint on all nodes",
+		file: "flow/table.go", old: "u.options|how, u.first", new: "u.options|how, 0",
+		pkg: "flow", test: "TestTableBeginsAtTheRank",
+	},
+
 	// Promise 2: the endpoint sees the client's address.
 	{
 		name: "nodes-address", what: "endpoints see the node's address in place of the client's",
