@@ -61,7 +61,7 @@ func TestChangesAfterALoss(t *testing.T) {
 		if err := nl.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}); err != nil {
 			t.Fatal(err)
 		}
-		return linkOf(t, lab.Node, name).Attrs().Index
+		return lab.Node.Link(t, name).Attrs().Index
 	}
 	followed := func(name string, index int) {
 		t.Helper()
@@ -76,7 +76,7 @@ func TestChangesAfterALoss(t *testing.T) {
 	for round := range 2 {
 		name := fmt.Sprintf("burst%d", round)
 		is.mu.Lock() // nobody reads
-		b1, before := linkOf(t, lab.Node, "b1"), lost(t, lab.Node)
+		b1, before := lab.Node.Link(t, "b1"), lost(t, lab.Node)
 		deadline := time.Now().Add(patience)
 		for n := 0; lost(t, lab.Node) == before; n++ {
 			for i := range 100 {
@@ -145,7 +145,7 @@ func TestInterfacesOutliveOldPins(t *testing.T) {
 	if err := lab.Node.Netlink().LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "new"}}); err != nil {
 		t.Fatal(err)
 	}
-	index := linkOf(t, lab.Node, "new").Attrs().Index
+	index := lab.Node.Link(t, "new").Attrs().Index
 	wait.For(t, "the programs are at a new interface", patience, func() error {
 		if !n.server.interfaces.has(index) {
 			return fmt.Errorf("not at %d", index)

@@ -26,7 +26,7 @@
 // While nothing else looks at forwarded packets, those of open flows skip the IP stack: the
 // program at ingress gives a packet what it gets at both hooks, finds the next interface by
 // the routing tables, and hands the packet to that interface or to its peer (bpf/shortcut.h).
-// Userspace says again and again where that may be (shortcut.go, others.go).
+// Userspace says again and again where that may be (shortcut.go, package bypass).
 //
 // # Who decides
 //

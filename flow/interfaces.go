@@ -91,7 +91,7 @@ func (i *interfaces) start() {
 		if i.shortcuts != nil {
 			each := time.NewTicker(stackInterval)
 			defer each.Stop()
-			stack, routes = each.C, i.shortcuts.routes.changed
+			stack, routes = each.C, i.shortcuts.bypass.Changed()
 			i.shortcuts.check()
 		}
 		for {
@@ -185,8 +185,7 @@ func (i *interfaces) follow(changed func(index int) bool) error {
 		}
 	}
 	if i.shortcuts != nil {
-		i.shortcuts.routes.look(list)
-		i.shortcuts.follow(slices.DeleteFunc(list, func(l netlink.Link) bool {
+		i.shortcuts.follow(list, slices.DeleteFunc(slices.Clone(list), func(l netlink.Link) bool {
 			_, attached := i.links[l.Attrs().Index]
 			return !attached || i.programsFor(l.Attrs()) != i.ethernet
 		}), changed)

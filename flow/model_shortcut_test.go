@@ -107,7 +107,7 @@ func (m *model) forward(s *skbuff, p *modelPacket, f *modelFlow, from int) model
 func TestModelOfShortcuts(t *testing.T) {
 	x := newTested(t, modelSeed(t))
 	lab := netns.NewLab(t, 1)
-	in, out := linkOf(t, lab.Node, "client"), linkOf(t, lab.Node, "b1")
+	in, out := lab.Node.Link(t, "client"), lab.Node.Link(t, "b1")
 	next := net.HardwareAddr{2, 0, 0, 0, 0, 9}
 	for dst, via := range map[string]string{"0.0.0.0/0": "10.2.1.2", "::/0": "fd00:2:1::2"} {
 		if err := lab.Node.Netlink().NeighSet(&netlink.Neigh{LinkIndex: out.Attrs().Index, IP: net.ParseIP(via), HardwareAddr: next, State: netlink.NUD_PERMANENT}); err != nil {
@@ -158,15 +158,6 @@ func TestModelOfShortcuts(t *testing.T) {
 	if n >= 10_000 && x.counts["sent"] < n/500 {
 		t.Error("too few have taken the shortcut")
 	}
-}
-
-func linkOf(t testing.TB, n *netns.Host, name string) netlink.Link {
-	t.Helper()
-	l, err := n.Netlink().LinkByName(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
 }
 
 // openWays has packets take the shortcut, most of the time.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -89,20 +88,6 @@ func (c *policyNet) addr(h *netns.Host) netip.Addr {
 	return h.IPv4
 }
 
-// nft runs a script in the node.
-func (c *policyNet) nft(t *testing.T, script string) {
-	t.Helper()
-	nft, err := exec.LookPath("nft")
-	if err != nil {
-		nft = "/usr/sbin/nft"
-	}
-	command := c.Node.Command(t, nft, "-f", "-")
-	command.Stdin = strings.NewReader(script)
-	if out, err := command.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s\n%s", err, out, script)
-	}
-}
-
 func (c *policyNet) fill(rules string) string {
 	family := "ip"
 	if c.ipv6 {
@@ -133,7 +118,7 @@ func (c *policyNet) dnat(t *testing.T, masquerade bool) {
 	if c.ipv6 {
 		rules = strings.NewReplacer("{near}:", "[{near}]:", "{remote}:", "[{remote}]:").Replace(rules)
 	}
-	c.nft(t, c.fill(strings.Replace(rules, "MASQUERADE", hide, 1)))
+	c.Node.NFT(t, c.fill(strings.Replace(rules, "MASQUERADE", hide, 1)))
 }
 
 // flows serves by kernel flows.
@@ -226,7 +211,7 @@ func (c *policyNet) judge(t *testing.T, masquerade bool, more policyCase) {
 	}
 	defer open.Close()
 	for _, p := range append(slices.Clone(policyCases), more) {
-		c.nft(t, "table inet engine {}\ndelete table inet engine\ntable inet engine {"+c.fill(p.rules)+"\n}")
+		c.Node.NFT(t, "table inet engine {}\ndelete table inet engine\ntable inet engine {"+c.fill(p.rules)+"\n}")
 		var asked sync.WaitGroup
 		for _, a := range []struct {
 			client   *netns.Host

@@ -2,7 +2,7 @@ package flow
 
 import (
 	"errors"
-	"fmt"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -10,6 +10,7 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/flow/bypass"
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
@@ -28,30 +29,28 @@ const (
 // where somebody else looks at them. One goroutine uses it.
 type shortcuts struct {
 	kernel  *bpf
-	others  *others
-	routes  *routes
+	bypass  *bypass.Watcher
 	log     zerolog.Logger
 	none    once.Trouble // why no packet takes one
 	trouble once.Trouble
-	ways    map[int]kernelWay // of interfaces, as in the map
+	ways    map[int]bypass.Way // of interfaces, as in the map
 }
 
 func openShortcuts(k *bpf, namespace int, table string, log zerolog.Logger) (*shortcuts, error) {
-	o, err := openOthers(namespace, table, k.ethernet.Ingress, k.ethernet.Egress, k.bare.Ingress, k.bare.Egress)
+	w, err := bypass.Open(bypass.Options{
+		Namespace: namespace, Table: table, Logger: log,
+		Programs: []*ebpf.Program{k.ethernet.Ingress, k.ethernet.Egress, k.bare.Ingress, k.bare.Egress},
+		IsOwn:    func(filter string) bool { return strings.HasPrefix(filter, filterName) },
+	})
 	if err != nil {
 		return nil, err
 	}
-	r, err := openRoutes(namespace, routesBuffer, log)
-	if err != nil {
-		o.close()
-		return nil, err
-	}
-	s := &shortcuts{kernel: k, others: o, routes: r, log: log, ways: make(map[int]kernelWay)}
+	s := &shortcuts{kernel: k, bypass: w, log: log, ways: make(map[int]bypass.Way)}
 	atomic.StoreUint64(&k.control.ShortcutsUntil, 0)
 	var index uint32
 	var way kernelWay
 	for each := k.Ways.Iterate(); each.Next(&index, &way); { // a killed process left them
-		s.ways[int(index)] = way
+		s.ways[int(index)] = bypass.Way(way)
 	}
 	for index := range s.ways {
 		s.forget(index)
@@ -59,9 +58,9 @@ func openShortcuts(k *bpf, namespace int, table string, log zerolog.Logger) (*sh
 	return s, nil
 }
 
-// check says for the next second whether packets take shortcuts.
+// check allows or forbids shortcuts for the next second.
 func (s *shortcuts) check() {
-	what, err := s.others.inStack()
+	what, err := s.bypass.InStack()
 	if err != nil {
 		what = err.Error()
 	}
@@ -79,55 +78,36 @@ func (s *shortcuts) check() {
 	}
 }
 
-// follow finds the ways of interfaces, and forgets those of others. It looks at an interface
-// anew if that is changed, or if routes to it are.
-func (s *shortcuts) follow(list []netlink.Link, changed func(index int) bool) {
-	there := make(map[int]bool, len(list))
-	failed, moved := s.others.look(), s.routes.take()
-	if failed != nil {
-		list = nil // nothing is known of any
-	}
-	news, err := s.others.peers.look(list, changed)
-	failed = errors.Join(failed, err)
-	if news { // it is news for bridges too
-		changed = all
-	}
-	for _, l := range list {
-		index := l.Attrs().Index
-		there[index] = true
-		if _, known := s.ways[index]; known && !moved(index) && !changed(index) {
-			continue
-		}
-		ways, err := s.others.at(l)
-		if err == nil {
-			err = s.put(index, s.routes.limit(l.Attrs(), ways))
-		}
-		if err != nil {
-			failed = errors.Join(failed, fmt.Errorf("%s: %w", l.Attrs().Name, err))
-			s.forget(index)
-		}
-	}
-	for index := range s.ways {
-		if !there[index] {
-			s.forget(index)
-		}
-	}
-	if failed == nil {
+// follow brings the map of ways up to date for some of all interfaces. It looks again at those
+// that are changed, or that changed routes lead to.
+func (s *shortcuts) follow(all, some []netlink.Link, changed func(index int) bool) {
+	ways, err := s.bypass.Ways(all, some, changed)
+	if err = errors.Join(err, s.put(ways)); err == nil {
 		s.trouble.Over()
-	} else if s.trouble.New(failed.Error()) {
-		s.log.Warn().Err(failed).Msg("kernel flows: packets at some interfaces pass the node's IP stack")
+	} else if s.trouble.New(err.Error()) {
+		s.log.Warn().Err(err).Msg("kernel flows: packets at some interfaces pass the node's IP stack")
 	}
 }
 
-func (s *shortcuts) put(index int, ways kernelWay) error {
-	if was, known := s.ways[index]; known && was == ways {
-		return nil
+// put makes the map have these ways and no others.
+func (s *shortcuts) put(ways map[int]bypass.Way) (failed error) {
+	for index := range s.ways {
+		if _, is := ways[index]; !is {
+			s.forget(index)
+		}
 	}
-	if err := s.kernel.Ways.Update(uint32(index), ways, ebpf.UpdateAny); err != nil {
-		return err
+	for index, way := range ways {
+		if was, known := s.ways[index]; known && was == way {
+			continue
+		}
+		if err := s.kernel.Ways.Update(uint32(index), kernelWay(way), ebpf.UpdateAny); err != nil {
+			failed = errors.Join(failed, err)
+			s.forget(index)
+			continue
+		}
+		s.ways[index] = way
 	}
-	s.ways[index] = ways
-	return nil
+	return failed
 }
 
 func (s *shortcuts) forget(index int) {
@@ -135,9 +115,8 @@ func (s *shortcuts) forget(index int) {
 	delete(s.ways, index)
 }
 
-// close has all packets pass the IP stack again.
+// close ends all shortcuts: packets take the IP stack again.
 func (s *shortcuts) close() {
 	atomic.StoreUint64(&s.kernel.control.ShortcutsUntil, 0)
-	s.routes.close()
-	s.others.close()
+	s.bypass.Close()
 }

@@ -2,6 +2,7 @@ package flow
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -10,9 +11,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/test/foreign"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -44,7 +48,6 @@ func echoed(c net.Conn, blocks int) error {
 // connection tracking comes and goes lose nothing.
 func TestShortcutsBesideAFirewall(t *testing.T) {
 	s := newShortcutNet(t, false)
-	firewall := policyNet{Cluster: &netns.Cluster{Node: s.lab.Node}}
 	stop := make(chan struct{})
 	var clients sync.WaitGroup
 	defer clients.Wait()
@@ -74,10 +77,10 @@ func TestShortcutsBesideAFirewall(t *testing.T) {
 		})
 	}
 	for range 3 {
-		firewall.nft(t, "table inet other {"+states("")+"\n}")
+		s.lab.Node.NFT(t, "table inet other {"+states("")+"\n}")
 		s.awaitShortcuts(false)
 		s.ask(50)
-		firewall.nft(t, "delete table inet other")
+		s.lab.Node.NFT(t, "delete table inet other")
 		s.awaitShortcuts(true)
 		s.ask(50)
 	}
@@ -112,7 +115,7 @@ func TestShortcutsOfABridge(t *testing.T) {
 			IPv4:      netip.AddrFrom4([4]byte{10, 3, 0, byte(10 + i)}), IPv6: netip.MustParseAddr(fmt.Sprintf("fd00:3::%d", 10+i)),
 		}
 		netns.Wire(t, lab.Node.Namespace, p.Name(), nil, p.Namespace, "eth0", []netip.Prefix{netip.PrefixFrom(p.IPv4, 24), netip.PrefixFrom(p.IPv6, 64)})
-		must(nl.LinkSetMaster(linkOf(t, lab.Node, p.Name()), bridge))
+		must(nl.LinkSetMaster(lab.Node.Link(t, p.Name()), bridge))
 		must(p.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr(gateways[0])))
 		must(p.AddRoute(netip.MustParsePrefix("::/0"), netip.MustParseAddr(gateways[1])))
 		p.EchoTCP(t, 8080)
@@ -153,4 +156,65 @@ func TestShortcutsOfABridge(t *testing.T) {
 	}
 	s.conns = fromOutside
 	s.passXDP(pods[1], link.XDPGenericMode, "pods", 0)
+}
+
+// passXDP has an XDP program come to a pod's own interface, and waits until the ways into an
+// interface that leads to the pod are others. All packets have to pass the program.
+func (s *shortcutNet) passXDP(pod *netns.Host, flags link.XDPAttachFlags, by string, ways kernelWay) {
+	s.t.Helper()
+	p := foreign.NewCounter(s.t)
+	l := foreign.AttachXDP(s.t, pod, p.Program, flags)
+	index := uint32(s.lab.Node.Link(s.t, by).Attrs().Index)
+	wait.For(s.t, "the ways to the pod are others", patience, func() error {
+		var is kernelWay
+		if err := s.server.kernel.Ways.Lookup(index, &is); err != nil {
+			return err
+		}
+		if is&^kernelWayWAY_FROM != ways {
+			return fmt.Errorf("ways %b", is)
+		}
+		return nil
+	})
+	const questions = 50
+	before, want := p.Count(s.t), uint64(questions*len(s.conns))
+	took := s.ask(questions)
+	if met := p.Count(s.t) - before; met < want {
+		s.t.Errorf("%d of %d packets passed the pod's XDP program", met, want)
+	}
+	if took < want*8/10 { // the answers at least
+		s.t.Errorf("%d packets skipped the IP stack", took)
+	}
+	if err := l.Close(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.awaitMost()
+}
+
+// TestShortcutsMeetXDPOfAPod: packets of open connections pass an XDP program that comes to a
+// pod's own interface. Where redirected ones would pass it by, they take the node's IP stack.
+func TestShortcutsMeetXDPOfAPod(t *testing.T) {
+	s := newShortcutNet(t, false)
+	s.awaitMost()
+	s.passXDP(s.lab.Backends[0], link.XDPDriverMode, "b1", kernelWayWAY_INTO)
+	s.passXDP(s.lab.Backends[0], link.XDPGenericMode, "b1", 0)
+}
+
+// TestShortcutsEndByANetfilterProgram: packets of open connections pass a BPF program that comes
+// to netfilter's hook.
+func TestShortcutsEndByANetfilterProgram(t *testing.T) {
+	requireRoot(t)
+	if err := features.HaveProgramType(ebpf.Netfilter); errors.Is(err, ebpf.ErrNotSupported) {
+		t.Skipf("SKIP-NEEDS: BPF programs of netfilter (Linux 6.4): %v", err)
+	}
+	s := newShortcutNet(t, false)
+	s.awaitMost()
+	l := foreign.AttachNetfilter(t, s.lab.Node, link.NetfilterProtoIPv4, link.NetfilterInetForward)
+	s.awaitShortcuts(false)
+	if took := s.ask(50); took > 0 {
+		t.Errorf("%d packets skipped another one's program", took)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitMost()
 }

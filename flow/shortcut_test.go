@@ -34,7 +34,7 @@ func newShortcutNet(t *testing.T, queues bool) *shortcutNet {
 			break
 		}
 		if err := lab.Node.Netlink().QdiscAdd(&netlink.GenericQdisc{
-			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: linkOf(t, lab.Node, name).Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: lab.Node.Link(t, name).Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
 			QdiscType:  "pfifo",
 		}); err != nil {
 			t.Fatal(err)
@@ -118,8 +118,7 @@ func TestShortcuts(t *testing.T) {
 
 func (s *shortcutNet) endByARule(t *testing.T) {
 	s.awaitMost()
-	firewall := policyNet{Cluster: &netns.Cluster{Node: s.lab.Node}}
-	firewall.nft(t, `table inet other {
+	s.lab.Node.NFT(t, `table inet other {
 	chain forward {
 		type filter hook forward priority filter
 	}
@@ -129,13 +128,13 @@ func (s *shortcutNet) endByARule(t *testing.T) {
 		t.Errorf("%d packets skipped another program's rules", took)
 	}
 	// What it drops stays dropped.
-	firewall.nft(t, "add rule inet other forward meta l4proto udp drop")
+	s.lab.Node.NFT(t, "add rule inet other forward meta l4proto udp drop")
 	c := s.conns[1]
 	_ = c.SetDeadline(time.Now().Add(100 * time.Millisecond))
 	if said, err := line(c); err == nil {
 		t.Errorf("a dropped datagram was answered: %q", said)
 	}
-	firewall.nft(t, "delete table inet other")
+	s.lab.Node.NFT(t, "delete table inet other")
 	s.awaitMost()
 }
 
@@ -154,7 +153,7 @@ func TestShortcutsEndWithTheProcess(t *testing.T) {
 // TestShortcutsKeepPathMTU: what is too long for the way takes the IP stack, which says so.
 func TestShortcutsKeepPathMTU(t *testing.T) {
 	s := newShortcutNet(t, false)
-	link := linkOf(t, s.lab.Node, "b1")
+	link := s.lab.Node.Link(t, "b1")
 	if err := s.lab.Node.Netlink().LinkSetMTU(link, 1300); err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +187,7 @@ func TestShortcutsAreNoLongerThanTheWay(t *testing.T) {
 			s := newShortcutNet(t, false)
 			for _, ip := range []netip.Addr{s.lab.Backends[0].IPv4, s.lab.Backends[0].IPv6} {
 				if err := s.lab.Node.Netlink().RouteAdd(&netlink.Route{
-					LinkIndex: linkOf(t, s.lab.Node, "b1").Attrs().Index, Scope: netlink.SCOPE_LINK,
+					LinkIndex: s.lab.Node.Link(t, "b1").Attrs().Index, Scope: netlink.SCOPE_LINK,
 					Dst: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())},
 					MTU: mtu, MTULock: true, // others keep all packets from shortcuts
 				}); err != nil {

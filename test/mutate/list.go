@@ -148,23 +148,23 @@ var promises = []mutation{
 	},
 	{
 		name: "shortcut-past-rules", what: "forwarded packets skip the IP stack although rules of another program look at them there",
-		file: "flow/others.go", old: "if passes(&c) && ", new: "if false && passes(&c) && ",
+		file: "flow/bypass/others.go", old: "if passes(&c) && ", new: "if false && passes(&c) && ",
 		pkg: "flow", test: "TestShortcuts",
 	},
 	{
 		name: "shortcut-past-netfilter", what: "forwarded packets go past a BPF program of the type netfilter",
-		file: "flow/netfilter.go", old: "ip && isForwarding(l.Hook)", new: "ip && false",
+		file: "flow/bypass/netfilter.go", old: "ip && isForwarding(l.Hook)", new: "ip && false",
 		pkg: "flow", test: "TestShortcutsEndByANetfilterProgram",
 	},
 	{
 		name: "shortcut-past-xdp", what: "forwarded packets go past an XDP program at a pod's own interface",
-		file: "flow/peer.go", old: "case xdp.AttachMode == driver:", new: "case true:",
-		pkg: "flow", test: "TestPeersWithXDP",
+		file: "flow/bypass/peer.go", old: "case xdp.AttachMode == driver:", new: "case true:",
+		pkg: "flow/bypass", test: "TestPeersWithXDP",
 	},
 	{
 		name: "shortcut-past-programs", what: "forwarded packets go past a program of another one at the interface",
-		file: "flow/others.go", old: "if !o.own[p.ID] {", new: "if false && !o.own[p.ID] {",
-		pkg: "flow", test: "TestOthersAtInterfaces",
+		file: "flow/bypass/others.go", old: "if !o.own[p.ID] {", new: "if false && !o.own[p.ID] {",
+		pkg: "flow/bypass", test: "TestOthersAtInterfaces",
 	},
 	{
 		name: "shortcut-overtakes", what: "once a second, datagrams of a stream overtake one that the kernel checks a neighbour with",
@@ -188,13 +188,13 @@ var promises = []mutation{
 	},
 	{
 		name: "shortcut-past-a-routes-mtu", what: "datagrams that are longer than a route allows, which has not locked its MTU, go on, and nobody tells the sender",
-		file: "flow/routes.go", old: "least != 0 && least < a.MTU", new: "least < 0",
+		file: "flow/bypass/routes.go", old: "least != 0 && least < a.MTU", new: "least < 0",
 		pkg: "flow", test: "TestShortcutsKeepTheMTUOfRoutes",
 	},
 	{
 		name: "shortcut-past-unknown-routes", what: "forwarded packets skip the IP stack although changes of the routes' MTUs were lost",
-		file: "flow/routes.go", old: "!r.known || ", new: "",
-		pkg: "flow", test: "TestRoutesAreListedAgain",
+		file: "flow/bypass/routes.go", old: "!r.known || ", new: "",
+		pkg: "flow/bypass", test: "TestRoutesAreListedAgain",
 	},
 	{
 		name: "tables-in-one", what: "the first connection that needs a policy routing rule makes local addresses unreachable for a moment",

@@ -1,4 +1,4 @@
-package flow
+package bypass
 
 import (
 	"errors"
@@ -77,25 +77,25 @@ func (p *peers) passedBy() bool {
 }
 
 // ways returns the ways into an interface that lead past no program of a peer.
-func (p *peers) ways(l netlink.Link) kernelWay {
+func (p *peers) ways(l netlink.Link) Way {
 	a := l.Attrs()
 	switch {
 	case isPair(l) && a.NetNsID >= 0: // the peer is in another namespace
 		switch p.xdp[a.Index] {
 		case noXDP:
 			if l.Type() == "veth" {
-				return kernelWayWAY_INTO | kernelWayWAY_PEER
+				return Into | Peer
 			}
-			return kernelWayWAY_INTO
+			return Into
 		case driverXDP:
-			return kernelWayWAY_INTO
+			return Into
 		default:
 			return 0
 		}
 	case l.Type() != "device" && p.passedBy(): // a bridge, or a VLAN of one: it may lead to the peer
 		return 0
 	}
-	return kernelWayWAY_INTO
+	return Into
 }
 
 func isPair(l netlink.Link) bool { return l.Type() == "veth" || l.Type() == "netkit" }

@@ -1,4 +1,4 @@
-package flow
+package bypass
 
 import (
 	"errors"
@@ -6,32 +6,12 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/sluice-proxy/sluice/test/foreign"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
-
-// attachNetfilter puts a program that lets all packets pass at a hook of netfilter.
-func attachNetfilter(t *testing.T, n *netns.Host, family link.NetfilterProtocolFamily, hook link.NetfilterInetHook) link.Link {
-	t.Helper()
-	const accept = 1 // NF_ACCEPT
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, accept), asm.Return()}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	var l link.Link
-	if err := n.Do(func() (err error) {
-		l, err = link.AttachNetfilter(link.NetfilterOptions{Program: p, ProtocolFamily: family, Hook: hook, Priority: 10})
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	return l
-}
 
 func requireNetfilterPrograms(t *testing.T) {
 	t.Helper()
@@ -46,7 +26,7 @@ func requireNetfilterPrograms(t *testing.T) {
 func TestNetfilterPrograms(t *testing.T) {
 	requireNetfilterPrograms(t)
 	lab := netns.NewLab(t, 1)
-	o, err := openOthers(lab.Node.FD(), "sluice")
+	o, err := openOthers(lab.Node.FD(), "sluice", isOurs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,14 +52,14 @@ func TestNetfilterPrograms(t *testing.T) {
 		{"output of IPv6", lab.Node, link.NetfilterProtoIPv6, link.NetfilterInetLocalOut, ""},
 		{"forward in a pod", lab.Backends[0], link.NetfilterProtoIPv4, link.NetfilterInetForward, ""},
 	} {
-		l := attachNetfilter(t, c.host, c.family, c.hook)
+		l := foreign.AttachNetfilter(t, c.host, c.family, c.hook)
 		found(c.name, c.want)
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
 		}
 		found(c.name+", when it was gone", "")
 	}
-	l := attachNetfilter(t, lab.Node, link.NetfilterProtoIPv4, link.NetfilterInetForward)
+	l := foreign.AttachNetfilter(t, lab.Node, link.NetfilterProtoIPv4, link.NetfilterInetForward)
 	found("before it is detached", program)
 	if err := l.Detach(); err != nil {
 		t.Fatal(err)
@@ -87,28 +67,11 @@ func TestNetfilterPrograms(t *testing.T) {
 	found("detached", "")
 }
 
-// TestShortcutsEndByANetfilterProgram: packets of open connections pass a BPF program that comes
-// to netfilter's hook.
-func TestShortcutsEndByANetfilterProgram(t *testing.T) {
-	requireNetfilterPrograms(t)
-	s := newShortcutNet(t, false)
-	s.awaitMost()
-	l := attachNetfilter(t, s.lab.Node, link.NetfilterProtoIPv4, link.NetfilterInetForward)
-	s.awaitShortcuts(false)
-	if took := s.ask(50); took > 0 {
-		t.Errorf("%d packets skipped another one's program", took)
-	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	s.awaitMost()
-}
-
 // TestNetfilterProgramsUnread: where they cannot be found, no packet goes past them.
 func TestNetfilterProgramsUnread(t *testing.T) {
 	requireRoot(t)
 	lab := netns.NewLab(t, 0)
-	o, err := openOthers(lab.Node.FD(), "sluice")
+	o, err := openOthers(lab.Node.FD(), "sluice", isOurs)
 	if err != nil {
 		t.Fatal(err)
 	}

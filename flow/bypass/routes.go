@@ -1,4 +1,4 @@
-package flow
+package bypass
 
 import (
 	"errors"
@@ -326,12 +326,12 @@ func (r *routes) take() func(index int) bool {
 
 // limit takes the way into an interface from packets, if a route allows less than the
 // interface does.
-func (r *routes) limit(a *netlink.LinkAttrs, ways kernelWay) kernelWay {
+func (r *routes) limit(a *netlink.LinkAttrs, ways Way) Way {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, link := range []int{0, a.Index} {
 		if least := r.least(link); !r.known || least != 0 && least < a.MTU {
-			return ways &^ kernelWayWAY_INTO
+			return ways &^ Into
 		}
 	}
 	return ways

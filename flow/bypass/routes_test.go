@@ -1,4 +1,4 @@
-package flow
+package bypass
 
 import (
 	"errors"
@@ -7,139 +7,15 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
-	"net/netip"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/rs/zerolog"
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
-
-// TestShortcutsKeepTheMTUOfRoutes: the sender hears of each datagram that is longer than a route
-// allows, also if the MTU is not locked. When the route is gone, packets skip the stack again.
-func TestShortcutsKeepTheMTUOfRoutes(t *testing.T) {
-	const mtu, long = 1300, 1300 // without headers
-	for name, hops := range map[string]func(s *shortcutNet, r *netlink.Route, ip netip.Addr){
-		"plain": func(s *shortcutNet, r *netlink.Route, _ netip.Addr) {
-			r.LinkIndex, r.Scope = s.b1().Index, netlink.SCOPE_LINK
-		},
-		"multipath": func(s *shortcutNet, r *netlink.Route, ip netip.Addr) {
-			for _, gateway := range []netip.Addr{ip, ip.Next()} {
-				r.MultiPath = append(r.MultiPath, &netlink.NexthopInfo{LinkIndex: s.b1().Index, Gw: gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newShortcutNet(t, false)
-			b := s.lab.Backends[0]
-			mac := linkOf(t, b, "eth0").Attrs().HardwareAddr
-			for _, ip := range []netip.Addr{b.IPv4, b.IPv6} {
-				if err := s.lab.Node.Netlink().NeighSet(&netlink.Neigh{LinkIndex: s.b1().Index, State: netlink.NUD_PERMANENT, IP: ip.Next().AsSlice(), HardwareAddr: mac}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			s.awaitMost()
-			for _, ip := range []netip.Addr{b.IPv4, b.IPv6} {
-				r := &netlink.Route{Dst: hostNet(ip), MTU: mtu}
-				hops(s, r, ip)
-				if err := s.lab.Node.Netlink().RouteAdd(r); err != nil {
-					t.Fatal(err)
-				}
-				s.awaitInto(false)
-				for _, open := range []bool{true, false} {
-					for _, c := range s.udp(ip, open) {
-						always(t, c, long)
-						s.refused(c, make([]byte, long))
-						s.refused(c, make([]byte, 4*long))
-					}
-				}
-				if err := s.lab.Node.Netlink().RouteDel(r); err != nil {
-					t.Fatal(err)
-				}
-				s.awaitMost()
-			}
-		})
-	}
-}
-
-// TestShortcutsHeedRoutesAtOnce: if a change waited until interfaces are looked at anyway, these
-// would take five times as long as they may.
-func TestShortcutsHeedRoutesAtOnce(t *testing.T) {
-	s := newShortcutNet(t, false)
-	r := &netlink.Route{Dst: ipNet("10.77.0.0/16"), LinkIndex: s.b1().Index, Scope: netlink.SCOPE_LINK, MTU: 1400}
-	began := time.Now()
-	for range 5 * patience / repairInterval / 2 {
-		if err := s.lab.Node.Netlink().RouteAdd(r); err != nil {
-			t.Fatal(err)
-		}
-		s.awaitInto(false)
-		if err := s.lab.Node.Netlink().RouteDel(r); err != nil {
-			t.Fatal(err)
-		}
-		s.awaitInto(true)
-	}
-	if took := time.Since(began); took > patience {
-		t.Errorf("took %v", took)
-	}
-}
-
-func (s *shortcutNet) b1() *netlink.LinkAttrs {
-	s.t.Helper()
-	link, err := s.lab.Node.Netlink().LinkByName("b1")
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return link.Attrs()
-}
-
-// awaitInto waits until packets may go straight into the backend's interface, or may not.
-func (s *shortcutNet) awaitInto(open bool) {
-	s.t.Helper()
-	wait.For(s.t, "the way into b1 "+strconv.FormatBool(open), patience, func() error {
-		var ways kernelWay
-		if err := s.server.kernel.Ways.Lookup(uint32(s.b1().Index), &ways); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return err
-		}
-		if ways&kernelWayWAY_INTO != 0 != open {
-			return fmt.Errorf("ways %v", ways)
-		}
-		return nil
-	})
-}
-
-// udp returns sockets to the endpoint of a family: that are open, or new ones.
-func (s *shortcutNet) udp(ip netip.Addr, open bool) (list []*net.UDPConn) {
-	s.t.Helper()
-	for _, c := range s.conns {
-		u, is := c.(*net.UDPConn)
-		if !is || u.RemoteAddr().(*net.UDPAddr).AddrPort().Addr().Is4() != ip.Is4() {
-			continue
-		}
-		if !open {
-			another, err := s.lab.Client.Dial("udp", u.RemoteAddr().String())
-			if err != nil {
-				s.t.Fatal(err)
-			}
-			s.t.Cleanup(func() { another.Close() })
-			u = another.(*net.UDPConn)
-		}
-		list = append(list, u)
-	}
-	if len(list) == 0 {
-		s.t.Fatalf("no socket to %s", ip)
-	}
-	return list
-}
-
-func hostNet(ip netip.Addr) *net.IPNet {
-	return &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())}
-}
 
 // routesNet is a node whose routes are followed.
 type routesNet struct {
@@ -189,7 +65,7 @@ func (n *routesNet) await(when string, b1, b2 bool) {
 		n.routes.look(list)
 		for _, l := range list {
 			want, is := map[string]bool{"b1": b1, "b2": b2}[l.Attrs().Name]
-			if got := n.routes.limit(l.Attrs(), kernelWayWAY_INTO) != 0; is && got != want {
+			if got := n.routes.limit(l.Attrs(), Into) != 0; is && got != want {
 				return fmt.Errorf("into %s: %v", l.Attrs().Name, got)
 			}
 		}
@@ -295,7 +171,7 @@ func TestRoutesAreListedAgain(t *testing.T) {
 	said := saying{make(chan string), t.Context().Done()}
 	n := newRoutesNet(t, 1, said) // the kernel's least
 	n.await("no route has an MTU", true, true)
-	b2 := linkOf(t, n.node, "b2").Attrs()
+	b2 := n.node.Link(t, "b2").Attrs()
 	r := &netlink.Route{Dst: ipNet("10.77.0.0/16"), LinkIndex: b2.Index, Scope: netlink.SCOPE_LINK}
 	n.routes.mu.Lock() // a change waits, and those after it
 	for range 1000 {
@@ -309,7 +185,7 @@ func TestRoutesAreListedAgain(t *testing.T) {
 	if line := <-said.lines; !strings.Contains(line, "no buffer space") {
 		t.Error(line)
 	}
-	if n.routes.limit(b2, kernelWayWAY_INTO) != 0 {
+	if n.routes.limit(b2, Into) != 0 {
 		t.Error("packets take shortcuts although changes of routes were lost")
 	}
 	<-said.lines
@@ -335,7 +211,7 @@ func (s saying) Write(line []byte) (int, error) {
 // TestRoutesAtRandom compares what follows changes with what lists the routes anew.
 func TestRoutesAtRandom(t *testing.T) {
 	n := newRoutesNet(t, routesBuffer, zerolog.NewTestWriter(t))
-	links := []int{linkOf(t, n.node, "b1").Attrs().Index, linkOf(t, n.node, "b2").Attrs().Index}
+	links := []int{n.node.Link(t, "b1").Attrs().Index, n.node.Link(t, "b2").Attrs().Index}
 	nl := n.node.Netlink()
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

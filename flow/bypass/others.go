@@ -1,9 +1,10 @@
-package flow
+package bypass
 
 import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -22,6 +23,7 @@ type others struct {
 	namespace int
 	ownTable  string // of nftables
 	own       map[ebpf.ProgramID]bool
+	isOwn     func(filter string) bool
 	nft       *kernel.NFTables   // nil: the kernel has no nftables
 	xfrm, nl  *netlink.Handle    // xfrm is nil where the kernel has no IPsec
 	netfilter *netfilterPrograms // nil: the kernel has none of them, or unread says why they cannot be read
@@ -33,9 +35,9 @@ type others struct {
 	queues     map[int]bool // interfaces with a queueing discipline that packets wait in
 }
 
-// openOthers opens what finds programs but these.
-func openOthers(namespace int, ownTable string, own ...*ebpf.Program) (*others, error) {
-	o := &others{namespace: namespace, ownTable: ownTable, own: make(map[ebpf.ProgramID]bool)}
+// openOthers opens what finds programs, filters and rules that are not Sluice's own.
+func openOthers(namespace int, ownTable string, isOwn func(filter string) bool, own ...*ebpf.Program) (*others, error) {
+	o := &others{namespace: namespace, ownTable: ownTable, isOwn: isOwn, own: make(map[ebpf.ProgramID]bool)}
 	for _, p := range own {
 		info, err := p.Info()
 		if err != nil {
@@ -224,7 +226,7 @@ func (o *others) look() error {
 }
 
 // at returns the ways that packets may take at an interface.
-func (o *others) at(l netlink.Link) (ways kernelWay, err error) {
+func (o *others) at(l netlink.Link) (ways Way, err error) {
 	a := l.Attrs()
 	if a.MasterIndex != 0 {
 		return 0, nil
@@ -239,9 +241,9 @@ func (o *others) at(l netlink.Link) (ways kernelWay, err error) {
 		return 0, err
 	}
 	if !ingress && !strict {
-		ways |= kernelWayWAY_FROM
+		ways |= From
 	}
-	if ways&kernelWayWAY_PEER == 0 {
+	if ways&Peer == 0 {
 		return ways, nil
 	}
 	egress, err := o.programs(a.Index, egressSide)
@@ -249,7 +251,7 @@ func (o *others) at(l netlink.Link) (ways kernelWay, err error) {
 		return 0, err
 	}
 	if egress || o.queues[a.Index] {
-		ways &^= kernelWayWAY_PEER
+		ways &^= Peer
 	}
 	return ways, nil
 }
@@ -271,8 +273,7 @@ func (o *others) programs(index int, s side) (bool, error) {
 			}
 		}
 	}
-	_, filters := ownFilters(o.nl, index, s.parent)
-	return filters > 0, nil
+	return o.hasFilters(index, s), nil
 }
 
 // checksSources reports whether the kernel compares where packets come in with the route to
@@ -291,4 +292,30 @@ func (o *others) checksSources(ifname string) (strict bool, err error) {
 		return nil
 	})
 	return strict, err
+}
+
+// side is one side of an interface: where its programs are attached.
+type side struct {
+	name   string
+	tcx    ebpf.AttachType
+	parent uint32 // of clsact's filters
+}
+
+var (
+	ingressSide = side{"ingress", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS}
+	egressSide  = side{"egress", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS}
+)
+
+// hasFilters reports whether others have filters at one side of an interface, or may have some.
+func (o *others) hasFilters(index int, s side) bool {
+	list, err := kernel.Uninterrupted(func() ([]netlink.Filter, error) {
+		return o.nl.FilterList(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index}}, s.parent)
+	})
+	if err != nil {
+		return true
+	}
+	return slices.ContainsFunc(list, func(f netlink.Filter) bool {
+		b, is := f.(*netlink.BpfFilter)
+		return !is || !o.isOwn(b.Name)
+	})
 }

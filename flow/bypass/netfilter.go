@@ -1,4 +1,4 @@
-package flow
+package bypass
 
 import (
 	"encoding/binary"

@@ -1,4 +1,4 @@
-package flow
+package bypass
 
 import (
 	"net"
@@ -6,33 +6,20 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
 
+	"github.com/sluice-proxy/sluice/test/foreign"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
-
-// idle is a program that leaves each packet to the next one.
-func idle(t *testing.T) *ebpf.Program {
-	t.Helper()
-	const next = -1 // TCX_NEXT
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Apache-2.0", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, next), asm.Return()}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = p.Close() })
-	return p
-}
 
 // TestOthersInTheStack: a chain, a table or a policy of another program that forwarded packets
 // pass is found, whoever has it, and forgotten when it is gone.
 func TestOthersInTheStack(t *testing.T) {
 	requireRoot(t)
 	lab := netns.NewLab(t, 1)
-	node := policyNet{Cluster: &netns.Cluster{Node: lab.Node}}
-	o, err := openOthers(lab.Node.FD(), "sluice")
+	o, err := openOthers(lab.Node.FD(), "sluice", isOurs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,9 +32,9 @@ func TestOthersInTheStack(t *testing.T) {
 		}
 	}
 	chain := func(table, head string) func() {
-		return func() { node.nft(t, "table "+table+" {\n\tchain c {\n\t\t"+head+"\n\t}\n}") }
+		return func() { lab.Node.NFT(t, "table "+table+" {\n\tchain c {\n\t\t"+head+"\n\t}\n}") }
 	}
-	gone := func() { node.nft(t, "flush ruleset") }
+	gone := func() { lab.Node.NFT(t, "flush ruleset") }
 	policy := &netlink.XfrmPolicy{Dir: netlink.XFRM_DIR_FWD, Src: ipNet("10.1.0.0/24"), Dst: ipNet("10.2.0.0/16")}
 	xfrm, err := netlink.NewHandleAt(vnetns.NsHandle(lab.Node.FD()), syscall.NETLINK_XFRM)
 	if err != nil {
@@ -104,38 +91,41 @@ func ipNet(s string) *net.IPNet {
 // only where no program, rule or queue of others is.
 func TestOthersAtInterfaces(t *testing.T) {
 	requireRoot(t)
-	own := idle(t)
-	const all = kernelWayWAY_FROM | kernelWayWAY_INTO | kernelWayWAY_PEER
+	own := foreign.Idle(t)
+	const all = From | Into | Peer
 	for _, c := range []struct {
 		name   string
-		ways   kernelWay
+		ways   Way
 		change func(t *testing.T, n *netns.Host, b1 netlink.Link) error
 	}{
 		{"nothing", all, func(*testing.T, *netns.Host, netlink.Link) error { return nil }},
 		{"our own programs", all, func(t *testing.T, n *netns.Host, b1 netlink.Link) error {
 			return attachBoth(t, n, b1, own, ebpf.AttachTCXIngress, ebpf.AttachTCXEgress)
 		}},
-		{"a program at ingress", all &^ kernelWayWAY_FROM, func(t *testing.T, n *netns.Host, b1 netlink.Link) error {
-			return attachBoth(t, n, b1, idle(t), ebpf.AttachTCXIngress)
+		{"a program at ingress", all &^ From, func(t *testing.T, n *netns.Host, b1 netlink.Link) error {
+			return attachBoth(t, n, b1, foreign.Idle(t), ebpf.AttachTCXIngress)
 		}},
-		{"a program at egress", all &^ kernelWayWAY_PEER, func(t *testing.T, n *netns.Host, b1 netlink.Link) error {
-			return attachBoth(t, n, b1, idle(t), ebpf.AttachTCXEgress)
+		{"a program at egress", all &^ Peer, func(t *testing.T, n *netns.Host, b1 netlink.Link) error {
+			return attachBoth(t, n, b1, foreign.Idle(t), ebpf.AttachTCXEgress)
 		}},
-		{"filters", kernelWayWAY_INTO, func(t *testing.T, n *netns.Host, b1 netlink.Link) error {
-			if err := n.Netlink().QdiscAdd(clsact(b1.Attrs().Index)); err != nil {
+		{"filters", Into, func(t *testing.T, n *netns.Host, b1 netlink.Link) error {
+			if err := n.Netlink().QdiscAdd(&netlink.GenericQdisc{
+				QdiscAttrs: netlink.QdiscAttrs{LinkIndex: b1.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT},
+				QdiscType:  "clsact",
+			}); err != nil {
 				return err
 			}
 			for _, s := range []side{ingressSide, egressSide} {
 				if err := n.Netlink().FilterAdd(&netlink.BpfFilter{
 					FilterAttrs: netlink.FilterAttrs{LinkIndex: b1.Attrs().Index, Parent: s.parent, Handle: 1, Priority: 1, Protocol: syscall.ETH_P_ALL},
-					Fd:          idle(t).FD(), Name: "theirs", DirectAction: true,
+					Fd:          foreign.Idle(t).FD(), Name: "theirs", DirectAction: true,
 				}); err != nil {
 					return err
 				}
 			}
 			return nil
 		}},
-		{"a queue", all &^ kernelWayWAY_PEER, func(_ *testing.T, n *netns.Host, b1 netlink.Link) error {
+		{"a queue", all &^ Peer, func(_ *testing.T, n *netns.Host, b1 netlink.Link) error {
 			return n.Netlink().QdiscAdd(&netlink.Tbf{
 				QdiscAttrs: netlink.QdiscAttrs{LinkIndex: b1.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
 				Rate:       1 << 20, Limit: 1 << 16, Buffer: 1 << 16,
@@ -148,10 +138,10 @@ func TestOthersAtInterfaces(t *testing.T) {
 			}
 			return n.Netlink().LinkSetMaster(b1, bridge)
 		}},
-		{"strict reverse path filtering", all &^ kernelWayWAY_FROM, func(_ *testing.T, n *netns.Host, _ netlink.Link) error {
+		{"strict reverse path filtering", all &^ From, func(_ *testing.T, n *netns.Host, _ netlink.Link) error {
 			return n.SetSysctl("net/ipv4/conf/b1/rp_filter", "1")
 		}},
-		{"strict reverse path filtering everywhere", all &^ kernelWayWAY_FROM, func(_ *testing.T, n *netns.Host, _ netlink.Link) error {
+		{"strict reverse path filtering everywhere", all &^ From, func(_ *testing.T, n *netns.Host, _ netlink.Link) error {
 			return n.SetSysctl("net/ipv4/conf/all/rp_filter", "1")
 		}},
 		{"loose reverse path filtering", all, func(_ *testing.T, n *netns.Host, _ netlink.Link) error {
@@ -165,16 +155,16 @@ func TestOthersAtInterfaces(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := c.change(t, lab.Node, linkOf(t, lab.Node, "b1")); err != nil {
+			if err := c.change(t, lab.Node, lab.Node.Link(t, "b1")); err != nil {
 				t.Fatal(err)
 			}
-			o, err := openOthers(lab.Node.FD(), "sluice", own)
+			o, err := openOthers(lab.Node.FD(), "sluice", isOurs, own)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer o.close()
 			lookAll(t, o, lab.Node)
-			if ways, err := o.at(linkOf(t, lab.Node, "b1")); ways != c.ways || err != nil {
+			if ways, err := o.at(lab.Node.Link(t, "b1")); ways != c.ways || err != nil {
 				t.Errorf("ways %b, %v; want %b", ways, err, c.ways)
 			}
 		})
@@ -225,14 +215,14 @@ func TestPeersOfOneNamespace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	o, err := openOthers(lab.Node.FD(), "sluice")
+	o, err := openOthers(lab.Node.FD(), "sluice", isOurs)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer o.close()
 	lookAll(t, o, lab.Node)
 	for _, name := range []string{"one", "two", "br"} {
-		if ways, err := o.at(linkOf(t, lab.Node, name)); ways != kernelWayWAY_FROM|kernelWayWAY_INTO || err != nil {
+		if ways, err := o.at(lab.Node.Link(t, name)); ways != From|Into || err != nil {
 			t.Errorf("%s: %b, %v", name, ways, err)
 		}
 	}
