@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -105,22 +104,4 @@ func (s *samples) Set(text string) error {
 	}
 	*s = append(*s, sample{each, f})
 	return nil
-}
-
-// remind has the access log write records of open connections until ctx ends.
-func (p *proxy) remind(ctx context.Context) {
-	interval := p.options.records.interval
-	tick := time.NewTicker(max(interval/8, 250*time.Millisecond))
-	defer tick.Stop()
-	post := p.onLoops()
-	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-		if err := p.conntrack.Remind(ctx, post, interval); err != nil {
-			return // the proxy stops
-		}
-	}
 }

@@ -1,21 +1,15 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"math"
 	"time"
 
-	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
 
-	"github.com/sluice-proxy/sluice/balancer"
-	"github.com/sluice-proxy/sluice/conntrack"
-	"github.com/sluice-proxy/sluice/datagram"
+	"github.com/sluice-proxy/sluice/node"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
-	"github.com/sluice-proxy/sluice/source/manifests"
-	"github.com/sluice-proxy/sluice/stream"
 )
 
 // clusterOptions are the flags that say which API server is followed, and how.
@@ -54,56 +48,14 @@ func (o *clusterOptions) validate() error {
 	return nil
 }
 
+// source says where Services come from.
+func (o *runOptions) source() node.Source {
+	return node.Source{Manifests: o.manifests, MaxManifestSize: o.maxManifestSize, Cluster: o.cluster.connection, MinSyncPeriod: o.cluster.minSyncPeriod}
+}
+
 // errNothingToServe says how to start.
 var errNothingToServe = errors.New(`there is nothing to serve. Give one of:
   --manifests DIR     a directory of Kubernetes manifests; no cluster is needed
   --kubeconfig FILE   how to reach the API server of a cluster
   --config FILE       kube-proxy's configuration file
 In a pod with a service account none of them is needed. sluice demo shows what it does, without any`)
-
-// openSource opens the source of Services.
-func (p *proxy) openSource() error {
-	o := p.options
-	objects, client, err := o.openSource(p.log)
-	if errors.Is(err, kubernetes.ErrNoCluster) {
-		return errNothingToServe
-	}
-	if err != nil {
-		return err
-	}
-	p.source = objects
-	p.manifests, _ = objects.(*manifests.Watcher)
-	p.cluster, _ = objects.(*kubernetes.Source)
-	if client != nil {
-		p.events = kubernetes.NewEvents(client, o.hostname, p.log)
-		p.log.Info().Str("server", client.Host()).Str("node", o.hostname).Msg("following the API server")
-	}
-	return nil
-}
-
-// openSource opens the source of Services: a directory, or a cluster, to whose API
-// server it also returns a client.
-func (o *runOptions) openSource(log zerolog.Logger) (source, *kubernetes.Client, error) {
-	if o.manifests != "" {
-		return manifests.New(o.manifests, manifests.Options{
-			Logger:      log,
-			MaxFileSize: o.maxManifestSize,
-			Annotation: func(name, value string) error {
-				return cmp.Or(balancer.CheckAnnotation(name, value), datagram.CheckAnnotation(name, value), conntrack.CheckAnnotation(name, value), stream.CheckAnnotation(name, value))
-			},
-		}), nil, nil
-	}
-	quietKlog(log)
-	connection := o.cluster.connection
-	connection.UserAgent = "sluice/" + version
-	client, err := kubernetes.Connect(connection)
-	if err != nil {
-		return nil, nil, err
-	}
-	return kubernetes.New(client, kubernetes.Options{
-		NodeName:         o.hostname,
-		ServiceProxyName: o.serviceProxyName,
-		MinSyncPeriod:    o.cluster.minSyncPeriod,
-		Logger:           log,
-	}), client, nil
-}

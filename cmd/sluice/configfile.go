@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -15,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/kubeproxyconfig"
+	"github.com/sluice-proxy/sluice/node"
 )
 
 // The values of --on-config-change.
@@ -38,22 +40,41 @@ var appliedAtOnce = []string{
 // inotify instances left.
 const configLook = 10 * time.Second
 
-// followConfig follows the configuration file until ctx ends. It returns an error only
-// where a change is to end the program.
-func (p *proxy) followConfig(ctx context.Context) error {
+// fileFollower follows the configuration file, and puts into force what can change. Its
+// run owns the options after the start.
+type fileFollower struct {
+	options *runOptions
+	log     zerolog.Logger
+	update  func(context.Context, node.Update) error
+
+	file    atomic.Pointer[runOptions]        // those of the file's last content that was usable
+	flags   atomic.Pointer[map[string]string] // the options in force, by the flags' names
+	pending atomic.Int64                      // fields that a restart would put into force
+}
+
+func newFileFollower(o *runOptions, log zerolog.Logger) *fileFollower {
+	f := &fileFollower{options: o, log: log}
+	f.file.Store(o)
+	f.takeFlags()
+	return f
+}
+
+// run follows the file until ctx ends. It returns an error only where a change is to end
+// the program.
+func (f *fileFollower) run(ctx context.Context) error {
 	looks := time.NewTicker(configLook)
 	defer looks.Stop()
-	w := fileWatch{path: p.options.configFile, content: p.options.configText, looks: looks.C, log: p.log}
+	w := fileWatch{path: f.options.configFile, content: f.options.configText, looks: looks.C, log: f.log}
 	return w.run(ctx, func() error {
-		if p.options.onConfigChange.value == configExit {
-			return fmt.Errorf("%s has changed; restart to use it", p.options.configFile)
+		if f.options.onConfigChange.value == configExit {
+			return fmt.Errorf("%s has changed; restart to use it", f.options.configFile)
 		}
-		next, err := p.options.reread()
+		next, err := f.options.reread()
 		if err != nil {
-			p.log.Error().Err(err).Msg("the changed configuration file cannot be used; everything stays as it was")
+			f.log.Error().Err(err).Msg("the changed configuration file cannot be used; everything stays as it was")
 			return nil
 		}
-		sendTo(ctx, p.requests, func() { p.takeConfig(next) })
+		f.take(ctx, next)
 		return nil
 	})
 }
@@ -151,55 +172,46 @@ func (o *runOptions) reread() (*runOptions, error) {
 	return next, next.validate()
 }
 
-// takeConfig puts into force what can be changed without a restart, and logs the rest.
-// It runs on run's goroutine.
-func (p *proxy) takeConfig(next *runOptions) {
-	o, last := p.options, p.file.Load()
+// take puts into force what can be changed without a restart, and logs the rest.
+func (f *fileFollower) take(ctx context.Context, next *runOptions) {
+	o, last := f.options, f.file.Load()
 	applied, _ := sortFields(kubeproxyconfig.Changed(last.kubeProxy, next.kubeProxy), o, next)
 	_, pending := sortFields(kubeproxyconfig.Changed(o.kubeProxy, next.kubeProxy), o, next)
-	p.file.Store(next)
-	p.restartFields.Store(int64(len(pending)))
+	f.file.Store(next)
+	f.pending.Store(int64(len(pending)))
 
 	o.clusterCIDRs, o.nodePortAddresses, o.noLocalhostNodePorts, o.masqueradeAll = next.clusterCIDRs, next.nodePortAddresses, next.noLocalhostNodePorts, next.masqueradeAll
 	o.proxyMode.value = next.proxyMode.value
 	if detectsAtOnce(o, next) {
 		o.detectLocal.value = next.detectLocal.value
-		p.node.podCIDRs = next.detectLocal.value == detectNodeCIDR
-	}
-	if o.verbosity != next.verbosity {
-		o.verbosity = next.verbosity
-		p.verbosity.setUsual(next.verbosity)
 	}
 	if o.oomScoreAdj != next.oomScoreAdj {
 		o.oomScoreAdj = next.oomScoreAdj
-		o.adjustOOMScore(p.log)
+		o.adjustOOMScore(f.log)
 	}
-	if o.conntrack.settings != next.conntrack.settings {
-		o.conntrack.settings = next.conntrack.settings
-		p.setConntrack()
+	o.node.Verbosity = next.node.Verbosity
+	o.conntrack.settings = next.conntrack.settings
+	o.cluster.minSyncPeriod = next.cluster.minSyncPeriod
+	if err := f.update(ctx, node.Update{Policy: o.policy(), Tracking: o.conntrack.settings, MinSyncPeriod: o.cluster.minSyncPeriod, Verbosity: o.node.Verbosity}); err != nil {
+		return // the proxy stops
 	}
-	if p.cluster != nil && o.cluster.minSyncPeriod != next.cluster.minSyncPeriod {
-		o.cluster.minSyncPeriod = next.cluster.minSyncPeriod
-		p.cluster.SetMinSyncPeriod(o.cluster.minSyncPeriod)
-	}
-	p.hostChanged(*p.host.Load()) // compiles the policy with the new options
-	p.takeFlags()
+	f.takeFlags()
 
 	for _, note := range next.notes {
 		if !slices.Contains(last.notes, note) {
-			p.log.Warn().Str("file", o.configFile).Msg(note)
+			f.log.Warn().Str("file", o.configFile).Msg(note)
 		}
 	}
-	p.log.Info().Str("file", o.configFile).Strs("fields", applied).Msg("the configuration file has changed; these fields are in force")
+	f.log.Info().Str("file", o.configFile).Strs("fields", applied).Msg("the configuration file has changed; these fields are in force")
 	if len(pending) > 0 {
-		p.log.Warn().Str("file", o.configFile).Strs("fields", pending).Msg("these fields of the configuration file come into force with a restart")
+		f.log.Warn().Str("file", o.configFile).Strs("fields", pending).Msg("these fields of the configuration file come into force with a restart")
 	}
 }
 
 // takeFlags shows the options in force at /flagz.
-func (p *proxy) takeFlags() {
-	values := p.options.values()
-	p.flags.Store(&values)
+func (f *fileFollower) takeFlags() {
+	values := f.options.values()
+	f.flags.Store(&values)
 }
 
 // sortFields splits changed fields into those that are applied at once and those that

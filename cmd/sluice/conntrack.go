@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/kubeproxyconfig"
-	"github.com/sluice-proxy/sluice/cmd/sluice/internal/tracking"
+	"github.com/sluice-proxy/sluice/host/tracking"
 )
 
 // conntrackOptions are kube-proxy's flags of the kernel's connection tracking, on
@@ -67,16 +67,4 @@ func (o *runOptions) takeConntrack(flags *pflag.FlagSet) {
 		}
 	}
 	c.settings.Max = tracking.MaxFor(int(perCore), int(least))
-}
-
-// setConntrack makes kube-proxy's settings in its place, as far as that is allowed:
-// a container that is not privileged may only set timeouts.
-func (p *proxy) setConntrack() {
-	set, problems := p.options.conntrack.settings.Apply(tracking.Host())
-	if len(set) > 0 {
-		p.log.Info().Strs("sysctls", set).Msg("connection tracking is set as kube-proxy sets it")
-	}
-	for _, problem := range problems {
-		p.log.Warn().Err(problem).Msg("connection tracking is not set as kube-proxy sets it; hostPorts and masqueraded traffic depend on it: set it on the node")
-	}
 }

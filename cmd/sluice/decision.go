@@ -149,16 +149,13 @@ func (o *decisionOptions) serviceRanges() []netip.Prefix {
 	return o.serviceCIDRs
 }
 
-// config returns the policy's configuration. host describes this node's network
-// stack.
-func (o *decisionOptions) config(host hostnet.State) policy.Config {
+// policy returns the policy's configuration, without what the node's network stack adds.
+func (o *decisionOptions) policy() policy.Config {
 	c := policy.Config{
 		NodeName:           o.hostname,
 		ClusterCIDRs:       o.clusterCIDRs.prefixes,
-		PodRanges:          host.PodRanges,
 		ServiceCIDRs:       o.serviceRanges(),
 		MasqueradeAll:      o.masqueradeAll,
-		NodeAddresses:      host.Addresses,
 		NodeIPs:            o.nodeIPs,
 		LocalhostNodePorts: !o.noLocalhostNodePorts,
 	}

@@ -14,11 +14,11 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 
-	"github.com/sluice-proxy/sluice/cmd/sluice/internal/explain"
-	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/live/client"
+	"github.com/sluice-proxy/sluice/live/explain"
+	"github.com/sluice-proxy/sluice/node"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
@@ -182,9 +182,9 @@ func (o *explainOptions) asker(cmd *cobra.Command) (explain.Asker, error) {
 	own := slices.ContainsFunc(append([]string{"pod-cidr"}, decisionFlags...), cmd.Flags().Changed)
 	text := o.file == "" && o.output.value == "text"
 	var none error // why no proxy is asked
-	if !own && o.adminSocket != adminSocketOff {
+	if !own && o.node.AdminSocket != node.Off {
 		var c *client.Client
-		if c, none = client.Find(cmd.Context(), o.adminSocket); none == nil {
+		if c, none = client.Find(cmd.Context(), o.node.AdminSocket); none == nil {
 			cmd.PrintErrf("the running proxy answers: node %s, process %d, %s\n", printable.Name(c.Version.Node), c.Version.PID, c.Name)
 			return askProxy(cmd.Context(), c, text), nil
 		}
@@ -224,7 +224,8 @@ func (o *explainOptions) load(cmd *cobra.Command) (*policy.Table, error) {
 	out := zerolog.ConsoleWriter{Out: cmd.ErrOrStderr(), NoColor: true, PartsExclude: []string{zerolog.TimestampFieldName}}
 	log := zerolog.New(textWriter(out)).Level(zerolog.WarnLevel)
 	o.logIgnored(log)
-	objects, _, err := o.openSource(log)
+	config := o.config()
+	objects, _, err := config.OpenSource(log)
 	if errors.Is(err, kubernetes.ErrNoCluster) {
 		return nil, errNothingToDecideBy
 	}
@@ -234,7 +235,7 @@ func (o *explainOptions) load(cmd *cobra.Command) (*policy.Table, error) {
 	ctx, stop := context.WithTimeout(cmd.Context(), apiPatience)
 	defer stop()
 	var snap *service.Snapshot
-	store := service.NewStore(o.store())
+	store := service.NewStore(config.Store)
 	err = objects.Run(ctx, func(c service.Change) {
 		if snap == nil {
 			c.Host = &service.Host{Addresses: o.nodeIPs}
@@ -253,9 +254,10 @@ func (o *explainOptions) load(cmd *cobra.Command) (*policy.Table, error) {
 	}
 	from, _ := objects.(*manifests.Watcher)
 	for _, p := range snap.Problems {
-		logProblem(log, from, p)
+		node.LogProblem(log, from, p)
 	}
-	return policy.Compile(nil, snap, o.config(hostnet.State{PodRanges: o.podCIDRs})), nil
+	config.Policy.PodRanges = o.podCIDRs
+	return policy.Compile(nil, snap, config.Policy), nil
 }
 
 var errNothingToDecideBy = errors.New("there is nothing to decide by: give --manifests DIR, a directory of Kubernetes manifests, or --kubeconfig FILE")

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"net/netip"
 	"os"
@@ -116,6 +115,14 @@ func (o *kubeProxyOptions) logIgnored(log zerolog.Logger) {
 	}
 }
 
+// logNotes logs what of the options was accepted and is not used.
+func (o *runOptions) logNotes(log zerolog.Logger) {
+	o.logIgnored(log)
+	if o.serviceProxyName != "" && len(o.serviceCIDRs) > 0 {
+		log.Warn().Msg("--service-cidr is not used with --service-proxy-name: the ranges are the other proxy's, and the cluster IPs of our own Services are ours")
+	}
+}
+
 // externalIPsGate is the feature gate that forbids external IPs when it is off.
 const externalIPsGate = "AllowServiceExternalIPs"
 
@@ -180,8 +187,8 @@ func (o *runOptions) takeUDPTimeouts(flags *pflag.FlagSet) error {
 		value       *time.Duration
 		from        time.Duration
 	}{
-		{"udp-timeout", "conntrack-udp-timeout", &o.datagram.Timeout, o.conntrackUDP},
-		{"udp-stream-timeout", "conntrack-udp-timeout-stream", &o.datagram.StreamTimeout, o.conntrackUDPStream},
+		{"udp-timeout", "conntrack-udp-timeout", &o.node.Datagram.Timeout, o.conntrackUDP},
+		{"udp-stream-timeout", "conntrack-udp-timeout-stream", &o.node.Datagram.StreamTimeout, o.conntrackUDPStream},
 	} {
 		if t.from < 0 {
 			return fmt.Errorf("--%s: %s is negative; 0 leaves --%s as it is", t.theirs, t.from, t.own)
@@ -238,7 +245,7 @@ func (o *runOptions) take(f *kubeproxyconfig.File, flags *pflag.FlagSet) error {
 	c := f.Config
 	o.hostname = cmp.Or(o.hostname, c.HostnameOverride)
 	o.bindAddress, o.hardFail, o.profiling = c.BindAddress, c.BindAddressHardFail, c.EnableProfiling
-	o.healthzAddress, o.metricsAddress = c.HealthzBindAddress, c.MetricsBindAddress
+	o.node.HealthzAddress, o.node.MetricsAddress = c.HealthzBindAddress, c.MetricsBindAddress
 	connection := &o.cluster.connection
 	connection.Kubeconfig = c.ClientConnection.Kubeconfig
 	connection.ContentType, connection.AcceptContentTypes = c.ClientConnection.ContentType, c.ClientConnection.AcceptContentTypes
@@ -276,7 +283,7 @@ func (o *runOptions) take(f *kubeproxyconfig.File, flags *pflag.FlagSet) error {
 	o.conntrackUDP, o.conntrackUDPStream = c.Conntrack.UDPTimeout.Duration, c.Conntrack.UDPStreamTimeout.Duration
 	o.oomScoreAdj = int(*c.OOMScoreAdj)
 	if !flags.Changed("v") {
-		o.verbosity = int(min(c.Logging.Verbosity, 10))
+		o.node.Verbosity = int(min(c.Logging.Verbosity, 10))
 	}
 	if !flags.Changed("logging-format") && c.Logging.Format == "json" {
 		o.logFormat.value = "json"
@@ -320,11 +327,11 @@ func (o *runOptions) completeKubeProxy() error {
 	if family6 {
 		anywhere, loopback = "::", "::1"
 	}
-	if o.healthzAddress != "" || o.healthzPort != 0 {
-		o.healthzAddress = kubeproxyconfig.WithPort(o.healthzAddress, anywhere, o.healthzPort)
+	if o.node.HealthzAddress != "" || o.healthzPort != 0 {
+		o.node.HealthzAddress = kubeproxyconfig.WithPort(o.node.HealthzAddress, anywhere, o.healthzPort)
 	}
-	if o.metricsAddress != "" || o.metricsPort != 0 {
-		o.metricsAddress = kubeproxyconfig.WithPort(o.metricsAddress, loopback, o.metricsPort)
+	if o.node.MetricsAddress != "" || o.metricsPort != 0 {
+		o.node.MetricsAddress = kubeproxyconfig.WithPort(o.node.MetricsAddress, loopback, o.metricsPort)
 	}
 	return nil
 }
@@ -357,9 +364,3 @@ func (o *runOptions) adjustOOMScore(log zerolog.Logger) {
 // proxyModeText is the answer of /proxyMode: the mode that the configuration names,
 // for tools that know only kube-proxy's modes.
 func (o *runOptions) proxyModeText() string { return cmp.Or(o.proxyMode.value, "iptables") }
-
-// source is a source of Services and what belongs to them. Run passes on
-// everything first, then each change, until ctx ends.
-type source interface {
-	Run(ctx context.Context, apply func(service.Change)) error
-}

@@ -87,8 +87,8 @@ func TestUDPTimeoutsOfKubeProxy(t *testing.T) {
 		{"--config=" + file + " --udp-timeout=5s", 5 * time.Second, 2 * time.Minute},
 	} {
 		o, err := runFlags(t, append(strings.Fields(test.args), "--kubeconfig=/f")...)
-		if err != nil || o.datagram.Timeout != test.udp || o.datagram.StreamTimeout != test.stream {
-			t.Errorf("%q: %v and %v, %v; want %v and %v", test.args, o.datagram.Timeout, o.datagram.StreamTimeout, err, test.udp, test.stream)
+		if err != nil || o.node.Datagram.Timeout != test.udp || o.node.Datagram.StreamTimeout != test.stream {
+			t.Errorf("%q: %v and %v, %v; want %v and %v", test.args, o.node.Datagram.Timeout, o.node.Datagram.StreamTimeout, err, test.udp, test.stream)
 		}
 	}
 	for _, flag := range []string{"--conntrack-udp-timeout=-1s", "--conntrack-max-per-core=-1", "--conntrack-min=-1", "--conntrack-tcp-timeout-established=-1s", "--conntrack-tcp-timeout-close-wait=1ms"} {
@@ -112,8 +112,8 @@ func TestDefaultPorts(t *testing.T) {
 		{"--kubeconfig /f --healthz-bind-address 127.0.0.1", "127.0.0.1:10256", "127.0.0.1:10249"},
 	} {
 		o, err := runFlags(t, strings.Fields(test.args)...)
-		if err != nil || o.healthzAddress != test.healthz || o.metricsAddress != test.metrics {
-			t.Errorf("%s: %q and %q, %v; want %q and %q", test.args, o.healthzAddress, o.metricsAddress, err, test.healthz, test.metrics)
+		if err != nil || o.node.HealthzAddress != test.healthz || o.node.MetricsAddress != test.metrics {
+			t.Errorf("%s: %q and %q, %v; want %q and %q", test.args, o.node.HealthzAddress, o.node.MetricsAddress, err, test.healthz, test.metrics)
 		}
 	}
 }
@@ -137,7 +137,7 @@ func TestConfigFilesOfClusters(t *testing.T) {
 			continue
 		}
 		if o.hostname != "node-1" || o.cluster.connection.Kubeconfig != "/var/lib/kube-proxy/kubeconfig.conf" || o.cluster.minSyncPeriod != test.period ||
-			!slices.Equal(o.clusterCIDRs.prefixes, prefixes{netip.MustParsePrefix("10.244.0.0/16")}) || o.healthzAddress != "0.0.0.0:10256" || len(o.notes) != 0 {
+			!slices.Equal(o.clusterCIDRs.prefixes, prefixes{netip.MustParsePrefix("10.244.0.0/16")}) || o.node.HealthzAddress != "0.0.0.0:10256" || len(o.notes) != 0 {
 			t.Errorf("%s: %+v", test.file, o)
 		}
 	}

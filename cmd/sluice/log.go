@@ -13,6 +13,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/sluice-proxy/sluice/internal/printable"
+	"github.com/sluice-proxy/sluice/node"
 )
 
 const (
@@ -27,7 +28,7 @@ const (
 // writes queued lines. A slow reader delays neither changes nor the end of the
 // program.
 func newLogger(o *runOptions) (log zerolog.Logger, flush func()) {
-	zerolog.SetGlobalLevel(levelOf(o.verbosity))
+	zerolog.SetGlobalLevel(node.LevelOf(o.node.Verbosity))
 	zerolog.TimeFieldFormat = time.RFC3339Nano
 	zerolog.DurationFieldFormat = zerolog.DurationFormatString // "1.2ms": with its unit
 	zerolog.ErrorMarshalFunc = func(err error) any {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/sluice-proxy/sluice/cmd/sluice/internal/tracking"
+	"github.com/sluice-proxy/sluice/host/tracking"
 )
 
 // kube-proxy takes its whole configuration from --config, but the API server's
@@ -30,9 +30,9 @@ func TestFlagsBesideAConfigurationFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.hostname != "n" || o.cluster.connection.Master != "https://h" || o.verbosity != 2 || o.cluster.minSyncPeriod != 3*time.Second {
+	if o.hostname != "n" || o.cluster.connection.Master != "https://h" || o.node.Verbosity != 2 || o.cluster.minSyncPeriod != 3*time.Second {
 		t.Errorf("the node %q, the API server %q, verbosity %d, minimum period %s: the flags are not used",
-			o.hostname, o.cluster.connection.Master, o.verbosity, o.cluster.minSyncPeriod)
+			o.hostname, o.cluster.connection.Master, o.node.Verbosity, o.cluster.minSyncPeriod)
 	}
 	if len(o.clusterCIDRs.prefixes) > 0 || o.proxyMode.value != "iptables" || o.detectLocal.value != detectClusterCIDR || o.masqueradeAll || o.profiling || o.cluster.connection.Kubeconfig != "" {
 		t.Errorf("flags are used that the file overrides: %+v", o)

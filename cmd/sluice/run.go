@@ -2,24 +2,29 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/signal"
 	"runtime"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/hangup"
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/kubeproxyconfig"
+	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/datagram"
 	"github.com/sluice-proxy/sluice/flow"
 	"github.com/sluice-proxy/sluice/live/socket"
-	"github.com/sluice-proxy/sluice/relay"
+	"github.com/sluice-proxy/sluice/node"
+	"github.com/sluice-proxy/sluice/source/kubernetes"
 	"github.com/sluice-proxy/sluice/stream"
 )
 
@@ -31,21 +36,14 @@ type runOptions struct {
 	cluster clusterOptions
 
 	steering steeringOptions
-	// What flags say of the data paths; limits completes their bounds.
-	stream   stream.Config
-	datagram datagram.Config
-	relay    relay.Config
-	balancer balancer.Options
+	// Many flags set fields of it; config completes the others.
+	node node.Config
 
-	workers      int
-	maxListeners int
-	maxClaims    int
-	maxFlows     int
-	algorithm    choice
-	dataPath     choice
-	keepFlows    choice
-	shortcuts    choice
-	splice       choice
+	algorithm choice
+	dataPath  choice
+	keepFlows choice
+	shortcuts choice
+	splice    choice
 
 	accessLog       string
 	accessLogFormat choice
@@ -53,12 +51,7 @@ type runOptions struct {
 	accessLogRate   int
 	records         recordOptions
 	logFormat       choice
-	verbosity       int
-	metricsAddress  string
-	healthzAddress  string
-	adminSocket     string
 	web             runWebOptions
-	history         bool
 
 	metricsPerService bool
 	version           versionFlag
@@ -70,11 +63,11 @@ type runOptions struct {
 func newRunOptions() *runOptions {
 	return &runOptions{
 		steering:        newSteeringOptions(),
-		balancer:        balancer.Options{Plan: balancer.DefaultPlan()},
+		node:            node.Config{Version: version, Balancer: balancer.Options{Plan: balancer.DefaultPlan()}},
 		algorithm:       choice{value: balancer.RoundRobin.String(), allowed: balancer.Names()},
-		keepFlows:       newChoice(pathAuto, "always", "never"),
+		keepFlows:       newChoice("auto", "always", "never"),
 		shortcuts:       newChoice("auto", "off"),
-		dataPath:        choice{value: pathRelay, allowed: []string{pathAuto, pathKernel, pathRelay}},
+		dataPath:        choice{value: string(node.RelayPath), allowed: []string{string(node.AutoPath), string(node.KernelPath), string(node.RelayPath)}},
 		splice:          newChoice("auto", "off"),
 		accessLogFormat: newChoice("json", "console"),
 		accessLogUDP:    newChoice(string(datagram.LogAll), string(datagram.LogSampled), string(datagram.LogOff)),
@@ -126,17 +119,58 @@ SIGHUP reopens the access log.`,
 			o.flags = cmd.Flags()
 			log, flush := newLogger(o)
 			defer flush()
-			p, err := newProxy(o, log)
-			if err != nil {
-				return err
-			}
+			o.logNotes(log)
+			o.adjustOOMScore(log)
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			return p.run(ctx, hangups)
+			return o.serve(ctx, log, hangups)
 		},
 	}
 	o.register(cmd)
 	return cmd
+}
+
+// serve runs the proxy until ctx ends.
+func (o *runOptions) serve(ctx context.Context, log zerolog.Logger, hangups <-chan os.Signal) error {
+	f := newFileFollower(o, log)
+	config := o.config()
+	config.Flags = func() map[string]string { return *f.flags.Load() }
+	config.ProxyMode = func() string { return f.file.Load().proxyModeText() }
+	config.PendingFields = f.pending.Load
+	var beside []func(context.Context) error
+	if o.kubeProxy != nil {
+		config.KubeProxy = func() any { return f.file.Load().kubeProxy }
+		beside = append(beside, f.run)
+	}
+	p, err := node.New(config, log)
+	if errors.Is(err, kubernetes.ErrNoCluster) {
+		return errNothingToServe
+	}
+	if err != nil {
+		return err
+	}
+	f.update = p.Update
+	return p.Run(ctx, hangups, beside...)
+}
+
+// config returns what the flags say of the proxy.
+func (o *runOptions) config() node.Config {
+	c := o.node
+	c.Source = o.source()
+	c.Store, c.Policy, c.PodInterfaces = o.store(), o.policy(), o.podInterfaces()
+	c.Steering, c.Instance, c.Tracking = o.steering.choose(o.nodeIPs), o.steering.instance(), o.conntrack.settings
+	c.Balancer.Algorithm, _ = balancer.Parse(o.algorithm.value) // one of their names
+	c.Datagram.Log = datagram.Logging(o.accessLogUDP.value)
+	c.Relay.Splice = o.splice.value == "auto"
+	c.DataPath = node.DataPath(o.dataPath.value)
+	c.KeepFlows = o.keepFlows.value == "always" || o.keepFlows.value == "auto" && o.manifests == ""
+	c.Shortcuts = o.shortcuts.value == "auto"
+	c.AccessLog = conntrack.LogOptions{Path: o.accessLog, Console: o.accessLogFormat.value == "console", Keep: o.records.keep(), Rate: o.recordRate()}
+	c.RecordOpens, c.RecordInterval = o.records.opens, o.records.interval
+	c.HardFail, c.Profiling = o.hardFail, o.profiling
+	c.WholeMetrics = !o.metricsPerService
+	c.PageAddress, c.PageHosts = o.web.address, o.web.hosts
+	return c
 }
 
 // addTo has another command accept all flags of sluice run but --version; its help
@@ -164,48 +198,48 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	o.cluster.register(f)
 	o.kubeProxyOptions.register(f)
 	o.steering.register(f)
-	f.IntVar(&o.maxListeners, "max-listeners", 0, "limit of listening sockets; each service port has one for each address family, and above the limit some share them (default: 1/32 of the limit of open files, at most 8192)")
-	f.IntVar(&o.maxClaims, "max-claims", 0, "limit of sockets that are bound to node ports, health check node ports, and addresses of Services on this node; each takes the descriptor of half a connection (default: half of what connections may have)")
-	f.IntVar(&o.stream.Backlog, "listen-backlog", 4096, "connections of each service port that wait to be accepted (net.core.somaxconn caps it)")
-	f.IntVar(&o.workers, "workers", 0, "event loops (default: one for each CPU)")
-	f.IntVar(&o.stream.MaxConnections, "max-connections", 0, "limit of open connections; more wait to be accepted (default: what the limit of open files allows)")
-	f.IntVar(&o.stream.MaxServiceConnections, "max-connections-per-service", 0, "limit of open connections of one Service, all its ports together; more are reset (default: 31/32 of --max-connections-per-namespace)")
-	f.IntVar(&o.stream.MaxNamespaceConnections, "max-connections-per-namespace", 0, "limit of open connections of all Services of one namespace; more are reset (default: 31/32 of --max-connections)")
-	f.IntVar(&o.stream.MaxServiceDialing, "max-dialing-per-service", 0, "limit of connections of one Service that wait for an endpoint to answer; more wait to be accepted (default: 1/8 of --max-connections, at most 1024)")
-	f.IntVar(&o.balancer.MaxPins, "max-affinity-clients", balancer.DefaultMaxPins, "clients that session affinity remembers for each service port; above the limit it forgets the client that was quiet longest")
-	f.IntVar(&o.datagram.MaxSessions, "max-udp-sessions", 0, "limit of UDP sessions; above it a new session evicts the oldest answered one of the Service with most sessions, in the namespace with most (default: 1/32 of the limit of open files, at most 65536)")
-	f.IntVar(&o.datagram.MaxServiceSessions, "max-udp-sessions-per-service", 0, "limit of UDP sessions of one Service, all its ports together (default: --max-udp-sessions)")
-	f.DurationVar(&o.datagram.Timeout, "udp-timeout", 30*time.Second, "end a UDP session after this time without a datagram")
-	f.DurationVar(&o.datagram.StreamTimeout, "udp-stream-timeout", 2*time.Minute, "the same for a session that was used both ways for two seconds")
+	f.IntVar(&o.node.MaxListeners, "max-listeners", 0, "limit of listening sockets; each service port has one for each address family, and above the limit some share them (default: 1/32 of the limit of open files, at most 8192)")
+	f.IntVar(&o.node.MaxClaims, "max-claims", 0, "limit of sockets that are bound to node ports, health check node ports, and addresses of Services on this node; each takes the descriptor of half a connection (default: half of what connections may have)")
+	f.IntVar(&o.node.Stream.Backlog, "listen-backlog", 4096, "connections of each service port that wait to be accepted (net.core.somaxconn caps it)")
+	f.IntVar(&o.node.Workers, "workers", 0, "event loops (default: one for each CPU)")
+	f.IntVar(&o.node.Stream.MaxConnections, "max-connections", 0, "limit of open connections; more wait to be accepted (default: what the limit of open files allows)")
+	f.IntVar(&o.node.Stream.MaxServiceConnections, "max-connections-per-service", 0, "limit of open connections of one Service, all its ports together; more are reset (default: 31/32 of --max-connections-per-namespace)")
+	f.IntVar(&o.node.Stream.MaxNamespaceConnections, "max-connections-per-namespace", 0, "limit of open connections of all Services of one namespace; more are reset (default: 31/32 of --max-connections)")
+	f.IntVar(&o.node.Stream.MaxServiceDialing, "max-dialing-per-service", 0, "limit of connections of one Service that wait for an endpoint to answer; more wait to be accepted (default: 1/8 of --max-connections, at most 1024)")
+	f.IntVar(&o.node.Balancer.MaxPins, "max-affinity-clients", balancer.DefaultMaxPins, "clients that session affinity remembers for each service port; above the limit it forgets the client that was quiet longest")
+	f.IntVar(&o.node.Datagram.MaxSessions, "max-udp-sessions", 0, "limit of UDP sessions; above it a new session evicts the oldest answered one of the Service with most sessions, in the namespace with most (default: 1/32 of the limit of open files, at most 65536)")
+	f.IntVar(&o.node.Datagram.MaxServiceSessions, "max-udp-sessions-per-service", 0, "limit of UDP sessions of one Service, all its ports together (default: --max-udp-sessions)")
+	f.DurationVar(&o.node.Datagram.Timeout, "udp-timeout", 30*time.Second, "end a UDP session after this time without a datagram")
+	f.DurationVar(&o.node.Datagram.StreamTimeout, "udp-stream-timeout", 2*time.Minute, "the same for a session that was used both ways for two seconds")
 	f.Var(&o.algorithm, "balancer", "algorithm for Services without the annotation sluice.dev/balancer")
-	f.Var((*durations)(&o.balancer.Plan.Timeouts), "dial-timeouts", "timeouts of the first, second, … attempt at an endpoint that does not answer")
-	f.DurationVar(&o.stream.KeepAlive, "keepalive", 30*time.Second, "probe an idle side after this time, and give it up if it does not answer for twice the time; 0 disables probes")
-	f.DurationVar(&o.relay.IdleTimeout, "idle-timeout", 24*time.Hour, "end a connection after this time without a byte; 0 means never")
-	f.DurationVar(&o.relay.HalfClosedTimeout, "half-closed-timeout", time.Hour, "the same for a connection that one side has closed")
-	f.StringVar(&o.stream.Congestion, "congestion-control", "", "TCP congestion control towards clients and endpoints, such as cubic (default: the system's)")
+	f.Var((*durations)(&o.node.Balancer.Plan.Timeouts), "dial-timeouts", "timeouts of the first, second, … attempt at an endpoint that does not answer")
+	f.DurationVar(&o.node.Stream.KeepAlive, "keepalive", 30*time.Second, "probe an idle side after this time, and give it up if it does not answer for twice the time; 0 disables probes")
+	f.DurationVar(&o.node.Relay.IdleTimeout, "idle-timeout", 24*time.Hour, "end a connection after this time without a byte; 0 means never")
+	f.DurationVar(&o.node.Relay.HalfClosedTimeout, "half-closed-timeout", time.Hour, "the same for a connection that one side has closed")
+	f.StringVar(&o.node.Stream.Congestion, "congestion-control", "", "TCP congestion control towards clients and endpoints, such as cubic (default: the system's)")
 	f.Var(&o.dataPath, "datapath", "who moves the packets of clients that this node forwards: the relay, the kernel, or the kernel if a trial shows that it can")
-	f.IntVar(&o.maxFlows, "max-flows", 65536, "limit of connections and UDP sessions that the kernel forwards; more are relayed")
+	f.IntVar(&o.node.MaxFlows, "max-flows", 65536, "limit of connections and UDP sessions that the kernel forwards; more are relayed")
 	f.Var(&o.keepFlows, "keep-flows", "have connections that the kernel forwards go on when Sluice stops; auto does in a cluster")
 	f.Var(&o.shortcuts, "shortcuts", "have packets of connections that the kernel forwards skip the node's IP stack where no other program looks at them")
 	f.Var(&o.splice, "splice", "splice bulk through pipes instead of copying it")
-	f.IntVar(&o.relay.MaxPipes, "max-pipes", 128, "limit of pipes for splicing, in all; above it bytes are copied")
-	f.IntVar(&o.relay.MaxBulk, "max-bulk-buffers", 64, "limit of directions of connections with large socket buffers, 4 MiB each; those whose sender is 0.5 ms away or more count as two")
-	f.IntVar(&o.stream.MaxMessage, "max-sctp-message", 65536, "largest SCTP message, in bytes; a larger one aborts its association. Sockets' buffers follow: each association may take eight times as much of the kernel's memory")
-	f.IntVar(&o.stream.Streams, "sctp-streams", 64, "limit of streams of an SCTP association, each way, for Services without the annotation sluice.dev/sctp-streams; 1024 at most")
+	f.IntVar(&o.node.Relay.MaxPipes, "max-pipes", 128, "limit of pipes for splicing, in all; above it bytes are copied")
+	f.IntVar(&o.node.Relay.MaxBulk, "max-bulk-buffers", 64, "limit of directions of connections with large socket buffers, 4 MiB each; those whose sender is 0.5 ms away or more count as two")
+	f.IntVar(&o.node.Stream.MaxMessage, "max-sctp-message", 65536, "largest SCTP message, in bytes; a larger one aborts its association. Sockets' buffers follow: each association may take eight times as much of the kernel's memory")
+	f.IntVar(&o.node.Stream.Streams, "sctp-streams", 64, "limit of streams of an SCTP association, each way, for Services without the annotation sluice.dev/sctp-streams; 1024 at most")
 	f.StringVar(&o.accessLog, "access-log", "-", "destination of connection records: a file, - for standard output, or off")
 	f.Var(&o.accessLogFormat, "access-log-format", "format of the records")
 	f.IntVar(&o.accessLogRate, "access-log-rate", -1, "records a second that are written; beyond it only those with a failed attempt, up to ten times the rate; 0 writes all (default: 20 in a cluster on standard output, else 0)")
 	f.Lookup("access-log-rate").DefValue = "0" // the help says what -1 means
 	f.Var(&o.accessLogUDP, "access-log-udp", "which UDP sessions leave a record: all, off, or sampled: one in a hundred, and all with a failed attempt or that Sluice cut")
 	o.records.register(f)
-	f.StringVar(&o.metricsAddress, "metrics-bind-address", "", "address and port for Prometheus metrics (default: 127.0.0.1:10249 in a cluster, none with --manifests)")
+	f.StringVar(&o.node.MetricsAddress, "metrics-bind-address", "", "address and port for Prometheus metrics (default: 127.0.0.1:10249 in a cluster, none with --manifests)")
 	f.BoolVar(&o.metricsPerService, "metrics-per-service", true, "export metrics of each service port, some 60 series for a used one; if false, the same metrics are sums over all ports")
-	f.StringVar(&o.healthzAddress, "healthz-bind-address", "", "address and port of the proxy's health, /healthz and /livez (default: 0.0.0.0:10256 in a cluster, none with --manifests)")
-	f.StringVar(&o.adminSocket, "admin-socket", socket.Auto, "unix socket that sluice conns, tap and others ask: a path, @ and an abstract name, auto (a file in /run/sluice, else an abstract name), or off")
-	f.BoolVar(&o.history, "history", false, "measure the rates of the last 15 minutes all the time, for the admin socket's /v1/history; if false, only while somebody asks for them")
+	f.StringVar(&o.node.HealthzAddress, "healthz-bind-address", "", "address and port of the proxy's health, /healthz and /livez (default: 0.0.0.0:10256 in a cluster, none with --manifests)")
+	f.StringVar(&o.node.AdminSocket, "admin-socket", socket.Auto, "unix socket that sluice conns, tap and others ask: a path, @ and an abstract name, auto (a file in /run/sluice, else an abstract name), or off")
+	f.BoolVar(&o.node.History, "history", false, "measure the rates of the last 15 minutes all the time, for the admin socket's /v1/history; if false, only while somebody asks for them")
 	o.web.register(f)
 	f.Var(&o.logFormat, "logging-format", "format of the log on standard error")
-	f.IntVarP(&o.verbosity, "v", "v", 0, "verbosity of the log; 4 and more is for debugging")
+	f.IntVarP(&o.node.Verbosity, "v", "v", 0, "verbosity of the log; 4 and more is for debugging")
 	o.version.register(f)
 }
 
@@ -219,35 +253,35 @@ func (o *runOptions) validate() error {
 			return err
 		}
 	}
-	if o.workers == 0 {
-		o.workers = runtime.GOMAXPROCS(0)
+	if o.node.Workers == 0 {
+		o.node.Workers = runtime.GOMAXPROCS(0)
 	}
 	return cmp.Or(
-		between("max-listeners", o.maxListeners, 0, 60000),
-		between("max-claims", o.maxClaims, 0, 1<<30),
-		between("listen-backlog", o.stream.Backlog, 1, 1<<20),
-		between("workers", o.workers, 1, 1024),
-		between("max-connections", o.stream.MaxConnections, 0, 1<<30),
-		between("max-connections-per-service", o.stream.MaxServiceConnections, 0, 1<<30),
-		between("max-connections-per-namespace", o.stream.MaxNamespaceConnections, 0, 1<<30),
-		between("max-dialing-per-service", o.stream.MaxServiceDialing, 0, 1<<30),
-		between("max-affinity-clients", o.balancer.MaxPins, 1, 1<<24),
-		between("max-udp-sessions", o.datagram.MaxSessions, 0, 1<<30),
-		between("max-udp-sessions-per-service", o.datagram.MaxServiceSessions, 0, 1<<30),
-		between("max-pipes", o.relay.MaxPipes, 1, 1<<20),
-		between("max-flows", o.maxFlows, 1, flow.MostFlows),
-		between("max-bulk-buffers", o.relay.MaxBulk, 1, 1<<20),
-		between("max-sctp-message", o.stream.MaxMessage, 1024, 8<<20),
-		between("sctp-streams", o.stream.Streams, 1, stream.MostStreams),
-		between("v", o.verbosity, 0, 10),
+		between("max-listeners", o.node.MaxListeners, 0, 60000),
+		between("max-claims", o.node.MaxClaims, 0, 1<<30),
+		between("listen-backlog", o.node.Stream.Backlog, 1, 1<<20),
+		between("workers", o.node.Workers, 1, 1024),
+		between("max-connections", o.node.Stream.MaxConnections, 0, 1<<30),
+		between("max-connections-per-service", o.node.Stream.MaxServiceConnections, 0, 1<<30),
+		between("max-connections-per-namespace", o.node.Stream.MaxNamespaceConnections, 0, 1<<30),
+		between("max-dialing-per-service", o.node.Stream.MaxServiceDialing, 0, 1<<30),
+		between("max-affinity-clients", o.node.Balancer.MaxPins, 1, 1<<24),
+		between("max-udp-sessions", o.node.Datagram.MaxSessions, 0, 1<<30),
+		between("max-udp-sessions-per-service", o.node.Datagram.MaxServiceSessions, 0, 1<<30),
+		between("max-pipes", o.node.Relay.MaxPipes, 1, 1<<20),
+		between("max-flows", o.node.MaxFlows, 1, flow.MostFlows),
+		between("max-bulk-buffers", o.node.Relay.MaxBulk, 1, 1<<20),
+		between("max-sctp-message", o.node.Stream.MaxMessage, 1024, 8<<20),
+		between("sctp-streams", o.node.Stream.Streams, 1, stream.MostStreams),
+		between("v", o.node.Verbosity, 0, 10),
 		between("access-log-rate", o.accessLogRate, -1, 1<<30),
-		offOrSeconds("keepalive", o.stream.KeepAlive),
-		offOrSeconds("idle-timeout", o.relay.IdleTimeout),
-		offOrSeconds("half-closed-timeout", o.relay.HalfClosedTimeout),
-		between("udp-timeout", o.datagram.Timeout, time.Millisecond, 24*time.Hour),
-		between("udp-stream-timeout", o.datagram.StreamTimeout, time.Millisecond, 24*time.Hour),
-		validListenAddress("metrics-bind-address", o.metricsAddress),
-		validListenAddress("healthz-bind-address", o.healthzAddress),
+		offOrSeconds("keepalive", o.node.Stream.KeepAlive),
+		offOrSeconds("idle-timeout", o.node.Relay.IdleTimeout),
+		offOrSeconds("half-closed-timeout", o.node.Relay.HalfClosedTimeout),
+		between("udp-timeout", o.node.Datagram.Timeout, time.Millisecond, 24*time.Hour),
+		between("udp-stream-timeout", o.node.Datagram.StreamTimeout, time.Millisecond, 24*time.Hour),
+		validListenAddress("metrics-bind-address", o.node.MetricsAddress),
+		validListenAddress("healthz-bind-address", o.node.HealthzAddress),
 	)
 }
 

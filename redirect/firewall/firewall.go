@@ -46,7 +46,7 @@ func counts(chain, own string) bool {
 	if slices.ContainsFunc(engines, func(prefix string) bool { return strings.HasPrefix(chain, prefix) }) {
 		return true
 	}
-	return !strings.HasPrefix(chain, "KUBE-") && !strings.HasPrefix(chain, strings.ToUpper(strings.ReplaceAll(own, "-", "_"))+"-")
+	return !strings.HasPrefix(chain, kubeProxyPrefix) && !strings.HasPrefix(chain, strings.ToUpper(strings.ReplaceAll(own, "-", "_"))+"-")
 }
 
 // isState reports whether an extension of iptables matches the state of connections.

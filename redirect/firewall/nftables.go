@@ -36,8 +36,8 @@ func nftables(own string) (string, error) {
 	defer nft.Close()
 	chains, err := nft.Get(syscall.AF_UNSPEC, kernel.GetChain, netlink.Dump)
 	if err != nil {
-		if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP) {
-			return "", nil // a kernel without nf_tables
+		if noTables(err) {
+			return "", nil
 		}
 		return "", fmt.Errorf("nftables chains: %w", err)
 	}
@@ -69,9 +69,15 @@ func nftables(own string) (string, error) {
 	return "", nil
 }
 
+// noTables reports whether an error says that the kernel has no nf_tables.
+func noTables(err error) bool {
+	return errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.EPROTONOSUPPORT)
+}
+
 const (
-	nfprotoInet    = 1            // NFPROTO_INET
-	kubeProxyTable = "kube-proxy" // of its nftables mode
+	nfprotoInet     = 1            // NFPROTO_INET
+	kubeProxyTable  = "kube-proxy" // of its nftables mode
+	kubeProxyPrefix = "KUBE-"      // of the chains of its iptables and IPVS modes
 )
 
 // decidesByState reports whether a rule's expressions load the state of the connection,

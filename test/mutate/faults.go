@@ -185,7 +185,7 @@ var faults = []mutation{
 	},
 	{
 		name: "maintenance-put-off", what: "each change puts the next look at the kernel's state off",
-		file: "cmd/sluice/loop.go", old: "p.maintained.Add(p.nextMaintenance())", new: "time.Now().Add(p.nextMaintenance())",
+		file: "node/loop.go", old: "p.maintained.Add(p.nextMaintenance())", new: "time.Now().Add(p.nextMaintenance())",
 		pkg: "test/e2e", test: "TestPortThatAnotherProgramHoldsIsNotTaken",
 	},
 	{

@@ -24,13 +24,13 @@ var neighbours = []mutation{
 	},
 	{
 		name: "kube-proxy-counts", what: "kube-proxy's own rules have --conntrack auto track everything",
-		file: "redirect/firewall/firewall.go", old: "return !strings.HasPrefix(chain, \"KUBE-\") &&", new: "return",
+		file: "redirect/firewall/firewall.go", old: "return !strings.HasPrefix(chain, kubeProxyPrefix) &&", new: "return",
 		pkg: "redirect/firewall", test: "TestStateRule",
 	},
 	{
 		name: "close-wait-lost", what: "without kube-proxy, CLOSE_WAIT lasts a minute on the node",
-		file: "cmd/sluice/internal/tracking/tracking.go", old: "seconds(s.CloseWait), protocolTCP", new: "0, protocolTCP",
-		pkg: "cmd/sluice/internal/tracking", test: "TestKernelTakesTheSettings",
+		file: "host/tracking/tracking.go", old: "seconds(s.CloseWait), protocolTCP", new: "0, protocolTCP",
+		pkg: "host/tracking", test: "TestKernelTakesTheSettings",
 	},
 	{
 		name: "conntrack-beside", what: "beside another proxy, Sluice changes that one's kernel settings",
@@ -44,8 +44,8 @@ var neighbours = []mutation{
 	},
 	{
 		name: "missing-node-untold", what: "/healthz is 503 for ever, and the log is silent",
-		file: "cmd/sluice/ownnode.go", old: "d.timer.Reset(nodePatience)", new: "",
-		pkg: "cmd/sluice", test: "TestMissingNodeIsLogged",
+		file: "node/ownnode.go", old: "d.timer.Reset(nodePatience)", new: "",
+		pkg: "node", test: "TestMissingNodeIsLogged",
 	},
 	{
 		name: "legacy-chains-untold", what: "cleanup --kube-proxy says that nothing is left while chains of iptables-legacy are",

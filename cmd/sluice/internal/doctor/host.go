@@ -69,7 +69,7 @@ func (h *host) SourceChecks() ([]string, error)       { return route.SourceCheck
 func (h *host) Files() (uint64, uint64, error)        { return sys.FileLimit() }
 func (h *host) LockedMemory() (uint64, uint64, error) { return sys.LockedMemoryLimit() }
 func (h *host) Leftovers() ([]string, error)          { return leftovers() }
-func (h *host) ForwardPolicies() ([]string, error)    { return ForwardPolicies() }
+func (h *host) ForwardPolicies() ([]string, error)    { return firewall.ForwardPolicies() }
 
 func (h *host) PolicyEngines() ([]Engine, error) { return policyEngines() }
 

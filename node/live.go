@@ -1,31 +1,28 @@
-package main
+package node
 
 import (
 	"net/http"
 	"os"
 
-	"github.com/sluice-proxy/sluice/cmd/sluice/internal/explain"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/live"
 	"github.com/sluice-proxy/sluice/live/api"
+	"github.com/sluice-proxy/sluice/live/explain"
 	"github.com/sluice-proxy/sluice/live/serve"
 	"github.com/sluice-proxy/sluice/live/socket"
 )
 
-// adminSocketOff is a value of --admin-socket, as socket.Auto is.
-const adminSocketOff = "off"
-
 // openLive opens what answers questions about now: the admin socket, and the page.
-func (p *proxy) openLive() error {
-	if p.options.adminSocket == adminSocketOff && p.options.web.address == "" {
+func (p *Proxy) openLive() error {
+	if p.config.AdminSocket == Off && p.config.PageAddress == "" {
 		return nil
 	}
 	answers, err := p.answers()
 	if err != nil {
 		return err
 	}
-	if p.options.adminSocket != adminSocketOff {
+	if p.config.AdminSocket != Off {
 		if err := p.openAdminSocket(serve.New(answers)); err != nil {
 			return err
 		}
@@ -34,22 +31,22 @@ func (p *proxy) openLive() error {
 }
 
 // answers returns what the answers of the admin API are made from.
-func (p *proxy) answers() (serve.Options, error) {
-	o := p.options
+func (p *Proxy) answers() (serve.Options, error) {
+	o := &p.config
 	view := live.New(p.conntrack, p.onLoops())
-	history, err := live.NewHistory(view, o.history)
+	history, err := live.NewHistory(view, o.History)
 	if err != nil {
 		return serve.Options{}, err
 	}
 	return serve.Options{
 		View: view, History: history,
 		Version: api.Version{
-			API: "v1", Version: version, Node: o.hostname, PID: os.Getpid(), Started: p.started.UTC(), Namespace: socket.Namespace(),
+			API: "v1", Version: o.Version, Node: o.Policy.NodeName, PID: os.Getpid(), Started: p.started.UTC(), Namespace: socket.Namespace(),
 		},
 		Policy: p.manager.Policy,
 		MayAct: func(r *http.Request) bool { return socket.MayAct(r.Context()) },
 		Status: p.status,
-		Config: func() map[string]string { return *p.flags.Load() },
+		Config: o.Flags,
 		Explain: func(protocol, from, to string, text bool) (any, error) {
 			q, err := explain.ParseQuestion(protocol, from, to)
 			if err != nil {
@@ -66,14 +63,14 @@ func (p *proxy) answers() (serve.Options, error) {
 
 // openAdminSocket listens on the admin socket. A default that cannot be made is no
 // error: the proxy serves without it.
-func (p *proxy) openAdminSocket(h http.Handler) (err error) {
-	o := p.options
-	if o.adminSocket != socket.Auto {
-		p.admin, err = socket.Listen(o.adminSocket, h)
+func (p *Proxy) openAdminSocket(h http.Handler) (err error) {
+	o := &p.config
+	if o.AdminSocket != socket.Auto {
+		p.admin, err = socket.Listen(o.AdminSocket, h)
 		return err
 	}
 	var why error
-	p.admin, why, err = socket.ListenDefault(o.steering.instance(), h)
+	p.admin, why, err = socket.ListenDefault(o.Instance, h)
 	switch {
 	case err != nil:
 		p.log.Warn().Err(why).AnErr("abstract", err).Msg("there is no admin socket: sluice conns and others cannot ask this proxy")
@@ -84,10 +81,10 @@ func (p *proxy) openAdminSocket(h http.Handler) (err error) {
 }
 
 // onLoops posts to the loop of each shard of the table of connections.
-func (p *proxy) onLoops() conntrack.Post { return conntrack.OnLoops(p.allLoops()) }
+func (p *Proxy) onLoops() conntrack.Post { return conntrack.OnLoops(p.allLoops()) }
 
 // allLoops returns the loop of each shard.
-func (p *proxy) allLoops() (loops []*poll.Loop) {
+func (p *Proxy) allLoops() (loops []*poll.Loop) {
 	for _, l := range p.loops {
 		loops = append(loops, l.Poll)
 	}

@@ -1,4 +1,4 @@
-package main
+package node
 
 import (
 	"sync/atomic"
@@ -17,12 +17,12 @@ import (
 )
 
 // registry returns the metrics of the whole proxy.
-func (p *proxy) registry() *prometheus.Registry {
+func (p *Proxy) registry() *prometheus.Registry {
 	sources := admin.Sources{
 		Sync:    p.sync,
-		Version: version,
+		Version: p.config.Version,
 		Table:   p.conntrack,
-		Whole:   !p.options.metricsPerService,
+		Whole:   p.config.WholeMetrics,
 		Log:     p.accessLog,
 		Health:  func() health.Stats { return p.health.Stats() },
 		NoLocal: p.noLocal.Load,
@@ -39,7 +39,7 @@ func (p *proxy) registry() *prometheus.Registry {
 }
 
 // ownMetrics are those of the proxy, whatever its source is.
-func (p *proxy) ownMetrics() []admin.Metric {
+func (p *Proxy) ownMetrics() []admin.Metric {
 	stats := func(pick func(listener.Stats) float64) func() float64 {
 		return func() float64 { return pick(p.manager.Stats()) }
 	}
@@ -61,7 +61,7 @@ func (p *proxy) ownMetrics() []admin.Metric {
 		admin.NewMetric("sluice_service_ports", "Service ports in the configuration in force.", func() float64 { return float64(servicePorts(p.manager.Snapshot())) }),
 		admin.NewMetric("sluice_service_endpoints", "Endpoints of all service ports in the configuration in force.", func() float64 { return float64(endpoints(p.manager.Snapshot())) }),
 		admin.NewMetric("sluice_config_problems", "Objects, or parts of them, that could not be used.", func() float64 { return float64(len(p.manager.Snapshot().Problems)) }),
-		admin.NewMetric("sluice_config_file_fields_pending", "Fields of --config that have changed and need a restart.", func() float64 { return float64(p.restartFields.Load()) }),
+		admin.NewMetric("sluice_config_file_fields_pending", "Fields of --config that have changed and need a restart.", p.pendingFields),
 		admin.NewMetric("sluice_config_applied_timestamp_seconds", "When the configuration in force was applied.", func() float64 { return float64(p.applied.Load()) / 1e9 }),
 		admin.NewMetric("sluice_config_failures_total", "Configurations that could not be applied.", func() float64 { return float64(p.failures.Load()) }),
 		admin.NewMetric("sluice_steering_repairs_total", "Repairs of our kernel state after another program had changed it.", func() float64 { return float64(p.repairs.Load()) }),
@@ -127,6 +127,13 @@ func clusterMetrics(c *kubernetes.Source) []admin.Metric {
 	)
 }
 
+func (p *Proxy) pendingFields() float64 {
+	if p.config.PendingFields == nil {
+		return 0
+	}
+	return float64(p.config.PendingFields())
+}
+
 func oneIf(b bool) float64 {
 	if b {
 		return 1
@@ -142,7 +149,7 @@ func sum(counts map[string]int) int {
 	return n
 }
 
-func (p *proxy) systemCalls() uint64 {
+func (p *Proxy) systemCalls() uint64 {
 	sum := p.stream.Stats().DialCalls
 	for _, l := range p.loops {
 		s := l.Relay.Stats()

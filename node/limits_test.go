@@ -1,4 +1,4 @@
-package main
+package node
 
 import (
 	"testing"
@@ -20,7 +20,7 @@ func TestDescriptorsAreSharedOut(t *testing.T) {
 		{1 << 20, 32768, 499484},
 		{1 << 30, 65536, 536825628},
 	} {
-		o := runOptions{relay: relay.Config{MaxPipes: 128}}
+		o := Config{Relay: relay.Config{MaxPipes: 128}}
 		l, err := o.shareOut(c.files)
 		if err != nil {
 			t.Fatal(err)
@@ -31,24 +31,24 @@ func TestDescriptorsAreSharedOut(t *testing.T) {
 		if most := c.connections - c.connections/32; l.stream.MaxServiceConnections != most-most/32 || l.stream.MaxNamespaceConnections != most || l.stream.MaxServiceDialing != min(c.connections/8, 1024) {
 			t.Errorf("%d files: %d connections of a Service, %d of a namespace, %d that wait for an endpoint", c.files, l.stream.MaxServiceConnections, l.stream.MaxNamespaceConnections, l.stream.MaxServiceDialing)
 		}
-		if sum := ownFiles + 2*o.relay.MaxPipes + l.listeners + sessionFiles(l.datagram.MaxSessions) + 2*l.stream.MaxConnections; sum > c.files {
+		if sum := ownFiles + 2*o.Relay.MaxPipes + l.listeners + sessionFiles(l.datagram.MaxSessions) + 2*l.stream.MaxConnections; sum > c.files {
 			t.Errorf("%d files: %d are shared out", c.files, sum)
 		}
 	}
 	// A Service leaves something for others of its namespace, whichever limit is given.
-	for _, o := range []runOptions{
-		{stream: stream.Config{MaxConnections: 64}},
-		{stream: stream.Config{MaxNamespaceConnections: 32}},
-		{stream: stream.Config{MaxServiceConnections: 200}},
+	for _, o := range []Config{
+		{Stream: stream.Config{MaxConnections: 64}},
+		{Stream: stream.Config{MaxNamespaceConnections: 32}},
+		{Stream: stream.Config{MaxServiceConnections: 200}},
 	} {
 		if l, err := o.shareOut(1024); err != nil || l.stream.MaxServiceConnections >= l.stream.MaxNamespaceConnections {
-			t.Errorf("%+v: %d connections of a Service, %d of a namespace, %v", o.stream, l.stream.MaxServiceConnections, l.stream.MaxNamespaceConnections, err)
+			t.Errorf("%+v: %d connections of a Service, %d of a namespace, %v", o.Stream, l.stream.MaxServiceConnections, l.stream.MaxNamespaceConnections, err)
 		}
 	}
-	for _, o := range []runOptions{
-		{relay: relay.Config{MaxPipes: 128}, datagram: datagram.Config{MaxSessions: 800}},
-		{relay: relay.Config{MaxPipes: 128}, stream: stream.Config{MaxConnections: 400}},
-		{relay: relay.Config{MaxPipes: 500}},
+	for _, o := range []Config{
+		{Relay: relay.Config{MaxPipes: 128}, Datagram: datagram.Config{MaxSessions: 800}},
+		{Relay: relay.Config{MaxPipes: 128}, Stream: stream.Config{MaxConnections: 400}},
+		{Relay: relay.Config{MaxPipes: 500}},
 	} {
 		if l, err := o.shareOut(1024); err == nil {
 			t.Errorf("%+v of 1024 files gives %+v", o, l)

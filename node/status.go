@@ -1,4 +1,4 @@
-package main
+package node
 
 import (
 	"context"
@@ -19,7 +19,7 @@ import (
 const maxProblems = 100
 
 // onRun runs f on run's goroutine, which owns the configuration, and waits for it.
-func (p *proxy) onRun(ctx context.Context, f func()) error {
+func (p *Proxy) onRun(ctx context.Context, f func()) error {
 	done := make(chan struct{})
 	select {
 	case p.requests <- func() { defer close(done); f() }:
@@ -31,7 +31,7 @@ func (p *proxy) onRun(ctx context.Context, f func()) error {
 }
 
 // drain puts a set of drained endpoints in force.
-func (p *proxy) drain(ctx context.Context, set policy.Drained) error {
+func (p *Proxy) drain(ctx context.Context, set policy.Drained) error {
 	return p.onRun(ctx, func() {
 		p.policy.Drained = set
 		if p.table != nil { // else the first configuration takes them
@@ -41,16 +41,16 @@ func (p *proxy) drain(ctx context.Context, set policy.Drained) error {
 }
 
 // status returns the state of the proxy.
-func (p *proxy) status(ctx context.Context) (*api.Status, error) {
-	o := p.options
+func (p *Proxy) status(ctx context.Context) (*api.Status, error) {
+	o := &p.config
 	snap := p.manager.Snapshot()
 	streams, ports := p.stream.Stats(), p.manager.Stats()
 	s := &api.Status{
-		Source: "manifests " + o.manifests, Failures: p.failures.Load(),
+		Source: "manifests " + o.Source.Manifests, Failures: p.failures.Load(),
 		Ports: servicePorts(snap), Endpoints: endpoints(snap), ProblemsAll: len(snap.Problems),
 		Connections: streams.Open, Sessions: p.datagram.Stats().Sessions.Load(), Limit: int64(p.maxConnections),
 		Steering:  api.Steering{Mode: p.steer.Traits().Name, Choice: p.steerChoice, Repairs: p.repairs.Load(), Conflicts: ports.Conflicts},
-		AccessLog: api.Records{To: o.accessLog},
+		AccessLog: api.Records{To: o.AccessLog.Path},
 	}
 	if p.cluster != nil {
 		connected := p.cluster.Stats().Connected
@@ -102,7 +102,7 @@ func filesInError(s *manifests.Stats) string {
 }
 
 // destinations visits what the steering plan names, and says what happens there.
-func (p *proxy) destinations(ctx context.Context, visit func(d service.Destination, steering string)) error {
+func (p *Proxy) destinations(ctx context.Context, visit func(d service.Destination, steering string)) error {
 	var plan listener.Steering
 	if err := p.onRun(ctx, func() { plan = p.manager.Steering() }); err != nil {
 		return err

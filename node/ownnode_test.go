@@ -1,4 +1,4 @@
-package main
+package node
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -20,32 +21,26 @@ func TestMissingNodeIsLogged(t *testing.T) {
 	node := func(name string, cidrs ...string) *corev1.Node {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: cidrs}}
 	}
-	const local = "--detect-local-mode=NodeCIDR"
 	for _, test := range []struct {
-		name, flags string
-		cluster     bool
-		nodes       []*corev1.Node // the last one is this node's, which comes late
-		want        string
+		name, healthz string
+		detect        policy.DetectLocal
+		cluster       bool
+		nodes         []*corev1.Node // the last one is this node's, which comes late
+		want          string
 	}{
-		{"a wrong name in a cluster", "", true, nil, "no Node object has this node's name"},
-		{"a wrong name in manifests", "", false, []*corev1.Node{node("b")}, "no Node object has this node's name"},
-		{"/healthz without an object", "--healthz-bind-address=127.0.0.1:1", false, nil, "no Node object has this node's name"},
-		{"no podCIDRs", local, true, []*corev1.Node{node("a")}, "no podCIDRs"},
-		{"manifests without nodes", "", false, nil, ""},
-		{"podCIDRs", local, true, []*corev1.Node{node("a", "10.244.0.0/24")}, ""},
-		{"podCIDRs that nobody needs", "", true, []*corev1.Node{node("a")}, ""},
+		{"a wrong name in a cluster", "", 0, true, nil, "no Node object has this node's name"},
+		{"a wrong name in manifests", "", 0, false, []*corev1.Node{node("b")}, "no Node object has this node's name"},
+		{"/healthz without an object", "127.0.0.1:1", 0, false, nil, "no Node object has this node's name"},
+		{"no podCIDRs", "", policy.DetectNodeCIDR, true, []*corev1.Node{node("a")}, "no podCIDRs"},
+		{"manifests without nodes", "", 0, false, nil, ""},
+		{"podCIDRs", "", policy.DetectNodeCIDR, true, []*corev1.Node{node("a", "10.244.0.0/24")}, ""},
+		{"podCIDRs that nobody needs", "", 0, true, []*corev1.Node{node("a")}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				o, err := runFlags(t, append(strings.Fields(test.flags), "--hostname-override=a")...)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if !test.cluster && test.flags == "" {
-					o.healthzAddress = "" // as with --manifests
-				}
+				o := Config{HealthzAddress: test.healthz, Policy: policy.Config{NodeName: "a", DetectLocal: test.detect}}
 				var log bytes.Buffer
-				d := newNodeDoubt(o, zerolog.New(&log), test.cluster)
+				d := newNodeDoubt(&o, zerolog.New(&log), test.cluster)
 				wait := func(duration time.Duration) (lines int) {
 					end := time.After(duration)
 					for {

@@ -1,4 +1,4 @@
-package main
+package node
 
 import (
 	"encoding/json"
@@ -34,7 +34,7 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 	sync := admin.NewSync()
 	sync.Queued(time.Unix(1000, 0))
 	sync.Applied(time.Unix(1000, 0), time.Unix(1001, 0), []time.Time{time.Unix(991, 0)})
-	metrics := slices.Concat((&proxy{}).ownMetrics(), manifestMetrics(nil), clusterMetrics(nil))
+	metrics := slices.Concat((&Proxy{}).ownMetrics(), manifestMetrics(nil), clusterMetrics(nil))
 	for i := range metrics {
 		metrics[i].Value = func() float64 { return 1 }
 	}
@@ -66,7 +66,7 @@ var documentedMetric = regexp.MustCompile("(?m)^\\| `((?:sluice|kubeproxy|rest_c
 // The documentation lists the metrics that there are, with kind and labels, and
 // no others.
 func TestDocumentedMetrics(t *testing.T) {
-	const path = "../../docs/metrics.md"
+	const path = "../docs/metrics.md"
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -116,7 +116,7 @@ func TestDocumentedMetrics(t *testing.T) {
 
 // The dashboard asks for metrics that there are, with labels that they have.
 func TestDashboardAsksForMetricsThatExist(t *testing.T) {
-	text, err := os.ReadFile("../../deploy/grafana/sluice.json")
+	text, err := os.ReadFile("../deploy/grafana/sluice.json")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package main
+package node
 
 import (
 	"sync"
@@ -7,8 +7,8 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// levelOf returns what a verbosity shows.
-func levelOf(verbosity int) zerolog.Level {
+// LevelOf returns what a verbosity shows.
+func LevelOf(verbosity int) zerolog.Level {
 	switch {
 	case verbosity >= 6:
 		return zerolog.TraceLevel
@@ -39,14 +39,14 @@ func (l *logVerbosity) set(v int, duration time.Duration) {
 		l.timer.Stop()
 	}
 	l.v, l.until = v, time.Now().Add(duration)
-	zerolog.SetGlobalLevel(levelOf(v))
+	zerolog.SetGlobalLevel(LevelOf(v))
 	var timer *time.Timer
 	timer = time.AfterFunc(duration, func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if l.timer == timer { // else it was set again meanwhile
 			l.v, l.until, l.timer = l.usual, time.Time{}, nil
-			zerolog.SetGlobalLevel(levelOf(l.usual))
+			zerolog.SetGlobalLevel(LevelOf(l.usual))
 		}
 	})
 	l.timer = timer
@@ -59,7 +59,7 @@ func (l *logVerbosity) setUsual(v int) {
 	l.usual = v
 	if l.timer == nil {
 		l.v = v
-		zerolog.SetGlobalLevel(levelOf(v))
+		zerolog.SetGlobalLevel(LevelOf(v))
 	}
 }
 

@@ -1,17 +1,18 @@
-package main
+package node
 
 import (
 	"slices"
 
-	"github.com/sluice-proxy/sluice/cmd/sluice/internal/doctor"
+	"github.com/sluice-proxy/sluice/host/tracking"
 	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/redirect/firewall"
 	"github.com/sluice-proxy/sluice/service"
 )
 
 // openHost opens the watcher of this node's network stack and reads the first state.
-func (p *proxy) openHost() error {
-	watcher, err := hostnet.Open(hostnet.Options{Pods: p.options.podInterfaces(), Logger: p.log})
+func (p *Proxy) openHost() error {
+	watcher, err := hostnet.Open(hostnet.Options{Pods: p.config.PodInterfaces, Logger: p.log})
 	if err != nil {
 		return err
 	}
@@ -21,25 +22,24 @@ func (p *proxy) openHost() error {
 		return err
 	}
 	p.setHost(state)
-	if p.options.podInterfaces() != nil && len(state.PodRanges) == 0 {
-		p.log.Warn().Str("detect_local_mode", p.options.detectLocal.value).
-			Msg("no address is routed to an interface of pods yet: until one is, no client counts as a pod of this node")
+	if p.config.PodInterfaces != nil && len(state.PodRanges) == 0 {
+		p.log.Warn().Msg("no address is routed to an interface of pods yet: until one is, no client counts as a pod of this node")
 	}
 	return nil
 }
 
 // setHost stores this node's addresses and pods.
-func (p *proxy) setHost(s hostnet.State) {
+func (p *Proxy) setHost(s hostnet.State) {
 	p.host.Store(&s)
 	drained := p.policy.Drained
-	p.policy = p.options.config(s)
-	p.policy.Drained = drained
+	p.policy = p.config.Policy
+	p.policy.NodeAddresses, p.policy.PodRanges, p.policy.Drained = s.Addresses, s.PodRanges, drained
 	// The next snapshot contains it.
-	p.store.Apply(service.Change{Host: &service.Host{Addresses: slices.Concat(s.Addresses, p.options.nodeIPs), Broadcasts: s.Broadcasts}})
+	p.store.Apply(service.Change{Host: &service.Host{Addresses: slices.Concat(s.Addresses, p.config.Policy.NodeIPs), Broadcasts: s.Broadcasts}})
 }
 
 // hostChanged applies changed addresses and pods of this node (A4.4, A4.6).
-func (p *proxy) hostChanged(s hostnet.State) {
+func (p *Proxy) hostChanged(s hostnet.State) {
 	p.setHost(s)
 	p.log.Debug().Int("addresses", len(s.Addresses)).Int("pod_ranges", len(s.PodRanges)).Msg("this node's addresses or pods have changed")
 	if p.table != nil { // else the first configuration takes them
@@ -50,8 +50,8 @@ func (p *proxy) hostChanged(s hostnet.State) {
 
 // tellForwardPolicies logs rules for forwarded packets once: they do not see
 // packets to Services, although their author may expect that.
-func (p *proxy) tellForwardPolicies() {
-	found, err := doctor.ForwardPolicies()
+func (p *Proxy) tellForwardPolicies() {
+	found, err := firewall.ForwardPolicies()
 	if err != nil {
 		p.log.Debug().Err(err).Msg("rules for forwarded packets are not known")
 	}
@@ -62,20 +62,32 @@ func (p *proxy) tellForwardPolicies() {
 
 // tellTracking logs once that connections to endpoints are kept in connection tracking,
 // and why, or that --conntrack asks for what the steering mode cannot do.
-func (p *proxy) tellTracking() {
+func (p *Proxy) tellTracking() {
 	if p.keptTold {
 		return
 	}
 	traits := p.steer.Traits()
 	if traits.Replies.Tracking == nil {
 		p.keptTold = true
-		if asked := p.options.steering.conntrack.value; asked == string(redirect.Bypass) {
-			p.log.Warn().Str("redirect", traits.Name).Msg("--conntrack=" + asked + " has no effect: in this mode, connections to endpoints do not bypass connection tracking")
+		if asked := p.config.Steering.Conntrack; asked == redirect.Bypass {
+			p.log.Warn().Str("redirect", traits.Name).Msg("--conntrack=" + string(asked) + " has no effect: in this mode, connections to endpoints do not bypass connection tracking")
 		}
 		return
 	}
 	if why, kept := traits.Replies.Tracking.Kept(); kept {
 		p.keptTold = true
 		p.log.Info().Str("because", why).Msg("connections to endpoints are kept in connection tracking")
+	}
+}
+
+// setConntrack makes kube-proxy's settings in its place, as far as that is allowed:
+// a container that is not privileged may only set timeouts.
+func (p *Proxy) setConntrack() {
+	set, problems := p.config.Tracking.Apply(tracking.Host())
+	if len(set) > 0 {
+		p.log.Info().Strs("sysctls", set).Msg("connection tracking is set as kube-proxy sets it")
+	}
+	for _, problem := range problems {
+		p.log.Warn().Err(problem).Msg("connection tracking is not set as kube-proxy sets it; hostPorts and masqueraded traffic depend on it: set it on the node")
 	}
 }

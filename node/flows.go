@@ -1,4 +1,4 @@
-package main
+package node
 
 import (
 	"errors"
@@ -13,13 +13,6 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// The values of --datapath.
-const (
-	pathAuto   = "auto"
-	pathKernel = "kernel"
-	pathRelay  = "relay"
-)
-
 // flows are the kernel's data path, with an event loop of its own.
 type flows struct {
 	loop   *poll.Loop
@@ -28,12 +21,12 @@ type flows struct {
 
 // dataPathHere returns why all connections are relayed, or nil. It is an error if
 // --datapath asks for the kernel, which cannot.
-func (o *runOptions) dataPathHere() (why, err error) {
-	if o.dataPath.value == pathRelay {
+func (o *Config) dataPathHere() (why, err error) {
+	if o.relaysAll() {
 		return errors.New("--datapath says so"), o.endFlows()
 	}
 	if err := flow.Try(); err != nil {
-		if o.dataPath.value == pathKernel {
+		if o.DataPath == KernelPath {
 			return nil, fmt.Errorf("--datapath kernel: %w", err)
 		}
 		return err, nil
@@ -42,10 +35,10 @@ func (o *runOptions) dataPathHere() (why, err error) {
 }
 
 // openFlows puts the kernel's data path in front of the relays.
-func (p *proxy) openFlows(logging datagram.Logging, transports map[service.Protocol]listener.Transport) error {
-	o := p.options
-	tcp := o.stream.MaxConnections == 0 && o.stream.MaxServiceConnections == 0 && o.stream.MaxNamespaceConnections == 0
-	udp := o.datagram.MaxSessions == 0 && o.datagram.MaxServiceSessions == 0
+func (p *Proxy) openFlows(logging datagram.Logging, transports map[service.Protocol]listener.Transport) error {
+	o := &p.config
+	tcp := o.Stream.MaxConnections == 0 && o.Stream.MaxServiceConnections == 0 && o.Stream.MaxNamespaceConnections == 0
+	udp := o.Datagram.MaxSessions == 0 && o.Datagram.MaxServiceSessions == 0
 	if !tcp && !udp {
 		return errors.New("the limits of connections and UDP sessions that flags set are the relay's")
 	}
@@ -59,21 +52,21 @@ func (p *proxy) openFlows(logging datagram.Logging, transports map[service.Proto
 		ports = [2]uint16{replies.FirstPort, replies.LastPort}
 	}
 	server, err := flow.New(flow.Options{
-		MaxFlows:          o.maxFlows,
-		BPFRoot:           o.steering.bpfRoot,
-		Name:              o.steering.table,
-		Keep:              o.keepFlows.value == "always" || o.keepFlows.value == pathAuto && p.cluster != nil,
+		MaxFlows:          o.MaxFlows,
+		BPFRoot:           o.Steering.BPFRoot,
+		Name:              o.Steering.Table,
+		Keep:              o.KeepFlows,
 		Loop:              loop,
-		Shard:             p.conntrack.Shard(o.workers),
+		Shard:             p.conntrack.Shard(o.Workers),
 		Table:             p.conntrack,
 		SameLink:          func(a, b netip.Addr) bool { return p.host.Load().SameLink(a, b) },
 		Links:             func() []hostnet.Link { return p.host.Load().Links() },
 		ReplyPorts:        ports,
-		Shortcuts:         o.shortcuts.value == "auto",
-		IdleTimeout:       o.relay.IdleTimeout,
-		HalfClosedTimeout: o.relay.HalfClosedTimeout,
-		UDPTimeout:        o.datagram.Timeout,
-		UDPStreamTimeout:  o.datagram.StreamTimeout,
+		Shortcuts:         o.Shortcuts,
+		IdleTimeout:       o.Relay.IdleTimeout,
+		HalfClosedTimeout: o.Relay.HalfClosedTimeout,
+		UDPTimeout:        o.Datagram.Timeout,
+		UDPStreamTimeout:  o.Datagram.StreamTimeout,
 		WantsUDP:          logging.Wants,
 		Logger:            p.log,
 	})
@@ -100,10 +93,13 @@ func (p *proxy) openFlows(logging datagram.Logging, transports map[service.Proto
 	return nil
 }
 
+// relaysAll reports whether the kernel is to forward nothing.
+func (o *Config) relaysAll() bool { return o.DataPath == RelayPath || o.DataPath == "" }
+
 // endFlows removes what a process with another --datapath left: nobody would follow its
 // connections.
-func (o *runOptions) endFlows() error {
-	_, err := flow.Cleanup(o.steering.bpfRoot, o.steering.table, 0)
+func (o *Config) endFlows() error {
+	_, err := flow.Cleanup(o.Steering.BPFRoot, o.Steering.Table, 0)
 	return err
 }
 

@@ -1,4 +1,4 @@
-package main
+package node
 
 import (
 	"errors"
@@ -44,13 +44,13 @@ const (
 	flowsPatience = 20 * time.Second
 )
 
-// proxy is the whole of sluice run, wired together. Its rooms, in the order in
+// Proxy is the whole of sluice run, wired together. Its rooms, in the order in
 // which a change travels: source, store, policy, listeners, steering.
-type proxy struct {
-	options *runOptions
-	log     zerolog.Logger
+type Proxy struct {
+	config Config
+	log    zerolog.Logger
 
-	source    source
+	source    Objects
 	manifests *manifests.Watcher // the source, if it is a directory
 	cluster   *kubernetes.Source // the source, if it is a cluster
 	events    *kubernetes.Events // nil without a cluster
@@ -96,38 +96,33 @@ type proxy struct {
 	repairs  atomic.Uint64 // times that kernel state was restored
 	noLocal  atomic.Pointer[admin.NoLocalEndpoints]
 
-	file          atomic.Pointer[runOptions]        // those of the configuration file's last content that was usable
-	flags         atomic.Pointer[map[string]string] // the options in force, by the flags' names
-	restartFields atomic.Int64                      // fields of that which a restart would put into force
-	reported      map[service.Problem]bool
-	lines         once.Lines   // about problems, for each namespace
-	trouble       once.Trouble // what notInForce said
-	maintained    time.Time    // when maintenance ended last; run's goroutine's
+	reported   map[service.Problem]bool
+	lines      once.Lines   // about problems, for each namespace
+	trouble    once.Trouble // what notInForce said
+	maintained time.Time    // when maintenance ended last; run's goroutine's
 }
 
-// newProxy creates everything that can fail before it changes anything in the
-// kernel. If it fails, it closes what it has opened.
-func newProxy(o *runOptions, log zerolog.Logger) (*proxy, error) {
-	p := &proxy{
-		options:  o,
+// New creates everything that can fail before it changes anything in the kernel. If it
+// fails, it closes what it has opened. The error is kubernetes.ErrNoCluster if config
+// names no source and the process is not in a pod.
+func New(config Config, log zerolog.Logger) (*Proxy, error) {
+	if config.Flags == nil {
+		config.Flags = func() map[string]string { return nil }
+	}
+	p := &Proxy{
+		config:   config,
 		log:      log,
-		store:    service.NewStore(o.store()),
+		store:    service.NewStore(config.Store),
 		reported: make(map[service.Problem]bool),
 		fatal:    make(chan error, 1),
 		requests: make(chan func()),
 	}
-	p.file.Store(o)
-	p.verbosity = newLogVerbosity(o.verbosity)
+	p.verbosity = newLogVerbosity(config.Verbosity)
 	p.metricsConns.Max = metricsConnections
-	o.logIgnored(p.log)
-	if o.serviceProxyName != "" && len(o.serviceCIDRs) > 0 {
-		p.log.Warn().Msg("--service-cidr is not used with --service-proxy-name: the ranges are the other proxy's, and the cluster IPs of our own Services are ours")
-	}
-	o.adjustOOMScore(p.log)
 	if err := p.openSource(); err != nil {
 		return nil, err
 	}
-	p.node = newNodeDoubt(o, p.log, p.cluster != nil)
+	p.node = newNodeDoubt(&p.config, p.log, p.cluster != nil)
 	if err := p.open(); err != nil {
 		p.close()
 		return nil, err
@@ -135,16 +130,16 @@ func newProxy(o *runOptions, log zerolog.Logger) (*proxy, error) {
 	return p, nil
 }
 
-func (p *proxy) open() error {
-	o := p.options
+func (p *Proxy) open() error {
+	o := &p.config
 	limits, err := o.limits()
 	if err != nil {
 		return err
 	}
-	if err := sys.CheckCongestion(o.stream.Congestion); err != nil {
-		return fmt.Errorf("--congestion-control %s: %w; sysctl net.ipv4.tcp_available_congestion_control lists what the kernel has", o.stream.Congestion, err)
+	if err := sys.CheckCongestion(o.Stream.Congestion); err != nil {
+		return fmt.Errorf("--congestion-control %s: %w; sysctl net.ipv4.tcp_available_congestion_control lists what the kernel has", o.Stream.Congestion, err)
 	}
-	if p.lock, err = redirect.AcquireLock(o.steering.table); err != nil {
+	if p.lock, err = redirect.AcquireLock(o.Steering.Table); err != nil {
 		var locked *redirect.LockedError
 		if errors.As(err, &locked) {
 			return fmt.Errorf("another sluice serves this node: %w; stop it first, or give this one a network namespace of its own", err)
@@ -155,8 +150,8 @@ func (p *proxy) open() error {
 	if err := p.openHost(); err != nil {
 		return err
 	}
-	modes := o.steering.choose(o.nodeIPs)
-	modes.Routes.SplitLate = o.dataPath.value != pathRelay // few of its connections need a rule
+	modes := o.Steering
+	modes.Routes.SplitLate = !o.relaysAll() // few of its connections need a rule
 	choice, err := choose.Open(modes)
 	if err != nil {
 		return err
@@ -173,21 +168,17 @@ func (p *proxy) open() error {
 		return err
 	}
 	p.started, p.maxConnections = time.Now(), limits.stream.MaxConnections
-	p.takeFlags()
 	if err := p.openLive(); err != nil {
 		return err
 	}
-	if o.metricsAddress != "" {
+	if o.MetricsAddress != "" {
 		p.sync = admin.NewSync()
-		p.pages = admin.Pages{Metrics: p.registry(), Mode: func() string { return p.file.Load().proxyModeText() }, Flags: func() map[string]string { return *p.flags.Load() }, Version: version, Profiling: o.profiling}
-		if o.kubeProxy != nil {
-			p.pages.Config = func() any { return p.file.Load().kubeProxy }
-		}
-		if p.metrics, err = admin.Listen(o.metricsAddress); err != nil && (o.hardFail || p.cluster == nil) {
+		p.pages = admin.Pages{Metrics: p.registry(), Mode: o.ProxyMode, Flags: o.Flags, Config: o.KubeProxy, Version: o.Version, Profiling: o.Profiling}
+		if p.metrics, err = admin.Listen(o.MetricsAddress); err != nil && (o.HardFail || p.cluster == nil) {
 			return err
 		}
 	}
-	p.health = health.New(health.Options{Address: o.healthzAddress, Logger: p.log, Event: p.sendHealth, Sockets: p.manager})
+	p.health = health.New(health.Options{Address: o.HealthzAddress, Logger: p.log, Event: p.sendHealth, Sockets: p.manager})
 	p.log.Debug().
 		Int("workers", len(p.loops)).
 		Int("max_connections", limits.stream.MaxConnections).
@@ -202,19 +193,21 @@ func (p *proxy) open() error {
 }
 
 // logSquatters names who has the name of the lock and may not steer.
-func (p *proxy) logSquatters() {
+func (p *Proxy) logSquatters() {
 	const most = 3
 	for _, h := range p.lock.Squatters[:min(len(p.lock.Squatters), most)] {
 		p.log.Warn().Int("pid", h.PID).Uint32("uid", h.UID).Msg("a process without CAP_NET_ADMIN has a socket with the name of the proxy's lock; it is passed over")
 	}
 }
 
-func (p *proxy) openAccessLog() (err error) {
-	o := p.options
-	if o.accessLog == "off" {
+func (p *Proxy) openAccessLog() (err error) {
+	o := &p.config
+	if o.AccessLog.Path == Off {
 		return nil
 	}
-	p.accessLog, err = conntrack.OpenLog(conntrack.LogOptions{Path: o.accessLog, Console: o.accessLogFormat.value == "console", Keep: o.records.keep(), Logger: p.log, Rate: o.recordRate()})
+	options := o.AccessLog
+	options.Logger = p.log
+	p.accessLog, err = conntrack.OpenLog(options)
 	return err
 }
 
@@ -223,8 +216,8 @@ const mostHeld = 64 << 20
 
 // makeLoops creates the event loops and what uses them: relay, table of connections,
 // listeners.
-func (p *proxy) makeLoops(limits limits) error {
-	o := p.options
+func (p *Proxy) makeLoops(limits limits) error {
+	o := &p.config
 	// A nil *Log would be a Sink that is not nil.
 	var sink conntrack.Sink
 	if p.accessLog != nil {
@@ -234,23 +227,22 @@ func (p *proxy) makeLoops(limits limits) error {
 	if err != nil {
 		return err
 	}
-	shards := o.workers
+	shards := o.Workers
 	if why == nil {
 		shards++ // the last one is of kernel flows
 	}
-	p.conntrack = conntrack.NewTable(conntrack.Options{Shards: shards, Sink: sink, Opens: o.records.opens})
-	relaying := o.relay
-	relaying.Splice = o.splice.value == "auto"
-	relaying.EndpointLiveness, relaying.GoneAfter = stream.Liveness(o.stream.KeepAlive), 2*o.stream.KeepAlive
+	p.conntrack = conntrack.NewTable(conntrack.Options{Shards: shards, Sink: sink, Opens: o.RecordOpens})
+	relaying := o.Relay
+	relaying.EndpointLiveness, relaying.GoneAfter = stream.Liveness(o.Stream.KeepAlive), 2*o.Stream.KeepAlive
 	p.relay = relay.New(relaying)
 	p.messages = message.New(message.Config{
-		MaxMessage:   o.stream.MaxMessage,
-		MaxHeld:      max(mostHeld, 8*int64(o.stream.MaxMessage)),
-		IdleTimeout:  o.relay.IdleTimeout,
-		CloseTimeout: o.relay.HalfClosedTimeout,
+		MaxMessage:   o.Stream.MaxMessage,
+		MaxHeld:      max(mostHeld, 8*int64(o.Stream.MaxMessage)),
+		IdleTimeout:  o.Relay.IdleTimeout,
+		CloseTimeout: o.Relay.HalfClosedTimeout,
 	})
 	var loops []*poll.Loop
-	for range o.workers {
+	for range o.Workers {
 		loop, err := poll.New()
 		if err != nil {
 			return err
@@ -258,16 +250,12 @@ func (p *proxy) makeLoops(limits limits) error {
 		p.loops = append(p.loops, stream.Loop{Poll: loop, Relay: p.relay.NewWorker(loop), Messages: p.messages.NewWorker(loop)})
 		loops = append(loops, loop)
 	}
-	defaults := o.balancer
-	if o.manifests == "" {
+	defaults := o.Balancer
+	if p.cluster != nil {
 		p.rank = &balancer.Rank{}
 		defaults.Rank = p.rank
 	}
-	if defaults.Algorithm, err = balancer.Parse(o.algorithm.value); err != nil {
-		return fmt.Errorf("--balancer: %w", err)
-	}
 	limits.stream.Balancer, limits.datagram.Balancer = defaults, defaults
-	limits.datagram.Log = datagram.Logging(o.accessLogUDP.value)
 	rules := upstream.New(p.steer.Traits(), func(a, b netip.Addr) bool { return p.host.Load().SameLink(a, b) }, p.log)
 	p.stream = stream.New(stream.Options{
 		Config:   limits.stream,
@@ -289,18 +277,18 @@ func (p *proxy) makeLoops(limits limits) error {
 	if why == nil {
 		if why = p.openFlows(limits.datagram.Log, transports); why == nil {
 			loops = append(loops, p.flows.loop)
-		} else if o.dataPath.value == pathKernel {
+		} else if o.DataPath == KernelPath {
 			return fmt.Errorf("--datapath kernel: %w", why)
 		}
 	}
-	if why != nil && o.dataPath.value != pathRelay {
+	if why != nil && !o.relaysAll() {
 		p.log.Info().Str("because", why.Error()).Msg("all connections are relayed")
 	}
 	p.manager = listener.New(listener.Options{
 		Transports:    transports,
 		MaxBound:      limits.claims,
 		Descriptors:   p.stream,
-		ServiceCIDRs:  o.serviceRanges(),
+		ServiceCIDRs:  o.Policy.ServiceCIDRs,
 		HostAddresses: func() []netip.Addr { return p.host.Load().Addresses },
 		Loops:         loops,
 		Table:         p.conntrack,

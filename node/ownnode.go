@@ -1,10 +1,11 @@
-package main
+package node
 
 import (
 	"time"
 
 	"github.com/rs/zerolog"
 
+	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -29,9 +30,9 @@ type nodeDoubt struct {
 	told    bool        // it is in the log
 }
 
-func newNodeDoubt(o *runOptions, log zerolog.Logger, cluster bool) *nodeDoubt {
-	d := &nodeDoubt{log: log, name: o.hostname, podCIDRs: o.detectLocal.value == detectNodeCIDR, timer: time.NewTimer(nodePatience)}
-	d.needed = cluster || o.healthzAddress != "" || d.podCIDRs
+func newNodeDoubt(o *Config, log zerolog.Logger, cluster bool) *nodeDoubt {
+	d := &nodeDoubt{log: log, name: o.Policy.NodeName, podCIDRs: o.Policy.DetectLocal == policy.DetectNodeCIDR, timer: time.NewTimer(nodePatience)}
+	d.needed = cluster || o.HealthzAddress != "" || d.podCIDRs
 	d.timer.Stop()
 	return d
 }

@@ -1,4 +1,4 @@
-package main
+package node
 
 import (
 	"context"
@@ -20,9 +20,10 @@ import (
 	"github.com/sluice-proxy/sluice/source/manifests"
 )
 
-// run serves until ctx ends, and reopens the access log at each hangup. It returns
-// nil after an orderly stop.
-func (p *proxy) run(ctx context.Context, hangups <-chan os.Signal) error {
+// Run serves until ctx ends, and reopens the access log at each hangup. beside runs with
+// it, and ends it by an error. Run returns nil after an orderly stop. It is called once,
+// and sets GOMAXPROCS and the collector's share of memory for the process.
+func (p *Proxy) Run(ctx context.Context, hangups <-chan os.Signal, beside ...func(context.Context) error) error {
 	defer p.close()
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
@@ -34,7 +35,7 @@ func (p *proxy) run(ctx context.Context, hangups <-chan os.Signal) error {
 		procs++
 	}
 	runtime.GOMAXPROCS(procs)
-	failed := make(chan error, len(p.loops)+5)
+	failed := make(chan error, len(p.loops)+5+len(beside))
 	start := func(f func() error) {
 		running.Go(func() {
 			if err := f(); err != nil {
@@ -60,7 +61,7 @@ func (p *proxy) run(ctx context.Context, hangups <-chan os.Signal) error {
 			return err
 		}
 	}
-	if p.options.metricsAddress != "" {
+	if p.config.MetricsAddress != "" {
 		running.Go(func() { p.serveMetrics(ctx) })
 	}
 	changes := make(chan service.Change)
@@ -75,11 +76,11 @@ func (p *proxy) run(ctx context.Context, hangups <-chan os.Signal) error {
 		return p.hostWatcher.Run(ctx, func(s hostnet.State) { sendTo(ctx, hosts, s) })
 	})
 	go p.events.Run(ctx)
-	if p.options.configFile != "" {
-		start(func() error { return p.followConfig(ctx) })
+	for _, f := range beside {
+		start(func() error { return f(ctx) })
 	}
 	go p.reopenAccessLog(ctx, hangups)
-	if p.options.records.interval > 0 {
+	if p.config.RecordInterval > 0 {
 		go p.remind(ctx)
 	}
 
@@ -127,7 +128,7 @@ func sendTo[T any](ctx context.Context, to chan<- T, value T) {
 }
 
 // apply applies a change of the configuration.
-func (p *proxy) apply(c service.Change) {
+func (p *Proxy) apply(c service.Change) {
 	snap := p.store.Apply(c)
 	if p.table == nil {
 		letGo(c)
@@ -141,11 +142,11 @@ func (p *proxy) apply(c service.Change) {
 
 // enforce applies a snapshot with the node's current state. triggers are the times
 // at which its changes happened, as far as known.
-func (p *proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
+func (p *Proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
 	begin := time.Now()
 	p.node.update(snap)
 	if p.rank != nil {
-		p.rank.Set(p.options.hostname, snap.Node.PodCIDRs, p.policy.ClusterCIDRs)
+		p.rank.Set(p.config.Policy.NodeName, snap.Node.PodCIDRs, p.policy.ClusterCIDRs)
 	}
 	p.table = policy.Compile(p.table, snap, p.policy)
 	p.health.Queued()
@@ -162,7 +163,7 @@ func (p *proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
 }
 
 // inForce records that the last configuration is completely in force.
-func (p *proxy) inForce() {
+func (p *Proxy) inForce() {
 	p.health.Applied()
 	p.trouble.Over()
 	p.wrong.Store(nil)
@@ -170,18 +171,18 @@ func (p *proxy) inForce() {
 		return
 	}
 	go settleMemory()
-	event := p.log.Info().Str("version", version).Str("node", p.options.hostname).Str("redirect", p.steer.Traits().Name)
+	event := p.log.Info().Str("version", p.config.Version).Str("node", p.config.Policy.NodeName).Str("redirect", p.steer.Traits().Name)
 	if p.manifests != nil {
 		found := p.manifests.Stats()
 		event = event.Int("files", found.Files).Int("objects_passed_over", sum(found.PassedOver))
 	}
 	event.Int("service_ports", servicePorts(p.table.Snapshot())).Msg("ready")
-	p.events.Send(kubernetes.Event{Reason: "Starting", Action: "StartKubeProxy", Note: "sluice " + version + " serves the Services of this node"})
+	p.events.Send(kubernetes.Event{Reason: "Starting", Action: "StartKubeProxy", Note: "sluice " + p.config.Version + " serves the Services of this node"})
 }
 
 // notInForce records that a part of it is not. It logs the same error once only, as
 // the retries would fill the log.
-func (p *proxy) notInForce(err error) {
+func (p *Proxy) notInForce(err error) {
 	p.failures.Add(1)
 	text := err.Error()
 	p.wrong.Store(&text)
@@ -192,7 +193,7 @@ func (p *proxy) notInForce(err error) {
 }
 
 // countNoLocal counts the service ports that this node drops (A3.16).
-func (p *proxy) countNoLocal() {
+func (p *Proxy) countNoLocal() {
 	var n admin.NoLocalEndpoints
 	for f := range n {
 		n[f].Internal, n[f].External = p.table.NoLocalEndpoints(service.Family(f))
@@ -202,7 +203,7 @@ func (p *proxy) countNoLocal() {
 
 // reportProblems logs each problem of a snapshot once, and again when it returns. If
 // a namespace has too many in a minute, the others are logged with a later change.
-func (p *proxy) reportProblems(snap *service.Snapshot) {
+func (p *Proxy) reportProblems(snap *service.Snapshot) {
 	current := make(map[service.Problem]bool, len(snap.Problems))
 	now := time.Now()
 	for _, problem := range snap.Problems {
@@ -216,7 +217,7 @@ func (p *proxy) reportProblems(snap *service.Snapshot) {
 			continue
 		}
 		current[problem] = true
-		logProblem(p.log, p.manifests, problem)
+		LogProblem(p.log, p.manifests, problem)
 		p.sendProblem(problem)
 		if last {
 			p.log.Warn().Str("object", subject).Msgf("had %d problems in a minute: further ones are logged with a later change; sluice_config_problems counts them all", once.PerMinute)
@@ -225,9 +226,9 @@ func (p *proxy) reportProblems(snap *service.Snapshot) {
 	p.reported = current
 }
 
-// logProblem logs a problem of an object, with its file and line if it is of a
+// LogProblem logs a problem of an object, with its file and line if it is of a
 // manifest. from may be nil.
-func logProblem(log zerolog.Logger, from *manifests.Watcher, problem service.Problem) {
+func LogProblem(log zerolog.Logger, from *manifests.Watcher, problem service.Problem) {
 	if from != nil {
 		if where := from.Where(problem.Object); where != "" {
 			log.Warn().Msgf("%s: %s: %s", where, problem.Object, problem.Text)
@@ -247,7 +248,7 @@ func namespaceOf(object string) string {
 	return object
 }
 
-func (p *proxy) maintain() {
+func (p *Proxy) maintain() {
 	defer func() { p.maintained = time.Now() }()
 	complete := p.manager.Complete()
 	repaired, err := p.manager.Maintain()
@@ -266,7 +267,7 @@ func (p *proxy) maintain() {
 }
 
 // nextMaintenance is shorter while something is not in force.
-func (p *proxy) nextMaintenance() time.Duration {
+func (p *Proxy) nextMaintenance() time.Duration {
 	if p.trouble.Lasts() {
 		return min(retryTrouble, p.manager.NextMaintenance())
 	}
@@ -278,7 +279,7 @@ const retryTrouble = 500 * time.Millisecond
 
 // reopenAccessLog reopens the access log at each hangup, until ctx ends. It has its
 // own goroutine, as opening and writing a file may block.
-func (p *proxy) reopenAccessLog(ctx context.Context, hangups <-chan os.Signal) {
+func (p *Proxy) reopenAccessLog(ctx context.Context, hangups <-chan os.Signal) {
 	for {
 		select {
 		case <-hangups:
@@ -297,7 +298,7 @@ func (p *proxy) reopenAccessLog(ctx context.Context, hangups <-chan os.Signal) {
 // stop ends what run has started, in an order in which no client has to wait: first
 // SCTP, whose ABORTs need the routes, then steering, then connections, then the records
 // are written.
-func (p *proxy) stop() {
+func (p *Proxy) stop() {
 	dropped := p.conntrack.Stats().Dropped
 	p.within(stopPatience, "associations are cut without an ABORT", p.stream.SCTP().End)
 	if err := p.steer.Close(); err != nil {
@@ -314,7 +315,7 @@ func (p *proxy) stop() {
 }
 
 // within ends a part, and says in the log what it means if that takes too long.
-func (p *proxy) within(patience time.Duration, otherwise string, stop func(context.Context) error) {
+func (p *Proxy) within(patience time.Duration, otherwise string, stop func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := stop(ctx); err != nil {
@@ -322,8 +323,8 @@ func (p *proxy) within(patience time.Duration, otherwise string, stop func(conte
 	}
 }
 
-// close releases what newProxy has opened.
-func (p *proxy) close() {
+// close releases what New has opened.
+func (p *Proxy) close() {
 	if p.health != nil {
 		p.health.Close()
 	}

@@ -1,4 +1,4 @@
-package main
+package node
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 // a cluster it goes nowhere.
 
 // sendProblem tells whoever looks after a Service what is wrong with it.
-func (p *proxy) sendProblem(problem service.Problem) {
+func (p *Proxy) sendProblem(problem service.Problem) {
 	name, ok := strings.CutPrefix(problem.Object, service.KindService.String()+" ")
 	if !ok {
 		return
@@ -29,16 +29,16 @@ func (p *proxy) sendProblem(problem service.Problem) {
 }
 
 // sendPort tells that a port of a Service is not served here.
-func (p *proxy) sendPort(svc service.Name, text string) {
-	p.events.Send(kubernetes.Event{Service: svc, Warning: true, Reason: "FailedToClaimPort", Action: "Listen", Note: text + " (node " + p.options.hostname + ")"})
+func (p *Proxy) sendPort(svc service.Name, text string) {
+	p.events.Send(kubernetes.Event{Service: svc, Warning: true, Reason: "FailedToClaimPort", Action: "Listen", Note: text + " (node " + p.config.Policy.NodeName + ")"})
 }
 
 // sendHealth tells that a port for health checks is not served.
-func (p *proxy) sendHealth(svc service.Name, reason, text string) {
+func (p *Proxy) sendHealth(svc service.Name, reason, text string) {
 	action := "Listen"
 	if svc == (service.Name{}) {
 		action = "StartKubeProxy"
-		if p.options.hardFail {
+		if p.config.HardFail {
 			select {
 			case p.fatal <- errors.New("/healthz and /livez: " + text):
 			default: // it ends already
@@ -53,8 +53,8 @@ func (p *proxy) sendHealth(svc service.Name, reason, text string) {
 const metricsRetry = 5 * time.Second
 
 // serveMetrics answers on the address of the metrics until ctx ends.
-func (p *proxy) serveMetrics(ctx context.Context) {
-	listen := func() (net.Listener, error) { return admin.Listen(p.options.metricsAddress) }
+func (p *Proxy) serveMetrics(ctx context.Context) {
+	listen := func() (net.Listener, error) { return admin.Listen(p.config.MetricsAddress) }
 	admin.NewServer(p.pages, &p.metricsConns).Keep(ctx, p.metrics, listen, metricsRetry, p.tellServed("the metrics are", func(err error) {
 		p.events.Send(kubernetes.Event{Warning: true, Reason: "FailedToStartMetricServer", Action: "StartKubeProxy", Note: err.Error()})
 	}))

@@ -1,4 +1,4 @@
-package doctor
+package firewall
 
 import (
 	"bytes"
@@ -11,10 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/nftables"
+	nft "github.com/google/nftables"
 	"github.com/google/nftables/expr"
-
-	"github.com/sluice-proxy/sluice/redirect/kubeproxy"
 )
 
 // ForwardPolicies names what judges packets that this node forwards, in nftables
@@ -30,21 +28,25 @@ func ForwardPolicies() ([]string, error) {
 // isPasser reports whether a chain is kube-proxy's or ours, which judge no packets of
 // others.
 func isPasser(chain string) bool {
-	return strings.HasPrefix(chain, kubeProxyChains) || strings.HasPrefix(chain, "SLUICE-")
+	return strings.HasPrefix(chain, kubeProxyPrefix) || strings.HasPrefix(chain, "SLUICE-")
 }
 
 func forwardInNFTables() ([]string, error) {
-	conn, chains, err := kubeproxy.NFTChains(0)
+	conn, err := nft.New()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	chains, err := conn.ListChains()
+	if err != nil && !noTables(err) {
+		return nil, fmt.Errorf("nftables: %w", err)
 	}
 	var found []string
 	for _, c := range chains {
-		ip := c.Table.Family == nftables.TableFamilyIPv4 || c.Table.Family == nftables.TableFamilyIPv6 || c.Table.Family == nftables.TableFamilyINet
-		if !ip || c.Hooknum == nil || *c.Hooknum != *nftables.ChainHookForward || c.Table.Name == kubeProxyTable {
+		ip := c.Table.Family == nft.TableFamilyIPv4 || c.Table.Family == nft.TableFamilyIPv6 || c.Table.Family == nft.TableFamilyINet
+		if !ip || c.Hooknum == nil || *c.Hooknum != *nft.ChainHookForward || c.Table.Name == kubeProxyTable {
 			continue
 		}
-		judges := c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop
+		judges := c.Policy != nil && *c.Policy == nft.ChainPolicyDrop
 		if !judges {
 			rules, err := conn.GetRules(c.Table, c)
 			if err != nil {
@@ -60,7 +62,7 @@ func forwardInNFTables() ([]string, error) {
 }
 
 // judgesPackets reports whether a rule decides about packets, or has a chain do so.
-func judgesPackets(r *nftables.Rule) bool {
+func judgesPackets(r *nft.Rule) bool {
 	return slices.ContainsFunc(r.Exprs, func(e expr.Any) bool {
 		switch e := e.(type) {
 		case *expr.Verdict:

@@ -1,4 +1,4 @@
-package main
+package node
 
 import (
 	"cmp"
@@ -44,7 +44,7 @@ func sessionFiles(sessions int) int { return sessions + sessions/4 }
 
 // limits divides the descriptors of this process, so that connections can never take
 // those that the proxy itself needs, and one service can never take all.
-func (o *runOptions) limits() (limits, error) {
+func (o *Config) limits() (limits, error) {
 	files, err := sys.RaiseFileLimit()
 	if err != nil {
 		return limits{}, err
@@ -53,8 +53,8 @@ func (o *runOptions) limits() (limits, error) {
 }
 
 // shareOut is limits for a given number of descriptors.
-func (o *runOptions) shareOut(files int) (limits, error) {
-	l := limits{stream: o.stream, datagram: o.datagram}
+func (o *Config) shareOut(files int) (limits, error) {
+	l := limits{stream: o.Stream, datagram: o.Datagram}
 	tcp, udp := &l.stream, &l.datagram
 	// Few sessions, as most descriptors are for TCP connections, and an answered session
 	// can make room for another without harm. With the million files of a container it is
@@ -62,14 +62,14 @@ func (o *runOptions) shareOut(files int) (limits, error) {
 	// clients in each of the 30 s of a session's timeout.
 	udp.MaxSessions = cmp.Or(udp.MaxSessions, min(max(files/32, 16), mostSessions))
 	udp.MaxServiceSessions = cmp.Or(udp.MaxServiceSessions, udp.MaxSessions)
-	l.listeners = cmp.Or(o.maxListeners, min(max(files/32, 2), mostListeners))
+	l.listeners = cmp.Or(o.MaxListeners, min(max(files/32, 2), mostListeners))
 	tcp.MaxListeners, udp.MaxListeners = max(l.listeners/2, 1), max(l.listeners/2, 1)
-	tcp.Descriptors = files - ownFiles - 2*o.relay.MaxPipes - l.listeners - sessionFiles(udp.MaxSessions)
+	tcp.Descriptors = files - ownFiles - 2*o.Relay.MaxPipes - l.listeners - sessionFiles(udp.MaxSessions)
 	possible := tcp.Descriptors / 2 // connections; two descriptors each
 	if possible < leastConnections {
 		return limits{}, fmt.Errorf("this process may open %d files, which leaves room for %d connections: raise the limit of open files (ulimit -n), or lower --max-pipes, --max-listeners and --max-udp-sessions", files, max(possible, 0))
 	}
-	l.claims = cmp.Or(o.maxClaims, tcp.Descriptors/2)
+	l.claims = cmp.Or(o.MaxClaims, tcp.Descriptors/2)
 	tcp.MaxConnections = cmp.Or(tcp.MaxConnections, possible)
 	if tcp.MaxConnections > possible {
 		return limits{}, fmt.Errorf("--max-connections %d: this process may open %d files, enough for %d; raise the limit of open files (ulimit -n)", tcp.MaxConnections, files, possible)

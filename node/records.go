@@ -1,0 +1,24 @@
+package node
+
+import (
+	"context"
+	"time"
+)
+
+// remind has the access log write records of open connections until ctx ends.
+func (p *Proxy) remind(ctx context.Context) {
+	interval := p.config.RecordInterval
+	tick := time.NewTicker(max(interval/8, 250*time.Millisecond))
+	defer tick.Stop()
+	post := p.onLoops()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if err := p.conntrack.Remind(ctx, post, interval); err != nil {
+			return // the proxy stops
+		}
+	}
+}
