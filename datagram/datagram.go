@@ -17,8 +17,7 @@
 // loop's [worker] looks up the session. For a new session, policy and balancer choose an
 // endpoint, and a socket is connected to it for this session only: the kernel reports when
 // nothing listens there, the endpoint may see the client's own address, and a reply needs
-// no lookup. Replies leave from a reply socket: a socket that is bound to the destination that
-// the client sent to.
+// no lookup. Replies leave by a reply socket, from the destination that the client sent to.
 //
 // Datagrams are received and sent in batches; consecutive ones of one size travel through
 // the kernel as one GSO batch (UDP_GRO, UDP_SEGMENT). Order within a session is kept, and

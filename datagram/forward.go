@@ -116,6 +116,7 @@ func (c *session) receive() {
 	if w.downSocket != c.replySocket || w.downUsed+int(c.batch) > w.downIn.Slots() {
 		w.flushDown()
 		w.downSocket = c.replySocket
+		w.down.SetSource(c.replySocket.source)
 	}
 	first := w.downUsed
 	got, errno := c.socket.receive(c, w, first)

@@ -9,13 +9,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
-// An unprivileged process of the same user can join neither the listening sockets nor
-// the reply sockets (SO_REUSEPORT).
+// An unprivileged process of the same user can join no listening socket (SO_REUSEPORT).
+// At a destination, where nothing of ours is bound, and where its reply sockets are, others
+// may have sockets, and get nothing.
 func TestSocketsCannotBeJoined(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
@@ -24,9 +26,26 @@ func TestSocketsCannotBeJoined(t *testing.T) {
 	n.apply(svc("six", vip6, nil, at(lab.Backends[0].IPv6, 5300)))
 	var all []netip.AddrPort
 	for _, vip := range []string{vip4, vip6} {
-		to := netip.AddrPortFrom(netip.MustParseAddr(vip), 53)
-		all = append(all, to)
-		askWho(t, client(t, lab.Client, to.String()))
+		to := netip.MustParseAddr(vip)
+		askWho(t, client(t, lab.Client, netip.AddrPortFrom(to, 53).String()))
+		for _, a := range []netip.Addr{to, aside(to)} {
+			var stranger int
+			if err := lab.Node.Do(func() error {
+				var err error
+				stranger, err = sys.BindUDP(netip.AddrPortFrom(a, 53), sys.UDPOptions{ReuseAddr: true, FreeBind: true})
+				return err
+			}); err != nil {
+				t.Fatalf("another program cannot have %s: %v", a, err)
+			}
+			defer sys.Close(stranger)
+			for range 20 {
+				askWho(t, client(t, lab.Client, netip.AddrPortFrom(to, 53).String()))
+			}
+			var b [10]byte
+			if n, e := sys.Recv(stranger, b[:]); e != sys.EAGAIN {
+				t.Errorf("another program at %s got %d bytes, %v", a, n, e)
+			}
+		}
 	}
 	for _, a := range []netip.Addr{lab.Node.IPv4, lab.Node.IPv6} { // node ports
 		if err := lab.Node.Do(func() error {

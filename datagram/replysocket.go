@@ -18,13 +18,17 @@ const (
 	replySocketRetry = time.Second
 )
 
-// replySocket sends replies. It is bound to the destination that clients sent to,
-// and receives nothing.
+// replySocket sends replies from the destination that clients sent to, and receives
+// nothing. It is bound to the destination's port, and to an address that nobody sends to
+// (see aside): a socket at the destination itself would share its datagrams with every
+// other one there, and would take the port from a program that gives the address to this
+// node. Each datagram names the address that it leaves from.
 type replySocket struct {
 	worker  *worker
 	address netip.AddrPort
-	fd      int // -1 after a failure, until the timer fires
-	users   int // sessions
+	source  netip.Addr // of its datagrams; invalid if the socket is bound to it
+	fd      int        // -1 after a failure, until the timer fires
+	users   int        // sessions
 	timer   poll.Timer
 	listens bool // the socket is a listener's, which closes it
 	raw     bool // a raw socket, because another program has the port on all addresses
@@ -54,11 +58,13 @@ func (w *worker) replySocketFor(address netip.AddrPort) *replySocket {
 // the port cannot be bound (F4): then a raw socket sends the datagrams.
 func (o *replySocket) open() bool {
 	s := o.worker.server
-	fd, err := sys.BindUDP(o.address, sys.UDPOptions{Transparent: true, FreeBind: true, ReusePort: true, Deaf: true})
+	fd, err := sys.BindUDP(netip.AddrPortFrom(aside(o.address.Addr()), o.address.Port()),
+		sys.UDPOptions{Transparent: true, FreeBind: true, ReuseAddr: true, Deaf: true})
+	o.source = o.address.Addr()
 	if err != nil && InUse(err) {
 		s.stats.Conflicts.Add(1)
 		o.warn(o.address.String(), nil, "another program on this node has this UDP port on all addresses: answers leave by a raw socket, which is slower")
-		o.raw = true
+		o.raw, o.source = true, netip.Addr{}
 		fd, err = sys.RawUDP(o.address.Addr())
 	}
 	if err != nil {
@@ -71,6 +77,18 @@ func (o *replySocket) open() bool {
 	}
 	o.fd = fd
 	return true
+}
+
+// aside gives the address that the reply socket of an address is bound to: one of
+// 127.84.0.0/16, or of 100::/64, which routers discard (RFC 6666), with the same last
+// bytes. So the kernel finds few sockets at each, however many Services have the port.
+func aside(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		b := a.As4()
+		return netip.AddrFrom4([4]byte{127, 84, b[2], b[3]})
+	}
+	b := a.As16()
+	return netip.AddrFrom16([16]byte(append([]byte{1, 0, 0, 0, 0, 0, 0, 0}, b[8:]...)))
 }
 
 // warn logs a message at most once a minute for each cause.

@@ -132,14 +132,6 @@ func (w *worker) cut(c *cut) {
 			s = next
 		}
 	}
-	// Close unused reply sockets at once: a socket that is bound to a destination
-	// can prevent the kernel from refusing datagrams to it.
-	for _, o := range w.replySockets {
-		if o.users == 0 && o.fd >= 0 {
-			w.loop.Cancel(&o.timer)
-			o.close()
-		}
-	}
 }
 
 // endOf ends the sessions that reply by a closed socket.

@@ -147,7 +147,7 @@ const (
 // outgoing is one message of an Outbox.
 type outgoing struct {
 	name    sockaddr
-	control [24]byte // of CMSG_SPACE(2)
+	control [64]byte // a struct in6_pktinfo and the segment size
 	header  [udpHeader]byte
 	bytes   int
 	segment int // size of the datagrams of a GSO batch; 0 for a single datagram
@@ -164,7 +164,8 @@ type Outbox struct {
 	out     []outgoing
 	sent    int // number of sent messages
 	n       int
-	used    int // number of used vectors
+	used    int        // number of used vectors
+	source  netip.Addr // see SetSource
 }
 
 // NewOutbox creates an Outbox for at most so many datagrams.
@@ -175,6 +176,11 @@ func NewOutbox(datagrams int) *Outbox {
 		out:     make([]outgoing, datagrams),
 	}
 }
+
+// SetSource sets the source address of messages that are added from now on; the zero
+// value leaves it to the socket. A socket needs UDPOptions.Transparent for an address that
+// it is not bound to. The port is the socket's.
+func (o *Outbox) SetSource(a netip.Addr) { o.source = a }
 
 // Empty reports whether all messages were sent.
 func (o *Outbox) Empty() bool { return o.sent == o.n }
@@ -243,7 +249,32 @@ func (o *Outbox) begin(name sockaddr, nameLen uintptr, v *unix.Iovec, vectors in
 	h.Iov = v
 	h.SetIovlen(vectors)
 	o.n++
+	if o.source.IsValid() {
+		o.setSource(m, h)
+	}
 	return m
+}
+
+// setSource puts a struct in_pktinfo or in6_pktinfo into a message.
+func (o *Outbox) setSource(m *outgoing, h *mmsghdr) {
+	if o.source.Is6() {
+		a := o.source.As16()
+		copy(m.add(h, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.SizeofInet6Pktinfo), a[:])
+		return
+	}
+	a := o.source.As4()
+	copy(m.add(h, unix.IPPROTO_IP, unix.IP_PKTINFO, unix.SizeofInet4Pktinfo)[4:], a[:]) // ipi_spec_dst
+}
+
+// add appends a control message to a message and returns its body.
+func (m *outgoing) add(h *mmsghdr, level, what int32, size int) []byte {
+	at := int(h.Controllen)
+	c := (*unix.Cmsghdr)(unsafe.Pointer(&m.control[at]))
+	c.Level, c.Type = level, what
+	c.SetLen(unix.CmsgLen(size))
+	h.Control = &m.control[0]
+	h.SetControllen(at + unix.CmsgSpace(size))
+	return m.control[at+unix.SizeofCmsghdr:]
 }
 
 // join adds a datagram to the previous message, if possible.
@@ -277,13 +308,7 @@ func (o *Outbox) join(name *sockaddr, p []byte) bool {
 
 // setSegment marks a message as a GSO batch.
 func (o *Outbox) setSegment(i, segment int) {
-	m, h := &o.out[i], &o.headers[i]
-	c := (*unix.Cmsghdr)(unsafe.Pointer(&m.control[0]))
-	c.Level, c.Type = unix.IPPROTO_UDP, unix.UDP_SEGMENT
-	c.SetLen(unix.CmsgLen(2))
-	binary.NativeEndian.PutUint16(m.control[unix.SizeofCmsghdr:], uint16(segment))
-	h.Control = &m.control[0]
-	h.SetControllen(unix.CmsgSpace(2))
+	binary.NativeEndian.PutUint16(o.out[i].add(&o.headers[i], unix.IPPROTO_UDP, unix.UDP_SEGMENT, 2), uint16(segment))
 }
 
 // Send sends all messages. 0 means that all were sent and the Outbox is empty.
@@ -295,7 +320,7 @@ func (o *Outbox) Send(fd int) Errno {
 		var e Errno
 		h := &o.headers[o.sent].Msghdr
 		switch {
-		case o.n-o.sent == 1 && h.Name == nil && h.Control == nil && h.Iovlen == 1:
+		case o.n-o.sent == 1 && h.Name == nil && h.Controllen == 0 && h.Iovlen == 1:
 			_, _, e = syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(h.Iov.Base)), uintptr(h.Iov.Len), unix.MSG_NOSIGNAL, 0, 0)
 			r = 1
 		case o.n-o.sent == 1:
@@ -342,8 +367,7 @@ func (o *Outbox) next() {
 func (o *Outbox) Split(fd int) (lost int, e Errno) {
 	m, h := &o.out[o.sent], o.headers[o.sent].Msghdr
 	segment := m.segment
-	h.Control = nil
-	h.SetControllen(0)
+	h.SetControllen(int(h.Controllen) - unix.CmsgSpace(2)) // the segment size is last
 	vectors := unsafe.Slice(h.Iov, int(h.Iovlen))
 	var one unix.Iovec
 	h.Iov = &one

@@ -17,6 +17,9 @@ type UDPOptions struct {
 	// ReusePort lets several sockets of this program share the address (see
 	// Disown). The kernel assigns each client to one of them.
 	ReusePort bool
+	// ReuseAddr lets other sockets have the address too, of every program that asks for
+	// that. It is for sockets that receive nothing.
+	ReuseAddr bool
 	// Destination makes Inbox report the destination of each datagram.
 	Destination bool
 	// Class makes Inbox report the DSCP of each datagram.
@@ -60,6 +63,7 @@ func prepareUDP(fd int, v6 bool, o *UDPOptions) (what string, e Errno) {
 	what, e = setAll([]setting{
 		{v6, "IPV6_V6ONLY", func() Errno { return setInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1) }},
 		{o.ReusePort, "SO_REUSEPORT", func() Errno { return setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }},
+		{o.ReuseAddr, "SO_REUSEADDR", func() Errno { return setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }},
 		{o.Transparent, "IP_TRANSPARENT", func() Errno { return SetTransparent(fd, v6) }},
 		{o.FreeBind, "IP_FREEBIND", func() Errno { return setFreeBind(fd, v6) }},
 		{o.Destination, "IP_RECVORIGDSTADDR", func() Errno { return setByFamily(fd, v6, unix.IP_RECVORIGDSTADDR, unix.IPV6_RECVORIGDSTADDR, 1) }},

@@ -96,6 +96,57 @@ func TestTrainsKeepDatagrams(t *testing.T) {
 	}
 }
 
+// Datagrams leave from the source that was set, whatever the socket is bound to, alone, in
+// batches, and in GSO batches that were split.
+func TestSourceOfDatagrams(t *testing.T) {
+	for _, c := range []struct{ bound, source, to string }{
+		{"127.84.0.10", "10.96.0.10", "127.0.0.1"},
+		{"100::10", "fd00:96::10", "::1"},
+	} {
+		server, addr := bound(t, c.to, UDPOptions{})
+		fd, at := bound(t, c.bound, UDPOptions{Transparent: true, FreeBind: true, ReuseAddr: true})
+		want := netip.AddrPortFrom(netip.MustParseAddr(c.source), at.Port())
+		out, in := NewOutbox(8), NewInbox(1)
+		out.SetSource(want.Addr())
+		expect := func(n int) {
+			t.Helper()
+			for range n {
+				until(t, server, unix.POLLIN)
+				if got, e := in.Receive(server, 0, 1); got != 1 || e != 0 || in.From(0) != want {
+					t.Fatalf("%d datagrams, %v, from %v, want %v", got, e, in.From(0), want)
+				}
+			}
+		}
+		out.Append(addr, []byte("alone"), 0, true)
+		if e := out.Send(fd); e != 0 {
+			t.Fatal(e)
+		}
+		expect(1)
+		for range 3 {
+			out.Append(addr, []byte("joined"), 0, true)
+		}
+		if !out.IsGSO() {
+			t.Error("nothing was joined")
+		}
+		if e := out.Send(fd); e != 0 {
+			t.Fatal(e)
+		}
+		expect(3)
+		out.Append(addr, make([]byte, 700), 300, true)
+		if lost, e := out.Split(fd); lost != 0 || e != 0 {
+			t.Fatal(lost, e)
+		}
+		expect(3)
+		out.SetSource(netip.Addr{})
+		out.Append(addr, []byte("as bound"), 0, true)
+		want = at
+		if e := out.Send(fd); e != 0 {
+			t.Fatal(e)
+		}
+		expect(1)
+	}
+}
+
 // A GSO batch that the kernel does not take is sent datagram by datagram.
 func TestSplit(t *testing.T) {
 	to, addr := bound(t, "127.0.0.1", UDPOptions{})

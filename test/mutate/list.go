@@ -106,6 +106,12 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestTunnelsKeepTheirDatagrams",
 	},
 
+	{
+		name: "reply-sockets-take-datagrams", what: "reply sockets are bound to the destination, where they share its datagrams with bound ports",
+		file: "datagram/replysocket.go", old: "sys.BindUDP(netip.AddrPortFrom(aside(o.address.Addr()), o.address.Port()),", new: "sys.BindUDP(o.address,",
+		pkg: "test/e2e", test: "TestAddressThatComesOntoTheNodeKeepsDatagrams/sklookup-nftables",
+	},
+
 	// Promise 4: a port with no endpoints refuses, one whose policy leaves none here drops.
 	{
 		name: "drops-without-endpoints", what: "clients of a port with no endpoints wait in place of being refused",
