@@ -21,7 +21,7 @@ func connect(t *testing.T, b *Balancer, list []service.Endpoint, who netip.Addr,
 	t.Helper()
 	var d Dial
 	for {
-		i, pause, ok := b.Next(&d, list, who, now)
+		i, pause, ok := b.Next(&d, list, conn(who), now)
 		if !ok {
 			return netip.AddrPort{}, d.Affinity()
 		}
@@ -225,12 +225,12 @@ func TestAffinityOutcomes(t *testing.T) {
 		var d Dial
 		now := int64(0)
 		for range tt.failures {
-			i, _, _ := b.Next(&d, tt.list, someone, now)
+			i, _, _ := b.Next(&d, tt.list, conn(someone), now)
 			b.Failed(&d, tt.list[i].Addr, someone, now)
 		}
-		i, pause, ok := b.Next(&d, tt.list, someone, now)
+		i, pause, ok := b.Next(&d, tt.list, conn(someone), now)
 		if i == Pause {
-			i, _, ok = b.Next(&d, tt.list, someone, now+int64(pause))
+			i, _, ok = b.Next(&d, tt.list, conn(someone), now+int64(pause))
 		}
 		if !ok || i == Pause || d.Affinity() != tt.want {
 			t.Errorf("%s: affinity %d, want %d", tt.name, d.Affinity(), tt.want)
@@ -245,20 +245,20 @@ func TestConnectionsAtTheSameTime(t *testing.T) {
 	b := New(Options{AffinityTimeout: time.Hour})
 	list := endpoints(10)
 	var d1, d2, d3 Dial
-	i1, _, _ := b.Next(&d1, list, someone, 0)
-	i2, _, _ := b.Next(&d2, list, someone, 0)
+	i1, _, _ := b.Next(&d1, list, conn(someone), 0)
+	i2, _, _ := b.Next(&d2, list, conn(someone), 0)
 	if i1 != i2 || d2.Affinity() != AffinityHit {
 		t.Fatalf("the second went to %d, the first to %d", i2, i1)
 	}
 	b.Failed(&d1, list[i1].Addr, someone, 0)
-	i1, _, _ = b.Next(&d1, list, someone, 0)
+	i1, _, _ = b.Next(&d1, list, conn(someone), 0)
 	b.Failed(&d2, list[i2].Addr, someone, 0)
-	i2, _, _ = b.Next(&d2, list, someone, 0)
+	i2, _, _ = b.Next(&d2, list, conn(someone), 0)
 	if i1 != i2 || d2.Affinity() != AffinityMoved {
 		t.Errorf("after the failure the second went to %d, the first to %d", i2, i1)
 	}
 	b.Connected(&d1, list[i1].Addr, someone, 0)
-	if i3, _, _ := b.Next(&d3, list, someone, 0); i3 != i1 || d3.Affinity() != AffinityHit {
+	if i3, _, _ := b.Next(&d3, list, conn(someone), 0); i3 != i1 || d3.Affinity() != AffinityHit {
 		t.Errorf("the third went to %d, the first to %d", i3, i1)
 	}
 }
@@ -292,7 +292,7 @@ func TestPinsAreBounded(t *testing.T) {
 		for i := range maxPins + maxPins/4 + 10 {
 			var d Dial
 			who := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
-			b.Next(&d, list, who, int64(i))
+			b.Next(&d, list, conn(who), int64(i))
 		}
 		stats := b.Pins()
 		if stats.Pins > maxPins || stats.Pins < maxPins*9/10 || stats.Evicted == 0 {
@@ -390,7 +390,7 @@ func TestAffinityAgainstModel(t *testing.T) {
 					continue
 				}
 				var d Dial
-				i, _, ok := b.Next(&d, candidates, who, now)
+				i, _, ok := b.Next(&d, candidates, conn(who), now)
 				if !ok {
 					t.Fatalf("seed %d, step %d: nothing proposed", seed, step)
 				}
@@ -466,7 +466,7 @@ func TestTwoLoops(t *testing.T) {
 				who := client(r.IntN(100))
 				candidates := list[r.IntN(4):]
 				for {
-					i, _, ok := b.Next(&d, candidates, who, now)
+					i, _, ok := b.Next(&d, candidates, conn(who), now)
 					if !ok || i == Pause {
 						break
 					}
@@ -500,7 +500,7 @@ func TestNoAllocation(t *testing.T) {
 		connect(t, b, list, someone, 0)
 		if n := testing.AllocsPerRun(100, func() {
 			var d Dial
-			i, _, _ := b.Next(&d, list, someone, 1)
+			i, _, _ := b.Next(&d, list, conn(someone), 1)
 			b.Connected(&d, list[i].Addr, someone, 1)
 		}); n != 0 {
 			t.Errorf("%+v: %v allocations", opts, n)

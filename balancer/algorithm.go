@@ -1,8 +1,8 @@
 package balancer
 
 import (
+	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/sluice-proxy/sluice/service"
@@ -11,94 +11,158 @@ import (
 // Algorithm selects one of several endpoints.
 type Algorithm uint8
 
-// The algorithms.
+// The algorithms. Those that compare connections count those of this node, of both data
+// paths.
 const (
 	// RoundRobin takes the candidates in turn. It starts at the node's Rank, or
 	// at a random one. It is the default.
 	RoundRobin Algorithm = iota
 	// Random takes each candidate with the same probability.
 	Random
+	// LeastConnections takes the candidate with the fewest connections.
+	LeastConnections
+	// PowerOfTwo takes the better of two random candidates: by connections, then by the
+	// time that they take to answer.
+	PowerOfTwo
+	// SourceHash takes the same candidate for the same client, while their number stays.
+	SourceHash
+	// DestinationHash takes the same candidate for the same address of the Service.
+	DestinationHash
+	// ShortestExpectedDelay takes the lowest (connections + 1) / weight.
+	ShortestExpectedDelay
+	// NeverQueue takes a candidate without connections, else as ShortestExpectedDelay.
+	NeverQueue
+	// Maglev is SourceHash that moves few clients when candidates change.
+	Maglev
+	// WeightedRoundRobin takes the candidates in turn, each as often as its weight says.
+	WeightedRoundRobin
+	// WeightedLeastConnections takes the lowest connections / weight.
+	WeightedLeastConnections
 )
 
-// algorithmNames are the values of the annotation sluice.dev/balancer. String
-// returns the first name of each algorithm.
-var algorithmNames = []struct {
-	name      string
-	algorithm Algorithm
+// chooser is an algorithm. Its methods are called concurrently.
+type chooser interface {
+	// prepare derives what the algorithm needs from a list, if it uses views.
+	prepare(v *view, c *config, candidates []service.Endpoint)
+	// choose returns the index of the candidate for a new connection. It takes no lock
+	// and allocates nothing once the list is prepared.
+	choose(b *Balancer, c *config, candidates []service.Endpoint, conn Conn, now int64) int
+}
+
+// algorithms has for each algorithm its name, the one of IPVS, and the algorithm.
+var algorithms = [...]struct {
+	name, short string
+	chooser
 }{
-	{"round-robin", RoundRobin},
-	{"rr", RoundRobin}, // as IPVS calls it
-	{"random", Random},
+	RoundRobin:               {"round-robin", "rr", roundRobin{}},
+	Random:                   {"random", "", random{}},
+	LeastConnections:         {"least-connections", "lc", byLoad{}},
+	PowerOfTwo:               {"power-of-two", "p2c", powerOfTwo{}},
+	SourceHash:               {"source-hash", "sh", byHash{}},
+	DestinationHash:          {"destination-hash", "dh", byHash{destination: true}},
+	ShortestExpectedDelay:    {"shortest-expected-delay", "sed", byLoad{extra: 1, weighted: true}},
+	NeverQueue:               {"never-queue", "nq", byLoad{extra: 1, weighted: true, idle: true}},
+	Maglev:                   {"maglev", "mh", maglev{}},
+	WeightedRoundRobin:       {"weighted-round-robin", "wrr", weightedRoundRobin{}},
+	WeightedLeastConnections: {"weighted-least-connections", "wlc", byLoad{weighted: true}},
 }
 
-// plannedNames are IPVS schedulers that Sluice does not implement yet. Parse
-// answers them with another error than a misspelling.
-var plannedNames = []string{
-	"least-conn", "lc", "p2c", "source-hash", "sh", "dest-hash", "dh",
-	"shortest-expected-delay", "sed", "never-queue", "nq", "maglev", "mh",
+// roundRobin and random need nothing of a list.
+type (
+	roundRobin struct{}
+	random     struct{}
+)
+
+func (roundRobin) prepare(*view, *config, []service.Endpoint) {}
+func (random) prepare(*view, *config, []service.Endpoint)     {}
+
+func (roundRobin) choose(b *Balancer, c *config, candidates []service.Endpoint, _ Conn, _ int64) int {
+	return b.turn(c, candidates)
 }
 
-// String returns a name that Parse accepts.
-func (a Algorithm) String() string {
-	for _, n := range algorithmNames {
-		if n.algorithm == a {
-			return n.name
-		}
-	}
-	return "unknown"
+func (random) choose(b *Balancer, _ *config, candidates []service.Endpoint, _ Conn, _ int64) int {
+	return b.below(len(candidates))
 }
+
+// String returns the algorithm's name, which Parse accepts.
+func (a Algorithm) String() string { return algorithms[a].name }
 
 // Names returns the name of each algorithm, the default first.
 func Names() []string {
 	var names []string
-	for _, n := range algorithmNames {
-		if n.name == n.algorithm.String() {
-			names = append(names, n.name)
-		}
+	for i := range algorithms {
+		names = append(names, algorithms[i].name)
 	}
 	return names
 }
 
-// Parse converts a value of the annotation sluice.dev/balancer. The error lists
-// the available names.
+// Parse converts the name of an algorithm, or the name that IPVS has for it. The error
+// lists the names.
 func Parse(name string) (Algorithm, error) {
-	available := make([]string, 0, len(algorithmNames))
-	for _, n := range algorithmNames {
-		if n.name == name {
-			return n.algorithm, nil
+	var available []string
+	for i, a := range algorithms {
+		if name != "" && (name == a.name || name == a.short) {
+			return Algorithm(i), nil
 		}
-		available = append(available, n.name)
+		if available = append(available, a.name); a.short != "" {
+			available = append(available, a.short)
+		}
 	}
-	problem := "unknown"
-	if slices.Contains(plannedNames, name) {
-		problem = "not available in this version"
-	}
-	return RoundRobin, fmt.Errorf("balancer %q: %s (available: %s)", name, problem, strings.Join(available, ", "))
+	return RoundRobin, fmt.Errorf("balancer %q: unknown (available: %s)", name, strings.Join(available, ", "))
 }
 
-// annotation names the algorithm of a Service, without the prefix sluice.dev/.
-const annotation = "balancer"
+// Annotations of a Service, without the prefix sluice.dev/.
+const (
+	annotation     = "balancer"
+	hashAnnotation = "balancer-hash"
+)
+
+// parseHash reports whether the client's port counts in hashes.
+func parseHash(value string) (port bool, err error) {
+	switch value {
+	case "client":
+		return false, nil
+	case "client-port":
+		return true, nil
+	}
+	return false, fmt.Errorf("%s %q: unknown (available: client, client-port)", hashAnnotation, value)
+}
 
 // CheckAnnotation returns what is wrong with the value of an annotation of a Service,
 // without the prefix sluice.dev/; nil for names that are not known here.
 func CheckAnnotation(name, value string) (err error) {
-	if name == annotation {
+	switch name {
+	case annotation:
 		_, err = Parse(value)
+	case hashAnnotation:
+		_, err = parseHash(value)
 	}
 	return err
 }
 
 // For returns the options of a service port's balancer, from defaults: its session
-// affinity and the algorithm that its annotation names. A name that is not known is
-// the problem, and leaves it with the default.
+// affinity, and what its annotations say. A value that is not known is the problem, and
+// leaves it with the default.
 func (o Options) For(port *service.Port) (opts Options, problem error) {
-	o.AffinityTimeout, o.port = port.AffinityTimeout, nameKey(port.Name)
-	if name, ok := port.Annotations[annotation]; ok {
-		algorithm, err := Parse(name)
-		if err != nil {
-			return o, fmt.Errorf("annotation sluice.dev/%s: %w; it gets %s", annotation, err, o.Algorithm)
+	o.AffinityTimeout, o.Port = port.AffinityTimeout, port
+	name, key := port.Annotations[annotation], "sluice.dev/"+annotation
+	for _, k := range service.Foreign { // sluice.dev/balancer comes before them
+		if name == "" {
+			name, key = port.Annotations[k], k
 		}
-		o.Algorithm = algorithm
 	}
-	return o, nil
+	if name != "" {
+		if algorithm, err := Parse(name); err == nil {
+			o.Algorithm = algorithm
+		} else {
+			problem = fmt.Errorf("annotation %s: %w; it gets %s", key, err, o.Algorithm)
+		}
+	}
+	if value, ok := port.Annotations[hashAnnotation]; ok {
+		var err error
+		if o.HashPort, err = parseHash(value); err != nil {
+			problem = errors.Join(problem, fmt.Errorf("annotation sluice.dev/%w; it gets client", err))
+		}
+	}
+	return o, problem
 }

@@ -6,7 +6,7 @@
 //
 //	var d balancer.Dial
 //	for {
-//		i, time, ok := b.Next(&d, candidates, client, now)
+//		i, time, ok := b.Next(&d, candidates, conn, now)
 //		if !ok {
 //			break // connect_failed
 //		}
@@ -56,7 +56,12 @@ type Options struct {
 	// Rank is where round-robin begins. nil means at random.
 	Rank *Rank
 
-	port uint64 // nameKey of the service port, by For
+	// Port is the service port, or nil.
+	Port *service.Port
+	// Loads are the connections of its endpoints. nil means that nobody counts them.
+	Loads *Loads
+	// HashPort has the client's port count in hashes.
+	HashPort bool
 }
 
 // config holds validated Options. It never changes.
@@ -67,7 +72,9 @@ type config struct {
 	pins      *pinTable // nil without affinity
 	maxPins   int
 	rank      *Rank
-	port      uint64
+	port      uint64 // of the service port's name
+	loads     *Loads
+	hashPort  bool
 }
 
 // Balancer chooses endpoints for one service port. All methods are safe for
@@ -80,6 +87,9 @@ type Balancer struct {
 	cursors [8]atomic.Uint64 // 0 = unused
 
 	suspects atomic.Pointer[suspects] // nil until an endpoint has failed
+
+	views     [views]atomic.Pointer[view] // of lists, by algorithms that need them
+	uncounted Loads                       // in place of Options.Loads
 
 	pinCounters pinCounters
 }
@@ -108,7 +118,15 @@ func (b *Balancer) Configure(opts Options) {
 		plan:      opts.Plan.orDefault(),
 		maxPins:   cmp.Or(opts.MaxPins, DefaultMaxPins),
 		rank:      opts.Rank,
-		port:      opts.port,
+		loads:     opts.Loads,
+		hashPort:  opts.HashPort,
+	}
+	if next.loads == nil {
+		next.loads = &b.uncounted
+	}
+	if opts.Port != nil {
+		next.port = nameKey(opts.Port.Name)
+		next.loads.forget(opts.Port)
 	}
 	prev := b.config.Load()
 	switch {
@@ -127,12 +145,11 @@ func (b *Balancer) Configure(opts Options) {
 // Next proposes the candidate to try next and the timeout of that attempt. If all
 // remaining candidates have refused, it returns Pause and the time to wait before
 // the next call. It returns false if the connection has failed: there are no
-// candidates, or the plan is exhausted. client is the source address of the
-// client's packets (A5.6), now is monotonic nanoseconds.
+// candidates, or the plan is exhausted. now is monotonic nanoseconds.
 //
 // Next concludes from the elapsed time whether the previous attempt timed out or
 // was refused.
-func (b *Balancer) Next(d *Dial, candidates []service.Endpoint, client netip.Addr, now int64) (index int, time time.Duration, ok bool) {
+func (b *Balancer) Next(d *Dial, candidates []service.Endpoint, conn Conn, now int64) (index int, time time.Duration, ok bool) {
 	if len(candidates) == 0 {
 		return 0, 0, false
 	}
@@ -146,9 +163,9 @@ func (b *Balancer) Next(d *Dial, candidates []service.Endpoint, client netip.Add
 	}
 	found := AffinityNone
 	if c.pins != nil {
-		index, found = c.pins.choose(b, c, d, candidates, client, now)
+		index, found = c.pins.choose(b, c, d, candidates, conn, now)
 	} else {
-		index = b.pick(c, d, candidates, now)
+		index = b.pick(c, d, candidates, conn, now)
 	}
 	if index < 0 {
 		pause, ok := d.pause(&c.plan, now)

@@ -35,6 +35,11 @@ func endpoints6(n int) []service.Endpoint {
 	return list
 }
 
+// conn is a connection of a client.
+func conn(client netip.Addr) Conn {
+	return Conn{Client: netip.AddrPortFrom(client, 40000), Destination: netip.MustParseAddrPort("10.96.0.1:80")}
+}
+
 func client(i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
 }
@@ -43,7 +48,7 @@ func client(i int) netip.Addr {
 func first(t *testing.T, b *Balancer, candidates []service.Endpoint, who netip.Addr, now int64) (int, Affinity) {
 	t.Helper()
 	var d Dial
-	i, _, ok := b.Next(&d, candidates, who, now)
+	i, _, ok := b.Next(&d, candidates, conn(who), now)
 	if !ok {
 		t.Fatal("no candidate proposed")
 	}
@@ -51,6 +56,8 @@ func first(t *testing.T, b *Balancer, candidates []service.Endpoint, who netip.A
 }
 
 func TestParse(t *testing.T) {
+	const available = "(available: round-robin, rr, random, least-connections, lc, power-of-two, p2c, source-hash, sh, destination-hash, dh, " +
+		"shortest-expected-delay, sed, never-queue, nq, maglev, mh, weighted-round-robin, wrr, weighted-least-connections, wlc)"
 	for _, tt := range []struct {
 		name string
 		want Algorithm
@@ -59,17 +66,20 @@ func TestParse(t *testing.T) {
 		{"round-robin", RoundRobin, ""},
 		{"rr", RoundRobin, ""},
 		{"random", Random, ""},
-		{"maglev", 0, `balancer "maglev": not available in this version (available: round-robin, rr, random)`},
-		{"lc", 0, `balancer "lc": not available in this version (available: round-robin, rr, random)`},
-		{"Random", 0, `balancer "Random": unknown (available: round-robin, rr, random)`},
-		{"", 0, `balancer "": unknown (available: round-robin, rr, random)`},
+		{"lc", LeastConnections, ""}, {"least-connections", LeastConnections, ""}, {"p2c", PowerOfTwo, ""},
+		{"sh", SourceHash, ""}, {"dh", DestinationHash, ""}, {"sed", ShortestExpectedDelay, ""}, {"nq", NeverQueue, ""},
+		{"mh", Maglev, ""}, {"maglev", Maglev, ""}, {"wrr", WeightedRoundRobin, ""}, {"wlc", WeightedLeastConnections, ""},
+		{"lblc", 0, `balancer "lblc": unknown ` + available},
+		{"Random", 0, `balancer "Random": unknown ` + available},
+		{"", 0, `balancer "": unknown ` + available},
 	} {
 		got, err := Parse(tt.name)
 		if text := fmt.Sprint(err); got != tt.want || (tt.err == "") != (err == nil) || err != nil && text != tt.err {
 			t.Errorf("Parse(%q) = %v, %v; want %v, %s", tt.name, got, err, tt.want, tt.err)
 		}
 	}
-	for _, a := range []Algorithm{RoundRobin, Random} {
+	for i := range algorithms {
+		a := Algorithm(i)
 		if got, err := Parse(a.String()); err != nil || got != a {
 			t.Errorf("Parse(%q) = %v, %v", a, got, err)
 		}
@@ -234,7 +244,7 @@ func TestRetriesAreSpreadEvenly(t *testing.T) {
 			for range 3000 * n {
 				var d Dial
 				for {
-					i, _, ok := b.Next(&d, list, someone, 0)
+					i, _, ok := b.Next(&d, list, conn(someone), 0)
 					if !ok {
 						t.Fatal("gave up with a live candidate")
 					}
@@ -251,7 +261,7 @@ func TestRetriesAreSpreadEvenly(t *testing.T) {
 
 func TestNoCandidates(t *testing.T) {
 	var d Dial
-	if _, _, ok := New(Options{}).Next(&d, nil, someone, 0); ok || d.Attempts() != 0 {
+	if _, _, ok := New(Options{}).Next(&d, nil, conn(someone), 0); ok || d.Attempts() != 0 {
 		t.Errorf("no candidates: ok=%v, %d attempts", ok, d.Attempts())
 	}
 }
@@ -308,7 +318,7 @@ func BenchmarkNext(b *testing.B) {
 			for i := range clients {
 				clients[i] = client(i)
 				var d Dial
-				lb.Next(&d, bench.list, clients[i], 0)
+				lb.Next(&d, bench.list, conn(clients[i]), 0)
 			}
 			b.ReportAllocs()
 			k := 0
@@ -316,7 +326,7 @@ func BenchmarkNext(b *testing.B) {
 				var d Dial
 				who := clients[k&4095]
 				k++
-				i, _, _ := lb.Next(&d, bench.list, who, int64(k))
+				i, _, _ := lb.Next(&d, bench.list, conn(who), int64(k))
 				lb.Connected(&d, bench.list[i].Addr, who, int64(k))
 			}
 		})
@@ -333,7 +343,7 @@ func BenchmarkNextRetry(b *testing.B) {
 			for now := int64(0); b.Loop(); now += int64(time.Minute) {
 				var d Dial
 				for range dead + 1 {
-					i, _, _ := lb.Next(&d, list, someone, now)
+					i, _, _ := lb.Next(&d, list, conn(someone), now)
 					lb.Failed(&d, list[i].Addr, someone, now)
 				}
 			}
@@ -349,7 +359,7 @@ func BenchmarkAffinityEvict(b *testing.B) {
 	k := 0
 	for b.Loop() {
 		var d Dial
-		lb.Next(&d, list, netip.AddrFrom4([4]byte{10, byte(k >> 16), byte(k >> 8), byte(k)}), int64(k))
+		lb.Next(&d, list, conn(netip.AddrFrom4([4]byte{10, byte(k >> 16), byte(k >> 8), byte(k)})), int64(k))
 		k++
 	}
 }

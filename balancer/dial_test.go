@@ -39,7 +39,7 @@ func dialOne(b *Balancer, list []service.Endpoint, world func(endpoint int) beha
 	var tried []attempt
 	var now time.Duration
 	for {
-		i, timeout, ok := b.Next(&d, list, someone, int64(now))
+		i, timeout, ok := b.Next(&d, list, conn(someone), int64(now))
 		if !ok {
 			return -1, tried, now
 		}
@@ -237,7 +237,7 @@ func TestCandidatesChangeBetweenAttempts(t *testing.T) {
 					continue
 				}
 			}
-			i, _, ok := b.Next(&d, list, someone, 0)
+			i, _, ok := b.Next(&d, list, conn(someone), 0)
 			if !ok {
 				break
 			}
@@ -251,13 +251,13 @@ func TestCandidatesChangeBetweenAttempts(t *testing.T) {
 
 	// The only candidate goes and another comes.
 	var d Dial
-	if i, _, ok := b.Next(&d, all[:1], someone, 0); !ok || i != 0 {
+	if i, _, ok := b.Next(&d, all[:1], conn(someone), 0); !ok || i != 0 {
 		t.Fatal("the first was not proposed")
 	}
-	if i, _, ok := b.Next(&d, all[1:2], someone, 0); !ok || i != 0 {
+	if i, _, ok := b.Next(&d, all[1:2], conn(someone), 0); !ok || i != 0 {
 		t.Fatal("the second was not proposed")
 	}
-	if _, _, ok := b.Next(&d, nil, someone, 0); ok {
+	if _, _, ok := b.Next(&d, nil, conn(someone), 0); ok {
 		t.Fatal("something was proposed of nothing")
 	}
 }
@@ -285,7 +285,7 @@ func TestExcuse(t *testing.T) {
 	d.Excuse() // nothing yet
 	now := time.Duration(0)
 	for ; now < 14*time.Second; now += 400 * time.Millisecond {
-		_, timeout, ok := b.Next(&d, list, someone, int64(now))
+		_, timeout, ok := b.Next(&d, list, conn(someone), int64(now))
 		if !ok || timeout != 250*time.Millisecond || d.Affinity() != AffinityNew {
 			t.Fatalf("at %v: timeout %v, affinity %d, ok %v", now, timeout, d.Affinity(), ok)
 		}
@@ -293,13 +293,13 @@ func TestExcuse(t *testing.T) {
 		d.Excuse() // of the same attempt
 	}
 	for i, want := range []time.Duration{250 * time.Millisecond, 500 * time.Millisecond} {
-		_, timeout, ok := b.Next(&d, list, someone, int64(now))
+		_, timeout, ok := b.Next(&d, list, conn(someone), int64(now))
 		if !ok || timeout != min(want, 15*time.Second-now) {
 			t.Errorf("attempt %d of the endpoint's own: timeout %v, ok %v", i, timeout, ok)
 		}
 		now += timeout
 	}
-	if _, _, ok := b.Next(&d, list, someone, int64(15*time.Second)); ok {
+	if _, _, ok := b.Next(&d, list, conn(someone), int64(15*time.Second)); ok {
 		t.Error("an attempt after the plan's total")
 	}
 }
@@ -314,7 +314,7 @@ func TestExcusedEndpointDoesNotStandInTheWay(t *testing.T) {
 	var d Dial
 	tries := [3]int{}
 	for k := range 9 {
-		i, _, ok := b.Next(&d, list, someone, 0)
+		i, _, ok := b.Next(&d, list, conn(someone), 0)
 		if !ok {
 			t.Fatalf("gave up after %d attempts, %v", k, tries)
 		}

@@ -24,7 +24,7 @@ func ExampleBalancer_Next() {
 	for range 3 {
 		var d balancer.Dial
 		for {
-			i, patience, ok := b.Next(&d, candidates, client, int64(now))
+			i, patience, ok := b.Next(&d, candidates, balancer.Conn{Client: netip.AddrPortFrom(client, 40000)}, int64(now))
 			if !ok {
 				fmt.Println("no endpoint answers")
 				break
@@ -65,7 +65,7 @@ func ExampleDial_Affinity() {
 	for minute := range 3 {
 		now := int64(time.Duration(minute) * time.Minute)
 		var d balancer.Dial
-		i, _, _ := b.Next(&d, candidates, client, now)
+		i, _, _ := b.Next(&d, candidates, balancer.Conn{Client: netip.AddrPortFrom(client, 40000)}, now)
 		b.Connected(&d, candidates[i].Addr, client, now)
 		fmt.Println("new:", d.Affinity() == balancer.AffinityNew, "hit:", d.Affinity() == balancer.AffinityHit, "same endpoint:", i == pinned)
 		pinned = i

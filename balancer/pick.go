@@ -16,14 +16,9 @@ const (
 )
 
 // pick chooses a candidate, or returns -1 if none may be tried now.
-func (b *Balancer) pick(c *config, d *Dial, candidates []service.Endpoint, now int64) int {
+func (b *Balancer) pick(c *config, d *Dial, candidates []service.Endpoint, conn Conn, now int64) int {
 	if d.attempts == 0 {
-		var first int
-		if c.algorithm == RoundRobin {
-			first = b.turn(c, candidates)
-		} else {
-			first = b.below(len(candidates))
-		}
+		first := algorithms[c.algorithm].choose(b, c, candidates, conn, now)
 		if b.take(endpointKey(candidates[first].Addr), now) {
 			return first
 		}

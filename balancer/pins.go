@@ -98,8 +98,8 @@ func (t *pinTable) shard(client clientKey) *pinShard {
 // Failures of other clients do not move this client; only its own do (A5.7).
 // choose writes the pin before the endpoint has answered, so that concurrent
 // connections of the client go to the same endpoint.
-func (t *pinTable) choose(b *Balancer, c *config, d *Dial, candidates []service.Endpoint, client netip.Addr, now int64) (int, Affinity) {
-	key := clientKey(client.As16())
+func (t *pinTable) choose(b *Balancer, c *config, d *Dial, candidates []service.Endpoint, conn Conn, now int64) (int, Affinity) {
+	key := clientKey(conn.Client.Addr().As16())
 	s := t.shard(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,7 +111,7 @@ func (t *pinTable) choose(b *Balancer, c *config, d *Dial, candidates []service.
 		}
 		found = AffinityMoved
 	}
-	i := b.pick(c, d, candidates, now)
+	i := b.pick(c, d, candidates, conn, now)
 	if i >= 0 {
 		s.setLocked(key, candidates[i].Addr, now, c.window)
 	}

@@ -25,7 +25,7 @@ type world struct {
 func (w *world) connect(start time.Duration, who netip.Addr) (answered int, tried []attempt, took time.Duration) {
 	var d Dial
 	for now := start; ; {
-		i, wait, ok := w.b.Next(&d, w.list, who, int64(now))
+		i, wait, ok := w.b.Next(&d, w.list, conn(who), int64(now))
 		if !ok {
 			return -1, tried, now - start
 		}

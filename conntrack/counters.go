@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -41,6 +42,8 @@ type Counters struct {
 	retried  atomic.Uint64
 	_        [32]byte
 
+	loads balancer.Loads
+
 	bytesFromClient   atomic.Uint64
 	bytesFromEndpoint atomic.Uint64
 	datagrams         [2]atomic.Uint64 // from clients, from endpoints
@@ -49,6 +52,10 @@ type Counters struct {
 	connect           histogram
 	firstByte         histogram
 }
+
+// Loads returns the open connections of each endpoint, for the port's balancer. Records
+// count there from BeginAttempt on.
+func (c *Counters) Loads() *balancer.Loads { return &c.loads }
 
 // Totals are a copy of Counters. The values are read one by one, so they may differ
 // by connections in progress.

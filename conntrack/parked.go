@@ -46,6 +46,9 @@ func (s *Shard) Park(r *Record, p *Parked, k Keeper) bool {
 // once: a walk over the table might miss the connection, or meet it twice.
 func (s *Shard) Unpark(p *Parked, r *Record) {
 	p.describe(s, r)
+	if r.Counters != nil && r.Endpoint != nil {
+		r.load = r.Counters.loads.Of(r.Endpoint.Addr) // which counts it still
+	}
 	p.unlink()
 	*p = Parked{}
 	r.insertBefore(&s.list)

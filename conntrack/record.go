@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/policy"
@@ -73,8 +74,9 @@ type Record struct {
 	lookedFromClient, lookedFromEndpoint uint64
 	lookedAt                             int64
 
-	shard      *Shard  // nil before Open and in copies
-	prev, next *Record // in the shard's list
+	load       *balancer.Load // of the endpoint, while the connection counts there
+	shard      *Shard         // nil before Open and in copies
+	prev, next *Record        // in the shard's list
 
 	Attempts uint16 // including the current one
 	// Streams of an SCTP client's association.
@@ -137,7 +139,10 @@ func (r *Record) BeginAttempt(ep *service.Endpoint, now int64) {
 	if r.Attempts < ^uint16(0) {
 		r.Attempts++
 	}
+	r.release()
 	if r.Counters != nil {
+		r.load = r.Counters.loads.Of(ep.Addr)
+		r.load.Begin()
 		r.Counters.attempts.Add(1)
 		if r.Attempts == 2 {
 			r.Counters.retried.Add(1)
@@ -145,8 +150,17 @@ func (r *Record) BeginAttempt(ep *service.Endpoint, now int64) {
 	}
 }
 
+// release stops counting the connection at its endpoint.
+func (r *Record) release() {
+	if r.load != nil {
+		r.load.End()
+		r.load = nil
+	}
+}
+
 // AttemptFailed records the failure of the current attempt.
 func (r *Record) AttemptFailed(reason DialError, now int64) {
+	r.release()
 	a := Attempt{Endpoint: r.Endpoint, Duration: now - r.attemptStart, Error: reason}
 	if len(r.Failed) < maxFailedListed {
 		r.Failed = append(r.Failed, a)
@@ -165,6 +179,9 @@ func (r *Record) AttemptFailed(reason DialError, now int64) {
 func (r *Record) AttemptSucceeded(now int64) {
 	r.Connected = true
 	r.ConnectTime = now - r.Start
+	if r.load != nil {
+		r.load.Answered(time.Duration(now - r.attemptStart))
+	}
 	if r.Counters != nil {
 		r.Counters.connect.observe(r.ConnectTime)
 	}
@@ -213,7 +230,7 @@ func (r *Record) Looked() (fromClient, fromEndpoint uint64, at int64) {
 // copyFor returns a copy that may leave the loop. Failed is shared.
 func (r *Record) copyFor(e Event, now int64) Record {
 	c := *r
-	c.Owner, c.shard, c.prev, c.next = nil, nil, nil, nil
+	c.Owner, c.load, c.shard, c.prev, c.next = nil, nil, nil, nil, nil
 	c.Event = e
 	if e != Ended {
 		c.Duration = max(now-r.Start, 0)

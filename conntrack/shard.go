@@ -58,6 +58,7 @@ func (s *Shard) Close(r *Record) {
 	}
 	r.state = recordClosed
 	r.Owner = nil
+	r.release()
 	r.unlink()
 	s.count--
 	if r.Counters != nil {

@@ -53,6 +53,7 @@ func newPortService(port *service.Port, cfg *Config, counters *conntrack.Counter
 // returns an error about them.
 func (p *portService) configure(port *service.Port, cfg *Config) error {
 	opts, problem := cfg.Balancer.For(port)
+	opts.Loads = p.counters.Loads()
 	if p.port = port; p.balancer == nil {
 		p.balancer = balancer.New(opts)
 	} else {

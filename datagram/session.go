@@ -129,7 +129,7 @@ func (c *session) dial(st *state, v *policy.Verdict) bool {
 	client := c.record.Client.Addr()
 	for {
 		now := poll.Nanotime()
-		i, _, ok := b.Next(&c.plan, v.Candidates, client, now)
+		i, _, ok := b.Next(&c.plan, v.Candidates, balancer.Conn{Client: c.record.Client, Destination: c.record.VIP}, now)
 		if !ok || i == balancer.Pause { // datagrams do not wait for an endpoint to recover
 			c.end(conntrack.ConnectFailed)
 			return false

@@ -29,7 +29,7 @@ const (
 func (f *flow) dial(st *state, v *policy.Verdict) {
 	w, h := f.worker, f.handshake
 	now := poll.Nanotime()
-	i, patience, ok := f.service.balancer.Next(&h.plan, v.Candidates, f.client(), now)
+	i, patience, ok := f.service.balancer.Next(&h.plan, v.Candidates, balancer.Conn{Client: f.record.Client, Destination: f.record.VIP}, now)
 	switch {
 	case !ok, i == balancer.Pause && f.isUDP(): // datagrams do not wait for an endpoint to recover
 		f.fail()

@@ -6,10 +6,14 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
+
+// WeightAnnotation of an EndpointSlice is the weight of its endpoints.
+const WeightAnnotation = "service.cilium.io/weight"
 
 // slice is a parsed EndpointSlice.
 type slice struct {
@@ -17,6 +21,7 @@ type slice struct {
 	family    Family
 	ports     []slicePort
 	endpoints []Endpoint // the port in Addr is unused
+	weight    uint16     // of each endpoint, or 0
 	problems  []string
 }
 
@@ -45,7 +50,7 @@ func endpointsEqual(a, b []Endpoint) bool {
 
 func endpointEqual(a, b *Endpoint) bool {
 	return a.Addr == b.Addr && a.Ready == b.Ready && a.Serving == b.Serving &&
-		a.Terminating == b.Terminating && a.Local == b.Local && a.MayReturn == b.MayReturn &&
+		a.Terminating == b.Terminating && a.Local == b.Local && a.Weight == b.Weight && a.MayReturn == b.MayReturn &&
 		a.Node == b.Node && a.Zone == b.Zone && a.Pod == b.Pod && a.PodUID == b.PodUID &&
 		slices.Equal(a.ZoneHints, b.ZoneHints) && slices.Equal(a.NodeHints, b.NodeHints)
 }
@@ -69,6 +74,13 @@ func parseSlice(es *discoveryv1.EndpointSlice, node string) *slice {
 	}
 	for i := range es.Ports {
 		s.addPort(&es.Ports[i])
+	}
+	if text, ok := es.Annotations[WeightAnnotation]; ok {
+		n, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || n == 0 {
+			s.problemf("annotation %s: %q is not of 1 to 65535: its endpoints have weight 1", WeightAnnotation, text)
+		}
+		s.weight = uint16(n)
 	}
 	s.endpoints = make([]Endpoint, 0, len(es.Endpoints))
 	for i := range es.Endpoints {
@@ -124,6 +136,7 @@ func (s *slice) addEndpoint(e *discoveryv1.Endpoint, node string) {
 		Ready:       isTrue(e.Conditions.Ready, true), // A1.12
 		Serving:     isTrue(e.Conditions.Serving, true),
 		Terminating: isTrue(e.Conditions.Terminating, false),
+		Weight:      s.weight,
 	}
 	if e.NodeName != nil {
 		out.Node = *e.NodeName

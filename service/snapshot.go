@@ -127,7 +127,7 @@ type Port struct {
 	TopologyKeys []string
 
 	// Annotations are the Service's annotations with the prefix "sluice.dev/",
-	// without that prefix; nil if there are none.
+	// without that prefix, and those of Foreign; nil if there are none.
 	Annotations map[string]string
 
 	// Families holds the addresses and endpoints, indexed by Family.
@@ -167,6 +167,9 @@ type Endpoint struct {
 	// another one. The proxy must not serve a connection that it made to this
 	// endpoint and that came back to a Service's address.
 	MayReturn bool
+
+	// Weight is what weighted algorithms go by; 0 = none was given, which counts as 1.
+	Weight uint16
 
 	// ZoneHints and NodeHints are the topology hints (A2.8, A2.9).
 	ZoneHints []string

@@ -14,7 +14,10 @@ import (
 
 // Annotations are the names of a Service's annotations that have an effect, without
 // the prefix "sluice.dev/".
-var Annotations = []string{accessLog, "balancer", "datapath", "sctp-streams", topologyKeys, "udp-responses", "udp-timeout"}
+var Annotations = []string{accessLog, "balancer", "balancer-hash", "datapath", "sctp-streams", topologyKeys, "udp-responses", "udp-timeout"}
+
+// Foreign are annotations of other proxies that have an effect, with their whole names.
+var Foreign = []string{"kube-router.io/service.scheduler", "service.cilium.io/lb-algorithm"}
 
 // AccessLogValues are the values of the annotation access-log: which connections of
 // the Service leave a record.
@@ -236,7 +239,7 @@ func (s *spec) parsePolicy(svc *corev1.Service) {
 		}
 	}
 	for k, v := range svc.Annotations {
-		if name, ok := strings.CutPrefix(k, annotationPrefix); ok {
+		if name, ok := strings.CutPrefix(k, annotationPrefix); ok || slices.Contains(Foreign, k) {
 			if s.annotations == nil {
 				s.annotations = make(map[string]string)
 			}
@@ -244,7 +247,7 @@ func (s *spec) parsePolicy(svc *corev1.Service) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.annotations)) {
-		if !slices.Contains(Annotations, name) {
+		if !slices.Contains(Annotations, name) && !slices.Contains(Foreign, name) {
 			s.problemf("annotation %s%s is not known: it has no effect (those that have: %s)", annotationPrefix, name, strings.Join(Annotations, ", "))
 		}
 	}

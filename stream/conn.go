@@ -43,10 +43,10 @@ const ownTroublePause = 25 * time.Millisecond
 // room for more attempts.
 func (c *conn) dial(st *state, v *policy.Verdict) {
 	w := c.worker
-	client := c.record.Client.Addr()
+	from := balancer.Conn{Client: c.record.Client, Destination: c.record.VIP}
 	for {
 		now := poll.Nanotime()
-		i, patience, ok := c.pool.balancer.Next(&c.plan, v.Candidates, client, now)
+		i, patience, ok := c.pool.balancer.Next(&c.plan, v.Candidates, from, now)
 		if !ok {
 			c.fail(conntrack.ConnectFailed)
 			return

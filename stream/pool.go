@@ -25,6 +25,7 @@ type pool struct {
 // say wrongly, or nil.
 func (p *pool) configure(port *service.Port, defaults balancer.Options) (problem error) {
 	opts, problem := defaults.For(port)
+	opts.Loads = p.counters.Loads()
 	if p.port = port; p.balancer == nil {
 		p.balancer = balancer.New(opts)
 	} else {

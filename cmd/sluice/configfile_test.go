@@ -182,7 +182,8 @@ func TestChangesOfTheConfigurationFile(t *testing.T) {
 		{"", "clientConnection: {kubeconfig: /k, qps: 50}", "", "clientConnection.kubeconfig clientConnection.qps"},
 		{"", "featureGates: {AllowServiceExternalIPs: false, Other: true}", "", "featureGates.AllowServiceExternalIPs"},
 		{"", "iptables: {minSyncPeriod: 5s}", "iptables.minSyncPeriod", ""},
-		{"", "iptables: {syncPeriod: 5m}\nipvs: {scheduler: rr}", "", ""},
+		{"", "iptables: {syncPeriod: 5m}\nipvs: {strictARP: true}", "", ""},
+		{"", "mode: ipvs\nipvs: {scheduler: lc}", "mode", "ipvs.scheduler"},
 	} {
 		o, next := configured(t, test.before), configured(t, test.after)
 		atOnce, restart := sortFields(kubeproxyconfig.Changed(o.kubeProxy, next.kubeProxy), o, next)

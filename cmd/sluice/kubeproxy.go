@@ -13,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
 
+	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/kubeproxyconfig"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -27,6 +28,7 @@ type kubeProxyOptions struct {
 	hardFail           bool
 	profiling          bool
 	proxyMode          lateChoice
+	ipvsScheduler      string
 	localhostNodePorts bool
 	oomScoreAdj        int
 	healthzPort        int
@@ -54,6 +56,7 @@ func (o *kubeProxyOptions) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.profiling, "profiling", false, "serve /debug/pprof beside the metrics")
 	o.proxyMode.allowed = []string{"iptables", "ipvs", "nftables"}
 	f.Var(&o.proxyMode, "proxy-mode", "kube-proxy's mode: sets the defaults for node ports; --redirect sets the steering mode")
+	f.StringVar(&o.ipvsScheduler, "ipvs-scheduler", "", "kube-proxy's: with --proxy-mode ipvs, the default of --balancer")
 	f.BoolVar(&o.localhostNodePorts, "iptables-localhost-nodeports", true, "serve node ports on 127.0.0.0/8 where all addresses have them")
 	f.IntVar(&o.oomScoreAdj, "oom-score-adj", 0, "the kernel's OOM score adjustment of this process, -1000 to 1000 (default: -999 with --config, else as it is)")
 	f.DurationVar(&o.conntrackUDP, "conntrack-udp-timeout", 0, "another name of --udp-timeout, which overrides it; 0 changes nothing")
@@ -82,7 +85,7 @@ func (o *kubeProxyOptions) register(f *pflag.FlagSet) {
 var meaningless = map[string]bool{
 	"config-sync-period": false, "show-hidden-metrics-for-version": false,
 	"iptables-masquerade-bit": false, "iptables-sync-period": false,
-	"ipvs-sync-period": false, "ipvs-min-sync-period": false, "ipvs-scheduler": false, "ipvs-exclude-cidrs": false, "ipvs-strict-arp": true,
+	"ipvs-sync-period": false, "ipvs-min-sync-period": false, "ipvs-exclude-cidrs": false, "ipvs-strict-arp": true,
 	"ipvs-tcp-timeout": false, "ipvs-tcpfin-timeout": false, "ipvs-udp-timeout": false,
 	"log-flush-frequency": false, "log-text-split-stream": true, "log-text-info-buffer-size": false,
 	"log-json-split-stream": true, "log-json-info-buffer-size": false, "vmodule": false,
@@ -176,7 +179,22 @@ func (o *runOptions) readConfig(flags *pflag.FlagSet) error {
 		return err
 	}
 	o.takeConntrack(flags)
+	o.takeScheduler(flags)
 	return nil
+}
+
+// takeScheduler uses the scheduler of kube-proxy's IPVS mode for Services without the
+// annotation, unless --balancer was given.
+func (o *runOptions) takeScheduler(flags *pflag.FlagSet) {
+	if o.ipvsScheduler == "" || o.proxyMode.value != "ipvs" || flags.Changed("balancer") {
+		return
+	}
+	algorithm, err := balancer.Parse(o.ipvsScheduler)
+	if err != nil {
+		o.notes = append(o.notes, fmt.Sprintf("ipvs.scheduler: %v; Services get %s", err, o.algorithm.value))
+		return
+	}
+	o.algorithm.value = algorithm.String()
 }
 
 // takeUDPTimeouts uses kube-proxy's timeouts of UDP flows, unless ours were given
@@ -225,7 +243,7 @@ var overriddenByFile = []string{
 	"bind-address", "bind-address-hard-fail", "profiling", "healthz-bind-address", "healthz-port", "metrics-bind-address", "metrics-port",
 	"kubeconfig", "kube-api-content-type", "kube-api-qps", "kube-api-burst",
 	"cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix", "nodeport-addresses",
-	"proxy-mode", "iptables-localhost-nodeports", "masquerade-all", "iptables-min-sync-period",
+	"proxy-mode", "ipvs-scheduler", "iptables-localhost-nodeports", "masquerade-all", "iptables-min-sync-period",
 	"conntrack-udp-timeout", "conntrack-udp-timeout-stream", "oom-score-adj",
 	"conntrack-max-per-core", "conntrack-min", "conntrack-tcp-timeout-established", "conntrack-tcp-timeout-close-wait", "conntrack-tcp-be-liberal",
 }
@@ -265,7 +283,7 @@ func (o *runOptions) take(f *kubeproxyconfig.File, flags *pflag.FlagSet) error {
 		o.podPrefix = c.DetectLocal.InterfaceNamePrefix
 	}
 	o.nodePortAddresses = c.NodePortAddresses
-	o.proxyMode.value = string(c.Mode)
+	o.proxyMode.value, o.ipvsScheduler = string(c.Mode), c.IPVS.Scheduler
 	o.localhostNodePorts = *c.IPTables.LocalhostNodePorts
 	// kube-proxy takes 0 for 1 s, because its rules take long to load. Here 0 is
 	// what it says, and only a period that somebody has written counts.

@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"maps"
+	"slices"
 	"strings"
 	"unique"
 
@@ -9,6 +10,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // An API object has some kilobytes of managed fields, selectors and conditions
@@ -53,7 +56,9 @@ func keep(m map[string]string, wanted func(key string) bool) map[string]string {
 func trimService(svc *corev1.Service) {
 	svc.TypeMeta = metav1.TypeMeta{}
 	trimMeta(&svc.ObjectMeta, func(k string) bool { return k == proxyNameLabel },
-		func(k string) bool { return strings.HasPrefix(k, annotationPrefix) })
+		func(k string) bool {
+			return strings.HasPrefix(k, annotationPrefix) || slices.Contains(service.Foreign, k)
+		})
 	s := &svc.Spec
 	*s = corev1.ServiceSpec{
 		ClusterIP:                s.ClusterIP,
@@ -82,7 +87,9 @@ func trimService(svc *corev1.Service) {
 func trimSlice(s *discoveryv1.EndpointSlice) {
 	s.TypeMeta = metav1.TypeMeta{}
 	trimMeta(&s.ObjectMeta, func(k string) bool { return k == discoveryv1.LabelServiceName || k == corev1.IsHeadlessService },
-		func(k string) bool { return k == corev1.EndpointsLastChangeTriggerTime })
+		func(k string) bool {
+			return k == corev1.EndpointsLastChangeTriggerTime || k == service.WeightAnnotation
+		})
 	for i, p := range s.Ports {
 		s.Ports[i] = discoveryv1.EndpointPort{Name: p.Name, Protocol: p.Protocol, Port: p.Port}
 	}

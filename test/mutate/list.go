@@ -42,6 +42,16 @@ var promises = []mutation{
 		pkg: "balancer", test: "TestNodesSpreadFewConnections",
 	},
 	{
+		name: "load-never-ends", what: "an endpoint counts connections that have ended",
+		file: "conntrack/record.go", old: "\t\tr.load.End()\n", new: "",
+		pkg: "test/e2e", test: "TestAlgorithms/relay",
+	},
+	{
+		name: "least-but-one", what: "an endpoint that has one connection more counts as equal",
+		file: "balancer/least.go", old: "n < open {", new: "n < open-1 {",
+		pkg: "balancer", test: "TestLeastLoadedAgreesWithTheModel",
+	},
+	{
 		name: "rank-ignored-in-the-table", what: "kernel flows begin round-robin at the first endpoint on all nodes",
 		file: "flow/table.go", old: "u.options|how, u.first", new: "u.options|how, 0",
 		pkg: "flow", test: "TestTableBeginsAtTheRank",

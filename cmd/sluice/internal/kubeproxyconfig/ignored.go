@@ -13,7 +13,7 @@ var used = []string{
 	"apiVersion", "kind", "bindAddress", "bindAddressHardFail", "healthzBindAddress", "metricsBindAddress", "enableProfiling",
 	"hostnameOverride", "clientConnection", "clusterCIDR", "detectLocalMode", "detectLocal", "nodePortAddresses", "mode",
 	"iptables.masqueradeAll", "iptables.localhostNodePorts", "iptables.minSyncPeriod",
-	"nftables.masqueradeAll", "nftables.minSyncPeriod", "ipvs.minSyncPeriod", "oomScoreAdj",
+	"nftables.masqueradeAll", "nftables.minSyncPeriod", "ipvs.minSyncPeriod", "ipvs.scheduler", "oomScoreAdj",
 	"conntrack",
 	"logging.format", "logging.verbosity", "featureGates.AllowServiceExternalIPs",
 }

@@ -115,7 +115,7 @@ featureGates: {Some: true}
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"featureGates.Some", "iptables.syncPeriod", "ipvs.scheduler", "ipvs.strictARP"}
+	want := []string{"featureGates.Some", "iptables.syncPeriod", "ipvs.strictARP"}
 	if got := f.Ignored(); !slices.Equal(got, want) {
 		t.Errorf("ignored %q, want %q", got, want)
 	}

@@ -1,0 +1,133 @@
+package balancer
+
+import (
+	"math/bits"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// Load is what this node has of one endpoint of a service port. All methods are safe for
+// concurrent use.
+type Load struct {
+	open    atomic.Int32  // connections, including those that wait for the endpoint's answer
+	connect atomic.Uint32 // average time until the endpoint answers, in us; 0 = unknown
+	key     uint64
+}
+
+// Begin counts a connection, and End stops counting it.
+func (l *Load) Begin() { l.open.Add(1) }
+
+// End ends what Begin has begun.
+func (l *Load) End() { l.open.Add(-1) }
+
+// Open returns the number of connections.
+func (l *Load) Open() int { return int(l.open.Load()) }
+
+// Answered records how long the endpoint took to answer. Each answer counts an eighth.
+func (l *Load) Answered(took time.Duration) {
+	us := uint32(min(max(took.Microseconds(), 1), 1<<30))
+	if was := l.connect.Load(); was != 0 {
+		us = uint32(int64(was) + (int64(us)-int64(was))/8)
+	}
+	l.connect.Store(us)
+}
+
+// Loads are the endpoints of a service port by address, on both data paths. The zero value
+// is ready for use. Of takes no lock for an endpoint that is known.
+type Loads struct {
+	table atomic.Pointer[loadTable]
+	epoch atomic.Uint32 // changes when endpoints are forgotten
+	mu    sync.Mutex
+	used  int    // guarded by mu, like spare
+	spare []Load // allocated together, as algorithms read many in a row
+}
+
+// loadTable is a hash table with linear probing: a power of two of slots, of which at most
+// three quarters are used. Slots are filled and never emptied.
+type loadTable []atomic.Pointer[Load]
+
+// find returns the load of a key, or nil and the free slot where it belongs.
+func (t loadTable) find(key uint64) (*Load, *atomic.Pointer[Load]) {
+	for i := scramble(key); ; i++ {
+		at := &t[i&uint64(len(t)-1)]
+		if l := at.Load(); l == nil || l.key == key {
+			return l, at
+		}
+	}
+}
+
+// Of returns the load of an endpoint.
+func (s *Loads) Of(ep netip.AddrPort) *Load {
+	key := endpointKey(ep)
+	if t := s.table.Load(); t != nil {
+		if l, _ := t.find(key); l != nil {
+			return l
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.addLocked(key)
+}
+
+func (s *Loads) addLocked(key uint64) *Load {
+	t := s.table.Load()
+	if t == nil || 4*(s.used+1) > 3*len(*t) {
+		t = s.rebuiltLocked(2*(s.used+1), func(*Load) bool { return true })
+	}
+	l, at := t.find(key)
+	if l != nil {
+		return l
+	}
+	if len(s.spare) == 0 {
+		s.spare = make([]Load, min(max(s.used, 4), 64))
+	}
+	l, s.spare = &s.spare[0], s.spare[1:]
+	l.key = key
+	at.Store(l)
+	s.used++
+	return l
+}
+
+// rebuiltLocked puts a table with room for n endpoints in place, with those to keep.
+func (s *Loads) rebuiltLocked(n int, keep func(*Load) bool) *loadTable {
+	next := make(loadTable, 1<<bits.Len(uint(max(n, 4)*4/3)))
+	s.used = 0
+	if t := s.table.Load(); t != nil {
+		for i := range *t {
+			if l := (*t)[i].Load(); l != nil && keep(l) {
+				_, at := next.find(l.key)
+				at.Store(l)
+				s.used++
+			}
+		}
+	}
+	s.table.Store(&next)
+	return &next
+}
+
+// forget removes the endpoints that have no connection and are not listed, if they are
+// more than the others. A connection that begins at one of them at the same moment is not
+// counted.
+func (s *Loads) forget(port *service.Port) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	listed := 0
+	for f := range port.Families {
+		listed += len(port.Families[f].Endpoints)
+	}
+	if s.used <= 2*listed+64 {
+		return
+	}
+	keys := make(map[uint64]bool, listed)
+	for f := range port.Families {
+		for i := range port.Families[f].Endpoints {
+			keys[endpointKey(port.Families[f].Endpoints[i].Addr)] = true
+		}
+	}
+	s.rebuiltLocked(2*listed+64, func(l *Load) bool { return l.Open() > 0 || keys[l.key] })
+	s.epoch.Add(1)
+}

@@ -1,0 +1,40 @@
+package balancer
+
+import (
+	"sort"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// weightedRoundRobin takes each candidate as often as its weight says in a round of as
+// many connections as all weights together. The turns of a candidate lie apart.
+type weightedRoundRobin struct{}
+
+func (weightedRoundRobin) prepare(v *view, c *config, candidates []service.Endpoint) {
+	v.addWeights(candidates)
+	v.sums = make([]uint64, len(candidates))
+	sum := uint64(0)
+	for i, w := range v.weight {
+		sum += uint64(w)
+		v.sums[i] = sum
+	}
+	// Steps of the golden ratio spread the turns of each candidate over a round.
+	for v.step = max(sum*618/1000, 1); gcd(v.step, sum) != 1; v.step++ {
+	}
+	start, _ := c.rank.start(len(candidates))
+	v.turn.Store(uint64(start))
+}
+
+func (weightedRoundRobin) choose(b *Balancer, c *config, candidates []service.Endpoint, _ Conn, _ int64) int {
+	v := b.view(c, candidates)
+	sum := v.sums[v.n-1]
+	place := v.turn.Add(1) % sum * v.step % sum
+	return sort.Search(v.n, func(i int) bool { return v.sums[i] > place })
+}
+
+func gcd(a, b uint64) uint64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
