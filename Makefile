@@ -133,7 +133,7 @@ test-release: ## Build this machine's part of a release twice, compare, and run 
 # Packages whose tests pass under qemu-user. The others need netfilter, BPF, namespaces
 # or socket options that it does not have.
 ARM64 := ./admin ./balancer ./conntrack ./health ./listener ./policy ./relay ./service ./source/... \
-	$(addprefix ./internal/,hostnet httpport nearest once poll printable sockfilter) ./cmd/sluice/internal/kubeproxyconfig
+	./host/hostnet $(addprefix ./internal/,httpport nearest once poll printable sockfilter) ./cmd/sluice/internal/kubeproxyconfig
 
 .PHONY: test-arm64
 test-arm64: ## Run tests as arm64 programs under Debian's qemu-user (5 minutes)

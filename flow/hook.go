@@ -12,7 +12,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
-	"github.com/sluice-proxy/sluice/redirect/kernel"
+	"github.com/sluice-proxy/sluice/host/kernel"
 )
 
 // hook is a program at one side of an interface.

@@ -15,9 +15,9 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/sys"
-	"github.com/sluice-proxy/sluice/redirect/kernel"
 	"github.com/sluice-proxy/sluice/service"
 )
 

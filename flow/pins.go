@@ -16,9 +16,9 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/internal/bpffs"
 	"github.com/sluice-proxy/sluice/internal/sys"
-	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
 // What all that a process leaves depends on: what the maps hold, and how the index finds it.

@@ -7,8 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/internal/poll"
-	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
 const (

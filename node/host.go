@@ -3,10 +3,10 @@ package node
 import (
 	"slices"
 
+	"github.com/sluice-proxy/sluice/host/firewall"
+	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/host/tracking"
-	"github.com/sluice-proxy/sluice/internal/hostnet"
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/redirect/firewall"
 	"github.com/sluice-proxy/sluice/service"
 )
 

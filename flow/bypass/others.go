@@ -13,8 +13,8 @@ import (
 	mdlayher "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/internal/sys"
-	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
 // others finds other programs that look at packets which the node forwards. It is for one

@@ -14,8 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
+	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/internal/once"
-	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
 const (

@@ -33,8 +33,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-proxy/sluice/host/firewall"
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/redirect/firewall"
 	"github.com/sluice-proxy/sluice/redirect/mode"
 	"github.com/sluice-proxy/sluice/redirect/route"
 )

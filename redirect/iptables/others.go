@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/sluice-proxy/sluice/redirect/kernel"
+	"github.com/sluice-proxy/sluice/host/kernel"
 )
 
 // RemoveLegacyChains removes chains of somebody else's from iptables-legacy, with the

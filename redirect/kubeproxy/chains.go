@@ -10,7 +10,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 
-	"github.com/sluice-proxy/sluice/redirect/kernel"
+	"github.com/sluice-proxy/sluice/host/firewall"
+	"github.com/sluice-proxy/sluice/host/kernel"
 )
 
 // programs name iptables-nft's tables of a family as its programs do.
@@ -19,26 +20,12 @@ var programs = map[nftables.TableFamily]string{nftables.TableFamilyIPv4: "iptabl
 // chainsAtOnce bounds the chains of one transaction, for the socket's buffer.
 const chainsAtOnce = 200
 
-// NFTChains returns the chains of all nftables tables of a network namespace, and the
-// connection to read their rules by; none where the kernel has no nf_tables.
-func NFTChains(netNS int) (*nftables.Conn, []*nftables.Chain, error) {
-	conn, err := nftables.New(nftables.WithNetNSFd(netNS))
-	if err != nil {
-		return nil, nil, fmt.Errorf("nftables: %w", err)
-	}
-	chains, err := conn.ListChains()
-	if err != nil && !noTables(err) {
-		return nil, nil, fmt.Errorf("nftables: %w", err)
-	}
-	return conn, chains, nil
-}
-
 // removeNFTChains removes kube-proxy's chains of iptables-nft by netlink, so that no
 // iptables program is needed, with the rules of built-in chains that lead to them. It
 // leaves chains to which chains of others lead. It also returns the Services'
 // addresses in them.
 func removeNFTChains(netNS int) (removed []string, addresses []netip.Addr, err error) {
-	conn, all, err := NFTChains(netNS)
+	conn, all, err := firewall.Chains(netNS)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -158,7 +145,7 @@ func chainOf(r *nftables.Rule) string {
 // Kept names the chains of kube-proxy that are there after Remove, in the calling
 // thread's network namespace: chains of others lead to them, or kube-proxy still runs.
 func Kept() (kept []string, err error) {
-	_, chains, err := NFTChains(0)
+	_, chains, err := firewall.Chains(0)
 	for _, c := range chains {
 		if program := programs[c.Table.Family]; program != "" && c.Table.Name != table && IsChain(c.Name) {
 			kept = append(kept, program+" (nft) "+c.Table.Name+" chain "+c.Name)

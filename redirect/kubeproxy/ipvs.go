@@ -13,8 +13,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/internal/sys"
-	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
 // ipvsInterface holds the Services' addresses in kube-proxy's IPVS mode: they are the

@@ -13,8 +13,9 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/host/firewall"
+	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/redirect/iptables"
-	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
 // table is the name of kube-proxy's nftables tables, one of each family.
@@ -67,11 +68,6 @@ func Remove(netNS int) (removed []string, err error) {
 	return removed, errors.Join(err, chainErr, legacyErr, ipvsErr, flowErr)
 }
 
-// noTables reports whether an error says that the kernel has no nf_tables.
-func noTables(err error) bool {
-	return errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EPROTONOSUPPORT)
-}
-
 // removeTables removes the nftables tables and gives the Services' addresses
 // that were in them. A kernel without nf_tables has none.
 func removeTables(netNS int) (removed []string, addresses []netip.Addr, err error) {
@@ -80,7 +76,7 @@ func removeTables(netNS int) (removed []string, addresses []netip.Addr, err erro
 		return nil, nil, fmt.Errorf("nftables: %w", err)
 	}
 	tables, err := conn.ListTables()
-	if noTables(err) {
+	if firewall.NoTables(err) {
 		return nil, nil, nil
 	}
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
 
+	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/redirect"
-	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
 // reader reads our table.

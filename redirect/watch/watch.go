@@ -23,7 +23,7 @@ import (
 
 	"github.com/mdlayher/netlink"
 
-	"github.com/sluice-proxy/sluice/redirect/kernel"
+	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/redirect/route"
 )
 

@@ -19,13 +19,13 @@ var neighbours = []mutation{
 	},
 	{
 		name: "state-unseen", what: "--conntrack auto does not notice a firewall in nftables",
-		file: "redirect/firewall/nftables.go", old: "attrCTKey), ctState)", new: "attrCTKey), ctState+100)",
-		pkg: "redirect/firewall", test: "TestStateRule",
+		file: "host/firewall/nftables.go", old: "attrCTKey), ctState)", new: "attrCTKey), ctState+100)",
+		pkg: "host/firewall", test: "TestStateRule",
 	},
 	{
 		name: "kube-proxy-counts", what: "kube-proxy's own rules have --conntrack auto track everything",
-		file: "redirect/firewall/firewall.go", old: "return !strings.HasPrefix(chain, kubeProxyPrefix) &&", new: "return",
-		pkg: "redirect/firewall", test: "TestStateRule",
+		file: "host/firewall/firewall.go", old: "return !strings.HasPrefix(chain, kubeProxyPrefix) &&", new: "return",
+		pkg: "host/firewall", test: "TestStateRule",
 	},
 	{
 		name: "close-wait-lost", what: "without kube-proxy, CLOSE_WAIT lasts a minute on the node",

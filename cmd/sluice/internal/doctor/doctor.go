@@ -14,6 +14,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/sluice-proxy/sluice/host/firewall"
 	"github.com/sluice-proxy/sluice/internal/bpffs"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
@@ -85,7 +86,7 @@ type Prober interface {
 	// ForwardPolicies are what judges packets that the node forwards.
 	ForwardPolicies() ([]string, error)
 	// PolicyEngines are the known network policy engines whose rules are there.
-	PolicyEngines() ([]Engine, error)
+	PolicyEngines() ([]firewall.Engine, error)
 	// StateRule is a rule of another program that decides by the state of connections; ""
 	// if there is none.
 	StateRule() (string, error)
@@ -327,6 +328,15 @@ func trials(p Prober) []Finding {
 	}
 }
 
+// followsFrom says what follows for the data paths from how an engine judges packets;
+// docs/network-policy.md has the tests.
+var followsFrom = map[firewall.Judging]string{
+	firewall.AtInterfaces: "with the relay, ingress policies do not hold between pods of one node, and egress policies see the Service's address; they hold for what --datapath kernel forwards",
+	firewall.ByAddresses:  "with the relay and --conntrack bypass, servers that may open nothing cannot answer",
+	firewall.Elsewhere:    "it judges packets outside of netfilter, which was not tried with Sluice",
+	firewall.InUserspace:  "it judges packets in userspace, which was not tried with Sluice",
+}
+
 func others(p Prober) []Finding {
 	const listed = "nftables and iptables listed"
 	found, err := p.Leftovers()
@@ -338,7 +348,7 @@ func others(p Prober) []Finding {
 	engines, err := p.PolicyEngines()
 	var names, follows []string
 	for _, e := range engines {
-		names, follows = append(names, e.Name), append(follows, e.Name+": "+e.Follows)
+		names, follows = append(names, e.Name), append(follows, e.Name+": "+followsFrom[e.Judges])
 	}
 	engine := Finding{Feature: "network policy engine", Probed: listed, NeededBy: "nobody: some of its rules do not see what Sluice relays"}.
 		warn("none that is known", names, err, strings.Join(follows, "; ")+": docs/network-policy.md")

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/host/firewall"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -32,7 +33,7 @@ type fake struct {
 	checks           []string
 	files            uint64
 	policies         []string
-	engines          []Engine
+	engines          []firewall.Engine
 	stateRule        string
 	leftovers        []string
 	pid              int
@@ -62,13 +63,13 @@ func (f *fake) BPFFS() error                  { return f.bpffs }
 func (f *fake) SourceChecks() ([]string, error) {
 	return f.checks, f.unreadable
 }
-func (f *fake) Files() (uint64, uint64, error)        { return f.files, f.files, f.unreadable }
-func (f *fake) LockedMemory() (uint64, uint64, error) { return 8 << 20, ^uint64(0), f.unreadable }
-func (f *fake) Leftovers() ([]string, error)          { return f.leftovers, f.unreadable }
-func (f *fake) ForwardPolicies() ([]string, error)    { return f.policies, f.unreadable }
-func (f *fake) PolicyEngines() ([]Engine, error)      { return f.engines, f.unreadable }
-func (f *fake) StateRule() (string, error)            { return f.stateRule, f.unreadable }
-func (f *fake) Running() (int, bool, error)           { return f.pid, f.running, f.unreadable }
+func (f *fake) Files() (uint64, uint64, error)            { return f.files, f.files, f.unreadable }
+func (f *fake) LockedMemory() (uint64, uint64, error)     { return 8 << 20, ^uint64(0), f.unreadable }
+func (f *fake) Leftovers() ([]string, error)              { return f.leftovers, f.unreadable }
+func (f *fake) ForwardPolicies() ([]string, error)        { return f.policies, f.unreadable }
+func (f *fake) PolicyEngines() ([]firewall.Engine, error) { return f.engines, f.unreadable }
+func (f *fake) StateRule() (string, error)                { return f.stateRule, f.unreadable }
+func (f *fake) Running() (int, bool, error)               { return f.pid, f.running, f.unreadable }
 func (f *fake) Sysctl(path string) (string, error) {
 	if f.unreadable != nil {
 		return "", f.unreadable
@@ -126,7 +127,7 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		{"port range", func(*fake) {}, "net.ipv4.ip_local_port_range", Fine, "32768 60999", "", "tproxy/nftables"},
 		{"kube-proxy was here", func(f *fake) { f.leftovers = []string{"the interface kube-ipvs0"} }, "leftovers of kube-proxy", Warning, "kube-ipvs0", "cleanup --kube-proxy", "tproxy/nftables"},
 		{"a firewall", func(f *fake) { f.stateRule = "chain in of the nftables table fw" }, "rules about connections' state", Fine, "chain in of the nftables table fw", "", "tproxy/nftables"},
-		{"Calico", func(f *fake) { f.engines = engines[:1] }, "network policy engine", Warning, "Calico", "network-policy.md", "tproxy/nftables"},
+		{"Calico", func(f *fake) { f.engines = []firewall.Engine{{Name: "Calico", Judges: firewall.AtInterfaces}} }, "network policy engine", Warning, "Calico", "network-policy.md", "tproxy/nftables"},
 		{"network policies", func(f *fake) { f.policies = []string{"FORWARD of iptables-legacy"} }, "rules for forwarded packets", Warning, "FORWARD", "security.md", "tproxy/nftables"},
 		{"a proxy runs", func(f *fake) { f.pid, f.running = 83, true }, "running sluice", Fine, "process 83", "", "tproxy/nftables"},
 		{"unreadable", func(f *fake) { f.unreadable = errors.New("no proc") }, "open files", Unknown, "no proc", "", "tproxy/nftables"},

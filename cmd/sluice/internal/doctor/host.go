@@ -9,11 +9,12 @@ import (
 	"strings"
 
 	"github.com/sluice-proxy/sluice/flow"
+	"github.com/sluice-proxy/sluice/host/firewall"
 	"github.com/sluice-proxy/sluice/internal/bpffs"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
-	"github.com/sluice-proxy/sluice/redirect/firewall"
+	"github.com/sluice-proxy/sluice/redirect/kubeproxy"
 	"github.com/sluice-proxy/sluice/redirect/route"
 )
 
@@ -68,10 +69,10 @@ func (h *host) Sysctl(path string) (string, error) {
 func (h *host) SourceChecks() ([]string, error)       { return route.SourceChecks(0) }
 func (h *host) Files() (uint64, uint64, error)        { return sys.FileLimit() }
 func (h *host) LockedMemory() (uint64, uint64, error) { return sys.LockedMemoryLimit() }
-func (h *host) Leftovers() ([]string, error)          { return leftovers() }
+func (h *host) Leftovers() ([]string, error)          { return kubeproxy.Leftovers() }
 func (h *host) ForwardPolicies() ([]string, error)    { return firewall.ForwardPolicies() }
 
-func (h *host) PolicyEngines() ([]Engine, error) { return policyEngines() }
+func (h *host) PolicyEngines() ([]firewall.Engine, error) { return firewall.Engines() }
 
 func (h *host) StateRule() (string, error) { return firewall.StateRule(0, h.options.Table) }
 

@@ -9,8 +9,10 @@ import (
 
 	"github.com/google/nftables"
 
+	"github.com/sluice-proxy/sluice/host/firewall"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
+	"github.com/sluice-proxy/sluice/redirect/kubeproxy"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
 
@@ -51,7 +53,7 @@ func TestLeftoversAreFound(t *testing.T) {
 	look := func() (found []string) {
 		t.Helper()
 		if err := node.Do(func() (err error) {
-			found, err = leftovers()
+			found, err = kubeproxy.Leftovers()
 			return err
 		}); err != nil {
 			t.Fatal(err)
@@ -78,7 +80,7 @@ func TestLeftoversAreFound(t *testing.T) {
 	}
 	chains(nftables.TableFamilyIPv4, "nat", "KUBE-SERVICES", "KUBE-SVC-ERIFXISQEP7F7OF4")
 	chains(nftables.TableFamilyIPv6, "kube-proxy", "services", "firewall")
-	netns.Wire(t, node, kubeProxyDummy, nil, netns.New(t, "peer"), "eth0", nil)
+	netns.Wire(t, node, "kube-ipvs0", nil, netns.New(t, "peer"), "eth0", nil)
 	want := []string{"the nftables table kube-proxy", "2 iptables-nft chains KUBE-…", "the interface kube-ipvs0"}
 	if found := look(); !slices.Equal(found, want) {
 		t.Errorf("found %q, want %q", found, want)
@@ -100,11 +102,11 @@ func TestLegacyChainsAreFoundWithoutPrograms(t *testing.T) {
 	}
 	t.Setenv("PATH", "/nowhere")
 	if err := node.Do(func() error {
-		found, err := leftovers()
+		found, err := kubeproxy.Leftovers()
 		if want := []string{"2 chains KUBE-… of ip6tables-legacy", "2 chains KUBE-… of iptables-legacy"}; !slices.Equal(found, want) {
 			t.Errorf("found %q, want %q", found, want)
 		}
-		engines, engineErr := policyEngines()
+		engines, engineErr := firewall.Engines()
 		if len(engines) != 1 || engines[0].Name != "Calico" {
 			t.Errorf("found the engines %+v, want Calico", engines)
 		}

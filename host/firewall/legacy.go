@@ -3,8 +3,8 @@ package firewall
 import (
 	"fmt"
 
+	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/internal/sys"
-	"github.com/sluice-proxy/sluice/redirect/kernel"
 )
 
 // legacy looks at the tables of iptables-legacy in which packets are judged.

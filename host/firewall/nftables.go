@@ -8,7 +8,7 @@ import (
 
 	"github.com/mdlayher/netlink"
 
-	"github.com/sluice-proxy/sluice/redirect/kernel"
+	"github.com/sluice-proxy/sluice/host/kernel"
 )
 
 // From linux/netfilter/nf_tables.h.
@@ -36,7 +36,7 @@ func nftables(own string) (string, error) {
 	defer nft.Close()
 	chains, err := nft.Get(syscall.AF_UNSPEC, kernel.GetChain, netlink.Dump)
 	if err != nil {
-		if noTables(err) {
+		if NoTables(err) {
 			return "", nil
 		}
 		return "", fmt.Errorf("nftables chains: %w", err)
@@ -67,11 +67,6 @@ func nftables(own string) (string, error) {
 		}
 	}
 	return "", nil
-}
-
-// noTables reports whether an error says that the kernel has no nf_tables.
-func noTables(err error) bool {
-	return errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.EPROTONOSUPPORT)
 }
 
 const (

@@ -1,4 +1,4 @@
-package doctor
+package kubeproxy
 
 import (
 	"errors"
@@ -8,20 +8,13 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/sluice-proxy/sluice/redirect/kernel"
-	"github.com/sluice-proxy/sluice/redirect/kubeproxy"
+	"github.com/sluice-proxy/sluice/host/firewall"
+	"github.com/sluice-proxy/sluice/host/kernel"
 )
 
-// What kube-proxy makes.
-const (
-	kubeProxyTable  = "kube-proxy" // of its nftables mode, in the families ip and ip6
-	kubeProxyChains = "KUBE-"      // of its iptables and IPVS modes
-	kubeProxyDummy  = "kube-ipvs0" // the interface of its IPVS mode
-)
-
-// leftovers names what is there of kube-proxy's. What could not be looked at is
-// in the error.
-func leftovers() ([]string, error) {
+// Leftovers names what is there of kube-proxy's in the calling thread's network namespace. What
+// could not be looked at is in the error.
+func Leftovers() ([]string, error) {
 	var found []string
 	var errs []error
 	for _, look := range []func() ([]string, error){inNFTables, inLegacyIPTables, inInterfaces} {
@@ -34,7 +27,7 @@ func leftovers() ([]string, error) {
 
 // inNFTables looks at all tables; those of iptables-nft are among them.
 func inNFTables() ([]string, error) {
-	_, chains, err := kubeproxy.NFTChains(0)
+	_, chains, err := firewall.Chains(0)
 	if err != nil {
 		return nil, err
 	}
@@ -42,15 +35,15 @@ func inNFTables() ([]string, error) {
 	count := 0
 	for _, c := range chains {
 		switch {
-		case c.Table.Name == kubeProxyTable:
-			found = append(found, "the nftables table "+kubeProxyTable)
-		case kubeproxy.IsChain(c.Name):
+		case c.Table.Name == table:
+			found = append(found, "the nftables table "+table)
+		case IsChain(c.Name):
 			count++
 		}
 	}
 	found = slices.Compact(found)
 	if count > 0 {
-		found = append(found, fmt.Sprintf("%d iptables-nft chains %s…", count, kubeProxyChains))
+		found = append(found, fmt.Sprintf("%d iptables-nft chains KUBE-…", count))
 	}
 	return found, nil
 }
@@ -59,25 +52,25 @@ func inNFTables() ([]string, error) {
 func inLegacyIPTables() ([]string, error) {
 	counts := make(map[string]int)
 	err := kernel.LegacyChains(func(program, chain string) {
-		if kubeproxy.IsChain(chain) {
+		if IsChain(chain) {
 			counts[program]++
 		}
 	})
 	var found []string
 	for _, program := range slices.Sorted(maps.Keys(counts)) {
-		found = append(found, fmt.Sprintf("%d chains %s… of %s-legacy", counts[program], kubeProxyChains, program))
+		found = append(found, fmt.Sprintf("%d chains KUBE-… of %s-legacy", counts[program], program))
 	}
 	return found, err
 }
 
 func inInterfaces() ([]string, error) {
-	_, err := netlink.LinkByName(kubeProxyDummy)
+	_, err := netlink.LinkByName(ipvsInterface)
 	var none netlink.LinkNotFoundError
 	switch {
 	case errors.As(err, &none):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("interface %s: %w", kubeProxyDummy, err)
+		return nil, fmt.Errorf("interface "+ipvsInterface+": %w", err)
 	}
-	return []string{"the interface " + kubeProxyDummy}, nil
+	return []string{"the interface " + ipvsInterface}, nil
 }

@@ -32,13 +32,9 @@ func isPasser(chain string) bool {
 }
 
 func forwardInNFTables() ([]string, error) {
-	conn, err := nft.New()
+	conn, chains, err := Chains(0)
 	if err != nil {
-		return nil, fmt.Errorf("nftables: %w", err)
-	}
-	chains, err := conn.ListChains()
-	if err != nil && !noTables(err) {
-		return nil, fmt.Errorf("nftables: %w", err)
+		return nil, err
 	}
 	var found []string
 	for _, c := range chains {

@@ -1,7 +1,7 @@
-// Package firewall finds rules of other programs, such as firewalls and network policy
-// engines, that decide about packets by the state of their connection: in nftables,
-// iptables-nft and iptables-legacy. Packets that bypass connection tracking have no
-// state for them.
+// Package firewall finds the rules of other programs, such as firewalls and network policy
+// engines, in nftables, iptables-nft and iptables-legacy: those that decide about packets
+// by the state of their connection, those that judge forwarded packets, and the engines
+// that are known. Packets that bypass connection tracking have no state.
 //
 //	rule, err := firewall.StateRule(netns, "sluice")
 //
@@ -37,13 +37,10 @@ func StateRule(netns int, own string) (chain string, err error) {
 	return "", err
 }
 
-// engines are the beginnings of chains' names that are those of network policy engines,
-// although kube-proxy's and the kubelet's begin like them.
-var engines = []string{"KUBE-ROUTER-", "KUBE-POD-FW-", "KUBE-NWPLCY-"}
-
-// counts reports whether a chain is of a program whose rules count.
+// counts reports whether a chain is of a program whose rules count. Chains of an engine
+// may begin as kube-proxy's and the kubelet's do.
 func counts(chain, own string) bool {
-	if slices.ContainsFunc(engines, func(prefix string) bool { return strings.HasPrefix(chain, prefix) }) {
+	if slices.ContainsFunc(engines, func(e Engine) bool { return e.hasChain(chain) }) {
 		return true
 	}
 	return !strings.HasPrefix(chain, kubeProxyPrefix) && !strings.HasPrefix(chain, strings.ToUpper(strings.ReplaceAll(own, "-", "_"))+"-")
