@@ -8,6 +8,8 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "maps.h"
+
 enum {
 	COMMON_HEADER = 12, // ports, verification tag, CRC
 	CRC_OFFSET = 8,
@@ -56,40 +58,50 @@ struct chunks {
 // comes behind few.
 #define MOST_CHUNKS 32
 
-// read_chunks reads the chunks between two offsets, until one does not fit. INIT and INIT
-// ACK count only if they are alone, as they have to be.
-// It returns where it stopped.
-static __noinline __u32 read_chunks(struct __sk_buff *skb, __u32 at, __u32 end, struct chunks *c)
+// read_chunk reads the chunk at an offset, the first one of its packet or another one. It returns
+// by how many bytes the next one follows, or 0 if there is none to read.
+GLOBAL __u32 read_chunk(struct __sk_buff *skb, __u32 at, __u32 end, int first, struct chunks *c)
 {
-	for (int i = 0; i < MOST_CHUNKS; i++) {
-		struct chunk_header h;
-		if (at + CHUNK_HEADER > end || bpf_skb_load_bytes(skb, at, &h, sizeof(h)))
-			break;
-		__u32 length = bpf_ntohs(h.length), last = h.flags & 1;
-		if (length < CHUNK_HEADER || length > end - at)
-			break;
-		__u32 next = at + ((length + 3) & ~3U);
-		if (h.type == TYPE_DATA || h.type == TYPE_IDATA) {
-			__u32 header = h.type ? IDATA_HEADER : DATA_HEADER;
-			if (length >= header) {
-				c->bytes += length - header;
-				c->messages += last;
-			}
-		} else if (h.type == TYPE_INIT || h.type == TYPE_INIT_ACK) {
-			__be32 tag = 0;
-			if (i || next < end || length < INIT_HEADER || bpf_skb_load_bytes(skb, at + CHUNK_HEADER, &tag, sizeof(tag)) || !tag)
-				break;
-			c->kinds = 1 << h.type;
-			c->tag = bpf_ntohl(tag);
-			break;
-		} else if (h.type <= TYPE_SHUTDOWN_COMPLETE) {
-			c->kinds |= 1 << h.type;
-			if (last && (h.type == TYPE_ABORT || h.type == TYPE_SHUTDOWN_COMPLETE))
-				c->kinds |= REFLECTED;
+	struct chunk_header h;
+	if (!c || at + CHUNK_HEADER > end || bpf_skb_load_bytes(skb, at, &h, sizeof(h)))
+		return 0;
+	__u32 length = bpf_ntohs(h.length), last = h.flags & 1;
+	if (length < CHUNK_HEADER || length > end - at)
+		return 0;
+	__u32 padded = (length + 3) & ~3U;
+	if (h.type == TYPE_DATA || h.type == TYPE_IDATA) {
+		__u32 header = h.type ? IDATA_HEADER : DATA_HEADER;
+		if (length >= header) {
+			c->bytes += length - header;
+			c->messages += last;
 		}
-		at = next;
+	} else if (h.type == TYPE_INIT || h.type == TYPE_INIT_ACK) {
+		__be32 tag = 0;
+		if (!first || at + padded < end || length < INIT_HEADER || bpf_skb_load_bytes(skb, at + CHUNK_HEADER, &tag, sizeof(tag)) || !tag)
+			return 0;
+		c->kinds = 1 << h.type;
+		c->tag = bpf_ntohl(tag);
+		return 0;
+	} else if (h.type <= TYPE_SHUTDOWN_COMPLETE) {
+		c->kinds |= 1 << h.type;
+		if (last && (h.type == TYPE_ABORT || h.type == TYPE_SHUTDOWN_COMPLETE))
+			c->kinds |= REFLECTED;
 	}
-	return at;
+	return padded;
+}
+
+// read_chunks reads the chunks between two offsets, until one does not fit. INIT and INIT
+// ACK count only if they are alone, as they have to be. It returns how many it has read.
+GLOBAL int read_chunks(struct __sk_buff *skb, __u32 at, __u32 end, struct chunks *c)
+{
+	int i;
+	for (i = 0; i < MOST_CHUNKS; i++) {
+		__u32 next = read_chunk(skb, at, end, !i, c);
+		if (!next)
+			break;
+		at += next;
+	}
+	return i;
 }
 
 #endif

@@ -100,9 +100,8 @@ static __always_inline int belongs(const struct tuple *t, __u32 reference)
 	}
 }
 
-// find returns the reference for a tuple, or 0. Functions that are not static are verified
-// by themselves, once.
-__attribute__((noinline)) __u32 find(const struct tuple *t)
+// find returns the reference for a tuple, or 0.
+GLOBAL __u32 find(const struct tuple *t)
 {
 	if (!t)
 		return 0;
@@ -118,8 +117,12 @@ __attribute__((noinline)) __u32 find(const struct tuple *t)
 	return found && belongs(t, found) ? found : 0;
 }
 
-static __always_inline int replace_in(struct bucket *b, __u64 from, __u64 to)
+// replace_in puts a slot of a bucket in the place of another one. It returns -1 if that is not
+// there.
+GLOBAL int replace_in(struct bucket *b, __u64 from, __u64 to)
 {
+	if (!b)
+		return -1;
 	for (int i = 0; i < SLOTS; i++) {
 		if (*(volatile __u64 *)&b->slot[i] == from && __sync_val_compare_and_swap(&b->slot[i], from, to) == from)
 			return 0;
@@ -129,7 +132,7 @@ static __always_inline int replace_in(struct bucket *b, __u64 from, __u64 to)
 
 // exchange puts a reference, or 0 for none, in the place of another one. It returns -1 if
 // the tuple has that no more.
-__attribute__((noinline)) int exchange(const struct tuple *t, __u32 from, __u32 to)
+GLOBAL int exchange(const struct tuple *t, __u32 from, __u32 to)
 {
 	if (!t)
 		return -1;
@@ -151,18 +154,30 @@ __attribute__((noinline)) int exchange(const struct tuple *t, __u32 from, __u32 
 	return -1;
 }
 
-// has_other says whether a place of a hash has it for another reference than this slot's.
-static __always_inline int has_other(struct bucket *home, __u64 hash, __u64 than)
+// other_in says whether a bucket has a hash for another reference than this slot's.
+GLOBAL int other_in(const struct bucket *b, __u64 hash, __u64 than)
 {
-	struct bucket *b = home;
+	if (!b)
+		return 0;
+	for (int i = 0; i < SLOTS; i++) {
+		__u64 slot = *(volatile __u64 *)&b->slot[i];
+		if (slot && slot >> 32 == hash >> 32 && slot != than)
+			return 1;
+	}
+	return 0;
+}
+
+// has_other says whether a place of a hash has it for another reference than this slot's.
+GLOBAL int has_other(__u64 hash, __u64 than)
+{
+	struct bucket *home = place_of(hash, 0), *b = home;
+	if (!home)
+		return 0;
 	for (int n = 0; n < PLACES; n++) {
 		if (n && (!home->moved || !(b = place_of(hash, n))))
 			return 0;
-		for (int i = 0; i < SLOTS; i++) {
-			__u64 slot = *(volatile __u64 *)&b->slot[i];
-			if (slot && slot >> 32 == hash >> 32 && slot != than)
-				return 1;
-		}
+		if (other_in(b, hash, than))
+			return 1;
 	}
 	return 0;
 }
@@ -184,22 +199,22 @@ static __always_inline int move(struct bucket *home, __u64 hash, __u64 slot)
 #define PUT_TRIES 16
 
 // put enters a tuple for a flow. It returns -1 if the tuple is there, or there is no room.
-__attribute__((noinline)) int put(const struct tuple *t, __u32 flow, enum role role)
+GLOBAL int put(const struct tuple *t, __u32 flow, enum role role)
 {
 	if (!t)
 		return -1;
 	__u64 hash = hash_of(t), slot = slot_for(hash, reference(flow, role));
 	struct bucket *home = place_of(hash, 0);
-	if (!home || has_other(home, hash, 0))
+	if (!home || has_other(hash, 0))
 		return -1;
 	for (int i = 0; i < PUT_TRIES; i++) {
-		if (i && has_other(home, hash, 0))
+		if (i && has_other(hash, 0))
 			continue; // the other CPU may be about to take it out
 		if (replace_in(home, 0, slot) && move(home, hash, slot))
 			return -1;
 		// Of CPUs that enter a tuple at the same time, the later ones see that here. If each
 		// sees the other one, none has it: then they try again.
-		if (!has_other(home, hash, slot))
+		if (!has_other(hash, slot))
 			return 0;
 		exchange(t, reference(flow, role), 0);
 	}

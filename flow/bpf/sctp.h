@@ -67,7 +67,7 @@ static __always_inline struct powers *powers_for(__u32 left)
 }
 
 // replace_ports writes the ports, a packet's first word.
-static __noinline int replace_ports(struct __sk_buff *skb, __u32 transport, __u32 left, __u32 old, __u32 new)
+GLOBAL int replace_ports(struct __sk_buff *skb, __u32 transport, __u32 left, __u32 old, __u32 new)
 {
 	struct powers *p = powers_for(left);
 	__u32 at = left / 4;
@@ -86,32 +86,42 @@ enum {
 // MOST_PARAMETERS bounds the parameters that are read.
 #define MOST_PARAMETERS 32
 
+// hide_parameter hides the parameter at an offset if it is an address, and adds to what the CRC
+// changes by. It returns by how many bytes the next parameter follows, 0 if there is none, or -1.
+GLOBAL int hide_parameter(struct __sk_buff *skb, __u32 at, __u32 end, __u32 *change)
+{
+	struct {
+		__be16 type, length;
+	} head;
+	if (!change || at + CHUNK_HEADER > end || bpf_skb_load_bytes(skb, at, &head, sizeof(head)))
+		return 0;
+	__u32 type = bpf_ntohs(head.type), length = bpf_ntohs(head.length), left = (end - at) / 4;
+	if (length < CHUNK_HEADER || length > end - at)
+		return 0;
+	if (type == PARAMETER_IPV4 || type == PARAMETER_IPV6) {
+		struct powers *p = powers_for(end - at);
+		head.type |= bpf_htons(PARAMETER_PADDING);
+		if (!p || left >= POWERS || bpf_skb_store_bytes(skb, at, &head, sizeof(head), BPF_F_RECOMPUTE_CSUM))
+			return -1;
+		*change ^= p->hidden[left];
+	}
+	return (length + 3) & ~3U;
+}
+
 // hide_addresses turns the addresses that a host lists in INIT and INIT ACK into parameters
 // that receivers skip, in place, by one bit of each. Its peer must not use them: packets to
 // them would come from an address that the host does not know. So the peer knows one
 // address, that of the packet.
-static __noinline int hide_addresses(struct __sk_buff *skb, __u32 transport, __u32 end)
+GLOBAL int hide_addresses(struct __sk_buff *skb, __u32 transport, __u32 end)
 {
-	struct powers *p = powers_for(end - transport);
 	__u32 at = transport + COMMON_HEADER + INIT_HEADER, change = 0;
-	if (!p)
-		return -1;
 	for (int i = 0; i < MOST_PARAMETERS; i++) {
-		struct {
-			__be16 type, length;
-		} head;
-		if (at + CHUNK_HEADER > end || bpf_skb_load_bytes(skb, at, &head, sizeof(head)))
+		int next = hide_parameter(skb, at, end, &change);
+		if (next < 0)
+			return -1;
+		if (!next)
 			break;
-		__u32 type = bpf_ntohs(head.type), length = bpf_ntohs(head.length), left = (end - at) / 4;
-		if (length < CHUNK_HEADER || length > end - at)
-			break;
-		if (type == PARAMETER_IPV4 || type == PARAMETER_IPV6) {
-			head.type |= bpf_htons(PARAMETER_PADDING);
-			if (left >= POWERS || bpf_skb_store_bytes(skb, at, &head, sizeof(head), BPF_F_RECOMPUTE_CSUM))
-				return -1;
-			change ^= p->hidden[left];
-		}
-		at += (length + 3) & ~3U;
+		at += next;
 	}
 	return change ? add_to_crc(skb, transport, change) : 0;
 }
