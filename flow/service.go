@@ -3,6 +3,7 @@ package flow
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -40,17 +41,23 @@ type portService struct {
 // timeouts are those of a service port's UDP sessions.
 type timeouts struct{ session, stream time.Duration }
 
-// problem returns what an annotation says wrongly, or nil.
+// pathOf reports whether a port's annotation leaves it to the kernel, and what is wrong
+// with the annotation.
 func pathOf(port *service.Port) (kernel bool, problem error) {
-	switch name, ok := port.Annotations[pathAnnotation]; {
-	case !ok, name == "auto", name == "kernel":
-		kernel = true
-	case name == "relay":
-	default:
-		kernel = true
-		problem = fmt.Errorf("annotation sluice.dev/%s: %q is not one of auto, kernel, relay; it gets auto", pathAnnotation, name)
+	name, ok := port.Annotations[pathAnnotation]
+	if err := CheckAnnotation(pathAnnotation, name); ok && err != nil {
+		return true, fmt.Errorf("annotation sluice.dev/%s: %w; it gets auto", pathAnnotation, err)
 	}
-	return kernel, problem
+	return name != "relay", nil
+}
+
+// CheckAnnotation returns what is wrong with a Service's annotation, whose name is
+// without the prefix "sluice.dev/"; nil for those that are not of this package alone.
+func CheckAnnotation(name, value string) error {
+	if name == pathAnnotation && !slices.Contains([]string{"auto", "kernel", "relay"}, value) {
+		return fmt.Errorf("%q is not one of auto, kernel, relay", value)
+	}
+	return nil
 }
 
 // eligible reports whether the kernel can serve a port: nothing about it needs the relay.

@@ -10,6 +10,7 @@ import (
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/datagram"
+	"github.com/sluice-proxy/sluice/flow"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
 	"github.com/sluice-proxy/sluice/source/manifests"
@@ -54,7 +55,7 @@ func (o *Config) OpenSource(log zerolog.Logger) (Objects, *kubernetes.Client, er
 			Logger:      log,
 			MaxFileSize: o.Source.MaxManifestSize,
 			Annotation: func(name, value string) error {
-				return cmp.Or(balancer.CheckAnnotation(name, value), datagram.CheckAnnotation(name, value), conntrack.CheckAnnotation(name, value), stream.CheckAnnotation(name, value))
+				return cmp.Or(balancer.CheckAnnotation(name, value), datagram.CheckAnnotation(name, value), conntrack.CheckAnnotation(name, value), stream.CheckAnnotation(name, value), flow.CheckAnnotation(name, value))
 			},
 		}), nil, nil
 	}

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -257,36 +258,57 @@ func (s *spec) parsePolicy(svc *corev1.Service) {
 	s.parseTopologyKeys()
 }
 
-// parseTopologyKeys parses the list of node label keys, separated by commas or
-// blanks. It keeps a key that no node can have, because dropping it would allow
-// more endpoints.
+// parseTopologyKeys parses the list of node label keys. It keeps a key that no node can
+// have, because dropping it would allow more endpoints.
 func (s *spec) parseTopologyKeys() {
-	keys := strings.FieldsFunc(s.annotations[topologyKeys], func(r rune) bool {
-		return r == ',' || r == ' ' || r == '\t' || r == '\n'
-	})
-	if len(keys) == 0 {
-		return
+	text := s.annotations[topologyKeys]
+	if err := CheckAnnotation(topologyKeys, text, s.externalLocal); err != nil {
+		s.problemf("annotation %s%s: %v", annotationPrefix, topologyKeys, err)
 	}
-	if s.externalLocal {
-		s.problemf("annotation %s%s and externalTrafficPolicy Local exclude each other: the policy is used",
-			annotationPrefix, topologyKeys)
-		return
+	if !s.externalLocal { // the policy goes first
+		s.topologyKeys = splitKeys(text)
+	}
+}
+
+// splitKeys splits topology keys, which commas or blanks separate.
+func splitKeys(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' || r == '\t' || r == '\n' })
+}
+
+// CheckAnnotation returns what is wrong with an annotation of a Service that this
+// package reads, whose name is without the prefix "sluice.dev/", or nil. local is
+// externalTrafficPolicy Local.
+func CheckAnnotation(name, text string, local bool) error {
+	if name != topologyKeys {
+		return nil
+	}
+	keys := splitKeys(text)
+	if len(keys) > 0 && local {
+		return errors.New("topology keys and externalTrafficPolicy Local exclude each other: the policy is used")
 	}
 	for i, k := range keys {
 		if k == anyTopology {
 			if i < len(keys)-1 {
-				s.problemf("annotation %s%s has keys after %q: they are never used", annotationPrefix, topologyKeys, anyTopology)
+				return fmt.Errorf("it has keys after %q: they are never used", anyTopology)
 			}
 		} else if wrong := validation.IsQualifiedName(k); len(wrong) > 0 {
-			s.problemf("annotation %s%s has the key %q, which no node label can have: it matches nothing",
-				annotationPrefix, topologyKeys, k)
+			return fmt.Errorf("no node label can have the key %q: it matches nothing", k)
 		}
 	}
-	s.topologyKeys = keys
+	return nil
+}
+
+// nobody are the source ranges of a family whose ranges cannot be read: no client has
+// the unspecified address.
+var nobody = [2][]netip.Prefix{
+	IPv4: {netip.PrefixFrom(netip.IPv4Unspecified(), 32)},
+	IPv6: {netip.PrefixFrom(netip.IPv6Unspecified(), 128)},
 }
 
 // parseExternal parses external IPs, load balancer IPs and source ranges. It leaves
-// out invalid addresses (A1.7) and those of a family without a cluster IP (A1.5).
+// out invalid addresses (A1.7) and those of a family without a cluster IP (A1.5). A
+// source range that cannot be read lets nobody in, and opens no family: who writes one
+// means to keep others out.
 func (s *spec) parseExternal(svc *corev1.Service, allowed *ExternalIPs) {
 	for _, text := range svc.Spec.ExternalIPs {
 		a, ok := s.parseAddress("externalIP", text)
@@ -312,14 +334,14 @@ func (s *spec) parseExternal(svc *corev1.Service, allowed *ExternalIPs) {
 		}
 	}
 	var open [2]bool
-	valid := 0
+	unread := false
 	for _, text := range svc.Spec.LoadBalancerSourceRanges {
 		p, ok := parsePrefix(strings.TrimSpace(text)) // A3.10
 		if !ok {
-			s.problemf("loadBalancerSourceRange %q is not a CIDR: left out (A1.7)", text)
+			s.problemf("loadBalancerSourceRange %q is not a CIDR: it lets nobody in (A3.10)", text)
+			unread = true
 			continue
 		}
-		valid++
 		if p.Bits() == 0 {
 			open[FamilyOf(p.Addr())] = true // A3.10: allows all clients
 		}
@@ -328,12 +350,12 @@ func (s *spec) parseExternal(svc *corev1.Service, allowed *ExternalIPs) {
 		}
 	}
 	for i := range s.families {
-		if open[i] {
-			s.families[i].sourceRanges = nil
+		switch f := &s.families[i]; {
+		case open[i]:
+			f.sourceRanges = nil
+		case unread && len(f.sourceRanges) == 0:
+			f.sourceRanges = nobody[i]
 		}
-	}
-	if valid == 0 && len(svc.Spec.LoadBalancerSourceRanges) > 0 {
-		s.problemf("none of the loadBalancerSourceRanges is a CIDR: everybody may come in (A1.7, A3.10)")
 	}
 }
 

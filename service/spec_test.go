@@ -212,8 +212,10 @@ func TestSourceRanges(t *testing.T) {
 		problems int
 	}{
 		{"A1.7 by family", []string{"10.0.0.0/8", "fd00::/64"}, "[10.0.0.0/8]", "[fd00::/64]", 0},
-		{"A1.7 a bad one", []string{"10.0.0.0/8", "10.0.0.0/33", "x"}, "[10.0.0.0/8]", "[]", 2},
-		{"A1.7 only bad ones, which says so", []string{"10.0.0.0/33"}, "[]", "[]", 2},
+		{"A1.7 a bad one", []string{"10.0.0.0/8", "10.0.0.0/33", "x"}, "[10.0.0.0/8]", "[::/128]", 2},
+		{"A3.10 only bad ones let nobody in", []string{"10.0.0.0/33"}, "[0.0.0.0/32]", "[::/128]", 1},
+		{"A3.10 two in one text", []string{"10.0.0.0/8,10.1.0.0/16"}, "[0.0.0.0/32]", "[::/128]", 1},
+		{"A3.10 a bad one beside all of a family", []string{"0.0.0.0/0", "x"}, "[]", "[::/128]", 1},
 		{"A1.7 leading zeros", []string{"010.000.000.000/8"}, "[10.0.0.0/8]", "[]", 0},
 		{"A1.7 bits beyond the prefix", []string{"10.1.2.3/8"}, "[10.0.0.0/8]", "[]", 0},
 		{"A3.10 blanks", []string{" 10.0.0.0/8 "}, "[10.0.0.0/8]", "[]", 0},

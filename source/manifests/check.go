@@ -163,7 +163,7 @@ func (c *checker) cidr(p place, cidr string) bool {
 	return wrong == ""
 }
 
-// optionalCIDR checks one range of several: an invalid one is left out, the others
+// optionalCIDR checks one of a node's ranges: an invalid one is left out, the others
 // count (A1.7).
 func (c *checker) optionalCIDR(p place, cidr string) {
 	if wrong := cidrFault(cidr); wrong != "" {

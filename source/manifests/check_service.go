@@ -1,23 +1,13 @@
 package manifests
 
 import (
-	"fmt"
-	"maps"
 	"net"
-	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
-
-	"github.com/sluice-proxy/sluice/internal/nearest"
-	"github.com/sluice-proxy/sluice/service"
 )
-
-// maxAffinitySeconds is the API server's limit (A5.2).
-const maxAffinitySeconds = 86400
 
 // defaultService sets the API server's defaults, except a cluster IP, which nothing
 // here allocates.
@@ -76,49 +66,12 @@ func (c *checker) service(s *corev1.Service) {
 	spec := &s.Spec
 	oneOf(c, at("spec.type"), spec.Type, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort,
 		corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeExternalName)
-	oneOf(c, at("spec.sessionAffinity"), spec.SessionAffinity, corev1.ServiceAffinityNone, corev1.ServiceAffinityClientIP)
-	if p := spec.InternalTrafficPolicy; p != nil {
-		oneOf(c, at("spec.internalTrafficPolicy"), *p, corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal)
-	}
-	if p := spec.ExternalTrafficPolicy; p != "" {
-		oneOf(c, at("spec.externalTrafficPolicy"), p, corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal)
-	}
-	if cfg := spec.SessionAffinityConfig; cfg != nil && cfg.ClientIP != nil && cfg.ClientIP.TimeoutSeconds != nil {
-		if t := *cfg.ClientIP.TimeoutSeconds; t < 1 || t > maxAffinitySeconds {
-			c.errorf(at("spec.sessionAffinityConfig.clientIP.timeoutSeconds"), "%d is not in 1..%d", t, maxAffinitySeconds)
-		}
-	}
-	c.annotations(s.Annotations)
+	c.restrictions(s)
+	c.annotations(s)
 	c.servicePorts(spec)
 	c.clusterIPs(spec)
 	for i, a := range spec.ExternalIPs {
 		c.optionalIP(at("spec.externalIPs[%d]", i), a)
-	}
-	for i, r := range spec.LoadBalancerSourceRanges {
-		c.optionalCIDR(at("spec.loadBalancerSourceRanges[%d]", i), r)
-	}
-}
-
-// annotations checks those that are ours.
-func (c *checker) annotations(all map[string]string) {
-	const prefix = "sluice.dev/"
-	for _, key := range slices.Sorted(maps.Keys(all)) {
-		name, ours := strings.CutPrefix(key, prefix)
-		if !ours {
-			continue
-		}
-		p := at("metadata.annotations[%s]", key)
-		if !slices.Contains(service.Annotations, name) {
-			hint := ": there are " + prefix + strings.Join(service.Annotations, ", "+prefix)
-			if near := nearest.Name(name, len(name)/3+2, slices.Values(service.Annotations)); near != "" {
-				hint = fmt.Sprintf("; did you mean %s%s?", prefix, near)
-			}
-			c.errorf(p, "is not known%s", hint)
-		} else if c.d.annotation != nil {
-			if err := c.d.annotation(name, all[key]); err != nil {
-				c.errorf(p, "%v", err)
-			}
-		}
 	}
 }
 
@@ -138,6 +91,9 @@ func (c *checker) servicePorts(spec *corev1.ServiceSpec) {
 	for i := range spec.Ports {
 		p := &spec.Ports[i]
 		c.port(at("spec.ports[%d].port", i), p.Port)
+		if p.Port == kubeletPort && spec.Type == corev1.ServiceTypeLoadBalancer {
+			c.errorf(at("spec.ports[%d].port", i), "%d is the kubelet's port: a service of type LoadBalancer must not open it", p.Port)
+		}
 		c.protocol(at("spec.ports[%d].protocol", i), p.Protocol)
 		c.portName(at("spec.ports[%d].name", i), p.Name, i, len(spec.Ports), names)
 		n := number{p.Port, p.Protocol}
@@ -203,6 +159,9 @@ func (c *checker) clusterIPs(spec *corev1.ServiceSpec) {
 		c.errorf(at("spec.clusterIPs[0]"), "%s is not the clusterIP %s", quotedText(ips[0]), quotedText(spec.ClusterIP))
 		return
 	case spec.ClusterIP == corev1.ClusterIPNone:
+		if spec.Type != corev1.ServiceTypeClusterIP {
+			c.errorf(at("spec.clusterIP"), "is None: a service of type %s needs an address", spec.Type)
+		}
 		return
 	case len(ips) > 2:
 		c.errorf(at("spec.clusterIPs"), "has %d addresses: give one, or one of each IP family", len(ips))
@@ -222,6 +181,16 @@ func (c *checker) clusterIPs(spec *corev1.ServiceSpec) {
 	}
 	if len(parsed) == 2 && isIPv4(parsed[0]) == isIPv4(parsed[1]) {
 		c.errorf(at("spec.clusterIPs"), "both addresses are of the same IP family: give one of each")
+		return
+	}
+	if p := spec.IPFamilyPolicy; p != nil {
+		oneOf(c, at("spec.ipFamilyPolicy"), *p, corev1.IPFamilyPolicySingleStack, corev1.IPFamilyPolicyPreferDualStack, corev1.IPFamilyPolicyRequireDualStack)
+		if *p == corev1.IPFamilyPolicySingleStack && len(ips) > 1 {
+			c.errorf(at("spec.clusterIPs"), "has %d addresses: one is the limit of ipFamilyPolicy SingleStack", len(ips))
+		}
+	}
+	if f := spec.IPFamilies; len(f) > 2 || len(f) == 2 && f[0] == f[1] {
+		c.errorf(at("spec.ipFamilies"), "names a family twice")
 		return
 	}
 	for i, f := range spec.IPFamilies {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -93,13 +94,66 @@ func TestBadEntriesAreLeftOut(t *testing.T) {
 	for text, want := range map[string]string{
 		with("externalIPs: [192.0.2.1, 192.0.2.300]"):                            `a.yaml:7: Service default/a: spec.externalIPs[1]: "192.0.2.300" is not an IP address: left out`,
 		with("externalIPs: [web.example.com]"):                                   `a.yaml:7: Service default/a: spec.externalIPs[0]: "web.example.com" is a name, not an IP address: names are not looked up: left out`,
-		with("loadBalancerSourceRanges: [10.0.0.0/33, 10.0.0.0/8]"):              `a.yaml:7: Service default/a: spec.loadBalancerSourceRanges[0]: "10.0.0.0/33" is not a range of addresses such as "10.0.0.0/8" or "fd00::/48": left out`,
 		"apiVersion: v1\nkind: Node\nmetadata: {name: n}\nspec: {podCIDRs: [x]}": `a.yaml:4: Node n: spec.podCIDRs[0]: "x" is not a range of addresses such as "10.0.0.0/8" or "fd00::/48": left out`,
 	} {
 		c, findings := decode("a.yaml", []byte(text), nil)
 		if len(findings) != 1 || !findings[0].warning || findings[0].String() != want || len(c.objects) != 1 {
 			t.Errorf("A1.7: %d objects, got %v\nwant %s", len(c.objects), findings, want)
 		}
+	}
+}
+
+// A restriction that cannot be read is an error: the Service is not served, and file and
+// line say why. The rules are the API server's.
+func TestInvalidRestrictionsAreRefused(t *testing.T) {
+	const head = "apiVersion: v1\nkind: Service\nmetadata: {name: a%s}\nspec:\n  clusterIP: 10.96.0.1\n  ports: [{port: %s}]\n"
+	spec := func(fields string) string { return fmt.Sprintf(head, "", "80") + "  " + fields }
+	annotated := func(annotation, fields string) string {
+		return fmt.Sprintf(head, ", annotations: {"+annotation+"}", "80") + "  " + fields
+	}
+	const balancer = "type: LoadBalancer\n  "
+	for _, tt := range []struct{ text, want string }{
+		{spec(balancer + "loadBalancerSourceRanges: [10.9.9.0/33]"), `8: Service default/a: spec.loadBalancerSourceRanges[0]: "10.9.9.0/33" is not a range`},
+		{spec(balancer + `loadBalancerSourceRanges: ["10.0.0.0/8,10.1.0.0/16"]`), `8: Service default/a: spec.loadBalancerSourceRanges[0]: "10.0.0.0/8,10.1.0.0/16" is not a range`},
+		{spec(balancer + `loadBalancerSourceRanges: ["10.0.0.0/8", ""]`), `8: Service default/a: spec.loadBalancerSourceRanges[1]: "" is not a range`},
+		{spec("loadBalancerSourceRanges: [10.0.0.0/8]"), "7: Service default/a: spec.loadBalancerSourceRanges: is for services of type LoadBalancer only"},
+		{spec(balancer + "loadBalancerSourceRange: [10.0.0.0/8]"), `8: Service default/a: spec.loadBalancerSourceRange: no such field; did you mean "loadBalancerSourceRanges"?`},
+		{spec("externalTraficPolicy: Local"), `7: Service default/a: spec.externalTraficPolicy: no such field; did you mean "externalTrafficPolicy"?`},
+		{annotated(`service.beta.kubernetes.io/load-balancer-source-ranges: "10.0.0.0/8,x"`, balancer), `"x" is not a range`},
+		{annotated(`service.beta.kubernetes.io/load-balancer-source-ranges: "10.0.0.0/8"`, ""), `is for services of type LoadBalancer only`},
+		{spec("externalTrafficPolicy: Local"), "7: Service default/a: spec.externalTrafficPolicy: is for services with addresses outside of the cluster"},
+		{spec("externalTrafficPolicy: local"), `7: Service default/a: spec.externalTrafficPolicy: "local" is not known`},
+		{spec("internalTrafficPolicy: Any"), `7: Service default/a: spec.internalTrafficPolicy: "Any" is not known`},
+		{spec(`internalTrafficPolicy: ""`), `7: Service default/a: spec.internalTrafficPolicy: "" is not known`},
+		{spec("trafficDistribution: PreferNear"), `7: Service default/a: spec.trafficDistribution: "PreferNear" is not known`},
+		{spec("sessionAffinity: Cookie"), `7: Service default/a: spec.sessionAffinity: "Cookie" is not known`},
+		{spec("sessionAffinityConfig: {clientIP: {timeoutSeconds: 60}}"), "7: Service default/a: spec.sessionAffinityConfig: is for sessionAffinity: ClientIP only"},
+		{spec("sessionAffinity: None\n  sessionAffinityConfig: {}"), "8: Service default/a: spec.sessionAffinityConfig: is for sessionAffinity: ClientIP only"},
+		{spec("healthCheckNodePort: 31000"), "7: Service default/a: spec.healthCheckNodePort: is for services of type LoadBalancer with externalTrafficPolicy: Local"},
+		{spec(balancer + "externalTrafficPolicy: Local\n  healthCheckNodePort: 70000"), "9: Service default/a: spec.healthCheckNodePort: 70000 is not in 1..65535"},
+		{spec("loadBalancerClass: example.com/a"), "7: Service default/a: spec.loadBalancerClass: is for services of type LoadBalancer only"},
+		{spec("allocateLoadBalancerNodePorts: false"), "7: Service default/a: spec.allocateLoadBalancerNodePorts: is for services of type LoadBalancer only"},
+		{spec("ipFamilyPolicy: Dual"), `7: Service default/a: spec.ipFamilyPolicy: "Dual" is not known`},
+		{spec("ipFamilies: [IPv4, IPv4]"), "7: Service default/a: spec.ipFamilies: names a family twice"},
+		{spec("ipFamilyPolicy: SingleStack\n  clusterIPs: [10.96.0.1, 'fd00::1']"), "8: Service default/a: spec.clusterIPs: has 2 addresses: one is the limit"},
+		{fmt.Sprintf(head, "", "10250") + "  " + balancer, "6: Service default/a: spec.ports[0].port: 10250 is the kubelet's port"},
+		{strings.Replace(spec("type: NodePort"), "10.96.0.1", "None", 1), "5: Service default/a: spec.clusterIP: is None: a service of type NodePort needs an address"},
+		{annotated("sluice.dev/topology-keys: 'a b/c d/e!'", ""), `3: Service default/a: metadata.annotations[sluice.dev/topology-keys]: no node label can have the key`},
+		{annotated("sluice.dev/topology-keys: '*,a/b'", ""), `it has keys after "*"`},
+		{annotated("sluice.dev/topology-keys: a/b", balancer+"externalTrafficPolicy: Local"), `exclude each other`},
+		{strings.Replace(slc("a", "a-1", "10.1.0.1"), "]\n", "]\n  condition: {ready: false}\n", 1), `endpoints[0].condition: no such field; did you mean "conditions"?`},
+		{strings.Replace(slc("a", "a-1", "10.1.0.1"), "]\n", "]\n  conditions: {redy: false}\n", 1), `endpoints[0].conditions.redy: no such field; did you mean "ready"?`},
+	} {
+		_, findings := decode("a.yaml", []byte(tt.text), nil)
+		if !slices.ContainsFunc(findings, func(f finding) bool {
+			return !f.warning && strings.HasPrefix(f.String(), "a.yaml:") && strings.Contains(f.String(), tt.want)
+		}) {
+			t.Errorf("%s\ngot  %v\nwant %s", tt.text, findings, tt.want)
+		}
+	}
+	text := annotated(`service.beta.kubernetes.io/load-balancer-source-ranges: "10.0.0.0/8"`, balancer)
+	if _, findings := decode("a.yaml", []byte(text), nil); len(findings) != 1 || !findings[0].warning || !strings.Contains(findings[0].String(), "has no effect here") {
+		t.Errorf("the annotation of cloud providers: %v", findings)
 	}
 }
 

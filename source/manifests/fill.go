@@ -71,7 +71,11 @@ func (f *filler) reportStrict(n *yaml.Node, v any, strict []error) {
 			f.report(lineOf(n, path), path, "is here a second time: keep one of them", false)
 			continue
 		}
-		f.report(lineOf(n, path), path, "no such field"+suggest(reflect.TypeOf(v), path), true)
+		text, near := "no such field", suggest(reflect.TypeOf(v), path)
+		if near != "" {
+			text += fmt.Sprintf("; did you mean %q?", near)
+		}
+		f.report(lineOf(n, path), path, text, !slices.Contains(restricting, near))
 	}
 }
 

@@ -9,15 +9,22 @@ import (
 	"github.com/sluice-proxy/sluice/internal/nearest"
 )
 
-// suggest returns `; did you mean "targetPort"?` when the type has a field that is
-// spelled nearly as the unknown one at the path's end, else "".
+// restricting are the fields that keep clients or endpoints out. One that is misspelled
+// is an error: the object would let in whom its author meant to keep out.
+var restricting = []string{
+	"loadBalancerSourceRanges", "externalTrafficPolicy", "internalTrafficPolicy", "sessionAffinity", "sessionAffinityConfig",
+	"protocol", "conditions", "ready", "serving", "terminating",
+}
+
+// suggest returns the name of the type's field that is spelled nearly as the unknown one
+// at the path's end, or "".
 func suggest(t reflect.Type, path string) string {
 	parts := strings.Split(strings.ReplaceAll(withoutIndices(path), "[]", ""), ".")
 	name := parts[len(parts)-1]
 	for _, part := range parts[:len(parts)-1] {
 		t = fields(t)[part]
 	}
-	return nearest.Hint(name, min(3, len(name)/2), slices.Values(slices.Sorted(maps.Keys(fields(t)))))
+	return nearest.Name(name, min(3, len(name)/2), slices.Values(slices.Sorted(maps.Keys(fields(t)))))
 }
 
 // fields returns the JSON names of a struct, of what a pointer leads to, or of a

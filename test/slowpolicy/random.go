@@ -115,7 +115,7 @@ func (c *Cluster) addService(r *rand.Rand, i int) {
 		s.Spec.ExternalIPs = pick(r, []string{"192.0.2.1"}, []string{fmt.Sprintf("192.0.2.%d", 10+i), "2001:db8:1::1"}, []string{"172.16.0.1"})
 	}
 	if s.Spec.Type == corev1.ServiceTypeLoadBalancer {
-		s.Spec.LoadBalancerSourceRanges = pick(r, nil, []string{" 203.0.113.0/24"}, []string{"203.0.113.0/24", "172.16.0.0/24 "}, []string{"2001:db8::/48"}, []string{"0.0.0.0/0", "203.0.113.0/24"})
+		s.Spec.LoadBalancerSourceRanges = pick(r, nil, []string{" 203.0.113.0/24"}, []string{"203.0.113.0/24", "172.16.0.0/24 "}, []string{"2001:db8::/48"}, []string{"0.0.0.0/0", "203.0.113.0/24"}, []string{"203.0.113.0/33"}, []string{"203.0.113.0/24,172.16.0.0/24", "172.16.0.0/24"})
 		for _, ip := range pick(r, []string{"192.0.2.1"}, []string{fmt.Sprintf("192.0.2.%d", 20+i), "2001:db8:1::2"}) {
 			in := corev1.LoadBalancerIngress{IP: ip, IPMode: pick(r, nil, nil, ptr.To(corev1.LoadBalancerIPModeVIP), ptr.To(corev1.LoadBalancerIPModeProxy))}
 			s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, in)

@@ -429,15 +429,22 @@ func (c *Cluster) hasNodePorts(a netip.Addr) bool {
 // admitted is A3.10 and A3.11.
 func (c *Cluster) admitted(svc *corev1.Service, client netip.Addr) bool {
 	var ranges []netip.Prefix
+	readable := true
 	for _, text := range svc.Spec.LoadBalancerSourceRanges {
-		if p := netip.MustParsePrefix(strings.TrimSpace(text)); p.Addr().Is4() == client.Is4() {
+		p, err := netip.ParsePrefix(strings.TrimSpace(text))
+		if err != nil {
+			readable = false
+		} else if p.Addr().Is4() == client.Is4() {
 			ranges = append(ranges, p)
 		}
 	}
 	inside := func(a netip.Addr) bool {
 		return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
 	}
-	if len(ranges) == 0 || inside(client) {
+	if len(ranges) == 0 {
+		return readable // a range that cannot be read opens nothing
+	}
+	if inside(client) {
 		return true
 	}
 	return slices.ContainsFunc(c.primary(), inside) && (c.isLocal(client) || slices.Contains(balancerIPs(svc), client.String()))
