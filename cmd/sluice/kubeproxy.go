@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/kubeproxyconfig"
+	"github.com/sluice-proxy/sluice/internal/nearest"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -137,6 +139,9 @@ func (o *runOptions) takeFeatureGates() error {
 	for _, pair := range o.featureGates {
 		name, value, _ := strings.Cut(strings.TrimSpace(pair), "=")
 		if name != externalIPsGate {
+			if err := checkGate(name); err != nil {
+				return fmt.Errorf("--feature-gates: %w", err)
+			}
 			if name != "" {
 				others = append(others, name)
 			}
@@ -152,12 +157,27 @@ func (o *runOptions) takeFeatureGates() error {
 		o.notes = append(o.notes, "feature gates that have no effect: "+strings.Join(others, ", "))
 	}
 	if o.kubeProxy != nil {
+		for _, name := range slices.Sorted(maps.Keys(o.kubeProxy.FeatureGates)) {
+			if err := checkGate(name); err != nil {
+				return fmt.Errorf("--config: %s: featureGates: %w", o.configFile, err)
+			}
+		}
 		on, given := o.kubeProxy.FeatureGates[externalIPsGate]
 		forbidden = forbidden || given && !on
 	}
 	if forbidden {
 		o.externalIPs.ExternalIPs = service.ExternalIPs{None: true}
 		o.notes = append(o.notes, "external IPs are not served: the feature gate "+externalIPsGate+" is off")
+	}
+	return nil
+}
+
+// checkGate returns an error for a name that is almost that of the gate that restricts
+// something: external IPs would be served that nobody meant to allow. kube-proxy refuses
+// all names that it does not know; which these are differs between its versions.
+func checkGate(name string) error {
+	if name != externalIPsGate && nearest.Name(name, 5, slices.Values([]string{externalIPsGate})) != "" {
+		return fmt.Errorf("%q is not known; did you mean %s?", name, externalIPsGate)
 	}
 	return nil
 }

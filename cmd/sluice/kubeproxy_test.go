@@ -227,7 +227,7 @@ func TestExternalIPsThatKubeProxyForbidsStayForbidden(t *testing.T) {
 	if o, err := runFlags(t, config("AllowServiceExternalIPs: true, Other: true")); err != nil || o.externalIPs.String() != "all" || len(o.notes) != 1 {
 		t.Errorf("%v, %v, notes %q", o.externalIPs, err, o.notes)
 	}
-	for _, wrong := range [][]string{{"--feature-gates=AllowServiceExternalIPs=perhaps"}, {"--external-ips=some"}} {
+	for _, wrong := range [][]string{{"--feature-gates=AllowServiceExternalIPs=perhaps"}, {"--feature-gates=AllowServiceExternalIP=false"}, {config("allowServiceExternalIPs: false")}, {"--external-ips=some"}} {
 		if _, err := runFlags(t, wrong...); err == nil {
 			t.Errorf("%q: no error", wrong)
 		}

@@ -104,6 +104,30 @@ func TestLenientSecondAttempt(t *testing.T) {
 	}
 }
 
+// Each field that does not exist is named: a typo does not hide behind an old field.
+func TestAllUnknownFieldsAreNamed(t *testing.T) {
+	f, err := Parse([]byte(head + `
+resourceContainer: /kube-proxy
+nodePortAdresses: [10.0.0.0/8]
+proxyRange: ""
+iptables: {masqueradeall: true}
+clusterCIDR: 10.244.0.0/16
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		`unknown field "iptables.masqueradeall"; did you mean "iptables.masqueradeAll"?`,
+		`unknown field "nodePortAdresses"; did you mean "nodePortAddresses"?`,
+		`unknown field "proxyRange"`,
+		`unknown field "resourceContainer"`,
+	}
+	slices.Sort(f.Warnings)
+	if !slices.Equal(f.Warnings, want) || f.Config.ClusterCIDR != "10.244.0.0/16" || f.Config.IPTables.MasqueradeAll {
+		t.Errorf("warnings %q, want %q", f.Warnings, want)
+	}
+}
+
 func TestIgnored(t *testing.T) {
 	f, err := Parse([]byte(head + `
 mode: ipvs

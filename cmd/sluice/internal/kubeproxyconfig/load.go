@@ -3,11 +3,16 @@ package kubeproxyconfig
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-proxy/sluice/internal/nearest"
 )
 
 const (
@@ -33,8 +38,8 @@ type File struct {
 	Warnings []string
 }
 
-// Load reads a configuration file: strictly at first, and with a warning where
-// that fails but the rest can be used, as kube-proxy does.
+// Load reads a configuration file. Fields that do not exist are warnings, and the rest
+// is used, as kube-proxy does.
 func Load(path string) (*File, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -58,13 +63,21 @@ func Load(path string) (*File, error) {
 func Parse(text []byte) (*File, error) {
 	given := &Config{}
 	f := &File{Text: text, Given: given}
-	if err := yaml.UnmarshalStrict(text, given); err != nil {
-		strict := err
-		*given = Config{}
-		if err := yaml.Unmarshal(text, given); err != nil {
-			return nil, fmt.Errorf("not a %s: %w", kind, err)
-		}
-		f.Warnings = append(f.Warnings, strings.Join(strings.Fields(strict.Error()), " ")) // on one line
+	// Decoded as the API's objects, which kube-proxy does too: names of fields are
+	// case-sensitive, and all that do not exist are named.
+	if _, err := yaml.YAMLToJSONStrict(text); err != nil {
+		f.Warnings = append(f.Warnings, strings.Join(strings.Fields(err.Error()), " ")) // on one line
+	}
+	asJSON, err := yaml.YAMLToJSON(text)
+	if err != nil {
+		return nil, fmt.Errorf("not a %s: %w", kind, err)
+	}
+	strict, err := json.UnmarshalStrict(asJSON, given)
+	if err != nil {
+		return nil, fmt.Errorf("not a %s: %w", kind, err)
+	}
+	for _, err := range strict {
+		f.Warnings = append(f.Warnings, err.Error()+likely(err))
 	}
 	switch {
 	case given.Kind == "" && given.APIVersion == "":
@@ -78,6 +91,17 @@ func Parse(text []byte) (*File, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// likely returns `; did you mean "nodePortAddresses"?` for a field that does not exist
+// and is spelled nearly as one that does, or "".
+func likely(err error) string {
+	var field json.FieldError
+	if !errors.As(err, &field) {
+		return ""
+	}
+	path := field.FieldPath()
+	return nearest.Hint(path, min(4, len(path)/3), slices.Values(slices.Sorted(maps.Keys(leaves(Default())))))
 }
 
 // Default returns the configuration that an empty file stands for.
