@@ -120,10 +120,10 @@ func (s *Store) judge(st *state, e *Endpoint, at Destination) (why string, mayRe
 	return "", nodePort || s.claims.outer[at.Addr] > 0 && len(s.claims.byKey[addrKey(at)]) > 0
 }
 
-// mostRefused bounds the left out endpoints of a service that problems name.
+// mostRefused bounds the endpoints of a service that problems name.
 const mostRefused = 4
 
-// refusals collects the left out endpoints of a service.
+// refusals collects what is wrong with the endpoints of a service.
 type refusals struct {
 	texts []string
 	more  int
@@ -131,15 +131,23 @@ type refusals struct {
 
 func (r *refusals) add(at Destination, why string) {
 	if len(r.texts) == mostRefused {
+		r.more++ // without a text that nobody reads
+		return
+	}
+	r.note(fmt.Sprintf("endpoint %s/%s %s: left out", netip.AddrPortFrom(at.Addr, at.Port), at.Protocol, why))
+}
+
+func (r *refusals) note(text string) {
+	if len(r.texts) == mostRefused {
 		r.more++
 		return
 	}
-	r.texts = append(r.texts, fmt.Sprintf("endpoint %s/%s %s: left out", netip.AddrPortFrom(at.Addr, at.Port), at.Protocol, why))
+	r.texts = append(r.texts, text)
 }
 
 func (r *refusals) problems() []string {
 	if r.more > 0 {
-		return append(r.texts, fmt.Sprintf("%d more endpoints are left out", r.more))
+		return append(r.texts, fmt.Sprintf("%d more endpoints are left out, or listed twice", r.more))
 	}
 	return r.texts
 }

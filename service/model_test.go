@@ -333,7 +333,7 @@ func (w *world) nodePort(proto Protocol, port uint16) string {
 // endpoints returns the endpoints of a port in a family as text, sorted.
 func (w *world) endpoints(name PortName, f Family) []string {
 	type found struct{ terminating, ready, local, returns bool }
-	byAddr := map[string]found{}
+	byAddr, serving := map[string]found{}, map[string]bool{}
 	for _, sliceName := range slices.Sorted(maps.Keys(w.slices)) {
 		es := w.slices[sliceName]
 		if es.Labels[discoveryv1.LabelServiceName] != name.Name.Name || (es.AddressType == discoveryv1.AddressTypeIPv4) != (f == IPv4) {
@@ -357,10 +357,21 @@ func (w *world) endpoints(name PortName, f Family) []string {
 					continue
 				}
 				is.returns = w.mayReturn(d)
-				if old, ok := byAddr[at]; ok && is.terminating && !old.terminating {
-					continue
+				serves := e.Conditions.Serving == nil || *e.Conditions.Serving
+				if old, ok := byAddr[at]; ok {
+					switch { // A1.13
+					case is.terminating != old.terminating:
+						ok = !is.terminating
+					case is.ready != old.ready:
+						ok = is.ready
+					default:
+						ok = serves || !serving[at]
+					}
+					if !ok {
+						continue
+					}
 				}
-				byAddr[at] = is
+				byAddr[at], serving[at] = is, serves
 			}
 		}
 	}

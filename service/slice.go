@@ -176,6 +176,9 @@ type merger struct {
 	found []Endpoint
 	texts []byte
 	order []sortKey
+	// disputed are the endpoints of the last merge that one slice says are ready and
+	// another one says are not.
+	disputed []netip.AddrPort
 }
 
 type sortKey struct{ from, to, index int }
@@ -186,7 +189,7 @@ type sortKey struct{ from, to, index int }
 // returns old.
 func (m *merger) merge(all []*slice, family Family, name string, proto Protocol, old []Endpoint, judge judgement) []Endpoint {
 	clear(m.seen)
-	m.found = m.found[:0]
+	m.found, m.disputed = m.found[:0], m.disputed[:0]
 	for _, s := range all {
 		if s.family != family {
 			continue
@@ -220,8 +223,20 @@ func (m *merger) merge(all []*slice, family Family, name string, proto Protocol,
 // judgement reports whether an endpoint is usable, and its Endpoint.MayReturn.
 type judgement func(*Endpoint, Destination) (ok, mayReturn bool)
 
-// add adds an endpoint. Of two with the same address and port, a non-terminating
-// one wins, or else the later one (A1.13).
+// standing orders what slices say of one endpoint (A1.13): one that does not terminate
+// goes first, then one that is ready, then one that serves.
+func standing(e *Endpoint) int {
+	n := 0
+	for _, good := range []bool{!e.Terminating, e.Ready, e.Serving} {
+		if n *= 2; good {
+			n++
+		}
+	}
+	return n
+}
+
+// add adds an endpoint. Of two with the same address and port, the one of higher
+// standing wins, or else the later one: no slice can hide a ready endpoint by its name.
 func (m *merger) add(e *Endpoint, port uint16, mayReturn bool) {
 	at := netip.AddrPortFrom(e.Addr.Addr(), port)
 	i, ok := m.seen[at]
@@ -232,8 +247,14 @@ func (m *merger) add(e *Endpoint, port uint16, mayReturn bool) {
 		i = len(m.found)
 		m.seen[at] = i
 		m.found = append(m.found, Endpoint{})
-	} else if e.Terminating && !m.found[i].Terminating {
-		return
+	} else {
+		was := &m.found[i]
+		if e.Terminating == was.Terminating && e.Ready != was.Ready && !slices.Contains(m.disputed, at) {
+			m.disputed = append(m.disputed, at)
+		}
+		if standing(e) < standing(was) {
+			return
+		}
 	}
 	m.found[i] = *e
 	m.found[i].Addr, m.found[i].MayReturn = at, mayReturn

@@ -22,6 +22,12 @@ func TestSliceIntake(t *testing.T) {
 	inZone := func(addr, zone string) func(*discoveryv1.EndpointSlice) {
 		return withEndpoint(addr, func(e *discoveryv1.Endpoint) { e.Zone = &zone })
 	}
+	notReady := func(addr, zone string) func(*discoveryv1.EndpointSlice) {
+		return withEndpoint(addr, func(e *discoveryv1.Endpoint) {
+			e.Conditions = discoveryv1.EndpointConditions{Ready: ptr(false), Serving: ptr(false)}
+			e.Zone = &zone
+		})
+	}
 	tests := []struct {
 		name     string
 		slices   []*discoveryv1.EndpointSlice
@@ -68,6 +74,19 @@ func TestSliceIntake(t *testing.T) {
 		{"A1.13 of two that stay the last by slice name", []*discoveryv1.EndpointSlice{
 			newSlice("b", "web", 8080, inZone("10.0.0.1", "b")), newSlice("a", "web", 8080, inZone("10.0.0.1", "a"))},
 			[]string{"10.0.0.1:8080 b"}, nil},
+
+		{"A1.13 ready wins over not ready, first", []*discoveryv1.EndpointSlice{
+			newSlice("a", "web", 8080, inZone("10.0.0.1", "ready")), newSlice("b", "web", 8080, notReady("10.0.0.1", "not"))},
+			[]string{"10.0.0.1:8080 ready"}, []string{"endpoint 10.0.0.1:8080/TCP is ready by one entry of its slices, and not ready by another: it is used"}},
+		{"A1.13 ready wins over not ready, second", []*discoveryv1.EndpointSlice{
+			newSlice("a", "web", 8080, notReady("10.0.0.1", "not")), newSlice("b", "web", 8080, inZone("10.0.0.1", "ready"))},
+			[]string{"10.0.0.1:8080 ready"}, []string{"is ready by one entry"}},
+		{"A1.13 in one slice", []*discoveryv1.EndpointSlice{
+			newSlice("a", "web", 8080, inZone("10.0.0.1", "ready"), notReady("10.0.0.1", "not"))},
+			[]string{"10.0.0.1:8080 ready"}, []string{"is ready by one entry"}},
+		{"A1.13 an old pod's address at a new one that is not ready", []*discoveryv1.EndpointSlice{
+			newSlice("a", "web", 8080, notReady("10.0.0.1", "new")), newSlice("b", "web", 8080, terminating("10.0.0.1", "ends"))},
+			[]string{"10.0.0.1:8080 new"}, nil},
 
 		{"A1.14 sorted as text, once each", []*discoveryv1.EndpointSlice{
 			newSlice("a", "web", 8080, withAddresses("10.0.0.9", "10.0.0.1", "10.0.0.10")),

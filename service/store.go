@@ -1,6 +1,7 @@
 package service
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -415,6 +416,9 @@ func (s *Store) buildService(st *state, addresses bool, u *update) {
 				before = old.Families[f].Endpoints
 			}
 			v.Endpoints = s.merger.merge(inOrder, Family(f), next.Name.Port, next.Name.Protocol, before, judge)
+			for _, at := range s.merger.disputed {
+				refused.note(fmt.Sprintf("endpoint %s/%s is ready by one entry of its slices, and not ready by another: it is used (A1.13)", at, next.Name.Protocol))
+			}
 			if len(inOrder) == 1 {
 				inOrder[0].share(Family(f), v.Endpoints)
 			}

@@ -256,7 +256,7 @@ func (c *Cluster) endpoints(svc *corev1.Service, port *corev1.ServicePort, famil
 						n.nodeHints = append(n.nodeHints, h.Name)
 					}
 				}
-				if old, twice := found[n.addr]; twice && n.terminating && !old.terminating {
+				if old, twice := found[n.addr]; twice && worse(n, old) {
 					continue // A1.13
 				}
 				found[n.addr] = n
@@ -269,6 +269,17 @@ func (c *Cluster) endpoints(svc *corev1.Service, port *corev1.ServicePort, famil
 	}
 	sort.Slice(out, func(i, j int) bool { return out[i].addr < out[j].addr })
 	return out
+}
+
+// worse is A1.13: what does not terminate goes first, then what is ready, then what serves.
+func worse(a, b endpoint) bool {
+	switch {
+	case a.terminating != b.terminating:
+		return a.terminating
+	case a.ready != b.ready:
+		return b.ready
+	}
+	return b.serving && !a.serving
 }
 
 func keep(list []endpoint, f func(endpoint) bool) []endpoint {
