@@ -18,7 +18,7 @@
 // these rules one after the other, and each change rewrites all of them, so that this
 // works for some hundred Services only.
 //
-// The programs are called without a library: see docs/architecture.md.
+// The programs are called without a library: see docs/decisions.md.
 //
 // A packet to a steered destination bypasses connection tracking in the table raw,
 // and goes to its listener in the table mangle. The table filter refuses or drops
