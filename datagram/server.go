@@ -162,15 +162,6 @@ func (s *Server) Unlisten(policy.Opening) {}
 // SocketsPerPort returns the number of sockets of a bound destination.
 func (s *Server) SocketsPerPort() int { return len(s.workers) }
 
-// BindsEach returns false: datagrams are steered to listening sockets.
-func (s *Server) BindsEach() bool { return false }
-
-// Available returns nil: every kernel has UDP.
-func (s *Server) Available() error { return nil }
-
-// KeepsConnections returns false: sessions end with their destination (A8.2).
-func (s *Server) KeepsConnections() bool { return false }
-
 // InGrace returns false: UDP has no handshakes in progress.
 func (s *Server) InGrace() bool { return false }
 

@@ -23,7 +23,6 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
-	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/usrsctp"
@@ -55,19 +54,12 @@ type noRelay struct {
 	held      error                       // why nothing can be bound
 }
 
-func (*noRelay) Listen(policy.Opening) (redirect.Target, error)      { return redirect.Target{}, nil }
-func (*noRelay) Unlisten(policy.Opening)                             {}
 func (r *noRelay) Bind(policy.Opening) error                         { return r.held }
 func (*noRelay) Unbind(service.Destination)                          {}
-func (*noRelay) BindsEach() bool                                     { return false }
-func (*noRelay) Available() error                                    { return nil }
-func (*noRelay) SocketsPerPort() int                                 { return 1 }
-func (*noRelay) KeepsConnections() bool                              { return true }
-func (*noRelay) Prune()                                              {}
-func (*noRelay) InGrace() bool                                       { return false }
-func (*noRelay) Stop(context.Context) error                          { return nil }
 func (r *noRelay) Balancer(name service.PortName) *balancer.Balancer { return r.balancers[name] }
-func (r *noRelay) Apply(table *policy.Table, _ hostnet.Addresses, _ bool) {
+
+// apply has balancers for the ports of a policy.
+func (r *noRelay) apply(table *policy.Table) {
 	for _, port := range table.Snapshot().Ports {
 		if port == nil {
 			continue
@@ -234,9 +226,10 @@ func (n *node) apply(c service.Change) {
 	n.t.Helper()
 	table := policy.Compile(nil, n.store.Apply(c), n.config)
 	host := hostnet.NewAddresses([]netip.Addr{n.lab.Node.IPv4, n.lab.Node.IPv6})
+	n.relay.apply(table)
 	for _, p := range n.server.paths {
 		if p != nil {
-			p.Apply(table, host, false)
+			p.Apply(table, host)
 		}
 	}
 }

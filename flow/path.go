@@ -1,8 +1,6 @@
 package flow
 
 import (
-	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -11,35 +9,23 @@ import (
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/policy"
-	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Relay is the data path of a protocol behind kernel flows: everything that the kernel does
-// not forward is its. stream.Server and datagram.Server are Relays.
+// Relay has the sockets of a protocol behind kernel flows: everything that the kernel does
+// not forward is its. stream.Server, stream.SCTP and datagram.Server are Relays.
 type Relay interface {
-	Listen(policy.Opening) (redirect.Target, error)
-	Unlisten(policy.Opening)
 	Bind(policy.Opening) error
 	Unbind(service.Destination)
-	BindsEach() bool
-	Available() error
-	SocketsPerPort() int
-	KeepsConnections() bool
-	Apply(table *policy.Table, host hostnet.Addresses, withdrawn bool)
-	Prune()
-	InGrace() bool
-	Stop(context.Context) error
-
 	// Balancer returns the balancer of a service port, which both data paths use, or
-	// nil. It is called after Apply.
+	// nil. It is called after the relay has the policy.
 	Balancer(service.PortName) *balancer.Balancer
 }
 
-// Path is the data path of one protocol: kernel flows, and the Relay behind them. The
-// control plane knows it as it knows the Relay alone.
+// Path is what the kernel forwards of one protocol, with the Relay behind it. The control
+// plane opens bound ports through it.
 type Path struct {
-	Relay
+	relay    Relay
 	server   *Server
 	protocol service.Protocol
 	state    atomic.Pointer[state]
@@ -60,7 +46,7 @@ type state struct {
 // Over returns the data path of a protocol with a Relay behind it. Call it before the
 // first Apply.
 func (s *Server) Over(r Relay, p service.Protocol) *Path {
-	path := &Path{Relay: r, server: s, protocol: p, services: make(map[service.PortName]*portService), bound: make(map[service.Destination]bool)}
+	path := &Path{relay: r, server: s, protocol: p, services: make(map[service.PortName]*portService), bound: make(map[service.Destination]bool)}
 	path.orphans = &portService{path: path}
 	path.orphans.timeouts.Store(&timeouts{session: s.options.UDPTimeout, stream: s.options.UDPStreamTimeout})
 	path.state.Store(&state{table: policy.Compile(nil, &service.Snapshot{}, policy.Config{})})
@@ -68,19 +54,9 @@ func (s *Server) Over(r Relay, p service.Protocol) *Path {
 	return path
 }
 
-// Available returns why the relay cannot serve the protocol, or nil. Kernel flows serve it
-// all the same.
-func (p *Path) Available() error {
-	if err := p.Relay.Available(); err != nil {
-		return fmt.Errorf("clients on this node itself, and others that would be relayed, as %w; kernel flows serve all others", err)
-	}
-	return nil
-}
-
-// Apply publishes a policy to both data paths. The kernel asks about the destinations of
+// Apply publishes a policy that the relay has. The kernel asks about the destinations of
 // the policy when it returns.
-func (p *Path) Apply(table *policy.Table, host hostnet.Addresses, withdrawn bool) {
-	p.Relay.Apply(table, host, withdrawn)
+func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
 	p.server.setOrigins(table)
 	prev := p.state.Load()
 	next := &state{table: table, host: host}
@@ -142,14 +118,14 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses, withdrawn bool
 // Bind binds a destination. At an address of this node, the kernel forwards only what is
 // bound: another program may hold the port (A3.15).
 func (p *Path) Bind(o policy.Opening) error {
-	err := p.Relay.Bind(o)
+	err := p.relay.Bind(o)
 	p.noteBound(o.Destination, o.Name, err == nil)
 	return err
 }
 
 // Unbind undoes Bind. The next Apply withdraws the destination from the kernel.
 func (p *Path) Unbind(d service.Destination) {
-	p.Relay.Unbind(d)
+	p.relay.Unbind(d)
 	delete(p.bound, d)
 }
 
@@ -179,7 +155,7 @@ func (p *Path) keep(port *service.Port) (s, replaced *portService) {
 	s = p.services[port.Name]
 	is, problem := eligible(port)
 	p.server.once.Warn("Service "+port.Name.Name.String(), problem)
-	b := p.Relay.Balancer(port.Name)
+	b := p.relay.Balancer(port.Name)
 	load := uint32(port.ID) + 1
 	if s == nil || s.inKernel != is || s.balancer != b || s.load != load {
 		// The loop reads both without a lock: a port that changes one begins anew.

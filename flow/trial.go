@@ -120,7 +120,7 @@ func withServer(node *scratch.Namespace, f func() error) error {
 	if err := s.Start(); err != nil {
 		return err
 	}
-	path.Apply(trialTable(), hostnet.NewAddresses(nil), false)
+	path.Apply(trialTable(), hostnet.NewAddresses(nil))
 	return f()
 }
 
@@ -184,6 +184,4 @@ type trialRelay struct {
 	balancer *balancer.Balancer
 }
 
-func (*trialRelay) Apply(*policy.Table, hostnet.Addresses, bool)   {}
-func (*trialRelay) Stop(context.Context) error                     { return nil }
 func (r *trialRelay) Balancer(service.PortName) *balancer.Balancer { return r.balancer }

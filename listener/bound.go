@@ -18,7 +18,7 @@ import (
 // not taken from it: the bound port is not open then, and is tried again.
 type boundPort struct {
 	*destination
-	open    bool          // the transport has bound it
+	open    bool          // the protocol's Ports have bound it
 	does    policy.Action // what it was bound for last
 	fault   fault         // why it is not open
 	problem error         // the same as an error
@@ -37,7 +37,7 @@ const (
 	otherFault        // another error of the kernel
 )
 
-// faultOf returns the fault that an error of Transport.Bind means.
+// faultOf returns the fault that an error of Ports.Bind means.
 func faultOf(err error) fault {
 	var errno sys.Errno
 	if !errors.As(err, &errno) {
@@ -146,14 +146,14 @@ func (m *Manager) retryBound() (won []*destination) {
 
 // bind has a port's socket do what its destination says. On an error it is not open.
 func (m *Manager) bind(p *boundPort) error {
-	err := m.transports[p.Protocol].Bind(p.Opening)
+	err := m.protocols[p.Protocol].Bind(p.Opening)
 	p.open, p.does = err == nil, p.Action
 	m.account(p) // it may be another Service's now
 	return err
 }
 
 func (m *Manager) unbind(p *boundPort) {
-	m.transports[p.Protocol].Unbind(p.Destination)
+	m.protocols[p.Protocol].Unbind(p.Destination)
 	p.open = false
 	m.account(p)
 }

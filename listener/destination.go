@@ -25,10 +25,14 @@ type destination struct {
 
 // lacks returns why a protocol is not served, or nil.
 func (m *Manager) lacks(p service.Protocol) error {
-	if t := m.transports[p]; t != nil {
-		return t.Available()
+	served := m.protocols[p]
+	switch {
+	case served == nil:
+		return errors.New("it is not served")
+	case served.Available == nil:
+		return nil
 	}
-	return errors.New("it is not served")
+	return served.Available()
 }
 
 // needsListener reports whether it is steered to a listening socket.
@@ -63,7 +67,7 @@ func (m *Manager) destinations(table *policy.Table, port *service.Port, host hos
 			continue
 		}
 		if o := table.Open(dst, port.Name, kind); o.Action != policy.None {
-			unsteered := m.transports[dst.Protocol].BindsEach()
+			unsteered := m.protocols[dst.Protocol].Listeners == nil
 			list = append(list, &destination{
 				Opening: o, own: own, unsteered: unsteered, bound: own || unsteered || m.traits.BindEach,
 				whole: !own && (unsteered || kind == service.ClusterIP),

@@ -51,25 +51,20 @@ func (f *fakeRedirector) Verify() (bool, error)    { return false, nil }
 func (f *fakeRedirector) Changed() <-chan struct{} { return nil }
 func (f *fakeRedirector) Close() error             { return nil }
 
-// fakeTransport opens no sockets. It writes down what it is told to do.
+// fakeTransport is all of one protocol. It opens no sockets, and writes down what it is
+// told to do.
 type fakeTransport struct {
-	binds bool
 	lacks error
-
-	sockets int // for each bound port
-	keeps   bool
-	ports   map[service.PortName]uint16 // of listening sockets
-	bound   map[service.Destination]policy.Action
-	taken   map[service.Destination]bool // by another program
-	table   *policy.Table
-	calls   []string
+	ports map[service.PortName]uint16 // of listening sockets
+	bound map[service.Destination]policy.Action
+	taken map[service.Destination]bool // by another program
+	table *policy.Table
+	calls []string
 }
 
-var _ Transport = (*fakeTransport)(nil)
-
-func newFakeTransport(sockets int, keeps bool) *fakeTransport {
+func newFakeTransport() *fakeTransport {
 	return &fakeTransport{
-		sockets: sockets, keeps: keeps, ports: map[service.PortName]uint16{},
+		ports: map[service.PortName]uint16{},
 		bound: map[service.Destination]policy.Action{}, taken: map[service.Destination]bool{},
 	}
 }
@@ -103,11 +98,6 @@ func (f *fakeTransport) Unbind(d service.Destination) {
 	f.say("unbind %s", d)
 	delete(f.bound, d)
 }
-
-func (f *fakeTransport) SocketsPerPort() int    { return f.sockets }
-func (f *fakeTransport) KeepsConnections() bool { return f.keeps }
-func (f *fakeTransport) BindsEach() bool        { return f.binds }
-func (f *fakeTransport) Available() error       { return f.lacks }
 
 func (f *fakeTransport) Apply(table *policy.Table, _ hostnet.Addresses, withdrawn bool) {
 	f.table = table
@@ -143,13 +133,17 @@ func newPlane(t testing.TB, change func(*plane, *Options)) *plane {
 	t.Helper()
 	p := &plane{
 		t: t, store: service.NewStore(service.StoreOptions{NodeName: "node"}), policy: policy.Config{NodeName: "node"},
-		steer: &fakeRedirector{}, tcp: newFakeTransport(1, true), udp: newFakeTransport(2, false),
+		steer: &fakeRedirector{}, tcp: newFakeTransport(), udp: newFakeTransport(),
 	}
 	o := Options{
 		Report:   func(service.Name, string) {},
 		MaxBound: 100, Table: conntrack.NewTable(conntrack.Options{}), Redirector: p.steer,
 		Clock: func() int64 { return p.now }, Logger: zerolog.New(zerolog.NewTestWriter(t)),
-		Transports: map[service.Protocol]Transport{service.TCP: p.tcp, service.UDP: p.udp},
+		Protocols: map[service.Protocol]Protocol{
+			service.TCP: {Ports: p.tcp, Listeners: p.tcp, SocketsPerPort: 1, KeepsConnections: true},
+			service.UDP: {Ports: p.udp, Listeners: p.udp, SocketsPerPort: 2},
+		},
+		DataPaths: []DataPath{p.tcp, p.udp},
 	}
 	loop, err := poll.New()
 	if err != nil {
@@ -201,14 +195,14 @@ func (p *plane) want(lines ...string) {
 	}
 }
 
-// calls returns what a transport was told since the last time.
+// calls returns what a protocol was told since the last time.
 func (f *fakeTransport) took() []string {
 	calls := f.calls
 	f.calls = nil
 	return calls
 }
 
-// wantCalls compares what a transport was told.
+// wantCalls compares what a protocol was told.
 func wantCalls(t *testing.T, f *fakeTransport, want ...string) {
 	t.Helper()
 	if got := f.took(); !slices.Equal(got, want) {

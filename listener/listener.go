@@ -4,8 +4,8 @@
 // steer there.
 //
 //	m := listener.New(listener.Options{
-//		Transports: map[service.Protocol]listener.Transport{service.TCP: stream, service.UDP: datagram},
-//		Redirector: redirector, Loops: loops, Table: table, Config: config,
+//		Protocols: map[service.Protocol]listener.Protocol{service.TCP: {Ports: stream, Listeners: stream, SocketsPerPort: 1}},
+//		DataPaths: []listener.DataPath{stream}, Redirector: redirector, Loops: loops, Table: table,
 //	})
 //	err := m.Apply(policy)         // for each new configuration
 //	repaired, err := m.Maintain()  // after m.NextMaintenance()
@@ -20,13 +20,13 @@
 // node's own (A3.15); where steering only makes addresses local, for all
 // destinations. Apply then
 //
-//  1. has the transports open the missing listening sockets,
+//  1. has the protocols open the missing listening sockets,
 //  2. withdraws steering from destinations that accept no new connections,
 //  3. has bound ports stop accepting what the new policy does not accept,
-//  4. has the transports publish the new policy,
+//  4. has the data paths publish the new policy,
 //  5. has the other bound ports follow, and binds new ones,
 //  6. steers the other changes in one transaction,
-//  7. has the transports close the sockets that are no longer used.
+//  7. has the data paths close the sockets that are no longer used.
 //
 // What admits fewer clients comes before the policy is published, what admits more
 // after it, so that each client gets the answer of one of the two policies.
@@ -39,7 +39,7 @@
 // Established connections are never touched (A8.7). Where packets of theirs would not
 // reach this node without steering, their destination or address lingers in the plan
 // until no connection uses it, and for redirect.Grace at least. How handshakes that have begun are
-// served in the grace period is up to the transport.
+// served in the grace period is up to the data path.
 //
 // # Goroutines
 //
@@ -56,33 +56,45 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Transport is the data path of one protocol. Its methods are called from the
-// Manager's goroutine only.
-type Transport interface {
-	// Listen returns the socket to which a destination must be steered, and opens
-	// it if necessary. Clients are admitted as the Opening says once Apply returns.
-	Listen(policy.Opening) (redirect.Target, error)
-	// Unlisten says that a destination is not steered there any more, or that
-	// Listen follows with another Opening.
-	Unlisten(policy.Opening)
+// Protocol is how one protocol is served: who opens its sockets, and its traits.
+type Protocol struct {
+	Ports
+	// Listeners is nil if the kernel cannot steer the protocol to a listening socket, so
+	// that each destination needs a bound port.
+	Listeners Listeners
+	// Available returns why the kernel lacks the protocol for now, or nil. Until then, its
+	// ports on cluster IPs refuse. A nil Available says that every kernel has it.
+	Available func() error
+	// SocketsPerPort is how many sockets Bind opens for one destination.
+	SocketsPerPort int
+	// KeepsConnections says that connections go on when their destination is no
+	// longer served (A8.7), so that their packets must still be delivered here.
+	KeepsConnections bool
+}
+
+// Ports opens the sockets that are bound to destinations. Its methods, and those of
+// Listeners, DataPath and Flows, are called from the Manager's goroutine only.
+type Ports interface {
 	// Bind has a socket that is bound to the destination itself do what the Opening
 	// says, and opens it if necessary. On an error none is bound; the error wraps
 	// a system call's.
 	Bind(policy.Opening) error
 	// Unbind closes that socket. New connections are refused at once.
 	Unbind(service.Destination)
-	// BindsEach says that each destination needs a bound port, as the kernel cannot
-	// steer the protocol to a listening socket.
-	BindsEach() bool
-	// Available returns why the kernel lacks the protocol for now, or nil. Until then,
-	// its ports on cluster IPs refuse.
-	Available() error
-	// SocketsPerPort is how many sockets Bind opens for one destination.
-	SocketsPerPort() int
-	// KeepsConnections says that connections go on when their destination is no
-	// longer served (A8.7), so that their packets must still be delivered here.
-	KeepsConnections() bool
+}
 
+// Listeners opens the sockets that destinations are steered to.
+type Listeners interface {
+	// Listen returns the socket to which a destination must be steered, and opens
+	// it if necessary. Clients are admitted as the Opening says once Apply returns.
+	Listen(policy.Opening) (redirect.Target, error)
+	// Unlisten says that a destination is not steered there any more, or that
+	// Listen follows with another Opening.
+	Unlisten(policy.Opening)
+}
+
+// DataPath moves the bytes of one or more protocols through the process.
+type DataPath interface {
 	// Apply publishes a policy: when it returns, new connections are decided by it.
 	// withdrawn says that destinations that the policy before served are not
 	// steered to any more.
@@ -94,6 +106,12 @@ type Transport interface {
 	InGrace() bool
 	// Stop ends everything. Steering has been undone.
 	Stop(context.Context) error
+}
+
+// Flows is what the kernel forwards of one protocol, in front of its DataPath.
+type Flows interface {
+	// Apply publishes a policy, after the DataPaths have it.
+	Apply(table *policy.Table, host hostnet.Addresses)
 }
 
 // Descriptors is who has the descriptors that bound ports leave: connections. It is

@@ -23,9 +23,11 @@ import (
 
 // Options are what a Manager works with.
 type Options struct {
-	// Transports are the data paths. Cluster IP ports of other protocols, and of those
-	// that the kernel lacks, refuse.
-	Transports map[service.Protocol]Transport
+	// Protocols are those that are served. Cluster IP ports of others, and of those that
+	// the kernel lacks, refuse.
+	Protocols map[service.Protocol]Protocol
+	DataPaths []DataPath // of all of them
+	Flows     []Flows    // nil if all connections pass the DataPaths
 	// MaxBound bounds the sockets of bound ports and those of TakeSockets. Those that
 	// are bound stay; the rest wait until there is room.
 	MaxBound int
@@ -52,11 +54,11 @@ type Options struct {
 // Manager puts configurations in force. Its methods belong to one goroutine, except
 // Stats, Snapshot, Policy, TakeSockets and ReturnSockets.
 type Manager struct {
-	options    Options
-	transports [service.SCTP + 1]Transport // by protocol; nil where there is none
-	traits     redirect.Traits
-	recorders  []*recorder
-	once       once.Log
+	options   Options
+	protocols [service.SCTP + 1]*Protocol // nil where one is not served
+	traits    redirect.Traits
+	recorders []*recorder
+	once      once.Log
 
 	table      atomic.Pointer[policy.Table] // in force
 	host       hostnet.Addresses
@@ -75,10 +77,10 @@ func New(o Options) *Manager {
 	}
 	m := &Manager{options: o, traits: o.Redirector.Traits(), once: once.Log{Logger: o.Logger}, planner: newPlanner()}
 	m.bound.init(&o)
-	for p, t := range o.Transports {
-		m.transports[p] = t
+	for p, served := range o.Protocols {
+		m.protocols[p] = &served
 	}
-	m.planner.keeps = func(p service.Protocol) bool { return m.transports[p] != nil && m.transports[p].KeepsConnections() }
+	m.planner.keeps = func(p service.Protocol) bool { return m.protocols[p] != nil && m.protocols[p].KeepsConnections }
 	m.table.Store(policy.Compile(nil, &service.Snapshot{}, policy.Config{}))
 	for i, l := range o.Loops {
 		m.recorders = append(m.recorders, startRecorder(l, o.Table.Shard(i)))
@@ -107,10 +109,11 @@ func (m *Manager) Apply(table *policy.Table) error {
 	m.restrictBound(changes)
 	m.table.Store(table)
 	m.host = host
-	for _, t := range m.transports {
-		if t != nil {
-			t.Apply(table, host, len(going) > 0)
-		}
+	for _, d := range m.options.DataPaths {
+		d.Apply(table, host, len(going) > 0)
+	}
+	for _, f := range m.options.Flows {
+		f.Apply(table, host)
 	}
 	m.settleBound(changes)
 	if err := m.steer(others, table, host); err != nil {
@@ -228,12 +231,12 @@ func (m *Manager) regained() bool {
 	return false
 }
 
-// listen has the transports open listening sockets for the destinations that need
+// listen has the protocols open listening sockets for the destinations that need
 // them.
 func (m *Manager) listen(changes []change) (failed []error) {
 	for _, ch := range changes {
 		if ch.old != nil && ch.old.target.Port != 0 {
-			m.transports[ch.old.Protocol].Unlisten(ch.old.Opening)
+			m.protocols[ch.old.Protocol].Listeners.Unlisten(ch.old.Opening)
 		}
 	}
 	for _, ch := range changes {
@@ -241,19 +244,17 @@ func (m *Manager) listen(changes []change) (failed []error) {
 			continue
 		}
 		var err error
-		if ch.new.target, err = m.transports[ch.new.Protocol].Listen(ch.new.Opening); err != nil {
+		if ch.new.target, err = m.protocols[ch.new.Protocol].Listeners.Listen(ch.new.Opening); err != nil {
 			failed = append(failed, err)
 		}
 	}
 	return failed
 }
 
-// prune has the transports close what is no longer used.
+// prune has the data paths close what is no longer used.
 func (m *Manager) prune() {
-	for _, t := range m.transports {
-		if t != nil {
-			t.Prune()
-		}
+	for _, d := range m.options.DataPaths {
+		d.Prune()
 	}
 }
 
@@ -305,11 +306,8 @@ func (m *Manager) Maintain() (repaired bool, err error) {
 // should have been undone before, so that clients are refused and do not wait. The
 // loops go on.
 func (m *Manager) Stop(ctx context.Context) error {
-	for _, t := range m.transports {
-		if t == nil {
-			continue
-		}
-		if err := t.Stop(ctx); err != nil {
+	for _, d := range m.options.DataPaths {
+		if err := d.Stop(ctx); err != nil {
 			return err
 		}
 	}
@@ -367,7 +365,7 @@ const retryInterval = time.Second
 // NextMaintenance returns the time until Maintain should be called.
 func (m *Manager) NextMaintenance() time.Duration {
 	if m.incomplete || m.lacking != ([service.SCTP + 1]int{}) || m.planner.lingers() || len(m.bound.missing) > 0 ||
-		slices.ContainsFunc(m.transports[:], func(t Transport) bool { return t != nil && t.InGrace() }) {
+		slices.ContainsFunc(m.options.DataPaths, DataPath.InGrace) {
 		return retryInterval
 	}
 	return verifyInterval

@@ -30,7 +30,7 @@ type holding struct {
 
 // holding returns what a bound port needs.
 func (m *Manager) holding(p *boundPort) holding {
-	return holding{p.Name.Namespace, p.Kind, int64(m.transports[p.Protocol].SocketsPerPort())}
+	return holding{p.Name.Namespace, p.Kind, int64(m.protocols[p.Protocol].SocketsPerPort)}
 }
 
 // account updates the quotas after a bound port was opened, changed or closed.

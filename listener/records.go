@@ -20,7 +20,7 @@ const (
 )
 
 // recorder has the records of one event loop flushed and refreshed, whichever
-// transport they are of. It belongs to that loop.
+// data path they are of. It belongs to that loop.
 type recorder struct {
 	loop    *poll.Loop
 	shard   *conntrack.Shard
@@ -51,7 +51,7 @@ func (r *recorder) HandleTimer(*poll.Timer) {
 	r.loop.Schedule(&r.refresh, r.loop.Now()+int64(next), r)
 }
 
-// stop ends refreshing, and flushes what the transports have left.
+// stop ends refreshing, and flushes what the data paths have left.
 func (r *recorder) stop() {
 	r.loop.Post(func() {
 		r.loop.Cancel(&r.refresh)

@@ -9,11 +9,13 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// withSCTP gives a plane a transport that cannot be steered to.
+// withSCTP gives a plane a protocol that cannot be steered.
 func withSCTP(lacks error) (*fakeTransport, func(*plane, *Options)) {
-	sctp := newFakeTransport(1, true)
-	sctp.binds, sctp.lacks = true, lacks
-	return sctp, func(_ *plane, o *Options) { o.Transports[service.SCTP] = sctp }
+	sctp := newFakeTransport()
+	sctp.lacks = lacks
+	return sctp, func(_ *plane, o *Options) {
+		o.Protocols[service.SCTP] = Protocol{Ports: sctp, Available: func() error { return sctp.lacks }, SocketsPerPort: 1, KeepsConnections: true}
+	}
 }
 
 // overSCTP is a Service with an external IP whose port is SCTP's.

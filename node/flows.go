@@ -17,6 +17,24 @@ import (
 type flows struct {
 	loop   *poll.Loop
 	server *flow.Server
+	paths  []listener.Flows // of the protocols that the kernel forwards
+}
+
+// goBefore has the kernel forward a protocol, in front of its relay.
+func (f *flows) goBefore(protocols map[service.Protocol]listener.Protocol, protocol service.Protocol, relay flow.Relay) {
+	path := f.server.Over(relay, protocol)
+	f.paths = append(f.paths, path)
+	served := protocols[protocol]
+	served.Ports = path
+	if lacks := served.Available; lacks != nil {
+		served.Available = func() error {
+			if err := lacks(); err != nil {
+				return fmt.Errorf("clients on this node itself, and others that would be relayed, as %w; kernel flows serve all others", err)
+			}
+			return nil
+		}
+	}
+	protocols[protocol] = served
 }
 
 // dataPathHere returns why all connections are relayed, or nil. It is an error if
@@ -35,7 +53,7 @@ func (o *Config) dataPathHere() (why, err error) {
 }
 
 // openFlows puts the kernel's data path in front of the relays.
-func (p *Proxy) openFlows(logging datagram.Logging, transports map[service.Protocol]listener.Transport) error {
+func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protocol]listener.Protocol) error {
 	o := &p.config
 	tcp := o.Stream.MaxConnections == 0 && o.Stream.MaxServiceConnections == 0 && o.Stream.MaxNamespaceConnections == 0
 	udp := o.Datagram.MaxSessions == 0 && o.Datagram.MaxServiceSessions == 0
@@ -76,9 +94,9 @@ func (p *Proxy) openFlows(logging datagram.Logging, transports map[service.Proto
 	}
 	p.flows = &flows{loop: loop, server: server}
 	if tcp {
-		transports[service.TCP] = server.Over(p.stream, service.TCP)
+		p.flows.goBefore(protocols, service.TCP, p.stream)
 		if flow.ServesSCTP() {
-			transports[service.SCTP] = server.Over(p.stream.SCTP(), service.SCTP)
+			p.flows.goBefore(protocols, service.SCTP, p.stream.SCTP())
 		} else {
 			p.log.Info().Msg("SCTP is relayed: kernel flows of SCTP take Linux 6.4")
 		}
@@ -86,7 +104,7 @@ func (p *Proxy) openFlows(logging datagram.Logging, transports map[service.Proto
 		p.log.Info().Msg("TCP and SCTP are relayed: limits of connections that flags set are the relay's")
 	}
 	if udp {
-		transports[service.UDP] = server.Over(p.datagram, service.UDP)
+		p.flows.goBefore(protocols, service.UDP, p.datagram)
 	} else {
 		p.log.Info().Msg("UDP is relayed: limits of UDP sessions that flags set are the relay's")
 	}

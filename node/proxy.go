@@ -273,10 +273,16 @@ func (p *Proxy) makeLoops(limits limits) error {
 		Upstream: rules,
 		Logger:   p.log,
 	})
-	transports := map[service.Protocol]listener.Transport{service.TCP: p.stream, service.UDP: p.datagram, service.SCTP: p.stream.SCTP()}
+	sctp := p.stream.SCTP()
+	protocols := map[service.Protocol]listener.Protocol{
+		service.TCP:  {Ports: p.stream, Listeners: p.stream, SocketsPerPort: 1, KeepsConnections: true},
+		service.UDP:  {Ports: p.datagram, Listeners: p.datagram, SocketsPerPort: p.datagram.SocketsPerPort()}, // sessions end with their destination (A8.2)
+		service.SCTP: {Ports: sctp, Available: sctp.Available, SocketsPerPort: 1, KeepsConnections: true},
+	}
+	var kernel []listener.Flows
 	if why == nil {
-		if why = p.openFlows(limits.datagram.Log, transports); why == nil {
-			loops = append(loops, p.flows.loop)
+		if why = p.openFlows(limits.datagram.Log, protocols); why == nil {
+			loops, kernel = append(loops, p.flows.loop), p.flows.paths
 		} else if o.DataPath == KernelPath {
 			return fmt.Errorf("--datapath kernel: %w", why)
 		}
@@ -285,7 +291,9 @@ func (p *Proxy) makeLoops(limits limits) error {
 		p.log.Info().Str("because", why.Error()).Msg("all connections are relayed")
 	}
 	p.manager = listener.New(listener.Options{
-		Transports:    transports,
+		Protocols:     protocols,
+		DataPaths:     []listener.DataPath{p.stream, p.datagram},
+		Flows:         kernel,
 		MaxBound:      limits.claims,
 		Descriptors:   p.stream,
 		ServiceCIDRs:  o.Policy.ServiceCIDRs,

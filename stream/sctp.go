@@ -2,7 +2,6 @@ package stream
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -10,16 +9,14 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
-	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sockfilter"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
-	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// SCTP is the transport of a Server's SCTP ports. No kernel steers SCTP to a listening
+// SCTP opens the sockets of a Server's SCTP ports. No kernel steers SCTP to a listening
 // socket at another address: neither tproxy nor sk_lookup knows it. So each destination
 // has a socket of its own, on an address that routes make local (F2):
 //
@@ -43,7 +40,7 @@ type sctpSocket struct {
 	does policy.Action
 }
 
-// SCTP returns the transport for SCTP.
+// SCTP returns what opens the sockets of SCTP ports.
 func (s *Server) SCTP() *SCTP { return &s.sctp }
 
 // askPause is how long the answer holds that the kernel has no SCTP.
@@ -61,33 +58,6 @@ func (t *SCTP) Available() error {
 	}
 	return t.lacks
 }
-
-// BindsEach is true: see SCTP.
-func (t *SCTP) BindsEach() bool { return true }
-
-// SocketsPerPort is the number of sockets of a bound destination.
-func (t *SCTP) SocketsPerPort() int { return 1 }
-
-// KeepsConnections is true: established associations go on when their destination is no
-// longer served (A8.7).
-func (t *SCTP) KeepsConnections() bool { return true }
-
-// Listen is never called: BindsEach.
-func (t *SCTP) Listen(at policy.Opening) (redirect.Target, error) {
-	return redirect.Target{}, errors.New("SCTP is not steered: " + at.Destination.String())
-}
-
-// Unlisten is never called.
-func (t *SCTP) Unlisten(policy.Opening) {}
-
-// Apply does nothing: the Server's does it.
-func (t *SCTP) Apply(*policy.Table, hostnet.Addresses, bool) {}
-
-// Prune does nothing: the Server's does it.
-func (t *SCTP) Prune() {}
-
-// InGrace is false: the Server's says it.
-func (t *SCTP) InGrace() bool { return false }
 
 // Balancer returns the balancer of an SCTP port, or nil.
 func (t *SCTP) Balancer(name service.PortName) *balancer.Balancer { return t.server.Balancer(name) }
@@ -107,9 +77,6 @@ func (t *SCTP) End(ctx context.Context) error {
 		return fmt.Errorf("aborting SCTP associations: %w", ctx.Err())
 	}
 }
-
-// Stop does nothing: the Server's does it.
-func (t *SCTP) Stop(context.Context) error { return nil }
 
 // Bind has the socket of a destination do what the Opening says. On an error no socket
 // is bound; the error wraps EADDRINUSE if another program has the port.

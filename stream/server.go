@@ -88,7 +88,7 @@ type Options struct {
 	Logger zerolog.Logger
 }
 
-// Server serves TCP, and SCTP by the transport that SCTP returns: both share connection
+// Server serves TCP, and SCTP by the sockets that SCTP opens: both share connection
 // limits and policy. Its methods belong to one goroutine, except Stats, HoldBack and
 // CanHoldBack.
 type Server struct {
@@ -210,19 +210,6 @@ func (s *Server) resumeBelow() int64 {
 	limit := s.limit.Load()
 	return limit - limit/64
 }
-
-// SocketsPerPort is the number of sockets of a bound destination.
-func (s *Server) SocketsPerPort() int { return 1 }
-
-// BindsEach is false: connections are steered to listening sockets.
-func (s *Server) BindsEach() bool { return false }
-
-// Available returns nil: every kernel has TCP.
-func (s *Server) Available() error { return nil }
-
-// KeepsConnections is true: established connections go on when their destination
-// is no longer served (A8.7).
-func (s *Server) KeepsConnections() bool { return true }
 
 // Stop ends accepting and all connections, and flushes their records. Steering
 // should have been undone before, so that clients are refused and do not wait. The

@@ -178,13 +178,15 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*setup)) *node {
 	}
 	n.server = New(Options{Config: o.Config, Loops: shares, Table: n.table, Traits: traits, Upstream: rules, Clock: o.Clock, Logger: o.Logger})
 	o.Options.Descriptors = n.server
-	o.Transports = map[service.Protocol]listener.Transport{
-		service.TCP: n.server,
-		service.UDP: datagram.New(datagram.Options{
-			Config: datagram.Config{MaxListeners: o.MaxListeners, Balancer: o.Balancer},
-			Loops:  polls, Table: n.table, Traits: traits, Upstream: rules, Logger: o.Logger,
-		}),
+	udp := datagram.New(datagram.Options{
+		Config: datagram.Config{MaxListeners: o.MaxListeners, Balancer: o.Balancer},
+		Loops:  polls, Table: n.table, Traits: traits, Upstream: rules, Logger: o.Logger,
+	})
+	o.Protocols = map[service.Protocol]listener.Protocol{
+		service.TCP: {Ports: n.server, Listeners: n.server, SocketsPerPort: 1, KeepsConnections: true},
+		service.UDP: {Ports: udp, Listeners: udp, SocketsPerPort: udp.SocketsPerPort()},
 	}
+	o.DataPaths = []listener.DataPath{n.server, udp}
 	n.manager = listener.New(o.Options)
 	t.Cleanup(func() {
 		if err := n.steer.Close(); err != nil {
