@@ -128,6 +128,14 @@ func (b *box[T, P]) Replace(objects []any, _ string) error {
 	return nil
 }
 
+// doubt has the next list pass on every object: after the server's store was restored, an
+// object may have a version that it had before with another content.
+func (b *box[T, P]) doubt() {
+	for name := range b.known {
+		b.known[name] = edition{}
+	}
+}
+
 // clear passes on that all objects are gone.
 func (b *box[T, P]) clear() {
 	for name := range b.known {

@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -101,6 +102,24 @@ func (f *fakeAPI) expire() {
 	f.events = nil
 }
 
+// restore puts a backup of the store into place: objects with the versions that they had
+// then, and a version from which the next changes count. The server breaks off all
+// watches, as it is restarted.
+func (f *fakeAPI) restore(version int, objects map[string]object) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.version, f.oldest, f.events, f.objects = version, 0, nil, objects
+	f.cut++
+	f.changed.Broadcast()
+}
+
+// backup returns what restore takes.
+func (f *fakeAPI) backup() (version int, objects map[string]object) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.version, maps.Clone(f.objects)
+}
+
 // breakOff ends all watches.
 func (f *fakeAPI) breakOff() {
 	f.mu.Lock()
@@ -170,6 +189,9 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		return o
 	}
+	f.mu.Lock()
+	tooLarge := from > f.version
+	f.mu.Unlock()
 	watching, streaming := q.Get("watch") == "true" || q.Get("watch") == "1", q.Get("sendInitialEvents") == "true"
 	switch {
 	case err != nil:
@@ -178,7 +200,9 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.fail(w, http.StatusForbidden, metav1.StatusReasonForbidden, resource+" is forbidden")
 	case streaming && noStream:
 		f.fail(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, "sendInitialEvents is forbidden")
-	case watching:
+	case tooLarge && (streaming || !watching):
+		f.fail(w, http.StatusGatewayTimeout, metav1.StatusReasonTimeout, string(metav1.CauseTypeResourceVersionTooLarge))
+	case watching: // a version that is too large is no fault: the watch waits for it
 		f.watch(w, r, resource, from, streaming, wanted, encode)
 	default:
 		f.list(w, resource, wanted, encode)
@@ -190,6 +214,7 @@ func (f *fakeAPI) fail(w http.ResponseWriter, code int32, reason metav1.StatusRe
 	w.WriteHeader(int(code))
 	_ = json.NewEncoder(w).Encode(metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Code: code, Reason: reason, Message: text,
+		Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: metav1.CauseType(text), Message: text}}},
 	})
 }
 
@@ -271,6 +296,6 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string,
 				send(e.kind, encode(e.object))
 			}
 		}
-		from = f.version
+		from = max(from, f.version)
 	}
 }

@@ -143,6 +143,12 @@ func (l *link) listed(kind string, changed int) {
 		Msg("watching the " + kind + " could not go on where it was: all of them were listed anew")
 }
 
+// restored logs that the server's store is at an older version than a watch had reached.
+func (l *link) restored(kind string, theirs, ours uint64) {
+	l.log.Warn().Str("server", l.host).Uint64("version", theirs).Uint64("last", ours).
+		Msg("the API server's store was restored to an older version: all " + kind + " are listed anew")
+}
+
 // forget drops a kind that is no longer watched.
 func (l *link) forget(kind string) {
 	l.mu.Lock()

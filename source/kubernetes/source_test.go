@@ -325,6 +325,54 @@ func TestExpiredWatch(t *testing.T) {
 	}
 }
 
+// After a backup of the server's store was restored, watches would wait for versions that
+// lie in the future; everything is listed anew instead, and changes are seen.
+func TestRestoredStore(t *testing.T) {
+	for _, noStream := range []bool{false, true} {
+		t.Run(map[bool]string{false: "streaming lists", true: "plain lists"}[noStream], func(t *testing.T) {
+			api := newFakeAPI(t)
+			api.noStream = noStream
+			api.put("services", svc("web", "10.96.0.1"))
+			api.put("endpointslices", slice("web", "10.1.0.1"))
+			f := follow(t, api, Options{NodeName: "a"}, nil)
+			f.expect("default/web=10.1.0.1:8080")
+			version, objects := api.backup()
+			for i := range 50 {
+				api.put("endpointslices", slice("web", fmt.Sprintf("10.1.0.%d", i+2)))
+			}
+			api.put("services", svc("later", "10.96.0.2"))
+			f.expect("default/later= default/web=10.1.0.51:8080")
+
+			api.restore(version, objects)
+			f.expect("default/web=10.1.0.1:8080")
+			api.put("endpointslices", slice("web", "10.1.0.99")) // at a version that was another one's before
+			f.expect("default/web=10.1.0.99:8080")
+			if text := f.log.String(); !strings.Contains(text, "the API server's store was restored to an older version") {
+				t.Errorf("the log does not say so: %s", text)
+			}
+		})
+	}
+}
+
+// A watch that breaks off costs one small request more, and goes on where it was.
+func TestBrokenWatchGoesOn(t *testing.T) {
+	api := newFakeAPI(t)
+	api.put("services", svc("web", "10.96.0.1"))
+	f := follow(t, api, Options{NodeName: "a"}, nil)
+	f.expect("default/web=")
+	api.put("services", svc("cache", "10.96.0.3")) // client-go lists anew after a watch without an event
+	f.expect("default/cache= default/web=")
+	api.breakOff()
+	wait.True(t, "a look at the store's version", func() bool {
+		return slices.ContainsFunc(api.queries("services"), func(q string) bool { return strings.Contains(q, "limit=1&") || strings.HasSuffix(q, "limit=1") })
+	})
+	api.put("services", svc("db", "10.96.0.2"))
+	f.expect("default/cache= default/db= default/web=")
+	if strings.Contains(f.log.String(), "watching the services could not go on") {
+		t.Error("services were listed anew")
+	}
+}
+
 // A list that breaks off in the middle is no list: nothing is given on, nothing
 // counts as gone.
 func TestListThatBreaksOff(t *testing.T) {
