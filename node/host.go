@@ -81,13 +81,19 @@ func (p *Proxy) tellTracking() {
 }
 
 // setConntrack makes kube-proxy's settings in its place, as far as that is allowed:
-// a container that is not privileged may only set timeouts.
+// a container that is not privileged may only set timeouts. Where nothing tracks
+// connections yet, maintain tries again.
 func (p *Proxy) setConntrack() {
 	set, problems := p.config.Tracking.Apply(tracking.Host())
+	p.trackingLater = slices.Contains(problems, tracking.ErrNotLoaded)
 	if len(set) > 0 {
 		p.log.Info().Strs("sysctls", set).Msg("connection tracking is set as kube-proxy sets it")
 	}
 	for _, problem := range problems {
+		if problem == tracking.ErrNotLoaded {
+			p.log.Debug().Err(problem).Msg("connection tracking will be set as kube-proxy sets it")
+			continue
+		}
 		p.log.Warn().Err(problem).Msg("connection tracking is not set as kube-proxy sets it; hostPorts and masqueraded traffic depend on it: set it on the node")
 	}
 }

@@ -250,6 +250,9 @@ func namespaceOf(object string) string {
 
 func (p *Proxy) maintain() {
 	defer func() { p.maintained = time.Now() }()
+	if p.trackingLater {
+		p.setConntrack()
+	}
 	complete := p.manager.Complete()
 	repaired, err := p.manager.Maintain()
 	if err != nil {

@@ -86,6 +86,7 @@ type Proxy struct {
 	maxConnections int
 	requests       chan func()            // of the admin socket, for run's goroutine
 	steerChoice    string                 // why this mode steers
+	trackingLater  bool                   // Config.Tracking waits for connection tracking to be loaded; run's goroutine's
 	keptTold       bool                   // whether the log says that connections are kept in connection tracking
 	wrong          atomic.Pointer[string] // what is not in force, or nil
 	fatal          chan error             // what --bind-address-hard-fail makes of a port that is taken

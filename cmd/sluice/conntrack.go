@@ -23,10 +23,10 @@ type conntrackOptions struct {
 }
 
 func (o *conntrackOptions) register(f *pflag.FlagSet) {
-	f.IntVar(&o.maxPerCore, "conntrack-max-per-core", 0, "set net.netfilter.nf_conntrack_max to this for each CPU; 0 leaves it (default: 32768 with --config, else as it is)")
-	f.IntVar(&o.least, "conntrack-min", 0, "and to this at least (default: 131072 if --conntrack-max-per-core is set)")
-	f.DurationVar(&o.established, "conntrack-tcp-timeout-established", 0, "set net.netfilter.nf_conntrack_tcp_timeout_established; 0 leaves it (default: 24h with --config, else as it is)")
-	f.DurationVar(&o.closeWait, "conntrack-tcp-timeout-close-wait", 0, "set net.netfilter.nf_conntrack_tcp_timeout_close_wait; 0 leaves it (default: 1h with --config, else as it is)")
+	f.IntVar(&o.maxPerCore, "conntrack-max-per-core", 0, "set net.netfilter.nf_conntrack_max to this for each CPU; 0 leaves it (default: 32768 in a cluster or with --config, else as it is)")
+	f.IntVar(&o.least, "conntrack-min", 0, "and to this at least (default: 131072 where there is a maximum for each CPU)")
+	f.DurationVar(&o.established, "conntrack-tcp-timeout-established", 0, "set net.netfilter.nf_conntrack_tcp_timeout_established; 0 leaves it (default: 24h in a cluster or with --config, else as it is)")
+	f.DurationVar(&o.closeWait, "conntrack-tcp-timeout-close-wait", 0, "set net.netfilter.nf_conntrack_tcp_timeout_close_wait; 0 leaves it (default: 1h in a cluster or with --config, else as it is)")
 	f.BoolVar(&o.beLiberal, "conntrack-tcp-be-liberal", false, "set net.netfilter.nf_conntrack_tcp_be_liberal to 1")
 }
 
@@ -40,14 +40,15 @@ func (o *conntrackOptions) validate() error {
 	)
 }
 
-// takeConntrack decides what is set in the kernel: with a configuration file all that
-// kube-proxy would set, else what the flags name, with kube-proxy's other half of a
-// pair. Beside another proxy, these settings are that one's.
+// takeConntrack decides what is set in the kernel: with a configuration file, and in a
+// cluster, all that kube-proxy would set, else what the flags name, with kube-proxy's
+// other half of a pair. Beside another proxy, these settings are that one's.
 func (o *runOptions) takeConntrack(flags *pflag.FlagSet) {
 	c := &o.conntrack
 	c.settings = tracking.Settings{Established: c.established, CloseWait: c.closeWait, BeLiberal: c.beLiberal, UDP: o.conntrackUDP, UDPStream: o.conntrackUDPStream}
 	usual := kubeproxyconfig.Default().Conntrack
 	perCore, least := *usual.MaxPerCore, *usual.Min
+	cluster := o.manifests == ""
 	switch {
 	case o.serviceProxyName != "":
 		c.settings = tracking.Settings{}
@@ -56,15 +57,23 @@ func (o *runOptions) takeConntrack(flags *pflag.FlagSet) {
 		given := o.kubeProxy.Conntrack
 		perCore, least = *given.MaxPerCore, *given.Min
 		c.settings.Established, c.settings.CloseWait, c.settings.BeLiberal = given.TCPEstablishedTimeout.Duration, given.TCPCloseWaitTimeout.Duration, given.TCPBeLiberal
-	case !flags.Changed("conntrack-max-per-core") && !flags.Changed("conntrack-min"):
+		c.settings.Max = tracking.MaxFor(int(perCore), int(least))
 		return
-	default:
-		if flags.Changed("conntrack-max-per-core") {
-			perCore = int32(c.maxPerCore) //nolint:gosec // within bounds
-		}
-		if flags.Changed("conntrack-min") {
-			least = int32(c.least) //nolint:gosec // within bounds
-		}
 	}
-	c.settings.Max = tracking.MaxFor(int(perCore), int(least))
+	if cluster && !flags.Changed("conntrack-tcp-timeout-established") {
+		c.settings.Established = usual.TCPEstablishedTimeout.Duration
+	}
+	if cluster && !flags.Changed("conntrack-tcp-timeout-close-wait") {
+		c.settings.CloseWait = usual.TCPCloseWaitTimeout.Duration
+	}
+	given := false
+	if flags.Changed("conntrack-max-per-core") {
+		perCore, given = int32(c.maxPerCore), true //nolint:gosec // within bounds
+	}
+	if flags.Changed("conntrack-min") {
+		least, given = int32(c.least), true //nolint:gosec // within bounds
+	}
+	if given || cluster {
+		c.settings.Max, c.settings.Raise = tracking.MaxFor(int(perCore), int(least)), !given
+	}
 }

@@ -107,8 +107,9 @@ func output(t *testing.T, args string) string {
 	return b.String()
 }
 
-// TestConntrackSettingsInKubeProxysPlace: a configuration file sets all that kube-proxy
-// sets, flags what they name, and nothing is set beside another proxy.
+// TestConntrackSettingsInKubeProxysPlace: in a cluster all that kube-proxy sets is set,
+// with and without a configuration file; flags change it, and nothing is set beside
+// another proxy. Without a cluster, only what flags name is set.
 func TestConntrackSettingsInKubeProxysPlace(t *testing.T) {
 	file := writeFile(t, "config.yaml", proxyConfig+"conntrack: {maxPerCore: 0, tcpCloseWaitTimeout: 2h, tcpBeLiberal: true, udpTimeout: 7s}\n")
 	usual := writeFile(t, "usual.yaml", proxyConfig)
@@ -117,15 +118,22 @@ func TestConntrackSettingsInKubeProxysPlace(t *testing.T) {
 		args string
 		want tracking.Settings
 	}{
-		{"", tracking.Settings{}},
+		{"", tracking.Settings{Max: least, Raise: true, Established: 24 * time.Hour, CloseWait: time.Hour}},
+		{"--service-proxy-name=sluice", tracking.Settings{}},
+		{"--manifests=" + t.TempDir(), tracking.Settings{}},
+		{"--manifests=" + t.TempDir() + " --conntrack-tcp-timeout-close-wait=1h", tracking.Settings{CloseWait: time.Hour}},
 		{"--config=" + usual, tracking.Settings{Max: least, Established: 24 * time.Hour, CloseWait: time.Hour}},
 		{"--config=" + file + " --conntrack-min=9000000", tracking.Settings{Established: 24 * time.Hour, CloseWait: 2 * time.Hour, BeLiberal: true, UDP: 7 * time.Second}},
 		{"--config=" + file + " --service-proxy-name=sluice", tracking.Settings{}},
-		{"--conntrack-tcp-timeout-close-wait=1h --conntrack-tcp-be-liberal --conntrack-udp-timeout-stream=40s", tracking.Settings{CloseWait: time.Hour, BeLiberal: true, UDPStream: 40 * time.Second}},
-		{"--conntrack-max-per-core=0 --conntrack-min=9000000 --conntrack-tcp-timeout-close-wait=0s", tracking.Settings{}}, // as k3s runs kube-proxy
-		{"--conntrack-min=9000000", tracking.Settings{Max: 9000000}},
+		{"--conntrack-tcp-timeout-close-wait=1h --conntrack-tcp-be-liberal --conntrack-udp-timeout-stream=40s", tracking.Settings{Max: least, Raise: true, Established: 24 * time.Hour, CloseWait: time.Hour, BeLiberal: true, UDPStream: 40 * time.Second}},
+		{"--conntrack-max-per-core=0 --conntrack-min=9000000 --conntrack-tcp-timeout-close-wait=0s", tracking.Settings{Established: 24 * time.Hour}}, // as k3s runs kube-proxy
+		{"--conntrack-min=9000000", tracking.Settings{Max: 9000000, Established: 24 * time.Hour, CloseWait: time.Hour}},
 	} {
-		o, err := runFlags(t, append(strings.Fields(test.args), "--kubeconfig=/f")...)
+		args := strings.Fields(test.args)
+		if !strings.Contains(test.args, "--manifests") {
+			args = append(args, "--kubeconfig=/f")
+		}
+		o, err := runFlags(t, args...)
 		if err != nil || o.conntrack.settings != test.want {
 			t.Errorf("%q: %+v, %v, want %+v", test.args, o.conntrack.settings, err, test.want)
 		}

@@ -29,7 +29,13 @@ type Settings struct {
 	BeLiberal   bool
 	UDP         time.Duration
 	UDPStream   time.Duration
+	// Raise leaves a greater maximum as it is: it is by default, not by somebody's
+	// wish, that this one is to be set.
+	Raise bool
 }
+
+// ErrNotLoaded is what Apply returns as long as the kernel has no connection tracking.
+var ErrNotLoaded = errors.New("connection tracking is not loaded (nf_conntrack): nothing to set yet")
 
 // maxLimit is kube-proxy's limit of the maximum that follows from the CPUs.
 const maxLimit = 1 << 20
@@ -83,7 +89,7 @@ func (s Settings) Apply(k Kernel) (set []string, problems []error) {
 		return nil, nil
 	}
 	if _, err := k.Read(filepath.Join(sysctls, "nf_conntrack_max")); errors.Is(err, fs.ErrNotExist) {
-		return nil, []error{errors.New("connection tracking is not loaded (nf_conntrack): nothing to set yet")}
+		return nil, []error{ErrNotLoaded}
 	}
 	seconds := func(d time.Duration) int { return int(d / time.Second) }
 	liberal := 0
@@ -107,6 +113,9 @@ func (s Settings) Apply(k Kernel) (set []string, problems []error) {
 			continue
 		}
 		path := filepath.Join(sysctls, one.name)
+		if now, _ := k.Read(path); s.Raise && one.name == "nf_conntrack_max" && atLeast(now, one.value) {
+			continue
+		}
 		done, err := k.number(path, one.value)
 		if err != nil && one.timeout != 0 && k.Timeouts(one.protocol, map[uint16]uint32{one.timeout: uint32(one.value)}) == nil {
 			done, err = true, nil

@@ -103,6 +103,24 @@ func TestMax(t *testing.T) {
 			t.Errorf("%+v: wrote %v, problems %v", test, written, problems)
 		}
 	}
+	// By default a greater maximum stays.
+	for now, want := range map[string]string{"262144": "", "65536": "131072"} {
+		wrote := ""
+		k := Kernel{
+			Read: func(path string) (string, error) {
+				return map[string]string{sysctls + "/nf_conntrack_max": now}[path], nil
+			},
+			Write: func(path, value string) error {
+				if path == sysctls+"/nf_conntrack_max" {
+					wrote = value
+				}
+				return nil
+			},
+		}
+		if _, problems := (Settings{Max: 131072, Raise: true}).Apply(k); wrote != want || len(problems) > 0 {
+			t.Errorf("%s by default: wrote %q, want %q; problems %v", now, wrote, want, problems)
+		}
+	}
 	if n := MaxFor(0, 100); n != 0 {
 		t.Errorf("without a maximum for each CPU: %d", n)
 	}
