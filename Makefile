@@ -35,7 +35,7 @@ build: ## Build the static binary bin/sluice
 
 .PHONY: bpf
 bpf: deps ## Compile the BPF programs of flow/bpf with Debian's clang-14
-	go generate ./flow
+	go generate ./flow/bpf
 
 .PHONY: demo
 demo: build ## Build and run the demo: it needs no cluster and changes nothing on this machine

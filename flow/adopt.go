@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -20,21 +21,18 @@ import (
 // survey finds the free indices, and takes out tuples that nobody would take out. BPF's table
 // may decide about flows all the time.
 func (w *worker) survey() error {
-	w.read(w.upcalls, math.MaxInt, func(*kernelEvent, []byte) {}) // void: nobody has answered
-	for i := range w.kernel.loads {
-		if l := &w.kernel.loads[i]; l.Asked != l.Decided {
+	w.read(w.upcalls, math.MaxInt, func(*bpf.KernelEvent, []byte) {}) // void: nobody has answered
+	for i := range w.kernel.Loads {
+		if l := &w.kernel.Loads[i]; l.Asked != l.Decided {
 			atomic.StoreUint64(&l.Decided, atomic.LoadUint64(&l.Asked))
 		}
 	}
-	if c := w.kernel.control; c.SpareMask == 0 && c.Given == 0 {
-		for i := len(w.flows) - 1; i > 0; i-- {
-			w.spares.give(uint32(i))
-		}
-		atomic.StoreUint32(&c.SpareMask, uint32(len(w.kernel.spares)-1))
+	if c := w.kernel.Control; c.SpareMask == 0 && c.Given == 0 {
+		w.spares.Fill(len(w.flows) - 1)
 		return nil
 	}
 	for i := 1; i < len(w.flows); i++ {
-		if w.kernel.flows[i].State != kernelStateFREE {
+		if w.kernel.Flows[i].State != bpf.KernelStateFREE {
 			w.left++
 		}
 	}
@@ -43,23 +41,23 @@ func (w *worker) survey() error {
 		return err
 	}
 	// Endpoints that were given up, and flows that ended just before the process did.
-	w.kernel.index.prune(func(r reference) bool {
-		return r.role() == kernelRoleSTALE || int(r.flow()) >= len(w.flows) || w.kernel.flows[r.flow()].State == kernelStateFREE
+	w.kernel.Index.Prune(func(r bpf.Reference) bool {
+		return r.Role() == bpf.KernelRoleSTALE || int(r.Flow()) >= len(w.flows) || w.kernel.Flows[r.Flow()].State == bpf.KernelStateFREE
 	})
 	return nil
 }
 
 // forgetRelayed forgets what the relay served: that ended with its process.
 func (w *worker) forgetRelayed() error {
-	var keys []kernelTuple
-	var key kernelTuple
+	var keys []bpf.KernelTuple
+	var key bpf.KernelTuple
 	var until uint64
-	all := w.kernel.Relayed.Iterate()
+	all := w.kernel.Maps.Relayed.Iterate()
 	for all.Next(&key, &until) {
 		keys = append(keys, key)
 	}
 	for i := range keys {
-		_ = w.kernel.Relayed.Delete(&keys[i])
+		_ = w.kernel.Maps.Relayed.Delete(&keys[i])
 	}
 	if err := all.Err(); err != nil {
 		return fmt.Errorf("read what was relayed: %w", err)
@@ -72,7 +70,7 @@ func (w *worker) forgetRelayed() error {
 // still missing after reclaimAfter.
 func (w *worker) unaccounted() (missing []uint32) {
 	spare := make([]bool, len(w.flows))
-	w.spares.has(spare)
+	w.spares.Mark(spare)
 	for _, index := range w.freed {
 		spare[index] = true
 	}
@@ -85,7 +83,7 @@ func (w *worker) unaccounted() (missing []uint32) {
 		}
 	}
 	for i := 1; i < len(w.flows); i++ {
-		if !spare[i] && w.flows[i] == nil && w.kernel.flows[i].State == kernelStateFREE {
+		if !spare[i] && w.flows[i] == nil && w.kernel.Flows[i].State == bpf.KernelStateFREE {
 			missing = append(missing, uint32(i))
 		}
 	}
@@ -106,7 +104,7 @@ func (w *worker) reclaim() {
 	}
 	for _, index := range w.missing {
 		if still[index] {
-			w.spares.give(index)
+			w.spares.Give(index)
 		}
 	}
 	w.missing = nil
@@ -115,19 +113,19 @@ func (w *worker) reclaim() {
 // adopt takes over the flows of a protocol, by its first configuration.
 func (w *worker) adopt(path *Path, st *state) {
 	path.ready = true
-	if w.left == 0 && w.kernel.control.Taken == 0 {
+	if w.left == 0 && w.kernel.Control.Taken == 0 {
 		return
 	}
 	now := poll.Nanotime()
 	n := 0
 	for i := 1; i < len(w.flows); i++ {
-		k := &w.kernel.flows[i]
-		if k.State == kernelStateFREE || w.flows[i] != nil || protocolOf(k.Protocol) != path.protocol {
+		k := &w.kernel.Flows[i]
+		if k.State == bpf.KernelStateFREE || w.flows[i] != nil || bpf.ProtocolOf(k.Protocol) != path.protocol {
 			continue
 		}
 		w.left--
 		n++
-		if k.Seen&kernelSeenKNOWN != 0 {
+		if k.Seen&bpf.KernelSeenKNOWN != 0 {
 			w.take(path, st, uint32(i), now)
 		} else {
 			w.discover(uint32(i))
@@ -141,7 +139,7 @@ func (w *worker) adopt(path *Path, st *state) {
 
 // take adopts one flow.
 func (w *worker) take(path *Path, st *state, index uint32, now int64) {
-	k := &w.kernel.flows[index]
+	k := &w.kernel.Flows[index]
 	f := w.newFlow(index)
 	v := f.describe(path, st)
 	r := f.record
@@ -149,7 +147,7 @@ func (w *worker) take(path *Path, st *state, index uint32, now int64) {
 	if r.Connected = path.protocol != service.UDP && k.Answered != 0; r.Connected {
 		r.ConnectTime = w.loopTime(k.Answered) - r.Start
 	}
-	endpoint := portOf(k.Endpoint, k.EndpointPort)
+	endpoint := bpf.PortOf(k.Endpoint, k.EndpointPort)
 	found, serves := endpointOf(v.Port, endpoint)
 	if r.Endpoint = found; found == nil {
 		r.Endpoint = &service.Endpoint{Addr: endpoint}
@@ -157,21 +155,21 @@ func (w *worker) take(path *Path, st *state, index uint32, now int64) {
 	w.flows[index] = f
 	f.service.add(f)
 	w.server.stats.open.Add(1)
-	if f.seen()&kernelSeenRECORDED != 0 {
+	if f.seen()&bpf.KernelSeenRECORDED != 0 {
 		f.ended = true
 		f.drop()
 		return
 	}
 	w.shard.Open(r)
 	switch {
-	case f.state() >= kernelStateCLOSED:
+	case f.state() >= bpf.KernelStateCLOSED:
 		f.closed(w.loopTime(k.Closed), f.seen())
-	case f.state() == kernelStateASKING && !f.isUDP():
+	case f.state() == bpf.KernelStateASKING && !f.isUDP():
 		f.catchUp(&v)
-	case f.state() != kernelStateOPEN && !f.isUDP():
+	case f.state() != bpf.KernelStateOPEN && !f.isUDP():
 		f.end(conntrack.Shutdown, now)
 		f.drop()
-	case f.isUDP() && (!serves || f.state() == kernelStateMOVING): // A8.2
+	case f.isUDP() && (!serves || f.state() == bpf.KernelStateMOVING): // A8.2
 		f.retire(conntrack.EndpointGone, now)
 	default:
 		w.loop.Schedule(&f.timer, now+int64(confirmation), f)

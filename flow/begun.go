@@ -5,6 +5,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
@@ -15,8 +16,8 @@ import (
 // not answer. Most are open by then, or over.
 
 // begun takes note of a flow that the table has decided about.
-func (w *worker) begun(e *kernelEvent, data []byte) {
-	k := &w.kernel.flows[e.Flow]
+func (w *worker) begun(e *bpf.KernelEvent, data []byte) {
+	k := &w.kernel.Flows[e.Flow]
 	f := w.flows[e.Flow]
 	if f == nil && k.Generation == e.Generation {
 		f = w.discover(e.Flow)
@@ -24,7 +25,7 @@ func (w *worker) begun(e *kernelEvent, data []byte) {
 	if f == nil || f.generation != e.Generation || f.ended || f.handshake != nil && len(f.handshake.data) > 0 {
 		return
 	}
-	if s := f.state(); s != kernelStateASKING && s != kernelStateMOVING {
+	if s := f.state(); s != bpf.KernelStateASKING && s != bpf.KernelStateMOVING {
 		return
 	}
 	p, ok := parseFrame(data, int(e.Header))
@@ -43,22 +44,22 @@ func (w *worker) begun(e *kernelEvent, data []byte) {
 // discover begins to follow a flow that the table has decided about. It returns nil if
 // there is none, or if its protocol's flows are not adopted yet.
 func (w *worker) discover(index uint32) *flow {
-	k := &w.kernel.flows[index]
-	state := kernelState(atomic.LoadUint32((*uint32)(&k.State)))
-	path := w.server.paths[protocolOf(k.Protocol)]
-	if state == kernelStateFREE || path == nil || !path.ready || atomic.LoadUint32((*uint32)(&k.Seen))&uint32(kernelSeenRECORDED) != 0 {
+	k := &w.kernel.Flows[index]
+	state := bpf.KernelState(atomic.LoadUint32((*uint32)(&k.State)))
+	path := w.server.paths[bpf.ProtocolOf(k.Protocol)]
+	if state == bpf.KernelStateFREE || path == nil || !path.ready || atomic.LoadUint32((*uint32)(&k.Seen))&uint32(bpf.KernelSeenRECORDED) != 0 {
 		return nil
 	}
 	f := w.newFlow(index)
 	st := path.state.Load()
 	v := f.describe(path, st)
 	r := f.record
-	atomic.OrUint32((*uint32)(&k.Seen), uint32(kernelSeenKNOWN))
+	atomic.OrUint32((*uint32)(&k.Seen), uint32(bpf.KernelSeenKNOWN))
 	w.flows[index] = f
 	f.service.add(f)
 	w.server.stats.open.Add(1)
 	w.shard.Open(r)
-	endpoint := portOf(k.Endpoint, k.EndpointPort)
+	endpoint := bpf.PortOf(k.Endpoint, k.EndpointPort)
 	found, serves := endpointOf(v.Port, endpoint)
 	if found == nil {
 		found = &service.Endpoint{Addr: endpoint}
@@ -79,9 +80,9 @@ func (w *worker) discover(index uint32) *flow {
 func (f *flow) catchUp(v *policy.Verdict) {
 	w, r := f.worker, f.record
 	switch f.state() {
-	case kernelStateCLOSED, kernelStateVACATED:
+	case bpf.KernelStateCLOSED, bpf.KernelStateVACATED:
 		f.closed(w.loopTime(f.shared().Closed), f.seen())
-	case kernelStateOPEN:
+	case bpf.KernelStateOPEN:
 		if f.isUDP() {
 			w.loop.Schedule(&f.timer, r.Start+int64(w.waits.resend), f)
 			return
@@ -108,8 +109,8 @@ func (f *flow) describe(path *Path, st *state) policy.Verdict {
 	f.protocol = path.protocol
 	*r = conntrack.Record{
 		Start:    f.worker.loopTime(k.Started),
-		Client:   portOf(k.Client, k.ClientPort),
-		VIP:      portOf(k.Vip, k.VipPort),
+		Client:   bpf.PortOf(k.Client, k.ClientPort),
+		VIP:      bpf.PortOf(k.Vip, k.VipPort),
 		Protocol: path.protocol,
 		Path:     conntrack.Kernel,
 		Owner:    f,
@@ -124,7 +125,7 @@ func (f *flow) describe(path *Path, st *state) policy.Verdict {
 	}
 	r.Counters = f.service.counters
 	r.Source = policy.SourceClient
-	if k.Options&kernelOptionOPTION_MASQUERADE != 0 {
+	if k.Options&bpf.KernelOptionOPTION_MASQUERADE != 0 {
 		r.Source = policy.SourceNode
 	}
 	f.noteSource()
@@ -133,13 +134,13 @@ func (f *flow) describe(path *Path, st *state) policy.Verdict {
 
 // discoverAll finds the flows that BPF could not tell of.
 func (w *worker) discoverAll() {
-	untold := atomic.LoadUint64(&w.kernel.control.Untold)
+	untold := atomic.LoadUint64(&w.kernel.Control.Untold)
 	if untold == w.untold {
 		return
 	}
 	w.untold = untold
 	for i := 1; i < len(w.flows); i++ {
-		if w.flows[i] == nil && w.kernel.flows[i].State != kernelStateFREE {
+		if w.flows[i] == nil && w.kernel.Flows[i].State != bpf.KernelStateFREE {
 			w.discover(uint32(i))
 		}
 	}
@@ -148,7 +149,7 @@ func (w *worker) discoverAll() {
 // distrust has userspace decide about a service port's new flows for a while: it knows
 // which endpoints have failed, and when to try them again.
 func (s *portService) distrust(w *worker, now int64) {
-	atomic.StoreUint64(&w.kernel.loads[s.load].AskUntil, w.kernelTime(now+int64(balancer.Distrust)))
+	atomic.StoreUint64(&w.kernel.Loads[s.load].AskUntil, w.kernelTime(now+int64(balancer.Distrust)))
 }
 
 // newFlow returns an object for an index.
@@ -164,7 +165,7 @@ func (w *worker) newFlow(index uint32) *flow {
 	if f.record == nil {
 		f.record = w.newRecord()
 	}
-	f.worker, f.index, f.generation = w, index, w.kernel.flows[index].Generation
+	f.worker, f.index, f.generation = w, index, w.kernel.Flows[index].Generation
 	return f
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
@@ -35,7 +36,7 @@ func (f *flow) dial(st *state, v *policy.Verdict) {
 		f.fail()
 		return
 	case i == balancer.Pause:
-		f.setState(kernelStateMOVING)
+		f.setState(bpf.KernelStateMOVING)
 		w.loop.Schedule(&f.timer, now+int64(patience), f)
 		return
 	}
@@ -49,11 +50,11 @@ func (f *flow) dial(st *state, v *policy.Verdict) {
 			f.fail()
 			return
 		}
-		f.setState(kernelStateMOVING)
+		f.setState(bpf.KernelStateMOVING)
 		w.loop.Schedule(&f.timer, now+int64(ownTroublePause), f)
 		return
 	}
-	f.setState(kernelStateASKING)
+	f.setState(bpf.KernelStateASKING)
 	f.putAll()
 	if !f.isUDP() {
 		w.loop.Schedule(&f.timer, now+int64(patience), f)
@@ -71,12 +72,12 @@ func (f *flow) dial(st *state, v *policy.Verdict) {
 func (f *flow) aim(st *state, v *policy.Verdict, ep *service.Endpoint) bool {
 	w, k := f.worker, f.shared()
 	client, addr := f.client(), ep.Addr.Addr()
-	k.Endpoint, k.EndpointPort = addressOf(addr), wire(ep.Addr.Port())
+	k.Endpoint, k.EndpointPort = bpf.AddressOf(addr), bpf.Wire(ep.Addr.Port())
 	k.MiddlePort = k.ClientPort
 	if w.ports.reserved(f.record.Client.Port()) {
-		k.MiddlePort = wire(w.ports.next())
+		k.MiddlePort = bpf.Wire(w.ports.next())
 	}
-	k.Options &^= kernelOptionOPTION_MASQUERADE
+	k.Options &^= bpf.KernelOptionOPTION_MASQUERADE
 	f.record.Source = v.SourceFor(client, addr)
 	// Replies that do not pass this node's IP layer would be unknown to its
 	// connection tracking.
@@ -91,8 +92,8 @@ func (f *flow) aim(st *state, v *policy.Verdict, ep *service.Endpoint) bool {
 		if !ok {
 			return false
 		}
-		k.Node, k.NodePort = addressOf(node), wire(w.ports.next())
-		k.Options |= kernelOptionOPTION_MASQUERADE
+		k.Node, k.NodePort = bpf.AddressOf(node), bpf.Wire(w.ports.next())
+		k.Options |= bpf.KernelOptionOPTION_MASQUERADE
 	}
 	f.noteSource()
 	return true
@@ -130,22 +131,22 @@ func (f *flow) endHandshake() {
 
 // refused handles an RST, or an ICMP error, in answer to the first packet. An endpoint that
 // refuses each of several datagrams is given up once.
-func (f *flow) refused(e *kernelEvent, now int64) {
+func (f *flow) refused(e *bpf.KernelEvent, now int64) {
 	if e.Attempt != uint32(f.shared().Attempts) {
 		return
 	}
-	if f.handshake == nil && f.isUDP() && f.state() == kernelStateASKING && e.Reason == kernelReasonREASON_PORT {
+	if f.handshake == nil && f.isUDP() && f.state() == bpf.KernelStateASKING && e.Reason == bpf.KernelReasonREASON_PORT {
 		f.gone(now) // it received datagrams for a while
 		return
 	}
 	if f.isUDP() {
 		f.worker.injector.flush() // what is queued is among what is sent again
 	}
-	if f.handshake == nil || !f.change(kernelStateASKING, kernelStateMOVING) {
+	if f.handshake == nil || !f.change(bpf.KernelStateASKING, bpf.KernelStateMOVING) {
 		return
 	}
 	why := conntrack.DialRefused
-	if e.Reason == kernelReasonREASON_HOST {
+	if e.Reason == bpf.KernelReasonREASON_HOST {
 		why = conntrack.DialUnreachable
 	}
 	f.abandon(why, false, now)
@@ -155,7 +156,7 @@ func (f *flow) refused(e *kernelEvent, now int64) {
 // even if no endpoint ever answers: a network policy may drop what the node forwards, and
 // would not see the relay's own connections.
 func (f *flow) silent(now int64) {
-	if f.change(kernelStateASKING, kernelStateMOVING) {
+	if f.change(bpf.KernelStateASKING, bpf.KernelStateMOVING) {
 		f.abandon(conntrack.DialTimeout, true, now)
 	}
 }
@@ -172,13 +173,13 @@ func (f *flow) abandon(why conntrack.DialError, late bool, now int64) {
 		// The client's next datagrams come up, and follow the first one to the next endpoint:
 		// there are no tuples that would hide the client from that yet.
 		h.key = f.wayThere()
-		w.kernel.index.erase(f.index, h.key)
+		w.kernel.Index.Erase(f.index, h.key)
 		w.asking[h.key] = f
 	}
 	if late {
 		f.keepStale()
 	}
-	w.kernel.index.eraseEndpoint(f.index)
+	w.kernel.Index.EraseEndpoint(f.index)
 	if len(h.data) == 0 {
 		// BPF told of the flow before, but perhaps the notice with the packet is still to be read.
 		w.loop.Schedule(&f.timer, now+int64(noticeInterval), f)
@@ -193,22 +194,22 @@ func (f *flow) keepStale() {
 	w, h, back := f.worker, f.handshake, f.wayBack()
 	for i := range h.stale {
 		if h.stale[i].key == back { // the flow has tried this endpoint before
-			w.kernel.index.exchange(&back, f.index, referenceTo(h.stale[i].index, kernelRoleSTALE))
+			w.kernel.Index.Exchange(&back, f.index, bpf.ReferenceTo(h.stale[i].index, bpf.KernelRoleSTALE))
 			return
 		}
 	}
-	if w.spares.len() <= len(w.flows)/staleShare {
+	if w.spares.Len() <= len(w.flows)/staleShare {
 		return
 	}
-	index, ok := w.spares.take()
+	index, ok := w.spares.Take()
 	if !ok {
 		return
 	}
-	k := &w.kernel.flows[index]
+	k := &w.kernel.Flows[index]
 	stale := *f.shared()
-	stale.State, stale.Generation = kernelStateFREE, k.Generation+1 // it is no flow, at no time
+	stale.State, stale.Generation = bpf.KernelStateFREE, k.Generation+1 // it is no flow, at no time
 	*k = stale
-	if !w.kernel.index.exchange(&back, f.index, referenceTo(index, kernelRoleSTALE)) {
+	if !w.kernel.Index.Exchange(&back, f.index, bpf.ReferenceTo(index, bpf.KernelRoleSTALE)) {
 		w.freed = append(w.freed, index)
 		return
 	}
@@ -271,14 +272,14 @@ func (w *worker) late(p *frame) {
 // client: the flow has to use other ports than that one.
 func (f *flow) collision() {
 	h := f.handshake
-	if h == nil || f.state() != kernelStateASKING {
+	if h == nil || f.state() != bpf.KernelStateASKING {
 		return
 	}
 	if len(h.data) == 0 {
 		f.lost(poll.Nanotime())
 		return
 	}
-	f.worker.kernel.index.eraseEndpoint(f.index)
+	f.worker.kernel.Index.EraseEndpoint(f.index)
 	f.movePorts()
 	f.worker.injector.put(f, h.ipv6, h.data)
 }
@@ -303,16 +304,16 @@ func (f *flow) retire(end conntrack.End, now int64) {
 	f.end(end, now)
 	f.endHandshake()
 	// The tuples that hide the client stay, for packets that are on their way.
-	x, back := &f.worker.kernel.index, f.wayBack()
-	x.erase(f.index, f.wayThere())
-	x.exchange(&back, f.index, referenceTo(f.index, kernelRoleSTALE))
-	f.setState(kernelStateCLOSED)
+	x, back := &f.worker.kernel.Index, f.wayBack()
+	x.Erase(f.index, f.wayThere())
+	x.Exchange(&back, f.index, bpf.ReferenceTo(f.index, bpf.KernelRoleSTALE))
+	f.setState(bpf.KernelStateCLOSED)
 	f.worker.loop.Schedule(&f.timer, now+int64(lateAnswers), f)
 }
 
 // closed handles the end of a connection. Its tuples stay a while, for packets that are
 // sent again.
-func (f *flow) closed(at int64, seen kernelSeen) {
+func (f *flow) closed(at int64, seen bpf.KernelSeen) {
 	if f.ended {
 		return
 	}

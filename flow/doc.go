@@ -18,7 +18,7 @@
 //
 // C is the client, V the Service's address, E the endpoint, N the node. m is the client's
 // own port, unless another connection of this client has the tuple; n is a port of the
-// node. Each line is a tuple that a flow has: the index (bpf/index.h, index.go) finds by it
+// node. Each line is a tuple that a flow has: the index (bpf/index.h, bpf/index.go) finds by it
 // the flow's state in the map flows.
 //
 // # Shortcuts
@@ -32,7 +32,7 @@
 //
 // Where the Service alone decides, the table in BPF does (bpf/table.h; table.go fills it by
 // policy.Uniform): the packet goes on at once, and the worker hears of the flow by a notice
-// (begun.go). Indices of free flows are in a ring that both sides take from (spares.go). The
+// (begun.go). Indices of free flows are in a ring that both sides take from (bpf/spares.go). The
 // table goes on while no process runs; the next one finds these flows in shared memory. A
 // client that uses the port of a closed connection again gets a new flow, and the table takes
 // the old one's tuples. After a failed attempt userspace decides for a while: its balancer
@@ -77,14 +77,10 @@
 // relay does need it, so that without it what passes to the relay is refused. See
 // bpf/association.h for its state, and bpf/sctp.h for CRCs and addresses.
 //
-// # Layout
+// # Rooms
 //
-// bpf/layout.h defines what the maps hold; bpf2go derives kernel_bpfel.go from it. The
-// programs are in bpf/: packet.h and chunks.h parse, index.h finds flows, translate.h, sctp.h and
-// icmp.h rewrite, shortcut.h sends packets past the IP stack, track.h and association.h follow a
-// flow's state, table.h decides about new ones, upcall.h tells userspace, inject.h takes its
-// packets back, flow.bpf.c joins them. "make bpf" builds them with Debian's clang; a test proves that the committed objects
-// are what the sources give.
+// This package decides: worker.go and dial.go about new flows, path.go and table.go about
+// Services, adopt.go about flows that a process before has left. Package bpf is what runs in the
+// kernel and the memory that both sides share, attach keeps its programs at the interfaces, and
+// bypass finds what else on the node looks at packets.
 package flow
-
-//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel,bpfeb -cflags "-O2 -g -Wall -Werror -mcpu=v3" -type address -type direction -type tuple -type bucket -type flow -type destination -type deciding -type served -type slot -type place -type origin_key -type origin -type spare -type load -type control -type event -type counter -type role -type state -type option -type seen -type way -type event_kind -type reason kernel bpf/flow.bpf.c -- -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -98,14 +99,14 @@ func TestOperatorEndsFlows(t *testing.T) {
 
 // Connections that are over leave the table sooner than those that a forged RST may have ended.
 func TestLingers(t *testing.T) {
-	fins := kernelSeenCLIENT_FIN | kernelSeenENDPOINT_FIN | kernelSeenCLIENT_FIN_ACKED | kernelSeenENDPOINT_FIN_ACKED
+	fins := bpf.KernelSeenCLIENT_FIN | bpf.KernelSeenENDPOINT_FIN | bpf.KernelSeenCLIENT_FIN_ACKED | bpf.KernelSeenENDPOINT_FIN_ACKED
 	all := newLingering(1)
-	for seen, want := range map[kernelSeen]time.Duration{
-		fins:                          lingerDone,
-		kernelSeenCLIENT_RST:          linger,
-		kernelSeenENDPOINT_RST:        linger,
-		fins | kernelSeenENDPOINT_RST: linger,
-		fins&^kernelSeenCLIENT_FIN_ACKED | kernelSeenCLIENT_RST: linger,
+	for seen, want := range map[bpf.KernelSeen]time.Duration{
+		fins:                              lingerDone,
+		bpf.KernelSeenCLIENT_RST:          linger,
+		bpf.KernelSeenENDPOINT_RST:        linger,
+		fins | bpf.KernelSeenENDPOINT_RST: linger,
+		fins&^bpf.KernelSeenCLIENT_FIN_ACKED | bpf.KernelSeenCLIENT_RST: linger,
 	} {
 		if got := all.queue(seen).wait; got != want {
 			t.Errorf("%b: %v, want %v", seen, got, want)

@@ -6,13 +6,14 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 )
 
 // flow is one connection or UDP session. Its worker's loop owns it. What BPF reads and
-// writes of it is its kernelFlow.
+// writes of it is its bpf.KernelFlow.
 type flow struct {
 	record     *conntrack.Record // nil while it is parked
 	timer      poll.Timer
@@ -38,8 +39,8 @@ type flow struct {
 // others may be late.
 type handshake struct {
 	plan balancer.Dial
-	key  kernelTuple // of the client's packets
-	data []byte      // the first packet
+	key  bpf.KernelTuple // of the client's packets
+	data []byte          // the first packet
 	ipv6 bool
 	unanswered
 	stale []staleWay // ways back of endpoints that were given up
@@ -48,36 +49,33 @@ type handshake struct {
 // staleWay is the way back of an endpoint that was given up. The flow turned to another one,
 // so that an index of its own has the tuple.
 type staleWay struct {
-	key   kernelTuple
+	key   bpf.KernelTuple
 	index uint32
 }
 
-func (f *flow) shared() *kernelFlow { return &f.worker.kernel.flows[f.index] }
+func (f *flow) shared() *bpf.KernelFlow { return &f.worker.kernel.Flows[f.index] }
 
-func (f *flow) state() kernelState {
-	return kernelState(atomic.LoadUint32((*uint32)(&f.shared().State)))
+func (f *flow) state() bpf.KernelState {
+	return bpf.KernelState(atomic.LoadUint32((*uint32)(&f.shared().State)))
 }
 
-func (f *flow) setState(s kernelState) { atomic.StoreUint32((*uint32)(&f.shared().State), uint32(s)) }
+func (f *flow) setState(s bpf.KernelState) {
+	atomic.StoreUint32((*uint32)(&f.shared().State), uint32(s))
+}
 
 // change changes the state, unless BPF has changed it.
-func (f *flow) change(from, to kernelState) bool {
+func (f *flow) change(from, to bpf.KernelState) bool {
 	return atomic.CompareAndSwapUint32((*uint32)(&f.shared().State), uint32(from), uint32(to))
 }
 
-func (f *flow) seen() kernelSeen {
-	return kernelSeen(atomic.LoadUint32((*uint32)(&f.shared().Seen)))
+func (f *flow) seen() bpf.KernelSeen {
+	return bpf.KernelSeen(atomic.LoadUint32((*uint32)(&f.shared().Seen)))
 }
 
 func (f *flow) isUDP() bool { return f.protocol == service.UDP }
 
 // last is when the last packet came, either way.
-func (f *flow) last() int64 { return f.worker.loopTime(f.shared().last()) }
-
-// last is when the last packet came, either way, by the kernel's clock.
-func (k *kernelFlow) last() uint64 {
-	return max(atomic.LoadUint64(&k.Way[0].Last), atomic.LoadUint64(&k.Way[1].Last))
-}
+func (f *flow) last() int64 { return f.worker.loopTime(f.shared().Last()) }
 
 // Refresh implements conntrack.Refresher.
 func (f *flow) Refresh(r *conntrack.Record) {
@@ -93,10 +91,10 @@ func (f *flow) Refresh(r *conntrack.Record) {
 // reports whether to send the packet again.
 func (f *flow) collided() bool {
 	k := f.shared()
-	if f.seen()&kernelSeenCOLLIDED == 0 {
+	if f.seen()&bpf.KernelSeenCOLLIDED == 0 {
 		return false
 	}
-	atomic.AndUint32((*uint32)(&k.Seen), ^uint32(kernelSeenCOLLIDED))
+	atomic.AndUint32((*uint32)(&k.Seen), ^uint32(bpf.KernelSeenCOLLIDED))
 	f.movePorts()
 	if f.isUDP() {
 		f.clearWay(poll.Nanotime())
@@ -108,9 +106,9 @@ func (f *flow) collided() bool {
 // movePorts gives the flow another port between the hooks, or another one of the node.
 func (f *flow) movePorts() {
 	k := f.shared()
-	k.MiddlePort = wire(f.worker.ports.next())
-	if k.Options&kernelOptionOPTION_MASQUERADE != 0 {
-		k.NodePort = wire(f.worker.ports.next())
+	k.MiddlePort = bpf.Wire(f.worker.ports.next())
+	if k.Options&bpf.KernelOptionOPTION_MASQUERADE != 0 {
+		k.NodePort = bpf.Wire(f.worker.ports.next())
 	}
 	f.noteSource()
 }
@@ -123,27 +121,27 @@ func (f *flow) noteSource() {
 // seenFrom is the address that the endpoint sees.
 func (f *flow) seenFrom() netip.AddrPort {
 	k := f.shared()
-	if k.Options&kernelOptionOPTION_MASQUERADE != 0 {
-		return portOf(k.Node, k.NodePort)
+	if k.Options&bpf.KernelOptionOPTION_MASQUERADE != 0 {
+		return bpf.PortOf(k.Node, k.NodePort)
 	}
-	return portOf(k.Client, k.MiddlePort)
+	return bpf.PortOf(k.Client, k.MiddlePort)
 }
 
 // wayThere is the tuple of packets from the client.
-func (f *flow) wayThere() kernelTuple {
-	return f.worker.kernel.index.tuple(referenceTo(f.index, kernelRoleTO_ENDPOINT))
+func (f *flow) wayThere() bpf.KernelTuple {
+	return f.worker.kernel.Index.Tuple(bpf.ReferenceTo(f.index, bpf.KernelRoleTO_ENDPOINT))
 }
 
 // wayBack is the tuple of packets from the endpoint to the client.
-func (f *flow) wayBack() kernelTuple {
-	return f.worker.kernel.index.tuple(referenceTo(f.index, kernelRoleTO_CLIENT))
+func (f *flow) wayBack() bpf.KernelTuple {
+	return f.worker.kernel.Index.Tuple(bpf.ReferenceTo(f.index, bpf.KernelRoleTO_CLIENT))
 }
 
 // resetBoth sends an RST, or an ABORT, to each side: what Sluice cuts must not look complete.
 func (f *flow) resetBoth() {
 	k := f.shared()
-	client, vip := portOf(k.Client, k.ClientPort), portOf(k.Vip, k.VipPort)
-	middle, endpoint := portOf(k.Client, k.MiddlePort), portOf(k.Endpoint, k.EndpointPort)
+	client, vip := bpf.PortOf(k.Client, k.ClientPort), bpf.PortOf(k.Vip, k.VipPort)
+	middle, endpoint := bpf.PortOf(k.Client, k.MiddlePort), bpf.PortOf(k.Endpoint, k.EndpointPort)
 	if f.protocol == service.SCTP {
 		f.worker.injector.abort(abort{from: vip, to: client, tag: k.Way[1].End})
 		if k.Way[0].End != 0 {
@@ -169,7 +167,7 @@ func (f *flow) resetBoth() {
 }
 
 // endOfAssociation is endOf for SCTP.
-func endOfAssociation(first, seen kernelSeen) conntrack.End {
+func endOfAssociation(first, seen bpf.KernelSeen) conntrack.End {
 	switch endOf(first, seen) {
 	case conntrack.ClientReset:
 		return conntrack.ClientAbort
@@ -183,15 +181,15 @@ func endOfAssociation(first, seen kernelSeen) conntrack.End {
 
 // endOf returns how a connection ended, from what BPF saw until then and what came first.
 // A reset counts more than a FIN of the other side before it: bytes may be missing.
-func endOf(first, seen kernelSeen) conntrack.End {
+func endOf(first, seen bpf.KernelSeen) conntrack.End {
 	switch {
-	case first == kernelSeenCLIENT_RST:
+	case first == bpf.KernelSeenCLIENT_RST:
 		return conntrack.ClientReset
-	case first == kernelSeenENDPOINT_RST, seen&kernelSeenENDPOINT_RST != 0:
+	case first == bpf.KernelSeenENDPOINT_RST, seen&bpf.KernelSeenENDPOINT_RST != 0:
 		return conntrack.EndpointReset
-	case seen&kernelSeenCLIENT_RST != 0:
+	case seen&bpf.KernelSeenCLIENT_RST != 0:
 		return conntrack.ClientReset
-	case first == kernelSeenENDPOINT_FIN:
+	case first == bpf.KernelSeenENDPOINT_FIN:
 		return conntrack.EndpointFin
 	}
 	return conntrack.ClientFin
@@ -216,7 +214,7 @@ func (f *flow) end(end conntrack.End, at int64) {
 	}
 	r.Quiet = f.isUDP() && !w.server.options.WantsUDP(r) || !f.isUDP() && f.unconfirmed()
 	w.shard.Close(r)
-	atomic.OrUint32((*uint32)(&k.Seen), uint32(kernelSeenRECORDED))
+	atomic.OrUint32((*uint32)(&k.Seen), uint32(bpf.KernelSeenRECORDED))
 }
 
 // EndConnection implements conntrack.Ender: both sides of a TCP connection are reset, or
@@ -229,7 +227,7 @@ func (f *flow) EndConnection(end conntrack.End) {
 	case f.isUDP():
 		f.retire(end, now)
 		return
-	case f.state() == kernelStateOPEN:
+	case f.state() == bpf.KernelStateOPEN:
 		f.resetBoth()
 	default:
 		f.refuse()
@@ -241,7 +239,7 @@ func (f *flow) EndConnection(end conntrack.End) {
 // unconfirmed reports whether the client has not completed the handshake with an endpoint
 // that answered: there was no connection, only a SYN, perhaps of a flood.
 func (f *flow) unconfirmed() bool {
-	return f.record.Connected && f.seen()&(kernelSeenCONFIRMED|kernelSeenCLIENT_RST) == 0
+	return f.record.Connected && f.seen()&(bpf.KernelSeenCONFIRMED|bpf.KernelSeenCLIENT_RST) == 0
 }
 
 // drop ends what is left of a flow: its tuples, and itself.
@@ -262,12 +260,12 @@ func (f *flow) leave() {
 
 // free has an index used for another flow, and takes out its tuples.
 func (w *worker) free(index uint32) {
-	k := &w.kernel.flows[index]
-	if atomic.SwapUint32((*uint32)(&k.State), uint32(kernelStateFREE)) != uint32(kernelStateVACATED) {
-		w.kernel.index.eraseAll(index)
+	k := &w.kernel.Flows[index]
+	if atomic.SwapUint32((*uint32)(&k.State), uint32(bpf.KernelStateFREE)) != uint32(bpf.KernelStateVACATED) {
+		w.kernel.Index.EraseAll(index)
 	}
-	l := &w.kernel.loads[k.Service]
-	if protocolOf(k.Protocol) != service.UDP && atomic.OrUint32((*uint32)(&k.Seen), uint32(kernelSeenCONFIRMED))&uint32(kernelSeenCONFIRMED) == 0 {
+	l := &w.kernel.Loads[k.Service]
+	if bpf.ProtocolOf(k.Protocol) != service.UDP && atomic.OrUint32((*uint32)(&k.Seen), uint32(bpf.KernelSeenCONFIRMED))&uint32(bpf.KernelSeenCONFIRMED) == 0 {
 		atomic.AddUint64(&l.Confirmed, 1)
 	}
 	atomic.AddUint64(&l.Ended, 1)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -45,16 +46,16 @@ func forgeReset(t *testing.T, n *node, l net.Listener) error {
 		t.Fatal(err)
 	}
 	defer endpoint.Close()
-	var open *kernelFlow
-	for i := range n.server.kernel.flows {
-		if k := &n.server.kernel.flows[i]; k.State == kernelStateOPEN {
+	var open *bpf.KernelFlow
+	for i := range n.server.kernel.Flows {
+		if k := &n.server.kernel.Flows[i]; k.State == bpf.KernelStateOPEN {
 			open = k
 		}
 	}
 	if open == nil {
 		t.Fatal("no flow is open")
 	}
-	forged := reset{from: portOf(open.Client, open.ClientPort), to: portOf(open.Vip, open.VipPort), sequence: open.Way[0].End + 1, flags: flagRST}
+	forged := reset{from: bpf.PortOf(open.Client, open.ClientPort), to: bpf.PortOf(open.Vip, open.VipPort), sequence: open.Way[0].End + 1, flags: flagRST}
 	last := time.Now() // the connection was in use after it
 	if err := lab.Client.Do(func() error {
 		fd, err := sys.RawSender(false)

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"sync/atomic"
 
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -89,7 +90,7 @@ func (i *injector) flush() {
 		case errno == 0:
 			at, tries = at+n, 0
 			continue
-		case errno == sys.EINTR, errno == sys.ENOBUFS && f != nil && f.seen()&kernelSeenCOLLIDED != 0:
+		case errno == sys.EINTR, errno == sys.ENOBUFS && f != nil && f.seen()&bpf.KernelSeenCOLLIDED != 0:
 			continue
 		case errno == sys.ENOBUFS:
 			if tries++; tries <= busyTries {
@@ -122,11 +123,6 @@ func (i *injector) send(to netip.Addr) {
 	if errno := sys.SendRaw(i.raw[service.FamilyOf(to)], to, i.packet); errno != 0 {
 		i.lost.Add(1)
 	}
-}
-
-// portOf joins an address of a map with a port of a map.
-func portOf(a kernelAddress, port uint16) netip.AddrPort {
-	return netip.AddrPortFrom(a.addr(), wire(port))
 }
 
 // putCopy queues another packet of a flow that has no tuples yet.

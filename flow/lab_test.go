@@ -181,7 +181,7 @@ func (n *node) leave() {
 	n.onLoop(func() {
 		w := n.server.worker
 		w.waits.dead = 0
-		atomic.StoreUint64(&w.kernel.control.Beat, uint64(sys.Monotonic()))
+		atomic.StoreUint64(&w.kernel.Control.Beat, uint64(sys.Monotonic()))
 	})
 	n.end()
 }
@@ -211,7 +211,7 @@ func (n *node) stop() {
 // entries counts the entries in the kernel.
 func (n *node) entries() int {
 	count := 0
-	for _, b := range n.server.kernel.index.buckets {
+	for _, b := range n.server.kernel.Index.Buckets {
 		for i := range b.Slot {
 			if atomic.LoadUint64(&b.Slot[i]) != 0 {
 				count++
@@ -233,6 +233,9 @@ func (n *node) apply(c service.Change) {
 		}
 	}
 }
+
+// full reports whether tests run at full size.
+func full() bool { return os.Getenv("SLUICE_TEST_FULL") == "1" }
 
 // svc gives a Service with port 80 of both protocols, and its endpoints.
 func svc(clusterIP string, change func(*corev1.Service), endpoints ...netip.AddrPort) service.Change {
@@ -278,3 +281,11 @@ func forDeciders(t *testing.T, test func(t *testing.T, by func(*Options))) {
 }
 
 func at(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
+
+// requireRoot skips a test that loads BPF programs.
+func requireRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP-NEEDS: root, to load BPF programs")
+	}
+}

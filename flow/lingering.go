@@ -1,6 +1,10 @@
 package flow
 
-import "time"
+import (
+	"time"
+
+	"github.com/sluice-proxy/sluice/flow/bpf"
+)
 
 // lingering are the flows that have ended and whose tuples stay for a while, for packets that
 // are sent again. Nothing else of them is left in this process: at 30,000 connections a second
@@ -27,8 +31,8 @@ func newLingering(flows int) lingering {
 }
 
 // queue returns the queue of flows that have ended so.
-func (l *lingering) queue(seen kernelSeen) *lingerers {
-	if seen&(kernelSeenCLIENT_RST|kernelSeenENDPOINT_RST) != 0 {
+func (l *lingering) queue(seen bpf.KernelSeen) *lingerers {
+	if seen&(bpf.KernelSeenCLIENT_RST|bpf.KernelSeenENDPOINT_RST) != 0 {
 		return &l.queues[1]
 	}
 	return &l.queues[0]
@@ -69,7 +73,7 @@ func (w *worker) expire(now int64) {
 	for i := range w.ended.queues {
 		q := &w.ended.queues[i]
 		for index := w.ended.take(q, now); index != 0; index = w.ended.take(q, now) {
-			if last := w.loopTime(w.kernel.flows[index].last()); last+int64(q.wait) > now {
+			if last := w.loopTime(w.kernel.Flows[index].Last()); last+int64(q.wait) > now {
 				w.ended.put(q, index, last)
 				continue
 			}

@@ -97,7 +97,7 @@ func TestEndOfSessionHidesTheClient(t *testing.T) {
 		// while the worker's thread does not run. So more may be, and each sender begins another
 		// session in time.
 		const patient = 100
-		n.server.kernel.control.MostUndecided = 1 << 16
+		n.server.kernel.Control.MostUndecided = 1 << 16
 		session := func() {
 			c, err := lab.Client.Dial("udp", vip4+":80")
 			if err != nil {

@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -42,7 +43,7 @@ func (f *flow) unpark() {
 func (f *flow) Describe(r *conntrack.Record) {
 	k := f.shared()
 	r.Start = f.worker.loopTime(k.Started)
-	r.Client, r.VIP = portOf(k.Client, k.ClientPort), portOf(k.Vip, k.VipPort)
+	r.Client, r.VIP = bpf.PortOf(k.Client, k.ClientPort), bpf.PortOf(k.Vip, k.VipPort)
 	r.Port, r.Endpoint, r.SourceAddr = f.port, f.endpoint, f.seenFrom()
 	r.Counters = f.service.counters
 	r.Protocol, r.Kind, r.Path = f.protocol, f.kind, conntrack.Kernel

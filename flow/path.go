@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/policy"
@@ -87,7 +88,7 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
 	// The worker must know each destination that the kernel asks about: it is withdrawn
 	// before the policy that lacks it comes, and there only after the one that has it.
 	wanted := make([]steering, len(changed))
-	stay := make(map[kernelDestination]bool)
+	stay := make(map[bpf.KernelDestination]bool)
 	for i, s := range changed {
 		wanted[i] = p.wanted(s, next)
 		for d := range wanted[i].destinations {
@@ -141,7 +142,7 @@ func (p *Path) noteBound(d service.Destination, name service.PortName, is bool) 
 	}
 	if s := p.services[name]; s != nil {
 		w := p.wanted(s, p.state.Load())
-		stay := make(map[kernelDestination]bool)
+		stay := make(map[bpf.KernelDestination]bool)
 		for d := range w.destinations {
 			stay[d] = true
 		}

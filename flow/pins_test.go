@@ -6,8 +6,12 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/bpffs"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -90,8 +94,9 @@ func TestFlowsAreAdopted(t *testing.T) {
 		t.Errorf("%d records of flows that went on", got)
 	}
 	next.stop()
-	if names := pinNames(next.server.pins.dir); len(names) > 0 {
-		t.Errorf("pins after the stop: %v", names)
+	dir := pinsOf(t, root, lab)
+	if names, err := os.ReadDir(string(dir)); err == nil {
+		t.Errorf("%s is there after the stop, with %v", dir, names)
 	}
 }
 
@@ -116,9 +121,9 @@ func TestSessionBetweenEndpointsIsAdopted(t *testing.T) {
 	wait.True(t, "the session is known", func() bool { return first.server.Stats().Open == 1 })
 	first.leave()
 	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
-	for i := range next.server.kernel.flows { // it follows none before it has Services
-		if k := &next.server.kernel.flows[i]; k.State == kernelStateOPEN {
-			k.State = kernelStateMOVING
+	for i := range next.server.kernel.Flows { // it follows none before it has Services
+		if k := &next.server.kernel.Flows[i]; k.State == bpf.KernelStateOPEN {
+			k.State = bpf.KernelStateMOVING
 		}
 	}
 	next.apply(services)
@@ -141,10 +146,7 @@ func TestPinsOfAnEarlierNamespaceAreNotAdopted(t *testing.T) {
 	for i := range labs {
 		labs[i] = netns.NewLab(t, 1)
 		labs[i].Backends[0].EchoTCP(t, 8080)
-		var err error
-		if dirs[i], err = bpffs.Of(root, "test", labs[i].Node.FD()); err != nil {
-			t.Fatal(err)
-		}
+		dirs[i] = pinsOf(t, root, labs[i])
 	}
 	first := newNode(t, labs[0], pinned)
 	services := svc(vip4, nil, at(labs[0].Backends[0].IPv4, 8080))
@@ -166,12 +168,38 @@ func TestPinsOfAnEarlierNamespaceAreNotAdopted(t *testing.T) {
 	}
 }
 
-func TestLayoutVersionIgnoresComments(t *testing.T) {
-	a, b := layoutVersion("struct a { // one\n\tint b;\n};\n"), layoutVersion("struct a {\n int b; // other\n};\n")
-	if a != b {
-		t.Errorf("%s and %s", a, b)
+// pinsOf returns where a lab's node pins.
+func pinsOf(t *testing.T, root string, lab *netns.Lab) bpffs.Dir {
+	t.Helper()
+	dir, err := bpffs.Of(root, "test", lab.Node.FD())
+	if err != nil {
+		t.Fatal(err)
 	}
-	if c := layoutVersion("struct a {\n long b;\n};\n"); c == a {
-		t.Error("another layout has the same version")
+	return dir
+}
+
+// TestOldPinsAreRemoved: what an earlier version has pinned is removed after a while.
+func TestOldPinsAreRemoved(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	root := netns.MountBPF(t)
+	dir := pinsOf(t, root, lab)
+	if err := dir.Make(); err != nil {
+		t.Fatal(err)
 	}
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	path := dir.Pin("flow_earlier_map")
+	if err := m.Pin(path); err != nil {
+		t.Fatal(err)
+	}
+	newNode(t, lab, func(o *Options) { o.BPFRoot, o.Name, o.old = root, "test", time.Millisecond })
+	wait.For(t, "the pin is removed", patience, func() error {
+		if _, err := os.Stat(path); err == nil {
+			return fmt.Errorf("%s is there", path)
+		}
+		return nil
+	})
 }

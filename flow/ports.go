@@ -3,18 +3,12 @@ package flow
 import (
 	"math/rand/v2"
 
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
 // portTries is how many ports a flow tries whose way back another flow has.
 const portTries = 64
-
-// Ports that translated packets get are below those that sockets of the relay and of the
-// kernel's choice usually have.
-const (
-	firstPort = 1024
-	lastPort  = 9999
-)
 
 // ports chooses ports: of the node for flows that hide the client's address, and between
 // the hooks for flows whose own port is taken.
@@ -26,7 +20,7 @@ type ports struct {
 }
 
 func newPorts(replies [2]uint16) ports {
-	p := ports{first: firstPort, count: lastPort - firstPort + 1, replies: replies, keep: sys.ReservedPorts()}
+	p := ports{first: bpf.FirstPort, count: bpf.LastPort - bpf.FirstPort + 1, replies: replies, keep: sys.ReservedPorts()}
 	p.at = rand.IntN(p.count)
 	return p
 }

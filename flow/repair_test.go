@@ -1,14 +1,18 @@
 package flow
 
 import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 
-	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/foreign"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -28,26 +32,25 @@ func TestProgramsOfOthersAndDetachedOnes(t *testing.T) {
 	}
 	served("alone")
 
-	const next = -1 // TCX_NEXT
+	list, err := lab.Node.Netlink().LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	list = slices.DeleteFunc(list, func(l netlink.Link) bool { return l.Attrs().Flags&net.FlagLoopback != 0 })
 	for _, place := range []struct {
 		name   string
 		anchor link.Anchor
 	}{{"before", link.Head()}, {"behind", link.Tail()}} {
-		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Apache-2.0", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, next), asm.Return()}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = p.Close() })
-		for index := range n.server.interfaces.links {
+		p := foreign.Idle(t)
+		for _, each := range list {
 			for _, side := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-				err := sys.InNetNS(lab.Node.FD(), func() error {
-					l, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: p, Attach: side, Anchor: place.anchor})
+				if err := lab.Node.Do(func() error {
+					l, err := link.AttachTCX(link.TCXOptions{Interface: each.Attrs().Index, Program: p, Attach: side, Anchor: place.anchor})
 					if err == nil {
 						t.Cleanup(func() { _ = l.Close() })
 					}
 					return err
-				})
-				if err != nil {
+				}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -55,19 +58,53 @@ func TestProgramsOfOthersAndDetachedOnes(t *testing.T) {
 		served("another program " + place.name)
 	}
 
-	n.server.interfaces.mu.Lock() // nobody attaches them again meanwhile
-	for _, h := range n.server.interfaces.links {
-		if err := h.ingress.(*tcxHook).link.Detach(); err != nil {
-			t.Error(err)
+	// Somebody detaches them.
+	info, err := n.server.kernel.Ethernet.Ingress.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, _ := info.ID()
+	linksAt := func(index int) (links []link.ID) {
+		t.Helper()
+		if err := lab.Node.Do(func() error {
+			found, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: ebpf.AttachTCXIngress})
+			if err != nil {
+				return err
+			}
+			for _, p := range found.Programs {
+				if id, ok := p.LinkID(); ok && p.ID == own {
+					links = append(links, id)
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return links
+	}
+	was := make(map[int]link.ID)
+	for _, each := range list {
+		index := each.Attrs().Index
+		links := linksAt(index)
+		if len(links) != 1 {
+			t.Fatalf("%s: our links %v", each.Attrs().Name, links)
+		}
+		was[index] = links[0]
+		l, err := link.NewFromID(links[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(l.Detach(), l.Close()); err != nil {
+			t.Fatal(err)
 		}
 	}
-	_, err := lab.Client.Ask("tcp", vip4+":80")
-	n.server.interfaces.mu.Unlock()
-	if err == nil {
-		t.Error("served without our programs")
-	}
 	wait.For(t, "the programs are there again", patience, func() error {
-		_, err := lab.Client.Ask("tcp", vip4+":80")
-		return err
+		for _, each := range list {
+			if links := linksAt(each.Attrs().Index); len(links) != 1 || links[0] == was[each.Attrs().Index] {
+				return fmt.Errorf("%s: our links %v", each.Attrs().Name, links)
+			}
+		}
+		return nil
 	})
+	served("attached again")
 }

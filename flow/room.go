@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 )
 
 // Where UDP sessions lack room or ports, new ones replace old ones: those that were answered
@@ -19,7 +20,7 @@ const (
 
 // isEvictable reports whether a new session may replace this one.
 func (f *flow) isEvictable(now int64) bool {
-	return f.isUDP() && !f.ended && f.state() == kernelStateOPEN && now-f.last() >= int64(evictable)
+	return f.isUDP() && !f.ended && f.state() == bpf.KernelStateOPEN && now-f.last() >= int64(evictable)
 }
 
 // evict ends a session to make room. The client's next datagram begins another one.
@@ -47,9 +48,9 @@ func (s *portService) makeRoom(w *worker, now int64) {
 // called while packets are sent, so that sessions stay whose packets may be among them.
 func (f *flow) clearWay(now int64) {
 	w := f.worker
-	var tuples [mostTuples]kernelTuple
-	for i := range w.kernel.index.endpointTuples(f.index, tuples[:0]) {
-		if o := w.flows[w.kernel.index.find(&tuples[i]).flow()]; o != nil && o != f && o.handshake == nil && o.isEvictable(now) {
+	var tuples [bpf.MostTuples]bpf.KernelTuple
+	for i := range w.kernel.Index.EndpointTuples(f.index, tuples[:0]) {
+		if o := w.flows[w.kernel.Index.Find(&tuples[i]).Flow()]; o != nil && o != f && o.handshake == nil && o.isEvictable(now) {
 			o.evict(now)
 			return
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -208,7 +209,7 @@ func TestHiddenClientOfAnAssociation(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if a.Client.Addr() != c.node || a.Client.Port() < firstPort || a.Client.Port() > lastPort {
+		if a.Client.Addr() != c.node || a.Client.Port() < bpf.FirstPort || a.Client.Port() > bpf.LastPort {
 			t.Errorf("the endpoint saw %s", a.Client)
 		}
 	}

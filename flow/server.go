@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/attach"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/poll"
@@ -54,9 +57,12 @@ type Options struct {
 
 	filters bool          // tests: as if there were no tcx
 	ask     bool          // tests: userspace decides about all flows
-	repair  time.Duration // tests: instead of repairInterval
+	repair  time.Duration // tests: instead of 5 s
 	old     time.Duration // tests: instead of oldPins
 }
+
+// oldPins is how long programs of another version go on for their connections.
+const oldPins = time.Hour
 
 // Limits of each service port: beyond them, new flows pass to the relay.
 const (
@@ -68,15 +74,17 @@ const (
 type Server struct {
 	options    Options
 	log        zerolog.Logger
-	kernel     *bpf
-	pins       *pins // nil if nothing outlives the process
-	interfaces *interfaces
+	kernel     *bpf.Kernel
+	pins       *bpf.Pins // nil if nothing outlives the process
+	interfaces *attach.Interfaces
+	shortcuts  *shortcuts  // nil if packets take none
+	old        *time.Timer // ends programs of other versions
 	worker     *worker
 	paths      [service.SCTP + 1]*Path
 	families   [2]bool // by service.Family: the node forwards packets
 	once       once.Log
 	stats      stats
-	origins    map[kernelOriginKey]kernelOrigin // in the kernel's map; nil: unknown
+	origins    map[bpf.KernelOriginKey]bpf.KernelOrigin // in the kernel's map; nil: unknown
 }
 
 // New loads the programs and maps. The caller's thread is in the network namespace, and
@@ -100,19 +108,19 @@ func New(o Options) (*Server, error) {
 	}
 	var err error
 	if o.BPFRoot != "" {
-		if s.pins, err = openPins(o.BPFRoot, o.Name, o.Namespace, o.MaxFlows); err != nil {
+		if s.pins, err = bpf.OpenPins(o.BPFRoot, o.Name, o.Namespace, o.MaxFlows); err != nil {
 			s.log.Info().Str("because", err.Error()).Msg("kernel flows end with the process")
 		}
 	}
-	if s.kernel, err = openKernel(o.MaxFlows, s.pins); err != nil {
+	if s.kernel, err = bpf.Open(o.MaxFlows, s.pins); err != nil {
 		return nil, err
 	}
-	c := s.kernel.control
+	c := s.kernel.Control
 	for c.Magic == 0 {
-		c.Magic = rand.Uint32() &^ flowMask
+		c.Magic = rand.Uint32() &^ bpf.FlowMask
 	}
 	if s.pins != nil {
-		c.Netns = s.pins.netns
+		c.Netns = s.pins.Netns
 	}
 	c.MostUndecided, c.MostUnconfirmed = mostUndecided, mostUnconfirmed
 	c.MostFlows = uint32(o.MaxFlows / serviceShare)
@@ -121,22 +129,23 @@ func New(o Options) (*Server, error) {
 		s.Close()
 		return nil, err
 	}
-	if s.interfaces, err = openInterfaces(s.kernel, s.pins, o.Namespace, o.Logger); err != nil {
-		s.Close()
-		return nil, err
+	at := attach.Options{
+		Ethernet: attach.Programs(s.kernel.Ethernet), Bare: attach.Programs(s.kernel.Bare),
+		Namespace: o.Namespace, Logger: o.Logger, Filters: o.filters, Repair: o.repair,
 	}
-	s.interfaces.filters = o.filters
-	if o.repair > 0 {
-		s.interfaces.repair = o.repair
-	}
-	if o.old > 0 {
-		s.interfaces.old = o.old
+	if s.pins != nil {
+		at.Pin = s.pins.LinkPath
 	}
 	if o.Shortcuts {
-		if s.interfaces.shortcuts, err = openShortcuts(s.kernel, o.Namespace, o.Name, o.Logger); err != nil {
+		if s.shortcuts, err = openShortcuts(s.kernel, o.Namespace, o.Name, o.Logger); err != nil {
 			s.Close()
 			return nil, err
 		}
+		at.Follower = s.shortcuts
+	}
+	if s.interfaces, err = attach.Open(at); err != nil {
+		s.Close()
+		return nil, err
 	}
 	return s, nil
 }
@@ -153,13 +162,17 @@ func (s *Server) Start() error {
 	if err := <-started; err != nil {
 		return err
 	}
-	if err := s.interfaces.follow(all); err != nil {
+	if err := s.interfaces.Start(); err != nil {
 		return err
 	}
 	if s.pins != nil {
-		s.pins.disarmOthers()
+		s.pins.DisarmOthers()
+		s.old = time.AfterFunc(cmp.Or(s.options.old, oldPins), func() {
+			if err := s.pins.RemoveOthers(); err != nil {
+				s.log.Warn().Err(err).Msg("kernel flows: pins of an earlier version stay")
+			}
+		})
 	}
-	s.interfaces.start()
 	return nil
 }
 
@@ -176,14 +189,14 @@ func (s *Server) Stop(ctx context.Context) error {
 			s.worker.leave()
 			close(done)
 		}
-		s.interfaces.close(true)
+		s.interfaces.Close(true)
 	} else {
-		s.interfaces.close(false)
+		s.interfaces.Close(false)
 		if s.pins != nil {
-			_, _ = removePins(s.pins.dir, func(string) bool { return true })
-			s.pins.dir.Remove()
+			s.pins.Remove()
 		}
 	}
+	s.closeShortcuts()
 	if !s.worker.loop.Post(end) {
 		return errLoopEnded
 	}
@@ -195,15 +208,26 @@ func (s *Server) Stop(ctx context.Context) error {
 	}
 }
 
+func (s *Server) closeShortcuts() {
+	if s.shortcuts != nil {
+		s.shortcuts.close()
+		s.shortcuts = nil
+	}
+}
+
 // Close releases everything. The loop must have ended, or never have run.
 func (s *Server) Close() {
-	if s.interfaces != nil {
-		s.interfaces.close(true)
+	if s.old != nil {
+		s.old.Stop()
 	}
+	if s.interfaces != nil {
+		s.interfaces.Close(true)
+	}
+	s.closeShortcuts()
 	if s.worker != nil {
 		s.worker.close()
 	}
-	s.kernel.close()
+	s.kernel.Close()
 }
 
 // stats counts what concerns no single flow.
@@ -229,25 +253,25 @@ type Stats struct {
 }
 
 // counterNames are the names of Stats.Kernel.
-var counterNames = map[kernelCounter]string{
-	kernelCounterCOUNT_TRANSLATED:     "translated",
-	kernelCounterCOUNT_ASKED:          "asked",
-	kernelCounterCOUNT_INJECTED:       "injected",
-	kernelCounterCOUNT_REFUSED:        "refused",
-	kernelCounterCOUNT_LATE:           "late",
-	kernelCounterCOUNT_ICMP:           "icmp_errors",
-	kernelCounterCOUNT_FRAGMENTS:      "fragments",
-	kernelCounterCOUNT_COLLISIONS:     "collisions",
-	kernelCounterCOUNT_DECIDED:        "decided",
-	kernelCounterCOUNT_SCTP_FRAGMENTS: "sctp_fragments",
-	kernelCounterCOUNT_SHORTCUTS:      "shortcuts",
-	kernelCounterPASSED_NO_HEARTBEAT:  "passed_no_heartbeat",
-	kernelCounterPASSED_UNDECIDED:     "passed_undecided",
-	kernelCounterPASSED_UNCONFIRMED:   "passed_unconfirmed",
-	kernelCounterPASSED_RING_FULL:     "passed_ring_full",
-	kernelCounterPASSED_SOCKET:        "passed_socket",
-	kernelCounterPASSED_RELAYED:       "passed_relayed",
-	kernelCounterPASSED_SHAPE:         "passed_shape",
+var counterNames = map[bpf.KernelCounter]string{
+	bpf.KernelCounterCOUNT_TRANSLATED:     "translated",
+	bpf.KernelCounterCOUNT_ASKED:          "asked",
+	bpf.KernelCounterCOUNT_INJECTED:       "injected",
+	bpf.KernelCounterCOUNT_REFUSED:        "refused",
+	bpf.KernelCounterCOUNT_LATE:           "late",
+	bpf.KernelCounterCOUNT_ICMP:           "icmp_errors",
+	bpf.KernelCounterCOUNT_FRAGMENTS:      "fragments",
+	bpf.KernelCounterCOUNT_COLLISIONS:     "collisions",
+	bpf.KernelCounterCOUNT_DECIDED:        "decided",
+	bpf.KernelCounterCOUNT_SCTP_FRAGMENTS: "sctp_fragments",
+	bpf.KernelCounterCOUNT_SHORTCUTS:      "shortcuts",
+	bpf.KernelCounterPASSED_NO_HEARTBEAT:  "passed_no_heartbeat",
+	bpf.KernelCounterPASSED_UNDECIDED:     "passed_undecided",
+	bpf.KernelCounterPASSED_UNCONFIRMED:   "passed_unconfirmed",
+	bpf.KernelCounterPASSED_RING_FULL:     "passed_ring_full",
+	bpf.KernelCounterPASSED_SOCKET:        "passed_socket",
+	bpf.KernelCounterPASSED_RELAYED:       "passed_relayed",
+	bpf.KernelCounterPASSED_SHAPE:         "passed_shape",
 }
 
 // Stats returns the counts. It is safe for concurrent use.
@@ -264,7 +288,7 @@ func (s *Server) Stats() Stats {
 	}
 	for which, name := range counterNames {
 		var each []uint64
-		if s.kernel.Counters.Lookup(&which, &each) == nil {
+		if s.kernel.Maps.Counters.Lookup(&which, &each) == nil {
 			for _, n := range each {
 				st.Kernel[name] += n
 			}
@@ -277,7 +301,7 @@ func (s *Server) Stats() Stats {
 func (s *Stats) PassedInAll() uint64 {
 	n := s.Passed
 	for which, name := range counterNames {
-		if which >= kernelCounterPASSED_NO_HEARTBEAT {
+		if which >= bpf.KernelCounterPASSED_NO_HEARTBEAT {
 			n += s.Kernel[name]
 		}
 	}

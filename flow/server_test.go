@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -278,7 +279,7 @@ func dropping(t *testing.T, protocol uint16) *ebpf.Program {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Apache-2.0", Instructions: asm.Instructions{
 		asm.LoadMem(asm.R2, asm.R1, offset, asm.Word),
 		asm.Mov.Imm(asm.R0, next),
-		asm.JNE.Imm(asm.R2, int32(wire(protocol)), "end"),
+		asm.JNE.Imm(asm.R2, int32(bpf.Wire(protocol)), "end"),
 		asm.Mov.Imm(asm.R0, drop),
 		asm.Return().WithSymbol("end"),
 	}})
@@ -338,9 +339,9 @@ func TestAnnotationLeavesPortToTheRelay(t *testing.T) {
 	lab.Backends[0].EchoTCP(t, 8080)
 	n := newNode(t, lab, nil)
 	n.apply(svc(vip4, func(s *corev1.Service) { s.Annotations["sluice.dev/datapath"] = "relay" }, at(lab.Backends[0].IPv4, 8080)))
-	var d kernelDestination
-	var s kernelServed
-	if n.server.kernel.Destinations.Iterate().Next(&d, &s) {
+	var d bpf.KernelDestination
+	var s bpf.KernelServed
+	if n.server.kernel.Maps.Destinations.Iterate().Next(&d, &s) {
 		t.Errorf("the kernel asks about %v", d)
 	}
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -30,8 +31,8 @@ type portService struct {
 
 	// Of the configuring goroutine.
 	port         *service.Port
-	destinations map[kernelDestination]kernelServed // in the kernel's map
-	lists        []list                             // of endpoints, there
+	destinations map[bpf.KernelDestination]bpf.KernelServed // in the kernel's map
+	lists        []list                                     // of endpoints, there
 
 	// Of the loop.
 	first, last uint32 // indices of the newest flow and the oldest

@@ -2,7 +2,6 @@ package flow
 
 import (
 	"errors"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -10,25 +9,23 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/flow/attach"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/flow/bypass"
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-const (
-	// stackInterval is how often it is checked who looks at packets in the IP stack.
-	stackInterval = 250 * time.Millisecond
-	// shortcutsLast is for how long packets take shortcuts after a check. A process that
-	// was killed checks no more.
-	shortcutsLast = time.Second
-)
+// shortcutsLast is for how long packets take shortcuts after a check. A process that
+// was killed checks no more.
+const shortcutsLast = time.Second
 
 // shortcuts tells the programs which packets of open flows may go straight to the interface
 // that they leave by (bpf/shortcut.h): none while something in the node's IP stack looks at
 // forwarded packets, such as a firewall or connection tracking, and none at interfaces
-// where somebody else looks at them. One goroutine uses it.
+// where somebody else looks at them. It is an attach.Follower.
 type shortcuts struct {
-	kernel  *bpf
+	kernel  *bpf.Kernel
 	bypass  *bypass.Watcher
 	log     zerolog.Logger
 	none    once.Trouble // why no packet takes one
@@ -36,20 +33,20 @@ type shortcuts struct {
 	ways    map[int]bypass.Way // of interfaces, as in the map
 }
 
-func openShortcuts(k *bpf, namespace int, table string, log zerolog.Logger) (*shortcuts, error) {
+func openShortcuts(k *bpf.Kernel, namespace int, table string, log zerolog.Logger) (*shortcuts, error) {
 	w, err := bypass.Open(bypass.Options{
 		Namespace: namespace, Table: table, Logger: log,
-		Programs: []*ebpf.Program{k.ethernet.Ingress, k.ethernet.Egress, k.bare.Ingress, k.bare.Egress},
-		IsOwn:    func(filter string) bool { return strings.HasPrefix(filter, filterName) },
+		Programs: []*ebpf.Program{k.Ethernet.Ingress, k.Ethernet.Egress, k.Bare.Ingress, k.Bare.Egress},
+		IsOwn:    attach.IsOwnFilter,
 	})
 	if err != nil {
 		return nil, err
 	}
 	s := &shortcuts{kernel: k, bypass: w, log: log, ways: make(map[int]bypass.Way)}
-	atomic.StoreUint64(&k.control.ShortcutsUntil, 0)
+	atomic.StoreUint64(&k.Control.ShortcutsUntil, 0)
 	var index uint32
-	var way kernelWay
-	for each := k.Ways.Iterate(); each.Next(&index, &way); { // a killed process left them
+	var way bpf.KernelWay
+	for each := k.Maps.Ways.Iterate(); each.Next(&index, &way); { // a killed process left them
 		s.ways[int(index)] = bypass.Way(way)
 	}
 	for index := range s.ways {
@@ -58,8 +55,8 @@ func openShortcuts(k *bpf, namespace int, table string, log zerolog.Logger) (*sh
 	return s, nil
 }
 
-// check allows or forbids shortcuts for the next second.
-func (s *shortcuts) check() {
+// Check allows or forbids shortcuts for the next second.
+func (s *shortcuts) Check() {
 	what, err := s.bypass.InStack()
 	if err != nil {
 		what = err.Error()
@@ -68,7 +65,7 @@ func (s *shortcuts) check() {
 	if what == "" {
 		until = uint64(sys.Monotonic() + int64(shortcutsLast))
 	}
-	atomic.StoreUint64(&s.kernel.control.ShortcutsUntil, until)
+	atomic.StoreUint64(&s.kernel.Control.ShortcutsUntil, until)
 	switch first := s.none.New(what); {
 	case !first:
 	case what != "":
@@ -78,9 +75,12 @@ func (s *shortcuts) check() {
 	}
 }
 
-// follow brings the map of ways up to date for some of all interfaces. It looks again at those
+// Changed implements attach.Follower.
+func (s *shortcuts) Changed() <-chan struct{} { return s.bypass.Changed() }
+
+// Follow brings the map of ways up to date for some of all interfaces. It looks again at those
 // that are changed, or that changed routes lead to.
-func (s *shortcuts) follow(all, some []netlink.Link, changed func(index int) bool) {
+func (s *shortcuts) Follow(all, some []netlink.Link, changed func(index int) bool) {
 	ways, err := s.bypass.Ways(all, some, changed)
 	if err = errors.Join(err, s.put(ways)); err == nil {
 		s.trouble.Over()
@@ -100,7 +100,7 @@ func (s *shortcuts) put(ways map[int]bypass.Way) (failed error) {
 		if was, known := s.ways[index]; known && was == way {
 			continue
 		}
-		if err := s.kernel.Ways.Update(uint32(index), kernelWay(way), ebpf.UpdateAny); err != nil {
+		if err := s.kernel.Maps.Ways.Update(uint32(index), bpf.KernelWay(way), ebpf.UpdateAny); err != nil {
 			failed = errors.Join(failed, err)
 			s.forget(index)
 			continue
@@ -111,12 +111,12 @@ func (s *shortcuts) put(ways map[int]bypass.Way) (failed error) {
 }
 
 func (s *shortcuts) forget(index int) {
-	_ = s.kernel.Ways.Delete(uint32(index))
+	_ = s.kernel.Maps.Ways.Delete(uint32(index))
 	delete(s.ways, index)
 }
 
 // close ends all shortcuts: packets take the IP stack again.
 func (s *shortcuts) close() {
-	atomic.StoreUint64(&s.kernel.control.ShortcutsUntil, 0)
+	atomic.StoreUint64(&s.kernel.Control.ShortcutsUntil, 0)
 	s.bypass.Close()
 }

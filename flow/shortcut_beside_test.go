@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/test/foreign"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -160,17 +161,17 @@ func TestShortcutsOfABridge(t *testing.T) {
 
 // passXDP has an XDP program come to a pod's own interface, and waits until the ways into an
 // interface that leads to the pod are others. All packets have to pass the program.
-func (s *shortcutNet) passXDP(pod *netns.Host, flags link.XDPAttachFlags, by string, ways kernelWay) {
+func (s *shortcutNet) passXDP(pod *netns.Host, flags link.XDPAttachFlags, by string, ways bpf.KernelWay) {
 	s.t.Helper()
 	p := foreign.NewCounter(s.t)
 	l := foreign.AttachXDP(s.t, pod, p.Program, flags)
 	index := uint32(s.lab.Node.Link(s.t, by).Attrs().Index)
 	wait.For(s.t, "the ways to the pod are others", patience, func() error {
-		var is kernelWay
-		if err := s.server.kernel.Ways.Lookup(index, &is); err != nil {
+		var is bpf.KernelWay
+		if err := s.server.kernel.Maps.Ways.Lookup(index, &is); err != nil {
 			return err
 		}
-		if is&^kernelWayWAY_FROM != ways {
+		if is&^bpf.KernelWayWAY_FROM != ways {
 			return fmt.Errorf("ways %b", is)
 		}
 		return nil
@@ -195,7 +196,7 @@ func (s *shortcutNet) passXDP(pod *netns.Host, flags link.XDPAttachFlags, by str
 func TestShortcutsMeetXDPOfAPod(t *testing.T) {
 	s := newShortcutNet(t, false)
 	s.awaitMost()
-	s.passXDP(s.lab.Backends[0], link.XDPDriverMode, "b1", kernelWayWAY_INTO)
+	s.passXDP(s.lab.Backends[0], link.XDPDriverMode, "b1", bpf.KernelWayWAY_INTO)
 	s.passXDP(s.lab.Backends[0], link.XDPGenericMode, "b1", 0)
 }
 

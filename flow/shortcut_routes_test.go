@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -66,9 +67,10 @@ func TestShortcutsKeepTheMTUOfRoutes(t *testing.T) {
 // would take five times as long as they may.
 func TestShortcutsHeedRoutesAtOnce(t *testing.T) {
 	s := newShortcutNet(t, false)
+	const interval = 5 * time.Second // of looks at all interfaces
 	r := &netlink.Route{Dst: &net.IPNet{IP: net.IPv4(10, 77, 0, 0), Mask: net.CIDRMask(16, 32)}, LinkIndex: s.b1().Index, Scope: netlink.SCOPE_LINK, MTU: 1400}
 	began := time.Now()
-	for range 5 * patience / repairInterval / 2 {
+	for range 5 * patience / interval / 2 {
 		if err := s.lab.Node.Netlink().RouteAdd(r); err != nil {
 			t.Fatal(err)
 		}
@@ -96,11 +98,11 @@ func (s *shortcutNet) b1() *netlink.LinkAttrs {
 func (s *shortcutNet) awaitInto(open bool) {
 	s.t.Helper()
 	wait.For(s.t, "the way into b1 "+strconv.FormatBool(open), patience, func() error {
-		var ways kernelWay
-		if err := s.server.kernel.Ways.Lookup(uint32(s.b1().Index), &ways); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		var ways bpf.KernelWay
+		if err := s.server.kernel.Maps.Ways.Lookup(uint32(s.b1().Index), &ways); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
 		}
-		if ways&kernelWayWAY_INTO != 0 != open {
+		if ways&bpf.KernelWayWAY_INTO != 0 != open {
 			return fmt.Errorf("ways %v", ways)
 		}
 		return nil

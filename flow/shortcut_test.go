@@ -28,6 +28,10 @@ type shortcutNet struct {
 // newShortcutNet opens them. With queues, packets cannot go straight to the peers of the node's
 // interfaces.
 func newShortcutNet(t *testing.T, queues bool) *shortcutNet {
+	return newShortcutNetWith(t, queues, nil)
+}
+
+func newShortcutNetWith(t *testing.T, queues bool, change func(*Options)) *shortcutNet {
 	lab := netns.NewLab(t, 1)
 	for _, name := range []string{"client", "b1"} {
 		if !queues {
@@ -43,7 +47,7 @@ func newShortcutNet(t *testing.T, queues bool) *shortcutNet {
 	b := lab.Backends[0]
 	b.EchoTCP(t, 8080)
 	b.EchoUDP(t, 8080)
-	s := &shortcutNet{node: newNode(t, lab, nil)}
+	s := &shortcutNet{node: newNode(t, lab, change)}
 	s.awaitShortcuts(true)
 	for _, hidden := range []bool{false, true} {
 		s.config.MasqueradeAll = hidden
@@ -71,7 +75,7 @@ func (s *shortcutNet) awaitShortcuts(open bool) {
 	s.t.Helper()
 	wait.For(s.t, "shortcuts "+strconv.FormatBool(open), patience, func() error {
 		const tick = 20 * time.Millisecond // of the clock that programs read
-		if until := atomic.LoadUint64(&s.server.kernel.control.ShortcutsUntil); (until > uint64(sys.Monotonic()-int64(tick))) != open {
+		if until := atomic.LoadUint64(&s.server.kernel.Control.ShortcutsUntil); (until > uint64(sys.Monotonic()-int64(tick))) != open {
 			return fmt.Errorf("until %d", until)
 		}
 		return nil
@@ -140,10 +144,9 @@ func (s *shortcutNet) endByARule(t *testing.T) {
 
 // TestShortcutsEndWithTheProcess: nobody checks any more who looks at packets.
 func TestShortcutsEndWithTheProcess(t *testing.T) {
-	s := newShortcutNet(t, false)
-	close(s.server.interfaces.done) // its goroutine ends, as with a killed process
-	s.server.interfaces.running.Wait()
-	s.server.interfaces.done = make(chan struct{})
+	root := netns.MountBPF(t)
+	s := newShortcutNetWith(t, false, func(o *Options) { o.BPFRoot, o.Name = root, "test" })
+	s.server.interfaces.Close(true) // its goroutine ends and the programs stay, as with a killed process
 	s.awaitShortcuts(false)
 	if took := s.ask(20); took > 0 {
 		t.Errorf("%d packets skipped the IP stack", took)

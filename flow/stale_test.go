@@ -47,7 +47,7 @@ func TestIndexOfLateAnswersIsNotReclaimed(t *testing.T) {
 		w.missing, w.began = waiting, poll.Nanotime()-2*int64(reclaimAfter) // as if it had been given back since the survey
 		w.reclaim()
 		spare := make([]bool, len(w.flows))
-		if w.spares.has(spare); spare[waiting[0]] {
+		if w.spares.Mark(spare); spare[waiting[0]] {
 			t.Error("the index is free")
 		}
 	})

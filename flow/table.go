@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
@@ -19,12 +20,12 @@ import (
 // that still knows an old list finds its endpoints or none.
 type list struct {
 	number uint32
-	places []kernelPlace
+	places []bpf.KernelPlace
 }
 
 // decidable returns how BPF is to decide about a service port by itself, and false if
 // userspace has to be asked.
-func (s *portService) decidable() (options kernelDeciding, ok bool) {
+func (s *portService) decidable() (options bpf.KernelDeciding, ok bool) {
 	algorithm, ok := s.balancer.Independent()
 	switch {
 	case !ok:
@@ -32,7 +33,7 @@ func (s *portService) decidable() (options kernelDeciding, ok bool) {
 	case algorithm == balancer.RoundRobin:
 		return 0, true
 	case algorithm == balancer.Random:
-		return kernelDecidingDECIDE_RANDOM, true
+		return bpf.KernelDecidingDECIDE_RANDOM, true
 	}
 	return 0, false
 }
@@ -41,7 +42,7 @@ func (s *portService) decidable() (options kernelDeciding, ok bool) {
 type uniform struct {
 	candidates []service.Endpoint
 	first      uint32 // the turn of the first connection
-	options    kernelDeciding
+	options    bpf.KernelDeciding
 }
 
 // uniformOf returns what policy answers to all clients of a destination, if BPF can go by
@@ -53,18 +54,18 @@ func uniformOf(table *policy.Table, at service.Destination) (u uniform, ok bool)
 	}
 	u.candidates = v.Candidates
 	if v.PodsOnly {
-		u.options = kernelDecidingDECIDE_PODS
+		u.options = bpf.KernelDecidingDECIDE_PODS
 	}
 	return u, true
 }
 
 // decide has the kernel decide about a destination by itself. It finds or makes the list
 // of the candidates among lists.
-func (p *Path) decide(s *portService, u uniform, how kernelDeciding, served *kernelServed, lists *[]list) error {
-	places := make([]kernelPlace, len(u.candidates))
+func (p *Path) decide(s *portService, u uniform, how bpf.KernelDeciding, served *bpf.KernelServed, lists *[]list) error {
+	places := make([]bpf.KernelPlace, len(u.candidates))
 	for i := range u.candidates {
 		addr := u.candidates[i].Addr
-		places[i] = kernelPlace{Addr: addressOf(addr.Addr()), Port: wire(addr.Port())}
+		places[i] = bpf.KernelPlace{Addr: bpf.AddressOf(addr.Addr()), Port: bpf.Wire(addr.Port())}
 	}
 	same := func(l list) bool { return slices.Equal(l.places, places) }
 	at := slices.IndexFunc(*lists, same)
@@ -86,11 +87,11 @@ func (p *Path) decide(s *portService, u uniform, how kernelDeciding, served *ker
 }
 
 // newList puts a list into the kernel's map.
-func (s *Server) newList(places []kernelPlace) (list, error) {
-	c := s.kernel.control
+func (s *Server) newList(places []bpf.KernelPlace) (list, error) {
+	c := s.kernel.Control
 	c.LastList++
 	l := list{number: c.LastList, places: places}
-	if _, err := s.kernel.Places.BatchUpdate(l.keys(), places, nil); err != nil {
+	if _, err := s.kernel.Maps.Places.BatchUpdate(l.keys(), places, nil); err != nil {
 		s.removeList(l)
 		return list{}, fmt.Errorf("the kernel's table of endpoints: %w", err)
 	}
@@ -99,61 +100,61 @@ func (s *Server) newList(places []kernelPlace) (list, error) {
 
 func (s *Server) removeList(l list) {
 	keys := l.keys()
-	if _, err := s.kernel.Places.BatchDelete(keys, nil); err != nil {
+	if _, err := s.kernel.Maps.Places.BatchDelete(keys, nil); err != nil {
 		for i := range keys { // some were missing
-			_ = s.kernel.Places.Delete(&keys[i])
+			_ = s.kernel.Maps.Places.Delete(&keys[i])
 		}
 	}
 }
 
-func (l *list) keys() []kernelSlot {
-	keys := make([]kernelSlot, len(l.places))
+func (l *list) keys() []bpf.KernelSlot {
+	keys := make([]bpf.KernelSlot, len(l.places))
 	for i := range keys {
-		keys[i] = kernelSlot{List: l.number, Number: uint32(i)}
+		keys[i] = bpf.KernelSlot{List: l.number, Number: uint32(i)}
 	}
 	return keys
 }
 
 // steering is what the kernel is to have of a service port.
 type steering struct {
-	destinations map[kernelDestination]kernelServed
+	destinations map[bpf.KernelDestination]bpf.KernelServed
 	lists        []list
 }
 
 // wanted returns the destinations of a service port that the kernel is to decide, or ask,
 // about. Their lists are in the kernel.
 func (p *Path) wanted(s *portService, st *state) (w steering) {
-	if !s.inKernel || s.balancer == nil || int(s.port.ID)+1 >= services {
+	if !s.inKernel || s.balancer == nil || int(s.port.ID)+1 >= bpf.Services {
 		return w
 	}
-	w.destinations = make(map[kernelDestination]kernelServed)
+	w.destinations = make(map[bpf.KernelDestination]bpf.KernelServed)
 	how, decides := s.decidable()
 	decides = decides && p.protocol != service.SCTP && !p.server.options.ask
 	for d := range st.table.Destinations(s.port) {
 		if st.table.Steering(d) != policy.Accept || d.Addr.IsLoopback() || !p.server.forwards(d.Addr) || st.host.Has(d.Addr) && !p.bound[d] {
 			continue
 		}
-		served := kernelServed{Service: s.load}
+		served := bpf.KernelServed{Service: s.load}
 		if u, ok := uniformOf(st.table, d); ok && decides {
 			u.candidates, u.first = s.balancer.Turns(u.candidates)
 			if err := p.decide(s, u, how, &served, &w.lists); err != nil {
 				p.server.once.Warn("kernel flows", err) // userspace decides
 			}
 		}
-		w.destinations[destinationOf(d)] = served
+		w.destinations[bpf.DestinationOf(d)] = served
 	}
 	return w
 }
 
 // withdraw removes a service port's destinations from the kernel's map, but those that stay
 // with it or with another one.
-func (p *Path) withdraw(s *portService, stay map[kernelDestination]bool) {
-	m := p.server.kernel.Destinations
+func (p *Path) withdraw(s *portService, stay map[bpf.KernelDestination]bool) {
+	m := p.server.kernel.Maps.Destinations
 	for d, served := range s.destinations {
 		if stay[d] {
 			continue
 		}
-		var now kernelServed
+		var now bpf.KernelServed
 		// It may be another service port's already.
 		if m.Lookup(&d, &now) == nil && now.Service == served.Service {
 			_ = m.Delete(&d)
@@ -163,7 +164,7 @@ func (p *Path) withdraw(s *portService, stay map[kernelDestination]bool) {
 
 // steer has the kernel decide, or ask, about a service port's destinations, after withdraw.
 func (p *Path) steer(s *portService, wanted steering) {
-	m := p.server.kernel.Destinations
+	m := p.server.kernel.Maps.Destinations
 	for d, served := range wanted.destinations {
 		if had, ok := s.destinations[d]; ok && sameDecision(had, served) {
 			continue
@@ -179,7 +180,7 @@ func (p *Path) steer(s *portService, wanted steering) {
 }
 
 // sameDecision reports whether the kernel decides alike by both. The turn goes on by itself.
-func sameDecision(a, b kernelServed) bool {
+func sameDecision(a, b bpf.KernelServed) bool {
 	a.Turn, b.Turn = 0, 0
 	return a == b
 }
@@ -197,46 +198,46 @@ func (p *Path) forget(s *portService, wanted []list) {
 // purge removes the destinations that an earlier process left and nobody wants, and lists
 // of endpoints that are in no use. It belongs to the first Apply.
 func (p *Path) purge() {
-	wanted := make(map[kernelDestination]bool)
+	wanted := make(map[bpf.KernelDestination]bool)
 	for _, s := range p.services {
 		for d := range s.destinations {
 			wanted[d] = true
 		}
 	}
-	var d kernelDestination
-	var served kernelServed
-	var gone []kernelDestination
+	var d bpf.KernelDestination
+	var served bpf.KernelServed
+	var gone []bpf.KernelDestination
 	used := make(map[uint32]bool)
-	for all := p.server.kernel.Destinations.Iterate(); all.Next(&d, &served); {
-		if protocolOf(d.Protocol) == p.protocol && !wanted[d] {
+	for all := p.server.kernel.Maps.Destinations.Iterate(); all.Next(&d, &served); {
+		if bpf.ProtocolOf(d.Protocol) == p.protocol && !wanted[d] {
 			gone = append(gone, d)
 		} else {
 			used[served.List] = true
 		}
 	}
 	for i := range gone {
-		_ = p.server.kernel.Destinations.Delete(&gone[i])
+		_ = p.server.kernel.Maps.Destinations.Delete(&gone[i])
 	}
-	var slot kernelSlot
-	var place kernelPlace
-	var unused []kernelSlot
-	for all := p.server.kernel.Places.Iterate(); all.Next(&slot, &place); {
+	var slot bpf.KernelSlot
+	var place bpf.KernelPlace
+	var unused []bpf.KernelSlot
+	for all := p.server.kernel.Maps.Places.Iterate(); all.Next(&slot, &place); {
 		if !used[slot.List] {
 			unused = append(unused, slot)
 		}
 	}
 	for i := range unused {
-		_ = p.server.kernel.Places.Delete(&unused[i])
+		_ = p.server.kernel.Maps.Places.Delete(&unused[i])
 	}
 }
 
 // originsOf returns what BPF has to know about clients: whether they are pods, and which
 // link they are on. A range has what holds for all of its addresses that are in no longer one.
-func originsOf(pods []netip.Prefix, links []hostnet.Link) map[kernelOriginKey]kernelOrigin {
-	all := make(map[kernelOriginKey]kernelOrigin)
+func originsOf(pods []netip.Prefix, links []hostnet.Link) map[bpf.KernelOriginKey]bpf.KernelOrigin {
+	all := make(map[bpf.KernelOriginKey]bpf.KernelOrigin)
 	covers := func(a, b netip.Prefix) bool { return a.Bits() <= b.Bits() && a.Contains(b.Addr()) }
 	add := func(p netip.Prefix) {
-		var o kernelOrigin
+		var o bpf.KernelOrigin
 		if slices.ContainsFunc(pods, func(r netip.Prefix) bool { return covers(r, p) }) {
 			o.Pod = 1
 		}
@@ -250,7 +251,7 @@ func originsOf(pods []netip.Prefix, links []hostnet.Link) map[kernelOriginKey]ke
 		if p.Addr().Is4() {
 			bits += 96
 		}
-		all[kernelOriginKey{Bits: uint32(bits), Addr: addressOf(p.Masked().Addr())}] = o
+		all[bpf.KernelOriginKey{Bits: uint32(bits), Addr: bpf.AddressOf(p.Masked().Addr())}] = o
 	}
 	for _, p := range pods {
 		add(p)
@@ -267,15 +268,15 @@ func (s *Server) setOrigins(table *policy.Table) {
 	if s.origins != nil && maps.Equal(s.origins, wanted) {
 		return
 	}
-	m := s.kernel.Origins
+	m := s.kernel.Maps.Origins
 	for k, o := range wanted {
 		if err := m.Put(&k, &o); err != nil {
 			s.once.Warn("kernel flows", fmt.Errorf("the kernel's table of clients: %w", err))
 		}
 	}
-	var key kernelOriginKey
-	var gone []kernelOriginKey
-	var o kernelOrigin
+	var key bpf.KernelOriginKey
+	var gone []bpf.KernelOriginKey
+	var o bpf.KernelOrigin
 	for all := m.Iterate(); all.Next(&key, &o); {
 		if _, is := wanted[key]; !is {
 			gone = append(gone, key)

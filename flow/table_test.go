@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
@@ -42,8 +43,8 @@ func (n *node) expectDecided(what string, table, asked uint64, do func()) {
 
 // hasOpenFlow reports whether BPF knows an open flow.
 func (n *node) hasOpenFlow() bool {
-	for i := range n.server.kernel.flows {
-		if atomic.LoadUint32((*uint32)(&n.server.kernel.flows[i].State)) == uint32(kernelStateOPEN) {
+	for i := range n.server.kernel.Flows {
+		if atomic.LoadUint32((*uint32)(&n.server.kernel.Flows[i].State)) == uint32(bpf.KernelStateOPEN) {
 			return true
 		}
 	}
@@ -107,7 +108,7 @@ func TestFailureLeavesTheDecisionToUserspace(t *testing.T) {
 	s := n.server.paths[service.TCP].state.Load().services
 	for _, each := range s {
 		if each != nil {
-			until := &n.server.kernel.loads[each.load].AskUntil
+			until := &n.server.kernel.Loads[each.load].AskUntil
 			if left := time.Duration(atomic.LoadUint64(until) - n.server.worker.kernelTime(poll.Nanotime())); left > balancer.Distrust {
 				t.Errorf("for %s", left)
 			}
@@ -167,7 +168,7 @@ func TestClientsOnReplyPorts(t *testing.T) {
 	lab.Backends[0].WitnessTCP(t, 8080)
 	n := newNode(t, lab, func(o *Options) { o.ReplyPorts = [2]uint16{20000, 29999} })
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
-	const port, count = 20001, lastPort - firstPort + 1
+	const port, count = 20001, bpf.LastPort - bpf.FirstPort + 1
 	seen := make(map[string]bool)
 	connect := func(what string, port int, table, asked uint64) (source string) {
 		t.Helper()
@@ -176,20 +177,20 @@ func TestClientsOnReplyPorts(t *testing.T) {
 			said, err := netns.AskOn(c)
 			source = strings.TrimPrefix(said, "b1:8080 ")
 			sees, parseErr := netip.ParseAddrPort(source)
-			if err != nil || parseErr != nil || sees.Addr() != lab.Client.IPv4 || sees.Port() < firstPort || sees.Port() > lastPort || seen[source] {
+			if err != nil || parseErr != nil || sees.Addr() != lab.Client.IPv4 || sees.Port() < bpf.FirstPort || sees.Port() > bpf.LastPort || seen[source] {
 				t.Fatalf("%s: %q, %v", what, said, err)
 			}
 			seen[source] = true
 		})
 		return source
 	}
-	want := at(lab.Client.IPv4, firstPort+port%count).String()
+	want := at(lab.Client.IPv4, bpf.FirstPort+port%count).String()
 	if got := connect("a port of the relay's", port, 1, 0); got != want {
 		t.Errorf("the endpoint saw %s, want %s", got, want)
 	}
 	connect("another client port that becomes the same", port+count, 0, 1)
 
-	n.server.kernel.control.FirstReply = firstPort
+	n.server.kernel.Control.FirstReply = bpf.FirstPort
 	connect("all ports are the relay's", port+1, 0, 1)
 }
 
@@ -363,21 +364,21 @@ func TestTableOfAnEarlierProcess(t *testing.T) {
 		t.Errorf("%q, %v", said, err)
 	}
 	var destinations []string
-	var d kernelDestination
-	var s kernelServed
-	for all := next.server.kernel.Destinations.Iterate(); all.Next(&d, &s); {
-		destinations = append(destinations, fmt.Sprintf("%d %s", d.Protocol, d.Addr.addr()))
+	var d bpf.KernelDestination
+	var s bpf.KernelServed
+	for all := next.server.kernel.Maps.Destinations.Iterate(); all.Next(&d, &s); {
+		destinations = append(destinations, fmt.Sprintf("%d %s", d.Protocol, d.Addr.Addr()))
 	}
 	slices.Sort(destinations)
 	if want := []string{"17 " + vip4, "6 " + vip4}; !slices.Equal(destinations, want) {
 		t.Errorf("destinations %v", destinations)
 	}
-	var slot kernelSlot
-	var place kernelPlace
+	var slot bpf.KernelSlot
+	var place bpf.KernelPlace
 	places := 0
-	for all := next.server.kernel.Places.Iterate(); all.Next(&slot, &place); places++ {
-		if place.Addr.addr() != b2.Addr() {
-			t.Errorf("list %d has %s", slot.List, place.Addr.addr())
+	for all := next.server.kernel.Maps.Places.Iterate(); all.Next(&slot, &place); places++ {
+		if place.Addr.Addr() != b2.Addr() {
+			t.Errorf("list %d has %s", slot.List, place.Addr.Addr())
 		}
 	}
 	if places != 2 { // a list for each protocol
@@ -392,14 +393,14 @@ func TestIndicesAreReclaimed(t *testing.T) {
 	pinned := func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true }
 	first := newNode(t, lab, pinned)
 	for range 10 {
-		if _, ok := first.server.worker.spares.take(); !ok {
+		if _, ok := first.server.worker.spares.Take(); !ok {
 			t.Fatal("no index")
 		}
 	}
 	first.leave()
 	next := newNode(t, lab, func(o *Options) { pinned(o); o.Keep = false })
-	wait.True(t, "all indices are free", func() bool { return next.server.worker.spares.len() == 4096 })
-	if err := os.RemoveAll(string(next.server.pins.dir)); err != nil {
+	wait.True(t, "all indices are free", func() bool { return next.server.worker.spares.Len() == 4096 })
+	if err := os.RemoveAll(string(pinsOf(t, root, lab))); err != nil {
 		t.Error(err)
 	}
 }
@@ -409,12 +410,12 @@ func TestOrigins(t *testing.T) {
 	got := originsOf(
 		[]netip.Prefix{p("10.1.0.0/16"), p("fd00:1::/64")},
 		[]hostnet.Link{{Range: p("10.0.0.0/8"), Number: 3}, {Range: p("10.1.2.0/24"), Number: 4}, {Range: p("10.1.2.3/32"), Number: 0}, {Range: p("fd00:1::/64"), Number: 5}})
-	want := map[string]kernelOrigin{
+	want := map[string]bpf.KernelOrigin{
 		"10.0.0.0/104": {Link: 3}, "10.1.0.0/112": {Link: 3, Pod: 1}, "10.1.2.0/120": {Link: 4, Pod: 1},
 		"10.1.2.3/128": {Pod: 1}, "fd00:1::/64": {Link: 5, Pod: 1},
 	}
 	for k, o := range got {
-		name := fmt.Sprintf("%s/%d", k.Addr.addr(), k.Bits)
+		name := fmt.Sprintf("%s/%d", k.Addr.Addr(), k.Bits)
 		if want[name] != o {
 			t.Errorf("%s: %+v, want %+v", name, o, want[name])
 		}

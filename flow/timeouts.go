@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -37,18 +38,18 @@ const (
 func (f *flow) HandleTimer(*poll.Timer) {
 	now := f.worker.loop.Now()
 	switch f.state() {
-	case kernelStateASKING:
+	case bpf.KernelStateASKING:
 		if f.isUDP() {
 			f.checkSession(now)
 			return
 		}
 		f.silent(now)
-	case kernelStateMOVING:
+	case bpf.KernelStateMOVING:
 		if len(f.handshake.data) == 0 {
 			f.worker.readNotices()
 		}
 		f.retry()
-	case kernelStateOPEN:
+	case bpf.KernelStateOPEN:
 		if f.isUDP() {
 			f.checkSession(now)
 			return
@@ -56,7 +57,7 @@ func (f *flow) HandleTimer(*poll.Timer) {
 		f.opened(f.worker.loopTime(f.shared().Answered)) // if the notice was lost
 		f.endHandshake()
 		f.checkConnection(now)
-	case kernelStateCLOSED, kernelStateVACATED:
+	case bpf.KernelStateCLOSED, bpf.KernelStateVACATED:
 		if !f.ended { // the notice was lost
 			f.closed(f.worker.loopTime(f.shared().Closed), f.seen())
 			return
@@ -78,13 +79,13 @@ func (f *flow) checkConnection(now int64) {
 	} else if limit <= 0 {
 		limit = abandoned
 	}
-	if seen&kernelSeenCONFIRMED == 0 {
+	if seen&bpf.KernelSeenCONFIRMED == 0 {
 		limit = confirmation
-	} else if seen&(kernelSeenCLIENT_FIN|kernelSeenENDPOINT_FIN) != 0 && o.HalfClosedTimeout > 0 {
+	} else if seen&(bpf.KernelSeenCLIENT_FIN|bpf.KernelSeenENDPOINT_FIN) != 0 && o.HalfClosedTimeout > 0 {
 		limit = min(limit, o.HalfClosedTimeout)
 	}
 	if due := f.last() + int64(limit+clockTick); now < due {
-		if seen&kernelSeenCONFIRMED != 0 && !f.park() {
+		if seen&bpf.KernelSeenCONFIRMED != 0 && !f.park() {
 			due = min(due, now+int64(confirmation))
 		}
 		f.worker.loop.Schedule(&f.timer, due, f)
@@ -92,7 +93,7 @@ func (f *flow) checkConnection(now int64) {
 	}
 	f.resetBoth()
 	end := conntrack.Idle
-	if seen&kernelSeenCONFIRMED == 0 {
+	if seen&bpf.KernelSeenCONFIRMED == 0 {
 		end = conntrack.ClientTimeout
 	}
 	f.end(end, now)

@@ -4,15 +4,12 @@ import (
 	"bytes"
 	"sync/atomic"
 
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/poll"
 )
 
-const (
-	// mostUnanswered is how many datagrams of a session are kept (MOST_UNANSWERED).
-	mostUnanswered = 8
-	// mostCopied bounds what all sessions keep after their first datagrams, in bytes.
-	mostCopied = 8 << 20
-)
+// mostCopied bounds what all sessions keep after their first datagrams, in bytes.
+const mostCopied = 8 << 20
 
 // unanswered are the datagrams that follow the first one of a UDP session while no endpoint
 // has answered. They go to the next endpoint if theirs is closed.
@@ -31,7 +28,7 @@ func (h *handshake) keepFirst(p *frame) {
 // keep copies a datagram within the bounds. It never replaces earlier ones. It returns the
 // copy, or nil.
 func (w *worker) keep(h *handshake, p *frame) []byte {
-	if len(h.others) >= mostUnanswered-1 || w.copied+len(p.data) > mostCopied {
+	if len(h.others) >= bpf.MostUnanswered-1 || w.copied+len(p.data) > mostCopied {
 		return nil
 	}
 	d := bytes.Clone(p.data)
@@ -43,7 +40,7 @@ func (w *worker) keep(h *handshake, p *frame) []byte {
 
 // sent keeps a datagram that BPF has sent to an endpoint without an answer. It may have done
 // so just before that was given up: then the next endpoint gets the datagram too.
-func (f *flow) sent(e *kernelEvent, data []byte) {
+func (f *flow) sent(e *bpf.KernelEvent, data []byte) {
 	h := f.handshake
 	if h == nil || f.ended || !f.isUDP() {
 		return

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -28,7 +29,7 @@ func TestDatagramsBeforeARefusalAreSentAgain(t *testing.T) {
 				n.apply(svc(fmt.Sprintf("10.96.0.%d", sessions), nil))
 				wait.True(t, "a record", func() bool { return len(n.taken()) == sessions })
 				r := n.taken()[sessions-1]
-				if r.DatagramsFromClient != mostUnanswered || r.BytesFromClient != 5*mostUnanswered || r.DatagramsFromEndpoint != mostUnanswered || r.Path != conntrack.Kernel {
+				if r.DatagramsFromClient != bpf.MostUnanswered || r.BytesFromClient != 5*bpf.MostUnanswered || r.DatagramsFromEndpoint != bpf.MostUnanswered || r.Path != conntrack.Kernel {
 					t.Errorf("hidden %v: %+v", hidden, r)
 				}
 				if len(r.Failed) > 0 {
@@ -50,7 +51,7 @@ func sendInARow(t *testing.T, n *node, to string) {
 	defer c.Close()
 	sent := make(chan bool)
 	n.loop.Post(func() { <-sent })
-	for i := range mostUnanswered {
+	for i := range bpf.MostUnanswered {
 		if _, err := fmt.Fprintf(c, "say %d", i); err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +59,7 @@ func sendInARow(t *testing.T, n *node, to string) {
 	close(sent)
 	_ = c.SetReadDeadline(time.Now().Add(patience))
 	b := make([]byte, 1<<10)
-	for i := range mostUnanswered {
+	for i := range bpf.MostUnanswered {
 		size, err := c.Read(b)
 		if want := fmt.Sprintf("b3:8080\nsay %d", i); err != nil || string(b[:size]) != want {
 			t.Fatalf("%q, %v; want %q", b[:size], err, want)

@@ -1,7 +1,6 @@
 package flow
 
 import (
-	"encoding/binary"
 	"errors"
 	"math"
 	"os"
@@ -11,6 +10,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
@@ -51,24 +51,24 @@ type worker struct {
 	server   *Server
 	loop     *poll.Loop
 	shard    *conntrack.Shard
-	kernel   *bpf
+	kernel   *bpf.Kernel
 	injector *injector
 	sources  *sources
 	ports    ports
 
 	upcalls, notices *ringbuf.Reader
-	record           ringbuf.Record // the event that is read
-	event            kernelEvent    // the same, decoded
+	record           ringbuf.Record  // the event that is read
+	event            bpf.KernelEvent // the same, decoded
 	beat, tick       poll.Timer
 	waits            waits
 	clock            int64 // CLOCK_MONOTONIC at time 0 of the loop's clock
 
 	flows   []*flow // by index
-	spares  spares
-	freed   []uint32              // of flows that ended in this round
-	ended   lingering             // whose tuples stay
-	asking  map[kernelTuple]*flow // without an answer
-	decided []uint32              // services whose upcalls are answered in this round
+	spares  *bpf.Spares
+	freed   []uint32                  // of flows that ended in this round
+	ended   lingering                 // whose tuples stay
+	asking  map[bpf.KernelTuple]*flow // without an answer
+	decided []uint32                  // services whose upcalls are answered in this round
 	spare   []*handshake
 	copied  int                 // bytes of the handshakes' others
 	idle    []*flow             // objects of flows that are gone
@@ -86,17 +86,17 @@ func newWorker(s *Server, loop *poll.Loop, shard *conntrack.Shard) (*worker, err
 		ports:  newPorts(s.options.ReplyPorts),
 		waits:  waits{ask: askTimeout, resend: resendable},
 		clock:  zeroOfClock(),
-		flows:  make([]*flow, len(s.kernel.flows)),
-		asking: make(map[kernelTuple]*flow),
-		spares: spares{ring: s.kernel.spares, control: s.kernel.control},
-		untold: s.kernel.control.Untold,
-		ended:  newLingering(len(s.kernel.flows)),
+		flows:  make([]*flow, len(s.kernel.Flows)),
+		asking: make(map[bpf.KernelTuple]*flow),
+		spares: &s.kernel.Spares,
+		untold: s.kernel.Control.Untold,
+		ended:  newLingering(len(s.kernel.Flows)),
 	}
 	var err error
-	if w.upcalls, err = ringbuf.NewReader(s.kernel.Upcalls); err != nil {
+	if w.upcalls, err = ringbuf.NewReader(s.kernel.Maps.Upcalls); err != nil {
 		return nil, err
 	}
-	if w.notices, err = ringbuf.NewReader(s.kernel.Notices); err != nil {
+	if w.notices, err = ringbuf.NewReader(s.kernel.Maps.Notices); err != nil {
 		return nil, err
 	}
 	past := time.Unix(1, 0)
@@ -105,7 +105,7 @@ func newWorker(s *Server, loop *poll.Loop, shard *conntrack.Shard) (*worker, err
 	if err := w.survey(); err != nil {
 		return nil, err
 	}
-	if w.injector, err = newInjector(s.kernel.control.Magic); err != nil {
+	if w.injector, err = newInjector(s.kernel.Control.Magic); err != nil {
 		return nil, err
 	}
 	if w.sources, err = newSources(s.options.Namespace); err != nil {
@@ -130,7 +130,7 @@ func zeroOfClock() (zero int64) {
 
 // start begins to handle upcalls, on the loop.
 func (w *worker) start() error {
-	if _, err := w.loop.Add(w.kernel.Upcalls.FD(), 0, poll.Readable, w); err != nil {
+	if _, err := w.loop.Add(w.kernel.Maps.Upcalls.FD(), 0, poll.Readable, w); err != nil {
 		return err
 	}
 	w.loop.AtTick(w.endRound)
@@ -166,7 +166,7 @@ type beater worker
 
 // HandleTimer tells BPF that userspace is alive.
 func (b *beater) HandleTimer(*poll.Timer) {
-	atomic.StoreUint64(&b.kernel.control.Beat, uint64(sys.Monotonic()+int64(b.waits.dead)))
+	atomic.StoreUint64(&b.kernel.Control.Beat, uint64(sys.Monotonic()+int64(b.waits.dead)))
 	b.loop.Schedule(&b.beat, b.loop.Now()+int64(beatInterval), b)
 }
 
@@ -194,7 +194,7 @@ func (w *worker) HandleEvents(uint8, poll.Events) {
 }
 
 // read handles so many events at most, and returns how many.
-func (w *worker) read(r *ringbuf.Reader, most int, handle func(*kernelEvent, []byte)) (n int) {
+func (w *worker) read(r *ringbuf.Reader, most int, handle func(*bpf.KernelEvent, []byte)) (n int) {
 	for ; n < most && r.AvailableBytes() > 0; n++ {
 		if err := r.ReadInto(&w.record); err != nil {
 			if !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -202,32 +202,17 @@ func (w *worker) read(r *ringbuf.Reader, most int, handle func(*kernelEvent, []b
 			}
 			return n
 		}
-		if decodeEvent(&w.event, w.record.RawSample) {
-			handle(&w.event, w.record.RawSample[eventSize:])
+		if bpf.DecodeEvent(&w.event, w.record.RawSample) {
+			handle(&w.event, w.record.RawSample[bpf.EventSize:])
 		}
 	}
 	return n
 }
 
-const eventSize = 48
-
-func decodeEvent(e *kernelEvent, b []byte) (ok bool) {
-	if len(b) < eventSize {
-		return false
-	}
-	n := binary.NativeEndian
-	*e = kernelEvent{
-		Time: n.Uint64(b), Kind: kernelEventKind(n.Uint32(b[8:])), Flow: n.Uint32(b[12:]), Service: n.Uint32(b[16:]),
-		Generation: n.Uint32(b[20:]), Ifindex: n.Uint32(b[24:]), Reason: kernelReason(n.Uint32(b[28:])),
-		Length: n.Uint32(b[32:]), Header: n.Uint32(b[36:]), Attempt: n.Uint32(b[40:]),
-	}
-	return int(e.Length) <= len(b)-eventSize
-}
-
 // handle handles one event.
-func (w *worker) handle(e *kernelEvent, data []byte) {
+func (w *worker) handle(e *bpf.KernelEvent, data []byte) {
 	data = data[:e.Length]
-	if e.Kind == kernelEventKindEVENT_ASK {
+	if e.Kind == bpf.KernelEventKindEVENT_ASK {
 		w.decided = append(w.decided, e.Service)
 		w.ask(e, data)
 		return
@@ -235,7 +220,7 @@ func (w *worker) handle(e *kernelEvent, data []byte) {
 	if int(e.Flow) >= len(w.flows) {
 		return
 	}
-	if e.Kind == kernelEventKindEVENT_LATE {
+	if e.Kind == bpf.KernelEventKindEVENT_LATE {
 		if p, ok := parseFrame(data, int(e.Header)); ok {
 			w.server.stats.late.Add(1)
 			w.late(&p)
@@ -243,12 +228,12 @@ func (w *worker) handle(e *kernelEvent, data []byte) {
 		return
 	}
 	switch e.Kind {
-	case kernelEventKindEVENT_BEGUN:
+	case bpf.KernelEventKindEVENT_BEGUN:
 		w.begun(e, data)
 		return
-	case kernelEventKindEVENT_UNUSED:
+	case bpf.KernelEventKindEVENT_UNUSED:
 		if w.flows[e.Flow] == nil {
-			w.spares.give(e.Flow)
+			w.spares.Give(e.Flow)
 		}
 		return
 	}
@@ -261,23 +246,23 @@ func (w *worker) handle(e *kernelEvent, data []byte) {
 	}
 	now := w.loopTime(e.Time)
 	switch e.Kind {
-	case kernelEventKindEVENT_REFUSED:
+	case bpf.KernelEventKindEVENT_REFUSED:
 		f.refused(e, now)
-	case kernelEventKindEVENT_OPEN:
+	case bpf.KernelEventKindEVENT_OPEN:
 		f.opened(w.loopTime(atomic.LoadUint64(&f.shared().Answered)))
-	case kernelEventKindEVENT_CLOSED:
-		f.closed(now, kernelSeen(e.Reason))
-	case kernelEventKindEVENT_COLLISION:
+	case bpf.KernelEventKindEVENT_CLOSED:
+		f.closed(now, bpf.KernelSeen(e.Reason))
+	case bpf.KernelEventKindEVENT_COLLISION:
 		f.collision()
-	case kernelEventKindEVENT_UNREACHABLE:
+	case bpf.KernelEventKindEVENT_UNREACHABLE:
 		f.gone(now)
-	case kernelEventKindEVENT_UNANSWERED:
+	case bpf.KernelEventKindEVENT_UNANSWERED:
 		f.sent(e, data)
 	}
 }
 
 // ask decides about a packet of an unknown flow.
-func (w *worker) ask(e *kernelEvent, data []byte) {
+func (w *worker) ask(e *bpf.KernelEvent, data []byte) {
 	now := w.loop.Now()
 	at := w.loopTime(e.Time)
 	if now-at > int64(w.waits.ask) {
@@ -289,7 +274,7 @@ func (w *worker) ask(e *kernelEvent, data []byte) {
 		w.server.stats.damaged.Add(1)
 		return
 	}
-	key := tupleOf(p.protocol, p.client, p.vip)
+	key := bpf.TupleOf(p.protocol, p.client, p.vip)
 	if f := w.asking[key]; f != nil {
 		if f.isUDP() {
 			w.keep(f.handshake, &p)
@@ -301,14 +286,14 @@ func (w *worker) ask(e *kernelEvent, data []byte) {
 		}
 		f.replaced(now)
 	}
-	if before := e.Flow; int(before) < len(w.flows) && w.kernel.index.tuple(referenceTo(before, kernelRoleTO_ENDPOINT)) == key {
+	if before := e.Flow; int(before) < len(w.flows) && w.kernel.Index.Tuple(bpf.ReferenceTo(before, bpf.KernelRoleTO_ENDPOINT)) == key {
 		if old := w.flows[before]; old != nil {
 			old.replaced(now)
 		} else {
-			w.kernel.index.eraseAll(before) // it lingers
+			w.kernel.Index.EraseAll(before) // it lingers
 		}
 	}
-	path := w.server.paths[protocolOf(p.protocol)]
+	path := w.server.paths[bpf.ProtocolOf(p.protocol)]
 	if path == nil {
 		return
 	}
@@ -344,8 +329,8 @@ func (w *worker) ask(e *kernelEvent, data []byte) {
 
 // hasRoom reports whether a service port may have another flow.
 func (w *worker) hasRoom(s *portService) bool {
-	l := &w.kernel.loads[s.load]
-	return w.spares.len() > 0 && int(atomic.LoadUint64(&l.Opened)-atomic.LoadUint64(&l.Ended)) < (len(w.flows)-1)/serviceShare
+	l := &w.kernel.Loads[s.load]
+	return w.spares.Len() > 0 && int(atomic.LoadUint64(&l.Opened)-atomic.LoadUint64(&l.Ended)) < (len(w.flows)-1)/serviceShare
 }
 
 // Times for which the relay has a client's packets at least: a refusal, a handshake, a
@@ -365,15 +350,15 @@ func relayedFor(p service.Protocol) time.Duration {
 
 // isRelayed reports whether another datagram of the client has gone to the relay since
 // this one came up.
-func (w *worker) isRelayed(key kernelTuple) bool {
+func (w *worker) isRelayed(key bpf.KernelTuple) bool {
 	var until uint64
-	return w.kernel.Relayed.Lookup(&key, &until) == nil && until > uint64(sys.Monotonic())
+	return w.kernel.Maps.Relayed.Lookup(&key, &until) == nil && until > uint64(sys.Monotonic())
 }
 
 // pass hands a packet to the relay, with those that follow it for some time.
-func (w *worker) pass(e *kernelEvent, p *frame, key kernelTuple, keep time.Duration) {
+func (w *worker) pass(e *bpf.KernelEvent, p *frame, key bpf.KernelTuple, keep time.Duration) {
 	until := w.kernelTime(w.loop.Now() + int64(keep))
-	if err := w.kernel.Relayed.Put(&key, &until); err != nil {
+	if err := w.kernel.Maps.Relayed.Put(&key, &until); err != nil {
 		return // else the packet would come up again
 	}
 	w.server.stats.passed.Add(1)
@@ -382,19 +367,19 @@ func (w *worker) pass(e *kernelEvent, p *frame, key kernelTuple, keep time.Durat
 
 // open begins a flow that has no endpoint yet. It returns nil if BPF has taken the last
 // index meanwhile: the client's next packet comes up again.
-func (w *worker) open(e *kernelEvent, p *frame, key kernelTuple, s *portService, v *policy.Verdict) *flow {
-	index, ok := w.spares.take()
+func (w *worker) open(e *bpf.KernelEvent, p *frame, key bpf.KernelTuple, s *portService, v *policy.Verdict) *flow {
+	index, ok := w.spares.Take()
 	if !ok {
 		return nil
 	}
-	k := &w.kernel.flows[index]
-	*k = kernelFlow{
+	k := &w.kernel.Flows[index]
+	*k = bpf.KernelFlow{
 		Generation: k.Generation + 1, Ifindex: e.Ifindex, Service: e.Service,
 		Client: key.Src, Vip: key.Dst, ClientPort: key.Sport, VipPort: key.Dport,
-		Protocol: key.Protocol, FirstSequence: p.sequence, Started: e.Time, Seen: kernelSeenKNOWN,
+		Protocol: key.Protocol, FirstSequence: p.sequence, Started: e.Time, Seen: bpf.KernelSeenKNOWN,
 	}
 	if p.ipv6 {
-		k.Options = kernelOptionOPTION_IPV6
+		k.Options = bpf.KernelOptionOPTION_IPV6
 	}
 	k.Way[0].Last = e.Time
 	switch s.path.protocol {
@@ -428,7 +413,7 @@ func (w *worker) open(e *kernelEvent, p *frame, key kernelTuple, s *portService,
 	s.add(f)
 	w.server.stats.open.Add(1)
 	w.shard.Open(f.record)
-	l := &w.kernel.loads[e.Service]
+	l := &w.kernel.Loads[e.Service]
 	atomic.AddUint64(&l.Opened, 1)
 	if s.path.protocol != service.UDP {
 		atomic.AddUint64(&l.Begun, 1)
@@ -438,7 +423,7 @@ func (w *worker) open(e *kernelEvent, p *frame, key kernelTuple, s *portService,
 
 // replaced ends a flow whose client uses its tuple for a new connection.
 func (f *flow) replaced(now int64) {
-	if f.state() >= kernelStateCLOSED {
+	if f.state() >= bpf.KernelStateCLOSED {
 		f.closed(f.worker.loopTime(f.shared().Closed), f.seen())
 	}
 	f.end(conntrack.ClientReset, now)
@@ -460,7 +445,7 @@ func (w *worker) freeHandshake(h *handshake, f *flow) {
 	w.injector.flush()
 	w.forgetOthers(h)
 	for _, s := range h.stale {
-		w.kernel.index.erase(s.index, s.key)
+		w.kernel.Index.Erase(s.index, s.key)
 		w.freed = append(w.freed, s.index)
 	}
 	if len(w.spare) < spareObjects {
@@ -481,7 +466,7 @@ func (w *worker) endRound() {
 	w.giveFreed()
 	w.injector.flush()
 	for _, s := range w.decided {
-		atomic.AddUint64(&w.kernel.loads[s].Decided, 1)
+		atomic.AddUint64(&w.kernel.Loads[s].Decided, 1)
 	}
 	w.decided = w.decided[:0]
 	// Nothing refers to them any more.
@@ -493,7 +478,7 @@ func (w *worker) endRound() {
 // giveFreed has the indices of flows that have ended used again.
 func (w *worker) giveFreed() {
 	for _, index := range w.freed {
-		w.spares.give(index)
+		w.spares.Give(index)
 	}
 	w.freed = w.freed[:0]
 }
@@ -508,6 +493,6 @@ func (w *worker) leave() {
 	}
 	w.loop.Cancel(&w.tick)
 	w.loop.Cancel(&w.beat)
-	atomic.StoreUint64(&w.kernel.control.Beat, 0)
+	atomic.StoreUint64(&w.kernel.Control.Beat, 0)
 	w.shard.Flush()
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/datagram"
 	"github.com/sluice-proxy/sluice/flow"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/listener"
@@ -95,7 +96,7 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 	p.flows = &flows{loop: loop, server: server}
 	if tcp {
 		p.flows.goBefore(protocols, service.TCP, p.stream)
-		if flow.ServesSCTP() {
+		if bpf.ServesSCTP() {
 			p.flows.goBefore(protocols, service.SCTP, p.stream.SCTP())
 		} else {
 			p.log.Info().Msg("SCTP is relayed: kernel flows of SCTP take Linux 6.4")

@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/kubeproxyconfig"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/datagram"
-	"github.com/sluice-proxy/sluice/flow"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/live/socket"
 	"github.com/sluice-proxy/sluice/node"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
@@ -269,7 +269,7 @@ func (o *runOptions) validate() error {
 		between("max-udp-sessions", o.node.Datagram.MaxSessions, 0, 1<<30),
 		between("max-udp-sessions-per-service", o.node.Datagram.MaxServiceSessions, 0, 1<<30),
 		between("max-pipes", o.node.Relay.MaxPipes, 1, 1<<20),
-		between("max-flows", o.node.MaxFlows, 1, flow.MostFlows),
+		between("max-flows", o.node.MaxFlows, 1, bpf.MostFlows),
 		between("max-bulk-buffers", o.node.Relay.MaxBulk, 1, 1<<20),
 		between("max-sctp-message", o.node.Stream.MaxMessage, 1024, 8<<20),
 		between("sctp-streams", o.node.Stream.Streams, 1, stream.MostStreams),

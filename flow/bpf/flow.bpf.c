@@ -1,3 +1,5 @@
+//go:build ignore
+
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 // Kernel flows: package flow describes them.
 #include <linux/bpf.h>

@@ -8,21 +8,23 @@ import (
 	"strings"
 )
 
-// sources are BPF programs in C. What they are compiled to is embedded in package flow.
-const sources = "flow/bpf/"
+// sources is the package of the BPF programs in C, and of what they are compiled to.
+const sources = "flow/bpf"
 
-func (m *mutation) isBPF() bool { return strings.HasPrefix(m.file, sources) }
+func (m *mutation) isBPF() bool {
+	return filepath.Dir(m.file) == sources && !strings.HasSuffix(m.file, ".go")
+}
 
-// compile compiles the mutated BPF programs in a directory, by the command in flow/doc.go.
+// compile compiles the mutated BPF programs in a directory, by the command in flow/bpf/doc.go.
 // It gives the files that they take the place of.
 func (m *mutation) compile(root, dir string, text []byte) (map[string]string, error) {
-	if err := os.CopyFS(filepath.Join(dir, "bpf"), os.DirFS(filepath.Join(root, sources))); err != nil {
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join(root, sources))); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "bpf", filepath.Base(m.file)), text, 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, filepath.Base(m.file)), text, 0o644); err != nil {
 		return nil, err
 	}
-	doc, err := os.ReadFile(filepath.Join(root, "flow/doc.go"))
+	doc, err := os.ReadFile(filepath.Join(root, sources, "doc.go"))
 	if err != nil {
 		return nil, err
 	}
@@ -37,21 +39,18 @@ func (m *mutation) compile(root, dir string, text []byte) (map[string]string, er
 	}
 	run := exec.Command("bash", "-c", bpf2go+" "+strings.Replace(arguments, "-Werror", "-Wno-everything", 1))
 	run.Dir = dir
-	run.Env = append(os.Environ(), "GOPACKAGE=flow")
+	run.Env = append(os.Environ(), "GOPACKAGE=bpf")
 	if out, err := run.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("mutation %s does not compile: %w\n%s", m.name, err, out)
 	}
 	replace := make(map[string]string)
 	for _, object := range []string{"kernel_bpfel.o", "kernel_bpfeb.o"} {
-		replace[filepath.Join(root, "flow", object)] = filepath.Join(dir, object)
+		replace[filepath.Join(root, sources, object)] = filepath.Join(dir, object)
 	}
 	return replace, nil
 }
 
 // place is the package that a mistake is built into.
 func (m *mutation) place() string {
-	if m.isBPF() {
-		return "flow"
-	}
 	return filepath.Dir(m.file)
 }

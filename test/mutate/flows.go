@@ -5,27 +5,27 @@ var flows = []mutation{
 	{
 		name: "flow-ports-unsummed", what: "the checksum does not follow translated ports",
 		file: "flow/bpf/translate.h", old: "bpf_l4_csum_replace(skb, at, old, new, flags | sizeof(new))", new: "0",
-		pkg: "flow", test: "TestModelOfPackets",
+		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
 		name: "flow-quote-unsummed", what: "an ICMP error is damaged by its quoted packet's checksum",
 		file: "flow/bpf/icmp.h", old: "if (balanced && bpf_l4_csum_replace(skb, check, 0, difference(&is, &was), 0))", new: "if (0)",
-		pkg: "flow", test: "TestModelOfPackets",
+		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
 		name: "flow-reset-believed", what: "anybody resets a connection by an old sequence number",
 		file: "flow/bpf/track.h", old: "behind(p->sequence, f->way[!from].acked) &&", new: "1 &&",
-		pkg: "flow", test: "TestModelOfConnections",
+		pkg: "flow/bpf", test: "TestModelOfConnections",
 	},
 	{
 		name: "flow-fin-counted", what: "a record counts a FIN as a byte",
 		file: "flow/bpf/track.h", old: "if (!(f->seen & fin)) // a FIN", new: "if (1) // a FIN",
-		pkg: "flow", test: "TestModelOfConnections",
+		pkg: "flow/bpf", test: "TestModelOfConnections",
 	},
 	{
 		name: "flow-open-checksum", what: "checksums that a device completes are wrong",
 		file: "flow/bpf/translate.h", old: "flags |= BPF_F_PSEUDO_HDR;", new: "",
-		pkg: "flow", test: "TestModelOfDevices",
+		pkg: "flow/bpf", test: "TestModelOfDevices",
 	},
 	{
 		name: "sctp-crc-kept", what: "an SCTP packet's CRC does not follow translated ports",
@@ -40,7 +40,7 @@ var flows = []mutation{
 	{
 		name: "sctp-abort-believed", what: "anybody ends an association by an ABORT with any tag",
 		file: "flow/bpf/association.h", old: "	if (tag != (p->chunks & REFLECTED ? f->way[!from].end : f->way[from].end))\n		return;\n", new: "",
-		pkg: "flow", test: "TestModelOfPackets",
+		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
 		name: "sctp-client-not-told", what: "a client of SCTP is not told that no endpoint is left",
@@ -49,7 +49,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-programs-end-with-us", what: "a killed proxy's programs leave the interfaces",
-		file: "flow/hook.go", old: "if err := l.Pin(path); err != nil {", new: "if err := error(nil); err != nil {",
+		file: "flow/attach/hook.go", old: "if err := l.Pin(path); err != nil {", new: "if err := error(nil); err != nil {",
 		pkg: "test/e2e", test: "TestPromise7_KilledProxyCutsNoForwardedConnection",
 	},
 	{
@@ -90,7 +90,7 @@ var flows = []mutation{
 	{
 		name: "flow-beside-elsewhere", what: "a session's packet at a second interface is taken for the client's own question",
 		file: "flow/bpf/track.h", old: "f->protocol == IPPROTO_UDP && f->ifindex == skb->ifindex", new: "f->protocol == IPPROTO_UDP",
-		pkg: "flow", test: "TestModelOfPackets",
+		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
 		name: "flow-notice-overtaken", what: "a flow that an endpoint refused is lost where its notice is still to be read",
@@ -104,12 +104,12 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-refused-bare", what: "datagrams behind one that was refused show a hidden client",
-		file: "flow/dial.go", old: "		w.kernel.index.erase(f.index, h.key)\n", new: "",
+		file: "flow/dial.go", old: "		w.kernel.Index.Erase(f.index, h.key)\n", new: "",
 		pkg: "flow", test: "TestRefusalHidesTheClient",
 	},
 	{
 		name: "flow-retired-bare", what: "a session that ends shows a hidden client",
-		file: "flow/dial.go", old: "x.erase(f.index, f.wayThere())", new: "x.erase(f.index, append(x.endpointTuples(f.index, nil)[1:], f.wayThere())...)",
+		file: "flow/dial.go", old: "x.Erase(f.index, f.wayThere())", new: "x.Erase(f.index, append(x.EndpointTuples(f.index, nil)[1:], f.wayThere())...)",
 		pkg: "flow", test: "TestEndOfSessionHidesTheClient",
 	},
 	{
@@ -134,8 +134,8 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-replaced-deletes", what: "a connection that has ended takes the tuples of the next one from the same port",
-		file: "flow/index.go", old: "reference(slot).flow() == flow && ", new: "",
-		pkg: "flow", test: "TestIndexModel",
+		file: "flow/bpf/index.go", old: "Reference(slot).Flow() == flow && ", new: "",
+		pkg: "flow/bpf", test: "TestIndexModel",
 	},
 	{
 		name: "flow-vacates-half", what: "the way back of a connection stays when the table begins another one from the same port",
@@ -160,7 +160,7 @@ var flows = []mutation{
 	{
 		name: "flow-index-one-bucket", what: "tuples are not found whose first place was full",
 		file: "flow/bpf/index.h", old: "if (unlikely(!found && b->moved)) {", new: "if (0) {",
-		pkg: "flow", test: "TestModelOfPackets",
+		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
 		name: "flow-stale-forgotten", what: "late answers of an endpoint that was given up reach the client",
@@ -185,7 +185,7 @@ var flows = []mutation{
 	{
 		name: "flow-table-any-client", what: "the table lets endpoints see the address of clients that are no pods",
 		file: "flow/bpf/table.h", old: "if ((s->options & DECIDE_PODS) && !(o && o->pod))", new: "if (0)",
-		pkg: "flow", test: "TestModelOfPackets",
+		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
 		name: "flow-table-untold", what: "userspace does not hear of flows that the table decides about",
@@ -199,12 +199,12 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-table-trusts", what: "the table goes on to choose an endpoint that has just failed",
-		file: "flow/begun.go", old: "atomic.StoreUint64(&w.kernel.loads[s.load].AskUntil, w.kernelTime(now+int64(balancer.Distrust)))", new: "_, _, _ = w, now, balancer.Distrust",
+		file: "flow/begun.go", old: "atomic.StoreUint64(&w.kernel.Loads[s.load].AskUntil, w.kernelTime(now+int64(balancer.Distrust)))", new: "_, _, _ = w, now, balancer.Distrust",
 		pkg: "flow", test: "TestFailureLeavesTheDecisionToUserspace",
 	},
 	{
 		name: "flow-pins-of-another", what: "a proxy adopts what was forwarded in a network namespace that is gone",
-		file: "flow/pins.go", old: "if c.Netns != p.netns {", new: "if false {",
+		file: "flow/bpf/pins.go", old: "if c.Netns != p.Netns {", new: "if false {",
 		pkg: "flow", test: "TestPinsOfAnEarlierNamespaceAreNotAdopted",
 	},
 	{
@@ -229,7 +229,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-sink-closed", what: "a UDP session goes on with a closed endpoint that has never answered",
-		file: "flow/dial.go", old: "if f.handshake == nil && f.isUDP() && f.state() == kernelStateASKING", new: "if false",
+		file: "flow/dial.go", old: "if f.handshake == nil && f.isUDP() && f.state() == bpf.KernelStateASKING", new: "if false",
 		pkg: "flow", test: "TestClientLeavesAClosedEndpointThatNeverAnswered",
 	},
 	{
@@ -244,8 +244,8 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-changes-lost", what: "after a burst of changes, new interfaces are found late until the process ends",
-		file: "flow/interfaces.go", old: "					begin = time.After(changesPause)\n", new: "",
-		pkg: "flow", test: "TestChangesAfterALoss",
+		file: "flow/attach/interfaces.go", old: "				begin = time.After(changesPause)\n", new: "",
+		pkg: "flow/attach", test: "TestChangesAfterALoss",
 	},
 	{
 		name: "flow-table-limited", what: "the table ignores who is hidden from endpoints (A3.8)",

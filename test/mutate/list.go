@@ -185,17 +185,17 @@ var promises = []mutation{
 	{
 		name: "shortcut-overtakes", what: "once a second, datagrams of a stream overtake one that the kernel checks a neighbour with",
 		file: "flow/bpf/shortcut.h", old: "(__s64)(now - last) >= PAUSE", new: "1",
-		pkg: "flow", test: "TestModelOfShortcuts",
+		pkg: "flow/bpf", test: "TestModelOfShortcuts",
 	},
 	{
 		name: "shortcut-with-a-trailer", what: "frames leave by a link that are longer than it allows, as nobody measures what follows their packet",
 		file: "flow/bpf/shortcut.h", old: "whole = skb->len - link_header", new: "whole = p->end - link_header",
-		pkg: "flow", test: "TestModelOfShortcuts",
+		pkg: "flow/bpf", test: "TestModelOfShortcuts",
 	},
 	{
 		name: "shortcut-of-any-priority", what: "a VLAN does not tell urgent packets that were forwarded from others",
 		file: "flow/bpf/shortcut.h", old: "0x4620 >> (p->tos >> 1 & 12) & 15", new: "skb->priority",
-		pkg: "flow", test: "TestModelOfShortcuts",
+		pkg: "flow/bpf", test: "TestModelOfShortcuts",
 	},
 	{
 		name: "shortcut-of-any-length", what: "datagrams that are longer than a route allows go on, and nobody tells the sender",

@@ -1,4 +1,4 @@
-package flow
+package bpf
 
 import (
 	"encoding/binary"
@@ -18,7 +18,7 @@ type walk struct {
 	fin       [2]bool
 	syn       bool
 	open      bool       // the endpoint has accepted
-	end       kernelSeen // what ended the connection first
+	end       KernelSeen // what ended the connection first
 	disturbed bool       // forged segments have come
 }
 
@@ -75,7 +75,7 @@ func (w *walk) step(g *generator, f *modelFlow, forge bool) (s *skbuff, from int
 		return segment(flagRST, pick(g, w.acked[other]-1, w.next[from]+2, w.next[from]+1<<31), 0), from
 	case g.one(60):
 		if w.end == 0 {
-			w.end = [2]kernelSeen{kernelSeenCLIENT_RST, kernelSeenENDPOINT_RST}[from]
+			w.end = [2]KernelSeen{KernelSeenCLIENT_RST, KernelSeenENDPOINT_RST}[from]
 		}
 		return segment(flagRST|byte(g.IntN(2))*flagACK, w.next[from], 0), from
 	case w.fin[from]:
@@ -88,7 +88,7 @@ func (w *walk) step(g *generator, f *modelFlow, forge bool) (s *skbuff, from int
 	flags := byte(flagACK)
 	if g.one(15) {
 		if w.end == 0 {
-			w.end = [2]kernelSeen{kernelSeenCLIENT_FIN, kernelSeenENDPOINT_FIN}[from]
+			w.end = [2]KernelSeen{KernelSeenCLIENT_FIN, KernelSeenENDPOINT_FIN}[from]
 		}
 		w.fin[from] = true
 		w.next[from]++
@@ -106,7 +106,7 @@ func (w *walk) step(g *generator, f *modelFlow, forge bool) (s *skbuff, from int
 func TestModelOfConnections(t *testing.T) {
 	x := newTested(t, modelSeed(t))
 	const flows, steps = 16, 640
-	ends := make(map[kernelSeen]int)
+	ends := make(map[KernelSeen]int)
 	for range max(rounds(500_000)/steps, 3) {
 		x.walkWorld(flows)
 		x.plain = true
@@ -118,11 +118,11 @@ func TestModelOfConnections(t *testing.T) {
 		for range steps {
 			i := x.IntN(len(walks))
 			w, f := &walks[i], &x.m.flows[i+1]
-			if f.state == kernelStateMOVING && !x.one(3) { // another endpoint
+			if f.state == KernelStateMOVING && !x.one(3) { // another endpoint
 				delete(x.m.entries, modelTuple{f.endpoint, f.middle, tcp})
-				f.state = kernelStateASKING
+				f.state = KernelStateASKING
 				f.endpoint = x.addrPort(f.client.Addr().Is6())
-				x.m.entries[modelTuple{f.endpoint, f.middle, tcp}] = modelEntry{i + 1, kernelRoleTO_CLIENT}
+				x.m.entries[modelTuple{f.endpoint, f.middle, tcp}] = modelEntry{i + 1, KernelRoleTO_CLIENT}
 				x.load(t)
 			}
 			s, from := w.step(x.generator, f, i%2 == 0)
@@ -132,8 +132,8 @@ func TestModelOfConnections(t *testing.T) {
 			}
 			w.open = w.open && f.answered // else the answer came too late
 			for _, e := range x.m.events {
-				if e.kind == kernelEventKindEVENT_REFUSED && f.state == kernelStateASKING && !x.one(4) {
-					f.state = kernelStateMOVING
+				if e.kind == KernelEventKindEVENT_REFUSED && f.state == KernelStateASKING && !x.one(4) {
+					f.state = KernelStateMOVING
 					x.store(i + 1)
 				}
 			}
@@ -158,7 +158,7 @@ func (w *walk) check(t *testing.T, f *modelFlow) {
 	if w.sent != f.bytes || w.end != f.firstEnd {
 		t.Fatalf("%+v ended as\n%+v", w, f)
 	}
-	if w.fin[0] != (f.seen&kernelSeenCLIENT_FIN != 0) || w.fin[1] != (f.seen&kernelSeenENDPOINT_FIN != 0) {
+	if w.fin[0] != (f.seen&KernelSeenCLIENT_FIN != 0) || w.fin[1] != (f.seen&KernelSeenENDPOINT_FIN != 0) {
 		t.Fatalf("%+v: FINs of\n%+v", w, f)
 	}
 }
@@ -171,13 +171,13 @@ func (g *generator) walkWorld(flows int) {
 	g.tables(0)
 	for i := 1; i <= flows; i++ {
 		f := g.flow(g.one(2), tcp)
-		for f.state != kernelStateASKING {
+		for f.state != KernelStateASKING {
 			f = g.flow(g.one(2), tcp)
 		}
 		f.masquerade = false
 		g.m.flows[i] = f
-		g.m.entries[modelTuple{f.client, f.vip, tcp}] = modelEntry{i, kernelRoleTO_ENDPOINT}
-		g.m.entries[modelTuple{f.endpoint, f.middle, tcp}] = modelEntry{i, kernelRoleTO_CLIENT}
+		g.m.entries[modelTuple{f.client, f.vip, tcp}] = modelEntry{i, KernelRoleTO_ENDPOINT}
+		g.m.entries[modelTuple{f.endpoint, f.middle, tcp}] = modelEntry{i, KernelRoleTO_CLIENT}
 		g.m.served[modelTuple{dst: f.vip, protocol: tcp}] = f.service
 	}
 }

@@ -1,4 +1,4 @@
-package flow
+package bpf
 
 import (
 	"encoding/binary"
@@ -15,11 +15,11 @@ import (
 // run finds the same packet.
 func BenchmarkPrograms(b *testing.B) {
 	requireRoot(b)
-	k, err := openKernel(1024, nil)
+	k, err := Open(1024, nil)
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.Cleanup(k.close)
+	b.Cleanup(k.Close)
 	for _, c := range []struct {
 		name             string
 		protocol         uint8
@@ -29,31 +29,31 @@ func BenchmarkPrograms(b *testing.B) {
 		{"UDP/IPv4", syscall.IPPROTO_UDP, netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.1.0.1:80")},
 		{"TCP/IPv6", syscall.IPPROTO_TCP, netip.MustParseAddrPort("[fd00::1]:40000"), netip.MustParseAddrPort("[fd01::1]:80")},
 	} {
-		f := &k.flows[1]
-		*f = kernelFlow{
-			State: kernelStateOPEN, Protocol: c.protocol, Seen: kernelSeenCONFIRMED,
-			Client: addressOf(c.client.Addr()), ClientPort: wire(c.client.Port()), MiddlePort: wire(c.client.Port()),
-			Vip: addressOf(c.endpoint.Addr()), VipPort: wire(c.endpoint.Port()),
-			Endpoint: addressOf(c.endpoint.Addr()), EndpointPort: wire(c.endpoint.Port()),
+		f := &k.Flows[1]
+		*f = KernelFlow{
+			State: KernelStateOPEN, Protocol: c.protocol, Seen: KernelSeenCONFIRMED,
+			Client: AddressOf(c.client.Addr()), ClientPort: Wire(c.client.Port()), MiddlePort: Wire(c.client.Port()),
+			Vip: AddressOf(c.endpoint.Addr()), VipPort: Wire(c.endpoint.Port()),
+			Endpoint: AddressOf(c.endpoint.Addr()), EndpointPort: Wire(c.endpoint.Port()),
 			Answered: 1, Data: 1,
 		}
-		there, back := tupleOf(c.protocol, c.client, c.endpoint), tupleOf(c.protocol, c.endpoint, c.client)
+		there, back := TupleOf(c.protocol, c.client, c.endpoint), TupleOf(c.protocol, c.endpoint, c.client)
 		for _, hook := range []struct {
 			name     string
 			program  *ebpf.Program
 			from, to netip.AddrPort
-			key      kernelTuple
-			role     kernelRole
+			key      KernelTuple
+			role     KernelRole
 		}{
-			{"ingress", k.ethernet.Ingress, c.client, c.endpoint, there, kernelRoleTO_ENDPOINT},
-			{"egress", k.ethernet.Egress, c.endpoint, c.client, back, kernelRoleTO_CLIENT},
+			{"ingress", k.Ethernet.Ingress, c.client, c.endpoint, there, KernelRoleTO_ENDPOINT},
+			{"egress", k.Ethernet.Egress, c.endpoint, c.client, back, KernelRoleTO_CLIENT},
 		} {
-			for _, role := range []kernelRole{hook.role, kernelRoleROLE_NONE} {
+			for _, role := range []KernelRole{hook.role, KernelRoleROLE_NONE} {
 				name := c.name + "/" + hook.name + "/open"
-				if role == kernelRoleROLE_NONE {
+				if role == KernelRoleROLE_NONE {
 					name = c.name + "/" + hook.name + "/none"
-					k.index.erase(1, hook.key)
-				} else if !k.index.put(&hook.key, referenceTo(1, role)) {
+					k.Index.Erase(1, hook.key)
+				} else if !k.Index.put(&hook.key, ReferenceTo(1, role)) {
 					b.Fatal("no room")
 				}
 				packet := plainPacket(c.protocol, hook.from, hook.to, 128)
@@ -70,7 +70,7 @@ func BenchmarkPrograms(b *testing.B) {
 					b.ReportMetric(float64(least.Nanoseconds()), "ns/least")
 				})
 			}
-			k.index.erase(1, hook.key)
+			k.Index.Erase(1, hook.key)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package flow
+package bpf
 
 import (
 	"bytes"
@@ -23,13 +23,13 @@ import (
 
 // tested is BPF's programs with the state that a model has, to compare both.
 type tested struct {
-	*bpf
+	*Kernel
 	*generator
 	rings     [2]*ringbuf.Reader
-	served    []kernelDestination // put into the map, as are the others
-	relayed   []kernelTuple
-	slots     []kernelSlot
-	ranges    []kernelOriginKey
+	served    []KernelDestination // put into the map, as are the others
+	relayed   []KernelTuple
+	slots     []KernelSlot
+	ranges    []KernelOriginKey
 	list      uint32 // the latest number
 	fragments map[modelFragment]bool
 	ifindex   uint32 // of the packets' interface
@@ -45,13 +45,13 @@ const checksumComplete = 1 << 2
 func newTested(t testing.TB, seed uint64) *tested {
 	t.Helper()
 	requireRoot(t)
-	k, err := openKernel(64, nil)
+	k, err := Open(64, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(k.close)
-	x := &tested{bpf: k, generator: newGenerator(seed), ifindex: 1, counts: make(map[string]int)}
-	for i, m := range []*ebpf.Map{k.Upcalls, k.Notices} {
+	t.Cleanup(k.Close)
+	x := &tested{Kernel: k, generator: newGenerator(seed), ifindex: 1, counts: make(map[string]int)}
+	for i, m := range []*ebpf.Map{k.Maps.Upcalls, k.Maps.Notices} {
 		if x.rings[i], err = ringbuf.NewReader(m); err != nil {
 			t.Fatal(err)
 		}
@@ -59,7 +59,7 @@ func newTested(t testing.TB, seed uint64) *tested {
 		t.Cleanup(func() { _ = x.rings[i].Close() })
 	}
 	x.complete = checksumComplete
-	if _, err := k.ethernet.Ingress.Run(&ebpf.RunOptions{Data: make([]byte, 64), Flags: checksumComplete}); err != nil {
+	if _, err := k.Ethernet.Ingress.Run(&ebpf.RunOptions{Data: make([]byte, 64), Flags: checksumComplete}); err != nil {
 		x.complete = 0
 	}
 	return x
@@ -80,7 +80,7 @@ func modelSeed(t testing.TB) uint64 {
 	return seed
 }
 
-func keyOf(t modelTuple) kernelTuple { return tupleOf(t.protocol, t.src, t.dst) }
+func keyOf(t modelTuple) KernelTuple { return TupleOf(t.protocol, t.src, t.dst) }
 
 // load puts the model's state into the kernel, in place of what was there.
 func (x *tested) load(t testing.TB) {
@@ -90,20 +90,20 @@ func (x *tested) load(t testing.TB) {
 			t.Fatal(err)
 		}
 	}
-	clear(x.index.buckets)
-	for i := 0; i < len(x.index.buckets); i += 2 { // tuples whose home this is have to move
-		for j := range x.index.buckets[i].Slot {
-			x.index.buckets[i].Slot[j] = x.Uint64()<<32 | MostFlows
+	clear(x.Index.Buckets)
+	for i := 0; i < len(x.Index.Buckets); i += 2 { // tuples whose home this is have to move
+		for j := range x.Index.Buckets[i].Slot {
+			x.Index.Buckets[i].Slot[j] = x.Uint64()<<32 | MostFlows
 		}
 	}
 	for _, k := range x.served {
-		check(x.Destinations.Delete(k))
+		check(x.Maps.Destinations.Delete(k))
 	}
 	for _, k := range x.relayed {
-		check(x.Relayed.Delete(k))
+		check(x.Maps.Relayed.Delete(k))
 	}
 	for f := range x.fragments {
-		key := tupleOf(f.protocol, netip.AddrPortFrom(f.src, 0), netip.AddrPortFrom(f.dst, 0))
+		key := TupleOf(f.protocol, netip.AddrPortFrom(f.src, 0), netip.AddrPortFrom(f.dst, 0))
 		id := make([]byte, 4)
 		if f.src.Is4() {
 			binary.BigEndian.PutUint16(id, uint16(f.id))
@@ -111,19 +111,19 @@ func (x *tested) load(t testing.TB) {
 			binary.BigEndian.PutUint32(id, f.id)
 		}
 		key.Sport, key.Dport, key.Fragment = binary.NativeEndian.Uint16(id), binary.NativeEndian.Uint16(id[2:]), 1
-		check(x.Fragments.Delete(key))
+		check(x.Maps.Fragments.Delete(key))
 	}
 	x.loadTables(check)
 	x.served, x.relayed, x.fragments = nil, nil, make(map[modelFragment]bool)
 	for key, e := range x.m.entries {
 		k := keyOf(key)
-		if !x.index.put(&k, referenceTo(uint32(e.flow), e.role)) {
+		if !x.Index.put(&k, ReferenceTo(uint32(e.flow), e.role)) {
 			t.Fatal("no room for a tuple")
 		}
 	}
 	for key, id := range x.m.served {
-		k := kernelDestination{Addr: addressOf(key.dst.Addr()), Port: wire(key.dst.Port()), Protocol: key.protocol}
-		check(x.Destinations.Put(k, x.servedOf(key, id, check)))
+		k := KernelDestination{Addr: AddressOf(key.dst.Addr()), Port: Wire(key.dst.Port()), Protocol: key.protocol}
+		check(x.Maps.Destinations.Put(k, x.servedOf(key, id, check)))
 		x.served = append(x.served, k)
 	}
 	for key, later := range x.m.relayed {
@@ -131,22 +131,22 @@ func (x *tested) load(t testing.TB) {
 		if later {
 			until = 1 << 62
 		}
-		check(x.Relayed.Put(keyOf(key), until))
+		check(x.Maps.Relayed.Put(keyOf(key), until))
 	}
 	for i := range x.m.flows {
-		x.flows[i] = kernelFlow{}
+		x.Flows[i] = KernelFlow{}
 		if i > 0 {
 			x.store(i)
 		}
 	}
 	for id, l := range x.m.loads {
-		x.loads[id] = kernelLoad{Asked: uint64(l.asked), Decided: uint64(l.decided), Begun: uint64(l.begun), Confirmed: uint64(l.confirmed), Opened: uint64(l.opened), Ended: uint64(l.ended)}
+		x.Loads[id] = KernelLoad{Asked: uint64(l.asked), Decided: uint64(l.decided), Begun: uint64(l.begun), Confirmed: uint64(l.confirmed), Opened: uint64(l.opened), Ended: uint64(l.ended)}
 		if l.distrusted {
-			x.loads[id].AskUntil = 1 << 62
+			x.Loads[id].AskUntil = 1 << 62
 		}
 	}
-	x.control.MostUndecided, x.control.MostUnconfirmed = uint32(x.m.mostUndecided), uint32(x.m.mostUnconfirmed)
-	x.control.Magic = 0xabc00000
+	x.Control.MostUndecided, x.Control.MostUnconfirmed = uint32(x.m.mostUndecided), uint32(x.m.mostUnconfirmed)
+	x.Control.Magic = 0xabc00000
 }
 
 // store writes a flow as userspace does.
@@ -158,24 +158,24 @@ func (x *tested) store(i int) {
 		}
 		return 0
 	}
-	k := kernelFlow{
+	k := KernelFlow{
 		State: f.state, Generation: f.generation, Service: f.service, Ifindex: x.ifindex,
-		Client: addressOf(f.client.Addr()), Vip: addressOf(f.vip.Addr()), Endpoint: addressOf(f.endpoint.Addr()), Node: addressOf(f.node.Addr()),
-		ClientPort: wire(f.client.Port()), VipPort: wire(f.vip.Port()), EndpointPort: wire(f.endpoint.Port()),
-		MiddlePort: wire(f.middle.Port()), NodePort: wire(f.node.Port()),
+		Client: AddressOf(f.client.Addr()), Vip: AddressOf(f.vip.Addr()), Endpoint: AddressOf(f.endpoint.Addr()), Node: AddressOf(f.node.Addr()),
+		ClientPort: Wire(f.client.Port()), VipPort: Wire(f.vip.Port()), EndpointPort: Wire(f.endpoint.Port()),
+		MiddlePort: Wire(f.middle.Port()), NodePort: Wire(f.node.Port()),
 		Protocol: f.protocol, FirstSequence: f.first, Seen: f.seen, FirstEnd: f.firstEnd, Fin: f.fin,
 		Answered: moment(f.answered), Data: moment(f.data), Closed: moment(f.closed),
 	}
 	if f.masquerade {
-		k.Options |= kernelOptionOPTION_MASQUERADE
+		k.Options |= KernelOptionOPTION_MASQUERADE
 	}
 	if f.elsewhere {
 		k.Ifindex++
 	}
 	for from := range k.Way {
-		k.Way[from] = kernelDirection{Bytes: f.bytes[from], Packets: f.packets[from], End: f.end[from], Acked: f.acked[from]}
+		k.Way[from] = KernelDirection{Bytes: f.bytes[from], Packets: f.packets[from], End: f.end[from], Acked: f.acked[from]}
 	}
-	x.flows[i] = k
+	x.Flows[i] = k
 }
 
 // verdicts of tcx.
@@ -193,10 +193,10 @@ func skBuff(ifindex, priority uint32, segments, size int) []byte {
 
 // run has the kernel handle a packet.
 func (x *tested) run(t testing.TB, s *skbuff, ingress bool) (modelVerdict, []byte, error) {
-	programs := &x.ethernet
+	programs := &x.Ethernet
 	o := &ebpf.RunOptions{Data: slices.Clone(s.frame), DataOut: make([]byte, len(s.frame)), Flags: x.complete}
 	if s.link == 0 {
-		programs, o.Flags = &x.bare, 0 // it would begin in the middle of the packet
+		programs, o.Flags = &x.Bare, 0 // it would begin in the middle of the packet
 	}
 	segments, size := 0, 0
 	if s.gso {
@@ -210,9 +210,9 @@ func (x *tested) run(t testing.TB, s *skbuff, ingress bool) (modelVerdict, []byt
 	if ingress {
 		program = programs.Ingress
 	}
-	x.control.Beat = 0
+	x.Control.Beat = 0
 	if x.m.alive { // userspace may say so after the packet has come, and this thread may be stopped here
-		x.control.Beat = uint64(sys.Monotonic() + int64(time.Hour))
+		x.Control.Beat = uint64(sys.Monotonic() + int64(time.Hour))
 	}
 	if x.m.way != nil {
 		x.age(t)
@@ -246,14 +246,14 @@ func (x *tested) told(t testing.TB) (told []modelEvent) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var e kernelEvent
-			ok := decodeEvent(&e, rec.RawSample)
+			var e KernelEvent
+			ok := DecodeEvent(&e, rec.RawSample)
 			if !ok || e.Time == 0 || e.Ifindex != x.ifindex {
 				t.Fatalf("a wrong event: %+v", e)
 			}
 			told = append(told, modelEvent{
 				kind: e.Kind, flow: e.Flow, service: e.Service, generation: e.Generation, reason: e.Reason,
-				packet: string(rec.RawSample[eventSize : eventSize+int(e.Length)]),
+				packet: string(rec.RawSample[EventSize : EventSize+int(e.Length)]),
 			})
 		}
 	}
@@ -311,16 +311,16 @@ func (x *tested) compare(t testing.TB, s *skbuff, ingress bool) error {
 // compareFlows compares the state of all flows and loads.
 func (x *tested) compareFlows() error {
 	for i := 1; i < len(x.m.flows); i++ {
-		f, k := &x.m.flows[i], &x.flows[i]
-		if f.state == kernelStateFREE {
-			if k.State != kernelStateFREE || k.Generation != f.generation {
+		f, k := &x.m.flows[i], &x.Flows[i]
+		if f.state == KernelStateFREE {
+			if k.State != KernelStateFREE || k.Generation != f.generation {
 				return fmt.Errorf("flow %d is in state %d, generation %d; the model says free, generation %d", i, k.State, k.Generation, f.generation)
 			}
 			continue
 		}
 		is := modelFlow{
-			client: portOf(k.Client, k.ClientPort), vip: portOf(k.Vip, k.VipPort), endpoint: portOf(k.Endpoint, k.EndpointPort),
-			middle: netip.AddrPortFrom(f.middle.Addr(), wire(k.MiddlePort)), node: f.node,
+			client: PortOf(k.Client, k.ClientPort), vip: PortOf(k.Vip, k.VipPort), endpoint: PortOf(k.Endpoint, k.EndpointPort),
+			middle: netip.AddrPortFrom(f.middle.Addr(), Wire(k.MiddlePort)), node: f.node,
 			masquerade: f.masquerade, protocol: f.protocol, first: f.first,
 			generation: k.Generation, service: k.Service, state: k.State, seen: k.Seen, firstEnd: k.FirstEnd, fin: k.Fin,
 			answered: k.Answered != 0, data: k.Data != 0, closed: k.Closed != 0, elsewhere: k.Ifindex != x.ifindex,
@@ -332,11 +332,11 @@ func (x *tested) compareFlows() error {
 			return fmt.Errorf("flow %d is\n%+v, the model says\n%+v", i, is, *f)
 		}
 	}
-	if c := x.control; int(c.Given-c.Taken) != len(x.m.spare) || int(c.Untold) != x.m.untold {
+	if c := x.Control; int(c.Given-c.Taken) != len(x.m.spare) || int(c.Untold) != x.m.untold {
 		return fmt.Errorf("%d flows are spare, %d untold of; the model says %d and %d", c.Given-c.Taken, c.Untold, len(x.m.spare), x.m.untold)
 	}
 	for id, l := range x.m.loads {
-		is := x.loads[id]
+		is := x.Loads[id]
 		undecided, begun, confirmed, opened := int(is.Asked-is.Decided), int(is.Begun), int(is.Confirmed), int(is.Opened)
 		if undecided != l.asked-l.decided || begun != l.begun || confirmed != l.confirmed || opened != l.opened {
 			return fmt.Errorf("load %d is %+v, the model says %+v", id, is, *l)

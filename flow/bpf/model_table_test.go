@@ -1,4 +1,4 @@
-package flow
+package bpf
 
 import (
 	"net/netip"
@@ -38,7 +38,7 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 	from := m.origin(client.Addr())
 	middle := client
 	if m.isReply(client.Port()) {
-		middle = netip.AddrPortFrom(client.Addr(), firstPort+client.Port()%(lastPort-firstPort+1))
+		middle = netip.AddrPortFrom(client.Addr(), FirstPort+client.Port()%(LastPort-FirstPort+1))
 	}
 	switch {
 	case l.distrusted && m.alive, // an endpoint has just failed
@@ -68,9 +68,9 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 		m.unused = index
 		return nil
 	}
-	f.state = kernelStateASKING
-	m.entries[back] = modelEntry{index, kernelRoleTO_CLIENT}
-	m.entries[p.tuple] = modelEntry{index, kernelRoleTO_ENDPOINT}
+	f.state = KernelStateASKING
+	m.entries[back] = modelEntry{index, KernelRoleTO_CLIENT}
+	m.entries[p.tuple] = modelEntry{index, KernelRoleTO_ENDPOINT}
 	l.opened++
 	if !p.isUDP() {
 		l.begun++
@@ -78,7 +78,7 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 	if len(s.frame) > longestUpcall {
 		m.untold++
 	} else {
-		m.events = append(m.events, modelEvent{kind: kernelEventKindEVENT_BEGUN, flow: uint32(index), service: service, generation: f.generation, packet: string(s.frame)})
+		m.events = append(m.events, modelEvent{kind: KernelEventKindEVENT_BEGUN, flow: uint32(index), service: service, generation: f.generation, packet: string(s.frame)})
 	}
 	m.fromClient(s, p, f, index)
 	return f
@@ -96,16 +96,16 @@ func (m *model) vacate(index int) bool {
 	if index == 0 {
 		return true
 	}
-	if f.state != kernelStateCLOSED || f.masquerade {
+	if f.state != KernelStateCLOSED || f.masquerade {
 		return false
 	}
 	for tuple := range f.entries() {
 		// The way back of an endpoint that was given up belongs to an index of its own.
-		if e := m.entries[tuple]; e.flow == index && e.role != kernelRoleSTALE {
+		if e := m.entries[tuple]; e.flow == index && e.role != KernelRoleSTALE {
 			delete(m.entries, tuple)
 		}
 	}
-	f.state = kernelStateVACATED
+	f.state = KernelStateVACATED
 	return true
 }
 
@@ -128,13 +128,13 @@ func (g *generator) tables(spare int) {
 	}
 	for i := range m.flows {
 		f := &m.flows[i]
-		if f.state == kernelStateFREE || f.protocol == sctp || g.one(3) { // userspace decides about SCTP
+		if f.state == KernelStateFREE || f.protocol == sctp || g.one(3) { // userspace decides about SCTP
 			continue
 		}
 		t := &modelTable{turn: pick(g, 0, 1<<32-1, g.Uint32()), podsOnly: g.one(4)}
 		for range g.IntN(4) {
 			e := g.addrPort(f.vip.Addr().Is6())
-			if other := &m.flows[1+g.IntN(len(m.flows)-1)]; other.state != kernelStateFREE && other.vip.Addr().Is6() == e.Addr().Is6() {
+			if other := &m.flows[1+g.IntN(len(m.flows)-1)]; other.state != KernelStateFREE && other.vip.Addr().Is6() == e.Addr().Is6() {
 				e = other.endpoint // ways back that are taken
 			}
 			t.endpoints = append(t.endpoints, e)
@@ -149,10 +149,10 @@ func (g *generator) tables(spare int) {
 // loadTables puts the model's tables into the kernel.
 func (x *tested) loadTables(check func(error)) {
 	for _, k := range x.slots {
-		check(x.Places.Delete(k))
+		check(x.Maps.Places.Delete(k))
 	}
 	for _, k := range x.ranges {
-		check(x.Origins.Delete(k))
+		check(x.Maps.Origins.Delete(k))
 	}
 	x.slots, x.ranges = nil, nil
 	for _, o := range x.m.origins {
@@ -160,25 +160,25 @@ func (x *tested) loadTables(check func(error)) {
 		if o.prefix.Addr().Is4() {
 			bits += 96
 		}
-		k, v := kernelOriginKey{Bits: uint32(bits), Addr: addressOf(o.prefix.Addr())}, kernelOrigin{Link: o.link}
+		k, v := KernelOriginKey{Bits: uint32(bits), Addr: AddressOf(o.prefix.Addr())}, KernelOrigin{Link: o.link}
 		if o.pod {
 			v.Pod = 1
 		}
-		check(x.Origins.Put(k, v))
+		check(x.Maps.Origins.Put(k, v))
 		x.ranges = append(x.ranges, k)
 	}
 	for i, index := range x.m.spare {
-		x.spares[i].Flow = uint64(index)
+		x.Spares.ring[i].Flow = uint64(index)
 	}
-	c := x.control
-	c.Taken, c.Given, c.SpareMask, c.Untold = 0, uint64(len(x.m.spare)), uint32(len(x.spares)-1), 0
+	c := x.Control
+	c.Taken, c.Given, c.SpareMask, c.Untold = 0, uint64(len(x.m.spare)), uint32(len(x.Spares.ring)-1), 0
 	c.MostFlows = uint32(x.m.mostFlows)
 	c.FirstReply, c.LastReply = x.m.replies[0], x.m.replies[1]
 }
 
 // served returns what the kernel has of a destination.
-func (x *tested) servedOf(key modelTuple, id uint32, check func(error)) kernelServed {
-	s := kernelServed{Service: id}
+func (x *tested) servedOf(key modelTuple, id uint32, check func(error)) KernelServed {
+	s := KernelServed{Service: id}
 	t := x.m.tables[key]
 	if t == nil {
 		return s
@@ -186,14 +186,14 @@ func (x *tested) servedOf(key modelTuple, id uint32, check func(error)) kernelSe
 	x.list++
 	s.List, s.Count, s.Turn = x.list, uint32(len(t.endpoints)), t.turn
 	if t.podsOnly {
-		s.Options |= kernelDecidingDECIDE_PODS
+		s.Options |= KernelDecidingDECIDE_PODS
 	}
 	if t.random {
-		s.Options |= kernelDecidingDECIDE_RANDOM
+		s.Options |= KernelDecidingDECIDE_RANDOM
 	}
 	for i, e := range t.endpoints {
-		k := kernelSlot{List: s.List, Number: uint32(i)}
-		check(x.Places.Put(k, kernelPlace{Addr: addressOf(e.Addr()), Port: wire(e.Port())}))
+		k := KernelSlot{List: s.List, Number: uint32(i)}
+		check(x.Maps.Places.Put(k, KernelPlace{Addr: AddressOf(e.Addr()), Port: Wire(e.Port())}))
 		x.slots = append(x.slots, k)
 	}
 	return s

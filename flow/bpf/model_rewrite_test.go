@@ -1,4 +1,4 @@
-package flow
+package bpf
 
 import "encoding/binary"
 
@@ -55,9 +55,9 @@ func (p *modelPacket) unreachable(s *skbuff) int {
 	kind, code := s.frame[p.transport], s.frame[p.transport+1]
 	switch {
 	case p.ipv6 && kind == 1 && code == 4, !p.ipv6 && kind == 3 && code == 3:
-		return int(kernelReasonREASON_PORT)
+		return int(KernelReasonREASON_PORT)
 	case p.ipv6 && kind == 1, !p.ipv6 && kind == 3 && code != 4:
-		return int(kernelReasonREASON_HOST)
+		return int(KernelReasonREASON_HOST)
 	}
 	return -1
 }

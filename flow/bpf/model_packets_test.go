@@ -1,4 +1,4 @@
-package flow
+package bpf
 
 import (
 	"encoding/binary"
@@ -51,8 +51,8 @@ func (g *generator) world(flows int) {
 		m.flows[i] = g.flow(g.one(2), pick(g, byte(tcp), udp, sctp))
 		f := &m.flows[i]
 		for t, role := range f.entries() {
-			if role == kernelRoleTO_CLIENT && g.one(12) {
-				role = kernelRoleSTALE
+			if role == KernelRoleTO_CLIENT && g.one(12) {
+				role = KernelRoleSTALE
 			}
 			m.entries[t] = modelEntry{i, role}
 		}
@@ -70,7 +70,7 @@ func (g *generator) flow(ipv6 bool, protocol byte) modelFlow {
 	f := modelFlow{
 		client: g.addrPort(ipv6), vip: g.addrPort(ipv6), endpoint: g.addrPort(ipv6), node: g.addrPort(ipv6),
 		masquerade: g.one(2), protocol: protocol, generation: g.Uint32(), service: 1 + g.Uint32N(4),
-		state: pick(g, kernelStateASKING, kernelStateMOVING, kernelStateOPEN, kernelStateOPEN, kernelStateCLOSED),
+		state: pick(g, KernelStateASKING, KernelStateMOVING, KernelStateOPEN, KernelStateOPEN, KernelStateCLOSED),
 		first: pick(g, g.Uint32(), 1<<32-1, 1<<31, 0),
 	}
 	f.middle = f.client
@@ -78,21 +78,21 @@ func (g *generator) flow(ipv6 bool, protocol byte) modelFlow {
 		f.middle = netip.AddrPortFrom(f.client.Addr(), g.port())
 	}
 	f.end[fromClient], f.acked[fromEndpoint] = f.first+1, f.first+1
-	if f.state >= kernelStateOPEN {
+	if f.state >= KernelStateOPEN {
 		isn := pick(g, g.Uint32(), 1<<32-1, 1<<31-1)
 		f.end[fromEndpoint], f.acked[fromClient], f.answered = isn+1, isn, true
 	}
 	if protocol == sctp {
 		f.associate(g)
 	}
-	if f.state == kernelStateCLOSED {
-		f.seen, f.closed = kernelSeenCLOSING_TOLD|kernelSeenCLIENT_RST, true
+	if f.state == KernelStateCLOSED {
+		f.seen, f.closed = KernelSeenCLOSING_TOLD|KernelSeenCLIENT_RST, true
 	}
 	if g.one(2) {
-		f.seen |= kernelSeenKNOWN
+		f.seen |= KernelSeenKNOWN
 	}
 	if protocol == udp && g.one(4) {
-		f.seen |= kernelSeenBESIDE
+		f.seen |= KernelSeenBESIDE
 	}
 	f.elsewhere = g.one(4)
 	return f
@@ -100,24 +100,24 @@ func (g *generator) flow(ipv6 bool, protocol byte) modelFlow {
 
 // key is a tuple that has an entry of some role, or one beside it.
 func (g *generator) key() (t modelTuple, f *modelFlow, from int) {
-	for f == nil || f.state == kernelStateFREE {
+	for f == nil || f.state == KernelStateFREE {
 		f = &g.m.flows[1+g.IntN(len(g.m.flows)-1)]
 	}
 	if g.one(6) { // a new client, or one with a port that it has elsewhere
 		for range 3 {
 			other := &g.m.flows[1+g.IntN(len(g.m.flows)-1)]
-			if other.state != kernelStateFREE && other.vip.Addr().Is6() == f.vip.Addr().Is6() {
+			if other.state != KernelStateFREE && other.vip.Addr().Is6() == f.vip.Addr().Is6() {
 				return modelTuple{other.middle, f.vip, f.protocol}, f, fromClient
 			}
 		}
 		return modelTuple{g.addrPort(f.vip.Addr().Is6()), f.vip, f.protocol}, f, fromClient
 	}
-	switch pick(g, kernelRoleTO_ENDPOINT, kernelRoleTO_CLIENT, kernelRoleMASQUERADE, kernelRoleUNMASQUERADE) {
-	case kernelRoleTO_ENDPOINT:
+	switch pick(g, KernelRoleTO_ENDPOINT, KernelRoleTO_CLIENT, KernelRoleMASQUERADE, KernelRoleUNMASQUERADE) {
+	case KernelRoleTO_ENDPOINT:
 		t = modelTuple{f.client, f.vip, f.protocol}
-	case kernelRoleTO_CLIENT:
+	case KernelRoleTO_CLIENT:
 		t, from = modelTuple{f.endpoint, f.middle, f.protocol}, fromEndpoint
-	case kernelRoleMASQUERADE:
+	case KernelRoleMASQUERADE:
 		t = modelTuple{f.middle, f.endpoint, f.protocol}
 	default:
 		t, from = modelTuple{f.endpoint, f.node, f.protocol}, fromEndpoint
@@ -354,7 +354,7 @@ func (g *generator) packet(link int) (s *skbuff, ingress bool) {
 		b = g.ip(t, g.segment(t, f, from, g.length()), shape, g.id(shape))
 	}
 	role := g.m.entries[t].role
-	ingress = role == kernelRoleTO_ENDPOINT || role == kernelRoleUNMASQUERADE || role == kernelRoleROLE_NONE
+	ingress = role == KernelRoleTO_ENDPOINT || role == KernelRoleUNMASQUERADE || role == KernelRoleROLE_NONE
 	if g.one(8) {
 		ingress = !ingress
 	}

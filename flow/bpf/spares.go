@@ -1,12 +1,12 @@
-package flow
+package bpf
 
 import "sync/atomic"
 
-// spares are the indices of free flows, in a ring that BPF takes from too. Only the worker
+// Spares are the indices of free flows, in a ring that BPF takes from too. Only the worker
 // puts indices in. A process that is killed at any moment leaves it whole.
-type spares struct {
-	ring    []kernelSpare // a power of two, no shorter than all flows
-	control *kernelControl
+type Spares struct {
+	ring    []KernelSpare // a power of two, no shorter than all flows
+	control *KernelControl
 }
 
 // ringFor returns the length of the ring for so many flows.
@@ -18,20 +18,21 @@ func ringFor(flows int) int {
 	return n
 }
 
-func (s *spares) len() int {
+// Len returns how many indices are in the ring.
+func (s *Spares) Len() int {
 	taken := atomic.LoadUint64(&s.control.Taken)
 	return int(atomic.LoadUint64(&s.control.Given) - taken)
 }
 
-// give puts an index in.
-func (s *spares) give(index uint32) {
+// Give puts an index in.
+func (s *Spares) Give(index uint32) {
 	given := s.control.Given
 	atomic.StoreUint64(&s.ring[given&uint64(len(s.ring)-1)].Flow, uint64(index))
 	atomic.StoreUint64(&s.control.Given, given+1)
 }
 
-// take takes an index out.
-func (s *spares) take() (index uint32, ok bool) {
+// Take takes an index out.
+func (s *Spares) Take() (index uint32, ok bool) {
 	for {
 		at := atomic.LoadUint64(&s.control.Taken)
 		if at == atomic.LoadUint64(&s.control.Given) {
@@ -44,11 +45,20 @@ func (s *spares) take() (index uint32, ok bool) {
 	}
 }
 
-// has sets what is in the ring.
-func (s *spares) has(set []bool) {
+// Mark sets the elements whose indices are in the ring.
+func (s *Spares) Mark(set []bool) {
 	for at := atomic.LoadUint64(&s.control.Taken); at < atomic.LoadUint64(&s.control.Given); at++ {
 		if index := s.ring[at&uint64(len(s.ring)-1)].Flow; index < uint64(len(set)) {
 			set[index] = true
 		}
 	}
+}
+
+// Fill puts all indices of so many flows into a ring that was never used. Programs take none
+// before.
+func (s *Spares) Fill(flows int) {
+	for i := flows; i > 0; i-- {
+		s.Give(uint32(i))
+	}
+	atomic.StoreUint32(&s.control.SpareMask, uint32(len(s.ring)-1))
 }

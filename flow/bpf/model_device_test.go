@@ -1,4 +1,4 @@
-package flow
+package bpf
 
 import (
 	"bytes"
@@ -188,9 +188,9 @@ func TestModelOfDevices(t *testing.T) {
 		for _, ingress := range []bool{true, false} {
 			t.Run(fmt.Sprintf("header=%d/ingress=%v", header, ingress), func(t *testing.T) {
 				x := newTested(t, seed)
-				programs := &x.ethernet
+				programs := &x.Ethernet
 				if header == 0 {
-					programs = &x.bare
+					programs = &x.Bare
 				}
 				program := programs.Egress
 				if ingress {
@@ -218,19 +218,19 @@ func (g *generator) openWorld() {
 	g.m.alive = false
 	for i := 1; i < len(g.m.flows); i++ {
 		f := &g.m.flows[i]
-		if f.state == kernelStateFREE {
+		if f.state == KernelStateFREE {
 			continue // spare
 		}
 		if f.protocol == sctp { // devices complete no CRC here
-			f.protocol, f.state = pick(g, byte(tcp), udp), kernelStateASKING
+			f.protocol, f.state = pick(g, byte(tcp), udp), KernelStateASKING
 		}
-		for f.state != kernelStateOPEN {
+		for f.state != KernelStateOPEN {
 			*f = g.flow(f.client.Addr().Is6(), f.protocol)
 		}
 	}
 	g.m.entries = make(map[modelTuple]modelEntry)
 	for i := 1; i < len(g.m.flows); i++ {
-		if g.m.flows[i].state == kernelStateFREE {
+		if g.m.flows[i].state == KernelStateFREE {
 			continue
 		}
 		for key, role := range g.m.flows[i].entries() {
@@ -295,7 +295,7 @@ func (x *tested) passOne(d *device, ingress bool) error {
 		hook = x.m.ingress
 	}
 	expected := hook(s)
-	x.control.Beat = 0
+	x.Control.Beat = 0
 	out, err := d.pass(v, in)
 	if errors.Is(err, unix.EINVAL) && kind == segments && t.protocol == udp {
 		return nil // before Linux 6.2 taps send no large datagrams

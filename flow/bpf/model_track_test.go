@@ -1,4 +1,4 @@
-package flow
+package bpf
 
 import "math"
 
@@ -43,11 +43,11 @@ func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) m
 			return step
 		}
 	} else if f.protocol == tcp && p.fragment != laterFragment {
-		asked := f.state == kernelStateASKING || f.state == kernelStateMOVING
+		asked := f.state == KernelStateASKING || f.state == KernelStateMOVING
 		switch {
-		case p.opens() && (f.state >= kernelStateCLOSED || asked && p.sequence != f.first):
+		case p.opens() && (f.state >= KernelStateCLOSED || asked && p.sequence != f.first):
 			return restart
-		case p.opens() && f.state == kernelStateMOVING:
+		case p.opens() && f.state == KernelStateMOVING:
 			return absorb
 		case p.opens() && asked:
 			// The SYN may bring data (TCP Fast Open).
@@ -57,10 +57,10 @@ func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) m
 		}
 	}
 	if f.protocol == udp {
-		f.seen &^= kernelSeenBESIDE
-		if n := f.packets[fromClient]; f.state <= kernelStateMOVING && n >= 1 && n < mostUnanswered && m.alive &&
+		f.seen &^= KernelSeenBESIDE
+		if n := f.packets[fromClient]; f.state <= KernelStateMOVING && n >= 1 && n < MostUnanswered && m.alive &&
 			p.fragment == wholePacket && !s.gso && len(s.frame) <= longestUpcall {
-			m.events = append(m.events, modelEvent{kind: kernelEventKindEVENT_UNANSWERED, flow: uint32(index), generation: f.generation, packet: string(s.frame)})
+			m.events = append(m.events, modelEvent{kind: KernelEventKindEVENT_UNANSWERED, flow: uint32(index), generation: f.generation, packet: string(s.frame)})
 		}
 	}
 	f.count(s, p, fromClient)
@@ -70,7 +70,7 @@ func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) m
 // beside notes a datagram from the client to the endpoint itself, by the session's ports.
 func (f *modelFlow) beside() {
 	if f.protocol == udp && !f.elsewhere {
-		f.seen |= kernelSeenBESIDE
+		f.seen |= KernelSeenBESIDE
 	}
 }
 
@@ -81,14 +81,14 @@ func (m *model) fromEndpoint(s *skbuff, p *modelPacket, f *modelFlow, index int)
 			if step := m.associationFromEndpoint(s, p, f, index); step != translate {
 				return step
 			}
-		} else if f.protocol == tcp && (f.state == kernelStateASKING || f.state == kernelStateMOVING) {
+		} else if f.protocol == tcp && (f.state == KernelStateASKING || f.state == KernelStateMOVING) {
 			if step := m.answer(s, p, f, index); step != translate {
 				return step
 			}
 		} else if f.protocol == tcp {
 			m.follow(p, f, index, fromEndpoint)
-		} else if f.state == kernelStateASKING {
-			f.state, f.answered = kernelStateOPEN, true
+		} else if f.state == KernelStateASKING {
+			f.state, f.answered = KernelStateOPEN, true
 		}
 		if p.payload > 0 {
 			f.data = true
@@ -104,29 +104,29 @@ func (m *model) answer(s *skbuff, p *modelPacket, f *modelFlow, index int) model
 	ours := p.has(flagACK) && after(p.ack, f.first+1) && after(f.end[fromClient], p.ack)
 	accepts := ours && p.has(flagSYN) && !p.has(flagRST) && !p.has(flagFIN)
 	refuses := ours && p.has(flagRST)
-	moving := f.state == kernelStateMOVING
+	moving := f.state == KernelStateMOVING
 	switch {
 	case accepts && moving:
-		m.tell(s, kernelEventKindEVENT_LATE, index, 0)
+		m.tell(s, KernelEventKindEVENT_LATE, index, 0)
 		return absorb
 	case refuses && moving:
 		return absorb
 	case refuses && m.alive:
-		m.tell(s, kernelEventKindEVENT_REFUSED, index, kernelReasonREASON_RST)
+		m.tell(s, KernelEventKindEVENT_REFUSED, index, KernelReasonREASON_RST)
 		return absorb
 	case refuses:
-		m.reset(f, index, kernelSeenENDPOINT_RST)
+		m.reset(f, index, KernelSeenENDPOINT_RST)
 		return translate
 	case accepts:
-		f.state, f.answered = kernelStateOPEN, true
+		f.state, f.answered = KernelStateOPEN, true
 		f.end[fromEndpoint] = p.sequence + 1 + uint32(p.payload)
 		f.bytes[fromEndpoint] += uint64(p.payload)
 		f.acked[fromEndpoint] = p.ack
 		f.acked[fromClient] = p.sequence
-		m.notice(kernelEventKindEVENT_OPEN, index, 0)
+		m.notice(KernelEventKindEVENT_OPEN, index, 0)
 		return translate
 	}
-	m.tell(s, kernelEventKindEVENT_COLLISION, index, 0)
+	m.tell(s, KernelEventKindEVENT_COLLISION, index, 0)
 	return leave
 }
 
@@ -142,9 +142,9 @@ func (f *modelFlow) progress(end uint32, from int) {
 // old, or of another connection.
 func (m *model) follow(p *modelPacket, f *modelFlow, index, from int) {
 	other := 1 - from
-	fin, rst, otherFin, acks := kernelSeenCLIENT_FIN, kernelSeenCLIENT_RST, kernelSeenENDPOINT_FIN, kernelSeenENDPOINT_FIN_ACKED
+	fin, rst, otherFin, acks := KernelSeenCLIENT_FIN, KernelSeenCLIENT_RST, KernelSeenENDPOINT_FIN, KernelSeenENDPOINT_FIN_ACKED
 	if from == fromEndpoint {
-		fin, rst, otherFin, acks = kernelSeenENDPOINT_FIN, kernelSeenENDPOINT_RST, kernelSeenCLIENT_FIN, kernelSeenCLIENT_FIN_ACKED
+		fin, rst, otherFin, acks = KernelSeenENDPOINT_FIN, KernelSeenENDPOINT_RST, KernelSeenCLIENT_FIN, KernelSeenCLIENT_FIN_ACKED
 	}
 	if p.has(flagSYN) {
 		return
@@ -157,7 +157,7 @@ func (m *model) follow(p *modelPacket, f *modelFlow, index, from int) {
 		}
 		return
 	}
-	if f.state == kernelStateASKING || f.state == kernelStateMOVING {
+	if f.state == KernelStateASKING || f.state == KernelStateMOVING {
 		return // nothing has been agreed upon
 	}
 	end := p.sequence + uint32(p.payload)
@@ -173,7 +173,7 @@ func (m *model) follow(p *modelPacket, f *modelFlow, index, from int) {
 	if p.has(flagACK) && after(f.end[other]+1, p.ack) {
 		if !after(f.acked[from], p.ack) {
 			f.acked[from] = p.ack
-			if from == fromClient && f.state == kernelStateOPEN {
+			if from == fromClient && f.state == KernelStateOPEN {
 				m.confirm(f)
 			}
 		}
@@ -181,13 +181,13 @@ func (m *model) follow(p *modelPacket, f *modelFlow, index, from int) {
 			f.seen |= acks
 		}
 	}
-	if both := kernelSeenCLIENT_FIN_ACKED | kernelSeenENDPOINT_FIN_ACKED; f.seen&both == both {
+	if both := KernelSeenCLIENT_FIN_ACKED | KernelSeenENDPOINT_FIN_ACKED; f.seen&both == both {
 		m.close(f, index)
 	}
 }
 
 // ends notes which end came first.
-func (f *modelFlow) ends(mark kernelSeen) {
+func (f *modelFlow) ends(mark KernelSeen) {
 	if f.firstEnd == 0 {
 		f.firstEnd = mark
 	}
@@ -196,29 +196,29 @@ func (f *modelFlow) ends(mark kernelSeen) {
 // confirm notes that the client has completed the handshake: it acknowledges something
 // that only a receiver of the SYN-ACK knows.
 func (m *model) confirm(f *modelFlow) {
-	if f.seen&kernelSeenCONFIRMED == 0 {
-		f.seen |= kernelSeenCONFIRMED
+	if f.seen&KernelSeenCONFIRMED == 0 {
+		f.seen |= KernelSeenCONFIRMED
 		m.loads[f.service].confirmed++
 	}
 }
 
-func (m *model) reset(f *modelFlow, index int, mark kernelSeen) {
+func (m *model) reset(f *modelFlow, index int, mark KernelSeen) {
 	f.ends(mark)
 	f.seen |= mark
 	m.close(f, index)
 }
 
 func (m *model) close(f *modelFlow, index int) {
-	if f.seen&kernelSeenCLOSING_TOLD == 0 {
-		f.seen |= kernelSeenCLOSING_TOLD
-		f.state, f.closed = kernelStateCLOSED, true
-		m.notice(kernelEventKindEVENT_CLOSED, index, kernelReason(f.seen))
+	if f.seen&KernelSeenCLOSING_TOLD == 0 {
+		f.seen |= KernelSeenCLOSING_TOLD
+		f.state, f.closed = KernelStateCLOSED, true
+		m.notice(KernelEventKindEVENT_CLOSED, index, KernelReason(f.seen))
 	}
 }
 
 // notice tells userspace what has become of a flow, if it follows it.
-func (m *model) notice(kind kernelEventKind, index int, reason kernelReason) {
-	if m.flows[index].seen&kernelSeenKNOWN != 0 {
+func (m *model) notice(kind KernelEventKind, index int, reason KernelReason) {
+	if m.flows[index].seen&KernelSeenKNOWN != 0 {
 		m.tell(nil, kind, index, reason)
 	}
 }

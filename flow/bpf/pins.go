@@ -1,4 +1,4 @@
-package flow
+package bpf
 
 import (
 	"crypto/sha256"
@@ -11,40 +11,38 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
-	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/internal/bpffs"
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
 // What all that a process leaves depends on: what the maps hold, and how the index finds it.
 var (
-	//go:embed bpf/layout.h
+	//go:embed layout.h
 	layoutText string
-	//go:embed bpf/index.h
+	//go:embed index.h
 	indexText string
 )
 
 // pinPrefix begins the names of all pins of this package.
 const pinPrefix = "flow_"
 
-// pins is where maps and links stay when the process ends, so that forwarded connections
+// Pins is where maps and links stay when the process ends, so that forwarded connections
 // go on and the next process adopts them. Their names have a version: what the maps hold,
 // and how much. A process leaves those of another version alone, whose programs go on for
-// their connections, until oldPins is over.
-type pins struct {
+// their connections, until RemoveOthers.
+type Pins struct {
 	dir     bpffs.Dir
 	version string
-	netns   uint64 // kernelControl's
+	Netns   uint64 // KernelControl's
 }
 
-// openPins returns the pins of a proxy in a network namespace. An error says why nothing
+// OpenPins returns the pins of a proxy in a network namespace. An error says why nothing
 // can be pinned.
-func openPins(root, proxy string, namespace, flows int) (*pins, error) {
+func OpenPins(root, proxy string, namespace, flows int) (*Pins, error) {
 	dir, err := bpffs.Of(root, proxy, namespace)
 	if err != nil {
 		return nil, err
@@ -56,7 +54,7 @@ func openPins(root, proxy string, namespace, flows int) (*pins, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &pins{dir: dir, netns: netns, version: layoutVersion(layoutText+indexText) + "_" + strconv.Itoa(flows)}, nil
+	return &Pins{dir: dir, Netns: netns, version: layoutVersion(layoutText+indexText) + "_" + strconv.Itoa(flows)}, nil
 }
 
 // layoutVersion is a hash of what the compiler sees of the layout.
@@ -71,16 +69,16 @@ func layoutVersion(text string) string {
 }
 
 // path returns the path of a pin.
-func (p *pins) path(what string) string { return p.dir.Pin(pinPrefix + p.version + "_" + what) }
+func (p *Pins) path(what string) string { return p.dir.Pin(pinPrefix + p.version + "_" + what) }
 
-// linkPath returns the path of the link at a hook of an interface.
-func (p *pins) linkPath(hook string, index int) string {
+// LinkPath returns the path of the link at a hook of an interface.
+func (p *Pins) LinkPath(hook string, index int) string {
 	return p.path(hook + "_" + strconv.Itoa(index))
 }
 
 // maps opens the pinned maps, if all that a spec has are there and fit. Otherwise it
 // removes them, and links that use them.
-func (p *pins) maps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
+func (p *Pins) maps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 	found := make(map[string]*ebpf.Map)
 	for name, s := range spec.Maps {
 		if !isOwnMap(name) {
@@ -91,7 +89,7 @@ func (p *pins) maps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 			found[name] = m
 			err = s.Compatible(m)
 		}
-		if err == nil && name == kernelMapControls {
+		if err == nil && name == KernelMapControls {
 			err = p.checkNamespace(m)
 		}
 		if err != nil {
@@ -107,12 +105,12 @@ func (p *pins) maps(spec *ebpf.CollectionSpec) map[string]*ebpf.Map {
 
 // checkNamespace returns an error if the pins are of a network namespace that is gone. The
 // directory has the number of the namespace's inode, which the kernel gives to later ones.
-func (p *pins) checkNamespace(controls *ebpf.Map) error {
-	var c kernelControl
+func (p *Pins) checkNamespace(controls *ebpf.Map) error {
+	var c KernelControl
 	if err := controls.Lookup(uint32(0), &c); err != nil {
 		return err
 	}
-	if c.Netns != p.netns {
+	if c.Netns != p.Netns {
 		return errors.New("of another network namespace")
 	}
 	return nil
@@ -121,18 +119,18 @@ func (p *pins) checkNamespace(controls *ebpf.Map) error {
 // isOwnMap reports whether a map is of maps.h, and not one of the compiler's.
 func isOwnMap(name string) bool { return !strings.HasPrefix(name, ".") }
 
-// removeOthers removes the pins of other versions.
-func (p *pins) removeOthers() error {
+// RemoveOthers removes the pins of other versions.
+func (p *Pins) RemoveOthers() error {
 	_, err := removePins(p.dir, func(name string) bool { return !strings.HasPrefix(name, pinPrefix+p.version+"_") })
 	return err
 }
 
-// disarmOthers has programs of other versions decide about no new flows any more: they
-// would go by the Services of their time.
-func (p *pins) disarmOthers() {
+// DisarmOthers keeps programs of other versions from deciding about new flows: they would go by
+// the Services of their time.
+func (p *Pins) DisarmOthers() {
 	own := pinPrefix + p.version + "_"
 	for _, name := range pinNames(p.dir) {
-		if strings.HasPrefix(name, own) || !strings.HasSuffix(name, "_"+kernelMapDestinations) {
+		if strings.HasPrefix(name, own) || !strings.HasSuffix(name, "_"+KernelMapDestinations) {
 			continue
 		}
 		m, err := ebpf.LoadPinnedMap(filepath.Join(string(p.dir), name), nil)
@@ -149,26 +147,15 @@ func (p *pins) disarmOthers() {
 	}
 }
 
-// Cleanup removes what a process left pinned: its connections end. It returns a line for
-// what it removed.
-func Cleanup(root, proxy string, namespace int) (removed []string, err error) {
-	if nl, errOpen := kernel.Open(namespace, syscall.NETLINK_ROUTE); errOpen == nil {
-		var n int
-		if n, err = removeFilters(nl); n > 0 {
-			removed = append(removed, fmt.Sprintf("%d filters of kernel flows", n))
-		}
-		nl.Close()
-	}
-	dir, errDir := bpffs.Of(root, proxy, namespace)
-	if errDir != nil {
-		return removed, err // nothing can be pinned there
-	}
-	n, errPins := removePins(dir, func(string) bool { return true })
-	if n > 0 {
-		removed = append(removed, fmt.Sprintf("%d maps and links of kernel flows in %s", n, dir))
-	}
-	dir.Remove()
-	return removed, errors.Join(err, errPins)
+// Remove removes all pins of the directory, of other versions too, and the directory.
+func (p *Pins) Remove() {
+	_, _ = RemovePins(p.dir)
+	p.dir.Remove()
+}
+
+// RemovePins removes all pins of this package from a directory, and returns how many there were.
+func RemovePins(dir bpffs.Dir) (int, error) {
+	return removePins(dir, func(string) bool { return true })
 }
 
 // pinNames lists this package's pins in a directory.
@@ -194,11 +181,9 @@ func removePins(dir bpffs.Dir, which func(name string) bool) (n int, err error) 
 			continue
 		}
 		path := filepath.Join(string(dir), name)
-		if strings.Contains(name, "_"+ingressSide.name+"_") || strings.Contains(name, "_"+egressSide.name+"_") {
-			if l, err := link.LoadPinnedLink(path, nil); err == nil {
-				_ = l.Detach()
-				_ = l.Close()
-			}
+		if l, err := link.LoadPinnedLink(path, nil); err == nil { // else it is a map
+			_ = l.Detach()
+			_ = l.Close()
 		}
 		if err := os.Remove(path); err == nil {
 			n++

@@ -1,4 +1,4 @@
-package flow
+package bpf
 
 import (
 	"encoding/binary"
@@ -76,7 +76,7 @@ func (p *modelPacket) initiates() bool { return p.chunks.of[chunkInit] && p.ack 
 
 // followAssociation notes what a packet says about an association's begin and end.
 func (m *model) followAssociation(p *modelPacket, f *modelFlow, index, from int) {
-	if f.state == kernelStateASKING || f.state == kernelStateMOVING {
+	if f.state == KernelStateASKING || f.state == KernelStateMOVING {
 		return
 	}
 	// fin are the tags of a handshake that is under way.
@@ -96,9 +96,9 @@ func (m *model) followAssociation(p *modelPacket, f *modelFlow, index, from int)
 	if p.ack != expected {
 		return
 	}
-	fin, rst := kernelSeenCLIENT_FIN, kernelSeenCLIENT_RST
+	fin, rst := KernelSeenCLIENT_FIN, KernelSeenCLIENT_RST
 	if from == fromEndpoint {
-		fin, rst = kernelSeenENDPOINT_FIN, kernelSeenENDPOINT_RST
+		fin, rst = KernelSeenENDPOINT_FIN, KernelSeenENDPOINT_RST
 	}
 	switch {
 	case p.chunks.of[chunkAbort]:
@@ -115,11 +115,11 @@ func (m *model) followAssociation(p *modelPacket, f *modelFlow, index, from int)
 
 // associationFromClient is fromClient for SCTP.
 func (m *model) associationFromClient(p *modelPacket, f *modelFlow, index int) modelStep {
-	asked := f.state == kernelStateASKING || f.state == kernelStateMOVING
+	asked := f.state == KernelStateASKING || f.state == KernelStateMOVING
 	switch {
-	case p.initiates() && (f.state >= kernelStateCLOSED || asked && p.sequence != f.first):
+	case p.initiates() && (f.state >= KernelStateCLOSED || asked && p.sequence != f.first):
 		return restart
-	case p.initiates() && f.state == kernelStateMOVING:
+	case p.initiates() && f.state == KernelStateMOVING:
 		return absorb
 	case p.initiates() && !asked:
 		f.fin = [2]uint32{p.sequence, 0}
@@ -131,32 +131,32 @@ func (m *model) associationFromClient(p *modelPacket, f *modelFlow, index int) m
 
 // associationFromEndpoint is fromEndpoint for SCTP.
 func (m *model) associationFromEndpoint(s *skbuff, p *modelPacket, f *modelFlow, index int) modelStep {
-	if f.state != kernelStateASKING && f.state != kernelStateMOVING {
+	if f.state != KernelStateASKING && f.state != KernelStateMOVING {
 		m.followAssociation(p, f, index, fromEndpoint)
 		return translate
 	}
 	ours := p.ack == f.first && !p.chunks.reflected
-	moving := f.state == kernelStateMOVING
+	moving := f.state == KernelStateMOVING
 	switch {
 	case ours && p.chunks.of[chunkAbort] && moving:
 		return absorb
 	case ours && p.chunks.of[chunkAbort] && m.alive:
-		m.tell(s, kernelEventKindEVENT_REFUSED, index, kernelReasonREASON_RST)
+		m.tell(s, KernelEventKindEVENT_REFUSED, index, KernelReasonREASON_RST)
 		return absorb
 	case ours && p.chunks.of[chunkAbort]:
-		m.reset(f, index, kernelSeenENDPOINT_RST)
+		m.reset(f, index, KernelSeenENDPOINT_RST)
 		return translate
 	case ours && p.chunks.of[chunkInitAck] && moving:
-		m.tell(s, kernelEventKindEVENT_LATE, index, 0)
+		m.tell(s, KernelEventKindEVENT_LATE, index, 0)
 		return absorb
 	case ours && p.chunks.of[chunkInitAck]:
-		f.state, f.answered = kernelStateOPEN, true
+		f.state, f.answered = KernelStateOPEN, true
 		f.end = [2]uint32{fromClient: p.sequence, fromEndpoint: f.first}
 		f.fin = [2]uint32{f.first, p.sequence}
-		m.notice(kernelEventKindEVENT_OPEN, index, 0)
+		m.notice(KernelEventKindEVENT_OPEN, index, 0)
 		return translate
 	}
-	m.tell(s, kernelEventKindEVENT_COLLISION, index, 0)
+	m.tell(s, KernelEventKindEVENT_COLLISION, index, 0)
 	return leave
 }
 
@@ -226,7 +226,7 @@ func hideAddresses(list []byte) {
 func (f *modelFlow) associate(g *generator) {
 	f.acked = [2]uint32{}
 	f.end = [2]uint32{fromEndpoint: f.first}
-	if f.state >= kernelStateOPEN {
+	if f.state >= KernelStateOPEN {
 		f.end[fromClient] = g.Uint32()
 		f.fin = pick(g, [2]uint32{}, [2]uint32{f.first, f.end[fromClient]}, [2]uint32{g.Uint32(), g.Uint32()})
 	}

@@ -1,4 +1,4 @@
-package flow
+package bpf
 
 import (
 	"bytes"
@@ -10,7 +10,7 @@ import (
 	"unsafe"
 )
 
-// TestObjectsAreWhatTheSourcesGive compiles bpf/ again, with the same version of clang
+// TestObjectsAreWhatTheSourcesGive compiles the sources again, with the same version of clang
 // (Debian's package clang-14), and compares everything with what is committed.
 func TestObjectsAreWhatTheSourcesGive(t *testing.T) {
 	for _, program := range []string{"clang-14", "llvm-strip-14"} {
@@ -31,8 +31,20 @@ func TestObjectsAreWhatTheSourcesGive(t *testing.T) {
 	}
 	command, _, _ = strings.Cut(command, "\n")
 	dir := t.TempDir()
-	if err := os.CopyFS(filepath.Join(dir, "bpf"), os.DirFS("bpf")); err != nil {
-		t.Fatal(err)
+	for _, pattern := range []string{"*.h", "*.c"} {
+		sources, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, source := range sources {
+			text, err := os.ReadFile(source)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, source), text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 	// bpf2go names the sources relative to its working directory.
 	bpf2go := filepath.Join(dir, "bpf2go")
@@ -42,7 +54,7 @@ func TestObjectsAreWhatTheSourcesGive(t *testing.T) {
 	}
 	run := exec.Command("bash", "-c", bpf2go+" "+arguments)
 	run.Dir = dir
-	run.Env = append(os.Environ(), "GOPACKAGE=flow")
+	run.Env = append(os.Environ(), "GOPACKAGE=bpf")
 	if out, err := run.CombinedOutput(); err != nil {
 		t.Fatalf("bpf2go: %v\n%s", err, out)
 	}
@@ -56,7 +68,7 @@ func TestObjectsAreWhatTheSourcesGive(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(committed, built) {
-			t.Errorf("%s is not what bpf/ gives: run make bpf", file)
+			t.Errorf("%s is not what the sources give: run make bpf", file)
 		}
 	}
 }
@@ -64,29 +76,29 @@ func TestObjectsAreWhatTheSourcesGive(t *testing.T) {
 // TestSizes keeps what an open flow costs in view, and that array elements lie one behind
 // the other in memory (the kernel rounds their size to 8).
 func TestSizes(t *testing.T) {
-	if size := unsafe.Sizeof(kernelFlow{}); size != 256 {
+	if size := unsafe.Sizeof(KernelFlow{}); size != 256 {
 		t.Errorf("a flow has %d bytes", size)
 	}
-	if size := unsafe.Sizeof(kernelBucket{}); size != 64 {
+	if size := unsafe.Sizeof(KernelBucket{}); size != 64 {
 		t.Errorf("a bucket has %d bytes, no cache line", size)
 	}
-	if size := unsafe.Sizeof(kernelLoad{}); size != 56 {
+	if size := unsafe.Sizeof(KernelLoad{}); size != 56 {
 		t.Errorf("a load has %d bytes", size)
 	}
-	if size := unsafe.Sizeof(kernelControl{}); size != 88 {
+	if size := unsafe.Sizeof(KernelControl{}); size != 88 {
 		t.Errorf("control has %d bytes", size)
 	}
 }
 
 func TestKernelLoads(t *testing.T) {
 	requireRoot(t)
-	k, err := openKernel(1000, nil)
+	k, err := Open(1000, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer k.close()
-	if len(k.flows) != 1001 || int(k.Flows.ValueSize()) != int(unsafe.Sizeof(kernelFlow{})) {
-		t.Errorf("%d flows of %d bytes", len(k.flows), k.Flows.ValueSize())
+	defer k.Close()
+	if len(k.Flows) != 1001 || int(k.Maps.Flows.ValueSize()) != int(unsafe.Sizeof(KernelFlow{})) {
+		t.Errorf("%d flows of %d bytes", len(k.Flows), k.Maps.Flows.ValueSize())
 	}
 }
 

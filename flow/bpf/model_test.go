@@ -1,4 +1,4 @@
-package flow
+package bpf
 
 import (
 	"encoding/binary"
@@ -19,7 +19,7 @@ func (t modelTuple) swapped() modelTuple { return modelTuple{t.dst, t.src, t.pro
 
 type modelEntry struct {
 	flow int
-	role kernelRole
+	role KernelRole
 }
 
 // modelFlow is one connection or session: m and n are the ports that hidden clients have
@@ -30,10 +30,10 @@ type modelFlow struct {
 	protocol                            byte
 	generation, service                 uint32
 
-	state          kernelState
+	state          KernelState
 	first          uint32 // sequence number of the client's SYN
-	seen           kernelSeen
-	firstEnd       kernelSeen
+	seen           KernelSeen
+	firstEnd       KernelSeen
 	fin            [2]uint32
 	end, acked     [2]uint32 // from the client (0), from the endpoint (1)
 	bytes, packets [2]uint64
@@ -43,13 +43,13 @@ type modelFlow struct {
 }
 
 // tuple is what the packets of an entry get.
-func (f *modelFlow) tuple(role kernelRole) modelTuple {
+func (f *modelFlow) tuple(role KernelRole) modelTuple {
 	switch role {
-	case kernelRoleTO_ENDPOINT:
+	case KernelRoleTO_ENDPOINT:
 		return modelTuple{f.middle, f.endpoint, f.protocol}
-	case kernelRoleMASQUERADE:
+	case KernelRoleMASQUERADE:
 		return modelTuple{f.node, f.endpoint, f.protocol}
-	case kernelRoleUNMASQUERADE:
+	case KernelRoleUNMASQUERADE:
 		return modelTuple{f.endpoint, f.middle, f.protocol}
 	default:
 		return modelTuple{f.vip, f.client, f.protocol}
@@ -57,14 +57,14 @@ func (f *modelFlow) tuple(role kernelRole) modelTuple {
 }
 
 // entries are those of an undisturbed flow.
-func (f *modelFlow) entries() map[modelTuple]kernelRole {
-	e := map[modelTuple]kernelRole{
-		{f.client, f.vip, f.protocol}:      kernelRoleTO_ENDPOINT,
-		{f.endpoint, f.middle, f.protocol}: kernelRoleTO_CLIENT,
+func (f *modelFlow) entries() map[modelTuple]KernelRole {
+	e := map[modelTuple]KernelRole{
+		{f.client, f.vip, f.protocol}:      KernelRoleTO_ENDPOINT,
+		{f.endpoint, f.middle, f.protocol}: KernelRoleTO_CLIENT,
 	}
 	if f.masquerade {
-		e[modelTuple{f.middle, f.endpoint, f.protocol}] = kernelRoleMASQUERADE
-		e[modelTuple{f.endpoint, f.node, f.protocol}] = kernelRoleUNMASQUERADE
+		e[modelTuple{f.middle, f.endpoint, f.protocol}] = KernelRoleMASQUERADE
+		e[modelTuple{f.endpoint, f.node, f.protocol}] = KernelRoleUNMASQUERADE
 	}
 	return e
 }
@@ -83,9 +83,9 @@ type modelLoad struct {
 
 // modelEvent is what userspace is told.
 type modelEvent struct {
-	kind                      kernelEventKind
+	kind                      KernelEventKind
 	flow, service, generation uint32
-	reason                    kernelReason
+	reason                    KernelReason
 	packet                    string
 }
 
@@ -140,7 +140,7 @@ func (m *model) ingress(s *skbuff) modelVerdict {
 		return pass
 	}
 	if p.isICMP() {
-		return m.icmpError(s, p, kernelRoleTO_ENDPOINT, kernelRoleUNMASQUERADE)
+		return m.icmpError(s, p, KernelRoleTO_ENDPOINT, KernelRoleUNMASQUERADE)
 	}
 	if !m.joinFragments(p) {
 		return pass
@@ -151,15 +151,15 @@ func (m *model) ingress(s *skbuff) modelVerdict {
 	}
 	f := &m.flows[e.flow]
 	from := fromEndpoint
-	if e.role == kernelRoleTO_ENDPOINT {
+	if e.role == KernelRoleTO_ENDPOINT {
 		from = fromClient
 	}
 	direct := m.direct(s, p, f, from)
 	switch e.role {
-	case kernelRoleMASQUERADE:
+	case KernelRoleMASQUERADE:
 		f.beside()
 		return pass
-	case kernelRoleTO_ENDPOINT:
+	case KernelRoleTO_ENDPOINT:
 		switch m.fromClient(s, p, f, e.flow) {
 		case absorb:
 			return drop
@@ -169,12 +169,12 @@ func (m *model) ingress(s *skbuff) modelVerdict {
 		if direct {
 			return m.forward(s, p, f, fromClient)
 		}
-	case kernelRoleUNMASQUERADE, kernelRoleTO_CLIENT:
+	case KernelRoleUNMASQUERADE, KernelRoleTO_CLIENT:
 		if direct {
 			m.fromEndpoint(s, p, f, e.flow)
 			return m.forward(s, p, f, fromEndpoint)
 		}
-		if e.role == kernelRoleTO_CLIENT {
+		if e.role == KernelRoleTO_CLIENT {
 			return pass
 		}
 	default:
@@ -190,7 +190,7 @@ func (m *model) egress(s *skbuff) modelVerdict {
 		return pass
 	}
 	if p.isICMP() {
-		return m.icmpError(s, p, kernelRoleTO_CLIENT, kernelRoleMASQUERADE, kernelRoleSTALE)
+		return m.icmpError(s, p, KernelRoleTO_CLIENT, KernelRoleMASQUERADE, KernelRoleSTALE)
 	}
 	if !m.joinFragments(p) {
 		return pass
@@ -200,21 +200,21 @@ func (m *model) egress(s *skbuff) modelVerdict {
 		return pass
 	}
 	f := &m.flows[e.flow]
-	if f.seen&kernelSeenBESIDE != 0 && e.role != kernelRoleTO_ENDPOINT && e.role != kernelRoleUNMASQUERADE {
+	if f.seen&KernelSeenBESIDE != 0 && e.role != KernelRoleTO_ENDPOINT && e.role != KernelRoleUNMASQUERADE {
 		return pass // the client has asked the endpoint itself last
 	}
 	switch e.role {
-	case kernelRoleTO_CLIENT:
+	case KernelRoleTO_CLIENT:
 		switch m.fromEndpoint(s, p, f, e.flow) {
 		case absorb:
 			return drop
 		case leave:
 			return pass
 		}
-	case kernelRoleMASQUERADE:
-	case kernelRoleSTALE:
+	case KernelRoleMASQUERADE:
+	case KernelRoleSTALE:
 		if p.tuple.protocol == tcp && p.has(flagSYN|flagACK) || p.chunks.of[chunkInitAck] {
-			m.tell(s, kernelEventKindEVENT_LATE, e.flow, 0)
+			m.tell(s, KernelEventKindEVENT_LATE, e.flow, 0)
 		}
 		return drop
 	default:
@@ -224,13 +224,13 @@ func (m *model) egress(s *skbuff) modelVerdict {
 }
 
 // give gives a packet what an entry's packets get.
-func (p *modelPacket) give(s *skbuff, f *modelFlow, role kernelRole) modelVerdict {
+func (p *modelPacket) give(s *skbuff, f *modelFlow, role KernelRole) modelVerdict {
 	if p.tuple.protocol != sctp {
 		p.rewrite(s, f.tuple(role))
 		return pass
 	}
 	// Each side's first packet lists its addresses, and passes one of these once.
-	hide := (role == kernelRoleTO_ENDPOINT || role == kernelRoleTO_CLIENT) && (p.chunks.of[chunkInit] || p.chunks.of[chunkInitAck])
+	hide := (role == KernelRoleTO_ENDPOINT || role == KernelRoleTO_CLIENT) && (p.chunks.of[chunkInit] || p.chunks.of[chunkInitAck])
 	if !p.rewriteSCTP(s, f.tuple(role), hide) {
 		return drop
 	}
@@ -261,7 +261,7 @@ const longestUpcall = 1600
 func (m *model) begin(s *skbuff, p *modelPacket, before uint32) modelVerdict {
 	id, ok := m.served[modelTuple{dst: p.tuple.dst, protocol: p.tuple.protocol}]
 	if !ok {
-		if e := m.entries[p.tuple.swapped()]; e.role == kernelRoleTO_CLIENT || e.role == kernelRoleSTALE {
+		if e := m.entries[p.tuple.swapped()]; e.role == KernelRoleTO_CLIENT || e.role == KernelRoleSTALE {
 			m.flows[e.flow].beside()
 		}
 		return pass
@@ -270,7 +270,7 @@ func (m *model) begin(s *skbuff, p *modelPacket, before uint32) modelVerdict {
 	first := p.fragment == wholePacket && !s.gso && (p.isUDP() || p.opens())
 	if t := m.tables[modelTuple{dst: p.tuple.dst, protocol: p.tuple.protocol}]; t != nil && first {
 		if f := m.decide(s, p, id, t, int(before)); f != nil {
-			p.rewrite(s, f.tuple(kernelRoleTO_ENDPOINT))
+			p.rewrite(s, f.tuple(KernelRoleTO_ENDPOINT))
 			return pass
 		}
 	}
@@ -278,7 +278,7 @@ func (m *model) begin(s *skbuff, p *modelPacket, before uint32) modelVerdict {
 	if first && m.alive && l.asked-l.decided < m.mostUndecided && !m.relayed[p.tuple] &&
 		(p.isUDP() || l.begun-l.confirmed < m.mostUnconfirmed) && len(s.frame) <= longestUpcall {
 		l.asked++
-		m.events = append(m.events, modelEvent{kind: kernelEventKindEVENT_ASK, flow: before, service: id, packet: string(s.frame)})
+		m.events = append(m.events, modelEvent{kind: KernelEventKindEVENT_ASK, flow: before, service: id, packet: string(s.frame)})
 		return drop
 	}
 	if p.isUDP() {
@@ -290,14 +290,14 @@ func (m *model) begin(s *skbuff, p *modelPacket, before uint32) modelVerdict {
 // tellUnused gives a flow back that was taken in vain.
 func (m *model) tellUnused(s *skbuff) {
 	if m.unused != 0 {
-		m.tell(s, kernelEventKindEVENT_UNUSED, m.unused, 0)
+		m.tell(s, KernelEventKindEVENT_UNUSED, m.unused, 0)
 		m.unused = 0
 	}
 }
 
-func (m *model) tell(s *skbuff, kind kernelEventKind, flow int, reason kernelReason) {
+func (m *model) tell(s *skbuff, kind KernelEventKind, flow int, reason KernelReason) {
 	e := modelEvent{kind: kind, flow: uint32(flow), generation: m.flows[flow].generation, reason: reason}
-	if kind == kernelEventKindEVENT_LATE {
+	if kind == KernelEventKindEVENT_LATE {
 		if len(s.frame) > longestUpcall {
 			return
 		}
@@ -307,7 +307,7 @@ func (m *model) tell(s *skbuff, kind kernelEventKind, flow int, reason kernelRea
 }
 
 // icmpError translates an ICMP error about a packet of a flow, in a hook that has roles.
-func (m *model) icmpError(s *skbuff, p *modelPacket, roles ...kernelRole) modelVerdict {
+func (m *model) icmpError(s *skbuff, p *modelPacket, roles ...KernelRole) modelVerdict {
 	if p.fragment != wholePacket {
 		return pass
 	}
@@ -325,29 +325,29 @@ func (m *model) icmpError(s *skbuff, p *modelPacket, roles ...kernelRole) modelV
 		return pass
 	}
 	f := &m.flows[e.flow]
-	if f.seen&kernelSeenBESIDE != 0 && roles[0] == kernelRoleTO_CLIENT {
+	if f.seen&KernelSeenBESIDE != 0 && roles[0] == KernelRoleTO_CLIENT {
 		return pass
 	}
-	if e.role == kernelRoleSTALE {
+	if e.role == KernelRoleSTALE {
 		return drop
 	}
 	reason := p.unreachable(s)
-	if f.protocol == udp && kernelReason(reason) == kernelReasonREASON_PORT && p.tuple.src.Addr() != f.endpoint.Addr() {
-		reason = int(kernelReasonREASON_HOST)
+	if f.protocol == udp && KernelReason(reason) == KernelReasonREASON_PORT && p.tuple.src.Addr() != f.endpoint.Addr() {
+		reason = int(KernelReasonREASON_HOST)
 	}
-	if e.role == kernelRoleTO_CLIENT && reason >= 0 && (f.state == kernelStateASKING || f.state == kernelStateMOVING) {
+	if e.role == KernelRoleTO_CLIENT && reason >= 0 && (f.state == KernelStateASKING || f.state == KernelStateMOVING) {
 		if f.protocol != udp && q.sequence != f.first {
 			return pass // of the client's own connection to the endpoint
 		}
-		if f.state == kernelStateMOVING {
+		if f.state == KernelStateMOVING {
 			return drop // another endpoint is asked
 		}
 		if m.alive {
-			m.tell(s, kernelEventKindEVENT_REFUSED, e.flow, kernelReason(reason))
+			m.tell(s, KernelEventKindEVENT_REFUSED, e.flow, KernelReason(reason))
 			return drop
 		}
-	} else if e.role == kernelRoleTO_CLIENT && kernelReason(reason) == kernelReasonREASON_PORT && reason >= 0 && f.protocol == udp && m.alive {
-		m.tell(s, kernelEventKindEVENT_UNREACHABLE, e.flow, kernelReasonREASON_PORT)
+	} else if e.role == KernelRoleTO_CLIENT && KernelReason(reason) == KernelReasonREASON_PORT && reason >= 0 && f.protocol == udp && m.alive {
+		m.tell(s, KernelEventKindEVENT_UNREACHABLE, e.flow, KernelReasonREASON_PORT)
 		return drop
 	}
 	p.rewriteError(s, q, f.tuple(e.role))

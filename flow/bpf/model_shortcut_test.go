@@ -1,4 +1,4 @@
-package flow
+package bpf
 
 import (
 	"bytes"
@@ -53,9 +53,9 @@ func (m *model) direct(s *skbuff, p *modelPacket, f *modelFlow, from int) bool {
 		return false
 	}
 	// The SYN passes the IP stack, its answer need not.
-	answer := f.state == kernelStateASKING && from == fromEndpoint && f.protocol == tcp && p.flags&(flagSYN|flagACK|flagRST|flagFIN) == flagSYN|flagACK &&
+	answer := f.state == KernelStateASKING && from == fromEndpoint && f.protocol == tcp && p.flags&(flagSYN|flagACK|flagRST|flagFIN) == flagSYN|flagACK &&
 		after(p.ack, f.first+1) && after(f.end[fromClient], p.ack)
-	if open := f.state == kernelStateOPEN && f.seen&kernelSeenBESIDE == 0 && p.flags&flagSYN == 0; !open && !answer {
+	if open := f.state == KernelStateOPEN && f.seen&KernelSeenBESIDE == 0 && p.flags&flagSYN == 0; !open && !answer {
 		return false
 	}
 	header, ttl := 20, 8
@@ -72,11 +72,11 @@ func (m *model) direct(s *skbuff, p *modelPacket, f *modelFlow, from int) bool {
 
 // forward gives a packet what it gets at both hooks, and what a router does to it.
 func (m *model) forward(s *skbuff, p *modelPacket, f *modelFlow, from int) modelVerdict {
-	role := kernelRoleTO_CLIENT
+	role := KernelRoleTO_CLIENT
 	if from == fromClient {
-		role = kernelRoleTO_ENDPOINT
+		role = KernelRoleTO_ENDPOINT
 		if f.masquerade {
-			role = kernelRoleMASQUERADE
+			role = KernelRoleMASQUERADE
 		}
 	}
 	p.rewrite(s, f.tuple(role))
@@ -163,23 +163,23 @@ func TestModelOfShortcuts(t *testing.T) {
 // openWays has packets take the shortcut, most of the time.
 func (x *tested) openWays(t *testing.T, w *modelWay, out uint32) {
 	t.Helper()
-	from, into := pick(x.generator, 0, kernelWayWAY_FROM, kernelWayWAY_FROM, kernelWayWAY_FROM|kernelWayWAY_PEER), pick(x.generator, 0, kernelWayWAY_INTO, kernelWayWAY_INTO, kernelWayWAY_INTO|kernelWayWAY_FROM)
+	from, into := pick(x.generator, 0, KernelWayWAY_FROM, KernelWayWAY_FROM, KernelWayWAY_FROM|KernelWayWAY_PEER), pick(x.generator, 0, KernelWayWAY_INTO, KernelWayWAY_INTO, KernelWayWAY_INTO|KernelWayWAY_FROM)
 	if x.one(2) { // the kernel does not tell the test to which interface a packet goes
-		into |= kernelWayWAY_PEER
+		into |= KernelWayWAY_PEER
 	}
 	until := int64(time.Hour)
 	if x.one(8) {
 		until = -int64(time.Second)
 	}
-	x.control.ShortcutsUntil = uint64(sys.Monotonic() + until)
-	for index, way := range map[uint32]kernelWay{x.ifindex: from, out: into} {
-		if err := x.Ways.Put(index, way); err != nil {
+	x.Control.ShortcutsUntil = uint64(sys.Monotonic() + until)
+	for index, way := range map[uint32]KernelWay{x.ifindex: from, out: into} {
+		if err := x.Maps.Ways.Put(index, way); err != nil {
 			t.Fatal(err)
 		}
 	}
 	x.m.way = nil
-	if from&kernelWayWAY_FROM != 0 && into&kernelWayWAY_INTO != 0 && until > 0 {
-		x.m.way, w.peer = w, into&kernelWayWAY_PEER != 0
+	if from&KernelWayWAY_FROM != 0 && into&KernelWayWAY_INTO != 0 && until > 0 {
+		x.m.way, w.peer = w, into&KernelWayWAY_PEER != 0
 	}
 }
 
@@ -208,8 +208,8 @@ func (x *tested) age(t testing.TB) {
 		case x.one(3): // or another CPU sees what comes next earlier: there is no pause
 			w.last[from] = max(pick(x.generator, second, second-1, second+modelSecond, half-1, half+modelHalfAMinute), 1)
 		}
-		for i := range x.flows {
-			x.flows[i].Way[from].Last = uint64(w.last[from])
+		for i := range x.Flows {
+			x.Flows[i].Way[from].Last = uint64(w.last[from])
 		}
 	}
 }

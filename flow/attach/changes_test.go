@@ -1,4 +1,4 @@
-package flow
+package attach
 
 import (
 	"bufio"
@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -43,7 +42,7 @@ func lost(t *testing.T, n *netns.Host) (sum int) {
 }
 
 // has reports whether the programs are at an interface.
-func (i *interfaces) has(index int) bool {
+func (i *Interfaces) has(index int) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	_, ok := i.links[index]
@@ -54,8 +53,7 @@ func (i *interfaces) has(index int) bool {
 // interface gets the programs at once, and so does one that came in the burst.
 func TestChangesAfterALoss(t *testing.T) {
 	lab := netns.NewLab(t, 1)
-	n := newNode(t, lab, func(o *Options) { o.repair = time.Hour })
-	nl, is := lab.Node.Netlink(), n.server.interfaces
+	nl, is := lab.Node.Netlink(), opened(t, lab.Node, func(o *Options) { o.Repair = time.Hour })
 	added := func(name string) int {
 		t.Helper()
 		if err := nl.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}); err != nil {
@@ -115,41 +113,4 @@ func TestChangesThatWait(t *testing.T) {
 			t.Errorf("%v, and %d changes wait", indices, len(c.updates))
 		}
 	}
-}
-
-// TestInterfacesOutliveOldPins: what an earlier version has pinned is removed after a while, and
-// interfaces are followed on.
-func TestInterfacesOutliveOldPins(t *testing.T) {
-	lab := netns.NewLab(t, 1)
-	root := netns.MountBPF(t)
-	p, err := openPins(root, "test", lab.Node.FD(), 4096)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	path := string(p.dir) + "/" + pinPrefix + "earlier_map"
-	if err := m.Pin(path); err != nil {
-		t.Fatal(err)
-	}
-	n := newNode(t, lab, func(o *Options) { o.BPFRoot, o.Name, o.old = root, "test", time.Millisecond })
-	wait.For(t, "the pin is removed", patience, func() error {
-		if _, err := os.Stat(path); err == nil {
-			return fmt.Errorf("%s is there", path)
-		}
-		return nil
-	})
-	if err := lab.Node.Netlink().LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "new"}}); err != nil {
-		t.Fatal(err)
-	}
-	index := lab.Node.Link(t, "new").Attrs().Index
-	wait.For(t, "the programs are at a new interface", patience, func() error {
-		if !n.server.interfaces.has(index) {
-			return fmt.Errorf("not at %d", index)
-		}
-		return nil
-	})
 }

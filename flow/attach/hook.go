@@ -1,4 +1,4 @@
-package flow
+package attach
 
 import (
 	"errors"
@@ -41,15 +41,18 @@ type tcxHook struct {
 	index int
 }
 
-// attachTCX attaches a program to an interface of the calling thread's namespace, or has
-// the link that an earlier process pinned use it. It comes before those of others.
-func attachTCX(p *pins, program *ebpf.Program, s side, index int) (hook, error) {
+// attachTCX attaches a program to an interface of the calling thread's namespace, before those
+// of others. If an earlier process has pinned its link at path, that gets the program. Without a
+// path, the link ends with the process.
+func attachTCX(path string, program *ebpf.Program, s side, index int) (hook, error) {
 	o := link.TCXOptions{Interface: index, Program: program, Attach: s.tcx, Anchor: link.Head()}
-	if p == nil {
+	if path == "" {
 		l, err := link.AttachTCX(o)
-		return &tcxHook{l, index}, err
+		if err != nil {
+			return nil, err
+		}
+		return &tcxHook{l, index}, nil
 	}
-	path := p.linkPath(s.name, index)
 	if l, err := link.LoadPinnedLink(path, nil); err == nil {
 		if h := (&tcxHook{l, index}); h.there() && l.Update(program) == nil {
 			return h, nil
@@ -153,7 +156,7 @@ func ownFilters(nl *netlink.Handle, index int, parent uint32) (own *netlink.BpfF
 		return nil, 1
 	}
 	for _, f := range list {
-		if b, is := f.(*netlink.BpfFilter); is && strings.HasPrefix(b.Name, filterName) {
+		if b, is := f.(*netlink.BpfFilter); is && IsOwnFilter(b.Name) {
 			own = b
 		} else {
 			others++
@@ -172,8 +175,12 @@ func removeIfEmpty(nl *netlink.Handle, index int) {
 	_ = nl.QdiscDel(clsact(index))
 }
 
-// removeFilters removes all filters of this package, which a killed process left.
-func removeFilters(nl *netlink.Handle) (n int, err error) {
+// IsOwnFilter reports whether a filter of clsact is one of this package, by its name.
+func IsOwnFilter(name string) bool { return strings.HasPrefix(name, filterName) }
+
+// RemoveFilters removes all filters of this package, which a killed process left, and returns
+// how many.
+func RemoveFilters(nl *netlink.Handle) (n int, err error) {
 	list, err := kernel.Uninterrupted(nl.LinkList)
 	if err != nil {
 		return 0, fmt.Errorf("interfaces: %w", err)

@@ -1,0 +1,302 @@
+// Package attach keeps BPF programs at both sides of all interfaces of a network namespace, as
+// interfaces come and go, and before the programs of others.
+package attach
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/rs/zerolog"
+	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/host/kernel"
+	"github.com/sluice-proxy/sluice/internal/once"
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+// repairInterval is how often it is checked that the programs are where they should be.
+const repairInterval = 5 * time.Second
+
+// changesPause is how long after a loss changes are listened for again. Then all is looked at.
+const changesPause = 100 * time.Millisecond
+
+// Programs are those of one kind of interfaces.
+type Programs struct{ Egress, Ingress *ebpf.Program }
+
+// Follower is asked by one goroutine about each look at the interfaces.
+type Follower interface {
+	// Follow hears of all interfaces, and of those among them that have the programs for
+	// Ethernet. Those that are changed may be others than before.
+	Follow(all, ethernet []netlink.Link, changed func(index int) bool)
+	// Changed receives when something has changed that only the Follower sees.
+	Changed() <-chan struct{}
+	// Check is called each CheckInterval.
+	Check()
+}
+
+// CheckInterval is how often a Follower checks.
+const CheckInterval = 250 * time.Millisecond
+
+// Options say what is attached where.
+type Options struct {
+	Ethernet, Bare Programs // for interfaces with a link header of Ethernet, and without any
+	// Pin returns where the link at one side ("ingress", "egress") of an interface is pinned.
+	// It is nil if links end with the process.
+	Pin       func(side string, index int) (path string)
+	Namespace int      // a descriptor; 0 is the process's own
+	Follower  Follower // or nil
+	Logger    zerolog.Logger
+
+	Filters bool          // tests: as if there were no tcx
+	Repair  time.Duration // tests: instead of 5 s
+}
+
+// Interfaces keeps the programs at all interfaces but lo: by tcx (Linux 6.6), else by clsact. They come before
+// those of others: one that ends the look at a packet would leave it untranslated in one
+// direction.
+type Interfaces struct {
+	options       Options
+	nl            *netlink.Handle
+	log           zerolog.Logger
+	trouble, deaf once.Trouble
+	changes       changes
+	done          chan struct{}
+	running       sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	filters bool          // there is no tcx
+	links   map[int]hooks // by interface
+}
+
+// hooks are the programs of one interface.
+type hooks struct{ ingress, egress hook }
+
+// there reports whether both programs are at the interface.
+func (h hooks) there() bool { return h.ingress.there() && h.egress.there() }
+
+// release lets go of the programs. With keep, they stay if they can without the process.
+func (h hooks) release(keep bool) {
+	for _, each := range []hook{h.ingress, h.egress} {
+		if each != nil {
+			each.release(keep)
+		}
+	}
+}
+
+// Open prepares to attach. Start begins, and Close ends it.
+func Open(o Options) (*Interfaces, error) {
+	if o.Repair == 0 {
+		o.Repair = repairInterval
+	}
+	i := &Interfaces{options: o, log: o.Logger, done: make(chan struct{}), filters: o.Filters, links: make(map[int]hooks)}
+	i.changes.namespace = o.Namespace
+	var err error
+	if i.nl, err = kernel.Open(o.Namespace, syscall.NETLINK_ROUTE); err != nil {
+		return nil, err
+	}
+	return i, nil
+}
+
+// Start attaches the programs to all interfaces, and follows these until Close. An error says
+// at which interfaces they are not.
+func (i *Interfaces) Start() error {
+	if err := i.follow(all); err != nil {
+		return err
+	}
+	i.running.Go(i.run)
+	return nil
+}
+
+// run follows the interfaces.
+func (i *Interfaces) run() {
+	defer i.changes.end()
+	repair := time.NewTicker(i.options.Repair)
+	defer repair.Stop()
+	begin := time.After(0)
+	follower := i.options.Follower
+	var check <-chan time.Time
+	var others <-chan struct{}
+	if follower != nil {
+		each := time.NewTicker(CheckInterval)
+		defer each.Stop()
+		check, others = each.C, follower.Changed()
+		follower.Check()
+	}
+	for {
+		changed := all
+		select {
+		case <-i.done:
+			return
+		case <-check:
+			follower.Check()
+			continue
+		case <-others:
+			changed = none // the follower knows which
+		case <-begin:
+			if err := i.changes.begin(); err == nil {
+				i.deaf.Over()
+			} else {
+				begin = time.After(i.options.Repair)
+				if i.deaf.New(err.Error()) {
+					i.log.Warn().Err(err).Msg("kernel flows: new interfaces are found late")
+				}
+			}
+		case u, ok := <-i.changes.updates:
+			if !ok { // the kernel has dropped some
+				i.log.Debug().Msg("kernel flows: too many changes of interfaces at once; all are looked at")
+				i.changes.end()
+				begin = time.After(changesPause)
+				continue
+			}
+			indices := i.changes.waiting(u)
+			changed = func(index int) bool { return indices[index] }
+		case <-repair.C:
+		}
+		err := i.follow(changed)
+		if err == nil {
+			i.trouble.Over()
+		} else if i.trouble.New(err.Error()) {
+			i.log.Warn().Err(err).Msg("kernel flows: some interfaces have no program; their clients are relayed")
+		}
+	}
+}
+
+// all is for a look at all interfaces, none for one at new ones alone.
+func all(int) bool  { return true }
+func none(int) bool { return false }
+
+// follow attaches the programs to the interfaces that are new, or that somebody took them
+// from, and lets go of those that are gone. Those that are changed may have other ways.
+func (i *Interfaces) follow(changed func(index int) bool) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.closed {
+		return nil
+	}
+	list, err := kernel.Uninterrupted(i.nl.LinkList)
+	if err != nil {
+		return fmt.Errorf("interfaces: %w", err)
+	}
+	there := make(map[int]bool, len(list))
+	var errs []error
+	for _, l := range list {
+		a := l.Attrs()
+		programs := i.programsFor(a)
+		if programs == nil {
+			continue
+		}
+		there[a.Index] = true
+		if i.attachedTo(a.Index) {
+			continue
+		}
+		h, err := i.attach(programs, a.Index)
+		switch {
+		case errors.Is(err, syscall.ENODEV): // gone meanwhile
+		case err != nil:
+			errs = append(errs, fmt.Errorf("attach to %s: %w", a.Name, err))
+		default:
+			i.links[a.Index] = h
+		}
+	}
+	for index, h := range i.links {
+		if !there[index] {
+			h.release(false)
+			delete(i.links, index)
+		}
+	}
+	if f := i.options.Follower; f != nil {
+		f.Follow(list, slices.DeleteFunc(slices.Clone(list), func(l netlink.Link) bool {
+			_, attached := i.links[l.Attrs().Index]
+			return !attached || i.programsFor(l.Attrs()) != &i.options.Ethernet
+		}), changed)
+	}
+	return errors.Join(errs...)
+}
+
+// programsFor returns the programs for an interface, or nil if there are none.
+func (i *Interfaces) programsFor(a *netlink.LinkAttrs) *Programs {
+	if a.Flags&net.FlagLoopback != 0 {
+		return nil
+	}
+	switch a.EncapType {
+	case "ether":
+		return &i.options.Ethernet
+	case "none", "ipip", "tunnel6", "sit", "rawip", "ppp":
+		return &i.options.Bare
+	}
+	return nil
+}
+
+func (i *Interfaces) attach(p *Programs, index int) (h hooks, err error) {
+	err = sys.InNetNS(i.options.Namespace, func() (err error) {
+		// Without the way back there must be no way there.
+		if h.egress, err = i.at(p.Egress, egressSide, index); err == nil {
+			h.ingress, err = i.at(p.Ingress, ingressSide, index)
+		}
+		return err
+	})
+	if err != nil {
+		h.release(false)
+	}
+	return h, err
+}
+
+// at attaches a program to one side of an interface.
+func (i *Interfaces) at(program *ebpf.Program, s side, index int) (hook, error) {
+	if !i.filters {
+		path := ""
+		if i.options.Pin != nil {
+			path = i.options.Pin(s.name, index)
+		}
+		h, err := attachTCX(path, program, s, index)
+		if err == nil {
+			return h, nil
+		}
+		if !errors.Is(err, ebpf.ErrNotSupported) {
+			return nil, err
+		}
+		i.filters = true
+	}
+	h, err := attachFilter(i.nl, program, s, index)
+	if err != nil {
+		return nil, err // not a hook that is nil inside
+	}
+	return h, nil
+}
+
+// attachedTo reports whether both programs are at an interface.
+func (i *Interfaces) attachedTo(index int) bool {
+	h, ok := i.links[index]
+	if !ok || h.there() {
+		return ok
+	}
+	h.release(false)
+	delete(i.links, index)
+	return false
+}
+
+// Close takes the programs from all interfaces, unless keep says that pins keep them. It may be
+// called again.
+func (i *Interfaces) Close(keep bool) {
+	i.mu.Lock()
+	if i.closed {
+		i.mu.Unlock()
+		return
+	}
+	i.closed = true
+	for index, h := range i.links {
+		h.release(keep)
+		delete(i.links, index)
+	}
+	close(i.done)
+	i.mu.Unlock()
+	i.running.Wait()
+	i.nl.Close()
+}

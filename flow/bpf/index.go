@@ -1,0 +1,174 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"sync/atomic"
+)
+
+// Index finds a flow by a packet's tuple, and lies in memory that is shared with BPF:
+// index.h describes it. BPF enters tuples, and both sides take them out. Its methods are
+// safe for concurrent use with BPF, but not with each other.
+type Index struct {
+	Buckets []KernelBucket // a power of two
+	flows   []KernelFlow
+	seed    uint64
+}
+
+// Reference is the lower half of a slot: a flow, and the role of its packets with a tuple.
+type Reference uint32
+
+// ReferenceTo returns the reference to a role in a flow.
+func ReferenceTo(flow uint32, role KernelRole) Reference {
+	return Reference(uint32(role)<<FlowBits | flow)
+}
+
+// Flow returns the index of the flow.
+func (r Reference) Flow() uint32 { return uint32(r) & FlowMask }
+
+// Role returns the role of the packets.
+func (r Reference) Role() KernelRole { return KernelRole(r >> FlowBits) }
+
+// hash is hash_of in index.h.
+func (x *Index) hash(t *KernelTuple) uint64 {
+	n := binary.NativeEndian
+	b := n.AppendUint32(make([]byte, 0, 40), t.Src.Word[0])
+	for _, w := range [...]uint32{t.Src.Word[1], t.Src.Word[2], t.Src.Word[3], t.Dst.Word[0], t.Dst.Word[1], t.Dst.Word[2], t.Dst.Word[3]} {
+		b = n.AppendUint32(b, w)
+	}
+	b = append(n.AppendUint16(n.AppendUint16(b, t.Sport), t.Dport), t.Protocol, t.Fragment, 0, 0)
+	h := x.seed
+	for at := len(b) - 8; at >= 0; at -= 8 {
+		h = (h ^ n.Uint64(b[at:])) * 0x9e3779b97f4a7c15
+		h ^= h >> 32
+	}
+	h *= 0xd6e8feb86659fd93
+	return h ^ h>>32
+}
+
+// places is how many buckets a tuple may be in: PLACES in index.h.
+const places = 8
+
+// place returns a bucket where a tuple may be. The first one is its home.
+func (x *Index) place(hash uint64, n int) *KernelBucket {
+	return &x.Buckets[(hash+uint64(n)*(hash>>32|1))&uint64(len(x.Buckets)-1)]
+}
+
+// Tuple returns the tuple of the packets that a reference is for.
+func (x *Index) Tuple(r Reference) KernelTuple {
+	k := &x.flows[r.Flow()]
+	t := KernelTuple{Protocol: k.Protocol}
+	switch r.Role() {
+	case KernelRoleTO_ENDPOINT:
+		t.Src, t.Sport, t.Dst, t.Dport = k.Client, k.ClientPort, k.Vip, k.VipPort
+	case KernelRoleMASQUERADE:
+		t.Src, t.Sport, t.Dst, t.Dport = k.Client, k.MiddlePort, k.Endpoint, k.EndpointPort
+	case KernelRoleUNMASQUERADE:
+		t.Src, t.Sport, t.Dst, t.Dport = k.Endpoint, k.EndpointPort, k.Node, k.NodePort
+	default:
+		t.Src, t.Sport, t.Dst, t.Dport = k.Endpoint, k.EndpointPort, k.Client, k.MiddlePort
+	}
+	return t
+}
+
+// Find returns what a tuple refers to, or 0.
+func (x *Index) Find(t *KernelTuple) Reference {
+	hash := x.hash(t)
+	home := x.place(hash, 0)
+	for n := 0; n == 0 || n < places && atomic.LoadUint64(&home.Moved) > 0; n++ {
+		b := x.place(hash, n)
+		for i := range b.Slot {
+			slot := atomic.LoadUint64(&b.Slot[i])
+			if r := Reference(slot); slot != 0 && slot>>32 == hash>>32 && int(r.Flow()) < len(x.flows) && x.Tuple(r) == *t {
+				return r
+			}
+		}
+	}
+	return 0
+}
+
+// Exchange puts a reference, or 0 for none, in the place of what a tuple has for a flow. It
+// reports whether the flow had the tuple.
+func (x *Index) Exchange(t *KernelTuple, flow uint32, to Reference) bool {
+	hash := x.hash(t)
+	home := x.place(hash, 0)
+	if home.exchange(hash, flow, to) {
+		return true
+	}
+	if atomic.LoadUint64(&home.Moved) == 0 {
+		return false
+	}
+	for n := 1; n < places; n++ {
+		if x.place(hash, n).exchange(hash, flow, to) {
+			if to == 0 {
+				atomic.AddUint64(&home.Moved, ^uint64(0))
+			}
+			return true
+		}
+	}
+	return false
+}
+
+func (b *KernelBucket) exchange(hash uint64, flow uint32, to Reference) bool {
+	var with uint64
+	if to != 0 {
+		with = hash>>32<<32 | uint64(to)
+	}
+	for i := range b.Slot {
+		slot := atomic.LoadUint64(&b.Slot[i])
+		if slot>>32 == hash>>32 && Reference(slot).Flow() == flow && atomic.CompareAndSwapUint64(&b.Slot[i], slot, with) {
+			return true
+		}
+	}
+	return false
+}
+
+// Erase takes tuples from a flow. Another flow may have got some of them meanwhile.
+func (x *Index) Erase(flow uint32, tuples ...KernelTuple) {
+	for i := range tuples {
+		x.Exchange(&tuples[i], flow, 0)
+	}
+}
+
+// EraseAll takes all of its tuples from a flow. The way there goes first: while the index has
+// it, it must have the others, or the endpoint would see a client that is hidden.
+func (x *Index) EraseAll(flow uint32) {
+	x.Erase(flow, x.Tuple(ReferenceTo(flow, KernelRoleTO_ENDPOINT)))
+	x.EraseEndpoint(flow)
+}
+
+// EraseEndpoint takes the tuples from a flow that depend on the endpoint.
+func (x *Index) EraseEndpoint(flow uint32) {
+	var tuples [MostTuples]KernelTuple
+	x.Erase(flow, x.EndpointTuples(flow, tuples[:0])...)
+}
+
+// MostTuples is how many tuples of a flow depend on the endpoint, at most.
+const MostTuples = 3
+
+// EndpointTuples appends all tuples of a flow that depend on the endpoint.
+func (x *Index) EndpointTuples(flow uint32, tuples []KernelTuple) []KernelTuple {
+	tuples = append(tuples, x.Tuple(ReferenceTo(flow, KernelRoleTO_CLIENT)))
+	if x.flows[flow].Options&KernelOptionOPTION_MASQUERADE != 0 {
+		tuples = append(tuples, x.Tuple(ReferenceTo(flow, KernelRoleUNMASQUERADE)), x.Tuple(ReferenceTo(flow, KernelRoleMASQUERADE)))
+	}
+	return tuples
+}
+
+// Prune takes out the references that are orphans.
+func (x *Index) Prune(orphan func(Reference) bool) {
+	for i := range x.Buckets {
+		for j := range x.Buckets[i].Slot {
+			at := &x.Buckets[i].Slot[j]
+			slot := atomic.LoadUint64(at)
+			r := Reference(slot)
+			if slot == 0 || !orphan(r) {
+				continue
+			}
+			if int(r.Flow()) < len(x.flows) {
+				t := x.Tuple(r)
+				x.Exchange(&t, r.Flow(), 0)
+			}
+			atomic.CompareAndSwapUint64(at, slot, 0) // it is not the flow's tuple any more
+		}
+	}
+}

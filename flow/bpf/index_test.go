@@ -1,0 +1,107 @@
+package bpf
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"syscall"
+	"testing"
+)
+
+// put enters a tuple, as put in index.h does. It reports false if there is no room. (The
+// models of packets have BPF find what this puts, and put what is found here.)
+func (x *Index) put(t *KernelTuple, r Reference) bool {
+	hash := x.hash(t)
+	for n := range places {
+		b := x.place(hash, n)
+		if i := b.empty(); i >= 0 {
+			b.Slot[i] = hash>>32<<32 | uint64(r)
+			if n > 0 {
+				x.place(hash, 0).Moved++
+			}
+			return true
+		}
+	}
+	return false
+}
+
+func (b *KernelBucket) empty() int {
+	for i, slot := range b.Slot {
+		if slot == 0 {
+			return i
+		}
+	}
+	return -1
+}
+
+// TestIndexModel enters and erases all tuples that an index is made for. Each has room, is found
+// until it is erased, and nothing else is.
+func TestIndexModel(t *testing.T) {
+	const flows = 256
+	x := Index{Buckets: make([]KernelBucket, flows), flows: make([]KernelFlow, flows+1), seed: rand.Uint64()}
+	roles := []KernelRole{KernelRoleTO_ENDPOINT, KernelRoleMASQUERADE, KernelRoleUNMASQUERADE, KernelRoleTO_CLIENT}
+	has := make(map[Reference]bool)
+	moved, refused := 0, 0
+	addr := func(net byte) KernelAddress {
+		return AddressOf(netip.AddrFrom4([4]byte{10, net, byte(rand.IntN(256)), byte(rand.IntN(256))}))
+	}
+	for i := uint32(1); i <= flows; i++ {
+		x.flows[i] = KernelFlow{Protocol: syscall.IPPROTO_TCP, Client: addr(1), Vip: addr(2), Endpoint: addr(3), Node: addr(4),
+			ClientPort: uint16(i), MiddlePort: uint16(i), VipPort: 1, EndpointPort: 2, NodePort: uint16(i)}
+	}
+	check := func() {
+		t.Helper()
+		moved = 0
+		for i := range x.Buckets {
+			moved += int(x.Buckets[i].Moved)
+		}
+		for i := uint32(1); i <= flows; i++ {
+			for _, role := range roles {
+				r := ReferenceTo(i, role)
+				tuple := x.Tuple(r)
+				if found := x.Find(&tuple); has[r] != (found == r) || !has[r] && found != 0 {
+					t.Fatalf("flow %d, role %d: found %#x, entered %v", i, role, found, has[r])
+				}
+			}
+		}
+	}
+	enter := func(i uint32) {
+		for _, role := range roles {
+			r := ReferenceTo(i, role)
+			tuple := x.Tuple(r)
+			if has[r] {
+				continue
+			}
+			if has[r] = x.put(&tuple, r); !has[r] {
+				refused++
+			}
+		}
+	}
+	for range 4 {
+		for i := uint32(1); i <= flows; i++ {
+			enter(i)
+		}
+		check()
+		if moved == 0 {
+			t.Error("no home has been full")
+		}
+		for i := uint32(1); i <= flows; i++ {
+			if rand.IntN(2) == 0 {
+				for _, role := range roles {
+					x.Erase(i, x.Tuple(ReferenceTo(i, role)))
+					has[ReferenceTo(i, role)] = false
+				}
+				continue
+			}
+			x.Erase(i%flows+1, x.Tuple(ReferenceTo(i, KernelRoleTO_ENDPOINT))) // not that one's
+		}
+		check()
+	}
+	if refused > 0 {
+		t.Errorf("no room for %d tuples of at most %d", refused, 4*flows)
+	}
+	x.Prune(func(Reference) bool { return true })
+	clear(has)
+	if check(); moved != 0 {
+		t.Errorf("%d tuples count as moved, of none", moved)
+	}
+}

@@ -1,0 +1,214 @@
+package bpf
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+const (
+	// FlowBits is how many bits of a mark, and of a reference, are the index of a flow:
+	// FLOW_BITS of index.h.
+	FlowBits = 20
+	// FlowMask covers them.
+	FlowMask = 1<<FlowBits - 1
+	// MostFlows bounds the flows of a Kernel: index 0 is none.
+	MostFlows = FlowMask
+	// Services is how many service ports have a load, as maps.h says. 0 is none.
+	Services = 1 << 16
+	// MostUnanswered is how many datagrams of a session come up before an endpoint has
+	// answered: MOST_UNANSWERED.
+	MostUnanswered = 8
+	// Ports that translated packets get are between these. They are below those that sockets
+	// of the relay and of the kernel's choice usually have.
+	FirstPort = 1024
+	LastPort  = 9999
+)
+
+// Kernel is what is loaded into the kernel: the maps, in memory where userspace changes
+// them at any time, and the programs, once for interfaces with a link header of Ethernet
+// and once for those without any.
+type Kernel struct {
+	Maps     KernelMaps
+	Flows    []KernelFlow // by their index
+	Index    Index
+	Loads    []KernelLoad // by service port
+	Spares   Spares
+	Control  *KernelControl
+	controls []KernelControl
+
+	Ethernet, Bare KernelPrograms
+}
+
+// Open loads maps for so many flows, and the programs. Maps that are pinned are
+// used again.
+func Open(flows int, p *Pins) (k *Kernel, err error) {
+	if flows < 1 || flows > MostFlows {
+		return nil, fmt.Errorf("%d flows: not between 1 and %d", flows, MostFlows)
+	}
+	spec, err := LoadKernel()
+	if err != nil {
+		return nil, err
+	}
+	spec.Maps[KernelMapFlows].MaxEntries = uint32(flows + 1)
+	spec.Maps[KernelMapBuckets].MaxEntries = uint32(ringFor(flows)) // a flow has four tuples at most
+	spec.Maps[KernelMapPowers].Contents = powers()
+	spec.Maps[KernelMapSpares].MaxEntries = uint32(ringFor(flows))
+	k = &Kernel{}
+	defer func() {
+		if err != nil {
+			k.Close()
+			k = nil
+		}
+	}()
+	if err = k.openMaps(spec, p); err != nil {
+		return k, fmt.Errorf("BPF maps: %w", err)
+	}
+	if k.Flows, err = sys.MapArray[KernelFlow](k.Maps.Flows.FD(), flows+1); err != nil {
+		return k, err
+	}
+	if k.Index.Buckets, err = sys.MapArray[KernelBucket](k.Maps.Buckets.FD(), ringFor(flows)); err != nil {
+		return k, err
+	}
+	if k.Loads, err = sys.MapArray[KernelLoad](k.Maps.Loads.FD(), Services); err != nil {
+		return k, err
+	}
+	if k.Spares.ring, err = sys.MapArray[KernelSpare](k.Maps.Spares.FD(), ringFor(flows)); err != nil {
+		return k, err
+	}
+	if k.controls, err = sys.MapArray[KernelControl](k.Maps.Controls.FD(), 1); err != nil {
+		return k, err
+	}
+	k.Control = &k.controls[0]
+	for k.Control.Seed == 0 {
+		k.Control.Seed = rand.Uint64()
+	}
+	k.Index.flows, k.Index.seed, k.Spares.control = k.Flows, k.Control.Seed, k.Control
+	// Verification takes most of a start. The kernel does it on several CPUs at once.
+	var bare error
+	var loading sync.WaitGroup
+	loading.Go(func() { bare = k.loadPrograms(0, &k.Bare) })
+	err = k.loadPrograms(ethernetHeader, &k.Ethernet)
+	loading.Wait()
+	if err = cmp.Or(err, bare); err != nil {
+		return k, err
+	}
+	return k, nil
+}
+
+// openMaps makes the maps, or takes those that are pinned.
+func (k *Kernel) openMaps(spec *ebpf.CollectionSpec, p *Pins) error {
+	if p == nil {
+		return spec.LoadAndAssign(&k.Maps, nil)
+	}
+	pinned := p.maps(spec)
+	defer func() {
+		for _, m := range pinned {
+			_ = m.Close() // the KernelMaps have descriptors of their own
+		}
+	}()
+	all, err := ebpf.NewCollectionWithOptions(mapsOf(spec), ebpf.CollectionOptions{MapReplacements: pinned})
+	if err != nil {
+		return err
+	}
+	if pinned == nil {
+		for name, m := range all.Maps {
+			if !isOwnMap(name) {
+				continue
+			}
+			if err := m.Pin(p.path(name)); err != nil {
+				all.Close()
+				return fmt.Errorf("pin: %w", err)
+			}
+		}
+	}
+	defer all.Close()
+	return all.Assign(&k.Maps)
+}
+
+// mapsOf is a spec without programs.
+func mapsOf(spec *ebpf.CollectionSpec) *ebpf.CollectionSpec {
+	c := spec.Copy()
+	clear(c.Programs)
+	return c
+}
+
+const ethernetHeader = 14
+
+// loadPrograms loads the programs for interfaces with a link header of some length.
+func (k *Kernel) loadPrograms(linkHeader uint32, to *KernelPrograms) error {
+	spec, err := LoadKernel()
+	if err != nil {
+		return err
+	}
+	spec.Maps[KernelMapFlows].MaxEntries = k.Maps.Flows.MaxEntries()
+	spec.Maps[KernelMapBuckets].MaxEntries = k.Maps.Buckets.MaxEntries()
+	spec.Maps[KernelMapSpares].MaxEntries = k.Maps.Spares.MaxEntries()
+	for name, value := range map[string]any{
+		KernelVarLinkHeader: linkHeader, KernelVarSeed: k.Index.seed, KernelVarLastBucket: k.Maps.Buckets.MaxEntries() - 1,
+	} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("BPF programs: %w", err)
+		}
+	}
+	if !ServesSCTP() {
+		if err := spec.Variables[KernelVarServesSctp].Set(uint32(0)); err != nil {
+			return fmt.Errorf("BPF programs: %w", err)
+		}
+	}
+	err = spec.LoadAndAssign(to, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
+		KernelMapNotices:      k.Maps.Notices,
+		KernelMapBuckets:      k.Maps.Buckets,
+		KernelMapControls:     k.Maps.Controls,
+		KernelMapCounters:     k.Maps.Counters,
+		KernelMapDestinations: k.Maps.Destinations,
+		KernelMapFlows:        k.Maps.Flows,
+		KernelMapFragments:    k.Maps.Fragments,
+		KernelMapLoads:        k.Maps.Loads,
+		KernelMapOrigins:      k.Maps.Origins,
+		KernelMapPlaces:       k.Maps.Places,
+		KernelMapPowers:       k.Maps.Powers,
+		KernelMapRelayed:      k.Maps.Relayed,
+		KernelMapSpares:       k.Maps.Spares,
+		KernelMapUpcalls:      k.Maps.Upcalls,
+		KernelMapWays:         k.Maps.Ways,
+	}})
+	var verifier *ebpf.VerifierError
+	if errors.As(err, &verifier) && len(verifier.Log) > 1 {
+		// The last line counts instructions.
+		err = fmt.Errorf("%w (%s)", verifier.Cause, verifier.Log[len(verifier.Log)-2])
+	}
+	if err != nil {
+		return fmt.Errorf("BPF programs: %w", err)
+	}
+	return nil
+}
+
+// Close unloads everything that is not pinned or attached. The memory of maps must not be used
+// any more.
+func (k *Kernel) Close() {
+	sys.UnmapArray(k.Flows)
+	sys.UnmapArray(k.Index.Buckets)
+	sys.UnmapArray(k.Loads)
+	sys.UnmapArray(k.Spares.ring)
+	sys.UnmapArray(k.controls)
+	_ = k.Ethernet.Close()
+	_ = k.Bare.Close()
+	_ = k.Maps.Close()
+}
+
+// ServesSCTP reports whether kernel flows serve SCTP here: the verifier of older kernels
+// follows too many paths through SCTP's functions.
+func ServesSCTP() bool { return sys.KernelAtLeast(6, 4) }
+
+// Last is when the last packet came, either way, by the kernel's clock in ns.
+func (k *KernelFlow) Last() uint64 {
+	return max(atomic.LoadUint64(&k.Way[0].Last), atomic.LoadUint64(&k.Way[1].Last))
+}
