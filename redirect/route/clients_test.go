@@ -196,11 +196,11 @@ func TestTheTableAfterOursMayBeAnothersReplyTable(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	lab.Settle(t)
 	other := open(t, lab.Node, Options{SteerTable: 8400, ReplyTable: DefaultReplyTable + 1, SteerMark: 0x4, ReplyMark: 0x8})
-	apply(t, other, State{MarkReplies: true}, true)
+	apply(t, other, State{MarkReplies: true, ReplyPorts: redirect.ReplyPorts}, true)
 	before := dump(t, other)
 	r := open(t, lab.Node, Options{})
-	apply(t, r, State{MarkReplies: true}, true)
-	apply(t, r, State{MarkReplies: true}, false)
+	apply(t, r, State{MarkReplies: true, ReplyPorts: redirect.ReplyPorts}, true)
+	apply(t, r, State{MarkReplies: true, ReplyPorts: redirect.ReplyPorts}, false)
 	if _, err := r.Remove(); err != nil {
 		t.Fatal(err)
 	}

@@ -37,8 +37,11 @@ func (u *Unmarked) State(from, to *redirect.Plan, c *redirect.Changes, answers r
 
 // Marked gives the state of a plan for modes that mark packets.
 func Marked(p *redirect.Plan, answers redirect.Replies) State {
-	return State{Local: p.Local, NonLocal: p.NonLocal, Sources: p.Sources,
-		MarkSteers: p.NonLocal.Len() > 0, MarkReplies: answers.Diverted && !p.NodeSourceOnly}
+	s := State{Local: p.Local, NonLocal: p.NonLocal, Sources: p.Sources, MarkSteers: p.NonLocal.Len() > 0}
+	if answers.Diverted && !p.NodeSourceOnly {
+		s.MarkReplies, s.ReplyPorts = true, [2]uint16{answers.FirstPort, answers.LastPort}
+	}
+	return s
 }
 
 // RepliesByMark tells whether answers to clients' own addresses, which are looked
@@ -46,7 +49,7 @@ func Marked(p *redirect.Plan, answers redirect.Replies) State {
 // and whether sockets on the node's address can pass connection tracking by theirs.
 // If not, it says why.
 func (r *Router) RepliesByMark(ports [2]uint16, tracking *redirect.Tracking) redirect.Replies {
-	if err := r.Check(State{MarkReplies: true}); err != nil {
+	if err := r.Check(State{MarkReplies: true, ReplyPorts: ports}); err != nil {
 		return redirect.Replies{Why: err.Error()}
 	}
 	replies := redirect.Replies{Diverted: true, FirstPort: ports[0], LastPort: ports[1], Tracking: tracking}

@@ -5,7 +5,7 @@
 // tables so, adding what is new before it removes what is old.
 //
 //	r, err := route.Open(route.Options{NodeIPs: nodeIPs})
-//	changed, err := r.Apply(route.State{Local: prefixes, MarkReplies: true})
+//	changed, err := r.Apply(route.State{Local: prefixes, MarkSteers: true})
 //	removed, err := r.Remove()
 //	r.Close()
 //
@@ -169,15 +169,13 @@ type State struct {
 	// PortRules send packets for these destinations to the steer table, where
 	// nobody can mark them. The kernel goes through them one by one.
 	PortRules redirect.Set[service.Destination]
-	// MarkReplies sends packets with the reply mark to the reply table.
-	MarkReplies bool
 	// ReplyPorts, first and last, send TCP and UDP packets to these ports, but
 	// none that this node sends itself, to the reply table (F11), which then has
-	// the addresses that Router.Clients holds; zero sends none. Together with
-	// MarkReplies, of IPv4 only those that carry the mark too, which is for where
-	// sources are checked with marks (see SourceChecks), and nothing changes for
-	// IPv6.
+	// the addresses that Router.Clients holds; zero sends none.
 	ReplyPorts [2]uint16
+	// MarkReplies sends of these packets, and of ICMP, those with the reply mark there,
+	// wherever they come from, and has a default route in the reply table.
+	MarkReplies bool
 }
 
 // repliesByClient tells whether the reply table has a route for each client in

@@ -49,6 +49,7 @@ func whole() State {
 		MarkSteers:  true,
 		PortRules:   redirect.SetOf(destination("192.0.2.7:80", service.TCP), destination("[2001:db8::7]:53", service.UDP)),
 		MarkReplies: true,
+		ReplyPorts:  redirect.ReplyPorts,
 	}
 }
 
@@ -59,10 +60,14 @@ route local 2001:db8::7/128 dev lo table 8376 proto 83 src fd00:1::1
 route local default dev lo table 8377 proto 83
 route local default dev lo table 8377 proto 83
 rule fwmark 0x1000/0x1000 lookup 8376 proto 83 priority 83
-rule fwmark 0x2000/0x2000 lookup 8377 proto 83 priority 83
+rule fwmark 0x2000/0x2000 ipproto TCP dport 10000-29999 lookup 8377 proto 83 priority 83
+rule fwmark 0x2000/0x2000 ipproto UDP dport 10000-29999 lookup 8377 proto 83 priority 83
+rule fwmark 0x2000/0x2000 ipproto icmp lookup 8377 proto 83 priority 83
 rule to 192.0.2.7 ipproto TCP dport 80 lookup 8376 proto 83 priority 83
 rule -6 fwmark 0x1000/0x1000 lookup 8376 proto 83 priority 83
-rule -6 fwmark 0x2000/0x2000 lookup 8377 proto 83 priority 83
+rule -6 fwmark 0x2000/0x2000 ipproto TCP dport 10000-29999 lookup 8377 proto 83 priority 83
+rule -6 fwmark 0x2000/0x2000 ipproto UDP dport 10000-29999 lookup 8377 proto 83 priority 83
+rule -6 fwmark 0x2000/0x2000 ipproto ipv6-icmp lookup 8377 proto 83 priority 83
 rule -6 to 2001:db8::7 ipproto UDP dport 53 lookup 8376 proto 83 priority 83`
 
 func open(t *testing.T, n *netns.Host, o Options) *Router {
@@ -340,7 +345,7 @@ func TestClashes(t *testing.T) {
 			}
 			before := lab.Node.Dump(t)
 			r := open(t, lab.Node, Options{})
-			s := State{Local: redirect.LocalOf(prefixes("10.96.0.0/16")...), NonLocal: redirect.SetOf(addrs("192.0.2.1")...), MarkSteers: true, MarkReplies: true}
+			s := State{Local: redirect.LocalOf(prefixes("10.96.0.0/16")...), NonLocal: redirect.SetOf(addrs("192.0.2.1")...), MarkSteers: true, MarkReplies: true, ReplyPorts: redirect.ReplyPorts}
 			if err := r.Check(s); (err == nil) != (c.want == "") {
 				t.Errorf("check: %v", err)
 			}

@@ -43,11 +43,21 @@ func (r *Router) portRule(d service.Destination) rule {
 		table: r.opts.SteerTable, priority: r.opts.RulePriority}
 }
 
-// replyRules bring answers to clients' own addresses back. Without marks they match
-// ports alone (F11), and then must not match what this node sends itself: it sends no
-// such answers, but its servers and our listeners do send to clients that use ports
-// of the range, as other systems than Linux do. A rule cannot ask for packets that
-// come in from elsewhere, so that the first one skips the others:
+// replyRules bring answers to clients' own addresses back. With marks they match the
+// ports of our sockets too, and ICMP, which has none:
+//
+//	83: fwmark 0x2000/0x2000 ipproto tcp dport 10000-29999 lookup 8377
+//	83: fwmark 0x2000/0x2000 ipproto udp dport 10000-29999 lookup 8377
+//	83: fwmark 0x2000/0x2000 ipproto icmp lookup 8377
+//
+// A mark alone would do for the answers. But firewalls look up where a packet's source
+// is with its mark and without its ports (nftables' fib saddr . mark, rpfilter's
+// --validmark), and would find every source local and the answer forged.
+//
+// Without marks the rules match ports alone (F11), and then must not match what this
+// node sends itself: it sends no such answers, but its servers and our listeners do send
+// to clients that use ports of the range, as other systems than Linux do. A rule cannot
+// ask for packets that come in from elsewhere, so that the first one skips the others:
 //
 //	84: iif lo goto 86
 //	85: ipproto tcp dport 61000-63266 lookup 8377
@@ -59,18 +69,17 @@ func (r *Router) portRule(d service.Destination) rule {
 // The first table has clients behind this node, the second all others: see
 // clients.
 func (r *Router) replyRules(f service.Family, s *State) []rule {
-	all := rule{family: f, table: r.opts.ReplyTable, priority: r.opts.RulePriority}
-	if s.MarkReplies {
-		all.mark = r.opts.ReplyMark
-	}
-	if s.ReplyPorts == [2]uint16{} || s.MarkReplies && f == service.IPv6 {
-		if s.MarkReplies {
-			return []rule{all}
-		}
+	if s.ReplyPorts == [2]uint16{} {
 		return nil
 	}
+	all := rule{family: f, table: r.opts.ReplyTable, priority: r.opts.RulePriority}
 	var rules []rule
-	if !s.MarkReplies {
+	if s.MarkReplies {
+		all.mark = r.opts.ReplyMark
+		errors := all
+		errors.protocol = icmpOf(f)
+		rules = append(rules, errors)
+	} else {
 		past, end := r.opts.RulePriority+1, r.opts.RulePriority+3
 		rules = append(rules, rule{family: f, priority: end}, rule{family: f, fromHost: true, jump: end, priority: past})
 		all.priority = r.opts.RulePriority + 2
@@ -90,6 +99,14 @@ func (r *Router) replyRules(f service.Family, s *State) []rule {
 	byPorts(r.opts.ReplyTable, behind)
 	byPorts(r.opts.ReplyTable+1, others)
 	return rules
+}
+
+// icmpOf gives the number of a family's ICMP.
+func icmpOf(f service.Family) int {
+	if f == service.IPv6 {
+		return syscall.IPPROTO_ICMPV6
+	}
+	return syscall.IPPROTO_ICMP
 }
 
 // maxPriority leaves room for those rules before that of the table main.
@@ -355,6 +372,12 @@ func ruleError(verb string, k *netlink.Rule, err error) error {
 }
 
 func protocolName(number int) string {
+	switch number {
+	case syscall.IPPROTO_ICMP:
+		return "icmp"
+	case syscall.IPPROTO_ICMPV6:
+		return "ipv6-icmp"
+	}
 	if p := redirect.ProtocolOf(uint8(number)); p != 0 {
 		return p.String()
 	}

@@ -150,7 +150,7 @@ func New(opts Options) (*Redirector, error) {
 // program at the interfaces that finds their sockets, or else by ports.
 func (r *Redirector) openAnswers(router *route.Router) {
 	routes, ports := r.opts.Routes.WithDefaults(), r.opts.ReplyPorts
-	if ports != [2]uint16{} && router.Check(route.State{MarkReplies: true}) == nil {
+	if ports != [2]uint16{} && router.Check(route.State{MarkReplies: true, ReplyPorts: ports}) == nil {
 		var err error
 		if r.ingress, err = openIngress(routes.NetNS, routes.ReplyMark, ports); err == nil {
 			r.answers = redirect.Replies{Diverted: true, FirstPort: ports[0], LastPort: ports[1]}

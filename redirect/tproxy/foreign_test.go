@@ -184,7 +184,7 @@ func TestAnswersToClientsAddresses(t *testing.T) {
 			apply(t, r, planOf())
 			if strict == "after" {
 				check()
-				if repaired, err := r.Verify(); !repaired || err != nil {
+				if repaired, err := r.Verify(); repaired || err != nil {
 					t.Errorf("verify: %v, %v", repaired, err)
 				}
 			}

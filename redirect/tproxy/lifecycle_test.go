@@ -233,8 +233,12 @@ func TestCleanupRemovesWhatIsOursAndNothingElse(t *testing.T) {
 	r.filter.close()
 	removed, err := Cleanup(opts)
 	want := []string{
-		"rule fwmark 0x2000/0x2000 lookup 8377 proto 83 priority 83",
-		"rule -6 fwmark 0x2000/0x2000 lookup 8377 proto 83 priority 83",
+		"rule fwmark 0x2000/0x2000 ipproto TCP dport 10000-29999 lookup 8377 proto 83 priority 83",
+		"rule fwmark 0x2000/0x2000 ipproto UDP dport 10000-29999 lookup 8377 proto 83 priority 83",
+		"rule fwmark 0x2000/0x2000 ipproto icmp lookup 8377 proto 83 priority 83",
+		"rule -6 fwmark 0x2000/0x2000 ipproto TCP dport 10000-29999 lookup 8377 proto 83 priority 83",
+		"rule -6 fwmark 0x2000/0x2000 ipproto UDP dport 10000-29999 lookup 8377 proto 83 priority 83",
+		"rule -6 fwmark 0x2000/0x2000 ipproto ipv6-icmp lookup 8377 proto 83 priority 83",
 		"route local 10.96.0.0/16 dev lo proto 83 src 10.1.0.1",
 		"route local fd01::/112 dev lo proto 83 src fd00:1::1",
 		"route local default dev lo table 8377 proto 83",

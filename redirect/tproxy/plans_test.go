@@ -96,11 +96,13 @@ func describePlan(p redirect.Plan, source map[bool]string) string {
 	for _, l := range slices.Concat(routes4, routes6, steer4, steer6, []string{replies, replies}) {
 		fmt.Fprintln(&text, l)
 	}
-	for _, rule := range []string{"rule", "rule -6"} {
+	for f, rule := range []string{"rule", "rule -6"} {
 		if p.NonLocal.Len() > 0 {
 			fmt.Fprintln(&text, rule, "fwmark 0x1000/0x1000 lookup 8376 proto 83 priority 83")
 		}
-		fmt.Fprintln(&text, rule, "fwmark 0x2000/0x2000 lookup 8377 proto 83 priority 83")
+		for _, match := range []string{"TCP dport 10000-29999", "UDP dport 10000-29999", []string{"icmp", "ipv6-icmp"}[f]} {
+			fmt.Fprintln(&text, rule, "fwmark 0x2000/0x2000 ipproto", match, "lookup 8377 proto 83 priority 83")
+		}
 	}
 	return text.String()
 }

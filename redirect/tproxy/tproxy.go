@@ -112,7 +112,6 @@ type Redirector struct {
 	answers  redirect.Replies // never changes
 	tracking *redirect.Tracking
 	outlived atomic.Bool
-	strict   bool // sources are looked up with marks; see route.SourceChecks
 }
 
 var _ redirect.Redirector = (*Redirector)(nil)
@@ -157,11 +156,6 @@ func New(opts Options) (*Redirector, error) {
 		r.Demand = mode.NewDemand(&r.Core, r.answers, func(p redirect.Plan) error { return r.apply(p, &redirect.Changes{}) })
 		r.answers.Clients = r.Demand
 	}
-	checks, err := route.SourceChecks(opts.Routes.NetNS)
-	if err != nil {
-		return nil, errors.Join(err, r.Close())
-	}
-	r.strict = len(checks) > 0
 	return r, nil
 }
 
@@ -194,7 +188,7 @@ func (r *Redirector) apply(p redirect.Plan, changes *redirect.Changes) error {
 		for _, a := range changes.NonLocal.Drop {
 			all.NonLocal = all.NonLocal.With(a, struct{}{})
 		}
-		if err := r.Router.Put(r.routes(&all)); err != nil {
+		if err := r.Router.Put(route.Marked(&all, r.answers)); err != nil {
 			// It has not: leave those addresses alone, and do the rest.
 			p = withoutNonLocal(p)
 			rest := redirect.Diff(&r.Plan, &p)
@@ -206,7 +200,7 @@ func (r *Redirector) apply(p redirect.Plan, changes *redirect.Changes) error {
 	if err := r.fill(both); err != nil {
 		return err
 	}
-	if err := r.Router.Put(r.routes(&p)); err != nil {
+	if err := r.Router.Put(route.Marked(&p, r.answers)); err != nil {
 		return err
 	}
 	return r.fill(p)
@@ -239,15 +233,6 @@ func withoutNonLocal(p redirect.Plan) redirect.Plan {
 	return p
 }
 
-// routes are what the table of nftables rests on.
-func (r *Redirector) routes(p *redirect.Plan) route.State {
-	s := route.Marked(p, r.answers)
-	if r.strict && s.MarkReplies {
-		s.ReplyPorts = r.opts.ReplyPorts
-	}
-	return s
-}
-
 // verify takes some hundred microseconds as long as nobody changed any nftables
 // table since the last look.
 func (r *Redirector) verify() (repaired bool, err error) {
@@ -256,12 +241,7 @@ func (r *Redirector) verify() (repaired bool, err error) {
 	if err != nil {
 		return refilled, err
 	}
-	if !r.strict {
-		if r.strict, err = route.AllSourcesChecked(r.opts.Routes.NetNS); err != nil {
-			return refilled, err
-		}
-	}
-	rerouted, err := r.Router.Apply(r.routes(&r.Plan))
+	rerouted, err := r.Router.Apply(route.Marked(&r.Plan, r.answers))
 	return refilled || rerouted, err
 }
 

@@ -61,7 +61,7 @@ func TestTellsOfWhatIsOurs(t *testing.T) {
 	t.Cleanup(r.Close)
 	state := route.State{
 		Local:    redirect.LocalOf(netip.MustParsePrefix("10.96.0.0/16")),
-		NonLocal: redirect.SetOf(netip.MustParseAddr("192.0.2.1")), MarkSteers: true, MarkReplies: true,
+		NonLocal: redirect.SetOf(netip.MustParseAddr("192.0.2.1")), MarkSteers: true, MarkReplies: true, ReplyPorts: redirect.ReplyPorts,
 	}
 	nl := lab.Node.Netlink()
 	_, dst, _ := net.ParseCIDR("10.210.0.0/16")

@@ -122,6 +122,12 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestAddressThatComesOntoTheNodeKeepsDatagrams/sklookup-nftables",
 	},
 
+	{
+		name: "marks-alone", what: "the rule for replies matches the mark alone, so that others' checks find every source local",
+		file: "redirect/route/rule.go", old: "k.table, k.protocol, k.first, k.last = table, int(redirect.ProtocolNumber(p)), ports[0], ports[1]", new: "k.table = table",
+		pkg: "test/e2e", test: "TestNeighboursThatUseMarks/sklookup-nftables",
+	},
+
 	// Promise 4: a port with no endpoints refuses, one whose policy leaves none here drops.
 	{
 		name: "drops-without-endpoints", what: "clients of a port with no endpoints wait in place of being refused",

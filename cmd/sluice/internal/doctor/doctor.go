@@ -310,8 +310,8 @@ func settings(p Prober) []Finding {
 		list = append(list, f)
 	}
 	interfaces, err := p.SourceChecks()
-	marked := Finding{Feature: "net.ipv4.conf.*.src_valid_mark", Probed: "read", NeededBy: "tproxy: with it, the kernel treats replies to clients' own addresses as spoofed"}.
-		warn("0", interfaces, err, "nothing: Sluice then narrows its rule to --reply-ports; VPN tools such as wg-quick set it")
+	marked := Finding{Feature: "net.ipv4.conf.*.src_valid_mark", Probed: "read", NeededBy: "nobody: with it, the kernel drops some replies to clients' own addresses as spoofed"}.
+		warn("0", interfaces, err, "nothing, unless endpoints serve on one of --reply-ports: then choose others; VPN tools such as wg-quick set it")
 	if marked.State == Warning {
 		marked.Found = "1 on " + marked.Found
 	}

@@ -123,7 +123,7 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		{"loopback for neighbours", func(f *fake) { f.sysctls["net/ipv4/conf/all/route_localnet"] = "1" }, "net.ipv4.conf.all.route_localnet", Warning, "1", "set it to 0", "tproxy/nftables"},
 		{"no br_netfilter", func(f *fake) { delete(f.sysctls, "net/bridge/bridge-nf-call-iptables") }, "net.bridge.bridge-nf-call-iptables", Fine, "does not exist: no br_netfilter", "", "tproxy/nftables"},
 		{"bridges past netfilter", func(f *fake) { f.sysctls["net/bridge/bridge-nf-call-iptables"] = "0" }, "net.bridge.bridge-nf-call-iptables", Warning, "0", "--reply-ports off", "tproxy/nftables"},
-		{"VPN", func(f *fake) { f.checks = []string{"all", "wg0"} }, "net.ipv4.conf.*.src_valid_mark", Warning, "1 on all, wg0", "narrows", "tproxy/nftables"},
+		{"VPN", func(f *fake) { f.checks = []string{"all", "wg0"} }, "net.ipv4.conf.*.src_valid_mark", Warning, "1 on all, wg0", "--reply-ports", "tproxy/nftables"},
 		{"port range", func(*fake) {}, "net.ipv4.ip_local_port_range", Fine, "32768 60999", "", "tproxy/nftables"},
 		{"kube-proxy was here", func(f *fake) { f.leftovers = []string{"the interface kube-ipvs0"} }, "leftovers of kube-proxy", Warning, "kube-ipvs0", "cleanup --kube-proxy", "tproxy/nftables"},
 		{"a firewall", func(f *fake) { f.stateRule = "chain in of the nftables table fw" }, "rules about connections' state", Fine, "chain in of the nftables table fw", "", "tproxy/nftables"},
