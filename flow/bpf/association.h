@@ -39,9 +39,9 @@ static __always_inline void follow_association(struct __sk_buff *skb, struct pac
 	if (tag != (p->chunks & REFLECTED ? f->way[!from].end : f->way[from].end))
 		return;
 	if (p->chunks & CHUNK_ABORT)
-		ends(f, from ? ENDPOINT_RST : CLIENT_RST);
+		mark_end(f, from ? ENDPOINT_RST : CLIENT_RST);
 	else if (p->chunks & CHUNK_SHUTDOWN)
-		ends(f, from ? ENDPOINT_FIN : CLIENT_FIN);
+		mark_end(f, from ? ENDPOINT_FIN : CLIENT_FIN);
 	if (p->chunks & (CHUNK_ABORT | CHUNK_SHUTDOWN_COMPLETE))
 		close_flow(skb, f, index);
 }
@@ -53,13 +53,13 @@ static __always_inline void count_messages(struct flow *f, const struct packet *
 		__sync_fetch_and_add(&d->packets, p->messages);
 	if (p->payload)
 		__sync_fetch_and_add(&d->bytes, p->payload);
-	used(d);
+	note_time(d);
 }
 
 // association_from_client follows a packet C -> V.
 static __always_inline enum verdict association_from_client(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
 {
-	if (opens(p)) {
+	if (is_opening(p)) {
 		__u32 state = f->state;
 		if (state == OPEN) {
 			// The client has not got the INIT ACK, or it begins anew: its endpoint
@@ -83,10 +83,10 @@ static __always_inline enum verdict association_answer(struct __sk_buff *skb, st
 {
 	int ours = p->ack == f->first_sequence && !(p->chunks & REFLECTED);
 	if (ours && (p->chunks & CHUNK_ABORT))
-		return refusal(skb, f, index);
+		return handle_refusal(skb, f, index);
 	if (ours && (p->chunks & CHUNK_INIT_ACK)) {
 		if (__sync_val_compare_and_swap(&f->state, ASKING, OPEN) != ASKING) {
-			late(skb, f, index);
+			report_late(skb, f, index);
 			return ABSORB;
 		}
 		// Nobody else sends before this packet has arrived.

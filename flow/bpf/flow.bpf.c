@@ -44,11 +44,11 @@ static __always_inline int is_icmp(const struct packet *p)
 	return p->tuple.protocol == IPPROTO_ICMP || p->tuple.protocol == IPPROTO_ICMPV6;
 }
 
-// give gives a packet what the packets of a role get.
-static __always_inline int give(struct __sk_buff *skb, const struct packet *p, const struct flow *f, enum role role)
+// rewrite changes a packet's addresses and ports as its role in the flow requires.
+static __always_inline int rewrite(struct __sk_buff *skb, const struct packet *p, const struct flow *f, enum role role)
 {
 	struct tuple to;
-	target(&to, f, role);
+	set_target(&to, f, role);
 	if (unlikely(serves_sctp && p->chunks) && (p->chunks & (CHUNK_INIT | CHUNK_INIT_ACK)) && (role == TO_ENDPOINT || role == TO_CLIENT) &&
 	    hide_addresses(skb, p->transport, p->end))
 		return TCX_DROP;
@@ -60,16 +60,16 @@ static __always_inline int give(struct __sk_buff *skb, const struct packet *p, c
 	return TCX_NEXT;
 }
 
-// begins says whether a packet may be the first of a flow.
-static __always_inline int begins(struct __sk_buff *skb, const struct packet *p)
+// may_begin says whether a packet may be the first of a flow.
+static __always_inline int may_begin(struct __sk_buff *skb, const struct packet *p)
 {
-	if (p->fragment || segmented(skb))
+	if (p->fragment || is_segmented(skb))
 		return 0;
-	return p->tuple.protocol == IPPROTO_UDP || opens(p);
+	return p->tuple.protocol == IPPROTO_UDP || is_opening(p);
 }
 
-// to_endpoint looks for a session whose endpoint a client's datagram is for.
-static __always_inline void to_endpoint(struct __sk_buff *skb, const struct packet *p)
+// note_direct_datagram looks for a session whose endpoint a client's datagram is for.
+static __always_inline void note_direct_datagram(struct __sk_buff *skb, const struct packet *p)
 {
 	struct tuple back;
 	swap(&back, &p->tuple);
@@ -78,23 +78,23 @@ static __always_inline void to_endpoint(struct __sk_buff *skb, const struct pack
 		return;
 	struct flow *f = flow_of(flow_in(found));
 	if (f)
-		beside(skb, f);
+		mark_beside(skb, f);
 }
 
 // begin handles a packet of no flow, or one that begins a new connection with the
 // tuple of a flow.
 static __always_inline int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 {
-	if (p->tuple.protocol == IPPROTO_TCP && !opens(p))
+	if (p->tuple.protocol == IPPROTO_TCP && !is_opening(p))
 		return TCX_NEXT; // of a connection that is not ours
 	struct destination d = {.addr = p->tuple.dst, .port = p->tuple.dport, .protocol = p->tuple.protocol};
 	struct served *s = bpf_map_lookup_elem(&destinations, &d);
 	if (!s) {
 		if (p->tuple.protocol == IPPROTO_UDP)
-			to_endpoint(skb, p);
+			note_direct_datagram(skb, p);
 		return TCX_NEXT;
 	}
-	if (!begins(skb, p)) {
+	if (!may_begin(skb, p)) {
 		count(PASSED_SHAPE);
 		note_relayed(p);
 		return TCX_NEXT;
@@ -109,7 +109,7 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p, __u32 
 		}
 		struct flow *f = index ? flow_of(index) : NULL;
 		if (f)
-			return from_client(skb, p, f, index) == GO ? give(skb, p, f, TO_ENDPOINT) : TCX_DROP;
+			return follow_client(skb, p, f, index) == GO ? rewrite(skb, p, f, TO_ENDPOINT) : TCX_DROP;
 	}
 	int relay = ask(skb, p, s->service, before);
 	if (!relay)
@@ -123,9 +123,9 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p, __u32 
 static __always_inline int forward(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index, int from, const struct hop *h)
 {
 	struct tuple to;
-	if (from && from_endpoint(skb, p, f, index) != GO)
+	if (from && follow_endpoint(skb, p, f, index) != GO)
 		return TCX_DROP; // the endpoint was given up
-	target(&to, f, from ? TO_CLIENT : f->options & OPTION_MASQUERADE ? MASQUERADE : TO_ENDPOINT);
+	set_target(&to, f, from ? TO_CLIENT : f->options & OPTION_MASQUERADE ? MASQUERADE : TO_ENDPOINT);
 	if (unlikely(translate(skb, p, &to, 1)))
 		return TCX_DROP;
 	count(COUNT_TRANSLATED);
@@ -153,16 +153,16 @@ int ingress(struct __sk_buff *skb)
 	if (unlikely(!f))
 		return TCX_NEXT;
 	if (unlikely(role == MASQUERADE)) { // a flow's own packets get this tuple behind this hook
-		beside(skb, f);
+		mark_beside(skb, f);
 		return TCX_NEXT;
 	}
 	struct hop hop = {};
-	int from = role != TO_ENDPOINT, direct = shortcut(skb, &p, f, from, &hop);
+	int from = role != TO_ENDPOINT, direct = find_shortcut(skb, &p, f, from, &hop);
 	if (role == TO_CLIENT && !direct)
 		return TCX_NEXT; // egress translates it
 	if (role == TO_ENDPOINT) {
 		int sctp = serves_sctp && p.tuple.protocol == IPPROTO_SCTP;
-		switch (sctp ? association_from_client(skb, &p, f, index) : from_client(skb, &p, f, index)) {
+		switch (sctp ? association_from_client(skb, &p, f, index) : follow_client(skb, &p, f, index)) {
 		case ABSORB:
 			return TCX_DROP;
 		case RESTART:
@@ -171,7 +171,7 @@ int ingress(struct __sk_buff *skb)
 			break;
 		}
 	}
-	return direct ? forward(skb, &p, f, index, from, &hop) : give(skb, &p, f, role);
+	return direct ? forward(skb, &p, f, index, from, &hop) : rewrite(skb, &p, f, role);
 }
 
 SEC("tc")
@@ -205,12 +205,12 @@ int egress(struct __sk_buff *skb)
 		return TCX_NEXT;
 	if (unlikely(role == STALE)) {
 		if ((p.flags & (SYN | ACK)) == (SYN | ACK) || (p.chunks & CHUNK_INIT_ACK))
-			late(skb, f, index);
+			report_late(skb, f, index);
 		return TCX_DROP;
 	}
 	if (role == TO_CLIENT) {
 		int sctp = serves_sctp && p.tuple.protocol == IPPROTO_SCTP;
-		switch (sctp ? association_from_endpoint(skb, &p, f, index) : from_endpoint(skb, &p, f, index)) {
+		switch (sctp ? association_from_endpoint(skb, &p, f, index) : follow_endpoint(skb, &p, f, index)) {
 		case ABSORB:
 			return TCX_DROP;
 		case LEAVE:
@@ -219,7 +219,7 @@ int egress(struct __sk_buff *skb)
 			break;
 		}
 	}
-	return give(skb, &p, f, role);
+	return rewrite(skb, &p, f, role);
 }
 
 char license_name[] SEC("license") = "GPL";

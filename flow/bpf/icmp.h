@@ -40,8 +40,8 @@ static __always_inline __u32 quoted_init(struct __sk_buff *skb, const struct pac
 	return init.head.type == TYPE_INIT ? bpf_ntohl(init.tag) : 0;
 }
 
-// quote reads the packet that an error quotes.
-static __always_inline int quote(struct __sk_buff *skb, const struct packet *p, struct icmp *i)
+// read_quote reads the packet that an error quotes.
+static __always_inline int read_quote(struct __sk_buff *skb, const struct packet *p, struct icmp *i)
 {
 	__u8 head[2];
 	if (bpf_skb_load_bytes(skb, p->transport, head, sizeof(head)))
@@ -92,8 +92,8 @@ static __always_inline int quote(struct __sk_buff *skb, const struct packet *p, 
 	return 0;
 }
 
-// unreachable says why an error refuses a flow: a reason, or -1.
-static __always_inline int unreachable(const struct packet *p, const struct icmp *i)
+// is_unreachable says why an error refuses a flow: a reason, or -1.
+static __always_inline int is_unreachable(const struct packet *p, const struct icmp *i)
 {
 	if (p->ipv6)
 		return i->type != UNREACHABLE6 ? -1 : i->code == CODE_PORT6 ? REASON_PORT : REASON_HOST;
@@ -167,7 +167,7 @@ static __always_inline int rewrite_error(struct __sk_buff *skb, const struct pac
 static __always_inline int translate_error(struct __sk_buff *skb, const struct packet *p, int egress)
 {
 	struct icmp i = {};
-	if (p->fragment || quote(skb, p, &i))
+	if (p->fragment || read_quote(skb, p, &i))
 		return TCX_NEXT;
 	__u32 found = find(&i.tuple);
 	if (!found)
@@ -184,8 +184,8 @@ static __always_inline int translate_error(struct __sk_buff *skb, const struct p
 		return TCX_DROP;
 	if (role == TO_CLIENT) {
 		struct control *c = control();
-		int heard = c && alive(c, bpf_ktime_get_ns()); // else the client has to know
-		int reason = unreachable(p, &i);
+		int heard = c && is_alive(c, bpf_ktime_get_ns()); // else the client has to know
+		int reason = is_unreachable(p, &i);
 		if (reason == REASON_PORT && f->protocol == IPPROTO_UDP && !same_address(&p->tuple.src, &f->endpoint))
 			reason = REASON_HOST; // only the endpoint knows its ports
 		enum state state = f->state;
@@ -206,7 +206,7 @@ static __always_inline int translate_error(struct __sk_buff *skb, const struct p
 		}
 	}
 	struct tuple to;
-	target(&to, f, role);
+	set_target(&to, f, role);
 	return rewrite_error(skb, p, &i, &to) ? TCX_DROP : TCX_NEXT;
 }
 

@@ -39,13 +39,13 @@ static __always_inline int take_over(const struct tuple *t, __u32 flow, enum rol
 static __always_inline int insert(struct __sk_buff *skb, struct flow *f, __u32 index)
 {
 	struct tuple there, back, t, hidden_back = {};
-	target(&there, f, TO_ENDPOINT);
+	set_target(&there, f, TO_ENDPOINT);
 	swap(&back, &there);
 	if (claim(&back, index, TO_CLIENT))
 		return -1;
 	int masquerade = f->options & OPTION_MASQUERADE;
 	if (masquerade) {
-		target(&t, f, MASQUERADE);
+		set_target(&t, f, MASQUERADE);
 		swap(&hidden_back, &t);
 		int sctp = f->protocol == IPPROTO_SCTP;
 		if (!sctp && has_socket(skb, &hidden_back, f->options & OPTION_IPV6))
@@ -57,7 +57,7 @@ static __always_inline int insert(struct __sk_buff *skb, struct flow *f, __u32 i
 		if (role_in(old) == MASQUERADE) // of a session that has ended
 			exchange(&there, old, 0);
 	}
-	target(&there, f, TO_CLIENT);
+	set_target(&there, f, TO_CLIENT);
 	swap(&t, &there);
 	if (!take_over(&t, index, TO_ENDPOINT))
 		return 0;

@@ -99,9 +99,9 @@ static __always_inline int load(struct __sk_buff *skb, __u32 at, void *to, const
 	return 0;
 }
 
-// rest is how much of a packet follows an offset, if it is long enough. total counts
+// bytes_left is how much of a packet follows an offset, if it is long enough. total counts
 // from the IP header on.
-static __always_inline __s64 rest(__u32 total, __u32 to)
+static __always_inline __s64 bytes_left(__u32 total, __u32 to)
 {
 	return (__s64)total + link_header - to;
 }
@@ -172,9 +172,9 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p, _
 	return 0;
 }
 
-// segmented says whether a packet is several segments in one (GRO, or a sender's GSO).
+// is_segmented says whether a packet is several segments in one (GRO, or a sender's GSO).
 // gso_segs is 0 if it comes from a virtual machine.
-static __always_inline int segmented(const struct __sk_buff *skb)
+static __always_inline int is_segmented(const struct __sk_buff *skb)
 {
 	return skb->gso_size || skb->gso_segs > 1;
 }
@@ -195,11 +195,11 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 	} else {
 		return -1;
 	}
-	if (unlikely(segmented(skb)))
+	if (unlikely(is_segmented(skb)))
 		total = skb->len - link_header; // the header's may be 0 (BIG TCP)
 	if (unlikely(total + link_header > skb->len))
 		return -1;
-	__s64 left = rest(total, p->transport);
+	__s64 left = bytes_left(total, p->transport);
 	if (unlikely(left < 0))
 		return -1;
 	p->payload = left;

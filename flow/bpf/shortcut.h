@@ -40,8 +40,8 @@ static __always_inline int shortcuts_open(__u64 now)
 	return c && c->shortcuts_until > now;
 }
 
-// plain says whether a packet asks for nothing that only the IP stack does.
-static __always_inline int plain(struct __sk_buff *skb, const struct packet *p)
+// is_plain says whether a packet asks for nothing that only the IP stack does.
+static __always_inline int is_plain(struct __sk_buff *skb, const struct packet *p)
 {
 	__u32 header = p->ipv6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
 	return p->transport == link_header + header && !p->fragment && p->ttl > 1 &&
@@ -54,7 +54,7 @@ static __always_inline int may_go(const struct packet *p, const struct flow *f, 
 {
 	if (f->state == OPEN)
 		return !(p->flags & SYN) && !(f->seen & BESIDE);
-	return f->state == ASKING && from && f->protocol == IPPROTO_TCP && accepts(p, f);
+	return f->state == ASKING && from && f->protocol == IPPROTO_TCP && is_syn_ack(p, f);
 }
 
 // longest is the length from the IP header on, of a packet or of the segments that it will be.
@@ -81,15 +81,15 @@ static __always_inline __u32 ways_of(__u32 ifindex)
 	return w ? *w : 0;
 }
 
-// shortcut finds where a packet from the client (0) or from the endpoint (1) goes by the
+// find_shortcut finds where a packet from the client (0) or from the endpoint (1) goes by the
 // routing tables. It returns 0 if the packet takes the IP stack: also if its neighbour is
 // unknown, or if it is too long.
-static __noinline int shortcut(struct __sk_buff *skb, const struct packet *p, const struct flow *f, int from, struct hop *h)
+static __noinline int find_shortcut(struct __sk_buff *skb, const struct packet *p, const struct flow *f, int from, struct hop *h)
 {
 	if (link_header != ETH_HLEN)
 		return 0;
 	__u64 now = bpf_ktime_get_coarse_ns();
-	if (!shortcuts_open(now) || !may_go(p, f, from) || !plain(skb, p) || !(ways_of(skb->ifindex) & WAY_FROM))
+	if (!shortcuts_open(now) || !may_go(p, f, from) || !is_plain(skb, p) || !(ways_of(skb->ifindex) & WAY_FROM))
 		return 0;
 	if (refreshes(f, from, now))
 		return 0;

@@ -77,7 +77,7 @@ static __always_inline struct place *choose(const struct packet *p, struct serve
 // is_open says whether the table may decide about a packet now.
 static __always_inline int is_open(struct __sk_buff *skb, struct packet *p, const struct control *c, const struct load *l, __u64 now)
 {
-	if (l->ask_until > now && alive(c, now))
+	if (l->ask_until > now && is_alive(c, now))
 		return 0;
 	if ((__s64)(l->opened - l->ended) >= c->most_flows)
 		return 0;
@@ -103,7 +103,7 @@ static __always_inline __u16 middle_port(const struct packet *p, const struct co
 static __always_inline int enter(const struct packet *p, const struct flow *f, __u32 index)
 {
 	struct tuple there, back;
-	target(&there, f, TO_ENDPOINT);
+	set_target(&there, f, TO_ENDPOINT);
 	swap(&back, &there);
 	if (put(&back, index, TO_CLIENT))
 		return -1;
@@ -121,7 +121,7 @@ static __always_inline int vacate(const struct packet *p, __u32 index)
 	if (!f || (f->options & OPTION_MASQUERADE))
 		return 0;
 	struct tuple there, back;
-	target(&there, f, TO_ENDPOINT);
+	set_target(&there, f, TO_ENDPOINT);
 	swap(&back, &there);
 	// The exchange is a barrier: the tuples are those of the closed connection.
 	if (__sync_val_compare_and_swap(&f->state, CLOSED, CLOSED) != CLOSED)

@@ -44,8 +44,8 @@ static __always_inline void close_flow(struct __sk_buff *skb, struct flow *f, __
 	notice(skb, f, index, EVENT_CLOSED);
 }
 
-// behind says whether a sequence number is another one or lies behind it.
-static __always_inline int behind(__u32 a, __u32 b)
+// is_behind says whether a sequence number is another one or lies behind it.
+static __always_inline int is_behind(__u32 a, __u32 b)
 {
 	return (__s32)(a - b) >= 0;
 }
@@ -62,11 +62,11 @@ static __always_inline void advance(struct direction *d, __u32 end)
 	d->end = end;
 }
 
-// believed says whether the receiver would believe an RST: its sequence number lies
+// is_believed says whether the receiver would believe an RST: its sequence number lies
 // between what the receiver has acknowledged and what has been sent, or a FIN.
-static __always_inline int believed(const struct flow *f, const struct packet *p, int from)
+static __always_inline int is_believed(const struct flow *f, const struct packet *p, int from)
 {
-	return behind(p->sequence, f->way[!from].acked) && behind(f->way[from].end + 1, p->sequence);
+	return is_behind(p->sequence, f->way[!from].acked) && is_behind(f->way[from].end + 1, p->sequence);
 }
 
 // confirm notes that the client has completed the handshake.
@@ -79,8 +79,8 @@ static __always_inline void confirm(struct flow *f)
 		__sync_fetch_and_add(&l->confirmed, 1);
 }
 
-// ends notes a mark of those that end a connection.
-static __always_inline void ends(struct flow *f, __u32 bit)
+// mark_end notes a mark of those that end a connection.
+static __always_inline void mark_end(struct flow *f, __u32 bit)
 {
 	if (!f->first_end)
 		f->first_end = bit;
@@ -97,8 +97,8 @@ static __always_inline void follow_tcp(struct __sk_buff *skb, struct packet *p, 
 	if (unlikely(p->flags & SYN))
 		return; // an old one, or of another connection
 	if (unlikely(p->flags & RST)) {
-		if (believed(f, p, from)) {
-			ends(f, rst);
+		if (is_believed(f, p, from)) {
+			mark_end(f, rst);
 			close_flow(skb, f, index);
 		}
 		return;
@@ -110,52 +110,53 @@ static __always_inline void follow_tcp(struct __sk_buff *skb, struct packet *p, 
 		advance(d, end);
 	if (unlikely((p->flags & FIN) && end == d->end)) {
 		f->fin[from] = end + 1;
-		ends(f, fin);
+		mark_end(f, fin);
 	}
 	// Nobody acknowledges what was not sent.
-	if ((p->flags & ACK) && behind(f->way[!from].end + 1, p->ack)) {
-		if (!behind(d->acked, p->ack)) {
+	if ((p->flags & ACK) && is_behind(f->way[!from].end + 1, p->ack)) {
+		if (!is_behind(d->acked, p->ack)) {
 			d->acked = p->ack;
 			if (!from && f->state == OPEN)
 				confirm(f);
 		}
-		if (unlikely(f->seen & other_fin) && behind(p->ack, f->fin[!from]))
+		if (unlikely(f->seen & other_fin) && is_behind(p->ack, f->fin[!from]))
 			mark(f, acked);
 	}
 	if (unlikely((f->seen & (CLIENT_FIN_ACKED | ENDPOINT_FIN_ACKED)) == (CLIENT_FIN_ACKED | ENDPOINT_FIN_ACKED)))
 		close_flow(skb, f, index);
 }
 
-// used notes that a packet has come. A clock of ticks is cheap, and most packets find
+// note_time notes that a packet has come. A clock of ticks is cheap, and most packets find
 // their tick there: no cache line of the other CPU's has to be written.
-static __always_inline void used(struct direction *d)
+static __always_inline void note_time(struct direction *d)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
 	if (d->last < now)
 		d->last = now;
 }
 
-static __always_inline void counted(struct flow *f, const struct packet *p, int from)
+// count_packet counts a packet in its direction.
+static __always_inline void count_packet(struct flow *f, const struct packet *p, int from)
 {
 	struct direction *d = &f->way[from];
 	if (f->protocol != IPPROTO_TCP) {
 		__sync_fetch_and_add(&d->packets, p->messages);
 		__sync_fetch_and_add(&d->bytes, p->payload);
 	}
-	used(d);
+	note_time(d);
 }
 
-// beside notes that a client has sent a datagram from a session's port to the session's
+// mark_beside notes that a client has sent a datagram from a session's port to the session's
 // endpoint itself: what the endpoint sends next belongs to that. The session's own packets
 // look the same at a second interface, such as a bridge that the client's belongs to.
-static __always_inline void beside(struct __sk_buff *skb, struct flow *f)
+static __always_inline void mark_beside(struct __sk_buff *skb, struct flow *f)
 {
 	if (f->protocol == IPPROTO_UDP && f->ifindex == skb->ifindex)
 		mark(f, BESIDE);
 }
 
-// opens says whether a segment asks for a connection.
-static __always_inline int opens(const struct packet *p)
+// is_opening says whether a segment asks for a connection.
+static __always_inline int is_opening(const struct packet *p)
 {
 	if (p->tuple.protocol == IPPROTO_SCTP)
 		return p->chunks == CHUNK_INIT && !p->ack;
@@ -165,29 +166,29 @@ static __always_inline int opens(const struct packet *p)
 // MOST_UNANSWERED is how many datagrams userspace keeps of a session (unanswered.go).
 #define MOST_UNANSWERED 8
 
-// keep hands up a copy of a datagram whose endpoint may turn out to be closed. Userspace has
-// the first one, and those that it has put back.
-static __always_inline void keep(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 index)
+// copy_unanswered hands up a copy of a datagram whose endpoint may turn out to be closed.
+// Userspace has the first one, and those that it has put back.
+static __always_inline void copy_unanswered(struct __sk_buff *skb, const struct packet *p, const struct flow *f, __u32 index)
 {
 	if (skb->tc_index == PUT_BACK) {
 		skb->tc_index = 0;
 		return;
 	}
 	__u64 n = f->way[0].packets;
-	if (f->state > MOVING || !n || n >= MOST_UNANSWERED || p->fragment || segmented(skb) || skb->len > LARGE)
+	if (f->state > MOVING || !n || n >= MOST_UNANSWERED || p->fragment || is_segmented(skb) || skb->len > LARGE)
 		return;
 	struct control *c = control();
 	// Copies leave half of the ring to the notices of flows.
-	if (c && alive(c, bpf_ktime_get_ns()) && bpf_ringbuf_query(&notices, BPF_RB_AVAIL_DATA) < NOTICES / 2)
+	if (c && is_alive(c, bpf_ktime_get_ns()) && bpf_ringbuf_query(&notices, BPF_RB_AVAIL_DATA) < NOTICES / 2)
 		hand_up(&notices, skb, index, 0, f->generation, EVENT_UNANSWERED, BPF_RB_NO_WAKEUP);
 }
 
-// from_client follows a packet C -> V.
-static __always_inline enum verdict from_client(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+// follow_client follows a packet C -> V.
+static __always_inline enum verdict follow_client(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
 {
 	if (f->protocol == IPPROTO_TCP && p->fragment != LATER_FRAGMENT) {
 		__u32 state = f->state;
-		if (!unlikely(opens(p))) {
+		if (!unlikely(is_opening(p))) {
 			follow_tcp(skb, p, f, index, 0);
 		} else if (state != OPEN) {
 			if (state >= CLOSED || p->sequence != f->first_sequence)
@@ -200,55 +201,55 @@ static __always_inline enum verdict from_client(struct __sk_buff *skb, struct pa
 	if (f->protocol == IPPROTO_UDP) {
 		if (unlikely(f->seen & BESIDE))
 			__sync_fetch_and_and(&f->seen, ~BESIDE);
-		keep(skb, p, f, index);
+		copy_unanswered(skb, p, f, index);
 	}
-	counted(f, p, 0);
+	count_packet(f, p, 0);
 	return GO;
 }
 
-// late hands up the SYN-ACK of an endpoint that was given up.
-static __always_inline void late(struct __sk_buff *skb, struct flow *f, __u32 index)
+// report_late hands up the SYN-ACK of an endpoint that was given up.
+static __always_inline void report_late(struct __sk_buff *skb, struct flow *f, __u32 index)
 {
 	hand_up(&upcalls, skb, index, 0, f->generation, EVENT_LATE, 0);
 	count(COUNT_LATE);
 }
 
-// refusal handles an RST or an ABORT in answer to the first packet.
-static __always_inline enum verdict refusal(struct __sk_buff *skb, struct flow *f, __u32 index)
+// handle_refusal handles an RST or an ABORT in answer to the first packet.
+static __always_inline enum verdict handle_refusal(struct __sk_buff *skb, struct flow *f, __u32 index)
 {
 	if (f->state == MOVING)
 		return ABSORB; // userspace knows already
 	struct control *c = control();
-	if (c && alive(c, bpf_ktime_get_ns())) {
+	if (c && is_alive(c, bpf_ktime_get_ns())) {
 		count(COUNT_REFUSED);
 		tell(&upcalls, skb, f, index, EVENT_REFUSED, REASON_RST, 0);
 		return ABSORB;
 	}
-	ends(f, ENDPOINT_RST); // nobody could choose another endpoint
+	mark_end(f, ENDPOINT_RST); // nobody could choose another endpoint
 	close_flow(skb, f, index);
 	return GO;
 }
 
-// answers says whether a segment acknowledges the SYN, or also the SYN's data.
-static __always_inline int answers(const struct packet *p, const struct flow *f)
+// acknowledges_syn says whether a segment acknowledges the SYN, or also the SYN's data.
+static __always_inline int acknowledges_syn(const struct packet *p, const struct flow *f)
 {
-	return (p->flags & ACK) && behind(p->ack, f->first_sequence + 1) && behind(f->way[0].end, p->ack);
+	return (p->flags & ACK) && is_behind(p->ack, f->first_sequence + 1) && is_behind(f->way[0].end, p->ack);
 }
 
-// accepts says whether a segment is the SYN-ACK to the SYN.
-static __always_inline int accepts(const struct packet *p, const struct flow *f)
+// is_syn_ack says whether a segment is the SYN-ACK to the SYN.
+static __always_inline int is_syn_ack(const struct packet *p, const struct flow *f)
 {
-	return (p->flags & (SYN | ACK | FIN | RST)) == (SYN | ACK) && answers(p, f);
+	return (p->flags & (SYN | ACK | FIN | RST)) == (SYN | ACK) && acknowledges_syn(p, f);
 }
 
-// answer follows what an endpoint sends while it is asked.
-static __always_inline enum verdict answer(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+// handle_answer follows what an endpoint sends while it is asked.
+static __always_inline enum verdict handle_answer(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
 {
-	if ((p->flags & RST) && answers(p, f))
-		return refusal(skb, f, index);
-	if (accepts(p, f)) {
+	if ((p->flags & RST) && acknowledges_syn(p, f))
+		return handle_refusal(skb, f, index);
+	if (is_syn_ack(p, f)) {
 		if (__sync_val_compare_and_swap(&f->state, ASKING, OPEN) != ASKING) {
-			late(skb, f, index);
+			report_late(skb, f, index);
 			return ABSORB;
 		}
 		// Nobody else sends before this packet has arrived.
@@ -267,13 +268,13 @@ static __always_inline enum verdict answer(struct __sk_buff *skb, struct packet 
 	return LEAVE;
 }
 
-// from_endpoint follows a packet E -> C:m.
-static __always_inline enum verdict from_endpoint(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+// follow_endpoint follows a packet E -> C:m.
+static __always_inline enum verdict follow_endpoint(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
 {
 	if (p->fragment != LATER_FRAGMENT) {
 		if (f->protocol == IPPROTO_TCP) {
 			if (unlikely(f->state == ASKING || f->state == MOVING)) {
-				enum verdict v = answer(skb, p, f, index);
+				enum verdict v = handle_answer(skb, p, f, index);
 				if (v != GO)
 					return v;
 			} else {
@@ -286,7 +287,7 @@ static __always_inline enum verdict from_endpoint(struct __sk_buff *skb, struct 
 		if (unlikely(p->payload && !f->data))
 			f->data = bpf_ktime_get_ns();
 	}
-	counted(f, p, 1);
+	count_packet(f, p, 1);
 	return GO;
 }
 

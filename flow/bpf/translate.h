@@ -143,8 +143,8 @@ static __always_inline void swap(struct tuple *to, const struct tuple *from)
 	to->dport = from->sport;
 }
 
-// target is the tuple that a role's packets get.
-static __always_inline void target(struct tuple *to, const struct flow *f, enum role role)
+// set_target sets the tuple that a role's packets get.
+static __always_inline void set_target(struct tuple *to, const struct flow *f, enum role role)
 {
 	__builtin_memset(to, 0, sizeof(*to));
 	to->protocol = f->protocol;

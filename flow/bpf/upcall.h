@@ -125,8 +125,8 @@ static __always_inline int has_socket(struct __sk_buff *skb, const struct tuple 
 	return state == ESTABLISHED;
 }
 
-// alive says whether userspace lives. It may have said so after now was read.
-static __always_inline int alive(const struct control *c, __u64 now)
+// is_alive says whether userspace lives. It may have said so after now was read.
+static __always_inline int is_alive(const struct control *c, __u64 now)
 {
 	return (__s64)(now - c->beat) < (__s64)DEAD_AFTER;
 }
@@ -166,7 +166,7 @@ static __always_inline int ask(struct __sk_buff *skb, struct packet *p, __u32 se
 	if (!c || !l)
 		return -1;
 	__u64 now = bpf_ktime_get_ns();
-	if (!alive(c, now)) {
+	if (!is_alive(c, now)) {
 		count(PASSED_NO_HEARTBEAT);
 		return -1;
 	}
