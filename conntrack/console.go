@@ -55,6 +55,7 @@ func (c *consoleEncoder) encode(r *Record) {
 			b = strconv.AppendUint(append(b, " in "...), datagrams, 10)
 		}
 	}
+	name(" node ", r.ClientNode())
 	address(" ", r.Client)
 	address(" -> ", r.VIP)
 	if r.Protocol != service.TCP {

@@ -29,7 +29,8 @@ func examples() []Record {
 	diameter := &service.Port{Name: service.PortName{Name: service.Name{Namespace: "core", Name: "hss"}, Port: "diameter", Protocol: service.SCTP}}
 	return []Record{
 		{
-			ID: 1, Wall: wall, Protocol: service.TCP,
+			self: &self{name: "node-a"},
+			ID:   1, Wall: wall, Protocol: service.TCP,
 			Client: netip.MustParseAddrPort("10.0.0.7:41822"), VIP: netip.MustParseAddrPort("10.96.0.10:80"), Kind: service.ClusterIP,
 			Port: portHTTP, Endpoint: live, SourceAddr: netip.MustParseAddrPort("10.1.0.1:40112"), Attempts: 1, Connected: true,
 			ConnectTime: ms / 5, FirstByte: ms * 3 / 2, Duration: 12 * ms, BytesFromClient: 78, BytesFromEndpoint: 1290, End: ClientFin,
@@ -162,16 +163,17 @@ func fieldsOf(t *testing.T, r *Record) (written []string) {
 // others.
 func TestDocumentedFields(t *testing.T) {
 	documented := documentedIn(t, "## Fields of the JSON form")
-	// The second example has all of them, but for those of another protocol. One that is
+	// The second example has all of them, but for the node as client and those of another
+	// protocol. One that is
 	// open has an event, and no end.
 	example := examples()[1]
-	example.Protocol = service.UDP
+	example.self, example.Protocol = &self{name: "node-a"}, service.UDP
 	ended := fieldsOf(t, &example)
 	example.Event = Opened
 	opened := fieldsOf(t, &example)
 	written := append(opened, "end")
 	example = examples()[1]
-	example.Protocol = service.SCTP
+	example.self, example.Protocol = &self{name: "node-a"}, service.SCTP
 	for _, f := range fieldsOf(t, &example) {
 		if !slices.Contains(written, f) {
 			written = slices.Insert(written, len(written)-1, f)

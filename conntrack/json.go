@@ -41,6 +41,9 @@ func (j *JSONEncoder) Encode(r *Record) {
 	b = appendText(b, "protocol", r.Protocol.String())
 	b = appendText(b, "path", r.Path.String())
 	b = appendAddress(b, "client", r.Client)
+	if node := r.ClientNode(); node != "" {
+		b = appendText(b, "client_node", node)
+	}
 	b = appendAddress(b, "vip", r.VIP)
 	b = appendText(b, "vip_kind", r.Kind.String())
 	if r.Port != nil {

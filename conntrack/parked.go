@@ -64,6 +64,7 @@ func (p *Parked) describe(s *Shard, r *Record) {
 		r.lookedFromClient, r.lookedFromEndpoint, r.lookedAt = l.fromClient, l.fromEndpoint, l.at
 	}
 	p.keeper.Describe(r)
+	r.self = s.table.selfAt(r.Client.Addr())
 }
 
 // with calls f with the connection's record, which is up to date, and takes over what f

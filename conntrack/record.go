@@ -28,6 +28,8 @@ type Record struct {
 
 	Client netip.AddrPort
 	VIP    netip.AddrPort // the client's destination
+	// self is the node, if it is the client. Open sets it.
+	self *self
 
 	// Port is the service port; nil if it is unknown.
 	Port *service.Port
@@ -95,6 +97,14 @@ type Record struct {
 	// the connection.
 	Quiet bool
 	state recordState
+}
+
+// ClientNode returns this node's name if the client is the node itself, else "".
+func (r *Record) ClientNode() string {
+	if r.self == nil {
+		return ""
+	}
+	return r.self.name
 }
 
 // Refresher is an Owner that can update the record of its open connection, for

@@ -38,6 +38,7 @@ func (s *Shard) Open(r *Record) {
 	r.ID = s.nextID
 	s.nextID += uint64(len(s.table.shards))
 	r.Wall = s.table.now().UnixNano()
+	r.self = s.table.selfAt(r.Client.Addr())
 	r.state = recordOpen
 	r.shard = s
 	r.insertBefore(&s.list)

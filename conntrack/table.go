@@ -30,6 +30,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"net/netip"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -79,6 +80,34 @@ type Table struct {
 	queue  *queue // nil without a sink
 	taps   taps
 	opens  atomic.Bool // whether the sink or a tap wants Opened records
+	self   atomic.Pointer[self]
+}
+
+// self is the node, as a client.
+type self struct {
+	name      string
+	addresses map[netip.Addr]struct{}
+}
+
+// SetNode says which addresses are the node's own: connections that are opened from them
+// are the node's, whichever of them the kernel chose as the source. It is safe for
+// concurrent use.
+func (t *Table) SetNode(name string, addresses []netip.Addr) {
+	s := &self{name, make(map[netip.Addr]struct{}, len(addresses))}
+	for _, a := range addresses {
+		s.addresses[a] = struct{}{}
+	}
+	t.self.Store(s)
+}
+
+// selfAt returns the node if an address is one of the node's own, else nil.
+func (t *Table) selfAt(a netip.Addr) *self {
+	if s := t.self.Load(); s != nil {
+		if _, own := s.addresses[a]; own || a.IsLoopback() {
+			return s
+		}
+	}
+	return nil
 }
 
 // NewTable creates a table. If there is a sink, its goroutine runs until Close.

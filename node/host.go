@@ -34,8 +34,16 @@ func (p *Proxy) setHost(s hostnet.State) {
 	drained := p.policy.Drained
 	p.policy = p.config.Policy
 	p.policy.NodeAddresses, p.policy.PodRanges, p.policy.Drained = s.Addresses, s.PodRanges, drained
+	p.tellNode()
 	// The next snapshot contains it.
 	p.store.Apply(service.Change{Host: &service.Host{Addresses: slices.Concat(s.Addresses, p.config.Policy.NodeIPs), Broadcasts: s.Broadcasts}})
+}
+
+// tellNode tells the table of connections which clients are this node.
+func (p *Proxy) tellNode() {
+	if p.conntrack != nil {
+		p.conntrack.SetNode(p.config.Policy.NodeName, p.host.Load().Addresses)
+	}
 }
 
 // hostChanged applies changed addresses and pods of this node (A4.4, A4.6).

@@ -233,6 +233,7 @@ func (p *Proxy) makeLoops(limits limits) error {
 		shards++ // the last one is of kernel flows
 	}
 	p.conntrack = conntrack.NewTable(conntrack.Options{Shards: shards, Sink: sink, Opens: o.RecordOpens})
+	p.tellNode()
 	relaying := o.Relay
 	relaying.EndpointLiveness, relaying.GoneAfter = stream.Liveness(o.Stream.KeepAlive), 2*o.Stream.KeepAlive
 	p.relay = relay.New(relaying)

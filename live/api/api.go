@@ -75,6 +75,7 @@ type Connection struct {
 	Protocol   string    `json:"protocol"`
 	Path       string    `json:"path"`
 	Client     string    `json:"client"`
+	ClientNode string    `json:"client_node,omitempty"`
 	VIP        string    `json:"vip"`
 	VIPKind    string    `json:"vip_kind"`
 	Service    string    `json:"service,omitempty"`

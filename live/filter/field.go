@@ -60,6 +60,7 @@ var configuredFields = []field{
 // otherFields are those that belong to no other list.
 var otherFields = []field{
 	{name: "client", about: "the client's address and port", example: "10.1.0.0/16", compile: places(func(r *conntrack.Record) netip.AddrPort { return r.Client })},
+	{name: "client_node", about: "this node, if the client is one of its own processes", example: "node-a", compile: names(func(r *conntrack.Record) string { return r.ClientNode() })},
 	{name: "source_address", about: "the address that the endpoint sees", example: "10.0.0.1", compile: places(func(r *conntrack.Record) netip.AddrPort { return r.SourceAddr })},
 	{name: "error", about: "why an attempt failed", example: "timeout", compile: failedWith, values: texts(conntrack.DialErrors()...)},
 }

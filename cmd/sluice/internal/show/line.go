@@ -18,6 +18,7 @@ func Line(c *api.Connection) string {
 			b.WriteString(before + text)
 		}
 	}
+	add(" node ", printable.Name(c.ClientNode))
 	add(" ", c.Client)
 	add(" -> ", c.VIP)
 	if c.Protocol != "TCP" {
