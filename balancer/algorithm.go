@@ -113,8 +113,9 @@ func Parse(name string) (Algorithm, error) {
 
 // Annotations of a Service, without the prefix sluice.dev/.
 const (
-	annotation     = "balancer"
-	hashAnnotation = "balancer-hash"
+	annotation      = "balancer"
+	hashAnnotation  = "balancer-hash"
+	ejectAnnotation = "eject-after"
 )
 
 // parseHash reports whether the client's port counts in hashes.
@@ -136,6 +137,8 @@ func CheckAnnotation(name, value string) (err error) {
 		_, err = Parse(value)
 	case hashAnnotation:
 		_, err = parseHash(value)
+	case ejectAnnotation:
+		_, err = parseEjection(value)
 	}
 	return err
 }
@@ -162,6 +165,12 @@ func (o Options) For(port *service.Port) (opts Options, problem error) {
 		var err error
 		if o.HashPort, err = parseHash(value); err != nil {
 			problem = errors.Join(problem, fmt.Errorf("annotation sluice.dev/%w; it gets client", err))
+		}
+	}
+	if value, ok := port.Annotations[ejectAnnotation]; ok {
+		var err error
+		if o.Ejection, err = parseEjection(value); err != nil {
+			problem = errors.Join(problem, fmt.Errorf("annotation sluice.dev/%w; nothing is ejected", err))
 		}
 	}
 	return o, problem

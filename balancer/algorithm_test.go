@@ -107,8 +107,8 @@ func TestPowerOfTwoAvoidsTheFull(t *testing.T) {
 		t.Errorf("the endpoint with a connection gets %d of 100 new ones", got[0])
 	}
 	loads.Of(list[0].Addr).End()
-	loads.Of(list[0].Addr).Answered(time.Millisecond)
-	loads.Of(list[1].Addr).Answered(5 * time.Millisecond)
+	loads.Answered(loads.Of(list[0].Addr), time.Millisecond, 0)
+	loads.Answered(loads.Of(list[1].Addr), 5*time.Millisecond, 0)
 	got = [2]int{}
 	for range 100 {
 		i, _ := first(t, b, list, someone, 0)

@@ -60,6 +60,8 @@ type Options struct {
 	Port *service.Port
 	// Loads are the connections of its endpoints. nil means that nobody counts them.
 	Loads *Loads
+	// Ejection says when an endpoint that keeps failing is passed over.
+	Ejection Ejection
 	// HashPort has the client's port count in hashes.
 	HashPort bool
 }
@@ -127,6 +129,7 @@ func (b *Balancer) Configure(opts Options) {
 	if opts.Port != nil {
 		next.port = nameKey(opts.Port.Name)
 		next.loads.forget(opts.Port)
+		next.loads.ejections.configure(opts.Ejection, listedIn(opts.Port))
 	}
 	prev := b.config.Load()
 	switch {
@@ -179,10 +182,10 @@ func (b *Balancer) Next(d *Dial, candidates []service.Endpoint, conn Conn, now i
 }
 
 // Independent returns the algorithm if a new connection's choice depends on nothing but
-// the candidates: there is no affinity. Others may then make the choice, and call Chosen.
+// the candidates: there is no affinity, and no endpoint is ejected. Others may then make the choice, and call Chosen.
 func (b *Balancer) Independent() (a Algorithm, ok bool) {
 	c := b.config.Load()
-	return c.algorithm, c.pins == nil
+	return c.algorithm, c.pins == nil && c.loads.ejections.settings.Load() == nil
 }
 
 // Chosen records a first attempt whose endpoint was not chosen by Next, and returns the

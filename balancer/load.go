@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -16,6 +15,8 @@ type Load struct {
 	open    atomic.Int32  // connections, including those that wait for the endpoint's answer
 	connect atomic.Uint32 // average time until the endpoint answers, in us; 0 = unknown
 	key     uint64
+
+	outcomes atomic.Pointer[outcomes] // nil until the endpoint fails, if failures count
 }
 
 // Begin counts a connection, and End stops counting it.
@@ -27,15 +28,6 @@ func (l *Load) End() { l.open.Add(-1) }
 // Open returns the number of connections.
 func (l *Load) Open() int { return int(l.open.Load()) }
 
-// Answered records how long the endpoint took to answer. Each answer counts an eighth.
-func (l *Load) Answered(took time.Duration) {
-	us := uint32(min(max(took.Microseconds(), 1), 1<<30))
-	if was := l.connect.Load(); was != 0 {
-		us = uint32(int64(was) + (int64(us)-int64(was))/8)
-	}
-	l.connect.Store(us)
-}
-
 // Loads are the endpoints of a service port by address, on both data paths. The zero value
 // is ready for use. Of takes no lock for an endpoint that is known.
 type Loads struct {
@@ -44,6 +36,8 @@ type Loads struct {
 	mu    sync.Mutex
 	used  int    // guarded by mu, like spare
 	spare []Load // allocated together, as algorithms read many in a row
+
+	ejections ejections
 }
 
 // loadTable is a hash table with linear probing: a power of two of slots, of which at most
@@ -109,16 +103,21 @@ func (s *Loads) rebuiltLocked(n int, keep func(*Load) bool) *loadTable {
 	return &next
 }
 
+// listedIn returns the number of a service port's endpoints.
+func listedIn(port *service.Port) (n int) {
+	for f := range port.Families {
+		n += len(port.Families[f].Endpoints)
+	}
+	return n
+}
+
 // forget removes the endpoints that have no connection and are not listed, if they are
 // more than the others. A connection that begins at one of them at the same moment is not
 // counted.
 func (s *Loads) forget(port *service.Port) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	listed := 0
-	for f := range port.Families {
-		listed += len(port.Families[f].Endpoints)
-	}
+	listed := listedIn(port)
 	if s.used <= 2*listed+64 {
 		return
 	}

@@ -1,6 +1,7 @@
 package balancer
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/sluice-proxy/sluice/service"
@@ -19,10 +20,10 @@ const (
 func (b *Balancer) pick(c *config, d *Dial, candidates []service.Endpoint, conn Conn, now int64) int {
 	if d.attempts == 0 {
 		first := algorithms[c.algorithm].choose(b, c, candidates, conn, now)
-		if b.take(endpointKey(candidates[first].Addr), now) {
+		if b.admits(c, candidates[first].Addr, now) {
 			return first
 		}
-		if i := b.sound(d, candidates, now); i >= 0 {
+		if i := b.sound(c, d, candidates, now); i >= 0 {
 			return i
 		}
 		return first // all failed recently, so ignore that
@@ -35,7 +36,7 @@ func (b *Balancer) pick(c *config, d *Dial, candidates []service.Endpoint, conn 
 	waited := ok && now >= at
 	i := -1
 	if atOnce || waited {
-		i = b.sound(d, candidates, now)
+		i = b.sound(c, d, candidates, now)
 	}
 	if i >= 0 && atOnce {
 		return i
@@ -57,19 +58,34 @@ func (d *Dial) pause(p *Plan, now int64) (time.Duration, bool) {
 	return elapsed(now, at), ok && at > now
 }
 
+// ejects reports whether to pass an endpoint over, as it kept failing. try means that the
+// connection is to try the endpoint if its time is over.
+func (c *config) ejects(ep netip.AddrPort, now int64, try bool) bool {
+	return c.loads.ejections.out.Load() > 0 && c.loads.ejected(c.loads.Of(ep), now, try)
+}
+
+// admits reserves an endpoint for an attempt. It returns false if the connection must pass
+// it over.
+func (b *Balancer) admits(c *config, ep netip.AddrPort, now int64) bool {
+	return !c.ejects(ep, now, true) && b.take(endpointKey(ep), now)
+}
+
 // sound chooses uniformly among the candidates that this connection has not tried
 // and that did not fail recently for others. It returns -1 if there are none.
-func (b *Balancer) sound(d *Dial, candidates []service.Endpoint, now int64) int {
-	is := func(key uint64) bool { return !b.suspected(key, now) && !d.wasTried(key) }
+func (b *Balancer) sound(c *config, d *Dial, candidates []service.Endpoint, now int64) int {
+	is := func(ep netip.AddrPort) bool {
+		key := endpointKey(ep)
+		return !b.suspected(key, now) && !d.wasTried(key) && !c.ejects(ep, now, false)
+	}
 	for range samples {
 		i := b.below(len(candidates))
-		if key := endpointKey(candidates[i].Addr); is(key) && b.take(key, now) {
+		if ep := candidates[i].Addr; is(ep) && b.admits(c, ep, now) {
 			return i
 		}
 	}
 	n, start := 0, b.below(len(candidates))
 	for k := range min(len(candidates), window) {
-		if is(endpointKey(candidates[(start+k)%len(candidates)].Addr)) {
+		if is(candidates[(start+k)%len(candidates)].Addr) {
 			n++
 		}
 	}
@@ -79,11 +95,10 @@ func (b *Balancer) sound(d *Dial, candidates []service.Endpoint, now int64) int 
 	n = b.below(n)
 	for k := range min(len(candidates), window) {
 		i := (start + k) % len(candidates)
-		key := endpointKey(candidates[i].Addr)
-		if !is(key) {
+		if !is(candidates[i].Addr) {
 			continue
 		}
-		if n--; n < 0 && b.take(key, now) {
+		if n--; n < 0 && b.admits(c, candidates[i].Addr, now) {
 			return i
 		}
 	}

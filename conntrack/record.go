@@ -160,6 +160,17 @@ func (r *Record) BeginAttempt(ep *service.Endpoint, now int64) {
 	}
 }
 
+// outcome is what the connection's end says about the endpoint.
+func (r *Record) outcome() balancer.Outcome {
+	switch {
+	case r.End != EndpointReset && r.End != EndpointAbort:
+		return balancer.Served
+	case r.BytesFromEndpoint == 0:
+		return balancer.Unserved
+	}
+	return balancer.Reset
+}
+
 // release stops counting the connection at its endpoint.
 func (r *Record) release() {
 	if r.load != nil {
@@ -170,6 +181,9 @@ func (r *Record) release() {
 
 // AttemptFailed records the failure of the current attempt.
 func (r *Record) AttemptFailed(reason DialError, now int64) {
+	if r.load != nil && !reason.Own() {
+		r.Counters.loads.Refused(r.load, now)
+	}
 	r.release()
 	a := Attempt{Endpoint: r.Endpoint, Duration: now - r.attemptStart, Error: reason}
 	if len(r.Failed) < maxFailedListed {
@@ -190,7 +204,7 @@ func (r *Record) AttemptSucceeded(now int64) {
 	r.Connected = true
 	r.ConnectTime = now - r.Start
 	if r.load != nil {
-		r.load.Answered(time.Duration(now - r.attemptStart))
+		r.Counters.loads.Answered(r.load, time.Duration(now-r.attemptStart), now)
 	}
 	if r.Counters != nil {
 		r.Counters.connect.observe(r.ConnectTime)

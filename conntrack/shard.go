@@ -59,6 +59,9 @@ func (s *Shard) Close(r *Record) {
 	}
 	r.state = recordClosed
 	r.Owner = nil
+	if r.load != nil && r.Connected {
+		r.Counters.loads.Ended(r.load, r.outcome(), r.Start+r.Duration)
+	}
 	r.release()
 	r.unlink()
 	s.count--

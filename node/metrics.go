@@ -77,6 +77,7 @@ func (p *Proxy) ownMetrics() []admin.Metric {
 		admin.NewMetric("sluice_accept_pauses_total", "Pauses in accepting because of a limit of the process or a lack of descriptors or memory.", streams(func(s stream.Stats) float64 { return float64(s.AtLimit + s.Exhausted) })),
 		admin.NewMetric("sluice_connections_unserved_total", "Accepted connections to a destination that no service has; they are reset.", streams(func(s stream.Stats) float64 { return float64(s.Strays) })),
 		admin.NewMetric("sluice_connections_dialing", "Connections that wait for an endpoint to answer.", streams(func(s stream.Stats) float64 { return float64(s.Dialing) })),
+		admin.NewMetric("sluice_endpoints_ejected", "Endpoints that new TCP and SCTP connections pass over because they kept failing (sluice.dev/eject-after).", streams(func(s stream.Stats) float64 { return float64(s.Ejected) })),
 		admin.NewMetric("sluice_affinity_pins", "Clients that are remembered for session affinity.", streams(func(s stream.Stats) float64 { return float64(s.Pins.Pins) })),
 		admin.NewMetric("sluice_affinity_evicted_total", "Clients whose affinity was evicted because their service port had too many.", streams(func(s stream.Stats) float64 { return float64(s.Pins.Evicted) })),
 		admin.NewMetric("sluice_affinity_expired_total", "Clients whose affinity expired.", streams(func(s stream.Stats) float64 { return float64(s.Pins.Expired) })),

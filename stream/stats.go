@@ -18,6 +18,7 @@ type Stats struct {
 	Dialing   int64             // those of them that wait for an endpoint to answer
 	Listeners int64             // listening sockets
 	Pins      balancer.PinStats // of all service ports
+	Ejected   int               // endpoints that new connections pass over, as they kept failing
 	Strays    uint64            // accepted connections whose destination is no service's
 	AtLimit   uint64            // pauses of accepting at the limit of all connections
 	Exhausted uint64            // pauses of accepting because the kernel had no descriptor or memory
@@ -43,6 +44,7 @@ func (s *Server) Stats() Stats {
 			continue
 		}
 		out.Dialing += p.dialing.Load()
+		out.Ejected += p.balancer.Ejected()
 		pins := p.balancer.Pins()
 		out.Pins.Pins += pins.Pins
 		out.Pins.Evicted += pins.Evicted

@@ -144,3 +144,62 @@ func (a *algorithms) ask(name string, times int) map[string]int {
 	}
 	return servers
 }
+
+// TestEndpointThatResetsIsEjected: of three endpoints, one accepts connections and resets
+// them. Once that has happened as often as the annotation says, it gets no more of them.
+func TestEndpointThatResetsIsEjected(t *testing.T) {
+	for _, path := range []string{"relay", "kernel"} {
+		t.Run(path, func(t *testing.T) {
+			t.Parallel()
+			lab := netns.NewLab(t, 3)
+			resetting(t, lab.Backends[0])
+			for _, b := range lab.Backends[1:] {
+				b.EchoTCP(t, 8080)
+			}
+			a := &algorithms{t: t, lab: lab, vips: map[string]string{}}
+			p := newProxy(t, lab.Node)
+			a.write(p, "sick", "sluice.dev/eject-after: '3'", "")
+			p.start("--datapath", path)
+			resets := 0
+			wait.True(t, "an ejected endpoint", func() bool {
+				if _, err := lab.Client.Ask("tcp", a.vips["sick"]+":80"); err != nil {
+					resets++
+				}
+				values, err := p.metrics()
+				return err == nil && values["sluice_endpoints_ejected"] == 1
+			})
+			if resets < 3 {
+				t.Errorf("it is ejected after %d resets, want 3", resets)
+			}
+			failed := 0
+			for range 60 {
+				if _, err := lab.Client.Ask("tcp", a.vips["sick"]+":80"); err != nil {
+					failed++
+				}
+			}
+			if failed > 4 { // one tries it each 10 s, 20 s and so on
+				t.Errorf("of 60 connections, %d are reset by the ejected endpoint", failed)
+			}
+			p.stop()
+		})
+	}
+}
+
+// resetting serves port 8080 and resets each connection.
+func resetting(t *testing.T, h *netns.Host) {
+	l, err := h.Listen("tcp", ":8080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.(*net.TCPConn).SetLinger(0)
+			_ = c.Close()
+		}
+	}()
+}

@@ -52,6 +52,11 @@ var promises = []mutation{
 		pkg: "balancer", test: "TestLeastLoadedAgreesWithTheModel",
 	},
 	{
+		name: "resets-are-blamed-on-nobody", what: "an endpoint that resets each connection keeps its share",
+		file: "conntrack/shard.go", old: "r.load != nil && r.Connected", new: "false",
+		pkg: "test/e2e", test: "TestEndpointThatResetsIsEjected/kernel",
+	},
+	{
 		name: "rank-ignored-in-the-table", what: "kernel flows begin round-robin at the first endpoint on all nodes",
 		file: "flow/table.go", old: "u.options|how, u.first", new: "u.options|how, 0",
 		pkg: "flow", test: "TestTableBeginsAtTheRank",

@@ -1,0 +1,156 @@
+package balancer
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// sick is a service port whose endpoint 0 resets connections while it is sick.
+type sick struct {
+	t     *testing.T
+	b     *Balancer
+	loads *Loads
+	list  []service.Endpoint
+	now   time.Duration
+	ill   bool
+}
+
+func newSick(t *testing.T, endpointCount int, e Ejection) *sick {
+	s := &sick{t: t, loads: &Loads{}, list: endpoints(endpointCount), ill: true}
+	port := &service.Port{}
+	port.Families[0].Endpoints = s.list
+	s.b = New(Options{Loads: s.loads, Ejection: e, Port: port, Seed: 3})
+	return s
+}
+
+// run opens a connection each millisecond, and returns the share of endpoint 0.
+func (s *sick) run(length time.Duration, how Outcome) float64 {
+	zero, all := 0, 0
+	for end := s.now + length; s.now < end; s.now += time.Millisecond {
+		i, _ := first(s.t, s.b, s.list, someone, int64(s.now))
+		l := s.loads.Of(s.list[i].Addr)
+		s.loads.Answered(l, time.Millisecond, int64(s.now))
+		all++
+		if i == 0 {
+			zero++
+		}
+		if i == 0 && s.ill {
+			s.loads.Ended(l, how, int64(s.now))
+		} else {
+			s.loads.Ended(l, Served, int64(s.now))
+		}
+	}
+	return float64(zero) / float64(all)
+}
+
+// TestEndpointThatResetsIsEjected: it gets under 1 % of the connections, and all of its
+// share half a minute after it is mended.
+func TestEndpointThatResetsIsEjected(t *testing.T) {
+	s := newSick(t, 4, Ejection{After: 5})
+	if got := s.run(5*time.Second, Unserved); got > 0.01 {
+		t.Errorf("an endpoint that resets gets %.3f of the connections", got)
+	}
+	if got := s.b.Ejected(); got != 1 {
+		t.Errorf("%d endpoints are ejected", got)
+	}
+	s.ill = false
+	s.run(30*time.Second, Unserved)
+	if got := s.run(time.Second, Unserved); got < 0.24 {
+		t.Errorf("it is mended, and gets %.3f of the connections", got)
+	}
+	if got := s.b.Ejected(); got != 0 {
+		t.Errorf("%d endpoints are ejected", got)
+	}
+}
+
+// TestEjectionsGrowLonger: an endpoint that stays sick gets one connection each time, after
+// 10, 20, 40 s and so on.
+func TestEjectionsGrowLonger(t *testing.T) {
+	s := newSick(t, 4, Ejection{After: 5})
+	if got := s.run(75*time.Second, Unserved) * 75000; got < 7.5 || got > 8.5 {
+		t.Errorf("it gets %.1f connections in 75 s, want 5 and those after 10, 30 and 70 s", got)
+	}
+	if got := s.run(60*time.Second, Unserved); got != 0 {
+		t.Errorf("it gets %.4f of the connections while it is ejected", got)
+	}
+}
+
+// TestHalfOfTheEndpointsStays: however many fail.
+func TestHalfOfTheEndpointsStays(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 10} {
+		s := newSick(t, n, Ejection{After: 1})
+		for i := range s.list {
+			s.loads.Ended(s.loads.Of(s.list[i].Addr), Unserved, 0)
+		}
+		if got := s.b.Ejected(); got != n/2 {
+			t.Errorf("%d of %d endpoints are ejected", got, n)
+		}
+	}
+}
+
+// TestWhatCountsAsAFailure: resets after the first byte count only if they are to; one that
+// serves in between starts the row anew; without settings nothing counts.
+func TestWhatCountsAsAFailure(t *testing.T) {
+	for _, tt := range []struct {
+		e    Ejection
+		how  Outcome
+		want int
+	}{
+		{Ejection{After: 5}, Reset, 0}, {Ejection{After: 5, AnyReset: true}, Reset, 1}, {Ejection{After: 5, AnyReset: true}, Unserved, 1},
+		{Ejection{After: 5}, Served, 0}, {Ejection{}, Unserved, 0},
+	} {
+		s := newSick(t, 4, tt.e)
+		s.run(time.Second, tt.how)
+		if got := s.b.Ejected(); got != tt.want {
+			t.Errorf("%+v, outcome %d: %d are ejected, want %d", tt.e, tt.how, got, tt.want)
+		}
+	}
+	s := newSick(t, 4, Ejection{After: 5})
+	l := s.loads.Of(s.list[0].Addr)
+	for range 100 {
+		for range 4 {
+			s.loads.Ended(l, Unserved, 0)
+		}
+		s.loads.Ended(l, Served, 0)
+	}
+	if got := s.b.Ejected(); got != 0 {
+		t.Error("failures count that are not in a row")
+	}
+	for range 5 {
+		s.loads.Refused(l, 0)
+	}
+	if got := s.b.Ejected(); got != 1 {
+		t.Error("attempts that fail do not count")
+	}
+}
+
+// TestEjectionWithEachAlgorithm: none goes to an ejected endpoint.
+func TestEjectionWithEachAlgorithm(t *testing.T) {
+	for a := range algorithms {
+		s := newSick(t, 3, Ejection{After: 1})
+		port := &service.Port{}
+		port.Families[0].Endpoints = s.list
+		s.b.Configure(Options{Algorithm: Algorithm(a), Loads: s.loads, Ejection: Ejection{After: 1}, Port: port})
+		s.loads.Ended(s.loads.Of(s.list[1].Addr), Unserved, 0)
+		for c := range 200 {
+			if i, _ := first(t, s.b, s.list, client(c), ms); i == 1 {
+				t.Errorf("%v: a connection goes to the ejected endpoint", Algorithm(a))
+				break
+			}
+		}
+	}
+}
+
+func TestParseEjection(t *testing.T) {
+	for value, want := range map[string]Ejection{
+		"5": {After: 5}, "1": {After: 1}, "3 any-reset": {After: 3, AnyReset: true},
+		"": {}, "0": {}, "-1": {}, "1001": {}, "five": {}, "5 resets": {}, "5any-reset": {}, "5 any-reset ": {},
+	} {
+		got, err := parseEjection(value)
+		if got != want || (err == nil) != (want.After > 0) {
+			t.Errorf("%q: %+v, %v", value, got, err)
+		}
+	}
+}
