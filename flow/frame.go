@@ -17,6 +17,7 @@ const (
 
 // TCP flags.
 const (
+	flagSYN = 2
 	flagRST = 4
 	flagACK = 16
 )
@@ -191,7 +192,7 @@ func appendIP(b []byte, from, to netip.Addr, protocol, length byte) []byte {
 	return b
 }
 
-// reset is a TCP segment with RST, without a link header.
+// reset is a TCP segment without data and link header, most with RST.
 type reset struct {
 	from, to      netip.AddrPort
 	sequence, ack uint32

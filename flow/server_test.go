@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -347,24 +346,5 @@ func TestAnnotationLeavesPortToTheRelay(t *testing.T) {
 	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 	if _, err := lab.Client.Ask("tcp", vip4+":80"); err != nil {
 		t.Error(err)
-	}
-}
-
-func TestTrial(t *testing.T) {
-	usual := trialPatience
-	defer func() { trialPatience = usual }()
-	trialPatience = append(slices.Clone(usual), patience) // a guest on a busy machine
-	lab := netns.NewLab(t, 0)
-	if err := lab.Node.Do(Try); err != nil {
-		t.Error(err)
-	}
-	if err := lab.Node.SetSysctl("net/ipv4/ip_forward", "0"); err != nil {
-		t.Fatal(err)
-	}
-	if err := lab.Node.SetSysctl("net/ipv6/conf/all/forwarding", "0"); err != nil {
-		t.Fatal(err)
-	}
-	if err := lab.Node.Do(Try); !errors.Is(err, errForwarding) {
-		t.Errorf("%v", err)
 	}
 }

@@ -44,12 +44,6 @@ func (o *Config) dataPathHere() (why, err error) {
 	if o.relaysAll() {
 		return errors.New("--datapath says so"), o.endFlows()
 	}
-	if err := flow.Try(); err != nil {
-		if o.DataPath == KernelPath {
-			return nil, fmt.Errorf("--datapath kernel: %w", err)
-		}
-		return err, nil
-	}
 	return nil, nil
 }
 
@@ -90,6 +84,11 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 		Logger:            p.log,
 	})
 	if err != nil {
+		loop.Stop()
+		return err
+	}
+	if err := server.Try(); err != nil {
+		server.Close()
 		loop.Stop()
 		return err
 	}

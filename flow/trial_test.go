@@ -1,0 +1,63 @@
+package flow
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// TestTrial: a trial passes here, leaves nothing, and finds programs that do not translate.
+func TestTrial(t *testing.T) {
+	requireRoot(t)
+	k, err := bpf.Open(4, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	k.Control.Magic = 1 << bpf.FlowBits
+	for range 2 {
+		if err := try(k, 2); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, b := range k.Index.Buckets {
+		if b != (bpf.KernelBucket{}) {
+			t.Errorf("bucket %d has %+v", i, b)
+		}
+	}
+	if s := k.Flows[2].State; s != bpf.KernelStateFREE {
+		t.Errorf("the flow is left in state %d", s)
+	}
+	k.Ethernet.Ingress, k.Ethernet.Egress = k.Ethernet.Egress, k.Ethernet.Ingress
+	if err := try(k, 2); err == nil || !strings.Contains(err.Error(), "puts back") {
+		t.Errorf("with the programs exchanged: %v", err)
+	}
+	k.Ethernet.Ingress, k.Ethernet.Egress = k.Ethernet.Egress, k.Ethernet.Ingress
+	for i := range k.Index.Buckets {
+		for j := range k.Index.Buckets[i].Slot {
+			k.Index.Buckets[i].Slot[j] = 1<<63 | bpf.MostFlows
+		}
+	}
+	if err := try(k, 2); err == nil || !strings.Contains(err.Error(), "puts back") {
+		t.Errorf("with no room for tuples: %v", err)
+	}
+}
+
+// TestTry: it works where the node forwards packets of a family.
+func TestTry(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	if err := lab.Node.Do(Try); err != nil {
+		t.Error(err)
+	}
+	for _, file := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+		if err := lab.Node.SetSysctl(file, "0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := lab.Node.Do(Try); !errors.Is(err, errForwarding) {
+		t.Errorf("%v", err)
+	}
+}
