@@ -188,8 +188,8 @@ func (f *flow) abandon(why conntrack.DialError, late bool, now int64) {
 	f.retry()
 }
 
-// keepStale has late answers of the flow's endpoint told, which is given up. It does without
-// if there is little room: new flows need the indices more.
+// keepStale keeps the way back of an abandoned endpoint, so that a late answer is reported. It
+// does nothing when indices are scarce, because new flows need them.
 func (f *flow) keepStale() {
 	w, h, back := f.worker, f.handshake, f.wayBack()
 	for i := range h.stale {

@@ -248,7 +248,7 @@ func (f *flow) drop() {
 	f.leave()
 }
 
-// leave has the flow's object used for another one. The index keeps its tuples.
+// leave recycles the flow's object. The index keeps its tuples.
 func (f *flow) leave() {
 	w := f.worker
 	w.loop.Cancel(&f.timer)
@@ -258,7 +258,7 @@ func (f *flow) leave() {
 	w.gone = append(w.gone, f)
 }
 
-// free has an index used for another flow, and takes out its tuples.
+// free releases an index and removes its tuples.
 func (w *worker) free(index uint32) {
 	k := &w.kernel.Flows[index]
 	if atomic.SwapUint32((*uint32)(&k.State), uint32(bpf.KernelStateFREE)) != uint32(bpf.KernelStateVACATED) {

@@ -232,7 +232,7 @@ func (p *Path) purge() {
 }
 
 // originsOf returns what BPF has to know about clients: whether they are pods, and which
-// link they are on. A range has what holds for all of its addresses that are in no longer one.
+// link they are on. An address has the values of the longest range that contains it.
 func originsOf(pods []netip.Prefix, links []hostnet.Link) map[bpf.KernelOriginKey]bpf.KernelOrigin {
 	all := make(map[bpf.KernelOriginKey]bpf.KernelOrigin)
 	covers := func(a, b netip.Prefix) bool { return a.Bits() <= b.Bits() && a.Contains(b.Addr()) }

@@ -475,7 +475,7 @@ func (w *worker) endRound() {
 	w.gone = w.gone[:0]
 }
 
-// giveFreed has the indices of flows that have ended used again.
+// giveFreed returns released indices to the ring.
 func (w *worker) giveFreed() {
 	for _, index := range w.freed {
 		w.spares.Give(index)

@@ -293,7 +293,7 @@ func (p *Proxy) reopenAccessLog(ctx context.Context, hangups <-chan os.Signal) {
 			continue
 		}
 		if err := p.accessLog.Reopen(); err != nil {
-			p.log.Error().Err(err).Msg("the access log goes on where it was")
+			p.log.Error().Err(err).Msg("cannot reopen the access log; the old file stays in use")
 		}
 	}
 }

@@ -26,7 +26,7 @@ func (p *Proxy) openWeb(answers serve.Options) (err error) {
 	}
 	if host, _, err := net.SplitHostPort(o.PageAddress); err == nil {
 		if a, err := netip.ParseAddr(host); err == nil && !a.IsLoopback() {
-			p.log.Warn().Str("address", o.PageAddress).Msg("everybody who reaches the page's address sees who connects to what: it asks nobody who he is")
+			p.log.Warn().Str("address", o.PageAddress).Msg("the page has no login: everybody who reaches its address sees all connections")
 		}
 	}
 	return nil

@@ -24,7 +24,7 @@ type conntrackOptions struct {
 
 func (o *conntrackOptions) register(f *pflag.FlagSet) {
 	f.IntVar(&o.maxPerCore, "conntrack-max-per-core", 0, "set net.netfilter.nf_conntrack_max to this for each CPU; 0 leaves it (default: 32768 in a cluster or with --config, else as it is)")
-	f.IntVar(&o.least, "conntrack-min", 0, "and to this at least (default: 131072 where there is a maximum for each CPU)")
+	f.IntVar(&o.least, "conntrack-min", 0, "lower bound of nf_conntrack_max (default: 131072 where there is a maximum for each CPU)")
 	f.DurationVar(&o.established, "conntrack-tcp-timeout-established", 0, "set net.netfilter.nf_conntrack_tcp_timeout_established; 0 leaves it (default: 24h in a cluster or with --config, else as it is)")
 	f.DurationVar(&o.closeWait, "conntrack-tcp-timeout-close-wait", 0, "set net.netfilter.nf_conntrack_tcp_timeout_close_wait; 0 leaves it (default: 1h in a cluster or with --config, else as it is)")
 	f.BoolVar(&o.beLiberal, "conntrack-tcp-be-liberal", false, "set net.netfilter.nf_conntrack_tcp_be_liberal to 1")

@@ -228,7 +228,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.IntVar(&o.node.Stream.Streams, "sctp-streams", 64, "limit of streams of an SCTP association, each way, for Services without the annotation sluice.dev/sctp-streams; 1024 at most")
 	f.StringVar(&o.accessLog, "access-log", "-", "destination of connection records: a file, - for standard output, or off")
 	f.Var(&o.accessLogFormat, "access-log-format", "format of the records")
-	f.IntVar(&o.accessLogRate, "access-log-rate", -1, "records a second that are written; beyond it only those with a failed attempt, up to ten times the rate; 0 writes all (default: 20 in a cluster on standard output, else 0)")
+	f.IntVar(&o.accessLogRate, "access-log-rate", -1, "most records written per second; above it, only records with a failed attempt, up to ten times as many; 0 writes all (default: 20 in a cluster on standard output, else 0)")
 	f.Lookup("access-log-rate").DefValue = "0" // the help says what -1 means
 	f.Var(&o.accessLogUDP, "access-log-udp", "which UDP sessions leave a record: all, off, or sampled: one in a hundred, and all with a failed attempt or that Sluice cut")
 	o.records.register(f)

@@ -18,10 +18,10 @@
 #define FAMILY_IPV4 2
 #define FAMILY_IPV6 10
 
-// A packet of each 1.1 s takes the IP stack, so that the kernel checks the neighbours that are
-// used. What came in one batch with it overtakes it, which TCP does not mind. A datagram takes
-// the stack only after a pause, so that streams keep their order. Those without a pause send one
-// each 34 s, as the kernel forgets neighbours after a minute. These are shifts of ns.
+// Every 1.1 s, one packet per direction takes the IP stack, so that the kernel revalidates the
+// neighbour. Packets of the same batch overtake it, which TCP tolerates. A datagram takes the
+// stack only after a pause, so that a stream keeps its order; a stream without pauses sends one
+// every 34 s (the kernel forgets a neighbour after 60 s). Both are powers of two in ns: 1 << REFRESH.
 #define REFRESH 30
 #define REFRESH_BUSY 35
 #define PAUSE 20000000 // ns: two ticks of the slowest clock

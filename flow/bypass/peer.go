@@ -41,8 +41,8 @@ func openPeers(namespace int) (*peers, error) {
 
 func (p *peers) close() { p.socket.Close() }
 
-// look reads the peers of interfaces that are new or changed. It reports whether it is news that
-// a program of any is passed by, or that none is any more.
+// look reads the peers of interfaces that are new or changed. It reports whether the answer of
+// passedBy has changed.
 func (p *peers) look(list []netlink.Link, changed func(index int) bool) (news bool, err error) {
 	before := p.passedBy()
 	there := make(map[int]bool, len(list))

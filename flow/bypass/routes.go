@@ -115,7 +115,7 @@ func (r *routes) run() {
 	}
 }
 
-// follow knows the routes until changes are lost, or close.
+// follow lists all routes and applies changes until the kernel drops some, or until close.
 func (r *routes) follow() error {
 	updates, end, failed := make(chan netlink.RouteUpdate), make(chan struct{}), make(chan error, 1)
 	o := netlink.RouteSubscribeOptions{

@@ -316,10 +316,9 @@ func setLinger(fd int, l unix.Linger) Errno {
 	return setOption(fd, unix.SOL_SOCKET, unix.SO_LINGER, &l)
 }
 
-// prepare sets the options of all TCP sockets of the data path: no delay for small
-// writes; urgent bytes inline, where Recv finds them; a reset on close, so that a
-// stream truncated by the death of the process does not look complete; and a fixed
-// receive buffer (see FreeReceiveBuffer).
+// prepare sets the options of all TCP sockets of the data path: urgent bytes inline,
+// where Recv finds them, and a reset on close, so that a stream truncated by the death
+// of the process does not look complete.
 func prepare(fd int) Errno {
 	if e := setLinger(fd, unix.Linger{Onoff: 1, Linger: 0}); e != 0 {
 		return e

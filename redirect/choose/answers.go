@@ -27,8 +27,8 @@ func (e *RepliesError) Error() string {
 // Unwrap gives the reason.
 func (e *RepliesError) Unwrap() error { return e.Err }
 
-// clientAddresses are of nobody; an endpoint's answers to them come by the same
-// interface as it. They are for documentation like the others.
+// clientAddresses are documentation addresses (RFC 5737, RFC 3849) that stand for a client
+// behind the endpoint's interface.
 var (
 	clientAddresses   = []netip.Addr{netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("2001:db8:2::1")}
 	endpointAddresses = []netip.Addr{netip.MustParseAddr("203.0.113.2"), netip.MustParseAddr("2001:db8:2::2")}

@@ -33,7 +33,7 @@ type numbers struct {
 // translation.
 func (n *numbers) answers() bool { return n.kept && !n.omitted.replies }
 
-// ours is what becomes of packets of our sockets to endpoints, and of the answers.
+// ours returns the verdict for packets between our sockets and endpoints, both ways.
 func (n *numbers) ours() []expr.Any {
 	if n.kept {
 		return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}
