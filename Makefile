@@ -48,6 +48,16 @@ test: deps build ## Run every test with the race detector (the end-to-end tests 
 	$(REQUIRE_ROOT) $(RACE) go test -race -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) .
 
+PKG ?= ./...
+RUN ?= .
+N ?= 200
+
+.PHONY: stress
+stress: deps ## Run tests N (200) times beside load, until one fails: make stress PKG=./stream RUN=TestGrace N=200
+# Twice as many busy processes as CPUs. A test that waits has to pass this before it lands.
+	@trap 'kill $$(jobs -p)' EXIT; for i in $$(seq $$((2 * $$(nproc)))); do (while :; do :; done) & done; \
+	$(REQUIRE_ROOT) $(RACE) go test -race -run '$(RUN)' -count $(N) -failfast -timeout 4h $(TESTFLAGS) $(PKG)
+
 .PHONY: test-full
 test-full: deps build ## Run the end-to-end tests at full size (10,000 connections of 1 MiB)
 	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 go test -count=1 -timeout 30m -v ./test/e2e

@@ -55,7 +55,13 @@ func (o *Config) OpenSource(log zerolog.Logger) (Objects, *kubernetes.Client, er
 			Logger:      log,
 			MaxFileSize: o.Source.MaxManifestSize,
 			Annotation: func(name, value string) error {
-				return cmp.Or(balancer.CheckAnnotation(name, value), datagram.CheckAnnotation(name, value), conntrack.CheckAnnotation(name, value), stream.CheckAnnotation(name, value), flow.CheckAnnotation(name, value))
+				return cmp.Or(
+					balancer.CheckAnnotation(name, value),
+					datagram.CheckAnnotation(name, value),
+					conntrack.CheckAnnotation(name, value),
+					stream.CheckAnnotation(name, value),
+					flow.CheckAnnotation(name, value),
+				)
 			},
 		}), nil, nil
 	}

@@ -118,5 +118,6 @@ func (s *Server) warnOfLimit(q *quota, limit int64, flag string) {
 	if last != 0 && now-last < warnEvery || !q.warned.CompareAndSwap(last, max(now, 1)) {
 		return
 	}
-	s.options.Logger.Warn().Str("object", q.object).Msg("has " + strconv.FormatInt(limit, 10) + " connections open on this node, as many as " + flag + " allows: further ones are reset")
+	s.options.Logger.Warn().Str("object", q.object).
+		Msg("has " + strconv.FormatInt(limit, 10) + " connections open on this node, as many as " + flag + " allows: further ones are reset")
 }

@@ -62,7 +62,11 @@ To see it work, on any Linux machine and without a cluster:  sluice demo`,
 	version.register(root.Flags())
 	root.SetFlagErrorFunc(explainFlagError)
 	root.SuggestionsMinimumDistance = 2
-	root.AddCommand(newRunCommand(), newDemoCommand(), newConnsCommand(), newTapCommand(), newTopCommand(), newCloseCommand(), newDrainCommand(), newStatusCommand(), newWebCommand(), newFailuresCommand(), newDestinationsCommand(), newExplainCommand(), newDoctorCommand(), newCleanupCommand(), newVersionCommand())
+	root.AddCommand(
+		newRunCommand(), newDemoCommand(), newConnsCommand(), newTapCommand(), newTopCommand(),
+		newCloseCommand(), newDrainCommand(), newStatusCommand(), newWebCommand(), newFailuresCommand(),
+		newDestinationsCommand(), newExplainCommand(), newDoctorCommand(), newCleanupCommand(), newVersionCommand(),
+	)
 	completeChoices(root)
 	return root
 }

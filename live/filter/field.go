@@ -51,7 +51,8 @@ var configuredFields = []field{
 	{name: "vip", about: "the destination that the client used", example: "10.96.0.10:80", compile: places(func(r *conntrack.Record) netip.AddrPort { return r.VIP })},
 	{name: "endpoint", about: "the endpoint: the one that answered, else the one tried last", example: "10.0.0.7", compile: places(func(r *conntrack.Record) netip.AddrPort { return endpointOf(r).Addr })},
 	{name: "tried", about: "an endpoint that answered or failed", example: "10.0.0.7", compile: tried},
-	{name: "pod", about: "the endpoint's pod: name or namespace/name", example: "shop/cart-*", compile: qualified(func(r *conntrack.Record) *service.Name { return &endpointOf(r).Pod })},
+	{name: "pod", about: "the endpoint's pod: name or namespace/name", example: "shop/cart-*",
+		compile: qualified(func(r *conntrack.Record) *service.Name { return &endpointOf(r).Pod })},
 	{name: "node", about: "the endpoint's node", example: "node-b", compile: names(func(r *conntrack.Record) string { return endpointOf(r).Node })},
 	{name: "zone", about: "the endpoint's zone", example: "z2", compile: names(func(r *conntrack.Record) string { return endpointOf(r).Zone })},
 	set("protocol", "the protocol", "UDP", func(r *conntrack.Record) string { return r.Protocol.String() }, service.TCP, service.UDP, service.SCTP),
@@ -70,8 +71,10 @@ var setFields = []field{
 	set("path", "the data path", "relay", func(r *conntrack.Record) string { return r.Path.String() }, conntrack.Paths()...),
 	set("state", "whether an endpoint answered, and whether the connection has ended", "open", func(r *conntrack.Record) string { return r.State().String() }, conntrack.States()...),
 	set("end", "who ended the connection and how", "endpoint_reset", func(r *conntrack.Record) string { return r.End.String() }, conntrack.Ends()...),
-	set("vip_kind", "the kind of the destination", "NodePort", func(r *conntrack.Record) string { return r.Kind.String() }, service.ClusterIP, service.ExternalIP, service.LoadBalancer, service.NodePort),
-	set("affinity", "the result of session affinity", "moved", func(r *conntrack.Record) string { return r.Affinity.String() }, balancer.AffinityNone, balancer.AffinityNew, balancer.AffinityHit, balancer.AffinityMoved),
+	set("vip_kind", "the kind of the destination", "NodePort", func(r *conntrack.Record) string { return r.Kind.String() },
+		service.ClusterIP, service.ExternalIP, service.LoadBalancer, service.NodePort),
+	set("affinity", "the result of session affinity", "moved", func(r *conntrack.Record) string { return r.Affinity.String() },
+		balancer.AffinityNone, balancer.AffinityNew, balancer.AffinityHit, balancer.AffinityMoved),
 	set("source", "whose address the endpoint sees", "client", func(r *conntrack.Record) string {
 		if r.Endpoint == nil {
 			return ""

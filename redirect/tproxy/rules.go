@@ -219,7 +219,8 @@ func rulesIn(v version, generation int, n numbers) []rule {
 	o := n.omitted
 	o.replies = o.replies || n.kept // see rulesBack
 	needs(o.replies, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies))
-	needs(o.tracking || n.kept, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.nodePorts[0], n.nodePorts[1]), isFamily(v), inSet(f.dest, f.addrLen, set(node)), jump(chainNode))
+	needs(o.tracking || n.kept, isProtocol(syscall.IPPROTO_TCP), isPort(portDestination, n.nodePorts[0], n.nodePorts[1]),
+		isFamily(v), inSet(f.dest, f.addrLen, set(node)), jump(chainNode))
 	if !n.lookup {
 		// Data for an established connection: the kernel finds the socket by
 		// itself, and its route with it, which tproxy would keep it from. What
@@ -237,7 +238,8 @@ func rulesIn(v version, generation int, n numbers) []rule {
 	// For UDP not before the services' addresses: a socket that answers
 	// from one of them is transparent, and would be taken for the receiver.
 	needs(o.replies, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.firstReply, n.lastReply), jump(chainReplies))
-	needs(o.tracking || n.kept, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.nodePorts[0], n.nodePorts[1]), isFamily(v), inSet(f.dest, f.addrLen, set(node)), jump(chainNode))
+	needs(o.tracking || n.kept, isProtocol(syscall.IPPROTO_UDP), isPort(portDestination, n.nodePorts[0], n.nodePorts[1]),
+		isFamily(v), inSet(f.dest, f.addrLen, set(node)), jump(chainNode))
 	// Errors about packets that were sent from a client's address.
 	needs(o.replies, isProtocol(f.icmp), jump(chainReplies))
 	switch {

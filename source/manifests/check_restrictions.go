@@ -34,7 +34,8 @@ func (c *checker) restrictions(s *corev1.Service) {
 		}
 	}
 	if p := spec.TrafficDistribution; p != nil {
-		oneOf(c, at("spec.trafficDistribution"), *p, corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode)
+		oneOf(c, at("spec.trafficDistribution"), *p,
+			corev1.ServiceTrafficDistributionPreferClose, corev1.ServiceTrafficDistributionPreferSameZone, corev1.ServiceTrafficDistributionPreferSameNode)
 	}
 	if n := spec.HealthCheckNodePort; n != 0 {
 		c.port(at("spec.healthCheckNodePort"), n)
