@@ -219,9 +219,9 @@ func (b *Balancer) Failed(d *Dial, ep netip.AddrPort, client netip.Addr, now int
 
 // PinStats describes the affinity table.
 type PinStats struct {
-	Pins    int    // pins in the table, including expired ones that it has not removed yet
-	Evicted uint64 // pins removed before they expired, because the table was full
-	Expired uint64 // pins removed after they expired
+	Pins    int    `metric:"sluice_affinity_pins" help:"Clients that are remembered for session affinity."` // pins in the table, including expired ones that it has not removed yet
+	Evicted uint64 `metric:"sluice_affinity_evicted_total" help:"Clients whose affinity was evicted because their service port had too many."`
+	Expired uint64 `metric:"sluice_affinity_expired_total" help:"Clients whose affinity expired."`
 }
 
 // Pins describes the affinity table.

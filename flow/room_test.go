@@ -107,8 +107,8 @@ func TestNewSessionsReplaceQuietOnes(t *testing.T) {
 		n.stop()
 		n.left = true
 		n.end()
-		if s := n.server.Stats(); s.PassedInAll() != 0 || s.Lost != 0 {
-			t.Errorf("%d packets went to the relay, %d were lost", s.PassedInAll(), s.Lost)
+		if s := n.server.Stats(); s.PassedAll != 0 || s.Lost != 0 {
+			t.Errorf("%d packets went to the relay, %d were lost", s.PassedAll, s.Lost)
 		}
 		if got := n.endedBy(conntrack.Evicted); got != 3*(share-1) {
 			t.Errorf("%d sessions were replaced, want %d", got, 3*(share-1))

@@ -242,14 +242,18 @@ type stats struct {
 
 // Stats are the counts of a Server.
 type Stats struct {
-	Open     int64             // flows
-	Passed   uint64            // first packets that were decided to be the relay's
-	Void     uint64            // upcalls that were too old
-	Damaged  uint64            // first packets with a wrong checksum
-	Unserved uint64            // first packets that policy dropped
-	Late     uint64            // SYN-ACKs and INIT ACKs of endpoints that had been given up
-	Lost     uint64            // packets that could not be put back
-	Kernel   map[string]uint64 // counts of BPF, by name
+	Open      int64             `metric:"sluice_flows" help:"Connections and UDP sessions that the kernel forwards."`
+	Asked     uint64            `metric:"sluice_flows_asked_total" help:"First packets of connections and UDP sessions about which the kernel's data path asked the process."`
+	Decided   uint64            `metric:"sluice_flows_decided_total" help:"Connections and UDP sessions about which the table of the kernel's data path decided."`
+	Shortcuts uint64            `metric:"sluice_flows_shortcuts_total" help:"Packets of the kernel's data path that skipped the node's IP stack."`
+	PassedAll uint64            `metric:"sluice_flows_passed_total" help:"Packets to Services that the kernel's data path left to the relay; of TCP, SYNs alone."` // Passed, and what BPF left
+	Passed    uint64            // first packets that were decided to be the relay's
+	Void      uint64            // upcalls that were too old
+	Damaged   uint64            // first packets with a wrong checksum
+	Unserved  uint64            // first packets that policy dropped
+	Late      uint64            // SYN-ACKs and INIT ACKs of endpoints that had been given up
+	Lost      uint64            `metric:"sluice_flows_packets_lost_total" help:"Packets that the kernel's data path could not send again after a decision."`
+	Kernel    map[string]uint64 // counts of BPF, by name
 }
 
 // counterNames are the names of Stats.Kernel.
@@ -294,16 +298,12 @@ func (s *Server) Stats() Stats {
 			}
 		}
 	}
-	return st
-}
-
-// PassedInAll returns how many packets to Services were left to the relay; of TCP, SYNs alone.
-func (s *Stats) PassedInAll() uint64 {
-	n := s.Passed
+	st.Asked, st.Decided, st.Shortcuts = st.Kernel["asked"], st.Kernel["decided"], st.Kernel["shortcuts"]
+	st.PassedAll = st.Passed
 	for which, name := range counterNames {
 		if which >= bpf.KernelCounterPASSED_NO_HEARTBEAT {
-			n += s.Kernel[name]
+			st.PassedAll += st.Kernel[name]
 		}
 	}
-	return n
+	return st
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
+	"github.com/sluice-proxy/sluice/source/manifests"
 )
 
 // everyMetric returns a registry with all metrics that there can be.
@@ -34,7 +35,7 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 	sync := admin.NewSync()
 	sync.Queued(time.Unix(1000, 0))
 	sync.Applied(time.Unix(1000, 0), time.Unix(1001, 0), []time.Time{time.Unix(991, 0)})
-	metrics := slices.Concat((&Proxy{}).ownMetrics(), manifestMetrics(nil), clusterMetrics(nil))
+	metrics := slices.Concat((&Proxy{}).ownMetrics(), admin.MetricsOf((*manifests.Watcher)(nil).Stats), clusterMetrics(nil))
 	for i := range metrics {
 		metrics[i].Value = func() float64 { return 1 }
 	}

@@ -15,14 +15,15 @@ type stats struct {
 // Stats is what a Server has counted.
 type Stats struct {
 	Open      int64             // connections now
-	Dialing   int64             // those of them that wait for an endpoint to answer
-	Listeners int64             // listening sockets
+	Dialing   int64             `metric:"sluice_connections_dialing" help:"Connections that wait for an endpoint to answer."`
+	Listeners int64             `metric:"sluice_listeners" help:"Listening sockets of services."`
 	Pins      balancer.PinStats // of all service ports
-	Ejected   int               // endpoints that new connections pass over, as they kept failing
-	Strays    uint64            // accepted connections whose destination is no service's
+	Ejected   int               `metric:"sluice_endpoints_ejected" help:"Endpoints that new TCP and SCTP connections pass over because they kept failing (sluice.dev/eject-after)."`
+	Strays    uint64            `metric:"sluice_connections_unserved_total" help:"Accepted connections to a destination that no service has; they are reset."`
 	AtLimit   uint64            // pauses of accepting at the limit of all connections
 	Exhausted uint64            // pauses of accepting because the kernel had no descriptor or memory
-	Unguarded int64             // destinations whose source ranges the kernel does not take
+	Unguarded int64             `metric:"sluice_unguarded_destinations" help:"Addresses and ports with more source ranges than a socket filter holds: clients that are not allowed are reset instead of dropped."`
+	Pauses    uint64            `metric:"sluice_accept_pauses_total" help:"Pauses in accepting because of a limit of the process or a lack of descriptors or memory."`
 	DialCalls uint64            // system calls that connecting to endpoints took
 }
 
@@ -34,6 +35,7 @@ func (s *Server) Stats() Stats {
 		Strays:    s.stats.strays.Load(),
 		AtLimit:   s.stats.atLimit.Load(),
 		Exhausted: s.stats.exhausted.Load(),
+		Pauses:    s.stats.atLimit.Load() + s.stats.exhausted.Load(),
 		Unguarded: s.stats.unguarded.Load(),
 	}
 	for _, w := range s.workers {

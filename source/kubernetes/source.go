@@ -41,14 +41,17 @@ type Options struct {
 // Stats describes a Source at one moment.
 type Stats struct {
 	// Connected is set while the API server answers all our requests.
-	Connected bool
+	Connected bool `metric:"sluice_kubernetes_connected" help:"1 while the API server answers all requests, 0 otherwise."`
 	// Errors counts failed requests. Relists counts how often all objects of a
 	// kind were listed again because a watch could not continue where it was.
-	Errors, Relists uint64
+	Errors  uint64 `metric:"sluice_kubernetes_errors_total" help:"Requests to the API server that failed."`
+	Relists uint64 `metric:"sluice_kubernetes_relists_total" help:"Times that all objects of a kind were listed again, because their watch could not be resumed."`
 	// ServiceChanges and EndpointChanges count the objects that were new, changed
 	// or deleted; the pending ones have not been passed on yet.
-	ServiceChanges, EndpointChanges               uint64
-	PendingServiceChanges, PendingEndpointChanges int
+	ServiceChanges         uint64 `metric:"kubeproxy_sync_proxy_rules_service_changes_total" help:"Services that were added, changed or removed."`
+	PendingServiceChanges  int    `metric:"kubeproxy_sync_proxy_rules_service_changes_pending" help:"Services among them that are not in force yet."`
+	EndpointChanges        uint64 `metric:"kubeproxy_sync_proxy_rules_endpoint_changes_total" help:"EndpointSlices that were added, changed or removed."`
+	PendingEndpointChanges int    `metric:"kubeproxy_sync_proxy_rules_endpoint_changes_pending" help:"EndpointSlices among them that are not in force yet."`
 }
 
 // Source follows an API server. Its Run may be called once; Stats may be called
