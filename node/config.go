@@ -56,8 +56,9 @@ type Config struct {
 	Profiling      bool   // /debug/pprof beside the metrics
 	HardFail       bool   // a port of these that is taken ends the Proxy
 
-	AdminSocket string   // a path, @ and an abstract name, socket.Auto, or Off
-	History     bool     // measure the rates of the last 15 minutes all the time
+	AdminSocket string // a path, @ and an abstract name, socket.Auto, or Off
+	History     bool   // measure the rates of the last 15 minutes all the time
+	DNS         DNS
 	PageAddress string   // of the page; empty: none
 	PageHosts   []string // names by which browsers may ask for it
 

@@ -56,6 +56,9 @@ func (p *Proxy) Run(ctx context.Context, hangups <-chan os.Signal, beside ...fun
 	if p.page != nil {
 		running.Go(func() { p.servePage(ctx) })
 	}
+	if p.names != nil {
+		start(func() error { return p.names.serve(ctx) })
+	}
 	if p.flows != nil {
 		if err := p.flows.server.Start(); err != nil {
 			return err
@@ -129,7 +132,9 @@ func sendTo[T any](ctx context.Context, to chan<- T, value T) {
 
 // apply applies a change of the configuration.
 func (p *Proxy) apply(c service.Change) {
+	publish := p.names.apply(c)
 	snap := p.store.Apply(c)
+	defer publish(snap)
 	if p.table == nil {
 		letGo(c)
 	}
@@ -339,6 +344,9 @@ func (p *Proxy) close() {
 	}
 	if p.page != nil {
 		p.page.Close()
+	}
+	if p.names != nil {
+		p.names.server.Close()
 	}
 	for _, l := range p.loops {
 		l.Poll.Stop()

@@ -25,6 +25,9 @@ func (p *Proxy) registry() *prometheus.Registry {
 		NoLocal: p.noLocal.Load,
 		Metrics: p.ownMetrics(),
 	}
+	if n := p.names; n != nil {
+		sources.Metrics = append(sources.Metrics, admin.MetricsOf(n.server.Stats)...)
+	}
 	if m := p.manifests; m != nil {
 		sources.Metrics = append(sources.Metrics, admin.MetricsOf(m.Stats)...)
 	}

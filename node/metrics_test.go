@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/admin"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/dns"
 	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/source/kubernetes"
@@ -35,7 +36,7 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 	sync := admin.NewSync()
 	sync.Queued(time.Unix(1000, 0))
 	sync.Applied(time.Unix(1000, 0), time.Unix(1001, 0), []time.Time{time.Unix(991, 0)})
-	metrics := slices.Concat((&Proxy{}).ownMetrics(), admin.MetricsOf((*manifests.Watcher)(nil).Stats), clusterMetrics(nil))
+	metrics := slices.Concat((&Proxy{}).ownMetrics(), admin.MetricsOf((*dns.Server)(nil).Stats), admin.MetricsOf((*manifests.Watcher)(nil).Stats), clusterMetrics(nil))
 	for i := range metrics {
 		metrics[i].Value = func() float64 { return 1 }
 	}

@@ -79,6 +79,7 @@ type Proxy struct {
 	sync      *admin.Sync    // nil without metrics
 	admin     *socket.Server // nil when it is off
 	page      *web.Server    // nil without an address
+	names     *names         // nil without a DNS server
 
 	metricsConns   httpport.Group // of metrics
 	started        time.Time
@@ -170,6 +171,9 @@ func (p *Proxy) open() error {
 	}
 	p.started, p.maxConnections = time.Now(), limits.stream.MaxConnections
 	if err := p.openLive(); err != nil {
+		return err
+	}
+	if err := p.openDNS(); err != nil {
 		return err
 	}
 	if o.MetricsAddress != "" {

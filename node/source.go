@@ -76,6 +76,7 @@ func (o *Config) OpenSource(log zerolog.Logger) (Objects, *kubernetes.Client, er
 		NodeName:         o.Policy.NodeName,
 		ServiceProxyName: o.Store.ServiceProxyName,
 		MinSyncPeriod:    o.Source.MinSyncPeriod,
+		Names:            len(o.DNS.Addresses) > 0,
 		Logger:           log,
 	}), client, nil
 }

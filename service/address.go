@@ -24,6 +24,9 @@ func parseAddr(s string) (netip.Addr, bool) {
 	return a.Unmap(), true
 }
 
+// ParseAddr parses an address as Kubernetes does (A1.7).
+func ParseAddr(s string) (netip.Addr, bool) { return parseAddr(s) }
+
 // parsePrefix parses a CIDR as Kubernetes does (A1.7). It clears the bits beyond
 // the prefix.
 func parsePrefix(s string) (netip.Prefix, bool) {

@@ -131,16 +131,34 @@ func (s *slice) addEndpoint(e *discoveryv1.Endpoint, node string) {
 		s.problemf("address %s cannot be an endpoint's, %v: left out (A1.7)", a, err)
 		return
 	}
+	out := readEndpoint(e, a, s.owner.Namespace)
+	out.Weight = s.weight
+	out.Local = node != "" && out.Node == node
+	s.endpoints = append(s.endpoints, out)
+}
+
+// ReadEndpoint reads one endpoint of a slice, without a port, Local and Weight. It reports
+// false if the address is not an IP address. Pods without a namespace are of the given one.
+func ReadEndpoint(e *discoveryv1.Endpoint, namespace string) (Endpoint, bool) {
+	if len(e.Addresses) == 0 {
+		return Endpoint{}, false // A1.11
+	}
+	a, ok := parseAddr(e.Addresses[0])
+	if !ok {
+		return Endpoint{}, false
+	}
+	return readEndpoint(e, a, namespace), true
+}
+
+func readEndpoint(e *discoveryv1.Endpoint, a netip.Addr, namespace string) Endpoint {
 	out := Endpoint{
 		Addr:        netip.AddrPortFrom(a, 0),
 		Ready:       isTrue(e.Conditions.Ready, true), // A1.12
 		Serving:     isTrue(e.Conditions.Serving, true),
 		Terminating: isTrue(e.Conditions.Terminating, false),
-		Weight:      s.weight,
 	}
 	if e.NodeName != nil {
 		out.Node = *e.NodeName
-		out.Local = node != "" && out.Node == node
 	}
 	if e.Zone != nil {
 		out.Zone = *e.Zone
@@ -148,7 +166,7 @@ func (s *slice) addEndpoint(e *discoveryv1.Endpoint, node string) {
 	if r := e.TargetRef; r != nil {
 		out.PodUID = string(r.UID)
 		if r.Kind == "Pod" {
-			out.Pod = Name{Namespace: cmp.Or(r.Namespace, s.owner.Namespace), Name: r.Name}
+			out.Pod = Name{Namespace: cmp.Or(r.Namespace, namespace), Name: r.Name}
 		}
 	}
 	if h := e.Hints; h != nil {
@@ -159,7 +177,7 @@ func (s *slice) addEndpoint(e *discoveryv1.Endpoint, node string) {
 			out.NodeHints = append(out.NodeHints, n.Name)
 		}
 	}
-	s.endpoints = append(s.endpoints, out)
+	return out
 }
 
 func isTrue(p *bool, otherwise bool) bool {

@@ -96,6 +96,18 @@ func (n *Nodes) Get(name string) *Node {
 	return n.byName[name]
 }
 
+// All yields the nodes in no order. n may be nil.
+func (n *Nodes) All(yield func(*Node) bool) {
+	if n == nil {
+		return
+	}
+	for _, node := range n.byName {
+		if !yield(node) {
+			return
+		}
+	}
+}
+
 // Any reports whether there is any node. n may be nil.
 func (n *Nodes) Any() bool { return n != nil && len(n.byName) > 0 }
 

@@ -258,6 +258,11 @@ func (s *spec) parsePolicy(svc *corev1.Service) {
 	s.parseTopologyKeys()
 }
 
+// TopologyKeys returns the topology keys that a Service's annotations name.
+func TopologyKeys(annotations map[string]string) []string {
+	return splitKeys(annotations[annotationPrefix+topologyKeys])
+}
+
 // parseTopologyKeys parses the list of node label keys. It keeps a key that no node can
 // have, because dropping it would allow more endpoints.
 func (s *spec) parseTopologyKeys() {

@@ -52,6 +52,7 @@ type runOptions struct {
 	records         recordOptions
 	logFormat       choice
 	web             runWebOptions
+	dns             dnsOptions
 
 	metricsPerService bool
 	version           versionFlag
@@ -170,6 +171,7 @@ func (o *runOptions) config() node.Config {
 	c.HardFail, c.Profiling = o.hardFail, o.profiling
 	c.WholeMetrics = !o.metricsPerService
 	c.PageAddress, c.PageHosts = o.web.address, o.web.hosts
+	c.DNS = o.dns.config()
 	return c
 }
 
@@ -238,6 +240,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.StringVar(&o.node.AdminSocket, "admin-socket", socket.Auto, "unix socket that sluice conns, tap and others ask: a path, @ and an abstract name, auto (a file in /run/sluice, else an abstract name), or off")
 	f.BoolVar(&o.node.History, "history", false, "measure the rates of the last 15 minutes all the time, for the admin socket's /v1/history; if false, only while somebody asks for them")
 	o.web.register(f)
+	o.dns.register(f)
 	f.Var(&o.logFormat, "logging-format", "format of the log on standard error")
 	f.IntVarP(&o.node.Verbosity, "v", "v", 0, "verbosity of the log; 4 and more is for debugging")
 	o.version.register(f)
@@ -248,7 +251,7 @@ func (o *runOptions) validate() error {
 	if o.manifests != "" && o.cluster.given() {
 		return errors.New("--manifests and a cluster (--kubeconfig, --master, or a --config that names a kubeconfig) exclude each other: give one of them")
 	}
-	for _, validate := range []func() error{o.completeKubeProxy, o.cluster.validate, o.records.validate, o.web.validate, o.decisionOptions.validate, o.steering.validate} {
+	for _, validate := range []func() error{o.completeKubeProxy, o.cluster.validate, o.records.validate, o.web.validate, o.dns.validate, o.decisionOptions.validate, o.steering.validate} {
 		if err := validate(); err != nil {
 			return err
 		}

@@ -34,6 +34,9 @@ type Options struct {
 	// MinSyncPeriod is the least time between two changes. With 0, a single change
 	// is passed on at once.
 	MinSyncPeriod time.Duration
+	// Names adds headless Services and their slices, which proxies ignore (A1.3, A1.4) and
+	// a DNS server needs.
+	Names bool
 	// Logger receives lines about the API server.
 	Logger zerolog.Logger
 }
@@ -94,7 +97,9 @@ func (s *Source) addServices() <-chan struct{} {
 	w := &watcher{kind: "services", object: &corev1.Service{}, from: resource(s.client.core, "services"), settled: make(chan struct{})}
 	// As the default proxy we leave the cluster IPs of other proxies' Services
 	// alone (A1.1), and have to know them: they lie in our ranges.
-	w.selector = selector{fields: "spec.clusterIP!=None"}
+	if !s.options.Names {
+		w.selector = selector{fields: "spec.clusterIP!=None"}
+	}
 	proxyName := s.options.ServiceProxyName
 	if proxyName != "" {
 		w.selector.labels = proxyNameLabel + "=" + proxyName // A1.2
@@ -113,7 +118,9 @@ func (s *Source) addServices() <-chan struct{} {
 
 func (s *Source) addSlices() <-chan struct{} {
 	w := &watcher{kind: "endpointslices", object: &discoveryv1.EndpointSlice{}, from: resource(s.client.discovery, "endpointslices"), settled: make(chan struct{})}
-	w.selector.labels = "!" + corev1.IsHeadlessService // A1.3
+	if !s.options.Names {
+		w.selector.labels = "!" + corev1.IsHeadlessService // A1.3
+	}
 	triggers := newTriggers()
 	w.into = newBox(trimSlice, func(name service.Name, slice *discoveryv1.EndpointSlice) {
 		s.sliceChanges.Add(1)

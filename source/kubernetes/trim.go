@@ -73,6 +73,8 @@ func trimService(svc *corev1.Service) {
 		HealthCheckNodePort:      s.HealthCheckNodePort,
 		IPFamilies:               s.IPFamilies,
 		InternalTrafficPolicy:    s.InternalTrafficPolicy,
+		ExternalName:             s.ExternalName,
+		PublishNotReadyAddresses: s.PublishNotReadyAddresses,
 	}
 	for i, p := range s.Ports {
 		s.Ports[i] = corev1.ServicePort{Name: p.Name, Protocol: p.Protocol, Port: p.Port, NodePort: p.NodePort}
@@ -102,6 +104,7 @@ func trimSlice(s *discoveryv1.EndpointSlice) {
 				Ready: truth(e.Conditions.Ready), Serving: truth(e.Conditions.Serving), Terminating: truth(e.Conditions.Terminating),
 			},
 			TargetRef: e.TargetRef,
+			Hostname:  e.Hostname,
 			NodeName:  shared(e.NodeName),
 			Zone:      shared(e.Zone),
 			Hints:     e.Hints,

@@ -1,0 +1,408 @@
+package dns
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// The version of the specification, and how long in seconds answers hold, negative ones
+// too: CoreDNS's default.
+const (
+	schemaVersion = "1.1.0"
+	ttl           = 5
+)
+
+// mostAliases bounds a chain of ExternalNames.
+const mostAliases = 8
+
+// view is what answers are made from.
+type view struct {
+	names  *Names
+	places *places
+	zone   string // lower-case, with the final dot
+	self   []netip.Addr
+	turn   uint32 // rotates lists of addresses
+}
+
+// answer is the answer to one question.
+type answer struct {
+	ours    bool // the zone's, or an address's that we have a name for
+	code    dnsmessage.RCode
+	records []dnsmessage.Resource
+	extra   []dnsmessage.Resource
+	// alias is the name outside of the zone that the records end with, or "".
+	alias string
+}
+
+// answer answers a question of a client.
+func (v *view) answer(q dnsmessage.Question, client netip.Addr) (a answer) {
+	name := strings.ToLower(q.Name.String())
+	if q.Type == dnsmessage.TypePTR || strings.HasSuffix(name, ".arpa.") {
+		if addr, ok := reverseAddr(name); ok {
+			return v.pointer(q, addr)
+		}
+	}
+	labels, ok := v.labels(name)
+	if !ok {
+		return a
+	}
+	a.ours = true
+	r := &resolver{view: v, question: q, owner: q.Name, place: v.places.of(client), answer: &a}
+	r.name(labels)
+	return a
+}
+
+// labels returns the labels of a name below the zone, the last one first.
+func (v *view) labels(name string) (labels []string, ok bool) {
+	if name == v.zone {
+		return nil, true
+	}
+	below, ok := strings.CutSuffix(name, "."+v.zone)
+	if !ok {
+		return nil, false
+	}
+	labels = strings.Split(below, ".")
+	slices.Reverse(labels)
+	return labels, true
+}
+
+// resolver adds the records of one question to its answer.
+type resolver struct {
+	*view
+	*answer
+	question dnsmessage.Question
+	owner    dnsmessage.Name // of the records; the target of an ExternalName differs from the question
+	place    policy.Place
+	aliases  int
+}
+
+// name answers for the name with these labels below the zone. What it does not know does
+// not exist.
+func (r *resolver) name(labels []string) {
+	is := func(want ...string) bool { return slices.Equal(labels, want) }
+	switch {
+	case is():
+		r.apex()
+	case is("dns-version"):
+		if r.wants(dnsmessage.TypeTXT) {
+			r.add(&dnsmessage.TXTResource{TXT: []string{schemaVersion}})
+		}
+	case is("dns"), is("svc"):
+		// They exist, and have no records.
+	case is("dns", "ns"):
+		r.addresses(r.self)
+	case labels[0] == "svc":
+		r.below(labels[1:])
+	default:
+		r.code = dnsmessage.RCodeNameError
+	}
+}
+
+// wants reports whether the question is for records of a type.
+func (r *resolver) wants(t dnsmessage.Type) bool {
+	return r.question.Type == t || r.question.Type == dnsmessage.TypeALL
+}
+
+func (r *resolver) apex() {
+	if r.wants(dnsmessage.TypeSOA) {
+		soa := r.soa()
+		soa.Header.Name = r.owner
+		r.records = append(r.records, soa)
+	}
+	if r.wants(dnsmessage.TypeNS) {
+		if ns, ok := newName("ns.dns." + r.zone); ok {
+			r.add(&dnsmessage.NSResource{NS: ns})
+		}
+	}
+}
+
+// soa returns the record that negative answers have (RFC 2308).
+func (v *view) soa() dnsmessage.Resource {
+	zone, _ := newName(v.zone) // Listen has checked the zone
+	ns, _ := newName("ns.dns." + v.zone)
+	mbox, _ := newName("hostmaster." + v.zone)
+	return dnsmessage.Resource{
+		Header: dnsmessage.ResourceHeader{Name: zone, Type: dnsmessage.TypeSOA, Class: dnsmessage.ClassINET, TTL: ttl},
+		Body:   &dnsmessage.SOAResource{NS: ns, MBox: mbox, Serial: 1, Refresh: 7200, Retry: 1800, Expire: 86400, MinTTL: ttl},
+	}
+}
+
+// below answers for a name below svc: namespace, service, and what is below it.
+func (r *resolver) below(labels []string) {
+	space := r.names.spaces[labels[0]]
+	switch {
+	case space == nil:
+		r.code = dnsmessage.RCodeNameError
+		return
+	case len(labels) == 1:
+		return // the namespace exists
+	}
+	e := space[labels[1]]
+	if e == nil {
+		r.code = dnsmessage.RCodeNameError
+		return
+	}
+	base := labels[1] + "." + labels[0] + ".svc." + r.zone
+	switch rest := labels[2:]; {
+	case e.external != "":
+		r.external(e, rest)
+	case len(rest) == 0:
+		r.service(e)
+	case strings.HasPrefix(rest[0], "_") && rest[0] != zoneLabel:
+		r.ports(e, rest, base)
+	case e.headless && rest[0] == zoneLabel:
+		r.inZone(e, rest[1:])
+	case e.headless && len(rest) == 1:
+		r.host(e, rest[0])
+	default:
+		r.code = dnsmessage.RCodeNameError
+	}
+}
+
+// service answers for the name of a Service.
+func (r *resolver) service(e *entry) {
+	if !e.headless {
+		if len(e.clusterIPs) == 0 {
+			r.code = dnsmessage.RCodeNameError // it has none yet
+			return
+		}
+		r.addresses(e.clusterIPs)
+		return
+	}
+	r.endpoints(r.near(e, r.place))
+}
+
+// near returns the ready endpoints of a headless Service that a client may use.
+func (r *resolver) near(e *entry, place policy.Place) (found []service.Endpoint) {
+	for _, ready := range e.ready {
+		found = append(found, place.Near(ready, e.keys)...)
+	}
+	return found
+}
+
+// endpoints answers with the addresses of endpoints; without any, the name does not exist.
+func (r *resolver) endpoints(list []service.Endpoint) {
+	if len(list) == 0 {
+		r.code = dnsmessage.RCodeNameError
+		return
+	}
+	addresses := make([]netip.Addr, len(list))
+	for i := range list {
+		addresses[i] = list[(i+int(r.turn%uint32(len(list))))%len(list)].Addr.Addr()
+	}
+	r.addresses(addresses)
+}
+
+// addresses adds those of the family that the question is for.
+func (r *resolver) addresses(list []netip.Addr) {
+	for _, a := range list {
+		if body := addressRecord(a); body != nil && r.wants(typeOf(a)) {
+			r.add(body)
+		}
+	}
+}
+
+func typeOf(a netip.Addr) dnsmessage.Type {
+	if a.Is4() {
+		return dnsmessage.TypeA
+	}
+	return dnsmessage.TypeAAAA
+}
+
+func addressRecord(a netip.Addr) dnsmessage.ResourceBody {
+	if a.Is4() {
+		return &dnsmessage.AResource{A: a.As4()}
+	}
+	return &dnsmessage.AAAAResource{AAAA: a.As16()}
+}
+
+// host answers for the name of an endpoint of a headless Service.
+func (r *resolver) host(e *entry, label string) {
+	var found []service.Endpoint
+	for _, list := range e.ready {
+		for i := range list {
+			if e.hosts[list[i].Addr.Addr()].label() == label {
+				found = append(found, list[i])
+			}
+		}
+	}
+	r.endpoints(found)
+}
+
+// zoneLabel separates a Service's name from the zone whose endpoints are asked for, as in
+// CoreDNS: ZONE.pin._zone.SERVICE has those in the zone alone, ZONE.prefer._zone.SERVICE
+// has all if none is ready in the zone.
+const zoneLabel = "_zone"
+
+func (r *resolver) inZone(e *entry, labels []string) {
+	if len(labels) < 2 || labels[0] != "pin" && labels[0] != "prefer" {
+		r.code = dnsmessage.RCodeNameError
+		return
+	}
+	zone := slices.Clone(labels[1:])
+	slices.Reverse(zone)
+	var all, inside []service.Endpoint
+	for _, ready := range e.ready {
+		for i := range ready {
+			if all = append(all, ready[i]); strings.EqualFold(ready[i].Zone, strings.Join(zone, ".")) {
+				inside = append(inside, ready[i])
+			}
+		}
+	}
+	if len(inside) == 0 && labels[0] == "prefer" {
+		inside = all
+	}
+	r.endpoints(inside)
+}
+
+// ports answers for _PORT._PROTOCOL of a Service. labels has the protocol first.
+func (r *resolver) ports(e *entry, labels []string, base string) {
+	protocol := strings.TrimPrefix(labels[0], "_")
+	found := slices.DeleteFunc(slices.Clone(e.ports), func(p port) bool {
+		return p.name == "" || p.protocol != protocol || len(labels) > 1 && "_"+p.name != labels[1]
+	})
+	switch {
+	case len(found) == 0, len(labels) > 2:
+		r.code = dnsmessage.RCodeNameError
+		return
+	case len(labels) == 1:
+		return // the protocol exists
+	}
+	if !e.headless {
+		if len(e.clusterIPs) == 0 {
+			r.code = dnsmessage.RCodeNameError
+		} else if r.wants(dnsmessage.TypeSRV) {
+			r.target(base, found[0].number, 100, e.clusterIPs...)
+		}
+		return
+	}
+	near := r.near(e, r.place)
+	if len(near) == 0 {
+		r.code = dnsmessage.RCodeNameError
+	}
+	if !r.wants(dnsmessage.TypeSRV) {
+		return
+	}
+	for i := range near {
+		h := e.hosts[near[i].Addr.Addr()]
+		for _, p := range h.ports {
+			if p.name == found[0].name && p.protocol == protocol {
+				r.target(h.label()+"."+base, p.number, uint16(max(100/len(near), 1)), h.Addr.Addr())
+			}
+		}
+	}
+}
+
+// target adds an SRV record, and the addresses of its target.
+func (r *resolver) target(name string, port, weight uint16, addresses ...netip.Addr) {
+	n, ok := newName(name)
+	if !ok {
+		return
+	}
+	r.add(&dnsmessage.SRVResource{Priority: 0, Weight: weight, Port: port, Target: n})
+	for _, a := range addresses {
+		r.extra = append(r.extra, record(n, addressRecord(a)))
+	}
+}
+
+// external answers for an ExternalName: an alias, and what it leads to in the zone.
+func (r *resolver) external(e *entry, rest []string) {
+	target, ok := newName(e.external)
+	if len(rest) > 0 || !ok {
+		r.code = dnsmessage.RCodeNameError
+		return
+	}
+	r.add(&dnsmessage.CNAMEResource{CNAME: target})
+	if r.question.Type == dnsmessage.TypeCNAME || r.question.Type == dnsmessage.TypeALL {
+		return
+	}
+	labels, inside := r.labels(e.external)
+	switch {
+	case !inside:
+		r.alias = e.external
+	case r.aliases < mostAliases:
+		r.aliases++
+		r.owner = target
+		r.name(labels)
+	default:
+		r.code = dnsmessage.RCodeServerFailure
+	}
+}
+
+// pointer answers for the reverse name of an address.
+func (v *view) pointer(q dnsmessage.Question, addr netip.Addr) (a answer) {
+	owners := v.names.owners(addr)
+	if len(owners) == 0 {
+		return a
+	}
+	a.ours = true
+	r := &resolver{view: v, question: q, owner: q.Name, answer: &a}
+	if !r.wants(dnsmessage.TypePTR) {
+		return a
+	}
+	for _, o := range owners {
+		name := o.Name.Name + "." + o.Namespace + ".svc." + v.zone
+		if o.host != "" {
+			name = o.host + "." + name
+		}
+		if n, ok := newName(name); ok {
+			r.add(&dnsmessage.PTRResource{PTR: n})
+		}
+	}
+	return a
+}
+
+// add adds a record with the owner's name.
+func (r *resolver) add(body dnsmessage.ResourceBody) {
+	r.records = append(r.records, record(r.owner, body))
+}
+
+// record returns a record; packing sets its type.
+func record(name dnsmessage.Name, body dnsmessage.ResourceBody) dnsmessage.Resource {
+	return dnsmessage.Resource{Header: dnsmessage.ResourceHeader{Name: name, Class: dnsmessage.ClassINET, TTL: ttl}, Body: body}
+}
+
+// newName reports false for a name that is too long, or has a label that is.
+func newName(s string) (dnsmessage.Name, bool) {
+	n, err := dnsmessage.NewName(s)
+	if err != nil {
+		return n, false
+	}
+	for label := range strings.SplitSeq(strings.TrimSuffix(s, "."), ".") {
+		if label == "" && s != "." || len(label) > 63 {
+			return n, false
+		}
+	}
+	return n, true
+}
+
+// reverseAddr returns the address of a lower-case name in in-addr.arpa or ip6.arpa.
+func reverseAddr(name string) (a netip.Addr, ok bool) {
+	if four, ok := strings.CutSuffix(name, ".in-addr.arpa."); ok {
+		parts := strings.Split(four, ".")
+		slices.Reverse(parts)
+		a, err := netip.ParseAddr(strings.Join(parts, "."))
+		return a, err == nil && a.Is4()
+	}
+	six, ok := strings.CutSuffix(name, ".ip6.arpa.")
+	if !ok || len(six) != 63 {
+		return a, false
+	}
+	text := make([]byte, 0, 39)
+	for i := 62; i >= 0; i -= 2 {
+		if i > 0 && six[i-1] != '.' {
+			return a, false
+		}
+		if text = append(text, six[i]); i%8 == 0 && i > 0 {
+			text = append(text, ':')
+		}
+	}
+	a, err := netip.ParseAddr(string(text))
+	return a, err == nil
+}

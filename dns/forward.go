@@ -1,0 +1,149 @@
+package dns
+
+import (
+	"context"
+	"encoding/binary"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+)
+
+const (
+	// forwardPatience is how long one resolver may take; resolvers of the C library wait
+	// for 5 s.
+	forwardPatience = 2 * time.Second
+	// mostForwarded bounds the questions that wait for resolvers; further ones over UDP get
+	// no answer.
+	mostForwarded = 512
+)
+
+// forwarder asks other resolvers. Each question has a socket of its own, and so a random
+// port, and a random ID: both keep forged answers out.
+type forwarder struct {
+	resolvers []netip.AddrPort
+	waiting   chan struct{} // a token for each question
+}
+
+func newForwarder(resolvers []netip.AddrPort) *forwarder {
+	return &forwarder{resolvers: resolvers, waiting: make(chan struct{}, mostForwarded)}
+}
+
+// run sends the reply of a question that waits for a resolver.
+func (f *forwarder) run(ctx context.Context, later func(context.Context) []byte, send func([]byte)) {
+	select {
+	case f.waiting <- struct{}{}:
+	default:
+		return
+	}
+	go func() {
+		defer func() { <-f.waiting }()
+		if reply := later(ctx); reply != nil {
+			send(reply)
+		}
+	}()
+}
+
+// ask returns the first answer to a message, or nil.
+func (f *forwarder) ask(ctx context.Context, message []byte, network string) []byte {
+	id := binary.BigEndian.Uint16(message)
+	for _, at := range f.resolvers {
+		if reply := exchange(ctx, at, message, network); reply != nil {
+			binary.BigEndian.PutUint16(reply, id)
+			return reply
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+	}
+	return nil
+}
+
+// exchange asks one resolver. It changes the message's ID.
+func exchange(ctx context.Context, at netip.AddrPort, message []byte, network string) []byte {
+	ctx, cancel := context.WithTimeout(ctx, forwardPatience)
+	defer cancel()
+	var d net.Dialer
+	c, err := d.DialContext(ctx, network, at.String())
+	if err != nil {
+		return nil
+	}
+	defer c.Close()
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	id := uint16(rand.Uint32())
+	binary.BigEndian.PutUint16(message, id)
+	if network == "tcp" {
+		if writeMessage(c, message) != nil {
+			return nil
+		}
+		if reply, err := readMessage(c); err == nil && answers(reply, message, id) {
+			return reply
+		}
+		return nil
+	}
+	if _, err := c.Write(message); err != nil {
+		return nil
+	}
+	for {
+		reply := make([]byte, 4096)
+		n, err := c.Read(reply)
+		if err != nil {
+			return nil
+		}
+		if answers(reply[:n], message, id) {
+			return reply[:n]
+		}
+	}
+}
+
+// answers reports whether a reply is one to a message.
+func answers(reply, message []byte, id uint16) bool {
+	var p, asked dnsmessage.Parser
+	h, err := p.Start(reply)
+	if err != nil || !h.Response || h.ID != id {
+		return false
+	}
+	if _, err := asked.Start(message); err != nil {
+		return false
+	}
+	want, err := asked.Question()
+	if err != nil {
+		return false
+	}
+	got, err := p.Question()
+	return err == nil && strings.EqualFold(got.Name.String(), want.Name.String()) && got.Type == want.Type && got.Class == want.Class
+}
+
+// complete adds to an answer what a resolver says of the name that it ends with. It
+// reports false if none answers.
+func (f *forwarder) complete(ctx context.Context, a *answer, t dnsmessage.Type) bool {
+	name, ok := newName(a.alias)
+	if !ok {
+		return false
+	}
+	q := dnsmessage.Message{
+		Header:    dnsmessage.Header{RecursionDesired: true},
+		Questions: []dnsmessage.Question{{Name: name, Type: t, Class: dnsmessage.ClassINET}},
+	}
+	message, err := q.Pack()
+	if err != nil {
+		return false
+	}
+	var m dnsmessage.Message
+	for _, network := range []string{"udp", "tcp"} {
+		reply := f.ask(ctx, message, network)
+		if reply == nil || m.Unpack(reply) != nil {
+			return false
+		}
+		if !m.Truncated {
+			break
+		}
+	}
+	a.records = append(a.records, m.Answers...)
+	a.code = m.RCode
+	return true
+}

@@ -1,0 +1,184 @@
+package dns
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/dns/dnsmessage"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+const (
+	zoneKey = "topology.kubernetes.io/zone"
+	hostKey = "kubernetes.io/hostname"
+)
+
+// cluster returns three nodes, n-a, n-b and n-c, in zones a, b and c, whose pods have
+// 10.244.1.0/24, 10.244.2.0/24 and 10.244.3.0/24.
+func cluster() (c service.Change) {
+	for i, zone := range []string{"a", "b", "c"} {
+		c.Nodes = append(c.Nodes, &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: "n-" + zone, Labels: map[string]string{zoneKey: zone, hostKey: "n-" + zone}},
+			Spec:       corev1.NodeSpec{PodCIDRs: []string{"10.244." + string(rune('1'+i)) + ".0/24"}},
+			Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2." + string(rune('1'+i))}}},
+		})
+	}
+	return c
+}
+
+// TestTopology asks for a headless Service from the pods of three zones, by the cases of
+// topology keys (hard, soft, several, none left) and of hints.
+func TestTopology(t *testing.T) {
+	clients := map[string]netip.Addr{"a": netip.MustParseAddr("10.244.1.9"), "b": netip.MustParseAddr("10.244.2.9"), "c": netip.MustParseAddr("192.0.2.3")}
+	for _, row := range []struct {
+		name  string
+		keys  string
+		ready string // zones with a ready endpoint; each has one, of its letter
+		hints bool
+		want  [3]string // zones of the endpoints that clients in a, b and c are told; "" for none
+	}{
+		{"no keys", "", "abc", false, [3]string{"abc", "abc", "abc"}},
+		{"hard", zoneKey, "abc", false, [3]string{"a", "b", "c"}},
+		{"hard, one left", zoneKey, "b", false, [3]string{"", "b", ""}},
+		{"soft", zoneKey + ",*", "abc", false, [3]string{"a", "b", "c"}},
+		{"soft, one left", zoneKey + ", *", "b", false, [3]string{"b", "b", "b"}},
+		{"several", hostKey + "," + zoneKey + ",*", "bc", false, [3]string{"bc", "b", "c"}},
+		{"a key that no node has", "example.com/rack", "abc", false, [3]string{"", "", ""}},
+		{"none left", zoneKey + ",*", "", false, [3]string{"", "", ""}},
+		{"hints", "", "abc", true, [3]string{"a", "b", "c"}},
+		{"hints, one left", "", "b", true, [3]string{"b", "b", "b"}},
+		{"keys go before hints", "*", "abc", true, [3]string{"abc", "abc", "abc"}},
+	} {
+		catalog, store := NewCatalog(), service.NewStore(service.StoreOptions{NodeName: "n-a"})
+		nodes := store.Apply(cluster()).Nodes
+		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "db", Namespace: "shop"}, Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone}}
+		if row.keys != "" {
+			svc.Annotations = map[string]string{"sluice.dev/topology-keys": row.keys}
+		}
+		slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: "db", Namespace: "shop", Labels: map[string]string{discoveryv1.LabelServiceName: "db"}}, AddressType: discoveryv1.AddressTypeIPv4}
+		for i, zone := range []string{"a", "b", "c"} {
+			e := discoveryv1.Endpoint{
+				Addresses: []string{"10.244." + string(rune('1'+i)) + ".1"}, NodeName: new("n-" + zone), Zone: new(zone),
+				Conditions: discoveryv1.EndpointConditions{Ready: new(strings.Contains(row.ready, zone))},
+			}
+			if row.hints {
+				e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}}
+			}
+			slice.Endpoints = append(slice.Endpoints, e)
+		}
+		names := catalog.Apply(service.Change{Services: []*corev1.Service{svc}, EndpointSlices: []*discoveryv1.EndpointSlice{slice}})
+		v := &view{names: names, zone: "cluster.local.", places: newPlaces(nodes, *nodes.Get("n-a"))}
+		for i, zone := range []string{"a", "b", "c"} {
+			q := dnsmessage.Question{Name: dnsmessage.MustNewName("db.shop.svc.cluster.local."), Type: tA, Class: dnsmessage.ClassINET}
+			for turn := range uint32(7) {
+				v.turn = turn
+				a := v.answer(q, clients[zone])
+				var got []string
+				for _, r := range a.records {
+					got = append(got, string(rune('a'+r.Body.(*dnsmessage.AResource).A[2]-1)))
+				}
+				slices.Sort(got)
+				if zones := strings.Join(got, ""); zones != row.want[i] || (a.code == dnsmessage.RCodeNameError) != (zones == "") {
+					t.Errorf("%s: a client in %s gets %q, %s; want %q", row.name, zone, zones, a.code, row.want[i])
+				}
+			}
+		}
+	}
+}
+
+// TestPlaces finds nodes by addresses and pod ranges, the longest first.
+func TestPlaces(t *testing.T) {
+	c := cluster()
+	c.Nodes = append(c.Nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n-d"}, Spec: corev1.NodeSpec{PodCIDRs: []string{"10.244.0.0/16", "fd00::/64"}}})
+	nodes := service.NewStore(service.StoreOptions{}).Apply(c).Nodes
+	p := newPlaces(nodes, service.Node{Name: "own"})
+	for client, want := range map[string]string{"10.244.2.200": "n-b", "10.244.9.1": "n-d", "192.0.2.1": "n-a", "fd00::7": "n-d", "198.51.100.1": "own", "::1": "own"} {
+		if got := p.of(netip.MustParseAddr(client)); got.Node != want {
+			t.Errorf("%s is on %q, want %q", client, got.Node, want)
+		}
+	}
+	if got := newPlaces(nil, service.Node{Name: "own"}).of(netip.MustParseAddr("192.0.2.1")); got.Node != "own" {
+		t.Errorf("without nodes: %q", got.Node)
+	}
+}
+
+// FuzzMessage: no message makes the Server fail, and each answer is one to its question.
+func FuzzMessage(f *testing.F) {
+	l := &lab{Server: &Server{zone: "cluster.local.", options: Options{}}, catalog: NewCatalog()}
+	l.apply(read(f, "shop.yaml"))
+	for _, name := range []string{"web.shop.svc.cluster.local.", "_sql._tcp.db.shop.svc.cluster.local.", "10.0.96.10.in-addr.arpa.", "loop.shop.svc.cluster.local."} {
+		f.Add(withOPT(f, name, 1232, 0), true)
+		f.Add(withOPT(f, name, 100, 1), false)
+	}
+	f.Add([]byte{0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1}, true)
+	f.Fuzz(func(t *testing.T, message []byte, udp bool) {
+		network, most := "tcp", tcpSize
+		if udp {
+			network, most = "udp", mostSize
+		}
+		reply, later := l.handle(message, netip.MustParseAddr("10.244.1.1"), network)
+		if later != nil {
+			t.Fatal("a resolver is to be asked, and there is none")
+		}
+		if reply == nil {
+			return
+		}
+		var p dnsmessage.Parser
+		h, err := p.Start(reply)
+		if err != nil || !h.Response || len(reply) > most || h.ID != uint16(message[0])<<8|uint16(message[1]) {
+			t.Fatalf("%d bytes, %+v, %v", len(reply), h, err)
+		}
+		var m dnsmessage.Message
+		if err := m.Unpack(reply); err != nil {
+			t.Fatalf("%x: %v", reply, err)
+		}
+	})
+}
+
+// BenchmarkAnswer answers for one of 10,000 Services, without the network.
+func BenchmarkAnswer(b *testing.B) {
+	l := &lab{Server: &Server{zone: "cluster.local."}, catalog: NewCatalog()}
+	var c service.Change
+	for i := range 10_000 {
+		a := netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}).String()
+		c.Services = append(c.Services, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web-" + a, Namespace: "shop"}, Spec: corev1.ServiceSpec{ClusterIP: a}})
+	}
+	for _, svc := range c.Services {
+		svc.Name = strings.ReplaceAll(svc.Name, ".", "-")
+	}
+	l.apply(c)
+	message := withOPT(b, "web-10-96-7-7.shop.svc.cluster.local.", 1232, 0)
+	b.ReportAllocs()
+	for b.Loop() {
+		if reply, _ := l.handle(message, netip.MustParseAddr("10.244.1.1"), "udp"); len(reply) < 40 {
+			b.Fatal("no answer")
+		}
+	}
+}
+
+// BenchmarkServer asks over UDP, one question after the other.
+func BenchmarkServer(b *testing.B) {
+	l := newLab(b, "shop.yaml")
+	message := withOPT(b, "web.shop.svc.cluster.local.", 1232, 0)
+	c, err := net.Dial("udp", l.at.String())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	reply := make([]byte, 2048)
+	for b.Loop() {
+		if _, err := c.Write(message); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := c.Read(reply); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
