@@ -70,7 +70,15 @@ func addressComesAndGoes(t *testing.T, m mode, flags ...string) {
 		}
 		for _, from := range []*netns.Host{lab.Client, lab.Node} {
 			for _, address := range addresses(dnsPort, movedAddresses...) {
-				wait.For(t, when+": with new sockets "+from.Name()+" asks "+address, startTimeout, func() error { return askFresh(from, address) })
+				wait.For(t, when+": with new sockets "+from.Name()+" asks "+address, startTimeout, func() error {
+					for _, c := range sessions { // they go on
+						_ = c.SetDeadline(time.Time{})
+						if _, err := c.Write([]byte("who")); err != nil {
+							return err
+						}
+					}
+					return askFresh(from, address)
+				})
 			}
 		}
 	}

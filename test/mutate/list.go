@@ -123,13 +123,14 @@ var promises = []mutation{
 
 	{
 		name: "reply-sockets-take-datagrams", what: "reply sockets are bound to the destination, where they share its datagrams with bound ports",
-		file: "datagram/replysocket.go", old: "sys.BindUDP(netip.AddrPortFrom(aside(o.address.Addr()), o.address.Port()),", new: "sys.BindUDP(o.address,",
+		file: "datagram/replysocket.go", old: "sys.BindUDP(netip.AddrPortFrom(aside(o.address.Addr()), o.address.Port()),\n\t\tsys.UDPOptions{Transparent: true, FreeBind: true, ReuseAddr: true, Deaf: true})",
+		new: "sys.BindUDP(o.address, sys.UDPOptions{Transparent: true, FreeBind: true, ReusePort: true, Deaf: true})",
 		pkg: "test/e2e", test: "TestAddressThatComesOntoTheNodeKeepsDatagrams/sklookup-nftables",
 	},
 
 	{
 		name: "marks-alone", what: "the rule for replies matches the mark alone, so that others' checks find every source local",
-		file: "redirect/route/rule.go", old: "k.table, k.protocol, k.first, k.last = table, int(redirect.ProtocolNumber(p)), ports[0], ports[1]", new: "k.table = table",
+		file: "redirect/route/rule.go", old: "k.table, k.protocol, k.first, k.last = table, int(redirect.ProtocolNumber(p)), ports[0], ports[1]", new: "k.table, _ = table, p",
 		pkg: "test/e2e", test: "TestNeighboursThatUseMarks/sklookup-nftables",
 	},
 
