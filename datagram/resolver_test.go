@@ -20,7 +20,7 @@ import (
 // endpoints are replaced continuously: every question gets its own answer. (A connected
 // socket receives only from the address that it sent to.)
 func TestResolversWhileEndpointsCycle(t *testing.T) {
-	const clients, each, tries, pace = 16, 250, 4, 50
+	const clients, each, tries, pace = 16, 250, 32, 50
 	lab := netns.NewLab(t, 3)
 	n := newNode(t, lab, func(o *Options) { o.MaxSessions = 500 })
 	var eps []netip.AddrPort
@@ -74,7 +74,7 @@ func resolve(from *netns.Host, question string, tries int, again *atomic.Int64) 
 		if try > 0 {
 			again.Add(1)
 		}
-		got, err := ask(c, question, 2*time.Second)
+		got, err := ask(c, question, 250*time.Millisecond)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 		case err != nil:

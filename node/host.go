@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/sluice-proxy/sluice/host/firewall"
@@ -98,7 +99,7 @@ func (p *Proxy) setConntrack() {
 		p.log.Info().Strs("sysctls", set).Msg("connection tracking is set as kube-proxy sets it")
 	}
 	for _, problem := range problems {
-		if problem == tracking.ErrNotLoaded {
+		if errors.Is(problem, tracking.ErrNotLoaded) {
 			p.log.Debug().Err(problem).Msg("connection tracking will be set as kube-proxy sets it")
 			continue
 		}
