@@ -8,7 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // Records count datagrams, whether they come in fragments or many in one packet (GSO).
@@ -58,4 +60,25 @@ func TestRecordsCountDatagrams(t *testing.T) {
 			t.Errorf("hidden %v: %+v", hidden, r)
 		}
 	}
+}
+
+// The record of a session that was idle says how long it was there, as the relay's does: at least
+// the time-out, and not less than until the first byte.
+func TestRecordOfAShortSession(t *testing.T) {
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		const timeout = 200 * time.Millisecond
+		lab := netns.NewLab(t, 1)
+		lab.Backends[0].EchoUDP(t, 8080)
+		n := newNode(t, lab, func(o *Options) { by(o); o.UDPTimeout = timeout })
+		n.forgetsSoon()
+		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+		openSessions(t, lab, 5)
+		wait.True(t, "the sessions end", func() bool { return n.endedBy(conntrack.Idle) == 5 })
+		for _, r := range n.taken() {
+			answered := r.DatagramsFromEndpoint > 0 // not late, on a busy machine
+			if r.FirstByte > 0 != answered || r.FirstByte > r.Duration || r.Duration < int64(timeout) {
+				t.Errorf("first byte after %s, end after %s", time.Duration(r.FirstByte), time.Duration(r.Duration))
+			}
+		}
+	})
 }

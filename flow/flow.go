@@ -208,10 +208,10 @@ func (f *flow) end(end conntrack.End, at int64) {
 	}
 	f.Refresh(r)
 	r.End = end
-	r.Duration = max(at-r.Start, 0)
 	if k.Data != 0 {
 		r.FirstByte = max(w.loopTime(k.Data)-r.Start, r.ConnectTime, 1)
 	}
+	r.Duration = max(at-r.Start, r.ConnectTime, r.FirstByte) // the clocks of BPF and of the loop differ
 	r.Quiet = f.isUDP() && !w.server.options.WantsUDP(r) || !f.isUDP() && f.unconfirmed()
 	w.shard.Close(r)
 	atomic.OrUint32((*uint32)(&k.Seen), uint32(bpf.KernelSeenRECORDED))

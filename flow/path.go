@@ -41,6 +41,7 @@ type Path struct {
 type state struct {
 	table    *policy.Table
 	host     hostnet.Addresses
+	forwards [2]bool        // by service.Family: the node does
 	services []*portService // by service.PortID; nil for other protocols
 }
 
@@ -60,7 +61,7 @@ func (s *Server) Over(r Relay, p service.Protocol) *Path {
 func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
 	p.server.setOrigins(table)
 	prev := p.state.Load()
-	next := &state{table: table, host: host}
+	next := &state{table: table, host: host, forwards: *p.server.forwarding.now.Load()}
 	cuts := make(map[*portService]*service.Port)
 	replaced := make(map[*portService]*portService)
 	var changed, gone []*portService
@@ -82,8 +83,13 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
 		}
 		gone = append(gone, s)
 	})
-	if !table.UniformAs(prev.table) || !maps.Equal(host, prev.host) {
+	if !table.UniformAs(prev.table) || !maps.Equal(host, prev.host) || next.forwards != prev.forwards {
 		changed = slices.Collect(maps.Values(p.services))
+	}
+	if next.forwards != prev.forwards {
+		for _, s := range p.services {
+			cuts[s] = s.port
+		}
 	}
 	// The worker must know each destination that the kernel asks about: it is withdrawn
 	// before the policy that lacks it comes, and there only after the one that has it.

@@ -51,6 +51,9 @@ type Options struct {
 	// Shortcuts lets packets of open flows skip the node's IP stack where nobody else
 	// looks at them there.
 	Shortcuts bool
+	// Waits has the Server begin also on a node that forwards nothing: all is relayed until it
+	// does.
+	Waits bool
 	// WantsUDP reports whether a session's record goes to the access log.
 	WantsUDP func(*conntrack.Record) bool
 	Logger   zerolog.Logger
@@ -81,7 +84,7 @@ type Server struct {
 	old        *time.Timer // ends programs of other versions
 	worker     *worker
 	paths      [service.SCTP + 1]*Path
-	families   [2]bool // by service.Family: the node forwards packets
+	forwarding *forwardingWatcher
 	once       once.Log
 	stats      stats
 	origins    map[bpf.KernelOriginKey]bpf.KernelOrigin // in the kernel's map; nil: unknown
@@ -100,19 +103,21 @@ func New(o Options) (*Server, error) {
 	if s.options.WantsUDP == nil {
 		s.options.WantsUDP = func(*conntrack.Record) bool { return true }
 	}
-	for f := range s.families {
-		s.families[f] = forwarding(service.Family(f))
-	}
-	if !s.families[service.IPv4] && !s.families[service.IPv6] {
-		return nil, errForwarding
-	}
 	var err error
+	if s.forwarding, err = openForwardingWatcher(o.Namespace, o.Logger); err != nil {
+		return nil, err
+	}
+	if u, err := s.forwarding.check(); err != nil || u.none() && !o.Waits {
+		s.forwarding.close()
+		return nil, cmp.Or(err, errForwarding)
+	}
 	if o.BPFRoot != "" {
 		if s.pins, err = bpf.OpenPins(o.BPFRoot, o.Name, o.Namespace, o.MaxFlows); err != nil {
 			s.log.Info().Str("because", err.Error()).Msg("kernel flows end with the process")
 		}
 	}
 	if s.kernel, err = bpf.Open(o.MaxFlows, s.pins); err != nil {
+		s.forwarding.close()
 		return nil, err
 	}
 	c := s.kernel.Control
@@ -173,11 +178,13 @@ func (s *Server) Start() error {
 			}
 		})
 	}
+	s.forwarding.start()
 	return nil
 }
 
-// forwards reports whether the node forwards packets of an address's family.
-func (s *Server) forwards(a netip.Addr) bool { return s.families[service.FamilyOf(a)] }
+// Changed has an element once the node forwards other families than before: an Apply of each
+// Path then brings the kernel up to date.
+func (s *Server) Changed() <-chan struct{} { return s.forwarding.changed }
 
 // Stop ends all flows, or leaves them to the next process. Nothing new is forwarded from
 // then on. It fails if ctx ends before.
@@ -217,6 +224,7 @@ func (s *Server) closeShortcuts() {
 
 // Close releases everything. The loop must have ended, or never have run.
 func (s *Server) Close() {
+	s.forwarding.close()
 	if s.old != nil {
 		s.old.Stop()
 	}

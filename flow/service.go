@@ -130,8 +130,8 @@ func (f *flow) moveTo(s *portService) {
 }
 
 // cut ends the UDP sessions that a change of the configuration ends (A8.2): their
-// endpoint does not serve any more, or their destination is another port's. Readiness,
-// topology and policies end none (A8.3).
+// endpoint does not serve any more, or their destination is another port's, or the node forwards
+// their packets no more. Readiness, topology and policies end none (A8.3).
 func (s *portService) cut(flows []*flow, st *state, port *service.Port, now int64) {
 	serving := make(map[netip.AddrPort]bool)
 	if port != nil {
@@ -147,7 +147,7 @@ func (s *portService) cut(flows []*flow, st *state, port *service.Port, now int6
 		f := flows[index]
 		index = f.next // f may go
 		r := f.record
-		keep := port != nil && r.Endpoint != nil && serving[r.Endpoint.Addr]
+		keep := port != nil && r.Endpoint != nil && serving[r.Endpoint.Addr] && st.forwards[service.FamilyOf(r.VIP.Addr())]
 		if keep {
 			v := st.table.Resolve(service.UDP, r.Client.Addr(), r.VIP)
 			keep = v.Port != nil && v.Port.Name == port.Name

@@ -131,7 +131,7 @@ func (p *Path) wanted(s *portService, st *state) (w steering) {
 	how, decides := s.decidable()
 	decides = decides && p.protocol != service.SCTP && !p.server.options.ask
 	for d := range st.table.Destinations(s.port) {
-		if st.table.Steering(d) != policy.Accept || d.Addr.IsLoopback() || !p.server.forwards(d.Addr) || st.host.Has(d.Addr) && !p.bound[d] {
+		if st.table.Steering(d) != policy.Accept || d.Addr.IsLoopback() || !st.forwards[service.FamilyOf(d.Addr)] || st.host.Has(d.Addr) && !p.bound[d] {
 			continue
 		}
 		served := bpf.KernelServed{Service: s.load}

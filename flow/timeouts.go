@@ -118,6 +118,6 @@ func (f *flow) checkSession(now int64) {
 		f.worker.loop.Schedule(&f.timer, due, f)
 		return
 	}
-	f.end(conntrack.Idle, f.last())
+	f.end(conntrack.Idle, now)
 	f.drop()
 }

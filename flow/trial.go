@@ -11,7 +11,6 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
-	"github.com/sluice-proxy/sluice/service"
 )
 
 // Addresses of a trial, for documentation (RFC 5737, RFC 3849): nobody has them.
@@ -20,14 +19,9 @@ var trialAddresses = [...]struct{ client, endpoint, vip netip.AddrPort }{
 	{netip.MustParseAddrPort("[2001:db8::2]:40000"), netip.MustParseAddrPort("[2001:db8:1::2]:8080"), netip.MustParseAddrPort("[2001:db8:2::1]:80")},
 }
 
-var errForwarding = errors.New("this node forwards no packets (net.ipv4.ip_forward, net.ipv6.conf.all.forwarding)")
-
 // Try loads the programs and has them translate the packets of a connection, and returns why
 // that does not work here. Nothing in the kernel changes but for its duration.
 func Try() error {
-	if !forwarding(service.IPv4) && !forwarding(service.IPv6) {
-		return errForwarding
-	}
 	k, err := bpf.Open(1, nil)
 	if err != nil {
 		return err

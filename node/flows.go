@@ -76,6 +76,7 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 		Links:             func() []hostnet.Link { return p.host.Load().Links() },
 		ReplyPorts:        ports,
 		Shortcuts:         o.Shortcuts,
+		Waits:             o.DataPath == AutoPath,
 		IdleTimeout:       o.Relay.IdleTimeout,
 		HalfClosedTimeout: o.Relay.HalfClosedTimeout,
 		UDPTimeout:        o.Datagram.Timeout,
@@ -119,6 +120,14 @@ func (o *Config) relaysAll() bool { return o.DataPath == RelayPath || o.DataPath
 func (o *Config) endFlows() error {
 	_, err := flow.Cleanup(o.Steering.BPFRoot, o.Steering.Table, 0)
 	return err
+}
+
+// changed tells that the node forwards other packets than before. f may be nil.
+func (f *flows) changed() <-chan struct{} {
+	if f == nil {
+		return nil
+	}
+	return f.server.Changed()
 }
 
 func (f *flows) close() {

@@ -103,6 +103,10 @@ func (p *Proxy) Run(ctx context.Context, hangups <-chan os.Signal, beside ...fun
 			p.hostChanged(s)
 		case <-maintenance.C:
 			p.maintain()
+		case <-p.flows.changed():
+			if p.table != nil { // else the first configuration finds out
+				p.enforce(p.store.Snapshot())
+			}
 		case <-p.node.timer.C:
 			p.node.tell()
 		case <-p.steer.Changed():

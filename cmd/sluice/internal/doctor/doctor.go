@@ -67,6 +67,8 @@ type Prober interface {
 	Capabilities() (uint64, error)
 	// Flows tells why the kernel cannot forward connections.
 	Flows() error
+	// Unforwarded tells why families are not forwarded, so that they are relayed.
+	Unforwarded() ([]string, error)
 	// Transparent, IPv6 and SCTP tell why there are no such sockets.
 	Transparent() error
 	IPv6() error
@@ -180,6 +182,7 @@ func (f Finding) warn(none string, there []string, err error, remedy string) Fin
 }
 
 func sockets(p Prober) []Finding {
+	unforwarded, err := p.Unforwarded()
 	return []Finding{
 		Finding{Feature: "IP_TRANSPARENT", Probed: "made a listening socket with it", NeededBy: "every steering mode"}.
 			judge(p.Transparent(), ""),
@@ -189,6 +192,8 @@ func sockets(p Prober) []Finding {
 			judge(p.SCTP(), "nothing, if no Service uses SCTP, or only clients whose packets the node forwards do, with --datapath kernel; else load the module sctp (CONFIG_IP_SCTP)"),
 		Finding{Feature: "kernel flows", Probed: "a connection through temporary network namespaces", NeededBy: "--datapath kernel or auto"}.
 			judge(p.Flows(), "nothing, if connections may be relayed; else a kernel with tcx (Linux 6.6) or clsact (sch_ingress, cls_bpf), CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW and CAP_PERFMON, and forwarding (net.ipv4.ip_forward=1)"),
+		Finding{Feature: "forwarding for kernel flows", Probed: "read the settings of all interfaces", NeededBy: "--datapath kernel or auto: a family that the node does not forward, also at one interface alone, is relayed"}.
+			warn("IPv4 and IPv6 are forwarded", unforwarded, err, "nothing, if that family may be relayed; else set it to 1: a proxy that runs notices"),
 		Finding{Feature: "BPF file system", Probed: "asked for the file system at --bpf-root",
 			NeededBy: "sklookup: its program then refuses for a killed proxy, and rules of nftables that cost 10 % of the CPU for UDP are left out"}.
 			judge(p.BPFFS(), "mount -t bpf bpf "+bpffs.DefaultRoot+"; into a container, mount that directory of its host"),

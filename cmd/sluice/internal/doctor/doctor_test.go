@@ -27,6 +27,7 @@ type fake struct {
 	transparent      error
 	ipv6, sctp       error
 	flows            error
+	unforwarded      []string
 	bpffs            error
 	capabilities     uint64
 	sysctls          map[string]string
@@ -59,7 +60,10 @@ func (f *fake) Transparent() error            { return f.transparent }
 func (f *fake) IPv6() error                   { return f.ipv6 }
 func (f *fake) SCTP() error                   { return f.sctp }
 func (f *fake) Flows() error                  { return f.flows }
-func (f *fake) BPFFS() error                  { return f.bpffs }
+func (f *fake) Unforwarded() ([]string, error) {
+	return f.unforwarded, f.unreadable
+}
+func (f *fake) BPFFS() error { return f.bpffs }
 func (f *fake) SourceChecks() ([]string, error) {
 	return f.checks, f.unreadable
 }
@@ -119,6 +123,7 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		{"ports for everybody", func(f *fake) { f.sysctls["net/ipv4/ip_unprivileged_port_start"] = "1024" }, "net.ipv4.ip_unprivileged_port_start", Fine, "1024", "", "tproxy/nftables"},
 		{"few files", func(f *fake) { f.files = 1024 }, "open files", Warning, "1024, at most 1024", "ulimit", "tproxy/nftables"},
 		{"no forwarding", func(f *fake) { f.sysctls["net/ipv4/ip_forward"] = "0" }, "net.ipv4.ip_forward", Warning, "0", "set it to 1", "tproxy/nftables"},
+		{"no forwarding at an interface", func(f *fake) { f.unforwarded = []string{"net.ipv4.conf.eth1.forwarding is 0"} }, "forwarding for kernel flows", Warning, "eth1", "set it to 1", "tproxy/nftables"},
 		{"strict source check", func(f *fake) { f.sysctls["net/ipv4/conf/all/rp_filter"] = "1" }, "net.ipv4.conf.all.rp_filter", Warning, "1", "set it to 2", "tproxy/nftables"},
 		{"loopback for neighbours", func(f *fake) { f.sysctls["net/ipv4/conf/all/route_localnet"] = "1" }, "net.ipv4.conf.all.route_localnet", Warning, "1", "set it to 0", "tproxy/nftables"},
 		{"no br_netfilter", func(f *fake) { delete(f.sysctls, "net/bridge/bridge-nf-call-iptables") }, "net.bridge.bridge-nf-call-iptables", Fine, "does not exist: no br_netfilter", "", "tproxy/nftables"},

@@ -61,6 +61,16 @@ func (h *host) IPv6() error        { return choose.TryIPv6() }
 func (h *host) SCTP() error        { return sys.TrySCTP() }
 func (h *host) Flows() error       { return flow.Try() }
 
+func (h *host) Unforwarded() (list []string, err error) {
+	u, err := flow.ReadForwarding()
+	for _, why := range u {
+		if why != nil {
+			list = append(list, why.Error())
+		}
+	}
+	return list, err
+}
+
 func (h *host) Sysctl(path string) (string, error) {
 	value, err := os.ReadFile(filepath.Join("/proc/sys", path))
 	return strings.TrimSpace(string(value)), err
