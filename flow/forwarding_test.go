@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/conntrack"
@@ -15,10 +14,10 @@ import (
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
-// set writes a sysctl of the network in a host's namespace.
+// set writes a setting of a host's network.
 func set(t *testing.T, h *netns.Host, name, value string) {
 	t.Helper()
-	if err := h.Do(func() error { return os.WriteFile("/proc/sys/net/"+name, []byte(value), 0) }); err != nil {
+	if err := h.SetSysctl("net/"+name, value); err != nil {
 		t.Fatal(err)
 	}
 }

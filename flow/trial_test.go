@@ -1,7 +1,6 @@
 package flow
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
@@ -46,7 +45,7 @@ func TestTrial(t *testing.T) {
 	}
 }
 
-// TestTry: it works where the node forwards packets of a family.
+// TestTry: it works whether the node forwards packets or not, which may change.
 func TestTry(t *testing.T) {
 	lab := netns.NewLab(t, 0)
 	if err := lab.Node.Do(Try); err != nil {
@@ -57,7 +56,7 @@ func TestTry(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := lab.Node.Do(Try); !errors.Is(err, errForwarding) {
-		t.Errorf("%v", err)
+	if err := lab.Node.Do(Try); err != nil {
+		t.Error(err)
 	}
 }
