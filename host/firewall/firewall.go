@@ -1,7 +1,7 @@
 // Package firewall finds the rules of other programs, such as firewalls and network policy
 // engines, in nftables, iptables-nft and iptables-legacy: those that decide about packets
-// by the state of their connection, those that judge forwarded packets, and the engines
-// that are known. Packets that bypass connection tracking have no state.
+// by the state of their connection, those that judge forwarded packets or look up
+// sources, and the engines that are known. Packets that bypass connection tracking have no state.
 //
 //	rule, err := firewall.StateRule(netns, "sluice")
 //
@@ -23,7 +23,7 @@ import (
 // of a network namespace; 0 is the one that it is called in.
 func StateRule(netns int, own string) (chain string, err error) {
 	err = sys.InNetNS(netns, func() error {
-		inNFTables, errNFTables := nftables(own)
+		inNFTables, errNFTables := nftables(own, decidesByState)
 		inLegacy, errLegacy := "", error(nil)
 		if inNFTables == "" {
 			inLegacy, errLegacy = legacy(own)
@@ -36,6 +36,10 @@ func StateRule(netns int, own string) (chain string, err error) {
 	}
 	return "", err
 }
+
+// SourceCheck names a chain of nftables with a rule that looks up the way to packets'
+// sources, as firewalld's IPv6_rpfilter does, or returns "" if there is none.
+func SourceCheck(own string) (chain string, err error) { return nftables(own, checksSources) }
 
 // counts reports whether a chain is of a program whose rules count. Chains of an engine
 // may begin as kube-proxy's and the kubelet's do.

@@ -65,6 +65,26 @@ func TestStateRule(t *testing.T) {
 	}
 }
 
+// TestSourceCheck finds rules that look up the way to packets' sources, and no others.
+func TestSourceCheck(t *testing.T) {
+	for rule, want := range map[string]string{
+		"meta nfproto ipv6 fib saddr . mark . iif oif missing drop": "chain pre of the nftables table firewalld",
+		"fib saddr . iif oif exists accept":                         "chain pre of the nftables table firewalld",
+		"fib daddr type local accept":                               "",
+		"fib saddr type broadcast drop":                             "",
+	} {
+		node := netns.NewLab(t, 0).Node
+		load(t, node, "table inet firewalld {\nchain pre {\ntype filter hook prerouting priority -140\n"+rule+"\n}\n}\n", "nft", "-f", "-")
+		var got string
+		if err := node.Do(func() (err error) {
+			got, err = SourceCheck("mine")
+			return err
+		}); err != nil || got != want {
+			t.Errorf("%s: %q, %v; want %q", rule, got, err, want)
+		}
+	}
+}
+
 // FuzzDecidesByState has no expressions of a rule end the program.
 func FuzzDecidesByState(f *testing.F) {
 	f.Add([]byte{8, 0, 1, 0, 'c', 't', 0, 0})

@@ -18,6 +18,9 @@ const (
 	attrImmediateDest = 1 // NFTA_IMMEDIATE_DREG
 	attrLookupDest    = 3 // NFTA_LOOKUP_DREG
 	attrMatchName     = 1 // NFTA_MATCH_NAME
+	attrFIBFlags      = 3 // NFTA_FIB_FLAGS
+	fibSource         = 1 // NFTA_FIB_F_SADDR
+	fibInput          = 8 // NFTA_FIB_F_IIF
 )
 
 // table is one of nftables.
@@ -26,9 +29,10 @@ type table struct {
 	name   string
 }
 
-// nftables looks at all tables of the calling thread's network namespace but those that
-// only translate addresses, which may be large.
-func nftables(own string) (string, error) {
+// nftables names a chain with a rule that is wanted, by its expressions. It looks at all
+// tables of the calling thread's network namespace but those that only translate
+// addresses, which may be large.
+func nftables(own string, wanted func(exprs []byte) bool) (string, error) {
 	nft, err := kernel.OpenNFTables(0)
 	if err != nil {
 		return "", err
@@ -61,7 +65,7 @@ func nftables(own string) (string, error) {
 		for _, r := range rules {
 			chain := kernel.Text(r.Attribute(kernel.AttrRuleChain))
 			// A kernel may answer with the rules of all tables.
-			if kernel.Text(r.Attribute(kernel.AttrRuleTable)) == t.name && counts(chain, own) && decidesByState(r.Attribute(kernel.AttrRuleExprs)) {
+			if kernel.Text(r.Attribute(kernel.AttrRuleTable)) == t.name && counts(chain, own) && wanted(r.Attribute(kernel.AttrRuleExprs)) {
 				return fmt.Sprintf("chain %s of the nftables table %s", chain, t.name), nil
 			}
 		}
@@ -95,6 +99,21 @@ func decidesByState(exprs []byte) bool {
 		}
 	}
 	return state && decides
+}
+
+// checksSources reports whether a rule's expressions look up the way to a packet's source
+// from the interface that it came by.
+func checksSources(exprs []byte) bool {
+	for _, e := range kernel.Attributes(exprs) {
+		if kernel.Text(kernel.Attribute(e, kernel.AttrExprName)) != "fib" {
+			continue
+		}
+		flags, _ := kernel.Number(kernel.Attribute(kernel.Attribute(e, kernel.AttrExprData), attrFIBFlags))
+		if flags&(fibSource|fibInput) == fibSource|fibInput {
+			return true
+		}
+	}
+	return false
 }
 
 // isNumber reports whether an attribute is there, with this number.

@@ -70,7 +70,7 @@ func addressComesAndGoes(t *testing.T, m mode, flags ...string) {
 		}
 		for _, from := range []*netns.Host{lab.Client, lab.Node} {
 			for _, address := range addresses(dnsPort, movedAddresses...) {
-				wait.For(t, when+": with new sockets "+from.Name()+" asks "+address, startTimeout, func() error {
+				wait.For(t, when+": with new sockets "+from.Name()+" asks "+address, freshTimeout, func() error {
 					for _, c := range sessions { // they go on
 						_ = c.SetDeadline(time.Time{})
 						if _, err := c.Write([]byte("who")); err != nil {
@@ -121,6 +121,9 @@ func addressComesAndGoes(t *testing.T, m mode, flags ...string) {
 	}
 	p.stop()
 }
+
+// freshTimeout is less than the life of a session: later, those from before would be gone.
+const freshTimeout = 20 * time.Second
 
 // freshClients is how many clients must be answered one after the other. Where sockets
 // share datagrams, each misses its answer with a probability of about a half.

@@ -92,6 +92,11 @@ type Prober interface {
 	// StateRule is a rule of another program that decides by the state of connections; ""
 	// if there is none.
 	StateRule() (string, error)
+	// SourceCheck is a rule of another program in nftables that looks up the way to packets'
+	// sources; "" if there is none.
+	SourceCheck() (string, error)
+	// Marks tells what other program's policy routing rules are about our marks or tables.
+	Marks() error
 	// Running returns the process that steers here; ok is false if there is none.
 	Running() (pid int, ok bool, err error)
 }
@@ -360,6 +365,19 @@ func others(p Prober) []Finding {
 	rule, err := p.StateRule()
 	state := Finding{Feature: "rules about connections' state", Probed: listed, NeededBy: "nobody: with --conntrack auto, Sluice keeps its connections in connection tracking where there are any"}.
 		read(cmp.Or(rule, "none"), err)
+	var checks []string
+	check, err := p.SourceCheck()
+	if check != "" {
+		checks = []string{check}
+	}
+	sources := Finding{Feature: "rules about packets' sources", Probed: "nftables listed", NeededBy: "nobody: with tproxy, they drop the node's own connections to Services, which the kernel no longer knows by lo"}.
+		warn("none", checks, err, "take sklookup+nftables, or have them accept iif lo before: docs/steering.md")
+	marks := Finding{Feature: "marks and routing tables", Probed: "policy routing rules listed", NeededBy: "external IPs that are not the node's, and clients' addresses at endpoints"}
+	if err := p.Marks(); err != nil {
+		marks.State, marks.Found, marks.Remedy = Warning, err.Error(), "--steer-mark, --reply-mark, --socket-mark, --route-table-steer and --route-table-replies choose others"
+	} else {
+		marks = marks.read("nobody else has them", nil)
+	}
 	pid, ok, err := p.Running()
 	who := "none"
 	switch {
@@ -369,5 +387,5 @@ func others(p Prober) []Finding {
 		who = "in another PID namespace"
 	}
 	running := Finding{Feature: "running sluice", Probed: "tried its lock", NeededBy: "at most one in a network namespace"}.read(who, err)
-	return []Finding{left, forward, engine, state, running}
+	return []Finding{left, forward, engine, state, sources, marks, running}
 }

@@ -36,6 +36,8 @@ type fake struct {
 	policies         []string
 	engines          []firewall.Engine
 	stateRule        string
+	sourceCheck      string
+	marks            error
 	leftovers        []string
 	pid              int
 	running          bool
@@ -73,6 +75,8 @@ func (f *fake) Leftovers() ([]string, error)              { return f.leftovers, 
 func (f *fake) ForwardPolicies() ([]string, error)        { return f.policies, f.unreadable }
 func (f *fake) PolicyEngines() ([]firewall.Engine, error) { return f.engines, f.unreadable }
 func (f *fake) StateRule() (string, error)                { return f.stateRule, f.unreadable }
+func (f *fake) SourceCheck() (string, error)              { return f.sourceCheck, f.unreadable }
+func (f *fake) Marks() error                              { return f.marks }
 func (f *fake) Running() (int, bool, error)               { return f.pid, f.running, f.unreadable }
 func (f *fake) Sysctl(path string) (string, error) {
 	if f.unreadable != nil {
@@ -132,6 +136,8 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		{"port range", func(*fake) {}, "net.ipv4.ip_local_port_range", Fine, "32768 60999", "", "tproxy/nftables"},
 		{"kube-proxy was here", func(f *fake) { f.leftovers = []string{"the interface kube-ipvs0"} }, "leftovers of kube-proxy", Warning, "kube-ipvs0", "cleanup --kube-proxy", "tproxy/nftables"},
 		{"a firewall", func(f *fake) { f.stateRule = "chain in of the nftables table fw" }, "rules about connections' state", Fine, "chain in of the nftables table fw", "", "tproxy/nftables"},
+		{"firewalld", func(f *fake) { f.sourceCheck = "chain mangle_PREROUTING of the nftables table firewalld" }, "rules about packets' sources", Warning, "firewalld", "sklookup+nftables", "tproxy/nftables"},
+		{"our mark", func(f *fake) { f.marks = &redirect.ClashError{What: "rule fwmark 0x2000 lookup 100"} }, "marks and routing tables", Warning, "fwmark 0x2000", "--reply-mark", "tproxy/nftables"},
 		{"Calico", func(f *fake) { f.engines = []firewall.Engine{{Name: "Calico", Judges: firewall.AtInterfaces}} }, "network policy engine", Warning, "Calico", "network-policy.md", "tproxy/nftables"},
 		{"network policies", func(f *fake) { f.policies = []string{"FORWARD of iptables-legacy"} }, "rules for forwarded packets", Warning, "FORWARD", "security.md", "tproxy/nftables"},
 		{"a proxy runs", func(f *fake) { f.pid, f.running = 83, true }, "running sluice", Fine, "process 83", "", "tproxy/nftables"},

@@ -86,6 +86,19 @@ func (h *host) PolicyEngines() ([]firewall.Engine, error) { return firewall.Engi
 
 func (h *host) StateRule() (string, error) { return firewall.StateRule(0, h.options.Table) }
 
+func (h *host) SourceCheck() (string, error) { return firewall.SourceCheck(h.options.Table) }
+
+func (h *host) Marks() error {
+	options := h.options.Routes
+	options.SocketMark = h.options.SocketMark
+	r, err := route.Open(options)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	return errors.Join(r.Check(route.State{MarkSteers: true, MarkReplies: true, ReplyPorts: redirect.ReplyPorts}), r.CheckSockets())
+}
+
 func (h *host) Running() (pid int, ok bool, err error) {
 	lock, err := redirect.AcquireLock(h.options.Table)
 	var locked *redirect.LockedError
