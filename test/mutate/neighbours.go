@@ -48,6 +48,11 @@ var neighbours = []mutation{
 		pkg: "node", test: "TestMissingNodeIsLogged",
 	},
 	{
+		name: "update-lost", what: "a changed configuration file does not reach the policy",
+		file: "node/update.go", old: "p.config.Policy = u.Policy", new: "",
+		pkg: "node", test: "TestProxyInTheProcess",
+	},
+	{
 		name: "legacy-chains-untold", what: "cleanup --kube-proxy says that nothing is left while chains of iptables-legacy are",
 		file: "redirect/iptables/others.go", old: "left, err = legacyChains(", new: "_, err = legacyChains(",
 		pkg: "redirect/iptables", test: "TestLegacyChainsAreNamedWithoutPrograms",
