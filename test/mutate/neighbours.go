@@ -79,7 +79,7 @@ var neighbours = []mutation{
 	},
 	{
 		name: "annotation-unknown", what: "a misspelled annotation is silent",
-		file: "source/manifests/check_service.go", old: "if !slices.Contains(service.Annotations, name) {", new: "if false {",
+		file: "source/manifests/check_restrictions.go", old: "if !slices.Contains(service.Annotations, name) {", new: "if false {",
 		pkg: "source/manifests", test: "TestAnnotationsThatAreNotKnown",
 	},
 	{
