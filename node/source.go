@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"context"
+	"net/netip"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -19,8 +20,9 @@ import (
 
 // Source says where Services come from: a directory of manifests, or an API server.
 type Source struct {
-	Manifests       string // the directory; empty: the API server
-	MaxManifestSize int64  // in bytes
+	Manifests       string         // the directory; empty: the API server
+	MaxManifestSize int64          // in bytes
+	Allocate        []netip.Prefix // ranges of cluster IPs for manifests without one
 	Cluster         kubernetes.Connection
 	MinSyncPeriod   time.Duration // between two changes of the API server; 0: none
 }
@@ -54,6 +56,7 @@ func (o *Config) OpenSource(log zerolog.Logger) (Objects, *kubernetes.Client, er
 		return manifests.New(o.Source.Manifests, manifests.Options{
 			Logger:      log,
 			MaxFileSize: o.Source.MaxManifestSize,
+			Allocate:    o.Source.Allocate,
 			Annotation: func(name, value string) error {
 				return cmp.Or(
 					balancer.CheckAnnotation(name, value),

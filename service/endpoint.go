@@ -107,11 +107,11 @@ var apiServer = Name{Namespace: "default", Name: "kubernetes"}
 // Endpoint.MayReturn: the address may belong to a Service, on this node or another
 // one. The Store keeps such an endpoint. Otherwise, any tenant could remove another
 // tenant's endpoint by an external IP or a node port.
-func (s *Store) judge(st *state, e *Endpoint, at Destination) (why string, mayReturn bool) {
+func (s *Store) judge(st *state, sl *slice, e *Endpoint, at Destination) (why string, mayReturn bool) {
 	switch {
 	case s.hosts.broadcast.Has(at.Addr):
 		return "is the broadcast address of a link", false
-	case s.hosts.own.Has(at.Addr) && !e.Local && st.name != apiServer:
+	case s.hosts.own.Has(at.Addr) && !e.Local && !sl.asked && st.name != apiServer:
 		return "is an address of this node, and its nodeName does not say so", false
 	case s.claims.clusterIPs[clusterIPKey(at.Addr)] > 0: // tenants do not choose cluster IPs
 		return "is a cluster IP", false

@@ -23,7 +23,14 @@ type slice struct {
 	endpoints []Endpoint // the port in Addr is unused
 	weight    uint16     // of each endpoint, or 0
 	problems  []string
+	// asked is set for endpoints that a Service's annotation names (AskedManager).
+	asked bool
 }
+
+// AskedManager is the value of the label endpointslice.kubernetes.io/managed-by of slices
+// that manifests' annotation sluice.dev/endpoints makes. With StoreOptions.OwnEndpoints,
+// their endpoints may be this node's own addresses, loopback included.
+const AskedManager = "sluice.dev"
 
 type slicePort struct {
 	name     string
@@ -58,12 +65,13 @@ func endpointEqual(a, b *Endpoint) bool {
 // parseSlice parses an EndpointSlice by the rules of intake. It returns nil for a
 // slice that Sluice ignores. A problem of one endpoint or port does not affect
 // others.
-func parseSlice(es *discoveryv1.EndpointSlice, node string) *slice {
+func parseSlice(es *discoveryv1.EndpointSlice, o *StoreOptions) *slice {
 	owner := es.Labels[discoveryv1.LabelServiceName]
 	if _, headless := es.Labels[corev1.IsHeadlessService]; headless || owner == "" {
 		return nil // A1.3, A1.10
 	}
 	s := &slice{owner: Name{Namespace: es.Namespace, Name: owner}}
+	s.asked = o.OwnEndpoints && es.Labels[discoveryv1.LabelManagedBy] == AskedManager
 	switch es.AddressType {
 	case discoveryv1.AddressTypeIPv4:
 		s.family = IPv4
@@ -84,7 +92,7 @@ func parseSlice(es *discoveryv1.EndpointSlice, node string) *slice {
 	}
 	s.endpoints = make([]Endpoint, 0, len(es.Endpoints))
 	for i := range es.Endpoints {
-		s.addEndpoint(&es.Endpoints[i], node)
+		s.addEndpoint(&es.Endpoints[i], o.NodeName)
 	}
 	return s
 }
@@ -127,13 +135,13 @@ func (s *slice) addEndpoint(e *discoveryv1.Endpoint, node string) {
 		s.problemf("address %s is not of the slice's addressType %s: left out (A1.10)", a, familyName(s.family))
 		return
 	}
-	if err := CheckAddress(a); err != nil {
+	if err := CheckAddress(a); err != nil && !(s.asked && a.IsLoopback()) {
 		s.problemf("address %s cannot be an endpoint's, %v: left out (A1.7)", a, err)
 		return
 	}
 	out := readEndpoint(e, a, s.owner.Namespace)
 	out.Weight = s.weight
-	out.Local = node != "" && out.Node == node
+	out.Local = node != "" && out.Node == node || s.asked && a.IsLoopback()
 	s.endpoints = append(s.endpoints, out)
 }
 
@@ -218,7 +226,7 @@ func (m *merger) merge(all []*slice, family Family, name string, proto Protocol,
 			}
 			for i := range s.endpoints {
 				e := &s.endpoints[i]
-				if ok, mayReturn := judge(e, Destination{e.Addr.Addr(), p.port, proto}); ok {
+				if ok, mayReturn := judge(s, e, Destination{e.Addr.Addr(), p.port, proto}); ok {
 					m.add(e, p.port, mayReturn)
 				}
 			}
@@ -239,7 +247,7 @@ func (m *merger) merge(all []*slice, family Family, name string, proto Protocol,
 }
 
 // judgement reports whether an endpoint is usable, and its Endpoint.MayReturn.
-type judgement func(*Endpoint, Destination) (ok, mayReturn bool)
+type judgement func(*slice, *Endpoint, Destination) (ok, mayReturn bool)
 
 // standing orders what slices say of one endpoint (A1.13): one that does not terminate
 // goes first, then one that is ready, then one that serves.

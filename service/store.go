@@ -26,6 +26,9 @@ type StoreOptions struct {
 	// kind of address it is to the other one. It is for sources in which nothing
 	// allocates cluster IPs: there a cluster IP may be a slip as well.
 	EarlierFirst bool
+	// OwnEndpoints lets slices of AskedManager have this node's own addresses. It is for
+	// sources that only the node's operator writes.
+	OwnEndpoints bool
 }
 
 // ExternalIPs selects the external IPs to serve. The zero value selects all.
@@ -140,7 +143,7 @@ func (s *Store) take(c Change, u *update) {
 	}
 	for _, es := range c.EndpointSlices {
 		name := Name{Namespace: es.Namespace, Name: es.Name}
-		s.setSlice(name, parseSlice(es, s.options.NodeName), u)
+		s.setSlice(name, parseSlice(es, &s.options), u)
 	}
 	for _, n := range c.Nodes {
 		node, problems := parseNode(n)
@@ -391,8 +394,8 @@ func (s *Store) buildService(st *state, addresses bool, u *update) {
 		st.problems = st.spec.problems
 	}
 	var refused refusals
-	judge := func(e *Endpoint, at Destination) (ok, mayReturn bool) {
-		why, mayReturn := s.judge(st, e, at)
+	judge := func(sl *slice, e *Endpoint, at Destination) (ok, mayReturn bool) {
+		why, mayReturn := s.judge(st, sl, e, at)
 		if why != "" {
 			refused.add(at, why)
 		}

@@ -129,7 +129,7 @@ func (c *Choice) IsBound() bool { return c.Kind >= ToOwn }
 // addresses of this node.
 func (r *Rules) Choose(own hostnet.Addresses, v *policy.Verdict, client netip.Addr, ep *service.Endpoint) Choice {
 	endpoint := ep.Addr.Addr()
-	ownEndpoint := own.Has(endpoint)
+	ownEndpoint := own.Has(endpoint) || endpoint.IsLoopback()
 	c := Choice{MayReturn: ep.MayReturn}
 	if ep.MayReturn {
 		c.Mark = r.pastMark

@@ -50,7 +50,7 @@ func (o *clusterOptions) validate() error {
 
 // source says where Services come from.
 func (o *runOptions) source() node.Source {
-	return node.Source{Manifests: o.manifests, MaxManifestSize: o.maxManifestSize, Cluster: o.cluster.connection, MinSyncPeriod: o.cluster.minSyncPeriod}
+	return node.Source{Manifests: o.manifests, MaxManifestSize: o.maxManifestSize, Allocate: o.allocate, Cluster: o.cluster.connection, MinSyncPeriod: o.cluster.minSyncPeriod}
 }
 
 // errNothingToServe says how to start.

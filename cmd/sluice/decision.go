@@ -1,9 +1,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -26,6 +28,7 @@ type decisionOptions struct {
 	nodeIPs           addresses
 	clusterCIDRs      latePrefixes
 	serviceCIDRs      prefixes
+	allocate          prefixes
 	nodePortAddresses []string
 	masqueradeAll     bool
 	externalIPs       externalIPs
@@ -44,6 +47,7 @@ func (o *decisionOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.serviceProxyName, "service-proxy-name", "", "serve only Services whose label "+proxyNameLabel+" has this value (default: those without the label)")
 	f.Var(&o.nodeIPs, "node-ip", "this node's own addresses, at most one of each family: connections from this node to Services come from them (default: the InternalIP of the Node object, else the default route's source)")
 	f.Var(&o.serviceCIDRs, "service-cidr", "ranges of cluster IPs, in addition to those of ServiceCIDR objects; without ranges, and with --service-proxy-name, each cluster IP is steered on its own")
+	f.Var(&o.allocate, "allocate-cluster-ips", "with --manifests: ranges of which Services without a cluster IP get one, at most one range of each family; the same name gets the same address at each start")
 	f.Var(&o.clusterCIDRs, "cluster-cidr", "ranges of pod addresses; clients in them count as pods")
 	o.detectLocal.value, o.detectLocal.byDefault = detectClusterCIDR, detectClusterCIDR
 	o.detectLocal.allowed = []string{detectClusterCIDR, detectNodeCIDR, detectBridge, detectPrefix}
@@ -63,6 +67,9 @@ func (o *decisionOptions) validate() error {
 		} else if !info.IsDir() {
 			return fmt.Errorf("--manifests: %s is not a directory; put the file into one", o.manifests)
 		}
+	}
+	if err := o.validAllocate(); err != nil {
+		return err
 	}
 	if err := between("max-manifest-size", o.maxManifestSize, 1, 1<<30); err != nil {
 		return err
@@ -85,6 +92,22 @@ func (o *decisionOptions) validate() error {
 		return err
 	}
 	return validNodePortAddresses(o.nodePortAddresses)
+}
+
+// validAllocate checks --allocate-cluster-ips.
+func (o *decisionOptions) validAllocate() error {
+	for i, r := range o.allocate {
+		if err := service.CheckRange(r); err != nil {
+			return fmt.Errorf("--allocate-cluster-ips: %s: %w", r, err)
+		}
+		if i > 1 || i == 1 && r.Addr().Is6() == o.allocate[0].Addr().Is6() {
+			return errors.New("--allocate-cluster-ips: give one range of each family at most")
+		}
+	}
+	if len(o.allocate) > 0 && o.manifests == "" {
+		return errors.New("--allocate-cluster-ips belongs to --manifests: in a cluster, the API server gives addresses")
+	}
+	return nil
 }
 
 // The values of --detect-local-mode (A4.6).
@@ -137,7 +160,7 @@ const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 
 // store returns the options of the Store.
 func (o *decisionOptions) store() service.StoreOptions {
-	return service.StoreOptions{NodeName: o.hostname, ServiceProxyName: o.serviceProxyName, ExternalIPs: o.externalIPs.ExternalIPs, EarlierFirst: o.manifests != ""}
+	return service.StoreOptions{NodeName: o.hostname, ServiceProxyName: o.serviceProxyName, ExternalIPs: o.externalIPs.ExternalIPs, EarlierFirst: o.manifests != "", OwnEndpoints: o.manifests != ""}
 }
 
 // serviceRanges returns the ranges of cluster IPs that are ours as a whole. As a
@@ -146,7 +169,7 @@ func (o *decisionOptions) serviceRanges() []netip.Prefix {
 	if o.serviceProxyName != "" {
 		return nil
 	}
-	return o.serviceCIDRs
+	return slices.Concat(o.serviceCIDRs, o.allocate)
 }
 
 // policy returns the policy's configuration, without what the node's network stack adds.

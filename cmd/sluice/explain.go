@@ -100,7 +100,7 @@ docs/explain.md describes the fields.`,
 var decisionFlags = []string{
 	"manifests", "max-manifest-size", "kubeconfig", "master", "config",
 	"hostname-override", "service-proxy-name", "node-ip", "bind-address",
-	"service-cidr", "cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix",
+	"service-cidr", "allocate-cluster-ips", "cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix",
 	"nodeport-addresses", "proxy-mode", "iptables-localhost-nodeports",
 	"external-ips", "feature-gates", "masquerade-all",
 }

@@ -92,7 +92,7 @@ func TestAnnotationsThatAreNotKnown(t *testing.T) {
 		"sluice.dev/balancer: random": "",
 		"example.com/balancr: random": "",
 	} {
-		_, findings := decode("a.yaml", text(annotation), check)
+		_, findings := decode("a.yaml", text(annotation), Options{Annotation: check})
 		switch {
 		case want == "" && len(findings) == 0:
 		case len(findings) != 1 || findings[0].warning || want == "" || !strings.HasPrefix(findings[0].String(), want):

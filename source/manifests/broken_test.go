@@ -46,7 +46,7 @@ func TestBrokenManifests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, findings := decode(e.Name(), data, nil)
+		c, findings := decode(e.Name(), data, Options{})
 		for _, f := range findings {
 			if f.warning {
 				out.WriteString("warning ")

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"reflect"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -24,6 +26,8 @@ type catalog struct {
 	// slices counts the slices in the manifests by service; a service that
 	// has one is not mirrored.
 	slices map[service.Name]int
+	// own holds Services as the manifests have them, without addresses that were given.
+	own map[objectKey]metav1.Object
 	// mirrored holds the slices made from Endpoints, by the Endpoints' name.
 	mirrored map[service.Name]map[objectKey]metav1.Object
 	count    map[kind]int // objects in force, as the manifests have them
@@ -34,6 +38,7 @@ type catalog struct {
 	commits uint64
 
 	belonging belonging
+	addresses allocator
 }
 
 // claim is an object of a file; one claim of each name is in force.
@@ -43,17 +48,20 @@ type claim struct {
 	object
 }
 
-func newCatalog() *catalog {
+func newCatalog(ranges []netip.Prefix) *catalog {
 	return &catalog{
 		files:    make(map[string][]object),
 		claims:   make(map[objectKey][]claim),
 		inForce:  make(map[objectKey]metav1.Object),
+		own:      make(map[objectKey]metav1.Object),
 		slices:   make(map[service.Name]int),
 		mirrored: make(map[service.Name]map[objectKey]metav1.Object),
 		count:    make(map[kind]int),
 		dirty:    make(map[objectKey]bool),
 		told:     make(map[objectKey][]string),
 		tooMany:  make(map[service.Name]int),
+
+		addresses: newAllocator(ranges),
 
 		belonging: newBelonging(),
 	}
@@ -93,17 +101,18 @@ func (c *catalog) commit() (service.Change, []finding) {
 	var change service.Change
 	var findings []finding
 	remirror := make(map[service.Name]bool)
-	for _, k := range slices.SortedFunc(maps.Keys(c.dirty), compareKeys) {
+	keys := slices.SortedFunc(maps.Keys(c.dirty), compareKeys)
+	c.noteAddresses(keys)
+	for _, k := range keys {
 		claims := c.claims[k]
-		slices.SortStableFunc(claims, func(a, b claim) int {
-			return cmp.Or(cmp.Compare(a.since, b.since), cmp.Compare(a.file, b.file), cmp.Compare(a.line, b.line))
-		})
+		sortClaims(claims)
 		findings = append(findings, c.losers(k, claims)...)
 		var value metav1.Object
 		if len(claims) > 0 {
-			value = claims[0].value
+			value = c.complete(k, claims[0].value)
 		} else {
 			delete(c.claims, k)
+			c.addresses.release(k.Name)
 		}
 		c.put(&change, k, value, remirror)
 	}
@@ -113,6 +122,39 @@ func (c *catalog) commit() (service.Change, []finding) {
 		findings = append(findings, c.mirror(&change, name)...)
 	}
 	return change, findings
+}
+
+// noteAddresses counts the cluster IPs of the Services that changed, before any is given.
+func (c *catalog) noteAddresses(keys []objectKey) {
+	for _, k := range keys {
+		if k.kind != kindService || len(c.addresses.ranges) == 0 {
+			continue
+		}
+		if old, ok := c.own[k].(*corev1.Service); ok {
+			c.addresses.note(old, -1)
+			delete(c.own, k)
+		}
+		if claims := c.claims[k]; len(claims) > 0 {
+			sortClaims(claims)
+			c.own[k] = claims[0].value
+			c.addresses.note(claims[0].value.(*corev1.Service), 1)
+		}
+	}
+}
+
+// complete gives a Service cluster IPs.
+func (c *catalog) complete(k objectKey, value metav1.Object) metav1.Object {
+	if svc, ok := value.(*corev1.Service); ok {
+		return c.addresses.assign(k.Name, svc)
+	}
+	return value
+}
+
+// sortClaims puts the claim first that is in force.
+func sortClaims(claims []claim) {
+	slices.SortStableFunc(claims, func(a, b claim) int {
+		return cmp.Or(cmp.Compare(a.since, b.since), cmp.Compare(a.file, b.file), cmp.Compare(a.line, b.line))
+	})
 }
 
 // put makes value, nil for none, the object of a name.
@@ -134,7 +176,7 @@ func (c *catalog) put(change *service.Change, k objectKey, value metav1.Object, 
 				delete(c.slices, name)
 			}
 			remirror[name] = true
-		case kindEndpoints:
+		case kindEndpoints, kindService:
 			remirror[k.Name] = true
 		}
 	}
@@ -153,8 +195,13 @@ func (c *catalog) mirror(change *service.Change, name service.Name) []finding {
 	var findings []finding
 	left := 0
 	key := objectKey{kindEndpoints, name}
-	if e, ok := c.inForce[key].(*endpoints); ok && c.slices[name] == 0 {
-		want, left = mirror(e)
+	if c.slices[name] == 0 {
+		if svc, ok := c.inForce[objectKey{kindService, name}].(*corev1.Service); ok {
+			want = askedSlices(svc)
+		}
+		if e, ok := c.inForce[key].(*endpoints); ok && want == nil {
+			want, left = mirror(e)
+		}
 	}
 	if left > 0 && left != c.tooMany[name] {
 		cl := c.claims[key][0]
@@ -193,6 +240,9 @@ func (c *catalog) mirror(change *service.Change, name service.Name) []finding {
 // record adds an object, or nil for a deleted one, to a change. Endpoints are not
 // part of the model.
 func record(change *service.Change, k objectKey, value metav1.Object) {
+	if svc, ok := value.(*corev1.Service); ok {
+		value = withoutAsked(svc)
+	}
 	if k.kind != kindEndpoints {
 		change.Put(service.ObjectKey{Kind: kinds[k.kind].model, Name: k.Name}, value)
 	}

@@ -105,9 +105,16 @@ func (c *checker) annotations(s *corev1.Service) {
 			continue
 		}
 		p := at("metadata.annotations[%s]", key)
+		if name == endpointsAnnotation {
+			if _, err := askedOf(s, all[key]); err != nil {
+				c.errorf(p, "%v", err)
+			}
+			continue
+		}
 		if !slices.Contains(service.Annotations, name) {
-			hint := ": there are " + prefix + strings.Join(service.Annotations, ", "+prefix)
-			if near := nearest.Name(name, len(name)/3+2, slices.Values(service.Annotations)); near != "" {
+			known := append(slices.Clone(service.Annotations), endpointsAnnotation)
+			hint := ": there are " + prefix + strings.Join(known, ", "+prefix)
+			if near := nearest.Name(name, len(name)/3+2, slices.Values(known)); near != "" {
 				hint = fmt.Sprintf("; did you mean %s%s?", prefix, near)
 			}
 			c.errorf(p, "is not known%s", hint)

@@ -153,7 +153,9 @@ func (c *checker) clusterIPs(spec *corev1.ServiceSpec) {
 	case spec.Type == corev1.ServiceTypeExternalName:
 		return // no proxy's affair (A1.4)
 	case len(ips) == 0:
-		c.warnf(at("spec.clusterIP"), "is missing: nothing hands out addresses here, so the service is not served until it has one")
+		if !c.d.allocates {
+			c.warnf(at("spec.clusterIP"), "is missing: nothing hands out addresses here, so the service is not served until it has one; --allocate-cluster-ips 10.96.0.0/16 hands them out")
+		}
 		return
 	case spec.ClusterIP != ips[0]:
 		c.errorf(at("spec.clusterIPs[0]"), "%s is not the clusterIP %s", quotedText(ips[0]), quotedText(spec.ClusterIP))

@@ -87,6 +87,7 @@ type decoder struct {
 	fill   filler
 	// annotation is Options.Annotation, which may be nil.
 	annotation func(name, value string) error
+	allocates  bool   // Services get cluster IPs
 	object     string // the one being read
 	at         string // where it is in a list, "items[3]"
 }
@@ -100,8 +101,8 @@ type repeated struct {
 // decode reads a file's data. The name decides between YAML and JSON and is part of
 // the findings. If a finding is an error, the content must not be used. The
 // content's objects have the API server's defaults.
-func decode(name string, data []byte, annotation func(name, value string) error) (content, []finding) {
-	d := decoder{file: name, warned: make(map[string]*repeated), annotation: annotation}
+func decode(name string, data []byte, o Options) (content, []finding) {
+	d := decoder{file: name, warned: make(map[string]*repeated), annotation: o.Annotation, allocates: len(o.Allocate) > 0}
 	d.content.passedOver = make(map[string]int)
 	d.fill.report = d.reportField
 	// As JSON, a file without aliases is some times as large at the most.

@@ -21,7 +21,7 @@ import (
 // one decodes a file of one object that must be in order.
 func one[T any](t *testing.T, name, text string) T {
 	t.Helper()
-	c, findings := decode(name, []byte(text), nil)
+	c, findings := decode(name, []byte(text), Options{})
 	if len(findings) > 0 || len(c.objects) != 1 {
 		t.Fatalf("%d objects, %v", len(c.objects), findings)
 	}
@@ -80,7 +80,7 @@ func TestLeniency(t *testing.T) {
 		"a byte order mark":           "\ufeff" + svc("a", "10.96.0.1"),
 		"a document end":              svc("a", "10.96.0.1") + "...\n---\n",
 	} {
-		if c, findings := decode("a.yaml", []byte(text), nil); len(findings) > 0 || len(c.objects) != 1 {
+		if c, findings := decode("a.yaml", []byte(text), Options{}); len(findings) > 0 || len(c.objects) != 1 {
 			t.Errorf("%s: %d objects, %v", name, len(c.objects), findings)
 		}
 	}
@@ -96,7 +96,7 @@ func TestBadEntriesAreLeftOut(t *testing.T) {
 		with("externalIPs: [web.example.com]"):                                   `a.yaml:7: Service default/a: spec.externalIPs[0]: "web.example.com" is a name, not an IP address: names are not looked up: left out`,
 		"apiVersion: v1\nkind: Node\nmetadata: {name: n}\nspec: {podCIDRs: [x]}": `a.yaml:4: Node n: spec.podCIDRs[0]: "x" is not a range of addresses such as "10.0.0.0/8" or "fd00::/48": left out`,
 	} {
-		c, findings := decode("a.yaml", []byte(text), nil)
+		c, findings := decode("a.yaml", []byte(text), Options{})
 		if len(findings) != 1 || !findings[0].warning || findings[0].String() != want || len(c.objects) != 1 {
 			t.Errorf("A1.7: %d objects, got %v\nwant %s", len(c.objects), findings, want)
 		}
@@ -144,7 +144,7 @@ func TestInvalidRestrictionsAreRefused(t *testing.T) {
 		{strings.Replace(slc("a", "a-1", "10.1.0.1"), "]\n", "]\n  condition: {ready: false}\n", 1), `endpoints[0].condition: no such field; did you mean "conditions"?`},
 		{strings.Replace(slc("a", "a-1", "10.1.0.1"), "]\n", "]\n  conditions: {redy: false}\n", 1), `endpoints[0].conditions.redy: no such field; did you mean "ready"?`},
 	} {
-		_, findings := decode("a.yaml", []byte(tt.text), nil)
+		_, findings := decode("a.yaml", []byte(tt.text), Options{})
 		if !slices.ContainsFunc(findings, func(f finding) bool {
 			return !f.warning && strings.HasPrefix(f.String(), "a.yaml:") && strings.Contains(f.String(), tt.want)
 		}) {
@@ -152,7 +152,7 @@ func TestInvalidRestrictionsAreRefused(t *testing.T) {
 		}
 	}
 	text := annotated(`service.beta.kubernetes.io/load-balancer-source-ranges: "10.0.0.0/8"`, balancer)
-	if _, findings := decode("a.yaml", []byte(text), nil); len(findings) != 1 || !findings[0].warning || !strings.Contains(findings[0].String(), "has no effect here") {
+	if _, findings := decode("a.yaml", []byte(text), Options{}); len(findings) != 1 || !findings[0].warning || !strings.Contains(findings[0].String(), "has no effect here") {
 		t.Errorf("the annotation of cloud providers: %v", findings)
 	}
 }
@@ -167,7 +167,7 @@ func TestLists(t *testing.T) {
 		`{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", "kind": "Pod"},
 			{"apiVersion": "v1", "kind": "List", "items": [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}}]}]}`: "[Node n] map[Pod:1]",
 	} {
-		c, findings := decode("a.json", []byte(text), nil)
+		c, findings := decode("a.json", []byte(text), Options{})
 		var keys []string
 		for _, o := range c.objects {
 			keys = append(keys, o.key.String())
@@ -190,7 +190,7 @@ func TestMisspeltKinds(t *testing.T) {
 		"apiVersion: networking.k8s.io/v1\nkind: Ingress":       "",
 		"apiVersion: serving.knative.dev/v1\nkind: Service":     "",
 	} {
-		c, findings := decode("a.yaml", []byte(text), nil)
+		c, findings := decode("a.yaml", []byte(text), Options{})
 		switch {
 		case len(c.passedOver) != 1 || len(c.objects) > 0:
 			t.Errorf("%q: %v, %d objects", text, c.passedOver, len(c.objects))
@@ -220,7 +220,7 @@ func TestLimits(t *testing.T) {
 		{slice + "ports:\n" + ports(101), "a.yaml:5: EndpointSlice default/a: ports: has 101 ports: 100 is the limit"},
 		{strings.Replace(svc("a", "10.96.0.1"), "  - port: 80\n", "  "+strings.ReplaceAll(ports(101), "\n", "\n  "), 1), "a.yaml:7: Service default/a: spec.ports: has 101 ports: 100 is the limit"},
 	} {
-		_, findings := decode("a.yaml", []byte(tt.text), nil)
+		_, findings := decode("a.yaml", []byte(tt.text), Options{})
 		got := ""
 		if len(findings) > 0 {
 			got = findings[0].String()
@@ -243,7 +243,7 @@ func TestLineOfSyntaxErrorInLongFile(t *testing.T) {
 		}
 		b.WriteString(item)
 	}
-	_, findings := decode("a.yaml", []byte(b.String()), nil)
+	_, findings := decode("a.yaml", []byte(b.String()), Options{})
 	want := fmt.Sprintf("a.yaml:%d: not valid YAML: mapping values are not allowed in this context (text with \": \" in it needs quotes; or the line is indented wrongly)", 3+2500*8+2)
 	if len(findings) != 1 || findings[0].String() != want {
 		t.Errorf("%v, want %s", findings, want)
@@ -256,7 +256,7 @@ func TestManyErrors(t *testing.T) {
 	for i := range 1000 {
 		b.WriteString("---\n" + strings.Replace(svc(fmt.Sprintf("a%d", i), "10.96.0.1"), "port: 80", "port: 0\n    new: 1", 1))
 	}
-	_, findings := decode("a.yaml", []byte(b.String()), nil)
+	_, findings := decode("a.yaml", []byte(b.String()), Options{})
 	if len(findings) != 12 || findings[11].String() != "a.yaml: 990 more errors" || !strings.Contains(fmt.Sprint(findings), "(and 999 more like it)") {
 		t.Errorf("%d: %v", len(findings), findings)
 	}
@@ -275,7 +275,7 @@ func TestAliasBomb(t *testing.T) {
 		"apiVersion: v1\nkind: Endpoints\nmetadata: {name: a}\nsubsets: &s\n- addresses: &a [" + strings.Repeat("{ip: 10.1.0.1}, ", 900) + "]\n" +
 		strings.Repeat("- {addresses: *a}\n", 900) + "---\n" + b.String()
 	from := cpuTime(t)
-	_, findings := decode("a.yaml", []byte(text), nil)
+	_, findings := decode("a.yaml", []byte(text), Options{})
 	if took := cpuTime(t) - from; took > 5*time.Second {
 		t.Errorf("took %v", took)
 	}
@@ -300,7 +300,7 @@ func TestSamples(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c, findings := decode(filepath.Base(f), data, nil)
+			c, findings := decode(filepath.Base(f), data, Options{})
 			for _, f := range findings {
 				t.Error(f)
 			}
@@ -416,7 +416,7 @@ a.yaml:14: Node a: spec.unschedulable: "no" is text where true or false is wante
 a.yaml:15: Node a: spec.podCIDRs: "10.0.0.0/8" is text where a list is wanted
 a.yaml:16: Node a: spec.taints[0]: a number cannot be merged, only a mapping
 `
-	_, findings := decode("a.yaml", []byte(text), nil)
+	_, findings := decode("a.yaml", []byte(text), Options{})
 	var got strings.Builder
 	for _, f := range findings {
 		got.WriteString(f.String() + "\n")
@@ -484,7 +484,7 @@ func FuzzDecode(f *testing.F) {
 		if asJSON {
 			name = "a.json"
 		}
-		c, findings := decode(name, data, nil)
+		c, findings := decode(name, data, Options{})
 		lines := strings.Count(string(data), "\n") + strings.Count(string(data), "\r") + strings.Count(string(data), "\u0085") +
 			strings.Count(string(data), "\u2028") + strings.Count(string(data), "\u2029") + 1
 		for _, f := range findings {

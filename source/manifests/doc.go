@@ -12,7 +12,8 @@
 // the API server's defaults: no status, no uid, no protocol are needed. Other
 // kinds are counted and passed over.
 //
-// Endpoints become EndpointSlices unless the manifests hold a slice for the
+// Services without a cluster IP get one of Options.Allocate, and their annotation
+// sluice.dev/endpoints becomes EndpointSlices. Endpoints become EndpointSlices unless the manifests hold a slice for the
 // same service. Of two objects with one name the one counts that came first, and at
 // the start the first in the order of paths.
 //

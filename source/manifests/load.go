@@ -206,7 +206,7 @@ func (w *Watcher) readOne(f *foundFile, st *fileState) reading {
 	r.empty = len(data) == 0
 	r.sum = sha256.Sum256(data)
 	if r.same = st != nil && st.decoded && st.sum == r.sum; !r.same {
-		r.content, r.findings = decode(f.path, data, w.annotation)
+		r.content, r.findings = decode(f.path, data, w.options)
 	}
 	return r
 }

@@ -108,7 +108,7 @@ default/web-mirror-ipv4-bb0a24f6 IPv4 service=web :80/TCP
 // endpointsOf reads the Endpoints default/web from all but their head.
 func endpointsOf(t *testing.T, rest string) *endpoints {
 	t.Helper()
-	c, findings := decode("e.yaml", []byte("apiVersion: v1\nkind: Endpoints\n"+withName(rest)), nil)
+	c, findings := decode("e.yaml", []byte("apiVersion: v1\nkind: Endpoints\n"+withName(rest)), Options{})
 	if len(findings) > 0 || len(c.objects) != 1 {
 		t.Fatal(findings)
 	}

@@ -2,6 +2,7 @@ package manifests
 
 import (
 	"context"
+	"net/netip"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -42,6 +43,9 @@ type Options struct {
 	// Annotation returns what is wrong with the value of an annotation of a Service,
 	// given without the prefix "sluice.dev/". nil means that any value is right.
 	Annotation func(name, value string) error
+	// Allocate are the ranges of which Services without a cluster IP get one, at most one
+	// of each family. Without any, such Services are not served.
+	Allocate []netip.Prefix
 }
 
 // Watcher reads and watches a directory of manifests. Its Run may be called
@@ -52,7 +56,7 @@ type Watcher struct {
 	maxFileSize int64
 	rescanTime  time.Duration
 	emptyGrace  time.Duration
-	annotation  func(name, value string) error
+	options     Options
 	newNotifier func() (notifier, error)
 	calls       calls
 
@@ -84,9 +88,9 @@ func New(dir string, opts Options) *Watcher {
 		rescanTime:  rescanTime,
 		emptyGrace:  emptyGrace,
 		newNotifier: newNotifier,
-		annotation:  opts.Annotation,
+		options:     opts,
 		files:       make(map[string]*fileState),
-		catalog:     newCatalog(),
+		catalog:     newCatalog(opts.Allocate),
 		told:        make(map[string]bool),
 	}
 	w.stats.Store(&Stats{})
