@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"sync/atomic"
 
@@ -69,7 +70,8 @@ func New(o Options) *Server {
 }
 
 // Apply applies a policy to new sessions, and ends the sessions of deleted services
-// and unusable endpoints (A8.2). Sockets of deleted service ports stay open until
+// and unusable endpoints (A8.2), and those with an address that the node has no more,
+// where no answer would arrive. Sockets of deleted service ports stay open until
 // Prune.
 func (s *Server) Apply(table *policy.Table, host hostnet.Addresses, _ bool) {
 	prev := s.state.Load()
@@ -95,18 +97,23 @@ func (s *Server) Apply(table *policy.Table, host hostnet.Addresses, _ bool) {
 		s.removed = append(s.removed, p.port.Name)
 	})
 	s.state.Store(&state{table: table, host: host, services: services})
-	if len(cuts) > 0 {
-		s.cut(cuts)
+	lost := maps.Clone(prev.host)
+	maps.DeleteFunc(lost, func(a netip.Addr, _ struct{}) bool { return host.Has(a) })
+	if len(cuts)+len(lost) > 0 {
+		s.cut(cuts, lost)
 	}
 }
 
 // cut ends sessions and waits until they have ended, so that a datagram that a
 // client sends after Apply goes to a current endpoint. A loop that still uses the
 // old state creates its sessions before it handles the cut.
-func (s *Server) cut(cuts []*cut) {
+func (s *Server) cut(cuts []*cut, lost hostnet.Addresses) {
 	done := poll.PostAll(s.options.Loops, func(i int) {
 		for _, c := range cuts {
 			s.workers[i].cut(c)
+		}
+		if len(lost) > 0 {
+			s.workers[i].endFrom(lost)
 		}
 	})
 	if s.stats.Sessions.Load() > 0 { // without sessions, the loops may not be running

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
@@ -139,6 +140,15 @@ func (w *worker) endOf(o *replySocket, end conntrack.End) {
 	for _, c := range w.sessions {
 		if c.replySocket == o {
 			c.end(end)
+		}
+	}
+}
+
+// endFrom ends the sessions whose endpoints answer to an address that the node has lost.
+func (w *worker) endFrom(lost hostnet.Addresses) {
+	for _, c := range w.sessions {
+		if _, is := lost[c.record.SourceAddr.Addr()]; is {
+			c.end(conntrack.EndpointGone)
 		}
 	}
 }

@@ -134,6 +134,12 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestNeighboursThatUseMarks/sklookup-nftables",
 	},
 
+	{
+		name: "sessions-from-a-lost-address", what: "UDP sessions go on from an address that the node has no more",
+		file: "datagram/server.go", old: "if len(lost) > 0 {", new: "if len(lost) > 1000 {",
+		pkg: "datagram", test: "TestSessionsFollowTheNodesAddress",
+	},
+
 	// Promise 4: a port with no endpoints refuses, one whose policy leaves none here drops.
 	{
 		name: "drops-without-endpoints", what: "clients of a port with no endpoints wait in place of being refused",
