@@ -91,10 +91,10 @@ func (n *node) endedBy(end conntrack.End) (count int) {
 // are quiet. One that is in use stays, and nobody goes to the relay.
 func TestNewSessionsReplaceQuietOnes(t *testing.T) {
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
-		const share = 16
+		const all, share = 16, 14 // of one service port; the others are for others
 		lab := netns.NewLab(t, 1)
 		lab.Backends[0].EchoUDP(t, 8080)
-		n := newNode(t, lab, func(o *Options) { by(o); o.MaxFlows = serviceShare * share })
+		n := newNode(t, lab, func(o *Options) { by(o); o.MaxFlows = all })
 		n.forgetsSoon()
 		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 		first := openSessions(t, lab, share)[0]

@@ -128,7 +128,7 @@ func New(o Options) (*Server, error) {
 		c.Netns = s.pins.Netns
 	}
 	c.MostUndecided, c.MostUnconfirmed = mostUndecided, mostUnconfirmed
-	c.MostFlows = uint32(o.MaxFlows / serviceShare)
+	c.MostFlows, c.LeastSpare = uint32(o.MaxFlows/serviceShare), uint32(o.MaxFlows/spareShare)
 	c.FirstReply, c.LastReply = o.ReplyPorts[0], o.ReplyPorts[1]
 	if s.worker, err = newWorker(s, o.Loop, o.Shard); err != nil {
 		s.Close()

@@ -35,8 +35,9 @@ const (
 	askTimeout = 500 * time.Millisecond
 	// spareObjects bounds the unused flows and handshakes that are kept.
 	spareObjects = 16384
-	// serviceShare: one service port may have one part in so many of all flows.
-	serviceShare = 2
+	// serviceShare: one service port may have one part in so many of all flows, and more while
+	// one part in spareShare is free for others.
+	serviceShare, spareShare = 2, 8
 )
 
 // waits are times that tests lengthen: a busy machine may stop any thread for seconds.
@@ -327,10 +328,11 @@ func (w *worker) ask(e *bpf.KernelEvent, data []byte) {
 	}
 }
 
-// hasRoom reports whether a service port may have another flow.
+// hasRoom reports whether a service port may have another flow: has_room in bpf/table.h.
 func (w *worker) hasRoom(s *portService) bool {
-	l := &w.kernel.Loads[s.load]
-	return w.spares.Len() > 0 && int(atomic.LoadUint64(&l.Opened)-atomic.LoadUint64(&l.Ended)) < (len(w.flows)-1)/serviceShare
+	l, c, spare := &w.kernel.Loads[s.load], w.kernel.Control, w.spares.Len()
+	has := int(atomic.LoadUint64(&l.Opened) - atomic.LoadUint64(&l.Ended))
+	return spare > 0 && (has < int(c.MostFlows) || spare > int(c.LeastSpare))
 }
 
 // Times for which the relay has a client's packets at least: a refusal, a handshake, a

@@ -41,7 +41,7 @@ type Config struct {
 	Balancer balancer.Options // defaults of Services
 
 	DataPath  DataPath // empty: RelayPath
-	MaxFlows  int      // connections and sessions that the kernel forwards
+	MaxFlows  int      // connections and sessions that the kernel forwards; 0: by the machine
 	KeepFlows bool     // they go on when the process ends
 	Shortcuts bool     // their packets skip the node's IP stack where nobody looks at them
 

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -9,7 +10,9 @@ import (
 	"github.com/sluice-proxy/sluice/flow"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/host/hostnet"
+	"github.com/sluice-proxy/sluice/host/tracking"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/listener"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -36,6 +39,23 @@ func (f *flows) goBefore(protocols map[service.Protocol]listener.Protocol, proto
 		}
 	}
 	protocols[protocol] = served
+}
+
+// The default of --max-flows is kube-proxy's rule for connection tracking (--conntrack-max-per-core,
+// --conntrack-min), in at most a part of the memory: the kernel has that for flows from the start.
+const (
+	flowsPerCPU = 32768
+	leastFlows  = 131072
+	flowBytes   = 344 // see flow.Options
+	flowMemory  = 16  // one part in so many
+)
+
+// mostFlows bounds flows by the memory, in bytes; 0: unknown.
+func mostFlows(wanted int, memory uint64) int {
+	if memory > 0 {
+		wanted = min(wanted, int(memory/flowMemory/flowBytes))
+	}
+	return max(min(wanted, bpf.MostFlows), 1)
 }
 
 // dataPathHere returns why all connections are relayed, or nil. It is an error if
@@ -65,7 +85,7 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 		ports = [2]uint16{replies.FirstPort, replies.LastPort}
 	}
 	server, err := flow.New(flow.Options{
-		MaxFlows:          o.MaxFlows,
+		MaxFlows:          cmp.Or(o.MaxFlows, mostFlows(tracking.MaxFor(flowsPerCPU, leastFlows), sys.Memory())),
 		BPFRoot:           o.Steering.BPFRoot,
 		Name:              o.Steering.Table,
 		Keep:              o.KeepFlows,

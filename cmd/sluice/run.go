@@ -220,7 +220,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.DurationVar(&o.node.Relay.HalfClosedTimeout, "half-closed-timeout", time.Hour, "the same for a connection that one side has closed")
 	f.StringVar(&o.node.Stream.Congestion, "congestion-control", "", "TCP congestion control towards clients and endpoints, such as cubic (default: the system's)")
 	f.Var(&o.dataPath, "datapath", "who moves the packets of clients that this node forwards: the relay, the kernel, or the kernel if a trial shows that it can")
-	f.IntVar(&o.node.MaxFlows, "max-flows", 65536, "limit of connections and UDP sessions that the kernel forwards; more are relayed")
+	f.IntVar(&o.node.MaxFlows, "max-flows", 0, "limit of connections and UDP sessions that the kernel forwards; more are relayed (default: 32768 for each CPU, 131072 at least, in 1/16 of the memory)")
 	f.Var(&o.keepFlows, "keep-flows", "have connections that the kernel forwards go on when Sluice stops; auto does in a cluster")
 	f.Var(&o.shortcuts, "shortcuts", "have packets of connections that the kernel forwards skip the node's IP stack where no other program looks at them")
 	f.Var(&o.splice, "splice", "splice bulk through pipes instead of copying it")
@@ -272,7 +272,7 @@ func (o *runOptions) validate() error {
 		between("max-udp-sessions", o.node.Datagram.MaxSessions, 0, 1<<30),
 		between("max-udp-sessions-per-service", o.node.Datagram.MaxServiceSessions, 0, 1<<30),
 		between("max-pipes", o.node.Relay.MaxPipes, 1, 1<<20),
-		between("max-flows", o.node.MaxFlows, 1, bpf.MostFlows),
+		between("max-flows", o.node.MaxFlows, 0, bpf.MostFlows),
 		between("max-bulk-buffers", o.node.Relay.MaxBulk, 1, 1<<20),
 		between("max-sctp-message", o.node.Stream.MaxMessage, 1024, 8<<20),
 		between("sctp-streams", o.node.Stream.Streams, 1, stream.MostStreams),

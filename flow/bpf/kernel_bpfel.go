@@ -35,7 +35,7 @@ type KernelControl struct {
 	LastReply       uint16
 	LastList        uint32
 	SpareMask       uint32
-	_               [4]byte
+	LeastSpare      uint32
 	Given           uint64
 	Taken           uint64
 	Untold          uint64

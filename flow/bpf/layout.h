@@ -183,6 +183,7 @@ struct control {
 	__u16 first_reply, last_reply; // client ports whose replies steering takes for its own; 0 if none
 	__u32 last_list; // the latest number of a list
 	__u32 spare_mask; // spares is a ring of so many elements + 1
+	__u32 least_spare; // a service port has more than most_flows while so many others are free
 	// Indices of flows that are free: userspace has put them, both sides take them.
 	__u64 given, taken;
 	__u64 untold; // flows that userspace has not been told of

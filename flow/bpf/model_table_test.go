@@ -42,7 +42,7 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 	}
 	switch {
 	case l.distrusted && m.alive, // an endpoint has just failed
-		l.opened-l.ended >= m.mostFlows, p.isUDP() && m.relayed[p.tuple], m.isReply(middle.Port()),
+		l.opened-l.ended >= m.mostFlows && len(m.spare) <= m.leastSpare, p.isUDP() && m.relayed[p.tuple], m.isReply(middle.Port()),
 		!p.isUDP() && l.begun-l.confirmed >= m.mostUnconfirmed,
 		t.podsOnly && !from.pod, // A3.8
 		len(t.endpoints) == 0, client.Addr() == vip.Addr():
@@ -113,7 +113,7 @@ func (m *model) vacate(index int) bool {
 func (g *generator) tables(spare int) {
 	m := g.m
 	m.tables, m.spare, m.origins, m.unused = make(map[modelTuple]*modelTable), nil, nil, 0
-	m.mostFlows = pick(g, 1, 8, 8, 100)
+	m.mostFlows, m.leastSpare = pick(g, 1, 8, 8, 100), pick(g, 0, 1, spare, 100)
 	m.replies = pick(g, [2]uint16{}, [2]uint16{20000, 30000}, [2]uint16{9000, 30000})
 	for range spare {
 		m.spare = append(m.spare, len(m.flows))
@@ -172,7 +172,7 @@ func (x *tested) loadTables(check func(error)) {
 	}
 	c := x.Control
 	c.Taken, c.Given, c.SpareMask, c.Untold = 0, uint64(len(x.m.spare)), uint32(len(x.Spares.ring)-1), 0
-	c.MostFlows = uint32(x.m.mostFlows)
+	c.MostFlows, c.LeastSpare = uint32(x.m.mostFlows), uint32(x.m.leastSpare)
 	c.FirstReply, c.LastReply = x.m.replies[0], x.m.replies[1]
 }
 

@@ -107,6 +107,7 @@ type model struct {
 	replies [2]uint16
 
 	mostUndecided, mostUnconfirmed, mostFlows int
+	leastSpare                                int
 
 	way *modelWay // nil: no packet takes the shortcut
 }

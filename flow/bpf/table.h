@@ -74,12 +74,19 @@ static __always_inline struct place *choose(const struct packet *p, struct serve
 	return e;
 }
 
+// has_room says whether a service port may have another flow. Beyond its part of all, it has what
+// others do not need.
+static __always_inline int has_room(const struct control *c, const struct load *l)
+{
+	return (__s64)(l->opened - l->ended) < c->most_flows || (__s64)(c->given - c->taken) > c->least_spare;
+}
+
 // is_open says whether the table may decide about a packet now.
 static __always_inline int is_open(struct __sk_buff *skb, struct packet *p, const struct control *c, const struct load *l, __u64 now)
 {
 	if (l->ask_until > now && is_alive(c, now))
 		return 0;
-	if ((__s64)(l->opened - l->ended) >= c->most_flows)
+	if (!has_room(c, l))
 		return 0;
 	if (p->tuple.protocol != IPPROTO_TCP)
 		return !is_relayed(p, now);
