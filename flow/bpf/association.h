@@ -57,8 +57,10 @@ static __always_inline void count_messages(struct flow *f, const struct packet *
 }
 
 // association_from_client follows a packet C -> V.
-static __always_inline enum verdict association_from_client(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+GLOBAL enum verdict association_from_client(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
 {
+	if (!p || !f)
+		return LEAVE;
 	if (is_opening(p)) {
 		__u32 state = f->state;
 		if (state == OPEN) {
@@ -103,8 +105,10 @@ static __always_inline enum verdict association_answer(struct __sk_buff *skb, st
 }
 
 // association_from_endpoint follows a packet E -> C:m.
-static __always_inline enum verdict association_from_endpoint(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+GLOBAL enum verdict association_from_endpoint(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
 {
+	if (!p || !f)
+		return LEAVE;
 	if (p->fragment != LATER_FRAGMENT) {
 		if (f->state == ASKING || f->state == MOVING) {
 			enum verdict v = association_answer(skb, p, f, index);

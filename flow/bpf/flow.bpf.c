@@ -20,8 +20,10 @@
 
 // join_fragments gives a later fragment the ports of the first one, which it notes. It
 // returns -1 if the first one has not come yet.
-static __always_inline int join_fragments(struct packet *p)
+GLOBAL int join_fragments(struct packet *p)
 {
+	if (!p)
+		return -1;
 	struct tuple key = p->tuple;
 	__be32 *ports = (__be32 *)&key.sport;
 	__be32 own = ports_of(&p->tuple);
@@ -83,10 +85,10 @@ static __always_inline void note_direct_datagram(struct __sk_buff *skb, const st
 
 // begin handles a packet of no flow, or one that begins a new connection with the
 // tuple of a flow.
-static __always_inline int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
+GLOBAL int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 {
-	if (p->tuple.protocol == IPPROTO_TCP && !is_opening(p))
-		return TCX_NEXT; // of a connection that is not ours
+	if (!p)
+		return TCX_NEXT;
 	struct destination d = {.addr = p->tuple.dst, .port = p->tuple.dport, .protocol = p->tuple.protocol};
 	struct served *s = bpf_map_lookup_elem(&destinations, &d);
 	if (!s) {
@@ -143,8 +145,11 @@ int ingress(struct __sk_buff *skb)
 	if (unlikely(p.fragment && join_fragments(&p)))
 		return TCX_NEXT;
 	__u32 found = find(&p.tuple);
-	if (unlikely(!found))
+	if (unlikely(!found)) {
+		if (p.tuple.protocol == IPPROTO_TCP && !is_opening(&p))
+			return TCX_NEXT; // of a connection that is not ours
 		return begin(skb, &p, 0);
+	}
 	enum role role = role_in(found);
 	__u32 index = flow_in(found);
 	if (role == STALE)

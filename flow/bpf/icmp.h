@@ -41,10 +41,10 @@ static __always_inline __u32 quoted_init(struct __sk_buff *skb, const struct pac
 }
 
 // read_quote reads the packet that an error quotes.
-static __always_inline int read_quote(struct __sk_buff *skb, const struct packet *p, struct icmp *i)
+GLOBAL int read_quote(struct __sk_buff *skb, const struct packet *p, struct icmp *i)
 {
 	__u8 head[2];
-	if (bpf_skb_load_bytes(skb, p->transport, head, sizeof(head)))
+	if (!p || !i || bpf_skb_load_bytes(skb, p->transport, head, sizeof(head)))
 		return -1;
 	i->type = head[0];
 	i->code = head[1];
@@ -124,50 +124,67 @@ static __always_inline int replace_quoted(struct __sk_buff *skb, const struct pa
 	return 1;
 }
 
-// rewrite_error gives the quoted packet and the error the addresses of a tuple.
-static __always_inline int rewrite_error(struct __sk_buff *skb, const struct packet *p, const struct icmp *i, const struct tuple *to)
+// turned are ports in the opposite order.
+static __always_inline __be32 turned(__be32 ports)
 {
-	struct tuple was, is, outer = p->tuple;
-	swap(&was, &i->tuple);
-	swap(&is, to);
-	if (same_address(&p->tuple.src, &i->tuple.src))
-		outer.src = to->src;
-	if (same_address(&p->tuple.dst, &i->tuple.dst))
-		outer.dst = to->dst;
+	return ports << 16 | ports >> 16;
+}
+
+// rewrite_quoted gives the quoted packet the addresses that a role's packets get, and keeps the
+// error's checksum right.
+GLOBAL int rewrite_quoted(struct __sk_buff *skb, const struct packet *p, const struct icmp *i, const struct flow *f, enum role role)
+{
+	if (!p || !i || !f)
+		return -1;
+	struct tuple is;
+	set_tuple(&is, f, opposite(role)); // what the quoted packet was before
 	__u32 check = p->transport + ICMP_CHECKSUM;
-	__be32 old = ports_of(&was), new = ports_of(&is);
-	__s64 inner = difference(&was, &is), changed = difference(&p->tuple, &outer);
-	int balanced = replace_quoted(skb, p, i, old, new, inner);
+	__be32 old = turned(ports_of(&i->tuple)), new = ports_of(&is);
+	__s64 changed = difference(&i->tuple, &is); // of sums, whose order does not count
+	int balanced = replace_quoted(skb, p, i, old, new, changed);
 	if (balanced < 0 || bpf_skb_store_bytes(skb, i->ports, &new, sizeof(new), 0))
 		return -1;
 	// A checksum in the quoted segment balances its ports and the quoted addresses.
 	if (!balanced && bpf_l4_csum_replace(skb, check, old, new, sizeof(new)))
 		return -1;
 	if (p->ipv6) {
-		if (!balanced && bpf_l4_csum_replace(skb, check, 0, inner, 0))
-			return -1;
-		if (replace_pseudo(skb, check, changed, 0, 1))
+		if (!balanced && bpf_l4_csum_replace(skb, check, 0, changed, 0))
 			return -1;
 	} else {
 		// The quoted IP header's checksum balances the quoted addresses too. If both
 		// do, the difference is that of the opposite change.
-		if (balanced && bpf_l4_csum_replace(skb, check, 0, difference(&is, &was), 0))
+		if (balanced && bpf_l4_csum_replace(skb, check, 0, difference(&is, &i->tuple), 0))
 			return -1;
-		if (bpf_l3_csum_replace(skb, i->quoted + offsetof(struct iphdr, check), 0, inner, 0))
-			return -1;
-		if (bpf_l3_csum_replace(skb, link_header + offsetof(struct iphdr, check), 0, changed, 0))
+		if (bpf_l3_csum_replace(skb, i->quoted + offsetof(struct iphdr, check), 0, changed, 0))
 			return -1;
 	}
-	if (store_addresses(skb, i->quoted, &is, p->ipv6, 0))
+	return store_addresses(skb, i->quoted, &is, p->ipv6, 0);
+}
+
+// rewrite_error gives the error itself the same addresses, as far as it has those of the quoted
+// packet.
+GLOBAL int rewrite_error(struct __sk_buff *skb, const struct packet *p, const struct icmp *i, const struct flow *f, enum role role)
+{
+	if (!p || !i || !f)
 		return -1;
-	return store_addresses(skb, link_header, &outer, p->ipv6, 0);
+	struct tuple to;
+	set_target(&to, f, role);
+	if (!same_address(&p->tuple.src, &i->tuple.src))
+		to.src = p->tuple.src;
+	if (!same_address(&p->tuple.dst, &i->tuple.dst))
+		to.dst = p->tuple.dst;
+	__s64 changed = difference(&p->tuple, &to);
+	if (p->ipv6 ? replace_pseudo(skb, p->transport + ICMP_CHECKSUM, changed, 0, 1)
+		    : bpf_l3_csum_replace(skb, link_header + offsetof(struct iphdr, check), 0, changed, 0))
+		return -1;
+	return store_addresses(skb, link_header, &to, p->ipv6, 0);
 }
 
 // translate_error handles an ICMP error at a hook. It returns TCX's verdict.
-static __always_inline int translate_error(struct __sk_buff *skb, const struct packet *p, int egress)
+GLOBAL int translate_error(struct __sk_buff *skb, const struct packet *p, int egress)
 {
 	struct icmp i = {};
-	if (p->fragment || read_quote(skb, p, &i))
+	if (!p || p->fragment || read_quote(skb, p, &i))
 		return TCX_NEXT;
 	__u32 found = find(&i.tuple);
 	if (!found)
@@ -205,9 +222,7 @@ static __always_inline int translate_error(struct __sk_buff *skb, const struct p
 			return TCX_DROP;
 		}
 	}
-	struct tuple to;
-	set_target(&to, f, role);
-	return rewrite_error(skb, p, &i, &to) ? TCX_DROP : TCX_NEXT;
+	return rewrite_quoted(skb, p, &i, f, role) || rewrite_error(skb, p, &i, f, role) ? TCX_DROP : TCX_NEXT;
 }
 
 #endif

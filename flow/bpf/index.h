@@ -155,10 +155,8 @@ GLOBAL int exchange(const struct tuple *t, __u32 from, __u32 to)
 }
 
 // other_in says whether a bucket has a hash for another reference than this slot's.
-GLOBAL int other_in(const struct bucket *b, __u64 hash, __u64 than)
+static __always_inline int other_in(const struct bucket *b, __u64 hash, __u64 than)
 {
-	if (!b)
-		return 0;
 	for (int i = 0; i < SLOTS; i++) {
 		__u64 slot = *(volatile __u64 *)&b->slot[i];
 		if (slot && slot >> 32 == hash >> 32 && slot != than)

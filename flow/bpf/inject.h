@@ -36,37 +36,35 @@ static __always_inline int take_over(const struct tuple *t, __u32 flow, enum rol
 
 // insert enters the tuples of a flow. The way back comes first: once packets pass in one
 // direction, they pass in both.
-static __always_inline int insert(struct __sk_buff *skb, struct flow *f, __u32 index)
+GLOBAL int insert(struct __sk_buff *skb, const struct flow *f, __u32 index)
 {
-	struct tuple there, back, t, hidden_back = {};
-	set_target(&there, f, TO_ENDPOINT);
-	swap(&back, &there);
-	if (claim(&back, index, TO_CLIENT))
+	struct tuple t;
+	if (!f)
 		return -1;
-	int masquerade = f->options & OPTION_MASQUERADE;
-	if (masquerade) {
-		set_target(&t, f, MASQUERADE);
-		swap(&hidden_back, &t);
+	set_tuple(&t, f, TO_CLIENT);
+	if (claim(&t, index, TO_CLIENT))
+		return -1;
+	if (f->options & OPTION_MASQUERADE) {
 		int sctp = f->protocol == IPPROTO_SCTP;
-		if (!sctp && has_socket(skb, &hidden_back, f->options & OPTION_IPV6))
+		set_tuple(&t, f, UNMASQUERADE);
+		if ((!sctp && has_socket(skb, &t, f->options & OPTION_IPV6)) || claim(&t, index, UNMASQUERADE))
 			goto undo;
-		if (claim(&hidden_back, index, UNMASQUERADE) || take_over(&there, index, MASQUERADE))
+		set_tuple(&t, f, MASQUERADE);
+		if (take_over(&t, index, MASQUERADE))
 			goto undo;
 	} else {
-		__u32 old = find(&there);
+		set_tuple(&t, f, MASQUERADE);
+		__u32 old = find(&t);
 		if (role_in(old) == MASQUERADE) // of a session that has ended
-			exchange(&there, old, 0);
+			exchange(&t, old, 0);
 	}
-	set_target(&there, f, TO_CLIENT);
-	swap(&t, &there);
+	set_tuple(&t, f, TO_ENDPOINT);
 	if (!take_over(&t, index, TO_ENDPOINT))
 		return 0;
-	swap(&there, &back);
 undo:
-	exchange(&back, reference(index, TO_CLIENT), 0);
-	if (masquerade) {
-		exchange(&hidden_back, reference(index, UNMASQUERADE), 0);
-		exchange(&there, reference(index, MASQUERADE), 0);
+	for (enum role role = MASQUERADE; role <= TO_CLIENT; role++) {
+		set_tuple(&t, f, role);
+		exchange(&t, reference(index, role), 0);
 	}
 	return -1;
 }

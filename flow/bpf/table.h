@@ -109,9 +109,8 @@ static __always_inline __u16 middle_port(const struct packet *p, const struct co
 // enter enters the tuples of a flow. It returns -1 if another flow has one of them.
 static __always_inline int enter(const struct packet *p, const struct flow *f, __u32 index)
 {
-	struct tuple there, back;
-	set_target(&there, f, TO_ENDPOINT);
-	swap(&back, &there);
+	struct tuple back;
+	set_tuple(&back, f, TO_CLIENT);
 	if (put(&back, index, TO_CLIENT))
 		return -1;
 	if (!put(&p->tuple, index, TO_ENDPOINT))
@@ -127,9 +126,8 @@ static __always_inline int vacate(const struct packet *p, __u32 index)
 	struct flow *f = flow_of(index);
 	if (!f || (f->options & OPTION_MASQUERADE))
 		return 0;
-	struct tuple there, back;
-	set_target(&there, f, TO_ENDPOINT);
-	swap(&back, &there);
+	struct tuple back;
+	set_tuple(&back, f, TO_CLIENT);
 	// The exchange is a barrier: the tuples are those of the closed connection.
 	if (__sync_val_compare_and_swap(&f->state, CLOSED, CLOSED) != CLOSED)
 		return 0;

@@ -215,8 +215,10 @@ static __always_inline void report_late(struct __sk_buff *skb, struct flow *f, _
 }
 
 // handle_refusal handles an RST or an ABORT in answer to the first packet.
-static __always_inline enum verdict handle_refusal(struct __sk_buff *skb, struct flow *f, __u32 index)
+GLOBAL enum verdict handle_refusal(struct __sk_buff *skb, struct flow *f, __u32 index)
 {
+	if (!f)
+		return LEAVE;
 	if (f->state == MOVING)
 		return ABSORB; // userspace knows already
 	struct control *c = control();
@@ -243,8 +245,10 @@ static __always_inline int is_syn_ack(const struct packet *p, const struct flow 
 }
 
 // handle_answer follows what an endpoint sends while it is asked.
-static __always_inline enum verdict handle_answer(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+GLOBAL enum verdict handle_answer(struct __sk_buff *skb, const struct packet *p, struct flow *f, __u32 index)
 {
+	if (!p || !f)
+		return LEAVE;
 	if ((p->flags & RST) && acknowledges_syn(p, f))
 		return handle_refusal(skb, f, index);
 	if (is_syn_ack(p, f)) {

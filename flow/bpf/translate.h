@@ -143,6 +143,14 @@ static __always_inline void swap(struct tuple *to, const struct tuple *from)
 	to->dport = from->sport;
 }
 
+static __always_inline void set_ends(struct tuple *t, const struct address *src, __be16 sport, const struct address *dst, __be16 dport)
+{
+	t->src = *src;
+	t->sport = sport;
+	t->dst = *dst;
+	t->dport = dport;
+}
+
 // set_target sets the tuple that a role's packets get.
 static __always_inline void set_target(struct tuple *to, const struct flow *f, enum role role)
 {
@@ -150,28 +158,36 @@ static __always_inline void set_target(struct tuple *to, const struct flow *f, e
 	to->protocol = f->protocol;
 	switch (role) {
 	case TO_ENDPOINT:
-		to->src = f->client;
-		to->sport = f->middle_port;
-		to->dst = f->endpoint;
-		to->dport = f->endpoint_port;
-		return;
+		return set_ends(to, &f->client, f->middle_port, &f->endpoint, f->endpoint_port);
 	case MASQUERADE:
-		to->src = f->node;
-		to->sport = f->node_port;
-		to->dst = f->endpoint;
-		to->dport = f->endpoint_port;
-		return;
+		return set_ends(to, &f->node, f->node_port, &f->endpoint, f->endpoint_port);
 	case UNMASQUERADE:
-		to->src = f->endpoint;
-		to->sport = f->endpoint_port;
-		to->dst = f->client;
-		to->dport = f->middle_port;
-		return;
+		return set_ends(to, &f->endpoint, f->endpoint_port, &f->client, f->middle_port);
 	default: // TO_CLIENT
-		to->src = f->vip;
-		to->sport = f->vip_port;
-		to->dst = f->client;
-		to->dport = f->client_port;
+		return set_ends(to, &f->vip, f->vip_port, &f->client, f->client_port);
+	}
+}
+
+// opposite is the role of the packets that answer a role's.
+static __always_inline enum role opposite(enum role role)
+{
+	return TO_ENDPOINT + TO_CLIENT - role;
+}
+
+// set_tuple sets the tuple that a role's packets come with.
+static __always_inline void set_tuple(struct tuple *t, const struct flow *f, enum role role)
+{
+	__builtin_memset(t, 0, sizeof(*t));
+	t->protocol = f->protocol;
+	switch (role) {
+	case TO_ENDPOINT:
+		return set_ends(t, &f->client, f->client_port, &f->vip, f->vip_port);
+	case MASQUERADE:
+		return set_ends(t, &f->client, f->middle_port, &f->endpoint, f->endpoint_port);
+	case UNMASQUERADE:
+		return set_ends(t, &f->endpoint, f->endpoint_port, &f->node, f->node_port);
+	default: // TO_CLIENT, STALE
+		return set_ends(t, &f->endpoint, f->endpoint_port, &f->client, f->middle_port);
 	}
 }
 

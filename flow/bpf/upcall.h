@@ -149,7 +149,8 @@ static __always_inline void note_relayed(const struct packet *p)
 // what the relay refuses, prolongs that.
 static __always_inline int is_relayed(const struct packet *p, __u64 now)
 {
-	__u64 *until = bpf_map_lookup_elem(&relayed, &p->tuple);
+	struct tuple t = p->tuple;
+	__u64 *until = bpf_map_lookup_elem(&relayed, &t);
 	if (!until || (__s64)(*until - now) <= 0)
 		return 0;
 	if (p->tuple.protocol == IPPROTO_UDP && (__s64)(*until - now) > REFUSAL)
