@@ -97,7 +97,7 @@ sluice_relayed_bytes_total{from="endpoint",namespace="default",port="http",proto
 # HELP sluice_connect_duration_seconds Time from accepting a connection until an endpoint answered, all attempts included.
 # TYPE sluice_connect_duration_seconds histogram
 `
-	cumulative := map[time.Duration]int{300 * time.Millisecond: 2, 800 * time.Millisecond: 2, 2 * time.Second: 2, 5 * time.Second: 2}
+	cumulative := map[time.Duration]int{300 * time.Millisecond: 2, 500 * time.Millisecond: 2, 800 * time.Millisecond: 2, 2 * time.Second: 2, 5 * time.Second: 2}
 	for _, bound := range conntrack.ConnectBuckets {
 		n, ok := cumulative[bound]
 		if !ok && bound >= time.Millisecond {

@@ -15,11 +15,13 @@ var (
 	ConnectBuckets = [...]time.Duration{
 		100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
 		time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,
-		100 * time.Millisecond, 300 * time.Millisecond, 800 * time.Millisecond, 2 * time.Second, 5 * time.Second,
+		50 * time.Millisecond, 100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond, 500 * time.Millisecond,
+		800 * time.Millisecond, 2 * time.Second, 5 * time.Second,
 	}
 	FirstByteBuckets = [...]time.Duration{
 		500 * time.Microsecond, time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond,
 		10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond,
+		400 * time.Millisecond, 550 * time.Millisecond, 750 * time.Millisecond,
 		time.Second, 2500 * time.Millisecond, 10 * time.Second, time.Minute,
 	}
 )

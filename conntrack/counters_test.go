@@ -40,8 +40,8 @@ func TestCountersOfAConnection(t *testing.T) {
 	}
 	want.Failed[DialTimeout] = 1
 	want.Ended[EndpointFin] = 1
-	want.Connect.Buckets[9] = 1   // up to 300 ms
-	want.FirstByte.Buckets[9] = 1 // up to 1 s
+	want.Connect.Buckets[11] = 1  // up to 300 ms
+	want.FirstByte.Buckets[9] = 1 // up to 400 ms
 	if got != want {
 		t.Errorf("totals\n%+v, want\n%+v", got, want)
 	}

@@ -9,10 +9,11 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// failuresKept is how many failed attempts each shard keeps.
+// failuresKept is how many failures each shard keeps.
 const failuresKept = 256
 
-// Failure is a failed attempt to connect to an endpoint.
+// Failure is a failed attempt to connect to an endpoint, or a connection that its
+// endpoint broke.
 type Failure struct {
 	At       time.Time
 	ID       uint64 // of the connection
@@ -21,9 +22,20 @@ type Failure struct {
 	Endpoint *service.Endpoint // nil if the attempt had none
 	Duration time.Duration
 	Error    DialError
+	// Broke is how the connection ended that the endpoint broke (see End.ByEndpoint),
+	// after Duration; then Error has no meaning.
+	Broke End
 }
 
-// failures are the last failed attempts of a shard. The ring is allocated at the
+// Reason returns the name of the error, or of how the endpoint broke the connection.
+func (f *Failure) Reason() string {
+	if f.Broke != EndNone {
+		return f.Broke.String()
+	}
+	return f.Error.String()
+}
+
+// failures are the last failures of a shard. The ring is allocated at the
 // first one.
 type failures struct {
 	ring []Failure
@@ -32,12 +44,23 @@ type failures struct {
 
 // add stores a failed attempt of a connection.
 func (f *failures) add(r *Record, a *Attempt) {
-	if f.ring == nil {
-		f.ring = make([]Failure, 0, failuresKept)
-	}
-	e := Failure{
+	f.put(Failure{
 		At: time.Unix(0, r.Wall+r.attemptStart-r.Start+a.Duration), ID: r.ID, Client: r.Client, Port: r.Port,
 		Endpoint: a.Endpoint, Duration: time.Duration(a.Duration), Error: a.Error,
+	})
+}
+
+// addBroken stores a connection that its endpoint broke.
+func (f *failures) addBroken(r *Record) {
+	f.put(Failure{
+		At: time.Unix(0, r.Wall+r.Duration), ID: r.ID, Client: r.Client, Port: r.Port,
+		Endpoint: r.Endpoint, Duration: time.Duration(r.Duration), Broke: r.End,
+	})
+}
+
+func (f *failures) put(e Failure) {
+	if f.ring == nil {
+		f.ring = make([]Failure, 0, failuresKept)
 	}
 	if len(f.ring) < failuresKept {
 		f.ring = append(f.ring, e)
@@ -47,7 +70,7 @@ func (f *failures) add(r *Record, a *Attempt) {
 	f.next = (f.next + 1) % failuresKept
 }
 
-// Failures returns the last failed attempts of all shards, newest first.
+// Failures returns the last failures of all shards, newest first.
 func (t *Table) Failures(ctx context.Context, post Post) ([]Failure, error) {
 	var all []Failure
 	for i := range t.shards {

@@ -69,6 +69,15 @@ var endNames = [endCount]string{
 	NoStream:         "no_stream",
 }
 
+// ByEndpoint reports whether the endpoint broke the connection, which it had accepted.
+func (e End) ByEndpoint() bool {
+	switch e {
+	case EndpointReset, EndpointTimeout, EndpointAbort, EndpointLost:
+		return true
+	}
+	return false
+}
+
 // String returns the name that the access log and the metrics use.
 func (e End) String() string { return nameOf(endNames[:], uint8(e)) }
 

@@ -68,6 +68,9 @@ func (s *Shard) Close(r *Record) {
 	if r.Counters != nil {
 		r.Counters.recordClosed(r)
 	}
+	if r.End.ByEndpoint() {
+		s.failures.addBroken(r)
+	}
 	if s.table.wants(r) {
 		s.push(r.copyFor(Ended, 0))
 	}

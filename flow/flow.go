@@ -84,6 +84,9 @@ func (f *flow) Refresh(r *conntrack.Record) {
 		r.DatagramsFromClient = atomic.LoadUint64(&k.Way[0].Packets)
 		r.DatagramsFromEndpoint = atomic.LoadUint64(&k.Way[1].Packets)
 	}
+	if first := atomic.LoadUint64(&k.Data); first != 0 {
+		r.FirstByte = max(f.worker.loopTime(first)-r.Start, r.ConnectTime, 1)
+	}
 	r.Progress(atomic.LoadUint64(&k.Way[0].Bytes), atomic.LoadUint64(&k.Way[1].Bytes))
 }
 
@@ -208,9 +211,6 @@ func (f *flow) end(end conntrack.End, at int64) {
 	}
 	f.Refresh(r)
 	r.End = end
-	if k.Data != 0 {
-		r.FirstByte = max(w.loopTime(k.Data)-r.Start, r.ConnectTime, 1)
-	}
 	r.Duration = max(at-r.Start, r.ConnectTime, r.FirstByte) // the clocks of BPF and of the loop differ
 	r.Quiet = f.isUDP() && !w.server.options.WantsUDP(r) || !f.isUDP() && f.unconfirmed()
 	w.shard.Close(r)

@@ -7,8 +7,10 @@ import (
 
 // Durations is a histogram of durations from 16 us to 268 s. Each bucket is at most
 // a quarter wider than the one before.
+// An empty one takes no memory of its own. Copies share what they count, so only the last
+// copy may be added to.
 type Durations struct {
-	buckets [durationBuckets]uint32
+	buckets *[durationBuckets]uint32 // nil without any
 	count   uint32
 }
 
@@ -20,6 +22,9 @@ const (
 
 // Add adds a duration.
 func (d *Durations) Add(t time.Duration) {
+	if d.buckets == nil {
+		d.buckets = new([durationBuckets]uint32)
+	}
 	d.buckets[bucketOf(t)]++
 	d.count++
 }
@@ -28,6 +33,9 @@ func (d *Durations) Add(t time.Duration) {
 func (d *Durations) merge(o *Durations) {
 	if o.count == 0 {
 		return
+	}
+	if d.buckets == nil {
+		d.buckets = new([durationBuckets]uint32)
 	}
 	for i, n := range o.buckets {
 		d.buckets[i] += n

@@ -15,11 +15,20 @@ import (
 
 // frameAt returns a frame of some seconds after the epoch, with its total.
 func frameAt(seconds int, groups ...Group) *Frame {
-	f := &Frame{Time: time.Unix(int64(seconds), 0), Length: historyInterval, Groups: groups}
+	f := &Frame{Time: time.Unix(int64(seconds), 0), Length: historyInterval, Groups: pointers(groups)}
 	for i := range groups {
 		f.Total.add(&groups[i])
 	}
 	return f
+}
+
+// pointers returns pointers to groups.
+func pointers(groups []Group) []*Group {
+	out := make([]*Group, len(groups))
+	for i := range groups {
+		out[i] = &groups[i]
+	}
+	return out
 }
 
 // groupOf returns a group of a service port and an endpoint.
@@ -133,7 +142,7 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 	before := heap()
 	for i := range historyIntervals {
-		h.add(&Frame{Time: time.Unix(int64(5*i), 0), Length: historyInterval, Groups: groups[:full], Total: total})
+		h.add(&Frame{Time: time.Unix(int64(5*i), 0), Length: historyInterval, Groups: pointers(groups[:full]), Total: total})
 	}
 	if grown := int64(heap()) - int64(before); grown > limit || grown < limit/4 {
 		t.Errorf("%d MiB, want at most %d", grown>>20, limit>>20)
@@ -143,7 +152,7 @@ func TestHistoryIsBounded(t *testing.T) {
 		for j := range 3000 {
 			groups[3000*(i+1)+j].Opened = uint64(2 + i)
 		}
-		h.add(&Frame{Time: time.Unix(int64(5*(historyIntervals+i)), 0), Length: historyInterval, Groups: groups, Total: total})
+		h.add(&Frame{Time: time.Unix(int64(5*(historyIntervals+i)), 0), Length: historyInterval, Groups: pointers(groups), Total: total})
 	}
 	if len(h.series) > maxSeries {
 		t.Errorf("%d series", len(h.series))

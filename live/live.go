@@ -70,7 +70,7 @@ func (v *View) EndWhere(ctx context.Context, most int, match func(*conntrack.Rec
 // Tap begins to receive the records of connections that end, or open.
 func (v *View) Tap(o conntrack.TapOptions) (*conntrack.Tap, error) { return v.table.Tap(o) }
 
-// Failures returns the last failed attempts, newest first.
+// Failures returns the last failed attempts and broken connections, newest first.
 func (v *View) Failures(ctx context.Context) ([]conntrack.Failure, error) {
 	return v.table.Failures(ctx, v.post)
 }

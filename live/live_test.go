@@ -229,8 +229,7 @@ func countsOnce(t *testing.T) bool {
 		if err := f.Sort("name"); err != nil {
 			t.Fatal(err)
 		}
-		for i := range f.Groups {
-			g := &f.Groups[i]
+		for _, g := range f.Groups {
 			if g.Key.Service != web.Name {
 				t.Fatalf("a group of %v", g.Key)
 			}

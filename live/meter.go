@@ -100,12 +100,16 @@ type Group struct {
 	Open, Connecting  int
 	Opened, Ended     uint64
 	Failed            uint64 // reached no endpoint, or an endpoint broke them
+	Broken            uint64 // those among them that had reached an endpoint
 	FailedAttempts    uint64
+	SavedAttempts     uint64 // those among them after which another endpoint served the client
 	BytesFromClient   uint64
 	BytesFromEndpoint uint64
 	Connect           Durations
+	FirstByte         Durations // from the acceptance
 
 	quiet uint8
+	rank  float64 // of Sort
 }
 
 // Frame is what happened in an interval.
@@ -113,7 +117,7 @@ type Frame struct {
 	Time   time.Time
 	Length time.Duration
 	Total  Group
-	Groups []Group // in no order
+	Groups []*Group // in no order
 	Lost   uint64
 }
 
@@ -124,21 +128,23 @@ func (g *Group) add(o *Group) {
 	g.Opened += o.Opened
 	g.Ended += o.Ended
 	g.Failed += o.Failed
+	g.Broken += o.Broken
 	g.FailedAttempts += o.FailedAttempts
+	g.SavedAttempts += o.SavedAttempts
 	g.BytesFromClient += o.BytesFromClient
 	g.BytesFromEndpoint += o.BytesFromEndpoint
 	g.Connect.merge(&o.Connect)
+	g.FirstByte.merge(&o.FirstByte)
 }
 
 // isFailure reports whether an end is one that an endpoint, or the lack of one, has
 // caused.
 func isFailure(e conntrack.End) bool {
 	switch e {
-	case conntrack.ConnectFailed, conntrack.NoEndpoints, conntrack.EndpointReset, conntrack.EndpointTimeout,
-		conntrack.LimitReached, conntrack.NamespaceLimit:
+	case conntrack.ConnectFailed, conntrack.NoEndpoints, conntrack.LimitReached, conntrack.NamespaceLimit:
 		return true
 	}
-	return false
+	return e.ByEndpoint()
 }
 
 // key returns the key of a connection and of an endpoint that it tried.
@@ -198,9 +204,14 @@ func (m *Meter) sample(r *conntrack.Record, fromClient, fromEndpoint uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	own := m.group(r, r.Endpoint)
+	// A connection has its first byte in the sample that has its first bytes.
+	first := r.FirstByte > 0 && fromEndpoint > 0 && fromEndpoint == r.BytesFromEndpoint
 	for _, g := range []*Group{own, &m.total} {
 		g.BytesFromClient += fromClient
 		g.BytesFromEndpoint += fromEndpoint
+		if first {
+			g.FirstByte.Add(time.Duration(r.FirstByte))
+		}
 		switch r.Event {
 		case conntrack.Listed:
 			g.Open++
@@ -220,13 +231,23 @@ func (m *Meter) sample(r *conntrack.Record, fromClient, fromEndpoint uint64) {
 			if isFailure(r.End) {
 				g.Failed++
 			}
+			if r.End.ByEndpoint() {
+				g.Broken++
+			}
 		}
 	}
 	if r.Event == conntrack.Opened && r.Protocol != service.UDP || r.Event == conntrack.Ended && (r.Protocol == service.UDP || !r.Connected) {
+		var saved uint64 // of each attempt
+		if r.Connected || r.Protocol == service.UDP && int(r.Attempts) > len(r.Failed) {
+			saved = 1
+		}
 		for i := range r.Failed {
-			m.group(r, r.Failed[i].Endpoint).FailedAttempts++
+			g := m.group(r, r.Failed[i].Endpoint)
+			g.FailedAttempts++
+			g.SavedAttempts += saved
 		}
 		m.total.FailedAttempts += uint64(len(r.Failed))
+		m.total.SavedAttempts += saved * uint64(len(r.Failed))
 	}
 }
 
@@ -252,7 +273,13 @@ func (m *Meter) endInterval(now time.Time, lost uint64) {
 	if !m.isDueLocked(now) {
 		return
 	}
-	f := &Frame{Time: now, Length: now.Sub(m.began), Total: m.total, Lost: m.lost}
+	f := &Frame{Time: now, Length: now.Sub(m.began), Total: m.total, Lost: m.lost, Groups: make([]*Group, 0, len(m.groups)+1)}
+	copies := make([]Group, 0, len(m.groups)+1) // in one piece of memory
+	give := func(g *Group) {
+		copies = append(copies, *g)
+		f.Groups = append(f.Groups, &copies[len(copies)-1])
+		g.reset()
+	}
 	m.began, m.lost = now, 0
 	m.total.reset()
 	for k, g := range m.groups {
@@ -265,12 +292,10 @@ func (m *Meter) endInterval(now time.Time, lost uint64) {
 		default:
 			g.quiet++
 		}
-		f.Groups = append(f.Groups, *g)
-		g.reset()
+		give(g)
 	}
 	if m.other.Open > 0 || m.other.Ended > 0 {
-		f.Groups = append(f.Groups, m.other)
-		m.other.reset()
+		give(&m.other)
 	}
 	m.frame = f // one that was not read is lost, as it is out of date
 	select {
@@ -300,6 +325,7 @@ var ratings = map[string]func(g *Group) float64{
 	"bytes":    func(g *Group) float64 { return float64(g.BytesFromClient + g.BytesFromEndpoint) },
 	"failed":   func(g *Group) float64 { return float64(g.Failed + g.FailedAttempts) },
 	"connect":  func(g *Group) float64 { return float64(g.Connect.Quantile(0.99)) },
+	"first":    func(g *Group) float64 { return float64(g.FirstByte.Quantile(0.99)) },
 	"received": func(g *Group) float64 { return float64(g.BytesFromClient) },
 	"sent":     func(g *Group) float64 { return float64(g.BytesFromEndpoint) },
 }
@@ -317,11 +343,14 @@ func (f *Frame) Sort(by string) error {
 	if !ok && by != "name" {
 		return fmt.Errorf("sort %q: not one of %s", by, strings.Join(Ratings(), ", "))
 	}
-	slices.SortFunc(f.Groups, func(a, b Group) int {
-		if ok {
-			if n := cmp.Compare(rating(&b), rating(&a)); n != 0 {
-				return n
-			}
+	if ok {
+		for _, g := range f.Groups { // once each, as quantiles take time
+			g.rank = rating(g)
+		}
+	}
+	slices.SortFunc(f.Groups, func(a, b *Group) int {
+		if ok && a.rank != b.rank {
+			return cmp.Compare(b.rank, a.rank)
 		}
 		return a.Key.compare(&b.Key)
 	})

@@ -53,6 +53,13 @@ func (p *Proxy) ownMetrics() []admin.Metric {
 		admin.NewMetric("sluice_http_connections_evicted_total", "Connections to the ports for health checks and metrics, to the admin socket and to the page, that were closed to make room for new ones.", func() float64 {
 			return float64(p.health.Stats().Evicted + p.metricsConns.Evicted() + p.admin.Evicted() + p.page.Evicted())
 		}),
+		admin.NewMetric("sluice_connections_limit", "Connections that the relay may have open at once.", func() float64 { return float64(p.maxConnections) }),
+		admin.NewMetric("sluice_flows_limit", "Connections and UDP sessions that the kernel may forward at once; 0 where all are relayed.", func() float64 {
+			if p.flows == nil {
+				return 0
+			}
+			return float64(p.config.MaxFlows)
+		}),
 		admin.NewMetric("sluice_relay_pipes", "Pipes that the relay has open.", func() float64 { return float64(p.relay.Pipes()) }),
 		admin.NewMetric("sluice_relay_bulk_buffers", "Directions of connections that have large socket buffers, of --max-bulk-buffers.", func() float64 { n, _ := p.relay.Bulk(); return float64(n) }),
 		admin.NewMetric("sluice_relay_bulk_buffers_refused_total", "Times that a direction kept small socket buffers because --max-bulk-buffers was reached, at most once for each MiB.", func() float64 { _, n := p.relay.Bulk(); return float64(n) }),

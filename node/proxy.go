@@ -87,6 +87,7 @@ type Proxy struct {
 	maxConnections int
 	requests       chan func()            // of the admin socket, for run's goroutine
 	steerChoice    string                 // why this mode steers
+	relayedWhy     string                 // why all connections are relayed; "" if they are not
 	trackingLater  bool                   // Config.Tracking waits for connection tracking to be loaded; run's goroutine's
 	keptTold       bool                   // whether the log says that connections are kept in connection tracking
 	wrong          atomic.Pointer[string] // what is not in force, or nil
@@ -292,6 +293,9 @@ func (p *Proxy) makeLoops(limits limits) error {
 		} else if o.DataPath == KernelPath {
 			return fmt.Errorf("--datapath kernel: %w", why)
 		}
+	}
+	if why != nil {
+		p.relayedWhy = why.Error()
 	}
 	if why != nil && !o.relaysAll() {
 		p.log.Info().Str("because", why.Error()).Msg("all connections are relayed")

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/listener"
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/policy"
@@ -49,8 +50,12 @@ func (p *Proxy) status(ctx context.Context) (*api.Status, error) {
 		Source: "manifests " + o.Source.Manifests, Failures: p.failures.Load(),
 		Ports: servicePorts(snap), Endpoints: endpoints(snap), ProblemsAll: len(snap.Problems),
 		Connections: streams.Open, Sessions: p.datagram.Stats().Sessions.Load(), Limit: int64(p.maxConnections),
-		Steering:  api.Steering{Mode: p.steer.Traits().Name, Choice: p.steerChoice, Repairs: p.repairs.Load(), Conflicts: ports.Conflicts},
+		Steering:  api.Steering{Mode: p.steer.Traits().Name, Choice: p.steerChoice, Repairs: p.repairs.Load(), Conflicts: ports.Conflicts, Unclaimed: ports.Unclaimed},
 		AccessLog: api.Records{To: o.AccessLog.Path},
+		DataPath:  conntrack.Relayed.String(), DataPathWhy: p.relayedWhy,
+	}
+	if p.flows != nil {
+		s.DataPath, s.Flows, s.FlowsLimit = conntrack.Kernel.String(), p.flows.server.Stats().Open, int64(o.MaxFlows)
 	}
 	if p.cluster != nil {
 		connected := p.cluster.Stats().Connected
@@ -66,6 +71,9 @@ func (p *Proxy) status(ctx context.Context) (*api.Status, error) {
 		if found := p.manifests.Stats(); found.FilesInError > 0 {
 			s.Ready, s.Trouble = false, filesInError(&found)+strings.TrimSuffix("; "+s.Trouble, "; ")
 		}
+	}
+	if text := portsNotServed(ports.Conflicts, ports.Unclaimed); text != "" {
+		s.Ready, s.Trouble = false, text+strings.TrimSuffix("; "+s.Trouble, "; ")
 	}
 	for _, problem := range snap.Problems[:min(len(snap.Problems), maxProblems)] {
 		s.Problems = append(s.Problems, api.Problem{Object: problem.Object, Text: problem.Text})
@@ -87,6 +95,21 @@ func (p *Proxy) status(ctx context.Context) (*api.Status, error) {
 		s.Steering.Steered, s.Steering.Refused, s.Steering.Silent = n.Steered.Len(), n.Refused.Len(), n.Silent.Len()
 		s.Steering.Own, s.Steering.Lingering = n.Own.Len(), n.Lingering.Len()
 	})
+}
+
+// portsNotServed says how many addresses and ports are not served, and why; "" if all are.
+func portsNotServed(conflicts, unclaimed int64) string {
+	if conflicts+unclaimed == 0 {
+		return ""
+	}
+	var why []string
+	if conflicts > 0 {
+		why = append(why, fmt.Sprintf("%d that other programs have bound", conflicts))
+	}
+	if unclaimed > 0 {
+		why = append(why, fmt.Sprintf("%d for which a limit is reached or a right is missing", unclaimed))
+	}
+	return fmt.Sprintf("%d addresses and ports of this node are not served (%s): the log names them", conflicts+unclaimed, strings.Join(why, ", "))
 }
 
 // filesInError names manifests whose content is not in force.

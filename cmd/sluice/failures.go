@@ -23,10 +23,11 @@ func newFailuresCommand() *cobra.Command {
 	o := &failuresOptions{output: newChoice("text", "json")}
 	cmd := &cobra.Command{
 		Use:   "failures",
-		Short: "List the last failed attempts to reach an endpoint",
+		Short: "List the last failures of endpoints",
 		Long: `Failures lists the last attempts to connect to an endpoint that failed on this node,
-newest first. The proxy keeps 256 for each event loop, also while nobody asks. A
-failed attempt is no failed connection: the proxy tries another endpoint.`,
+and the last connections that an endpoint reset or stopped answering, newest first.
+The proxy keeps 256 for each event loop, also while nobody asks. A failed attempt is
+no failed connection: the proxy tries another endpoint.`,
 		Example: `  sluice failures
   sluice failures --service shop/cart
   sluice failures --limit 1000 -o json | jq -r '.endpoint + " " + .error' | sort | uniq -c`,
@@ -61,9 +62,9 @@ func (o *failuresOptions) run(cmd *cobra.Command) error {
 		return writeLines(cmd.OutOrStdout(), answer.Failures)
 	}
 	if len(answer.Failures) == 0 {
-		text := "no attempt has failed"
+		text := "no endpoint has failed"
 		if o.endpoint != "" || o.service != "" {
-			text = "no failed attempt matches"
+			text = "no failure matches"
 		}
 		cmd.PrintErrln(text)
 		return nil

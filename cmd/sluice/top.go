@@ -41,7 +41,7 @@ func newTopCommand() *cobra.Command {
 		Use:   "top [FILTER]",
 		Short: "Watch services, endpoints and clients by what they do",
 		Long: `Top shows live which services, endpoints, clients or nodes have most connections,
-bytes or failures, and how long connecting takes. Keys change the view, the order
+bytes or failures, and how long connecting and the first byte take. Keys change the view, the order
 and the filter; the last line lists them. With --frames, or where the output is no
 terminal, it prints frames instead.
 
@@ -56,7 +56,7 @@ terminal, it prints frames instead.
 	o.register(cmd)
 	f := cmd.Flags()
 	o.by.register(cmd, "by", "", "what a row is")
-	f.StringVar(&o.sort, "sort", "opened", "what rows are sorted by: opened, open, bytes, received, sent, failed, connect or name")
+	f.StringVar(&o.sort, "sort", "opened", "what rows are sorted by: opened, open, bytes, received, sent, failed, connect, first (the first byte) or name")
 	f.DurationVar(&o.interval, "interval", time.Second, "time between two frames")
 	f.IntVarP(&o.frames, "frames", "n", 0, "print so many frames, and exit")
 	o.output.register(cmd, "output", "o", "form of printed frames; json is one object a line")

@@ -203,13 +203,21 @@ type Rates struct {
 	Ended      float64 `json:"ended"`
 	// Failed are connections that reached no endpoint or that an endpoint broke.
 	Failed float64 `json:"failed"`
-	// FailedAttempts are those at this endpoint, or of this service.
+	// Broken are those among them that had reached an endpoint: it has reset them, or
+	// answers no more.
+	Broken float64 `json:"broken"`
+	// FailedAttempts are those at this endpoint, or of this service. SavedAttempts are
+	// those among them after which another endpoint served the client.
 	FailedAttempts    float64 `json:"failed_attempts"`
+	SavedAttempts     float64 `json:"saved_attempts"`
 	BytesFromClient   float64 `json:"bytes_from_client"`
 	BytesFromEndpoint float64 `json:"bytes_from_endpoint"`
 	// Times until an endpoint answered, in microseconds; absent without connections.
 	ConnectP50US int64 `json:"connect_p50_us,omitempty"`
 	ConnectP99US int64 `json:"connect_p99_us,omitempty"`
+	// Times until the endpoint's first byte, likewise.
+	FirstP50US int64 `json:"first_byte_p50_us,omitempty"`
+	FirstP99US int64 `json:"first_byte_p99_us,omitempty"`
 }
 
 // History are the rates of the last minutes, in intervals.
@@ -248,14 +256,18 @@ type Series struct {
 	// Times until an endpoint answered, in microseconds; 0 without connections.
 	ConnectP50US []uint32 `json:"connect_p50_us"`
 	ConnectP99US []uint32 `json:"connect_p99_us"`
+	// Times until the endpoint's first byte, likewise.
+	FirstP50US []uint32 `json:"first_byte_p50_us"`
+	FirstP99US []uint32 `json:"first_byte_p99_us"`
 }
 
-// Failures are the last failed attempts of the node, newest first.
+// Failures are the last failed attempts and broken connections of the node, newest first.
 type Failures struct {
 	Failures []Failure `json:"failures"`
 }
 
-// Failure is a failed attempt to connect to an endpoint.
+// Failure is a failed attempt to connect to an endpoint, or a connection that its endpoint
+// broke: its Error is endpoint_reset or endpoint_timeout then.
 type Failure struct {
 	Time     time.Time `json:"time"`
 	ID       uint64    `json:"id"` // of the connection
@@ -335,9 +347,14 @@ type Status struct {
 	Endpoints   int       `json:"endpoints"`
 	Problems    []Problem `json:"problems,omitempty"` // at most 100
 	ProblemsAll int       `json:"problems_count"`
+	// Connections and Sessions are relayed ones, Flows those that the kernel forwards.
 	Connections int64     `json:"connections"`
 	Sessions    int64     `json:"udp_sessions"`
 	Limit       int64     `json:"connections_limit"`
+	DataPath    string    `json:"data_path"`                  // relay, or kernel; the latter beside the relay
+	DataPathWhy string    `json:"data_path_reason,omitempty"` // why it is the relay
+	Flows       int64     `json:"flows"`
+	FlowsLimit  int64     `json:"flows_limit,omitempty"`
 	Drained     []Drained `json:"drained,omitempty"`
 	Log         LogState  `json:"log"`
 	AccessLog   Records   `json:"access_log"`
@@ -354,7 +371,8 @@ type Steering struct {
 	Own       int    `json:"own"`       // on this node's addresses, by bound sockets
 	Lingering int    `json:"lingering"` // that are gone and still carry connections
 	Repairs   uint64 `json:"repairs"`
-	Conflicts int64  `json:"port_conflicts"` // ports that other programs hold
+	Conflicts int64  `json:"port_conflicts"`  // ports that other programs hold
+	Unclaimed int64  `json:"ports_unclaimed"` // ports that a limit or a missing right keeps from being served
 }
 
 // Destinations is one page of what the steering plan names, sorted by address.

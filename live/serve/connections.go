@@ -147,7 +147,7 @@ func (h *Handler) failures(r *http.Request, q *params) (any, error) {
 }
 
 func failureOf(f *conntrack.Failure) api.Failure {
-	out := api.Failure{Time: f.At.UTC(), ID: f.ID, Client: f.Client.String(), Error: f.Error.String(), US: f.Duration.Microseconds()}
+	out := api.Failure{Time: f.At.UTC(), ID: f.ID, Client: f.Client.String(), Error: f.Reason(), US: f.Duration.Microseconds()}
 	if f.Port != nil {
 		out.Service = f.Port.Name.String()
 	}

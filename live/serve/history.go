@@ -94,6 +94,7 @@ func seriesOf(s *live.Series, intervals []live.Interval) api.Series {
 		Open: make([]uint32, n), Opened: make([]float64, n), Failed: make([]float64, n), FailedAttempts: make([]float64, n),
 		BytesFromClient: make([]float64, n), BytesFromEndpoint: make([]float64, n),
 		ConnectP50US: make([]uint32, n), ConnectP99US: make([]uint32, n),
+		FirstP50US: make([]uint32, n), FirstP99US: make([]uint32, n),
 	}
 	if s.Service.Name.Name != "" {
 		out.Service, out.Protocol = s.Service.String(), s.Service.Protocol.String()
@@ -107,6 +108,7 @@ func seriesOf(s *live.Series, intervals []live.Interval) api.Series {
 		out.Opened[i], out.Failed[i], out.FailedAttempts[i] = per(float64(p.Opened)), per(float64(p.Failed)), per(float64(p.FailedAttempts))
 		out.BytesFromClient[i], out.BytesFromEndpoint[i] = per(float64(p.FromClient)), per(float64(p.FromEndpoint))
 		out.ConnectP50US[i], out.ConnectP99US[i] = p.ConnectP50, p.ConnectP99
+		out.FirstP50US[i], out.FirstP99US[i] = p.FirstP50, p.FirstP99
 	}
 	return out
 }

@@ -53,10 +53,10 @@ func frameOf(f *live.Frame, by live.Dimension, limit int) *api.Frame {
 	seconds := f.Length.Seconds()
 	out := &api.Frame{
 		Time: f.Time.UTC(), Seconds: seconds, By: by.Names(),
-		Total: ratesOf(&f.Total, seconds), Rows: []api.Rates{}, Groups: len(f.Groups), Lost: f.Lost,
+		Total: ratesOf(&f.Total, seconds), Rows: make([]api.Rates, 0, min(limit, len(f.Groups))), Groups: len(f.Groups), Lost: f.Lost,
 	}
-	for i := range f.Groups[:min(limit, len(f.Groups))] {
-		out.Rows = append(out.Rows, ratesOf(&f.Groups[i], seconds))
+	for _, g := range f.Groups[:min(limit, len(f.Groups))] {
+		out.Rows = append(out.Rows, ratesOf(g, seconds))
 	}
 	return out
 }
@@ -65,9 +65,11 @@ func ratesOf(g *live.Group, seconds float64) api.Rates {
 	per := func(n uint64) float64 { return float64(n) / seconds }
 	out := api.Rates{
 		Node: g.Key.Node, Open: g.Open, Connecting: g.Connecting,
-		Opened: per(g.Opened), Ended: per(g.Ended), Failed: per(g.Failed), FailedAttempts: per(g.FailedAttempts),
+		Opened: per(g.Opened), Ended: per(g.Ended), Failed: per(g.Failed), Broken: per(g.Broken),
+		FailedAttempts: per(g.FailedAttempts), SavedAttempts: per(g.SavedAttempts),
 		BytesFromClient: per(g.BytesFromClient), BytesFromEndpoint: per(g.BytesFromEndpoint),
 		ConnectP50US: g.Connect.Quantile(0.5).Microseconds(), ConnectP99US: g.Connect.Quantile(0.99).Microseconds(),
+		FirstP50US: g.FirstByte.Quantile(0.5).Microseconds(), FirstP99US: g.FirstByte.Quantile(0.99).Microseconds(),
 	}
 	if g.Key.Service != (service.PortName{}) {
 		out.Service, out.Protocol = g.Key.Service.String(), g.Key.Service.Protocol.String()

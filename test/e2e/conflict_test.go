@@ -66,6 +66,9 @@ func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
 	if values, err := p.metrics(); err != nil || values[metricConflicts] < float64(len(held)) {
 		t.Errorf("%s is %v, %v, want at least %d", metricConflicts, values[metricConflicts], err, len(held))
 	}
+	if out, err := w.Node.Command(t, built(t), "status").CombinedOutput(); err == nil || !strings.Contains(string(out), "NOT all is in force") || !strings.Contains(string(out), "are not served") {
+		t.Errorf("status beside ports that are not served: %v\n%s", err, out)
+	}
 	for _, port := range []uint16{web.nodePort, api.port} {
 		p.awaitLog(fmt.Sprintf("%d/TCP", port))
 	}
@@ -94,6 +97,9 @@ func TestPortThatAnotherProgramHoldsIsNotTaken(t *testing.T) {
 		}
 		return err
 	})
+	if out, err := w.Node.Command(t, built(t), "status").CombinedOutput(); err != nil || !strings.Contains(string(out), "all is in force") || !strings.Contains(string(out), "data path") {
+		t.Errorf("status once all ports are served: %v\n%s", err, out)
+	}
 	p.healthy(t)
 	// No other program can bind a port that the proxy has bound.
 	if l, err := w.Node.Listen("tcp", web.at(nodePort)[0].String()); err == nil {

@@ -145,6 +145,13 @@ func eval[T any](b *browser, expression string) (value T) {
 	return value
 }
 
+// evalLater is eval for a promise.
+func evalLater[T any](b *browser, expression string) (value T) {
+	b.t.Helper()
+	b.run(chromedp.Evaluate(expression, &value, func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }))
+	return value
+}
+
 // await waits until an expression is true, and looks at each frame.
 func (b *browser) await(what, expression string) {
 	b.t.Helper()

@@ -24,7 +24,7 @@ func TestPage(t *testing.T) {
 		name string
 		test func(*testing.T, *demo, *browser)
 	}{
-		{"EachService", eachService}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Address", addressed}, {"Story", retriedStory}, {"UDPStory", udpStory}, {"NumberAgain", numberAgain}, {"LastPage", lastPage}, {"Networks", networks}, {"Charts", charted},
+		{"EachService", eachService}, {"Sums", sums}, {"Blame", blamed}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Address", addressed}, {"Story", retriedStory}, {"UDPStory", udpStory}, {"NumberAgain", numberAgain}, {"LastPage", lastPage}, {"Networks", networks}, {"Charts", charted},
 		{"Records", pausing}, {"Explain", explained}, {"Keyboard", keyboard}, {"ManyServices", manyShown}, {"HostileNames", hostileNames}, {"Pictures", pictures}, {"Policy", policy}, {"Headers", headers},
 	} {
 		if !t.Run(part.name, func(t *testing.T) {
@@ -54,6 +54,47 @@ func eachService(_ *testing.T, _ *demo, b *browser) {
 	b.awaitRows(services...)
 	b.visit("#/endpoints")
 	b.await("the table has each endpoint", `document.querySelectorAll("main tbody tr").length >= 5 && /shop\/dogwood/.test(document.querySelector("main tbody").innerText)`)
+}
+
+// What the map shows of many clients with short connections, or of edges, adds up to the
+// rate of all, to within 5 % in each frame.
+func sums(t *testing.T, _ *demo, b *browser) {
+	worst := evalLater[float64](b, `import("/js/store.js").then(({ blend }) => {
+		const clients = new Map(), total = new Map();
+		const row = (client, n) => ({ client, opened: n, ended: n, failed: 0, broken: 0, failed_attempts: 0, saved_attempts: 0, bytes_from_client: 0, bytes_from_endpoint: 0, open: 0, connecting: 0 });
+		let worst = 0, next = 0;
+		for (let frame = 0; frame < 30; frame++) {
+			const rows = [row("steady", 20)];
+			for (let i = 0; i < 120; i++) rows.push(row("c" + next++, 1)); // each comes once
+			blend(clients, rows, (r) => r.client);
+			blend(total, [row("", 140)], () => "");
+			const sum = [...clients.values()].reduce((n, r) => n + r.opened, 0);
+			worst = Math.max(worst, Math.abs(sum / total.get("").opened - 1));
+		}
+		return worst;
+	})`)
+	if worst > 0.05 {
+		t.Errorf("clients differ from the rate of all by %.0f %%", 100*worst)
+	}
+}
+
+// An endpoint that resets connections is red on the map; one whose attempts others made
+// good is not.
+func blamed(t *testing.T, _ *demo, b *browser) {
+	got := evalLater[string](b, `Promise.all([import("/js/store.js"), import("/js/mapmodel.js")]).then(([{ store, serviceKey, edgeKey }, { model, badness }]) => {
+		const kept = { services: store.services, edges: store.edges };
+		const endpoints = ["resets", "refuses", "dead", "good"].map((name, i) => ({ endpoint: "10.9.0." + i + ":80", pod: "t/" + name, ready: true }));
+		const row = (more) => ({ opened: 10, open: 0, bytes_from_client: 0, bytes_from_endpoint: 0, failed: 0, broken: 0, failed_attempts: 0, saved_attempts: 0, ...more });
+		const rows = [row({ failed: 10, broken: 10 }), row({ failed_attempts: 5, saved_attempts: 5 }), row({ failed: 10, failed_attempts: 20 }), row({})];
+		store.services = [{ service: "t/web", protocol: "TCP", endpoints }];
+		store.edges = new Map(rows.map((r, i) => [edgeKey("t/web", "TCP", endpoints[i].endpoint), r]));
+		const out = model(new Set()).endpoints.map((n) => n.label + " " + badness(n.sums)).join(", ");
+		Object.assign(store, kept);
+		return out;
+	})`)
+	if want := "resets 3, refuses 1, dead 3, good 0"; got != want {
+		t.Errorf("the map blames %s; want %s", got, want)
+	}
 }
 
 // A connection appears within a second.
@@ -225,8 +266,8 @@ func networks(t *testing.T, _ *demo, b *browser) {
 // What is chosen has charts of what the proxy has kept.
 func charted(_ *testing.T, _ *demo, b *browser) {
 	b.visit("#/map?sel=service%3Ashop%2Fweb%3Ahttp%20TCP")
-	b.await("the Service's charts are drawn", `[...document.querySelectorAll("#panel .chart")].length === 4 && /L/.test(document.querySelector("#panel .chart path.line.flow").getAttribute("d"))`)
-	b.await("they say what they show", `/New connections, the last 15 minutes: now [0-9.]+\/s/.test(document.querySelector("#panel .plot").getAttribute("aria-label"))`)
+	b.await("the Service's charts are drawn", `[...document.querySelectorAll("#panel .chart")].length === 6 && /L/.test(document.querySelector("#panel .chart path.line.flow").getAttribute("d"))`)
+	b.await("they say what they show", `/New connections, the last [0-9]+ [a-z]+: now [0-9.]+\/s/.test(document.querySelector("#panel .plot").getAttribute("aria-label"))`)
 	b.await("the Service's pods are listed", `/cedar/.test(document.querySelector("#panel .listing").innerText)`)
 }
 

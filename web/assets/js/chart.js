@@ -14,11 +14,14 @@ function nice(n, least) {
   return n;
 }
 
-const x = (age) => W - (age / span) * W;
+/** Returns how many seconds a chart shows: few while there are only few to show. */
+const shownOf = (points) => [60, 300].find((s) => (points[0]?.age ?? 0) <= s) ?? span;
 
-function path(points, get, top) {
+const x = (age, shown) => W - (age / shown) * W;
+
+function path(points, get, top, shown) {
   let out = "";
-  for (const p of points) out += (out ? "L" : "M") + x(p.age).toFixed(1) + " " + (H - 1 - (Math.min(get(p), top) / top) * (H - 4)).toFixed(1);
+  for (const p of points) out += (out ? "L" : "M") + x(p.age, shown).toFixed(1) + " " + (H - 1 - (Math.min(get(p), top) / top) * (H - 4)).toFixed(1);
   return out;
 }
 
@@ -41,13 +44,15 @@ export function chart({ title, lines, show, least }) {
     svg("line", { class: "base", x1: 0, x2: W, y1: H - 0.5, y2: H - 0.5, "vector-effect": "non-scaling-stroke" }),
     area, paths, cursor);
   const plot = el("div", { class: "plot", role: "img" }, drawing, top, when);
+  const ticks = [3, 2, 1, 0].map(() => el("span"));
   const root = el("figure", { class: "chart" },
     el("figcaption", {}, el("span", { class: "title" }, title),
       el("span", { class: "values" }, lines.map((l, i) => el("span", { class: "legend" }, l.name && el("span", { class: "name " + l.class }, l.name), now[i])))),
     plot,
-    el("div", { class: "axis", "aria-hidden": "true" }, el("span", {}, "15 min ago"), el("span", {}, "10"), el("span", {}, "5"), el("span", {}, "now")));
+    el("div", { class: "axis", "aria-hidden": "true" }, ticks));
 
   let points = [];
+  let shown = span;
   let at = null; // the age under the pointer
   const say = () => {
     let p = points[points.length - 1];
@@ -56,13 +61,13 @@ export function chart({ title, lines, show, least }) {
     text(when, at !== null && p ? clock(p.ms) : "");
     attribute(cursor, "visibility", at !== null && p ? "visible" : "hidden");
     if (p) {
-      attribute(cursor, "x1", x(p.age).toFixed(1));
-      attribute(cursor, "x2", x(p.age).toFixed(1));
+      attribute(cursor, "x1", x(p.age, shown).toFixed(1));
+      attribute(cursor, "x2", x(p.age, shown).toFixed(1));
     }
   };
   plot.addEventListener("pointermove", (e) => {
     const box = plot.getBoundingClientRect();
-    at = (1 - (e.clientX - box.left) / box.width) * span;
+    at = (1 - (e.clientX - box.left) / box.width) * shown;
     say();
   });
   plot.addEventListener("pointerleave", () => {
@@ -74,12 +79,14 @@ export function chart({ title, lines, show, least }) {
     root,
     draw(all) {
       points = all;
+      shown = shownOf(all);
+      ticks.forEach((t, i) => text(t, i === 3 ? "now" : shown < 120 ? shown - (shown / 3) * i + (i ? "" : " s ago") : Math.round((shown - (shown / 3) * i) / 6) / 10 + (i ? "" : " min ago")));
       const most = nice(Math.max(0, ...all.flatMap((p) => lines.map((l) => l.get(p)))), least);
-      lines.forEach((l, i) => attribute(paths[i], "d", worthwhile(all, l) ? path(all, l.get, most) : ""));
-      attribute(area, "d", all.length ? path(all, lines[0].get, most) + `L${W} ${H}L${x(all[0].age).toFixed(1)} ${H}Z` : "");
+      lines.forEach((l, i) => attribute(paths[i], "d", worthwhile(all, l) ? path(all, l.get, most, shown) : ""));
+      attribute(area, "d", all.length ? path(all, lines[0].get, most, shown) + `L${W} ${H}L${x(all[0].age, shown).toFixed(1)} ${H}Z` : "");
       text(top, show(most));
       const last = all[all.length - 1];
-      attribute(plot, "aria-label", title + ", the last 15 minutes: now " + (last ? lines.map((l) => (l.name + " " + show(l.get(last))).trim()).join(", ") : "nothing") + "; at most " + show(most));
+      attribute(plot, "aria-label", title + ", the last " + (shown < 120 ? shown + " seconds" : shown / 60 + " minutes") + ": now " + (last ? lines.map((l) => (l.name + " " + show(l.get(last))).trim()).join(", ") : "nothing") + "; at most " + show(most));
       say();
     },
   };
@@ -92,7 +99,7 @@ export function spark(get, least, cls) {
   return {
     root,
     draw(points) {
-      attribute(line, "d", worthwhile(points, { get, class: cls }) ? path(points, get, Math.max(least, ...points.map(get))) : "");
+      attribute(line, "d", worthwhile(points, { get, class: cls }) ? path(points, get, Math.max(least, ...points.map(get)), shownOf(points)) : "");
     },
   };
 }

@@ -97,7 +97,7 @@ const ends = {
 /** What an end means. */
 export const ending = (end) => ends[end] ?? end.replaceAll("_", " ");
 
-const broken = new Set(["connect_failed", "no_endpoints", "endpoint_reset", "endpoint_timeout", "limit", "namespace_limit"]);
+const broken = new Set(["connect_failed", "no_endpoints", "endpoint_reset", "endpoint_timeout", "endpoint_abort", "endpoint_comm_lost", "limit", "namespace_limit"]);
 
 /** Whether an end is a failure, as the rates count it. */
 export const isFailure = (end) => broken.has(end);

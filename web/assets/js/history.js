@@ -6,7 +6,7 @@ import { follow, get, poll } from "/js/api.js";
 export const span = 15 * 60; // seconds
 
 const numbers = ["open", "opened", "failed", "failed_attempts", "bytes_from_client", "bytes_from_endpoint"];
-const worst = ["connect_p50_us", "connect_p99_us"]; // of several series the largest is shown
+const worst = ["connect_p50_us", "connect_p99_us", "first_byte_p50_us", "first_byte_p99_us"]; // of several series the largest is shown
 
 /** Points by time. */
 class Points {

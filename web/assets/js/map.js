@@ -35,7 +35,7 @@ export function mapView() {
   const board = el("div", { class: "board" }, lines, columns.map((c) => c.root));
   columns[0].root.append(noClients);
   const legend = el("p", { class: "legendline" },
-    el("span", {}, el("i", { class: "key b0" }), "without failures"), el("span", {}, el("i", { class: "key b1" }), "under 5 % fail"),
+    el("span", {}, el("i", { class: "key b0" }), "without failures"), el("span", {}, el("i", { class: "key b1" }), "under 5 % fail, or only attempts"),
     el("span", {}, el("i", { class: "key b2" }), "under 40 %"), el("span", {}, el("i", { class: "key b3" }), "more"), el("span", {}, el("i", { class: "key idle" }), "nothing now"));
   const root = el("div", { class: "map" }, el("div", { class: "tools" }, choices, legend), board);
 
@@ -100,7 +100,7 @@ export function mapView() {
     else if (n.count) extra = n.count + (n.count === 1 ? " Service" : " Services");
     else if (n.kind === "endpoint") extra = n.state;
     const ago = Math.round((Date.now() - (n.lastFailed ?? 0)) / 1000);
-    if (bad && n.kind === "endpoint") extra = rate(n.sums.failed) + "/s fail";
+    if (bad && n.kind === "endpoint") extra = n.sums.failed < 0.02 ? rate(n.sums.saved) + "/s tried again" : rate(n.sums.failed) + "/s fail";
     else if (n.kind === "endpoint" && !n.state && ago < 60) extra = "failed " + ago + " s ago";
     text(card.parts.extra, extra);
     text(card.parts.value, v > 0.005 ? measure.show(v) : "");
@@ -121,7 +121,7 @@ export function mapView() {
 
   function titleOf(n, v) {
     const what = n.kind === "service" ? n.service.service + " " + n.protocol + "\n" + (n.service.vips ?? []).join(", ") : n.kind === "endpoint" ? (n.pod ? n.pod + "\n" : "") + [...n.addresses].join(", ") : n.label;
-    return what + "\n" + measure.label + ": " + measure.show(v) + (n.sums.failed > 0.02 ? "\nfailures: " + rate(n.sums.failed) + "/s" : "");
+    return what + "\n" + measure.label + ": " + measure.show(v) + (n.sums.failed > 0.02 ? "\nfailures: " + rate(n.sums.failed) + "/s" : "") + (n.sums.saved > 0.02 ? "\nfailed attempts after which another endpoint served: " + rate(n.sums.saved) + "/s" : "");
   }
 
   function group(g) {

@@ -2,7 +2,7 @@
 // lines between them. It knows no elements.
 
 import { namespace, bare } from "/js/format.js";
-import { drained, edgeKey, serviceKey, store } from "/js/store.js";
+import { blamed, drained, edgeKey, serviceKey, store } from "/js/store.js";
 
 const limits = {
   services: 28, // more are grouped by namespace, and more namespaces than these together
@@ -12,13 +12,14 @@ const limits = {
 };
 
 const byName = (a, b) => a.localeCompare(b, "en", { numeric: true });
-const zero = () => ({ opened: 0, open: 0, bytes: 0, failed: 0, tries: 0 });
+const zero = () => ({ opened: 0, open: 0, bytes: 0, failed: 0, saved: 0, tries: 0 });
 
 function add(sum, row, failures) {
   sum.opened += row.opened;
   sum.open += row.open;
   sum.bytes += row.bytes_from_client + row.bytes_from_endpoint;
   sum.failed += failures;
+  sum.saved += row.saved_attempts;
   sum.tries += row.opened + failures;
 }
 
@@ -128,8 +129,8 @@ export function model(open) {
       const row = store.edges.get(edgeKey(s.service, s.protocol, e.endpoint));
       const l = link(at, id);
       if (row) {
-        add(l, row, row.failed_attempts);
-        add(node.sums, row, row.failed_attempts);
+        add(l, row, blamed(row));
+        add(node.sums, row, blamed(row));
         node.lastFailed = Math.max(node.lastFailed ?? 0, row.lastFailed);
       }
     }
@@ -175,9 +176,9 @@ function stateOf(e) {
   return e.ready ? "" : "not ready";
 }
 
-/** How bad the failures of sums are: 0 none, 1 few, 2 some, 3 most. */
+/** How bad the failures of sums are: 0 none, 1 few, or such as no client has noticed, 2 some, 3 most. */
 export function badness(sums) {
-  if (sums.failed < 0.02) return 0;
+  if (sums.failed < 0.02) return sums.saved < 0.02 ? 0 : 1;
   const part = sums.failed / Math.max(sums.tries, sums.failed);
   return part < 0.05 ? 1 : part < 0.4 ? 2 : 3;
 }

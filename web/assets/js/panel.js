@@ -8,7 +8,7 @@ import { propose } from "/js/filter.js";
 import { kept, measured } from "/js/history.js";
 import { story } from "/js/story.js";
 import { stateOf } from "/js/tables.js";
-import { edgeKey, endpointsOf, on, select, servicesOf, store } from "/js/store.js";
+import { blamed, edgeKey, endpointsOf, on, select, servicesOf, store } from "/js/store.js";
 
 const row = (k, v) => v && [el("dt", {}, k), el("dd", {}, v)];
 const facts = (rows) => el("dl", { class: "facts" }, rows.filter(Boolean).flat());
@@ -46,8 +46,8 @@ function ofService(s) {
   const top = el("div");
   const endpoints = listing("Endpoints", () => (find()?.endpoints ?? []).map((e) => {
     const r = store.edges.get(edgeKey(s.service, s.protocol, e.endpoint));
-    const bad = (r?.failed_attempts ?? 0) > 0.02;
-    return { key: e.endpoint, name: e.pod ? bare(e.pod) : e.endpoint, bad, said: bad ? rate(r.failed_attempts) + "/s fail" : stateOf(e) === "ready" ? "" : stateOf(e), value: r?.opened > 0.005 ? rate(r.opened) + "/s" : r?.open ? count(r.open) + " open" : "", go: () => select({ kind: "endpoint", endpoint: e.endpoint }) };
+    const bad = blamed(r) > 0.02;
+    return { key: e.endpoint, name: e.pod ? bare(e.pod) : e.endpoint, bad, said: bad ? rate(blamed(r)) + "/s fail" : stateOf(e) === "ready" ? "" : stateOf(e), value: r?.opened > 0.005 ? rate(r.opened) + "/s" : r?.open ? count(r.open) + " open" : "", go: () => select({ kind: "endpoint", endpoint: e.endpoint }) };
   }));
   const filter = "service=" + quoted(s.service) + " protocol=" + s.protocol;
   return {
@@ -73,10 +73,10 @@ function ofEndpoint(s) {
   const top = el("div");
   const services = listing("Services", () => servicesOf(s.endpoint).map((x) => {
     const r = store.edges.get(edgeKey(x.service, x.protocol, s.endpoint));
-    return { key: x.service + x.protocol, name: x.service, said: r?.failed_attempts > 0.02 ? rate(r.failed_attempts) + "/s fail" : "", bad: true, value: r?.opened > 0.005 ? rate(r.opened) + "/s" : "", go: () => select({ kind: "service", key: x.service + " " + x.protocol, service: x.service, protocol: x.protocol }) };
+    return { key: x.service + x.protocol, name: x.service, said: blamed(r) > 0.02 ? rate(blamed(r)) + "/s fail" : "", bad: true, value: r?.opened > 0.005 ? rate(r.opened) + "/s" : "", go: () => select({ kind: "service", key: x.service + " " + x.protocol, service: x.service, protocol: x.protocol }) };
   }));
   const failures = el("ul", { class: "listing" });
-  const failed = el("section", { hidden: true }, el("h3", {}, "Last failed attempts"), failures);
+  const failed = el("section", { hidden: true }, el("h3", {}, "Last failures"), failures);
   const asking = poll(3000, async (signal) => {
     try {
       const answer = await get("failures", { endpoint: s.endpoint, limit: 8 }, signal);
@@ -129,7 +129,8 @@ function ofNode() {
         row("Serves", count(s.service_ports) + " Service ports, " + count(s.endpoints) + " endpoints"),
         row("From", s.source + (s.connected === false ? ", not connected" : "")),
         row("Steered by", s.steering.mode + (s.steering.complete ? "" : ", not complete")),
-        row("Connections", count(s.connections) + " of at most " + count(s.connections_limit)),
+        row("Relayed", count(s.connections) + " connections of at most " + count(s.connections_limit)),
+        row("Data path", s.flows_limit ? "kernel: " + count(s.flows) + " of at most " + count(s.flows_limit) : s.data_path + (s.data_path_reason ? ", " + s.data_path_reason : "")),
         row("Version", s.version),
         s.drained?.length && row("Drained", s.drained.map((d) => d.pod || d.endpoint).join(", ")),
       ]), s.trouble ? el("p", { class: "wrong" }, s.trouble) : "",
@@ -143,8 +144,8 @@ function ofPod(s) {
   const top = el("div");
   const addresses = listing("Addresses", () => endpointsOf(s.pod).map((e) => {
     const r = store.byEndpoint.get(e.endpoint);
-    const bad = (r?.failed_attempts ?? 0) > 0.02;
-    return { key: e.endpoint, name: e.endpoint, bad, said: bad ? rate(r.failed_attempts) + "/s fail" : stateOf(e) === "ready" ? "" : stateOf(e), value: r?.opened > 0.005 ? rate(r.opened) + "/s" : r?.open ? count(r.open) + " open" : "", go: () => select({ kind: "endpoint", endpoint: e.endpoint }) };
+    const bad = blamed(r) > 0.02;
+    return { key: e.endpoint, name: e.endpoint, bad, said: bad ? rate(blamed(r)) + "/s fail" : stateOf(e) === "ready" ? "" : stateOf(e), value: r?.opened > 0.005 ? rate(r.opened) + "/s" : r?.open ? count(r.open) + " open" : "", go: () => select({ kind: "endpoint", endpoint: e.endpoint }) };
   }));
   const first = endpointsOf(s.pod).slice(0, 4);
   return {

@@ -38,26 +38,40 @@ export const store = {
 export const serviceKey = (service, protocol) => service + " " + protocol;
 export const edgeKey = (service, protocol, endpoint) => service + " " + protocol + " " + endpoint;
 
-const smooth = ["opened", "ended", "failed", "failed_attempts", "bytes_from_client", "bytes_from_endpoint"];
+const smooth = ["opened", "ended", "failed", "broken", "failed_attempts", "saved_attempts", "bytes_from_client", "bytes_from_endpoint"];
 const share = 0.35; // of a new value in what is shown
 
-/** Brings a map of rates up to date; values fade in and out over some seconds. */
-function blend(map, rows, keyOf) {
+/** Failures of an endpoint or a Service: broken connections, and attempts that no other endpoint made good. */
+export const blamed = (r) => (r ? r.broken + r.failed_attempts - r.saved_attempts : 0);
+
+/**
+ * Brings a map of rates up to date; values fade in and out over some seconds. All keys fade
+ * alike, so that they add up to what their sum fades to, however short each one is there:
+ * only in the map's first frame they begin at their value.
+ */
+export function blend(map, rows, keyOf) {
   const seen = new Set();
+  const first = !map.begun;
+  map.begun = true;
   for (const row of rows) {
     const key = keyOf(row);
     seen.add(key);
     const old = map.get(key);
+    const failing = row.failed_attempts + row.broken > 0;
     if (!old) {
-      map.set(key, { ...row, key, last: Date.now(), lastFailed: row.failed_attempts > 0 ? Date.now() : 0 });
+      const fresh = { ...row, key, last: Date.now(), lastFailed: failing ? Date.now() : 0 };
+      if (!first) for (const name of smooth) fresh[name] *= share;
+      map.set(key, fresh);
       continue;
     }
-    if (row.failed_attempts > 0) old.lastFailed = Date.now();
+    if (failing) old.lastFailed = Date.now();
     for (const name of smooth) old[name] += (row[name] - old[name]) * share;
     old.open = row.open;
     old.connecting = row.connecting;
     old.connect_p50_us = row.connect_p50_us ?? old.connect_p50_us;
     old.connect_p99_us = row.connect_p99_us ?? old.connect_p99_us;
+    old.first_byte_p50_us = row.first_byte_p50_us ?? old.first_byte_p50_us;
+    old.first_byte_p99_us = row.first_byte_p99_us ?? old.first_byte_p99_us;
     if (row.pod) old.pod = row.pod;
     if (row.opened > 0 || row.open > 0 || row.failed_attempts > 0) old.last = Date.now();
   }
@@ -66,7 +80,7 @@ function blend(map, rows, keyOf) {
     let alive = false;
     for (const name of smooth) {
       old[name] *= 1 - share;
-      if (old[name] < 0.004) old[name] = 0;
+      if (old[name] < 0.001) old[name] = 0;
       alive ||= old[name] > 0;
     }
     old.open = old.connecting = 0;
@@ -91,12 +105,15 @@ function gather(rows, keyOf) {
     const weight = sum.opened > 0 ? row.opened / sum.opened : 0;
     if (row.connect_p50_us) sum.connect_p50_us = Math.round((sum.connect_p50_us ?? row.connect_p50_us) * (1 - weight) + row.connect_p50_us * weight);
     sum.connect_p99_us = Math.max(sum.connect_p99_us ?? 0, row.connect_p99_us ?? 0) || undefined;
+    if (row.first_byte_p50_us) sum.first_byte_p50_us = Math.round((sum.first_byte_p50_us ?? row.first_byte_p50_us) * (1 - weight) + row.first_byte_p50_us * weight);
+    sum.first_byte_p99_us = Math.max(sum.first_byte_p99_us ?? 0, row.first_byte_p99_us ?? 0) || undefined;
   }
   return out;
 }
 
 function frame(f) {
   const total = new Map(store.total ? [["", store.total]] : []);
+  total.begun = Boolean(store.total);
   blend(total, [f.total], () => "");
   store.total = total.get("");
   const byService = gather(f.rows, (r) => r.service && serviceKey(r.service, r.protocol));

@@ -26,8 +26,9 @@ const rates = [
   { key: "open", label: "Open", number: true, sort: (x) => of(x.r, "open"), value: (x) => (x.r?.open ? count(x.r.open) : "") },
   { key: "opened", label: "New/s", number: true, sort: (x) => of(x.r, "opened"), value: (x) => (of(x.r, "opened") > 0.005 ? rate(x.r.opened) : "") },
   { key: "failed", label: "Failed/s", number: true, sort: (x) => of(x.r, "failed"), draw: (cell, x) => drawBad(cell, of(x.r, "failed"), rate(of(x.r, "failed"))) },
-  { key: "attempts", label: "Attempts failed/s", number: true, sort: (x) => of(x.r, "failed_attempts"), draw: (cell, x) => drawBad(cell, of(x.r, "failed_attempts"), rate(of(x.r, "failed_attempts"))) },
+  { key: "attempts", label: "Attempts failed/s", number: true, class: "wide", sort: (x) => of(x.r, "failed_attempts"), draw: (cell, x) => drawBad(cell, of(x.r, "failed_attempts"), rate(of(x.r, "failed_attempts"))) },
   { key: "connect", label: "Connect 99 %", number: true, class: "wide", sort: (x) => of(x.r, "connect_p99_us"), value: (x) => (x.r?.connect_p99_us ? time(x.r.connect_p99_us) : "") },
+  { key: "first", label: "First byte 99 %", number: true, sort: (x) => of(x.r, "first_byte_p99_us"), value: (x) => (x.r?.first_byte_p99_us ? time(x.r.first_byte_p99_us) : "") },
   { key: "bytes", label: "Bytes/s", number: true, sort: (x) => traffic(x.r), value: (x) => (traffic(x.r) > 0.5 ? bytes(traffic(x.r)) : "") },
 ];
 
@@ -89,7 +90,7 @@ export function endpointsView() {
       { key: "node", label: "Node", class: "wide", sort: (x) => x.e.node ?? "", value: (x) => x.e.node ?? "" },
       { key: "zone", label: "Zone", class: "widest", sort: (x) => x.e.zone ?? "", value: (x) => x.e.zone ?? "" },
       { key: "services", label: "Services", number: true, class: "widest", sort: (x) => x.services, value: (x) => String(x.services) },
-      ...rates.filter((c) => c.key !== "failed"),
+      ...rates,
     ],
   });
   return view(t, () => {

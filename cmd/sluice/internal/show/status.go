@@ -37,10 +37,18 @@ func Status(out io.Writer, s *api.Status) error {
 	}
 	line("steering", "%s", s.Steering.Choice)
 	line("destinations", "%s", steering)
-	if s.Steering.Repairs > 0 || s.Steering.Conflicts > 0 {
-		line("", "%d repairs after other programs, %d ports that other programs hold", s.Steering.Repairs, s.Steering.Conflicts)
+	if s.Steering.Repairs > 0 {
+		line("", "%d repairs after other programs", s.Steering.Repairs)
 	}
-	line("connections", "%d of at most %d, %d UDP sessions", s.Connections, s.Limit, s.Sessions)
+	switch {
+	case s.FlowsLimit > 0:
+		line("data path", "kernel, beside the relay: %d connections and sessions of at most %d", s.Flows, s.FlowsLimit)
+	case s.DataPathWhy != "":
+		line("data path", "%s (%s)", s.DataPath, s.DataPathWhy)
+	default:
+		line("data path", "%s", s.DataPath)
+	}
+	line("relayed", "%d connections of at most %d, %d UDP sessions", s.Connections, s.Limit, s.Sessions)
 	records := fmt.Sprintf("%s; %d lines", s.AccessLog.To, s.AccessLog.Written)
 	if s.AccessLog.To == "-" {
 		records = fmt.Sprintf("standard output; %d lines", s.AccessLog.Written)

@@ -25,7 +25,7 @@ var groupings = []struct{ key, by, name string }{
 
 // sorts are the orders, by their keys.
 var sorts = []struct{ key, sort string }{
-	{"o", "opened"}, {"n", "open"}, {"b", "bytes"}, {"e", "failed"}, {"c", "connect"}, {"a", "name"},
+	{"o", "opened"}, {"n", "open"}, {"b", "bytes"}, {"e", "failed"}, {"c", "connect"}, {"f", "first"}, {"a", "name"},
 }
 
 // Model is the state of the view. Create it with New.

@@ -45,7 +45,7 @@ func (s *screen) answer(f *api.Frame) { s.Update(Frame{Number: s.number, Frame: 
 var frame = &api.Frame{
 	Seconds: 1, Groups: 2, Total: api.Rates{Open: 12, Opened: 3.4, BytesFromClient: 2048},
 	Rows: []api.Rates{
-		{Service: "shop/web:http", Protocol: "TCP", Open: 10, Opened: 3.4, Failed: 12.2, BytesFromClient: 2048, ConnectP50US: 250, ConnectP99US: 251000},
+		{Service: "shop/web:http", Protocol: "TCP", Open: 10, Opened: 3.4, Failed: 12.2, BytesFromClient: 2048, ConnectP50US: 250, ConnectP99US: 251000, FirstP99US: 400000},
 		{Service: "kube-system/dns", Protocol: "UDP", Open: 2},
 	},
 }
@@ -60,12 +60,12 @@ func TestView(t *testing.T) {
 	want := `services by opened - sluice top, node node-a
 
 12 open, 3.4 new/s, 0 failed/s, 2 KiB/s up, 0 B/s down, 2 rows
-NAME                                      OPEN   NEW/s  FAIL/s RETRY/s      UP/s    DOWN/s CONNECT p50     p99
->shop/web:http                               10     3.4      12       0     2 KiB       0 B       250us   251ms
-kube-system/dns UDP                          2       0       0       0       0 B       0 B           -       -
+NAME                            OPEN   NEW/s  FAIL/s RETRY/s      UP/s    DOWN/s CONNECT p50     p99  BYTE p99
+>shop/web:http                     10     3.4      12       0     2 KiB       0 B       250us   251ms     400ms
+kube-system/dns UDP                2       0       0       0       0 B       0 B           -       -         -
 
 
-1 2 3 4 view | sort: o new n open b bytes e err c conn a name | / filter q quit`
+1-4 view | sort: o new n open b bytes e err c conn f byte a name | / filter q quit`
 	if got != want {
 		t.Errorf("%s\nwant\n%s", got, want)
 	}
@@ -142,7 +142,7 @@ func TestSizes(t *testing.T) {
 	}{
 		{200, 50, "service", "opened", []string{"RETRY/s", "p99", long, "enter into, / filter, esc all, p pause, q quit"}},
 		{200, 50, "service,endpoint", "opened", []string{"RETRY/s", "p99", long + " [fd00:10:244::11]:8080 shop/cart-2"}},
-		{80, 24, "service", "opened", []string{long, "OPEN", "NEW/s", "FAIL/s", "DOWN/s", "CONNECT p50", "q quit"}},
+		{80, 24, "service", "opened", []string{long, "OPEN", "NEW/s", "FAIL/s", "DOWN/s", "BYTE p99", "q quit"}},
 		{80, 24, "service,endpoint", "connect", []string{"[fd00:10:244::11]:8080 shop/cart-2", "OPEN", "NEW/s", "p99", "q quit"}},
 		{40, 10, "service", "opened", []string{"services by opened", "shop/cart-with-~", "OPEN", "NEW/s", "FAIL/s", "q quit"}},
 		{40, 10, "service", "connect", []string{"services by connect", "shop/cart-", "OPEN", "NEW/s", "p99", "q quit"}},

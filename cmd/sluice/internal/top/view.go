@@ -36,8 +36,10 @@ var columns = []column{
 	{"RETRY/s", 8, func(r *api.Rates) string { return rate(r.FailedAttempts) }, 6, ""},
 	{"UP/s", 10, func(r *api.Rates) string { return amount.Bytes(uint64(r.BytesFromClient)) }, 4, "received"},
 	{"DOWN/s", 10, func(r *api.Rates) string { return amount.Bytes(uint64(r.BytesFromEndpoint)) }, 2, "bytes"},
-	{"CONNECT p50", 12, func(r *api.Rates) string { return duration(r.ConnectP50US) }, 3, ""},
-	{"p99", 8, func(r *api.Rates) string { return duration(r.ConnectP99US) }, 5, "connect"},
+	{"CONNECT p50", 12, func(r *api.Rates) string { return duration(r.ConnectP50US) }, 5, ""},
+	{"p99", 8, func(r *api.Rates) string { return duration(r.ConnectP99US) }, 6, "connect"},
+	{"BYTE p50", 10, func(r *api.Rates) string { return duration(r.FirstP50US) }, 7, ""},
+	{"BYTE p99", 10, func(r *api.Rates) string { return duration(r.FirstP99US) }, 3, "first"},
 }
 
 // fitting returns the columns that leave so much of a width to names, and what they
@@ -65,9 +67,9 @@ func fitting(width, name int, sort string) (shown []column, wide int) {
 
 // keys are the forms of the last line, from the longest.
 var keys = []string{
-	"1 services 2 endpoints 3 clients 4 nodes | sort: o new n open b bytes e errors c connect a name | enter into, / filter, esc all, p pause, q quit",
-	"1 2 3 4 view | sort: o new n open b bytes e err c conn a name | / filter q quit",
-	"1-4 view, onbeca sort, / filter, q quit",
+	"1 services 2 endpoints 3 clients 4 nodes | sort: o new n open b bytes e errors c connect f first byte a name | enter into, / filter, esc all, p pause, q quit",
+	"1-4 view | sort: o new n open b bytes e err c conn f byte a name | / filter q quit",
+	"1-4 view, onbecfa sort, / filter, q quit",
 }
 
 // keysFor returns the longest form of the last line that fits.
