@@ -50,6 +50,10 @@ func (w *worker) discover(index uint32) *flow {
 	if state == bpf.KernelStateFREE || path == nil || !path.ready || atomic.LoadUint32((*uint32)(&k.Seen))&uint32(bpf.KernelSeenRECORDED) != 0 {
 		return nil
 	}
+	if k.Options&bpf.KernelOptionOPTION_DIRECT != 0 {
+		w.followDirect(index)
+		return nil
+	}
 	f := w.newFlow(index)
 	st := path.state.Load()
 	v := f.describe(path, st)

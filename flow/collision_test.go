@@ -120,10 +120,10 @@ func TestCollisionBehindAnotherPacket(t *testing.T) {
 }
 
 // A client that has a UDP session through a Service may ask its endpoint itself from the
-// same port: the session's port is another socket's soon. What the endpoint sends belongs
-// to what the client asked last, and it sees the client's own address where the session
-// hides it.
-func TestSessionLeavesItsPortToTheClient(t *testing.T) {
+// same port. Each answer comes from where the client has asked, also if it has asked both
+// before the first one comes. The endpoint sees the client's own port where the session hides
+// it, and another one where it would take both for one session.
+func TestSessionBesideQuestionsToTheEndpoint(t *testing.T) {
 	for _, hidden := range []bool{false, true} {
 		forDeciders(t, func(t *testing.T, by func(*Options)) {
 			lab := netns.NewLab(t, 1)
@@ -138,32 +138,42 @@ func TestSessionLeavesItsPortToTheClient(t *testing.T) {
 			}
 			defer socket.Close()
 			own := "b1:8080 " + lab.Client.IPv4.String() + ":45678"
-			ask := func(to string) (said string) {
+			// ask asks all at once, and returns what each said.
+			ask := func(all ...string) map[string]string {
 				t.Helper()
-				if _, err := socket.WriteTo([]byte("hello"), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to))); err != nil {
-					t.Fatal(err)
+				for _, to := range all {
+					if _, err := socket.WriteTo([]byte("hello"), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to))); err != nil {
+						t.Fatal(err)
+					}
 				}
+				said := make(map[string]string)
 				b := make([]byte, 1<<10)
-				_ = socket.SetReadDeadline(time.Now().Add(patience))
-				size, from, err := socket.ReadFrom(b)
-				if err != nil || from.String() != to {
-					t.Fatalf("hidden %v: asked %s: an answer of %v, %v", hidden, to, from, err)
+				for range all {
+					_ = socket.SetReadDeadline(time.Now().Add(patience))
+					size, from, err := socket.ReadFrom(b)
+					if err != nil {
+						t.Fatalf("hidden %v: asked %v: %v, after %v", hidden, all, err, said)
+					}
+					said[from.String()], _, _ = strings.Cut(string(b[:size]), "\n")
 				}
-				said, _, _ = strings.Cut(string(b[:size]), "\n")
 				return said
 			}
-			for range 3 {
-				if said := ask(vip4 + ":80"); (said == own) == hidden {
-					t.Errorf("hidden %v: by the Service: %s", hidden, said)
-				}
-				if said := ask(endpoint.String()); said != own {
-					t.Errorf("hidden %v: by itself: %s, want %s", hidden, said, own)
+			vip := vip4 + ":80"
+			for _, all := range [][]string{{vip}, {endpoint.String()}, {vip}, {endpoint.String(), vip}, {vip, endpoint.String()}} {
+				said := ask(all...)
+				for _, to := range all {
+					switch is := said[to]; {
+					case is == "":
+						t.Errorf("hidden %v: asked %v: answers of %v", hidden, all, said)
+					case (is == own) != (hidden == (to != vip)):
+						t.Errorf("hidden %v: asked %v, the endpoint saw %v", hidden, all, said)
+					}
 				}
 			}
 			n.stop()
 			n.left = true
 			n.end()
-			if r := n.taken(); len(r) != 1 || r[0].DatagramsFromClient != 3 || r[0].DatagramsFromEndpoint != 3 || r[0].Path != conntrack.Kernel {
+			if r := n.taken(); len(r) != 1 || r[0].DatagramsFromClient != 4 || r[0].DatagramsFromEndpoint != 4 || r[0].Path != conntrack.Kernel {
 				t.Errorf("hidden %v: %+v", hidden, r)
 			}
 		})

@@ -12,6 +12,7 @@ import (
 type lingering struct {
 	places []place // by index
 	queues [2]lingerers
+	direct lingerers // clients' own connections (direct.go)
 }
 
 // lingerers are flows that linger equally long, in the order of their ends.
@@ -27,7 +28,7 @@ type place struct {
 }
 
 func newLingering(flows int) lingering {
-	return lingering{places: make([]place, flows), queues: [2]lingerers{{wait: lingerDone}, {wait: linger}}}
+	return lingering{places: make([]place, flows), queues: [2]lingerers{{wait: lingerDone}, {wait: linger}}, direct: lingerers{wait: directInterval}}
 }
 
 // queue returns the queue of flows that have ended so.
@@ -80,4 +81,5 @@ func (w *worker) expire(now int64) {
 			w.free(index)
 		}
 	}
+	w.expireDirect(now)
 }

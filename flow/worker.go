@@ -68,6 +68,7 @@ type worker struct {
 	spares  *bpf.Spares
 	freed   []uint32                  // of flows that ended in this round
 	ended   lingering                 // whose tuples stay
+	direct  map[uint32]bool           // indices of clients' own connections
 	asking  map[bpf.KernelTuple]*flow // without an answer
 	decided []uint32                  // services whose upcalls are answered in this round
 	spare   []*handshake
@@ -89,6 +90,7 @@ func newWorker(s *Server, loop *poll.Loop, shard *conntrack.Shard) (*worker, err
 		clock:  zeroOfClock(),
 		flows:  make([]*flow, len(s.kernel.Flows)),
 		asking: make(map[bpf.KernelTuple]*flow),
+		direct: make(map[uint32]bool),
 		spares: &s.kernel.Spares,
 		untold: s.kernel.Control.Untold,
 		ended:  newLingering(len(s.kernel.Flows)),
@@ -229,6 +231,9 @@ func (w *worker) handle(e *bpf.KernelEvent, data []byte) {
 		return
 	}
 	switch e.Kind {
+	case bpf.KernelEventKindEVENT_DIRECT:
+		w.followDirect(e.Flow)
+		return
 	case bpf.KernelEventKindEVENT_BEGUN:
 		w.begun(e, data)
 		return

@@ -98,6 +98,8 @@ static __always_inline enum verdict association_answer(struct __sk_buff *skb, st
 		notice(skb, f, index, EVENT_OPEN);
 		return GO;
 	}
+	if (f->options & OPTION_DIRECT)
+		return GO;
 	// It belongs to an association that the client has with the endpoint itself.
 	count(COUNT_COLLISIONS);
 	tell(&upcalls, skb, f, index, EVENT_COLLISION, 0, 0);

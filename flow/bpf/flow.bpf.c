@@ -6,6 +6,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "association.h"
+#include "direct.h"
 #include "icmp.h"
 #include "index.h"
 #include "inject.h"
@@ -57,9 +58,17 @@ static __always_inline int rewrite(struct __sk_buff *skb, const struct packet *p
 	if (unlikely(translate(skb, p, &to, 0)))
 		return TCX_DROP;
 	count(COUNT_TRANSLATED);
-	if (role == TO_ENDPOINT && !(f->options & OPTION_MASQUERADE))
-		skb->tc_index = TRANSLATED;
+	if (role == UNMASQUERADE || (role == TO_ENDPOINT && (f->options & OPTION_MASQUERADE)))
+		skb->tc_index = HALFWAY;
+	else if (role == TO_ENDPOINT)
+		skb->tc_index = (f->seen & PASSED) || p->fragment ? TRANSLATED : NOTED;
 	return TCX_NEXT;
+}
+
+// to_endpoint handles a packet that has begun a flow.
+static __always_inline int to_endpoint(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+{
+	return follow_client(skb, p, f, index) == GO ? rewrite(skb, p, f, TO_ENDPOINT) : TCX_DROP;
 }
 
 // may_begin says whether a packet may be the first of a flow.
@@ -70,17 +79,17 @@ static __always_inline int may_begin(struct __sk_buff *skb, const struct packet 
 	return p->tuple.protocol == IPPROTO_UDP || is_opening(p);
 }
 
-// note_direct_datagram looks for a session whose endpoint a client's datagram is for.
-static __always_inline void note_direct_datagram(struct __sk_buff *skb, const struct packet *p)
+// begin_direct handles a packet that may be for the endpoint of a flow, from the flow's port.
+// What ingress has translated already shows itself again at a bridge.
+static __always_inline int begin_direct(struct __sk_buff *skb, struct packet *p)
 {
-	struct tuple back;
-	swap(&back, &p->tuple);
-	__u32 found = find(&back);
-	if (role_in(found) != TO_CLIENT && role_in(found) != STALE)
-		return;
-	struct flow *f = flow_of(flow_in(found));
-	if (f)
-		mark_beside(skb, f);
+	if (p->fragment || skb->tc_index == TRANSLATED || skb->tc_index == NOTED || (p->tuple.protocol != IPPROTO_UDP && !is_opening(p)))
+		return TCX_NEXT;
+	if (!is_taken(p))
+		return TCX_NEXT;
+	__u32 index = redirect_client(skb, p);
+	struct flow *f = index ? flow_of(index) : NULL;
+	return f ? to_endpoint(skb, p, f, index) : TCX_NEXT;
 }
 
 // begin handles a packet of no flow, or one that begins a new connection with the
@@ -91,11 +100,8 @@ GLOBAL int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 		return TCX_NEXT;
 	struct destination d = {.addr = p->tuple.dst, .port = p->tuple.dport, .protocol = p->tuple.protocol};
 	struct served *s = bpf_map_lookup_elem(&destinations, &d);
-	if (!s) {
-		if (p->tuple.protocol == IPPROTO_UDP)
-			note_direct_datagram(skb, p);
-		return TCX_NEXT;
-	}
+	if (!s)
+		return begin_direct(skb, p);
 	if (!may_begin(skb, p)) {
 		count(PASSED_SHAPE);
 		note_relayed(p);
@@ -111,7 +117,7 @@ GLOBAL int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 		}
 		struct flow *f = index ? flow_of(index) : NULL;
 		if (f)
-			return follow_client(skb, p, f, index) == GO ? rewrite(skb, p, f, TO_ENDPOINT) : TCX_DROP;
+			return to_endpoint(skb, p, f, index);
 	}
 	int relay = ask(skb, p, s->service, before);
 	if (!relay)
@@ -157,10 +163,12 @@ int ingress(struct __sk_buff *skb)
 	struct flow *f = flow_of(index);
 	if (unlikely(!f))
 		return TCX_NEXT;
-	if (unlikely(role == MASQUERADE)) { // a flow's own packets get this tuple behind this hook
-		mark_beside(skb, f);
+	if (unlikely(is_clients_own(skb, role, f))) {
+		skb->tc_index = TRANSLATED;
 		return TCX_NEXT;
 	}
+	if (unlikely(role == MASQUERADE))
+		return TCX_NEXT; // egress translates it
 	struct hop hop = {};
 	int from = role != TO_ENDPOINT, direct = find_shortcut(skb, &p, f, from, &hop);
 	if (role == TO_CLIENT && !direct)
@@ -171,6 +179,8 @@ int ingress(struct __sk_buff *skb)
 		case ABSORB:
 			return TCX_DROP;
 		case RESTART:
+			if (f->options & OPTION_DIRECT)
+				return begin_again(&p, f) ? TCX_DROP : to_endpoint(skb, &p, f, index);
 			return begin(skb, &p, index);
 		default:
 			break;
@@ -182,10 +192,11 @@ int ingress(struct __sk_buff *skb)
 SEC("tc")
 int egress(struct __sk_buff *skb)
 {
-	if (skb->tc_index == TRANSLATED) {
+	__u32 passage = skb->tc_index;
+	if (passage >= TRANSLATED && passage <= NOTED)
 		skb->tc_index = 0;
+	if (passage == TRANSLATED)
 		return TCX_NEXT;
-	}
 	if (unlikely(skb->mark)) {
 		int verdict = injected(skb);
 		if (verdict >= 0)
@@ -198,6 +209,10 @@ int egress(struct __sk_buff *skb)
 		return translate_error(skb, &p, 1);
 	if (unlikely(p.fragment && join_fragments(&p)))
 		return TCX_NEXT;
+	if (unlikely(passage == NOTED)) {
+		note_passed(&p);
+		return TCX_NEXT;
+	}
 	__u32 found = find(&p.tuple);
 	if (!found)
 		return TCX_NEXT;
@@ -206,7 +221,7 @@ int egress(struct __sk_buff *skb)
 	if (role != TO_CLIENT && role != MASQUERADE && role != STALE)
 		return TCX_NEXT;
 	struct flow *f = flow_of(index);
-	if (unlikely(!f || (f->seen & BESIDE)))
+	if (unlikely(!f))
 		return TCX_NEXT;
 	if (unlikely(role == STALE)) {
 		if ((p.flags & (SYN | ACK)) == (SYN | ACK) || (p.chunks & CHUNK_INIT_ACK))
@@ -214,6 +229,10 @@ int egress(struct __sk_buff *skb)
 		return TCX_DROP;
 	}
 	if (role == TO_CLIENT) {
+		if (unlikely(is_opening(&p) && f->state >= CLOSED)) { // as a client by its own port
+			exchange(&p.tuple, found, 0);
+			return TCX_NEXT;
+		}
 		int sctp = serves_sctp && p.tuple.protocol == IPPROTO_SCTP;
 		switch (sctp ? association_from_endpoint(skb, &p, f, index) : follow_endpoint(skb, &p, f, index)) {
 		case ABSORB:
@@ -224,6 +243,8 @@ int egress(struct __sk_buff *skb)
 			break;
 		}
 	}
+	if (role == MASQUERADE)
+		mark(f, PASSED);
 	return rewrite(skb, &p, f, role);
 }
 

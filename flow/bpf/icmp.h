@@ -7,6 +7,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "direct.h"
 #include "index.h"
 #include "layout.h"
 #include "maps.h"
@@ -190,16 +191,20 @@ GLOBAL int translate_error(struct __sk_buff *skb, const struct packet *p, int eg
 	if (!found)
 		return TCX_NEXT;
 	enum role role = role_in(found);
-	if (egress != (role == MASQUERADE || role == TO_CLIENT || role == STALE))
-		return TCX_NEXT;
 	__u32 index = flow_in(found);
 	struct flow *f = flow_of(index);
-	if (!f || (egress && (f->seen & BESIDE)))
+	if (!f)
+		return TCX_NEXT;
+	if (!egress && is_clients_own(skb, role, f)) {
+		skb->tc_index = TRANSLATED;
+		return TCX_NEXT;
+	}
+	if (egress != (role == MASQUERADE || role == TO_CLIENT || role == STALE))
 		return TCX_NEXT;
 	count(COUNT_ICMP);
 	if (role == STALE)
 		return TCX_DROP;
-	if (role == TO_CLIENT) {
+	if (role == TO_CLIENT && !(f->options & OPTION_DIRECT)) {
 		struct control *c = control();
 		int heard = c && is_alive(c, bpf_ktime_get_ns()); // else the client has to know
 		int reason = is_unreachable(p, &i);
@@ -222,6 +227,8 @@ GLOBAL int translate_error(struct __sk_buff *skb, const struct packet *p, int eg
 			return TCX_DROP;
 		}
 	}
+	if (role == UNMASQUERADE)
+		skb->tc_index = HALFWAY;
 	return rewrite_quoted(skb, p, &i, f, role) || rewrite_error(skb, p, &i, f, role) ? TCX_DROP : TCX_NEXT;
 }
 

@@ -120,6 +120,7 @@ const (
 	KernelEventKindEVENT_BEGUN       KernelEventKind = 8
 	KernelEventKindEVENT_UNUSED      KernelEventKind = 9
 	KernelEventKindEVENT_UNANSWERED  KernelEventKind = 10
+	KernelEventKindEVENT_DIRECT      KernelEventKind = 11
 )
 
 type KernelFlow struct {
@@ -170,6 +171,7 @@ type KernelOption uint32
 const (
 	KernelOptionOPTION_MASQUERADE KernelOption = 1
 	KernelOptionOPTION_IPV6       KernelOption = 2
+	KernelOptionOPTION_DIRECT     KernelOption = 4
 )
 
 type KernelOrigin struct {
@@ -230,7 +232,7 @@ const (
 	KernelSeenCOLLIDED           KernelSeen = 256
 	KernelSeenRECORDED           KernelSeen = 512
 	KernelSeenKNOWN              KernelSeen = 1024
-	KernelSeenBESIDE             KernelSeen = 2048
+	KernelSeenPASSED             KernelSeen = 2048
 )
 
 type KernelServed struct {

@@ -51,6 +51,7 @@ enum state {
 enum option {
 	OPTION_MASQUERADE = 1,
 	OPTION_IPV6 = 2,
+	OPTION_DIRECT = 4, // to the endpoint itself, by a port of a Service's flow (direct.h)
 };
 
 // Marks of a flow: what has been seen of it.
@@ -66,7 +67,7 @@ enum seen {
 	COLLIDED = 256,  // another flow has the tuple of the way back
 	RECORDED = 512,  // userspace has written the record
 	KNOWN = 1024,    // userspace follows the flow
-	BESIDE = 2048,   // UDP: the client's last datagram by these ports was for the endpoint itself
+	PASSED = 2048,   // a packet of the client has left the node
 };
 
 // direction counts packets from the client (0) or from the endpoint (1).
@@ -215,6 +216,7 @@ enum event_kind {
 	EVENT_BEGUN,  // the table has decided about a flow; the first packet follows
 	EVENT_UNUSED, // an index that was taken in vain
 	EVENT_UNANSWERED, // UDP: a datagram to an endpoint that has not answered yet; it follows
+	EVENT_DIRECT, // a flow with OPTION_DIRECT has begun
 };
 
 // Reasons of EVENT_REFUSED.

@@ -169,6 +169,9 @@ func (x *tested) store(i int) {
 	if f.masquerade {
 		k.Options |= KernelOptionOPTION_MASQUERADE
 	}
+	if f.direct {
+		k.Options |= KernelOptionOPTION_DIRECT
+	}
 	if f.elsewhere {
 		k.Ifindex++
 	}
@@ -321,7 +324,7 @@ func (x *tested) compareFlows() error {
 		is := modelFlow{
 			client: PortOf(k.Client, k.ClientPort), vip: PortOf(k.Vip, k.VipPort), endpoint: PortOf(k.Endpoint, k.EndpointPort),
 			middle: netip.AddrPortFrom(f.middle.Addr(), Wire(k.MiddlePort)), node: f.node,
-			masquerade: f.masquerade, protocol: f.protocol, first: f.first,
+			masquerade: f.masquerade, direct: k.Options&KernelOptionOPTION_DIRECT != 0, protocol: f.protocol, first: f.first,
 			generation: k.Generation, service: k.Service, state: k.State, seen: k.Seen, firstEnd: k.FirstEnd, fin: k.Fin,
 			answered: k.Answered != 0, data: k.Data != 0, closed: k.Closed != 0, elsewhere: k.Ifindex != x.ifindex,
 		}

@@ -44,6 +44,7 @@ func (g *generator) world(flows int) {
 		alive: !g.one(5), mostUndecided: g.IntN(40), mostUnconfirmed: 16,
 	}
 	g.m = m
+	m.loads[0] = &modelLoad{} // of no Service
 	for id := range uint32(4) {
 		m.loads[id+1] = &modelLoad{begun: g.IntN(20), opened: g.IntN(6), distrusted: g.one(6)}
 	}
@@ -56,7 +57,9 @@ func (g *generator) world(flows int) {
 			}
 			m.entries[t] = modelEntry{i, role}
 		}
-		m.served[modelTuple{dst: f.vip, protocol: f.protocol}] = f.service
+		if !f.direct {
+			m.served[modelTuple{dst: f.vip, protocol: f.protocol}] = f.service
+		}
 		if g.one(3) { // a client whose session the relay has
 			f := g.flow(g.one(2), udp)
 			m.served[modelTuple{dst: f.vip, protocol: udp}] = f.service
@@ -91,8 +94,11 @@ func (g *generator) flow(ipv6 bool, protocol byte) modelFlow {
 	if g.one(2) {
 		f.seen |= KernelSeenKNOWN
 	}
-	if protocol == udp && g.one(4) {
-		f.seen |= KernelSeenBESIDE
+	if g.one(2) {
+		f.seen |= KernelSeenPASSED
+	}
+	if f.direct = !f.masquerade && g.one(6); f.direct {
+		f.vip = f.endpoint
 	}
 	f.elsewhere = g.one(4)
 	return f

@@ -140,7 +140,7 @@ func (m *model) associationFromEndpoint(s *skbuff, p *modelPacket, f *modelFlow,
 	switch {
 	case ours && p.chunks.of[chunkAbort] && moving:
 		return absorb
-	case ours && p.chunks.of[chunkAbort] && m.alive:
+	case ours && p.chunks.of[chunkAbort] && m.alive && !f.direct:
 		m.tell(s, KernelEventKindEVENT_REFUSED, index, KernelReasonREASON_RST)
 		return absorb
 	case ours && p.chunks.of[chunkAbort]:
@@ -154,6 +154,9 @@ func (m *model) associationFromEndpoint(s *skbuff, p *modelPacket, f *modelFlow,
 		f.end = [2]uint32{fromClient: p.sequence, fromEndpoint: f.first}
 		f.fin = [2]uint32{f.first, p.sequence}
 		m.notice(KernelEventKindEVENT_OPEN, index, 0)
+		return translate
+	}
+	if f.direct {
 		return translate
 	}
 	m.tell(s, KernelEventKindEVENT_COLLISION, index, 0)

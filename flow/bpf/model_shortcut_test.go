@@ -55,7 +55,7 @@ func (m *model) direct(s *skbuff, p *modelPacket, f *modelFlow, from int) bool {
 	// The SYN passes the IP stack, its answer need not.
 	answer := f.state == KernelStateASKING && from == fromEndpoint && f.protocol == tcp && p.flags&(flagSYN|flagACK|flagRST|flagFIN) == flagSYN|flagACK &&
 		after(p.ack, f.first+1) && after(f.end[fromClient], p.ack)
-	if open := f.state == KernelStateOPEN && f.seen&KernelSeenBESIDE == 0 && p.flags&flagSYN == 0; !open && !answer {
+	if open := f.state == KernelStateOPEN && p.flags&flagSYN == 0; !open && !answer {
 		return false
 	}
 	header, ttl := 20, 8

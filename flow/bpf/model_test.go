@@ -27,6 +27,7 @@ type modelEntry struct {
 type modelFlow struct {
 	client, vip, endpoint, middle, node netip.AddrPort
 	masquerade                          bool
+	direct                              bool // to the endpoint itself
 	protocol                            byte
 	generation, service                 uint32
 
@@ -158,19 +159,26 @@ func (m *model) ingress(s *skbuff) modelVerdict {
 	direct := m.direct(s, p, f, from)
 	switch e.role {
 	case KernelRoleMASQUERADE:
-		f.beside()
 		return pass
 	case KernelRoleTO_ENDPOINT:
 		switch m.fromClient(s, p, f, e.flow) {
 		case absorb:
 			return drop
 		case restart:
+			if f.direct { // the client's next connection takes the same way
+				m.beginAgain(p, f)
+				m.fromClient(s, p, f, e.flow)
+				return p.give(s, f, KernelRoleTO_ENDPOINT)
+			}
 			return m.begin(s, p, uint32(e.flow))
 		}
 		if direct {
 			return m.forward(s, p, f, fromClient)
 		}
 	case KernelRoleUNMASQUERADE, KernelRoleTO_CLIENT:
+		if e.role == KernelRoleTO_CLIENT && f.masquerade {
+			return pass // those of the flow are translated at egress, and others are the client's own
+		}
 		if direct {
 			m.fromEndpoint(s, p, f, e.flow)
 			return m.forward(s, p, f, fromEndpoint)
@@ -201,11 +209,12 @@ func (m *model) egress(s *skbuff) modelVerdict {
 		return pass
 	}
 	f := &m.flows[e.flow]
-	if f.seen&KernelSeenBESIDE != 0 && e.role != KernelRoleTO_ENDPOINT && e.role != KernelRoleUNMASQUERADE {
-		return pass // the client has asked the endpoint itself last
-	}
 	switch e.role {
 	case KernelRoleTO_CLIENT:
+		if p.opens() && f.state >= KernelStateCLOSED { // the endpoint is a client itself
+			delete(m.entries, p.tuple)
+			return pass
+		}
 		switch m.fromEndpoint(s, p, f, e.flow) {
 		case absorb:
 			return drop
@@ -213,6 +222,7 @@ func (m *model) egress(s *skbuff) modelVerdict {
 			return pass
 		}
 	case KernelRoleMASQUERADE:
+		f.seen |= KernelSeenPASSED
 	case KernelRoleSTALE:
 		if p.tuple.protocol == tcp && p.has(flagSYN|flagACK) || p.chunks.of[chunkInitAck] {
 			m.tell(s, KernelEventKindEVENT_LATE, e.flow, 0)
@@ -262,10 +272,7 @@ const longestUpcall = 1600
 func (m *model) begin(s *skbuff, p *modelPacket, before uint32) modelVerdict {
 	id, ok := m.served[modelTuple{dst: p.tuple.dst, protocol: p.tuple.protocol}]
 	if !ok {
-		if e := m.entries[p.tuple.swapped()]; e.role == KernelRoleTO_CLIENT || e.role == KernelRoleSTALE {
-			m.flows[e.flow].beside()
-		}
-		return pass
+		return m.beginDirect(s, p)
 	}
 	l := m.loads[id]
 	first := p.fragment == wholePacket && !s.gso && (p.isUDP() || p.opens())
@@ -326,9 +333,6 @@ func (m *model) icmpError(s *skbuff, p *modelPacket, roles ...KernelRole) modelV
 		return pass
 	}
 	f := &m.flows[e.flow]
-	if f.seen&KernelSeenBESIDE != 0 && roles[0] == KernelRoleTO_CLIENT {
-		return pass
-	}
 	if e.role == KernelRoleSTALE {
 		return drop
 	}
@@ -336,7 +340,8 @@ func (m *model) icmpError(s *skbuff, p *modelPacket, roles ...KernelRole) modelV
 	if f.protocol == udp && KernelReason(reason) == KernelReasonREASON_PORT && p.tuple.src.Addr() != f.endpoint.Addr() {
 		reason = int(KernelReasonREASON_HOST)
 	}
-	if e.role == KernelRoleTO_CLIENT && reason >= 0 && (f.state == KernelStateASKING || f.state == KernelStateMOVING) {
+	hears := e.role == KernelRoleTO_CLIENT && !f.direct
+	if hears && reason >= 0 && (f.state == KernelStateASKING || f.state == KernelStateMOVING) {
 		if f.protocol != udp && q.sequence != f.first {
 			return pass // of the client's own connection to the endpoint
 		}
@@ -347,7 +352,7 @@ func (m *model) icmpError(s *skbuff, p *modelPacket, roles ...KernelRole) modelV
 			m.tell(s, KernelEventKindEVENT_REFUSED, e.flow, KernelReason(reason))
 			return drop
 		}
-	} else if e.role == KernelRoleTO_CLIENT && KernelReason(reason) == KernelReasonREASON_PORT && reason >= 0 && f.protocol == udp && m.alive {
+	} else if hears && KernelReason(reason) == KernelReasonREASON_PORT && reason >= 0 && f.protocol == udp && m.alive {
 		m.tell(s, KernelEventKindEVENT_UNREACHABLE, e.flow, KernelReasonREASON_PORT)
 		return drop
 	}

@@ -57,21 +57,13 @@ func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) m
 		}
 	}
 	if f.protocol == udp {
-		f.seen &^= KernelSeenBESIDE
-		if n := f.packets[fromClient]; f.state <= KernelStateMOVING && n >= 1 && n < MostUnanswered && m.alive &&
+		if n := f.packets[fromClient]; f.state <= KernelStateMOVING && !f.direct && n >= 1 && n < MostUnanswered && m.alive &&
 			p.fragment == wholePacket && !s.gso && len(s.frame) <= longestUpcall {
 			m.events = append(m.events, modelEvent{kind: KernelEventKindEVENT_UNANSWERED, flow: uint32(index), generation: f.generation, packet: string(s.frame)})
 		}
 	}
 	f.count(s, p, fromClient)
 	return translate
-}
-
-// beside notes a datagram from the client to the endpoint itself, by the session's ports.
-func (f *modelFlow) beside() {
-	if f.protocol == udp && !f.elsewhere {
-		f.seen |= KernelSeenBESIDE
-	}
 }
 
 // fromEndpoint follows a packet E -> C:m.
@@ -88,6 +80,9 @@ func (m *model) fromEndpoint(s *skbuff, p *modelPacket, f *modelFlow, index int)
 		} else if f.protocol == tcp {
 			m.follow(p, f, index, fromEndpoint)
 		} else if f.state == KernelStateASKING {
+			if f.elsewhere && f.seen&KernelSeenPASSED == 0 {
+				return leave // perhaps nobody has asked
+			}
 			f.state, f.answered = KernelStateOPEN, true
 		}
 		if p.payload > 0 {
@@ -111,7 +106,7 @@ func (m *model) answer(s *skbuff, p *modelPacket, f *modelFlow, index int) model
 		return absorb
 	case refuses && moving:
 		return absorb
-	case refuses && m.alive:
+	case refuses && m.alive && !f.direct:
 		m.tell(s, KernelEventKindEVENT_REFUSED, index, KernelReasonREASON_RST)
 		return absorb
 	case refuses:
@@ -124,6 +119,9 @@ func (m *model) answer(s *skbuff, p *modelPacket, f *modelFlow, index int) model
 		f.acked[fromEndpoint] = p.ack
 		f.acked[fromClient] = p.sequence
 		m.notice(KernelEventKindEVENT_OPEN, index, 0)
+		return translate
+	}
+	if f.direct {
 		return translate
 	}
 	m.tell(s, KernelEventKindEVENT_COLLISION, index, 0)

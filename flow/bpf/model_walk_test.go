@@ -171,7 +171,7 @@ func (g *generator) walkWorld(flows int) {
 	g.tables(0)
 	for i := 1; i <= flows; i++ {
 		f := g.flow(g.one(2), tcp)
-		for f.state != KernelStateASKING {
+		for f.state != KernelStateASKING || f.direct {
 			f = g.flow(g.one(2), tcp)
 		}
 		f.masquerade = false

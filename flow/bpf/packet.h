@@ -35,6 +35,8 @@ enum tcx { TCX_NEXT = -1, TCX_DROP = 2 };
 enum passage {
 	PUT_BACK = 0x5100,   // userspace has put it back
 	TRANSLATED = 0x5200, // there is nothing left to do
+	HALFWAY = 0x5300,    // of a hidden client's flow: the first of two translations is done
+	NOTED = 0x5400,      // TRANSLATED, and egress notes that the packet has passed
 };
 
 enum fragment { WHOLE, FIRST_FRAGMENT, LATER_FRAGMENT };

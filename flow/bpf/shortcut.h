@@ -53,7 +53,7 @@ static __always_inline int is_plain(struct __sk_buff *skb, const struct packet *
 static __always_inline int may_go(const struct packet *p, const struct flow *f, int from)
 {
 	if (f->state == OPEN)
-		return !(p->flags & SYN) && !(f->seen & BESIDE);
+		return !(p->flags & SYN);
 	return f->state == ASKING && from && f->protocol == IPPROTO_TCP && is_syn_ack(p, f);
 }
 

@@ -137,6 +137,26 @@ static __always_inline int vacate(const struct packet *p, __u32 index)
 	return 1;
 }
 
+// begin_flow sets what a flow's first packet tells.
+static __always_inline void begin_flow(struct __sk_buff *skb, const struct packet *p, struct flow *f, __u64 now)
+{
+	__u32 generation = f->generation + 1;
+	__builtin_memset(f, 0, sizeof(*f));
+	f->generation = generation;
+	f->ifindex = skb->ifindex;
+	f->client = p->tuple.src;
+	f->vip = p->tuple.dst;
+	f->client_port = p->tuple.sport;
+	f->vip_port = p->tuple.dport;
+	f->protocol = p->tuple.protocol;
+	f->attempts = 1;
+	f->options = p->ipv6 ? OPTION_IPV6 : 0;
+	f->first_sequence = p->sequence;
+	f->started = now;
+	f->way[0].last = now;
+	f->way[0].end = f->way[1].acked = p->sequence + 1;
+}
+
 // decide begins a flow, of which userspace hears afterwards. It returns the flow's index, or
 // 0 if userspace has to be asked. before is the flow that had the packet's tuple, or 0.
 static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, struct served *s, __u32 before)
@@ -156,25 +176,11 @@ static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, str
 	struct flow *f = flow_of(index);
 	if (!index || !f)
 		return 0;
-	__u32 generation = f->generation + 1;
-	__builtin_memset(f, 0, sizeof(*f));
-	f->generation = generation;
-	f->ifindex = skb->ifindex;
+	begin_flow(skb, p, f, now);
 	f->service = s->service;
-	f->client = p->tuple.src;
-	f->vip = p->tuple.dst;
 	f->endpoint = e->addr;
-	f->client_port = p->tuple.sport;
-	f->middle_port = bpf_htons(middle);
-	f->vip_port = p->tuple.dport;
 	f->endpoint_port = e->port;
-	f->protocol = p->tuple.protocol;
-	f->attempts = 1;
-	f->options = p->ipv6 ? OPTION_IPV6 : 0;
-	f->first_sequence = p->sequence;
-	f->started = now;
-	f->way[0].last = now;
-	f->way[0].end = f->way[1].acked = p->sequence + 1;
+	f->middle_port = bpf_htons(middle);
 	__sync_fetch_and_or(&f->state, ASKING); // a barrier too
 	if (enter(p, f, index)) {
 		f->state = FREE;
@@ -184,7 +190,7 @@ static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, str
 	__sync_fetch_and_add(&l->opened, 1);
 	if (f->protocol == IPPROTO_TCP)
 		__sync_fetch_and_add(&l->begun, 1);
-	if (hand_up(&notices, skb, index, s->service, generation, EVENT_BEGUN, BPF_RB_NO_WAKEUP))
+	if (hand_up(&notices, skb, index, s->service, f->generation, EVENT_BEGUN, BPF_RB_NO_WAKEUP))
 		__sync_fetch_and_add(&c->untold, 1);
 	count(COUNT_DECIDED);
 	return index;

@@ -146,15 +146,6 @@ static __always_inline void count_packet(struct flow *f, const struct packet *p,
 	note_time(d);
 }
 
-// mark_beside notes that a client has sent a datagram from a session's port to the session's
-// endpoint itself: what the endpoint sends next belongs to that. The session's own packets
-// look the same at a second interface, such as a bridge that the client's belongs to.
-static __always_inline void mark_beside(struct __sk_buff *skb, struct flow *f)
-{
-	if (f->protocol == IPPROTO_UDP && f->ifindex == skb->ifindex)
-		mark(f, BESIDE);
-}
-
 // is_opening says whether a segment asks for a connection.
 static __always_inline int is_opening(const struct packet *p)
 {
@@ -175,7 +166,7 @@ static __always_inline void copy_unanswered(struct __sk_buff *skb, const struct 
 		return;
 	}
 	__u64 n = f->way[0].packets;
-	if (f->state > MOVING || !n || n >= MOST_UNANSWERED || p->fragment || is_segmented(skb) || skb->len > LARGE)
+	if (f->state > MOVING || (f->options & OPTION_DIRECT) || !n || n >= MOST_UNANSWERED || p->fragment || is_segmented(skb) || skb->len > LARGE)
 		return;
 	struct control *c = control();
 	// Copies leave half of the ring to the notices of flows.
@@ -198,11 +189,8 @@ static __always_inline enum verdict follow_client(struct __sk_buff *skb, struct 
 			advance(&f->way[0], p->sequence + 1 + p->payload); // TCP Fast Open
 		}
 	}
-	if (f->protocol == IPPROTO_UDP) {
-		if (unlikely(f->seen & BESIDE))
-			__sync_fetch_and_and(&f->seen, ~BESIDE);
+	if (f->protocol == IPPROTO_UDP)
 		copy_unanswered(skb, p, f, index);
-	}
 	count_packet(f, p, 0);
 	return GO;
 }
@@ -222,7 +210,7 @@ GLOBAL enum verdict handle_refusal(struct __sk_buff *skb, struct flow *f, __u32 
 	if (f->state == MOVING)
 		return ABSORB; // userspace knows already
 	struct control *c = control();
-	if (c && is_alive(c, bpf_ktime_get_ns())) {
+	if (!(f->options & OPTION_DIRECT) && c && is_alive(c, bpf_ktime_get_ns())) {
 		count(COUNT_REFUSED);
 		tell(&upcalls, skb, f, index, EVENT_REFUSED, REASON_RST, 0);
 		return ABSORB;
@@ -265,11 +253,21 @@ GLOBAL enum verdict handle_answer(struct __sk_buff *skb, const struct packet *p,
 		notice(skb, f, index, EVENT_OPEN);
 		return GO;
 	}
+	if (f->options & OPTION_DIRECT)
+		return GO; // of an old connection by the same port
 	// Not an answer to this SYN: it belongs to a connection that the client has to the
 	// endpoint itself, with the same ports.
 	count(COUNT_COLLISIONS);
 	tell(&upcalls, skb, f, index, EVENT_COLLISION, 0, 0);
 	return LEAVE;
+}
+
+// is_unheard says whether an endpoint can answer no datagram of a session: what it sends is
+// not for the interface that they came by, and the node has forwarded none. Perhaps somebody
+// else sent them in the client's name, and the node's own rules dropped them.
+static __always_inline int is_unheard(const struct __sk_buff *skb, const struct flow *f)
+{
+	return !(f->seen & PASSED) && f->ifindex != skb->ifindex;
 }
 
 // follow_endpoint follows a packet E -> C:m.
@@ -285,6 +283,8 @@ static __always_inline enum verdict follow_endpoint(struct __sk_buff *skb, struc
 				follow_tcp(skb, p, f, index, 1);
 			}
 		} else if (unlikely(f->state == ASKING)) {
+			if (is_unheard(skb, f))
+				return LEAVE;
 			if (__sync_val_compare_and_swap(&f->state, ASKING, OPEN) == ASKING)
 				f->answered = bpf_ktime_get_ns();
 		}

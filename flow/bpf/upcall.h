@@ -40,17 +40,18 @@ static __always_inline void describe(struct event *e, struct __sk_buff *skb, enu
 	e->attempt = e->zero = 0;
 }
 
-// tell reports an event of a flow, without a packet.
-static __always_inline void tell(void *ring, struct __sk_buff *skb, struct flow *f, __u32 index, enum event_kind kind, enum reason reason, __u64 flags)
+// tell reports an event of a flow, without a packet. It returns -1 if the ring is full.
+static __always_inline int tell(void *ring, struct __sk_buff *skb, struct flow *f, __u32 index, enum event_kind kind, enum reason reason, __u64 flags)
 {
 	struct event *e = bpf_ringbuf_reserve(ring, sizeof(*e), 0);
 	if (!e) {
 		count(PASSED_RING_FULL);
-		return;
+		return -1;
 	}
 	describe(e, skb, kind, index, 0, f->generation, reason);
 	e->attempt = f->attempts;
 	bpf_ringbuf_submit(e, flags);
+	return 0;
 }
 
 // ENCLOSE hands up a packet in an event of a type. It returns 0 if the packet is up.

@@ -18,6 +18,16 @@ var flows = []mutation{
 		pkg: "flow/bpf", test: "TestModelOfConnections",
 	},
 	{
+		name: "flow-direct-port-kept", what: "a client that asks an endpoint itself keeps a port that the endpoint knows",
+		file: "flow/bpf/flow.bpf.c", old: "if (!is_taken(p))", new: "if (1)",
+		pkg: "flow", test: "TestClientsMixServicesAndEndpoints",
+	},
+	{
+		name: "flow-unheard-believed", what: "a forged datagram takes over a session",
+		file: "flow/bpf/track.h", old: "if (is_unheard(skb, f))", new: "if (0)",
+		pkg: "flow", test: "TestForgedDatagramsTakeNoSession",
+	},
+	{
 		name: "flow-fin-counted", what: "a record counts a FIN as a byte",
 		file: "flow/bpf/track.h", old: "if (!(f->seen & fin)) // a FIN", new: "if (1) // a FIN",
 		pkg: "flow/bpf", test: "TestModelOfConnections",

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// A client may ask an endpoint itself by a port that it also has towards a Service. The
+// endpoint would take both for one connection, and nobody could tell its answers apart.
+//
+// If the endpoint sees the client's address in both, the direct connection gets another port
+// on its way, as netfilter gives it one: it is a flow with OPTION_DIRECT, without a Service or
+// a record. If the Service's flow hides the client, the endpoint can tell them apart. Then
+// packets between the hooks look the same, and tc_index tells: those of the Service's flow
+// are HALFWAY.
+#ifndef DIRECT_H
+#define DIRECT_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "index.h"
+#include "layout.h"
+#include "maps.h"
+#include "packet.h"
+#include "table.h"
+#include "track.h"
+#include "translate.h"
+#include "upcall.h"
+
+// is_clients_own says whether a packet at ingress that looks like one of a hidden client's
+// flow is of the client's own connection to the endpoint.
+static __always_inline int is_clients_own(const struct __sk_buff *skb, enum role role, const struct flow *f)
+{
+	return (role == MASQUERADE || role == TO_CLIENT) && (f->options & OPTION_MASQUERADE) && skb->tc_index != HALFWAY;
+}
+
+// is_taken says whether the endpoint that a packet is for knows the client's port by a flow. A
+// flow whose first packet the node has dropped takes nothing.
+GLOBAL int is_taken(const struct packet *p)
+{
+	struct tuple back;
+	if (!p)
+		return 0;
+	swap(&back, &p->tuple);
+	__u32 found = find(&back);
+	if (role_in(found) == STALE)
+		return 1;
+	if (role_in(found) != TO_CLIENT)
+		return 0;
+	struct flow *f = flow_of(flow_in(found));
+	return f && !(f->options & OPTION_MASQUERADE) && (f->state >= OPEN || (f->seen & PASSED));
+}
+
+// note_passed notes that a packet which ingress has translated leaves the node.
+GLOBAL int note_passed(const struct packet *p)
+{
+	struct tuple back;
+	if (!p)
+		return 0;
+	swap(&back, &p->tuple);
+	__u32 found = find(&back);
+	struct flow *f = role_in(found) == TO_CLIENT ? flow_of(flow_in(found)) : NULL;
+	if (f)
+		mark(f, PASSED);
+	return 0;
+}
+
+#define DIRECT_TRIES 4
+#define SPARE_SHARE 4 // direct connections leave one index in so many to Services
+
+// next_port is another port for a client's, or 0.
+static __always_inline __be16 next_port(const struct tuple *t, const struct control *c, int try)
+{
+	__u32 port = FIRST_PORT + (bpf_ntohs(t->sport) + try * 977) % (LAST_PORT - FIRST_PORT + 1);
+	return is_reply_port(c, port) ? 0 : bpf_htons(port);
+}
+
+// redirect_client begins the flow of a client's own connection. It returns the flow's index, or 0.
+static __always_inline __u32 redirect_client(struct __sk_buff *skb, const struct packet *p)
+{
+	struct control *c = control();
+	if (!c || (c->given - c->taken) * SPARE_SHARE < c->most_flows)
+		return 0;
+	__u32 index = take(c);
+	struct flow *f = flow_of(index);
+	if (!index || !f)
+		return 0;
+	begin_flow(skb, p, f, bpf_ktime_get_ns());
+	f->endpoint = f->vip;
+	f->endpoint_port = f->vip_port;
+	f->options |= OPTION_DIRECT;
+	for (int i = 0; i < DIRECT_TRIES; i++) {
+		f->middle_port = next_port(&p->tuple, c, i);
+		if (!f->middle_port)
+			continue;
+		__sync_fetch_and_or(&f->state, ASKING); // a barrier too
+		if (enter(p, f, index))
+			continue;
+		if (tell(&notices, skb, f, index, EVENT_DIRECT, 0, BPF_RB_NO_WAKEUP))
+			__sync_fetch_and_add(&c->untold, 1);
+		return index;
+	}
+	f->state = FREE;
+	tell(&notices, skb, f, index, EVENT_UNUSED, 0, BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+// begin_again has the flow of a client's own connection serve its next one. It returns -1 if
+// userspace has just freed it.
+static __always_inline int begin_again(const struct packet *p, struct flow *f)
+{
+	__u32 state = f->state;
+	f->first_sequence = p->sequence;
+	f->way[0].end = f->way[1].acked = p->sequence + 1;
+	f->first_end = 0;
+	__sync_fetch_and_and(&f->seen, PASSED);
+	return __sync_val_compare_and_swap(&f->state, state, ASKING) == state && state != FREE ? 0 : -1;
+}
+
+#endif

@@ -1,0 +1,46 @@
+package bpf
+
+import "net/netip"
+
+// What the model knows of clients that ask an endpoint itself.
+
+// beginDirect gives the client another port if the endpoint knows its own one by a flow.
+func (m *model) beginDirect(s *skbuff, p *modelPacket) modelVerdict {
+	e := m.entries[p.tuple.swapped()]
+	other := &m.flows[e.flow]
+	known := e.role == KernelRoleSTALE ||
+		e.role == KernelRoleTO_CLIENT && !other.masquerade && (other.state >= KernelStateOPEN || other.seen&KernelSeenPASSED != 0)
+	if p.fragment != wholePacket || !p.isUDP() && !p.opens() || !known || len(m.spare) == 0 || 4*len(m.spare) < m.mostFlows {
+		return pass
+	}
+	index := m.spare[0]
+	m.spare = m.spare[1:]
+	f := &m.flows[index]
+	*f = modelFlow{
+		client: p.tuple.src, vip: p.tuple.dst, endpoint: p.tuple.dst, node: p.tuple.dst, protocol: p.tuple.protocol,
+		direct: true, generation: f.generation + 1, first: p.sequence,
+	}
+	f.end[fromClient], f.acked[fromEndpoint] = f.first+1, f.first+1
+	for try := range uint32(4) {
+		f.middle = netip.AddrPortFrom(f.client.Addr(), uint16(1024+(uint32(p.tuple.src.Port())+try*977)%(9999-1024+1)))
+		back := modelTuple{f.endpoint, f.middle, f.protocol}
+		if _, taken := m.entries[back]; taken || m.isReply(f.middle.Port()) {
+			continue
+		}
+		f.state = KernelStateASKING
+		m.entries[back] = modelEntry{index, KernelRoleTO_CLIENT}
+		m.entries[p.tuple] = modelEntry{index, KernelRoleTO_ENDPOINT}
+		m.tell(s, KernelEventKindEVENT_DIRECT, index, 0)
+		m.fromClient(s, p, f, index)
+		return p.give(s, f, KernelRoleTO_ENDPOINT)
+	}
+	m.tell(s, KernelEventKindEVENT_UNUSED, index, 0)
+	return pass
+}
+
+// beginAgain has a flow of such a client serve its next connection.
+func (m *model) beginAgain(p *modelPacket, f *modelFlow) {
+	f.state, f.first, f.firstEnd = KernelStateASKING, p.sequence, 0
+	f.end[fromClient], f.acked[fromEndpoint] = f.first+1, f.first+1
+	f.seen &= KernelSeenPASSED
+}

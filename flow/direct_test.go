@@ -1,0 +1,140 @@
+package flow
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// mixed is a client that asks Services and their endpoint by few ports.
+type mixed struct {
+	t      *testing.T
+	lab    *netns.Lab
+	server net.Listener
+	sides  map[string][2]net.Conn // open connections, by port and destination
+}
+
+// connect connects from a port, and returns both sides, or nil if the client has that connection
+// still.
+func (m *mixed) connect(port int, to string) (sides [2]net.Conn) {
+	m.t.Helper()
+	c, err := m.lab.Client.Dialer(&net.Dialer{
+		Timeout:   patience,
+		LocalAddr: &net.TCPAddr{IP: m.lab.Client.IPv4.AsSlice(), Port: port},
+		Control: func(_, _ string, c syscall.RawConn) error {
+			var err error
+			_ = c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
+			return err
+		},
+	}, "tcp", to)
+	if errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EADDRINUSE) {
+		return sides
+	}
+	if err != nil {
+		m.t.Fatalf("from %d to %s: %v", port, to, err)
+	}
+	_ = c.SetDeadline(time.Now().Add(patience))
+	word := fmt.Sprint(port, to, rand.Uint64())
+	if _, err := c.Write([]byte(word)); err != nil {
+		m.t.Fatalf("from %d to %s: %v", port, to, err)
+	}
+	s, err := m.server.Accept()
+	if err != nil {
+		m.t.Fatalf("from %d to %s: %v", port, to, err)
+	}
+	b := make([]byte, 100)
+	if n, err := s.Read(b); err != nil || string(b[:n]) != word {
+		m.t.Fatalf("from %d to %s: %q, %v", port, to, b[:n], err)
+	}
+	return [2]net.Conn{c, s}
+}
+
+// end ends a connection in one of several ways.
+func (m *mixed) end(sides [2]net.Conn, how int) {
+	m.t.Helper()
+	first, last := sides[how%2], sides[1-how%2]
+	if how >= 2 {
+		_ = first.(*net.TCPConn).SetLinger(0)
+	}
+	_ = first.Close()
+	_ = last.SetDeadline(time.Now().Add(patience))
+	if _, err := last.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		m.t.Fatalf("the end was not noticed: %v", err)
+	}
+	_ = last.Close()
+}
+
+// Clients that ask a Service, another one with the same endpoint, and that endpoint itself, from
+// few ports, get answers from where they have asked, whichever comes first and however it ends.
+func TestClientsMixServicesAndEndpoints(t *testing.T) {
+	for _, hidden := range []bool{false, true} {
+		forDeciders(t, func(t *testing.T, by func(*Options)) {
+			lab := netns.NewLab(t, 1)
+			server, err := lab.Backends[0].Listen("tcp", ":8080")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer server.Close()
+			_ = server.(*net.TCPListener).SetDeadline(time.Now().Add(10 * patience))
+			endpoint := at(lab.Backends[0].IPv4, 8080)
+			n := newNode(t, lab, by)
+			n.config.MasqueradeAll = hidden
+			n.apply(svc(vip4, nil, endpoint))
+			n.apply(named("other", svc("10.96.0.11", nil, endpoint)))
+			m := &mixed{t: t, lab: lab, server: server, sides: make(map[string][2]net.Conn)}
+			slow, made, services := 0, 0, 0
+			const ports = 20
+			for range 600 {
+				port, to := 45000+rand.IntN(ports), []string{vip4 + ":80", "10.96.0.11:80", endpoint.String()}[rand.IntN(3)]
+				key := fmt.Sprint(port, " ", to)
+				if sides, is := m.sides[key]; is {
+					delete(m.sides, key)
+					m.end(sides, rand.IntN(4))
+					continue
+				}
+				began := time.Now()
+				sides := m.connect(port, to)
+				if sides[0] == nil {
+					continue // the client itself has it in TIME-WAIT
+				}
+				if time.Since(began) > 50*time.Millisecond {
+					slow++
+				}
+				made++
+				if to != endpoint.String() {
+					services++
+				}
+				m.sides[key] = sides
+			}
+			for _, sides := range m.sides {
+				m.end(sides, rand.IntN(4))
+			}
+			t.Logf("hidden %v: %d connections, %d to Services, %d took 50 ms and more", hidden, made, services, slow)
+			if slow > made/10 { // a busy machine delays some
+				t.Errorf("hidden %v: %d of %d connections took 50 ms and more", hidden, slow, made)
+			}
+			n.stop()
+			n.left = true
+			n.end()
+			records := n.taken()
+			if len(records) != services {
+				t.Errorf("hidden %v: %d records of %d connections", hidden, len(records), services)
+			}
+			for _, r := range records {
+				if r.Path != conntrack.Kernel || r.Port == nil {
+					t.Errorf("%+v", r)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,85 @@
+package flow
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// sendAs sends a datagram from a host with any source address.
+func sendAs(t *testing.T, h *netns.Host, from, to netip.AddrPort, payload string) {
+	t.Helper()
+	b := appendIP(nil, from.Addr(), to.Addr(), syscall.IPPROTO_UDP, byte(8+len(payload)))
+	b = binary.BigEndian.AppendUint16(b, from.Port())
+	b = binary.BigEndian.AppendUint16(b, to.Port())
+	b = binary.BigEndian.AppendUint16(b, uint16(8+len(payload)))
+	b = append(append(b, 0, 0), payload...)
+	if err := h.Do(func() error {
+		fd, err := sys.RawSender(false)
+		if err != nil {
+			return err
+		}
+		defer sys.Close(fd)
+		if errno := sys.SendRaw(fd, to.Addr(), b); errno != 0 {
+			return errno
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A host cannot take a session of another one over, if the node drops what it sends in that
+// one's name: neither one with an endpoint itself, by a Service of its own with that endpoint,
+// nor one with a Service, by the endpoint's address.
+func TestForgedDatagramsTakeNoSession(t *testing.T) {
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 2)
+		lab.Backends[0].WitnessUDP(t, 8080)
+		victim, attacker, endpoint := lab.Client, lab.Backends[1], at(lab.Backends[0].IPv4, 8080)
+		lab.Node.NFT(t, fmt.Sprintf("add table inet guard; add chain inet guard raw { type filter hook prerouting priority raw; }; add rule inet guard raw iifname != client ip saddr %s counter drop", victim.IPv4))
+		n := newNode(t, lab, by)
+		n.apply(svc(vip4, nil, endpoint))
+		n.apply(named("other", svc("10.96.0.11", nil, endpoint)))
+		own, service, attackers := netip.AddrPortFrom(victim.IPv4, 41000), netip.MustParseAddrPort(vip4+":80"), netip.MustParseAddrPort("10.96.0.11:80")
+		for _, to := range []netip.AddrPort{endpoint, service} {
+			own = netip.AddrPortFrom(own.Addr(), own.Port()+1)
+			socket, err := victim.ListenPacket("udp4", own.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer socket.Close()
+			seen := ""
+			for i := range 3 {
+				if _, err := socket.WriteTo([]byte("hello"), net.UDPAddrFromAddrPort(to)); err != nil {
+					t.Fatal(err)
+				}
+				b := make([]byte, 1<<10)
+				_ = socket.SetReadDeadline(time.Now().Add(patience))
+				size, from, err := socket.ReadFrom(b)
+				if err != nil || from.String() != to.String() {
+					t.Fatalf("question %d to %v: an answer of %v, %v", i, to, from, err)
+				}
+				said, _, _ := strings.Cut(string(b[:size]), "\n")
+				if seen != "" && said != seen {
+					t.Errorf("question %d to %v: the endpoint saw %q, and before %q", i, to, said, seen)
+				}
+				seen = said
+				had := n.server.Stats().Kernel["translated"]
+				sendAs(t, attacker, own, attackers, "forged")
+				wait.True(t, "the forged datagram", func() bool { return n.server.Stats().Kernel["translated"] > had })
+				sendAs(t, attacker, own, endpoint, "forged")
+				sendAs(t, attacker, own, service, "forged")
+			}
+		}
+	})
+}
