@@ -163,6 +163,15 @@ func testAlerts(t *testing.T, w *world) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	played, err := os.ReadFile("testdata/alerts_test.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.write("alerts.yaml", string(text))
+	w.write("alerts_test.yaml", string(played))
+	if out, err := w.hosts.Node.Command(t, "promtool", "test", "rules", filepath.Join(w.dir, "alerts_test.yaml")).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
 	var file struct {
 		Groups []struct {
 			Rules []struct{ Alert, Expr string }
