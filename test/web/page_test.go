@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -159,7 +161,7 @@ func addressed(t *testing.T, _ *demo, b *browser) {
 }
 
 // The story of a connection that met the dead pod names it.
-func retriedStory(t *testing.T, _ *demo, b *browser) {
+func retriedStory(t *testing.T, d *demo, b *browser) {
 	// Not one that another endpoint was late for, or whose client had data left to read.
 	b.visit("#/records?f=" + url.PathEscape("attempts=2 error=refused tried=10.244.1.14 end=client_fin"))
 	b.await("a connection was retried", `document.querySelectorAll("main tbody tr").length > 0`)
@@ -172,6 +174,10 @@ func retriedStory(t *testing.T, _ *demo, b *browser) {
 			t.Errorf("the story lacks %q:\n%s", want, story)
 		}
 	}
+	// What explains it is the configuration of now, which the story says once it is another.
+	d.put(t, "new.yaml", oneManifest)
+	t.Cleanup(func() { _ = os.Remove(filepath.Join(d.manifests, "new.yaml")) })
+	b.await("the story says that the configuration has changed since", `/has changed since/.test(document.querySelector("#panel .outdated")?.textContent)`)
 	b.picture("story")
 	b.filter("")
 }
@@ -262,6 +268,13 @@ func networks(t *testing.T, _ *demo, b *browser) {
 		}
 	}
 }
+
+// oneManifest is a Service that nobody asks.
+const oneManifest = `apiVersion: v1
+kind: Service
+metadata: {name: api, namespace: shop-later}
+spec: {clusterIP: 10.96.9.9, ports: [{name: http, port: 80}]}
+`
 
 // What is chosen has charts of what the proxy has kept.
 func charted(_ *testing.T, _ *demo, b *browser) {

@@ -7,7 +7,7 @@ import { bytes, clock, ending, host, isFailure, time } from "/js/format.js";
 import { reasons } from "/js/explain.js";
 import { keep, recordOf } from "/js/records.js";
 import { note, samples } from "/js/samples.js";
-import { emit, select } from "/js/store.js";
+import { emit, on, select, store } from "/js/store.js";
 
 const errors = {
   refused: "refused", timeout: "did not answer in time", reset: "reset it", unreachable: "cannot be reached",
@@ -103,11 +103,18 @@ export function story(selection) {
     const mark = new Map();
     for (const f of c.failed_attempts ?? []) if (f.endpoint) mark.set(f.endpoint, { text: "tried: " + (errors[f.error] ?? f.error), class: "failed" });
     if (c.endpoint && reached(c)) mark.set(c.endpoint, { text: c.affinity === "hit" ? "chosen: session affinity" : mark.size ? "chosen next, and answered" : "chosen by the balancer", class: "chosen" });
-    return el("section", {}, el("h3", {}, "Why this endpoint"), sentence(), reasons(why, mark),
+    return el("section", {}, el("h3", {}, "Why this endpoint"), sentence(), outdated(), reasons(why, mark),
       el("button", { type: "button", class: "quiet", onclick: () => {
         emit("go", "explain");
         emit("question", { from: host(c.client), to: c.vip, protocol: c.protocol });
       } }, "Open in Explain"));
+  }
+
+  /** Says that another configuration may have decided than the one that explains. */
+  function outdated() {
+    const applied = store.status?.applied;
+    if (!(Date.parse(applied) > Date.parse(c.time))) return null;
+    return el("p", { class: "hint outdated" }, "The configuration has changed since, at " + clock(applied, true) + ": this is how the proxy would decide now.");
   }
 
   function sentence() {
@@ -170,6 +177,13 @@ export function story(selection) {
     });
     stops.push(asking.stop, follow("tap", { filter: "id=" + selection.id }, ended));
   }
+  let applied = store.status?.applied;
+  const stopStatus = on("status", () => {
+    if (store.status.applied === applied) return;
+    applied = store.status.applied;
+    asked = ""; // for the explanation of now
+    draw();
+  });
   draw();
   return {
     root,
@@ -177,6 +191,7 @@ export function story(selection) {
     kind: "Connection",
     stop() {
       for (const stop of stops) stop();
+      stopStatus();
     },
   };
 }
