@@ -116,6 +116,7 @@ const (
 	annotation      = "balancer"
 	hashAnnotation  = "balancer-hash"
 	ejectAnnotation = "eject-after"
+	dialAnnotation  = "dial-timeouts"
 )
 
 // parseHash reports whether the client's port counts in hashes.
@@ -137,6 +138,8 @@ func CheckAnnotation(name, value string) (err error) {
 		_, err = Parse(value)
 	case hashAnnotation:
 		_, err = parseHash(value)
+	case dialAnnotation:
+		_, err = parseTimeouts(value)
 	case ejectAnnotation:
 		_, err = parseEjection(value)
 	}
@@ -165,6 +168,13 @@ func (o Options) For(port *service.Port) (opts Options, problem error) {
 		var err error
 		if o.HashPort, err = parseHash(value); err != nil {
 			problem = errors.Join(problem, fmt.Errorf("annotation sluice.dev/%w; it gets client", err))
+		}
+	}
+	if value, ok := port.Annotations[dialAnnotation]; ok {
+		if timeouts, err := parseTimeouts(value); err == nil {
+			o.Plan.Timeouts = timeouts
+		} else {
+			problem = errors.Join(problem, fmt.Errorf("annotation sluice.dev/%w; it gets the default", err))
 		}
 	}
 	if value, ok := port.Annotations[ejectAnnotation]; ok {

@@ -349,6 +349,7 @@ func TestAnnotations(t *testing.T) {
 		{map[string]string{"balancer": "rr", cilium: "maglev"}, RoundRobin, false, ""},
 		{map[string]string{router: "lblc"}, Random, false, "annotation " + router + `: balancer "lblc": unknown`},
 		{map[string]string{"balancer": "mh", "balancer-hash": "client-port"}, Maglev, true, ""},
+		{map[string]string{"dial-timeouts": "1s,x"}, Random, false, `annotation sluice.dev/dial-timeouts: "1s,x" is not a list`},
 		{map[string]string{"balancer-hash": "port"}, Random, false, `annotation sluice.dev/balancer-hash "port": unknown`},
 	} {
 		got, err := Options{Algorithm: Random}.For(&service.Port{Annotations: tt.annotations})

@@ -335,3 +335,26 @@ func TestExcusedEndpointDoesNotStandInTheWay(t *testing.T) {
 		t.Errorf("%d attempts", d.Attempts())
 	}
 }
+
+// TestDialTimeoutsOfAService: the annotation's come in the place of the defaults.
+func TestDialTimeoutsOfAService(t *testing.T) {
+	opts, err := Options{Plan: DefaultPlan()}.For(&service.Port{Annotations: map[string]string{"dial-timeouts": "2s, 3s"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, list := New(opts), endpoints(3)
+	var d Dial
+	now := time.Duration(0)
+	for attempt, want := range []time.Duration{2 * time.Second, 3 * time.Second, 250 * time.Millisecond} {
+		_, patience, ok := b.Next(&d, list, conn(someone), int64(now))
+		if !ok || patience != want {
+			t.Errorf("attempt %d has %s, want %s", attempt+1, patience, want)
+		}
+		now += patience
+	}
+	for _, wrong := range []string{"", "1", "0s", "16s", "1s,,2s", "1s,1s,1s,1s,1s,1s,1s,1s,1s,1s,1s,1s,1s,1s,1s,1s,1s"} {
+		if list, err := parseTimeouts(wrong); err == nil {
+			t.Errorf("%q: %v", wrong, list)
+		}
+	}
+}

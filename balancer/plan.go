@@ -2,6 +2,8 @@ package balancer
 
 import (
 	"cmp"
+	"fmt"
+	"strings"
 	"time"
 )
 
@@ -39,6 +41,24 @@ func DefaultPlan() Plan {
 		Total:    15 * time.Second,
 		AtOnce:   128,
 	}
+}
+
+// mostTimeouts and longestTimeout bound the annotation of a Service.
+const (
+	mostTimeouts   = 16
+	longestTimeout = 15 * time.Second
+)
+
+// parseTimeouts reads a list of durations such as "250ms,500ms".
+func parseTimeouts(value string) (list []time.Duration, err error) {
+	for text := range strings.SplitSeq(value, ",") {
+		d, err := time.ParseDuration(strings.TrimSpace(text))
+		if err != nil || d < time.Millisecond || d > longestTimeout || len(list) == mostTimeouts {
+			return nil, fmt.Errorf("%s: %q is not a list of 1 to %d durations such as 250ms,500ms,1s, each of 1ms to %s", dialAnnotation, value, mostTimeouts, longestTimeout)
+		}
+		list = append(list, d)
+	}
+	return list, nil
 }
 
 // orDefault replaces zero fields with those of DefaultPlan.

@@ -73,7 +73,11 @@ func (f *flow) HandleTimer(*poll.Timer) {
 func (f *flow) checkConnection(now int64) {
 	o := &f.worker.server.options
 	seen := f.seen()
-	limit := o.IdleTimeout
+	port := f.port
+	if f.record != nil {
+		port = f.record.Port
+	}
+	limit := port.QuietFor(seen&(bpf.KernelSeenCLIENT_FIN|bpf.KernelSeenENDPOINT_FIN) != 0, o.IdleTimeout, o.HalfClosedTimeout)
 	if limit <= 0 && f.protocol == service.SCTP {
 		limit = abandonedAssociation
 	} else if limit <= 0 {
@@ -81,8 +85,6 @@ func (f *flow) checkConnection(now int64) {
 	}
 	if seen&bpf.KernelSeenCONFIRMED == 0 {
 		limit = confirmation
-	} else if seen&(bpf.KernelSeenCLIENT_FIN|bpf.KernelSeenENDPOINT_FIN) != 0 && o.HalfClosedTimeout > 0 {
-		limit = min(limit, o.HalfClosedTimeout)
 	}
 	if due := f.last() + int64(limit+clockTick); now < due {
 		if seen&bpf.KernelSeenCONFIRMED != 0 && !f.park() {

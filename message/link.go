@@ -22,6 +22,13 @@ type Owner interface {
 	LinkEnded(end End)
 }
 
+// Patient is an Owner whose links have idle timeouts of their own.
+type Patient interface {
+	// QuietFor returns how long the link may be quiet; 0 means for ever. idle and
+	// halfClosed are what the Config says.
+	QuietFor(isHalfClosed bool, idle, halfClosed time.Duration) time.Duration
+}
+
 // Socket is a socket that Start takes over.
 type Socket struct {
 	FD      int
@@ -272,10 +279,14 @@ func (l *Link) setTimer() {
 
 // patience returns how long the link may be quiet; 0: for ever.
 func (l *Link) patience() int64 {
-	if l.facts&closing != 0 {
-		return int64(l.worker.config.CloseTimeout)
+	c := &l.worker.config
+	if p, ok := l.owner.(Patient); ok {
+		return int64(p.QuietFor(l.facts&closing != 0, c.IdleTimeout, c.CloseTimeout))
 	}
-	return int64(l.worker.config.IdleTimeout)
+	if l.facts&closing != 0 {
+		return int64(c.CloseTimeout)
+	}
+	return int64(c.IdleTimeout)
 }
 
 // Abort ends a link at once and aborts both sides. It does nothing if the link is not

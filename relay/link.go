@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"time"
+
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
@@ -18,6 +20,13 @@ type Owner interface {
 	// after both descriptors are closed, possibly before Start returns. The link
 	// may be reused after LinkEnded has returned.
 	LinkEnded(l *Link, end End)
+}
+
+// Patient is an Owner whose links have idle timeouts of their own.
+type Patient interface {
+	// QuietFor returns how long the link may be quiet; 0 means for ever. idle and
+	// halfClosed are what the Config says.
+	QuietFor(isHalfClosed bool, idle, halfClosed time.Duration) time.Duration
 }
 
 // Socket is a socket that Start takes over.

@@ -110,8 +110,12 @@ func (l *Link) look() (next int64) {
 
 // patience returns how long the link may be quiet; 0: for ever.
 func (l *Link) patience() int64 {
-	if l.facts&halfClosed != 0 {
-		return int64(l.worker.config.HalfClosedTimeout)
+	c := &l.worker.config
+	if p, ok := l.owner.(Patient); ok {
+		return int64(p.QuietFor(l.facts&halfClosed != 0, c.IdleTimeout, c.HalfClosedTimeout))
 	}
-	return int64(l.worker.config.IdleTimeout)
+	if l.facts&halfClosed != 0 {
+		return int64(c.HalfClosedTimeout)
+	}
+	return int64(c.IdleTimeout)
 }

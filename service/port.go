@@ -20,6 +20,8 @@ func (s *Store) fill(p *Port, st *state, i int, problems []string) []string {
 		InternalLocal:       sp.internalLocal,
 		ExternalLocal:       sp.externalLocal,
 		AffinityTimeout:     sp.affinityTimeout,
+		IdleTimeout:         sp.idleTimeout,
+		HalfClosedTimeout:   sp.halfClosedTimeout,
 		HealthCheckNodePort: sp.healthCheckNodePort,
 		TopologyKeys:        sp.topologyKeys,
 		Annotations:         sp.annotations,
@@ -96,6 +98,7 @@ func (p *Port) equal(o *Port) bool {
 	return p.ID == o.ID && p.Name == o.Name && p.Type == o.Type && p.Port == o.Port &&
 		p.NodePort == o.NodePort && p.InternalLocal == o.InternalLocal &&
 		p.ExternalLocal == o.ExternalLocal && p.AffinityTimeout == o.AffinityTimeout &&
+		p.IdleTimeout == o.IdleTimeout && p.HalfClosedTimeout == o.HalfClosedTimeout &&
 		p.HealthCheckNodePort == o.HealthCheckNodePort &&
 		slices.Equal(p.TopologyKeys, o.TopologyKeys) && maps.Equal(p.Annotations, o.Annotations) &&
 		p.Families[IPv4].equal(&o.Families[IPv4]) && p.Families[IPv6].equal(&o.Families[IPv6])

@@ -129,6 +129,10 @@ type Port struct {
 	// 0 without affinity.
 	AffinityTimeout time.Duration
 
+	// IdleTimeout and HalfClosedTimeout are those of the annotations
+	// sluice.dev/idle-timeout and half-closed-timeout: 0 if there is none, and Never.
+	IdleTimeout, HalfClosedTimeout time.Duration
+
 	// HealthCheckNodePort is 0 if none (A6.1).
 	HealthCheckNodePort uint16
 

@@ -15,7 +15,7 @@ import (
 
 // Annotations are the names of a Service's annotations that have an effect, without
 // the prefix "sluice.dev/".
-var Annotations = []string{accessLog, "balancer", "balancer-hash", "datapath", "eject-after", "sctp-streams", topologyKeys, "udp-responses", "udp-timeout"}
+var Annotations = []string{accessLog, "balancer", "balancer-hash", "datapath", "dial-timeouts", "eject-after", halfClosedTimeout, idleTimeout, "sctp-streams", topologyKeys, "udp-responses", "udp-timeout"}
 
 // Foreign are annotations of other proxies that have an effect, with their whole names.
 var Foreign = []string{"kube-router.io/service.scheduler", "service.cilium.io/lb-algorithm"}
@@ -46,6 +46,8 @@ type spec struct {
 	internalLocal       bool
 	externalLocal       bool
 	affinityTimeout     time.Duration
+	idleTimeout         time.Duration
+	halfClosedTimeout   time.Duration
 	healthCheckNodePort uint16
 	topologyKeys        []string
 	annotations         map[string]string
@@ -255,6 +257,7 @@ func (s *spec) parsePolicy(svc *corev1.Service) {
 	if v, ok := s.annotations[accessLog]; ok && !slices.Contains(AccessLogValues, v) {
 		s.problemf("annotation %s%s: %q is not one of %s; all records are written", annotationPrefix, accessLog, v, strings.Join(AccessLogValues, ", "))
 	}
+	s.idleTimeout, s.halfClosedTimeout = s.timeout(idleTimeout), s.timeout(halfClosedTimeout)
 	s.parseTopologyKeys()
 }
 
@@ -284,7 +287,12 @@ func splitKeys(text string) []string {
 // package reads, whose name is without the prefix "sluice.dev/", or nil. local is
 // externalTrafficPolicy Local.
 func CheckAnnotation(name, text string, local bool) error {
-	if name != topologyKeys {
+	switch name {
+	case topologyKeys:
+	case idleTimeout, halfClosedTimeout:
+		_, err := parseTimeout(name, text)
+		return err
+	default:
 		return nil
 	}
 	keys := splitKeys(text)

@@ -38,6 +38,12 @@ type conn struct {
 // longestPause.
 const ownTroublePause = 25 * time.Millisecond
 
+// QuietFor implements relay.Patient and message.Patient by the annotations that the Service
+// had when the connection began.
+func (c *conn) QuietFor(isHalfClosed bool, idle, halfClosed time.Duration) time.Duration {
+	return c.record.Port.QuietFor(isHalfClosed, idle, halfClosed)
+}
+
 // dial begins the next attempt, on the endpoint that the balancer proposes. If the
 // attempt fails at once, the one after that follows, as long as the loop's round has
 // room for more attempts.

@@ -17,7 +17,10 @@ type tcpConn struct {
 	link relay.Link
 }
 
-var _ carrier = (*tcpConn)(nil)
+var (
+	_ carrier       = (*tcpConn)(nil)
+	_ relay.Patient = (*tcpConn)(nil)
+)
 
 // newTCPConn returns the conn of an empty TCP connection.
 func newTCPConn() *conn {

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"net"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,7 +11,7 @@ import (
 )
 
 // TestAlgorithms has a Service for each algorithm, and compares who gets connections, on
-// both data paths.
+// both data paths. One more Service has an idle timeout of its own.
 func TestAlgorithms(t *testing.T) {
 	for _, path := range []string{"relay", "kernel"} {
 		t.Run(path, func(t *testing.T) {
@@ -29,7 +30,9 @@ func TestAlgorithms(t *testing.T) {
 			a.write(p, "maglev-port", "sluice.dev/balancer: maglev, sluice.dev/balancer-hash: client-port", "")
 			a.write(p, "wrr", "sluice.dev/balancer: wrr", "5")
 			a.write(p, "wlc", "sluice.dev/balancer: wlc", "5")
+			a.write(p, "idle", "sluice.dev/idle-timeout: 1s", "")
 			p.start("--datapath", path)
+			a.hold("idle")
 
 			// Held connections are shared equally, and those that end make room.
 			for _, name := range []string{"lc", "p2c"} {
@@ -80,6 +83,10 @@ func TestAlgorithms(t *testing.T) {
 			// A change of the annotation holds for the next connection.
 			a.write(p, "sh", "sluice.dev/balancer: rr", "")
 			wait.True(t, "round-robin in place of a hash", func() bool { return len(a.ask("sh", 3)) == 3 })
+			wait.True(t, "the end of an idle connection", func() bool {
+				records, err := readRecords(p.accessLog)
+				return err == nil && slices.ContainsFunc(records, func(r record) bool { return r.Service == "default/idle:http" && r.End == "idle" })
+			})
 			p.stop()
 			for _, r := range p.records() {
 				if r.Path != path {

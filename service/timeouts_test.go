@@ -1,0 +1,61 @@
+package service
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// TestTimeoutsOfAService: an annotation replaces the default, 0 means never, and a wrong
+// value is named and leaves the default.
+func TestTimeoutsOfAService(t *testing.T) {
+	const idle, half = time.Hour, time.Minute
+	for _, tt := range []struct {
+		idle, half         string
+		wantIdle, wantHalf time.Duration // 0: never
+		problem            string
+	}{
+		{"", "", idle, half, ""},
+		{"10m", "", 10 * time.Minute, half, ""},
+		{"30s", "", 30 * time.Second, 30 * time.Second, ""},
+		{"0", "", 0, half, ""},
+		{"", "5s", idle, 5 * time.Second, ""},
+		{"", "0", idle, idle, ""},
+		{"0", "0", 0, 0, ""},
+		{"2h", "90m", 2 * time.Hour, 90 * time.Minute, ""},
+		{"10", "", idle, half, `annotation sluice.dev/idle-timeout: "10" is not a duration`},
+		{"", "-5s", idle, half, `annotation sluice.dev/half-closed-timeout: "-5s" is not a duration`},
+		{"1ms", "", idle, half, "of 1s or more"},
+	} {
+		svc := newService("web", "10.96.0.1", func(s *corev1.Service) {
+			s.Annotations = map[string]string{}
+			if tt.idle != "" {
+				s.Annotations["sluice.dev/idle-timeout"] = tt.idle
+			}
+			if tt.half != "" {
+				s.Annotations["sluice.dev/half-closed-timeout"] = tt.half
+			}
+		})
+		snap := NewStore(StoreOptions{}).Apply(services(svc))
+		p := snap.Ports[len(snap.Ports)-1]
+		if got := p.QuietFor(false, idle, half); got != tt.wantIdle {
+			t.Errorf("idle %q, half-closed %q: %s, want %s", tt.idle, tt.half, got, tt.wantIdle)
+		}
+		if got := p.QuietFor(true, idle, half); got != tt.wantHalf {
+			t.Errorf("idle %q, half-closed %q, half-closed: %s, want %s", tt.idle, tt.half, got, tt.wantHalf)
+		}
+		var problems string
+		for _, problem := range snap.Problems {
+			problems += problem.Text
+		}
+		if (problems != "") != (tt.problem != "") || !strings.Contains(problems, tt.problem) {
+			t.Errorf("idle %q, half-closed %q: %q, want %q", tt.idle, tt.half, problems, tt.problem)
+		}
+	}
+	var none *Port
+	if got := none.QuietFor(false, idle, half); got != idle {
+		t.Errorf("without a port: %s", got)
+	}
+}
