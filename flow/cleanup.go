@@ -27,7 +27,7 @@ func Cleanup(root, proxy string, namespace int) (removed []string, err error) {
 	}
 	n, errPins := bpf.RemovePins(dir)
 	if n > 0 {
-		removed = append(removed, fmt.Sprintf("%d maps and links of kernel flows in %s", n, dir))
+		removed = append(removed, fmt.Sprintf("%d maps, programs and links of kernel flows in %s", n, dir))
 	}
 	dir.Remove()
 	return removed, errors.Join(err, errPins)

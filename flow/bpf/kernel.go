@@ -2,7 +2,6 @@ package bpf
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -48,7 +47,7 @@ type Kernel struct {
 }
 
 // Open loads maps for so many flows, and the programs. Maps that are pinned are
-// used again.
+// used again, and programs of the same build.
 func Open(flows int, p *Pins) (k *Kernel, err error) {
 	if flows < 1 || flows > MostFlows {
 		return nil, fmt.Errorf("%d flows: not between 1 and %d", flows, MostFlows)
@@ -94,11 +93,14 @@ func Open(flows int, p *Pins) (k *Kernel, err error) {
 	// Verification takes most of a start. The kernel does it on several CPUs at once.
 	var bare error
 	var loading sync.WaitGroup
-	loading.Go(func() { bare = k.loadPrograms(0, &k.Bare) })
-	err = k.loadPrograms(ethernetHeader, &k.Ethernet)
+	loading.Go(func() { bare = k.openPrograms(p, 0, &k.Bare) })
+	err = k.openPrograms(p, ethernetHeader, &k.Ethernet)
 	loading.Wait()
 	if err = cmp.Or(err, bare); err != nil {
 		return k, err
+	}
+	if p != nil {
+		_ = p.removeOtherBuilds() // what stays does no harm
 	}
 	return k, nil
 }
@@ -140,57 +142,6 @@ func mapsOf(spec *ebpf.CollectionSpec) *ebpf.CollectionSpec {
 	return c
 }
 
-const ethernetHeader = 14
-
-// loadPrograms loads the programs for interfaces with a link header of some length.
-func (k *Kernel) loadPrograms(linkHeader uint32, to *KernelPrograms) error {
-	spec, err := LoadKernel()
-	if err != nil {
-		return err
-	}
-	spec.Maps[KernelMapFlows].MaxEntries = k.Maps.Flows.MaxEntries()
-	spec.Maps[KernelMapBuckets].MaxEntries = k.Maps.Buckets.MaxEntries()
-	spec.Maps[KernelMapSpares].MaxEntries = k.Maps.Spares.MaxEntries()
-	for name, value := range map[string]any{
-		KernelVarLinkHeader: linkHeader, KernelVarSeed: k.Index.seed, KernelVarLastBucket: k.Maps.Buckets.MaxEntries() - 1,
-	} {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return fmt.Errorf("BPF programs: %w", err)
-		}
-	}
-	if !ServesSCTP() {
-		if err := spec.Variables[KernelVarServesSctp].Set(uint32(0)); err != nil {
-			return fmt.Errorf("BPF programs: %w", err)
-		}
-	}
-	err = spec.LoadAndAssign(to, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
-		KernelMapNotices:      k.Maps.Notices,
-		KernelMapBuckets:      k.Maps.Buckets,
-		KernelMapControls:     k.Maps.Controls,
-		KernelMapCounters:     k.Maps.Counters,
-		KernelMapDestinations: k.Maps.Destinations,
-		KernelMapFlows:        k.Maps.Flows,
-		KernelMapFragments:    k.Maps.Fragments,
-		KernelMapLoads:        k.Maps.Loads,
-		KernelMapOrigins:      k.Maps.Origins,
-		KernelMapPlaces:       k.Maps.Places,
-		KernelMapPowers:       k.Maps.Powers,
-		KernelMapRelayed:      k.Maps.Relayed,
-		KernelMapSpares:       k.Maps.Spares,
-		KernelMapUpcalls:      k.Maps.Upcalls,
-		KernelMapWays:         k.Maps.Ways,
-	}})
-	var verifier *ebpf.VerifierError
-	if errors.As(err, &verifier) && len(verifier.Log) > 1 {
-		// The last line counts instructions.
-		err = fmt.Errorf("%w (%s)", verifier.Cause, verifier.Log[len(verifier.Log)-2])
-	}
-	if err != nil {
-		return fmt.Errorf("BPF programs: %w", err)
-	}
-	return nil
-}
-
 // Close unloads everything that is not pinned or attached. The memory of maps must not be used
 // any more.
 func (k *Kernel) Close() {
@@ -203,10 +154,6 @@ func (k *Kernel) Close() {
 	_ = k.Bare.Close()
 	_ = k.Maps.Close()
 }
-
-// ServesSCTP reports whether kernel flows serve SCTP here: the verifier of older kernels
-// follows too many paths through SCTP's functions.
-func ServesSCTP() bool { return sys.KernelAtLeast(6, 4) }
 
 // Last is when the last packet came, either way, by the kernel's clock in ns.
 func (k *KernelFlow) Last() uint64 {

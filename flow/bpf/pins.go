@@ -30,7 +30,7 @@ var (
 // pinPrefix begins the names of all pins of this package.
 const pinPrefix = "flow_"
 
-// Pins is where maps and links stay when the process ends, so that forwarded connections
+// Pins is where maps, programs and links stay when the process ends, so that forwarded connections
 // go on and the next process adopts them. Their names have a version: what the maps hold,
 // and how much. A process leaves those of another version alone, whose programs go on for
 // their connections, until RemoveOthers.
@@ -181,7 +181,7 @@ func removePins(dir bpffs.Dir, which func(name string) bool) (n int, err error) 
 			continue
 		}
 		path := filepath.Join(string(dir), name)
-		if l, err := link.LoadPinnedLink(path, nil); err == nil { // else it is a map
+		if l, err := link.LoadPinnedLink(path, nil); err == nil { // else it is a map or a program
 			_ = l.Detach()
 			_ = l.Close()
 		}

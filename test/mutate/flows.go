@@ -9,7 +9,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-quote-unsummed", what: "an ICMP error is damaged by its quoted packet's checksum",
-		file: "flow/bpf/icmp.h", old: "if (balanced && bpf_l4_csum_replace(skb, check, 0, difference(&is, &was), 0))", new: "if (0)",
+		file: "flow/bpf/icmp.h", old: "if (balanced && bpf_l4_csum_replace(skb, check, 0, difference(&is, &i->tuple), 0))", new: "if (0)",
 		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
@@ -164,7 +164,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-index-leaks", what: "a flow without room for one of its tuples leaves the others",
-		file: "flow/bpf/inject.h", old: "undo:\n	exchange(&back, reference(index, TO_CLIENT), 0);", new: "undo:",
+		file: "flow/bpf/inject.h", old: "exchange(&t, reference(index, role), 0);", new: "",
 		pkg: "flow", test: "TestNoRoomInTheIndex",
 	},
 	{
@@ -256,6 +256,16 @@ var flows = []mutation{
 		name: "flow-changes-lost", what: "after a burst of changes, new interfaces are found late until the process ends",
 		file: "flow/attach/interfaces.go", old: "				begin = time.After(changesPause)\n", new: "",
 		pkg: "flow/attach", test: "TestChangesAfterALoss",
+	},
+	{
+		name: "flow-programs-anew", what: "the kernel verifies the programs at each start, though the same build has pinned them",
+		file: "flow/bpf/programs.go", old: "if to.Ingress != nil && to.Egress != nil {", new: "if false {",
+		pkg: "flow/bpf", test: "TestProgramsOfTheSameBuildAreTakenOver",
+	},
+	{
+		name: "flow-programs-of-others", what: "a pinned program is taken over that uses other maps",
+		file: "flow/bpf/programs.go", old: " || !k.isUsedBy(program)", new: "",
+		pkg: "flow/bpf", test: "TestProgramsOfTheSameBuildAreTakenOver",
 	},
 	{
 		name: "flow-table-limited", what: "the table ignores who is hidden from endpoints (A3.8)",

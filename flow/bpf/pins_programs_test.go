@@ -1,0 +1,149 @@
+package bpf
+
+import (
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+)
+
+// openIDs opens a Kernel, closes it, and returns its programs' identifiers.
+func openIDs(t *testing.T, p *Pins) (ids [4]ebpf.ProgramID) {
+	t.Helper()
+	k, err := Open(1000, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	k.Control.Netns = p.Netns
+	for i, program := range []*ebpf.Program{k.Ethernet.Ingress, k.Ethernet.Egress, k.Bare.Ingress, k.Bare.Egress} {
+		info, err := program.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[i], _ = info.ID()
+	}
+	return ids
+}
+
+// A start with the build that has pinned its programs loads none. Everything else that is pinned
+// at their places is replaced.
+func TestProgramsOfTheSameBuildAreTakenOver(t *testing.T) {
+	p, err := OpenPins(netns.MountBPF(t), "test", 0, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Remove)
+	ingress, other := p.programPath(ethernetHeader, "ingress"), p.path(programPin+"0123456789abcdef_14_ingress")
+	first := openIDs(t, p)
+	if again := openIDs(t, p); again != first {
+		t.Errorf("programs %v, then %v", first, again)
+	}
+	pin := func(path string, o interface{ Pin(string) error }) {
+		t.Helper()
+		_ = os.Remove(path)
+		if err := o.Pin(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	differ := func(what string, before [4]ebpf.ProgramID) (after [4]ebpf.ProgramID) {
+		t.Helper()
+		after = openIDs(t, p)
+		for i := range 2 { // those for Ethernet
+			if after[i] == before[i] {
+				t.Errorf("%s: program %d was taken over", what, after[i])
+			}
+		}
+		if again := openIDs(t, p); again != after {
+			t.Errorf("%s: programs %v, then %v", what, after, again)
+		}
+		return after
+	}
+
+	// Another build's: this one's are gone, and the other's go.
+	program, err := ebpf.LoadPinnedProgram(ingress, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pin(other, program)
+	_ = os.Remove(ingress)
+	second := differ("another build", first)
+	if _, err := os.Stat(other); !os.IsNotExist(err) {
+		t.Errorf("the other build's program stays: %v", err)
+	}
+
+	// A program of ours that uses other maps.
+	foreign, err := Open(10, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer foreign.Close()
+	pin(ingress, foreign.Ethernet.Ingress)
+	second = differ("other maps", second)
+
+	// Something else.
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	pin(ingress, m)
+	second = differ("a map", second)
+
+	// Without their maps, the programs are of no use.
+	for _, name := range pinNames(p.dir) {
+		if strings.HasSuffix(name, "_"+KernelMapFlows) {
+			_ = os.Remove(p.dir.Pin(name))
+		}
+	}
+	third := openIDs(t, p)
+	for i := range third {
+		if third[i] == second[i] {
+			t.Errorf("program %d was taken over without its maps", third[i])
+		}
+	}
+}
+
+// BenchmarkStart measures what maps and programs cost at a start: the first one, and one after a
+// process of the same build or of another one.
+func BenchmarkStart(b *testing.B) {
+	for name, removed := range map[string]string{"first": pinPrefix, "same build": "none", "other build": programPin} {
+		b.Run(name, func(b *testing.B) {
+			p, err := OpenPins(netns.MountBPF(b), "test", 0, 1000)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.Cleanup(p.Remove)
+			var used time.Duration
+			for i := range b.N + 1 {
+				_, _ = removePins(p.dir, func(pin string) bool { return strings.Contains(pin, removed) })
+				before := cpuTime()
+				if i == 1 {
+					b.ResetTimer()
+				}
+				k, err := Open(1000, p)
+				if err != nil {
+					b.Fatal(err)
+				}
+				k.Control.Netns = p.Netns
+				if i > 0 {
+					used += cpuTime() - before
+				}
+				k.Close()
+			}
+			b.ReportMetric(float64(used.Milliseconds())/float64(b.N), "cpu-ms/op")
+		})
+	}
+}
+
+// cpuTime is what this process has used.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}

@@ -1,0 +1,157 @@
+package bpf
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
+)
+
+const (
+	ethernetHeader = 14
+	// programPin begins what pins of programs are called behind their version.
+	programPin = "program_"
+)
+
+// openPrograms takes the programs for interfaces with a link header of some length from the
+// pins, if the same build has left them, so that the kernel need not verify them again. Otherwise
+// it loads and pins them.
+func (k *Kernel) openPrograms(p *Pins, linkHeader uint32, to *KernelPrograms) error {
+	if p == nil {
+		return k.loadPrograms(linkHeader, to)
+	}
+	ingress, egress := p.programPath(linkHeader, "ingress"), p.programPath(linkHeader, "egress")
+	to.Ingress, to.Egress = k.pinnedProgram(ingress), k.pinnedProgram(egress)
+	if to.Ingress != nil && to.Egress != nil {
+		return nil
+	}
+	_ = to.Close() // it takes programs that are nil
+	if err := k.loadPrograms(linkHeader, to); err != nil {
+		return err
+	}
+	for path, program := range map[string]*ebpf.Program{ingress: to.Ingress, egress: to.Egress} {
+		_ = os.Remove(path)
+		if err := program.Pin(path); err != nil {
+			return fmt.Errorf("BPF programs: pin: %w", err)
+		}
+	}
+	return nil
+}
+
+// programPath returns the path of a program's pin, which names the build: all that the
+// instructions depend on, but for what the pinned maps say.
+func (p *Pins) programPath(linkHeader uint32, side string) string {
+	return p.path(fmt.Sprintf("%s%s_%d_%s", programPin, build(), linkHeader, side))
+}
+
+// build names the programs' instructions.
+func build() string {
+	h := sha256.New()
+	_, _ = h.Write(_KernelBytes)
+	_, _ = fmt.Fprint(h, ServesSCTP())
+	return hex.EncodeToString(h.Sum(nil)[:8])
+}
+
+// pinnedProgram opens a program's pin. It returns nil if there is none, or not of a program that
+// uses the maps of this Kernel.
+func (k *Kernel) pinnedProgram(path string) *ebpf.Program {
+	program, err := ebpf.LoadPinnedProgram(path, nil)
+	if err != nil {
+		return nil
+	}
+	if program.Type() != ebpf.SchedCLS || !k.isUsedBy(program) {
+		_ = program.Close()
+		return nil
+	}
+	return program
+}
+
+// isUsedBy reports whether a program works with the maps of this Kernel. Their contents decide
+// about its constants.
+func (k *Kernel) isUsedBy(program *ebpf.Program) bool {
+	info, err := program.Info()
+	if err != nil {
+		return false
+	}
+	used, _ := info.MapIDs()
+	for _, m := range []*ebpf.Map{k.Maps.Flows, k.Maps.Buckets, k.Maps.Controls, k.Maps.Counters, k.Maps.Loads, k.Maps.Upcalls, k.Maps.Notices} {
+		own, err := m.Info()
+		if err != nil {
+			return false
+		}
+		if id, ok := own.ID(); !ok || !slices.Contains(used, id) {
+			return false
+		}
+	}
+	return true
+}
+
+// removeOtherBuilds removes the programs that another build has pinned for the same maps.
+func (p *Pins) removeOtherBuilds() error {
+	all, own := filepath.Base(p.path(programPin)), filepath.Base(p.path(programPin+build()))
+	_, err := removePins(p.dir, func(name string) bool {
+		return strings.HasPrefix(name, all) && !strings.HasPrefix(name, own)
+	})
+	return err
+}
+
+// loadPrograms loads the programs for interfaces with a link header of some length.
+func (k *Kernel) loadPrograms(linkHeader uint32, to *KernelPrograms) error {
+	spec, err := LoadKernel()
+	if err != nil {
+		return err
+	}
+	spec.Maps[KernelMapFlows].MaxEntries = k.Maps.Flows.MaxEntries()
+	spec.Maps[KernelMapBuckets].MaxEntries = k.Maps.Buckets.MaxEntries()
+	spec.Maps[KernelMapSpares].MaxEntries = k.Maps.Spares.MaxEntries()
+	for name, value := range map[string]any{
+		KernelVarLinkHeader: linkHeader, KernelVarSeed: k.Index.seed, KernelVarLastBucket: k.Maps.Buckets.MaxEntries() - 1,
+	} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("BPF programs: %w", err)
+		}
+	}
+	if !ServesSCTP() {
+		if err := spec.Variables[KernelVarServesSctp].Set(uint32(0)); err != nil {
+			return fmt.Errorf("BPF programs: %w", err)
+		}
+	}
+	err = spec.LoadAndAssign(to, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
+		KernelMapNotices:      k.Maps.Notices,
+		KernelMapBuckets:      k.Maps.Buckets,
+		KernelMapControls:     k.Maps.Controls,
+		KernelMapCounters:     k.Maps.Counters,
+		KernelMapDestinations: k.Maps.Destinations,
+		KernelMapFlows:        k.Maps.Flows,
+		KernelMapFragments:    k.Maps.Fragments,
+		KernelMapLoads:        k.Maps.Loads,
+		KernelMapOrigins:      k.Maps.Origins,
+		KernelMapPlaces:       k.Maps.Places,
+		KernelMapPowers:       k.Maps.Powers,
+		KernelMapRelayed:      k.Maps.Relayed,
+		KernelMapSpares:       k.Maps.Spares,
+		KernelMapUpcalls:      k.Maps.Upcalls,
+		KernelMapWays:         k.Maps.Ways,
+	}})
+	var verifier *ebpf.VerifierError
+	if errors.As(err, &verifier) && len(verifier.Log) > 1 {
+		// The last line counts instructions.
+		err = fmt.Errorf("%w (%s)", verifier.Cause, verifier.Log[len(verifier.Log)-2])
+	}
+	if err != nil {
+		return fmt.Errorf("BPF programs: %w", err)
+	}
+	return nil
+}
+
+// ServesSCTP reports whether kernel flows serve SCTP here: the verifier of older kernels
+// follows too many paths through SCTP's functions.
+func ServesSCTP() bool { return sys.KernelAtLeast(6, 4) }
