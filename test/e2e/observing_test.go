@@ -28,6 +28,7 @@ var observed = map[string]string{
 	"tap 'connect>100ms'":               "",
 	"tap 'first_byte>1s connect<10ms'":  "",
 	"top --sort connect":                "default/web",
+	"top --by endpoint --sort first":    "default/web-1",
 	"top --sort failed":                 "default/web",
 	"tap 'failures>0' -o json":          `"error":"refused"`,
 	"failures":                          "refused",
