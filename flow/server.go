@@ -103,7 +103,10 @@ func New(o Options) (*Server, error) {
 	if s.options.WantsUDP == nil {
 		s.options.WantsUDP = func(*conntrack.Record) bool { return true }
 	}
-	var err error
+	err := hasRights()
+	if err != nil {
+		return nil, err
+	}
 	if s.forwarding, err = openForwardingWatcher(o.Namespace, o.Logger); err != nil {
 		return nil, err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
 // Addresses of a trial, for documentation (RFC 5737, RFC 3849): nobody has them.
@@ -19,9 +20,21 @@ var trialAddresses = [...]struct{ client, endpoint, vip netip.AddrPort }{
 	{netip.MustParseAddrPort("[2001:db8::2]:40000"), netip.MustParseAddrPort("[2001:db8:1::2]:8080"), netip.MustParseAddrPort("[2001:db8:2::1]:80")},
 }
 
+// hasRights returns the first right that the process lacks for kernel flows. The kernel's
+// verifier refuses arithmetic on pointers without CAP_PERFMON.
+func hasRights() error {
+	if c, is := sys.Missing(sys.NetAdmin, sys.BPF, sys.Perfmon, sys.NetRaw); is {
+		return fmt.Errorf("%s is missing", c)
+	}
+	return nil
+}
+
 // Try loads the programs and has them translate the packets of a connection, and returns why
 // that does not work here. Nothing in the kernel changes but for its duration.
 func Try() error {
+	if err := hasRights(); err != nil {
+		return err
+	}
 	k, err := bpf.Open(1, nil)
 	if err != nil {
 		return err

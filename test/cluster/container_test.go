@@ -31,6 +31,7 @@ const everything = "ALL"
 
 var capabilities = map[string]int{
 	"BPF": unix.CAP_BPF, "CHOWN": unix.CAP_CHOWN, "NET_ADMIN": unix.CAP_NET_ADMIN, "NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE, "NET_RAW": unix.CAP_NET_RAW,
+	"PERFMON": unix.CAP_PERFMON,
 }
 
 // container is the program's environment: a read-only file system with only the

@@ -66,8 +66,9 @@ type proxy struct {
 	// credential is the user that it runs as, with CAP_NET_ADMIN alone. If nil, it
 	// runs as the tests do.
 	credential *syscall.Credential
-	files      int    // its limit of open files; 0 for the tests' own
-	relayed    string // why the relay serves forwarded clients too; empty if it must not
+	files      int      // its limit of open files; 0 for the tests' own
+	under      []string // a program and its arguments that starts it, such as setpriv
+	relayed    string   // why the relay serves forwarded clients too; empty if it must not
 	cmd        *exec.Cmd
 	stderr     *output
 	ends       [][2]time.Time // when it got the signal to end, and was started again
@@ -152,6 +153,9 @@ func (p *proxy) launch(flags ...string) {
 	p.cmd, p.stderr, p.exited = exec.Command(built(p.t), args...), &output{}, make(chan struct{})
 	if p.files > 0 {
 		p.cmd = exec.Command("sh", slices.Concat([]string{"-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, p.files), built(p.t)}, args)...)
+	}
+	if len(p.under) > 0 {
+		p.cmd = exec.Command(p.under[0], slices.Concat(p.under[1:], []string{built(p.t)}, args)...)
 	}
 	if n := len(p.ends); n > 0 && p.ends[n-1][1].IsZero() {
 		p.ends[n-1][1] = time.Now()

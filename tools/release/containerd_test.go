@@ -211,7 +211,7 @@ func TestImageRunsInContainerd(t *testing.T) {
 // mask returns capabilities as the kernel prints them.
 func mask(t *testing.T, names []string) string {
 	t.Helper()
-	numbers := map[string]int{"BPF": unix.CAP_BPF, "CHOWN": unix.CAP_CHOWN, "NET_ADMIN": unix.CAP_NET_ADMIN, "NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE, "NET_RAW": unix.CAP_NET_RAW}
+	numbers := map[string]int{"BPF": unix.CAP_BPF, "CHOWN": unix.CAP_CHOWN, "NET_ADMIN": unix.CAP_NET_ADMIN, "NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE, "NET_RAW": unix.CAP_NET_RAW, "PERFMON": unix.CAP_PERFMON}
 	var bits uint64
 	for _, n := range names {
 		number, ok := numbers[n]

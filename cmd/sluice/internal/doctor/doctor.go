@@ -195,7 +195,7 @@ func sockets(p Prober) []Finding {
 			judge(p.IPv6(), "nothing, if no Service has an IPv6 address; else sysctl net.ipv6.conf.all.disable_ipv6=0 and lo.disable_ipv6=0"),
 		Finding{Feature: "SCTP", Probed: "made a socket", NeededBy: "Services of the protocol SCTP: all of their clients with --datapath relay, otherwise those on the node itself"}.
 			judge(p.SCTP(), "nothing, if no Service uses SCTP, or only clients whose packets the node forwards do, with --datapath kernel; else load the module sctp (CONFIG_IP_SCTP)"),
-		Finding{Feature: "kernel flows", Probed: "a connection through temporary network namespaces", NeededBy: "--datapath kernel or auto"}.
+		Finding{Feature: "kernel flows", Probed: "loaded the BPF programs, which translated packets", NeededBy: "--datapath kernel or auto"}.
 			judge(p.Flows(), "nothing, if connections may be relayed; else a kernel with tcx (Linux 6.6) or clsact (sch_ingress, cls_bpf), CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW and CAP_PERFMON, and forwarding (net.ipv4.ip_forward=1)"),
 		Finding{Feature: "forwarding for kernel flows", Probed: "read the settings of all interfaces", NeededBy: "--datapath kernel or auto: a family that the node does not forward, also at one interface alone, is relayed"}.
 			warn("IPv4 and IPv6 are forwarded", unforwarded, err, "nothing, if that family may be relayed; else set it to 1: a proxy that runs notices"),
@@ -213,6 +213,7 @@ const (
 	capNetRaw         = 13
 	capSysAdmin       = 21
 	capSysResource    = 24
+	capPerfmon        = 38
 	capBPF            = 39
 )
 
@@ -226,16 +227,17 @@ func capabilities(p Prober) []Finding {
 	}{
 		{capNetAdmin, "CAP_NET_ADMIN", "every steering mode", redirect.RemedyNetAdmin},
 		{capNetBindService, "CAP_NET_BIND_SERVICE", "bind, and addresses of this node, for ports under net.ipv4.ip_unprivileged_port_start", "grant it, or lower that sysctl"},
-		{capNetRaw, "CAP_NET_RAW", "UDP answers from a port that another program of the node has bound on all addresses, and the programs of tproxy/iptables", "grant it; without it those answers are not sent"},
+		{capNetRaw, "CAP_NET_RAW", "UDP answers from a port that another program of the node has bound on all addresses, the programs of tproxy/iptables, and kernel flows", "grant it; without it those answers are not sent, and all connections are relayed"},
 		{capChown, "CAP_CHOWN", "keeping other processes of the same user from joining UDP sockets", "grant it, or run as a separate user"},
-		{capBPF, "CAP_BPF", "sklookup", "grant it in the initial user namespace, or use another steering mode"},
+		{capBPF, "CAP_BPF", "sklookup and kernel flows", "grant it in the initial user namespace, or use another steering mode and have connections relayed"},
+		{capPerfmon, "CAP_PERFMON", "kernel flows", "grant it in the initial user namespace; without it all connections are relayed"},
 		{capSysAdmin, "CAP_SYS_ADMIN", "trying steering modes in a separate namespace before one is chosen", "nothing: without it Sluice tries them in place"},
 		{capSysResource, "CAP_SYS_RESOURCE", "more than 64 pipes of 1 MiB for busy streams, and BPF maps before Linux 5.11", "nothing, or raise fs.pipe-user-pages-soft"},
 	} {
 		f := Finding{Feature: c.name, Probed: "CapEff in /proc/thread-self/status", NeededBy: c.need}
 		has := set&(1<<c.number) != 0
-		if c.number == capBPF {
-			has = has || set&(1<<capSysAdmin) != 0 // it used to be a part of that
+		if c.number == capBPF || c.number == capPerfmon {
+			has = has || set&(1<<capSysAdmin) != 0 // they used to be a part of that
 		}
 		if f = f.read("yes", err); err == nil && !has {
 			f.State, f.Found, f.Remedy = Missing, "no", c.remedy

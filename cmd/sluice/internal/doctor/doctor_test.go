@@ -120,6 +120,7 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 		{"no kernel flows", func(f *fake) { f.flows = syscall.EPERM }, "kernel flows", Missing, "operation not permitted", "CAP_PERFMON", "tproxy/nftables"},
 		{"no BPF file system", func(f *fake) { f.bpffs = errors.New("none is mounted") }, "BPF file system", Missing, "none is mounted", "mount -t bpf", "tproxy/nftables"},
 		{"no CAP_BPF", func(f *fake) { f.capabilities &^= 1<<capBPF | 1<<capSysAdmin }, "CAP_BPF", Missing, "no", "grant it", "tproxy/nftables"},
+		{"no CAP_PERFMON", func(f *fake) { f.capabilities &^= 1<<capPerfmon | 1<<capSysAdmin }, "CAP_PERFMON", Missing, "no", "all connections are relayed", "tproxy/nftables"},
 		{"CAP_SYS_ADMIN stands for CAP_BPF", func(f *fake) { f.capabilities &^= 1 << capBPF }, "CAP_BPF", Fine, "yes", "", "tproxy/nftables"},
 		{"no CAP_NET_BIND_SERVICE", func(f *fake) { f.capabilities &^= 1 << capNetBindService }, "CAP_NET_BIND_SERVICE", Missing, "no", "lower that sysctl", "tproxy/nftables"},
 		{"no CAP_NET_RAW", func(f *fake) { f.capabilities &^= 1 << capNetRaw }, "CAP_NET_RAW", Missing, "no", "answers are not sent", "tproxy/nftables"},

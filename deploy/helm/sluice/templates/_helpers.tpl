@@ -140,3 +140,16 @@ httpGet:
 {{ toYaml . }}
 {{- end }}
 {{- end }}
+
+{{/* The container's capabilities, as JSON: the default ones, those that values add, without those
+that they drop. */}}
+{{- define "sluice.capabilities" -}}
+{{- $all := concat (list "BPF" "CHOWN" "NET_ADMIN" "NET_BIND_SERVICE" "NET_RAW" "PERFMON") .Values.capabilities.add | uniq -}}
+{{- $kept := list -}}
+{{- range $all -}}
+{{- if not (has . $.Values.capabilities.drop) -}}
+{{- $kept = append $kept . -}}
+{{- end -}}
+{{- end -}}
+{{- $kept | toJson -}}
+{{- end -}}
