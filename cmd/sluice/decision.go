@@ -160,7 +160,10 @@ const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 
 // store returns the options of the Store.
 func (o *decisionOptions) store() service.StoreOptions {
-	return service.StoreOptions{NodeName: o.hostname, ServiceProxyName: o.serviceProxyName, ExternalIPs: o.externalIPs.ExternalIPs, EarlierFirst: o.manifests != "", OwnEndpoints: o.manifests != ""}
+	return service.StoreOptions{
+		NodeName: o.hostname, ServiceProxyName: o.serviceProxyName, ExternalIPs: o.externalIPs.ExternalIPs,
+		EarlierFirst: o.manifests != "", OwnEndpoints: o.manifests != "",
+	}
 }
 
 // serviceRanges returns the ranges of cluster IPs that are ours as a whole. As a

@@ -251,7 +251,9 @@ func (o *runOptions) validate() error {
 	if o.manifests != "" && o.cluster.given() {
 		return errors.New("--manifests and a cluster (--kubeconfig, --master, or a --config that names a kubeconfig) exclude each other: give one of them")
 	}
-	for _, validate := range []func() error{o.completeKubeProxy, o.cluster.validate, o.records.validate, o.web.validate, o.dns.validate, o.decisionOptions.validate, o.steering.validate} {
+	for _, validate := range []func() error{
+		o.completeKubeProxy, o.cluster.validate, o.records.validate, o.web.validate, o.dns.validate, o.decisionOptions.validate, o.steering.validate,
+	} {
 		if err := validate(); err != nil {
 			return err
 		}
