@@ -33,7 +33,7 @@ type frame struct {
 	protocol  uint8
 	client    netip.AddrPort // source
 	vip       netip.AddrPort // destination
-	sequence  uint32         // of TCP; SCTP: the initiate tag
+	sequence  uint32         // of TCP; SCTP: the initiate tag; UDP: length and checksum
 	ack       uint32
 }
 
@@ -86,6 +86,8 @@ func parseFrame(data []byte, link int) (f frame, ok bool) {
 	switch f.protocol {
 	case syscall.IPPROTO_TCP:
 		f.sequence, f.ack = binary.BigEndian.Uint32(t[4:]), binary.BigEndian.Uint32(t[8:])
+	case syscall.IPPROTO_UDP:
+		f.sequence = binary.BigEndian.Uint32(t[4:])
 	case syscall.IPPROTO_SCTP:
 		f.sequence, ok = initiateTag(t)
 		return f, ok

@@ -23,7 +23,7 @@ struct icmp {
 	__u8 type, code;
 	__u32 quoted;       // offset of the quoted IP header
 	__u32 ports;        // offset of its ports
-	__u32 sequence;     // TCP: its sequence number; SCTP: the initiate tag, if it is an INIT
+	__u32 sequence;     // as in struct packet: TCP: its sequence number; SCTP: the initiate tag, if it is an INIT
 	struct tuple tuple; // of the answer to the quoted packet
 };
 
@@ -181,6 +181,38 @@ GLOBAL int rewrite_error(struct __sk_buff *skb, const struct packet *p, const st
 	return store_addresses(skb, link_header, &to, p->ipv6, 0);
 }
 
+// is_quote says whether an error quotes a datagram that the client has sent: its length, and its
+// checksum as it is behind this node. Where a device was to complete the checksum, it was the sum of
+// the pseudo header alone, and nobody knows what the device made of it.
+static __always_inline int is_quote(const struct icmp *i, const struct flow *f, __u32 sent)
+{
+	if (!sent)
+		return 1; // segments: their lengths are others
+	if ((sent ^ i->sequence) >> 16)
+		return 0;
+	struct tuple is; // of the answer, as i->tuple: sums know no order
+	set_target(&is, f, TO_CLIENT);
+	__u64 sum = (__u32)bpf_csum_diff(NULL, 0, (__be32 *)&is.src, BOTH, 0);
+	sum += bpf_htons(sent >> 16) + bpf_htons(IPPROTO_UDP);
+	__u16 check = bpf_htons(sent), quoted = bpf_htons(i->sequence);
+	if (!check || check % 0xffff == sum % 0xffff)
+		return 1;
+	__s64 changed = difference(&i->tuple, &is);
+	sum = (__u16)~quoted + (__u64)(__u32)changed + (__u32)~ports_of(&i->tuple) + ports_of(&is);
+	return (__u16)~check % 0xffff == sum % 0xffff;
+}
+
+// refuses_session says whether a session's endpoint says that it is closed. Only the endpoint knows
+// its ports, and what was sent to it.
+GLOBAL int refuses_session(const struct packet *p, const struct icmp *i, const struct flow *f, int reason)
+{
+	if (!p || !i || !f)
+		return 0;
+	if (reason != REASON_PORT || !same_address(&p->tuple.src, &f->endpoint))
+		return 0;
+	return is_quote(i, f, f->way[0].end) || (f->state != OPEN && is_quote(i, f, f->first_sequence));
+}
+
 // translate_error handles an ICMP error at a hook. It returns TCX's verdict.
 GLOBAL int translate_error(struct __sk_buff *skb, const struct packet *p, int egress)
 {
@@ -208,8 +240,8 @@ GLOBAL int translate_error(struct __sk_buff *skb, const struct packet *p, int eg
 		struct control *c = control();
 		int heard = c && is_alive(c, bpf_ktime_get_ns()); // else the client has to know
 		int reason = is_unreachable(p, &i);
-		if (reason == REASON_PORT && f->protocol == IPPROTO_UDP && !same_address(&p->tuple.src, &f->endpoint))
-			reason = REASON_HOST; // only the endpoint knows its ports
+		if (f->protocol == IPPROTO_UDP && heard && (reason == REASON_PORT || f->state == ASKING) && reason >= 0 && !refuses_session(p, &i, f, reason))
+			return TCX_DROP; // of nobody who would know
 		enum state state = f->state;
 		if (reason >= 0 && (state == ASKING || state == MOVING)) {
 			// Another one is about the client's own connection to the endpoint.

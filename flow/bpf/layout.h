@@ -75,7 +75,7 @@ struct direction {
 	__u64 bytes;   // payload; TCP: without retransmissions; SCTP: user data as it passes
 	__u64 packets; // UDP: datagrams; SCTP: messages; TCP: not counted
 	__u64 last;    // when the last one came, less a tick at most
-	__u32 end;     // TCP: sequence number after the last byte seen; SCTP: the packets' verification tag
+	__u32 end;     // TCP: sequence number after the last byte seen; SCTP: the packets' verification tag; UDP: of the client's last datagram, as in struct packet
 	__u32 acked;   // TCP: the latest acknowledgement sent in this direction
 };
 
@@ -98,7 +98,7 @@ struct flow {
 	__u32 generation; // changes with each use of the index
 	__u32 ifindex;    // of the client's interface
 	__u32 service;    // index of loads
-	__u32 first_sequence; // TCP: of the client's SYN; SCTP: the initiate tag of its INIT
+	__u32 first_sequence; // TCP: of the client's SYN; SCTP: the initiate tag of its INIT; UDP: of the first datagram, as in struct packet
 
 	LINE enum state state;
 	enum seen seen;

@@ -266,6 +266,7 @@ func (x *tested) passOne(d *device, ingress bool) error {
 	switch kind {
 	case openChecksum, segments:
 		v.flags, v.checksum, v.checksumAt = unix.VIRTIO_NET_HDR_F_NEEDS_CSUM, uint16(transport), uint16(at)
+		s.partial = kind == openChecksum
 		binary.BigEndian.PutUint16(in[transport+at:], uint16(pseudo(t, len(in)-transport)%0xffff))
 	case tagged:
 		s.protocol = 0x8100

@@ -85,6 +85,10 @@ func (g *generator) flow(ipv6 bool, protocol byte) modelFlow {
 		isn := pick(g, g.Uint32(), 1<<32-1, 1<<31-1)
 		f.end[fromEndpoint], f.acked[fromClient], f.answered = isn+1, isn, true
 	}
+	if protocol == udp && g.one(3) { // the first datagram's checksum is a device's to complete
+		n := words(f.client.Addr().AsSlice()) + words(f.vip.Addr().AsSlice()) + uint64(f.first>>16) + udp
+		f.first = f.first&^0xffff | uint32(n%0xffff)
+	}
 	if protocol == sctp {
 		f.associate(g)
 	}
@@ -295,6 +299,16 @@ func (g *generator) ipv6(t modelTuple, payload []byte, shape modelShape, id uint
 	return append(b, rest...)
 }
 
+// quote has a datagram look like the first or the last one of a session that has come by here, as
+// its endpoint got it.
+func (g *generator) quote(datagram []byte, t modelTuple, f *modelFlow) {
+	sent := pick(g, f.first, f.end[fromClient])
+	n := uint64(uint16(^sent)) + words(t.src.Addr().AsSlice()) + words(t.dst.Addr().AsSlice()) + uint64(t.src.Port()) + uint64(t.dst.Port())
+	n += 0xffff<<16 - words(f.client.Addr().AsSlice()) - words(f.vip.Addr().AsSlice()) - uint64(f.client.Port()) - uint64(f.vip.Port())
+	binary.BigEndian.PutUint16(datagram[4:], uint16(sent>>16))
+	binary.BigEndian.PutUint16(datagram[6:], ^uint16(n%0xffff))
+}
+
 // icmp is an error about a packet in answer to a tuple, from the tuple's source or a
 // router, in its own IP headers.
 func (g *generator) icmp(t modelTuple, f *modelFlow, from int) []byte {
@@ -302,6 +316,9 @@ func (g *generator) icmp(t modelTuple, f *modelFlow, from int) []byte {
 	quoted := g.segment(t.swapped(), f, 1-from, g.length()/2)
 	if t.protocol == tcp && g.one(2) {
 		binary.BigEndian.PutUint32(quoted[4:], f.first)
+	}
+	if t.protocol == udp && !g.one(3) {
+		g.quote(quoted, t.swapped(), f)
 	}
 	if t.protocol == sctp && g.one(2) {
 		quoted = append(quoted[:4], 0, 0, 0, 0)

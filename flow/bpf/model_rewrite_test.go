@@ -41,12 +41,28 @@ func (p *modelPacket) quoted(s *skbuff) (q *modelQuote, ok bool) {
 	inner.setPorts(s.frame[q.transport:])
 	q.tuple = inner.tuple
 	switch at := s.frame[q.transport:p.end]; {
-	case q.tuple.protocol == tcp:
+	case q.tuple.protocol == tcp, q.tuple.protocol == udp:
 		q.sequence = be32(at[4:])
 	case q.tuple.protocol == sctp && be32(at[4:]) == 0 && len(at) >= 20 && at[12] == chunkInit:
 		q.sequence = be32(at[16:])
 	}
 	return q, true
+}
+
+// isOf reports whether it is a datagram of a session: its length and its checksum are those that
+// the client sent, as far as the checksum was complete. 0 is of none that is known.
+func (q *modelQuote) isOf(f *modelFlow, sent uint32) bool {
+	length, check := uint16(sent>>16), uint16(sent)
+	pseudo := words(f.client.Addr().AsSlice()) + words(f.vip.Addr().AsSlice()) + uint64(length) + udp
+	if sent == 0 || uint16(q.sequence>>16) != length || check == 0 || uint64(check)%0xffff == pseudo%0xffff {
+		return sent == 0 || uint16(q.sequence>>16) == length
+	}
+	// Without its addresses and ports, the same is left of both.
+	rest := func(check uint16, t modelTuple) uint64 {
+		n := words(t.src.Addr().AsSlice()) + words(t.dst.Addr().AsSlice()) + uint64(t.src.Port()) + uint64(t.dst.Port())
+		return (uint64(^check) + 0xffff*uint64(1<<16) - n) % 0xffff
+	}
+	return rest(check, modelTuple{f.client, f.vip, udp}) == rest(uint16(q.sequence), q.tuple)
 }
 
 // unreachable is the reason for which an error refuses a flow, or -1. An error that says

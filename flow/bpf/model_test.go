@@ -129,7 +129,8 @@ type skbuff struct {
 	link     int    // length of the link header
 	protocol uint16 // of the network layer
 	gso      bool
-	segment  int // bytes of each datagram's payload, with GSO
+	partial  bool // the checksum is a device's to complete
+	segment  int  // bytes of each datagram's payload, with GSO
 	priority uint32
 
 	checksums []int // where checksums changed that may be 0 and 0xffff alike
@@ -337,10 +338,13 @@ func (m *model) icmpError(s *skbuff, p *modelPacket, roles ...KernelRole) modelV
 		return drop
 	}
 	reason := p.unreachable(s)
-	if f.protocol == udp && KernelReason(reason) == KernelReasonREASON_PORT && p.tuple.src.Addr() != f.endpoint.Addr() {
-		reason = int(KernelReasonREASON_HOST)
+	isPort, hears := KernelReason(reason) == KernelReasonREASON_PORT, e.role == KernelRoleTO_CLIENT && !f.direct
+	if hears && f.protocol == udp && m.alive && reason >= 0 && (isPort || f.state == KernelStateASKING) {
+		quotes := q.isOf(f, f.end[fromClient]) || f.state != KernelStateOPEN && q.isOf(f, f.first)
+		if !isPort || p.tuple.src.Addr() != f.endpoint.Addr() || !quotes {
+			return drop
+		}
 	}
-	hears := e.role == KernelRoleTO_CLIENT && !f.direct
 	if hears && reason >= 0 && (f.state == KernelStateASKING || f.state == KernelStateMOVING) {
 		if f.protocol != udp && q.sequence != f.first {
 			return pass // of the client's own connection to the endpoint
@@ -449,6 +453,12 @@ func readPacket(s *skbuff) (*modelPacket, bool) {
 		}
 		p.payload -= 8
 		p.setPorts(left)
+		if !s.gso {
+			p.sequence = be32(left[4:]) // length and checksum
+		}
+		if s.partial {
+			p.sequence = p.sequence&^0xffff | uint32(pseudo(p.tuple, len(left))%0xffff)
+		}
 	case sctp:
 		if !p.readSCTP(left) {
 			return nil, false

@@ -57,6 +57,9 @@ func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) m
 		}
 	}
 	if f.protocol == udp {
+		if p.fragment != laterFragment {
+			f.end[fromClient] = p.sequence
+		}
 		if n := f.packets[fromClient]; f.state <= KernelStateMOVING && !f.direct && n >= 1 && n < MostUnanswered && m.alive &&
 			p.fragment == wholePacket && !s.gso && len(s.frame) <= longestUpcall {
 			m.events = append(m.events, modelEvent{kind: KernelEventKindEVENT_UNANSWERED, flow: uint32(index), generation: f.generation, packet: string(s.frame)})

@@ -48,7 +48,7 @@ struct packet {
 	__u32 transport; // offset of the transport header
 	__u32 end;       // offset behind the packet; padding may follow
 	__u32 payload;   // length of what follows it; of a later fragment's, all of it; SCTP: user data
-	__u32 sequence;  // SCTP: the initiate tag
+	__u32 sequence;  // SCTP: the initiate tag; UDP: length and checksum, or 0 if it will be segmented
 	__u32 ack;       // SCTP: the verification tag
 	__u32 chunks;    // of SCTP: enum chunk
 	__u32 messages;  // of SCTP that end in this packet; datagrams of UDP that begin in it
@@ -224,6 +224,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 		return 0;
 	}
 	if (p->tuple.protocol == IPPROTO_UDP) {
+		// The length and the checksum, which an error quotes, are in the place of a sequence number.
 		__be16 udp[4];
 		if (unlikely(load(skb, p->transport, udp, sizeof(udp)) || left < 8))
 			return -1;
@@ -232,6 +233,8 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 		p->payload = left - 8;
 		p->messages = skb->gso_size ? (p->payload + skb->gso_size - 1) / skb->gso_size : 1;
 		p->unchecked = !udp[3];
+		if (!unlikely(is_segmented(skb)))
+			p->sequence = (__u32)bpf_ntohs(udp[2]) << 16 | bpf_ntohs(udp[3]);
 		return 0;
 	}
 	if (unlikely(serves_sctp && p->tuple.protocol == IPPROTO_SCTP)) {

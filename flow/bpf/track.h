@@ -189,8 +189,11 @@ static __always_inline enum verdict follow_client(struct __sk_buff *skb, struct 
 			advance(&f->way[0], p->sequence + 1 + p->payload); // TCP Fast Open
 		}
 	}
-	if (f->protocol == IPPROTO_UDP)
+	if (f->protocol == IPPROTO_UDP) {
+		if (p->fragment != LATER_FRAGMENT && f->way[0].end != p->sequence)
+			f->way[0].end = p->sequence;
 		copy_unanswered(skb, p, f, index);
+	}
 	count_packet(f, p, 0);
 	return GO;
 }
