@@ -77,6 +77,7 @@ func TestValuesAreChecked(t *testing.T) {
 		want   string // in the error
 	}{
 		{map[string]any{"serviceproxyname": "sluice"}, "serviceproxyname"},
+		{map[string]any{"capabilities": map[string]any{"drop": []any{"CAP_PERFMON"}}}, "capabilities"},
 		{map[string]any{"healthzPort": 0}, "healthzPort"},
 		{map[string]any{"detectLocalMode": "Guess"}, "detectLocalMode"},
 		{map[string]any{"serviceProxyName": "a b"}, "serviceProxyName"},

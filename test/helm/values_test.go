@@ -102,6 +102,17 @@ func TestReleasesOnTheSameNodes(t *testing.T) {
 	}
 }
 
+// Values add capabilities to the default ones, and drop some.
+func TestCapabilities(t *testing.T) {
+	objects, err := render(ourName, map[string]any{"capabilities": map[string]any{"add": []any{"SYS_ADMIN", "BPF"}, "drop": []any{"PERFMON"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(daemonSet(t, objects).Spec.Template.Spec.Containers[0].SecurityContext.Capabilities.Add); got != "[BPF CHOWN NET_ADMIN NET_BIND_SERVICE NET_RAW SYS_ADMIN]" {
+		t.Error(got)
+	}
+}
+
 // Objects of the Prometheus operator are what its types say, and each alert's
 // runbook line exists.
 func TestMonitoring(t *testing.T) {
