@@ -33,6 +33,26 @@ var neighbours = []mutation{
 		pkg: "host/tracking", test: "TestKernelTakesTheSettings",
 	},
 	{
+		name: "unread-source-range-passes", what: "a manifest with an invalid source range is used without that range",
+		file: "source/manifests/check_restrictions.go", old: "c.cidr(at(\"spec.loadBalancerSourceRanges[%d]\", i), r)", new: "c.optionalCIDR(at(\"spec.loadBalancerSourceRanges[%d]\", i), r)",
+		pkg: "source/manifests", test: "TestInvalidRestrictionsAreRefused",
+	},
+	{
+		name: "not-ready-hides-ready", what: "of two entries for one endpoint the last one counts, also if it is not ready",
+		file: "service/slice.go", old: "if standing(e) < standing(was) {", new: "if false {",
+		pkg: "service", test: "TestSliceIntake",
+	},
+	{
+		name: "restored-store-goes-unseen", what: "a watch goes on from a version that a restored store has not reached",
+		file: "source/kubernetes/watch.go", old: "theirs >= ours", new: "theirs > 0",
+		pkg: "source/kubernetes", test: "TestRestoredStore",
+	},
+	{
+		name: "saved-attempts-blamed", what: "attempts that another endpoint made good count as failures of clients",
+		file: "live/meter.go", old: "saved = 1\n", new: "saved = 0\n",
+		pkg: "live", test: "TestMeterBlamesTheRightEndpoint",
+	},
+	{
 		name: "conntrack-beside", what: "beside another proxy, Sluice changes that one's kernel settings",
 		file: "cmd/sluice/conntrack.go", old: "case o.serviceProxyName != \"\":", new: "case false:",
 		pkg: "cmd/sluice", test: "TestConntrackSettingsInKubeProxysPlace",
