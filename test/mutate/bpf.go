@@ -18,6 +18,7 @@ func (m *mutation) isBPF() bool {
 // compile compiles the mutated BPF programs in a directory, by the command in flow/bpf/doc.go.
 // It gives the files that they take the place of.
 func (m *mutation) compile(root, dir string, text []byte) (map[string]string, error) {
+	dir = filepath.Join(dir, "bpf") // the mutated file itself lies beside it
 	if err := os.CopyFS(dir, os.DirFS(filepath.Join(root, sources))); err != nil {
 		return nil, err
 	}
