@@ -2,6 +2,8 @@ package flow
 
 import (
 	"net"
+	"net/netip"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,12 +24,14 @@ func TestNoRoomInTheIndex(t *testing.T) {
 			n.relay.options.Plan = balancer.Plan{Timeouts: []time.Duration{time.Second}, After: time.Second, Total: time.Second}
 			n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 			client := &net.TCPAddr{IP: lab.Client.IPv4.AsSlice(), Port: 45678}
-			buckets := n.server.kernel.Index.Buckets
-			slots := len(buckets) * len(buckets[0].Slot)
+			key := bpf.TupleOf(syscall.IPPROTO_TCP, netip.AddrPortFrom(lab.Client.IPv4, 45678), netip.MustParseAddrPort(vip4+":80"))
+			index := &n.server.kernel.Index
+			const slots = bpf.Places * len(bpf.KernelBucket{}.Slot)
 			fill := func(slot uint64) {
-				for i := range buckets {
-					for j := range buckets[i].Slot {
-						buckets[i].Slot[j] = slot
+				for n := range bpf.Places {
+					b := index.Place(index.Hash(&key), n)
+					for i := range b.Slot {
+						b.Slot[i] = slot
 					}
 				}
 			}

@@ -28,8 +28,8 @@ func (r Reference) Flow() uint32 { return uint32(r) & FlowMask }
 // Role returns the role of the packets.
 func (r Reference) Role() KernelRole { return KernelRole(r >> FlowBits) }
 
-// hash is hash_of in index.h.
-func (x *Index) hash(t *KernelTuple) uint64 {
+// Hash is hash_of in index.h.
+func (x *Index) Hash(t *KernelTuple) uint64 {
 	n := binary.NativeEndian
 	b := n.AppendUint32(make([]byte, 0, 40), t.Src.Word[0])
 	for _, w := range [...]uint32{t.Src.Word[1], t.Src.Word[2], t.Src.Word[3], t.Dst.Word[0], t.Dst.Word[1], t.Dst.Word[2], t.Dst.Word[3]} {
@@ -45,11 +45,11 @@ func (x *Index) hash(t *KernelTuple) uint64 {
 	return h ^ h>>32
 }
 
-// places is how many buckets a tuple may be in: PLACES in index.h.
-const places = 8
+// Places is how many buckets a tuple may be in: PLACES in index.h.
+const Places = 8
 
-// place returns a bucket where a tuple may be. The first one is its home.
-func (x *Index) place(hash uint64, n int) *KernelBucket {
+// Place returns a bucket where a tuple may be. The first one is its home.
+func (x *Index) Place(hash uint64, n int) *KernelBucket {
 	return &x.Buckets[(hash+uint64(n)*(hash>>32|1))&uint64(len(x.Buckets)-1)]
 }
 
@@ -72,10 +72,10 @@ func (x *Index) Tuple(r Reference) KernelTuple {
 
 // Find returns what a tuple refers to, or 0.
 func (x *Index) Find(t *KernelTuple) Reference {
-	hash := x.hash(t)
-	home := x.place(hash, 0)
-	for n := 0; n == 0 || n < places && atomic.LoadUint64(&home.Moved) > 0; n++ {
-		b := x.place(hash, n)
+	hash := x.Hash(t)
+	home := x.Place(hash, 0)
+	for n := 0; n == 0 || n < Places && atomic.LoadUint64(&home.Moved) > 0; n++ {
+		b := x.Place(hash, n)
 		for i := range b.Slot {
 			slot := atomic.LoadUint64(&b.Slot[i])
 			if r := Reference(slot); slot != 0 && slot>>32 == hash>>32 && int(r.Flow()) < len(x.flows) && x.Tuple(r) == *t {
@@ -89,16 +89,16 @@ func (x *Index) Find(t *KernelTuple) Reference {
 // Exchange puts a reference, or 0 for none, in the place of what a tuple has for a flow. It
 // reports whether the flow had the tuple.
 func (x *Index) Exchange(t *KernelTuple, flow uint32, to Reference) bool {
-	hash := x.hash(t)
-	home := x.place(hash, 0)
+	hash := x.Hash(t)
+	home := x.Place(hash, 0)
 	if home.exchange(hash, flow, to) {
 		return true
 	}
 	if atomic.LoadUint64(&home.Moved) == 0 {
 		return false
 	}
-	for n := 1; n < places; n++ {
-		if x.place(hash, n).exchange(hash, flow, to) {
+	for n := 1; n < Places; n++ {
+		if x.Place(hash, n).exchange(hash, flow, to) {
 			if to == 0 {
 				atomic.AddUint64(&home.Moved, ^uint64(0))
 			}

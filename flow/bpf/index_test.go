@@ -10,13 +10,13 @@ import (
 // put enters a tuple, as put in index.h does. It reports false if there is no room. (The
 // models of packets have BPF find what this puts, and put what is found here.)
 func (x *Index) put(t *KernelTuple, r Reference) bool {
-	hash := x.hash(t)
-	for n := range places {
-		b := x.place(hash, n)
+	hash := x.Hash(t)
+	for n := range Places {
+		b := x.Place(hash, n)
 		if i := b.empty(); i >= 0 {
 			b.Slot[i] = hash>>32<<32 | uint64(r)
 			if n > 0 {
-				x.place(hash, 0).Moved++
+				x.Place(hash, 0).Moved++
 			}
 			return true
 		}
