@@ -148,10 +148,11 @@ type KernelFlow struct {
 	FirstEnd      KernelSeen
 	Inject        uint32
 	Fin           [2]uint32
+	Ahead         [2]uint32
 	Answered      uint64
 	Data          uint64
 	Closed        uint64
-	_             [16]byte
+	_             [8]byte
 	Way           [2]KernelDirection
 }
 
@@ -233,6 +234,8 @@ const (
 	KernelSeenRECORDED           KernelSeen = 512
 	KernelSeenKNOWN              KernelSeen = 1024
 	KernelSeenPASSED             KernelSeen = 2048
+	KernelSeenCLIENT_AHEAD       KernelSeen = 4096
+	KernelSeenENDPOINT_AHEAD     KernelSeen = 8192
 )
 
 type KernelServed struct {

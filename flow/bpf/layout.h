@@ -68,6 +68,8 @@ enum seen {
 	RECORDED = 512,  // userspace has written the record
 	KNOWN = 1024,    // userspace follows the flow
 	PASSED = 2048,   // a packet of the client has left the node
+	CLIENT_AHEAD = 4096, // segments behind a gap have come: ahead says up to where
+	ENDPOINT_AHEAD = 8192,
 };
 
 // direction counts packets from the client (0) or from the endpoint (1).
@@ -105,6 +107,7 @@ struct flow {
 	enum seen first_end; // the mark that came first of those that end a connection
 	__u32 inject;   // packets that userspace has sent and inject.h has not seen
 	__u32 fin[2];   // sequence numbers after the FINs; SCTP: see association.h
+	__u32 ahead[2]; // sequence numbers after the segments that lie behind a gap
 	__u64 answered; // when the endpoint answered
 	__u64 data;     // when its first payload came
 	__u64 closed;

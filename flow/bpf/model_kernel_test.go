@@ -163,7 +163,7 @@ func (x *tested) store(i int) {
 		Client: AddressOf(f.client.Addr()), Vip: AddressOf(f.vip.Addr()), Endpoint: AddressOf(f.endpoint.Addr()), Node: AddressOf(f.node.Addr()),
 		ClientPort: Wire(f.client.Port()), VipPort: Wire(f.vip.Port()), EndpointPort: Wire(f.endpoint.Port()),
 		MiddlePort: Wire(f.middle.Port()), NodePort: Wire(f.node.Port()),
-		Protocol: f.protocol, FirstSequence: f.first, Seen: f.seen, FirstEnd: f.firstEnd, Fin: f.fin,
+		Protocol: f.protocol, FirstSequence: f.first, Seen: f.seen, FirstEnd: f.firstEnd, Fin: f.fin, Ahead: f.ahead,
 		Answered: moment(f.answered), Data: moment(f.data), Closed: moment(f.closed),
 	}
 	if f.masquerade {
@@ -325,7 +325,7 @@ func (x *tested) compareFlows() error {
 			client: PortOf(k.Client, k.ClientPort), vip: PortOf(k.Vip, k.VipPort), endpoint: PortOf(k.Endpoint, k.EndpointPort),
 			middle: netip.AddrPortFrom(f.middle.Addr(), Wire(k.MiddlePort)), node: f.node,
 			masquerade: f.masquerade, direct: k.Options&KernelOptionOPTION_DIRECT != 0, protocol: f.protocol, first: f.first,
-			generation: k.Generation, service: k.Service, state: k.State, seen: k.Seen, firstEnd: k.FirstEnd, fin: k.Fin,
+			generation: k.Generation, service: k.Service, state: k.State, seen: k.Seen, firstEnd: k.FirstEnd, fin: k.Fin, ahead: k.Ahead,
 			answered: k.Answered != 0, data: k.Data != 0, closed: k.Closed != 0, elsewhere: k.Ifindex != x.ifindex,
 		}
 		for from, d := range k.Way {

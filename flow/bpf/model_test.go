@@ -36,6 +36,7 @@ type modelFlow struct {
 	seen           KernelSeen
 	firstEnd       KernelSeen
 	fin            [2]uint32
+	ahead          [2]uint32 // what follows a gap ends there
 	end, acked     [2]uint32 // from the client (0), from the endpoint (1)
 	bytes, packets [2]uint64
 	answered, data bool

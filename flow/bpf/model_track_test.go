@@ -51,7 +51,7 @@ func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) m
 			return absorb
 		case p.opens() && asked:
 			// The SYN may bring data (TCP Fast Open).
-			f.progress(p.sequence+1+uint32(p.payload), fromClient)
+			f.progress(p.sequence+1, p.sequence+1+uint32(p.payload), fromClient)
 		default:
 			m.follow(p, f, index, fromClient)
 		}
@@ -131,11 +131,35 @@ func (m *model) answer(s *skbuff, p *modelPacket, f *modelFlow, index int) model
 	return leave
 }
 
-// progress counts what is new up to a sequence number. A window has 1 GiB at most.
-func (f *modelFlow) progress(end uint32, from int) {
-	if n := int64(int32(end - f.end[from])); n > 0 && n <= 1<<30 {
-		f.bytes[from] += uint64(n)
-		f.end[from] = end
+// aheadMark says that segments behind a gap have come.
+func aheadMark(from int) KernelSeen {
+	return [2]KernelSeen{KernelSeenCLIENT_AHEAD, KernelSeenENDPOINT_AHEAD}[from]
+}
+
+// progress counts a segment, unless it lies behind a gap: then it reports true. A window has
+// 1 GiB at most.
+func (f *modelFlow) progress(sequence, end uint32, from int) (gap bool) {
+	n := int64(int32(end - f.end[from]))
+	switch {
+	case n < 0 || n > 1<<30:
+		return false
+	case after(f.end[from], sequence):
+		f.reach(end, from)
+		return false
+	}
+	if f.seen&aheadMark(from) == 0 || after(end, f.ahead[from]) {
+		f.ahead[from] = end
+	}
+	f.seen |= aheadMark(from)
+	return true
+}
+
+// reach counts what is new up to a sequence number.
+func (f *modelFlow) reach(end uint32, from int) {
+	f.bytes[from] += uint64(end - f.end[from])
+	f.end[from] = end
+	if after(end, f.ahead[from]) {
+		f.seen &^= aheadMark(from)
 	}
 }
 
@@ -162,16 +186,35 @@ func (m *model) follow(p *modelPacket, f *modelFlow, index, from int) {
 		return // nothing has been agreed upon
 	}
 	end := p.sequence + uint32(p.payload)
-	if f.seen&fin == 0 {
-		f.progress(end, from)
-	}
-	if p.has(flagFIN) && end == f.end[from] {
+	gap := f.seen&fin == 0 && f.progress(p.sequence, end, from)
+	switch {
+	case p.has(flagFIN) && gap:
+		f.fin[from] = end + 1
+	case p.has(flagFIN) && end == f.end[from]:
 		f.fin[from] = end + 1
 		f.ends(fin)
 		f.seen |= fin
 	}
 	// Nobody can acknowledge what was not sent.
-	if p.has(flagACK) && after(f.end[other]+1, p.ack) {
+	sent := f.end[other]
+	gone := f.seen&aheadMark(other) != 0
+	if gone {
+		sent = f.ahead[other]
+	}
+	if p.has(flagACK) && after(sent+1, p.ack) {
+		// What the receiver acknowledges counts also behind a gap, and so does a FIN there.
+		if gone && f.seen&otherFin == 0 && !after(f.end[other], p.ack) {
+			switch {
+			case p.ack == f.fin[other]:
+				f.reach(p.ack-1, other)
+				f.ends(otherFin)
+				f.seen |= otherFin
+			case p.ack == f.ahead[other]+1:
+				f.reach(p.ack-1, other)
+			default:
+				f.reach(p.ack, other)
+			}
+		}
 		if !after(f.acked[from], p.ack) {
 			f.acked[from] = p.ack
 			if from == fromClient && f.state == KernelStateOPEN {

@@ -52,14 +52,53 @@ static __always_inline int is_behind(__u32 a, __u32 b)
 
 #define LARGEST_WINDOW (1U << 30) // RFC 7323
 
-// advance counts what is new up to a sequence number, unless no window lets it be sent.
-static __always_inline void advance(struct direction *d, __u32 end)
+// mark_end notes a mark of those that end a connection.
+static __always_inline void mark_end(struct flow *f, __u32 bit)
 {
-	__u32 new = end - d->end;
-	if (new > LARGEST_WINDOW)
-		return;
-	d->bytes += new;
+	if (!f->first_end)
+		f->first_end = bit;
+	mark(f, bit);
+}
+
+// reach counts what is new up to a sequence number.
+static __always_inline void reach(struct flow *f, int from, __u32 end)
+{
+	struct direction *d = &f->way[from];
+	__u32 ahead = from ? ENDPOINT_AHEAD : CLIENT_AHEAD;
+	d->bytes += end - d->end;
 	d->end = end;
+	if (unlikely(f->seen & ahead) && is_behind(end, f->ahead[from]))
+		__sync_fetch_and_and(&f->seen, ~ahead);
+}
+
+// advance counts a segment. Behind a gap, it counts once the receiver acknowledges it: anybody
+// can send one that no window lets pass. It returns 1 if the segment lies behind a gap.
+static __always_inline int advance(struct flow *f, int from, __u32 sequence, __u32 end)
+{
+	__u32 old = f->way[from].end, bit = from ? ENDPOINT_AHEAD : CLIENT_AHEAD;
+	if (end - old > LARGEST_WINDOW)
+		return 0;
+	if (is_behind(old, sequence)) {
+		reach(f, from, end);
+		return 0;
+	}
+	if (!(f->seen & bit) || is_behind(end, f->ahead[from]))
+		f->ahead[from] = end;
+	mark(f, bit);
+	return 1;
+}
+
+// catch_up counts what the receiver has acknowledged of the segments behind a gap. f->fin has
+// the number after a FIN among them.
+static __always_inline void catch_up(struct flow *f, int from, __u32 ack)
+{
+	__u32 fin = from ? ENDPOINT_FIN : CLIENT_FIN;
+	if ((f->seen & fin) || is_behind(f->way[from].end, ack))
+		return;
+	int ends = ack == f->fin[from];
+	reach(f, from, ends || ack == f->ahead[from] + 1 ? ack - 1 : ack);
+	if (ends)
+		mark_end(f, fin);
 }
 
 // is_believed says whether the receiver would believe an RST: its sequence number lies
@@ -77,14 +116,6 @@ static __always_inline void confirm(struct flow *f)
 	struct load *l = load_of(f->service);
 	if (l)
 		__sync_fetch_and_add(&l->confirmed, 1);
-}
-
-// mark_end notes a mark of those that end a connection.
-static __always_inline void mark_end(struct flow *f, __u32 bit)
-{
-	if (!f->first_end)
-		f->first_end = bit;
-	mark(f, bit);
 }
 
 // follow_tcp notes what a segment from the client (0) or the endpoint (1) says about the
@@ -106,14 +137,20 @@ static __always_inline void follow_tcp(struct __sk_buff *skb, struct packet *p, 
 	if (unlikely(f->state == ASKING || f->state == MOVING))
 		return; // the endpoint has agreed to nothing
 	__u32 end = p->sequence + p->payload;
+	int gap = 0;
 	if (!(f->seen & fin)) // a FIN has a sequence number, which is no byte
-		advance(d, end);
-	if (unlikely((p->flags & FIN) && end == d->end)) {
-		f->fin[from] = end + 1;
-		mark_end(f, fin);
+		gap = advance(f, from, p->sequence, end);
+	if (unlikely(p->flags & FIN)) {
+		if (gap || end == d->end)
+			f->fin[from] = end + 1;
+		if (!gap && end == d->end)
+			mark_end(f, fin);
 	}
 	// Nobody acknowledges what was not sent.
-	if ((p->flags & ACK) && is_behind(f->way[!from].end + 1, p->ack)) {
+	__u32 gone_ahead = f->seen & (from ? CLIENT_AHEAD : ENDPOINT_AHEAD);
+	if ((p->flags & ACK) && is_behind((gone_ahead ? f->ahead[!from] : f->way[!from].end) + 1, p->ack)) {
+		if (unlikely(gone_ahead))
+			catch_up(f, !from, p->ack);
 		if (!is_behind(d->acked, p->ack)) {
 			d->acked = p->ack;
 			if (!from && f->state == OPEN)
@@ -186,7 +223,7 @@ static __always_inline enum verdict follow_client(struct __sk_buff *skb, struct 
 				return RESTART;
 			if (state == MOVING)
 				return ABSORB; // the SYN that userspace has goes to the next endpoint
-			advance(&f->way[0], p->sequence + 1 + p->payload); // TCP Fast Open
+			advance(f, 0, p->sequence + 1, p->sequence + 1 + p->payload); // TCP Fast Open
 		}
 	}
 	if (f->protocol == IPPROTO_UDP) {
@@ -251,7 +288,7 @@ GLOBAL enum verdict handle_answer(struct __sk_buff *skb, const struct packet *p,
 		f->way[0].acked = p->sequence;
 		f->way[1].acked = p->ack;
 		f->way[1].end = p->sequence + 1;
-		advance(&f->way[1], p->sequence + 1 + p->payload);
+		advance(f, 1, p->sequence + 1, p->sequence + 1 + p->payload);
 		f->answered = bpf_ktime_get_ns();
 		notice(skb, f, index, EVENT_OPEN);
 		return GO;

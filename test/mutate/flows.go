@@ -23,6 +23,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestClientsMixServicesAndEndpoints",
 	},
 	{
+		name: "flow-gap-believed", what: "a blind reset ends a connection",
+		file: "flow/bpf/track.h", old: "if (is_behind(old, sequence)) {", new: "if (1) {",
+		pkg: "flow", test: "TestBlindResetEndsNoConnection",
+	},
+	{
 		name: "flow-unheard-believed", what: "a forged datagram takes over a session",
 		file: "flow/bpf/track.h", old: "if (is_unheard(skb, f))", new: "if (0)",
 		pkg: "flow", test: "TestForgedDatagramsTakeNoSession",
