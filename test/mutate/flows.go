@@ -13,6 +13,31 @@ var flows = []mutation{
 		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
+		name: "flow-refusal-unquoted", what: "a forged ICMP error moves a session whose datagram it does not know",
+		file: "flow/bpf/icmp.h", old: "if ((sent ^ i->sequence) >> 16)", new: "if (0)",
+		pkg: "flow", test: "TestForgedRefusalMovesNoSession",
+	},
+	{
+		name: "flow-refusal-unsummed", what: "the checksum that an ICMP error quotes is not compared",
+		file: "flow/bpf/icmp.h", old: "return (__u16)~check % 0xffff == sum % 0xffff;", new: "return 1;",
+		pkg: "flow/bpf", test: "TestModelOfPackets",
+	},
+	{
+		name: "flow-room-halved", what: "a Service has half of the table, though others need nothing",
+		file: "flow/bpf/table.h", old: " || (__s64)(c->given - c->taken) > c->least_spare", new: "",
+		pkg: "flow/bpf", test: "TestModelOfPackets",
+	},
+	{
+		name: "flow-forwarding-once", what: "what the node forwards is asked at the start alone",
+		file: "flow/forwarding.go", old: "				_, _ = w.check() // it logs\n", new: "",
+		pkg: "flow", test: "TestForwardingIsFollowed",
+	},
+	{
+		name: "flow-session-until-last", what: "the record of an idle session ends with its last datagram",
+		file: "flow/timeouts.go", old: "	f.end(conntrack.Idle, now)\n	f.drop()\n}", new: "	f.end(conntrack.Idle, f.last())\n	f.drop()\n}",
+		pkg: "flow", test: "TestRecordOfAShortSession",
+	},
+	{
 		name: "flow-reset-believed", what: "anybody resets a connection by an old sequence number",
 		file: "flow/bpf/track.h", old: "behind(p->sequence, f->way[!from].acked) &&", new: "1 &&",
 		pkg: "flow/bpf", test: "TestModelOfConnections",
@@ -184,7 +209,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-no-shares", what: "one Service may have all flows",
-		file: "flow/worker.go", old: "serviceShare = 2", new: "serviceShare = 1",
+		file: "flow/worker.go", old: "serviceShare, spareShare = 2, 8", new: "serviceShare, spareShare = 1, 8",
 		pkg: "test/e2e", test: "TestPromise8_FloodOfForwardedClientsSlowsNoOther",
 	},
 	{
