@@ -1,6 +1,8 @@
 package dns
 
 import (
+	"errors"
+
 	"golang.org/x/net/dns/dnsmessage"
 )
 
@@ -50,7 +52,7 @@ func parse(message []byte) (q query, code dnsmessage.RCode, ok bool) {
 	}
 	for {
 		h, err := p.AdditionalHeader()
-		if err == dnsmessage.ErrSectionDone { //nolint:errorlint // it is returned as it is
+		if errors.Is(err, dnsmessage.ErrSectionDone) {
 			return q, dnsmessage.RCodeSuccess, true
 		}
 		if err != nil {

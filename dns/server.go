@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/rs/zerolog"
 	"golang.org/x/net/dns/dnsmessage"
 
 	"github.com/sluice-proxy/sluice/service"
@@ -30,7 +29,6 @@ type Options struct {
 	// Forward are the resolvers that other questions are sent to, one after the other.
 	// Without any, the Server refuses them.
 	Forward []netip.AddrPort
-	Logger  zerolog.Logger
 }
 
 const (

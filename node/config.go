@@ -62,6 +62,9 @@ type Config struct {
 	PageAddress string   // of the page; empty: none
 	PageHosts   []string // names by which browsers may ask for it
 
+	// Applied is called after each configuration, by Run's goroutine; nil: nobody.
+	Applied func(*service.Snapshot)
+
 	ProxyMode     func() string            // the answer of /proxyMode; needed with MetricsAddress
 	Flags         func() map[string]string // the answer of /flagz
 	KubeProxy     func() any               // the answer of /configz; nil: none

@@ -160,6 +160,9 @@ func (p *Proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
 	p.table = policy.Compile(p.table, snap, p.policy)
 	p.health.Queued()
 	err := p.manager.Apply(p.table)
+	if p.config.Applied != nil {
+		defer p.config.Applied(snap)
+	}
 	p.health.Update(p.table)
 	p.countNoLocal()
 	if err != nil {

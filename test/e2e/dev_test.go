@@ -1,0 +1,276 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// newcomerEnv has the test binary play the command behind sluice dev.
+const newcomerEnv = "SLUICE_TEST_NEWCOMER"
+
+func init() {
+	if os.Getenv(newcomerEnv) != "" {
+		if err := newcomer(); err != nil {
+			fmt.Println("newcomer:", err)
+			os.Exit(1)
+		}
+		os.Exit(7)
+	}
+}
+
+// newcomer serves as api on loopback of both families, and asks for it by its names, as a
+// program of a developer does.
+func newcomer() error {
+	for name, at := range map[string]string{"api": "127.0.0.1:3000", "api6": "[::1]:3000"} {
+		l, err := net.Listen("tcp", at)
+		if err != nil {
+			return err
+		}
+		go func() {
+			_ = http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "%s for %s", name, r.Host) }))
+		}()
+	}
+	udp, err := net.ListenPacket("udp", "127.0.0.1:3053")
+	if err != nil {
+		return err
+	}
+	go func() {
+		b := make([]byte, 100)
+		for {
+			n, from, err := udp.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			_, _ = udp.WriteTo(append([]byte("echo "), b[:n]...), from)
+		}
+	}()
+	for _, url := range []string{"http://api.shop.svc.cluster.local/", "http://api.shop/", "http://api6.shop/"} {
+		out, err := exec.Command("curl", "--silent", "--show-error", "--max-time", "30", url).CombinedOutput()
+		fmt.Printf("curl %s: %s %v\n", url, out, err)
+	}
+	out, err := exec.Command("getent", "ahostsv4", "api.shop").Output()
+	address, _, _ := strings.Cut(string(out), " ")
+	fmt.Printf("getent: %t %v\n", strings.HasPrefix(address, "10.96."), err)
+	_, err = net.LookupHost("nothing.shop.svc.cluster.local.")
+	fmt.Printf("nothing: %t\n", err != nil)
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "udp", "clock.shop:53")
+	if err != nil {
+		return err
+	}
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	b := make([]byte, 100)
+	if _, err = c.Write([]byte("tick")); err != nil {
+		return err
+	}
+	n, err := c.Read(b)
+	fmt.Printf("udp: %s %v\n", b[:n], err)
+	return nil
+}
+
+const devManifests = `
+apiVersion: v1
+kind: Service
+metadata: {name: api, namespace: shop, annotations: {sluice.dev/endpoints: "127.0.0.1:2999, 127.0.0.1:3000"}}
+spec: {selector: {app: api}, ports: [{port: 80}]}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: api, namespace: shop}
+spec: {replicas: 2}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: api6, namespace: shop, annotations: {sluice.dev/endpoints: "[::1]:3000"}}
+spec: {ipFamilies: [IPv6], ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: clock, namespace: shop, annotations: {sluice.dev/endpoints: "127.0.0.1:3053"}}
+spec: {ports: [{port: 53, protocol: UDP}]}
+`
+
+const newcomerSays = `curl http://api.shop.svc.cluster.local/: api for api.shop.svc.cluster.local <nil>
+curl http://api.shop/: api for api.shop <nil>
+curl http://api6.shop/: api6 for api6.shop <nil>
+getent: true <nil>
+nothing: true
+udp: echo tick <nil>
+`
+
+// devFiles returns a directory that everybody may read, with the program, the test binary
+// and the manifests.
+func devFiles(t *testing.T) (dir, sluice, player string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sluice-newcomer-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sluice, player = filepath.Join(dir, "sluice"), filepath.Join(dir, "player")
+	for to, from := range map[string]string{sluice: built(t), player: self} {
+		if out, err := exec.Command("cp", from, to).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "shop.yaml"), []byte(devManifests), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir, sluice, player
+}
+
+// TestDevServesACommand plays a newcomer, as root on the machine and as nobody in a network
+// of its own: manifests without cluster IPs, processes on loopback, one of which is dead,
+// and one command. Names are found by curl, getent and Go. Nothing is left.
+func TestDevServesACommand(t *testing.T) {
+	dir, sluice, player := devFiles(t)
+	for who, prefix := range map[string][]string{"root": nil, "nobody": {"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}} {
+		t.Run(who, func(t *testing.T) {
+			machine := newMachine(t)
+			before := machineState(t, machine)
+			args := append(prefix, sluice, "dev", filepath.Join(dir, "shop.yaml"), "--web=off", "--", player)
+			cmd := machine.Command(t, args[0], args[1:]...)
+			temp := filepath.Join(dir, who)
+			if err := os.Mkdir(temp, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chmod(temp, 0o777); err != nil {
+				t.Fatal(err)
+			}
+			cmd.Env = append(os.Environ(), newcomerEnv+"=1", "TMPDIR="+temp)
+			var said, log bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &said, &log
+			err := cmd.Run()
+			if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != 7 {
+				t.Errorf("it ended with %v\n%s", err, log.String())
+			}
+			var lines strings.Builder
+			records := 0
+			for line := range strings.Lines(said.String()) {
+				if strings.Contains(line, " -> ") {
+					records++ // of the access log
+				} else {
+					lines.WriteString(line)
+				}
+			}
+			if lines.String() != newcomerSays {
+				t.Errorf("got\n%swant\n%s\n%s", lines.String(), newcomerSays, log.String())
+			}
+			if records != 4 {
+				t.Errorf("%d records of 4 connections:\n%s", records, said.String())
+			}
+			if after := machineState(t, machine); after != before {
+				t.Errorf("it has left\n%s\nbefore:\n%s", after, before)
+			}
+			if left, _ := os.ReadDir(temp); len(left) > 0 {
+				t.Errorf("it has left %v", left)
+			}
+		})
+	}
+}
+
+// newMachine returns a namespace with an address of each family and default routes, as a
+// developer's machine has them.
+func newMachine(t *testing.T) *netns.Namespace {
+	t.Helper()
+	machine := netns.New(t, "machine")
+	for _, line := range []string{
+		"link add eth0 type veth peer name wall", "link set wall up", "link set eth0 up",
+		"address add 192.0.2.7/24 dev eth0", "route add default via 192.0.2.1",
+		"address add 2001:db8::7/64 dev eth0 nodad", "-6 route add default via 2001:db8::1",
+	} {
+		if out, err := machine.Command(t, "ip", strings.Fields(line)...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v: %s", line, err, out)
+		}
+	}
+	return machine
+}
+
+// machineState returns the rules, routes and tables of a namespace.
+func machineState(t *testing.T, n *netns.Namespace) string {
+	t.Helper()
+	var all strings.Builder
+	for _, args := range [][]string{{"ip", "rule"}, {"ip", "-6", "rule"}, {"ip", "route", "show", "table", "all"}, {"ip", "-6", "route", "show", "table", "all"}, {"nft", "list", "ruleset"}} {
+		out, err := n.Command(t, args[0], args[1:]...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %v: %s", args, err, out)
+		}
+		all.Write(out)
+	}
+	return all.String()
+}
+
+// TestDevKeepsAHostsFile serves the machine without a command: names are in the hosts file
+// until SIGINT, and follow an edit.
+func TestDevKeepsAHostsFile(t *testing.T) {
+	dir, sluice, _ := devFiles(t)
+	machine := newMachine(t)
+	hosts := filepath.Join(dir, "hosts")
+	const own = "127.0.0.1 localhost"
+	if err := os.WriteFile(hosts, []byte(own+"\n# sluice dev: these lines go when it ends\n10.0.0.1 of-a-killed-one\n# sluice dev: end\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := machine.Command(t, sluice, "dev", "--hosts-file="+hosts, dir, "--web=off")
+	var log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = io.Discard, &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	has := func(text string, want bool) {
+		t.Helper()
+		wait.For(t, fmt.Sprintf("the hosts file with %q %t", text, want), startTimeout, func() error {
+			data, err := os.ReadFile(hosts)
+			if err == nil && strings.Contains(string(data), text) != want {
+				err = fmt.Errorf("%s", data)
+			}
+			return err
+		})
+	}
+	has(" api.shop.svc.cluster.local api.shop.svc api.shop\n", true)
+	has("of-a-killed-one", false)
+	text := "apiVersion: v1\nkind: Service\nmetadata: {name: late}\nspec: {clusterIP: 10.96.9.9, ports: [{port: 80}]}\n"
+	if err := os.WriteFile(filepath.Join(dir, "late.yaml"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	has("\n10.96.9.9 late.default.svc.cluster.local late.default.svc late.default late\n", true)
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("it ended with %v\n%s", err, log.String())
+	}
+	if data, err := os.ReadFile(hosts); err != nil || string(data) != own+"\n" {
+		t.Errorf("the hosts file is left as %q, %v", data, err)
+	}
+}
+
+// TestDevWithoutRights says what to do.
+func TestDevWithoutRights(t *testing.T) {
+	dir, sluice, _ := devFiles(t)
+	out, err := exec.Command("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sluice, "dev", dir).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "give a command") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
