@@ -25,10 +25,11 @@ const (
 	// MostUnanswered is how many datagrams of a session come up before an endpoint has
 	// answered: MOST_UNANSWERED.
 	MostUnanswered = 8
-	// Ports that translated packets get are between these. They are below those that sockets
+	// FirstPort is the lowest port that translated packets get. All are below those that sockets
 	// of the relay and of the kernel's choice usually have.
 	FirstPort = 1024
-	LastPort  = 9999
+	// LastPort is the highest one.
+	LastPort = 9999
 )
 
 // Kernel is what is loaded into the kernel: the maps, in memory where userspace changes
