@@ -314,6 +314,9 @@ func (g *generator) quote(datagram []byte, t modelTuple, f *modelFlow) {
 	n += 0xffff<<16 - words(f.client.Addr().AsSlice()) - words(f.vip.Addr().AsSlice()) - uint64(f.client.Port()) - uint64(f.vip.Port())
 	binary.BigEndian.PutUint16(datagram[4:], uint16(sent>>16))
 	binary.BigEndian.PutUint16(datagram[6:], ^uint16(n%0xffff))
+	if g.one(2) {
+		datagram[6+g.IntN(2)] ^= 1 + byte(g.IntN(255))
+	}
 }
 
 // icmp is an error about a packet in answer to a tuple, from the tuple's source or a
