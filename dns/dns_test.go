@@ -84,6 +84,14 @@ func newLab(t testing.TB, file string, forward ...netip.AddrPort) *lab {
 	return l
 }
 
+// Addresses returns where the Server listens.
+func (s *Server) Addresses() (list []netip.AddrPort) {
+	for _, c := range s.udp {
+		list = append(list, c.LocalAddr().(*net.UDPAddr).AddrPort())
+	}
+	return list
+}
+
 func (l *lab) apply(c service.Change) { l.Set(l.catalog.Apply(c), nil, service.Node{}) }
 
 // exchange sends a message, and returns the reply.

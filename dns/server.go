@@ -98,14 +98,6 @@ func Listen(o Options) (*Server, error) {
 	return s, nil
 }
 
-// Addresses returns where the Server listens.
-func (s *Server) Addresses() (list []netip.AddrPort) {
-	for _, c := range s.udp {
-		list = append(list, c.LocalAddr().(*net.UDPAddr).AddrPort())
-	}
-	return list
-}
-
 // Set makes the answers those of names, for clients on nodes; of others the place is own.
 func (s *Server) Set(names *Names, nodes *service.Nodes, own service.Node) {
 	next := &view{names: names, zone: s.zone, self: s.self}

@@ -149,7 +149,7 @@ func TestAllocation(t *testing.T) {
 		}
 	}
 	// A change of one Service moves no other, and an edit keeps its own address.
-	edited := fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: web-7, namespace: shop}\nspec: {ipFamilyPolicy: PreferDualStack, ports: [{name: x, port: 80}]}\n")
+	const edited = "apiVersion: v1\nkind: Service\nmetadata: {name: web-7, namespace: shop}\nspec: {ipFamilyPolicy: PreferDualStack, ports: [{name: x, port: 80}]}\n"
 	after := served(serve(t, c, store, map[string]string{"a7.yaml": edited, "a8.yaml": ""}))
 	for _, line := range first {
 		name, _, _ := strings.Cut(line, " ")

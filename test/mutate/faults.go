@@ -196,4 +196,4 @@ var faults = []mutation{
 }
 
 // mutations are all of them.
-var mutations = slices.Concat(promises, faults, flows, neighbours)
+var mutations = slices.Concat(promises, faults, flows, neighbours, names)

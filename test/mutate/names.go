@@ -1,0 +1,35 @@
+package main
+
+// names are mistakes about names of Services, and about manifests of developers.
+var names = []mutation{
+	{
+		name: "unready-answered", what: "the name of a headless Service leads to endpoints that are not ready",
+		file: "dns/catalog.go", old: "if h.Ready {", new: "if true {",
+		pkg: "dns", test: "TestSpecification",
+	},
+	{
+		name: "place-ignored", what: "a headless Service is answered by the server's place, not by the client's",
+		file: "dns/answer.go", old: "place: v.places.of(client)", new: "place: v.places.own",
+		pkg: "dns", test: "TestTopology",
+	},
+	{
+		name: "answer-untruncated", what: "answers over UDP have as many bytes as over TCP",
+		file: "dns/server.go", old: "size := q.size", new: "size := tcpSize",
+		pkg: "dns", test: "TestTruncation",
+	},
+	{
+		name: "tenants-loopback", what: "in a cluster, a tenant's slice leads to the node's own servers",
+		file: "service/slice.go", old: "s.asked = o.OwnEndpoints &&", new: "s.asked =",
+		pkg: "source/manifests", test: "TestAskedEndpoints",
+	},
+	{
+		name: "address-twice", what: "two Services are given one cluster IP",
+		file: "source/manifests/allocate.go", old: "if a.taken[addr] == 0 {", new: "if true {",
+		pkg: "source/manifests", test: "TestAllocationAvoidsOthers",
+	},
+	{
+		name: "hosts-file-left", what: "sluice dev leaves its names in the hosts file",
+		file: "cmd/sluice/internal/dev/hostsfile.go", old: "return h.replace(\"\")", new: "return nil",
+		pkg: "cmd/sluice/internal/dev", test: "TestHostsFile",
+	},
+}
