@@ -120,7 +120,8 @@ func TestClientsMixServicesAndEndpoints(t *testing.T) {
 				m.end(sides, rand.IntN(4))
 			}
 			t.Logf("hidden %v: %d connections, %d to Services, %d took 50 ms and more", hidden, made, services, slow)
-			if slow > made/10 { // a busy machine delays some
+			// A busy machine delays some, and so does an endpoint that has a port in TIME-WAIT.
+			if slow > made/4 {
 				t.Errorf("hidden %v: %d of %d connections took 50 ms and more", hidden, slow, made)
 			}
 			n.stop()
