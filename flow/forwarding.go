@@ -14,7 +14,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/host/kernel"
 	"github.com/sluice-proxy/sluice/internal/once"
@@ -128,11 +127,12 @@ func (f *forwarding) ofIPv4() (why, err error) {
 func (f *forwarding) settings(family uint8) (map[int32]bool, error) {
 	const netconfHeader = 4 // struct netconfmsg, aligned
 	const attrIndex, attrForwarding = 1, 2
-	request := nl.NewNetlinkRequest(unix.RTM_GETNETCONF, syscall.NLM_F_DUMP)
+	const newNetconf, getNetconf = 80, 82 // of rtnetlink
+	request := nl.NewNetlinkRequest(getNetconf, syscall.NLM_F_DUMP)
 	request.Sockets = map[int]*nl.SocketHandle{syscall.NETLINK_ROUTE: f.socket}
 	request.AddRawData([]byte{family, 0, 0, 0})
 	answers, err := kernel.Uninterrupted(func() ([][]byte, error) {
-		return request.Execute(syscall.NETLINK_ROUTE, unix.RTM_NEWNETCONF)
+		return request.Execute(syscall.NETLINK_ROUTE, newNetconf)
 	})
 	if err != nil {
 		return nil, err

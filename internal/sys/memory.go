@@ -17,7 +17,7 @@ func Memory() uint64 {
 	var all uint64
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) == nil {
-		all = uint64(info.Totalram) * uint64(info.Unit)
+		all = info.Totalram * uint64(info.Unit)
 	}
 	b, err := os.ReadFile(memoryLimit)
 	if err != nil {
