@@ -102,7 +102,7 @@ func (w *watcher) checkHistory(ctx context.Context, link *link, o metav1.ListOpt
 	}
 	ours, err := strconv.ParseUint(o.ResourceVersion, 10, 64)
 	if !early || err != nil || o.SendInitialEvents != nil {
-		return nil
+		return nil //nolint:nilerr // not a version that can be compared, or nothing to check
 	}
 	head := metav1.ListOptions{Limit: 1}
 	w.selector.apply(&head)
