@@ -123,16 +123,6 @@ var flows = []mutation{
 		pkg: "flow", test: "TestNewSessionsReplaceQuietOnes",
 	},
 	{
-		name: "flow-beside-forgotten", what: "an endpoint's answer to the client's own question is taken for the session's",
-		file: "flow/bpf/flow.bpf.c", old: "unlikely(!f || (f->seen & BESIDE))", new: "!f",
-		pkg: "flow", test: "TestSessionLeavesItsPortToTheClient",
-	},
-	{
-		name: "flow-beside-elsewhere", what: "a session's packet at a second interface is taken for the client's own question",
-		file: "flow/bpf/track.h", old: "f->protocol == IPPROTO_UDP && f->ifindex == skb->ifindex", new: "f->protocol == IPPROTO_UDP",
-		pkg: "flow/bpf", test: "TestModelOfPackets",
-	},
-	{
 		name: "flow-notice-overtaken", what: "a flow that an endpoint refused is lost where its notice is still to be read",
 		file: "flow/dial.go", old: "		w.loop.Schedule(&f.timer, now+int64(noticeInterval), f)\n		return\n", new: "		f.lost(now)\n		return\n",
 		pkg: "flow", test: "TestRefusalOvertakesNoNotice",
@@ -184,12 +174,12 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-passage-kept", what: "programs of others find our sign in packets",
-		file: "flow/bpf/flow.bpf.c", old: "		skb->tc_index = 0;\n		return TCX_NEXT;", new: "		return TCX_NEXT;",
+		file: "flow/bpf/flow.bpf.c", old: "	if (passage >= TRANSLATED && passage <= NOTED)\n		skb->tc_index = 0;\n", new: "",
 		pkg: "flow", test: "TestTcIndexIsGivenBack",
 	},
 	{
 		name: "flow-passage-hides-nobody", what: "the endpoint sees a client that is to be hidden",
-		file: "flow/bpf/flow.bpf.c", old: "if (role == TO_ENDPOINT && !(f->options & OPTION_MASQUERADE))", new: "if (role == TO_ENDPOINT)",
+		file: "flow/bpf/flow.bpf.c", old: "(role == TO_ENDPOINT && (f->options & OPTION_MASQUERADE))", new: "0",
 		pkg: "flow", test: "TestMasquerade",
 	},
 	{
