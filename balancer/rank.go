@@ -51,11 +51,11 @@ func rangeIndex(p netip.Prefix) uint32 {
 	}
 	a := p.Addr().As16()
 	hi, lo := binary.BigEndian.Uint64(a[:8]), binary.BigEndian.Uint64(a[8:])
-	if host := 128 - p.Bits(); host >= 64 {
+	host := 128 - p.Bits()
+	if host >= 64 {
 		return uint32(hi >> (host - 64))
-	} else {
-		return uint32(hi<<(64-host) | lo>>host)
 	}
+	return uint32(hi<<(64-host) | lo>>host)
 }
 
 // start returns where round-robin begins in a list of n candidates, and false if the rank

@@ -15,7 +15,8 @@ import (
 
 // Annotations are the names of a Service's annotations that have an effect, without
 // the prefix "sluice.dev/".
-var Annotations = []string{accessLog, "balancer", "balancer-hash", "datapath", "dial-timeouts", "eject-after", halfClosedTimeout, idleTimeout, "sctp-streams", topologyKeys, "udp-responses", "udp-timeout"}
+var Annotations = []string{accessLog, "balancer", "balancer-hash", "datapath", "dial-timeouts", "eject-after",
+	halfClosedTimeout, idleTimeout, "sctp-streams", topologyKeys, "udp-responses", "udp-timeout"}
 
 // Foreign are annotations of other proxies that have an effect, with their whole names.
 var Foreign = []string{"kube-router.io/service.scheduler", "service.cilium.io/lb-algorithm"}
