@@ -396,6 +396,25 @@ func TestLoadsForget(t *testing.T) {
 	}
 }
 
+// TestLoadsKeepWhatIsBusy: a Service may have more endpoints with connections than listed
+// ones.
+func TestLoadsKeepWhatIsBusy(t *testing.T) {
+	var loads Loads
+	busy := endpoints(5000)
+	for i := range busy {
+		loads.Of(busy[i].Addr).Begin()
+	}
+	loads.forget(&service.Port{})
+	for i := range busy {
+		if got := loads.Of(busy[i].Addr).Open(); got != 1 {
+			t.Fatalf("endpoint %d has %d connections, want 1", i, got)
+		}
+	}
+	if got := loads.Of(endpoints6(1)[0].Addr).Open(); got != 0 {
+		t.Errorf("a new endpoint has %d connections", got)
+	}
+}
+
 func TestChoosingAllocatesNothing(t *testing.T) {
 	list := endpoints(1000)
 	for a := range algorithms {

@@ -128,8 +128,8 @@ func (b *Balancer) Configure(opts Options) {
 	}
 	if opts.Port != nil {
 		next.port = nameKey(opts.Port.Name)
+		next.loads.configure(opts.Ejection, opts.Port)
 		next.loads.forget(opts.Port)
-		next.loads.ejections.configure(opts.Ejection, listedIn(opts.Port))
 	}
 	prev := b.config.Load()
 	switch {

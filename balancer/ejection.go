@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/sluice-proxy/sluice/service"
 )
 
 // Ejection keeps new connections off an endpoint that keeps failing: it is ejected for a
@@ -54,10 +56,10 @@ type outcomes struct {
 // ejections are those of the endpoints of a service port.
 type ejections struct {
 	settings atomic.Pointer[Ejection] // nil: none
-	listed   atomic.Int32             // endpoints of the service port
-	out      atomic.Int32             // ejected ones
+	out      atomic.Int32             // ejected endpoints
 
-	mu sync.Mutex
+	mu     sync.Mutex
+	listed map[uint64]bool // keys of the service port's endpoints; guarded by mu
 }
 
 // Outcome is how a connection ended, as far as it says something about the endpoint.
@@ -121,8 +123,9 @@ func (s *Loads) note(l *Load, now int64, attempt, failed bool) {
 	case until != 0 && !o.trying: // a connection from before
 	case o.trying:
 		s.ejectLocked(o, now)
+	case !s.ejections.listed[l.key]: // it is gone, and its last connections end
 	default:
-		if *row++; *row >= e.After && 2*(s.ejections.out.Load()+1) <= s.ejections.listed.Load() {
+		if *row++; *row >= e.After && 2*(int(s.ejections.out.Load())+1) <= len(s.ejections.listed) {
 			s.ejections.out.Add(1)
 			o.attempts = attempt
 			s.ejectLocked(o, now)
@@ -173,14 +176,31 @@ func (s *Loads) ejected(l *Load, now int64, try bool) bool {
 	return false
 }
 
-// configure takes over the settings and the number of endpoints.
-func (x *ejections) configure(e Ejection, listed int) {
-	x.listed.Store(int32(listed))
-	if e.After == 0 {
+// configure takes over the settings and the endpoints. What is not listed is not ejected.
+func (s *Loads) configure(e Ejection, port *service.Port) {
+	x := &s.ejections
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.listed = nil
+	if e.After > 0 {
+		x.listed = listedIn(port)
+		x.settings.Store(&e)
+	} else {
 		x.settings.Store(nil)
+	}
+	t := s.table.Load()
+	if t == nil || x.out.Load() == 0 {
 		return
 	}
-	x.settings.Store(&e)
+	for i := range *t {
+		l := (*t)[i].Load()
+		if l == nil || x.listed[l.key] {
+			continue
+		}
+		if o := l.outcomes.Load(); o != nil && o.until.Load() != 0 {
+			s.readmitLocked(o)
+		}
+	}
 }
 
 // Ejected returns the number of endpoints that are ejected.

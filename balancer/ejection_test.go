@@ -154,3 +154,75 @@ func TestParseEjection(t *testing.T) {
 		}
 	}
 }
+
+// TestEjectedEndpointsThatLeave: they count no longer, so that others can be ejected, and
+// what is gone is not ejected by the end of its last connections.
+func TestEjectedEndpointsThatLeave(t *testing.T) {
+	s := newSick(t, 4, Ejection{After: 1})
+	reset := func(i int) { s.loads.Ended(s.loads.Of(s.list[i].Addr), Unserved, 0) }
+	list := func(from, to int) {
+		port := &service.Port{}
+		port.Families[0].Endpoints = s.list[from:to]
+		s.b.Configure(Options{Loads: s.loads, Ejection: Ejection{After: 1}, Port: port})
+	}
+	reset(0)
+	reset(1)
+	if got := s.b.Ejected(); got != 2 {
+		t.Fatalf("%d of 4 endpoints are ejected", got)
+	}
+	s.list = append(s.list, endpoints(8)[4:]...)
+	list(2, 6)
+	reset(0) // a connection from before
+	if got := s.b.Ejected(); got != 0 {
+		t.Errorf("%d endpoints are ejected after both have gone", got)
+	}
+	reset(2)
+	reset(3)
+	if got := s.b.Ejected(); got != 2 {
+		t.Errorf("%d of the next 4 endpoints are ejected, want 2", got)
+	}
+	s.b.Configure(Options{Loads: s.loads, Port: &service.Port{}})
+	if got := s.b.Ejected(); got != 0 {
+		t.Errorf("%d endpoints are ejected without the annotation", got)
+	}
+}
+
+// TestSuspectIsNotTried: an endpoint whose ejection is over, and that is passed over as it
+// failed a moment ago, is not taken for mended.
+func TestSuspectIsNotTried(t *testing.T) {
+	s := newSick(t, 2, Ejection{After: 1})
+	bad := s.list[0].Addr
+	s.loads.Refused(s.loads.Of(bad), 0)
+	over := int64(firstEjection) + 1
+	var d Dial
+	d.begin(endpointKey(bad), over)
+	s.b.Failed(&d, bad, someone, over)
+	for range 20 {
+		if i, _ := first(t, s.b, s.list, someone, over+1); i == 0 {
+			t.Fatal("a connection goes to the endpoint that has just failed")
+		}
+	}
+	later := over + int64(firstSuspicion) + ms
+	tried := 0
+	for range 20 {
+		if i, _ := first(t, s.b, s.list, someone, later); i == 0 {
+			tried++
+		}
+	}
+	if tried != 1 {
+		t.Errorf("%d of 20 connections try the endpoint, want 1", tried)
+	}
+}
+
+// TestPinnedClientsLeaveAnEjectedEndpoint: session affinity does not keep them there.
+func TestPinnedClientsLeaveAnEjectedEndpoint(t *testing.T) {
+	s := newSick(t, 3, Ejection{After: 1})
+	port := &service.Port{AffinityTimeout: time.Hour}
+	port.Families[0].Endpoints = s.list
+	s.b.Configure(Options{Loads: s.loads, Ejection: Ejection{After: 1}, Port: port, AffinityTimeout: time.Hour})
+	pinned, _ := first(t, s.b, s.list, someone, 0)
+	s.loads.Ended(s.loads.Of(s.list[pinned].Addr), Unserved, 0)
+	if i, how := first(t, s.b, s.list, someone, ms); i == pinned || how != AffinityMoved {
+		t.Errorf("the client goes to %d, %v; its endpoint %d is ejected", i, how, pinned)
+	}
+}

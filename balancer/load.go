@@ -86,29 +86,36 @@ func (s *Loads) addLocked(key uint64) *Load {
 	return l
 }
 
-// rebuiltLocked puts a table with room for n endpoints in place, with those to keep.
+// rebuiltLocked puts a table in place that has room for n endpoints, and for twice those to
+// keep.
 func (s *Loads) rebuiltLocked(n int, keep func(*Load) bool) *loadTable {
-	next := make(loadTable, 1<<bits.Len(uint(max(n, 4)*4/3)))
-	s.used = 0
+	var kept []*Load
 	if t := s.table.Load(); t != nil {
 		for i := range *t {
 			if l := (*t)[i].Load(); l != nil && keep(l) {
-				_, at := next.find(l.key)
-				at.Store(l)
-				s.used++
+				kept = append(kept, l)
 			}
 		}
 	}
+	next := make(loadTable, 1<<bits.Len(uint(max(n, 2*len(kept), 4)*4/3)))
+	for _, l := range kept {
+		_, at := next.find(l.key)
+		at.Store(l)
+	}
+	s.used = len(kept)
 	s.table.Store(&next)
 	return &next
 }
 
-// listedIn returns the number of a service port's endpoints.
-func listedIn(port *service.Port) (n int) {
+// listedIn returns the keys of a service port's endpoints.
+func listedIn(port *service.Port) map[uint64]bool {
+	keys := make(map[uint64]bool)
 	for f := range port.Families {
-		n += len(port.Families[f].Endpoints)
+		for i := range port.Families[f].Endpoints {
+			keys[endpointKey(port.Families[f].Endpoints[i].Addr)] = true
+		}
 	}
-	return n
+	return keys
 }
 
 // forget removes the endpoints that have no connection and are not listed, if they are
@@ -117,16 +124,14 @@ func listedIn(port *service.Port) (n int) {
 func (s *Loads) forget(port *service.Port) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	listed := listedIn(port)
+	listed := 0
+	for f := range port.Families {
+		listed += len(port.Families[f].Endpoints)
+	}
 	if s.used <= 2*listed+64 {
 		return
 	}
-	keys := make(map[uint64]bool, listed)
-	for f := range port.Families {
-		for i := range port.Families[f].Endpoints {
-			keys[endpointKey(port.Families[f].Endpoints[i].Addr)] = true
-		}
-	}
+	keys := listedIn(port)
 	s.rebuiltLocked(2*listed+64, func(l *Load) bool { return l.Open() > 0 || keys[l.key] })
 	s.epoch.Add(1)
 }

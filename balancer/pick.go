@@ -67,7 +67,8 @@ func (c *config) ejects(ep netip.AddrPort, now int64, try bool) bool {
 // admits reserves an endpoint for an attempt. It returns false if the connection must pass
 // it over.
 func (b *Balancer) admits(c *config, ep netip.AddrPort, now int64) bool {
-	return !c.ejects(ep, now, true) && b.take(endpointKey(ep), now)
+	key := endpointKey(ep)
+	return !b.suspected(key, now) && !c.ejects(ep, now, true) && b.take(key, now)
 }
 
 // sound chooses uniformly among the candidates that this connection has not tried

@@ -1,6 +1,7 @@
 package balancer
 
 import (
+	"math/rand/v2"
 	"sort"
 
 	"github.com/sluice-proxy/sluice/service"
@@ -10,7 +11,7 @@ import (
 // many connections as all weights together. The turns of a candidate lie apart.
 type weightedRoundRobin struct{}
 
-func (weightedRoundRobin) prepare(v *view, c *config, candidates []service.Endpoint) {
+func (weightedRoundRobin) prepare(v *view, _ *config, candidates []service.Endpoint) {
 	v.addWeights(candidates)
 	v.sums = make([]uint64, len(candidates))
 	sum := uint64(0)
@@ -21,8 +22,7 @@ func (weightedRoundRobin) prepare(v *view, c *config, candidates []service.Endpo
 	// Steps of the golden ratio spread the turns of each candidate over a round.
 	for v.step = max(sum*618/1000, 1); gcd(v.step, sum) != 1; v.step++ {
 	}
-	start, _ := c.rank.start(len(candidates))
-	v.turn.Store(uint64(start))
+	v.turn.Store(rand.Uint64N(sum)) // lists that change often are used evenly too
 }
 
 func (weightedRoundRobin) choose(b *Balancer, c *config, candidates []service.Endpoint, _ Conn, _ int64) int {

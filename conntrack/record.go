@@ -171,6 +171,14 @@ func (r *Record) outcome() balancer.Outcome {
 	return balancer.Reset
 }
 
+// Resume counts a connection at its endpoint that an earlier process began.
+func (r *Record) Resume() {
+	if r.Counters != nil && r.Endpoint != nil && r.load == nil {
+		r.load = r.Counters.loads.Of(r.Endpoint.Addr)
+		r.load.Begin()
+	}
+}
+
 // release stops counting the connection at its endpoint.
 func (r *Record) release() {
 	if r.load != nil {

@@ -54,6 +54,7 @@ func newPortService(port *service.Port, cfg *Config, counters *conntrack.Counter
 func (p *portService) configure(port *service.Port, cfg *Config) error {
 	opts, problem := cfg.Balancer.For(port)
 	opts.Loads = p.counters.Loads()
+	opts.Ejection = balancer.Ejection{} // nothing says that a UDP endpoint serves
 	if p.port = port; p.balancer == nil {
 		p.balancer = balancer.New(opts)
 	} else {

@@ -192,11 +192,15 @@ func (r *resolver) endpoints(list []service.Endpoint) {
 		r.code = dnsmessage.RCodeNameError
 		return
 	}
-	addresses := make([]netip.Addr, len(list))
+	var addresses []netip.Addr
 	for i := range list {
-		addresses[i] = list[(i+int(r.turn%uint32(len(list))))%len(list)].Addr.Addr()
+		if a := list[i].Addr.Addr(); r.wants(typeOf(a)) {
+			addresses = append(addresses, a)
+		}
 	}
-	r.addresses(addresses)
+	start := int(uint64(r.turn) * uint64(len(addresses)) >> 32)
+	r.addresses(addresses[start:])
+	r.addresses(addresses[:start])
 }
 
 // addresses adds those of the family that the question is for.

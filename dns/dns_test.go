@@ -69,12 +69,20 @@ type lab struct {
 	at      netip.AddrPort
 }
 
-func newLab(t testing.TB, file string, forward ...netip.AddrPort) *lab {
+// listen opens a Server on loopback.
+func listen(t testing.TB, o Options) *Server {
 	t.Helper()
-	s, err := Listen(Options{Addresses: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, Zone: "cluster.local", Forward: forward})
+	o.Addresses = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}
+	s, err := Listen(o)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return s
+}
+
+func newLab(t testing.TB, file string, forward ...netip.AddrPort) *lab {
+	t.Helper()
+	s := listen(t, Options{Zone: "cluster.local", Forward: forward})
 	l := &lab{Server: s, catalog: NewCatalog(), at: s.Addresses()[0]}
 	l.apply(read(t, file))
 	ctx, stop := context.WithCancel(context.Background())
@@ -413,10 +421,7 @@ func TestNotUnderstood(t *testing.T) {
 
 // TestForward has a second Server answer for another zone.
 func TestForward(t *testing.T) {
-	other, err := Listen(Options{Addresses: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")}, Zone: "example.com"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := listen(t, Options{Zone: "example.com"})
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { other.Serve(ctx); close(done) }()

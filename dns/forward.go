@@ -88,8 +88,8 @@ func exchange(ctx context.Context, at netip.AddrPort, message []byte, network st
 	if _, err := c.Write(message); err != nil {
 		return nil
 	}
+	reply := make([]byte, 65535)
 	for {
-		reply := make([]byte, 4096)
 		n, err := c.Read(reply)
 		if err != nil {
 			return nil

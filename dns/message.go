@@ -89,6 +89,9 @@ func (q *query) reply(a *answer, soa func() dnsmessage.Resource, recursion bool,
 		m.Authorities = []dnsmessage.Resource{soa()}
 	}
 	extra := a.extra
+	if most := size / leastRecord; len(m.Answers) > most { // no need to pack them
+		m.Answers, m.Truncated, extra = m.Answers[:most], true, nil
+	}
 	for {
 		m.Additionals = extra
 		if q.edns {
@@ -114,6 +117,9 @@ func (q *query) reply(a *answer, soa func() dnsmessage.Resource, recursion bool,
 		}
 	}
 }
+
+// leastRecord is the size of the smallest record: a pointer to its name, and its header.
+const leastRecord = 12
 
 // ends reports whether records answer a question for a type, and do not only lead to a
 // name that has none.

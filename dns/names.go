@@ -34,13 +34,15 @@ type host struct {
 	ports []port
 }
 
+var dashes = strings.NewReplacer(".", "-", ":", "-")
+
 // label returns the name of an endpoint below its Service's: its hostname, or its
 // address with dashes, as CoreDNS names it.
 func (h *host) label() string {
 	if h.name != "" {
 		return h.name
 	}
-	return strings.NewReplacer(".", "-", ":", "-").Replace(h.Addr.Addr().String())
+	return dashes.Replace(h.Addr.Addr().String())
 }
 
 // owner is who has an address: a Service, or an endpoint of it.

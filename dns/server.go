@@ -32,9 +32,11 @@ type Options struct {
 }
 
 const (
-	// mostConns bounds open TCP connections, and connIdle the time between two questions.
-	mostConns = 256
-	connIdle  = 10 * time.Second
+	// mostConns bounds open TCP connections, mostClientConns those of one client, and
+	// connIdle the time between two questions.
+	mostConns       = 256
+	mostClientConns = 32
+	connIdle        = 10 * time.Second
 )
 
 // Stats counts since the start.
@@ -55,8 +57,11 @@ type Server struct {
 	tcp     []*net.TCPListener
 	now     atomic.Pointer[view]
 	turn    atomic.Uint32
-	conns   chan struct{} // a token for each TCP connection
-	forward *forwarder    // nil without resolvers
+	forward *forwarder // nil without resolvers
+
+	mu      sync.Mutex
+	open    int                // TCP connections; guarded by mu
+	clients map[netip.Addr]int // the same for each client; guarded by mu
 
 	answered, missing, forwarded, refused, failed atomic.Uint64
 }
@@ -74,28 +79,40 @@ func Listen(o Options) (*Server, error) {
 	if fault := ZoneFault(o.Zone); fault != "" {
 		return nil, fmt.Errorf("zone %q %s", o.Zone, fault)
 	}
-	s := &Server{options: o, zone: strings.ToLower(strings.TrimSuffix(o.Zone, ".")) + ".", conns: make(chan struct{}, mostConns)}
+	s := &Server{options: o, zone: strings.ToLower(strings.TrimSuffix(o.Zone, ".")) + ".", clients: make(map[netip.Addr]int)}
 	if len(o.Forward) > 0 {
 		s.forward = newForwarder(o.Forward)
 	}
 	for _, at := range o.Addresses {
-		udp, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+		udp, tcp, err := listenBoth(at)
 		if err != nil {
 			s.Close()
 			return nil, err
 		}
-		s.udp = append(s.udp, udp)
-		// With port 0, TCP has UDP's.
-		port := udp.LocalAddr().(*net.UDPAddr).AddrPort().Port()
-		tcp, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(at.Addr(), port)))
-		if err != nil {
-			s.Close()
-			return nil, err
-		}
-		s.tcp = append(s.tcp, tcp)
+		s.udp, s.tcp = append(s.udp, udp), append(s.tcp, tcp)
 		s.self = append(s.self, at.Addr())
 	}
 	return s, nil
+}
+
+// listenBoth listens over UDP and TCP at one port. With port 0, it looks for one that both
+// can have.
+func listenBoth(at netip.AddrPort) (*net.UDPConn, *net.TCPListener, error) {
+	for try := 1; ; try++ {
+		udp, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+		if err != nil {
+			return nil, nil, err
+		}
+		port := udp.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+		tcp, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(at.Addr(), port)))
+		if err == nil {
+			return udp, tcp, nil
+		}
+		_ = udp.Close()
+		if at.Port() != 0 || try == 20 {
+			return nil, nil, err
+		}
+	}
 }
 
 // Set makes the answers those of names, for clients on nodes; of others the place is own.
@@ -172,24 +189,45 @@ func (s *Server) serveTCP(ctx context.Context, l *net.TCPListener) {
 			time.Sleep(errorPause)
 			continue
 		}
-		select {
-		case s.conns <- struct{}{}:
-			go func() {
-				defer func() { <-s.conns }()
-				s.serveConn(ctx, c)
-			}()
-		default:
+		client := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+		if !s.admit(client) {
 			_ = c.Close()
+			continue
 		}
+		go func() {
+			defer s.release(client)
+			s.serveConn(ctx, c, client)
+		}()
+	}
+}
+
+// admit counts a TCP connection of a client, unless there are too many.
+func (s *Server) admit(client netip.Addr) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open == mostConns || s.clients[client] == mostClientConns {
+		return false
+	}
+	s.open++
+	s.clients[client]++
+	return true
+}
+
+// release undoes admit.
+func (s *Server) release(client netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open--
+	if s.clients[client]--; s.clients[client] == 0 {
+		delete(s.clients, client)
 	}
 }
 
 // serveConn answers the questions of a TCP connection in their order.
-func (s *Server) serveConn(ctx context.Context, c *net.TCPConn) {
+func (s *Server) serveConn(ctx context.Context, c *net.TCPConn, client netip.Addr) {
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 	defer stop()
 	defer c.Close()
-	client := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 	for {
 		_ = c.SetDeadline(time.Now().Add(connIdle))
 		message, err := readMessage(c)
@@ -248,7 +286,7 @@ func (s *Server) handle(message []byte, client netip.Addr, network string) (repl
 		return s.fail(&q, code, size), nil
 	}
 	turned := *v
-	turned.turn = s.turn.Add(1)
+	turned.turn = s.turn.Add(1) * 0x9e3779b9 // far apart also for every second question
 	a := turned.answer(q.question, client)
 	switch {
 	case !a.ours && s.forward == nil:

@@ -161,6 +161,7 @@ func (w *worker) take(path *Path, st *state, index uint32, now int64) {
 		return
 	}
 	w.shard.Open(r)
+	r.Resume()
 	switch {
 	case f.state() >= bpf.KernelStateCLOSED:
 		f.closed(w.loopTime(k.Closed), f.seen())

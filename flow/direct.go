@@ -55,6 +55,10 @@ func (w *worker) directLimit(k *bpf.KernelFlow, state bpf.KernelState) time.Dura
 	switch {
 	case bpf.ProtocolOf(k.Protocol) == service.UDP:
 		return max(w.server.options.UDPTimeout, w.server.options.UDPStreamTimeout)
+	case state == bpf.KernelStateOPEN && atomic.LoadUint32((*uint32)(&k.Seen))&uint32(bpf.KernelSeenCONFIRMED) == 0:
+		return directHandshake // the client may never complete it
+	case state == bpf.KernelStateOPEN && bpf.ProtocolOf(k.Protocol) == service.SCTP:
+		return abandonedAssociation
 	case state == bpf.KernelStateOPEN:
 		return abandoned
 	case state == bpf.KernelStateASKING:

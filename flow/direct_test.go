@@ -107,7 +107,7 @@ func TestClientsMixServicesAndEndpoints(t *testing.T) {
 				if sides[0] == nil {
 					continue // the client itself has it in TIME-WAIT
 				}
-				if time.Since(began) > 50*time.Millisecond {
+				if time.Since(began) > 900*time.Millisecond {
 					slow++
 				}
 				made++
@@ -119,10 +119,10 @@ func TestClientsMixServicesAndEndpoints(t *testing.T) {
 			for _, sides := range m.sides {
 				m.end(sides, rand.IntN(4))
 			}
-			t.Logf("hidden %v: %d connections, %d to Services, %d took 50 ms and more", hidden, made, services, slow)
-			// A busy machine delays some, and so does an endpoint that has a port in TIME-WAIT.
+			t.Logf("hidden %v: %d connections, %d to Services, %d took a second and more", hidden, made, services, slow)
+			// A SYN is lost where an endpoint has the port in TIME-WAIT.
 			if slow > made/4 {
-				t.Errorf("hidden %v: %d of %d connections took 50 ms and more", hidden, slow, made)
+				t.Errorf("hidden %v: %d of %d connections took a second and more", hidden, slow, made)
 			}
 			n.stop()
 			n.left = true

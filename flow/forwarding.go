@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -112,8 +114,8 @@ func (f *forwarding) ofIPv4() (why, err error) {
 	if !settings[ofAll] {
 		return errForwarding4, nil
 	}
-	for index, forwards := range settings {
-		if forwards || index == ofDefault || index == loopback {
+	for _, index := range slices.Sorted(maps.Keys(settings)) { // the same one is named each time
+		if settings[index] || index == ofDefault || index == loopback {
 			continue
 		}
 		if link, err := f.nl.LinkByIndex(int(index)); err == nil { // else it is gone

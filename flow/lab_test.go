@@ -86,6 +86,7 @@ type node struct {
 	relay  *noRelay
 	end    func()
 	left   bool
+	ports  []*service.Port // of the last change
 
 	mu      sync.Mutex
 	records []conntrack.Record // guarded by mu
@@ -203,6 +204,18 @@ func (n *node) stop() {
 	if got := n.table.Stats().Misuse; got != 0 {
 		n.t.Errorf("%d records were opened or closed twice", got)
 	}
+	for _, port := range n.ports {
+		if port == nil {
+			continue
+		}
+		for f := range port.Families {
+			for _, e := range port.Families[f].Endpoints {
+				if got := n.table.Counters(port.Name).Loads().Of(e.Addr).Open(); got != 0 {
+					n.t.Errorf("%s has %d connections after the stop", e.Addr, got)
+				}
+			}
+		}
+	}
 	if got := n.entries(); got != 0 {
 		n.t.Errorf("%d entries are left after the stop", got)
 	}
@@ -225,6 +238,7 @@ func (n *node) entries() int {
 func (n *node) apply(c service.Change) {
 	n.t.Helper()
 	table := policy.Compile(nil, n.store.Apply(c), n.config)
+	n.ports = table.Snapshot().Ports
 	host := hostnet.NewAddresses([]netip.Addr{n.lab.Node.IPv4, n.lab.Node.IPv6})
 	n.relay.apply(table)
 	for _, p := range n.server.paths {

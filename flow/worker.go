@@ -238,7 +238,7 @@ func (w *worker) handle(e *bpf.KernelEvent, data []byte) {
 		w.begun(e, data)
 		return
 	case bpf.KernelEventKindEVENT_UNUSED:
-		if w.flows[e.Flow] == nil {
+		if w.flows[e.Flow] == nil && !w.direct[e.Flow] { // else its end gives it
 			w.spares.Give(e.Flow)
 		}
 		return

@@ -84,8 +84,9 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 	if replies.Clients != nil {
 		ports = [2]uint16{replies.FirstPort, replies.LastPort}
 	}
+	o.MaxFlows = cmp.Or(o.MaxFlows, mostFlows(tracking.MaxFor(flowsPerCPU, leastFlows), sys.Memory()))
 	server, err := flow.New(flow.Options{
-		MaxFlows:          cmp.Or(o.MaxFlows, mostFlows(tracking.MaxFor(flowsPerCPU, leastFlows), sys.Memory())),
+		MaxFlows:          o.MaxFlows,
 		BPFRoot:           o.Steering.BPFRoot,
 		Name:              o.Steering.Table,
 		Keep:              o.KeepFlows,

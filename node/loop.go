@@ -138,7 +138,7 @@ func sendTo[T any](ctx context.Context, to chan<- T, value T) {
 func (p *Proxy) apply(c service.Change) {
 	publish := p.names.apply(c)
 	snap := p.store.Apply(c)
-	defer publish(snap)
+	publish(snap)
 	if p.table == nil {
 		letGo(c)
 	}

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -88,6 +89,9 @@ the command itself starts. Nothing outside is reached from there.`,
 				}
 				return isolate()
 			}
+			if at, err := netip.ParseAddrPort(o.address); len(command) > 0 && (err == nil && at.Port() != 53 || strings.Contains(o.address, ",")) {
+				return errors.New("--dns: a command needs one address with port 53, as resolv.conf knows no ports")
+			}
 			return o.serve(cmd, files, command)
 		},
 	}
@@ -123,7 +127,7 @@ func isolate() error {
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
 	if err := inner.Start(); err != nil {
-		return fmt.Errorf("a network of its own: %w; sluice doctor says what prevents it, and sudo sluice dev needs none", err)
+		return fmt.Errorf("a network of its own: %w; the kernel has to allow user namespaces, and sudo sluice dev needs none", err)
 	}
 	go func() {
 		for s := range signals {
@@ -264,7 +268,9 @@ func (o *devOptions) runOptions(manifests string) (*runOptions, error) {
 		args = append(args, "--dns="+o.address)
 		if !o.inside {
 			for _, r := range dev.Resolvers("/etc/resolv.conf") {
-				args = append(args, "--dns-forward="+r.String())
+				if r.Addr().String() != o.dnsAddress() { // left there by hand: it would ask itself
+					args = append(args, "--dns-forward="+r.String())
+				}
 			}
 		}
 	}

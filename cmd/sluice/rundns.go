@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/spf13/pflag"
 
@@ -34,6 +35,11 @@ func (o *dnsOptions) validate() error {
 	}
 	if len(o.forward) > 0 && len(o.addresses) == 0 {
 		return errors.New("--dns-forward belongs to --dns")
+	}
+	for _, a := range o.forward {
+		if slices.Contains(o.addresses, a) {
+			return fmt.Errorf("--dns-forward: %s is --dns itself", a)
+		}
 	}
 	return nil
 }

@@ -105,11 +105,13 @@ static __always_inline __u32 redirect_client(struct __sk_buff *skb, const struct
 static __always_inline int begin_again(const struct packet *p, struct flow *f)
 {
 	__u32 state = f->state;
+	if (state == FREE)
+		return -1;
 	f->first_sequence = p->sequence;
 	f->way[0].end = f->way[1].acked = p->sequence + 1;
 	f->first_end = 0;
 	__sync_fetch_and_and(&f->seen, PASSED);
-	return __sync_val_compare_and_swap(&f->state, state, ASKING) == state && state != FREE ? 0 : -1;
+	return __sync_val_compare_and_swap(&f->state, state, ASKING) == state ? 0 : -1;
 }
 
 #endif

@@ -88,6 +88,11 @@ static __always_inline int begin_direct(struct __sk_buff *skb, struct packet *p)
 	if (!is_taken(p))
 		return TCX_NEXT;
 	__u32 index = redirect_client(skb, p);
+	if (!index) { // another CPU may have begun the flow meanwhile
+		__u32 found = find(&p->tuple);
+		if (role_in(found) == TO_ENDPOINT)
+			index = flow_in(found);
+	}
 	struct flow *f = index ? flow_of(index) : NULL;
 	return f ? to_endpoint(skb, p, f, index) : TCX_NEXT;
 }

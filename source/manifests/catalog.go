@@ -112,7 +112,9 @@ func (c *catalog) commit() (service.Change, []finding) {
 			value = c.complete(k, claims[0].value)
 		} else {
 			delete(c.claims, k)
-			c.addresses.release(k.Name)
+			if k.kind == kindService {
+				c.addresses.release(k.Name)
+			}
 		}
 		c.put(&change, k, value, remirror)
 	}

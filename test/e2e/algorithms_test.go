@@ -47,6 +47,16 @@ func TestAlgorithms(t *testing.T) {
 				for _, c := range held["b1:8080"] {
 					_ = c.Close()
 				}
+				wait.True(t, "the ends of the closed connections", func() bool {
+					records, err := readRecords(p.accessLog)
+					ended := 0
+					for _, r := range records {
+						if r.Service == "default/"+name+":http" {
+							ended++
+						}
+					}
+					return err == nil && ended >= len(held["b1:8080"])
+				})
 				wait.True(t, "a connection to the endpoint that has none", func() bool {
 					server, c := a.hold(name)
 					if server != "b1:8080" {
@@ -175,7 +185,8 @@ func TestEndpointThatResetsIsEjected(t *testing.T) {
 				values, err := p.metrics()
 				return err == nil && values["sluice_endpoints_ejected"] == 1
 			})
-			if resets < 3 {
+			// The relay may meet the reset while it connects, and serve the client by another endpoint.
+			if path == "kernel" && resets < 3 {
 				t.Errorf("it is ejected after %d resets, want 3", resets)
 			}
 			failed := 0

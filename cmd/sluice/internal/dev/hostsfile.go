@@ -1,6 +1,7 @@
 package dev
 
 import (
+	"fmt"
 	"os"
 	"strings"
 )
@@ -33,7 +34,10 @@ func (h *HostsFile) replace(block string) error {
 	old := string(data)
 	text := old
 	if before, rest, ok := strings.Cut(old, blockBegin+"\n"); ok {
-		_, after, _ := strings.Cut(rest, blockEnd+"\n")
+		_, after, ok := strings.Cut(rest, blockEnd+"\n")
+		if !ok {
+			return fmt.Errorf("%s has the line %q without %q: remove these lines by hand", h.Path, blockBegin, blockEnd)
+		}
 		text = before + after
 	}
 	if block != "" && text != "" && !strings.HasSuffix(text, "\n") {

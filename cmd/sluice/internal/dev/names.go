@@ -83,8 +83,11 @@ func WriteResolvConf(dir, server, zone string) error {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			return err
 		}
+		if err := os.Chmod(filepath.Join(dir, name), 0o644); err != nil { // whatever the umask is
+			return err
+		}
 	}
-	return nil
+	return os.Chmod(dir, 0o755) // the command's programs may have other users
 }
 
 // CoverResolvConf has this process, whose mount namespace is its own, see the resolv.conf
