@@ -257,7 +257,8 @@ func (o *devOptions) runOptions(manifests string) (*runOptions, error) {
 			return nil, err
 		}
 	}
-	args = append(args, "--allocate-cluster-ips="+o.ranges.String())
+	args = append(args, "--allocate-cluster-ips="+o.ranges.String(),
+		"--nodeport-addresses=localhost") // processes on loopback are not opened to the network
 	if o.inside {
 		args = append(args, "--node-ip="+joined(devAddresses[:]))
 	}
