@@ -65,6 +65,13 @@ static __always_inline int rewrite(struct __sk_buff *skb, const struct packet *p
 	return TCX_NEXT;
 }
 
+// rewrite_apart is rewrite with a stack of its own: those of ingress and all that it calls, each
+// rounded up to 32 bytes by kernels before 6.8, have 512 bytes together.
+static __noinline int rewrite_apart(struct __sk_buff *skb, const struct packet *p, const struct flow *f, enum role role)
+{
+	return rewrite(skb, p, f, role);
+}
+
 // to_endpoint handles a packet that has begun a flow.
 static __always_inline int to_endpoint(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
 {
@@ -95,6 +102,14 @@ static __always_inline int begin_direct(struct __sk_buff *skb, struct packet *p)
 	}
 	struct flow *f = index ? flow_of(index) : NULL;
 	return f ? to_endpoint(skb, p, f, index) : TCX_NEXT;
+}
+
+// restart_direct begins the next connection of a client's own with the same tuple.
+GLOBAL int restart_direct(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+{
+	if (!p || !f || begin_again(p, f))
+		return TCX_DROP;
+	return to_endpoint(skb, p, f, index);
 }
 
 // begin handles a packet of no flow, or one that begins a new connection with the
@@ -133,10 +148,11 @@ GLOBAL int begin(struct __sk_buff *skb, struct packet *p, __u32 before)
 }
 
 // forward gives a packet what it gets at both hooks, and sends it by the shortcut.
-static __always_inline int forward(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index, int from, const struct hop *h)
+static __noinline int forward(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 found, const struct hop *h)
 {
 	struct tuple to;
-	if (from && follow_endpoint(skb, p, f, index) != GO)
+	int from = role_in(found) != TO_ENDPOINT;
+	if (from && follow_endpoint(skb, p, f, flow_in(found)) != GO)
 		return TCX_DROP; // the endpoint was given up
 	set_target(&to, f, from ? TO_CLIENT : f->options & OPTION_MASQUERADE ? MASQUERADE : TO_ENDPOINT);
 	if (unlikely(translate(skb, p, &to, 1)))
@@ -184,14 +200,12 @@ int ingress(struct __sk_buff *skb)
 		case ABSORB:
 			return TCX_DROP;
 		case RESTART:
-			if (f->options & OPTION_DIRECT)
-				return begin_again(&p, f) ? TCX_DROP : to_endpoint(skb, &p, f, index);
-			return begin(skb, &p, index);
+			return f->options & OPTION_DIRECT ? restart_direct(skb, &p, f, index) : begin(skb, &p, index);
 		default:
 			break;
 		}
 	}
-	return direct ? forward(skb, &p, f, index, from, &hop) : rewrite(skb, &p, f, role);
+	return direct ? forward(skb, &p, f, found, &hop) : rewrite_apart(skb, &p, f, role);
 }
 
 SEC("tc")
@@ -250,7 +264,7 @@ int egress(struct __sk_buff *skb)
 	}
 	if (role == MASQUERADE)
 		mark(f, PASSED);
-	return rewrite(skb, &p, f, role);
+	return rewrite_apart(skb, &p, f, role);
 }
 
 char license_name[] SEC("license") = "GPL";

@@ -97,8 +97,7 @@ static __always_inline int load(struct __sk_buff *skb, __u32 at, void *to, const
 	void *start = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	if (unlikely(from > LARGEST_HEADERS || start + from + size > end))
 		return bpf_skb_load_bytes(skb, at, to, size);
-	// The compiler would copy bytes. Where kernels load BPF programs, words need not be aligned.
-	__builtin_memcpy(to, __builtin_assume_aligned(start + from, 4), size);
+	__builtin_memcpy(to, start + from, size);
 	return 0;
 }
 

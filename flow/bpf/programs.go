@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
@@ -103,6 +104,36 @@ func (p *Pins) removeOtherBuilds() error {
 	return err
 }
 
+// kernelBTF is where a kernel describes its types. Without them, it does not know a packet's
+// context in the arguments of a global function.
+const kernelBTF = "/sys/kernel/btf/vmlinux"
+
+// makeStatic makes the global functions static that take a packet's context: the kernel then
+// verifies them again for each call.
+func makeStatic(spec *ebpf.CollectionSpec) {
+	for _, program := range spec.Programs {
+		for i := range program.Instructions {
+			if f := btf.FuncMetadata(&program.Instructions[i]); f != nil && f.Linkage == btf.GlobalFunc && takesContext(f) {
+				f.Linkage = btf.StaticFunc
+			}
+		}
+	}
+}
+
+// takesContext reports whether the first argument of a function is a packet's context.
+func takesContext(f *btf.Func) bool {
+	proto, ok := f.Type.(*btf.FuncProto)
+	if !ok || len(proto.Params) == 0 {
+		return false
+	}
+	pointer, ok := proto.Params[0].Type.(*btf.Pointer)
+	if !ok {
+		return false
+	}
+	to, ok := pointer.Target.(*btf.Struct)
+	return ok && to.Name == "__sk_buff"
+}
+
 // loadPrograms loads the programs for interfaces with a link header of some length.
 func (k *Kernel) loadPrograms(linkHeader uint32, to *KernelPrograms) error {
 	spec, err := LoadKernel()
@@ -123,6 +154,9 @@ func (k *Kernel) loadPrograms(linkHeader uint32, to *KernelPrograms) error {
 		if err := spec.Variables[KernelVarServesSctp].Set(uint32(0)); err != nil {
 			return fmt.Errorf("BPF programs: %w", err)
 		}
+	}
+	if _, err := os.Stat(kernelBTF); err != nil {
+		makeStatic(spec)
 	}
 	err = spec.LoadAndAssign(to, &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{
 		KernelMapNotices:      k.Maps.Notices,
