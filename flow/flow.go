@@ -242,7 +242,7 @@ func (f *flow) unconfirmed() bool {
 	return f.record.Connected && f.seen()&(bpf.KernelSeenCONFIRMED|bpf.KernelSeenCLIENT_RST) == 0
 }
 
-// drop ends what is left of a flow: its tuples, and itself.
+// drop removes an ended flow: its tuples, and the object.
 func (f *flow) drop() {
 	f.worker.free(f.index)
 	f.leave()

@@ -71,7 +71,7 @@ type Config struct {
 	PendingFields func() int64             // fields of a configuration file that need a restart; nil: none
 }
 
-// Off is the path of the access log or of the admin socket that there is not.
+// Off disables the access log or the admin socket, in place of its path.
 const Off = "off"
 
 // DataPath is who moves the packets of clients that this node forwards.

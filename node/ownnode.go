@@ -25,7 +25,7 @@ type nodeDoubt struct {
 	needed   bool // a missing Node object is a fault even if there are no others
 	podCIDRs bool // they are needed
 
-	timer   *time.Timer // fires when missing is to be logged
+	timer   *time.Timer // fires when it is time to log missing
 	missing string      // "" while nothing is missing
 	told    bool        // it is in the log
 }

@@ -20,7 +20,7 @@ type Uniform struct {
 
 // Uniform returns what Resolve answers to all clients of a destination, or false: the
 // answer depends on the client, as with source ranges (A3.10) and external policy Local
-// (A3.6), or nobody is to be accepted, or all clients' addresses are hidden (A3.8).
+// (A3.6), or no client is accepted, or all clients' addresses are hidden (A3.8).
 func (t *Table) Uniform(at service.Destination) (u Uniform, ok bool) {
 	d := t.find(at)
 	if d == nil || d.kind != service.ClusterIP || d.is(limited) || !d.is(usable) || len(d.candidates) == 0 || t.node.masqueradeAll {

@@ -168,8 +168,8 @@ func (r *Rules) repliesPass(client, endpoint netip.Addr, ownEndpoint bool) bool 
 // passesTracking reports whether a socket on this node's address passes connection
 // tracking when it connects to an endpoint that is not on this node's own addresses. It
 // does to one in the cluster: packets to others may have to be translated on their way.
-// Such a socket costs more than another, and is useless where nothing is tracked, or all
-// is to be. It is needed to an endpoint that has a Service's address: its packets are not
+// Such a socket costs more than another, and is useless where nothing is tracked, or
+// everything must be. It is needed to an endpoint that has a Service's address: its packets are not
 // steered.
 func (r *Rules) passesTracking(ep *service.Endpoint) bool {
 	return r.replies.Untracked &&

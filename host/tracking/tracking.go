@@ -21,7 +21,7 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// Settings are what is to be set; a zero field leaves the kernel's value.
+// Settings are the values to set; a zero field leaves the kernel's value.
 type Settings struct {
 	Max         int // connections that may be tracked
 	Established time.Duration
@@ -29,8 +29,8 @@ type Settings struct {
 	BeLiberal   bool
 	UDP         time.Duration
 	UDPStream   time.Duration
-	// Raise leaves a greater maximum as it is: it is by default, not by somebody's
-	// wish, that this one is to be set.
+	// Raise keeps a greater maximum of the kernel: this one is a default that nobody
+	// asked for.
 	Raise bool
 }
 

@@ -95,8 +95,8 @@ func endpointsOf(snap *service.Snapshot, visit func(*service.Port, *service.Endp
 	}
 }
 
-// target returns the entries that a text names, an address, an address and a port, or a
-// pod: those of endpoints, or if they are to be taken back, those that are drained.
+// target returns the entries that a text names: an address, an address and a port, or a
+// pod. With back, it looks among drained entries, else among endpoints.
 func (h *Handler) target(text string, back bool) ([]policy.Drain, error) {
 	addr, isAddr := parseEndpoint(text)
 	var pod service.Name

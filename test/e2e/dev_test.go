@@ -218,7 +218,7 @@ func machineState(t *testing.T, n *netns.Namespace) string {
 			t.Fatalf("%v: %v: %s", args, err, out)
 		}
 		for line := range strings.Lines(string(out)) {
-			// The kernel adds routes of the links by and by; Sluice's are at lo.
+			// The kernel adds the links' routes at its own pace; Sluice's are at lo.
 			if !strings.Contains(line, " dev eth0 ") && !strings.Contains(line, " dev wall ") {
 				all.WriteString(line)
 			}

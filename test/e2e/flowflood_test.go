@@ -75,7 +75,7 @@ func TestPromise8_FloodOfForwardedClientsSlowsNoOther(t *testing.T) {
 		flows    = 4096
 		requests = 100 // of the neighbour's clients, in each phase
 		// The flood's clients use the same CPUs, and those of other tests. On a quiet
-		// machine p99 is to be at most 1.5 times; what is lost for a second is 1,000.
+		// machine p99 should be at most 1.5 times; what is lost for a second is 1,000.
 		allowed50, allowed99 = 10, 100
 	)
 	for _, network := range []string{"tcp", "udp"} {
