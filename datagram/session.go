@@ -139,12 +139,18 @@ func (c *session) dial(st *state, v *policy.Verdict) bool {
 		choice := w.server.options.Upstream.Choose(st.host, v, client, ep)
 		c.record.Source = choice.Source
 		u, errno := w.connectTo(ep, client, &choice)
-		if errno == sys.EMFILE || errno == sys.ENFILE {
-			// The rest of the process has taken the descriptors.
-			if o := w.victim(c.sessions.group).oldest(); o != nil && o != c {
-				o.evict()
-				u, errno = w.connectTo(ep, client, &choice)
+		// The rest of the process has taken the descriptors, and may also take one that
+		// an evicted session gives back.
+		for range descriptorTries {
+			if errno != sys.EMFILE && errno != sys.ENFILE {
+				break
 			}
+			o := w.victim(c.sessions.group).oldest()
+			if o == nil || o == c {
+				break
+			}
+			o.evict()
+			u, errno = w.connectTo(ep, client, &choice)
 		}
 		if errno == 0 {
 			c.socket, u.session, c.dialed = u, c, now
@@ -163,6 +169,9 @@ func (c *session) dial(st *state, v *policy.Verdict) bool {
 		b.Failed(&c.plan, ep.Addr, client, now)
 	}
 }
+
+// descriptorTries bounds the sessions that one new session evicts for a descriptor.
+const descriptorTries = 8
 
 // readErrors reads the ICMP messages about the session's datagrams, and reports whether the
 // endpoint is closed. Anyone who guesses the socket's port can send such a message, so only

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"syscall"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -53,8 +54,8 @@ func (p *pin) left(namespace int) *link.NetNsLink {
 	if p.missing != nil {
 		return nil
 	}
-	l := loadPin(p.dir)
-	if l == nil {
+	l, err := loadPin(p.dir)
+	if err != nil {
 		return nil
 	}
 	inode, err := sys.NetNSInode(namespace)
@@ -65,20 +66,26 @@ func (p *pin) left(namespace int) *link.NetNsLink {
 	return l
 }
 
-// loadPin opens the pinned link in a directory; nil if there is none.
-func loadPin(dir bpffs.Dir) *link.NetNsLink {
+// loadPin opens the pinned link in a directory. The error is errNoPin if there is none,
+// or something else.
+func loadPin(dir bpffs.Dir) (*link.NetNsLink, error) {
 	l, err := link.LoadPinnedLink(dir.Pin(pinName), nil)
+	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM) {
+		return nil, err // this tells nothing about the pin
+	}
 	if err != nil {
-		return nil
+		return nil, errNoPin
 	}
 	if n, is := l.(*link.NetNsLink); is {
 		if info, err := n.Info(); err == nil && info.NetNs() != nil && ebpf.AttachType(info.NetNs().AttachType) == ebpf.AttachSkLookup {
-			return n
+			return n, nil
 		}
 	}
 	_ = l.Close()
-	return nil
+	return nil, errNoPin
 }
+
+var errNoPin = errors.New("no sk_lookup program is pinned")
 
 // inodeOf gives the number of the network namespace that a link is attached to; 0 if
 // it is no longer attached.
@@ -111,11 +118,12 @@ func (p *pin) keep(l *link.NetNsLink) (repaired bool, err error) {
 	return repaired, nil
 }
 
-// holds tells whether the pin is that of a link.
+// holds reports whether the pin is that of a link. A pin that cannot be read for want of
+// descriptors or memory counts as such: a later look finds out.
 func (p *pin) holds(l *link.NetNsLink) bool {
-	pinned := loadPin(p.dir)
-	if pinned == nil {
-		return false
+	pinned, err := loadPin(p.dir)
+	if err != nil {
+		return !errors.Is(err, errNoPin)
 	}
 	defer pinned.Close()
 	a, errA := pinned.Info()
@@ -155,7 +163,7 @@ func Cleanup(o Options) (removed []string, err error) {
 		return nil, err
 	}
 	var errs []error
-	if l := loadPin(dir); l != nil {
+	if l, err := loadPin(dir); err == nil {
 		_ = l.Detach() // removing the pin does it somewhat later
 		_ = l.Close()
 	}
@@ -172,8 +180,8 @@ func Cleanup(o Options) (removed []string, err error) {
 func sweep(dir bpffs.Dir) error {
 	all, err := dir.Siblings()
 	for _, d := range all {
-		l := loadPin(d)
-		if l == nil {
+		l, err := loadPin(d)
+		if err != nil {
 			continue
 		}
 		if inodeOf(l) == 0 {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/internal/bpffs"
 	"github.com/sluice-proxy/sluice/internal/sys"
@@ -61,6 +62,11 @@ func TestPinnedProgramRefusesForAKilledProcess(t *testing.T) {
 			if repaired, err := r.Verify(); repaired || err != nil {
 				t.Errorf("verify: %v, %v", repaired, err)
 			}
+			withoutDescriptors(t, func() {
+				if repaired, err := r.pin.keep(r.link); repaired || err != nil {
+					t.Errorf("a pin that cannot be read for want of descriptors: repaired %v, %v", repaired, err)
+				}
+			})
 			if err := os.Remove(r.pin.dir.Pin(pinName)); err != nil {
 				t.Fatal(err)
 			}
@@ -89,6 +95,24 @@ func TestPinnedProgramRefusesForAKilledProcess(t *testing.T) {
 			t.Errorf("after cleanup: %s: %q", d, got)
 		}
 	}
+}
+
+// withoutDescriptors calls f while this process can open no further descriptor.
+func withoutDescriptors(t *testing.T, f func()) {
+	t.Helper()
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	f()
 }
 
 // What stands in the way of a pin is told, and all else works. Pins of network
