@@ -293,23 +293,37 @@ func (r *resolver) ports(e *entry, labels []string, base string) {
 	if !r.wants(dnsmessage.TypeSRV) {
 		return
 	}
+	type target struct {
+		label string
+		port  uint16
+	}
+	told := make(map[target]bool) // the addresses of an endpoint have one name
 	for i := range near {
 		h := e.hosts[near[i].Addr.Addr()]
 		for _, p := range h.ports {
-			if p.name == found[0].name && p.protocol == protocol {
-				r.target(h.label()+"."+base, p.number, uint16(max(100/len(near), 1)), h.Addr.Addr())
+			if p.name != found[0].name || p.protocol != protocol {
+				continue
 			}
+			weight := uint16(max(100/len(near), 1))
+			if t := (target{h.label(), p.number}); told[t] {
+				weight = 0
+			} else {
+				told[t] = true
+			}
+			r.target(h.label()+"."+base, p.number, weight, h.Addr.Addr())
 		}
 	}
 }
 
-// target adds an SRV record, and the addresses of its target.
+// target adds an SRV record, unless the weight is 0, and the addresses of its target.
 func (r *resolver) target(name string, port, weight uint16, addresses ...netip.Addr) {
 	n, ok := newName(name)
 	if !ok {
 		return
 	}
-	r.add(&dnsmessage.SRVResource{Priority: 0, Weight: weight, Port: port, Target: n})
+	if weight > 0 {
+		r.add(&dnsmessage.SRVResource{Priority: 0, Weight: weight, Port: port, Target: n})
+	}
 	for _, a := range addresses {
 		r.extra = append(r.extra, record(n, addressRecord(a)))
 	}

@@ -21,6 +21,7 @@ import (
 	kyaml "k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // read returns the objects of a file.
@@ -98,6 +99,44 @@ func (s *Server) Addresses() (list []netip.AddrPort) {
 		list = append(list, c.LocalAddr().(*net.UDPAddr).AddrPort())
 	}
 	return list
+}
+
+// TestForwardedQuestions counts those that resolvers were asked, and those that were too many.
+func TestForwardedQuestions(t *testing.T) {
+	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	l := newLab(t, "shop.yaml", silent.LocalAddr().(*net.UDPAddr).AddrPort())
+	for range mostForwarded {
+		l.forward.waiting <- struct{}{}
+	}
+	c, err := net.Dial("udp", l.at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	count := func(what string, want Stats) {
+		t.Helper()
+		wait.For(t, what, time.Minute, func() error {
+			if got := l.Stats(); got != want {
+				return fmt.Errorf("%+v", got)
+			}
+			return nil
+		})
+	}
+	ask := func() {
+		t.Helper()
+		if _, err := c.Write(withOPT(t, "example.com.", 1232, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask()
+	count("too many wait", Stats{Failed: 1})
+	<-l.forward.waiting
+	ask()
+	count("a resolver is asked", Stats{Failed: 1, Forwarded: 1})
 }
 
 func (l *lab) apply(c service.Change) { l.Set(l.catalog.Apply(c), nil, service.Node{}) }
@@ -241,7 +280,7 @@ func TestSpecification(t *testing.T) {
 		{"2.4.1 none ready", "down.shop.svc." + zone, tA, "NXDOMAIN, -"},
 		{"2.4.1 none ready, IPv6", "down.shop.svc." + zone, tAAAA, "NXDOMAIN, -"},
 		{"2.4.1 not ready, published", "early.shop.svc." + zone, tA, "10.244.0.9"},
-		{"2.4.2 SRV", "_sql._tcp.db.shop.svc." + zone, tSRV, "0 33 15432 10-244-0-6.db.shop.svc." + zone + ", 0 33 15432 db-0.db.shop.svc." + zone + ", 0 33 15432 db-0.db.shop.svc." + zone},
+		{"2.4.2 SRV", "_sql._tcp.db.shop.svc." + zone, tSRV, "0 33 15432 10-244-0-6.db.shop.svc." + zone + ", 0 33 15432 db-0.db.shop.svc." + zone},
 		{"2.4.2 none ready", "_sql._tcp.down.shop.svc." + zone, tSRV, "NXDOMAIN, -"},
 		{"2.4.3 PTR", "5.0.244.10.in-addr.arpa.", tPTR, "db-0.db.shop.svc." + zone},
 		{"2.4.3 PTR, IPv6", "5.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa.", tPTR, "db-0.db.shop.svc." + zone},
@@ -430,7 +469,9 @@ func TestForward(t *testing.T) {
 	other.Set(catalog.Apply(objects(t, "{apiVersion: v1, kind: Service, metadata: {name: web, namespace: far}, spec: {clusterIP: 192.0.2.7, ports: [{port: 80}]}}")), nil, service.Node{})
 
 	dead := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), 1) // refuses
-	l := newLab(t, "shop.yaml", dead, other.Addresses()[0])
+	// One that refuses all names, and one that cannot answer: both are passed over.
+	refuses, unable := newLab(t, "shop.yaml"), newLab(t, "shop.yaml", dead)
+	l := newLab(t, "shop.yaml", dead, refuses.at, unable.at, other.Addresses()[0])
 	l.apply(objects(t, "{apiVersion: v1, kind: Service, metadata: {name: far, namespace: shop}, spec: {type: ExternalName, externalName: web.far.svc.example.com}}"))
 	for _, row := range []struct{ name, want string }{
 		{"web.far.svc.example.com.", "192.0.2.7"},

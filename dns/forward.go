@@ -32,12 +32,13 @@ func newForwarder(resolvers []netip.AddrPort) *forwarder {
 	return &forwarder{resolvers: resolvers, waiting: make(chan struct{}, mostForwarded)}
 }
 
-// run sends the reply of a question that waits for a resolver.
-func (f *forwarder) run(ctx context.Context, later func(context.Context) []byte, send func([]byte)) {
+// run sends the reply of a question that waits for a resolver. It reports false if too many
+// wait.
+func (f *forwarder) run(ctx context.Context, later func(context.Context) []byte, send func([]byte)) bool {
 	select {
 	case f.waiting <- struct{}{}:
 	default:
-		return
+		return false
 	}
 	go func() {
 		defer func() { <-f.waiting }()
@@ -45,21 +46,33 @@ func (f *forwarder) run(ctx context.Context, later func(context.Context) []byte,
 			send(reply)
 		}
 	}()
+	return true
 }
 
-// ask returns the first answer to a message, or nil.
-func (f *forwarder) ask(ctx context.Context, message []byte, network string) []byte {
+// ask returns the first answer to a message. A resolver that cannot answer, or refuses to,
+// does not end the search: the others may know the name. If none does, ask returns the last
+// reply, or nil.
+func (f *forwarder) ask(ctx context.Context, message []byte, network string) (last []byte) {
 	id := binary.BigEndian.Uint16(message)
 	for _, at := range f.resolvers {
-		if reply := exchange(ctx, at, message, network); reply != nil {
+		reply := exchange(ctx, at, message, network)
+		if reply != nil {
 			binary.BigEndian.PutUint16(reply, id)
-			return reply
+			if last = reply; !unable(dnsmessage.RCode(reply[3] & 0xf)) {
+				return reply
+			}
 		}
 		if ctx.Err() != nil {
-			return nil
+			break
 		}
 	}
-	return nil
+	return last
+}
+
+// unable reports whether a code says nothing of the name that was asked for. The C library
+// asks its next resolver at the same codes.
+func unable(code dnsmessage.RCode) bool {
+	return code == dnsmessage.RCodeServerFailure || code == dnsmessage.RCodeNotImplemented || code == dnsmessage.RCodeRefused
 }
 
 // exchange asks one resolver. It changes the message's ID.

@@ -172,7 +172,9 @@ func (s *Server) serveUDP(ctx context.Context, c *net.UDPConn) {
 		send := func(reply []byte) { _, _ = c.WriteToUDPAddrPort(reply, client) }
 		reply, later := s.handle(buffer[:n], client.Addr().Unmap(), "udp")
 		if later != nil {
-			s.forward.run(ctx, later, send)
+			if !s.forward.run(ctx, later, send) {
+				s.failed.Add(1)
+			}
 		} else if reply != nil {
 			send(reply)
 		}
@@ -292,17 +294,17 @@ func (s *Server) handle(message []byte, client netip.Addr, network string) (repl
 	case !a.ours && s.forward == nil:
 		return s.fail(&q, dnsmessage.RCodeRefused, size), nil
 	case !a.ours:
-		s.forwarded.Add(1)
 		message := append([]byte(nil), message...)
 		return nil, func(ctx context.Context) []byte {
+			s.forwarded.Add(1)
 			if reply := s.forward.ask(ctx, message, network); reply != nil {
 				return reply
 			}
 			return s.fail(&q, dnsmessage.RCodeServerFailure, size)
 		}
 	case a.alias != "" && s.forward != nil:
-		s.forwarded.Add(1)
 		return nil, func(ctx context.Context) []byte {
+			s.forwarded.Add(1)
 			if !s.forward.complete(ctx, &a, q.question.Type) {
 				return s.fail(&q, dnsmessage.RCodeServerFailure, size)
 			}

@@ -62,7 +62,7 @@ type Config struct {
 	PageAddress string   // of the page; empty: none
 	PageHosts   []string // names by which browsers may ask for it
 
-	// Applied is called after each configuration, by Run's goroutine; nil: nobody.
+	// Applied is called when a configuration is completely in force, by Run's goroutine; nil: nobody.
 	Applied func(*service.Snapshot)
 
 	ProxyMode     func() string            // the answer of /proxyMode; needed with MetricsAddress

@@ -160,9 +160,6 @@ func (p *Proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
 	p.table = policy.Compile(p.table, snap, p.policy)
 	p.health.Queued()
 	err := p.manager.Apply(p.table)
-	if p.config.Applied != nil {
-		defer p.config.Applied(snap)
-	}
 	p.health.Update(p.table)
 	p.countNoLocal()
 	if err != nil {
@@ -176,6 +173,9 @@ func (p *Proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
 
 // inForce records that the last configuration is completely in force.
 func (p *Proxy) inForce() {
+	if p.config.Applied != nil {
+		defer p.config.Applied(p.table.Snapshot())
+	}
 	p.health.Applied()
 	p.trouble.Over()
 	p.wrong.Store(nil)

@@ -73,7 +73,7 @@ the command itself starts. Nothing outside is reached from there.`,
   sluice dev k8s/ -- sh -c 'npm run api & exec npm test'`,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if o.enter != "" {
+			if o.enter != "" && len(args) > 0 {
 				return enter(o.enter, args)
 			}
 			files, command := args, []string(nil)

@@ -22,6 +22,13 @@ func TestMistakesNameTheFlagOrTheFile(t *testing.T) {
 			t.Errorf("%s: %v, want %s", flag, err, want)
 		}
 	}
+	for _, args := range [][]string{{"dev"}, {"dev", "--enter=" + t.TempDir()}} {
+		root := newRootCommand()
+		root.SetArgs(args)
+		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), "which manifests?") {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
 	file := writeFile(t, "kubeconfig", "apiVersion: v1\nkind: Config\nclusters: []\n")
 	if _, err := kubernetes.Connect(kubernetes.Connection{Kubeconfig: file}); err == nil || !strings.Contains(err.Error(), file+": it names no cluster") {
 		t.Errorf("a kubeconfig without a cluster: %v", err)

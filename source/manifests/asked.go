@@ -95,10 +95,10 @@ func parseAsked(text string) (a netip.Addr, port uint16, err error) {
 		a, port = at.Addr(), at.Port()
 	}
 	a = a.Unmap()
-	if a.IsLoopback() && a.Zone() == "" {
-		return a, port, nil
+	if a.Zone() != "" {
+		return a, 0, fmt.Errorf("%s cannot be an endpoint: leave out the zone %%%s, as endpoints have none", a, a.Zone())
 	}
-	if err := service.CheckAddress(a); err != nil || a.Zone() != "" {
+	if err := service.CheckAddress(a); err != nil && !a.IsLoopback() {
 		return a, 0, fmt.Errorf("%s cannot be an endpoint: %w", a, err)
 	}
 	return a, port, nil

@@ -98,6 +98,8 @@ func TestAskedMistakes(t *testing.T) {
 		{"c=127.0.0.1:3000", two, `the Service has no port "c", only "a" (TCP), "b" (TCP)`},
 		{"224.0.0.1:80", one, "it is a multicast address"},
 		{"0.0.0.0:80", one, "0.0.0.0/8"},
+		{"[fe80::1%eth0]:80", one, "leave out the zone %eth0"},
+		{"[::1%lo]:80", one, "leave out the zone %lo"},
 		{"127.0.0.1:80", "type: ExternalName, externalName: a.example", "has no endpoints"},
 	} {
 		_, findings := decode("a.yaml", []byte(fmt.Sprintf(annotatedService, "web", row.asked, row.spec)), Options{})

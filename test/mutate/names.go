@@ -18,6 +18,11 @@ var names = []mutation{
 		pkg: "dns", test: "TestTruncation",
 	},
 	{
+		name: "failure-believed", what: "a resolver that cannot answer keeps the others from being asked",
+		file: "dns/forward.go", old: "if last = reply; !unable(", new: "if last = reply; true || !unable(",
+		pkg: "dns", test: "TestForward",
+	},
+	{
 		name: "tenants-loopback", what: "in a cluster, a tenant's slice leads to the node's own servers",
 		file: "service/slice.go", old: "s.asked = o.OwnEndpoints &&", new: "s.asked =",
 		pkg: "source/manifests", test: "TestAskedEndpoints",
