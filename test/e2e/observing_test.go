@@ -30,6 +30,7 @@ var observed = map[string]string{
 	"top --sort connect":                "default/web",
 	"top --by endpoint --sort first":    "default/web-1",
 	"top --sort failed":                 "default/web",
+	"slow":                              "no endpoint is slow",
 	"tap 'failures>0' -o json":          `"error":"refused"`,
 	"failures":                          "refused",
 	"conns state=connecting -o json":    "",
@@ -142,6 +143,9 @@ func TestObservingCommands(t *testing.T) {
 		run := c
 		if strings.HasPrefix(c, "close") {
 			run += " --yes"
+		}
+		if c == "slow" {
+			run += " --for 1s"
 		}
 		out, err := lab.Node.Command(t, "sh", "-c", `exec "$0" `+run, built(t)).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), observed[c]) {

@@ -4,6 +4,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/sluice-proxy/sluice/cmd/sluice/internal/slow"
 	"github.com/sluice-proxy/sluice/internal/amount"
 	"github.com/sluice-proxy/sluice/live/api"
 )
@@ -14,6 +15,20 @@ func Failures(out io.Writer, all []api.Failure, now time.Time) error {
 	for i := range all {
 		f := &all[i]
 		err := t.Row(amount.Duration(max(now.Sub(f.Time), 0)), dash(f.Service), dash(f.Endpoint), dash(f.Pod), dash(f.Node), dash(f.Error), us(f.US), dash(f.Client))
+		if err != nil {
+			return err
+		}
+	}
+	return t.Flush()
+}
+
+// Slow writes a table of slow endpoints.
+func Slow(out io.Writer, all []slow.Endpoint) error {
+	t := NewTable(out, "SERVICE", "ENDPOINT", "POD", "NODE", "LATE", "FIRST BYTE P50", "P99", "OTHERS' P50", "P99", "CONNECT P50", "OTHERS'")
+	for i := range all {
+		e := &all[i]
+		err := t.Row(dash(e.Service), e.Endpoint, dash(e.Pod), dash(e.Node), e.Late, us(e.FirstP50US), us(e.FirstP99US),
+			us(e.SiblingFirstP50US), us(e.SiblingFirstP99US), us(e.ConnectP50US), us(e.SiblingConnectP50US))
 		if err != nil {
 			return err
 		}
