@@ -2,7 +2,6 @@ package main
 
 import (
 	"net/url"
-	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -12,17 +11,12 @@ import (
 
 // destinationsOptions are the flags of sluice destinations.
 type destinationsOptions struct {
-	asker
-	output   choice
+	lister
 	steering choice
-	limit    int
 }
 
 func newDestinationsCommand() *cobra.Command {
-	o := &destinationsOptions{
-		output:   newChoice("text", "json"),
-		steering: choice{allowed: api.Steerings},
-	}
+	o := &destinationsOptions{steering: choice{allowed: api.Steerings}}
 	cmd := &cobra.Command{
 		Use:   "destinations [TEXT]",
 		Short: "List the addresses and ports that the proxy steers",
@@ -43,40 +37,16 @@ With TEXT it lists those whose address or service contains it.`,
 		Args:              cobra.MaximumNArgs(1),
 		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd, args) },
 	}
-	o.register(cmd)
-	f := cmd.Flags()
-	o.output.register(cmd, "output", "o", "form of the output; json is one object on each line")
+	o.register(cmd, 1000)
 	o.steering.register(cmd, "steering", "", "only those to which this happens")
-	f.IntVar(&o.limit, "limit", 1000, "show at most so many")
 	return cmd
 }
 
 func (o *destinationsOptions) run(cmd *cobra.Command, args []string) error {
-	if err := between("limit", o.limit, 1, api.MaxRows); err != nil {
-		return err
-	}
-	ctx, c, err := o.find(cmd)
-	if err != nil {
-		return err
-	}
-	query := url.Values{"limit": {strconv.Itoa(o.limit)}, "steering": {o.steering.value}}
+	query := url.Values{"steering": {o.steering.value}}
 	if len(args) > 0 {
 		query.Set("search", args[0])
 	}
-	var answer api.Destinations
-	if err := c.Get(ctx, api.PathDestinations, query, &answer); err != nil {
-		return err
-	}
-	switch {
-	case o.output.value == "json":
-		err = writeLines(cmd.OutOrStdout(), answer.Destinations)
-	case len(answer.Destinations) == 0:
-		cmd.PrintErrln("no destination matches")
-	default:
-		err = show.Destinations(cmd.OutOrStdout(), answer.Destinations)
-	}
-	if more := answer.Matched - len(answer.Destinations); err == nil && more > 0 {
-		cmd.PrintErrf("and %d more: see --limit\n", more)
-	}
-	return err
+	rows := func(a *api.Destinations) ([]api.Destination, int) { return a.Destinations, a.Matched }
+	return list(&o.lister, cmd, api.PathDestinations, query, rows, show.Destinations, "no destination matches")
 }

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"io"
 	"net/url"
-	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,14 +13,12 @@ import (
 
 // failuresOptions are the flags of sluice failures.
 type failuresOptions struct {
-	asker
-	output            choice
+	lister
 	endpoint, service string
-	limit             int
 }
 
 func newFailuresCommand() *cobra.Command {
-	o := &failuresOptions{output: newChoice("text", "json")}
+	o := new(failuresOptions)
 	cmd := &cobra.Command{
 		Use:   "failures",
 		Short: "List the last failures of endpoints",
@@ -34,40 +32,22 @@ no failed connection: the proxy tries another endpoint.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
-	o.register(cmd)
+	o.register(cmd, api.DefaultRows)
 	f := cmd.Flags()
-	o.output.register(cmd, "output", "o", "form of the output; json is one object on each line")
 	f.StringVar(&o.endpoint, "endpoint", "", "only this endpoint: an address, or an address and port")
 	f.StringVar(&o.service, "service", "", "only this service, NAMESPACE/NAME, or one port of it, NAMESPACE/NAME:PORT")
-	f.IntVar(&o.limit, "limit", api.DefaultRows, "show at most so many")
 	completeFlag(cmd, "endpoint", o.complete("endpoint"))
 	completeFlag(cmd, "service", o.complete("service"))
 	return cmd
 }
 
 func (o *failuresOptions) run(cmd *cobra.Command) error {
-	if err := between("limit", o.limit, 1, api.MaxRows); err != nil {
-		return err
+	none := "no endpoint has failed"
+	if o.endpoint != "" || o.service != "" {
+		none = "no failure matches"
 	}
-	ctx, c, err := o.find(cmd)
-	if err != nil {
-		return err
-	}
-	query := url.Values{"limit": {strconv.Itoa(o.limit)}, "endpoint": {o.endpoint}, "service": {o.service}}
-	var answer api.Failures
-	if err := c.Get(ctx, api.PathFailures, query, &answer); err != nil {
-		return err
-	}
-	if o.output.value == "json" {
-		return writeLines(cmd.OutOrStdout(), answer.Failures)
-	}
-	if len(answer.Failures) == 0 {
-		text := "no endpoint has failed"
-		if o.endpoint != "" || o.service != "" {
-			text = "no failure matches"
-		}
-		cmd.PrintErrln(text)
-		return nil
-	}
-	return show.Failures(cmd.OutOrStdout(), answer.Failures, time.Now())
+	query := url.Values{"endpoint": {o.endpoint}, "service": {o.service}}
+	rows := func(a *api.Failures) ([]api.Failure, int) { return a.Failures, len(a.Failures) }
+	table := func(out io.Writer, all []api.Failure) error { return show.Failures(out, all, time.Now()) }
+	return list(&o.lister, cmd, api.PathFailures, query, rows, table, none)
 }

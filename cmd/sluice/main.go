@@ -64,7 +64,7 @@ To see it work, on any Linux machine and without a cluster:  sluice demo`,
 	root.SuggestionsMinimumDistance = 2
 	root.AddCommand(
 		newRunCommand(), newDemoCommand(), newDevCommand(), newConnsCommand(), newTapCommand(), newTopCommand(),
-		newCloseCommand(), newDrainCommand(), newStatusCommand(), newWebCommand(), newFailuresCommand(), newSlowCommand(),
+		newCloseCommand(), newDrainCommand(), newStatusCommand(), newWebCommand(), newFailuresCommand(), newSlowCommand(), newServicesCommand(), newEndpointsCommand(),
 		newDestinationsCommand(), newExplainCommand(), newDoctorCommand(), newCleanupCommand(), newVersionCommand(),
 	)
 	completeChoices(root)

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"io"
+	"net/url"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-proxy/sluice/live/api"
+)
+
+// lister is what the subcommands share that list a page of the admin API.
+type lister struct {
+	asker
+	output choice
+	limit  int
+}
+
+// register adds the flags.
+func (o *lister) register(cmd *cobra.Command, limit int) {
+	o.asker.register(cmd)
+	o.output = newChoice("text", "json")
+	o.output.register(cmd, "output", "o", "form of the output; json is one object on each line")
+	cmd.Flags().IntVar(&o.limit, "limit", limit, "show at most so many")
+}
+
+// list asks a path of the admin API and writes the rows of the answer. rows returns
+// them, and how many there are in all; none is said where there are none.
+func list[Answer, Row any](o *lister, cmd *cobra.Command, path string, query url.Values, rows func(*Answer) ([]Row, int), table func(io.Writer, []Row) error, none string) error {
+	if err := between("limit", o.limit, 1, api.MaxRows); err != nil {
+		return err
+	}
+	ctx, c, err := o.find(cmd)
+	if err != nil {
+		return err
+	}
+	query.Set("limit", strconv.Itoa(o.limit))
+	answer := new(Answer)
+	if err := c.Get(ctx, path, query, answer); err != nil {
+		return err
+	}
+	found, matched := rows(answer)
+	found = found[:min(len(found), o.limit)]
+	switch {
+	case o.output.value == "json":
+		err = writeLines(cmd.OutOrStdout(), found)
+	case len(found) == 0:
+		cmd.PrintErrln(none)
+	default:
+		err = table(cmd.OutOrStdout(), found)
+	}
+	if more := matched - len(found); err == nil && more > 0 {
+		cmd.PrintErrf("and %d more: see --limit\n", more)
+	}
+	return err
+}
