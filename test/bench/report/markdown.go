@@ -11,7 +11,7 @@ import (
 )
 
 // Markdown is the whole report of a run.
-func (d *Data) Markdown() string { return d.Summary() + "\n" + d.Figures() }
+func (d *Data) Markdown() string { return d.Summary() + "\n" + d.Figures() + "\n" + d.Ratios() }
 
 // Summary writes where and how the run was made, and the goals with the results.
 func (d *Data) Summary() string {
@@ -32,8 +32,7 @@ func (d *Data) Summary() string {
 	return b.String()
 }
 
-// Figures writes each peer's figures, the ratios of Sluice's data paths to each, the
-// variants, and the notes.
+// Figures writes each peer's figures, the variants, and the notes.
 func (d *Data) Figures() string {
 	var b strings.Builder
 	peers := d.having(false)
@@ -41,8 +40,6 @@ func (d *Data) Figures() string {
 		s, ok := d.Spread(peer, m.ID)
 		return s.words(ok)
 	})
-	d.writeRatios(&b, "Sluice", subject, peers)
-	d.writeRatios(&b, "Sluice's kernel flows", kernelFlows, peers)
 	if d.measured(subject) {
 		d.writeTable(&b, "variants of Sluice: median, and ratio to the default", d.having(true), func(m Metric, peer string) string {
 			s, ok := d.Spread(peer, m.ID)
@@ -59,6 +56,15 @@ func (d *Data) Figures() string {
 			fmt.Fprintf(&b, "- %s\n", n)
 		}
 	}
+	return b.String()
+}
+
+// Ratios writes the ratios of Sluice's data paths to each peer.
+func (d *Data) Ratios() string {
+	var b strings.Builder
+	peers := d.having(false)
+	d.writeRatios(&b, "Sluice", subject, peers)
+	d.writeRatios(&b, "Sluice's kernel flows", kernelFlows, peers)
 	return b.String()
 }
 
