@@ -133,6 +133,7 @@ func (f *flow) describe(path *Path, st *state) policy.Verdict {
 		r.Source = policy.SourceNode
 	}
 	f.noteSource()
+	f.unchallenge() // a process that ended may have been told
 	return v
 }
 

@@ -2,6 +2,7 @@ package flow
 
 import (
 	"math"
+	"math/rand/v2"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -282,6 +283,27 @@ func (f *flow) collision() {
 	f.worker.kernel.Index.EraseEndpoint(f.index)
 	f.movePorts()
 	f.worker.injector.put(f, h.ipv6, h.data)
+}
+
+// challenge handles a SYN that has come with the tuple of an open connection: somebody forged it,
+// or the client has lost the connection and begins anew by the same port. The client is sent an
+// ACK (RFC 5961, 4). If it begins anew, it answers by an RST with the number that the ACK has (RFC
+// 9293, 3.10.7.3); BPF knows it again, and the client's next SYN begins another connection. If it has the
+// connection, the ACK is an old one to it and says nothing. So nobody chooses the number but us.
+func (f *flow) challenge() {
+	k := f.shared()
+	if f.state() == bpf.KernelStateOPEN {
+		for k.Challenge == 0 {
+			atomic.StoreUint32(&k.Challenge, k.Way[1].Acked-1-rand.Uint32N(1<<30))
+		}
+		f.worker.injector.reset(reset{from: bpf.PortOf(k.Vip, k.VipPort), to: bpf.PortOf(k.Client, k.ClientPort), sequence: k.Way[0].Acked - 1, ack: k.Challenge, flags: flagACK})
+	}
+	f.unchallenge()
+}
+
+// unchallenge has BPF tell of the next SYN.
+func (f *flow) unchallenge() {
+	atomic.AndUint32((*uint32)(&f.shared().Seen), ^uint32(bpf.KernelSeenCHALLENGED))
 }
 
 // gone handles a UDP endpoint that has served for a while and has closed its port.

@@ -260,6 +260,8 @@ func (w *worker) handle(e *bpf.KernelEvent, data []byte) {
 		f.closed(now, bpf.KernelSeen(e.Reason))
 	case bpf.KernelEventKindEVENT_COLLISION:
 		f.collision()
+	case bpf.KernelEventKindEVENT_CHALLENGE:
+		f.challenge()
 	case bpf.KernelEventKindEVENT_UNREACHABLE:
 		f.gone(now)
 	case bpf.KernelEventKindEVENT_UNANSWERED:

@@ -121,6 +121,7 @@ const (
 	KernelEventKindEVENT_UNUSED      KernelEventKind = 9
 	KernelEventKindEVENT_UNANSWERED  KernelEventKind = 10
 	KernelEventKindEVENT_DIRECT      KernelEventKind = 11
+	KernelEventKindEVENT_CHALLENGE   KernelEventKind = 12
 )
 
 type KernelFlow struct {
@@ -142,7 +143,8 @@ type KernelFlow struct {
 	Ifindex       uint32
 	Service       uint32
 	FirstSequence uint32
-	_             [24]byte
+	Challenge     uint32
+	_             [20]byte
 	State         KernelState
 	Seen          KernelSeen
 	FirstEnd      KernelSeen
@@ -236,6 +238,7 @@ const (
 	KernelSeenPASSED             KernelSeen = 2048
 	KernelSeenCLIENT_AHEAD       KernelSeen = 4096
 	KernelSeenENDPOINT_AHEAD     KernelSeen = 8192
+	KernelSeenCHALLENGED         KernelSeen = 16384
 )
 
 type KernelServed struct {

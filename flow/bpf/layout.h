@@ -70,6 +70,7 @@ enum seen {
 	PASSED = 2048,   // a packet of the client has left the node
 	CLIENT_AHEAD = 4096, // segments behind a gap have come: ahead says up to where
 	ENDPOINT_AHEAD = 8192,
+	CHALLENGED = 16384, // userspace is about to ask the client whether the connection goes on
 };
 
 // direction counts packets from the client (0) or from the endpoint (1).
@@ -101,6 +102,7 @@ struct flow {
 	__u32 ifindex;    // of the client's interface
 	__u32 service;    // index of loads
 	__u32 first_sequence; // TCP: of the client's SYN; SCTP: the initiate tag of its INIT; UDP: of the first datagram, as in struct packet
+	__u32 challenge;  // TCP: what userspace has acknowledged in answer to another SYN; 0 if nothing
 
 	LINE enum state state;
 	enum seen seen;
@@ -220,6 +222,7 @@ enum event_kind {
 	EVENT_UNUSED, // an index that was taken in vain
 	EVENT_UNANSWERED, // UDP: a datagram to an endpoint that has not answered yet; it follows
 	EVENT_DIRECT, // a flow with OPTION_DIRECT has begun
+	EVENT_CHALLENGE, // another SYN has come with the tuple of an open connection
 };
 
 // Reasons of EVENT_REFUSED.

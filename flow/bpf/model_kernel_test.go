@@ -163,7 +163,7 @@ func (x *tested) store(i int) {
 		Client: AddressOf(f.client.Addr()), Vip: AddressOf(f.vip.Addr()), Endpoint: AddressOf(f.endpoint.Addr()), Node: AddressOf(f.node.Addr()),
 		ClientPort: Wire(f.client.Port()), VipPort: Wire(f.vip.Port()), EndpointPort: Wire(f.endpoint.Port()),
 		MiddlePort: Wire(f.middle.Port()), NodePort: Wire(f.node.Port()),
-		Protocol: f.protocol, FirstSequence: f.first, Seen: f.seen, FirstEnd: f.firstEnd, Fin: f.fin, Ahead: f.ahead,
+		Protocol: f.protocol, FirstSequence: f.first, Seen: f.seen, FirstEnd: f.firstEnd, Fin: f.fin, Ahead: f.ahead, Challenge: f.challenge,
 		Answered: moment(f.answered), Data: moment(f.data), Closed: moment(f.closed),
 	}
 	if f.masquerade {
@@ -326,7 +326,7 @@ func (x *tested) compareFlows() error {
 			middle: netip.AddrPortFrom(f.middle.Addr(), Wire(k.MiddlePort)), node: f.node,
 			masquerade: f.masquerade, direct: k.Options&KernelOptionOPTION_DIRECT != 0, protocol: f.protocol, first: f.first,
 			generation: k.Generation, service: k.Service, state: k.State, seen: k.Seen, firstEnd: k.FirstEnd, fin: k.Fin, ahead: k.Ahead,
-			answered: k.Answered != 0, data: k.Data != 0, closed: k.Closed != 0, elsewhere: k.Ifindex != x.ifindex,
+			answered: k.Answered != 0, data: k.Data != 0, closed: k.Closed != 0, challenge: k.Challenge, elsewhere: k.Ifindex != x.ifindex,
 		}
 		for from, d := range k.Way {
 			is.bytes[from], is.packets[from], is.end[from], is.acked[from] = d.Bytes, d.Packets, d.End, d.Acked

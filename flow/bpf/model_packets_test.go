@@ -105,6 +105,10 @@ func (g *generator) flow(ipv6 bool, protocol byte) modelFlow {
 		f.vip = f.endpoint
 	}
 	f.elsewhere = g.one(4)
+	if protocol == tcp && f.state == KernelStateOPEN && g.one(3) {
+		f.challenge = g.Uint32()
+		f.seen |= pick(g, 0, KernelSeenCHALLENGED)
+	}
 	for from := range f.ahead {
 		if protocol == tcp && f.state >= KernelStateOPEN && g.one(3) {
 			f.seen |= aheadMark(from)
@@ -159,7 +163,7 @@ func (g *generator) numbers(f *modelFlow, from int) (flags byte, sequence, ack u
 	flags = pick(g, flagACK, flagACK, flagACK, flagACK|8, flagSYN, flagSYN, flagSYN|flagACK, flagSYN|flagACK,
 		flagRST, flagRST|flagACK, flagFIN|flagACK, flagFIN|flagACK, flagFIN, byte(g.Uint32()))
 	other := 1 - from
-	sequence = pick(g, f.end[from], f.end[from], f.end[from], f.ahead[from], f.fin[from], f.acked[other], f.first, f.first+1, g.Uint32())
+	sequence = pick(g, f.end[from], f.end[from], f.end[from], f.ahead[from], f.fin[from], f.acked[other], f.first, f.first+1, f.challenge, g.Uint32())
 	ack = pick(g, f.end[other], f.end[other], f.end[other], f.ahead[other], f.fin[other], f.acked[from], f.first+1, f.first+1, g.Uint32())
 	if g.one(4) {
 		sequence += uint32(g.IntN(5)) - 2

@@ -184,6 +184,14 @@ func (p *modelPacket) rewrite(s *skbuff, to modelTuple) {
 	})
 }
 
+// resequence gives a segment another sequence number.
+func (p *modelPacket) resequence(s *skbuff, n uint32) {
+	p.sequence = n
+	s.keeping(transportChecksum(tcp, p.transport, p.end, p.network, p.ipv6), func() {
+		binary.BigEndian.PutUint32(s.frame[p.transport+4:], n)
+	})
+}
+
 // rewriteError gives an error the addresses that its receiver knows: the quoted packet is
 // the one that answers to a tuple, and the error comes from where that comes from, unless
 // another host, such as a router, has sent it.

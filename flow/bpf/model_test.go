@@ -41,7 +41,8 @@ type modelFlow struct {
 	bytes, packets [2]uint64
 	answered, data bool
 	closed         bool
-	elsewhere      bool // the client's packets come by another interface
+	challenge      uint32 // 0: none
+	elsewhere      bool   // the client's packets come by another interface
 }
 
 // tuple is what the packets of an entry get.

@@ -44,7 +44,16 @@ func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) m
 		}
 	} else if f.protocol == tcp && p.fragment != laterFragment {
 		asked := f.state == KernelStateASKING || f.state == KernelStateMOVING
+		if p.has(flagRST) && f.challenge != 0 && p.sequence == f.challenge {
+			p.resequence(s, f.acked[fromEndpoint])
+		}
 		switch {
+		case p.opens() && f.state == KernelStateOPEN && p.sequence != f.first && m.alive && !f.direct:
+			if f.seen&KernelSeenCHALLENGED == 0 {
+				m.tell(s, KernelEventKindEVENT_CHALLENGE, index, 0)
+			}
+			f.seen |= KernelSeenCHALLENGED
+			return absorb
 		case p.opens() && (f.state >= KernelStateCLOSED || asked && p.sequence != f.first):
 			return restart
 		case p.opens() && f.state == KernelStateMOVING:

@@ -3,6 +3,7 @@
 #ifndef TRACK_H
 #define TRACK_H
 
+#include <stddef.h>
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
@@ -211,14 +212,52 @@ static __always_inline void copy_unanswered(struct __sk_buff *skb, const struct 
 		hand_up(&notices, skb, index, 0, f->generation, EVENT_UNANSWERED, BPF_RB_NO_WAKEUP);
 }
 
+// challenge has userspace ask the client of an open connection, by an ACK, whether another SYN
+// is its own. It returns 0 if nobody can.
+GLOBAL int challenge(struct __sk_buff *skb, struct flow *f, __u32 index)
+{
+	struct control *c = control();
+	if (!f || !c || (f->options & OPTION_DIRECT) || !is_alive(c, bpf_ktime_get_ns()))
+		return 0;
+	if (__sync_fetch_and_or(&f->seen, CHALLENGED) & CHALLENGED)
+		return 1;
+	if (tell(&upcalls, skb, f, index, EVENT_CHALLENGE, 0, 0))
+		__sync_fetch_and_and(&f->seen, ~CHALLENGED);
+	return 1;
+}
+
+// is_new_client says whether an RST answers a challenge: a client that begins anew resets what
+// it does not know, and nobody else has seen the number that userspace has acknowledged.
+static __always_inline int is_new_client(const struct packet *p, const struct flow *f)
+{
+	return (p->flags & RST) && f->challenge && p->sequence == f->challenge;
+}
+
+// adjust_reset gives such an RST the number that the endpoint expects, which so ends the old
+// connection too.
+GLOBAL int adjust_reset(struct __sk_buff *skb, struct packet *p, const struct flow *f)
+{
+	if (!p || !f)
+		return -1;
+	__be32 old = bpf_htonl(p->sequence), new = bpf_htonl(f->way[1].acked);
+	p->sequence = f->way[1].acked;
+	return bpf_l4_csum_replace(skb, p->transport + offsetof(struct tcphdr, check), old, new, sizeof(new)) ||
+	       bpf_skb_store_bytes(skb, p->transport + offsetof(struct tcphdr, seq), &new, sizeof(new), 0);
+}
+
 // follow_client follows a packet C -> V.
 static __always_inline enum verdict follow_client(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
 {
 	if (f->protocol == IPPROTO_TCP && p->fragment != LATER_FRAGMENT) {
 		__u32 state = f->state;
 		if (!unlikely(is_opening(p))) {
+			if (unlikely(is_new_client(p, f)))
+				adjust_reset(skb, p, f);
 			follow_tcp(skb, p, f, index, 0);
-		} else if (state != OPEN) {
+		} else if (state == OPEN) {
+			if (p->sequence != f->first_sequence && challenge(skb, f, index))
+				return ABSORB;
+		} else {
 			if (state >= CLOSED || p->sequence != f->first_sequence)
 				return RESTART;
 			if (state == MOVING)

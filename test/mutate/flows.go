@@ -43,6 +43,16 @@ var flows = []mutation{
 		pkg: "flow/bpf", test: "TestModelOfConnections",
 	},
 	{
+		name: "flow-client-lost", what: "a client that comes back with its port reaches nobody if its endpoint is gone",
+		file: "flow/bpf/track.h", old: "if (p->sequence != f->first_sequence && challenge(skb, f, index))", new: "if (0)",
+		pkg: "flow", test: "TestClientComesBackWithItsPort",
+	},
+	{
+		name: "flow-challenge-known", what: "a forged SYN and RST end a connection",
+		file: "flow/bpf/track.h", old: "f->challenge && p->sequence == f->challenge", new: "f->challenge",
+		pkg: "flow", test: "TestForgedSYNChangesNoConnection",
+	},
+	{
 		name: "flow-direct-port-kept", what: "a client that asks an endpoint itself keeps a port that the endpoint knows",
 		file: "flow/bpf/flow.bpf.c", old: "if (!is_taken(p))", new: "if (1)",
 		pkg: "flow", test: "TestClientsMixServicesAndEndpoints",
