@@ -7,7 +7,9 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -85,6 +87,8 @@ func TestForgedRefusalMovesNoSession(t *testing.T) {
 				}
 				n := newNode(t, lab, nil)
 				n.config.MasqueradeAll = hidden
+				// An endpoint that refuses late would be tried again.
+				n.relay.options.Plan = balancer.Plan{Timeouts: []time.Duration{1}, After: 1, Total: 1}
 				n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
 				c, err := lab.Client.Dial("udp", vip4+":80")
 				if err != nil {

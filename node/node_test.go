@@ -109,7 +109,7 @@ func TestProxyInTheProcess(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx, nil) }()
 	ask := func() error {
-		c, err := net.DialTimeout("tcp", "10.96.0.10:80", time.Second)
+		c, err := net.DialTimeout("tcp", "10.96.0.10:80", 10*time.Second)
 		if err != nil {
 			return err
 		}

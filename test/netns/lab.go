@@ -149,7 +149,7 @@ func (n *Namespace) awaitUp(ifname string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", ifname, err)
 	}
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(wait.Patience)
 	for {
 		select {
 		case u := <-updates:
