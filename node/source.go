@@ -53,20 +53,7 @@ func (p *Proxy) openSource() error {
 // server it also returns a client.
 func (o *Config) OpenSource(log zerolog.Logger) (Objects, *kubernetes.Client, error) {
 	if o.Source.Manifests != "" {
-		return manifests.New(o.Source.Manifests, manifests.Options{
-			Logger:      log,
-			MaxFileSize: o.Source.MaxManifestSize,
-			Allocate:    o.Source.Allocate,
-			Annotation: func(name, value string) error {
-				return cmp.Or(
-					balancer.CheckAnnotation(name, value),
-					datagram.CheckAnnotation(name, value),
-					conntrack.CheckAnnotation(name, value),
-					stream.CheckAnnotation(name, value),
-					flow.CheckAnnotation(name, value),
-				)
-			},
-		}), nil, nil
+		return manifests.New(o.Source.Manifests, o.Manifests(log)), nil, nil
 	}
 	quietKlog(log)
 	connection := o.Source.Cluster
@@ -82,4 +69,22 @@ func (o *Config) OpenSource(log zerolog.Logger) (Objects, *kubernetes.Client, er
 		Names:            len(o.DNS.Addresses) > 0,
 		Logger:           log,
 	}), client, nil
+}
+
+// Manifests returns the options of a directory of manifests.
+func (o *Config) Manifests(log zerolog.Logger) manifests.Options {
+	return manifests.Options{
+		Logger:      log,
+		MaxFileSize: o.Source.MaxManifestSize,
+		Allocate:    o.Source.Allocate,
+		Annotation: func(name, value string) error {
+			return cmp.Or(
+				balancer.CheckAnnotation(name, value),
+				datagram.CheckAnnotation(name, value),
+				conntrack.CheckAnnotation(name, value),
+				stream.CheckAnnotation(name, value),
+				flow.CheckAnnotation(name, value),
+			)
+		},
+	}
 }

@@ -59,19 +59,24 @@ func TestExplainText(t *testing.T) {
 			t.Errorf("%s: %v %s", name, err, warnings)
 			continue
 		}
-		golden := filepath.Join("testdata", "explain-"+name+".golden")
-		if *update {
-			if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(golden)
-		if err != nil {
+		compareGolden(t, filepath.Join("testdata", "explain-"+name+".golden"), got)
+	}
+}
+
+// compareGolden compares a text with a file, or with -update writes the file.
+func compareGolden(t *testing.T, golden, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if got != string(want) {
-			t.Errorf("%s: got\n%s\nwant\n%s", name, got, want)
-		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s: got\n%s\nwant\n%s", filepath.Base(golden), got, want)
 	}
 }
 

@@ -34,6 +34,9 @@ func askedOf(s *corev1.Service, text string) (list []asked, err error) {
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil, fmt.Errorf("a Service of type ExternalName has no endpoints")
 	}
+	if len(s.Spec.Ports) == 0 {
+		return nil, fmt.Errorf("a Service without ports cannot have it: give it one")
+	}
 	for entry := range strings.SplitSeq(text, ",") {
 		if entry = strings.TrimSpace(entry); entry == "" {
 			continue

@@ -235,10 +235,15 @@ func portText(name string, protocol corev1.Protocol) string {
 }
 
 // similar returns `; did you mean "web"?` when the namespace has a Service of nearly
-// that name.
+// that name, or says that another namespace has one of that name.
 func (c *catalog) similar(name service.Name) string {
 	if len(c.inForce) > mostCompared {
 		return ""
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(c.inForce), compareKeys) {
+		if k.kind == kindService && k.Name.Name == name.Name {
+			return fmt.Sprintf("; %s does, in another namespace", k.Name)
+		}
 	}
 	return nearest.Hint(name.Name, min(3, len(name.Name)/2), func(yield func(string) bool) {
 		for k := range c.inForce {
@@ -252,16 +257,21 @@ func (c *catalog) similar(name service.Name) string {
 // Where returns file and line of an object, such as "web.yaml:12" for "Service
 // default/web", or "" if no manifest has it. Safe for concurrent use.
 func (w *Watcher) Where(object string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	claims := w.catalog.claims[keyOf(object)]
+	if len(claims) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s:%d", claims[0].file, claims[0].line)
+}
+
+// keyOf returns the key whose text is "Service default/web" or "Node a".
+func keyOf(object string) objectKey {
 	name, full, _ := strings.Cut(object, " ")
 	k := objectKey{kind: kind(name), Name: service.Name{Name: full}}
 	if namespace, rest, ok := strings.Cut(full, "/"); ok {
 		k.Name = service.Name{Namespace: namespace, Name: rest}
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	claims := w.catalog.claims[k]
-	if len(claims) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%s:%d", claims[0].file, claims[0].line)
+	return k
 }

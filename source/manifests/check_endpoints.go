@@ -1,9 +1,12 @@
 package manifests
 
 import (
+	"net"
+
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	netutils "k8s.io/utils/net"
 )
 
 // The API server's limits.
@@ -87,7 +90,7 @@ func (c *checker) endpoint(i int, e *discoveryv1.Endpoint, family discoveryv1.Ad
 			continue // names are not used at all (A1.10)
 		}
 		p := at("endpoints[%d].addresses[%d]", i, j)
-		ip := c.ip(p, a)
+		ip := c.endpointIP(p, a)
 		if ip == nil {
 			continue
 		}
@@ -101,6 +104,15 @@ func (c *checker) endpoint(i int, e *discoveryv1.Endpoint, family discoveryv1.Ad
 	if e.NodeName != nil {
 		c.nodeName(at("endpoints[%d].nodeName", i), *e.NodeName)
 	}
+}
+
+// endpointIP is ip for an endpoint. Those on loopback have to be asked for by the Service.
+func (c *checker) endpointIP(p place, address string) net.IP {
+	if ip := netutils.ParseIPSloppy(address); ip.IsLoopback() {
+		c.errorf(p, "%s cannot be used: it is a loopback address; the Service's annotation sluice.dev/endpoints may name it, with a port", address)
+		return nil
+	}
+	return c.ip(p, address)
 }
 
 func (c *checker) nodeName(p place, name string) {
@@ -136,7 +148,7 @@ func (c *checker) endpoints(e *endpoints) {
 }
 
 func (c *checker) endpointAddress(p place, a *endpointAddress) {
-	c.ip(at("%s.ip", p), a.IP)
+	c.endpointIP(at("%s.ip", p), a.IP)
 	if a.NodeName != nil {
 		c.nodeName(at("%s.nodeName", p), *a.NodeName)
 	}

@@ -2,6 +2,7 @@ package manifests
 
 import (
 	"net"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -66,6 +67,11 @@ func (c *checker) service(s *corev1.Service) {
 	spec := &s.Spec
 	oneOf(c, at("spec.type"), spec.Type, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort,
 		corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeExternalName)
+	if spec.Type == corev1.ServiceTypeExternalName {
+		if name := strings.TrimSuffix(spec.ExternalName, "."); len(validation.IsDNS1123Subdomain(name)) > 0 {
+			c.errorf(at("spec.externalName"), "%s is not a name such as db.example.com", quotedText(spec.ExternalName))
+		}
+	}
 	c.restrictions(s)
 	c.annotations(s)
 	c.servicePorts(spec)

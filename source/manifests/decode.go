@@ -64,12 +64,14 @@ type object struct {
 	line  int
 	value metav1.Object
 	lines *sliceLines // of an EndpointSlice
+	node  *yaml.Node  // for Inspect, else nil
 }
 
 // content is what a file holds.
 type content struct {
 	objects    []object
 	passedOver map[string]int // other kinds, counted by kind
+	workloads  []*workload    // for Inspect
 }
 
 // maxFindings bounds the errors, and the warnings, that are reported for a file;
@@ -88,6 +90,7 @@ type decoder struct {
 	// annotation is Options.Annotation, which may be nil.
 	annotation func(name, value string) error
 	allocates  bool   // Services get cluster IPs
+	inspects   bool   // for Inspect
 	object     string // the one being read
 	at         string // where it is in a list, "items[3]"
 }
@@ -102,7 +105,7 @@ type repeated struct {
 // the findings. If a finding is an error, the content must not be used. The
 // content's objects have the API server's defaults.
 func decode(name string, data []byte, o Options) (content, []finding) {
-	d := decoder{file: name, warned: make(map[string]*repeated), annotation: o.Annotation, allocates: len(o.Allocate) > 0}
+	d := decoder{file: name, warned: make(map[string]*repeated), annotation: o.Annotation, allocates: len(o.Allocate) > 0, inspects: o.inspects}
 	d.content.passedOver = make(map[string]int)
 	d.fill.report = d.reportField
 	// As JSON, a file without aliases is some times as large at the most.
@@ -140,7 +143,7 @@ func (d *decoder) reportField(line int, path, text string, warning bool) {
 		return
 	}
 	place := d.object[:max(0, strings.IndexByte(d.object, ' '))] + withoutIndices(text)
-	if r, ok := d.warned[place]; ok {
+	if r, ok := d.warned[place]; ok && !d.inspects {
 		r.more++
 		return
 	}
@@ -174,6 +177,9 @@ func (d *decoder) told() []finding {
 		}
 	}
 	slices.SortStableFunc(d.findings, func(a, b finding) int { return a.line - b.line })
+	if d.inspects {
+		return d.findings
+	}
 	var out []finding
 	wrong, warnings := 0, 0
 	for _, f := range d.findings {
@@ -224,6 +230,11 @@ func (d *decoder) document(n *yaml.Node, itemKind string, depth int) {
 	if items := field(n, "items"); items != nil && strings.HasSuffix(kindName, "List") {
 		d.list(items, strings.TrimSuffix(kindName, "List"), depth)
 		return
+	}
+	if d.inspects {
+		if w := workloadOf(n, kindName); w != nil {
+			d.content.workloads = append(d.content.workloads, w)
+		}
 	}
 	k, ok := kinds[kind(kindName)]
 	switch {
@@ -325,7 +336,11 @@ func (d *decoder) one(n *yaml.Node, k kind) {
 	key.Name = service.Name{Namespace: v.GetNamespace(), Name: v.GetName()}
 	c := checker{d: d, node: n}
 	c.check(v, info.namespaced)
-	d.content.objects = append(d.content.objects, object{key: key, line: n.Line, value: v, lines: linesOf(n, v)})
+	o := object{key: key, line: n.Line, value: v, lines: linesOf(n, v)}
+	if d.inspects {
+		o.node = n
+	}
+	d.content.objects = append(d.content.objects, o)
 }
 
 // sliceLines are the lines of what a slice says of its Service.

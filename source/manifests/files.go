@@ -39,6 +39,7 @@ type tree struct {
 	// kept are relative directories that could not be read; the known files
 	// below them stay.
 	kept     []string
+	near     []string // files with nearly a manifest's name
 	findings []finding
 }
 
@@ -229,6 +230,8 @@ func (w *walker) entry(rel string, e fs.DirEntry, ancestors []fs.FileInfo, linke
 			f.err = fmt.Errorf("is %s: only regular files are read", sys.Kind(f.info.Mode()))
 		}
 		w.tree.files = append(w.tree.files, f)
+	case isNearlyManifest(rel) && len(w.tree.near) < maxTreeFindings:
+		w.tree.near = append(w.tree.near, rel)
 	}
 }
 
@@ -243,6 +246,12 @@ func isManifest(name string) bool {
 		return true
 	}
 	return false
+}
+
+// isNearlyManifest reports whether a file was probably meant to be a manifest: as .yaml.txt
+// or .YAML.
+func isNearlyManifest(name string) bool {
+	return isManifest(strings.TrimSuffix(strings.ToLower(name), ".txt"))
 }
 
 // readFile reads a file of at most limit bytes.

@@ -46,6 +46,10 @@ type Options struct {
 	// Allocate are the ranges of which Services without a cluster IP get one, at most one
 	// of each family. Without any, such Services are not served.
 	Allocate []netip.Prefix
+
+	// inspects says that Inspect reads: it wants all findings, and what other kinds say of
+	// pods.
+	inspects bool
 }
 
 // Watcher reads and watches a directory of manifests. Its Run may be called

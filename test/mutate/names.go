@@ -33,6 +33,11 @@ var names = []mutation{
 		pkg: "source/manifests", test: "TestAllocationAvoidsOthers",
 	},
 	{
+		name: "selector-unread", what: "sluice check passes over a selector that no pod has",
+		file: "source/manifests/workload.go", old: "!ok || has != value {\n\t\t\treturn false", new: "!ok || has != value {\n\t\t\treturn true",
+		pkg: "cmd/sluice", test: "TestCheck",
+	},
+	{
 		name: "hosts-file-left", what: "sluice dev leaves its names in the hosts file",
 		file: "cmd/sluice/internal/dev/hostsfile.go", old: "return h.replace(\"\")", new: "return nil",
 		pkg: "cmd/sluice/internal/dev", test: "TestHostsFile",
