@@ -5,11 +5,13 @@ import (
 	"math"
 	"net/netip"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -47,14 +49,18 @@ func (w *worker) survey() error {
 	return nil
 }
 
-// forgetRelayed forgets what the relay served: that ended with its process.
+// forgetRelayed forgets what the relay of an earlier process served: that ended with it. The relay
+// of this one serves already: of its UDP sessions, each datagram has prolonged the time.
 func (w *worker) forgetRelayed() error {
 	var keys []bpf.KernelTuple
 	var key bpf.KernelTuple
 	var until uint64
 	all := w.kernel.Maps.Relayed.Iterate()
+	own := uint64(w.server.began + int64(relayedUDP))
 	for all.Next(&key, &until) {
-		keys = append(keys, key)
+		if until < own {
+			keys = append(keys, key)
+		}
 	}
 	for i := range keys {
 		_ = w.kernel.Maps.Relayed.Delete(&keys[i])
@@ -63,6 +69,17 @@ func (w *worker) forgetRelayed() error {
 		return fmt.Errorf("read what was relayed: %w", err)
 	}
 	return nil
+}
+
+// leaveToRelay leaves the UDP sessions to the relay that it has, each to the same endpoint.
+func (s *Server) leaveToRelay() {
+	until := uint64(sys.Monotonic() + int64(relayedUDP))
+	s.options.Relayed(func(client, vip netip.AddrPort) {
+		key := bpf.TupleOf(syscall.IPPROTO_UDP, client, vip)
+		if err := s.kernel.Maps.Relayed.Put(&key, &until); err != nil {
+			s.once.Warn("kernel flows", fmt.Errorf("UDP sessions that the relay has: %w", err))
+		}
+	})
 }
 
 // unaccounted returns the indices that neither a flow has nor the spares: the dead process

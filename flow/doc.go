@@ -59,6 +59,7 @@
 //
 // # What passes to the relay
 //
+//   - everything, until the Server has started
 //   - packets of this node's own clients: they never arrive at an interface
 //   - packets with a VLAN tag (the VLAN's interface shows them again), and IPv6 packets with
 //     other headers than three options headers and then a fragment header

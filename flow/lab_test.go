@@ -128,6 +128,8 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 		MaxFlows:  4096, Namespace: lab.Node.FD(), Loop: loop, Shard: shard, Table: n.table,
 		// No session is to end while a busy machine verifies the programs of the next process.
 		HalfClosedTimeout: time.Hour, UDPTimeout: time.Hour, UDPStreamTimeout: time.Hour,
+		// As the plan: a thread that is stopped for seconds must not make the relay get a packet.
+		waits:  waits{ask: patience, resend: patience, dead: patience},
 		Logger: zerolog.New(zerolog.NewTestWriter(t)),
 	}
 	if change != nil {
@@ -139,8 +141,6 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	// As the plan: a thread that is stopped for seconds must not make the relay get a packet.
-	n.server.worker.waits = waits{ask: patience, resend: patience, dead: patience}
 	n.relay = &noRelay{options: balancer.Options{MaxPins: 100, Plan: plan}, balancers: make(map[service.PortName]*balancer.Balancer), names: make(map[service.PortName]string)}
 	n.server.Over(n.relay, service.TCP)
 	n.server.Over(n.relay, service.UDP)
@@ -151,7 +151,7 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 			t.Error(err)
 		}
 	})
-	if err := n.server.Start(); err != nil {
+	if err := lab.Node.Do(n.server.Start); err != nil {
 		t.Fatal(err)
 	}
 	n.end = sync.OnceFunc(func() {

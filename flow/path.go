@@ -57,10 +57,17 @@ func (s *Server) Over(r Relay, p service.Protocol) *Path {
 }
 
 // Apply publishes a policy that the relay has. The kernel asks about the destinations of
-// the policy when it returns.
+// the policy when it returns. Before the Server has started, all is relayed, and Apply does
+// nothing.
 func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
+	if !p.server.Started() {
+		return
+	}
 	p.server.setOrigins(table)
 	prev := p.state.Load()
+	if !p.adopted && p.protocol == service.UDP {
+		p.server.leaveToRelay()
+	}
 	next := &state{table: table, host: host, forwards: *p.server.forwarding.now.Load()}
 	cuts := make(map[*portService]*service.Port)
 	replaced := make(map[*portService]*portService)
@@ -205,8 +212,8 @@ func (p *Path) follow(st *state, replaced map[*portService]*portService, cuts ma
 
 // onLoop runs f on the loop, and waits for it.
 func (p *Path) onLoop(f func()) {
-	done := make(chan struct{})
-	if p.server.worker.loop.Post(func() { defer close(done); f() }) {
-		<-done
-	}
+	_ = p.server.onLoop(func() error { // else the loop has ended
+		f()
+		return nil
+	})
 }

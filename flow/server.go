@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -54,6 +55,8 @@ type Options struct {
 	// Waits has the Server begin also on a node that forwards nothing: all is relayed until it
 	// does.
 	Waits bool
+	// Relayed visits the UDP sessions that the relay has when the kernel begins to forward.
+	Relayed func(visit func(client, vip netip.AddrPort))
 	// WantsUDP reports whether a session's record goes to the access log.
 	WantsUDP func(*conntrack.Record) bool
 	Logger   zerolog.Logger
@@ -62,6 +65,7 @@ type Options struct {
 	ask     bool          // tests: userspace decides about all flows
 	repair  time.Duration // tests: instead of 5 s
 	old     time.Duration // tests: instead of oldPins
+	waits   waits         // tests: instead of defaultWaits
 }
 
 // oldPins is how long programs of another version go on for their connections.
@@ -73,7 +77,8 @@ const (
 	mostUnconfirmed = 1024
 )
 
-// Server is the second data path. Its methods belong to one goroutine, except Stats.
+// Server is the second data path. Its methods belong to one goroutine, except Stats and Started;
+// Start may run on another one meanwhile.
 type Server struct {
 	options    Options
 	log        zerolog.Logger
@@ -87,11 +92,14 @@ type Server struct {
 	forwarding *forwardingWatcher
 	once       once.Log
 	stats      stats
+	began      int64       // when the Server was made, by CLOCK_MONOTONIC in ns
+	started    atomic.Bool // Start has succeeded
+	closed     bool
 	origins    map[bpf.KernelOriginKey]bpf.KernelOrigin // in the kernel's map; nil: unknown
 }
 
-// New loads the programs and maps. The caller's thread is in the network namespace, and
-// the loop does not run yet, or this is its goroutine. Start begins.
+// New returns a Server that forwards nothing until it has started. It fails if the process lacks
+// a right, and on a node that forwards nothing, unless the Server Waits for that.
 func New(o Options) (*Server, error) {
 	s := &Server{options: o, log: o.Logger, once: once.Log{Logger: o.Logger}}
 	if s.options.SameLink == nil {
@@ -102,6 +110,9 @@ func New(o Options) (*Server, error) {
 	}
 	if s.options.WantsUDP == nil {
 		s.options.WantsUDP = func(*conntrack.Record) bool { return true }
+	}
+	if s.options.Relayed == nil {
+		s.options.Relayed = func(func(client, vip netip.AddrPort)) {}
 	}
 	err := hasRights()
 	if err != nil {
@@ -114,14 +125,60 @@ func New(o Options) (*Server, error) {
 		s.forwarding.close()
 		return nil, cmp.Or(err, errForwarding)
 	}
+	s.began = sys.Monotonic()
+	return s, nil
+}
+
+var errLoopEnded = errors.New("the event loop has ended")
+
+// Start loads the programs and maps, or takes over those that are pinned, has the programs
+// translate some packets, and attaches them to all interfaces. The loop runs, and the caller's
+// thread is in the network namespace, as the loop's is. On a busy machine the kernel's verifier
+// takes seconds. Until Start has returned, and if it fails, all is relayed; then Close has yet to
+// release what it has opened.
+func (s *Server) Start() (err error) {
+	o := &s.options
 	if o.BPFRoot != "" {
 		if s.pins, err = bpf.OpenPins(o.BPFRoot, o.Name, o.Namespace, o.MaxFlows); err != nil {
 			s.log.Info().Str("because", err.Error()).Msg("kernel flows end with the process")
 		}
 	}
+	if err := s.load(); err != nil {
+		return err
+	}
+	if err := s.try(); err != nil {
+		return err
+	}
+	if err := s.onLoop(func() (err error) {
+		s.worker, err = newWorker(s, o.Loop, o.Shard)
+		return err
+	}); err != nil {
+		return err
+	}
+	if err := s.attach(); err != nil {
+		return err
+	}
+	if err := s.onLoop(s.worker.start); err != nil {
+		return err
+	}
+	if s.pins != nil {
+		s.pins.DisarmOthers()
+		s.old = time.AfterFunc(cmp.Or(o.old, oldPins), func() {
+			if err := s.pins.RemoveOthers(); err != nil {
+				s.log.Warn().Err(err).Msg("kernel flows: pins of an earlier version stay")
+			}
+		})
+	}
+	s.forwarding.start()
+	s.started.Store(true)
+	return nil
+}
+
+// load loads the programs and maps, and tells the programs the limits.
+func (s *Server) load() (err error) {
+	o := &s.options
 	if s.kernel, err = bpf.Open(o.MaxFlows, s.pins); err != nil {
-		s.forwarding.close()
-		return nil, err
+		return err
 	}
 	c := s.kernel.Control
 	for c.Magic == 0 {
@@ -133,10 +190,12 @@ func New(o Options) (*Server, error) {
 	c.MostUndecided, c.MostUnconfirmed = mostUndecided, mostUnconfirmed
 	c.MostFlows, c.LeastSpare = uint32(o.MaxFlows/serviceShare), uint32(o.MaxFlows/spareShare)
 	c.FirstReply, c.LastReply = o.ReplyPorts[0], o.ReplyPorts[1]
-	if s.worker, err = newWorker(s, o.Loop, o.Shard); err != nil {
-		s.Close()
-		return nil, err
-	}
+	return nil
+}
+
+// attach puts the programs at all interfaces, and at each one that comes later.
+func (s *Server) attach() (err error) {
+	o := &s.options
 	at := attach.Options{
 		Ethernet: attach.Programs(s.kernel.Ethernet), Bare: attach.Programs(s.kernel.Bare),
 		Namespace: o.Namespace, Logger: o.Logger, Filters: o.filters, Repair: o.repair,
@@ -146,44 +205,27 @@ func New(o Options) (*Server, error) {
 	}
 	if o.Shortcuts {
 		if s.shortcuts, err = openShortcuts(s.kernel, o.Namespace, o.Name, o.Logger); err != nil {
-			s.Close()
-			return nil, err
+			return err
 		}
 		at.Follower = s.shortcuts
 	}
 	if s.interfaces, err = attach.Open(at); err != nil {
-		s.Close()
-		return nil, err
+		return err
 	}
-	return s, nil
+	return s.interfaces.Start()
 }
 
-var errLoopEnded = errors.New("the event loop has ended")
-
-// Start begins to serve, once the loop runs: the programs are at all interfaces when it returns, and at each
-// one that comes later.
-func (s *Server) Start() error {
-	started := make(chan error, 1)
-	if !s.options.Loop.Post(func() { started <- s.worker.start() }) {
+// onLoop runs f on the loop, and waits for it.
+func (s *Server) onLoop(f func() error) error {
+	result := make(chan error, 1)
+	if !s.options.Loop.Post(func() { result <- f() }) {
 		return errLoopEnded
 	}
-	if err := <-started; err != nil {
-		return err
-	}
-	if err := s.interfaces.Start(); err != nil {
-		return err
-	}
-	if s.pins != nil {
-		s.pins.DisarmOthers()
-		s.old = time.AfterFunc(cmp.Or(s.options.old, oldPins), func() {
-			if err := s.pins.RemoveOthers(); err != nil {
-				s.log.Warn().Err(err).Msg("kernel flows: pins of an earlier version stay")
-			}
-		})
-	}
-	s.forwarding.start()
-	return nil
+	return <-result
 }
+
+// Started reports whether Start has succeeded: the kernel forwards. It is safe for concurrent use.
+func (s *Server) Started() bool { return s.started.Load() }
 
 // Changed has an element once the node forwards other families than before: an Apply of each
 // Path then brings the kernel up to date.
@@ -192,6 +234,9 @@ func (s *Server) Changed() <-chan struct{} { return s.forwarding.changed }
 // Stop ends all flows, or leaves them to the next process. Nothing new is forwarded from
 // then on. It fails if ctx ends before.
 func (s *Server) Stop(ctx context.Context) error {
+	if !s.Started() {
+		return nil
+	}
 	done := make(chan struct{})
 	end := func() { s.worker.stop(func() { close(done) }) }
 	if keep := s.options.Keep && s.pins != nil; keep {
@@ -225,8 +270,13 @@ func (s *Server) closeShortcuts() {
 	}
 }
 
-// Close releases everything. The loop must have ended, or never have run.
+// Close releases everything. Either Start has failed, or the loop has ended or never ran. It may
+// be called again.
 func (s *Server) Close() {
+	if s.closed {
+		return
+	}
+	s.closed = true
 	s.forwarding.close()
 	if s.old != nil {
 		s.old.Stop()
@@ -238,7 +288,9 @@ func (s *Server) Close() {
 	if s.worker != nil {
 		s.worker.close()
 	}
-	s.kernel.Close()
+	if s.kernel != nil {
+		s.kernel.Close()
+	}
 }
 
 // stats counts what concerns no single flow.
@@ -289,8 +341,11 @@ var counterNames = map[bpf.KernelCounter]string{
 	bpf.KernelCounterPASSED_SHAPE:         "passed_shape",
 }
 
-// Stats returns the counts. It is safe for concurrent use.
+// Stats returns the counts; none before Start has succeeded. It is safe for concurrent use.
 func (s *Server) Stats() Stats {
+	if !s.Started() {
+		return Stats{}
+	}
 	st := Stats{
 		Open:     s.stats.open.Load(),
 		Passed:   s.stats.passed.Load(),

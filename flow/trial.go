@@ -49,9 +49,9 @@ func Try() error {
 	return try(k, 1)
 }
 
-// Try has the programs that will serve translate packets, and returns why that does not work
-// here. It comes before Start.
-func (s *Server) Try() error {
+// try has the programs that will serve translate packets, and returns why that does not work
+// here.
+func (s *Server) try() error {
 	index, ok := s.kernel.Spares.Take()
 	if !ok {
 		return nil // flows of the process before have all: there they work

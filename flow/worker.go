@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"cmp"
 	"errors"
 	"math"
 	"os"
@@ -86,7 +87,7 @@ func newWorker(s *Server, loop *poll.Loop, shard *conntrack.Shard) (*worker, err
 	w := &worker{
 		server: s, loop: loop, shard: shard, kernel: s.kernel,
 		ports:  newPorts(s.options.ReplyPorts),
-		waits:  waits{ask: askTimeout, resend: resendable},
+		waits:  cmp.Or(s.options.waits, waits{ask: askTimeout, resend: resendable}),
 		clock:  zeroOfClock(),
 		flows:  make([]*flow, len(s.kernel.Flows)),
 		asking: make(map[bpf.KernelTuple]*flow),
@@ -96,6 +97,11 @@ func newWorker(s *Server, loop *poll.Loop, shard *conntrack.Shard) (*worker, err
 		ended:  newLingering(len(s.kernel.Flows)),
 	}
 	var err error
+	defer func() {
+		if err != nil {
+			w.close()
+		}
+	}()
 	if w.upcalls, err = ringbuf.NewReader(s.kernel.Maps.Upcalls); err != nil {
 		return nil, err
 	}
@@ -105,7 +111,7 @@ func newWorker(s *Server, loop *poll.Loop, shard *conntrack.Shard) (*worker, err
 	past := time.Unix(1, 0)
 	w.upcalls.SetDeadline(past)
 	w.notices.SetDeadline(past)
-	if err := w.survey(); err != nil {
+	if err = w.survey(); err != nil {
 		return nil, err
 	}
 	if w.injector, err = newInjector(s.kernel.Control.Magic); err != nil {

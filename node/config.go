@@ -69,6 +69,8 @@ type Config struct {
 	Flags         func() map[string]string // the answer of /flagz
 	KubeProxy     func() any               // the answer of /configz; nil: none
 	PendingFields func() int64             // fields of a configuration file that need a restart; nil: none
+
+	beforeFlows func() error // tests: what the start of kernel flows waits for, or fails by
 }
 
 // Off disables the access log or the admin socket, in place of its path.

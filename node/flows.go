@@ -2,10 +2,13 @@ package node
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
+	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/datagram"
 	"github.com/sluice-proxy/sluice/flow"
 	"github.com/sluice-proxy/sluice/flow/bpf"
@@ -17,11 +20,15 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// flows are the kernel's data path, with an event loop of its own.
+// flows are the kernel's data path, with an event loop of its own. The kernel's verifier may
+// take seconds until it serves; the relay serves meanwhile.
 type flows struct {
-	loop   *poll.Loop
-	server *flow.Server
-	paths  []listener.Flows // of the protocols that the kernel forwards
+	loop    *poll.Loop
+	server  *flow.Server
+	paths   []listener.Flows // of the protocols that the kernel forwards
+	begun   chan error       // has an element once the server has started, or has failed to
+	settled bool             // that was received; run's goroutine's
+	ended   chan struct{}    // closed when start has ended
 }
 
 // goBefore has the kernel forward a protocol, in front of its relay.
@@ -32,10 +39,11 @@ func (f *flows) goBefore(protocols map[service.Protocol]listener.Protocol, proto
 	served.Ports = path
 	if lacks := served.Available; lacks != nil {
 		served.Available = func() error {
-			if err := lacks(); err != nil {
+			if err := lacks(); err != nil && f.server.Started() {
 				return fmt.Errorf("clients on this node itself, and others that would be relayed, as %w; kernel flows serve all others", err)
+			} else {
+				return err
 			}
-			return nil
 		}
 	}
 	protocols[protocol] = served
@@ -58,18 +66,35 @@ func mostFlows(wanted int, memory uint64) int {
 	return max(min(wanted, bpf.MostFlows), 1)
 }
 
-// dataPathHere returns why all connections are relayed, or nil. It is an error if
-// --datapath asks for the kernel, which cannot.
-func (o *Config) dataPathHere() (why, err error) {
-	if o.relaysAll() {
-		return errors.New("--datapath says so"), o.endFlows()
-	}
-	return nil, nil
+// dataPath is the one in use, and why it is the relay.
+type dataPath struct {
+	path conntrack.Path
+	why  string
 }
 
-// openFlows puts the kernel's data path in front of the relays.
+// relayAll notes why all connections are relayed, and removes what a process before left at
+// interfaces: nobody would follow its connections, nor tell it of Services. It is an error if
+// --datapath asks for the kernel.
+func (p *Proxy) relayAll(why error) error {
+	o := &p.config
+	if o.DataPath == KernelPath {
+		return fmt.Errorf("--datapath kernel: %w", why)
+	}
+	p.dataPath.Store(&dataPath{conntrack.Relayed, why.Error()})
+	_, err := flow.Cleanup(o.Steering.BPFRoot, o.Steering.Table, 0)
+	if o.relaysAll() {
+		return err
+	}
+	p.log.Info().Str("because", why.Error()).AnErr("leftovers", err).Msg("all connections are relayed")
+	return nil
+}
+
+// openFlows puts the kernel's data path in front of the relays. It returns why that cannot be.
 func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protocol]listener.Protocol) error {
 	o := &p.config
+	if o.relaysAll() {
+		return errors.New("--datapath says so")
+	}
 	tcp := o.Stream.MaxConnections == 0 && o.Stream.MaxServiceConnections == 0 && o.Stream.MaxNamespaceConnections == 0
 	udp := o.Datagram.MaxSessions == 0 && o.Datagram.MaxServiceSessions == 0
 	if !tcp && !udp {
@@ -102,6 +127,7 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 		HalfClosedTimeout: o.Relay.HalfClosedTimeout,
 		UDPTimeout:        o.Datagram.Timeout,
 		UDPStreamTimeout:  o.Datagram.StreamTimeout,
+		Relayed:           p.relayedSessions,
 		WantsUDP:          logging.Wants,
 		Logger:            p.log,
 	})
@@ -109,12 +135,8 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 		loop.Stop()
 		return err
 	}
-	if err := server.Try(); err != nil {
-		server.Close()
-		loop.Stop()
-		return err
-	}
-	p.flows = &flows{loop: loop, server: server}
+	p.flows = &flows{loop: loop, server: server, begun: make(chan error, 1), ended: make(chan struct{})}
+	p.dataPath.Store(&dataPath{conntrack.Relayed, "the BPF programs of kernel flows are being loaded"})
 	if tcp {
 		p.flows.goBefore(protocols, service.TCP, p.stream)
 		if bpf.ServesSCTP() {
@@ -136,11 +158,78 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 // relaysAll reports whether the kernel is to forward nothing.
 func (o *Config) relaysAll() bool { return o.DataPath == RelayPath || o.DataPath == "" }
 
-// endFlows removes what a process with another --datapath left: nobody would follow its
-// connections.
-func (o *Config) endFlows() error {
-	_, err := flow.Cleanup(o.Steering.BPFRoot, o.Steering.Table, 0)
-	return err
+// relayedSessions visits the UDP sessions that are relayed.
+func (p *Proxy) relayedSessions(visit func(client, vip netip.AddrPort)) {
+	err := p.conntrack.List(context.Background(), p.onLoops(), func(r *conntrack.Record) error {
+		if r.Protocol == service.UDP && r.Path == conntrack.Relayed {
+			visit(r.Client, r.VIP)
+		}
+		return nil
+	})
+	if err != nil {
+		p.log.Warn().Err(err).Msg("UDP sessions that are relayed are unknown: their clients may get another endpoint")
+	}
+}
+
+// slowStart is how long kernel flows may start before the log says so.
+const slowStart = 2 * time.Second
+
+// startFlows starts the kernel's data path.
+func (p *Proxy) startFlows() {
+	f := p.flows
+	defer close(f.ended)
+	slow := time.AfterFunc(slowStart, func() {
+		p.log.Info().Msg("the kernel has not yet verified the BPF programs of kernel flows; all connections are relayed meanwhile")
+	})
+	defer slow.Stop()
+	if gate := p.config.beforeFlows; gate != nil {
+		if err := gate(); err != nil {
+			f.begun <- err
+			return
+		}
+	}
+	f.begun <- f.server.Start()
+}
+
+// flowsBegun puts the kernel's data path in force, once it has started, or has not because of
+// err.
+func (p *Proxy) flowsBegun(err error) error {
+	p.flows.settled = true
+	if err != nil {
+		p.flows.server.Close()
+		if err := p.relayAll(err); err != nil {
+			return err
+		}
+		p.tellReady()
+		return nil
+	}
+	p.dataPath.Store(&dataPath{path: conntrack.Kernel})
+	p.log.Debug().Dur("took", time.Since(p.started)).Msg("kernel flows serve")
+	if p.table != nil { // else the first configuration finds them
+		p.enforce(p.store.Snapshot())
+	}
+	return nil
+}
+
+// settling reports whether it is open yet which data path serves. f may be nil.
+func (f *flows) settling() bool { return f != nil && !f.settled }
+
+// hasBegun returns the channel that has the error, or nil, of the start. f may be nil.
+func (f *flows) hasBegun() <-chan error {
+	if f == nil {
+		return nil
+	}
+	return f.begun
+}
+
+// stop ends the flows, after the start has ended.
+func (f *flows) stop(ctx context.Context) error {
+	select {
+	case <-f.ended:
+		return f.server.Stop(ctx)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // changed tells that the node forwards other packets than before. f may be nil.

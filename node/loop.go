@@ -60,9 +60,7 @@ func (p *Proxy) Run(ctx context.Context, hangups <-chan os.Signal, beside ...fun
 		start(func() error { return p.names.serve(ctx) })
 	}
 	if p.flows != nil {
-		if err := p.flows.server.Start(); err != nil {
-			return err
-		}
+		running.Go(p.startFlows)
 	}
 	if p.config.MetricsAddress != "" {
 		running.Go(func() { p.serveMetrics(ctx) })
@@ -103,6 +101,10 @@ func (p *Proxy) Run(ctx context.Context, hangups <-chan os.Signal, beside ...fun
 			p.hostChanged(s)
 		case <-maintenance.C:
 			p.maintain()
+		case err := <-p.flows.hasBegun():
+			if err := p.flowsBegun(err); err != nil {
+				return err
+			}
 		case <-p.flows.changed():
 			if p.table != nil { // else the first configuration finds out
 				p.enforce(p.store.Snapshot())
@@ -179,11 +181,19 @@ func (p *Proxy) inForce() {
 	p.health.Applied()
 	p.trouble.Over()
 	p.wrong.Store(nil)
-	if p.applied.Swap(time.Now().UnixNano()) != 0 {
+	p.applied.Store(time.Now().UnixNano())
+	p.tellReady()
+}
+
+// tellReady says once that Sluice serves: the configuration is completely in force, with the
+// data path that it is to have.
+func (p *Proxy) tellReady() {
+	if p.toldReady || p.applied.Load() == 0 || p.flows.settling() {
 		return
 	}
+	p.toldReady = true
 	go settleMemory()
-	event := p.log.Info().Str("version", p.config.Version).Str("node", p.config.Policy.NodeName).Str("redirect", p.steer.Traits().Name)
+	event := p.log.Info().Str("version", p.config.Version).Str("node", p.config.Policy.NodeName).Str("redirect", p.steer.Traits().Name).Stringer("datapath", p.dataPath.Load().path)
 	if p.manifests != nil {
 		found := p.manifests.Stats()
 		event = event.Int("files", found.Files).Int("objects_passed_over", sum(found.PassedOver))
@@ -320,7 +330,7 @@ func (p *Proxy) stop() {
 		p.log.Error().Err(err).Msg("steering is not undone; sluice cleanup does it")
 	}
 	if p.flows != nil {
-		p.within(flowsPatience, "forwarded connections are cut without a reset or a record", p.flows.server.Stop)
+		p.within(flowsPatience, "forwarded connections are cut without a reset or a record", p.flows.stop)
 	}
 	p.within(stopPatience, "connections are cut without a record", p.manager.Stop)
 	p.within(stopPatience, "records are lost", p.conntrack.Close)

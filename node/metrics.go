@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-proxy/sluice/admin"
+	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow"
 	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/service"
@@ -35,7 +36,24 @@ func (p *Proxy) registry() *prometheus.Registry {
 		sources.Metrics = append(sources.Metrics, clusterMetrics(c)...)
 		sources.Collectors = kubernetes.Requests()
 	}
+	sources.Collectors = append(sources.Collectors, dataPathMetric{p})
 	return admin.NewRegistry(sources)
+}
+
+// dataPathMetric names the data path in use, and why it is the relay.
+type dataPathMetric struct{ proxy *Proxy }
+
+const dataPathHelp = "Always 1; its labels name the data path in use (kernel, with the relay behind it, or relay), and why it is the relay."
+
+var dataPathDesc = prometheus.NewDesc("sluice_data_path", dataPathHelp, []string{"path", "reason"}, nil)
+
+// Describe implements prometheus.Collector.
+func (dataPathMetric) Describe(to chan<- *prometheus.Desc) { to <- dataPathDesc }
+
+// Collect implements prometheus.Collector.
+func (m dataPathMetric) Collect(to chan<- prometheus.Metric) {
+	used := m.proxy.dataPath.Load()
+	to <- prometheus.MustNewConstMetric(dataPathDesc, prometheus.GaugeValue, 1, used.path.String(), strings.ToValidUTF8(used.why, "?"))
 }
 
 // ownMetrics are those of the proxy, whatever its source is.
@@ -55,7 +73,7 @@ func (p *Proxy) ownMetrics() []admin.Metric {
 		}),
 		admin.NewMetric("sluice_connections_limit", "Connections that the relay may have open at once.", func() float64 { return float64(p.maxConnections) }),
 		admin.NewMetric("sluice_flows_limit", "Connections and UDP sessions that the kernel may forward at once; 0 where all are relayed.", func() float64 {
-			if p.flows == nil {
+			if p.dataPath.Load().path != conntrack.Kernel {
 				return 0
 			}
 			return float64(p.config.MaxFlows)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -64,9 +65,10 @@ func config(t *testing.T, manifest string) Config {
 	}
 }
 
-// TestProxyInTheProcess starts a Proxy in this process, in a network namespace that is the
-// process's own: it serves, takes another policy, and stops in order.
-func TestProxyInTheProcess(t *testing.T) {
+// inOwnNamespace runs a test again in a process whose network namespace is its own, with the
+// endpoint of webManifest, which answers by TCP and UDP. It returns false where the test is over.
+func inOwnNamespace(t *testing.T) bool {
+	t.Helper()
 	const inside = "SLUICE_TEST_INSIDE"
 	if os.Getenv(inside) == "" {
 		cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
@@ -75,21 +77,21 @@ func TestProxyInTheProcess(t *testing.T) {
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		return
+		return false
 	}
 	host, err := scratch.Own("host")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer host.Close()
-	if err := errors.Join(host.Up("lo"), host.AddAddresses("lo", netip.MustParsePrefix("192.0.2.1/32"))); err != nil {
+	t.Cleanup(host.Close)
+	if err := errors.Join(os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0), host.Up("lo"), host.AddAddresses("lo", netip.MustParsePrefix("192.0.2.1/32"))); err != nil {
 		t.Fatal(err)
 	}
 	l, err := net.Listen("tcp", "192.0.2.1:8080")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -100,49 +102,84 @@ func TestProxyInTheProcess(t *testing.T) {
 			c.Close()
 		}
 	}()
+	u, err := net.ListenPacket("udp", "192.0.2.1:8080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = u.Close() })
+	go func() {
+		b := make([]byte, 100)
+		for {
+			_, from, err := u.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			_, _ = u.WriteTo([]byte("web\n"), from)
+		}
+	}()
+	return true
+}
 
+// askWeb asks the Service of webManifest.
+func askWeb() error {
+	c, err := net.DialTimeout("tcp", "10.96.0.10:80", 10*time.Second)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	line, err := bufio.NewReader(c).ReadString('\n')
+	if err == nil && line != "web\n" {
+		err = errors.New("the answer is " + line)
+	}
+	return err
+}
+
+// run runs a proxy, until the returned function stops it.
+func run(t *testing.T, p *Proxy) (ctx context.Context, stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx, nil) }()
+	return ctx, sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("Run does not end")
+		}
+	})
+}
+
+// TestProxyInTheProcess starts a Proxy in this process, in a network namespace that is the
+// process's own: it serves, takes another policy, and stops in order.
+func TestProxyInTheProcess(t *testing.T) {
+	if !inOwnNamespace(t) {
+		return
+	}
 	p, err := New(config(t, webManifest), zerolog.New(zerolog.NewTestWriter(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx, nil) }()
-	ask := func() error {
-		c, err := net.DialTimeout("tcp", "10.96.0.10:80", 10*time.Second)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
-		line, err := bufio.NewReader(c).ReadString('\n')
-		if err == nil && line != "web\n" {
-			err = errors.New("the answer is " + line)
-		}
-		return err
-	}
-	wait.For(t, "an answer of the Service", 30*time.Second, ask)
+	ctx, stop := run(t, p)
+	defer stop()
+	wait.For(t, "an answer of the Service", 30*time.Second, askWeb)
 	u := Update{Policy: config(t, "").Policy}
 	u.Policy.MasqueradeAll = true
 	if err := p.Update(ctx, u); err != nil {
 		t.Error(err)
 	}
-	if err := ask(); err != nil {
+	if err := askWeb(); err != nil {
 		t.Errorf("after an update: %v", err)
 	}
 	stop()
-	select {
-	case err := <-ended:
-		if err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	case <-time.After(time.Minute):
-		t.Fatal("Run does not end")
-	}
 	if !p.policy.MasqueradeAll {
 		t.Error("the update was not in force")
 	}
-	if err := ask(); err == nil {
+	if err := askWeb(); err == nil {
 		t.Error("the Service answers although the Proxy has stopped")
 	}
 	if err := p.Update(ctx, u); err == nil {

@@ -62,7 +62,8 @@ type Proxy struct {
 	manager   *listener.Manager
 	stream    *stream.Server   // serves TCP and SCTP
 	datagram  *datagram.Server // serves UDP
-	flows     *flows           // nil if all is relayed
+	flows     *flows           // nil if all is relayed from the start
+	dataPath  atomic.Pointer[dataPath]
 	steer     redirect.Redirector
 	lock      *redirect.Lock
 
@@ -87,8 +88,8 @@ type Proxy struct {
 	maxConnections int
 	requests       chan func()            // of the admin socket, for run's goroutine
 	steerChoice    string                 // why this mode steers
-	relayedWhy     string                 // why all connections are relayed; "" if they are not
 	trackingLater  bool                   // Config.Tracking waits for connection tracking to be loaded; run's goroutine's
+	toldReady      bool                   // the log says so; run's goroutine's
 	keptTold       bool                   // whether the log says that connections are kept in connection tracking
 	wrong          atomic.Pointer[string] // what is not in force, or nil
 	fatal          chan error             // what --bind-address-hard-fail makes of a port that is taken
@@ -229,12 +230,8 @@ func (p *Proxy) makeLoops(limits limits) error {
 	if p.accessLog != nil {
 		sink = p.accessLog
 	}
-	why, err := o.dataPathHere()
-	if err != nil {
-		return err
-	}
 	shards := o.Workers
-	if why == nil {
+	if !o.relaysAll() {
 		shards++ // the last one is of kernel flows
 	}
 	p.conntrack = conntrack.NewTable(conntrack.Options{Shards: shards, Sink: sink, Opens: o.RecordOpens})
@@ -287,18 +284,10 @@ func (p *Proxy) makeLoops(limits limits) error {
 		service.SCTP: {Ports: sctp, Available: sctp.Available, SocketsPerPort: 1, KeepsConnections: true},
 	}
 	var kernel []listener.Flows
-	if why == nil {
-		if why = p.openFlows(limits.datagram.Log, protocols); why == nil {
-			loops, kernel = append(loops, p.flows.loop), p.flows.paths
-		} else if o.DataPath == KernelPath {
-			return fmt.Errorf("--datapath kernel: %w", why)
-		}
-	}
-	if why != nil {
-		p.relayedWhy = why.Error()
-	}
-	if why != nil && !o.relaysAll() {
-		p.log.Info().Str("because", why.Error()).Msg("all connections are relayed")
+	if why := p.openFlows(limits.datagram.Log, protocols); why == nil {
+		loops, kernel = append(loops, p.flows.loop), p.flows.paths
+	} else if err := p.relayAll(why); err != nil {
+		return err
 	}
 	p.manager = listener.New(listener.Options{
 		Protocols:     protocols,

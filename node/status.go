@@ -52,10 +52,11 @@ func (p *Proxy) status(ctx context.Context) (*api.Status, error) {
 		Connections: streams.Open, Sessions: p.datagram.Stats().Sessions.Load(), Limit: int64(p.maxConnections),
 		Steering:  api.Steering{Mode: p.steer.Traits().Name, Choice: p.steerChoice, Repairs: p.repairs.Load(), Conflicts: ports.Conflicts, Unclaimed: ports.Unclaimed},
 		AccessLog: api.Records{To: o.AccessLog.Path},
-		DataPath:  conntrack.Relayed.String(), DataPathWhy: p.relayedWhy,
 	}
-	if p.flows != nil {
-		s.DataPath, s.Flows, s.FlowsLimit = conntrack.Kernel.String(), p.flows.server.Stats().Open, int64(o.MaxFlows)
+	used := p.dataPath.Load()
+	s.DataPath, s.DataPathWhy = used.path.String(), used.why
+	if used.path == conntrack.Kernel {
+		s.Flows, s.FlowsLimit = p.flows.server.Stats().Open, int64(o.MaxFlows)
 	}
 	if p.cluster != nil {
 		connected := p.cluster.Stats().Connected

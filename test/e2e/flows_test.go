@@ -1,12 +1,20 @@
 package e2e
 
 import (
+	"errors"
+	"maps"
 	"net"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -42,6 +50,66 @@ func TestDataPathOfConnections(t *testing.T) {
 		if all := p.awaitRecords(had + 1); all[had].Path != c.path {
 			t.Errorf("from %s to %s: the path is %s, want %s", c.from.Name(), c.vip, all[had].Path, c.path)
 		}
+	}
+}
+
+// TestInterfaceThatTakesNoProgram: where the programs cannot be put, --datapath auto relays, and the
+// log, the status and the metric say why.
+func TestInterfaceThatTakesNoProgram(t *testing.T) {
+	t.Parallel()
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	if err := lab.Node.Do(func() error {
+		index, err := net.InterfaceByName("b1")
+		for full := false; err == nil && !full; {
+			var program *ebpf.Program
+			if program, err = ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}}); err != nil {
+				return err
+			}
+			t.Cleanup(func() { _ = program.Close() })
+			var l link.Link
+			if l, err = link.AttachTCX(link.TCXOptions{Program: program, Interface: index.Index, Attach: ebpf.AttachTCXIngress}); errors.Is(err, unix.ERANGE) {
+				full, err = true, nil // BPF_MPROG_MAX
+			} else if err == nil {
+				t.Cleanup(func() { _ = l.Close() })
+			}
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	p := startProxy(t, lab, []webService{webOn(lab)}, "--datapath", "auto")
+	if _, err := lab.Client.Ask("tcp", vip4+":80"); err != nil {
+		t.Error(err)
+	}
+	if all := p.awaitRecords(1); all[0].Path != "relay" {
+		t.Errorf("the path is %s", all[0].Path)
+	}
+	const why = "attach to b1"
+	p.awaitLog(why)
+	status, err := sluice(t, lab, "status")
+	if err != nil || !regexp.MustCompile(`data path +relay \(.*`+why).MatchString(status) {
+		t.Errorf("%v, the status is:\n%s", err, status)
+	}
+	all, err := p.metrics()
+	if err != nil || !slices.ContainsFunc(slices.Collect(maps.Keys(all)), func(series string) bool {
+		return strings.HasPrefix(series, `sluice_data_path{path="relay",reason="`+why)
+	}) {
+		t.Errorf("%v, no metric says why", err)
+	}
+	if err := lab.Node.Do(func() error {
+		client, err := net.InterfaceByName("client")
+		if err != nil {
+			return err
+		}
+		for _, side := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+			if found, err := link.QueryPrograms(link.QueryOptions{Target: client.Index, Attach: side}); err != nil || len(found.Programs) > 0 {
+				t.Errorf("%v, programs are left: %v", err, found)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -83,7 +151,7 @@ func (p *proxy) checkPaths() {
 	}
 }
 
-// endedAt reports whether the proxy was ending, or not running, at a time.
+// endedAt reports whether the proxy was ending, not running, or beginning at a time.
 func (p *proxy) endedAt(at time.Time) bool {
 	return slices.ContainsFunc(p.ends, func(e [2]time.Time) bool { return !at.Before(e[0]) && (e[1].IsZero() || at.Before(e[1])) })
 }

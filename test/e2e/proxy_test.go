@@ -71,7 +71,7 @@ type proxy struct {
 	relayed    string   // why the relay serves forwarded clients too; empty if it must not
 	cmd        *exec.Cmd
 	stderr     *output
-	ends       [][2]time.Time // when it got the signal to end, and was started again
+	ends       [][2]time.Time // when it got the signal to end, and was ready again
 	exited     chan struct{}  // closed when it has ended and was waited for
 }
 
@@ -136,6 +136,9 @@ func (p *proxy) start(flags ...string) {
 		}
 		return nil
 	})
+	if n := len(p.ends); n > 0 && p.ends[n-1][1].IsZero() {
+		p.ends[n-1][1] = time.Now()
+	}
 }
 
 // launch runs the proxy and does not wait for it. The flags in SLUICE_TEST_FLAGS
@@ -156,9 +159,6 @@ func (p *proxy) launch(flags ...string) {
 	}
 	if len(p.under) > 0 {
 		p.cmd = exec.Command(p.under[0], slices.Concat(p.under[1:], []string{built(p.t)}, args)...)
-	}
-	if n := len(p.ends); n > 0 && p.ends[n-1][1].IsZero() {
-		p.ends[n-1][1] = time.Now()
 	}
 	cmd, stderr, exited := p.cmd, p.stderr, p.exited
 	cmd.Stdout, cmd.Stderr = stderr, stderr
@@ -235,7 +235,7 @@ func (p *proxy) kill() {
 
 func (p *proxy) signal(s syscall.Signal) {
 	p.t.Helper()
-	if s == syscall.SIGTERM {
+	if s == syscall.SIGTERM || s == syscall.SIGKILL {
 		p.ends = append(p.ends, [2]time.Time{time.Now()})
 	}
 	if err := p.cmd.Process.Signal(s); err != nil {

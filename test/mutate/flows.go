@@ -28,6 +28,21 @@ var flows = []mutation{
 		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
+		name: "flow-relayed-taken", what: "kernel flows take the UDP sessions that the relay has when they begin",
+		file: "flow/path.go", old: "		p.server.leaveToRelay()\n", new: "",
+		pkg: "flow", test: "TestSessionsOfTheRelayStayItsOwn",
+	},
+	{
+		name: "flow-start-fatal", what: "with --datapath auto, an error of the start of kernel flows ends the proxy",
+		file: "node/flows.go", old: "if o.DataPath == KernelPath {", new: "if o.DataPath != RelayPath {",
+		pkg: "node", test: "TestFlowsThatDoNotStart",
+	},
+	{
+		name: "flow-start-waits", what: "nobody is served while the kernel verifies the programs of kernel flows",
+		file: "node/loop.go", old: "		running.Go(p.startFlows)\n", new: "		p.startFlows()\n",
+		pkg: "node", test: "TestRelayServesWhileFlowsStart",
+	},
+	{
 		name: "flow-forwarding-once", what: "what the node forwards is asked at the start alone",
 		file: "flow/forwarding.go", old: "				_, _ = w.check() // it logs\n", new: "",
 		pkg: "flow", test: "TestForwardingIsFollowed",

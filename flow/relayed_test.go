@@ -1,0 +1,72 @@
+package flow
+
+import (
+	"net"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// The relay serves while the kernel verifies the programs: then its UDP sessions stay its own, as
+// they would get another endpoint otherwise.
+func TestSessionsOfTheRelayStayItsOwn(t *testing.T) {
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 1)
+		lab.Backends[0].EchoUDP(t, 8080)
+		vip := netip.MustParseAddrPort(vip4 + ":80")
+		n := newNode(t, lab, func(o *Options) {
+			by(o)
+			o.Relayed = func(visit func(client, vip netip.AddrPort)) { visit(at(lab.Client.IPv4, 41000), vip) }
+		})
+		n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+		send := func(port uint16) net.Conn {
+			t.Helper()
+			c, err := lab.Client.Dialer(&net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(at(lab.Client.IPv4, port))}, "udp", vip.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = c.Close() })
+			if _, err := c.Write([]byte("who\n")); err != nil {
+				t.Fatal(err)
+			}
+			return c
+		}
+		send(41000)
+		wait.True(t, "the relay's client is left to it", func() bool { return n.server.Stats().Kernel["passed_relayed"] == 1 })
+		other := send(41001)
+		_ = other.SetReadDeadline(time.Now().Add(patience))
+		if _, err := other.Read(make([]byte, 100)); err != nil {
+			t.Errorf("another client: %v", err)
+		}
+	})
+}
+
+// What the relay of an earlier process served is forgotten, and what that of this one has served
+// since it began is not.
+func TestRelayOfAnEarlierProcessIsForgotten(t *testing.T) {
+	lab := netns.NewLab(t, 0)
+	n := newNode(t, lab, nil)
+	vip := netip.MustParseAddrPort(vip4 + ":80")
+	earlier, own := bpf.TupleOf(syscall.IPPROTO_UDP, at(lab.Client.IPv4, 41000), vip), bpf.TupleOf(syscall.IPPROTO_UDP, at(lab.Client.IPv4, 41001), vip)
+	m := n.server.kernel.Maps.Relayed
+	for key, until := range map[bpf.KernelTuple]int64{earlier: n.server.began - 1 + int64(relayedUDP), own: sys.Monotonic() + int64(relayedUDP)} {
+		if err := m.Put(&key, uint64(until)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.onLoop(func() {
+		if err := n.server.worker.forgetRelayed(); err != nil {
+			t.Error(err)
+		}
+	})
+	var until uint64
+	if m.Lookup(&earlier, &until) == nil || m.Lookup(&own, &until) != nil {
+		t.Error("the earlier one is known, or the own one is not")
+	}
+}
