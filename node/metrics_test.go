@@ -40,11 +40,13 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 	for i := range metrics {
 		metrics[i].Value = func() float64 { return 1 }
 	}
+	proxy := &Proxy{}
+	proxy.dataPath.Store(&dataPath{})
 	return admin.NewRegistry(admin.Sources{
 		Table: table, Log: accessLog, Sync: sync, Metrics: metrics,
 		Health:     func() health.Stats { return health.Stats{} },
 		NoLocal:    func() *admin.NoLocalEndpoints { return new(admin.NoLocalEndpoints) },
-		Collectors: requests(),
+		Collectors: append(requests(), dataPathMetric{proxy}),
 	})
 }
 
