@@ -55,18 +55,7 @@ The exit status is 1 if something is found, with --fail-on=error only for errors
 }
 
 func (o *checkOptions) check(out io.Writer, paths []string) error {
-	if len(o.ranges) == 0 {
-		if err := o.ranges.Set(devRanges); err != nil {
-			return err
-		}
-	}
-	run := newRunOptions()
-	run.manifests, run.allocate = ".", o.ranges
-	if err := run.validAllocate(); err != nil {
-		return err
-	}
-	config := run.config()
-	report, err := manifests.Inspect(paths, config.Manifests(zerolog.Nop()), config.Store)
+	report, err := inspect(paths, o.ranges)
 	if err != nil {
 		return err
 	}
@@ -88,6 +77,22 @@ func (o *checkOptions) check(out io.Writer, paths []string) error {
 	return nil
 }
 
+// inspect reads manifests as sluice dev does.
+func inspect(paths []string, ranges prefixes) (*manifests.Report, error) {
+	if len(ranges) == 0 {
+		if err := ranges.Set(devRanges); err != nil {
+			return nil, err
+		}
+	}
+	run := newRunOptions()
+	run.manifests, run.allocate = ".", ranges
+	if err := run.validAllocate(); err != nil {
+		return nil, err
+	}
+	config := run.config()
+	return manifests.Inspect(paths, config.Manifests(zerolog.Nop()), config.Store)
+}
+
 // write writes the report; wrong counts the errors in it.
 func (o *checkOptions) write(out io.Writer, report *manifests.Report, wrong int) error {
 	if o.output.value == "json" {
@@ -97,25 +102,29 @@ func (o *checkOptions) write(out io.Writer, report *manifests.Report, wrong int)
 			Errors   int                 `json:"errors"`
 			Warnings int                 `json:"warnings"`
 			Findings []manifests.Finding `json:"findings"`
-		}{report.Files, report.Services, wrong, len(report.Findings) - wrong, append([]manifests.Finding{}, report.Findings...)}, "", "  ")
+		}{report.Files, len(report.Services), wrong, len(report.Findings) - wrong, append([]manifests.Finding{}, report.Findings...)}, "", "  ")
 		if err == nil {
 			_, err = fmt.Fprintln(out, string(printable.JSON(text)))
 		}
 		return err
 	}
 	for _, f := range report.Findings {
-		where := f.File
-		if f.Line > 0 {
-			where = fmt.Sprintf("%s:%d", where, f.Line)
-		}
-		text := f.Text
-		if f.Object != "" {
-			text = f.Object + ": " + text
-		}
-		if _, err := fmt.Fprintln(out, printable.Text(fmt.Sprintf("%s: %s: %s", where, f.Severity, text))); err != nil {
+		if _, err := fmt.Fprintln(out, printable.Text(findingLine(f))); err != nil {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(out, "files %d, Services %d, errors %d, warnings %d\n", report.Files, report.Services, wrong, len(report.Findings)-wrong)
+	_, err := fmt.Fprintf(out, "files %d, Services %d, errors %d, warnings %d\n", report.Files, len(report.Services), wrong, len(report.Findings)-wrong)
 	return err
+}
+
+// findingLine returns "web.yaml:12: error: Service shop/web: what is wrong".
+func findingLine(f manifests.Finding) string {
+	where, text := f.File, f.Text
+	if f.Line > 0 {
+		where = fmt.Sprintf("%s:%d", where, f.Line)
+	}
+	if f.Object != "" {
+		text = f.Object + ": " + text
+	}
+	return fmt.Sprintf("%s: %s: %s", where, f.Severity, text)
 }

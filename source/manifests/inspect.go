@@ -18,8 +18,9 @@ import (
 
 // Report is what Inspect finds.
 type Report struct {
-	Files    int // that were read
-	Services int
+	Files    int               // that were read
+	Services []*corev1.Service // in force, with cluster IPs, by namespace and name
+	Snapshot *service.Snapshot
 	Findings []Finding // by file and line
 }
 
@@ -59,7 +60,8 @@ func Inspect(paths []string, o Options, store service.StoreOptions) (*Report, er
 	change, findings := i.catalog.commit()
 	i.findings = append(i.findings, findings...)
 	i.findings = append(i.findings, i.catalog.strays(time.Time{}, true)...)
-	i.problems(service.NewStore(store).Apply(change).Problems)
+	i.report.Snapshot = service.NewStore(store).Apply(change)
+	i.problems(i.report.Snapshot.Problems)
 	i.lint()
 	return i.finish(), nil
 }
@@ -229,10 +231,8 @@ func (i *inspector) services() (list []placedService) {
 
 // finish sorts the findings, and leaves out what is there twice.
 func (i *inspector) finish() *Report {
-	for k := range i.catalog.inForce {
-		if k.kind == kindService {
-			i.report.Services++
-		}
+	for _, s := range i.services() {
+		i.report.Services = append(i.report.Services, s.Service)
 	}
 	slices.SortStableFunc(i.findings, func(a, b finding) int {
 		return cmp.Or(strings.Compare(a.file, b.file), cmp.Compare(a.line, b.line))
