@@ -69,7 +69,9 @@ GLOBAL enum verdict association_from_client(struct __sk_buff *skb, struct packet
 			f->fin[0] = p->sequence;
 			f->fin[1] = 0;
 		} else if (state >= CLOSED || p->sequence != f->first_sequence) {
-			return RESTART;
+			enum verdict v = begin_again(p, f);
+			if (v != GO)
+				return v;
 		} else if (state == MOVING) {
 			return ABSORB; // the INIT that userspace has goes to the next endpoint
 		}

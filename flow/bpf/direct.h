@@ -7,6 +7,9 @@
 // a record. If the Service's flow hides the client, the endpoint can tell them apart. Then
 // packets between the hooks look the same, and tc_index tells: those of the Service's flow
 // are HALFWAY.
+//
+// The node itself may ask an endpoint by a port that a hidden client's flow has there. It gets
+// another port in the same way, at egress: its flow has MASQUERADE and UNMASQUERADE alone.
 #ifndef DIRECT_H
 #define DIRECT_H
 
@@ -70,8 +73,28 @@ static __always_inline __be16 next_port(const struct tuple *t, const struct cont
 	return is_reply_port(c, port) ? 0 : bpf_htons(port);
 }
 
-// redirect_client begins the flow of a client's own connection. It returns the flow's index, or 0.
-static __always_inline __u32 redirect_client(struct __sk_buff *skb, const struct packet *p)
+// is_on_node says whether a flow is a connection of the node's own.
+static __always_inline int is_on_node(const struct flow *f)
+{
+	return (f->options & (OPTION_DIRECT | OPTION_MASQUERADE)) == (OPTION_DIRECT | OPTION_MASQUERADE);
+}
+
+// is_taken_here says whether a hidden client's flow has the port by which the node asks its
+// endpoint. A packet that a flow has translated shows itself again at a VLAN's lower interface.
+GLOBAL int is_taken_here(const struct packet *p)
+{
+	struct tuple back;
+	if (!p)
+		return 0;
+	swap(&back, &p->tuple);
+	__u32 found = find(&back);
+	struct flow *f = role_in(found) == UNMASQUERADE ? flow_of(flow_in(found)) : NULL;
+	return f && !is_on_node(f);
+}
+
+// redirect begins the flow of a client's own connection, or of the node's, whose first packet has a
+// role. It returns the flow's index, or 0.
+static __always_inline __u32 redirect(struct __sk_buff *skb, const struct packet *p, enum role role)
 {
 	struct control *c = control();
 	if (!c || (c->given - c->taken) * SPARE_SHARE < c->most_flows)
@@ -83,13 +106,19 @@ static __always_inline __u32 redirect_client(struct __sk_buff *skb, const struct
 	begin_flow(skb, p, f, bpf_ktime_get_ns());
 	f->endpoint = f->vip;
 	f->endpoint_port = f->vip_port;
-	f->options |= OPTION_DIRECT;
+	f->options |= role == MASQUERADE ? OPTION_DIRECT | OPTION_MASQUERADE : OPTION_DIRECT;
+	f->node = f->client;
+	f->middle_port = f->client_port;
 	for (int i = 0; i < DIRECT_TRIES; i++) {
-		f->middle_port = next_port(&p->tuple, c, i);
-		if (!f->middle_port)
+		__be16 port = next_port(&p->tuple, c, i);
+		if (!port)
 			continue;
+		if (role == MASQUERADE)
+			f->node_port = port;
+		else
+			f->middle_port = port;
 		__sync_fetch_and_or(&f->state, ASKING); // a barrier too
-		if (enter(p, f, index))
+		if (enter(p, f, index, role))
 			continue;
 		if (tell(&notices, skb, f, index, EVENT_DIRECT, 0, BPF_RB_NO_WAKEUP))
 			__sync_fetch_and_add(&c->untold, 1);
@@ -98,20 +127,6 @@ static __always_inline __u32 redirect_client(struct __sk_buff *skb, const struct
 	f->state = FREE;
 	tell(&notices, skb, f, index, EVENT_UNUSED, 0, BPF_RB_NO_WAKEUP);
 	return 0;
-}
-
-// begin_again has the flow of a client's own connection serve its next one. It returns -1 if
-// userspace has just freed it.
-static __always_inline int begin_again(const struct packet *p, struct flow *f)
-{
-	__u32 state = f->state;
-	if (state == FREE)
-		return -1;
-	f->first_sequence = p->sequence;
-	f->way[0].end = f->way[1].acked = p->sequence + 1;
-	f->first_end = 0;
-	__sync_fetch_and_and(&f->seen, PASSED);
-	return __sync_val_compare_and_swap(&f->state, state, ASKING) == state ? 0 : -1;
 }
 
 #endif

@@ -94,7 +94,7 @@ static __always_inline int begin_direct(struct __sk_buff *skb, struct packet *p)
 		return TCX_NEXT;
 	if (!is_taken(p))
 		return TCX_NEXT;
-	__u32 index = redirect_client(skb, p);
+	__u32 index = redirect(skb, p, TO_ENDPOINT);
 	if (!index) { // another CPU may have begun the flow meanwhile
 		__u32 found = find(&p->tuple);
 		if (role_in(found) == TO_ENDPOINT)
@@ -104,12 +104,46 @@ static __always_inline int begin_direct(struct __sk_buff *skb, struct packet *p)
 	return f ? to_endpoint(skb, p, f, index) : TCX_NEXT;
 }
 
-// restart_direct begins the next connection of a client's own with the same tuple.
-GLOBAL int restart_direct(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+// follow_from follows a packet from the client.
+static __always_inline enum verdict follow_from(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
 {
-	if (!p || !f || begin_again(p, f))
+	int sctp = serves_sctp && p->tuple.protocol == IPPROTO_SCTP;
+	return sctp ? association_from_client(skb, p, f, index) : follow_client(skb, p, f, index);
+}
+
+// follow_to follows a packet from the endpoint.
+static __always_inline enum verdict follow_to(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+{
+	int sctp = serves_sctp && p->tuple.protocol == IPPROTO_SCTP;
+	return sctp ? association_from_endpoint(skb, p, f, index) : follow_endpoint(skb, p, f, index);
+}
+
+// from_node handles a packet of the node's own flow at egress.
+GLOBAL int from_node(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+{
+	if (!p || !f)
 		return TCX_DROP;
-	return to_endpoint(skb, p, f, index);
+	mark(f, PASSED);
+	return follow_from(skb, p, f, index) == GO ? rewrite(skb, p, f, MASQUERADE) : TCX_DROP;
+}
+
+// begin_node handles a packet of no flow at egress: the node may ask an endpoint by a port that
+// a hidden client's flow has there.
+GLOBAL int begin_node(struct __sk_buff *skb, struct packet *p)
+{
+	if (!p || p->fragment == LATER_FRAGMENT || (p->tuple.protocol != IPPROTO_UDP && !is_opening(p)) || !is_taken_here(p))
+		return TCX_NEXT;
+	__u32 index = redirect(skb, p, MASQUERADE);
+	struct flow *f = index ? flow_of(index) : NULL;
+	return f ? from_node(skb, p, f, index) : TCX_NEXT;
+}
+
+// to_node handles an answer to the node's own packets.
+GLOBAL int to_node(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+{
+	if (!p || !f || follow_to(skb, p, f, index) != GO)
+		return TCX_DROP;
+	return rewrite(skb, p, f, UNMASQUERADE);
 }
 
 // begin handles a packet of no flow, or one that begins a new connection with the
@@ -190,17 +224,18 @@ int ingress(struct __sk_buff *skb)
 	}
 	if (unlikely(role == MASQUERADE))
 		return TCX_NEXT; // egress translates it
+	if (unlikely(role == UNMASQUERADE && (f->options & OPTION_DIRECT)))
+		return to_node(skb, &p, f, index);
 	struct hop hop = {};
 	int from = role != TO_ENDPOINT, direct = find_shortcut(skb, &p, f, from, &hop);
 	if (role == TO_CLIENT && !direct)
 		return TCX_NEXT; // egress translates it
 	if (role == TO_ENDPOINT) {
-		int sctp = serves_sctp && p.tuple.protocol == IPPROTO_SCTP;
-		switch (sctp ? association_from_client(skb, &p, f, index) : follow_client(skb, &p, f, index)) {
+		switch (follow_from(skb, &p, f, index)) {
 		case ABSORB:
 			return TCX_DROP;
 		case RESTART:
-			return f->options & OPTION_DIRECT ? restart_direct(skb, &p, f, index) : begin(skb, &p, index);
+			return begin(skb, &p, index);
 		default:
 			break;
 		}
@@ -234,7 +269,7 @@ int egress(struct __sk_buff *skb)
 	}
 	__u32 found = find(&p.tuple);
 	if (!found)
-		return TCX_NEXT;
+		return !skb->ingress_ifindex && is_node_port(p.tuple.sport) ? begin_node(skb, &p) : TCX_NEXT;
 	enum role role = role_in(found);
 	__u32 index = flow_in(found);
 	if (role != TO_CLIENT && role != MASQUERADE && role != STALE)
@@ -252,8 +287,7 @@ int egress(struct __sk_buff *skb)
 			exchange(&p.tuple, found, 0);
 			return TCX_NEXT;
 		}
-		int sctp = serves_sctp && p.tuple.protocol == IPPROTO_SCTP;
-		switch (sctp ? association_from_endpoint(skb, &p, f, index) : follow_endpoint(skb, &p, f, index)) {
+		switch (follow_to(skb, &p, f, index)) {
 		case ABSORB:
 			return TCX_DROP;
 		case LEAVE:
@@ -262,8 +296,11 @@ int egress(struct __sk_buff *skb)
 			break;
 		}
 	}
-	if (role == MASQUERADE)
+	if (role == MASQUERADE) {
+		if (unlikely(f->options & OPTION_DIRECT))
+			return from_node(skb, &p, f, index);
 		mark(f, PASSED);
+	}
 	return rewrite_apart(skb, &p, f, role);
 }
 

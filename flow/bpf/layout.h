@@ -51,7 +51,7 @@ enum state {
 enum option {
 	OPTION_MASQUERADE = 1,
 	OPTION_IPV6 = 2,
-	OPTION_DIRECT = 4, // to the endpoint itself, by a port of a Service's flow (direct.h)
+	OPTION_DIRECT = 4, // to the endpoint itself, by a port of a Service's flow (direct.h); with OPTION_MASQUERADE: from the node
 };
 
 // Marks of a flow: what has been seen of it.

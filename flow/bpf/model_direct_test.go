@@ -13,26 +13,50 @@ func (m *model) beginDirect(s *skbuff, p *modelPacket) modelVerdict {
 	if p.fragment != wholePacket || !p.isUDP() && !p.opens() || !known || len(m.spare) == 0 || 4*len(m.spare) < m.mostFlows {
 		return pass
 	}
+	return m.redirect(s, p, KernelRoleTO_ENDPOINT)
+}
+
+// fromNode gives the node another port if a hidden client's flow has its own one towards an
+// endpoint.
+func (m *model) fromNode(s *skbuff, p *modelPacket) modelVerdict {
+	e := m.entries[p.tuple.swapped()]
+	port := p.tuple.src.Port()
+	known := e.role == KernelRoleUNMASQUERADE && !m.flows[e.flow].direct
+	if s.forwarded || port < FirstPort || port > LastPort || p.fragment == laterFragment || !p.isUDP() && !p.opens() || !known || len(m.spare) == 0 || 4*len(m.spare) < m.mostFlows {
+		return pass
+	}
+	return m.redirect(s, p, KernelRoleMASQUERADE)
+}
+
+// redirect begins a flow whose first packet has a role.
+func (m *model) redirect(s *skbuff, p *modelPacket, role KernelRole) modelVerdict {
 	index := m.spare[0]
 	m.spare = m.spare[1:]
 	f := &m.flows[index]
 	*f = modelFlow{
-		client: p.tuple.src, vip: p.tuple.dst, endpoint: p.tuple.dst, node: p.tuple.dst, protocol: p.tuple.protocol,
-		direct: true, generation: f.generation + 1, first: p.sequence,
+		client: p.tuple.src, vip: p.tuple.dst, endpoint: p.tuple.dst, node: p.tuple.dst, middle: p.tuple.src, protocol: p.tuple.protocol,
+		direct: true, masquerade: role == KernelRoleMASQUERADE, generation: f.generation + 1, first: p.sequence,
 	}
 	f.end[fromClient], f.acked[fromEndpoint] = f.first+1, f.first+1
 	for try := range uint32(4) {
-		f.middle = netip.AddrPortFrom(f.client.Addr(), uint16(1024+(uint32(p.tuple.src.Port())+try*977)%(9999-1024+1)))
-		back := modelTuple{f.endpoint, f.middle, f.protocol}
-		if _, taken := m.entries[back]; taken || m.isReply(f.middle.Port()) {
+		other := netip.AddrPortFrom(f.client.Addr(), uint16(1024+(uint32(p.tuple.src.Port())+try*977)%(9999-1024+1)))
+		back := modelTuple{f.endpoint, other, f.protocol}
+		if _, taken := m.entries[back]; taken || m.isReply(other.Port()) {
 			continue
 		}
+		answer := KernelRoleTO_CLIENT
+		if f.masquerade {
+			f.node, answer = other, KernelRoleUNMASQUERADE
+			f.seen |= KernelSeenPASSED
+		} else {
+			f.middle = other
+		}
 		f.state = KernelStateASKING
-		m.entries[back] = modelEntry{index, KernelRoleTO_CLIENT}
-		m.entries[p.tuple] = modelEntry{index, KernelRoleTO_ENDPOINT}
+		m.entries[back] = modelEntry{index, answer}
+		m.entries[p.tuple] = modelEntry{index, role}
 		m.tell(s, KernelEventKindEVENT_DIRECT, index, 0)
 		m.fromClient(s, p, f, index)
-		return p.give(s, f, KernelRoleTO_ENDPOINT)
+		return p.give(s, f, role)
 	}
 	m.tell(s, KernelEventKindEVENT_UNUSED, index, 0)
 	return pass

@@ -185,8 +185,11 @@ func (x *tested) store(i int) {
 var modelVerdicts = map[uint32]modelVerdict{1<<32 - 1: pass, 2: drop, 7: sent}
 
 // skBuff is struct __sk_buff with what a test may set.
-func skBuff(ifindex, priority uint32, segments, size int) []byte {
+func skBuff(ifindex, priority uint32, segments, size int, forwarded bool) []byte {
 	b := make([]byte, 192)
+	if forwarded {
+		binary.NativeEndian.PutUint32(b[9*4:], 1)
+	}
 	binary.NativeEndian.PutUint32(b[8*4:], priority)
 	binary.NativeEndian.PutUint32(b[10*4:], ifindex)
 	binary.NativeEndian.PutUint32(b[41*4:], uint32(segments))
@@ -206,8 +209,8 @@ func (x *tested) run(t testing.TB, s *skbuff, ingress bool) (modelVerdict, []byt
 		// Packets of virtual machines (taps) do not say how many segments they have.
 		segments, size = x.IntN(2)*2, segmentSize
 	}
-	o.Context = skBuff(x.ifindex, s.priority, segments, size)
-	after := skBuff(0, 0, 0, 0)
+	o.Context = skBuff(x.ifindex, s.priority, segments, size, s.forwarded)
+	after := skBuff(0, 0, 0, 0, false)
 	o.ContextOut = after
 	program := programs.Egress
 	if ingress {
@@ -321,10 +324,14 @@ func (x *tested) compareFlows() error {
 			}
 			continue
 		}
+		node := f.node
+		if f.masquerade {
+			node = PortOf(k.Node, k.NodePort)
+		}
 		is := modelFlow{
 			client: PortOf(k.Client, k.ClientPort), vip: PortOf(k.Vip, k.VipPort), endpoint: PortOf(k.Endpoint, k.EndpointPort),
-			middle: netip.AddrPortFrom(f.middle.Addr(), Wire(k.MiddlePort)), node: f.node,
-			masquerade: f.masquerade, direct: k.Options&KernelOptionOPTION_DIRECT != 0, protocol: f.protocol, first: f.first,
+			middle: netip.AddrPortFrom(f.middle.Addr(), Wire(k.MiddlePort)), node: node,
+			masquerade: k.Options&KernelOptionOPTION_MASQUERADE != 0, direct: k.Options&KernelOptionOPTION_DIRECT != 0, protocol: f.protocol, first: f.first,
 			generation: k.Generation, service: k.Service, state: k.State, seen: k.Seen, firstEnd: k.FirstEnd, fin: k.Fin, ahead: k.Ahead,
 			answered: k.Answered != 0, data: k.Data != 0, closed: k.Closed != 0, challenge: k.Challenge, elsewhere: k.Ifindex != x.ifindex,
 		}

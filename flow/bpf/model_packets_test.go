@@ -101,8 +101,15 @@ func (g *generator) flow(ipv6 bool, protocol byte) modelFlow {
 	if g.one(2) {
 		f.seen |= KernelSeenPASSED
 	}
-	if f.direct = !f.masquerade && g.one(6); f.direct {
+	if f.direct = g.one(6); f.direct {
 		f.vip = f.endpoint
+	}
+	if g.one(2) {
+		f.node = netip.AddrPortFrom(f.node.Addr(), FirstPort+uint16(g.IntN(LastPort-FirstPort+1)))
+	}
+	if f.isOnNode() {
+		f.client = netip.AddrPortFrom(f.node.Addr(), f.client.Port())
+		f.middle = f.client
 	}
 	f.elsewhere = g.one(4)
 	if protocol == tcp && f.state == KernelStateOPEN && g.one(3) {
@@ -123,6 +130,9 @@ func (g *generator) flow(ipv6 bool, protocol byte) modelFlow {
 func (g *generator) key() (t modelTuple, f *modelFlow, from int) {
 	for f == nil || f.state == KernelStateFREE {
 		f = &g.m.flows[1+g.IntN(len(g.m.flows)-1)]
+	}
+	if f.masquerade && g.one(8) { // the node itself
+		return modelTuple{f.node, f.endpoint, f.protocol}, f, fromClient
 	}
 	if g.one(6) { // a new client, or one with a port that it has elsewhere
 		for range 3 {
@@ -392,6 +402,9 @@ func (g *generator) packet(link int) (s *skbuff, ingress bool) {
 	}
 	role := g.m.entries[t].role
 	ingress = role == KernelRoleTO_ENDPOINT || role == KernelRoleUNMASQUERADE || role == KernelRoleROLE_NONE
+	if role == KernelRoleROLE_NONE && g.m.entries[t.swapped()].role == KernelRoleUNMASQUERADE {
+		ingress = false // of the node
+	}
 	if g.one(8) {
 		ingress = !ingress
 	}
@@ -408,7 +421,7 @@ func (g *generator) packet(link int) (s *skbuff, ingress bool) {
 	if g.one(6) { // padding
 		b = append(b, g.bytes(1+g.IntN(40))...)
 	}
-	s = &skbuff{frame: g.damage(b, link), link: link, gso: g.one(20), segment: segmentSize}
+	s = &skbuff{frame: g.damage(b, link), link: link, gso: g.one(20), segment: segmentSize, forwarded: g.one(3)}
 	for len(s.frame) < shortest(s.frame) {
 		s.frame = append(s.frame, byte(g.Uint32()))
 	}

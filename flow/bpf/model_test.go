@@ -27,7 +27,7 @@ type modelEntry struct {
 type modelFlow struct {
 	client, vip, endpoint, middle, node netip.AddrPort
 	masquerade                          bool
-	direct                              bool // to the endpoint itself
+	direct                              bool // to the endpoint itself; with masquerade: from the node
 	protocol                            byte
 	generation, service                 uint32
 
@@ -61,6 +61,12 @@ func (f *modelFlow) tuple(role KernelRole) modelTuple {
 
 // entries are those of an undisturbed flow.
 func (f *modelFlow) entries() map[modelTuple]KernelRole {
+	if f.isOnNode() {
+		return map[modelTuple]KernelRole{
+			{f.middle, f.endpoint, f.protocol}: KernelRoleMASQUERADE,
+			{f.endpoint, f.node, f.protocol}:   KernelRoleUNMASQUERADE,
+		}
+	}
 	e := map[modelTuple]KernelRole{
 		{f.client, f.vip, f.protocol}:      KernelRoleTO_ENDPOINT,
 		{f.endpoint, f.middle, f.protocol}: KernelRoleTO_CLIENT,
@@ -71,6 +77,9 @@ func (f *modelFlow) entries() map[modelTuple]KernelRole {
 	}
 	return e
 }
+
+// isOnNode reports whether it is a connection of the node's own.
+func (f *modelFlow) isOnNode() bool { return f.direct && f.masquerade }
 
 // modelFragment is what the fragments of a packet share.
 type modelFragment struct {
@@ -135,6 +144,8 @@ type skbuff struct {
 	segment  int  // bytes of each datagram's payload, with GSO
 	priority uint32
 
+	forwarded bool // it came in at an interface before
+
 	checksums []int // where checksums changed that may be 0 and 0xffff alike
 }
 
@@ -158,6 +169,12 @@ func (m *model) ingress(s *skbuff) modelVerdict {
 	from := fromEndpoint
 	if e.role == KernelRoleTO_ENDPOINT {
 		from = fromClient
+	}
+	if e.role == KernelRoleUNMASQUERADE && f.direct {
+		if m.fromEndpoint(s, p, f, e.flow) != translate {
+			return drop
+		}
+		return p.give(s, f, e.role)
 	}
 	direct := m.direct(s, p, f, from)
 	switch e.role {
@@ -209,7 +226,7 @@ func (m *model) egress(s *skbuff) modelVerdict {
 	}
 	e, ok := m.entries[p.tuple]
 	if !ok {
-		return pass
+		return m.fromNode(s, p)
 	}
 	f := &m.flows[e.flow]
 	switch e.role {
@@ -226,6 +243,15 @@ func (m *model) egress(s *skbuff) modelVerdict {
 		}
 	case KernelRoleMASQUERADE:
 		f.seen |= KernelSeenPASSED
+		if f.direct {
+			switch m.fromClient(s, p, f, e.flow) {
+			case absorb:
+				return drop
+			case restart:
+				m.beginAgain(p, f)
+				m.fromClient(s, p, f, e.flow)
+			}
+		}
 	case KernelRoleSTALE:
 		if p.tuple.protocol == tcp && p.has(flagSYN|flagACK) || p.chunks.of[chunkInitAck] {
 			m.tell(s, KernelEventKindEVENT_LATE, e.flow, 0)

@@ -20,6 +20,12 @@
 #define FIRST_PORT 1024
 #define LAST_PORT 9999
 
+// is_node_port says whether a port may be one that hidden clients have towards their endpoints.
+static __always_inline int is_node_port(__be16 port)
+{
+	return (__u32)bpf_ntohs(port) - FIRST_PORT <= LAST_PORT - FIRST_PORT;
+}
+
 // take returns the index of a free flow, or 0.
 static __always_inline __u32 take(struct control *c)
 {
@@ -106,16 +112,17 @@ static __always_inline __u16 middle_port(const struct packet *p, const struct co
 	return is_reply_port(c, port) ? FIRST_PORT + port % (LAST_PORT - FIRST_PORT + 1) : port;
 }
 
-// enter enters the tuples of a flow. It returns -1 if another flow has one of them.
-static __always_inline int enter(const struct packet *p, const struct flow *f, __u32 index)
+// enter enters the tuples of a flow whose first packet has a role. It returns -1 if another flow
+// has one of them.
+static __always_inline int enter(const struct packet *p, const struct flow *f, __u32 index, enum role role)
 {
 	struct tuple back;
-	set_tuple(&back, f, TO_CLIENT);
-	if (put(&back, index, TO_CLIENT))
+	set_tuple(&back, f, opposite(role));
+	if (put(&back, index, opposite(role)))
 		return -1;
-	if (!put(&p->tuple, index, TO_ENDPOINT))
+	if (!put(&p->tuple, index, role))
 		return 0;
-	exchange(&back, reference(index, TO_CLIENT), 0);
+	exchange(&back, reference(index, opposite(role)), 0);
 	return -1;
 }
 
@@ -182,7 +189,7 @@ static __always_inline __u32 decide(struct __sk_buff *skb, struct packet *p, str
 	f->endpoint_port = e->port;
 	f->middle_port = bpf_htons(middle);
 	__sync_fetch_and_or(&f->state, ASKING); // a barrier too
-	if (enter(p, f, index)) {
+	if (enter(p, f, index, TO_ENDPOINT)) {
 		f->state = FREE;
 		tell(&notices, skb, f, index, EVENT_UNUSED, 0, BPF_RB_NO_WAKEUP);
 		return 0;

@@ -245,6 +245,23 @@ GLOBAL int adjust_reset(struct __sk_buff *skb, struct packet *p, const struct fl
 	       bpf_skb_store_bytes(skb, p->transport + offsetof(struct tcphdr, seq), &new, sizeof(new), 0);
 }
 
+// begin_again has the flow of a client's own connection serve its next one. Other flows RESTART.
+GLOBAL enum verdict begin_again(const struct packet *p, struct flow *f)
+{
+	if (!p || !f)
+		return ABSORB;
+	if (!(f->options & OPTION_DIRECT))
+		return RESTART;
+	__u32 state = f->state;
+	if (state == FREE)
+		return ABSORB; // userspace has just freed it
+	f->first_sequence = p->sequence;
+	f->way[0].end = f->way[1].acked = p->sequence + 1;
+	f->first_end = 0;
+	__sync_fetch_and_and(&f->seen, PASSED);
+	return __sync_val_compare_and_swap(&f->state, state, ASKING) == state ? GO : ABSORB;
+}
+
 // follow_client follows a packet C -> V.
 static __always_inline enum verdict follow_client(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
 {
@@ -258,10 +275,13 @@ static __always_inline enum verdict follow_client(struct __sk_buff *skb, struct 
 			if (p->sequence != f->first_sequence && challenge(skb, f, index))
 				return ABSORB;
 		} else {
-			if (state >= CLOSED || p->sequence != f->first_sequence)
-				return RESTART;
-			if (state == MOVING)
+			if (state >= CLOSED || p->sequence != f->first_sequence) {
+				enum verdict v = begin_again(p, f);
+				if (v != GO)
+					return v;
+			} else if (state == MOVING) {
 				return ABSORB; // the SYN that userspace has goes to the next endpoint
+			}
 			advance(f, 0, p->sequence + 1, p->sequence + 1 + p->payload); // TCP Fast Open
 		}
 	}

@@ -58,6 +58,11 @@ var flows = []mutation{
 		pkg: "flow/bpf", test: "TestModelOfConnections",
 	},
 	{
+		name: "flow-node-port-kept", what: "a hidden client gets the answers to a socket of the node",
+		file: "flow/bpf/flow.bpf.c", old: "|| !is_taken_here(p))", new: "|| 1)",
+		pkg: "flow", test: "TestNodeBeginsAtAHiddenClientsPort",
+	},
+	{
 		name: "flow-client-lost", what: "a client that comes back with its port reaches nobody if its endpoint is gone",
 		file: "flow/bpf/track.h", old: "if (p->sequence != f->first_sequence && challenge(skb, f, index))", new: "if (0)",
 		pkg: "flow", test: "TestClientComesBackWithItsPort",
