@@ -56,7 +56,7 @@ func (f *flow) dial(st *state, v *policy.Verdict) {
 		return
 	}
 	f.setState(bpf.KernelStateASKING)
-	f.putAll()
+	f.putAll(f.record.Attempts > 1)
 	if !f.isUDP() {
 		w.loop.Schedule(&f.timer, now+int64(patience), f)
 		return
@@ -75,10 +75,11 @@ func (f *flow) aim(st *state, v *policy.Verdict, ep *service.Endpoint) bool {
 	client, addr := f.client(), ep.Addr.Addr()
 	k.Endpoint, k.EndpointPort = bpf.AddressOf(addr), bpf.Wire(ep.Addr.Port())
 	k.MiddlePort = k.ClientPort
+	k.Options &^= bpf.KernelOptionOPTION_MASQUERADE | bpf.KernelOptionOPTION_MOVED
 	if w.ports.reserved(f.record.Client.Port()) {
 		k.MiddlePort = bpf.Wire(w.ports.next())
+		k.Options |= bpf.KernelOptionOPTION_MOVED
 	}
-	k.Options &^= bpf.KernelOptionOPTION_MASQUERADE
 	f.record.Source = v.SourceFor(client, addr)
 	// Replies that do not pass this node's IP layer would be unknown to its
 	// connection tracking.
@@ -270,19 +271,19 @@ func (w *worker) late(p *frame) {
 }
 
 // collision handles a packet that an endpoint sent for a connection of its own with the
-// client: the flow has to use other ports than that one.
+// client, or perhaps did: the flow has to use other ports than that one.
 func (f *flow) collision() {
 	h := f.handshake
-	if h == nil || f.state() != bpf.KernelStateASKING {
+	if f.state() != bpf.KernelStateASKING {
 		return
 	}
-	if len(h.data) == 0 {
+	if h == nil || len(h.data) == 0 {
 		f.lost(poll.Nanotime())
 		return
 	}
 	f.worker.kernel.Index.EraseEndpoint(f.index)
 	f.movePorts()
-	f.worker.injector.put(f, h.ipv6, h.data)
+	f.putAll(true)
 }
 
 // challenge handles a SYN that has come with the tuple of an open connection: somebody forged it,

@@ -110,6 +110,7 @@ func (f *flow) collided() bool {
 func (f *flow) movePorts() {
 	k := f.shared()
 	k.MiddlePort = bpf.Wire(f.worker.ports.next())
+	k.Options |= bpf.KernelOptionOPTION_MOVED
 	if k.Options&bpf.KernelOptionOPTION_MASQUERADE != 0 {
 		k.NodePort = bpf.Wire(f.worker.ports.next())
 	}

@@ -42,10 +42,19 @@ func sendAs(t *testing.T, h *netns.Host, from, to netip.AddrPort, payload string
 // one's name: neither one with an endpoint itself, by a Service of its own with that endpoint,
 // nor one with a Service, by the endpoint's address.
 func TestForgedDatagramsTakeNoSession(t *testing.T) {
+	t.Run("endpoint in a pod", func(t *testing.T) { testForgedDatagrams(t, false) })
+	t.Run("endpoint on the node", func(t *testing.T) { testForgedDatagrams(t, true) })
+}
+
+func testForgedDatagrams(t *testing.T, onNode bool) {
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 2)
-		lab.Backends[0].WitnessUDP(t, 8080)
-		victim, attacker, endpoint := lab.Client, lab.Backends[1], at(lab.Backends[0].IPv4, 8080)
+		victim, attacker, server := lab.Client, lab.Backends[1], lab.Backends[0]
+		if onNode {
+			server = lab.Node
+		}
+		server.WitnessUDP(t, 8080)
+		endpoint := at(server.IPv4, 8080)
 		lab.Node.NFT(t, fmt.Sprintf("add table inet guard; add chain inet guard raw { type filter hook prerouting priority raw; }; add rule inet guard raw iifname != client ip saddr %s counter drop", victim.IPv4))
 		n := newNode(t, lab, by)
 		n.apply(svc(vip4, nil, endpoint))
@@ -79,6 +88,38 @@ func TestForgedDatagramsTakeNoSession(t *testing.T) {
 				wait.True(t, "the forged datagram", func() bool { return n.server.Stats().Kernel["translated"] > had })
 				sendAs(t, attacker, own, endpoint, "forged")
 				sendAs(t, attacker, own, service, "forged")
+			}
+		}
+	})
+}
+
+// An endpoint on the node itself may answer by another interface than the question came by: its
+// client gets the answer from where it has asked.
+func TestAnswerByAnotherInterface(t *testing.T) {
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 1)
+		lab.Node.WitnessUDP(t, 8080)
+		n := newNode(t, lab, by)
+		n.apply(svc(vip4, nil, at(lab.Node.IPv4, 8080)))
+		socket, err := lab.Client.ListenPacket("udp4", lab.Client.IPv4.String()+":41000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer socket.Close()
+		service := netip.MustParseAddrPort(vip4 + ":80")
+		for i := range 3 {
+			said := fmt.Sprint("question ", i)
+			sendAs(t, lab.Backends[0], at(lab.Client.IPv4, 41000), service, said)
+			b := make([]byte, 1<<10)
+			_ = socket.SetReadDeadline(time.Now().Add(patience))
+			for {
+				size, from, err := socket.ReadFrom(b)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if from.String() == service.String() && strings.HasSuffix(string(b[:size]), said) {
+					break
+				}
 			}
 		}
 	})

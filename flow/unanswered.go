@@ -63,11 +63,11 @@ func (w *worker) forgetOthers(h *handshake) {
 	h.unanswered = unanswered{}
 }
 
-// putAll sends a flow's first packet, and the datagrams that followed it. They are counted
-// when BPF sees them, once.
-func (f *flow) putAll() {
+// putAll sends a flow's first packet, and the datagrams that followed it, perhaps once again.
+// They are counted when BPF sees them, once.
+func (f *flow) putAll(again bool) {
 	h, i := f.handshake, f.worker.injector
-	if f.isUDP() && f.record.Attempts > 1 {
+	if f.isUDP() && again {
 		f.uncount(1+len(h.others), h.payload)
 		h.resent = poll.Nanotime()
 	}

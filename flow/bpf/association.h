@@ -103,9 +103,7 @@ static __always_inline enum verdict association_answer(struct __sk_buff *skb, st
 	if (f->options & OPTION_DIRECT)
 		return GO;
 	// It belongs to an association that the client has with the endpoint itself.
-	count(COUNT_COLLISIONS);
-	tell(&upcalls, skb, f, index, EVENT_COLLISION, 0, 0);
-	return LEAVE;
+	return collide(skb, f, index);
 }
 
 // association_from_endpoint follows a packet E -> C:m.

@@ -175,6 +175,7 @@ const (
 	KernelOptionOPTION_MASQUERADE KernelOption = 1
 	KernelOptionOPTION_IPV6       KernelOption = 2
 	KernelOptionOPTION_DIRECT     KernelOption = 4
+	KernelOptionOPTION_MOVED      KernelOption = 8
 )
 
 type KernelOrigin struct {

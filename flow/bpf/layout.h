@@ -52,6 +52,7 @@ enum option {
 	OPTION_MASQUERADE = 1,
 	OPTION_IPV6 = 2,
 	OPTION_DIRECT = 4, // to the endpoint itself, by a port of a Service's flow (direct.h); with OPTION_MASQUERADE: from the node
+	OPTION_MOVED = 8, // between the hooks, the client has a port that userspace has chosen
 };
 
 // Marks of a flow: what has been seen of it.
@@ -215,7 +216,7 @@ enum event_kind {
 	EVENT_REFUSED,   // the endpoint refused the flow
 	EVENT_LATE,      // an endpoint that was given up answered; the packet follows
 	EVENT_OPEN,      // the endpoint has answered a SYN
-	EVENT_COLLISION, // the client has a connection of its own with the same tuple
+	EVENT_COLLISION, // the client has, or may have, a connection of its own with the same tuple
 	EVENT_CLOSED,
 	EVENT_UNREACHABLE, // an endpoint that had answered has closed its UDP port
 	EVENT_BEGUN,  // the table has decided about a flow; the first packet follows

@@ -172,6 +172,9 @@ func (x *tested) store(i int) {
 	if f.direct {
 		k.Options |= KernelOptionOPTION_DIRECT
 	}
+	if f.moved {
+		k.Options |= KernelOptionOPTION_MOVED
+	}
 	if f.elsewhere {
 		k.Ifindex++
 	}
@@ -333,7 +336,7 @@ func (x *tested) compareFlows() error {
 			middle: netip.AddrPortFrom(f.middle.Addr(), Wire(k.MiddlePort)), node: node,
 			masquerade: k.Options&KernelOptionOPTION_MASQUERADE != 0, direct: k.Options&KernelOptionOPTION_DIRECT != 0, protocol: f.protocol, first: f.first,
 			generation: k.Generation, service: k.Service, state: k.State, seen: k.Seen, firstEnd: k.FirstEnd, fin: k.Fin, ahead: k.Ahead,
-			answered: k.Answered != 0, data: k.Data != 0, closed: k.Closed != 0, challenge: k.Challenge, elsewhere: k.Ifindex != x.ifindex,
+			answered: k.Answered != 0, data: k.Data != 0, closed: k.Closed != 0, challenge: k.Challenge, elsewhere: k.Ifindex != x.ifindex, moved: k.Options&KernelOptionOPTION_MOVED != 0,
 		}
 		for from, d := range k.Way {
 			is.bytes[from], is.packets[from], is.end[from], is.acked[from] = d.Bytes, d.Packets, d.End, d.Acked

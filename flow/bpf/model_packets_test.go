@@ -111,7 +111,7 @@ func (g *generator) flow(ipv6 bool, protocol byte) modelFlow {
 		f.client = netip.AddrPortFrom(f.node.Addr(), f.client.Port())
 		f.middle = f.client
 	}
-	f.elsewhere = g.one(4)
+	f.elsewhere, f.moved = g.one(4), g.one(3)
 	if protocol == tcp && f.state == KernelStateOPEN && g.one(3) {
 		f.challenge = g.Uint32()
 		f.seen |= pick(g, 0, KernelSeenCHALLENGED)

@@ -43,6 +43,7 @@ type modelFlow struct {
 	closed         bool
 	challenge      uint32 // 0: none
 	elsewhere      bool   // the client's packets come by another interface
+	moved          bool   // userspace has chosen its port between the hooks
 }
 
 // tuple is what the packets of an entry get.

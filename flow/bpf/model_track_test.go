@@ -92,8 +92,11 @@ func (m *model) fromEndpoint(s *skbuff, p *modelPacket, f *modelFlow, index int)
 		} else if f.protocol == tcp {
 			m.follow(p, f, index, fromEndpoint)
 		} else if f.state == KernelStateASKING {
-			if f.elsewhere && f.seen&KernelSeenPASSED == 0 {
-				return leave // perhaps nobody has asked
+			if f.elsewhere && f.seen&KernelSeenPASSED == 0 && !f.moved { // perhaps nobody has asked
+				if !s.forwarded { // or the endpoint is the node
+					m.tell(s, KernelEventKindEVENT_COLLISION, index, 0)
+				}
+				return leave
 			}
 			f.state, f.answered = KernelStateOPEN, true
 		}

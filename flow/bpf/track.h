@@ -331,6 +331,14 @@ static __always_inline int is_syn_ack(const struct packet *p, const struct flow 
 	return (p->flags & (SYN | ACK | FIN | RST)) == (SYN | ACK) && acknowledges_syn(p, f);
 }
 
+// collide has userspace give a flow another port than its client's own.
+static __always_inline enum verdict collide(struct __sk_buff *skb, struct flow *f, __u32 index)
+{
+	count(COUNT_COLLISIONS);
+	tell(&upcalls, skb, f, index, EVENT_COLLISION, 0, 0);
+	return LEAVE;
+}
+
 // handle_answer follows what an endpoint sends while it is asked.
 GLOBAL enum verdict handle_answer(struct __sk_buff *skb, const struct packet *p, struct flow *f, __u32 index)
 {
@@ -356,17 +364,16 @@ GLOBAL enum verdict handle_answer(struct __sk_buff *skb, const struct packet *p,
 		return GO; // of an old connection by the same port
 	// Not an answer to this SYN: it belongs to a connection that the client has to the
 	// endpoint itself, with the same ports.
-	count(COUNT_COLLISIONS);
-	tell(&upcalls, skb, f, index, EVENT_COLLISION, 0, 0);
-	return LEAVE;
+	return collide(skb, f, index);
 }
 
 // is_unheard says whether an endpoint can answer no datagram of a session: what it sends is
 // not for the interface that they came by, and the node has forwarded none. Perhaps somebody
-// else sent them in the client's name, and the node's own rules dropped them.
+// else sent them in the client's name, and the node's own rules dropped them: then this is for a
+// session that the client has with the endpoint itself. Nobody else has a port of userspace's.
 static __always_inline int is_unheard(const struct __sk_buff *skb, const struct flow *f)
 {
-	return !(f->seen & PASSED) && f->ifindex != skb->ifindex;
+	return !(f->seen & PASSED) && f->ifindex != skb->ifindex && !(f->options & OPTION_MOVED);
 }
 
 // follow_endpoint follows a packet E -> C:m.
@@ -382,8 +389,8 @@ static __always_inline enum verdict follow_endpoint(struct __sk_buff *skb, struc
 				follow_tcp(skb, p, f, index, 1);
 			}
 		} else if (unlikely(f->state == ASKING)) {
-			if (is_unheard(skb, f))
-				return LEAVE;
+			if (is_unheard(skb, f)) // the endpoint may be the node, so that nothing is forwarded
+				return skb->ingress_ifindex ? LEAVE : collide(skb, f, index);
 			if (__sync_val_compare_and_swap(&f->state, ASKING, OPEN) == ASKING)
 				f->answered = bpf_ktime_get_ns();
 		}

@@ -88,6 +88,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestForgedDatagramsTakeNoSession",
 	},
 	{
+		name: "flow-unheard-on-node", what: "an endpoint on the node that answers by another interface is not heard",
+		file: "flow/bpf/track.h", old: "return skb->ingress_ifindex ? LEAVE : collide(skb, f, index);", new: "return LEAVE;",
+		pkg: "flow", test: "TestAnswerByAnotherInterface",
+	},
+	{
 		name: "flow-fin-counted", what: "a record counts a FIN as a byte",
 		file: "flow/bpf/track.h", old: "if (!(f->seen & fin)) // a FIN", new: "if (1) // a FIN",
 		pkg: "flow/bpf", test: "TestModelOfConnections",
