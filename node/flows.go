@@ -39,11 +39,11 @@ func (f *flows) goBefore(protocols map[service.Protocol]listener.Protocol, proto
 	served.Ports = path
 	if lacks := served.Available; lacks != nil {
 		served.Available = func() error {
-			if err := lacks(); err != nil && f.server.Started() {
-				return fmt.Errorf("clients on this node itself, and others that would be relayed, as %w; kernel flows serve all others", err)
-			} else {
+			err := lacks()
+			if err == nil || !f.server.Started() {
 				return err
 			}
+			return fmt.Errorf("clients on this node itself, and others that would be relayed, as %w; kernel flows serve all others", err)
 		}
 	}
 	protocols[protocol] = served
