@@ -60,7 +60,7 @@ func (p *Proxy) hostChanged(s hostnet.State) {
 // tellForwardPolicies logs rules for forwarded packets once: they do not see
 // packets to Services, although their author may expect that.
 func (p *Proxy) tellForwardPolicies() {
-	found, err := firewall.ForwardPolicies()
+	found, err := firewall.ForwardPolicies(0)
 	if err != nil {
 		p.log.Debug().Err(err).Msg("rules for forwarded packets are not known")
 	}

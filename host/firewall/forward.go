@@ -1,34 +1,37 @@
 package firewall
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"slices"
-	"strings"
-	"time"
 
 	nft "github.com/google/nftables"
 	"github.com/google/nftables/expr"
+
+	"github.com/sluice-proxy/sluice/host/kernel"
+	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
-// ForwardPolicies names what judges packets that this node forwards, in nftables
-// and iptables, but for kube-proxy's and our own: network policies, for example.
-// What clients send through Services does not pass there, as it leaves from
-// sockets of this node.
-func ForwardPolicies() ([]string, error) {
-	found, err := forwardInNFTables()
-	legacy, legacyErr := forwardInLegacy()
-	return append(found, legacy...), errors.Join(err, legacyErr)
+// ForwardPolicies names what judges packets that a node forwards, in nftables and iptables, but
+// for kube-proxy's and our own: network policies, for example. What the relay sends to endpoints
+// does not pass there, as it leaves from sockets of the node. netns is as for StateRule.
+func ForwardPolicies(netns int) (found []string, err error) {
+	err = sys.InNetNS(netns, func() error {
+		inNFTables, errNFTables := forwardInNFTables()
+		inLegacy, errLegacy := forwardInLegacy()
+		found = append(inNFTables, inLegacy...)
+		return errors.Join(errNFTables, errLegacy)
+	})
+	return found, err
 }
 
 // isPasser reports whether a chain is kube-proxy's or ours, which judge no packets of
 // others.
-func isPasser(chain string) bool {
-	return strings.HasPrefix(chain, kubeProxyPrefix) || strings.HasPrefix(chain, "SLUICE-")
+func isPasser(chain string) bool { return !counts(chain, "sluice") }
+
+// decides reports whether an extension of iptables decides about packets.
+func decides(target string) bool {
+	return slices.Contains([]string{"REJECT", "NFQUEUE", "QUEUE", "TARPIT"}, target)
 }
 
 func forwardInNFTables() ([]string, error) {
@@ -63,58 +66,31 @@ func judgesPackets(r *nft.Rule) bool {
 		switch e := e.(type) {
 		case *expr.Verdict:
 			return e.Kind == expr.VerdictDrop || (e.Kind == expr.VerdictJump || e.Kind == expr.VerdictGoto) && !isPasser(e.Chain)
-		case *expr.Reject:
+		case *expr.Lookup:
+			return e.IsDestRegSet && e.DestRegister == 0 // a map of verdicts
+		case *expr.Target:
+			return decides(e.Name)
+		case *expr.Reject, *expr.Queue:
 			return true
 		}
 		return false
 	})
 }
 
-// judgesForwarded is the same for what iptables-save says.
-func judgesForwarded(rules string) bool {
-	for line := range strings.Lines(rules) {
-		words := strings.Fields(line)
-		if len(words) > 1 && words[0] == ":FORWARD" && words[1] == "DROP" {
-			return true
+// forwardInLegacy looks at the tables of iptables-legacy, if there are any.
+func forwardInLegacy() (found []string, err error) {
+	const forward = 2 // NF_INET_FORWARD
+	err = kernel.LegacyTables(func(x *sys.XTables, program, table string) error {
+		targets, err := x.Targets(table, forward)
+		if slices.ContainsFunc(targets, judges) {
+			found = append(found, fmt.Sprintf("FORWARD of the table %s of %s-legacy", table, program))
 		}
-		if len(words) < 2 || words[0] != "-A" || words[1] != "FORWARD" {
-			continue
-		}
-		for i, w := range words[:len(words)-1] {
-			if target := words[i+1]; (w == "-j" || w == "-g") && target != "ACCEPT" && target != "RETURN" && !isPasser(target) {
-				return true
-			}
-		}
-	}
-	return false
+		return err
+	})
+	return found, err
 }
 
-// legacyPatience bounds a call of iptables-legacy-save, which waits for others.
-const legacyPatience = 2 * time.Second
-
-// forwardInLegacy looks at the tables of iptables-legacy, if there are any: the
-// kernel lists their names, and the program what is in them.
-func forwardInLegacy() ([]string, error) {
-	var found []string
-	var errs []error
-	for _, f := range []struct{ names, program string }{
-		{"/proc/thread-self/net/ip_tables_names", "iptables-legacy-save"},
-		{"/proc/thread-self/net/ip6_tables_names", "ip6tables-legacy-save"},
-	} {
-		names, err := os.ReadFile(f.names)
-		if err != nil || len(bytes.TrimSpace(names)) == 0 {
-			continue // no such module, or no table
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), legacyPatience)
-		rules, err := exec.CommandContext(ctx, f.program).Output()
-		cancel()
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", f.program, err))
-			continue
-		}
-		if judgesForwarded(string(rules)) {
-			found = append(found, "FORWARD of "+strings.TrimSuffix(f.program, "-save"))
-		}
-	}
-	return found, errors.Join(errs...)
+// judges reports whether a rule of iptables-legacy decides about packets, or has a chain do so.
+func judges(t sys.XTablesTarget) bool {
+	return t.IsChain && !isPasser(t.Name) || !t.IsChain && (t.Name == "DROP" || decides(t.Name))
 }

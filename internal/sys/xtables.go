@@ -99,6 +99,43 @@ func (x *XTables) Rules(table string) (rules []XTablesRule, err error) {
 	return rules, err
 }
 
+// XTablesTarget is what a rule does with packets: ACCEPT, DROP, QUEUE, RETURN, the name of an
+// extension, or of the chain that the rule jumps to. Name is "" for a rule without a target.
+type XTablesTarget struct {
+	Name    string
+	IsChain bool
+}
+
+// Targets returns the targets of the rules of a built-in chain, and last the chain's policy.
+// hook is a NF_INET_ of linux/netfilter.h. The errors are those of Chains.
+func (x *XTables) Targets(table string, hook int) ([]XTablesTarget, error) {
+	info, err := x.Info(table)
+	if err != nil || info.ValidHooks&(1<<hook) == 0 {
+		return nil, err
+	}
+	entries, err := x.entries(table)
+	return targetsOf(entries, info.HookEntry[hook], info.Underflow[hook]), err
+}
+
+// targetsOf returns the targets of the entries from one offset to another.
+func targetsOf(entries []xtEntry, first, last uint32) (targets []XTablesTarget) {
+	chains, at := make(map[uint32]string), uint32(0) // by the offset of their first rule
+	for _, e := range entries {
+		at += uint32(len(e.b))
+		if name := e.begins(); name != "" {
+			chains[at] = name
+		}
+	}
+	at = 0
+	for _, e := range entries {
+		if at >= first && at <= last {
+			targets = append(targets, e.does(chains))
+		}
+		at += uint32(len(e.b))
+	}
+	return targets
+}
+
 // entries reads a table.
 func (x *XTables) entries(table string) ([]xtEntry, error) {
 	// The table may grow between the two calls, which is EAGAIN.
@@ -161,6 +198,23 @@ func (e *xtEntry) begins() string {
 		return name
 	}
 	return ""
+}
+
+// does returns an entry's target. chains are by the offset of their first rule.
+func (e *xtEntry) does(chains map[uint32]string) XTablesTarget {
+	const targetHeader = 32
+	target := e.b[e.target:]
+	if len(target) < targetHeader+4 {
+		return XTablesTarget{}
+	}
+	if name := unix.ByteSliceToString(target[2:31]); name != "" {
+		return XTablesTarget{Name: name}
+	}
+	verdict := int32(binary.NativeEndian.Uint32(target[targetHeader:]))
+	if chain := chains[uint32(verdict)]; chain != "" {
+		return XTablesTarget{chain, true}
+	}
+	return XTablesTarget{Name: map[int32]string{-1: "DROP", -2: "ACCEPT", -4: "QUEUE", -5: "RETURN"}[verdict]}
 }
 
 // matches returns the names of an entry's extensions.

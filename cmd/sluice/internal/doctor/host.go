@@ -80,7 +80,7 @@ func (h *host) SourceChecks() ([]string, error)       { return route.SourceCheck
 func (h *host) Files() (uint64, uint64, error)        { return sys.FileLimit() }
 func (h *host) LockedMemory() (uint64, uint64, error) { return sys.LockedMemoryLimit() }
 func (h *host) Leftovers() ([]string, error)          { return kubeproxy.Leftovers() }
-func (h *host) ForwardPolicies() ([]string, error)    { return firewall.ForwardPolicies() }
+func (h *host) ForwardPolicies() ([]string, error)    { return firewall.ForwardPolicies(0) }
 
 func (h *host) PolicyEngines() ([]firewall.Engine, error) { return firewall.Engines() }
 
