@@ -36,6 +36,7 @@ const (
 	EndpointLost         // SCTP: the endpoint no longer answered
 	MessageTooLarge      // SCTP: a message exceeds the bound
 	NoStream             // SCTP: a message's stream was not granted by its receiver
+	NotForwarded         // kernel flows did not forward it, and the relay must not serve it
 	endCount         = iota
 )
 
@@ -67,6 +68,7 @@ var endNames = [endCount]string{
 	EndpointLost:     "endpoint_comm_lost",
 	MessageTooLarge:  "message_too_large",
 	NoStream:         "no_stream",
+	NotForwarded:     "not_forwarded",
 }
 
 // ByEndpoint reports whether the endpoint broke the connection, which it had accepted.

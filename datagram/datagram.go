@@ -55,6 +55,7 @@
 package datagram
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -63,6 +64,7 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/redirect"
+	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/upstream"
 )
 
@@ -130,5 +132,7 @@ type Options struct {
 	Traits redirect.Traits
 	// Upstream decides how sockets to endpoints are created.
 	Upstream *upstream.Rules
-	Logger   zerolog.Logger
+	// Refuses reports whether a client that policy accepts must not be served here; nil: none.
+	Refuses func(client, vip netip.AddrPort, port *service.Port) bool
+	Logger  zerolog.Logger
 }

@@ -37,8 +37,8 @@ type session struct {
 }
 
 // open begins the session of a client that has none, by the policy in force. It returns
-// nil if the datagram is for no service, its client is dropped (A3.5, A3.10), a resource
-// has run out, or its service port has begun too many sessions on a shared listener. (The
+// nil if the datagram is for no service, its client is dropped (A3.5, A3.10) or must not be
+// served here (Options.Refuses), a resource has run out, or its service port has begun too many sessions on a shared listener. (The
 // kernel refuses datagrams to destinations that refuse; one may get here in the moment in
 // which a service's last endpoint goes.)
 func (w *worker) open(o *replySocket, k key) *session {
@@ -47,6 +47,9 @@ func (w *worker) open(o *replySocket, k key) *session {
 	v := st.table.Resolve(service.UDP, k.client.Addr(), k.vip)
 	if v.Action != policy.Accept {
 		s.stats.Unserved.Add(1)
+		return nil
+	}
+	if refuses := s.options.Refuses; refuses != nil && refuses(k.client, k.vip, v.Port) {
 		return nil
 	}
 	p := st.services[v.Port.ID]

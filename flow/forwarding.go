@@ -152,7 +152,8 @@ func (f *forwarding) settings(family uint8) (map[int32]bool, error) {
 	return all, nil
 }
 
-// forwardingWatcher keeps up to date which families the node forwards.
+// forwardingWatcher keeps up to date which families the node forwards, and which rules of others
+// judge that.
 type forwardingWatcher struct {
 	ask     *forwarding
 	log     zerolog.Logger
@@ -161,16 +162,17 @@ type forwardingWatcher struct {
 	level   zerolog.Level   // of what was so at the start, or has become so
 	now     atomic.Pointer[[2]bool]
 	changed chan struct{} // has an element if now has changed
+	judges  *judges
 	done    chan struct{}
 	running sync.WaitGroup
 }
 
-func openForwardingWatcher(namespace int, log zerolog.Logger) (*forwardingWatcher, error) {
+func openForwardingWatcher(namespace int, judges *judges, log zerolog.Logger) (*forwardingWatcher, error) {
 	f, err := openForwarding(namespace)
 	if err != nil {
 		return nil, err
 	}
-	w := &forwardingWatcher{ask: f, log: log, level: zerolog.InfoLevel, changed: make(chan struct{}, 1), done: make(chan struct{})}
+	w := &forwardingWatcher{ask: f, judges: judges, log: log, level: zerolog.InfoLevel, changed: make(chan struct{}, 1), done: make(chan struct{})}
 	w.now.Store(new([2]bool))
 	return w, nil
 }
@@ -198,12 +200,17 @@ func (w *forwardingWatcher) check() (Unforwarded, error) {
 	w.level = zerolog.WarnLevel
 	if now := u.families(); now != *w.now.Load() {
 		w.now.Store(&now)
-		select {
-		case w.changed <- struct{}{}:
-		default:
-		}
+		w.tell()
 	}
 	return u, nil
+}
+
+// tell has the Paths follow a change.
+func (w *forwardingWatcher) tell() {
+	select {
+	case w.changed <- struct{}{}:
+	default:
+	}
 }
 
 // start checks again and again, until close.
@@ -217,6 +224,9 @@ func (w *forwardingWatcher) start() {
 				return
 			case <-each.C:
 				_, _ = w.check() // it logs
+				if w.judges.check(false) {
+					w.tell()
+				}
 			}
 		}
 	})

@@ -42,6 +42,7 @@ type state struct {
 	table    *policy.Table
 	host     hostnet.Addresses
 	forwards [2]bool        // by service.Family: the node does
+	judged   bool           // rules of others judge what it forwards
 	services []*portService // by service.PortID; nil for other protocols
 }
 
@@ -68,12 +69,12 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
 	if !p.adopted && p.protocol == service.UDP {
 		p.server.leaveToRelay()
 	}
-	next := &state{table: table, host: host, forwards: *p.server.forwarding.now.Load()}
+	next := &state{table: table, host: host, forwards: *p.server.forwarding.now.Load(), judged: p.server.judges.judged()}
 	cuts := make(map[*portService]*service.Port)
 	replaced := make(map[*portService]*portService)
 	var changed, gone []*portService
-	next.services = policy.Sync(table, prev.table, []service.Protocol{p.protocol}, prev.services, func(port *service.Port) *portService {
-		s, old := p.keep(port)
+	keep := func(port *service.Port) *portService {
+		s, old := p.keep(port, next.judged)
 		if s.port != port {
 			s.port = port
 			cuts[s] = port
@@ -83,13 +84,23 @@ func (p *Path) Apply(table *policy.Table, host hostnet.Addresses) {
 		}
 		changed = append(changed, s)
 		return s
-	}, func(s *portService) {
+	}
+	next.services = policy.Sync(table, prev.table, []service.Protocol{p.protocol}, prev.services, keep, func(s *portService) {
 		if p.services[s.port.Name] == s { // else keep has replaced it
 			delete(p.services, s.port.Name)
 			cuts[s] = nil
 		}
 		gone = append(gone, s)
 	})
+	if next.judged != prev.judged {
+		p.server.boundHandshakes(next.judged)
+		next.services = slices.Clone(next.services)
+		for i, s := range next.services {
+			if s != nil && s.judged != next.judged {
+				next.services[i] = keep(s.port)
+			}
+		}
+	}
 	if !table.UniformAs(prev.table) || !maps.Equal(host, prev.host) || next.forwards != prev.forwards {
 		changed = slices.Collect(maps.Values(p.services))
 	}
@@ -165,9 +176,9 @@ func (p *Path) noteBound(d service.Destination, name service.PortName, is bool) 
 }
 
 // keep returns the service of a new or changed port, and the one that it replaces, if any.
-func (p *Path) keep(port *service.Port) (s, replaced *portService) {
+func (p *Path) keep(port *service.Port, judged bool) (s, replaced *portService) {
 	s = p.services[port.Name]
-	is, problem := eligible(port)
+	is, problem := eligible(port, judged)
 	p.server.once.Warn("Service "+port.Name.Name.String(), problem)
 	b := p.relay.Balancer(port.Name)
 	load := uint32(port.ID) + 1
@@ -182,6 +193,7 @@ func (p *Path) keep(port *service.Port) (s, replaced *portService) {
 		}
 		p.services[port.Name] = s
 	}
+	s.judged = judged
 	s.timeouts.Store(sessionTimeouts(port, &p.server.options))
 	return s, replaced
 }

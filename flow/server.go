@@ -57,6 +57,8 @@ type Options struct {
 	Waits bool
 	// Relayed visits the UDP sessions that the relay has when the kernel begins to forward.
 	Relayed func(visit func(client, vip netip.AddrPort))
+	// Judges names the rules of other programs that judge forwarded packets; nil: there are none.
+	Judges func() ([]string, error)
 	// WantsUDP reports whether a session's record goes to the access log.
 	WantsUDP func(*conntrack.Record) bool
 	Logger   zerolog.Logger
@@ -90,6 +92,7 @@ type Server struct {
 	worker     *worker
 	paths      [service.SCTP + 1]*Path
 	forwarding *forwardingWatcher
+	judges     judges
 	once       once.Log
 	stats      stats
 	began      int64       // when the Server was made, by CLOCK_MONOTONIC in ns
@@ -101,7 +104,7 @@ type Server struct {
 // New returns a Server that forwards nothing until it has started. It fails if the process lacks
 // a right, and on a node that forwards nothing, unless the Server Waits for that.
 func New(o Options) (*Server, error) {
-	s := &Server{options: o, log: o.Logger, once: once.Log{Logger: o.Logger}}
+	s := &Server{options: o, log: o.Logger, once: once.Log{Logger: o.Logger}, judges: judges{find: o.Judges, log: o.Logger}}
 	if s.options.SameLink == nil {
 		s.options.SameLink = func(netip.Addr, netip.Addr) bool { return false }
 	}
@@ -118,7 +121,7 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.forwarding, err = openForwardingWatcher(o.Namespace, o.Logger); err != nil {
+	if s.forwarding, err = openForwardingWatcher(o.Namespace, &s.judges, o.Logger); err != nil {
 		return nil, err
 	}
 	if u, err := s.forwarding.check(); err != nil || u.none() && !o.Waits {
@@ -143,6 +146,7 @@ func (s *Server) Start() (err error) {
 			s.log.Info().Str("because", err.Error()).Msg("kernel flows end with the process")
 		}
 	}
+	s.judges.check(true)
 	if err := s.load(); err != nil {
 		return err
 	}
@@ -187,8 +191,9 @@ func (s *Server) load() (err error) {
 	if s.pins != nil {
 		c.Netns = s.pins.Netns
 	}
-	c.MostUndecided, c.MostUnconfirmed = mostUndecided, mostUnconfirmed
+	c.MostUndecided = mostUndecided
 	c.MostFlows, c.LeastSpare = uint32(o.MaxFlows/serviceShare), uint32(o.MaxFlows/spareShare)
+	s.boundHandshakes(s.judges.judged())
 	c.FirstReply, c.LastReply = o.ReplyPorts[0], o.ReplyPorts[1]
 	return nil
 }
@@ -227,8 +232,8 @@ func (s *Server) onLoop(f func() error) error {
 // Started reports whether Start has succeeded: the kernel forwards. It is safe for concurrent use.
 func (s *Server) Started() bool { return s.started.Load() }
 
-// Changed has an element once the node forwards other families than before: an Apply of each
-// Path then brings the kernel up to date.
+// Changed has an element once the node forwards other families than before, or rules of others
+// begin or cease to judge that: an Apply of each Path then brings the kernel up to date.
 func (s *Server) Changed() <-chan struct{} { return s.forwarding.changed }
 
 // Stop ends all flows, or leaves them to the next process. Nothing new is forwarded from
@@ -309,6 +314,7 @@ type Stats struct {
 	Asked     uint64            `metric:"sluice_flows_asked_total" help:"First packets of connections and UDP sessions about which the kernel's data path asked the process."`
 	Decided   uint64            `metric:"sluice_flows_decided_total" help:"Connections and UDP sessions about which the table of the kernel's data path decided."`
 	Shortcuts uint64            `metric:"sluice_flows_shortcuts_total" help:"Packets of the kernel's data path that skipped the node's IP stack."`
+	Refused   uint64            `metric:"sluice_flows_refused_total" help:"Connections and UDP datagrams that the relay refused: the kernel's data path had not forwarded them, and rules for forwarded packets would not have seen them."`
 	PassedAll uint64            `metric:"sluice_flows_passed_total" help:"Packets to Services that the kernel's data path left to the relay; of TCP, SYNs alone."` // Passed, and what BPF left
 	Passed    uint64            // first packets that were decided to be the relay's
 	Void      uint64            // upcalls that were too old
@@ -353,6 +359,7 @@ func (s *Server) Stats() Stats {
 		Damaged:  s.stats.damaged.Load(),
 		Unserved: s.stats.unserved.Load(),
 		Late:     s.stats.late.Load(),
+		Refused:  s.judges.refused.Load(),
 		Lost:     s.worker.injector.lost.Load(),
 		Kernel:   make(map[string]uint64, len(counterNames)),
 	}

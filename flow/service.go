@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -31,6 +32,7 @@ type portService struct {
 
 	// Of the configuring goroutine.
 	port         *service.Port
+	judged       bool                                       // rules of others judged what the kernel forwards when inKernel was set
 	destinations map[bpf.KernelDestination]bpf.KernelServed // in the kernel's map
 	lists        []list                                     // of endpoints, there
 
@@ -61,11 +63,17 @@ func CheckAnnotation(name, value string) error {
 	return nil
 }
 
-// eligible reports whether the kernel can serve a port: nothing about it needs the relay.
-func eligible(port *service.Port) (bool, error) {
+// eligible reports whether the kernel can serve a port: nothing about it needs the relay. Where
+// rules of others judge what the kernel forwards, annotations do not count: their author, who need
+// not be the rules', could pass these.
+func eligible(port *service.Port, judged bool) (bool, error) {
 	is, problem := pathOf(port)
-	if _, counts := port.Annotations[responsesAnnotation]; counts && port.Name.Protocol == service.UDP {
+	_, counts := port.Annotations[responsesAnnotation]
+	if counts && port.Name.Protocol == service.UDP {
 		is = false // the relay counts responses
+	}
+	if judged && !is {
+		is, problem = true, errJudged
 	}
 	for f := range port.Families {
 		for i := range port.Families[f].Endpoints {
@@ -79,6 +87,8 @@ func eligible(port *service.Port) (bool, error) {
 	}
 	return is, problem
 }
+
+var errJudged = errors.New("annotations sluice.dev/datapath and sluice.dev/udp-responses have no effect: rules judge what the kernel forwards, and the relay would let its clients past them")
 
 // sessionTimeouts returns a UDP port's timeouts. datagram says what is wrong with them.
 func sessionTimeouts(port *service.Port, o *Options) *timeouts {

@@ -141,7 +141,7 @@ func (g *Group) add(o *Group) {
 // caused.
 func isFailure(e conntrack.End) bool {
 	switch e {
-	case conntrack.ConnectFailed, conntrack.NoEndpoints, conntrack.LimitReached, conntrack.NamespaceLimit:
+	case conntrack.ConnectFailed, conntrack.NoEndpoints, conntrack.LimitReached, conntrack.NamespaceLimit, conntrack.NotForwarded:
 		return true
 	}
 	return e.ByEndpoint()

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-proxy/sluice/datagram"
 	"github.com/sluice-proxy/sluice/flow"
 	"github.com/sluice-proxy/sluice/flow/bpf"
+	"github.com/sluice-proxy/sluice/host/firewall"
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/host/tracking"
 	"github.com/sluice-proxy/sluice/internal/poll"
@@ -81,6 +82,7 @@ func (p *Proxy) relayAll(why error) error {
 		return fmt.Errorf("--datapath kernel: %w", why)
 	}
 	p.dataPath.Store(&dataPath{conntrack.Relayed, why.Error()})
+	p.tellForwardPolicies()
 	_, err := flow.Cleanup(o.Steering.BPFRoot, o.Steering.Table, 0)
 	if o.relaysAll() {
 		return err
@@ -122,6 +124,7 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 		Links:             func() []hostnet.Link { return p.host.Load().Links() },
 		ReplyPorts:        ports,
 		Shortcuts:         o.Shortcuts,
+		Judges:            new(firewall.Forwarded).Policies,
 		Waits:             o.DataPath == AutoPath,
 		IdleTimeout:       o.Relay.IdleTimeout,
 		HalfClosedTimeout: o.Relay.HalfClosedTimeout,

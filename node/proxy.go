@@ -162,7 +162,6 @@ func (p *Proxy) open() error {
 	}
 	p.steer, p.steerChoice = choice.Redirector, choice.String()
 	p.setConntrack()
-	p.tellForwardPolicies()
 	p.log.Info().Dur("took", choice.Took).Msg(p.steerChoice)
 	p.tellTracking()
 	if err := p.openAccessLog(); err != nil {
@@ -261,8 +260,12 @@ func (p *Proxy) makeLoops(limits limits) error {
 	}
 	limits.stream.Balancer, limits.datagram.Balancer = defaults, defaults
 	rules := upstream.New(p.steer.Traits(), func(a, b netip.Addr) bool { return p.host.Load().SameLink(a, b) }, p.log)
+	refuses := func(client, vip netip.AddrPort, port *service.Port) bool {
+		return p.flows != nil && p.flows.server.Refuses(client, vip, port)
+	}
 	p.stream = stream.New(stream.Options{
 		Config:   limits.stream,
+		Refuses:  refuses,
 		Loops:    p.loops,
 		Table:    p.conntrack,
 		Traits:   p.steer.Traits(),
@@ -271,6 +274,7 @@ func (p *Proxy) makeLoops(limits limits) error {
 	})
 	p.datagram = datagram.New(datagram.Options{
 		Config:   limits.datagram,
+		Refuses:  refuses,
 		Loops:    loops,
 		Table:    p.conntrack,
 		Traits:   p.steer.Traits(),

@@ -136,6 +136,10 @@ func (w *worker) admit(fd int, protocol service.Protocol, client, vip netip.Addr
 		c.fail(conntrack.NoEndpoints)
 		return nil
 	}
+	if refuses := w.server.options.Refuses; refuses != nil && refuses(client, vip, verdict.Port) {
+		c.fail(conntrack.NotForwarded)
+		return nil
+	}
 	if end := c.overLimit(); end != conntrack.EndNone {
 		c.fail(end)
 		return nil

@@ -3,6 +3,7 @@ package stream
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -83,6 +84,8 @@ type Options struct {
 	Traits redirect.Traits
 	// Upstream decides how sockets to endpoints are made.
 	Upstream *upstream.Rules
+	// Refuses reports whether a client that policy accepts must not be served here; nil: none.
+	Refuses func(client, vip netip.AddrPort, port *service.Port) bool
 	// Clock replaces poll.Nanotime for grace periods in tests.
 	Clock  func() int64
 	Logger zerolog.Logger

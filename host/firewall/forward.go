@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"syscall"
 
 	nft "github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -15,11 +16,30 @@ import (
 // ForwardPolicies names what judges packets that a node forwards, in nftables and iptables, but
 // for kube-proxy's and our own: network policies, for example. What the relay sends to endpoints
 // does not pass there, as it leaves from sockets of the node. netns is as for StateRule.
-func ForwardPolicies(netns int) (found []string, err error) {
-	err = sys.InNetNS(netns, func() error {
-		inNFTables, errNFTables := forwardInNFTables()
+func ForwardPolicies(netns int) ([]string, error) {
+	f := Forwarded{NetNS: netns}
+	return f.Policies()
+}
+
+// Forwarded is for who asks for ForwardPolicies again and again: it reads the rules of nftables
+// only once they have changed. It is not safe for concurrent use.
+type Forwarded struct {
+	NetNS      int
+	generation string // of nftables, when they were read
+	inNFTables []string
+}
+
+// Policies is as ForwardPolicies.
+func (f *Forwarded) Policies() (found []string, err error) {
+	err = sys.InNetNS(f.NetNS, func() error {
+		generation, errNFTables := generation()
+		if errNFTables == nil && generation != f.generation {
+			if f.inNFTables, errNFTables = forwardInNFTables(); errNFTables == nil {
+				f.generation = generation
+			}
+		}
 		inLegacy, errLegacy := forwardInLegacy()
-		found = append(inNFTables, inLegacy...)
+		found = slices.Concat(f.inNFTables, inLegacy)
 		return errors.Join(errNFTables, errLegacy)
 	})
 	return found, err
@@ -32,6 +52,23 @@ func isPasser(chain string) bool { return !counts(chain, "sluice") }
 // decides reports whether an extension of iptables decides about packets.
 func decides(target string) bool {
 	return slices.Contains([]string{"REJECT", "NFQUEUE", "QUEUE", "TARPIT"}, target)
+}
+
+// generation returns the number of nftables' last change, or "" where the kernel has no nf_tables.
+func generation() (string, error) {
+	const attrID = 1 // NFTA_GEN_ID
+	nft, err := kernel.OpenNFTables(0)
+	if err == nil {
+		defer nft.Close()
+		var answers []kernel.Object
+		if answers, err = nft.Get(syscall.AF_UNSPEC, kernel.GetGen, 0); err == nil && len(answers) > 0 {
+			return string(answers[0].Attribute(attrID)), nil
+		}
+	}
+	if NoTables(err) {
+		return "", nil
+	}
+	return "", fmt.Errorf("nftables: generation: %w", err)
 }
 
 func forwardInNFTables() ([]string, error) {

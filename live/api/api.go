@@ -355,6 +355,7 @@ type Status struct {
 	DataPathWhy string    `json:"data_path_reason,omitempty"` // why it is the relay
 	Flows       int64     `json:"flows"`
 	FlowsLimit  int64     `json:"flows_limit,omitempty"`
+	Judged      string    `json:"forward_rules,omitempty"` // rules for forwarded packets: the relay refuses others' clients
 	Drained     []Drained `json:"drained,omitempty"`
 	Log         LogState  `json:"log"`
 	AccessLog   Records   `json:"access_log"`

@@ -48,6 +48,16 @@ var flows = []mutation{
 		pkg: "flow", test: "TestForwardingIsFollowed",
 	},
 	{
+		name: "flow-rules-passed", what: "a client that kernel flows do not serve passes network policies by the relay",
+		file: "flow/judged.go", old: "if path == nil || !s.judges.judged() {", new: "if path == nil || s.judges.judged() {",
+		pkg: "test/e2e", test: "TestClientsForceNothingPastRules",
+	},
+	{
+		name: "flow-rules-annotated", what: "an annotation has the relay refuse a Service that the kernel could forward",
+		file: "flow/service.go", old: "	if judged && !is {", new: "	if !judged && !is {",
+		pkg: "flow", test: "TestRulesOverrideAnnotations",
+	},
+	{
 		name: "flow-session-until-last", what: "the record of an idle session ends with its last datagram",
 		file: "flow/timeouts.go", old: "	f.end(conntrack.Idle, now)\n	f.drop()\n}", new: "	f.end(conntrack.Idle, f.last())\n	f.drop()\n}",
 		pkg: "flow", test: "TestRecordOfAShortSession",

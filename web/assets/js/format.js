@@ -91,13 +91,14 @@ const ends = {
   limit: "a limit was reached",
   namespace_limit: "the limit of its namespace was reached",
   admin: "ended through the admin socket",
+  not_forwarded: "rules judge what the kernel forwards, and it did not forward this",
   endpoint_gone: "the endpoint was removed, or serves no more",
 };
 
 /** What an end means. */
 export const ending = (end) => ends[end] ?? end.replaceAll("_", " ");
 
-const broken = new Set(["connect_failed", "no_endpoints", "endpoint_reset", "endpoint_timeout", "endpoint_abort", "endpoint_comm_lost", "limit", "namespace_limit"]);
+const broken = new Set(["connect_failed", "no_endpoints", "endpoint_reset", "endpoint_timeout", "endpoint_abort", "endpoint_comm_lost", "limit", "namespace_limit", "not_forwarded"]);
 
 /** Whether an end is a failure, as the rates count it. */
 export const isFailure = (end) => broken.has(end);

@@ -1,0 +1,89 @@
+package flow
+
+import (
+	"errors"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// Annotations leave a Service to the relay until there are rules for forwarded packets, and again
+// once these are gone. What is not known at the start counts as rules, and later as no change.
+func TestRulesOverrideAnnotations(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	var found atomic.Pointer[string] // nil: they cannot be read
+	n := newNode(t, lab, func(o *Options) {
+		o.Judges = func() ([]string, error) {
+			switch rule := found.Load(); {
+			case rule == nil:
+				return nil, errors.New("not known")
+			case *rule == "":
+				return nil, nil
+			default:
+				return []string{*rule}, nil
+			}
+		}
+	})
+	change := svc(vip4, func(s *corev1.Service) { s.Annotations["sluice.dev/datapath"] = "relay" }, at(lab.Backends[0].IPv4, 8080))
+	follow := func(what string, rule *string) {
+		t.Helper()
+		found.Store(rule)
+		wait.True(t, what, func() bool { return n.server.Judged() == *rule })
+		wait.True(t, "the data path is told", func() bool { return len(n.server.Changed()) > 0 })
+		<-n.server.Changed()
+		n.apply(service.Change{})
+	}
+	vip := netip.MustParseAddrPort(vip4 + ":80")
+	judged := func(want bool) {
+		t.Helper()
+		var port *service.Port
+		for _, p := range n.ports {
+			if p != nil && p.Name.Protocol == service.TCP {
+				port = p
+			}
+		}
+		client := netip.AddrPortFrom(lab.Client.IPv4, 1000)
+		if got := n.server.Refuses(client, vip, port); got != want {
+			t.Errorf("the relay refuses a client: %t, want %t", got, want)
+		}
+		for _, own := range []netip.Addr{lab.Node.IPv4, netip.MustParseAddr("127.0.0.1")} {
+			if n.server.Refuses(netip.AddrPortFrom(own, 1000), vip, port) {
+				t.Errorf("the relay refuses this node's own client %s", own)
+			}
+		}
+		if got := len(n.server.paths[service.TCP].services[port.Name].destinations) > 0; got != want {
+			t.Errorf("the kernel serves the Service: %t, want %t", got, want)
+		}
+	}
+	rule, none := "chain forward", ""
+	select {
+	case <-n.server.Changed(): // of the start
+	default:
+	}
+	n.apply(change)
+	judged(true)
+	if _, err := lab.Client.Ask("tcp", vip.String()); err != nil {
+		t.Error(err)
+	}
+	follow("there are no rules", &none)
+	judged(false)
+	follow("rules come", &rule)
+	judged(true)
+	if _, err := lab.Client.Ask("tcp", vip.String()); err != nil {
+		t.Error(err)
+	}
+	found.Store(nil)
+	if n.server.judges.check(false); n.server.Judged() != rule { // the watcher checks too, alike
+		t.Errorf("rules that cannot be read are %q", n.server.Judged())
+	}
+	if got := n.server.Stats().Refused; got != 2 {
+		t.Errorf("%d clients are refused, want 2", got)
+	}
+}
