@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -267,6 +268,40 @@ func TestTableBeginsAtTheRank(t *testing.T) {
 		n.left = true
 		n.end()
 	}
+}
+
+// A table that nobody has brought up to date for some minutes decides no more: Sluice may have been
+// removed from the node. What it has decided goes on.
+func TestTableOfAProcessThatIsGone(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	n := newNode(t, lab, nil)
+	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+	c := n.server.kernel.Control
+	if until := c.DecidesUntil; until < uint64(sys.Monotonic()+int64(tableAge)/2) {
+		t.Errorf("the table decides until %d, now is %d", until, sys.Monotonic())
+	}
+	held, err := lab.Client.Dial("tcp", vip4+":80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	n.onLoop(func() { n.loop.Cancel(&n.server.worker.beat) })
+	atomic.StoreUint64(&c.Beat, 0)
+	decided := n.server.Stats().Decided
+	atomic.StoreUint64(&c.DecidesUntil, uint64(sys.Monotonic()))
+	if said, err := lab.Client.Ask("tcp", vip4+":80"); err == nil {
+		t.Errorf("a new connection reaches %s", said)
+	}
+	if got := n.server.Stats().Decided; got != decided {
+		t.Errorf("the table has decided about %d connections", got-decided)
+	}
+	if _, err := netns.AskOn(held); err != nil {
+		t.Errorf("an open connection: %v", err)
+	}
+	n.onLoop(func() { (*beater)(n.server.worker).HandleTimer(nil) }) // for the end of the test
+	wait.True(t, "the table decides again", func() bool { return c.DecidesUntil > uint64(sys.Monotonic()) })
+	n.ask(1)
 }
 
 func TestNewConnectionsWhileNobodyRuns(t *testing.T) {

@@ -31,6 +31,9 @@ const (
 	// beatInterval is how often BPF is told that userspace is alive. It believes that
 	// for two seconds (DEAD_AFTER).
 	beatInterval = 250 * time.Millisecond
+	// tableAge is how long the table decides without a process: longer than an update takes. Then
+	// the Services may be others, and another service proxy's.
+	tableAge = 5 * time.Minute
 	// askTimeout is the age from which an upcall is void: the client has sent its SYN
 	// again, and that may have passed to the relay.
 	askTimeout = 500 * time.Millisecond
@@ -175,7 +178,9 @@ type beater worker
 
 // HandleTimer tells BPF that userspace is alive.
 func (b *beater) HandleTimer(*poll.Timer) {
-	atomic.StoreUint64(&b.kernel.Control.Beat, uint64(sys.Monotonic()+int64(b.waits.dead)))
+	now := sys.Monotonic()
+	atomic.StoreUint64(&b.kernel.Control.DecidesUntil, uint64(now+int64(tableAge)))
+	atomic.StoreUint64(&b.kernel.Control.Beat, uint64(now+int64(b.waits.dead)))
 	b.loop.Schedule(&b.beat, b.loop.Now()+int64(beatInterval), b)
 }
 

@@ -42,6 +42,7 @@ type KernelControl struct {
 	Netns           uint64
 	Seed            uint64
 	ShortcutsUntil  uint64
+	DecidesUntil    uint64
 }
 
 type KernelCounter uint32

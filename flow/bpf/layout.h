@@ -197,6 +197,7 @@ struct control {
 	__u64 netns;  // cookie of the network namespace; its inode's number is used again
 	__u64 seed;   // of the index
 	__u64 shortcuts_until; // until then, packets may take shortcuts
+	__u64 decides_until;   // until then, the table decides: nobody brings it up to date any more
 };
 
 // Ways that packets may take past the IP stack at an interface (shortcut.h).

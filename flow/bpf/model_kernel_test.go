@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -144,6 +145,9 @@ func (x *tested) load(t testing.TB) {
 		if l.distrusted {
 			x.Loads[id].AskUntil = 1 << 62
 		}
+	}
+	if x.Control.DecidesUntil = math.MaxUint64; x.m.stale {
+		x.Control.DecidesUntil = 0
 	}
 	x.Control.MostUndecided, x.Control.MostUnconfirmed = uint32(x.m.mostUndecided), uint32(x.m.mostUnconfirmed)
 	x.Control.Magic = 0xabc00000

@@ -41,7 +41,7 @@ func (g *generator) world(flows int) {
 		entries: make(map[modelTuple]modelEntry), flows: make([]modelFlow, flows+1),
 		served: make(map[modelTuple]uint32), relayed: make(map[modelTuple]bool),
 		fragments: make(map[modelFragment][2]uint16), loads: make(map[uint32]*modelLoad),
-		alive: !g.one(5), mostUndecided: g.IntN(40), mostUnconfirmed: 16,
+		alive: !g.one(5), stale: g.one(10), mostUndecided: g.IntN(40), mostUnconfirmed: 16,
 	}
 	g.m = m
 	m.loads[0] = &modelLoad{} // of no Service

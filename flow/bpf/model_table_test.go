@@ -41,7 +41,7 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 		middle = netip.AddrPortFrom(client.Addr(), FirstPort+client.Port()%(LastPort-FirstPort+1))
 	}
 	switch {
-	case l.distrusted && m.alive, // an endpoint has just failed
+	case m.stale, l.distrusted && m.alive, // an endpoint has just failed
 		l.opened-l.ended >= m.mostFlows && len(m.spare) <= m.leastSpare, p.isUDP() && m.relayed[p.tuple], m.isReply(middle.Port()),
 		!p.isUDP() && l.begun-l.confirmed >= m.mostUnconfirmed,
 		t.podsOnly && !from.pod, // A3.8

@@ -111,6 +111,7 @@ type model struct {
 	loads     map[uint32]*modelLoad
 	events    []modelEvent
 	alive     bool
+	stale     bool // the table decides no more
 
 	tables  map[modelTuple]*modelTable
 	origins []modelOrigin

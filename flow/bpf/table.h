@@ -90,7 +90,7 @@ static __always_inline int has_room(const struct control *c, const struct load *
 // is_open says whether the table may decide about a packet now.
 static __always_inline int is_open(struct __sk_buff *skb, struct packet *p, const struct control *c, const struct load *l, __u64 now)
 {
-	if (l->ask_until > now && is_alive(c, now))
+	if (now > c->decides_until || (l->ask_until > now && is_alive(c, now)))
 		return 0;
 	if (!has_room(c, l))
 		return 0;

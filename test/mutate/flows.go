@@ -28,6 +28,11 @@ var flows = []mutation{
 		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
+		name: "flow-table-for-ever", what: "the table of a process that is gone decides for ever",
+		file: "flow/bpf/table.h", old: "now > c->decides_until || ", new: "",
+		pkg: "flow/bpf", test: "TestModelOfPackets",
+	},
+	{
 		name: "flow-relayed-taken", what: "kernel flows take the UDP sessions that the relay has when they begin",
 		file: "flow/path.go", old: "		p.server.leaveToRelay()\n", new: "",
 		pkg: "flow", test: "TestSessionsOfTheRelayStayItsOwn",
