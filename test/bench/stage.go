@@ -74,6 +74,9 @@ func (b *bench) openStage(p peer.Peer, flags []string) (_ *stage, err error) {
 	if err := s.awaitAnswer(); err != nil {
 		return nil, err
 	}
+	if err := s.awaitKernel(); err != nil {
+		return nil, err
+	}
 	if err := s.relay.Settle(); err != nil {
 		return nil, fmt.Errorf("%s: %w", p.Name, err)
 	}
@@ -118,6 +121,21 @@ func (s *stage) awaitAnswer() error {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
+}
+
+// awaitKernel waits until kernel flows serve, if they are to: the relay does before.
+func (s *stage) awaitKernel() error {
+	const limit = time.Minute
+	for deadline := time.Now().Add(limit); s.peer.Kernel; time.Sleep(20 * time.Millisecond) {
+		all := s.metrics()
+		if flows, has := all["sluice_flows_limit"]; all != nil && (!has || flows > 0) {
+			return nil // older builds lack the metric, and wait themselves
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: the kernel does not forward after %v: %s", s.peer.Name, limit, s.relay.Log())
+		}
+	}
+	return nil
 }
 
 func (s *stage) tryEcho() error {

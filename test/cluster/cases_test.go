@@ -218,6 +218,9 @@ func (w *world) awaitProxy() {
 		if err == nil && !strings.Contains(body, "\nkubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"} 1.") {
 			err = fmt.Errorf("no sync yet")
 		}
+		if err == nil && strings.Contains(body, "are being loaded\"") {
+			err = fmt.Errorf("kernel flows do not serve yet")
+		}
 		return err
 	})
 }

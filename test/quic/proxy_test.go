@@ -87,8 +87,20 @@ func start(t *testing.T, node *netns.Host, endpoints ...netip.Addr) *proxy {
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	p.await(time.Time{}, 5*time.Minute) // for the kernel's verifier, on a busy machine
+	p.await(time.Time{}, time.Minute)
+	wait.For(t, "kernel flows serve", 5*time.Minute, func() error { // the kernel's verifier takes long on a busy machine
+		limit, err := p.metric("sluice_flows_limit")
+		if err == nil && kernelFlows() != (limit > 0) {
+			err = fmt.Errorf("they may be %v", limit)
+		}
+		return err
+	})
 	return p
+}
+
+// kernelFlows reports whether the tests run with them.
+func kernelFlows() bool {
+	return strings.Contains(os.Getenv("SLUICE_TEST_FLAGS"), "--datapath=kernel")
 }
 
 // put changes the endpoints and waits until the change is in force.
@@ -136,7 +148,7 @@ func (p *proxy) metric(name string) (float64, error) {
 func (p *proxy) stop() {
 	p.t.Helper()
 	decided, err := p.metric("sluice_flows_decided_total")
-	if wanted := strings.Contains(os.Getenv("SLUICE_TEST_FLAGS"), "--datapath=kernel"); err != nil || wanted != (decided > 0) {
+	if err != nil || kernelFlows() != (decided > 0) {
 		p.t.Errorf("the kernel forwards %v sessions, %v", decided, err)
 	}
 	p.http.CloseIdleConnections()
