@@ -57,6 +57,7 @@ func (c *consoleEncoder) encode(r *Record) {
 	}
 	name(" node ", r.ClientNode())
 	address(" ", r.Client)
+	address(" via ", r.Via())
 	address(" -> ", r.VIP)
 	if r.Protocol != service.TCP {
 		text(" ", r.Protocol.String())

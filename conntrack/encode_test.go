@@ -163,17 +163,16 @@ func fieldsOf(t *testing.T, r *Record) (written []string) {
 // others.
 func TestDocumentedFields(t *testing.T) {
 	documented := documentedIn(t, "## Fields of the JSON form")
-	// The second example has all of them, but for the node as client and those of another
-	// protocol. One that is
-	// open has an event, and no end.
+	// The second example has all of them, but for the node as client, a load balancer, and
+	// those of another protocol. One that is open has an event, and no end.
 	example := examples()[1]
-	example.self, example.Protocol = &self{name: "node-a"}, service.UDP
+	example.self, example.Protocol = &self{name: "node-a", via: example.VIP}, service.UDP
 	ended := fieldsOf(t, &example)
 	example.Event = Opened
 	opened := fieldsOf(t, &example)
 	written := append(opened, "end")
 	example = examples()[1]
-	example.self, example.Protocol = &self{name: "node-a"}, service.SCTP
+	example.self, example.Protocol = &self{name: "node-a", via: example.VIP}, service.SCTP
 	for _, f := range fieldsOf(t, &example) {
 		if !slices.Contains(written, f) {
 			written = slices.Insert(written, len(written)-1, f)

@@ -44,6 +44,9 @@ func (j *JSONEncoder) Encode(r *Record) {
 	if node := r.ClientNode(); node != "" {
 		b = appendText(b, "client_node", node)
 	}
+	if via := r.Via(); via.IsValid() {
+		b = appendAddress(b, "via", via)
+	}
 	b = appendAddress(b, "vip", r.VIP)
 	b = appendText(b, "vip_kind", r.Kind.String())
 	if r.Port != nil {

@@ -10,34 +10,37 @@ type End uint8
 
 // The ends. The zero value means that the connection is still open.
 const (
-	EndNone          End = iota
-	ClientFin            // the client closed first, with a FIN
-	ClientReset          // the client sent a reset
-	ClientTimeout        // the client no longer answered
-	EndpointFin          // the endpoint closed first, with a FIN
-	EndpointReset        // the endpoint sent a reset after the connection was established
-	EndpointTimeout      // the endpoint no longer answered
-	Idle                 // no bytes for longer than the idle or the half-closed timeout
-	Shutdown             // the proxy stopped
-	ConnectFailed        // no candidate answered within the retry plan
-	NoEndpoints          // there was no candidate when the connection was accepted
-	LimitReached         // a limit of the Service or of the process
-	NotAdmitted          // the client is not allowed, but the socket's filter did not drop it
-	Responses            // UDP: the configured number of responses arrived
-	EndpointGone         // UDP: the endpoint is no longer usable (A8.2)
-	Evicted              // UDP: a new session replaced this one
-	NamespaceLimit       // the namespace reached its limit
-	Admin                // an operator ended it
-	ClientShutdown       // SCTP: the client shut down first
-	ClientAbort          // SCTP: the client aborted
-	ClientLost           // SCTP: the client no longer answered
-	EndpointShutdown     // SCTP: the endpoint shut down first
-	EndpointAbort        // SCTP: the endpoint aborted
-	EndpointLost         // SCTP: the endpoint no longer answered
-	MessageTooLarge      // SCTP: a message exceeds the bound
-	NoStream             // SCTP: a message's stream was not granted by its receiver
-	NotForwarded         // kernel flows did not forward it, and the relay must not serve it
-	endCount         = iota
+	EndNone            End = iota
+	ClientFin              // the client closed first, with a FIN
+	ClientReset            // the client sent a reset
+	ClientTimeout          // the client no longer answered
+	EndpointFin            // the endpoint closed first, with a FIN
+	EndpointReset          // the endpoint sent a reset after the connection was established
+	EndpointTimeout        // the endpoint no longer answered
+	Idle                   // no bytes for longer than the idle or the half-closed timeout
+	Shutdown               // the proxy stopped
+	ConnectFailed          // no candidate answered within the retry plan
+	NoEndpoints            // there was no candidate when the connection was accepted
+	LimitReached           // a limit of the Service or of the process
+	NotAdmitted            // the client is not allowed, but the socket's filter did not drop it
+	Responses              // UDP: the configured number of responses arrived
+	EndpointGone           // UDP: the endpoint is no longer usable (A8.2)
+	Evicted                // UDP: a new session replaced this one
+	NamespaceLimit         // the namespace reached its limit
+	Admin                  // an operator ended it
+	ClientShutdown         // SCTP: the client shut down first
+	ClientAbort            // SCTP: the client aborted
+	ClientLost             // SCTP: the client no longer answered
+	EndpointShutdown       // SCTP: the endpoint shut down first
+	EndpointAbort          // SCTP: the endpoint aborted
+	EndpointLost           // SCTP: the endpoint no longer answered
+	MessageTooLarge        // SCTP: a message exceeds the bound
+	NoStream               // SCTP: a message's stream was not granted by its receiver
+	NotForwarded           // kernel flows did not forward it, and the relay must not serve it
+	ProxyHeader            // a PROXY header is broken or too long
+	ProxyHeaderTimeout     // no PROXY header came in time
+	ProxyNotTrusted        // the client is none of those that may send a PROXY header
+	endCount           = iota
 )
 
 var endNames = [endCount]string{
@@ -69,6 +72,10 @@ var endNames = [endCount]string{
 	MessageTooLarge:  "message_too_large",
 	NoStream:         "no_stream",
 	NotForwarded:     "not_forwarded",
+
+	ProxyHeader:        "proxy_header",
+	ProxyHeaderTimeout: "proxy_header_timeout",
+	ProxyNotTrusted:    "proxy_not_trusted",
 }
 
 // ByEndpoint reports whether the endpoint broke the connection, which it had accepted.

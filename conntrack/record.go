@@ -28,7 +28,8 @@ type Record struct {
 
 	Client netip.AddrPort
 	VIP    netip.AddrPort // the client's destination
-	// self is the node, if it is the client. Open sets it.
+	// self is the node, if it is the client, and the load balancer that names the client.
+	// Open sets it.
 	self *self
 
 	// Port is the service port; nil if it is unknown.
@@ -105,6 +106,24 @@ func (r *Record) ClientNode() string {
 		return ""
 	}
 	return r.self.name
+}
+
+// Via returns the load balancer that named the client by the PROXY protocol; invalid if
+// none did.
+func (r *Record) Via() netip.AddrPort {
+	if r.self == nil {
+		return netip.AddrPort{}
+	}
+	return r.self.via
+}
+
+// NamedBy notes that the open connection's peer is a load balancer, which names the client.
+func (r *Record) NamedBy(via, client netip.AddrPort) {
+	named := &self{via: via}
+	if own := r.shard.table.selfAt(client.Addr()); own != nil {
+		named.name = own.name
+	}
+	r.Client, r.self = client, named
 }
 
 // Refresher is an Owner that can update the record of its open connection, for

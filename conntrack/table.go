@@ -83,17 +83,18 @@ type Table struct {
 	self   atomic.Pointer[self]
 }
 
-// self is the node, as a client.
+// self is the node, as a client. A client that a load balancer names has one of its own.
 type self struct {
-	name      string
+	name      string // "" if the client is another one
 	addresses map[netip.Addr]struct{}
+	via       netip.AddrPort // the load balancer, or invalid
 }
 
 // SetNode says which addresses are the node's own: connections that are opened from them
 // are the node's, whichever of them the kernel chose as the source. It is safe for
 // concurrent use.
 func (t *Table) SetNode(name string, addresses []netip.Addr) {
-	s := &self{name, make(map[netip.Addr]struct{}, len(addresses))}
+	s := &self{name: name, addresses: make(map[netip.Addr]struct{}, len(addresses))}
 	for _, a := range addresses {
 		s.addresses[a] = struct{}{}
 	}

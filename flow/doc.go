@@ -70,7 +70,8 @@
 //     full, or a service port has too many undecided flows or incomplete handshakes: a
 //     flood meets the relay's SYN cookies
 //   - connections and sessions that the relay serves already
-//   - service ports with the annotation sluice.dev/datapath: relay
+//   - service ports with the annotation sluice.dev/datapath: relay, and those that send or
+//     accept PROXY headers
 //
 // # SCTP
 //

@@ -11,7 +11,8 @@ import (
 // of the destination's family if and only if limited is set and no range in allowed
 // contains the client. Listening sockets use it to drop clients before there is a
 // connection. It combines loadBalancerSourceRanges (A3.10, A3.11) and policy Local
-// without a local endpoint (A3.5, A3.6).
+// without a local endpoint (A3.5, A3.6). Where load balancers name clients by the PROXY
+// protocol, source ranges are for those clients, so that they do not limit.
 //
 // The ranges are of the destination's family, sorted, and not nested. They may be
 // shared and are read-only. Limited without ranges drops all clients.
@@ -31,7 +32,7 @@ func (t *Table) Admission(d service.Destination) (allowed []netip.Prefix, limite
 	if c.externalLocal && len(f.local) == 0 {
 		allowed, limited = t.node.bypass[fam], true
 	}
-	if kind != service.LoadBalancer || f.firewall == nil || !c.externalLocal && len(f.cluster) == 0 {
+	if kind != service.LoadBalancer || f.firewall == nil || len(c.port.AcceptProxy) > 0 || !c.externalLocal && len(f.cluster) == 0 {
 		return allowed, limited
 	}
 	inRanges := t.admitted(c, fam)

@@ -48,13 +48,17 @@ type Link struct {
 	moved  int64 // time of the last movement
 	sides  [2]side
 	facts  fact
+	// preface is how many bytes Prepend put before the client's.
+	preface uint16
 
 	// FirstByte is the time of the endpoint's first byte by poll.Nanotime, or 0.
 	FirstByte int64
 }
 
-// BytesUp returns how many bytes were forwarded from the client to the endpoint.
-func (l *Link) BytesUp() uint64 { return l.sides[client].bytes }
+// BytesUp returns how many bytes of the client were forwarded to the endpoint.
+func (l *Link) BytesUp() uint64 {
+	return l.sides[client].bytes - min(l.sides[client].bytes, uint64(l.preface))
+}
 
 // BytesDown returns how many bytes were forwarded from the endpoint to the client.
 func (l *Link) BytesDown() uint64 { return l.sides[endpoint].bytes }

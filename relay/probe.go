@@ -44,6 +44,15 @@ func (w *Worker) Probe(l *Link, clientFD, endpointFD int) sys.Errno {
 	return 0
 }
 
+// Prepend has bytes sent to the endpoint before the client's, before the first Probe of a
+// link. They are at most 64 KiB - 1.
+func (w *Worker) Prepend(l *Link, p []byte) {
+	d := &l.sides[client]
+	*d = side{state: probed | readable}
+	w.hold(d, p)
+	l.preface = uint16(len(p))
+}
+
 // saved reads the bytes that an endpoint sent before it reset the connection. It
 // returns false if there are none.
 func (w *Worker) saved(s *side, fd int) bool {

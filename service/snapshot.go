@@ -133,6 +133,14 @@ type Port struct {
 	// sluice.dev/idle-timeout and half-closed-timeout: 0 if there is none, and Never.
 	IdleTimeout, HalfClosedTimeout time.Duration
 
+	// SendProxy is the version of the PROXY protocol, 1 or 2, by which endpoints of a TCP
+	// port learn of the client; 0 = none (sluice.dev/proxy-protocol).
+	SendProxy uint8
+	// AcceptProxy are the load balancers whose connections to a TCP port begin with a PROXY
+	// header. All other clients are reset. Empty = there are none
+	// (sluice.dev/accept-proxy-protocol).
+	AcceptProxy []netip.Prefix
+
 	// HealthCheckNodePort is 0 if none (A6.1).
 	HealthCheckNodePort uint16
 

@@ -15,8 +15,8 @@ import (
 
 // Annotations are the names of a Service's annotations that have an effect, without
 // the prefix "sluice.dev/".
-var Annotations = []string{accessLog, "balancer", "balancer-hash", "datapath", "dial-timeouts", "eject-after",
-	halfClosedTimeout, idleTimeout, "sctp-streams", topologyKeys, "udp-responses", "udp-timeout"}
+var Annotations = []string{acceptProxyProtocol, accessLog, "balancer", "balancer-hash", "datapath", "dial-timeouts", "eject-after",
+	halfClosedTimeout, idleTimeout, proxyProtocol, "sctp-streams", topologyKeys, "udp-responses", "udp-timeout"}
 
 // Foreign are annotations of other proxies that have an effect, with their whole names.
 var Foreign = []string{"kube-router.io/service.scheduler", "service.cilium.io/lb-algorithm"}
@@ -49,6 +49,8 @@ type spec struct {
 	affinityTimeout     time.Duration
 	idleTimeout         time.Duration
 	halfClosedTimeout   time.Duration
+	sendProxy           uint8
+	acceptProxy         []netip.Prefix
 	healthCheckNodePort uint16
 	topologyKeys        []string
 	annotations         map[string]string
@@ -259,6 +261,7 @@ func (s *spec) parsePolicy(svc *corev1.Service) {
 		s.problemf("annotation %s%s: %q is not one of %s; all records are written", annotationPrefix, accessLog, v, strings.Join(AccessLogValues, ", "))
 	}
 	s.idleTimeout, s.halfClosedTimeout = s.timeout(idleTimeout), s.timeout(halfClosedTimeout)
+	s.parseProxyProtocol()
 	s.parseTopologyKeys()
 }
 
@@ -292,6 +295,12 @@ func CheckAnnotation(name, text string, local bool) error {
 	case topologyKeys:
 	case idleTimeout, halfClosedTimeout:
 		_, err := parseTimeout(name, text)
+		return err
+	case proxyProtocol:
+		_, err := parseProxyVersion(text)
+		return err
+	case acceptProxyProtocol:
+		_, err := parseProxies(text)
 		return err
 	default:
 		return nil

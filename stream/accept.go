@@ -123,33 +123,50 @@ func (w *worker) admit(fd int, protocol service.Protocol, client, vip netip.Addr
 	w.shard.Open(&c.record)
 	p.service.open.Add(1)
 	p.namespace.open.Add(1)
-	switch verdict.Action {
+	if len(verdict.Port.AcceptProxy) > 0 {
+		c.awaitHeader()
+		return nil
+	}
+	if c.begin(st, &verdict) {
+		return c
+	}
+	return nil
+}
+
+// begin begins to dial as the verdict says. It returns true if the connection has to wait
+// for room.
+func (c *conn) begin(st *state, v *policy.Verdict) (waits bool) {
+	switch v.Action {
 	case policy.Accept:
 	case policy.Drop:
 		// The socket's filter drops clients that may not connect; this one came
 		// before the filter changed, or the filter has no room for all ranges.
 		c.fail(conntrack.NotAdmitted)
-		return nil
+		return false
 	default:
 		// Steering refuses connections without endpoints; the handshake of this
 		// one took longer than the grace period after the last endpoint went.
 		c.fail(conntrack.NoEndpoints)
-		return nil
+		return false
 	}
-	if refuses := w.server.options.Refuses; refuses != nil && refuses(client, vip, verdict.Port) {
+	peer := c.record.Client
+	if via := c.record.Via(); via.IsValid() {
+		peer = via
+	}
+	if refuses := c.worker.server.options.Refuses; refuses != nil && refuses(peer, c.record.VIP, v.Port) {
 		c.fail(conntrack.NotForwarded)
-		return nil
+		return false
 	}
 	if end := c.overLimit(); end != conntrack.EndNone {
 		c.fail(end)
-		return nil
+		return false
 	}
 	c.carrier.accepted()
 	if !c.beginDialing() {
-		return c
+		return true
 	}
-	c.dial(st, &verdict)
-	return nil
+	c.dial(st, v)
+	return false
 }
 
 // join begins accepting from a listening socket.

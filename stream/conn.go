@@ -27,6 +27,7 @@ type conn struct {
 	client   int32 // the client's socket
 	upstream int32 // the socket that is connecting
 	dialing  bool
+	awaits   bool           // a PROXY header, on the client's socket with the registration endpoint
 	cut      conntrack.End  // how EndConnection ends it, else EndNone
 	class    uint8          // the TCP client's DSCP
 	held     upstream.Range // ports for TCP sockets with the client's address, from Rules.Hold
@@ -109,6 +110,10 @@ func (c *conn) attemptFailed(errno sys.Errno) (waits bool) {
 
 // HandleEvents reports how the current attempt ended.
 func (c *conn) HandleEvents(_ uint8, ev poll.Events) {
+	if c.awaits {
+		c.takeHeader(ev)
+		return
+	}
 	switch errno := c.carrier.probe(int(c.upstream)); errno {
 	case 0:
 		c.worker.loop.Cancel(&c.timer)
@@ -120,8 +125,13 @@ func (c *conn) HandleEvents(_ uint8, ev poll.Events) {
 	}
 }
 
-// HandleTimer ends the current attempt by its timeout, or the pause before the next.
+// HandleTimer ends the wait for a header, the current attempt by its timeout, or the pause
+// before the next.
 func (c *conn) HandleTimer(*poll.Timer) {
+	if c.awaits {
+		c.fail(conntrack.ProxyHeaderTimeout)
+		return
+	}
 	if c.upstream >= 0 {
 		c.abandonAttempt(sys.ETIMEDOUT)
 		return
@@ -180,6 +190,9 @@ func (c *conn) connected(endpoint int, reg poll.Registration, ready poll.Events)
 // fail ends a connection that has no endpoint: the client is reset.
 func (c *conn) fail(end conntrack.End) {
 	c.worker.loop.Cancel(&c.timer)
+	if c.awaits {
+		c.worker.loop.Forget(c.endpoint)
+	}
 	if c.upstream >= 0 {
 		c.worker.loop.Forget(c.endpoint)
 		sys.Close(int(c.upstream))

@@ -29,7 +29,12 @@ func newTCPConn() *conn {
 	return &t.conn
 }
 
-func (t *tcpConn) accepted() { t.class = sys.ClientClass(int(t.client), t.record.VIP.Addr().Is6()) }
+func (t *tcpConn) accepted() {
+	t.class = sys.ClientClass(int(t.client), t.record.VIP.Addr().Is6())
+	if t.record.Port.SendProxy != 0 {
+		t.worker.relay.Prepend(&t.link, proxyHeader(&t.record))
+	}
+}
 
 // connect begins to connect to an endpoint as package upstream decides. The record says
 // whose address the endpoint sees.

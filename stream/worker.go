@@ -27,6 +27,7 @@ type worker struct {
 	acceptors map[*socket]*acceptor
 
 	retries retries
+	headers headerReader
 
 	stalled    []stalled
 	stallTimer poll.Timer

@@ -160,8 +160,9 @@ func (r *Rules) Choose(own hostnet.Addresses, v *policy.Verdict, client netip.Ad
 // this node. Those of an endpoint that has an address of this node come from no
 // interface, and an endpoint on the client's own link replies to it directly, such as
 // pods on one bridge. A link-local address means nothing without its interface.
+// A client that a PROXY header names may be of the other family.
 func (r *Rules) repliesPass(client, endpoint netip.Addr, ownEndpoint bool) bool {
-	return r.replies.Diverted && !ownEndpoint && !client.IsLinkLocalUnicast() &&
+	return r.replies.Diverted && !ownEndpoint && !client.IsLinkLocalUnicast() && client.Is4() == endpoint.Is4() &&
 		(r.sameLink == nil || !r.sameLink(client, endpoint))
 }
 

@@ -14,6 +14,12 @@ func Recv(fd int, p []byte) (int, Errno) {
 	return result(r, e)
 }
 
+// Peek is Recv that leaves the bytes in the socket.
+func Peek(fd int, p []byte) (int, Errno) {
+	r, _, e := syscall.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(base(p)), uintptr(len(p)), unix.MSG_PEEK, 0, 0)
+	return result(r, e)
+}
+
 // Send writes to a socket. It never raises SIGPIPE. With more, the kernel may delay
 // an incomplete last segment. Use it only if Shutdown or Close follows at once; the
 // FIN then travels in the same segment.

@@ -76,6 +76,7 @@ type Connection struct {
 	Path       string    `json:"path"`
 	Client     string    `json:"client"`
 	ClientNode string    `json:"client_node,omitempty"`
+	Via        string    `json:"via,omitempty"`
 	VIP        string    `json:"vip"`
 	VIPKind    string    `json:"vip_kind"`
 	Service    string    `json:"service,omitempty"`

@@ -57,6 +57,16 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestEndpointThatResetsIsEjected/kernel",
 	},
 	{
+		name: "strangers-name-clients", what: "anybody may name another client's address by a PROXY header",
+		file: "service/proxyprotocol.go", old: "return r.Contains(peer)", new: "return true",
+		pkg: "service", test: "TestTrusts",
+	},
+	{
+		name: "header-counts-as-the-clients", what: "bytes_from_client counts the PROXY header",
+		file: "relay/probe.go", old: "\tl.preface = uint16(len(p))\n", new: "",
+		pkg: "test/e2e", test: "TestProxyProtocolIsSent/relay",
+	},
+	{
 		name: "rank-ignored-in-the-table", what: "kernel flows begin round-robin at the first endpoint on all nodes",
 		file: "flow/table.go", old: "u.options|how, u.first", new: "u.options|how, 0",
 		pkg: "flow", test: "TestTableBeginsAtTheRank",

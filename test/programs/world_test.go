@@ -49,6 +49,7 @@ type world struct {
 	t *testing.T
 	*netns.Lab
 	port      uint16
+	manifests string // directory
 	accessLog string
 	cmd       *netns.Cmd
 	log       *output
@@ -66,20 +67,16 @@ func newWorldBy(t *testing.T, program []string, backends int, port uint16, flags
 	t.Helper()
 	t.Parallel()
 	dir := t.TempDir()
-	w := &world{t: t, Lab: netns.NewLab(t, backends), port: port, accessLog: filepath.Join(dir, "access.log"), log: &output{}}
-	manifests := filepath.Join(dir, "manifests")
-	err := os.Mkdir(manifests, 0o755)
-	if err == nil {
-		err = os.WriteFile(filepath.Join(manifests, "service.yaml"), []byte(w.yaml()), 0o600)
-	}
-	if err != nil {
+	w := &world{t: t, Lab: netns.NewLab(t, backends), port: port, manifests: filepath.Join(dir, "manifests"), accessLog: filepath.Join(dir, "access.log"), log: &output{}}
+	if err := os.Mkdir(w.manifests, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	w.annotate("")
 	binary, err := filepath.Abs(os.Getenv("SLUICE_BIN"))
 	if err != nil || os.Getenv("SLUICE_BIN") == "" {
 		t.Fatal("SLUICE_BIN is not set: use make test-programs")
 	}
-	args := append(slices.Clone(program), append([]string{binary, "run", "--manifests", manifests, "--hostname-override", "node",
+	args := append(slices.Clone(program), append([]string{binary, "run", "--manifests", w.manifests, "--hostname-override", "node",
 		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--access-log", w.accessLog, "--access-log-format", "json"}, flags...)...)
 	w.cmd = w.Node.Command(t, args[0], args[1:]...)
 	w.cmd.Stdout, w.cmd.Stderr = w.log, w.log
@@ -130,6 +127,15 @@ endpoints:
 		}
 	}
 	return b.String()
+}
+
+// annotate writes the Service with annotations.
+func (w *world) annotate(annotations string) {
+	w.t.Helper()
+	text := strings.Replace(w.yaml(), "namespace: default}\n", "namespace: default, annotations: {"+annotations+"}}\n", 1)
+	if err := os.WriteFile(filepath.Join(w.manifests, "service.yaml"), []byte(text), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // at returns the Service's address of a family with its port.
