@@ -134,5 +134,7 @@ type Options struct {
 	Upstream *upstream.Rules
 	// Refuses reports whether a client that policy accepts must not be served here; nil: none.
 	Refuses func(client, vip netip.AddrPort, port *service.Port) bool
-	Logger  zerolog.Logger
+	// Follow hears of each session that begins, or has ended; nil: nobody does.
+	Follow func(client, vip netip.AddrPort, open bool)
+	Logger zerolog.Logger
 }

@@ -93,6 +93,9 @@ func (w *worker) enter(h *serviceSessions, o *replySocket, k key, now int64) *se
 	}
 	w.shard.Open(&c.record)
 	w.sessions[k] = c
+	if follow := w.server.options.Follow; follow != nil {
+		follow(k.client, k.vip, true)
+	}
 	h.add(c, now)
 	w.count++
 	w.server.stats.Sessions.Add(1)
@@ -290,6 +293,9 @@ func (c *session) end(end conntrack.End) {
 	w := c.sessions.worker
 	r := &c.record
 	delete(w.sessions, key{r.Client, r.VIP})
+	if follow := w.server.options.Follow; follow != nil {
+		follow(r.Client, r.VIP, false)
+	}
 	if w.recent == c {
 		w.recent = nil
 	}

@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"net/netip"
@@ -11,7 +12,6 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/poll"
-	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -65,7 +65,15 @@ func (w *worker) forgetRelayed() error {
 	for i := range keys {
 		_ = w.kernel.Maps.Relayed.Delete(&keys[i])
 	}
-	if err := all.Err(); err != nil {
+	keys = keys[:0]
+	sessions := w.kernel.Maps.Sessions.Iterate()
+	for sessions.Next(&key, &until) {
+		keys = append(keys, key)
+	}
+	for i := range keys {
+		_ = w.kernel.Maps.Sessions.Delete(&keys[i])
+	}
+	if err := cmp.Or(all.Err(), sessions.Err()); err != nil {
 		return fmt.Errorf("read what was relayed: %w", err)
 	}
 	return nil
@@ -73,13 +81,22 @@ func (w *worker) forgetRelayed() error {
 
 // leaveToRelay leaves the UDP sessions to the relay that it has, each to the same endpoint.
 func (s *Server) leaveToRelay() {
-	until := uint64(sys.Monotonic() + int64(relayedUDP))
-	s.options.Relayed(func(client, vip netip.AddrPort) {
-		key := bpf.TupleOf(syscall.IPPROTO_UDP, client, vip)
-		if err := s.kernel.Maps.Relayed.Put(&key, &until); err != nil {
-			s.once.Warn("kernel flows", fmt.Errorf("UDP sessions that the relay has: %w", err))
-		}
-	})
+	s.options.Relayed(func(client, vip netip.AddrPort) { s.Session(client, vip, true) })
+}
+
+// Session says that the relay has a client's UDP session from now on, or no more. It is safe for
+// concurrent use. Sessions beyond what the kernel has room for are known as long as their clients
+// send again and again.
+func (s *Server) Session(client, vip netip.AddrPort, open bool) {
+	if !s.Started() {
+		return // leaveToRelay finds it
+	}
+	key, none := bpf.TupleOf(syscall.IPPROTO_UDP, client, vip), uint64(0)
+	if open {
+		_ = s.kernel.Maps.Sessions.Put(&key, &none)
+	} else {
+		_ = s.kernel.Maps.Sessions.Delete(&key)
+	}
 }
 
 // unaccounted returns the indices that neither a flow has nor the spares: the dead process

@@ -4,10 +4,12 @@ import (
 	"net/netip"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/rs/zerolog"
 
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
@@ -97,6 +99,10 @@ func (s *Server) Refuses(client, vip netip.AddrPort, port *service.Port) bool {
 		return false
 	}
 	s.judges.refuse(client, vip, port)
+	if path.protocol == service.UDP { // the kernel may forward the next datagram
+		key := bpf.TupleOf(syscall.IPPROTO_UDP, client, vip)
+		_ = s.kernel.Maps.Relayed.Delete(&key)
+	}
 	return true
 }
 

@@ -37,12 +37,24 @@ func TestSessionsOfTheRelayStayItsOwn(t *testing.T) {
 			}
 			return c
 		}
-		send(41000)
+		_ = send(41000).Close()
 		wait.True(t, "the relay's client is left to it", func() bool { return n.server.Stats().Kernel["passed_relayed"] == 1 })
-		other := send(41001)
-		_ = other.SetReadDeadline(time.Now().Add(patience))
-		if _, err := other.Read(make([]byte, 100)); err != nil {
-			t.Errorf("another client: %v", err)
+		// Another tenant's packets that go to the relay are many.
+		until := uint64(sys.Monotonic() + int64(relayedUDP))
+		for i := range 40000 {
+			key := bpf.TupleOf(syscall.IPPROTO_UDP, at(netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}), 1000), vip)
+			if err := n.server.kernel.Maps.Relayed.Put(&key, &until); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_ = send(41000).Close()
+		wait.True(t, "the relay's client is still left to it", func() bool { return n.server.Stats().Kernel["passed_relayed"] == 2 })
+		n.server.Session(at(lab.Client.IPv4, 41000), vip, false)
+		for _, c := range []net.Conn{send(41000), send(41001)} {
+			_ = c.SetReadDeadline(time.Now().Add(patience))
+			if _, err := c.Read(make([]byte, 100)); err != nil {
+				t.Errorf("a client that the relay does not have: %v", err)
+			}
 		}
 	})
 }

@@ -55,7 +55,8 @@ type Options struct {
 	// Waits has the Server begin also on a node that forwards nothing: all is relayed until it
 	// does.
 	Waits bool
-	// Relayed visits the UDP sessions that the relay has when the kernel begins to forward.
+	// Relayed visits the UDP sessions that the relay has when the kernel begins to forward. Session
+	// hears of later ones.
 	Relayed func(visit func(client, vip netip.AddrPort))
 	// Judges names the rules of other programs that judge forwarded packets; nil: there are none.
 	Judges func() ([]string, error)

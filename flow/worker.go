@@ -368,11 +368,11 @@ func relayedFor(p service.Protocol) time.Duration {
 	return relayedTCP
 }
 
-// isRelayed reports whether another datagram of the client has gone to the relay since
-// this one came up.
+// isRelayed reports whether the relay has a session, or another datagram of the client has gone
+// to it since this one came up.
 func (w *worker) isRelayed(key bpf.KernelTuple) bool {
 	var until uint64
-	return w.kernel.Maps.Relayed.Lookup(&key, &until) == nil && until > uint64(sys.Monotonic())
+	return w.kernel.Maps.Sessions.Lookup(&key, &until) == nil || w.kernel.Maps.Relayed.Lookup(&key, &until) == nil && until > uint64(sys.Monotonic())
 }
 
 // pass hands a packet to the relay, with those that follow it for some time.

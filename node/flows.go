@@ -161,6 +161,13 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 // relaysAll reports whether the kernel is to forward nothing.
 func (o *Config) relaysAll() bool { return o.DataPath == RelayPath || o.DataPath == "" }
 
+// followSession tells kernel flows of the relay's UDP sessions, whose further datagrams it gets too.
+func (p *Proxy) followSession(client, vip netip.AddrPort, open bool) {
+	if p.flows != nil {
+		p.flows.server.Session(client, vip, open)
+	}
+}
+
 // relayedSessions visits the UDP sessions that are relayed.
 func (p *Proxy) relayedSessions(visit func(client, vip netip.AddrPort)) {
 	err := p.conntrack.List(context.Background(), p.onLoops(), func(r *conntrack.Record) error {

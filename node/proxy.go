@@ -275,6 +275,7 @@ func (p *Proxy) makeLoops(limits limits) error {
 	p.datagram = datagram.New(datagram.Options{
 		Config:   limits.datagram,
 		Refuses:  refuses,
+		Follow:   p.followSession,
 		Loops:    loops,
 		Table:    p.conntrack,
 		Traits:   p.steer.Traits(),

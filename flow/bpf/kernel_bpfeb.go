@@ -309,6 +309,7 @@ const (
 	KernelMapPlaces       = "places"
 	KernelMapPowers       = "powers"
 	KernelMapRelayed      = "relayed"
+	KernelMapSessions     = "sessions"
 	KernelMapSpares       = "spares"
 	KernelMapUpcalls      = "upcalls"
 	KernelMapWays         = "ways"
@@ -382,6 +383,7 @@ type KernelMapSpecs struct {
 	Places       *ebpf.MapSpec `ebpf:"places"`
 	Powers       *ebpf.MapSpec `ebpf:"powers"`
 	Relayed      *ebpf.MapSpec `ebpf:"relayed"`
+	Sessions     *ebpf.MapSpec `ebpf:"sessions"`
 	Spares       *ebpf.MapSpec `ebpf:"spares"`
 	Upcalls      *ebpf.MapSpec `ebpf:"upcalls"`
 	Ways         *ebpf.MapSpec `ebpf:"ways"`
@@ -429,6 +431,7 @@ type KernelMaps struct {
 	Places       *ebpf.Map `ebpf:"places"`
 	Powers       *ebpf.Map `ebpf:"powers"`
 	Relayed      *ebpf.Map `ebpf:"relayed"`
+	Sessions     *ebpf.Map `ebpf:"sessions"`
 	Spares       *ebpf.Map `ebpf:"spares"`
 	Upcalls      *ebpf.Map `ebpf:"upcalls"`
 	Ways         *ebpf.Map `ebpf:"ways"`
@@ -448,6 +451,7 @@ func (m *KernelMaps) Close() error {
 		m.Places,
 		m.Powers,
 		m.Relayed,
+		m.Sessions,
 		m.Spares,
 		m.Upcalls,
 		m.Ways,

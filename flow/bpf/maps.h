@@ -95,7 +95,17 @@ struct {
 	__type(value, __be32);
 } fragments SEC(".maps");
 
-// relayed are tuples that the relay serves, and until when at least.
+// sessions are tuples of the relay's UDP sessions. Userspace keeps them as long as these last.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 18);
+	__type(key, struct tuple);
+	__type(value, __u64);
+} sessions SEC(".maps");
+
+// relayed are tuples that the relay is about to serve, and until when at least. The oldest ones are
+// forgotten, whosever they are.
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);

@@ -102,6 +102,7 @@ func (x *tested) load(t testing.TB) {
 	}
 	for _, k := range x.relayed {
 		check(x.Maps.Relayed.Delete(k))
+		check(x.Maps.Sessions.Delete(k))
 	}
 	for f := range x.fragments {
 		key := TupleOf(f.protocol, netip.AddrPortFrom(f.src, 0), netip.AddrPortFrom(f.dst, 0))
@@ -133,6 +134,11 @@ func (x *tested) load(t testing.TB) {
 			until = 1 << 62
 		}
 		check(x.Maps.Relayed.Put(keyOf(key), until))
+	}
+	for key := range x.m.sessions {
+		k := keyOf(key)
+		check(x.Maps.Sessions.Put(k, uint64(0)))
+		x.relayed = append(x.relayed, k)
 	}
 	for i := range x.m.flows {
 		x.Flows[i] = KernelFlow{}

@@ -39,7 +39,7 @@ func (g *generator) world(flows int) {
 	g.ids = nil
 	m := &model{
 		entries: make(map[modelTuple]modelEntry), flows: make([]modelFlow, flows+1),
-		served: make(map[modelTuple]uint32), relayed: make(map[modelTuple]bool),
+		served: make(map[modelTuple]uint32), relayed: make(map[modelTuple]bool), sessions: make(map[modelTuple]bool),
 		fragments: make(map[modelFragment][2]uint16), loads: make(map[uint32]*modelLoad),
 		alive: !g.one(5), stale: g.one(10), mostUndecided: g.IntN(40), mostUnconfirmed: 16,
 	}
@@ -63,7 +63,12 @@ func (g *generator) world(flows int) {
 		if g.one(3) { // a client whose session the relay has
 			f := g.flow(g.one(2), udp)
 			m.served[modelTuple{dst: f.vip, protocol: udp}] = f.service
-			m.relayed[modelTuple{f.client, f.vip, udp}] = g.one(2)
+			t := modelTuple{f.client, f.vip, udp}
+			if g.one(2) {
+				m.sessions[t] = true
+			} else {
+				m.relayed[t] = g.one(2)
+			}
 		}
 	}
 	g.tables(24)

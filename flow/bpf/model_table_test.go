@@ -42,7 +42,7 @@ func (m *model) decide(s *skbuff, p *modelPacket, service uint32, t *modelTable,
 	}
 	switch {
 	case m.stale, l.distrusted && m.alive, // an endpoint has just failed
-		l.opened-l.ended >= m.mostFlows && len(m.spare) <= m.leastSpare, p.isUDP() && m.relayed[p.tuple], m.isReply(middle.Port()),
+		l.opened-l.ended >= m.mostFlows && len(m.spare) <= m.leastSpare, p.isUDP() && (m.relayed[p.tuple] || m.alive && m.sessions[p.tuple]), m.isReply(middle.Port()),
 		!p.isUDP() && l.begun-l.confirmed >= m.mostUnconfirmed,
 		t.podsOnly && !from.pod, // A3.8
 		len(t.endpoints) == 0, client.Addr() == vip.Addr():

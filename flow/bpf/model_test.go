@@ -107,6 +107,7 @@ type model struct {
 	flows     []modelFlow // 0 is none
 	served    map[modelTuple]uint32
 	relayed   map[modelTuple]bool // until when: true is later
+	sessions  map[modelTuple]bool // of the relay
 	fragments map[modelFragment][2]uint16
 	loads     map[uint32]*modelLoad
 	events    []modelEvent
@@ -314,7 +315,7 @@ func (m *model) begin(s *skbuff, p *modelPacket, before uint32) modelVerdict {
 		}
 	}
 	defer m.tellUnused(s)
-	if first && m.alive && l.asked-l.decided < m.mostUndecided && !m.relayed[p.tuple] &&
+	if first && m.alive && l.asked-l.decided < m.mostUndecided && !m.relayed[p.tuple] && !m.sessions[p.tuple] &&
 		(p.isUDP() || l.begun-l.confirmed < m.mostUnconfirmed) && len(s.frame) <= longestUpcall {
 		l.asked++
 		m.events = append(m.events, modelEvent{kind: KernelEventKindEVENT_ASK, flow: before, service: id, packet: string(s.frame)})

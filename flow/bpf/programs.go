@@ -171,6 +171,7 @@ func (k *Kernel) loadPrograms(linkHeader uint32, to *KernelPrograms) error {
 		KernelMapPlaces:       k.Maps.Places,
 		KernelMapPowers:       k.Maps.Powers,
 		KernelMapRelayed:      k.Maps.Relayed,
+		KernelMapSessions:     k.Maps.Sessions,
 		KernelMapSpares:       k.Maps.Spares,
 		KernelMapUpcalls:      k.Maps.Upcalls,
 		KernelMapWays:         k.Maps.Ways,

@@ -95,7 +95,7 @@ static __always_inline int is_open(struct __sk_buff *skb, struct packet *p, cons
 	if (!has_room(c, l))
 		return 0;
 	if (p->tuple.protocol != IPPROTO_TCP)
-		return !is_relayed(p, now);
+		return !is_relayed(p, c, now);
 	return (__s64)(l->begun - l->confirmed) < c->most_unconfirmed && !has_socket(skb, &p->tuple, p->ipv6);
 }
 

@@ -131,7 +131,7 @@ static __always_inline int is_alive(const struct control *c, __u64 now)
 	return (__s64)(now - c->beat) < (__s64)DEAD_AFTER;
 }
 
-#define SESSION 180000000000ULL // ns: as long as any UDP session, unless configured
+#define SESSION 180000000000ULL // ns: until the relay has a session, or if sessions has no room for it
 #define REFUSAL 10000000LL      // ns: longer than that, the relay has a session
 
 // note_relayed remembers that the relay serves a client's UDP session, so that its other
@@ -145,11 +145,13 @@ static __always_inline void note_relayed(const struct packet *p)
 	bpf_map_update_elem(&relayed, &t, &until, BPF_ANY);
 }
 
-// is_relayed says whether the relay serves the tuple. Each datagram of a session, not of
-// what the relay refuses, prolongs that.
-static __always_inline int is_relayed(const struct packet *p, __u64 now)
+// is_relayed says whether the relay serves the tuple: it has a session, while userspace is alive, or
+// is about to have one. Each datagram, not of what the relay refuses, prolongs the latter.
+static __always_inline int is_relayed(const struct packet *p, const struct control *c, __u64 now)
 {
 	struct tuple t = p->tuple;
+	if (t.protocol == IPPROTO_UDP && is_alive(c, now) && bpf_map_lookup_elem(&sessions, &t))
+		return 1;
 	__u64 *until = bpf_map_lookup_elem(&relayed, &t);
 	if (!until || (__s64)(*until - now) <= 0)
 		return 0;
@@ -175,7 +177,7 @@ static __always_inline int ask(struct __sk_buff *skb, struct packet *p, __u32 se
 		count(PASSED_UNDECIDED);
 		return -1;
 	}
-	if (is_relayed(p, now)) {
+	if (is_relayed(p, c, now)) {
 		count(PASSED_RELAYED);
 		return 1;
 	}

@@ -63,6 +63,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestRulesOverrideAnnotations",
 	},
 	{
+		name: "flow-session-forgotten", what: "a tenant's packets have others' relayed sessions move to the kernel",
+		file: "flow/bpf/upcall.h", old: "bpf_map_lookup_elem(&sessions, &t))", new: "0)",
+		pkg: "flow", test: "TestSessionsOfTheRelayStayItsOwn",
+	},
+	{
 		name: "flow-session-until-last", what: "the record of an idle session ends with its last datagram",
 		file: "flow/timeouts.go", old: "	f.end(conntrack.Idle, now)\n	f.drop()\n}", new: "	f.end(conntrack.Idle, f.last())\n	f.drop()\n}",
 		pkg: "flow", test: "TestRecordOfAShortSession",
