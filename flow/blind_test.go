@@ -69,12 +69,7 @@ func TestBlindResetEndsNoConnection(t *testing.T) {
 			}
 			wait.True(t, "the flow is open", n.hasOpenFlow)
 			client, vip := netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort(vip4+":80")
-			var k *bpf.KernelFlow
-			for i := range n.server.kernel.Flows {
-				if f := &n.server.kernel.Flows[i]; f.State == bpf.KernelStateOPEN {
-					k = f
-				}
-			}
+			k := n.openFlow()
 			// Places that are no real number: those that are would be guessed.
 			first := k.Way[0].End + 1<<28
 			had := n.server.Stats().Kernel["translated"]

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/conntrack"
-	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -119,12 +118,7 @@ func TestForgedSYNChangesNoConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 		client, vip := netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort(vip4+":80")
-		var k *bpf.KernelFlow
-		for i := range n.server.kernel.Flows {
-			if f := &n.server.kernel.Flows[i]; f.State == bpf.KernelStateOPEN {
-				k = f
-			}
-		}
+		k := n.openFlow()
 		for i := range uint32(20) {
 			sendSegment(t, lab.Backends[1], client, vip, 1000+i, 0, flagSYN)
 			wait.True(t, "a challenge", func() bool { return atomic.LoadUint32(&k.Challenge) != 0 })

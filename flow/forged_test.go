@@ -2,11 +2,14 @@ package flow
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/test/netns"
@@ -46,15 +49,7 @@ func forgeReset(t *testing.T, n *node, l net.Listener) error {
 		t.Fatal(err)
 	}
 	defer endpoint.Close()
-	var open *bpf.KernelFlow
-	for i := range n.server.kernel.Flows {
-		if k := &n.server.kernel.Flows[i]; k.State == bpf.KernelStateOPEN {
-			open = k
-		}
-	}
-	if open == nil {
-		t.Fatal("no flow is open")
-	}
+	open := n.openFlow()
 	forged := reset{from: bpf.PortOf(open.Client, open.ClientPort), to: bpf.PortOf(open.Vip, open.VipPort), sequence: open.Way[0].End + 1, flags: flagRST}
 	last := time.Now() // the connection was in use after it
 	if err := lab.Client.Do(func() error {
@@ -88,5 +83,64 @@ func forgeReset(t *testing.T, n *node, l net.Listener) error {
 		}
 		last = now
 	}
+	return nil
+}
+
+// What the node's own rules drop ends no connection, even if it has the numbers that the endpoint
+// expects: not by an RST, nor by a FIN.
+func TestDroppedPacketsEndNoConnection(t *testing.T) {
+	for _, hidden := range []bool{false, true} {
+		forDeciders(t, func(t *testing.T, by func(*Options)) {
+			lab := netns.NewLab(t, 2)
+			lab.Backends[0].EchoTCP(t, 8080)
+			lab.Node.NFT(t, fmt.Sprintf("add table inet guard; add chain inet guard raw { type filter hook prerouting priority raw; }; add rule inet guard raw iifname != client ip saddr %s counter drop", lab.Client.IPv4))
+			n := newNode(t, lab, by)
+			n.config.MasqueradeAll = hidden
+			n.serve(0)
+			c, err := lab.Client.Dial("tcp", vip4+":80")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if _, err := netns.AskOn(c); err != nil {
+				t.Fatal(err)
+			}
+			client, vip := netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort(vip4+":80")
+			k := n.openFlow()
+			had := n.server.Stats().Kernel["translated"]
+			flags := []byte{flagRST, flagRST | flagACK, flagACK | 1, flagACK} // 1 is FIN
+			for _, f := range flags {
+				sendSegment(t, lab.Backends[1], client, vip, k.Way[0].End, k.Way[1].End, f)
+			}
+			wait.True(t, "all segments", func() bool { return n.server.Stats().Kernel["translated"] >= had+uint64(len(flags)) })
+			const ends = bpf.KernelSeenCLIENT_FIN | bpf.KernelSeenCLIENT_RST | bpf.KernelSeenCLOSING_TOLD
+			if k.State != bpf.KernelStateOPEN || k.Seen&ends != 0 || len(n.taken()) != 0 {
+				t.Errorf("hidden %v: the flow is in state %d, seen %#x, records: %+v", hidden, k.State, k.Seen, n.taken())
+			}
+			back := make([]byte, 6)
+			_ = c.SetDeadline(time.Now().Add(patience))
+			if _, err := io.WriteString(c, "again\n"); err != nil {
+				t.Errorf("hidden %v: %v", hidden, err)
+			} else if _, err := io.ReadFull(c, back); err != nil || string(back) != "again\n" {
+				t.Errorf("hidden %v: %q, %v", hidden, back, err)
+			}
+			_ = c.Close()
+			wait.True(t, "a record", func() bool { return len(n.taken()) == 1 })
+			if r := n.taken()[0]; r.End != conntrack.ClientFin {
+				t.Errorf("hidden %v: %+v", hidden, r)
+			}
+		})
+	}
+}
+
+// openFlow returns an open flow.
+func (n *node) openFlow() *bpf.KernelFlow {
+	n.t.Helper()
+	for i := range n.server.kernel.Flows {
+		if k := &n.server.kernel.Flows[i]; k.State == bpf.KernelStateOPEN {
+			return k
+		}
+	}
+	n.t.Fatal("no flow is open")
 	return nil
 }

@@ -113,3 +113,36 @@ func (n *node) isParked() (is bool) {
 	<-done
 	return is
 }
+
+// A connection that was open for a while, and whose client closes it when its endpoint has gone,
+// ends after the time for half-closed ones.
+func TestParkedConnectionIsHalfClosed(t *testing.T) {
+	forDeciders(t, func(t *testing.T, by func(*Options)) {
+		lab := netns.NewLab(t, 1)
+		lab.Backends[0].WitnessTCP(t, 8080)
+		n := newNode(t, lab, func(o *Options) {
+			by(o)
+			o.HalfClosedTimeout = time.Second
+		})
+		n.serve(0)
+		c, err := lab.Client.Dial("tcp", vip4+":80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := netns.AskOn(c); err != nil {
+			t.Fatal(err)
+		}
+		wait.True(t, "the record is given away", n.isParked)
+		n.silence(0)
+		_ = c.Close()
+		wait.For(t, "the record", 3*patience, func() error {
+			if got := len(n.taken()); got != 1 {
+				return fmt.Errorf("%d records", got)
+			}
+			return nil
+		})
+		if r := n.taken()[0]; r.End != conntrack.Idle {
+			t.Errorf("%+v", r)
+		}
+	})
+}

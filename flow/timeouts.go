@@ -77,7 +77,8 @@ func (f *flow) checkConnection(now int64) {
 	if f.record != nil {
 		port = f.record.Port
 	}
-	limit := port.QuietFor(seen&(bpf.KernelSeenCLIENT_FIN|bpf.KernelSeenENDPOINT_FIN) != 0, o.IdleTimeout, o.HalfClosedTimeout)
+	const halfClosed = bpf.KernelSeenCLIENT_FIN | bpf.KernelSeenENDPOINT_FIN | bpf.KernelSeenCLIENT_LEAVING
+	limit := port.QuietFor(seen&halfClosed != 0, o.IdleTimeout, o.HalfClosedTimeout)
 	if limit <= 0 && f.protocol == service.SCTP {
 		limit = abandonedAssociation
 	} else if limit <= 0 {
@@ -89,6 +90,9 @@ func (f *flow) checkConnection(now int64) {
 	if due := f.last() + int64(limit+clockTick); now < due {
 		if seen&bpf.KernelSeenCONFIRMED != 0 && !f.park() {
 			due = min(due, now+int64(confirmation))
+		}
+		if half := port.QuietFor(true, o.IdleTimeout, o.HalfClosedTimeout); half > 0 {
+			due = min(due, now+int64(half)) // one side may close it
 		}
 		f.worker.loop.Schedule(&f.timer, due, f)
 		return

@@ -46,6 +46,27 @@ static __always_inline void follow_association(struct __sk_buff *skb, struct pac
 		close_flow(skb, f, index);
 }
 
+// follow_association_apart is follow_association for the client's packets.
+GLOBAL int follow_association_apart(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+{
+	if (p && f)
+		follow_association(skb, p, f, index, 0);
+	return 0;
+}
+
+// follow_ending follows a packet of the client that may end a connection (is_ending), once the node
+// has let it pass.
+GLOBAL int follow_ending(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+{
+	if (!p || !f)
+		return 0;
+	if (serves_sctp && f->protocol == IPPROTO_SCTP)
+		follow_association_apart(skb, p, f, index);
+	else if (f->protocol == IPPROTO_TCP)
+		follow_tcp_apart(skb, p, f, index);
+	return 0;
+}
+
 static __always_inline void count_messages(struct flow *f, const struct packet *p, int from)
 {
 	struct direction *d = &f->way[from];
@@ -75,8 +96,8 @@ GLOBAL enum verdict association_from_client(struct __sk_buff *skb, struct packet
 		} else if (state == MOVING) {
 			return ABSORB; // the INIT that userspace has goes to the next endpoint
 		}
-	} else if (p->fragment != LATER_FRAGMENT) {
-		follow_association(skb, p, f, index, 0);
+	} else if (p->fragment != LATER_FRAGMENT && !(p->flags & LATER)) {
+		follow_association_apart(skb, p, f, index);
 	}
 	count_messages(f, p, 0);
 	return GO;

@@ -16,6 +16,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "association.h"
 #include "index.h"
 #include "layout.h"
 #include "maps.h"
@@ -49,8 +50,9 @@ GLOBAL int is_taken(const struct packet *p)
 	return f && !(f->options & OPTION_MASQUERADE) && (f->state >= OPEN || (f->seen & PASSED));
 }
 
-// note_passed notes that a packet which ingress has translated leaves the node.
-GLOBAL int note_passed(const struct packet *p)
+// note_passed notes that a packet which ingress has translated leaves the node, and follows one that
+// may end a connection.
+GLOBAL int note_passed(struct __sk_buff *skb, struct packet *p, int ending)
 {
 	struct tuple back;
 	if (!p)
@@ -58,9 +60,10 @@ GLOBAL int note_passed(const struct packet *p)
 	swap(&back, &p->tuple);
 	__u32 found = find(&back);
 	struct flow *f = role_in(found) == TO_CLIENT ? flow_of(flow_in(found)) : NULL;
-	if (f)
-		mark(f, PASSED);
-	return 0;
+	if (!f)
+		return 0;
+	mark(f, PASSED);
+	return ending && p->fragment != LATER_FRAGMENT ? follow_ending(skb, p, f, flow_in(found)) : 0;
 }
 
 #define DIRECT_TRIES 4

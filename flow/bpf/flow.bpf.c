@@ -60,6 +60,8 @@ static __always_inline int rewrite(struct __sk_buff *skb, const struct packet *p
 	count(COUNT_TRANSLATED);
 	if (role == UNMASQUERADE || (role == TO_ENDPOINT && (f->options & OPTION_MASQUERADE)))
 		skb->tc_index = HALFWAY;
+	else if (role == TO_ENDPOINT && unlikely(p->flags & LATER))
+		skb->tc_index = JUDGED;
 	else if (role == TO_ENDPOINT)
 		skb->tc_index = (f->seen & PASSED) || p->fragment ? TRANSLATED : NOTED;
 	return TCX_NEXT;
@@ -75,7 +77,7 @@ static __noinline int rewrite_apart(struct __sk_buff *skb, const struct packet *
 // to_endpoint handles a packet that has begun a flow.
 static __always_inline int to_endpoint(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
 {
-	return follow_client(skb, p, f, index) == GO ? rewrite(skb, p, f, TO_ENDPOINT) : TCX_DROP;
+	return follow_client(skb, p, f, index, 1) == GO ? rewrite(skb, p, f, TO_ENDPOINT) : TCX_DROP;
 }
 
 // may_begin says whether a packet may be the first of a flow.
@@ -105,10 +107,10 @@ static __always_inline int begin_direct(struct __sk_buff *skb, struct packet *p)
 }
 
 // follow_from follows a packet from the client.
-static __always_inline enum verdict follow_from(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+static __always_inline enum verdict follow_from(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index, const int apart)
 {
 	int sctp = serves_sctp && p->tuple.protocol == IPPROTO_SCTP;
-	return sctp ? association_from_client(skb, p, f, index) : follow_client(skb, p, f, index);
+	return sctp ? association_from_client(skb, p, f, index) : follow_client(skb, p, f, index, apart);
 }
 
 // follow_to follows a packet from the endpoint.
@@ -124,7 +126,7 @@ GLOBAL int from_node(struct __sk_buff *skb, struct packet *p, struct flow *f, __
 	if (!p || !f)
 		return TCX_DROP;
 	mark(f, PASSED);
-	return follow_from(skb, p, f, index) == GO ? rewrite(skb, p, f, MASQUERADE) : TCX_DROP;
+	return follow_from(skb, p, f, index, 1) == GO ? rewrite(skb, p, f, MASQUERADE) : TCX_DROP;
 }
 
 // begin_node handles a packet of no flow at egress: the node may ask an endpoint by a port that
@@ -195,6 +197,15 @@ static __noinline int forward(struct __sk_buff *skb, struct packet *p, struct fl
 	return hand_over(skb, p, h);
 }
 
+// leave_to_egress leaves it to egress to follow a packet. A connection whose endpoint has gone may
+// end there never, so that it is taken for one that is half closed.
+static __always_inline void leave_to_egress(struct packet *p, struct flow *f)
+{
+	if ((p->flags & (FIN | RST)) && is_believed(f, p, 0))
+		mark(f, CLIENT_LEAVING);
+	p->flags |= LATER;
+}
+
 SEC("tc")
 int ingress(struct __sk_buff *skb)
 {
@@ -231,7 +242,9 @@ int ingress(struct __sk_buff *skb)
 	if (role == TO_CLIENT && !direct)
 		return TCX_NEXT; // egress translates it
 	if (role == TO_ENDPOINT) {
-		switch (follow_from(skb, &p, f, index)) {
+		if (unlikely(is_ending(&p, f)) && !direct)
+			leave_to_egress(&p, f);
+		switch (follow_from(skb, &p, f, index, 0)) {
 		case ABSORB:
 			return TCX_DROP;
 		case RESTART:
@@ -247,7 +260,7 @@ SEC("tc")
 int egress(struct __sk_buff *skb)
 {
 	__u32 passage = skb->tc_index;
-	if (passage >= TRANSLATED && passage <= NOTED)
+	if (passage >= TRANSLATED && passage <= JUDGED)
 		skb->tc_index = 0;
 	if (passage == TRANSLATED)
 		return TCX_NEXT;
@@ -263,8 +276,8 @@ int egress(struct __sk_buff *skb)
 		return translate_error(skb, &p, 1);
 	if (unlikely(p.fragment && join_fragments(&p)))
 		return TCX_NEXT;
-	if (unlikely(passage == NOTED)) {
-		note_passed(&p);
+	if (unlikely(passage == NOTED || passage == JUDGED)) {
+		note_passed(skb, &p, passage == JUDGED);
 		return TCX_NEXT;
 	}
 	__u32 found = find(&p.tuple);
@@ -300,6 +313,8 @@ int egress(struct __sk_buff *skb)
 		if (unlikely(f->options & OPTION_DIRECT))
 			return from_node(skb, &p, f, index);
 		mark(f, PASSED);
+		if (unlikely(is_ending(&p, f)))
+			follow_ending(skb, &p, f, index);
 	}
 	return rewrite_apart(skb, &p, f, role);
 }

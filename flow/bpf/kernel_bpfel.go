@@ -240,6 +240,7 @@ const (
 	KernelSeenPASSED             KernelSeen = 2048
 	KernelSeenCLIENT_AHEAD       KernelSeen = 4096
 	KernelSeenENDPOINT_AHEAD     KernelSeen = 8192
+	KernelSeenCLIENT_LEAVING     KernelSeen = 32768
 	KernelSeenCHALLENGED         KernelSeen = 16384
 )
 

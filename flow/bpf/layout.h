@@ -71,6 +71,7 @@ enum seen {
 	PASSED = 2048,   // a packet of the client has left the node
 	CLIENT_AHEAD = 4096, // segments behind a gap have come: ahead says up to where
 	ENDPOINT_AHEAD = 8192,
+	CLIENT_LEAVING = 32768, // the client's end has come to the node, perhaps no further
 	CHALLENGED = 16384, // userspace is about to ask the client whether the connection goes on
 };
 

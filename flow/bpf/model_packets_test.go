@@ -116,6 +116,10 @@ func (g *generator) flow(ipv6 bool, protocol byte) modelFlow {
 		f.client = netip.AddrPortFrom(f.node.Addr(), f.client.Port())
 		f.middle = f.client
 	}
+	if f.state == KernelStateOPEN && protocol != udp && g.one(3) {
+		f.seen |= KernelSeenENDPOINT_FIN
+		f.fin[fromEndpoint] = f.end[fromEndpoint] + 1
+	}
 	f.elsewhere, f.moved = g.one(4), g.one(3)
 	if protocol == tcp && f.state == KernelStateOPEN && g.one(3) {
 		f.challenge = g.Uint32()

@@ -123,7 +123,7 @@ func (m *model) associationFromClient(p *modelPacket, f *modelFlow, index int) m
 		return absorb
 	case p.initiates() && !asked:
 		f.fin = [2]uint32{p.sequence, 0}
-	case !p.initiates() && p.fragment != laterFragment:
+	case !p.initiates() && p.fragment != laterFragment && !p.later:
 		m.followAssociation(p, f, index, fromClient)
 	}
 	return translate

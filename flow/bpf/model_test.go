@@ -184,6 +184,12 @@ func (m *model) ingress(s *skbuff) modelVerdict {
 	case KernelRoleMASQUERADE:
 		return pass
 	case KernelRoleTO_ENDPOINT:
+		if !direct && f.isEnding(p) {
+			p.later = true
+			if f.protocol == tcp && p.flags&(flagFIN|flagRST) != 0 && f.isBelieved(p, fromClient) {
+				f.seen |= KernelSeenCLIENT_LEAVING // the endpoint may have gone
+			}
+		}
 		switch m.fromClient(s, p, f, e.flow) {
 		case absorb:
 			return drop
@@ -246,6 +252,13 @@ func (m *model) egress(s *skbuff) modelVerdict {
 		}
 	case KernelRoleMASQUERADE:
 		f.seen |= KernelSeenPASSED
+		if !f.direct && f.isEnding(p) {
+			if f.protocol == sctp {
+				m.followAssociation(p, f, e.flow, fromClient)
+			} else {
+				m.follow(p, f, e.flow, fromClient)
+			}
+		}
 		if f.direct {
 			switch m.fromClient(s, p, f, e.flow) {
 			case absorb:
@@ -433,6 +446,7 @@ type modelPacket struct {
 	flags         byte
 	sequence, ack uint32 // of SCTP: initiate tag, verification tag
 	chunks        modelChunks
+	later         bool // egress follows it
 }
 
 func (p *modelPacket) has(flags byte) bool { return p.flags&flags == flags }

@@ -17,6 +17,28 @@ const (
 	fromEndpoint = 1
 )
 
+// isEnding reports whether a packet of the client may end an open connection: then it counts once
+// it has left the node. If none has left, the endpoint may be the node itself.
+func (f *modelFlow) isEnding(p *modelPacket) bool {
+	switch {
+	case f.seen&KernelSeenPASSED == 0, f.state != KernelStateOPEN, p.fragment == laterFragment:
+		return false
+	case f.protocol == sctp:
+		return p.chunks.of[chunkAbort] || p.chunks.of[modelShutdown] || p.chunks.of[modelShutdownComplete]
+	case f.protocol == tcp:
+		answers := p.has(flagRST) && f.challenge != 0 && p.sequence == f.challenge
+		last := f.seen&KernelSeenENDPOINT_FIN != 0 && f.seen&KernelSeenENDPOINT_FIN_ACKED == 0
+		return (p.flags&(flagFIN|flagRST) != 0 || last) && !answers
+	}
+	return false
+}
+
+// isBelieved reports whether the receiver of an RST believes it: that takes exactly the number that
+// it waits for, which is what it has acknowledged last, or behind what was sent, or behind a FIN.
+func (f *modelFlow) isBelieved(p *modelPacket, from int) bool {
+	return p.sequence == f.acked[1-from] || p.sequence == f.end[from] || p.sequence == f.end[from]+1
+}
+
 // after reports whether sequence number a lies behind b, or at it.
 func after(a, b uint32) bool { return int32(a-b) >= 0 }
 
@@ -61,7 +83,7 @@ func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) m
 		case p.opens() && asked:
 			// The SYN may bring data (TCP Fast Open).
 			f.progress(p.sequence+1, p.sequence+1+uint32(p.payload), fromClient)
-		default:
+		case !p.later:
 			m.follow(p, f, index, fromClient)
 		}
 	}
@@ -187,9 +209,7 @@ func (m *model) follow(p *modelPacket, f *modelFlow, index, from int) {
 		return
 	}
 	if p.has(flagRST) {
-		// Between what the receiver has acknowledged and the number behind the last
-		// byte that was sent, or behind a FIN.
-		if after(p.sequence, f.acked[other]) && after(f.end[from]+1, p.sequence) {
+		if f.isBelieved(p, from) {
 			m.reset(f, index, rst)
 		}
 		return

@@ -37,11 +37,12 @@ enum passage {
 	TRANSLATED = 0x5200, // there is nothing left to do
 	HALFWAY = 0x5300,    // of a hidden client's flow: the first of two translations is done
 	NOTED = 0x5400,      // TRANSLATED, and egress notes that the packet has passed
+	JUDGED = 0x5500,     // NOTED, and egress follows it: only what has passed ends a connection
 };
 
 enum fragment { WHOLE, FIRST_FRAGMENT, LATER_FRAGMENT };
 
-enum tcp_flag { FIN = 1, SYN = 2, RST = 4, ACK = 16 };
+enum tcp_flag { FIN = 1, SYN = 2, RST = 4, ACK = 16, LATER = 128 }; // LATER is ours: JUDGED
 
 struct packet {
 	struct tuple tuple;
@@ -53,7 +54,7 @@ struct packet {
 	__u32 chunks;    // of SCTP: enum chunk
 	__u32 messages;  // of SCTP that end in this packet; datagrams of UDP that begin in it
 	__u32 identification; // of a fragment
-	__u8 flags;           // of TCP
+	__u8 flags;           // of TCP; SCTP: LATER alone
 	__u8 ipv6;
 	__u8 fragment;
 	__u8 unchecked; // UDP without a checksum

@@ -102,11 +102,11 @@ static __always_inline void catch_up(struct flow *f, int from, __u32 ack)
 		mark_end(f, fin);
 }
 
-// is_believed says whether the receiver would believe an RST: its sequence number lies
-// between what the receiver has acknowledged and what has been sent, or a FIN.
+// is_believed says whether the receiver would believe an RST (RFC 5961, 3): its sequence number is
+// what the receiver has acknowledged, or follows what has been sent, or a FIN.
 static __always_inline int is_believed(const struct flow *f, const struct packet *p, int from)
 {
-	return is_behind(p->sequence, f->way[!from].acked) && is_behind(f->way[from].end + 1, p->sequence);
+	return p->sequence == f->way[!from].acked || p->sequence - f->way[from].end <= 1;
 }
 
 // confirm notes that the client has completed the handshake.
@@ -162,6 +162,33 @@ static __always_inline void follow_tcp(struct __sk_buff *skb, struct packet *p, 
 	}
 	if (unlikely((f->seen & (CLIENT_FIN_ACKED | ENDPOINT_FIN_ACKED)) == (CLIENT_FIN_ACKED | ENDPOINT_FIN_ACKED)))
 		close_flow(skb, f, index);
+}
+
+// follow_tcp_apart is follow_tcp for the client's segments where few packets come by.
+GLOBAL int follow_tcp_apart(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+{
+	if (p && f)
+		follow_tcp(skb, p, f, index, 0);
+	return 0;
+}
+
+// is_new_client says whether an RST answers a challenge: a client that begins anew resets what
+// it does not know, and nobody else has seen the number that userspace has acknowledged.
+static __always_inline int is_new_client(const struct packet *p, const struct flow *f)
+{
+	return (p->flags & RST) && f->challenge && p->sequence == f->challenge;
+}
+
+// is_ending says whether a packet of the client may end an open connection whose packets have left
+// the node. Where none has, the endpoint may be the node itself.
+static __always_inline int is_ending(const struct packet *p, const struct flow *f)
+{
+	__u32 seen = f->seen;
+	if (!(seen & PASSED) || f->state != OPEN || p->fragment == LATER_FRAGMENT)
+		return 0;
+	if (serves_sctp && p->chunks & (CHUNK_ABORT | CHUNK_SHUTDOWN | CHUNK_SHUTDOWN_COMPLETE))
+		return 1;
+	return (p->flags & (FIN | RST) || (seen & (ENDPOINT_FIN | ENDPOINT_FIN_ACKED)) == ENDPOINT_FIN) && f->protocol == IPPROTO_TCP && !is_new_client(p, f);
 }
 
 // note_time notes that a packet has come. A clock of ticks is cheap, and most packets find
@@ -226,13 +253,6 @@ GLOBAL int challenge(struct __sk_buff *skb, struct flow *f, __u32 index)
 	return 1;
 }
 
-// is_new_client says whether an RST answers a challenge: a client that begins anew resets what
-// it does not know, and nobody else has seen the number that userspace has acknowledged.
-static __always_inline int is_new_client(const struct packet *p, const struct flow *f)
-{
-	return (p->flags & RST) && f->challenge && p->sequence == f->challenge;
-}
-
 // adjust_reset gives such an RST the number that the endpoint expects, which so ends the old
 // connection too.
 GLOBAL int adjust_reset(struct __sk_buff *skb, struct packet *p, const struct flow *f)
@@ -262,15 +282,18 @@ GLOBAL enum verdict begin_again(const struct packet *p, struct flow *f)
 	return __sync_val_compare_and_swap(&f->state, state, ASKING) == state ? GO : ABSORB;
 }
 
-// follow_client follows a packet C -> V.
-static __always_inline enum verdict follow_client(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index)
+// follow_client follows a packet C -> V. apart is 1 where few packets come by.
+static __always_inline enum verdict follow_client(struct __sk_buff *skb, struct packet *p, struct flow *f, __u32 index, const int apart)
 {
 	if (f->protocol == IPPROTO_TCP && p->fragment != LATER_FRAGMENT) {
 		__u32 state = f->state;
 		if (!unlikely(is_opening(p))) {
 			if (unlikely(is_new_client(p, f)))
 				adjust_reset(skb, p, f);
-			follow_tcp(skb, p, f, index, 0);
+			if (apart)
+				follow_tcp_apart(skb, p, f, index);
+			else if (!unlikely(p->flags & LATER))
+				follow_tcp(skb, p, f, index, 0);
 		} else if (state == OPEN) {
 			if (p->sequence != f->first_sequence && challenge(skb, f, index))
 				return ABSORB;

@@ -74,13 +74,23 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-reset-believed", what: "anybody resets a connection by an old sequence number",
-		file: "flow/bpf/track.h", old: "behind(p->sequence, f->way[!from].acked) &&", new: "1 &&",
+		file: "flow/bpf/track.h", old: "p->sequence - f->way[from].end <= 1;", new: "1;",
 		pkg: "flow/bpf", test: "TestModelOfConnections",
 	},
 	{
 		name: "flow-node-port-kept", what: "a hidden client gets the answers to a socket of the node",
 		file: "flow/bpf/flow.bpf.c", old: "|| !is_taken_here(p))", new: "|| 1)",
 		pkg: "flow", test: "TestNodeBeginsAtAHiddenClientsPort",
+	},
+	{
+		name: "flow-dropped-believed", what: "an RST that the node drops ends a connection",
+		file: "flow/bpf/flow.bpf.c", old: "if (unlikely(is_ending(&p, f)) && !direct)", new: "if (0)",
+		pkg: "flow", test: "TestDroppedPacketsEndNoConnection",
+	},
+	{
+		name: "flow-ending-unfollowed", what: "nobody hears of a connection's end that egress has to follow",
+		file: "flow/bpf/direct.h", old: "return ending && p->fragment != LATER_FRAGMENT ? follow_ending(skb, p, f, flow_in(found)) : 0;", new: "return 0;",
+		pkg: "flow", test: "TestConnectionPassesTheKernel",
 	},
 	{
 		name: "flow-client-lost", what: "a client that comes back with its port reaches nobody if its endpoint is gone",
@@ -229,7 +239,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-passage-kept", what: "programs of others find our sign in packets",
-		file: "flow/bpf/flow.bpf.c", old: "	if (passage >= TRANSLATED && passage <= NOTED)\n		skb->tc_index = 0;\n", new: "",
+		file: "flow/bpf/flow.bpf.c", old: "	if (passage >= TRANSLATED && passage <= JUDGED)\n		skb->tc_index = 0;\n", new: "",
 		pkg: "flow", test: "TestTcIndexIsGivenBack",
 	},
 	{
