@@ -50,6 +50,7 @@ func sendSegment(t *testing.T, h *netns.Host, from, to netip.AddrPort, sequence,
 // where the node drops what comes in the client's name, nor where the endpoint judges it. What
 // lies outside of the window does not keep the record from being written, either.
 func TestBlindResetEndsNoConnection(t *testing.T) {
+	t.Parallel()
 	for _, guarded := range []bool{false, true} {
 		forDeciders(t, func(t *testing.T, by func(*Options)) {
 			lab := netns.NewLab(t, 2)

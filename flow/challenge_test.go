@@ -34,6 +34,7 @@ func vanish(t *testing.T, c net.Conn) {
 // A client that comes back with its port, and knows nothing of the connection that it had,
 // connects before its SYN has been sent a third time, whatever has become of the endpoint.
 func TestClientComesBackWithItsPort(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		what   string
 		hidden bool
@@ -104,6 +105,7 @@ func (n *node) serve(backends ...int) {
 // A SYN that somebody forges in a client's name, and whatever RST he guesses, changes nothing of
 // the client's connection.
 func TestForgedSYNChangesNoConnection(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 2)
 		lab.Backends[0].EchoTCP(t, 8080)

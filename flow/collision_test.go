@@ -50,6 +50,7 @@ func dialFrom(t *testing.T, h *netns.Host, port int, to string) net.Conn {
 // A client may use one port towards two Services that lead to one endpoint, and towards
 // that endpoint itself: one of them gets another port between the hooks.
 func TestOnePortTowardsOneEndpoint(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 1)
 		lab.Backends[0].WitnessTCP(t, 8080)
@@ -124,6 +125,7 @@ func TestCollisionBehindAnotherPacket(t *testing.T) {
 // before the first one comes. The endpoint sees the client's own port where the session hides
 // it, and another one where it would take both for one session.
 func TestSessionBesideQuestionsToTheEndpoint(t *testing.T) {
+	t.Parallel()
 	for _, hidden := range []bool{false, true} {
 		forDeciders(t, func(t *testing.T, by func(*Options)) {
 			lab := netns.NewLab(t, 1)
@@ -189,7 +191,7 @@ func TestFlowEndsWhileAnotherOneCollides(t *testing.T) {
 	n := newNode(t, lab, func(o *Options) { o.ask = true })
 	n.apply(svc(vip4, nil, endpoint))
 	n.apply(named("other", svc("10.96.0.11", nil, endpoint)))
-	n.apply(named("silent", svc("10.96.0.12", nil, at(lab.Backends[0].IPv4.Next(), 8080))))
+	n.apply(named("silent", svc("10.96.0.12", nil, at(nobodyAt(t, lab, lab.Backends[0]), 8080))))
 	socket, err := lab.Client.ListenPacket("udp4", lab.Client.IPv4.String()+":45678")
 	if err != nil {
 		t.Fatal(err)

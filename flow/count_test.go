@@ -65,6 +65,7 @@ func TestRecordsCountDatagrams(t *testing.T) {
 // The record of a session that was idle says how long it was there, as the relay's does: at least
 // the time-out, and not less than until the first byte.
 func TestRecordOfAShortSession(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		const timeout = 200 * time.Millisecond
 		lab := netns.NewLab(t, 1)

@@ -77,6 +77,7 @@ func (m *mixed) end(sides [2]net.Conn, how int) {
 // Clients that ask a Service, another one with the same endpoint, and that endpoint itself, from
 // few ports, get answers from where they have asked, whichever comes first and however it ends.
 func TestClientsMixServicesAndEndpoints(t *testing.T) {
+	t.Parallel()
 	for _, hidden := range []bool{false, true} {
 		forDeciders(t, func(t *testing.T, by func(*Options)) {
 			lab := netns.NewLab(t, 1)

@@ -72,8 +72,7 @@ func TestOperatorEndsFlows(t *testing.T) {
 		wantAdmin(2 + i)
 	}
 
-	// No host has this address.
-	n.apply(svc(vip4, nil, at(echo.IPv4.Next(), 8080)))
+	n.apply(svc(vip4, nil, at(nobodyAt(t, lab, echo), 8080)))
 	took := time.Hour
 	for try := 0; try < 5 && took > time.Second; try++ { // a busy machine delays some
 		failed := make(chan error, 1)

@@ -72,6 +72,7 @@ func (r *refusal) send(t *testing.T, h *netns.Host, k *bpf.KernelFlow) {
 // Nobody moves a session by an ICMP error about a datagram that he has not seen: neither one that
 // was answered, nor one that was not. A refusal of what was sent is believed.
 func TestForgedRefusalMovesNoSession(t *testing.T) {
+	t.Parallel()
 	for _, hidden := range []bool{false, true} {
 		for _, answered := range []bool{false, true} {
 			t.Run(fmt.Sprintf("hidden=%t/answered=%t", hidden, answered), func(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 // An RST that the endpoint does not believe (RFC 5961) cuts no connection that goes on, also
 // if BPF, which knows no windows, believes it.
 func TestForgedResetCutsNoBusyConnection(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	l, err := lab.Backends[0].Listen("tcp", ":8080")
 	if err != nil {

@@ -49,6 +49,7 @@ func (n *node) awaitForwarding(vip string, want bool) {
 // A family is relayed while the node does not forward it, from the start on or later, also at
 // one interface alone. The other family is not concerned.
 func TestForwardingIsFollowed(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoUDP(t, 8080)
 	for _, c := range []struct {
@@ -92,6 +93,7 @@ func TestForwardingIsFollowed(t *testing.T) {
 
 // A node that forwards nothing serves once it does, or does not begin.
 func TestNothingIsForwardedAtTheStart(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoUDP(t, 8080)
 	set(t, lab.Node, "ipv4/ip_forward", "0")

@@ -66,6 +66,7 @@ func attachAtEgress(t *testing.T, host *netns.Host, name string, at link.Anchor,
 
 // What a packet's tc_index says of its way ends with our programs: others behind them find 0.
 func TestTcIndexIsGivenBack(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	lab.Backends[0].EchoUDP(t, 8080)

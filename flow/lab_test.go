@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -290,8 +291,26 @@ func svc(clusterIP string, change func(*corev1.Service), endpoints ...netip.Addr
 // forDeciders runs a test twice: with flows that the table in BPF decides about where it can,
 // and with flows that userspace decides about.
 func forDeciders(t *testing.T, test func(t *testing.T, by func(*Options))) {
-	t.Run("table", func(t *testing.T) { test(t, func(*Options) {}) })
-	t.Run("upcall", func(t *testing.T) { test(t, func(o *Options) { o.ask = true }) })
+	for name, by := range map[string]func(*Options){"table": func(*Options) {}, "upcall": func(o *Options) { o.ask = true }} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they wait most of the time
+			test(t, by)
+		})
+	}
+}
+
+// nobodyAt returns an address from which no answer comes: a backend gets its packets and drops
+// them. Without a neighbour, the node would say after five seconds that it is unreachable.
+func nobodyAt(t testing.TB, lab *netns.Lab, b *netns.Host) netip.Addr {
+	t.Helper()
+	ip := b.IPv4.Next()
+	if err := lab.Node.Netlink().NeighSet(&netlink.Neigh{
+		LinkIndex: lab.Node.Link(t, b.Name()).Attrs().Index, State: netlink.NUD_PERMANENT,
+		IP: ip.AsSlice(), HardwareAddr: b.Link(t, "eth0").Attrs().HardwareAddr,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return ip
 }
 
 func at(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }

@@ -15,6 +15,7 @@ import (
 
 // A flow that finds no room for one of its tuples leaves none of the others.
 func TestNoRoomInTheIndex(t *testing.T) {
+	t.Parallel()
 	for _, hidden := range []bool{false, true} {
 		t.Run(map[bool]string{false: "client's address", true: "hidden"}[hidden], func(t *testing.T) {
 			lab := netns.NewLab(t, 1)

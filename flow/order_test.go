@@ -76,6 +76,7 @@ func wantHidden(t *testing.T, lab *netns.Lab, s *netns.Echo) {
 // The endpoint sees the address of no hidden client, also while the client
 // sends and its session ends because the endpoint is gone.
 func TestEndOfSessionHidesTheClient(t *testing.T) {
+	t.Parallel()
 	const changes, senders = 120, 2
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 2)
@@ -138,6 +139,7 @@ func TestEndOfSessionHidesTheClient(t *testing.T) {
 // The same where an endpoint refuses each of some datagrams: it is given up once, and what
 // the client sends then follows the first one to the next endpoint.
 func TestRefusalHidesTheClient(t *testing.T) {
+	t.Parallel()
 	const rounds, datagrams = 100, 50
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 2)

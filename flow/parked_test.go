@@ -17,6 +17,7 @@ import (
 // A connection that is open for a moment gives its record away. A list shows what it showed
 // before, and so does the record at the end.
 func TestOpenConnectionIsParked(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 1)
 		lab.Backends[0].WitnessTCP(t, 8080)

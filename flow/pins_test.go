@@ -139,6 +139,7 @@ func TestSessionBetweenEndpointsIsAdopted(t *testing.T) {
 // The number of a network namespace's inode, which its pins have in their path, may be that of
 // a later namespace. What was forwarded in the earlier one is not adopted.
 func TestPinsOfAnEarlierNamespaceAreNotAdopted(t *testing.T) {
+	t.Parallel()
 	root := netns.MountBPF(t)
 	pinned := func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true }
 	var labs [2]*netns.Lab

@@ -16,6 +16,7 @@ import (
 // The relay serves while the kernel verifies the programs: then its UDP sessions stay its own, as
 // they would get another endpoint otherwise.
 func TestSessionsOfTheRelayStayItsOwn(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 1)
 		lab.Backends[0].EchoUDP(t, 8080)

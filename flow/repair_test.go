@@ -20,6 +20,7 @@ import (
 // Programs of others may stand before and behind ours, and an interface that loses ours gets
 // them again.
 func TestProgramsOfOthersAndDetachedOnes(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoTCP(t, 8080)
 	n := newNode(t, lab, nil)

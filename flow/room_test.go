@@ -90,6 +90,7 @@ func (n *node) endedBy(end conntrack.End) (count int) {
 // Where a service port's part of the table is full, new UDP sessions replace old ones that
 // are quiet. One that is in use stays, and nobody goes to the relay.
 func TestNewSessionsReplaceQuietOnes(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		const all, share = 16, 14 // of one service port; the others are for others
 		lab := netns.NewLab(t, 1)
@@ -124,6 +125,7 @@ func TestNewSessionsReplaceQuietOnes(t *testing.T) {
 // Clients whose address is hidden get ports of the node. Where these run out, new UDP
 // sessions take those of quiet ones.
 func TestSessionsTakeThePortsOfQuietOnes(t *testing.T) {
+	t.Parallel()
 	const ports = 4
 	lab := netns.NewLab(t, 1)
 	lab.Backends[0].EchoUDP(t, 8080)

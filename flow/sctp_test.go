@@ -80,6 +80,7 @@ func (n *node) wait(t *testing.T, count int) []conntrack.Record {
 // streams, and the endpoint sees the client. Target ports are the Service's, or others, so
 // that the CRC has to change.
 func TestAssociationPassesTheKernel(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
 	b := lab.Backends[0]
@@ -122,10 +123,12 @@ func TestAssociationPassesTheKernel(t *testing.T) {
 
 // An endpoint that answers with an ABORT, with an ICMP error, or not at all, costs a moment.
 func TestDeadEndpointOfAnAssociationIsRetried(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 3)
 	aborts, icmp, serves := lab.Backends[0], lab.Backends[1], lab.Backends[2]
 	serveSCTP(t, aborts, 1) // another port
 	serveSCTP(t, serves, 13868)
+	silent := nobodyAt(t, lab, aborts)
 	for _, c := range []struct {
 		name   string
 		vip    string
@@ -134,7 +137,7 @@ func TestDeadEndpointOfAnAssociationIsRetried(t *testing.T) {
 	}{
 		{"ABORT", vip4, aborts.IPv4, conntrack.DialRefused},
 		{"ICMP", vip4, icmp.IPv4, conntrack.DialUnreachable}, // its kernel has no SCTP
-		{"silence", vip4, aborts.IPv4.Next(), conntrack.DialTimeout},
+		{"silence", vip4, silent, conntrack.DialTimeout},
 		{"ABORT, IPv6", vip6, aborts.IPv6, conntrack.DialRefused},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -176,6 +179,7 @@ func TestDeadEndpointOfAnAssociationIsRetried(t *testing.T) {
 
 // If no endpoint is left, the client gets an ABORT.
 func TestAllEndpointsOfAnAssociationDead(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	serveSCTP(t, lab.Backends[0], 1)
 	n := newNode(t, lab, nil)
@@ -248,6 +252,7 @@ func TestOnePortOfTwoAssociations(t *testing.T) {
 // A host with several addresses lists them. The endpoint would use them past the node, so
 // that it must not learn them.
 func TestClientWithSeveralAddresses(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	b := lab.Backends[0]
 	second := netip.MustParseAddr("10.1.0.77")

@@ -30,6 +30,7 @@ const (
 )
 
 func TestConnectionPassesTheKernel(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 2)
 		for _, b := range lab.Backends {
@@ -80,6 +81,7 @@ func TestConnectionPassesTheKernel(t *testing.T) {
 }
 
 func TestDeadEndpointIsRetriedInTheHandshake(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 2)
 		lab.Backends[1].EchoTCP(t, 8080)
@@ -114,6 +116,7 @@ func TestDeadEndpointIsRetriedInTheHandshake(t *testing.T) {
 }
 
 func TestAllEndpointsDead(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 1)
 		n := newNode(t, lab, by)
@@ -140,6 +143,7 @@ func TestAllEndpointsDead(t *testing.T) {
 // A connection that waits for an endpoint ends if its address becomes another Service's: its
 // record names the Service that it began with. The client's next one is the other Service's.
 func TestAddressOfAnotherServiceEndsTheHandshake(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 2)
 		lab.Backends[1].EchoTCP(t, 8080)
@@ -211,6 +215,7 @@ func question(c net.Conn) (string, error) {
 }
 
 func TestSessionFollowsItsEndpoint(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 2)
 		for _, b := range lab.Backends {
@@ -241,6 +246,7 @@ func TestSessionFollowsItsEndpoint(t *testing.T) {
 }
 
 func TestDatagramToClosedEndpointIsSentAgain(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 2)
 		lab.Backends[1].EchoUDP(t, 8080)
@@ -255,14 +261,14 @@ func TestDatagramToClosedEndpointIsSentAgain(t *testing.T) {
 }
 
 func TestSilentEndpoint(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 2)
 		lab.Backends[1].EchoTCP(t, 8080)
 		n := newNode(t, lab, by)
 		n.relay.options.Plan = hasty
-		// b1's link has no such host.
 		n.apply(svc(vip4, func(s *corev1.Service) { s.Annotations["sluice.dev/balancer"] = "random" },
-			at(lab.Backends[0].IPv4.Next(), 8080), at(lab.Backends[1].IPv4, 8080)))
+			at(nobodyAt(t, lab, lab.Backends[0]), 8080), at(lab.Backends[1].IPv4, 8080)))
 		for range 6 {
 			if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != "b2:8080" {
 				t.Fatalf("%q, %v", said, err)
@@ -291,6 +297,7 @@ func dropping(t *testing.T, protocol uint16) *ebpf.Program {
 
 // An endpoint that was given up answers late: it is told that nobody is there.
 func TestLateAnswerIsRefused(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 2)
 		for _, b := range lab.Backends {

@@ -48,6 +48,7 @@ func echoed(c net.Conn, blocks int) error {
 // TestShortcutsBesideAFirewall: connections that are open or begin while a firewall with
 // connection tracking comes and goes lose nothing.
 func TestShortcutsBesideAFirewall(t *testing.T) {
+	t.Parallel()
 	s := newShortcutNet(t, false)
 	stop := make(chan struct{})
 	var clients sync.WaitGroup
@@ -90,6 +91,7 @@ func TestShortcutsBesideAFirewall(t *testing.T) {
 // TestShortcutsOfABridge: packets skip the IP stack from a bridge's pods and to them, but
 // the stack leads those from one pod of it to another, and to a pod with XDP.
 func TestShortcutsOfABridge(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 0)
 	nl := lab.Node.Netlink()
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "pods"}}
@@ -198,6 +200,7 @@ func (s *shortcutNet) passXDP(pod *netns.Host, flags link.XDPAttachFlags, by str
 // TestShortcutsMeetXDPOfAPod: packets of open connections pass an XDP program that comes to a
 // pod's own interface. Where redirected ones would pass it by, they take the node's IP stack.
 func TestShortcutsMeetXDPOfAPod(t *testing.T) {
+	t.Parallel()
 	s := newShortcutNet(t, false)
 	s.awaitMost()
 	s.passXDP(s.lab.Backends[0], link.XDPDriverMode, "b1", bpf.KernelWayWAY_INTO)

@@ -19,6 +19,7 @@ import (
 // TestShortcutsKeepTheMTUOfRoutes: the sender hears of each datagram that is longer than a route
 // allows, also if the MTU is not locked. When the route is gone, packets skip the stack again.
 func TestShortcutsKeepTheMTUOfRoutes(t *testing.T) {
+	t.Parallel()
 	const mtu, long = 1300, 1300 // without headers
 	for name, hops := range map[string]func(s *shortcutNet, r *netlink.Route, ip netip.Addr){
 		"plain": func(s *shortcutNet, r *netlink.Route, _ netip.Addr) {

@@ -115,6 +115,7 @@ func (s *shortcutNet) ask(n int) uint64 {
 // TestShortcuts: packets of open connections skip the node's IP stack, both ways, until
 // something there looks at them.
 func TestShortcuts(t *testing.T) {
+	t.Parallel()
 	for _, queues := range []bool{false, true} {
 		t.Run(fmt.Sprintf("queues=%v", queues), func(t *testing.T) { newShortcutNet(t, queues).endByARule(t) })
 	}

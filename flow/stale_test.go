@@ -34,7 +34,8 @@ func TestIndexOfLateAnswersIsNotReclaimed(t *testing.T) {
 	lab := netns.NewLab(t, 1)
 	n := newNode(t, lab, nil)
 	n.relay.options.Plan = balancer.Plan{Timeouts: []time.Duration{50 * time.Millisecond, patience}, After: patience, Total: patience}
-	n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4.Next(), 8080), at(lab.Backends[0].IPv4.Next().Next(), 8080)))
+	silent := nobodyAt(t, lab, lab.Backends[0])
+	n.apply(svc(vip4, nil, at(silent, 8080), at(silent, 8081)))
 	var dialing sync.WaitGroup
 	dialing.Go(func() { _, _ = lab.Client.Ask("tcp", vip4+":80") })
 	var waiting []uint32
@@ -69,9 +70,10 @@ func TestLateAnswersLeaveRoom(t *testing.T) {
 			n := newNode(t, lab, func(o *Options) { o.MaxFlows = c.flows })
 			short := 20 * time.Millisecond
 			n.relay.options.Plan = balancer.Plan{Timeouts: []time.Duration{short, short, short, short, patience}, After: patience, Total: patience}
+			ip := nobodyAt(t, lab, lab.Backends[0])
 			var silent []netip.AddrPort
 			for i := range c.endpoints {
-				silent = append(silent, at(lab.Backends[0].IPv4.Next(), uint16(8080+i)))
+				silent = append(silent, at(ip, uint16(8080+i)))
 			}
 			n.apply(svc(vip4, nil, silent...))
 			var dialing sync.WaitGroup

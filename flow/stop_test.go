@@ -17,6 +17,7 @@ import (
 // Connections that a stop cuts end with a reset: a FIN would make a truncated stream look
 // complete.
 func TestStopResetsConnections(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 1)
 		lab.Backends[0].EchoTCP(t, 8080)
@@ -58,6 +59,7 @@ func TestStopResetsConnections(t *testing.T) {
 // A stop waits for an access log that is too slow, so that each flow leaves its record, but
 // not for one that takes nothing: flows are reset without a record then, which is counted.
 func TestStopWaitsForTheAccessLog(t *testing.T) {
+	t.Parallel()
 	for _, stuck := range []bool{false, true} {
 		t.Run(fmt.Sprintf("stuck=%t", stuck), func(t *testing.T) {
 			lab := netns.NewLab(t, 1)

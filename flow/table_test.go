@@ -122,6 +122,7 @@ func TestFailureLeavesTheDecisionToUserspace(t *testing.T) {
 // A client may use a port again as soon as its connection has ended. The table decides then
 // too, deletes what the old connection had, and leaves what the new one has.
 func TestPortIsUsedAgainAtOnce(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 2)
 	for _, b := range lab.Backends {
 		b.WitnessTCP(t, 8080)
@@ -233,6 +234,7 @@ func TestSameLinkIsAsked(t *testing.T) {
 // TestTableBeginsAtTheRank: the table takes endpoints in the order of the balancer, and its
 // first connection goes where the node's rank says.
 func TestTableBeginsAtTheRank(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 3)
 	var list []netip.AddrPort
 	names := make(map[netip.AddrPort]string)
@@ -423,6 +425,7 @@ func TestTableOfAnEarlierProcess(t *testing.T) {
 
 // A process that was killed may have had indices in its hands.
 func TestIndicesAreReclaimed(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	root := netns.MountBPF(t)
 	pinned := func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true }

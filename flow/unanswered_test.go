@@ -15,6 +15,7 @@ import (
 // Datagrams that a client sends before its endpoint has refused the first one reach the next
 // endpoint too, in their order, and count once.
 func TestDatagramsBeforeARefusalAreSentAgain(t *testing.T) {
+	t.Parallel()
 	for _, hidden := range []bool{false, true} {
 		forDeciders(t, func(t *testing.T, by func(*Options)) {
 			lab := netns.NewLab(t, 3)
@@ -70,6 +71,7 @@ func sendInARow(t *testing.T, n *node, to string) {
 // A datagram may go to an endpoint after userspace has read the notices, and before it hears
 // of that endpoint's refusal. It reaches the next endpoint too.
 func TestDatagramJustBeforeARefusalIsSentAgain(t *testing.T) {
+	t.Parallel()
 	for _, hidden := range []bool{false, true} {
 		forDeciders(t, func(t *testing.T, by func(*Options)) {
 			lab := netns.NewLab(t, 2)
@@ -173,6 +175,7 @@ func TestQueuedDatagramIsSentAgainOnce(t *testing.T) {
 // A UDP endpoint that has never answered may close its port at any time, also while another
 // process takes over. The client's next datagrams go to another one.
 func TestClientLeavesAClosedEndpointThatNeverAnswered(t *testing.T) {
+	t.Parallel()
 	for _, adopted := range []bool{false, true} {
 		forDeciders(t, func(t *testing.T, by func(*Options)) {
 			lab := netns.NewLab(t, 2)
