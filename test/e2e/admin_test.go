@@ -70,6 +70,7 @@ func tapped(t *testing.T, records <-chan tappedRecord) tappedRecord {
 // and ends those to one endpoint: clients are reset, the records say so, and the other
 // connections go on.
 func TestOperatorSeesAndEndsConnections(t *testing.T) {
+	t.Parallel()
 	const each = 6
 	lab := netns.NewLab(t, 2)
 	for _, b := range lab.Backends {

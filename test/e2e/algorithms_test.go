@@ -13,6 +13,7 @@ import (
 // TestAlgorithms has a Service for each algorithm, and compares who gets connections, on
 // both data paths. One more Service has an idle timeout of its own.
 func TestAlgorithms(t *testing.T) {
+	t.Parallel()
 	for _, path := range []string{"relay", "kernel"} {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
@@ -165,6 +166,7 @@ func (a *algorithms) ask(name string, times int) map[string]int {
 // TestEndpointThatResetsIsEjected: of three endpoints, one accepts connections and resets
 // them. Once that has happened as often as the annotation says, it gets no more of them.
 func TestEndpointThatResetsIsEjected(t *testing.T) {
+	t.Parallel()
 	for _, path := range []string{"relay", "kernel"} {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()

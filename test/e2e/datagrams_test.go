@@ -59,6 +59,7 @@ func reflector(t *testing.T, h *netns.Host, port uint16) {
 // among them empty and largest ones, to each kind of destination. Each one must
 // come back unchanged and on its own.
 func TestPromise3_DatagramsKeepTheirBoundariesAndSizes(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		if m.lacks(datagrams) {
 			return

@@ -91,6 +91,7 @@ func dnsText() string {
 // removed and come back. A resolver must get an answer to each question, from the
 // address that it asked and with the id that it used.
 func TestDNSServersAreCycled(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		if m.lacks(datagrams) {
 			return

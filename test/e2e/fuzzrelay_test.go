@@ -58,6 +58,7 @@ var externalIPs = []string{"203.0.113.10", "2001:db8:113::10"}
 // Every connection must leave one record that agrees with both sides. The seed
 // repeats scripts and faults, but not the timing.
 func TestFuzzRelay(t *testing.T) {
+	t.Parallel()
 	lasts, seed := 2*fuzzRound, uint64(time.Now().UnixNano())
 	if text := os.Getenv(fuzzForEnv); text != "" {
 		var err error

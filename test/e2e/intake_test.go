@@ -18,6 +18,7 @@ import (
 // one service, and adds and removes others, while clients connect. Every
 // connection must be answered by an endpoint of its service.
 func TestManifestsEditedWhileClientsConnect(t *testing.T) {
+	t.Parallel()
 	const edits = 30
 	lab := netns.NewLab(t, 3)
 	for _, b := range lab.Backends {

@@ -21,6 +21,7 @@ import (
 // not the node's. Other ports of these addresses refuse or drop, and so do addresses that
 // no Service has.
 func TestHostsServersDoNotAnswerForAKilledProxy(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		if m.lacks(shieldAfterKill) {
 			return

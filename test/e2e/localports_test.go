@@ -20,6 +20,7 @@ import (
 // ports are those of the node's clients (net.ipv4.ip_local_port_range), so that a
 // server can bind every other port, on all addresses and without SO_REUSEADDR.
 func TestConnectionsFromTheNodeTakeNoServersPorts(t *testing.T) {
+	t.Parallel()
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()

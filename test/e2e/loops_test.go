@@ -67,6 +67,7 @@ const mayReturn = "endpoints' addresses may be Services'"
 // second Service of the same endpoint. Every client must reach the endpoint,
 // exactly once.
 func TestEndpointInANodesNetworkIsServedAtItsOwnAddress(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		for _, node := range []string{"", "node2"} {
 			for _, tracked := range []bool{false, true} {
@@ -130,6 +131,7 @@ func servedAtItsOwnAddress(t *testing.T, m mode, node string, tracked bool) {
 // port of another cluster with its own proxy. This cluster has a node port of the
 // same number.
 func TestServiceLeadsToAnotherClustersNodePort(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		c := netns.NewCluster(t)
 		c.Remote[0].WitnessTCP(t, 8080)
@@ -169,6 +171,7 @@ func TestServiceLeadsToAnotherClustersNodePort(t *testing.T) {
 // nodes that both have a proxy. Connections and datagrams must end after at most
 // two more proxies, and the nodes must be idle afterwards.
 func TestServicesThatLeadToThemselvesEnd(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		c := netns.NewCluster(t)
 		vips := func(n int) []netip.Addr {

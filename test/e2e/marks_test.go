@@ -106,6 +106,7 @@ var markers = []marker{
 // packets whose source is elsewhere, as they look it up with the packet's mark. Clients
 // are answered, and endpoints see their addresses.
 func TestNeighboursThatUseMarks(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) { beside(t, m) })
 	t.Run("kernel", func(t *testing.T) { beside(t, modes[0], "--datapath", "kernel") })
 }

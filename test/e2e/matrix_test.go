@@ -271,6 +271,7 @@ func (w *world) explained(x *crossing, from netip.Addr) []string {
 // policy. explain's answers must agree with the table, and the clients' results
 // must agree with explain.
 func TestMatrix(t *testing.T) {
+	t.Parallel()
 	for _, variant := range []struct {
 		name     string
 		flags    []string

@@ -24,6 +24,7 @@ var movedAddresses = []string{"192.0.2.10", "2001:db8::10"}
 // while these become the node's own, and go again (A3.15). All clients are answered: no
 // socket of the sessions from before may take datagrams of clients that come later.
 func TestAddressThatComesOntoTheNodeKeepsDatagrams(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		if !m.lacks(nonLocalExternalIP) {
 			addressComesAndGoes(t, m)

@@ -11,6 +11,7 @@ import (
 // that does not fit must arrive whole, and so must the answer, whichever address
 // the endpoint sees.
 func TestDatagramsPassASmallerLinkBehindTheNode(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		if m.lacks(datagrams) {
 			return

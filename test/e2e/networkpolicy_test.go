@@ -34,6 +34,7 @@ func (w *world) reached(service int, expected bool) bool {
 // the results with the table in docs/network-policy.md. The test of that name in
 // test/cluster plays them against the real kube-proxy.
 func TestNetworkPolicies(t *testing.T) {
+	t.Parallel()
 	for path, flags := range map[string][]string{
 		"relay, bypass": {"--datapath", "relay", "--conntrack", "bypass"},
 		"relay, keep":   {"--datapath", "relay", "--conntrack", "keep"},
@@ -51,6 +52,7 @@ func TestNetworkPolicies(t *testing.T) {
 // TestConnectionTrackingIsKept in each steering mode as docs/network-policy.md says: an
 // endpoint that may only answer is reached.
 func TestConnectionTrackingIsKept(t *testing.T) {
+	t.Parallel()
 	documented := trackingTable(t)
 	nothing := netpolicy.Cases[len(netpolicy.Cases)-1]
 	for _, m := range modes {

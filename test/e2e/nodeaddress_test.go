@@ -18,6 +18,7 @@ import (
 // removed and added again, several times, the routes must follow, and the proxy
 // must not treat this as another program's change.
 func TestNodesOwnAddressIsFollowed(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		const rounds = 5
 		lab := netns.NewLab(t, 1)

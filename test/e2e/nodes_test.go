@@ -81,6 +81,7 @@ const mostAgain = 2
 // nodes that each run a proxy; two of them reach each other through the third. No
 // proxy may take another proxy's replies.
 func TestEachNodeServesBesideOthers(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		c := netns.NewNodes(t, 2) // an endpoint and a client on each
 		var visits []nodesVisit

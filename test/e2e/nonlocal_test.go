@@ -13,6 +13,7 @@ import (
 // another host. That host must stay reachable on all other ports, by TCP, by
 // datagrams, and by ping (A3.13).
 func TestOtherPortsOfNonLocalAddressesAreLeftAlone(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		if m.lacks(nonLocalExternalIP) {
 			return

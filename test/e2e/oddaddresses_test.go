@@ -15,6 +15,7 @@ import (
 // like any other range. The log must name those that cannot be served. All others
 // must be served in each mode, also after later changes.
 func TestOddAddressesAreServedOrNamed(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		c := netns.NewCluster(t)
 		pod := c.Remote[0]

@@ -26,6 +26,7 @@ func byUDP(yaml string) string { return strings.ReplaceAll(yaml, "protocol: TCP"
 // kube-proxy's do, and a route leads to the addresses of the other. Then one of
 // our Services is assigned to another proxy, and back.
 func TestServicesOfAnotherProxyAreLeftAlone(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		lab := netns.NewLab(t, 2)
 		for _, b := range lab.Backends {
@@ -162,6 +163,7 @@ func endTranslation(t *testing.T, lab *netns.Lab, table string) {
 // second for the Services with its label (A1.2). Each must serve its own Services,
 // and the end of one must not affect the other.
 func TestSecondProxyBesideOurs(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		lab := netns.NewLab(t, 2)
 		for _, b := range lab.Backends {

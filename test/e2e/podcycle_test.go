@@ -25,6 +25,7 @@ const cycleBound = startTimeout
 // others, at cluster IPs and node ports. Each client must be served again soon
 // after the Service has an endpoint again.
 func TestPodCyclesKeepUDPClients(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		if m.lacks(datagrams) {
 			return

@@ -18,6 +18,7 @@ import (
 // rsh do. A firewall drops what connection tracking does not understand, though
 // connections from other ports bypass it.
 func TestPrivilegedClientsGetPrivilegedPorts(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		const outsidePort, ownPort = 987, 555 // no other client of the node gets the latter
 		lab := netns.NewLab(t, 1)

@@ -155,6 +155,7 @@ func index(t *testing.T, records []record) map[netip.AddrPort]record {
 // TestRecordJoinsTheEndpointsLog expects each record to have the address and port
 // that the endpoint saw, over TCP and UDP.
 func TestRecordJoinsTheEndpointsLog(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		for _, network := range m.networks() {
 			t.Run(network, func(t *testing.T) {

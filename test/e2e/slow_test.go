@@ -16,6 +16,7 @@ import (
 // TestSlowEndpointIsNamed: of three endpoints, one takes half a second for each answer.
 // sluice slow names it first, and says that its answer is late and not its handshake.
 func TestSlowEndpointIsNamed(t *testing.T) {
+	t.Parallel()
 	for _, path := range []string{"relay", "kernel"} {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()

@@ -70,6 +70,7 @@ var sightings = []struct {
 // address that servers report with the table, with explain, and with the access
 // log. Meanwhile other clients connect to the same servers without a Service.
 func TestPromise2_EndpointSeesTheClientsAddressWhereItMust(t *testing.T) {
+	t.Parallel()
 	forModes(t, playSightings)
 }
 

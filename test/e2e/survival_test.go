@@ -61,6 +61,7 @@ func (h *held) alive(t *testing.T, when string) {
 // TestConnectionsOutliveTheirService removes everything that the connections used:
 // the endpoint, the policy, the destinations, the Service (A8.1, A8.7).
 func TestConnectionsOutliveTheirService(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		w := newWorld(t, "tcp", []row{{name: "web", endpoints: "here there"}})
 		o := w.services[0]
@@ -103,6 +104,7 @@ func TestConnectionsOutliveTheirService(t *testing.T) {
 // hasty administrator. The proxy must restore its state and log that once, and no
 // established connection may be lost.
 func TestConnectionsOutliveAFlush(t *testing.T) {
+	t.Parallel()
 	forModes(t, func(t *testing.T, m mode) {
 		w := newWorld(t, "tcp", []row{{name: "web", endpoints: "here there"}, {name: "local", endpoints: "here", external: "Local"}})
 		w.Settle(t)

@@ -12,6 +12,7 @@ import (
 // TestQuietConnectionsEnd has an idle connection and a half-closed one, beside one
 // that keeps talking.
 func TestQuietConnectionsEnd(t *testing.T) {
+	t.Parallel()
 	lab := netns.NewLab(t, 1)
 	j := newJoiner(t, lab, lab.Backends[0], 8080)
 	p := startProxy(t, lab, []webService{webOn(lab)}, "--idle-timeout", "10s", "--half-closed-timeout", "1s")

@@ -15,6 +15,7 @@ import (
 // on either side, whichever address the endpoint sees, so that all of them work
 // while no other connection does.
 func TestFullConntrackTableIsNoMatter(t *testing.T) {
+	t.Parallel()
 	for _, m := range modes {
 		if m.lacks(untracked) {
 			continue
