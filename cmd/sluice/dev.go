@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/dev"
@@ -32,6 +33,7 @@ type devOptions struct {
 	ranges    prefixes
 	page      string
 	hostsFile string
+	resolved  choice // whether systemd-resolved is told
 	v         int
 	inside    bool   // this process is in namespaces of its own
 	enter     string // the directory with resolv.conf that a command sees
@@ -49,7 +51,7 @@ const (
 var devAddresses = [2]netip.Addr{netip.MustParseAddr("10.83.76.1"), netip.MustParseAddr("fd00:83:76::1")}
 
 func newDevCommand() *cobra.Command {
-	o := &devOptions{}
+	o := &devOptions{resolved: newChoice("auto", node.Off)}
 	cmd := &cobra.Command{
 		Use:   "dev [flags] {DIR | FILE...} [-- COMMAND [ARG...]]",
 		Short: "Serve Services of manifests for development, without a cluster",
@@ -64,8 +66,8 @@ A command behind -- sees the names by itself: it gets an /etc/resolv.conf of its
 own, with the search list of a pod in the namespace default. When it ends, so does
 dev, with its status.
 
-Root serves on the machine itself, for all its processes; --hosts-file puts the
-names into /etc/hosts meanwhile. Anybody else needs a COMMAND: it runs in network
+Root serves on the machine itself, for all its processes. Where systemd-resolved
+runs, they find the names too; else --hosts-file puts these into /etc/hosts meanwhile. Anybody else needs a COMMAND: it runs in network
 and user namespaces of its own, where addresses such as 127.0.0.1 are those of what
 the command itself starts. Nothing outside is reached from there.`,
 		Example: `  sudo sluice dev k8s/
@@ -103,6 +105,7 @@ the command itself starts. Nothing outside is reached from there.`,
 	f.StringVar(&o.page, "web", devPage, "address and port of the page that shows what happens now, or off")
 	f.StringVar(&o.hostsFile, "hosts-file", "", "also write the names into this file, and remove them at the end")
 	f.Lookup("hosts-file").NoOptDefVal = "/etc/hosts"
+	o.resolved.register(cmd, "resolved", "", "have systemd-resolved ask the DNS server, where it runs and root serves")
 	f.IntVarP(&o.v, "v", "v", 0, "verbosity of the log; 4 and more is for debugging")
 	f.BoolVar(&o.inside, "inside", false, "this process is in namespaces of its own")
 	f.StringVar(&o.enter, "enter", "", "run the command with the resolv.conf of this directory")
@@ -207,6 +210,10 @@ func (o *devOptions) serve(cmd *cobra.Command, files, command []string) error {
 		hosts = &dev.HostsFile{Path: o.hostsFile}
 		defer func() { cmd.PrintErr(errorLine(hosts.Remove())) }()
 	}
+	told := o.tellResolved(ctx, &c, log)
+	if told != nil {
+		defer told.Close()
+	}
 	ready := make(chan struct{})
 	var first sync.Once
 	c.Applied = func(snap *service.Snapshot) {
@@ -216,7 +223,7 @@ func (o *devOptions) serve(cmd *cobra.Command, files, command []string) error {
 			}
 		}
 		first.Do(func() {
-			o.introduce(cmd.ErrOrStderr(), snap, &c)
+			o.introduce(cmd.ErrOrStderr(), snap, &c, told != nil)
 			close(ready)
 		})
 	}
@@ -285,14 +292,37 @@ func (o *devOptions) runOptions(manifests string) (*runOptions, error) {
 	return run, run.validate()
 }
 
+// tellResolved has systemd-resolved ask the DNS server, if it runs; else it returns nil.
+func (o *devOptions) tellResolved(ctx context.Context, c *node.Config, log zerolog.Logger) *dev.Resolved {
+	if o.inside || len(c.DNS.Addresses) == 0 || o.resolved.value == node.Off || !dev.ResolvedRuns() {
+		return nil
+	}
+	server := c.DNS.Addresses[0].String()
+	if c.DNS.Addresses[0].Port() == 53 {
+		server = c.DNS.Addresses[0].Addr().String()
+	}
+	told, err := dev.TellResolved(ctx, server, o.zone, devAddresses[0])
+	if err != nil {
+		log.Warn().Err(err).Msg("systemd-resolved does not ask for the names; --resolved=off leaves it alone, --hosts-file does without it")
+		return nil
+	}
+	return told
+}
+
 // introduce says what is served, and where names and page are.
-func (o *devOptions) introduce(out io.Writer, snap *service.Snapshot, c *node.Config) {
+func (o *devOptions) introduce(out io.Writer, snap *service.Snapshot, c *node.Config, told bool) {
 	for _, line := range dev.Served(snap, o.zone) {
 		fmt.Fprintln(out, "  "+line)
 	}
-	if len(c.DNS.Addresses) > 0 {
-		fmt.Fprintf(out, "names: %s answers for %s; a command behind -- uses it by itself. Elsewhere: --hosts-file, or with systemd-resolved a\n"+
-			"       drop-in in /etc/systemd/resolved.conf.d with [Resolve] DNS=%s and Domains=~%s\n", c.DNS.Addresses[0], o.zone, c.DNS.Addresses[0], o.zone)
+	switch {
+	case len(c.DNS.Addresses) == 0:
+	case told:
+		fmt.Fprintf(out, "names: %s answers for %s; systemd-resolved asks it, so all programs find them\n", c.DNS.Addresses[0], o.zone)
+	case o.hostsFile != "":
+		fmt.Fprintf(out, "names: %s answers for %s, and they are in %s\n", c.DNS.Addresses[0], o.zone, o.hostsFile)
+	default:
+		fmt.Fprintf(out, "names: %s answers for %s; a command behind -- uses it by itself. For others: --hosts-file,\n"+
+			"       or \"nameserver %s\" as the first line of /etc/resolv.conf, which dev answers for all names\n", c.DNS.Addresses[0], o.zone, o.dnsAddress())
 	}
 	if c.PageAddress != "" {
 		fmt.Fprintf(out, "page:  http://%s/\n", c.PageAddress)

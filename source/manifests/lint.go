@@ -180,6 +180,10 @@ func (i *inspector) lintEndpoints(s placedService, pods []placedWorkload) {
 	if s.Spec.ClusterIP == corev1.ClusterIPNone {
 		return
 	}
+	if !slices.ContainsFunc(slicesOf, func(slice *discoveryv1.EndpointSlice) bool { return hasFamily(s.Service, slice.AddressType) }) {
+		i.warnAt(s, "spec", "its cluster IP is %s, and all its endpoints are %s: write ipFamilies: [%s]", s.Spec.ClusterIP, slicesOf[0].AddressType, slicesOf[0].AddressType)
+		return
+	}
 	for j := range s.Spec.Ports {
 		i.lintServed(s, j, slicesOf)
 	}
