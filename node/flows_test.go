@@ -86,7 +86,7 @@ func TestRelayServesWhileFlowsStart(t *testing.T) {
 	defer u.Close()
 	ask := func() error {
 		b := make([]byte, 100)
-		_ = u.SetDeadline(time.Now().Add(time.Second))
+		_ = u.SetDeadline(time.Now().Add(10 * time.Second))
 		if _, err := u.Write([]byte("who\n")); err != nil {
 			return err
 		}
