@@ -58,6 +58,7 @@ type Config struct {
 
 	AdminSocket string // a path, @ and an abstract name, socket.Auto, or Off
 	History     bool   // measure the rates of the last 15 minutes all the time
+	Past        int    // bytes for the records of connections that ended; 0: none are kept
 	DNS         DNS
 	PageAddress string   // of the page; empty: none
 	PageHosts   []string // names by which browsers may ask for it

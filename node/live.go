@@ -38,8 +38,13 @@ func (p *Proxy) answers() (serve.Options, error) {
 	if err != nil {
 		return serve.Options{}, err
 	}
+	if o.Past > 0 {
+		if p.past, err = conntrack.NewPast(p.conntrack, o.Past); err != nil {
+			return serve.Options{}, err
+		}
+	}
 	return serve.Options{
-		View: view, History: history,
+		View: view, History: history, Past: p.past,
 		Version: api.Version{
 			API: "v1", Version: o.Version, Node: o.Policy.NodeName, PID: os.Getpid(), Started: p.started.UTC(), Namespace: socket.Namespace(),
 		},

@@ -362,6 +362,9 @@ func (p *Proxy) close() {
 	if p.page != nil {
 		p.page.Close()
 	}
+	if p.past != nil {
+		p.past.Close()
+	}
 	if p.names != nil {
 		p.names.server.Close()
 	}

@@ -74,13 +74,14 @@ type Proxy struct {
 	relay     *relay.Relay
 	messages  *message.Relay
 	conntrack *conntrack.Table
-	accessLog *conntrack.Log // nil when it is off
-	metrics   net.Listener   // of the metrics; nil without an address, and while that is taken
-	pages     admin.Pages    // of the metrics
-	sync      *admin.Sync    // nil without metrics
-	admin     *socket.Server // nil when it is off
-	page      *web.Server    // nil without an address
-	names     *names         // nil without a DNS server
+	accessLog *conntrack.Log  // nil when it is off
+	metrics   net.Listener    // of the metrics; nil without an address, and while that is taken
+	pages     admin.Pages     // of the metrics
+	sync      *admin.Sync     // nil without metrics
+	past      *conntrack.Past // nil when none is kept
+	admin     *socket.Server  // nil when it is off
+	page      *web.Server     // nil without an address
+	names     *names          // nil without a DNS server
 
 	metricsConns   httpport.Group // of metrics
 	started        time.Time

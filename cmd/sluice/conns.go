@@ -24,7 +24,7 @@ type connsOptions struct {
 }
 
 func newConnsCommand() *cobra.Command {
-	o := &connsOptions{output: newChoice("table", "wide", "json")}
+	o := &connsOptions{output: newChoice("table", "wide", "json", "csv")}
 	cmd := &cobra.Command{
 		Use:   "conns [FILTER]",
 		Short: "List the open connections",
@@ -42,7 +42,7 @@ connects to which Service, and which endpoint serves it.
 	}
 	o.register(cmd)
 	f := cmd.Flags()
-	o.output.register(cmd, "output", "o", "form of the output; json is one object a line")
+	o.output.register(cmd, "output", "o", "form of the output; json is one object a line, csv has the fields of json as columns")
 	f.StringVar(&o.sort, "sort", "", "field to sort by, such as bytes, duration or client; with - before it the largest first (default: as they come)")
 	f.IntVar(&o.limit, "limit", 0, fmt.Sprintf("list at most so many (default: all, sorted at most %d)", api.MaxRows))
 	completeValues(cmd, "sort", live.Orders())
@@ -61,7 +61,7 @@ func (o *connsOptions) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	values := url.Values{"filter": {text}}
-	out := newConnsOutput(cmd.OutOrStdout(), cmd.ErrOrStderr(), o.output.value)
+	out := newConnsOutput(cmd.OutOrStdout(), cmd.ErrOrStderr(), o.output.value, "no open connection matches")
 	if o.sort == "" && o.limit == 0 {
 		if err := c.Stream(ctx, api.PathStream, values, out.line); err != nil {
 			return unlessGone(err)
@@ -93,17 +93,27 @@ func (o *connsOptions) run(cmd *cobra.Command, args []string) error {
 
 // connsOutput writes connections in one of the forms.
 type connsOutput struct {
-	out   io.Writer
-	table *show.Connections // nil for JSON
-	rows  int
+	out  io.Writer
+	form interface { // nil for JSON
+		Row(*api.Connection) error
+		Flush() error
+	}
+	rows int
+	none string // is said where there are no rows; "" says nothing
 	// messages is where people are told what the output does not say.
 	messages io.Writer
 }
 
-func newConnsOutput(out, messages io.Writer, form string) *connsOutput {
+func newConnsOutput(out, messages io.Writer, form, none string) *connsOutput {
 	o := &connsOutput{out: out, messages: messages}
-	if form != "json" {
-		o.table = show.NewConnections(out, form == "wide")
+	switch form {
+	case "json":
+	case "csv":
+		o.form = show.NewCSV(out)
+	case "text":
+		o.form, o.none = show.Lines{Out: out}, none
+	default:
+		o.form, o.none = show.NewConnections(out, form == "wide"), none
 	}
 	return o
 }
@@ -111,7 +121,7 @@ func newConnsOutput(out, messages io.Writer, form string) *connsOutput {
 // line writes one connection.
 func (o *connsOutput) line(line []byte) error {
 	o.rows++
-	if o.table == nil {
+	if o.form == nil {
 		_, err := o.out.Write(append(line[:len(line):len(line)], '\n'))
 		return err
 	}
@@ -119,17 +129,17 @@ func (o *connsOutput) line(line []byte) error {
 	if err := decode(line, &c); err != nil {
 		return err
 	}
-	return o.table.Row(&c)
+	return o.form.Row(&c)
 }
 
 // end writes what waits.
 func (o *connsOutput) end() error {
 	switch {
-	case o.table == nil:
+	case o.form == nil:
 		return nil
-	case o.rows == 0:
-		_, err := fmt.Fprintln(o.messages, "no open connection matches")
+	case o.rows == 0 && o.none != "":
+		_, err := fmt.Fprintln(o.messages, o.none)
 		return err
 	}
-	return o.table.Flush()
+	return o.form.Flush()
 }

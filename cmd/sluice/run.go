@@ -15,6 +15,7 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/cmd/sluice/internal/hangup"
@@ -51,6 +52,7 @@ type runOptions struct {
 	accessLogRate   int
 	records         recordOptions
 	logFormat       choice
+	past            resource.QuantityValue
 	web             runWebOptions
 	dns             dnsOptions
 
@@ -73,6 +75,7 @@ func newRunOptions() *runOptions {
 		accessLogFormat: newChoice("json", "console"),
 		accessLogUDP:    newChoice(string(datagram.LogAll), string(datagram.LogSampled), string(datagram.LogOff)),
 		logFormat:       newChoice("text", "json"),
+		past:            resource.QuantityValue{Quantity: resource.MustParse("16Mi")},
 	}
 }
 
@@ -239,6 +242,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.StringVar(&o.node.HealthzAddress, "healthz-bind-address", "", "address and port of the proxy's health, /healthz and /livez (default: 0.0.0.0:10256 in a cluster, none with --manifests)")
 	f.StringVar(&o.node.AdminSocket, "admin-socket", socket.Auto, "unix socket that sluice conns, tap and others ask: a path, @ and an abstract name, auto (a file in /run/sluice, else an abstract name), or off")
 	f.BoolVar(&o.node.History, "history", false, "measure the rates of the last 15 minutes all the time, for the admin socket's /v1/history; if false, only while somebody asks for them")
+	f.Var(&o.past, "past", "memory for the records of connections that ended, which sluice log and the page show: 1Mi or more, some 8,000 records each; 0 keeps none")
 	o.web.register(f)
 	o.dns.register(f)
 	f.Var(&o.logFormat, "logging-format", "format of the log on standard error")
@@ -260,6 +264,9 @@ func (o *runOptions) validate() error {
 	}
 	if o.node.Workers == 0 {
 		o.node.Workers = runtime.GOMAXPROCS(0)
+	}
+	if o.node.Past = int(o.past.Value()); o.node.Past != 0 && (o.node.Past < conntrack.LeastPast || o.node.Past > mostPast) {
+		return fmt.Errorf("--past: %s is neither 0 nor from 1Mi to 4Gi", o.past.String())
 	}
 	return cmp.Or(
 		between("max-listeners", o.node.MaxListeners, 0, 60000),
@@ -289,6 +296,9 @@ func (o *runOptions) validate() error {
 		validListenAddress("healthz-bind-address", o.node.HealthzAddress),
 	)
 }
+
+// mostPast is the largest --past, in bytes.
+const mostPast = 4 << 30
 
 // values returns the options in force by their flags' names.
 func (o *runOptions) values() map[string]string {

@@ -11,9 +11,10 @@ import "time"
 const (
 	PathVersion      = "/v1/version"
 	PathConnections  = "/v1/connections"        // one page
-	PathConnection   = "/v1/connections/{id}"   // one that is open
+	PathConnection   = "/v1/connections/{id}"   // one that is open, or ended a while ago
 	PathStream       = "/v1/connections/stream" // all, as lines
 	PathTap          = "/v1/tap"                // records as connections end, as lines
+	PathPast         = "/v1/past"               // records of connections that ended, as lines
 	PathServices     = "/v1/services"
 	PathRates        = "/v1/rates" // a frame each interval, as lines
 	PathHistory      = "/v1/history"
@@ -107,6 +108,15 @@ type Connection struct {
 	// Lost is set in a line of its own of a stream: so many records were dropped
 	// before the next line, because the reader was too slow.
 	Lost uint64 `json:"lost,omitempty"`
+	// Past is set in the first line of PathPast, which has nothing else.
+	Past *Past `json:"past,omitempty"`
+}
+
+// Past is what the proxy keeps of connections that ended.
+type Past struct {
+	Since time.Time `json:"since"` // the records of those that ended later are kept
+	Kept  int       `json:"kept"`
+	Lost  uint64    `json:"lost,omitempty"` // records since then that are not kept
 }
 
 // Attempt is a failed attempt to connect.

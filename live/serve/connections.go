@@ -48,7 +48,7 @@ func encode(r *conntrack.Record) json.RawMessage {
 	return bytes.TrimSpace(b.Bytes())
 }
 
-// connection answers with one open connection.
+// connection answers with one connection: one that is open, or whose record is kept.
 func (h *Handler) connection(r *http.Request, _ *params) (any, error) {
 	id, err := strconv.ParseUint(r.PathValue("id"), 10, 64)
 	if err != nil {
@@ -56,11 +56,14 @@ func (h *Handler) connection(r *http.Request, _ *params) (any, error) {
 	}
 	var answer json.RawMessage
 	found, err := h.options.View.Find(r.Context(), id, func(r *conntrack.Record) { answer = encode(r) })
+	if err == nil && !found {
+		found, err = h.findPast(r.Context(), id, func(r *conntrack.Record) { answer = encode(r) })
+	}
 	if err != nil {
 		return nil, err
 	}
 	if !found {
-		return nil, &requestError{http.StatusNotFound, fmt.Errorf("no open connection has the number %d", id)}
+		return nil, &requestError{http.StatusNotFound, fmt.Errorf("no open connection has the number %d, and none whose record is kept", id)}
 	}
 	return answer, nil
 }

@@ -6,9 +6,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/sluice-proxy/sluice/live"
 	"github.com/sluice-proxy/sluice/live/api"
@@ -72,14 +70,7 @@ func historyQuestion(p *params) (q live.Question, err error) {
 	if !slices.Contains(live.Ratings(), q.Sort) {
 		return q, wrong("sort %q: not one of %s", q.Sort, strings.Join(live.Ratings(), ", "))
 	}
-	if text := p.Get("since"); text != "" {
-		seconds, err := strconv.ParseFloat(text, 64)
-		if err != nil || !(seconds >= 0 && seconds < 1e11) {
-			return q, wrong("parameter since: %q is not a time in Unix seconds", text)
-		}
-		// Times are given in milliseconds: one that was rounded down is not after itself.
-		q.Since = time.UnixMilli(int64(math.Round(seconds*1000)) + 1)
-	}
+	q.Since = p.since()
 	q.Limit = p.number("limit", api.DefaultRows, api.MaxSeries)
 	return q, p.err
 }

@@ -2,12 +2,14 @@ package serve
 
 import (
 	"cmp"
+	"math"
 	"net/http"
 	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/sluice-proxy/sluice/live/api"
 	"github.com/sluice-proxy/sluice/live/filter"
@@ -58,6 +60,21 @@ func (q *params) number(name string, missing, most int) int {
 		q.note(wrong("parameter %s: %q is not a number from 0 to %d", name, text, most))
 	}
 	return n
+}
+
+// since reads a time in Unix seconds; it is long ago if it is missing.
+func (q *params) since() time.Time {
+	text := q.Get("since")
+	if text == "" {
+		return time.Unix(0, 0)
+	}
+	seconds, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(seconds >= 0 && seconds < 1e11) {
+		q.note(wrong("parameter since: %q is not a time in Unix seconds", text))
+		return time.Time{}
+	}
+	// Times are given in milliseconds: one that was rounded down is not after itself.
+	return time.UnixMilli(int64(math.Round(seconds*1000)) + 1)
 }
 
 // truth reads true or false; false if it is missing.

@@ -26,6 +26,8 @@ import (
 type Options struct {
 	View    *live.View
 	History *live.History
+	// Past keeps the records of connections that ended; nil if none are kept.
+	Past *conntrack.Past
 	// Version is the answer of api.PathVersion; Actions is set for each client.
 	Version api.Version
 	// Policy returns the policy in force. It is called from any goroutine.
@@ -60,6 +62,7 @@ func New(o Options) *Handler {
 	h.get(api.PathConnection, h.connection)
 	h.stream(api.PathStream, h.allConnections, "filter")
 	h.stream(api.PathTap, h.tap, "filter", "opens", "rate")
+	h.stream(api.PathPast, h.past, "filter", "since", "limit")
 	h.get(api.PathServices, h.services, "filter", "search", "service", "offset", "limit")
 	h.stream(api.PathRates, h.rates, "filter", "by", "sort", "limit", "interval")
 	h.get(api.PathHistory, h.history, "by", "service", "endpoint", "since", "sort", "limit")

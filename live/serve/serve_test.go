@@ -88,8 +88,13 @@ func newSite(t testing.TB, slices ...*discoveryv1.EndpointSlice) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
+	past, err := conntrack.NewPast(table, conntrack.LeastPast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(past.Close)
 	h := New(Options{
-		View: view, History: history,
+		View: view, History: history, Past: past,
 		Version: api.Version{API: "v1", Node: "node-a"},
 		Policy:  func() *policy.Table { return policies },
 		MayAct:  func(*http.Request) bool { return s.mayAct.Load() },

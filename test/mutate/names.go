@@ -1,6 +1,6 @@
 package main
 
-// names are mistakes about names of Services, and about manifests of developers.
+// names are mistakes about names of Services, manifests of developers, and what people are told.
 var names = []mutation{
 	{
 		name: "unready-answered", what: "the name of a headless Service leads to endpoints that are not ready",
@@ -36,6 +36,16 @@ var names = []mutation{
 		name: "selector-unread", what: "sluice check passes over a selector that no pod has",
 		file: "source/manifests/workload.go", old: "!ok || has != value {\n\t\t\treturn false", new: "!ok || has != value {\n\t\t\treturn true",
 		pkg: "cmd/sluice", test: "TestCheck",
+	},
+	{
+		name: "past-unbounded", what: "records of the past take more memory than --past",
+		file: "conntrack/past.go", old: "p.held > p.room-mostBlock", new: "p.held > 2*p.room",
+		pkg: "conntrack", test: "TestPastIsBounded",
+	},
+	{
+		name: "past-first", what: "a bounded question about the past is answered with the first records, not the last",
+		file: "conntrack/past.go", old: "if skip > 0 {", new: "if false {",
+		pkg: "conntrack", test: "TestPastQuestions",
 	},
 	{
 		name: "hosts-file-left", what: "sluice dev leaves its names in the hosts file",

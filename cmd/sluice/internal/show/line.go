@@ -2,12 +2,25 @@ package show
 
 import (
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/sluice-proxy/sluice/internal/amount"
 	"github.com/sluice-proxy/sluice/internal/printable"
 	"github.com/sluice-proxy/sluice/live/api"
 )
+
+// Lines writes connections as Line returns them.
+type Lines struct{ Out io.Writer }
+
+// Row writes a connection.
+func (l Lines) Row(c *api.Connection) error {
+	_, err := fmt.Fprintln(l.Out, Line(c))
+	return err
+}
+
+// Flush does nothing: no row waits.
+func (l Lines) Flush() error { return nil }
 
 // Line returns a record as the access log's console form has it; see package conntrack.
 func Line(c *api.Connection) string {

@@ -1,0 +1,277 @@
+package conntrack
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"slices"
+	"unsafe"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+const (
+	// blockRoom is the size of a block's encoded records.
+	blockRoom = 64 << 10
+	// blockNames bounds the size of the names in a block, but for those of the last record.
+	blockNames = 64 << 10
+	// mostEncoded bounds an encoded record: 16 failed attempts, and addresses with zones.
+	mostEncoded = 2 << 10
+	// mostBlock bounds the size of a block.
+	// While it is written, the lists of its names may be twice as long as they need.
+	mostBlock = blockRoom + 2*blockNames + 32<<10
+)
+
+// block holds encoded records, and the names that they refer to by number. What it points
+// to is its own, so that records keep no configuration of the past alive. It only grows: a
+// copy of it may be read without a lock.
+type block struct {
+	data      []byte
+	ports     []service.PortName
+	endpoints []named
+	self      *self // the node, if a client of these records is the node
+	count     int
+	names     int    // size of what ports and endpoints hold
+	newest    int64  // Unix ns: no record ended later
+	lost      uint64 // records that are missing
+
+	// Of the writer: the numbers of ports and endpoints, from 1.
+	portNumbers     map[*service.Port]uint64
+	endpointNumbers map[*service.Endpoint]uint64
+}
+
+// named is what a record tells of an endpoint.
+type named struct {
+	addr       netip.AddrPort
+	pod        service.Name
+	node, zone string
+}
+
+func newBlock() *block {
+	return &block{
+		data: make([]byte, 0, blockRoom), portNumbers: make(map[*service.Port]uint64), endpointNumbers: make(map[*service.Endpoint]uint64),
+	}
+}
+
+// takes reports whether there is room for a record.
+func (b *block) takes(r *Record) bool {
+	return len(b.data) <= blockRoom-mostEncoded && b.names < blockNames && (r.self == nil || b.self == nil || b.self.name == r.self.name)
+}
+
+// close ends writing.
+func (b *block) close() {
+	b.data, b.ports, b.endpoints = slices.Clone(b.data), slices.Clone(b.ports), slices.Clone(b.endpoints)
+	b.portNumbers, b.endpointNumbers = nil, nil
+}
+
+// size is the memory of a closed block, in bytes.
+func (b *block) size() int { return int(unsafe.Sizeof(*b)) + cap(b.data) + b.names }
+
+// Bits of an encoded record.
+const (
+	isConnected = 1 << iota
+	isKernel
+	isSelf
+)
+
+// add adds a record of a connection that has ended.
+func (b *block) add(r *Record) {
+	var flags byte
+	if r.Connected {
+		flags |= isConnected
+	}
+	if r.Path == Kernel {
+		flags |= isKernel
+	}
+	if r.self != nil {
+		flags |= isSelf
+		if b.self == nil {
+			b.self = &self{name: r.self.name}
+		}
+	}
+	d := append(b.data, flags, byte(r.Protocol), byte(r.Kind), byte(r.Source), byte(r.Affinity), byte(r.End))
+	d = binary.AppendVarint(d, r.Wall)
+	for _, a := range [...]netip.AddrPort{r.Client, r.VIP, r.SourceAddr} {
+		d = appendAddrPort(d, a)
+	}
+	for _, n := range [...]uint64{
+		r.ID, b.portNumber(r.Port), b.endpointNumber(r.Endpoint), uint64(r.Duration), uint64(r.ConnectTime), uint64(r.FirstByte),
+		r.BytesFromClient, r.BytesFromEndpoint, r.DatagramsFromClient, r.DatagramsFromEndpoint,
+		uint64(r.Attempts), uint64(r.StreamsFromClient), uint64(r.StreamsToClient), uint64(len(r.Failed)),
+	} {
+		d = binary.AppendUvarint(d, n)
+	}
+	for i := range r.Failed {
+		a := &r.Failed[i]
+		d = append(d, byte(a.Error))
+		d = binary.AppendUvarint(d, b.endpointNumber(a.Endpoint))
+		d = binary.AppendUvarint(d, uint64(a.Duration))
+	}
+	b.data = d
+	b.count++
+	b.newest = max(b.newest, r.Wall+r.Duration)
+}
+
+// appendAddrPort appends the length of an address and port, and its bytes.
+func appendAddrPort(d []byte, a netip.AddrPort) []byte {
+	at := len(d)
+	d, _ = a.AppendBinary(append(d, 0)) // it has no errors
+	d[at] = byte(len(d) - at - 1)       // an interface's name, which may be the zone, has at most 15 bytes
+	return d
+}
+
+// portNumber returns the number of a service port, 0 for none.
+func (b *block) portNumber(p *service.Port) uint64 {
+	if p == nil {
+		return 0
+	}
+	n := b.portNumbers[p]
+	if n == 0 {
+		b.ports = append(b.ports, p.Name)
+		n = uint64(len(b.ports))
+		b.portNumbers[p] = n
+		b.names += int(unsafe.Sizeof(p.Name)) + len(p.Name.Namespace) + len(p.Name.Name.Name) + len(p.Name.Port)
+	}
+	return n
+}
+
+// endpointNumber returns the number of an endpoint, 0 for none.
+func (b *block) endpointNumber(e *service.Endpoint) uint64 {
+	if e == nil {
+		return 0
+	}
+	n := b.endpointNumbers[e]
+	if n == 0 {
+		b.endpoints = append(b.endpoints, named{e.Addr, e.Pod, e.Node, e.Zone})
+		n = uint64(len(b.endpoints))
+		b.endpointNumbers[e] = n
+		b.names += int(unsafe.Sizeof(named{})) + len(e.Pod.Namespace) + len(e.Pod.Name) + len(e.Node) + len(e.Zone)
+	}
+	return n
+}
+
+// each visits all records, unless all ended before a time.
+func (b *block) each(ctx context.Context, after int64, visit func(*Record) error) error {
+	if b.newest <= after || b.count == 0 {
+		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	ports := make([]service.Port, len(b.ports))
+	for i := range b.ports {
+		ports[i].Name = b.ports[i]
+	}
+	endpoints := make([]service.Endpoint, len(b.endpoints))
+	for i := range b.endpoints {
+		n := &b.endpoints[i]
+		endpoints[i] = service.Endpoint{Addr: n.addr, Pod: n.pod, Node: n.node, Zone: n.zone}
+	}
+	d := decoder{data: b.data, ports: ports, endpoints: endpoints}
+	var r Record
+	for len(d.data) > 0 {
+		d.record(&r, b.self)
+		if d.torn {
+			return errors.New("a kept record cannot be read") // not without a bug
+		}
+		if err := visit(&r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// decoder reads encoded records.
+type decoder struct {
+	data      []byte
+	ports     []service.Port
+	endpoints []service.Endpoint
+	torn      bool
+}
+
+// record reads a record.
+func (d *decoder) record(r *Record, node *self) {
+	failed := r.Failed[:0]
+	*r = Record{}
+	flags := d.byte()
+	r.Connected = flags&isConnected != 0
+	if flags&isKernel != 0 {
+		r.Path = Kernel
+	}
+	if flags&isSelf != 0 {
+		r.self = node
+	}
+	r.Protocol, r.Kind, r.Source = service.Protocol(d.byte()), service.AddressKind(d.byte()), policy.Source(d.byte())
+	r.Affinity, r.End = balancer.Affinity(d.byte()), End(d.byte())
+	wall, n := binary.Varint(d.data)
+	r.Wall = wall
+	d.skip(n)
+	for _, to := range [...]*netip.AddrPort{&r.Client, &r.VIP, &r.SourceAddr} {
+		d.addrPort(to)
+	}
+	r.ID, r.Port, r.Endpoint = d.number(), d.port(), d.endpoint()
+	r.Duration, r.ConnectTime, r.FirstByte = int64(d.number()), int64(d.number()), int64(d.number())
+	r.BytesFromClient, r.BytesFromEndpoint = d.number(), d.number()
+	r.DatagramsFromClient, r.DatagramsFromEndpoint = d.number(), d.number()
+	r.Attempts, r.StreamsFromClient, r.StreamsToClient = uint16(d.number()), uint16(d.number()), uint16(d.number())
+	for n := d.number(); n > 0 && !d.torn; n-- {
+		a := Attempt{Error: DialError(d.byte())}
+		a.Endpoint, a.Duration = d.endpoint(), int64(d.number())
+		failed = append(failed, a)
+	}
+	r.Failed = failed
+}
+
+// skip passes over bytes that were read.
+func (d *decoder) skip(n int) {
+	if n <= 0 || n > len(d.data) {
+		d.torn, d.data = true, nil
+		return
+	}
+	d.data = d.data[n:]
+}
+
+func (d *decoder) byte() (b byte) {
+	if len(d.data) > 0 {
+		b = d.data[0]
+	}
+	d.skip(1)
+	return b
+}
+
+func (d *decoder) number() uint64 {
+	v, n := binary.Uvarint(d.data)
+	d.skip(n)
+	return v
+}
+
+func (d *decoder) addrPort(to *netip.AddrPort) {
+	n := int(d.byte())
+	if n > len(d.data) {
+		d.torn = true
+		return
+	}
+	if err := to.UnmarshalBinary(d.data[:n]); err != nil {
+		d.torn = true
+	}
+	d.data = d.data[n:]
+}
+
+func (d *decoder) port() *service.Port         { return pick(d, d.ports) }
+func (d *decoder) endpoint() *service.Endpoint { return pick(d, d.endpoints) }
+
+// pick reads a number, and returns what has it; nil for 0.
+func pick[T any](d *decoder, list []T) *T {
+	n := d.number()
+	switch {
+	case n == 0:
+		return nil
+	case n > uint64(len(list)):
+		d.torn = true
+		return nil
+	}
+	return &list[n-1]
+}

@@ -1,0 +1,41 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net/http"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/live/api"
+)
+
+var errNoPast = &requestError{http.StatusNotFound, errors.New("the proxy keeps no records of connections that ended: it runs with --past=0")}
+
+// past streams the records of connections that ended, the oldest first.
+func (h *Handler) past(s *stream, q *params) error {
+	f, since, limit := q.filter(), q.since(), q.number("limit", 0, math.MaxInt32)
+	switch {
+	case q.err != nil:
+		return q.err
+	case h.options.Past == nil:
+		return errNoPast
+	}
+	view := h.options.Past.View()
+	s.send(&struct {
+		Past api.Past `json:"past"`
+	}{api.Past{Since: view.Since.UTC(), Kept: view.Kept, Lost: view.Lost}})
+	encoder := conntrack.NewJSONEncoder(s)
+	return view.Visit(s.context(), since, limit, f.Match, func(r *conntrack.Record) error {
+		encoder.Encode(r)
+		return s.err
+	})
+}
+
+// findPast finds one connection whose record is kept.
+func (h *Handler) findPast(ctx context.Context, id uint64, visit func(*conntrack.Record)) (bool, error) {
+	if h.options.Past == nil {
+		return false, nil
+	}
+	return h.options.Past.View().Find(ctx, id, visit)
+}
