@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-proxy/sluice/flow/attach"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
@@ -40,6 +41,9 @@ func Try() error {
 		return err
 	}
 	defer k.Close()
+	if err := attach.Try(); err != nil {
+		return err
+	}
 	k.Control.Magic = 1 << bpf.FlowBits
 	i, err := newInjector(k.Control.Magic)
 	if err != nil {

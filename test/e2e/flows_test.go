@@ -91,6 +91,9 @@ func TestInterfaceThatTakesNoProgram(t *testing.T) {
 	if err != nil || !regexp.MustCompile(`data path +relay \(.*`+why).MatchString(status) {
 		t.Errorf("%v, the status is:\n%s", err, status)
 	}
+	if report, _ := sluice(t, lab, "doctor"); !regexp.MustCompile(`kernel flows +.*` + why).MatchString(report) {
+		t.Errorf("the doctor says:\n%s", report)
+	}
 	all, err := p.metrics()
 	if err != nil || !slices.ContainsFunc(slices.Collect(maps.Keys(all)), func(series string) bool {
 		return strings.HasPrefix(series, `sluice_data_path{path="relay",reason="`+why)
