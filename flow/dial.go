@@ -291,15 +291,34 @@ func (f *flow) collision() {
 // ACK (RFC 5961, 4). If it begins anew, it answers by an RST with the number that the ACK has (RFC
 // 9293, 3.10.7.3); BPF knows it again, and the client's next SYN begins another connection. If it has the
 // connection, the ACK is an old one to it and says nothing. So nobody chooses the number but us.
+// SCTP has nothing like it: an INIT goes to the endpoint, which knows whether it has the association,
+// and begins another one if the Service does not have the endpoint any more.
 func (f *flow) challenge() {
 	k := f.shared()
-	if f.state() == bpf.KernelStateOPEN {
+	switch {
+	case f.state() != bpf.KernelStateOPEN:
+	case f.protocol == service.SCTP:
+		if f.isAlone() {
+			f.resetBoth()
+			f.end(conntrack.ClientAbort, poll.Nanotime())
+			f.drop()
+			return
+		}
+	default:
 		for k.Challenge == 0 {
 			atomic.StoreUint32(&k.Challenge, k.Way[1].Acked-1-rand.Uint32N(1<<30))
 		}
 		f.worker.injector.reset(reset{from: bpf.PortOf(k.Vip, k.VipPort), to: bpf.PortOf(k.Client, k.ClientPort), sequence: k.Way[0].Acked - 1, ack: k.Challenge, flags: flagACK})
 	}
 	f.unchallenge()
+}
+
+// isAlone reports whether the flow's endpoint is none of the Service's any more, whatever the
+// endpoint's state was.
+func (f *flow) isAlone() bool {
+	v := f.service.path.state.Load().table.Resolve(f.protocol, f.client(), f.record.VIP)
+	e, _ := endpointOf(v.Port, f.record.Endpoint.Addr)
+	return e == nil
 }
 
 // unchallenge has BPF tell of the next SYN.

@@ -249,6 +249,40 @@ func TestOnePortOfTwoAssociations(t *testing.T) {
 	}
 }
 
+// A client that comes back with its port, and whose endpoint has left the Service, reaches another
+// one by its second INIT.
+func TestClientOfAnAssociationComesBack(t *testing.T) {
+	for _, hidden := range []bool{false, true} {
+		lab := netns.NewLab(t, 2)
+		for _, b := range lab.Backends {
+			serveSCTP(t, b, 13868)
+		}
+		n := newNode(t, lab, nil)
+		n.config.MasqueradeAll = hidden
+		n.apply(sctpService(vip4, at(lab.Backends[0].IPv4, 13868)))
+		c := call(vip4)
+		c.Port, c.How, c.From = 45678, "wait", []netip.Addr{lab.Client.IPv4}
+		p := c.Connect(t, lab.Client)
+		if _, err := p.Answered(); err != nil {
+			t.Fatal(err)
+		}
+		p.Kill()
+		n.silence(0)
+		n.apply(sctpService(vip4, at(lab.Backends[1].IPv4, 13868)))
+		c.How = "close"
+		a, err := c.Do(t, lab.Client)
+		if err != nil || a.Server != "b2" {
+			t.Fatalf("hidden %v: %+v, %v", hidden, a, err)
+		}
+		if r := n.wait(t, 2); r[0].End != conntrack.ClientAbort || r[1].End != conntrack.ClientShutdown {
+			t.Errorf("hidden %v: %+v", hidden, r)
+		}
+		n.stop()
+		n.left = true
+		n.end()
+	}
+}
+
 // A host with several addresses lists them. The endpoint would use them past the node, so
 // that it must not learn them.
 func TestClientWithSeveralAddresses(t *testing.T) {

@@ -89,6 +89,8 @@ GLOBAL enum verdict association_from_client(struct __sk_buff *skb, struct packet
 			// has to know.
 			f->fin[0] = p->sequence;
 			f->fin[1] = 0;
+			if (p->sequence != f->first_sequence)
+				challenge(skb, f, index);
 		} else if (state >= CLOSED || p->sequence != f->first_sequence) {
 			enum verdict v = begin_again(p, f);
 			if (v != GO)

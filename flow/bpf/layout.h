@@ -225,7 +225,7 @@ enum event_kind {
 	EVENT_UNUSED, // an index that was taken in vain
 	EVENT_UNANSWERED, // UDP: a datagram to an endpoint that has not answered yet; it follows
 	EVENT_DIRECT, // a flow with OPTION_DIRECT has begun
-	EVENT_CHALLENGE, // another SYN has come with the tuple of an open connection
+	EVENT_CHALLENGE, // another SYN, or INIT, has come with the tuple of an open connection
 };
 
 // Reasons of EVENT_REFUSED.

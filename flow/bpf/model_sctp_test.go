@@ -123,6 +123,9 @@ func (m *model) associationFromClient(p *modelPacket, f *modelFlow, index int) m
 		return absorb
 	case p.initiates() && !asked:
 		f.fin = [2]uint32{p.sequence, 0}
+		if f.state == KernelStateOPEN && p.sequence != f.first && m.alive && !f.direct {
+			m.challenge(f, index)
+		}
 	case !p.initiates() && p.fragment != laterFragment && !p.later:
 		m.followAssociation(p, f, index, fromClient)
 	}

@@ -71,10 +71,7 @@ func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) m
 		}
 		switch {
 		case p.opens() && f.state == KernelStateOPEN && p.sequence != f.first && m.alive && !f.direct:
-			if f.seen&KernelSeenCHALLENGED == 0 {
-				m.tell(s, KernelEventKindEVENT_CHALLENGE, index, 0)
-			}
-			f.seen |= KernelSeenCHALLENGED
+			m.challenge(f, index)
 			return absorb
 		case p.opens() && (f.state >= KernelStateCLOSED || asked && p.sequence != f.first):
 			return restart
@@ -98,6 +95,14 @@ func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) m
 	}
 	f.count(s, p, fromClient)
 	return translate
+}
+
+// challenge tells userspace that a client may begin anew.
+func (m *model) challenge(f *modelFlow, index int) {
+	if f.seen&KernelSeenCHALLENGED == 0 {
+		m.tell(nil, KernelEventKindEVENT_CHALLENGE, index, 0)
+	}
+	f.seen |= KernelSeenCHALLENGED
 }
 
 // fromEndpoint follows a packet E -> C:m.

@@ -239,8 +239,8 @@ static __always_inline void copy_unanswered(struct __sk_buff *skb, const struct 
 		hand_up(&notices, skb, index, 0, f->generation, EVENT_UNANSWERED, BPF_RB_NO_WAKEUP);
 }
 
-// challenge has userspace ask the client of an open connection, by an ACK, whether another SYN
-// is its own. It returns 0 if nobody can.
+// challenge tells userspace of another SYN, or INIT, with the tuple of an open connection. It
+// returns 0 if nobody hears that.
 GLOBAL int challenge(struct __sk_buff *skb, struct flow *f, __u32 index)
 {
 	struct control *c = control();

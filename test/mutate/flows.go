@@ -148,6 +148,11 @@ var flows = []mutation{
 		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
+		name: "sctp-client-lost", what: "a client of SCTP that comes back with its port reaches nobody if its endpoint has left",
+		file: "flow/dial.go", old: "		if f.isAlone() {", new: "		if false {",
+		pkg: "flow", test: "TestClientOfAnAssociationComesBack",
+	},
+	{
 		name: "sctp-client-not-told", what: "a client of SCTP is not told that no endpoint is left",
 		file: "flow/dial.go", old: "		f.worker.injector.abort(abort{from: from, to: to, tag: k.FirstSequence})\n", new: "",
 		pkg: "flow", test: "TestAllEndpointsOfAnAssociationDead",
