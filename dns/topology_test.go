@@ -6,12 +6,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/sluice-proxy/sluice/live/explain"
+	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -33,8 +36,30 @@ func cluster() (c service.Change) {
 	return c
 }
 
+// clusterIPZones returns the zones of the endpoints that a Service with a cluster IP, and else
+// like a headless one, has for a client on the node of a zone.
+func clusterIPZones(headless *corev1.Service, slice *discoveryv1.EndpointSlice, zone string, client netip.Addr) string {
+	svc := headless.DeepCopy()
+	svc.Spec.ClusterIP, svc.Spec.ClusterIPs = "10.96.0.7", []string{"10.96.0.7"}
+	svc.Spec.Type, svc.Spec.Ports = corev1.ServiceTypeClusterIP, []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}}
+	slice = slice.DeepCopy()
+	slice.Ports = []discoveryv1.EndpointPort{{Name: new(""), Port: new(int32(80)), Protocol: new(corev1.ProtocolTCP)}}
+	change := cluster()
+	change.Services, change.EndpointSlices = []*corev1.Service{svc}, []*discoveryv1.EndpointSlice{slice}
+	options := service.StoreOptions{NodeName: "n-" + zone}
+	table := policy.Compile(nil, service.NewStore(options).Apply(change), policy.Config{NodeName: options.NodeName})
+	a := explain.Ask(table, explain.Question{Protocol: service.TCP, From: client, To: netip.MustParseAddrPort("10.96.0.7:80")}, false)
+	var zones []string
+	for _, candidate := range a.Candidates {
+		zones = append(zones, string(rune('a'+netip.MustParseAddrPort(candidate).Addr().As4()[2]-1)))
+	}
+	slices.Sort(zones)
+	return strings.Join(zones, "")
+}
+
 // TestTopology asks for a headless Service from the pods of three zones, by the cases of
-// topology keys (hard, soft, several, none left) and of hints.
+// topology keys (hard, soft, several, none left) and of hints. The same Service with a
+// cluster IP has the same endpoints.
 func TestTopology(t *testing.T) {
 	clients := map[string]netip.Addr{"a": netip.MustParseAddr("10.244.1.9"), "b": netip.MustParseAddr("10.244.2.9"), "c": netip.MustParseAddr("192.0.2.3")}
 	for _, row := range []struct {
@@ -76,6 +101,9 @@ func TestTopology(t *testing.T) {
 		names := catalog.Apply(service.Change{Services: []*corev1.Service{svc}, EndpointSlices: []*discoveryv1.EndpointSlice{slice}})
 		v := &view{names: names, zone: "cluster.local.", places: newPlaces(nodes, *nodes.Get("n-a"))}
 		for i, zone := range []string{"a", "b", "c"} {
+			if got := clusterIPZones(svc, slice, zone, clients[zone]); got != row.want[i] {
+				t.Errorf("%s: with a cluster IP, a client in %s gets %q, want %q", row.name, zone, got, row.want[i])
+			}
 			q := dnsmessage.Question{Name: dnsmessage.MustNewName("db.shop.svc.cluster.local."), Type: tA, Class: dnsmessage.ClassINET}
 			for turn := range uint32(7) {
 				v.turn = turn
@@ -180,5 +208,46 @@ func BenchmarkServer(b *testing.B) {
 		if _, err := c.Read(reply); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// BenchmarkRate asks over UDP at 10,000 questions a second, each at its time whether the last
+// one is answered or not, and reports how late answers are, and how many are lost.
+func BenchmarkRate(b *testing.B) {
+	const pause = time.Second / 10_000
+	l := newLab(b, "shop.yaml")
+	message := withOPT(b, "web.shop.svc.cluster.local.", 1232, 0)
+	c, err := net.Dial("udp", l.at.String())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	begin := time.Now()
+	due := func(i int) time.Time { return begin.Add(time.Duration(i) * pause) }
+	go func() {
+		for i := range b.N {
+			time.Sleep(time.Until(due(i)))
+			message[0], message[1] = byte(i>>8), byte(i)
+			_, _ = c.Write(message) // lost ones are counted
+		}
+		_ = c.SetReadDeadline(time.Now().Add(time.Second))
+	}()
+	var late []time.Duration
+	reply := make([]byte, 2048)
+	for i := 0; len(late) < b.N; {
+		if _, err := c.Read(reply); err != nil {
+			break
+		}
+		i += int(int16((uint16(reply[0])<<8 | uint16(reply[1])) - uint16(i)))
+		late = append(late, time.Since(due(i)))
+	}
+	if len(late) == 0 {
+		b.Fatal("no answer")
+	}
+	slices.Sort(late)
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(float64(b.N-len(late)), "lost")
+	for name, share := range map[string]float64{"p50-us": 0.5, "p99-us": 0.99} {
+		b.ReportMetric(float64(late[int(share*float64(len(late)-1))].Microseconds()), name)
 	}
 }

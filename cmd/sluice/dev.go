@@ -210,10 +210,8 @@ func (o *devOptions) serve(cmd *cobra.Command, files, command []string) error {
 		hosts = &dev.HostsFile{Path: o.hostsFile}
 		defer func() { cmd.PrintErr(errorLine(hosts.Remove())) }()
 	}
-	told := o.tellResolved(ctx, &c, log)
-	if told != nil {
-		defer told.Close()
-	}
+	var told *dev.Resolved
+	defer func() { told.Close() }()
 	ready := make(chan struct{})
 	var first sync.Once
 	c.Applied = func(snap *service.Snapshot) {
@@ -223,6 +221,8 @@ func (o *devOptions) serve(cmd *cobra.Command, files, command []string) error {
 			}
 		}
 		first.Do(func() {
+			// Not before: systemd-resolved thinks little of a server that does not answer yet.
+			told = o.tellResolved(ctx, &c, log)
 			o.introduce(cmd.ErrOrStderr(), snap, &c, told != nil)
 			close(ready)
 		})

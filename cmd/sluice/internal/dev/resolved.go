@@ -95,8 +95,11 @@ func resolvectl(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// Close removes the interface, and systemd-resolved forgets what it was told.
+// Close removes the interface, and systemd-resolved forgets what it was told. r may be nil.
 func (r *Resolved) Close() {
+	if r == nil {
+		return
+	}
 	for _, f := range r.files {
 		_ = f.Close()
 	}
