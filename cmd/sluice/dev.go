@@ -258,7 +258,8 @@ func errorLine(err error) string {
 
 // runOptions returns the options of sluice run that dev stands for.
 func (o *devOptions) runOptions(manifests string) (*runOptions, error) {
-	args := []string{"--manifests=" + manifests, "--access-log-format=console", "--v=" + fmt.Sprint(o.v), "--dns-zone=" + o.zone}
+	args := []string{"--manifests=" + manifests, "--access-log-format=console", "--v=" + fmt.Sprint(o.v), "--dns-zone=" + o.zone,
+		"--datapath=relay"} // its clients are on this machine, whose interfaces are left alone
 	if len(o.ranges) == 0 {
 		if err := o.ranges.Set(devRanges); err != nil {
 			return nil, err

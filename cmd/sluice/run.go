@@ -70,7 +70,7 @@ func newRunOptions() *runOptions {
 		algorithm:       choice{value: balancer.RoundRobin.String(), allowed: balancer.Names()},
 		keepFlows:       newChoice("auto", "always", "never"),
 		shortcuts:       newChoice("auto", "off"),
-		dataPath:        choice{value: string(node.RelayPath), allowed: []string{string(node.AutoPath), string(node.KernelPath), string(node.RelayPath)}},
+		dataPath:        newChoice(string(node.AutoPath), string(node.KernelPath), string(node.RelayPath)),
 		splice:          newChoice("auto", "off"),
 		accessLogFormat: newChoice("json", "console"),
 		accessLogUDP:    newChoice(string(datagram.LogAll), string(datagram.LogSampled), string(datagram.LogOff)),
@@ -84,8 +84,8 @@ func newRunCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [--manifests DIR | --kubeconfig FILE | --config FILE]",
 		Short: "Serve the Services of this node",
-		Long: `Run accepts the connections that clients make to Services and relays them to
-their endpoints, until it receives SIGINT or SIGTERM. It needs CAP_NET_ADMIN in
+		Long: `Run has connections to Services reach their endpoints, until it receives SIGINT
+or SIGTERM: the kernel forwards what it can, and Run relays the rest. It needs CAP_NET_ADMIN in
 the network namespace that it serves. When it stops, it removes everything that
 it created in the kernel (after a crash: sluice cleanup, or the next start).
 
@@ -222,7 +222,7 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.DurationVar(&o.node.Relay.IdleTimeout, "idle-timeout", 24*time.Hour, "end a connection after this time without a byte; 0 means never")
 	f.DurationVar(&o.node.Relay.HalfClosedTimeout, "half-closed-timeout", time.Hour, "the same for a connection that one side has closed")
 	f.StringVar(&o.node.Stream.Congestion, "congestion-control", "", "TCP congestion control towards clients and endpoints, such as cubic (default: the system's)")
-	f.Var(&o.dataPath, "datapath", "who moves the packets of clients that this node forwards: the relay, the kernel, or the kernel if a trial shows that it can")
+	f.Var(&o.dataPath, "datapath", "who moves the packets of clients that this node forwards: the kernel if a trial shows that it can, the kernel, or the relay")
 	f.IntVar(&o.node.MaxFlows, "max-flows", 0, "limit of connections and UDP sessions that the kernel forwards; more are relayed (default: 32768 for each CPU, 131072 at least, in 1/16 of the memory)")
 	f.Var(&o.keepFlows, "keep-flows", "have connections that the kernel forwards go on when Sluice stops; auto does in a cluster")
 	f.Var(&o.shortcuts, "shortcuts", "have packets of connections that the kernel forwards skip the node's IP stack where no other program looks at them")

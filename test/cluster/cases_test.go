@@ -109,7 +109,7 @@ var proxies = []struct {
 	start func(*world) *netns.Cmd
 }{
 	{"sluice", func(w *world) *netns.Cmd { return startSluice(w, "relay") }},
-	{"sluice-kernel", func(w *world) *netns.Cmd { return startSluice(w, "kernel") }},
+	{"sluice-kernel", func(w *world) *netns.Cmd { return startSluice(w, "kernel") }}, // the default
 	{"kube-proxy", startKubeProxy},
 }
 
@@ -118,8 +118,12 @@ func startSluice(w *world, path string) *netns.Cmd {
 	w.t.Helper()
 	// The file is kind's, except for the kubeconfig's path and the ranges.
 	w.write("proxy.conf", proxyConfig(w, "iptables"))
-	cmd := w.start("sluice", os.Getenv("SLUICE_BIN"), "run", "--config", filepath.Join(w.dir, "proxy.conf"), "--hostname-override", "node",
-		"--access-log", w.accessLog(path), "--datapath", path, "--bpf-root", w.bpfRoot(), "-v", "4")
+	args := []string{"run", "--config", filepath.Join(w.dir, "proxy.conf"), "--hostname-override", "node",
+		"--access-log", w.accessLog(path), "--bpf-root", w.bpfRoot(), "-v", "4"}
+	if path == "relay" {
+		args = append(args, "--datapath", path)
+	}
+	cmd := w.start("sluice", os.Getenv("SLUICE_BIN"), args...)
 	w.awaitProxy()
 	return cmd
 }

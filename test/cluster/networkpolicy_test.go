@@ -40,9 +40,9 @@ func TestNetworkPolicies(t *testing.T) {
 	}{
 		{"kube-proxy", "kube-proxy", "nftables", nil},
 		{"kube-proxy", "kube-proxy", "iptables", nil},
-		{"relay, bypass", "sluice", "", []string{"--conntrack", "bypass"}},
-		{"relay, keep", "sluice", "", []string{"--conntrack", "keep"}},
-		{"kernel flows", "sluice", "", []string{"--datapath", "kernel"}},
+		{"relay, bypass", "sluice", "", []string{"--datapath", "relay", "--conntrack", "bypass"}},
+		{"relay, keep", "sluice", "", []string{"--datapath", "relay", "--conntrack", "keep"}},
+		{"kernel flows", "sluice", "", nil},
 	} {
 		if p.program == "sluice" && os.Getenv("SLUICE_TEST_FULL") == "" {
 			continue

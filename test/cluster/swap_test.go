@@ -60,6 +60,10 @@ func testSwap(t *testing.T, w *world, mode string) {
 	kubeProxy = startKubeProxy()
 	w.until("kube-proxy has written its rules", func() error { return w.hasRules(t, mode) })
 	stop(sluice)
+	// What Sluice leaves for the next process would decide for five minutes.
+	if out, err := w.hosts.Node.Command(t, os.Getenv("SLUICE_BIN"), "cleanup").CombinedOutput(); err != nil {
+		t.Errorf("cleanup: %v\n%s", err, out)
+	}
 	w.awaitProxy()
 	w.everybody("tcp", address, fmtPods(2))
 	w.everybody("udp", address, fmtPods(2))

@@ -54,7 +54,7 @@ func TestDeployedRights(t *testing.T) {
 			if slices.Contains(rights, "sys_admin") {
 				t.Errorf("%s grants %v", d.file, rights)
 			}
-			pathWith(t, rights, "kernel", "", "--datapath", "kernel")
+			pathWith(t, rights, "kernel", "", "--datapath", "auto") // the default
 		})
 	}
 	all := granted(t, deployments[0].file, deployments[0].list)

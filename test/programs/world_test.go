@@ -3,6 +3,7 @@
 package programs
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -51,6 +52,7 @@ type world struct {
 	port      uint16
 	manifests string // directory
 	accessLog string
+	annotated bool // the relay may serve
 	cmd       *netns.Cmd
 	log       *output
 }
@@ -77,7 +79,7 @@ func newWorldBy(t *testing.T, program []string, backends int, port uint16, flags
 		t.Fatal("SLUICE_BIN is not set: use make test-programs")
 	}
 	args := append(slices.Clone(program), append([]string{binary, "run", "--manifests", w.manifests, "--hostname-override", "node",
-		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--access-log", w.accessLog, "--access-log-format", "json"}, flags...)...)
+		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--access-log", w.accessLog, "--access-log-format", "json", "--bpf-root", ""}, flags...)...)
 	w.cmd = w.Node.Command(t, args[0], args[1:]...)
 	w.cmd.Stdout, w.cmd.Stderr = w.log, w.log
 	if err := w.cmd.Start(); err != nil {
@@ -90,11 +92,27 @@ func newWorldBy(t *testing.T, program []string, backends int, port uint16, flags
 		return nil
 	})
 	t.Cleanup(func() {
+		w.checkPaths()
 		if t.Failed() {
 			t.Logf("sluice said:\n%s", w.log)
 		}
 	})
 	return w
+}
+
+// checkPaths expects that the kernel has forwarded each connection, as is the default.
+func (w *world) checkPaths() {
+	if w.annotated {
+		return
+	}
+	text, _ := os.ReadFile(w.accessLog) // none: the records are elsewhere
+	for line := range strings.Lines(string(text)) {
+		var r struct{ End, Path string }
+		if err := json.Unmarshal([]byte(line), &r); err != nil || r.Path != "kernel" {
+			w.t.Errorf("the kernel has not forwarded this: %v, %s", err, line)
+			return
+		}
+	}
 }
 
 // yaml returns the Service and its EndpointSlices.
@@ -132,6 +150,7 @@ endpoints:
 // annotate writes the Service with annotations.
 func (w *world) annotate(annotations string) {
 	w.t.Helper()
+	w.annotated = true
 	text := strings.Replace(w.yaml(), "namespace: default}\n", "namespace: default, annotations: {"+annotations+"}}\n", 1)
 	if err := os.WriteFile(filepath.Join(w.manifests, "service.yaml"), []byte(text), 0o600); err != nil {
 		w.t.Fatal(err)

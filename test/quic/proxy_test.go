@@ -80,7 +80,7 @@ func start(t *testing.T, node *netns.Host, endpoints ...netip.Addr) *proxy {
 	}}
 	p.write(endpoints)
 	args := []string{"run", "--manifests", p.manifests, "--hostname-override", "node",
-		"--service-cidr", "10.96.0.0/16", "--access-log", "off", "--metrics-bind-address", metricsAddress}
+		"--service-cidr", "10.96.0.0/16", "--access-log", "off", "--metrics-bind-address", metricsAddress, "--datapath=relay"} // the last one counts
 	p.cmd = node.Command(t, program(t), append(args, strings.Fields(os.Getenv("SLUICE_TEST_FLAGS"))...)...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -69,7 +69,7 @@ func startProxy(t testing.TB, node *netns.Namespace, manifest string, flags ...s
 func (p *proxy) run(node *netns.Namespace, flags ...string) {
 	p.t.Helper()
 	p.cmd = exec.Command(os.Getenv(programEnv), append([]string{"run", "--manifests", p.dir, "--hostname-override", "node", "--workers", "2",
-		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--logging-format", "json", "--access-log", "-", "--dial-timeouts", "20s"}, flags...)...)
+		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--logging-format", "json", "--access-log", "-", "--dial-timeouts", "20s", "--datapath", "relay"}, flags...)...)
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
 		p.t.Fatal(err)

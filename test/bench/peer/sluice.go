@@ -49,7 +49,7 @@ func startSluice(s *Site, build string, flags []string) (*Running, error) {
 	if help, err := exec.Command(build, "run", "--help").Output(); err != nil {
 		return nil, fmt.Errorf("%s run --help: %w", build, err)
 	} else if strings.Contains(string(help), "--bpf-root") { // older builds have no such flag
-		args = append(args, "--bpf-root", s.World.BPFRoot)
+		args = append(args, "--bpf-root", s.World.BPFRoot, "--datapath=relay") // unless flags say otherwise
 	}
 	r, err := s.launch(world.Command{Path: build, Args: slices.Concat(args, flags, s.Flags)})
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"time"
@@ -228,6 +229,9 @@ func (u *run) start(binary string, m Mode) (err error) {
 		args = append(args, "--manifests", u.dir)
 	} else {
 		args = append(args, "--master", u.api.url())
+	}
+	if help, err := exec.Command(binary, "run", "--help").Output(); err == nil && strings.Contains(string(help), "--datapath") {
+		args = append(args, "--datapath", "relay") // its table says what steering costs
 	}
 	u.proxy, err = u.world.Node.Start(world.Command{Path: binary, Args: append(args, m.Flags...)})
 	return err

@@ -129,7 +129,7 @@ func start(t *testing.T, node *netns.Host) (stop func()) {
 		t.Fatal(err)
 	}
 	args := []string{os.Getenv(programEnv), "run", "--manifests", dir, "--hostname-override", "node",
-		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--logging-format", "json", "--access-log", "off", "--dial-timeouts", "20s"}
+		"--service-cidr", "10.96.0.0/16,fd00:96::/112", "--logging-format", "json", "--access-log", "off", "--dial-timeouts", "20s", "--datapath", "relay"}
 	if caps := os.Getenv(capsEnv); caps != "" {
 		args = append([]string{"/usr/bin/setpriv", "--bounding-set=" + caps}, args...)
 	}

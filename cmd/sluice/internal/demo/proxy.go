@@ -36,7 +36,7 @@ type proxy struct {
 func proxyArgs(manifests string) []string {
 	return []string{"sluice", "run", "--manifests", manifests, "--hostname-override", "node-a",
 		"--service-cidr", serviceCIDRs[v4].String() + "," + serviceCIDRs[v6].String(),
-		"--access-log", "-", "--access-log-format", "json", "--logging-format", "json"}
+		"--datapath", "relay", "--access-log", "-", "--access-log-format", "json", "--logging-format", "json"}
 }
 
 // proxyCommand returns it for people.

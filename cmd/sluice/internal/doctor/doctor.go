@@ -194,10 +194,10 @@ func sockets(p Prober) []Finding {
 		Finding{Feature: "IPv6", Probed: "made a listening socket on ::1", NeededBy: "Services with an IPv6 address"}.
 			judge(p.IPv6(), "nothing, if no Service has an IPv6 address; else sysctl net.ipv6.conf.all.disable_ipv6=0 and lo.disable_ipv6=0"),
 		Finding{Feature: "SCTP", Probed: "made a socket", NeededBy: "Services of the protocol SCTP: all of their clients with --datapath relay, otherwise those on the node itself"}.
-			judge(p.SCTP(), "nothing, if no Service uses SCTP, or only clients whose packets the node forwards do, with --datapath kernel; else load the module sctp (CONFIG_IP_SCTP)"),
-		Finding{Feature: "kernel flows", Probed: "loaded the BPF programs, which translated packets", NeededBy: "--datapath kernel or auto"}.
+			judge(p.SCTP(), "nothing, if no Service uses SCTP, or only clients whose packets the node forwards do, with kernel flows; else load the module sctp (CONFIG_IP_SCTP)"),
+		Finding{Feature: "kernel flows", Probed: "loaded the BPF programs, which translated packets, and attached one to each interface", NeededBy: "--datapath auto, the default, and kernel"}.
 			judge(p.Flows(), "nothing, if connections may be relayed; else a kernel with tcx (Linux 6.6) or clsact (sch_ingress, cls_bpf), CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW and CAP_PERFMON, and forwarding (net.ipv4.ip_forward=1)"),
-		Finding{Feature: "forwarding for kernel flows", Probed: "read the settings of all interfaces", NeededBy: "--datapath kernel or auto: a family that the node does not forward, also at one interface alone, is relayed"}.
+		Finding{Feature: "forwarding for kernel flows", Probed: "read the settings of all interfaces", NeededBy: "--datapath auto and kernel: a family that the node does not forward, also at one interface alone, is relayed"}.
 			warn("IPv4 and IPv6 are forwarded", unforwarded, err, "nothing, if that family may be relayed; else set it to 1: a proxy that runs notices"),
 		Finding{Feature: "BPF file system", Probed: "asked for the file system at --bpf-root",
 			NeededBy: "sklookup: its program then refuses for a killed proxy, and rules of nftables that cost 10 % of the CPU for UDP are left out"}.
@@ -343,7 +343,7 @@ func trials(p Prober) []Finding {
 // followsFrom says what follows for the data paths from how an engine judges packets;
 // docs/network-policy.md has the tests.
 var followsFrom = map[firewall.Judging]string{
-	firewall.AtInterfaces: "with the relay, ingress policies do not hold between pods of one node, and egress policies see the Service's address; they hold for what --datapath kernel forwards",
+	firewall.AtInterfaces: "with the relay, ingress policies do not hold between pods of one node, and egress policies see the Service's address; they hold for kernel flows",
 	firewall.ByAddresses:  "with the relay and --conntrack bypass, servers that may open nothing cannot answer",
 	firewall.Elsewhere:    "it judges packets outside of netfilter, which was not tried with Sluice",
 	firewall.InUserspace:  "it judges packets in userspace, which was not tried with Sluice",
