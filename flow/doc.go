@@ -70,8 +70,8 @@
 //     full, or a service port has too many undecided flows or incomplete handshakes: a
 //     flood meets the relay's SYN cookies
 //   - connections and sessions that the relay serves already
-//   - service ports with the annotation sluice.dev/datapath: relay, and those that send or
-//     accept PROXY headers
+//   - service ports with the annotation sluice.dev/datapath: relay, and those that hold
+//     connections, or send or accept PROXY headers
 //
 // # SCTP
 //

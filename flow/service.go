@@ -72,8 +72,8 @@ func eligible(port *service.Port, judged bool) (bool, error) {
 	if counts && port.Name.Protocol == service.UDP {
 		is = false // the relay counts responses
 	}
-	if port.SendProxy != 0 || len(port.AcceptProxy) > 0 {
-		is = false // the relay writes and reads PROXY headers
+	if port.Hold > 0 || port.SendProxy != 0 || len(port.AcceptProxy) > 0 {
+		is = false // the relay holds connections, and writes and reads PROXY headers
 	}
 	if judged && !is {
 		is, problem = true, errJudged
@@ -91,7 +91,7 @@ func eligible(port *service.Port, judged bool) (bool, error) {
 	return is, problem
 }
 
-var errJudged = errors.New("annotations that would have connections relayed (sluice.dev/datapath, udp-responses, proxy-protocol, accept-proxy-protocol) have no effect on what the kernel forwards: rules judge what the kernel forwards, and the relay would let its clients past them")
+var errJudged = errors.New("annotations that would have connections relayed (sluice.dev/datapath, udp-responses, hold, proxy-protocol, accept-proxy-protocol) have no effect on what the kernel forwards: rules judge what the kernel forwards, and the relay would let its clients past them")
 
 // sessionTimeouts returns a UDP port's timeouts. datagram says what is wrong with them.
 func sessionTimeouts(port *service.Port, o *Options) *timeouts {

@@ -33,6 +33,16 @@ func (p *Proxy) sendPort(svc service.Name, text string) {
 	p.events.Send(kubernetes.Event{Service: svc, Warning: true, Reason: "FailedToClaimPort", Action: "Listen", Note: text + " (node " + p.config.Policy.NodeName + ")"})
 }
 
+// needEndpoints tells, on an event loop, that connections to a service port wait for its
+// first endpoint. The time makes each event another one.
+func (p *Proxy) needEndpoints(port *service.Port) {
+	p.log.Info().Str("object", "Service "+port.Name.Name.String()).Msg("connections wait for endpoints, up to " + port.Hold.String())
+	p.events.Send(kubernetes.Event{
+		Service: port.Name.Name, Reason: "NeedEndpoints", Action: "Hold",
+		Note: "since " + time.Now().Format(time.TimeOnly) + ", connections on node " + p.config.Policy.NodeName + " wait for endpoints, up to " + port.Hold.String(),
+	})
+}
+
 // sendHealth tells that a port for health checks is not served.
 func (p *Proxy) sendHealth(svc service.Name, reason, text string) {
 	action := "Listen"

@@ -265,9 +265,12 @@ func (p *Proxy) makeLoops(limits limits) error {
 		return p.flows != nil && p.flows.server.Refuses(client, vip, port)
 	}
 	p.stream = stream.New(stream.Options{
-		Config:   limits.stream,
-		Refuses:  refuses,
-		Loops:    p.loops,
+		Config:  limits.stream,
+		Refuses: refuses,
+		Loops:   p.loops,
+
+		NeedEndpoints: p.needEndpoints,
+
 		Table:    p.conntrack,
 		Traits:   p.steer.Traits(),
 		Upstream: rules,

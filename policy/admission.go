@@ -23,16 +23,19 @@ func (t *Table) Admission(d service.Destination) (allowed []netip.Prefix, limite
 	}
 	c, kind, fam := t.port(found.id), found.kind, service.FamilyOf(d.Addr)
 	f := &c.families[fam]
-	if !f.usable {
+	if !f.usable && c.port.Hold == 0 {
 		return nil, false // refused, not dropped
+	}
+	if kind == service.ClusterIP && !f.usable {
+		return nil, false // held
 	}
 	if kind == service.ClusterIP {
 		return nil, c.internalLocal && len(f.local) == 0
 	}
-	if c.externalLocal && len(f.local) == 0 {
+	if c.externalLocal && len(f.local) == 0 && f.usable {
 		allowed, limited = t.node.bypass[fam], true
 	}
-	if kind != service.LoadBalancer || f.firewall == nil || len(c.port.AcceptProxy) > 0 || !c.externalLocal && len(f.cluster) == 0 {
+	if kind != service.LoadBalancer || f.firewall == nil || len(c.port.AcceptProxy) > 0 || !c.externalLocal && len(f.cluster) == 0 && c.port.Hold == 0 {
 		return allowed, limited
 	}
 	inRanges := t.admitted(c, fam)

@@ -33,6 +33,7 @@ const (
 	// overflow means that inline does not hold all allowed clients, so that
 	// Resolve must also check the port's firewall.
 	overflow
+	holds // connections wait while there are no endpoints
 )
 
 func (d *decision) is(t traits) bool { return d.traits&t != 0 }
@@ -44,6 +45,9 @@ func decide(c *compiled, fam service.Family, kind service.AddressKind) decision 
 	d := decision{id: c.port.ID, kind: kind, candidates: f.cluster}
 	if f.usable {
 		d.traits |= usable
+	}
+	if c.port.Hold > 0 {
+		d.traits |= holds
 	}
 	if kind == service.ClusterIP && c.internalLocal || kind != service.ClusterIP && c.externalLocal {
 		d.traits |= local

@@ -66,7 +66,9 @@ func (t *Table) Explain(p service.Protocol, client netip.Addr, dst netip.AddrPor
 	e.from = e.choose(view)
 	e.Rules = append(e.Rules, v.Rule.String())
 	if v.Action != Accept {
-		e.Reason = e.denied(view)
+		if e.Reason = e.denied(view); v.Action == Hold {
+			e.Reason += fmt.Sprintf(", and connections wait for one up to %s", v.Port.Hold)
+		}
 		return e
 	}
 	e.accepted()

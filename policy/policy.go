@@ -25,9 +25,10 @@ const (
 	Accept               // connect it to a candidate
 	Refuse               // answer with a reset, or port unreachable
 	Drop                 // do not answer
+	Hold                 // accept it, and connect it once there is a candidate
 )
 
-var actionNames = [...]string{None: "none", Accept: "accept", Refuse: "refuse", Drop: "drop"}
+var actionNames = [...]string{None: "none", Accept: "accept", Refuse: "refuse", Drop: "drop", Hold: "hold"}
 
 // String returns the action's name in the output of "sluice explain".
 func (a Action) String() string {

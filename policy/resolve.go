@@ -23,10 +23,12 @@ func (t *Table) Resolve(p service.Protocol, client netip.Addr, dst netip.AddrPor
 		v.Candidates = t.port(d.id).families[service.FamilyOf(dst.Addr())].cluster
 	}
 	switch {
-	case !d.is(usable), len(v.Candidates) == 0 && !byLocal:
+	case (!d.is(usable) || len(v.Candidates) == 0 && !byLocal) && !d.is(holds):
 		return deny(v, Refuse, RuleNoEndpoints)
 	case d.is(limited) && !t.admits(d, service.FamilyOf(dst.Addr()), client):
 		return deny(v, Drop, RuleSourceRanges)
+	case !d.is(usable), len(v.Candidates) == 0 && !byLocal:
+		return deny(v, Hold, RuleNoEndpoints)
 	case len(v.Candidates) == 0:
 		return deny(v, Drop, RuleNoLocalEndpoints)
 	case len(v.Candidates) == 1 && v.Candidates[0].Addr.Addr() == client:
@@ -138,10 +140,10 @@ func (t *Table) Steering(at service.Destination) Action {
 	if d == nil {
 		return t.unclaimed(at.Addr).Action
 	}
-	if !d.is(usable) {
+	if !d.is(usable) && !d.is(holds) {
 		return Refuse
 	}
-	if len(d.candidates) > 0 {
+	if len(d.candidates) > 0 || !d.is(usable) {
 		return Accept
 	}
 	switch {
@@ -149,6 +151,8 @@ func (t *Table) Steering(at service.Destination) Action {
 		return Drop
 	case d.is(local) && len(t.port(d.id).families[service.FamilyOf(at.Addr)].cluster) > 0:
 		return Accept // clients that bypass policy Local (A3.6)
+	case d.is(holds):
+		return Accept
 	}
 	return Refuse
 }

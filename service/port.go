@@ -29,6 +29,9 @@ func (s *Store) fill(p *Port, st *state, i int, problems []string) []string {
 	if ps.protocol == TCP {
 		p.SendProxy, p.AcceptProxy = sp.sendProxy, sp.acceptProxy
 	}
+	if ps.protocol != UDP {
+		p.Hold = sp.hold
+	}
 	problems = slices.Clip(problems) // appending must not change the spec's list
 	has := func(k key, what AddressKind) bool {
 		w, _ := s.claims.winner(k)
@@ -102,7 +105,7 @@ func (p *Port) equal(o *Port) bool {
 		p.NodePort == o.NodePort && p.InternalLocal == o.InternalLocal &&
 		p.ExternalLocal == o.ExternalLocal && p.AffinityTimeout == o.AffinityTimeout &&
 		p.IdleTimeout == o.IdleTimeout && p.HalfClosedTimeout == o.HalfClosedTimeout &&
-		p.SendProxy == o.SendProxy && slices.Equal(p.AcceptProxy, o.AcceptProxy) &&
+		p.Hold == o.Hold && p.SendProxy == o.SendProxy && slices.Equal(p.AcceptProxy, o.AcceptProxy) &&
 		p.HealthCheckNodePort == o.HealthCheckNodePort &&
 		slices.Equal(p.TopologyKeys, o.TopologyKeys) && maps.Equal(p.Annotations, o.Annotations) &&
 		p.Families[IPv4].equal(&o.Families[IPv4]) && p.Families[IPv6].equal(&o.Families[IPv6])

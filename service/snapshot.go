@@ -133,6 +133,10 @@ type Port struct {
 	// sluice.dev/idle-timeout and half-closed-timeout: 0 if there is none, and Never.
 	IdleTimeout, HalfClosedTimeout time.Duration
 
+	// Hold is how long new TCP and SCTP connections wait while there are no endpoints; 0 =
+	// they are refused (sluice.dev/hold).
+	Hold time.Duration
+
 	// SendProxy is the version of the PROXY protocol, 1 or 2, by which endpoints of a TCP
 	// port learn of the client; 0 = none (sluice.dev/proxy-protocol).
 	SendProxy uint8

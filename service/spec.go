@@ -16,7 +16,7 @@ import (
 // Annotations are the names of a Service's annotations that have an effect, without
 // the prefix "sluice.dev/".
 var Annotations = []string{acceptProxyProtocol, accessLog, "balancer", "balancer-hash", "datapath", "dial-timeouts", "eject-after",
-	halfClosedTimeout, idleTimeout, proxyProtocol, "sctp-streams", topologyKeys, "udp-responses", "udp-timeout"}
+	halfClosedTimeout, hold, idleTimeout, proxyProtocol, "sctp-streams", topologyKeys, "udp-responses", "udp-timeout"}
 
 // Foreign are annotations of other proxies that have an effect, with their whole names.
 var Foreign = []string{"kube-router.io/service.scheduler", "service.cilium.io/lb-algorithm"}
@@ -49,6 +49,7 @@ type spec struct {
 	affinityTimeout     time.Duration
 	idleTimeout         time.Duration
 	halfClosedTimeout   time.Duration
+	hold                time.Duration
 	sendProxy           uint8
 	acceptProxy         []netip.Prefix
 	healthCheckNodePort uint16
@@ -262,6 +263,7 @@ func (s *spec) parsePolicy(svc *corev1.Service) {
 	}
 	s.idleTimeout, s.halfClosedTimeout = s.timeout(idleTimeout), s.timeout(halfClosedTimeout)
 	s.parseProxyProtocol()
+	s.parseHeld()
 	s.parseTopologyKeys()
 }
 
@@ -295,6 +297,9 @@ func CheckAnnotation(name, text string, local bool) error {
 	case topologyKeys:
 	case idleTimeout, halfClosedTimeout:
 		_, err := parseTimeout(name, text)
+		return err
+	case hold:
+		_, err := parseHold(text)
 		return err
 	case proxyProtocol:
 		_, err := parseProxyVersion(text)

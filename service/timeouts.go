@@ -11,6 +11,9 @@ const Never = time.Duration(-1)
 const (
 	idleTimeout       = "idle-timeout"
 	halfClosedTimeout = "half-closed-timeout"
+	hold              = "hold"
+
+	longestHold = 10 * time.Minute
 )
 
 // parseTimeout reads the idle timeout of connections: a duration, or 0 for Never.
@@ -23,6 +26,25 @@ func parseTimeout(name, text string) (time.Duration, error) {
 		return Never, nil
 	}
 	return d, nil
+}
+
+// parseHold reads how long connections wait for endpoints.
+func parseHold(text string) (time.Duration, error) {
+	d, err := time.ParseDuration(text)
+	if err != nil || d < time.Second || d > longestHold {
+		return 0, fmt.Errorf("%s: %q is not a duration such as 30s, of 1s to %s", hold, text, longestHold)
+	}
+	return d, nil
+}
+
+// parseHeld reads the annotation hold. A wrong one has no effect.
+func (s *spec) parseHeld() {
+	if text, ok := s.annotations[hold]; ok {
+		var err error
+		if s.hold, err = parseHold(text); err != nil {
+			s.problemf("annotation %s%v; nothing waits for endpoints", annotationPrefix, err)
+		}
+	}
 }
 
 // timeout returns the value of an annotation, or 0 if it is missing or wrong.

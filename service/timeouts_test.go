@@ -59,3 +59,27 @@ func TestTimeoutsOfAService(t *testing.T) {
 		t.Errorf("without a port: %s", got)
 	}
 }
+
+// TestHoldOfAService: TCP and SCTP ports have it; a wrong value is named and holds nothing.
+func TestHoldOfAService(t *testing.T) {
+	for text, want := range map[string]time.Duration{"1s": time.Second, "10m": 10 * time.Minute, "11m": 0, "999ms": 0, "30": 0, "": 0} {
+		svc := newService("web", "10.96.0.1", func(s *corev1.Service) {
+			s.Annotations = map[string]string{"sluice.dev/hold": text}
+			for _, protocol := range []corev1.Protocol{corev1.ProtocolUDP, corev1.ProtocolSCTP} {
+				s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: strings.ToLower(string(protocol)), Port: 53, Protocol: protocol})
+			}
+		})
+		snap := NewStore(StoreOptions{}).Apply(services(svc))
+		for _, p := range snap.Ports {
+			if p == nil {
+				continue
+			}
+			if p.Name.Protocol == UDP && p.Hold != 0 || p.Name.Protocol != UDP && p.Hold != want {
+				t.Errorf("%q: a port of %s has %s", text, p.Name.Protocol, p.Hold)
+			}
+		}
+		if named := len(snap.Problems) == 1 && strings.Contains(snap.Problems[0].Text, "annotation sluice.dev/hold: "); named != (want == 0) {
+			t.Errorf("%q: problems are %v", text, snap.Problems)
+		}
+	}
+}

@@ -88,7 +88,7 @@ func unmap(a netip.AddrPort) netip.AddrPort {
 func (w *worker) decide(protocol service.Protocol, client netip.Addr, vip netip.AddrPort) (*state, policy.Verdict) {
 	st := w.server.state.Load()
 	verdict := st.table.Resolve(protocol, client, vip)
-	if verdict.Action != policy.Accept && len(st.past) > 0 {
+	if verdict.Action != policy.Accept && verdict.Action != policy.Hold && len(st.past) > 0 {
 		return st.inGrace(protocol, client, vip, verdict, w.server.clock())
 	}
 	return st, verdict
@@ -137,7 +137,7 @@ func (w *worker) admit(fd int, protocol service.Protocol, client, vip netip.Addr
 // for room.
 func (c *conn) begin(st *state, v *policy.Verdict) (waits bool) {
 	switch v.Action {
-	case policy.Accept:
+	case policy.Accept, policy.Hold:
 	case policy.Drop:
 		// The socket's filter drops clients that may not connect; this one came
 		// before the filter changed, or the filter has no room for all ranges.
@@ -164,6 +164,10 @@ func (c *conn) begin(st *state, v *policy.Verdict) (waits bool) {
 	c.carrier.accepted()
 	if !c.beginDialing() {
 		return true
+	}
+	if v.Action == policy.Hold {
+		c.hold()
+		return false
 	}
 	c.dial(st, v)
 	return false

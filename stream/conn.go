@@ -27,7 +27,7 @@ type conn struct {
 	client   int32 // the client's socket
 	upstream int32 // the socket that is connecting
 	dialing  bool
-	awaits   bool           // a PROXY header, on the client's socket with the registration endpoint
+	awaits   awaited
 	cut      conntrack.End  // how EndConnection ends it, else EndNone
 	class    uint8          // the TCP client's DSCP
 	held     upstream.Range // ports for TCP sockets with the client's address, from Rules.Hold
@@ -110,7 +110,7 @@ func (c *conn) attemptFailed(errno sys.Errno) (waits bool) {
 
 // HandleEvents reports how the current attempt ended.
 func (c *conn) HandleEvents(_ uint8, ev poll.Events) {
-	if c.awaits {
+	if c.awaits == header {
 		c.takeHeader(ev)
 		return
 	}
@@ -125,11 +125,15 @@ func (c *conn) HandleEvents(_ uint8, ev poll.Events) {
 	}
 }
 
-// HandleTimer ends the wait for a header, the current attempt by its timeout, or the pause
+// HandleTimer ends the wait for a header or endpoints, the current attempt by its timeout, or the pause
 // before the next.
 func (c *conn) HandleTimer(*poll.Timer) {
-	if c.awaits {
+	switch c.awaits {
+	case header:
 		c.fail(conntrack.ProxyHeaderTimeout)
+		return
+	case endpoints:
+		c.fail(conntrack.NoEndpoints)
 		return
 	}
 	if c.upstream >= 0 {
@@ -167,6 +171,10 @@ func (c *conn) retry() {
 		return
 	}
 	st, v := c.worker.decide(c.record.Protocol, c.record.Client.Addr(), c.record.VIP)
+	if v.Action == policy.Hold && v.Port.Name == c.record.Port.Name {
+		c.hold()
+		return
+	}
 	if v.Action != policy.Accept || v.Port.Name != c.record.Port.Name {
 		c.fail(conntrack.ConnectFailed)
 		return
@@ -190,8 +198,11 @@ func (c *conn) connected(endpoint int, reg poll.Registration, ready poll.Events)
 // fail ends a connection that has no endpoint: the client is reset.
 func (c *conn) fail(end conntrack.End) {
 	c.worker.loop.Cancel(&c.timer)
-	if c.awaits {
+	switch c.awaits {
+	case header:
 		c.worker.loop.Forget(c.endpoint)
+	case endpoints:
+		c.release()
 	}
 	if c.upstream >= 0 {
 		c.worker.loop.Forget(c.endpoint)

@@ -140,7 +140,7 @@ func (c *conn) awaitHeader() {
 		c.fail(conntrack.LimitReached)
 		return
 	}
-	c.awaits = true
+	c.awaits = header
 	w.loop.Schedule(&c.timer, poll.Nanotime()+int64(headerPatience), c)
 }
 
@@ -177,8 +177,8 @@ func (c *conn) takeHeader(ev poll.Events) (decided bool) {
 		c.fail(conntrack.ProxyHeader)
 		return true
 	}
-	if c.awaits {
-		c.awaits = false
+	if c.awaits == header {
+		c.awaits = nothing
 		c.worker.loop.Cancel(&c.timer)
 		c.worker.loop.Remove(c.endpoint)
 		c.endpoint = poll.Registration{}

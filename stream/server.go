@@ -86,6 +86,9 @@ type Options struct {
 	Upstream *upstream.Rules
 	// Refuses reports whether a client that policy accepts must not be served here; nil: none.
 	Refuses func(client, vip netip.AddrPort, port *service.Port) bool
+	// NeedEndpoints says that connections to a service port wait for endpoints; nil: nobody
+	// is told. It is called on event loops, and must not wait.
+	NeedEndpoints func(port *service.Port)
 	// Clock replaces poll.Nanotime for grace periods in tests.
 	Clock  func() int64
 	Logger zerolog.Logger
@@ -103,6 +106,7 @@ type Server struct {
 
 	state atomic.Pointer[state]
 	open  atomic.Int64 // connections, from accept to end
+	held  atomic.Int64 // those that await endpoints
 	limit atomic.Int64 // of open
 	stats stats
 
@@ -167,6 +171,7 @@ func (s *Server) Apply(table *policy.Table, host hostnet.Addresses, withdrawn bo
 	next.pools = policy.Sync(table, prev.table, protocols, prev.pools, s.keep, s.remove)
 	s.state.Store(next)
 	s.updateFilters()
+	s.wakeHeld()
 }
 
 // Prune closes the listening sockets of service ports that went, and what has

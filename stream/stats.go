@@ -16,6 +16,7 @@ type stats struct {
 type Stats struct {
 	Open      int64             // connections now
 	Dialing   int64             `metric:"sluice_connections_dialing" help:"Connections that wait for an endpoint to answer."`
+	Held      int64             `metric:"sluice_connections_held" help:"Connections that wait for their Service to have an endpoint (sluice.dev/hold)."`
 	Listeners int64             `metric:"sluice_listeners" help:"Listening sockets of services."`
 	Pins      balancer.PinStats // of all service ports
 	Ejected   int               `metric:"sluice_endpoints_ejected" help:"Endpoints that new TCP and SCTP connections pass over because they kept failing (sluice.dev/eject-after)."`
@@ -31,6 +32,7 @@ type Stats struct {
 func (s *Server) Stats() Stats {
 	out := Stats{
 		Open:      s.open.Load(),
+		Held:      s.held.Load(),
 		Listeners: s.stats.listeners.Load(),
 		Strays:    s.stats.strays.Load(),
 		AtLimit:   s.stats.atLimit.Load(),

@@ -28,6 +28,7 @@ type worker struct {
 
 	retries retries
 	headers headerReader
+	held    map[*conn]struct{} // connections that await endpoints
 
 	stalled    []stalled
 	stallTimer poll.Timer
@@ -42,7 +43,7 @@ type worker struct {
 func newWorker(s *Server, l Loop, d *upstream.Dialer, shard *conntrack.Shard) *worker {
 	w := &worker{
 		server: s, loop: l.Poll, relay: l.Relay, messages: l.Messages, dialer: d, shard: shard,
-		acceptors: make(map[*socket]*acceptor), retries: newRetries(),
+		acceptors: make(map[*socket]*acceptor), retries: newRetries(), held: make(map[*conn]struct{}),
 	}
 	w.post(func() { w.loop.AtTick(w.giveTurns) })
 	return w

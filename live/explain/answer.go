@@ -13,7 +13,7 @@ import (
 // Answer is a decision in the form that docs/explain.md describes: all fields
 // are always there, and those that do not apply are empty.
 type Answer struct {
-	// Verdict is "accept", "refuse", "drop" or "none".
+	// Verdict is "accept", "refuse", "drop", "hold" or "none".
 	Verdict string `json:"verdict"`
 	// Service is "namespace/name:port", without the colon if the port has no
 	// name. It is empty if no service has the address and port.

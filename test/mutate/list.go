@@ -57,6 +57,16 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestEndpointThatResetsIsEjected/kernel",
 	},
 	{
+		name: "held-for-ever", what: "connections that wait for endpoints are not told of the first one",
+		file: "stream/server.go", old: "\ts.wakeHeld()\n", new: "",
+		pkg: "test/e2e", test: "TestHeldConnections/relay",
+	},
+	{
+		name: "hold-lets-everybody-in", what: "without endpoints, source ranges do not count",
+		file: "policy/resolve.go", old: "case d.is(limited) && !t.admits", new: "case d.is(limited) && d.is(usable) && !t.admits",
+		pkg: "policy", test: "TestHold",
+	},
+	{
 		name: "strangers-name-clients", what: "anybody may name another client's address by a PROXY header",
 		file: "service/proxyprotocol.go", old: "return r.Contains(peer)", new: "return true",
 		pkg: "service", test: "TestTrusts",
@@ -153,7 +163,7 @@ var promises = []mutation{
 	// Promise 4: a port with no endpoints refuses, one whose policy leaves none here drops.
 	{
 		name: "drops-without-endpoints", what: "clients of a port with no endpoints wait in place of being refused",
-		file: "policy/resolve.go", old: "if !d.is(usable) {\n\t\treturn Refuse", new: "if !d.is(usable) {\n\t\treturn Drop",
+		file: "policy/resolve.go", old: "if !d.is(usable) && !d.is(holds) {\n\t\treturn Refuse", new: "if !d.is(usable) && !d.is(holds) {\n\t\treturn Drop",
 		pkg: "test/e2e", test: "TestPromise4_PortWithNoEndpointsRefuses",
 	},
 	{
