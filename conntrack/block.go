@@ -32,7 +32,7 @@ type block struct {
 	data      []byte
 	ports     []service.PortName
 	endpoints []named
-	self      *self // the node, if a client of these records is the node
+	node      string // that is the client of some of these records, or ""
 	count     int
 	names     int    // size of what ports and endpoints hold
 	newest    int64  // Unix ns: no record ended later
@@ -58,7 +58,7 @@ func newBlock() *block {
 
 // takes reports whether there is room for a record.
 func (b *block) takes(r *Record) bool {
-	return len(b.data) <= blockRoom-mostEncoded && b.names < blockNames && (r.self == nil || b.self == nil || b.self.name == r.self.name)
+	return len(b.data) <= blockRoom-mostEncoded && b.names < blockNames && (b.node == "" || r.ClientNode() == "" || b.node == r.ClientNode())
 }
 
 // close ends writing.
@@ -74,7 +74,7 @@ func (b *block) size() int { return int(unsafe.Sizeof(*b)) + cap(b.data) + b.nam
 const (
 	isConnected = 1 << iota
 	isKernel
-	isSelf
+	isNode // the client is
 )
 
 // add adds a record of a connection that has ended.
@@ -86,15 +86,13 @@ func (b *block) add(r *Record) {
 	if r.Path == Kernel {
 		flags |= isKernel
 	}
-	if r.self != nil {
-		flags |= isSelf
-		if b.self == nil {
-			b.self = &self{name: r.self.name}
-		}
+	if node := r.ClientNode(); node != "" {
+		flags |= isNode
+		b.node = node
 	}
 	d := append(b.data, flags, byte(r.Protocol), byte(r.Kind), byte(r.Source), byte(r.Affinity), byte(r.End))
 	d = binary.AppendVarint(d, r.Wall)
-	for _, a := range [...]netip.AddrPort{r.Client, r.VIP, r.SourceAddr} {
+	for _, a := range [...]netip.AddrPort{r.Client, r.Via(), r.VIP, r.SourceAddr} {
 		d = appendAddrPort(d, a)
 	}
 	for _, n := range [...]uint64{
@@ -173,7 +171,7 @@ func (b *block) each(ctx context.Context, after int64, visit func(*Record) error
 	d := decoder{data: b.data, ports: ports, endpoints: endpoints}
 	var r Record
 	for len(d.data) > 0 {
-		d.record(&r, b.self)
+		d.record(&r, b.node)
 		if d.torn {
 			return errors.New("a kept record cannot be read") // not without a bug
 		}
@@ -193,7 +191,7 @@ type decoder struct {
 }
 
 // record reads a record.
-func (d *decoder) record(r *Record, node *self) {
+func (d *decoder) record(r *Record, node string) {
 	failed := r.Failed[:0]
 	*r = Record{}
 	flags := d.byte()
@@ -201,16 +199,20 @@ func (d *decoder) record(r *Record, node *self) {
 	if flags&isKernel != 0 {
 		r.Path = Kernel
 	}
-	if flags&isSelf != 0 {
-		r.self = node
-	}
 	r.Protocol, r.Kind, r.Source = service.Protocol(d.byte()), service.AddressKind(d.byte()), policy.Source(d.byte())
 	r.Affinity, r.End = balancer.Affinity(d.byte()), End(d.byte())
 	wall, n := binary.Varint(d.data)
 	r.Wall = wall
 	d.skip(n)
-	for _, to := range [...]*netip.AddrPort{&r.Client, &r.VIP, &r.SourceAddr} {
+	if flags&isNode == 0 {
+		node = ""
+	}
+	var via netip.AddrPort
+	for _, to := range [...]*netip.AddrPort{&r.Client, &via, &r.VIP, &r.SourceAddr} {
 		d.addrPort(to)
+	}
+	if node != "" || via.IsValid() {
+		r.self = &self{name: node, via: via}
 	}
 	r.ID, r.Port, r.Endpoint = d.number(), d.port(), d.endpoint()
 	r.Duration, r.ConnectTime, r.FirstByte = int64(d.number()), int64(d.number()), int64(d.number())

@@ -46,7 +46,10 @@ func TestPastKeepsWholeRecords(t *testing.T) {
 	zoned.Client = netip.MustParseAddrPort("[fe80::1%eth0]:7")
 	zoned.Path = Kernel
 	zoned.Failed = slices.Repeat(zoned.Failed, maxFailedListed)
-	records = append(records, zoned)
+	named, local := records[2], records[3]
+	named.self = &self{via: netip.MustParseAddrPort("10.0.0.250:999")}
+	local.self = &self{name: "node-a", via: netip.MustParseAddrPort("10.0.0.251:998")}
+	records = append(records, zoned, named, local)
 	var want bytes.Buffer
 	j := NewJSONEncoder(&want)
 	for i := range records {
@@ -54,6 +57,9 @@ func TestPastKeepsWholeRecords(t *testing.T) {
 	}
 	p := newPast(t, LeastPast)
 	p.add(records, 0)
+	if len(p.blocks) != 1 {
+		t.Errorf("%d blocks", len(p.blocks))
+	}
 	if got := p.View().lines(t, time.Unix(0, 0), 0, all); got != want.String() {
 		t.Errorf("kept:\n%s\nwant:\n%s", got, want.String())
 	}
