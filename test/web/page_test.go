@@ -27,7 +27,7 @@ func TestPage(t *testing.T) {
 		test func(*testing.T, *demo, *browser)
 	}{
 		{"EachService", eachService}, {"Sums", sums}, {"Blame", blamed}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Address", addressed}, {"Story", retriedStory}, {"UDPStory", udpStory}, {"NumberAgain", numberAgain}, {"LastPage", lastPage}, {"Networks", networks}, {"Charts", charted},
-		{"Records", pausing}, {"Explain", explained}, {"Keyboard", keyboard}, {"ManyServices", manyShown}, {"HostileNames", hostileNames}, {"Pictures", pictures}, {"Policy", policy}, {"Headers", headers},
+		{"Records", pausing}, {"Past", before}, {"Export", exported}, {"Explain", explained}, {"Keyboard", keyboard}, {"ManyServices", manyShown}, {"HostileNames", hostileNames}, {"Pictures", pictures}, {"Policy", policy}, {"Headers", headers},
 	} {
 		if !t.Run(part.name, func(t *testing.T) {
 			b.t = t
@@ -300,12 +300,64 @@ func pausing(t *testing.T, _ *demo, b *browser) {
 	b.await("they are shown", fmt.Sprintf(`%s !== %q`, first, before))
 }
 
+// The records begin with those of before, also on a page that was loaded after; the story's
+// link holds there too.
+func before(t *testing.T, d *demo, b *browser) {
+	h := d.hold(t, "10.96.0.20:80")
+	h.end()
+	client := `[...document.querySelectorAll("main tbody tr")].map((r) => r.cells[1].innerText).join() === ` + fmt.Sprintf("%q", h.from)
+	b.visit("#/records?f=" + url.PathEscape("client="+h.from))
+	b.await("its record is shown", client)
+	b.run(chromedp.Reload())
+	b.await("its record is shown after a reload", client)
+	b.run(chromedp.Evaluate(`document.querySelector("main tbody tr").click()`, nil))
+	b.await("the address has its time", `/sel=connection%3A[0-9]+%4020/.test(location.hash)`)
+	b.run(chromedp.Reload())
+	b.await("the link tells the story", fmt.Sprintf(`document.querySelector("#panel .facts")?.innerText.includes(%q) && document.querySelector("#panel .times li:last-child")`, h.from))
+	link := eval[string](b, `location.hash`)
+	b.visit(strings.Replace(link, "%4020", "%4019", 1))
+	b.await("the number of another connection is not its story", `/no longer has its record/.test(document.querySelector("#panel .story")?.textContent)`)
+	b.press(kb.Escape)
+	b.filter("")
+}
+
+// The page saves the connections that the filter selects.
+func exported(t *testing.T, d *demo, b *browser) {
+	h := d.hold(t, "10.96.0.20:80")
+	defer h.end()
+	// In place of the browser's own saving: the file's name and its content.
+	b.run(chromedp.Evaluate(`window.saved = {};
+		URL.createObjectURL = (blob) => { blob.text().then((text) => { window.saved.text = text; }); return "#/connections"; };
+		HTMLAnchorElement.prototype.click = function () { window.saved.name = this.download; };`, nil))
+	save := func(label string) string {
+		b.run(chromedp.Evaluate(fmt.Sprintf(`window.saved = {}; [...document.querySelectorAll(".exports button")].find((n) => n.textContent === %q).dispatchEvent(new MouseEvent("click"))`, "Save "+label), nil))
+		b.await(label+" is saved", `window.saved.text !== undefined`)
+		return eval[string](b, `window.saved.name + "\n" + window.saved.text`)
+	}
+	b.visit("#/connections?f=" + url.PathEscape("client="+h.from))
+	b.awaitRows(h.from)
+	rows := strings.Split(strings.TrimSpace(save("CSV")), "\n")
+	if len(rows) != 3 || rows[0] != "sluice-connections.csv" || !strings.HasPrefix(rows[1], "time,id,state,") || !strings.Contains(rows[2], ","+h.from+",") {
+		t.Errorf("%q", rows)
+	}
+	b.filter("")
+	b.visit("#/records?f=end%3Dclient_fin")
+	b.await("records are shown", `document.querySelectorAll("main tbody tr").length > 0`)
+	if saved := save("JSON"); !strings.HasPrefix(saved, "sluice-records.json\n{\"time\":") || !strings.Contains(saved, `"end":"client_fin"}`) {
+		t.Errorf("%.300s", saved)
+	}
+	b.filter("")
+	b.run(chromedp.Reload())
+}
+
 func explained(_ *testing.T, _ *demo, b *browser) {
 	b.visit("#/explain")
 	b.await("the form is there", `document.getElementById("explain-from")`)
 	b.run(chromedp.SendKeys("#explain-from", "10.244.0.11"), chromedp.SendKeys("#explain-to", "10.96.0.30:80"))
 	b.press(kb.Enter)
 	b.await("the reasons are there", `/Accepted/.test(document.querySelector(".result").innerText) && /dogwood/.test(document.querySelector(".result").innerText)`)
+	b.run(chromedp.Reload())
+	b.await("its address asks again", `/Accepted/.test(document.querySelector(".result")?.innerText) && document.getElementById("explain-from").value === "10.244.0.11"`)
 	b.run(chromedp.SetValue("#explain-to", "nonsense"), chromedp.Click(".explain button"))
 	b.await("an error is told", `document.querySelector(".result .wrong")`)
 }

@@ -60,6 +60,9 @@ async function read(path, params, signal, opened, line) {
   }
 }
 
+/** Calls line with each object of an answer of lines. */
+export const lines = (path, params, signal, line) => read(path, params, signal, () => {}, line);
+
 /**
  * Follows a stream, and opens it again when it ends. While the page is hidden it is
  * closed: a browser has six connections to a server, for all its tabs. trouble is told

@@ -3,6 +3,7 @@
 import { table } from "/js/table.js";
 import { el, text, attribute } from "/js/dom.js";
 import { get, poll } from "/js/api.js";
+import { exporter } from "/js/export.js";
 import { bytes, time } from "/js/format.js";
 import { note } from "/js/samples.js";
 import { drawName } from "/js/tables.js";
@@ -42,7 +43,8 @@ export function connectionsView() {
     query: () => asking?.now(),
     empty: () => (failed ? failed : !known ? "Asking…" : store.filter ? "No open connection matches the filter" : "No connection is open"),
   });
-  const root = el("div", {}, t.root);
+  const matching = async (limit, signal) => (await get("connections", { filter: store.filter, limit }, signal)).connections;
+  const root = el("div", { class: "connections" }, el("div", { class: "tools" }, exporter("connections", matching)), t.root);
 
   async function ask(signal) {
     const { by, first, page } = t.asked();

@@ -3,7 +3,7 @@
 import { el, text } from "/js/dom.js";
 import { get } from "/js/api.js";
 import { drawName, stateOf } from "/js/tables.js";
-import { on, store } from "/js/store.js";
+import { emit, on, store } from "/js/store.js";
 
 const verdicts = {
   accept: "Accepted: it reaches one of the candidates",
@@ -64,8 +64,10 @@ export function explainView() {
 
   async function ask(e) {
     e?.preventDefault();
+    store.question = { protocol: protocol.value, from: from.value.trim(), to: to.value.trim() };
+    emit("asked");
     try {
-      const a = await get("explain", { protocol: protocol.value, from: from.value.trim(), to: to.value.trim() });
+      const a = await get("explain", store.question);
       const verdict = el("h3", { class: "verdict " + a.verdict });
       text(verdict, verdicts[a.verdict] ?? a.verdict);
       result.replaceChildren(verdict, reasons(a));

@@ -41,11 +41,18 @@ function read() {
   } else if (kind === "endpoint") selection = { kind, endpoint: value };
   else if (kind === "pod") selection = { kind, pod: value };
   else if (kind === "client") selection = { kind, client: value };
-  else if (kind === "connection" && /^\d+$/.test(value)) selection = { kind, id: Number(value) };
-  return { view: views.find((v) => "/" + v.name === path) ?? views[0], filter: params.get("f") ?? "", selection };
+  else if (kind === "connection" && /^\d+(@|$)/.test(value)) {
+    const [id, time] = value.split("@"); // a proxy that starts again gives numbers again
+    selection = { kind, id: Number(id), time };
+  }
+  const asked = (params.get("q") ?? "").split(" ");
+  const question = asked.length === 3 ? { protocol: asked[0], from: asked[1], to: asked[2] } : null;
+  return { view: views.find((v) => "/" + v.name === path) ?? views[0], filter: params.get("f") ?? "", selection, question };
 }
 
-const valueOf = (s) => s && s.kind + ":" + (s.key ?? s.endpoint ?? s.pod ?? s.client ?? s.id);
+const connectionOf = (s) => s.id + ((s.seen?.time ?? s.time) ? "@" + (s.seen?.time ?? s.time) : "");
+const valueOf = (s) => s && s.kind + ":" + (s.key ?? s.endpoint ?? s.pod ?? s.client ?? connectionOf(s));
+const textOf = (q) => q && [q.protocol, q.from, q.to].join(" ");
 
 /** Writes it into the address, as a step of the browser's history or in the place of the last one. */
 function write(how = "pushState") {
@@ -53,7 +60,9 @@ function write(how = "pushState") {
   if (store.filter) params.set("f", store.filter);
   if (store.selection) params.set("sel", valueOf(store.selection));
   const query = params.toString();
-  const hash = "#/" + current.name + (query ? "?" + query : "");
+  if (store.question && current.name === "explain") params.set("q", textOf(store.question));
+  const own = params.toString();
+  const hash = "#/" + current.name + (own ? "?" + own : "");
   if (hash !== location.hash) history[how](null, "", hash);
   tabs.forEach((t, i) => t.setAttribute("href", "#/" + views[i].name + (query ? "?" + query : "")));
 }
@@ -81,6 +90,7 @@ async function arrive() {
   if (signal.aborted) return;
   show(to.view);
   if (valueOf(to.selection) !== valueOf(store.selection)) select(to.selection);
+  if (to.question && textOf(to.question) !== textOf(store.question)) emit("question", to.question);
   arrival = null;
   write("replaceState");
 }
@@ -94,7 +104,7 @@ function go(view) {
 }
 
 on("go", (name) => go(views.find((v) => v.name === name)));
-for (const event of ["selection", "filter"]) on(event, () => arrival || write());
+for (const event of ["selection", "filter", "asked"]) on(event, () => arrival || write());
 
 function state() {
   const s = store.status;

@@ -1,7 +1,9 @@
-// The stream of records: connections as they end, and if wanted as they open.
+// The stream of records: connections as they end, and if wanted as they open. It begins
+// with those that ended before.
 
 import { el, text, attribute, keyed } from "/js/dom.js";
-import { follow } from "/js/api.js";
+import { follow, lines } from "/js/api.js";
+import { exporter } from "/js/export.js";
 import { bare, bytes, clock, ending, isFailure, time } from "/js/format.js";
 import { drawName } from "/js/tables.js";
 import { drawEndpoint } from "/js/connections.js";
@@ -35,6 +37,7 @@ export function recordsView() {
   let missed = 0;
   let shown = [];
   let lost = 0;
+  let missing = 0; // records of before that the proxy does not have
   let number = 0;
   let failed = null;
   let due = false;
@@ -48,7 +51,7 @@ export function recordsView() {
   const body = el("tbody");
   const note = el("p", { class: "empty" });
   const root = el("div", { class: "records" },
-    el("div", { class: "tools" }, pause, el("label", {}, withOpens, " also as they open"), state),
+    el("div", { class: "tools" }, pause, el("label", {}, withOpens, " also as they open"), exporter("records", past), state),
     el("div", { class: "tabled" }, el("div", { class: "scroll" }, el("table", { "aria-label": "Records" },
       el("thead", {}, el("tr", {}, ["Ended", "Client", "Service", "Endpoint", "Attempts", "Lasted", "Bytes", "End"].map((h, i) => el("th", { scope: "col", class: i >= 4 && i <= 6 ? "number" : "" }, h)))),
       body)), note));
@@ -89,6 +92,34 @@ export function recordsView() {
     });
   }
 
+  const identity = (r) => r.id + " " + r.time;
+
+  /** The records of before, the oldest first, at most so many. */
+  async function past(limit, signal) {
+    const list = [];
+    await lines("past", { filter: store.filter, limit }, signal, (r) => {
+      if (r.past) missing = r.past.lost ?? 0;
+      else list.push(r);
+    });
+    return list;
+  }
+
+  /** Adds what ended while nobody followed. */
+  async function fill(signal) {
+    const list = await past(most, signal).catch(() => []); // a proxy without a past
+    if (signal.aborted) return;
+    const seen = new Set([...shown, ...waiting].filter((r) => r.end).map(identity));
+    for (const r of list) {
+      if (seen.has(identity(r))) continue;
+      r.number = ++number;
+      r.at = Date.parse(r.time) + r.duration_us / 1000;
+      keep(r);
+      shown.push(r);
+    }
+    shown = shown.sort((a, b) => b.at - a.at).slice(0, most);
+    draw();
+  }
+
   function make() {
     const cells = [..."12345678"].map((c, i) => el("td", { class: i >= 4 && i <= 6 ? "number" : i <= 1 ? "code" : "" }));
     const row = el("tr", { tabindex: "0", onclick: () => open(row.item), onkeydown: (e) => {
@@ -127,6 +158,7 @@ export function recordsView() {
     attribute(pause, "aria-pressed", String(paused));
     let said = paused ? `paused; ${waiting.length + missed} came since` + (missed ? `, of which the last ${most} are kept` : "") : "";
     if (lost) said += (said ? "; " : "") + lost + " were too fast for this page";
+    if (missing) said += (said ? "; " : "") + missing + " of before are missing";
     text(state, said);
     if (!root.isConnected) return;
     keyed(body, shown, (r) => r.number, make, change);
@@ -137,10 +169,16 @@ export function recordsView() {
   function restart() {
     if (!stop) return;
     stop();
-    stop = follow("tap", { filter: store.filter, opens: opens || undefined, rate: 200 }, line, (error) => {
+    const control = new AbortController();
+    const unfollow = follow("tap", { filter: store.filter, opens: opens || undefined, rate: 200 }, line, (error) => {
       failed = error?.message ?? null;
-      draw();
+      if (error) draw();
+      else fill(control.signal);
     });
+    stop = () => {
+      control.abort();
+      unfollow();
+    };
   }
 
   on("filter", () => {

@@ -6,7 +6,7 @@ import { kept, own } from "/js/history.js";
 
 const listeners = new Map();
 
-/** Calls f when something has changed: frame, past, services, status, filter, selection, clients, trouble. */
+/** Calls f when something has changed: frame, past, services, status, filter, selection, clients, trouble, asked. */
 export function on(event, f) {
   if (!listeners.has(event)) listeners.set(event, new Set());
   listeners.get(event).add(f);
@@ -22,6 +22,7 @@ export const store = {
   filterError: null,
   /** What is selected: null, or {kind, ...}. */
   selection: null,
+  question: null, // what was asked of Explain last
   services: [], // of api.Services, those that the filter selects
   partial: false, // the filter has terms that only connections have
   servicesKnown: false,

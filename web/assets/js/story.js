@@ -39,7 +39,8 @@ function steps(c) {
 
 /** Returns the panel of a connection. */
 export function story(selection) {
-  let c = recordOf(selection.id, selection.seen?.time) ?? selection.seen ?? null;
+  const began = selection.seen?.time ?? selection.time; // undefined if nobody knows it
+  let c = recordOf(selection.id, began) ?? selection.seen ?? null;
   let gone = false;
   let why = null;
   let asked = "";
@@ -127,7 +128,7 @@ export function story(selection) {
 
   function draw() {
     if (!c) {
-      root.replaceChildren(el("p", { class: "empty" }, gone ? "It has ended, and this page has not seen its record. The connection log has it." : "Asking…"));
+      root.replaceChildren(el("p", { class: "empty" }, gone ? "It has ended, and the proxy no longer has its record. The connection log has it." : "Asking…"));
       return;
     }
     const parts = [head(), attempts(), times(), flow(), reason()].filter(Boolean);
@@ -150,7 +151,7 @@ export function story(selection) {
   }
 
   const ended = (r) => {
-    if (!r.end || (c && r.time !== c.time)) return;
+    if (!r.end || r.time !== (c?.time ?? began ?? r.time)) return;
     keep(r);
     c = r;
     for (const stop of stops) stop();
@@ -161,7 +162,8 @@ export function story(selection) {
     const asking = poll(500, async (signal) => {
       try {
         const now = await get("connections/" + selection.id, {}, signal);
-        if (!c || now.time === c.time) {
+        if (now.time === (c?.time ?? began ?? now.time)) {
+          if (now.end) return ended(now); // the proxy keeps its record
           c = now;
           note(c);
           return draw();
@@ -170,7 +172,7 @@ export function story(selection) {
         if (signal.aborted || !(error instanceof Refused) || error.status !== 404) return;
       }
       gone = true;
-      const record = recordOf(selection.id, c?.time);
+      const record = recordOf(selection.id, c?.time ?? began);
       if (record) return ended(record);
       draw();
       asking.stop();

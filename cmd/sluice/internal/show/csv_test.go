@@ -3,6 +3,9 @@ package show
 import (
 	"bytes"
 	"encoding/csv"
+	"os"
+	"regexp"
+	"slices"
 	"testing"
 	"time"
 
@@ -42,5 +45,21 @@ func TestCSV(t *testing.T) {
 	}
 	if _, ok := got["lost"]; ok {
 		t.Error("a field that is of no connection is a column")
+	}
+}
+
+// The page saves the same columns.
+func TestPageHasColumns(t *testing.T) {
+	text, err := os.ReadFile("../../../../web/assets/js/export.js")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := regexp.MustCompile(`(?s)columns = \[(.*?)\]`).FindSubmatch(text)
+	var names []string
+	for _, m := range regexp.MustCompile(`"(\w+)"`).FindAllSubmatch(list[1], -1) {
+		names = append(names, string(m[1]))
+	}
+	if !slices.Equal(names, csvNames) {
+		t.Errorf("the page has %q, not %q", names, csvNames)
 	}
 }
