@@ -68,6 +68,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestSessionsOfTheRelayStayItsOwn",
 	},
 	{
+		name: "flow-dropped-takes", what: "what the node's rules drop takes a session over",
+		file: "flow/bpf/track.h", old: "return !(f->seen & PASSED) &&", new: "return 0 &&",
+		pkg: "flow", test: "TestAttackersChangeNothing",
+	},
+	{
 		name: "flow-session-until-last", what: "the record of an idle session ends with its last datagram",
 		file: "flow/timeouts.go", old: "	f.end(conntrack.Idle, now)\n	f.drop()\n}", new: "	f.end(conntrack.Idle, f.last())\n	f.drop()\n}",
 		pkg: "flow", test: "TestRecordOfAShortSession",
