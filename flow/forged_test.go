@@ -90,6 +90,7 @@ func forgeReset(t *testing.T, n *node, l net.Listener) error {
 // What the node's own rules drop ends no connection, even if it has the numbers that the endpoint
 // expects: not by an RST, nor by a FIN.
 func TestDroppedPacketsEndNoConnection(t *testing.T) {
+	t.Parallel()
 	for _, hidden := range []bool{false, true} {
 		forDeciders(t, func(t *testing.T, by func(*Options)) {
 			lab := netns.NewLab(t, 2)

@@ -34,6 +34,7 @@ func (n *node) hiddenPort(vip netip.AddrPort) (port uint16) {
 // A socket of the node that asks an endpoint by a port that a hidden client's flow has there
 // is answered, and so is the client: the endpoint sees another port of the node's.
 func TestNodeBeginsAtAHiddenClientsPort(t *testing.T) {
+	t.Parallel()
 	for _, network := range []string{"tcp", "udp"} {
 		for _, vip := range []string{vip4, vip6} {
 			t.Run(network+" "+vip, func(t *testing.T) {

@@ -118,6 +118,7 @@ func (n *node) isParked() (is bool) {
 // A connection that was open for a while, and whose client closes it when its endpoint has gone,
 // ends after the time for half-closed ones.
 func TestParkedConnectionIsHalfClosed(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 1)
 		lab.Backends[0].WitnessTCP(t, 8080)

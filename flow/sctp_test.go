@@ -252,6 +252,7 @@ func TestOnePortOfTwoAssociations(t *testing.T) {
 // A client that comes back with its port, and whose endpoint has left the Service, reaches another
 // one by its second INIT.
 func TestClientOfAnAssociationComesBack(t *testing.T) {
+	t.Parallel()
 	for _, hidden := range []bool{false, true} {
 		lab := netns.NewLab(t, 2)
 		for _, b := range lab.Backends {

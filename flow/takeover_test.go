@@ -96,6 +96,7 @@ func testForgedDatagrams(t *testing.T, onNode bool) {
 // An endpoint on the node itself may answer by another interface than the question came by: its
 // client gets the answer from where it has asked.
 func TestAnswerByAnotherInterface(t *testing.T) {
+	t.Parallel()
 	forDeciders(t, func(t *testing.T, by func(*Options)) {
 		lab := netns.NewLab(t, 1)
 		lab.Node.WitnessUDP(t, 8080)

@@ -94,7 +94,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-ending-unfollowed", what: "nobody hears of a connection's end that egress has to follow",
-		file: "flow/bpf/direct.h", old: "return ending && p->fragment != LATER_FRAGMENT ? follow_ending(skb, p, f, flow_in(found)) : 0;", new: "return 0;",
+		file: "flow/bpf/flow.bpf.c", old: "note_passed(skb, &p, passage == JUDGED);", new: "note_passed(skb, &p, 0);",
 		pkg: "flow", test: "TestConnectionPassesTheKernel",
 	},
 	{
