@@ -82,10 +82,16 @@ test-flows-quick: deps build ## As test-flows, the most important ones
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice SLUICE_TEST_FLAGS=--datapath=kernel go test -count=1 $(TESTFLAGS) .
 
 FLOWS ?= 250000
+BUSY ?= 0
 
 .PHONY: bench-flows
 bench-flows: deps ## Open 250,000 connections at once that the kernel forwards (3 minutes; FLOWS=60000 for fewer)
 	$(REQUIRE_ROOT) SLUICE_TEST_FLOWS=$(FLOWS) go test -count=1 -timeout 20m -v -run 'TestManyOpenFlows' ./test/e2e
+
+.PHONY: bench-start
+bench-start: deps ## Measure what kernel flows cost at a start: the first, after the same build, after another; BUSY=4: beside so many busy processes
+	@trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; for i in $$(seq $(BUSY)); do (while :; do :; done) & done; \
+	$(REQUIRE_ROOT) go test -run XXX -bench Start -benchtime 10x $(TESTFLAGS) ./flow/bpf
 
 .PHONY: test-copy
 test-copy: deps ## Run the end-to-end tests with --splice=off: the relay only copies
