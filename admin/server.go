@@ -31,8 +31,8 @@ type Pages struct {
 }
 
 // Listen listens on an address, such as "127.0.0.1:10249".
-func Listen(address string) (net.Listener, error) {
-	l, err := net.Listen("tcp", address)
+func Listen(address string, listen func(network, address string) (net.Listener, error)) (net.Listener, error) {
+	l, err := listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("metrics address %s: %w", address, err)
 	}

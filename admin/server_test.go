@@ -53,7 +53,7 @@ func serve(t *testing.T, l net.Listener, pages Pages) (end func()) {
 }
 
 func TestServer(t *testing.T) {
-	l, err := Listen("127.0.0.1:0")
+	l, err := Listen("127.0.0.1:0", net.Listen)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,15 +86,15 @@ func TestServer(t *testing.T) {
 	}
 
 	// A second one on that address says so, with the address.
-	if _, err := Listen(address); err == nil || !strings.Contains(err.Error(), "metrics address "+address) {
+	if _, err := Listen(address, net.Listen); err == nil || !strings.Contains(err.Error(), "metrics address "+address) {
 		t.Errorf("second Listen: %v", err)
 	}
-	if _, err := Listen("nonsense"); err == nil {
+	if _, err := Listen("nonsense", net.Listen); err == nil {
 		t.Error("Listen on nonsense")
 	}
 
 	end()
-	again, err := Listen(address)
+	again, err := Listen(address, net.Listen)
 	if err != nil {
 		t.Fatalf("the address is not free afterwards: %v", err)
 	}

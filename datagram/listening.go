@@ -36,42 +36,68 @@ type listening struct {
 	sockets []*listener
 }
 
-// openListening opens listening sockets on an address whose port may be 0.
-func openListening(at listeningKey, addr netip.AddrPort, workers []*worker) (*listening, error) {
-	bound := at.isBound()
+// openListening opens listening sockets on an address whose port may be 0, or takes those of
+// the process before.
+func (s *Server) openListening(at listeningKey, addr netip.AddrPort) (*listening, error) {
 	l := &listening{address: addr}
-	for _, w := range workers {
+	err := s.inherit(at, l)
+	if len(l.sockets) == 0 && err == nil {
+		err = s.bindEach(at, l)
+	}
+	if err != nil {
+		for _, sh := range l.sockets {
+			sys.Close(sh.fd)
+		}
+		return nil, err
+	}
+	if s.inherited == nil {
+		l.listen()
+	}
+	return l, nil
+}
+
+// listen has the loops receive.
+func (l *listening) listen() {
+	for _, sh := range l.sockets {
+		sh.worker.loop.Post(sh.listen)
+	}
+}
+
+// bindEach binds a socket for each loop. The kernel chooses a port for the first one if there
+// is none.
+func (s *Server) bindEach(at listeningKey, l *listening) error {
+	for _, w := range s.workers {
 		fd, err := sys.BindUDP(l.address, sys.UDPOptions{
 			Transparent:   true,
-			FreeBind:      bound,
+			FreeBind:      at.isBound(),
 			ReusePort:     true,
-			Destination:   !bound,
+			Destination:   !at.isBound(),
 			Class:         true,
 			Coalesce:      true,
 			MinTTL:        redirect.ReturnTTL + 1,
 			ReceiveBuffer: receiveBuffer,
 		})
-		if err == nil {
-			sh := &listener{worker: w, fd: fd, batch: leastBatch, shared: at.isShared()}
-			if bound {
-				sh.replySocket = &replySocket{fd: fd, address: addr, listens: true}
-			}
-			l.sockets = append(l.sockets, sh)
-			if l.address.Port() == 0 {
-				l.address, err = localAddr(fd)
-			}
-		}
 		if err != nil {
-			for _, sh := range l.sockets {
-				sys.Close(sh.fd)
-			}
-			return nil, err
+			return err
+		}
+		if err := l.add(at, w, fd); err != nil {
+			return err
 		}
 	}
-	for _, sh := range l.sockets {
-		sh.worker.loop.Post(sh.listen)
+	return nil
+}
+
+// add adds a loop's socket.
+func (l *listening) add(at listeningKey, w *worker, fd int) (err error) {
+	sh := &listener{worker: w, fd: fd, batch: leastBatch, shared: at.isShared()}
+	if at.isBound() {
+		sh.replySocket = &replySocket{fd: fd, address: l.address, listens: true}
 	}
-	return l, nil
+	l.sockets = append(l.sockets, sh)
+	if l.address.Port() == 0 {
+		l.address, err = localAddr(fd)
+	}
+	return err
 }
 
 func localAddr(fd int) (netip.AddrPort, error) {
@@ -104,6 +130,13 @@ func (l *listener) listen() {
 	l.reg = reg
 }
 
+// remove ends receiving. Another process may have the socket too, so that closing it would
+// not be enough.
+func (l *listener) remove() {
+	l.worker.loop.Cancel(&l.pause)
+	l.worker.loop.Remove(l.reg)
+}
+
 // close ends receiving, and the sessions whose answers leave by this socket.
 func (l *listener) close(end conntrack.End) {
 	w := l.worker
@@ -111,8 +144,7 @@ func (l *listener) close(end conntrack.End) {
 	if l.replySocket != nil {
 		w.endOf(l.replySocket, end)
 	}
-	w.loop.Cancel(&l.pause)
-	w.loop.Forget(l.reg)
+	l.remove()
 	sys.Close(l.fd)
 }
 

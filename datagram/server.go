@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/handover"
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/poll"
@@ -35,6 +36,7 @@ type Server struct {
 	listening   map[listeningKey]*listening
 	listeningOf [2]int             // number of those that are not bound to a destination, by service.Family
 	removed     []service.PortName // service ports deleted since the last Prune
+	inherited   *handover.Sockets  // of the process before, until Begin; nil if there is none
 	once        once.Log
 }
 
@@ -154,7 +156,7 @@ func (s *Server) Listen(o policy.Opening) (redirect.Target, error) {
 	l := s.listening[at]
 	if l == nil {
 		var err error
-		if l, err = openListening(at, netip.AddrPortFrom(redirect.ListenAddress(f), 0), s.workers); err != nil {
+		if l, err = s.openListening(at, netip.AddrPortFrom(redirect.ListenAddress(f), 0)); err != nil {
 			return redirect.Target{}, fmt.Errorf("service %s: UDP: %w", o.Name, err)
 		}
 		s.add(at, l)
@@ -185,7 +187,7 @@ func (s *Server) Bind(o policy.Opening) error {
 	if s.listening[at] != nil {
 		return nil
 	}
-	l, err := openListening(at, netip.AddrPortFrom(o.Addr, o.Port), s.workers)
+	l, err := s.openListening(at, netip.AddrPortFrom(o.Addr, o.Port))
 	if err != nil {
 		return err
 	}

@@ -269,6 +269,22 @@ func (s *Server) Stop(ctx context.Context) error {
 	}
 }
 
+// HandOver leaves the flows to the next process, which starts with the same pins afterwards. It
+// returns an error if there are no pins: then all flows end.
+func (s *Server) HandOver(ctx context.Context) error {
+	if !s.Started() {
+		return nil
+	}
+	if s.pins == nil {
+		return errors.Join(errNoPins, s.Stop(ctx))
+	}
+	err := s.onLoop(func() error { s.worker.decideAll(); return nil })
+	s.options.Keep = true
+	return errors.Join(err, s.Stop(ctx))
+}
+
+var errNoPins = errors.New("without a BPF file system, forwarded connections end with the process")
+
 func (s *Server) closeShortcuts() {
 	if s.shortcuts != nil {
 		s.shortcuts.close()

@@ -65,6 +65,7 @@ type worker struct {
 	record           ringbuf.Record  // the event that is read
 	event            bpf.KernelEvent // the same, decoded
 	beat, tick       poll.Timer
+	asked            poll.Registration // of upcalls
 	waits            waits
 	clock            int64 // CLOCK_MONOTONIC at time 0 of the loop's clock
 
@@ -142,7 +143,8 @@ func zeroOfClock() (zero int64) {
 
 // start begins to handle upcalls, on the loop.
 func (w *worker) start() error {
-	if _, err := w.loop.Add(w.kernel.Maps.Upcalls.FD(), 0, poll.Readable, w); err != nil {
+	var err error
+	if w.asked, err = w.loop.Add(w.kernel.Maps.Upcalls.FD(), 0, poll.Readable, w); err != nil {
 		return err
 	}
 	w.loop.AtTick(w.endRound)
@@ -503,8 +505,25 @@ func (w *worker) giveFreed() {
 	w.freed = w.freed[:0]
 }
 
+// decideAll has BPF ask no more, and answers what it has asked. It pauses for longer than a
+// program runs, as one may be about to ask.
+func (w *worker) decideAll() {
+	w.loop.Cancel(&w.beat)
+	atomic.StoreUint64(&w.kernel.Control.Beat, 0)
+	for range 2 {
+		w.readNotices()
+		w.read(w.upcalls, math.MaxInt, w.handle)
+		w.endRound()
+		time.Sleep(handOverPause)
+	}
+}
+
+// handOverPause is longer than a BPF program that has asked takes to its end.
+const handOverPause = time.Millisecond
+
 // leave ends the worker, and leaves the flows to the next process.
 func (w *worker) leave() {
+	w.loop.Remove(w.asked) // what comes is the next process's
 	w.endRound()
 	for _, f := range w.flows {
 		if f != nil {

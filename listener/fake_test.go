@@ -50,6 +50,7 @@ func (f *fakeRedirector) Apply(to redirect.Plan) error {
 func (f *fakeRedirector) Verify() (bool, error)    { return false, nil }
 func (f *fakeRedirector) Changed() <-chan struct{} { return nil }
 func (f *fakeRedirector) Close() error             { return nil }
+func (f *fakeRedirector) Leave()                   {}
 
 // fakeTransport is all of one protocol. It opens no sockets, and writes down what it is
 // told to do.

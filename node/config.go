@@ -31,6 +31,9 @@ type Config struct {
 	Instance string            // tells this proxy from others in the network namespace; usually empty
 	Tracking tracking.Settings // of the kernel's connection tracking
 
+	TakeOver        bool          // from a running proxy with the same names, if there is one
+	TakeOverTimeout time.Duration // how long open connections go on after another process took over
+
 	Workers      int // event loops; 1 at least
 	MaxListeners int // listening sockets; 0: by the limit of open files
 	MaxClaims    int // sockets that are bound to node ports and Services' addresses; 0 likewise

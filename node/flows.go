@@ -83,6 +83,9 @@ func (p *Proxy) relayAll(why error) error {
 	}
 	p.dataPath.Store(&dataPath{conntrack.Relayed, why.Error()})
 	p.tellForwardPolicies()
+	if p.takesOver() {
+		return nil // the running process has none, or it refuses
+	}
 	_, err := flow.Cleanup(o.Steering.BPFRoot, o.Steering.Table, 0)
 	if o.relaysAll() {
 		return err
@@ -237,6 +240,16 @@ func (f *flows) stop(ctx context.Context) error {
 	select {
 	case <-f.ended:
 		return f.server.Stop(ctx)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// handOver leaves the flows to the next process, after the start has ended.
+func (f *flows) handOver(ctx context.Context) error {
+	select {
+	case <-f.ended:
+		return f.server.HandOver(ctx)
 	case <-ctx.Done():
 		return ctx.Err()
 	}

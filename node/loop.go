@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"runtime"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/sluice-proxy/sluice/admin"
+	"github.com/sluice-proxy/sluice/handover"
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/poll"
@@ -24,6 +26,8 @@ import (
 // it, and ends it by an error. Run returns nil after an orderly stop. It is called once,
 // and sets GOMAXPROCS and the collector's share of memory for the process.
 func (p *Proxy) Run(ctx context.Context, hangups <-chan os.Signal, beside ...func(context.Context) error) error {
+	outer := ctx
+	defer p.rest(outer)
 	defer p.close()
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
@@ -50,17 +54,25 @@ func (p *Proxy) Run(ctx context.Context, hangups <-chan os.Signal, beside ...fun
 			}
 		}()
 	}
-	if p.admin != nil {
-		start(func() error { return p.admin.Serve(ctx) })
+	p.serveRest = func() {
+		if p.offer != nil {
+			running.Go(func() { p.serveOffer(ctx) })
+		}
+		if p.admin != nil {
+			start(func() error { return p.admin.Serve(ctx) })
+		}
+		if p.page != nil {
+			running.Go(func() { p.servePage(ctx) })
+		}
+		if p.names != nil && p.names.server != nil {
+			start(func() error { return p.names.serve(ctx) })
+		}
+		if p.flows != nil {
+			running.Go(p.startFlows)
+		}
 	}
-	if p.page != nil {
-		running.Go(func() { p.servePage(ctx) })
-	}
-	if p.names != nil {
-		start(func() error { return p.names.serve(ctx) })
-	}
-	if p.flows != nil {
-		running.Go(p.startFlows)
+	if p.before == nil {
+		p.serveRest()
 	}
 	if p.config.MetricsAddress != "" {
 		running.Go(func() { p.serveMetrics(ctx) })
@@ -97,6 +109,14 @@ func (p *Proxy) Run(ctx context.Context, hangups <-chan os.Signal, beside ...fun
 			p.apply(c)
 		case f := <-p.requests:
 			f()
+			if p.successor != nil {
+				p.closeRest()
+				cancel()
+				return p.linger(outer)
+			}
+		case c := <-p.replaced:
+			p.waiting = c
+			return nil
 		case s := <-hosts:
 			p.hostChanged(s)
 		case <-maintenance.C:
@@ -154,6 +174,9 @@ func (p *Proxy) apply(c service.Change) {
 // enforce applies a snapshot with the node's current state. triggers are the times
 // at which its changes happened, as far as known.
 func (p *Proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
+	if p.left {
+		return // Run ends
+	}
 	begin := time.Now()
 	p.node.update(snap)
 	if p.rank != nil {
@@ -161,7 +184,23 @@ func (p *Proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
 	}
 	p.table = policy.Compile(p.table, snap, p.policy)
 	p.health.Queued()
+	taking := p.takesOver()
+	if taking {
+		if err := p.takeSockets(); err != nil {
+			p.failTakeOver(err)
+			return
+		}
+	}
 	err := p.manager.Apply(p.table)
+	if taking {
+		if err == nil {
+			err = p.tookOver()
+		}
+		if err != nil {
+			p.failTakeOver(err)
+			return
+		}
+	}
 	p.health.Update(p.table)
 	p.countNoLocal()
 	if err != nil {
@@ -171,6 +210,15 @@ func (p *Proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
 	p.inForce()
 	p.sync.Applied(begin, time.Now(), triggers)
 	p.log.Debug().Dur("took", time.Since(begin)).Int("service_ports", servicePorts(snap)).Msg("configuration in force")
+}
+
+// failTakeOver ends Run.
+func (p *Proxy) failTakeOver(err error) {
+	p.leave()
+	select {
+	case p.fatal <- fmt.Errorf("take over: %w; the running sluice serves on", err):
+	default: // it ends already
+	}
 }
 
 // inForce records that the last configuration is completely in force.
@@ -325,12 +373,17 @@ func (p *Proxy) reopenAccessLog(ctx context.Context, hangups <-chan os.Signal) {
 // are written.
 func (p *Proxy) stop() {
 	dropped := p.conntrack.Stats().Dropped
-	p.within(stopPatience, "associations are cut without an ABORT", p.stream.SCTP().End)
-	if err := p.steer.Close(); err != nil {
-		p.log.Error().Err(err).Msg("steering is not undone; sluice cleanup does it")
+	if p.takesOver() && !p.left { // it ends before it has its configuration
+		p.leave()
 	}
-	if p.flows != nil {
-		p.within(flowsPatience, "forwarded connections are cut without a reset or a record", p.flows.stop)
+	p.within(stopPatience, "associations are cut without an ABORT", p.stream.SCTP().End)
+	if !p.left {
+		if err := p.steer.Close(); err != nil {
+			p.log.Error().Err(err).Msg("steering is not undone; sluice cleanup does it")
+		}
+		if p.flows != nil {
+			p.within(flowsPatience, "forwarded connections are cut without a reset or a record", p.flows.stop)
+		}
 	}
 	p.within(stopPatience, "connections are cut without a record", p.manager.Stop)
 	p.within(stopPatience, "records are lost", p.conntrack.Close)
@@ -348,13 +401,10 @@ func (p *Proxy) within(patience time.Duration, otherwise string, stop func(conte
 	}
 }
 
-// close releases what New has opened.
-func (p *Proxy) close() {
+// closeRest closes what openRest has opened, the health checks, and the lock.
+func (p *Proxy) closeRest() {
 	if p.health != nil {
 		p.health.Close()
-	}
-	if p.hostWatcher != nil {
-		p.hostWatcher.Close()
 	}
 	if p.admin != nil {
 		p.admin.Close()
@@ -362,11 +412,23 @@ func (p *Proxy) close() {
 	if p.page != nil {
 		p.page.Close()
 	}
+	p.names.close()
+	if p.offer != nil {
+		p.offer.Close()
+	}
+	if p.lock != nil && p.left {
+		_ = p.lock.Release() // the next process has it too
+	}
+}
+
+// close releases what New has opened.
+func (p *Proxy) close() {
+	p.closeRest()
+	if p.hostWatcher != nil {
+		p.hostWatcher.Close()
+	}
 	if p.past != nil {
 		p.past.Close()
-	}
-	if p.names != nil {
-		p.names.server.Close()
 	}
 	for _, l := range p.loops {
 		l.Poll.Stop()
@@ -382,6 +444,11 @@ func (p *Proxy) close() {
 	}
 	if p.lock != nil {
 		_ = p.lock.Release() // the process ends, and the lock with it
+	}
+	for _, c := range []*handover.Conn{p.waiting, p.successor} {
+		if c != nil {
+			_ = c.Close()
+		}
 	}
 }
 

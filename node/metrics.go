@@ -27,7 +27,7 @@ func (p *Proxy) registry() *prometheus.Registry {
 		Metrics: p.ownMetrics(),
 	}
 	if n := p.names; n != nil {
-		sources.Metrics = append(sources.Metrics, admin.MetricsOf(n.server.Stats)...)
+		sources.Metrics = append(sources.Metrics, admin.MetricsOf(n.stats)...)
 	}
 	if m := p.manifests; m != nil {
 		sources.Metrics = append(sources.Metrics, admin.MetricsOf(m.Stats)...)

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/datagram"
+	"github.com/sluice-proxy/sluice/handover"
 	"github.com/sluice-proxy/sluice/health"
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/httpport"
@@ -66,6 +67,15 @@ type Proxy struct {
 	dataPath  atomic.Pointer[dataPath]
 	steer     redirect.Redirector
 	lock      *redirect.Lock
+
+	before    *predecessor        // nil unless this process takes over from a running one
+	offer     *handover.Offer     // to a later process; nil if it cannot be made
+	successor *handover.Conn      // the process that has taken over; Run's goroutine's, like left
+	left      bool                // another process steers and listens
+	replaced  chan *handover.Conn // to a process that waits for the end of this one
+	waiting   *handover.Conn      // the same, once it has ended; Run's goroutine's
+	serveRest func()              // serves what openRest has opened
+	ports     ports               // of health checks and metrics
 
 	hostWatcher *hostnet.Watcher
 	host        atomic.Pointer[hostnet.State] // what policy says of this node's addresses and pods
@@ -121,6 +131,7 @@ func New(config Config, log zerolog.Logger) (*Proxy, error) {
 		reported: make(map[service.Problem]bool),
 		fatal:    make(chan error, 1),
 		requests: make(chan func()),
+		replaced: make(chan *handover.Conn, 1),
 	}
 	p.verbosity = newLogVerbosity(config.Verbosity)
 	p.metricsConns.Max = metricsConnections
@@ -144,26 +155,17 @@ func (p *Proxy) open() error {
 	if err := sys.CheckCongestion(o.Stream.Congestion); err != nil {
 		return fmt.Errorf("--congestion-control %s: %w; sysctl net.ipv4.tcp_available_congestion_control lists what the kernel has", o.Stream.Congestion, err)
 	}
-	if p.lock, err = redirect.AcquireLock(o.Steering.Table); err != nil {
-		var locked *redirect.LockedError
-		if errors.As(err, &locked) {
-			return fmt.Errorf("another sluice serves this node: %w; stop it first, or give this one a network namespace of its own", err)
-		}
+	if err := p.begin(); err != nil {
 		return err
 	}
 	p.logSquatters()
 	if err := p.openHost(); err != nil {
 		return err
 	}
-	modes := o.Steering
-	modes.Routes.SplitLate = !o.relaysAll() // few of its connections need a rule
-	choice, err := choose.Open(modes)
-	if err != nil {
+	if err := p.openSteering(); err != nil {
 		return err
 	}
-	p.steer, p.steerChoice = choice.Redirector, choice.String()
 	p.setConntrack()
-	p.log.Info().Dur("took", choice.Took).Msg(p.steerChoice)
 	p.tellTracking()
 	if err := p.openAccessLog(); err != nil {
 		return err
@@ -172,20 +174,22 @@ func (p *Proxy) open() error {
 		return err
 	}
 	p.started, p.maxConnections = time.Now(), limits.stream.MaxConnections
-	if err := p.openLive(); err != nil {
-		return err
+	if len(o.DNS.Addresses) > 0 {
+		p.names = newNames()
 	}
-	if err := p.openDNS(); err != nil {
-		return err
+	if p.before == nil {
+		if err := p.openRest(); err != nil {
+			return err
+		}
 	}
 	if o.MetricsAddress != "" {
 		p.sync = admin.NewSync()
 		p.pages = admin.Pages{Metrics: p.registry(), Mode: o.ProxyMode, Flags: o.Flags, Config: o.KubeProxy, Version: o.Version, Profiling: o.Profiling}
-		if p.metrics, err = admin.Listen(o.MetricsAddress); err != nil && (o.HardFail || p.cluster == nil) {
+		if p.metrics, err = admin.Listen(o.MetricsAddress, p.ports.Listen); err != nil && (o.HardFail || p.cluster == nil) {
 			return err
 		}
 	}
-	p.health = health.New(health.Options{Address: o.HealthzAddress, Logger: p.log, Event: p.sendHealth, Sockets: p.manager})
+	p.health = health.New(health.Options{Address: o.HealthzAddress, Logger: p.log, Event: p.sendHealth, Sockets: p.manager, Listen: p.ports.Listen})
 	p.log.Debug().
 		Int("workers", len(p.loops)).
 		Int("max_connections", limits.stream.MaxConnections).
@@ -199,8 +203,44 @@ func (p *Proxy) open() error {
 	return nil
 }
 
+// openSteering chooses the mode, and asks a running process for its place.
+func (p *Proxy) openSteering() error {
+	modes := p.config.Steering
+	modes.Routes.SplitLate = !p.config.relaysAll() // few of its connections need a rule
+	choice, err := choose.Open(modes)
+	if err != nil {
+		return err
+	}
+	p.steer, p.steerChoice = choice.Redirector, choice.String()
+	if p.before != nil {
+		again, err := p.greet()
+		if err != nil || again {
+			p.steer.Leave()
+			p.steer = nil
+		}
+		if err != nil {
+			return err
+		}
+		if again {
+			return p.openSteering()
+		}
+	}
+	p.log.Info().Dur("took", choice.Took).Msg(p.steerChoice)
+	return nil
+}
+
+// openRest opens what only one process can have: the admin socket, the page, the DNS server,
+// and the offer to hand over.
+func (p *Proxy) openRest() error {
+	p.openOffer()
+	return errors.Join(p.openLive(), p.openDNS())
+}
+
 // logSquatters names who has the name of the lock and may not steer.
 func (p *Proxy) logSquatters() {
+	if p.lock == nil {
+		return // the running process has told
+	}
 	const most = 3
 	for _, h := range p.lock.Squatters[:min(len(p.lock.Squatters), most)] {
 		p.log.Warn().Int("pid", h.PID).Uint32("uid", h.UID).Msg("a process without CAP_NET_ADMIN has a socket with the name of the proxy's lock; it is passed over")

@@ -134,6 +134,55 @@ func (h Holder) maySteer() bool {
 	return h.UID == 0 || h.UID == uint32(os.Geteuid())
 }
 
+// Descriptor returns the lock for the process that takes over. The caller closes it.
+func (l *Lock) Descriptor() (fd int, err error) { return sys.Duplicate(l.listener) }
+
+// InheritLock takes the Descriptor of another process's lock. The lock is that process's
+// until Own.
+func InheritLock(fd int) (*Lock, error) {
+	f := os.NewFile(uintptr(fd), "lock")
+	defer f.Close()
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, fmt.Errorf("lock: %w", err)
+	}
+	own, is := l.(*net.UnixListener)
+	if !is {
+		_ = l.Close()
+		return nil, errors.New("lock: not a unix socket")
+	}
+	go turnAway(own)
+	return &Lock{listener: own}, nil
+}
+
+// Own makes this process the holder that others see. It undoes what another process's Own has
+// done, if that process could not take over.
+func (l *Lock) Own() error {
+	raw, err := l.listener.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var errno sys.Errno
+	err = raw.Control(func(fd uintptr) { errno = sys.ListenAgain(int(fd), 0) })
+	if err == nil && errno != 0 {
+		err = errno
+	}
+	if err != nil {
+		return fmt.Errorf("lock: %w", err)
+	}
+	return nil
+}
+
+// IsLocked reports whether a process steers in this network namespace under a name.
+func IsLocked(name string) bool {
+	for _, other := range namesLike("@sluice/" + name) {
+		if holder, listens := holderOf(other); listens && holder.maySteer() {
+			return true
+		}
+	}
+	return false
+}
+
 // Release lets go of the lock.
 func (l *Lock) Release() error { return l.listener.Close() }
 

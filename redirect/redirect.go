@@ -145,6 +145,9 @@ type Redirector interface {
 	Changed() <-chan struct{}
 	// Close takes everything out of the kernel that Apply put there.
 	Close() error
+	// Leave ends the Redirector and leaves what is in the kernel to another process, which
+	// has put a plan of its own in force.
+	Leave()
 }
 
 // Validate tells what is wrong with a plan whose difference to a valid one is

@@ -42,6 +42,11 @@ type Clients interface {
 	Hold(client netip.Addr) (ports [2]uint16, err error)
 	// Release is called once after that socket was closed.
 	Release(client netip.Addr)
+	// Held returns the addresses to which answers come back now.
+	Held() []netip.Addr
+	// Expect is Hold for sockets of another process, whose Held returned the addresses.
+	// It comes before the first Apply, which must not interrupt the answers.
+	Expect(held []netip.Addr) error
 }
 
 // ReplyPorts are the first and the last of the ports that sockets with clients'

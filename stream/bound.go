@@ -30,7 +30,12 @@ type boundSocket struct {
 func (s *Server) Bind(at policy.Opening) error {
 	b := s.bound[at.Destination]
 	if b == nil {
-		return s.bind(at)
+		sock, does := s.inheritBound(at.Destination)
+		if sock == nil {
+			return s.bind(at)
+		}
+		b = &boundSocket{sock, does}
+		s.bound[at.Destination] = b
 	}
 	err := s.change(b, at)
 	if err != nil {

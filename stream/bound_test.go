@@ -359,3 +359,4 @@ func (nowhere) Apply(redirect.Plan) error { return nil }
 func (nowhere) Verify() (bool, error)     { return false, nil }
 func (nowhere) Changed() <-chan struct{}  { return nil }
 func (nowhere) Close() error              { return nil }
+func (nowhere) Leave()                    {}

@@ -111,6 +111,7 @@ type paper struct {
 
 func (p *paper) Traits() redirect.Traits { return p.traits }
 func (p *paper) Close() error            { return nil }
+func (p *paper) Leave()                  {}
 
 func (p *paper) Apply(to redirect.Plan) error {
 	c := redirect.Diff(&p.plan, &to)

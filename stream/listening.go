@@ -43,7 +43,7 @@ func (s *Server) Listen(at policy.Opening) (redirect.Target, error) {
 	f := service.FamilyOf(at.Addr)
 	sd := &l.sides[f]
 	if sd.socket == nil {
-		if err := s.openSide(l, f); err != nil {
+		if err := s.openSide(l, f, at.Name); err != nil {
 			return redirect.Target{}, fmt.Errorf("service %s: %w", at.Name, err)
 		}
 	}
@@ -104,13 +104,18 @@ func (s *Server) assign() *listening {
 	return least
 }
 
-// openSide opens the listening socket of a family.
-func (s *Server) openSide(l *listening, f service.Family) error {
-	o := s.config.listenOptions()
-	o.Transparent = true
-	sock, err := listen(netip.AddrPortFrom(redirect.ListenAddress(f), 0), o)
-	if err != nil {
-		return err
+// openSide opens the listening socket of a family, or takes that of the process before.
+func (s *Server) openSide(l *listening, f service.Family, name service.PortName) error {
+	sock := s.inheritSide(name.String(), f)
+	if sock != nil {
+		s.setStale(&l.sides[f])
+	} else {
+		o := s.config.listenOptions()
+		o.Transparent = true
+		var err error
+		if sock, err = listen(netip.AddrPortFrom(redirect.ListenAddress(f), 0), o); err != nil {
+			return err
+		}
 	}
 	addr, errno := sys.LocalAddr(sock.fd)
 	if errno != 0 {

@@ -83,7 +83,12 @@ func (t *SCTP) End(ctx context.Context) error {
 func (t *SCTP) Bind(at policy.Opening) error {
 	b := t.bound[at.Destination]
 	if b == nil {
-		return t.open(at)
+		sock, does := t.server.inheritBound(at.Destination)
+		if sock == nil {
+			return t.open(at)
+		}
+		b = &sctpSocket{socket: sock, does: does}
+		t.bound[at.Destination] = b
 	}
 	b.name = at.Name
 	if err := t.change(b, at); err != nil {

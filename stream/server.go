@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/handover"
 	"github.com/sluice-proxy/sluice/host/hostnet"
 	"github.com/sluice-proxy/sluice/internal/once"
 	"github.com/sluice-proxy/sluice/internal/poll"
@@ -120,6 +121,8 @@ type Server struct {
 	bound     map[service.Destination]*boundSocket
 	sctp      SCTP
 	grace     grace
+	inherited *handover.Sockets // of the process before, until Begin; nil if there is none
+	waiting   []*socket         // that Begin has to accept from
 	once      once.Log
 }
 

@@ -88,10 +88,19 @@ func (s *socket) unfilter() {
 	}
 }
 
-// join has all workers accept from a socket.
+// join has all workers accept from a socket, after a take-over only once Begin is called.
 func (s *Server) join(sock *socket) {
 	sock.counted = true
 	s.stats.listeners.Add(1)
+	if s.inherited != nil {
+		s.waiting = append(s.waiting, sock)
+		return
+	}
+	s.accept(sock)
+}
+
+// accept has all workers accept from a socket.
+func (s *Server) accept(sock *socket) {
 	for _, w := range s.workers {
 		w.post(func() { w.join(sock) })
 	}

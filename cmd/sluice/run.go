@@ -216,6 +216,8 @@ func (o *runOptions) register(cmd *cobra.Command) {
 	f.IntVar(&o.node.Datagram.MaxServiceSessions, "max-udp-sessions-per-service", 0, "limit of UDP sessions of one Service, all its ports together (default: --max-udp-sessions)")
 	f.DurationVar(&o.node.Datagram.Timeout, "udp-timeout", 30*time.Second, "end a UDP session after this time without a datagram")
 	f.DurationVar(&o.node.Datagram.StreamTimeout, "udp-stream-timeout", 2*time.Minute, "the same for a session that was used both ways for two seconds")
+	f.BoolVar(&o.node.TakeOver, "take-over", false, "take over from a running sluice, if there is one, so that no new connection is refused; without it, a running sluice is an error")
+	f.DurationVar(&o.node.TakeOverTimeout, "take-over-timeout", 5*time.Minute, "end open connections when this time has passed since another sluice took over")
 	f.Var(&o.algorithm, "balancer", "algorithm for Services without the annotation sluice.dev/balancer")
 	f.Var((*durations)(&o.node.Balancer.Plan.Timeouts), "dial-timeouts", "timeouts of the first, second, … attempt at an endpoint that does not answer")
 	f.DurationVar(&o.node.Stream.KeepAlive, "keepalive", 30*time.Second, "probe an idle side after this time, and give it up if it does not answer for twice the time; 0 disables probes")
@@ -287,6 +289,7 @@ func (o *runOptions) validate() error {
 		between("sctp-streams", o.node.Stream.Streams, 1, stream.MostStreams),
 		between("v", o.node.Verbosity, 0, 10),
 		between("access-log-rate", o.accessLogRate, -1, 1<<30),
+		between("take-over-timeout", o.node.TakeOverTimeout, 0, 7*24*time.Hour),
 		offOrSeconds("keepalive", o.node.Stream.KeepAlive),
 		offOrSeconds("idle-timeout", o.node.Relay.IdleTimeout),
 		offOrSeconds("half-closed-timeout", o.node.Relay.HalfClosedTimeout),

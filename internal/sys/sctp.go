@@ -104,7 +104,8 @@ func RefuseSCTP(fd int) Errno {
 	return e
 }
 
-// ListenAgain makes a bound socket listen, also after RefuseSCTP.
+// ListenAgain makes a bound socket listen, also after RefuseSCTP. Peers of a unix socket see
+// the calling process from then on.
 func ListenAgain(fd, backlog int) Errno { return startListening(fd, backlog) }
 
 // ConnectSCTP begins to connect to remote from an address of this host, and does not

@@ -71,6 +71,9 @@ type Options struct {
 	// BPFRoot is where the BPF file system is mounted, in which the program of sklookup
 	// is pinned; empty: it is not pinned.
 	BPFRoot string
+	// Beside says that a process with the same names steers, and keeps what it made until
+	// the Redirector has a plan.
+	Beside bool
 }
 
 // DefaultReplyPorts are those of modes without netfilter (F11): Linux clients
@@ -241,6 +244,8 @@ func open(o Options, from []candidate, try func(candidate, Options) error) (*Cho
 	}
 	if r, is := c.Redirector.(*sklookup.Redirector); is {
 		c.Unpinned = r.Unpinned()
+	} else if o.Beside {
+		// A running process steers in the same mode, or the next Open is not beside it.
 	} else if _, err := sklookup.Cleanup(o.sklookup()); err != nil {
 		// The program of a killed process would keep packets from this mode's sockets.
 		return nil, errors.Join(err, c.Redirector.Close())

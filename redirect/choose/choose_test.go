@@ -26,6 +26,7 @@ type fake struct {
 }
 
 func (fake) Close() error              { return nil }
+func (fake) Leave()                    {}
 func (f fake) Traits() redirect.Traits { return redirect.Traits{Replies: f.replies} }
 
 // The best of what works is chosen, and what was passed over is named with the

@@ -69,6 +69,24 @@ func (d *Demand) Release(netip.Addr) {
 	d.sockets.Add(-1)
 }
 
+// Held returns an address that stands for all, if replies come back: they do so for all
+// clients or for none.
+func (d *Demand) Held() []netip.Addr {
+	if !d.ready.Load() {
+		return nil
+	}
+	return []netip.Addr{netip.IPv4Unspecified()}
+}
+
+// Expect has replies come back from the first Apply on.
+func (d *Demand) Expect(held []netip.Addr) error {
+	d.core.mu.Lock()
+	defer d.core.mu.Unlock()
+	d.sockets.Add(int64(len(held)))
+	d.wanted = d.wanted || len(held) > 0
+	return nil
+}
+
 // prepare removes the replies from a plan for as long as no socket needs them.
 func (d *Demand) prepare(p *redirect.Plan) {
 	d.allowed = !p.NodeSourceOnly

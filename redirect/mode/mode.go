@@ -178,6 +178,15 @@ func (c *Core) Close() error {
 	return errors.Join(routes, rest)
 }
 
+// Leave gives the sockets back, and leaves what is in the kernel to another process.
+func (c *Core) Leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.steps != nil {
+		c.release()
+	}
+}
+
 func (c *Core) release() {
 	if c.steps.Release != nil {
 		c.steps.Release()

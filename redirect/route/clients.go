@@ -3,6 +3,7 @@ package route
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -139,6 +140,36 @@ func (c *clients) Release(addr netip.Addr) {
 	if len(c.unused) > mostUnused {
 		_ = c.dropOldestLocked() // a route that stays is removed by the next apply
 	}
+}
+
+// Held returns the clients that have a route.
+func (c *clients) Held() []netip.Addr {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Keys(c.held))
+}
+
+// Expect keeps the routes of clients that another process has added. The first apply adds
+// what is missing.
+func (c *clients) Expect(held []netip.Addr) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for f := range c.uplinks {
+		var err error
+		if c.uplinks[f], err = c.readUplinksLocked(service.Family(f)); err != nil {
+			return err
+		}
+	}
+	if c.held == nil {
+		c.held = make(map[netip.Addr]*client)
+	}
+	for _, addr := range held {
+		if c.held[addr] == nil {
+			c.held[addr] = &client{behind: c.isBehindLocked(addr)}
+		}
+		c.held[addr].sockets++
+	}
+	return nil
 }
 
 // dropOldestLocked removes the route of the client that has been unused longest,

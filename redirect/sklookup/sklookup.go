@@ -175,6 +175,14 @@ func (r *Redirector) remove() error {
 	return err
 }
 
+// Leave leaves the pinned link and what Options.Beside made to another process.
+func (r *Redirector) Leave() {
+	r.Core.Leave()
+	if r.beside != nil {
+		r.beside.Leave()
+	}
+}
+
 // Unpinned gives the reason why the program ends with the process; nil if it does not.
 func (r *Redirector) Unpinned() error { return r.pin.missing }
 
@@ -342,6 +350,21 @@ func (r *Redirector) attach(program *ebpf.Program) error {
 // its network namespace is 0.
 func attached(l *link.NetNsLink) bool { return inodeOf(l) != 0 }
 
+// runs tells whether the attached program is this process's: another one may have tried to
+// take over, and ended.
+func (r *Redirector) runs() bool {
+	at, err := r.link.Info()
+	if err != nil {
+		return false
+	}
+	own, err := r.tables.program.Info()
+	if err != nil {
+		return false
+	}
+	id, known := own.ID()
+	return !known || at.Program == id
+}
+
 // verify checks that the program is attached and that the routes are there, and
 // now and then that the maps hold what they should. A map is changed by nobody
 // who does not look for it by its number, and reading all of them takes about
@@ -350,7 +373,7 @@ func (r *Redirector) verify() (repaired bool, err error) {
 	if !r.whole {
 		return false, nil // the next Apply does everything anew
 	}
-	refill := !attached(r.link)
+	refill := !attached(r.link) || !r.runs()
 	if r.unread--; r.unread < 0 {
 		r.unread = readEvery - 1
 		matching, err := r.tables.match(&r.Plan)

@@ -276,6 +276,32 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestHostsServersDoNotAnswerForAKilledProxy/tproxy-nftables",
 	},
 
+	// Promise 7: a take-over refuses and cuts nothing.
+	{
+		name: "batch-not-acknowledged", what: "sockets count as given, whether or not they have arrived",
+		file: "handover/conn.go", old: "if m.Taken != n {", new: "if m.Taken < 0 {",
+		pkg: "handover", test: "TestEachBatchIsAcknowledged",
+	},
+	{
+		name: "lost-descriptors-unnoticed", what: "the next process takes fewer sockets than it was given",
+		file: "handover/conn.go", old: "!whole || m.Step == StepSockets && len(fds) != len(m.Sockets)", new: "!whole && m.Step == StepHello",
+		pkg: "handover", test: "TestLostDescriptorsAreNoticed",
+	},
+	{
+		name: "strangers-served", what: "any process may take the sockets over",
+		file: "handover/offer.go", old: "	if !is {\n", new: "	if is && !is {\n",
+		pkg: "handover", test: "TestStrangersGetNothing",
+	},
+	{
+		name: "bound-sockets-stay", what: "node ports are not taken over",
+		file: "stream/handover.go", old: "TakeOne(boundName(d))\n\tif !ok {", new: "TakeOne(boundName(d))\n\tif ok || !ok {",
+		pkg: "test/e2e", test: "TestPromise7_TakeOverRefusesAndCutsNothing/relay",
+	},
+	{
+		name: "upcalls-read-by-both", what: "the old process goes on reading what the kernel asks after a take-over",
+		file: "flow/worker.go", old: "w.loop.Remove(w.asked) // what comes is the next process's", new: "",
+		pkg: "test/e2e", test: "TestPromise7_TakeOverRefusesAndCutsNothing/kernel",
+	},
 	// Promise 8: one service does not slow another.
 	{
 		name: "accept-sleeps", what: "each connection holds its event loop for 25 ms",

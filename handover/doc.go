@@ -1,0 +1,38 @@
+// Package handover carries listening sockets from a running sluice to the one that takes its
+// place. It knows what a socket is called, and not what it is for.
+//
+// The running process makes an [Offer]: an abstract unix socket, so that who reaches it is in
+// the same network namespace. Accept takes processes of the same user only, which may steer
+// if they can be seen. The next process comes by [Dial].
+//
+//	next                    running
+//	hello            ->
+//	                 <-     welcome, or refuse: the next one has changed nothing
+//	ask              ->     stops changing anything
+//	                 <-     sockets, in batches; each is acknowledged (taken)
+//	                 <-     clients
+//	                 <-     over
+//	serving          ->
+//	                 <-     leaving: it closes its part, and serves what is open until that ends
+//	                 <-     left; then the connection ends with the running process
+//
+// Until leaving is sent, the running process keeps everything: if the connection ends, or
+// a step takes longer than [Patience], it goes on as before. Sockets may be read by both in
+// between; the giver decides which it stops reading.
+//
+// A message is one packet of JSON (SOCK_SEQPACKET). Fields that a process does not know are
+// passed over. [Hello] tells which versions each side understands.
+package handover
+
+import "time"
+
+// Version is that of the messages that this program sends, and Least the oldest that it
+// understands.
+const (
+	Version = 1
+	Least   = 1
+)
+
+// Patience bounds each step that is not the other process's own work: a process that
+// takes longer is taken for dead.
+const Patience = 15 * time.Second

@@ -1,0 +1,83 @@
+package handover
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+)
+
+// Step says what a message is.
+type Step string
+
+// The steps, in their order.
+const (
+	StepHello   Step = "hello"
+	StepWelcome Step = "welcome"
+	StepRefuse  Step = "refuse"  // Why says why not
+	StepStop    Step = "stop"    // the next process asks the running one to end in an orderly way
+	StepAsk     Step = "ask"     // it has its configuration
+	StepSockets Step = "sockets" // with a descriptor for each of Sockets
+	StepTaken   Step = "taken"   // Taken descriptors have arrived
+	StepClients Step = "clients" // some of the addresses that sockets of open connections have
+	StepOver    Step = "over"    // that was all
+	StepServing Step = "serving" // new connections reach the next process
+	StepLeaving Step = "leaving" // the running one stops accepting; this cannot be undone
+	StepLeft    Step = "left"    // the running one has closed its listening sockets
+)
+
+// Message is one packet. The fields beside Step belong to some steps only.
+type Message struct {
+	Step Step `json:"step"`
+
+	Hello   *Hello       `json:"hello,omitempty"`
+	Why     string       `json:"why,omitempty"`
+	Switch  bool         `json:"switch,omitempty"` // of a refusal: StepStop would be followed
+	Sockets []Socket     `json:"sockets,omitempty"`
+	Taken   int          `json:"taken,omitempty"`
+	Clients []netip.Addr `json:"clients,omitempty"`
+}
+
+// Hello says who asks, and what it can be given.
+type Hello struct {
+	Version int    `json:"version"` // of its messages
+	Least   int    `json:"least"`   // the oldest version that it understands
+	Program string `json:"program"` // its version, for the log
+	Mode    string `json:"mode"`    // how it steers
+	Relays  bool   `json:"relays"`  // it has no kernel flows
+}
+
+// Fits returns why the messages of two processes do not fit, or nil.
+func (h *Hello) Fits() error {
+	if h.Version < Least || h.Least > Version {
+		return fmt.Errorf("sluice %s speaks versions %d to %d of the take-over, this one (%d to %d)", h.Program, h.Least, h.Version, Least, Version)
+	}
+	return nil
+}
+
+// Socket is one listening socket.
+type Socket struct {
+	Name  string `json:"name"`            // what it listens for; several may have one name
+	State string `json:"state,omitempty"` // what it does, if there are several possibilities
+	FD    int    `json:"-"`               // of this process
+}
+
+// maxMessage bounds a packet, in bytes.
+const maxMessage = 128 << 10
+
+var errNoStep = errors.New("a message without a step")
+
+// parse reads a packet.
+func parse(p []byte) (*Message, error) {
+	m := new(Message)
+	if err := json.Unmarshal(p, m); err != nil {
+		return nil, fmt.Errorf("message: %w", err)
+	}
+	if m.Step == "" {
+		return nil, errNoStep
+	}
+	if m.Step == StepHello && m.Hello == nil {
+		return nil, errors.New("a hello that says nothing")
+	}
+	return m, nil
+}

@@ -1,0 +1,242 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/sluice-proxy/sluice/handover"
+	"github.com/sluice-proxy/sluice/internal/once"
+	"github.com/sluice-proxy/sluice/internal/sys"
+	"github.com/sluice-proxy/sluice/redirect"
+)
+
+// openOffer lets a later process take over. Serving is more important.
+func (p *Proxy) openOffer() {
+	var err error
+	if p.offer, err = handover.Listen(p.config.Steering.Table); err != nil {
+		p.log.Warn().Err(err).Msg("another sluice cannot take over from this one")
+	}
+}
+
+// serveOffer hands over to the first process that can take over.
+func (p *Proxy) serveOffer(ctx context.Context) {
+	stop := context.AfterFunc(ctx, p.offer.Close)
+	defer stop()
+	var strangers once.Trouble
+	for {
+		c, err := p.offer.Accept()
+		var stranger *handover.StrangerError
+		switch {
+		case errors.As(err, &stranger):
+			if strangers.New(err.Error()) {
+				p.log.Warn().Err(err).Msg("a take-over was refused")
+			}
+			continue
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			select { // such as too many open files
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		done, err := p.handOver(ctx, c)
+		if err != nil {
+			p.log.Error().Err(err).Msg("a take-over has failed; this sluice serves on")
+		}
+		if done {
+			return
+		}
+		_ = c.Close()
+	}
+}
+
+// handOver speaks with a process that wants to take over, and reports whether it has.
+func (p *Proxy) handOver(ctx context.Context, c *handover.Conn) (done bool, err error) {
+	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+	defer stop()
+	m, err := c.Await(handover.StepHello, handover.Patience)
+	if handover.Gone(err) {
+		return false, nil // it only asks whether this process is there
+	}
+	if err != nil {
+		return false, err
+	}
+	if why, other := p.refusal(m.Hello); why != nil {
+		p.log.Info().Str("because", why.Error()).Msg("a take-over was refused")
+		if err := c.Send(&handover.Message{Step: handover.StepRefuse, Why: why.Error(), Switch: other}); err != nil || !other {
+			return false, err
+		}
+		if _, err := c.Await(handover.StepStop, handover.Patience); err != nil {
+			return false, err
+		}
+		p.log.Info().Msg("a sluice that steers otherwise begins; this one ends")
+		p.replaced <- c // the other one waits for its end
+		return true, nil
+	}
+	if err := c.Send(&handover.Message{Step: handover.StepWelcome}); err != nil {
+		return false, err
+	}
+	if err := p.giveOwn(c); err != nil {
+		return false, err
+	}
+	// The other one reads its configuration. It may give up.
+	if _, err := c.Await(handover.StepAsk, 0); err != nil {
+		return false, err
+	}
+	if !stop() {
+		return false, ctx.Err()
+	}
+	if asked := p.onRun(ctx, func() { err = p.give(c) }); asked != nil {
+		return false, asked
+	}
+	return err == nil, err
+}
+
+// refusal returns why a process cannot take over, or nil. other is whether it could if this
+// one had ended.
+func (p *Proxy) refusal(h *handover.Hello) (why error, other bool) {
+	if err := h.Fits(); err != nil {
+		return err, false
+	}
+	if mode := p.steer.Traits().Name; h.Mode != mode {
+		return errors.New("the running sluice steers by " + mode + ", the next one by " + h.Mode), true
+	}
+	if p.flows != nil && h.Relays {
+		return errors.New("the running sluice has kernel flows, the next one relays all"), true
+	}
+	return nil, false
+}
+
+// giveOwn gives the lock, and the sockets of health checks and metrics.
+func (p *Proxy) giveOwn(c *handover.Conn) error {
+	sockets := p.ports.sockets()
+	defer func() {
+		for _, s := range sockets {
+			sys.Close(s.FD)
+		}
+	}()
+	lock, err := p.lock.Descriptor()
+	if err != nil {
+		return err
+	}
+	sockets = append(sockets, handover.Socket{Name: lockName, FD: lock})
+	return c.Give(sockets, nil)
+}
+
+// give hands over what serves new connections. It runs on Run's goroutine, so that nothing
+// changes meanwhile: connections are accepted and relayed, and datagrams of clients wait in
+// their sockets. After an error this process goes on.
+func (p *Proxy) give(c *handover.Conn) error {
+	began := time.Now()
+	p.datagram.Pause()
+	var clients []netip.Addr
+	if replies := p.steer.Traits().Replies; replies.Clients != nil {
+		clients = replies.Clients.Held()
+	}
+	err := c.Give(slices.Concat(p.stream.Sockets(), p.datagram.Sockets()), clients)
+	if err == nil {
+		_, err = c.Await(handover.StepServing, handover.Patience)
+	}
+	if err == nil {
+		err = c.Send(&handover.Message{Step: handover.StepLeaving})
+	}
+	if err != nil {
+		p.takeBack()
+		return err
+	}
+	p.leave()
+	if p.flows != nil {
+		p.within(flowsPatience, "forwarded connections are not handed over", p.flows.handOver)
+	}
+	p.successor = c
+	p.log.Info().Dur("took", time.Since(began)).Msg("another sluice has taken over")
+	return nil
+}
+
+// takeBack goes on serving.
+func (p *Proxy) takeBack() {
+	p.datagram.Resume()
+	if err := p.lock.Own(); err != nil {
+		p.log.Warn().Err(err).Msg("the lock names another process")
+	}
+	p.maintain()
+}
+
+// linger serves the open connections after a take-over, until they end or for
+// Config.TakeOverTimeout. A signal to end counts only once the next process has ended, too: a
+// cluster ends this one as soon as that one is ready.
+func (p *Proxy) linger(ctx context.Context) error {
+	if err := p.successor.Send(&handover.Message{Step: handover.StepLeft}); err != nil {
+		p.log.Warn().Err(err).Msg("the next sluice does not answer")
+	}
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		for {
+			if _, err := p.successor.Receive(0); err != nil {
+				return
+			}
+		}
+	}()
+	timeout := time.NewTimer(p.config.TakeOverTimeout)
+	defer timeout.Stop()
+	look := time.NewTicker(100 * time.Millisecond)
+	defer look.Stop()
+	var stopped <-chan struct{}
+	for !p.drained() {
+		select {
+		case <-look.C:
+		case <-gone:
+			gone, stopped = nil, ctx.Done()
+		case <-stopped:
+			return nil
+		case <-timeout.C:
+			p.log.Warn().Int64("connections", p.stream.Stats().Open).Int64("udp_sessions", p.datagram.Stats().Sessions.Load()).
+				Msg("--take-over-timeout has passed since another sluice took over; what is open ends")
+			return nil
+		}
+	}
+	return nil
+}
+
+// restPause is the time between two looks at whether somebody steers.
+const restPause = time.Second
+
+// rest waits for the signal to end where a kubelet would start the container again, which
+// would take over in its turn. It also returns when nobody steers any more.
+func (p *Proxy) rest(ctx context.Context) {
+	if p.cluster == nil || p.successor == nil && p.waiting == nil {
+		return
+	}
+	p.log.Info().Msg("another sluice serves this node; this one waits to be ended")
+	look := time.NewTicker(restPause)
+	defer look.Stop()
+	for unserved := 0; unserved < 3; unserved++ {
+		if redirect.IsLocked(p.config.Steering.Table) {
+			unserved = -1
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// drained reports whether nothing is open any more, here and in the process before this one.
+func (p *Proxy) drained() bool {
+	if p.before != nil {
+		select {
+		case <-p.before.left:
+		default:
+			return false
+		}
+	}
+	return p.stream.Stats().Open == 0 && p.datagram.Stats().Sessions.Load() == 0
+}

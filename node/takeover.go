@@ -1,0 +1,197 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/sluice-proxy/sluice/handover"
+	"github.com/sluice-proxy/sluice/redirect"
+)
+
+// predecessor is the running process whose place this one takes.
+type predecessor struct {
+	conn    *handover.Conn
+	serving bool              // this process serves new connections
+	sockets *handover.Sockets // listening sockets that nobody here has taken
+	clients []netip.Addr      // addresses that sockets of its connections have
+	left    chan struct{}     // closed when it has ended
+}
+
+// takesOver reports whether the process before still serves new connections.
+func (p *Proxy) takesOver() bool { return p.before != nil && !p.before.serving }
+
+// lockName is that of the lock's socket in a take-over.
+const lockName = "lock"
+
+// begin takes the lock, or connects to the process that has it and hands over.
+func (p *Proxy) begin() (err error) {
+	o := &p.config
+	p.lock, err = redirect.AcquireLock(o.Steering.Table)
+	var locked *redirect.LockedError
+	if !errors.As(err, &locked) {
+		return err
+	}
+	if !o.TakeOver {
+		return fmt.Errorf("another sluice serves this node: %w; take its place with --take-over, stop it first, or give this one a network namespace of its own", err)
+	}
+	conn, err := handover.Dial(o.Steering.Table)
+	if err != nil {
+		return fmt.Errorf("another sluice serves this node: %w; --take-over: %w", locked, err)
+	}
+	p.before = &predecessor{conn: conn, left: make(chan struct{})}
+	p.config.Steering.Beside = true
+	return nil
+}
+
+// greet asks the running process for its place. If that process steers otherwise, it ends, and
+// this one starts as after any other: then again is true.
+func (p *Proxy) greet() (again bool, err error) {
+	conn := p.before.conn
+	hello := handover.Hello{
+		Version: handover.Version, Least: handover.Least, Program: p.config.Version,
+		Mode: p.steer.Traits().Name, Relays: p.config.relaysAll(),
+	}
+	if err := conn.Send(&handover.Message{Step: handover.StepHello, Hello: &hello}); err != nil {
+		return false, err
+	}
+	_, err = conn.Await(handover.StepWelcome, handover.Patience)
+	var refused *handover.RefusedError
+	switch {
+	case errors.As(err, &refused) && refused.Switch:
+		p.log.Warn().Str("because", refused.Why).Msg("the running sluice ends before this one begins: its connections are cut")
+		return true, p.replace()
+	case err != nil:
+		return false, fmt.Errorf("the running sluice serves on: %w", err)
+	}
+	sockets, _, err := conn.Take()
+	if err != nil {
+		return false, err
+	}
+	defer sockets.Close()
+	lock, ok := sockets.TakeOne(lockName)
+	if !ok {
+		return false, errors.New("the running sluice has not given its lock")
+	}
+	if p.lock, err = redirect.InheritLock(lock.FD); err != nil {
+		return false, err
+	}
+	p.ports.inherit(sockets)
+	return false, nil
+}
+
+// replace has the running process end, and takes the lock.
+func (p *Proxy) replace() error {
+	conn := p.before.conn
+	defer conn.Close()
+	if err := conn.Send(&handover.Message{Step: handover.StepStop}); err != nil {
+		return err
+	}
+	if _, err := conn.Receive(2*stopPatience + flowsPatience); !handover.Gone(err) {
+		return fmt.Errorf("the running sluice does not end: %w", err)
+	}
+	p.before, p.config.Steering.Beside = nil, false
+	var err error
+	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) { // the kernel closes its descriptors one by one
+		p.lock, err = redirect.AcquireLock(p.config.Steering.Table)
+		if err == nil || time.Since(began) > stopPatience {
+			return err
+		}
+	}
+}
+
+// takeSockets asks for what serves new connections, once the configuration is known. From
+// then on the running process changes nothing.
+func (p *Proxy) takeSockets() error {
+	b := p.before
+	err := b.conn.Send(&handover.Message{Step: handover.StepAsk})
+	if err == nil {
+		b.sockets, b.clients, err = b.conn.Take()
+	}
+	if err != nil {
+		if !p.isAlone() {
+			return err
+		}
+		b.sockets = &handover.Sockets{}
+	}
+	if clients := p.steer.Traits().Replies.Clients; clients == nil {
+		b.clients = nil
+	} else if err := clients.Expect(b.clients); err != nil {
+		return err
+	}
+	p.stream.Inherit(b.sockets)
+	p.datagram.Inherit(b.sockets)
+	return nil
+}
+
+// isAlone reports whether the running process has ended before it could hand over: then this
+// one serves as after a crash.
+func (p *Proxy) isAlone() bool {
+	c, err := handover.Dial(p.config.Steering.Table)
+	if err == nil {
+		_ = c.Close()
+	}
+	return errors.Is(err, handover.ErrNobody)
+}
+
+// tookOver tells the running process that this one serves, and waits until it has closed what
+// only one process can have.
+func (p *Proxy) tookOver() error {
+	b := p.before
+	p.stream.Begin()
+	p.datagram.Begin()
+	unused := b.sockets.Close()
+	if err := p.lock.Own(); err != nil {
+		return err
+	}
+	err := b.conn.Send(&handover.Message{Step: handover.StepServing})
+	if err == nil {
+		_, err = b.conn.Await(handover.StepLeaving, handover.Patience)
+	}
+	if err != nil && !p.isAlone() {
+		return err
+	}
+	b.serving = true
+	if err == nil {
+		_, err = b.conn.Await(handover.StepLeft, handover.Patience)
+	}
+	if err != nil {
+		p.log.Warn().Err(err).Msg("the sluice before has ended without handing over everything")
+	} else {
+		p.log.Info().Strs("sockets_unused", unused).Msg("took over from the running sluice, which serves its open connections until they end")
+	}
+	if err := p.openRest(); err != nil {
+		p.log.Error().Err(err).Msg("not everything is served after the take-over")
+	}
+	p.serveRest()
+	p.ports.serve()
+	go p.outlive()
+	return nil
+}
+
+// outlive waits for the end of the process before, and gives up what its connections needed.
+func (p *Proxy) outlive() {
+	b := p.before
+	for {
+		if _, err := b.conn.Receive(0); err != nil {
+			break
+		}
+	}
+	_ = b.conn.Close()
+	if clients := p.steer.Traits().Replies.Clients; clients != nil {
+		for _, addr := range b.clients {
+			clients.Release(addr)
+		}
+	}
+	p.log.Info().Msg("the sluice before has ended")
+	close(b.left)
+}
+
+// leave stops accepting and steering: another process does both. Open connections go on.
+func (p *Proxy) leave() {
+	p.left = true
+	p.stream.Leave()
+	p.datagram.Pause()
+	p.steer.Leave()
+}

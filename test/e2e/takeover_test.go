@@ -1,0 +1,378 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/handover"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// takeOvers are the clients of a proxy whose place others take.
+type takeOvers struct {
+	lab     *netns.Lab
+	p       *proxy // the one that serves
+	targets []*target
+	talkers []*talker
+	stop    chan struct{}
+	running sync.WaitGroup
+}
+
+// target is a destination to which new connections, or questions of new sockets, come all the
+// time.
+type target struct {
+	network, address string
+	served           atomic.Int64
+}
+
+// newTakeOvers starts a proxy, and clients that go on until finish.
+func newTakeOvers(t *testing.T, m mode, flags ...string) *takeOvers {
+	t.Helper()
+	lab := netns.NewLab(t, 2)
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+		b.EchoUDP(t, 8080)
+	}
+	p := prepareProxy(t, lab, nil)
+	p.mode = m
+	web := webOn(lab)
+	text := strings.NewReplacer("type: ClusterIP", "type: NodePort", "port: 80,", "port: 80, nodePort: 30080,").Replace(web.yaml())
+	p.write("web.yaml", text)
+	web.vips = []string{"10.96.0.53", "fd00:96::53"}
+	p.write("dns.yaml", strings.NewReplacer("type: ClusterIP", "type: NodePort", "name: web", "name: dns", "port: 80,", "port: 80, nodePort: 30053,",
+		"protocol: TCP", "protocol: UDP").Replace(web.yaml()))
+	p.mode.flags = slices.Concat(m.flags, []string{"--udp-timeout", "1s"}) // sessions end soon
+	p.start(flags...)
+	w := &takeOvers{lab: lab, p: p, stop: make(chan struct{})}
+	for _, address := range slices.Concat(addresses(80, vip4, vip6), addresses(30080, lab.Node.IPv4.String(), lab.Node.IPv6.String())) {
+		w.targets = append(w.targets, &target{network: "tcp", address: address})
+		w.talk(t, address)
+	}
+	for _, address := range slices.Concat(addresses(80, web.vips...), addresses(30053, lab.Node.IPv4.String(), lab.Node.IPv6.String())) {
+		w.targets = append(w.targets, &target{network: "udp", address: address})
+	}
+	for _, g := range w.targets {
+		w.running.Go(func() { w.ask(t, g) })
+	}
+	return w
+}
+
+// talk opens a connection that is used until the end.
+func (w *takeOvers) talk(t *testing.T, address string) {
+	t.Helper()
+	c, err := w.lab.Client.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	k := &talker{conn: c, pause: 5 * time.Millisecond}
+	w.talkers = append(w.talkers, k)
+	w.running.Go(func() {
+		if err := k.run(w.stop); err != nil {
+			t.Errorf("%s to %s: %v", c.LocalAddr(), address, err)
+		}
+	})
+}
+
+// ask makes new connections, or asks by new sockets, until the end.
+func (w *takeOvers) ask(t *testing.T, g *target) {
+	for {
+		select {
+		case <-w.stop:
+			return
+		case <-time.After(2 * time.Millisecond):
+		}
+		if err := w.askOnce(g); err != nil {
+			t.Errorf("%s %s, after %d that were served: %v", g.network, g.address, g.served.Load(), err)
+			return
+		}
+		g.served.Add(1)
+	}
+}
+
+func (w *takeOvers) askOnce(g *target) error {
+	if g.network == "tcp" {
+		_, err := w.lab.Client.Ask("tcp", g.address)
+		return err
+	}
+	c, err := w.lab.Client.Dial("udp", g.address)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(startTimeout))
+	if _, err := c.Write([]byte("who")); err != nil {
+		return err
+	}
+	b := make([]byte, 64)
+	n, err := c.Read(b)
+	if err == nil && !strings.HasSuffix(string(b[:n]), "who") {
+		err = fmt.Errorf("answer %q", b[:n])
+	}
+	return err
+}
+
+// progress waits until each client has been served again a few times.
+func (w *takeOvers) progress(t *testing.T) {
+	t.Helper()
+	var at []int64
+	count := func() (now []int64) {
+		for _, g := range w.targets {
+			now = append(now, g.served.Load())
+		}
+		for _, k := range w.talkers {
+			now = append(now, int64(k.done.Load()))
+		}
+		return now
+	}
+	at = count()
+	wait.For(t, "all clients go on", startTimeout, func() error {
+		if t.Failed() {
+			return nil
+		}
+		for i, n := range count() {
+			if n < at[i]+5 {
+				return fmt.Errorf("client %d was served %d times", i, n-at[i])
+			}
+		}
+		return nil
+	})
+}
+
+// next has another proxy take over.
+func (w *takeOvers) next(t *testing.T, flags ...string) (before *proxy) {
+	t.Helper()
+	before = w.p
+	next := *w.p
+	w.p = &next
+	w.p.start(append(flags, "--take-over")...)
+	before.awaitLog("another sluice has taken over")
+	return before
+}
+
+// end ends the clients.
+func (w *takeOvers) end() {
+	select {
+	case <-w.stop:
+	default:
+		close(w.stop)
+	}
+	w.running.Wait()
+	for _, k := range w.talkers {
+		_ = k.conn.Close()
+	}
+}
+
+// TestPromise7_TakeOverRefusesAndCutsNothing: processes take over from each other under
+// clients that connect, ask and talk all the time. Each connection has one record, of whichever
+// process saw its end.
+func TestPromise7_TakeOverRefusesAndCutsNothing(t *testing.T) {
+	t.Run("kernel", func(t *testing.T) { playTakeOvers(t, mode{}, "--datapath", "kernel") })
+	t.Run("relay", func(t *testing.T) {
+		forModes(t, func(t *testing.T, m mode) { playTakeOvers(t, m) })
+	})
+}
+
+func playTakeOvers(t *testing.T, m mode, flags ...string) {
+	takeOvers := 2
+	if full() {
+		takeOvers = 20
+	}
+	w := newTakeOvers(t, m, flags...)
+	defer w.end()
+	var before []*proxy
+	for range takeOvers {
+		w.progress(t)
+		before = append(before, w.next(t, flags...))
+	}
+	w.progress(t)
+	talked := make(map[netip.AddrPort]bool)
+	for _, k := range w.talkers {
+		talked[k.conn.LocalAddr().(*net.TCPAddr).AddrPort()] = true
+	}
+	w.end()
+	for _, p := range before { // all that they had has ended
+		p.waitExit()
+		if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+			t.Errorf("after a take-over: %v, want exit status 0", p.cmd.ProcessState)
+		}
+	}
+	connections := int64(len(w.talkers))
+	for _, g := range w.targets {
+		if g.network == "tcp" {
+			connections += g.served.Load()
+		}
+	}
+	ofTCP := func() (list []record) {
+		return slices.DeleteFunc(w.p.records(), func(r record) bool { return r.Protocol != "TCP" })
+	}
+	wait.For(t, "all connections have a record", startTimeout, func() error {
+		if n := len(ofTCP()); int64(n) < connections {
+			return fmt.Errorf("%d of %d", n, connections)
+		}
+		return nil
+	})
+	w.p.stop()
+	records := ofTCP()
+	if int64(len(records)) != connections {
+		t.Errorf("%d records of TCP connections, want %d", len(records), connections)
+	}
+	for _, r := range records {
+		delete(talked, r.Client)
+		if r.End != "client_fin" {
+			t.Errorf("a connection ended with %q: %+v", r.End, r)
+		}
+	}
+	if len(talked) > 0 {
+		t.Errorf("%d connections that outlived take-overs have no record", len(talked))
+	}
+}
+
+// TestTakeOverIsAsked: without --take-over, a second process is an error that names the flag.
+func TestTakeOverIsAsked(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	p := startProxy(t, lab, nil)
+	second := *p
+	second.launch()
+	second.waitExit()
+	if code := second.cmd.ProcessState.ExitCode(); code != 1 || !second.stderr.contains("take its place with --take-over") {
+		t.Errorf("%v: %s", second.cmd.ProcessState, second.stderr)
+	}
+	third := *p
+	third.mode.flags = []string{"--take-over"}
+	p.stop()
+	third.start() // there is nobody to take over from
+	third.stop()
+}
+
+// TestTakeOverGivenUp: a process that ends before it serves leaves everything to the running
+// one, however far it came.
+func TestTakeOverGivenUp(t *testing.T) {
+	w := newTakeOvers(t, modes[1])
+	defer w.end() // before the last proxy is killed
+	hello := handover.Message{Step: handover.StepHello, Hello: &handover.Hello{
+		Version: handover.Version, Least: handover.Least, Program: "test", Mode: "tproxy/nftables",
+	}}
+	steps := []func(*handover.Conn) error{
+		func(c *handover.Conn) error { return c.Send(&hello) },
+		func(c *handover.Conn) error { return take(c, handover.StepWelcome) },
+		func(c *handover.Conn) error { return c.Send(&handover.Message{Step: handover.StepAsk}) },
+		func(c *handover.Conn) error { return take(c, "") },
+	}
+	for n := range len(steps) + 1 {
+		w.progress(t)
+		err := w.lab.Node.Do(func() error {
+			c, err := handover.Dial("sluice")
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			for _, step := range steps[:n] {
+				if err := step(c); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatalf("%d steps: %v", n, err)
+		}
+	}
+	w.progress(t)
+	if w.p.stderr.contains("another sluice has taken over") {
+		t.Error("the running sluice has left")
+	}
+	w.next(t)
+	w.progress(t)
+}
+
+// take takes the sockets that follow a message, if there is one, and closes them.
+func take(c *handover.Conn, after handover.Step) error {
+	if after != "" {
+		if _, err := c.Await(after, startTimeout); err != nil {
+			return err
+		}
+	}
+	sockets, _, err := c.Take()
+	sockets.Close()
+	return err
+}
+
+// TestTakeOverOfAnotherVersion: a process whose messages do not fit is refused, and the running
+// one serves on.
+func TestTakeOverOfAnotherVersion(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	err := lab.Node.Do(func() error {
+		c, err := handover.Dial("sluice")
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		h := handover.Hello{Version: handover.Version + 2, Least: handover.Version + 1, Program: "later"}
+		if err := c.Send(&handover.Message{Step: handover.StepHello, Hello: &h}); err != nil {
+			return err
+		}
+		_, err = c.Await(handover.StepWelcome, startTimeout)
+		return err
+	})
+	var refused *handover.RefusedError
+	if !errors.As(err, &refused) || refused.Switch {
+		t.Errorf("%v, want a refusal", err)
+	}
+	if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
+		t.Error(err)
+	}
+	p.stop()
+}
+
+// TestTakeOverTimeout: what is open when the time is over is reset, and has its record.
+func TestTakeOverTimeout(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := prepareProxy(t, lab, []webService{webOn(lab)})
+	p.start("--take-over-timeout", "100ms")
+	held := hold(t, lab.Client, addresses(80, vip4)[0], 3)
+	next := *p
+	next.start("--take-over")
+	for _, c := range held {
+		if err := ended(c); !isReset(err) {
+			t.Errorf("%s ended with %v, want a reset", c.LocalAddr(), err)
+		}
+	}
+	p.waitExit()
+	next.wantEnds(t, "shutdown", "shutdown", "shutdown")
+	if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
+		t.Error(err)
+	}
+	next.stop()
+}
+
+// TestTakeOverInAnotherMode: a process that steers otherwise begins once the running one has
+// ended.
+func TestTakeOverInAnotherMode(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := startMode(t, lab, modes[0], []webService{webOn(lab)})
+	next := *p
+	next.mode = modes[1]
+	next.start("--take-over")
+	p.waitExit()
+	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
+		t.Errorf("%v, want exit status 0", p.cmd.ProcessState)
+	}
+	if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
+		t.Error(err)
+	}
+	next.stop()
+}
