@@ -115,7 +115,8 @@ func testContainer(t *testing.T, w *world) {
 				raw = "silent"
 			}
 			w.expect(w.hosts.Outside, "tcp", at(netns.OwnIPs[0].String(), 80), own)
-			w.expect(w.hosts.Outside, "udp", inside, low)
+			w.expect(w.hosts.Node, "udp", inside, low) // is relayed
+			w.expect(w.hosts.Outside, "udp", inside, fmtPods(2, 3))
 			w.expect(w.hosts.Outside, "udp", at(crowded.Spec.ClusterIP, 54324), raw)
 			if missing, ok := strings.CutPrefix(name, "no "); ok && missing != "PERFMON" { // of kernel flows alone: TestDeployedRights
 				says("CAP_" + missing)
