@@ -151,6 +151,11 @@ func TestEachBatchIsAcknowledged(t *testing.T) {
 	if err := <-given; err == nil {
 		t.Error("a batch that has not arrived whole is taken for given")
 	}
+	_ = running.Close()
+	if m, fds, err := next.receive(Patience); err == nil {
+		closeAll(fds)
+		t.Errorf("%s with %d descriptors follows a batch that has not arrived whole", m.Step, len(fds))
+	}
 }
 
 // TestUnknownFieldsArePassedOver: a later version may say more.

@@ -283,11 +283,6 @@ var promises = []mutation{
 		pkg: "handover", test: "TestEachBatchIsAcknowledged",
 	},
 	{
-		name: "lost-descriptors-unnoticed", what: "the next process takes fewer sockets than it was given",
-		file: "handover/conn.go", old: "!whole || m.Step == StepSockets && len(fds) != len(m.Sockets)", new: "!whole && m.Step == StepHello",
-		pkg: "handover", test: "TestLostDescriptorsAreNoticed",
-	},
-	{
 		name: "strangers-served", what: "any process may take the sockets over",
 		file: "handover/offer.go", old: "	if !is {\n", new: "	if is && !is {\n",
 		pkg: "handover", test: "TestStrangersGetNothing",
