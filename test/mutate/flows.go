@@ -54,7 +54,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-rules-passed", what: "a client that kernel flows do not serve passes network policies by the relay",
-		file: "flow/judged.go", old: "if path == nil || !s.judges.judged() {", new: "if path == nil || s.judges.judged() {",
+		file: "flow/judged.go", old: "	s.judges.refuse(client, vip, port)\n", new: "	s.judges.refuse(client, vip, port)\n	return false\n",
 		pkg: "test/e2e", test: "TestClientsForceNothingPastRules",
 	},
 	{
