@@ -5,8 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
+	"reflect"
 	"slices"
-	"unsafe"
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/policy"
@@ -50,6 +50,13 @@ type named struct {
 	node, zone string
 }
 
+// Sizes in memory, without what strings and slices point to.
+var (
+	blockSize = int(reflect.TypeFor[block]().Size())
+	portSize  = int(reflect.TypeFor[service.PortName]().Size())
+	namedSize = int(reflect.TypeFor[named]().Size())
+)
+
 func newBlock() *block {
 	return &block{
 		data: make([]byte, 0, blockRoom), portNumbers: make(map[*service.Port]uint64), endpointNumbers: make(map[*service.Endpoint]uint64),
@@ -68,7 +75,7 @@ func (b *block) close() {
 }
 
 // size is the memory of a closed block, in bytes.
-func (b *block) size() int { return int(unsafe.Sizeof(*b)) + cap(b.data) + b.names }
+func (b *block) size() int { return blockSize + cap(b.data) + b.names }
 
 // Bits of an encoded record.
 const (
@@ -131,7 +138,7 @@ func (b *block) portNumber(p *service.Port) uint64 {
 		b.ports = append(b.ports, p.Name)
 		n = uint64(len(b.ports))
 		b.portNumbers[p] = n
-		b.names += int(unsafe.Sizeof(p.Name)) + len(p.Name.Namespace) + len(p.Name.Name.Name) + len(p.Name.Port)
+		b.names += portSize + len(p.Name.Namespace) + len(p.Name.Name.Name) + len(p.Name.Port)
 	}
 	return n
 }
@@ -146,7 +153,7 @@ func (b *block) endpointNumber(e *service.Endpoint) uint64 {
 		b.endpoints = append(b.endpoints, named{e.Addr, e.Pod, e.Node, e.Zone})
 		n = uint64(len(b.endpoints))
 		b.endpointNumbers[e] = n
-		b.names += int(unsafe.Sizeof(named{})) + len(e.Pod.Namespace) + len(e.Pod.Name) + len(e.Node) + len(e.Zone)
+		b.names += namedSize + len(e.Pod.Namespace) + len(e.Pod.Name) + len(e.Node) + len(e.Zone)
 	}
 	return n
 }
