@@ -161,7 +161,7 @@ func (c *conn) takeHeader(ev poll.Events) (decided bool) {
 		return true
 	}
 	length, err := lengthOf(h.bytes[:n])
-	if err == errPartial && ev&poll.PeerDone == 0 {
+	if errors.Is(err, errPartial) && ev&poll.PeerDone == 0 {
 		return false
 	}
 	var client netip.AddrPort
