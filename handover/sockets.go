@@ -49,16 +49,6 @@ func (s *Sockets) Names() []string {
 	return slices.Sorted(maps.Keys(s.byName))
 }
 
-// Len returns how many sockets are left.
-func (s *Sockets) Len() (n int) {
-	if s != nil {
-		for _, each := range s.byName {
-			n += len(each)
-		}
-	}
-	return n
-}
-
 // Close closes the sockets that nobody has taken, and returns their names.
 func (s *Sockets) Close() (names []string) {
 	if s == nil {
