@@ -95,7 +95,7 @@ var flows = []mutation{
 	{
 		name: "flow-ending-unfollowed", what: "nobody hears of a connection's end that egress has to follow",
 		file: "flow/bpf/flow.bpf.c", old: "note_passed(skb, &p, passage == JUDGED);", new: "note_passed(skb, &p, 0);",
-		pkg: "flow", test: "TestConnectionPassesTheKernel",
+		pkg: "flow", test: "TestDroppedPacketsEndNoConnection",
 	},
 	{
 		name: "flow-client-lost", what: "a client that comes back with its port reaches nobody if its endpoint is gone",
