@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -85,5 +86,30 @@ func TestRulesOverrideAnnotations(t *testing.T) {
 	}
 	if got := n.server.Stats().Refused; got != 2 {
 		t.Errorf("%d clients are refused, want 2", got)
+	}
+}
+
+// Rules of others take the relay from a Service whose annotations ask for it, but not from one
+// with PROXY headers: without the relay, its clients could write these themselves.
+func TestRulesLeaveProxyHeadersToTheRelay(t *testing.T) {
+	for _, c := range []struct {
+		what           string
+		port           service.Port
+		kernel, judged bool // what serves without such rules, and with them
+	}{
+		{"nothing", service.Port{}, true, true},
+		{"datapath", service.Port{Annotations: map[string]string{pathAnnotation: "relay"}}, false, true},
+		{"hold", service.Port{Hold: time.Second}, false, true},
+		{"proxy-protocol", service.Port{SendProxy: 2}, false, false},
+		{"proxy-protocol and hold", service.Port{SendProxy: 1, Hold: time.Second}, false, false},
+		{"accept-proxy-protocol", service.Port{AcceptProxy: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}, false, false},
+	} {
+		if kernel, problem := eligible(&c.port, false); kernel != c.kernel || problem != nil {
+			t.Errorf("%s: the kernel serves it: %t, %v; want %t", c.what, kernel, problem, c.kernel)
+		}
+		kernel, problem := eligible(&c.port, true)
+		if kernel != c.judged || (problem != nil) == c.kernel {
+			t.Errorf("%s, with rules: the kernel serves it: %t, %v; want %t", c.what, kernel, problem, c.judged)
+		}
 	}
 }

@@ -72,11 +72,17 @@ func eligible(port *service.Port, judged bool) (bool, error) {
 	if counts && port.Name.Protocol == service.UDP {
 		is = false // the relay counts responses
 	}
-	if port.Hold > 0 || port.SendProxy != 0 || len(port.AcceptProxy) > 0 {
-		is = false // the relay holds connections, and writes and reads PROXY headers
+	if port.Hold > 0 {
+		is = false // the relay holds connections
 	}
 	if judged && !is {
 		is, problem = true, errJudged
+	}
+	// Without the relay, an endpoint would take what a client sends for our PROXY header.
+	if port.SendProxy != 0 || len(port.AcceptProxy) > 0 {
+		if is = false; judged {
+			problem = errProxied
+		}
 	}
 	for f := range port.Families {
 		for i := range port.Families[f].Endpoints {
@@ -91,7 +97,9 @@ func eligible(port *service.Port, judged bool) (bool, error) {
 	return is, problem
 }
 
-var errJudged = errors.New("annotations that would have connections relayed (sluice.dev/datapath, udp-responses, hold, proxy-protocol, accept-proxy-protocol) have no effect on what the kernel forwards: rules judge what the kernel forwards, and the relay would let its clients past them")
+var errJudged = errors.New("annotations that would have connections relayed (sluice.dev/datapath, udp-responses, hold) have no effect on what the kernel forwards: rules judge what the kernel forwards, and the relay would let its clients past them")
+
+var errProxied = errors.New("PROXY headers (sluice.dev/proxy-protocol, accept-proxy-protocol) need the relay, which serves this node's own clients alone while rules judge what the kernel forwards: it refuses other clients")
 
 // sessionTimeouts returns a UDP port's timeouts. datagram says what is wrong with them.
 func sessionTimeouts(port *service.Port, o *Options) *timeouts {
