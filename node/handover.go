@@ -67,7 +67,7 @@ func (p *Proxy) handOver(ctx context.Context, c *handover.Conn) (done bool, err 
 	if err != nil {
 		return false, err
 	}
-	if why, other := p.refusal(m.Hello); why != nil {
+	if other, why := p.refusal(m.Hello); why != nil {
 		p.log.Info().Str("because", why.Error()).Msg("a take-over was refused")
 		if err := c.Send(&handover.Message{Step: handover.StepRefuse, Why: why.Error(), Switch: other}); err != nil || !other {
 			return false, err
@@ -100,17 +100,17 @@ func (p *Proxy) handOver(ctx context.Context, c *handover.Conn) (done bool, err 
 
 // refusal returns why a process cannot take over, or nil. other is whether it could if this
 // one had ended.
-func (p *Proxy) refusal(h *handover.Hello) (why error, other bool) {
+func (p *Proxy) refusal(h *handover.Hello) (other bool, why error) {
 	if err := h.Fits(); err != nil {
-		return err, false
+		return false, err
 	}
 	if mode := p.steer.Traits().Name; h.Mode != mode {
-		return errors.New("the running sluice steers by " + mode + ", the next one by " + h.Mode), true
+		return true, errors.New("the running sluice steers by " + mode + ", the next one by " + h.Mode)
 	}
 	if p.flows != nil && h.Relays {
-		return errors.New("the running sluice has kernel flows, the next one relays all"), true
+		return true, errors.New("the running sluice has kernel flows, the next one relays all")
 	}
-	return nil, false
+	return false, nil
 }
 
 // giveOwn gives the lock, and the sockets of health checks and metrics.
