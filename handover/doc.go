@@ -2,8 +2,8 @@
 // place. It knows what a socket is called, and not what it is for.
 //
 // The running process makes an [Offer]: an abstract unix socket, so that who reaches it is in
-// the same network namespace. Accept takes processes of the same user only, which may steer
-// if they can be seen. The next process comes by [Dial].
+// the same network namespace. Each side takes only a process of its own user that it can see
+// and that may steer. The next process comes by [Dial].
 //
 //	next                    running
 //	hello            ->

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -234,6 +235,24 @@ func TestStrangersGetNothing(t *testing.T) {
 			}
 			t.Log(<-said)
 		})
+	}
+}
+
+// TestUnseenProcessIsAStranger: what a process in another PID namespace may do cannot be seen,
+// so it is not believed, although it is of the same user.
+func TestUnseenProcessIsAStranger(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP-NEEDS: root")
+	}
+	o, err := Listen(t.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	// The process here sees that one, as its namespace is below; that one does not see this.
+	said := ask(t, t.Name(), &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID})
+	if want := (&StrangerError{UID: 0}).Error(); !strings.Contains(said, want) {
+		t.Errorf("it says %q, want %q", said, want)
 	}
 }
 

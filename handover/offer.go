@@ -67,19 +67,23 @@ type StrangerError struct {
 
 // Error names the process.
 func (e *StrangerError) Error() string {
+	if e.PID == 0 {
+		return fmt.Sprintf("a process of uid %d may not take part in a take-over: it is in a PID namespace that cannot be seen from here", e.UID)
+	}
 	return fmt.Sprintf("process %d of uid %d may not take part in a take-over: it is of another user or user namespace, or lacks CAP_NET_ADMIN", e.PID, e.UID)
 }
 
-// trusted checks the peer: it has our user, in our user namespace, and may steer. One in
-// another container cannot be seen; then the user, as the kernel translates it, decides.
+// trusted checks the peer: it has our user, in our user namespace, and may steer. Of one that
+// cannot be seen, in another PID namespace, only the user is known: any pod that has the host's
+// network and runs as root has the same.
 func trusted(c *net.UnixConn) (*Conn, error) {
 	peer, err := sys.PeerCredentials(c)
 	if err != nil {
 		_ = c.Close()
 		return nil, err
 	}
-	is := int(peer.Uid) == os.Geteuid()
-	if is && peer.Pid != 0 {
+	is := int(peer.Uid) == os.Geteuid() && peer.Pid != 0
+	if is {
 		is, err = sys.IsNetAdmin(int(peer.Pid), peer.Uid)
 		is = is && err == nil
 	}
