@@ -39,8 +39,8 @@ type block struct {
 	lost      uint64 // records that are missing
 
 	// Of the writer: the numbers of ports and endpoints, from 1.
-	portNumbers     map[*service.Port]uint64
-	endpointNumbers map[*service.Endpoint]uint64
+	portNumbers     map[service.PortName]uint64
+	endpointNumbers map[named]uint64
 }
 
 // named is what a record tells of an endpoint.
@@ -59,7 +59,7 @@ var (
 
 func newBlock() *block {
 	return &block{
-		data: make([]byte, 0, blockRoom), portNumbers: make(map[*service.Port]uint64), endpointNumbers: make(map[*service.Endpoint]uint64),
+		data: make([]byte, 0, blockRoom), portNumbers: make(map[service.PortName]uint64), endpointNumbers: make(map[named]uint64),
 	}
 }
 
@@ -133,11 +133,11 @@ func (b *block) portNumber(p *service.Port) uint64 {
 	if p == nil {
 		return 0
 	}
-	n := b.portNumbers[p]
+	n := b.portNumbers[p.Name]
 	if n == 0 {
 		b.ports = append(b.ports, p.Name)
 		n = uint64(len(b.ports))
-		b.portNumbers[p] = n
+		b.portNumbers[p.Name] = n
 		b.names += portSize + len(p.Name.Namespace) + len(p.Name.Name.Name) + len(p.Name.Port)
 	}
 	return n
@@ -148,11 +148,12 @@ func (b *block) endpointNumber(e *service.Endpoint) uint64 {
 	if e == nil {
 		return 0
 	}
-	n := b.endpointNumbers[e]
+	name := named{e.Addr, e.Pod, e.Node, e.Zone}
+	n := b.endpointNumbers[name]
 	if n == 0 {
-		b.endpoints = append(b.endpoints, named{e.Addr, e.Pod, e.Node, e.Zone})
+		b.endpoints = append(b.endpoints, name)
 		n = uint64(len(b.endpoints))
-		b.endpointNumbers[e] = n
+		b.endpointNumbers[name] = n
 		b.names += namedSize + len(e.Pod.Namespace) + len(e.Pod.Name) + len(e.Node) + len(e.Zone)
 	}
 	return n

@@ -38,7 +38,7 @@ func (p *Proxy) sendPort(svc service.Name, text string) {
 func (p *Proxy) needEndpoints(port *service.Port) {
 	p.log.Info().Str("object", "Service "+port.Name.Name.String()).Msg("connections wait for endpoints, up to " + port.Hold.String())
 	p.events.Send(kubernetes.Event{
-		Service: port.Name.Name, Reason: "NeedEndpoints", Action: "Hold",
+		Service: port.Name.Name, Reason: kubernetes.NeedEndpoints, Action: "Hold",
 		Note: "since " + time.Now().Format(time.TimeOnly) + ", connections on node " + p.config.Policy.NodeName + " wait for endpoints, up to " + port.Hold.String(),
 	})
 }

@@ -89,7 +89,9 @@ func (w *worker) decide(protocol service.Protocol, client netip.Addr, vip netip.
 	st := w.server.state.Load()
 	verdict := st.table.Resolve(protocol, client, vip)
 	if verdict.Action != policy.Accept && verdict.Action != policy.Hold && len(st.past) > 0 {
-		return st.inGrace(protocol, client, vip, verdict, w.server.clock())
+		if was, v := st.inGrace(protocol, client, vip, verdict, w.server.clock()); v.Action != policy.Hold {
+			return was, v // else the port is gone, and will have no endpoint
+		}
 	}
 	return st, verdict
 }

@@ -41,6 +41,11 @@ func (t *tcpConn) accepted() {
 func (t *tcpConn) connect(st *state, v *policy.Verdict, ep *service.Endpoint) (int, sys.Errno) {
 	c := &t.conn
 	w, client := c.worker, c.record.Client.Addr()
+	if c.record.Via().IsValid() { // whoever writes PROXY headers must not choose the address that endpoints see
+		named := *v
+		named.Source = policy.SourceNode
+		v = &named
+	}
 	choice := w.server.options.Upstream.Choose(st.host, v, client, ep)
 	c.record.Source = choice.Source
 	o := sys.ConnectOptions{Congestion: w.server.config.Congestion, Class: t.class}

@@ -3,6 +3,7 @@ package serve
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"net/http"
 
@@ -12,6 +13,11 @@ import (
 
 var errNoPast = &requestError{http.StatusNotFound, errors.New("the proxy keeps no records of connections that ended: it runs with --past=0")}
 
+// maxPastReaders bounds the memory that readers of the past hold: this many times --past.
+const maxPastReaders = 4
+
+var errPastReaders = &requestError{http.StatusServiceUnavailable, fmt.Errorf("%d others read the past: try again", maxPastReaders)}
+
 // past streams the records of connections that ended, the oldest first.
 func (h *Handler) past(s *stream, q *params) error {
 	f, since, limit := q.filter(), q.since(), q.number("limit", 0, math.MaxInt32)
@@ -20,6 +26,13 @@ func (h *Handler) past(s *stream, q *params) error {
 		return q.err
 	case h.options.Past == nil:
 		return errNoPast
+	}
+	// Each reader keeps the blocks that it reads, however slow it is.
+	select {
+	case h.pastReaders <- struct{}{}:
+		defer func() { <-h.pastReaders }()
+	default:
+		return errPastReaders
 	}
 	view := h.options.Past.View()
 	s.send(&struct {

@@ -50,13 +50,14 @@ type Options struct {
 
 // Handler serves the API. Create it with New.
 type Handler struct {
-	options Options
-	mux     *http.ServeMux
+	options     Options
+	mux         *http.ServeMux
+	pastReaders chan struct{} // has an element for each
 }
 
 // New returns a Handler.
 func New(o Options) *Handler {
-	h := &Handler{options: o, mux: http.NewServeMux()}
+	h := &Handler{options: o, mux: http.NewServeMux(), pastReaders: make(chan struct{}, maxPastReaders)}
 	h.get(api.PathVersion, h.version)
 	h.get(api.PathConnections, h.connections, "filter", "sort", "offset", "limit")
 	h.get(api.PathConnection, h.connection)

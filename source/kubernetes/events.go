@@ -24,6 +24,10 @@ const (
 	// after that: one in ten seconds.
 	eventBurst = 25
 	eventRate  = 0.1
+	// needBurst is eventBurst for NeedEndpoints in a namespace, and maxAsking bounds the
+	// namespaces that are remembered.
+	needBurst = 5
+	maxAsking = 1000
 	// eventRepeat is the least time between two equal events.
 	eventRepeat = 10 * time.Minute
 	// eventTimeout bounds one attempt to send.
@@ -58,6 +62,10 @@ type Events struct {
 	queue  chan Event
 }
 
+// NeedEndpoints is the reason of events that an autoscaler acts on. They have a rate of
+// their own for each namespace.
+const NeedEndpoints = "NeedEndpoints"
+
 // NewEvents returns Events about a node and the Services on it.
 func NewEvents(client *Client, node string, log zerolog.Logger) *Events {
 	return &Events{client: client, node: node, log: log, queue: make(chan Event, eventQueue)}
@@ -81,6 +89,7 @@ func (e *Events) Run(ctx context.Context) {
 		return
 	}
 	limit := flowcontrol.NewTokenBucketRateLimiter(eventRate, eventBurst)
+	asking := make(map[string]flowcontrol.RateLimiter) // by namespace, of NeedEndpoints
 	sent := make(map[Event]time.Time)
 	for {
 		select {
@@ -93,7 +102,17 @@ func (e *Events) Run(ctx context.Context) {
 					delete(sent, old)
 				}
 			}
-			if _, again := sent[event]; again || !limit.TryAccept() {
+			of := limit
+			if event.Reason == NeedEndpoints { // a namespace with many such Services keeps no others from asking
+				if len(asking) >= maxAsking {
+					clear(asking)
+				}
+				if of = asking[event.Service.Namespace]; of == nil {
+					of = flowcontrol.NewTokenBucketRateLimiter(eventRate, needBurst)
+					asking[event.Service.Namespace] = of
+				}
+			}
+			if _, again := sent[event]; again || !of.TryAccept() {
 				continue
 			}
 			sent[event] = now

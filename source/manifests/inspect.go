@@ -135,7 +135,11 @@ func (i *inspector) file(path string, err error) {
 	content, findings := decode(path, data, i.options)
 	if hasErrors(findings) {
 		if hint := notKubernetes(path, data); hint != "" {
-			findings = []finding{{file: path, text: hint}}
+			if len(content.objects) > 0 {
+				findings = append(findings, finding{file: path, text: hint})
+			} else {
+				findings = []finding{{file: path, text: hint}}
+			}
 		}
 	} else {
 		i.catalog.set(path, content.objects)

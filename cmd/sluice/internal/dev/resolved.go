@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
 // resolvedLink is the interface that systemd-resolved knows the DNS server by: it keeps
@@ -29,7 +32,7 @@ type Resolved struct {
 
 // ResolvedRuns reports whether systemd-resolved runs, and the machine's programs ask it.
 func ResolvedRuns() bool {
-	if _, err := os.Stat(resolvedDir + "/io.systemd.Resolve"); err != nil {
+	if !isBeside(resolvedDir + "/io.systemd.Resolve") {
 		return false
 	}
 	if _, err := exec.LookPath("resolvectl"); err != nil {
@@ -49,6 +52,23 @@ func ResolvedRuns() bool {
 		}
 	}
 	return false
+}
+
+// isBeside reports whether the server of a Unix socket is in this process's network
+// namespace: numbers of interfaces mean others elsewhere.
+func isBeside(socket string) bool {
+	c, err := net.DialTimeout("unix", socket, resolvedPatience)
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	peer, err := sys.PeerCredentials(c.(*net.UnixConn))
+	if err != nil {
+		return false
+	}
+	its, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", peer.Pid))
+	own, ownErr := os.Stat("/proc/self/ns/net")
+	return err == nil && ownErr == nil && os.SameFile(its, own)
 }
 
 // TellResolved makes the interface, gives it an address, without which systemd-resolved does
