@@ -31,6 +31,9 @@ type LogOptions struct {
 	// Zone is the time zone of the console format; nil means time.Local. JSON uses
 	// UTC.
 	Zone *time.Location
+	// Beside says that a running process appends to the file too. Its last line may be half
+	// written when the log is opened, and gets its end.
+	Beside bool
 	// Rate bounds the lines of a second; beyond it only connections with a failed
 	// attempt get one, up to ten times the rate. 0 means no bound.
 	Rate int
@@ -114,7 +117,7 @@ func OpenLog(opts LogOptions) (*Log, error) {
 		if err != nil {
 			return nil, err
 		}
-		l.path, l.file, l.out, l.torn = opts.Path, f, f, endsTorn(f)
+		l.path, l.file, l.out, l.torn = opts.Path, f, f, !opts.Beside && endsTorn(f)
 	}
 	l.buf.Grow(writeSize + writeSize/4)
 	if opts.Console {

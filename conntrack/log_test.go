@@ -429,3 +429,30 @@ func TestWriteAfterClose(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// In a take-over, two processes append to one file. What one has half written when the other
+// opens it gets its end: no line is empty.
+func TestLogBesideAnotherProcess(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "access.log")
+	other, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	write := func(text string) {
+		t.Helper()
+		if _, err := other.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(`{"id":`)
+	l := open(t, LogOptions{Path: path, Beside: true})
+	write("1}\n")
+	l.Write(numbered(2, 4))
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := ids(t, read(t, path)); fmt.Sprint(got) != "[1 2 3]" {
+		t.Errorf("ids %v", got)
+	}
+}

@@ -253,7 +253,7 @@ func (p *Proxy) openAccessLog() (err error) {
 		return nil
 	}
 	options := o.AccessLog
-	options.Logger = p.log
+	options.Logger, options.Beside = p.log, p.before != nil
 	p.accessLog, err = conntrack.OpenLog(options)
 	return err
 }

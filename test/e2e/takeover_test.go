@@ -212,17 +212,20 @@ func playTakeOvers(t *testing.T, m mode, flags ...string) {
 			connections += g.served.Load()
 		}
 	}
-	ofTCP := func() (list []record) {
-		return slices.DeleteFunc(w.p.records(), func(r record) bool { return r.Protocol != "TCP" })
-	}
-	wait.For(t, "all connections have a record", startTimeout, func() error {
-		if n := len(ofTCP()); int64(n) < connections {
-			return fmt.Errorf("%d of %d", n, connections)
+	var records []record
+	ofTCP := func() error {
+		all, err := readRecords(w.p.accessLog) // its last line may be half written
+		records = slices.DeleteFunc(all, func(r record) bool { return r.Protocol != "TCP" })
+		if n := len(records); err == nil && int64(n) < connections {
+			err = fmt.Errorf("%d of %d", n, connections)
 		}
-		return nil
-	})
+		return err
+	}
+	wait.For(t, "all connections have a record", startTimeout, ofTCP)
 	w.p.stop()
-	records := ofTCP()
+	if err := ofTCP(); err != nil {
+		t.Error(err)
+	}
 	if int64(len(records)) != connections {
 		t.Errorf("%d records of TCP connections, want %d", len(records), connections)
 	}
