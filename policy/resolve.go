@@ -27,6 +27,8 @@ func (t *Table) Resolve(p service.Protocol, client netip.Addr, dst netip.AddrPor
 		return deny(v, Refuse, RuleNoEndpoints)
 	case d.is(limited) && !t.admits(d, service.FamilyOf(dst.Addr()), client):
 		return deny(v, Drop, RuleSourceRanges)
+	case d.kind == service.LoadBalancer && client.Is4() != dst.Addr().Is4() && !t.admitsOther(d, client):
+		return deny(v, Drop, RuleSourceRanges)
 	case !d.is(usable), len(v.Candidates) == 0 && !byLocal:
 		return deny(v, Hold, RuleNoEndpoints)
 	case len(v.Candidates) == 0:
@@ -92,6 +94,13 @@ func (t *Table) admits(d *decision, fam service.Family, client netip.Addr) bool 
 	w := c.families[fam].firewall
 	return w.allowed.holds(client) ||
 		w.fromNode && (t.node.isLocal(client) || slices.Contains(c.port.Families[fam].LoadBalancerIPs, client))
+}
+
+// admitsOther is admits for a client that a PROXY header names and that has not the family
+// of the load balancer IP: the ranges of its own family count too.
+func (t *Table) admitsOther(d *decision, client netip.Addr) bool {
+	w := t.port(d.id).families[service.FamilyOf(client)].firewall
+	return w == nil || w.allowed.holds(client)
 }
 
 // internal sets rule and source of a connection to a cluster IP (A3.2). The endpoint

@@ -141,6 +141,9 @@ func TestResolve(t *testing.T) {
 		{"A3.10 in them", pods, ranged, "friend", lb, "accept A3.3 node A3.8: " + both},
 		{"A3.10 outside", pods, ranged, "outside", lb, "drop A3.10"},
 		{"A3.10 a pod is not exempt", pods, ranged, "pod", lb, "drop A3.10"},
+		// Only a PROXY header names such a client.
+		{"A3.10 a client of the other family, outside of its ranges", pods, with(dual, func(s *svc) { s.balancerIPs, s.ranges = "192.0.2.2", "fd99::/16" }), "outside6", lb, "drop A3.10"},
+		{"A3.10 a client of the other family, in its ranges", pods, with(dual, func(s *svc) { s.balancerIPs, s.ranges = "192.0.2.2", "2001:db8::/32" }), "outside6", lb, "accept A3.3 node A3.8: 10.1.0.1"},
 		{"A3.10 not on the node port", pods, ranged, "outside", np, "accept A3.3 node A3.8: " + both},
 		{"A3.10 not on the external IP", pods, ranged, "outside", ext, "accept A3.3 node A3.8: " + both},
 		{"A3.10 not on the cluster IP", pods, ranged, "outside", vip, "accept A3.2 node A3.8: " + both},

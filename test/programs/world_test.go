@@ -150,7 +150,7 @@ endpoints:
 // annotate writes the Service with annotations.
 func (w *world) annotate(annotations string) {
 	w.t.Helper()
-	w.annotated = true
+	w.annotated = w.annotated || annotations != ""
 	text := strings.Replace(w.yaml(), "namespace: default}\n", "namespace: default, annotations: {"+annotations+"}}\n", 1)
 	if err := os.WriteFile(filepath.Join(w.manifests, "service.yaml"), []byte(text), 0o600); err != nil {
 		w.t.Fatal(err)
