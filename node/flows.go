@@ -84,7 +84,7 @@ func (p *Proxy) relayAll(why error) error {
 	p.dataPath.Store(&dataPath{conntrack.Relayed, why.Error()})
 	p.tellForwardPolicies()
 	if p.takesOver() {
-		return nil // the running process has none, or it refuses
+		return nil // the running process has none, or it refuses; see removeFlows
 	}
 	_, err := flow.Cleanup(o.Steering.BPFRoot, o.Steering.Table, 0)
 	if o.relaysAll() {
@@ -97,14 +97,10 @@ func (p *Proxy) relayAll(why error) error {
 // openFlows puts the kernel's data path in front of the relays. It returns why that cannot be.
 func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protocol]listener.Protocol) error {
 	o := &p.config
-	if o.relaysAll() {
-		return errors.New("--datapath says so")
+	if why := o.whyRelayed(); why != nil {
+		return why
 	}
-	tcp := o.Stream.MaxConnections == 0 && o.Stream.MaxServiceConnections == 0 && o.Stream.MaxNamespaceConnections == 0
-	udp := o.Datagram.MaxSessions == 0 && o.Datagram.MaxServiceSessions == 0
-	if !tcp && !udp {
-		return errors.New("the limits of connections and UDP sessions that flags set are the relay's")
-	}
+	tcp, udp := o.unlimited()
 	loop, err := poll.New()
 	if err != nil {
 		return err
@@ -163,6 +159,23 @@ func (p *Proxy) openFlows(logging datagram.Logging, protocols map[service.Protoc
 
 // relaysAll reports whether the kernel is to forward nothing.
 func (o *Config) relaysAll() bool { return o.DataPath == RelayPath || o.DataPath == "" }
+
+// unlimited reports which protocols have no limits that only the relay keeps. SCTP is like TCP.
+func (o *Config) unlimited() (tcp, udp bool) {
+	return o.Stream.MaxConnections == 0 && o.Stream.MaxServiceConnections == 0 && o.Stream.MaxNamespaceConnections == 0,
+		o.Datagram.MaxSessions == 0 && o.Datagram.MaxServiceSessions == 0
+}
+
+// whyRelayed returns why the flags leave nothing to the kernel, or nil.
+func (o *Config) whyRelayed() error {
+	if o.relaysAll() {
+		return errors.New("--datapath says so")
+	}
+	if tcp, udp := o.unlimited(); !tcp && !udp {
+		return errors.New("the limits of connections and UDP sessions that flags set are the relay's")
+	}
+	return nil
+}
 
 // followSession tells kernel flows of the relay's UDP sessions, whose further datagrams it gets too.
 func (p *Proxy) followSession(client, vip netip.AddrPort, open bool) {

@@ -92,12 +92,15 @@ func (p *Proxy) Run(ctx context.Context, hangups <-chan os.Signal, beside ...fun
 	for _, f := range beside {
 		start(func() error { return f(ctx) })
 	}
-	go p.reopenAccessLog(ctx, hangups)
+	// Connections outlive a take-over, and then a signal to end; p.stop ends them.
+	logging, endLogging := context.WithCancel(context.WithoutCancel(outer))
+	go p.reopenAccessLog(logging, hangups)
 	if p.config.RecordInterval > 0 {
-		go p.remind(ctx)
+		go p.remind(logging)
 	}
 
 	defer p.stop()
+	defer endLogging()
 	p.maintained = time.Now()
 	maintenance := time.NewTimer(0)
 	defer maintenance.Stop()
@@ -320,6 +323,9 @@ func namespaceOf(object string) string {
 
 func (p *Proxy) maintain() {
 	defer func() { p.maintained = time.Now() }()
+	if p.left {
+		return // Run ends
+	}
 	if p.trackingLater {
 		p.setConntrack()
 	}

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -377,5 +379,95 @@ func TestTakeOverInAnotherMode(t *testing.T) {
 	if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
 		t.Error(err)
 	}
+	next.stop()
+}
+
+// TestTakeOverWithoutFlows: a process whose limits leave nothing to the kernel does not take over
+// from one with kernel flows, whose programs nobody would tell of Services. It begins once that
+// one has ended.
+func TestTakeOverWithoutFlows(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := prepareProxy(t, lab, []webService{webOn(lab)})
+	p.start("--datapath", "kernel")
+	next := *p
+	next.start("--datapath", "auto", "--max-connections", "100", "--max-udp-sessions", "100", "--take-over")
+	p.waitExit()
+	if !p.stderr.contains("a sluice that steers otherwise begins") {
+		t.Error("it has handed over")
+	}
+	if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {
+		t.Error(err)
+	}
+	next.stop()
+}
+
+// TestTakeOverOfHealthCheckPorts: the port of a Service's health checks never refuses.
+func TestTakeOverOfHealthCheckPorts(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	p := prepareProxy(t, lab, nil)
+	p.write("checked.yaml", checkedService(32000, true))
+	p.start()
+	asks := addresses(32000, lab.Node.IPv4.String(), lab.Node.IPv6.String())
+	stop := make(chan struct{})
+	var running sync.WaitGroup
+	for _, address := range asks {
+		running.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(time.Millisecond):
+				}
+				c, err := lab.Client.Dial("tcp", address)
+				if err != nil {
+					t.Errorf("a health check: %v", err)
+					return
+				}
+				_ = c.Close()
+			}
+		})
+	}
+	for range 3 {
+		next := *p
+		next.start("--take-over")
+		p.waitExit()
+		p = &next
+	}
+	close(stop)
+	running.Wait()
+	for _, address := range asks {
+		if status, _, body, err := checkHealth(lab, address, "/any"); err != nil || status != 200 {
+			t.Errorf("%s: %d %s, %v", address, status, body, err)
+		}
+	}
+	p.stop()
+}
+
+// TestHangupAfterTakeOver: the process that serves its open connections still reopens the access
+// log, and writes records of connections that last.
+func TestHangupAfterTakeOver(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	lab.Backends[0].EchoTCP(t, 8080)
+	p := prepareProxy(t, lab, []webService{webOn(lab)})
+	p.start("--access-log-interval", "1s")
+	held := hold(t, lab.Client, addresses(80, vip4)[0], 1)
+	next := *p
+	next.start("--take-over")
+	p.awaitLog("another sluice has taken over")
+	rotated := p.accessLog + ".1"
+	if err := os.Rename(p.accessLog, rotated); err != nil {
+		t.Fatal(err)
+	}
+	p.signal(syscall.SIGHUP)
+	wait.For(t, "a record of the connection that lasts, in the new file", startTimeout, func() error {
+		text, err := os.ReadFile(p.accessLog)
+		if err == nil && !strings.Contains(string(text), held[0].LocalAddr().String()) {
+			err = errNotYet
+		}
+		return err
+	})
+	_ = held[0].Close()
+	p.waitExit()
 	next.stop()
 }
