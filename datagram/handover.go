@@ -28,6 +28,15 @@ func (s *Server) Pause() { s.onListeners((*listener).remove) }
 // Resume undoes Pause.
 func (s *Server) Resume() { s.onListeners((*listener).listen) }
 
+// Leave closes the listening sockets, because another process has them too: in this one they
+// would keep a share of the datagrams if the other one closed and bound a port again. Sessions
+// go on; their answers leave by other sockets.
+func (s *Server) Leave() {
+	s.onListeners((*listener).leave)
+	clear(s.listening)
+	s.listeningOf = [2]int{}
+}
+
 // onListeners runs f for each listening socket on its loop, and waits for it.
 func (s *Server) onListeners(f func(*listener)) {
 	of := make(map[*worker][]*listener)

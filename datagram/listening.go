@@ -148,6 +148,18 @@ func (l *listener) close(end conntrack.End) {
 	sys.Close(l.fd)
 }
 
+// leave ends receiving, and closes the socket unless no other socket can send its sessions'
+// answers: then it stays open until the process ends.
+func (l *listener) leave() {
+	w := l.worker
+	w.flushDown()
+	l.remove()
+	if l.replySocket != nil && !w.replyElsewhere(l.replySocket) {
+		return
+	}
+	sys.Close(l.fd)
+}
+
 // leastBatch is how many datagrams a listener receives at once under light traffic:
 // looking for one more costs less than another round of the loop.
 const leastBatch = 4

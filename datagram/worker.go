@@ -144,6 +144,24 @@ func (w *worker) endOf(o *replySocket, end conntrack.End) {
 	}
 }
 
+// replyElsewhere has the answers of a listening socket's sessions leave by a reply socket. It
+// reports whether that could be opened, or there are none.
+func (w *worker) replyElsewhere(o *replySocket) bool {
+	for _, c := range w.sessions {
+		if c.replySocket != o {
+			continue
+		}
+		other := w.replySocketFor(o.address)
+		if other == nil {
+			return false
+		}
+		o.release()
+		c.replySocket = other
+		other.users++
+	}
+	return true
+}
+
 // endFrom ends the sessions whose endpoints answer to an address that the node has lost.
 func (w *worker) endFrom(lost hostnet.Addresses) {
 	for _, c := range w.sessions {

@@ -209,6 +209,6 @@ func (p *Proxy) outlive() {
 func (p *Proxy) leave() {
 	p.left = true
 	p.stream.Leave()
-	p.datagram.Pause()
+	p.datagram.Leave()
 	p.steer.Leave()
 }
