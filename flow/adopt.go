@@ -171,6 +171,18 @@ func (w *worker) adopt(path *Path, st *state) {
 	}
 }
 
+// adoptUnserved has the kernel begin nothing new of protocols that it does not serve any more, and
+// adopts what an earlier process, with other flags, forwarded of them: no Apply would.
+func (s *Server) adoptUnserved() {
+	for _, p := range s.paths {
+		if p == nil || p.relay != nil {
+			continue
+		}
+		p.purge()
+		p.onLoop(func() { s.worker.adopt(p, p.state.Load()) })
+	}
+}
+
 // take adopts one flow.
 func (w *worker) take(path *Path, st *state, index uint32, now int64) {
 	k := &w.kernel.Flows[index]

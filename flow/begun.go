@@ -47,7 +47,7 @@ func (w *worker) discover(index uint32) *flow {
 	k := &w.kernel.Flows[index]
 	state := bpf.KernelState(atomic.LoadUint32((*uint32)(&k.State)))
 	path := w.server.paths[bpf.ProtocolOf(k.Protocol)]
-	if state == bpf.KernelStateFREE || path == nil || !path.ready || atomic.LoadUint32((*uint32)(&k.Seen))&uint32(bpf.KernelSeenRECORDED) != 0 {
+	if state == bpf.KernelStateFREE || !path.ready || atomic.LoadUint32((*uint32)(&k.Seen))&uint32(bpf.KernelSeenRECORDED) != 0 {
 		return nil
 	}
 	if k.Options&bpf.KernelOptionOPTION_DIRECT != 0 {

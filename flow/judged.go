@@ -91,7 +91,7 @@ func (j *judges) refuse(client, vip netip.AddrPort, port *service.Port) {
 // client's packets. It counts and logs that. It is safe for concurrent use.
 func (s *Server) Refuses(client, vip netip.AddrPort, port *service.Port) bool {
 	path := s.paths[port.Name.Protocol]
-	if path == nil || !s.judges.judged() {
+	if !s.judges.judged() {
 		return false
 	}
 	st, from := path.state.Load(), client.Addr()

@@ -112,6 +112,12 @@ func (n *node) taken() []conntrack.Record {
 // newNode starts a node. change may alter the options that tests use.
 func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 	t.Helper()
+	return newNodeOf(t, lab, change, service.TCP, service.UDP, service.SCTP)
+}
+
+// newNodeOf is newNode with protocols that the kernel serves; the others are the relay's.
+func newNodeOf(t testing.TB, lab *netns.Lab, change func(*Options), protocols ...service.Protocol) *node {
+	t.Helper()
 	n := &node{t: t, lab: lab, store: service.NewStore(service.StoreOptions{NodeName: "node"})}
 	n.config = policy.Config{
 		NodeName: "node", NodeAddresses: []netip.Addr{lab.Node.IPv4, lab.Node.IPv6}, NodeIPs: []netip.Addr{lab.Node.IPv4, lab.Node.IPv6},
@@ -143,9 +149,9 @@ func newNode(t testing.TB, lab *netns.Lab, change func(*Options)) *node {
 		t.Fatal(err)
 	}
 	n.relay = &noRelay{options: balancer.Options{MaxPins: 100, Plan: plan}, balancers: make(map[service.PortName]*balancer.Balancer), names: make(map[service.PortName]string)}
-	n.server.Over(n.relay, service.TCP)
-	n.server.Over(n.relay, service.UDP)
-	n.server.Over(n.relay, service.SCTP)
+	for _, p := range protocols {
+		n.server.Over(n.relay, p)
+	}
 	var running sync.WaitGroup
 	running.Go(func() {
 		if err := lab.Node.Do(loop.Run); err != nil {
@@ -243,7 +249,7 @@ func (n *node) apply(c service.Change) {
 	host := hostnet.NewAddresses([]netip.Addr{n.lab.Node.IPv4, n.lab.Node.IPv6})
 	n.relay.apply(table)
 	for _, p := range n.server.paths {
-		if p != nil {
+		if p != nil && p.relay != nil {
 			p.Apply(table, host)
 		}
 	}

@@ -26,7 +26,7 @@ type Relay interface {
 // Path is what the kernel forwards of one protocol, with the Relay behind it. The control
 // plane opens bound ports through it.
 type Path struct {
-	relay    Relay
+	relay    Relay // nil: it has all of the protocol, and the kernel nothing
 	server   *Server
 	protocol service.Protocol
 	state    atomic.Pointer[state]
@@ -47,7 +47,7 @@ type state struct {
 }
 
 // Over returns the data path of a protocol with a Relay behind it. Call it before the
-// first Apply.
+// Server starts.
 func (s *Server) Over(r Relay, p service.Protocol) *Path {
 	path := &Path{relay: r, server: s, protocol: p, services: make(map[service.PortName]*portService), bound: make(map[service.Destination]bool)}
 	path.orphans = &portService{path: path}

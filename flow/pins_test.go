@@ -1,18 +1,24 @@
 package flow
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/bpffs"
+	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -97,6 +103,68 @@ func TestFlowsAreAdopted(t *testing.T) {
 	dir := pinsOf(t, root, lab)
 	if names, err := os.ReadDir(string(dir)); err == nil {
 		t.Errorf("%s is there after the stop, with %v", dir, names)
+	}
+}
+
+// What an earlier process forwarded of a protocol is adopted by one that relays that protocol, as
+// its flags say. The kernel begins nothing new of it: neither the table, nor by asking a process
+// that would not answer.
+func TestProtocolIsRelayedFromNowOn(t *testing.T) {
+	for name, change := range map[string]func(*corev1.Service){
+		"table":    nil,
+		"affinity": func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP },
+	} {
+		t.Run(name, func(t *testing.T) {
+			lab := netns.NewLab(t, 1)
+			lab.Backends[0].WitnessTCP(t, 8080)
+			lab.Backends[0].WitnessUDP(t, 8080)
+			root := netns.MountBPF(t)
+			pinned := func(o *Options) { o.BPFRoot, o.Name, o.Keep = root, "test", true }
+			first := newNode(t, lab, pinned)
+			services := svc(vip4, change, at(lab.Backends[0].IPv4, 8080))
+			first.apply(services)
+			open, err := lab.Client.Dial("tcp", vip4+":80")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer open.Close()
+			if _, err := netns.AskOn(open); err != nil {
+				t.Fatal(err)
+			}
+			first.leave()
+
+			next := newNodeOf(t, lab, func(o *Options) { pinned(o); o.Keep = false }, service.UDP)
+			next.apply(services)
+			if got := next.server.Stats().Open; got != 1 {
+				t.Errorf("%d connections were adopted, want 1", got)
+			}
+			if _, err := io.WriteString(open, "ping"); err != nil {
+				t.Error(err)
+			}
+			if _, err := io.ReadFull(open, make([]byte, 4)); err != nil {
+				t.Errorf("the open connection: %v", err)
+			}
+			// The node has the address, but no relay: it refuses what the kernel leaves to it.
+			if err := lab.Node.Netlink().AddrAdd(lab.Node.Link(t, "lo"), &netlink.Addr{IPNet: netlink.NewIPNet(net.ParseIP(vip4))}); err != nil {
+				t.Fatal(err)
+			}
+			before := next.server.Stats().Kernel
+			if said, err := lab.Client.Ask("tcp", vip4+":80"); !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("a new connection gets %q, %v", said, err)
+			}
+			after := next.server.Stats().Kernel
+			if after["asked"] != before["asked"] || after["decided"] != before["decided"] {
+				t.Errorf("the kernel had %v before a new connection, and %v after it", before, after)
+			}
+			udp, err := lab.Client.Dial("udp", vip4+":80")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer udp.Close()
+			if _, err := question(udp); err != nil {
+				t.Errorf("UDP: %v", err)
+			}
+		})
 	}
 }
 

@@ -129,6 +129,9 @@ func New(o Options) (*Server, error) {
 		s.forwarding.close()
 		return nil, cmp.Or(err, errForwarding)
 	}
+	for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
+		s.Over(nil, p) // all of it is relayed
+	}
 	s.began = sys.Monotonic()
 	return s, nil
 }
@@ -166,6 +169,7 @@ func (s *Server) Start() (err error) {
 	if err := s.onLoop(s.worker.start); err != nil {
 		return err
 	}
+	s.adoptUnserved()
 	if s.pins != nil {
 		s.pins.DisarmOthers()
 		s.old = time.AfterFunc(cmp.Or(o.old, oldPins), func() {

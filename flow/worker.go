@@ -315,7 +315,8 @@ func (w *worker) ask(e *bpf.KernelEvent, data []byte) {
 		}
 	}
 	path := w.server.paths[bpf.ProtocolOf(p.protocol)]
-	if path == nil {
+	if path.relay == nil { // an earlier process would have decided
+		w.pass(e, &p, key, relayedFor(path.protocol))
 		return
 	}
 	st := path.state.Load()
