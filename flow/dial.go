@@ -277,6 +277,9 @@ func (f *flow) collision() {
 	if f.state() != bpf.KernelStateASKING {
 		return
 	}
+	if f.isUDP() && f.shared().Options&bpf.KernelOptionOPTION_MOVED != 0 {
+		return // BPF told several times, before the session had another port
+	}
 	if h == nil || len(h.data) == 0 {
 		f.lost(poll.Nanotime())
 		return
