@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
@@ -138,4 +140,52 @@ func TestForgedSYNChangesNoConnection(t *testing.T) {
 			t.Errorf("%+v", n.taken())
 		}
 	})
+}
+
+// Of a flow's forged SYNs, one in challengeInterval is answered, and those of a service port that wait
+// count as its first packets do.
+func TestForgedSYNsAreAnsweredSeldom(t *testing.T) {
+	lab := netns.NewLab(t, 2)
+	lab.Backends[0].EchoTCP(t, 8080)
+	n := newNode(t, lab, func(*Options) {})
+	n.serve(0)
+	c, err := lab.Client.Dial("tcp", vip4+":80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := netns.AskOn(c); err != nil {
+		t.Fatal(err)
+	}
+	client, vip := netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort(vip4+":80")
+	k, w, done := n.openFlow(), n.server.worker, make(chan struct{})
+	waits := func() bool { return atomic.LoadUint32((*uint32)(&k.Seen))&uint32(bpf.KernelSeenCHALLENGED) != 0 }
+	l := &w.kernel.Loads[k.Service]
+	n.loop.Post(func() {
+		defer close(done)
+		sendSegment(t, lab.Backends[1], client, vip, 1000, 0, flagSYN)
+		for w.upcalls.AvailableBytes() == 0 {
+			runtime.Gosched()
+		}
+		if got := atomic.LoadUint64(&l.Asked) - atomic.LoadUint64(&l.Decided); got != 1 {
+			t.Errorf("%d upcalls wait, want 1", got)
+		}
+		w.read(w.upcalls, upcallShare, w.handle)
+		w.endRound()
+		if got := atomic.LoadUint64(&l.Asked) - atomic.LoadUint64(&l.Decided); got != 0 {
+			t.Errorf("%d upcalls wait, want none", got)
+		}
+		if len(w.challenged) != 1 || !waits() {
+			t.Errorf("%+v, the next SYN waits: %t", w.challenged, waits())
+			return
+		}
+		due := w.challenged[0].due
+		if w.unchallenge(due - 1); !waits() {
+			t.Error("the next SYN is told of too early")
+		}
+		if w.unchallenge(due); waits() || len(w.challenged) != 0 {
+			t.Errorf("the next SYN is not told of; %+v", w.challenged)
+		}
+	})
+	<-done
 }

@@ -3,6 +3,7 @@ package flow
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -25,6 +26,9 @@ const (
 	resendable = time.Second
 	// ownTroublePause is how long an attempt waits if this node made the last one fail.
 	ownTroublePause = 25 * time.Millisecond
+	// challengeInterval is how long a client is not asked again whether its connection goes on
+	// (RFC 5961, 7): less than it takes to send a SYN again.
+	challengeInterval = 100 * time.Millisecond
 )
 
 // dial chooses an endpoint and sends it the first packet. If there is none, the flow ends.
@@ -295,9 +299,10 @@ func (f *flow) collision() {
 // 9293, 3.10.7.3); BPF knows it again, and the client's next SYN begins another connection. If it has the
 // connection, the ACK is an old one to it and says nothing. So nobody chooses the number but us.
 // SCTP has nothing like it: an INIT goes to the endpoint, which knows whether it has the association,
-// and begins another one if the Service does not have the endpoint any more.
+// and begins another one if the Service does not have the endpoint any more. BPF tells of a flow's
+// next one once challengeInterval has passed.
 func (f *flow) challenge() {
-	k := f.shared()
+	w, k := f.worker, f.shared()
 	switch {
 	case f.state() != bpf.KernelStateOPEN:
 	case f.protocol == service.SCTP:
@@ -311,9 +316,10 @@ func (f *flow) challenge() {
 		for k.Challenge == 0 {
 			atomic.StoreUint32(&k.Challenge, k.Way[1].Acked-1-rand.Uint32N(1<<30))
 		}
-		f.worker.injector.reset(reset{from: bpf.PortOf(k.Vip, k.VipPort), to: bpf.PortOf(k.Client, k.ClientPort), sequence: k.Way[0].Acked - 1, ack: k.Challenge, flags: flagACK})
+		w.injector.reset(reset{from: bpf.PortOf(k.Vip, k.VipPort), to: bpf.PortOf(k.Client, k.ClientPort), sequence: k.Way[0].Acked - 1, ack: k.Challenge, flags: flagACK})
 	}
-	f.unchallenge()
+	atomic.OrUint32((*uint32)(&k.Seen), uint32(bpf.KernelSeenCHALLENGED)) // describe may have taken it out
+	w.challenged = append(w.challenged, challenged{f.index, f.generation, w.loop.Now() + int64(challengeInterval)})
 }
 
 // isAlone reports whether the flow's endpoint is none of the Service's any more, whatever the
@@ -322,6 +328,24 @@ func (f *flow) isAlone() bool {
 	v := f.service.path.state.Load().table.Resolve(f.protocol, f.client(), f.record.VIP)
 	e, _ := endpointOf(v.Port, f.record.Endpoint.Addr)
 	return e == nil
+}
+
+// challenged is a flow whose client has been asked whether its connection goes on.
+type challenged struct {
+	index, generation uint32
+	due               int64 // when BPF may tell of the next SYN
+}
+
+// unchallenge has BPF tell of the next SYNs that are due.
+func (w *worker) unchallenge(now int64) {
+	n := 0
+	for ; n < len(w.challenged) && w.challenged[n].due <= now; n++ {
+		c := w.challenged[n]
+		if f := w.flows[c.index]; f != nil && f.generation == c.generation {
+			f.unchallenge()
+		}
+	}
+	w.challenged = slices.Delete(w.challenged, 0, n)
 }
 
 // unchallenge has BPF tell of the next SYN.

@@ -69,22 +69,23 @@ type worker struct {
 	waits            waits
 	clock            int64 // CLOCK_MONOTONIC at time 0 of the loop's clock
 
-	flows   []*flow // by index
-	spares  *bpf.Spares
-	freed   []uint32                  // of flows that ended in this round
-	ended   lingering                 // whose tuples stay
-	direct  map[uint32]bool           // indices of clients' own connections
-	asking  map[bpf.KernelTuple]*flow // without an answer
-	decided []uint32                  // services whose upcalls are answered in this round
-	spare   []*handshake
-	copied  int                 // bytes of the handshakes' others
-	idle    []*flow             // objects of flows that are gone
-	gone    []*flow             // the same, of this round
-	records []*conntrack.Record // unused ones
-	untold  uint64              // control's, when it was read
-	missing []uint32            // indices that nobody has
-	began   int64               // when the worker did
-	left    int                 // flows of an earlier process that are not adopted yet
+	flows      []*flow // by index
+	spares     *bpf.Spares
+	freed      []uint32                  // of flows that ended in this round
+	ended      lingering                 // whose tuples stay
+	direct     map[uint32]bool           // indices of clients' own connections
+	asking     map[bpf.KernelTuple]*flow // without an answer
+	decided    []uint32                  // services whose upcalls are answered in this round
+	challenged []challenged              // in the order of their times
+	spare      []*handshake
+	copied     int                 // bytes of the handshakes' others
+	idle       []*flow             // objects of flows that are gone
+	gone       []*flow             // the same, of this round
+	records    []*conntrack.Record // unused ones
+	untold     uint64              // control's, when it was read
+	missing    []uint32            // indices that nobody has
+	began      int64               // when the worker did
+	left       int                 // flows of an earlier process that are not adopted yet
 }
 
 func newWorker(s *Server, loop *poll.Loop, shard *conntrack.Shard) (*worker, error) {
@@ -196,6 +197,7 @@ func (w *worker) HandleTimer(*poll.Timer) {
 	}
 	w.discoverAll()
 	w.expire(w.loop.Now())
+	w.unchallenge(w.loop.Now())
 	w.reclaim()
 	w.loop.Schedule(&w.tick, w.loop.Now()+int64(interval), w)
 }
@@ -228,8 +230,10 @@ func (w *worker) read(r *ringbuf.Reader, most int, handle func(*bpf.KernelEvent,
 // handle handles one event.
 func (w *worker) handle(e *bpf.KernelEvent, data []byte) {
 	data = data[:e.Length]
-	if e.Kind == bpf.KernelEventKindEVENT_ASK {
+	if e.Kind == bpf.KernelEventKindEVENT_ASK || e.Kind == bpf.KernelEventKindEVENT_CHALLENGE {
 		w.decided = append(w.decided, e.Service)
+	}
+	if e.Kind == bpf.KernelEventKindEVENT_ASK {
 		w.ask(e, data)
 		return
 	}

@@ -72,7 +72,7 @@ enum seen {
 	CLIENT_AHEAD = 4096, // segments behind a gap have come: ahead says up to where
 	ENDPOINT_AHEAD = 8192,
 	CLIENT_LEAVING = 32768, // the client's end has come to the node, perhaps no further
-	CHALLENGED = 16384, // userspace is about to ask the client whether the connection goes on
+	CHALLENGED = 16384, // userspace asks the client whether the connection goes on, or has just asked
 };
 
 // direction counts packets from the client (0) or from the endpoint (1).
@@ -176,7 +176,7 @@ struct powers {
 
 // load counts what one service port occupies. Differences count; both only grow.
 struct load {
-	__u64 asked, decided;    // upcalls
+	__u64 asked, decided;    // upcalls: EVENT_ASK, EVENT_CHALLENGE
 	__u64 begun, confirmed;  // handshakes, until the client has completed them
 	__u64 opened, ended;     // flows
 	__u64 ask_until;         // until then, userspace decides: an endpoint has failed
@@ -239,7 +239,7 @@ struct event {
 	__u64 time;
 	enum event_kind kind;
 	__u32 flow;    // EVENT_ASK: the flow that had the tuple before, or 0
-	__u32 service; // EVENT_ASK: index of loads
+	__u32 service; // EVENT_ASK, EVENT_CHALLENGE: index of loads
 	__u32 generation;
 	__u32 ifindex;
 	enum reason reason; // EVENT_CLOSED: what has been seen of the flow

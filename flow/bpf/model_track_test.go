@@ -97,12 +97,15 @@ func (m *model) fromClient(s *skbuff, p *modelPacket, f *modelFlow, index int) m
 	return translate
 }
 
-// challenge tells userspace that a client may begin anew.
+// challenge tells userspace that a client may begin anew, if few events of the service port wait.
 func (m *model) challenge(f *modelFlow, index int) {
-	if f.seen&KernelSeenCHALLENGED == 0 {
-		m.tell(nil, KernelEventKindEVENT_CHALLENGE, index, 0)
+	l := m.loads[f.service]
+	if f.seen&KernelSeenCHALLENGED != 0 || l.asked-l.decided >= m.mostUndecided {
+		return
 	}
 	f.seen |= KernelSeenCHALLENGED
+	l.asked++
+	m.events = append(m.events, modelEvent{kind: KernelEventKindEVENT_CHALLENGE, flow: uint32(index), service: f.service, generation: f.generation})
 }
 
 // fromEndpoint follows a packet E -> C:m.

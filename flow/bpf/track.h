@@ -240,16 +240,23 @@ static __always_inline void copy_unanswered(struct __sk_buff *skb, const struct 
 }
 
 // challenge tells userspace of another SYN, or INIT, with the tuple of an open connection. It
-// returns 0 if nobody hears that.
+// returns 0 if nobody hears that. Those of a service port leave room in the ring to others', like
+// its first packets (ask): beyond that, the client sends it again.
 GLOBAL int challenge(struct __sk_buff *skb, struct flow *f, __u32 index)
 {
 	struct control *c = control();
 	if (!f || !c || (f->options & OPTION_DIRECT) || !is_alive(c, bpf_ktime_get_ns()))
 		return 0;
+	struct load *l = load_of(f->service);
+	if (!l || (__s64)(l->asked - l->decided) >= c->most_undecided)
+		return 1;
 	if (__sync_fetch_and_or(&f->seen, CHALLENGED) & CHALLENGED)
 		return 1;
-	if (tell(&upcalls, skb, f, index, EVENT_CHALLENGE, 0, 0))
+	__sync_fetch_and_add(&l->asked, 1);
+	if (tell(&upcalls, skb, f, index, EVENT_CHALLENGE, 0, 0)) {
 		__sync_fetch_and_and(&f->seen, ~CHALLENGED);
+		__sync_fetch_and_add(&l->decided, 1);
+	}
 	return 1;
 }
 

@@ -48,7 +48,7 @@ static __always_inline int tell(void *ring, struct __sk_buff *skb, struct flow *
 		count(PASSED_RING_FULL);
 		return -1;
 	}
-	describe(e, skb, kind, index, 0, f->generation, reason);
+	describe(e, skb, kind, index, kind == EVENT_CHALLENGE ? f->service : 0, f->generation, reason);
 	e->attempt = f->attempts;
 	bpf_ringbuf_submit(e, flags);
 	return 0;
