@@ -92,7 +92,7 @@ static __always_inline int may_begin(struct __sk_buff *skb, const struct packet 
 // What ingress has translated already shows itself again at a bridge.
 static __always_inline int begin_direct(struct __sk_buff *skb, struct packet *p)
 {
-	if (p->fragment || skb->tc_index == TRANSLATED || skb->tc_index == NOTED || (p->tuple.protocol != IPPROTO_UDP && !is_opening(p)))
+	if (p->fragment || skb->tc_index == TRANSLATED || skb->tc_index == NOTED || skb->tc_index == JUDGED || (p->tuple.protocol != IPPROTO_UDP && !is_opening(p)))
 		return TCX_NEXT;
 	if (!is_taken(p))
 		return TCX_NEXT;
