@@ -147,8 +147,8 @@ func (w *worker) reclaim() {
 // adopt takes over the flows of a protocol, by its first configuration.
 func (w *worker) adopt(path *Path, st *state) {
 	path.ready = true
-	if w.left == 0 && w.kernel.Control.Taken == 0 {
-		return
+	if w.left == 0 && w.kernel.Control.Taken == w.tried {
+		return // nobody has taken an index for a flow
 	}
 	now := poll.Nanotime()
 	n := 0

@@ -154,13 +154,13 @@ func (s *Server) Start() (err error) {
 	if err := s.load(); err != nil {
 		return err
 	}
-	if err := s.try(); err != nil {
-		return err
-	}
 	if err := s.onLoop(func() (err error) {
 		s.worker, err = newWorker(s, o.Loop, o.Shard)
 		return err
 	}); err != nil {
+		return err
+	}
+	if err := s.try(); err != nil {
 		return err
 	}
 	if err := s.attach(); err != nil {

@@ -54,12 +54,13 @@ func Try() error {
 }
 
 // try has the programs that will serve translate packets, and returns why that does not work
-// here.
+// here. The worker has filled the spares, and gives none yet.
 func (s *Server) try() error {
 	index, ok := s.kernel.Spares.Take()
 	if !ok {
 		return nil // flows of the process before have all: there they work
 	}
+	s.worker.tried++
 	defer s.kernel.Spares.Give(index)
 	return try(s.kernel, index)
 }

@@ -45,6 +45,25 @@ func TestTrial(t *testing.T) {
 	}
 }
 
+// A Server tries its programs also with maps that nobody has used yet, and leaves them as they were.
+func TestStartTriesThePrograms(t *testing.T) {
+	n := newNode(t, netns.NewLab(t, 0), nil)
+	var begun uint32
+	for i := range n.server.kernel.Flows {
+		k := &n.server.kernel.Flows[i]
+		begun += k.Generation
+		if k.State != bpf.KernelStateFREE {
+			t.Errorf("flow %d is left in state %d", i, k.State)
+		}
+	}
+	if want := uint32(len(trialAddresses)); begun != want {
+		t.Errorf("%d connections were tried, want %d", begun, want)
+	}
+	if got, want := n.server.kernel.Spares.Len(), len(n.server.kernel.Flows)-1; got != want || n.entries() != 0 {
+		t.Errorf("%d indices are spare of %d, and the index has %d entries", got, want, n.entries())
+	}
+}
+
 // TestTry: it works whether the node forwards packets or not, which may change.
 func TestTry(t *testing.T) {
 	lab := netns.NewLab(t, 0)

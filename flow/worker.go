@@ -86,6 +86,7 @@ type worker struct {
 	missing    []uint32            // indices that nobody has
 	began      int64               // when the worker did
 	left       int                 // flows of an earlier process that are not adopted yet
+	tried      uint64              // indices that a trial has taken
 }
 
 func newWorker(s *Server, loop *poll.Loop, shard *conntrack.Shard) (*worker, error) {
