@@ -91,6 +91,9 @@ func (s *Server) Session(client, vip netip.AddrPort, open bool) {
 	if !s.Started() {
 		return // leaveToRelay finds it
 	}
+	if s.left.Load() {
+		return // of a client that the next process may serve
+	}
 	key, none := bpf.TupleOf(syscall.IPPROTO_UDP, client, vip), uint64(0)
 	if open {
 		_ = s.kernel.Maps.Sessions.Put(&key, &none)

@@ -1,10 +1,12 @@
 package flow
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"syscall"
@@ -271,4 +273,31 @@ func TestOldPinsAreRemoved(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A process that has handed over leaves alone what is the next one's: pins, which may be of another
+// version, and the relay's UDP sessions.
+func TestHandOverLeavesTheNextProcess(t *testing.T) {
+	lab := netns.NewLab(t, 1)
+	root := netns.MountBPF(t)
+	pinned := func(o *Options) { o.BPFRoot, o.Name = root, "test" }
+	first := newNode(t, lab, pinned)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := first.server.HandOver(ctx); err != nil {
+		t.Fatal(err)
+	}
+	first.left = true
+	if first.server.old.Stop() {
+		t.Error("pins of other versions were still to be removed")
+	}
+	next := newNode(t, lab, pinned)
+	client, vip := at(lab.Client.IPv4, 41000), netip.MustParseAddrPort(vip4+":80")
+	next.server.Session(client, vip, true)
+	first.server.Session(client, vip, false)
+	key := bpf.TupleOf(syscall.IPPROTO_UDP, client, vip)
+	var none uint64
+	if err := next.server.kernel.Maps.Sessions.Lookup(&key, &none); err != nil {
+		t.Errorf("a session of the next process: %v", err)
+	}
 }

@@ -98,6 +98,7 @@ type Server struct {
 	stats      stats
 	began      int64       // when the Server was made, by CLOCK_MONOTONIC in ns
 	started    atomic.Bool // Start has succeeded
+	left       atomic.Bool // the next process has the maps, or is about to
 	closed     bool
 	origins    map[bpf.KernelOriginKey]bpf.KernelOrigin // in the kernel's map; nil: unknown
 }
@@ -173,6 +174,9 @@ func (s *Server) Start() (err error) {
 	if s.pins != nil {
 		s.pins.DisarmOthers()
 		s.old = time.AfterFunc(cmp.Or(o.old, oldPins), func() {
+			if s.left.Load() {
+				return // another version may be the next process's
+			}
 			if err := s.pins.RemoveOthers(); err != nil {
 				s.log.Warn().Err(err).Msg("kernel flows: pins of an earlier version stay")
 			}
@@ -278,6 +282,10 @@ func (s *Server) Stop(ctx context.Context) error {
 func (s *Server) HandOver(ctx context.Context) error {
 	if !s.Started() {
 		return nil
+	}
+	s.left.Store(true)
+	if s.old != nil {
+		s.old.Stop()
 	}
 	if s.pins == nil {
 		return errors.Join(errNoPins, s.Stop(ctx))
