@@ -99,9 +99,10 @@ func (s *Server) Refuses(client, vip netip.AddrPort, port *service.Port) bool {
 		return false
 	}
 	s.judges.refuse(client, vip, port)
-	if path.protocol == service.UDP { // the kernel may forward the next datagram
+	if path.protocol == service.UDP && !s.left.Load() { // the kernel may forward the next datagram
 		key := bpf.TupleOf(syscall.IPPROTO_UDP, client, vip)
 		_ = s.kernel.Maps.Relayed.Delete(&key)
+		_ = s.kernel.Maps.Sessions.Delete(&key) // leaveToRelay may have found one that then ended
 	}
 	return true
 }

@@ -4,11 +4,13 @@ import (
 	"errors"
 	"net/netip"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -51,8 +53,16 @@ func TestRulesOverrideAnnotations(t *testing.T) {
 			}
 		}
 		client := netip.AddrPortFrom(lab.Client.IPv4, 1000)
+		n.server.Session(client, vip, true)
 		if got := n.server.Refuses(client, vip, port); got != want {
 			t.Errorf("the relay refuses a client: %t, want %t", got, want)
+		}
+		ofUDP := *port
+		ofUDP.Name.Protocol = service.UDP
+		n.server.Refuses(client, vip, &ofUDP)
+		key, left := bpf.TupleOf(syscall.IPPROTO_UDP, client, vip), uint64(0)
+		if err := n.server.kernel.Maps.Sessions.Lookup(&key, &left); (err != nil) != want {
+			t.Errorf("a session that the relay refuses: %v", err)
 		}
 		for _, own := range []netip.Addr{lab.Node.IPv4, netip.MustParseAddr("127.0.0.1")} {
 			if n.server.Refuses(netip.AddrPortFrom(own, 1000), vip, port) {
@@ -84,8 +94,8 @@ func TestRulesOverrideAnnotations(t *testing.T) {
 	if n.server.judges.check(false); n.server.Judged() != rule { // the watcher checks too, alike
 		t.Errorf("rules that cannot be read are %q", n.server.Judged())
 	}
-	if got := n.server.Stats().Refused; got != 2 {
-		t.Errorf("%d clients are refused, want 2", got)
+	if got := n.server.Stats().Refused; got != 4 {
+		t.Errorf("%d clients are refused, want 4", got)
 	}
 }
 
