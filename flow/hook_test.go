@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"github.com/sluice-proxy/sluice/flow/attach"
 	"github.com/sluice-proxy/sluice/test/foreign"
 	"github.com/sluice-proxy/sluice/test/netns"
 )
@@ -35,6 +36,21 @@ func TestFiltersInPlaceOfTCX(t *testing.T) {
 	for range 2 {
 		if said, err := lab.Client.Ask("tcp", vip4+":80"); err != nil || said != "b1:8080" {
 			t.Fatalf("%q, %v", said, err)
+		}
+	}
+}
+
+// A start that fails leaves no filters, unless connections of an earlier process need them.
+func TestFailedStartLeavesNoFilters(t *testing.T) {
+	for _, left := range []int{0, 1} {
+		lab := netns.NewLab(t, 0)
+		n := newNode(t, lab, func(o *Options) { o.filters = true })
+		n.onLoop(func() { n.server.worker.left = left })
+		n.server.started.Store(false) // its last step fails
+		n.left = true
+		n.end()
+		if got, err := attach.RemoveFilters(lab.Node.Netlink()); err != nil || (got > 0) != (left > 0) {
+			t.Errorf("%d connections: %d filters, %v", left, got, err)
 		}
 	}
 }

@@ -316,7 +316,7 @@ func (s *Server) Close() {
 		s.old.Stop()
 	}
 	if s.interfaces != nil {
-		s.interfaces.Close(true)
+		s.interfaces.Close(s.Started() || s.worker.left > 0) // else nobody's connection needs them
 	}
 	s.closeShortcuts()
 	if s.worker != nil {
