@@ -45,7 +45,7 @@ func newTakeOvers(t *testing.T, m mode, flags ...string) *takeOvers {
 		b.EchoUDP(t, 8080)
 	}
 	p := prepareProxy(t, lab, nil)
-	p.mode = m
+	p.mode, p.relayed = m, "while the next process loads the BPF programs"
 	web := webOn(lab)
 	text := strings.NewReplacer("type: ClusterIP", "type: NodePort", "port: 80,", "port: 80, nodePort: 30080,").Replace(web.yaml())
 	p.write("web.yaml", text)
