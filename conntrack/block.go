@@ -41,6 +41,10 @@ type block struct {
 	// Of the writer: the numbers of ports and endpoints, from 1.
 	portNumbers     map[service.PortName]uint64
 	endpointNumbers map[named]uint64
+	// The port and the endpoint of the record before, which often come again.
+	port          *service.Port
+	endpoint      *service.Endpoint
+	portNo, endNo uint64
 }
 
 // named is what a record tells of an endpoint.
@@ -71,7 +75,7 @@ func (b *block) takes(r *Record) bool {
 // close ends writing.
 func (b *block) close() {
 	b.data, b.ports, b.endpoints = slices.Clone(b.data), slices.Clone(b.ports), slices.Clone(b.endpoints)
-	b.portNumbers, b.endpointNumbers = nil, nil
+	b.portNumbers, b.endpointNumbers, b.port, b.endpoint = nil, nil, nil, nil
 }
 
 // size is the memory of a closed block, in bytes.
@@ -133,6 +137,9 @@ func (b *block) portNumber(p *service.Port) uint64 {
 	if p == nil {
 		return 0
 	}
+	if p == b.port {
+		return b.portNo
+	}
 	n := b.portNumbers[p.Name]
 	if n == 0 {
 		b.ports = append(b.ports, p.Name)
@@ -140,6 +147,7 @@ func (b *block) portNumber(p *service.Port) uint64 {
 		b.portNumbers[p.Name] = n
 		b.names += portSize + len(p.Name.Namespace) + len(p.Name.Name.Name) + len(p.Name.Port)
 	}
+	b.port, b.portNo = p, n
 	return n
 }
 
@@ -147,6 +155,9 @@ func (b *block) portNumber(p *service.Port) uint64 {
 func (b *block) endpointNumber(e *service.Endpoint) uint64 {
 	if e == nil {
 		return 0
+	}
+	if e == b.endpoint {
+		return b.endNo
 	}
 	name := named{e.Addr, e.Pod, e.Node, e.Zone}
 	n := b.endpointNumbers[name]
@@ -156,6 +167,7 @@ func (b *block) endpointNumber(e *service.Endpoint) uint64 {
 		b.endpointNumbers[name] = n
 		b.names += namedSize + len(e.Pod.Namespace) + len(e.Pod.Name) + len(e.Node) + len(e.Zone)
 	}
+	b.endpoint, b.endNo = e, n
 	return n
 }
 

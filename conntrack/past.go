@@ -12,17 +12,14 @@ const (
 	LeastPast = 1 << 20
 	// PastRate is how many records a second a Past keeps at most.
 	PastRate = 20_000
-	// pastBatch is how many records a Past takes at once.
-	pastBatch = 256
 )
 
 // Past keeps the records of the connections that ended last, in bounded memory. It is
-// fed as a Tap is: off the connections' path. It is safe for concurrent use.
+// told of them on the taps' goroutine, off the connections' path. It is safe for concurrent use.
 type Past struct {
-	room int // bytes
-	tap  *Tap
-	stop context.CancelFunc
-	done chan struct{}
+	table *Table
+	room  int     // bytes
+	rate  tapRate // of the taps' goroutine
 
 	mu     sync.Mutex
 	blocks []*block // the oldest first; only the last one changes
@@ -33,54 +30,50 @@ type Past struct {
 // NewPast begins to keep records of a Table, in so many bytes, at least LeastPast. The
 // caller must Close the Past.
 func NewPast(t *Table, room int) (*Past, error) {
-	tap, err := t.Tap(TapOptions{Rate: PastRate})
-	if err != nil {
-		return nil, err
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	p := &Past{room: room, tap: tap, stop: stop, done: make(chan struct{}), blocks: []*block{newBlock()}, since: t.now().UnixNano()}
-	go p.gather(ctx)
-	return p, nil
+	p := &Past{table: t, room: room, rate: tapRate{limit: PastRate}, blocks: []*block{newBlock()}, since: t.now().UnixNano()}
+	return p, t.taps.add(t, p)
 }
 
 // Close ends the Past; what it keeps can still be read.
-func (p *Past) Close() {
-	p.stop()
-	<-p.done
-	p.tap.Close()
-}
+func (p *Past) Close() { p.table.taps.remove(p.table, p) }
 
-// gather keeps records until ctx ends.
-func (p *Past) gather(ctx context.Context) {
-	defer close(p.done)
-	buf := make([]Record, pastBatch)
-	for {
-		n, lost, err := p.tap.Next(ctx, buf)
-		if err != nil {
-			return
-		}
-		p.add(buf[:n], lost)
-		clear(buf[:n]) // releases what they point to
-	}
-}
+func (*Past) wantsOpens() bool { return false }
 
-// add keeps records, in front of a number of lost ones.
-func (p *Past) add(records []Record, lost uint64) {
+// put keeps the records of connections that ended.
+func (p *Past) put(batch []Record) {
+	p.rate.turn()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i := range records {
-		r := &records[i]
-		last := p.blocks[len(p.blocks)-1]
-		if !last.takes(r) {
-			last.close()
-			p.held += last.size()
-			last = newBlock()
-			p.blocks = append(p.blocks, last)
-			p.trimLocked()
+	for i := range batch {
+		r := &batch[i]
+		switch {
+		case r.Event == Opened || r.Event == Lasts:
+		case p.rate.admit():
+			p.addLocked(r)
+		default:
+			p.blocks[len(p.blocks)-1].lost++
 		}
-		last.add(r)
 	}
-	p.blocks[len(p.blocks)-1].lost += lost
+}
+
+// addLocked keeps a record.
+func (p *Past) addLocked(r *Record) {
+	last := p.blocks[len(p.blocks)-1]
+	if !last.takes(r) {
+		last.close()
+		p.held += last.size()
+		last = newBlock()
+		p.blocks = append(p.blocks, last)
+		p.trimLocked()
+	}
+	last.add(r)
+}
+
+// lose counts records that were not kept.
+func (p *Past) lose(n uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.blocks[len(p.blocks)-1].lost += n
 }
 
 // trimLocked forgets the oldest blocks, so that the others leave room for a whole one.

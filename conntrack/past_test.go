@@ -56,7 +56,7 @@ func TestPastKeepsWholeRecords(t *testing.T) {
 		j.Encode(&records[i])
 	}
 	p := newPast(t, LeastPast)
-	p.add(records, 0)
+	p.put(records)
 	if len(p.blocks) != 1 {
 		t.Errorf("%d blocks", len(p.blocks))
 	}
@@ -69,12 +69,13 @@ func TestPastKeepsWholeRecords(t *testing.T) {
 func TestPastIsBounded(t *testing.T) {
 	const room, records, endpoints = LeastPast, 100_000, 1000
 	p := newPast(t, room)
+	p.rate = tapRate{} // all of them come in one second
 	pods := make([]service.Endpoint, endpoints)
 	for i := range pods {
 		pods[i].Pod = service.Name{Namespace: "shop", Name: fmt.Sprint("cart-", i)}
 	}
 	for i := range records {
-		p.add([]Record{{ID: uint64(i), Wall: int64(i) * int64(time.Millisecond), Endpoint: &pods[i%endpoints], Port: portHTTP}}, 0)
+		p.put([]Record{{ID: uint64(i), Wall: int64(i) * int64(time.Millisecond), Endpoint: &pods[i%endpoints], Port: portHTTP}})
 	}
 	size := p.held + mostBlock
 	if size > room || size < room/2 {
@@ -110,8 +111,9 @@ func TestPastQuestions(t *testing.T) {
 		r := Record{ID: uint64(i), Wall: int64(i), Duration: 5, Attempts: uint16(i % 3), Endpoint: &service.Endpoint{Node: fmt.Sprint(i)}}
 		model = append(model, r)
 	}
-	p.add(model, 3)
-	if p.add(model[:0], 4); len(p.blocks) < 3 {
+	p.put(model)
+	p.lose(3)
+	if p.lose(4); len(p.blocks) < 3 {
 		t.Fatalf("%d blocks test nothing", len(p.blocks))
 	}
 	v := p.View()
@@ -201,7 +203,7 @@ func BenchmarkPast(b *testing.B) {
 	p := &Past{room: 16 << 20, blocks: []*block{newBlock()}}
 	records := examples()[:3]
 	for b.Loop() {
-		p.add(records, 0)
+		p.put(records)
 	}
 	v := p.View()
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(3*b.N), "ns/record")

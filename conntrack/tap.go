@@ -37,11 +37,7 @@ type Tap struct {
 	table *Table
 	match func(*Record) bool
 	opens bool
-	rate  int // records a second, or 0
-
-	// Of the taps' goroutine: the second that runs, and the records in it.
-	second  int64
-	records int
+	rate  tapRate
 
 	mu    sync.Mutex // guards the fields below; held at most for copying records
 	ring  []Record   // grows to tapRoom
@@ -53,49 +49,90 @@ type Tap struct {
 	wake chan struct{}
 }
 
-// taps are the Taps of a Table. Their goroutine runs while there are any.
+// reader is told of records on the taps' goroutine: a Tap or a Past.
+type reader interface {
+	put(batch []Record) // its records are valid only during the call
+	lose(n uint64)
+	wantsOpens() bool
+}
+
+// tapRate bounds the records of a second. The taps' goroutine uses it.
+type tapRate struct {
+	limit   int // 0 for none
+	second  int64
+	records int
+}
+
+// turn is called before the records of a batch.
+func (r *tapRate) turn() {
+	if r.limit == 0 {
+		return
+	}
+	if now := time.Now().Unix(); now != r.second {
+		r.second, r.records = now, 0
+	}
+}
+
+// admit reports whether one more record may be kept.
+func (r *tapRate) admit() bool {
+	r.records++
+	return r.limit == 0 || r.records <= r.limit
+}
+
+// taps are the readers of a Table. Their goroutine runs while there are any.
 type taps struct {
 	any       atomic.Bool // whether there are taps
 	used      atomic.Bool // whether there ever was one
 	sinkOpens bool        // the sink wants Opened records
 
 	mu    sync.Mutex
-	all   map[*Tap]struct{}
+	all   map[reader]struct{}
 	queue *queue // nil while all is empty
 	off   bool   // the Table is closed
 }
 
 // Tap begins to receive records. The caller must Close the Tap.
 func (t *Table) Tap(o TapOptions) (*Tap, error) {
-	tap := &Tap{table: t, match: o.Match, opens: o.Opens, rate: o.Rate, wake: make(chan struct{}, 1)}
-	s := &t.taps
+	tap := &Tap{table: t, match: o.Match, opens: o.Opens, rate: tapRate{limit: o.Rate}, wake: make(chan struct{}, 1)}
+	if err := t.taps.add(t, tap); err != nil {
+		return nil, err
+	}
+	return tap, nil
+}
+
+// Close ends the Tap.
+func (p *Tap) Close() { p.table.taps.remove(p.table, p) }
+
+func (p *Tap) wantsOpens() bool { return p.opens }
+
+// add begins to tell a reader of records.
+func (s *taps) add(t *Table, r reader) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.all) >= maxTaps {
-		return nil, ErrTooManyTaps
+		return ErrTooManyTaps
 	}
 	if s.off {
-		return nil, errors.New("the proxy stops")
+		return errors.New("the proxy stops")
 	}
 	if s.all == nil {
-		s.all = make(map[*Tap]struct{})
+		s.all = make(map[reader]struct{})
 	}
-	s.all[tap] = struct{}{}
+	s.all[r] = struct{}{}
 	if s.queue == nil {
 		s.queue = newQueue(s, DefaultQueue)
 		go s.queue.deliver()
 	}
 	s.settle(t)
-	return tap, nil
+	return nil
 }
 
-// Close ends the Tap.
-func (p *Tap) Close() {
-	s := &p.table.taps
+// remove ends that.
+func (s *taps) remove(t *Table, r reader) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.all, p)
-	s.settle(p.table)
+	delete(s.all, r)
+	s.settle(t)
 	if len(s.all) == 0 && s.queue != nil {
 		s.queue.stop()
 		s.queue = nil
@@ -106,7 +143,7 @@ func (p *Tap) Close() {
 func (s *taps) settle(t *Table) {
 	opens := s.sinkOpens
 	for p := range s.all {
-		opens = opens || p.opens
+		opens = opens || p.wantsOpens()
 	}
 	if len(s.all) > 0 {
 		s.used.Store(true)
@@ -144,7 +181,7 @@ func (s *taps) stop() {
 // Write implements Sink.
 func (s *taps) Write(batch []Record) {
 	s.mu.Lock()
-	all := make([]*Tap, 0, maxTaps)
+	all := make([]reader, 0, maxTaps)
 	for p := range s.all {
 		all = append(all, p)
 	}
@@ -174,15 +211,13 @@ func (s *taps) RecordsLost(n uint64) {
 // put adds the records that the Tap wants.
 func (p *Tap) put(batch []Record) {
 	added := false
-	if now := time.Now().Unix(); p.rate > 0 && now != p.second {
-		p.second, p.records = now, 0
-	}
+	p.rate.turn()
 	for i := range batch {
 		r := &batch[i]
 		if r.Event == Lasts || r.Event == Opened && !p.opens || p.match != nil && !p.match(r) {
 			continue
 		}
-		if p.records++; p.rate > 0 && p.records > p.rate {
+		if !p.rate.admit() {
 			p.lose(1)
 			continue
 		}
