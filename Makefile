@@ -220,6 +220,11 @@ bench-quick: build ## As bench in under a minute; write nothing
 bench-sync: build ## Measure start, changes and memory with 100 to 30,000 services; write that part of docs/benchmarks.md
 	go run ./test/bench -sync
 
+.PHONY: bench-neighbours
+bench-neighbours: build ## Compare with kernel DNAT on a node with the rules of the kubelet, flannel and portmap (2 minutes); write nothing
+	@test/bench/install-deps.sh
+	go run ./test/bench -neighbours -peers direct,dnat,sluice,sluice-kernel -columns rr1,rr64,crc,bulk1,udp-rr64
+
 .PHONY: bench-live
 bench-live: build ## Measure what sluice top, conns, tap and the page cost connections; write nothing
 	go run ./test/bench -looked-at -seconds 3

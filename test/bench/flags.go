@@ -15,22 +15,23 @@ import (
 
 // options are the command line's settings.
 type options struct {
-	peers     []peer.Peer
-	columns   []column
-	rounds    int
-	measure   time.Duration // of one measurement
-	long      time.Duration // of a long run
-	warmup    time.Duration // before it
-	threads   int           // of the relay, if it can be set
-	endpoints int
-	ipv6      bool
-	sctp      bool   // the columns of SCTP
-	inside    bool   // this is the guest
-	control   string // TCP congestion control; empty for the system's
-	out       string // directory of the page, the chart and the JSON; empty for none
-	builds    peer.Builds
-	keepLogs  bool
-	mode      func(*bench) error
+	peers      []peer.Peer
+	columns    []column
+	rounds     int
+	measure    time.Duration // of one measurement
+	long       time.Duration // of a long run
+	warmup     time.Duration // before it
+	threads    int           // of the relay, if it can be set
+	endpoints  int
+	ipv6       bool
+	sctp       bool   // the columns of SCTP
+	neighbours bool   // the node has the rules of a cluster's node
+	inside     bool   // this is the guest
+	control    string // TCP congestion control; empty for the system's
+	out        string // directory of the page, the chart and the JSON; empty for none
+	builds     peer.Builds
+	keepLogs   bool
+	mode       func(*bench) error
 }
 
 // parseFlags returns nil options if the user asked for help.
@@ -47,6 +48,7 @@ func parseFlags(args []string) (*options, error) {
 	f.IntVar(&o.threads, "threads", runtime.NumCPU(), "threads or workers of HAProxy and nginx")
 	f.IntVar(&o.endpoints, "endpoints", 1, "addresses of the server, among which the relays spread connections")
 	f.BoolVar(&o.ipv6, "6", false, "IPv6 instead of IPv4")
+	f.BoolVar(&o.neighbours, "neighbours", false, "give the node the rules of the kubelet, flannel and portmap")
 	f.StringVar(&o.control, "congestion", "reno", "`name` of the TCP congestion control of all, or system for the machine's")
 	from := f.String("from", "", "`file`: measure nothing, and write the report of this benchmarks.json again")
 	f.StringVar(&o.out, "o", "", "directory for benchmarks.md, .json and .svg (default: docs for a whole run, else none)")
@@ -79,6 +81,9 @@ func parseFlags(args []string) (*options, error) {
 
 	if *seconds <= 0 || o.long <= 0 || o.rounds < 1 || o.threads < 1 || o.endpoints < 1 || o.endpoints > 64 {
 		return nil, errors.New("-seconds, -long, -rounds, -threads and -endpoints must be above zero, -endpoints at most 64")
+	}
+	if o.neighbours && o.ipv6 {
+		return nil, errors.New("-neighbours has no rules for IPv6 (-6)")
 	}
 	if o.control == "system" {
 		o.control = ""

@@ -4,7 +4,7 @@
 # service: the benchmark runs every program itself, in network namespaces.
 set -eu
 
-packages="haproxy nginx libnginx-mod-stream wrk iperf3 ipvsadm"
+packages="haproxy nginx libnginx-mod-stream wrk iperf3 ipvsadm iptables"
 
 missing=""
 for package in $packages; do

@@ -48,6 +48,11 @@ func (b *bench) openStage(p peer.Peer, flags []string) (_ *stage, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if b.opts.neighbours {
+		if err := s.world.Neighbours(); err != nil {
+			return nil, err
+		}
+	}
 	everywhere := netip.IPv4Unspecified()
 	if b.opts.ipv6 {
 		everywhere = netip.IPv6Unspecified()
