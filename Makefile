@@ -34,8 +34,8 @@ build: ## Build the static binary bin/sluice
 	go build -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o bin/sluice ./cmd/sluice
 
 .PHONY: bpf
-bpf: deps ## Compile the BPF programs of flow/bpf with Debian's clang-14
-	go generate ./flow/bpf
+bpf: deps ## Compile the BPF programs with Debian's clang-14
+	go generate ./flow/bpf ./flow/bypass/bpf ./redirect/sklookup/bpf
 
 .PHONY: demo
 demo: build ## Build and run the demo: it needs no cluster and changes nothing on this machine

@@ -5,15 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"syscall"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/sluice-proxy/sluice/flow/bypass/bpf"
 	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
@@ -26,9 +24,6 @@ type netfilterPrograms struct {
 	program   *ebpf.Program
 	iterator  *link.Iter
 }
-
-// netfilterLink is a link as the iterator writes it.
-type netfilterLink struct{ Namespace, Hook, Family, Dead uint32 }
 
 // openNetfilterPrograms returns nil if the kernel has no such programs.
 func openNetfilterPrograms(namespace int) (*netfilterPrograms, error) {
@@ -67,7 +62,7 @@ func (n *netfilterPrograms) inStack() (string, error) {
 	}
 	for _, l := range links {
 		ip := l.Family == syscall.AF_INET || l.Family == syscall.AF_INET6
-		if l.Namespace == n.namespace && l.Dead == 0 && ip && isForwarding(l.Hook) {
+		if l.NamespaceNumber == n.namespace && l.Dead == 0 && ip && isForwarding(l.Hook) {
 			return "a BPF program of netfilter", nil
 		}
 	}
@@ -75,7 +70,7 @@ func (n *netfilterPrograms) inStack() (string, error) {
 }
 
 // links returns those of all network namespaces.
-func (n *netfilterPrograms) links() ([]netfilterLink, error) {
+func (n *netfilterPrograms) links() ([]bpf.LinksNetfilterLink, error) {
 	r, err := n.iterator.Open()
 	if err != nil {
 		return nil, err
@@ -85,114 +80,18 @@ func (n *netfilterPrograms) links() ([]netfilterLink, error) {
 	if err != nil {
 		return nil, err
 	}
-	links := make([]netfilterLink, len(b)/binary.Size(netfilterLink{}))
+	links := make([]bpf.LinksNetfilterLink, len(b)/binary.Size(bpf.LinksNetfilterLink{}))
 	_, err = binary.Decode(b, binary.NativeEndian, links)
 	return links, err
 }
 
-// loadLinkReader loads a program that writes a netfilterLink for each link of that kind. It is
-// written here and not in bpf/, whose objects need not know the kernel's own structures.
+// loadLinkReader loads the program that writes a bpf.LinksNetfilterLink for each link of that kind.
 func loadLinkReader() (*ebpf.Program, error) {
-	kernel, err := btf.LoadKernelSpec()
+	spec, err := bpf.LoadLinks()
 	if err != nil {
 		return nil, err
 	}
-	var missing error
-	place := func(structure string, path ...string) int32 {
-		offset, err := offsetOf(kernel, structure, path...)
-		missing = errors.Join(missing, err)
-		return int32(offset)
-	}
-	const (
-		ctx, nf = asm.R6, asm.R7
-		// On the stack: the network namespace that a link is of, and a netfilterLink.
-		net, record                   = -24, -16
-		namespace, hook, family, dead = record, record + 4, record + 8, record + 12
-	)
-	// read copies n bytes of the kernel's, from R3 on.
-	read := func(to, n int32) asm.Instructions {
-		return asm.Instructions{
-			asm.Mov.Reg(asm.R1, asm.RFP), asm.Add.Imm(asm.R1, to),
-			asm.Mov.Imm(asm.R2, n),
-			asm.FnProbeReadKernel.Call(),
-		}
-	}
-	field := func(to, n int32, path ...string) asm.Instructions {
-		return append(asm.Instructions{asm.Mov.Reg(asm.R3, nf), asm.Add.Imm(asm.R3, place("bpf_nf_link", path...))}, read(to, n)...)
-	}
-	code := slices.Concat(
-		asm.Instructions{
-			asm.Mov.Reg(ctx, asm.R1),
-			asm.LoadMem(nf, ctx, int16(place("bpf_iter__bpf_link", "link")), asm.DWord),
-			asm.JEq.Imm(nf, 0, "end"), // behind the last one
-			asm.LoadMem(asm.R1, nf, int16(place("bpf_link", "type")), asm.Word),
-			asm.JNE.Imm(asm.R1, int32(link.NetfilterType), "end"),
-			asm.Mov.Imm(asm.R1, 0),
-			asm.StoreMem(asm.RFP, net, asm.R1, asm.DWord),
-			asm.StoreMem(asm.RFP, record, asm.R1, asm.DWord),
-			asm.StoreMem(asm.RFP, record+8, asm.R1, asm.DWord),
-		},
-		field(hook, 4, "hook_ops", "hooknum"),
-		field(family, 1, "hook_ops", "pf"),
-		field(dead, 4, "dead"),
-		field(net, 8, "net"),
-		asm.Instructions{asm.LoadMem(asm.R3, asm.RFP, net, asm.DWord), asm.Add.Imm(asm.R3, place("net", "ns", "inum"))},
-		read(namespace, 4),
-		asm.Instructions{
-			asm.LoadMem(asm.R1, ctx, int16(place("bpf_iter__bpf_link", "meta")), asm.DWord),
-			asm.LoadMem(asm.R1, asm.R1, int16(place("bpf_iter_meta", "seq")), asm.DWord),
-			asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, record),
-			asm.Mov.Imm(asm.R3, -record),
-			asm.FnSeqWrite.Call(),
-			asm.Mov.Imm(asm.R0, 0).WithSymbol("end"),
-			asm.Return(),
-		},
-	)
-	if missing != nil {
-		return nil, missing
-	}
-	return ebpf.NewProgram(&ebpf.ProgramSpec{
-		Name: "sluice_links", Type: ebpf.Tracing, AttachType: ebpf.AttachTraceIter, AttachTo: "bpf_link", License: "GPL", Instructions: code,
-	})
-}
-
-// offsetOf gives the place of a structure's field in bytes. A path leads to a field of a field.
-func offsetOf(kernel *btf.Spec, structure string, path ...string) (offset uint32, err error) {
-	var s *btf.Struct
-	if err := kernel.TypeByName(structure, &s); err != nil {
-		return 0, err
-	}
-	var in btf.Type = s
-	for _, name := range path {
-		m, found := member(in, name)
-		if !found {
-			return 0, fmt.Errorf("struct %s of this kernel has no %s", structure, name)
-		}
-		offset += m.Offset.Bytes()
-		in = btf.UnderlyingType(m.Type)
-	}
-	return offset, nil
-}
-
-// member finds a field of a structure, also in what has no name in it.
-func member(in btf.Type, name string) (btf.Member, bool) {
-	var members []btf.Member
-	switch t := in.(type) {
-	case *btf.Struct:
-		members = t.Members
-	case *btf.Union:
-		members = t.Members
-	}
-	for _, m := range members {
-		if m.Name == name {
-			return m, true
-		}
-		if m.Name == "" {
-			if inner, found := member(btf.UnderlyingType(m.Type), name); found {
-				inner.Offset += m.Offset
-				return inner, true
-			}
-		}
-	}
-	return btf.Member{}, false
+	program := spec.Programs[bpf.LinksProgReadLinks]
+	program.Name = "sluice_links"
+	return ebpf.NewProgram(program)
 }

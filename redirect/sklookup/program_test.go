@@ -17,15 +17,28 @@ import (
 	"github.com/sluice-proxy/sluice/test/steering"
 )
 
+// Where the fields of struct bpf_sk_lookup lie, which is what the program is called with
+// (linux/bpf.h). The local side is the destination that the client meant.
+const (
+	ctxFamily    = 8
+	ctxProtocol  = 12
+	ctxLocalIPv4 = 40
+	ctxLocalIPv6 = 44
+	ctxLocalPort = 60
+)
+
+// skDrop is the program's answer if it refuses.
+const skDrop = 0
+
 // ask runs the program as the kernel does for a packet to a destination, and
 // gives what becomes of it: "pass", "drop", or the cookie of a socket.
 func ask(t testing.TB, p *ebpf.Program, d service.Destination) string {
 	t.Helper()
 	// struct bpf_sk_lookup, 72 bytes; the remote side has to be there.
 	in := make([]byte, 72)
-	family := uint32(familyIPv4)
+	family := uint32(syscall.AF_INET)
 	if d.Addr.Is6() {
-		family = familyIPv6
+		family = syscall.AF_INET6
 		a := d.Addr.As16()
 		copy(in[ctxLocalIPv6:], a[:])
 		in[20] = 0xfd
@@ -195,7 +208,7 @@ func BenchmarkProgram10kServices(b *testing.B) {
 			d := service.Destination{Addr: at.Addr(), Port: at.Port(), Protocol: service.TCP}
 			ask(b, r.tables.program, d)
 			in := make([]byte, 72)
-			binary.NativeEndian.PutUint32(in[ctxFamily:], familyIPv4)
+			binary.NativeEndian.PutUint32(in[ctxFamily:], syscall.AF_INET)
 			binary.NativeEndian.PutUint32(in[ctxProtocol:], syscall.IPPROTO_TCP)
 			binary.NativeEndian.PutUint32(in[ctxLocalPort:], uint32(d.Port))
 			in[16], in[20] = 10, 0xfd
@@ -204,7 +217,7 @@ func BenchmarkProgram10kServices(b *testing.B) {
 				a := d.Addr.As4()
 				copy(in[ctxLocalIPv4:], a[:])
 			} else {
-				binary.NativeEndian.PutUint32(in[ctxFamily:], familyIPv6)
+				binary.NativeEndian.PutUint32(in[ctxFamily:], syscall.AF_INET6)
 				a := d.Addr.As16()
 				copy(in[ctxLocalIPv6:], a[:])
 			}

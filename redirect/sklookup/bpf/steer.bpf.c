@@ -1,0 +1,190 @@
+//go:build ignore
+
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// Steering by sk_lookup: package sklookup describes it, makes the maps and fills them.
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <stddef.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define AF_INET 2
+#define AF_INET6 10
+#define TCX_NEXT -1 // the programs after this one decide
+
+// The slot of what is refused. No socket is in it.
+#define REFUSED 0
+
+// Destinations and ranges of addresses lead to slots of sockets. Ports and protocols are in
+// the host's byte order.
+struct destination4 {
+	__be32 addr;
+	__u16 port, protocol;
+};
+
+struct destination6 {
+	__be32 addr[4];
+	__u16 port, protocol;
+};
+
+struct range4 {
+	__u32 bits;
+	__be32 addr;
+};
+
+struct range6 {
+	__u32 bits;
+	__be32 addr[4];
+};
+
+#define MAP(name, kind, key_type, flags)          \
+	struct {                                  \
+		__uint(type, kind);               \
+		__uint(max_entries, 1);           \
+		__uint(map_flags, flags);         \
+		__type(key, key_type);            \
+		__type(value, __u32);             \
+	} name SEC(".maps")
+
+MAP(destinations4, BPF_MAP_TYPE_HASH, struct destination4, BPF_F_NO_PREALLOC);
+MAP(destinations6, BPF_MAP_TYPE_HASH, struct destination6, BPF_F_NO_PREALLOC);
+MAP(ranges4, BPF_MAP_TYPE_LPM_TRIE, struct range4, BPF_F_NO_PREALLOC);
+MAP(ranges6, BPF_MAP_TYPE_LPM_TRIE, struct range6, BPF_F_NO_PREALLOC);
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} sockets SEC(".maps");
+
+// steer runs for each SYN and each UDP datagram that is delivered locally and belongs to no
+// connected socket. What is for the host itself costs one miss in a hash and one in a trie.
+// SK_DROP refuses with a reset, or ICMP port unreachable (F9); SK_PASS goes on with the
+// socket that was assigned, or as without us.
+SEC("sk_lookup")
+int steer(struct bpf_sk_lookup *ctx)
+{
+	__u32 *found, *range;
+
+	if (ctx->family == AF_INET) {
+		struct destination4 key = {ctx->local_ip4, ctx->local_port, ctx->protocol};
+		struct range4 prefix = {32, ctx->local_ip4};
+		found = bpf_map_lookup_elem(&destinations4, &key);
+		range = found ? NULL : bpf_map_lookup_elem(&ranges4, &prefix);
+	} else if (ctx->family == AF_INET6) {
+		struct destination6 key = {
+			{ctx->local_ip6[0], ctx->local_ip6[1], ctx->local_ip6[2], ctx->local_ip6[3]},
+			ctx->local_port, ctx->protocol};
+		struct range6 prefix = {
+			128, {ctx->local_ip6[0], ctx->local_ip6[1], ctx->local_ip6[2], ctx->local_ip6[3]}};
+		found = bpf_map_lookup_elem(&destinations6, &key);
+		range = found ? NULL : bpf_map_lookup_elem(&ranges6, &prefix);
+	} else {
+		return SK_PASS;
+	}
+	if (!found && !range)
+		return SK_PASS;
+	__u32 slot = found ? *found : *range;
+	if (slot == REFUSED)
+		return SK_DROP;
+	// A range that is silent names the slot for TCP; the one for UDP is next.
+	if (!found && ctx->protocol == IPPROTO_UDP)
+		slot++;
+	struct bpf_sock *socket = bpf_map_lookup_elem(&sockets, &slot);
+	if (!socket)
+		return SK_DROP;
+	// It fails if somebody else's program has chosen a socket already: the kernel keeps to
+	// that one whatever we say.
+	long failed = bpf_sk_assign(ctx, socket, 0);
+	bpf_sk_release(socket);
+	return failed ? SK_DROP : SK_PASS;
+}
+
+// The mark of answers to sockets with a client's address, and the ports of those sockets.
+const volatile __u32 reply_mark;
+const volatile __u16 first_port, last_port;
+
+// tcp_is_ours reports whether a packet is for a connection's socket, or one in TIME_WAIT, with
+// exactly its addresses and ports. The look-up also finds listening ones, which do not count.
+// It and udp_is_ours are functions of their own, as the verifier tells their sockets apart.
+static __attribute__((noinline)) int tcp_is_ours(struct __sk_buff *skb, struct bpf_sock_tuple *tuple, __u32 size)
+{
+	struct bpf_sock *socket = bpf_skc_lookup_tcp(skb, tuple, size, BPF_F_CURRENT_NETNS, 0);
+	if (!socket)
+		return 0;
+	__u32 state = socket->state;
+	bpf_sk_release(socket);
+	return state != BPF_TCP_LISTEN;
+}
+
+// udp_is_ours reports the same of UDP. Unconnected sockets, which it finds too, do not count.
+static __attribute__((noinline)) int udp_is_ours(struct __sk_buff *skb, struct bpf_sock_tuple *tuple, __u32 size)
+{
+	struct bpf_sock *socket = bpf_sk_lookup_udp(skb, tuple, size, BPF_F_CURRENT_NETNS, 0);
+	if (!socket)
+		return 0;
+	__u32 state = socket->state;
+	bpf_sk_release(socket);
+	return state == BPF_TCP_ESTABLISHED;
+}
+
+// load_ports reads both ports, which begin so far behind the header of IP. It reports whether
+// the one of the destination is of our range.
+static __always_inline int load_ports(struct __sk_buff *skb, __u32 at, __be16 ports[2])
+{
+	if (bpf_skb_load_bytes_relative(skb, at, ports, 4, BPF_HDR_START_NET))
+		return 0;
+	__u16 port = bpf_ntohs(ports[1]);
+	return port >= first_port && port <= last_port;
+}
+
+// mark_answers marks the answers of endpoints to sockets with a client's address, at ingress:
+// unfragmented TCP and UDP to a port of the range. All other packets pass unchanged.
+SEC("tcx/ingress")
+int mark_answers(struct __sk_buff *skb)
+{
+	struct bpf_sock_tuple tuple = {};
+	__u8 protocol;
+	__u32 size;
+
+	if (skb->pkt_type != PACKET_HOST)
+		return TCX_NEXT;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		struct iphdr ip;
+		if (bpf_skb_load_bytes_relative(skb, 0, &ip, sizeof(ip), BPF_HDR_START_NET) ||
+		    ip.frag_off & bpf_htons(0x1fff))
+			return TCX_NEXT;
+		protocol = ip.protocol;
+		if (protocol != IPPROTO_TCP && protocol != IPPROTO_UDP)
+			return TCX_NEXT;
+		if (!load_ports(skb, ip.ihl * 4, &tuple.ipv4.sport))
+			return TCX_NEXT;
+		tuple.ipv4.saddr = ip.saddr;
+		tuple.ipv4.daddr = ip.daddr;
+		size = sizeof(tuple.ipv4);
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr ip;
+		if (bpf_skb_load_bytes_relative(skb, 0, &ip, sizeof(ip), BPF_HDR_START_NET))
+			return TCX_NEXT;
+		protocol = ip.nexthdr;
+		if (protocol != IPPROTO_TCP && protocol != IPPROTO_UDP)
+			return TCX_NEXT;
+		if (!load_ports(skb, sizeof(ip), &tuple.ipv6.sport))
+			return TCX_NEXT;
+		__builtin_memcpy(tuple.ipv6.saddr, &ip.saddr, 16);
+		__builtin_memcpy(tuple.ipv6.daddr, &ip.daddr, 16);
+		size = sizeof(tuple.ipv6);
+	} else {
+		return TCX_NEXT;
+	}
+	if (protocol == IPPROTO_TCP ? tcp_is_ours(skb, &tuple, size) : udp_is_ours(skb, &tuple, size))
+		skb->mark |= reply_mark;
+	return TCX_NEXT;
+}
+
+char _license[] SEC("license") = "Apache-2.0";

@@ -1,0 +1,82 @@
+// Package bpfobject checks that the BPF objects in a package's folder are made of its sources.
+package bpfobject
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Check compiles the C sources of the test's folder again by the go:generate line of its doc.go,
+// with the same version of clang (Debian's package clang-14), and compares everything with what
+// is committed.
+func Check(t *testing.T) {
+	t.Helper()
+	for _, program := range []string{"clang-14", "llvm-strip-14"} {
+		if _, err := exec.LookPath(program); err != nil {
+			if os.Getenv("SLUICE_REQUIRE_ROOT") == "1" {
+				t.Fatal(err)
+			}
+			t.Skipf("SKIP-NEEDS: %v", err)
+		}
+	}
+	doc, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, command, found := strings.Cut(string(doc), "//go:generate go run ")
+	if !found {
+		t.Fatal("doc.go has no go:generate line")
+	}
+	command, _, _ = strings.Cut(command, "\n")
+	dir := t.TempDir()
+	for _, pattern := range []string{"*.h", "*.c"} {
+		for _, source := range glob(t, pattern) {
+			if err := os.WriteFile(filepath.Join(dir, source), read(t, source), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	// bpf2go names the sources relative to its working directory.
+	bpf2go := filepath.Join(dir, "bpf2go")
+	program, arguments, _ := strings.Cut(command, " ")
+	if out, err := exec.Command("go", "build", "-o", bpf2go, program).CombinedOutput(); err != nil {
+		t.Fatalf("build bpf2go: %v\n%s", err, out)
+	}
+	run := exec.Command("bash", "-c", bpf2go+" "+arguments)
+	run.Dir = dir
+	run.Env = append(os.Environ(), "GOPACKAGE=bpf")
+	if out, err := run.CombinedOutput(); err != nil {
+		t.Fatalf("bpf2go: %v\n%s", err, out)
+	}
+	files := glob(t, "*_bpfe[bl].*")
+	if len(files) != 4 {
+		t.Errorf("%q, not one Go file and one object of each byte order", files)
+	}
+	for _, file := range files {
+		if !bytes.Equal(read(t, file), read(t, filepath.Join(dir, file))) {
+			t.Errorf("%s is not what the sources give: run make bpf", file)
+		}
+	}
+}
+
+func glob(t *testing.T, pattern string) []string {
+	t.Helper()
+	files, err := filepath.Glob(pattern)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+func read(t *testing.T, file string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
