@@ -82,16 +82,16 @@ func (t *Table) Find(ctx context.Context, post Post, id uint64, visit func(*Reco
 	return found, err
 }
 
-// EndWhere ends the connections that match, at most a number of them, and returns
-// how many. match is called on the event loops and must be quick. Connections whose
+// EndWhere ends the connections that match, at most a number of them, in a way that their
+// records have, and returns how many. match is called on the event loops and must be quick. Connections whose
 // transport cannot end them are passed over.
-func (t *Table) EndWhere(ctx context.Context, post Post, most int, match func(*Record) bool) (ended int, err error) {
+func (t *Table) EndWhere(ctx context.Context, post Post, most int, end End, match func(*Record) bool) (ended int, err error) {
 	if most <= 0 {
 		return 0, nil
 	}
 	err = t.walk(ctx, post, walking{
-		func(l *lister) bool { return l.endNext(match, most-ended) },
-		func(l *lister) bool { return l.endParked(match, most-ended) },
+		func(l *lister) bool { return l.endNext(end, match, most-ended) },
+		func(l *lister) bool { return l.endParked(end, match, most-ended) },
 	}, func(*Record) error {
 		ended++
 		return nil
@@ -315,12 +315,12 @@ func (l *lister) copy(r *Record) {
 
 // endNext ends the next matching connections, at most a number of them. Each leaves
 // an empty copy.
-func (l *lister) endNext(match func(*Record) bool, most int) (more bool) {
+func (l *lister) endNext(end End, match func(*Record) bool, most int) (more bool) {
 	r := l.begin()
 	for n := 0; r != &l.shard.list && n < listStep && len(l.copies) < min(endStep, most); n++ {
 		r.insertMarker(&l.marker)
 		if owner, ok := r.Owner.(Ender); ok && r.state == recordOpen && r.matches(match) {
-			owner.EndConnection(Admin)
+			owner.EndConnection(end)
 			l.copies = append(l.copies, Record{})
 		}
 		r = l.marker.next
@@ -333,7 +333,7 @@ func (l *lister) endNext(match func(*Record) bool, most int) (more bool) {
 }
 
 // endParked is endNext for parked connections.
-func (l *lister) endParked(match func(*Record) bool, most int) (more bool) {
+func (l *lister) endParked(end End, match func(*Record) bool, most int) (more bool) {
 	more = l.eachParked(listStep, min(endStep, most), func(p *Parked) bool {
 		owner, is := p.keeper.(Ender)
 		if !is {
@@ -341,7 +341,7 @@ func (l *lister) endParked(match func(*Record) bool, most int) (more bool) {
 		}
 		p.with(l.shard, func(r *Record) { is = r.matches(match) })
 		if is {
-			owner.EndConnection(Admin)
+			owner.EndConnection(end)
 			l.copies = append(l.copies, Record{})
 		}
 		return true

@@ -40,6 +40,8 @@ const (
 	ProxyHeader            // a PROXY header is broken or too long
 	ProxyHeaderTimeout     // no PROXY header came in time
 	ProxyNotTrusted        // the client is none of those that may send a PROXY header
+	Drained                // the endpoint went, and the time to drain is over
+	Rebalanced             // it was idle, and its client is to use new endpoints; both sides got a FIN
 	endCount           = iota
 )
 
@@ -76,6 +78,9 @@ var endNames = [endCount]string{
 	ProxyHeader:        "proxy_header",
 	ProxyHeaderTimeout: "proxy_header_timeout",
 	ProxyNotTrusted:    "proxy_not_trusted",
+
+	Drained:    "drained",
+	Rebalanced: "rebalanced",
 }
 
 // ByEndpoint reports whether the endpoint broke the connection, which it had accepted.

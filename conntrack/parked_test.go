@@ -110,7 +110,7 @@ func TestParkedIsLikeOpen(t *testing.T) {
 		if err := table.Remind(ctx, here, time.Nanosecond); err != nil {
 			t.Fatal(err)
 		}
-		n, err := table.EndWhere(ctx, here, 2, func(r *Record) bool { return r.BytesFromClient >= 11 && r.Connected })
+		n, err := table.EndWhere(ctx, here, 2, Admin, func(r *Record) bool { return r.BytesFromClient >= 11 && r.Connected })
 		if n != 2 || err != nil {
 			t.Errorf("parked %t: %d ended: %v", park, n, err)
 		}

@@ -139,6 +139,13 @@ type Ender interface {
 	EndConnection(End)
 }
 
+// Idler is an Owner that knows whether its connection is idle. It is called on the
+// connection's event loop.
+type Idler interface {
+	// IdleFor reports whether nothing has moved for a time, and nothing is under way.
+	IdleFor(atLeast time.Duration) bool
+}
+
 func (r *Record) refresh() {
 	if owner, ok := r.Owner.(Refresher); ok {
 		owner.Refresh(r)

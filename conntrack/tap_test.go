@@ -193,10 +193,10 @@ func TestEndWhere(t *testing.T) {
 	plain := &Record{Attempts: 3}
 	table.Shard(0).Open(plain)
 	match := func(r *Record) bool { return r.Attempts == 3 }
-	if n, err := table.EndWhere(context.Background(), here, 20, match); n != 20 || err != nil {
+	if n, err := table.EndWhere(context.Background(), here, 20, Admin, match); n != 20 || err != nil {
 		t.Fatalf("%d ended, want 20: %v", n, err)
 	}
-	if n, err := table.EndWhere(context.Background(), here, 1<<30, match); n != 230 || err != nil {
+	if n, err := table.EndWhere(context.Background(), here, 1<<30, Admin, match); n != 230 || err != nil {
 		t.Fatalf("%d ended, want 230: %v", n, err)
 	}
 	for i, c := range all {

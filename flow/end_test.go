@@ -22,7 +22,7 @@ func (n *node) endAll() (ended int) {
 	n.t.Helper()
 	// Userspace hears of flows somewhat later.
 	wait.True(n.t, "a flow", func() bool { return n.server.Stats().Open > 0 })
-	ended, err := n.table.EndWhere(context.Background(), n.post, math.MaxInt, func(*conntrack.Record) bool { return true })
+	ended, err := n.table.EndWhere(context.Background(), n.post, math.MaxInt, conntrack.Admin, func(*conntrack.Record) bool { return true })
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -110,6 +110,7 @@ func TestRulesLeaveProxyHeadersToTheRelay(t *testing.T) {
 		{"nothing", service.Port{}, true, true},
 		{"datapath", service.Port{Annotations: map[string]string{pathAnnotation: "relay"}}, false, true},
 		{"hold", service.Port{Hold: time.Second}, false, true},
+		{"rebalance", service.Port{Rebalance: time.Second}, false, true},
 		{"proxy-protocol", service.Port{SendProxy: 2}, false, false},
 		{"proxy-protocol and hold", service.Port{SendProxy: 1, Hold: time.Second}, false, false},
 		{"accept-proxy-protocol", service.Port{AcceptProxy: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}, false, false},

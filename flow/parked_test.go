@@ -72,7 +72,7 @@ func TestParkedConnectionIsEnded(t *testing.T) {
 	}
 	defer c.Close()
 	wait.True(t, "the record is given away", func() bool { return n.isParked() })
-	ended, err := n.table.EndWhere(context.Background(), n.post, 10, func(r *conntrack.Record) bool { return r.Client.Addr() == lab.Client.IPv4 })
+	ended, err := n.table.EndWhere(context.Background(), n.post, 10, conntrack.Admin, func(r *conntrack.Record) bool { return r.Client.Addr() == lab.Client.IPv4 })
 	if ended != 1 || err != nil {
 		t.Fatalf("%d ended: %v", ended, err)
 	}

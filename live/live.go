@@ -57,14 +57,14 @@ func (v *View) Find(ctx context.Context, id uint64, visit func(*conntrack.Record
 	return v.table.Find(ctx, v.post, id, visit)
 }
 
-// EndWhere ends the connections that match, at most a number of them, and returns how
+// EndWhere ends the connections that match, as an operator does, at most a number of them, and returns how
 // many.
 func (v *View) EndWhere(ctx context.Context, most int, match func(*conntrack.Record) bool) (ended int, err error) {
 	if err := v.begin(ctx); err != nil {
 		return 0, err
 	}
 	defer v.end()
-	return v.table.EndWhere(ctx, v.post, most, match)
+	return v.table.EndWhere(ctx, v.post, most, conntrack.Admin, match)
 }
 
 // Tap begins to receive the records of connections that end, or open.

@@ -233,6 +233,7 @@ func (p *Proxy) flowsBegun(err error) error {
 	p.log.Debug().Dur("took", time.Since(p.started)).Msg("kernel flows serve")
 	if p.table != nil { // else the first configuration finds them
 		p.enforce(p.store.Snapshot())
+		p.departed.restart(time.Now())
 	}
 	return nil
 }

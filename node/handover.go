@@ -192,6 +192,8 @@ func (p *Proxy) linger(ctx context.Context) error {
 	for !p.drained() {
 		select {
 		case <-look.C:
+		case now := <-p.departed.timer.C: // of endpoints that went before
+			p.endDeparted(ctx, p.departed.take(now))
 		case <-gone:
 			gone, stopped = nil, ctx.Done()
 		case <-stopped:

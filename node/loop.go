@@ -132,6 +132,14 @@ func (p *Proxy) Run(ctx context.Context, hangups <-chan os.Signal, beside ...fun
 			if p.table != nil { // else the first configuration finds out
 				p.enforce(p.store.Snapshot())
 			}
+		case now := <-p.departed.timer.C:
+			if due := p.departed.take(now); len(due) > 0 {
+				running.Go(func() { p.endDeparted(ctx, due) })
+			}
+		case now := <-p.rebalancer.timer.C:
+			if shares := p.rebalancer.next(now, p.log); len(shares) > 0 {
+				running.Go(func() { p.closeIdle(ctx, shares) })
+			}
 		case <-p.node.timer.C:
 			p.node.tell()
 		case <-p.steer.Changed():
@@ -206,6 +214,8 @@ func (p *Proxy) enforce(snap *service.Snapshot, triggers ...time.Time) {
 	}
 	p.health.Update(p.table)
 	p.countNoLocal()
+	p.departed.update(snap, begin)
+	p.rebalancer.update(p.table, p.conntrack, begin)
 	if err != nil {
 		p.notInForce(err)
 		return

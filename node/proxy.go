@@ -111,6 +111,8 @@ type Proxy struct {
 	repairs  atomic.Uint64 // times that kernel state was restored
 	noLocal  atomic.Pointer[admin.NoLocalEndpoints]
 
+	departed   *departed
+	rebalancer *rebalancer
 	reported   map[service.Problem]bool
 	lines      once.Lines   // about problems, for each namespace
 	trouble    once.Trouble // what notInForce said
@@ -125,13 +127,15 @@ func New(config Config, log zerolog.Logger) (*Proxy, error) {
 		config.Flags = func() map[string]string { return nil }
 	}
 	p := &Proxy{
-		config:   config,
-		log:      log,
-		store:    service.NewStore(config.Store),
-		reported: make(map[service.Problem]bool),
-		fatal:    make(chan error, 1),
-		requests: make(chan func()),
-		replaced: make(chan *handover.Conn, 1),
+		config:     config,
+		log:        log,
+		store:      service.NewStore(config.Store),
+		departed:   newDeparted(),
+		rebalancer: newRebalancer(),
+		reported:   make(map[service.Problem]bool),
+		fatal:      make(chan error, 1),
+		requests:   make(chan func()),
+		replaced:   make(chan *handover.Conn, 1),
 	}
 	p.verbosity = newLogVerbosity(config.Verbosity)
 	p.metricsConns.Max = metricsConnections

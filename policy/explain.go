@@ -241,6 +241,9 @@ func (e *Explanation) Endpoints() []EndpointGrounds {
 		g.Endpoint = ep
 		g.Candidate = slices.ContainsFunc(e.Verdict.Candidates, func(c service.Endpoint) bool { return c.Addr == ep.Addr })
 		g.Reason, g.Rule = e.from.judge(ep, g.Candidate)
+		if d := e.Verdict.Port.Drain; d > 0 && !ep.Ready && !ep.Serving {
+			g.Reason += fmt.Sprintf("; its open connections are reset %s after it stopped serving", d)
+		}
 		if !g.Candidate && e.Verdict.Rule == RuleSourceRanges {
 			g.Reason, g.Rule = "the client is not let in", RuleSourceRanges.String()
 		}

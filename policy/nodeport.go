@@ -52,6 +52,16 @@ func (t *Table) Destinations(p *service.Port) iter.Seq2[service.Destination, ser
 	}
 }
 
+// Balanced returns the endpoints between which this node balances the connections to a service
+// port in one family: those of traffic policy Cluster, if any traffic to the port has it, else
+// those of policy Local.
+func (t *Table) Balanced(id service.PortID, f service.Family) []service.Endpoint {
+	if c := &t.port(id).families[f]; c.cluster != nil {
+		return c.cluster
+	}
+	return t.port(id).families[f].local
+}
+
 // NoLocalEndpoints counts the service ports of a family whose internal or external
 // traffic policy is Local and whose endpoints are all on other nodes. Their
 // connections are dropped (A3.5, A3.16).

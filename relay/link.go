@@ -275,10 +275,10 @@ func unanswered(e sys.Errno) bool {
 }
 
 // finish closes both sides and calls the owner. Unless both sides have sent their
-// FIN, it resets the remaining peers.
+// FIN or the link is released, it resets the remaining peers.
 func (l *Link) finish(end End) {
 	w := l.worker
-	inOrder := end == ClientFin || end == EndpointFin
+	inOrder := end == ClientFin || end == EndpointFin || end == Released
 	w.loop.Cancel(&l.timer)
 	w.turns.remove(l)
 	for i := range l.sides {

@@ -60,7 +60,8 @@
 // accepts them at once. The same applies to a side that no longer answers,
 // according to the kernel's keepalive probes or Config.GoneAfter. A link without
 // movement for Config.IdleTimeout, and an aborted link, is reset on both sides, so
-// that neither peer takes a truncated stream for a complete one.
+// that neither peer takes a truncated stream for a complete one. Release ends an idle
+// link by a FIN to both sides.
 //
 // # What a link consists of
 //
@@ -100,6 +101,7 @@ const (
 	Idle                       // nothing moved for too long
 	Shutdown                   // the proxy stopped
 	Limit                      // the proxy ran out of a resource
+	Released                   // the owner ended it while it was idle; both sides got a FIN
 )
 
 // Config configures links. The zero Config copies and has no timeouts.

@@ -230,7 +230,7 @@ func TestNoRoomInEpoll(t *testing.T) {
 	}
 }
 
-var endNames = [...]string{"none", "client_fin", "client_reset", "client_timeout", "endpoint_fin", "endpoint_reset", "endpoint_timeout", "idle", "shutdown", "limit"}
+var endNames = [...]string{"none", "client_fin", "client_reset", "client_timeout", "endpoint_fin", "endpoint_reset", "endpoint_timeout", "idle", "shutdown", "limit", "released"}
 
 // String returns the name that connection records use.
 func (e End) String() string {

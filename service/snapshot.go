@@ -59,6 +59,14 @@ type Snapshot struct {
 	index *Index[PortID] // of node ports and cluster IPs; the values of the latter are unused
 }
 
+// Port returns a service port by its ID, or nil.
+func (s *Snapshot) Port(id int) *Port {
+	if id >= len(s.Ports) {
+		return nil
+	}
+	return s.Ports[id]
+}
+
 // Problem describes one unusable part of the input.
 type Problem struct {
 	Object string // "Service default/web"
@@ -136,6 +144,13 @@ type Port struct {
 	// Hold is how long new TCP and SCTP connections wait while there are no endpoints; 0 =
 	// they are refused (sluice.dev/hold).
 	Hold time.Duration
+
+	// Drain is how long TCP and SCTP connections may stay with an endpoint that went or
+	// does not serve any more; 0 = for ever (sluice.dev/drain).
+	Drain time.Duration
+	// Rebalance is how long a TCP connection has to be quiet before it is closed for the sake
+	// of new endpoints; 0 = none is (sluice.dev/rebalance).
+	Rebalance time.Duration
 
 	// SendProxy is the version of the PROXY protocol, 1 or 2, by which endpoints of a TCP
 	// port learn of the client; 0 = none (sluice.dev/proxy-protocol).

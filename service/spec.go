@@ -15,8 +15,8 @@ import (
 
 // Annotations are the names of a Service's annotations that have an effect, without
 // the prefix "sluice.dev/".
-var Annotations = []string{acceptProxyProtocol, accessLog, "balancer", "balancer-hash", "datapath", "dial-timeouts", "eject-after",
-	halfClosedTimeout, hold, idleTimeout, proxyProtocol, "sctp-streams", topologyKeys, "udp-responses", "udp-timeout"}
+var Annotations = []string{acceptProxyProtocol, accessLog, "balancer", "balancer-hash", "datapath", "dial-timeouts", drain, "eject-after",
+	halfClosedTimeout, hold, idleTimeout, proxyProtocol, rebalance, "sctp-streams", topologyKeys, "udp-responses", "udp-timeout"}
 
 // Foreign are annotations of other proxies that have an effect, with their whole names.
 var Foreign = []string{"kube-router.io/service.scheduler", "service.cilium.io/lb-algorithm"}
@@ -50,6 +50,8 @@ type spec struct {
 	idleTimeout         time.Duration
 	halfClosedTimeout   time.Duration
 	hold                time.Duration
+	drain               time.Duration
+	rebalance           time.Duration
 	sendProxy           uint8
 	acceptProxy         []netip.Prefix
 	healthCheckNodePort uint16
@@ -263,7 +265,11 @@ func (s *spec) parsePolicy(svc *corev1.Service) {
 	}
 	s.idleTimeout, s.halfClosedTimeout = s.timeout(idleTimeout), s.timeout(halfClosedTimeout)
 	s.parseProxyProtocol()
-	s.parseHeld()
+	s.hold, s.drain, s.rebalance = s.duration(hold), s.duration(drain), s.duration(rebalance)
+	if s.rebalance > 0 && s.affinityTimeout > 0 {
+		s.rebalance = 0
+		s.problemf("annotation %s%s: clients with session affinity come back to the same endpoint; no connection is closed", annotationPrefix, rebalance)
+	}
 	s.parseTopologyKeys()
 }
 
@@ -298,8 +304,8 @@ func CheckAnnotation(name, text string, local bool) error {
 	case idleTimeout, halfClosedTimeout:
 		_, err := parseTimeout(name, text)
 		return err
-	case hold:
-		_, err := parseHold(text)
+	case hold, drain, rebalance:
+		_, err := durations[name].parse(name, text)
 		return err
 	case proxyProtocol:
 		_, err := parseProxyVersion(text)

@@ -11,10 +11,45 @@ const Never = time.Duration(-1)
 const (
 	idleTimeout       = "idle-timeout"
 	halfClosedTimeout = "half-closed-timeout"
+	drain             = "drain"
 	hold              = "hold"
-
-	longestHold = 10 * time.Minute
+	rebalance         = "rebalance"
 )
+
+// bounded is an annotation whose value is a duration within bounds.
+type bounded struct {
+	longest   time.Duration // 1s is the shortest
+	otherwise string        // what a wrong value means
+}
+
+var durations = map[string]bounded{
+	drain:     {24 * time.Hour, "connections stay with endpoints that went"},
+	hold:      {10 * time.Minute, "nothing waits for endpoints"},
+	rebalance: {time.Hour, "no idle connection is closed"},
+}
+
+// parse reads the value of the annotation.
+func (b bounded) parse(name, text string) (time.Duration, error) {
+	d, err := time.ParseDuration(text)
+	if err != nil || d < time.Second || d > b.longest {
+		return 0, fmt.Errorf("%s: %q is not a duration such as 30s, of 1s to %s", name, text, b.longest)
+	}
+	return d, nil
+}
+
+// duration returns the value of such an annotation, or 0 if it is missing or wrong.
+func (s *spec) duration(name string) time.Duration {
+	text, ok := s.annotations[name]
+	if !ok {
+		return 0
+	}
+	b := durations[name]
+	d, err := b.parse(name, text)
+	if err != nil {
+		s.problemf("annotation %s%v; %s", annotationPrefix, err, b.otherwise)
+	}
+	return d
+}
 
 // parseTimeout reads the idle timeout of connections: a duration, or 0 for Never.
 func parseTimeout(name, text string) (time.Duration, error) {
@@ -26,25 +61,6 @@ func parseTimeout(name, text string) (time.Duration, error) {
 		return Never, nil
 	}
 	return d, nil
-}
-
-// parseHold reads how long connections wait for endpoints.
-func parseHold(text string) (time.Duration, error) {
-	d, err := time.ParseDuration(text)
-	if err != nil || d < time.Second || d > longestHold {
-		return 0, fmt.Errorf("%s: %q is not a duration such as 30s, of 1s to %s", hold, text, longestHold)
-	}
-	return d, nil
-}
-
-// parseHeld reads the annotation hold. A wrong one has no effect.
-func (s *spec) parseHeld() {
-	if text, ok := s.annotations[hold]; ok {
-		var err error
-		if s.hold, err = parseHold(text); err != nil {
-			s.problemf("annotation %s%v; nothing waits for endpoints", annotationPrefix, err)
-		}
-	}
 }
 
 // timeout returns the value of an annotation, or 0 if it is missing or wrong.

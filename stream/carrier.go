@@ -1,6 +1,8 @@
 package stream
 
 import (
+	"time"
+
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
@@ -26,6 +28,11 @@ type carrier interface {
 	drop()
 	// abort ends a started connection at once.
 	abort()
+	// idle reports whether nothing has moved in a started connection for a time, and nothing
+	// is under way.
+	idle(atLeast time.Duration) bool
+	// release ends an idle connection in order, on both sides.
+	release()
 	// count sets what the record says of what was forwarded, and returns the time of
 	// the endpoint's first byte or message, or 0.
 	count(r *conntrack.Record) (first int64)

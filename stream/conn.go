@@ -225,11 +225,18 @@ func (c *conn) abort() {
 	c.fail(conntrack.Shutdown)
 }
 
-// EndConnection implements conntrack.Ender: both sides are reset. A connection that
-// waits for its turn or for room ends when it would have gone on.
+// IdleFor implements conntrack.Idler.
+func (c *conn) IdleFor(atLeast time.Duration) bool {
+	return c.record.Connected && c.carrier.idle(atLeast)
+}
+
+// EndConnection implements conntrack.Ender: both sides are reset, or get a FIN for the sake of
+// balance. A connection that waits for its turn or for room ends when it would have gone on.
 func (c *conn) EndConnection(end conntrack.End) {
 	c.cut = end
 	switch {
+	case c.record.Connected && end == conntrack.Rebalanced:
+		c.carrier.release()
 	case c.record.Connected:
 		c.carrier.abort()
 	case c.upstream >= 0 || c.timer.Scheduled():

@@ -86,6 +86,10 @@ func (a *sctpConn) drop() {}
 
 func (a *sctpConn) abort() { a.worker.messages.Abort(&a.link, message.Shutdown) }
 
+func (a *sctpConn) idle(time.Duration) bool { return false } // only TCP is rebalanced
+
+func (a *sctpConn) release() { a.abort() }
+
 func (a *sctpConn) count(r *conntrack.Record) (first int64) {
 	r.DatagramsFromClient, r.BytesFromClient = a.link.FromClient()
 	r.DatagramsFromEndpoint, r.BytesFromEndpoint = a.link.FromEndpoint()

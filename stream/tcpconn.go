@@ -1,6 +1,8 @@
 package stream
 
 import (
+	"time"
+
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
@@ -88,11 +90,16 @@ var ends = [...]conntrack.End{
 	relay.Idle:            conntrack.Idle,
 	relay.Shutdown:        conntrack.Shutdown,
 	relay.Limit:           conntrack.LimitReached,
+	relay.Released:        conntrack.Rebalanced,
 }
 
 func (t *tcpConn) drop() { t.worker.relay.Drop(&t.link) }
 
+func (t *tcpConn) release() { t.worker.relay.Release(&t.link) }
+
 func (t *tcpConn) abort() { t.worker.relay.Abort(&t.link, relay.Shutdown) }
+
+func (t *tcpConn) idle(atLeast time.Duration) bool { return t.link.Idle(atLeast) > 0 }
 
 func (t *tcpConn) count(r *conntrack.Record) (first int64) {
 	r.BytesFromClient, r.BytesFromEndpoint = t.link.BytesUp(), t.link.BytesDown()

@@ -62,6 +62,36 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestHeldConnections/relay",
 	},
 	{
+		name: "nothing-departs", what: "connections stay with an endpoint that went, whatever sluice.dev/drain says",
+		file: "node/departed.go", old: "p.left[a] = now", new: "_ = now",
+		pkg: "node", test: "TestDeparted",
+	},
+	{
+		name: "drained-too-early", what: "connections are reset before the time of sluice.dev/drain has passed",
+		file: "node/departed.go", old: "if !now.Before(at.Add(p.port.Drain)) {", new: "if !now.Before(at) {",
+		pkg: "test/e2e", test: "TestDrainAnnotation/kernel",
+	},
+	{
+		name: "drain-forgets-adopted-flows", what: "flows of a killed process stay with endpoints that went meanwhile",
+		file: "node/departed.go", old: "o.stays = serving(p.port)", new: "continue",
+		pkg: "test/e2e", test: "TestDrainAnnotationAfterARestart",
+	},
+	{
+		name: "rebalance-cuts-what-is-under-way", what: "a connection whose bytes are not acknowledged yet is closed for new endpoints",
+		file: "relay/idle.go", old: "d.Pending || e != 0", new: "e != 0",
+		pkg: "relay", test: "TestIdle",
+	},
+	{
+		name: "rebalance-resets", what: "idle connections are reset for new endpoints, not closed in order",
+		file: "relay/link.go", old: " || end == Released", new: "",
+		pkg: "relay", test: "TestIdle",
+	},
+	{
+		name: "rebalance-closes-all", what: "idle connections are closed although their clients will not come back",
+		file: "node/rebalance.go", old: "all := max(p.open[f], p.total(f))", new: "all := p.total(f)",
+		pkg: "node", test: "TestShares",
+	},
+	{
 		name: "hold-lets-everybody-in", what: "without endpoints, source ranges do not count",
 		file: "policy/resolve.go", old: "case d.is(limited) && !t.admits", new: "case d.is(limited) && d.is(usable) && !t.admits",
 		pkg: "policy", test: "TestHold",

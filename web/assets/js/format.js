@@ -90,6 +90,8 @@ const ends = {
   no_endpoints: "the last endpoint was removed",
   limit: "a limit was reached",
   namespace_limit: "the limit of its namespace was reached",
+  drained: "the endpoint serves no more, and the time to drain was over",
+  rebalanced: "closed while idle, so that the client uses new endpoints",
   admin: "ended through the admin socket",
   not_forwarded: "rules judge what the kernel forwards, and it did not forward this",
   endpoint_gone: "the endpoint was removed, or serves no more",

@@ -1,0 +1,64 @@
+package node
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// TestDeparted plays changes of a port whose connections have 10 s, and says after each step
+// which endpoints' connections end.
+func TestDeparted(t *testing.T) {
+	const a, b, c = "10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"
+	name := service.PortName{Name: service.Name{Namespace: "default", Name: "web"}, Protocol: service.TCP}
+	snapshot := func(id int, drain time.Duration, serving ...string) *service.Snapshot {
+		p := &service.Port{Name: name, Drain: drain}
+		for _, e := range serving {
+			p.Families[service.IPv4].Endpoints = append(p.Families[service.IPv4].Endpoints, service.Endpoint{Addr: netip.MustParseAddrPort(e), Serving: true})
+		}
+		p.Families[service.IPv4].Endpoints = append(p.Families[service.IPv4].Endpoints, service.Endpoint{Addr: netip.MustParseAddrPort("10.0.0.9:80")}) // never serves
+		s := &service.Snapshot{Ports: make([]*service.Port, id+1)}
+		s.Ports[id] = p
+		return s
+	}
+	const ten = 10 * time.Second
+	type step struct {
+		at   int // s
+		snap *service.Snapshot
+		want []string // of a, b and c
+	}
+	for what, steps := range map[string][]step{
+		"goes":                    {{0, snapshot(0, ten, a, b), nil}, {10, nil, []string{c}}, {20, snapshot(0, ten, a), nil}, {29, nil, nil}, {30, nil, []string{b}}, {50, nil, nil}},
+		"goes at the beginning":   {{0, snapshot(0, ten, a, b), nil}, {5, snapshot(0, ten, a), nil}, {10, nil, []string{c}}, {15, nil, []string{b}}},
+		"is back in time":         {{0, snapshot(0, ten, a), nil}, {10, nil, []string{b, c}}, {20, snapshot(0, ten), nil}, {25, snapshot(0, ten, a), nil}, {40, nil, nil}},
+		"two, one after another":  {{0, snapshot(0, ten, a, b), nil}, {10, nil, []string{c}}, {20, snapshot(0, ten, b), nil}, {25, snapshot(0, ten), nil}, {30, nil, []string{a}}, {35, nil, []string{b}}},
+		"annotation comes":        {{0, snapshot(0, 0, a, b), nil}, {5, snapshot(0, 0, a), nil}, {20, snapshot(0, ten, a), nil}, {29, nil, nil}, {30, nil, []string{b, c}}},
+		"annotation goes":         {{0, snapshot(0, ten, a, b), nil}, {10, nil, []string{c}}, {20, snapshot(0, ten, a), nil}, {25, snapshot(0, 0, a), nil}, {40, nil, nil}},
+		"annotation changes":      {{0, snapshot(0, ten, a, b), nil}, {10, nil, []string{c}}, {20, snapshot(0, ten, a), nil}, {22, snapshot(0, 3*time.Second, a), nil}, {23, nil, []string{b}}},
+		"the port has another ID": {{0, snapshot(0, ten, a, b), nil}, {10, nil, []string{c}}, {20, snapshot(3, ten, a), nil}, {30, nil, []string{b}}},
+		"the port goes":           {{0, snapshot(0, ten, a, b), nil}, {10, nil, []string{c}}, {20, snapshot(0, ten, a), nil}, {25, &service.Snapshot{}, nil}, {40, nil, nil}},
+	} {
+		d, began := newDeparted(), time.Now()
+		for _, s := range steps {
+			now := began.Add(time.Duration(s.at) * time.Second)
+			if s.snap != nil {
+				d.update(s.snap, now)
+			}
+			var got []string
+			if o := d.take(now)[name]; o != nil {
+				for _, e := range []string{a, b, c} {
+					if o.has(netip.MustParseAddrPort(e)) {
+						got = append(got, e)
+					}
+				}
+			}
+			if !slices.Equal(got, s.want) {
+				t.Errorf("%s: at %d s: %q end, want %q", what, s.at, got, s.want)
+			}
+		}
+		d.timer.Stop()
+	}
+}

@@ -1,0 +1,203 @@
+package node
+
+import (
+	"context"
+	"math"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/service"
+)
+
+// rebalancer closes idle connections to the fuller endpoints of Services with the annotation
+// sluice.dev/rebalance, after endpoints came: clients that keep connections open come back to
+// the new ones. It belongs to Run's goroutine.
+type rebalancer struct {
+	seen  *service.Snapshot // the last one
+	ports map[service.PortName]*rebalance
+	timer *time.Timer
+	busy  *atomic.Bool // connections are being closed
+}
+
+const (
+	// rebalanceStep is how often some connections are closed, and rebalancePart which part of
+	// them, at least one: all that must move have moved after some 20 s.
+	rebalanceStep = time.Second
+	rebalancePart = 20
+	// rebalanceSlack is which part of an even share an endpoint may have beyond it.
+	rebalanceSlack = 20
+	// rebalanceTime bounds the time for connections to become idle.
+	rebalanceTime = 10 * time.Minute
+)
+
+// rebalance is a service port with the annotation.
+type rebalance struct {
+	port      *service.Port
+	endpoints [2][]netip.AddrPort // between which connections are balanced, by service.Family
+	loads     *balancer.Loads
+
+	// Since endpoints came; zero if all is even again.
+	began  time.Time
+	came   int64        // the same as monotonic ns: older connections may be closed
+	open   [2]int       // connections then
+	closed atomic.Int64 // connections since then
+}
+
+func newRebalancer() *rebalancer {
+	t := time.NewTimer(time.Hour)
+	t.Stop()
+	return &rebalancer{seen: &service.Snapshot{}, ports: make(map[service.PortName]*rebalance), timer: t, busy: new(atomic.Bool)}
+}
+
+// update notes which endpoints came with a policy.
+func (b *rebalancer) update(table *policy.Table, connections *conntrack.Table, now time.Time) {
+	snap := table.Snapshot()
+	for i, is := range snap.Ports {
+		if is == nil || is == b.seen.Port(i) {
+			continue
+		}
+		if is.Rebalance == 0 {
+			delete(b.ports, is.Name)
+			continue
+		}
+		p := b.ports[is.Name]
+		if p == nil {
+			p = &rebalance{loads: connections.Counters(is.Name).Loads()}
+			b.ports[is.Name] = p
+		}
+		p.port = is
+		for f := range p.endpoints {
+			p.follow(f, table.Balanced(is.ID, service.Family(f)), now)
+		}
+	}
+	for i, was := range b.seen.Ports {
+		if was == nil || was == snap.Port(i) {
+			continue
+		}
+		if p := b.ports[was.Name]; p != nil && p.port == was {
+			delete(b.ports, was.Name)
+		}
+	}
+	b.seen = snap
+	b.schedule()
+}
+
+// follow takes the endpoints of a family. If some came, it begins to even out.
+func (p *rebalance) follow(f int, endpoints []service.Endpoint, now time.Time) {
+	before := make(map[netip.AddrPort]struct{}, len(p.endpoints[f]))
+	for _, a := range p.endpoints[f] {
+		before[a] = struct{}{}
+	}
+	came := false
+	p.endpoints[f] = make([]netip.AddrPort, len(endpoints))
+	for i := range endpoints {
+		a := endpoints[i].Addr
+		p.endpoints[f][i] = a
+		if _, was := before[a]; !was {
+			came = true
+		}
+	}
+	if came {
+		p.began, p.came, p.open[f] = now, poll.Nanotime(), p.total(f)
+		p.closed.Store(0)
+	}
+}
+
+// total returns how many connections the endpoints of a family have.
+func (p *rebalance) total(f int) (n int) {
+	for _, a := range p.endpoints[f] {
+		n += p.loads.Of(a).Open()
+	}
+	return n
+}
+
+func (b *rebalancer) schedule() {
+	for _, p := range b.ports {
+		if !p.began.IsZero() {
+			b.timer.Reset(rebalanceStep)
+			return
+		}
+	}
+	b.timer.Stop()
+}
+
+// share is what may be closed of one service port in a step.
+type share struct {
+	of      *rebalance
+	quiet   time.Duration
+	came    int64
+	surplus map[netip.AddrPort]int // beyond an even share
+	most    int
+}
+
+// next returns what closeIdle may close now. Closed connections whose clients have not come back
+// count as if they had: else, all would be closed in the end.
+func (b *rebalancer) next(now time.Time, log zerolog.Logger) map[service.PortName]*share {
+	defer b.schedule()
+	if b.busy.Load() {
+		return nil
+	}
+	shares := make(map[service.PortName]*share)
+	for name, p := range b.ports {
+		if p.began.IsZero() {
+			continue
+		}
+		s := &share{of: p, quiet: p.port.Rebalance, came: p.came, surplus: make(map[netip.AddrPort]int)}
+		for f, list := range p.endpoints {
+			all := max(p.open[f], p.total(f))
+			for _, a := range list {
+				even := (all + len(list) - 1) / len(list)
+				if n := p.loads.Of(a).Open() - even; n > even/rebalanceSlack {
+					s.surplus[a] = n
+				}
+			}
+			if all > 0 {
+				s.most += max(all/rebalancePart, 1)
+			}
+		}
+		if len(s.surplus) > 0 && now.Sub(p.began) < rebalanceTime {
+			shares[name] = s
+			continue
+		}
+		p.began = time.Time{}
+		if n := p.closed.Load(); n > 0 {
+			log.Info().Str("object", "Service "+name.Name.String()).Int64("connections", n).Msg("idle connections were closed after endpoints came (sluice.dev/rebalance)")
+		}
+	}
+	b.busy.Store(len(shares) > 0)
+	return shares
+}
+
+// takes reports whether to close a connection, on its event loop.
+func (s *share) takes(r *conntrack.Record) bool {
+	owner, is := r.Owner.(conntrack.Idler)
+	if !is || s.most == 0 || r.Start >= s.came || s.surplus[r.Endpoint.Addr] == 0 || !owner.IdleFor(s.quiet) {
+		return false
+	}
+	s.most--
+	s.surplus[r.Endpoint.Addr]--
+	s.of.closed.Add(1)
+	return true
+}
+
+// closeIdle closes what the shares say.
+func (p *Proxy) closeIdle(ctx context.Context, shares map[service.PortName]*share) {
+	defer p.rebalancer.busy.Store(false)
+	_, err := p.conntrack.EndWhere(ctx, p.onLoops(), math.MaxInt, conntrack.Rebalanced, func(r *conntrack.Record) bool {
+		if !r.Connected || r.Port == nil || r.Protocol != service.TCP {
+			return false
+		}
+		s := shares[r.Port.Name]
+		return s != nil && s.takes(r)
+	})
+	if err != nil && ctx.Err() == nil {
+		p.log.Warn().Err(err).Msg("idle connections are not closed for new endpoints")
+	}
+}
