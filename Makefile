@@ -47,7 +47,7 @@ test: deps build ## Run every test with the race detector (the end-to-end tests 
 	go test $(TESTFLAGS) -run 'Model|Agrees' $$(grep -rl --include=*_test.go 'race\.Fewer(' . | xargs dirname | sort -u)
 	$(REQUIRE_ROOT) $(RACE) go test -race -count=1 -parallel 4 -timeout 30m $(TESTFLAGS) ./test/e2e
 	cd test/quic && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) .
-	cd test/dnscache && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) .
+	cd test/dnscache && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) ./...
 
 PKG ?= ./...
 RUN ?= .

@@ -153,29 +153,30 @@ func (r *resolver) below(labels []string) {
 	case e.external != "":
 		r.external(e, rest)
 	case len(rest) == 0:
-		r.service(e)
+		r.service(e, base)
 	case strings.HasPrefix(rest[0], "_") && rest[0] != zoneLabel:
 		r.ports(e, rest, base)
 	case e.headless && rest[0] == zoneLabel:
-		r.inZone(e, rest[1:])
+		r.inZone(e, rest[1:], base)
 	case e.headless && len(rest) == 1:
-		r.host(e, rest[0])
+		r.host(e, rest[0], base)
 	default:
 		r.code = dnsmessage.RCodeNameError
 	}
 }
 
 // service answers for the name of a Service.
-func (r *resolver) service(e *entry) {
+func (r *resolver) service(e *entry, base string) {
 	if !e.headless {
 		if len(e.clusterIPs) == 0 {
 			r.code = dnsmessage.RCodeNameError // it has none yet
 			return
 		}
 		r.addresses(e.clusterIPs)
+		r.behind(e, base, e.ports)
 		return
 	}
-	r.endpoints(r.near(e, r.place))
+	r.endpoints(e, r.near(e, r.place), base)
 }
 
 // near returns the ready endpoints of a headless Service that a client may use.
@@ -186,8 +187,9 @@ func (r *resolver) near(e *entry, place policy.Place) (found []service.Endpoint)
 	return found
 }
 
-// endpoints answers with the addresses of endpoints; without any, the name does not exist.
-func (r *resolver) endpoints(list []service.Endpoint) {
+// endpoints answers with the addresses or ports of endpoints; without any, the name does not
+// exist.
+func (r *resolver) endpoints(e *entry, list []service.Endpoint, base string) {
 	if len(list) == 0 {
 		r.code = dnsmessage.RCodeNameError
 		return
@@ -201,6 +203,7 @@ func (r *resolver) endpoints(list []service.Endpoint) {
 	start := int(uint64(r.turn) * uint64(len(addresses)) >> 32)
 	r.addresses(addresses[start:])
 	r.addresses(addresses[:start])
+	r.at(e, list, base, func(port) bool { return true })
 }
 
 // addresses adds those of the family that the question is for.
@@ -227,7 +230,7 @@ func addressRecord(a netip.Addr) dnsmessage.ResourceBody {
 }
 
 // host answers for the name of an endpoint of a headless Service.
-func (r *resolver) host(e *entry, label string) {
+func (r *resolver) host(e *entry, label, base string) {
 	var found []service.Endpoint
 	for _, list := range e.ready {
 		for i := range list {
@@ -236,15 +239,15 @@ func (r *resolver) host(e *entry, label string) {
 			}
 		}
 	}
-	r.endpoints(found)
+	r.endpoints(e, found, base)
 }
 
 // zoneLabel separates a Service's name from the zone whose endpoints are asked for, as in
 // CoreDNS: ZONE.pin._zone.SERVICE has those in the zone alone, ZONE.prefer._zone.SERVICE
-// has all if none is ready in the zone.
+// has all if none is ready in the zone. The name exists also without any.
 const zoneLabel = "_zone"
 
-func (r *resolver) inZone(e *entry, labels []string) {
+func (r *resolver) inZone(e *entry, labels []string, base string) {
 	if len(labels) < 2 || labels[0] != "pin" && labels[0] != "prefer" {
 		r.code = dnsmessage.RCodeNameError
 		return
@@ -262,7 +265,9 @@ func (r *resolver) inZone(e *entry, labels []string) {
 	if len(inside) == 0 && labels[0] == "prefer" {
 		inside = all
 	}
-	r.endpoints(inside)
+	if len(inside) > 0 {
+		r.endpoints(e, inside, base)
+	}
 }
 
 // ports answers for _PORT._PROTOCOL of a Service. labels has the protocol first.
@@ -281,51 +286,71 @@ func (r *resolver) ports(e *entry, labels []string, base string) {
 	if !e.headless {
 		if len(e.clusterIPs) == 0 {
 			r.code = dnsmessage.RCodeNameError
-		} else if r.wants(dnsmessage.TypeSRV) {
-			r.target(base, found[0].number, 100, e.clusterIPs...)
 		}
+		r.behind(e, base, found)
 		return
 	}
 	near := r.near(e, r.place)
 	if len(near) == 0 {
 		r.code = dnsmessage.RCodeNameError
 	}
+	r.at(e, near, base, func(p port) bool { return p.name == found[0].name && p.protocol == protocol })
+}
+
+// target is what an SRV record leads to, and one of its addresses.
+type target struct {
+	name string
+	port uint16
+	addr netip.Addr
+}
+
+// behind answers a question for SRV records with ports of a Service with cluster IPs.
+func (r *resolver) behind(e *entry, base string, ports []port) {
 	if !r.wants(dnsmessage.TypeSRV) {
 		return
 	}
-	type target struct {
-		label string
-		port  uint16
-	}
-	told := make(map[target]bool) // the addresses of an endpoint have one name
-	for i := range near {
-		h := e.hosts[near[i].Addr.Addr()]
-		for _, p := range h.ports {
-			if p.name != found[0].name || p.protocol != protocol {
-				continue
-			}
-			weight := uint16(max(100/len(near), 1))
-			if t := (target{h.label(), p.number}); told[t] {
-				weight = 0
-			} else {
-				told[t] = true
-			}
-			r.target(h.label()+"."+base, p.number, weight, h.Addr.Addr())
+	var list []target
+	for _, p := range ports {
+		for _, a := range e.clusterIPs {
+			list = append(list, target{base, p.number, a})
 		}
 	}
+	r.targets(list)
 }
 
-// target adds an SRV record, unless the weight is 0, and the addresses of its target.
-func (r *resolver) target(name string, port, weight uint16, addresses ...netip.Addr) {
-	n, ok := newName(name)
-	if !ok {
+// at answers a question for SRV records with those ports of endpoints that match.
+func (r *resolver) at(e *entry, endpoints []service.Endpoint, base string, match func(port) bool) {
+	if !r.wants(dnsmessage.TypeSRV) {
 		return
 	}
-	if weight > 0 {
-		r.add(&dnsmessage.SRVResource{Priority: 0, Weight: weight, Port: port, Target: n})
+	var list []target
+	for i := range endpoints {
+		h := e.hosts[endpoints[i].Addr.Addr()]
+		for _, p := range h.ports {
+			if match(p) {
+				list = append(list, target{h.label() + "." + base, p.number, h.Addr.Addr()})
+			}
+		}
 	}
-	for _, a := range addresses {
-		r.extra = append(r.extra, record(n, addressRecord(a)))
+	r.targets(list)
+}
+
+// targets adds an SRV record for each name and port, and the addresses. The weights are
+// CoreDNS's.
+func (r *resolver) targets(list []target) {
+	told := make(map[target]bool)
+	first := func(t target) bool { before := told[t]; told[t] = true; return !before }
+	for _, t := range list {
+		n, ok := newName(t.name)
+		if !ok {
+			continue
+		}
+		if first(target{name: t.name, port: t.port}) {
+			r.add(&dnsmessage.SRVResource{Priority: 0, Weight: uint16(max(100/len(list), 1)), Port: t.port, Target: n})
+		}
+		if first(target{name: t.name, addr: t.addr}) {
+			r.extra = append(r.extra, record(n, addressRecord(t.addr)))
+		}
 	}
 }
 

@@ -124,8 +124,8 @@ func (e *namesEdit) setOwners(a netip.Addr, list []owner) {
 	e.next.reverse[i][a] = list
 }
 
-// reversed yields the addresses that have a reverse name: cluster IPs, and ready endpoints
-// that have a hostname. e may be nil.
+// reversed yields the addresses that have a reverse name: cluster IPs, and ready endpoints.
+// e may be nil.
 func (e *entry) reversed(name service.Name) map[netip.Addr]owner {
 	all := make(map[netip.Addr]owner)
 	if e == nil {
@@ -136,9 +136,8 @@ func (e *entry) reversed(name service.Name) map[netip.Addr]owner {
 	}
 	for _, list := range e.ready {
 		for i := range list {
-			if a := list[i].Addr.Addr(); e.hosts[a].name != "" {
-				all[a] = owner{name, e.hosts[a].name}
-			}
+			a := list[i].Addr.Addr()
+			all[a] = owner{name, e.hosts[a].label()}
 		}
 	}
 	return all

@@ -8,6 +8,11 @@ var names = []mutation{
 		pkg: "dns", test: "TestSpecification",
 	},
 	{
+		name: "ports-unanswered", what: "the name of a Service has no SRV records for its ports",
+		file: "dns/answer.go", old: "r.behind(e, base, e.ports)", new: "r.behind(e, base, nil)",
+		pkg: "dns", test: "TestSpecification",
+	},
+	{
 		name: "place-ignored", what: "a headless Service is answered by the server's place, not by the client's",
 		file: "dns/answer.go", old: "place: v.places.of(client)", new: "place: v.places.own",
 		pkg: "dns", test: "TestTopology",
