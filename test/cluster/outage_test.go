@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -213,9 +214,11 @@ ip daddr %s tcp dport 6443 drop
 
 func (w *world) mend() { w.t.Helper(); w.nft("delete table ip cut") }
 
-func (w *world) nft(script string) {
+func (w *world) nft(script string) { w.t.Helper(); w.nftOn(w.hosts.Node, script) }
+
+func (w *world) nftOn(h *netns.Host, script string) {
 	w.t.Helper()
-	cmd := w.hosts.Node.Command(w.t, "nft", "-f", "-")
+	cmd := h.Command(w.t, "nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(script)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		w.t.Fatalf("nft: %v\n%s", err, out)

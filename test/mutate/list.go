@@ -69,7 +69,7 @@ var promises = []mutation{
 	{
 		name: "drained-too-early", what: "connections are reset before the time of sluice.dev/drain has passed",
 		file: "node/departed.go", old: "if !now.Before(at.Add(p.port.Drain)) {", new: "if !now.Before(at) {",
-		pkg: "test/e2e", test: "TestDrainAnnotation/kernel",
+		pkg: "node", test: "TestDeparted",
 	},
 	{
 		name: "drain-forgets-adopted-flows", what: "flows of a killed process stay with endpoints that went meanwhile",
