@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -81,22 +82,74 @@ func (w *world) helloFrom(h *netns.Host, address string) (netip.AddrPort, error)
 	return c.LocalAddr().(*net.TCPAddr).AddrPort(), err
 }
 
-// TestNginxReadsProxyHeaders: nginx logs the client's address and port from both versions.
+// TestNginxReadsProxyHeaders: nginx logs the client's address and port from both versions. In
+// front of it, a witness tells which version came.
 func TestNginxReadsProxyHeaders(t *testing.T) {
-	w := newWorld(t, 1, 8080)
-	s := w.proxyProtocolServer(w.Backends[0])
-	for _, version := range []string{"v1", "v2"} {
-		w.annotate("sluice.dev/proxy-protocol: " + version)
-		for _, vip := range vips {
-			wait.For(t, "nginx answers", wait.Patience, func() error {
-				client, err := w.helloFrom(w.Client, w.at(vip)) // fails until the annotation is in force
-				if err == nil {
-					w.wantLogged(s, client)
+	for version, begin := range map[string]string{"v1": "PROXY TCP", "v2": "\r\n\r\n\x00\r\nQUIT\n\x21"} {
+		t.Run(version, func(t *testing.T) {
+			w := newWorld(t, 1, 8081)
+			s := w.proxyProtocolServer(w.Backends[0])
+			begins := w.witness(w.Backends[0], 8080, 8081, len(begin))
+			w.port = 8080
+			w.annotate("sluice.dev/proxy-protocol: " + version)
+			for _, vip := range vips {
+				wait.For(t, "nginx answers", wait.Patience, func() error {
+					client, err := w.helloFrom(w.Client, w.at(vip)) // fails until the annotation is in force
+					if err == nil {
+						w.wantLogged(s, client)
+					}
+					return err
+				})
+				for last := ""; last != begin; {
+					select {
+					case last = <-begins:
+					case <-time.After(wait.Patience):
+						t.Fatalf("no connection begins with %q, but with %q", begin, last)
+					}
 				}
-				return err
-			})
-		}
+			}
+		})
 	}
+}
+
+// witness listens on a port of a host and passes connections on to another port there. The
+// channel gets the first bytes of each connection.
+func (w *world) witness(h *netns.Host, from, to uint16, n int) <-chan string {
+	w.t.Helper()
+	l, err := h.Listen("tcp", fmt.Sprintf(":%d", from))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	begins := make(chan string, 1000)
+	var running sync.WaitGroup
+	w.t.Cleanup(func() { _ = l.Close(); running.Wait() })
+	pass := func(c net.Conn) {
+		defer c.Close()
+		head := make([]byte, n)
+		if _, err := io.ReadFull(c, head); err != nil {
+			return // a client of before the annotation
+		}
+		begins <- string(head)
+		server, err := h.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", to))
+		if err != nil {
+			w.t.Errorf("nginx: %v", err)
+			return
+		}
+		defer server.Close()
+		_, _ = server.Write(head)
+		running.Go(func() { _, _ = io.Copy(c, server); _ = c.Close() })
+		_, _ = io.Copy(server, c)
+	}
+	running.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			running.Go(func() { pass(c) })
+		}
+	})
+	return begins
 }
 
 // TestHAProxyInFront: HAProxy sends headers of both versions to the Service, and nginx behind
