@@ -3,6 +3,7 @@ package flow
 import (
 	"encoding/binary"
 	"fmt"
+	"net"
 	"net/netip"
 	"sync/atomic"
 	"syscall"
@@ -51,11 +52,16 @@ func (r *refusal) send(t *testing.T, h *netns.Host, k *bpf.KernelFlow) {
 	quoted = binary.BigEndian.AppendUint16(quoted, endpoint.Port())
 	quoted = binary.BigEndian.AppendUint16(quoted, r.length)
 	quoted = binary.BigEndian.AppendUint16(quoted, checkBehind(k, seen, endpoint))
-	b := append([]byte{3, r.code, 0, 0, 0, 0, 0, 0}, quoted...)
-	binary.BigEndian.PutUint16(b[2:], ^folded(sum(0, b)))
-	packet := append(appendIP(nil, r.from, seen.Addr(), syscall.IPPROTO_ICMP, byte(len(b))), b...)
+	ipv6, kind, protocol, pseudo := seen.Addr().Is6(), byte(3), byte(syscall.IPPROTO_ICMP), uint32(0)
+	if ipv6 {
+		kind, protocol = 1, syscall.IPPROTO_ICMPV6
+		pseudo = sum(uint32(8+len(quoted))+uint32(protocol), append(r.from.AsSlice(), seen.Addr().AsSlice()...))
+	}
+	b := append([]byte{kind, r.code, 0, 0, 0, 0, 0, 0}, quoted...)
+	binary.BigEndian.PutUint16(b[2:], ^folded(sum(pseudo, b)))
+	packet := append(appendIP(nil, r.from, seen.Addr(), protocol, byte(len(b))), b...)
 	if err := h.Do(func() error {
-		fd, err := sys.RawSender(false)
+		fd, err := sys.RawSender(ipv6)
 		if err != nil {
 			return err
 		}
@@ -73,72 +79,87 @@ func (r *refusal) send(t *testing.T, h *netns.Host, k *bpf.KernelFlow) {
 // was answered, nor one that was not. A refusal of what was sent is believed.
 func TestForgedRefusalMovesNoSession(t *testing.T) {
 	t.Parallel()
-	for _, hidden := range []bool{false, true} {
-		for _, answered := range []bool{false, true} {
-			t.Run(fmt.Sprintf("hidden=%t/answered=%t", hidden, answered), func(t *testing.T) {
-				lab := netns.NewLab(t, 2)
-				if answered {
-					lab.Backends[0].EchoUDP(t, 8080)
-				} else {
-					silent, err := lab.Backends[0].ListenPacket("udp", ":8080")
-					if err != nil {
-						t.Fatal(err)
-					}
-					defer silent.Close()
-				}
-				n := newNode(t, lab, nil)
-				n.config.MasqueradeAll = hidden
-				// An endpoint that refuses late would be tried again.
-				n.relay.options.Plan = balancer.Plan{Timeouts: []time.Duration{1}, After: 1, Total: 1}
-				n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
-				c, err := lab.Client.Dial("udp", vip4+":80")
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer c.Close()
-				const datagram = 8 + 4 // "who?"
-				if answered {
-					_, err = question(c)
-				} else {
-					_, err = c.Write([]byte("who?"))
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				var session *bpf.KernelFlow
-				wait.True(t, "userspace knows the session", func() bool {
-					n.onLoop(func() {
-						for _, f := range n.server.worker.flows {
-							if f != nil && f.shared().Way[0].End>>16 == datagram {
-								session = f.shared()
-							}
-						}
-					})
-					return session != nil
+	for _, vip := range []string{vip4, vip6} {
+		for _, hidden := range []bool{false, true} {
+			for _, answered := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/hidden=%t/answered=%t", vip, hidden, answered), func(t *testing.T) {
+					testForgedRefusals(t, vip, hidden, answered)
 				})
-				endpoint, other := lab.Backends[0].IPv4, lab.Backends[1]
-				errors := func() uint64 { return n.server.Stats().Kernel["icmp_errors"] }
-				const host, port = 1, 3
-				forged := []refusal{
-					{endpoint, port, 8}, {endpoint, port, 8 + 2}, {endpoint, port, 8 + 8}, {endpoint, port, 0},
-					{other.IPv4, port, datagram}, {other.IPv4, port, 8},
-				}
-				if !answered {
-					forged = append(forged, refusal{endpoint, host, datagram}, refusal{other.IPv4, host, datagram})
-				}
-				for _, r := range forged {
-					before := errors()
-					r.send(t, other, session)
-					wait.True(t, "BPF sees the error", func() bool { return errors() > before })
-				}
-				told := n.server.Stats().Kernel["refused"]
-				n.onLoop(func() { n.server.worker.HandleEvents(0, 0) })
-				if state := atomic.LoadUint32((*uint32)(&session.State)); told != 0 || len(n.taken()) > 0 || state == uint32(bpf.KernelStateMOVING) {
-					t.Errorf("believed: %d refusals, records %+v", told, n.taken())
-				}
-				(&refusal{endpoint, port, datagram}).send(t, other, session)
-				wait.True(t, "a refusal that quotes what was sent ends the session", func() bool { return len(n.taken()) == 1 })
-			})
+			}
 		}
 	}
+}
+
+func testForgedRefusals(t *testing.T, vip string, hidden, answered bool) {
+	lab := netns.NewLab(t, 2)
+	address := func(h *netns.Host) netip.Addr {
+		if vip == vip6 {
+			return h.IPv6
+		}
+		return h.IPv4
+	}
+	if answered {
+		lab.Backends[0].EchoUDP(t, 8080)
+	} else {
+		silent, err := lab.Backends[0].ListenPacket("udp", ":8080")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer silent.Close()
+	}
+	n := newNode(t, lab, nil)
+	n.config.MasqueradeAll = hidden
+	// An endpoint that refuses late would be tried again.
+	n.relay.options.Plan = balancer.Plan{Timeouts: []time.Duration{1}, After: 1, Total: 1}
+	n.apply(svc(vip, nil, at(address(lab.Backends[0]), 8080)))
+	c, err := lab.Client.Dial("udp", net.JoinHostPort(vip, "80"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	const datagram = 8 + 4 // "who?"
+	if answered {
+		_, err = question(c)
+	} else {
+		_, err = c.Write([]byte("who?"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var session *bpf.KernelFlow
+	wait.True(t, "userspace knows the session", func() bool {
+		n.onLoop(func() {
+			for _, f := range n.server.worker.flows {
+				if f != nil && f.shared().Way[0].End>>16 == datagram {
+					session = f.shared()
+				}
+			}
+		})
+		return session != nil
+	})
+	endpoint, other := address(lab.Backends[0]), lab.Backends[1]
+	errors := func() uint64 { return n.server.Stats().Kernel["icmp_errors"] }
+	host, port := byte(1), byte(3)
+	if vip == vip6 {
+		host, port = 3, 4
+	}
+	forged := []refusal{
+		{endpoint, port, 8}, {endpoint, port, 8 + 2}, {endpoint, port, 8 + 8}, {endpoint, port, 0},
+		{address(other), port, datagram}, {address(other), port, 8},
+	}
+	if !answered {
+		forged = append(forged, refusal{endpoint, host, datagram}, refusal{address(other), host, datagram})
+	}
+	for _, r := range forged {
+		before := errors()
+		r.send(t, other, session)
+		wait.True(t, "BPF sees the error", func() bool { return errors() > before })
+	}
+	told := n.server.Stats().Kernel["refused"]
+	n.onLoop(func() { n.server.worker.HandleEvents(0, 0) })
+	if state := atomic.LoadUint32((*uint32)(&session.State)); told != 0 || len(n.taken()) > 0 || state == uint32(bpf.KernelStateMOVING) {
+		t.Errorf("believed: %d refusals, records %+v", told, n.taken())
+	}
+	(&refusal{endpoint, port, datagram}).send(t, other, session)
+	wait.True(t, "a refusal that quotes what was sent ends the session", func() bool { return len(n.taken()) == 1 })
 }

@@ -12,6 +12,7 @@
 #include "layout.h"
 #include "maps.h"
 #include "packet.h"
+#include "shortcut.h"
 #include "translate.h"
 #include "upcall.h"
 
@@ -202,13 +203,34 @@ static __always_inline int is_quote(const struct icmp *i, const struct flow *f, 
 	return (__u16)~check % 0xffff == sum % 0xffff;
 }
 
+#define NO_NEIGHBOUR 7 // bpf_fib_lookup has found the interface alone
+#define SILENT 1000000000ULL // ns
+
+// is_from_endpoint says whether an error at egress comes from a session's endpoint. IPv6 may answer
+// from another address of its own: then the error has come in where packets to the endpoint leave.
+// An endpoint that answers is not closed.
+GLOBAL int is_from_endpoint(struct __sk_buff *skb, const struct packet *p, const struct flow *f)
+{
+	if (!p || !f)
+		return 0;
+	if (same_address(&p->tuple.src, &f->endpoint))
+		return 1;
+	if (!p->ipv6 || bpf_ktime_get_coarse_ns() - f->way[1].last < SILENT)
+		return 0;
+	struct bpf_fib_lookup fib = {.family = FAMILY_IPV6, .l4_protocol = IPPROTO_UDP, .sport = f->middle_port, .dport = f->endpoint_port, .ifindex = skb->ifindex};
+	__builtin_memcpy(fib.ipv6_src, &f->client, sizeof(f->client));
+	__builtin_memcpy(fib.ipv6_dst, &f->endpoint, sizeof(f->endpoint));
+	long found = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+	return (!found || found == NO_NEIGHBOUR) && fib.ifindex == skb->ingress_ifindex;
+}
+
 // refuses_session says whether a session's endpoint says that it is closed. Only the endpoint knows
 // its ports, and what was sent to it.
-GLOBAL int refuses_session(const struct packet *p, const struct icmp *i, const struct flow *f, int reason)
+GLOBAL int refuses_session(struct __sk_buff *skb, const struct packet *p, const struct icmp *i, const struct flow *f, int reason)
 {
 	if (!p || !i || !f)
 		return 0;
-	if (reason != REASON_PORT || !same_address(&p->tuple.src, &f->endpoint))
+	if (reason != REASON_PORT || !is_from_endpoint(skb, p, f))
 		return 0;
 	return is_quote(i, f, f->way[0].end) || (f->state != OPEN && is_quote(i, f, f->first_sequence));
 }
@@ -240,7 +262,7 @@ GLOBAL int translate_error(struct __sk_buff *skb, const struct packet *p, int eg
 		struct control *c = control();
 		int heard = c && is_alive(c, bpf_ktime_get_ns()); // else the client has to know
 		int reason = is_unreachable(p, &i);
-		if (f->protocol == IPPROTO_UDP && heard && (reason == REASON_PORT || f->state == ASKING) && reason >= 0 && !refuses_session(p, &i, f, reason))
+		if (f->protocol == IPPROTO_UDP && heard && (reason == REASON_PORT || f->state == ASKING) && reason >= 0 && !refuses_session(skb, p, &i, f, reason))
 			return TCX_DROP; // of nobody who would know
 		enum state state = f->state;
 		if (reason >= 0 && (state == ASKING || state == MOVING)) {

@@ -23,6 +23,16 @@ var flows = []mutation{
 		pkg: "flow/bpf", test: "TestModelOfPackets",
 	},
 	{
+		name: "flow-refusal-from-anywhere", what: "any host refuses a session by its own address",
+		file: "flow/bpf/icmp.h", old: " && fib.ifindex == skb->ingress_ifindex", new: "",
+		pkg: "flow", test: "TestForgedRefusalMovesNoSession",
+	},
+	{
+		name: "flow-refusal-from-one-address", what: "an IPv6 endpoint that refuses from another of its addresses keeps its sessions",
+		file: "flow/bpf/icmp.h", old: "return (!found || found == NO_NEIGHBOUR)", new: "return 0",
+		pkg: "flow", test: "TestRefusalFromAnotherAddressEndsTheSession",
+	},
+	{
 		name: "flow-room-halved", what: "a Service has half of the table, though others need nothing",
 		file: "flow/bpf/table.h", old: " || (__s64)(c->given - c->taken) > c->least_spare", new: "",
 		pkg: "flow/bpf", test: "TestModelOfPackets",
