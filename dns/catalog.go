@@ -186,14 +186,11 @@ func (c *Catalog) entry(name service.Name) *entry {
 	for _, key := range slices.Sorted(maps.Keys(members)) {
 		e.addSlice(members[key])
 	}
-	for a, h := range e.hosts {
-		if h.Ready {
+	for _, a := range slices.SortedFunc(maps.Keys(e.hosts), netip.Addr.Compare) {
+		if h := e.hosts[a]; h.Ready {
 			f := service.FamilyOf(a)
 			e.ready[f] = append(e.ready[f], h.Endpoint)
 		}
-	}
-	for f := range e.ready {
-		slices.SortFunc(e.ready[f], func(a, b service.Endpoint) int { return a.Addr.Compare(b.Addr) })
 	}
 	return e
 }

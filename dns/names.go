@@ -51,6 +51,8 @@ type owner struct {
 	host string // "" for the Service itself
 }
 
+func (o owner) text() string { return o.Name.String() + "/" + o.host }
+
 func newNames() *Names { return &Names{spaces: make(map[string]map[string]*entry)} }
 
 func shard(a netip.Addr) int {
@@ -103,9 +105,9 @@ func (e *namesEdit) set(name service.Name, to *entry) {
 	}
 	space[name.Name] = to
 	for a, o := range to.reversed(name) {
-		list := append(slices.Clone(e.next.owners(a)), o)
-		slices.SortFunc(list, func(a, b owner) int { return strings.Compare(a.Name.String()+"/"+a.host, b.Name.String()+"/"+b.host) })
-		e.setOwners(a, list)
+		list := e.next.owners(a)
+		i, _ := slices.BinarySearchFunc(list, o.text(), func(p owner, text string) int { return strings.Compare(p.text(), text) })
+		e.setOwners(a, slices.Insert(slices.Clone(list), i, o))
 	}
 }
 
