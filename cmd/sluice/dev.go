@@ -34,6 +34,7 @@ type devOptions struct {
 	page      string
 	hostsFile string
 	resolved  choice // whether systemd-resolved is told
+	dataPath  choice
 	v         int
 	inside    bool   // this process is in namespaces of its own
 	enter     string // the directory with resolv.conf that a command sees
@@ -51,7 +52,7 @@ const (
 var devAddresses = [2]netip.Addr{netip.MustParseAddr("10.83.76.1"), netip.MustParseAddr("fd00:83:76::1")}
 
 func newDevCommand() *cobra.Command {
-	o := &devOptions{resolved: newChoice("auto", node.Off)}
+	o := &devOptions{resolved: newChoice("auto", node.Off), dataPath: newDataPath()}
 	cmd := &cobra.Command{
 		Use:   "dev [flags] {DIR | FILE...} [-- COMMAND [ARG...]]",
 		Short: "Serve Services of manifests for development, without a cluster",
@@ -106,6 +107,7 @@ the command itself starts. Nothing outside is reached from there.`,
 	f.StringVar(&o.hostsFile, "hosts-file", "", "also write the names into this file, and remove them at the end")
 	f.Lookup("hosts-file").NoOptDefVal = "/etc/hosts"
 	o.resolved.register(cmd, "resolved", "", "have systemd-resolved ask the DNS server, where it runs and root serves")
+	o.dataPath.register(cmd, "datapath", "", "who moves the packets of clients on other hosts and in containers, while root serves: the kernel if it can, the kernel, or the relay")
 	f.IntVarP(&o.v, "v", "v", 0, "verbosity of the log; 4 and more is for debugging")
 	f.BoolVar(&o.inside, "inside", false, "this process is in namespaces of its own")
 	f.StringVar(&o.enter, "enter", "", "run the command with the resolv.conf of this directory")
@@ -259,7 +261,7 @@ func errorLine(err error) string {
 // runOptions returns the options of sluice run that dev stands for.
 func (o *devOptions) runOptions(manifests string) (*runOptions, error) {
 	args := []string{"--manifests=" + manifests, "--access-log-format=console", "--v=" + fmt.Sprint(o.v), "--dns-zone=" + o.zone,
-		"--datapath=relay"} // its clients are on this machine, whose interfaces are left alone
+		"--bpf-root="} // nothing stays in the kernel after a kill
 	if len(o.ranges) == 0 {
 		if err := o.ranges.Set(devRanges); err != nil {
 			return nil, err
@@ -267,8 +269,10 @@ func (o *devOptions) runOptions(manifests string) (*runOptions, error) {
 	}
 	args = append(args, "--allocate-cluster-ips="+o.ranges.String(),
 		"--nodeport-addresses=localhost") // processes on loopback are not opened to the network
-	if o.inside {
-		args = append(args, "--node-ip="+joined(devAddresses[:]))
+	if o.inside { // all clients are on this node
+		args = append(args, "--datapath="+string(node.RelayPath), "--node-ip="+joined(devAddresses[:]))
+	} else {
+		args = append(args, "--datapath="+o.dataPath.value)
 	}
 	if o.page != node.Off {
 		args = append(args, "--web-bind-address="+o.page)

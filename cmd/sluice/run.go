@@ -62,6 +62,11 @@ type runOptions struct {
 	given             [][2]string    // names and values of the flags that were given
 }
 
+// newDataPath returns the choice of --datapath.
+func newDataPath() choice {
+	return newChoice(string(node.AutoPath), string(node.KernelPath), string(node.RelayPath))
+}
+
 // newRunOptions returns the options without any flag.
 func newRunOptions() *runOptions {
 	return &runOptions{
@@ -70,7 +75,7 @@ func newRunOptions() *runOptions {
 		algorithm:       choice{value: balancer.RoundRobin.String(), allowed: balancer.Names()},
 		keepFlows:       newChoice("auto", "always", "never"),
 		shortcuts:       newChoice("auto", "off"),
-		dataPath:        newChoice(string(node.AutoPath), string(node.KernelPath), string(node.RelayPath)),
+		dataPath:        newDataPath(),
 		splice:          newChoice("auto", "off"),
 		accessLogFormat: newChoice("json", "console"),
 		accessLogUDP:    newChoice(string(datagram.LogAll), string(datagram.LogSampled), string(datagram.LogOff)),

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -303,5 +304,71 @@ func TestDevWithoutRights(t *testing.T) {
 	out, err := exec.Command("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sluice, "dev", dir).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "give a command") {
 		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// TestDevDataPaths serves what containers on a bridge have: clients on other hosts, endpoints
+// there and processes of the machine. The kernel forwards what the machine forwards; the
+// rest is relayed. A dead endpoint costs a retry on both data paths. Nothing is left at the
+// interfaces.
+func TestDevDataPaths(t *testing.T) {
+	for datapath, path := range map[string]string{"auto": "kernel", "kernel": "kernel", "relay": "relay"} {
+		t.Run(datapath, func(t *testing.T) {
+			lab := netns.NewLab(t, 1)
+			lab.Backends[0].EchoTCP(t, 8080)
+			lab.Node.EchoTCPAt(t, "127.0.0.1:3000")
+			file := filepath.Join(t.TempDir(), "dev.yaml")
+			const away, here = "10.96.0.9", "10.96.0.8"
+			var text strings.Builder
+			for vip, endpoints := range map[string]string{
+				away: fmt.Sprintf("%[1]s:8081, %[1]s:8080", lab.Backends[0].IPv4), here: "127.0.0.1:2999, 127.0.0.1:3000",
+			} {
+				fmt.Fprintf(&text, "apiVersion: v1\nkind: Service\nmetadata: {name: s%s, annotations: {sluice.dev/endpoints: %q}}\n"+
+					"spec: {clusterIP: %s, ports: [{port: 80}]}\n---\n", strings.ReplaceAll(vip, ".", "-"), endpoints, vip)
+			}
+			if err := os.WriteFile(file, []byte(text.String()), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			cmd := lab.Node.Command(t, built(t), "dev", file, "--web=off", "--dns=off", "--datapath="+datapath)
+			var log bytes.Buffer
+			cmd.Stdout, cmd.Stderr = io.Discard, &log
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			wait.For(t, "the data path is "+path, startTimeout, func() error {
+				if out, err := sluice(t, lab, "status"); err != nil || !regexp.MustCompile(`data path +`+path).MatchString(out) {
+					return fmt.Errorf("%w: %s", err, out)
+				}
+				return nil
+			})
+			want := make(map[string]int) // records of an address and a path
+			for _, c := range []struct {
+				from      *netns.Host
+				vip, path string
+			}{{lab.Client, away, path}, {lab.Client, here, "relay"}, {lab.Node, away, "relay"}, {lab.Node, here, "relay"}} {
+				for range 4 { // some begin with the dead endpoint
+					if _, err := c.from.Ask("tcp", c.vip+":80"); err != nil {
+						t.Fatalf("from %s to %s: %v", c.from.Name(), c.vip, err)
+					}
+				}
+				want[c.vip+c.path] += 4
+				wait.For(t, fmt.Sprintf("records from %s to %s with path %s", c.from.Name(), c.vip, c.path), time.Minute, func() error {
+					out, err := sluice(t, lab, "log", "-o", "json", "path="+c.path)
+					if n := strings.Count(out, fmt.Sprintf(`"vip":"%s:80"`, c.vip)); err != nil || n != want[c.vip+c.path] {
+						return fmt.Errorf("%w, %d of %d:\n%s", err, n, want[c.vip+c.path], out)
+					}
+					return nil
+				})
+			}
+			if err := cmd.Process.Signal(os.Interrupt); err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Wait(); err != nil {
+				t.Errorf("it ended with %v\n%s", err, log.String())
+			}
+			if err := lab.Node.Do(func() error { return hasNoPrograms("client", "b1") }); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"net"
 	"os"
@@ -101,19 +102,26 @@ func TestInterfaceThatTakesNoProgram(t *testing.T) {
 		t.Errorf("%v, no metric says why", err)
 	}
 	if err := lab.Node.Do(func() error {
-		client, err := net.InterfaceByName("client")
+		return hasNoPrograms("client")
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// hasNoPrograms returns an error if interfaces of this namespace have BPF programs.
+func hasNoPrograms(interfaces ...string) error {
+	for _, name := range interfaces {
+		at, err := net.InterfaceByName(name)
 		if err != nil {
 			return err
 		}
 		for _, side := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
-			if found, err := link.QueryPrograms(link.QueryOptions{Target: client.Index, Attach: side}); err != nil || len(found.Programs) > 0 {
-				t.Errorf("%v, programs are left: %v", err, found)
+			if found, err := link.QueryPrograms(link.QueryOptions{Target: at.Index, Attach: side}); err != nil || len(found.Programs) > 0 {
+				return fmt.Errorf("%s: %w, programs are left: %v", name, err, found)
 			}
 		}
-		return nil
-	}); err != nil {
-		t.Error(err)
 	}
+	return nil
 }
 
 // forwarded reports whether the suite runs with connections that the kernel forwards.
