@@ -60,7 +60,7 @@ func (p *Proxy) answers() (serve.Options, error) {
 			return explain.Ask(p.manager.Policy(), q, text), nil
 		},
 		Destinations: p.destinations,
-		Drains:       serve.NewDrains(p.drain),
+		Drains:       p.drains,
 		SetVerbosity: p.verbosity.set,
 		Log:          p.log,
 	}, nil

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/listener"
+	"github.com/sluice-proxy/sluice/live/serve"
 	"github.com/sluice-proxy/sluice/live/socket"
 	"github.com/sluice-proxy/sluice/message"
 	"github.com/sluice-proxy/sluice/policy"
@@ -111,6 +112,7 @@ type Proxy struct {
 	repairs  atomic.Uint64 // times that kernel state was restored
 	noLocal  atomic.Pointer[admin.NoLocalEndpoints]
 
+	drains     *serve.Drains // what sluice drain says
 	departed   *departed
 	rebalancer *rebalancer
 	reported   map[service.Problem]bool
@@ -169,6 +171,7 @@ func (p *Proxy) open() error {
 	if err := p.openSteering(); err != nil {
 		return err
 	}
+	p.openDrains()
 	p.setConntrack()
 	p.tellTracking()
 	if err := p.openAccessLog(); err != nil {

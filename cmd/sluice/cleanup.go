@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/flow"
 	"github.com/sluice-proxy/sluice/live/socket"
+	"github.com/sluice-proxy/sluice/node"
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/redirect/choose"
 	"github.com/sluice-proxy/sluice/redirect/kubeproxy"
@@ -104,10 +105,14 @@ func removeOurs(cmd *cobra.Command, o *steeringOptions) (removed []string, err e
 	removed, err = choose.Cleanup(o.choose(nil))
 	pinned, errPinned := flow.Cleanup(o.bpfRoot, o.table, 0)
 	removed = append(removed, pinned...)
+	drained, errDrained := node.CleanupDrains(o.bpfRoot, o.table)
+	if drained {
+		removed = append(removed, "what sluice drain has kept for a restart")
+	}
 	file, errFile := socket.Cleanup(o.instance())
 	if file != "" {
 		removed = append(removed, "admin socket "+file)
 	}
 	report(cmd, removed)
-	return removed, errors.Join(err, errPinned, errFile)
+	return removed, errors.Join(err, errPinned, errDrained, errFile)
 }

@@ -24,8 +24,9 @@ func newDrainCommand() *cobra.Command {
 		Long: `Drain has new connections from this node avoid an endpoint, as they avoid one whose
 pod is terminating: it serves only if no other endpoint is ready (on this node, where
 the traffic policy is Local). Open connections stay; sluice close ends them. --back
-takes the endpoint back, and so does a restart of the proxy. Without an endpoint,
-drain lists those that are drained, and how many connections they still have.
+takes the endpoint back. A restart of the proxy does not where a BPF file system is
+mounted (--bpf-root), in which the drain is kept. Without an endpoint, drain lists those
+that are drained, and how many connections they still have.
 
 ENDPOINT is an address, an address and port, or namespace/name of a pod. It is for
 the user that the proxy runs as, and for root.`,

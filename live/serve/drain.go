@@ -18,26 +18,44 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// maxDrains bounds what is drained at a time.
-const maxDrains = 1024
+// MaxDrains bounds what is drained at a time.
+const MaxDrains = 1024
+
+// Keeper keeps what is drained over a restart of the proxy.
+type Keeper interface {
+	Load() (map[policy.Drain]time.Time, error)
+	Save(map[policy.Drain]time.Time) error
+}
 
 // Drains holds the endpoints that are drained. Create it with NewDrains. It is safe
 // for concurrent use.
 type Drains struct {
-	apply func(context.Context, policy.Drained) error
+	apply  func(context.Context, policy.Drained) error
+	keeper Keeper // or nil
 
 	mu  sync.Mutex                 // held while a change is put in force
 	all map[policy.Drain]time.Time // since when
 }
 
 // NewDrains returns Drains without endpoints. apply puts a set in force: when it
-// returns, new connections obey it.
-func NewDrains(apply func(context.Context, policy.Drained) error) *Drains {
-	return &Drains{apply: apply, all: make(map[policy.Drain]time.Time)}
+// returns, new connections obey it. keeper may be nil.
+func NewDrains(apply func(context.Context, policy.Drained) error, keeper Keeper) *Drains {
+	return &Drains{apply: apply, keeper: keeper, all: make(map[policy.Drain]time.Time)}
 }
 
-// change adds or removes entries, and returns how many that changed.
-func (d *Drains) change(ctx context.Context, entries []policy.Drain, back bool) (changed int, err error) {
+// Load returns what an earlier process has kept, which counts as drained from now on. Call it
+// before anything is drained.
+func (d *Drains) Load() (policy.Drained, error) {
+	all, err := d.keeper.Load()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	maps.Copy(d.all, all)
+	return setOf(d.all), err
+}
+
+// change adds or removes entries, and returns how many that changed. forgotten is why a restart
+// will not know of it.
+func (d *Drains) change(ctx context.Context, entries []policy.Drain, back bool) (changed int, forgotten, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	next := maps.Clone(d.all)
@@ -54,15 +72,18 @@ func (d *Drains) change(ctx context.Context, entries []policy.Drain, back bool) 
 	}
 	switch {
 	case changed == 0:
-		return 0, nil
-	case len(next) > maxDrains:
-		return 0, wrong("more than %d endpoints would be drained: take some back", maxDrains)
+		return 0, nil, nil
+	case len(next) > MaxDrains:
+		return 0, nil, wrong("more than %d endpoints would be drained: take some back", MaxDrains)
 	}
 	if err := d.apply(ctx, setOf(next)); err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	d.all = next
-	return changed, nil
+	if d.keeper != nil {
+		forgotten = d.keeper.Save(next)
+	}
+	return changed, forgotten, nil
 }
 
 // list returns a copy of what is drained.
@@ -140,9 +161,12 @@ func (h *Handler) drain(r *http.Request, asked *api.Drain) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	changed, err := h.options.Drains.change(r.Context(), entries, asked.Back)
+	changed, forgotten, err := h.options.Drains.change(r.Context(), entries, asked.Back)
 	if err != nil {
 		return nil, err
+	}
+	if forgotten != nil {
+		h.options.Log.Warn().Err(forgotten).Msg("a restart of the proxy will not know of this change of what is drained")
 	}
 	what := "an endpoint is drained through the admin socket: new connections avoid it"
 	if asked.Back {

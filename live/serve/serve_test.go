@@ -114,7 +114,7 @@ func newSite(t testing.TB, slices ...*discoveryv1.EndpointSlice) *site {
 		Drains: NewDrains(func(_ context.Context, set policy.Drained) error {
 			s.set = set
 			return nil
-		}),
+		}, nil),
 		SetVerbosity: func(v int, d time.Duration) { s.v = fmt.Sprint(v, d) },
 		Log:          zerolog.New(&s.log),
 	})

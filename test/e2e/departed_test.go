@@ -145,3 +145,64 @@ func TestDrainAnnotationAfterARestart(t *testing.T) {
 	alive(t, []net.Conn{held["b1:8080"]})
 	p.stop()
 }
+
+// TestDrainSurvivesARestart: what sluice drain says holds from the next process's first connection
+// on, after a stop and after a kill, until --back or sluice cleanup.
+func TestDrainSurvivesARestart(t *testing.T) {
+	t.Parallel()
+	lab := netns.NewLab(t, 2)
+	for _, b := range lab.Backends {
+		b.EchoTCP(t, 8080)
+	}
+	p := startProxy(t, lab, []webService{webOn(lab)})
+	only := func(what string, want bool) {
+		t.Helper()
+		seen := map[string]bool{}
+		for range 4 {
+			name, err := lab.Client.Ask("tcp", addresses(80, vip4)[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen[name] = true
+		}
+		if seen["b2:8080"] == want || !seen["b1:8080"] {
+			t.Errorf("%s: served by %v", what, seen)
+		}
+	}
+	run := func(args ...string) {
+		t.Helper()
+		if out, err := sluice(t, lab, args...); err != nil {
+			t.Fatalf("sluice %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+	pod, other := lab.Backends[1].IPv4.String(), "default/web-4" // of the same host, IPv6
+	run("drain", pod)
+	run("drain", other)
+	p.stop()
+	p.start()
+	only("after a stop", true)
+	p.kill()
+	p.start()
+	only("after a kill", true)
+	out, err := sluice(t, lab, "drain")
+	if err != nil || !strings.Contains(out, pod) || !strings.Contains(out, other) {
+		t.Errorf("%v: %s", err, out)
+	}
+	run("drain", pod, "--back")
+	only("taken back", false)
+	p.stop()
+	p.start()
+	only("taken back, after a stop", false)
+	if out, err = sluice(t, lab, "drain"); err != nil || strings.Contains(out, pod) || !strings.Contains(out, other) {
+		t.Errorf("%v: %s", err, out)
+	}
+	p.stop()
+	if out, err = sluice(t, lab, "cleanup", "--bpf-root", bpfRoot()); err != nil || !strings.Contains(out, "removed what sluice drain has kept") {
+		t.Errorf("cleanup: %v: %s", err, out)
+	}
+	p.start()
+	if out, err = sluice(t, lab, "drain"); err != nil || strings.Contains(out, other) {
+		t.Errorf("after cleanup: %v: %s", err, out)
+	}
+	p.stop()
+}

@@ -78,7 +78,7 @@ var promises = []mutation{
 	},
 	{
 		name: "rebalance-cuts-what-is-under-way", what: "a connection whose bytes are not acknowledged yet is closed for new endpoints",
-		file: "relay/idle.go", old: "d.Pending || e != 0", new: "e != 0",
+		file: "relay/idle.go", old: "d.Pending || e != 0", new: "d.Pending && e != 0",
 		pkg: "relay", test: "TestIdle",
 	},
 	{
@@ -417,6 +417,11 @@ var promises = []mutation{
 		name: "drain-forgotten", what: "new connections still go to a drained endpoint",
 		file: "policy/topology.go", old: "endpoints := n.withDrains(v.Endpoints)", new: "endpoints := v.Endpoints",
 		pkg: "policy", test: "TestDrained",
+	},
+	{
+		name: "restart-undrains", what: "a restart sends new connections to what an operator has drained",
+		file: "node/drains.go", old: "if p.policy.Drained = set; len(set) > 0 {", new: "if len(set) > 0 {",
+		pkg: "test/e2e", test: "TestDrainSurvivesARestart",
 	},
 	{
 		name: "tap-loss-miscounted", what: "a slow reader of records is told a wrong number of what it has lost",
