@@ -76,6 +76,7 @@ type config struct {
 	rank      *Rank
 	port      uint64 // of the service port's name
 	loads     *Loads
+	most      int // connections of an endpoint; 0 = any number
 	hashPort  bool
 }
 
@@ -99,6 +100,10 @@ type Balancer struct {
 // Pause is the index that Next returns if the connection must wait before its
 // next attempt.
 const Pause = -1
+
+// Full is the index that Next returns if candidates have as many connections as they may
+// have, and no other one may be tried now.
+const Full = -2
 
 // New creates a Balancer.
 func New(opts Options) *Balancer {
@@ -128,6 +133,7 @@ func (b *Balancer) Configure(opts Options) {
 	}
 	if opts.Port != nil {
 		next.port = nameKey(opts.Port.Name)
+		next.most = opts.Port.Limits.PerEndpoint
 		next.loads.configure(opts.Ejection, opts.Port)
 		next.loads.forget(opts.Port)
 	}
@@ -147,7 +153,7 @@ func (b *Balancer) Configure(opts Options) {
 
 // Next proposes the candidate to try next and the timeout of that attempt. If all
 // remaining candidates have refused, it returns Pause and the time to wait before
-// the next call. It returns false if the connection has failed: there are no
+// the next call. It returns Full if all are full, or if some are and the others have failed. It returns false if the connection has failed: there are no
 // candidates, or the plan is exhausted. now is monotonic nanoseconds.
 //
 // Next concludes from the elapsed time whether the previous attempt timed out or
@@ -172,6 +178,9 @@ func (b *Balancer) Next(d *Dial, candidates []service.Endpoint, conn Conn, now i
 	}
 	if index < 0 {
 		pause, ok := d.pause(&c.plan, now)
+		if some, all := c.countFull(candidates); all || some && !ok {
+			return Full, 0, true
+		}
 		return Pause, pause, ok
 	}
 	key := endpointKey(candidates[index].Addr)
@@ -181,11 +190,15 @@ func (b *Balancer) Next(d *Dial, candidates []service.Endpoint, conn Conn, now i
 	return index, min(c.plan.patience(d.step), total), true
 }
 
+// MaxOpen returns how many connections an endpoint may have; 0 = any number. Of connections
+// that begin at the same moment, the caller has to refuse those above it.
+func (b *Balancer) MaxOpen() int { return b.config.Load().most }
+
 // Independent returns the algorithm if a new connection's choice depends on nothing but
-// the candidates: there is no affinity, and no endpoint is ejected. Others may then make the choice, and call Chosen.
+// the candidates: there is no affinity and no limit, and no endpoint is ejected. Others may then make the choice, and call Chosen.
 func (b *Balancer) Independent() (a Algorithm, ok bool) {
 	c := b.config.Load()
-	return c.algorithm, c.pins == nil && c.loads.ejections.settings.Load() == nil
+	return c.algorithm, c.pins == nil && c.most == 0 && c.loads.ejections.settings.Load() == nil
 }
 
 // Chosen records a first attempt whose endpoint was not chosen by Next, and returns the

@@ -28,10 +28,10 @@ func (a byLoad) choose(b *Balancer, c *config, candidates []service.Endpoint, _ 
 	v := b.view(c, candidates)
 	start := b.below(v.n)
 	var leaveOut func(int) bool
-	if b.suspects.Load() != nil || c.loads.ejections.out.Load() > 0 {
+	if b.suspects.Load() != nil || c.most > 0 || c.loads.ejections.out.Load() > 0 {
 		leaveOut = func(i int) bool {
 			ep := candidates[i].Addr
-			return b.suspected(endpointKey(ep), now) || c.ejects(ep, now, false)
+			return b.suspected(endpointKey(ep), now) || c.excludes(ep, now, false)
 		}
 	}
 	if best := a.least(v, start, leaveOut); best >= 0 {
@@ -103,7 +103,7 @@ func (powerOfTwo) choose(b *Balancer, c *config, candidates []service.Endpoint, 
 	if j >= i {
 		j++
 	}
-	if ep := candidates[i].Addr; b.suspected(endpointKey(ep), now) || c.ejects(ep, now, false) {
+	if ep := candidates[i].Addr; b.suspected(endpointKey(ep), now) || c.excludes(ep, now, false) {
 		return j
 	}
 	x, y := v.loads[i], v.loads[j]

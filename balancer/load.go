@@ -22,6 +22,20 @@ type Load struct {
 // Begin counts a connection, and End stops counting it.
 func (l *Load) Begin() { l.open.Add(1) }
 
+// BeginBelow is Begin, unless the endpoint has most connections. 0 means any number.
+func (l *Load) BeginBelow(most int) bool {
+	for n := l.open.Load(); most > 0; n = l.open.Load() {
+		if int(n) >= most {
+			return false
+		}
+		if l.open.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+	l.open.Add(1)
+	return true
+}
+
 // End ends what Begin has begun.
 func (l *Load) End() { l.open.Add(-1) }
 

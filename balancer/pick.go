@@ -26,6 +26,9 @@ func (b *Balancer) pick(c *config, d *Dial, candidates []service.Endpoint, conn 
 		if i := b.sound(c, d, candidates, now); i >= 0 {
 			return i
 		}
+		if c.full(candidates[first].Addr) {
+			return b.notFull(c, candidates)
+		}
 		return first // all failed recently, so ignore that
 	}
 	// A retry does not advance the round-robin cursor. Otherwise the next
@@ -43,7 +46,7 @@ func (b *Balancer) pick(c *config, d *Dial, candidates []service.Endpoint, conn 
 	}
 	if i < 0 {
 		left := c.plan.all() - elapsed(d.start, now)
-		i = b.again(d, candidates, now, waited && left > 0, int(d.step) < len(c.plan.Timeouts))
+		i = b.again(c, d, candidates, now, waited && left > 0, int(d.step) < len(c.plan.Timeouts))
 	}
 	if i >= 0 && waited && d.outcome == refused && d.repeats < ^uint8(0) {
 		d.repeats++
@@ -58,17 +61,46 @@ func (d *Dial) pause(p *Plan, now int64) (time.Duration, bool) {
 	return elapsed(now, at), ok && at > now
 }
 
-// ejects reports whether to pass an endpoint over, as it kept failing. try means that the
-// connection is to try the endpoint if its time is over.
-func (c *config) ejects(ep netip.AddrPort, now int64, try bool) bool {
-	return c.loads.ejections.out.Load() > 0 && c.loads.ejected(c.loads.Of(ep), now, try)
+// excludes reports whether to pass an endpoint over, as it is full or kept failing. try means
+// that the connection is to try the endpoint if the time of its ejection is over.
+func (c *config) excludes(ep netip.AddrPort, now int64, try bool) bool {
+	return c.full(ep) || c.loads.ejections.out.Load() > 0 && c.loads.ejected(c.loads.Of(ep), now, try)
+}
+
+// full reports whether an endpoint has as many connections as it may have.
+func (c *config) full(ep netip.AddrPort) bool {
+	return c.most > 0 && c.loads.Of(ep).Open() >= c.most
+}
+
+// countFull reports whether some candidates, or all, are full.
+func (c *config) countFull(candidates []service.Endpoint) (some, all bool) {
+	if c.most == 0 {
+		return false, false
+	}
+	all = true
+	for i := range candidates {
+		is := c.full(candidates[i].Addr)
+		some, all = some || is, all && is
+	}
+	return some, all
+}
+
+// notFull returns a random candidate that is not full, or -1.
+func (b *Balancer) notFull(c *config, candidates []service.Endpoint) int {
+	start := b.below(len(candidates))
+	for k := range candidates {
+		if i := (start + k) % len(candidates); !c.full(candidates[i].Addr) {
+			return i
+		}
+	}
+	return -1
 }
 
 // admits reserves an endpoint for an attempt. It returns false if the connection must pass
 // it over.
 func (b *Balancer) admits(c *config, ep netip.AddrPort, now int64) bool {
 	key := endpointKey(ep)
-	return !b.suspected(key, now) && !c.ejects(ep, now, true) && b.take(key, now)
+	return !b.suspected(key, now) && !c.excludes(ep, now, true) && b.take(key, now)
 }
 
 // sound chooses uniformly among the candidates that this connection has not tried
@@ -76,7 +108,7 @@ func (b *Balancer) admits(c *config, ep netip.AddrPort, now int64) bool {
 func (b *Balancer) sound(c *config, d *Dial, candidates []service.Endpoint, now int64) int {
 	is := func(ep netip.AddrPort) bool {
 		key := endpointKey(ep)
-		return !b.suspected(key, now) && !d.wasTried(key) && !c.ejects(ep, now, false)
+		return !b.suspected(key, now) && !d.wasTried(key) && !c.excludes(ep, now, false)
 	}
 	for range samples {
 		i := b.below(len(candidates))
@@ -123,12 +155,12 @@ const (
 // again chooses the candidate of the best rank, or returns -1 if none may be tried
 // now. waited means that the pause is over; patient, that the plan has a longer
 // timeout left.
-func (b *Balancer) again(d *Dial, candidates []service.Endpoint, now int64, waited, patient bool) int {
+func (b *Balancer) again(c *config, d *Dial, candidates []service.Endpoint, now int64, waited, patient bool) int {
 	best, found := unfit, -1
 	start := b.below(len(candidates))
 	for k := range min(len(candidates), window) {
 		i := (start + k) % len(candidates)
-		if r := b.rank(d, endpointKey(candidates[i].Addr), now, waited, patient); r < best {
+		if r := b.rank(d, endpointKey(candidates[i].Addr), now, waited, patient); r < best && !c.full(candidates[i].Addr) {
 			best, found = r, i
 		}
 	}

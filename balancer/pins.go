@@ -105,7 +105,7 @@ func (t *pinTable) choose(b *Balancer, c *config, d *Dial, candidates []service.
 	defer s.mu.Unlock()
 	found := AffinityNew
 	if at, p := s.lookupLocked(key, now, c.window); p != nil {
-		if i := p.among(candidates); i >= 0 && !d.wasTried(endpointKey(candidates[i].Addr)) && !c.ejects(candidates[i].Addr, now, true) {
+		if i := p.among(candidates); i >= 0 && !d.wasTried(endpointKey(candidates[i].Addr)) && !c.excludes(candidates[i].Addr, now, true) {
 			s.useLocked(at, now)
 			return i, AffinityHit
 		}

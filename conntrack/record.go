@@ -169,21 +169,31 @@ type Attempt struct {
 }
 
 // BeginAttempt records the start of an attempt.
-func (r *Record) BeginAttempt(ep *service.Endpoint, now int64) {
+func (r *Record) BeginAttempt(ep *service.Endpoint, now int64) { r.BeginAttemptBelow(0, ep, now) }
+
+// BeginAttemptBelow is BeginAttempt, unless the endpoint has most connections. 0 means any
+// number.
+func (r *Record) BeginAttemptBelow(most int, ep *service.Endpoint, now int64) bool {
+	r.release()
+	if r.Counters != nil {
+		load := r.Counters.loads.Of(ep.Addr)
+		if !load.BeginBelow(most) {
+			return false
+		}
+		r.load = load
+	}
 	r.Endpoint = ep
 	r.attemptStart = now
 	if r.Attempts < ^uint16(0) {
 		r.Attempts++
 	}
-	r.release()
 	if r.Counters != nil {
-		r.load = r.Counters.loads.Of(ep.Addr)
-		r.load.Begin()
 		r.Counters.attempts.Add(1)
 		if r.Attempts == 2 {
 			r.Counters.retried.Add(1)
 		}
 	}
+	return true
 }
 
 // outcome is what the connection's end says about the endpoint.

@@ -37,6 +37,9 @@ func (f *flow) dial(st *state, v *policy.Verdict) {
 	now := poll.Nanotime()
 	i, patience, ok := f.service.balancer.Next(&h.plan, v.Candidates, balancer.Conn{Client: f.record.Client, Destination: f.record.VIP}, now)
 	switch {
+	case i == balancer.Full: // rules judge what the kernel forwards, so that it cannot wait in the relay
+		f.failBy(conntrack.LimitReached)
+		return
 	case !ok, i == balancer.Pause && f.isUDP(): // datagrams do not wait for an endpoint to recover
 		f.fail()
 		return
@@ -46,7 +49,10 @@ func (f *flow) dial(st *state, v *policy.Verdict) {
 		return
 	}
 	ep := &v.Candidates[i]
-	f.record.BeginAttempt(ep, now)
+	if !f.record.BeginAttemptBelow(f.service.balancer.MaxOpen(), ep, now) {
+		f.failBy(conntrack.LimitReached) // the relay took the place
+		return
+	}
 	f.shared().Attempts = uint8(min(f.record.Attempts, math.MaxUint8))
 	if !f.aim(st, v, ep) {
 		f.record.AttemptFailed(conntrack.DialNoAddress, now)
@@ -257,11 +263,13 @@ func (f *flow) refuse() {
 }
 
 // fail ends a flow without an endpoint. Clients of TCP and SCTP are told.
-func (f *flow) fail() {
+func (f *flow) fail() { f.failBy(conntrack.ConnectFailed) }
+
+func (f *flow) failBy(end conntrack.End) {
 	if !f.isUDP() {
 		f.refuse()
 	}
-	f.end(conntrack.ConnectFailed, poll.Nanotime())
+	f.end(end, poll.Nanotime())
 	f.drop()
 }
 

@@ -72,8 +72,8 @@ func eligible(port *service.Port, judged bool) (bool, error) {
 	if counts && port.Name.Protocol == service.UDP {
 		is = false // the relay counts responses
 	}
-	if port.Hold > 0 || port.Rebalance > 0 {
-		is = false // the relay holds connections, and closes idle ones
+	if port.Hold > 0 || port.Rebalance > 0 || port.Limits.Any() {
+		is = false // the relay has connections wait, and closes idle ones
 	}
 	if judged && !is {
 		is, problem = true, errJudged
@@ -97,7 +97,7 @@ func eligible(port *service.Port, judged bool) (bool, error) {
 	return is, problem
 }
 
-var errJudged = errors.New("annotations that would have connections relayed (sluice.dev/datapath, udp-responses, hold, rebalance) have no effect on what the kernel forwards: rules judge what the kernel forwards, and the relay would let its clients past them")
+var errJudged = errors.New("annotations that would have connections relayed (sluice.dev/datapath, udp-responses, hold, rebalance, max-connections) have no effect on what the kernel forwards: rules judge what the kernel forwards, and the relay would let its clients past them")
 
 var errProxied = errors.New("PROXY headers (sluice.dev/proxy-protocol, accept-proxy-protocol) need the relay, which serves this node's own clients alone while rules judge what the kernel forwards: it refuses other clients")
 

@@ -31,7 +31,7 @@ func (s *Store) fill(p *Port, st *state, i int, problems []string) []string {
 		p.Rebalance = sp.rebalance
 	}
 	if ps.protocol != UDP {
-		p.Hold, p.Drain = sp.hold, sp.drain
+		p.Hold, p.Drain, p.Limits = sp.hold, sp.drain, sp.limits
 	}
 	problems = slices.Clip(problems) // appending must not change the spec's list
 	has := func(k key, what AddressKind) bool {
@@ -106,7 +106,7 @@ func (p *Port) equal(o *Port) bool {
 		p.NodePort == o.NodePort && p.InternalLocal == o.InternalLocal &&
 		p.ExternalLocal == o.ExternalLocal && p.AffinityTimeout == o.AffinityTimeout &&
 		p.IdleTimeout == o.IdleTimeout && p.HalfClosedTimeout == o.HalfClosedTimeout &&
-		p.Hold == o.Hold && p.Drain == o.Drain && p.Rebalance == o.Rebalance && p.SendProxy == o.SendProxy && slices.Equal(p.AcceptProxy, o.AcceptProxy) &&
+		p.Hold == o.Hold && p.Drain == o.Drain && p.Rebalance == o.Rebalance && p.Limits == o.Limits && p.SendProxy == o.SendProxy && slices.Equal(p.AcceptProxy, o.AcceptProxy) &&
 		p.HealthCheckNodePort == o.HealthCheckNodePort &&
 		slices.Equal(p.TopologyKeys, o.TopologyKeys) && maps.Equal(p.Annotations, o.Annotations) &&
 		p.Families[IPv4].equal(&o.Families[IPv4]) && p.Families[IPv6].equal(&o.Families[IPv6])

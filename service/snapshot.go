@@ -151,6 +151,9 @@ type Port struct {
 	// Rebalance is how long a TCP connection has to be quiet before it is closed for the sake
 	// of new endpoints; 0 = none is (sluice.dev/rebalance).
 	Rebalance time.Duration
+	// Limits are those of TCP and SCTP connections (sluice.dev/max-connections,
+	// max-connections-per-endpoint, queue-timeout).
+	Limits Limits
 
 	// SendProxy is the version of the PROXY protocol, 1 or 2, by which endpoints of a TCP
 	// port learn of the client; 0 = none (sluice.dev/proxy-protocol).

@@ -16,7 +16,7 @@ import (
 // Annotations are the names of a Service's annotations that have an effect, without
 // the prefix "sluice.dev/".
 var Annotations = []string{acceptProxyProtocol, accessLog, "balancer", "balancer-hash", "datapath", "dial-timeouts", drain, "eject-after",
-	halfClosedTimeout, hold, idleTimeout, proxyProtocol, rebalance, "sctp-streams", topologyKeys, "udp-responses", "udp-timeout"}
+	halfClosedTimeout, hold, idleTimeout, maxConnections, maxPerEndpoint, proxyProtocol, queueTimeout, rebalance, "sctp-streams", topologyKeys, "udp-responses", "udp-timeout"}
 
 // Foreign are annotations of other proxies that have an effect, with their whole names.
 var Foreign = []string{"kube-router.io/service.scheduler", "service.cilium.io/lb-algorithm"}
@@ -52,6 +52,7 @@ type spec struct {
 	hold                time.Duration
 	drain               time.Duration
 	rebalance           time.Duration
+	limits              Limits
 	sendProxy           uint8
 	acceptProxy         []netip.Prefix
 	healthCheckNodePort uint16
@@ -270,6 +271,7 @@ func (s *spec) parsePolicy(svc *corev1.Service) {
 		s.rebalance = 0
 		s.problemf("annotation %s%s: clients with session affinity come back to the same endpoint; no connection is closed", annotationPrefix, rebalance)
 	}
+	s.parseLimits()
 	s.parseTopologyKeys()
 }
 
@@ -304,8 +306,11 @@ func CheckAnnotation(name, text string, local bool) error {
 	case idleTimeout, halfClosedTimeout:
 		_, err := parseTimeout(name, text)
 		return err
-	case hold, drain, rebalance:
+	case hold, drain, queueTimeout, rebalance:
 		_, err := durations[name].parse(name, text)
+		return err
+	case maxConnections, maxPerEndpoint:
+		_, err := parseLimit(name, text)
 		return err
 	case proxyProtocol:
 		_, err := parseProxyVersion(text)

@@ -18,21 +18,23 @@ const (
 
 // bounded is an annotation whose value is a duration within bounds.
 type bounded struct {
-	longest   time.Duration // 1s is the shortest
-	otherwise string        // what a wrong value means
+	shortest  time.Duration
+	longest   time.Duration
+	otherwise string // what a wrong value means
 }
 
 var durations = map[string]bounded{
-	drain:     {24 * time.Hour, "connections stay with endpoints that went"},
-	hold:      {10 * time.Minute, "nothing waits for endpoints"},
-	rebalance: {time.Hour, "no idle connection is closed"},
+	drain:        {time.Second, 24 * time.Hour, "connections stay with endpoints that went"},
+	queueTimeout: {time.Millisecond, 10 * time.Minute, "connections at a limit are reset at once"},
+	hold:         {time.Second, 10 * time.Minute, "nothing waits for endpoints"},
+	rebalance:    {time.Second, time.Hour, "no idle connection is closed"},
 }
 
 // parse reads the value of the annotation.
 func (b bounded) parse(name, text string) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
-	if err != nil || d < time.Second || d > b.longest {
-		return 0, fmt.Errorf("%s: %q is not a duration such as 30s, of 1s to %s", name, text, b.longest)
+	if err != nil || d < b.shortest || d > b.longest {
+		return 0, fmt.Errorf("%s: %q is not a duration such as 30s, of %s to %s", name, text, b.shortest, b.longest)
 	}
 	return d, nil
 }

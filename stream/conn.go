@@ -26,13 +26,21 @@ type conn struct {
 	endpoint poll.Registration
 	client   int32 // the client's socket
 	upstream int32 // the socket that is connecting
-	dialing  bool
+	counts   counted
 	awaits   awaited
 	cut      conntrack.End  // how EndConnection ends it, else EndNone
 	class    uint8          // the TCP client's DSCP
 	held     upstream.Range // ports for TCP sockets with the client's address, from Rules.Hold
 	next     *conn          // in a retryQueue
 }
+
+// counted says among which of a Service's connections one counts.
+type counted uint8
+
+const (
+	amongDialing counted = 1 << iota
+	amongServed
+)
 
 // ownTroublePause is how long a dial waits when the node, not an endpoint, makes it
 // fail (no descriptor, no local port): times the number of attempts made, up to
@@ -50,6 +58,10 @@ func (c *conn) QuietFor(isHalfClosed bool, idle, halfClosed time.Duration) time.
 // room for more attempts.
 func (c *conn) dial(st *state, v *policy.Verdict) {
 	w := c.worker
+	if !c.enter(&v.Port.Limits) {
+		c.enqueue(v)
+		return
+	}
 	from := balancer.Conn{Client: c.record.Client, Destination: c.record.VIP}
 	for {
 		now := poll.Nanotime()
@@ -58,12 +70,20 @@ func (c *conn) dial(st *state, v *policy.Verdict) {
 			c.fail(conntrack.ConnectFailed)
 			return
 		}
+		if i == balancer.Full {
+			c.enqueue(v)
+			return
+		}
 		if i == balancer.Pause {
 			w.loop.Schedule(&c.timer, now+int64(patience), c)
 			return
 		}
 		ep := &v.Candidates[i]
-		c.record.BeginAttempt(ep, now)
+		if !c.record.BeginAttemptBelow(c.pool.balancer.MaxOpen(), ep, now) {
+			c.plan.Excuse() // another connection took the place
+			continue
+		}
+		c.begun()
 		fd, errno := c.carrier.connect(st, v, ep)
 		if errno == 0 || errno == sys.EINPROGRESS {
 			// The handshake with an endpoint on this node is over by now.
@@ -99,6 +119,7 @@ func (c *conn) attemptFailed(errno sys.Errno) (waits bool) {
 	w := c.worker
 	reason := conntrack.DialErrorOf(errno)
 	c.record.AttemptFailed(reason, poll.Nanotime())
+	c.pool.service.queue.wake()
 	if !reason.Own() {
 		c.pool.balancer.Failed(&c.plan, c.record.Endpoint.Addr, c.record.Client.Addr(), poll.Nanotime())
 		return false
@@ -110,8 +131,12 @@ func (c *conn) attemptFailed(errno sys.Errno) (waits bool) {
 
 // HandleEvents reports how the current attempt ended.
 func (c *conn) HandleEvents(_ uint8, ev poll.Events) {
-	if c.awaits == header {
+	switch c.awaits {
+	case header:
 		c.takeHeader(ev)
+		return
+	case endpoints, place:
+		c.leaves(ev)
 		return
 	}
 	switch errno := c.carrier.probe(int(c.upstream)); errno {
@@ -125,7 +150,7 @@ func (c *conn) HandleEvents(_ uint8, ev poll.Events) {
 	}
 }
 
-// HandleTimer ends the wait for a header or endpoints, the current attempt by its timeout, or the pause
+// HandleTimer ends the wait for a header, endpoints or a place, the current attempt by its timeout, or the pause
 // before the next.
 func (c *conn) HandleTimer(*poll.Timer) {
 	switch c.awaits {
@@ -134,6 +159,9 @@ func (c *conn) HandleTimer(*poll.Timer) {
 		return
 	case endpoints:
 		c.fail(conntrack.NoEndpoints)
+		return
+	case place:
+		c.lookForPlace()
 		return
 	}
 	if c.upstream >= 0 {
@@ -199,10 +227,14 @@ func (c *conn) connected(endpoint int, reg poll.Registration, ready poll.Events)
 func (c *conn) fail(end conntrack.End) {
 	c.worker.loop.Cancel(&c.timer)
 	switch c.awaits {
-	case header:
-		c.worker.loop.Forget(c.endpoint)
 	case endpoints:
 		c.release()
+	case place:
+		c.pool.service.queue.remove(c)
+		c.worker.server.queued.Add(-1)
+	}
+	if c.awaits != nothing {
+		c.endWait()
 	}
 	if c.upstream >= 0 {
 		c.worker.loop.Forget(c.endpoint)
@@ -270,6 +302,8 @@ func (c *conn) finish(end conntrack.End) {
 	c.count()
 	c.carrier.closed()
 	w.shard.Close(r)
+	c.leave()
+	c.pool.service.queue.wake()
 	c.pool.service.open.Add(-1)
 	c.pool.namespace.open.Add(-1)
 	w.server.open.Add(-1)

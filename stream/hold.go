@@ -1,11 +1,16 @@
 package stream
 
 import (
+	"cmp"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/sluice-proxy/sluice/balancer"
+	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/policy"
+	"github.com/sluice-proxy/sluice/relay"
 )
 
 // awaited is what a connection waits for before it is dialled.
@@ -15,7 +20,39 @@ const (
 	nothing   awaited = iota
 	header            // a PROXY header, on the client's socket with the registration endpoint
 	endpoints         // an endpoint of its service port: it is in worker.held
+	place             // a place at an endpoint or in its Service: it is in the queue
 )
+
+// await has a connection wait until HandleTimer, or until its client closes or resets it. It
+// returns false if the connection has failed.
+func (c *conn) await(what awaited, until int64) bool {
+	var err error
+	if c.endpoint, err = c.worker.loop.Add(int(c.client), 0, relay.Watch&^poll.Writable, c); err != nil {
+		c.fail(conntrack.LimitReached)
+		return false
+	}
+	c.awaits = what
+	c.worker.loop.Schedule(&c.timer, until, c)
+	return true
+}
+
+// endWait ends await.
+func (c *conn) endWait() {
+	c.awaits = nothing
+	c.worker.loop.Cancel(&c.timer)
+	c.worker.loop.Remove(c.endpoint)
+	c.endpoint = poll.Registration{}
+}
+
+// leaves ends a waiting connection whose client has closed or reset it.
+func (c *conn) leaves(ev poll.Events) {
+	switch {
+	case ev&(poll.Failed|poll.HungUp) != 0:
+		c.fail(conntrack.ClientReset)
+	case ev&poll.PeerDone != 0:
+		c.fail(conntrack.ClientFin)
+	}
+}
 
 // askAgain is the least time between two calls of Options.NeedEndpoints for a service port.
 const askAgain = int64(10 * time.Second)
@@ -25,11 +62,12 @@ const askAgain = int64(10 * time.Second)
 // held connections of a Service.
 func (c *conn) hold() {
 	w, now := c.worker, poll.Nanotime()
-	c.awaits = endpoints
 	c.plan = balancer.Dial{}
+	if !c.await(endpoints, c.record.Start+int64(c.record.Port.Hold)) {
+		return
+	}
 	w.held[c] = struct{}{}
 	w.server.held.Add(1)
-	w.loop.Schedule(&c.timer, c.record.Start+int64(c.record.Port.Hold), c)
 	if c.mayGoOn() { // the first endpoint came since the connection was decided about
 		return
 	}
@@ -39,9 +77,8 @@ func (c *conn) hold() {
 	}
 }
 
-// release ends hold.
+// release takes a connection from those that are held.
 func (c *conn) release() {
-	c.awaits = nothing
 	delete(c.worker.held, c)
 	c.worker.server.held.Add(-1)
 }
@@ -53,20 +90,20 @@ func (c *conn) mayGoOn() bool {
 		return false
 	}
 	c.release()
-	w.loop.Cancel(&c.timer)
+	c.endWait()
 	w.retries.push(c)
 	return true
 }
 
-// wakeHeld has all held connections decided about anew. Those that still have no endpoint go
-// on waiting.
+// wakeHeld has all held connections decided about anew, each loop's in order of arrival. Those
+// that still have no endpoint go on waiting.
 func (s *Server) wakeHeld() {
 	if s.held.Load() == 0 {
 		return
 	}
 	for _, w := range s.workers {
 		w.post(func() {
-			for c := range w.held {
+			for _, c := range slices.SortedFunc(maps.Keys(w.held), func(a, b *conn) int { return cmp.Compare(a.record.Start, b.record.Start) }) {
 				c.mayGoOn()
 			}
 		})

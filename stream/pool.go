@@ -19,6 +19,7 @@ type pool struct {
 	streams            uint16 // of SCTP associations, each way; the Server's
 	service, namespace *quota
 	dialing            atomic.Int64 // connections that have no endpoint yet
+	queued             atomic.Int32 // connections in the Service's queue
 	asked              atomic.Int64 // when NeedEndpoints was last called; 0 = never
 }
 

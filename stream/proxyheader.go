@@ -14,7 +14,6 @@ import (
 	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/internal/sys"
-	"github.com/sluice-proxy/sluice/relay"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -123,7 +122,6 @@ func (h *headerReader) parse(p []byte) (client netip.AddrPort, err error) {
 // awaitHeader reads the header of a connection to a service port that has them sent, at
 // once if it is there. Others than its load balancers are reset.
 func (c *conn) awaitHeader() {
-	w := c.worker
 	if !c.record.Port.Trusts(c.record.Client.Addr()) {
 		c.fail(conntrack.ProxyNotTrusted)
 		return
@@ -132,16 +130,9 @@ func (c *conn) awaitHeader() {
 		c.fail(end)
 		return
 	}
-	if c.takeHeader(0) {
-		return
+	if !c.takeHeader(0) {
+		c.await(header, poll.Nanotime()+int64(headerPatience))
 	}
-	var err error
-	if c.endpoint, err = w.loop.Add(int(c.client), 0, relay.Watch&^poll.Writable, c); err != nil {
-		c.fail(conntrack.LimitReached)
-		return
-	}
-	c.awaits = header
-	w.loop.Schedule(&c.timer, poll.Nanotime()+int64(headerPatience), c)
 }
 
 // takeHeader reads the header if it is complete, and goes on with the client that it
@@ -178,10 +169,7 @@ func (c *conn) takeHeader(ev poll.Events) (decided bool) {
 		return true
 	}
 	if c.awaits == header {
-		c.awaits = nothing
-		c.worker.loop.Cancel(&c.timer)
-		c.worker.loop.Remove(c.endpoint)
-		c.endpoint = poll.Registration{}
+		c.endWait()
 	}
 	if client.IsValid() {
 		c.record.NamedBy(c.record.Client, client)

@@ -15,7 +15,9 @@ type quota struct {
 	object  string       // for the log
 	open    atomic.Int64 // connections, from accept to end
 	dialing atomic.Int64 // those of them that have no endpoint yet
+	served  atomic.Int64 // those of them that have an endpoint or are being dialled
 	warned  atomic.Int64 // when the log last said that the limit is reached
+	queue   queue        // a Service's
 	pools   int          // of its service ports; the Server's
 }
 
@@ -84,6 +86,20 @@ func (q *quota) beginDialing(most int64) bool {
 	return false
 }
 
+// serve counts one more connection that is served; false if there are as many as the limit.
+// 0 means none.
+func (q *quota) serve(most int64) bool {
+	for {
+		n := q.served.Load()
+		if most > 0 && n >= most {
+			return false
+		}
+		if q.served.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
 // warnEvery is the least time between two lines about one limit.
 const warnEvery = int64(time.Minute)
 
@@ -92,11 +108,11 @@ const warnEvery = int64(time.Minute)
 func (c *conn) overLimit() conntrack.End {
 	s, p := c.worker.server, c.pool
 	if most := s.mostOf(s.config.MaxServiceConnections, 16); p.service.open.Load() > most {
-		s.warnOfLimit(p.service, most, "--max-connections-per-service")
+		s.warnOfLimit(p.service, most, "--max-connections-per-service", "are reset")
 		return conntrack.LimitReached
 	}
 	if most := s.mostOf(s.config.MaxNamespaceConnections, 32); p.namespace.open.Load() > most {
-		s.warnOfLimit(p.namespace, most, "--max-connections-per-namespace")
+		s.warnOfLimit(p.namespace, most, "--max-connections-per-namespace", "are reset")
 		return conntrack.NamespaceLimit
 	}
 	return conntrack.EndNone
@@ -113,11 +129,11 @@ func (s *Server) mostOf(configured int, share int64) int64 {
 }
 
 // warnOfLimit logs, at most once a minute, that a limit is reached.
-func (s *Server) warnOfLimit(q *quota, limit int64, flag string) {
+func (s *Server) warnOfLimit(q *quota, limit int64, flag, what string) {
 	now, last := s.clock(), q.warned.Load()
 	if last != 0 && now-last < warnEvery || !q.warned.CompareAndSwap(last, max(now, 1)) {
 		return
 	}
 	s.options.Logger.Warn().Str("object", q.object).
-		Msg("has " + strconv.FormatInt(limit, 10) + " connections open on this node, as many as " + flag + " allows: further ones are reset")
+		Msg("has " + strconv.FormatInt(limit, 10) + " connections open on this node, as many as " + flag + " allows: further ones " + what)
 }

@@ -105,11 +105,12 @@ type Server struct {
 	workers []*worker
 	clock   func() int64
 
-	state atomic.Pointer[state]
-	open  atomic.Int64 // connections, from accept to end
-	held  atomic.Int64 // those that await endpoints
-	limit atomic.Int64 // of open
-	stats stats
+	state  atomic.Pointer[state]
+	open   atomic.Int64 // connections, from accept to end
+	held   atomic.Int64 // those that await endpoints
+	queued atomic.Int64 // those that wait at a limit of their Service
+	limit  atomic.Int64 // of open
+	stats  stats
 
 	// The rest belongs to the configuring goroutine.
 	pools     map[service.PortName]*pool
@@ -175,6 +176,7 @@ func (s *Server) Apply(table *policy.Table, host hostnet.Addresses, withdrawn bo
 	s.state.Store(next)
 	s.updateFilters()
 	s.wakeHeld()
+	s.wakeQueued()
 }
 
 // Prune closes the listening sockets of service ports that went, and what has

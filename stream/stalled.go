@@ -78,17 +78,18 @@ func (w *worker) unstall(a *acceptor) (was bool) {
 // beginDialing counts the connection among those of its Service that are being
 // dialled; false if that is at its limit.
 func (c *conn) beginDialing() bool {
-	c.dialing = c.pool.service.beginDialing(int64(c.worker.server.config.MaxServiceDialing))
-	if c.dialing {
-		c.pool.dialing.Add(1)
+	if !c.pool.service.beginDialing(int64(c.worker.server.config.MaxServiceDialing)) {
+		return false
 	}
-	return c.dialing
+	c.counts |= amongDialing
+	c.pool.dialing.Add(1)
+	return true
 }
 
 // endDialing undoes beginDialing.
 func (c *conn) endDialing() {
-	if c.dialing {
-		c.dialing = false
+	if c.counts&amongDialing != 0 {
+		c.counts &^= amongDialing
 		c.pool.dialing.Add(-1)
 		c.pool.service.dialing.Add(-1)
 	}

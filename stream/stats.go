@@ -17,6 +17,7 @@ type Stats struct {
 	Open      int64             // connections now
 	Dialing   int64             `metric:"sluice_connections_dialing" help:"Connections that wait for an endpoint to answer."`
 	Held      int64             `metric:"sluice_connections_held" help:"Connections that wait for their Service to have an endpoint (sluice.dev/hold)."`
+	Queued    int64             `metric:"sluice_connections_queued" help:"Connections that wait at a limit of their Service (sluice.dev/max-connections, max-connections-per-endpoint, queue-timeout)."`
 	Listeners int64             `metric:"sluice_listeners" help:"Listening sockets of services."`
 	Pins      balancer.PinStats // of all service ports
 	Ejected   int               `metric:"sluice_endpoints_ejected" help:"Endpoints that new TCP and SCTP connections pass over because they kept failing (sluice.dev/eject-after)."`
@@ -33,6 +34,7 @@ func (s *Server) Stats() Stats {
 	out := Stats{
 		Open:      s.open.Load(),
 		Held:      s.held.Load(),
+		Queued:    s.queued.Load(),
 		Listeners: s.stats.listeners.Load(),
 		Strays:    s.stats.strays.Load(),
 		AtLimit:   s.stats.atLimit.Load(),

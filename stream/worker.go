@@ -30,6 +30,8 @@ type worker struct {
 	headers headerReader
 	held    map[*conn]struct{} // connections that await endpoints
 
+	called queued // the connection whose turn it is, of a Service's queue
+
 	stalled    []stalled
 	stallTimer poll.Timer
 

@@ -62,6 +62,21 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestHeldConnections/relay",
 	},
 	{
+		name: "full-endpoints-are-taken", what: "sluice.dev/max-connections-per-endpoint has no effect",
+		file: "balancer/pick.go", old: "return c.most > 0 && c.loads.Of(ep).Open() >= c.most", new: "return false",
+		pkg: "balancer", test: "TestFullEndpoints",
+	},
+	{
+		name: "queue-out-of-order", what: "the last connection that waits at a limit is served first",
+		file: "stream/queue.go", old: "at := len(q.queued)", new: "at := 0",
+		pkg: "stream", test: "TestQueueIsInOrder",
+	},
+	{
+		name: "clients-that-left-wait", what: "clients that leave while they wait keep their place",
+		file: "stream/hold.go", old: "case ev&poll.PeerDone != 0:", new: "case false:",
+		pkg: "stream", test: "TestHeldClientsLeave",
+	},
+	{
 		name: "nothing-departs", what: "connections stay with an endpoint that went, whatever sluice.dev/drain says",
 		file: "node/departed.go", old: "p.left[a] = now", new: "_ = now",
 		pkg: "node", test: "TestDeparted",

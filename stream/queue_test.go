@@ -1,0 +1,209 @@
+package stream
+
+import (
+	"maps"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/wait"
+)
+
+// annotate sets annotations of a change's Service, in pairs of name and value.
+func annotate(c service.Change, annotations ...string) service.Change {
+	c.Services[0].Annotations = map[string]string{}
+	for i := 0; i < len(annotations); i += 2 {
+		c.Services[0].Annotations["sluice.dev/"+annotations[i]] = annotations[i+1]
+	}
+	return c
+}
+
+// queued waits until so many connections are in the queue.
+func (n *node) queued(want int) {
+	n.t.Helper()
+	wait.True(n.t, "queued connections", func() bool { return n.server.Stats().Queued == int64(want) })
+}
+
+// TestLimitOfEachEndpoint: an endpoint at its limit is passed over, also by a client that
+// session affinity leads to it. Without a queue, connections beyond all limits are reset.
+func TestLimitOfEachEndpoint(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 2), nil)
+	change := annotate(web("web", "10.96.0.1", n.echo(0, 8080), n.echo(1, 8080)), "max-connections-per-endpoint", "2", "balancer", "source-hash")
+	n.apply(change)
+	for round := range 2 {
+		got := map[string]int{}
+		var open []net.Conn
+		for range 4 {
+			c := n.dial("10.96.0.1:80")
+			got[name(t, c)]++
+			open = append(open, c)
+		}
+		if want := map[string]int{"b1:8080": 2, "b2:8080": 2}; !maps.Equal(got, want) {
+			t.Errorf("round %d: four connections go to %v, want %v", round, got, want)
+		}
+		wantReset(t, n.lab.Client, "10.96.0.1:80")
+		for _, c := range open {
+			_ = c.Close()
+		}
+		wait.True(t, "the ends of all connections", func() bool { return n.server.Stats().Open == 0 })
+	}
+	n.stop()
+	if ends := n.ends(); ends[conntrack.LimitReached] != 2 || ends[conntrack.ClientFin] != 8 {
+		t.Errorf("ends %v", ends)
+	}
+}
+
+// TestQueueIsInOrder: at the limits of a Service and of its endpoints, connections wait, and
+// are served in order as places become free. Those whose client leaves give up their place in
+// the queue at once. When the limit is lifted, all are served.
+func TestQueueIsInOrder(t *testing.T) {
+	netns.Require(t)
+	for _, limit := range []string{"max-connections", "max-connections-per-endpoint"} {
+		t.Run(limit, func(t *testing.T) {
+			n := newNode(t, netns.NewLab(t, 1), nil)
+			echo := n.echo(0, 8080)
+			n.apply(annotate(web("web", "10.96.0.1", echo), limit, "2", "queue-timeout", "10m"))
+			n.apply(web("free", "10.96.0.2", echo))
+			served := []net.Conn{n.dial("10.96.0.1:80"), n.dial("10.96.0.1:80")}
+			for _, c := range served {
+				name(t, c)
+			}
+			for i := range 10 {
+				served = append(served, n.dial("10.96.0.1:80"))
+				n.queued(i + 1)
+			}
+			name(t, n.dial("10.96.0.2:80")) // a neighbour does not notice
+			_ = served[3].Close()           // in the middle of the queue
+			n.queued(9)
+			if err := served[4].(interface{ SetLinger(int) error }).SetLinger(0); err != nil {
+				t.Error(err)
+			}
+			_ = served[4].Close()
+			n.queued(8)
+			for i, next := range []int{2, 5, 6} {
+				_ = served[[]int{0, 1, 2}[i]].Close()
+				n.queued(7 - i)
+				name(t, served[next])
+			}
+			n.apply(web("web", "10.96.0.1", echo))
+			n.queued(0)
+			for _, c := range served[7:] {
+				name(t, c)
+			}
+			n.stop()
+			want := map[conntrack.End]int{conntrack.ClientFin: 4, conntrack.ClientReset: 1, conntrack.Shutdown: 8}
+			if ends := n.ends(); !maps.Equal(ends, want) {
+				t.Errorf("ends %v, want %v", ends, want)
+			}
+		})
+	}
+}
+
+// TestQueueEnds: a connection that gets no place in time is reset, and new endpoints make room.
+func TestQueueEnds(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 2), nil)
+	first, second := n.echo(0, 8080), n.echo(1, 8080)
+	n.apply(annotate(web("short", "10.96.0.1", first), "max-connections-per-endpoint", "1", "queue-timeout", "50ms"))
+	n.apply(annotate(web("long", "10.96.0.2", first), "max-connections-per-endpoint", "1", "queue-timeout", "10m"))
+	name(t, n.dial("10.96.0.1:80"))
+	wantReset(t, n.lab.Client, "10.96.0.1:80")
+	name(t, n.dial("10.96.0.2:80"))
+	waiting := n.dial("10.96.0.2:80")
+	n.queued(1)
+	n.apply(annotate(web("long", "10.96.0.2", first, second), "max-connections-per-endpoint", "1", "queue-timeout", "10m"))
+	if got := name(t, waiting); got != "b2:8080" {
+		t.Errorf("a new endpoint has room, and %s answers", got)
+	}
+	n.stop()
+	if ends := n.ends(); ends[conntrack.LimitReached] != 1 || ends[conntrack.Shutdown] != 3 {
+		t.Errorf("ends %v", ends)
+	}
+}
+
+// TestHeldClientsLeave: a client that closes or resets its connection while the Service has no
+// endpoints gives its place back at once.
+func TestHeldClientsLeave(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 1), func(o *setup) { o.MaxServiceDialing = 2 })
+	n.apply(annotate(web("web", "10.96.0.1"), "hold", "10m"))
+	held := func(want int64) {
+		t.Helper()
+		wait.True(t, "held connections", func() bool { return n.server.Stats().Held == want })
+	}
+	closes, resets := n.dial("10.96.0.1:80"), n.dial("10.96.0.1:80")
+	held(2)
+	_ = closes.Close()
+	held(1)
+	if err := resets.SetLinger(0); err != nil {
+		t.Error(err)
+	}
+	_ = resets.Close()
+	held(0)
+	stays := []net.Conn{n.dial("10.96.0.1:80"), n.dial("10.96.0.1:80")}
+	held(2)
+	n.apply(web("web", "10.96.0.1", n.echo(0, 8080)))
+	for _, c := range stays {
+		name(t, c)
+	}
+	n.stop()
+	if ends := n.ends(); ends[conntrack.ClientFin] != 1 || ends[conntrack.ClientReset] != 1 || ends[conntrack.Shutdown] != 2 {
+		t.Errorf("ends %v", ends)
+	}
+}
+
+// TestLimitsUnderLoad: many clients come and go, on all loops. No endpoint ever has more
+// connections than it may have, all clients are served, and nothing stays counted.
+func TestLimitsUnderLoad(t *testing.T) {
+	netns.Require(t)
+	n := newNode(t, netns.NewLab(t, 2), nil)
+	endpoints := []netip.AddrPort{n.echo(0, 8080), n.echo(1, 8080)}
+	n.apply(annotate(web("web", "10.96.0.1", endpoints...), "max-connections", "5", "max-connections-per-endpoint", "3", "queue-timeout", "10m"))
+	var pool *pool
+	for _, p := range n.server.pools {
+		pool = p
+	}
+	const clients, visits = 24, 20
+	done := make(chan error)
+	for range clients {
+		go func() {
+			for range visits {
+				c, err := n.lab.Client.Dial("tcp", "10.96.0.1:80")
+				if err == nil {
+					_, err = netns.AskOn(c)
+					for _, ep := range endpoints {
+						if open := pool.counters.Loads().Of(ep).Open(); open > 3 {
+							t.Errorf("%s has %d connections", ep, open)
+						}
+					}
+					if n := pool.service.served.Load(); n > 5 {
+						t.Errorf("the Service has %d connections", n)
+					}
+					_ = c.Close()
+				}
+				if err != nil {
+					done <- err
+					return
+				}
+			}
+			done <- nil
+		}()
+	}
+	for range clients {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	wait.True(t, "the ends of all connections", func() bool { return n.server.Stats().Open == 0 })
+	n.stop()
+	if served, queued := pool.service.served.Load(), n.server.Stats().Queued; served != 0 || queued != 0 || pool.queued.Load() != 0 {
+		t.Errorf("at the end, %d are served, %d queued, %d of the port", served, queued, pool.queued.Load())
+	}
+	if ends := n.ends(); ends[conntrack.ClientFin]+ends[conntrack.EndpointFin] != clients*visits {
+		t.Errorf("ends %v", ends)
+	}
+}
