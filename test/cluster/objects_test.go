@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -29,6 +30,7 @@ type world struct {
 	forwarded bool                  // with kernel flows
 	owners    map[netip.Addr]string // hosts' names by address
 	pins      string                // a BPF file system, once it is needed
+	scaled    time.Duration         // how much longer many objects take
 }
 
 // with returns the same world for another test, with another namespace.
