@@ -321,6 +321,8 @@ func (o *devOptions) introduce(out io.Writer, snap *service.Snapshot, c *node.Co
 	}
 	switch {
 	case len(c.DNS.Addresses) == 0:
+	case o.inside:
+		fmt.Fprintf(out, "names: %s answers for %s; the command uses it by itself\n", c.DNS.Addresses[0], o.zone)
 	case told:
 		fmt.Fprintf(out, "names: %s answers for %s; systemd-resolved asks it, so all programs find them\n", c.DNS.Addresses[0], o.zone)
 	case o.hostsFile != "":
@@ -331,6 +333,10 @@ func (o *devOptions) introduce(out io.Writer, snap *service.Snapshot, c *node.Co
 	}
 	if c.PageAddress != "" {
 		fmt.Fprintf(out, "page:  http://%s/\n", c.PageAddress)
+	}
+	if o.inside {
+		fmt.Fprintln(out, "It ends with the command; nothing is left behind.")
+		return
 	}
 	fmt.Fprintln(out, "Ctrl-C ends it; nothing is left behind.")
 }
