@@ -37,6 +37,9 @@ func (p *ports) next() uint16 {
 	return uint16(p.first)
 }
 
+// random returns any port that a flow may have.
+func (p *ports) random() uint16 { return uint16(p.first + rand.IntN(p.count)) }
+
 // reserved reports whether replies to a client's port would be steered to this node.
 func (p *ports) reserved(port uint16) bool {
 	return p.replies[1] != 0 && port >= p.replies[0] && port <= p.replies[1]

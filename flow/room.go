@@ -44,15 +44,45 @@ func (s *portService) makeRoom(w *worker, now int64) {
 	w.giveFreed() // the flows' indices can be used again
 }
 
-// clearWay evicts the sessions that have the ports which a flow is about to try. It is
-// called while packets are sent, so that sessions stay whose packets may be among them.
+// clearWay evicts the sessions that have the ports which a flow is about to try, if they are quiet or
+// of a client that crowds this one out. It is called while packets are sent, so that sessions stay
+// whose packets may be among them.
 func (f *flow) clearWay(now int64) {
 	w := f.worker
 	var tuples [bpf.MostTuples]bpf.KernelTuple
 	for i := range w.kernel.Index.EndpointTuples(f.index, tuples[:0]) {
-		if o := w.flows[w.kernel.Index.Find(&tuples[i]).Flow()]; o != nil && o != f && o.handshake == nil && o.isEvictable(now) {
+		o := w.flows[w.kernel.Index.Find(&tuples[i]).Flow()]
+		if o == nil || o == f || o.handshake != nil || !o.isUDP() || o.ended {
+			continue
+		}
+		if o.isEvictable(now) || f.isCrowdedOut(o.shared().Client) {
 			o.evict(now)
 			return
 		}
 	}
+}
+
+// isCrowdedOut reports whether another client has more of the node's ports towards the flow's endpoint
+// than its own client, by a quarter of all, as a sample of portTries tells.
+func (f *flow) isCrowdedOut(by bpf.KernelAddress) bool {
+	w, k := f.worker, f.shared()
+	if k.Options&bpf.KernelOptionOPTION_MASQUERADE == 0 || k.Client == by {
+		return false
+	}
+	own, other := 0, 0
+	t := w.kernel.Index.Tuple(bpf.ReferenceTo(f.index, bpf.KernelRoleUNMASQUERADE))
+	for range portTries {
+		t.Dport = bpf.Wire(w.ports.random())
+		o := w.kernel.Index.Find(&t)
+		if o == 0 {
+			continue
+		}
+		switch w.kernel.Flows[o.Flow()].Client {
+		case k.Client:
+			own++
+		case by:
+			other++
+		}
+	}
+	return other-own > portTries/4
 }

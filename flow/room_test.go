@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/test/netns"
 	"github.com/sluice-proxy/sluice/test/wait"
@@ -120,6 +121,53 @@ func TestNewSessionsReplaceQuietOnes(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A client that has most of the node's ports towards an endpoint, in sessions that are in use or
+// unanswered, does not keep others from their part. It keeps its own part.
+func TestNoClientTakesAllPorts(t *testing.T) {
+	t.Parallel()
+	for _, answered := range []bool{false, true} {
+		t.Run(fmt.Sprintf("answered=%t", answered), func(t *testing.T) {
+			const ports, part = 64, 16
+			lab := netns.NewLab(t, 2)
+			lab.Backends[0].EchoUDP(t, 8080)
+			n := newNode(t, lab, nil)
+			n.forgetsSoon()
+			n.config.MasqueradeAll = true
+			n.apply(svc(vip4, nil, at(lab.Backends[0].IPv4, 8080)))
+			n.onLoop(func() { n.server.worker.ports.count = ports })
+			openSessions(t, lab, ports)
+			n.awaitQuiet(ports, netip.AddrPort{})
+			n.onLoop(func() {
+				for _, f := range n.server.worker.flows {
+					switch {
+					case f == nil:
+					case answered:
+						atomic.StoreUint64(&f.shared().Way[0].Last, ^uint64(0)>>2) // as if it were always in use
+					default:
+						f.setState(bpf.KernelStateASKING)
+					}
+				}
+			})
+			for range part {
+				c, err := lab.Backends[1].Dial("udp", vip4+":80")
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = c.Close() })
+				if _, err := question(c); err != nil {
+					t.Fatal(err)
+				}
+			}
+			n.stop()
+			n.left = true
+			n.end()
+			if got, s := n.endedBy(conntrack.Evicted), n.server.Stats(); got != part || s.Lost != 0 {
+				t.Errorf("%d sessions were replaced, want %d; %d packets were lost", got, part, s.Lost)
+			}
+		})
+	}
 }
 
 // Clients whose address is hidden get ports of the node. Where these run out, new UDP

@@ -33,6 +33,11 @@ var flows = []mutation{
 		pkg: "flow", test: "TestRefusalFromAnotherAddressEndsTheSession",
 	},
 	{
+		name: "flow-ports-hogged", what: "one client's UDP sessions keep all ports of the node from others",
+		file: "flow/room.go", old: " || f.isCrowdedOut(o.shared().Client)", new: "",
+		pkg: "flow", test: "TestNoClientTakesAllPorts",
+	},
+	{
 		name: "flow-room-halved", what: "a Service has half of the table, though others need nothing",
 		file: "flow/bpf/table.h", old: " || (__s64)(c->given - c->taken) > c->least_spare", new: "",
 		pkg: "flow/bpf", test: "TestModelOfPackets",
