@@ -1,7 +1,6 @@
 package health
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,6 +21,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -33,29 +32,12 @@ type world struct {
 	store  *service.Store
 	server *Server
 	clock  *fakeClock
-	log    *safeBuffer
+	log    *output.Text
 	table  *policy.Table
 }
 
-type safeBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *safeBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *safeBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
 func newWorld(t *testing.T, o Options) *world {
-	w := &world{t: t, store: service.NewStore(service.StoreOptions{NodeName: "n0"}), clock: newFakeClock(), log: new(safeBuffer)}
+	w := &world{t: t, store: service.NewStore(service.StoreOptions{NodeName: "n0"}), clock: newFakeClock(), log: new(output.Text)}
 	o.Now, o.Logger = w.clock.now, zerolog.New(w.log)
 	if o.Sockets == nil {
 		o.Sockets = &someSockets{most: 1 << 20}

@@ -1,7 +1,6 @@
 package stream
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -20,26 +19,16 @@ import (
 	"github.com/sluice-proxy/sluice/redirect"
 	"github.com/sluice-proxy/sluice/service"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
 // journal is a log that tests read.
-type journal struct {
-	mu   sync.Mutex
-	text bytes.Buffer // guarded by mu
-}
-
-func (j *journal) Write(p []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.text.Write(p)
-}
+type journal struct{ output.Text }
 
 // lines gives the lines that hold a text.
 func (j *journal) lines(text string) (found []string) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	for l := range strings.Lines(j.text.String()) {
+	for l := range strings.Lines(j.String()) {
 		if strings.Contains(l, text) {
 			found = append(found, l)
 		}

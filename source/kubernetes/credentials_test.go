@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -80,7 +81,7 @@ func TestTokenGoesToItsServerAlone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		log := &logBuffer{}
+		log := &output.Text{}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {

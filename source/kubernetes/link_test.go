@@ -10,12 +10,14 @@ import (
 	"github.com/rs/zerolog"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/sluice-proxy/sluice/test/output"
 )
 
 // A watch that client-go could not begin for lack of an answer comes without an
 // error; what its attempts met tells.
 func TestAttemptsTellOfALostServer(t *testing.T) {
-	log := &logBuffer{}
+	log := &output.Text{}
 	l, ctx := newLink(zerolog.New(log), "server"), context.Background()
 	timeout := errors.New("i/o timeout")
 	for range 3 {
@@ -41,7 +43,7 @@ func TestAttemptsTellOfALostServer(t *testing.T) {
 // A server that has just started refuses everything for some moments. That is
 // said if it lasts, or if it was never otherwise.
 func TestRefusalsThatPassAreNotSaid(t *testing.T) {
-	log := &logBuffer{}
+	log := &output.Text{}
 	l, ctx := newLink(zerolog.New(log), "server"), context.Background()
 	forbidden := apierrors.NewForbidden(corev1.Resource("services"), "", nil)
 	refuse := func() { _ = l.answered(ctx, "services", forbidden) }

@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/sluice-proxy/sluice/service"
+	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -28,29 +29,12 @@ const patience = 20 * time.Second
 type follower struct {
 	t      *testing.T
 	source *Source
-	log    *logBuffer
+	log    *output.Text
 
 	mu      sync.Mutex
 	store   *service.Store
 	changes []service.Change
 	apply   func() // called with each change, before it is stored
-}
-
-type logBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }
 
 // follow runs a Source of a fake API server until the test ends. The first change waits
@@ -61,7 +45,7 @@ func follow(t *testing.T, api *fakeAPI, o Options, apply func()) *follower {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &follower{t: t, log: &logBuffer{}, apply: apply}
+	f := &follower{t: t, log: &output.Text{}, apply: apply}
 	o.Logger = zerolog.New(f.log)
 	f.store = service.NewStore(service.StoreOptions{NodeName: o.NodeName, ServiceProxyName: o.ServiceProxyName})
 	f.source = New(client, o)

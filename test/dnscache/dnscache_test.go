@@ -1,7 +1,6 @@
 package dnscache
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,12 +10,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -41,7 +40,7 @@ type world struct {
 	t             *testing.T
 	lab           *netns.Lab
 	sluice, cache string // programs
-	log           output
+	log           output.Text
 	running       *netns.Cmd // the cache; nil while there is none
 }
 
@@ -87,24 +86,6 @@ func build(t *testing.T, dir, what string) string {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	return path
-}
-
-// output is what programs have said, which is read while they go on.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer // guarded by mu
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
 }
 
 // run starts a program, which ends with the test.

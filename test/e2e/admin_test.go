@@ -147,7 +147,7 @@ func TestOperatorSeesAndEndsConnections(t *testing.T) {
 		}
 	}
 	p.stop() // now all that it said has come
-	if !p.stderr.contains(`"filter":"endpoint=` + dead.String()) {
+	if !p.stderr.Contains(`"filter":"endpoint=` + dead.String()) {
 		t.Error("the log does not say who was ended")
 	}
 	if left, err := filepath.Glob("/run/sluice/*"); err == nil {

@@ -47,7 +47,7 @@ func TestHeldConnections(t *testing.T) {
 				}
 				return err
 			})
-			if !p.stderr.contains("connections wait for endpoints, up to 10m0s") {
+			if !p.stderr.Contains("connections wait for endpoints, up to 10m0s") {
 				t.Error("the log does not say that endpoints are needed")
 			}
 			began := time.Now()

@@ -141,7 +141,7 @@ func TestLastGoodContentStaysInForce(t *testing.T) {
 
 	p.write("web.yaml", "kind: Service\n  apiVersion: v1\n")
 	wait.For(t, "the log names the file", startTimeout, func() error {
-		if !p.stderr.contains("web.yaml") {
+		if !p.stderr.Contains("web.yaml") {
 			return errNotYet
 		}
 		return nil

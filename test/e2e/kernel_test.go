@@ -278,7 +278,7 @@ func TestSecondRunReportsTheFirstAndExits(t *testing.T) {
 		if code := second.cmd.ProcessState.ExitCode(); code != 1 {
 			t.Errorf("%s: the second ended with %v, want exit status 1", round, second.cmd.ProcessState)
 		}
-		if holder := fmt.Sprintf("process %d ", first.cmd.Process.Pid); !second.stderr.contains(holder) {
+		if holder := fmt.Sprintf("process %d ", first.cmd.Process.Pid); !second.stderr.Contains(holder) {
 			t.Errorf("%s: it did not say that %s is in its way:\n%s", round, holder, second.stderr)
 		}
 		if out, err := sluice(t, lab, "cleanup"); err == nil {

@@ -130,7 +130,7 @@ func TestConnectionLimitOfANamespace(t *testing.T) {
 	if limited < 2 {
 		t.Errorf("%d records end with namespace_limit", limited)
 	}
-	if !p.stderr.contains("Namespace default") {
+	if !p.stderr.Contains("Namespace default") {
 		t.Error("the log does not name the namespace")
 	}
 }

@@ -176,7 +176,7 @@ func TestHangupDuringTheStart(t *testing.T) {
 		default:
 		}
 		p.signal(syscall.SIGHUP)
-		if !p.stderr.contains(`"message":"ready"`) {
+		if !p.stderr.Contains(`"message":"ready"`) {
 			return errNotYet
 		}
 		return nil

@@ -69,7 +69,7 @@ func TestConnectionTrackingIsKept(t *testing.T) {
 					unload := s.Load(t, w.Node, nothing)
 					if choice == "auto" && !m.lacks(untracked) {
 						wait.For(t, "the rules are noticed", startTimeout, func() error {
-							if !p.stderr.contains("connections to endpoints are kept in connection tracking") {
+							if !p.stderr.Contains("connections to endpoints are kept in connection tracking") {
 								return errNotYet
 							}
 							return nil
@@ -84,7 +84,7 @@ func TestConnectionTrackingIsKept(t *testing.T) {
 					}
 					unload()
 				}
-				if says := p.stderr.contains("--conntrack=bypass has no effect"); says != (choice == "bypass" && m.lacks(untracked)) {
+				if says := p.stderr.Contains("--conntrack=bypass has no effect"); says != (choice == "bypass" && m.lacks(untracked)) {
 					t.Errorf("the log says that --conntrack has no effect: %v", says)
 				}
 			})

@@ -116,7 +116,7 @@ func TestNodesOwnAddressIsFollowed(t *testing.T) {
 			t.Errorf("failed: %v", what)
 			return true
 		})
-		if p.stderr.contains("somebody had changed") {
+		if p.stderr.Contains("somebody had changed") {
 			t.Error("the log says that somebody had changed the kernel's tables")
 		}
 		p.stop()

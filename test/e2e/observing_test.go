@@ -1,16 +1,15 @@
 package e2e
 
 import (
-	"bytes"
 	"fmt"
 	"net"
 	"os"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -71,24 +70,6 @@ func documentedCommands(t *testing.T) []string {
 	return all
 }
 
-// said collects the output of a command.
-type said struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (s *said) Write(b []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.buf.Write(b)
-}
-
-func (s *said) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.buf.String()
-}
-
 // TestObservingCommands runs each command of docs/observing.md.
 func TestObservingCommands(t *testing.T) {
 	lab := netns.NewLab(t, 2)
@@ -107,14 +88,14 @@ func TestObservingCommands(t *testing.T) {
 	type follower struct {
 		command string
 		cmd     *netns.Cmd
-		out     *said
+		out     *output.Text
 	}
 	var followers []*follower
 	for _, c := range commands {
 		if !strings.HasPrefix(c, "tap") && !strings.HasPrefix(c, "top") {
 			continue
 		}
-		f := &follower{c, lab.Node.Command(t, "sh", "-c", `exec "$0" `+c, built(t)), &said{}}
+		f := &follower{c, lab.Node.Command(t, "sh", "-c", `exec "$0" `+c, built(t)), &output.Text{}}
 		f.cmd.Stdout, f.cmd.Stderr = f.out, f.out
 		if err := lab.Node.Do(f.cmd.Start); err != nil {
 			t.Fatal(err)

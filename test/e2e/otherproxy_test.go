@@ -224,7 +224,7 @@ func TestSecondProxyBesideOurs(t *testing.T) {
 		}
 		answers("the second is cleaned up", "b1:", ours, "tcp")
 		for _, p := range []*proxy{first, second} {
-			if p.stderr.contains("somebody had changed") && m.programs == "" { // both proxies want to be first in iptables' chains
+			if p.stderr.Contains("somebody had changed") && m.programs == "" { // both proxies want to be first in iptables' chains
 				t.Errorf("the two had something to repair:\n%s", p.stderr)
 			}
 		}

@@ -26,6 +26,7 @@ import (
 	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/test/bpffs"
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -70,7 +71,7 @@ type proxy struct {
 	under      []string // a program and its arguments that starts it, such as setpriv
 	relayed    string   // why the relay serves forwarded clients too; empty if it must not
 	cmd        *exec.Cmd
-	stderr     *output
+	stderr     *output.Text
 	ends       [][2]time.Time // when it got the signal to end, and was ready again
 	exited     chan struct{}  // closed when it has ended and was waited for
 }
@@ -131,7 +132,7 @@ func (p *proxy) start(flags ...string) {
 			p.t.Fatalf("sluice ended before it was ready: %v", p.cmd.ProcessState)
 		default:
 		}
-		if !p.stderr.contains(`"message":"ready"`) {
+		if !p.stderr.Contains(`"message":"ready"`) {
 			return errNotYet
 		}
 		return nil
@@ -153,7 +154,7 @@ func (p *proxy) launch(flags ...string) {
 		args = append(args, "--datapath", "relay")
 	}
 	args = slices.Concat(args, p.mode.flags, flags)
-	p.cmd, p.stderr, p.exited = exec.Command(built(p.t), args...), &output{}, make(chan struct{})
+	p.cmd, p.stderr, p.exited = exec.Command(built(p.t), args...), &output.Text{}, make(chan struct{})
 	if p.files > 0 {
 		p.cmd = exec.Command("sh", slices.Concat([]string{"-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, p.files), built(p.t)}, args)...)
 	}
@@ -348,32 +349,12 @@ func (p *proxy) memory() int {
 	return resident * os.Getpagesize()
 }
 
-// output collects a process's output.
-type output struct {
-	mu   sync.Mutex
-	text strings.Builder // guarded by mu
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
-func (o *output) contains(s string) bool { return strings.Contains(o.String(), s) }
-
 // awaitLog waits until the proxy has said something: its output comes by a pipe, and may
 // come late.
 func (p *proxy) awaitLog(what string) {
 	p.t.Helper()
 	wait.For(p.t, fmt.Sprintf("the log says %q", what), startTimeout, func() error {
-		if !p.stderr.contains(what) {
+		if !p.stderr.Contains(what) {
 			return errNotYet
 		}
 		return nil

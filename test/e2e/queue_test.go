@@ -66,7 +66,7 @@ func TestLimitsAndQueue(t *testing.T) {
 				waiting = append(waiting, dial(vip4))
 				queued(float64(i + 1))
 			}
-			if !p.stderr.contains("as many as sluice.dev/max-connections-per-endpoint (for each endpoint) allows: further ones wait up to 10m0s") {
+			if !p.stderr.Contains("as many as sluice.dev/max-connections-per-endpoint (for each endpoint) allows: further ones wait up to 10m0s") {
 				t.Error("the log does not name the limit")
 			}
 			_ = waiting[0].Close()

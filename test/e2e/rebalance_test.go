@@ -152,7 +152,7 @@ func TestRebalance(t *testing.T) {
 			wait.For(t, "six endpoints share the connections", 2*startTimeout, func() error { return even(6) })
 			took := time.Since(began)
 			wait.For(t, "the log says how many were closed", startTimeout, func() error {
-				if !p.stderr.contains("idle connections were closed after endpoints came") {
+				if !p.stderr.Contains("idle connections were closed after endpoints came") {
 					return errNotYet
 				}
 				return nil

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/output"
 )
 
 // TestAnotherUserIsToldWhatIsMissing in each steering mode: the program ends with an error
@@ -32,7 +33,7 @@ func TestAnotherUserIsToldWhatIsMissing(t *testing.T) {
 			cmd := exec.Command(program, append([]string{"run", "--manifests", dir, "--access-log", "off", "--admin-socket", "off"}, m.flags...)...)
 			cmd.Env = m.environment(t)
 			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}, Pdeathsig: syscall.SIGKILL}
-			var out output
+			var out output.Text
 			cmd.Stdout, cmd.Stderr = &out, &out
 			if err := node.Do(cmd.Start); err != nil {
 				t.Fatal(err)

@@ -249,7 +249,7 @@ func TestTakeOverIsAsked(t *testing.T) {
 	second := *p
 	second.launch()
 	second.waitExit()
-	if code := second.cmd.ProcessState.ExitCode(); code != 1 || !second.stderr.contains("take its place with --take-over") {
+	if code := second.cmd.ProcessState.ExitCode(); code != 1 || !second.stderr.Contains("take its place with --take-over") {
 		t.Errorf("%v: %s", second.cmd.ProcessState, second.stderr)
 	}
 	third := *p
@@ -293,7 +293,7 @@ func TestTakeOverGivenUp(t *testing.T) {
 		}
 	}
 	w.progress(t)
-	if w.p.stderr.contains("another sluice has taken over") {
+	if w.p.stderr.Contains("another sluice has taken over") {
 		t.Error("the running sluice has left")
 	}
 	w.next(t)
@@ -393,7 +393,7 @@ func TestTakeOverWithoutFlows(t *testing.T) {
 	next := *p
 	next.start("--datapath", "auto", "--max-connections", "100", "--max-udp-sessions", "100", "--take-over")
 	p.waitExit()
-	if !p.stderr.contains("a sluice that steers otherwise begins") {
+	if !p.stderr.Contains("a sluice that steers otherwise begins") {
 		t.Error("it has handed over")
 	}
 	if _, err := lab.Client.Ask("tcp", addresses(80, vip4)[0]); err != nil {

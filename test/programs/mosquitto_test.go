@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -30,11 +31,11 @@ func TestPublishAndSubscribe(t *testing.T) {
 	options := func(vip string, more ...string) []string {
 		return append([]string{"-h", vip, "-p", strconv.Itoa(int(w.port)), "-t", "news", "-q", "1"}, more...)
 	}
-	outs := make([]*output, len(vips))
+	outs := make([]*output.Text, len(vips))
 	ends := make([]chan error, len(vips))
 	for i, vip := range vips {
 		cmd := as(w.Client.Command(t, find(t, "mosquitto_sub"), options(vip, "-k", "5", "-C", strconv.Itoa(2*messages))...), "/")
-		outs[i], ends[i] = &output{}, make(chan error, 1)
+		outs[i], ends[i] = &output.Text{}, make(chan error, 1)
 		cmd.Stdout, cmd.Stderr = outs[i], outs[i]
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)

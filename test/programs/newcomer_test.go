@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -71,7 +72,7 @@ func newDeveloper(t *testing.T, resolver string) *developer {
 		}
 	}
 	holder := d.machine.Command(t, "unshare", "--mount", "--propagation", "private", "bash", "-euc", machineSetup, "setup", resolver)
-	var log output
+	var log output.Text
 	holder.Stdout, holder.Stderr = &log, &log
 	if err := holder.Start(); err != nil {
 		t.Fatal(err)
@@ -94,7 +95,7 @@ func (d *developer) command(name string, args ...string) *netns.Cmd {
 }
 
 // start runs a program until the test ends.
-func (d *developer) start(log *output, name string, args ...string) *netns.Cmd {
+func (d *developer) start(log *output.Text, name string, args ...string) *netns.Cmd {
 	d.t.Helper()
 	c := d.command(name, args...)
 	c.Stdout, c.Stderr = log, log
@@ -169,7 +170,7 @@ func TestNewcomer(t *testing.T) {
 		t.Run(row.way, func(t *testing.T) {
 			t.Parallel()
 			d := newDeveloper(t, row.resolver)
-			var log output
+			var log output.Text
 			if row.more != "" {
 				d.start(&log, find(t, "dbus-daemon"), "--nofork", "--nopidfile", "--config-file=/run/dbus.conf")
 				wait.For(t, "the bus is there", wait.Patience, func() error { return d.command("test", "-S", "/run/dbus/system_bus_socket").Run() })

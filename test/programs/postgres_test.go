@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -74,7 +75,7 @@ func TestCopyWithAReaderThatPauses(t *testing.T) {
 			t.Parallel()
 			query := fmt.Sprintf(`copy (select i, repeat('x', 56) from generate_series(1, %d) i) to stdout`, rows)
 			cmd := as(w.Client.Command(t, find(t, "psql"), w.pg(vip, "-c", query, "postgres")...), "/")
-			var complaints output
+			var complaints output.Text
 			cmd.Stderr = &complaints
 			out, err := cmd.StdoutPipe()
 			if err == nil {

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -148,7 +149,7 @@ func TestRsyslog(t *testing.T) {
 		t.Fatalf("rsyslog does not take the recipe: %v: %s", err, out)
 	}
 	cmd := w.Node.Command(t, find(t, "rsyslogd"), "-n", "-f", config, "-i", filepath.Join(dir, "pid"))
-	log := &output{}
+	log := &output.Text{}
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

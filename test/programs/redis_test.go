@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sluice-proxy/sluice/test/output"
 )
 
 // redis runs Redis on the first backend.
@@ -50,7 +52,7 @@ func TestRedisPipeToAPausedServer(t *testing.T) {
 	for i, vip := range vips {
 		cmd := as(w.Client.Command(t, find(t, "redis-cli"), w.redis(vip, "--pipe", "--pipe-timeout", "0")...), "/")
 		in, err := cmd.StdinPipe()
-		var said output
+		var said output.Text
 		cmd.Stdout, cmd.Stderr = &said, &said
 		if err == nil {
 			err = cmd.Start()

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -54,7 +55,7 @@ type world struct {
 	accessLog string
 	annotated bool // the relay may serve
 	cmd       *netns.Cmd
-	log       *output
+	log       *output.Text
 }
 
 // newWorld starts the proxy. All backends are endpoints, with the Service's port.
@@ -69,7 +70,7 @@ func newWorldBy(t *testing.T, program []string, backends int, port uint16, flags
 	t.Helper()
 	t.Parallel()
 	dir := t.TempDir()
-	w := &world{t: t, Lab: netns.NewLab(t, backends), port: port, manifests: filepath.Join(dir, "manifests"), accessLog: filepath.Join(dir, "access.log"), log: &output{}}
+	w := &world{t: t, Lab: netns.NewLab(t, backends), port: port, manifests: filepath.Join(dir, "manifests"), accessLog: filepath.Join(dir, "access.log"), log: &output.Text{}}
 	if err := os.Mkdir(w.manifests, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +215,7 @@ type server struct {
 	args []string
 	dir  string
 	cmd  *netns.Cmd
-	log  output
+	log  output.Text
 }
 
 // serve runs a program as nobody and waits until it accepts.
@@ -364,24 +365,6 @@ func (w *world) judge(all []attempt, since time.Time) {
 	if late == 0 {
 		w.t.Error("no attempt began later: the test proves nothing")
 	}
-}
-
-// output collects what programs write.
-type output struct {
-	mu   sync.Mutex
-	text strings.Builder // guarded by mu
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
 }
 
 // dial connects the client host to the Service.

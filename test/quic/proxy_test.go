@@ -2,7 +2,6 @@ package quic
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,13 +13,13 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -35,26 +34,8 @@ type proxy struct {
 	node      *netns.Host
 	manifests string
 	cmd       *netns.Cmd
-	log       output
+	log       output.Text
 	http      http.Client
-}
-
-// output is what the proxy has said, which is read while it goes on.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer // guarded by mu
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
 }
 
 // program returns the binary that SLUICE_BIN names, or builds one.

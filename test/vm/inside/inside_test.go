@@ -3,7 +3,6 @@
 package inside
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 
@@ -12,12 +11,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sluice-proxy/sluice/test/netns"
+	"github.com/sluice-proxy/sluice/test/output"
 	"github.com/sluice-proxy/sluice/test/wait"
 )
 
@@ -33,24 +32,6 @@ func TestMain(m *testing.M) {
 		return // not in a guest
 	}
 	os.Exit(m.Run())
-}
-
-// output is a program's output until now.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer // guarded by mu
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
 }
 
 const manifests = `
@@ -133,7 +114,7 @@ func start(t *testing.T, node *netns.Host) (stop func()) {
 	if caps := os.Getenv(capsEnv); caps != "" {
 		args = append([]string{"/usr/bin/setpriv", "--bounding-set=" + caps}, args...)
 	}
-	var said output
+	var said output.Text
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdout, cmd.Stderr = &said, &said
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
