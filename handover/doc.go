@@ -2,10 +2,12 @@
 // place. It knows what a socket is called, and not what it is for.
 //
 // The running process makes an [Offer]: an abstract unix socket, so that who reaches it is in
-// the same network namespace. Each side takes only a process of its own user that it can see
-// and that may steer. The next process comes by [Dial].
+// the same network namespace. Each side takes only a process of its own user that shows that it
+// may steer, also in another PID namespace. The next process comes by [Dial].
 //
 //	next                    running
+//	proof            ->     checks it first
+//	                 <-     proof
 //	hello            ->
 //	                 <-     welcome, or refuse: the next one has changed nothing
 //	ask              ->     stops changing anything

@@ -12,6 +12,7 @@ type Step string
 
 // The steps, in their order.
 const (
+	StepProof   Step = "proof" // with a descriptor that shows that its process may steer
 	StepHello   Step = "hello"
 	StepWelcome Step = "welcome"
 	StepRefuse  Step = "refuse"  // Why says why not

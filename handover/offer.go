@@ -1,13 +1,11 @@
 package handover
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"syscall"
-
-	"github.com/sluice-proxy/sluice/internal/sys"
 )
 
 // network is that of the unix sockets: SOCK_SEQPACKET keeps the bounds of messages.
@@ -39,24 +37,67 @@ func (o *Offer) Close() { _ = o.listener.Close() }
 // Accept waits for a process. The error is net.ErrClosed after Close, and a *StrangerError
 // about a process that is given nothing; then Accept may be called again.
 func (o *Offer) Accept() (*Conn, error) {
-	c, err := o.listener.AcceptUnix()
-	if err != nil {
-		return nil, err
+	for {
+		u, err := o.listener.AcceptUnix()
+		if err != nil {
+			return nil, err
+		}
+		c := &Conn{u}
+		if err = c.verify(); err == nil {
+			err = c.prove()
+		}
+		if err == nil {
+			return c, nil
+		}
+		if _, is := errors.AsType[*StrangerError](err); is {
+			_ = c.Send(&Message{Step: StepRefuse, Why: err.Error()})
+		}
+		_ = c.Close()
+		if !Gone(err) { // else it only asks whether somebody is there
+			return nil, err
+		}
 	}
-	return trusted(c)
 }
 
 // Dial connects to the process that offers a take-over. The error is ErrNobody if there is
 // none, and a *StrangerError if another program has the name.
 func Dial(proxy string) (*Conn, error) {
-	c, err := net.DialUnix(network, nil, address(proxy))
+	u, err := connect(proxy)
+	if err != nil {
+		return nil, err
+	}
+	c := &Conn{u}
+	if err = c.prove(); err == nil {
+		err = c.verify()
+	}
+	if err != nil {
+		_ = c.Close()
+		return nil, fmt.Errorf("ask for a take-over: %w", err)
+	}
+	return c, nil
+}
+
+// IsOffered reports whether a process offers a take-over, whoever it is.
+func IsOffered(proxy string) bool {
+	c, err := connect(proxy)
+	if err == nil {
+		_ = c.Close()
+	}
+	return !errors.Is(err, ErrNobody)
+}
+
+// connect gives this end a name that no other one has; see prove.
+func connect(proxy string) (*net.UnixConn, error) {
+	own := address(proxy)
+	own.Name += "/" + rand.Text()
+	c, err := net.DialUnix(network, own, address(proxy))
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		return nil, ErrNobody
 	}
 	if err != nil {
 		return nil, fmt.Errorf("ask for a take-over: %w", err)
 	}
-	return trusted(c)
+	return c, nil
 }
 
 // StrangerError says that a process gets, and is believed, nothing.
@@ -67,29 +108,9 @@ type StrangerError struct {
 
 // Error names the process.
 func (e *StrangerError) Error() string {
+	who := fmt.Sprintf("process %d", e.PID)
 	if e.PID == 0 {
-		return fmt.Sprintf("a process of uid %d may not take part in a take-over: it is in a PID namespace that cannot be seen from here", e.UID)
+		who = "a process of another PID namespace"
 	}
-	return fmt.Sprintf("process %d of uid %d may not take part in a take-over: it is of another user or user namespace, or lacks CAP_NET_ADMIN", e.PID, e.UID)
-}
-
-// trusted checks the peer: it has our user, in our user namespace, and may steer. Of one that
-// cannot be seen, in another PID namespace, only the user is known: any pod that has the host's
-// network and runs as root has the same.
-func trusted(c *net.UnixConn) (*Conn, error) {
-	peer, err := sys.PeerCredentials(c)
-	if err != nil {
-		_ = c.Close()
-		return nil, err
-	}
-	is := int(peer.Uid) == os.Geteuid() && peer.Pid != 0
-	if is {
-		is, err = sys.IsNetAdmin(int(peer.Pid), peer.Uid)
-		is = is && err == nil
-	}
-	if !is {
-		_ = c.Close()
-		return nil, &StrangerError{int(peer.Pid), peer.Uid}
-	}
-	return &Conn{c}, nil
+	return fmt.Sprintf("%s, of uid %d, may not take part in a take-over: it is of another user or user namespace, or lacks CAP_NET_ADMIN", who, e.UID)
 }

@@ -130,13 +130,7 @@ func (p *Proxy) takeSockets() error {
 
 // isAlone reports whether the running process has ended before it could hand over: then this
 // one serves as after a crash.
-func (p *Proxy) isAlone() bool {
-	c, err := handover.Dial(p.config.Steering.Table)
-	if err == nil {
-		_ = c.Close()
-	}
-	return errors.Is(err, handover.ErrNobody)
-}
+func (p *Proxy) isAlone() bool { return !handover.IsOffered(p.config.Steering.Table) }
 
 // tookOver tells the running process that this one serves, and waits until it has closed what
 // only one process can have.

@@ -329,8 +329,13 @@ var promises = []mutation{
 	},
 	{
 		name: "strangers-served", what: "any process may take the sockets over",
-		file: "handover/offer.go", old: "	if !is {\n", new: "	if is && !is {\n",
+		file: "handover/proof.go", old: "err == nil && forced {", new: "err == nil {",
 		pkg: "handover", test: "TestStrangersGetNothing",
+	},
+	{
+		name: "proof-of-any-connection", what: "a proof counts on another connection than that it was made for",
+		file: "handover/proof.go", old: "return err == nil && theirs == c.unix.RemoteAddr().String()", new: "return err == nil && theirs != \"\"",
+		pkg: "handover", test: "TestProofOfAnotherConnection",
 	},
 	{
 		name: "bound-sockets-stay", what: "node ports are not taken over",
