@@ -110,12 +110,14 @@ test-programs: deps build ## Test Debian's PostgreSQL, Redis, nginx and mosquitt
 	@test/programs/install-deps.sh
 	$(REQUIRE_ROOT) SLUICE_TEST_FULL=1 SLUICE_BIN=$(CURDIR)/bin/sluice \
 	go test -tags programs -count=1 -timeout 15m -parallel 8 -v $(TESTFLAGS) ./test/programs
+	cd test/pools && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 -v $(TESTFLAGS) .
 
 .PHONY: test-programs-quick
-test-programs-quick: deps build ## As test-programs in half a minute: no pause exceeds two seconds
+test-programs-quick: deps build ## As test-programs in a minute: no pause exceeds two seconds
 	@test/programs/install-deps.sh
 	$(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice \
 	go test -tags programs -count=1 -timeout 5m -parallel 8 $(TESTFLAGS) ./test/programs
+	cd test/pools && $(REQUIRE_ROOT) SLUICE_BIN=$(CURDIR)/bin/sluice go test -count=1 $(TESTFLAGS) .
 
 .PHONY: test-web
 test-web: deps build ## Look at the page with Debian's chromium; pictures are left in .cache/web

@@ -150,8 +150,11 @@ func (b *rebalancer) next(now time.Time, log zerolog.Logger) map[service.PortNam
 			continue
 		}
 		s := &share{of: p, quiet: p.port.Rebalance, came: p.came, surplus: make(map[netip.AddrPort]int)}
+		away := false // clients have not come back
 		for f, list := range p.endpoints {
-			all := max(p.open[f], p.total(f))
+			open := p.total(f)
+			all := max(p.open[f], open)
+			away = away || all-open > all/rebalanceSlack
 			for _, a := range list {
 				even := (all + len(list) - 1) / len(list)
 				if n := p.loads.Of(a).Open() - even; n > even/rebalanceSlack {
@@ -162,8 +165,10 @@ func (b *rebalancer) next(now time.Time, log zerolog.Logger) map[service.PortNam
 				s.most += max(all/rebalancePart, 1)
 			}
 		}
-		if len(s.surplus) > 0 && now.Sub(p.began) < rebalanceTime {
-			shares[name] = s
+		if (len(s.surplus) > 0 || away) && now.Sub(p.began) < rebalanceTime {
+			if len(s.surplus) > 0 {
+				shares[name] = s
+			}
 			continue
 		}
 		p.began = time.Time{}

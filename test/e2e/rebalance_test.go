@@ -112,7 +112,7 @@ func TestRebalance(t *testing.T) {
 			p := newProxy(t, lab.Node)
 			web := webService{name: "web", vips: []string{vip4, vip6}, port: 80, endpoints: on(8080, lab.Backends[:3]...)}
 			plain := webService{name: "plain", vips: []string{"10.96.0.11"}, port: 80, endpoints: on(8080, lab.Backends[:3]...)}
-			p.write("web.yaml", web.annotated("sluice.dev/rebalance: 2s"))
+			p.write("web.yaml", web.annotated("sluice.dev/rebalance: 10s"))
 			p.apply(plain)
 			p.start("--datapath", path)
 			held := hold(t, lab.Client, "10.96.0.11:80", 6)
@@ -147,7 +147,7 @@ func TestRebalance(t *testing.T) {
 
 			web.endpoints, plain.endpoints = on(8080, lab.Backends...), on(8080, lab.Backends...)
 			began := time.Now()
-			p.write("web.yaml", web.annotated("sluice.dev/rebalance: 2s"))
+			p.write("web.yaml", web.annotated("sluice.dev/rebalance: 10s"))
 			p.apply(plain)
 			wait.For(t, "six endpoints share the connections", 2*startTimeout, func() error { return even(6) })
 			took := time.Since(began)

@@ -103,7 +103,7 @@ var promises = []mutation{
 	},
 	{
 		name: "rebalance-closes-all", what: "idle connections are closed although their clients will not come back",
-		file: "node/rebalance.go", old: "all := max(p.open[f], p.total(f))", new: "all := p.total(f)",
+		file: "node/rebalance.go", old: "all := max(p.open[f], open)", new: "all := open",
 		pkg: "node", test: "TestShares",
 	},
 	{
