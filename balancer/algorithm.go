@@ -3,6 +3,7 @@ package balancer
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"strings"
 
 	"github.com/sluice-proxy/sluice/service"
@@ -75,6 +76,23 @@ type (
 
 func (roundRobin) prepare(*view, *config, []service.Endpoint) {}
 func (random) prepare(*view, *config, []service.Endpoint)     {}
+
+func (roundRobin) number(b *Balancer, _ *config, _ Conn) uint64 { return b.next() }
+func (random) number(b *Balancer, _ *config, _ Conn) uint64     { return b.next() }
+
+func (roundRobin) named(_ *Balancer, _ *config, candidates []service.Endpoint, number uint64) int {
+	return nth(number, len(candidates))
+}
+
+func (random) named(_ *Balancer, _ *config, candidates []service.Endpoint, number uint64) int {
+	return nth(number, len(candidates))
+}
+
+// nth maps a number to one from 0 to n-1.
+func nth(number uint64, n int) int {
+	hi, _ := bits.Mul64(number, uint64(n))
+	return int(hi)
+}
 
 func (roundRobin) choose(b *Balancer, c *config, candidates []service.Endpoint, _ Conn, _ int64) int {
 	return b.turn(c, candidates)

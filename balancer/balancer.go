@@ -62,6 +62,8 @@ type Options struct {
 	Loads *Loads
 	// Ejection says when an endpoint that keeps failing is passed over.
 	Ejection Ejection
+	// Now is the time, for the slow start of endpoints that are new.
+	Now int64
 	// HashPort has the client's port count in hashes.
 	HashPort bool
 }
@@ -76,7 +78,8 @@ type config struct {
 	rank      *Rank
 	port      uint64 // of the service port's name
 	loads     *Loads
-	most      int // connections of an endpoint; 0 = any number
+	starts    *starts // nil: all endpoints have their full share
+	most      int     // connections of an endpoint; 0 = any number
 	hashPort  bool
 }
 
@@ -85,6 +88,7 @@ type config struct {
 type Balancer struct {
 	config atomic.Pointer[config]
 	mu     sync.Mutex // serializes Configure
+	seen   seen       // guarded by mu
 
 	random  atomic.Uint64
 	cursors [8]atomic.Uint64 // 0 = unused
@@ -128,6 +132,7 @@ func (b *Balancer) Configure(opts Options) {
 		loads:     opts.Loads,
 		hashPort:  opts.HashPort,
 	}
+	next.starts = b.startsLocked(opts.Port, opts.Now)
 	if next.loads == nil {
 		next.loads = &b.uncounted
 	}
@@ -290,8 +295,7 @@ func (b *Balancer) turn(c *config, candidates []service.Endpoint) int {
 
 // below returns a random number from 0 to n-1.
 func (b *Balancer) below(n int) int {
-	hi, _ := bits.Mul64(b.next(), uint64(n))
-	return int(hi)
+	return nth(b.next(), n)
 }
 
 // next returns 64 random bits. splitmix64 needs no lock.

@@ -2,7 +2,6 @@ package balancer
 
 import (
 	"encoding/binary"
-	"math/bits"
 	"net/netip"
 
 	"github.com/sluice-proxy/sluice/service"
@@ -16,13 +15,19 @@ type byHash struct{ destination bool }
 
 func (byHash) prepare(*view, *config, []service.Endpoint) {}
 
-func (a byHash) choose(_ *Balancer, c *config, candidates []service.Endpoint, conn Conn, _ int64) int {
-	h := conn.hash(c.hashPort)
+func (a byHash) choose(b *Balancer, c *config, candidates []service.Endpoint, conn Conn, _ int64) int {
+	return a.named(b, c, candidates, a.number(b, c, conn))
+}
+
+func (a byHash) number(_ *Balancer, c *config, conn Conn) uint64 {
 	if a.destination {
-		h = hashAddr(conn.Destination.Addr(), 0)
+		return hashAddr(conn.Destination.Addr(), 0)
 	}
-	hi, _ := bits.Mul64(h, uint64(len(candidates)))
-	return int(hi)
+	return conn.hash(c.hashPort)
+}
+
+func (byHash) named(_ *Balancer, _ *config, candidates []service.Endpoint, number uint64) int {
+	return nth(number, len(candidates))
 }
 
 // maglevSize is the number of places in a table of Maglev, a prime. Each of n endpoints has
@@ -37,10 +42,14 @@ func (maglev) prepare(v *view, _ *config, candidates []service.Endpoint) {
 	v.table = maglevTable(candidates)
 }
 
-func (maglev) choose(b *Balancer, c *config, candidates []service.Endpoint, conn Conn, _ int64) int {
-	v := b.view(c, candidates)
-	hi, _ := bits.Mul64(conn.hash(c.hashPort), maglevSize)
-	return int(v.table[hi])
+func (m maglev) choose(b *Balancer, c *config, candidates []service.Endpoint, conn Conn, _ int64) int {
+	return m.named(b, c, candidates, m.number(b, c, conn))
+}
+
+func (maglev) number(_ *Balancer, c *config, conn Conn) uint64 { return conn.hash(c.hashPort) }
+
+func (maglev) named(b *Balancer, c *config, candidates []service.Endpoint, number uint64) int {
+	return int(b.view(c, candidates).table[nth(number, maglevSize)])
 }
 
 // maglevTable has the candidates take places in turns, each by its own permutation.

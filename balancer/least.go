@@ -28,21 +28,29 @@ func (a byLoad) choose(b *Balancer, c *config, candidates []service.Endpoint, _ 
 	v := b.view(c, candidates)
 	start := b.below(v.n)
 	var leaveOut func(int) bool
-	if b.suspects.Load() != nil || c.most > 0 || c.loads.ejections.out.Load() > 0 {
+	var share func(int) uint64
+	if s := c.starting(now); s != nil {
+		share = func(i int) uint64 { return s.share(candidates[i].Addr, now) }
+		leaveOut = func(i int) bool {
+			ep := candidates[i].Addr
+			return s.refuses(ep, now, b.next()) || b.suspected(endpointKey(ep), now) || c.excludes(ep, now, false)
+		}
+	} else if b.suspects.Load() != nil || c.most > 0 || c.loads.ejections.out.Load() > 0 {
 		leaveOut = func(i int) bool {
 			ep := candidates[i].Addr
 			return b.suspected(endpointKey(ep), now) || c.excludes(ep, now, false)
 		}
 	}
-	if best := a.least(v, start, leaveOut); best >= 0 {
+	if best := a.least(v, start, leaveOut, share); best >= 0 {
 		return best
 	}
 	return start
 }
 
 // least returns the candidate of the lowest cost that is not left out, the first one from
-// start on; -1 if all are left out. leaveOut may be nil.
-func (a byLoad) least(v *view, start int, leaveOut func(int) bool) int {
+// start on; -1 if all are left out. Connections of a candidate with half the share count
+// twice. leaveOut and share may be nil.
+func (a byLoad) least(v *view, start int, leaveOut func(int) bool, share func(int) uint64) int {
 	if !a.weighted && leaveOut == nil {
 		// Loads from start on, then those before: a loop as short as can be.
 		ahead, before := fewest(v.loads[start:]), fewest(v.loads[:start])
@@ -58,6 +66,9 @@ func (a byLoad) least(v *view, start int, leaveOut func(int) bool) int {
 			i -= v.n
 		}
 		x, w := int64(v.loads[i].open.Load()), int64(1)
+		if share != nil {
+			x = x * fullShare / int64(share(i))
+		}
 		if !a.idle || x > 0 {
 			x += a.extra
 		}
@@ -107,7 +118,18 @@ func (powerOfTwo) choose(b *Balancer, c *config, candidates []service.Endpoint, 
 		return j
 	}
 	x, y := v.loads[i], v.loads[j]
-	switch m, n := x.open.Load(), y.open.Load(); {
+	m, n := int64(x.open.Load()), int64(y.open.Load())
+	if s := c.starting(now); s != nil {
+		first, second := candidates[i].Addr, candidates[j].Addr
+		switch {
+		case s.refuses(first, now, b.next()):
+			return j
+		case s.refuses(second, now, b.next()):
+			return i
+		}
+		m, n = m*int64(s.share(second, now)), n*int64(s.share(first, now))
+	}
+	switch {
 	case m < n:
 		return i
 	case m > n:

@@ -20,6 +20,9 @@ const (
 func (b *Balancer) pick(c *config, d *Dial, candidates []service.Endpoint, conn Conn, now int64) int {
 	if d.attempts == 0 {
 		first := algorithms[c.algorithm].choose(b, c, candidates, conn, now)
+		if s := c.starting(now); s != nil {
+			first = b.ease(c, s, candidates, conn, first, now)
+		}
 		if b.admits(c, candidates[first].Addr, now) {
 			return first
 		}

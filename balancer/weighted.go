@@ -28,8 +28,19 @@ func (weightedRoundRobin) prepare(v *view, _ *config, candidates []service.Endpo
 func (weightedRoundRobin) choose(b *Balancer, c *config, candidates []service.Endpoint, _ Conn, _ int64) int {
 	v := b.view(c, candidates)
 	sum := v.sums[v.n-1]
-	place := v.turn.Add(1) % sum * v.step % sum
+	return v.at(v.turn.Add(1) % sum * v.step % sum)
+}
+
+// at returns the candidate of a place in a round.
+func (v *view) at(place uint64) int {
 	return sort.Search(v.n, func(i int) bool { return v.sums[i] > place })
+}
+
+func (weightedRoundRobin) number(b *Balancer, _ *config, _ Conn) uint64 { return b.next() }
+
+func (weightedRoundRobin) named(b *Balancer, c *config, candidates []service.Endpoint, number uint64) int {
+	v := b.view(c, candidates)
+	return v.at(uint64(nth(number, int(v.sums[v.n-1]))))
 }
 
 func gcd(a, b uint64) uint64 {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -53,7 +54,7 @@ func newPortService(port *service.Port, cfg *Config, counters *conntrack.Counter
 // returns an error about them.
 func (p *portService) configure(port *service.Port, cfg *Config) error {
 	opts, problem := cfg.Balancer.For(port)
-	opts.Loads = p.counters.Loads()
+	opts.Loads, opts.Now = p.counters.Loads(), poll.Nanotime()
 	opts.Ejection = balancer.Ejection{} // nothing says that a UDP endpoint serves
 	if p.port = port; p.balancer == nil {
 		p.balancer = balancer.New(opts)

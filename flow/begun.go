@@ -154,7 +154,15 @@ func (w *worker) discoverAll() {
 // distrust has userspace decide about a service port's new flows for a while: it knows
 // which endpoints have failed, and when to try them again.
 func (s *portService) distrust(w *worker, now int64) {
-	atomic.StoreUint64(&w.kernel.Loads[s.load].AskUntil, w.kernelTime(now+int64(balancer.Distrust)))
+	w.server.askUntil(s.load, w.kernelTime(now+int64(balancer.Distrust)))
+}
+
+// askUntil has userspace decide about a service port's new flows until a time of the kernel's
+// clock, or longer if that was asked for before.
+func (s *Server) askUntil(load uint32, until uint64) {
+	at := &s.kernel.Loads[load].AskUntil
+	for was := atomic.LoadUint64(at); was < until && !atomic.CompareAndSwapUint64(at, was, until); was = atomic.LoadUint64(at) {
+	}
 }
 
 // newFlow returns an object for an index.

@@ -12,6 +12,8 @@ import (
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/flow/bpf"
 	"github.com/sluice-proxy/sluice/host/hostnet"
+	"github.com/sluice-proxy/sluice/internal/poll"
+	"github.com/sluice-proxy/sluice/internal/sys"
 	"github.com/sluice-proxy/sluice/policy"
 	"github.com/sluice-proxy/sluice/service"
 )
@@ -128,6 +130,9 @@ func (p *Path) wanted(s *portService, st *state) (w steering) {
 		return w
 	}
 	w.destinations = make(map[bpf.KernelDestination]bpf.KernelServed)
+	if left := s.balancer.StartsUntil() - poll.Nanotime(); left > 0 {
+		p.server.askUntil(s.load, uint64(sys.Monotonic()+left)) // the table has no shares
+	}
 	how, decides := s.decidable()
 	decides = decides && p.protocol != service.SCTP && !p.server.options.ask
 	for d := range st.table.Destinations(s.port) {

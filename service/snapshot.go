@@ -155,6 +155,10 @@ type Port struct {
 	// max-connections-per-endpoint, queue-timeout).
 	Limits Limits
 
+	// SlowStart is the time in which a new endpoint's share grows to the full one; 0 = it has
+	// it at once (sluice.dev/slow-start).
+	SlowStart time.Duration
+
 	// SendProxy is the version of the PROXY protocol, 1 or 2, by which endpoints of a TCP
 	// port learn of the client; 0 = none (sluice.dev/proxy-protocol).
 	SendProxy uint8

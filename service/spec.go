@@ -16,7 +16,7 @@ import (
 // Annotations are the names of a Service's annotations that have an effect, without
 // the prefix "sluice.dev/".
 var Annotations = []string{acceptProxyProtocol, accessLog, "balancer", "balancer-hash", "datapath", "dial-timeouts", drain, "eject-after",
-	halfClosedTimeout, hold, idleTimeout, maxConnections, maxPerEndpoint, proxyProtocol, queueTimeout, rebalance, "sctp-streams", topologyKeys, "udp-responses", "udp-timeout"}
+	halfClosedTimeout, hold, idleTimeout, maxConnections, maxPerEndpoint, proxyProtocol, queueTimeout, rebalance, "sctp-streams", slowStart, topologyKeys, "udp-responses", "udp-timeout"}
 
 // Foreign are annotations of other proxies that have an effect, with their whole names.
 var Foreign = []string{"kube-router.io/service.scheduler", "service.cilium.io/lb-algorithm"}
@@ -52,6 +52,7 @@ type spec struct {
 	hold                time.Duration
 	drain               time.Duration
 	rebalance           time.Duration
+	slowStart           time.Duration
 	limits              Limits
 	sendProxy           uint8
 	acceptProxy         []netip.Prefix
@@ -271,6 +272,7 @@ func (s *spec) parsePolicy(svc *corev1.Service) {
 		s.rebalance = 0
 		s.problemf("annotation %s%s: clients with session affinity come back to the same endpoint; no connection is closed", annotationPrefix, rebalance)
 	}
+	s.slowStart = s.duration(slowStart)
 	s.parseLimits()
 	s.parseTopologyKeys()
 }
@@ -306,7 +308,7 @@ func CheckAnnotation(name, text string, local bool) error {
 	case idleTimeout, halfClosedTimeout:
 		_, err := parseTimeout(name, text)
 		return err
-	case hold, drain, queueTimeout, rebalance:
+	case hold, drain, queueTimeout, rebalance, slowStart:
 		_, err := durations[name].parse(name, text)
 		return err
 	case maxConnections, maxPerEndpoint:

@@ -14,6 +14,7 @@ const (
 	drain             = "drain"
 	hold              = "hold"
 	rebalance         = "rebalance"
+	slowStart         = "slow-start"
 )
 
 // bounded is an annotation whose value is a duration within bounds.
@@ -25,6 +26,7 @@ type bounded struct {
 
 var durations = map[string]bounded{
 	drain:        {time.Second, 24 * time.Hour, "connections stay with endpoints that went"},
+	slowStart:    {time.Second, time.Hour, "new endpoints have their full share at once"},
 	queueTimeout: {time.Millisecond, 10 * time.Minute, "connections at a limit are reset at once"},
 	hold:         {time.Second, 10 * time.Minute, "nothing waits for endpoints"},
 	rebalance:    {time.Second, time.Hour, "no idle connection is closed"},

@@ -73,6 +73,8 @@ func TestDurationsOfAService(t *testing.T) {
 		{"drain", "30s", func(p *Port) time.Duration { return p.Drain }, want{30 * time.Second, 30 * time.Second, 0}, ""},
 		{"drain", "25h", func(p *Port) time.Duration { return p.Drain }, want{}, `annotation sluice.dev/drain: "25h" is not a duration such as 30s, of 1s to 24h0m0s; connections stay`},
 		{"drain", "0", func(p *Port) time.Duration { return p.Drain }, want{}, `annotation sluice.dev/drain: "0" is not a duration`},
+		{"slow-start", "30s", func(p *Port) time.Duration { return p.SlowStart }, want{30 * time.Second, 30 * time.Second, 30 * time.Second}, ""},
+		{"slow-start", "30", func(p *Port) time.Duration { return p.SlowStart }, want{}, `annotation sluice.dev/slow-start: "30" is not a duration such as 30s, of 1s to 1h0m0s; new endpoints have`},
 		{"rebalance", "5s", func(p *Port) time.Duration { return p.Rebalance }, want{tcp: 5 * time.Second}, ""},
 		{"rebalance", "yes", func(p *Port) time.Duration { return p.Rebalance }, want{}, `annotation sluice.dev/rebalance: "yes" is not a duration such as 30s, of 1s to 1h0m0s; no idle`},
 		{"rebalance", "5s affinity", func(p *Port) time.Duration { return p.Rebalance }, want{}, "annotation sluice.dev/rebalance: clients with session affinity"},

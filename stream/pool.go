@@ -5,6 +5,7 @@ import (
 
 	"github.com/sluice-proxy/sluice/balancer"
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/service"
 )
 
@@ -27,7 +28,7 @@ type pool struct {
 // say wrongly, or nil.
 func (p *pool) configure(port *service.Port, defaults balancer.Options) (problem error) {
 	opts, problem := defaults.For(port)
-	opts.Loads = p.counters.Loads()
+	opts.Loads, opts.Now = p.counters.Loads(), poll.Nanotime()
 	if p.port = port; p.balancer == nil {
 		p.balancer = balancer.New(opts)
 	} else {

@@ -40,6 +40,7 @@ func TestManifestsAnnotationsAreChecked(t *testing.T) {
 		"drain: never":           `drain: "never" is not a duration such as 30s, of 1s to 24h0m0s`,
 		"drain: 30s":             "",
 		"max-connections: '0'":   "is not a number from 1 to 1000000",
+		"slow-start: soon":       `slow-start: "soon" is not a duration such as 30s, of 1s to 1h0m0s`,
 		"queue-timeout: 1h":      `queue-timeout: "1h" is not a duration such as 30s, of 1ms to 10m0s`,
 		"rebalance: 1ms":         "is not a duration such as 30s, of 1s to 1h0m0s",
 		"rebalance: 30s":         "",

@@ -319,7 +319,7 @@ var flows = []mutation{
 	},
 	{
 		name: "flow-table-trusts", what: "the table goes on to choose an endpoint that has just failed",
-		file: "flow/begun.go", old: "atomic.StoreUint64(&w.kernel.Loads[s.load].AskUntil, w.kernelTime(now+int64(balancer.Distrust)))", new: "_, _, _ = w, now, balancer.Distrust",
+		file: "flow/begun.go", old: "w.server.askUntil(s.load, w.kernelTime(now+int64(balancer.Distrust)))", new: "_, _, _ = w, now, balancer.Distrust",
 		pkg: "flow", test: "TestFailureLeavesTheDecisionToUserspace",
 	},
 	{

@@ -62,6 +62,21 @@ var promises = []mutation{
 		pkg: "test/e2e", test: "TestHeldConnections/relay",
 	},
 	{
+		name: "no-slow-start", what: "a new endpoint has its full share at once",
+		file: "balancer/slowstart.go", old: "\t\t\t\tsince = now\n", new: "\t\t\t\tsince = 0\n",
+		pkg: "test/e2e", test: "TestSlowStart/relay",
+	},
+	{
+		name: "slow-start-by-address", what: "a new pod at an old address has its full share at once",
+		file: "balancer/slowstart.go", old: "if e.PodUID != \"\" {", new: "if false {",
+		pkg: "balancer", test: "TestSlowStartOfPods",
+	},
+	{
+		name: "table-decides-in-slow-start", what: "the kernel's table decides while an endpoint starts",
+		file: "flow/table.go", old: "if left := s.balancer.StartsUntil() - poll.Nanotime(); left > 0 {", new: "if left := s.balancer.StartsUntil() - poll.Nanotime(); left < 0 {",
+		pkg: "test/e2e", test: "TestSlowStart/kernel",
+	},
+	{
 		name: "full-endpoints-are-taken", what: "sluice.dev/max-connections-per-endpoint has no effect",
 		file: "balancer/pick.go", old: "return c.most > 0 && c.loads.Of(ep).Open() >= c.most", new: "return false",
 		pkg: "balancer", test: "TestFullEndpoints",
