@@ -11,7 +11,9 @@ import (
 )
 
 // Markdown is the whole report of a run.
-func (d *Data) Markdown() string { return d.Summary() + "\n" + d.Figures() + "\n" + d.Ratios() }
+func (d *Data) Markdown() string {
+	return d.Summary() + "\n" + d.figures(Metrics) + d.variants() + d.Ratios()
+}
 
 // Summary writes where and how the run was made, and the goals with the results.
 func (d *Data) Summary() string {
@@ -32,16 +34,32 @@ func (d *Data) Summary() string {
 	return b.String()
 }
 
-// Figures writes each peer's figures, the variants, and the notes.
+// Figures writes each peer's figures that are on the page, and the notes.
 func (d *Data) Figures() string {
+	return d.figures(slices.DeleteFunc(slices.Clone(Metrics), func(m Metric) bool { return !m.Page }))
+}
+
+func (d *Data) figures(metrics []Metric) string {
 	var b strings.Builder
-	peers := d.having(false)
-	d.writeTable(&b, "figures: median of the rounds, ± half the interquartile range", peers, func(m Metric, peer string) string {
+	d.writeTable(&b, "figures: median of the rounds, ± half the interquartile range", metrics, d.having(false), func(m Metric, peer string) string {
 		s, ok := d.Spread(peer, m.ID)
 		return s.words(ok)
 	})
+	if len(d.Notes) > 0 {
+		b.WriteString("Notes of this run:\n\n")
+		for _, n := range d.Notes {
+			fmt.Fprintf(&b, "- %s\n", n)
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+// variants writes the figures of the variants of Sluice, and their ratios to the default.
+func (d *Data) variants() string {
+	var b strings.Builder
 	if d.measured(subject) {
-		d.writeTable(&b, "variants of Sluice: median, and ratio to the default", d.having(true), func(m Metric, peer string) string {
+		d.writeTable(&b, "variants of Sluice: median, and ratio to the default", Metrics, d.having(true), func(m Metric, peer string) string {
 			s, ok := d.Spread(peer, m.ID)
 			ratio, known := d.Ratio(peer, subject, m.ID)
 			if !ok || !known || !m.Ratios {
@@ -49,12 +67,6 @@ func (d *Data) Figures() string {
 			}
 			return fmt.Sprintf("%s, %.2f x", Number(s.Median), ratio.Median)
 		})
-	}
-	if len(d.Notes) > 0 {
-		b.WriteString("Notes of this run:\n\n")
-		for _, n := range d.Notes {
-			fmt.Fprintf(&b, "- %s\n", n)
-		}
 	}
 	return b.String()
 }
@@ -80,7 +92,7 @@ func (d *Data) writeRatios(b *strings.Builder, title, subject string, peers []st
 		return
 	}
 	others := slices.DeleteFunc(slices.Clone(peers), func(p string) bool { return p == subject })
-	d.writeTable(b, "ratio of "+title+" to each peer: median of the rounds", others, func(m Metric, peer string) string {
+	d.writeTable(b, "ratio of "+title+" to each peer: median of the rounds", Metrics, others, func(m Metric, peer string) string {
 		ratio, ok := d.Ratio(subject, peer, m.ID)
 		if !ok || !m.Ratios {
 			return ""
@@ -133,11 +145,11 @@ func (d *Data) writeEnvironment(b *strings.Builder) {
 
 // writeTable writes a row for each metric that has figures, in one table each for
 // TCP, UDP and SCTP, with the peers that have figures there.
-func (d *Data) writeTable(b *strings.Builder, title string, peers []string, figure func(Metric, string) string) {
+func (d *Data) writeTable(b *strings.Builder, title string, from []Metric, peers []string, figure func(Metric, string) string) {
 	for _, protocol := range []string{"TCP", "UDP", "SCTP"} {
 		rows := map[string][]string{} // by peer, a cell for each metric
 		var metrics []Metric
-		for _, m := range Metrics {
+		for _, m := range from {
 			if m.protocol() != protocol {
 				continue
 			}
