@@ -207,19 +207,5 @@ func TestEndpointThatResetsIsEjected(t *testing.T) {
 
 // resetting serves port 8080 and resets each connection.
 func resetting(t *testing.T, h *netns.Host) {
-	l, err := h.Listen("tcp", ":8080")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_ = c.(*net.TCPConn).SetLinger(0)
-			_ = c.Close()
-		}
-	}()
+	h.ServeTCP(t, ":8080", func(c *net.TCPConn) { _ = c.SetLinger(0) })
 }

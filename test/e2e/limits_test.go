@@ -139,37 +139,20 @@ func TestConnectionLimitOfANamespace(t *testing.T) {
 // io.Copy holds three.
 func leanEcho(t *testing.T, h *netns.Host, port uint16) {
 	t.Helper()
-	l, err := h.Listen("tcp", fmt.Sprintf(":%d", port))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
+	h.ServeTCP(t, fmt.Sprintf(":%d", port), func(c *net.TCPConn) {
+		answer := []byte(h.Name() + "\n")
 		for {
-			c, err := l.Accept()
-			if errors.Is(err, net.ErrClosed) {
+			if _, err := c.Write(answer); err != nil {
 				return
 			}
+			answer = make([]byte, 64)
+			n, err := c.Read(answer)
 			if err != nil {
-				continue
+				return
 			}
-			go func() {
-				defer c.Close()
-				answer := []byte(h.Name() + "\n")
-				for {
-					if _, err := c.Write(answer); err != nil {
-						return
-					}
-					answer = make([]byte, 64)
-					n, err := c.Read(answer)
-					if err != nil {
-						return
-					}
-					answer = answer[:n]
-				}
-			}()
+			answer = answer[:n]
 		}
-	}()
+	})
 }
 
 // TestConnectionLimitOfAll fills the whole proxy. Open connections continue;

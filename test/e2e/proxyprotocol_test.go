@@ -29,35 +29,21 @@ func (s webService) annotated(annotations string) string {
 // what it says, in a line; then it echoes.
 func headerReader(t *testing.T, h *netns.Host, port uint16) {
 	t.Helper()
-	l, err := h.Listen("tcp", fmt.Sprintf(":%d", port))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				in := bufio.NewReader(c)
-				header, err := proxyproto.Read(in)
-				if err != nil {
-					fmt.Fprintln(c, err)
-					return
-				}
-				tlvs, err := header.TLVs()
-				fmt.Fprintf(c, "v%d %s %s", header.Version, header.SourceAddr, header.DestinationAddr)
-				for _, tlv := range tlvs {
-					fmt.Fprintf(c, " %#x %s", byte(tlv.Type), tlv.Value)
-				}
-				fmt.Fprintln(c, errText(err))
-				_, _ = io.Copy(c, in)
-			}()
+	h.ServeTCP(t, fmt.Sprintf(":%d", port), func(c *net.TCPConn) {
+		in := bufio.NewReader(c)
+		header, err := proxyproto.Read(in)
+		if err != nil {
+			fmt.Fprintln(c, err)
+			return
 		}
-	}()
+		tlvs, err := header.TLVs()
+		fmt.Fprintf(c, "v%d %s %s", header.Version, header.SourceAddr, header.DestinationAddr)
+		for _, tlv := range tlvs {
+			fmt.Fprintf(c, " %#x %s", byte(tlv.Type), tlv.Value)
+		}
+		fmt.Fprintln(c, errText(err))
+		_, _ = io.Copy(c, in)
+	})
 }
 
 func errText(err error) string {

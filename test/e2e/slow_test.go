@@ -60,25 +60,10 @@ func TestSlowEndpointIsNamed(t *testing.T) {
 
 // answerAfter serves port 8080 as an echo server that waits before it says its name.
 func answerAfter(t *testing.T, h *netns.Host, pause time.Duration) {
-	l, err := h.Listen("tcp", ":8080")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			time.AfterFunc(pause, func() { serveSlow(c) })
+	h.ServeTCP(t, ":8080", func(c *net.TCPConn) {
+		<-time.After(pause)
+		if _, err := io.WriteString(c, "slow\n"); err == nil {
+			_, _ = io.Copy(c, c)
 		}
-	}()
-}
-
-func serveSlow(c net.Conn) {
-	defer c.Close()
-	if _, err := io.WriteString(c, "slow\n"); err == nil {
-		_, _ = io.Copy(c, c)
-	}
+	})
 }

@@ -183,26 +183,10 @@ func (s *talkServer) outcome(id uint32) chan outcome {
 // listen serves talks on a port of the host until the test ends.
 func (s *talkServer) listen(t *testing.T, h *netns.Host, port uint16) {
 	t.Helper()
-	l, err := h.Listen("tcp", fmt.Sprintf(":%d", port))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err == nil {
-				go s.serve(c.(*net.TCPConn))
-			}
-		}
-	}()
+	h.ServeTCP(t, fmt.Sprintf(":%d", port), s.serve)
 }
 
 func (s *talkServer) serve(c *net.TCPConn) {
-	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(talkTimeout))
 	var number [greetingUp]byte
 	if _, err := io.ReadFull(c, number[:]); err != nil {

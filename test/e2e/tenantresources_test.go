@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -307,29 +306,12 @@ func (w *tenancy) askBySessions() func(i int) error {
 // pour serves a port of the host: it writes for as long as the client reads.
 func pour(t *testing.T, h *netns.Host, port uint16) {
 	t.Helper()
-	l, err := h.Listen("tcp", fmt.Sprintf(":%d", port))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err != nil {
-				continue
-			}
-			go func() {
-				defer c.Close()
-				_ = c.(*net.TCPConn).SetWriteBuffer(16 << 10) // the test does not measure the host's memory
-				for err := error(nil); err == nil; {
-					_, err = c.Write(noise()[:64<<10])
-				}
-			}()
+	h.ServeTCP(t, fmt.Sprintf(":%d", port), func(c *net.TCPConn) {
+		_ = c.SetWriteBuffer(16 << 10) // the test does not measure the host's memory
+		for err := error(nil); err == nil; {
+			_, err = c.Write(noise()[:64<<10])
 		}
-	}()
+	})
 }
 
 // takeMemory has clients that never read.

@@ -55,6 +55,32 @@ func (h *Host) WitnessTCPAt(t testing.TB, address string) *Echo {
 	return h.serve(t, address, true)
 }
 
+// ServeTCP serves each connection to an address with a goroutine, and closes it then. It
+// accepts none after the test.
+func (h *Host) ServeTCP(t testing.TB, address string, serve func(*net.TCPConn)) {
+	t.Helper()
+	l, err := h.Listen("tcp", address)
+	if err != nil {
+		t.Fatalf("%s: %v", h.Name(), err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil {
+				continue // the client went away before accept
+			}
+			go func() {
+				defer c.Close()
+				serve(c.(*net.TCPConn))
+			}()
+		}
+	}()
+}
+
 func (h *Host) serve(t testing.TB, address string, witness bool) *Echo {
 	t.Helper()
 	l, err := h.Listen("tcp", address)
