@@ -17,9 +17,10 @@ func (f *fake) Now() int64 { return f.now }
 // poll.Registration from here: each side has one at a time, by its tag.
 func (f *fake) Add(fd int, tag uint8, ev poll.Events, h poll.Handler) (poll.Registration, error) {
 	s := f.sock(fd)
-	if s.handler != nil {
+	if s.handler != nil || s.watched {
 		f.failf("side %d is registered twice", s.side)
 	}
+	s.watched = true
 	s.handler, s.tag, s.mask, s.edge = h, tag, ev, true
 	return registrations[s.side], nil
 }
@@ -50,6 +51,12 @@ func (f *fake) Forget(r poll.Registration) {
 	s := f.registered(r)
 	s.handler = nil
 	s.gen++
+}
+
+// Remove takes the socket out of epoll, as Forget does not.
+func (f *fake) Remove(r poll.Registration) {
+	f.registered(r).watched = false
+	f.Forget(r)
 }
 
 func (f *fake) Schedule(t *poll.Timer, at int64, h poll.TimerHandler) { f.timers[t] = fakeTimer{at, h} }

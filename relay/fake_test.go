@@ -19,6 +19,8 @@ type fake struct {
 	meddle  func()          // called after each system call
 	socks   [2]*fakeSock
 	pipes   map[int]*fakePipe // by both descriptors
+	shared  bool              // another process has all descriptors too
+	left    int               // closed while shared
 	nextFD  int
 	noPipes bool
 	now     int64
@@ -73,6 +75,7 @@ type fakeSock struct {
 	inOrder bool // it was not closed by a reset
 	live    bool // liveness options are set
 	handler poll.Handler
+	watched bool // in epoll
 	tag     uint8
 	mask    poll.Events
 	gen     int
@@ -86,7 +89,9 @@ type fakePipe struct {
 	slots  int
 	pieces []int // lengths
 	from   int   // offset of the first byte
-	side   int   // the stream
+	side   int   // the stream; -1 while only written says
+
+	written []byte
 }
 
 func (p *fakePipe) bytes() (n int) {
@@ -241,6 +246,7 @@ func (f *fake) kernel() *kernel {
 		closeInOrder:      f.closeInOrder,
 		pipe:              f.pipe,
 		setPipeSize:       f.setPipeSize,
+		write:             f.write,
 	}
 }
 
@@ -365,6 +371,12 @@ func (f *fake) splice(from, to, n int) (int, sys.Errno) {
 	if n != p.bytes() {
 		f.failf("splice of %d bytes from a pipe that holds %d: the last segment could be held back", n, p.bytes())
 	}
+	if p.side < 0 { // written: the bytes after those that the side has
+		p.side, p.from = 1-s.side, s.got
+		if n != f.socks[1-s.side].read-s.got || !isStreamAt(p.written, p.side, p.from) {
+			f.failf("side %d: the pipe has other bytes than those from %d on", s.side, s.got)
+		}
+	}
 	if p.side != 1-s.side || p.from != s.got {
 		f.failf("side %d: the pipe's bytes begin at %d, written were %d", s.side, p.from, s.got)
 	}
@@ -421,6 +433,21 @@ func (f *fake) fill(p *fakePipe, s *fakeSock, n int) (int, sys.Errno) {
 	return total, 0
 }
 
+// write writes to a pipe, in pieces of a page.
+func (f *fake) write(fd int, p []byte) (int, sys.Errno) {
+	to := f.pipes[fd]
+	if len(to.pieces) > 0 {
+		f.failf("a pipe with bytes is written to")
+	}
+	to.side, to.written = -1, bytes.Clone(p)
+	n := 0
+	for n < len(p) && len(to.pieces) < to.slots {
+		to.pieces = append(to.pieces, min(len(p)-n, pageSize))
+		n += to.pieces[len(to.pieces)-1]
+	}
+	return n, 0
+}
+
 func (f *fake) shutdownWrite(fd int) sys.Errno {
 	defer f.meddle()
 	s := f.sock(fd)
@@ -472,6 +499,10 @@ func (f *fake) closeInOrder(fd int) {
 }
 
 func (f *fake) close(fd int) {
+	if f.shared {
+		f.left++
+		return
+	}
 	if p := f.pipes[fd]; p != nil {
 		delete(f.pipes, fd)
 		return

@@ -21,6 +21,7 @@ type kernel struct {
 	closeInOrder      func(fd int)
 	pipe              func() (r, w int, e sys.Errno)
 	setPipeSize       func(fd, bytes int) (int, sys.Errno)
+	write             func(fd int, p []byte) (int, sys.Errno)
 }
 
 // linux makes real system calls.
@@ -41,4 +42,5 @@ var linux = kernel{
 	closeInOrder:      sys.CloseInOrder,
 	pipe:              sys.Pipe,
 	setPipeSize:       sys.SetPipeSize,
+	write:             sys.Write,
 }

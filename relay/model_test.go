@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -114,6 +115,9 @@ func (p *play) runLink(t *testing.T) {
 		for range 1 + p.choose(3) {
 			p.step()
 		}
+		if p.choose(6) == 0 {
+			p.move(t)
+		}
 		p.settle()
 		p.check(t)
 	}
@@ -156,6 +160,47 @@ func (p *play) open() bool {
 	p.worker.Start(p.link, c, e, p)
 	p.noWait = true // this was in the middle of a round
 	return true
+}
+
+// move takes the link out of the loop in the middle of its work, and brings it back, to
+// itself or as another process would.
+func (p *play) move(t *testing.T) {
+	t.Helper()
+	m, ok := p.worker.Detach(p.link)
+	if !ok {
+		return
+	}
+	if len(p.timers) > 0 || p.socks[0].handler != nil || p.socks[1].handler != nil {
+		t.Fatal("a link that is out of the loop has a timer or a registration")
+	}
+	for range p.choose(5) {
+		p.step()
+	}
+	p.noWait = true // this was in the middle of a round
+	if p.choose(3) == 0 {
+		p.worker.Return(p.link)
+		return
+	}
+	fds := m.FDs(nil)
+	said, err := json.Marshal(&m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.shared, p.left = true, 0
+	p.worker.Given(p.link)
+	p.shared = false
+	if p.left != len(fds) || p.worker.stats.Open != 0 {
+		t.Fatalf("%d of %d descriptors are closed, %d links", p.left, len(fds), p.worker.stats.Open)
+	}
+	var arrived Moved
+	if err := json.Unmarshal(said, &arrived); err != nil {
+		t.Fatal(err)
+	}
+	if err := arrived.SetFDs(fds); err != nil {
+		t.Fatal(err)
+	}
+	p.link = new(Link)
+	p.worker.Attach(p.link, &arrived, p)
 }
 
 // dialling handles the events of a connecting socket for the owner.

@@ -210,6 +210,7 @@ type loop interface {
 	Add(fd int, tag uint8, ev poll.Events, h poll.Handler) (poll.Registration, error)
 	Modify(r poll.Registration, ev poll.Events) error
 	Hand(r poll.Registration, tag uint8, h poll.Handler) bool
+	Remove(r poll.Registration)
 	Forget(r poll.Registration)
 	Schedule(t *poll.Timer, at int64, h poll.TimerHandler)
 	Cancel(t *poll.Timer)

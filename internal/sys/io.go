@@ -72,6 +72,12 @@ func Pipe() (r, w int, e Errno) {
 	return int(fds[0]), int(fds[1]), e
 }
 
+// Write writes to a pipe.
+func Write(fd int, p []byte) (int, Errno) {
+	r, _, e := syscall.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(base(p)), uintptr(len(p)))
+	return result(r, e)
+}
+
 // SetPipeSize requests a capacity in bytes and returns the actual one, which the
 // kernel rounds up to a power of two of pages. Beyond the user's limit
 // (fs.pipe-user-pages-soft), it returns EPERM and the pipe does not change.
