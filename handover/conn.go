@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"syscall"
 	"time"
 
 	"github.com/sluice-proxy/sluice/internal/sys"
@@ -85,6 +86,8 @@ func (m *Message) is(want Step) error {
 	return fmt.Errorf("%s in place of %s", m.Step, want)
 }
 
+var errIncomplete = errors.New("descriptors are missing")
+
 // receive returns a message and its descriptors. It closes them and returns an error if some
 // are missing.
 func (c *Conn) receive(patience time.Duration) (*Message, []int, error) {
@@ -95,6 +98,9 @@ func (c *Conn) receive(patience time.Duration) (*Message, []int, error) {
 	_ = c.unix.SetReadDeadline(deadline) // the read tells of a closed socket
 	p := make([]byte, maxMessage)
 	n, fds, whole, err := sys.ReceiveDescriptors(c.unix, p, batch)
+	if errors.Is(err, syscall.ECONNRESET) { // it has ended without reading all; what it said comes first
+		n, fds, whole, err = sys.ReceiveDescriptors(c.unix, p, batch)
+	}
 	if err == nil && n == 0 {
 		err = io.EOF
 	}
@@ -104,7 +110,10 @@ func (c *Conn) receive(patience time.Duration) (*Message, []int, error) {
 	}
 	m, err := parse(p[:n])
 	if err == nil && (!whole || m.Step == StepSockets && len(fds) != len(m.Sockets)) {
-		err = fmt.Errorf("%d of %d descriptors have arrived: the limit of open files may be too low", len(fds), len(m.Sockets))
+		err = fmt.Errorf("%s: %w: %d have arrived; the limit of open files may be too low", m.Step, errIncomplete, len(fds))
+	}
+	if err == nil && m.Step == StepMoved {
+		err = m.counted(len(fds))
 	}
 	if err != nil {
 		closeAll(fds)

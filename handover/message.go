@@ -25,6 +25,9 @@ const (
 	StepServing Step = "serving" // new connections reach the next process
 	StepLeaving Step = "leaving" // the running one stops accepting; this cannot be undone
 	StepLeft    Step = "left"    // the running one has closed its listening sockets
+	StepMoved   Step = "moved"   // with the descriptors of each of Moved; they are taken, but for Kept
+	StepYours   Step = "yours"   // what was taken is the next process's
+	StepMine    Step = "mine"    // what was taken stays with the running one after all
 )
 
 // Message is one packet. The fields beside Step belong to some steps only.
@@ -37,6 +40,8 @@ type Message struct {
 	Sockets []Socket     `json:"sockets,omitempty"`
 	Taken   int          `json:"taken,omitempty"`
 	Clients []netip.Addr `json:"clients,omitempty"`
+	Moved   []Moved      `json:"moved,omitempty"`
+	Kept    []int        `json:"kept,omitempty"` // numbers of those of Moved that stay
 }
 
 // Hello says who asks, and what it can be given.
@@ -46,6 +51,7 @@ type Hello struct {
 	Program string `json:"program"` // its version, for the log
 	Mode    string `json:"mode"`    // how it steers
 	Relays  bool   `json:"relays"`  // it has no kernel flows
+	Moves   bool   `json:"moves"`   // it takes over open connections
 }
 
 // Fits returns why the messages of two processes do not fit, or nil.

@@ -1,0 +1,157 @@
+package handover
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Moved is an open connection on its way from the running process to the next.
+type Moved struct {
+	Kind  string          `json:"kind"` // what it is
+	State json.RawMessage `json:"state"`
+	Count int             `json:"count"` // of FDs
+	FDs   []int           `json:"-"`     // of this process
+}
+
+// movePatience bounds how long connections are with neither process because the next one does
+// not say that they have arrived.
+const movePatience = 5 * time.Second
+
+// MostMoved is how many descriptors the connections may have together that are given to Move
+// at once: more wait too long for each other.
+const MostMoved = batch
+
+// Move gives open connections, which must be at rest, and tells of each whether the next
+// process has it now. If so, the caller closes its descriptors; if not, the connection stays.
+// After an error no more can be given. The caller's connections without an answer stay, too:
+// the next process lets them go.
+func (c *Conn) Move(list []Moved) (taken []bool, err error) {
+	taken = make([]bool, len(list))
+	for first := 0; first < len(list); {
+		n, bytes := 0, 0
+		var fds []int
+		for first+n < len(list) {
+			m := &list[first+n]
+			m.Count = len(m.FDs)
+			bytes += len(m.State) + 64
+			if n > 0 && (bytes > batchBytes || len(fds)+m.Count > batch) {
+				break
+			}
+			fds = append(fds, m.FDs...)
+			n++
+		}
+		kept, err := c.moveBatch(list[first:first+n], fds)
+		if err != nil {
+			return taken, err
+		}
+		for i := range n {
+			taken[first+i] = true
+		}
+		for _, i := range kept {
+			if i >= 0 && i < n {
+				taken[first+i] = false
+			}
+		}
+		first += n
+	}
+	return taken, nil
+}
+
+func (c *Conn) moveBatch(list []Moved, fds []int) (kept []int, err error) {
+	if err := c.send(&Message{Step: StepMoved, Moved: list}, fds); err != nil {
+		return nil, err
+	}
+	m, err := c.Await(StepTaken, movePatience)
+	if err == nil && m.Taken != len(fds) {
+		err = fmt.Errorf("%d of %d descriptors have arrived", m.Taken, len(fds))
+	}
+	if err == nil {
+		err = c.Send(&Message{Step: StepYours})
+	}
+	if err != nil {
+		_ = c.Send(&Message{Step: StepMine}) // it is gone, or reads it before the connection's end
+		return nil, err
+	}
+	return m.Kept, nil
+}
+
+// Taken is a moved connection that has arrived, and is not this process's yet.
+type Taken interface {
+	// Begin serves the connection.
+	Begin()
+	// Discard closes the descriptors: the other process keeps the connection.
+	Discard()
+}
+
+// TakeMoved receives one batch of open connections, and returns how many are this process's
+// now. accept returns nil for a connection that is to stay with the other process. The error
+// is io.EOF once the other process has ended: what it had given by then is served. It is a
+// *StayedError if a batch stays with the other process; then TakeMoved may be called again.
+// Messages of other kinds are passed over.
+func (c *Conn) TakeMoved(accept func(*Moved) Taken) (n int, err error) {
+	m, fds, err := c.receive(0)
+	if errors.Is(err, errIncomplete) {
+		if said := c.Send(&Message{Step: StepTaken}); said != nil {
+			return 0, said
+		}
+		return 0, &StayedError{err}
+	}
+	if err != nil {
+		return 0, err
+	}
+	if m.Step != StepMoved {
+		closeAll(fds)
+		return 0, nil
+	}
+	var list []Taken
+	answer := Message{Step: StepTaken, Taken: len(fds)}
+	for i := range m.Moved {
+		each := &m.Moved[i]
+		each.FDs, fds = fds[:each.Count], fds[each.Count:]
+		if t := accept(each); t != nil {
+			list = append(list, t)
+		} else {
+			closeAll(each.FDs)
+			answer.Kept = append(answer.Kept, i)
+		}
+	}
+	if err = c.Send(&answer); err == nil {
+		// The other process may stand still: until it speaks or ends, they are not ours.
+		_, err = c.Await(StepYours, 0)
+	}
+	if err != nil && !Gone(err) {
+		for _, t := range list {
+			t.Discard()
+		}
+		return 0, &StayedError{err}
+	}
+	for _, t := range list {
+		t.Begin()
+	}
+	return len(list), err
+}
+
+// StayedError says why a batch of connections stays with the running process.
+type StayedError struct{ why error }
+
+// Error gives the reason.
+func (e *StayedError) Error() string { return e.why.Error() }
+
+var errCounts = errors.New("connections with other descriptors than they say")
+
+// counted checks that a message has as many descriptors as its connections need.
+func (m *Message) counted(fds int) error {
+	n := 0
+	for i := range m.Moved {
+		if m.Moved[i].Count < 0 {
+			return errCounts
+		}
+		n += m.Moved[i].Count
+	}
+	if n != fds {
+		return errCounts
+	}
+	return nil
+}
