@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"time"
 
@@ -79,6 +80,7 @@ func (p *Proxy) handOver(ctx context.Context, c *handover.Conn) (done bool, err 
 		p.replaced <- c // the other one waits for its end
 		return true, nil
 	}
+	p.moves = m.Hello.Moves
 	if err := c.Send(&handover.Message{Step: handover.StepWelcome}); err != nil {
 		return false, err
 	}
@@ -168,34 +170,27 @@ func (p *Proxy) takeBack() {
 	p.maintain()
 }
 
-// linger serves the open connections after a take-over, until they end or for
-// Config.TakeOverTimeout. A signal to end counts only once the next process has ended, too: a
-// cluster ends this one as soon as that one is ready.
+// linger gives the open connections to the next process after a take-over, and serves those that
+// stay until they end or for Config.TakeOverTimeout. A signal to end counts only once the next
+// process has ended, too: a cluster ends this one as soon as that one is ready.
 func (p *Proxy) linger(ctx context.Context) error {
 	if err := p.successor.Send(&handover.Message{Step: handover.StepLeft}); err != nil {
 		p.log.Warn().Err(err).Msg("the next sluice does not answer")
+		p.moves = false
 	}
-	gone := make(chan struct{})
-	go func() {
-		defer close(gone)
-		for {
-			if _, err := p.successor.Receive(0); err != nil {
-				return
-			}
-		}
-	}()
 	timeout := time.NewTimer(p.config.TakeOverTimeout)
 	defer timeout.Stop()
 	look := time.NewTicker(100 * time.Millisecond)
 	defer look.Stop()
 	var stopped <-chan struct{}
-	for !p.drained() {
+	for p.move(); !p.drained(); {
 		select {
 		case <-look.C:
+			if p.move(); stopped == nil && p.successorGone() {
+				p.moves, stopped = false, ctx.Done()
+			}
 		case now := <-p.departed.timer.C: // of endpoints that went before
 			p.endDeparted(ctx, p.departed.take(now))
-		case <-gone:
-			gone, stopped = nil, ctx.Done()
 		case <-stopped:
 			return nil
 		case <-timeout.C:
@@ -205,6 +200,30 @@ func (p *Proxy) linger(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// successorGone reports whether the next process has ended. It says nothing unless it is asked.
+func (p *Proxy) successorGone() bool {
+	_, err := p.successor.Receive(time.Millisecond)
+	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// move gives the connections that can move to the next process.
+func (p *Proxy) move() {
+	if !p.moves {
+		return
+	}
+	began := time.Now()
+	pauses, err := p.stream.Move(p.successor.Move)
+	if n := len(pauses); n > 0 {
+		slices.Sort(pauses)
+		p.log.Info().Int("connections", n).Dur("took", time.Since(began)).Dur("pause_p50", pauses[n/2]).Dur("pause_p99", pauses[n*99/100]).
+			Msg("the next sluice has taken over connections")
+	}
+	if err != nil {
+		p.log.Warn().Err(err).Int64("connections", p.stream.Stats().Open).Msg("the next sluice takes no more connections; this one serves them until they end")
+		p.moves = false
+	}
 }
 
 // restPause is the time between two looks at whether somebody steers.

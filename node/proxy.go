@@ -73,6 +73,7 @@ type Proxy struct {
 	offer     *handover.Offer     // to a later process; nil if it cannot be made
 	successor *handover.Conn      // the process that has taken over; Run's goroutine's, like left
 	left      bool                // another process steers and listens
+	moves     bool                // successor takes open connections
 	replaced  chan *handover.Conn // to a process that waits for the end of this one
 	waiting   *handover.Conn      // the same, once it has ended; Run's goroutine's
 	serveRest func()              // serves what openRest has opened

@@ -52,7 +52,7 @@ func (p *Proxy) greet() (again bool, err error) {
 	conn := p.before.conn
 	hello := handover.Hello{
 		Version: handover.Version, Least: handover.Least, Program: p.config.Version,
-		Mode: p.steer.Traits().Name,
+		Mode: p.steer.Traits().Name, Moves: true,
 		// With --datapath kernel this process fails instead: the running one is not to end for that.
 		Relays: p.config.DataPath != KernelPath && p.config.whyRelayed() != nil,
 	}
@@ -156,8 +156,9 @@ func (p *Proxy) tookOver() error {
 	if err != nil {
 		p.log.Warn().Err(err).Msg("the sluice before has ended without handing over everything")
 	} else {
-		p.log.Info().Strs("sockets_unused", unused).Msg("took over from the running sluice, which serves its open connections until they end")
+		p.log.Info().Strs("sockets_unused", unused).Msg("took over from the running sluice")
 	}
+	go p.outlive()
 	if err := p.openRest(); err != nil {
 		p.log.Error().Err(err).Msg("not everything is served after the take-over")
 	}
@@ -165,7 +166,6 @@ func (p *Proxy) tookOver() error {
 	p.removeFlows()
 	p.health.Update(p.table) // asks for inherited sockets: what nobody has asked for is closed
 	p.ports.serve()
-	go p.outlive()
 	return nil
 }
 
@@ -181,11 +181,18 @@ func (p *Proxy) removeFlows() {
 	}
 }
 
-// outlive waits for the end of the process before, and gives up what its connections needed.
+// outlive takes the connections of the process before, waits for its end, and gives up what its
+// other connections needed.
 func (p *Proxy) outlive() {
 	b := p.before
+	moved := 0
 	for {
-		if _, err := b.conn.Receive(0); err != nil {
+		n, err := b.conn.TakeMoved(p.stream.Take)
+		moved += n
+		var stayed *handover.StayedError
+		if errors.As(err, &stayed) {
+			p.log.Warn().Err(err).Msg("connections stay with the sluice before")
+		} else if err != nil {
 			break
 		}
 	}
@@ -195,7 +202,7 @@ func (p *Proxy) outlive() {
 			clients.Release(addr)
 		}
 	}
-	p.log.Info().Msg("the sluice before has ended")
+	p.log.Info().Int("connections_moved", moved).Msg("the sluice before has ended")
 	close(b.left)
 }
 

@@ -267,6 +267,7 @@ func (c *conn) IdleFor(atLeast time.Duration) bool {
 func (c *conn) EndConnection(end conntrack.End) {
 	c.cut = end
 	switch {
+	case c.awaits == process: // it ends when it is back, if it does not leave
 	case c.record.Connected && end == conntrack.Rebalanced:
 		c.carrier.release()
 	case c.record.Connected:
@@ -302,6 +303,11 @@ func (c *conn) finish(end conntrack.End) {
 	c.count()
 	c.carrier.closed()
 	w.shard.Close(r)
+	w.uncount(c)
+}
+
+// uncount frees a conn that is not this process's any more.
+func (w *worker) uncount(c *conn) {
 	c.leave()
 	c.pool.service.queue.wake()
 	c.pool.service.open.Add(-1)

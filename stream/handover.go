@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/sluice-proxy/sluice/conntrack"
 	"github.com/sluice-proxy/sluice/handover"
 	"github.com/sluice-proxy/sluice/internal/poll"
 	"github.com/sluice-proxy/sluice/policy"
@@ -105,14 +104,6 @@ func (s *Server) Begin() {
 		if !sock.stopped {
 			s.accept(sock)
 		}
-	}
-	// The next process knows of endpoints to come, this one does not.
-	for _, w := range s.workers {
-		w.post(func() {
-			for c := range w.held {
-				c.fail(conntrack.Shutdown)
-			}
-		})
 	}
 	s.waiting = nil
 }

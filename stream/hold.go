@@ -21,6 +21,7 @@ const (
 	header            // a PROXY header, on the client's socket with the registration endpoint
 	endpoints         // an endpoint of its service port: it is in worker.held
 	place             // a place at an endpoint or in its Service: it is in the queue
+	process           // whether another process takes it: it is out of the loop
 )
 
 // await has a connection wait until HandleTimer, or until its client closes or resets it. It

@@ -124,6 +124,7 @@ type Server struct {
 	grace     grace
 	inherited *handover.Sockets // of the process before, until Begin; nil if there is none
 	waiting   []*socket         // that Begin has to accept from
+	taken     int               // connections that Take has accepted; its goroutine's
 	once      once.Log
 }
 

@@ -30,6 +30,8 @@ type worker struct {
 	headers headerReader
 	held    map[*conn]struct{} // connections that await endpoints
 
+	stay map[uint64]struct{} // numbers of those that another process does not take
+
 	called queued // the connection whose turn it is, of a Service's queue
 
 	stalled    []stalled
@@ -45,7 +47,7 @@ type worker struct {
 func newWorker(s *Server, l Loop, d *upstream.Dialer, shard *conntrack.Shard) *worker {
 	w := &worker{
 		server: s, loop: l.Poll, relay: l.Relay, messages: l.Messages, dialer: d, shard: shard,
-		acceptors: make(map[*socket]*acceptor), retries: newRetries(), held: make(map[*conn]struct{}),
+		acceptors: make(map[*socket]*acceptor), retries: newRetries(), held: make(map[*conn]struct{}), stay: make(map[uint64]struct{}),
 	}
 	w.post(func() { w.loop.AtTick(w.giveTurns) })
 	return w

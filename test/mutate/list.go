@@ -362,6 +362,26 @@ var promises = []mutation{
 		file: "flow/worker.go", old: "w.loop.Remove(w.asked) // what comes is the next process's", new: "",
 		pkg: "test/e2e", test: "TestPromise7_TakeOverRefusesAndCutsNothing/kernel",
 	},
+	{
+		name: "moved-not-acknowledged", what: "connections count as given, whether or not their descriptors have arrived",
+		file: "handover/move.go", old: "m.Taken != len(fds)", new: "m.Taken < 0",
+		pkg: "handover", test: "TestMoveWithoutAcknowledgement",
+	},
+	{
+		name: "held-byte-dropped", what: "a byte that waits for a slow reader is lost when its connection moves",
+		file: "relay/handover.go", old: "bytes := s.held.bytes()\n", new: "bytes := s.held.bytes()[1:]\n",
+		pkg: "relay", test: "TestLinkAgainstModel",
+	},
+	{
+		name: "left-in-old-epoll", what: "the old process's epoll goes on to watch a socket that has moved",
+		file: "relay/handover.go", old: "w.loop.Remove(s.reg)", new: "w.loop.Forget(s.reg)",
+		pkg: "relay", test: "TestLinkAgainstModel",
+	},
+	{
+		name: "record-written-twice", what: "the process that gives a connection away writes a record of it, too",
+		file: "stream/move.go", old: "w.shard.Leave(&t.record)", new: "w.shard.Close(&t.record)",
+		pkg: "test/e2e", test: "TestPromise7_ConnectionsMove",
+	},
 	// Promise 8: one service does not slow another.
 	{
 		name: "accept-sleeps", what: "each connection holds its event loop for 25 ms",
