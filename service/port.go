@@ -107,7 +107,8 @@ func (p *Port) equal(o *Port) bool {
 		p.NodePort == o.NodePort && p.InternalLocal == o.InternalLocal &&
 		p.ExternalLocal == o.ExternalLocal && p.AffinityTimeout == o.AffinityTimeout &&
 		p.IdleTimeout == o.IdleTimeout && p.HalfClosedTimeout == o.HalfClosedTimeout &&
-		p.Hold == o.Hold && p.Drain == o.Drain && p.Rebalance == o.Rebalance && p.Limits == o.Limits && p.SlowStart == o.SlowStart && p.SendProxy == o.SendProxy && slices.Equal(p.AcceptProxy, o.AcceptProxy) &&
+		p.Hold == o.Hold && p.Drain == o.Drain && p.Rebalance == o.Rebalance &&
+		p.Limits == o.Limits && p.SlowStart == o.SlowStart && p.SendProxy == o.SendProxy && slices.Equal(p.AcceptProxy, o.AcceptProxy) &&
 		p.HealthCheckNodePort == o.HealthCheckNodePort &&
 		slices.Equal(p.TopologyKeys, o.TopologyKeys) && maps.Equal(p.Annotations, o.Annotations) &&
 		p.Families[IPv4].equal(&o.Families[IPv4]) && p.Families[IPv6].equal(&o.Families[IPv6])

@@ -16,7 +16,8 @@ import (
 // Annotations are the names of a Service's annotations that have an effect, without
 // the prefix "sluice.dev/".
 var Annotations = []string{acceptProxyProtocol, accessLog, "balancer", "balancer-hash", "datapath", "dial-timeouts", drain, "eject-after",
-	halfClosedTimeout, hold, idleTimeout, maxConnections, maxPerEndpoint, proxyProtocol, queueTimeout, rebalance, "sctp-streams", slowStart, topologyKeys, "udp-responses", "udp-timeout"}
+	halfClosedTimeout, hold, idleTimeout, maxConnections, maxPerEndpoint, proxyProtocol, queueTimeout, rebalance, "sctp-streams",
+	slowStart, topologyKeys, "udp-responses", "udp-timeout"}
 
 // Foreign are annotations of other proxies that have an effect, with their whole names.
 var Foreign = []string{"kube-router.io/service.scheduler", "service.cilium.io/lb-algorithm"}
