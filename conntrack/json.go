@@ -95,6 +95,9 @@ func (j *JSONEncoder) Encode(r *Record) {
 		b = appendNumber(b, "streams_from_client", uint64(r.StreamsFromClient))
 		b = appendNumber(b, "streams_to_client", uint64(r.StreamsToClient))
 	}
+	if t := r.Transport(); t != nil {
+		b = t.append(b)
+	}
 	if r.Event == Ended {
 		b = appendText(b, "end", r.End.String())
 	}

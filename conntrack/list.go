@@ -18,6 +18,8 @@ const (
 	// there are, they take at most a fifth of the loop's time, and one step at a time.
 	stepsTime = 500 * time.Microsecond
 	restShare = 4
+	// inspectStep is listStep where each connection costs system calls.
+	inspectStep = 64
 	// longestRest bounds a pause: a step seems long if the loop's thread had to wait.
 	longestRest = 20 * time.Millisecond
 	// endStep is how many connections one step ends: each costs some system calls.
@@ -51,19 +53,27 @@ func OnLoops(loops []*poll.Loop) Post {
 // List stops at an error of visit and returns it unchanged. It returns ctx.Err()
 // wrapped if ctx ends, and an error if a loop has stopped.
 func (t *Table) List(ctx context.Context, post Post, visit func(*Record) error) error {
-	return t.walk(ctx, post, walking{(*lister).copyNext, (*lister).copyParked}, visit)
+	return t.walk(ctx, post, walking{step: (*lister).copyNext, parkedStep: (*lister).copyParked}, visit)
+}
+
+// Inspect is List with what the transports say (Record.Transport): it costs some system
+// calls for each relayed TCP connection. The copy and its Transport are valid only during
+// the call.
+func (t *Table) Inspect(ctx context.Context, post Post, visit func(*Record) error) error {
+	return t.walk(ctx, post, walking{step: (*lister).copyNext, parkedStep: (*lister).copyParked, asks: inspectStep}, visit)
 }
 
 // Look is List for measuring rates: the copy's Looked tells the bytes at the Look
 // before this one. now is a monotonic time in ns. There must be one Look at a time.
 func (t *Table) Look(ctx context.Context, post Post, now int64, visit func(*Record) error) error {
 	return t.walk(ctx, post, walking{
-		func(l *lister) bool { l.now = now; return l.copyNext() },
-		func(l *lister) bool { l.now = now; return l.copyParked() },
+		step:       func(l *lister) bool { l.now = now; return l.copyNext() },
+		parkedStep: func(l *lister) bool { l.now = now; return l.copyParked() },
 	}, visit)
 }
 
-// Find calls visit with a copy of the record of an open connection. It returns false
+// Find calls visit with a copy of the record of an open connection, with what its
+// transport says. It returns false
 // if there is none.
 func (t *Table) Find(ctx context.Context, post Post, id uint64, visit func(*Record)) (found bool, err error) {
 	if id == 0 {
@@ -71,8 +81,9 @@ func (t *Table) Find(ctx context.Context, post Post, id uint64, visit func(*Reco
 	}
 	shard := int((id - 1) % uint64(len(t.shards)))
 	err = t.shards[shard].walk(ctx, func(f func()) bool { return post(shard, f) }, walking{
-		func(l *lister) bool { return l.copyOne(id) },
-		func(l *lister) bool { return l.copyParkedOne(id) },
+		step:       func(l *lister) bool { return l.copyOne(id) },
+		parkedStep: func(l *lister) bool { return l.copyParkedOne(id) },
+		asks:       1,
 	},
 		func(r *Record) error {
 			found = true
@@ -86,12 +97,22 @@ func (t *Table) Find(ctx context.Context, post Post, id uint64, visit func(*Reco
 // records have, and returns how many. match is called on the event loops and must be quick. Connections whose
 // transport cannot end them are passed over.
 func (t *Table) EndWhere(ctx context.Context, post Post, most int, end End, match func(*Record) bool) (ended int, err error) {
+	return t.endWhere(ctx, post, most, end, match, 0)
+}
+
+// EndInspected is EndWhere for a match that looks at Record.Transport.
+func (t *Table) EndInspected(ctx context.Context, post Post, most int, end End, match func(*Record) bool) (ended int, err error) {
+	return t.endWhere(ctx, post, most, end, match, 1)
+}
+
+func (t *Table) endWhere(ctx context.Context, post Post, most int, end End, match func(*Record) bool, asks int) (ended int, err error) {
 	if most <= 0 {
 		return 0, nil
 	}
 	err = t.walk(ctx, post, walking{
-		func(l *lister) bool { return l.endNext(end, match, most-ended) },
-		func(l *lister) bool { return l.endParked(end, match, most-ended) },
+		step:       func(l *lister) bool { return l.endNext(end, match, most-ended) },
+		parkedStep: func(l *lister) bool { return l.endParked(end, match, most-ended) },
+		asks:       asks,
 	}, func(*Record) error {
 		ended++
 		return nil
@@ -101,7 +122,11 @@ func (t *Table) EndWhere(ctx context.Context, post Post, most int, end End, matc
 
 // walking is the steps of a walk, first over a shard's records, then over what is parked.
 // Each returns false after the last one.
-type walking struct{ step, parkedStep func(*lister) bool }
+type walking struct {
+	step, parkedStep func(*lister) bool
+	// asks is how many transports one step asks; 0: none.
+	asks int
+}
 
 func (t *Table) walk(ctx context.Context, post Post, w walking, visit func(*Record) error) error {
 	for i := range t.shards {
@@ -121,8 +146,10 @@ type lister struct {
 	phase  phase
 	copies []Record // of the last step
 	failed []Attempt
-	now    int64 // of a Look; 0 for others
-	took   time.Duration
+	// transports have room for as many as one step asks.
+	transports []Transport
+	now        int64 // of a Look; 0 for others
+	took       time.Duration
 }
 
 // turn lets the walks over a shard take their steps one after the other.
@@ -159,7 +186,7 @@ func (t *turn) giveBack(ctx context.Context, took time.Duration) {
 
 func (s *Shard) walk(ctx context.Context, post func(func()) bool, w walking, visit func(*Record) error) error {
 	var (
-		l       = &lister{shard: s, marker: Record{state: recordMarker}, copies: make([]Record, 0, listStep)}
+		l       = &lister{shard: s, marker: Record{state: recordMarker}, copies: make([]Record, 0, listStep), transports: make([]Transport, 0, w.asks)}
 		stepped = make(chan bool, 1)
 	)
 	next := func() {
@@ -195,9 +222,22 @@ func (s *Shard) walk(ctx context.Context, post func(func()) bool, w walking, vis
 	return nil
 }
 
+// clear makes room for the copies of another step.
+func (l *lister) clear() {
+	l.copies, l.failed, l.transports = l.copies[:0], l.failed[:0], l.transports[:0]
+}
+
+// room is how many copies a step makes at most.
+func (l *lister) room() int {
+	if n := cap(l.transports); n > 0 {
+		return n
+	}
+	return listStep
+}
+
 // begin returns the record to continue with.
 func (l *lister) begin() *Record {
-	l.copies, l.failed = l.copies[:0], l.failed[:0]
+	l.clear()
 	r := l.shard.list.next
 	if l.marker.next != nil {
 		r = l.marker.next
@@ -258,7 +298,7 @@ func (l *lister) leave() {
 // copyNext copies the next records.
 func (l *lister) copyNext() (more bool) {
 	r := l.begin()
-	for ; r != &l.shard.list && len(l.copies) < listStep; r = r.next {
+	for ; r != &l.shard.list && len(l.copies) < l.room(); r = r.next {
 		if r.state == recordOpen {
 			l.copy(r)
 		}
@@ -268,7 +308,7 @@ func (l *lister) copyNext() (more bool) {
 
 // copyParked copies the next parked connections' records.
 func (l *lister) copyParked() (more bool) {
-	return l.eachParked(listStep, listStep, func(p *Parked) bool {
+	return l.eachParked(listStep, l.room(), func(p *Parked) bool {
 		p.with(l.shard, l.copy)
 		return true
 	})
@@ -303,6 +343,10 @@ func (l *lister) copyOne(id uint64) (more bool) {
 func (l *lister) copy(r *Record) {
 	r.refresh()
 	l.copies = append(l.copies, r.copyFor(Listed, poll.Nanotime()))
+	if n := len(l.transports); n < cap(l.transports) {
+		l.transports = l.transports[:n+1]
+		l.copies[len(l.copies)-1].inspect(r.Owner, &l.transports[n])
+	}
 	if n := len(r.Failed); n > 0 {
 		from := len(l.failed)
 		l.failed = append(l.failed, r.Failed...) // AttemptFailed may replace the last one
@@ -319,7 +363,7 @@ func (l *lister) endNext(end End, match func(*Record) bool, most int) (more bool
 	r := l.begin()
 	for n := 0; r != &l.shard.list && n < listStep && len(l.copies) < min(endStep, most); n++ {
 		r.insertMarker(&l.marker)
-		if owner, ok := r.Owner.(Ender); ok && r.state == recordOpen && r.matches(match) {
+		if owner, ok := r.Owner.(Ender); ok && r.state == recordOpen && l.matches(r, match) {
 			owner.EndConnection(end)
 			l.copies = append(l.copies, Record{})
 		}
@@ -339,7 +383,7 @@ func (l *lister) endParked(end End, match func(*Record) bool, most int) (more bo
 		if !is {
 			return true
 		}
-		p.with(l.shard, func(r *Record) { is = r.matches(match) })
+		p.with(l.shard, func(r *Record) { is = l.matches(r, match) })
 		if is {
 			owner.EndConnection(end)
 			l.copies = append(l.copies, Record{})
@@ -349,11 +393,17 @@ func (l *lister) endParked(end End, match func(*Record) bool, most int) (more bo
 	return more && len(l.copies) < most
 }
 
-// matches brings the record up to date before it calls match.
-func (r *Record) matches(match func(*Record) bool) bool {
+// matches brings the record up to date before it calls match, and if that looks at
+// transports, asks the record's.
+func (l *lister) matches(r *Record, match func(*Record) bool) bool {
 	r.refresh()
-	r.Duration = max(poll.Nanotime()-r.Start, 0)
-	return match(r)
+	if cap(l.transports) == 0 {
+		r.Duration = max(poll.Nanotime()-r.Start, 0)
+		return match(r)
+	}
+	c := r.copyFor(Listed, poll.Nanotime())
+	c.inspect(r.Owner, &l.transports[:1][0])
+	return match(&c)
 }
 
 // insertMarker puts a marker behind the record.

@@ -129,7 +129,7 @@ func (s *Shard) refreshParked(n int) (more bool) {
 // eachParked goes on with the parked connections of a walk: at most so many, until f returns
 // false, and while there is room for their copies. It returns false after the last one.
 func (l *lister) eachParked(n, room int, f func(*Parked) bool) (more bool) {
-	l.copies, l.failed = l.copies[:0], l.failed[:0]
+	l.clear()
 	p := l.parked.resume(l.shard)
 	for ; p != &l.shard.parked && n > 0 && len(l.copies) < room; n-- {
 		next := p.next // f may end the connection; then others stay

@@ -42,8 +42,9 @@ type Record struct {
 	SourceAddr netip.AddrPort
 	// Counters are the service port's counters, or nil.
 	Counters *Counters
-	// Owner is the connection of the record, for users of the table. Copies for the
-	// Sink do not have it. It may implement Refresher.
+	// Owner is the connection of the record, for users of the table. It may implement
+	// Refresher, Ender and Inspector. Copies do not have it: those for who asks for it
+	// have what Transport returns.
 	Owner any
 
 	// Failed lists the failed attempts in order; nil without any. After the first

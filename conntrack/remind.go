@@ -20,13 +20,13 @@ func (t *Table) Remind(ctx context.Context, post Post, interval time.Duration) e
 	}
 	behind := func() bool { return t.queue.length() > t.queue.limit/2 }
 	return t.walk(ctx, post, walking{
-		func(l *lister) bool {
+		step: func(l *lister) bool {
 			if behind() {
 				return l.stay()
 			}
 			return l.remindNext(int64(interval))
 		},
-		func(l *lister) bool {
+		parkedStep: func(l *lister) bool {
 			if behind() {
 				l.copies = append(l.copies[:0], Record{})
 				return true

@@ -281,6 +281,9 @@ func (c *session) Refresh(r *conntrack.Record) {
 	r.Progress(r.BytesFromClient, r.BytesFromEndpoint)
 }
 
+// Inspect implements conntrack.Inspector.
+func (c *session) Inspect(t *conntrack.Transport) { t.Idle = max(poll.Nanotime()-c.last, 0) }
+
 // EndConnection implements conntrack.Ender. The client's next datagram begins a new
 // session.
 func (c *session) EndConnection(end conntrack.End) { c.end(end) }

@@ -90,6 +90,25 @@ func (f *flow) Refresh(r *conntrack.Record) {
 	r.Progress(atomic.LoadUint64(&k.Way[0].Bytes), atomic.LoadUint64(&k.Way[1].Bytes))
 }
 
+// Inspect implements conntrack.Inspector, by what BPF has seen.
+func (f *flow) Inspect(t *conntrack.Transport) {
+	k, now := f.shared(), poll.Nanotime()
+	t.Idle = max(now-f.last(), 0)
+	if f.protocol != service.TCP || f.state() != bpf.KernelStateOPEN {
+		return
+	}
+	for i, side := range []*conntrack.Side{&t.Client, &t.Endpoint} {
+		side.Known = conntrack.ByPackets
+		side.Idle = max(now-f.worker.loopTime(max(atomic.LoadUint64(&k.Way[i].Last), k.Started)), 0)
+		// The other side's bytes count as sent once a packet has shown them.
+		sent, acked := atomic.LoadUint32(&k.Way[1-i].End), atomic.LoadUint32(&k.Way[i].Acked)
+		side.Unacked = uint64(max(int32(sent-acked), 0))
+	}
+	if k.Attempts == 1 {
+		t.Endpoint.RTT = f.connectTime(f.worker.loopTime(k.Started))
+	}
+}
+
 // collided gives the flow other ports if BPF found that another flow has its way back. It
 // reports whether to send the packet again.
 func (f *flow) collided() bool {

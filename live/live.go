@@ -9,6 +9,7 @@ import (
 	"context"
 
 	"github.com/sluice-proxy/sluice/conntrack"
+	"github.com/sluice-proxy/sluice/live/filter"
 )
 
 // maxWalks bounds the walks at a time that wait for no client; more wait. Those of
@@ -48,7 +49,12 @@ func (v *View) List(ctx context.Context, visit func(*conntrack.Record) error) er
 	return v.table.List(ctx, v.post, visit)
 }
 
-// Find visits one open connection; false if there is none.
+// Inspect is List with what the transports say ([conntrack.Record.Transport]), which costs system calls.
+func (v *View) Inspect(ctx context.Context, visit func(*conntrack.Record) error) error {
+	return v.table.Inspect(ctx, v.post, visit)
+}
+
+// Find visits one open connection, with what its transport says; false if there is none.
 func (v *View) Find(ctx context.Context, id uint64, visit func(*conntrack.Record)) (bool, error) {
 	if err := v.begin(ctx); err != nil {
 		return false, err
@@ -59,12 +65,15 @@ func (v *View) Find(ctx context.Context, id uint64, visit func(*conntrack.Record
 
 // EndWhere ends the connections that match, as an operator does, at most a number of them, and returns how
 // many.
-func (v *View) EndWhere(ctx context.Context, most int, match func(*conntrack.Record) bool) (ended int, err error) {
+func (v *View) EndWhere(ctx context.Context, most int, f *filter.Filter) (ended int, err error) {
 	if err := v.begin(ctx); err != nil {
 		return 0, err
 	}
 	defer v.end()
-	return v.table.EndWhere(ctx, v.post, most, conntrack.Admin, match)
+	if f.NeedsTransport() {
+		return v.table.EndInspected(ctx, v.post, most, conntrack.Admin, f.Match)
+	}
+	return v.table.EndWhere(ctx, v.post, most, conntrack.Admin, f.Match)
 }
 
 // Tap begins to receive the records of connections that end, or open.

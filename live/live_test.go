@@ -96,13 +96,13 @@ func TestPagesAgainstModel(t *testing.T) {
 		f := parse(t, "attempts>0 bytes>3")
 		var want []uint64
 		model := slices.DeleteFunc(slices.Clone(all), func(r *conntrack.Record) bool { return !f.Match(r) })
-		slices.SortFunc(model, order)
+		slices.SortFunc(model, order.compare)
 		for _, r := range model {
 			want = append(want, r.ID)
 		}
 		var got []uint64
 		for offset := 0; ; offset += 300 {
-			page, err := w.view.Page(context.Background(), f, order, offset, 300)
+			page, err := w.view.Page(context.Background(), Wanted{Filter: f, Order: order, Offset: offset, Limit: 300})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -142,7 +142,7 @@ func TestPageAllocatesForWhatItReturns(t *testing.T) {
 		for range 3 {
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			if _, err := w.view.Page(context.Background(), &filter.Filter{}, order, 0, 10); err != nil {
+			if _, err := w.view.Page(context.Background(), Wanted{Filter: &filter.Filter{}, Order: order, Offset: 0, Limit: 10}); err != nil {
 				t.Fatal(err)
 			}
 			runtime.ReadMemStats(&after)

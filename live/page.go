@@ -15,11 +15,15 @@ import (
 	"github.com/sluice-proxy/sluice/service"
 )
 
-// Order compares records.
-type Order func(a, b *conntrack.Record) int
+// Order is an order of records.
+type Order struct {
+	compare func(a, b *conntrack.Record) int
+	// transport is set if it looks at what transports say.
+	transport bool
+}
 
 // orders by their names.
-var orders = map[string]Order{
+var orders = map[string]func(a, b *conntrack.Record) int{
 	"id":                  byNumber(func(r *conntrack.Record) int64 { return int64(r.ID) }),
 	"time":                byNumber(func(r *conntrack.Record) int64 { return r.Start }),
 	"duration":            byNumber(func(r *conntrack.Record) int64 { return r.Duration }),
@@ -38,8 +42,27 @@ var orders = map[string]Order{
 	"state":               byNumber(func(r *conntrack.Record) int64 { return int64(r.State()) }),
 }
 
-func byNumber(get func(*conntrack.Record) int64) Order {
+// transportOrders are those by what transports say.
+var transportOrders = map[string]func(a, b *conntrack.Record) int{
+	"idle":        byTransport(func(t *conntrack.Transport) int64 { return t.Idle }),
+	"rtt":         byTransport(func(t *conntrack.Transport) int64 { n, _ := t.RTT(); return n }),
+	"retransmits": byTransport(func(t *conntrack.Transport) int64 { n, _ := t.Retransmits(); return n }),
+	"unacked":     byTransport(func(t *conntrack.Transport) int64 { n, _ := t.Unacked(); return n }),
+}
+
+func byNumber(get func(*conntrack.Record) int64) func(a, b *conntrack.Record) int {
 	return func(a, b *conntrack.Record) int { return cmp.Compare(get(a), get(b)) }
+}
+
+// byTransport is byNumber of what transports say; 0 where nothing is known.
+func byTransport(get func(*conntrack.Transport) int64) func(a, b *conntrack.Record) int {
+	return byNumber(func(r *conntrack.Record) int64 {
+		t := r.Transport()
+		if t == nil {
+			return 0
+		}
+		return get(t)
+	})
 }
 
 // noEndpoint stands for the endpoint of a connection without an attempt.
@@ -65,23 +88,32 @@ func compareServices(a, b *conntrack.Record) int {
 }
 
 // Orders returns the names of all orders, sorted.
-func Orders() []string { return slices.Sorted(maps.Keys(orders)) }
+func Orders() []string {
+	return slices.Sorted(func(yield func(string) bool) {
+		maps.Keys(orders)(yield)
+		maps.Keys(transportOrders)(yield)
+	})
+}
 
 // ParseOrder returns an order by its name. A minus before it reverses it. The empty
 // name is the order of opening. Equal records are in the order of opening.
 func ParseOrder(name string) (Order, error) {
 	field, down := strings.CutPrefix(name, "-")
 	order, ok := orders[cmp.Or(field, "time")]
+	transport := false
 	if !ok {
-		return nil, fmt.Errorf("sort %q: not one of %s", name, strings.Join(Orders(), ", "))
+		order, transport = transportOrders[field]
 	}
-	return func(a, b *conntrack.Record) int {
+	if !ok && !transport {
+		return Order{}, fmt.Errorf("sort %q: not one of %s", name, strings.Join(Orders(), ", "))
+	}
+	return Order{func(a, b *conntrack.Record) int {
 		n := order(a, b)
 		if down {
 			n = -n
 		}
 		return cmp.Or(n, cmp.Compare(a.ID, b.ID))
-	}, nil
+	}, transport}, nil
 }
 
 // Page is a part of the open connections.
@@ -91,29 +123,41 @@ type Page struct {
 	Records []conntrack.Record
 }
 
-// Page returns the open connections that match, in an order: those from offset on,
-// at most limit. It keeps no more than offset and limit together.
-func (v *View) Page(ctx context.Context, f *filter.Filter, order Order, offset, limit int) (*Page, error) {
-	p := &Page{}
-	top := &topHeap{order: order}
+// Wanted is what a Page shows: those that match, from Offset on, at most Limit, with
+// Record.Transport if Transport, the filter or the order asks for it.
+type Wanted struct {
+	Filter        *filter.Filter
+	Order         Order
+	Offset, Limit int
+	Transport     bool
+}
+
+// Page returns open connections in an order. It keeps no more than Offset and Limit
+// together.
+func (v *View) Page(ctx context.Context, w Wanted) (*Page, error) {
+	p, list := &Page{}, v.List
+	if w.Transport || w.Order.transport || w.Filter.NeedsTransport() {
+		list = v.Inspect
+	}
+	top := &topHeap{order: w.Order}
 	if err := v.begin(ctx); err != nil {
 		return nil, err
 	}
 	defer v.end()
-	err := v.List(ctx, func(r *conntrack.Record) error {
+	err := list(ctx, func(r *conntrack.Record) error {
 		p.Open++
-		if !f.Match(r) {
+		if !w.Filter.Match(r) {
 			return nil
 		}
 		p.Matched++
-		top.offer(r, offset+limit)
+		top.offer(r, w.Offset+w.Limit)
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	slices.SortFunc(top.records, func(a, b conntrack.Record) int { return order(&a, &b) })
-	p.Records = top.records[min(offset, len(top.records)):]
+	slices.SortFunc(top.records, func(a, b conntrack.Record) int { return w.Order.compare(&a, &b) })
+	p.Records = top.records[min(w.Offset, len(top.records)):]
 	return p, nil
 }
 
@@ -126,11 +170,15 @@ type topHeap struct {
 // offer keeps a copy of a record if it is among the first n.
 func (h *topHeap) offer(r *conntrack.Record, n int) {
 	full := len(h.records) >= n
-	if n == 0 || full && h.order(r, &h.records[0]) >= 0 {
+	if n == 0 || full && h.order.compare(r, &h.records[0]) >= 0 {
 		return
 	}
 	kept := *r
 	kept.Failed = slices.Clone(r.Failed)
+	if t := r.Transport(); t != nil {
+		t := *t
+		kept.SetTransport(&t)
+	}
 	if full {
 		h.records[0] = kept
 		heap.Fix(h, 0)
@@ -143,7 +191,7 @@ func (h *topHeap) offer(r *conntrack.Record, n int) {
 func (h *topHeap) Len() int { return len(h.records) }
 
 // Less implements heap.Interface.
-func (h *topHeap) Less(i, j int) bool { return h.order(&h.records[i], &h.records[j]) > 0 }
+func (h *topHeap) Less(i, j int) bool { return h.order.compare(&h.records[i], &h.records[j]) > 0 }
 
 // Swap implements heap.Interface.
 func (h *topHeap) Swap(i, j int) { h.records[i], h.records[j] = h.records[j], h.records[i] }

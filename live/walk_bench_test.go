@@ -41,7 +41,7 @@ func benchmarkWalk(b *testing.B, open int) {
 	b.ReportAllocs()
 	b.ResetTimer()
 	for range b.N {
-		page, err := w.view.Page(context.Background(), parse(b, "service=web"), order, 0, 100)
+		page, err := w.view.Page(context.Background(), Wanted{Filter: parse(b, "service=web"), Order: order, Offset: 0, Limit: 100})
 		if err != nil || page.Open != open {
 			b.Fatalf("%v, %v", page, err)
 		}

@@ -102,6 +102,9 @@ func (l *Link) FromEndpoint() (messages, bytes uint64) {
 // FirstMessage is when the endpoint's first message was forwarded; 0: not yet.
 func (l *Link) FirstMessage() int64 { return l.first }
 
+// Moved is the time of the last message, roughly, by poll.Nanotime; 0 before Start.
+func (l *Link) Moved() int64 { return l.moved }
+
 // Start begins to forward. The endpoint's socket may be registered already.
 func (w *Worker) Start(l *Link, c, e Socket, owner Owner) {
 	if w.buffer == nil {

@@ -63,6 +63,11 @@ func (l *Link) BytesUp() uint64 {
 // BytesDown returns how many bytes were forwarded from the endpoint to the client.
 func (l *Link) BytesDown() uint64 { return l.sides[endpoint].bytes }
 
+// Descriptors returns the sockets of a running link to its client and its endpoint.
+func (l *Link) Descriptors() (ofClient, ofEndpoint int) {
+	return int(l.sides[client].fd), int(l.sides[endpoint].fd)
+}
+
 // fact is a set of flags of a link.
 type fact uint8
 

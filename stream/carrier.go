@@ -36,6 +36,8 @@ type carrier interface {
 	// count sets what the record says of what was forwarded, and returns the time of
 	// the endpoint's first byte or message, or 0.
 	count(r *conntrack.Record) (first int64)
+	// inspect says what the transport knows.
+	inspect(t *conntrack.Transport)
 	// closed gives back what connect took, once the sockets are closed.
 	closed()
 	// clear empties the carrier for another connection. Its conn is cleared next.

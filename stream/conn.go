@@ -283,6 +283,9 @@ func (c *conn) Refresh(r *conntrack.Record) {
 	r.Progress(r.BytesFromClient, r.BytesFromEndpoint)
 }
 
+// Inspect implements conntrack.Inspector.
+func (c *conn) Inspect(t *conntrack.Transport) { c.carrier.inspect(t) }
+
 // count brings what the record says of forwarded bytes up to date.
 func (c *conn) count() {
 	if first := c.carrier.count(&c.record); first != 0 {

@@ -96,6 +96,10 @@ func (a *sctpConn) count(r *conntrack.Record) (first int64) {
 	return a.link.FirstMessage()
 }
 
+func (a *sctpConn) inspect(t *conntrack.Transport) {
+	t.Idle = max(poll.Nanotime()-max(a.link.Moved(), a.record.Start), 0)
+}
+
 func (a *sctpConn) closed() {}
 
 func (a *sctpConn) clear() {

@@ -106,6 +106,30 @@ func (t *tcpConn) count(r *conntrack.Record) (first int64) {
 	return t.link.FirstByte
 }
 
+// inspect asks the kernel about both sides, or about the client while there is no endpoint.
+func (t *tcpConn) inspect(out *conntrack.Transport) {
+	if !t.record.Connected {
+		out.Client = sideOf(int(t.client))
+		out.Idle = out.Client.Idle
+		return
+	}
+	client, endpoint := t.link.Descriptors()
+	out.Client, out.Endpoint = sideOf(client), sideOf(endpoint)
+	out.Idle = min(out.Client.Idle, out.Endpoint.Idle)
+}
+
+// sideOf asks the kernel about the peer of a socket.
+func sideOf(fd int) conntrack.Side {
+	p, e := sys.PeerOf(fd)
+	if e != 0 {
+		return conntrack.Side{}
+	}
+	return conntrack.Side{
+		Known: conntrack.BySocket, RTT: int64(p.RTT), Idle: int64(p.Silence), Unacked: uint64(p.Unacked), Unsent: uint64(p.Unsent),
+		Window: p.Window, Retransmits: p.Retransmits, Unanswered: p.Unanswered,
+	}
+}
+
 func (t *tcpConn) closed() {
 	if t.held != (upstream.Range{}) {
 		t.worker.server.options.Upstream.Release(t.record.Client.Addr())

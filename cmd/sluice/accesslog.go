@@ -62,7 +62,7 @@ type recordFilter struct{ filter.Filter }
 func (f *recordFilter) Type() string { return "FILTER" }
 
 func (f *recordFilter) Set(s string) error {
-	parsed, err := filter.Parse(s)
+	parsed, err := filter.ParseForRecords(s)
 	if err != nil {
 		return errors.New("\n" + pointed(err).Error())
 	}
@@ -98,7 +98,7 @@ func (s *samples) Set(text string) error {
 	if !ok || err != nil || each == 0 {
 		return fmt.Errorf("%q does not begin with 1/N, such as 1/100", text)
 	}
-	f, err := filter.Parse(rest)
+	f, err := filter.ParseForRecords(rest)
 	if err != nil {
 		return errors.New("\n" + pointed(err).Error())
 	}

@@ -60,7 +60,7 @@ func (o *connsOptions) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	values := url.Values{"filter": {text}}
+	values := url.Values{"filter": {text}, "transport": {strconv.FormatBool(o.output.value != "table")}}
 	out := newConnsOutput(cmd.OutOrStdout(), cmd.ErrOrStderr(), o.output.value, "no open connection matches")
 	if o.sort == "" && o.limit == 0 {
 		if err := c.Stream(ctx, api.PathStream, values, out.line); err != nil {

@@ -351,6 +351,35 @@ func DeliveryOf(fd int) (Delivery, Errno) {
 	}, e
 }
 
+// Peer is what the kernel knows of a connection's peer and of the way to it.
+type Peer struct {
+	RTT         time.Duration // smoothed
+	Silence     time.Duration // since the peer's last bytes
+	Unacked     int           // bytes that were written and not acknowledged
+	Unsent      int           // those of them that were not sent
+	Window      uint32        // bytes that the peer takes now
+	Retransmits uint32        // segments that were sent again
+	Unanswered  uint32        // retransmissions or window probes since the last acknowledgement
+}
+
+// PeerOf reads TCP_INFO and the length of the send queue.
+func PeerOf(fd int) (Peer, Errno) {
+	var info unix.TCPInfo
+	if e := getOption(fd, unix.IPPROTO_TCP, unix.TCP_INFO, &info); e != 0 {
+		return Peer{}, e
+	}
+	unacked, _ := unix.IoctlGetInt(fd, unix.SIOCOUTQ) // works wherever TCP_INFO does
+	return Peer{
+		RTT:         time.Duration(info.Rtt) * time.Microsecond,
+		Silence:     time.Duration(info.Last_data_recv) * time.Millisecond,
+		Unacked:     unacked,
+		Unsent:      int(info.Notsent_bytes),
+		Window:      info.Snd_wnd,
+		Retransmits: info.Total_retrans,
+		Unanswered:  uint32(max(info.Retransmits, info.Probes)),
+	}, 0
+}
+
 // ReceiveBuffer is what the kernel holds at most of what an accepted connection has
 // received and nobody has read, headers included: a window of some 256 KiB. By
 // itself it lets that grow to net.ipv4.tcp_rmem's 6 MiB.

@@ -103,7 +103,24 @@ type Connection struct {
 	MessagesFromEndpoint  *uint64 `json:"messages_from_endpoint,omitempty"`
 	StreamsFromClient     *uint16 `json:"streams_from_client,omitempty"`
 	StreamsToClient       *uint16 `json:"streams_to_client,omitempty"`
-	End                   string  `json:"end,omitempty"`
+	// What the transport of an open connection says at this moment; nil where it is not
+	// known. Times are in microseconds, Retransmits in segments, the others in bytes.
+	IdleUS              *int64  `json:"idle_us,omitempty"`
+	ClientRTTUS         *int64  `json:"client_rtt_us,omitempty"`
+	ClientIdleUS        *int64  `json:"client_idle_us,omitempty"`
+	ClientUnacked       *uint64 `json:"client_unacked,omitempty"`
+	ClientUnsent        *uint64 `json:"client_unsent,omitempty"`
+	ClientWindow        *uint64 `json:"client_window,omitempty"`
+	ClientRetransmits   *uint64 `json:"client_retransmits,omitempty"`
+	EndpointRTTUS       *int64  `json:"endpoint_rtt_us,omitempty"`
+	EndpointIdleUS      *int64  `json:"endpoint_idle_us,omitempty"`
+	EndpointUnacked     *uint64 `json:"endpoint_unacked,omitempty"`
+	EndpointUnsent      *uint64 `json:"endpoint_unsent,omitempty"`
+	EndpointWindow      *uint64 `json:"endpoint_window,omitempty"`
+	EndpointRetransmits *uint64 `json:"endpoint_retransmits,omitempty"`
+	End                 string  `json:"end,omitempty"`
+	// Verdict is in the answer of PathConnection alone.
+	Verdict *Verdict `json:"verdict,omitempty"`
 
 	// Lost is set in a line of its own of a stream: so many records were dropped
 	// before the next line, because the reader was too slow.
@@ -111,6 +128,15 @@ type Connection struct {
 	// Past is set in the first line of PathPast, which has nothing else.
 	Past *Past `json:"past,omitempty"`
 }
+
+// Verdict says who delays, or has ended, a connection.
+type Verdict struct {
+	Who string `json:"who"` // one of Culprits
+	Why string `json:"why"`
+}
+
+// Culprits are the values of Verdict.Who.
+var Culprits = []string{"client", "client_network", "node", "pod_network", "pod", "nobody"}
 
 // Past is what the proxy keeps of connections that ended.
 type Past struct {

@@ -25,6 +25,8 @@ type field struct {
 	order   bool     // it takes <, <=, > and >=
 	// configured is set if a Service and one of its endpoints decide.
 	configured bool
+	// open is set if only the transport of an open connection says it.
+	open bool
 }
 
 // usage is a term with the field.
@@ -95,6 +97,12 @@ var numberFields = []field{
 	number("duration", "time from the start to the end, or to now", "1s..1m", parseTime, func(r *conntrack.Record) (int64, bool) { return r.Duration, true }),
 	number("connect", "time until an endpoint answered", "100ms..5s", parseTime, func(r *conntrack.Record) (int64, bool) { return r.ConnectTime, r.Connected }),
 	number("first_byte", "time until the endpoint's first byte", "1s..1m", parseTime, func(r *conntrack.Record) (int64, bool) { return r.FirstByte, r.FirstByte > 0 }),
+	transport("idle", "time since the last bytes of either side, of an open connection", "5m..1h", parseTime, func(t *conntrack.Transport) (int64, bool) { return t.Idle, true }),
+	transport("rtt", "the longer round-trip time of both sides, of an open TCP connection", "50ms..1s", parseTime, (*conntrack.Transport).RTT),
+	transport("client_rtt", "the round-trip time to the client", "50ms..1s", parseTime, func(t *conntrack.Transport) (int64, bool) { return t.Client.RTT, t.Client.RTT > 0 }),
+	transport("endpoint_rtt", "the round-trip time to the endpoint", "5ms..1s", parseTime, func(t *conntrack.Transport) (int64, bool) { return t.Endpoint.RTT, t.Endpoint.RTT > 0 }),
+	transport("retransmits", "segments that were sent again, to both sides of an open relayed TCP connection", "1..10", parseCount, (*conntrack.Transport).Retransmits),
+	transport("unacked", "bytes that client and endpoint have not acknowledged, of an open TCP connection", "64KiB..1MB", parseSize, (*conntrack.Transport).Unacked),
 }
 
 // set returns a field with a fixed set of values.
@@ -106,6 +114,19 @@ func set[T fmt.Stringer](name, about, example string, get func(*conntrack.Record
 // number returns a field with an order. get returns false if there is no value.
 func number(name, about, example string, parse func(string) (int64, error), get func(*conntrack.Record) (int64, bool)) field {
 	return field{name: name, about: about, example: example, compile: numbers(get, parse), order: true}
+}
+
+// transport returns a number that only the transport of an open connection says.
+func transport(name, about, example string, parse func(string) (int64, error), get func(*conntrack.Transport) (int64, bool)) field {
+	f := number(name, about, example, parse, func(r *conntrack.Record) (int64, bool) {
+		t := r.Transport()
+		if t == nil {
+			return 0, false
+		}
+		return get(t)
+	})
+	f.open = true
+	return f
 }
 
 func texts[T fmt.Stringer](all ...T) []string {

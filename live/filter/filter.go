@@ -33,6 +33,7 @@ const (
 type Filter struct {
 	text  string
 	terms []term
+	open  bool // a field is one that only the transport of an open connection says
 }
 
 // term is one condition.
@@ -61,6 +62,9 @@ func (t *term) match(r *conntrack.Record) bool {
 	}
 	return t.negate
 }
+
+// NeedsTransport reports whether Match looks at Record.Transport.
+func (f *Filter) NeedsTransport() bool { return f.open }
 
 // IsEmpty reports whether the filter selects all.
 func (f *Filter) IsEmpty() bool { return len(f.terms) == 0 }

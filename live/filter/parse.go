@@ -20,8 +20,14 @@ var operators = []operator{"!=", "<=", ">=", "=", "<", ">"}
 func (o operator) orders() bool { return o[0] == '<' || o[0] == '>' }
 
 // Parse parses a filter. The error is an *Error.
-func Parse(text string) (*Filter, error) {
-	p := &parser{text: text}
+func Parse(text string) (*Filter, error) { return parse(&parser{text: text}) }
+
+// ParseForRecords is Parse for a filter that selects records of connections that end, or
+// what is measured of them: no transport can be asked any more.
+func ParseForRecords(text string) (*Filter, error) { return parse(&parser{text: text, records: true}) }
+
+func parse(p *parser) (*Filter, error) {
+	text := p.text
 	if len(text) > MaxLength {
 		return nil, &Error{Filter: text[:32] + "...", At: 0, End: 35, Message: fmt.Sprintf("the filter is longer than %d bytes", MaxLength)}
 	}
@@ -33,14 +39,17 @@ func Parse(text string) (*Filter, error) {
 		}
 		f.terms = append(f.terms, t)
 	}
+	f.open = p.open
 	return f, nil
 }
 
 // parser reads a text from left to right.
 type parser struct {
-	text   string
-	at     int
-	values int
+	text    string
+	at      int
+	values  int
+	records bool // the filter is for records
+	open    bool // a field is of open connections
 }
 
 // blanks separate terms.
@@ -103,6 +112,9 @@ func (p *parser) term() (term, error) {
 	field, ok := fields[name]
 	if !ok {
 		return term{}, p.unknown(name, start)
+	}
+	if p.open = p.open || field.open; field.open && p.records {
+		return term{}, p.fail(start, start+len(name), "%s is known of open connections alone: sluice conns and sluice close take it", name)
 	}
 	from := start + len(name) + len(op)
 	if from == end {

@@ -68,7 +68,11 @@ func (h *Handler) end(r *http.Request, asked *api.Close) (any, error) {
 	}
 	answer := &api.Closed{}
 	if asked.DryRun {
-		err = h.options.View.List(r.Context(), func(c *conntrack.Record) error {
+		list := h.options.View.List
+		if f.NeedsTransport() {
+			list = h.options.View.Inspect
+		}
+		err = list(r.Context(), func(c *conntrack.Record) error {
 			if f.Match(c) {
 				answer.Matched++
 			}
@@ -76,7 +80,7 @@ func (h *Handler) end(r *http.Request, asked *api.Close) (any, error) {
 		})
 		return answer, err
 	}
-	answer.Ended, err = h.options.View.EndWhere(r.Context(), cmp.Or(asked.Limit, math.MaxInt), f.Match)
+	answer.Ended, err = h.options.View.EndWhere(r.Context(), cmp.Or(asked.Limit, math.MaxInt), f)
 	answer.Matched = answer.Ended
 	event := h.options.Log.Info()
 	if err != nil {

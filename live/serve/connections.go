@@ -21,7 +21,7 @@ type page struct {
 
 // connections answers with a page of open connections.
 func (h *Handler) connections(r *http.Request, q *params) (any, error) {
-	f := q.filter()
+	f, transport := q.filter(), q.truth("transport")
 	order, err := live.ParseOrder(q.Get("sort"))
 	if err != nil {
 		q.note(wrong("%w", err))
@@ -30,7 +30,7 @@ func (h *Handler) connections(r *http.Request, q *params) (any, error) {
 	if q.err != nil {
 		return nil, q.err
 	}
-	found, err := h.options.View.Page(r.Context(), f, order, offset, limit)
+	found, err := h.options.View.Page(r.Context(), live.Wanted{Filter: f, Order: order, Offset: offset, Limit: limit, Transport: transport})
 	if err != nil {
 		return nil, err
 	}
@@ -48,6 +48,13 @@ func encode(r *conntrack.Record) json.RawMessage {
 	return bytes.TrimSpace(b.Bytes())
 }
 
+// encodeJudged returns a record with the verdict about it.
+func encodeJudged(r *conntrack.Record) json.RawMessage {
+	verdict, _ := json.Marshal(live.Judge(r)) // two texts are no error
+	line := encode(r)
+	return append(append(append(line[:len(line)-1:len(line)-1], `,"verdict":`...), verdict...), '}')
+}
+
 // connection answers with one connection: one that is open, or whose record is kept.
 func (h *Handler) connection(r *http.Request, _ *params) (any, error) {
 	id, err := strconv.ParseUint(r.PathValue("id"), 10, 64)
@@ -55,9 +62,9 @@ func (h *Handler) connection(r *http.Request, _ *params) (any, error) {
 		return nil, wrong("%q is not the number of a connection", r.PathValue("id"))
 	}
 	var answer json.RawMessage
-	found, err := h.options.View.Find(r.Context(), id, func(r *conntrack.Record) { answer = encode(r) })
+	found, err := h.options.View.Find(r.Context(), id, func(r *conntrack.Record) { answer = encodeJudged(r) })
 	if err == nil && !found {
-		found, err = h.findPast(r.Context(), id, func(r *conntrack.Record) { answer = encode(r) })
+		found, err = h.findPast(r.Context(), id, func(r *conntrack.Record) { answer = encodeJudged(r) })
 	}
 	if err != nil {
 		return nil, err
@@ -70,12 +77,16 @@ func (h *Handler) connection(r *http.Request, _ *params) (any, error) {
 
 // allConnections streams the open connections that match, in no certain order.
 func (h *Handler) allConnections(s *stream, q *params) error {
-	f := q.filter()
+	f, transport := q.filter(), q.truth("transport")
 	if q.err != nil {
 		return q.err
 	}
 	encoder := conntrack.NewJSONEncoder(s)
-	return h.options.View.List(s.context(), func(r *conntrack.Record) error {
+	list := h.options.View.List
+	if transport || f.NeedsTransport() {
+		list = h.options.View.Inspect
+	}
+	return list(s.context(), func(r *conntrack.Record) error {
 		if f.Match(r) {
 			encoder.Encode(r)
 		}
@@ -92,7 +103,7 @@ const (
 
 // tap streams the records of connections as they end, or open.
 func (h *Handler) tap(s *stream, q *params) error {
-	f, opens, rate := q.filter(), q.truth("opens"), q.number("rate", 0, maxRate)
+	f, opens, rate := q.recordFilter(), q.truth("opens"), q.number("rate", 0, maxRate)
 	if q.err != nil {
 		return q.err
 	}

@@ -49,6 +49,13 @@ func (q *params) filter() *filter.Filter {
 	return f
 }
 
+// recordFilter is filter for records of connections that end.
+func (q *params) recordFilter() *filter.Filter {
+	f, err := filter.ParseForRecords(q.Get("filter"))
+	q.note(err)
+	return f
+}
+
 // number reads a number between 0 and a bound.
 func (q *params) number(name string, missing, most int) int {
 	text := q.Get(name)

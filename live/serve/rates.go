@@ -11,7 +11,7 @@ import (
 
 // rates streams a frame each interval.
 func (h *Handler) rates(s *stream, q *params) (err error) {
-	o := live.MeterOptions{Filter: q.filter()}
+	o := live.MeterOptions{Filter: q.recordFilter()}
 	if o.By, err = live.ParseDimensions(cmp.Or(q.Get("by"), "service")); err != nil {
 		q.note(wrong("%w", err))
 	}

@@ -59,9 +59,9 @@ type Handler struct {
 func New(o Options) *Handler {
 	h := &Handler{options: o, mux: http.NewServeMux(), pastReaders: make(chan struct{}, maxPastReaders)}
 	h.get(api.PathVersion, h.version)
-	h.get(api.PathConnections, h.connections, "filter", "sort", "offset", "limit")
+	h.get(api.PathConnections, h.connections, "filter", "sort", "offset", "limit", "transport")
 	h.get(api.PathConnection, h.connection)
-	h.stream(api.PathStream, h.allConnections, "filter")
+	h.stream(api.PathStream, h.allConnections, "filter", "transport")
 	h.stream(api.PathTap, h.tap, "filter", "opens", "rate")
 	h.stream(api.PathPast, h.past, "filter", "since", "limit")
 	h.get(api.PathServices, h.services, "filter", "search", "service", "offset", "limit")

@@ -48,6 +48,21 @@ var neighbours = []mutation{
 		pkg: "source/kubernetes", test: "TestRestoredStore",
 	},
 	{
+		name: "transports-of-others", what: "all connections of a page have what the last one's transport says",
+		file: "live/page.go", old: "\t\tt := *t\n\t\tkept.SetTransport(&t)", new: "\t\tkept.SetTransport(t)",
+		pkg: "live", test: "TestTransportIsAskedWhenNeeded",
+	},
+	{
+		name: "closed-window-is-the-network", what: "a pod that does not read passes for a bad network",
+		file: "live/verdict.go", old: "s.Unsent > 0 && s.Window == 0", new: "s.Unsent > 0 && s.Window == 1",
+		pkg: "test/e2e", test: "TestStoryNamesWhoIsWaitedFor",
+	},
+	{
+		name: "flows-without-acknowledgements", what: "a kernel flow takes one side's acknowledgements for the other's",
+		file: "flow/flow.go", old: "&k.Way[1-i].End), atomic.LoadUint32(&k.Way[i].Acked)", new: "&k.Way[i].End), atomic.LoadUint32(&k.Way[1-i].Acked)",
+		pkg: "test/e2e", test: "TestStoryNamesWhoIsWaitedFor",
+	},
+	{
 		name: "saved-attempts-blamed", what: "attempts that another endpoint made good count as failures of clients",
 		file: "live/meter.go", old: "saved = 1\n", new: "saved = 0\n",
 		pkg: "live", test: "TestMeterBlamesTheRightEndpoint",

@@ -26,7 +26,7 @@ func TestPage(t *testing.T) {
 		name string
 		test func(*testing.T, *demo, *browser)
 	}{
-		{"EachService", eachService}, {"Sums", sums}, {"Blame", blamed}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Address", addressed}, {"Story", retriedStory}, {"UDPStory", udpStory}, {"NumberAgain", numberAgain}, {"LastPage", lastPage}, {"Networks", networks}, {"Charts", charted},
+		{"EachService", eachService}, {"Sums", sums}, {"Blame", blamed}, {"NewConnection", newConnection}, {"Filter", filtering}, {"Address", addressed}, {"Story", retriedStory}, {"OpenStory", openStory}, {"UDPStory", udpStory}, {"NumberAgain", numberAgain}, {"LastPage", lastPage}, {"Networks", networks}, {"Charts", charted},
 		{"Records", pausing}, {"Past", before}, {"Export", exported}, {"Explain", explained}, {"Keyboard", keyboard}, {"ManyServices", manyShown}, {"HostileNames", hostileNames}, {"Pictures", pictures}, {"Policy", policy}, {"Headers", headers},
 	} {
 		if !t.Run(part.name, func(t *testing.T) {
@@ -169,7 +169,7 @@ func retriedStory(t *testing.T, d *demo, b *browser) {
 	b.press(kb.Enter)
 	b.await("its story is told", `document.querySelectorAll("#panel .attempts li").length === 2 && document.querySelector("#panel .candidates")`)
 	story := eval[string](b, `document.getElementById("panel").innerText`)
-	for _, want := range []string{"shop/dogwood", "refused", "answered", "shop/search:http", "an endpoint answered", "first byte", "closed by the client", "Why this endpoint", "3 candidates", "tried: refused"} {
+	for _, want := range []string{"shop/dogwood", "refused", "answered", "shop/search:http", "an endpoint answered", "first byte", "closed by the client", "Who ended or delayed it", "Why this endpoint", "3 candidates", "tried: refused"} {
 		if !strings.Contains(story, want) {
 			t.Errorf("the story lacks %q:\n%s", want, story)
 		}
@@ -179,6 +179,23 @@ func retriedStory(t *testing.T, d *demo, b *browser) {
 	t.Cleanup(func() { _ = os.Remove(filepath.Join(d.manifests, "new.yaml")) })
 	b.await("the story says that the configuration has changed since", `/has changed since/.test(document.querySelector("#panel .outdated")?.textContent)`)
 	b.picture("story")
+	b.filter("")
+}
+
+// The story of an open connection says whom it waits for, and what TCP says of both sides.
+func openStory(t *testing.T, d *demo, b *browser) {
+	h := d.hold(t, "10.96.0.20:80")
+	defer h.end()
+	b.visit("#/connections?f=" + url.PathEscape("client="+h.from))
+	b.awaitRows(h.from)
+	b.run(chromedp.Evaluate(`document.querySelector("main tbody tr").focus()`, nil))
+	b.press(kb.Enter)
+	b.await("its story says whom it waits for", `/^The client: it has /.test(document.querySelector("#panel .verdict .lead")?.textContent)`)
+	for _, side := range []string{"To the client: ", "To the endpoint: "} {
+		b.await(side, fmt.Sprintf(`[...document.querySelectorAll("#panel .verdict .hint")].some((p) => p.textContent.startsWith(%q) && /segments sent again/.test(p.textContent))`, side))
+	}
+	h.end()
+	b.await("it has ended", `document.querySelector("#panel .verdict h3")?.textContent === "Who ended or delayed it"`)
 	b.filter("")
 }
 

@@ -14,6 +14,8 @@ const errors = {
   no_address: "not tried: no free local address", no_resources: "not tried: no descriptor or memory", denied: "not tried: a firewall rule of this node",
 };
 
+const culprits = { client: "The client", client_network: "The client's network", node: "This node", pod_network: "The pod's network", pod: "The pod", nobody: "Nobody" };
+
 const W = 320, H = 80;
 
 /** Whether a connection has its endpoint. A UDP session waits for no answer of it. */
@@ -81,6 +83,20 @@ export function story(selection) {
     return el("section", {}, el("h3", {}, "Times"), el("ol", { class: "times" }, all.map(([k, v], i) => el("li", {}, el("span", { class: "took" }, i === 0 ? clock(c.time, true) : "+ " + time(v)), el("span", {}, k)))));
   }
 
+  /** Who delays it, or has ended it, and what TCP says of both sides. */
+  function verdict() {
+    if (!c.verdict) return null;
+    const side = (name, of) => {
+      const said = [
+        ["round trip ", time, c[of + "_rtt_us"], ""], ["silent for ", time, c[of + "_idle_us"], ""], ["", bytes, c[of + "_unacked"], " not acknowledged"],
+        ["", bytes, c[of + "_window"], " of window"], ["", String, c[of + "_retransmits"], " segments sent again"],
+      ].filter(([, , v]) => v !== undefined).map(([before, write, v, after]) => before + write(v) + after);
+      return said.length ? el("p", { class: "hint" }, name + said.join(", ")) : null;
+    };
+    return el("section", { class: "verdict" }, el("h3", {}, c.end ? "Who ended or delayed it" : "Who is waited for"),
+      el("p", { class: "lead" }, culprits[c.verdict.who] + ": " + c.verdict.why), side("To the client: ", "client"), side("To the endpoint: ", "endpoint"));
+  }
+
   function flow() {
     const list = [{ us: 0, from: 0, to: 0 }, ...samples(c).filter((s) => s.us <= c.duration_us), { us: c.duration_us, from: c.bytes_from_client, to: c.bytes_from_endpoint }];
     const most = Math.max(1, ...list.map((s) => Math.max(s.from, s.to)));
@@ -131,7 +147,7 @@ export function story(selection) {
       root.replaceChildren(el("p", { class: "empty" }, gone ? "It has ended, and the proxy no longer has its record. The connection log has it." : "Asking…"));
       return;
     }
-    const parts = [head(), attempts(), times(), flow(), reason()].filter(Boolean);
+    const parts = [head(), verdict(), attempts(), times(), flow(), reason()].filter(Boolean);
     const focused = root.contains(document.activeElement) ? [...root.querySelectorAll("button")].indexOf(document.activeElement) : -1;
     root.replaceChildren(...parts);
     root.querySelectorAll("button")[focused]?.focus();
@@ -150,15 +166,30 @@ export function story(selection) {
     }
   }
 
+  /** Asks for the verdict about a record that came by another way than its number. */
+  async function judge() {
+    try {
+      const kept = await get("connections/" + selection.id);
+      if (kept.time !== c.time || !kept.verdict) return;
+      c = { ...c, verdict: kept.verdict };
+      draw();
+    } catch {
+      // the proxy no longer keeps the record
+    }
+  }
+
   const ended = (r) => {
     if (!r.end || r.time !== (c?.time ?? began ?? r.time)) return;
     keep(r);
     c = r;
     for (const stop of stops) stop();
     draw();
+    if (!c.verdict) judge();
   };
 
-  if (!c?.end) {
+  if (c?.end) {
+    if (!c.verdict) judge();
+  } else {
     const asking = poll(500, async (signal) => {
       try {
         const now = await get("connections/" + selection.id, {}, signal);

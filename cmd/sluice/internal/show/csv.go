@@ -30,7 +30,7 @@ func columns() (fields []int, names []string) {
 	for i := range t.NumField() {
 		name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
 		switch name {
-		case "event", "lost", "past": // of lines that are no connections
+		case "event", "lost", "past", "verdict": // of lines that are no connections, and of one alone
 			continue
 		}
 		fields, names = append(fields, i), append(names, name)

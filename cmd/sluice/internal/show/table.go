@@ -82,7 +82,7 @@ type Connections struct {
 func NewConnections(out io.Writer, wide bool) *Connections {
 	header := []string{"STATE", "SERVICE", "CLIENT", "ENDPOINT", "POD", "AGE", "UP", "DOWN"}
 	if wide {
-		header = append(header, "ID", "PROTOCOL", "PATH", "VIP", "NODE", "ZONE", "SEEN AS", "ATTEMPTS", "CONNECT", "FIRST BYTE", "AFFINITY")
+		header = append(header, "ID", "PROTOCOL", "PATH", "VIP", "NODE", "ZONE", "SEEN AS", "ATTEMPTS", "CONNECT", "FIRST BYTE", "AFFINITY", "IDLE", "RTT CLIENT/ENDPOINT", "RETRANSMITS", "UNACKED", "WINDOW")
 	}
 	return &Connections{table: NewTable(out, header...), wide: wide}
 }
@@ -106,6 +106,24 @@ func known(n *int64) string {
 	return us(*n)
 }
 
+// counts writes what both sides count.
+func counts(client, endpoint *uint64) string {
+	return both(client, endpoint, func(n uint64) string { return strconv.FormatUint(n, 10) })
+}
+
+// sizes writes the bytes of both sides.
+func sizes(client, endpoint *uint64) string { return both(client, endpoint, amount.Bytes) }
+
+func both(client, endpoint *uint64, text func(uint64) string) string {
+	one := func(n *uint64) string {
+		if n == nil {
+			return "-"
+		}
+		return text(*n)
+	}
+	return one(client) + "/" + one(endpoint)
+}
+
 // Row adds a connection.
 func (c *Connections) Row(o *api.Connection) error {
 	cells := []string{
@@ -118,7 +136,9 @@ func (c *Connections) Row(o *api.Connection) error {
 			seen = o.Source + " " + seen
 		}
 		cells = append(cells, strconv.FormatUint(o.ID, 10), dash(o.Protocol), dash(o.Path), dash(o.VIP), dash(o.Node), dash(o.Zone),
-			seen, strconv.Itoa(o.Attempts), known(o.ConnectUS), known(o.FirstByteUS), dash(o.Affinity))
+			seen, strconv.Itoa(o.Attempts), known(o.ConnectUS), known(o.FirstByteUS), dash(o.Affinity),
+			known(o.IdleUS), known(o.ClientRTTUS)+"/"+known(o.EndpointRTTUS), counts(o.ClientRetransmits, o.EndpointRetransmits),
+			sizes(o.ClientUnacked, o.EndpointUnacked), sizes(o.ClientWindow, o.EndpointWindow))
 	}
 	return c.table.Row(cells...)
 }

@@ -1,0 +1,85 @@
+package show
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/sluice-proxy/sluice/internal/amount"
+	"github.com/sluice-proxy/sluice/internal/printable"
+	"github.com/sluice-proxy/sluice/live/api"
+)
+
+// Story writes what is known of one connection, and the verdict about it.
+func Story(out io.Writer, c *api.Connection) error {
+	var b strings.Builder
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(&b, "%-11s %s\n", name, printable.Text(fmt.Sprintf(format, args...)))
+	}
+	line("connection", "%d, %s, %s, by the data path %s", c.ID, c.Protocol, cmp.Or(c.State, "ended: "+c.End), c.Path)
+	client := c.Client
+	if c.ClientNode != "" {
+		client += ", the node " + c.ClientNode
+	}
+	if c.Via != "" {
+		client += ", by way of " + c.Via
+	}
+	line("client", "%s", client)
+	line("asked for", "%s (%s) %s", c.VIP, c.VIPKind, c.Service)
+	line("began", "%s, %s ago", c.Time.Local().Format("2006-01-02 15:04:05.000"), us(c.DurationUS))
+	for _, a := range c.Failed {
+		line("attempt", "%s %s: %s after %s", cmp.Or(a.Endpoint, "no endpoint"), a.Pod, a.Error, us(a.US))
+	}
+	if c.ConnectUS != nil || len(c.Failed) < c.Attempts {
+		line("endpoint", "%s %s on %s %s", c.Endpoint, c.Pod, cmp.Or(c.Node, "an unknown node"), c.Zone)
+	}
+	line("times", "connect %s, first byte %s", known(c.ConnectUS), known(c.FirstByteUS))
+	line("bytes", "%s from the client, %s from the endpoint", amount.Bytes(c.BytesFromClient), amount.Bytes(c.BytesFromEndpoint))
+	if c.IdleUS != nil {
+		line("idle", "%s", us(*c.IdleUS))
+	}
+	tcp := func(name string, rtt, idle *int64, unacked, unsent, window, again *uint64) {
+		var list []string
+		if rtt != nil {
+			list = append(list, "round trip "+us(*rtt))
+		}
+		if idle != nil {
+			list = append(list, "silent for "+us(*idle))
+		}
+		for _, n := range []struct {
+			value *uint64
+			text  string
+		}{{unacked, "not acknowledged"}, {unsent, "not sent"}, {window, "of window"}} {
+			if n.value != nil {
+				list = append(list, amount.Bytes(*n.value)+" "+n.text)
+			}
+		}
+		if again != nil {
+			list = append(list, fmt.Sprintf("%d segments sent again", *again))
+		}
+		if list != nil {
+			line(name, "%s", strings.Join(list, ", "))
+		}
+	}
+	tcp("to client", c.ClientRTTUS, c.ClientIdleUS, c.ClientUnacked, c.ClientUnsent, c.ClientWindow, c.ClientRetransmits)
+	tcp("to endpoint", c.EndpointRTTUS, c.EndpointIdleUS, c.EndpointUnacked, c.EndpointUnsent, c.EndpointWindow, c.EndpointRetransmits)
+	if v := c.Verdict; v != nil {
+		line("verdict", "%s: %s", culprit(v.Who), v.Why)
+	}
+	_, err := io.WriteString(out, b.String())
+	return err
+}
+
+// culprit writes who is to blame.
+func culprit(who string) string {
+	switch who {
+	case "client", "pod":
+		return "the " + who
+	case "client_network", "pod_network":
+		return "the " + strings.TrimSuffix(who, "_network") + "'s network"
+	case "node":
+		return "this node"
+	}
+	return who
+}

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-proxy/sluice/cmd/sluice/internal/show"
+	"github.com/sluice-proxy/sluice/live/api"
+)
+
+// storyOptions are the flags of sluice story.
+type storyOptions struct {
+	asker
+	output choice
+}
+
+func newStoryCommand() *cobra.Command {
+	o := &storyOptions{output: newChoice("text", "json")}
+	cmd := &cobra.Command{
+		Use:   "story ID",
+		Short: "Tell what happened to one connection, and who delays it",
+		Long: `Story tells of one connection, which is open, or ended while the proxy still keeps
+its record: each attempt, its times and bytes, what TCP says of both sides (round-trip
+time, repeated segments, bytes that were not acknowledged, the peer's window), and a
+verdict: the client, the client's network, this node, the pod's network, the pod or
+nobody, with the reason. sluice conns -o wide lists the numbers of open connections,
+sluice log -o json those of connections that ended.
+
+TCP's view is of relayed connections. Of a kernel flow, the kernel knows the time of the
+handshake, the bytes that were not acknowledged, and how long ago a packet came.`,
+		Example: `  sluice story 4711
+  sluice story 4711 -o json | jq .verdict`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd, args[0]) },
+	}
+	o.register(cmd)
+	o.output.register(cmd, "output", "o", "form of the output")
+	return cmd
+}
+
+func (o *storyOptions) run(cmd *cobra.Command, number string) error {
+	id, err := strconv.ParseUint(number, 10, 64)
+	if err != nil {
+		return fmt.Errorf("%q is not the number of a connection, which sluice conns -o wide lists under ID", number)
+	}
+	ctx, c, err := o.find(cmd)
+	if err != nil {
+		return err
+	}
+	var line json.RawMessage
+	if err := c.Get(ctx, strings.Replace(api.PathConnection, "{id}", strconv.FormatUint(id, 10), 1), url.Values{}, &line); err != nil {
+		return err
+	}
+	if o.output.value == "json" {
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), string(line))
+		return err
+	}
+	var connection api.Connection
+	if err := decode(line, &connection); err != nil {
+		return err
+	}
+	return show.Story(cmd.OutOrStdout(), &connection)
+}

@@ -1,0 +1,107 @@
+package conntrack
+
+// Transport is what the transport of an open connection says at the moment that somebody
+// looks. Nobody keeps it: who asks for it pays for it.
+type Transport struct {
+	// Idle is the time in ns since the last bytes or datagrams of either side; of a kernel
+	// flow, since its last packet.
+	Idle             int64
+	Client, Endpoint Side
+}
+
+// Side is what TCP knows of one peer. Its zero value knows nothing.
+type Side struct {
+	// Known is how much of the rest is known.
+	Known Known
+	// RTT is the round-trip time to the peer in ns; of a kernel flow, that of the
+	// endpoint's handshake. 0 if it was not measured.
+	RTT int64
+	// Idle is the time in ns since the peer's last bytes; of a kernel flow, since its last
+	// packet.
+	Idle int64
+	// Unacked are the bytes for the peer that it has not acknowledged, Unsent those of them
+	// that were not sent yet, because it or the network takes no more.
+	Unacked, Unsent uint64
+	// Window is how many bytes the peer takes now.
+	Window uint32
+	// Retransmits are the segments that were sent again, Unanswered the repetitions and
+	// window probes since the peer's last acknowledgement.
+	Retransmits, Unanswered uint32
+}
+
+// Known says where the fields of a Side are from.
+type Known uint8
+
+const (
+	// Nothing is known.
+	Nothing Known = iota
+	// ByPackets are RTT, Idle and Unacked: what forwarded packets say.
+	ByPackets
+	// BySocket are all fields: our socket to the peer says them (TCP_INFO).
+	BySocket
+)
+
+// Inspector is an Owner or a Keeper that can ask its connection's transport. It is called on
+// the connection's event loop.
+type Inspector interface {
+	Inspect(*Transport)
+}
+
+// Transport returns what the transport says, in a copy that Inspect, Find and EndInspected of
+// Table show; nil in others, and where nothing is known.
+func (r *Record) Transport() *Transport {
+	t, _ := r.Owner.(*Transport)
+	return t
+}
+
+// SetTransport sets what Transport returns of a copy.
+func (r *Record) SetTransport(t *Transport) { r.Owner = t }
+
+// inspect asks the transport of a copy's connection. The answer is in the given place.
+func (r *Record) inspect(owner any, in *Transport) {
+	if i, ok := owner.(Inspector); ok {
+		*in = Transport{}
+		i.Inspect(in)
+		r.SetTransport(in)
+	}
+}
+
+// RTT returns the longer round-trip time of both sides in ns; false if none is known.
+func (t *Transport) RTT() (ns int64, ok bool) {
+	ns = max(t.Client.RTT, t.Endpoint.RTT)
+	return ns, ns > 0
+}
+
+// Retransmits returns the segments that were sent again to both sides; false if nobody
+// counts them.
+func (t *Transport) Retransmits() (n int64, ok bool) {
+	return int64(t.Client.Retransmits) + int64(t.Endpoint.Retransmits), t.Client.Known == BySocket || t.Endpoint.Known == BySocket
+}
+
+// Unacked returns the bytes that both sides have not acknowledged; false if nobody knows.
+func (t *Transport) Unacked() (n int64, ok bool) {
+	return int64(t.Client.Unacked + t.Endpoint.Unacked), t.Client.Known != Nothing || t.Endpoint.Known != Nothing
+}
+
+// append appends the fields of JSON.
+func (t *Transport) append(b []byte) []byte {
+	b = appendMicroseconds(b, "idle_us", t.Idle)
+	b = t.Client.append(b, [...]string{"client_rtt_us", "client_idle_us", "client_unacked", "client_unsent", "client_window", "client_retransmits"})
+	return t.Endpoint.append(b, [...]string{"endpoint_rtt_us", "endpoint_idle_us", "endpoint_unacked", "endpoint_unsent", "endpoint_window", "endpoint_retransmits"})
+}
+
+func (s *Side) append(b []byte, names [6]string) []byte {
+	if s.RTT > 0 {
+		b = appendMicroseconds(b, names[0], s.RTT)
+	}
+	if s.Known != Nothing {
+		b = appendMicroseconds(b, names[1], s.Idle)
+		b = appendNumber(b, names[2], s.Unacked)
+	}
+	if s.Known == BySocket {
+		b = appendNumber(b, names[3], s.Unsent)
+		b = appendNumber(b, names[4], uint64(s.Window))
+		b = appendNumber(b, names[5], uint64(s.Retransmits))
+	}
+	return b
+}
