@@ -213,6 +213,10 @@ bench: deps build ## Compare with HAProxy, nginx, kernel DNAT and others; write 
 	go run ./test/bench
 	go run ./test/bench -sctp
 
+.PHONY: bench-balance
+bench-balance: deps ## Print how evenly each algorithm spreads connections, what a change of endpoints disrupts, and what a choice costs (20 s)
+	go test -count 1 -v -run '^(TestSpreadOverNodes|TestDistribution|TestDisruption|TestOneSlowEndpoint)$$' -bench Choose $(TESTFLAGS) ./balancer
+
 .PHONY: bench-sctp
 bench-sctp: deps build ## Measure SCTP beside the plain route, DNAT and IPVS in a guest kernel (6 minutes); write that part of docs/benchmarks.md
 	@test/bench/install-deps.sh
