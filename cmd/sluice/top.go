@@ -42,7 +42,7 @@ func newTopCommand() *cobra.Command {
 		Short: "Watch services, endpoints and clients by what they do",
 		Long: `Top shows live which services, endpoints, clients or nodes have most connections,
 bytes or failures, and how long connecting and the first byte take. Keys change the view, the order
-and the filter; the last line lists them. With --frames, or where the output is no
+and the filter; the last line lists them, and ? explains them and the columns. With --frames, or where the output is no
 terminal, it prints frames instead.
 
 ` + filterHelp,

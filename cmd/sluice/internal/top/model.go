@@ -41,6 +41,7 @@ type Model struct {
 	paused bool
 	cursor int // the selected row
 
+	helping bool // the help is in place of the table
 	editing bool
 	input   string
 	problem string // what is wrong with the input
@@ -97,6 +98,11 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 
 // press handles a key.
 func (m *Model) press(key string) tea.Cmd {
+	if key == "?" || m.helping && key == "esc" {
+		m.helping = !m.helping
+		return nil
+	}
+	m.helping = false
 	for _, g := range groupings {
 		if key == g.key {
 			m.query.By = g.by

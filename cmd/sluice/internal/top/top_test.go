@@ -65,7 +65,7 @@ NAME                            OPEN   NEW/s  FAIL/s RETRY/s      UP/s    DOWN/s
 kube-system/dns UDP                2       0       0       0       0 B       0 B           -       -         -
 
 
-1-4 view | sort: o new n open b bytes e err c conn f byte a name | / filter q quit`
+1-4 view | sort: o new n open b bytes e err c conn f byte a name | / ? help q quit`
 	if got != want {
 		t.Errorf("%s\nwant\n%s", got, want)
 	}
@@ -140,7 +140,7 @@ func TestSizes(t *testing.T) {
 		by, sort      string
 		want          []string
 	}{
-		{200, 50, "service", "opened", []string{"RETRY/s", "p99", long, "enter into, / filter, esc all, p pause, q quit"}},
+		{200, 50, "service", "opened", []string{"RETRY/s", "p99", long, "enter into, / filter, esc all, p pause, ? help, q quit"}},
 		{200, 50, "service,endpoint", "opened", []string{"RETRY/s", "p99", long + " [fd00:10:244::11]:8080 shop/cart-2"}},
 		{80, 24, "service", "opened", []string{long, "OPEN", "NEW/s", "FAIL/s", "DOWN/s", "BYTE p99", "q quit"}},
 		{80, 24, "service,endpoint", "connect", []string{"[fd00:10:244::11]:8080 shop/cart-2", "OPEN", "NEW/s", "p99", "q quit"}},
@@ -215,5 +215,37 @@ func TestTable(t *testing.T) {
 		if len(line) != len(lines[0]) {
 			t.Errorf("line %d has %d bytes, and the first %d", i, len(line), len(lines[0]))
 		}
+	}
+}
+
+// The help replaces the table on any terminal, and the next key does what it says.
+func TestHelp(t *testing.T) {
+	s := newScreen()
+	s.answer(frame)
+	table := s.View()
+	s.press("?")
+	for _, size := range [][2]int{{80, 24}, {40, 8}, {110, 9}} {
+		s.Update(tea.WindowSizeMsg{Width: size[0], Height: size[1]})
+		view := strings.NewReplacer(bold, "", plain, "").Replace(s.View())
+		lines := strings.Split(view, "\n")
+		if len(lines) != size[1] || !strings.Contains(view, "services, endpoints, clients") || strings.Contains(view, "NEW/s") {
+			t.Errorf("%v: %d lines:\n%s", size, len(lines), view)
+		}
+		for _, line := range lines {
+			if len(line) > size[0] {
+				t.Errorf("%v: too long: %s", size, line)
+			}
+		}
+		if all := size[1] >= len(help)+5; all != strings.Contains(view, help[len(help)-1]) {
+			t.Errorf("%v: the end of the help:\n%s", size, view)
+		}
+	}
+	s.press("esc")
+	if s.View() != table || s.query.Filter != "" {
+		t.Errorf("after the help:\n%s", s.View())
+	}
+	s.press("?", "2")
+	if s.query.By != "service,endpoint" || s.helping {
+		t.Errorf("%+v", s.query)
 	}
 }

@@ -67,9 +67,9 @@ func fitting(width, name int, sort string) (shown []column, wide int) {
 
 // keys are the forms of the last line, from the longest.
 var keys = []string{
-	"1 services 2 endpoints 3 clients 4 nodes | sort: o new n open b bytes e errors c connect f first byte a name | enter into, / filter, esc all, p pause, q quit",
-	"1-4 view | sort: o new n open b bytes e err c conn f byte a name | / filter q quit",
-	"1-4 view, onbecfa sort, / filter, q quit",
+	"1 services 2 endpoints 3 clients 4 nodes | sort: o new n open b bytes e errors c connect f first byte a name | enter into, / filter, esc all, p pause, ? help, q quit",
+	"1-4 view | sort: o new n open b bytes e err c conn f byte a name | / ? help q quit",
+	"1-4 view, onbecfa sort, / ? help q quit",
 }
 
 // keysFor returns the longest form of the last line that fits.
@@ -115,7 +115,11 @@ func (m *Model) View() string {
 	default:
 		b.WriteString(cut(totals(m.frame), m.width) + "\n")
 	}
-	m.table(&b)
+	if m.helping {
+		m.writeHelp(&b)
+	} else {
+		m.table(&b)
+	}
 	b.WriteString(cut(keysFor(m.width), m.width))
 	return b.String()
 }
