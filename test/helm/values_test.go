@@ -116,7 +116,7 @@ func TestCapabilities(t *testing.T) {
 // Objects of the Prometheus operator are what its types say, and each alert's
 // runbook line exists.
 func TestMonitoring(t *testing.T) {
-	runbook, err := os.ReadFile("../../docs/runbook.md")
+	runbook, err := os.ReadFile("../../docs/operations.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,14 +124,14 @@ func TestMonitoring(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	headings := regexp.MustCompile(`(?m)^## (Sluice\w+)$`).FindAllStringSubmatch(string(runbook), -1)
+	headings := regexp.MustCompile(`(?m)^### (Sluice\w+)$`).FindAllStringSubmatch(string(runbook), -1)
 	documented := map[string]bool{}
 	for _, h := range headings {
 		documented[h[1]] = true
 	}
 	all := samples(t)
 	for _, test := range []struct{ release, job, runbooks string }{
-		{"monitoring", "kube-proxy", "https://github.com/sluice-proxy/sluice/blob/main/docs/runbook.md"},
+		{"monitoring", "kube-proxy", "https://github.com/sluice-proxy/sluice/blob/main/docs/operations.md"},
 		{"ipv6", "ipv6", "https://wiki.example.com/sluice"},
 	} {
 		set := daemonSet(t, all[test.release])
@@ -163,7 +163,7 @@ func TestMonitoring(t *testing.T) {
 				for _, r := range rule.Spec.Groups[0].Rules {
 					alerts++
 					if want := test.runbooks + "#" + strings.ToLower(r.Alert); r.Annotations["runbook_url"] != want || !documented[r.Alert] {
-						t.Errorf("%s: runbook_url %s, want %s; docs/runbook.md has it: %v", r.Alert, r.Annotations["runbook_url"], want, documented[r.Alert])
+						t.Errorf("%s: runbook_url %s, want %s; docs/operations.md has it: %v", r.Alert, r.Annotations["runbook_url"], want, documented[r.Alert])
 					}
 					expr := r.Expr.String()
 					if got := strings.Count(expr, `job="`+test.job+`"`); got == 0 || got != strings.Count(expr, "job=") {
@@ -178,7 +178,7 @@ func TestMonitoring(t *testing.T) {
 			}
 		}
 		if monitors != 1 || alerts != len(documented) {
-			t.Errorf("%s: %d PodMonitors, %d alerts; docs/runbook.md has %d", test.release, monitors, alerts, len(documented))
+			t.Errorf("%s: %d PodMonitors, %d alerts; docs/operations.md has %d", test.release, monitors, alerts, len(documented))
 		}
 	}
 }
