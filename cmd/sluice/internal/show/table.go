@@ -82,7 +82,8 @@ type Connections struct {
 func NewConnections(out io.Writer, wide bool) *Connections {
 	header := []string{"STATE", "SERVICE", "CLIENT", "ENDPOINT", "POD", "AGE", "UP", "DOWN"}
 	if wide {
-		header = append(header, "ID", "PROTOCOL", "PATH", "VIP", "NODE", "ZONE", "SEEN AS", "ATTEMPTS", "CONNECT", "FIRST BYTE", "AFFINITY", "IDLE", "RTT CLIENT/ENDPOINT", "RETRANSMITS", "UNACKED", "WINDOW")
+		header = append(header, "ID", "PROTOCOL", "PATH", "VIP", "NODE", "ZONE", "SEEN AS", "ATTEMPTS", "CONNECT", "FIRST BYTE", "AFFINITY",
+			"IDLE", "RTT CLIENT/ENDPOINT", "RETRANSMITS", "UNACKED", "WINDOW")
 	}
 	return &Connections{table: NewTable(out, header...), wide: wide}
 }
