@@ -46,7 +46,7 @@ func addressComesAndGoes(t *testing.T, m mode, flags ...string) {
 		o.endpoints = append(o.endpoints, endpoint{host: h, node: "other"})
 	}
 	p := newProxy(t, lab.Node)
-	p.mode = m
+	p.mode, p.relayed = m, "the node has had clients at addresses that it has no more"
 	p.put(o)
 	p.start(append([]string{promptDials}, flags...)...)
 	type old struct {
