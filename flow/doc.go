@@ -5,6 +5,19 @@
 //
 // # What happens to a packet
 //
+//	SYN, or first datagram
+//	  |
+//	ingress program
+//	  +-- to no destination of ours, or the relay's --------> IP stack, as without a flow
+//	  |
+//	  +-- the table decides: chooses E, writes the flow ---> rewrite -> IP stack -> egress -> E
+//	  |      notice -> worker: its record                       ^
+//	  |                                                         |
+//	  +-- else an upcall -> worker: policy and balancer         |
+//	         choose E, writes the flow                          |
+//	           | AF_PACKET, with the flow's mark                |
+//	         egress program: enters the tuples -----------------+ back to ingress
+//
 // BPF programs at the interfaces rewrite addresses where netfilter has its own
 // translations: destinations at tcx ingress, before routing and connection tracking,
 // sources at tcx egress, after them. So routing, connection tracking, FORWARD rules and
@@ -24,9 +37,9 @@
 // # Shortcuts
 //
 // While nothing else looks at forwarded packets, those of open flows skip the IP stack: the
-// program at ingress gives a packet what it gets at both hooks, finds the next interface by
-// the routing tables, and hands the packet to that interface or to its peer (bpf/shortcut.h).
-// Userspace says again and again where that may be (shortcut.go, package bypass).
+// program at ingress does the rewrites of both hooks, finds the next interface by the routing
+// tables, and redirects the packet to that interface or to its peer (bpf/shortcut.h). Userspace
+// permits that for a second at a time, and says at which interfaces (shortcut.go, package bypass).
 //
 // # Who decides
 //
