@@ -354,11 +354,11 @@ func staying(t *testing.T, lab *netns.Lab, n int, flags ...string) (*proxy, []ne
 	list := hold(t, lab.Client, addresses(80, gone.vips...)[0], n)
 	p.remove("gone")
 	wait.For(t, "the Service is gone", startTimeout, func() error {
-		if c, err := lab.Client.Dial("tcp", addresses(80, gone.vips...)[0]); err == nil {
-			_ = c.Close()
-			return errNotYet
+		values, err := p.metrics()
+		if err == nil && values["sluice_service_ports"] != 1 {
+			err = fmt.Errorf("%v service ports", values["sluice_service_ports"])
 		}
-		return nil
+		return err
 	})
 	return p, list
 }
